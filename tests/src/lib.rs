@@ -1,0 +1,1 @@
+//! Test support: the driver core and the simulated controller in one thread.

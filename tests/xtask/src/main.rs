@@ -1,0 +1,53 @@
+//! `cargo xtask`: the project's chores, with the standard library alone.
+
+mod fuzz;
+mod loom;
+mod process;
+mod ptx;
+mod report;
+mod test;
+mod tools;
+
+use process::Failure;
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: cargo xtask <command>
+
+  test [--ci]        install what is missing (as root), then run everything:
+                     formatting, clippy, tests, docs, feature matrix, loom, PTX, fuzzing, demo.
+                     --ci: a skipped stage or test is a failure
+  ptx                build the GPU kernels with rustc's NVPTX back end and check the PTX
+  loom               model-check the memory ordering of the rings
+  fuzz [--minutes M] [TARGET]
+                     fuzz every target (or one) for M minutes each, default 1
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let result = std::env::set_current_dir(process::root())
+        .map_err(|error| Failure::new(format!("cannot enter the workspace: {error}")))
+        .and_then(|()| match words.as_slice() {
+            ["test"] => test::run(false),
+            ["test", "--ci"] => test::run(true),
+            ["ptx"] => ptx::run(),
+            ["loom"] => loom::run(),
+            ["fuzz", rest @ ..] => fuzz::command(rest),
+            [] | ["help" | "-h" | "--help"] => {
+                print!("{USAGE}");
+                Ok(())
+            }
+            _ => Err(Failure::new(format!(
+                "unknown command: {}\n\n{USAGE}",
+                words.join(" ")
+            ))),
+        });
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            eprintln!("xtask: {failure}");
+            ExitCode::FAILURE
+        }
+    }
+}
