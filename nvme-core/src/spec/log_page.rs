@@ -1,0 +1,339 @@
+//! Log pages and the asynchronous events that point at them.
+//!
+//! 128-bit counts are byte arrays; [`u128`] and [`bytes`] convert. Fields lie at the specification's
+//! offsets, asserted below each structure.
+//!
+//! NVMe Base 2.0c, 5.16.1 (Log Specific Information).
+
+use bitfield::bitfield;
+use core::mem::offset_of;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+macro_rules! pages {
+    ($($name:ident = $lid:literal, $text:literal;)*) => {
+        /// Log page identifiers (CDW10 bits 7:0 of Get Log Page).
+        pub mod lid {
+            $(#[doc = $text] pub const $name: u8 = $lid;)*
+        }
+
+        /// The specification's name of log page `lid`, or `None` for reserved and vendor values.
+        pub const fn name(lid: u8) -> Option<&'static str> {
+            match lid {
+                $($lid => Some($text),)*
+                _ => None,
+            }
+        }
+    };
+}
+
+pages! {
+    SUPPORTED = 0x00, "Supported Log Pages";
+    ERROR = 0x01, "Error Information";
+    SMART = 0x02, "SMART / Health Information";
+    FIRMWARE = 0x03, "Firmware Slot Information";
+    CHANGED_NAMESPACES = 0x04, "Changed Namespace List";
+    COMMANDS_SUPPORTED = 0x05, "Commands Supported and Effects";
+    SELF_TEST = 0x06, "Device Self-test";
+    TELEMETRY_HOST = 0x07, "Telemetry Host-Initiated";
+    TELEMETRY_CONTROLLER = 0x08, "Telemetry Controller-Initiated";
+    ENDURANCE_GROUP = 0x09, "Endurance Group Information";
+    PREDICTABLE_LATENCY = 0x0A, "Predictable Latency Per NVM Set";
+    PREDICTABLE_LATENCY_EVENTS = 0x0B, "Predictable Latency Event Aggregate";
+    ANA = 0x0C, "Asymmetric Namespace Access";
+    PERSISTENT_EVENT = 0x0D, "Persistent Event Log";
+    LBA_STATUS = 0x0E, "LBA Status Information";
+    ENDURANCE_GROUP_EVENTS = 0x0F, "Endurance Group Event Aggregate";
+    MEDIA_UNIT_STATUS = 0x10, "Media Unit Status";
+    SUPPORTED_CAPACITY = 0x11, "Supported Capacity Configuration List";
+    FEATURE_EFFECTS = 0x12, "Feature Identifiers Supported and Effects";
+    MI_EFFECTS = 0x13, "NVMe-MI Commands Supported and Effects";
+    LOCKDOWN = 0x14, "Command and Feature Lockdown";
+    BOOT_PARTITION = 0x15, "Boot Partition";
+    ROTATIONAL_MEDIA = 0x16, "Rotational Media Information";
+    DISCOVERY = 0x70, "Discovery";
+    RESERVATION = 0x80, "Reservation Notification";
+    SANITIZE = 0x81, "Sanitize Status";
+}
+
+/// The value of a 128-bit little-endian count.
+#[inline]
+pub const fn u128(bytes: &[u8; 16]) -> u128 {
+    u128::from_le_bytes(*bytes)
+}
+
+/// A 128-bit count as the bytes of its field.
+#[inline]
+pub const fn bytes(value: u128) -> [u8; 16] {
+    value.to_le_bytes()
+}
+
+/// One entry of the Error Information log page (LID 01h), the newest first.
+///
+/// NVMe Base 2.0c, 5.16.1.2 (Error Information).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct ErrorEntry {
+    /// Counts up from 1 over the controller's life; 0 marks an entry that holds nothing.
+    pub error_count: u64,
+    /// Submission queue of the command.
+    pub sqid: u16,
+    /// Command identifier; FFFFh when no one command failed.
+    pub cid: u16,
+    /// Status field of the completion in bits 15:1; bit 0 may hold the phase tag.
+    pub phase_status: u16,
+    /// Byte in bits 7:0 and bit in 10:8 of the command where the error lies; FFFFh when unspecific.
+    pub parameter_error_location: u16,
+    /// First block that the error concerns.
+    pub lba: u64,
+    /// Namespace.
+    pub nsid: u32,
+    /// Log page with vendor specific information; 0 is none.
+    pub vendor_log_page: u8,
+    /// Transport type: 0 is not a fabric.
+    pub trtype: u8,
+    /// Reserved.
+    pub reserved30: [u8; 2],
+    /// Command specific information.
+    pub command_specific: u64,
+    /// Transport type specific information.
+    pub trtype_specific: u16,
+    /// Reserved.
+    pub reserved42: [u8; 22],
+}
+const _: () = assert!(size_of::<ErrorEntry>() == 64);
+
+impl ErrorEntry {
+    /// The status of the command.
+    #[inline]
+    pub const fn status(&self) -> super::Status {
+        super::Status(self.phase_status >> 1)
+    }
+}
+
+macro_rules! offsets {
+    ($type:ty: $($field:ident @ $offset:literal),* $(,)?) => {
+        $(const _: () = assert!(offset_of!($type, $field) == $offset);)*
+    };
+}
+
+offsets!(ErrorEntry: error_count @ 0, sqid @ 8, cid @ 10, phase_status @ 12,
+    parameter_error_location @ 14, lba @ 16, nsid @ 24, vendor_log_page @ 28, trtype @ 29,
+    command_specific @ 32, trtype_specific @ 40);
+
+/// Critical Warning bits of [`Smart`].
+pub mod critical_warning {
+    /// Available spare has fallen below its threshold.
+    pub const SPARE: u8 = 1 << 0;
+    /// A temperature is over or under its threshold.
+    pub const TEMPERATURE: u8 = 1 << 1;
+    /// The subsystem's reliability is degraded.
+    pub const RELIABILITY: u8 = 1 << 2;
+    /// All media is read only.
+    pub const READ_ONLY: u8 = 1 << 3;
+    /// The volatile memory backup has failed.
+    pub const BACKUP: u8 = 1 << 4;
+    /// The persistent memory region is read only or unreliable.
+    pub const PERSISTENT_MEMORY: u8 = 1 << 5;
+}
+
+/// SMART / Health Information (LID 02h).
+///
+/// NVMe Base 2.0c, 5.16.1.3 (SMART / Health Information).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct Smart {
+    /// Critical warnings: [`critical_warning`].
+    pub critical_warning: u8,
+    /// Composite temperature in kelvins, little endian; see [`kelvins`](Self::kelvins).
+    pub temperature: [u8; 2],
+    /// Available spare, in percent.
+    pub available_spare: u8,
+    /// Available spare threshold, in percent.
+    pub spare_threshold: u8,
+    /// Share of the estimated life that is used, in percent; may pass 100, stops at 255.
+    pub percentage_used: u8,
+    /// Endurance group critical warning summary.
+    pub endurance_group_warning: u8,
+    /// Reserved.
+    pub reserved7: [u8; 25],
+    /// Data read, in thousands of 512-byte units, rounded up.
+    pub data_units_read: [u8; 16],
+    /// Data written, in thousands of 512-byte units, rounded up.
+    pub data_units_written: [u8; 16],
+    /// Read-like commands completed (Read, Compare, Verify).
+    pub host_reads: [u8; 16],
+    /// Write commands completed.
+    pub host_writes: [u8; 16],
+    /// Minutes with at least one I/O command outstanding.
+    pub busy_minutes: [u8; 16],
+    /// Power cycles.
+    pub power_cycles: [u8; 16],
+    /// Power-on hours.
+    pub power_on_hours: [u8; 16],
+    /// Losses of power without a shutdown.
+    pub unsafe_shutdowns: [u8; 16],
+    /// Media and data integrity errors.
+    pub media_errors: [u8; 16],
+    /// Entries ever made in the error log.
+    pub error_log_entries: [u8; 16],
+    /// Minutes at or above WCTEMP and below CCTEMP.
+    pub warning_minutes: u32,
+    /// Minutes at or above CCTEMP.
+    pub critical_minutes: u32,
+    /// Temperature sensors 1 to 8 in kelvins; 0 is not implemented.
+    pub temperature_sensors: [u16; 8],
+    /// Thermal management temperature 1: transitions.
+    pub tmt1_transitions: u32,
+    /// Thermal management temperature 2: transitions.
+    pub tmt2_transitions: u32,
+    /// Thermal management temperature 1: seconds.
+    pub tmt1_seconds: u32,
+    /// Thermal management temperature 2: seconds.
+    pub tmt2_seconds: u32,
+    /// Reserved.
+    pub reserved232: [u8; 280],
+}
+const _: () = assert!(size_of::<Smart>() == 512);
+
+offsets!(Smart: critical_warning @ 0, temperature @ 1, available_spare @ 3, spare_threshold @ 4,
+    percentage_used @ 5, endurance_group_warning @ 6, data_units_read @ 32, data_units_written @ 48,
+    host_reads @ 64, host_writes @ 80, busy_minutes @ 96, power_cycles @ 112, power_on_hours @ 128,
+    unsafe_shutdowns @ 144, media_errors @ 160, error_log_entries @ 176, warning_minutes @ 192,
+    critical_minutes @ 196, temperature_sensors @ 200, tmt1_transitions @ 216,
+    tmt2_transitions @ 220, tmt1_seconds @ 224, tmt2_seconds @ 228);
+
+impl Smart {
+    /// Bytes in one data unit: 1,000 times 512.
+    pub const DATA_UNIT_BYTES: u64 = 512_000;
+
+    /// Composite temperature in kelvins.
+    pub const fn kelvins(&self) -> u16 {
+        u16::from_le_bytes(self.temperature)
+    }
+
+    /// Sets the composite temperature in kelvins.
+    pub const fn set_kelvins(&mut self, kelvins: u16) {
+        self.temperature = kelvins.to_le_bytes();
+    }
+}
+
+/// Firmware Slot Information (LID 03h).
+///
+/// NVMe Base 2.0c, 5.16.1.4 (Firmware Slot Information).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct FirmwareSlots {
+    /// Active firmware: slot in bits 2:0, slot after the next reset in bits 6:4 (0 is unchanged).
+    pub afi: u8,
+    /// Reserved.
+    pub reserved1: [u8; 7],
+    /// Revisions in slots 1 to 7, ASCII; all zero is an empty slot.
+    pub frs: [[u8; 8]; 7],
+    /// Reserved.
+    pub reserved64: [u8; 448],
+}
+const _: () = assert!(size_of::<FirmwareSlots>() == 512);
+offsets!(FirmwareSlots: afi @ 0, frs @ 8, reserved64 @ 64);
+
+impl FirmwareSlots {
+    /// The slot that runs now, 1 to 7.
+    pub const fn active_slot(&self) -> u8 {
+        self.afi & 7
+    }
+
+    /// The slot to be activated at the next controller reset, or 0 when none was named.
+    pub const fn next_slot(&self) -> u8 {
+        self.afi >> 4 & 7
+    }
+}
+
+/// Bits of the dwords of [`CommandsSupported`].
+pub mod effects {
+    /// The command is supported. All other bits count only with this one.
+    pub const SUPPORTED: u32 = 1 << 0;
+    /// Logical block content may change.
+    pub const BLOCK_CONTENT: u32 = 1 << 1;
+    /// Namespace capabilities may change.
+    pub const NAMESPACE_CAPABILITY: u32 = 1 << 2;
+    /// The set of namespaces may change.
+    pub const NAMESPACE_INVENTORY: u32 = 1 << 3;
+    /// Controller capabilities may change.
+    pub const CONTROLLER_CAPABILITY: u32 = 1 << 4;
+    /// Bits 18:16, submission and execution: 0 no restriction, 1 alone on its namespace, 2 alone on every namespace.
+    pub const SUBMISSION: u32 = 7 << 16;
+    /// UUID selection is supported.
+    pub const UUID_SELECTION: u32 = 1 << 19;
+}
+
+/// Commands Supported and Effects (LID 05h): one dword of [`effects`] per opcode.
+///
+/// NVMe Base 2.0c, 5.16.1.6 (Commands Supported and Effects).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct CommandsSupported {
+    /// Admin commands, by opcode.
+    pub acs: [u32; 256],
+    /// I/O commands, by opcode.
+    pub iocs: [u32; 256],
+    /// Reserved.
+    pub reserved2048: [u8; 2048],
+}
+const _: () = assert!(size_of::<CommandsSupported>() == 4096);
+offsets!(CommandsSupported: acs @ 0, iocs @ 1024, reserved2048 @ 2048);
+
+/// Supported Log Pages (LID 00h): one dword per log page identifier; bit 0 when it is supported.
+///
+/// NVMe Base 2.0c, 5.16.1.1 (Supported Log Pages).
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SupportedPages {
+    /// LID supported and index offset supported bits, by log page identifier.
+    pub lids: [u32; 256],
+}
+const _: () = assert!(size_of::<SupportedPages>() == 1024);
+
+bitfield! {
+    /// Dword 0 of the completion of an Asynchronous Event Request.
+    ///
+    /// NVMe Base 2.0c, 5.2.1 (Command Completion), "Asynchronous Event Request".
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub struct AsyncEvent(u32);
+    impl Debug;
+    u8;
+    /// Event type: one of [`event_type`].
+    pub event_type, set_event_type: 2, 0;
+    /// What happened, by event type.
+    pub info, set_info: 15, 8;
+    /// The log page to read, which also lets further events of this type through.
+    pub log_page, set_log_page: 23, 16;
+}
+
+/// Asynchronous event types.
+pub mod event_type {
+    /// Error status.
+    pub const ERROR: u8 = 0;
+    /// SMART / health status.
+    pub const SMART: u8 = 1;
+    /// Notice.
+    pub const NOTICE: u8 = 2;
+    /// I/O command set specific status.
+    pub const COMMAND_SET: u8 = 6;
+    /// Vendor specific.
+    pub const VENDOR: u8 = 7;
+}
+
+/// Information of events of type [`event_type::ERROR`].
+pub mod error_event {
+    /// A doorbell of a queue that does not exist was written.
+    pub const INVALID_DOORBELL_REGISTER: u8 = 0;
+    /// A doorbell was written with a value out of range or the one it had.
+    pub const INVALID_DOORBELL_VALUE: u8 = 1;
+    /// Diagnostic failure.
+    pub const DIAGNOSTIC_FAILURE: u8 = 2;
+    /// Persistent internal error.
+    pub const PERSISTENT_INTERNAL: u8 = 3;
+    /// Transient internal error.
+    pub const TRANSIENT_INTERNAL: u8 = 4;
+    /// Firmware image load error.
+    pub const FIRMWARE_LOAD: u8 = 5;
+}
