@@ -270,7 +270,7 @@ pub struct HmbDescriptor {
     pub reserved: u32,
 }
 const _: () = assert!(size_of::<HmbDescriptor>() == 16);
-const _: () = assert!(core::mem::offset_of!(HmbDescriptor, pages) == 8);
+offsets!(HmbDescriptor: address @ 0, pages @ 8, reserved @ 12);
 
 bitfield! {
     /// The 8 data bytes of Timestamp (FID 0Eh), as a little-endian word.

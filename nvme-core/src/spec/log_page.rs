@@ -6,7 +6,6 @@
 //! NVMe Base 2.0c, 5.16.1 (Log Specific Information).
 
 use bitfield::bitfield;
-use core::mem::offset_of;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 macro_rules! pages {
@@ -108,12 +107,6 @@ impl ErrorEntry {
     pub const fn status(&self) -> super::Status {
         super::Status(self.phase_status >> 1)
     }
-}
-
-macro_rules! offsets {
-    ($type:ty: $($field:ident @ $offset:literal),* $(,)?) => {
-        $(const _: () = assert!(offset_of!($type, $field) == $offset);)*
-    };
 }
 
 offsets!(ErrorEntry: error_count @ 0, sqid @ 8, cid @ 10, phase_status @ 12,

@@ -1,0 +1,169 @@
+//! What can go wrong, each with its remedy.
+
+use crate::spec::{Cid, Status};
+use core::fmt;
+
+/// Why a buffer cannot become a data pointer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MapError {
+    /// No bytes. Give a length above 0.
+    Empty,
+    /// An address is not dword aligned, or a page of a table not page aligned. Align the buffer.
+    Misaligned,
+    /// The list memory cannot hold the entries. Split the transfer or give each slot more list memory.
+    ListTooSmall,
+    /// The buffer leaves the address space, or the page table ends before it. Shorten the transfer.
+    TooLong,
+}
+
+impl fmt::Display for MapError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Empty => "the transfer has no bytes: give a length above 0",
+            Self::Misaligned => "the buffer is not aligned: start it at a multiple of 4 bytes, pages at page boundaries",
+            Self::ListTooSmall => "the transfer needs more list memory than its slot has: split it",
+            Self::TooLong => "the buffer ends before the transfer does: shorten the transfer",
+        })
+    }
+}
+
+impl core::error::Error for MapError {}
+
+/// Why a command was not submitted. Nothing was queued; the buffer comes back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SubmitError {
+    /// Every slot is taken. Retry after `poll` has returned a completion.
+    QueueFull,
+    /// The data pointer could not be built.
+    Map(MapError),
+}
+
+impl fmt::Display for SubmitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::QueueFull => f.write_str("the queue is full: poll for completions, then retry"),
+            Self::Map(error) => error.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for SubmitError {}
+
+/// A completion that no working controller posts. The remedy is always a controller reset; the
+/// entry was consumed and changed nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ControllerFault {
+    /// The CID names no command in flight: never submitted, or completed already.
+    UnknownCid(Cid),
+    /// The CID's slot is in flight with another generation: a completion of an earlier command.
+    StaleCid(Cid),
+    /// SQHD lies outside the entries that were published.
+    SqHead(u16),
+    /// The entry is of another submission queue.
+    SqId(u16),
+}
+
+impl fmt::Display for ControllerFault {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::UnknownCid(cid) => write!(f, "the controller completed command {cid}, which is not in flight")?,
+            Self::StaleCid(cid) => write!(f, "the controller completed command {cid} a second time or late")?,
+            Self::SqHead(head) => write!(f, "the controller reported submission queue head {head}, past what was published")?,
+            Self::SqId(qid) => write!(f, "the controller posted a completion of queue {qid} to another queue")?,
+        }
+        f.write_str(": reset the controller")
+    }
+}
+
+impl core::error::Error for ControllerFault {}
+
+/// Why the controller did not come up, or not down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BringupError {
+    /// Registers read as all ones: the device is gone. Re-seat, rescan or re-bind it.
+    DeviceGone,
+    /// CSTS.CFS is set. Reset the function.
+    FatalStatus,
+    /// CSTS.RDY did not become `ready` within `ms`. Reset the function.
+    ReadyTimeout {
+        /// The value waited for.
+        ready: bool,
+        /// How long, in milliseconds.
+        ms: u32,
+    },
+    /// CSTS.SHST did not report completion within `ms`; the device may lose cached writes.
+    ShutdownTimeout {
+        /// How long, in milliseconds.
+        ms: u32,
+    },
+    /// CAP offers neither the NVM command set nor a list of command sets.
+    NoNvmCommandSet(u8),
+    /// CAP.MPSMIN is above the 64 KiB that this driver maps, or above CAP.MPSMAX.
+    PageSize {
+        /// CAP.MPSMIN.
+        mpsmin: u8,
+        /// CAP.MPSMAX.
+        mpsmax: u8,
+    },
+    /// A ring that was given is longer than CAP.MQES or 4,096 (admin), or not page aligned.
+    AdminRing,
+    /// An admin command ended with an error status.
+    Command {
+        /// The opcode.
+        opcode: u8,
+        /// The controller's answer.
+        status: Status,
+    },
+    /// An admin command did not complete by its deadline. Reset the function.
+    CommandTimeout {
+        /// The opcode.
+        opcode: u8,
+    },
+    /// The admin queue refused a command.
+    Submit(SubmitError),
+    /// The admin completion queue holds nonsense.
+    Fault(ControllerFault),
+    /// Identify says that entries are not of 64 and 16 bytes.
+    EntrySize {
+        /// Required SQ entry size, log2.
+        sqes: u8,
+        /// Required CQ entry size, log2.
+        cqes: u8,
+    },
+}
+
+impl fmt::Display for BringupError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::DeviceGone => f.write_str("registers read as all ones: the device has left the bus; re-seat or re-bind it"),
+            Self::FatalStatus => f.write_str("the controller reports a fatal error (CSTS.CFS): reset the function"),
+            Self::ReadyTimeout { ready, ms } => {
+                write!(f, "CSTS.RDY did not become {} within {ms} ms: reset the function", u8::from(*ready))
+            }
+            Self::ShutdownTimeout { ms } => write!(
+                f,
+                "the controller did not finish its shutdown within {ms} ms: cached writes may be lost"
+            ),
+            Self::NoNvmCommandSet(css) => {
+                write!(f, "the controller has no NVM command set (CAP.CSS {css:#04x}): use another device")
+            }
+            Self::PageSize { mpsmin, mpsmax } => write!(
+                f,
+                "the controller's memory page sizes (MPSMIN {mpsmin}, MPSMAX {mpsmax}) are not supported: 4 to 64 KiB are"
+            ),
+            Self::AdminRing => f.write_str("the admin rings do not fit the controller: 2 to 4096 entries, page aligned"),
+            Self::Command { opcode, status } => write!(f, "admin command {opcode:#04x} failed: {status}"),
+            Self::CommandTimeout { opcode } => {
+                write!(f, "admin command {opcode:#04x} was not answered in time: reset the function")
+            }
+            Self::Submit(error) => write!(f, "admin queue: {error}"),
+            Self::Fault(fault) => write!(f, "admin queue: {fault}"),
+            Self::EntrySize { sqes, cqes } => write!(
+                f,
+                "the controller requires queue entries of 2^{sqes} and 2^{cqes} bytes; only 64 and 16 are supported"
+            ),
+        }
+    }
+}
+
+impl core::error::Error for BringupError {}

@@ -1,0 +1,299 @@
+//! The commands in flight: CID, deadline and the buffer that each one holds.
+//!
+//! Invariant: a slot is free, pending or expired. An expired slot keeps its CID, its list pages and
+//! its buffer until the command's own completion arrives or a [`Quiesced`] proves that the
+//! controller can no longer touch them. CID = 12 bits of slot, 4 bits of generation; slots are
+//! reused oldest first, so that a stale CID repeats as late as possible.
+
+use crate::error::ControllerFault;
+use crate::spec::Cid;
+
+/// The most commands in flight on one queue. Slot 4095 is never used, so CID FFFFh never occurs.
+pub const MAX_IN_FLIGHT: u32 = 4095;
+
+const SLOT_BITS: u32 = 12;
+const GENERATION_MASK: u16 = 0xF;
+const NONE: u16 = u16::MAX;
+
+/// Proof that the controller can no longer touch the memory of any command: it answered CC.EN = 0
+/// with CSTS.RDY = 0, or completed the deletion of a queue. Only this crate can make one.
+#[derive(Debug)]
+pub struct Quiesced {
+    _private: (),
+}
+
+impl Quiesced {
+    pub(crate) fn new() -> Self {
+        Self { _private: () }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum State {
+    Free,
+    Pending,
+    Expired,
+}
+
+/// One command slot. `B` is what a command holds while the controller may touch it: its buffer.
+#[derive(Debug)]
+pub struct Slot<B> {
+    deadline_ns: u64,
+    lease: Option<B>,
+    next_free: u16,
+    generation: u16,
+    state: State,
+}
+
+impl<B> Slot<B> {
+    /// A slot that holds nothing.
+    pub const fn new() -> Self {
+        Self { deadline_ns: 0, lease: None, next_free: NONE, generation: 0, state: State::Free }
+    }
+}
+
+impl<B> Default for Slot<B> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// What comes out of a slot.
+#[derive(Debug)]
+pub(crate) struct Released<B> {
+    pub cid: Cid,
+    pub lease: B,
+    pub expired: bool,
+}
+
+/// The table of slots.
+#[derive(Debug)]
+pub(crate) struct Inflight<S> {
+    slots: S,
+    first_free: u16,
+    last_free: u16,
+    in_flight: u32,
+    /// No pending slot has an earlier deadline.
+    earliest_ns: u64,
+}
+
+pub(crate) fn slot_of(cid: Cid) -> usize {
+    usize::from(cid.0) & ((1 << SLOT_BITS) - 1)
+}
+
+fn cid_of(slot: u16, generation: u16) -> Cid {
+    Cid(slot | generation << SLOT_BITS)
+}
+
+impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<S> {
+    /// Uses at most the first 4,095 slots.
+    pub fn new(mut slots: S) -> Self {
+        let usable = slots.as_mut().len().min(MAX_IN_FLIGHT as usize) as u16;
+        for (index, slot) in slots.as_mut().iter_mut().enumerate() {
+            let next = index as u16 + 1;
+            *slot = Slot { next_free: if next < usable { next } else { NONE }, ..Slot::new() };
+        }
+        Self {
+            slots,
+            first_free: if usable == 0 { NONE } else { 0 },
+            last_free: usable.wrapping_sub(1),
+            in_flight: 0,
+            earliest_ns: u64::MAX,
+        }
+    }
+
+    #[inline]
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    /// The slot that [`reserve`](Self::reserve) will take next.
+    #[inline]
+    pub fn next(&self) -> Option<u16> {
+        (self.first_free != NONE).then_some(self.first_free)
+    }
+
+    /// Takes the slot that `next` named.
+    #[inline]
+    pub fn reserve(&mut self, lease: B, deadline_ns: u64) -> Result<Cid, B> {
+        let index = self.first_free;
+        let Some(slot) = self.slots.as_mut().get_mut(usize::from(index)) else { return Err(lease) };
+        self.first_free = slot.next_free;
+        if self.first_free == NONE {
+            self.last_free = NONE;
+        }
+        slot.lease = Some(lease);
+        slot.deadline_ns = deadline_ns;
+        slot.state = State::Pending;
+        self.in_flight += 1;
+        self.earliest_ns = self.earliest_ns.min(deadline_ns);
+        Ok(cid_of(index, slot.generation))
+    }
+
+    /// Ends the command `cid` and returns what it held.
+    #[inline]
+    pub fn release(&mut self, cid: Cid) -> Result<Released<B>, ControllerFault> {
+        self.check(cid)?;
+        self.free(slot_of(cid) as u16).ok_or(ControllerFault::UnknownCid(cid))
+    }
+
+    /// Whether `cid` is in flight, expired or not.
+    #[inline]
+    pub fn check(&self, cid: Cid) -> Result<(), ControllerFault> {
+        match self.slots.as_ref().get(slot_of(cid)) {
+            Some(slot) if slot.state == State::Free => Err(ControllerFault::UnknownCid(cid)),
+            Some(slot) if slot.generation != cid.0 >> SLOT_BITS => {
+                Err(ControllerFault::StaleCid(cid))
+            }
+            Some(_) => Ok(()),
+            None => Err(ControllerFault::UnknownCid(cid)),
+        }
+    }
+
+    /// The next command past its deadline, from then on expired. Each is named once.
+    pub fn expire(&mut self, now_ns: u64) -> Option<Cid> {
+        if now_ns < self.earliest_ns {
+            return None;
+        }
+        let mut earliest = u64::MAX;
+        for (index, slot) in self.slots.as_mut().iter_mut().enumerate() {
+            if slot.state != State::Pending {
+                continue;
+            }
+            if slot.deadline_ns <= now_ns {
+                slot.state = State::Expired;
+                return Some(cid_of(index as u16, slot.generation));
+            }
+            earliest = earliest.min(slot.deadline_ns);
+        }
+        self.earliest_ns = earliest;
+        None
+    }
+
+    /// Takes any command out of flight; the proof says that its memory is free.
+    pub fn reclaim(&mut self, _proof: &Quiesced) -> Option<Released<B>> {
+        let index =
+            self.slots.as_ref().iter().position(|slot| slot.state != State::Free)? as u16;
+        self.free(index)
+    }
+
+    #[inline]
+    fn free(&mut self, index: u16) -> Option<Released<B>> {
+        let slots = self.slots.as_mut();
+        let slot = slots.get_mut(usize::from(index))?;
+        let lease = slot.lease.take()?;
+        let released = Released {
+            cid: cid_of(index, slot.generation),
+            lease,
+            expired: slot.state == State::Expired,
+        };
+        slot.state = State::Free;
+        slot.generation = (slot.generation + 1) & GENERATION_MASK;
+        slot.next_free = NONE;
+        match slots.get_mut(usize::from(self.last_free)) {
+            Some(last) if self.last_free != NONE => last.next_free = index,
+            _ => self.first_free = index,
+        }
+        self.last_free = index;
+        self.in_flight -= 1;
+        Some(released)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    fn table(slots: usize) -> Inflight<Vec<Slot<u32>>> {
+        Inflight::new((0..slots).map(|_| Slot::new()).collect())
+    }
+
+    #[test]
+    fn slots_are_reused_oldest_first_with_a_new_generation() {
+        let mut table = table(2);
+        let a = table.reserve(10, 0).unwrap();
+        let b = table.reserve(11, 0).unwrap();
+        assert_eq!((a, b), (Cid(0), Cid(1)));
+        assert_eq!(table.reserve(12, 0), Err(12));
+        assert_eq!(table.release(b).unwrap().lease, 11);
+        assert_eq!(table.release(a).unwrap().lease, 10);
+        assert_eq!(table.reserve(13, 0), Ok(Cid(0x1001)));
+        assert_eq!(table.reserve(14, 0), Ok(Cid(0x1000)));
+    }
+
+    #[test]
+    fn rejects_stale_duplicate_and_unknown_cids() {
+        let mut table = table(3);
+        let a = table.reserve(1, 0).unwrap();
+        table.release(a).unwrap();
+        assert_eq!(table.release(a).unwrap_err(), ControllerFault::UnknownCid(a));
+        for n in 0..3 {
+            table.reserve(n, 0).unwrap();
+        }
+        assert_eq!(table.release(a).unwrap_err(), ControllerFault::StaleCid(a));
+        assert_eq!(table.release(Cid(3)).unwrap_err(), ControllerFault::UnknownCid(Cid(3)));
+        assert_eq!(table.release(Cid(0xFFFF)).unwrap_err(), ControllerFault::UnknownCid(Cid(0xFFFF)));
+        assert_eq!(table.in_flight(), 3);
+    }
+
+    #[test]
+    fn a_cid_repeats_after_sixteen_laps() {
+        let mut table = table(3);
+        let first = table.reserve(0, 0).unwrap();
+        table.release(first).unwrap();
+        let mut laps = 0;
+        loop {
+            let cid = table.reserve(0, 0).unwrap();
+            table.release(cid).unwrap();
+            laps += 1;
+            if cid == first {
+                break;
+            }
+        }
+        assert_eq!(laps, 16 * 3);
+    }
+
+    #[test]
+    fn an_expired_command_keeps_its_buffer_until_it_completes() {
+        let mut table = table(2);
+        let slow = table.reserve(5, 100).unwrap();
+        let fast = table.reserve(6, 50).unwrap();
+        assert_eq!(table.expire(49), None);
+        assert_eq!(table.expire(70), Some(fast));
+        assert_eq!(table.expire(70), None, "named once");
+        assert_eq!(table.in_flight(), 2);
+        assert_eq!(table.reserve(7, 0), Err(7), "its slot is quarantined");
+        let late = table.release(fast).unwrap();
+        assert!(late.expired && late.lease == 6);
+        assert!(!table.release(slow).unwrap().expired);
+    }
+
+    #[test]
+    fn reclaim_returns_every_buffer_once() {
+        let mut table = table(3);
+        table.reserve(1, 10).unwrap();
+        table.reserve(2, 99).unwrap();
+        table.expire(10).unwrap();
+        let proof = Quiesced::new();
+        let mut back: Vec<u32> = Vec::new();
+        while let Some(released) = table.reclaim(&proof) {
+            back.push(released.lease);
+        }
+        assert_eq!(back, [1, 2]);
+        assert_eq!(table.in_flight(), 0);
+        for n in 0..3 {
+            table.reserve(n, 0).unwrap();
+        }
+    }
+
+    #[test]
+    fn never_more_than_4095_slots() {
+        let mut table = table(5000);
+        for n in 0..4095 {
+            assert_ne!(table.reserve(n, 0).unwrap(), Cid(0xFFFF));
+        }
+        assert_eq!(table.reserve(0, 0), Err(0));
+        let mut none: Inflight<Vec<Slot<u32>>> = Inflight::new(Vec::new());
+        assert_eq!(none.reserve(1, 0), Err(1));
+    }
+}

@@ -1,0 +1,298 @@
+//! DMA memory, seen as slices of atomics, and doorbells.
+//!
+//! The controller may change this memory at any time; atomics permit that and plain references do
+//! not. Invariant: what we wrote is never read back, and a CQE is decided on its upper word alone
+//! (one single-copy-atomic load).
+// UNSAFETY: DMA memory and BARs arrive as raw pointers; the constructors here turn them into atomics.
+#![allow(unsafe_code)]
+
+use crate::spec::completion::phase_of;
+use crate::spec::{Cqe, Iova, Sqe};
+use crate::sync::{AtomicU32, AtomicU64, Order, Scope, fence};
+
+/// One submission queue entry in DMA memory.
+#[derive(Debug, Default)]
+#[repr(C, align(64))]
+pub struct SqCell([AtomicU64; 8]);
+
+/// One completion queue entry in DMA memory.
+#[derive(Debug, Default)]
+#[repr(C, align(16))]
+pub struct CqCell([AtomicU64; 2]);
+
+#[cfg(not(loom))]
+const _: () = assert!(size_of::<SqCell>() == 64 && size_of::<CqCell>() == 16);
+
+impl SqCell {
+    /// The entry as the controller fetches it; for simulators of a controller in tests.
+    pub fn load(&self) -> Sqe {
+        Sqe::from_words(core::array::from_fn(|word| {
+            self.0[word].load(Order::Relaxed, Scope::Sys)
+        }))
+    }
+}
+
+impl CqCell {
+    /// Posts an entry as a controller does: dwords 0-1 first, the phase tag last.
+    pub fn post(&self, cqe: Cqe) {
+        let [lower, upper] = cqe.to_words();
+        self.0[0].store(lower, Order::Relaxed, Scope::Sys);
+        // Release: pairs with the acquire fence in `CqRing::read`.
+        self.0[1].store(upper, Order::Release, Scope::Sys);
+    }
+}
+
+/// A submission ring: memory the driver writes and the controller fetches.
+#[derive(Clone, Copy, Debug)]
+pub struct SqRing<'a> {
+    cells: &'a [SqCell],
+    iova: Iova,
+}
+
+impl<'a> SqRing<'a> {
+    /// A ring over `cells` that the controller reaches at `iova`. 2 to 65,536 entries.
+    pub fn new(cells: &'a [SqCell], iova: Iova) -> Self {
+        assert!((2..=65_536).contains(&cells.len()), "a ring has 2 to 65,536 entries");
+        Self { cells, iova }
+    }
+
+    /// A ring over raw DMA memory.
+    ///
+    /// # Safety
+    /// `start` is 64-byte aligned and valid for reads and writes of `entries` * 64 bytes for all of
+    /// `'a`; nothing on this side accesses that memory other than through atomics.
+    pub unsafe fn from_raw(start: *mut u8, entries: u32, iova: Iova) -> Self {
+        // SAFETY: the caller vouches for the range; the cells are atomics, so DMA may change them.
+        let cells = unsafe { core::slice::from_raw_parts(start.cast::<SqCell>(), entries as usize) };
+        Self::new(cells, iova)
+    }
+
+    /// Entries in the ring.
+    #[inline]
+    pub fn entries(&self) -> u32 {
+        self.cells.len() as u32
+    }
+
+    /// Where the controller finds the ring.
+    pub fn iova(&self) -> Iova {
+        self.iova
+    }
+
+    /// Stores an entry as eight words. Not visible to the controller until the doorbell rings.
+    #[inline]
+    pub fn write(&self, index: u32, sqe: Sqe) {
+        let Some(cell) = self.cells.get(index as usize) else { return };
+        let words = sqe.to_words();
+        for (to, word) in cell.0.iter().zip(words) {
+            to.store(word, Order::Relaxed, Scope::Sys);
+        }
+    }
+}
+
+/// A completion ring: memory the controller writes.
+#[derive(Clone, Copy, Debug)]
+pub struct CqRing<'a> {
+    cells: &'a [CqCell],
+    iova: Iova,
+}
+
+impl<'a> CqRing<'a> {
+    /// A ring over `cells` that the controller reaches at `iova`. 2 to 65,536 entries.
+    pub fn new(cells: &'a [CqCell], iova: Iova) -> Self {
+        assert!((2..=65_536).contains(&cells.len()), "a ring has 2 to 65,536 entries");
+        Self { cells, iova }
+    }
+
+    /// A ring over raw DMA memory.
+    ///
+    /// # Safety
+    /// `start` is 16-byte aligned and valid for reads and writes of `entries` * 16 bytes for all of
+    /// `'a`; nothing on this side accesses that memory other than through atomics.
+    pub unsafe fn from_raw(start: *mut u8, entries: u32, iova: Iova) -> Self {
+        // SAFETY: the caller vouches for the range; the cells are atomics, so DMA may change them.
+        let cells = unsafe { core::slice::from_raw_parts(start.cast::<CqCell>(), entries as usize) };
+        Self::new(cells, iova)
+    }
+
+    /// Entries in the ring.
+    #[inline]
+    pub fn entries(&self) -> u32 {
+        self.cells.len() as u32
+    }
+
+    /// Where the controller finds the ring.
+    pub fn iova(&self) -> Iova {
+        self.iova
+    }
+
+    /// Sets every entry to zero, so that no phase tag matches on the first pass.
+    ///
+    /// Only while the controller does not use the ring: before it is enabled or the queue created.
+    pub fn zero(&self) {
+        for cell in self.cells {
+            cell.0[0].store(0, Order::Relaxed, Scope::Sys);
+            cell.0[1].store(0, Order::Relaxed, Scope::Sys);
+        }
+    }
+
+    /// The entry at `index` if its phase tag is `phase`, else `None`.
+    #[inline]
+    pub fn read(&self, index: u32, phase: bool) -> Option<Cqe> {
+        let cell = self.cells.get(index as usize)?;
+        let upper = cell.0[1].load(Order::Relaxed, Scope::Sys);
+        if phase_of(upper) != phase {
+            return None;
+        }
+        // Acquire: pairs with the controller's write of the phase tag; dwords 0-1 and the data that
+        // the command moved are visible after it.
+        fence(Order::Acquire, Scope::Sys);
+        let lower = cell.0[0].load(Order::Relaxed, Scope::Sys);
+        Some(Cqe::from_words(lower, upper))
+    }
+}
+
+/// One doorbell register.
+#[derive(Clone, Copy, Debug)]
+pub struct Doorbell<'a>(&'a AtomicU32);
+
+impl<'a> Doorbell<'a> {
+    /// A doorbell over a word of memory (a simulated controller, or one relayed by the host).
+    pub fn new(word: &'a AtomicU32) -> Self {
+        Self(word)
+    }
+
+    /// A doorbell over a mapped BAR.
+    ///
+    /// # Safety
+    /// `register` is 4-byte aligned and stays mapped, writable and a doorbell of this queue for `'a`.
+    pub unsafe fn from_raw(register: *mut u32) -> Self {
+        // SAFETY: the caller vouches for the pointer; AtomicU32 has the layout of u32.
+        Self(unsafe { &*register.cast::<AtomicU32>() })
+    }
+
+    /// Publishes everything stored before to the controller and writes `value`.
+    #[inline]
+    pub fn ring(&self, value: u32) {
+        // Release: pairs with the controller's fetch; entries, lists and buffers written before the
+        // doorbell are in memory when the controller sees it.
+        fence(Order::Release, Scope::Sys);
+        self.0.store_mmio(value);
+    }
+}
+
+/// DMA memory as 64-bit words: PRP lists, SGL segments, Identify pages.
+#[derive(Clone, Copy, Debug)]
+pub struct DmaWords<'a> {
+    words: &'a [AtomicU64],
+    iova: Iova,
+}
+
+impl<'a> DmaWords<'a> {
+    /// A view over `words` that the controller reaches at `iova`.
+    pub fn new(words: &'a [AtomicU64], iova: Iova) -> Self {
+        Self { words, iova }
+    }
+
+    /// A view over raw DMA memory.
+    ///
+    /// # Safety
+    /// `start` is 8-byte aligned and valid for reads and writes of `words` * 8 bytes for all of `'a`;
+    /// nothing on this side accesses that memory other than through atomics.
+    pub unsafe fn from_raw(start: *mut u8, words: usize, iova: Iova) -> Self {
+        // SAFETY: the caller vouches for the range; AtomicU64 has the layout of u64.
+        Self::new(unsafe { core::slice::from_raw_parts(start.cast::<AtomicU64>(), words) }, iova)
+    }
+
+    /// Where the controller finds the first word.
+    #[inline]
+    pub fn iova(&self) -> Iova {
+        self.iova
+    }
+
+    /// Words in the view.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.words.len()
+    }
+
+    /// Whether the view has no words.
+    pub fn is_empty(&self) -> bool {
+        self.words.is_empty()
+    }
+
+    /// Stores a word; an index past the end stores nothing.
+    #[inline]
+    pub fn set(&self, index: usize, value: u64) {
+        if let Some(word) = self.words.get(index) {
+            word.store(value, Order::Relaxed, Scope::Sys);
+        }
+    }
+
+    /// Loads a word; 0 past the end.
+    #[inline]
+    pub fn get(&self, index: usize) -> u64 {
+        self.words.get(index).map_or(0, |word| word.load(Order::Relaxed, Scope::Sys))
+    }
+
+    /// Words `start..start + len`, or `None` when they reach past the end.
+    #[inline]
+    pub fn slice(&self, start: usize, len: usize) -> Option<DmaWords<'a>> {
+        let words = self.words.get(start..start.checked_add(len)?)?;
+        Some(Self { words, iova: self.iova.offset(start as u64 * 8) })
+    }
+
+    /// Copies the first bytes into `bytes`, as many as there are.
+    pub fn copy_to(&self, bytes: &mut [u8]) {
+        for (chunk, word) in bytes.chunks_mut(8).zip(self.words) {
+            let word = word.load(Order::Relaxed, Scope::Sys).to_le_bytes();
+            chunk.copy_from_slice(&word[..chunk.len()]);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_entry_is_stored_as_its_own_bytes() {
+        let cells: [SqCell; 2] = Default::default();
+        let ring = SqRing::new(&cells, Iova(0x1000));
+        let mut sqe = Sqe::new(0xAB, crate::spec::Nsid(7));
+        sqe.cdw15 = 0xDEAD_BEEF;
+        ring.write(1, sqe);
+        assert_eq!(cells[1].load(), sqe);
+        assert_eq!(cells[0].load(), Sqe::new(0, crate::spec::Nsid(0)));
+        ring.write(2, sqe); // past the end: ignored
+    }
+
+    #[test]
+    fn a_stale_phase_is_not_an_entry() {
+        let cells: [CqCell; 2] = Default::default();
+        let ring = CqRing::new(&cells, Iova(0));
+        assert_eq!(ring.read(0, true), None);
+        let cqe = Cqe { dw0: 1, dw1: 2, sqhd: 3, sqid: 4, cid: 5, phase_status: 1 };
+        cells[0].post(cqe);
+        assert_eq!(ring.read(0, true), Some(cqe));
+        assert_eq!(ring.read(0, false), None);
+        assert_eq!(ring.read(2, false), None);
+        ring.zero();
+        assert_eq!(ring.read(0, true), None);
+    }
+
+    #[test]
+    fn words_are_bounds_checked() {
+        let words: [AtomicU64; 4] = Default::default();
+        let view = DmaWords::new(&words, Iova(0x100));
+        view.set(3, 0x0807_0605_0403_0201);
+        view.set(4, 1);
+        assert_eq!(view.get(4), 0);
+        let tail = view.slice(3, 1).unwrap();
+        assert_eq!(tail.iova(), Iova(0x118));
+        let mut bytes = [0; 5];
+        tail.copy_to(&mut bytes);
+        assert_eq!(bytes, [1, 2, 3, 4, 5]);
+        assert!(view.slice(3, 2).is_none());
+        assert!(view.slice(usize::MAX, 2).is_none());
+    }
+}

@@ -1,0 +1,260 @@
+//! PRP lists: from a buffer to the two pointers of a command.
+//!
+//! Invariant: every entry but the first is page aligned, and the last entry of a list page is a
+//! pointer to the next list page only when more entries follow than fit.
+//!
+//! NVMe Base 2.0c, 4.1.1 (Physical Region Page Entry and List).
+
+use crate::error::MapError;
+use crate::mem::DmaWords;
+use crate::spec::{Iova, PageSize};
+
+/// PRP1 and PRP2 of a command.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Prps {
+    /// The first page, possibly at an offset.
+    pub prp1: u64,
+    /// 0, the second page, or the list.
+    pub prp2: u64,
+}
+
+/// Words of list memory that a transfer of `len` bytes may need, whatever its offset.
+///
+/// Each list starts on a page boundary; the count includes the chain pointers.
+pub const fn list_words(page: PageSize, len: u64) -> usize {
+    let entries = len.div_ceil(page.bytes());
+    let per_page = page.prp_entries();
+    if entries <= per_page {
+        return entries as usize;
+    }
+    // Every full page but the last gives up one entry to the chain pointer.
+    let chained = (entries - 2) / (per_page - 1);
+    (entries + chained) as usize
+}
+
+/// Maps `len` bytes from `iova` on, contiguous in the controller's address space.
+///
+/// # Errors
+/// [`MapError::Empty`], [`MapError::Misaligned`] when `iova` is not a multiple of 4,
+/// [`MapError::ListTooSmall`] when `list` cannot hold the entries.
+#[inline]
+pub fn map(page: PageSize, iova: Iova, len: u64, list: DmaWords<'_>) -> Result<Prps, MapError> {
+    if iova.0.checked_add(len.wrapping_sub(1)).is_none() && len != 0 {
+        return Err(MapError::TooLong);
+    }
+    let base = iova.0 - page.offset_of(iova);
+    map_pages(page, iova, len, list, |index| Some(Iova(base + (index << page.shift()))))
+}
+
+/// Maps `len` bytes that start `offset` bytes into the first of `pages`, each anywhere.
+///
+/// # Errors
+/// As [`map`]; also [`MapError::Misaligned`] when a page is not page aligned, and
+/// [`MapError::TooLong`] when `pages` ends before the bytes do.
+pub fn map_table(
+    page: PageSize,
+    offset: u64,
+    len: u64,
+    pages: &[Iova],
+    list: DmaWords<'_>,
+) -> Result<Prps, MapError> {
+    let first = pages.first().ok_or(MapError::TooLong)?;
+    if page.offset_of(*first) != 0 || offset >= page.bytes() {
+        return Err(MapError::Misaligned);
+    }
+    map_pages(page, first.offset(offset), len, list, |index| {
+        pages.get(usize::try_from(index).ok()?).copied()
+    })
+}
+
+/// `page_at(i)` is the i-th page of the buffer; page 0 is the one `first` lies in.
+#[inline]
+fn map_pages(
+    page: PageSize,
+    first: Iova,
+    len: u64,
+    list: DmaWords<'_>,
+    page_at: impl Fn(u64) -> Option<Iova>,
+) -> Result<Prps, MapError> {
+    if len == 0 {
+        return Err(MapError::Empty);
+    }
+    if !first.0.is_multiple_of(4) {
+        return Err(MapError::Misaligned);
+    }
+    let aligned = |index| {
+        let entry = page_at(index).ok_or(MapError::TooLong)?;
+        if page.offset_of(entry) == 0 { Ok(entry.0) } else { Err(MapError::Misaligned) }
+    };
+    let in_first = page.bytes() - page.offset_of(first);
+    let rest = len.saturating_sub(in_first).div_ceil(page.bytes());
+    let prp2 = match rest {
+        0 => 0,
+        1 => aligned(1)?,
+        entries => {
+            fill_list(page, list, entries, aligned)?;
+            list.iova().0
+        }
+    };
+    Ok(Prps { prp1: first.0, prp2 })
+}
+
+fn fill_list(
+    page: PageSize,
+    list: DmaWords<'_>,
+    entries: u64,
+    entry_at: impl Fn(u64) -> Result<u64, MapError>,
+) -> Result<(), MapError> {
+    if !list.iova().0.is_multiple_of(8) {
+        return Err(MapError::Misaligned);
+    }
+    // A list may start in the middle of a page; it still ends, or chains, at the page's end.
+    let mut left_in_page = (page.bytes() - page.offset_of(list.iova())) / 8;
+    let mut word = 0;
+    for index in 0..entries {
+        if left_in_page == 1 && index + 1 < entries {
+            put(list, word, list.iova().0 + (word as u64 + 1) * 8)?;
+            word += 1;
+            left_in_page = page.prp_entries();
+        }
+        put(list, word, entry_at(index + 1)?)?;
+        word += 1;
+        left_in_page -= 1;
+    }
+    Ok(())
+}
+
+#[inline]
+fn put(list: DmaWords<'_>, word: usize, value: u64) -> Result<(), MapError> {
+    if word >= list.len() {
+        return Err(MapError::ListTooSmall);
+    }
+    list.set(word, value);
+    Ok(())
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::sync::AtomicU64;
+
+    const LIST: u64 = 0x10_0000;
+
+    fn words(count: usize) -> Vec<AtomicU64> {
+        (0..count).map(|_| AtomicU64::new(0)).collect()
+    }
+
+    fn read(list: &[AtomicU64]) -> Vec<u64> {
+        let view = DmaWords::new(list, Iova(0));
+        (0..list.len()).map(|i| view.get(i)).collect()
+    }
+
+    #[test]
+    fn short_transfers_need_no_list() {
+        // (iova, len) -> (prp1, prp2), by hand, 4 KiB pages.
+        for (iova, len, prp1, prp2) in [
+            (0x1000, 1, 0x1000, 0),
+            (0x1000, 4096, 0x1000, 0),
+            (0x1004, 4092, 0x1004, 0),
+            (0x1004, 4093, 0x1004, 0x2000),
+            (0x1FFC, 4, 0x1FFC, 0),
+            (0x1FFC, 5, 0x1FFC, 0x2000),
+            (0x1FFC, 4100, 0x1FFC, 0x2000),
+            (0x1000, 8192, 0x1000, 0x2000),
+            (0xFFFF_FFFF_FFFF_F000, 4096, 0xFFFF_FFFF_FFFF_F000, 0),
+        ] {
+            let got = map(PageSize::KIB4, Iova(iova), len, DmaWords::new(&[], Iova(LIST)));
+            assert_eq!(got, Ok(Prps { prp1, prp2 }), "({iova:#x}, {len})");
+        }
+    }
+
+    #[test]
+    fn longer_transfers_list_every_page_after_the_first() {
+        let list = words(512);
+        let view = DmaWords::new(&list, Iova(LIST));
+        let got = map(PageSize::KIB4, Iova(0x1FFC), 4101, view).unwrap();
+        assert_eq!(got, Prps { prp1: 0x1FFC, prp2: LIST });
+        assert_eq!(read(&list)[..3], [0x2000, 0x3000, 0]);
+
+        // 513 pages: 512 entries fill the page exactly, and the last one is data, not a chain.
+        map(PageSize::KIB4, Iova(0x10000), 513 * 4096, view).unwrap();
+        assert_eq!(read(&list)[511], 0x10000 + 512 * 4096);
+    }
+
+    #[test]
+    fn one_entry_more_than_a_page_chains() {
+        let list = words(1024);
+        let view = DmaWords::new(&list, Iova(LIST));
+        map(PageSize::KIB4, Iova(0x20_0000), 514 * 4096, view).unwrap();
+        let got = read(&list);
+        assert_eq!(got[510], 0x20_0000 + 511 * 4096);
+        assert_eq!(got[511], LIST + 4096);
+        assert_eq!(got[512], 0x20_0000 + 512 * 4096);
+        assert_eq!(got[513], 0x20_0000 + 513 * 4096);
+        assert_eq!(got[514], 0);
+        assert_eq!(list_words(PageSize::KIB4, 513 * 4096), 514);
+    }
+
+    #[test]
+    fn a_list_may_start_in_the_middle_of_a_page() {
+        let list = words(8);
+        // Two entries fit before the page ends: 3 pages more need data, chain, data, data.
+        let view = DmaWords::new(&list, Iova(LIST + 4096 - 16));
+        map(PageSize::KIB4, Iova(0x4000), 4 * 4096, view).unwrap();
+        assert_eq!(read(&list)[..5], [0x5000, LIST + 4096, 0x6000, 0x7000, 0]);
+    }
+
+    #[test]
+    fn pages_of_64_kib_list_in_64_kib_steps() {
+        let list = words(16);
+        let page = PageSize::from_mps(4).unwrap();
+        let view = DmaWords::new(&list, Iova(LIST));
+        let got = map(page, Iova(0x1_0010), 3 * 65_536, view).unwrap();
+        assert_eq!(got, Prps { prp1: 0x1_0010, prp2: LIST });
+        assert_eq!(read(&list)[..4], [0x2_0000, 0x3_0000, 0x4_0000, 0]);
+    }
+
+    #[test]
+    fn a_table_may_scatter_pages() {
+        let list = words(4);
+        let view = DmaWords::new(&list, Iova(LIST));
+        let pages = [Iova(0x9000), Iova(0x3000), Iova(0x7000)];
+        let got = map_table(PageSize::KIB4, 8, 4096 * 2, &pages, view).unwrap();
+        assert_eq!(got, Prps { prp1: 0x9008, prp2: LIST });
+        assert_eq!(read(&list)[..2], [0x3000, 0x7000]);
+        let short = map_table(PageSize::KIB4, 8, 4096 * 3, &pages, view);
+        assert_eq!(short, Err(MapError::TooLong));
+        let askew = map_table(PageSize::KIB4, 0, 8192, &[Iova(0x1000), Iova(0x2008)], view);
+        assert_eq!(askew, Err(MapError::Misaligned));
+    }
+
+    #[test]
+    fn bad_buffers_are_errors() {
+        let none = DmaWords::new(&[], Iova(LIST));
+        assert_eq!(map(PageSize::KIB4, Iova(0), 0, none), Err(MapError::Empty));
+        assert_eq!(map(PageSize::KIB4, Iova(2), 4, none), Err(MapError::Misaligned));
+        assert_eq!(map(PageSize::KIB4, Iova(0), 3 * 4096, none), Err(MapError::ListTooSmall));
+        let wraps = map(PageSize::KIB4, Iova(u64::MAX - 3), 8, none);
+        assert_eq!(wraps, Err(MapError::TooLong));
+    }
+
+    #[test]
+    fn list_words_is_enough_and_not_too_much() {
+        for pages in 1..2000u64 {
+            let len = pages * 4096;
+            // The worst offset makes the transfer touch one page more.
+            let count = list_words(PageSize::KIB4, len);
+            let list = words(count);
+            let view = DmaWords::new(&list, Iova(LIST));
+            assert!(map(PageSize::KIB4, Iova(0x1FFC), len, view).is_ok(), "{pages} pages");
+            if pages > 1 {
+                let less = DmaWords::new(&list[..count - 1], Iova(LIST));
+                assert_eq!(
+                    map(PageSize::KIB4, Iova(0x1FFC), len, less),
+                    Err(MapError::ListTooSmall),
+                    "{pages} pages"
+                );
+            }
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! A submission and a completion queue with one owner: `submit`, `ring`, `poll`.
+//!
+//! Invariant: each submitted command ends exactly once, with the buffer it was given: completed,
+//! failed with a [`Status`], or aborted with a reason. Commands in flight never exceed the smaller
+//! ring minus one, so neither ring can overflow.
+
+use crate::cq::CompletionQueue;
+use crate::error::{ControllerFault, MapError, SubmitError};
+use crate::inflight::{Inflight, MAX_IN_FLIGHT, Quiesced, Released, Slot, slot_of};
+use crate::mem::{CqRing, DmaWords, Doorbell, SqRing};
+use crate::prp;
+use crate::sgl;
+use crate::spec::{Cid, Cqe, Iova, PageSize, Qid, Sqe, Status};
+use crate::trace::{Event, Tracer};
+
+/// Where a command's data lies, as the controller sees it.
+#[derive(Clone, Copy, Debug)]
+pub enum Data<'d> {
+    /// The command moves none.
+    None,
+    /// `len` contiguous bytes.
+    Contiguous {
+        /// First byte, dword aligned.
+        iova: Iova,
+        /// Bytes, not 0.
+        len: u64,
+    },
+    /// `len` bytes that start `offset` bytes into the first of `pages`.
+    Pages {
+        /// Bytes into the first page, dword aligned.
+        offset: u64,
+        /// Bytes, not 0.
+        len: u64,
+        /// Page-aligned pages of the controller's page size.
+        pages: &'d [Iova],
+    },
+    /// Segments described by an SGL. Only for I/O commands, where Identify says so.
+    Sgl(&'d [sgl::Segment]),
+}
+
+/// The list memory of a queue: an equal share for each slot.
+#[derive(Clone, Copy, Debug)]
+pub struct ListMemory<'a> {
+    words: DmaWords<'a>,
+    page: PageSize,
+    words_per_slot: usize,
+}
+
+impl<'a> ListMemory<'a> {
+    /// Shares `words` among slots of `words_per_slot` each (see [`prp::list_words`]).
+    ///
+    /// A share longer than a page must be a multiple of it, so that its list starts on a page.
+    pub fn new(words: DmaWords<'a>, page: PageSize, words_per_slot: usize) -> Self {
+        Self { words, page, words_per_slot }
+    }
+
+    #[inline]
+    fn of(&self, slot: usize) -> DmaWords<'a> {
+        // A slot without a share gets an empty list: transfers that need none still work.
+        let none = DmaWords::new(&[], Iova(0));
+        self.words.slice(slot * self.words_per_slot, self.words_per_slot).unwrap_or(none)
+    }
+}
+
+/// A command that was not submitted, with its buffer.
+#[derive(Debug)]
+pub struct Rejected<B> {
+    /// Why.
+    pub error: SubmitError,
+    /// What was to be lent.
+    pub buffer: B,
+}
+
+/// Why a command ended without a completion.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AbortReason {
+    /// The controller was reset.
+    ControllerReset,
+    /// The queue was deleted.
+    QueueDeleted,
+    /// The device has left the bus.
+    DeviceGone,
+}
+
+/// How a command ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// The controller completed it with this status.
+    Done(Status),
+    /// It never completed; whether it took effect is unknown.
+    Aborted(AbortReason),
+}
+
+/// The end of a command.
+#[derive(Debug)]
+pub struct Completion<B> {
+    /// The command.
+    pub cid: Cid,
+    /// The buffer it was lent.
+    pub buffer: B,
+    /// How it ended.
+    pub outcome: Outcome,
+    /// Command-specific dword 0.
+    pub dw0: u32,
+    /// Command-specific dword 1.
+    pub dw1: u32,
+    /// It had been reported as expired before.
+    pub late: bool,
+}
+
+impl<B> Completion<B> {
+    /// Dword 0 and the buffer of a command that succeeded; otherwise how it ended, and the buffer.
+    pub fn result(self) -> Result<(u32, B), (Outcome, B)> {
+        match self.outcome {
+            Outcome::Done(status) if status.is_success() => Ok((self.dw0, self.buffer)),
+            outcome => Err((outcome, self.buffer)),
+        }
+    }
+}
+
+/// The memory and doorbells a queue pair is made of.
+#[derive(Debug)]
+pub struct QueueMemory<'a> {
+    /// Submission ring.
+    pub sq: SqRing<'a>,
+    /// Completion ring.
+    pub cq: CqRing<'a>,
+    /// Submission queue tail doorbell.
+    pub sq_doorbell: Doorbell<'a>,
+    /// Completion queue head doorbell.
+    pub cq_doorbell: Doorbell<'a>,
+    /// Memory for PRP and SGL lists.
+    pub lists: ListMemory<'a>,
+}
+
+/// A queue pair with one owner. `B` is the buffer that a command holds, `S` the slots.
+#[derive(Debug)]
+pub struct QueuePair<'a, B, S = &'a mut [Slot<B>]> {
+    qid: Qid,
+    sq: SubmissionQueue<'a>,
+    cq: CompletionQueue<'a>,
+    lists: ListMemory<'a>,
+    inflight: Inflight<S>,
+    limit: u32,
+    tracer: Tracer<'a>,
+    _lease: core::marker::PhantomData<fn(B) -> B>,
+}
+
+use crate::sq::SubmissionQueue;
+
+impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
+    /// An empty pair. The completion ring is zeroed here: create the queue on the controller after.
+    pub fn new(qid: Qid, memory: QueueMemory<'a>, slots: S) -> Self {
+        let slot_count = slots.as_ref().len() as u32;
+        let smaller = memory.sq.entries().min(memory.cq.entries()) - 1;
+        Self {
+            qid,
+            sq: SubmissionQueue::new(memory.sq, memory.sq_doorbell),
+            cq: CompletionQueue::new(memory.cq, memory.cq_doorbell),
+            lists: memory.lists,
+            inflight: Inflight::new(slots),
+            limit: smaller.min(slot_count).min(MAX_IN_FLIGHT),
+            tracer: Tracer::default(),
+            _lease: core::marker::PhantomData,
+        }
+    }
+
+    /// Sends this queue's events to `tracer`.
+    pub fn set_tracer(&mut self, tracer: Tracer<'a>) {
+        self.tracer = tracer;
+    }
+
+    /// The queue's identifier.
+    pub fn qid(&self) -> Qid {
+        self.qid
+    }
+
+    /// The submission queue, for its length and address.
+    pub fn sq(&self) -> &SubmissionQueue<'a> {
+        &self.sq
+    }
+
+    /// The completion queue, for its length and address.
+    pub fn cq(&self) -> &CompletionQueue<'a> {
+        &self.cq
+    }
+
+    /// Commands whose end has not been returned yet, expired ones included.
+    #[inline]
+    pub fn in_flight(&self) -> u32 {
+        self.inflight.in_flight()
+    }
+
+    /// The most commands that may be in flight.
+    #[inline]
+    pub fn depth(&self) -> u32 {
+        self.limit
+    }
+
+    /// Whether `cid` is in flight, expired or not.
+    pub fn is_in_flight(&self, cid: Cid) -> bool {
+        self.inflight.check(cid).is_ok()
+    }
+
+    /// Places a command; the controller sees it after [`ring`](Self::ring).
+    ///
+    /// `buffer` is what `data` points into. It belongs to the command until its [`Completion`]
+    /// returns it; dropping the queue pair leaks it, since the controller may still write there.
+    /// `deadline_ns` is on the caller's clock; see [`expire`](Self::expire).
+    ///
+    /// # Errors
+    /// [`SubmitError::QueueFull`] and [`SubmitError::Map`], with the buffer; nothing is queued then.
+    #[inline]
+    pub fn submit(
+        &mut self,
+        sqe: Sqe,
+        data: Data<'_>,
+        buffer: B,
+        deadline_ns: u64,
+    ) -> Result<Cid, Rejected<B>> {
+        let full = |buffer| Rejected { error: SubmitError::QueueFull, buffer };
+        if self.inflight.in_flight() >= self.limit || self.sq.free() == 0 {
+            return Err(full(buffer));
+        }
+        let Some(slot) = self.inflight.next() else { return Err(full(buffer)) };
+        let sqe = match self.map(sqe, data, usize::from(slot)) {
+            Ok(sqe) => sqe,
+            Err(error) => return Err(Rejected { error: SubmitError::Map(error), buffer }),
+        };
+        let cid = self.inflight.reserve(buffer, deadline_ns).map_err(full)?;
+        let pushed = self.sq.push(sqe.with_cid(cid));
+        debug_assert!(pushed, "free() was checked above");
+        self.tracer.record(Event::submitted(self.qid, cid, sqe.opcode(), sqe.nsid));
+        Ok(cid)
+    }
+
+    #[inline]
+    fn map(&self, sqe: Sqe, data: Data<'_>, slot: usize) -> Result<Sqe, MapError> {
+        let page = self.lists.page;
+        let prps = match data {
+            Data::None => return Ok(sqe),
+            Data::Contiguous { iova, len } => prp::map(page, iova, len, self.lists.of(slot))?,
+            Data::Pages { offset, len, pages } => {
+                prp::map_table(page, offset, len, pages, self.lists.of(slot))?
+            }
+            Data::Sgl(segments) => {
+                return Ok(sqe.with_sgl(sgl::map(segments, self.lists.of(slot))?));
+            }
+        };
+        Ok(sqe.with_prps(prps.prp1, prps.prp2))
+    }
+
+    /// Publishes what was submitted since the last ring: one fence, one doorbell store.
+    #[inline]
+    pub fn ring(&mut self) {
+        self.sq.ring();
+    }
+
+    /// The next completion, or `None` when the controller has posted no more.
+    ///
+    /// Frees completion queue slots with one doorbell per batch: when nothing more is there, or half
+    /// the queue is owed.
+    ///
+    /// # Errors
+    /// [`ControllerFault`]: the entry is consumed and no command is ended by it. Reset the controller.
+    #[inline]
+    pub fn poll(&mut self) -> Result<Option<Completion<B>>, ControllerFault> {
+        let Some(cqe) = self.cq.pop() else {
+            self.cq.ring();
+            return Ok(None);
+        };
+        if self.cq.owed() * 2 >= self.cq.entries() {
+            self.cq.ring();
+        }
+        match self.accept(cqe) {
+            Ok(done) => Ok(Some(done)),
+            Err(fault) => {
+                self.tracer.record(Event::fault(self.qid, cqe.cid(), cqe.to_words()[1]));
+                Err(fault)
+            }
+        }
+    }
+
+    #[inline]
+    fn accept(&mut self, cqe: Cqe) -> Result<Completion<B>, ControllerFault> {
+        if cqe.sqid() != self.qid {
+            return Err(ControllerFault::SqId(cqe.sqid));
+        }
+        if !self.sq.accepts_head(cqe.sqhd) {
+            return Err(ControllerFault::SqHead(cqe.sqhd));
+        }
+        let Released { cid, lease, expired } = self.inflight.release(cqe.cid())?;
+        self.sq.set_head(cqe.sqhd);
+        self.tracer.record(Event::completed(self.qid, cid, cqe.status(), cqe.sqhd));
+        Ok(Completion {
+            cid,
+            buffer: lease,
+            outcome: Outcome::Done(cqe.status()),
+            dw0: cqe.dw0,
+            dw1: cqe.dw1,
+            late: expired,
+        })
+    }
+
+    /// The next command whose deadline has passed, each once. It stays in flight, with its slot and
+    /// buffer: abort it or reset the controller (see [`recovery`](crate::recovery)).
+    #[inline]
+    pub fn expire(&mut self, now_ns: u64) -> Option<Cid> {
+        let cid = self.inflight.expire(now_ns)?;
+        self.tracer.record(Event::expired(self.qid, cid, now_ns));
+        Some(cid)
+    }
+
+    /// Ends any command in flight without its completion; the proof says its memory is free.
+    pub fn reclaim(&mut self, proof: &Quiesced, reason: AbortReason) -> Option<Completion<B>> {
+        let Released { cid, lease, expired } = self.inflight.reclaim(proof)?;
+        self.tracer.record(Event::reclaimed(self.qid, cid));
+        Some(Completion {
+            cid,
+            buffer: lease,
+            outcome: Outcome::Aborted(reason),
+            dw0: 0,
+            dw1: 0,
+            late: expired,
+        })
+    }
+
+    /// Empties both rings for the queue to be created again. Commands not reclaimed yet stay in
+    /// flight; reclaim them all first.
+    pub fn restart(&mut self, _proof: &Quiesced) {
+        self.sq.restart();
+        self.cq.restart();
+    }
+}

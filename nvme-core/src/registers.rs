@@ -1,0 +1,87 @@
+//! How the core reaches the controller's properties: bring-up and recovery only, never the I/O path.
+// UNSAFETY: BAR0 arrives as a raw pointer, and volatile-register writes are unsafe.
+#![allow(unsafe_code)]
+
+use volatile_register::RW;
+
+/// Access to the controller's properties by byte offset (see [`offset`](crate::spec::register::offset)).
+///
+/// A device that is gone reads as all ones; writes to it are lost.
+pub trait Registers {
+    /// Reads 32 bits at a multiple of 4.
+    fn read32(&self, offset: u32) -> u32;
+    /// Reads 64 bits at a multiple of 8.
+    fn read64(&self, offset: u32) -> u64;
+    /// Writes 32 bits at a multiple of 4.
+    fn write32(&self, offset: u32, value: u32);
+    /// Writes 64 bits at a multiple of 8.
+    fn write64(&self, offset: u32, value: u64);
+}
+
+/// The properties of a mapped BAR0, as volatile registers.
+///
+/// 64-bit accesses are made as two 32-bit ones, low half first, as every controller must accept.
+///
+/// NVMe over PCIe 1.0c, "Controller Property Access".
+#[derive(Clone, Copy)]
+pub struct RegisterBlock<'a> {
+    words: &'a [RW<u32>],
+}
+
+// SAFETY: the registers are device memory; volatile accesses from several threads are what it is for.
+unsafe impl Send for RegisterBlock<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for RegisterBlock<'_> {}
+
+impl<'a> RegisterBlock<'a> {
+    /// The registers from `bar0` on.
+    ///
+    /// # Safety
+    /// `bar0` is 8-byte aligned and valid for volatile reads and writes of `bytes` bytes for `'a`.
+    pub unsafe fn from_raw(bar0: *mut u8, bytes: usize) -> Self {
+        // SAFETY: the caller vouches for the range; RW<u32> is an UnsafeCell of u32.
+        Self { words: unsafe { core::slice::from_raw_parts(bar0.cast::<RW<u32>>(), bytes / 4) } }
+    }
+}
+
+impl Registers for RegisterBlock<'_> {
+    fn read32(&self, offset: u32) -> u32 {
+        self.words.get(offset as usize / 4).map_or(u32::MAX, RW::read)
+    }
+
+    fn read64(&self, offset: u32) -> u64 {
+        let low = self.read32(offset);
+        u64::from(low) | u64::from(self.read32(offset + 4)) << 32
+    }
+
+    fn write32(&self, offset: u32, value: u32) {
+        if let Some(word) = self.words.get(offset as usize / 4) {
+            // SAFETY: the constructor's caller vouched for writes; what they do is the device's affair.
+            unsafe { word.write(value) };
+        }
+    }
+
+    fn write64(&self, offset: u32, value: u64) {
+        self.write32(offset, value as u32);
+        self.write32(offset + 4, (value >> 32) as u32);
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn registers_are_bounds_checked_words() {
+        let mut memory = [0u64; 4];
+        // SAFETY: the array is aligned, 32 bytes long and used through the block alone.
+        let block = unsafe { RegisterBlock::from_raw(memory.as_mut_ptr().cast(), 32) };
+        block.write64(8, 0x1122_3344_5566_7788);
+        block.write32(28, 9);
+        assert_eq!(block.read32(8), 0x5566_7788);
+        assert_eq!(block.read64(8), 0x1122_3344_5566_7788);
+        assert_eq!(block.read64(24), 9 << 32);
+        block.write32(32, 1);
+        assert_eq!(block.read32(32), u32::MAX);
+    }
+}

@@ -1,0 +1,155 @@
+//! Scatter gather lists: from segments of memory to the descriptor of a command.
+//!
+//! NVMe Base 2.0c, 4.1.2 (Scatter Gather List).
+
+use crate::error::MapError;
+use crate::mem::DmaWords;
+use crate::spec::Iova;
+use crate::spec::sgl::{SglDescriptor, kind};
+
+/// Descriptors per segment: one 4 KiB page of them.
+const SEGMENT_DESCRIPTORS: usize = 256;
+
+/// A piece of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Segment {
+    /// `len` bytes of memory at `iova`.
+    Data {
+        /// Where the bytes lie.
+        iova: Iova,
+        /// How many, not 0.
+        len: u32,
+    },
+    /// `len` bytes of a read that nobody wants.
+    Discard {
+        /// How many, not 0.
+        len: u32,
+    },
+}
+
+impl Segment {
+    fn descriptor(self) -> SglDescriptor {
+        match self {
+            Self::Data { iova, len } => SglDescriptor::new(kind::DATA_BLOCK, iova.0, len),
+            Self::Discard { len } => SglDescriptor::new(kind::BIT_BUCKET, 0, len),
+        }
+    }
+
+    fn len(self) -> u32 {
+        match self {
+            Self::Data { len, .. } | Self::Discard { len } => len,
+        }
+    }
+}
+
+/// Maps `segments` in order and returns the descriptor for the command.
+///
+/// One segment needs no list. More lie in `list`, 256 to a segment, the last of a full segment
+/// being the pointer to the next.
+///
+/// # Errors
+/// [`MapError::Empty`] for no segments or one of no bytes, [`MapError::ListTooSmall`].
+pub fn map(segments: &[Segment], list: DmaWords<'_>) -> Result<[u64; 2], MapError> {
+    if segments.is_empty() || segments.iter().any(|segment| segment.len() == 0) {
+        return Err(MapError::Empty);
+    }
+    if let [only] = segments {
+        return Ok(only.descriptor().to_words());
+    }
+    let first = link(segments.len(), list.iova());
+    let mut word = 0;
+    let mut rest = segments;
+    while !rest.is_empty() {
+        let here = data_in_segment(rest.len());
+        for segment in &rest[..here] {
+            put(list, &mut word, segment.descriptor())?;
+        }
+        rest = &rest[here..];
+        if !rest.is_empty() {
+            let next = list.iova().offset((word as u64 + 2) * 8);
+            put(list, &mut word, link(rest.len(), next))?;
+        }
+    }
+    Ok(first.to_words())
+}
+
+/// How many of `left` data descriptors go into one segment.
+fn data_in_segment(left: usize) -> usize {
+    if left <= SEGMENT_DESCRIPTORS { left } else { SEGMENT_DESCRIPTORS - 1 }
+}
+
+/// The pointer to a segment at `at` that `left` data descriptors are to follow.
+fn link(left: usize, at: Iova) -> SglDescriptor {
+    if left <= SEGMENT_DESCRIPTORS {
+        SglDescriptor::new(kind::LAST_SEGMENT, at.0, (left * 16) as u32)
+    } else {
+        SglDescriptor::new(kind::SEGMENT, at.0, (SEGMENT_DESCRIPTORS * 16) as u32)
+    }
+}
+
+fn put(list: DmaWords<'_>, word: &mut usize, descriptor: SglDescriptor) -> Result<(), MapError> {
+    if *word + 2 > list.len() {
+        return Err(MapError::ListTooSmall);
+    }
+    let words = descriptor.to_words();
+    list.set(*word, words[0]);
+    list.set(*word + 1, words[1]);
+    *word += 2;
+    Ok(())
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::sync::AtomicU64;
+
+    fn read(view: DmaWords<'_>, descriptor: usize) -> SglDescriptor {
+        SglDescriptor::from_words([view.get(descriptor * 2), view.get(descriptor * 2 + 1)])
+    }
+
+    fn data(index: u64) -> Segment {
+        Segment::Data { iova: Iova(0x1000 * (index + 1)), len: 512 }
+    }
+
+    #[test]
+    fn one_segment_is_the_command_descriptor() {
+        let got = map(&[data(0)], DmaWords::new(&[], Iova(0))).unwrap();
+        assert_eq!(got, [0x1000, 512]);
+        let skip = map(&[Segment::Discard { len: 4096 }], DmaWords::new(&[], Iova(0))).unwrap();
+        assert_eq!(skip, [0, 0x1000_0000_0000_1000]);
+    }
+
+    #[test]
+    fn a_few_lie_in_the_last_segment() {
+        let words: [AtomicU64; 4] = Default::default();
+        let list = DmaWords::new(&words, Iova(0x8000));
+        let got = map(&[data(0), Segment::Discard { len: 8 }], list).unwrap();
+        assert_eq!(got, [0x8000, 0x3000_0000_0000_0020]);
+        assert_eq!(read(list, 0), SglDescriptor::new(0, 0x1000, 512));
+        assert_eq!(read(list, 1), SglDescriptor::new(1, 0, 8));
+        let three = map(&[data(0), data(1), data(2)], list);
+        assert_eq!(three, Err(MapError::ListTooSmall));
+    }
+
+    #[test]
+    fn more_than_a_segment_chains() {
+        let words: Vec<AtomicU64> = (0..1200).map(|_| AtomicU64::new(0)).collect();
+        let list = DmaWords::new(&words, Iova(0x8000));
+        let exact: Vec<_> = (0..256).map(data).collect();
+        assert_eq!(map(&exact, list).unwrap(), [0x8000, 0x3000_0000_0000_1000]);
+
+        let more: Vec<_> = (0..257).map(data).collect();
+        assert_eq!(map(&more, list).unwrap(), [0x8000, 0x2000_0000_0000_1000]);
+        assert_eq!(read(list, 254), SglDescriptor::new(0, 0x1000 * 255, 512));
+        assert_eq!(read(list, 255), SglDescriptor::new(3, 0x9000, 32));
+        assert_eq!(read(list, 256), SglDescriptor::new(0, 0x1000 * 256, 512));
+        assert_eq!(read(list, 257), SglDescriptor::new(0, 0x1000 * 257, 512));
+    }
+
+    #[test]
+    fn nothing_to_move_is_an_error() {
+        let none = DmaWords::new(&[], Iova(0));
+        assert_eq!(map(&[], none), Err(MapError::Empty));
+        assert_eq!(map(&[Segment::Discard { len: 0 }], none), Err(MapError::Empty));
+    }
+}

@@ -1,0 +1,232 @@
+//! Admin commands: opcodes, builders and the values of their fields.
+//!
+//! NVMe Base 2.0c, 5 (Admin Command Set).
+
+use super::addr::{Cid, Iova, Nsid, Qid};
+use super::command::Sqe;
+
+/// Admin opcodes.
+pub mod opcode {
+    /// Delete I/O Submission Queue.
+    pub const DELETE_IO_SQ: u8 = 0x00;
+    /// Create I/O Submission Queue.
+    pub const CREATE_IO_SQ: u8 = 0x01;
+    /// Get Log Page.
+    pub const GET_LOG_PAGE: u8 = 0x02;
+    /// Delete I/O Completion Queue.
+    pub const DELETE_IO_CQ: u8 = 0x04;
+    /// Create I/O Completion Queue.
+    pub const CREATE_IO_CQ: u8 = 0x05;
+    /// Identify.
+    pub const IDENTIFY: u8 = 0x06;
+    /// Abort.
+    pub const ABORT: u8 = 0x08;
+    /// Set Features.
+    pub const SET_FEATURES: u8 = 0x09;
+    /// Get Features.
+    pub const GET_FEATURES: u8 = 0x0A;
+    /// Asynchronous Event Request.
+    pub const ASYNC_EVENT_REQUEST: u8 = 0x0C;
+    /// Namespace Management.
+    pub const NAMESPACE_MANAGEMENT: u8 = 0x0D;
+    /// Firmware Commit.
+    pub const FIRMWARE_COMMIT: u8 = 0x10;
+    /// Firmware Image Download.
+    pub const FIRMWARE_DOWNLOAD: u8 = 0x11;
+    /// Device Self-test.
+    pub const DEVICE_SELF_TEST: u8 = 0x14;
+    /// Namespace Attachment.
+    pub const NAMESPACE_ATTACHMENT: u8 = 0x15;
+    /// Keep Alive.
+    pub const KEEP_ALIVE: u8 = 0x18;
+    /// Doorbell Buffer Config.
+    pub const DOORBELL_BUFFER_CONFIG: u8 = 0x7C;
+    /// Format NVM.
+    pub const FORMAT_NVM: u8 = 0x80;
+    /// Sanitize.
+    pub const SANITIZE: u8 = 0x84;
+}
+
+/// Controller or Namespace Structure: what Identify returns (CDW10 bits 7:0).
+pub mod cns {
+    /// One namespace.
+    pub const NAMESPACE: u8 = 0x00;
+    /// The controller.
+    pub const CONTROLLER: u8 = 0x01;
+    /// Active namespace identifiers above CDW1.NSID.
+    pub const ACTIVE_NAMESPACES: u8 = 0x02;
+    /// Namespace identification descriptors.
+    pub const NAMESPACE_DESCRIPTORS: u8 = 0x03;
+    /// Command-set specific namespace data (2.0).
+    pub const CSI_NAMESPACE: u8 = 0x05;
+    /// Command-set specific controller data (2.0).
+    pub const CSI_CONTROLLER: u8 = 0x06;
+    /// Command-set independent namespace data (2.0).
+    pub const INDEPENDENT_NAMESPACE: u8 = 0x08;
+    /// Allocated namespace identifiers.
+    pub const ALLOCATED_NAMESPACES: u8 = 0x10;
+    /// One allocated namespace.
+    pub const ALLOCATED_NAMESPACE: u8 = 0x11;
+    /// Controllers attached to a namespace.
+    pub const NAMESPACE_CONTROLLERS: u8 = 0x12;
+    /// Controllers of the subsystem.
+    pub const CONTROLLERS: u8 = 0x13;
+}
+
+/// A queue to be created: where it lies and how long it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueueParams {
+    /// Identifier, 1 to 65,535.
+    pub qid: Qid,
+    /// Entries, 2 to 65,536.
+    pub entries: u32,
+    /// Page-aligned start of the physically contiguous ring.
+    pub iova: Iova,
+}
+
+/// CDW11 bit 0 of Create I/O SQ/CQ: physically contiguous.
+pub const QUEUE_CONTIGUOUS: u32 = 1 << 0;
+/// CDW11 bit 1 of Create I/O CQ: interrupts enabled.
+pub const CQ_INTERRUPTS: u32 = 1 << 1;
+
+fn create_queue(opcode: u8, params: QueueParams) -> Sqe {
+    let mut sqe = Sqe::new(opcode, Nsid::NONE).with_prps(params.iova.0, 0);
+    sqe.cdw10 = u32::from(params.qid.0) | params.entries.wrapping_sub(1) << 16;
+    sqe.cdw11 = QUEUE_CONTIGUOUS;
+    sqe
+}
+
+/// Create I/O Completion Queue, contiguous, with interrupt vector `vector` or none (polled).
+///
+/// The ring must be zeroed before the command is sent.
+///
+/// NVMe Base 2.0c, 5.4 (Create I/O Completion Queue command).
+pub fn create_io_cq(params: QueueParams, vector: Option<u16>) -> Sqe {
+    let mut sqe = create_queue(opcode::CREATE_IO_CQ, params);
+    if let Some(vector) = vector {
+        sqe.cdw11 |= CQ_INTERRUPTS | u32::from(vector) << 16;
+    }
+    sqe
+}
+
+/// Create I/O Submission Queue, contiguous, bound to completion queue `cqid`.
+///
+/// NVMe Base 2.0c, 5.5 (Create I/O Submission Queue command).
+pub fn create_io_sq(params: QueueParams, cqid: Qid) -> Sqe {
+    let mut sqe = create_queue(opcode::CREATE_IO_SQ, params);
+    sqe.cdw11 |= u32::from(cqid.0) << 16;
+    sqe
+}
+
+/// Delete I/O Submission Queue. On success the controller has completed or aborted every command of it.
+///
+/// NVMe Base 2.0c, 5.7 (Delete I/O Submission Queue command).
+pub fn delete_io_sq(qid: Qid) -> Sqe {
+    let mut sqe = Sqe::new(opcode::DELETE_IO_SQ, Nsid::NONE);
+    sqe.cdw10 = u32::from(qid.0);
+    sqe
+}
+
+/// Delete I/O Completion Queue; its submission queues must be gone.
+///
+/// NVMe Base 2.0c, 5.6 (Delete I/O Completion Queue command).
+pub fn delete_io_cq(qid: Qid) -> Sqe {
+    let mut sqe = Sqe::new(opcode::DELETE_IO_CQ, Nsid::NONE);
+    sqe.cdw10 = u32::from(qid.0);
+    sqe
+}
+
+/// Identify: 4,096 bytes of structure `cns`.
+///
+/// NVMe Base 2.0c, 5.17 (Identify command).
+pub fn identify(cns: u8, nsid: Nsid) -> Sqe {
+    let mut sqe = Sqe::new(opcode::IDENTIFY, nsid);
+    sqe.cdw10 = u32::from(cns);
+    sqe
+}
+
+/// Get Log Page: `bytes` (a multiple of 4, not 0) of page `lid` from byte `offset` on.
+///
+/// NVMe Base 2.0c, 5.16 (Get Log Page command).
+pub fn get_log_page(lid: u8, nsid: Nsid, bytes: u32, offset: u64) -> Sqe {
+    debug_assert!(bytes >= 4 && bytes.is_multiple_of(4));
+    let numd_z = (bytes / 4).wrapping_sub(1);
+    let mut sqe = Sqe::new(opcode::GET_LOG_PAGE, nsid);
+    sqe.cdw10 = u32::from(lid) | numd_z << 16;
+    sqe.cdw11 = numd_z >> 16;
+    sqe.cdw12 = offset as u32;
+    sqe.cdw13 = (offset >> 32) as u32;
+    sqe
+}
+
+/// Bytes that a Get Log Page command asks for.
+pub const fn log_page_bytes(sqe: &Sqe) -> u64 {
+    let numd_z = (sqe.cdw10 >> 16) as u64 | ((sqe.cdw11 & 0xFFFF) as u64) << 16;
+    (numd_z + 1) * 4
+}
+
+/// What Get Features is asked for (CDW10 bits 10:8).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Select {
+    /// The current value.
+    Current,
+    /// The value after a reset without saved values.
+    Default,
+    /// The saved value.
+    Saved,
+    /// Which of saveable, namespace specific and changeable the feature is.
+    Capabilities,
+}
+
+/// Get Features.
+///
+/// NVMe Base 2.0c, 5.15 (Get Features command).
+pub fn get_features(fid: u8, select: Select, nsid: Nsid, cdw11: u32) -> Sqe {
+    let mut sqe = Sqe::new(opcode::GET_FEATURES, nsid);
+    sqe.cdw10 = u32::from(fid) | (select as u32) << 8;
+    sqe.cdw11 = cdw11;
+    sqe
+}
+
+/// Set Features, not saved across resets.
+///
+/// NVMe Base 2.0c, 5.27 (Set Features command).
+pub fn set_features(fid: u8, nsid: Nsid, cdw11: u32) -> Sqe {
+    let mut sqe = Sqe::new(opcode::SET_FEATURES, nsid);
+    sqe.cdw10 = u32::from(fid);
+    sqe.cdw11 = cdw11;
+    sqe
+}
+
+/// Abort command `cid` of submission queue `sqid`. Best effort: dword 0 bit 0 of the completion is 1
+/// when the command was not aborted.
+///
+/// NVMe Base 2.0c, 5.1 (Abort command).
+pub fn abort(sqid: Qid, cid: Cid) -> Sqe {
+    let mut sqe = Sqe::new(opcode::ABORT, Nsid::NONE);
+    sqe.cdw10 = u32::from(sqid.0) | u32::from(cid.0) << 16;
+    sqe
+}
+
+/// Asynchronous Event Request: completes when the controller has an event to tell.
+///
+/// NVMe Base 2.0c, 5.2 (Asynchronous Event Request command).
+pub fn async_event_request() -> Sqe {
+    Sqe::new(opcode::ASYNC_EVENT_REQUEST, Nsid::NONE)
+}
+
+/// Keep Alive.
+///
+/// NVMe Base 2.0c, 5.18 (Keep Alive command).
+pub fn keep_alive() -> Sqe {
+    Sqe::new(opcode::KEEP_ALIVE, Nsid::NONE)
+}
+
+/// Format NVM: LBA format `lbaf` (0 to 63), no protection, `ses` 0 none, 1 user data erase, 2 cryptographic.
+///
+/// NVMe Base 2.0c, 5.14 (Format NVM command).
+pub fn format_nvm(nsid: Nsid, lbaf: u8, ses: u8) -> Sqe {
+    let mut sqe = Sqe::new(opcode::FORMAT_NVM, nsid);
+    sqe.cdw10 = u32::from(lbaf & 0xF) | u32::from(ses & 7) << 9 | u32::from(lbaf >> 4 & 3) << 12;
+    sqe
+}

@@ -1,0 +1,39 @@
+//! The one place atomics come from.
+//!
+//! Three twins with one interface: `core` on the host, `loom` under model checking, inline PTX on the
+//! GPU. rustc's NVPTX back end drops the ordering of read-modify-write operations and knows only the
+//! `.sys` scope, so nothing in this crate may use `core::sync::atomic` directly.
+
+/// Who must see an operation in order. The host and loom know only one scope and ignore it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// The threads of one thread block.
+    Cta,
+    /// The threads of one GPU.
+    Gpu,
+    /// Every processor and device of the machine: what DMA needs.
+    Sys,
+}
+
+/// Memory order of a load, a store or a fence.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Single-copy atomic, unordered.
+    Relaxed,
+    /// For loads and fences: nothing that follows moves before it.
+    Acquire,
+    /// For stores and fences: nothing that precedes moves after it.
+    Release,
+}
+
+#[cfg(all(not(loom), not(target_arch = "nvptx64")))]
+#[path = "core.rs"]
+mod twin;
+#[cfg(loom)]
+#[path = "loom.rs"]
+mod twin;
+#[cfg(all(not(loom), target_arch = "nvptx64"))]
+#[path = "nvptx.rs"]
+mod twin;
+
+pub use twin::{AtomicU32, AtomicU64, fence};

@@ -1,0 +1,87 @@
+//! GPU twin: every operation is one PTX instruction with its order and scope spelled out.
+// UNSAFETY: inline PTX is the only way to name scopes and to keep the order of an operation; see the
+// crate's docs/memory-model.md.
+#![allow(unsafe_code)]
+
+use super::{Order, Scope};
+use core::arch::asm;
+use core::cell::UnsafeCell;
+
+macro_rules! by_scope {
+    ($scope:expr, $before:literal, $after:literal, $($operand:tt)*) => {
+        match $scope {
+            // SAFETY: the pointer comes from a live `&self` of the operand's width and alignment.
+            Scope::Cta => unsafe { asm!(concat!($before, ".cta", $after), $($operand)*) },
+            // SAFETY: as above.
+            Scope::Gpu => unsafe { asm!(concat!($before, ".gpu", $after), $($operand)*) },
+            // SAFETY: as above.
+            Scope::Sys => unsafe { asm!(concat!($before, ".sys", $after), $($operand)*) },
+        }
+    };
+}
+
+macro_rules! atomic {
+    ($name:ident, $value:ty, $class:ident, $suffix:literal) => {
+        /// The GPU twin of the host type.
+        #[derive(Debug, Default)]
+        #[repr(transparent)]
+        pub struct $name(UnsafeCell<$value>);
+
+        // SAFETY: every access is a single-copy-atomic PTX instruction.
+        unsafe impl Sync for $name {}
+
+        impl $name {
+            /// A new atomic that holds `value`.
+            pub const fn new(value: $value) -> Self {
+                Self(UnsafeCell::new(value))
+            }
+
+            /// Loads the value; `Release` is taken as `Relaxed`.
+            #[inline(always)]
+            pub fn load(&self, order: Order, scope: Scope) -> $value {
+                let value: $value;
+                let at = self.0.get();
+                match order {
+                    Order::Acquire => by_scope!(scope, "ld.acquire", concat!(".", $suffix, " {v}, [{p}];"),
+                        v = out($class) value, p = in(reg64) at, options(nostack)),
+                    Order::Relaxed | Order::Release => by_scope!(scope, "ld.relaxed", concat!(".", $suffix, " {v}, [{p}];"),
+                        v = out($class) value, p = in(reg64) at, options(nostack)),
+                }
+                value
+            }
+
+            /// Stores `value`; `Acquire` is taken as `Relaxed`.
+            #[inline(always)]
+            pub fn store(&self, value: $value, order: Order, scope: Scope) {
+                let at = self.0.get();
+                match order {
+                    Order::Release => by_scope!(scope, "st.release", concat!(".", $suffix, " [{p}], {v};"),
+                        v = in($class) value, p = in(reg64) at, options(nostack)),
+                    Order::Relaxed | Order::Acquire => by_scope!(scope, "st.relaxed", concat!(".", $suffix, " [{p}], {v};"),
+                        v = in($class) value, p = in(reg64) at, options(nostack)),
+                }
+            }
+
+            /// Stores `value` to a device register: `.mmio` keeps the store single and of this width.
+            #[inline(always)]
+            pub fn store_mmio(&self, value: $value) {
+                // SAFETY: the pointer comes from a live `&self`; doorbells are in the global window.
+                unsafe {
+                    asm!(concat!("st.mmio.relaxed.sys.global.", $suffix, " [{p}], {v};"),
+                        v = in($class) value, p = in(reg64) self.0.get(), options(nostack));
+                }
+            }
+        }
+    };
+}
+
+atomic!(AtomicU32, u32, reg32, "u32");
+atomic!(AtomicU64, u64, reg64, "u64");
+
+/// `fence.acq_rel` at the given scope for `Acquire` and `Release`; nothing for `Relaxed`.
+#[inline(always)]
+pub fn fence(order: Order, scope: Scope) {
+    if order != Order::Relaxed {
+        by_scope!(scope, "fence.acq_rel", ";", options(nostack));
+    }
+}

@@ -1,0 +1,157 @@
+//! Splits a range of blocks into commands.
+//!
+//! Each piece is at most MDTS long and does not cross a boundary that the namespace asks for
+//! (NOIOB), counted from LBA 0.
+//!
+//! NVMe Base 2.0c, "Maximum Data Transfer Size (MDTS)"; NVM Command Set 1.0c, "NOIOB".
+
+use crate::spec::nvm::MAX_BLOCKS;
+use crate::spec::Lba;
+use core::fmt;
+
+/// What bounds one command of a namespace.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Bytes per block.
+    pub block_bytes: u32,
+    /// Blocks of the namespace.
+    pub blocks: u64,
+    /// Most bytes per command, or `None` for no limit.
+    pub max_bytes: Option<u64>,
+    /// Blocks between boundaries that commands should not cross; 0 for none.
+    pub boundary_blocks: u32,
+}
+
+/// One command's share of a transfer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// First block.
+    pub lba: Lba,
+    /// Blocks, 1 to 65,536.
+    pub blocks: u32,
+    /// Bytes from the start of the transfer's buffer.
+    pub offset: u64,
+}
+
+/// Why a range cannot be transferred.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RangeError {
+    /// No blocks.
+    Empty,
+    /// The range ends past the namespace.
+    PastEnd {
+        /// Blocks of the namespace.
+        blocks: u64,
+    },
+    /// MDTS is smaller than a block.
+    BlockAboveMdts,
+}
+
+impl fmt::Display for RangeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Empty => f.write_str("the range has no blocks: give at least 1"),
+            Self::PastEnd { blocks } => {
+                write!(f, "the range ends past the namespace, which has {blocks} blocks")
+            }
+            Self::BlockAboveMdts => {
+                f.write_str("one block is longer than the controller's largest transfer: reformat")
+            }
+        }
+    }
+}
+
+impl core::error::Error for RangeError {}
+
+/// The pieces of a transfer, in order.
+#[derive(Clone, Debug)]
+pub struct Pieces {
+    next: u64,
+    end: u64,
+    start: u64,
+    most: u32,
+    limits: Limits,
+}
+
+/// Splits `blocks` blocks from `lba` on.
+///
+/// # Errors
+/// See [`RangeError`]; checked before the first piece, so that nothing is half done.
+pub fn split(lba: Lba, blocks: u64, limits: Limits) -> Result<Pieces, RangeError> {
+    if blocks == 0 {
+        return Err(RangeError::Empty);
+    }
+    let past_end = RangeError::PastEnd { blocks: limits.blocks };
+    let end = lba.0.checked_add(blocks).filter(|end| *end <= limits.blocks).ok_or(past_end)?;
+    let by_size = limits.max_bytes.map_or(u64::MAX, |max| max / u64::from(limits.block_bytes));
+    let most = by_size.min(u64::from(MAX_BLOCKS)) as u32;
+    if most == 0 {
+        return Err(RangeError::BlockAboveMdts);
+    }
+    Ok(Pieces { next: lba.0, end, start: lba.0, most, limits })
+}
+
+impl Iterator for Pieces {
+    type Item = Piece;
+
+    fn next(&mut self) -> Option<Piece> {
+        if self.next == self.end {
+            return None;
+        }
+        let to_boundary = match u64::from(self.limits.boundary_blocks) {
+            0 => u64::MAX,
+            boundary => boundary - self.next % boundary,
+        };
+        let blocks = (self.end - self.next).min(u64::from(self.most)).min(to_boundary);
+        let piece = Piece {
+            lba: Lba(self.next),
+            blocks: blocks as u32,
+            offset: (self.next - self.start) * u64::from(self.limits.block_bytes),
+        };
+        self.next += blocks;
+        Some(piece)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const LIMITS: Limits =
+        Limits { block_bytes: 512, blocks: 1000, max_bytes: Some(8 * 512), boundary_blocks: 0 };
+
+    fn pieces(lba: u64, blocks: u64, limits: Limits) -> Vec<(u64, u32, u64)> {
+        let split = split(Lba(lba), blocks, limits).unwrap();
+        split.map(|piece| (piece.lba.0, piece.blocks, piece.offset)).collect()
+    }
+
+    #[test]
+    fn splits_by_mdts() {
+        assert_eq!(pieces(5, 8, LIMITS), [(5, 8, 0)]);
+        assert_eq!(pieces(5, 17, LIMITS), [(5, 8, 0), (13, 8, 4096), (21, 1, 8192)]);
+    }
+
+    #[test]
+    fn respects_the_boundary() {
+        let limits = Limits { boundary_blocks: 10, ..LIMITS };
+        assert_eq!(pieces(5, 17, limits), [(5, 5, 0), (10, 8, 2560), (18, 2, 6656), (20, 2, 7680)]);
+    }
+
+    #[test]
+    fn no_mdts_still_ends_at_65536_blocks() {
+        let limits = Limits { max_bytes: None, blocks: 1 << 40, ..LIMITS };
+        assert_eq!(pieces(0, 65_537, limits), [(0, 65_536, 0), (65_536, 1, 65_536 * 512)]);
+    }
+
+    #[test]
+    fn bad_ranges_are_refused_as_a_whole() {
+        let error = |lba, blocks, limits| split(Lba(lba), blocks, limits).unwrap_err();
+        assert_eq!(error(0, 0, LIMITS), RangeError::Empty);
+        assert_eq!(error(1000, 1, LIMITS), RangeError::PastEnd { blocks: 1000 });
+        assert_eq!(error(999, 2, LIMITS), RangeError::PastEnd { blocks: 1000 });
+        assert_eq!(error(u64::MAX, 2, LIMITS), RangeError::PastEnd { blocks: 1000 });
+        let tiny = Limits { max_bytes: Some(511), ..LIMITS };
+        assert_eq!(error(0, 1, tiny), RangeError::BlockAboveMdts);
+        assert_eq!(pieces(999, 1, LIMITS), [(999, 1, 0)]);
+    }
+}
