@@ -6,10 +6,6 @@
 //! specification's figures (tests/tests/spec_vectors.rs). Unknown values are data, never panics.
 #![forbid(unsafe_code)]
 
-// Wire structures hold native integers, so their bytes are right on little-endian machines alone.
-#[cfg(target_endian = "big")]
-compile_error!("nvme-core supports little-endian targets only");
-
 /// Asserts at compile time that each field lies at its offset in the specification's figure.
 macro_rules! offsets {
     ($type:ty: $($field:ident @ $offset:literal),* $(,)?) => {

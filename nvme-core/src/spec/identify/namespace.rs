@@ -120,7 +120,11 @@ pub struct IdentifyNamespace {
     /// Maximum source range count of Copy, 0's based.
     pub msrc: u8,
     /// Reserved.
-    pub reserved81: [u8; 11],
+    pub reserved81: u8,
+    /// Number of unique attribute LBA formats: they follow the `nlbaf + 1` common ones.
+    pub nulbaf: u8,
+    /// Reserved.
+    pub reserved83: [u8; 9],
     /// ANA group identifier.
     pub anagrpid: u32,
     /// Reserved.
@@ -135,7 +139,7 @@ pub struct IdentifyNamespace {
     pub nguid: [u8; 16],
     /// IEEE extended unique identifier, most significant byte first; 0 is none.
     pub eui64: [u8; 8],
-    /// LBA formats; the first `nlbaf + 1` of them are valid.
+    /// LBA formats; the first [`lba_formats`](Self::lba_formats) of them are valid.
     pub lbaf: [LbaFormat; 64],
     /// Vendor specific.
     pub vs: [u8; 3712],
@@ -145,16 +149,21 @@ const _: () = assert!(size_of::<IdentifyNamespace>() == IDENTIFY_BYTES);
 offsets!(IdentifyNamespace: nsze @ 0, ncap @ 8, nuse @ 16, nsfeat @ 24, nlbaf @ 25, flbas @ 26,
     mc @ 27, dpc @ 28, dps @ 29, nmic @ 30, rescap @ 31, fpi @ 32, dlfeat @ 33, nawun @ 34,
     nawupf @ 36, nacwu @ 38, nabsn @ 40, nabo @ 42, nabspf @ 44, noiob @ 46, nvmcap @ 48, npwg @ 64,
-    npwa @ 66, npdg @ 68, npda @ 70, nows @ 72, mssrl @ 74, mcl @ 76, msrc @ 80, anagrpid @ 92,
-    nsattr @ 99, nvmsetid @ 100, endgid @ 102, nguid @ 104, eui64 @ 120, lbaf @ 128, vs @ 384);
+    npwa @ 66, npdg @ 68, npda @ 70, nows @ 72, mssrl @ 74, mcl @ 76, msrc @ 80,
+    nulbaf @ 82, anagrpid @ 92, nsattr @ 99, nvmsetid @ 100, endgid @ 102, nguid @ 104, eui64 @ 120, lbaf @ 128, vs @ 384);
 
 impl IdentifyNamespace {
     /// FLBAS bit 4: metadata follows each block in the data buffer instead of lying apart.
     pub const EXTENDED_METADATA: u8 = 1 << 4;
 
-    /// LBA formats that the namespace can have, 1 to 256 (only 64 fit into the structure).
-    pub const fn lba_formats(&self) -> u32 {
-        self.nlbaf as u32 + 1
+    /// Entries of `lbaf` that are valid, 1 to 64; a larger sum from the controller is cut to the table.
+    pub const fn lba_formats(&self) -> usize {
+        let formats = self.nlbaf as usize + self.nulbaf as usize + 1;
+        if formats < self.lbaf.len() {
+            formats
+        } else {
+            self.lbaf.len()
+        }
     }
 
     /// Index of the current format, 0 to 63. FLBAS bits 6:5 count only with more than 16 formats.
