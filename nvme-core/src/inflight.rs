@@ -7,6 +7,7 @@
 
 use crate::error::ControllerFault;
 use crate::spec::Cid;
+use core::marker::PhantomData;
 
 /// The most commands in flight on one queue. Slot 4095 is never used, so CID FFFFh never occurs.
 pub const MAX_IN_FLIGHT: u32 = 4095;
@@ -68,8 +69,9 @@ pub(crate) struct Released<B> {
 
 /// The table of slots.
 #[derive(Debug)]
-pub(crate) struct Inflight<S> {
+pub(crate) struct Inflight<B, S> {
     slots: S,
+    _lease: PhantomData<fn(B) -> B>,
     first_free: u16,
     last_free: u16,
     in_flight: u32,
@@ -77,7 +79,7 @@ pub(crate) struct Inflight<S> {
     earliest_ns: u64,
 }
 
-pub(crate) fn slot_of(cid: Cid) -> usize {
+fn slot_of(cid: Cid) -> usize {
     usize::from(cid.0) & ((1 << SLOT_BITS) - 1)
 }
 
@@ -85,7 +87,7 @@ fn cid_of(slot: u16, generation: u16) -> Cid {
     Cid(slot | generation << SLOT_BITS)
 }
 
-impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<S> {
+impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
     /// Uses at most the first 4,095 slots.
     pub fn new(mut slots: S) -> Self {
         let usable = slots.as_mut().len().min(MAX_IN_FLIGHT as usize) as u16;
@@ -95,6 +97,7 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<S> {
         }
         Self {
             slots,
+            _lease: PhantomData,
             first_free: if usable == 0 { NONE } else { 0 },
             last_free: usable.wrapping_sub(1),
             in_flight: 0,
@@ -204,7 +207,7 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<S> {
 mod tests {
     use super::*;
 
-    fn table(slots: usize) -> Inflight<Vec<Slot<u32>>> {
+    fn table(slots: usize) -> Inflight<u32, Vec<Slot<u32>>> {
         Inflight::new((0..slots).map(|_| Slot::new()).collect())
     }
 
@@ -293,7 +296,7 @@ mod tests {
             assert_ne!(table.reserve(n, 0).unwrap(), Cid(0xFFFF));
         }
         assert_eq!(table.reserve(0, 0), Err(0));
-        let mut none: Inflight<Vec<Slot<u32>>> = Inflight::new(Vec::new());
+        let mut none: Inflight<u32, Vec<Slot<u32>>> = Inflight::new(Vec::new());
         assert_eq!(none.reserve(1, 0), Err(1));
     }
 }

@@ -6,10 +6,11 @@
 
 use crate::cq::CompletionQueue;
 use crate::error::{ControllerFault, MapError, SubmitError};
-use crate::inflight::{Inflight, MAX_IN_FLIGHT, Quiesced, Released, Slot, slot_of};
+use crate::inflight::{Inflight, MAX_IN_FLIGHT, Quiesced, Released, Slot};
 use crate::mem::{CqRing, DmaWords, Doorbell, SqRing};
 use crate::prp;
 use crate::sgl;
+use crate::sq::SubmissionQueue;
 use crate::spec::{Cid, Cqe, Iova, PageSize, Qid, Sqe, Status};
 use crate::trace::{Event, Tracer};
 
@@ -140,13 +141,10 @@ pub struct QueuePair<'a, B, S = &'a mut [Slot<B>]> {
     sq: SubmissionQueue<'a>,
     cq: CompletionQueue<'a>,
     lists: ListMemory<'a>,
-    inflight: Inflight<S>,
+    inflight: Inflight<B, S>,
     limit: u32,
     tracer: Tracer<'a>,
-    _lease: core::marker::PhantomData<fn(B) -> B>,
 }
-
-use crate::sq::SubmissionQueue;
 
 impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
     /// An empty pair. The completion ring is zeroed here: create the queue on the controller after.
@@ -161,7 +159,6 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
             inflight: Inflight::new(slots),
             limit: smaller.min(slot_count).min(MAX_IN_FLIGHT),
             tracer: Tracer::default(),
-            _lease: core::marker::PhantomData,
         }
     }
 

@@ -1,0 +1,468 @@
+//! Bring-up: reset, admin queue, enable, identify, queues. A state machine without IO.
+//!
+//! The caller makes [`Bringup`] and calls [`step`](Bringup::step) until it says
+//! [`Step::Ready`]; time is an argument. The same machine resets a controller in use:
+//!
+//! 1. [`Step::Wait`]: call again, not later than `until_ns` to be told of a time-out in time.
+//! 2. [`Step::Disabled`]: the controller has let go of all memory. Reclaim and restart every queue
+//!    with the [`Quiesced`] that came, then hand it back with [`enable`](Bringup::enable).
+//! 3. [`Step::HostMemory`]: the controller asks for a host memory buffer; answer with
+//!    [`host_memory`](Bringup::host_memory).
+//! 4. [`Step::Ready`]: everything is in [`info`](Bringup::info); the planned queues exist.
+//!
+//! NVMe Base 2.0c, 3.5.1 (Memory-based Controller Initialization).
+
+mod script;
+
+use crate::error::BringupError;
+use crate::inflight::{Quiesced, Slot};
+use crate::mem::DmaWords;
+use crate::queue_pair::QueuePair;
+use crate::registers::Registers;
+use crate::spec::register::{ALL_ONES, Aqa, Cap, Cc, Crto, Csts, offset};
+use crate::spec::{Iova, Lba, Nsid, PageSize, Qid};
+use heapless::Vec;
+use script::Script;
+
+const NS_PER_MS: u64 = 1_000_000;
+/// How often a waiting machine wants to look again.
+const POLL_NS: u64 = 100_000;
+/// The most namespaces that [`Info`] lists; others can be identified one by one.
+pub const MAX_NAMESPACES: usize = 32;
+
+/// An I/O queue pair to be created during bring-up.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct QueuePlan {
+    /// Identifier of both queues, from 1 on.
+    pub qid: Qid,
+    /// Entries of the submission ring.
+    pub sq_entries: u32,
+    /// Where it lies, page aligned.
+    pub sq_iova: Iova,
+    /// Entries of the completion ring.
+    pub cq_entries: u32,
+    /// Where it lies, page aligned.
+    pub cq_iova: Iova,
+    /// Interrupt vector of the completion queue, or none for polling.
+    pub vector: Option<u16>,
+}
+
+/// What to bring up.
+#[derive(Clone, Copy, Debug)]
+pub struct Config<'a> {
+    /// I/O queue pairs to ask for (Number of Queues); the controller may grant fewer.
+    pub queue_pairs: u32,
+    /// Pairs to create at once, in order; those above the grant are left out.
+    pub plans: &'a [QueuePlan],
+    /// Deadline of each admin command.
+    pub command_timeout_ns: u64,
+    /// Least time given to CSTS.RDY, whatever CAP.TO says.
+    pub min_ready_timeout_ms: u32,
+}
+
+impl Default for Config<'_> {
+    /// 16 queue pairs, none created at once, 5 s per command, 500 ms at least for readiness.
+    fn default() -> Self {
+        Self {
+            queue_pairs: 16,
+            plans: &[],
+            command_timeout_ns: 5_000 * NS_PER_MS,
+            min_ready_timeout_ms: 500,
+        }
+    }
+}
+
+/// What the capabilities say, before anything is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Capabilities {
+    /// Largest I/O queue, in entries.
+    pub max_entries: u32,
+    /// Doorbell stride: doorbells are 4 << DSTRD bytes apart.
+    pub dstrd: u8,
+    /// The memory page size that bring-up will set: 4 KiB, or MPSMIN if that is larger.
+    pub page: PageSize,
+    /// Unit of MDTS: CAP.MPSMIN.
+    pub mdts_unit: PageSize,
+    /// How long CSTS.RDY may take, in milliseconds.
+    pub ready_timeout_ms: u32,
+    /// CC.CSS to be set.
+    pub css: u8,
+}
+
+impl Capabilities {
+    /// Reads CAP (and CRTO), and checks that this driver can work with the controller.
+    ///
+    /// # Errors
+    /// [`BringupError::DeviceGone`], [`BringupError::NoNvmCommandSet`], [`BringupError::PageSize`].
+    pub fn read(registers: &dyn Registers) -> Result<Self, BringupError> {
+        let raw = registers.read64(offset::CAP);
+        if raw == u64::MAX {
+            return Err(BringupError::DeviceGone);
+        }
+        let cap = Cap(raw);
+        let css = match cap.css() {
+            css if css & 1 << 6 != 0 => 0b110,
+            css if css & 1 != 0 => 0b000,
+            css => return Err(BringupError::NoNvmCommandSet(css)),
+        };
+        let (mpsmin, mpsmax) = (cap.mpsmin(), cap.mpsmax());
+        let error = BringupError::PageSize { mpsmin, mpsmax };
+        let page = PageSize::from_mps(mpsmin).filter(|_| mpsmin <= 4 && mpsmin <= mpsmax);
+        let page = page.ok_or(error)?;
+        // CRTO replaces CAP.TO where the controller tells its ready modes; a controller that says
+        // 0 there is given CAP.TO after all.
+        let crwmt = match cap.crms() {
+            0 => 0,
+            _ => Crto(registers.read32(offset::CRTO)).crwmt(),
+        };
+        let units = if crwmt == 0 { u32::from(cap.to()) } else { u32::from(crwmt) };
+        Ok(Self {
+            max_entries: cap.mqes(),
+            dstrd: cap.dstrd(),
+            page,
+            mdts_unit: page,
+            ready_timeout_ms: units * 500,
+            css,
+        })
+    }
+}
+
+/// A namespace as bring-up found it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamespaceInfo {
+    /// Its identifier.
+    pub nsid: Nsid,
+    /// Size in blocks (NSZE).
+    pub blocks: u64,
+    /// Bytes per block, without metadata; 0 when LBADS is out of range.
+    pub block_bytes: u32,
+    /// Metadata bytes per block.
+    pub metadata_bytes: u16,
+    /// End-to-end protection type, 0 for none.
+    pub protection: u8,
+    /// Metadata lies at the end of each block rather than in a buffer of its own.
+    pub extended: bool,
+    /// Boundary in blocks that commands should not cross; 0 for none.
+    pub boundary_blocks: u32,
+}
+
+impl NamespaceInfo {
+    /// The last block.
+    pub fn last(&self) -> Lba {
+        Lba(self.blocks.saturating_sub(1))
+    }
+
+    /// Whether this driver reads and writes it: blocks of 512 bytes to 64 KiB, and no metadata.
+    pub fn is_supported(&self) -> bool {
+        (512..=65_536).contains(&self.block_bytes) && self.metadata_bytes == 0
+    }
+}
+
+/// What bring-up learned.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Info {
+    /// The capabilities.
+    pub capabilities: Capabilities,
+    /// Version register: major 31:16, minor 15:8, tertiary 7:0.
+    pub version: u32,
+    /// I/O queue pairs granted.
+    pub queue_pairs: u32,
+    /// Of the planned pairs, how many were created.
+    pub created: u32,
+    /// Largest transfer in bytes, or `None` for no limit.
+    pub max_transfer: Option<u64>,
+    /// Optional NVM commands (see [`oncs`](crate::spec::identify::oncs)).
+    pub oncs: u16,
+    /// A volatile write cache is present.
+    pub volatile_write_cache: bool,
+    /// I/O commands may use SGLs.
+    pub sgl: bool,
+    /// Abort commands that may be outstanding.
+    pub abort_limit: u32,
+    /// Asynchronous event requests that may be outstanding.
+    pub event_limit: u32,
+    /// Time a normal shutdown may take, in milliseconds.
+    pub shutdown_timeout_ms: u32,
+    /// Highest namespace identifier.
+    pub max_nsid: u32,
+    /// The active namespaces, ascending.
+    pub namespaces: Vec<NamespaceInfo, MAX_NAMESPACES>,
+    /// More namespaces are active than the list holds.
+    pub more_namespaces: bool,
+    /// A host memory buffer was given.
+    pub host_memory: bool,
+}
+
+impl Info {
+    fn new(capabilities: Capabilities, version: u32) -> Self {
+        Self {
+            capabilities,
+            version,
+            queue_pairs: 0,
+            created: 0,
+            max_transfer: None,
+            oncs: 0,
+            volatile_write_cache: false,
+            sgl: false,
+            abort_limit: 1,
+            event_limit: 1,
+            shutdown_timeout_ms: 0,
+            max_nsid: 0,
+            namespaces: Vec::new(),
+            more_namespaces: false,
+            host_memory: false,
+        }
+    }
+}
+
+/// A host memory buffer to give to the controller. It stays the controller's until shutdown, reset
+/// or a Set Features that takes it back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct HostMemory {
+    /// Size in pages of CC.MPS.
+    pub pages: u32,
+    /// Where the descriptor list lies, 16-byte aligned.
+    pub list: Iova,
+    /// Descriptors in the list.
+    pub entries: u32,
+}
+
+/// What the machine wants next.
+#[derive(Debug)]
+pub enum Step {
+    /// Call again at `until_ns` or before.
+    Wait {
+        /// On the caller's clock.
+        until_ns: u64,
+    },
+    /// The controller is disabled: reclaim and restart queues, then call [`Bringup::enable`].
+    Disabled(Quiesced),
+    /// The controller would like a host memory buffer: call [`Bringup::host_memory`].
+    HostMemory {
+        /// Preferred size in bytes.
+        preferred: u64,
+        /// Least size that helps, in bytes; 0 when any does.
+        minimum: u64,
+    },
+    /// The controller works.
+    Ready,
+}
+
+#[derive(Debug)]
+enum Phase {
+    Start,
+    /// CC.EN was 1 while RDY was 0: RDY must rise before EN may be cleared.
+    WaitRise { deadline_ns: u64 },
+    WaitDisabled { deadline_ns: u64 },
+    Disabled,
+    Enable,
+    WaitEnabled { deadline_ns: u64 },
+    Script(Script),
+    Ready,
+    Failed(BringupError),
+}
+
+/// The machine. See the [module](self) for the order of calls.
+#[derive(Debug)]
+pub struct Bringup<'a> {
+    config: Config<'a>,
+    page: DmaWords<'a>,
+    phase: Phase,
+    info: Info,
+}
+
+impl<'a> Bringup<'a> {
+    /// A machine that brings up the controller behind `registers`, whatever its state.
+    ///
+    /// `page` is DMA memory of at least 4,096 bytes, page aligned, that the machine uses for Identify
+    /// data. After an error the controller may still write to it until the function is reset.
+    ///
+    /// # Errors
+    /// As [`Capabilities::read`]; [`BringupError::AdminRing`] when `page` is too small or not aligned.
+    pub fn new(
+        registers: &dyn Registers,
+        config: Config<'a>,
+        page: DmaWords<'a>,
+    ) -> Result<Self, BringupError> {
+        let capabilities = Capabilities::read(registers)?;
+        if page.len() < 512 || capabilities.page.offset_of(page.iova()) != 0 {
+            return Err(BringupError::AdminRing);
+        }
+        let info = Info::new(capabilities, registers.read32(offset::VS));
+        Ok(Self { config, page, phase: Phase::Start, info })
+    }
+
+    /// What is known so far; complete when [`Step::Ready`] was returned.
+    pub fn info(&self) -> &Info {
+        &self.info
+    }
+
+    /// Goes on after [`Step::Disabled`].
+    ///
+    /// Taking the proof back keeps it from being used once the controller runs again.
+    pub fn enable(&mut self, proof: Quiesced) {
+        let Quiesced { .. } = proof;
+        if matches!(self.phase, Phase::Disabled) {
+            self.phase = Phase::Enable;
+        }
+    }
+
+    /// Answers [`Step::HostMemory`]: `None` to give no memory.
+    pub fn host_memory(&mut self, memory: Option<HostMemory>) {
+        if let Phase::Script(script) = &mut self.phase {
+            script.give(memory);
+        }
+    }
+
+    /// Does what can be done now and says what comes next.
+    ///
+    /// `admin` is the admin queue pair of this controller, restarted (or new) when the controller is
+    /// disabled. Completions of commands that this machine did not send are dropped.
+    ///
+    /// # Errors
+    /// See [`BringupError`]; the machine stays failed and repeats the error.
+    pub fn step<B: Default, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
+        &mut self,
+        registers: &dyn Registers,
+        admin: &mut QueuePair<'_, B, S>,
+        now_ns: u64,
+    ) -> Result<Step, BringupError> {
+        let result = self.advance(registers, admin, now_ns);
+        if let Err(error) = result {
+            self.phase = Phase::Failed(error);
+        }
+        result
+    }
+
+    fn advance<B: Default, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
+        &mut self,
+        registers: &dyn Registers,
+        admin: &mut QueuePair<'_, B, S>,
+        now_ns: u64,
+    ) -> Result<Step, BringupError> {
+        loop {
+            let csts = self.status(registers)?;
+            match &mut self.phase {
+                Phase::Failed(error) => return Err(*error),
+                Phase::Ready => return Ok(Step::Ready),
+                Phase::Disabled => return Ok(Step::Wait { until_ns: now_ns + POLL_NS }),
+                Phase::Start => {
+                    let deadline_ns = self.ready_deadline(now_ns);
+                    let cc = Cc(registers.read32(offset::CC));
+                    self.phase = if cc.en() && !csts.rdy() && !csts.cfs() {
+                        Phase::WaitRise { deadline_ns }
+                    } else {
+                        clear_enable(registers, cc);
+                        Phase::WaitDisabled { deadline_ns }
+                    };
+                }
+                Phase::WaitRise { deadline_ns } => {
+                    // A controller that never rises is disabled all the same: there is no other way.
+                    if !csts.rdy() && !csts.cfs() && now_ns < *deadline_ns {
+                        return Ok(Step::Wait { until_ns: now_ns + POLL_NS });
+                    }
+                    clear_enable(registers, Cc(registers.read32(offset::CC)));
+                    self.phase = Phase::WaitDisabled { deadline_ns: self.ready_deadline(now_ns) };
+                }
+                Phase::WaitDisabled { deadline_ns } => {
+                    if csts.rdy() {
+                        let deadline_ns = *deadline_ns;
+                        return self.wait_ready(false, deadline_ns, now_ns);
+                    }
+                    self.phase = Phase::Disabled;
+                    return Ok(Step::Disabled(Quiesced::new()));
+                }
+                Phase::Enable => {
+                    self.program(registers, admin)?;
+                    self.phase = Phase::WaitEnabled { deadline_ns: self.ready_deadline(now_ns) };
+                }
+                Phase::WaitEnabled { deadline_ns } => {
+                    if csts.cfs() {
+                        return Err(BringupError::FatalStatus);
+                    }
+                    if !csts.rdy() {
+                        let deadline_ns = *deadline_ns;
+                        return self.wait_ready(true, deadline_ns, now_ns);
+                    }
+                    self.phase = Phase::Script(Script::new());
+                }
+                Phase::Script(script) => {
+                    if csts.cfs() {
+                        return Err(BringupError::FatalStatus);
+                    }
+                    let step =
+                        script.step(&mut self.info, &self.config, self.page, admin, now_ns)?;
+                    if let Step::Ready = step {
+                        self.phase = Phase::Ready;
+                    }
+                    return Ok(step);
+                }
+            }
+        }
+    }
+
+    fn status(&self, registers: &dyn Registers) -> Result<Csts, BringupError> {
+        match registers.read32(offset::CSTS) {
+            ALL_ONES => Err(BringupError::DeviceGone),
+            csts => Ok(Csts(csts)),
+        }
+    }
+
+    fn ready_timeout_ms(&self) -> u32 {
+        self.info.capabilities.ready_timeout_ms.max(self.config.min_ready_timeout_ms)
+    }
+
+    fn ready_deadline(&self, now_ns: u64) -> u64 {
+        now_ns + u64::from(self.ready_timeout_ms()) * NS_PER_MS
+    }
+
+    fn wait_ready(
+        &self,
+        ready: bool,
+        deadline_ns: u64,
+        now_ns: u64,
+    ) -> Result<Step, BringupError> {
+        if now_ns >= deadline_ns {
+            return Err(BringupError::ReadyTimeout { ready, ms: self.ready_timeout_ms() });
+        }
+        Ok(Step::Wait { until_ns: deadline_ns.min(now_ns + POLL_NS) })
+    }
+
+    fn program<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
+        &self,
+        registers: &dyn Registers,
+        admin: &QueuePair<'_, B, S>,
+    ) -> Result<(), BringupError> {
+        let page = self.info.capabilities.page;
+        let (sq, cq) = (admin.sq(), admin.cq());
+        let fits = |entries: u32, iova| entries <= 4096 && page.offset_of(iova) == 0;
+        if !fits(sq.entries(), sq.iova()) || !fits(cq.entries(), cq.iova()) {
+            return Err(BringupError::AdminRing);
+        }
+        let mut aqa = Aqa(0);
+        aqa.set_asqs_z((sq.entries() - 1) as u16);
+        aqa.set_acqs_z((cq.entries() - 1) as u16);
+        registers.write32(offset::AQA, aqa.0);
+        registers.write64(offset::ASQ, sq.iova().0);
+        registers.write64(offset::ACQ, cq.iova().0);
+
+        let mut cc = Cc(0);
+        cc.set_css(self.info.capabilities.css);
+        cc.set_mps(page.mps());
+        cc.set_iosqes(6);
+        cc.set_iocqes(4);
+        registers.write32(offset::CC, cc.0);
+        cc.set_en(true);
+        registers.write32(offset::CC, cc.0);
+        Ok(())
+    }
+}
+
+/// Clears CC.EN and any shutdown request, leaving the other fields as they must be while RDY is 1.
+fn clear_enable(registers: &dyn Registers, mut cc: Cc) {
+    if cc.en() {
+        cc.set_en(false);
+        cc.set_shn(0);
+        registers.write32(offset::CC, cc.0);
+    }
+}

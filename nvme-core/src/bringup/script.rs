@@ -1,0 +1,314 @@
+//! The admin commands of bring-up, one after the other.
+
+use super::{Config, HostMemory, Info, MAX_NAMESPACES, NamespaceInfo, POLL_NS, Step};
+use crate::error::BringupError;
+use crate::inflight::Slot;
+use crate::mem::DmaWords;
+use crate::queue_pair::{Data, Outcome, QueuePair};
+use crate::spec::admin::{self, QueueParams, cns};
+use crate::spec::feature::{self, NumberOfQueues, fid};
+use crate::spec::identify::{IdentifyController, IdentifyNamespace};
+use crate::spec::{Cid, Nsid, Sqe, Status};
+use zerocopy::FromBytes;
+
+const IDENTIFY_BYTES: usize = 4096;
+/// Active namespace identifiers in one list.
+const LIST_ENTRIES: usize = 1024;
+
+/// What comes next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Todo {
+    Controller,
+    PowerStates,
+    Queues,
+    AskMemory,
+    GiveMemory(HostMemory),
+    Namespaces,
+    Namespace(usize),
+    CreateCq(usize),
+    CreateSq(usize),
+    Done,
+}
+
+#[derive(Debug)]
+pub(super) struct Script {
+    todo: Todo,
+    sent: Option<(Cid, u8)>,
+    preferred_pages: u32,
+    minimum_pages: u32,
+    has_power_transitions: bool,
+}
+
+impl Script {
+    pub fn new() -> Self {
+        Self {
+            todo: Todo::Controller,
+            sent: None,
+            preferred_pages: 0,
+            minimum_pages: 0,
+            has_power_transitions: false,
+        }
+    }
+
+    pub fn give(&mut self, memory: Option<HostMemory>) {
+        if self.todo == Todo::AskMemory {
+            self.todo = memory.map_or(Todo::Namespaces, Todo::GiveMemory);
+        }
+    }
+
+    pub fn step<B: Default, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
+        &mut self,
+        info: &mut Info,
+        config: &Config<'_>,
+        page: DmaWords<'_>,
+        admin: &mut QueuePair<'_, B, S>,
+        now_ns: u64,
+    ) -> Result<Step, BringupError> {
+        loop {
+            if let Some((cid, opcode)) = self.sent {
+                let Some((status, dw0)) = answer(admin, cid, opcode, now_ns)? else {
+                    return Ok(Step::Wait { until_ns: now_ns + POLL_NS });
+                };
+                self.sent = None;
+                self.take(status, opcode, dw0, info, config, page)?;
+            }
+            match self.todo {
+                Todo::Done => return Ok(Step::Ready),
+                Todo::AskMemory => {
+                    // HMPRE and HMMIN count units of 4 KiB whatever CC.MPS is.
+                    let bytes = |pages: u32| u64::from(pages) * 4096;
+                    return Ok(Step::HostMemory {
+                        preferred: bytes(self.preferred_pages),
+                        minimum: bytes(self.minimum_pages),
+                    });
+                }
+                _ => {}
+            }
+            let (sqe, has_page) = self.command(info, config);
+            let data = if has_page {
+                Data::Contiguous { iova: page.iova(), len: self.page_bytes() }
+            } else {
+                Data::None
+            };
+            if self.todo == Todo::PowerStates {
+                (0..32).for_each(|word| page.set(word, 0));
+            }
+            let deadline_ns = now_ns + config.command_timeout_ns;
+            let cid = admin
+                .submit(sqe, data, B::default(), deadline_ns)
+                .map_err(|rejected| BringupError::Submit(rejected.error))?;
+            admin.ring();
+            self.sent = Some((cid, sqe.opcode()));
+        }
+    }
+
+    /// The table of Autonomous Power State Transition has 256 bytes; Identify data 4,096.
+    fn page_bytes(&self) -> u64 {
+        if self.todo == Todo::PowerStates { 256 } else { IDENTIFY_BYTES as u64 }
+    }
+
+    fn command(&self, info: &Info, config: &Config<'_>) -> (Sqe, bool) {
+        let plan = |index: usize| config.plans[index];
+        match self.todo {
+            Todo::PowerStates => {
+                (admin::set_features(fid::AUTONOMOUS_POWER, Nsid::NONE, 0), true)
+            }
+            Todo::Queues => {
+                let wanted = config.queue_pairs.clamp(1, 65_535);
+                let cdw11 = NumberOfQueues::request(wanted, wanted);
+                (admin::set_features(fid::NUMBER_OF_QUEUES, Nsid::NONE, cdw11), false)
+            }
+            Todo::GiveMemory(memory) => (
+                feature::host_memory_buffer(true, false, memory.pages, memory.list, memory.entries),
+                false,
+            ),
+            Todo::Namespaces => (admin::identify(cns::ACTIVE_NAMESPACES, Nsid::NONE), true),
+            Todo::Namespace(index) => {
+                let nsid = info.namespaces.get(index).map_or(Nsid::NONE, |ns| ns.nsid);
+                (admin::identify(cns::NAMESPACE, nsid), true)
+            }
+            Todo::CreateCq(index) => {
+                let plan = plan(index);
+                let params =
+                    QueueParams { qid: plan.qid, entries: plan.cq_entries, iova: plan.cq_iova };
+                (admin::create_io_cq(params, plan.vector), false)
+            }
+            Todo::CreateSq(index) => {
+                let plan = plan(index);
+                let params =
+                    QueueParams { qid: plan.qid, entries: plan.sq_entries, iova: plan.sq_iova };
+                (admin::create_io_sq(params, plan.qid), false)
+            }
+            Todo::Controller | Todo::AskMemory | Todo::Done => {
+                (admin::identify(cns::CONTROLLER, Nsid::NONE), true)
+            }
+        }
+    }
+
+    /// Takes in an answer and decides what comes next.
+    fn take(
+        &mut self,
+        status: Status,
+        opcode: u8,
+        dw0: u32,
+        info: &mut Info,
+        config: &Config<'_>,
+        page: DmaWords<'_>,
+    ) -> Result<(), BringupError> {
+        // A drive that refuses to change its power states, or the memory it asked for, still works.
+        let optional = matches!(self.todo, Todo::PowerStates | Todo::GiveMemory(_));
+        if !status.is_success() && !optional {
+            return Err(BringupError::Command { opcode, status });
+        }
+        self.todo = match self.todo {
+            Todo::Controller => {
+                self.take_controller(info, page)?;
+                if self.has_power_transitions { Todo::PowerStates } else { Todo::Queues }
+            }
+            Todo::PowerStates => Todo::Queues,
+            Todo::Queues => {
+                let (sqs, cqs) = NumberOfQueues::granted(dw0);
+                info.queue_pairs = sqs.min(cqs).min(config.queue_pairs.max(1));
+                if self.preferred_pages > 0 { Todo::AskMemory } else { Todo::Namespaces }
+            }
+            Todo::GiveMemory(_) => {
+                info.host_memory = status.is_success();
+                Todo::Namespaces
+            }
+            Todo::Namespaces => {
+                take_list(info, page);
+                next_namespace(info, 0, config)
+            }
+            Todo::Namespace(index) => {
+                take_namespace(info, index, page);
+                next_namespace(info, index + 1, config)
+            }
+            Todo::CreateCq(index) => Todo::CreateSq(index),
+            Todo::CreateSq(index) => {
+                info.created = index as u32 + 1;
+                next_queue(info, index + 1, config)
+            }
+            Todo::AskMemory | Todo::Done => self.todo,
+        };
+        Ok(())
+    }
+
+    fn take_controller(
+        &mut self,
+        info: &mut Info,
+        page: DmaWords<'_>,
+    ) -> Result<(), BringupError> {
+        let mut bytes = [0; IDENTIFY_BYTES];
+        page.copy_to(&mut bytes);
+        let Ok(identify) = IdentifyController::read_from_bytes(&bytes) else { return Ok(()) };
+        let (sqes, cqes) = (identify.sqes & 0xF, identify.cqes & 0xF);
+        // Required sizes; a controller that reports nothing at all is taken at its word.
+        if sqes > 6 || cqes > 4 {
+            return Err(BringupError::EntrySize { sqes, cqes });
+        }
+        let unit = info.capabilities.mdts_unit.shift();
+        info.max_transfer = match identify.mdts {
+            0 => None,
+            mdts => 1u64.checked_shl(unit + u32::from(mdts)),
+        };
+        info.oncs = identify.oncs;
+        info.volatile_write_cache = identify.vwc & 1 != 0;
+        info.sgl = matches!(identify.sgls & 3, 1 | 2);
+        info.abort_limit = u32::from(identify.acl) + 1;
+        info.event_limit = u32::from(identify.aerl) + 1;
+        info.shutdown_timeout_ms = identify.rtd3e.div_ceil(1000);
+        info.max_nsid = identify.nn;
+        self.has_power_transitions = identify.apsta & 1 != 0;
+        self.preferred_pages = identify.hmpre;
+        self.minimum_pages = identify.hmmin;
+        Ok(())
+    }
+}
+
+/// The end of command `cid`, if it is there.
+fn answer<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
+    admin: &mut QueuePair<'_, B, S>,
+    cid: Cid,
+    opcode: u8,
+    now_ns: u64,
+) -> Result<Option<(Status, u32)>, BringupError> {
+    while let Some(done) = admin.poll().map_err(BringupError::Fault)? {
+        if let (true, Outcome::Done(status)) = (done.cid == cid, done.outcome) {
+            return Ok(Some((status, done.dw0)));
+        }
+    }
+    while let Some(expired) = admin.expire(now_ns) {
+        if expired == cid {
+            return Err(BringupError::CommandTimeout { opcode });
+        }
+    }
+    Ok(None)
+}
+
+/// Identifiers ascend and end with 0; anything else ends the list.
+fn take_list(info: &mut Info, page: DmaWords<'_>) {
+    info.namespaces.clear();
+    info.more_namespaces = false;
+    let mut before = 0;
+    for index in 0..LIST_ENTRIES {
+        let word = page.get(index / 2);
+        let nsid = if index % 2 == 0 { word as u32 } else { (word >> 32) as u32 };
+        if nsid <= before || nsid > info.max_nsid {
+            break;
+        }
+        before = nsid;
+        let namespace = NamespaceInfo {
+            nsid: Nsid(nsid),
+            blocks: 0,
+            block_bytes: 0,
+            metadata_bytes: 0,
+            protection: 0,
+            extended: false,
+            boundary_blocks: 0,
+        };
+        if info.namespaces.push(namespace).is_err() {
+            info.more_namespaces = true;
+            break;
+        }
+    }
+    debug_assert!(info.namespaces.len() <= MAX_NAMESPACES);
+}
+
+fn take_namespace(info: &mut Info, index: usize, page: DmaWords<'_>) {
+    let mut bytes = [0; IDENTIFY_BYTES];
+    page.copy_to(&mut bytes);
+    let Ok(identify) = IdentifyNamespace::read_from_bytes(&bytes) else { return };
+    let Some(namespace) = info.namespaces.get_mut(index) else { return };
+    *namespace = NamespaceInfo::from_identify(namespace.nsid, &identify);
+}
+
+impl NamespaceInfo {
+    /// What a driver needs of an Identify Namespace structure.
+    pub fn from_identify(nsid: Nsid, identify: &IdentifyNamespace) -> Self {
+        Self {
+            nsid,
+            blocks: identify.nsze,
+            block_bytes: identify.block_bytes().unwrap_or(0),
+            metadata_bytes: identify.lba_format().ms,
+            protection: identify.dps & 7,
+            extended: identify.flbas & 1 << 4 != 0,
+            boundary_blocks: u32::from(identify.noiob),
+        }
+    }
+}
+
+fn next_namespace(info: &Info, index: usize, config: &Config<'_>) -> Todo {
+    if index < info.namespaces.len() {
+        Todo::Namespace(index)
+    } else {
+        next_queue(info, 0, config)
+    }
+}
+
+fn next_queue(info: &Info, index: usize, config: &Config<'_>) -> Todo {
+    if index < config.plans.len() && (index as u32) < info.queue_pairs {
+        Todo::CreateCq(index)
+    } else {
+        Todo::Done
+    }
+}
