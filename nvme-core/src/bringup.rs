@@ -115,7 +115,11 @@ impl Capabilities {
             0 => 0,
             _ => Crto(registers.read32(offset::CRTO)).crwmt(),
         };
-        let units = if crwmt == 0 { u32::from(cap.to()) } else { u32::from(crwmt) };
+        let units = if crwmt == 0 {
+            u32::from(cap.to())
+        } else {
+            u32::from(crwmt)
+        };
         Ok(Self {
             max_entries: cap.mqes(),
             dstrd: cap.dstrd(),
@@ -252,11 +256,17 @@ pub enum Step {
 enum Phase {
     Start,
     /// CC.EN was 1 while RDY was 0: RDY must rise before EN may be cleared.
-    WaitRise { deadline_ns: u64 },
-    WaitDisabled { deadline_ns: u64 },
+    WaitRise {
+        deadline_ns: u64,
+    },
+    WaitDisabled {
+        deadline_ns: u64,
+    },
     Disabled,
     Enable,
-    WaitEnabled { deadline_ns: u64 },
+    WaitEnabled {
+        deadline_ns: u64,
+    },
     Script(Script),
     Ready,
     Failed(BringupError),
@@ -289,7 +299,12 @@ impl<'a> Bringup<'a> {
             return Err(BringupError::AdminRing);
         }
         let info = Info::new(capabilities, registers.read32(offset::VS));
-        Ok(Self { config, page, phase: Phase::Start, info })
+        Ok(Self {
+            config,
+            page,
+            phase: Phase::Start,
+            info,
+        })
     }
 
     /// What is known so far; complete when [`Step::Ready`] was returned.
@@ -345,7 +360,11 @@ impl<'a> Bringup<'a> {
             match &mut self.phase {
                 Phase::Failed(error) => return Err(*error),
                 Phase::Ready => return Ok(Step::Ready),
-                Phase::Disabled => return Ok(Step::Wait { until_ns: now_ns + POLL_NS }),
+                Phase::Disabled => {
+                    return Ok(Step::Wait {
+                        until_ns: now_ns + POLL_NS,
+                    });
+                }
                 Phase::Start => {
                     let deadline_ns = self.ready_deadline(now_ns);
                     let cc = Cc(registers.read32(offset::CC));
@@ -359,10 +378,14 @@ impl<'a> Bringup<'a> {
                 Phase::WaitRise { deadline_ns } => {
                     // A controller that never rises is disabled all the same: there is no other way.
                     if !csts.rdy() && !csts.cfs() && now_ns < *deadline_ns {
-                        return Ok(Step::Wait { until_ns: now_ns + POLL_NS });
+                        return Ok(Step::Wait {
+                            until_ns: now_ns + POLL_NS,
+                        });
                     }
                     clear_enable(registers, Cc(registers.read32(offset::CC)));
-                    self.phase = Phase::WaitDisabled { deadline_ns: self.ready_deadline(now_ns) };
+                    self.phase = Phase::WaitDisabled {
+                        deadline_ns: self.ready_deadline(now_ns),
+                    };
                 }
                 Phase::WaitDisabled { deadline_ns } => {
                     if csts.rdy() {
@@ -370,11 +393,13 @@ impl<'a> Bringup<'a> {
                         return self.wait_ready(false, deadline_ns, now_ns);
                     }
                     self.phase = Phase::Disabled;
-                    return Ok(Step::Disabled(Quiesced::new()));
+                    return Ok(Step::Disabled(Quiesced::controller()));
                 }
                 Phase::Enable => {
                     self.program(registers, admin)?;
-                    self.phase = Phase::WaitEnabled { deadline_ns: self.ready_deadline(now_ns) };
+                    self.phase = Phase::WaitEnabled {
+                        deadline_ns: self.ready_deadline(now_ns),
+                    };
                 }
                 Phase::WaitEnabled { deadline_ns } => {
                     if csts.cfs() {
@@ -409,23 +434,26 @@ impl<'a> Bringup<'a> {
     }
 
     fn ready_timeout_ms(&self) -> u32 {
-        self.info.capabilities.ready_timeout_ms.max(self.config.min_ready_timeout_ms)
+        self.info
+            .capabilities
+            .ready_timeout_ms
+            .max(self.config.min_ready_timeout_ms)
     }
 
     fn ready_deadline(&self, now_ns: u64) -> u64 {
         now_ns + u64::from(self.ready_timeout_ms()) * NS_PER_MS
     }
 
-    fn wait_ready(
-        &self,
-        ready: bool,
-        deadline_ns: u64,
-        now_ns: u64,
-    ) -> Result<Step, BringupError> {
+    fn wait_ready(&self, ready: bool, deadline_ns: u64, now_ns: u64) -> Result<Step, BringupError> {
         if now_ns >= deadline_ns {
-            return Err(BringupError::ReadyTimeout { ready, ms: self.ready_timeout_ms() });
+            return Err(BringupError::ReadyTimeout {
+                ready,
+                ms: self.ready_timeout_ms(),
+            });
         }
-        Ok(Step::Wait { until_ns: deadline_ns.min(now_ns + POLL_NS) })
+        Ok(Step::Wait {
+            until_ns: deadline_ns.min(now_ns + POLL_NS),
+        })
     }
 
     fn program<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(

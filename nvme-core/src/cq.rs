@@ -22,7 +22,13 @@ impl<'a> CompletionQueue<'a> {
     /// An empty queue over `ring`, which is zeroed: do this before the controller knows the ring.
     pub fn new(ring: CqRing<'a>, doorbell: Doorbell<'a>) -> Self {
         ring.zero();
-        Self { ring, doorbell, head: 0, phase: true, owed: 0 }
+        Self {
+            ring,
+            doorbell,
+            head: 0,
+            phase: true,
+            owed: 0,
+        }
     }
 
     /// Entries of the ring.
@@ -80,7 +86,14 @@ mod tests {
     use crate::sync::{AtomicU32, Order, Scope};
 
     fn cqe(cid: u16, phase: bool) -> Cqe {
-        Cqe { dw0: 0, dw1: 0, sqhd: 0, sqid: 0, cid, phase_status: u16::from(phase) }
+        Cqe {
+            dw0: 0,
+            dw1: 0,
+            sqhd: 0,
+            sqid: 0,
+            cid,
+            phase_status: u16::from(phase),
+        }
     }
 
     #[test]
@@ -94,7 +107,10 @@ mod tests {
             cells[usize::from(n % 3)].post(cqe(n, lap % 2 == 0));
             assert_eq!(cq.pop().unwrap().cid, n);
             cq.ring();
-            assert_eq!(bell.load(Order::Relaxed, Scope::Sys), u32::from((n + 1) % 3));
+            assert_eq!(
+                bell.load(Order::Relaxed, Scope::Sys),
+                u32::from((n + 1) % 3)
+            );
         }
     }
 
@@ -105,8 +121,8 @@ mod tests {
         let mut cq = CompletionQueue::new(CqRing::new(&cells, Iova(0)), Doorbell::new(&bell));
         cq.ring();
         assert_eq!(bell.load(Order::Relaxed, Scope::Sys), 99);
-        for n in 0..3 {
-            cells[n].post(cqe(n as u16, true));
+        for (n, cell) in cells.iter().take(3).enumerate() {
+            cell.post(cqe(n as u16, true));
             cq.pop().unwrap();
         }
         assert_eq!((cq.owed(), bell.load(Order::Relaxed, Scope::Sys)), (3, 99));

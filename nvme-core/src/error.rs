@@ -66,10 +66,22 @@ pub enum ControllerFault {
 impl fmt::Display for ControllerFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::UnknownCid(cid) => write!(f, "the controller completed command {cid}, which is not in flight")?,
-            Self::StaleCid(cid) => write!(f, "the controller completed command {cid} a second time or late")?,
-            Self::SqHead(head) => write!(f, "the controller reported submission queue head {head}, past what was published")?,
-            Self::SqId(qid) => write!(f, "the controller posted a completion of queue {qid} to another queue")?,
+            Self::UnknownCid(cid) => write!(
+                f,
+                "the controller completed command {cid}, which is not in flight"
+            )?,
+            Self::StaleCid(cid) => write!(
+                f,
+                "the controller completed command {cid} a second time or late"
+            )?,
+            Self::SqHead(head) => write!(
+                f,
+                "the controller reported submission queue head {head}, past what was published"
+            )?,
+            Self::SqId(qid) => write!(
+                f,
+                "the controller posted a completion of queue {qid} to another queue"
+            )?,
         }
         f.write_str(": reset the controller")
     }
@@ -135,26 +147,44 @@ pub enum BringupError {
 impl fmt::Display for BringupError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::DeviceGone => f.write_str("registers read as all ones: the device has left the bus; re-seat or re-bind it"),
-            Self::FatalStatus => f.write_str("the controller reports a fatal error (CSTS.CFS): reset the function"),
+            Self::DeviceGone => f.write_str(
+                "registers read as all ones: the device has left the bus; re-seat or re-bind it",
+            ),
+            Self::FatalStatus => {
+                f.write_str("the controller reports a fatal error (CSTS.CFS): reset the function")
+            }
             Self::ReadyTimeout { ready, ms } => {
-                write!(f, "CSTS.RDY did not become {} within {ms} ms: reset the function", u8::from(*ready))
+                write!(
+                    f,
+                    "CSTS.RDY did not become {} within {ms} ms: reset the function",
+                    u8::from(*ready)
+                )
             }
             Self::ShutdownTimeout { ms } => write!(
                 f,
                 "the controller did not finish its shutdown within {ms} ms: cached writes may be lost"
             ),
             Self::NoNvmCommandSet(css) => {
-                write!(f, "the controller has no NVM command set (CAP.CSS {css:#04x}): use another device")
+                write!(
+                    f,
+                    "the controller has no NVM command set (CAP.CSS {css:#04x}): use another device"
+                )
             }
             Self::PageSize { mpsmin, mpsmax } => write!(
                 f,
                 "the controller's memory page sizes (MPSMIN {mpsmin}, MPSMAX {mpsmax}) are not supported: 4 to 64 KiB are"
             ),
-            Self::AdminRing => f.write_str("the admin rings do not fit the controller: 2 to 4096 entries, page aligned"),
-            Self::Command { opcode, status } => write!(f, "admin command {opcode:#04x} failed: {status}"),
+            Self::AdminRing => f.write_str(
+                "the admin rings do not fit the controller: 2 to 4096 entries, page aligned",
+            ),
+            Self::Command { opcode, status } => {
+                write!(f, "admin command {opcode:#04x} failed: {status}")
+            }
             Self::CommandTimeout { opcode } => {
-                write!(f, "admin command {opcode:#04x} was not answered in time: reset the function")
+                write!(
+                    f,
+                    "admin command {opcode:#04x} was not answered in time: reset the function"
+                )
             }
             Self::Submit(error) => write!(f, "admin queue: {error}"),
             Self::Fault(fault) => write!(f, "admin queue: {fault}"),

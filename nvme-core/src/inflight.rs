@@ -6,7 +6,7 @@
 //! reused oldest first, so that a stale CID repeats as late as possible.
 
 use crate::error::ControllerFault;
-use crate::spec::Cid;
+use crate::spec::{Cid, Qid};
 use core::marker::PhantomData;
 
 /// The most commands in flight on one queue. Slot 4095 is never used, so CID FFFFh never occurs.
@@ -16,16 +16,26 @@ const SLOT_BITS: u32 = 12;
 const GENERATION_MASK: u16 = 0xF;
 const NONE: u16 = u16::MAX;
 
-/// Proof that the controller can no longer touch the memory of any command: it answered CC.EN = 0
-/// with CSTS.RDY = 0, or completed the deletion of a queue. Only this crate can make one.
+/// Proof that the controller can no longer touch the memory of commands: it answered CC.EN = 0 with
+/// CSTS.RDY = 0 (every queue), or completed Delete I/O Submission Queue (that queue). Only this
+/// crate can make one.
 #[derive(Debug)]
 pub struct Quiesced {
-    _private: (),
+    only: Option<Qid>,
 }
 
 impl Quiesced {
-    pub(crate) fn new() -> Self {
-        Self { _private: () }
+    pub(crate) fn controller() -> Self {
+        Self { only: None }
+    }
+
+    pub(crate) fn queue(qid: Qid) -> Self {
+        Self { only: Some(qid) }
+    }
+
+    /// Whether the proof speaks of queue `qid`.
+    pub fn covers(&self, qid: Qid) -> bool {
+        self.only.is_none_or(|only| only == qid)
     }
 }
 
@@ -49,7 +59,13 @@ pub struct Slot<B> {
 impl<B> Slot<B> {
     /// A slot that holds nothing.
     pub const fn new() -> Self {
-        Self { deadline_ns: 0, lease: None, next_free: NONE, generation: 0, state: State::Free }
+        Self {
+            deadline_ns: 0,
+            lease: None,
+            next_free: NONE,
+            generation: 0,
+            state: State::Free,
+        }
     }
 }
 
@@ -93,7 +109,10 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
         let usable = slots.as_mut().len().min(MAX_IN_FLIGHT as usize) as u16;
         for (index, slot) in slots.as_mut().iter_mut().enumerate() {
             let next = index as u16 + 1;
-            *slot = Slot { next_free: if next < usable { next } else { NONE }, ..Slot::new() };
+            *slot = Slot {
+                next_free: if next < usable { next } else { NONE },
+                ..Slot::new()
+            };
         }
         Self {
             slots,
@@ -120,7 +139,9 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
     #[inline]
     pub fn reserve(&mut self, lease: B, deadline_ns: u64) -> Result<Cid, B> {
         let index = self.first_free;
-        let Some(slot) = self.slots.as_mut().get_mut(usize::from(index)) else { return Err(lease) };
+        let Some(slot) = self.slots.as_mut().get_mut(usize::from(index)) else {
+            return Err(lease);
+        };
         self.first_free = slot.next_free;
         if self.first_free == NONE {
             self.last_free = NONE;
@@ -137,7 +158,8 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
     #[inline]
     pub fn release(&mut self, cid: Cid) -> Result<Released<B>, ControllerFault> {
         self.check(cid)?;
-        self.free(slot_of(cid) as u16).ok_or(ControllerFault::UnknownCid(cid))
+        self.free(slot_of(cid) as u16)
+            .ok_or(ControllerFault::UnknownCid(cid))
     }
 
     /// Whether `cid` is in flight, expired or not.
@@ -173,10 +195,13 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
         None
     }
 
-    /// Takes any command out of flight; the proof says that its memory is free.
-    pub fn reclaim(&mut self, _proof: &Quiesced) -> Option<Released<B>> {
-        let index =
-            self.slots.as_ref().iter().position(|slot| slot.state != State::Free)? as u16;
+    /// Takes any command out of flight; the caller has proof that its memory is free.
+    pub fn reclaim(&mut self) -> Option<Released<B>> {
+        let index = self
+            .slots
+            .as_ref()
+            .iter()
+            .position(|slot| slot.state != State::Free)? as u16;
         self.free(index)
     }
 
@@ -229,13 +254,22 @@ mod tests {
         let mut table = table(3);
         let a = table.reserve(1, 0).unwrap();
         table.release(a).unwrap();
-        assert_eq!(table.release(a).unwrap_err(), ControllerFault::UnknownCid(a));
+        assert_eq!(
+            table.release(a).unwrap_err(),
+            ControllerFault::UnknownCid(a)
+        );
         for n in 0..3 {
             table.reserve(n, 0).unwrap();
         }
         assert_eq!(table.release(a).unwrap_err(), ControllerFault::StaleCid(a));
-        assert_eq!(table.release(Cid(3)).unwrap_err(), ControllerFault::UnknownCid(Cid(3)));
-        assert_eq!(table.release(Cid(0xFFFF)).unwrap_err(), ControllerFault::UnknownCid(Cid(0xFFFF)));
+        assert_eq!(
+            table.release(Cid(3)).unwrap_err(),
+            ControllerFault::UnknownCid(Cid(3))
+        );
+        assert_eq!(
+            table.release(Cid(0xFFFF)).unwrap_err(),
+            ControllerFault::UnknownCid(Cid(0xFFFF))
+        );
         assert_eq!(table.in_flight(), 3);
     }
 
@@ -277,9 +311,8 @@ mod tests {
         table.reserve(1, 10).unwrap();
         table.reserve(2, 99).unwrap();
         table.expire(10).unwrap();
-        let proof = Quiesced::new();
         let mut back: Vec<u32> = Vec::new();
-        while let Some(released) = table.reclaim(&proof) {
+        while let Some(released) = table.reclaim() {
             back.push(released.lease);
         }
         assert_eq!(back, [1, 2]);

@@ -52,7 +52,10 @@ pub struct SqRing<'a> {
 impl<'a> SqRing<'a> {
     /// A ring over `cells` that the controller reaches at `iova`. 2 to 65,536 entries.
     pub fn new(cells: &'a [SqCell], iova: Iova) -> Self {
-        assert!((2..=65_536).contains(&cells.len()), "a ring has 2 to 65,536 entries");
+        assert!(
+            (2..=65_536).contains(&cells.len()),
+            "a ring has 2 to 65,536 entries"
+        );
         Self { cells, iova }
     }
 
@@ -63,7 +66,8 @@ impl<'a> SqRing<'a> {
     /// `'a`; nothing on this side accesses that memory other than through atomics.
     pub unsafe fn from_raw(start: *mut u8, entries: u32, iova: Iova) -> Self {
         // SAFETY: the caller vouches for the range; the cells are atomics, so DMA may change them.
-        let cells = unsafe { core::slice::from_raw_parts(start.cast::<SqCell>(), entries as usize) };
+        let cells =
+            unsafe { core::slice::from_raw_parts(start.cast::<SqCell>(), entries as usize) };
         Self::new(cells, iova)
     }
 
@@ -81,7 +85,9 @@ impl<'a> SqRing<'a> {
     /// Stores an entry as eight words. Not visible to the controller until the doorbell rings.
     #[inline]
     pub fn write(&self, index: u32, sqe: Sqe) {
-        let Some(cell) = self.cells.get(index as usize) else { return };
+        let Some(cell) = self.cells.get(index as usize) else {
+            return;
+        };
         let words = sqe.to_words();
         for (to, word) in cell.0.iter().zip(words) {
             to.store(word, Order::Relaxed, Scope::Sys);
@@ -99,7 +105,10 @@ pub struct CqRing<'a> {
 impl<'a> CqRing<'a> {
     /// A ring over `cells` that the controller reaches at `iova`. 2 to 65,536 entries.
     pub fn new(cells: &'a [CqCell], iova: Iova) -> Self {
-        assert!((2..=65_536).contains(&cells.len()), "a ring has 2 to 65,536 entries");
+        assert!(
+            (2..=65_536).contains(&cells.len()),
+            "a ring has 2 to 65,536 entries"
+        );
         Self { cells, iova }
     }
 
@@ -110,7 +119,8 @@ impl<'a> CqRing<'a> {
     /// `'a`; nothing on this side accesses that memory other than through atomics.
     pub unsafe fn from_raw(start: *mut u8, entries: u32, iova: Iova) -> Self {
         // SAFETY: the caller vouches for the range; the cells are atomics, so DMA may change them.
-        let cells = unsafe { core::slice::from_raw_parts(start.cast::<CqCell>(), entries as usize) };
+        let cells =
+            unsafe { core::slice::from_raw_parts(start.cast::<CqCell>(), entries as usize) };
         Self::new(cells, iova)
     }
 
@@ -200,7 +210,10 @@ impl<'a> DmaWords<'a> {
     /// nothing on this side accesses that memory other than through atomics.
     pub unsafe fn from_raw(start: *mut u8, words: usize, iova: Iova) -> Self {
         // SAFETY: the caller vouches for the range; AtomicU64 has the layout of u64.
-        Self::new(unsafe { core::slice::from_raw_parts(start.cast::<AtomicU64>(), words) }, iova)
+        Self::new(
+            unsafe { core::slice::from_raw_parts(start.cast::<AtomicU64>(), words) },
+            iova,
+        )
     }
 
     /// Where the controller finds the first word.
@@ -231,14 +244,19 @@ impl<'a> DmaWords<'a> {
     /// Loads a word; 0 past the end.
     #[inline]
     pub fn get(&self, index: usize) -> u64 {
-        self.words.get(index).map_or(0, |word| word.load(Order::Relaxed, Scope::Sys))
+        self.words
+            .get(index)
+            .map_or(0, |word| word.load(Order::Relaxed, Scope::Sys))
     }
 
     /// Words `start..start + len`, or `None` when they reach past the end.
     #[inline]
     pub fn slice(&self, start: usize, len: usize) -> Option<DmaWords<'a>> {
         let words = self.words.get(start..start.checked_add(len)?)?;
-        Some(Self { words, iova: self.iova.offset(start as u64 * 8) })
+        Some(Self {
+            words,
+            iova: self.iova.offset(start as u64 * 8),
+        })
     }
 
     /// Copies the first bytes into `bytes`, as many as there are.
@@ -271,7 +289,14 @@ mod tests {
         let cells: [CqCell; 2] = Default::default();
         let ring = CqRing::new(&cells, Iova(0));
         assert_eq!(ring.read(0, true), None);
-        let cqe = Cqe { dw0: 1, dw1: 2, sqhd: 3, sqid: 4, cid: 5, phase_status: 1 };
+        let cqe = Cqe {
+            dw0: 1,
+            dw1: 2,
+            sqhd: 3,
+            sqid: 4,
+            cid: 5,
+            phase_status: 1,
+        };
         cells[0].post(cqe);
         assert_eq!(ring.read(0, true), Some(cqe));
         assert_eq!(ring.read(0, false), None);

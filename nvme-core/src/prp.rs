@@ -43,7 +43,9 @@ pub fn map(page: PageSize, iova: Iova, len: u64, list: DmaWords<'_>) -> Result<P
         return Err(MapError::TooLong);
     }
     let base = iova.0 - page.offset_of(iova);
-    map_pages(page, iova, len, list, |index| Some(Iova(base + (index << page.shift()))))
+    map_pages(page, iova, len, list, |index| {
+        Some(Iova(base + (index << page.shift())))
+    })
 }
 
 /// Maps `len` bytes that start `offset` bytes into the first of `pages`, each anywhere.
@@ -84,7 +86,11 @@ fn map_pages(
     }
     let aligned = |index| {
         let entry = page_at(index).ok_or(MapError::TooLong)?;
-        if page.offset_of(entry) == 0 { Ok(entry.0) } else { Err(MapError::Misaligned) }
+        if page.offset_of(entry) == 0 {
+            Ok(entry.0)
+        } else {
+            Err(MapError::Misaligned)
+        }
     };
     let in_first = page.bytes() - page.offset_of(first);
     let rest = len.saturating_sub(in_first).div_ceil(page.bytes());
@@ -96,7 +102,10 @@ fn map_pages(
             list.iova().0
         }
     };
-    Ok(Prps { prp1: first.0, prp2 })
+    Ok(Prps {
+        prp1: first.0,
+        prp2,
+    })
 }
 
 fn fill_list(
@@ -163,7 +172,12 @@ mod tests {
             (0x1000, 8192, 0x1000, 0x2000),
             (0xFFFF_FFFF_FFFF_F000, 4096, 0xFFFF_FFFF_FFFF_F000, 0),
         ] {
-            let got = map(PageSize::KIB4, Iova(iova), len, DmaWords::new(&[], Iova(LIST)));
+            let got = map(
+                PageSize::KIB4,
+                Iova(iova),
+                len,
+                DmaWords::new(&[], Iova(LIST)),
+            );
             assert_eq!(got, Ok(Prps { prp1, prp2 }), "({iova:#x}, {len})");
         }
     }
@@ -173,7 +187,13 @@ mod tests {
         let list = words(512);
         let view = DmaWords::new(&list, Iova(LIST));
         let got = map(PageSize::KIB4, Iova(0x1FFC), 4101, view).unwrap();
-        assert_eq!(got, Prps { prp1: 0x1FFC, prp2: LIST });
+        assert_eq!(
+            got,
+            Prps {
+                prp1: 0x1FFC,
+                prp2: LIST
+            }
+        );
         assert_eq!(read(&list)[..3], [0x2000, 0x3000, 0]);
 
         // 513 pages: 512 entries fill the page exactly, and the last one is data, not a chain.
@@ -210,7 +230,13 @@ mod tests {
         let page = PageSize::from_mps(4).unwrap();
         let view = DmaWords::new(&list, Iova(LIST));
         let got = map(page, Iova(0x1_0010), 3 * 65_536, view).unwrap();
-        assert_eq!(got, Prps { prp1: 0x1_0010, prp2: LIST });
+        assert_eq!(
+            got,
+            Prps {
+                prp1: 0x1_0010,
+                prp2: LIST
+            }
+        );
         assert_eq!(read(&list)[..4], [0x2_0000, 0x3_0000, 0x4_0000, 0]);
     }
 
@@ -220,7 +246,13 @@ mod tests {
         let view = DmaWords::new(&list, Iova(LIST));
         let pages = [Iova(0x9000), Iova(0x3000), Iova(0x7000)];
         let got = map_table(PageSize::KIB4, 8, 4096 * 2, &pages, view).unwrap();
-        assert_eq!(got, Prps { prp1: 0x9008, prp2: LIST });
+        assert_eq!(
+            got,
+            Prps {
+                prp1: 0x9008,
+                prp2: LIST
+            }
+        );
         assert_eq!(read(&list)[..2], [0x3000, 0x7000]);
         let short = map_table(PageSize::KIB4, 8, 4096 * 3, &pages, view);
         assert_eq!(short, Err(MapError::TooLong));
@@ -232,8 +264,14 @@ mod tests {
     fn bad_buffers_are_errors() {
         let none = DmaWords::new(&[], Iova(LIST));
         assert_eq!(map(PageSize::KIB4, Iova(0), 0, none), Err(MapError::Empty));
-        assert_eq!(map(PageSize::KIB4, Iova(2), 4, none), Err(MapError::Misaligned));
-        assert_eq!(map(PageSize::KIB4, Iova(0), 3 * 4096, none), Err(MapError::ListTooSmall));
+        assert_eq!(
+            map(PageSize::KIB4, Iova(2), 4, none),
+            Err(MapError::Misaligned)
+        );
+        assert_eq!(
+            map(PageSize::KIB4, Iova(0), 3 * 4096, none),
+            Err(MapError::ListTooSmall)
+        );
         let wraps = map(PageSize::KIB4, Iova(u64::MAX - 3), 8, none);
         assert_eq!(wraps, Err(MapError::TooLong));
     }
@@ -246,7 +284,10 @@ mod tests {
             let count = list_words(PageSize::KIB4, len);
             let list = words(count);
             let view = DmaWords::new(&list, Iova(LIST));
-            assert!(map(PageSize::KIB4, Iova(0x1FFC), len, view).is_ok(), "{pages} pages");
+            assert!(
+                map(PageSize::KIB4, Iova(0x1FFC), len, view).is_ok(),
+                "{pages} pages"
+            );
             if pages > 1 {
                 let less = DmaWords::new(&list[..count - 1], Iova(LIST));
                 assert_eq!(

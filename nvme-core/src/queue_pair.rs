@@ -10,8 +10,8 @@ use crate::inflight::{Inflight, MAX_IN_FLIGHT, Quiesced, Released, Slot};
 use crate::mem::{CqRing, DmaWords, Doorbell, SqRing};
 use crate::prp;
 use crate::sgl;
-use crate::sq::SubmissionQueue;
 use crate::spec::{Cid, Cqe, Iova, PageSize, Qid, Sqe, Status};
+use crate::sq::SubmissionQueue;
 use crate::trace::{Event, Tracer};
 
 /// Where a command's data lies, as the controller sees it.
@@ -52,14 +52,20 @@ impl<'a> ListMemory<'a> {
     ///
     /// A share longer than a page must be a multiple of it, so that its list starts on a page.
     pub fn new(words: DmaWords<'a>, page: PageSize, words_per_slot: usize) -> Self {
-        Self { words, page, words_per_slot }
+        Self {
+            words,
+            page,
+            words_per_slot,
+        }
     }
 
     #[inline]
     fn of(&self, slot: usize) -> DmaWords<'a> {
         // A slot without a share gets an empty list: transfers that need none still work.
         let none = DmaWords::new(&[], Iova(0));
-        self.words.slice(slot * self.words_per_slot, self.words_per_slot).unwrap_or(none)
+        self.words
+            .slice(slot * self.words_per_slot, self.words_per_slot)
+            .unwrap_or(none)
     }
 }
 
@@ -79,8 +85,6 @@ pub enum AbortReason {
     ControllerReset,
     /// The queue was deleted.
     QueueDeleted,
-    /// The device has left the bus.
-    DeviceGone,
 }
 
 /// How a command ended.
@@ -215,19 +219,30 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         buffer: B,
         deadline_ns: u64,
     ) -> Result<Cid, Rejected<B>> {
-        let full = |buffer| Rejected { error: SubmitError::QueueFull, buffer };
+        let full = |buffer| Rejected {
+            error: SubmitError::QueueFull,
+            buffer,
+        };
         if self.inflight.in_flight() >= self.limit || self.sq.free() == 0 {
             return Err(full(buffer));
         }
-        let Some(slot) = self.inflight.next() else { return Err(full(buffer)) };
+        let Some(slot) = self.inflight.next() else {
+            return Err(full(buffer));
+        };
         let sqe = match self.map(sqe, data, usize::from(slot)) {
             Ok(sqe) => sqe,
-            Err(error) => return Err(Rejected { error: SubmitError::Map(error), buffer }),
+            Err(error) => {
+                return Err(Rejected {
+                    error: SubmitError::Map(error),
+                    buffer,
+                });
+            }
         };
         let cid = self.inflight.reserve(buffer, deadline_ns).map_err(full)?;
         let pushed = self.sq.push(sqe.with_cid(cid));
         debug_assert!(pushed, "free() was checked above");
-        self.tracer.record(Event::submitted(self.qid, cid, sqe.opcode(), sqe.nsid));
+        self.tracer
+            .record(Event::submitted(self.qid, cid, sqe.opcode(), sqe.nsid));
         Ok(cid)
     }
 
@@ -272,7 +287,8 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         match self.accept(cqe) {
             Ok(done) => Ok(Some(done)),
             Err(fault) => {
-                self.tracer.record(Event::fault(self.qid, cqe.cid(), cqe.to_words()[1]));
+                self.tracer
+                    .record(Event::fault(self.qid, cqe.cid(), cqe.to_words()[1]));
                 Err(fault)
             }
         }
@@ -286,9 +302,14 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         if !self.sq.accepts_head(cqe.sqhd) {
             return Err(ControllerFault::SqHead(cqe.sqhd));
         }
-        let Released { cid, lease, expired } = self.inflight.release(cqe.cid())?;
+        let Released {
+            cid,
+            lease,
+            expired,
+        } = self.inflight.release(cqe.cid())?;
         self.sq.set_head(cqe.sqhd);
-        self.tracer.record(Event::completed(self.qid, cid, cqe.status(), cqe.sqhd));
+        self.tracer
+            .record(Event::completed(self.qid, cid, cqe.status(), cqe.sqhd));
         Ok(Completion {
             cid,
             buffer: lease,
@@ -309,8 +330,17 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
     }
 
     /// Ends any command in flight without its completion; the proof says its memory is free.
+    ///
+    /// `None` when none is left, or when the proof is of another queue.
     pub fn reclaim(&mut self, proof: &Quiesced, reason: AbortReason) -> Option<Completion<B>> {
-        let Released { cid, lease, expired } = self.inflight.reclaim(proof)?;
+        if !proof.covers(self.qid) {
+            return None;
+        }
+        let Released {
+            cid,
+            lease,
+            expired,
+        } = self.inflight.reclaim()?;
         self.tracer.record(Event::reclaimed(self.qid, cid));
         Some(Completion {
             cid,
@@ -322,10 +352,15 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         })
     }
 
-    /// Empties both rings for the queue to be created again. Commands not reclaimed yet stay in
-    /// flight; reclaim them all first.
-    pub fn restart(&mut self, _proof: &Quiesced) {
-        self.sq.restart();
-        self.cq.restart();
+    /// Empties both rings for the queue to be created again, once every command was reclaimed.
+    ///
+    /// `false`, and nothing done, while commands are in flight or when the proof is of another queue.
+    pub fn restart(&mut self, proof: &Quiesced) -> bool {
+        let may = proof.covers(self.qid) && self.in_flight() == 0;
+        if may {
+            self.sq.restart();
+            self.cq.restart();
+        }
+        may
     }
 }

@@ -5,11 +5,16 @@
 //! [`Bringup`](crate::bringup::Bringup) again with a plan for each queue, reclaim every command at
 //! its [`Step::Disabled`](crate::bringup::Step::Disabled) and go on.
 //!
+//! A single queue is ended by [`QueueDeletion`], which needs no reset.
+//!
+//! When the device is gone nothing proves that memory is free: commands are expired, and what they
+//! hold stays with the queue pair, which leaks it when dropped.
+//!
 //! NVMe Base 2.0c, 5.1 (Abort command), "Controller Level Reset".
 
-use crate::inflight::Slot;
-use crate::queue_pair::{Data, Outcome, QueuePair};
-use crate::spec::{Cid, Qid, Status, admin};
+use crate::inflight::{Quiesced, Slot};
+use crate::queue_pair::{Completion, Data, Outcome, QueuePair};
+use crate::spec::{Cid, Qid, Sqe, Status, admin};
 
 /// How often a waiting machine wants to look again.
 const POLL_NS: u64 = 100_000;
@@ -68,7 +73,13 @@ impl AbortAttempt {
     /// An attempt on command `cid` of submission queue `qid`. Abort's answer, and then the command's
     /// completion, each have `grace_ns` to come.
     pub fn new(qid: Qid, cid: Cid, grace_ns: u64) -> Self {
-        Self { qid, cid, grace_ns, deadline_ns: 0, phase: Phase::Start }
+        Self {
+            qid,
+            cid,
+            grace_ns,
+            deadline_ns: 0,
+            phase: Phase::Start,
+        }
     }
 
     /// Does what can be done now. `in_flight` is whether the command still is, after its queue was
@@ -80,7 +91,7 @@ impl AbortAttempt {
         admin: &mut QueuePair<'_, B, S>,
         in_flight: bool,
         now_ns: u64,
-        mut other: impl FnMut(crate::Completion<B>),
+        mut other: impl FnMut(Completion<B>),
     ) -> Step {
         loop {
             match self.phase {
@@ -110,16 +121,125 @@ impl AbortAttempt {
                     }
                     Ok(Some(done)) => other(done),
                     Ok(None) if now_ns < self.deadline_ns => {
-                        return Step::Wait { until_ns: self.deadline_ns.min(now_ns + POLL_NS) };
+                        return Step::Wait {
+                            until_ns: self.deadline_ns.min(now_ns + POLL_NS),
+                        };
                     }
                     Ok(None) | Err(_) => self.phase = Phase::Over(ResetCause::AdminDead),
                 },
                 Phase::Answered if !in_flight => return Step::Ended,
                 Phase::Answered if now_ns < self.deadline_ns => {
-                    return Step::Wait { until_ns: self.deadline_ns.min(now_ns + POLL_NS) };
+                    return Step::Wait {
+                        until_ns: self.deadline_ns.min(now_ns + POLL_NS),
+                    };
                 }
                 Phase::Answered => self.phase = Phase::Over(ResetCause::NoCompletion),
             }
         }
+    }
+}
+
+/// What the deletion of a queue wants next.
+#[derive(Debug)]
+pub enum DeletionStep {
+    /// Call again at `until_ns` or before.
+    Wait {
+        /// On the caller's clock.
+        until_ns: u64,
+    },
+    /// The submission queue is gone: its commands' memory is free. Poll what was completed, reclaim
+    /// the rest, then step on to delete the completion queue.
+    Emptied(Quiesced),
+    /// Both queues are gone.
+    Done,
+    /// The deletion failed: only a controller reset helps.
+    ResetNeeded(ResetCause),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum DeletionPhase {
+    Submission,
+    Completion,
+    Sent { cid: Cid, last: bool },
+    Done,
+    Over(ResetCause),
+}
+
+/// The deletion of one I/O queue pair: submission queue first.
+///
+/// NVMe Base 2.0c, "Delete I/O Submission Queue command".
+#[derive(Debug)]
+pub struct QueueDeletion {
+    qid: Qid,
+    timeout_ns: u64,
+    deadline_ns: u64,
+    phase: DeletionPhase,
+}
+
+impl QueueDeletion {
+    /// Deletes the pair `qid`; each of the two commands has `timeout_ns`.
+    pub fn new(qid: Qid, timeout_ns: u64) -> Self {
+        Self {
+            qid,
+            timeout_ns,
+            deadline_ns: 0,
+            phase: DeletionPhase::Submission,
+        }
+    }
+
+    /// Does what can be done now; `other` is handed each admin completion that is not its own.
+    pub fn step<B: Default, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
+        &mut self,
+        admin: &mut QueuePair<'_, B, S>,
+        now_ns: u64,
+        mut other: impl FnMut(Completion<B>),
+    ) -> DeletionStep {
+        loop {
+            match self.phase {
+                DeletionPhase::Submission => {
+                    self.send(admin, admin::delete_io_sq(self.qid), false, now_ns);
+                }
+                DeletionPhase::Completion => {
+                    self.send(admin, admin::delete_io_cq(self.qid), true, now_ns);
+                }
+                DeletionPhase::Sent { cid, last } => match admin.poll() {
+                    Ok(Some(done)) if done.cid == cid => match done.outcome {
+                        Outcome::Done(status) if !status.is_success() => {
+                            self.phase = DeletionPhase::Over(ResetCause::Refused(status));
+                        }
+                        _ if last => self.phase = DeletionPhase::Done,
+                        _ => {
+                            self.phase = DeletionPhase::Completion;
+                            return DeletionStep::Emptied(Quiesced::queue(self.qid));
+                        }
+                    },
+                    Ok(Some(done)) => other(done),
+                    Ok(None) if now_ns < self.deadline_ns => {
+                        let until_ns = self.deadline_ns.min(now_ns + POLL_NS);
+                        return DeletionStep::Wait { until_ns };
+                    }
+                    Ok(None) | Err(_) => self.phase = DeletionPhase::Over(ResetCause::AdminDead),
+                },
+                DeletionPhase::Done => return DeletionStep::Done,
+                DeletionPhase::Over(cause) => return DeletionStep::ResetNeeded(cause),
+            }
+        }
+    }
+
+    fn send<B: Default, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
+        &mut self,
+        admin: &mut QueuePair<'_, B, S>,
+        sqe: Sqe,
+        last: bool,
+        now_ns: u64,
+    ) {
+        self.deadline_ns = now_ns + self.timeout_ns;
+        self.phase = match admin.submit(sqe, Data::None, B::default(), self.deadline_ns) {
+            Ok(cid) => {
+                admin.ring();
+                DeletionPhase::Sent { cid, last }
+            }
+            Err(_) => DeletionPhase::Over(ResetCause::AdminFull),
+        };
     }
 }

@@ -75,7 +75,11 @@ pub fn map(segments: &[Segment], list: DmaWords<'_>) -> Result<[u64; 2], MapErro
 
 /// How many of `left` data descriptors go into one segment.
 fn data_in_segment(left: usize) -> usize {
-    if left <= SEGMENT_DESCRIPTORS { left } else { SEGMENT_DESCRIPTORS - 1 }
+    if left <= SEGMENT_DESCRIPTORS {
+        left
+    } else {
+        SEGMENT_DESCRIPTORS - 1
+    }
 }
 
 /// The pointer to a segment at `at` that `left` data descriptors are to follow.
@@ -108,14 +112,21 @@ mod tests {
     }
 
     fn data(index: u64) -> Segment {
-        Segment::Data { iova: Iova(0x1000 * (index + 1)), len: 512 }
+        Segment::Data {
+            iova: Iova(0x1000 * (index + 1)),
+            len: 512,
+        }
     }
 
     #[test]
     fn one_segment_is_the_command_descriptor() {
         let got = map(&[data(0)], DmaWords::new(&[], Iova(0))).unwrap();
         assert_eq!(got, [0x1000, 512]);
-        let skip = map(&[Segment::Discard { len: 4096 }], DmaWords::new(&[], Iova(0))).unwrap();
+        let skip = map(
+            &[Segment::Discard { len: 4096 }],
+            DmaWords::new(&[], Iova(0)),
+        )
+        .unwrap();
         assert_eq!(skip, [0, 0x1000_0000_0000_1000]);
     }
 
@@ -150,6 +161,9 @@ mod tests {
     fn nothing_to_move_is_an_error() {
         let none = DmaWords::new(&[], Iova(0));
         assert_eq!(map(&[], none), Err(MapError::Empty));
-        assert_eq!(map(&[Segment::Discard { len: 0 }], none), Err(MapError::Empty));
+        assert_eq!(
+            map(&[Segment::Discard { len: 0 }], none),
+            Err(MapError::Empty)
+        );
     }
 }

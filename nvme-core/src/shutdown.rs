@@ -55,8 +55,17 @@ pub struct Shutdown {
 impl Shutdown {
     /// `timeout_ms` is [`Info::shutdown_timeout_ms`](crate::bringup::Info::shutdown_timeout_ms); 0 is 10 s.
     pub fn new(kind: Kind, timeout_ms: u32) -> Self {
-        let timeout_ms = if timeout_ms == 0 { DEFAULT_MS } else { timeout_ms };
-        Self { kind, timeout_ms, deadline_ns: 0, phase: Phase::Start }
+        let timeout_ms = if timeout_ms == 0 {
+            DEFAULT_MS
+        } else {
+            timeout_ms
+        };
+        Self {
+            kind,
+            timeout_ms,
+            deadline_ns: 0,
+            phase: Phase::Start,
+        }
     }
 
     /// Does what can be done now and says what comes next.
@@ -64,23 +73,25 @@ impl Shutdown {
     /// # Errors
     /// [`BringupError::DeviceGone`], [`BringupError::ShutdownTimeout`] and, when the controller does
     /// not become disabled after its shutdown, [`BringupError::ReadyTimeout`].
-    pub fn step(
-        &mut self,
-        registers: &dyn Registers,
-        now_ns: u64,
-    ) -> Result<Step, BringupError> {
+    pub fn step(&mut self, registers: &dyn Registers, now_ns: u64) -> Result<Step, BringupError> {
         loop {
             let csts = match registers.read32(offset::CSTS) {
                 ALL_ONES => return Err(BringupError::DeviceGone),
                 csts => Csts(csts),
             };
-            let wait = Step::Wait { until_ns: now_ns + POLL_NS };
+            let wait = Step::Wait {
+                until_ns: now_ns + POLL_NS,
+            };
             match self.phase {
                 Phase::Start => {
                     self.deadline_ns = now_ns + u64::from(self.timeout_ms) * NS_PER_MS;
                     let mut cc = Cc(registers.read32(offset::CC));
                     self.phase = if cc.en() && csts.rdy() {
-                        cc.set_shn(if self.kind == Kind::Normal { 0b01 } else { 0b10 });
+                        cc.set_shn(if self.kind == Kind::Normal {
+                            0b01
+                        } else {
+                            0b10
+                        });
                         registers.write32(offset::CC, cc.0);
                         Phase::WaitComplete
                     } else {
@@ -91,7 +102,9 @@ impl Shutdown {
                 Phase::WaitComplete => {
                     if csts.shst() != 0b10 {
                         if now_ns >= self.deadline_ns {
-                            return Err(BringupError::ShutdownTimeout { ms: self.timeout_ms });
+                            return Err(BringupError::ShutdownTimeout {
+                                ms: self.timeout_ms,
+                            });
                         }
                         return Ok(wait);
                     }
@@ -101,10 +114,13 @@ impl Shutdown {
                 }
                 Phase::WaitDisabled => {
                     if !csts.rdy() {
-                        return Ok(Step::Done(Quiesced::new()));
+                        return Ok(Step::Done(Quiesced::controller()));
                     }
                     if now_ns >= self.deadline_ns {
-                        return Err(BringupError::ReadyTimeout { ready: false, ms: self.timeout_ms });
+                        return Err(BringupError::ReadyTimeout {
+                            ready: false,
+                            ms: self.timeout_ms,
+                        });
                     }
                     return Ok(wait);
                 }

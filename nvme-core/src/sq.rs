@@ -21,7 +21,13 @@ pub struct SubmissionQueue<'a> {
 impl<'a> SubmissionQueue<'a> {
     /// An empty queue over `ring`.
     pub fn new(ring: SqRing<'a>, doorbell: Doorbell<'a>) -> Self {
-        Self { ring, doorbell, tail: 0, rung: 0, head: 0 }
+        Self {
+            ring,
+            doorbell,
+            tail: 0,
+            rung: 0,
+            head: 0,
+        }
     }
 
     /// Entries of the ring; one always stays empty.
@@ -37,7 +43,11 @@ impl<'a> SubmissionQueue<'a> {
 
     #[inline]
     fn distance(&self, from: u32, to: u32) -> u32 {
-        if to >= from { to - from } else { to + self.entries() - from }
+        if to >= from {
+            to - from
+        } else {
+            to + self.entries() - from
+        }
     }
 
     /// Entries that can be pushed now.
@@ -53,7 +63,11 @@ impl<'a> SubmissionQueue<'a> {
             return false;
         }
         self.ring.write(self.tail, sqe);
-        self.tail = if self.tail + 1 == self.entries() { 0 } else { self.tail + 1 };
+        self.tail = if self.tail + 1 == self.entries() {
+            0
+        } else {
+            self.tail + 1
+        };
         true
     }
 

@@ -78,7 +78,12 @@ impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [head, argument] = self.0;
         let small = head as u16;
-        write!(f, "queue {} command {} ", (head >> 32) as u16, Cid((head >> 16) as u16))?;
+        write!(
+            f,
+            "queue {} command {} ",
+            (head >> 32) as u16,
+            Cid((head >> 16) as u16)
+        )?;
         match (head >> 56) as u8 {
             SUBMITTED => write!(f, "submitted: opcode {small:#04x}, namespace {argument}"),
             COMPLETED => write!(f, "completed: {}, SQ head {argument}", Status(small)),
@@ -117,7 +122,9 @@ impl TraceRing<'_> {
 
     /// Adds an event, over the oldest one when the ring is full. One writer at a time.
     pub fn record(&self, event: Event) {
-        let Some(count) = self.words.first() else { return };
+        let Some(count) = self.words.first() else {
+            return;
+        };
         let number = count.load(Order::Relaxed, Scope::Sys);
         let Some(cell) = self.at(number) else { return };
         // Release: pairs with the acquire fence in `read`; a reader that sees any word of the new
@@ -131,7 +138,9 @@ impl TraceRing<'_> {
     /// Events recorded since the ring was zeroed, lost ones included. The newest may be in the
     /// making while the writer runs.
     pub fn recorded(&self) -> u64 {
-        self.words.first().map_or(0, |count| count.load(Order::Acquire, Scope::Sys))
+        self.words
+            .first()
+            .map_or(0, |count| count.load(Order::Acquire, Scope::Sys))
     }
 
     /// Event `number` (from 0), or `None` when it was overwritten or never written. Exact once the
@@ -201,7 +210,10 @@ mod tests {
         assert_eq!(ring.recorded(), 5);
         assert_eq!(ring.read(1), None);
         for n in 2..5 {
-            assert_eq!(ring.read(n), Some(Event::submitted(Qid(1), Cid(n as u16), 2, 1)));
+            assert_eq!(
+                ring.read(n),
+                Some(Event::submitted(Qid(1), Cid(n as u16), 2, 1))
+            );
         }
         assert_eq!(ring.read(5), None);
     }
@@ -224,7 +236,10 @@ mod tests {
             Event::from_words([u64::MAX, 0]),
         ]
         .map(|event| event.to_string());
-        assert_eq!(texts[0], "queue 3 command 0x1002 submitted: opcode 0x02, namespace 1");
+        assert_eq!(
+            texts[0],
+            "queue 3 command 0x1002 submitted: opcode 0x02, namespace 1"
+        );
         assert_eq!(texts[2], "queue 3 command 0x0001 expired at 99 ns");
         assert!(texts[5].contains("unknown event 255"));
     }

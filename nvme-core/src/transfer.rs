@@ -5,8 +5,8 @@
 //!
 //! NVMe Base 2.0c, "Maximum Data Transfer Size (MDTS)"; NVM Command Set 1.0c, "NOIOB".
 
-use crate::spec::nvm::MAX_BLOCKS;
 use crate::spec::Lba;
+use crate::spec::nvm::MAX_BLOCKS;
 use core::fmt;
 
 /// What bounds one command of a namespace.
@@ -52,7 +52,10 @@ impl fmt::Display for RangeError {
         match self {
             Self::Empty => f.write_str("the range has no blocks: give at least 1"),
             Self::PastEnd { blocks } => {
-                write!(f, "the range ends past the namespace, which has {blocks} blocks")
+                write!(
+                    f,
+                    "the range ends past the namespace, which has {blocks} blocks"
+                )
             }
             Self::BlockAboveMdts => {
                 f.write_str("one block is longer than the controller's largest transfer: reformat")
@@ -81,14 +84,28 @@ pub fn split(lba: Lba, blocks: u64, limits: Limits) -> Result<Pieces, RangeError
     if blocks == 0 {
         return Err(RangeError::Empty);
     }
-    let past_end = RangeError::PastEnd { blocks: limits.blocks };
-    let end = lba.0.checked_add(blocks).filter(|end| *end <= limits.blocks).ok_or(past_end)?;
-    let by_size = limits.max_bytes.map_or(u64::MAX, |max| max / u64::from(limits.block_bytes));
+    let past_end = RangeError::PastEnd {
+        blocks: limits.blocks,
+    };
+    let end = lba
+        .0
+        .checked_add(blocks)
+        .filter(|end| *end <= limits.blocks)
+        .ok_or(past_end)?;
+    let by_size = limits
+        .max_bytes
+        .map_or(u64::MAX, |max| max / u64::from(limits.block_bytes));
     let most = by_size.min(u64::from(MAX_BLOCKS)) as u32;
     if most == 0 {
         return Err(RangeError::BlockAboveMdts);
     }
-    Ok(Pieces { next: lba.0, end, start: lba.0, most, limits })
+    Ok(Pieces {
+        next: lba.0,
+        end,
+        start: lba.0,
+        most,
+        limits,
+    })
 }
 
 impl Iterator for Pieces {
@@ -102,7 +119,9 @@ impl Iterator for Pieces {
             0 => u64::MAX,
             boundary => boundary - self.next % boundary,
         };
-        let blocks = (self.end - self.next).min(u64::from(self.most)).min(to_boundary);
+        let blocks = (self.end - self.next)
+            .min(u64::from(self.most))
+            .min(to_boundary);
         let piece = Piece {
             lba: Lba(self.next),
             blocks: blocks as u32,
@@ -117,30 +136,52 @@ impl Iterator for Pieces {
 mod tests {
     use super::*;
 
-    const LIMITS: Limits =
-        Limits { block_bytes: 512, blocks: 1000, max_bytes: Some(8 * 512), boundary_blocks: 0 };
+    const LIMITS: Limits = Limits {
+        block_bytes: 512,
+        blocks: 1000,
+        max_bytes: Some(8 * 512),
+        boundary_blocks: 0,
+    };
 
     fn pieces(lba: u64, blocks: u64, limits: Limits) -> Vec<(u64, u32, u64)> {
         let split = split(Lba(lba), blocks, limits).unwrap();
-        split.map(|piece| (piece.lba.0, piece.blocks, piece.offset)).collect()
+        split
+            .map(|piece| (piece.lba.0, piece.blocks, piece.offset))
+            .collect()
     }
 
     #[test]
     fn splits_by_mdts() {
         assert_eq!(pieces(5, 8, LIMITS), [(5, 8, 0)]);
-        assert_eq!(pieces(5, 17, LIMITS), [(5, 8, 0), (13, 8, 4096), (21, 1, 8192)]);
+        assert_eq!(
+            pieces(5, 17, LIMITS),
+            [(5, 8, 0), (13, 8, 4096), (21, 1, 8192)]
+        );
     }
 
     #[test]
     fn respects_the_boundary() {
-        let limits = Limits { boundary_blocks: 10, ..LIMITS };
-        assert_eq!(pieces(5, 17, limits), [(5, 5, 0), (10, 8, 2560), (18, 2, 6656), (20, 2, 7680)]);
+        let limits = Limits {
+            boundary_blocks: 10,
+            ..LIMITS
+        };
+        assert_eq!(
+            pieces(5, 17, limits),
+            [(5, 5, 0), (10, 8, 2560), (18, 2, 6656), (20, 2, 7680)]
+        );
     }
 
     #[test]
     fn no_mdts_still_ends_at_65536_blocks() {
-        let limits = Limits { max_bytes: None, blocks: 1 << 40, ..LIMITS };
-        assert_eq!(pieces(0, 65_537, limits), [(0, 65_536, 0), (65_536, 1, 65_536 * 512)]);
+        let limits = Limits {
+            max_bytes: None,
+            blocks: 1 << 40,
+            ..LIMITS
+        };
+        assert_eq!(
+            pieces(0, 65_537, limits),
+            [(0, 65_536, 0), (65_536, 1, 65_536 * 512)]
+        );
     }
 
     #[test]
@@ -149,8 +190,14 @@ mod tests {
         assert_eq!(error(0, 0, LIMITS), RangeError::Empty);
         assert_eq!(error(1000, 1, LIMITS), RangeError::PastEnd { blocks: 1000 });
         assert_eq!(error(999, 2, LIMITS), RangeError::PastEnd { blocks: 1000 });
-        assert_eq!(error(u64::MAX, 2, LIMITS), RangeError::PastEnd { blocks: 1000 });
-        let tiny = Limits { max_bytes: Some(511), ..LIMITS };
+        assert_eq!(
+            error(u64::MAX, 2, LIMITS),
+            RangeError::PastEnd { blocks: 1000 }
+        );
+        let tiny = Limits {
+            max_bytes: Some(511),
+            ..LIMITS
+        };
         assert_eq!(error(0, 1, tiny), RangeError::BlockAboveMdts);
         assert_eq!(pieces(999, 1, LIMITS), [(999, 1, 0)]);
     }

@@ -90,7 +90,12 @@ pub unsafe extern "ptx-kernel" fn nvme_owner_read(
 }
 
 fn run(pair: &mut QueuePair<'_, u32>, nsid: Nsid, read: ReadArgs) -> Report {
-    let mut report = Report { completed: 0, failed: 0, end: 0, status: 0 };
+    let mut report = Report {
+        completed: 0,
+        failed: 0,
+        end: 0,
+        status: 0,
+    };
     let bytes = u64::from(read.blocks) * u64::from(read.block_bytes);
     let depth = read.depth.clamp(1, pair.depth());
     let mut next = 0;

@@ -67,7 +67,9 @@ impl Script {
         loop {
             if let Some((cid, opcode)) = self.sent {
                 let Some((status, dw0)) = answer(admin, cid, opcode, now_ns)? else {
-                    return Ok(Step::Wait { until_ns: now_ns + POLL_NS });
+                    return Ok(Step::Wait {
+                        until_ns: now_ns + POLL_NS,
+                    });
                 };
                 self.sent = None;
                 self.take(status, opcode, dw0, info, config, page)?;
@@ -86,7 +88,10 @@ impl Script {
             }
             let (sqe, has_page) = self.command(info, config);
             let data = if has_page {
-                Data::Contiguous { iova: page.iova(), len: self.page_bytes() }
+                Data::Contiguous {
+                    iova: page.iova(),
+                    len: self.page_bytes(),
+                }
             } else {
                 Data::None
             };
@@ -104,19 +109,27 @@ impl Script {
 
     /// The table of Autonomous Power State Transition has 256 bytes; Identify data 4,096.
     fn page_bytes(&self) -> u64 {
-        if self.todo == Todo::PowerStates { 256 } else { IDENTIFY_BYTES as u64 }
+        if self.todo == Todo::PowerStates {
+            256
+        } else {
+            IDENTIFY_BYTES as u64
+        }
     }
 
     fn command(&self, info: &Info, config: &Config<'_>) -> (Sqe, bool) {
         let plan = |index: usize| config.plans[index];
         match self.todo {
-            Todo::PowerStates => {
-                (admin::set_features(fid::AUTONOMOUS_POWER, Nsid::NONE, 0), true)
-            }
+            Todo::PowerStates => (
+                admin::set_features(fid::AUTONOMOUS_POWER, Nsid::NONE, 0),
+                true,
+            ),
             Todo::Queues => {
                 let wanted = config.queue_pairs.clamp(1, 65_535);
                 let cdw11 = NumberOfQueues::request(wanted, wanted);
-                (admin::set_features(fid::NUMBER_OF_QUEUES, Nsid::NONE, cdw11), false)
+                (
+                    admin::set_features(fid::NUMBER_OF_QUEUES, Nsid::NONE, cdw11),
+                    false,
+                )
             }
             Todo::GiveMemory(memory) => (
                 feature::host_memory_buffer(true, false, memory.pages, memory.list, memory.entries),
@@ -129,14 +142,20 @@ impl Script {
             }
             Todo::CreateCq(index) => {
                 let plan = plan(index);
-                let params =
-                    QueueParams { qid: plan.qid, entries: plan.cq_entries, iova: plan.cq_iova };
+                let params = QueueParams {
+                    qid: plan.qid,
+                    entries: plan.cq_entries,
+                    iova: plan.cq_iova,
+                };
                 (admin::create_io_cq(params, plan.vector), false)
             }
             Todo::CreateSq(index) => {
                 let plan = plan(index);
-                let params =
-                    QueueParams { qid: plan.qid, entries: plan.sq_entries, iova: plan.sq_iova };
+                let params = QueueParams {
+                    qid: plan.qid,
+                    entries: plan.sq_entries,
+                    iova: plan.sq_iova,
+                };
                 (admin::create_io_sq(params, plan.qid), false)
             }
             Todo::Controller | Todo::AskMemory | Todo::Done => {
@@ -163,13 +182,21 @@ impl Script {
         self.todo = match self.todo {
             Todo::Controller => {
                 self.take_controller(info, page)?;
-                if self.has_power_transitions { Todo::PowerStates } else { Todo::Queues }
+                if self.has_power_transitions {
+                    Todo::PowerStates
+                } else {
+                    Todo::Queues
+                }
             }
             Todo::PowerStates => Todo::Queues,
             Todo::Queues => {
                 let (sqs, cqs) = NumberOfQueues::granted(dw0);
                 info.queue_pairs = sqs.min(cqs).min(config.queue_pairs.max(1));
-                if self.preferred_pages > 0 { Todo::AskMemory } else { Todo::Namespaces }
+                if self.preferred_pages > 0 {
+                    Todo::AskMemory
+                } else {
+                    Todo::Namespaces
+                }
             }
             Todo::GiveMemory(_) => {
                 info.host_memory = status.is_success();
@@ -193,14 +220,12 @@ impl Script {
         Ok(())
     }
 
-    fn take_controller(
-        &mut self,
-        info: &mut Info,
-        page: DmaWords<'_>,
-    ) -> Result<(), BringupError> {
+    fn take_controller(&mut self, info: &mut Info, page: DmaWords<'_>) -> Result<(), BringupError> {
         let mut bytes = [0; IDENTIFY_BYTES];
         page.copy_to(&mut bytes);
-        let Ok(identify) = IdentifyController::read_from_bytes(&bytes) else { return Ok(()) };
+        let Ok(identify) = IdentifyController::read_from_bytes(&bytes) else {
+            return Ok(());
+        };
         let (sqes, cqes) = (identify.sqes & 0xF, identify.cqes & 0xF);
         // Required sizes; a controller that reports nothing at all is taken at its word.
         if sqes > 6 || cqes > 4 {
@@ -252,7 +277,11 @@ fn take_list(info: &mut Info, page: DmaWords<'_>) {
     let mut before = 0;
     for index in 0..LIST_ENTRIES {
         let word = page.get(index / 2);
-        let nsid = if index % 2 == 0 { word as u32 } else { (word >> 32) as u32 };
+        let nsid = if index % 2 == 0 {
+            word as u32
+        } else {
+            (word >> 32) as u32
+        };
         if nsid <= before || nsid > info.max_nsid {
             break;
         }
@@ -277,8 +306,12 @@ fn take_list(info: &mut Info, page: DmaWords<'_>) {
 fn take_namespace(info: &mut Info, index: usize, page: DmaWords<'_>) {
     let mut bytes = [0; IDENTIFY_BYTES];
     page.copy_to(&mut bytes);
-    let Ok(identify) = IdentifyNamespace::read_from_bytes(&bytes) else { return };
-    let Some(namespace) = info.namespaces.get_mut(index) else { return };
+    let Ok(identify) = IdentifyNamespace::read_from_bytes(&bytes) else {
+        return;
+    };
+    let Some(namespace) = info.namespaces.get_mut(index) else {
+        return;
+    };
     *namespace = NamespaceInfo::from_identify(namespace.nsid, &identify);
 }
 

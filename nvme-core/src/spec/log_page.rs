@@ -1,6 +1,6 @@
 //! Log pages and the asynchronous events that point at them.
 //!
-//! 128-bit counts are byte arrays; [`u128`] and [`bytes`] convert. Fields lie at the specification's
+//! 128-bit counts are byte arrays; [`u128()`] and [`bytes`] convert. Fields lie at the specification's
 //! offsets, asserted below each structure.
 //!
 //! NVMe Base 2.0c, 5.16.1 (Log Specific Information).

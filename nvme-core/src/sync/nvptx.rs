@@ -8,14 +8,14 @@ use core::arch::asm;
 use core::cell::UnsafeCell;
 
 macro_rules! by_scope {
-    ($scope:expr, $before:literal, $after:literal, $($operand:tt)*) => {
+    ($scope:expr, $before:literal, $kind:literal, $after:literal, $($operand:tt)*) => {
         match $scope {
             // SAFETY: the pointer comes from a live `&self` of the operand's width and alignment.
-            Scope::Cta => unsafe { asm!(concat!($before, ".cta", $after), $($operand)*) },
+            Scope::Cta => unsafe { asm!(concat!($before, ".cta", $kind, $after), $($operand)*) },
             // SAFETY: as above.
-            Scope::Gpu => unsafe { asm!(concat!($before, ".gpu", $after), $($operand)*) },
+            Scope::Gpu => unsafe { asm!(concat!($before, ".gpu", $kind, $after), $($operand)*) },
             // SAFETY: as above.
-            Scope::Sys => unsafe { asm!(concat!($before, ".sys", $after), $($operand)*) },
+            Scope::Sys => unsafe { asm!(concat!($before, ".sys", $kind, $after), $($operand)*) },
         }
     };
 }
@@ -42,9 +42,9 @@ macro_rules! atomic {
                 let value: $value;
                 let at = self.0.get();
                 match order {
-                    Order::Acquire => by_scope!(scope, "ld.acquire", concat!(".", $suffix, " {v}, [{p}];"),
+                    Order::Acquire => by_scope!(scope, "ld.acquire", $suffix, " {v}, [{p}];",
                         v = out($class) value, p = in(reg64) at, options(nostack)),
-                    Order::Relaxed | Order::Release => by_scope!(scope, "ld.relaxed", concat!(".", $suffix, " {v}, [{p}];"),
+                    Order::Relaxed | Order::Release => by_scope!(scope, "ld.relaxed", $suffix, " {v}, [{p}];",
                         v = out($class) value, p = in(reg64) at, options(nostack)),
                 }
                 value
@@ -55,9 +55,9 @@ macro_rules! atomic {
             pub fn store(&self, value: $value, order: Order, scope: Scope) {
                 let at = self.0.get();
                 match order {
-                    Order::Release => by_scope!(scope, "st.release", concat!(".", $suffix, " [{p}], {v};"),
+                    Order::Release => by_scope!(scope, "st.release", $suffix, " [{p}], {v};",
                         v = in($class) value, p = in(reg64) at, options(nostack)),
-                    Order::Relaxed | Order::Acquire => by_scope!(scope, "st.relaxed", concat!(".", $suffix, " [{p}], {v};"),
+                    Order::Relaxed | Order::Acquire => by_scope!(scope, "st.relaxed", $suffix, " [{p}], {v};",
                         v = in($class) value, p = in(reg64) at, options(nostack)),
                 }
             }
@@ -67,7 +67,7 @@ macro_rules! atomic {
             pub fn store_mmio(&self, value: $value) {
                 // SAFETY: the pointer comes from a live `&self`; doorbells are in the global window.
                 unsafe {
-                    asm!(concat!("st.mmio.relaxed.sys.global.", $suffix, " [{p}], {v};"),
+                    asm!(concat!("st.mmio.relaxed.sys.global", $suffix, " [{p}], {v};"),
                         v = in($class) value, p = in(reg64) self.0.get(), options(nostack));
                 }
             }
@@ -75,13 +75,13 @@ macro_rules! atomic {
     };
 }
 
-atomic!(AtomicU32, u32, reg32, "u32");
-atomic!(AtomicU64, u64, reg64, "u64");
+atomic!(AtomicU32, u32, reg32, ".u32");
+atomic!(AtomicU64, u64, reg64, ".u64");
 
 /// `fence.acq_rel` at the given scope for `Acquire` and `Release`; nothing for `Relaxed`.
 #[inline(always)]
 pub fn fence(order: Order, scope: Scope) {
     if order != Order::Relaxed {
-        by_scope!(scope, "fence.acq_rel", ";", options(nostack));
+        by_scope!(scope, "fence.acq_rel", "", ";", options(nostack));
     }
 }
