@@ -1,0 +1,214 @@
+//! Moves data between the driver's memory and a store, along the data pointer of a command.
+
+use crate::memory::{Dma, Span};
+use crate::store::{Store, StoreError};
+use crate::{prp, sgl};
+use nvme_core::spec::{PageSize, Psdt, Sqe, Status};
+
+/// Which way data goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Direction {
+    ToHost,
+    FromHost,
+}
+
+/// The data pointer of one command.
+pub(crate) struct Data<'a, 'g> {
+    pub dma: &'a Dma<'g>,
+    pub sqe: &'a Sqe,
+    pub page: PageSize,
+    pub len: u64,
+}
+
+/// The status of a store's refusal.
+pub(crate) fn store_status(error: StoreError, direction: Direction) -> Status {
+    match (error, direction) {
+        (StoreError::OutOfBounds, _) => Status::LBA_OUT_OF_RANGE,
+        (StoreError::Io(_), Direction::FromHost) => Status::WRITE_FAULT,
+        (StoreError::Io(_), Direction::ToHost) => Status::UNRECOVERED_READ_ERROR,
+    }
+}
+
+impl<'g> Data<'_, 'g> {
+    /// Calls `each(address, bytes)` for the pieces in order; the address is `None` in a bit bucket.
+    #[inline]
+    pub fn walk(
+        &self,
+        direction: Direction,
+        mut each: impl FnMut(Option<u64>, usize) -> Result<(), Status>,
+    ) -> Result<(), Status> {
+        match self.sqe.psdt() {
+            Psdt::Prp => prp::walk(self.dma, self.sqe.dptr, self.len, self.page, |at, len| {
+                each(Some(at), len)
+            }),
+            Psdt::SglMptrBuffer | Psdt::SglMptrSgl => {
+                let to_host = direction == Direction::ToHost;
+                sgl::walk(self.dma, self.sqe.dptr, self.len, to_host, each)
+            }
+            Psdt::Reserved => Err(Status::INVALID_FIELD),
+        }
+    }
+
+    /// Walks without moving anything: every piece must be mapped.
+    pub fn check(&self, direction: Direction) -> Result<(), Status> {
+        self.walk(direction, |at, len| match at {
+            Some(at) => self
+                .dma
+                .check(at, len)
+                .map_err(|_| Status::DATA_TRANSFER_ERROR),
+            None => Ok(()),
+        })
+    }
+
+    /// Calls `each` with every mapped stretch and its position in the data.
+    #[inline]
+    fn stretches(
+        &self,
+        direction: Direction,
+        mut each: impl FnMut(u64, Span<'g>) -> Result<(), Status>,
+    ) -> Result<(), Status> {
+        let mut done = 0;
+        self.walk(direction, |at, len| {
+            let Some(at) = at else {
+                done += len as u64;
+                return Ok(());
+            };
+            let mut result = Ok(());
+            self.dma
+                .pieces(at, len, |piece| {
+                    if result.is_ok() {
+                        result = each(done, piece);
+                    }
+                    done += piece.len() as u64;
+                })
+                .map_err(|_| Status::DATA_TRANSFER_ERROR)?;
+            result
+        })
+    }
+
+    /// Fills the data from bytes.
+    pub fn scatter(&self, from: &[u8]) -> Result<(), Status> {
+        self.stretches(Direction::ToHost, |at, piece| {
+            piece.write(from.get(at as usize..).unwrap_or(&[]));
+            Ok(())
+        })
+    }
+
+    /// Takes the data into bytes.
+    pub fn gather(&self, into: &mut [u8]) -> Result<(), Status> {
+        self.stretches(Direction::FromHost, |at, piece| {
+            piece.read(into.get_mut(at as usize..).unwrap_or(&mut []));
+            Ok(())
+        })
+    }
+
+    /// Reads the data from `offset` of `store` on.
+    #[inline]
+    pub fn read(&self, store: &dyn Store, offset: u64, scratch: &mut [u8]) -> Result<(), Status> {
+        let direction = Direction::ToHost;
+        if let Some(image) = store.span() {
+            let from = image.slice(offset as usize, self.len as usize);
+            let from = from.ok_or(Status::LBA_OUT_OF_RANGE)?;
+            return self.stretches(direction, |at, piece| {
+                let from = from
+                    .slice(at as usize, piece.len())
+                    .ok_or(Status::INTERNAL_ERROR)?;
+                from.copy_to(piece);
+                Ok(())
+            });
+        }
+        let (mut start, mut filled) = (0, 0);
+        self.stretches(direction, |at, piece| {
+            let mut done = 0;
+            while done < piece.len() {
+                let at = at + done as u64;
+                if at < start || at >= start + filled as u64 {
+                    filled = (self.len - at).min(scratch.len() as u64) as usize;
+                    start = at;
+                    store
+                        .read_at(offset + at, &mut scratch[..filled])
+                        .map_err(|error| store_status(error, direction))?;
+                }
+                let staged = &scratch[(at - start) as usize..filled];
+                let take = staged.len().min(piece.len() - done);
+                piece
+                    .slice(done, take)
+                    .ok_or(Status::INTERNAL_ERROR)?
+                    .write(staged);
+                done += take;
+            }
+            Ok(())
+        })
+    }
+
+    /// Writes the data to `offset` of `store` on. The whole data pointer is checked first.
+    pub fn write(&self, store: &dyn Store, offset: u64, scratch: &mut [u8]) -> Result<(), Status> {
+        let direction = Direction::FromHost;
+        self.check(direction)?;
+        if let Some(image) = store.span() {
+            let to = image.slice(offset as usize, self.len as usize);
+            let to = to.ok_or(Status::LBA_OUT_OF_RANGE)?;
+            return self.stretches(direction, |at, piece| {
+                piece.copy_to(
+                    to.slice(at as usize, piece.len())
+                        .ok_or(Status::INTERNAL_ERROR)?,
+                );
+                Ok(())
+            });
+        }
+        self.staged(scratch, |at, bytes| {
+            store
+                .write_at(offset + at, bytes)
+                .map_err(|error| store_status(error, direction))
+        })
+    }
+
+    /// Compares the data with `offset` of `store` on.
+    pub fn compare(
+        &self,
+        store: &dyn Store,
+        offset: u64,
+        scratch: &mut [u8],
+    ) -> Result<(), Status> {
+        let half = scratch.len() / 2;
+        let (staging, other) = scratch.split_at_mut(half);
+        self.check(Direction::FromHost)?;
+        self.staged(staging, |at, bytes| {
+            let stored = &mut other[..bytes.len()];
+            store
+                .read_at(offset + at, stored)
+                .map_err(|error| store_status(error, Direction::ToHost))?;
+            if stored == bytes {
+                Ok(())
+            } else {
+                Err(Status::COMPARE_FAILURE)
+            }
+        })
+    }
+
+    /// Gathers the data piece by piece into `scratch` and hands over each fill with its position.
+    fn staged(
+        &self,
+        scratch: &mut [u8],
+        mut each: impl FnMut(u64, &[u8]) -> Result<(), Status>,
+    ) -> Result<(), Status> {
+        let (mut start, mut filled) = (0, 0);
+        self.stretches(Direction::FromHost, |_, piece| {
+            let mut done = 0;
+            while done < piece.len() {
+                let take = (scratch.len() - filled).min(piece.len() - done);
+                let part = piece.slice(done, take).ok_or(Status::INTERNAL_ERROR)?;
+                part.read(&mut scratch[filled..]);
+                done += take;
+                filled += take;
+                if filled == scratch.len() {
+                    each(start, scratch)?;
+                    start += filled as u64;
+                    filled = 0;
+                }
+            }
+            Ok(())
+        })?;
+        each(start, &scratch[..filled])
+    }
+}

@@ -1,0 +1,200 @@
+//! Faults on purpose: a plan of what goes wrong, and when.
+//!
+//! A plan with a seed is deterministic: the n-th matching command decides, not the clock.
+
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicU64, Ordering};
+use nvme_core::spec::Status;
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    /// The command is fetched and never completes; an Abort does not find it.
+    Drop,
+    /// The command executes and completes this many nanoseconds later; an Abort finds it until then.
+    Delay(u64),
+    /// The command completes after those that are fetched in the same batch.
+    Reorder,
+    /// The completion is posted twice.
+    Duplicate,
+    /// The completion carries this command identifier.
+    WrongCid(u16),
+    /// The completion carries the phase tag of the previous pass.
+    WrongPhase,
+    /// The completion carries this submission queue head.
+    BadSqhd(u16),
+    /// The command is not executed and completes with this status.
+    Status(Status),
+    /// The controller stops with CSTS.CFS set.
+    Cfs,
+    /// The controller leaves the bus: registers read as all ones, and nothing happens any more.
+    AllOnes,
+    /// CSTS.RDY does not follow the next change of CC.EN. Matches such changes, not commands.
+    StuckReady,
+    /// The phase tag is visible before dwords 0 and 1 are.
+    TornCqe,
+}
+
+/// Which commands a rule means. With no condition: all of the I/O queues.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct When {
+    /// The submission queue; `None` is every I/O queue, 0 the admin queue.
+    pub qid: Option<u16>,
+    /// The opcode.
+    pub opcode: Option<u8>,
+    /// Only the n-th match, from 1.
+    pub nth: Option<u64>,
+    /// Every n-th match.
+    pub every: Option<u64>,
+    /// Matches per million, drawn from the plan's seed.
+    pub per_million: Option<u32>,
+}
+
+/// One rule.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FaultRule {
+    /// Which commands.
+    pub when: When,
+    /// What happens to them.
+    pub what: Fault,
+}
+
+/// Rules, the first that fires wins, and the seed for those with a probability.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct FaultPlan {
+    /// The rules.
+    pub rules: Vec<FaultRule>,
+    /// Seed of the probabilities.
+    pub seed: u64,
+}
+
+/// A plan at work: rules with their counts of matches.
+pub(crate) struct Faults {
+    rules: Box<[(FaultRule, AtomicU64)]>,
+    seed: u64,
+}
+
+impl Faults {
+    pub fn new(plan: &FaultPlan) -> Self {
+        let rules = plan
+            .rules
+            .iter()
+            .map(|rule| (*rule, AtomicU64::new(0)))
+            .collect();
+        Self {
+            rules,
+            seed: plan.seed,
+        }
+    }
+
+    /// Whether no command can be hit.
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// The fault of the command with `opcode` on `qid`, if any.
+    pub fn of_command(&self, qid: u16, opcode: u8) -> Option<Fault> {
+        self.first(|rule| {
+            rule.what != Fault::StuckReady
+                && rule.when.qid.map_or(qid != 0, |wanted| wanted == qid)
+                && rule.when.opcode.is_none_or(|wanted| wanted == opcode)
+        })
+    }
+
+    /// Whether this change of CC.EN finds CSTS.RDY stuck.
+    pub fn ready_is_stuck(&self) -> bool {
+        self.first(|rule| rule.what == Fault::StuckReady).is_some()
+    }
+
+    fn first(&self, matches: impl Fn(&FaultRule) -> bool) -> Option<Fault> {
+        let mut fired = None;
+        for (i, (rule, count)) in self.rules.iter().enumerate() {
+            if !matches(rule) {
+                continue;
+            }
+            let n = count.fetch_add(1, Ordering::Relaxed) + 1;
+            let When {
+                nth,
+                every,
+                per_million,
+                ..
+            } = rule.when;
+            let fires = nth.is_none_or(|nth| n == nth)
+                && every.is_none_or(|every| every != 0 && n.is_multiple_of(every))
+                && per_million.is_none_or(|p| {
+                    mix(self.seed ^ (i as u64) << 48 ^ n) % 1_000_000 < u64::from(p)
+                });
+            if fires && fired.is_none() {
+                fired = Some(rule.what);
+            }
+        }
+        fired
+    }
+}
+
+/// splitmix64: one well-mixed word out of another.
+pub(crate) fn mix(seed: u64) -> u64 {
+    let mut z = seed.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ z >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ z >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ z >> 31
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(when: When) -> Faults {
+        Faults::new(&FaultPlan {
+            rules: [FaultRule {
+                when,
+                what: Fault::Drop,
+            }]
+            .into(),
+            seed: 7,
+        })
+    }
+
+    #[test]
+    fn a_rule_counts_only_its_own_matches() {
+        let faults = plan(When {
+            opcode: Some(2),
+            nth: Some(2),
+            ..When::default()
+        });
+        let hits: Vec<_> = [2, 1, 2, 2]
+            .map(|op| faults.of_command(1, op).is_some())
+            .into();
+        assert_eq!(hits, [false, false, true, false]);
+    }
+
+    #[test]
+    fn the_admin_queue_is_hit_only_when_named() {
+        assert_eq!(plan(When::default()).of_command(0, 6), None);
+        let faults = plan(When {
+            qid: Some(0),
+            ..When::default()
+        });
+        assert_eq!(faults.of_command(0, 6), Some(Fault::Drop));
+        assert_eq!(faults.of_command(1, 6), None);
+    }
+
+    #[test]
+    fn a_probability_is_met_and_repeats_with_the_seed() {
+        let when = When {
+            per_million: Some(250_000),
+            ..When::default()
+        };
+        let draw = || {
+            let faults = plan(when);
+            (0..4000)
+                .map(|_| faults.of_command(1, 2).is_some())
+                .collect::<Vec<_>>()
+        };
+        let hits = draw();
+        assert_eq!(hits, draw());
+        let count = hits.iter().filter(|hit| **hit).count();
+        assert!((800..1200).contains(&count), "{count}");
+    }
+}

@@ -1,0 +1,159 @@
+//! An image in a file: sparse, read and written by position, never past its end.
+
+use crate::store::{Store, StoreError, check};
+use std::fs::{File as OsFile, OpenOptions};
+use std::io::{Error, Result as IoResult};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+/// A store in a file of fixed size. Dropping it closes the file; what was written is in it.
+#[derive(Debug)]
+pub struct File {
+    file: OsFile,
+    bytes: u64,
+}
+
+impl File {
+    /// Opens an existing image with the size that it has. `read_only` opens it for reading alone;
+    /// writes then fail with [`StoreError::Io`].
+    pub fn open(path: &Path, read_only: bool) -> IoResult<Self> {
+        let file = OpenOptions::new().read(true).write(!read_only).open(path)?;
+        let bytes = file.metadata()?.len();
+        Ok(Self { file, bytes })
+    }
+
+    /// Makes a new sparse image of `bytes` bytes; an existing file is an error.
+    pub fn create(path: &Path, bytes: u64) -> IoResult<Self> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(path)?;
+        file.set_len(bytes)?;
+        Ok(Self { file, bytes })
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> bool {
+        punch_hole(&self.file, offset, len)
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn punch_hole(file: &OsFile, offset: u64, len: u64) -> bool {
+    crate::memory::punch_hole(file, offset, len)
+}
+
+#[cfg(not(target_os = "linux"))]
+fn punch_hole(_file: &OsFile, _offset: u64, _len: u64) -> bool {
+    false
+}
+
+fn failed(error: Error) -> StoreError {
+    StoreError::Io(error.raw_os_error().unwrap_or(0))
+}
+
+impl Store for File {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        check(self.bytes, offset, into.len() as u64)?;
+        // A file cut short behind our back ends here, as an error and not as old bytes.
+        self.file.read_exact_at(into, offset).map_err(failed)
+    }
+
+    fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
+        check(self.bytes, offset, from.len() as u64)?;
+        self.file.write_all_at(from, offset).map_err(failed)
+    }
+
+    fn zero(&self, offset: u64, len: u64, deallocate: bool) -> Result<(), StoreError> {
+        check(self.bytes, offset, len)?;
+        if deallocate && self.punch(offset, len) {
+            return Ok(());
+        }
+        const ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+        let mut done = 0;
+        while done < len {
+            let take = (len - done).min(ZEROES.len() as u64);
+            self.file
+                .write_all_at(&ZEROES[..take as usize], offset + done)
+                .map_err(failed)?;
+            done += take;
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        self.file.sync_data().map_err(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    fn path(name: &str) -> std::path::PathBuf {
+        let path = std::env::temp_dir().join(format!("nvme-sim-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        path
+    }
+
+    #[test]
+    fn keeps_what_was_written_and_refuses_the_end() {
+        let path = path("keeps");
+        let store = File::create(&path, 8192).unwrap();
+        store.write_at(8190, &[1, 2]).unwrap();
+        assert_eq!(store.write_at(8191, &[1, 2]), Err(StoreError::OutOfBounds));
+        assert!(
+            File::create(&path, 1).is_err(),
+            "an existing image must not be truncated"
+        );
+        drop(store);
+        let store = File::open(&path, false).unwrap();
+        let mut bytes = [0; 2];
+        store.read_at(8190, &mut bytes).unwrap();
+        assert_eq!((bytes, store.bytes()), ([1, 2], 8192));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_truncated_image_is_an_error() {
+        let path = path("truncated");
+        let store = File::create(&path, 8192).unwrap();
+        OsFile::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(4096)
+            .unwrap();
+        assert!(matches!(
+            store.read_at(4096, &mut [0; 16]),
+            Err(StoreError::Io(_))
+        ));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn deallocation_reads_zero_and_gives_space_back() {
+        let path = path("punch");
+        let store = File::create(&path, 1 << 20).unwrap();
+        store.write_at(0, &vec![7; 1 << 20]).unwrap();
+        store.flush().unwrap();
+        let before = std::fs::metadata(&path).unwrap().blocks();
+        store.zero(4096, (1 << 20) - 8192, true).unwrap();
+        store.flush().unwrap();
+        let mut bytes = [1; 4096];
+        store.read_at(4096, &mut bytes).unwrap();
+        assert_eq!(bytes, [0; 4096]);
+        store.read_at(0, &mut bytes).unwrap();
+        assert_eq!(bytes, [7; 4096]);
+        // Not every file system can punch; where it can, the space is gone.
+        if store.punch(4096, 4096) {
+            assert!(std::fs::metadata(&path).unwrap().blocks() < before);
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
+}

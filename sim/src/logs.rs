@@ -1,0 +1,350 @@
+//! Log pages, SMART counters and asynchronous events.
+//!
+//! An event type that was reported is masked until its log page is read without RAE.
+//!
+//! NVMe Base 2.0c, 5.16 (Get Log Page command) and 5.2 (Asynchronous Event Request command).
+
+use crate::admin::{self, Refusal};
+use crate::device::{Control, Device};
+use crate::features::Features;
+use crate::identify::FIRMWARE;
+use crate::memory::Dma;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+use nvme_core::spec::admin::{log_page_bytes, opcode};
+use nvme_core::spec::log_page::{
+    AsyncEvent, CommandsSupported, ErrorEntry, FirmwareSlots, Smart, SupportedPages, bytes,
+    critical_warning, effects, error_event, event_type, lid,
+};
+use nvme_core::spec::nvm::{opcode as nvm_opcode, slba};
+use nvme_core::spec::{Nsid, Sqe, Status};
+use zerocopy::{FromZeros, IntoBytes};
+
+/// Entries of the error log (ELPE + 1).
+pub(crate) const ERROR_ENTRIES: usize = 64;
+/// Events that wait for a request; later ones of the same kind are merged, others dropped.
+const MAX_EVENTS: usize = 16;
+/// Bytes of the longest log page read at once when MDTS sets no limit.
+const MAX_LOG_BYTES: u64 = 1 << 20;
+
+/// What the controller remembers about itself.
+pub(crate) struct Logs {
+    /// Newest first.
+    errors: VecDeque<ErrorEntry>,
+    error_count: u64,
+    media_errors: u64,
+    events: VecDeque<AsyncEvent>,
+    /// Bit n: events of type n were reported and their log page was not read since.
+    masked: u8,
+    changed_namespaces: Vec<u32>,
+    kelvins: u16,
+    critical_warning: u8,
+    power_cycles: u64,
+    unsafe_shutdowns: u64,
+}
+
+impl Logs {
+    pub fn new() -> Self {
+        Self {
+            errors: VecDeque::with_capacity(ERROR_ENTRIES),
+            error_count: 0,
+            media_errors: 0,
+            events: VecDeque::with_capacity(MAX_EVENTS),
+            masked: 0,
+            changed_namespaces: Vec::new(),
+            kelvins: 313,
+            critical_warning: 0,
+            power_cycles: 1,
+            unsafe_shutdowns: 0,
+        }
+    }
+
+    /// A controller reset: events that were not reported are forgotten, logs are kept.
+    pub fn reset(&mut self) {
+        self.events.clear();
+        self.masked = 0;
+    }
+
+    /// Power was lost and came back.
+    pub fn power_cycle(&mut self, clean: bool) {
+        self.reset();
+        self.errors.clear();
+        self.power_cycles += 1;
+        self.unsafe_shutdowns += u64::from(!clean);
+    }
+
+    /// A command ended with `status`.
+    pub fn failed(&mut self, sqid: u16, sqe: &Sqe, status: Status) {
+        // Where the parameter is that was wrong is not known here.
+        let mut entry = self.entry(sqid, sqe.cid().0);
+        entry.phase_status = status.0 << 1;
+        entry.nsid = sqe.nsid;
+        if sqid != 0 {
+            entry.lba = slba(sqe).0;
+        }
+        self.media_errors += u64::from(status.sct() == 2);
+        self.push(entry);
+    }
+
+    /// A doorbell of `qid` was written with an impossible value, or does not exist.
+    pub fn bad_doorbell(&mut self, qid: u16, exists: bool) {
+        let mut entry = self.entry(qid, 0xFFFF);
+        entry.phase_status = Status::INVALID_FIELD.0 << 1;
+        self.push(entry);
+        let info = match exists {
+            true => error_event::INVALID_DOORBELL_VALUE,
+            false => error_event::INVALID_DOORBELL_REGISTER,
+        };
+        self.raise(event_type::ERROR, info, lid::ERROR);
+    }
+
+    /// The attributes of a namespace changed.
+    pub fn namespace_changed(&mut self, nsid: u32) {
+        if !self.changed_namespaces.contains(&nsid) && self.changed_namespaces.len() < 1024 {
+            self.changed_namespaces.push(nsid);
+            self.changed_namespaces.sort_unstable();
+        }
+        self.raise(event_type::NOTICE, 0, lid::CHANGED_NAMESPACES);
+    }
+
+    /// The temperature is now `kelvins`.
+    pub fn set_temperature(&mut self, kelvins: u16, features: &Features) {
+        self.kelvins = kelvins;
+        self.check_temperature(features);
+    }
+
+    /// Compares the temperature with its thresholds.
+    pub fn check_temperature(&mut self, features: &Features) {
+        if !features.is_extreme(self.kelvins) {
+            self.critical_warning &= !critical_warning::TEMPERATURE;
+            return;
+        }
+        self.critical_warning |= critical_warning::TEMPERATURE;
+        if features.async_events & u32::from(critical_warning::TEMPERATURE) != 0 {
+            self.raise(event_type::SMART, 1, lid::SMART);
+        }
+    }
+
+    /// Whether an event waits.
+    pub fn has_event(&self) -> bool {
+        !self.events.is_empty()
+    }
+
+    /// The next event that is not masked, as dword 0 of its completion; masks its type.
+    pub fn take_event(&mut self) -> Option<u32> {
+        let open = |event: &AsyncEvent| self.masked >> event.event_type() & 1 == 0;
+        let at = self.events.iter().position(open)?;
+        let event = self.events.remove(at)?;
+        self.masked |= 1 << event.event_type();
+        Some(event.0)
+    }
+
+    fn entry(&mut self, sqid: u16, cid: u16) -> ErrorEntry {
+        self.error_count += 1;
+        let mut entry = ErrorEntry::new_zeroed();
+        entry.error_count = self.error_count;
+        entry.sqid = sqid;
+        entry.cid = cid;
+        entry.parameter_error_location = 0xFFFF;
+        entry
+    }
+
+    fn push(&mut self, entry: ErrorEntry) {
+        self.errors.truncate(ERROR_ENTRIES - 1);
+        self.errors.push_front(entry);
+    }
+
+    fn raise(&mut self, kind: u8, info: u8, page: u8) {
+        let mut event = AsyncEvent(0);
+        event.set_event_type(kind);
+        event.set_info(info);
+        event.set_log_page(page);
+        if !self.events.contains(&event) && self.events.len() < MAX_EVENTS {
+            self.events.push_back(event);
+        }
+    }
+
+    /// The log page was read: its events may be reported again.
+    fn unmask(&mut self, page: u8) {
+        let kind = match page {
+            lid::ERROR => event_type::ERROR,
+            lid::SMART => event_type::SMART,
+            lid::CHANGED_NAMESPACES => event_type::NOTICE,
+            _ => return,
+        };
+        self.masked &= !(1 << kind);
+        // What the log page has just told needs no event any more.
+        self.events.retain(|event| event.event_type() != kind);
+        if page == lid::CHANGED_NAMESPACES {
+            self.changed_namespaces.clear();
+        }
+    }
+}
+
+impl Device {
+    /// NVMe Base 2.0c, 5.16 (Get Log Page command).
+    pub(crate) fn get_log_page(
+        &self,
+        control: &mut Control,
+        dma: &Dma<'_>,
+        sqe: &Sqe,
+    ) -> Result<(), Refusal> {
+        let (page, keep) = (sqe.cdw10 as u8, sqe.cdw10 >> 15 & 1 != 0);
+        let offset = u64::from(sqe.cdw12) | u64::from(sqe.cdw13) << 32;
+        let len = log_page_bytes(sqe);
+        let whole = self.log_page(page)?;
+        if len > self.max_bytes().min(MAX_LOG_BYTES) {
+            return Err(Status::INVALID_FIELD.into());
+        }
+        // The pages belong to the controller; there are none per namespace (LPA bit 0 is 0).
+        if !matches!(Nsid(sqe.nsid), Nsid::NONE | Nsid::ALL) {
+            return Err(Status::INVALID_FIELD.into());
+        }
+        if !offset.is_multiple_of(4) || offset > whole.len() as u64 {
+            return Err(Status::INVALID_FIELD.into());
+        }
+        // Past the end of the page, zeroes.
+        let mut part = alloc::vec![0; len as usize];
+        let rest = &whole[offset as usize..];
+        let take = rest.len().min(part.len());
+        part[..take].copy_from_slice(&rest[..take]);
+        self.send(dma, sqe, &part)?;
+        if !keep {
+            let mut logs = self.logs.lock();
+            logs.unmask(page);
+            if page == lid::SMART {
+                logs.check_temperature(&control.features);
+            }
+            self.attention.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn log_page(&self, page: u8) -> Result<Vec<u8>, Refusal> {
+        Ok(match page {
+            lid::SUPPORTED => {
+                let mut pages = SupportedPages::new_zeroed();
+                for page in [
+                    lid::SUPPORTED,
+                    lid::ERROR,
+                    lid::SMART,
+                    lid::FIRMWARE,
+                    lid::CHANGED_NAMESPACES,
+                    lid::COMMANDS_SUPPORTED,
+                ] {
+                    pages.lids[usize::from(page)] = 1;
+                }
+                pages.as_bytes().to_vec()
+            }
+            lid::ERROR => {
+                let mut entries: Vec<ErrorEntry> =
+                    self.logs.lock().errors.iter().copied().collect();
+                entries.resize(ERROR_ENTRIES, ErrorEntry::new_zeroed());
+                entries.as_bytes().to_vec()
+            }
+            lid::SMART => self.smart().as_bytes().to_vec(),
+            lid::FIRMWARE => {
+                let mut slots = FirmwareSlots::new_zeroed();
+                slots.afi = 1;
+                slots.frs[0] = *FIRMWARE;
+                slots.as_bytes().to_vec()
+            }
+            lid::CHANGED_NAMESPACES => {
+                let mut list = alloc::vec![0u32; 1024];
+                let logs = self.logs.lock();
+                list[..logs.changed_namespaces.len()].copy_from_slice(&logs.changed_namespaces);
+                list.as_bytes().to_vec()
+            }
+            lid::COMMANDS_SUPPORTED => {
+                let mut commands = CommandsSupported::new_zeroed();
+                for code in 0..=255u8 {
+                    let supported = admin::is_supported(code);
+                    commands.acs[usize::from(code)] =
+                        if supported { effects::SUPPORTED } else { 0 };
+                }
+                commands.acs[usize::from(opcode::FORMAT_NVM)] |=
+                    effects::BLOCK_CONTENT | effects::NAMESPACE_CAPABILITY;
+                for code in [
+                    nvm_opcode::FLUSH,
+                    nvm_opcode::READ,
+                    nvm_opcode::COMPARE,
+                    nvm_opcode::VERIFY,
+                ] {
+                    commands.iocs[usize::from(code)] = effects::SUPPORTED;
+                }
+                for code in [
+                    nvm_opcode::WRITE,
+                    nvm_opcode::WRITE_UNCORRECTABLE,
+                    nvm_opcode::WRITE_ZEROES,
+                    nvm_opcode::DATASET_MANAGEMENT,
+                ] {
+                    commands.iocs[usize::from(code)] = effects::SUPPORTED | effects::BLOCK_CONTENT;
+                }
+                commands.as_bytes().to_vec()
+            }
+            _ => return Err(Status::INVALID_LOG_PAGE.into()),
+        })
+    }
+
+    fn smart(&self) -> Smart {
+        let mut smart = Smart::new_zeroed();
+        let (mut reads, mut writes, mut read_bytes, mut written_bytes) = (0, 0, 0u128, 0u128);
+        for slot in &self.slots[1..] {
+            let stats = slot.stats.get();
+            reads += u128::from(stats.reads);
+            writes += u128::from(stats.writes);
+            read_bytes += u128::from(stats.read_bytes);
+            written_bytes += u128::from(stats.written_bytes);
+        }
+        let unit = u128::from(Smart::DATA_UNIT_BYTES);
+        smart.data_units_read = bytes(read_bytes.div_ceil(unit));
+        smart.data_units_written = bytes(written_bytes.div_ceil(unit));
+        smart.host_reads = bytes(reads);
+        smart.host_writes = bytes(writes);
+        smart.available_spare = 100;
+        smart.spare_threshold = 10;
+        let hours = self.clock_ns.load(Ordering::Relaxed) / 3_600_000_000_000;
+        smart.power_on_hours = bytes(u128::from(hours));
+        let logs = self.logs.lock();
+        smart.critical_warning = logs.critical_warning;
+        smart.set_kelvins(logs.kelvins);
+        smart.temperature_sensors[0] = logs.kelvins;
+        smart.power_cycles = bytes(u128::from(logs.power_cycles));
+        smart.unsafe_shutdowns = bytes(u128::from(logs.unsafe_shutdowns));
+        smart.media_errors = bytes(u128::from(logs.media_errors));
+        smart.error_log_entries = bytes(u128::from(logs.error_count));
+        smart
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_event_type_is_masked_until_its_page_is_read() {
+        let mut logs = Logs::new();
+        logs.bad_doorbell(3, true);
+        logs.bad_doorbell(3, false);
+        assert_eq!(logs.take_event(), Some(0x0001_0100));
+        assert_eq!(logs.take_event(), None);
+        logs.namespace_changed(1);
+        assert_eq!(logs.take_event(), Some(0x0004_0002));
+        logs.unmask(lid::ERROR);
+        logs.bad_doorbell(3, false);
+        assert_eq!(logs.take_event(), Some(0x0001_0000));
+    }
+
+    #[test]
+    fn the_error_log_keeps_the_newest_and_counts_all() {
+        let mut logs = Logs::new();
+        for cid in 0..100u16 {
+            let sqe = Sqe::new(2, Nsid(1)).with_cid(nvme_core::spec::Cid(cid));
+            logs.failed(1, &sqe, Status::LBA_OUT_OF_RANGE);
+        }
+        assert_eq!(logs.errors.len(), ERROR_ENTRIES);
+        assert_eq!((logs.errors[0].error_count, logs.errors[0].cid), (100, 99));
+        assert!(logs.errors[0].status().is(Status::LBA_OUT_OF_RANGE));
+    }
+}

@@ -1,0 +1,321 @@
+//! Serves one submission queue: takes its doorbells, fetches, executes, posts.
+//!
+//! A batch holds the queue's lock and that of its completion queue; no command takes another one
+//! unless it fails or writes through the cache.
+
+use crate::admin::{self, Reply};
+use crate::device::{Control, Device};
+use crate::fault::Fault;
+use crate::memory::{Dma, DmaFault, Span};
+use crate::nvm::{self, Io};
+use crate::queue::{CompletionQueue, Pending, Publish, QueueStats, SubmissionQueue};
+use core::cmp::Reverse;
+use core::sync::atomic::Ordering;
+use nvme_core::spec::{Cqe, Sqe, Status};
+
+/// Commands fetched in one batch at most: bounds how long locks are held.
+pub(crate) const BATCH: u32 = 512;
+
+impl Device {
+    /// Whether `serve` would find something to do.
+    #[inline]
+    pub fn has_work(&self, qid: u16, now_ns: u64) -> bool {
+        let slot = &self.slots[usize::from(qid)];
+        self.doorbells.sq_tail(qid).load(Ordering::Relaxed) != slot.settled.load(Ordering::Relaxed)
+            || slot.next_due_ns.load(Ordering::Relaxed) <= now_ns
+            || (qid == 0 && self.attention.load(Ordering::Relaxed))
+    }
+
+    /// Serves `qid` once and says how many commands were fetched or completed. The admin queue
+    /// comes with the controller's state, an I/O queue without.
+    pub fn serve(
+        &self,
+        qid: u16,
+        dma: &Dma<'_>,
+        now_ns: u64,
+        control: Option<&mut Control>,
+    ) -> u32 {
+        let slot = &self.slots[usize::from(qid)];
+        let mut sq_held = slot.sq.lock();
+        // Acquire: pairs with the driver's release before it rings: the entries are there.
+        let tail = self.doorbells.sq_tail(qid).load(Ordering::Acquire);
+        if !self.is_running() {
+            return 0;
+        }
+        let Some(sq) = sq_held.as_mut() else {
+            slot.settled.store(tail, Ordering::Relaxed);
+            self.bad_doorbell(qid, false);
+            return 0;
+        };
+        if !sq.take_tail(tail) {
+            self.bad_doorbell(qid, true);
+        }
+        let mut cq_held = self.slots[usize::from(sq.cqid)].cq.lock();
+        let Some(cq) = cq_held.as_mut() else { return 0 };
+        // Acquire: pairs with the driver's release: it has read what it frees.
+        let head = self.doorbells.cq_head(sq.cqid).load(Ordering::Acquire);
+        if !cq.take_head(head) {
+            self.bad_doorbell(sq.cqid, true);
+        }
+        cq.mend(dma);
+        let mut batch = Batch {
+            device: self,
+            qid,
+            now_ns,
+            sq_whole: sq.ring.whole(dma),
+            cq_whole: cq.ring.whole(dma),
+            io: Io {
+                namespaces: &self.namespaces,
+                dma,
+                page: self.page(),
+                max_bytes: self.max_bytes(),
+                sgl: self.config.sgl,
+                write_back: self.write_back.load(Ordering::Relaxed),
+            },
+            sq,
+            cq,
+            stats: QueueStats {
+                batches: 1,
+                ..QueueStats::default()
+            },
+            control,
+        };
+        let result = batch.run();
+        let Batch { sq, cq, stats, .. } = batch;
+        let waiting = sq.waiting() != 0;
+        let stats = QueueStats {
+            cq_full: u64::from(waiting && cq.space() == 0),
+            ..stats
+        };
+        slot.stats.add(&stats);
+        slot.settled
+            .store(if waiting { u32::MAX } else { tail }, Ordering::Relaxed);
+        let due = sq
+            .pending
+            .peek()
+            .map_or(u64::MAX, |Reverse(first)| first.due_ns);
+        let due = if cq.torn.is_some() { 0 } else { due };
+        slot.next_due_ns.store(due, Ordering::Relaxed);
+        match result {
+            Ok(handled) => handled,
+            // Neither the entry nor a place to complain is within reach.
+            Err(DmaFault(_)) => {
+                self.fail();
+                0
+            }
+        }
+    }
+
+    #[cold]
+    fn bad_doorbell(&self, qid: u16, exists: bool) {
+        self.logs.lock().bad_doorbell(qid, exists);
+        self.attention.store(true, Ordering::Relaxed);
+    }
+}
+
+struct Batch<'a, 'g> {
+    device: &'a Device,
+    qid: u16,
+    now_ns: u64,
+    sq: &'a mut SubmissionQueue,
+    cq: &'a mut CompletionQueue,
+    sq_whole: Option<Span<'g>>,
+    cq_whole: Option<Span<'g>>,
+    io: Io<'a, 'g>,
+    stats: QueueStats,
+    control: Option<&'a mut Control>,
+}
+
+impl Batch<'_, '_> {
+    fn run(&mut self) -> Result<u32, DmaFault> {
+        let mut handled = 0;
+        if let Some(control) = self.control.as_deref_mut() {
+            control.aborts = 0;
+        }
+        let timed = self.qid != 0 && !self.device.pacing.is_none();
+        let plain = self.control.is_none() && !timed && self.device.faults.is_empty();
+        let count = self.sq.waiting().min(BATCH);
+        if plain {
+            let count = count.min(self.cq.space());
+            for _ in 0..count {
+                let sqe = self.sq.fetch(self.sq_whole, self.io.dma)?;
+                let result = self.io.execute(&sqe, &mut self.sq.scratch, &mut self.stats);
+                let status = match result {
+                    Ok(()) => Status::SUCCESS,
+                    Err(status) => self.refused(&sqe, status),
+                };
+                self.post(&sqe, status, 0, None)?;
+            }
+            handled += count;
+        } else {
+            for _ in 0..count {
+                let held = self.sq.pending.len() >= self.sq.pending.capacity().max(1);
+                if self.cq.space() == 0 || (held && self.device.delays()) {
+                    break;
+                }
+                let sqe = self.sq.fetch(self.sq_whole, self.io.dma)?;
+                handled += 1;
+                self.admit(sqe, timed)?;
+                if !self.device.is_running() {
+                    return Ok(handled);
+                }
+            }
+        }
+        while self.cq.space() != 0
+            && let Some(Reverse(first)) = self.sq.pending.peek()
+            && first.due_ns <= self.now_ns
+        {
+            if let Some(Reverse(Pending { sqe, fault, .. })) = self.sq.pending.pop() {
+                self.complete(&sqe, fault)?;
+                handled += 1;
+            }
+        }
+        self.events()?;
+        Ok(handled)
+    }
+
+    /// Decides when a command completes and what goes wrong with it.
+    fn admit(&mut self, sqe: Sqe, timed: bool) -> Result<(), DmaFault> {
+        let mut due_ns = self.now_ns;
+        if timed {
+            let (work, bytes) = nvm::work(self.io.namespaces, &sqe);
+            due_ns = self.device.pacing.due_ns(self.now_ns, work, bytes);
+        }
+        let fault = match self.device.faults.is_empty() {
+            true => None,
+            false => self.device.faults.of_command(self.qid, sqe.opcode()),
+        };
+        match fault {
+            Some(Fault::Drop) => return Ok(()),
+            Some(Fault::Cfs) => {
+                self.device.fail();
+                return Ok(());
+            }
+            Some(Fault::AllOnes) => {
+                self.device.go();
+                return Ok(());
+            }
+            Some(Fault::Delay(ns)) => due_ns = due_ns.saturating_add(ns),
+            _ => {}
+        }
+        if due_ns <= self.now_ns && fault != Some(Fault::Reorder) {
+            return self.complete(&sqe, fault);
+        }
+        let order = self.sq.fetched;
+        self.sq.fetched += 1;
+        self.sq.pending.push(Reverse(Pending {
+            due_ns,
+            order,
+            sqe,
+            fault,
+        }));
+        Ok(())
+    }
+
+    /// Executes a command that is due and posts its completion.
+    fn complete(&mut self, sqe: &Sqe, fault: Option<Fault>) -> Result<(), DmaFault> {
+        let mut dw0 = 0;
+        let result = match (fault, self.control.as_deref_mut()) {
+            (Some(Fault::Status(status)), _) => Err(status),
+            (_, None) => self.io.execute(sqe, &mut self.sq.scratch, &mut self.stats),
+            (_, Some(control)) => match admin::execute(self.device, control, self.io.dma, sqe) {
+                Ok(Reply::Done(value)) => {
+                    dw0 = value;
+                    Ok(())
+                }
+                Ok(Reply::Held) => return Ok(()),
+                Err(refusal) => {
+                    dw0 = refusal.dw0;
+                    Err(refusal.status)
+                }
+            },
+        };
+        let status = match result {
+            Ok(()) => Status::SUCCESS,
+            Err(status) => self.refused(sqe, status),
+        };
+        self.post(sqe, status, dw0, fault)
+    }
+
+    #[cold]
+    fn refused(&mut self, sqe: &Sqe, status: Status) -> Status {
+        self.stats.errors += 1;
+        if !status.is_success() {
+            self.device.logs.lock().failed(self.qid, sqe, status);
+        }
+        status
+    }
+
+    #[inline]
+    fn post(
+        &mut self,
+        sqe: &Sqe,
+        status: Status,
+        dw0: u32,
+        fault: Option<Fault>,
+    ) -> Result<(), DmaFault> {
+        self.stats.commands += 1;
+        let mut cqe = Cqe {
+            dw0,
+            dw1: 0,
+            sqhd: self.sq.head as u16,
+            sqid: self.qid,
+            cid: sqe.cid().0,
+            phase_status: status.0 << 1,
+        };
+        let mut publish = Publish::default();
+        let mut times = 1;
+        match fault {
+            None => {}
+            Some(Fault::WrongCid(cid)) => cqe.cid = cid,
+            Some(Fault::BadSqhd(sqhd)) => cqe.sqhd = sqhd,
+            Some(Fault::WrongPhase) => publish.wrong_phase = true,
+            Some(Fault::TornCqe) => publish.torn = true,
+            Some(Fault::Duplicate) => times = self.cq.space().min(2),
+            Some(_) => {}
+        }
+        for _ in 0..times {
+            self.cq.post(self.cq_whole, self.io.dma, cqe, publish)?;
+        }
+        Ok(())
+    }
+
+    /// Completes event requests with the events that wait.
+    fn events(&mut self) -> Result<(), DmaFault> {
+        let Some(control) = self.control.as_deref_mut() else {
+            return Ok(());
+        };
+        if !self.device.attention.swap(false, Ordering::Relaxed) {
+            return Ok(());
+        }
+        let mut posts = 0;
+        while self.cq.space() != 0 {
+            let (cid, dw0, status) = if let Some(cid) = control.aborted_events.pop() {
+                (cid, 0, Status::ABORT_REQUESTED)
+            } else if control.event_requests.is_empty() {
+                break;
+            } else {
+                let event = self.device.logs.lock().take_event();
+                let Some(event) = event else { break };
+                (control.event_requests.remove(0), event, Status::SUCCESS)
+            };
+            let cqe = Cqe {
+                dw0,
+                dw1: 0,
+                sqhd: self.sq.head as u16,
+                sqid: 0,
+                cid,
+                phase_status: status.0 << 1,
+            };
+            self.cq
+                .post(self.cq_whole, self.io.dma, cqe, Publish::default())?;
+            posts += 1;
+        }
+        self.stats.commands += posts;
+        // A full queue keeps the rest waiting: look again at the next step.
+        if self.cq.space() == 0 {
+            self.device.attention.store(true, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,188 @@
+//! Where blocks are kept: memory or nothing. Files are in `file_store`.
+
+use crate::memory::Span;
+use alloc::boxed::Box;
+use core::sync::atomic::AtomicU64;
+use zerocopy::FromZeros;
+
+/// Why a store could not do it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StoreError {
+    /// Past the end of the store. Nothing was done.
+    OutOfBounds,
+    /// The operating system refused, for instance because the disk is full: its error number, or 0.
+    Io(i32),
+}
+
+impl core::fmt::Display for StoreError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::OutOfBounds => f.write_str("past the end of the store"),
+            Self::Io(errno) => write!(f, "input/output error {errno}"),
+        }
+    }
+}
+
+impl core::error::Error for StoreError {}
+
+/// An image of `bytes()` bytes. Ranges are checked; any thread may call at any time.
+pub trait Store {
+    /// Size in bytes. Does not change.
+    fn bytes(&self) -> u64;
+    /// Reads `into.len()` bytes from `offset` on.
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError>;
+    /// Writes `from` at `offset`.
+    fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), StoreError>;
+    /// Makes `len` bytes from `offset` on read as zero; with `deallocate` their space is given back.
+    fn zero(&self, offset: u64, len: u64, deallocate: bool) -> Result<(), StoreError>;
+    /// Makes everything written so far durable.
+    fn flush(&self) -> Result<(), StoreError>;
+    /// The image itself, when it lies in memory: data then moves without a detour.
+    fn span(&self) -> Option<Span<'_>> {
+        None
+    }
+    /// Whether contents do not matter: data is then not moved at all.
+    fn is_null(&self) -> bool {
+        false
+    }
+}
+
+/// Checks that `len` bytes from `offset` on lie in a store of `bytes` bytes.
+pub(crate) fn check(bytes: u64, offset: u64, len: u64) -> Result<(), StoreError> {
+    let end = offset.checked_add(len).ok_or(StoreError::OutOfBounds)?;
+    if end <= bytes {
+        Ok(())
+    } else {
+        Err(StoreError::OutOfBounds)
+    }
+}
+
+/// An image in memory, zeroed; the operating system hands out its pages as they are written.
+#[derive(Debug)]
+pub struct Memory {
+    words: Box<[AtomicU64]>,
+    bytes: u64,
+}
+
+impl Memory {
+    /// An image of `bytes` bytes, or `None` when there is not that much memory.
+    pub fn new(bytes: u64) -> Option<Self> {
+        let words = usize::try_from(bytes.div_ceil(8)).ok()?;
+        Some(Self {
+            words: <[AtomicU64]>::new_box_zeroed_with_elems(words).ok()?,
+            bytes,
+        })
+    }
+
+    fn part(&self, offset: u64, len: u64) -> Result<Span<'_>, StoreError> {
+        check(self.bytes, offset, len)?;
+        let (Ok(offset), Ok(len)) = (usize::try_from(offset), usize::try_from(len)) else {
+            return Err(StoreError::OutOfBounds);
+        };
+        Span::of_words(&self.words)
+            .slice(offset, len)
+            .ok_or(StoreError::OutOfBounds)
+    }
+}
+
+impl Store for Memory {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        self.part(offset, into.len() as u64)?.read(into);
+        Ok(())
+    }
+
+    fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
+        self.part(offset, from.len() as u64)?.write(from);
+        Ok(())
+    }
+
+    fn zero(&self, offset: u64, len: u64, _deallocate: bool) -> Result<(), StoreError> {
+        self.part(offset, len)?.zero();
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn span(&self) -> Option<Span<'_>> {
+        Some(Span::of_words(&self.words))
+    }
+}
+
+/// A store of any size that keeps nothing. Reads leave the driver's buffers as they are.
+#[derive(Clone, Copy, Debug)]
+pub struct Null {
+    bytes: u64,
+}
+
+impl Null {
+    /// A store of `bytes` bytes.
+    pub const fn new(bytes: u64) -> Self {
+        Self { bytes }
+    }
+}
+
+impl Store for Null {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        check(self.bytes, offset, into.len() as u64)
+    }
+
+    fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
+        check(self.bytes, offset, from.len() as u64)
+    }
+
+    fn zero(&self, offset: u64, len: u64, _deallocate: bool) -> Result<(), StoreError> {
+        check(self.bytes, offset, len)
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+
+    fn is_null(&self) -> bool {
+        true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_is_bounds_checked_and_zeroes_exactly_the_range() {
+        let store = Memory::new(4096).unwrap();
+        store.write_at(0, &[5; 4096]).unwrap();
+        store.zero(100, 50, true).unwrap();
+        let mut bytes = [1; 52];
+        store.read_at(99, &mut bytes).unwrap();
+        assert_eq!((bytes[0], bytes[1], bytes[50], bytes[51]), (5, 0, 0, 5));
+        assert_eq!(store.write_at(4095, &[0; 2]), Err(StoreError::OutOfBounds));
+        assert_eq!(
+            store.read_at(u64::MAX, &mut bytes),
+            Err(StoreError::OutOfBounds)
+        );
+        assert_eq!(store.zero(1, u64::MAX, false), Err(StoreError::OutOfBounds));
+    }
+
+    #[test]
+    fn null_checks_ranges_and_keeps_nothing() {
+        let store = Null::new(1 << 40);
+        let mut bytes = [3; 4];
+        assert_eq!(store.write_at((1 << 40) - 4, &[9; 4]), Ok(()));
+        assert_eq!(store.read_at((1 << 40) - 4, &mut bytes), Ok(()));
+        assert_eq!(bytes, [3; 4]);
+        assert_eq!(
+            store.read_at((1 << 40) - 3, &mut bytes),
+            Err(StoreError::OutOfBounds)
+        );
+    }
+}
