@@ -109,6 +109,11 @@ impl<M: DmaMemory> Controller<M> {
         }
     }
 
+    /// The highest queue that exists; doorbells above it are looked at for complaints alone.
+    pub(crate) fn highest_qid(&self) -> u16 {
+        self.device.highest.load(Ordering::Relaxed)
+    }
+
     /// Serves one queue once.
     #[inline]
     pub(crate) fn serve(&self, qid: u16, now_ns: u64) -> u32 {

@@ -128,6 +128,7 @@ pub(crate) fn create_sq(
     };
     device.doorbells.sq_tail(qid).store(0, Ordering::Relaxed);
     own.settled.store(0, Ordering::Relaxed);
+    device.highest.fetch_max(qid, Ordering::Relaxed);
     cq.users += 1;
     *sq = Some(SubmissionQueue::new(ring, cqid, device.delays()));
     control.features.freeze_queues(granted, granted_cqs);

@@ -16,7 +16,7 @@ use crate::queue::{Base, CompletionQueue, Ring, Slot, SubmissionQueue};
 use crate::registers::{NSSR_RESET, Registers};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use nvme_core::spec::register::{ALL_ONES, Cap, Cc, offset};
 use nvme_core::spec::{CQE_BYTES, PageSize, SQE_BYTES};
 
@@ -60,6 +60,8 @@ pub(crate) struct Device {
     pub clock_ns: AtomicU64,
     /// When the transition under way is over; `u64::MAX` for none.
     pub transition_ns: AtomicU64,
+    /// The highest queue identifier that was created since the last reset.
+    pub highest: AtomicU16,
     running: AtomicBool,
     gone: AtomicBool,
 }
@@ -110,6 +112,7 @@ impl Device {
             attention: AtomicBool::new(false),
             clock_ns: AtomicU64::new(0),
             transition_ns: AtomicU64::new(u64::MAX),
+            highest: AtomicU16::new(0),
             running: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             config,
@@ -292,6 +295,7 @@ impl Device {
             slot.settled.store(0, Ordering::Relaxed);
             slot.next_due_ns.store(u64::MAX, Ordering::Relaxed);
         }
+        self.highest.store(0, Ordering::Relaxed);
         self.doorbells.clear();
     }
 

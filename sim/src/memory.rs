@@ -91,6 +91,17 @@ impl<'a> Span<'a> {
         Some(out)
     }
 
+    /// The span as words, or `None` when it is not aligned. A rest below one word is left out.
+    #[inline]
+    pub fn as_words(&self) -> Option<&'a [AtomicU64]> {
+        let first = self.ptr.cast::<AtomicU64>();
+        if !first.is_aligned() {
+            return None;
+        }
+        // SAFETY: that many aligned words lie in the span for 'a; atomics may be written by others.
+        Some(unsafe { core::slice::from_raw_parts(first, self.len / 8) })
+    }
+
     /// Copies to `to`, as many bytes as both hold. The two may be the same memory but not overlap
     /// in part; then, as on a real bus, the bytes are unspecified.
     #[inline]

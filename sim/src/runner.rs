@@ -89,7 +89,13 @@ fn serve(
             controller.tick(now);
         }
         let mut handled = 0;
-        for qid in (index..=usize::from(controller.max_qid())).step_by(threads) {
+        let all = idle % 64 == 63;
+        let last = if all {
+            controller.max_qid()
+        } else {
+            controller.highest_qid()
+        };
+        for qid in (index..=usize::from(last)).step_by(threads) {
             handled += controller.serve(qid as u16, now);
         }
         if handled != 0 {
