@@ -95,6 +95,17 @@ fn has_pip() -> bool {
     pip.is_ok_and(|pip| pip.status.success())
 }
 
+/// The headers of libnvme, against which the wire types are compared.
+pub fn libnvme() -> Result<(), Failure> {
+    if Path::new("/usr/include/libnvme.h").is_file() {
+        return Ok(());
+    }
+    apt(
+        &["libnvme-dev", "gcc", "libc6-dev"],
+        "the headers of libnvme are not here",
+    )
+}
+
 /// Makes `cargo fuzz` available.
 pub fn cargo_fuzz() -> Result<(), Failure> {
     let there = cargo()
