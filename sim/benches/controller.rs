@@ -7,6 +7,7 @@
 use nvme_core::spec::register::{Cc, offset};
 use nvme_core::spec::{Iova, Lba, Nsid, Qid, Sqe, admin, nvm};
 use nvme_sim::{Config, Controller, HostMemory, Memory, NamespaceConfig, Null, Store};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
@@ -20,18 +21,16 @@ const MEMORY: usize = 32 << 20;
 
 struct Bench {
     controller: Controller<HostMemory>,
-    words: Vec<AtomicU64>,
+    words: Arc<[AtomicU64]>,
     admin_tail: u32,
 }
 
 impl Bench {
     fn new(mut config: Config) -> Self {
         config.mqes = ENTRIES;
-        let words: Vec<AtomicU64> = (0..MEMORY / 8).map(|_| AtomicU64::new(0)).collect();
+        let words: Arc<[AtomicU64]> = (0..MEMORY / 8).map(|_| AtomicU64::new(0)).collect();
         let memory = HostMemory::new();
-        #[allow(unsafe_code)]
-        // SAFETY: the words live as long as the controller and are only used as atomics.
-        unsafe { memory.map(0, words.as_ptr().cast_mut().cast(), MEMORY as u64) }.unwrap();
+        memory.share(0, words.clone()).unwrap();
         let controller = Controller::new(config, memory).unwrap();
         let mut bench = Self {
             controller,

@@ -432,12 +432,14 @@ mod host {
     #[derive(Clone, Default)]
     pub struct HostMemory(Arc<Inner>);
 
-    #[derive(Clone, Copy)]
+    #[derive(Clone)]
     struct Mapping {
         start: u64,
         /// First address after the mapping.
         end: u64,
         ptr: *mut u8,
+        /// Keeps shared words alive.
+        _owner: Option<Arc<[AtomicU64]>>,
     }
 
     struct Inner {
@@ -510,6 +512,23 @@ mod host {
         /// last clone is dropped; whoever else uses them meanwhile does so through atomics, raw
         /// pointers, or while no command is in flight for them.
         pub unsafe fn map(&self, iova: u64, ptr: *mut u8, len: u64) -> Result<(), MapError> {
+            self.insert(iova, ptr, len, None)
+        }
+
+        /// Lets the controller reach `words` through the addresses from `iova` on, and keeps them
+        /// alive while it can.
+        pub fn share(&self, iova: u64, words: Arc<[AtomicU64]>) -> Result<(), MapError> {
+            let ptr = words.as_ptr().cast_mut().cast();
+            self.insert(iova, ptr, size_of_val(&*words) as u64, Some(words))
+        }
+
+        fn insert(
+            &self,
+            iova: u64,
+            ptr: *mut u8,
+            len: u64,
+            _owner: Option<Arc<[AtomicU64]>>,
+        ) -> Result<(), MapError> {
             let end = iova
                 .checked_add(len)
                 .filter(|_| len != 0)
@@ -519,8 +538,8 @@ mod host {
             }
             self.replace(|table| {
                 let at = table.partition_point(|mapping| mapping.start < iova);
-                let before = at.checked_sub(1).map(|i| table[i]);
-                if before.is_some_and(|mapping| mapping.end > iova)
+                let before = at.checked_sub(1).map(|i| table[i].end);
+                if before.is_some_and(|before| before > iova)
                     || table.get(at).is_some_and(|mapping| mapping.start < end)
                 {
                     return Err(MapError::Overlap);
@@ -531,6 +550,7 @@ mod host {
                         start: iova,
                         end,
                         ptr,
+                        _owner,
                     },
                 );
                 Ok(())
