@@ -5,7 +5,10 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 fn root() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().to_path_buf()
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap()
+        .to_path_buf()
 }
 
 /// Every Rust file under `folder` of the workspace, as (path from the root, text).
@@ -19,7 +22,12 @@ fn sources(folder: &str) -> Vec<(String, String)> {
             if path.is_dir() && name != "target" {
                 folders.push(path);
             } else if name.ends_with(".rs") {
-                let relative = path.strip_prefix(root()).unwrap().to_str().unwrap().to_string();
+                let relative = path
+                    .strip_prefix(root())
+                    .unwrap()
+                    .to_str()
+                    .unwrap()
+                    .to_string();
                 found.push((relative, fs::read_to_string(&path).unwrap()));
             }
         }
@@ -39,7 +47,11 @@ fn report(offenders: Vec<String>) {
 
 /// Uses of `nvme_core` in `line` that are not of its `spec` module.
 fn uses_beyond_spec(line: &str) -> usize {
-    code(line).split("nvme_core").skip(1).filter(|rest| !rest.starts_with("::spec")).count()
+    code(line)
+        .split("nvme_core")
+        .skip(1)
+        .filter(|rest| !rest.starts_with("::spec"))
+        .count()
 }
 
 #[test]
@@ -68,7 +80,10 @@ fn a_use_beyond_the_wire_types_would_be_found() {
 #[test]
 fn dependencies_point_one_way() {
     for (package, banned) in [
-        ("nvme-core", &["nvme-sim", "host-shell", "nvme-host", "nvme-gpu-kernel"][..]),
+        (
+            "nvme-core",
+            &["nvme-sim", "host-shell", "nvme-host", "nvme-gpu-kernel"][..],
+        ),
         ("sim", &["host-shell", "nvme-host", "nvme-gpu-kernel"]),
         ("nvme-gpu-kernel", &["nvme-sim", "host-shell", "nvme-host"]),
     ] {
@@ -98,24 +113,40 @@ const UNSAFE_MODULES: [&str; 10] = [
 fn unsafe_code_is_opened_only_where_it_is_allowed_and_says_why() {
     let mut offenders = Vec::new();
     let mut opened = 0;
-    for folder in ["nvme-core", "nvme-gpu-kernel", "sim", "host-shell", "tests", "fuzz"] {
+    for folder in [
+        "nvme-core",
+        "nvme-gpu-kernel",
+        "sim",
+        "host-shell",
+        "tests",
+        "fuzz",
+    ] {
         for (path, text) in sources(folder) {
             let lines: Vec<&str> = text.lines().collect();
             for (number, line) in lines.iter().enumerate() {
-                let opens = line.trim_start().starts_with("#") && line.contains("allow(unsafe_code)");
+                let opens =
+                    line.trim_start().starts_with("#") && line.contains("allow(unsafe_code)");
                 if !opens {
                     continue;
                 }
                 opened += 1;
                 let listed = UNSAFE_MODULES.iter().any(|module| path.starts_with(module));
-                let reasoned = lines[..number].iter().any(|line| line.starts_with("// UNSAFETY: "));
+                let reasoned = lines[..number]
+                    .iter()
+                    .any(|line| line.starts_with("// UNSAFETY: "));
                 if !listed || !reasoned {
-                    offenders.push(format!("{path}:{}: listed: {listed}, // UNSAFETY: {reasoned}", number + 1));
+                    offenders.push(format!(
+                        "{path}:{}: listed: {listed}, // UNSAFETY: {reasoned}",
+                        number + 1
+                    ));
                 }
             }
         }
     }
-    assert!(opened > 0, "the search found not even the modules that are allowed");
+    assert!(
+        opened > 0,
+        "the search found not even the modules that are allowed"
+    );
     report(offenders);
 }
 
@@ -123,10 +154,16 @@ fn unsafe_code_is_opened_only_where_it_is_allowed_and_says_why() {
 fn every_package_takes_the_lints_of_the_workspace() {
     let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
     assert!(manifest.contains("unsafe_code = \"deny\""));
-    let members = manifest.lines().find(|line| line.starts_with("members = ")).unwrap();
+    let members = manifest
+        .lines()
+        .find(|line| line.starts_with("members = "))
+        .unwrap();
     for member in members.split('"').skip(1).step_by(2) {
         let text = fs::read_to_string(root().join(member).join("Cargo.toml")).unwrap();
-        assert!(text.contains("[lints]\nworkspace = true"), "{member} does not take the workspace's lints");
+        assert!(
+            text.contains("[lints]\nworkspace = true"),
+            "{member} does not take the workspace's lints"
+        );
     }
 }
 
@@ -134,7 +171,10 @@ fn every_package_takes_the_lints_of_the_workspace() {
 #[test]
 fn the_core_takes_its_atomics_from_one_place() {
     let mut offenders = Vec::new();
-    for (path, text) in sources("nvme-core/src").into_iter().chain(sources("nvme-gpu-kernel/src")) {
+    for (path, text) in sources("nvme-core/src")
+        .into_iter()
+        .chain(sources("nvme-gpu-kernel/src"))
+    {
         if path.starts_with("nvme-core/src/sync/") {
             continue;
         }

@@ -4,7 +4,7 @@
 use loom::sync::Arc;
 use loom::thread;
 use nvme_core::CompletionQueue;
-use nvme_core::mem::{CqCell, CqRing, Doorbell, DmaWords};
+use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell};
 use nvme_core::spec::{Cqe, Iova};
 use nvme_core::sync::{AtomicU32, AtomicU64};
 
@@ -21,8 +21,10 @@ struct Shared {
 fn a_completion_is_never_half_seen() {
     loom::model(|| {
         let shared: Arc<Shared> = Arc::default();
-        let mut cq =
-            CompletionQueue::new(CqRing::new(&shared.cq, Iova(0)), Doorbell::new(&shared.head));
+        let mut cq = CompletionQueue::new(
+            CqRing::new(&shared.cq, Iova(0)),
+            Doorbell::new(&shared.head),
+        );
         let device = Arc::clone(&shared);
         let device = thread::spawn(move || {
             let data = DmaWords::new(&device.data, Iova(0));
@@ -43,7 +45,10 @@ fn a_completion_is_never_half_seen() {
         let mut seen = 0;
         for _ in 0..3 {
             if let Some(cqe) = cq.pop() {
-                assert_eq!((cqe.dw0, cqe.dw1, cqe.cid), (seen + 7, seen + 7, seen as u16));
+                assert_eq!(
+                    (cqe.dw0, cqe.dw1, cqe.cid),
+                    (seen + 7, seen + 7, seen as u16)
+                );
                 assert_eq!(data.get(seen as usize), u64::from(seen) + 100);
                 seen += 1;
             }

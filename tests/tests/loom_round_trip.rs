@@ -3,7 +3,7 @@
 
 use loom::sync::Arc;
 use loom::thread;
-use nvme_core::mem::{CqCell, CqRing, Doorbell, DmaWords, SqCell, SqRing};
+use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
 use nvme_core::spec::{Cqe, Iova, Nsid, Sqe};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_core::{CompletionQueue, SubmissionQueue};
@@ -50,12 +50,27 @@ fn controller(shared: &Shared, commands: u32) {
         while shared.sq_tail.load(Order::Acquire, Scope::Sys) != n % ENTRIES as u32 {
             thread::yield_now();
         }
-        assert_eq!(shared.sq[index].load(), command(n), "half of a submission was fetched");
-        assert_eq!(shared.data().get(0), u64::from(n), "the buffer was not there at the fetch");
+        assert_eq!(
+            shared.sq[index].load(),
+            command(n),
+            "half of a submission was fetched"
+        );
+        assert_eq!(
+            shared.data().get(0),
+            u64::from(n),
+            "the buffer was not there at the fetch"
+        );
         shared.data().set(0, u64::from(n) << 32);
         let phase = (n as usize - 1) / ENTRIES % 2 == 0;
         let (sqhd, cid) = ((n as usize % ENTRIES) as u16, n as u16);
-        shared.cq[index].post(Cqe { dw0: n, dw1: n, sqhd, sqid: 1, cid, phase_status: u16::from(phase) });
+        shared.cq[index].post(Cqe {
+            dw0: n,
+            dw1: n,
+            sqhd,
+            sqid: 1,
+            cid,
+            phase_status: u16::from(phase),
+        });
         if n < commands {
             while shared.cq_head.load(Order::Acquire, Scope::Sys) != n % ENTRIES as u32 {
                 thread::yield_now();
@@ -87,8 +102,16 @@ fn every_submission_and_completion_is_seen_whole() {
                     None => thread::yield_now(),
                 }
             };
-            assert_eq!((cqe.dw0, cqe.dw1, cqe.cid), (n, n, n as u16), "half of a completion was seen");
-            assert_eq!(shared.data().get(0), u64::from(n) << 32, "the data came after its completion");
+            assert_eq!(
+                (cqe.dw0, cqe.dw1, cqe.cid),
+                (n, n, n as u16),
+                "half of a completion was seen"
+            );
+            assert_eq!(
+                shared.data().get(0),
+                u64::from(n) << 32,
+                "the data came after its completion"
+            );
             assert!(sq.accepts_head(cqe.sqhd));
             sq.set_head(cqe.sqhd);
             cq.ring();

@@ -1,0 +1,113 @@
+//! Whatever a controller posts, every command ends at most once and with its own buffer.
+
+use super::Input;
+use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
+use nvme_core::spec::{Cid, Cqe, Iova, Nsid, PageSize, Qid, Sqe};
+use nvme_core::sync::AtomicU32;
+use nvme_core::{ControllerFault, Data, ListMemory, QueueMemory, QueuePair, Slot};
+use std::collections::HashMap;
+
+const QID: u16 = 3;
+
+/// Ring sizes, then a stream of submissions and of completions, right and wrong ones.
+pub fn cqe_stream(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let sq_entries = 2 + usize::from(input.byte() % 15);
+    let cq_entries = 2 + usize::from(input.byte() % 15);
+    let sq_cells: Vec<SqCell> = (0..sq_entries).map(|_| SqCell::default()).collect();
+    let cq_cells: Vec<CqCell> = (0..cq_entries).map(|_| CqCell::default()).collect();
+    let bells: [AtomicU32; 2] = Default::default();
+    let slots: Vec<Slot<u32>> = (0..1 + input.byte() % 16).map(|_| Slot::new()).collect();
+    let memory = QueueMemory {
+        sq: SqRing::new(&sq_cells, Iova(0)),
+        cq: CqRing::new(&cq_cells, Iova(0)),
+        sq_doorbell: Doorbell::new(&bells[0]),
+        cq_doorbell: Doorbell::new(&bells[1]),
+        lists: ListMemory::new(DmaWords::new(&[], Iova(0)), PageSize::KIB4, 0),
+    };
+    let mut pair = QueuePair::new(Qid(QID), memory, slots);
+
+    // What this side knows: the buffer of each command in flight, and where the controller stands.
+    let mut lent: HashMap<u16, u32> = HashMap::new();
+    let mut next_buffer = 0;
+    let (mut posted, mut fetched) = (0usize, 0usize);
+    let mut pushed = 0usize;
+    while !input.is_empty() {
+        match input.byte() % 4 {
+            0 => {
+                let sqe = Sqe::new(input.byte(), Nsid(1));
+                if let Ok(cid) = pair.submit(sqe, Data::None, next_buffer, 0) {
+                    assert_eq!(lent.insert(cid.0, next_buffer), None, "{cid} was in flight");
+                    pushed += 1;
+                } else {
+                    assert!(lent.len() as u32 >= pair.depth().min(1));
+                }
+                next_buffer += 1;
+            }
+            1 => pair.ring(),
+            kind => {
+                let honest = kind == 2;
+                fetched = (fetched + 1).min(pushed);
+                let mut cids: Vec<u16> = lent.keys().copied().collect();
+                cids.sort_unstable();
+                let pick = usize::from(input.byte());
+                let cid = if honest && !cids.is_empty() {
+                    cids[pick % cids.len()]
+                } else {
+                    input.half()
+                };
+                let phase = posted / cq_entries % 2 == 0;
+                let status = if honest { 0 } else { input.half() & !1 };
+                cq_cells[posted % cq_entries].post(Cqe {
+                    dw0: input.word(),
+                    dw1: 0,
+                    sqhd: if honest {
+                        (fetched % sq_entries) as u16
+                    } else {
+                        input.half()
+                    },
+                    sqid: if input.byte() == 255 {
+                        input.half()
+                    } else {
+                        QID
+                    },
+                    cid,
+                    phase_status: status | u16::from(phase),
+                });
+                posted += 1;
+                check(&mut lent, pair.poll());
+            }
+        }
+        assert_eq!(pair.in_flight() as usize, lent.len());
+        assert!(pair.in_flight() <= pair.depth());
+    }
+    assert!(
+        matches!(pair.poll(), Ok(None)),
+        "more was polled than posted"
+    );
+}
+
+fn check(
+    lent: &mut HashMap<u16, u32>,
+    polled: Result<Option<nvme_core::Completion<u32>>, ControllerFault>,
+) {
+    match polled {
+        Ok(Some(done)) => {
+            let buffer = lent.remove(&done.cid.0);
+            assert_eq!(
+                buffer,
+                Some(done.buffer),
+                "{} ended with the wrong buffer",
+                done.cid
+            );
+        }
+        Ok(None) => panic!("an entry with the right phase tag was not seen"),
+        Err(ControllerFault::UnknownCid(Cid(cid)) | ControllerFault::StaleCid(Cid(cid))) => {
+            assert!(
+                !lent.contains_key(&cid),
+                "a command in flight was called unknown"
+            );
+        }
+        Err(_) => {}
+    }
+}

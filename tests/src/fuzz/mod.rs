@@ -1,0 +1,60 @@
+//! What the fuzz targets run: each takes bytes, makes a scenario of them and asserts an invariant.
+//!
+//! The same functions run over the seed corpora and over random bytes in the ordinary tests.
+
+mod cqe_stream;
+mod hostile_driver;
+mod pages;
+mod prp_round_trip;
+
+pub use cqe_stream::cqe_stream;
+pub use hostile_driver::hostile_driver;
+pub use pages::{device_string, identify_log_pages};
+pub use prp_round_trip::prp_round_trip;
+
+/// Takes numbers out of the fuzzer's bytes; zeros when they are used up.
+pub struct Input<'a>(&'a [u8]);
+
+impl<'a> Input<'a> {
+    /// All of `bytes`.
+    pub fn new(bytes: &'a [u8]) -> Self {
+        Self(bytes)
+    }
+
+    /// Whether the bytes are used up.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Up to `len` bytes.
+    pub fn take(&mut self, len: usize) -> &'a [u8] {
+        let (taken, rest) = self.0.split_at(len.min(self.0.len()));
+        self.0 = rest;
+        taken
+    }
+
+    fn array<const N: usize>(&mut self) -> [u8; N] {
+        let taken = self.take(N);
+        std::array::from_fn(|index| taken.get(index).copied().unwrap_or(0))
+    }
+
+    /// The next byte.
+    pub fn byte(&mut self) -> u8 {
+        self.array::<1>()[0]
+    }
+
+    /// The next two bytes.
+    pub fn half(&mut self) -> u16 {
+        u16::from_le_bytes(self.array())
+    }
+
+    /// The next four bytes.
+    pub fn word(&mut self) -> u32 {
+        u32::from_le_bytes(self.array())
+    }
+
+    /// The next eight bytes.
+    pub fn long(&mut self) -> u64 {
+        u64::from_le_bytes(self.array())
+    }
+}

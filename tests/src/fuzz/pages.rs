@@ -1,0 +1,78 @@
+//! Structures and texts from outside are data: nothing in them makes the parsers panic.
+
+use nvme_core::spec::identify::{self, ActiveNamespaces, IdentifyController, IdentifyNamespace};
+use nvme_core::spec::log_page::{self, ErrorEntry, FirmwareSlots, Smart};
+use nvme_core::spec::{Status, feature};
+use zerocopy::FromBytes;
+
+/// Every accessor of the Identify and log pages, over any bytes.
+pub fn identify_log_pages(bytes: &[u8]) {
+    let mut page = [0u8; 4096];
+    let len = bytes.len().min(page.len());
+    page[..len].copy_from_slice(&bytes[..len]);
+
+    if let Ok(controller) = IdentifyController::read_from_bytes(&page) {
+        assert!(identify::text(&controller.sn).len() <= 20);
+        assert!(identify::text(&controller.mn).len() <= 40);
+        assert!((1..=256).contains(&controller.abort_limit()));
+        assert!((1..=256).contains(&controller.async_event_limit()));
+        assert!((1..=256).contains(&controller.error_entries()));
+        assert!(controller.power_states().len() <= 32);
+    }
+    if let Ok(namespace) = IdentifyNamespace::read_from_bytes(&page) {
+        assert!(namespace.lba_format_index() < 64);
+        if let Some(bytes) = namespace.block_bytes() {
+            assert!(bytes.is_power_of_two() && bytes >= 512);
+        }
+    }
+    if let Ok(list) = ActiveNamespaces::read_from_bytes(&page) {
+        assert!(list.iter().all(|nsid| nsid.0 != 0));
+        assert!(list.iter().count() <= 1024);
+    }
+    let told: usize = identify::descriptors(bytes)
+        .map(|descriptor| 4 + descriptor.nid.len())
+        .sum();
+    assert!(told <= bytes.len(), "descriptors reach past the page");
+
+    let entries = page.chunks_exact(size_of::<ErrorEntry>());
+    for entry in entries.filter_map(|chunk| ErrorEntry::read_from_bytes(chunk).ok()) {
+        let text = entry.status().to_string();
+        assert!(!text.is_empty());
+    }
+    if let Ok((smart, _)) = Smart::read_from_prefix(&page) {
+        assert_eq!(
+            log_page::bytes(log_page::u128(&smart.power_cycles)),
+            smart.power_cycles
+        );
+        assert!(u32::from(smart.kelvins()) <= 0xFFFF);
+    }
+    if let Ok((slots, _)) = FirmwareSlots::read_from_prefix(&page) {
+        assert!(slots.active_slot() < 8 && slots.next_slot() < 8);
+    }
+    for pair in page.chunks_exact(4).take(64) {
+        let value = u32::from_le_bytes([pair[0], pair[1], pair[2], pair[3]]);
+        let (sqs, cqs) = feature::NumberOfQueues::granted(value);
+        assert!((1..=65_536).contains(&sqs) && (1..=65_536).contains(&cqs));
+        let status = Status(value as u16 >> 1);
+        assert_eq!(status.is_success(), status.code() == 0);
+        assert!(!status.to_string().contains('\n'));
+    }
+}
+
+/// The text after `sim:`, as a user may mistype it: an error with a reason, or a configuration.
+pub fn device_string(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else {
+        return;
+    };
+    // Only memory and null devices: the fuzzer must not create files.
+    let options = text.split_once('?').map_or(text, |(_, options)| options);
+    for text in [
+        format!("null?{options}"),
+        format!("mem?size=1MiB&{options}"),
+    ] {
+        match nvme_sim::config::parse(&text) {
+            Ok(config) => assert!(!config.namespaces.is_empty(), "{text}: no namespace"),
+            Err(error) => assert!(!error.to_string().is_empty(), "{text}: no reason given"),
+        }
+    }
+}
