@@ -40,9 +40,8 @@ impl<'a> RegisterBlock<'a> {
     /// `bar0` is 8-byte aligned and valid for volatile reads and writes of `bytes` bytes for `'a`.
     pub unsafe fn from_raw(bar0: *mut u8, bytes: usize) -> Self {
         // SAFETY: the caller vouches for the range; RW<u32> is an UnsafeCell of u32.
-        Self {
-            words: unsafe { core::slice::from_raw_parts(bar0.cast::<RW<u32>>(), bytes / 4) },
-        }
+        let words = unsafe { core::slice::from_raw_parts(bar0.cast::<RW<u32>>(), bytes / 4) };
+        Self { words }
     }
 }
 
