@@ -194,3 +194,121 @@ fn status_of(fault: Option<Fault>) -> Status {
         _ => Status::ABORTED_SQ_DELETION,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{DATA, Driver, config, cq_at, sq_at};
+    use nvme_core::spec::admin::{self, QueueParams};
+    use nvme_core::spec::{Iova, Lba, Nsid, Qid, nvm};
+
+    fn sized(qid: u16, entries: u32) -> QueueParams {
+        QueueParams { qid: Qid(qid), entries, iova: Iova(cq_at(4)) }
+    }
+
+    #[test]
+    fn every_bad_queue_has_its_status() {
+        let mut driver = Driver::with_queue(config());
+        let discontiguous = |mut sqe: Sqe| {
+            sqe.cdw11 &= !QUEUE_CONTIGUOUS;
+            sqe
+        };
+        let cq = |params| admin::create_io_cq(params, None);
+        let sq = |params, cqid| admin::create_io_sq(params, Qid(cqid));
+        let odd = QueueParams { iova: Iova(cq_at(4) + 512), ..sized(2, 16) };
+        let cases = [
+            (cq(sized(0, 16)), Status::INVALID_QID),
+            (cq(sized(5, 16)), Status::INVALID_QID),
+            (cq(sized(0xFFFF, 16)), Status::INVALID_QID),
+            (cq(sized(1, 16)), Status::INVALID_QID),
+            (cq(sized(2, 1)), Status::INVALID_QUEUE_SIZE),
+            (cq(sized(2, 65)), Status::INVALID_QUEUE_SIZE),
+            (cq(sized(2, 65_536)), Status::INVALID_QUEUE_SIZE),
+            (cq(odd), Status::INVALID_PRP_OFFSET),
+            (discontiguous(cq(sized(2, 16))), Status::INVALID_FIELD),
+            (admin::create_io_cq(sized(2, 16), Some(65)), Status::INVALID_INTERRUPT_VECTOR),
+            (sq(sized(1, 16), 1), Status::INVALID_QID),
+            (sq(sized(2, 16), 0), Status::INVALID_CQ),
+            (sq(sized(2, 16), 2), Status::INVALID_CQ),
+            (sq(sized(2, 16), 99), Status::INVALID_CQ),
+            (sq(sized(2, 1), 1), Status::INVALID_QUEUE_SIZE),
+            (sq(odd, 1), Status::INVALID_PRP_OFFSET),
+            (admin::delete_io_cq(Qid(0)), Status::INVALID_QID),
+            (admin::delete_io_cq(Qid(2)), Status::INVALID_QID),
+            (admin::delete_io_cq(Qid(1)), Status::INVALID_QUEUE_DELETION),
+            (admin::delete_io_sq(Qid(0)), Status::INVALID_QID),
+            (admin::delete_io_sq(Qid(2)), Status::INVALID_QID),
+            (admin::delete_io_sq(Qid(999)), Status::INVALID_QID),
+        ];
+        for (i, (sqe, status)) in cases.into_iter().enumerate() {
+            assert_eq!(driver.admin(sqe), Err(status), "case {i}");
+        }
+        assert_eq!(driver.admin(admin::create_io_cq(sized(2, 64), Some(64))), Ok(0));
+    }
+
+    #[test]
+    fn queues_are_deleted_in_order_and_created_again() {
+        let mut driver = Driver::with_queue(config());
+        let read = nvm::read(Nsid(1), Lba(0), 1).with_prps(DATA, 0);
+        assert_eq!(driver.io(read), Ok(0));
+        assert_eq!(driver.admin(admin::delete_io_sq(Qid(1))), Ok(0));
+        assert_eq!(driver.admin(admin::delete_io_cq(Qid(1))), Ok(0));
+        driver.create_pair(1);
+        assert_eq!(driver.io(read), Ok(0));
+        assert_eq!(driver.controller.queue_stats(1).reads, 2, "counts outlive the queue");
+    }
+
+    #[test]
+    fn several_submission_queues_share_a_completion_queue() {
+        let mut driver = Driver::with_queue(config());
+        let sq = admin::create_io_sq(Driver::params(2, sq_at(2)), Qid(1));
+        assert_eq!(driver.admin(sq), Ok(0));
+        let read = nvm::read(Nsid(1), Lba(0), 1).with_prps(DATA, 0);
+        let (one, two) = (driver.push(1, read), driver.push(2, read));
+        driver.ring(1);
+        driver.ring(2);
+        driver.step();
+        let done: Vec<_> = core::iter::from_fn(|| driver.pop(1)).map(|c| (c.sqid, c.cid)).collect();
+        assert_eq!(done, [(1, one), (2, two)]);
+    }
+
+    #[test]
+    fn a_ring_in_scattered_pages_works_where_it_is_allowed() {
+        let mut config = config();
+        (config.cqr, config.mqes) = (false, 256);
+        let mut driver = Driver::with_queue(config);
+        // 128 entries of 64 bytes in two pages, the second one below the first.
+        let (list, pages) = (DATA, [DATA + 0x5000, DATA + 0x2000]);
+        driver.memory.write(list, &pages.map(u64::to_le_bytes).concat()).unwrap();
+        let params = QueueParams { qid: Qid(2), entries: 128, iova: Iova(list) };
+        let mut sqe = admin::create_io_sq(params, Qid(1));
+        sqe.cdw11 &= !QUEUE_CONTIGUOUS;
+        assert_eq!(driver.admin(sqe), Ok(0));
+        for i in 0..70u64 {
+            let page = pages[(i / 64) as usize];
+            let words = nvm::flush(Nsid(1)).to_words().map(u64::to_le_bytes).concat();
+            driver.memory.write(page + i % 64 * 64, &words).unwrap();
+            driver.controller.doorbells().sq_tail(2).store(i as u32 + 1, Ordering::Release);
+            driver.step();
+            let cqe = driver.pop(1).unwrap();
+            assert_eq!((cqe.sqid, cqe.sqhd, cqe.status().code()), (2, i as u16 + 1, 0));
+        }
+    }
+
+    #[test]
+    fn deleting_a_queue_ends_the_commands_that_wait_in_it() {
+        let mut config = config();
+        config.profile = crate::Profile { read_ns: 1_000_000, ..crate::Profile::NONE };
+        let mut driver = Driver::with_queue(config);
+        let cid = driver.push(1, nvm::read(Nsid(1), Lba(0), 1).with_prps(DATA, 0));
+        driver.ring(1);
+        driver.step();
+        assert_eq!(driver.peek(1), None);
+        driver.fill(DATA, 0x77, 512);
+        assert_eq!(driver.admin(admin::delete_io_sq(Qid(1))), Ok(0));
+        assert_eq!(driver.drain(1), [(cid, Status::ABORTED_SQ_DELETION.code())]);
+        driver.now_ns = 2_000_000;
+        driver.step();
+        assert_eq!(driver.bytes(DATA, 512), [0x77; 512], "no DMA after the deletion");
+    }
+}

@@ -46,6 +46,8 @@ mod runner;
 mod serve;
 mod sgl;
 mod store;
+#[cfg(test)]
+mod testing;
 mod vec_memory;
 
 pub use config::{Config, ConfigError, NamespaceConfig};

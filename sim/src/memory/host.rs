@@ -1,0 +1,300 @@
+//! Memory of this process at addresses of the user's choice.
+
+use super::{DmaGuard, DmaMemory, Region, Span, relax};
+use std::boxed::Box;
+use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::vec::Vec;
+
+/// Readers that can be in a batch at the same time; more wait.
+const READERS: usize = 64;
+
+/// Memory of this process as DMA memory: a table of address ranges.
+///
+/// Clones share the table. Lookups take no lock; `map` and `unmap` replace the table and wait
+/// until no batch uses the old one, so that unmapped memory may be freed at once.
+#[derive(Clone, Default)]
+pub struct HostMemory(Arc<Inner>);
+
+#[derive(Clone)]
+struct Mapping {
+    start: u64,
+    /// First address after the mapping.
+    end: u64,
+    ptr: *mut u8,
+    /// Keeps shared words alive.
+    _owner: Option<Arc<[AtomicU64]>>,
+}
+
+struct Inner {
+    /// Sorted by address, without overlaps. Always from Box::into_raw.
+    table: AtomicPtr<Vec<Mapping>>,
+    readers: [Reader; READERS],
+    writer: Mutex<()>,
+}
+
+/// Odd while a batch is in progress. Padded against false sharing.
+#[derive(Default)]
+#[repr(align(128))]
+struct Reader(AtomicU64);
+
+// SAFETY: the pointers in the table are promised by `map` to be usable from any thread.
+unsafe impl Send for Inner {}
+// SAFETY: as above.
+unsafe impl Sync for Inner {}
+
+impl Default for Inner {
+    fn default() -> Self {
+        Self {
+            table: AtomicPtr::new(Box::into_raw(Box::default())),
+            readers: std::array::from_fn(|_| Reader::default()),
+            writer: Mutex::new(()),
+        }
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        // SAFETY: the pointer is from Box::into_raw and nobody else holds it.
+        drop(unsafe { Box::from_raw(*self.table.get_mut()) });
+    }
+}
+
+/// Why a range was not mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MapError {
+    /// Length 0, or the range leaves the address space.
+    BadRange,
+    /// The address and the pointer differ modulo 8: words would not be aligned.
+    Misaligned,
+    /// Part of the range is mapped already: unmap it first.
+    Overlap,
+}
+
+impl core::fmt::Display for MapError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.write_str(match self {
+            Self::BadRange => "the range is empty or leaves the address space",
+            Self::Misaligned => "address and pointer differ modulo 8",
+            Self::Overlap => "part of the range is already mapped",
+        })
+    }
+}
+
+impl core::error::Error for MapError {}
+
+impl HostMemory {
+    /// An empty table.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Lets the controller reach `len` bytes at `ptr` through the addresses from `iova` on.
+    ///
+    /// # Safety
+    /// The bytes stay readable and writable, from any thread, until they are unmapped or the
+    /// last clone is dropped; whoever else uses them meanwhile does so through atomics, raw
+    /// pointers, or while no command is in flight for them.
+    pub unsafe fn map(&self, iova: u64, ptr: *mut u8, len: u64) -> Result<(), MapError> {
+        self.insert(iova, ptr, len, None)
+    }
+
+    /// Lets the controller reach `words` through the addresses from `iova` on, and keeps them
+    /// alive while it can.
+    pub fn share(&self, iova: u64, words: Arc<[AtomicU64]>) -> Result<(), MapError> {
+        let ptr = words.as_ptr().cast_mut().cast();
+        self.insert(iova, ptr, size_of_val(&*words) as u64, Some(words))
+    }
+
+    fn insert(
+        &self,
+        iova: u64,
+        ptr: *mut u8,
+        len: u64,
+        _owner: Option<Arc<[AtomicU64]>>,
+    ) -> Result<(), MapError> {
+        let end = iova
+            .checked_add(len)
+            .filter(|_| len != 0)
+            .ok_or(MapError::BadRange)?;
+        if (ptr as u64 ^ iova) & 7 != 0 {
+            return Err(MapError::Misaligned);
+        }
+        self.replace(|table| {
+            let at = table.partition_point(|mapping| mapping.start < iova);
+            let before = at.checked_sub(1).map(|i| table[i].end);
+            if before.is_some_and(|before| before > iova)
+                || table.get(at).is_some_and(|mapping| mapping.start < end)
+            {
+                return Err(MapError::Overlap);
+            }
+            table.insert(
+                at,
+                Mapping {
+                    start: iova,
+                    end,
+                    ptr,
+                    _owner,
+                },
+            );
+            Ok(())
+        })
+    }
+
+    /// Takes back everything that was mapped inside the `len` bytes from `iova` on, waits for
+    /// accesses in progress, and says how many ranges went. A range that is only partly inside
+    /// stays.
+    pub fn unmap(&self, iova: u64, len: u64) -> usize {
+        let end = iova.saturating_add(len);
+        self.replace(|table| {
+            let before = table.len();
+            table.retain(|mapping| mapping.start < iova || mapping.end > end);
+            before - table.len()
+        })
+    }
+
+    fn replace<R>(&self, change: impl FnOnce(&mut Vec<Mapping>) -> R) -> R {
+        let inner = &*self.0;
+        let _writer = inner
+            .writer
+            .lock()
+            .unwrap_or_else(|poisoned| poisoned.into_inner());
+        let old = inner.table.load(Ordering::Relaxed);
+        // SAFETY: only a writer frees tables, and we are the writer.
+        let mut table = unsafe { &*old }.clone();
+        let result = change(&mut table);
+        // SeqCst: in one order with the readers' entry, so that a reader is either seen below
+        // or sees the new table.
+        inner
+            .table
+            .store(Box::into_raw(Box::new(table)), Ordering::SeqCst);
+        for reader in &inner.readers {
+            let seen = reader.0.load(Ordering::SeqCst);
+            let mut tries = 0;
+            // Acquire: pairs with the Release that ends a batch.
+            while seen % 2 == 1 && reader.0.load(Ordering::Acquire) == seen {
+                tries += 1;
+                relax(tries);
+            }
+        }
+        // SAFETY: from Box::into_raw, unpublished, and every reader that saw it has left.
+        drop(unsafe { Box::from_raw(old) });
+        result
+    }
+}
+
+/// A batch in progress on [`HostMemory`].
+pub struct HostGuard<'a> {
+    table: &'a [Mapping],
+    reader: &'a Reader,
+}
+
+impl DmaMemory for HostMemory {
+    type Guard<'a> = HostGuard<'a>;
+
+    fn guard(&self) -> HostGuard<'_> {
+        static NEXT: AtomicUsize = AtomicUsize::new(0);
+        std::thread_local! {
+            static HOME: usize = NEXT.fetch_add(1, Ordering::Relaxed);
+        }
+        let home = HOME.with(|home| *home);
+        let mut tries = 0;
+        loop {
+            let reader = &self.0.readers[(home + tries) % READERS];
+            let seen = reader.0.load(Ordering::Relaxed);
+            // SeqCst: pairs with the writer, see `replace`.
+            if seen % 2 == 0
+                && reader
+                    .0
+                    .compare_exchange(seen, seen + 1, Ordering::SeqCst, Ordering::Relaxed)
+                    .is_ok()
+            {
+                let table = self.0.table.load(Ordering::SeqCst);
+                // SAFETY: the table is not freed while our reader count is odd.
+                let table = unsafe { &*table };
+                return HostGuard { table, reader };
+            }
+            tries += 1;
+            if tries.is_multiple_of(READERS) {
+                relax(tries as u32);
+            }
+        }
+    }
+}
+
+impl DmaGuard for HostGuard<'_> {
+    fn lookup(&self, iova: u64) -> Option<Region<'_>> {
+        let at = self.table.partition_point(|mapping| mapping.start <= iova);
+        let mapping = self.table.get(at.checked_sub(1)?)?;
+        if iova >= mapping.end {
+            return None;
+        }
+        let len = usize::try_from(mapping.end - mapping.start).ok()?;
+        // SAFETY: `map` was promised these bytes, and the guard keeps them mapped.
+        let span = unsafe { Span::from_raw(mapping.ptr, len) };
+        Some(Region {
+            start: mapping.start,
+            span,
+        })
+    }
+}
+
+impl Drop for HostGuard<'_> {
+    fn drop(&mut self) {
+        // Release: pairs with the Acquire in `replace`: our accesses are over before the memory
+        // may be freed.
+        let seen = self.reader.0.load(Ordering::Relaxed);
+        self.reader.0.store(seen.wrapping_add(1), Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::Dma;
+
+    #[test]
+    fn unmapped_addresses_fault_and_overlaps_are_refused() {
+        let mut page = vec![0u64; 512];
+        let memory = HostMemory::new();
+        let ptr = page.as_mut_ptr().cast::<u8>();
+        // SAFETY: `page` outlives `memory`.
+        let map = |iova, len| unsafe { memory.map(iova, ptr, len) };
+        assert_eq!(map(0x1000, 4096), Ok(()));
+        assert_eq!(map(0x1FF8, 16), Err(MapError::Overlap));
+        assert_eq!(map(0x0FF8, 16), Err(MapError::Overlap));
+        assert_eq!(map(u64::MAX - 7, 16), Err(MapError::BadRange));
+        assert_eq!(map(0x3001, 16), Err(MapError::Misaligned));
+        {
+            let guard = memory.guard();
+            let dma = Dma::new(&guard);
+            assert!(dma.write(0x1FFC, &[1, 2, 3, 4]).is_ok());
+            assert_eq!(dma.write(0x1FFC, &[0; 8]).map_err(|e| e.0), Err(0x2000));
+            assert_eq!(dma.check(0xFFF, 1).map_err(|e| e.0), Err(0xFFF));
+        }
+        assert_eq!(memory.unmap(0x1000, 4095), 0);
+        assert_eq!(memory.unmap(0x1000, 4096), 1);
+        assert!(Dma::new(&memory.guard()).check(0x1000, 1).is_err());
+    }
+
+    #[test]
+    fn unmap_waits_for_the_batch_in_progress() {
+        let mut page = vec![7u64; 512];
+        let memory = HostMemory::new();
+        // SAFETY: `page` outlives `memory`.
+        unsafe { memory.map(0, page.as_mut_ptr().cast(), 4096) }.unwrap();
+        let gone = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            let guard = memory.guard();
+            scope.spawn(|| {
+                assert_eq!(memory.unmap(0, 4096), 1);
+                gone.store(true, Ordering::Release);
+            });
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert!(!gone.load(Ordering::Acquire));
+            assert_eq!(Dma::new(&guard).words::<1>(8), Ok([7]));
+            drop(guard);
+        });
+        assert!(gone.load(Ordering::Acquire));
+    }
+}

@@ -1,0 +1,229 @@
+//! A stretch of memory that someone else may be writing.
+
+use core::marker::PhantomData;
+use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
+
+/// A stretch of shared bytes.
+#[derive(Clone, Copy, Debug)]
+pub struct Span<'a> {
+    ptr: *mut u8,
+    len: usize,
+    life: PhantomData<&'a [AtomicU8]>,
+}
+
+impl<'a> Span<'a> {
+    /// The bytes of `words`.
+    pub fn of_words(words: &'a [AtomicU64]) -> Self {
+        Self {
+            ptr: words.as_ptr().cast_mut().cast(),
+            len: size_of_val(words),
+            life: PhantomData,
+        }
+    }
+
+    /// `len` bytes at `ptr`.
+    ///
+    /// # Safety
+    /// They are readable and writable for 'a; whoever else uses them meanwhile does so through
+    /// atomics or raw pointers, or does not mind torn bytes.
+    pub unsafe fn from_raw(ptr: *mut u8, len: usize) -> Self {
+        Self {
+            ptr,
+            len,
+            life: PhantomData,
+        }
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// `len` bytes from `offset` on, or `None` past the end.
+    #[inline]
+    pub fn slice(self, offset: usize, len: usize) -> Option<Self> {
+        if offset > self.len || len > self.len - offset {
+            return None;
+        }
+        // SAFETY: offset <= self.len, so the result stays inside the allocation.
+        let ptr = unsafe { self.ptr.add(offset) };
+        Some(Self {
+            ptr,
+            len,
+            life: PhantomData,
+        })
+    }
+
+    /// The aligned word at `offset`, or `None` when it is not wholly inside or not aligned.
+    #[inline]
+    pub fn word(&self, offset: usize) -> Option<&'a AtomicU64> {
+        if self.len < 8 || offset > self.len - 8 {
+            return None;
+        }
+        // SAFETY: offset + 8 <= self.len, checked above.
+        let ptr = unsafe { self.ptr.add(offset) }.cast::<AtomicU64>();
+        if !ptr.is_aligned() {
+            return None;
+        }
+        // SAFETY: inside the span for 'a, aligned, and an atomic may be written by others.
+        Some(unsafe { &*ptr })
+    }
+
+    /// `N` words from `offset` on as relaxed loads, under the same conditions as [`word`](Self::word).
+    #[inline]
+    pub fn words<const N: usize>(&self, offset: usize) -> Option<[u64; N]> {
+        let part = self.slice(offset, N * 8)?;
+        let first = part.ptr.cast::<AtomicU64>();
+        if !first.is_aligned() {
+            return None;
+        }
+        let mut out = [0; N];
+        for (i, word) in out.iter_mut().enumerate() {
+            // SAFETY: i < N and the part holds N aligned words; they are only used as atomics.
+            *word = unsafe { &*first.add(i) }.load(Ordering::Relaxed);
+        }
+        Some(out)
+    }
+
+    /// The span as words, or `None` when it is not aligned. A rest below one word is left out.
+    #[inline]
+    pub fn as_words(&self) -> Option<&'a [AtomicU64]> {
+        let first = self.ptr.cast::<AtomicU64>();
+        if !first.is_aligned() {
+            return None;
+        }
+        // SAFETY: that many aligned words lie in the span for 'a; atomics may be written by others.
+        Some(unsafe { core::slice::from_raw_parts(first, self.len / 8) })
+    }
+
+    /// Copies to `to`, as many bytes as both hold. The two may be the same memory but not overlap
+    /// in part; then, as on a real bus, the bytes are unspecified.
+    #[inline]
+    pub fn copy_to(self, to: Span<'_>) {
+        // SAFETY: both spans hold that many bytes.
+        unsafe { copy(self.ptr, to.ptr, self.len.min(to.len)) }
+    }
+
+    /// Copies into private memory, as many bytes as both hold.
+    #[inline]
+    pub fn read(self, into: &mut [u8]) {
+        // SAFETY: both hold that many bytes; `into` is exclusive.
+        unsafe { copy(self.ptr, into.as_mut_ptr(), self.len.min(into.len())) }
+    }
+
+    /// Copies out of private memory, as many bytes as both hold.
+    #[inline]
+    pub fn write(self, from: &[u8]) {
+        // SAFETY: both hold that many bytes; the copy does not write to `from`.
+        unsafe { copy(from.as_ptr().cast_mut(), self.ptr, self.len.min(from.len())) }
+    }
+
+    /// Sets every byte to zero.
+    pub fn zero(self) {
+        static ZEROES: [u8; 4096] = [0; 4096];
+        let mut done = 0;
+        while let Some(rest) = self
+            .slice(done, self.len - done)
+            .filter(|rest| !rest.is_empty())
+        {
+            rest.write(&ZEROES);
+            done += rest.len.min(ZEROES.len());
+        }
+    }
+}
+
+// SAFETY: a span is an address range whose every access is atomic or an opaque copy.
+unsafe impl Send for Span<'_> {}
+// SAFETY: as above.
+unsafe impl Sync for Span<'_> {}
+
+/// # Safety
+/// `from` is readable and `to` is writable for `len` bytes.
+#[cfg(target_arch = "x86_64")]
+#[inline]
+unsafe fn copy(from: *mut u8, to: *mut u8, len: usize) {
+    // One string move: as fast as memcpy for blocks, and opaque to the compiler, so that a driver
+    // that writes the same bytes meanwhile causes torn data and nothing worse.
+    // SAFETY: the caller's ranges; the direction flag is clear by the ABI.
+    unsafe {
+        core::arch::asm!(
+            "rep movsb",
+            inout("rcx") len => _,
+            inout("rsi") from => _,
+            inout("rdi") to => _,
+            options(nostack, preserves_flags)
+        );
+    }
+}
+
+/// # Safety
+/// `from` is readable and `to` is writable for `len` bytes.
+#[cfg(not(target_arch = "x86_64"))]
+unsafe fn copy(from: *mut u8, to: *mut u8, len: usize) {
+    let mut done = 0;
+    if (from as usize | to as usize).is_multiple_of(8) {
+        while len - done >= 8 {
+            // SAFETY: done + 8 <= len and both pointers are aligned; words are used as atomics.
+            let (word, out) = unsafe {
+                (
+                    &*from.add(done).cast::<AtomicU64>(),
+                    &*to.add(done).cast::<AtomicU64>(),
+                )
+            };
+            out.store(word.load(Ordering::Relaxed), Ordering::Relaxed);
+            done += 8;
+        }
+    }
+    while done < len {
+        // SAFETY: done < len; bytes are used as atomics.
+        let (byte, out) = unsafe {
+            (
+                &*from.add(done).cast::<AtomicU8>(),
+                &*to.add(done).cast::<AtomicU8>(),
+            )
+        };
+        out.store(byte.load(Ordering::Relaxed), Ordering::Relaxed);
+        done += 1;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_span_never_reaches_past_its_end() {
+        let words: [AtomicU64; 4] = core::array::from_fn(|i| AtomicU64::new(i as u64));
+        let span = Span::of_words(&words);
+        assert_eq!(span.words::<4>(0), Some([0, 1, 2, 3]));
+        assert_eq!(span.words::<4>(8), None);
+        assert_eq!(span.words::<1>(4), None);
+        assert!(span.word(24).is_some() && span.word(25).is_none() && span.word(32).is_none());
+        assert!(span.slice(33, 0).is_none() && span.slice(8, usize::MAX).is_none());
+    }
+
+    #[test]
+    fn copies_of_any_alignment_move_exactly_their_bytes() {
+        let words: [AtomicU64; 8] = core::array::from_fn(|_| AtomicU64::new(u64::MAX));
+        let span = Span::of_words(&words);
+        for (offset, len) in [(0, 64), (3, 5), (1, 0), (9, 17), (63, 1)] {
+            span.write(&[0xFF; 64]);
+            span.slice(offset, len).unwrap().zero();
+            let mut bytes = [0; 64];
+            span.read(&mut bytes);
+            for (i, byte) in bytes.iter().enumerate() {
+                assert_eq!(
+                    *byte == 0,
+                    (offset..offset + len).contains(&i),
+                    "{offset} {len} {i}"
+                );
+            }
+        }
+    }
+}

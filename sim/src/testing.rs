@@ -1,0 +1,193 @@
+//! A small driver for the tests: it knows no more than the specification, and checks nothing itself.
+
+use crate::config::{Config, NamespaceConfig};
+use crate::controller::Controller;
+use crate::store::Memory;
+use crate::vec_memory::VecMemory;
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+use nvme_core::spec::admin::{self, QueueParams};
+use nvme_core::spec::register::{Cc, Csts, offset};
+use nvme_core::spec::{Cid, Cqe, Iova, Qid, Sqe, Status};
+
+/// Entries of every ring of the driver.
+pub const ENTRIES: u32 = 16;
+/// Where data may be: PRP1 of `DATA` covers a page, more lie behind it.
+pub const DATA: u64 = 0x10_0000;
+const RINGS: u64 = 0x1_0000;
+const MEMORY: usize = 8 << 20;
+
+pub struct Ring {
+    tail: u32,
+    head: u32,
+    phase: bool,
+}
+
+pub struct Driver {
+    pub controller: Controller<Arc<VecMemory>>,
+    pub memory: Arc<VecMemory>,
+    pub now_ns: u64,
+    rings: Vec<Ring>,
+    next_cid: u16,
+}
+
+/// 1 MiB of 512-byte blocks in memory, without frills.
+pub fn config() -> Config {
+    let store = Memory::new(1 << 20).expect("1 MiB");
+    let mut config = Config::empty();
+    config.namespaces.push(NamespaceConfig::new(512, Box::new(store)));
+    config.max_queues = 4;
+    config.mqes = 64;
+    config
+}
+
+pub fn sq_at(qid: u16) -> u64 {
+    RINGS + u64::from(qid) * 0x2000
+}
+
+pub fn cq_at(qid: u16) -> u64 {
+    RINGS + u64::from(qid) * 0x2000 + 0x1000
+}
+
+impl Driver {
+    /// A controller that is not enabled yet.
+    pub fn cold(config: Config) -> Self {
+        let memory = Arc::new(VecMemory::new(MEMORY));
+        let queues = usize::from(config.max_queues) + 1;
+        let controller = Controller::new(config, memory.clone()).expect("a valid configuration");
+        let rings = (0..queues).map(|_| Ring { tail: 0, head: 0, phase: true }).collect();
+        Self { controller, memory, now_ns: 0, rings, next_cid: 0 }
+    }
+
+    /// An enabled controller with the admin queue.
+    pub fn new(config: Config) -> Self {
+        let mut driver = Self::cold(config);
+        driver.enable();
+        driver
+    }
+
+    /// An enabled controller with I/O queue pair 1.
+    pub fn with_queue(config: Config) -> Self {
+        let mut driver = Self::new(config);
+        driver.create_pair(1);
+        driver
+    }
+
+    pub fn cc() -> Cc {
+        let mut cc = Cc(0);
+        cc.set_iosqes(6);
+        cc.set_iocqes(4);
+        cc.set_en(true);
+        cc
+    }
+
+    pub fn csts(&self) -> Csts {
+        Csts(self.controller.read32(offset::CSTS))
+    }
+
+    pub fn enable(&mut self) {
+        self.controller.write32(offset::AQA, (ENTRIES - 1) << 16 | (ENTRIES - 1));
+        self.controller.write64(offset::ASQ, sq_at(0));
+        self.controller.write64(offset::ACQ, cq_at(0));
+        self.controller.write32(offset::CC, Self::cc().0);
+        self.clear_ring(0);
+        assert!(self.csts().rdy(), "{:?}", self.csts());
+    }
+
+    fn clear_ring(&mut self, qid: u16) {
+        self.memory.write(cq_at(qid), &[0; ENTRIES as usize * 16]).expect("mapped");
+        self.rings[usize::from(qid)] = Ring { tail: 0, head: 0, phase: true };
+    }
+
+    pub fn params(qid: u16, iova: u64) -> QueueParams {
+        QueueParams { qid: Qid(qid), entries: ENTRIES, iova: Iova(iova) }
+    }
+
+    pub fn create_pair(&mut self, qid: u16) {
+        self.clear_ring(qid);
+        let cq = admin::create_io_cq(Self::params(qid, cq_at(qid)), None);
+        assert_eq!(self.admin(cq), Ok(0));
+        let sq = admin::create_io_sq(Self::params(qid, sq_at(qid)), Qid(qid));
+        assert_eq!(self.admin(sq), Ok(0));
+    }
+
+    /// Places an entry; the doorbell is another call.
+    pub fn push(&mut self, qid: u16, sqe: Sqe) -> u16 {
+        let cid = self.next_cid;
+        self.next_cid = self.next_cid.wrapping_add(1);
+        let ring = &mut self.rings[usize::from(qid)];
+        let words = sqe.with_cid(Cid(cid)).to_words().map(u64::to_le_bytes).concat();
+        self.memory.write(sq_at(qid) + u64::from(ring.tail) * 64, &words).expect("mapped");
+        ring.tail = (ring.tail + 1) % ENTRIES;
+        cid
+    }
+
+    pub fn ring(&self, qid: u16) {
+        let tail = self.rings[usize::from(qid)].tail;
+        self.controller.doorbells().sq_tail(qid).store(tail, Ordering::Release);
+    }
+
+    /// The next completion without its doorbell.
+    pub fn peek(&self, qid: u16) -> Option<Cqe> {
+        let ring = &self.rings[usize::from(qid)];
+        let mut bytes = [0; 16];
+        self.memory.read(cq_at(qid) + u64::from(ring.head) * 16, &mut bytes).expect("mapped");
+        let word = |at: usize| bytes[at..at + 8].iter().rev().fold(0, |w, b| w << 8 | u64::from(*b));
+        let cqe = Cqe::from_words(word(0), word(8));
+        (cqe.phase() == ring.phase).then_some(cqe)
+    }
+
+    pub fn pop(&mut self, qid: u16) -> Option<Cqe> {
+        let cqe = self.peek(qid)?;
+        let ring = &mut self.rings[usize::from(qid)];
+        ring.head = (ring.head + 1) % ENTRIES;
+        ring.phase ^= ring.head == 0;
+        let head = ring.head;
+        self.controller.doorbells().cq_head(qid).store(head, Ordering::Release);
+        Some(cqe)
+    }
+
+    /// Steps at the current time.
+    pub fn step(&mut self) -> u32 {
+        self.controller.step(self.now_ns).commands
+    }
+
+    /// Every completion that is there now, as (CID, status code).
+    pub fn drain(&mut self, qid: u16) -> Vec<(u16, u16)> {
+        core::iter::from_fn(|| self.pop(qid)).map(|cqe| (cqe.cid, cqe.status().code())).collect()
+    }
+
+    /// One command from submission to completion: dword 0, or the status without DNR and More.
+    pub fn run(&mut self, qid: u16, sqe: Sqe) -> Result<u32, Status> {
+        let cid = self.push(qid, sqe);
+        self.ring(qid);
+        self.step();
+        let cqe = self.pop(qid).expect("a completion");
+        assert_eq!((cqe.cid, cqe.sqid), (cid, qid));
+        match cqe.status() {
+            status if status.is_success() => Ok(cqe.dw0),
+            status => Err(Status(status.code())),
+        }
+    }
+
+    pub fn admin(&mut self, sqe: Sqe) -> Result<u32, Status> {
+        self.run(0, sqe)
+    }
+
+    /// A command on queue 1.
+    pub fn io(&mut self, sqe: Sqe) -> Result<u32, Status> {
+        self.run(1, sqe)
+    }
+
+    pub fn bytes(&self, iova: u64, len: usize) -> Vec<u8> {
+        let mut bytes = alloc::vec![0; len];
+        self.memory.read(iova, &mut bytes).expect("mapped");
+        bytes
+    }
+
+    pub fn fill(&self, iova: u64, value: u8, len: usize) {
+        self.memory.write(iova, &alloc::vec![value; len]).expect("mapped");
+    }
+}
