@@ -1,0 +1,74 @@
+//! What the fuzz targets run, over their seed corpora and over random bytes.
+#![cfg(not(loom))]
+
+use nvme_tests::fuzz;
+use proptest::prelude::*;
+use std::path::Path;
+
+type Target = fn(&[u8]);
+
+const TARGETS: [(&str, Target); 5] = [
+    ("prp_round_trip", fuzz::prp_round_trip),
+    ("cqe_stream", fuzz::cqe_stream),
+    ("hostile_driver", fuzz::hostile_driver),
+    ("identify_log_pages", fuzz::identify_log_pages),
+    ("device_string", fuzz::device_string),
+];
+
+#[test]
+fn every_seed_of_every_corpus_passes() {
+    let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz");
+    let manifest = std::fs::read_to_string(fuzz.join("Cargo.toml")).unwrap();
+    assert_eq!(
+        manifest.matches("[[bin]]").count(),
+        TARGETS.len(),
+        "a target is missing here"
+    );
+    for (name, target) in TARGETS {
+        assert!(
+            manifest.contains(&format!("name = \"{name}\"")),
+            "{name} is no target"
+        );
+        let mut seeds = 0;
+        for entry in std::fs::read_dir(fuzz.join("corpus").join(name)).unwrap() {
+            let path = entry.unwrap().path();
+            println!("{}", path.display());
+            target(&std::fs::read(path).unwrap());
+            seeds += 1;
+        }
+        assert!(seeds > 0, "{name} has no seeds");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_buffer_survives_the_prp_round_trip(bytes in prop::collection::vec(any::<u8>(), 16..20)) {
+        fuzz::prp_round_trip(&bytes);
+    }
+
+    #[test]
+    fn any_stream_of_completions_ends_commands_at_most_once(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        fuzz::cqe_stream(&bytes);
+    }
+
+    #[test]
+    fn any_page_is_data(bytes in prop::collection::vec(any::<u8>(), 0..4096)) {
+        fuzz::identify_log_pages(&bytes);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_driver_is_survived(bytes in prop::collection::vec(any::<u8>(), 0..1200)) {
+        fuzz::hostile_driver(&bytes);
+    }
+
+    #[test]
+    fn any_device_string_is_answered(text in "[a-z]{2,8}=[0-9a-z@,:.]{0,12}(&[a-z]{2,8}=[0-9a-zA-Z@,:]{0,8}){0,3}") {
+        fuzz::device_string(text.as_bytes());
+    }
+}
