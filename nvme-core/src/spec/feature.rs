@@ -211,7 +211,7 @@ bitfield! {
 }
 
 bitfield! {
-    /// Autonomous Power State Transition (FID 0Ch). NVMe Base 2.0c, "Autonomous Power State Transition".
+    /// Autonomous Power State Transition (FID 0Ch). NVMe Base 2.0c, 5.27.1.9 (Autonomous Power State Transition).
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub struct AutonomousPower(u32);
     impl Debug;
@@ -233,7 +233,7 @@ pub const HMB_MEMORY_RETURN: u32 = 1 << 1;
 /// `list` is 16-byte aligned. `memory_return`: the controller had the same memory with the same
 /// content before a reset. The memory is the controller's until a disabling command has completed.
 ///
-/// NVMe Base 2.0c, "Host Memory Buffer".
+/// NVMe Base 2.0c, 5.27.1.10 (Host Memory Buffer).
 pub fn host_memory_buffer(
     enable: bool,
     memory_return: bool,
@@ -258,7 +258,7 @@ pub fn host_memory_buffer(
 
 /// One piece of the host memory buffer.
 ///
-/// NVMe Base 2.0c, "Host Memory Buffer – Host Memory Buffer Descriptor Entry".
+/// NVMe Base 2.0c, 5.27.1.10 (Host Memory Buffer), "Host Memory Buffer Descriptor Entry".
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct HmbDescriptor {
@@ -275,7 +275,7 @@ offsets!(HmbDescriptor: address @ 0, pages @ 8, reserved @ 12);
 bitfield! {
     /// The 8 data bytes of Timestamp (FID 0Eh), as a little-endian word.
     ///
-    /// NVMe Base 2.0c, "Timestamp".
+    /// NVMe Base 2.0c, 5.27.1.11 (Timestamp).
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub struct Timestamp(u64);
     impl Debug;
@@ -290,7 +290,7 @@ bitfield! {
 }
 
 bitfield! {
-    /// Namespace Write Protection Config (FID 84h). NVMe Base 2.0c, "Namespace Write Protection Config".
+    /// Namespace Write Protection Config (FID 84h). NVMe Base 2.0c, 5.27.1.28 (Namespace Write Protection Config).
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub struct WriteProtection(u32);
     impl Debug;

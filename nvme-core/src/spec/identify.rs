@@ -22,7 +22,7 @@ pub const IDENTIFY_BYTES: usize = 4096;
 ///
 /// The Changed Namespace List log page has the same form; a single FFFFFFFFh there means too many.
 ///
-/// NVMe Base 2.0c, 4.5.2 (Namespace List).
+/// NVMe Base 2.0c, "Namespace List".
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
 pub struct ActiveNamespaces(pub [u32; 1024]);

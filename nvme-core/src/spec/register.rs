@@ -44,23 +44,36 @@ pub mod offset {
     pub const DOORBELLS: u32 = 0x1000;
 }
 
+/// Bytes from 1000h on of `count` doorbells; `u32::MAX` where 32 bits do not suffice, which is past
+/// the end of any BAR and so fails the caller's bounds check instead of naming another doorbell.
+const fn doorbells(count: u32, dstrd: u8) -> u32 {
+    match 4u32.checked_shl(dstrd as u32) {
+        Some(stride) => count.saturating_mul(stride),
+        None => u32::MAX,
+    }
+}
+
 /// Byte offset of the submission queue tail doorbell of queue `qid`, from the start of BAR0.
+///
+/// `u32::MAX` when the offset does not fit into 32 bits (DSTRD of 15 and 16,383 queues).
 ///
 /// NVMe over PCIe 1.0c, 3.1.2.1 (Submission Queue y Tail Doorbell).
 pub const fn sq_tail_doorbell(qid: u16, dstrd: u8) -> u32 {
-    offset::DOORBELLS + 2 * qid as u32 * (4 << dstrd)
+    offset::DOORBELLS.saturating_add(doorbells(2 * qid as u32, dstrd))
 }
 
 /// Byte offset of the completion queue head doorbell of queue `qid`, from the start of BAR0.
 ///
+/// `u32::MAX` when the offset does not fit into 32 bits (DSTRD of 15 and 16,383 queues).
+///
 /// NVMe over PCIe 1.0c, 3.1.2.2 (Completion Queue y Head Doorbell).
 pub const fn cq_head_doorbell(qid: u16, dstrd: u8) -> u32 {
-    offset::DOORBELLS + (2 * qid as u32 + 1) * (4 << dstrd)
+    offset::DOORBELLS.saturating_add(doorbells(2 * qid as u32 + 1, dstrd))
 }
 
-/// Bytes of BAR0 from 1000h on that the doorbells of queues 0 to `highest_qid` take.
+/// Bytes of BAR0 from 1000h on that the doorbells of queues 0 to `highest_qid` take; at most `u32::MAX`.
 pub const fn doorbell_bytes(highest_qid: u16, dstrd: u8) -> u32 {
-    2 * (highest_qid as u32 + 1) * (4 << dstrd)
+    doorbells(2 * (highest_qid as u32 + 1), dstrd)
 }
 
 bitfield! {
@@ -192,15 +205,15 @@ bitfield! {
     u8;
     /// Base indicator register: which BAR holds the buffer.
     pub bir, set_bir: 2, 0;
-    /// Mixed memory is supported.
+    /// Queue memory may be mixed: part of a queue in the buffer, part in host memory.
     pub bool, cqmms, set_cqmms: 3;
     /// Physically discontiguous queues are supported.
     pub bool, cqpds, set_cqpds: 4;
-    /// Mixed data pointer locations are supported.
+    /// The PRP or SGL lists of one command may lie partly in the buffer.
     pub bool, cdpmls, set_cdpmls: 5;
-    /// Data and metadata may lie apart.
+    /// Lists may lie in the buffer while the command lies in host memory, or the reverse.
     pub bool, cdpcils, set_cdpcils: 6;
-    /// A data pointer and the data may lie apart.
+    /// The data and metadata of one command may lie partly in the buffer.
     pub bool, cdmmms, set_cdmmms: 7;
     /// Queue dword alignment.
     pub bool, cqda, set_cqda: 8;
@@ -259,7 +272,7 @@ bitfield! {
 }
 
 bitfield! {
-    /// Controller Ready Timeouts, in units of 500 ms. NVMe Base 2.0c, 3.1.3.19 (Offset 68h: CRTO).
+    /// Controller Ready Timeouts, in units of 500 ms. NVMe Base 2.0c, 3.1.3.21 (Offset 68h: CRTO).
     #[derive(Clone, Copy, PartialEq, Eq)]
     pub struct Crto(u32);
     impl Debug;

@@ -55,6 +55,10 @@ fn doorbell_offsets() {
         (3, 4, 0x1180, 0x11C0, 512),
         (65_535, 0, 0x8_0FF8, 0x8_0FFC, 0x8_0000),
         (1, 15, 0x4_1000, 0x6_1000, 0x8_0000),
+        (16_383, 15, 0xFFFC_1000, 0xFFFE_1000, u32::MAX),
+        // Past 4 GiB: no wrapped offset of another queue's doorbell.
+        (16_384, 15, u32::MAX, u32::MAX, u32::MAX),
+        (65_535, 15, u32::MAX, u32::MAX, u32::MAX),
     ];
     for (qid, dstrd, tail, head, bytes) in table {
         assert_eq!(
