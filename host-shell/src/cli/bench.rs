@@ -1,0 +1,178 @@
+//! `bench`: a workload in fio's words.
+
+use super::{NamespaceArgs, duration, output, plot, progress};
+use clap::{Args, ValueEnum};
+use nvme_host::bench::{self, Job, Limit, Pattern, Ramp};
+use nvme_host::units::parse_bytes;
+use nvme_host::{Controller, Error, Result};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Measure IOPS, bandwidth and latency of a workload
+#[derive(Args)]
+pub struct Bench {
+    #[command(flatten)]
+    namespace: NamespaceArgs,
+    /// Workload, as fio names it
+    #[arg(long, value_enum, default_value = "randread")]
+    rw: Rw,
+    /// Share of reads in rw and randrw, in percent
+    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
+    rwmixread: u8,
+    /// Bytes per command
+    #[arg(long, default_value = "4KiB", value_parser = parse_bytes)]
+    bs: u64,
+    /// Queue pairs, one thread each
+    #[arg(long, visible_alias = "numjobs", default_value_t = 1)]
+    queues: u32,
+    /// Commands in flight per queue
+    #[arg(long, visible_alias = "iodepth", default_value_t = 32)]
+    depth: u32,
+    /// How long to run: 10s, 500ms
+    #[arg(long, value_parser = duration, conflicts_with = "io_size")]
+    runtime: Option<Duration>,
+    /// Bytes to move, instead of a time
+    #[arg(long, value_parser = parse_bytes)]
+    io_size: Option<u64>,
+    /// Bytes of the namespace to use, from its start on; all when missing
+    #[arg(long, value_parser = parse_bytes)]
+    size: Option<u64>,
+    /// Commands per second over all queues
+    #[arg(long, value_name = "IOPS", conflicts_with = "ramp")]
+    rate_iops: Option<u64>,
+    /// Raise the rate from FROM to TO commands per second in STEPS equal steps
+    #[arg(long, value_name = "FROM:TO:STEPS", value_parser = ramp, conflicts_with = "io_size")]
+    ramp: Option<Ramp>,
+    /// Write data that names its block, and check every read of it and all of it at the end
+    #[arg(long)]
+    verify: bool,
+    /// Seed of addresses, mix and data
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Draw latency percentiles (or latency over rate, with --ramp) into FILE.svg or FILE.png
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Rw {
+    Read,
+    Write,
+    Randread,
+    Randwrite,
+    #[value(alias = "readwrite")]
+    Rw,
+    Randrw,
+}
+
+fn ramp(text: &str) -> std::result::Result<Ramp, String> {
+    let parts: Vec<&str> = text.split(':').collect();
+    let [from, to, steps] = parts[..] else {
+        return Err("write FROM:TO:STEPS, for example 1000:100000:10".to_owned());
+    };
+    let number = |text: &str| {
+        text.parse::<u64>()
+            .ok()
+            .filter(|n| *n > 0)
+            .ok_or(format!("'{text}' is not a rate above 0"))
+    };
+    let steps = steps
+        .parse()
+        .ok()
+        .filter(|steps| (1..=1000).contains(steps));
+    Ok(Ramp {
+        from: number(from)?,
+        to: number(to)?,
+        steps: steps.ok_or("1 to 1000 steps")?,
+    })
+}
+
+impl Bench {
+    pub fn run(self) -> Result<()> {
+        if let Some(path) = &self.plot {
+            plot::check(path)?;
+        }
+        let (pattern, read_percent) = match self.rw {
+            Rw::Read => (Pattern::Sequential, 100),
+            Rw::Write => (Pattern::Sequential, 0),
+            Rw::Rw => (Pattern::Sequential, self.rwmixread),
+            Rw::Randread => (Pattern::Random, 100),
+            Rw::Randwrite => (Pattern::Random, 0),
+            Rw::Randrw => (Pattern::Random, self.rwmixread),
+        };
+        let limit = match (self.runtime, self.io_size) {
+            (None, Some(bytes)) => Limit::Bytes(bytes),
+            (time, _) => Limit::Time(time.unwrap_or(Duration::from_secs(5))),
+        };
+        let bytes = u32::try_from(self.bs).map_err(|_| {
+            Error::usage(
+                format!("--bs {} is too large", self.bs),
+                "use at most the controller's MDTS",
+            )
+        })?;
+        let config = nvme_host::Config {
+            queue_pairs: self.queues.clamp(1, 4096),
+            ..self.namespace.device.config()
+        };
+        let controller = super::start(&self.namespace.device.device, &config)?;
+        let block = u64::from(controller.namespace(self.namespace.nsid())?.block_bytes());
+        let job = Job {
+            nsid: self.namespace.nsid(),
+            pattern,
+            read_percent,
+            bytes,
+            queues: self.queues,
+            depth: self.depth,
+            limit,
+            ramp: self.ramp.or(self.rate_iops.map(|rate| Ramp {
+                from: rate.max(1),
+                to: rate.max(1),
+                steps: 1,
+            })),
+            span_blocks: self.span(block)?,
+            seed: self.seed,
+            verify: self.verify,
+        };
+        let report = measure(&controller, &job)?;
+        controller.shut_down()?;
+        if let Some(path) = &self.plot {
+            plot::draw(path, &report)?;
+        }
+        if self.namespace.device.json {
+            output::json(&report.to_json())
+        } else {
+            output::print(&report.to_text())
+        }
+    }
+
+    fn span(&self, block: u64) -> Result<u64> {
+        match self.size {
+            None => Ok(0),
+            Some(size) if size >= self.bs && size >= block => Ok(size / block),
+            Some(size) => Err(Error::usage(
+                format!("--size {size} is less than one command"),
+                "use at least --bs",
+            )),
+        }
+    }
+}
+
+fn measure(controller: &Controller, job: &Job) -> Result<bench::Report> {
+    let total = match job.limit {
+        Limit::Bytes(bytes) => bytes,
+        Limit::Time(time) => time.as_millis() as u64,
+    };
+    let bar = progress::bytes(total, "bench");
+    if matches!(job.limit, Limit::Time(_)) {
+        progress::as_time(&bar);
+    }
+    let report = bench::run(controller, job, |bytes, seconds| match job.limit {
+        Limit::Bytes(_) => bar.set_position(bytes),
+        Limit::Time(_) => {
+            bar.set_position((seconds * 1e3) as u64);
+            bar.set_message(format!("{:.2} GB/s", bytes as f64 / seconds / 1e9));
+        }
+    })?;
+    bar.finish_and_clear();
+    Ok(report)
+}

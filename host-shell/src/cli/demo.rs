@@ -1,0 +1,398 @@
+//! `demo`: real data through the whole driver, with nothing but a CPU.
+
+use super::{duration, output, progress, start, stop_flag};
+use clap::Args;
+use hdrhistogram::Histogram;
+use indicatif::ProgressBar;
+use nvme_host::bench::{SplitMix, queues_json};
+use nvme_host::core::SubmitError;
+use nvme_host::core::spec::{Lba, Nsid, Qid, nvm};
+use nvme_host::units::{self, parse_bytes};
+use nvme_host::{Config, Controller, DmaBuffer, Error, Queue, Result, Statistics};
+use serde_json::json;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Make a disk image, read it back through the driver from several threads and verify every byte
+#[derive(Args)]
+pub struct Demo {
+    /// Size of the image
+    #[arg(long, default_value = "256MiB", value_parser = parse_bytes)]
+    size: u64,
+    /// Bytes per read; cut to what the controller transfers at once
+    #[arg(long, default_value = "128KiB", value_parser = parse_bytes)]
+    bs: u64,
+    /// Queue pairs, one thread each
+    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    queues: u32,
+    /// Reads in flight per queue
+    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    depth: u32,
+    /// Block size of the namespace
+    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32))]
+    block: u32,
+    /// Threads of the simulated controller
+    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    sim_threads: u32,
+    /// Seed of the image's data
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// Where to make the image, instead of the folder for temporary files
+    #[arg(long, value_name = "PATH")]
+    image: Option<PathBuf>,
+    /// Keep the image afterwards
+    #[arg(long)]
+    keep: bool,
+    /// How long a command may take before it is aborted
+    #[arg(long, default_value = "5s", value_parser = duration)]
+    timeout: Duration,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// The image file, removed at the end unless it is to be kept.
+struct Image {
+    path: PathBuf,
+    keep: bool,
+    /// A checksum of each unit, taken of the bytes that went into the file.
+    sums: Vec<u64>,
+}
+
+impl Drop for Image {
+    fn drop(&mut self) {
+        if !self.keep {
+            // Someone else may have removed it; there is nothing to say about that.
+            let _ = fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Image {
+    fn create(demo: &Demo, unit: u64) -> Result<Self> {
+        let name = format!("nvme-gpu-demo-{}.img", std::process::id());
+        let path = demo
+            .image
+            .clone()
+            .unwrap_or_else(|| std::env::temp_dir().join(name));
+        let file = File::create_new(&path).map_err(Error::file("create", &path))?;
+        let mut image = Self {
+            path,
+            keep: false,
+            sums: Vec::new(),
+        };
+        let mut writer = BufWriter::with_capacity(1 << 20, file);
+        let bar = progress::bytes(demo.size, "image");
+        let mut rng = SplitMix::new(demo.seed);
+        let mut bytes = vec![0; unit as usize];
+        let mut left = demo.size;
+        while left > 0 {
+            super::check_stop()?;
+            let len = left.min(unit) as usize;
+            rng.fill(&mut bytes[..len]);
+            image.sums.push(xxh3_64(&bytes[..len]));
+            writer
+                .write_all(&bytes[..len])
+                .map_err(Error::file("write", &image.path))?;
+            left -= len as u64;
+            bar.inc(len as u64);
+        }
+        writer.flush().map_err(Error::file("write", &image.path))?;
+        bar.finish_and_clear();
+        image.keep = demo.keep;
+        Ok(image)
+    }
+}
+
+/// What one thread measured.
+struct Part {
+    qid: Qid,
+    statistics: Statistics,
+    latency: Histogram<u64>,
+}
+
+/// What every thread shares.
+struct Work<'a> {
+    next: AtomicUsize,
+    stop: AtomicBool,
+    sums: &'a [u64],
+    /// Checksums of what was read, in place.
+    read: &'a [std::sync::atomic::AtomicU64],
+    blocks_per_unit: u64,
+    blocks: u64,
+    block_bytes: usize,
+    bar: &'a ProgressBar,
+}
+
+impl Demo {
+    pub fn run(self) -> Result<()> {
+        let block = u64::from(self.block);
+        if !matches!(self.block, 512 | 4096) {
+            return Err(Error::usage(
+                format!("blocks of {block} bytes"),
+                "use --block 512 or 4096",
+            ));
+        }
+        if self.size == 0 || !self.size.is_multiple_of(block) {
+            return Err(Error::usage(
+                format!(
+                    "--size {} is not a whole number of {block}-byte blocks",
+                    self.size
+                ),
+                format!("use a multiple of {block}"),
+            ));
+        }
+        // 128 KiB is the simulator's default MDTS, and every unit is one command.
+        let unit = self.bs.min(128 << 10) / block * block;
+        if unit == 0 {
+            return Err(Error::usage(
+                format!("--bs {} is less than a block", self.bs),
+                format!("use at least {block}"),
+            ));
+        }
+        let image = Image::create(&self, unit)?;
+        let device = format!(
+            "sim:{}?block={block}&queues={}&threads={}",
+            image.path.display(),
+            self.queues.max(2),
+            self.sim_threads
+        );
+        let config = Config {
+            timeout: self.timeout,
+            stop: Some(stop_flag()),
+            ..Config::default()
+        };
+        let config = Config {
+            queue_pairs: self.queues,
+            ..config
+        };
+        let begin = Instant::now();
+        let controller = start(&device, &config)?;
+        let bring_up = begin.elapsed();
+        let read: Vec<_> = image
+            .sums
+            .iter()
+            .map(|_| std::sync::atomic::AtomicU64::new(0))
+            .collect();
+        let bar = progress::bytes(self.size, "reading");
+        let work = Work {
+            next: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            sums: &image.sums,
+            read: &read,
+            blocks_per_unit: unit / block,
+            blocks: self.size / block,
+            block_bytes: self.block as usize,
+            bar: &bar,
+        };
+        let (parts, elapsed) = self.read_all(&controller, &work)?;
+        bar.finish_and_clear();
+        controller.shut_down()?;
+        let digest = |sums: &mut dyn Iterator<Item = u64>| {
+            xxh3_64(&sums.flat_map(u64::to_le_bytes).collect::<Vec<u8>>())
+        };
+        let of_image = digest(&mut image.sums.iter().copied());
+        let of_read = digest(&mut read.iter().map(|sum| sum.load(Ordering::Relaxed)));
+        if of_image != of_read {
+            return Err(Error::Mismatch {
+                what: "the checksum of what was read is not the image's".to_owned(),
+            });
+        }
+        self.report(&image, &parts, elapsed, bring_up, of_read)
+    }
+
+    fn read_all(&self, controller: &Controller, work: &Work<'_>) -> Result<(Vec<Part>, Duration)> {
+        let unit = work.blocks_per_unit as usize * work.block_bytes;
+        let mut readers = Vec::new();
+        for _ in 0..self.queues {
+            let queue = controller.create_queue_pair(self.depth + 1)?;
+            let depth = self.depth.min(queue.depth());
+            let buffers: Result<Vec<DmaBuffer>> =
+                (0..depth).map(|_| controller.alloc(unit)).collect();
+            readers.push((queue, buffers?));
+        }
+        let begin = Instant::now();
+        let parts: Vec<Result<Part>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = readers
+                .into_iter()
+                .map(|(queue, buffers)| scope.spawn(move || read_queue(queue, buffers, work)))
+                .collect();
+            let joined = threads.into_iter().map(|thread| thread.join());
+            joined
+                .map(|part| {
+                    part.unwrap_or_else(|_| Err(Error::device("a thread panicked", "report this")))
+                })
+                .collect()
+        });
+        let elapsed = begin.elapsed();
+        Ok((parts.into_iter().collect::<Result<_>>()?, elapsed))
+    }
+
+    fn report(
+        &self,
+        image: &Image,
+        parts: &[Part],
+        elapsed: Duration,
+        bring_up: Duration,
+        digest: u64,
+    ) -> Result<()> {
+        let mut latency = new_histogram();
+        for part in parts {
+            latency
+                .add(&part.latency)
+                .map_err(|_| Error::device("histograms differ", "report this"))?;
+        }
+        let commands = image.sums.len() as u64;
+        let seconds = elapsed.as_secs_f64();
+        let [p50, p99] = [50.0, 99.0].map(|p| latency.value_at_percentile(p));
+        let max = latency.max();
+        let gbps = self.size as f64 / seconds / 1e9;
+        let rate = commands as f64 / seconds;
+        let kept = self.keep.then(|| image.path.display().to_string());
+        let threads = format!("{} CPU threads", self.queues);
+        let engine = format!(
+            "{threads}; embedded simulator on {} CPU thread(s); no GPU support in this build",
+            self.sim_threads
+        );
+        if self.json {
+            let queues: Vec<_> = parts
+                .iter()
+                .map(|part| (part.qid, part.statistics))
+                .collect();
+            return output::json(&json!({
+                "verified": true,
+                "bytes": self.size,
+                "seconds": seconds,
+                "gb_per_s": gbps,
+                "commands": commands,
+                "commands_per_s": rate,
+                "latency_ns": { "p50": p50, "p99": p99, "max": max, "min": latency.min(), "mean": latency.mean() },
+                "checksum_xxh3": format!("{digest:016x}"),
+                "controller": "embedded simulator",
+                "driver": threads,
+                "gpu": false,
+                "bring_up_ms": bring_up.as_secs_f64() * 1e3,
+                "image": kept,
+                "queues": queues_json(&queues),
+            }));
+        }
+        let mut text = format!(
+            "verified {} ({} bytes): every byte read is the image's (xxh3 {digest:016x})\n\
+             {gbps:.2} GB/s, {} commands/s, {commands} commands in {seconds:.3} s, bring-up {:.1} ms\n\
+             latency p50 {}, p99 {}, max {}\n",
+            units::bytes(self.size),
+            self.size,
+            units::count(rate),
+            bring_up.as_secs_f64() * 1e3,
+            units::nanoseconds(p50),
+            units::nanoseconds(p99),
+            units::nanoseconds(max)
+        );
+        for Part {
+            qid, statistics, ..
+        } in parts
+        {
+            text.push_str(&format!(
+                "queue {qid}: {} commands, {} doorbell rings, at most {} in flight, {} errors, {} expired\n",
+                statistics.submitted, statistics.rings, statistics.peak, statistics.errors, statistics.expired
+            ));
+        }
+        text.push_str(&format!("driven by {engine}\n"));
+        if let Some(path) = kept {
+            text.push_str(&format!("image kept: {path}\n"));
+        }
+        output::print(&text)
+    }
+}
+
+fn new_histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("1 ns to 60 s with 3 digits is valid")
+}
+
+/// The thread of one queue: keeps it full and checks every unit as it comes.
+fn read_queue(mut queue: Queue, mut free: Vec<DmaBuffer>, work: &Work<'_>) -> Result<Part> {
+    let result = read_units(&mut queue, &mut free, work);
+    if result.is_err() {
+        work.stop.store(true, Ordering::Relaxed);
+    }
+    let latency = result?;
+    Ok(Part {
+        qid: queue.qid(),
+        statistics: queue.statistics(),
+        latency,
+    })
+}
+
+fn read_units(
+    queue: &mut Queue,
+    free: &mut Vec<DmaBuffer>,
+    work: &Work<'_>,
+) -> Result<Histogram<u64>> {
+    let mut latency = new_histogram();
+    // By command: which unit, and when it was submitted.
+    let mut pending: Vec<(u16, usize, Instant)> = Vec::with_capacity(free.len());
+    loop {
+        let mut submitted = false;
+        while !work.stop.load(Ordering::Relaxed) && !free.is_empty() {
+            let index = work.next.fetch_add(1, Ordering::Relaxed);
+            if index >= work.sums.len() {
+                break;
+            }
+            let Some(mut buffer) = free.pop() else { break };
+            let lba = index as u64 * work.blocks_per_unit;
+            let blocks = work.blocks_per_unit.min(work.blocks - lba);
+            buffer.resize(blocks as usize * work.block_bytes);
+            let now = Instant::now();
+            match queue.submit(nvm::read(Nsid(1), Lba(lba), blocks as u32), Some(buffer)) {
+                Ok(cid) => pending.push((cid.0, index, now)),
+                Err(refused) if refused.error == SubmitError::QueueFull => {
+                    return Err(Error::device(
+                        "the queue is smaller than its depth",
+                        "use a smaller --depth",
+                    ));
+                }
+                Err(refused) => {
+                    return Err(Error::device(
+                        refused.error.to_string(),
+                        "use a smaller --bs",
+                    ));
+                }
+            }
+            submitted = true;
+        }
+        if submitted {
+            queue.ring();
+        }
+        if pending.is_empty() {
+            return Ok(latency);
+        }
+        let Some(done) = queue.wait()? else {
+            return Err(Error::device("a command was lost", "report this"));
+        };
+        let now = Instant::now();
+        let Some(at) = pending.iter().position(|(cid, ..)| *cid == done.cid.0) else {
+            continue;
+        };
+        let (_, index, since) = pending.swap_remove(at);
+        if !done.is_success() {
+            return Err(queue.error_of(&done, "Read"));
+        }
+        latency.saturating_record((now - since).as_nanos() as u64);
+        let Some(buffer) = done.buffer else { continue };
+        let sum = xxh3_64(buffer.as_slice());
+        work.read[index].store(sum, Ordering::Relaxed);
+        if sum != work.sums[index] {
+            let lba = index as u64 * work.blocks_per_unit;
+            return Err(Error::Mismatch {
+                what: format!("the blocks from LBA {lba} on are not the image's"),
+            });
+        }
+        work.bar.inc(buffer.len() as u64);
+        // Its full length again, for the next unit.
+        free.push(buffer);
+    }
+}

@@ -1,0 +1,224 @@
+//! Subcommands, one file each, and what they share: options, exit codes, the one-line error.
+
+mod bench;
+mod compare;
+mod demo;
+mod dsm;
+mod error_log;
+mod feature;
+mod file;
+mod flush;
+mod identify;
+mod list_ns;
+mod output;
+mod plot;
+mod progress;
+mod read;
+mod regs;
+mod smart_log;
+mod write;
+mod write_zeroes;
+
+use clap::{Args, Parser, Subcommand};
+use nvme_host::core::spec::Nsid;
+use nvme_host::units::parse_duration;
+use nvme_host::{Config, Controller, Error, Result, exit};
+use std::io::{self, Write};
+use std::process::ExitCode;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+const AFTER_HELP: &str = "\
+Devices:
+  sim:PATH[?option=value&...]   a disk image behind the embedded simulator; an existing file is opened as it
+                                is, a missing one is created when size= is given
+  sim:mem[?size=1GiB]           memory, lost at the end
+  sim:null[?size=1TiB]          reads zeroes, forgets writes
+  Options: size, block=512|4096, ns, queues, mqes, mdts, dstrd, wc=on|off, profile=none|optane|nvme-gen5,
+  fault=WHAT[:VALUE][@CONDITION,...], seed, threads, ...
+
+Sizes take KiB, MiB, GiB, TiB (or K, M, G, T; 1024) and kB, MB, GB, TB (1000).
+
+Exit codes: 0 done, 1 controller error, 2 wrong usage or range, 3 data differs, 4 file error,
+5 no answer in time or device gone, 130 interrupted.";
+
+#[derive(Parser)]
+#[command(name = "nvme-gpu", version, about = "An NVMe driver in user space: disks, images and benchmarks", after_help = AFTER_HELP)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    Demo(demo::Demo),
+    Read(read::Read),
+    Write(write::Write),
+    Identify(identify::Identify),
+    #[command(hide = true)]
+    IdCtrl(identify::Ctrl),
+    #[command(hide = true)]
+    IdNs(identify::Ns),
+    ListNs(list_ns::ListNs),
+    SmartLog(smart_log::SmartLog),
+    ErrorLog(error_log::ErrorLog),
+    GetFeature(feature::GetFeature),
+    SetFeature(feature::SetFeature),
+    Flush(flush::Flush),
+    WriteZeroes(write_zeroes::WriteZeroes),
+    Compare(compare::Compare),
+    Dsm(dsm::Dsm),
+    Bench(bench::Bench),
+    #[command(visible_alias = "show-regs")]
+    Regs(regs::Regs),
+}
+
+/// The device and how it is used.
+#[derive(Args)]
+struct DeviceArgs {
+    /// Device: sim:PATH[?options], sim:mem, sim:null (see `nvme-gpu --help`)
+    #[arg(long, short = 'd')]
+    device: String,
+    /// How long a command may take before it is aborted
+    #[arg(long, value_name = "MS", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    timeout_ms: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+/// A device and one of its namespaces.
+#[derive(Args)]
+struct NamespaceArgs {
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Namespace
+    #[arg(long, short = 'n', value_name = "NSID", default_value_t = 1)]
+    namespace_id: u32,
+}
+
+impl NamespaceArgs {
+    fn nsid(&self) -> Nsid {
+        Nsid(self.namespace_id)
+    }
+}
+
+impl DeviceArgs {
+    fn config(&self) -> Config {
+        Config {
+            timeout: Duration::from_millis(self.timeout_ms),
+            stop: Some(stop_flag()),
+            ..Config::default()
+        }
+    }
+
+    fn start(&self) -> Result<Controller> {
+        start(&self.device, &self.config())
+    }
+}
+
+fn start(device: &str, config: &Config) -> Result<Controller> {
+    Controller::start(nvme_host::open(device)?, config)
+}
+
+/// The flag that Ctrl-C and SIGTERM set; a second Ctrl-C ends the process at once.
+fn stop_flag() -> Arc<AtomicBool> {
+    static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
+    Arc::clone(FLAG.get_or_init(|| {
+        let flag = Arc::new(AtomicBool::new(false));
+        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+            // In this order: the second signal finds the flag set. Without handlers a signal ends the
+            // process without a shutdown, which is the system's default.
+            let _ = signal_hook::flag::register_conditional_shutdown(
+                signal,
+                i32::from(exit::INTERRUPTED),
+                Arc::clone(&flag),
+            );
+            let _ = signal_hook::flag::register(signal, Arc::clone(&flag));
+        }
+        flag
+    }))
+}
+
+/// An error once Ctrl-C was pressed, for loops between commands.
+fn check_stop() -> Result<()> {
+    if stop_flag().load(Ordering::Relaxed) {
+        Err(Error::Interrupted)
+    } else {
+        Ok(())
+    }
+}
+
+/// Runs the command line; the exit code is one of [`exit`].
+pub fn run() -> ExitCode {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(error) if !error.use_stderr() => {
+            // Help and version. A closed pipe is the reader's choice.
+            let _ = error.print();
+            return ExitCode::from(exit::OK);
+        }
+        Err(error) => return refuse(&error),
+    };
+    stop_flag();
+    let result = match cli.command {
+        Command::Demo(command) => command.run(),
+        Command::Read(command) => command.run(),
+        Command::Write(command) => command.run(),
+        Command::Identify(command) => command.run(),
+        Command::IdCtrl(command) => command.run(),
+        Command::IdNs(command) => command.run(),
+        Command::ListNs(command) => command.run(),
+        Command::SmartLog(command) => command.run(),
+        Command::ErrorLog(command) => command.run(),
+        Command::GetFeature(command) => command.run(),
+        Command::SetFeature(command) => command.run(),
+        Command::Flush(command) => command.run(),
+        Command::WriteZeroes(command) => command.run(),
+        Command::Compare(command) => command.run(),
+        Command::Dsm(command) => command.run(),
+        Command::Bench(command) => command.run(),
+        Command::Regs(command) => command.run(),
+    };
+    match result {
+        Ok(()) => ExitCode::from(exit::OK),
+        Err(error) => {
+            report(&error);
+            ExitCode::from(error.exit_code())
+        }
+    }
+}
+
+fn report(error: &Error) {
+    // One line, whatever the texts hold.
+    let line = format!("error: {error}: {}", error.remedy()).replace('\n', " ");
+    let _ = writeln!(io::stderr(), "{line}");
+}
+
+/// One line for a command line that clap refused.
+fn refuse(error: &clap::Error) -> ExitCode {
+    let text = error.to_string();
+    // A missing argument is named on the line after the first.
+    let mut lines = text
+        .lines()
+        .map(str::trim)
+        .filter(|line| !line.is_empty() && !line.starts_with("Usage:"));
+    let first = lines.next().unwrap_or("error: wrong usage").to_owned();
+    let first = match first.strip_suffix("not provided:") {
+        Some(start) => format!("{start}not provided: {}", lines.next().unwrap_or_default()),
+        None => first,
+    };
+    let first = if first.starts_with("error: ") {
+        first
+    } else {
+        "error: no command was given".to_owned()
+    };
+    let _ = writeln!(io::stderr(), "{first}: see `nvme-gpu --help`");
+    ExitCode::from(exit::USAGE)
+}
+
+/// For clap: a duration such as `10s`.
+fn duration(text: &str) -> std::result::Result<Duration, String> {
+    parse_duration(text)
+}

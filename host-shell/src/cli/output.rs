@@ -1,0 +1,69 @@
+//! Printing: aligned `name : value` lines as nvme-cli's, or one JSON object.
+
+use nvme_host::{Error, Result};
+use serde_json::Value;
+use std::io::{self, Write};
+
+/// Writes text to standard output; a full disk or a closed pipe is an error.
+pub fn print(text: &str) -> Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(text.as_bytes())
+        .and_then(|()| {
+            if text.ends_with('\n') {
+                Ok(())
+            } else {
+                out.write_all(b"\n")
+            }
+        })
+        .and_then(|()| out.flush())
+        .map_err(Error::file("write", "standard output"))
+}
+
+/// Prints one JSON object on one or more lines.
+pub fn json(value: &Value) -> Result<()> {
+    print(&format!("{value:#}"))
+}
+
+/// Prints `name : value` lines from an object's members, in order.
+pub fn table(title: &str, value: &Value) -> Result<()> {
+    let mut text = String::new();
+    if !title.is_empty() {
+        text.push_str(title);
+        text.push('\n');
+    }
+    if let Value::Object(members) = value {
+        let width = members.keys().map(String::len).max().unwrap_or(0);
+        for (name, value) in members {
+            match value {
+                Value::String(value) => text.push_str(&format!("{name:<width$} : {value}\n")),
+                Value::Array(list) if list.iter().any(Value::is_object) => {
+                    for (index, item) in list.iter().enumerate() {
+                        text.push_str(&format!("{name:<width$} : {index}: {}\n", one_line(item)));
+                    }
+                }
+                value => text.push_str(&format!("{name:<width$} : {value}\n")),
+            }
+        }
+    }
+    print(&text)
+}
+
+fn one_line(value: &Value) -> String {
+    match value {
+        Value::Object(members) => members
+            .iter()
+            .map(|(name, value)| format!("{name}:{value}"))
+            .collect::<Vec<_>>()
+            .join(" "),
+        value => value.to_string(),
+    }
+}
+
+/// JSON or a table of the same members.
+pub fn either(as_json: bool, title: &str, value: &Value) -> Result<()> {
+    if as_json {
+        json(value)
+    } else {
+        table(title, value)
+    }
+}

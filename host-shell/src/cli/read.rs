@@ -1,0 +1,64 @@
+//! `read`: blocks into a file.
+
+use super::file::Output;
+use super::{NamespaceArgs, check_stop, output, progress};
+use clap::Args;
+use nvme_host::Result;
+use nvme_host::core::spec::Lba;
+use serde_json::json;
+use std::path::PathBuf;
+
+/// Bytes fetched between two writes to the output.
+const CHUNK: u64 = 8 << 20;
+
+/// Read blocks into a file or to standard output
+#[derive(Args)]
+pub struct Read {
+    #[command(flatten)]
+    namespace: NamespaceArgs,
+    /// First block
+    #[arg(long, short = 's', visible_alias = "start-block", default_value_t = 0)]
+    lba: u64,
+    /// Number of blocks (the number itself, not 0's based); all from LBA on when missing
+    #[arg(long, short = 'b')]
+    blocks: Option<u64>,
+    /// Output file, replaced when everything has been read; standard output when missing or `-`
+    #[arg(long, short = 'o', visible_alias = "data", value_name = "FILE")]
+    out: Option<PathBuf>,
+}
+
+impl Read {
+    pub fn run(self) -> Result<()> {
+        let controller = self.namespace.device.start()?;
+        let mut namespace = controller.namespace(self.namespace.nsid())?;
+        let blocks = self
+            .blocks
+            .unwrap_or_else(|| namespace.blocks().saturating_sub(self.lba).max(1));
+        namespace.check(Lba(self.lba), blocks)?;
+        let mut out = Output::create(self.out.as_deref())?;
+        let block = u64::from(namespace.block_bytes());
+        let bar = progress::bytes(blocks * block, "reading");
+        let per_chunk = (CHUNK / block).min(blocks);
+        let mut bytes = vec![0; (per_chunk * block) as usize];
+        let mut at = 0;
+        while at < blocks {
+            check_stop()?;
+            let count = per_chunk.min(blocks - at);
+            let part = &mut bytes[..(count * block) as usize];
+            namespace.read(Lba(self.lba + at), part)?;
+            out.write(part)?;
+            bar.inc(part.len() as u64);
+            at += count;
+        }
+        out.commit()?;
+        bar.finish_and_clear();
+        drop(namespace);
+        controller.shut_down()?;
+        if self.namespace.device.json && self.out.is_some() {
+            return output::json(
+                &json!({ "lba": self.lba, "blocks": blocks, "bytes": blocks * block }),
+            );
+        }
+        Ok(())
+    }
+}

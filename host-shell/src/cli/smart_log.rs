@@ -1,0 +1,76 @@
+//! `smart-log`.
+
+use super::{NamespaceArgs, output};
+use clap::Args;
+use nvme_host::core::spec::Nsid;
+use nvme_host::core::spec::log_page::{Smart, lid, u128};
+use nvme_host::{Error, Result};
+use serde_json::{Value, json};
+use zerocopy::FromBytes;
+
+/// Show the SMART / health log
+#[derive(Args)]
+pub struct SmartLog {
+    #[command(flatten)]
+    namespace: NamespaceArgs,
+}
+
+impl SmartLog {
+    pub fn run(self) -> Result<()> {
+        let controller = self.namespace.device.start()?;
+        // Of the whole controller, as nvme-cli does.
+        let bytes = controller.log_page(lid::SMART, Nsid::ALL, size_of::<Smart>())?;
+        let smart = Smart::read_from_bytes(&bytes)
+            .map_err(|_| Error::device("the log is not 512 bytes", "report this"))?;
+        let title = "Smart Log for NVME device";
+        if self.namespace.device.json {
+            return output::json(&to_json(&smart));
+        }
+        let mut object = to_json(&smart);
+        let kelvins = u16::from_le_bytes(smart.temperature);
+        object["temperature"] = json!(format!("{} C ({kelvins} K)", i32::from(kelvins) - 273));
+        for name in ["avail_spare", "spare_thresh", "percent_used"] {
+            object[name] = json!(format!("{} %", object[name]));
+        }
+        output::table(title, &object)
+    }
+}
+
+fn to_json(smart: &Smart) -> Value {
+    let count = |bytes: &[u8; 16]| {
+        u64::try_from(u128(bytes)).map_or_else(|_| json!(u128(bytes).to_string()), |n| json!(n))
+    };
+    let mut object = json!({
+        "critical_warning": smart.critical_warning,
+        "temperature": u16::from_le_bytes(smart.temperature),
+        "avail_spare": smart.available_spare,
+        "spare_thresh": smart.spare_threshold,
+        "percent_used": smart.percentage_used,
+        "endurance_grp_critical_warning_summary": smart.endurance_group_warning,
+        "data_units_read": count(&smart.data_units_read),
+        "data_units_written": count(&smart.data_units_written),
+        "host_read_commands": count(&smart.host_reads),
+        "host_write_commands": count(&smart.host_writes),
+        "controller_busy_time": count(&smart.busy_minutes),
+        "power_cycles": count(&smart.power_cycles),
+        "power_on_hours": count(&smart.power_on_hours),
+        "unsafe_shutdowns": count(&smart.unsafe_shutdowns),
+        "media_errors": count(&smart.media_errors),
+        "num_err_log_entries": count(&smart.error_log_entries),
+        "warning_temp_time": smart.warning_minutes,
+        "critical_comp_time": smart.critical_minutes,
+        "thm_temp1_trans_count": smart.tmt1_transitions,
+        "thm_temp2_trans_count": smart.tmt2_transitions,
+        "thm_temp1_total_time": smart.tmt1_seconds,
+        "thm_temp2_total_time": smart.tmt2_seconds,
+    });
+    for (index, kelvins) in smart
+        .temperature_sensors
+        .iter()
+        .enumerate()
+        .filter(|(_, kelvins)| **kelvins != 0)
+    {
+        object[format!("temperature_sensor_{}", index + 1)] = json!(kelvins);
+    }
+    object
+}

@@ -1,0 +1,324 @@
+//! A controller that works: brought up by the core's state machine with a real clock.
+
+use crate::device::Device;
+use crate::dma::{DmaBuffer, Pair, PairShape, Scratch};
+use crate::error::{Error, Result};
+use crate::namespace::Namespace;
+use crate::queue::{Queue, Statistics, lock};
+use crate::session::{Admin, Session};
+use nvme_core::BringupError;
+use nvme_core::bringup::{self, Bringup, Capabilities, Info, NamespaceInfo};
+use nvme_core::spec::admin::{self, Select, cns};
+use nvme_core::spec::identify::{ActiveNamespaces, IdentifyController, IdentifyNamespace};
+use nvme_core::spec::{Nsid, Qid, Sqe, log_page};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+use zerocopy::FromBytes;
+
+/// Entries of the admin queue pair.
+const ADMIN_ENTRIES: u32 = 32;
+/// The longest transfer of an admin command: a log page of 64 KiB.
+const ADMIN_BYTES: u64 = 64 << 10;
+
+/// How a controller is brought up and used.
+#[derive(Clone, Debug)]
+pub struct Config {
+    /// I/O queue pairs to ask for; the controller may grant fewer.
+    pub queue_pairs: u32,
+    /// How long a command may take before it is aborted.
+    pub timeout: Duration,
+    /// Upper bound of one command's transfer in bytes, whatever MDTS allows.
+    pub max_transfer: u64,
+    /// Most bytes lent as host memory buffer; 0 lends none.
+    pub max_host_memory: u64,
+    /// When set, waiting calls return [`Error::Interrupted`].
+    pub stop: Option<Arc<AtomicBool>>,
+}
+
+impl Default for Config {
+    /// 16 queue pairs, 5 s per command, transfers up to 1 MiB, host memory up to 64 MiB.
+    fn default() -> Self {
+        Self {
+            queue_pairs: 16,
+            timeout: Duration::from_secs(5),
+            max_transfer: 1 << 20,
+            max_host_memory: 64 << 20,
+            stop: None,
+        }
+    }
+}
+
+/// A controller in use. Shut down on drop, which ends every queue made of it.
+pub struct Controller {
+    session: Arc<Session>,
+    identify: Box<IdentifyController>,
+}
+
+impl Controller {
+    /// Brings up the controller behind `device`, whatever its state.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when it cannot be worked with, [`Error::Gone`] and [`Error::Timeout`] when it
+    /// does not answer; memory that it may still write to is leaked then.
+    pub fn start(device: Arc<dyn Device>, config: &Config) -> Result<Self> {
+        let refused = |error: BringupError| refused(&device.name(), error);
+        let capabilities = Capabilities::read(device.registers()).map_err(refused)?;
+        let shape = PairShape {
+            qid: Qid::ADMIN,
+            entries: ADMIN_ENTRIES,
+            page: capabilities.page,
+            max_bytes: ADMIN_BYTES,
+            dstrd: capabilities.dstrd,
+        };
+        let pair = Pair::new(&device, shape)?;
+        let scratch = Scratch::new(&device)?;
+        let machine = Bringup::new(
+            device.registers(),
+            bringup::Config::default(),
+            scratch.words(),
+        );
+        let info = machine.map_err(refused)?.info().clone();
+        let start = Admin {
+            pair,
+            scratch,
+            info,
+            host_memory: None,
+            resets: 0,
+            failed: None,
+        };
+        let session = Arc::new(Session::new(
+            Arc::clone(&device),
+            config.clone(),
+            start,
+            Instant::now(),
+        ));
+        {
+            let mut admin = lock(&session.admin);
+            if let Err(error) = session.bring_up(&mut admin) {
+                admin.failed = Some(error.to_string());
+                drop(admin);
+                // The controller may still write to the rings and to the page for Identify.
+                std::mem::forget(Arc::clone(&session));
+                return Err(if session.is_interrupted() {
+                    Error::Interrupted
+                } else {
+                    refused(error)
+                });
+            }
+        }
+        let identify = match session.identify("Identify Controller", cns::CONTROLLER, Nsid::NONE) {
+            Ok(buffer) => IdentifyController::read_from_bytes(buffer.as_slice()).map_err(drop),
+            Err(error) => {
+                let _ = session.shut_down();
+                return Err(error);
+            }
+        };
+        let identify = identify
+            .map_err(|_| Error::device("Identify Controller is not 4,096 bytes", "report this"))?;
+        Ok(Self {
+            session,
+            identify: Box::new(identify),
+        })
+    }
+
+    /// What bring-up learned.
+    pub fn info(&self) -> Info {
+        lock(&self.session.admin).info.clone()
+    }
+
+    /// The Identify Controller structure.
+    pub fn identify(&self) -> &IdentifyController {
+        &self.identify
+    }
+
+    /// The device behind it.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.session.device
+    }
+
+    /// Controller resets since the start.
+    pub fn resets(&self) -> u32 {
+        lock(&self.session.admin).resets
+    }
+
+    /// The longest transfer of one command in bytes, by MDTS and [`Config::max_transfer`].
+    pub fn max_transfer(&self) -> u64 {
+        self.session.max_transfer(&lock(&self.session.admin).info)
+    }
+
+    /// Memory that queues of this controller can lend to it.
+    pub fn alloc(&self, bytes: usize) -> Result<DmaBuffer> {
+        DmaBuffer::new(&self.session.device, bytes)
+    }
+
+    /// Creates an I/O queue pair of `entries` entries, cut to what the controller supports.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when every queue pair that the controller granted is in use.
+    pub fn create_queue_pair(&self, entries: u32) -> Result<Queue> {
+        let entry = self.session.create_queue(entries)?;
+        Ok(Queue::new(Arc::clone(&self.session), entry))
+    }
+
+    /// Identify Namespace.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when `nsid` is not an active namespace.
+    pub fn identify_namespace(&self, nsid: Nsid) -> Result<IdentifyNamespace> {
+        let unknown = || {
+            Error::usage(
+                format!("there is no namespace {nsid}"),
+                "choose one that `nvme-gpu list-ns` prints",
+            )
+        };
+        if nsid == Nsid::NONE || nsid == Nsid::ALL || nsid.0 > self.info().max_nsid {
+            return Err(unknown());
+        }
+        let buffer = self
+            .session
+            .identify("Identify Namespace", cns::NAMESPACE, nsid)?;
+        let identify = IdentifyNamespace::read_from_bytes(buffer.as_slice())
+            .map_err(|_| Error::device("Identify Namespace is not 4,096 bytes", "report this"))?;
+        // An inactive namespace is answered with zeroes.
+        if identify.nsze == 0 {
+            Err(unknown())
+        } else {
+            Ok(identify)
+        }
+    }
+
+    /// The active namespaces, ascending, all of them.
+    pub fn namespaces(&self) -> Result<Vec<Nsid>> {
+        let mut all: Vec<Nsid> = Vec::new();
+        loop {
+            let after = all.last().copied().unwrap_or(Nsid::NONE);
+            let buffer = self.session.identify(
+                "Identify Active Namespaces",
+                cns::ACTIVE_NAMESPACES,
+                after,
+            )?;
+            let list = ActiveNamespaces::read_from_bytes(buffer.as_slice()).map_err(|_| {
+                Error::device("the namespace list is not 4,096 bytes", "report this")
+            })?;
+            let before = all.len();
+            all.extend(list.iter().filter(|nsid| *nsid > after));
+            if all.len() - before < 1024 {
+                return Ok(all);
+            }
+        }
+    }
+
+    /// A namespace for blocking reads and writes, with a queue pair of its own.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for an unknown one, [`Error::Device`] for a format with metadata.
+    pub fn namespace(&self, nsid: Nsid) -> Result<Namespace> {
+        let info = NamespaceInfo::from_identify(nsid, &self.identify_namespace(nsid)?);
+        if !info.is_supported() {
+            return Err(Error::device(
+                format!(
+                    "namespace {nsid} has blocks of {} bytes with {} bytes of metadata, which is not supported",
+                    info.block_bytes, info.metadata_bytes
+                ),
+                "format it with 512 or 4096 byte blocks without metadata",
+            ));
+        }
+        Namespace::new(self, info)
+    }
+
+    /// Sends an admin command that returns `bytes` bytes (0 for none): dword 0 and the bytes.
+    ///
+    /// `what` is the command in words, for the error.
+    pub fn admin(&self, what: &str, sqe: Sqe, bytes: usize) -> Result<(u32, Vec<u8>)> {
+        let buffer = if bytes == 0 {
+            None
+        } else {
+            Some(self.alloc(bytes)?)
+        };
+        let (dw0, buffer) = self.session.admin(what, sqe, buffer)?;
+        Ok((
+            dw0,
+            buffer
+                .map(|buffer| buffer.as_slice().to_vec())
+                .unwrap_or_default(),
+        ))
+    }
+
+    /// Get Log Page: the first `bytes` bytes (a multiple of 4) of page `lid`.
+    pub fn log_page(&self, lid: u8, nsid: Nsid, bytes: usize) -> Result<Vec<u8>> {
+        let name = log_page::name(lid).unwrap_or("vendor specific");
+        let what = format!("Get Log Page ({name})");
+        Ok(self
+            .admin(
+                &what,
+                admin::get_log_page(lid, nsid, bytes as u32, 0),
+                bytes,
+            )?
+            .1)
+    }
+
+    /// Get Features: dword 0, and `bytes` bytes of data for the features that have some.
+    pub fn get_feature(
+        &self,
+        fid: u8,
+        select: Select,
+        nsid: Nsid,
+        cdw11: u32,
+        bytes: usize,
+    ) -> Result<(u32, Vec<u8>)> {
+        self.admin(
+            "Get Features",
+            admin::get_features(fid, select, nsid, cdw11),
+            bytes,
+        )
+    }
+
+    /// Set Features without data, not saved: dword 0.
+    pub fn set_feature(&self, fid: u8, nsid: Nsid, value: u32) -> Result<u32> {
+        Ok(self
+            .admin("Set Features", admin::set_features(fid, nsid, value), 0)?
+            .0)
+    }
+
+    /// Counts of the queues that exist now, by identifier.
+    pub fn statistics(&self) -> Vec<(Qid, Statistics)> {
+        let table = lock(&self.session.queues);
+        table
+            .iter()
+            .map(|(qid, entry)| (Qid(*qid), lock(entry).statistics))
+            .collect()
+    }
+
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    /// Shuts the controller down and says how that went; dropping it does the same silently.
+    pub fn shut_down(self) -> Result<()> {
+        self.session.shut_down()
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        // Nobody to tell: `shut_down` is for callers who want to know.
+        let _ = self.session.shut_down();
+    }
+}
+
+fn refused(name: &str, error: BringupError) -> Error {
+    let text = error.to_string();
+    let (cause, remedy) = text
+        .rsplit_once([':', ';'])
+        .unwrap_or((text.as_str(), "try another device"));
+    match error {
+        BringupError::DeviceGone
+        | BringupError::ReadyTimeout { .. }
+        | BringupError::ShutdownTimeout { .. }
+        | BringupError::CommandTimeout { .. } => Error::Gone {
+            cause: format!("{name}: {text}"),
+        },
+        _ => Error::device(format!("{name}: {cause}"), remedy.trim()),
+    }
+}

@@ -1,0 +1,420 @@
+//! Memory that the controller reaches by DMA: page-aligned mappings, buffers leased out of them,
+//! and the queue pairs whose rings lie in them.
+//!
+//! Invariant: memory stays mapped, here and at the device, until nothing can touch it any more. A
+//! [`DmaBuffer`] that is lent to a command is inside its queue pair, so nobody can read or free it;
+//! a [`Pair`] that is dropped with commands in flight leaks its memory instead of freeing it.
+// UNSAFETY: mmap returns raw memory that buffers view as bytes and queue pairs as rings of atomics.
+#![allow(unsafe_code)]
+
+use crate::bar::DoorbellMap;
+use crate::device::Device;
+use crate::error::{Error, Result};
+use nvme_core::bringup::QueuePlan;
+use nvme_core::mem::{CqRing, DmaWords, SqRing};
+use nvme_core::prp;
+use nvme_core::spec::{Iova, PageSize, Qid};
+use nvme_core::{ListMemory, QueueMemory, QueuePair, Slot};
+use std::io;
+use std::mem::ManuallyDrop;
+use std::ptr::NonNull;
+use std::sync::Arc;
+
+/// Every mapping is a multiple of this, the largest page size that bring-up may choose.
+pub const GRANULE: usize = 64 << 10;
+
+/// Anonymous, zeroed, page-aligned memory of this process.
+#[derive(Debug)]
+pub struct Pages {
+    start: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread.
+unsafe impl Send for Pages {}
+// SAFETY: shared references give the address and length only.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// Maps at least `bytes` bytes, rounded up to [`GRANULE`] and aligned to it.
+    pub fn new(bytes: usize) -> Result<Self> {
+        let refused = || Error::System {
+            call: "mmap",
+            source: io::Error::from_raw_os_error(libc::ENOMEM),
+        };
+        let len = bytes
+            .max(1)
+            .checked_next_multiple_of(GRANULE)
+            .ok_or_else(refused)?;
+        let padded = len.checked_add(GRANULE).ok_or_else(refused)?;
+        // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing of ours.
+        let raw = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                padded,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if raw == libc::MAP_FAILED {
+            return Err(Error::System {
+                call: "mmap",
+                source: io::Error::last_os_error(),
+            });
+        }
+        let before = raw.addr().wrapping_neg() % GRANULE;
+        let after = GRANULE - before;
+        let start = raw.cast::<u8>().wrapping_add(before);
+        if before > 0 {
+            // SAFETY: the head of our own mapping, which nothing refers to.
+            unsafe { libc::munmap(raw, before) };
+        }
+        // SAFETY: the tail of our own mapping, which nothing refers to; `after` is at least a page.
+        unsafe { libc::munmap(start.wrapping_add(len).cast(), after) };
+        let start = NonNull::new(start).ok_or_else(refused)?;
+        Ok(Self { start, len })
+    }
+
+    /// Address of the first byte.
+    pub fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: a mapping has at least one granule.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: this is our mapping and its owner is going away.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+/// Memory that the controller can reach. Unmapped at the device, then freed, on drop.
+pub struct Region {
+    pages: Arc<Pages>,
+    iova: Iova,
+    device: Arc<dyn Device>,
+}
+
+impl Region {
+    /// Allocates at least `bytes` bytes and maps them at the device.
+    pub fn new(device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
+        let pages = Arc::new(device.alloc_dma(bytes)?);
+        let iova = device.map_dma(&pages)?;
+        Ok(Self {
+            pages,
+            iova,
+            device: Arc::clone(device),
+        })
+    }
+
+    /// Where the controller finds the first byte.
+    pub fn iova(&self) -> Iova {
+        self.iova
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.pages.len()
+    }
+}
+
+impl Drop for Region {
+    fn drop(&mut self) {
+        // A device that cannot unmap may still write there: then the memory is leaked.
+        if self.device.unmap_dma(self.iova, self.pages.len()).is_err() {
+            std::mem::forget(Arc::clone(&self.pages));
+        }
+    }
+}
+
+/// A stretch of DMA memory with one owner: the caller, or the command that it is lent to.
+pub struct DmaBuffer {
+    region: Arc<Region>,
+    offset: usize,
+    len: usize,
+    capacity: usize,
+}
+
+impl std::fmt::Debug for DmaBuffer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("DmaBuffer")
+            .field("iova", &self.iova())
+            .field("len", &self.len)
+            .finish()
+    }
+}
+
+impl DmaBuffer {
+    /// A buffer of `bytes` bytes in a region of its own.
+    pub fn new(device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
+        let region = Arc::new(Region::new(device, bytes)?);
+        Ok(Self {
+            region,
+            offset: 0,
+            len: bytes,
+            capacity: bytes,
+        })
+    }
+
+    /// `count` buffers of `bytes` bytes (a multiple of 4) in one region, in address order.
+    pub fn several(device: &Arc<dyn Device>, bytes: usize, count: usize) -> Result<Vec<Self>> {
+        let too_long = || {
+            Error::usage(
+                "the buffers do not fit into memory",
+                "use fewer or smaller ones",
+            )
+        };
+        let total = bytes.checked_mul(count).ok_or_else(too_long)?;
+        let region = Arc::new(Region::new(device, total)?);
+        let piece = |index| Self {
+            region: Arc::clone(&region),
+            offset: index * bytes,
+            len: bytes,
+            capacity: bytes,
+        };
+        Ok((0..count).map(piece).collect())
+    }
+
+    /// Where the controller finds the first byte.
+    #[inline]
+    pub fn iova(&self) -> Iova {
+        self.region.iova.offset(self.offset as u64)
+    }
+
+    /// Length in bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Shortens or lengthens the buffer, up to the `capacity` that it was made with.
+    pub fn resize(&mut self, bytes: usize) {
+        self.len = bytes.min(self.capacity);
+    }
+
+    /// Which of [`several`](Self::several) buffers this is.
+    #[inline]
+    pub fn index(&self) -> usize {
+        self.offset / self.capacity.max(1)
+    }
+
+    /// The bytes. The controller was never given them, or gave them back.
+    #[inline]
+    pub fn as_slice(&self) -> &[u8] {
+        // SAFETY: offset + len lie inside the region, which the Arc keeps; the range has one owner,
+        // and a controller that was told of it has completed that command.
+        unsafe { std::slice::from_raw_parts(self.region.pages.start().add(self.offset), self.len) }
+    }
+
+    /// The bytes, to be filled before they are lent.
+    #[inline]
+    pub fn as_mut_slice(&mut self) -> &mut [u8] {
+        // SAFETY: as in `as_slice`, and `&mut self` is the only owner of the range.
+        unsafe {
+            std::slice::from_raw_parts_mut(self.region.pages.start().add(self.offset), self.len)
+        }
+    }
+}
+
+/// A page for Identify data during bring-up.
+pub(crate) struct Scratch(Region);
+
+impl Scratch {
+    pub(crate) fn new(device: &Arc<dyn Device>) -> Result<Self> {
+        Region::new(device, GRANULE).map(Self)
+    }
+
+    /// The page as the words that the core reads it by.
+    pub(crate) fn words(&self) -> DmaWords<'_> {
+        // SAFETY: the region is page aligned, lives as long as the borrow, and only atomics touch it.
+        unsafe { DmaWords::from_raw(self.0.pages.start(), GRANULE / 8, self.0.iova) }
+    }
+}
+
+/// What a command holds while it is in flight.
+pub type Lease = Option<DmaBuffer>;
+
+/// The queue pair type of this library.
+pub type HostPair = QueuePair<'static, Lease, Box<[Slot<Lease>]>>;
+
+/// How large a queue pair is and what it is for.
+#[derive(Clone, Copy, Debug)]
+pub struct PairShape {
+    /// The queue's identifier.
+    pub qid: Qid,
+    /// Entries of both rings.
+    pub entries: u32,
+    /// CC.MPS.
+    pub page: PageSize,
+    /// The longest transfer of one command, in bytes.
+    pub max_bytes: u64,
+    /// CAP.DSTRD.
+    pub dstrd: u8,
+}
+
+/// A queue pair together with the memory that its rings lie in.
+///
+/// The pair's `'static` is this struct's own lifetime: it is never handed out by value.
+pub struct Pair {
+    queue: ManuallyDrop<HostPair>,
+    memory: ManuallyDrop<Region>,
+    doorbells: Arc<dyn Device>,
+    leaked: bool,
+}
+
+impl Pair {
+    /// Allocates rings and list memory and makes an empty pair of them.
+    pub fn new(device: &Arc<dyn Device>, shape: PairShape) -> Result<Self> {
+        let entries = shape.entries as usize;
+        let page = shape.page.bytes() as usize;
+        let sq_bytes = (entries * 64).next_multiple_of(page);
+        let cq_bytes = (entries * 16).next_multiple_of(page);
+        let list_words = prp::list_words(shape.page, shape.max_bytes);
+        let words_per_slot = match list_words * 8 > page {
+            true => list_words.next_multiple_of(page / 8),
+            false => list_words.next_power_of_two().max(2),
+        };
+        let slots = (entries - 1).min(nvme_core::MAX_IN_FLIGHT as usize);
+        let memory = Region::new(device, sq_bytes + cq_bytes + slots * words_per_slot * 8)?;
+        let map: DoorbellMap = device.doorbells();
+        let (sq_doorbell, cq_doorbell) = map.pair(shape.qid, shape.dstrd)?;
+        let start = memory.pages.start();
+        let iova = memory.iova;
+        let rings = sq_bytes + cq_bytes;
+        // SAFETY: the region is page aligned, holds `sq_bytes` from its start, and outlives the pair,
+        // because both are in one struct that drops or leaks the pair first; only atomics touch it.
+        let sq = unsafe { SqRing::from_raw(start, shape.entries, iova) };
+        // SAFETY: as above; the completion ring follows on its own pages.
+        let cq = unsafe {
+            CqRing::from_raw(
+                start.add(sq_bytes),
+                shape.entries,
+                iova.offset(sq_bytes as u64),
+            )
+        };
+        // SAFETY: as above; the lists follow the rings.
+        let words = unsafe {
+            DmaWords::from_raw(
+                start.add(rings),
+                slots * words_per_slot,
+                iova.offset(rings as u64),
+            )
+        };
+        let lists = ListMemory::new(words, shape.page, words_per_slot);
+        let queue_memory = QueueMemory {
+            sq,
+            cq,
+            sq_doorbell,
+            cq_doorbell,
+            lists,
+        };
+        let slots: Box<[Slot<Lease>]> = (0..slots).map(|_| Slot::new()).collect();
+        let queue = QueuePair::new(shape.qid, queue_memory, slots);
+        Ok(Self {
+            queue: ManuallyDrop::new(queue),
+            memory: ManuallyDrop::new(memory),
+            doorbells: Arc::clone(device),
+            leaked: false,
+        })
+    }
+
+    /// The pair itself.
+    #[inline]
+    pub(crate) fn queue(&mut self) -> &mut HostPair {
+        &mut self.queue
+    }
+
+    /// How the controller is told of this pair when it is created.
+    pub(crate) fn plan(&self) -> QueuePlan {
+        QueuePlan {
+            qid: self.queue.qid(),
+            sq_entries: self.queue.sq().entries(),
+            sq_iova: self.queue.sq().iova(),
+            cq_entries: self.queue.cq().entries(),
+            cq_iova: self.queue.cq().iova(),
+            vector: None,
+        }
+    }
+
+    /// From now on the memory is leaked rather than freed: the controller may still use it.
+    pub(crate) fn keep_forever(&mut self) {
+        self.leaked = true;
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        if self.leaked || self.queue.in_flight() > 0 {
+            // The controller may still write to the rings and buffers: they are leaked, with the
+            // device that they are mapped at.
+            std::mem::forget(Arc::clone(&self.doorbells));
+            return;
+        }
+        // SAFETY: dropped once, here, before the memory that it refers to.
+        unsafe { ManuallyDrop::drop(&mut self.queue) };
+        // SAFETY: dropped once, here; nothing is in flight, so nothing refers to it.
+        unsafe { ManuallyDrop::drop(&mut self.memory) };
+    }
+}
+
+/// What an embedded simulator may reach: pages of this process, at their own addresses.
+#[cfg(feature = "sim")]
+pub(crate) struct SharedPages {
+    memory: nvme_sim::HostMemory,
+    mapped: std::sync::Mutex<std::collections::BTreeMap<u64, Arc<Pages>>>,
+}
+
+#[cfg(feature = "sim")]
+impl SharedPages {
+    pub(crate) fn new() -> Self {
+        Self {
+            memory: nvme_sim::HostMemory::new(),
+            mapped: std::sync::Mutex::default(),
+        }
+    }
+
+    /// The table to give to the simulator.
+    pub(crate) fn memory(&self) -> nvme_sim::HostMemory {
+        self.memory.clone()
+    }
+
+    pub(crate) fn map(&self, pages: &Arc<Pages>) -> Result<Iova> {
+        let iova = pages.start().addr() as u64;
+        // SAFETY: the pages stay readable and writable while `mapped` holds them, which is until they
+        // are unmapped; buffers in them are viewed as plain bytes only while no command holds them.
+        unsafe { self.memory.map(iova, pages.start(), pages.len() as u64) }.map_err(|error| {
+            Error::device(format!("memory at {iova:#x}: {error}"), "unmap it first")
+        })?;
+        crate::queue::lock(&self.mapped).insert(iova, Arc::clone(pages));
+        Ok(Iova(iova))
+    }
+
+    pub(crate) fn unmap(&self, iova: Iova, bytes: usize) {
+        self.memory.unmap(iova.0, bytes as u64);
+        crate::queue::lock(&self.mapped).remove(&iova.0);
+    }
+}
+
+#[cfg(feature = "sim")]
+impl Drop for SharedPages {
+    fn drop(&mut self) {
+        self.memory.unmap(0, u64::MAX);
+    }
+}

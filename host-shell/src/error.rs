@@ -1,0 +1,206 @@
+//! What can go wrong in the shell: the cause, the remedy, and the exit code of the command line.
+//!
+//! `Display` is the cause alone; [`Error::remedy`] is what to do about it.
+
+use nvme_core::spec::{Cid, Qid, Status};
+use std::io;
+use std::path::PathBuf;
+
+/// Exit codes of `nvme-gpu`.
+pub mod exit {
+    /// Everything asked for was done.
+    pub const OK: u8 = 0;
+    /// The controller refused a command or could not be brought up.
+    pub const DEVICE: u8 = 1;
+    /// The command line or a range does not make sense; nothing was sent.
+    pub const USAGE: u8 = 2;
+    /// Data differs from what it was compared with.
+    pub const MISMATCH: u8 = 3;
+    /// A file could not be read or written.
+    pub const FILE: u8 = 4;
+    /// The controller did not answer in time, or is gone.
+    pub const TIMEOUT: u8 = 5;
+    /// Ctrl-C or SIGTERM.
+    pub const INTERRUPTED: u8 = 130;
+}
+
+/// Every failure of this library and of the command line.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// An argument that cannot be obeyed; nothing has been sent to the controller.
+    #[error("{cause}")]
+    Usage {
+        /// What is wrong.
+        cause: String,
+        /// What to write instead.
+        remedy: String,
+    },
+    /// A file operation failed.
+    #[error("cannot {action} {}: {source}", path.display())]
+    File {
+        /// Verb: "open", "write", ...
+        action: &'static str,
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// A system call that is not about a file failed.
+    #[error("{call} failed: {source}")]
+    System {
+        /// The call.
+        call: &'static str,
+        /// What the system said.
+        source: io::Error,
+    },
+    /// The device could not be opened or brought up.
+    #[error("{cause}")]
+    Device {
+        /// What is wrong.
+        cause: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// The controller answered a command with an error status.
+    #[error("{what} ended with {status}")]
+    Command {
+        /// The command in words.
+        what: String,
+        /// The controller's answer.
+        status: Status,
+    },
+    /// Data differs from what it was compared with.
+    #[error("{what}")]
+    Mismatch {
+        /// Where, and what was compared.
+        what: String,
+    },
+    /// A command was not answered before its deadline. Its buffer stays with the controller until the
+    /// controller can no longer touch it.
+    #[error("command {cid} of queue {qid} got no answer within {timeout_ms} ms ({account})")]
+    Timeout {
+        /// The queue.
+        qid: Qid,
+        /// The command.
+        cid: Cid,
+        /// The deadline in force.
+        timeout_ms: u64,
+        /// What recovery did with it and with the commands beside it.
+        account: String,
+    },
+    /// The controller is gone, failed, or did not come back from a reset.
+    #[error("{cause}")]
+    Gone {
+        /// What was seen.
+        cause: String,
+    },
+    /// The caller asked for an end (Ctrl-C).
+    #[error("interrupted")]
+    Interrupted,
+}
+
+/// What most functions of this library return.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// A [`Error::Usage`] from its two sentences.
+    pub fn usage(cause: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::Usage {
+            cause: cause.into(),
+            remedy: remedy.into(),
+        }
+    }
+
+    /// A [`Error::Device`] from its two sentences.
+    pub fn device(cause: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::Device {
+            cause: cause.into(),
+            remedy: remedy.into(),
+        }
+    }
+
+    /// A closure for `map_err` that says which file and what was tried.
+    pub fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
+        let path = path.into();
+        move |source| Self::File {
+            action,
+            path,
+            source,
+        }
+    }
+
+    /// What to do about it: one clause without a full stop.
+    pub fn remedy(&self) -> String {
+        match self {
+            Self::Usage { remedy, .. } | Self::Device { remedy, .. } => remedy.clone(),
+            Self::File { source, .. } => file_remedy(source).to_owned(),
+            Self::System { source, .. } => match source.raw_os_error() {
+                Some(libc::ENOMEM | libc::EAGAIN) => "free memory or raise `ulimit -l`".to_owned(),
+                _ => "see the system's log".to_owned(),
+            },
+            Self::Command { status, .. } => status_remedy(*status).to_owned(),
+            Self::Mismatch { .. } => {
+                "compare the two sources; the controller returned other data".to_owned()
+            }
+            Self::Timeout { .. } => {
+                "raise --timeout-ms, or look at `nvme-gpu error-log` and the fault= option"
+                    .to_owned()
+            }
+            Self::Gone { .. } => {
+                "check that the device is still there, then start again".to_owned()
+            }
+            Self::Interrupted => {
+                "run the command again; commands already sent may have taken effect".to_owned()
+            }
+        }
+    }
+
+    /// The exit code of the command line for this error: one of [`exit`].
+    pub fn exit_code(&self) -> u8 {
+        match self {
+            Self::Usage { .. } => exit::USAGE,
+            Self::File { .. } => exit::FILE,
+            Self::System { .. } | Self::Device { .. } => exit::DEVICE,
+            Self::Command { status, .. } if status.code() == Status::COMPARE_FAILURE.code() => {
+                exit::MISMATCH
+            }
+            Self::Command { .. } => exit::DEVICE,
+            Self::Mismatch { .. } => exit::MISMATCH,
+            Self::Timeout { .. } | Self::Gone { .. } => exit::TIMEOUT,
+            Self::Interrupted => exit::INTERRUPTED,
+        }
+    }
+}
+
+fn file_remedy(source: &io::Error) -> &'static str {
+    match source.kind() {
+        io::ErrorKind::NotFound => "check the path",
+        io::ErrorKind::PermissionDenied => "check the permissions of the file and its folder",
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+            "free space, or choose another place"
+        }
+        io::ErrorKind::IsADirectory => "name a file, not a folder",
+        io::ErrorKind::BrokenPipe => "keep the reader of the pipe open",
+        _ => "check the file and its file system",
+    }
+}
+
+fn status_remedy(status: Status) -> &'static str {
+    match Status(status.code()) {
+        Status::COMPARE_FAILURE => "the blocks differ from the input; read them and look",
+        Status::LBA_OUT_OF_RANGE | Status::CAPACITY_EXCEEDED => {
+            "ask for a range inside the namespace (`nvme-gpu identify ns` prints its size)"
+        }
+        Status::INVALID_NAMESPACE => "choose a namespace that `nvme-gpu list-ns` prints",
+        Status::INVALID_OPCODE => {
+            "the controller does not have this command (see `nvme-gpu identify ctrl`, ONCS and OACS)"
+        }
+        Status::INVALID_FIELD => "the controller does not accept these values; check the options",
+        Status::WRITE_FAULT | Status::UNRECOVERED_READ_ERROR => {
+            "check the medium (for sim: the image file and its disk space)"
+        }
+        Status::WRITE_TO_READ_ONLY => "remove the write protection of the namespace or image",
+        _ if status.dnr() => "a retry will not help; see `nvme-gpu error-log`",
+        _ => "try again, and see `nvme-gpu error-log`",
+    }
+}

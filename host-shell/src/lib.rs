@@ -1,0 +1,35 @@
+//! The host side of nvme-gpu: bring up an NVMe controller and move blocks, from ordinary threads.
+//!
+//! - [`Device`]: how a controller is reached. [`open`] makes one from the text of `--device`.
+//! - [`Controller`]: bring-up, admin commands, shutdown on drop.
+//! - [`Namespace`]: blocking reads and writes of any range.
+//! - [`Queue`]: a queue pair for one thread: submit, ring, poll.
+//! - [`bench`]: workloads, latency histograms and reports.
+//!
+//! Errors carry their cause, a remedy and the exit code of the command line: [`Error`].
+#![deny(missing_docs)]
+
+mod bar;
+pub mod bench;
+mod controller;
+mod device;
+mod dma;
+mod error;
+mod namespace;
+mod open;
+mod queue;
+mod recover;
+mod session;
+#[cfg(feature = "sim")]
+pub mod sim;
+pub mod units;
+
+pub use bar::DoorbellMap;
+pub use controller::{Config, Controller};
+pub use device::Device;
+pub use dma::{DmaBuffer, Pages};
+pub use error::{Error, Result, exit};
+pub use namespace::Namespace;
+pub use nvme_core as core;
+pub use open::open;
+pub use queue::{Done, Queue, Refused, Statistics};

@@ -1,0 +1,9 @@
+//! The command line: `nvme-gpu`.
+
+mod cli;
+
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    cli::run()
+}

@@ -1,0 +1,325 @@
+//! An I/O queue pair for one thread: submit, ring, poll.
+//!
+//! The pair lies behind a mutex that only this handle takes, until recovery takes them all to reset
+//! the controller. Completions that recovery comes across wait in a backlog, so each command still
+//! ends exactly once here.
+
+use crate::dma::{DmaBuffer, Lease, Pair};
+use crate::error::{Error, Result};
+use crate::recover::Expired;
+use crate::session::Session;
+use nvme_core::spec::{Cid, Qid, Sqe, Status};
+use nvme_core::{AbortReason, Completion, Data, Outcome, SubmitError};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard};
+
+/// Empty polls between two looks at the clock.
+const POLLS_PER_CLOCK: u32 = 64;
+
+/// The end of a command, with the buffer that it was lent.
+#[derive(Debug)]
+pub struct Done {
+    /// The command.
+    pub cid: Cid,
+    /// The buffer, if it had one.
+    pub buffer: Option<DmaBuffer>,
+    /// The controller's answer, or why there is none.
+    pub outcome: Outcome,
+    /// Command-specific dword 0.
+    pub dw0: u32,
+    /// Its deadline had passed before.
+    pub late: bool,
+}
+
+impl Done {
+    /// Whether the controller completed the command with success, in time.
+    #[inline]
+    pub fn is_success(&self) -> bool {
+        !self.late && self.outcome == Outcome::Done(Status::SUCCESS)
+    }
+
+    /// Whether the command may be sent again: a reset that another command caused took it away.
+    pub fn may_retry(&self) -> bool {
+        !self.late && self.outcome == Outcome::Aborted(AbortReason::ControllerReset)
+    }
+}
+
+impl From<Completion<Lease>> for Done {
+    #[inline]
+    fn from(completion: Completion<Lease>) -> Self {
+        let Completion {
+            cid,
+            buffer,
+            outcome,
+            dw0,
+            late,
+            ..
+        } = completion;
+        Self {
+            cid,
+            buffer,
+            outcome,
+            dw0,
+            late,
+        }
+    }
+}
+
+/// A command that was not submitted, with its buffer.
+#[derive(Debug)]
+pub struct Refused {
+    /// Why; [`SubmitError::QueueFull`] asks for a `poll`.
+    pub error: SubmitError,
+    /// The buffer, unused.
+    pub buffer: Option<DmaBuffer>,
+}
+
+/// What the queue's handle and recovery share.
+pub(crate) struct Entry {
+    pub pair: Pair,
+    /// Completions that recovery polled or reclaimed.
+    pub backlog: VecDeque<Done>,
+    /// Commands that expired, and what became of them.
+    pub expired: Vec<Expired>,
+    pub statistics: Statistics,
+}
+
+impl Entry {
+    /// Moves what the controller has posted into the backlog.
+    pub fn drain(&mut self) -> std::result::Result<(), nvme_core::ControllerFault> {
+        while let Some(completion) = self.pair.queue().poll()? {
+            self.backlog.push_back(completion.into());
+        }
+        Ok(())
+    }
+}
+
+/// Counts of one queue pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Statistics {
+    /// Commands submitted.
+    pub submitted: u64,
+    /// Commands whose end was returned.
+    pub completed: u64,
+    /// Of them, with an error status.
+    pub errors: u64,
+    /// Of them, taken away by a reset.
+    pub aborted: u64,
+    /// Commands whose deadline passed.
+    pub expired: u64,
+    /// Times the submission doorbell was rung.
+    pub rings: u64,
+    /// Most commands in flight at once.
+    pub peak: u32,
+}
+
+/// A queue pair. `Send`: move it to the thread that drives it. Deleted on drop.
+pub struct Queue {
+    session: Arc<Session>,
+    entry: Arc<Mutex<Entry>>,
+    qid: Qid,
+    depth: u32,
+    idle: u32,
+}
+
+impl Queue {
+    pub(crate) fn new(session: Arc<Session>, entry: Arc<Mutex<Entry>>) -> Self {
+        let (qid, depth) = {
+            let mut held = lock(&entry);
+            (held.pair.queue().qid(), held.pair.queue().depth())
+        };
+        Self {
+            session,
+            entry,
+            qid,
+            depth,
+            idle: 0,
+        }
+    }
+
+    /// The queue's identifier.
+    pub fn qid(&self) -> Qid {
+        self.qid
+    }
+
+    /// The most commands that may be in flight.
+    pub fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    /// Counts since the queue was created.
+    pub fn statistics(&self) -> Statistics {
+        lock(&self.entry).statistics
+    }
+
+    /// Places a command that moves `buffer`, whole; the controller sees it after [`ring`](Self::ring).
+    ///
+    /// The buffer belongs to the command until [`poll`](Self::poll) returns it.
+    #[inline]
+    pub fn submit(
+        &mut self,
+        sqe: Sqe,
+        buffer: Option<DmaBuffer>,
+    ) -> std::result::Result<Cid, Refused> {
+        let deadline_ns = self.session.now_ns() + self.session.timeout_ns();
+        let mut entry = lock(&self.entry);
+        let data = match &buffer {
+            Some(buffer) => Data::Contiguous {
+                iova: buffer.iova(),
+                len: buffer.len() as u64,
+            },
+            None => Data::None,
+        };
+        let pair = entry.pair.queue();
+        match pair.submit(sqe, data, buffer, deadline_ns) {
+            Ok(cid) => {
+                let in_flight = pair.in_flight();
+                entry.statistics.submitted += 1;
+                entry.statistics.peak = entry.statistics.peak.max(in_flight);
+                Ok(cid)
+            }
+            Err(rejected) => Err(Refused {
+                error: rejected.error,
+                buffer: rejected.buffer,
+            }),
+        }
+    }
+
+    /// Shows the controller everything submitted since the last ring.
+    #[inline]
+    pub fn ring(&mut self) {
+        let mut entry = lock(&self.entry);
+        entry.statistics.rings += 1;
+        entry.pair.queue().ring();
+    }
+
+    /// Whether the stop flag of [`Config`](crate::Config) is set.
+    pub fn is_interrupted(&self) -> bool {
+        self.session.is_interrupted()
+    }
+
+    /// Commands submitted whose end has not been returned.
+    pub fn in_flight(&self) -> u32 {
+        let mut entry = lock(&self.entry);
+        entry.pair.queue().in_flight() + entry.backlog.len() as u32
+    }
+
+    /// The next command that ended, or `None` while there is none. Does not block, unless a command
+    /// has passed its deadline: then it is aborted, or the controller reset, before this returns.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] when the controller does not come back; buffers in flight are then leaked.
+    #[inline]
+    pub fn poll(&mut self) -> Result<Option<Done>> {
+        let mut entry = lock(&self.entry);
+        let done = match entry.backlog.pop_front() {
+            Some(done) => Some(done),
+            None => match entry.pair.queue().poll() {
+                Ok(done) => done.map(Done::from),
+                Err(fault) => {
+                    drop(entry);
+                    self.session.reset(&fault.to_string())?;
+                    return Ok(None);
+                }
+            },
+        };
+        if let Some(done) = done {
+            self.idle = 0;
+            entry.statistics.completed += 1;
+            match done.outcome {
+                Outcome::Done(Status::SUCCESS) => {}
+                Outcome::Done(_) => entry.statistics.errors += 1,
+                Outcome::Aborted(_) => entry.statistics.aborted += 1,
+            }
+            return Ok(Some(done));
+        }
+        self.idle += 1;
+        if self.idle < POLLS_PER_CLOCK {
+            return Ok(None);
+        }
+        self.idle = 0;
+        self.look_closer(entry)?;
+        Ok(None)
+    }
+
+    /// What an empty queue does now and then: deadlines, and whether the controller is still there.
+    fn look_closer(&self, mut entry: MutexGuard<'_, Entry>) -> Result<()> {
+        let now_ns = self.session.now_ns();
+        let expired = entry.pair.queue().expire(now_ns);
+        if expired.is_some() {
+            entry.statistics.expired += 1;
+        }
+        drop(entry);
+        match expired {
+            Some(cid) => self.session.recover(self.qid, cid),
+            None => self.session.check_health(now_ns),
+        }
+    }
+
+    /// The next command that ended, waiting for it. `None` when none is in flight.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll), and [`Error::Interrupted`] once the session's stop flag is set.
+    pub fn wait(&mut self) -> Result<Option<Done>> {
+        let mut spins = 0u32;
+        loop {
+            if let Some(done) = self.poll()? {
+                return Ok(Some(done));
+            }
+            if self.session.is_interrupted() {
+                return Err(Error::Interrupted);
+            }
+            if self.in_flight() == 0 {
+                return Ok(None);
+            }
+            spins = spins.saturating_add(1);
+            relax(spins);
+        }
+    }
+
+    /// The error that `done` stands for; `what` is the command in words.
+    pub fn error_of(&self, done: &Done, what: &str) -> Error {
+        let account = {
+            let entry = lock(&self.entry);
+            entry
+                .expired
+                .iter()
+                .rev()
+                .find(|one| one.cid == done.cid)
+                .map(|one| one.account.clone())
+        };
+        match done.outcome {
+            Outcome::Done(status) if !done.late => Error::Command {
+                what: what.to_owned(),
+                status,
+            },
+            _ => Error::Timeout {
+                qid: self.qid,
+                cid: done.cid,
+                timeout_ms: self.session.timeout_ns() / 1_000_000,
+                account: account.unwrap_or_else(|| "a controller reset took it away".to_owned()),
+            },
+        }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.session.retire(self.qid);
+    }
+}
+
+/// Waits a little: spins at first, then lets others run.
+pub(crate) fn relax(spins: u32) {
+    match spins {
+        0..64 => std::hint::spin_loop(),
+        _ => std::thread::yield_now(),
+    }
+}
+
+/// Locks, also after a panic elsewhere: the state behind our locks is valid between any two calls.
+pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex
+        .lock()
+        .unwrap_or_else(|poisoned| poisoned.into_inner())
+}

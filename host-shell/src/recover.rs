@@ -1,0 +1,231 @@
+//! Drives the core's bring-up and recovery machines: start, abort of one command, controller reset.
+//!
+//! Every command keeps its account: an expired one is aborted, or ends with the reset; the commands
+//! beside it end as "aborted by reset" and may be sent again.
+
+use crate::dma::{DmaBuffer, Region};
+use crate::error::{Error, Result};
+use crate::queue::{Entry, lock};
+use crate::session::{Admin, Session};
+use nvme_core::bringup::{self, Bringup, HostMemory, QueuePlan, Step};
+use nvme_core::recovery::{self, AbortAttempt};
+use nvme_core::spec::feature::HmbDescriptor;
+use nvme_core::spec::{Cid, Qid};
+use nvme_core::{AbortReason, BringupError};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Instant;
+use zerocopy::IntoBytes;
+
+/// How long an Abort, and then the aborted command, may take before the controller is reset.
+const GRACE_NS: u64 = 200_000_000;
+
+/// A command whose deadline passed, and what became of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Expired {
+    pub cid: Cid,
+    pub account: String,
+}
+
+impl Session {
+    /// Ends the expired command `cid` of queue `qid`: by Abort, else by a controller reset.
+    pub(crate) fn recover(&self, qid: Qid, cid: Cid) -> Result<()> {
+        let mut admin = lock(&self.admin);
+        let Some(entry) = lock(&self.queues).get(&qid.0).cloned() else {
+            return Ok(());
+        };
+        let mut attempt = AbortAttempt::new(qid, cid, GRACE_NS);
+        let account = loop {
+            let (drained, in_flight) = {
+                let mut entry = lock(&entry);
+                let drained = entry.drain();
+                (drained, entry.pair.queue().is_in_flight(cid))
+            };
+            if let Err(fault) = drained {
+                self.reset_locked(&mut admin, &fault.to_string())?;
+                break format!("{fault}");
+            }
+            let now_ns = self.now_ns();
+            match attempt.step(admin.pair.queue(), in_flight, now_ns, drop) {
+                recovery::Step::Ended => break "it was aborted".to_owned(),
+                recovery::Step::Wait { until_ns } => self.sleep_until(until_ns),
+                recovery::Step::ResetNeeded(cause) => {
+                    let others = self.in_flight_besides(&entry);
+                    self.reset_locked(&mut admin, &format!("{cause:?}"))?;
+                    break format!(
+                        "abort: {}; the controller was reset and its queues created again; {others} other commands were ended with it",
+                        in_words(cause)
+                    );
+                }
+            }
+        };
+        lock(&entry).expired.push(Expired { cid, account });
+        Ok(())
+    }
+
+    fn in_flight_besides(&self, one: &Arc<Mutex<Entry>>) -> u32 {
+        let queues: Vec<_> = lock(&self.queues).values().cloned().collect();
+        let all: u32 = queues
+            .iter()
+            .map(|entry| lock(entry).pair.queue().in_flight())
+            .sum();
+        all.saturating_sub(u32::from(lock(one).pair.queue().in_flight() > 0))
+    }
+
+    /// Resets the controller and creates every queue again.
+    pub(crate) fn reset(&self, cause: &str) -> Result<()> {
+        let mut admin = lock(&self.admin);
+        self.reset_locked(&mut admin, cause)
+    }
+
+    pub(crate) fn reset_locked(&self, admin: &mut Admin, cause: &str) -> Result<()> {
+        if let Some(cause) = &admin.failed {
+            return Err(Error::Gone {
+                cause: cause.clone(),
+            });
+        }
+        let table: Vec<_> = lock(&self.queues).values().cloned().collect();
+        let mut entries: Vec<_> = table.iter().map(|entry| lock(entry)).collect();
+        let plans: Vec<QueuePlan> = entries.iter().map(|entry| entry.pair.plan()).collect();
+        admin.resets += 1;
+        let drive = Drive {
+            session: self,
+            plans: &plans,
+            start: None,
+        };
+        let result = drive
+            .run(admin, &mut entries)
+            .map_err(|error| error.to_string())
+            .and_then(|()| {
+                let created = admin.info.created as usize;
+                match created == plans.len() {
+                    true => Ok(()),
+                    false => Err(format!(
+                        "only {created} of {} queues could be created again",
+                        plans.len()
+                    )),
+                }
+            });
+        result.map_err(|error| {
+            let cause = format!("{cause}; the controller reset failed: {error}");
+            admin.failed = Some(cause.clone());
+            Error::Gone { cause }
+        })
+    }
+
+    /// The first bring-up: no queues yet.
+    pub(crate) fn bring_up(&self, admin: &mut Admin) -> std::result::Result<(), BringupError> {
+        Drive {
+            session: self,
+            plans: &[],
+            start: Some(Instant::now()),
+        }
+        .run(admin, &mut [])
+    }
+}
+
+/// One run of the bring-up machine.
+struct Drive<'a> {
+    session: &'a Session,
+    plans: &'a [QueuePlan],
+    start: Option<Instant>,
+}
+
+impl Drive<'_> {
+    fn run(
+        &self,
+        admin: &mut Admin,
+        entries: &mut [MutexGuard<'_, Entry>],
+    ) -> std::result::Result<(), BringupError> {
+        let session = self.session;
+        let registers = session.device.registers();
+        let config = bringup::Config {
+            queue_pairs: session.config.queue_pairs,
+            plans: self.plans,
+            command_timeout_ns: session.timeout_ns(),
+            ..bringup::Config::default()
+        };
+        let Admin {
+            pair,
+            scratch,
+            info,
+            host_memory,
+            ..
+        } = admin;
+        let mut machine = Bringup::new(registers, config, scratch.words())?;
+        let interrupted = || self.start.is_some() && session.is_interrupted();
+        loop {
+            match machine.step(registers, pair.queue(), session.now_ns())? {
+                Step::Ready => break,
+                Step::Wait { .. } if interrupted() => {
+                    return Err(BringupError::CommandTimeout { opcode: 0 });
+                }
+                Step::Wait { until_ns } => session.sleep_until(until_ns),
+                Step::Disabled(proof) => {
+                    for entry in entries.iter_mut() {
+                        while let Some(done) = entry
+                            .pair
+                            .queue()
+                            .reclaim(&proof, AbortReason::ControllerReset)
+                        {
+                            entry.backlog.push_back(done.into());
+                        }
+                        entry.pair.queue().restart(&proof);
+                    }
+                    while pair
+                        .queue()
+                        .reclaim(&proof, AbortReason::ControllerReset)
+                        .is_some()
+                    {}
+                    pair.queue().restart(&proof);
+                    machine.enable(proof);
+                }
+                Step::HostMemory { preferred, minimum } => {
+                    if host_memory.is_none() {
+                        *host_memory = lend(session, preferred, minimum);
+                    }
+                    let page = machine.info().capabilities.page.bytes();
+                    let given = host_memory.as_ref().map(|(region, list)| HostMemory {
+                        pages: (region.len() as u64 / page) as u32,
+                        list: list.iova(),
+                        entries: 1,
+                    });
+                    machine.host_memory(given);
+                }
+            }
+        }
+        *info = machine.info().clone();
+        Ok(())
+    }
+}
+
+/// Memory for a controller that asks for some: what it prefers, within the configured limit.
+/// None is no error: the controller works without, only slower.
+fn lend(session: &Session, preferred: u64, minimum: u64) -> Option<(Region, DmaBuffer)> {
+    let bytes = preferred.min(session.config.max_host_memory);
+    if bytes == 0 || bytes < minimum {
+        return None;
+    }
+    let region = Region::new(&session.device, usize::try_from(bytes).ok()?).ok()?;
+    let mut list = DmaBuffer::new(&session.device, size_of::<HmbDescriptor>()).ok()?;
+    let page = nvme_core::bringup::Capabilities::read(session.device.registers())
+        .ok()?
+        .page
+        .bytes();
+    let pages = (region.len() as u64 / page) as u32;
+    let descriptor = HmbDescriptor {
+        address: region.iova().0,
+        pages,
+        reserved: 0,
+    };
+    list.as_mut_slice().copy_from_slice(descriptor.as_bytes());
+    Some((region, list))
+}
+
+fn in_words(cause: recovery::ResetCause) -> String {
+    match cause {
+        recovery::ResetCause::AdminFull => "the admin queue was full".to_owned(),
+        recovery::ResetCause::AdminDead => "not answered".to_owned(),
+        recovery::ResetCause::Refused(status) => format!("refused with {status}"),
+        recovery::ResetCause::NoCompletion => "answered, but the command did not end".to_owned(),
+    }
+}

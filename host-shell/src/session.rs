@@ -1,0 +1,402 @@
+//! A controller in use: its admin queue, its I/O queues and the clock. Shared by every handle.
+//!
+//! Locks are taken in one order: admin, table of queues, then queues by ascending identifier.
+
+use crate::controller::Config;
+use crate::device::Device;
+use crate::dma::{DmaBuffer, Pair, PairShape, Region, Scratch};
+use crate::error::{Error, Result};
+use crate::queue::{Done, Entry, Statistics, lock, relax};
+use nvme_core::bringup::Info;
+use nvme_core::spec::admin::{self, QueueParams};
+use nvme_core::spec::register::{ALL_ONES, Csts, offset};
+use nvme_core::spec::{Nsid, Qid, Sqe, Status};
+use nvme_core::{Data, Outcome, shutdown};
+use std::collections::{BTreeMap, VecDeque};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// How often an idle queue looks at CSTS.
+const HEALTH_NS: u64 = 10_000_000;
+
+/// What only one thread at a time may do: admin commands, reset, shutdown.
+pub(crate) struct Admin {
+    pub pair: Pair,
+    pub scratch: Scratch,
+    pub info: Info,
+    /// The host memory buffer and its descriptor list, while the controller has them.
+    pub host_memory: Option<(Region, DmaBuffer)>,
+    /// Resets since the start, and why the last one was needed.
+    pub resets: u32,
+    /// Why nothing can be done any more.
+    pub failed: Option<String>,
+}
+
+pub(crate) type Table = BTreeMap<u16, Arc<Mutex<Entry>>>;
+
+/// A controller in use.
+pub(crate) struct Session {
+    pub device: Arc<dyn Device>,
+    pub config: Config,
+    pub admin: Mutex<Admin>,
+    pub queues: Mutex<Table>,
+    start: Instant,
+    next_health_ns: AtomicU64,
+    closed: AtomicBool,
+}
+
+impl Session {
+    pub fn new(device: Arc<dyn Device>, config: Config, admin: Admin, start: Instant) -> Self {
+        Self {
+            device,
+            config,
+            admin: Mutex::new(admin),
+            queues: Mutex::default(),
+            start,
+            next_health_ns: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// Nanoseconds since the start: the clock that the core is given.
+    #[inline]
+    pub fn now_ns(&self) -> u64 {
+        self.start.elapsed().as_nanos() as u64
+    }
+
+    #[inline]
+    pub fn timeout_ns(&self) -> u64 {
+        self.config.timeout.as_nanos() as u64
+    }
+
+    pub fn is_interrupted(&self) -> bool {
+        self.config
+            .stop
+            .as_ref()
+            .is_some_and(|stop| stop.load(Ordering::Relaxed))
+    }
+
+    /// Looks at CSTS, not more often than every 10 ms over all queues.
+    pub fn check_health(&self, now_ns: u64) -> Result<()> {
+        let due = self.next_health_ns.load(Ordering::Relaxed);
+        if now_ns < due {
+            return Ok(());
+        }
+        self.next_health_ns
+            .store(now_ns + HEALTH_NS, Ordering::Relaxed);
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(Error::Gone {
+                cause: "the controller was shut down".to_owned(),
+            });
+        }
+        match self.device.registers().read32(offset::CSTS) {
+            ALL_ONES => {
+                let cause = format!(
+                    "{}: registers read as all ones, the device is gone",
+                    self.device.name()
+                );
+                lock(&self.admin)
+                    .failed
+                    .get_or_insert_with(|| cause.clone());
+                Err(Error::Gone { cause })
+            }
+            csts if Csts(csts).cfs() => {
+                self.reset("the controller reports a fatal error (CSTS.CFS)")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Sends one admin command and waits for its end. The buffer comes back when it succeeded.
+    ///
+    /// A command that is not answered in time costs a controller reset: an admin queue that does
+    /// not answer could not carry an Abort either.
+    pub fn admin(
+        &self,
+        what: &str,
+        sqe: Sqe,
+        buffer: Option<DmaBuffer>,
+    ) -> Result<(u32, Option<DmaBuffer>)> {
+        let mut admin = lock(&self.admin);
+        self.admin_locked(&mut admin, what, sqe, buffer)
+    }
+
+    pub(crate) fn admin_locked(
+        &self,
+        admin: &mut Admin,
+        what: &str,
+        sqe: Sqe,
+        buffer: Option<DmaBuffer>,
+    ) -> Result<(u32, Option<DmaBuffer>)> {
+        if let Some(cause) = &admin.failed {
+            return Err(Error::Gone {
+                cause: cause.clone(),
+            });
+        }
+        let data = match &buffer {
+            Some(buffer) => Data::Contiguous {
+                iova: buffer.iova(),
+                len: buffer.len() as u64,
+            },
+            None => Data::None,
+        };
+        let deadline_ns = self.now_ns() + self.timeout_ns();
+        let queue = admin.pair.queue();
+        let cid = queue
+            .submit(sqe, data, buffer, deadline_ns)
+            .map_err(|rejected| {
+                Error::device(format!("{what}: {}", rejected.error), "try again")
+            })?;
+        queue.ring();
+        let mut spins = 0;
+        loop {
+            match admin.pair.queue().poll() {
+                Ok(Some(completion)) if completion.cid == cid => {
+                    return finish(what, completion.into());
+                }
+                Ok(_) => {}
+                Err(fault) => {
+                    self.reset_locked(admin, &fault.to_string())?;
+                    return Err(Error::device(
+                        format!("{what}: {fault}"),
+                        "the controller was reset; try again",
+                    ));
+                }
+            }
+            let now_ns = self.now_ns();
+            if now_ns >= deadline_ns || self.is_gone() {
+                let cause = format!("admin command {:#04x} got no answer", sqe.opcode());
+                let account = match self.reset_locked(admin, &cause) {
+                    Ok(()) => "the controller was reset, which ended it".to_owned(),
+                    Err(error) => format!("and the reset failed: {error}"),
+                };
+                let timeout_ms = self.timeout_ns() / 1_000_000;
+                return Err(Error::Timeout {
+                    qid: Qid::ADMIN,
+                    cid,
+                    timeout_ms,
+                    account,
+                });
+            }
+            if self.is_interrupted() {
+                return Err(Error::Interrupted);
+            }
+            spins += 1;
+            relax(spins);
+        }
+    }
+
+    fn is_gone(&self) -> bool {
+        let now_ns = self.now_ns();
+        if now_ns < self.next_health_ns.load(Ordering::Relaxed) {
+            return false;
+        }
+        self.next_health_ns
+            .store(now_ns + HEALTH_NS, Ordering::Relaxed);
+        self.device.registers().read32(offset::CSTS) == ALL_ONES
+    }
+
+    /// Creates the next I/O queue pair of `entries` entries.
+    pub fn create_queue(self: &Arc<Self>, entries: u32) -> Result<Arc<Mutex<Entry>>> {
+        let mut admin = lock(&self.admin);
+        let capabilities = admin.info.capabilities;
+        let qid = {
+            let queues = lock(&self.queues);
+            let most = admin.info.queue_pairs.min(65_535) as u16;
+            let free = (1..=most).find(|qid| !queues.contains_key(qid));
+            Qid(free.ok_or_else(|| {
+                Error::usage(
+                    format!("all {most} queue pairs that the controller grants are in use"),
+                    "use fewer queues",
+                )
+            })?)
+        };
+        let shape = PairShape {
+            qid,
+            entries: entries.clamp(2, capabilities.max_entries),
+            page: capabilities.page,
+            max_bytes: self.max_transfer(&admin.info),
+            dstrd: capabilities.dstrd,
+        };
+        let pair = Pair::new(&self.device, shape)?;
+        let plan = pair.plan();
+        let cq = QueueParams {
+            qid,
+            entries: plan.cq_entries,
+            iova: plan.cq_iova,
+        };
+        let sq = QueueParams {
+            qid,
+            entries: plan.sq_entries,
+            iova: plan.sq_iova,
+        };
+        self.admin_locked(
+            &mut admin,
+            "Create I/O Completion Queue",
+            admin::create_io_cq(cq, None),
+            None,
+        )?;
+        self.admin_locked(
+            &mut admin,
+            "Create I/O Submission Queue",
+            admin::create_io_sq(sq, qid),
+            None,
+        )?;
+        let statistics = Statistics::default();
+        let entry = Entry {
+            pair,
+            backlog: VecDeque::new(),
+            expired: Vec::new(),
+            statistics,
+        };
+        let entry = Arc::new(Mutex::new(entry));
+        lock(&self.queues).insert(qid.0, Arc::clone(&entry));
+        Ok(entry)
+    }
+
+    /// The longest transfer of one command, in bytes.
+    pub fn max_transfer(&self, info: &Info) -> u64 {
+        info.max_transfer
+            .unwrap_or(u64::MAX)
+            .min(self.config.max_transfer)
+    }
+
+    /// Deletes a queue whose handle is going away. One with commands in flight stays until shutdown
+    /// or a reset proves that they are over.
+    pub fn retire(&self, qid: Qid) {
+        if self.closed.load(Ordering::Relaxed) {
+            lock(&self.queues).remove(&qid.0);
+            return;
+        }
+        let mut admin = lock(&self.admin);
+        let Some(entry) = lock(&self.queues).get(&qid.0).cloned() else {
+            return;
+        };
+        let drained = lock(&entry).drain();
+        if drained.is_err() || lock(&entry).pair.queue().in_flight() > 0 || admin.failed.is_some() {
+            return;
+        }
+        if self.delete_queue(&mut admin, qid).is_ok() {
+            lock(&self.queues).remove(&qid.0);
+        }
+    }
+
+    fn delete_queue(&self, admin: &mut Admin, qid: Qid) -> Result<()> {
+        self.admin_locked(
+            admin,
+            "Delete I/O Submission Queue",
+            admin::delete_io_sq(qid),
+            None,
+        )?;
+        self.admin_locked(
+            admin,
+            "Delete I/O Completion Queue",
+            admin::delete_io_cq(qid),
+            None,
+        )?;
+        Ok(())
+    }
+
+    /// Normal shutdown: the controller saves its state and lets go of all memory. Once.
+    pub fn shut_down(&self) -> Result<()> {
+        if self.closed.swap(true, Ordering::SeqCst) {
+            return Ok(());
+        }
+        let mut admin = lock(&self.admin);
+        let queues: Vec<_> = lock(&self.queues).values().cloned().collect();
+        if let Some(cause) = &admin.failed {
+            let cause = cause.clone();
+            keep_forever(&mut admin, &queues);
+            return Err(Error::Gone { cause });
+        }
+        if admin.host_memory.is_some() {
+            let take_back = nvme_core::spec::feature::host_memory_buffer(
+                false,
+                false,
+                0,
+                nvme_core::spec::Iova(0),
+                0,
+            );
+            // Best effort: the shutdown below ends the controller's use of it too.
+            let _ = self.admin_locked(
+                &mut admin,
+                "Set Features, Host Memory Buffer",
+                take_back,
+                None,
+            );
+        }
+        let timeout_ms = admin.info.shutdown_timeout_ms;
+        let mut machine = shutdown::Shutdown::new(shutdown::Kind::Normal, timeout_ms);
+        loop {
+            match machine.step(self.device.registers(), self.now_ns()) {
+                Ok(shutdown::Step::Done(proof)) => {
+                    for entry in &queues {
+                        let mut entry = lock(entry);
+                        while let Some(completion) = entry
+                            .pair
+                            .queue()
+                            .reclaim(&proof, nvme_core::AbortReason::ControllerReset)
+                        {
+                            entry.backlog.push_back(completion.into());
+                        }
+                    }
+                    while admin
+                        .pair
+                        .queue()
+                        .reclaim(&proof, nvme_core::AbortReason::ControllerReset)
+                        .is_some()
+                    {}
+                    admin.failed = Some("the controller was shut down".to_owned());
+                    return Ok(());
+                }
+                Ok(shutdown::Step::Wait { until_ns }) => self.sleep_until(until_ns),
+                Err(error) => {
+                    keep_forever(&mut admin, &queues);
+                    admin.failed = Some(error.to_string());
+                    return Err(Error::Gone {
+                        cause: format!("shutdown: {error}"),
+                    });
+                }
+            }
+        }
+    }
+
+    /// Sleeps until `until_ns`, but never longer than 100 us: an embedded controller is faster than
+    /// what the core expects of a device.
+    pub fn sleep_until(&self, until_ns: u64) {
+        let left = until_ns.saturating_sub(self.now_ns()).min(100_000);
+        std::thread::sleep(Duration::from_nanos(left));
+    }
+
+    /// The identify structure `cns` of `nsid`, 4,096 bytes.
+    pub fn identify(&self, what: &str, cns: u8, nsid: Nsid) -> Result<DmaBuffer> {
+        let buffer = DmaBuffer::new(&self.device, nvme_core::spec::identify::IDENTIFY_BYTES)?;
+        let (_, buffer) = self.admin(what, admin::identify(cns, nsid), Some(buffer))?;
+        buffer.ok_or_else(|| Error::device(format!("{what} lost its buffer"), "report this"))
+    }
+}
+
+fn keep_forever(admin: &mut Admin, queues: &[Arc<Mutex<Entry>>]) {
+    admin.pair.keep_forever();
+    if let Some(memory) = admin.host_memory.take() {
+        std::mem::forget(memory);
+    }
+    for entry in queues {
+        lock(entry).pair.keep_forever();
+    }
+}
+
+fn finish(what: &str, done: Done) -> Result<(u32, Option<DmaBuffer>)> {
+    match done.outcome {
+        Outcome::Done(Status::SUCCESS) => Ok((done.dw0, done.buffer)),
+        Outcome::Done(status) => Err(Error::Command {
+            what: what.to_owned(),
+            status,
+        }),
+        Outcome::Aborted(_) => Err(Error::device(
+            format!("{what} was ended by a controller reset"),
+            "try again",
+        )),
+    }
+}

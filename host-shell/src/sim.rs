@@ -1,0 +1,182 @@
+//! The embedded simulator as a device: a controller in this process, driven by threads that poll its
+//! doorbell memory. Nothing of the driver above knows the difference.
+
+use crate::bar::DoorbellMap;
+use crate::device::Device;
+use crate::dma::{Pages, SharedPages};
+use crate::error::{Error, Result};
+use nvme_core::Registers;
+use nvme_core::spec::Iova;
+use nvme_core::spec::register::{Cc, Csts, offset};
+use nvme_sim::{Controller, HostMemory, Runner};
+use std::io;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a function-level reset of the simulator may take.
+const RESET_TIME: Duration = Duration::from_secs(1);
+
+struct Bar(Arc<Controller<HostMemory>>);
+
+impl Registers for Bar {
+    fn read32(&self, offset: u32) -> u32 {
+        self.0.read32(offset)
+    }
+
+    fn read64(&self, offset: u32) -> u64 {
+        self.0.read64(offset)
+    }
+
+    fn write32(&self, offset: u32, value: u32) {
+        self.0.write32(offset, value);
+    }
+
+    fn write64(&self, offset: u32, value: u64) {
+        self.0.write64(offset, value);
+    }
+}
+
+/// A simulated controller and its threads.
+pub struct Simulator {
+    // The threads stop before the memory that they reach goes away.
+    _runner: Runner,
+    bar: Bar,
+    pages: SharedPages,
+    name: String,
+    threads: usize,
+}
+
+/// Opens `PATH[?option=value&...]`, `mem[?...]` or `null[?...]`, the text after `sim:`.
+///
+/// The options are the simulator's (see [`nvme_sim::config::parse`]), and `threads=N` for the number of
+/// threads that serve the queues, 1 without.
+///
+/// # Errors
+/// [`Error::Usage`] for options, [`Error::File`] for an image that cannot be opened.
+pub fn open(text: &str) -> Result<Arc<dyn Device>> {
+    let (text, threads) = take_threads(text)?;
+    let config = nvme_sim::config::parse(&text).map_err(refused)?;
+    let pages = SharedPages::new();
+    let controller = Arc::new(Controller::new(config, pages.memory()).map_err(refused)?);
+    let runner =
+        Runner::try_start(Arc::clone(&controller), threads).map_err(|source| Error::System {
+            call: "starting a simulator thread",
+            source,
+        })?;
+    Ok(Arc::new(Simulator {
+        _runner: runner,
+        bar: Bar(controller),
+        pages,
+        name: format!("sim:{text}"),
+        threads,
+    }))
+}
+
+/// Takes `threads=N` out of the options.
+fn take_threads(text: &str) -> Result<(String, usize)> {
+    let Some((place, options)) = text.split_once('?') else {
+        return Ok((text.to_owned(), 1));
+    };
+    let mut threads = 1;
+    let mut rest = Vec::new();
+    for option in options.split('&') {
+        match option.strip_prefix("threads=") {
+            Some(value) => {
+                threads = value
+                    .parse()
+                    .ok()
+                    .filter(|threads| (1..=64).contains(threads))
+                    .ok_or_else(|| {
+                        Error::usage(
+                            format!("threads={value} is not a number of threads"),
+                            "use 1 to 64",
+                        )
+                    })?;
+            }
+            None => rest.push(option),
+        }
+    }
+    let text = if rest.is_empty() {
+        place.to_owned()
+    } else {
+        format!("{place}?{}", rest.join("&"))
+    };
+    Ok((text, threads))
+}
+
+fn refused(error: nvme_sim::ConfigError) -> Error {
+    match error.errno {
+        Some(errno) => {
+            let source = io::Error::from_raw_os_error(errno);
+            Error::File {
+                action: "open",
+                path: error.option.into(),
+                source,
+            }
+        }
+        None => Error::usage(format!("device option {}", error.option), error.why),
+    }
+}
+
+impl Device for Simulator {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn describe(&self) -> String {
+        let threads = if self.threads == 1 {
+            "thread"
+        } else {
+            "threads"
+        };
+        format!("embedded simulator on {} CPU {threads}", self.threads)
+    }
+
+    fn registers(&self) -> &(dyn Registers + Sync) {
+        &self.bar
+    }
+
+    fn doorbells(&self) -> DoorbellMap {
+        DoorbellMap::of_simulator(self.bar.0.doorbells())
+    }
+
+    fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova> {
+        self.pages.map(pages)
+    }
+
+    fn unmap_dma(&self, iova: Iova, bytes: usize) -> Result<()> {
+        self.pages.unmap(iova, bytes);
+        Ok(())
+    }
+
+    fn reset(&self) -> Result<()> {
+        self.bar.write32(offset::CC, Cc(0).0);
+        let start = Instant::now();
+        while Csts(self.bar.read32(offset::CSTS)).rdy() {
+            if start.elapsed() > RESET_TIME {
+                return Err(Error::Gone {
+                    cause: format!("{} does not become disabled", self.name),
+                });
+            }
+            std::thread::yield_now();
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::take_threads;
+
+    #[test]
+    fn threads_are_taken_out_of_the_options() {
+        let taken = |text| take_threads(text).unwrap();
+        assert_eq!(taken("a.img"), ("a.img".to_owned(), 1));
+        assert_eq!(taken("a.img?threads=2"), ("a.img".to_owned(), 2));
+        assert_eq!(
+            taken("mem?size=1MiB&threads=3&block=512"),
+            ("mem?size=1MiB&block=512".to_owned(), 3)
+        );
+        assert!(take_threads("mem?threads=0").is_err());
+    }
+}
