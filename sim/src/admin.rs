@@ -222,3 +222,135 @@ fn format(device: &Device, sqe: &Sqe) -> Result<(), Refusal> {
     device.attention.store(true, Ordering::Relaxed);
     Ok(())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::latency::Profile;
+    use crate::testing::{DATA, Driver, config};
+    use nvme_core::spec::{Cid, Lba, Qid, admin, nvm};
+
+    #[test]
+    fn sgls_fused_and_unknown_commands_are_refused() {
+        let mut driver = Driver::new(config());
+        let identify = admin::identify(1, Nsid::NONE).with_prps(DATA, 0);
+        assert_eq!(
+            driver.admin(identify.with_sgl([DATA, 4096])),
+            Err(Status::INVALID_FIELD)
+        );
+        let mut fused = identify;
+        fused.cdw0 |= 2 << 8;
+        assert_eq!(driver.admin(fused), Err(Status::INVALID_FIELD));
+        assert_eq!(
+            driver.admin(Sqe::new(0xC7, Nsid::NONE)),
+            Err(Status::INVALID_OPCODE)
+        );
+        assert_eq!(
+            driver.admin(identify.with_prps(1 << 44, 0)),
+            Err(Status::DATA_TRANSFER_ERROR)
+        );
+        assert_eq!(driver.admin(identify), Ok(0));
+        assert_eq!(driver.admin(admin::keep_alive()), Ok(0));
+    }
+
+    #[test]
+    fn an_abort_ends_a_waiting_command_and_misses_a_finished_one() {
+        let mut config = config();
+        config.profile = Profile {
+            read_ns: 1 << 40,
+            ..Profile::NONE
+        };
+        let mut driver = Driver::with_queue(config);
+        let cid = driver.push(1, nvm::read(Nsid(1), Lba(0), 1).with_prps(DATA, 0));
+        driver.ring(1);
+        driver.step();
+        assert_eq!(driver.admin(admin::abort(Qid(1), Cid(cid))), Ok(0));
+        driver.step();
+        assert_eq!(driver.drain(1), [(cid, Status::ABORT_REQUESTED.code())]);
+        assert_eq!(driver.admin(admin::abort(Qid(1), Cid(cid))), Ok(1));
+        assert_eq!(
+            driver.admin(admin::abort(Qid(3), Cid(0))),
+            Err(Status::INVALID_FIELD)
+        );
+        assert_eq!(
+            driver.admin(admin::abort(Qid(9999), Cid(0))),
+            Err(Status::INVALID_FIELD)
+        );
+    }
+
+    #[test]
+    fn aborts_and_event_requests_have_their_limits() {
+        let mut driver = Driver::with_queue(config());
+        for _ in 0..6 {
+            driver.push(0, admin::abort(Qid(1), Cid(0)));
+        }
+        driver.ring(0);
+        driver.step();
+        let codes = driver.drain(0).into_iter().map(|(_, code)| code);
+        let limit = Status::ABORT_LIMIT_EXCEEDED.code();
+        assert_eq!(
+            codes.collect::<alloc::vec::Vec<_>>(),
+            [0, 0, 0, 0, limit, limit]
+        );
+        let first = driver.push(0, admin::async_event_request());
+        for _ in 0..4 {
+            driver.push(0, admin::async_event_request());
+        }
+        driver.ring(0);
+        driver.step();
+        let refused = driver.drain(0);
+        assert_eq!(refused, [(first + 4, Status::AER_LIMIT_EXCEEDED.code())]);
+        assert_eq!(driver.admin(admin::abort(Qid(0), Cid(first))), Ok(0));
+        driver.step();
+        assert_eq!(driver.drain(0), [(first, Status::ABORT_REQUESTED.code())]);
+    }
+
+    #[test]
+    fn format_erases_changes_the_block_size_and_tells() {
+        let mut driver = Driver::with_queue(config());
+        driver.fill(DATA, 3, 512);
+        assert_eq!(
+            driver.io(nvm::write(Nsid(1), Lba(2047), 1).with_prps(DATA, 0)),
+            Ok(0)
+        );
+        let request = driver.push(0, admin::async_event_request());
+        driver.ring(0);
+        driver.step();
+        let cid = driver.push(0, admin::format_nvm(Nsid(1), 1, 0));
+        driver.ring(0);
+        driver.step();
+        assert_eq!(
+            driver.pop(0).map(|cqe| (cqe.cid, cqe.status().code())),
+            Some((cid, 0))
+        );
+        let event = driver.pop(0).expect("a notice");
+        assert_eq!((event.cid, event.dw0), (request, 0x0004_0002));
+        let read = nvm::read(Nsid(1), Lba(255), 1).with_prps(DATA, 0);
+        assert_eq!(driver.io(read), Ok(0));
+        assert_eq!(driver.bytes(DATA, 4096), [0; 4096]);
+        let past = nvm::read(Nsid(1), Lba(256), 1).with_prps(DATA, 0);
+        assert_eq!(driver.io(past), Err(Status::LBA_OUT_OF_RANGE));
+        let list = admin::get_log_page(4, Nsid::ALL, 4096, 0).with_prps(DATA, 0);
+        assert_eq!(driver.admin(list), Ok(0));
+        assert_eq!(driver.bytes(DATA, 8), [1, 0, 0, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn impossible_formats_are_refused() {
+        let mut driver = Driver::new(config());
+        let mut protected = admin::format_nvm(Nsid(1), 0, 0);
+        protected.cdw10 |= 1 << 5;
+        let cases = [
+            (admin::format_nvm(Nsid(1), 2, 0), Status::INVALID_FORMAT),
+            (admin::format_nvm(Nsid(1), 63, 0), Status::INVALID_FORMAT),
+            (protected, Status::INVALID_FORMAT),
+            (admin::format_nvm(Nsid(1), 0, 2), Status::INVALID_FIELD),
+            (admin::format_nvm(Nsid(2), 0, 0), Status::INVALID_NAMESPACE),
+            (admin::format_nvm(Nsid(0), 0, 0), Status::INVALID_NAMESPACE),
+        ];
+        for (i, (sqe, status)) in cases.into_iter().enumerate() {
+            assert_eq!(driver.admin(sqe), Err(status), "case {i}");
+        }
+        assert_eq!(driver.admin(admin::format_nvm(Nsid::ALL, 1, 1)), Ok(0));
+    }
+}

@@ -56,6 +56,11 @@ impl Cache {
         }
     }
 
+    /// Whether `len` bytes are more than the cache holds: such a change is written through.
+    pub fn is_too_small(&self, len: u64) -> bool {
+        len > self.lines.lock().data.len() as u64
+    }
+
     /// Remembers the blocks of `len` bytes from `offset` on, before they are overwritten.
     pub fn before_write(
         &self,
@@ -101,6 +106,15 @@ impl Cache {
     pub fn commit(&self, offset: u64, len: u64, block: usize) {
         let mut lines = self.lines.lock();
         let sets = lines.table.len() / WAYS;
+        if len / block as u64 > sets as u64 {
+            let inside = |line: &&mut Line| (offset..offset + len).contains(&line.offset);
+            lines
+                .table
+                .iter_mut()
+                .filter(inside)
+                .for_each(|line| line.epoch = 0);
+            return;
+        }
         for at in (offset..offset + len).step_by(block) {
             let first = (at / block as u64 % sets as u64) as usize * WAYS;
             for line in &mut lines.table[first..first + WAYS] {
@@ -181,6 +195,20 @@ mod tests {
         cache.commit(0, 512, 512);
         cache.power_cut(&store).unwrap();
         assert_eq!((byte(&store, 0), byte(&store, 512)), (1, 0));
+    }
+
+    #[test]
+    fn a_long_range_is_committed_as_a_whole() {
+        let store = Memory::new(1 << 20).unwrap();
+        let cache = Cache::new(0, 512);
+        for block in [0, 7, 100] {
+            write(&cache, &store, block, 1);
+        }
+        cache.commit(0, 50 * 512, 512);
+        cache.power_cut(&store).unwrap();
+        let kept: alloc::vec::Vec<_> = [0, 7, 100].map(|block| byte(&store, block * 512)).into();
+        assert_eq!(kept, [1, 1, 0]);
+        assert!(cache.is_too_small(9 * 512) && !cache.is_too_small(8 * 512));
     }
 
     #[test]

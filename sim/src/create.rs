@@ -203,7 +203,11 @@ mod tests {
     use nvme_core::spec::{Iova, Lba, Nsid, Qid, nvm};
 
     fn sized(qid: u16, entries: u32) -> QueueParams {
-        QueueParams { qid: Qid(qid), entries, iova: Iova(cq_at(4)) }
+        QueueParams {
+            qid: Qid(qid),
+            entries,
+            iova: Iova(cq_at(4)),
+        }
     }
 
     #[test]
@@ -215,7 +219,10 @@ mod tests {
         };
         let cq = |params| admin::create_io_cq(params, None);
         let sq = |params, cqid| admin::create_io_sq(params, Qid(cqid));
-        let odd = QueueParams { iova: Iova(cq_at(4) + 512), ..sized(2, 16) };
+        let odd = QueueParams {
+            iova: Iova(cq_at(4) + 512),
+            ..sized(2, 16)
+        };
         let cases = [
             (cq(sized(0, 16)), Status::INVALID_QID),
             (cq(sized(5, 16)), Status::INVALID_QID),
@@ -226,7 +233,10 @@ mod tests {
             (cq(sized(2, 65_536)), Status::INVALID_QUEUE_SIZE),
             (cq(odd), Status::INVALID_PRP_OFFSET),
             (discontiguous(cq(sized(2, 16))), Status::INVALID_FIELD),
-            (admin::create_io_cq(sized(2, 16), Some(65)), Status::INVALID_INTERRUPT_VECTOR),
+            (
+                admin::create_io_cq(sized(2, 16), Some(65)),
+                Status::INVALID_INTERRUPT_VECTOR,
+            ),
             (sq(sized(1, 16), 1), Status::INVALID_QID),
             (sq(sized(2, 16), 0), Status::INVALID_CQ),
             (sq(sized(2, 16), 2), Status::INVALID_CQ),
@@ -243,7 +253,10 @@ mod tests {
         for (i, (sqe, status)) in cases.into_iter().enumerate() {
             assert_eq!(driver.admin(sqe), Err(status), "case {i}");
         }
-        assert_eq!(driver.admin(admin::create_io_cq(sized(2, 64), Some(64))), Ok(0));
+        assert_eq!(
+            driver.admin(admin::create_io_cq(sized(2, 64), Some(64))),
+            Ok(0)
+        );
     }
 
     #[test]
@@ -255,7 +268,11 @@ mod tests {
         assert_eq!(driver.admin(admin::delete_io_cq(Qid(1))), Ok(0));
         driver.create_pair(1);
         assert_eq!(driver.io(read), Ok(0));
-        assert_eq!(driver.controller.queue_stats(1).reads, 2, "counts outlive the queue");
+        assert_eq!(
+            driver.controller.queue_stats(1).reads,
+            2,
+            "counts outlive the queue"
+        );
     }
 
     #[test]
@@ -268,7 +285,9 @@ mod tests {
         driver.ring(1);
         driver.ring(2);
         driver.step();
-        let done: Vec<_> = core::iter::from_fn(|| driver.pop(1)).map(|c| (c.sqid, c.cid)).collect();
+        let done: Vec<_> = core::iter::from_fn(|| driver.pop(1))
+            .map(|c| (c.sqid, c.cid))
+            .collect();
         assert_eq!(done, [(1, one), (2, two)]);
     }
 
@@ -279,26 +298,46 @@ mod tests {
         let mut driver = Driver::with_queue(config);
         // 128 entries of 64 bytes in two pages, the second one below the first.
         let (list, pages) = (DATA, [DATA + 0x5000, DATA + 0x2000]);
-        driver.memory.write(list, &pages.map(u64::to_le_bytes).concat()).unwrap();
-        let params = QueueParams { qid: Qid(2), entries: 128, iova: Iova(list) };
+        driver
+            .memory
+            .write(list, &pages.map(u64::to_le_bytes).concat())
+            .unwrap();
+        let params = QueueParams {
+            qid: Qid(2),
+            entries: 128,
+            iova: Iova(list),
+        };
         let mut sqe = admin::create_io_sq(params, Qid(1));
         sqe.cdw11 &= !QUEUE_CONTIGUOUS;
         assert_eq!(driver.admin(sqe), Ok(0));
         for i in 0..70u64 {
             let page = pages[(i / 64) as usize];
-            let words = nvm::flush(Nsid(1)).to_words().map(u64::to_le_bytes).concat();
+            let words = nvm::flush(Nsid(1))
+                .to_words()
+                .map(u64::to_le_bytes)
+                .concat();
             driver.memory.write(page + i % 64 * 64, &words).unwrap();
-            driver.controller.doorbells().sq_tail(2).store(i as u32 + 1, Ordering::Release);
+            driver
+                .controller
+                .doorbells()
+                .sq_tail(2)
+                .store(i as u32 + 1, Ordering::Release);
             driver.step();
             let cqe = driver.pop(1).unwrap();
-            assert_eq!((cqe.sqid, cqe.sqhd, cqe.status().code()), (2, i as u16 + 1, 0));
+            assert_eq!(
+                (cqe.sqid, cqe.sqhd, cqe.status().code()),
+                (2, i as u16 + 1, 0)
+            );
         }
     }
 
     #[test]
     fn deleting_a_queue_ends_the_commands_that_wait_in_it() {
         let mut config = config();
-        config.profile = crate::Profile { read_ns: 1_000_000, ..crate::Profile::NONE };
+        config.profile = crate::Profile {
+            read_ns: 1_000_000,
+            ..crate::Profile::NONE
+        };
         let mut driver = Driver::with_queue(config);
         let cid = driver.push(1, nvm::read(Nsid(1), Lba(0), 1).with_prps(DATA, 0));
         driver.ring(1);
@@ -309,6 +348,10 @@ mod tests {
         assert_eq!(driver.drain(1), [(cid, Status::ABORTED_SQ_DELETION.code())]);
         driver.now_ns = 2_000_000;
         driver.step();
-        assert_eq!(driver.bytes(DATA, 512), [0x77; 512], "no DMA after the deletion");
+        assert_eq!(
+            driver.bytes(DATA, 512),
+            [0x77; 512],
+            "no DMA after the deletion"
+        );
     }
 }

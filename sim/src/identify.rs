@@ -251,4 +251,84 @@ mod tests {
             .collect();
         assert_eq!(kinds, [(nidt::NGUID, 16), (nidt::UUID, 16), (nidt::CSI, 1)]);
     }
+
+    use crate::testing::{DATA, Driver, config};
+    use nvme_core::spec::admin;
+    use zerocopy::FromBytes;
+
+    fn identify(driver: &mut Driver, cns: u8, nsid: u32) -> Result<alloc::vec::Vec<u8>, Status> {
+        driver.admin(admin::identify(cns, Nsid(nsid)).with_prps(DATA + 0x800, DATA + 0x2000))?;
+        let first = driver.bytes(DATA + 0x800, 0x800);
+        Ok([first, driver.bytes(DATA + 0x2000, 0x800)].concat())
+    }
+
+    #[test]
+    fn the_controller_says_what_it_was_configured_to_be() {
+        let mut config = config();
+        (config.mdts, config.hmpre, config.aer_limit) = (3, 77, 9);
+        config.serial = "S1".into();
+        let mut driver = Driver::new(config);
+        let bytes = identify(&mut driver, cns::CONTROLLER, 0).unwrap();
+        let c = IdentifyController::read_from_bytes(&bytes).unwrap();
+        assert_eq!((c.mdts, c.hmpre, c.aerl, c.nn), (3, 77, 8, 1));
+        assert_eq!(&c.sn, b"S1                  ");
+        assert_eq!((c.sqes, c.cqes, c.ver), (0x66, 0x44, 0x0002_0000));
+        assert!(
+            c.subnqn
+                .starts_with(b"nqn.2014-08.org.nvmexpress:uuid:sim:S1\0")
+        );
+    }
+
+    #[test]
+    fn a_namespace_says_its_size_and_formats() {
+        let mut driver = Driver::new(config());
+        let bytes = identify(&mut driver, cns::NAMESPACE, 1).unwrap();
+        let n = IdentifyNamespace::read_from_bytes(&bytes).unwrap();
+        assert_eq!((n.nsze, n.block_bytes(), n.nlbaf), (2048, Some(512), 1));
+        let bytes = identify(&mut driver, cns::NAMESPACE, 0xFFFF_FFFF).unwrap();
+        let n = IdentifyNamespace::read_from_bytes(&bytes).unwrap();
+        assert_eq!((n.nsze, n.nlbaf), (0, 1));
+    }
+
+    #[test]
+    fn lists_start_above_the_given_identifier() {
+        let mut config = config();
+        for _ in 0..3 {
+            let store = crate::store::Null::new(4096);
+            config
+                .namespaces
+                .push(crate::NamespaceConfig::new(512, Box::new(store)));
+        }
+        let mut driver = Driver::new(config);
+        let list = identify(&mut driver, cns::ACTIVE_NAMESPACES, 2).unwrap();
+        assert_eq!(list[..12], [3, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0]);
+        let controllers = identify(&mut driver, cns::CONTROLLERS, 0).unwrap();
+        assert_eq!(controllers[..4], [1, 0, 1, 0]);
+    }
+
+    #[test]
+    fn unknown_structures_and_namespaces_are_refused() {
+        let mut driver = Driver::new(config());
+        let mut code = |cns, nsid| identify(&mut driver, cns, nsid).map(|_| ());
+        assert_eq!(code(0x55, 0), Err(Status::INVALID_FIELD));
+        for cns in [
+            cns::NAMESPACE,
+            cns::NAMESPACE_DESCRIPTORS,
+            cns::CSI_NAMESPACE,
+        ] {
+            assert_eq!(code(cns, 2), Err(Status::INVALID_NAMESPACE), "{cns}");
+            assert_eq!(code(cns, 0), Err(Status::INVALID_NAMESPACE), "{cns}");
+        }
+        assert_eq!(
+            code(cns::ACTIVE_NAMESPACES, 0xFFFF_FFFE),
+            Err(Status::INVALID_NAMESPACE)
+        );
+        for cns in [
+            cns::CSI_CONTROLLER,
+            cns::CSI_NAMESPACE,
+            cns::INDEPENDENT_NAMESPACE,
+        ] {
+            assert_eq!(code(cns, 1), Ok(()), "{cns}");
+        }
+    }
 }

@@ -347,4 +347,106 @@ mod tests {
         assert_eq!((logs.errors[0].error_count, logs.errors[0].cid), (100, 99));
         assert!(logs.errors[0].status().is(Status::LBA_OUT_OF_RANGE));
     }
+
+    use crate::testing::{DATA, Driver, config};
+    use nvme_core::spec::{Lba, admin, nvm};
+    use zerocopy::FromBytes;
+
+    fn page(driver: &mut Driver, lid: u8, len: u32, offset: u64) -> Result<Vec<u8>, Status> {
+        driver.fill(DATA, 0xEE, 4096);
+        driver.admin(admin::get_log_page(lid, Nsid::ALL, len, offset).with_prps(DATA, 0))?;
+        Ok(driver.bytes(DATA, len as usize))
+    }
+
+    #[test]
+    fn errors_and_counters_add_up() {
+        let mut driver = Driver::with_queue(config());
+        let read = |lba| nvm::read(Nsid(1), Lba(lba), 8).with_prps(DATA, 0);
+        for _ in 0..3 {
+            assert_eq!(driver.io(read(0)), Ok(0));
+        }
+        assert_eq!(
+            driver.io(nvm::write(Nsid(1), Lba(0), 8).with_prps(DATA, 0)),
+            Ok(0)
+        );
+        assert_eq!(driver.io(read(5000)), Err(Status::LBA_OUT_OF_RANGE));
+        let smart =
+            Smart::read_from_bytes(&page(&mut driver, lid::SMART, 512, 0).unwrap()).unwrap();
+        let number = |bytes: &[u8; 16]| u128::from_le_bytes(*bytes);
+        assert_eq!(
+            (number(&smart.host_reads), number(&smart.host_writes)),
+            (4, 1)
+        );
+        assert_eq!(
+            (
+                number(&smart.data_units_read),
+                number(&smart.error_log_entries)
+            ),
+            (1, 1)
+        );
+        let errors = page(&mut driver, lid::ERROR, 128, 0).unwrap();
+        let entry = ErrorEntry::read_from_bytes(&errors[..64]).unwrap();
+        assert_eq!(
+            (entry.error_count, entry.sqid, entry.lba, entry.nsid),
+            (1, 1, 5000, 1)
+        );
+        assert!(entry.status().is(Status::LBA_OUT_OF_RANGE));
+        assert_eq!(errors[64..], [0; 64]);
+    }
+
+    #[test]
+    fn pages_are_read_in_parts_and_never_past_their_end() {
+        let mut driver = Driver::new(config());
+        let whole = page(&mut driver, lid::COMMANDS_SUPPORTED, 4096, 0).unwrap();
+        assert_eq!(whole[usize::from(opcode::IDENTIFY) * 4], 1);
+        assert_eq!(
+            page(&mut driver, lid::COMMANDS_SUPPORTED, 64, 1024).unwrap(),
+            whole[1024..1088]
+        );
+        let end = page(&mut driver, lid::FIRMWARE, 16, 504).unwrap();
+        assert_eq!(end, [0; 16]);
+        let refused = [
+            (lid::FIRMWARE, 16, 516, Status::INVALID_FIELD),
+            (lid::FIRMWARE, 16, 2, Status::INVALID_FIELD),
+            (lid::FIRMWARE, 16, u64::MAX & !3, Status::INVALID_FIELD),
+            (lid::FIRMWARE, 1 << 20, 0, Status::INVALID_FIELD),
+            (0x77, 16, 0, Status::INVALID_LOG_PAGE),
+        ];
+        for (lid, len, offset, status) in refused {
+            assert_eq!(
+                page(&mut driver, lid, len, offset),
+                Err(status),
+                "{lid} {len} {offset}"
+            );
+        }
+        let supported = page(&mut driver, lid::SUPPORTED, 1024, 0).unwrap();
+        assert_eq!(supported.iter().filter(|byte| **byte != 0).count(), 6);
+    }
+
+    #[test]
+    fn retaining_an_event_keeps_it_masked() {
+        let mut driver = Driver::with_queue(config());
+        for _ in 0..2 {
+            driver.push(0, admin::async_event_request());
+        }
+        driver.ring(0);
+        driver.step();
+        let bad = |driver: &mut Driver, value| {
+            driver
+                .controller
+                .doorbells()
+                .sq_tail(1)
+                .store(value, Ordering::Release);
+            driver.step();
+            driver.step();
+            driver.pop(0).map(|cqe| cqe.dw0)
+        };
+        assert_eq!(bad(&mut driver, 1000), Some(0x0001_0100));
+        let mut log = admin::get_log_page(lid::ERROR, Nsid::ALL, 64, 0).with_prps(DATA, 0);
+        log.cdw10 |= 1 << 15;
+        assert_eq!(driver.admin(log), Ok(0));
+        assert_eq!(bad(&mut driver, 1001), None);
+        assert!(page(&mut driver, lid::ERROR, 64, 0).is_ok());
+        assert_eq!(bad(&mut driver, 1002), Some(0x0001_0100));
+    }
 }

@@ -183,16 +183,15 @@ impl<'a, 'g> Io<'a, 'g> {
         let store = &*namespace.store;
         let Range { offset, len, .. } = range;
         let cache = namespace.cache.as_ref();
-        if let Some(cache) = cache {
+        let through = fua || !self.write_back || cache.is_some_and(|cache| cache.is_too_small(len));
+        if let Some(cache) = cache.filter(|_| !through) {
             cache
                 .before_write(store, offset, len, range.block())
                 .map_err(fault)?;
         }
         change()?;
         namespace.repair(offset, len);
-        if (fua || !self.write_back)
-            && let Some(cache) = cache
-        {
+        if through && let Some(cache) = cache {
             store.flush().map_err(fault)?;
             cache.commit(offset, len, range.block());
         }
@@ -374,7 +373,10 @@ mod tests {
     fn read(driver: &mut Driver, lba: u64) -> u8 {
         let at = DATA + 0x8000;
         driver.fill(at, 0xEE, 512);
-        assert_eq!(driver.io(nvm::read(ONE, Lba(lba), 1).with_prps(at, 0)), Ok(0));
+        assert_eq!(
+            driver.io(nvm::read(ONE, Lba(lba), 1).with_prps(at, 0)),
+            Ok(0)
+        );
         let bytes = driver.bytes(at, 512);
         assert!(bytes.iter().all(|byte| *byte == bytes[0]));
         bytes[0]
@@ -396,7 +398,11 @@ mod tests {
         let sqe = nvm::read(ONE, Lba(100), 64).with_prps(DATA + 0x40, list);
         assert_eq!(driver.io(sqe), Ok(0));
         assert_eq!(driver.bytes(DATA + 0x40, 32768), pattern);
-        assert_eq!(driver.bytes(DATA, 0x40), [0; 0x40], "nothing before the buffer is touched");
+        assert_eq!(
+            driver.bytes(DATA, 0x40),
+            [0; 0x40],
+            "nothing before the buffer is touched"
+        );
     }
 
     #[test]
@@ -422,11 +428,20 @@ mod tests {
             (nvm::read(ONE, Lba(2048), 1), Status::LBA_OUT_OF_RANGE),
             (nvm::read(ONE, Lba(2047), 2), Status::LBA_OUT_OF_RANGE),
             (nvm::read(ONE, Lba(u64::MAX), 1), Status::LBA_OUT_OF_RANGE),
-            (nvm::read(ONE, Lba(0), 257).with_prps(DATA, DATA), Status::INVALID_FIELD),
+            (
+                nvm::read(ONE, Lba(0), 257).with_prps(DATA, DATA),
+                Status::INVALID_FIELD,
+            ),
             (good.with_prps(DATA + 2, 0), Status::INVALID_PRP_OFFSET),
             (good.with_prps(1 << 40, 0), Status::DATA_TRANSFER_ERROR),
-            (nvm::write(ONE, Lba(0), 1).with_prps(u64::MAX & !3, 0), Status::DATA_TRANSFER_ERROR),
-            (nvm::deallocate(ONE, 1).with_prps(1 << 40, 0), Status::DATA_TRANSFER_ERROR),
+            (
+                nvm::write(ONE, Lba(0), 1).with_prps(u64::MAX & !3, 0),
+                Status::DATA_TRANSFER_ERROR,
+            ),
+            (
+                nvm::deallocate(ONE, 1).with_prps(1 << 40, 0),
+                Status::DATA_TRANSFER_ERROR,
+            ),
         ];
         for (i, (sqe, status)) in cases.into_iter().enumerate() {
             assert_eq!(driver.io(sqe), Err(status), "case {i}");
@@ -488,14 +503,24 @@ mod tests {
             bytes[8..].copy_from_slice(&slba.to_le_bytes());
             bytes
         };
-        driver.memory.write(DATA, &[range(4, 1), range(6, 1)].concat()).unwrap();
+        driver
+            .memory
+            .write(DATA, &[range(4, 1), range(6, 1)].concat())
+            .unwrap();
         assert_eq!(driver.io(nvm::deallocate(ONE, 2).with_prps(DATA, 0)), Ok(0));
         let blocks: alloc::vec::Vec<_> = (0..8).map(|lba| read(&mut driver, lba)).collect();
         assert_eq!(blocks, [5, 0, 0, 5, 0, 5, 0, 5]);
-        driver.memory.write(DATA, &[range(0, 1), range(2047, 2)].concat()).unwrap();
+        driver
+            .memory
+            .write(DATA, &[range(0, 1), range(2047, 2)].concat())
+            .unwrap();
         let sqe = nvm::deallocate(ONE, 2).with_prps(DATA, 0);
         assert_eq!(driver.io(sqe), Err(Status::LBA_OUT_OF_RANGE));
-        assert_eq!(read(&mut driver, 0), 5, "no range is deallocated when one is bad");
+        assert_eq!(
+            read(&mut driver, 0),
+            5,
+            "no range is deallocated when one is bad"
+        );
     }
 
     #[test]
@@ -516,10 +541,16 @@ mod tests {
         assert_eq!(driver.io(bad), Ok(0));
         let read4 = nvm::read(ONE, Lba(3), 2).with_prps(DATA, 0);
         assert_eq!(driver.io(read4), Err(Status::UNRECOVERED_READ_ERROR));
-        assert_eq!(driver.io(nvm::verify(ONE, Lba(5), 1)), Err(Status::UNRECOVERED_READ_ERROR));
+        assert_eq!(
+            driver.io(nvm::verify(ONE, Lba(5), 1)),
+            Err(Status::UNRECOVERED_READ_ERROR)
+        );
         write(&mut driver, 4, 2, 1, 0);
         assert_eq!(driver.io(read4), Ok(0));
-        assert_eq!(driver.io(nvm::verify(ONE, Lba(0), 65536)), Err(Status::LBA_OUT_OF_RANGE));
+        assert_eq!(
+            driver.io(nvm::verify(ONE, Lba(0), 65536)),
+            Err(Status::LBA_OUT_OF_RANGE)
+        );
     }
 
     #[test]
@@ -527,7 +558,10 @@ mod tests {
         let mut config = config();
         config.namespaces[0].metadata_bytes = 8;
         let mut driver = Driver::with_queue(config);
-        driver.memory.write(DATA + 0x4000, &[1, 2, 3, 4, 5, 6, 7, 8, 9]).unwrap();
+        driver
+            .memory
+            .write(DATA + 0x4000, &[1, 2, 3, 4, 5, 6, 7, 8, 9])
+            .unwrap();
         let mut sqe = nvm::write(ONE, Lba(3), 1).with_prps(DATA, 0);
         sqe.mptr = DATA + 0x4000;
         assert_eq!(driver.io(sqe), Ok(0));
@@ -545,7 +579,10 @@ mod tests {
         let mut driver = Driver::with_queue(config);
         let sqe = nvm::write(ONE, Lba(0), 1).with_prps(DATA, 0);
         assert_eq!(driver.io(sqe), Err(Status::WRITE_TO_READ_ONLY));
-        assert_eq!(driver.io(nvm::write_zeroes(ONE, Lba(0), 1)), Err(Status::WRITE_TO_READ_ONLY));
+        assert_eq!(
+            driver.io(nvm::write_zeroes(ONE, Lba(0), 1)),
+            Err(Status::WRITE_TO_READ_ONLY)
+        );
         assert_eq!(driver.io(nvm::flush(Nsid::ALL)), Ok(0));
     }
 
@@ -562,6 +599,9 @@ mod tests {
         assert_eq!((bytes[0], bytes[1], bytes[512], bytes[513]), (0, 8, 8, 0));
         let mut config = config();
         config.sgl = false;
-        assert_eq!(Driver::with_queue(config).io(sqe), Err(Status::INVALID_FIELD));
+        assert_eq!(
+            Driver::with_queue(config).io(sqe),
+            Err(Status::INVALID_FIELD)
+        );
     }
 }

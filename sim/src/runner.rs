@@ -114,3 +114,174 @@ fn serve(
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{Config, NamespaceConfig};
+    use crate::latency::Profile;
+    use crate::store::Null;
+    use nvme_core::spec::admin::{self, QueueParams};
+    use nvme_core::spec::register::{Cc, offset};
+    use nvme_core::spec::{Iova, Lba, Nsid, Qid, Sqe, nvm};
+    use std::boxed::Box;
+    use std::sync::atomic::AtomicU64;
+
+    const ENTRIES: u64 = 8;
+
+    /// A driver on one queue pair that waits for every command.
+    struct Simple {
+        controller: Arc<Controller<HostMemory>>,
+        words: Arc<[AtomicU64]>,
+    }
+
+    impl Simple {
+        fn new(profile: Profile) -> Self {
+            let words: Arc<[AtomicU64]> = (0..1 << 14).map(|_| AtomicU64::new(0)).collect();
+            let memory = HostMemory::new();
+            memory.share(0, words.clone()).unwrap();
+            let mut config = Config::empty();
+            config.profile = profile;
+            config
+                .namespaces
+                .push(NamespaceConfig::new(512, Box::new(Null::new(1 << 30))));
+            Self {
+                controller: Arc::new(Controller::new(config, memory).unwrap()),
+                words,
+            }
+        }
+
+        fn run(&self, qid: u16, count: u64, sqe: Sqe) -> u64 {
+            let index = count % ENTRIES;
+            let (sq, cq) = (u64::from(qid) * 0x2000, u64::from(qid) * 0x2000 + 0x1000);
+            for (i, word) in sqe.to_words().into_iter().enumerate() {
+                self.words[(sq / 8 + index * 8) as usize + i].store(word, Ordering::Relaxed);
+            }
+            let doorbells = self.controller.doorbells();
+            let next = (index + 1) % ENTRIES;
+            doorbells.sq_tail(qid).store(next as u32, Ordering::Release);
+            let phase = 1 - count / ENTRIES % 2;
+            let word = &self.words[(cq / 8 + index * 2) as usize + 1];
+            let mut upper = word.load(Ordering::Acquire);
+            while upper >> 48 & 1 != phase {
+                std::thread::yield_now();
+                upper = word.load(Ordering::Acquire);
+            }
+            doorbells.cq_head(qid).store(next as u32, Ordering::Release);
+            upper >> 49
+        }
+
+        fn start(&self) {
+            let size = (ENTRIES - 1) as u32;
+            self.controller.write32(offset::AQA, size << 16 | size);
+            self.controller.write64(offset::ASQ, 0);
+            self.controller.write64(offset::ACQ, 0x1000);
+            let mut cc = Cc(0);
+            cc.set_iosqes(6);
+            cc.set_iocqes(4);
+            cc.set_en(true);
+            self.controller.write32(offset::CC, cc.0);
+        }
+
+        fn create(&self, qid: u16, count: u64) {
+            let at = |iova| QueueParams {
+                qid: Qid(qid),
+                entries: 8,
+                iova: Iova(iova),
+            };
+            let base = u64::from(qid) * 0x2000;
+            assert_eq!(
+                self.run(0, count, admin::create_io_cq(at(base + 0x1000), None)),
+                0
+            );
+            assert_eq!(
+                self.run(0, count + 1, admin::create_io_sq(at(base), Qid(qid))),
+                0
+            );
+        }
+    }
+
+    #[test]
+    fn threads_serve_their_queues_until_stopped() {
+        let simple = Simple::new(Profile::NONE);
+        let runner = Runner::start(simple.controller.clone(), 2);
+        simple.start();
+        simple.create(1, 0);
+        simple.create(2, 2);
+        std::thread::scope(|scope| {
+            for qid in [1, 2] {
+                let simple = &simple;
+                scope.spawn(move || {
+                    for count in 0..2000 {
+                        let sqe = nvm::read(Nsid(1), Lba(count), 1).with_prps(0x1_0000, 0);
+                        assert_eq!(simple.run(qid, count, sqe), 0);
+                    }
+                });
+            }
+        });
+        runner.stop();
+        let stats = |qid| simple.controller.queue_stats(qid).commands;
+        assert_eq!((stats(1), stats(2)), (2000, 2000));
+        simple
+            .controller
+            .doorbells()
+            .sq_tail(1)
+            .store(1, Ordering::Release);
+        std::thread::sleep(Duration::from_millis(5));
+        assert_eq!(stats(1), 2000, "nobody steps any more");
+    }
+
+    #[test]
+    fn latency_is_real_time_under_a_runner() {
+        let simple = Simple::new(Profile {
+            read_ns: 3_000_000,
+            ..Profile::NONE
+        });
+        let runner = Runner::start(simple.controller.clone(), 1);
+        simple.start();
+        simple.create(1, 0);
+        let started = Instant::now();
+        let sqe = nvm::read(Nsid(1), Lba(0), 1).with_prps(0x1_0000, 0);
+        assert_eq!(simple.run(1, 0, sqe), 0);
+        assert!(
+            started.elapsed() >= Duration::from_millis(2),
+            "{:?}",
+            started.elapsed()
+        );
+        drop(runner);
+    }
+
+    #[test]
+    fn disabling_while_threads_serve_stops_every_access() {
+        let simple = Simple::new(Profile::NONE);
+        let _runner = Runner::start(simple.controller.clone(), 2);
+        for _ in 0..20 {
+            for word in simple.words.iter() {
+                word.store(0, Ordering::Relaxed);
+            }
+            simple.start();
+            simple.create(1, 0);
+            for i in 0..7 {
+                let sqe = nvm::flush(Nsid(1));
+                for (w, word) in sqe.to_words().into_iter().enumerate() {
+                    simple.words[0x400 + i * 8 + w].store(word, Ordering::Relaxed);
+                }
+            }
+            simple
+                .controller
+                .doorbells()
+                .sq_tail(1)
+                .store(7, Ordering::Release);
+            simple.controller.write32(offset::CC, 0);
+            assert_eq!(simple.controller.read32(offset::CSTS) & 1, 0);
+            let cq = || {
+                simple.words[0x600..0x610]
+                    .iter()
+                    .map(|word| word.load(Ordering::Relaxed))
+            };
+            let before: Vec<u64> = cq().collect();
+            std::thread::sleep(Duration::from_micros(200));
+            assert_eq!(cq().collect::<Vec<_>>(), before);
+        }
+    }
+}

@@ -3,6 +3,7 @@
 use crate::memory::Span;
 use alloc::boxed::Box;
 use core::sync::atomic::AtomicU64;
+use core::sync::atomic::Ordering::Relaxed;
 use zerocopy::FromZeros;
 
 /// Why a store could not do it.
@@ -101,7 +102,22 @@ impl Store for Memory {
     }
 
     fn zero(&self, offset: u64, len: u64, _deallocate: bool) -> Result<(), StoreError> {
-        self.part(offset, len)?.zero();
+        let part = self.part(offset, len)?;
+        let mut done = 0;
+        while let Some(rest) = part
+            .slice(done, part.len() - done)
+            .filter(|rest| !rest.is_empty())
+        {
+            let chunk = rest
+                .slice(0, rest.len().min(4096))
+                .ok_or(StoreError::OutOfBounds)?;
+            // Pages that were never written stay without memory.
+            let words = chunk.as_words().filter(|_| chunk.len().is_multiple_of(8));
+            if !words.is_some_and(|words| words.iter().all(|word| word.load(Relaxed) == 0)) {
+                chunk.zero();
+            }
+            done += chunk.len();
+        }
         Ok(())
     }
 

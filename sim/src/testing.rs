@@ -37,7 +37,9 @@ pub struct Driver {
 pub fn config() -> Config {
     let store = Memory::new(1 << 20).expect("1 MiB");
     let mut config = Config::empty();
-    config.namespaces.push(NamespaceConfig::new(512, Box::new(store)));
+    config
+        .namespaces
+        .push(NamespaceConfig::new(512, Box::new(store)));
     config.max_queues = 4;
     config.mqes = 64;
     config
@@ -57,8 +59,20 @@ impl Driver {
         let memory = Arc::new(VecMemory::new(MEMORY));
         let queues = usize::from(config.max_queues) + 1;
         let controller = Controller::new(config, memory.clone()).expect("a valid configuration");
-        let rings = (0..queues).map(|_| Ring { tail: 0, head: 0, phase: true }).collect();
-        Self { controller, memory, now_ns: 0, rings, next_cid: 0 }
+        let rings = (0..queues)
+            .map(|_| Ring {
+                tail: 0,
+                head: 0,
+                phase: true,
+            })
+            .collect();
+        Self {
+            controller,
+            memory,
+            now_ns: 0,
+            rings,
+            next_cid: 0,
+        }
     }
 
     /// An enabled controller with the admin queue.
@@ -88,7 +102,8 @@ impl Driver {
     }
 
     pub fn enable(&mut self) {
-        self.controller.write32(offset::AQA, (ENTRIES - 1) << 16 | (ENTRIES - 1));
+        self.controller
+            .write32(offset::AQA, (ENTRIES - 1) << 16 | (ENTRIES - 1));
         self.controller.write64(offset::ASQ, sq_at(0));
         self.controller.write64(offset::ACQ, cq_at(0));
         self.controller.write32(offset::CC, Self::cc().0);
@@ -97,12 +112,22 @@ impl Driver {
     }
 
     fn clear_ring(&mut self, qid: u16) {
-        self.memory.write(cq_at(qid), &[0; ENTRIES as usize * 16]).expect("mapped");
-        self.rings[usize::from(qid)] = Ring { tail: 0, head: 0, phase: true };
+        self.memory
+            .write(cq_at(qid), &[0; ENTRIES as usize * 16])
+            .expect("mapped");
+        self.rings[usize::from(qid)] = Ring {
+            tail: 0,
+            head: 0,
+            phase: true,
+        };
     }
 
     pub fn params(qid: u16, iova: u64) -> QueueParams {
-        QueueParams { qid: Qid(qid), entries: ENTRIES, iova: Iova(iova) }
+        QueueParams {
+            qid: Qid(qid),
+            entries: ENTRIES,
+            iova: Iova(iova),
+        }
     }
 
     pub fn create_pair(&mut self, qid: u16) {
@@ -118,23 +143,39 @@ impl Driver {
         let cid = self.next_cid;
         self.next_cid = self.next_cid.wrapping_add(1);
         let ring = &mut self.rings[usize::from(qid)];
-        let words = sqe.with_cid(Cid(cid)).to_words().map(u64::to_le_bytes).concat();
-        self.memory.write(sq_at(qid) + u64::from(ring.tail) * 64, &words).expect("mapped");
+        let words = sqe
+            .with_cid(Cid(cid))
+            .to_words()
+            .map(u64::to_le_bytes)
+            .concat();
+        self.memory
+            .write(sq_at(qid) + u64::from(ring.tail) * 64, &words)
+            .expect("mapped");
         ring.tail = (ring.tail + 1) % ENTRIES;
         cid
     }
 
     pub fn ring(&self, qid: u16) {
         let tail = self.rings[usize::from(qid)].tail;
-        self.controller.doorbells().sq_tail(qid).store(tail, Ordering::Release);
+        self.controller
+            .doorbells()
+            .sq_tail(qid)
+            .store(tail, Ordering::Release);
     }
 
     /// The next completion without its doorbell.
     pub fn peek(&self, qid: u16) -> Option<Cqe> {
         let ring = &self.rings[usize::from(qid)];
         let mut bytes = [0; 16];
-        self.memory.read(cq_at(qid) + u64::from(ring.head) * 16, &mut bytes).expect("mapped");
-        let word = |at: usize| bytes[at..at + 8].iter().rev().fold(0, |w, b| w << 8 | u64::from(*b));
+        self.memory
+            .read(cq_at(qid) + u64::from(ring.head) * 16, &mut bytes)
+            .expect("mapped");
+        let word = |at: usize| {
+            bytes[at..at + 8]
+                .iter()
+                .rev()
+                .fold(0, |w, b| w << 8 | u64::from(*b))
+        };
         let cqe = Cqe::from_words(word(0), word(8));
         (cqe.phase() == ring.phase).then_some(cqe)
     }
@@ -145,7 +186,10 @@ impl Driver {
         ring.head = (ring.head + 1) % ENTRIES;
         ring.phase ^= ring.head == 0;
         let head = ring.head;
-        self.controller.doorbells().cq_head(qid).store(head, Ordering::Release);
+        self.controller
+            .doorbells()
+            .cq_head(qid)
+            .store(head, Ordering::Release);
         Some(cqe)
     }
 
@@ -156,7 +200,9 @@ impl Driver {
 
     /// Every completion that is there now, as (CID, status code).
     pub fn drain(&mut self, qid: u16) -> Vec<(u16, u16)> {
-        core::iter::from_fn(|| self.pop(qid)).map(|cqe| (cqe.cid, cqe.status().code())).collect()
+        core::iter::from_fn(|| self.pop(qid))
+            .map(|cqe| (cqe.cid, cqe.status().code()))
+            .collect()
     }
 
     /// One command from submission to completion: dword 0, or the status without DNR and More.
@@ -188,6 +234,8 @@ impl Driver {
     }
 
     pub fn fill(&self, iova: u64, value: u8, len: usize) {
-        self.memory.write(iova, &alloc::vec![value; len]).expect("mapped");
+        self.memory
+            .write(iova, &alloc::vec![value; len])
+            .expect("mapped");
     }
 }
