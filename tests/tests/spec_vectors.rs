@@ -3,9 +3,12 @@
 //! Driver and simulator share these types, so a mistake in them would cancel out in every other test.
 //! Expected bytes are therefore literals: nothing here computes them with the code under test.
 //! `docs/spec-coverage.md` names the clause behind each test.
+#![cfg(not(loom))]
 
 #[path = "spec_vectors/admin.rs"]
 mod admin;
+#[path = "spec_vectors/coverage.rs"]
+mod coverage;
 #[path = "spec_vectors/entries.rs"]
 mod entries;
 #[path = "spec_vectors/identify.rs"]
