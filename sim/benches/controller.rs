@@ -6,7 +6,7 @@
 
 use nvme_core::spec::register::{Cc, offset};
 use nvme_core::spec::{Iova, Lba, Nsid, Qid, Sqe, admin, nvm};
-use nvme_sim::{Config, Controller, HostMemory, Memory, NamespaceConfig, Null, Store};
+use nvme_sim::{Config, Controller, HostMemory, Memory, NamespaceConfig, Null, Runner, Store};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -147,6 +147,45 @@ fn main() {
     for blocks in [1u32, 8] {
         memory(blocks);
     }
+    round_trip();
+}
+
+/// One command at a time against a runner thread: what a driver on another core waits.
+fn round_trip() {
+    const ROUNDS: u64 = 200_000;
+    let bench = Bench::new(config(Box::new(Null::new(1 << 40)), 0));
+    let Bench {
+        controller, words, ..
+    } = bench;
+    let controller = Arc::new(controller);
+    let runner = Runner::start(controller.clone(), 1);
+    let sqe = nvm::read(Nsid(1), Lba(0), 1).with_prps(DATA, 0).to_words();
+    let start = Instant::now();
+    for round in 0..ROUNDS {
+        let index = (round % u64::from(ENTRIES)) as usize;
+        for (i, word) in sqe.iter().enumerate() {
+            words[SQ as usize / 8 + index * 8 + i].store(*word, Ordering::Relaxed);
+        }
+        let next = (index as u32 + 1) % ENTRIES;
+        controller
+            .doorbells()
+            .sq_tail(1)
+            .store(next, Ordering::Release);
+        let phase = 1 - round / u64::from(ENTRIES) % 2;
+        let upper = &words[CQ as usize / 8 + index * 2 + 1];
+        while upper.load(Ordering::Acquire) >> 48 & 1 != phase {
+            std::hint::spin_loop();
+        }
+        controller
+            .doorbells()
+            .cq_head(1)
+            .store(next, Ordering::Release);
+    }
+    let ns = start.elapsed().as_nanos() as f64 / ROUNDS as f64;
+    runner.stop();
+    println!(
+        "{{\"bench\":\"sim/runner-qd1\",\"round_trips\":{ROUNDS},\"ns_per_round_trip\":{ns:.0}}}"
+    );
 }
 
 /// Reads of `blocks` blocks of 4 KiB from memory, against memcpy of the same blocks.

@@ -56,12 +56,12 @@ pub(crate) fn execute(
         opcode::DELETE_IO_CQ => create::delete_cq(device, sqe).map(done),
         opcode::DELETE_IO_SQ => create::delete_sq(device, dma, sqe).map(done),
         opcode::IDENTIFY => device.identify(dma, sqe).map(done),
-        opcode::GET_LOG_PAGE => device.get_log_page(control, dma, sqe).map(done),
+        opcode::GET_LOG_PAGE => device.get_log_page(dma, sqe).map(done),
         opcode::GET_FEATURES => device.get_features(control, dma, sqe).map(Reply::Done),
         opcode::SET_FEATURES => device.set_features(control, dma, sqe).map(Reply::Done),
         opcode::ABORT => abort(device, control, sqe).map(Reply::Done),
         opcode::ASYNC_EVENT_REQUEST => event_request(device, control, sqe),
-        opcode::FORMAT_NVM => format(device, sqe).map(done),
+        opcode::FORMAT_NVM => format(device, control, sqe).map(done),
         opcode::KEEP_ALIVE => Ok(Reply::Done(0)),
         _ => Err(Status::INVALID_OPCODE.into()),
     }
@@ -176,7 +176,7 @@ fn event_request(device: &Device, control: &mut Control, sqe: &Sqe) -> Result<Re
 }
 
 /// NVMe Base 2.0c, 5.14 (Format NVM command).
-fn format(device: &Device, sqe: &Sqe) -> Result<(), Refusal> {
+fn format(device: &Device, control: &Control, sqe: &Sqe) -> Result<(), Refusal> {
     let format = (sqe.cdw10 & 0xF | (sqe.cdw10 >> 12 & 3) << 4) as usize;
     let (extended, protection, erase) =
         (sqe.cdw10 >> 4 & 1, sqe.cdw10 >> 5 & 7, sqe.cdw10 >> 9 & 7);
@@ -217,7 +217,10 @@ fn format(device: &Device, sqe: &Sqe) -> Result<(), Refusal> {
         let result = namespace.reformat(format);
         namespace.set_formatting(false);
         result.map_err(|error| store_status(error, Direction::FromHost))?;
-        device.logs.lock().namespace_changed(nsid);
+        device
+            .logs
+            .lock()
+            .namespace_changed(nsid, &control.features);
     }
     device.attention.store(true, Ordering::Relaxed);
     Ok(())
@@ -316,6 +319,8 @@ mod tests {
         let request = driver.push(0, admin::async_event_request());
         driver.ring(0);
         driver.step();
+        let notices = admin::set_features(0x0B, Nsid::NONE, 1 << 8);
+        assert_eq!(driver.admin(notices), Ok(0));
         let cid = driver.push(0, admin::format_nvm(Nsid(1), 1, 0));
         driver.ring(0);
         driver.step();

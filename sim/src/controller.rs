@@ -110,6 +110,7 @@ impl<M: DmaMemory> Controller<M> {
     }
 
     /// The highest queue that exists; doorbells above it are looked at for complaints alone.
+    #[cfg(feature = "std")]
     pub(crate) fn highest_qid(&self) -> u16 {
         self.device.highest.load(Ordering::Relaxed)
     }
@@ -171,5 +172,120 @@ impl<M: DmaMemory> Controller<M> {
         let mut logs = self.device.logs.lock();
         logs.set_temperature(kelvins, &control.features);
         self.device.attention.store(true, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fault::mix;
+    use crate::testing::{DATA, Driver, ENTRIES, config, cq_at, sq_at};
+    use nvme_core::spec::register::offset;
+
+    /// A driver that writes anything anywhere. It passes when nothing panics, no store is exceeded
+    /// and the controller can be enabled again afterwards.
+    fn hostile(seed: u64, rounds: u32) {
+        let mut state = seed;
+        let mut next = move || {
+            state = mix(state);
+            state
+        };
+        let mut config = config();
+        config.cqr = !seed.is_multiple_of(3);
+        config.write_cache = seed.is_multiple_of(2);
+        if seed.is_multiple_of(5) {
+            config.profile = crate::Profile::OPTANE;
+        }
+        let mut driver = Driver::new(config);
+        driver.create_pair(1);
+        let bell = |driver: &Driver, value: u64| {
+            let doorbells = driver.controller.doorbells();
+            let qid = (value >> 8) as u16 % 5;
+            let word = if value & 1 == 0 {
+                doorbells.sq_tail(qid)
+            } else {
+                doorbells.cq_head(qid)
+            };
+            let limit = if value & 6 == 0 {
+                u64::from(u32::MAX)
+            } else {
+                u64::from(ENTRIES) + 1
+            };
+            word.store(((value >> 16) % limit) as u32, Ordering::Release);
+        };
+        for _ in 0..rounds {
+            // An entry of plausible opcode with wild fields, in a ring of any queue.
+            let qid = next() as u16 % 3;
+            let at = sq_at(qid) + next() % u64::from(ENTRIES) * 64;
+            let mut words: [u64; 8] = core::array::from_fn(|_| match next() % 4 {
+                0 => 0,
+                1 => next() % 16,
+                2 => DATA + next() % 0x10_0000,
+                _ => next(),
+            });
+            let opcodes = [0, 1, 2, 4, 5, 6, 8, 9, 0xA, 0xC, 0x18, 0x80, next() as u8];
+            let flags = if next().is_multiple_of(4) {
+                next() & 0xFF00
+            } else {
+                0
+            };
+            let opcode = opcodes[next() as usize % opcodes.len()];
+            words[0] = u64::from(opcode) | flags | (next() & 0xFFFF) << 16 | (next() % 3) << 32;
+            if next().is_multiple_of(2) {
+                words[3] = DATA + (next() % 64) * 4;
+                words[6] &= 0xFFFF_FFFF_0000_00FF;
+            }
+            driver
+                .memory
+                .write(at, &words.map(u64::to_le_bytes).concat())
+                .expect("mapped");
+            if next().is_multiple_of(3) {
+                // Something that may be taken for a list.
+                let list = DATA + next() % 512 * 8;
+                driver
+                    .memory
+                    .write(list, &(DATA + next() % 512 * 4096).to_le_bytes())
+                    .unwrap();
+            }
+            let value = next();
+            bell(&driver, value);
+            match next() % 64 {
+                0 => driver
+                    .controller
+                    .write32(next() as u32 % 0x80, next() as u32),
+                1 => driver
+                    .controller
+                    .write32(0x1000 + next() as u32 % 0x100, next() as u32),
+                2 => driver.controller.power_cut(),
+                _ => {}
+            }
+            driver.now_ns += next() % 20_000;
+            driver.step();
+            if !driver.csts().rdy() || driver.csts().cfs() || driver.csts().shst() != 0 {
+                driver.controller.write32(offset::CC, 0);
+                driver.memory.write(cq_at(1), &[0; 256]).unwrap();
+                driver.enable();
+                driver.create_pair(1);
+            }
+        }
+        let stats = driver.controller.queue_stats(1);
+        assert!(
+            stats.commands > stats.errors && stats.errors > 0,
+            "{stats:?}"
+        );
+        driver.controller.write32(offset::CC, 0);
+        driver.enable();
+    }
+
+    #[test]
+    fn a_hostile_driver_causes_no_panic() {
+        let seeds = std::env::var("NVME_SIM_SEEDS")
+            .ok()
+            .and_then(|seeds| seeds.parse().ok());
+        for seed in 0..seeds.unwrap_or(40) {
+            // The harness shows this when the test fails: the seed repeats the run.
+            std::println!("seed {seed}");
+            hostile(seed, 1500);
+        }
     }
 }

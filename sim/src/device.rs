@@ -214,11 +214,8 @@ impl Device {
                 };
                 word.store(value, Ordering::Release); // Release: pairs with the load in `serve`.
             }
-            None if self.is_running() => self.logs.lock().bad_doorbell(u16::MAX, false),
+            None if self.is_running() => self.bad_doorbell(u16::MAX, false),
             None => {}
-        }
-        if self.logs.lock().has_event() {
-            self.attention.store(true, Ordering::Relaxed);
         }
     }
 

@@ -224,7 +224,7 @@ impl Device {
             fid::TEMPERATURE => {
                 let (sensor, kind) = sensor(dword)?;
                 features.thresholds[kind][sensor] = TemperatureThreshold(dword).tmpth();
-                self.logs.lock().check_temperature(features);
+                self.logs.lock().check_temperature(features, false);
                 self.attention.store(true, Ordering::Relaxed);
             }
             fid::ERROR_RECOVERY => {
@@ -258,7 +258,7 @@ impl Device {
             fid::WRITE_ATOMICITY => features.atomicity = dword & 1,
             fid::ASYNC_EVENT => {
                 features.async_events = dword;
-                self.logs.lock().check_temperature(features);
+                self.logs.lock().check_temperature(features, true);
                 self.attention.store(true, Ordering::Relaxed);
             }
             fid::AUTONOMOUS_POWER => {

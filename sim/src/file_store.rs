@@ -73,7 +73,7 @@ impl Store for File {
         if deallocate && self.punch(offset, len) {
             return Ok(());
         }
-        const ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+        static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
         let mut done = 0;
         while done < len {
             let take = (len - done).min(ZEROES.len() as u64);

@@ -5,7 +5,7 @@
 //! NVMe Base 2.0c, 5.16 (Get Log Page command) and 5.2 (Asynchronous Event Request command).
 
 use crate::admin::{self, Refusal};
-use crate::device::{Control, Device};
+use crate::device::Device;
 use crate::features::Features;
 use crate::identify::FIRMWARE;
 use crate::memory::Dma;
@@ -13,6 +13,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use nvme_core::spec::admin::{log_page_bytes, opcode};
+use nvme_core::spec::identify::oaes;
 use nvme_core::spec::log_page::{
     AsyncEvent, CommandsSupported, ErrorEntry, FirmwareSlots, Smart, SupportedPages, bytes,
     critical_warning, effects, error_event, event_type, lid,
@@ -100,35 +101,37 @@ impl Logs {
     }
 
     /// The attributes of a namespace changed.
-    pub fn namespace_changed(&mut self, nsid: u32) {
+    pub fn namespace_changed(&mut self, nsid: u32, features: &Features) {
         if !self.changed_namespaces.contains(&nsid) && self.changed_namespaces.len() < 1024 {
             self.changed_namespaces.push(nsid);
             self.changed_namespaces.sort_unstable();
         }
-        self.raise(event_type::NOTICE, 0, lid::CHANGED_NAMESPACES);
+        if features.async_events & oaes::NAMESPACE_ATTRIBUTE != 0 {
+            self.raise(event_type::NOTICE, 0, lid::CHANGED_NAMESPACES);
+        }
     }
 
     /// The temperature is now `kelvins`.
     pub fn set_temperature(&mut self, kelvins: u16, features: &Features) {
         self.kelvins = kelvins;
-        self.check_temperature(features);
+        self.check_temperature(features, false);
     }
 
-    /// Compares the temperature with its thresholds.
-    pub fn check_temperature(&mut self, features: &Features) {
+    /// Compares the temperature with its thresholds. Being outside is an event when it is new, or
+    /// when the driver has just asked for such events.
+    pub fn check_temperature(&mut self, features: &Features, asked_now: bool) {
         if !features.is_extreme(self.kelvins) {
             self.critical_warning &= !critical_warning::TEMPERATURE;
             return;
         }
+        let known = self.critical_warning & critical_warning::TEMPERATURE != 0;
         self.critical_warning |= critical_warning::TEMPERATURE;
+        if known && !asked_now {
+            return;
+        }
         if features.async_events & u32::from(critical_warning::TEMPERATURE) != 0 {
             self.raise(event_type::SMART, 1, lid::SMART);
         }
-    }
-
-    /// Whether an event waits.
-    pub fn has_event(&self) -> bool {
-        !self.events.is_empty()
     }
 
     /// The next event that is not masked, as dword 0 of its completion; masks its type.
@@ -184,12 +187,7 @@ impl Logs {
 
 impl Device {
     /// NVMe Base 2.0c, 5.16 (Get Log Page command).
-    pub(crate) fn get_log_page(
-        &self,
-        control: &mut Control,
-        dma: &Dma<'_>,
-        sqe: &Sqe,
-    ) -> Result<(), Refusal> {
+    pub(crate) fn get_log_page(&self, dma: &Dma<'_>, sqe: &Sqe) -> Result<(), Refusal> {
         let (page, keep) = (sqe.cdw10 as u8, sqe.cdw10 >> 15 & 1 != 0);
         let offset = u64::from(sqe.cdw12) | u64::from(sqe.cdw13) << 32;
         let len = log_page_bytes(sqe);
@@ -211,11 +209,7 @@ impl Device {
         part[..take].copy_from_slice(&rest[..take]);
         self.send(dma, sqe, &part)?;
         if !keep {
-            let mut logs = self.logs.lock();
-            logs.unmask(page);
-            if page == lid::SMART {
-                logs.check_temperature(&control.features);
-            }
+            self.logs.lock().unmask(page);
             self.attention.store(true, Ordering::Relaxed);
         }
         Ok(())
@@ -329,7 +323,7 @@ mod tests {
         logs.bad_doorbell(3, false);
         assert_eq!(logs.take_event(), Some(0x0001_0100));
         assert_eq!(logs.take_event(), None);
-        logs.namespace_changed(1);
+        logs.raise(event_type::NOTICE, 0, lid::CHANGED_NAMESPACES);
         assert_eq!(logs.take_event(), Some(0x0004_0002));
         logs.unmask(lid::ERROR);
         logs.bad_doorbell(3, false);
@@ -408,7 +402,7 @@ mod tests {
         let refused = [
             (lid::FIRMWARE, 16, 516, Status::INVALID_FIELD),
             (lid::FIRMWARE, 16, 2, Status::INVALID_FIELD),
-            (lid::FIRMWARE, 16, u64::MAX & !3, Status::INVALID_FIELD),
+            (lid::FIRMWARE, 16, !3, Status::INVALID_FIELD),
             (lid::FIRMWARE, 1 << 20, 0, Status::INVALID_FIELD),
             (0x77, 16, 0, Status::INVALID_LOG_PAGE),
         ];

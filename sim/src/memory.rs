@@ -149,5 +149,5 @@ impl<'g> Dma<'g> {
 
 #[cfg(feature = "std")]
 pub use host::{HostMemory, MapError};
-pub(crate) use lock::{Held, Lock, relax};
+pub(crate) use lock::{Held, Lock};
 pub use span::Span;

@@ -73,6 +73,12 @@ impl Namespace {
         self.shift.load(Ordering::Relaxed)
     }
 
+    /// Size in bytes.
+    #[inline]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
     pub fn block_bytes(&self) -> u32 {
         1 << self.shift()
     }
@@ -93,11 +99,12 @@ impl Namespace {
 
     #[inline]
     pub fn is_formatting(&self) -> bool {
-        self.formatting.load(Ordering::Relaxed)
+        self.formatting.load(Ordering::Acquire) // Acquire: pairs with set_formatting.
     }
 
     pub fn set_formatting(&self, formatting: bool) {
-        self.formatting.store(formatting, Ordering::Relaxed);
+        // Release: pairs with is_formatting: who sees the end sees the new block size.
+        self.formatting.store(formatting, Ordering::Release);
     }
 
     /// Erases every block and takes block size `FORMATS[format]`. No command may be executing.

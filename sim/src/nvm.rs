@@ -335,7 +335,7 @@ impl<'a, 'g> Io<'a, 'g> {
 #[inline]
 fn range(namespace: &Namespace, lba: u64, blocks: u64) -> Result<Range, Status> {
     let shift = namespace.shift();
-    let total = namespace.blocks();
+    let total = namespace.bytes() >> shift;
     if lba >= total || blocks > total - lba {
         return Err(Status::LBA_OUT_OF_RANGE.with_dnr());
     }
@@ -385,7 +385,7 @@ mod tests {
     #[test]
     fn written_blocks_read_back_through_lists() {
         let mut driver = Driver::with_queue(config());
-        let pattern: alloc::vec::Vec<u8> = (0..32768u32).map(|i| (i * 7 >> 3) as u8).collect();
+        let pattern: alloc::vec::Vec<u8> = (0..32768u32).map(|i| ((i * 7) >> 3) as u8).collect();
         driver.memory.write(DATA + 0x40, &pattern).unwrap();
         let list = DATA + 0x2_0010;
         for page in 1..9 {
@@ -435,7 +435,7 @@ mod tests {
             (good.with_prps(DATA + 2, 0), Status::INVALID_PRP_OFFSET),
             (good.with_prps(1 << 40, 0), Status::DATA_TRANSFER_ERROR),
             (
-                nvm::write(ONE, Lba(0), 1).with_prps(u64::MAX & !3, 0),
+                nvm::write(ONE, Lba(0), 1).with_prps(!3, 0),
                 Status::DATA_TRANSFER_ERROR,
             ),
             (

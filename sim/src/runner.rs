@@ -82,7 +82,7 @@ fn serve(
     let mut now = now_ns();
     while !stop.load(Ordering::Relaxed) {
         let next = controller.next_event_ns();
-        if next.is_some() || idle % 64 == 0 {
+        if next.is_some() || idle.is_multiple_of(64) {
             now = now_ns();
         }
         if index == 0 {

@@ -112,7 +112,7 @@ impl Device {
     }
 
     #[cold]
-    fn bad_doorbell(&self, qid: u16, exists: bool) {
+    pub(crate) fn bad_doorbell(&self, qid: u16, exists: bool) {
         self.logs.lock().bad_doorbell(qid, exists);
         self.attention.store(true, Ordering::Relaxed);
     }
@@ -380,6 +380,9 @@ mod tests {
     use nvme_core::spec::register::{ALL_ONES, offset};
     use nvme_core::spec::{Lba, Nsid, admin};
 
+    /// Completions as (CID, status code).
+    type Done = Vec<(u16, u16)>;
+
     fn read() -> Sqe {
         nvme_core::spec::nvm::read(Nsid(1), Lba(0), 1).with_prps(DATA, 0)
     }
@@ -395,7 +398,7 @@ mod tests {
     }
 
     /// Three reads in one batch, and the completions of a first and a second step.
-    fn three(driver: &mut Driver) -> (Vec<(u16, u16)>, Vec<(u16, u16)>) {
+    fn three(driver: &mut Driver) -> (Done, Done) {
         let first = driver.push(1, read());
         driver.push(1, read());
         driver.push(1, read());

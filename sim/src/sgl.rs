@@ -191,7 +191,7 @@ mod tests {
             ),
             (
                 block,
-                D(kind::LAST_SEGMENT, 0x1000, u32::MAX & !15),
+                D(kind::LAST_SEGMENT, 0x1000, !15),
                 512,
                 Status::INVALID_SGL_COUNT,
             ),

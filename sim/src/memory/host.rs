@@ -1,6 +1,7 @@
 //! Memory of this process at addresses of the user's choice.
 
-use super::{DmaGuard, DmaMemory, Region, Span, relax};
+use super::lock::relax;
+use super::{DmaGuard, DmaMemory, Region, Span};
 use std::boxed::Box;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -203,7 +204,7 @@ impl DmaMemory for HostMemory {
             let reader = &self.0.readers[(home + tries) % READERS];
             let seen = reader.0.load(Ordering::Relaxed);
             // SeqCst: pairs with the writer, see `replace`.
-            if seen % 2 == 0
+            if seen.is_multiple_of(2)
                 && reader
                     .0
                     .compare_exchange(seen, seen + 1, Ordering::SeqCst, Ordering::Relaxed)
