@@ -30,7 +30,7 @@ fn random(rng: &mut Rng, len: usize) -> Vec<u8> {
 fn round_trip(pair: &mut Pair<'_>, lba: u64, blocks: u64, from: Iova, to: Iova) {
     let len = blocks * u64::from(pair.limits(NS).block_bytes);
     let sent = random(&mut pair.rng.clone(), len as usize);
-    pair.rng.next();
+    pair.rng.word();
     pair.memory.write(from, &sent);
     assert!(
         pair.transfer(nvm::write, NS, Lba(lba), blocks, from)
