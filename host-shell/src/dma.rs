@@ -36,7 +36,7 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// Maps at least `bytes` bytes, rounded up to [`GRANULE`] and aligned to it.
+    /// Maps at least `bytes` bytes, rounded up to 64 KiB and aligned to that.
     pub fn new(bytes: usize) -> Result<Self> {
         let refused = || Error::System {
             call: "mmap",

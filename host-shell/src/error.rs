@@ -24,6 +24,9 @@ pub mod exit {
     pub const INTERRUPTED: u8 = 130;
 }
 
+/// The action of opening a simulator's image: a missing one can be created.
+pub(crate) const OPEN_IMAGE: &str = "open the image";
+
 /// Every failure of this library and of the command line.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -133,6 +136,13 @@ impl Error {
     pub fn remedy(&self) -> String {
         match self {
             Self::Usage { remedy, .. } | Self::Device { remedy, .. } => remedy.clone(),
+            Self::File {
+                action: OPEN_IMAGE,
+                source,
+                ..
+            } if source.kind() == io::ErrorKind::NotFound => {
+                "check the path, or add ?size= to create the image".to_owned()
+            }
             Self::File { source, .. } => file_remedy(source).to_owned(),
             Self::System { source, .. } => match source.raw_os_error() {
                 Some(libc::ENOMEM | libc::EAGAIN) => "free memory or raise `ulimit -l`".to_owned(),

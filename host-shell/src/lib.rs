@@ -4,7 +4,7 @@
 //! - [`Controller`]: bring-up, admin commands, shutdown on drop.
 //! - [`Namespace`]: blocking reads and writes of any range.
 //! - [`Queue`]: a queue pair for one thread: submit, ring, poll.
-//! - [`bench`]: workloads, latency histograms and reports.
+//! - [`mod@bench`]: workloads, latency histograms and reports.
 //!
 //! Errors carry their cause, a remedy and the exit code of the command line: [`Error`].
 #![deny(missing_docs)]

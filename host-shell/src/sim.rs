@@ -109,7 +109,7 @@ fn refused(error: nvme_sim::ConfigError) -> Error {
         Some(errno) => {
             let source = io::Error::from_raw_os_error(errno);
             Error::File {
-                action: "open",
+                action: crate::error::OPEN_IMAGE,
                 path: error.option.into(),
                 source,
             }

@@ -23,7 +23,7 @@ impl SplitMix {
 
     /// The next 64 random bits.
     #[inline]
-    pub fn next(&mut self) -> u64 {
+    pub fn next_word(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         mix(self.0)
     }
@@ -31,13 +31,13 @@ impl SplitMix {
     /// A number below `bound`, which is not 0.
     #[inline]
     pub fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.next()) * u128::from(bound)) >> 64) as u64
+        ((u128::from(self.next_word()) * u128::from(bound)) >> 64) as u64
     }
 
     /// Fills `bytes`, whatever their number.
     pub fn fill(&mut self, bytes: &mut [u8]) {
         for chunk in bytes.chunks_mut(8) {
-            let word = self.next().to_le_bytes();
+            let word = self.next_word().to_le_bytes();
             chunk.copy_from_slice(&word[..chunk.len()]);
         }
     }
@@ -102,7 +102,7 @@ pub(crate) fn first_difference(seed: u64, unit: u64, bytes: &[u8]) -> Option<usi
     let mut rng = SplitMix::new(mix(seed ^ mix(unit)));
     let mut at = 0;
     for chunk in bytes.chunks(8) {
-        let word = rng.next().to_le_bytes();
+        let word = rng.next_word().to_le_bytes();
         if let Some(wrong) = chunk
             .iter()
             .zip(word)

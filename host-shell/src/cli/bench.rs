@@ -15,7 +15,7 @@ pub struct Bench {
     namespace: NamespaceArgs,
     /// Workload, as fio names it
     #[arg(long, value_enum, default_value = "randread")]
-    rw: Rw,
+    rw: Workload,
     /// Share of reads in rw and randrw, in percent
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
     rwmixread: u8,
@@ -23,7 +23,7 @@ pub struct Bench {
     #[arg(long, default_value = "4KiB", value_parser = parse_bytes)]
     bs: u64,
     /// Queue pairs, one thread each
-    #[arg(long, visible_alias = "numjobs", default_value_t = 1)]
+    #[arg(long, visible_alias = "numjobs", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
     queues: u32,
     /// Commands in flight per queue
     #[arg(long, visible_alias = "iodepth", default_value_t = 32)]
@@ -55,14 +55,17 @@ pub struct Bench {
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
-enum Rw {
+enum Workload {
     Read,
     Write,
-    Randread,
-    Randwrite,
-    #[value(alias = "readwrite")]
-    Rw,
-    Randrw,
+    #[value(name = "randread")]
+    RandRead,
+    #[value(name = "randwrite")]
+    RandWrite,
+    #[value(name = "rw", alias = "readwrite")]
+    Mixed,
+    #[value(name = "randrw")]
+    RandMixed,
 }
 
 fn ramp(text: &str) -> std::result::Result<Ramp, String> {
@@ -93,12 +96,12 @@ impl Bench {
             plot::check(path)?;
         }
         let (pattern, read_percent) = match self.rw {
-            Rw::Read => (Pattern::Sequential, 100),
-            Rw::Write => (Pattern::Sequential, 0),
-            Rw::Rw => (Pattern::Sequential, self.rwmixread),
-            Rw::Randread => (Pattern::Random, 100),
-            Rw::Randwrite => (Pattern::Random, 0),
-            Rw::Randrw => (Pattern::Random, self.rwmixread),
+            Workload::Read => (Pattern::Sequential, 100),
+            Workload::Write => (Pattern::Sequential, 0),
+            Workload::Mixed => (Pattern::Sequential, self.rwmixread),
+            Workload::RandRead => (Pattern::Random, 100),
+            Workload::RandWrite => (Pattern::Random, 0),
+            Workload::RandMixed => (Pattern::Random, self.rwmixread),
         };
         let limit = match (self.runtime, self.io_size) {
             (None, Some(bytes)) => Limit::Bytes(bytes),
@@ -111,7 +114,7 @@ impl Bench {
             )
         })?;
         let config = nvme_host::Config {
-            queue_pairs: self.queues.clamp(1, 4096),
+            queue_pairs: self.queues,
             ..self.namespace.device.config()
         };
         let controller = super::start(&self.namespace.device.device, &config)?;

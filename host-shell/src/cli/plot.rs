@@ -113,6 +113,7 @@ fn chart<B: DrawingBackend>(backend: B, report: &Report) -> std::result::Result<
     let mut chart = ChartBuilder::on(&root)
         .caption(title, ("sans-serif", 22))
         .margin(16)
+        .margin_right(48)
         .x_label_area_size(48)
         .y_label_area_size(88)
         .build_cartesian_2d(0.0..high_x, (low_y..high_y).log_scale())

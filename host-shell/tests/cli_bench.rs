@@ -1,0 +1,275 @@
+//! `demo` and `bench`: figures that add up, plots, faults and Ctrl-C.
+#![cfg(feature = "sim")]
+
+mod common;
+
+use common::{Folder, Ran, bytes};
+use serde_json::Value;
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+fn number(value: &Value) -> f64 {
+    value
+        .as_f64()
+        .unwrap_or_else(|| panic!("{value} is not a number"))
+}
+
+#[test]
+fn demo_verifies_every_byte_and_cleans_up() {
+    let folder = Folder::new();
+    for block in ["512", "4096"] {
+        let report = folder.json(&[
+            "demo", "--size", "5MiB", "--block", block, "--bs", "60KiB", "--queues", "3",
+        ]);
+        assert_eq!(report["verified"], true);
+        assert_eq!(report["bytes"], 5 << 20);
+        assert_eq!(report["gpu"], false);
+        let commands: u64 = report["queues"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|queue| queue["completed"].as_u64().unwrap())
+            .sum();
+        assert_eq!(commands, report["commands"].as_u64().unwrap());
+        assert_eq!(commands, (5u64 << 20).div_ceil(60 << 10));
+        let latency = &report["latency_ns"];
+        assert!(
+            number(&latency["p50"]) <= number(&latency["p99"]),
+            "{latency}"
+        );
+        assert!(
+            number(&latency["p99"]) <= number(&latency["max"]),
+            "{latency}"
+        );
+    }
+    assert!(
+        folder
+            .ok(&["demo", "--size", "1MiB"])
+            .contains("embedded simulator")
+    );
+    assert_eq!(folder.names(), [""; 0]);
+    folder.ok(&["demo", "--size", "1MiB", "--image", "kept.img", "--keep"]);
+    assert_eq!(bytes(&folder.path("kept.img")).len(), 1 << 20);
+    folder.fails(&["demo", "--image", "kept.img"], 4, "exists");
+    assert_eq!(bytes(&folder.path("kept.img")).len(), 1 << 20);
+    folder.fails(&["demo", "--size", "1000"], 2, "whole number");
+    folder.fails(&["demo", "--size", "lots"], 2, "byte size");
+}
+
+#[test]
+fn bench_by_bytes_moves_exactly_those() {
+    let folder = Folder::new();
+    let report = folder.json(&[
+        "bench",
+        "-d",
+        "sim:mem?size=8MiB",
+        "--rw",
+        "read",
+        "--bs",
+        "16KiB",
+        "--queues",
+        "2",
+        "--depth",
+        "4",
+        "--io-size",
+        "12MiB",
+    ]);
+    let read = &report["jobs"][0]["read"];
+    assert_eq!(read["io_bytes"], 12 << 20);
+    assert_eq!(read["total_ios"], 768);
+    assert_eq!(report["jobs"][0]["write"]["total_ios"], 0);
+    assert!(number(&read["iops"]) > 0.0);
+    let latency = &read["clat_ns"];
+    let percentile = |name: &str| number(&latency["percentile"][name]);
+    assert!(number(&latency["min"]) <= percentile("50.000000"));
+    assert!(percentile("50.000000") <= percentile("99.000000"));
+    assert!(percentile("99.000000") <= percentile("99.990000"));
+    // The histogram keeps three digits.
+    assert!(percentile("99.990000") <= number(&latency["max"]) * 1.001);
+    // Little's law: what was in flight on average is at most what was allowed.
+    let in_flight = number(&read["iops"]) * number(&latency["mean"]) / 1e9;
+    assert!(in_flight <= 8.0 * 1.05, "{in_flight}");
+    let queues = report["queues"].as_array().unwrap();
+    assert_eq!(queues.len(), 2);
+    assert!(
+        queues
+            .iter()
+            .all(|queue| queue["peak"].as_u64().unwrap() <= 4)
+    );
+}
+
+#[test]
+fn bench_by_time_takes_that_long_and_keeps_the_mix() {
+    let folder = Folder::new();
+    let report = folder.json(&[
+        "bench",
+        "-d",
+        "sim:mem?size=8MiB",
+        "--rw",
+        "randrw",
+        "--rwmixread",
+        "75",
+        "--runtime",
+        "500ms",
+        "--depth",
+        "8",
+    ]);
+    let job = &report["jobs"][0];
+    let (reads, writes) = (
+        number(&job["read"]["total_ios"]),
+        number(&job["write"]["total_ios"]),
+    );
+    let runtime = number(&job["read"]["runtime"]);
+    assert!((500.0..5_000.0).contains(&runtime), "{runtime} ms");
+    assert!(reads + writes > 1000.0, "{reads} reads, {writes} writes");
+    assert!(
+        (0.70..0.80).contains(&(reads / (reads + writes))),
+        "{reads} reads, {writes} writes"
+    );
+}
+
+#[test]
+fn bench_keeps_to_its_rate() {
+    let folder = Folder::new();
+    let report = folder.json(&[
+        "bench",
+        "-d",
+        "sim:null",
+        "--ramp",
+        "1000:3000:3",
+        "--runtime",
+        "1500ms",
+        "--plot",
+        "ramp.svg",
+    ]);
+    let steps = report["jobs"][0]["steps"].as_array().unwrap();
+    assert_eq!(steps.len(), 3);
+    for (step, rate) in steps.iter().zip([1000.0, 2000.0, 3000.0]) {
+        assert_eq!(number(&step["rate_iops"]), rate);
+        // Not faster than asked; a busy machine may be slower.
+        let iops = number(&step["iops"]);
+        assert!(
+            (rate * 0.3..=rate * 1.05).contains(&iops),
+            "{iops} of {rate}"
+        );
+    }
+    let svg = String::from_utf8(bytes(&folder.path("ramp.svg"))).unwrap();
+    assert!(svg.starts_with("<svg") && svg.trim_end().ends_with("</svg>"));
+    assert!(svg.contains("p99") && svg.contains("commands/s"));
+}
+
+#[test]
+fn verify_reads_back_what_was_written() {
+    let folder = Folder::new();
+    folder.file("disk.img", 4 << 20, 1);
+    let report = folder.json(&[
+        "bench",
+        "-d",
+        "sim:disk.img",
+        "--rw",
+        "randrw",
+        "--bs",
+        "8KiB",
+        "--queues",
+        "2",
+        "--io-size",
+        "8MiB",
+        "--verify",
+        "--plot",
+        "a.png",
+    ]);
+    let written = number(&report["jobs"][0]["write"]["io_bytes"]);
+    let verified = number(&report["verified_bytes"]);
+    assert!(
+        verified > 0.0 && verified <= written,
+        "{verified} of {written}"
+    );
+    let png = bytes(&folder.path("a.png"));
+    let decoder = png::Decoder::new(std::io::Cursor::new(&png));
+    let mut reader = decoder.read_info().unwrap();
+    let mut pixels = vec![0; reader.output_buffer_size().unwrap()];
+    reader.next_frame(&mut pixels).unwrap();
+    assert!(
+        pixels.chunks(3).any(|pixel| pixel == [0, 0, 255]),
+        "the line of the reads"
+    );
+    assert!(pixels.chunks(3).any(|pixel| pixel == [0, 0, 0]), "text");
+}
+
+#[test]
+fn bench_refuses_what_cannot_be() {
+    let folder = Folder::new();
+    let bench = |more: &[&str], text| {
+        folder.fails(
+            &[&["bench", "-d", "sim:mem?size=1MiB&queues=2"], more].concat(),
+            2,
+            text,
+        )
+    };
+    bench(&["--bs", "1000"], "multiple");
+    bench(&["--bs", "0"], "multiple");
+    bench(&["--bs", "64MiB"], "largest transfer");
+    bench(&["--queues", "3"], "grants 2");
+    bench(&["--queues", "0"], "--queues");
+    bench(&["--depth", "0"], "depth");
+    bench(&["--depth", "100000"], "depth");
+    bench(&["--size", "1KiB"], "less than one command");
+    bench(&["--verify"], "nothing to verify");
+    bench(&["--runtime", "0"], "zero");
+    bench(&["--ramp", "1:2"], "FROM:TO:STEPS");
+    bench(&["--plot", "a.pdf"], ".svg");
+    folder.fails(
+        &["bench", "-d", "sim:mem", "--plot", "no/a.svg"],
+        4,
+        "no/a.svg",
+    );
+    assert_eq!(folder.names(), [""; 0]);
+}
+
+#[test]
+fn bench_over_a_lost_command_times_out() {
+    let folder = Folder::new();
+    let arguments = [
+        "bench",
+        "-d",
+        "sim:mem?fault=drop@op=read,nth=100",
+        "--timeout-ms",
+        "200",
+        "--io-size",
+        "4MiB",
+    ];
+    folder.fails(&arguments, 5, "no answer within 200 ms");
+}
+
+#[test]
+fn ctrl_c_ends_with_130_and_removes_the_image() {
+    let folder = Folder::new();
+    let commands: [&[&str]; 2] = [
+        &["bench", "-d", "sim:mem", "--runtime", "60s"],
+        &["demo", "--size", "4GiB"],
+    ];
+    for arguments in commands {
+        let mut command = folder.command(arguments);
+        let child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        std::thread::sleep(Duration::from_millis(500));
+        let sent = std::process::Command::new("kill")
+            .args(["-INT", &child.id().to_string()])
+            .status()
+            .unwrap();
+        assert!(sent.success());
+        let begin = Instant::now();
+        let ran = Ran::new(arguments, child.wait_with_output().unwrap());
+        assert_eq!(ran.code, 130, "{arguments:?}: {}", ran.stderr);
+        assert!(
+            ran.stderr.starts_with("error: interrupted: "),
+            "{}",
+            ran.stderr
+        );
+        assert!(begin.elapsed() < Duration::from_secs(10));
+        assert_eq!(folder.names(), [""; 0]);
+    }
+}
