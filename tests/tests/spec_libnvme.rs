@@ -28,7 +28,7 @@ macro_rules! layout {
 
 macro_rules! codes {
     ($list:ident: $($c:literal = $rust:expr),* $(,)?) => {
-        $($list.push(($c.to_owned(), u64::from($rust)));)*
+        $list.extend([$(($c.to_owned(), u64::from($rust))),*]);
     };
 }
 
