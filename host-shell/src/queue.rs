@@ -288,17 +288,40 @@ impl Queue {
                 .find(|one| one.cid == done.cid)
                 .map(|one| one.account.clone())
         };
+        let timeout_ms = self.session.timeout_ns() / 1_000_000;
         match done.outcome {
-            Outcome::Done(status) if !done.late => Error::Command {
-                what: what.to_owned(),
-                status,
-            },
-            _ => Error::Timeout {
+            Outcome::Done(status) if !done.late => {
+                let what = what.to_owned();
+                Error::Command { what, status }
+            }
+            _ if done.late => Error::Timeout {
                 qid: self.qid,
                 cid: done.cid,
-                timeout_ms: self.session.timeout_ns() / 1_000_000,
-                account: account.unwrap_or_else(|| "a controller reset took it away".to_owned()),
+                timeout_ms,
+                account: account
+                    .unwrap_or_else(|| "it ended late, or by a controller reset".to_owned()),
             },
+            _ => self.error_of_reset(what, timeout_ms),
+        }
+    }
+
+    /// The error of a command that a reset took away: what the reset was for.
+    fn error_of_reset(&self, what: &str, timeout_ms: u64) -> Error {
+        let reset = self.session.last_reset();
+        match reset.expired {
+            Some((qid, cid)) => Error::Timeout {
+                qid,
+                cid,
+                timeout_ms,
+                account: format!(
+                    "abort: {}; the controller was reset, which ended {what} too",
+                    reset.cause
+                ),
+            },
+            None => Error::device(
+                format!("{what} was ended by a controller reset: {}", reset.cause),
+                "send it again",
+            ),
         }
     }
 }

@@ -6,7 +6,7 @@
 use crate::dma::{DmaBuffer, Region};
 use crate::error::{Error, Result};
 use crate::queue::{Entry, lock};
-use crate::session::{Admin, Session};
+use crate::session::{Admin, Reset, Session};
 use nvme_core::bringup::{self, Bringup, HostMemory, QueuePlan, Step};
 use nvme_core::recovery::{self, AbortAttempt};
 use nvme_core::spec::feature::HmbDescriptor;
@@ -33,6 +33,10 @@ impl Session {
         let Some(entry) = lock(&self.queues).get(&qid.0).cloned() else {
             return Ok(());
         };
+        if !lock(&entry).pair.queue().is_in_flight(cid) {
+            // A reset for another command came first.
+            return Ok(());
+        }
         let mut attempt = AbortAttempt::new(qid, cid, GRACE_NS);
         let account = loop {
             let (drained, in_flight) = {
@@ -41,7 +45,7 @@ impl Session {
                 (drained, entry.pair.queue().is_in_flight(cid))
             };
             if let Err(fault) = drained {
-                self.reset_locked(&mut admin, &fault.to_string())?;
+                self.reset_locked(&mut admin, &fault.to_string(), None)?;
                 break format!("{fault}");
             }
             let now_ns = self.now_ns();
@@ -50,7 +54,7 @@ impl Session {
                 recovery::Step::Wait { until_ns } => self.sleep_until(until_ns),
                 recovery::Step::ResetNeeded(cause) => {
                     let others = self.in_flight_besides(&entry);
-                    self.reset_locked(&mut admin, &format!("{cause:?}"))?;
+                    self.reset_locked(&mut admin, &in_words(cause), Some((qid, cid)))?;
                     break format!(
                         "abort: {}; the controller was reset and its queues created again; {others} other commands were ended with it",
                         in_words(cause)
@@ -74,10 +78,15 @@ impl Session {
     /// Resets the controller and creates every queue again.
     pub(crate) fn reset(&self, cause: &str) -> Result<()> {
         let mut admin = lock(&self.admin);
-        self.reset_locked(&mut admin, cause)
+        self.reset_locked(&mut admin, cause, None)
     }
 
-    pub(crate) fn reset_locked(&self, admin: &mut Admin, cause: &str) -> Result<()> {
+    pub(crate) fn reset_locked(
+        &self,
+        admin: &mut Admin,
+        cause: &str,
+        expired: Option<(Qid, Cid)>,
+    ) -> Result<()> {
         if let Some(cause) = &admin.failed {
             return Err(Error::Gone {
                 cause: cause.clone(),
@@ -87,6 +96,10 @@ impl Session {
         let mut entries: Vec<_> = table.iter().map(|entry| lock(entry)).collect();
         let plans: Vec<QueuePlan> = entries.iter().map(|entry| entry.pair.plan()).collect();
         admin.resets += 1;
+        self.note_reset(Reset {
+            cause: cause.to_owned(),
+            expired,
+        });
         let drive = Drive {
             session: self,
             plans: &plans,

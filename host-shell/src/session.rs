@@ -10,7 +10,7 @@ use crate::queue::{Done, Entry, Statistics, lock, relax};
 use nvme_core::bringup::Info;
 use nvme_core::spec::admin::{self, QueueParams};
 use nvme_core::spec::register::{ALL_ONES, Csts, offset};
-use nvme_core::spec::{Nsid, Qid, Sqe, Status};
+use nvme_core::spec::{Cid, Nsid, Qid, Sqe, Status};
 use nvme_core::{Data, Outcome, shutdown};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -33,6 +33,14 @@ pub(crate) struct Admin {
     pub failed: Option<String>,
 }
 
+/// Why the controller was last reset.
+#[derive(Clone, Default)]
+pub(crate) struct Reset {
+    pub cause: String,
+    /// The command that was not answered, when that was the cause.
+    pub expired: Option<(Qid, Cid)>,
+}
+
 pub(crate) type Table = BTreeMap<u16, Arc<Mutex<Entry>>>;
 
 /// A controller in use.
@@ -44,6 +52,7 @@ pub(crate) struct Session {
     start: Instant,
     next_health_ns: AtomicU64,
     closed: AtomicBool,
+    last_reset: Mutex<Reset>,
 }
 
 impl Session {
@@ -56,6 +65,7 @@ impl Session {
             start,
             next_health_ns: AtomicU64::new(0),
             closed: AtomicBool::new(false),
+            last_reset: Mutex::default(),
         }
     }
 
@@ -157,7 +167,7 @@ impl Session {
                 }
                 Ok(_) => {}
                 Err(fault) => {
-                    self.reset_locked(admin, &fault.to_string())?;
+                    self.reset_locked(admin, &fault.to_string(), None)?;
                     return Err(Error::device(
                         format!("{what}: {fault}"),
                         "the controller was reset; try again",
@@ -167,7 +177,7 @@ impl Session {
             let now_ns = self.now_ns();
             if now_ns >= deadline_ns || self.is_gone() {
                 let cause = format!("admin command {:#04x} got no answer", sqe.opcode());
-                let account = match self.reset_locked(admin, &cause) {
+                let account = match self.reset_locked(admin, &cause, Some((Qid::ADMIN, cid))) {
                     Ok(()) => "the controller was reset, which ended it".to_owned(),
                     Err(error) => format!("and the reset failed: {error}"),
                 };
@@ -185,6 +195,15 @@ impl Session {
             spins += 1;
             relax(spins);
         }
+    }
+
+    /// Why the controller was last reset.
+    pub fn last_reset(&self) -> Reset {
+        lock(&self.last_reset).clone()
+    }
+
+    pub(crate) fn note_reset(&self, reset: Reset) {
+        *lock(&self.last_reset) = reset;
     }
 
     fn is_gone(&self) -> bool {
