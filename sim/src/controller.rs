@@ -233,6 +233,8 @@ mod tests {
             words[0] = u64::from(opcode) | flags | (next() & 0xFFFF) << 16 | (next() % 3) << 32;
             if next().is_multiple_of(2) {
                 words[3] = DATA + (next() % 64) * 4;
+                words[4] = DATA + (next() % 512) * 8 * (next() % 512);
+                words[5] = next() % 2100;
                 words[6] &= 0xFFFF_FFFF_0000_00FF;
             }
             driver
@@ -261,6 +263,17 @@ mod tests {
             }
             driver.now_ns += next() % 20_000;
             driver.step();
+            if !next().is_multiple_of(4) {
+                for qid in 0..=2 {
+                    let slot = &driver.controller.device.slots[usize::from(qid)];
+                    let tail = slot.cq.lock().as_ref().map_or(0, |cq| cq.tail);
+                    driver
+                        .controller
+                        .doorbells()
+                        .cq_head(qid)
+                        .store(tail, Ordering::Release);
+                }
+            }
             if !driver.csts().rdy() || driver.csts().cfs() || driver.csts().shst() != 0 {
                 driver.controller.write32(offset::CC, 0);
                 driver.memory.write(cq_at(1), &[0; 256]).unwrap();

@@ -273,6 +273,7 @@ impl Device {
     /// Stops everything and forgets what a controller reset forgets. RDY changes later.
     fn disable(&self, control: &mut Control) {
         self.quiesce();
+        self.pacing.reset();
         control.transition = None;
         control.event_requests.clear();
         control.aborted_events.clear();

@@ -90,6 +90,11 @@ impl Pacing {
         }
     }
 
+    /// Forgets what was accepted: a controller reset ends it.
+    pub fn reset(&self) {
+        self.busy_until_ns.store(0, Ordering::Relaxed);
+    }
+
     /// Whether commands take no time.
     pub fn is_none(&self) -> bool {
         self.profile == Profile::NONE

@@ -39,11 +39,11 @@ impl Range {
 }
 
 /// What kind of work a command is and how many bytes it moves, for the latency model.
-pub(crate) fn work(namespaces: &[Namespace], sqe: &Sqe) -> (Work, u64) {
-    let namespace = (sqe.nsid as usize)
-        .checked_sub(1)
-        .and_then(|i| namespaces.get(i));
-    let bytes = u64::from(nvm::blocks(sqe)) << namespace.map_or(9, Namespace::shift);
+///
+/// A command that will be refused moves nothing.
+pub(crate) fn work(io: &Io<'_, '_>, sqe: &Sqe) -> (Work, u64) {
+    let bytes = io.range(sqe).map_or(0, |(_, range)| range.len);
+    let bytes = if bytes > io.max_bytes { 0 } else { bytes };
     match sqe.opcode() {
         opcode::READ | opcode::COMPARE => (Work::Read, bytes),
         opcode::VERIFY => (Work::Read, 0),

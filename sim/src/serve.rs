@@ -231,7 +231,7 @@ impl<'g> Batch<'_, 'g> {
     fn admit(&mut self, sqe: Sqe, timed: bool) -> Result<(), DmaFault> {
         let mut due_ns = self.now_ns;
         if timed {
-            let (work, bytes) = nvm::work(self.io.namespaces, &sqe);
+            let (work, bytes) = nvm::work(&self.io, &sqe);
             due_ns = self.device.pacing.due_ns(self.now_ns, work, bytes);
         }
         let fault = match self.device.faults.is_empty() {
@@ -596,6 +596,27 @@ mod tests {
         }
         assert_eq!(done, [0, 1, 0, 1, 1, 1]);
         assert_eq!(driver.controller.step(3000).next_event_ns, None);
+    }
+
+    #[test]
+    fn refused_commands_take_no_bandwidth_and_a_reset_ends_the_backlog() {
+        let mut config = config();
+        config.profile = Profile {
+            bytes_per_us: 1,
+            ..Profile::NONE
+        };
+        let mut driver = Driver::with_queue(config);
+        let refused = nvme_core::spec::nvm::read(Nsid(1), Lba(0), 2048).with_prps(DATA, 0);
+        assert_eq!(driver.io(refused), Err(Status::INVALID_FIELD));
+        driver.push(1, read());
+        driver.ring(1);
+        assert_eq!(driver.controller.step(0).next_event_ns, Some(512_000));
+        driver.controller.write32(offset::CC, 0);
+        driver.enable();
+        driver.create_pair(1);
+        driver.push(1, read());
+        driver.ring(1);
+        assert_eq!(driver.controller.step(0).next_event_ns, Some(512_000));
     }
 
     #[test]
