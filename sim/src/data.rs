@@ -212,3 +212,65 @@ impl<'g> Data<'_, 'g> {
         each(start, &scratch[..filled])
     }
 }
+
+#[cfg(all(test, feature = "std"))]
+mod tests {
+    use crate::config::NamespaceConfig;
+    use crate::file_store::File;
+    use crate::testing::{DATA, Driver, config};
+    use alloc::boxed::Box;
+    use nvme_core::spec::{Lba, Nsid, Status, nvm};
+    use std::vec::Vec;
+
+    /// More than the scratch buffer holds, so that it is filled several times.
+    const BLOCKS: u32 = 1000;
+    const BYTES: usize = BLOCKS as usize * 512;
+
+    #[test]
+    fn a_file_is_read_written_and_compared_through_the_scratch_buffer() {
+        let path = std::env::temp_dir().join(format!("nvme-sim-data-{}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        let store = File::create(&path, 1 << 20).unwrap();
+        let mut config = config();
+        config.mdts = 8;
+        config.namespaces[0] = NamespaceConfig::new(512, Box::new(store));
+        let mut driver = Driver::with_queue(config);
+        // An odd start inside the first page, and the pages after it in falling order.
+        let first = DATA + 0x204;
+        let pages: Vec<u64> = (1..=BYTES as u64 / 4096 + 1)
+            .map(|i| DATA + 0x20_0000 - i * 4096)
+            .collect();
+        let list: Vec<u8> = pages.iter().flat_map(|page| page.to_le_bytes()).collect();
+        let at = DATA + 0x30_0000;
+        driver.memory.write(at, &list).unwrap();
+        let pattern: Vec<u8> = (0..BYTES as u32).map(|i| (i * 31 / 7) as u8).collect();
+        let head = 4096 - 0x204;
+        driver.memory.write(first, &pattern[..head]).unwrap();
+        for (page, part) in pages.iter().zip(pattern[head..].chunks(4096)) {
+            driver.memory.write(*page, part).unwrap();
+        }
+        let write = nvm::write(Nsid(1), Lba(7), BLOCKS).with_prps(first, at);
+        assert_eq!(driver.io(write), Ok(0));
+        let image = std::fs::read(&path).unwrap();
+        assert!(
+            image[7 * 512..][..BYTES] == pattern,
+            "the image holds the data"
+        );
+        assert!(image[..7 * 512].iter().all(|byte| *byte == 0));
+        let compare = nvm::compare(Nsid(1), Lba(7), BLOCKS).with_prps(first, at);
+        assert_eq!(driver.io(compare), Ok(0));
+
+        for page in &pages {
+            driver.fill(*page, 0, 4096);
+        }
+        assert_eq!(driver.io(compare), Err(Status::COMPARE_FAILURE));
+        let read = nvm::read(Nsid(1), Lba(7), BLOCKS).with_prps(first, at);
+        assert_eq!(driver.io(read), Ok(0));
+        let mut back = driver.bytes(first, head);
+        for (page, part) in pages.iter().zip(pattern[head..].chunks(4096)) {
+            back.extend(driver.bytes(*page, part.len()));
+        }
+        assert!(back == pattern, "what was written reads back");
+        std::fs::remove_file(&path).unwrap();
+    }
+}
