@@ -8,10 +8,11 @@ use crate::dma::{DmaBuffer, Pair, PairShape, Region, Scratch};
 use crate::error::{Error, Result};
 use crate::queue::{Done, Entry, Statistics, lock, relax};
 use nvme_core::bringup::Info;
+use nvme_core::recovery::{DeletionStep, QueueDeletion};
 use nvme_core::spec::admin::{self, QueueParams};
 use nvme_core::spec::register::{ALL_ONES, Csts, offset};
 use nvme_core::spec::{Cid, Nsid, Qid, Sqe, Status};
-use nvme_core::{Data, Outcome, shutdown};
+use nvme_core::{AbortReason, Data, Outcome, shutdown};
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
@@ -281,8 +282,9 @@ impl Session {
             .min(self.config.max_transfer)
     }
 
-    /// Deletes a queue whose handle is going away. One with commands in flight stays until shutdown
-    /// or a reset proves that they are over.
+    /// Deletes a queue whose handle is going away. Commands in flight end with it: their buffers come
+    /// back once the controller has deleted the submission queue. A queue that cannot be deleted
+    /// stays, with its buffers, until shutdown or a reset.
     pub fn retire(&self, qid: Qid) {
         if self.closed.load(Ordering::Relaxed) {
             lock(&self.queues).remove(&qid.0);
@@ -292,29 +294,27 @@ impl Session {
         let Some(entry) = lock(&self.queues).get(&qid.0).cloned() else {
             return;
         };
-        let drained = lock(&entry).drain();
-        if drained.is_err() || lock(&entry).pair.queue().in_flight() > 0 || admin.failed.is_some() {
-            return;
-        }
-        if self.delete_queue(&mut admin, qid).is_ok() {
+        if admin.failed.is_none() && self.delete_queue(&mut admin, qid, &entry) {
             lock(&self.queues).remove(&qid.0);
         }
     }
 
-    fn delete_queue(&self, admin: &mut Admin, qid: Qid) -> Result<()> {
-        self.admin_locked(
-            admin,
-            "Delete I/O Submission Queue",
-            admin::delete_io_sq(qid),
-            None,
-        )?;
-        self.admin_locked(
-            admin,
-            "Delete I/O Completion Queue",
-            admin::delete_io_cq(qid),
-            None,
-        )?;
-        Ok(())
+    fn delete_queue(&self, admin: &mut Admin, qid: Qid, entry: &Mutex<Entry>) -> bool {
+        let mut deletion = QueueDeletion::new(qid, self.timeout_ns());
+        loop {
+            match deletion.step(admin.pair.queue(), self.now_ns(), drop) {
+                DeletionStep::Done => return true,
+                DeletionStep::ResetNeeded(_) => return false,
+                DeletionStep::Wait { until_ns } => self.sleep_until(until_ns),
+                DeletionStep::Emptied(proof) => {
+                    let mut entry = lock(entry);
+                    // Nobody waits for these ends any more; what matters is that the buffers come back.
+                    let _ = entry.drain();
+                    let reason = AbortReason::QueueDeleted;
+                    while entry.pair.queue().reclaim(&proof, reason).is_some() {}
+                }
+            }
+        }
     }
 
     /// Normal shutdown: the controller saves its state and lets go of all memory. Once.

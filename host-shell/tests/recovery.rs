@@ -172,3 +172,22 @@ fn namespaces_with_metadata_are_refused() {
         Err(Error::Device { .. })
     ));
 }
+
+#[test]
+fn dropping_a_queue_ends_what_is_in_flight_and_frees_the_queue() {
+    let controller = start("sim:mem?queues=1&fault=drop@op=read");
+    let mut queue = controller.create_queue_pair(16).unwrap();
+    let buffer = controller.alloc(BLOCK).unwrap();
+    queue
+        .submit(nvm::read(Nsid(1), Lba(0), 1), Some(buffer))
+        .unwrap();
+    queue.ring();
+    drop(queue);
+    let mut again = controller.create_queue_pair(16).unwrap();
+    again.submit(nvm::flush(Nsid(1)), None).unwrap();
+    again.ring();
+    assert!(again.wait().unwrap().unwrap().is_success());
+    assert_eq!(controller.resets(), 0, "deletion needs no reset");
+    drop(again);
+    controller.shut_down().unwrap();
+}
