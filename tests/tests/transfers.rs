@@ -229,6 +229,79 @@ fn scattered_buffers_arrive_in_order() {
     });
 }
 
+/// Any buffer the core maps, the controller walks to the same bytes: random lengths, offsets and
+/// pages, contiguous and scattered, at every page size.
+#[test]
+fn random_buffers_are_walked_as_they_were_mapped() {
+    for mpsmin in [0u8, 1, 4] {
+        let setup = Setup {
+            memory: 32 << 20,
+            slots: 4,
+            seed: 77 + u64::from(mpsmin),
+            ..Setup::default()
+        };
+        let config = Config {
+            mpsmin,
+            ..config(512, 0)
+        };
+        with_pair(config, setup, |pair| {
+            pair.bring_up().unwrap();
+            let page = pair.page().bytes();
+            let (image, area) = (pair.buffer(4 << 20), pair.buffer(8 << 20));
+            let content = random(&mut pair.rng.clone(), 4 << 20);
+            pair.memory.write(image.iova, &content);
+            for start in (0..8192).step_by(1024) {
+                let from = image.iova.offset(start * 512);
+                let written = pair.transfer(nvm::write, NS, Lba(start), 1024, from);
+                assert!(written.is_success());
+            }
+            for _ in 0..80 {
+                let blocks = 1 + pair.rng.below(2000);
+                let lba = pair.rng.below(8192 - blocks);
+                let offset = pair.rng.below(page / 4) * 4;
+                let len = blocks * 512;
+                let count = (offset + len).div_ceil(page);
+                let mut pages: Vec<Iova> = (0..(8 << 20) / page)
+                    .map(|index| area.iova.offset(index * page))
+                    .collect();
+                let scattered = pair.rng.below(2) == 0;
+                if scattered {
+                    for last in (1..pages.len()).rev() {
+                        let other = pair.rng.below(last as u64 + 1) as usize;
+                        pages.swap(last, other);
+                    }
+                }
+                pages.truncate(count as usize);
+                let data = if scattered {
+                    Data::Pages {
+                        offset,
+                        len,
+                        pages: &pages,
+                    }
+                } else {
+                    Data::Contiguous {
+                        iova: area.iova.offset(offset),
+                        len,
+                    }
+                };
+                let status = pair.run(0, nvm::read(NS, Lba(lba), blocks as u32), data);
+                assert!(status.is_success(), "{status}");
+                let mut got = vec![0; (count * page) as usize];
+                for (at, bytes) in pages.iter().zip(got.chunks_mut(page as usize)) {
+                    pair.memory.read(*at, bytes);
+                }
+                let (from, to) = (offset as usize, (offset + len) as usize);
+                let expected = &content[lba as usize * 512..][..len as usize];
+                assert!(
+                    got[from..to] == *expected,
+                    "{blocks} blocks at {offset}, {page}-byte pages"
+                );
+            }
+            assert_eq!(pair.memory.refused(), []);
+        });
+    }
+}
+
 #[test]
 fn buffers_that_cannot_be_mapped_never_reach_the_controller() {
     with_pair(
