@@ -40,7 +40,8 @@ impl<T> Lock<T> {
     pub fn try_lock(&self) -> Option<Held<'_, T>> {
         // Acquire: pairs with the Release in Held::drop.
         let free = !self.held.load(Ordering::Relaxed) && !self.held.swap(true, Ordering::Acquire);
-        free.then_some(Held { lock: self })
+        // Lazily: a guard that is made and dropped would release another's lock.
+        free.then(|| Held { lock: self })
     }
 }
 
@@ -83,5 +84,23 @@ impl<T> Drop for Held<'_, T> {
     fn drop(&mut self) {
         // Release: pairs with the Acquire in try_lock.
         self.lock.held.store(false, Ordering::Release);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Lock;
+
+    #[test]
+    fn a_failed_try_leaves_the_lock_to_its_holder() {
+        let lock = Lock::new(0);
+        let held = lock.lock();
+        assert!(lock.try_lock().is_none());
+        assert!(
+            lock.try_lock().is_none(),
+            "the first try must not release it"
+        );
+        drop(held);
+        assert!(lock.try_lock().is_some());
     }
 }
