@@ -12,7 +12,7 @@ use std::vec::Vec;
 /// Passes over the queues without work after which a thread lets others run, and after which it
 /// sleeps. A pass takes well under a microsecond, so a driver that waits for each command still
 /// meets a spinning thread.
-const YIELD_AFTER: u32 = 2_000;
+const YIELD_AFTER: u32 = 200;
 const SLEEP_AFTER: u32 = 10_000;
 /// The longest sleep: the latency of the first command after a pause.
 const MAX_SLEEP: Duration = Duration::from_micros(500);

@@ -2,7 +2,7 @@
 
 use nvme_host::{Error, Result};
 use serde_json::Value;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 
 /// Writes text to standard output; a full disk or a closed pipe is an error.
 pub fn print(text: &str) -> Result<()> {
@@ -19,9 +19,13 @@ pub fn print(text: &str) -> Result<()> {
         .map_err(Error::file("write", "standard output"))
 }
 
-/// Prints one JSON object on one or more lines.
+/// Prints one JSON object: indented for a person at a terminal, else on one line.
 pub fn json(value: &Value) -> Result<()> {
-    print(&format!("{value:#}"))
+    if io::stdout().is_terminal() {
+        print(&format!("{value:#}"))
+    } else {
+        print(&value.to_string())
+    }
 }
 
 /// Prints `name : value` lines from an object's members, in order.
