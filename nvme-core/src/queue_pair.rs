@@ -302,6 +302,12 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         if !self.sq.accepts_head(cqe.sqhd) {
             return Err(ControllerFault::SqHead(cqe.sqhd));
         }
+        self.inflight.check(cqe.cid())?;
+        // Entries are fetched in order, so those past the head can only be of commands still in flight.
+        let left = self.inflight.in_flight() - 1;
+        if self.sq.after_head(cqe.sqhd) > left {
+            return Err(ControllerFault::SqHead(cqe.sqhd));
+        }
         let Released {
             cid,
             lease,
@@ -362,5 +368,53 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
             self.cq.restart();
         }
         may
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::mem::{CqCell, SqCell};
+    use crate::spec::{Lba, Nsid, nvm};
+    use crate::sync::AtomicU32;
+
+    #[test]
+    fn a_head_that_stays_behind_what_completed_is_a_fault() {
+        let (sq, cq): ([SqCell; 4], [CqCell; 4]) = Default::default();
+        let bells: [AtomicU32; 2] = Default::default();
+        let memory = QueueMemory {
+            sq: SqRing::new(&sq, Iova(0)),
+            cq: CqRing::new(&cq, Iova(0)),
+            sq_doorbell: Doorbell::new(&bells[0]),
+            cq_doorbell: Doorbell::new(&bells[1]),
+            lists: ListMemory::new(DmaWords::new(&[], Iova(0)), PageSize::KIB4, 0),
+        };
+        let mut slots: [Slot<u32>; 3] = Default::default();
+        let mut pair = QueuePair::new(Qid(1), memory, &mut slots[..]);
+        let cids = [7, 8].map(|buffer| {
+            let sqe = nvm::read(Nsid(1), Lba(0), 1);
+            pair.submit(sqe, Data::None, buffer, u64::MAX).unwrap()
+        });
+        pair.ring();
+        let post = |index: usize, cid: Cid, sqhd| {
+            let phase_status = 1;
+            cq[index].post(Cqe {
+                dw0: 0,
+                dw1: 0,
+                sqhd,
+                sqid: 1,
+                cid: cid.0,
+                phase_status,
+            });
+        };
+        // The second entry may still wait to be fetched while the first is done, but not be done itself.
+        post(0, cids[0], 1);
+        assert_eq!(pair.poll().unwrap().unwrap().buffer, 7);
+        post(1, cids[1], 1);
+        assert_eq!(pair.poll().unwrap_err(), ControllerFault::SqHead(1));
+        assert_eq!(pair.in_flight(), 1, "the fault ends no command");
+        post(2, cids[1], 2);
+        assert_eq!(pair.poll().unwrap().unwrap().buffer, 8);
+        assert_eq!(pair.in_flight(), 0);
     }
 }

@@ -88,6 +88,12 @@ impl<'a> SubmissionQueue<'a> {
             && self.distance(self.head, sqhd) <= self.distance(self.head, self.rung)
     }
 
+    /// Entries from `sqhd` on, published or not: their commands have not been fetched.
+    #[inline]
+    pub fn after_head(&self, sqhd: u16) -> u32 {
+        self.distance(u32::from(sqhd), self.tail)
+    }
+
     /// Frees the entries before `sqhd`, which [`accepts_head`](Self::accepts_head) has approved.
     #[inline]
     pub fn set_head(&mut self, sqhd: u16) {
