@@ -154,23 +154,15 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
         Ok(cid_of(index, slot.generation))
     }
 
-    /// Ends the command `cid` and returns what it held.
+    /// The slot of `cid`, which is in flight, expired or not.
     #[inline]
-    pub fn release(&mut self, cid: Cid) -> Result<Released<B>, ControllerFault> {
-        self.check(cid)?;
-        self.free(slot_of(cid) as u16)
-            .ok_or(ControllerFault::UnknownCid(cid))
-    }
-
-    /// Whether `cid` is in flight, expired or not.
-    #[inline]
-    pub fn check(&self, cid: Cid) -> Result<(), ControllerFault> {
+    pub fn find(&self, cid: Cid) -> Result<u16, ControllerFault> {
         match self.slots.as_ref().get(slot_of(cid)) {
             Some(slot) if slot.state == State::Free => Err(ControllerFault::UnknownCid(cid)),
             Some(slot) if slot.generation != cid.0 >> SLOT_BITS => {
                 Err(ControllerFault::StaleCid(cid))
             }
-            Some(_) => Ok(()),
+            Some(_) => Ok(slot_of(cid) as u16),
             None => Err(ControllerFault::UnknownCid(cid)),
         }
     }
@@ -202,11 +194,12 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
             .as_ref()
             .iter()
             .position(|slot| slot.state != State::Free)? as u16;
-        self.free(index)
+        self.release(index)
     }
 
+    /// Ends the command in slot `index` and returns what it held; `None` when there is none.
     #[inline]
-    fn free(&mut self, index: u16) -> Option<Released<B>> {
+    pub fn release(&mut self, index: u16) -> Option<Released<B>> {
         let slots = self.slots.as_mut();
         let slot = slots.get_mut(usize::from(index))?;
         let lease = slot.lease.take()?;
@@ -236,6 +229,11 @@ mod tests {
         Inflight::new((0..slots).map(|_| Slot::new()).collect())
     }
 
+    fn end(table: &mut Inflight<u32, Vec<Slot<u32>>>, cid: Cid) -> Released<u32> {
+        let slot = table.find(cid).unwrap();
+        table.release(slot).unwrap()
+    }
+
     #[test]
     fn slots_are_reused_oldest_first_with_a_new_generation() {
         let mut table = table(2);
@@ -243,8 +241,8 @@ mod tests {
         let b = table.reserve(11, 0).unwrap();
         assert_eq!((a, b), (Cid(0), Cid(1)));
         assert_eq!(table.reserve(12, 0), Err(12));
-        assert_eq!(table.release(b).unwrap().lease, 11);
-        assert_eq!(table.release(a).unwrap().lease, 10);
+        assert_eq!(end(&mut table, b).lease, 11);
+        assert_eq!(end(&mut table, a).lease, 10);
         assert_eq!(table.reserve(13, 0), Ok(Cid(0x1001)));
         assert_eq!(table.reserve(14, 0), Ok(Cid(0x1000)));
     }
@@ -253,21 +251,18 @@ mod tests {
     fn rejects_stale_duplicate_and_unknown_cids() {
         let mut table = table(3);
         let a = table.reserve(1, 0).unwrap();
-        table.release(a).unwrap();
-        assert_eq!(
-            table.release(a).unwrap_err(),
-            ControllerFault::UnknownCid(a)
-        );
+        end(&mut table, a);
+        assert_eq!(table.find(a).unwrap_err(), ControllerFault::UnknownCid(a));
         for n in 0..3 {
             table.reserve(n, 0).unwrap();
         }
-        assert_eq!(table.release(a).unwrap_err(), ControllerFault::StaleCid(a));
+        assert_eq!(table.find(a).unwrap_err(), ControllerFault::StaleCid(a));
         assert_eq!(
-            table.release(Cid(3)).unwrap_err(),
+            table.find(Cid(3)).unwrap_err(),
             ControllerFault::UnknownCid(Cid(3))
         );
         assert_eq!(
-            table.release(Cid(0xFFFF)).unwrap_err(),
+            table.find(Cid(0xFFFF)).unwrap_err(),
             ControllerFault::UnknownCid(Cid(0xFFFF))
         );
         assert_eq!(table.in_flight(), 3);
@@ -277,11 +272,11 @@ mod tests {
     fn a_cid_repeats_after_sixteen_laps() {
         let mut table = table(3);
         let first = table.reserve(0, 0).unwrap();
-        table.release(first).unwrap();
+        end(&mut table, first);
         let mut laps = 0;
         loop {
             let cid = table.reserve(0, 0).unwrap();
-            table.release(cid).unwrap();
+            end(&mut table, cid);
             laps += 1;
             if cid == first {
                 break;
@@ -300,9 +295,9 @@ mod tests {
         assert_eq!(table.expire(70), None, "named once");
         assert_eq!(table.in_flight(), 2);
         assert_eq!(table.reserve(7, 0), Err(7), "its slot is quarantined");
-        let late = table.release(fast).unwrap();
+        let late = end(&mut table, fast);
         assert!(late.expired && late.lease == 6);
-        assert!(!table.release(slow).unwrap().expired);
+        assert!(!end(&mut table, slow).expired);
     }
 
     #[test]

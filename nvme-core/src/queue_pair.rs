@@ -200,7 +200,7 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
 
     /// Whether `cid` is in flight, expired or not.
     pub fn is_in_flight(&self, cid: Cid) -> bool {
-        self.inflight.check(cid).is_ok()
+        self.inflight.find(cid).is_ok()
     }
 
     /// Places a command; the controller sees it after [`ring`](Self::ring).
@@ -302,7 +302,7 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         if !self.sq.accepts_head(cqe.sqhd) {
             return Err(ControllerFault::SqHead(cqe.sqhd));
         }
-        self.inflight.check(cqe.cid())?;
+        let slot = self.inflight.find(cqe.cid())?;
         // Entries are fetched in order, so those past the head can only be of commands still in flight.
         let left = self.inflight.in_flight() - 1;
         if self.sq.after_head(cqe.sqhd) > left {
@@ -312,7 +312,10 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
             cid,
             lease,
             expired,
-        } = self.inflight.release(cqe.cid())?;
+        } = self
+            .inflight
+            .release(slot)
+            .ok_or(ControllerFault::UnknownCid(cqe.cid()))?;
         self.sq.set_head(cqe.sqhd);
         self.tracer
             .record(Event::completed(self.qid, cid, cqe.status(), cqe.sqhd));
