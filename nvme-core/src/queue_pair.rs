@@ -223,7 +223,8 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
             error: SubmitError::QueueFull,
             buffer,
         };
-        if self.inflight.in_flight() >= self.limit || self.sq.free() == 0 {
+        // Entries not fetched are of commands in flight, so within the limit the ring has room.
+        if self.inflight.in_flight() >= self.limit {
             return Err(full(buffer));
         }
         let Some(slot) = self.inflight.next() else {
@@ -240,7 +241,7 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         };
         let cid = self.inflight.reserve(buffer, deadline_ns).map_err(full)?;
         let pushed = self.sq.push(sqe.with_cid(cid));
-        debug_assert!(pushed, "free() was checked above");
+        debug_assert!(pushed, "the ring has room within the limit");
         self.tracer
             .record(Event::submitted(self.qid, cid, sqe.opcode(), sqe.nsid));
         Ok(cid)
@@ -299,15 +300,11 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         if cqe.sqid() != self.qid {
             return Err(ControllerFault::SqId(cqe.sqid));
         }
-        if !self.sq.accepts_head(cqe.sqhd) {
-            return Err(ControllerFault::SqHead(cqe.sqhd));
-        }
         let slot = self.inflight.find(cqe.cid())?;
         // Entries are fetched in order, so those past the head can only be of commands still in flight.
         let left = self.inflight.in_flight() - 1;
-        if self.sq.after_head(cqe.sqhd) > left {
-            return Err(ControllerFault::SqHead(cqe.sqhd));
-        }
+        let unfetched = self.sq.unfetched(cqe.sqhd, left);
+        let unfetched = unfetched.ok_or(ControllerFault::SqHead(cqe.sqhd))?;
         let Released {
             cid,
             lease,
@@ -316,7 +313,7 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
             .inflight
             .release(slot)
             .ok_or(ControllerFault::UnknownCid(cqe.cid()))?;
-        self.sq.set_head(cqe.sqhd);
+        self.sq.retain(unfetched);
         self.tracer
             .record(Event::completed(self.qid, cid, cqe.status(), cqe.sqhd));
         Ok(Completion {

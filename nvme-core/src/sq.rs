@@ -14,8 +14,10 @@ pub struct SubmissionQueue<'a> {
     ring: SqRing<'a>,
     doorbell: Doorbell<'a>,
     tail: u32,
-    rung: u32,
-    head: u32,
+    /// Entries before the tail that the controller has not reported as fetched.
+    used: u32,
+    /// Of them, the last ones that were not published yet.
+    unrung: u32,
 }
 
 impl<'a> SubmissionQueue<'a> {
@@ -25,8 +27,8 @@ impl<'a> SubmissionQueue<'a> {
             ring,
             doorbell,
             tail: 0,
-            rung: 0,
-            head: 0,
+            used: 0,
+            unrung: 0,
         }
     }
 
@@ -41,19 +43,10 @@ impl<'a> SubmissionQueue<'a> {
         self.ring.iova()
     }
 
-    #[inline]
-    fn distance(&self, from: u32, to: u32) -> u32 {
-        if to >= from {
-            to - from
-        } else {
-            to + self.entries() - from
-        }
-    }
-
     /// Entries that can be pushed now.
     #[inline]
     pub fn free(&self) -> u32 {
-        self.entries() - 1 - self.distance(self.head, self.tail)
+        self.entries() - 1 - self.used
     }
 
     /// Places an entry at the tail; the controller sees it after [`ring`](Self::ring). `false` when full.
@@ -63,46 +56,51 @@ impl<'a> SubmissionQueue<'a> {
             return false;
         }
         self.ring.write(self.tail, sqe);
-        self.tail = if self.tail + 1 == self.entries() {
-            0
-        } else {
-            self.tail + 1
-        };
+        self.tail += 1;
+        if self.tail == self.entries() {
+            self.tail = 0;
+        }
+        self.used += 1;
+        self.unrung += 1;
         true
     }
 
     /// Publishes everything pushed since the last ring with one doorbell store; none if nothing was.
     #[inline]
     pub fn ring(&mut self) {
-        if self.rung != self.tail {
-            self.rung = self.tail;
+        if self.unrung != 0 {
+            self.unrung = 0;
             self.doorbell.ring(self.tail);
         }
     }
 
-    /// Whether `sqhd` lies among the published entries the controller has not reported yet.
+    /// Entries that the controller has yet to fetch when it reports `sqhd`, or `None` when `sqhd` is
+    /// impossible: outside the ring, behind the last one, past what was published, or behind more
+    /// than `most` entries.
     #[inline]
-    pub fn accepts_head(&self, sqhd: u16) -> bool {
+    pub fn unfetched(&self, sqhd: u16, most: u32) -> Option<u32> {
         let sqhd = u32::from(sqhd);
-        sqhd < self.entries()
-            && self.distance(self.head, sqhd) <= self.distance(self.head, self.rung)
+        if sqhd >= self.entries() {
+            return None;
+        }
+        let behind = if self.tail >= sqhd {
+            self.tail - sqhd
+        } else {
+            self.tail + self.entries() - sqhd
+        };
+        let possible = (self.unrung..=self.used.min(most)).contains(&behind);
+        possible.then_some(behind)
     }
 
-    /// Entries from `sqhd` on, published or not: their commands have not been fetched.
+    /// Frees all entries but the `unfetched` ones that [`unfetched`](Self::unfetched) has found.
     #[inline]
-    pub fn after_head(&self, sqhd: u16) -> u32 {
-        self.distance(u32::from(sqhd), self.tail)
-    }
-
-    /// Frees the entries before `sqhd`, which [`accepts_head`](Self::accepts_head) has approved.
-    #[inline]
-    pub fn set_head(&mut self, sqhd: u16) {
-        self.head = u32::from(sqhd);
+    pub fn retain(&mut self, unfetched: u32) {
+        self.used = unfetched;
     }
 
     /// Empty again, as after Create I/O Submission Queue.
     pub fn restart(&mut self) {
-        (self.tail, self.rung, self.head) = (0, 0, 0);
+        (self.tail, self.used, self.unrung) = (0, 0, 0);
     }
 }
 
@@ -128,8 +126,8 @@ mod tests {
                 sq.ring();
                 let tail = bell.load(Order::Relaxed, Scope::Sys);
                 assert_eq!(tail, (before + entries as u32 - 1) % entries as u32);
-                assert!(sq.accepts_head(tail as u16));
-                sq.set_head(tail as u16);
+                assert_eq!(sq.unfetched(tail as u16, u32::MAX), Some(0));
+                sq.retain(0);
                 assert_eq!(sq.free(), entries as u32 - 1);
             }
         }
@@ -142,12 +140,19 @@ mod tests {
         let mut sq = SubmissionQueue::new(SqRing::new(&cells, Iova(0)), Doorbell::new(&bell));
         sq.push(Sqe::new(0, Nsid(1)));
         sq.push(Sqe::new(0, Nsid(1)));
-        assert!(!sq.accepts_head(1), "nothing was rung yet");
+        assert_eq!(sq.unfetched(1, 9), None, "nothing was rung yet");
         sq.ring();
-        assert!(sq.accepts_head(0) && sq.accepts_head(1) && sq.accepts_head(2));
-        assert!(!sq.accepts_head(3) && !sq.accepts_head(4) && !sq.accepts_head(u16::MAX));
-        sq.set_head(2);
-        assert!(!sq.accepts_head(1), "the head does not go back");
+        assert_eq!(
+            [0, 1, 2].map(|head| sq.unfetched(head, 9)),
+            [Some(2), Some(1), Some(0)]
+        );
+        assert_eq!(
+            [3, 4, u16::MAX].map(|head| sq.unfetched(head, 9)),
+            [None; 3]
+        );
+        assert_eq!(sq.unfetched(0, 1), None, "more than are in flight");
+        sq.retain(0);
+        assert_eq!(sq.unfetched(1, 9), None, "the head does not go back");
     }
 
     #[test]
@@ -172,7 +177,7 @@ mod tests {
         }
         sq.ring();
         assert_eq!(bell.load(Order::Relaxed, Scope::Sys), 65_535);
-        sq.set_head(65_535);
+        sq.retain(sq.unfetched(65_535, u32::MAX).unwrap());
         assert!(sq.push(Sqe::new(0, Nsid(1))));
         sq.ring();
         assert_eq!(bell.load(Order::Relaxed, Scope::Sys), 0);
