@@ -32,6 +32,13 @@ impl DoorbellMap {
         unsafe { Self::new(start, doorbells.bytes()) }
     }
 
+    /// Words that a [`Relay`](crate::relay::Relay) passes on; it keeps them as long as it lives.
+    pub(crate) fn of_words(pages: &[crate::relay::WordPage]) -> Self {
+        let start = pages.as_ptr().cast_mut().cast::<u32>();
+        // SAFETY: page-aligned atomics of that many bytes, which the device keeps as long as it lives.
+        unsafe { Self::new(start, size_of_val(pages)) }
+    }
+
     /// Tail and head doorbell of queue `qid`, valid while the device is: see [`Pair`](crate::dma::Pair).
     pub(crate) fn pair(
         self,

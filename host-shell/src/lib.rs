@@ -19,6 +19,7 @@ mod namespace;
 mod open;
 mod queue;
 mod recover;
+pub mod relay;
 mod session;
 #[cfg(feature = "sim")]
 pub mod sim;

@@ -1,0 +1,354 @@
+//! Doorbells that are plain words of this process's memory, relayed to the controller by a thread.
+//!
+//! For whoever cannot store to the BAR (tier 0: a GPU whose driver does not map it): it stores to
+//! [`Relay::words`], laid out as the BAR is from 1000h on, and the thread passes the newest value on.
+//! Several rings between two looks cost one write to the controller.
+//!
+//! Invariant: every value stored is passed on, or replaced by a newer one of the same doorbell. The
+//! thread takes a value by swapping [`NONE`] in, so a queue that is created again may ring the value
+//! that its predecessor rang last. Rings of I/O queues that came before a ring of the admin queue, or
+//! before a write to a register, reach the controller before it does.
+
+use crate::bar::DoorbellMap;
+use crate::device::Device;
+use crate::dma::Pages;
+use crate::error::{Error, Result};
+use nvme_core::Registers;
+use nvme_core::mem::Doorbell;
+use nvme_core::spec::register::{cq_head_doorbell, doorbell_bytes, offset, sq_tail_doorbell};
+use nvme_core::spec::{Iova, Qid};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// A doorbell word that holds nothing to pass on. No queue has that many entries.
+pub const NONE: u32 = u32::MAX;
+
+/// Words in a page.
+const PAGE_WORDS: usize = 1024;
+/// Passes without work before the thread lets others run, and before it sleeps between passes.
+const SPIN_PASSES: u32 = 200;
+const YIELD_PASSES: u32 = 20_000;
+const NAP: Duration = Duration::from_micros(20);
+/// A thread that does not run for so long never will.
+const SETTLE_TIME: Duration = Duration::from_secs(1);
+
+/// One page of doorbell words.
+#[repr(C, align(4096))]
+pub struct WordPage([AtomicU32; PAGE_WORDS]);
+
+impl WordPage {
+    fn new() -> Self {
+        Self(std::array::from_fn(|_| AtomicU32::new(NONE)))
+    }
+}
+
+/// A device whose doorbells are relayed. Everything else is the device's own.
+pub struct Relay {
+    shared: Arc<Shared>,
+    thread: Option<JoinHandle<()>>,
+}
+
+struct Shared {
+    device: Arc<dyn Device>,
+    pages: Box<[WordPage]>,
+    /// Admin tail and head, then the others: place of the word, and the doorbell behind it.
+    doorbells: Vec<(usize, Doorbell<'static>)>,
+    stop: AtomicBool,
+    /// Passes that have ended, to wait for.
+    passes: AtomicU64,
+    forwarded: AtomicU64,
+}
+
+impl Relay {
+    /// Starts relaying the doorbells of queues 0 to `queue_pairs` of `device`, on a thread of its own.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when the doorbells of that many queues are not mapped, [`Error::Gone`] when
+    /// the controller is, [`Error::System`] when there is no thread to be had.
+    pub fn start(device: Arc<dyn Device>, queue_pairs: u16) -> Result<Arc<Self>> {
+        let cap = device.registers().read64(offset::CAP);
+        if cap == u64::MAX {
+            return Err(Error::Gone {
+                cause: format!("{}: registers read as all ones", device.name()),
+            });
+        }
+        let dstrd = nvme_core::spec::register::Cap(cap).dstrd();
+        let map = device.doorbells();
+        let mut doorbells = Vec::new();
+        for qid in (0..=queue_pairs).map(Qid) {
+            let (tail, head) = map.pair(qid, dstrd)?;
+            let word = |register: u32| (register - offset::DOORBELLS) as usize / 4;
+            doorbells.push((word(sq_tail_doorbell(qid.0, dstrd)), tail));
+            doorbells.push((word(cq_head_doorbell(qid.0, dstrd)), head));
+        }
+        let bytes = doorbell_bytes(queue_pairs, dstrd) as usize;
+        let pages = bytes.div_ceil(size_of::<WordPage>());
+        let shared = Arc::new(Shared {
+            device,
+            pages: (0..pages).map(|_| WordPage::new()).collect(),
+            doorbells,
+            stop: AtomicBool::new(false),
+            passes: AtomicU64::new(0),
+            forwarded: AtomicU64::new(0),
+        });
+        let thread = std::thread::Builder::new()
+            .name("doorbell-relay".to_owned())
+            .spawn({
+                let shared = Arc::clone(&shared);
+                move || shared.run()
+            })
+            .map_err(|source| Error::System {
+                call: "starting the doorbell relay",
+                source,
+            })?;
+        Ok(Arc::new(Self {
+            shared,
+            thread: Some(thread),
+        }))
+    }
+
+    /// The words, page aligned, as the BAR is from 1000h on: what is registered with a GPU.
+    ///
+    /// Store a doorbell's value with release order at system scope; nothing else may be stored.
+    pub fn words(&self) -> &[WordPage] {
+        &self.shared.pages
+    }
+
+    /// Writes passed on to the controller so far. Rings minus this is what combining saved.
+    pub fn forwarded(&self) -> u64 {
+        self.shared.forwarded.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for Relay {
+    fn drop(&mut self) {
+        self.shared.stop.store(true, Ordering::Relaxed);
+        if let Some(thread) = self.thread.take() {
+            // A relay that panicked has nothing left to pass on.
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Shared {
+    fn run(&self) {
+        let mut idle = 0;
+        while !self.stop.load(Ordering::Relaxed) {
+            let passed = self.pass();
+            self.passes.fetch_add(1, Ordering::Release);
+            if passed > 0 {
+                self.forwarded.fetch_add(passed, Ordering::Relaxed);
+                idle = 0;
+                continue;
+            }
+            idle += 1;
+            match idle {
+                0..SPIN_PASSES => std::hint::spin_loop(),
+                SPIN_PASSES..YIELD_PASSES => std::thread::yield_now(),
+                _ => {
+                    idle = YIELD_PASSES;
+                    std::thread::sleep(NAP);
+                }
+            }
+        }
+        self.pass();
+    }
+
+    /// Passes on what is there: the words of I/O queues, then those of the admin queue.
+    fn pass(&self) -> u64 {
+        let (admin, io) = self.doorbells.split_at(2);
+        let mut passed = self.sweep(io);
+        // Acquire: pairs with the release of whoever stored the word; its earlier rings of I/O queues
+        // are visible to the second sweep, so a queue is never deleted before its last ring arrives.
+        let rung = |(at, _): &(usize, _)| self.word(*at).load(Ordering::Acquire) != NONE;
+        if admin.iter().any(rung) {
+            passed += self.sweep(io);
+            passed += self.sweep(admin);
+        }
+        passed
+    }
+
+    fn sweep(&self, doorbells: &[(usize, Doorbell<'static>)]) -> u64 {
+        let mut passed = 0;
+        for (at, doorbell) in doorbells {
+            let word = self.word(*at);
+            if word.load(Ordering::Relaxed) == NONE {
+                continue;
+            }
+            // Acquire: pairs with the release of whoever stored the word; its entries are visible
+            // before the controller is told of them.
+            let value = word.swap(NONE, Ordering::Acquire);
+            if value != NONE {
+                doorbell.ring(value);
+                passed += 1;
+            }
+        }
+        passed
+    }
+
+    fn word(&self, at: usize) -> &AtomicU32 {
+        &self.pages[at / PAGE_WORDS].0[at % PAGE_WORDS]
+    }
+
+    /// Waits until everything rung before this call has been passed on, a second at most.
+    fn settle(&self) {
+        let start = self.passes.load(Ordering::Acquire);
+        let begin = Instant::now();
+        let pending = || {
+            self.doorbells
+                .iter()
+                .any(|(at, _)| self.word(*at).load(Ordering::Relaxed) != NONE)
+        };
+        // A word seen empty may still be on its way: a pass that began after it was taken is over
+        // once two more have ended.
+        while (pending() || self.passes.load(Ordering::Acquire) < start + 2)
+            && !self.stop.load(Ordering::Relaxed)
+            && begin.elapsed() < SETTLE_TIME
+        {
+            std::thread::yield_now();
+        }
+    }
+}
+
+impl Registers for Shared {
+    fn read32(&self, offset: u32) -> u32 {
+        self.device.registers().read32(offset)
+    }
+
+    fn read64(&self, offset: u32) -> u64 {
+        self.device.registers().read64(offset)
+    }
+
+    fn write32(&self, offset: u32, value: u32) {
+        self.settle();
+        self.device.registers().write32(offset, value);
+    }
+
+    fn write64(&self, offset: u32, value: u64) {
+        self.settle();
+        self.device.registers().write64(offset, value);
+    }
+}
+
+impl Device for Relay {
+    fn name(&self) -> String {
+        self.shared.device.name()
+    }
+
+    fn describe(&self) -> String {
+        format!("{}, relayed doorbells", self.shared.device.describe())
+    }
+
+    fn registers(&self) -> &(dyn Registers + Sync) {
+        &*self.shared
+    }
+
+    fn doorbells(&self) -> DoorbellMap {
+        DoorbellMap::of_words(self.words())
+    }
+
+    fn alloc_dma(&self, bytes: usize) -> Result<Pages> {
+        self.shared.device.alloc_dma(bytes)
+    }
+
+    fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova> {
+        self.shared.device.map_dma(pages)
+    }
+
+    fn unmap_dma(&self, iova: Iova, bytes: usize) -> Result<()> {
+        self.shared.device.unmap_dma(iova, bytes)
+    }
+
+    fn reset(&self) -> Result<()> {
+        self.shared.settle();
+        self.shared.device.reset()
+    }
+}
+
+#[cfg(all(test, feature = "sim"))]
+mod tests {
+    use super::*;
+    use crate::{Config, Controller};
+    use nvme_core::spec::{Lba, Nsid, nvm};
+
+    fn relayed(text: &str, queues: u16) -> (Arc<Relay>, Controller) {
+        let relay = Relay::start(crate::open(text).unwrap(), queues).unwrap();
+        let config = Config {
+            queue_pairs: u32::from(queues),
+            ..Config::default()
+        };
+        let device: Arc<dyn Device> = Arc::clone(&relay) as _;
+        (relay, Controller::start(device, &config).unwrap())
+    }
+
+    #[test]
+    fn data_goes_round_through_relayed_doorbells() {
+        for dstrd in [0, 3] {
+            let (relay, controller) = relayed(&format!("sim:mem?size=8MiB&dstrd={dstrd}"), 4);
+            let data: Vec<u8> = (0..1 << 20).map(|n: u32| (n * 7 >> 3) as u8).collect();
+            let mut namespace = controller.namespace(Nsid(1)).unwrap();
+            for start in [0, 17] {
+                namespace.write(Lba(start), &data).unwrap();
+                let mut read = vec![0; data.len()];
+                namespace.read(Lba(start), &mut read).unwrap();
+                assert!(read == data);
+            }
+            let rings = namespace.queue().statistics().rings;
+            assert!(relay.forwarded() > 0 && rings > 0);
+            drop(namespace);
+            controller.shut_down().unwrap();
+            let left = |page: &WordPage| page.0.iter().any(|w| w.load(Ordering::Relaxed) != NONE);
+            assert!(!relay.words().iter().any(left), "a ring was left behind");
+        }
+    }
+
+    /// A queue of the same number rings the same values again; none is taken for an old one, and no
+    /// ring reaches a queue that is gone.
+    #[test]
+    fn queues_come_and_go_with_commands_just_rung() {
+        let (_relay, controller) = relayed("sim:mem?size=1MiB", 2);
+        for _ in 0..200 {
+            let mut queue = controller.create_queue_pair(4).unwrap();
+            let buffer = controller.alloc(4096).unwrap();
+            let cid = queue
+                .submit(nvm::read(Nsid(1), Lba(0), 1), Some(buffer))
+                .unwrap();
+            queue.ring();
+            assert_eq!(queue.wait().unwrap().unwrap().cid, cid);
+            let buffer = controller.alloc(4096).unwrap();
+            queue
+                .submit(nvm::read(Nsid(1), Lba(1), 1), Some(buffer))
+                .unwrap();
+            queue.ring();
+        }
+        assert_eq!(controller.resets(), 0);
+        let log = controller.log_page(1, Nsid::ALL, 64).unwrap();
+        assert_eq!(log[..8], [0; 8], "the controller found no error");
+        controller.shut_down().unwrap();
+    }
+
+    #[test]
+    fn a_controller_reset_starts_from_silence() {
+        let (_relay, controller) = relayed("sim:mem?size=1MiB", 1);
+        let mut queue = controller.create_queue_pair(4).unwrap();
+        for round in 0..20 {
+            let buffer = controller.alloc(4096).unwrap();
+            queue
+                .submit(nvm::read(Nsid(1), Lba(0), 1), Some(buffer))
+                .unwrap();
+            queue.ring();
+            let done = queue.wait().unwrap().unwrap();
+            assert!(done.is_success(), "round {round}");
+            controller.session().reset("a test").unwrap();
+        }
+    }
+
+    #[test]
+    fn doorbells_that_are_not_mapped_are_refused() {
+        let device = crate::open("sim:mem?size=1MiB&queues=4").unwrap();
+        assert!(Relay::start(Arc::clone(&device), 4).is_ok());
+        assert!(Relay::start(device, 4000).is_err());
+    }
+}
