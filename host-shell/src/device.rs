@@ -1,13 +1,16 @@
 //! What a transport must offer: registers, doorbells and DMA memory.
 
 use crate::bar::DoorbellMap;
-use crate::dma::Pages;
 use crate::error::Result;
+use crate::pages::Pages;
 use nvme_core::Registers;
 use nvme_core::spec::Iova;
 use std::sync::Arc;
 
 /// A controller that can be reached. Object-safe: everything above works on `Arc<dyn Device>`.
+///
+/// A device that is gone stays gone: registers read as all ones, writes are lost, and
+/// [`gone`](Self::gone) says why. Open it again to find out whether it came back.
 pub trait Device: Send + Sync {
     /// How the user named it, for messages.
     fn name(&self) -> String;
@@ -26,7 +29,8 @@ pub trait Device: Send + Sync {
         Pages::new(bytes)
     }
 
-    /// Lets the controller reach `pages`; returns the address that it uses.
+    /// Lets the controller reach `pages`, which come from [`alloc_dma`](Self::alloc_dma); returns the
+    /// address that it uses, which need not be theirs.
     ///
     /// The device keeps its share of `pages` until [`unmap_dma`](Self::unmap_dma).
     fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova>;
@@ -36,4 +40,14 @@ pub trait Device: Send + Sync {
 
     /// Resets the function. Every queue, the admin queue too, is gone afterwards.
     fn reset(&self) -> Result<()>;
+
+    /// Why the device does not answer any more, once it does not. The default never knows.
+    fn gone(&self) -> Option<String> {
+        None
+    }
+
+    /// Whether the medium may be somebody's disk, so that commands which change it need a clear word.
+    fn guards_data(&self) -> bool {
+        false
+    }
 }

@@ -1,104 +1,24 @@
-//! Memory that the controller reaches by DMA: page-aligned mappings, buffers leased out of them,
-//! and the queue pairs whose rings lie in them.
+//! Memory that the controller reaches by DMA: regions mapped at the device, buffers leased out of
+//! them, and the queue pairs whose rings lie in them.
 //!
 //! Invariant: memory stays mapped, here and at the device, until nothing can touch it any more. A
 //! [`DmaBuffer`] that is lent to a command is inside its queue pair, so nobody can read or free it;
 //! a [`Pair`] that is dropped with commands in flight leaks its memory instead of freeing it.
-// UNSAFETY: mmap returns raw memory that buffers view as bytes and queue pairs as rings of atomics.
+// UNSAFETY: buffers view raw memory as bytes and queue pairs view it as rings of atomics.
 #![allow(unsafe_code)]
 
 use crate::bar::DoorbellMap;
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::pages::GRANULE;
+pub use crate::pages::Pages;
 use nvme_core::bringup::QueuePlan;
 use nvme_core::mem::{CqRing, DmaWords, SqRing};
 use nvme_core::prp;
 use nvme_core::spec::{Iova, PageSize, Qid};
 use nvme_core::{ListMemory, QueueMemory, QueuePair, Slot};
-use std::io;
 use std::mem::ManuallyDrop;
-use std::ptr::NonNull;
 use std::sync::Arc;
-
-/// Every mapping is a multiple of this, the largest page size that bring-up may choose.
-pub const GRANULE: usize = 64 << 10;
-
-/// Anonymous, zeroed, page-aligned memory of this process.
-#[derive(Debug)]
-pub struct Pages {
-    start: NonNull<u8>,
-    len: usize,
-}
-
-// SAFETY: the mapping belongs to the process, not to a thread.
-unsafe impl Send for Pages {}
-// SAFETY: shared references give the address and length only.
-unsafe impl Sync for Pages {}
-
-impl Pages {
-    /// Maps at least `bytes` bytes, rounded up to 64 KiB and aligned to that.
-    pub fn new(bytes: usize) -> Result<Self> {
-        let refused = || Error::System {
-            call: "mmap",
-            source: io::Error::from_raw_os_error(libc::ENOMEM),
-        };
-        let len = bytes
-            .max(1)
-            .checked_next_multiple_of(GRANULE)
-            .ok_or_else(refused)?;
-        let padded = len.checked_add(GRANULE).ok_or_else(refused)?;
-        // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing of ours.
-        let raw = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                padded,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
-                -1,
-                0,
-            )
-        };
-        if raw == libc::MAP_FAILED {
-            return Err(Error::System {
-                call: "mmap",
-                source: io::Error::last_os_error(),
-            });
-        }
-        let before = raw.addr().wrapping_neg() % GRANULE;
-        let after = GRANULE - before;
-        let start = raw.cast::<u8>().wrapping_add(before);
-        if before > 0 {
-            // SAFETY: the head of our own mapping, which nothing refers to.
-            unsafe { libc::munmap(raw, before) };
-        }
-        // SAFETY: the tail of our own mapping, which nothing refers to; `after` is at least a page.
-        unsafe { libc::munmap(start.wrapping_add(len).cast(), after) };
-        let start = NonNull::new(start).ok_or_else(refused)?;
-        Ok(Self { start, len })
-    }
-
-    /// Address of the first byte.
-    pub fn start(&self) -> *mut u8 {
-        self.start.as_ptr()
-    }
-
-    /// Length in bytes.
-    pub fn len(&self) -> usize {
-        self.len
-    }
-
-    /// Never: a mapping has at least one granule.
-    pub fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-}
-
-impl Drop for Pages {
-    fn drop(&mut self) {
-        // SAFETY: this is our mapping and its owner is going away.
-        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
-    }
-}
 
 /// Memory that the controller can reach. Unmapped at the device, then freed, on drop.
 pub struct Region {

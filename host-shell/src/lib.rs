@@ -17,9 +17,9 @@ mod dma;
 mod error;
 mod namespace;
 mod open;
+mod pages;
 mod queue;
 mod recover;
-pub mod relay;
 mod session;
 #[cfg(feature = "sim")]
 pub mod sim;

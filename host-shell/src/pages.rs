@@ -1,0 +1,186 @@
+//! Page-aligned memory that a device can be given: of this process alone, or a file that another
+//! process can map too.
+//!
+//! Invariant: a mapping is whole granules, and its address is a multiple of the granule.
+// UNSAFETY: mmap and munmap take raw addresses.
+#![allow(unsafe_code)]
+
+use crate::error::{Error, Result};
+use rustix::fs::{MemfdFlags, SealFlags};
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
+use std::ptr::NonNull;
+
+/// Every mapping is a multiple of this, the largest page size that bring-up may choose.
+pub const GRANULE: usize = 64 << 10;
+
+/// The huge page that shared memory is made of where the system has some.
+const HUGE: usize = 2 << 20;
+
+/// Zeroed memory of this process, aligned to 64 KiB at least.
+#[derive(Debug)]
+pub struct Pages {
+    start: NonNull<u8>,
+    len: usize,
+    file: Option<OwnedFd>,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread.
+unsafe impl Send for Pages {}
+// SAFETY: shared references give the address, the length and the file only.
+unsafe impl Sync for Pages {}
+
+impl Pages {
+    /// Maps at least `bytes` bytes of anonymous memory, rounded up to 64 KiB.
+    pub fn new(bytes: usize) -> Result<Self> {
+        Self::aligned(rounded(bytes, GRANULE)?, GRANULE)
+    }
+
+    /// Maps at least `bytes` bytes of a memory file that another process can map as well.
+    ///
+    /// 2 MiB and more come in huge pages where the system has some free, and are rounded up to
+    /// 2 MiB then, else to 64 KiB. The file is sealed: nobody can change its size.
+    pub fn shared(bytes: usize) -> Result<Self> {
+        if bytes >= HUGE {
+            let huge = Self::of_memory_file(rounded(bytes, HUGE)?, HUGE, MemfdFlags::HUGETLB);
+            if huge.is_ok() {
+                return huge;
+            }
+        }
+        Self::of_memory_file(rounded(bytes, GRANULE)?, GRANULE, MemfdFlags::empty())
+    }
+
+    fn of_memory_file(len: usize, align: usize, more: MemfdFlags) -> Result<Self> {
+        let failed = |call| move |errno: rustix::io::Errno| system(call, errno.into());
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING | more;
+        let file =
+            rustix::fs::memfd_create("nvme-gpu-dma", flags).map_err(failed("memfd_create"))?;
+        rustix::fs::ftruncate(&file, len as u64).map_err(failed("ftruncate"))?;
+        let seals = SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL;
+        rustix::fs::fcntl_add_seals(&file, seals).map_err(failed("sealing a memfd"))?;
+        let mut pages = Self::aligned(len, align)?;
+        // SAFETY: replaces exactly our own mapping, which nothing refers to yet.
+        let raw = unsafe {
+            libc::mmap(
+                pages.start().cast(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED | libc::MAP_FIXED,
+                file.as_raw_fd(),
+                0,
+            )
+        };
+        if raw == libc::MAP_FAILED {
+            return Err(system("mmap", io::Error::last_os_error()));
+        }
+        pages.file = Some(file);
+        Ok(pages)
+    }
+
+    /// `len` bytes of anonymous memory at a multiple of `align`, a power of two; `len` is one of it.
+    fn aligned(len: usize, align: usize) -> Result<Self> {
+        let padded = len.checked_add(align).ok_or_else(too_much)?;
+        // SAFETY: an anonymous mapping at an address of the kernel's choice touches nothing of ours.
+        let raw = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                padded,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+                -1,
+                0,
+            )
+        };
+        if raw == libc::MAP_FAILED {
+            return Err(system("mmap", io::Error::last_os_error()));
+        }
+        let before = raw.addr().wrapping_neg() % align;
+        let start = raw.cast::<u8>().wrapping_add(before);
+        if before > 0 {
+            // SAFETY: the head of our own mapping, which nothing refers to.
+            unsafe { libc::munmap(raw, before) };
+        }
+        // SAFETY: the tail of our own mapping, which nothing refers to; it is at least a page.
+        unsafe { libc::munmap(start.wrapping_add(len).cast(), align - before) };
+        let start = NonNull::new(start).ok_or_else(too_much)?;
+        Ok(Self {
+            start,
+            len,
+            file: None,
+        })
+    }
+
+    /// Address of the first byte.
+    pub fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    /// Length in bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Never: a mapping has at least one granule.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// The file whose bytes from 0 to the end these are, of [`shared`](Self::shared) memory.
+    pub fn file(&self) -> Option<BorrowedFd<'_>> {
+        self.file.as_ref().map(AsFd::as_fd)
+    }
+}
+
+impl Drop for Pages {
+    fn drop(&mut self) {
+        // SAFETY: this is our mapping and its owner is going away.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+fn rounded(bytes: usize, granule: usize) -> Result<usize> {
+    bytes
+        .max(1)
+        .checked_next_multiple_of(granule)
+        .ok_or_else(too_much)
+}
+
+fn too_much() -> Error {
+    system("mmap", io::Error::from_raw_os_error(libc::ENOMEM))
+}
+
+fn system(call: &'static str, source: io::Error) -> Error {
+    Error::System { call, source }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::unix::fs::FileExt;
+
+    #[test]
+    fn shared_pages_are_a_file_of_fixed_size() {
+        for bytes in [1, GRANULE + 1, HUGE + 1] {
+            let pages = Pages::shared(bytes).unwrap();
+            assert!(pages.len() >= bytes && pages.len().is_multiple_of(GRANULE));
+            assert!(pages.start().addr().is_multiple_of(GRANULE));
+            // SAFETY: our own mapping, used by nobody else.
+            unsafe { pages.start().add(bytes - 1).write(7) };
+            let file = File::from(pages.file().unwrap().try_clone_to_owned().unwrap());
+            assert_eq!(file.metadata().unwrap().len(), pages.len() as u64);
+            let mut byte = [0];
+            file.read_exact_at(&mut byte, bytes as u64 - 1).unwrap();
+            assert_eq!(byte, [7]);
+            assert!(file.set_len(0).is_err(), "sealed");
+        }
+        assert!(Pages::new(1).unwrap().file().is_none());
+    }
+
+    #[test]
+    fn what_no_address_space_holds_is_refused() {
+        assert!(Pages::new(usize::MAX).is_err());
+        assert!(Pages::shared(usize::MAX - (1 << 20)).is_err());
+        assert!(Pages::shared(1 << 60).is_err());
+    }
+}
