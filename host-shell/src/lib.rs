@@ -20,6 +20,7 @@ mod open;
 mod pages;
 mod queue;
 mod recover;
+pub mod relay;
 mod session;
 #[cfg(feature = "sim")]
 pub mod sim;
