@@ -11,7 +11,7 @@
 
 use crate::bar::DoorbellMap;
 use crate::device::Device;
-use crate::dma::Pages;
+use crate::pages::Pages;
 use crate::error::{Error, Result};
 use nvme_core::Registers;
 use nvme_core::mem::Doorbell;
@@ -265,6 +265,14 @@ impl Device for Relay {
         self.shared.settle();
         self.shared.device.reset()
     }
+
+    fn gone(&self) -> Option<String> {
+        self.shared.device.gone()
+    }
+
+    fn guards_data(&self) -> bool {
+        self.shared.device.guards_data()
+    }
 }
 
 #[cfg(all(test, feature = "sim"))]
@@ -287,7 +295,7 @@ mod tests {
     fn data_goes_round_through_relayed_doorbells() {
         for dstrd in [0, 3] {
             let (relay, controller) = relayed(&format!("sim:mem?size=8MiB&dstrd={dstrd}"), 4);
-            let data: Vec<u8> = (0..1 << 20).map(|n: u32| (n * 7 >> 3) as u8).collect();
+            let data: Vec<u8> = (0..1 << 20).map(|n: u32| ((n * 7) >> 3) as u8).collect();
             let mut namespace = controller.namespace(Nsid(1)).unwrap();
             for start in [0, 17] {
                 namespace.write(Lba(start), &data).unwrap();
