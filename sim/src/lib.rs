@@ -49,6 +49,8 @@ mod store;
 #[cfg(test)]
 mod testing;
 mod vec_memory;
+#[cfg(all(feature = "std", target_os = "linux"))]
+pub mod vfio_user;
 
 pub use config::{Config, ConfigError, NamespaceConfig};
 pub use controller::{Controller, Stepped};

@@ -1,0 +1,3 @@
+//! The controller as a PCI device over a socket: the vfio-user protocol.
+
+pub mod wire;
