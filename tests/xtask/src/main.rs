@@ -1,6 +1,7 @@
 //! `cargo xtask`: the project's chores, with the standard library alone.
 
 mod fuzz;
+mod guest;
 mod loom;
 mod process;
 mod ptx;
@@ -18,6 +19,8 @@ usage: cargo xtask <command>
                      formatting, clippy, tests, docs, feature matrix, loom, PTX, fuzzing, demo.
                      --ci: a skipped stage or test is a failure
   ptx                build the GPU kernels with rustc's NVPTX back end and check the PTX
+  guest [--list | --shell [BOOT] | NAME...]
+                     boot Linux in QEMU and run the tests that need a kernel of their own
   loom               model-check the memory ordering of the rings
   fuzz [--minutes M] [TARGET]
                      fuzz every target (or one) for M minutes each, default 1
@@ -33,6 +36,7 @@ fn main() -> ExitCode {
             ["test", "--ci"] => test::run(true),
             ["ptx"] => ptx::run(),
             ["loom"] => loom::run(),
+            ["guest", rest @ ..] => guest::command(rest),
             ["fuzz", rest @ ..] => fuzz::command(rest),
             [] | ["help" | "-h" | "--help"] => {
                 print!("{USAGE}");

@@ -2,7 +2,7 @@
 
 use crate::process::{Failure, cargo, cargo_test, check, output, target_dir};
 use crate::report::Counts;
-use crate::{fuzz, loom, ptx};
+use crate::{fuzz, guest, loom, ptx};
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -19,7 +19,7 @@ const FEATURES: [(&str, &[&str]); 4] = [
 
 type Stage = fn() -> Result<Counts, Failure>;
 
-const STAGES: [(&str, Stage); 9] = [
+const STAGES: [(&str, Stage); 10] = [
     ("formatting", formatting),
     ("clippy", clippy),
     ("tests", tests),
@@ -29,6 +29,7 @@ const STAGES: [(&str, Stage); 9] = [
     ("ptx", || ptx::run().map(|()| Counts::PASSED)),
     ("fuzz", fuzz_slices),
     ("demo", demo),
+    ("guest", guest::stage),
 ];
 
 /// Runs every stage, whatever became of the ones before it. With `ci`, a skip is a failure.

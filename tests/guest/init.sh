@@ -1,0 +1,42 @@
+#!/bin/busybox sh
+# The guest's first process: runs the tests named in /tests/plan one by one and says how each ended.
+/bin/busybox mkdir -p /proc /sys /dev /tmp /run /root /mnt
+/bin/busybox --install -s /bin
+export PATH=/usr/sbin:/usr/bin HOME=/root
+mount -t proc proc /proc
+mount -t sysfs sysfs /sys
+mount -t devtmpfs devtmpfs /dev
+mkdir -p /dev/pts /dev/shm
+mount -t tmpfs tmpfs /dev/shm
+mount -t tmpfs tmpfs /tmp
+exec </dev/ttyS0 >/dev/ttyS0 2>&1
+stty -echo -onlcr
+
+. /tests/plan # TESTS, LIMIT, SHELL
+
+# A guest must end by itself even when nobody is left to kill it.
+if [ -n "$LIMIT" ]; then
+    (sleep "$LIMIT"; echo "@watchdog"; poweroff -f) &
+fi
+
+for test in $TESTS; do
+    echo "@test $test"
+    if sh -eu /tests/run.sh "$test"; then
+        echo "@pass $test"
+    else
+        echo "@fail $test exit status $?"
+        dmesg | tail -n 25
+        # The next test finds the machine as this one should have left it.
+        umount /mnt 2>/dev/null
+        rmmod nvme 2>/dev/null
+    fi
+done
+echo "@done"
+
+if [ -n "$SHELL" ]; then
+    stty echo onlcr
+    echo "Tests are in /tests; run one with: sh -eu /tests/run.sh NAME. Leave with: exit"
+    setsid cttyhack sh
+fi
+sync
+poweroff -f

@@ -1,0 +1,156 @@
+//! One PTX file out of a crate: a static library with fat LTO, of which only the assembly is kept.
+
+use super::compiler::{Compiler, TARGET};
+use crate::process::{Failure, cargo, check, root};
+use std::path::{Path, PathBuf};
+
+/// One file serves every newer GPU: the driver compiles it for the GPU at load time.
+pub const CPU: &str = "sm_80";
+/// PTX ISA 8.2 is the first with `.mmio`.
+const ISA: &str = "+ptx82";
+/// Jump threading can duplicate a barrier (rust-lang/rust 137086). Locations would put paths of the
+/// machine into the file, and no panic is ever printed on a GPU.
+const UNSTABLE: &str = "-Z mir-enable-passes=-JumpThreading -Z location-detail=none";
+
+/// A crate and its features, built into one file.
+pub struct Image {
+    /// The file's name without `.ptx`.
+    pub name: &'static str,
+    pub package: &'static str,
+    pub features: &'static str,
+}
+
+impl Image {
+    /// Where the build leaves it.
+    pub fn built(&self) -> PathBuf {
+        folder().join(format!("{}.ptx", self.name))
+    }
+
+    /// The words that a person would type, without what differs between machines.
+    pub fn command(&self) -> String {
+        format!(
+            "cargo rustc -p {} --no-default-features --features {:?} --lib --profile ptx --target {TARGET} \
+             --crate-type staticlib -- --emit=asm, with RUSTFLAGS: {}",
+            self.package,
+            self.features,
+            rustflags()
+        )
+    }
+
+    /// Builds it and returns the text, the same on every machine with the same compiler.
+    pub fn build(&self, compiler: &Compiler) -> Result<String, Failure> {
+        let file = self.built();
+        let named = |error: std::io::Error| Failure::new(format!("{}: {error}", file.display()));
+        forget_last_build(self.package, &file)?;
+        run_rustc(self, compiler, &file)?;
+        let text = std::fs::read_to_string(&file).map_err(named)?;
+        let text = without_disambiguators(&text);
+        std::fs::write(&file, &text).map_err(named)?;
+        Ok(text)
+    }
+}
+
+fn folder() -> PathBuf {
+    root().join("target/ptx")
+}
+
+fn rustflags() -> String {
+    format!("-C target-cpu={CPU} -C target-feature={ISA} {UNSTABLE}")
+}
+
+fn run_rustc(image: &Image, compiler: &Compiler, file: &Path) -> Result<(), Failure> {
+    let mut rustc = cargo();
+    rustc
+        .env("RUSTC", &compiler.rustc)
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("CARGO_TARGET_NVPTX64_NVIDIA_CUDA_RUSTFLAGS", rustflags())
+        .env_remove("RUSTFLAGS")
+        .env_remove("CARGO_ENCODED_RUSTFLAGS")
+        .env_remove("RUSTC_WRAPPER");
+    rustc.args(["rustc", "--quiet", "--lib", "--profile", "ptx"]);
+    rustc.args(["--package", image.package, "--target", TARGET]);
+    rustc.args(["--no-default-features", "--features", image.features]);
+    rustc.arg("--target-dir").arg(folder().join("build"));
+    if compiler.build_std {
+        rustc.arg("-Zbuild-std=core");
+    }
+    rustc
+        .args(["--crate-type", "staticlib", "--"])
+        .arg(format!("--emit=asm={}", file.display()));
+    check(&mut rustc)
+}
+
+/// Cargo does not track the file that `--emit` names: with a stale fingerprint it would say
+/// "Finished" and leave an old file, or none.
+fn forget_last_build(package: &str, file: &Path) -> Result<(), Failure> {
+    let io = |error: std::io::Error| Failure::new(format!("{}: {error}", folder().display()));
+    std::fs::create_dir_all(folder()).map_err(io)?;
+    if file.exists() {
+        std::fs::remove_file(file).map_err(io)?;
+    }
+    let fingerprints = folder().join("build").join(TARGET).join("ptx/.fingerprint");
+    let entries = std::fs::read_dir(fingerprints).into_iter().flatten();
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        if name.to_string_lossy().starts_with(&format!("{package}-")) {
+            std::fs::remove_dir_all(entry.path()).map_err(io)?;
+        }
+    }
+    Ok(())
+}
+
+/// Takes the crate disambiguators (`Cs<base 62>_`) out of mangled names: cargo derives them from
+/// paths and from its own version.
+fn without_disambiguators(ptx: &str) -> String {
+    let mut clean = String::with_capacity(ptx.len());
+    for line in ptx.split_inclusive('\n') {
+        let mut rest = line;
+        while let Some(start) = rest.find("_R") {
+            let name = &rest[start..];
+            let end = name
+                .find(|c: char| !c.is_ascii_alphanumeric() && c != '_' && c != '$' && c != '.')
+                .unwrap_or(name.len());
+            clean.push_str(&rest[..start]);
+            clean.push_str(&without_hashes(&name[..end]));
+            rest = &name[end..];
+        }
+        clean.push_str(rest);
+    }
+    clean
+}
+
+fn without_hashes(name: &str) -> String {
+    let mut clean = String::new();
+    let mut rest = name;
+    while let Some(start) = rest.find("Cs") {
+        let hash = &rest[start + 2..];
+        let len = hash
+            .find(|c: char| !c.is_ascii_alphanumeric())
+            .unwrap_or(hash.len());
+        clean.push_str(&rest[..start]);
+        clean.push('C');
+        // A hash ends in an underscore and is not a word that happens to follow `Cs`.
+        rest = match hash[len..].strip_prefix('_') {
+            Some(rest) if (8..=12).contains(&len) => rest,
+            _ => {
+                clean.push('s');
+                hash
+            }
+        };
+    }
+    clean + rest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::without_disambiguators;
+
+    #[test]
+    fn names_do_not_depend_on_the_machine() {
+        let line = "call _RNvNtCsanIojcP8aaR_4core9panicking9panic_fmt; // Cs12345678_\n";
+        let clean = "call _RNvNtC4core9panicking9panic_fmt; // Cs12345678_\n";
+        assert_eq!(without_disambiguators(line), clean);
+        let two = "_RNvXCs12345678901_3foo_NtCsabcdefghij_3bar3Css, _RNvCs_1x";
+        assert_eq!(without_disambiguators(two), "_RNvXC3foo_NtC3bar3Css, _RNvCs_1x");
+    }
+}
