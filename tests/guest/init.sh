@@ -6,6 +6,7 @@ export PATH=/usr/sbin:/usr/bin HOME=/root
 mount -t proc proc /proc
 mount -t sysfs sysfs /sys
 mount -t devtmpfs devtmpfs /dev
+echo /usr/bin/modprobe >/proc/sys/kernel/modprobe
 mkdir -p /dev/pts /dev/shm
 mount -t tmpfs tmpfs /dev/shm
 mount -t tmpfs tmpfs /tmp

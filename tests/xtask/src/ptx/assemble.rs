@@ -16,12 +16,20 @@ pub struct Cost {
     pub spills: u32,
 }
 
-/// Assembles `ptx` for `gpu`; functions without a caller are kept.
-pub fn assemble(ptxas: &Path, gpu: &str, ptx: &Path) -> Result<Vec<Cost>, Failure> {
+/// Assembles `ptx` for `gpu`. A library keeps functions that nobody calls; a program may not name
+/// functions that it lacks.
+pub fn assemble(
+    ptxas: &Path,
+    gpu: &str,
+    ptx: &Path,
+    library: bool,
+) -> Result<Vec<Cost>, Failure> {
     let mut command = Command::new(ptxas);
+    command.arg(format!("-arch={gpu}")).args(["-v", "-O3"]);
+    if library {
+        command.arg("--compile-only");
+    }
     command
-        .arg(format!("-arch={gpu}"))
-        .args(["-v", "-O3", "--compile-only"])
         .arg(ptx)
         .arg("-o")
         .arg(ptx.with_extension(format!("{gpu}.cubin")));

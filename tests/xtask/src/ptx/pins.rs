@@ -1,0 +1,183 @@
+//! The figures and tables of docs/ptx.md, held against what was built.
+
+use super::assemble::Cost;
+use super::text::{Function, functions};
+use std::fmt::Write;
+
+/// Registers that no kernel may pass: 512 threads of it still fit on one multiprocessor.
+pub const REGISTER_LIMIT: u32 = 128;
+
+/// The costs of a file on one GPU.
+pub struct OnGpu {
+    pub gpu: &'static str,
+    pub costs: Vec<Cost>,
+}
+
+/// What breaks a rule whatever the docs say: spills, stack, too many registers.
+pub fn excesses(assembled: &[OnGpu]) -> Vec<String> {
+    let mut found = Vec::new();
+    for OnGpu { gpu, costs } in assembled {
+        for cost in costs {
+            let name = &cost.name;
+            if cost.spills > 0 {
+                found.push(format!("{gpu}: {name} spills {} bytes", cost.spills));
+            }
+            if cost.stack > 0 {
+                found.push(format!("{gpu}: {name} has a stack of {} bytes", cost.stack));
+            }
+            if cost.registers > REGISTER_LIMIT {
+                let registers = cost.registers;
+                found.push(format!(
+                    "{gpu}: {name} uses {registers} registers, more than {REGISTER_LIMIT}"
+                ));
+            }
+        }
+    }
+    found
+}
+
+/// The table of kernels: registers on each GPU and `.sync` instructions.
+pub fn kernel_table(ptx: &str, assembled: &[OnGpu]) -> String {
+    let mut table = String::from("| kernel |");
+    for OnGpu { gpu, .. } in assembled {
+        let _ = write!(table, " registers {gpu} |");
+    }
+    table += " `.sync` instructions |\n| --- |";
+    table += &" --- |".repeat(assembled.len() + 1);
+    table.push('\n');
+    let mut kernels: Vec<Function<'_>> = functions(ptx).into_iter().filter(|f| f.entry).collect();
+    kernels.sort_by_key(|kernel| kernel.name);
+    for kernel in kernels {
+        let _ = write!(table, "| `{}` |", kernel.name);
+        for OnGpu { costs, .. } in assembled {
+            let cost = costs.iter().find(|cost| cost.name == kernel.name);
+            let _ = write!(table, " {} |", cost.map_or(0, |cost| cost.registers));
+        }
+        let _ = writeln!(table, " {} |", kernel.sync_count());
+    }
+    table
+}
+
+/// Kernels whose number of `.sync` instructions is not the documented one: a compiler that doubled
+/// or moved a barrier.
+pub fn sync_differences(ptx: &str, documented: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let row = |name: &str| {
+        let rows = documented.lines().map(cells);
+        rows.into_iter()
+            .find(|cells| cells.first() == Some(&format!("`{name}`").as_str()))
+            .and_then(|cells| cells.last()?.parse::<usize>().ok())
+    };
+    for kernel in functions(ptx).iter().filter(|function| function.entry) {
+        let (name, count) = (kernel.name, kernel.sync_count());
+        match row(name) {
+            Some(pinned) if pinned == count => {}
+            Some(pinned) => found.push(format!(
+                "{name} has {count} .sync instructions, docs/ptx.md says {pinned}"
+            )),
+            None => found.push(format!("{name} is not in docs/ptx.md")),
+        }
+    }
+    found
+}
+
+/// Rows of the table of memory operations that differ from what the probes became, and probes or
+/// rows without a partner.
+pub fn memory_differences(probes: &str, documented: &str) -> Vec<String> {
+    let rows: Vec<Vec<&str>> = documented
+        .lines()
+        .map(cells)
+        .filter(|cells| cells.len() == 3 && cells[0].starts_with("`probe_"))
+        .collect();
+    let mut found = Vec::new();
+    let built = functions(probes);
+    let probes = || built.iter().filter(|f| f.name.starts_with("probe_"));
+    for probe in probes() {
+        let key = format!("`{}`", probe.name);
+        let operations = format!("`{}`", probe.memory_operations());
+        match rows.iter().find(|cells| cells[0] == key) {
+            Some(cells) if cells[2] == operations => {}
+            Some(cells) => found.push(format!(
+                "{key} became {operations}, docs/ptx.md says {}",
+                cells[2]
+            )),
+            None => found.push(format!("docs/ptx.md lacks the row | {key} | ? | {operations} |")),
+        }
+    }
+    for cells in rows {
+        if !probes().any(|probe| cells[0] == format!("`{}`", probe.name)) {
+            found.push(format!("docs/ptx.md has {}, which was not built", cells[0]));
+        }
+    }
+    found
+}
+
+/// The cells of a table's row.
+fn cells(line: &str) -> Vec<&str> {
+    let inner = line.trim().strip_prefix('|').and_then(|l| l.strip_suffix('|'));
+    inner.map_or_else(Vec::new, |inner| inner.split('|').map(str::trim).collect())
+}
+
+/// The part of a document between the lines `<!-- NAME -->` and `<!-- end NAME -->`.
+pub fn section<'a>(document: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = document.split_once(&format!("<!-- {name} -->\n"))?;
+    let (section, _) = rest.split_once(&format!("<!-- end {name} -->"))?;
+    Some(section)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PTX: &str =
+        ".visible .entry k()\n{\n bar.warp.sync %r1;\n st.relaxed.sys.u64 [%rd1], 1;\n}\n";
+
+    fn cost(registers: u32, stack: u32, spills: u32) -> Vec<OnGpu> {
+        let name = "k".to_string();
+        let cost = Cost {
+            name,
+            registers,
+            stack,
+            spills,
+        };
+        let gpu = "sm_80";
+        vec![OnGpu {
+            gpu,
+            costs: vec![cost],
+        }]
+    }
+
+    #[test]
+    fn stack_spills_and_too_many_registers_are_refused() {
+        assert!(excesses(&cost(REGISTER_LIMIT, 0, 0)).is_empty());
+        assert_eq!(excesses(&cost(REGISTER_LIMIT + 1, 0, 0)).len(), 1);
+        assert_eq!(excesses(&cost(32, 8, 0)).len(), 1);
+        assert_eq!(excesses(&cost(32, 0, 4)).len(), 1);
+    }
+
+    #[test]
+    fn the_table_is_the_pin() {
+        let table = kernel_table(PTX, &cost(32, 0, 0));
+        assert!(table.ends_with("| `k` | 32 | 1 |\n"), "{table}");
+        assert!(sync_differences(PTX, &table).is_empty());
+        assert_eq!(sync_differences(PTX, &table.replace("| 1 |", "| 2 |")).len(), 1);
+        assert_eq!(sync_differences(PTX, "").len(), 1);
+    }
+
+    #[test]
+    fn memory_operations_are_held_against_the_docs() {
+        let probes = PTX.replace(".entry k", ".func probe_store");
+        let row = "| `probe_store` | a store | `st.relaxed.sys.u64` |\n";
+        assert!(memory_differences(&probes, row).is_empty());
+        assert_eq!(memory_differences(&probes, "").len(), 1);
+        assert_eq!(memory_differences(&probes, &row.replace("relaxed", "release")).len(), 1);
+        assert_eq!(memory_differences("", row).len(), 1);
+    }
+
+    #[test]
+    fn a_section_ends_at_its_marker() {
+        let document = "a\n<!-- t -->\nrow\n<!-- end t -->\nb";
+        assert_eq!(section(document, "t"), Some("row\n"));
+        assert_eq!(section(document, "u"), None);
+    }
+}
