@@ -1,11 +1,13 @@
 //! The doorbells of a controller, mapped into this process.
-// UNSAFETY: the page of doorbells arrives as a raw pointer from the device.
+// UNSAFETY: doorbells are raw pointers into memory of the device, or into a file that is mapped here.
 #![allow(unsafe_code)]
 
 use crate::error::{Error, Result};
 use nvme_core::mem::Doorbell;
 use nvme_core::spec::Qid;
 use nvme_core::spec::register::{cq_head_doorbell, offset, sq_tail_doorbell};
+#[cfg(feature = "vfio-user")]
+use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// A mapped stretch of doorbells: BAR0 from 1000h on, or the memory that a simulator polls.
 #[derive(Clone, Copy, Debug)]
@@ -65,5 +67,59 @@ impl DoorbellMap {
         // SAFETY: inside the mapped doorbells, checked above; the queue pair that rings it keeps the
         // device, and with it the mapping, alive.
         Ok(unsafe { Doorbell::from_raw(self.start.wrapping_byte_add(at)) })
+    }
+}
+
+/// A part of a file that another process reads, mapped until it is dropped.
+#[cfg(feature = "vfio-user")]
+pub(crate) struct MappedFile {
+    start: std::ptr::NonNull<u8>,
+    bytes: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread.
+#[cfg(feature = "vfio-user")]
+unsafe impl Send for MappedFile {}
+// SAFETY: shared references give doorbells only, which are atomics.
+#[cfg(feature = "vfio-user")]
+unsafe impl Sync for MappedFile {}
+
+#[cfg(feature = "vfio-user")]
+impl MappedFile {
+    /// Maps `bytes` bytes of `file` from `offset` on, a multiple of the page size, for reads and writes.
+    pub(crate) fn new(file: BorrowedFd<'_>, offset: u64, bytes: usize) -> std::io::Result<Self> {
+        let at = libc::off_t::try_from(offset).map_err(|_| std::io::ErrorKind::InvalidInput)?;
+        // SAFETY: a mapping at an address of the kernel's choice touches nothing of ours.
+        let raw = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                at,
+            )
+        };
+        if raw == libc::MAP_FAILED {
+            return Err(std::io::Error::last_os_error());
+        }
+        let start = std::ptr::NonNull::new(raw.cast()).ok_or(std::io::ErrorKind::InvalidData)?;
+        Ok(Self { start, bytes })
+    }
+
+    /// The bytes from `at` to the end, as doorbells.
+    pub(crate) fn doorbells(&self, at: usize) -> DoorbellMap {
+        let at = at.min(self.bytes) / 4 * 4;
+        let start = self.start.as_ptr().wrapping_add(at).cast();
+        // SAFETY: page aligned, inside the mapping, which lives as long as the device that owns this.
+        unsafe { DoorbellMap::new(start, self.bytes - at) }
+    }
+}
+
+#[cfg(feature = "vfio-user")]
+impl Drop for MappedFile {
+    fn drop(&mut self) {
+        // SAFETY: our mapping; the device goes away, and with it everybody who had its doorbells.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }

@@ -62,7 +62,7 @@ impl Controller {
     /// [`Error::Device`] when it cannot be worked with, [`Error::Gone`] and [`Error::Timeout`] when it
     /// does not answer; memory that it may still write to is leaked then.
     pub fn start(device: Arc<dyn Device>, config: &Config) -> Result<Self> {
-        let refused = |error: BringupError| refused(&device.name(), error);
+        let refused = |error: BringupError| refused(&*device, error);
         let capabilities = Capabilities::read(device.registers()).map_err(refused)?;
         let shape = PairShape {
             qid: Qid::ADMIN,
@@ -307,7 +307,11 @@ impl Drop for Controller {
     }
 }
 
-fn refused(name: &str, error: BringupError) -> Error {
+fn refused(device: &dyn Device, error: BringupError) -> Error {
+    if let Some(cause) = device.gone() {
+        return Error::Gone { cause };
+    }
+    let name = device.name();
     let text = error.to_string();
     let (cause, remedy) = text
         .rsplit_once([':', ';'])

@@ -1,11 +1,13 @@
 //! What a transport must offer: registers, doorbells and DMA memory.
 
 use crate::bar::DoorbellMap;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::pages::Pages;
 use nvme_core::Registers;
 use nvme_core::spec::Iova;
+use nvme_core::spec::register::{ALL_ONES, Cap, Cc, Csts, offset};
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 /// A controller that can be reached. Object-safe: everything above works on `Arc<dyn Device>`.
 ///
@@ -38,8 +40,33 @@ pub trait Device: Send + Sync {
     /// Ends the controller's access to `bytes` bytes at `iova`; waits for accesses in progress.
     fn unmap_dma(&self, iova: Iova, bytes: usize) -> Result<()>;
 
-    /// Resets the function. Every queue, the admin queue too, is gone afterwards.
-    fn reset(&self) -> Result<()>;
+    /// Resets the function, by default with [`disable`](Self::disable). Every queue, the admin queue
+    /// too, is gone afterwards.
+    fn reset(&self) -> Result<()> {
+        self.disable()
+    }
+
+    /// Clears CC.EN and waits until the controller is disabled, as long as CAP.TO allows.
+    fn disable(&self) -> Result<()> {
+        let registers = self.registers();
+        let gone = |what: &str| Error::Gone {
+            cause: self
+                .gone()
+                .unwrap_or_else(|| format!("{} {what}", self.name())),
+        };
+        let units = Cap(registers.read64(offset::CAP)).to();
+        let limit = Duration::from_millis(500) * u32::from(units).max(2);
+        registers.write32(offset::CC, Cc(0).0);
+        let start = Instant::now();
+        loop {
+            match registers.read32(offset::CSTS) {
+                ALL_ONES => return Err(gone("reads as all ones")),
+                csts if !Csts(csts).rdy() => return Ok(()),
+                _ if start.elapsed() > limit => return Err(gone("does not become disabled")),
+                _ => std::thread::yield_now(),
+            }
+        }
+    }
 
     /// Why the device does not answer any more, once it does not. The default never knows.
     fn gone(&self) -> Option<String> {

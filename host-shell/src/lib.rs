@@ -25,6 +25,8 @@ mod session;
 #[cfg(feature = "sim")]
 pub mod sim;
 pub mod units;
+#[cfg(feature = "vfio-user")]
+pub mod vfio_user;
 
 pub use bar::DoorbellMap;
 pub use controller::{Config, Controller};

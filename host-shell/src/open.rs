@@ -4,16 +4,18 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use std::sync::Arc;
 
-/// Opens the device that `text` names: `sim:PATH[?option=value&...]`, `sim:null`, `sim:mem`.
+/// The remedy for a name that is none.
+const NAMES: &str = "write sim:PATH, sim:mem?size=1GiB, sim:null or vfio-user:SOCKET";
+
+/// Opens the device that `text` names: `sim:PATH[?option=value&...]`, `sim:null`, `sim:mem`,
+/// `vfio-user:SOCKET`.
 ///
 /// # Errors
-/// [`Error::Usage`] for text that names none, [`Error::File`] for an image that cannot be opened.
+/// [`Error::Usage`] for text that names none, [`Error::File`] for an image or socket that cannot be
+/// opened, [`Error::Device`] and [`Error::Gone`] for a device that cannot be driven.
 pub fn open(text: &str) -> Result<Arc<dyn Device>> {
     let Some((kind, rest)) = text.split_once(':') else {
-        return Err(Error::usage(
-            format!("'{text}' names no device"),
-            "write sim:PATH, sim:mem?size=1GiB or sim:null",
-        ));
+        return Err(Error::usage(format!("'{text}' names no device"), NAMES));
     };
     match kind {
         #[cfg(feature = "sim")]
@@ -23,13 +25,20 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
             "this build has no simulator",
             "build it with the feature `sim`",
         )),
-        "vfio" | "vfio-user" | "kmod" => Err(Error::usage(
+        #[cfg(feature = "vfio-user")]
+        "vfio-user" => crate::vfio_user::open(rest),
+        #[cfg(not(feature = "vfio-user"))]
+        "vfio-user" => Err(Error::usage(
+            "this build has no vfio-user",
+            "build it with the feature `vfio-user`",
+        )),
+        "vfio" | "kmod" => Err(Error::usage(
             format!("'{kind}:{rest}': this build has no {kind} devices"),
-            "use a build that has them, or sim:PATH, sim:mem?size=1GiB or sim:null",
+            NAMES,
         )),
         _ => Err(Error::usage(
             format!("unknown kind of device '{kind}'"),
-            "write sim:PATH, sim:mem?size=1GiB or sim:null",
+            NAMES,
         )),
     }
 }

@@ -107,7 +107,7 @@ impl Session {
         };
         let result = drive
             .run(admin, &mut entries)
-            .map_err(|error| error.to_string())
+            .map_err(|error| self.device.gone().unwrap_or_else(|| error.to_string()))
             .and_then(|()| {
                 let created = admin.info.created as usize;
                 match created == plans.len() {

@@ -103,10 +103,7 @@ impl Session {
         }
         match self.device.registers().read32(offset::CSTS) {
             ALL_ONES => {
-                let cause = format!(
-                    "{}: registers read as all ones, the device is gone",
-                    self.device.name()
-                );
+                let cause = self.absence();
                 lock(&self.admin)
                     .failed
                     .get_or_insert_with(|| cause.clone());
@@ -175,8 +172,12 @@ impl Session {
                     ));
                 }
             }
-            let now_ns = self.now_ns();
-            if now_ns >= deadline_ns || self.is_gone() {
+            if self.is_gone() {
+                let cause = self.absence();
+                admin.failed.get_or_insert_with(|| cause.clone());
+                return Err(Error::Gone { cause });
+            }
+            if self.now_ns() >= deadline_ns {
                 let cause = format!("admin command {:#04x} got no answer", sqe.opcode());
                 let account = match self.reset_locked(admin, &cause, Some((Qid::ADMIN, cid))) {
                     Ok(()) => "the controller was reset, which ended it".to_owned(),
@@ -205,6 +206,14 @@ impl Session {
 
     pub(crate) fn note_reset(&self, reset: Reset) {
         *lock(&self.last_reset) = reset;
+    }
+
+    /// Why registers read as all ones.
+    pub(crate) fn absence(&self) -> String {
+        self.device.gone().unwrap_or_else(|| {
+            let name = self.device.name();
+            format!("{name}: registers read as all ones, the device is gone")
+        })
     }
 
     fn is_gone(&self) -> bool {
@@ -305,6 +314,7 @@ impl Session {
             match deletion.step(admin.pair.queue(), self.now_ns(), drop) {
                 DeletionStep::Done => return true,
                 DeletionStep::ResetNeeded(_) => return false,
+                DeletionStep::Wait { .. } if self.device.gone().is_some() => return false,
                 DeletionStep::Wait { until_ns } => self.sleep_until(until_ns),
                 DeletionStep::Emptied(proof) => {
                     let mut entry = lock(entry);
@@ -373,8 +383,9 @@ impl Session {
                 Err(error) => {
                     keep_forever(&mut admin, &queues);
                     admin.failed = Some(error.to_string());
+                    let cause = self.device.gone();
                     return Err(Error::Gone {
-                        cause: format!("shutdown: {error}"),
+                        cause: cause.unwrap_or_else(|| format!("shutdown: {error}")),
                     });
                 }
             }

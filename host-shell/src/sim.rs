@@ -7,14 +7,9 @@ use crate::dma::{Pages, SharedPages};
 use crate::error::{Error, Result};
 use nvme_core::Registers;
 use nvme_core::spec::Iova;
-use nvme_core::spec::register::{Cc, Csts, offset};
 use nvme_sim::{Controller, HostMemory, Runner};
 use std::io;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-/// How long a function-level reset of the simulator may take.
-const RESET_TIME: Duration = Duration::from_secs(1);
 
 struct Bar(Arc<Controller<HostMemory>>);
 
@@ -146,20 +141,6 @@ impl Device for Simulator {
 
     fn unmap_dma(&self, iova: Iova, bytes: usize) -> Result<()> {
         self.pages.unmap(iova, bytes);
-        Ok(())
-    }
-
-    fn reset(&self) -> Result<()> {
-        self.bar.write32(offset::CC, Cc(0).0);
-        let start = Instant::now();
-        while Csts(self.bar.read32(offset::CSTS)).rdy() {
-            if start.elapsed() > RESET_TIME {
-                return Err(Error::Gone {
-                    cause: format!("{} does not become disabled", self.name),
-                });
-            }
-            std::thread::yield_now();
-        }
         Ok(())
     }
 }

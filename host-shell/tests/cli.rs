@@ -224,7 +224,14 @@ fn devices_that_cannot_be_opened_say_why() {
     folder.fails(&["read", "-d", "sim:mem?threads=0"], 2, "threads=0");
     folder.fails(&["read", "-d", "disk.img"], 2, "names no device");
     folder.fails(&["read", "-d", "usb:1"], 2, "unknown kind");
-    for kind in ["vfio", "vfio-user", "kmod"] {
+    folder.fails(&["read", "-d", "vfio-user:x"], 4, "cannot connect to x");
+    folder.fails(
+        &["read", "-d", "vfio-user:truncated.img"],
+        4,
+        "start the server",
+    );
+    folder.fails(&["read", "-d", "vfio-user:"], 4, "cannot connect");
+    for kind in ["vfio", "kmod"] {
         folder.fails(
             &["read", "-d", &format!("{kind}:x")],
             2,

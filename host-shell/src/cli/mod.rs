@@ -37,6 +37,7 @@ Devices:
   sim:null[?size=1TiB]          reads zeroes, forgets writes
   Options: size, block=512|4096, ns, queues, mqes, mdts, dstrd, wc=on|off, profile=none|optane|nvme-gen5,
   fault=WHAT[:VALUE][@CONDITION,...], seed, threads, ...
+  vfio-user:SOCKET              a controller in another process, e.g. one that `nvme-gpu serve` offers
 
 Sizes take KiB, MiB, GiB, TiB (or K, M, G, T; 1024) and kB, MB, GB, TB (1000).
 
@@ -77,7 +78,7 @@ enum Command {
 /// The device and how it is used.
 #[derive(Args)]
 struct DeviceArgs {
-    /// Device: sim:PATH[?options], sim:mem, sim:null (see `nvme-gpu --help`)
+    /// Device: sim:PATH[?options], sim:mem, sim:null, vfio-user:SOCKET (see `nvme-gpu --help`)
     #[arg(long, short = 'd')]
     device: String,
     /// How long a command may take before it is aborted
