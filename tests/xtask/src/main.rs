@@ -18,7 +18,8 @@ usage: cargo xtask <command>
   test [--ci]        install what is missing (as root), then run everything:
                      formatting, clippy, tests, docs, feature matrix, loom, PTX, fuzzing, demo.
                      --ci: a skipped stage or test is a failure
-  ptx                build the GPU kernels with rustc's NVPTX back end and check the PTX
+  ptx [--refresh]    build the GPU kernels with rustc's NVPTX back end and check the PTX;
+                     --refresh writes what is committed of it
   guest [--list | --shell [BOOT] | NAME...]
                      boot Linux in QEMU and run the tests that need a kernel of their own
   loom               model-check the memory ordering of the rings
@@ -34,7 +35,7 @@ fn main() -> ExitCode {
         .and_then(|()| match words.as_slice() {
             ["test"] => test::run(false),
             ["test", "--ci"] => test::run(true),
-            ["ptx"] => ptx::run(),
+            ["ptx", rest @ ..] => ptx::command(rest),
             ["loom"] => loom::run(),
             ["guest", rest @ ..] => guest::command(rest),
             ["fuzz", rest @ ..] => fuzz::command(rest),

@@ -60,8 +60,8 @@ pub fn run(refresh: bool) -> Result<(), Failure> {
     let table = pins::kernel_table(&kernels, &assembled);
     let documented = section(&document, "kernels")?;
     if refresh {
-        let fresh = document.replace(documented, &table);
-        write(&root().join(DOCUMENT), &fresh)?;
+        let fresh = pins::with_section(&document, "kernels", &table);
+        write(&root().join(DOCUMENT), &fresh.unwrap_or_default())?;
     } else {
         faults.extend(pins::sync_differences(&kernels, documented));
     }
@@ -142,7 +142,11 @@ fn device_sources() -> Result<Vec<String>, Failure> {
             if path.is_dir() {
                 folders.push(path);
             } else if path.extension().is_some_and(|extension| extension == "rs") {
-                let shown = path.strip_prefix(root()).unwrap_or(&path).display().to_string();
+                let shown = path
+                    .strip_prefix(root())
+                    .unwrap_or(&path)
+                    .display()
+                    .to_string();
                 found.extend(text::compiler_fences(&shown, &read(&path)?));
             }
         }
@@ -161,6 +165,5 @@ fn read(path: &Path) -> Result<String, Failure> {
 }
 
 fn write(path: &Path, text: &str) -> Result<(), Failure> {
-    std::fs::write(path, text)
-        .map_err(|error| Failure::new(format!("{}: {error}", path.display())))
+    std::fs::write(path, text).map_err(|error| Failure::new(format!("{}: {error}", path.display())))
 }

@@ -18,12 +18,7 @@ pub struct Cost {
 
 /// Assembles `ptx` for `gpu`. A library keeps functions that nobody calls; a program may not name
 /// functions that it lacks.
-pub fn assemble(
-    ptxas: &Path,
-    gpu: &str,
-    ptx: &Path,
-    library: bool,
-) -> Result<Vec<Cost>, Failure> {
+pub fn assemble(ptxas: &Path, gpu: &str, ptx: &Path, library: bool) -> Result<Vec<Cost>, Failure> {
     let mut command = Command::new(ptxas);
     command.arg(format!("-arch={gpu}")).args(["-v", "-O3"]);
     if library {
@@ -97,6 +92,9 @@ ptxas info    : Function properties for memcmp
             stack,
             spills,
         };
-        assert_eq!(costs(report), [cost("a", 18, 0, 16), cost("memcmp", 0, 24, 0)]);
+        assert_eq!(
+            costs(report),
+            [cost("a", 18, 0, 16), cost("memcmp", 0, 24, 0)]
+        );
     }
 }

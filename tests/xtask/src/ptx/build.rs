@@ -151,6 +151,9 @@ mod tests {
         let clean = "call _RNvNtC4core9panicking9panic_fmt; // Cs12345678_\n";
         assert_eq!(without_disambiguators(line), clean);
         let two = "_RNvXCs12345678901_3foo_NtCsabcdefghij_3bar3Css, _RNvCs_1x";
-        assert_eq!(without_disambiguators(two), "_RNvXC3foo_NtC3bar3Css, _RNvCs_1x");
+        assert_eq!(
+            without_disambiguators(two),
+            "_RNvXC3foo_NtC3bar3Css, _RNvCs_1x"
+        );
     }
 }

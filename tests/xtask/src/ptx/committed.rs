@@ -40,7 +40,9 @@ pub fn compare(committed: &str, fresh: &str) -> Verdict {
 
 fn versions(text: &str) -> Vec<&str> {
     let lines = text.lines().take_while(|line| line.starts_with("//"));
-    lines.filter(|line| line.starts_with("// rustc -Vv: ")).collect()
+    lines
+        .filter(|line| line.starts_with("// rustc -Vv: "))
+        .collect()
 }
 
 /// Folders of this machine that the file names.
@@ -62,7 +64,10 @@ mod tests {
         let fresh = "// x\n// rustc -Vv: rustc 1.96.0\n.version 8.2\n";
         assert_eq!(compare(fresh, fresh), Verdict::Same);
         assert_eq!(compare(&fresh.replace("8.2", "8.3"), fresh), Verdict::Stale);
-        assert_eq!(compare(&fresh.replace("1.96", "1.97"), fresh), Verdict::OtherCompiler);
+        assert_eq!(
+            compare(&fresh.replace("1.96", "1.97"), fresh),
+            Verdict::OtherCompiler
+        );
         assert_eq!(compare("", fresh), Verdict::OtherCompiler);
     }
 

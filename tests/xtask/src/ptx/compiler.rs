@@ -75,8 +75,7 @@ fn usable(rustc: PathBuf) -> Option<Compiler> {
     let prebuilt = std::fs::read_dir(rustlib.join(TARGET).join("lib"));
     let has_core =
         |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with("libcore-");
-    let prebuilt =
-        prebuilt.is_ok_and(|mut entries| entries.any(|entry| entry.is_ok_and(has_core)));
+    let prebuilt = prebuilt.is_ok_and(|mut entries| entries.any(|entry| entry.is_ok_and(has_core)));
     let source = rustlib.join("src/rust/library/core/src/lib.rs");
     if !prebuilt && !source.is_file() {
         return None;

@@ -101,7 +101,9 @@ pub fn memory_differences(probes: &str, documented: &str) -> Vec<String> {
                 "{key} became {operations}, docs/ptx.md says {}",
                 cells[2]
             )),
-            None => found.push(format!("docs/ptx.md lacks the row | {key} | ? | {operations} |")),
+            None => found.push(format!(
+                "docs/ptx.md lacks the row | {key} | ? | {operations} |"
+            )),
         }
     }
     for cells in rows {
@@ -114,7 +116,10 @@ pub fn memory_differences(probes: &str, documented: &str) -> Vec<String> {
 
 /// The cells of a table's row.
 fn cells(line: &str) -> Vec<&str> {
-    let inner = line.trim().strip_prefix('|').and_then(|l| l.strip_suffix('|'));
+    let inner = line
+        .trim()
+        .strip_prefix('|')
+        .and_then(|l| l.strip_suffix('|'));
     inner.map_or_else(Vec::new, |inner| inner.split('|').map(str::trim).collect())
 }
 
@@ -123,6 +128,15 @@ pub fn section<'a>(document: &'a str, name: &str) -> Option<&'a str> {
     let (_, rest) = document.split_once(&format!("<!-- {name} -->\n"))?;
     let (section, _) = rest.split_once(&format!("<!-- end {name} -->"))?;
     Some(section)
+}
+
+/// The document with another text in that part.
+pub fn with_section(document: &str, name: &str, text: &str) -> Option<String> {
+    let (before, rest) = document.split_once(&format!("<!-- {name} -->\n"))?;
+    let (_, after) = rest.split_once(&format!("<!-- end {name} -->"))?;
+    Some(format!(
+        "{before}<!-- {name} -->\n{text}<!-- end {name} -->{after}"
+    ))
 }
 
 #[cfg(test)]
@@ -160,7 +174,10 @@ mod tests {
         let table = kernel_table(PTX, &cost(32, 0, 0));
         assert!(table.ends_with("| `k` | 32 | 1 |\n"), "{table}");
         assert!(sync_differences(PTX, &table).is_empty());
-        assert_eq!(sync_differences(PTX, &table.replace("| 1 |", "| 2 |")).len(), 1);
+        assert_eq!(
+            sync_differences(PTX, &table.replace("| 1 |", "| 2 |")).len(),
+            1
+        );
         assert_eq!(sync_differences(PTX, "").len(), 1);
     }
 
@@ -170,7 +187,10 @@ mod tests {
         let row = "| `probe_store` | a store | `st.relaxed.sys.u64` |\n";
         assert!(memory_differences(&probes, row).is_empty());
         assert_eq!(memory_differences(&probes, "").len(), 1);
-        assert_eq!(memory_differences(&probes, &row.replace("relaxed", "release")).len(), 1);
+        assert_eq!(
+            memory_differences(&probes, &row.replace("relaxed", "release")).len(),
+            1
+        );
         assert_eq!(memory_differences("", row).len(), 1);
     }
 
@@ -179,5 +199,7 @@ mod tests {
         let document = "a\n<!-- t -->\nrow\n<!-- end t -->\nb";
         assert_eq!(section(document, "t"), Some("row\n"));
         assert_eq!(section(document, "u"), None);
+        let other = with_section(document, "t", "x\n").unwrap();
+        assert_eq!(other, "a\n<!-- t -->\nx\n<!-- end t -->\nb");
     }
 }

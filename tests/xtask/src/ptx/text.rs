@@ -21,8 +21,10 @@ impl Function<'_> {
         let touches = |line: &&&str| {
             let opcode = opcode(line);
             let kind = opcode.split('.').next().unwrap_or("");
-            matches!(kind, "ld" | "st" | "atom" | "red" | "fence" | "membar" | "cp")
-                && !opcode.contains(".param")
+            matches!(
+                kind,
+                "ld" | "st" | "atom" | "red" | "fence" | "membar" | "cp"
+            ) && !opcode.contains(".param")
         };
         let mut runs: Vec<(&str, usize)> = Vec::new();
         for line in self.body.iter().filter(touches) {
@@ -43,7 +45,7 @@ impl Function<'_> {
 pub fn functions(ptx: &str) -> Vec<Function<'_>> {
     let mut found: Vec<Function<'_>> = Vec::new();
     let mut header: Option<(&str, bool)> = None;
-    let mut depth = 0;
+    let mut depth = 0usize;
     for line in ptx.lines().map(str::trim) {
         if line.starts_with("//") || line.is_empty() {
             continue;
@@ -67,18 +69,15 @@ pub fn functions(ptx: &str) -> Vec<Function<'_>> {
             }
             continue;
         }
-        match line {
-            "{" => depth += 1,
-            "}" => depth -= 1,
-            _ => {
-                // Inline PTX may open and close a scope of its own on one line.
-                depth += line.matches('{').count() - line.matches('}').count().min(line.matches('{').count());
-                if let Some(function) = found.last_mut() {
-                    let statements = line.split(';').map(str::trim);
-                    let code = statements.map(|part| part.trim_start_matches(['{', '}', ' ', '\t']));
-                    function.body.extend(code.filter(|part| !part.is_empty()).map(unpredicated));
-                }
-            }
+        let code = line.split("//").next().unwrap_or("");
+        // Calls and inline PTX have scopes of their own.
+        depth = (depth + code.matches('{').count()).saturating_sub(code.matches('}').count());
+        if let Some(function) = found.last_mut() {
+            let statements = code
+                .split(';')
+                .map(|part| part.trim_matches(['{', '}', ' ', '\t']));
+            let statements = statements.filter(|part| !part.is_empty());
+            function.body.extend(statements.map(unpredicated));
         }
     }
     found
@@ -111,7 +110,9 @@ fn unpredicated(line: &str) -> &str {
 }
 
 fn opcode(line: &str) -> &str {
-    line.split(|c: char| c.is_whitespace() || c == ';').next().unwrap_or("")
+    line.split(|c: char| c.is_whitespace() || c == ';')
+        .next()
+        .unwrap_or("")
 }
 
 /// What the PTX must not contain, line by line.
@@ -155,7 +156,12 @@ fn is_unordered_atomic(line: &str) -> bool {
 /// Calls of `compiler_fence` in device sources: the compiler dies on them, and not with a message
 /// that names the line.
 pub fn compiler_fences(path: &str, source: &str) -> Vec<String> {
-    let code = |line: &str| line.split("//").next().unwrap_or("").contains("compiler_fence");
+    let code = |line: &str| {
+        line.split("//")
+            .next()
+            .unwrap_or("")
+            .contains("compiler_fence")
+    };
     let lines = source.lines().enumerate().filter(|(_, line)| code(line));
     lines
         .map(|(number, line)| format!("{path}:{}: {}", number + 1, line.trim()))
@@ -233,7 +239,10 @@ $L__BB0_1:
             functions[0].memory_operations(),
             "atom.add.acq_rel.sys.global.u32; red.release.sys.global.add.u32; 2 x ld.relaxed.sys.global.u64"
         );
-        assert_eq!(functions[1].memory_operations(), "st.mmio.relaxed.sys.global.u32");
+        assert_eq!(
+            functions[1].memory_operations(),
+            "st.mmio.relaxed.sys.global.u32"
+        );
     }
 
     #[test]

@@ -1,0 +1,61 @@
+//! One function for each operation of the core that touches shared memory, so that `cargo xtask ptx`
+//! can hold what it became against the table in docs/ptx.md.
+// UNSAFETY: unmangled names and raw arguments; nothing calls these functions.
+#![allow(unsafe_code)]
+
+use nvme_core::mem::{CqRing, DmaWords, Doorbell, SqRing};
+use nvme_core::spec::{Iova, Sqe};
+use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope, fence};
+
+/// Entries of the rings and words of the lists here.
+const LEN: u32 = 64;
+
+fn sq<'a>(start: *mut u8) -> SqRing<'a> {
+    // SAFETY: never called.
+    unsafe { SqRing::from_raw(start, LEN, Iova(0)) }
+}
+
+fn cq<'a>(start: *mut u8) -> CqRing<'a> {
+    // SAFETY: never called.
+    unsafe { CqRing::from_raw(start, LEN, Iova(0)) }
+}
+
+fn list<'a>(start: *mut u8) -> DmaWords<'a> {
+    // SAFETY: never called.
+    unsafe { DmaWords::from_raw(start, LEN as usize, Iova(0)) }
+}
+
+fn bell<'a>(register: *mut u32) -> Doorbell<'a> {
+    // SAFETY: never called.
+    unsafe { Doorbell::from_raw(register) }
+}
+
+macro_rules! probes {
+    ($($name:ident($($argument:ident: $kind:ty),*) $(-> $result:ty)? = $body:expr;)*) => {
+        $(
+            #[unsafe(no_mangle)]
+            extern "C" fn $name($($argument: $kind),*) $(-> $result)? {
+                $body
+            }
+        )*
+    };
+}
+
+probes! {
+    probe_sq_write(ring: *mut u8, index: u32, word: u64) = {
+        sq(ring).write(index, Sqe::from_words([word; 8]))
+    };
+    probe_doorbell(register: *mut u32, value: u32) = bell(register).ring(value);
+    probe_cq_read(ring: *mut u8, index: u32, phase: bool) -> u64 = {
+        cq(ring).read(index, phase).map_or(0, |cqe| cqe.to_words()[0])
+    };
+    probe_list_set(words: *mut u8, index: usize, value: u64) = list(words).set(index, value);
+    probe_load_relaxed_sys(word: &AtomicU64) -> u64 = word.load(Order::Relaxed, Scope::Sys);
+    probe_load_acquire_sys(word: &AtomicU64) -> u64 = word.load(Order::Acquire, Scope::Sys);
+    probe_load_relaxed_gpu(word: &AtomicU32) -> u32 = word.load(Order::Relaxed, Scope::Gpu);
+    probe_load_acquire_gpu(word: &AtomicU32) -> u32 = word.load(Order::Acquire, Scope::Gpu);
+    probe_store_relaxed_gpu(word: &AtomicU32, value: u32) = word.store(value, Order::Relaxed, Scope::Gpu);
+    probe_store_release_gpu(word: &AtomicU32, value: u32) = word.store(value, Order::Release, Scope::Gpu);
+    probe_fence_release_sys() = fence(Order::Release, Scope::Sys);
+    probe_fence_acquire_gpu() = fence(Order::Acquire, Scope::Gpu);
+}

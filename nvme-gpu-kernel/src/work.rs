@@ -1,0 +1,125 @@
+//! What a launch is told and what it reports: the words that the host and the kernels share.
+//!
+//! Addresses are device addresses. Every kernel takes one [`Launch`] by value.
+
+/// Opcode of a command that moves no data and names no blocks.
+pub const FLUSH: u32 = 0;
+
+/// Order of a launch's commands over its span.
+pub mod pattern {
+    /// Ascending, from the start again at the end.
+    pub const SEQUENTIAL: u32 = 0;
+    /// Uniform over the span, by the launch's seed.
+    pub const RANDOM: u32 = 1;
+}
+
+/// The work of a launch and the memory that it uses.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Launch {
+    /// The queues: [`QueueWords`](nvme_core::handoff::QueueWords) one after the other.
+    pub queues: u64,
+    /// Result cells, 8 bytes each, zeroed before the first launch: one for each token that may wait.
+    pub cells: u64,
+    /// One [`Report`], zeroed.
+    pub report: u64,
+    /// One `u32` for each command ([`account`]), or 0 for none.
+    pub accounts: u64,
+    /// Where the kernel finds the data, for checks; 0 when it cannot.
+    pub data: u64,
+    /// Where the controller finds the data when it is contiguous there (`pages` is 0).
+    pub data_iova: u64,
+    /// The IOVA of each page of the data, `u64` each; 0 when it is contiguous.
+    pub pages: u64,
+    /// Trace ring: a `trace::SharedRing` in memory that the host reads, or 0.
+    pub trace: u64,
+    /// Bytes of the data memory.
+    pub data_bytes: u64,
+    /// Commands in all.
+    pub commands: u64,
+    /// First block of the span.
+    pub lba: u64,
+    /// Command-sized units in the span.
+    pub units: u64,
+    /// Seed of [`pattern::RANDOM`].
+    pub seed: u64,
+    /// Longest wait for one command, in nanoseconds.
+    pub timeout_ns: u64,
+    /// Number of queues.
+    pub queue_count: u32,
+    /// Number of cells.
+    pub cell_count: u32,
+    /// Namespace.
+    pub nsid: u32,
+    /// NVM command set opcode: flush, write, read, compare, write zeroes, dataset management.
+    pub opcode: u32,
+    /// Blocks of each command.
+    pub blocks: u32,
+    /// log2 of a block's bytes, 9 to 16.
+    pub block_shift: u32,
+    /// Commands that each lane keeps in flight (collective) or tokens of each thread (shared).
+    pub depth: u32,
+    /// [`pattern`].
+    pub pattern: u32,
+    /// Lanes of each warp that work in `nvme_shared`, 1 to 32: fewer are divergent code.
+    pub lanes: u32,
+    /// When not 0, data of command `i` lies at unit `i`; else buffers are reused.
+    pub linear: u32,
+}
+
+/// How one command ended.
+pub mod account {
+    /// It never was submitted.
+    pub const NONE: u32 = 0;
+    /// It completed; the status field is in bits 14:0.
+    pub const DONE: u32 = 1 << 31;
+    /// Its deadline passed; it is still in flight.
+    pub const TIMED_OUT: u32 = 1 << 30;
+    /// The queue was refused after a controller fault, before or after it was submitted.
+    pub const FAULTED: u32 = 1 << 29;
+    /// No slot became free before the deadline.
+    pub const FULL: u32 = 1 << 28;
+    /// Its buffer cannot be described: an error of the launch.
+    pub const REFUSED: u32 = 1 << 27;
+}
+
+/// Counts of a launch.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Report {
+    /// Commands that completed with success.
+    pub completed: u64,
+    /// Commands that completed with an error status.
+    pub failed: u64,
+    /// Commands whose deadline passed.
+    pub timed_out: u64,
+    /// Commands that were not submitted.
+    pub refused: u64,
+    /// Entries written to submission rings.
+    pub sqes: u64,
+    /// Submission queue doorbells rung.
+    pub sq_doorbells: u64,
+    /// Completion queue doorbells rung.
+    pub cq_doorbells: u64,
+    /// Loads of completion queue memory, counted per warp instruction.
+    pub cq_loads: u64,
+    /// Start of the first thread, on the GPU's clock.
+    pub first_ns: u64,
+    /// End of the last thread.
+    pub last_ns: u64,
+    /// Status of some command that failed, 0 when none did.
+    pub status: u32,
+    /// A controller fault's code ([`nvme_core::ControllerFault`] as words), 0 when there was none.
+    pub fault: u32,
+    /// Words of data that were not what was written (kernel `nvme_verify`).
+    pub wrong: u64,
+}
+
+/// The word at `index` (8 bytes each) of the data that the tests and the demo write for `seed`.
+#[inline]
+pub const fn data_word(seed: u64, index: u64) -> u64 {
+    let mut z = seed ^ index.wrapping_add(1).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    z ^ (z >> 31)
+}
