@@ -161,8 +161,6 @@ impl Queue {
         sqe: Sqe,
         buffer: Option<DmaBuffer>,
     ) -> std::result::Result<Cid, Refused> {
-        let deadline_ns = self.session.now_ns() + self.session.timeout_ns();
-        let mut entry = lock(&self.entry);
         let data = match &buffer {
             Some(buffer) => Data::Contiguous {
                 iova: buffer.iova(),
@@ -170,6 +168,20 @@ impl Queue {
             },
             None => Data::None,
         };
+        self.submit_data(sqe, data, buffer)
+    }
+
+    /// Places a command whose data lies where `data` says: parts of `buffer`, which the command keeps
+    /// as in [`submit`](Self::submit), or memory that is not this process's own, such as a peer device's.
+    #[inline]
+    pub fn submit_data(
+        &mut self,
+        sqe: Sqe,
+        data: Data<'_>,
+        buffer: Option<DmaBuffer>,
+    ) -> std::result::Result<Cid, Refused> {
+        let deadline_ns = self.session.now_ns() + self.session.timeout_ns();
+        let mut entry = lock(&self.entry);
         let pair = entry.pair.queue();
         match pair.submit(sqe, data, buffer, deadline_ns) {
             Ok(cid) => {
