@@ -5,7 +5,8 @@ use std::path::PathBuf;
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Package and program.
-pub const PROGRAMS: [(&str, &str); 1] = [("host-shell", "nvme-gpu")];
+pub const PROGRAMS: [(&str, &str); 2] =
+    [("host-shell", "nvme-gpu"), ("guest-tests", "guest-tests")];
 
 /// Builds the programs and returns the folder that they are in.
 pub fn build() -> Result<PathBuf, Failure> {

@@ -1,0 +1,88 @@
+//! Tests of the driver on any `--device`, for the guest: each subcommand is one test and exits with 0
+//! when it passed. They write to the namespace that they are given.
+
+mod pattern;
+mod queues;
+mod transfers;
+mod volume;
+
+use nvme_host::core::spec::Nsid;
+use nvme_host::{Config, Controller, Error};
+use std::process::ExitCode;
+
+const USAGE: &str = "\
+usage: guest-tests <test>
+  pattern SEED MIB            write the pattern to standard output
+  fill DEVICE NSID SEED MIB   write the pattern to the first MIB mebibytes of a namespace
+  check DEVICE NSID SEED MIB  read it back and compare
+  transfers DEVICE NSID       sizes and offsets around every boundary, by PRP and SGL
+  queues DEVICE NSID          the smallest queue, the largest, all of them at once
+";
+
+/// What a test says when it fails.
+pub type Outcome = Result<(), String>;
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    let result = match words.as_slice() {
+        ["pattern", seed, mib] => number(seed)
+            .and_then(|seed| Ok((seed, number(mib)?)))
+            .and_then(|(seed, mib)| volume::print(seed, mib)),
+        [test @ ("fill" | "check"), device, nsid, seed, mib] => {
+            volume(test, device, nsid, seed, mib)
+        }
+        [test @ ("transfers" | "queues"), device, nsid] => on(device, |controller| {
+            let nsid = Nsid(number(nsid)? as u32);
+            match *test {
+                "transfers" => transfers::run(controller, nsid),
+                _ => queues::run(controller, nsid),
+            }
+        }),
+        _ => Err(USAGE.to_string()),
+    };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(cause) => {
+            eprintln!("guest-tests: {cause}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn volume(test: &str, device: &str, nsid: &str, seed: &str, mib: &str) -> Outcome {
+    let (nsid, seed, mib) = (Nsid(number(nsid)? as u32), number(seed)?, number(mib)?);
+    on(device, |controller| {
+        let mut namespace = controller.namespace(nsid).map_err(said)?;
+        match test {
+            "fill" => volume::fill(&mut namespace, seed, mib),
+            _ => volume::check(&mut namespace, seed, mib),
+        }
+    })
+}
+
+/// Brings the controller up for a test, and shuts it down after one that passed.
+fn on(device: &str, test: impl FnOnce(&Controller) -> Outcome) -> Outcome {
+    let config = Config {
+        queue_pairs: 64,
+        max_transfer: 8 << 20,
+        ..Config::default()
+    };
+    let device = nvme_host::open(device).map_err(said)?;
+    let controller = Controller::start(device, &config).map_err(said)?;
+    test(&controller)?;
+    if controller.resets() != 0 {
+        return Err(format!("{} controller resets", controller.resets()));
+    }
+    controller.shut_down().map_err(said)
+}
+
+fn number(text: &str) -> Result<u64, String> {
+    text.parse()
+        .map_err(|_| format!("'{text}' is not a number"))
+}
+
+/// The cause and the remedy.
+pub fn said(error: Error) -> String {
+    format!("{error}: {}", error.remedy())
+}
