@@ -18,13 +18,17 @@ mod error;
 mod namespace;
 mod open;
 mod pages;
+pub mod pci;
 mod queue;
 mod recover;
 pub mod relay;
 mod session;
 #[cfg(feature = "sim")]
 pub mod sim;
+pub mod sysfs;
 pub mod units;
+#[cfg(feature = "vfio")]
+pub mod vfio;
 #[cfg(feature = "vfio-user")]
 pub mod vfio_user;
 

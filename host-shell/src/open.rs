@@ -5,10 +5,10 @@ use crate::error::{Error, Result};
 use std::sync::Arc;
 
 /// The remedy for a name that is none.
-const NAMES: &str = "write sim:PATH, sim:mem?size=1GiB, sim:null or vfio-user:SOCKET";
+const NAMES: &str = "write sim:PATH, sim:mem?size=1GiB, sim:null, vfio:BDF or vfio-user:SOCKET";
 
 /// Opens the device that `text` names: `sim:PATH[?option=value&...]`, `sim:null`, `sim:mem`,
-/// `vfio-user:SOCKET`.
+/// `vfio:BDF`, `vfio-user:SOCKET`.
 ///
 /// # Errors
 /// [`Error::Usage`] for text that names none, [`Error::File`] for an image or socket that cannot be
@@ -25,6 +25,13 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
             "this build has no simulator",
             "build it with the feature `sim`",
         )),
+        #[cfg(feature = "vfio")]
+        "vfio" => crate::vfio::open(rest),
+        #[cfg(not(feature = "vfio"))]
+        "vfio" => Err(Error::usage(
+            "this build has no VFIO",
+            "build it with the feature `vfio`",
+        )),
         #[cfg(feature = "vfio-user")]
         "vfio-user" => crate::vfio_user::open(rest),
         #[cfg(not(feature = "vfio-user"))]
@@ -32,7 +39,7 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
             "this build has no vfio-user",
             "build it with the feature `vfio-user`",
         )),
-        "vfio" | "kmod" => Err(Error::usage(
+        "kmod" => Err(Error::usage(
             format!("'{kind}:{rest}': this build has no {kind} devices"),
             NAMES,
         )),

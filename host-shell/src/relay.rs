@@ -11,8 +11,8 @@
 
 use crate::bar::DoorbellMap;
 use crate::device::Device;
-use crate::pages::Pages;
 use crate::error::{Error, Result};
+use crate::pages::Pages;
 use nvme_core::Registers;
 use nvme_core::mem::Doorbell;
 use nvme_core::spec::register::{cq_head_doorbell, doorbell_bytes, offset, sq_tail_doorbell};

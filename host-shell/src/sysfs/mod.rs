@@ -1,0 +1,96 @@
+//! What Linux tells in /sys, /proc and /dev about PCI functions, IOMMU groups and who uses a disk.
+//!
+//! Everything goes through one root folder, so that tests show it made-up machines. Nothing here is
+//! cached: a [`Host`] looks again each time.
+
+mod address;
+
+mod function;
+
+pub use address::Address;
+pub use function::{Function, Resource};
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// A machine, seen through its file systems.
+#[derive(Clone, Debug)]
+pub struct Host {
+    root: PathBuf,
+}
+
+impl Host {
+    /// This machine.
+    pub fn here() -> Self {
+        Self::at("/")
+    }
+
+    /// A machine whose /sys, /proc and /dev lie under `root`.
+    pub fn at(root: impl Into<PathBuf>) -> Self {
+        Self { root: root.into() }
+    }
+
+    /// `path` (without a leading slash) under the root.
+    pub fn path(&self, path: impl AsRef<Path>) -> PathBuf {
+        self.root.join(path)
+    }
+
+    /// The text of a file without its last line feed; none when it cannot be read.
+    pub fn text(&self, path: impl AsRef<Path>) -> Option<String> {
+        let bytes = fs::read(self.path(path)).ok()?;
+        Some(String::from_utf8_lossy(&bytes).trim_end().to_owned())
+    }
+
+    /// Whether there is something at `path`.
+    pub fn exists(&self, path: impl AsRef<Path>) -> bool {
+        self.path(path).exists()
+    }
+
+    /// The names in a folder, sorted; nothing when there is none.
+    pub fn names(&self, path: impl AsRef<Path>) -> Vec<String> {
+        let Ok(entries) = fs::read_dir(self.path(path)) else {
+            return Vec::new();
+        };
+        let mut names: Vec<String> = entries
+            .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+            .collect();
+        names.sort();
+        names
+    }
+
+    /// The last part of where a symbolic link leads.
+    pub fn link_name(&self, path: impl AsRef<Path>) -> Option<String> {
+        let target = fs::read_link(self.path(path)).ok()?;
+        target.file_name()?.to_str().map(str::to_owned)
+    }
+
+    /// The PCI functions of this machine, by address.
+    pub fn functions(&self) -> Vec<Function> {
+        let names = self.names("sys/bus/pci/devices");
+        let addresses = names.iter().filter_map(|name| name.parse().ok());
+        addresses
+            .filter_map(|address| self.function(address))
+            .collect()
+    }
+
+    /// The NVMe controllers among them.
+    pub fn controllers(&self) -> Vec<Function> {
+        let mut all = self.functions();
+        all.retain(Function::is_nvme);
+        all
+    }
+
+    /// The function at `address`; none when there is none, or when it does not answer.
+    pub fn function(&self, address: Address) -> Option<Function> {
+        Function::read(self, address)
+    }
+
+    /// The functions of IOMMU group `number`.
+    pub fn group(&self, number: u32) -> Vec<Function> {
+        let names = self.names(format!("sys/kernel/iommu_groups/{number}/devices"));
+        let addresses = names.iter().filter_map(|name| name.parse().ok());
+        addresses
+            .filter_map(|address| self.function(address))
+            .collect()
+    }
+}

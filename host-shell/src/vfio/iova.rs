@@ -1,0 +1,135 @@
+//! Addresses for the device: which are free, of those that the IOMMU translates.
+//!
+//! Invariant: no address is handed out twice, nor one that the IOMMU reserves (its interrupt window
+//! and whatever firmware claims).
+
+use std::collections::BTreeMap;
+use std::ops::{Range, RangeInclusive};
+
+/// Addresses below are left out: a PRP of 0 is easily taken for none.
+const LOWEST: u64 = 64 << 10;
+/// Long mappings start at a multiple of this, so that the IOMMU can use its huge pages.
+const HUGE: u64 = 2 << 20;
+const SMALL: u64 = 64 << 10;
+
+/// What a kernel that does not tell its ranges surely translates: 39 bits, without the interrupt window.
+const USUAL: [RangeInclusive<u64>; 2] = [0..=0xFEDF_FFFF, 0xFEF0_0000..=(1 << 39) - 1];
+
+/// The free addresses.
+#[derive(Debug)]
+pub struct Allocator {
+    /// Start and end of each free stretch; they never touch.
+    free: BTreeMap<u64, u64>,
+}
+
+impl Allocator {
+    /// All of `ranges` is free, or the usual ones when the kernel tells none.
+    pub fn new(ranges: Option<&[RangeInclusive<u64>]>) -> Self {
+        let mut free = Self {
+            free: BTreeMap::new(),
+        };
+        for range in ranges.unwrap_or(&USUAL) {
+            // The very last byte of 64-bit space is given up for half-open ranges.
+            let end = range.end().saturating_add(1);
+            let start = (*range.start()).max(LOWEST);
+            if start < end {
+                free.give(start..end);
+            }
+        }
+        free
+    }
+
+    /// Takes `bytes` bytes (rounded up to 64 KiB) in one stretch, the lowest that is free.
+    pub fn take(&mut self, bytes: u64) -> Option<Range<u64>> {
+        let bytes = bytes.max(1).checked_next_multiple_of(SMALL)?;
+        let align = if bytes >= HUGE { HUGE } else { SMALL };
+        let fits = |(&start, &end): (&u64, &u64)| {
+            let at = start.checked_next_multiple_of(align)?;
+            let until = at.checked_add(bytes)?;
+            (until <= end).then_some((start..end, at..until))
+        };
+        let (free, taken) = self.free.iter().find_map(fits)?;
+        self.cut(free, &taken);
+        Some(taken)
+    }
+
+    fn cut(&mut self, free: Range<u64>, taken: &Range<u64>) {
+        self.free.remove(&free.start);
+        if free.start < taken.start {
+            self.free.insert(free.start, taken.start);
+        }
+        if taken.end < free.end {
+            self.free.insert(taken.end, free.end);
+        }
+    }
+
+    /// Takes a stretch back; what touches it is joined to it.
+    pub fn give(&mut self, mut range: Range<u64>) {
+        let before = self.free.range(..=range.start).next_back();
+        if let Some((&start, &end)) = before.filter(|(_, end)| **end >= range.start) {
+            self.free.remove(&start);
+            range = start..range.end.max(end);
+        }
+        while let Some((&start, &end)) = self.free.range(range.start..=range.end).next() {
+            self.free.remove(&start);
+            range.end = range.end.max(end);
+        }
+        self.free.insert(range.start, range.end);
+    }
+
+    #[cfg(test)]
+    fn bytes_free(&self) -> u64 {
+        self.free.iter().map(|(start, end)| end - start).sum()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reserved_addresses_are_never_handed_out() {
+        let mut free = Allocator::new(Some(&[0..=0x3F_FFFF, 0x50_0000..=0x7F_FFFF]));
+        let all = free.bytes_free();
+        assert_eq!(all, 0x3F_0000 + 0x30_0000);
+        let mut taken = Vec::new();
+        while let Some(range) = free.take(1) {
+            assert!(range.start >= LOWEST && range.start.is_multiple_of(SMALL));
+            assert!(range.end <= 0x40_0000 || range.start >= 0x50_0000);
+            taken.push(range);
+        }
+        assert_eq!(taken.len() as u64, all / SMALL);
+        let mut sorted = taken.clone();
+        sorted.sort_by_key(|range| range.start);
+        sorted.dedup();
+        assert_eq!(sorted.len(), taken.len(), "handed out twice");
+        taken.into_iter().rev().for_each(|range| free.give(range));
+        assert_eq!(free.free.len(), 2, "joined again");
+        assert_eq!(free.bytes_free(), all);
+    }
+
+    #[test]
+    fn long_mappings_lie_on_huge_pages() {
+        let mut free = Allocator::new(None);
+        assert_eq!(free.take(1), Some(LOWEST..2 * LOWEST));
+        let long = free.take(HUGE + 1).unwrap();
+        assert!(long.start.is_multiple_of(HUGE) && long.end - long.start == HUGE + SMALL);
+        let window = free.take(0xFF00_0000).unwrap();
+        assert!(
+            window.start >= 0xFEF0_0000,
+            "not across the interrupt window"
+        );
+    }
+
+    #[test]
+    fn what_does_not_fit_is_refused() {
+        let mut free = Allocator::new(Some(&[0..=0x1F_FFFF]));
+        assert_eq!(free.take(u64::MAX), None);
+        assert_eq!(free.take(0x20_0000), None);
+        assert!(free.take(0x1F_0000).is_some());
+        assert_eq!(free.take(1), None);
+        assert_eq!(Allocator::new(Some(&[])).take(1), None);
+        let top = u64::MAX - 0xFFFF..=u64::MAX;
+        assert_eq!(Allocator::new(Some(&[top])).take(1), None);
+    }
+}

@@ -1,0 +1,116 @@
+//! The two events that VFIO tells of a device: it is wanted back, or it reported a fatal error.
+
+use super::ioctl;
+use crate::error::{Error, Result};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use vfio_bindings::bindings::vfio::{VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_REQ_IRQ_INDEX};
+
+/// Why the device has to be let go.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// Somebody unbinds or removes it, and the kernel waits for us.
+    Wanted,
+    /// It reported an uncorrectable error.
+    Failed,
+}
+
+/// A thread that waits for these events. Ends when dropped.
+pub struct Watch {
+    stop: Arc<OwnedFd>,
+    thread: Option<JoinHandle<()>>,
+}
+
+fn system(call: &'static str) -> impl FnOnce(io::Error) -> Error {
+    move |source| Error::System { call, source }
+}
+
+fn event() -> Result<OwnedFd> {
+    eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
+        .map_err(|errno| system("eventfd")(errno.into()))
+}
+
+impl Watch {
+    /// Arms both events of `device` and calls `then` on a thread of its own when one comes, once.
+    ///
+    /// A kernel without one of the events has nothing to tell of it.
+    pub fn start(device: &File, then: impl FnOnce(Event) + Send + 'static) -> Result<Self> {
+        let (wanted, failed, stop) = (event()?, event()?, Arc::new(event()?));
+        let arm = |index, event: &OwnedFd| match ioctl::irq_count(device, index) {
+            Ok(0) | Err(_) => Ok(()),
+            Ok(_) => ioctl::set_irqs(device, index, &[event.as_fd()]),
+        };
+        arm(VFIO_PCI_REQ_IRQ_INDEX, &wanted).map_err(system("arming the device request"))?;
+        arm(VFIO_PCI_ERR_IRQ_INDEX, &failed).map_err(system("arming the error event"))?;
+        let thread = std::thread::Builder::new()
+            .name("vfio-events".to_owned())
+            .spawn({
+                let stop = Arc::clone(&stop);
+                move || {
+                    if let Some(event) = wait(&wanted, &failed, &stop) {
+                        then(event);
+                    }
+                }
+            })
+            .map_err(system("starting the thread for VFIO's events"))?;
+        Ok(Self {
+            stop,
+            thread: Some(thread),
+        })
+    }
+}
+
+/// The next event, or none when asked to stop.
+fn wait(wanted: &OwnedFd, failed: &OwnedFd, stop: &OwnedFd) -> Option<Event> {
+    loop {
+        let mut fds = [stop, wanted, failed].map(|fd| PollFd::new(fd, PollFlags::IN));
+        // Interrupted by a signal, most likely.
+        let _ = poll(&mut fds, None);
+        let [stop, wanted, failed] = fds.map(|fd| fd.revents().contains(PollFlags::IN));
+        match (stop, wanted, failed) {
+            (true, ..) => return None,
+            (_, true, _) => return Some(Event::Wanted),
+            (.., true) => return Some(Event::Failed),
+            _ => {}
+        }
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // Cannot fail: the counter is far from its limit.
+        let _ = rustix::io::write(&*self.stop, &1u64.to_ne_bytes());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_first_event_is_told_and_a_stop_ends_the_wait() {
+        let ring = |fd: &OwnedFd| rustix::io::write(fd, &1u64.to_ne_bytes()).unwrap();
+        let fds = || [event().unwrap(), event().unwrap(), event().unwrap()];
+        let [wanted, failed, stop] = fds();
+        ring(&failed);
+        assert_eq!(wait(&wanted, &failed, &stop), Some(Event::Failed));
+        ring(&wanted);
+        assert_eq!(wait(&wanted, &failed, &stop), Some(Event::Wanted));
+        ring(&stop);
+        assert_eq!(wait(&wanted, &failed, &stop), None);
+    }
+
+    #[test]
+    fn a_watch_that_is_dropped_ends_its_thread() {
+        // Not a VFIO device: it has no events, and the thread waits for the stop alone.
+        let file = File::open("/dev/null").unwrap();
+        drop(Watch::start(&file, |_| panic!("no event")).unwrap());
+    }
+}
