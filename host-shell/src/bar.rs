@@ -41,6 +41,18 @@ impl DoorbellMap {
         unsafe { Self::new(start, size_of_val(pages)) }
     }
 
+    /// Address of the first doorbell.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn start(self) -> *mut u32 {
+        self.start
+    }
+
+    /// Length in bytes.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn bytes(self) -> usize {
+        self.bytes
+    }
+
     /// Tail and head doorbell of queue `qid`, valid while the device is: see [`Pair`](crate::dma::Pair).
     pub(crate) fn pair(
         self,

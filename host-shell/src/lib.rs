@@ -12,6 +12,8 @@
 mod bar;
 pub mod bench;
 mod controller;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod device;
 mod dma;
 mod error;

@@ -1,0 +1,323 @@
+//! The driver and one GPU: found, checked and opened, with one clear line for each way that can fail.
+// UNSAFETY: calls into the CUDA driver library.
+#![allow(unsafe_code)]
+
+use crate::error::{Error, Result};
+use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
+use std::ffi::CStr;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// CUDA 12.2, whose driver is the first to know PTX 8.2: see `nvme-gpu-kernel`.
+const OLDEST_DRIVER: i32 = 12_020;
+/// Compute capability that the kernels are built for.
+const OLDEST_GPU: (i32, i32) = (8, 0);
+
+/// Which of a GPU's readers see writes of other PCIe devices in order, without a flush.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// Nobody: a completion in host memory may be seen before the data in GPU memory.
+    None,
+    /// The GPU that owns the memory.
+    Owner,
+    /// Every GPU.
+    All,
+}
+
+/// A GPU, opened. Clones of the `Arc` share it; its context ends with the last one.
+#[derive(Debug)]
+pub struct Gpu {
+    index: u32,
+    device: sys::CUdevice,
+    context: sys::CUcontext,
+    name: String,
+    driver: i32,
+}
+
+// SAFETY: the driver's context handles may be used from any thread.
+unsafe impl Send for Gpu {}
+// SAFETY: as above; the driver locks for itself.
+unsafe impl Sync for Gpu {}
+
+impl Gpu {
+    /// Opens GPU `index`, counted from 0 as the driver does (`CUDA_VISIBLE_DEVICES` applies).
+    ///
+    /// # Errors
+    /// [`Error::Device`] without a driver, with one older than CUDA 12.2, without a GPU of compute
+    /// capability 8.0 or later, or when the GPU cannot be used now; [`Error::Usage`] for an index that
+    /// does not exist.
+    pub fn open(index: u32) -> Result<Arc<Self>> {
+        // SAFETY: loads the library and runs its initializers, as any CUDA program does.
+        if !unsafe { sys::is_culib_present() } {
+            return Err(Error::device(
+                "no NVIDIA driver: libcuda.so.1 is not on this machine",
+                "install one, or use --cpu",
+            ));
+        }
+        let mut driver = 0;
+        // SAFETY: writes one integer.
+        check("cuDriverGetVersion", unsafe {
+            sys::cuDriverGetVersion(&mut driver)
+        })?;
+        if driver < OLDEST_DRIVER {
+            return Err(Error::device(
+                format!(
+                    "the NVIDIA driver is one for CUDA {}, the kernels need CUDA {}",
+                    version(driver),
+                    version(OLDEST_DRIVER)
+                ),
+                "install driver 535 or later, or use --cpu",
+            ));
+        }
+        // SAFETY: no arguments that matter.
+        check("cuInit", unsafe { sys::cuInit(0) })?;
+        let mut count = 0;
+        // SAFETY: writes one integer.
+        check("cuDeviceGetCount", unsafe {
+            sys::cuDeviceGetCount(&mut count)
+        })?;
+        let ordinal = i32::try_from(index).unwrap_or(i32::MAX);
+        if count <= 0 {
+            return Err(no_gpu());
+        }
+        if ordinal >= count {
+            return Err(Error::usage(
+                format!("there is no GPU {index}: this machine has {count}"),
+                format!("use --gpu 0 to {}", count - 1),
+            ));
+        }
+        let mut device = 0;
+        // SAFETY: writes one integer.
+        check("cuDeviceGet", unsafe {
+            sys::cuDeviceGet(&mut device, ordinal)
+        })?;
+        let name = name_of(device)?;
+        let capability = (
+            attribute(
+                device,
+                Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+            )?,
+            attribute(
+                device,
+                Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+            )?,
+        );
+        if capability < OLDEST_GPU {
+            return Err(Error::device(
+                format!(
+                    "GPU {index} ({name}) has compute capability {}.{}, the kernels need {}.{}",
+                    capability.0, capability.1, OLDEST_GPU.0, OLDEST_GPU.1
+                ),
+                "choose another with --gpu, or use --cpu",
+            ));
+        }
+        let mut context = null_mut();
+        // SAFETY: writes one handle; released on drop.
+        check("cuDevicePrimaryCtxRetain", unsafe {
+            sys::cuDevicePrimaryCtxRetain(&mut context, device)
+        })?;
+        Ok(Arc::new(Self {
+            index,
+            device,
+            context,
+            name,
+            driver,
+        }))
+    }
+
+    /// Its number.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
+    /// Its name, as the driver gives it.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Name, number and driver, for people.
+    pub fn describe(&self) -> String {
+        format!(
+            "GPU {} ({}), driver for CUDA {}",
+            self.index,
+            self.name,
+            version(self.driver)
+        )
+    }
+
+    /// Streaming multiprocessors.
+    pub fn multiprocessors(&self) -> Result<u32> {
+        let count = attribute(
+            self.device,
+            Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT,
+        )?;
+        Ok(count.max(1) as u32)
+    }
+
+    /// Who sees other devices' writes to this GPU's memory in order.
+    pub fn writes_ordering(&self) -> Result<Order> {
+        let value = attribute(
+            self.device,
+            Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING,
+        )?;
+        Ok(ordering(value))
+    }
+
+    /// Free and total bytes of its memory.
+    pub fn memory(&self) -> Result<(u64, u64)> {
+        self.bind()?;
+        let (mut free, mut total) = (0, 0);
+        // SAFETY: writes two integers.
+        check("cuMemGetInfo", unsafe {
+            sys::cuMemGetInfo_v2(&mut free, &mut total)
+        })?;
+        Ok((free as u64, total as u64))
+    }
+
+    /// Makes its context the calling thread's. Every call that needs one does it first.
+    pub(super) fn bind(&self) -> Result<()> {
+        // SAFETY: the context is retained until drop.
+        check("cuCtxSetCurrent", unsafe {
+            sys::cuCtxSetCurrent(self.context)
+        })
+    }
+}
+
+impl Drop for Gpu {
+    fn drop(&mut self) {
+        // SAFETY: retained once, in `open`; nothing refers to the context any more.
+        let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
+    }
+}
+
+fn name_of(device: sys::CUdevice) -> Result<String> {
+    let mut name = [0; 128];
+    // SAFETY: writes at most 128 bytes, terminated.
+    check("cuDeviceGetName", unsafe {
+        sys::cuDeviceGetName(name.as_mut_ptr(), name.len() as i32, device)
+    })?;
+    // SAFETY: the driver wrote a terminated string, and the last byte was zero before.
+    let name = unsafe { CStr::from_ptr(name.as_ptr()) };
+    Ok(name.to_string_lossy().into_owned())
+}
+
+fn attribute(device: sys::CUdevice, which: Attribute) -> Result<i32> {
+    let mut value = 0;
+    // SAFETY: writes one integer.
+    check("cuDeviceGetAttribute", unsafe {
+        sys::cuDeviceGetAttribute(&mut value, which, device)
+    })?;
+    Ok(value)
+}
+
+fn ordering(value: i32) -> Order {
+    match value {
+        200.. => Order::All,
+        100.. => Order::Owner,
+        _ => Order::None,
+    }
+}
+
+fn version(number: i32) -> String {
+    format!("{}.{}", number / 1000, number % 1000 / 10)
+}
+
+fn no_gpu() -> Error {
+    Error::device(
+        "the NVIDIA driver finds no GPU",
+        "check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or use --cpu",
+    )
+}
+
+/// Success, or the driver's answer to `call` as an error with a remedy.
+pub(super) fn check(call: &str, result: CUresult) -> Result<()> {
+    match result {
+        CUresult::CUDA_SUCCESS => Ok(()),
+        other => Err(failed(call, other)),
+    }
+}
+
+/// The error for an answer other than success.
+fn failed(call: &str, result: CUresult) -> Error {
+    use CUresult as R;
+    let (what, remedy) = match result {
+        R::CUDA_ERROR_NO_DEVICE => return no_gpu(),
+        R::CUDA_ERROR_OUT_OF_MEMORY => (
+            "out of memory",
+            "use fewer queues, a smaller depth or smaller buffers, or end other users of the GPU",
+        ),
+        R::CUDA_ERROR_DEVICE_UNAVAILABLE => (
+            "the GPU is in use exclusively by somebody else",
+            "wait, choose another with --gpu, or use --cpu",
+        ),
+        R::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH | R::CUDA_ERROR_SYSTEM_NOT_READY => (
+            "the driver library and the kernel's driver do not fit together, or are not ready",
+            "reboot, or install both again",
+        ),
+        R::CUDA_ERROR_UNSUPPORTED_PTX_VERSION | R::CUDA_ERROR_NO_BINARY_FOR_GPU => (
+            "the driver does not know this PTX",
+            "install a later driver",
+        ),
+        R::CUDA_ERROR_LAUNCH_TIMEOUT => (
+            "the system's watchdog ended the kernel",
+            "use a GPU without a display, or a smaller run",
+        ),
+        R::CUDA_ERROR_LAUNCH_FAILED
+        | R::CUDA_ERROR_ILLEGAL_ADDRESS
+        | R::CUDA_ERROR_ILLEGAL_INSTRUCTION
+        | R::CUDA_ERROR_MISALIGNED_ADDRESS
+        | R::CUDA_ERROR_HARDWARE_STACK_ERROR => (
+            "the kernel died; nothing more can be done with this GPU in this process",
+            "run it again, and report it with `compute-sanitizer`'s output if it persists",
+        ),
+        R::CUDA_ERROR_NOT_PERMITTED | R::CUDA_ERROR_NOT_SUPPORTED => (
+            "the driver does not allow this here",
+            "see docs/hardware.md for what each tier needs",
+        ),
+        _ => ("refused", "see `dmesg` for messages of the NVIDIA driver"),
+    };
+    let name = format!("{result:?}");
+    let name = name.strip_prefix("CUDA_ERROR_").unwrap_or(&name);
+    Error::device(format!("{call}: {what} ({name})"), remedy)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_drivers_answers_become_one_line_with_a_remedy() {
+        for (result, part) in [
+            (CUresult::CUDA_ERROR_NO_DEVICE, "finds no GPU"),
+            (CUresult::CUDA_ERROR_OUT_OF_MEMORY, "out of memory"),
+            (CUresult::CUDA_ERROR_ILLEGAL_ADDRESS, "(ILLEGAL_ADDRESS)"),
+            (
+                CUresult::CUDA_ERROR_INVALID_VALUE,
+                "refused (INVALID_VALUE)",
+            ),
+        ] {
+            let error = failed("cuCall", result);
+            let text = error.to_string();
+            assert!(text.contains(part), "{text}");
+            assert!(!text.contains('\n') && !error.remedy().is_empty());
+        }
+        assert!(check("cuCall", CUresult::CUDA_SUCCESS).is_ok());
+    }
+
+    #[test]
+    fn versions_and_orders_are_read_as_the_driver_means_them() {
+        assert_eq!(version(12_020), "12.2");
+        assert_eq!(version(13_000), "13.0");
+        let orders = [0, 100, 200].map(ordering);
+        assert_eq!(orders, [Order::None, Order::Owner, Order::All]);
+    }
+
+    /// Whatever this machine has: a GPU, or a clear line.
+    #[test]
+    fn opening_a_gpu_never_panics() {
+        match Gpu::open(0) {
+            Ok(gpu) => assert!(!gpu.name().is_empty()),
+            Err(error) => assert!(!error.to_string().is_empty() && !error.remedy().is_empty()),
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! CPU threads that drive a null controller: what it can do without a GPU.
+// UNSAFETY: rings are raw memory that the controller's threads share.
+#![allow(unsafe_code)]
+
+use super::Null;
+use crate::error::{Error, Result};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+/// Entries written before the doorbell rings, and completions taken before theirs does.
+const BATCH: u32 = 64;
+/// A controller that answers nothing for so long is stuck.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// How a null controller is fed.
+#[derive(Clone, Copy, Debug)]
+pub struct Feed {
+    /// Threads; each has every so-manyth queue.
+    pub threads: usize,
+    /// Commands in flight per queue, at most one less than the ring has entries.
+    pub depth: u32,
+    /// Commands per queue.
+    pub commands: u64,
+}
+
+/// What feeding came to.
+#[derive(Clone, Copy, Debug)]
+pub struct Fed {
+    /// Commands answered.
+    pub commands: u64,
+    /// Seconds from the first to the last.
+    pub seconds: f64,
+}
+
+/// Feeds `null`, whose threads run, until every queue has had its commands.
+///
+/// # Errors
+/// [`Error::Device`] when a completion is not the one expected, or none comes for 5 s.
+pub fn feed(null: &Null, how: Feed) -> Result<Fed> {
+    let depth = how.depth.clamp(1, null.shape().entries - 1);
+    let count = how.threads.clamp(1, null.shape().queues as usize);
+    let begin = Instant::now();
+    let results: Vec<Result<u64>> = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..count)
+            .map(|index| {
+                let queues: Vec<Lane> = (index as u32..null.shape().queues)
+                    .step_by(count)
+                    .map(|queue| Lane::new(null, queue, depth, how.commands))
+                    .collect();
+                scope.spawn(move || drive(queues))
+            })
+            .collect();
+        threads
+            .into_iter()
+            .map(|thread| {
+                let joined = thread.join();
+                joined.unwrap_or_else(|_| Err(Error::device("a feeder panicked", "report this")))
+            })
+            .collect()
+    });
+    let seconds = begin.elapsed().as_secs_f64();
+    let mut commands = 0;
+    for result in results {
+        commands += result?;
+    }
+    Ok(Fed { commands, seconds })
+}
+
+/// One queue as its feeder sees it.
+struct Lane {
+    sq: *const AtomicU64,
+    cq: *const AtomicU64,
+    tail_doorbell: *const AtomicU32,
+    head_doorbell: *const AtomicU32,
+    mask: u32,
+    depth: u64,
+    total: u64,
+    sent: u64,
+    done: u64,
+    nsid_and_opcode: u64,
+    data: u64,
+}
+
+// SAFETY: the pointers lie in pages that outlive the scope of the threads; one thread has the lane.
+unsafe impl Send for Lane {}
+
+impl Lane {
+    fn new(null: &Null, index: u32, depth: u32, total: u64) -> Self {
+        let words = null.words(index);
+        Self {
+            sq: words.sq as usize as *const AtomicU64,
+            cq: words.cq as usize as *const AtomicU64,
+            tail_doorbell: words.sq_doorbell as usize as *const AtomicU32,
+            head_doorbell: words.cq_doorbell as usize as *const AtomicU32,
+            mask: words.entries - 1,
+            depth: u64::from(depth),
+            total,
+            sent: 0,
+            done: 0,
+            nsid_and_opcode: 1 << 32 | 2,
+            data: null.data(),
+        }
+    }
+
+    /// Writes a batch of reads and rings; whether there was any.
+    #[inline(always)]
+    fn send(&mut self) -> bool {
+        let room = self.depth - (self.sent - self.done);
+        let count = room.min(self.total - self.sent).min(u64::from(BATCH));
+        // Fewer rings: wait until a good part of a batch fits.
+        if count == 0
+            || (count < u64::from(BATCH).min(self.depth) && self.sent + count < self.total)
+        {
+            return false;
+        }
+        for _ in 0..count {
+            let index = self.sent as u32 & self.mask;
+            let cid = self.sent & 0xFFFF;
+            let words = [
+                self.nsid_and_opcode | cid << 16,
+                0,
+                0,
+                self.data,
+                0,
+                self.sent,
+                0,
+                0,
+            ];
+            for (at, word) in words.into_iter().enumerate() {
+                // SAFETY: index <= mask and at < 8, so inside the ring; reached through atomics.
+                unsafe { &*self.sq.add(index as usize * 8 + at) }.store(word, Ordering::Relaxed);
+            }
+            self.sent += 1;
+        }
+        // SAFETY: a doorbell of the pages.
+        // Release: pairs with the controller's acquire: the entries are there.
+        unsafe { &*self.tail_doorbell }.store(self.sent as u32 & self.mask, Ordering::Release);
+        true
+    }
+
+    /// Takes the completions that are there; whether there were any.
+    #[inline(always)]
+    fn take(&mut self) -> Result<bool> {
+        let before = self.done;
+        while self.done < self.sent && self.done - before < u64::from(BATCH) {
+            let index = self.done as u32 & self.mask;
+            let phase = (self.done / (u64::from(self.mask) + 1)).is_multiple_of(2);
+            // SAFETY: index <= mask, so the entry's upper word lies in the ring.
+            // Acquire: pairs with the controller's post.
+            let upper = unsafe { &*self.cq.add(index as usize * 2 + 1) }.load(Ordering::Acquire);
+            if (upper >> 48 & 1 == 1) != phase {
+                break;
+            }
+            if upper >> 32 & 0xFFFF != self.done & 0xFFFF || upper >> 49 != 0 {
+                return Err(Error::device(
+                    format!("completion {} is {upper:#018x}", self.done),
+                    "report this",
+                ));
+            }
+            self.done += 1;
+        }
+        if self.done == before {
+            return Ok(false);
+        }
+        // SAFETY: a doorbell of the pages.
+        // Release: pairs with the controller's acquire: what is freed has been read.
+        unsafe { &*self.head_doorbell }.store(self.done as u32 & self.mask, Ordering::Release);
+        Ok(true)
+    }
+}
+
+fn drive(mut lanes: Vec<Lane>) -> Result<u64> {
+    let mut last = Instant::now();
+    let mut idle = 0u32;
+    loop {
+        let (mut moved, mut left) = (false, false);
+        for lane in &mut lanes {
+            moved |= lane.send();
+            moved |= lane.take()?;
+            left |= lane.done < lane.total;
+        }
+        if !left {
+            return Ok(lanes.iter().map(|lane| lane.done).sum());
+        }
+        if moved {
+            idle = 0;
+            continue;
+        }
+        idle += 1;
+        if idle == 1 {
+            last = Instant::now();
+        } else if idle.is_multiple_of(64) {
+            std::thread::yield_now();
+            if last.elapsed() > PATIENCE {
+                return Err(Error::device(
+                    "the null controller answers nothing",
+                    "report this",
+                ));
+            }
+        }
+        std::hint::spin_loop();
+    }
+}

@@ -1,0 +1,175 @@
+//! Streams and events: work in order, timed, and watched with a deadline of the host.
+// UNSAFETY: calls into the CUDA driver library with handles.
+#![allow(unsafe_code)]
+
+use super::driver::{Gpu, check};
+use crate::error::{Error, Result};
+use cudarc::driver::sys::{self, CUresult};
+use std::ptr::null_mut;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Looks at a running kernel without a pause, then with one.
+const SPIN_LOOKS: u32 = 200;
+const NAP: Duration = Duration::from_micros(50);
+
+/// A stream of its own: no work here waits for the default stream, nor that for it.
+pub struct Stream {
+    gpu: Arc<Gpu>,
+    raw: sys::CUstream,
+}
+
+// SAFETY: stream handles may be used from any thread.
+unsafe impl Send for Stream {}
+// SAFETY: as above; the driver locks for itself.
+unsafe impl Sync for Stream {}
+
+impl Stream {
+    /// An empty stream.
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        gpu.bind()?;
+        let mut raw = null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: writes one handle.
+        check("cuStreamCreate", unsafe {
+            sys::cuStreamCreate(&mut raw, flags)
+        })?;
+        Ok(Self {
+            gpu: Arc::clone(gpu),
+            raw,
+        })
+    }
+
+    pub(super) fn raw(&self) -> sys::CUstream {
+        self.raw
+    }
+
+    pub(super) fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// Waits for everything in the stream: copies and fills, which end by themselves.
+    pub fn finish(&self) -> Result<()> {
+        self.gpu.bind()?;
+        // SAFETY: our own stream.
+        check("cuStreamSynchronize", unsafe {
+            sys::cuStreamSynchronize(self.raw)
+        })
+    }
+
+    /// Whether everything in the stream has ended.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when a kernel died.
+    pub fn is_done(&self) -> Result<bool> {
+        self.gpu.bind()?;
+        // SAFETY: our own stream.
+        match unsafe { sys::cuStreamQuery(self.raw) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => check("kernel", other).map(|()| true),
+        }
+    }
+
+    /// Waits until the stream is done, `limit` at most; `watch` runs between looks and may end the
+    /// wait with an error of its own.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] past the limit: the kernel still runs, and what it uses must stay.
+    pub fn wait(&self, limit: Duration, mut watch: impl FnMut() -> Result<()>) -> Result<()> {
+        let begin = Instant::now();
+        let mut looks = 0u32;
+        while !self.is_done()? {
+            watch()?;
+            if begin.elapsed() > limit {
+                return Err(Error::Gone {
+                    cause: format!(
+                        "a kernel did not end within {:.1} s, although it bounds its own time",
+                        limit.as_secs_f64()
+                    ),
+                });
+            }
+            looks = looks.saturating_add(1);
+            match looks {
+                0..SPIN_LOOKS => std::hint::spin_loop(),
+                _ => std::thread::sleep(NAP),
+            }
+        }
+        Ok(())
+    }
+
+    /// Copies `bytes` bytes from host address `from` to GPU address `to`, in order, without waiting.
+    ///
+    /// # Safety
+    /// Both ranges are valid for the copy's life. It overlaps with others only from registered memory.
+    pub unsafe fn copy_in(&self, to: u64, from: *const u8, bytes: usize) -> Result<()> {
+        self.gpu.bind()?;
+        // SAFETY: the caller vouches for both.
+        check("cuMemcpyHtoDAsync", unsafe {
+            sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.raw)
+        })
+    }
+
+    /// Copies `bytes` bytes from GPU address `from` to host address `to`, in order, without waiting.
+    ///
+    /// # Safety
+    /// As [`copy_in`](Self::copy_in).
+    pub unsafe fn copy_out(&self, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
+        self.gpu.bind()?;
+        // SAFETY: the caller vouches for both.
+        check("cuMemcpyDtoHAsync", unsafe {
+            sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.raw)
+        })
+    }
+}
+
+impl Drop for Stream {
+    fn drop(&mut self) {
+        if self.gpu.bind().is_ok() {
+            // SAFETY: created in `new`; work in it still ends.
+            let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
+        }
+    }
+}
+
+/// A moment in a stream, on the GPU's clock.
+pub struct Event {
+    gpu: Arc<Gpu>,
+    raw: sys::CUevent,
+}
+
+impl Event {
+    /// Records the moment when everything now in `stream` has ended.
+    pub fn record(stream: &Stream) -> Result<Self> {
+        let gpu = Arc::clone(stream.gpu());
+        gpu.bind()?;
+        let mut raw = null_mut();
+        // SAFETY: writes one handle.
+        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, 0) })?;
+        let event = Self { gpu, raw };
+        // SAFETY: both handles are ours.
+        check("cuEventRecord", unsafe {
+            sys::cuEventRecord(event.raw, stream.raw())
+        })?;
+        Ok(event)
+    }
+
+    /// Seconds from `earlier` to this, once the stream is done.
+    pub fn seconds_since(&self, earlier: &Event) -> Result<f64> {
+        self.gpu.bind()?;
+        let mut milliseconds = 0.0f32;
+        // SAFETY: both handles are ours; writes one number.
+        check("cuEventElapsedTime", unsafe {
+            sys::cuEventElapsedTime(&mut milliseconds, earlier.raw, self.raw)
+        })?;
+        Ok(f64::from(milliseconds) / 1e3)
+    }
+}
+
+impl Drop for Event {
+    fn drop(&mut self) {
+        if self.gpu.bind().is_ok() {
+            // SAFETY: created in `record`.
+            let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
+        }
+    }
+}
