@@ -49,8 +49,7 @@ pub struct Simulator {
 /// # Errors
 /// [`Error::Usage`] for options, [`Error::File`] for an image that cannot be opened.
 pub fn open(text: &str) -> Result<Arc<dyn Device>> {
-    let (text, threads) = take_threads(text)?;
-    let config = nvme_sim::config::parse(&text).map_err(refused)?;
+    let (config, threads) = config(text)?;
     let pages = SharedPages::new();
     let controller = Arc::new(Controller::new(config, pages.memory()).map_err(refused)?);
     let runner =
@@ -65,6 +64,17 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
         name: format!("sim:{text}"),
         threads,
     }))
+}
+
+/// The simulator's configuration in `PATH[?option=value&...]`, `mem[?...]` or `null[?...]`, and the
+/// number of threads, 1 to 64.
+///
+/// # Errors
+/// As [`open`].
+pub fn config(text: &str) -> Result<(nvme_sim::Config, usize)> {
+    let (text, threads) = take_threads(text)?;
+    let config = nvme_sim::config::parse(&text).map_err(refused)?;
+    Ok((config, threads))
 }
 
 /// Takes `threads=N` out of the options.
@@ -99,7 +109,8 @@ fn take_threads(text: &str) -> Result<(String, usize)> {
     Ok((text, threads))
 }
 
-fn refused(error: nvme_sim::ConfigError) -> Error {
+/// What the command line says to a configuration that the simulator refuses.
+pub fn refused(error: nvme_sim::ConfigError) -> Error {
     match error.errno {
         Some(errno) => {
             let source = io::Error::from_raw_os_error(errno);

@@ -54,7 +54,7 @@ pub(crate) fn execute(
         opcode::CREATE_IO_CQ => create::create_cq(device, control, dma, sqe).map(done),
         opcode::CREATE_IO_SQ => create::create_sq(device, control, dma, sqe).map(done),
         opcode::DELETE_IO_CQ => create::delete_cq(device, sqe).map(done),
-        opcode::DELETE_IO_SQ => create::delete_sq(device, dma, sqe).map(done),
+        opcode::DELETE_IO_SQ => create::delete_sq(device, control, dma, sqe).map(done),
         opcode::IDENTIFY => device.identify(dma, sqe).map(done),
         opcode::GET_LOG_PAGE => device.get_log_page(dma, sqe).map(done),
         opcode::GET_FEATURES => device.get_features(control, dma, sqe).map(Reply::Done),

@@ -3,9 +3,12 @@
 use crate::config::{Config, ConfigError};
 use crate::device::Device;
 use crate::doorbell::Doorbells;
+use crate::interrupt::Interrupts;
 use crate::memory::{Dma, DmaMemory};
 use crate::queue::QueueStats;
 use crate::serve::BATCH;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
 use nvme_core::spec::register::ALL_ONES;
 
@@ -37,6 +40,39 @@ impl<M: DmaMemory> Controller<M> {
             memory,
             device: Device::new(config),
         })
+    }
+
+    /// Sends interrupts to `sink`. Without one they are counted as polled.
+    pub fn with_interrupts(mut self, sink: Arc<dyn Interrupts>) -> Self {
+        self.device.vectors.set_sink(sink);
+        self
+    }
+
+    /// Moves the doorbells to a memfd.
+    #[cfg(all(feature = "std", target_os = "linux"))]
+    pub(crate) fn with_shared_doorbells(mut self) -> std::io::Result<Self> {
+        let config = &self.device.config;
+        self.device.doorbells = Doorbells::shared(config.max_queues, config.dstrd)?;
+        Ok(self)
+    }
+
+    /// Interrupt vectors.
+    #[cfg(all(feature = "std", target_os = "linux"))]
+    pub(crate) fn vectors(&self) -> u16 {
+        self.device.config.vectors
+    }
+
+    /// Resets the PCI function: every queue and register; unlike a power cut it loses no data. A
+    /// controller that had left the bus is there again.
+    #[cfg(all(feature = "std", target_os = "linux"))]
+    pub(crate) fn function_reset(&self) {
+        self.device.function_reset();
+    }
+
+    /// The level of the interrupt pin: whether a completion queue with interrupts holds entries that
+    /// the driver has not taken, and INTMS does not mask its vector.
+    pub fn interrupt_pin(&self) -> bool {
+        self.device.pin()
     }
 
     /// The memory that the controller reaches.
@@ -107,6 +143,9 @@ impl<M: DmaMemory> Controller<M> {
         if !self.device.is_gone() {
             self.device.advance(now_ns);
         }
+        if self.device.vectors.next_due_ns() <= now_ns {
+            self.device.vectors.expire(now_ns);
+        }
     }
 
     /// The highest queue that exists; doorbells above it are looked at for complaints alone.
@@ -125,8 +164,27 @@ impl<M: DmaMemory> Controller<M> {
         // resets the controller while it unmaps memory must not wait for itself.
         let mut control = (qid == 0).then(|| self.device.control.lock());
         let guard = self.memory.guard();
-        self.device
-            .serve(qid, &Dma::new(&guard), now_ns, control.as_deref_mut())
+        let served = self
+            .device
+            .serve(qid, &Dma::new(&guard), now_ns, control.as_deref_mut());
+        if served.posted == 0 {
+            return served.commands;
+        }
+        // Interrupts come after the last access.
+        drop(guard);
+        let others =
+            control.map_or_else(Vec::new, |mut control| core::mem::take(&mut control.posted));
+        for vector in others {
+            self.device.vectors.posted(vector, 1, now_ns);
+        }
+        match qid {
+            0 => self.device.vectors.raise(0),
+            _ => self
+                .device
+                .vectors
+                .posted(served.vector, served.posted, now_ns),
+        }
+        served.commands
     }
 
     pub(crate) fn next_event_ns(&self) -> Option<u64> {
@@ -136,6 +194,7 @@ impl<M: DmaMemory> Controller<M> {
             .min();
         let transition = self.device.transition_ns.load(Ordering::Relaxed);
         let next = commands.unwrap_or(u64::MAX).min(transition);
+        let next = next.min(self.device.vectors.next_due_ns());
         (next != u64::MAX).then_some(next)
     }
 

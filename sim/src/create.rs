@@ -96,7 +96,9 @@ pub(crate) fn create_cq(
         return Err(Status::INVALID_INTERRUPT_VECTOR.into());
     }
     device.doorbells.cq_head(qid).store(0, Ordering::Relaxed);
-    *slot.cq.lock() = Some(CompletionQueue::new(ring));
+    let mut cq = CompletionQueue::new(ring);
+    cq.vector = (sqe.cdw11 & CQ_INTERRUPTS != 0).then_some(vector as u16);
+    *slot.cq.lock() = Some(cq);
     control.features.freeze_queues(granted_sqs, granted);
     Ok(())
 }
@@ -155,7 +157,12 @@ pub(crate) fn delete_cq(device: &Device, sqe: &Sqe) -> Result<(), Refusal> {
 /// completion queue has room.
 ///
 /// NVMe Base 2.0c, 5.7 (Delete I/O Submission Queue command).
-pub(crate) fn delete_sq(device: &Device, dma: &Dma<'_>, sqe: &Sqe) -> Result<(), Refusal> {
+pub(crate) fn delete_sq(
+    device: &Device,
+    control: &mut Control,
+    dma: &Dma<'_>,
+    sqe: &Sqe,
+) -> Result<(), Refusal> {
     let qid = sqe.cdw10 as u16;
     let slot = slot(device, qid, u32::MAX)?;
     let mut held = slot.sq.lock();
@@ -178,6 +185,7 @@ pub(crate) fn delete_sq(device: &Device, dma: &Dma<'_>, sqe: &Sqe) -> Result<(),
             if cq.space() == 0 || cq.post(None, dma, aborted, Publish::default()).is_err() {
                 break;
             }
+            control.posted.extend(cq.vector);
         }
         cq.users = cq.users.saturating_sub(1);
     }

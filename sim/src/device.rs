@@ -8,6 +8,7 @@ use crate::config::Config;
 use crate::doorbell::Doorbells;
 use crate::fault::Faults;
 use crate::features::Features;
+use crate::interrupt::Vectors;
 use crate::latency::Pacing;
 use crate::logs::Logs;
 use crate::memory::{Held, Lock};
@@ -37,6 +38,8 @@ pub(crate) struct Control {
     pub aborted_events: Vec<u16>,
     /// Aborts fetched in the current batch.
     pub aborts: u16,
+    /// Vectors of other queues that the current batch has posted to.
+    pub posted: Vec<u16>,
     transition: Option<(u64, Transition)>,
 }
 
@@ -52,6 +55,7 @@ pub(crate) struct Device {
     pub logs: Lock<Logs>,
     pub faults: Faults,
     pub pacing: Pacing,
+    pub vectors: Vectors,
     /// Whether the volatile cache may hold writes (feature 06h).
     pub write_back: AtomicBool,
     /// An event or a request for one is new.
@@ -103,11 +107,13 @@ impl Device {
                 event_requests: Vec::new(),
                 aborted_events: Vec::new(),
                 aborts: 0,
+                posted: Vec::new(),
                 transition: None,
             }),
             logs: Lock::new(Logs::new()),
             faults: Faults::new(&config.faults),
             pacing: Pacing::new(config.profile, config.faults.seed),
+            vectors: Vectors::new(config.vectors),
             write_back: AtomicBool::new(config.write_cache),
             attention: AtomicBool::new(false),
             clock_ns: AtomicU64::new(0),
@@ -165,10 +171,10 @@ impl Device {
             let word = self.doorbells.word((at - offset::DOORBELLS) as usize);
             return word.map_or(0, |word| word.load(Ordering::Relaxed));
         }
-        if at.is_multiple_of(4) {
-            self.registers.read(at)
-        } else {
-            0
+        match at {
+            offset::INTMS | offset::INTMC => self.vectors.mask(),
+            _ if at.is_multiple_of(4) => self.registers.read(at),
+            _ => 0,
         }
     }
 
@@ -188,11 +194,17 @@ impl Device {
             return;
         }
         match at {
+            offset::INTMS => self.vectors.set_mask(self.vectors.mask() | value),
+            offset::INTMC => {
+                self.vectors.set_mask(self.vectors.mask() & !value);
+                self.unmasked(value);
+            }
             offset::CC => self.write_cc(&mut control, Cc(value)),
             offset::NSSR if self.config.nssr && value == NSSR_RESET => {
                 self.disable(&mut control);
                 self.finish(&mut control, Transition::Disable);
                 self.registers.set_cc(Cc(0));
+                self.vectors.set_mask(0);
                 self.registers.change_csts(|csts| {
                     csts.0 = 0;
                     csts.set_nssro(true);
@@ -274,6 +286,7 @@ impl Device {
     fn disable(&self, control: &mut Control) {
         self.quiesce();
         self.pacing.reset();
+        self.vectors.reset();
         control.transition = None;
         control.event_requests.clear();
         control.aborted_events.clear();
@@ -366,8 +379,37 @@ impl Device {
         let sq = ring(&self.registers.asq, aqa.asqs_z(), SQE_BYTES);
         let mut cq = CompletionQueue::new(ring(&self.registers.acq, aqa.acqs_z(), CQE_BYTES));
         cq.users = 1;
+        cq.vector = Some(0);
         *slot.sq.lock() = Some(SubmissionQueue::new(sq, 0, self.delays()));
         *slot.cq.lock() = Some(cq);
+    }
+
+    /// The vectors whose completion queues hold entries that the driver has not taken.
+    fn waiting_vectors(&self) -> impl Iterator<Item = u16> {
+        let slots = self.slots.iter().enumerate();
+        slots.filter_map(|(qid, slot)| {
+            let cq = slot.cq.lock();
+            let cq = cq.as_ref()?;
+            let head = self.doorbells.cq_head(qid as u16).load(Ordering::Relaxed);
+            cq.vector.filter(|_| cq.tail != head)
+        })
+    }
+
+    /// The level of the interrupt pin: a queue with interrupts holds entries, and INTMS lets it.
+    pub fn pin(&self) -> bool {
+        self.is_running()
+            && self
+                .waiting_vectors()
+                .any(|vector| !self.vectors.is_masked(vector))
+    }
+
+    /// The vectors of `mask` may be raised again: those that have something to tell are.
+    fn unmasked(&self, mask: u32) {
+        for vector in self.waiting_vectors() {
+            if vector < 32 && mask >> vector & 1 != 0 {
+                self.vectors.raise(vector);
+            }
+        }
     }
 
     /// Whether commands can be held back, so that queues need room for them.
@@ -389,8 +431,20 @@ impl Device {
         }
         self.transition_ns.store(u64::MAX, Ordering::Relaxed);
         self.registers.clear();
+        self.vectors.set_mask(0);
         self.gone.store(false, Ordering::Relaxed);
         self.logs.lock().power_cycle(clean);
+    }
+
+    /// Resets the PCI function: queues and registers, but no data.
+    #[cfg(all(feature = "std", target_os = "linux"))]
+    pub fn function_reset(&self) {
+        let mut control = self.control.lock();
+        self.disable(&mut control);
+        self.transition_ns.store(u64::MAX, Ordering::Relaxed);
+        self.registers.clear();
+        self.vectors.set_mask(0);
+        self.gone.store(false, Ordering::Relaxed);
     }
 
     /// Waits until no command of an I/O queue is executing. Commands that start afterwards see what

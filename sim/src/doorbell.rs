@@ -2,22 +2,13 @@
 //!
 //! The controller polls it, so a driver (or a GPU) rings by storing a word and calls nothing.
 
-use alloc::boxed::Box;
+use crate::memory::Words;
 use core::sync::atomic::{AtomicU32, Ordering};
 use nvme_core::spec::register::doorbell_bytes;
-use zerocopy::FromZeros;
-
-/// Bytes of one page of doorbells.
-const PAGE: usize = 4096;
-
-/// One page of doorbell words.
-#[derive(FromZeros)]
-#[repr(C, align(4096))]
-struct Page([AtomicU32; PAGE / 4]);
 
 /// The doorbells of every queue: page-aligned words, 4 << DSTRD bytes apart.
 pub struct Doorbells {
-    pages: Box<[Page]>,
+    words: Words,
     queues: u16,
     dstrd: u8,
 }
@@ -25,23 +16,41 @@ pub struct Doorbells {
 impl Doorbells {
     /// Doorbells of queues 0 to `highest_qid`.
     pub(crate) fn new(highest_qid: u16, dstrd: u8) -> Self {
+        let words = Words::on_heap(doorbell_bytes(highest_qid, dstrd) as usize);
+        Self::of(words, highest_qid, dstrd)
+    }
+
+    /// The same in a memfd, which other processes can map.
+    #[cfg(all(feature = "std", target_os = "linux"))]
+    pub(crate) fn shared(highest_qid: u16, dstrd: u8) -> std::io::Result<Self> {
         let bytes = doorbell_bytes(highest_qid, dstrd) as usize;
-        let pages = <[Page]>::new_box_zeroed_with_elems(bytes.div_ceil(PAGE));
+        let lead = nvme_core::spec::register::offset::DOORBELLS as usize;
+        let words = Words::shared("nvme-doorbells", lead, bytes)?;
+        Ok(Self::of(words, highest_qid, dstrd))
+    }
+
+    fn of(words: Words, highest_qid: u16, dstrd: u8) -> Self {
         Self {
-            pages: pages.expect("out of memory"),
+            words,
             queues: highest_qid.saturating_add(1),
             dstrd,
         }
     }
 
+    /// The memfd of shared doorbells, with the same offsets as BAR0.
+    #[cfg(all(feature = "std", target_os = "linux"))]
+    pub(crate) fn fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        self.words.fd()
+    }
+
     /// Start of the page-aligned block: BAR0 offset 1000h.
     pub fn as_ptr(&self) -> *const AtomicU32 {
-        self.pages.as_ptr().cast()
+        self.words.as_ptr()
     }
 
     /// Length of the block in bytes, a multiple of 4096.
     pub fn bytes(&self) -> usize {
-        self.pages.len() * PAGE
+        size_of_val(&*self.words)
     }
 
     /// CAP.DSTRD.
@@ -54,7 +63,7 @@ impl Doorbells {
         if !offset.is_multiple_of(4) {
             return None;
         }
-        self.pages.get(offset / PAGE)?.0.get(offset % PAGE / 4)
+        self.words.get(offset / 4)
     }
 
     /// The queue and whether it is the completion queue head, for an offset from the start of the block.
@@ -67,8 +76,7 @@ impl Doorbells {
 
     #[inline]
     fn at(&self, index: usize) -> &AtomicU32 {
-        let offset = index * (4usize << self.dstrd);
-        &self.pages[offset / PAGE].0[offset % PAGE / 4]
+        &self.words[index << self.dstrd]
     }
 
     /// The submission queue tail doorbell of `qid`.

@@ -32,8 +32,6 @@ pub(crate) struct Features {
     write_cache: bool,
     granted: (u32, u32),
     queues_exist: bool,
-    coalescing: u32,
-    uncoalesced: u32,
     atomicity: u32,
     pub async_events: u32,
     autonomous_power: u32,
@@ -63,8 +61,6 @@ impl Features {
             write_cache: config.write_cache,
             granted: (all, all),
             queues_exist: false,
-            coalescing: 0,
-            uncoalesced: 0,
             atomicity: 0,
             async_events: 0,
             autonomous_power: 0,
@@ -99,6 +95,9 @@ impl Features {
 
 /// Dword 0 of a feature; the data of those that have some is sent apart.
 fn value(features: &Features, sqe: &Sqe, device: &Device) -> Result<u32, Refusal> {
+    // What the device keeps itself is 0 by default.
+    let is_default = matches!(sqe.cdw10 >> 8 & 7, 1 | 2);
+    let current = |value: u32| if is_default { 0 } else { value };
     Ok(match sqe.cdw10 as u8 {
         fid::ARBITRATION => features.arbitration,
         fid::POWER_MANAGEMENT => features.power,
@@ -111,14 +110,11 @@ fn value(features: &Features, sqe: &Sqe, device: &Device) -> Result<u32, Refusal
         fid::ERROR_RECOVERY => features.error_recovery,
         fid::VOLATILE_WRITE_CACHE if device.config.write_cache => features.write_cache.into(),
         fid::NUMBER_OF_QUEUES => NumberOfQueues::request(features.granted.0, features.granted.1),
-        fid::INTERRUPT_COALESCING => features.coalescing,
+        fid::INTERRUPT_COALESCING => current(device.vectors.coalescing()),
         fid::INTERRUPT_VECTOR => {
             let mut vector = InterruptVector(sqe.cdw11 & 0xFFFF);
-            if vector.iv() >= device.config.vectors {
-                return Err(Status::INVALID_FIELD.into());
-            }
-            let bit = features.uncoalesced >> (vector.iv() & 31) & 1;
-            vector.set_cd(bit != 0 && vector.iv() < 32);
+            let disabled = device.vectors.is_uncoalesced(vector.iv());
+            vector.set_cd(current(disabled.ok_or(Status::INVALID_FIELD)?.into()) != 0);
             vector.0
         }
         fid::WRITE_ATOMICITY => features.atomicity,
@@ -246,14 +242,10 @@ impl Device {
                 }
             }
             fid::NUMBER_OF_QUEUES => return self.number_of_queues(features, dword),
-            fid::INTERRUPT_COALESCING => features.coalescing = dword & 0xFFFF,
+            fid::INTERRUPT_COALESCING => self.vectors.set_coalescing(dword),
             fid::INTERRUPT_VECTOR => {
                 let vector = InterruptVector(dword);
-                if vector.iv() < 32 {
-                    let bit = 1 << vector.iv();
-                    features.uncoalesced &= !bit;
-                    features.uncoalesced |= if vector.cd() { bit } else { 0 };
-                }
+                self.vectors.set_uncoalesced(vector.iv(), vector.cd());
             }
             fid::WRITE_ATOMICITY => features.atomicity = dword & 1,
             fid::ASYNC_EVENT => {

@@ -20,6 +20,8 @@ use zerocopy::{FromZeros, IntoBytes};
 
 /// Firmware revision.
 pub(crate) const FIRMWARE: &[u8; 8] = b"sim-0.1 ";
+/// PCI vendor of controller and subsystem. Not assigned by PCI-SIG: no driver keeps quirks for it.
+pub(crate) const PCI_VENDOR: u16 = 0x4E56;
 /// IEEE OUI of locally administered identifiers.
 const OUI: [u8; 3] = [0x00, 0x00, 0x02];
 
@@ -98,8 +100,8 @@ impl Device {
     fn identify_controller(&self) -> IdentifyController {
         let config = &self.config;
         let mut c = IdentifyController::new_zeroed();
-        c.vid = 0x1AF4;
-        c.ssvid = 0x1AF4;
+        c.vid = PCI_VENDOR;
+        c.ssvid = PCI_VENDOR;
         c.sn = padded(&config.serial);
         c.mn = padded(&config.model);
         c.fr = *FIRMWARE;

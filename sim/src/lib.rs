@@ -31,6 +31,7 @@ mod features;
 #[cfg(feature = "std")]
 mod file_store;
 mod identify;
+mod interrupt;
 mod latency;
 mod logs;
 mod memory;
@@ -58,6 +59,7 @@ pub use doorbell::Doorbells;
 pub use fault::{Fault, FaultPlan, FaultRule, When};
 #[cfg(feature = "std")]
 pub use file_store::File;
+pub use interrupt::Interrupts;
 pub use latency::Profile;
 pub use memory::{Dma, DmaFault, DmaGuard, DmaMemory, Region, Span};
 #[cfg(feature = "std")]

@@ -8,11 +8,16 @@
 #![allow(unsafe_code)]
 
 #[cfg(all(feature = "std", target_os = "linux"))]
+mod guest;
+#[cfg(all(feature = "std", target_os = "linux"))]
 mod hole;
 #[cfg(feature = "std")]
 mod host;
 mod lock;
+#[cfg(all(feature = "std", target_os = "linux"))]
+mod shared;
 mod span;
+mod words;
 
 use core::cell::Cell;
 use core::sync::atomic::AtomicU64;
@@ -147,7 +152,10 @@ impl<'g> Dma<'g> {
     }
 }
 
+#[cfg(all(feature = "std", target_os = "linux"))]
+pub(crate) use guest::{GuestMemory, MAX_MAPPINGS};
 #[cfg(feature = "std")]
 pub use host::{HostMemory, MapError};
 pub(crate) use lock::{Held, Lock};
 pub use span::Span;
+pub(crate) use words::Words;

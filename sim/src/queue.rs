@@ -196,6 +196,8 @@ pub(crate) struct CompletionQueue {
     pub phase: bool,
     /// Submission queues that complete here.
     pub users: u32,
+    /// The interrupt vector, unless the driver polls.
+    pub vector: Option<u16>,
     /// A torn entry's lower word, still to be written.
     pub torn: Option<(u64, u64)>,
 }
@@ -216,6 +218,7 @@ impl CompletionQueue {
             bad_head: None,
             phase: true,
             users: 0,
+            vector: None,
             torn: None,
         }
     }

@@ -18,7 +18,6 @@ pub(crate) struct Registers {
     vs: u32,
     cc: AtomicU32,
     csts: AtomicU32,
-    interrupt_mask: AtomicU32,
     pub aqa: AtomicU32,
     pub asq: AtomicU64,
     pub acq: AtomicU64,
@@ -37,7 +36,6 @@ impl Registers {
             vs: vs.0,
             cc: AtomicU32::new(0),
             csts: AtomicU32::new(0),
-            interrupt_mask: AtomicU32::new(0),
             aqa: AtomicU32::new(0),
             asq: AtomicU64::new(0),
             acq: AtomicU64::new(0),
@@ -82,7 +80,7 @@ impl Registers {
 
     /// Everything as after power on.
     pub fn clear(&self) {
-        for word in [&self.cc, &self.csts, &self.interrupt_mask, &self.aqa] {
+        for word in [&self.cc, &self.csts, &self.aqa] {
             word.store(0, Ordering::Release); // Release: as change_csts.
         }
         self.asq.store(0, Ordering::Relaxed);
@@ -100,7 +98,6 @@ impl Registers {
         };
         match at {
             offset::VS => self.vs,
-            offset::INTMS | offset::INTMC => self.interrupt_mask.load(Ordering::Relaxed),
             offset::CC => self.cc().0,
             offset::CSTS => self.csts().0,
             offset::AQA => self.aqa.load(Ordering::Relaxed),
@@ -127,12 +124,6 @@ impl Registers {
         };
         let disabled = self.cc().0 & 1 == 0;
         match at {
-            offset::INTMS => {
-                self.interrupt_mask.fetch_or(value, Ordering::Relaxed);
-            }
-            offset::INTMC => {
-                self.interrupt_mask.fetch_and(!value, Ordering::Relaxed);
-            }
             // Changing the admin queue while enabled is undefined; here it has no effect.
             offset::AQA if disabled => self.aqa.store(value & 0x0FFF_0FFF, Ordering::Relaxed),
             offset::CSTS if value & 1 << 4 != 0 => self.change_csts(|csts| csts.set_nssro(false)),
@@ -162,15 +153,6 @@ mod tests {
             (0x9ABC_DEF0, 0x1234_5678)
         );
         assert_eq!(registers.read(0x0F00), 0);
-    }
-
-    #[test]
-    fn the_interrupt_mask_is_set_and_cleared_by_bits() {
-        let registers = Registers::new(Cap(0), 1);
-        registers.write(offset::INTMS, 0b1110);
-        registers.write(offset::INTMC, 0b0100);
-        assert_eq!(registers.read(offset::INTMS), 0b1010);
-        assert_eq!(registers.read(offset::INTMC), 0b1010);
     }
 
     #[test]

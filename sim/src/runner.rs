@@ -2,6 +2,7 @@
 
 use crate::controller::Controller;
 use crate::memory::HostMemory;
+use crate::vfio_user::Event;
 use std::io::Result as IoResult;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,6 +17,8 @@ const YIELD_AFTER: u32 = 200;
 const SLEEP_AFTER: u32 = 10_000;
 /// The longest sleep: the latency of the first command after a pause.
 const MAX_SLEEP: Duration = Duration::from_micros(500);
+/// The longest sleep of a thread that is woken when there is something to do.
+const LONG_SLEEP: Duration = Duration::from_millis(100);
 
 /// Threads that serve one controller. Dropping it stops them.
 ///
@@ -24,6 +27,8 @@ const MAX_SLEEP: Duration = Duration::from_micros(500);
 pub struct Runner {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,
+    sleepers: Vec<Arc<Event>>,
+    sleep_long: Arc<AtomicBool>,
 }
 
 impl Runner {
@@ -41,19 +46,44 @@ impl Runner {
         let mut runner = Self {
             stop: Arc::default(),
             threads: Vec::with_capacity(count),
+            sleepers: Vec::with_capacity(count),
+            sleep_long: Arc::default(),
         };
         let started = Instant::now();
         for index in 0..count {
-            let (controller, stop) = (controller.clone(), runner.stop.clone());
+            let controller = controller.clone();
+            let sleeper = Arc::new(Event::new()?);
+            runner.sleepers.push(sleeper.clone());
+            let wait = Wait {
+                stop: runner.stop.clone(),
+                sleep_long: runner.sleep_long.clone(),
+                sleeper,
+            };
             let name = std::format!("nvme-sim-{index}");
             // A failure drops the runner, which stops the threads that are there already.
             runner
                 .threads
                 .push(std::thread::Builder::new().name(name).spawn(move || {
-                    serve(&controller, &stop, index, count, started);
+                    serve(&controller, &wait, index, count, started);
                 })?);
         }
         Ok(runner)
+    }
+
+    /// What wakes the threads, one each: thread i serves every queue q with q % threads = i.
+    pub(crate) fn sleepers(&self) -> &[Arc<Event>] {
+        &self.sleepers
+    }
+
+    /// Whether every doorbell and every change of CC from now on is followed by a wake-up, so that
+    /// idle threads need not look for them often.
+    pub(crate) fn sleep_long(&self, yes: bool) {
+        self.sleep_long.store(yes, Ordering::Relaxed);
+    }
+
+    /// Ends the sleep of every thread.
+    pub(crate) fn wake(&self) {
+        self.sleepers.iter().for_each(|sleeper| sleeper.signal());
     }
 
     /// Stops the threads and waits for them. The controller keeps its state.
@@ -63,6 +93,7 @@ impl Runner {
 impl Drop for Runner {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
+        self.wake();
         for thread in self.threads.drain(..) {
             // A thread that panicked has printed why; there is nothing to add here.
             let _ = thread.join();
@@ -70,9 +101,16 @@ impl Drop for Runner {
     }
 }
 
+/// How a thread waits.
+struct Wait {
+    stop: Arc<AtomicBool>,
+    sleep_long: Arc<AtomicBool>,
+    sleeper: Arc<Event>,
+}
+
 fn serve(
     controller: &Controller<HostMemory>,
-    stop: &AtomicBool,
+    wait: &Wait,
     index: usize,
     threads: usize,
     started: Instant,
@@ -80,9 +118,10 @@ fn serve(
     let now_ns = || started.elapsed().as_nanos() as u64;
     let mut idle = 0u32;
     let mut now = now_ns();
-    while !stop.load(Ordering::Relaxed) {
+    while !wait.stop.load(Ordering::Relaxed) {
         let next = controller.next_event_ns();
-        if next.is_some() || idle.is_multiple_of(64) {
+        // A pass that spins is short; one that yields or sleeps is not.
+        if next.is_some() || idle.is_multiple_of(64) || idle >= YIELD_AFTER {
             now = now_ns();
         }
         if index == 0 {
@@ -109,8 +148,14 @@ fn serve(
             std::thread::yield_now();
         } else {
             let until = next.map(|next| Duration::from_nanos(next.saturating_sub(now_ns())));
-            let pause = Duration::from_micros(u64::from(idle - SLEEP_AFTER) / 4 + 20);
-            std::thread::sleep(pause.min(MAX_SLEEP).min(until.unwrap_or(MAX_SLEEP)));
+            let steps = u64::from(idle - SLEEP_AFTER);
+            let pause = match wait.sleep_long.load(Ordering::Relaxed) {
+                true => Duration::from_micros(steps * 50 + 20).min(LONG_SLEEP),
+                false => Duration::from_micros(steps / 4 + 20).min(MAX_SLEEP),
+            };
+            if wait.sleeper.wait(pause.min(until.unwrap_or(pause))) {
+                wait.sleeper.clear();
+            }
         }
     }
 }

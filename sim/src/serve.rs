@@ -16,6 +16,16 @@ use nvme_core::spec::{Cqe, Sqe, Status};
 /// Commands fetched in one batch at most: bounds how long locks are held.
 pub(crate) const BATCH: u32 = 512;
 
+/// What serving a queue once did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Served {
+    /// Commands fetched or completed.
+    pub commands: u32,
+    /// Completions posted to a queue with interrupts, and its vector.
+    pub posted: u32,
+    pub vector: u16,
+}
+
 impl Device {
     /// Whether `serve` would find something to do.
     #[inline]
@@ -26,38 +36,40 @@ impl Device {
             || (qid == 0 && self.attention.load(Ordering::Relaxed))
     }
 
-    /// Serves `qid` once and says how many commands were fetched or completed. The admin queue
-    /// comes with the controller's state, an I/O queue without.
+    /// Serves `qid` once. The admin queue comes with the controller's state, an I/O queue without.
     pub fn serve(
         &self,
         qid: u16,
         dma: &Dma<'_>,
         now_ns: u64,
         control: Option<&mut Control>,
-    ) -> u32 {
+    ) -> Served {
         let slot = &self.slots[usize::from(qid)];
         let mut sq_held = slot.sq.lock();
         // Acquire: pairs with the driver's release before it rings: the entries are there.
         let tail = self.doorbells.sq_tail(qid).load(Ordering::Acquire);
         if !self.is_running() {
-            return 0;
+            return Served::default();
         }
         let Some(sq) = sq_held.as_mut() else {
             slot.settled.store(tail, Ordering::Relaxed);
             self.bad_doorbell(qid, false);
-            return 0;
+            return Served::default();
         };
         if !sq.take_tail(tail) {
             self.bad_doorbell(qid, true);
         }
         let mut cq_held = self.slots[usize::from(sq.cqid)].cq.lock();
-        let Some(cq) = cq_held.as_mut() else { return 0 };
+        let Some(cq) = cq_held.as_mut() else {
+            return Served::default();
+        };
         // Acquire: pairs with the driver's release: it has read what it frees.
         let head = self.doorbells.cq_head(sq.cqid).load(Ordering::Acquire);
         if !cq.take_head(head) {
             self.bad_doorbell(sq.cqid, true);
         }
         cq.mend(dma);
+        let first = cq.tail;
         let mut batch = Batch {
             device: self,
             qid,
@@ -96,13 +108,17 @@ impl Device {
             .map_or(u64::MAX, |Reverse(first)| first.due_ns);
         let due = if cq.torn.is_some() { 0 } else { due };
         slot.next_due_ns.store(due, Ordering::Relaxed);
-        match result {
-            Ok(handled) => handled,
+        let posted = cq.vector.map_or(0, |_| cq.ring.distance(first, cq.tail));
+        let vector = cq.vector.unwrap_or(0);
+        let commands = result.unwrap_or_else(|DmaFault(_)| {
             // Neither the entry nor a place to complain is within reach.
-            Err(DmaFault(_)) => {
-                self.fail();
-                0
-            }
+            self.fail();
+            0
+        });
+        Served {
+            commands,
+            posted,
+            vector,
         }
     }
 

@@ -2,6 +2,8 @@
 
 use crate::config::{Config, NamespaceConfig};
 use crate::controller::Controller;
+use crate::interrupt::Interrupts;
+use crate::memory::Lock;
 use crate::store::Memory;
 use crate::vec_memory::VecMemory;
 use alloc::boxed::Box;
@@ -23,6 +25,22 @@ pub struct Ring {
     tail: u32,
     head: u32,
     phase: bool,
+}
+
+/// The interrupts that were raised: vectors, and whether INTMS masks them.
+#[derive(Default)]
+pub struct Raised(Lock<Vec<(u16, bool)>>);
+
+impl Raised {
+    pub fn take(&self) -> Vec<(u16, bool)> {
+        core::mem::take(&mut self.0.lock())
+    }
+}
+
+impl Interrupts for Raised {
+    fn raise(&self, vector: u16, masked: bool) {
+        self.0.lock().push((vector, masked));
+    }
 }
 
 pub struct Driver {
@@ -82,6 +100,15 @@ impl Driver {
         driver
     }
 
+    /// An enabled controller and what it raises.
+    pub fn with_interrupts(config: Config) -> (Self, Arc<Raised>) {
+        let mut driver = Self::cold(config);
+        let raised = Arc::new(Raised::default());
+        driver.controller = driver.controller.with_interrupts(raised.clone());
+        driver.enable();
+        (driver, raised)
+    }
+
     /// An enabled controller with I/O queue pair 1.
     pub fn with_queue(config: Config) -> Self {
         let mut driver = Self::new(config);
@@ -131,8 +158,13 @@ impl Driver {
     }
 
     pub fn create_pair(&mut self, qid: u16) {
+        self.create_pair_on(qid, None);
+    }
+
+    /// A queue pair with interrupts.
+    pub fn create_pair_on(&mut self, qid: u16, vector: Option<u16>) {
         self.clear_ring(qid);
-        let cq = admin::create_io_cq(Self::params(qid, cq_at(qid)), None);
+        let cq = admin::create_io_cq(Self::params(qid, cq_at(qid)), vector);
         assert_eq!(self.admin(cq), Ok(0));
         let sq = admin::create_io_sq(Self::params(qid, sq_at(qid)), Qid(qid));
         assert_eq!(self.admin(sq), Ok(0));

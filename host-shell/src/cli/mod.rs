@@ -15,6 +15,8 @@ mod plot;
 mod progress;
 mod read;
 mod regs;
+#[cfg(feature = "sim")]
+mod serve;
 mod smart_log;
 mod write;
 mod write_zeroes;
@@ -73,6 +75,8 @@ enum Command {
     Bench(bench::Bench),
     #[command(visible_alias = "show-regs")]
     Regs(regs::Regs),
+    #[cfg(feature = "sim")]
+    Serve(serve::Serve),
 }
 
 /// The device and how it is used.
@@ -181,6 +185,8 @@ pub fn run() -> ExitCode {
         Command::Dsm(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Regs(command) => command.run(),
+        #[cfg(feature = "sim")]
+        Command::Serve(command) => command.run(),
     };
     match result {
         Ok(()) => ExitCode::from(exit::OK),

@@ -28,6 +28,12 @@ pub fn json(value: &Value) -> Result<()> {
     }
 }
 
+/// Prints one JSON object on one line, for readers of several.
+#[cfg(feature = "sim")]
+pub fn line(value: &Value) -> Result<()> {
+    print(&value.to_string())
+}
+
 /// Prints `name : value` lines from an object's members, in order.
 pub fn table(title: &str, value: &Value) -> Result<()> {
     let mut text = String::new();

@@ -1,7 +1,10 @@
 //! Memory of this process at addresses of the user's choice.
 
+#[cfg(target_os = "linux")]
+use super::guest::GuestMemory;
 use super::lock::relax;
 use super::{DmaGuard, DmaMemory, Region, Span};
+use std::any::Any;
 use std::boxed::Box;
 use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
@@ -17,14 +20,17 @@ const READERS: usize = 64;
 #[derive(Clone, Default)]
 pub struct HostMemory(Arc<Inner>);
 
+/// What a mapping's bytes belong to.
+type Owner = Arc<dyn Any + Send + Sync>;
+
 #[derive(Clone)]
 struct Mapping {
     start: u64,
     /// First address after the mapping.
     end: u64,
     ptr: *mut u8,
-    /// Keeps shared words alive.
-    _owner: Option<Arc<[AtomicU64]>>,
+    /// Keeps the bytes mapped.
+    _owner: Option<Owner>,
 }
 
 struct Inner {
@@ -104,7 +110,19 @@ impl HostMemory {
     /// alive while it can.
     pub fn share(&self, iova: u64, words: Arc<[AtomicU64]>) -> Result<(), MapError> {
         let ptr = words.as_ptr().cast_mut().cast();
-        self.insert(iova, ptr, size_of_val(&*words) as u64, Some(words))
+        let len = size_of_val(&*words) as u64;
+        self.insert(iova, ptr, len, Some(Arc::new(words)))
+    }
+
+    /// Lets the controller reach `len` bytes of another process's memory.
+    #[cfg(target_os = "linux")]
+    pub(crate) fn map_guest(
+        &self,
+        iova: u64,
+        len: u64,
+        guest: Arc<GuestMemory>,
+    ) -> Result<(), MapError> {
+        self.insert(iova, guest.ptr(), len, Some(guest))
     }
 
     fn insert(
@@ -112,7 +130,7 @@ impl HostMemory {
         iova: u64,
         ptr: *mut u8,
         len: u64,
-        _owner: Option<Arc<[AtomicU64]>>,
+        _owner: Option<Owner>,
     ) -> Result<(), MapError> {
         let end = iova
             .checked_add(len)

@@ -1,3 +1,17 @@
 //! The controller as a PCI device over a socket: the vfio-user protocol.
+//!
+//! [`Server`] makes a controller, its threads and a socket. Clients are not trusted: whatever they
+//! send, the server answers or puts them out, and the controller reaches no memory but what they
+//! have mapped.
 
+mod channel;
+mod config_space;
+mod dma;
+mod function;
+mod irq;
+mod server;
+mod session;
 pub mod wire;
+
+pub(crate) use channel::Event;
+pub use server::{Left, ServeError, Server, Stopper};

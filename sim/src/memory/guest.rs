@@ -1,0 +1,255 @@
+//! Memory of another process, by descriptor.
+//!
+//! The peer may shorten its file at any time, and the next access would end this process with
+//! SIGBUS. A handler puts anonymous memory in the place of a mapping that has lost its file: the
+//! access goes on with zeroes, and [`GuestMemory::is_lost`] tells the server to end the connection.
+
+use rustix::fs::{FileType, fstat};
+use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::param::page_size;
+use std::boxed::Box;
+use std::io::{Error as IoError, Result as IoResult};
+use std::os::fd::BorrowedFd;
+use std::ptr::null_mut;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+/// Mappings at the same time at most.
+pub(crate) const MAX_MAPPINGS: usize = 16_384;
+
+/// A mapping as the signal handler finds it. Free while `start` is 0.
+struct Entry {
+    start: AtomicUsize,
+    len: AtomicUsize,
+    lost: AtomicBool,
+}
+
+/// A static, because a signal handler can be given nothing.
+static MAPPINGS: [Entry; MAX_MAPPINGS] = [const {
+    Entry {
+        start: AtomicUsize::new(0),
+        len: AtomicUsize::new(0),
+        lost: AtomicBool::new(false),
+    }
+}; MAX_MAPPINGS];
+/// What SIGBUS did before us. Set before the first mapping is entered.
+static PREVIOUS: OnceLock<Box<libc::sigaction>> = OnceLock::new();
+
+/// A mapped part of a peer's file.
+pub(crate) struct GuestMemory {
+    /// The mapping, in whole pages.
+    start: *mut u8,
+    len: usize,
+    /// Where the part begins in it.
+    lead: usize,
+    entry: &'static Entry,
+}
+
+// SAFETY: the mapping belongs to the process.
+unsafe impl Send for GuestMemory {}
+// SAFETY: shared references give the address only.
+unsafe impl Sync for GuestMemory {}
+
+impl GuestMemory {
+    /// Maps `len` bytes from `offset` on of a regular file (a memfd, a huge page file). The
+    /// descriptor may be closed afterwards.
+    ///
+    /// # Errors
+    /// EINVAL for a range that the file does not have or that is not a regular file's, ENOSPC with
+    /// too many mappings, and what mmap says.
+    pub fn map(fd: BorrowedFd<'_>, offset: u64, len: u64, writable: bool) -> IoResult<Self> {
+        let invalid = || IoError::from_raw_os_error(libc::EINVAL);
+        let stat = fstat(fd)?;
+        let size = u64::try_from(stat.st_size).unwrap_or(0);
+        let end = offset
+            .checked_add(len)
+            .filter(|_| len != 0)
+            .ok_or_else(invalid)?;
+        if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || end > size {
+            return Err(invalid());
+        }
+        let lead = (offset % page_size() as u64) as usize;
+        let bytes = usize::try_from(len)
+            .ok()
+            .and_then(|len| len.checked_add(lead));
+        let bytes = bytes
+            .and_then(|bytes| bytes.checked_next_multiple_of(page_size()))
+            .ok_or_else(invalid)?;
+        install();
+        let access = match writable {
+            true => ProtFlags::READ | ProtFlags::WRITE,
+            false => ProtFlags::READ,
+        };
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+        let start = unsafe {
+            let at = offset - lead as u64;
+            mmap(null_mut(), bytes, access, MapFlags::SHARED, fd, at)?
+        };
+        let Some(entry) = enter(start.addr(), bytes) else {
+            // SAFETY: the mapping that was just made, known to nobody.
+            let _ = unsafe { munmap(start, bytes) };
+            return Err(IoError::from_raw_os_error(libc::ENOSPC));
+        };
+        Ok(Self {
+            start: start.cast(),
+            len: bytes,
+            lead,
+            entry,
+        })
+    }
+
+    /// The first byte of the part.
+    pub fn ptr(&self) -> *mut u8 {
+        self.start.wrapping_add(self.lead)
+    }
+
+    /// Whether the peer has taken the file away under the mapping.
+    pub fn is_lost(&self) -> bool {
+        self.entry.lost.load(Ordering::Relaxed)
+    }
+}
+
+impl Drop for GuestMemory {
+    fn drop(&mut self) {
+        // Left first, so that the address is not reused while it is in the table.
+        self.entry.len.store(0, Ordering::Relaxed);
+        // SAFETY: our own mapping, which nobody reaches any more.
+        let _ = unsafe { munmap(self.start.cast(), self.len) };
+        self.entry.lost.store(false, Ordering::Relaxed);
+        self.entry.start.store(0, Ordering::Release); // Release: pairs with the claim in `enter`.
+    }
+}
+
+/// Takes a free entry.
+fn enter(start: usize, len: usize) -> Option<&'static Entry> {
+    static NEXT: AtomicUsize = AtomicUsize::new(0);
+    let first = NEXT.fetch_add(1, Ordering::Relaxed);
+    (0..MAX_MAPPINGS).find_map(|i| {
+        let entry = &MAPPINGS[(first + i) % MAX_MAPPINGS];
+        // Acquire: pairs with the Release in drop.
+        let claim = entry
+            .start
+            .compare_exchange(0, start, Ordering::Acquire, Ordering::Relaxed);
+        claim.ok()?;
+        entry.len.store(len, Ordering::Relaxed);
+        Some(entry)
+    })
+}
+
+/// Installs the handler, once.
+fn install() {
+    PREVIOUS.get_or_init(|| {
+        let handler: extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void) =
+            on_sigbus;
+        // SAFETY: sigaction is plain data for which zeroes are valid; both structures outlive the
+        // calls, and the handler calls async-signal-safe functions alone.
+        unsafe {
+            let mut previous: libc::sigaction = std::mem::zeroed();
+            let mut ours: libc::sigaction = std::mem::zeroed();
+            ours.sa_sigaction = handler as usize;
+            ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+            libc::sigemptyset(&mut ours.sa_mask);
+            libc::sigaction(libc::SIGBUS, &ours, &mut previous);
+            Box::new(previous)
+        }
+    });
+}
+
+extern "C" fn on_sigbus(
+    signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    context: *mut libc::c_void,
+) {
+    // SAFETY: the kernel passes a valid siginfo_t to a handler with SA_SIGINFO.
+    let at = unsafe { (*info).si_addr() }.addr();
+    for entry in &MAPPINGS {
+        let start = entry.start.load(Ordering::Relaxed);
+        let len = entry.len.load(Ordering::Relaxed);
+        if start == 0 || at.wrapping_sub(start) >= len {
+            continue;
+        }
+        entry.lost.store(true, Ordering::Relaxed);
+        // SAFETY: replaces a mapping of ours, which stays in the table until it is unmapped, by
+        // memory of the same size; mmap is a plain system call here.
+        let put = unsafe {
+            let errno = *libc::__errno_location();
+            let put = libc::mmap(
+                start as *mut libc::c_void,
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED | libc::MAP_NORESERVE,
+                -1,
+                0,
+            );
+            *libc::__errno_location() = errno;
+            put
+        };
+        if put != libc::MAP_FAILED {
+            return;
+        }
+    }
+    forward(signal, info, context);
+}
+
+/// Does what would have been done without us.
+fn forward(signal: libc::c_int, info: *mut libc::siginfo_t, context: *mut libc::c_void) {
+    let handler = PREVIOUS
+        .get()
+        .map_or(libc::SIG_DFL, |previous| previous.sa_sigaction);
+    if handler == libc::SIG_DFL || handler == libc::SIG_IGN {
+        // SAFETY: the default action; the access that faulted is repeated and ends the process.
+        unsafe { libc::signal(signal, libc::SIG_DFL) };
+        return;
+    }
+    type Handler = extern "C" fn(libc::c_int, *mut libc::siginfo_t, *mut libc::c_void);
+    // SAFETY: a handler that was installed before; the third argument does not harm one without
+    // SA_SIGINFO.
+    let handler: Handler = unsafe { std::mem::transmute(handler) };
+    handler(signal, info, context);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+    use std::os::fd::AsFd;
+    use std::sync::atomic::AtomicU64;
+
+    #[test]
+    fn a_file_cut_short_under_its_mapping_reads_as_zero_and_is_noticed() {
+        let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 16 << 10).unwrap();
+        let memory = GuestMemory::map(file.as_fd(), 4096, 8192, true).unwrap();
+        let other = GuestMemory::map(file.as_fd(), 0, 4096, true).unwrap();
+        // SAFETY: the mappings are 8192 and 4096 bytes, and live to the end of the test.
+        let (word, kept) = unsafe {
+            let at = memory.ptr().cast::<AtomicU64>();
+            (&*at, &*other.ptr().cast::<AtomicU64>())
+        };
+        word.store(7, Ordering::Relaxed);
+        kept.store(8, Ordering::Relaxed);
+        assert!(!memory.is_lost());
+        ftruncate(&file, 4096).unwrap();
+        assert_eq!(word.load(Ordering::Relaxed), 0);
+        word.store(9, Ordering::Relaxed);
+        assert!(memory.is_lost() && !other.is_lost());
+        assert_eq!(kept.load(Ordering::Relaxed), 8);
+    }
+
+    #[test]
+    fn ranges_that_the_file_does_not_have_are_refused() {
+        let file = memfd_create("guest", MemfdFlags::CLOEXEC).unwrap();
+        ftruncate(&file, 8192).unwrap();
+        let map = |offset, len| {
+            let mapped = GuestMemory::map(file.as_fd(), offset, len, true);
+            mapped.err().and_then(|error| error.raw_os_error())
+        };
+        assert_eq!(map(0, 8192), None);
+        assert_eq!(map(4100, 92), None);
+        for (offset, len) in [(0, 0), (0, 8193), (8192, 1), (u64::MAX, 2), (1, u64::MAX)] {
+            assert_eq!(map(offset, len), Some(libc::EINVAL), "{offset} {len}");
+        }
+        let (reader, _writer) = rustix::pipe::pipe().unwrap();
+        assert!(GuestMemory::map(reader.as_fd(), 0, 4096, true).is_err());
+    }
+}

@@ -1,0 +1,77 @@
+//! Page-aligned words, on the heap or in memory that another process maps.
+
+#[cfg(all(feature = "std", target_os = "linux"))]
+use super::shared::SharedMemory;
+use alloc::boxed::Box;
+use core::ops::Deref;
+use core::sync::atomic::AtomicU32;
+use zerocopy::FromZeros;
+
+/// The alignment and the granule of the length.
+pub(crate) const PAGE: usize = 4096;
+
+#[derive(FromZeros)]
+#[repr(C, align(4096))]
+struct Page([AtomicU32; PAGE / 4]);
+
+enum Owner {
+    Heap(#[expect(dead_code, reason = "kept for its memory")] Box<[Page]>),
+    #[cfg(all(feature = "std", target_os = "linux"))]
+    Shared(SharedMemory),
+}
+
+/// Words that stay where they are.
+pub(crate) struct Words {
+    start: *const AtomicU32,
+    len: usize,
+    #[cfg_attr(not(all(feature = "std", target_os = "linux")), expect(dead_code))]
+    owner: Owner,
+}
+
+// SAFETY: the words are atomics, and the owner of their memory can be sent and shared.
+unsafe impl Send for Words {}
+// SAFETY: as above.
+unsafe impl Sync for Words {}
+
+impl Words {
+    /// At least `bytes` zeroed bytes.
+    pub fn on_heap(bytes: usize) -> Self {
+        let pages = <[Page]>::new_box_zeroed_with_elems(bytes.div_ceil(PAGE));
+        let pages = pages.expect("out of memory");
+        Self {
+            start: pages.as_ptr().cast(),
+            len: pages.len() * PAGE / 4,
+            owner: Owner::Heap(pages),
+        }
+    }
+
+    /// At least `bytes` zeroed bytes in a memfd, from its byte `lead` (whole pages) on.
+    #[cfg(all(feature = "std", target_os = "linux"))]
+    pub fn shared(name: &str, lead: usize, bytes: usize) -> std::io::Result<Self> {
+        let memory = SharedMemory::new(name, lead + bytes.next_multiple_of(PAGE))?;
+        Ok(Self {
+            start: memory.start().cast_const().wrapping_add(lead).cast(),
+            len: (memory.len() - lead) / 4,
+            owner: Owner::Shared(memory),
+        })
+    }
+
+    /// The descriptor of shared words.
+    #[cfg(all(feature = "std", target_os = "linux"))]
+    pub fn fd(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+        match &self.owner {
+            Owner::Heap(_) => None,
+            Owner::Shared(memory) => Some(memory.fd()),
+        }
+    }
+}
+
+impl Deref for Words {
+    type Target = [AtomicU32];
+
+    #[inline]
+    fn deref(&self) -> &[AtomicU32] {
+        // SAFETY: the owner keeps `len` aligned words at `start`, and nobody sees them as plain data.
+        unsafe { core::slice::from_raw_parts(self.start, self.len) }
+    }
+}

@@ -1,0 +1,231 @@
+//! Messages over a socket: whole ones in, whole ones out, each with its descriptors.
+//!
+//! Descriptors are owned from the moment they arrive, so that whatever is wrong with a message, they
+//! are closed. A message that has begun must end in time.
+
+use super::wire::{self, Header};
+use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
+};
+use std::io::{IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use std::vec::Vec;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// How long the rest of a message may take, in either direction.
+const MESSAGE_TIME: Duration = Duration::from_secs(5);
+/// How often a wait inside a message looks at the clock.
+const TICK: Duration = Duration::from_millis(250);
+
+/// An eventfd of ours.
+#[derive(Debug)]
+pub(crate) struct Event(OwnedFd);
+
+impl Event {
+    pub fn new() -> std::io::Result<Self> {
+        Ok(Self(eventfd(
+            0,
+            EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK,
+        )?))
+    }
+
+    pub fn signal(&self) {
+        // A full counter is signalled already.
+        let _ = rustix::io::write(&self.0, &1u64.to_ne_bytes());
+    }
+
+    pub fn clear(&self) {
+        let _ = rustix::io::read(&self.0, &mut [0; 8]);
+    }
+
+    pub fn is_signalled(&self) -> bool {
+        ready(self.fd(), PollFlags::IN, Duration::ZERO)
+    }
+
+    /// Waits until it is signalled, at most `most`.
+    pub fn wait(&self, most: Duration) -> bool {
+        ready(self.fd(), PollFlags::IN, most)
+    }
+
+    pub fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Waits for `what` on `fd`, at most `most`. An interrupted wait counts as not ready.
+fn ready(fd: BorrowedFd<'_>, what: PollFlags, most: Duration) -> bool {
+    let mut fds = [PollFd::from_borrowed_fd(fd, what)];
+    poll_for(&mut fds, Some(most)) && !fds[0].revents().is_empty()
+}
+
+fn poll_for(fds: &mut [PollFd<'_>], most: Option<Duration>) -> bool {
+    let most = most.and_then(|most| most.try_into().ok());
+    poll(fds, most.as_ref()).is_ok_and(|count| count != 0)
+}
+
+/// Waits without limit until `fd` can be read: `false` when `stop` came first.
+pub(crate) fn readable(fd: BorrowedFd<'_>, stop: &Event) -> bool {
+    loop {
+        let mut fds = [
+            PollFd::from_borrowed_fd(stop.fd(), PollFlags::IN),
+            PollFd::from_borrowed_fd(fd, PollFlags::IN),
+        ];
+        if !poll_for(&mut fds, None) {
+            continue;
+        }
+        if !fds[0].revents().is_empty() {
+            return false;
+        }
+        if !fds[1].revents().is_empty() {
+            return true;
+        }
+    }
+}
+
+/// Why a connection is over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum End {
+    /// The client has closed its side, between two messages or inside one.
+    Closed,
+    /// The server is being stopped.
+    Stopped,
+    /// What came is not the protocol, and nothing says where the next message begins.
+    Garbled(&'static str),
+    /// The socket failed.
+    Failed(Errno),
+}
+
+/// A message as it came.
+pub(crate) struct Message {
+    pub header: Header,
+    pub body: Vec<u8>,
+    pub fds: Vec<OwnedFd>,
+}
+
+/// A connection to a client. Sending is for any thread, receiving for one.
+pub(crate) struct Channel {
+    socket: UnixStream,
+    sending: Mutex<()>,
+}
+
+impl Channel {
+    pub fn new(socket: UnixStream) -> std::io::Result<Self> {
+        socket.set_nonblocking(true)?;
+        Ok(Self {
+            socket,
+            sending: Mutex::new(()),
+        })
+    }
+
+    /// The next message. Waits for its beginning as long as it takes, or until `stop`.
+    pub fn receive(&self, stop: &Event) -> Result<Message, End> {
+        if !readable(self.socket.as_fd(), stop) {
+            return Err(End::Stopped);
+        }
+        let mut header = Header {
+            id: 0,
+            command: 0,
+            size: 0,
+            flags: 0,
+            error: 0,
+        };
+        let mut fds = Vec::new();
+        self.fill(header.as_mut_bytes(), &mut fds, stop)?;
+        let size = header.size as usize;
+        if !(size_of::<Header>()..=wire::MAX_MESSAGE).contains(&size) {
+            return Err(End::Garbled("a message of impossible size"));
+        }
+        let mut body = std::vec![0; size - size_of::<Header>()];
+        self.fill(&mut body, &mut fds, stop)?;
+        Ok(Message { header, body, fds })
+    }
+
+    fn fill(&self, into: &mut [u8], fds: &mut Vec<OwnedFd>, stop: &Event) -> Result<(), End> {
+        let started = Instant::now();
+        let mut done = 0;
+        while done < into.len() {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(wire::MAX_FDS))];
+            let mut control = RecvAncillaryBuffer::new(&mut space);
+            let mut parts = [IoSliceMut::new(&mut into[done..])];
+            match recvmsg(
+                &self.socket,
+                &mut parts,
+                &mut control,
+                RecvFlags::CMSG_CLOEXEC,
+            ) {
+                Ok(got) => {
+                    for message in control.drain() {
+                        if let RecvAncillaryMessage::ScmRights(rights) = message {
+                            fds.extend(rights);
+                        }
+                    }
+                    if got.bytes == 0 {
+                        return Err(End::Closed);
+                    }
+                    if got.flags.contains(ReturnFlags::CTRUNC) || fds.len() > wire::MAX_FDS {
+                        return Err(End::Garbled("more descriptors than a message may have"));
+                    }
+                    done += got.bytes;
+                }
+                Err(Errno::AGAIN) => {
+                    if stop.is_signalled() {
+                        return Err(End::Stopped);
+                    }
+                    if started.elapsed() > MESSAGE_TIME {
+                        return Err(End::Garbled("a message that does not end"));
+                    }
+                    ready(self.socket.as_fd(), PollFlags::IN, TICK);
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::CONNRESET | Errno::PIPE) => return Err(End::Closed),
+                Err(error) => return Err(End::Failed(error)),
+            }
+        }
+        Ok(())
+    }
+
+    /// Sends a message in one piece, as far as the socket takes it.
+    pub fn send(&self, header: Header, body: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), End> {
+        let mut whole = Vec::with_capacity(size_of::<Header>() + body.len());
+        whole.extend_from_slice(header.as_bytes());
+        whole.extend_from_slice(body);
+        let _sending = self.sending.lock().unwrap_or_else(PoisonError::into_inner);
+        let started = Instant::now();
+        let mut done = 0;
+        while done < whole.len() {
+            let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(wire::MAX_FDS))];
+            let mut control = SendAncillaryBuffer::new(&mut space);
+            if done == 0 && !fds.is_empty() {
+                control.push(SendAncillaryMessage::ScmRights(fds));
+            }
+            let parts = [IoSlice::new(&whole[done..])];
+            match sendmsg(&self.socket, &parts, &mut control, SendFlags::NOSIGNAL) {
+                Ok(bytes) => done += bytes,
+                Err(Errno::AGAIN) if started.elapsed() > MESSAGE_TIME => {
+                    return Err(End::Garbled("a client that takes no replies"));
+                }
+                Err(Errno::AGAIN) => {
+                    ready(self.socket.as_fd(), PollFlags::OUT, TICK);
+                }
+                Err(Errno::INTR) => {}
+                Err(Errno::CONNRESET | Errno::PIPE) => return Err(End::Closed),
+                Err(error) => return Err(End::Failed(error)),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The start of `body` as a structure of the protocol.
+pub(crate) fn front<T: FromBytes>(body: &[u8]) -> Result<T, Errno> {
+    T::read_from_prefix(body)
+        .map(|(value, _)| value)
+        .map_err(|_| Errno::INVAL)
+}

@@ -1,0 +1,227 @@
+//! Interrupts as event descriptors that the client has armed.
+
+use super::wire::{self, IrqInfo, IrqSet, irq};
+use crate::interrupt::Interrupts;
+use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, readlinkat};
+use rustix::io::Errno;
+use std::boxed::Box;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::vec::Vec;
+
+/// One interrupt.
+#[derive(Default)]
+struct Line {
+    fd: Option<OwnedFd>,
+    masked: bool,
+    /// Raised while it was masked or not armed.
+    pending: bool,
+}
+
+impl Line {
+    /// Signals now, or when it is unmasked.
+    fn raise(&mut self) {
+        match &self.fd {
+            Some(fd) if !self.masked => {
+                self.pending = false;
+                // The descriptor does not block; a full counter is signalled already.
+                let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+            }
+            _ => self.pending = true,
+        }
+    }
+}
+
+/// The interrupts of the function: the pin, and the vectors of MSI-X.
+pub(crate) struct Irqs {
+    pin: Mutex<Line>,
+    vectors: Box<[Mutex<Line>]>,
+    /// A vector is armed, so the pin is not used.
+    msix: AtomicBool,
+    /// The command register allows the pin.
+    pin_enabled: AtomicBool,
+}
+
+fn lock(line: &Mutex<Line>) -> MutexGuard<'_, Line> {
+    line.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Interrupts for Irqs {
+    fn raise(&self, vector: u16, masked: bool) {
+        if self.msix.load(Ordering::Relaxed) {
+            if let Some(line) = self.vectors.get(usize::from(vector)) {
+                lock(line).raise();
+            }
+        } else if !masked {
+            self.assert_pin();
+        }
+    }
+}
+
+impl Irqs {
+    pub fn new(vectors: u16) -> Self {
+        Self {
+            pin: Mutex::default(),
+            vectors: (0..vectors).map(|_| Mutex::default()).collect(),
+            msix: AtomicBool::new(false),
+            pin_enabled: AtomicBool::new(true),
+        }
+    }
+
+    /// Tells the client that the pin is asserted, once: it masks itself until it is unmasked.
+    fn assert_pin(&self) {
+        let mut pin = lock(&self.pin);
+        if pin.fd.is_some() && !pin.masked && self.pin_enabled.load(Ordering::Relaxed) {
+            pin.raise();
+            pin.masked = true;
+        }
+    }
+
+    /// The pin may have been asserted while nobody could be told.
+    pub fn recheck_pin(&self, level: impl FnOnce() -> bool) {
+        if !self.msix.load(Ordering::Relaxed) && lock(&self.pin).fd.is_some() && level() {
+            self.assert_pin();
+        }
+    }
+
+    /// Interrupt Disable of the command register.
+    pub fn enable_pin(&self, enabled: bool) {
+        self.pin_enabled.store(enabled, Ordering::Relaxed);
+    }
+
+    /// The pending bit array from `vector` on, 32 of them.
+    pub fn pending(&self, first: usize) -> u32 {
+        let lines = self.vectors.iter().skip(first).take(32).enumerate();
+        lines.fold(0, |bits, (i, line)| {
+            bits | u32::from(lock(line).pending) << i
+        })
+    }
+
+    /// Forgets masks and what is pending, as a reset of the function does.
+    pub fn reset(&self) {
+        for line in self.vectors.iter().chain([&self.pin]) {
+            let mut line = lock(line);
+            (line.masked, line.pending) = (false, false);
+        }
+        self.enable_pin(true);
+    }
+
+    /// Closes every descriptor: the client is gone.
+    pub fn disarm(&self) {
+        for line in self.vectors.iter().chain([&self.pin]) {
+            *lock(line) = Line::default();
+        }
+        self.msix.store(false, Ordering::Relaxed);
+        self.enable_pin(true);
+    }
+
+    fn lines(&self, index: u32) -> &[Mutex<Line>] {
+        match index {
+            irq::INTX => std::slice::from_ref(&self.pin),
+            irq::MSIX => &self.vectors,
+            _ => &[],
+        }
+    }
+
+    /// DEVICE_GET_IRQ_INFO.
+    pub fn info(&self, asked: IrqInfo) -> Result<IrqInfo, Errno> {
+        if asked.index >= irq::COUNT || (asked.argsz as usize) < size_of::<IrqInfo>() {
+            return Err(Errno::INVAL);
+        }
+        let flags = match asked.index {
+            irq::INTX => wire::IRQ_EVENTFD | wire::IRQ_MASKABLE | wire::IRQ_AUTOMASKED,
+            irq::MSIX => wire::IRQ_EVENTFD | wire::IRQ_MASKABLE,
+            _ => 0,
+        };
+        Ok(IrqInfo {
+            argsz: size_of::<IrqInfo>() as u32,
+            flags,
+            index: asked.index,
+            count: self.lines(asked.index).len() as u32,
+        })
+    }
+
+    /// DEVICE_SET_IRQS with the bytes that follow the structure.
+    pub fn set(&self, set: IrqSet, data: &[u8], fds: Vec<OwnedFd>) -> Result<(), Errno> {
+        let lines = self.lines(set.index);
+        let (start, count) = (set.start as usize, set.count as usize);
+        let end = start.checked_add(count).ok_or(Errno::INVAL)?;
+        let chosen = lines.get(start..end).ok_or(Errno::INVAL)?;
+        let kind = set.flags & 7;
+        let action = set.flags & !7;
+        if !matches!(
+            action,
+            wire::SET_MASK | wire::SET_UNMASK | wire::SET_TRIGGER
+        ) {
+            return Err(Errno::INVAL);
+        }
+        if kind != wire::SET_DATA_EVENTFD && !fds.is_empty() {
+            return Err(Errno::INVAL);
+        }
+        let result = match (kind, action) {
+            (wire::SET_DATA_EVENTFD, wire::SET_TRIGGER) => arm(chosen, fds),
+            (wire::SET_DATA_NONE, wire::SET_TRIGGER) if count == 0 && start == 0 => {
+                lines.iter().for_each(|line| *lock(line) = Line::default());
+                Ok(())
+            }
+            (wire::SET_DATA_NONE, _) => {
+                chosen.iter().for_each(|line| act(&mut lock(line), action));
+                Ok(())
+            }
+            (wire::SET_DATA_BOOL, _) if data.len() >= count => {
+                let wanted = chosen.iter().zip(data).filter(|(_, wanted)| **wanted != 0);
+                wanted.for_each(|(line, _)| act(&mut lock(line), action));
+                Ok(())
+            }
+            // Descriptors that tell of masking are not needed: only the client masks.
+            _ => Err(Errno::INVAL),
+        };
+        let armed = self.vectors.iter().any(|line| lock(line).fd.is_some());
+        self.msix.store(armed, Ordering::Relaxed);
+        result
+    }
+}
+
+/// Gives each line its descriptor, or takes all of them when there is none.
+fn arm(lines: &[Mutex<Line>], fds: Vec<OwnedFd>) -> Result<(), Errno> {
+    if fds.is_empty() {
+        lines.iter().for_each(|line| lock(line).fd = None);
+        return Ok(());
+    }
+    if fds.len() != lines.len() {
+        return Err(Errno::INVAL);
+    }
+    fds.iter().try_for_each(check)?;
+    for (line, fd) in lines.iter().zip(fds) {
+        let mut line = lock(line);
+        line.fd = Some(fd);
+        if line.pending {
+            line.raise();
+        }
+    }
+    Ok(())
+}
+
+/// Only an eventfd is signalled, and only without waiting: a thread of the controller does it.
+fn check(fd: &OwnedFd) -> Result<(), Errno> {
+    let path = std::format!("/proc/self/fd/{}", fd.as_raw_fd());
+    let target = readlinkat(rustix::fs::CWD, path, Vec::new())?;
+    if target.as_bytes() != b"anon_inode:[eventfd]" {
+        return Err(Errno::INVAL);
+    }
+    fcntl_setfl(fd, fcntl_getfl(fd)? | OFlags::NONBLOCK)
+}
+
+fn act(line: &mut Line, action: u32) {
+    match action {
+        wire::SET_MASK => line.masked = true,
+        wire::SET_UNMASK => {
+            line.masked = false;
+            if line.pending {
+                line.raise();
+            }
+        }
+        _ => line.raise(),
+    }
+}

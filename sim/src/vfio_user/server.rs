@@ -1,0 +1,267 @@
+//! The listening socket, and one client after another.
+
+use super::channel::{Channel, End, Event, Message, readable};
+use super::dma::DmaTable;
+use super::function::Function;
+use super::irq::Irqs;
+use super::session::Session;
+use super::wire::{self, Header};
+use crate::config::Config;
+use crate::controller::Controller;
+use crate::memory::HostMemory;
+use crate::runner::Runner;
+use rustix::fs::{Mode, fchmod};
+use rustix::io::Errno;
+use rustix::net::{
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+};
+use std::io::{Error as IoError, ErrorKind, Result as IoResult};
+use std::os::fd::AsFd;
+use std::os::unix::fs::FileTypeExt;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::string::{String, ToString};
+use std::sync::Arc;
+use std::{format, fs};
+
+/// Clients that wait while one is served.
+const BACKLOG: i32 = 16;
+
+/// Why there is no server.
+#[derive(Debug)]
+pub enum ServeError {
+    /// The configuration of the controller.
+    Config(crate::config::ConfigError),
+    /// The path of the socket cannot be used.
+    Socket {
+        /// The path.
+        path: PathBuf,
+        /// Why.
+        cause: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// The operating system refused something.
+    System(&'static str, IoError),
+}
+
+impl core::fmt::Display for ServeError {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        match self {
+            Self::Config(error) => error.fmt(f),
+            Self::Socket {
+                path,
+                cause,
+                remedy,
+            } => write!(f, "{}: {cause}: {remedy}", path.display()),
+            Self::System(what, error) => write!(f, "{what}: {error}"),
+        }
+    }
+}
+
+impl core::error::Error for ServeError {}
+
+/// Ends a [`Server::serve_one`] from another thread.
+#[derive(Clone)]
+pub struct Stopper(Arc<Event>);
+
+impl Stopper {
+    /// Makes `serve_one` return soon, also in the middle of a client.
+    pub fn stop(&self) {
+        self.0.signal();
+    }
+}
+
+/// How a client left.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Left {
+    /// It closed its connection.
+    Closed,
+    /// It was put out; the text says what it did.
+    PutOut(&'static str),
+    /// The socket failed.
+    Failed(String),
+}
+
+/// A controller behind a socket.
+///
+/// The socket file is created with mode 0600 and removed on drop. One client is served at a time;
+/// others wait. When a client leaves, its memory and descriptors are released and the function is
+/// reset; what was written to the namespaces stays.
+pub struct Server {
+    function: Function,
+    memory: HostMemory,
+    listener: UnixListener,
+    path: PathBuf,
+    stop: Arc<Event>,
+}
+
+impl Server {
+    /// A controller of `config`, `threads` (at least 1) threads for its queues, and a socket at
+    /// `path`, which must not exist.
+    ///
+    /// # Errors
+    /// [`ServeError`].
+    pub fn bind(config: Config, path: &Path, threads: usize) -> Result<Self, ServeError> {
+        let system = |what| move |error| ServeError::System(what, error);
+        let memory = HostMemory::new();
+        let irqs = Arc::new(Irqs::new(config.vectors));
+        let controller = Controller::new(config, memory.clone())
+            .map_err(ServeError::Config)?
+            .with_shared_doorbells()
+            .map_err(system("memory for the doorbells"))?
+            .with_interrupts(irqs.clone());
+        let controller = Arc::new(controller);
+        let runner = Runner::try_start(controller.clone(), threads)
+            .map_err(system("a thread for the controller"))?;
+        let stop = Event::new().map_err(system("an eventfd"))?;
+        // Last, so that a failure leaves no socket behind.
+        Ok(Self {
+            function: Function::new(controller, Arc::new(runner), irqs),
+            memory,
+            listener: listen_at(path)?,
+            path: path.to_owned(),
+            stop: Arc::new(stop),
+        })
+    }
+
+    /// What ends [`serve_one`](Self::serve_one).
+    pub fn stopper(&self) -> Stopper {
+        Stopper(self.stop.clone())
+    }
+
+    /// The controller, for its statistics.
+    pub fn controller(&self) -> Arc<Controller<HostMemory>> {
+        self.function.controller.clone()
+    }
+
+    /// Waits for a client and serves it until it leaves. `None` when the server was stopped.
+    ///
+    /// # Errors
+    /// The listening socket failed.
+    pub fn serve_one(&mut self) -> IoResult<Option<Left>> {
+        loop {
+            if !readable(self.listener.as_fd(), &self.stop) {
+                return Ok(None);
+            }
+            match self.listener.accept() {
+                Ok((socket, _)) => return Ok(self.client(socket)),
+                // A client that has given up already, or too few descriptors at the moment.
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    fn client(&mut self, socket: UnixStream) -> Option<Left> {
+        let channel = match Channel::new(socket) {
+            Ok(channel) => channel,
+            Err(error) => return Some(Left::Failed(error.to_string())),
+        };
+        let mut session = Session::new(&mut self.function, DmaTable::new(self.memory.clone()));
+        loop {
+            let result = channel
+                .receive(&self.stop)
+                .and_then(|message| exchange(&channel, &mut session, message));
+            match result {
+                Ok(()) => {}
+                Err(End::Stopped) => return None,
+                Err(End::Closed) => return Some(Left::Closed),
+                Err(End::Garbled(what)) => return Some(Left::PutOut(what)),
+                Err(End::Failed(errno)) => return Some(Left::Failed(errno.to_string())),
+            }
+        }
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        let _ = fs::remove_file(&self.path);
+    }
+}
+
+/// Answers one message.
+fn exchange(channel: &Channel, session: &mut Session<'_>, message: Message) -> Result<(), End> {
+    let Message { header, body, fds } = message;
+    if header.flags & wire::TYPE_MASK != wire::COMMAND {
+        return Ok(()); // A reply that nobody waits for.
+    }
+    let result = session.answer(header.command, &body, fds);
+    if header.flags & wire::NO_REPLY == 0 {
+        let reply = Header {
+            id: header.id,
+            command: header.command,
+            size: size_of::<Header>() as u32,
+            flags: wire::REPLY,
+            error: 0,
+        };
+        match &result {
+            Ok(answer) => {
+                let size = reply.size + answer.body.len() as u32;
+                let fds: std::vec::Vec<_> = answer.fds.iter().map(AsFd::as_fd).collect();
+                channel.send(Header { size, ..reply }, &answer.body, &fds)?;
+            }
+            Err(errno) => {
+                let (flags, error) = (reply.flags | wire::ERROR, errno.raw_os_error() as u32);
+                channel.send(
+                    Header {
+                        flags,
+                        error,
+                        ..reply
+                    },
+                    &[],
+                    &[],
+                )?;
+            }
+        }
+    }
+    if !session.is_greeted() {
+        return Err(End::Garbled("no common version"));
+    }
+    if session.has_lost_memory() {
+        return Err(End::Garbled("it shortened memory that it had given"));
+    }
+    Ok(())
+}
+
+/// A listening socket at `path` that only its owner can connect to, from the first moment on.
+fn listen_at(path: &Path) -> Result<UnixListener, ServeError> {
+    let refused = |cause: &str, remedy: String| ServeError::Socket {
+        path: path.to_owned(),
+        cause: cause.into(),
+        remedy,
+    };
+    if let Ok(found) = fs::symlink_metadata(path) {
+        let another = || "choose another path".to_owned();
+        if !found.file_type().is_socket() {
+            return Err(refused("exists and is not a socket", another()));
+        }
+        if UnixStream::connect(path).is_ok() {
+            return Err(refused("another server listens there", another()));
+        }
+        let remedy = format!("remove it (rm {})", path.display());
+        return Err(refused(
+            "nobody listens to this socket; its server was killed",
+            remedy,
+        ));
+    }
+    let listening = || {
+        let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+        let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+        // The file takes the mode of the socket, so there is no moment in which it is open to others.
+        fchmod(&socket, Mode::RUSR | Mode::WUSR)?;
+        bind(&socket, &SocketAddrUnix::new(path)?)?;
+        listen(&socket, BACKLOG)?;
+        Ok(UnixListener::from(socket))
+    };
+    listening().map_err(|errno: Errno| {
+        let remedy = match errno {
+            Errno::NAMETOOLONG => "use a path of at most 107 bytes",
+            Errno::NOENT => "make the folder first",
+            Errno::ACCESS | Errno::PERM | Errno::ROFS => "choose a folder that you may write to",
+            _ => "choose another path",
+        };
+        refused(&IoError::from(errno).to_string(), remedy.into())
+    })
+}

@@ -1,0 +1,302 @@
+//! One client: what each of its messages does.
+//!
+//! Nothing here touches a socket, so that every message can be tested and fuzzed as bytes.
+
+use super::channel::front;
+use super::dma::{DmaTable, MAX_RANGES};
+use super::function::Function;
+use super::wire::{self, command, irq, region};
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+use std::vec::Vec;
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// Writes in one REGION_WRITE_MULTI at most.
+const MAX_WRITES: u64 = 256;
+
+/// What a command is answered with.
+#[derive(Debug, Default)]
+pub(crate) struct Answer {
+    pub body: Vec<u8>,
+    pub fds: Vec<OwnedFd>,
+}
+
+impl Answer {
+    fn of<T: IntoBytes + Immutable>(body: &T) -> Self {
+        Self {
+            body: body.as_bytes().to_vec(),
+            fds: Vec::new(),
+        }
+    }
+}
+
+/// A client and its memory.
+pub(crate) struct Session<'a> {
+    function: &'a mut Function,
+    dma: DmaTable,
+    /// Descriptors that the client takes in one message.
+    client_fds: usize,
+    greeted: bool,
+}
+
+impl<'a> Session<'a> {
+    pub fn new(function: &'a mut Function, dma: DmaTable) -> Self {
+        Self {
+            function,
+            dma,
+            client_fds: wire::DEFAULT_FDS,
+            greeted: false,
+        }
+    }
+
+    /// Whether the client has said which version it speaks.
+    pub fn is_greeted(&self) -> bool {
+        self.greeted
+    }
+
+    /// Whether the client has shortened a file that it gave us.
+    pub fn has_lost_memory(&self) -> bool {
+        self.dma.is_lost()
+    }
+
+    /// Does what command `code` with `body` and `fds` asks for. The descriptors that are not kept are
+    /// closed.
+    ///
+    /// # Errors
+    /// The errno of the reply: EINVAL for what makes no sense, EOPNOTSUPP for what is not offered.
+    pub fn answer(&mut self, code: u16, body: &[u8], fds: Vec<OwnedFd>) -> Result<Answer, Errno> {
+        if code == command::VERSION {
+            return self.version(body);
+        }
+        if !self.greeted {
+            return Err(Errno::INVAL);
+        }
+        match code {
+            command::DMA_MAP => {
+                self.dma.map(front(body)?, fds)?;
+                Ok(Answer::default())
+            }
+            command::DMA_UNMAP => {
+                let unmap = front(body)?;
+                self.dma.unmap(unmap)?;
+                Ok(Answer::of(&unmap))
+            }
+            command::DEVICE_GET_INFO => device_info(front(body)?),
+            command::DEVICE_GET_REGION_INFO => self.region_info(front(body)?),
+            command::DEVICE_GET_REGION_IO_FDS => self.region_io_fds(front(body)?),
+            command::DEVICE_GET_IRQ_INFO => {
+                let info = self.function.irqs.info(front(body)?)?;
+                Ok(Answer::of(&info))
+            }
+            command::DEVICE_SET_IRQS => {
+                let (set, data) = wire::IrqSet::read_from_prefix(body).map_err(|_| Errno::INVAL)?;
+                self.function.irqs.set(set, data, fds)?;
+                self.function.recheck_pin();
+                Ok(Answer::default())
+            }
+            command::REGION_READ => self.region_read(front(body)?),
+            command::REGION_WRITE => self.region_write(body),
+            command::REGION_WRITE_MULTI => self.region_write_multi(body),
+            command::DEVICE_RESET => {
+                self.function.reset();
+                Ok(Answer::default())
+            }
+            command::DIRTY_PAGES | command::DEVICE_FEATURE => Err(Errno::OPNOTSUPP),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    fn version(&mut self, body: &[u8]) -> Result<Answer, Errno> {
+        let (version, data) = wire::Version::read_from_prefix(body).map_err(|_| Errno::INVAL)?;
+        if self.greeted || version.major != wire::MAJOR {
+            return Err(Errno::INVAL);
+        }
+        let answer = wire::Version {
+            major: wire::MAJOR,
+            minor: version.minor.min(wire::MINOR),
+        };
+        let mut answer = Answer::of(&answer);
+        // The text ends with a NUL, or with the message.
+        let text = data.split(|byte| *byte == 0).next().unwrap_or_default();
+        if !text.is_empty() {
+            let asked: wire::VersionData =
+                serde_json::from_slice(text).map_err(|_| Errno::INVAL)?;
+            let asked = asked.capabilities;
+            let fds = asked.max_msg_fds.unwrap_or(wire::DEFAULT_FDS as u64);
+            self.client_fds = fds.min(wire::MAX_FDS as u64) as usize;
+            let ours = wire::VersionData {
+                capabilities: wire::Capabilities {
+                    max_msg_fds: Some(wire::MAX_FDS as u64),
+                    max_data_xfer_size: Some(wire::MAX_TRANSFER.into()),
+                    max_dma_maps: Some(MAX_RANGES as u64),
+                    pgsizes: Some(4096),
+                    write_multiple: asked.write_multiple,
+                },
+            };
+            // A structure of numbers has a text.
+            let text = serde_json::to_vec(&ours).map_err(|_| Errno::INVAL)?;
+            answer.body.extend(text);
+            answer.body.push(0);
+        }
+        self.greeted = true;
+        Ok(answer)
+    }
+
+    fn region_info(&self, asked: wire::RegionInfo) -> Result<Answer, Errno> {
+        let fixed = size_of::<wire::RegionInfo>();
+        if asked.index >= region::COUNT || (asked.argsz as usize) < fixed {
+            return Err(Errno::INVAL);
+        }
+        let mut info = wire::RegionInfo {
+            argsz: fixed as u32,
+            flags: 0,
+            index: asked.index,
+            cap_offset: 0,
+            size: self.function.bytes(asked.index),
+            offset: 0,
+        };
+        if info.size != 0 {
+            info.flags = wire::REGION_READABLE | wire::REGION_WRITABLE;
+        }
+        let Some((area, fd)) = self.function.mappable(asked.index) else {
+            return Ok(Answer::of(&info));
+        };
+        let capability = wire::InfoCapability {
+            id: wire::CAP_SPARSE_MMAP,
+            version: 1,
+            next: 0,
+        };
+        let sparse = wire::SparseMmap {
+            areas: 1,
+            reserved: 0,
+        };
+        let capabilities = [capability.as_bytes(), sparse.as_bytes(), area.as_bytes()].concat();
+        info.flags |= wire::REGION_MMAP | wire::REGION_CAPS;
+        info.argsz += capabilities.len() as u32;
+        info.cap_offset = fixed as u32;
+        let mut answer = Answer::of(&info);
+        // Too little room: the client learns how much it takes and asks again.
+        if asked.argsz >= info.argsz {
+            answer.body.extend(capabilities);
+            answer.fds.push(fd);
+        }
+        Ok(answer)
+    }
+
+    /// The doorbells as shadow ioeventfds: the client stores the value in the memory that comes along
+    /// and signals the descriptor of the thread that serves the queue.
+    fn region_io_fds(&mut self, asked: wire::RegionIoFds) -> Result<Answer, Errno> {
+        let fixed = size_of::<wire::RegionIoFds>();
+        if self.function.bytes(asked.index) == 0
+            || asked.flags != 0
+            || (asked.argsz as usize) < fixed
+        {
+            return Err(Errno::INVAL);
+        }
+        let Some((area, memory)) = self.function.mappable(asked.index) else {
+            return Err(Errno::OPNOTSUPP);
+        };
+        let threads = self.function.runner.sleepers();
+        if self.client_fds < threads.len() + 1 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let queues = u64::from(self.function.controller.max_qid()) + 1;
+        let pair = 8u64 << self.function.controller.doorbells().dstrd();
+        let one = size_of::<wire::IoEventFd>();
+        let mut info = wire::RegionIoFds {
+            argsz: (fixed + queues as usize * one) as u32,
+            flags: 0,
+            index: asked.index,
+            count: queues as u32,
+        };
+        if asked.argsz < info.argsz {
+            info.count = 0;
+            return Ok(Answer::of(&info));
+        }
+        let mut answer = Answer::of(&info);
+        for qid in 0..queues {
+            let sub = wire::IoEventFd {
+                offset: area.offset + qid * pair,
+                size: pair,
+                fd_index: 1 + (qid % threads.len() as u64) as u32,
+                kind: wire::IO_EVENTFD_SHADOW,
+                flags: 0,
+                shadow_fd_index: 0,
+                shadow_offset: area.offset + qid * pair,
+                datamatch: 0,
+            };
+            answer.body.extend_from_slice(sub.as_bytes());
+        }
+        answer.fds.push(memory);
+        for sleeper in threads {
+            let fd = sleeper.fd().try_clone_to_owned();
+            answer.fds.push(fd.map_err(|_| Errno::MFILE)?);
+        }
+        self.function.kicks = true;
+        self.function.pace();
+        Ok(answer)
+    }
+
+    fn region_read(&mut self, access: wire::RegionAccess) -> Result<Answer, Errno> {
+        if access.count > wire::MAX_TRANSFER {
+            return Err(Errno::INVAL);
+        }
+        let mut answer = Answer::of(&access);
+        let head = answer.body.len();
+        answer.body.resize(head + access.count as usize, 0);
+        let into = &mut answer.body[head..];
+        self.function.read(access.region, access.offset, into)?;
+        Ok(answer)
+    }
+
+    fn region_write(&mut self, body: &[u8]) -> Result<Answer, Errno> {
+        let (access, data) =
+            wire::RegionAccess::read_from_prefix(body).map_err(|_| Errno::INVAL)?;
+        let data = data.get(..access.count as usize).ok_or(Errno::INVAL)?;
+        self.function.write(access.region, access.offset, data)?;
+        Ok(Answer::of(&access))
+    }
+
+    fn region_write_multi(&mut self, body: &[u8]) -> Result<Answer, Errno> {
+        let (count, rest) = u64::read_from_prefix(body).map_err(|_| Errno::INVAL)?;
+        if count > MAX_WRITES {
+            return Err(Errno::INVAL);
+        }
+        let size = size_of::<wire::SmallWrite>();
+        let writes = rest.get(..count as usize * size).ok_or(Errno::INVAL)?;
+        for chunk in writes.chunks_exact(size) {
+            let write: wire::SmallWrite = front(chunk)?;
+            let wire::RegionAccess {
+                offset,
+                region,
+                count,
+            } = write.access;
+            let data = write.data.get(..count as usize).ok_or(Errno::INVAL)?;
+            self.function.write(region, offset, data)?;
+        }
+        Ok(Answer::of(&count))
+    }
+}
+
+impl Drop for Session<'_> {
+    /// The client is gone: nothing of it is touched any more, and the next one finds a function as
+    /// after a reset. A controller that has left the bus is plugged in again.
+    fn drop(&mut self) {
+        self.function.kicks = false;
+        self.function.irqs.disarm();
+        self.function.reset();
+        self.dma.clear();
+    }
+}
+
+fn device_info(asked: wire::DeviceInfo) -> Result<Answer, Errno> {
+    if (asked.argsz as usize) < size_of::<wire::DeviceInfo>() {
+        return Err(Errno::INVAL);
+    }
+    Ok(Answer::of(&wire::DeviceInfo {
+        argsz: size_of::<wire::DeviceInfo>() as u32,
+        flags: wire::DEVICE_RESETS | wire::DEVICE_PCI,
+        num_regions: region::COUNT,
+        num_irqs: irq::COUNT,
+    }))
+}
