@@ -172,6 +172,7 @@ impl Drive<'_> {
                 Step::Wait { .. } if interrupted() => {
                     return Err(BringupError::CommandTimeout { opcode: 0 });
                 }
+                Step::Wait { .. } if session.is_gone() => return Err(BringupError::DeviceGone),
                 Step::Wait { until_ns } => session.sleep_until(until_ns),
                 Step::Disabled(proof) => {
                     for entry in entries.iter_mut() {

@@ -216,7 +216,8 @@ impl Session {
         })
     }
 
-    fn is_gone(&self) -> bool {
+    /// Whether registers read as all ones; looks every 10 ms at most.
+    pub(crate) fn is_gone(&self) -> bool {
         let now_ns = self.now_ns();
         if now_ns < self.next_health_ns.load(Ordering::Relaxed) {
             return false;
@@ -314,7 +315,7 @@ impl Session {
             match deletion.step(admin.pair.queue(), self.now_ns(), drop) {
                 DeletionStep::Done => return true,
                 DeletionStep::ResetNeeded(_) => return false,
-                DeletionStep::Wait { .. } if self.device.gone().is_some() => return false,
+                DeletionStep::Wait { .. } if self.is_gone() => return false,
                 DeletionStep::Wait { until_ns } => self.sleep_until(until_ns),
                 DeletionStep::Emptied(proof) => {
                     let mut entry = lock(entry);
