@@ -3,13 +3,27 @@
 
 mod common;
 
-use common::{Folder, bytes, data};
+use common::{Folder, Place, bytes, data};
 
 const BLOCK: usize = 4096;
 
-#[test]
-fn read_gives_exactly_the_bytes_of_the_file() {
-    let folder = Folder::new();
+in_each_place!(
+    read_gives_exactly_the_bytes_of_the_file,
+    write_puts_the_bytes_there_and_nowhere_else,
+    compare_tells_equal_from_different,
+    zeroes_and_deallocation_change_their_range_alone,
+    bad_ranges_and_inputs_change_nothing,
+    devices_that_cannot_be_opened_say_why,
+    outputs_that_cannot_be_written_leave_nothing_behind,
+    a_failed_read_keeps_the_old_output,
+    a_lost_command_ends_with_a_typed_timeout,
+    a_command_that_a_reset_took_away_is_sent_again,
+    json_has_the_names_that_nvme_cli_uses,
+    an_image_is_created_only_when_its_size_is_given,
+);
+
+fn read_gives_exactly_the_bytes_of_the_file(place: Place) {
+    let folder = Folder::new(place);
     let image = bytes(&folder.file("disk.img", 300 * BLOCK, 1));
     for (lba, blocks) in [(0, 1), (0, 300), (299, 1), (7, 200), (31, 33)] {
         let (l, b) = (lba.to_string(), blocks.to_string());
@@ -30,10 +44,7 @@ fn read_gives_exactly_the_bytes_of_the_file() {
             "{blocks} blocks from {lba}"
         );
     }
-    let all = folder
-        .command(&["read", "-d", "sim:disk.img"])
-        .output()
-        .unwrap();
+    let all = folder.output(&["read", "-d", "sim:disk.img"]);
     assert!(all.stdout == image, "standard output, the whole namespace");
     assert!(
         bytes(&folder.path("disk.img")) == image,
@@ -42,11 +53,10 @@ fn read_gives_exactly_the_bytes_of_the_file() {
     assert_eq!(folder.names(), ["disk.img", "out"]);
 }
 
-#[test]
-fn write_puts_the_bytes_there_and_nowhere_else() {
+fn write_puts_the_bytes_there_and_nowhere_else(place: Place) {
     for block in [512, 4096] {
         for fua in [false, true] {
-            let folder = Folder::new();
+            let folder = Folder::new(place);
             let mut expected = bytes(&folder.file("disk.img", 200 * block, 1));
             let input = bytes(&folder.file("in", 90 * block, 2));
             let device = format!("sim:disk.img?block={block}&mdts=2");
@@ -65,9 +75,8 @@ fn write_puts_the_bytes_there_and_nowhere_else() {
     }
 }
 
-#[test]
-fn compare_tells_equal_from_different() {
-    let folder = Folder::new();
+fn compare_tells_equal_from_different(place: Place) {
+    let folder = Folder::new(place);
     let mut image = bytes(&folder.file("disk.img", 64 * BLOCK, 1));
     std::fs::write(folder.path("same"), &image[8 * BLOCK..40 * BLOCK]).unwrap();
     folder.ok(&[
@@ -96,9 +105,8 @@ fn compare_tells_equal_from_different() {
     );
 }
 
-#[test]
-fn zeroes_and_deallocation_change_their_range_alone() {
-    let folder = Folder::new();
+fn zeroes_and_deallocation_change_their_range_alone(place: Place) {
+    let folder = Folder::new(place);
     let mut expected = bytes(&folder.file("disk.img", 64 * BLOCK, 1));
     folder.ok(&[
         "write-zeroes",
@@ -142,9 +150,8 @@ fn zeroes_and_deallocation_change_their_range_alone() {
     folder.ok(&["flush", "-d", "sim:disk.img"]);
 }
 
-#[test]
-fn bad_ranges_and_inputs_change_nothing() {
-    let folder = Folder::new();
+fn bad_ranges_and_inputs_change_nothing(place: Place) {
+    let folder = Folder::new(place);
     let image = bytes(&folder.file("disk.img", 16 * BLOCK, 1));
     folder.file("odd", BLOCK + 1, 2);
     folder.file("empty", 0, 2);
@@ -210,9 +217,8 @@ fn bad_ranges_and_inputs_change_nothing() {
     assert_eq!(folder.names(), before);
 }
 
-#[test]
-fn devices_that_cannot_be_opened_say_why() {
-    let folder = Folder::new();
+fn devices_that_cannot_be_opened_say_why(place: Place) {
+    let folder = Folder::new(place);
     folder.file("truncated.img", 16 * BLOCK - 100, 1);
     std::fs::create_dir(folder.path("folder")).unwrap();
     let before = folder.names();
@@ -244,9 +250,8 @@ fn devices_that_cannot_be_opened_say_why() {
     assert_eq!(folder.names(), before, "nothing is created on the way");
 }
 
-#[test]
-fn outputs_that_cannot_be_written_leave_nothing_behind() {
-    let folder = Folder::new();
+fn outputs_that_cannot_be_written_leave_nothing_behind(place: Place) {
+    let folder = Folder::new(place);
     folder.file("disk.img", 16 * BLOCK, 1);
     let before = folder.names();
     folder.fails(
@@ -265,9 +270,8 @@ fn outputs_that_cannot_be_written_leave_nothing_behind() {
     assert_eq!(folder.names(), before);
 }
 
-#[test]
-fn a_failed_read_keeps_the_old_output() {
-    let folder = Folder::new();
+fn a_failed_read_keeps_the_old_output(place: Place) {
+    let folder = Folder::new(place);
     folder.file("disk.img", 64 * BLOCK, 1);
     std::fs::write(folder.path("out"), b"old").unwrap();
     let device = "sim:disk.img?fault=status:0x281@op=read";
@@ -276,9 +280,8 @@ fn a_failed_read_keeps_the_old_output() {
     assert_eq!(folder.names(), ["disk.img", "out"]);
 }
 
-#[test]
-fn a_lost_command_ends_with_a_typed_timeout() {
-    let folder = Folder::new();
+fn a_lost_command_ends_with_a_typed_timeout(place: Place) {
+    let folder = Folder::new(place);
     let image = bytes(&folder.file("disk.img", 64 * BLOCK, 1));
     let device = "sim:disk.img?fault=drop@op=read";
     let arguments = [
@@ -308,9 +311,8 @@ fn a_lost_command_ends_with_a_typed_timeout() {
     );
 }
 
-#[test]
-fn a_command_that_a_reset_took_away_is_sent_again() {
-    let folder = Folder::new();
+fn a_command_that_a_reset_took_away_is_sent_again(place: Place) {
+    let folder = Folder::new(place);
     let image = bytes(&folder.file("disk.img", 2048 * BLOCK, 1));
     // The controller fails once, in the middle of many reads.
     folder.ok(&[
@@ -325,9 +327,8 @@ fn a_command_that_a_reset_took_away_is_sent_again() {
     assert!(bytes(&folder.path("out")) == image);
 }
 
-#[test]
-fn json_has_the_names_that_nvme_cli_uses() {
-    let folder = Folder::new();
+fn json_has_the_names_that_nvme_cli_uses(place: Place) {
+    let folder = Folder::new(place);
     let d = "sim:mem?size=1MiB&block=512&ns=3&serial=ABC";
     let ctrl = folder.json(&["identify", "ctrl", "-d", d]);
     assert_eq!(ctrl["sn"], "ABC");
@@ -362,9 +363,8 @@ fn json_has_the_names_that_nvme_cli_uses() {
     assert!(folder.ok(&["regs", "-d", d]).contains("Ready (RDY)"));
 }
 
-#[test]
-fn an_image_is_created_only_when_its_size_is_given() {
-    let folder = Folder::new();
+fn an_image_is_created_only_when_its_size_is_given(place: Place) {
+    let folder = Folder::new(place);
     let input = data(2 * BLOCK, 9);
     std::fs::write(folder.path("in"), &input).unwrap();
     folder.ok(&[

@@ -3,10 +3,20 @@
 
 mod common;
 
-use common::{Folder, Ran, bytes};
+use common::{Folder, Place, Ran, bytes};
 use serde_json::Value;
-use std::process::Stdio;
 use std::time::{Duration, Instant};
+
+in_each_place!(
+    bench_by_bytes_moves_exactly_those,
+    bench_by_time_takes_that_long,
+    bench_keeps_the_mix,
+    bench_keeps_to_its_rate,
+    verify_reads_back_what_was_written,
+    bench_refuses_what_cannot_be,
+    bench_over_a_lost_command_times_out,
+    ctrl_c_ends_with_130_and_removes_the_image,
+);
 
 fn number(value: &Value) -> f64 {
     value
@@ -16,7 +26,7 @@ fn number(value: &Value) -> f64 {
 
 #[test]
 fn demo_verifies_every_byte_and_cleans_up() {
-    let folder = Folder::new();
+    let folder = Folder::new(Place::Embedded);
     for block in ["512", "4096"] {
         let report = folder.json(&[
             "demo", "--size", "5MiB", "--block", block, "--bs", "60KiB", "--queues", "3",
@@ -56,9 +66,8 @@ fn demo_verifies_every_byte_and_cleans_up() {
     folder.fails(&["demo", "--size", "lots"], 2, "byte size");
 }
 
-#[test]
-fn bench_by_bytes_moves_exactly_those() {
-    let folder = Folder::new();
+fn bench_by_bytes_moves_exactly_those(place: Place) {
+    let folder = Folder::new(place);
     let report = folder.json(&[
         "bench",
         "-d",
@@ -98,9 +107,8 @@ fn bench_by_bytes_moves_exactly_those() {
     );
 }
 
-#[test]
-fn bench_by_time_takes_that_long() {
-    let folder = Folder::new();
+fn bench_by_time_takes_that_long(place: Place) {
+    let folder = Folder::new(place);
     let report = folder.json(&[
         "bench",
         "-d",
@@ -116,9 +124,8 @@ fn bench_by_time_takes_that_long() {
     assert!(number(&read["total_ios"]) > 0.0);
 }
 
-#[test]
-fn bench_keeps_the_mix() {
-    let folder = Folder::new();
+fn bench_keeps_the_mix(place: Place) {
+    let folder = Folder::new(place);
     let arguments = [
         "bench",
         "-d",
@@ -138,9 +145,8 @@ fn bench_keeps_the_mix() {
     assert!((0.70..0.80).contains(&(reads / 4096.0)), "{reads} reads");
 }
 
-#[test]
-fn bench_keeps_to_its_rate() {
-    let folder = Folder::new();
+fn bench_keeps_to_its_rate(place: Place) {
+    let folder = Folder::new(place);
     let report = folder.json(&[
         "bench",
         "-d",
@@ -168,9 +174,8 @@ fn bench_keeps_to_its_rate() {
     assert!(svg.contains("p99") && svg.contains("commands/s"));
 }
 
-#[test]
-fn verify_reads_back_what_was_written() {
-    let folder = Folder::new();
+fn verify_reads_back_what_was_written(place: Place) {
+    let folder = Folder::new(place);
     folder.file("disk.img", 4 << 20, 1);
     let report = folder.json(&[
         "bench",
@@ -206,9 +211,8 @@ fn verify_reads_back_what_was_written() {
     assert!(pixels.chunks(3).any(|pixel| pixel == [0, 0, 0]), "text");
 }
 
-#[test]
-fn bench_refuses_what_cannot_be() {
-    let folder = Folder::new();
+fn bench_refuses_what_cannot_be(place: Place) {
+    let folder = Folder::new(place);
     let bench = |more: &[&str], text| {
         folder.fails(
             &[&["bench", "-d", "sim:mem?size=1MiB&queues=2"], more].concat(),
@@ -236,9 +240,8 @@ fn bench_refuses_what_cannot_be() {
     assert_eq!(folder.names(), [""; 0]);
 }
 
-#[test]
-fn bench_over_a_lost_command_times_out() {
-    let folder = Folder::new();
+fn bench_over_a_lost_command_times_out(place: Place) {
+    let folder = Folder::new(place);
     let arguments = [
         "bench",
         "-d",
@@ -251,28 +254,22 @@ fn bench_over_a_lost_command_times_out() {
     folder.fails(&arguments, 5, "no answer within 200 ms");
 }
 
-#[test]
-fn ctrl_c_ends_with_130_and_removes_the_image() {
-    let folder = Folder::new();
+fn ctrl_c_ends_with_130_and_removes_the_image(place: Place) {
+    let folder = Folder::new(place);
     let commands: [&[&str]; 2] = [
         &["bench", "-d", "sim:mem", "--runtime", "60s"],
         &["demo", "--size", "4GiB"],
     ];
     for arguments in commands {
-        let mut command = folder.command(arguments);
-        let child = command
-            .stdout(Stdio::piped())
-            .stderr(Stdio::piped())
-            .spawn()
-            .unwrap();
+        let started = folder.start(arguments).unwrap();
         std::thread::sleep(Duration::from_millis(500));
         let sent = std::process::Command::new("kill")
-            .args(["-INT", &child.id().to_string()])
+            .args(["-INT", &started.child.id().to_string()])
             .status()
             .unwrap();
         assert!(sent.success());
         let begin = Instant::now();
-        let ran = Ran::new(arguments, child.wait_with_output().unwrap());
+        let ran = Ran::new(arguments, started.output());
         assert_eq!(ran.code, 130, "{arguments:?}: {}", ran.stderr);
         assert!(
             ran.stderr.starts_with("error: interrupted: "),

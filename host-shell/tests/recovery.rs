@@ -1,6 +1,9 @@
 //! The library over a simulator that misbehaves: every command ends once, queues survive a reset.
 #![cfg(feature = "sim")]
 
+mod common;
+
+use common::{Behind, Place, binary};
 use nvme_host::core::spec::{Lba, Nsid, nvm};
 use nvme_host::core::{AbortReason, Outcome};
 use nvme_host::{Config, Controller, Done, Error, Queue};
@@ -9,12 +12,56 @@ use std::time::Duration;
 
 const BLOCK: usize = 4096;
 
-fn start(device: &str) -> Controller {
+in_each_place!(
+    a_lost_command_costs_a_reset_and_nothing_else,
+    commands_beside_a_failed_controller_may_be_sent_again,
+    nonsense_in_the_completion_queue_is_survived,
+    a_device_that_leaves_is_told_apart,
+    a_host_memory_buffer_is_lent_and_given_again_after_a_reset,
+    queues_come_back_when_dropped_and_run_out_with_a_clear_error,
+    small_and_strange_controllers_work,
+    namespaces_with_metadata_are_refused,
+    dropping_a_queue_ends_what_is_in_flight_and_frees_the_queue,
+);
+
+/// A controller, and the server that it lies behind.
+struct Rig {
+    controller: Controller,
+    behind: Option<Behind>,
+}
+
+impl Rig {
+    fn shut_down(self) {
+        self.controller.shut_down().unwrap();
+        if let Some(behind) = self.behind {
+            behind.server.stop();
+        }
+    }
+}
+
+fn start(place: Place, device: &str) -> Rig {
     let config = Config {
         timeout: Duration::from_millis(200),
         ..Config::default()
     };
-    Controller::start(nvme_host::open(device).unwrap(), &config).unwrap()
+    let (behind, device) = match place {
+        Place::Embedded => (None, device.to_owned()),
+        Place::Served => {
+            let behind = Behind::start(binary(), device).unwrap();
+            let device = behind.server.device();
+            (Some(behind), device)
+        }
+    };
+    let controller = Controller::start(nvme_host::open(&device).unwrap(), &config).unwrap();
+    Rig { controller, behind }
+}
+
+/// Sends a read of block 0 and does not wait for its end.
+fn send_a_read(controller: &Controller, queue: &mut Queue) {
+    let buffer = controller.alloc(BLOCK).unwrap();
+    let read = nvm::read(Nsid(1), Lba(0), 1);
+    queue.submit(read, Some(buffer)).unwrap();
+    queue.ring();
 }
 
 /// Reads `count` single blocks and waits for the end of all of them.
@@ -44,12 +91,12 @@ fn read_blocks(controller: &Controller, queue: &mut Queue, count: u64) -> Vec<Do
     ended
 }
 
-#[test]
-fn a_lost_command_costs_a_reset_and_nothing_else() {
-    let controller = start("sim:mem?fault=drop@op=read,nth=3");
+fn a_lost_command_costs_a_reset_and_nothing_else(place: Place) {
+    let rig = start(place, "sim:mem?fault=drop@op=read,nth=3");
+    let controller = &rig.controller;
     let mut other = controller.create_queue_pair(16).unwrap();
     let mut queue = controller.create_queue_pair(16).unwrap();
-    let ended = read_blocks(&controller, &mut queue, 8);
+    let ended = read_blocks(controller, &mut queue, 8);
     let lost: Vec<_> = ended.iter().filter(|done| !done.is_success()).collect();
     assert_eq!(lost.len(), 1);
     assert!(lost[0].late);
@@ -63,20 +110,20 @@ fn a_lost_command_costs_a_reset_and_nothing_else() {
     assert_eq!(queue.statistics().expired, 1);
     assert!(controller.resets() <= 1);
     for queue in [&mut queue, &mut other] {
-        let ended = read_blocks(&controller, queue, 15);
+        let ended = read_blocks(controller, queue, 15);
         assert!(
             ended.iter().all(Done::is_success),
             "both queues work afterwards"
         );
     }
-    controller.shut_down().unwrap();
+    rig.shut_down();
 }
 
-#[test]
-fn commands_beside_a_failed_controller_may_be_sent_again() {
-    let controller = start("sim:mem?fault=cfs@op=read,nth=4");
+fn commands_beside_a_failed_controller_may_be_sent_again(place: Place) {
+    let rig = start(place, "sim:mem?fault=cfs@op=read,nth=4");
+    let controller = &rig.controller;
     let mut queue = controller.create_queue_pair(16).unwrap();
-    let ended = read_blocks(&controller, &mut queue, 8);
+    let ended = read_blocks(controller, &mut queue, 8);
     let aborted: Vec<_> = ended.iter().filter(|done| !done.is_success()).collect();
     assert!(!aborted.is_empty());
     for done in aborted {
@@ -85,50 +132,46 @@ fn commands_beside_a_failed_controller_may_be_sent_again() {
     }
     assert_eq!(controller.resets(), 1);
     assert!(
-        read_blocks(&controller, &mut queue, 8)
+        read_blocks(controller, &mut queue, 8)
             .iter()
             .all(Done::is_success)
     );
 }
 
-#[test]
-fn nonsense_in_the_completion_queue_is_survived() {
+fn nonsense_in_the_completion_queue_is_survived(place: Place) {
     for fault in ["duplicate", "wrongcid:77", "badsqhd:999"] {
-        let controller = start(&format!("sim:mem?fault={fault}@op=read,nth=2"));
+        let rig = start(place, &format!("sim:mem?fault={fault}@op=read,nth=2"));
+        let controller = &rig.controller;
         let mut queue = controller.create_queue_pair(16).unwrap();
-        read_blocks(&controller, &mut queue, 8);
-        let again = read_blocks(&controller, &mut queue, 8);
+        read_blocks(controller, &mut queue, 8);
+        let again = read_blocks(controller, &mut queue, 8);
         assert!(again.iter().all(Done::is_success), "{fault}");
     }
 }
 
-#[test]
-fn a_device_that_leaves_is_told_apart() {
-    let controller = start("sim:mem?fault=allones@op=read,nth=1");
+fn a_device_that_leaves_is_told_apart(place: Place) {
+    let rig = start(place, "sim:mem?fault=allones@op=read,nth=1");
+    let controller = &rig.controller;
     let mut queue = controller.create_queue_pair(16).unwrap();
-    let buffer = controller.alloc(BLOCK).unwrap();
-    queue
-        .submit(nvm::read(Nsid(1), Lba(0), 1), Some(buffer))
-        .unwrap();
-    queue.ring();
+    send_a_read(controller, &mut queue);
     assert!(matches!(queue.wait(), Err(Error::Gone { .. })));
 }
 
-#[test]
-fn a_host_memory_buffer_is_lent_and_given_again_after_a_reset() {
-    let controller = start("sim:mem?hmpre=256&hmmin=16&fault=cfs@op=read,nth=1");
+fn a_host_memory_buffer_is_lent_and_given_again_after_a_reset(place: Place) {
+    let rig = start(place, "sim:mem?hmpre=256&hmmin=16&fault=cfs@op=read,nth=1");
+    let controller = &rig.controller;
     assert!(controller.info().host_memory);
     let mut queue = controller.create_queue_pair(4).unwrap();
-    read_blocks(&controller, &mut queue, 1);
+    read_blocks(controller, &mut queue, 1);
     assert_eq!(controller.resets(), 1);
     assert!(controller.info().host_memory);
     drop(queue);
-    controller.shut_down().unwrap();
+    rig.shut_down();
 }
 
-#[test]
-fn queues_come_back_when_dropped_and_run_out_with_a_clear_error() {
-    let controller = start("sim:mem?queues=2");
+fn queues_come_back_when_dropped_and_run_out_with_a_clear_error(place: Place) {
+    let rig = start(place, "sim:mem?queues=2");
+    let controller = &rig.controller;
     for _ in 0..3 {
         let queues: Vec<_> = (0..2)
             .map(|_| controller.create_queue_pair(8).unwrap())
@@ -141,8 +184,7 @@ fn queues_come_back_when_dropped_and_run_out_with_a_clear_error() {
     }
 }
 
-#[test]
-fn small_and_strange_controllers_work() {
+fn small_and_strange_controllers_work(place: Place) {
     for options in [
         "mqes=2",
         "mqes=3&dstrd=4",
@@ -152,7 +194,8 @@ fn small_and_strange_controllers_work() {
         "queues=1",
         "noiob=7",
     ] {
-        let controller = start(&format!("sim:mem?size=1MiB&{options}"));
+        let rig = start(place, &format!("sim:mem?size=1MiB&{options}"));
+        let controller = &rig.controller;
         let mut namespace = controller.namespace(Nsid(1)).unwrap();
         let data: Vec<u8> = (0..1 << 20)
             .map(|n: u32| (n.wrapping_mul(2_654_435_761) >> 24) as u8)
@@ -164,24 +207,20 @@ fn small_and_strange_controllers_work() {
     }
 }
 
-#[test]
-fn namespaces_with_metadata_are_refused() {
-    let controller = start("sim:mem?meta=8");
+fn namespaces_with_metadata_are_refused(place: Place) {
+    let rig = start(place, "sim:mem?meta=8");
+    let controller = &rig.controller;
     assert!(matches!(
         controller.namespace(Nsid(1)),
         Err(Error::Device { .. })
     ));
 }
 
-#[test]
-fn dropping_a_queue_ends_what_is_in_flight_and_frees_the_queue() {
-    let controller = start("sim:mem?queues=1&fault=drop@op=read");
+fn dropping_a_queue_ends_what_is_in_flight_and_frees_the_queue(place: Place) {
+    let rig = start(place, "sim:mem?queues=1&fault=drop@op=read");
+    let controller = &rig.controller;
     let mut queue = controller.create_queue_pair(16).unwrap();
-    let buffer = controller.alloc(BLOCK).unwrap();
-    queue
-        .submit(nvm::read(Nsid(1), Lba(0), 1), Some(buffer))
-        .unwrap();
-    queue.ring();
+    send_a_read(controller, &mut queue);
     drop(queue);
     let mut again = controller.create_queue_pair(16).unwrap();
     again.submit(nvm::flush(Nsid(1)), None).unwrap();
@@ -189,5 +228,5 @@ fn dropping_a_queue_ends_what_is_in_flight_and_frees_the_queue() {
     assert!(again.wait().unwrap().unwrap().is_success());
     assert_eq!(controller.resets(), 0, "deletion needs no reset");
     drop(again);
-    controller.shut_down().unwrap();
+    rig.shut_down();
 }

@@ -1,24 +1,51 @@
-//! Runs the binary in a folder of its own.
+//! Runs the binary in a folder of its own, with the simulator in its process or behind a server.
+// Each test file uses its part of it.
+#![allow(dead_code)]
 
+mod served;
+
+pub use served::Server;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Output};
+use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 
+/// Where the controller behind `sim:...` runs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Place {
+    /// In the process of the command.
+    Embedded,
+    /// In a process of its own, `nvme-gpu serve`, reached by vfio-user.
+    Served,
+}
+
+/// Runs each of the named functions in each [`Place`].
+#[macro_export]
+macro_rules! in_each_place {
+    ($($name:ident),* $(,)?) => {
+        mod embedded {
+            $(#[test] fn $name() { super::$name($crate::common::Place::Embedded) })*
+        }
+        #[cfg(feature = "vfio-user")]
+        mod served {
+            $(#[test] fn $name() { super::$name($crate::common::Place::Served) })*
+        }
+    };
+}
+
 /// A folder that is removed at the end of the test.
-pub struct Folder(PathBuf);
+pub struct Folder {
+    scratch: Scratch,
+    place: Place,
+}
 
 impl Folder {
-    pub fn new() -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let path =
-            std::env::temp_dir().join(format!("nvme-gpu-test-{}-{number}", std::process::id()));
-        std::fs::create_dir(&path).unwrap();
-        Self(path)
+    pub fn new(place: Place) -> Self {
+        let scratch = Scratch::new();
+        Self { scratch, place }
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        self.0.join(name)
+        self.scratch.0.join(name)
     }
 
     /// A file of `len` bytes that no shift or repetition of itself equals.
@@ -30,7 +57,7 @@ impl Folder {
 
     /// Names in the folder, sorted: to see that nothing was left behind.
     pub fn names(&self) -> Vec<String> {
-        let entries = std::fs::read_dir(&self.0).unwrap();
+        let entries = std::fs::read_dir(&self.scratch.0).unwrap();
         let mut names: Vec<String> = entries
             .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
             .collect();
@@ -38,18 +65,46 @@ impl Folder {
         names
     }
 
-    /// A command in this folder; temporary files go here too.
-    pub fn command(&self, arguments: &[&str]) -> Command {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_nvme-gpu"));
+    /// The binary in this folder; temporary files go here too.
+    pub fn command(&self) -> Command {
+        let mut command = binary();
         command
-            .args(arguments)
-            .current_dir(&self.0)
-            .env("TMPDIR", &self.0);
+            .current_dir(&self.scratch.0)
+            .env("TMPDIR", &self.scratch.0);
         command
     }
 
+    /// Starts the binary. A `sim:` device is served first where that is the place; the error is what
+    /// a server left that could not open it.
+    pub fn start(&self, arguments: &[&str]) -> Result<Started, Output> {
+        let mut arguments: Vec<String> = arguments.iter().map(|&text| text.to_owned()).collect();
+        let device = arguments.iter().position(|text| text.starts_with("sim:"));
+        let mut served = None;
+        if let (Place::Served, Some(at)) = (self.place, device) {
+            let behind = Behind::start(self.command(), &arguments[at])?;
+            arguments[at] = behind.server.device();
+            served = Some(behind);
+        }
+        let child = self
+            .command()
+            .args(arguments)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
+        Ok(Started { child, served })
+    }
+
+    pub fn output(&self, arguments: &[&str]) -> Output {
+        match self.start(arguments) {
+            Ok(started) => started.output(),
+            Err(output) => output,
+        }
+    }
+
     pub fn run(&self, arguments: &[&str]) -> Ran {
-        Ran::new(arguments, self.command(arguments).output().unwrap())
+        Ran::new(arguments, self.output(arguments))
     }
 
     /// Runs and expects success; standard output.
@@ -68,36 +123,46 @@ impl Folder {
 
     /// Runs and expects `code` and one line of error with a cause and a remedy, holding `text`.
     pub fn fails(&self, arguments: &[&str], code: i32, text: &str) {
-        let ran = self.run(arguments);
-        assert_eq!(ran.code, code, "{arguments:?}: {}", ran.stderr);
-        assert_eq!(
-            ran.stderr.trim_end().lines().count(),
-            1,
-            "{arguments:?}: {}",
-            ran.stderr
-        );
-        assert!(
-            ran.stderr.starts_with("error: "),
-            "{arguments:?}: {}",
-            ran.stderr
-        );
-        assert!(ran.stderr.contains(text), "{arguments:?}: {}", ran.stderr);
-        assert!(
-            ran.stderr.matches(": ").count() >= 2,
-            "no remedy: {}",
-            ran.stderr
-        );
+        self.run(arguments).failed(code, text);
     }
 }
 
-impl Drop for Folder {
-    fn drop(&mut self) {
-        let _ = std::fs::remove_dir_all(&self.0);
+/// A server with its socket in a folder of its own, so that the test's names stay the same.
+pub struct Behind {
+    pub server: Server,
+    _folder: Scratch,
+}
+
+impl Behind {
+    pub fn start(command: Command, device: &str) -> Result<Self, Output> {
+        let folder = Scratch::new();
+        Ok(Self {
+            server: Server::start(command, device, &folder.0.join("cntrl"))?,
+            _folder: folder,
+        })
+    }
+}
+
+/// A command in progress, and the server behind its device.
+pub struct Started {
+    pub child: Child,
+    served: Option<Behind>,
+}
+
+impl Started {
+    /// Waits for its end, then stops the server.
+    pub fn output(self) -> Output {
+        let output = self.child.wait_with_output().unwrap();
+        if let Some(served) = self.served {
+            served.server.stop();
+        }
+        output
     }
 }
 
 /// What a run left.
 pub struct Ran {
+    pub arguments: String,
     pub code: i32,
     pub stdout: String,
     pub stderr: String,
@@ -106,6 +171,7 @@ pub struct Ran {
 impl Ran {
     pub fn new(arguments: &[&str], output: Output) -> Self {
         Self {
+            arguments: format!("{arguments:?}"),
             code: output
                 .status
                 .code()
@@ -113,6 +179,47 @@ impl Ran {
             stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
             stderr: String::from_utf8_lossy(&output.stderr).into_owned(),
         }
+    }
+
+    /// Expects `code` and one line of error with a cause and a remedy, holding `text`.
+    pub fn failed(&self, code: i32, text: &str) {
+        let Self {
+            arguments, stderr, ..
+        } = self;
+        assert_eq!(self.code, code, "{arguments}: {stderr}");
+        assert_eq!(
+            stderr.trim_end().lines().count(),
+            1,
+            "{arguments}: {stderr}"
+        );
+        assert!(stderr.starts_with("error: "), "{arguments}: {stderr}");
+        assert!(stderr.contains(text), "{arguments}: {stderr}");
+        assert!(stderr.matches(": ").count() >= 2, "no remedy: {stderr}");
+    }
+}
+
+/// The binary.
+pub fn binary() -> Command {
+    Command::new(env!("CARGO_BIN_EXE_nvme-gpu"))
+}
+
+/// An empty folder for temporary files.
+pub struct Scratch(pub PathBuf);
+
+impl Scratch {
+    pub fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path =
+            std::env::temp_dir().join(format!("nvme-gpu-test-{}-{number}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Scratch {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
     }
 }
 

@@ -1,0 +1,92 @@
+//! `nvme-gpu serve` as a process beside the test.
+
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+/// How long a server may take to start or to end.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A running server, killed when it is dropped.
+pub struct Server {
+    child: Option<Child>,
+    socket: PathBuf,
+}
+
+impl Server {
+    /// Serves `device` at `socket`; `command` is the binary in the folder where it is to run.
+    ///
+    /// The error is what a server left that ended in place of listening.
+    pub fn start(mut command: Command, device: &str, socket: &Path) -> Result<Self, Output> {
+        command
+            .args(["serve", "--device", device, "--socket"])
+            .arg(socket)
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        let mut server = Self {
+            child: Some(command.spawn().unwrap()),
+            socket: socket.to_owned(),
+        };
+        let begin = Instant::now();
+        while UnixStream::connect(socket).is_err() {
+            if server.has_ended() {
+                return Err(server.output());
+            }
+            assert!(begin.elapsed() < PATIENCE, "the server does not listen");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(server)
+    }
+
+    /// What a client names.
+    pub fn device(&self) -> String {
+        format!("vfio-user:{}", self.socket.display())
+    }
+
+    /// Sends a signal by its name.
+    pub fn signal(&self, name: &str) {
+        let pid = self.child.as_ref().unwrap().id().to_string();
+        let sent = Command::new("kill").args([name, &pid]).status().unwrap();
+        assert!(sent.success());
+    }
+
+    /// Ends the server as a user does. It says nothing and leaves no socket.
+    pub fn stop(mut self) {
+        self.signal("-TERM");
+        let begin = Instant::now();
+        while !self.has_ended() {
+            assert!(begin.elapsed() < PATIENCE, "the server does not stop");
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        let output = self.output();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(0), "{said}");
+        assert_eq!(said, "");
+        assert!(!self.socket.exists(), "the socket is removed");
+    }
+
+    /// Ends it without a chance to say goodbye.
+    pub fn kill(&mut self) {
+        if let Some(child) = &mut self.child {
+            // It may have ended by itself.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    fn has_ended(&mut self) -> bool {
+        self.child.as_mut().unwrap().try_wait().unwrap().is_some()
+    }
+
+    fn output(&mut self) -> Output {
+        self.child.take().unwrap().wait_with_output().unwrap()
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
