@@ -36,6 +36,10 @@ pub enum SubmitError {
     QueueFull,
     /// The data pointer could not be built.
     Map(MapError),
+    /// The result cell is past the end, or still belongs to a command. Use another, or wait for that one.
+    CellBusy,
+    /// The controller posted nonsense before. Reset it and recover the queue.
+    Refused(ControllerFault),
 }
 
 impl fmt::Display for SubmitError {
@@ -43,11 +47,38 @@ impl fmt::Display for SubmitError {
         match self {
             Self::QueueFull => f.write_str("the queue is full: poll for completions, then retry"),
             Self::Map(error) => error.fmt(f),
+            Self::CellBusy => f.write_str(
+                "the result cell belongs to a command in flight, or there is none: use another cell",
+            ),
+            Self::Refused(fault) => fault.fmt(f),
         }
     }
 }
 
 impl core::error::Error for SubmitError {}
+
+/// Why a wait for one command ended without its result. The command is still in flight: its cell,
+/// slot and buffer are quarantined until it completes or the queue is recovered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum WaitError {
+    /// The deadline passed. Wait again, or abort the command and reset the controller.
+    TimedOut,
+    /// The controller posted nonsense. Reset it and recover the queue.
+    Refused(ControllerFault),
+}
+
+impl fmt::Display for WaitError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::TimedOut => f.write_str(
+                "the command did not complete by its deadline: wait longer, or abort it and reset the controller",
+            ),
+            Self::Refused(fault) => fault.fmt(f),
+        }
+    }
+}
+
+impl core::error::Error for WaitError {}
 
 /// A completion that no working controller posts. The remedy is always a controller reset; the
 /// entry was consumed and changed nothing.
@@ -61,6 +92,30 @@ pub enum ControllerFault {
     SqHead(u16),
     /// The entry is of another submission queue.
     SqId(u16),
+}
+
+impl ControllerFault {
+    /// The fault as one word that is not 0, for reports of kernels.
+    pub const fn code(self) -> u32 {
+        match self {
+            Self::UnknownCid(cid) => 1 << 16 | cid.0 as u32,
+            Self::StaleCid(cid) => 2 << 16 | cid.0 as u32,
+            Self::SqHead(head) => 3 << 16 | head as u32,
+            Self::SqId(qid) => 4 << 16 | qid as u32,
+        }
+    }
+
+    /// The fault that [`code`](Self::code) made `code` of; `None` for 0 and for any other word.
+    pub const fn from_code(code: u32) -> Option<Self> {
+        let value = code as u16;
+        match code >> 16 {
+            1 => Some(Self::UnknownCid(Cid(value))),
+            2 => Some(Self::StaleCid(Cid(value))),
+            3 => Some(Self::SqHead(value)),
+            4 => Some(Self::SqId(value)),
+            _ => None,
+        }
+    }
 }
 
 impl fmt::Display for ControllerFault {

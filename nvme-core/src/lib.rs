@@ -8,6 +8,9 @@
 //! - [`prp`], [`sgl`]: from a buffer to a command's data pointer.
 //! - [`SubmissionQueue`], [`CompletionQueue`]: `push`, `ring`, `pop`.
 //! - [`QueuePair`]: `submit`, `ring`, `poll`, with a table of the commands in flight.
+//! - [`Collective`]: a warp, a block or one thread owns a queue and acts together on it.
+//! - [`SharedQueue`]: any thread submits and waits, from divergent code.
+//! - [`handoff`], [`queue_state`]: how the host gives a queue to a kernel and takes it back.
 //! - [`bringup`], [`shutdown`], [`recovery`]: state machines without IO; time is an argument.
 //! - [`transfer`]: splits a range of blocks into commands.
 //! - [`trace`]: what happened, as binary events.
@@ -21,15 +24,21 @@
 compile_error!("NVMe is little endian and this driver shares memory with it as it is");
 
 pub mod bringup;
+mod collective;
+mod command;
 mod cq;
 mod error;
+pub mod group;
+pub mod handoff;
 mod inflight;
 pub mod mem;
 pub mod prp;
 mod queue_pair;
+pub mod queue_state;
 pub mod recovery;
 mod registers;
 pub mod sgl;
+mod shared_queue;
 pub mod shutdown;
 pub mod spec;
 mod sq;
@@ -37,11 +46,14 @@ pub mod sync;
 pub mod trace;
 pub mod transfer;
 
+pub use collective::{Collective, Finished};
+pub use command::Command;
 pub use cq::CompletionQueue;
-pub use error::{BringupError, ControllerFault, MapError, SubmitError};
+pub use error::{BringupError, ControllerFault, MapError, SubmitError, WaitError};
 pub use inflight::{MAX_IN_FLIGHT, Quiesced, Slot};
 pub use queue_pair::{
     AbortReason, Completion, Data, ListMemory, Outcome, QueueMemory, QueuePair, Rejected,
 };
 pub use registers::{RegisterBlock, Registers};
+pub use shared_queue::{Cells, Drained, SharedQueue, Token};
 pub use sq::SubmissionQueue;

@@ -89,8 +89,18 @@ impl<'a> SqRing<'a> {
             return;
         };
         let words = sqe.to_words();
-        for (to, word) in cell.0.iter().zip(words) {
-            to.store(word, Order::Relaxed, Scope::Sys);
+        // By index: the GPU's compiler unrolls that and keeps the words in registers, not on a stack.
+        for (index, to) in cell.0.iter().enumerate() {
+            to.store(words[index], Order::Relaxed, Scope::Sys);
+        }
+    }
+
+    /// Stores one of the eight words of an entry, so that eight lanes can write it together.
+    #[inline]
+    pub fn write_word(&self, index: u32, word: u32, value: u64) {
+        let cell = self.cells.get(index as usize);
+        if let Some(to) = cell.and_then(|cell| cell.0.get(word as usize)) {
+            to.store(value, Order::Relaxed, Scope::Sys);
         }
     }
 }
@@ -159,6 +169,21 @@ impl<'a> CqRing<'a> {
         let lower = cell.0[0].load(Order::Relaxed, Scope::Sys);
         Some(Cqe::from_words(lower, upper))
     }
+
+    /// The upper word of the entry at `index`, phase tag included; 0 past the end. Unless `order` is
+    /// `Acquire`, fence before anything that it announces is read.
+    #[inline]
+    pub fn upper(&self, index: u32, order: Order) -> u64 {
+        let cell = self.cells.get(index as usize);
+        cell.map_or(0, |cell| cell.0[1].load(order, Scope::Sys))
+    }
+
+    /// The lower word, dwords 0-1, of an entry whose upper word was seen and fenced.
+    #[inline]
+    pub fn lower(&self, index: u32) -> u64 {
+        let cell = self.cells.get(index as usize);
+        cell.map_or(0, |cell| cell.0[0].load(Order::Relaxed, Scope::Sys))
+    }
 }
 
 /// One doorbell register.
@@ -186,6 +211,12 @@ impl<'a> Doorbell<'a> {
         // Release: pairs with the controller's fetch; entries, lists and buffers written before the
         // doorbell are in memory when the controller sees it.
         fence(Order::Release, Scope::Sys);
+        self.ring_fenced(value);
+    }
+
+    /// Writes `value` after a system-scope release fence that this thread has already done.
+    #[inline]
+    pub fn ring_fenced(&self, value: u32) {
         self.0.store_mmio(value);
     }
 }

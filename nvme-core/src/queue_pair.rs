@@ -67,6 +67,23 @@ impl<'a> ListMemory<'a> {
             .slice(slot * self.words_per_slot, self.words_per_slot)
             .unwrap_or(none)
     }
+
+    /// `sqe` with its data pointer, written into the share of `slot` where it needs a list.
+    #[inline]
+    pub(crate) fn map(&self, sqe: Sqe, data: Data<'_>, slot: usize) -> Result<Sqe, MapError> {
+        let page = self.page;
+        let prps = match data {
+            Data::None => return Ok(sqe),
+            Data::Contiguous { iova, len } => prp::map(page, iova, len, self.of(slot))?,
+            Data::Pages { offset, len, pages } => {
+                prp::map_table(page, offset, len, pages, self.of(slot))?
+            }
+            Data::Sgl(segments) => {
+                return Ok(sqe.with_sgl(sgl::map(segments, self.of(slot))?));
+            }
+        };
+        Ok(sqe.with_prps(prps.prp1, prps.prp2))
+    }
 }
 
 /// A command that was not submitted, with its buffer.
@@ -230,7 +247,7 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         let Some(slot) = self.inflight.next() else {
             return Err(full(buffer));
         };
-        let sqe = match self.map(sqe, data, usize::from(slot)) {
+        let sqe = match self.lists.map(sqe, data, usize::from(slot)) {
             Ok(sqe) => sqe,
             Err(error) => {
                 return Err(Rejected {
@@ -245,22 +262,6 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         self.tracer
             .record(Event::submitted(self.qid, cid, sqe.opcode(), sqe.nsid));
         Ok(cid)
-    }
-
-    #[inline]
-    fn map(&self, sqe: Sqe, data: Data<'_>, slot: usize) -> Result<Sqe, MapError> {
-        let page = self.lists.page;
-        let prps = match data {
-            Data::None => return Ok(sqe),
-            Data::Contiguous { iova, len } => prp::map(page, iova, len, self.lists.of(slot))?,
-            Data::Pages { offset, len, pages } => {
-                prp::map_table(page, offset, len, pages, self.lists.of(slot))?
-            }
-            Data::Sgl(segments) => {
-                return Ok(sqe.with_sgl(sgl::map(segments, self.lists.of(slot))?));
-            }
-        };
-        Ok(sqe.with_prps(prps.prp1, prps.prp2))
     }
 
     /// Publishes what was submitted since the last ring: one fence, one doorbell store.

@@ -1,8 +1,144 @@
-//! What only the GPU has: its clock, and the symbols that nothing else provides.
+//! What only the GPU has: its clock, thread numbers, warp instructions, and the symbols that nothing
+//! else provides. The one file of this crate with inline PTX.
 // UNSAFETY: inline PTX, and `memcmp` over raw pointers.
 #![allow(unsafe_code)]
 
 use core::arch::asm;
+
+/// All lanes of a warp.
+pub const FULL: u32 = u32::MAX;
+
+macro_rules! special {
+    ($(#[$doc:meta])* $name:ident, $register:literal) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub fn $name() -> u32 {
+            let value: u32;
+            // SAFETY: reads a special register that is constant for a thread; touches no memory.
+            unsafe { asm!(concat!("mov.u32 {}, %", $register, ";"), out(reg32) value, options(pure, nomem, nostack)) };
+            value
+        }
+    };
+}
+
+special!(
+    /// Index of the thread in its block.
+    thread, "tid.x"
+);
+special!(
+    /// Threads of a block.
+    block_threads, "ntid.x"
+);
+special!(
+    /// Index of the block in the grid.
+    block, "ctaid.x"
+);
+special!(
+    /// Blocks of the grid.
+    blocks, "nctaid.x"
+);
+special!(
+    /// Index of the lane in its warp.
+    lane, "laneid"
+);
+special!(
+    /// The lanes below this one.
+    lanes_below, "lanemask_lt"
+);
+
+/// The lanes that run this instruction together.
+#[inline(always)]
+pub fn active() -> u32 {
+    let mask: u32;
+    // SAFETY: reads the warp's state; touches no memory. Not pure: it differs between calls.
+    unsafe { asm!("activemask.b32 {};", out(reg32) mask, options(nostack)) };
+    mask
+}
+
+/// The lanes of `mask` whose `value` is this lane's. Every lane of `mask` calls it.
+#[inline(always)]
+pub fn same(mask: u32, value: u64) -> u32 {
+    let lanes: u32;
+    // SAFETY: exchanges registers between lanes that all call it.
+    unsafe {
+        asm!("match.any.sync.b64 {}, {}, {};", out(reg32) lanes, in(reg64) value, in(reg32) mask, options(nostack))
+    };
+    lanes
+}
+
+/// The lanes of `mask` that say yes. Every lane of `mask` calls it.
+#[inline(always)]
+pub fn ballot(mask: u32, mine: bool) -> u32 {
+    let lanes: u32;
+    // SAFETY: exchanges registers between lanes that all call it.
+    unsafe {
+        asm!("{{ .reg .pred p; setp.ne.u32 p, {mine}, 0; vote.sync.ballot.b32 {lanes}, p, {mask}; }}",
+            lanes = out(reg32) lanes, mine = in(reg32) u32::from(mine), mask = in(reg32) mask, options(nostack));
+    }
+    lanes
+}
+
+/// The value of lane `from`. Every lane of `mask`, `from` too, calls it.
+#[inline(always)]
+pub fn shuffle(mask: u32, value: u32, from: u32) -> u32 {
+    let taken: u32;
+    // SAFETY: exchanges registers between lanes that all call it.
+    unsafe {
+        asm!("shfl.sync.idx.b32 {}, {}, {}, 31, {};",
+            out(reg32) taken, in(reg32) value, in(reg32) from, in(reg32) mask, options(nostack));
+    }
+    taken
+}
+
+/// The value of the lane whose index differs in the bits of `bits`. Every lane of `mask` calls it.
+#[inline(always)]
+pub fn butterfly(mask: u32, value: u32, bits: u32) -> u32 {
+    let taken: u32;
+    // SAFETY: exchanges registers between lanes that all call it.
+    unsafe {
+        asm!("shfl.sync.bfly.b32 {}, {}, {}, 31, {};",
+            out(reg32) taken, in(reg32) value, in(reg32) bits, in(reg32) mask, options(nostack));
+    }
+    taken
+}
+
+/// Waits for the lanes of `mask`; orders memory among them.
+#[inline(always)]
+pub fn sync_warp(mask: u32) {
+    // SAFETY: every lane of the mask calls it.
+    unsafe { asm!("bar.warp.sync {};", in(reg32) mask, options(nostack)) };
+}
+
+/// Waits for the block's threads; orders memory among them.
+#[inline(always)]
+pub fn sync_block() {
+    // SAFETY: every thread of the block calls it.
+    unsafe { asm!("barrier.sync 0;", options(nostack)) };
+}
+
+/// Adds to a counter in device memory. Relaxed: read after the kernel.
+///
+/// # Safety
+/// `counter` is valid and 8-byte aligned device memory that nothing writes but through this.
+#[inline(always)]
+pub unsafe fn add(counter: *mut u64, value: u64) {
+    // SAFETY: the caller vouches for the counter.
+    unsafe {
+        asm!("red.relaxed.gpu.global.add.u64 [{}], {};", in(reg64) counter, in(reg64) value, options(nostack))
+    };
+}
+
+/// Raises a counter in device memory to `value`. Relaxed: read after the kernel.
+///
+/// # Safety
+/// As [`add`].
+#[inline(always)]
+pub unsafe fn raise(counter: *mut u64, value: u64) {
+    // SAFETY: the caller vouches for the counter.
+    unsafe {
+        asm!("red.relaxed.gpu.global.max.u64 [{}], {};", in(reg64) counter, in(reg64) value, options(nostack))
+    };
+}
 
 /// Nanoseconds of the GPU's global timer.
 #[inline(always)]

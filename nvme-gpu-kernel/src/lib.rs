@@ -14,6 +14,8 @@
 mod arch;
 #[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
 mod entry;
+#[cfg(target_arch = "nvptx64")]
+mod groups;
 #[cfg(all(target_arch = "nvptx64", feature = "probes"))]
 mod probes;
 pub mod work;

@@ -2,9 +2,6 @@
 //!
 //! Addresses are device addresses. Every kernel takes one [`Launch`] by value.
 
-/// Opcode of a command that moves no data and names no blocks.
-pub const FLUSH: u32 = 0;
-
 /// Order of a launch's commands over its span.
 pub mod pattern {
     /// Ascending, from the start again at the end.
@@ -31,8 +28,8 @@ pub struct Launch {
     pub data_iova: u64,
     /// The IOVA of each page of the data, `u64` each; 0 when it is contiguous.
     pub pages: u64,
-    /// Trace ring: a `trace::SharedRing` in memory that the host reads, or 0.
-    pub trace: u64,
+    /// Three `u32` for each thread and token of `nvme_tokens`, or 0.
+    pub tokens: u64,
     /// Bytes of the data memory.
     pub data_bytes: u64,
     /// Commands in all.
@@ -51,17 +48,19 @@ pub struct Launch {
     pub cell_count: u32,
     /// Namespace.
     pub nsid: u32,
-    /// NVM command set opcode: flush, write, read, compare, write zeroes, dataset management.
+    /// NVM command set opcode: flush, write, read, compare, write zeroes, or dataset management, whose
+    /// data is one range of 16 bytes for each command.
     pub opcode: u32,
     /// Blocks of each command.
     pub blocks: u32,
     /// log2 of a block's bytes, 9 to 16.
     pub block_shift: u32,
-    /// Commands that each lane keeps in flight (collective) or tokens of each thread (shared).
+    /// Commands in flight on each queue (`nvme_owner`, `nvme_warp`, `nvme_block`), or tokens that each
+    /// thread of `nvme_tokens` holds at a time.
     pub depth: u32,
     /// [`pattern`].
     pub pattern: u32,
-    /// Lanes of each warp that work in `nvme_shared`, 1 to 32: fewer are divergent code.
+    /// Lanes of each warp that work in `nvme_shared` and `nvme_tokens`, 1 to 32.
     pub lanes: u32,
     /// When not 0, data of command `i` lies at unit `i`; else buffers are reused.
     pub linear: u32,
@@ -73,6 +72,8 @@ pub mod account {
     pub const NONE: u32 = 0;
     /// It completed; the status field is in bits 14:0.
     pub const DONE: u32 = 1 << 31;
+    /// The controller was reset while it was in flight.
+    pub const ABORTED: u32 = 1 << 26;
     /// Its deadline passed; it is still in flight.
     pub const TIMED_OUT: u32 = 1 << 30;
     /// The queue was refused after a controller fault, before or after it was submitted.
@@ -103,16 +104,26 @@ pub struct Report {
     pub cq_doorbells: u64,
     /// Loads of completion queue memory, counted per warp instruction.
     pub cq_loads: u64,
-    /// Start of the first thread, on the GPU's clock.
-    pub first_ns: u64,
-    /// End of the last thread.
+    /// `u64::MAX` minus the start of the first thread, on the GPU's clock.
+    pub first_ns_complement: u64,
+    /// End of the last thread, on the same clock.
     pub last_ns: u64,
-    /// Status of some command that failed, 0 when none did.
-    pub status: u32,
-    /// A controller fault's code ([`nvme_core::ControllerFault`] as words), 0 when there was none.
-    pub fault: u32,
+    /// The largest error status, 0 when there was none.
+    pub status: u64,
+    /// The code of a [`ControllerFault`](nvme_core::ControllerFault), 0 when there was none.
+    pub fault: u64,
     /// Words of data that were not what was written (kernel `nvme_verify`).
     pub wrong: u64,
+    /// 1 plus the index of the last such word.
+    pub wrong_at: u64,
+}
+
+impl Report {
+    /// From the start of the first thread to the end of the last.
+    pub const fn elapsed_ns(&self) -> u64 {
+        self.last_ns
+            .saturating_sub(u64::MAX - self.first_ns_complement)
+    }
 }
 
 /// The word at `index` (8 bytes each) of the data that the tests and the demo write for `seed`.

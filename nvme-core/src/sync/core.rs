@@ -3,6 +3,16 @@
 use super::{Order, Scope};
 use core::sync::atomic::{self, Ordering};
 
+#[inline]
+fn ordering(order: Order) -> Ordering {
+    match order {
+        Order::Relaxed => Ordering::Relaxed,
+        Order::Acquire => Ordering::Acquire,
+        Order::Release => Ordering::Release,
+        Order::AcqRel => Ordering::AcqRel,
+    }
+}
+
 macro_rules! atomic {
     ($name:ident, $inner:ident, $value:ty) => {
         /// An integer that other threads and devices may change at any time.
@@ -20,7 +30,7 @@ macro_rules! atomic {
             #[inline]
             pub fn load(&self, order: Order, _scope: Scope) -> $value {
                 self.0.load(match order {
-                    Order::Acquire => Ordering::Acquire,
+                    Order::Acquire | Order::AcqRel => Ordering::Acquire,
                     Order::Relaxed | Order::Release => Ordering::Relaxed,
                 })
             }
@@ -31,7 +41,7 @@ macro_rules! atomic {
                 self.0.store(
                     value,
                     match order {
-                        Order::Release => Ordering::Release,
+                        Order::Release | Order::AcqRel => Ordering::Release,
                         Order::Relaxed | Order::Acquire => Ordering::Relaxed,
                     },
                 );
@@ -49,6 +59,43 @@ macro_rules! atomic {
 atomic!(AtomicU32, AtomicU32, u32);
 atomic!(AtomicU64, AtomicU64, u64);
 
+impl AtomicU32 {
+    /// Adds `value`, wrapping; returns what was there.
+    #[inline]
+    pub fn fetch_add(&self, value: u32, order: Order, _scope: Scope) -> u32 {
+        self.0.fetch_add(value, ordering(order))
+    }
+
+    /// Sets the bits of `value`; returns what was there.
+    #[inline]
+    pub fn fetch_or(&self, value: u32, order: Order, _scope: Scope) -> u32 {
+        self.0.fetch_or(value, ordering(order))
+    }
+
+    /// Keeps the bits of `value` alone; returns what was there.
+    #[inline]
+    pub fn fetch_and(&self, value: u32, order: Order, _scope: Scope) -> u32 {
+        self.0.fetch_and(value, ordering(order))
+    }
+
+    /// Stores `value`; returns what was there.
+    #[inline]
+    pub fn swap(&self, value: u32, order: Order, _scope: Scope) -> u32 {
+        self.0.swap(value, ordering(order))
+    }
+
+    /// Stores `new` where `current` is; returns what was there. `order` holds when it stored.
+    #[inline]
+    pub fn compare_exchange(&self, current: u32, new: u32, order: Order, _scope: Scope) -> u32 {
+        match self
+            .0
+            .compare_exchange(current, new, ordering(order), Ordering::Relaxed)
+        {
+            Ok(was) | Err(was) => was,
+        }
+    }
+}
+
 /// A fence between the accesses before and after it.
 ///
 /// On x86-64 and aarch64 a release fence also orders stores to DMA memory before a following store to
@@ -60,5 +107,6 @@ pub fn fence(order: Order, _scope: Scope) {
         Order::Relaxed => {}
         Order::Acquire => atomic::fence(Ordering::Acquire),
         Order::Release => atomic::fence(Ordering::Release),
+        Order::AcqRel => atomic::fence(Ordering::AcqRel),
     }
 }

@@ -24,6 +24,8 @@ pub enum Order {
     Acquire,
     /// For stores and fences: nothing that precedes moves after it.
     Release,
+    /// Both, for fences and read-modify-write operations. A load takes it as `Acquire`, a store as `Release`.
+    AcqRel,
 }
 
 #[cfg(all(not(loom), not(target_arch = "nvptx64")))]

@@ -20,6 +20,17 @@ macro_rules! by_scope {
     };
 }
 
+macro_rules! read_modify_write {
+    ($order:expr, $scope:expr, $kind:literal, $operands:literal, $($operand:tt)*) => {
+        match $order {
+            Order::Relaxed => by_scope!($scope, "atom.relaxed", $kind, $operands, $($operand)*),
+            Order::Acquire => by_scope!($scope, "atom.acquire", $kind, $operands, $($operand)*),
+            Order::Release => by_scope!($scope, "atom.release", $kind, $operands, $($operand)*),
+            Order::AcqRel => by_scope!($scope, "atom.acq_rel", $kind, $operands, $($operand)*),
+        }
+    };
+}
+
 macro_rules! atomic {
     ($name:ident, $value:ty, $class:ident, $suffix:literal) => {
         /// The GPU twin of the host type.
@@ -42,7 +53,7 @@ macro_rules! atomic {
                 let value: $value;
                 let at = self.0.get();
                 match order {
-                    Order::Acquire => by_scope!(scope, "ld.acquire", $suffix, " {v}, [{p}];",
+                    Order::Acquire | Order::AcqRel => by_scope!(scope, "ld.acquire", $suffix, " {v}, [{p}];",
                         v = out($class) value, p = in(reg64) at, options(nostack)),
                     Order::Relaxed | Order::Release => by_scope!(scope, "ld.relaxed", $suffix, " {v}, [{p}];",
                         v = out($class) value, p = in(reg64) at, options(nostack)),
@@ -55,7 +66,7 @@ macro_rules! atomic {
             pub fn store(&self, value: $value, order: Order, scope: Scope) {
                 let at = self.0.get();
                 match order {
-                    Order::Release => by_scope!(scope, "st.release", $suffix, " [{p}], {v};",
+                    Order::Release | Order::AcqRel => by_scope!(scope, "st.release", $suffix, " [{p}], {v};",
                         v = in($class) value, p = in(reg64) at, options(nostack)),
                     Order::Relaxed | Order::Acquire => by_scope!(scope, "st.relaxed", $suffix, " [{p}], {v};",
                         v = in($class) value, p = in(reg64) at, options(nostack)),
@@ -77,6 +88,54 @@ macro_rules! atomic {
 
 atomic!(AtomicU32, u32, reg32, ".u32");
 atomic!(AtomicU64, u64, reg64, ".u64");
+
+impl AtomicU32 {
+    /// Adds `value`, wrapping; returns what was there.
+    #[inline(always)]
+    pub fn fetch_add(&self, value: u32, order: Order, scope: Scope) -> u32 {
+        let was: u32;
+        read_modify_write!(order, scope, ".add.u32", " {was}, [{p}], {v};",
+            was = out(reg32) was, p = in(reg64) self.0.get(), v = in(reg32) value, options(nostack));
+        was
+    }
+
+    /// Sets the bits of `value`; returns what was there.
+    #[inline(always)]
+    pub fn fetch_or(&self, value: u32, order: Order, scope: Scope) -> u32 {
+        let was: u32;
+        read_modify_write!(order, scope, ".or.b32", " {was}, [{p}], {v};",
+            was = out(reg32) was, p = in(reg64) self.0.get(), v = in(reg32) value, options(nostack));
+        was
+    }
+
+    /// Keeps the bits of `value` alone; returns what was there.
+    #[inline(always)]
+    pub fn fetch_and(&self, value: u32, order: Order, scope: Scope) -> u32 {
+        let was: u32;
+        read_modify_write!(order, scope, ".and.b32", " {was}, [{p}], {v};",
+            was = out(reg32) was, p = in(reg64) self.0.get(), v = in(reg32) value, options(nostack));
+        was
+    }
+
+    /// Stores `value`; returns what was there.
+    #[inline(always)]
+    pub fn swap(&self, value: u32, order: Order, scope: Scope) -> u32 {
+        let was: u32;
+        read_modify_write!(order, scope, ".exch.b32", " {was}, [{p}], {v};",
+            was = out(reg32) was, p = in(reg64) self.0.get(), v = in(reg32) value, options(nostack));
+        was
+    }
+
+    /// Stores `new` where `current` is; returns what was there. `order` holds when it stored.
+    #[inline(always)]
+    pub fn compare_exchange(&self, current: u32, new: u32, order: Order, scope: Scope) -> u32 {
+        let was: u32;
+        read_modify_write!(order, scope, ".cas.b32", " {was}, [{p}], {c}, {n};",
+            was = out(reg32) was, p = in(reg64) self.0.get(), c = in(reg32) current,
+            n = in(reg32) new, options(nostack));
+        was
+    }
+}
 
 /// `fence.acq_rel` at the given scope for `Acquire` and `Release`; nothing for `Relaxed`.
 #[inline(always)]

@@ -1,0 +1,411 @@
+//! A queue that a group owns: one thread, a warp or a block submits and reaps together.
+//!
+//! Invariant: every member holds the same positions; members differ only in the commands that they
+//! bring and in the completions that they read. Commands are matched by CID, so they may complete in
+//! any order, and the queue is kept full rather than drained between batches.
+
+use crate::command::{Command, write_entries};
+use crate::error::{ControllerFault, SubmitError};
+use crate::group::{Group, unroll};
+use crate::inflight::Quiesced;
+use crate::queue_pair::QueueMemory;
+use crate::queue_state::{QueueState, SlotWord, slot_of, status_of};
+use crate::spec::completion::phase_of;
+use crate::spec::{Cid, Status};
+use crate::sync::{AtomicU32, Order, Scope, fence};
+
+/// Deadlines are kept in units of 2^10 ns, as 32 bits: waits of up to 18 minutes.
+const TICK_SHIFT: u32 = 10;
+/// Set in a slot's deadline once it was reported as expired.
+const REPORTED: u32 = 0;
+
+/// A command that ended, as the member that read its completion sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Finished {
+    /// What the command carried.
+    pub tag: u32,
+    /// The command's identifier.
+    pub cid: Cid,
+    /// The controller's answer.
+    pub status: Status,
+    /// Dword 0 of the completion; 0 unless the command asked for it.
+    pub dw0: u32,
+}
+
+/// A queue owned by the members of `G`.
+///
+/// Every method is called by all members together.
+#[derive(Debug)]
+pub struct Collective<'a, G> {
+    group: G,
+    memory: QueueMemory<'a>,
+    state: QueueState<'a>,
+    /// Next ring position, and up to where the doorbell was rung.
+    tail: u32,
+    rung: u32,
+    /// Head of the completion ring, and up to where its doorbell was rung.
+    head: u32,
+    freed: u32,
+    /// Code of the fault that ended the queue's service, or 0.
+    refused: u32,
+    /// Free ring: the next slot to take. The next to put is `taken + slots - in_flight`.
+    taken: u32,
+    in_flight: u32,
+    sq_doorbells: u32,
+    cq_doorbells: u32,
+}
+
+impl<'a, G: Group> Collective<'a, G> {
+    /// Takes the queue over, with whatever is in flight. Every member calls it with the same words.
+    #[inline(always)]
+    pub fn resume(group: G, memory: QueueMemory<'a>, state: QueueState<'a>) -> Self {
+        let field = |word: &AtomicU32| {
+            let value = match group.leads() {
+                true => word.load(Order::Relaxed, Scope::Gpu),
+                false => 0,
+            };
+            group.broadcast(value)
+        };
+        let tail = field(state.position());
+        let rung = field(state.rung());
+        let head = field(state.head());
+        let freed = field(state.freed());
+        group.sync();
+        let mut all = Self {
+            group,
+            memory,
+            state,
+            tail,
+            rung,
+            head,
+            freed,
+            refused: state.fault_code(),
+            taken: 0,
+            in_flight: 0,
+            sq_doorbells: 0,
+            cq_doorbells: 0,
+        };
+        all.collect_free();
+        all
+    }
+
+    /// Fills the free ring with the slots that are not in flight.
+    #[inline(always)]
+    fn collect_free(&mut self) {
+        let (state, size) = (self.state, self.group.size());
+        let mut free = 0;
+        let mut first = 0;
+        while first < state.slots() {
+            let slot = first + self.group.rank();
+            first += size;
+            let pending = slot >= state.slots()
+                || SlotWord(state.slot(slot).load(Order::Relaxed, Scope::Gpu)).pending();
+            let vote = self.group.vote(!pending);
+            if !pending {
+                state
+                    .mark(free + vote.before)
+                    .store(slot, Order::Relaxed, Scope::Cta);
+            }
+            free += vote.total;
+        }
+        self.in_flight = state.slots() - free;
+        self.group.sync();
+    }
+
+    /// Gives the queue back: the state says what is in flight.
+    #[inline(always)]
+    pub fn suspend(self) {
+        if self.group.leads() {
+            let put = |field: &AtomicU32, value| field.store(value, Order::Relaxed, Scope::Gpu);
+            put(self.state.position(), self.tail);
+            put(self.state.rung(), self.rung);
+            put(self.state.head(), self.head);
+            put(self.state.freed(), self.freed);
+        }
+    }
+
+    /// The members.
+    #[inline(always)]
+    pub fn group(&self) -> &G {
+        &self.group
+    }
+
+    /// Commands that have not ended.
+    #[inline(always)]
+    pub fn in_flight(&self) -> u32 {
+        self.in_flight
+    }
+
+    /// The most commands that can be in flight.
+    #[inline(always)]
+    pub fn depth(&self) -> u32 {
+        self.state.slots()
+    }
+
+    /// Doorbells rung so far: submission queue, completion queue.
+    #[inline(always)]
+    pub fn doorbells(&self) -> [u32; 2] {
+        [self.sq_doorbells, self.cq_doorbells]
+    }
+
+    /// Places one command for each member that `wants` to; the controller sees them after
+    /// [`ring`](Self::ring). `command` makes the member's command for the slot it was given (below
+    /// [`depth`](Self::depth), nobody else's until the command ends).
+    ///
+    /// Returns the CID, or `None` to a member that wanted none.
+    ///
+    /// # Errors
+    /// To a member: [`SubmitError::QueueFull`] (reap, then retry), [`SubmitError::Map`]; its command is
+    /// not placed. [`SubmitError::Refused`] to all.
+    #[inline(always)]
+    pub fn submit<'d>(
+        &mut self,
+        wants: bool,
+        command: impl FnOnce(u32) -> Command<'d>,
+        deadline_ns: u64,
+    ) -> Result<Option<Cid>, SubmitError> {
+        if let Some(fault) = ControllerFault::from_code(self.refused) {
+            return Err(SubmitError::Refused(fault));
+        }
+        let state = self.state;
+        let room = state.slots() - self.in_flight;
+        let wish = self.group.vote(wants);
+        let gets = wants && wish.before < room;
+        let granted = wish.total.min(room);
+        let mut placed = Err(SubmitError::QueueFull);
+        let mut slot = 0;
+        if gets {
+            let mark = state.mark(self.taken.wrapping_add(wish.before));
+            slot = mark.load(Order::Relaxed, Scope::Cta);
+            let command = command(slot);
+            placed = self
+                .memory
+                .lists
+                .map(command.sqe, command.data, slot as usize)
+                .map(|sqe| (sqe, command.tag, command.wants_dw0))
+                .map_err(SubmitError::Map);
+        }
+        let vote = self.group.vote(placed.is_ok());
+        if vote.total < granted {
+            self.put_back(gets && placed.is_err(), slot);
+        }
+        let position = self.tail.wrapping_add(vote.before);
+        let entry = placed.map(|(sqe, tag, wants_dw0)| {
+            let word = state.slot(slot);
+            let next = SlotWord(word.load(Order::Relaxed, Scope::Cta)).next(tag, wants_dw0);
+            word.store(next.0, Order::Relaxed, Scope::Cta);
+            let ticks = (deadline_ns >> TICK_SHIFT) as u32;
+            let ticks = if ticks == REPORTED { 1 } else { ticks };
+            state
+                .deadline(slot)
+                .store(ticks, Order::Relaxed, Scope::Cta);
+            (next.cid(slot), sqe)
+        });
+        let ring_entry = match &entry {
+            Ok((cid, sqe)) => Some((position & state.mask(), sqe.with_cid(*cid))),
+            Err(_) => None,
+        };
+        write_entries(&self.group, &self.memory.sq, ring_entry);
+        self.taken = self.taken.wrapping_add(granted);
+        self.tail = self.tail.wrapping_add(vote.total);
+        self.in_flight += vote.total;
+        match entry {
+            Ok((cid, _)) => Ok(Some(cid)),
+            Err(_) if !wants => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Puts slots that were taken for nothing at the end of the free ring.
+    #[inline(always)]
+    fn put_back(&self, mine: bool, slot: u32) {
+        let end = self.free_end();
+        let vote = self.group.vote(mine);
+        if mine {
+            self.state
+                .mark(end.wrapping_add(vote.before))
+                .store(slot, Order::Relaxed, Scope::Cta);
+        }
+        self.group.sync();
+    }
+
+    /// Where the next free slot goes in the free ring.
+    #[inline(always)]
+    fn free_end(&self) -> u32 {
+        self.taken.wrapping_add(self.state.slots() - self.in_flight)
+    }
+
+    /// Publishes what was submitted since the last ring: one fence, one doorbell store, by the leader.
+    #[inline(always)]
+    pub fn ring(&mut self) {
+        if self.tail == self.rung {
+            return;
+        }
+        self.rung = self.tail;
+        self.sq_doorbells += 1;
+        // Every member has written its words; the leader's fence covers them (docs/memory-model.md).
+        self.group.sync();
+        if self.group.leads() {
+            self.memory.sq_doorbell.ring(self.tail & self.state.mask());
+        }
+    }
+
+    /// Takes up to `ENTRIES` completions a member, and tells `done` of each to the member that read it.
+    ///
+    /// Returns how many there were. `done` must not use the group.
+    ///
+    /// # Errors
+    /// To all members: the controller posted nonsense. What else was read is accounted; the queue
+    /// takes no more commands until it is recovered.
+    #[inline(always)]
+    pub fn reap<const ENTRIES: usize>(
+        &mut self,
+        mut done: impl FnMut(Finished),
+    ) -> Result<u32, ControllerFault> {
+        let (state, cq, group) = (self.state, &self.memory.cq, &self.group);
+        let (head, rung) = (self.head, self.rung);
+        let at = |k: usize| head.wrapping_add(k as u32 * group.size() + group.rank());
+        let alone = group.size() == 1;
+        // One member reads with acquire; several fence once, after their reads.
+        let order = if alone {
+            Order::Acquire
+        } else {
+            Order::Relaxed
+        };
+        let mut uppers = [0; ENTRIES];
+        unroll!(ENTRIES, k => { uppers[k] = cq.upper(at(k) & state.mask(), order); });
+        let mut found = 0;
+        unroll!(ENTRIES, k => {
+            if found == k as u32 * group.size() {
+                // No entry a whole lap ahead passes for new: there are fewer commands than entries.
+                let new = phase_of(uppers[k]) == state.phase(at(k));
+                found += group.vote(new).leading;
+            }
+        });
+        if found == 0 {
+            return Ok(0);
+        }
+        let mut fault = 0;
+        let mut ends = [SlotWord::NONE; ENTRIES];
+        unroll!(ENTRIES, k => {
+            if at(k).wrapping_sub(head) < found {
+                let end = state
+                    .check_head(uppers[k], at(k).wrapping_add(1), rung)
+                    .and_then(|()| state.take(uppers[k], alone));
+                match end {
+                    Ok(word) => ends[k] = word,
+                    Err(code) => fault = code,
+                }
+            }
+        });
+        if !alone {
+            group.sync();
+            // Acquire, by every member: pairs with the controller's write of the phase tags; dwords 0-1
+            // and the data are visible after it. Release: the reads are over before the head doorbell.
+            fence(Order::AcqRel, Scope::Sys);
+        }
+        let mut dw0s = [0; ENTRIES];
+        let mut wants_dw0 = false;
+        unroll!(ENTRIES, k => { wants_dw0 |= ends[k].wants_dw0(); });
+        let rare = fault != 0 || wants_dw0;
+        let rare = group.vote(rare).total > 0;
+        if rare {
+            unroll!(ENTRIES, k => {
+                if ends[k].wants_dw0() {
+                    dw0s[k] = cq.lower(at(k) & state.mask()) as u32;
+                }
+            });
+            if fault != 0 {
+                state.refuse(fault);
+            }
+            group.sync();
+            self.refused = state.fault_code();
+        }
+        let next = head.wrapping_add(found);
+        if state.owes(next, self.freed) {
+            self.freed = next;
+            self.cq_doorbells += 1;
+            if group.leads() {
+                if rare {
+                    self.memory.cq_doorbell.ring(next & state.mask());
+                } else {
+                    self.memory.cq_doorbell.ring_fenced(next & state.mask());
+                }
+            }
+        }
+        let end = self.free_end();
+        let mut freed = 0;
+        unroll!(ENTRIES, k => {
+            // Without a fault every entry has a slot, and its place among them is known.
+            let mut place = at(k).wrapping_sub(head);
+            if rare {
+                let vote = self.group.vote(ends[k].pending());
+                place = freed + vote.before;
+                freed += vote.total;
+            }
+            if ends[k].pending() {
+                let slot = slot_of(uppers[k]);
+                let mark = state.mark(end.wrapping_add(place));
+                mark.store(slot, Order::Relaxed, Scope::Cta);
+                done(Finished {
+                    tag: ends[k].tag(),
+                    cid: ends[k].cid(slot),
+                    status: status_of(uppers[k]),
+                    dw0: dw0s[k],
+                });
+            }
+        });
+        // The free ring and what `done` wrote are for every member.
+        self.group.sync();
+        self.head = next;
+        self.in_flight -= if rare { freed } else { found };
+        match ControllerFault::from_code(self.refused) {
+            None => Ok(found),
+            Some(fault) => Err(fault),
+        }
+    }
+
+    /// Tells `late` the tag of each command whose deadline has passed, once, to some member; returns
+    /// how many there were. The commands stay in flight. Looks at every slot: call it now and then.
+    #[inline(always)]
+    pub fn expire(&mut self, now_ns: u64, mut late: impl FnMut(u32)) -> u32 {
+        let state = self.state;
+        let now = (now_ns >> TICK_SHIFT) as u32;
+        let mut count = 0;
+        let mut first = 0;
+        while first < state.slots() {
+            let slot = first + self.group.rank();
+            first += self.group.size();
+            let mut expired = false;
+            if slot < state.slots() {
+                let word = SlotWord(state.slot(slot).load(Order::Relaxed, Scope::Cta));
+                let deadline = state.deadline(slot).load(Order::Relaxed, Scope::Cta);
+                expired = word.pending()
+                    && deadline != REPORTED
+                    && now.wrapping_sub(deadline) as i32 >= 0;
+                if expired {
+                    state
+                        .deadline(slot)
+                        .store(REPORTED, Order::Relaxed, Scope::Cta);
+                    late(word.tag());
+                }
+            }
+            count += self.group.vote(expired).total;
+        }
+        count
+    }
+
+    /// Ends every command in flight as aborted, tells `end` the tag of each, and empties the queue for
+    /// the controller to create again; `false` when the proof is of another queue.
+    ///
+    /// For a host thread that is the group alone.
+    pub fn recover(mut self, proof: &Quiesced, end: impl FnMut(u32)) -> bool {
+        if !proof.covers(self.state.qid()) {
+            return false;
+        }
+        self.state.reclaim(end);
+        self.memory.cq.zero();
+        self.collect_free();
+        true
+    }
+}

@@ -1,0 +1,156 @@
+//! Who acts together on a queue: one thread, the lanes of a warp, a thread block, or host threads.
+//!
+//! Invariant: every member calls the same operations in the same order. Only [`Group::sync`] orders
+//! memory; votes, broadcasts and swaps exchange values and order nothing.
+
+/// What a vote found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Vote {
+    /// Members that voted yes.
+    pub total: u32,
+    /// Of them, those of lower rank than this one.
+    pub before: u32,
+    /// Members from rank 0 on that voted yes without a gap.
+    pub leading: u32,
+}
+
+/// Members that act together. The member of rank 0 leads.
+pub trait Group {
+    /// Number of members, at least 1.
+    fn size(&self) -> u32;
+
+    /// This member's rank, below [`size`](Self::size).
+    fn rank(&self) -> u32;
+
+    /// Waits for every member; what each did to memory before happens before what each does after.
+    fn sync(&self);
+
+    /// Counts the members that say yes.
+    fn vote(&self, mine: bool) -> Vote;
+
+    /// The leader's value.
+    fn broadcast(&self, value: u32) -> u32;
+
+    /// Whether the members form whole octets of ranks, so that eight can write one entry together.
+    fn octets(&self) -> bool;
+
+    /// The value of member `from` (0 to 7) of this member's octet. Only when [`octets`](Self::octets).
+    fn of_octet(&self, value: u32, from: u32) -> u32;
+
+    /// The value of the member whose rank differs in the bits of `mask` (1 to 7). Only when
+    /// [`octets`](Self::octets).
+    fn swap(&self, value: u64, mask: u32) -> u64;
+
+    /// Whether this member leads.
+    #[inline(always)]
+    fn leads(&self) -> bool {
+        self.rank() == 0
+    }
+}
+
+/// A group of one.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Alone;
+
+impl Group for Alone {
+    #[inline(always)]
+    fn size(&self) -> u32 {
+        1
+    }
+
+    #[inline(always)]
+    fn rank(&self) -> u32 {
+        0
+    }
+
+    #[inline(always)]
+    fn sync(&self) {}
+
+    #[inline(always)]
+    fn vote(&self, mine: bool) -> Vote {
+        let total = u32::from(mine);
+        Vote {
+            total,
+            before: 0,
+            leading: total,
+        }
+    }
+
+    #[inline(always)]
+    fn broadcast(&self, value: u32) -> u32 {
+        value
+    }
+
+    #[inline(always)]
+    fn octets(&self) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn of_octet(&self, value: u32, _from: u32) -> u32 {
+        value
+    }
+
+    #[inline(always)]
+    fn swap(&self, value: u64, _mask: u32) -> u64 {
+        value
+    }
+}
+
+/// Where code runs: its clock, its pauses, and who is beside it.
+///
+/// The core never reads a clock by itself: code that waits is given one of these.
+pub trait Here {
+    /// The members that [`beside`](Self::beside) finds.
+    type Group: Group;
+
+    /// Nanoseconds since any fixed start, not decreasing.
+    fn now_ns(&self) -> u64;
+
+    /// Lets others run; longer when `turn`, the number of pauses so far in one wait, grows.
+    fn pause(&self, turn: u32);
+
+    /// The threads that run in step with this one now and name the same `key`.
+    fn beside(&self, key: u64) -> Self::Group;
+}
+
+/// `unroll!(N, k => body)`: the body for each `k` below `N`, at most 8, unrolled whatever its size. An
+/// array that is indexed by `k` stays in registers on a GPU; a closure would put it in memory.
+macro_rules! unroll {
+    ($count:expr, $k:ident => $body:block) => {
+        const { assert!($count <= 8) };
+        $crate::group::unroll!(@step $count, $k, $body, 0 1 2 3 4 5 6 7);
+    };
+    (@step $count:expr, $k:ident, $body:block, $($index:literal)*) => {
+        $(if $count > $index {
+            let $k: usize = $index;
+            $body
+        })*
+    };
+}
+pub(crate) use unroll;
+
+/// Turns eight entries, one a member, into eight words, one of each entry: afterwards member `r` of an
+/// octet holds word `r` of the entry of each member, in the members' order.
+#[inline(always)]
+pub(crate) fn transpose<G: Group>(group: &G, words: &mut [u64; 8]) {
+    stage::<G, 4>(group, words);
+    stage::<G, 2>(group, words);
+    stage::<G, 1>(group, words);
+}
+
+#[inline(always)]
+fn stage<G: Group, const MASK: usize>(group: &G, words: &mut [u64; 8]) {
+    let high = group.rank() as usize & MASK != 0;
+    unroll!(8, low => {
+        if low & MASK == 0 {
+            let given = if high { words[low] } else { words[low | MASK] };
+            let taken = group.swap(given, MASK as u32);
+            if high {
+                words[low] = taken;
+            } else {
+                words[low | MASK] = taken;
+            }
+        }
+    });
+}

@@ -1,0 +1,90 @@
+//! The words by which the host gives a queue to a kernel, and takes it back.
+//!
+//! Invariant: the layout is the same on both sides and for every compiler: `repr(C)`, addresses as
+//! `u64`. An address is the one that the reader of these words uses: device addresses for a kernel.
+// UNSAFETY: the words hold addresses; `attach` turns them into rings and state under the caller's word.
+#![allow(unsafe_code)]
+
+use crate::mem::{CqRing, DmaWords, Doorbell, SqRing};
+use crate::queue_pair::{ListMemory, QueueMemory};
+use crate::queue_state::QueueState;
+use crate::spec::{Iova, PageSize, Qid};
+use crate::sync::AtomicU32;
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
+
+/// A queue pair that exists on the controller, as a kernel is told of it.
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
+pub struct QueueWords {
+    /// Address of the submission ring.
+    pub sq: u64,
+    /// Address of the completion ring.
+    pub cq: u64,
+    /// Address of the submission queue tail doorbell.
+    pub sq_doorbell: u64,
+    /// Address of the completion queue head doorbell.
+    pub cq_doorbell: u64,
+    /// Address of the list memory, and where the controller finds it.
+    pub lists: u64,
+    /// Where the controller finds the list memory.
+    pub lists_iova: u64,
+    /// Address of the queue's state: [`words`](crate::queue_state::words) words.
+    pub state: u64,
+    /// Entries of both rings: a power of two, 2 to 65,536.
+    pub entries: u32,
+    /// Command slots: at most `entries` - 1 and 4,095.
+    pub slots: u32,
+    /// 64-bit words of list memory for each slot.
+    pub list_words: u32,
+    /// log2 of CC.MPS in bytes, 12 to 16.
+    pub page_shift: u32,
+    /// The queue's identifier, 1 to 65,535.
+    pub qid: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<QueueWords>() == 80);
+const _: () = assert!(core::mem::offset_of!(QueueWords, entries) == 56);
+
+impl QueueWords {
+    /// The rings, doorbells, lists and state that the words name, or `None` for impossible sizes.
+    ///
+    /// # Safety
+    /// Every address is valid on this processor for all of `'a`, for the sizes that the words give,
+    /// aligned as [`SqRing::from_raw`], [`CqRing::from_raw`] and [`DmaWords::from_raw`] ask, and used
+    /// through atomics alone.
+    pub unsafe fn attach<'a>(&self) -> Option<(QueueMemory<'a>, QueueState<'a>)> {
+        let page = PageSize::from_mps((self.page_shift as u8).checked_sub(12)?)?;
+        let (entries, slots) = (self.entries, self.slots);
+        if !QueueState::possible(entries, slots) {
+            return None;
+        }
+        let lists = slots as usize * self.list_words as usize;
+        let words = crate::queue_state::words(entries);
+        let at = |address: u64| address as usize as *mut u8;
+        // SAFETY: the caller vouches for the ring and its length.
+        let sq = unsafe { SqRing::from_raw(at(self.sq), entries, Iova(0)) };
+        // SAFETY: as above.
+        let cq = unsafe { CqRing::from_raw(at(self.cq), entries, Iova(0)) };
+        // SAFETY: as above, for the lists.
+        let lists = unsafe { DmaWords::from_raw(at(self.lists), lists, Iova(self.lists_iova)) };
+        // SAFETY: as above, for the doorbell.
+        let sq_doorbell = unsafe { Doorbell::from_raw(at(self.sq_doorbell).cast()) };
+        // SAFETY: as above.
+        let cq_doorbell = unsafe { Doorbell::from_raw(at(self.cq_doorbell).cast()) };
+        // SAFETY: the caller vouches for the state; AtomicU32 has the layout of u32.
+        let state =
+            unsafe { core::slice::from_raw_parts(at(self.state).cast::<AtomicU32>(), words) };
+        let memory = QueueMemory {
+            sq,
+            cq,
+            sq_doorbell,
+            cq_doorbell,
+            lists: ListMemory::new(lists, page, self.list_words as usize),
+        };
+        let state = QueueState::new(state, Qid(self.qid as u16), entries, slots)?;
+        Some((memory, state))
+    }
+}

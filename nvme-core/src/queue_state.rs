@@ -1,0 +1,348 @@
+//! The state of a queue that a kernel drives, as words of memory: positions, command slots, marks.
+//!
+//! Invariant: a slot is free (its bit is set, or it is in the free ring) or its word says pending. The
+//! same words serve a [`SharedQueue`](crate::SharedQueue) or a [`Collective`](crate::Collective), one
+//! at a time; between kernels the host can read them, recover them and give them back.
+
+use crate::error::ControllerFault;
+use crate::inflight::MAX_IN_FLIGHT;
+use crate::spec::{Cid, Cqe, Qid, Status};
+use crate::sync::{AtomicU32, Order, Scope};
+
+/// Words between fields that different threads write, so that each has a memory sector of its own.
+const LINE: u32 = if cfg!(loom) { 2 } else { 32 };
+
+/// Next ring position (shared), or the position of the tail (collective).
+const POSITION: u32 = 0;
+const RING_LOCK: u32 = LINE;
+/// Position up to which the tail doorbell was rung.
+const RUNG: u32 = LINE + 1;
+const DRAIN_LOCK: u32 = 2 * LINE;
+/// Position of the completion queue's head.
+const HEAD: u32 = 2 * LINE + 1;
+/// Position up to which the head doorbell was rung.
+const FREED: u32 = if cfg!(loom) { 8 } else { 2 * LINE + 2 };
+const FAULT: u32 = 3 * LINE;
+/// Position at which the queue was created.
+const START: u32 = 3 * LINE + 1;
+/// Free bits (shared).
+const FREE: u32 = 5 * LINE;
+
+const fn free_words(entries: u32) -> u32 {
+    let words = entries.div_ceil(32);
+    if words > 128 { 128 } else { words }
+}
+
+/// 32-bit words of state for a queue of `entries` entries: 13 KiB at 1,024.
+pub const fn words(entries: u32) -> usize {
+    (FREE + free_words(entries).next_multiple_of(LINE) + 3 * entries) as usize
+}
+
+const CELL: u32 = (1 << 26) - 1;
+const WANTS_DW0: u32 = 1 << 26;
+const PENDING: u32 = 1 << 27;
+const GENERATION_SHIFT: u32 = 28;
+
+/// The most result cells or tags that slots can name.
+pub const MAX_TAGS: u32 = CELL + 1;
+
+/// A command slot's word: generation, whether it is in flight, and what its end is told to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SlotWord(pub u32);
+
+impl SlotWord {
+    /// The word of no command.
+    pub const NONE: Self = Self(0);
+
+    pub fn pending(self) -> bool {
+        self.0 & PENDING != 0
+    }
+
+    pub fn tag(self) -> u32 {
+        self.0 & CELL
+    }
+
+    pub fn wants_dw0(self) -> bool {
+        self.0 & WANTS_DW0 != 0
+    }
+
+    fn generation(self) -> u32 {
+        self.0 >> GENERATION_SHIFT
+    }
+
+    /// The word of the slot's next command.
+    pub fn next(self, tag: u32, wants_dw0: bool) -> Self {
+        let generation = (self.generation() + 1) << GENERATION_SHIFT;
+        let dw0 = if wants_dw0 { WANTS_DW0 } else { 0 };
+        Self(generation | PENDING | dw0 | tag & CELL)
+    }
+
+    pub fn cid(self, slot: u32) -> Cid {
+        Cid((slot | self.generation() << 12) as u16)
+    }
+}
+
+/// The slot that the entry with this upper word names.
+#[inline(always)]
+pub(crate) fn slot_of(upper: u64) -> u32 {
+    (upper >> 32) as u32 & 0xFFF
+}
+
+/// The status field in the upper word of an entry.
+#[inline(always)]
+pub(crate) fn status_of(upper: u64) -> Status {
+    Status((upper >> 49) as u16)
+}
+
+/// Which lines of `words` mean what.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueState<'a> {
+    all: &'a [AtomicU32],
+    /// Stands in for an index past the end, which cannot be.
+    spare: &'a AtomicU32,
+    qid: Qid,
+    mask: u32,
+    slots: u32,
+}
+
+impl<'a> QueueState<'a> {
+    /// Whether there can be a queue of `entries` entries with `slots` command slots.
+    pub const fn possible(entries: u32, slots: u32) -> bool {
+        entries >= 2
+            && entries <= 65_536
+            && entries.is_power_of_two()
+            && slots >= 1
+            && slots < entries
+            && slots <= MAX_IN_FLIGHT
+    }
+
+    /// A view over `all`, at least [`words`] words; `None` for impossible sizes.
+    pub fn new(all: &'a [AtomicU32], qid: Qid, entries: u32, slots: u32) -> Option<Self> {
+        let possible = Self::possible(entries, slots) && all.len() >= words(entries);
+        Some(Self {
+            all,
+            spare: all.first().filter(|_| possible)?,
+            qid,
+            mask: entries - 1,
+            slots,
+        })
+    }
+
+    /// The state of a queue that was just created on the controller, its rings zeroed.
+    ///
+    /// `start` is the first position, a multiple of twice the entries; it only matters to tests of the
+    /// counters' wrap. Not while any kernel uses the queue.
+    pub fn init(&self, start: u32) {
+        let start = start & !(2 * self.mask + 1);
+        for field in [POSITION, RUNG, HEAD, FREED, START] {
+            self.at(field).store(start, Order::Relaxed, Scope::Sys);
+        }
+        for field in [RING_LOCK, DRAIN_LOCK, FAULT] {
+            self.at(field).store(0, Order::Relaxed, Scope::Sys);
+        }
+        for word in 0..free_words(self.mask + 1) {
+            let bits = self.slots.saturating_sub(word * 32).min(32);
+            let free = ((1u64 << bits) - 1) as u32;
+            self.free(word).store(free, Order::Relaxed, Scope::Sys);
+        }
+        for index in 0..=self.mask {
+            // No position that is taken first in this entry has this mark.
+            let never = start.wrapping_add(index).wrapping_sub(self.mask);
+            self.mark(index).store(never, Order::Relaxed, Scope::Sys);
+            self.deadline(index).store(0, Order::Relaxed, Scope::Sys);
+            // Generations go on: a completion from before does not pass for one of a new command.
+            let old = self.slot(index).load(Order::Relaxed, Scope::Sys);
+            let kept = old & !(PENDING | WANTS_DW0 | CELL);
+            self.slot(index).store(kept, Order::Relaxed, Scope::Sys);
+        }
+    }
+
+    #[inline(always)]
+    fn at(&self, word: u32) -> &'a AtomicU32 {
+        self.all.get(word as usize).unwrap_or(self.spare)
+    }
+
+    /// The queue's identifier.
+    #[inline(always)]
+    pub fn qid(&self) -> Qid {
+        self.qid
+    }
+
+    /// Ring entries minus one: a position's ring index is `position & mask`.
+    #[inline(always)]
+    pub fn mask(&self) -> u32 {
+        self.mask
+    }
+
+    /// Command slots.
+    #[inline(always)]
+    pub fn slots(&self) -> u32 {
+        self.slots
+    }
+
+    /// Words of free bits.
+    #[inline(always)]
+    pub(crate) fn free_words(&self) -> u32 {
+        self.slots.div_ceil(32)
+    }
+
+    #[inline(always)]
+    pub(crate) fn position(&self) -> &'a AtomicU32 {
+        self.at(POSITION)
+    }
+
+    #[inline(always)]
+    pub(crate) fn ring_lock(&self) -> &'a AtomicU32 {
+        self.at(RING_LOCK)
+    }
+
+    #[inline(always)]
+    pub(crate) fn rung(&self) -> &'a AtomicU32 {
+        self.at(RUNG)
+    }
+
+    #[inline(always)]
+    pub(crate) fn drain_lock(&self) -> &'a AtomicU32 {
+        self.at(DRAIN_LOCK)
+    }
+
+    #[inline(always)]
+    pub(crate) fn head(&self) -> &'a AtomicU32 {
+        self.at(HEAD)
+    }
+
+    #[inline(always)]
+    pub(crate) fn freed(&self) -> &'a AtomicU32 {
+        self.at(FREED)
+    }
+
+    /// Whether entries up to `head` should be given back to the controller, which was last told of
+    /// `freed`. Not each time: a quarter of the ring at once costs the bus less. The controller never
+    /// waits for ever, since a ring without room holds at least one entry that was not taken yet.
+    #[inline(always)]
+    pub(crate) fn owes(&self, head: u32, freed: u32) -> bool {
+        head.wrapping_sub(freed) * 4 > self.mask
+    }
+
+    /// Word `index` of the free bits.
+    #[inline(always)]
+    pub(crate) fn free(&self, index: u32) -> &'a AtomicU32 {
+        self.at(FREE + index)
+    }
+
+    #[inline(always)]
+    fn array(&self, which: u32, index: u32) -> &'a AtomicU32 {
+        let entries = self.mask + 1;
+        let base = FREE + free_words(entries).next_multiple_of(LINE);
+        self.at(base + which * entries + (index & self.mask))
+    }
+
+    /// The word of a command slot.
+    #[inline(always)]
+    pub(crate) fn slot(&self, slot: u32) -> &'a AtomicU32 {
+        self.array(0, slot)
+    }
+
+    /// Shared: which position was last published in a ring entry, plus 1. Collective: the free ring.
+    #[inline(always)]
+    pub(crate) fn mark(&self, position: u32) -> &'a AtomicU32 {
+        self.array(1, position)
+    }
+
+    /// Collective: a slot's deadline.
+    #[inline(always)]
+    pub(crate) fn deadline(&self, slot: u32) -> &'a AtomicU32 {
+        self.array(2, slot)
+    }
+
+    /// The fault that ended the queue's service, if any.
+    #[inline(always)]
+    pub fn fault(&self) -> Option<ControllerFault> {
+        ControllerFault::from_code(self.fault_code())
+    }
+
+    /// Refuses the queue from now on; the first fault stays.
+    pub(crate) fn refuse(&self, code: u32) {
+        self.at(FAULT)
+            .compare_exchange(0, code, Order::Relaxed, Scope::Gpu);
+    }
+
+    /// As [`fault`](Self::fault), as its code; 0 when there is none.
+    #[inline(always)]
+    pub(crate) fn fault_code(&self) -> u32 {
+        self.at(FAULT).load(Order::Relaxed, Scope::Gpu)
+    }
+
+    /// The phase tag that the entry at `position` will have.
+    #[inline(always)]
+    pub(crate) fn phase(&self, position: u32) -> bool {
+        position & (self.mask + 1) == 0
+    }
+
+    /// Commands that were submitted and have not ended. Exact only while nobody uses the queue.
+    pub fn in_flight(&self) -> u32 {
+        let pending =
+            |slot: &u32| SlotWord(self.slot(*slot).load(Order::Relaxed, Scope::Gpu)).pending();
+        (0..self.slots).filter(pending).count() as u32
+    }
+
+    /// Takes the slot that the entry with this upper word names out of flight: its word, or the code of
+    /// a [`ControllerFault`]. `alone`: nobody else takes any meanwhile.
+    #[inline(always)]
+    pub(crate) fn take(&self, upper: u64, alone: bool) -> Result<SlotWord, u32> {
+        let cqe = Cqe::from_words(0, upper);
+        if cqe.sqid() != self.qid {
+            return Err(ControllerFault::SqId(cqe.sqid).code());
+        }
+        let slot = slot_of(upper);
+        if slot >= self.slots {
+            return Err(ControllerFault::UnknownCid(cqe.cid()).code());
+        }
+        let at = self.slot(slot);
+        let word = SlotWord(if alone {
+            at.load(Order::Relaxed, Scope::Gpu)
+        } else {
+            // One atomic: of two completions with one CID in a pass, one finds the slot pending.
+            at.fetch_and(!PENDING, Order::Relaxed, Scope::Gpu)
+        });
+        if !word.pending() {
+            return Err(ControllerFault::UnknownCid(cqe.cid()).code());
+        }
+        if word.cid(slot) != cqe.cid() {
+            // The command in the slot is another one, and still in flight.
+            if !alone {
+                at.fetch_or(PENDING, Order::Relaxed, Scope::Gpu);
+            }
+            return Err(ControllerFault::StaleCid(cqe.cid()).code());
+        }
+        if alone {
+            at.store(word.0 & !PENDING, Order::Relaxed, Scope::Gpu);
+        }
+        Ok(word)
+    }
+
+    /// Whether the SQHD in this upper word can be, when `completed` positions have completed and `rung` were published.
+    ///
+    /// Otherwise the code of a [`ControllerFault`].
+    #[inline(always)]
+    pub(crate) fn check_head(&self, upper: u64, completed: u32, rung: u32) -> Result<(), u32> {
+        let sqhd = upper as u16;
+        let ahead = u32::from(sqhd).wrapping_sub(completed) & self.mask;
+        if u32::from(sqhd) > self.mask || ahead > rung.wrapping_sub(completed) {
+            return Err(ControllerFault::SqHead(sqhd).code());
+        }
+        Ok(())
+    }
+
+    /// Ends every command in flight, and tells `end` the tag of each; then the state is as after
+    /// [`init`](Self::init), at the position where it began.
+    pub(crate) fn reclaim(&self, mut end: impl FnMut(u32)) {
+        for slot in 0..self.slots {
+            let word = SlotWord(self.slot(slot).load(Order::Relaxed, Scope::Gpu));
+            if word.pending() {
+                end(word.tag());
+            }
+        }
+        self.init(self.at(START).load(Order::Relaxed, Scope::Sys));
+    }
+}

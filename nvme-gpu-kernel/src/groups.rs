@@ -1,0 +1,261 @@
+//! The groups of a GPU: lanes of a warp, a block. Each operation is one instruction of `arch`, or a few.
+// UNSAFETY: the block's scratch memory is a raw shared-memory address.
+#![allow(unsafe_code)]
+
+use crate::arch;
+use core::arch::asm;
+use nvme_core::group::{Group, Here, Vote};
+use nvme_core::sync::{AtomicU32, Order, Scope};
+
+/// Lanes of one warp, those of a mask.
+#[derive(Clone, Copy, Debug)]
+pub struct Lanes {
+    mask: u32,
+}
+
+impl Lanes {
+    /// The whole warp: every lane calls what it is given to, together.
+    #[inline(always)]
+    pub fn warp() -> Self {
+        Self { mask: arch::FULL }
+    }
+}
+
+#[inline(always)]
+fn leader(mask: u32) -> u32 {
+    mask.trailing_zeros()
+}
+
+impl Group for Lanes {
+    #[inline(always)]
+    fn size(&self) -> u32 {
+        self.mask.count_ones()
+    }
+
+    #[inline(always)]
+    fn rank(&self) -> u32 {
+        (self.mask & arch::lanes_below()).count_ones()
+    }
+
+    #[inline(always)]
+    fn sync(&self) {
+        arch::sync_warp(self.mask);
+    }
+
+    #[inline(always)]
+    fn vote(&self, mine: bool) -> Vote {
+        let yes = arch::ballot(self.mask, mine);
+        let first_no = self.mask & !yes;
+        // The lanes below the first no; all of them when nobody said no.
+        let below = (first_no & first_no.wrapping_neg()).wrapping_sub(1);
+        Vote {
+            total: yes.count_ones(),
+            before: (yes & arch::lanes_below()).count_ones(),
+            leading: (self.mask & below).count_ones(),
+        }
+    }
+
+    #[inline(always)]
+    fn broadcast(&self, value: u32) -> u32 {
+        arch::shuffle(self.mask, value, leader(self.mask))
+    }
+
+    #[inline(always)]
+    fn octets(&self) -> bool {
+        self.mask == arch::FULL
+    }
+
+    #[inline(always)]
+    fn of_octet(&self, value: u32, from: u32) -> u32 {
+        arch::shuffle(self.mask, value, arch::lane() & !7 | from)
+    }
+
+    #[inline(always)]
+    fn swap(&self, value: u64, mask: u32) -> u64 {
+        swap(self.mask, value, mask)
+    }
+}
+
+#[inline(always)]
+fn swap(lanes: u32, value: u64, bits: u32) -> u64 {
+    let low = arch::butterfly(lanes, value as u32, bits);
+    let high = arch::butterfly(lanes, (value >> 32) as u32, bits);
+    u64::from(high) << 32 | u64::from(low)
+}
+
+/// A warp that stays together: the mask is known when the kernel is compiled.
+#[derive(Clone, Copy, Debug)]
+pub struct Warp;
+
+impl Group for Warp {
+    #[inline(always)]
+    fn size(&self) -> u32 {
+        32
+    }
+
+    #[inline(always)]
+    fn rank(&self) -> u32 {
+        arch::lane()
+    }
+
+    #[inline(always)]
+    fn sync(&self) {
+        arch::sync_warp(arch::FULL);
+    }
+
+    #[inline(always)]
+    fn vote(&self, mine: bool) -> Vote {
+        Lanes::warp().vote(mine)
+    }
+
+    #[inline(always)]
+    fn broadcast(&self, value: u32) -> u32 {
+        arch::shuffle(arch::FULL, value, 0)
+    }
+
+    #[inline(always)]
+    fn octets(&self) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn of_octet(&self, value: u32, from: u32) -> u32 {
+        Lanes::warp().of_octet(value, from)
+    }
+
+    #[inline(always)]
+    fn swap(&self, value: u64, mask: u32) -> u64 {
+        swap(arch::FULL, value, mask)
+    }
+}
+
+/// Every thread of a block; its size is a multiple of 32.
+#[derive(Clone, Copy, Debug)]
+pub struct Block {
+    scratch: &'static [AtomicU32; SCRATCH],
+}
+
+/// Two words for each of 32 warps, and one to broadcast.
+const SCRATCH: usize = 65;
+
+impl Block {
+    /// The block of the calling thread; every thread calls it.
+    #[inline(always)]
+    pub fn here() -> Self {
+        Self { scratch: scratch() }
+    }
+
+    #[inline(always)]
+    fn word(&self, index: u32) -> &AtomicU32 {
+        self.scratch.get(index as usize).unwrap_or(&self.scratch[0])
+    }
+}
+
+/// The block's scratch words. Not inlined: the array must exist once.
+#[inline(never)]
+fn scratch() -> &'static [AtomicU32; SCRATCH] {
+    let address: u64;
+    // SAFETY: names a static shared array; takes its address only.
+    unsafe {
+        asm!("{{ .shared .align 4 .b8 nvme_scratch[260]; .reg .u64 a; mov.u64 a, nvme_scratch; cvta.shared.u64 {}, a; }}",
+            out(reg64) address, options(nostack));
+    }
+    // SAFETY: 260 bytes of shared memory, 4-byte aligned, that live as long as the block.
+    unsafe { &*(address as usize as *const [AtomicU32; SCRATCH]) }
+}
+
+impl Group for Block {
+    #[inline(always)]
+    fn size(&self) -> u32 {
+        arch::block_threads()
+    }
+
+    #[inline(always)]
+    fn rank(&self) -> u32 {
+        arch::thread()
+    }
+
+    #[inline(always)]
+    fn sync(&self) {
+        arch::sync_block();
+    }
+
+    #[inline(always)]
+    fn vote(&self, mine: bool) -> Vote {
+        let yes = arch::ballot(arch::FULL, mine);
+        let (warp, warps) = (arch::thread() / 32, arch::block_threads() / 32);
+        if arch::lane() == 0 {
+            self.word(warp).store(yes, Order::Relaxed, Scope::Cta);
+        }
+        arch::sync_block();
+        let mut vote = Vote {
+            total: 0,
+            before: (yes & arch::lanes_below()).count_ones(),
+            leading: 0,
+        };
+        for other in 0..warps {
+            let yes = self.word(other).load(Order::Relaxed, Scope::Cta);
+            if vote.leading == other * 32 {
+                vote.leading += yes.trailing_ones();
+            }
+            vote.total += yes.count_ones();
+            if other < warp {
+                vote.before += yes.count_ones();
+            }
+        }
+        // Nobody writes the next vote before everyone has read this one.
+        arch::sync_block();
+        vote
+    }
+
+    #[inline(always)]
+    fn broadcast(&self, value: u32) -> u32 {
+        if arch::thread() == 0 {
+            self.word(64).store(value, Order::Relaxed, Scope::Cta);
+        }
+        arch::sync_block();
+        let value = self.word(64).load(Order::Relaxed, Scope::Cta);
+        arch::sync_block();
+        value
+    }
+
+    #[inline(always)]
+    fn octets(&self) -> bool {
+        true
+    }
+
+    #[inline(always)]
+    fn of_octet(&self, value: u32, from: u32) -> u32 {
+        Lanes::warp().of_octet(value, from)
+    }
+
+    #[inline(always)]
+    fn swap(&self, value: u64, mask: u32) -> u64 {
+        swap(arch::FULL, value, mask)
+    }
+}
+
+/// A thread of a GPU: its clock, and the lanes that run beside it.
+#[derive(Clone, Copy, Debug)]
+pub struct Gpu;
+
+impl Here for Gpu {
+    type Group = Lanes;
+
+    #[inline(always)]
+    fn now_ns(&self) -> u64 {
+        arch::now_ns()
+    }
+
+    #[inline(always)]
+    fn pause(&self, turn: u32) {
+        arch::sleep_ns(32 << turn.min(4));
+    }
+
+    #[inline(always)]
+    fn beside(&self, key: u64) -> Lanes {
+        Lanes {
+            mask: arch::same(arch::active(), key),
+        }
+    }
+}
