@@ -1,6 +1,7 @@
 //! Subcommands, one file each, and what they share: options, exit codes, the one-line error.
 
 mod bench;
+mod bind;
 mod compare;
 mod demo;
 mod dsm;
@@ -9,6 +10,7 @@ mod feature;
 mod file;
 mod flush;
 mod identify;
+mod list;
 mod list_ns;
 mod output;
 mod plot;
@@ -39,6 +41,7 @@ Devices:
   sim:null[?size=1TiB]          reads zeroes, forgets writes
   Options: size, block=512|4096, ns, queues, mqes, mdts, dstrd, wc=on|off, profile=none|optane|nvme-gen5,
   fault=WHAT[:VALUE][@CONDITION,...], seed, threads, ...
+  vfio:BDF                      a controller on PCIe that is bound to vfio-pci (`nvme-gpu list`, `bind`, `doctor`)
   vfio-user:SOCKET              a controller in another process, e.g. one that `nvme-gpu serve` offers
 
 Sizes take KiB, MiB, GiB, TiB (or K, M, G, T; 1024) and kB, MB, GB, TB (1000).
@@ -64,6 +67,9 @@ enum Command {
     #[command(hide = true)]
     IdNs(identify::Ns),
     ListNs(list_ns::ListNs),
+    List(list::List),
+    Bind(bind::Bind),
+    Unbind(bind::Unbind),
     SmartLog(smart_log::SmartLog),
     ErrorLog(error_log::ErrorLog),
     GetFeature(feature::GetFeature),
@@ -175,6 +181,9 @@ pub fn run() -> ExitCode {
         Command::IdCtrl(command) => command.run(),
         Command::IdNs(command) => command.run(),
         Command::ListNs(command) => command.run(),
+        Command::List(command) => command.run(),
+        Command::Bind(command) => command.run(),
+        Command::Unbind(command) => command.run(),
         Command::SmartLog(command) => command.run(),
         Command::ErrorLog(command) => command.run(),
         Command::GetFeature(command) => command.run(),

@@ -4,11 +4,17 @@
 //! cached: a [`Host`] looks again each time.
 
 mod address;
+mod bind;
 
 mod function;
+#[cfg(test)]
+mod testing;
+mod users;
 
 pub use address::Address;
+pub use bind::Bound;
 pub use function::{Function, Resource};
+pub use users::User;
 
 use std::fs;
 use std::path::{Path, PathBuf};
