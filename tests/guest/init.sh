@@ -20,6 +20,11 @@ if [ -n "$LIMIT" ]; then
     (sleep "$LIMIT"; echo "@watchdog"; poweroff -f) &
 fi
 
+# What the tests print goes through a pipe: a program on a terminal draws progress bars.
+mkfifo /run/out
+cat /run/out &
+drain=$!
+exec 3>&1 >/run/out 2>&1
 for test in $TESTS; do
     echo "@test $test"
     if sh -eu /tests/run.sh "$test"; then
@@ -33,6 +38,8 @@ for test in $TESTS; do
     fi
 done
 echo "@done"
+exec >&3 2>&3 3>&-
+wait $drain
 
 if [ -n "$SHELL" ]; then
     stty echo onlcr

@@ -81,3 +81,20 @@ dmesg_clean() {
     cat /tmp/dmesg.bad
     fail "the kernel complained"
 }
+
+# Gives the function $1 to vfio-pci by our tool.
+take() {
+    nvme-gpu bind "$1"
+    [ "$(driver_of "$1")" = vfio-pci ] || fail "$1 is not bound to vfio-pci"
+}
+
+# Gives the function $1 back to Linux's driver and waits for the disk with serial number $2.
+give_back() {
+    nvme-gpu unbind "$1"
+    wait_for 20 disk_of "$2" 1
+    wait_for 20 test -b "$(disk_of "$2" 1)"
+}
+
+driver_of() {
+    basename "$(readlink "/sys/bus/pci/devices/$1/driver")"
+}

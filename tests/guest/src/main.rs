@@ -1,9 +1,11 @@
 //! Tests of the driver on any `--device`, for the guest: each subcommand is one test and exits with 0
 //! when it passed. They write to the namespace that they are given.
 
+mod mixed;
 mod pattern;
 mod queues;
 mod transfers;
+mod trouble;
 mod volume;
 
 use nvme_host::core::spec::Nsid;
@@ -17,6 +19,11 @@ usage: guest-tests <test>
   check DEVICE NSID SEED MIB  read it back and compare
   transfers DEVICE NSID       sizes and offsets around every boundary, by PRP and SGL
   queues DEVICE NSID          the smallest queue, the largest, all of them at once
+  unplug DEVICE OTHER ID      I/O while QEMU takes the device ID away, then I/O on another
+  reset DEVICE                I/O while the function is reset
+  confine DEVICE              a transfer to an address that was never mapped
+  mixed DEVICE NSID SECONDS SEED
+                              random verified I/O, and a look for leaks
 ";
 
 /// What a test says when it fails.
@@ -38,6 +45,12 @@ fn main() -> ExitCode {
                 "transfers" => transfers::run(controller, nsid),
                 _ => queues::run(controller, nsid),
             }
+        }),
+        ["unplug", leaving, staying, id] => trouble::unplug(leaving, staying, id),
+        ["reset", device] => trouble::reset(device),
+        ["confine", device] => trouble::confine(device),
+        ["mixed", device, nsid, seconds, seed] => number(nsid).and_then(|nsid| {
+            mixed::run(device, Nsid(nsid as u32), number(seconds)?, number(seed)?)
         }),
         _ => Err(USAGE.to_string()),
     };

@@ -2,11 +2,9 @@
 
 /// Fills `bytes` with the pattern of `seed` from byte `place` (a multiple of 8) on.
 pub fn fill(seed: u64, place: u64, bytes: &mut [u8]) {
-    let mut word = place / 8;
-    for chunk in bytes.chunks_mut(8) {
+    for (word, chunk) in (place / 8..).zip(bytes.chunks_mut(8)) {
         let value = mixed(seed, word).to_le_bytes();
         chunk.copy_from_slice(&value[..chunk.len()]);
-        word += 1;
     }
 }
 

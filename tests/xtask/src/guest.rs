@@ -81,7 +81,7 @@ fn chosen(name: &str) -> Result<Vec<(&'static Boot, &'static [&'static str])>, F
     };
     for boot in BOOTS {
         if boot.name == name {
-            found.push((boot, boot.tests));
+            return Ok(vec![(boot, boot.tests)]);
         }
         if only.map_or(boot.always, |only| only == boot.name) {
             let at = boot.tests.iter().position(|known| *known == test);

@@ -1,6 +1,7 @@
 //! `cargo xtask`: the project's chores, with the standard library alone.
 
 mod fuzz;
+mod gpu_test;
 mod guest;
 mod loom;
 mod process;
@@ -20,6 +21,9 @@ usage: cargo xtask <command>
                      --ci: a skipped stage or test is a failure
   ptx [--refresh]    build the GPU kernels with rustc's NVPTX back end and check the PTX;
                      --refresh writes what is committed of it
+  gpu-test --bundle [FILE]
+                     build one file with the GPU tests and everything that they need;
+                     with other arguments, run it here: gpu-test --help
   guest [--list | --shell [BOOT] | NAME...]
                      boot Linux in QEMU and run the tests that need a kernel of their own
   loom               model-check the memory ordering of the rings
@@ -36,6 +40,7 @@ fn main() -> ExitCode {
             ["test"] => test::run(false),
             ["test", "--ci"] => test::run(true),
             ["ptx", rest @ ..] => ptx::command(rest),
+            ["gpu-test", rest @ ..] => gpu_test::command(rest),
             ["loom"] => loom::run(),
             ["guest", rest @ ..] => guest::command(rest),
             ["fuzz", rest @ ..] => fuzz::command(rest),

@@ -51,13 +51,19 @@ const ONE_DISK: &[&str] = &[
     "-device nvme,id=c0,serial=S0,drive=d0",
 ];
 
+/// QEMU's own controller at a fixed address, with transfers up to a full PRP list page.
+const PLAIN_VFIO: &[&str] = &[
+    "-drive file={dir}/d0.img,if=none,id=d0,format=raw,cache=unsafe",
+    "-device nvme,id=c0,serial=S0,drive=d0,addr=0x10,mdts=9",
+];
+
 /// Our controller with serial number S0 and a volatile write cache.
 const OUR_DISK: &[&str] = &["sim:{dir}/d0.img?serial=S0&wc=on"];
 
 pub const BOOTS: &[Boot] = &[
     // Linux's driver on our controller.
     Boot {
-        name: "linux-admin",
+        name: "linux-basic",
         images: &[("d0.img", 256)],
         servers: OUR_DISK,
         variables: "SERIAL=S0",
@@ -81,6 +87,25 @@ pub const BOOTS: &[Boot] = &[
         cpus: 4,
         left_behind: &[("d0.img", 200 * 4096, "LAST\n")],
         tests: &["linux-queues", "linux-reload", "linux-last-write"],
+        ..PLAIN
+    },
+    // Our driver on QEMU's controllers, behind the kernel's VFIO and the IOMMU.
+    Boot {
+        name: "vfio-plain",
+        images: &[("d0.img", 1024)],
+        devices: PLAIN_VFIO,
+        variables: "SERIAL=S0 BDF=0000:00:10.0",
+        iommu: true,
+        tests: &["vfio-cli", "vfio-transfers", "vfio-queues"],
+        ..PLAIN
+    },
+    Boot {
+        name: "vfio-data",
+        images: &[("d0.img", 1024)],
+        devices: PLAIN_VFIO,
+        variables: "SERIAL=S0 BDF=0000:00:10.0",
+        iommu: true,
+        tests: &["vfio-gib", "vfio-kill"],
         ..PLAIN
     },
     // The same on QEMU's controller: whether a test or our controller is wrong.

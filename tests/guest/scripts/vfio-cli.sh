@@ -1,0 +1,50 @@
+# Every command of the tool on a controller behind vfio-pci.
+modprobe vfio_iommu_type1
+modprobe vfio-pci
+nvme-gpu list
+take "$BDF"
+nvme-gpu list
+nvme-gpu doctor || true
+device=vfio:$BDF
+nvme-gpu regs --device "$device" --raw
+nvme-gpu regs --device "$device" --json >/tmp/regs
+grep -q '"CAP"\|"cap"' /tmp/regs
+nvme-gpu identify ctrl --device "$device" >/tmp/id
+grep -q "$SERIAL" /tmp/id
+nvme-gpu identify ns --device "$device"
+nvme-gpu list-ns --device "$device"
+nvme-gpu smart-log --device "$device" --json
+nvme-gpu error-log --device "$device"
+nvme-gpu get-feature --device "$device" -f 7
+nvme-gpu set-feature --device "$device" -f 6 -v 1 --allow-write
+
+head -c 1048576 /dev/urandom >/tmp/data
+# Without the switch nothing is written, and exit code 2 says so.
+nvme-gpu read --device "$device" --lba 256 --blocks 2048 --out /tmp/before
+fails_with 2 nvme-gpu write --device "$device" --lba 256 --in /tmp/data
+nvme-gpu read --device "$device" --lba 256 --blocks 2048 --out /tmp/after
+cmp /tmp/before /tmp/after
+nvme-gpu write --device "$device" --lba 256 --in /tmp/data --allow-write
+nvme-gpu write --device "$device" --lba 4096 --in /tmp/data --fua --allow-write
+nvme-gpu read --device "$device" --lba 256 --blocks 2048 --out /tmp/back
+cmp /tmp/data /tmp/back
+nvme-gpu compare --device "$device" --lba 4096 --in /tmp/data
+fails_with 3 nvme-gpu compare --device "$device" --lba 4097 --in /tmp/data
+for command in "write-zeroes --lba 0 --blocks 8" "dsm --slbs 0,64 --blocks 8,8 --deallocate"; do
+    fails_with 2 nvme-gpu $command --device "$device"
+    nvme-gpu $command --device "$device" --allow-write
+done
+nvme-gpu flush --device "$device"
+nvme-gpu read --device "$device" --lba 0 --blocks 8 --out /tmp/zeroes
+cmp -n 4096 /tmp/zeroes /dev/zero
+nvme-gpu bench --device "$device" --runtime 1s --queues 2 --depth 16
+nvme-gpu bench --device "$device" --io-size 8MiB --size 16MiB --rw randrw --verify --allow-write --json >/tmp/bench
+fails_with 2 nvme-gpu bench --device "$device" --rw randwrite --io-size 1MiB
+fails_with 2 nvme-gpu read --device "$device" --lba 999999999 --blocks 1
+fails_with 2 nvme-gpu read --device "$device" --namespace-id 77 --blocks 1
+fails_with 2 nvme-gpu read --device vfio:0000:00:1d.7 --blocks 1
+give_back "$BDF" "$SERIAL"
+disk=$(disk_of "$SERIAL" 1)
+dd if="$disk" bs=512 skip=256 count=2048 iflag=direct 2>/dev/null | cmp - /tmp/data
+linux_down
+dmesg_clean

@@ -1,0 +1,202 @@
+//! What goes wrong on purpose: a device taken away, a reset under load, a transfer to nowhere.
+//!
+//! Each must end in an error that says what it is, within its deadline, and the process goes on.
+
+use crate::{Outcome, pattern, said};
+use nvme_host::core::Data;
+use nvme_host::core::spec::{Iova, Lba, Nsid, nvm};
+use nvme_host::{Config, Controller, DmaBuffer, Error, Queue};
+use std::time::{Duration, Instant};
+
+const BLOCKS: u32 = 8;
+const DEPTH: usize = 16;
+
+fn start(device: &str, timeout: Duration) -> Result<Controller, String> {
+    let config = Config {
+        timeout,
+        ..Config::default()
+    };
+    Controller::start(nvme_host::open(device).map_err(said)?, &config).map_err(said)
+}
+
+/// Reads from `leaving` until it is gone, then writes and reads `staying` from the same process.
+///
+/// The harness takes the device away when it sees the line that begins with `@monitor`.
+pub fn unplug(leaving: &str, staying: &str, id: &str) -> Outcome {
+    let other = start(staying, Duration::from_secs(5))?;
+    let controller = start(leaving, Duration::from_secs(2))?;
+    let mut load = Load::new(&controller, Nsid(1))?;
+    load.turn()?.map_err(said)?;
+    println!("@monitor device_del {id}");
+    // The guest's own hot-plug driver waits some seconds before it lets the device go.
+    let asked = Instant::now();
+    let error = loop {
+        if asked.elapsed() > Duration::from_secs(40) {
+            return Err("the device is still there after 40 s".to_string());
+        }
+        if let Err(error) = load.turn()? {
+            break error;
+        }
+    };
+    println!("after {} ms: {error}", asked.elapsed().as_millis());
+    if !matches!(error, Error::Gone { .. }) {
+        return Err(format!("{error:?} instead of Error::Gone"));
+    }
+    drop(load);
+    match controller.shut_down() {
+        Err(Error::Gone { .. }) => {}
+        other => return Err(format!("the shutdown of a device that is gone: {other:?}")),
+    }
+    round_trip(&other, 77)?;
+    other.shut_down().map_err(said)
+}
+
+/// Resets the function under a full queue, three times; afterwards everything works again.
+pub fn reset(device: &str) -> Outcome {
+    let timeout = Duration::from_millis(500);
+    let controller = start(device, timeout)?;
+    for round in 0..3 {
+        let mut load = Load::new(&controller, Nsid(1))?;
+        load.turn()?.map_err(said)?;
+        load.submit()?;
+        controller.device().reset().map_err(said)?;
+        let began = Instant::now();
+        let mut timeouts = 0;
+        while load.in_flight > 0 {
+            match load.end()? {
+                Ok(()) => {}
+                Err(Error::Timeout { .. }) => timeouts += 1,
+                Err(other) => return Err(format!("round {round}: {other:?}")),
+            }
+        }
+        // Time-out, abort, controller reset: each has its own bound.
+        if began.elapsed() > Duration::from_secs(30) {
+            return Err(format!("round {round}: {:?} to recover", began.elapsed()));
+        }
+        println!(
+            "round {round}: {timeouts} commands without an answer, all back after {} ms",
+            began.elapsed().as_millis()
+        );
+        drop(load);
+        round_trip(&controller, round)?;
+    }
+    if controller.resets() == 0 {
+        return Err("no controller reset was needed".to_string());
+    }
+    controller.shut_down().map_err(said)
+}
+
+/// Reads into an address that was never mapped: nothing of ours changes, and nobody finds the data.
+pub fn confine(device: &str) -> Outcome {
+    let controller = start(device, Duration::from_secs(2))?;
+    let nsid = Nsid(1);
+    let mut namespace = controller.namespace(nsid).map_err(said)?;
+    let block = namespace.block_bytes() as usize;
+    let bytes = (4 << 20) / block * block;
+    let mut data = vec![0; bytes];
+    pattern::fill(5, 0, &mut data);
+    namespace.write(Lba(0), &data[..65536]).map_err(said)?;
+    // Guards on both sides of what is mapped, full of something else.
+    let mut guards = DmaBuffer::several(controller.device(), 65536, 8).map_err(said)?;
+    for guard in &mut guards {
+        pattern::fill(6, 0, guard.as_mut_slice());
+    }
+    let highest = guards.iter().map(|guard| guard.iova().0).max();
+    let outside = Iova((highest.unwrap_or(0) + (1 << 30)).next_multiple_of(1 << 21));
+    let mut queue = controller.create_queue_pair(16).map_err(said)?;
+    let target = Data::Contiguous {
+        iova: outside,
+        len: 65536,
+    };
+    let read = nvm::read(nsid, Lba(0), (65536 / block) as u32);
+    match queue.submit_data(read, target, None) {
+        Err(refused) => println!("refused before it was sent: {}", refused.error),
+        Ok(_) => {
+            queue.ring();
+            let done = queue.wait().map_err(said)?.ok_or("the command was lost")?;
+            println!("the controller's answer: {:?}", done.outcome);
+        }
+    }
+    for guard in &guards {
+        if let Some(at) = pattern::difference(6, 0, guard.as_slice()) {
+            return Err(format!("byte {at} of a guard was overwritten"));
+        }
+    }
+    drop(queue);
+    drop(namespace);
+    round_trip(&controller, 9)?;
+    controller.shut_down().map_err(said)
+}
+
+/// Writes and reads 64 KiB by blocking calls.
+fn round_trip(controller: &Controller, seed: u64) -> Outcome {
+    let mut namespace = controller.namespace(Nsid(1)).map_err(said)?;
+    let mut data = vec![0; 65536];
+    pattern::fill(seed, 0, &mut data);
+    namespace.write(Lba(0), &data).map_err(said)?;
+    data.fill(0);
+    namespace.read(Lba(0), &mut data).map_err(said)?;
+    match pattern::difference(seed, 0, &data) {
+        None => Ok(()),
+        Some(at) => Err(format!("byte {at} differs after a round trip")),
+    }
+}
+
+/// A queue kept full of reads.
+struct Load {
+    queue: Queue,
+    nsid: Nsid,
+    free: Vec<DmaBuffer>,
+    in_flight: usize,
+}
+
+impl Load {
+    fn new(controller: &Controller, nsid: Nsid) -> Result<Self, String> {
+        let block = controller.namespace(nsid).map_err(said)?.block_bytes();
+        let bytes = (block * BLOCKS) as usize;
+        Ok(Self {
+            queue: controller.create_queue_pair(64).map_err(said)?,
+            nsid,
+            free: DmaBuffer::several(controller.device(), bytes, DEPTH).map_err(said)?,
+            in_flight: 0,
+        })
+    }
+
+    fn submit(&mut self) -> Outcome {
+        while let Some(buffer) = self.free.pop() {
+            let read = nvm::read(self.nsid, Lba(8 * self.in_flight as u64), BLOCKS);
+            let submitted = self.queue.submit(read, Some(buffer));
+            submitted.map_err(|refused| refused.error.to_string())?;
+            self.in_flight += 1;
+        }
+        self.queue.ring();
+        Ok(())
+    }
+
+    /// Waits for one command. The inner error is the device's, the outer one a fault of the test.
+    fn end(&mut self) -> Result<Result<(), Error>, String> {
+        match self.queue.wait() {
+            Ok(None) => Err("a command was lost".to_string()),
+            Err(error) => Ok(Err(error)),
+            Ok(Some(mut done)) => {
+                self.in_flight -= 1;
+                self.free.extend(done.buffer.take());
+                if done.is_success() || done.may_retry() {
+                    return Ok(Ok(()));
+                }
+                Ok(Err(self.queue.error_of(&done, "Read")))
+            }
+        }
+    }
+
+    /// Fills the queue and empties it once.
+    fn turn(&mut self) -> Result<Result<(), Error>, String> {
+        self.submit()?;
+        while self.in_flight > 0 {
+            if let Err(error) = self.end()? {
+                return Ok(Err(error));
+            }
+        }
+        Ok(Ok(()))
+    }
+}
