@@ -42,4 +42,4 @@ pub use error::{Error, Result, exit};
 pub use namespace::Namespace;
 pub use nvme_core as core;
 pub use open::open;
-pub use queue::{Done, Queue, Refused, Statistics};
+pub use queue::{Batch, Done, Queue, Refused, Statistics};

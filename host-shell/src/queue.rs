@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use crate::recover::Expired;
 use crate::session::Session;
 use nvme_core::spec::{Cid, Qid, Sqe, Status};
-use nvme_core::{AbortReason, Completion, Data, Outcome, SubmitError};
+use nvme_core::{AbortReason, Completion, ControllerFault, Data, Outcome, SubmitError};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
 
@@ -82,15 +82,101 @@ pub(crate) struct Entry {
     /// Commands that expired, and what became of them.
     pub expired: Vec<Expired>,
     pub statistics: Statistics,
+    /// Present while a GPU drives the queue in the pair's stead: told of each reset.
+    #[cfg(feature = "cuda")]
+    pub lent: Option<Lent>,
 }
+
+/// Ends the commands that a GPU had in flight, once the controller can do nothing to them any more.
+#[cfg(feature = "cuda")]
+pub(crate) type Lent = Box<dyn FnMut(&nvme_core::Quiesced) + Send>;
 
 impl Entry {
     /// Moves what the controller has posted into the backlog.
-    pub fn drain(&mut self) -> std::result::Result<(), nvme_core::ControllerFault> {
+    pub fn drain(&mut self) -> std::result::Result<(), ControllerFault> {
         while let Some(completion) = self.pair.queue().poll()? {
             self.backlog.push_back(completion.into());
         }
         Ok(())
+    }
+
+    /// The next command that ended, counted.
+    #[inline]
+    fn take(&mut self) -> std::result::Result<Option<Done>, ControllerFault> {
+        let done = match self.backlog.pop_front() {
+            Some(done) => Some(done),
+            None => self.pair.queue().poll()?.map(Done::from),
+        };
+        if let Some(done) = &done {
+            self.statistics.completed += 1;
+            match done.outcome {
+                Outcome::Done(Status::SUCCESS) => {}
+                Outcome::Done(_) => self.statistics.errors += 1,
+                Outcome::Aborted(_) => self.statistics.aborted += 1,
+            }
+        }
+        Ok(done)
+    }
+
+    #[inline]
+    fn ring(&mut self) {
+        self.statistics.rings += 1;
+        self.pair.queue().ring();
+    }
+}
+
+/// Commands that are submitted together. Holds the queue until it is dropped or rung.
+pub struct Batch<'a> {
+    entry: MutexGuard<'a, Entry>,
+    deadline_ns: u64,
+}
+
+impl Batch<'_> {
+    /// As [`Queue::submit`].
+    #[inline]
+    pub fn submit(
+        &mut self,
+        sqe: Sqe,
+        buffer: Option<DmaBuffer>,
+    ) -> std::result::Result<Cid, Refused> {
+        let data = match &buffer {
+            Some(buffer) => Data::Contiguous {
+                iova: buffer.iova(),
+                len: buffer.len() as u64,
+            },
+            None => Data::None,
+        };
+        self.submit_data(sqe, data, buffer)
+    }
+
+    /// As [`Queue::submit_data`].
+    #[inline]
+    pub fn submit_data(
+        &mut self,
+        sqe: Sqe,
+        data: Data<'_>,
+        buffer: Option<DmaBuffer>,
+    ) -> std::result::Result<Cid, Refused> {
+        let pair = self.entry.pair.queue();
+        match pair.submit(sqe, data, buffer, self.deadline_ns) {
+            Ok(cid) => {
+                let in_flight = pair.in_flight();
+                let statistics = &mut self.entry.statistics;
+                statistics.submitted += 1;
+                statistics.peak = statistics.peak.max(in_flight);
+                Ok(cid)
+            }
+            Err(rejected) => Err(Refused {
+                error: rejected.error,
+                buffer: rejected.buffer,
+            }),
+        }
+    }
+
+    /// Shows the controller everything submitted since the last ring.
+    #[inline]
+    pub fn ring(mut self) {
+        self.entry.ring();
     }
 }
 
@@ -142,6 +228,18 @@ impl Queue {
         self.qid
     }
 
+    /// What the handle and recovery share.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn entry(&self) -> &Arc<Mutex<Entry>> {
+        &self.entry
+    }
+
+    /// The controller in use.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
     /// The most commands that may be in flight.
     pub fn depth(&self) -> u32 {
         self.depth
@@ -161,14 +259,7 @@ impl Queue {
         sqe: Sqe,
         buffer: Option<DmaBuffer>,
     ) -> std::result::Result<Cid, Refused> {
-        let data = match &buffer {
-            Some(buffer) => Data::Contiguous {
-                iova: buffer.iova(),
-                len: buffer.len() as u64,
-            },
-            None => Data::None,
-        };
-        self.submit_data(sqe, data, buffer)
+        self.batch().submit(sqe, buffer)
     }
 
     /// Places a command whose data lies where `data` says: parts of `buffer`, which the command keeps
@@ -180,29 +271,22 @@ impl Queue {
         data: Data<'_>,
         buffer: Option<DmaBuffer>,
     ) -> std::result::Result<Cid, Refused> {
-        let deadline_ns = self.session.now_ns() + self.session.timeout_ns();
-        let mut entry = lock(&self.entry);
-        let pair = entry.pair.queue();
-        match pair.submit(sqe, data, buffer, deadline_ns) {
-            Ok(cid) => {
-                let in_flight = pair.in_flight();
-                entry.statistics.submitted += 1;
-                entry.statistics.peak = entry.statistics.peak.max(in_flight);
-                Ok(cid)
-            }
-            Err(rejected) => Err(Refused {
-                error: rejected.error,
-                buffer: rejected.buffer,
-            }),
+        self.batch().submit_data(sqe, data, buffer)
+    }
+
+    /// Starts a batch of commands: one lock and one look at the clock for all of them.
+    #[inline]
+    pub fn batch(&mut self) -> Batch<'_> {
+        Batch {
+            deadline_ns: self.session.now_ns() + self.session.timeout_ns(),
+            entry: lock(&self.entry),
         }
     }
 
     /// Shows the controller everything submitted since the last ring.
     #[inline]
     pub fn ring(&mut self) {
-        let mut entry = lock(&self.entry);
-        entry.statistics.rings += 1;
-        entry.pair.queue().ring();
+        lock(&self.entry).ring();
     }
 
     /// Whether the stop flag of [`Config`](crate::Config) is set.
@@ -223,35 +307,40 @@ impl Queue {
     /// [`Error::Gone`] when the controller does not come back; buffers in flight are then leaked.
     #[inline]
     pub fn poll(&mut self) -> Result<Option<Done>> {
+        let mut one = None;
+        self.poll_batch(1, |done| one = Some(done))?;
+        Ok(one)
+    }
+
+    /// Hands at most `most` commands that ended to `each`, under one lock; how many there were. Waits
+    /// no more than [`poll`](Self::poll) does.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll). What was handed to `each` before stays so.
+    #[inline]
+    pub fn poll_batch(&mut self, most: usize, mut each: impl FnMut(Done)) -> Result<usize> {
         let mut entry = lock(&self.entry);
-        let done = match entry.backlog.pop_front() {
-            Some(done) => Some(done),
-            None => match entry.pair.queue().poll() {
-                Ok(done) => done.map(Done::from),
+        for count in 0..most {
+            match entry.take() {
+                Ok(Some(done)) => each(done),
+                Ok(None) if count > 0 => return Ok(count),
+                Ok(None) => {
+                    self.idle += 1;
+                    if self.idle >= POLLS_PER_CLOCK {
+                        self.idle = 0;
+                        self.look_closer(entry)?;
+                    }
+                    return Ok(0);
+                }
                 Err(fault) => {
                     drop(entry);
                     self.session.reset(&fault.to_string())?;
-                    return Ok(None);
+                    return Ok(count);
                 }
-            },
-        };
-        if let Some(done) = done {
-            self.idle = 0;
-            entry.statistics.completed += 1;
-            match done.outcome {
-                Outcome::Done(Status::SUCCESS) => {}
-                Outcome::Done(_) => entry.statistics.errors += 1,
-                Outcome::Aborted(_) => entry.statistics.aborted += 1,
             }
-            return Ok(Some(done));
+            self.idle = 0;
         }
-        self.idle += 1;
-        if self.idle < POLLS_PER_CLOCK {
-            return Ok(None);
-        }
-        self.idle = 0;
-        self.look_closer(entry)?;
-        Ok(None)
+        Ok(most)
     }
 
     /// What an empty queue does now and then: deadlines, and whether the controller is still there.

@@ -5,7 +5,7 @@ use super::pattern::{Access, Stream, Written, first_difference, stamp};
 use crate::controller::Controller;
 use crate::dma::DmaBuffer;
 use crate::error::{Error, Result};
-use crate::queue::{Done, Queue, Statistics, relax};
+use crate::queue::{Batch, Done, Queue, Statistics, relax};
 use hdrhistogram::Histogram;
 use nvme_core::SubmitError;
 use nvme_core::spec::{Lba, Qid, nvm};
@@ -124,52 +124,29 @@ impl<'a> Worker<'a> {
         let mut open = true;
         let mut spins = 0;
         let mut now = Instant::now();
+        let mut ended = Vec::with_capacity(self.pending.len());
         loop {
-            let mut submitted = false;
-            while open && !self.free.is_empty() {
-                if self.shared.stop.load(Ordering::Relaxed)
-                    || deadline.is_some_and(|deadline| now >= deadline)
-                {
-                    open = false;
-                    break;
-                }
-                let due = match interval_ns {
-                    // Queues take turns within one interval.
-                    Some(interval) => {
-                        let shift = interval * self.index / u64::from(self.shared.job.queues);
-                        start + std::time::Duration::from_nanos(shift + issued * interval)
-                    }
-                    None => now,
+            if self.shared.stop.load(Ordering::Relaxed)
+                || deadline.is_some_and(|deadline| now >= deadline)
+            {
+                open = false;
+            }
+            if open && !self.free.is_empty() {
+                let turn = Turn {
+                    start,
+                    interval_ns,
+                    now,
                 };
-                if due > now {
-                    break;
-                }
-                let sequence = self.shared.issued.fetch_add(1, Ordering::Relaxed);
-                if self.shared.total.is_some_and(|total| sequence >= total) {
-                    open = false;
-                    break;
-                }
-                self.issue(sequence, due)?;
-                issued += 1;
-                submitted = true;
+                open = self.issue_all(turn, &mut issued)?;
             }
-            if submitted {
-                self.queue.ring();
-            }
-            let in_flight = self.pending.len() - self.free.len();
-            if !open && in_flight == 0 {
+            if !open && self.free.len() == self.pending.len() {
                 return Ok(());
             }
-            let mut any = false;
-            while let Some(done) = self.queue.poll()? {
-                if !any {
-                    now = Instant::now();
-                    any = true;
-                }
-                self.finish(done, now, tally)?;
-            }
-            if any {
+            let most = self.pending.len();
+            if self.queue.poll_batch(most, |done| ended.push(done))? > 0 {
+                now = Instant::now();
                 spins = 0;
+                self.finish_all(&mut ended, now, tally)?;
             } else {
                 spins += 1;
                 relax(spins);
@@ -188,50 +165,70 @@ impl<'a> Worker<'a> {
         }
     }
 
-    fn issue(&mut self, sequence: u64, due: Instant) -> Result<()> {
+    /// Sends what is due, as far as there are buffers; whether there is more to come.
+    fn issue_all(&mut self, turn: Turn, issued: &mut u64) -> Result<bool> {
         let shared = self.shared;
-        let access = self.stream.next(sequence);
-        let Some(mut buffer) = self.free.pop() else {
-            return Ok(());
-        };
-        let (nsid, blocks) = (shared.job.nsid, shared.blocks_per_io as u32);
-        let lba = Lba(access.unit * shared.blocks_per_io);
-        let mut check = false;
-        let sqe = if access.read {
-            check = shared
-                .written
-                .as_ref()
-                .is_some_and(|written| written.contains(access.unit));
-            nvm::read(nsid, lba, blocks)
-        } else {
-            if shared.written.is_some() {
-                stamp(shared.job.seed, access.unit, buffer.as_mut_slice());
+        let room = self.free.len() as u64;
+        // Queues take turns within one interval.
+        let shift = turn.interval_ns.unwrap_or(0) * self.index / u64::from(shared.job.queues);
+        let count = match turn.interval_ns {
+            Some(interval) => {
+                let since = turn.now.saturating_duration_since(turn.start).as_nanos() as u64;
+                let due = since
+                    .checked_sub(shift)
+                    .map_or(0, |ns| ns / interval.max(1) + 1);
+                due.saturating_sub(*issued).min(room)
             }
-            nvm::write(nsid, lba, blocks)
+            None => room,
         };
-        let slot = buffer.index();
-        match self.queue.submit(sqe, Some(buffer)) {
-            Ok(_) => {
-                self.pending[slot] = Some(Pending { access, due, check });
-                Ok(())
-            }
-            Err(refused) if refused.error == SubmitError::QueueFull => Err(Error::device(
-                "the queue is smaller than its depth",
-                "report this",
-            )),
-            Err(refused) => Err(Error::device(refused.error.to_string(), "use another --bs")),
+        if count == 0 {
+            return Ok(true);
         }
+        let first = shared.issued.fetch_add(count, Ordering::Relaxed);
+        let left = shared
+            .total
+            .map_or(count, |total| total.saturating_sub(first));
+        let mut batch = self.queue.batch();
+        for sequence in first..first + count.min(left) {
+            let due = match turn.interval_ns {
+                Some(interval) => {
+                    turn.start + std::time::Duration::from_nanos(shift + *issued * interval)
+                }
+                None => turn.now,
+            };
+            let Some(buffer) = self.free.pop() else { break };
+            let access = self.stream.next(sequence);
+            let slot = buffer.index();
+            let check = issue(shared, &mut batch, access, buffer)?;
+            self.pending[slot] = Some(Pending { access, due, check });
+            *issued += 1;
+        }
+        if left > 0 {
+            batch.ring();
+        }
+        Ok(left >= count)
     }
 
-    fn finish(&mut self, done: Done, now: Instant, tally: &mut Tally) -> Result<()> {
+    /// Accounts for commands that ended, and takes their buffers back.
+    fn finish_all(&mut self, ended: &mut Vec<Done>, now: Instant, tally: &mut Tally) -> Result<()> {
+        let mut bytes = 0;
+        for done in ended.drain(..) {
+            bytes += self.finish(done, now, tally)?;
+        }
+        self.shared.bytes_done.fetch_add(bytes, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Accounts for one command; the bytes that it moved.
+    fn finish(&mut self, done: Done, now: Instant, tally: &mut Tally) -> Result<u64> {
         if !done.is_success() {
             return Err(self.queue.error_of(&done, "a bench command"));
         }
         let Some(buffer) = done.buffer else {
-            return Ok(());
+            return Ok(0);
         };
         let Some(pending) = self.pending[buffer.index()].take() else {
-            return Ok(());
+            return Ok(0);
         };
         let bytes = buffer.len() as u64;
         let count = if pending.access.read {
@@ -243,7 +240,6 @@ impl<'a> Worker<'a> {
         count.bytes += bytes;
         let ns = now.saturating_duration_since(pending.due).as_nanos() as u64;
         count.latency.saturating_record(ns.max(1));
-        self.shared.bytes_done.fetch_add(bytes, Ordering::Relaxed);
         if pending.check {
             check_unit(self.shared, pending.access.unit, buffer.as_slice())?;
         } else if let Some(written) = self
@@ -255,7 +251,45 @@ impl<'a> Worker<'a> {
             written.insert(pending.access.unit);
         }
         self.free.push(buffer);
-        Ok(())
+        Ok(bytes)
+    }
+}
+
+/// When commands are due.
+#[derive(Clone, Copy)]
+struct Turn {
+    start: Instant,
+    /// Nanoseconds between commands of one queue; the first is due at once.
+    interval_ns: Option<u64>,
+    now: Instant,
+}
+
+/// Submits one access; whether what it reads is to be checked.
+fn issue(
+    shared: &Shared<'_>,
+    batch: &mut Batch<'_>,
+    access: Access,
+    mut buffer: DmaBuffer,
+) -> Result<bool> {
+    let (nsid, blocks) = (shared.job.nsid, shared.blocks_per_io as u32);
+    let lba = Lba(access.unit * shared.blocks_per_io);
+    let written = shared.written.as_ref();
+    let (sqe, check) = if access.read {
+        let check = written.is_some_and(|written| written.contains(access.unit));
+        (nvm::read(nsid, lba, blocks), check)
+    } else {
+        if written.is_some() {
+            stamp(shared.job.seed, access.unit, buffer.as_mut_slice());
+        }
+        (nvm::write(nsid, lba, blocks), false)
+    };
+    match batch.submit(sqe, Some(buffer)) {
+        Ok(_) => Ok(check),
+        Err(refused) if refused.error == SubmitError::QueueFull => Err(Error::device(
+            "the queue is smaller than its depth",
+            "report this",
+        )),
+        Err(refused) => Err(Error::device(refused.error.to_string(), "use another --bs")),
     }
 }
 
