@@ -5,7 +5,7 @@ use super::pattern::{Access, Stream, Written, first_difference, stamp};
 use crate::controller::Controller;
 use crate::dma::DmaBuffer;
 use crate::error::{Error, Result};
-use crate::queue::{Batch, Done, Queue, Statistics, relax};
+use crate::queue::{Batch, Queue, Statistics, relax};
 use hdrhistogram::Histogram;
 use nvme_core::SubmitError;
 use nvme_core::spec::{Lba, Qid, nvm};
@@ -124,7 +124,6 @@ impl<'a> Worker<'a> {
         let mut open = true;
         let mut spins = 0;
         let mut now = Instant::now();
-        let mut ended = Vec::with_capacity(self.pending.len());
         loop {
             if self.shared.stop.load(Ordering::Relaxed)
                 || deadline.is_some_and(|deadline| now >= deadline)
@@ -142,11 +141,8 @@ impl<'a> Worker<'a> {
             if !open && self.free.len() == self.pending.len() {
                 return Ok(());
             }
-            let most = self.pending.len();
-            if self.queue.poll_batch(most, |done| ended.push(done))? > 0 {
-                now = Instant::now();
+            if self.take_all(&mut now, tally)? {
                 spins = 0;
-                self.finish_all(&mut ended, now, tally)?;
             } else {
                 spins += 1;
                 relax(spins);
@@ -209,49 +205,54 @@ impl<'a> Worker<'a> {
         Ok(left >= count)
     }
 
-    /// Accounts for commands that ended, and takes their buffers back.
-    fn finish_all(&mut self, ended: &mut Vec<Done>, now: Instant, tally: &mut Tally) -> Result<()> {
-        let mut bytes = 0;
-        for done in ended.drain(..) {
-            bytes += self.finish(done, now, tally)?;
+    /// Accounts for the commands that have ended and takes their buffers back; whether there were
+    /// any, seen at `now`.
+    fn take_all(&mut self, now: &mut Instant, tally: &mut Tally) -> Result<bool> {
+        let Self {
+            shared,
+            queue,
+            free,
+            pending,
+            ..
+        } = self;
+        let (mut bytes, mut failed, mut mismatch) = (0, None, Ok(()));
+        let mut any = false;
+        queue.poll_batch(pending.len(), |done| {
+            if !any {
+                *now = Instant::now();
+                any = true;
+            }
+            if !done.is_success() {
+                failed.get_or_insert(done);
+                return;
+            }
+            let Some(buffer) = done.buffer else { return };
+            let Some(pending) = pending[buffer.index()].take() else {
+                return;
+            };
+            let count = if pending.access.read {
+                &mut tally.read
+            } else {
+                &mut tally.write
+            };
+            count.commands += 1;
+            count.bytes += buffer.len() as u64;
+            bytes += buffer.len() as u64;
+            let ns = now.saturating_duration_since(pending.due).as_nanos() as u64;
+            count.latency.saturating_record(ns.max(1));
+            let unit = pending.access.unit;
+            if pending.check && mismatch.is_ok() {
+                mismatch = check_unit(shared, unit, buffer.as_slice());
+            } else if let (Some(written), false) = (&shared.written, pending.access.read) {
+                written.insert(unit);
+            }
+            free.push(buffer);
+        })?;
+        shared.bytes_done.fetch_add(bytes, Ordering::Relaxed);
+        match failed {
+            Some(done) => Err(queue.error_of(&done, "a bench command")),
+            None => mismatch.map(|()| any),
         }
-        self.shared.bytes_done.fetch_add(bytes, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Accounts for one command; the bytes that it moved.
-    fn finish(&mut self, done: Done, now: Instant, tally: &mut Tally) -> Result<u64> {
-        if !done.is_success() {
-            return Err(self.queue.error_of(&done, "a bench command"));
-        }
-        let Some(buffer) = done.buffer else {
-            return Ok(0);
-        };
-        let Some(pending) = self.pending[buffer.index()].take() else {
-            return Ok(0);
-        };
-        let bytes = buffer.len() as u64;
-        let count = if pending.access.read {
-            &mut tally.read
-        } else {
-            &mut tally.write
-        };
-        count.commands += 1;
-        count.bytes += bytes;
-        let ns = now.saturating_duration_since(pending.due).as_nanos() as u64;
-        count.latency.saturating_record(ns.max(1));
-        if pending.check {
-            check_unit(self.shared, pending.access.unit, buffer.as_slice())?;
-        } else if let Some(written) = self
-            .shared
-            .written
-            .as_ref()
-            .filter(|_| !pending.access.read)
-        {
-            written.insert(pending.access.unit);
-        }
-        self.free.push(buffer);
-        Ok(bytes)
     }
 }
 
