@@ -25,6 +25,8 @@ pub enum Kernel {
     Block,
     /// Any thread on any queue.
     Shared,
+    /// Any thread on any queue, several commands each, waited for in reverse.
+    Tokens,
     /// Checks data that was read.
     Verify,
     /// Bare limit: 64 bytes, a fence, a flag, an answer of 16 bytes.
@@ -35,11 +37,12 @@ pub enum Kernel {
 
 impl Kernel {
     /// Every one.
-    pub const ALL: [Self; 7] = [
+    pub const ALL: [Self; 8] = [
         Self::Owner,
         Self::Warp,
         Self::Block,
         Self::Shared,
+        Self::Tokens,
         Self::Verify,
         Self::PingPong,
         Self::SqeWrites,
@@ -52,6 +55,7 @@ impl Kernel {
             Self::Warp => "nvme_warp",
             Self::Block => "nvme_block",
             Self::Shared => "nvme_shared",
+            Self::Tokens => "nvme_tokens",
             Self::Verify => "nvme_verify",
             Self::PingPong => "nvme_pingpong",
             Self::SqeWrites => "nvme_sqe_writes",
@@ -93,6 +97,11 @@ impl Kernels {
             kernels.functions[kernel as usize] = kernels.function(kernel.name())?;
         }
         Ok(kernels)
+    }
+
+    /// The GPU that they are loaded for.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
     }
 
     fn function(&self, name: &str) -> Result<sys::CUfunction> {

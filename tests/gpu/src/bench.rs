@@ -1,0 +1,126 @@
+//! The GPU with the kernels loaded, and the ways to use them.
+
+use nvme_gpu_kernel::work::Launch;
+use nvme_host::cuda::{Gpu, Kernel, Kernels, Stream};
+use std::sync::Arc;
+
+/// One GPU, for all tests.
+pub struct Bench {
+    pub gpu: Arc<Gpu>,
+    pub kernels: Kernels,
+    pub stream: Stream,
+    /// Factor on every deadline: checking tools slow kernels down.
+    pub patience: u64,
+}
+
+impl Bench {
+    /// Opens GPU `index` and compiles the kernels for it.
+    pub fn open(index: u32, patience: u64) -> Result<Self, String> {
+        let open = || -> nvme_host::Result<Self> {
+            let gpu = Gpu::open(index)?;
+            Ok(Self {
+                kernels: Kernels::load(&gpu)?,
+                stream: Stream::new(&gpu)?,
+                gpu,
+                patience,
+            })
+        };
+        open().map_err(|error| error.to_string())
+    }
+
+    /// Threads that the GPU holds at a time in blocks of 128, at most.
+    pub fn resident_blocks(&self) -> Result<u32, String> {
+        let count = self.gpu.multiprocessors().map_err(|e| e.to_string())?;
+        Ok(count * 16)
+    }
+}
+
+/// Who submits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// One thread owns a queue.
+    Owner,
+    /// One warp does.
+    Warp,
+    /// One block of 128 threads does.
+    Block,
+    /// Any thread, in full warps.
+    Shared,
+    /// Any thread, one of each warp, with three tokens each.
+    Divergent,
+}
+
+impl Mode {
+    pub const ALL: [Self; 5] = [
+        Self::Owner,
+        Self::Warp,
+        Self::Block,
+        Self::Shared,
+        Self::Divergent,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Owner => "owner",
+            Self::Warp => "warp",
+            Self::Block => "block",
+            Self::Shared => "shared",
+            Self::Divergent => "divergent",
+        }
+    }
+
+    pub fn kernel(self) -> Kernel {
+        match self {
+            Self::Owner => Kernel::Owner,
+            Self::Warp => Kernel::Warp,
+            Self::Block => Kernel::Block,
+            Self::Shared => Kernel::Shared,
+            Self::Divergent => Kernel::Tokens,
+        }
+    }
+
+    /// Grid and block for `queues` queues, and what the launch says of them.
+    pub fn shape(self, queues: u32, launch: &mut Launch) -> (u32, u32) {
+        launch.lanes = 32;
+        match self {
+            Self::Owner => {
+                launch.depth = 32;
+                (queues, 1)
+            }
+            Self::Warp => {
+                launch.depth = 64;
+                (queues, 32)
+            }
+            Self::Block => {
+                launch.depth = 192;
+                (queues, 128)
+            }
+            Self::Shared => (queues * 4, 128),
+            Self::Divergent => {
+                launch.depth = 3;
+                launch.lanes = 1;
+                (queues * 8, 128)
+            }
+        }
+    }
+}
+
+/// How doorbells reach the controller.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Tier {
+    /// Tier 0: words of host memory, passed on by a thread.
+    Relayed,
+    /// Tier 1: the controller's own doorbells; data in pinned host memory.
+    Pinned,
+}
+
+impl Tier {
+    pub const ALL: [Self; 2] = [Self::Relayed, Self::Pinned];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Relayed => "tier0",
+            Self::Pinned => "tier1",
+        }
+    }
+}

@@ -1,0 +1,382 @@
+//! Mode x tier x fault: many commands, every one of them accounted, and the queues in use again after
+//! the host has reset the controller.
+
+use crate::bench::{Bench, Mode, Tier};
+use crate::report::{Options, Report};
+use crate::rig::{Outcome, Rig, Shape};
+use crate::sim::{BLOCK, IMAGE_SEED, Model};
+use nvme_gpu_kernel::work::{account, data_word, pattern};
+
+const QUEUES: u32 = 8;
+/// Bytes of the image, and of the data memory.
+const IMAGE: u64 = 8 << 20;
+/// Longest wait for a command, before the factor for slow tools.
+const TIMEOUT_NS: u64 = 150_000_000;
+/// Launches of one cell; each fault costs one.
+const ROUNDS: u32 = 40;
+
+/// What a fault does to the driver.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Effect {
+    /// Nothing that the driver may notice.
+    None,
+    /// Commands complete with this status.
+    Status(u64),
+    /// Deadlines pass; a controller reset helps.
+    Late,
+    /// The queue is refused; a controller reset helps.
+    Refused,
+    /// Deadlines pass, and the controller never comes back.
+    Gone,
+}
+
+/// A fault, where it strikes, and what it does. A rule without `every` strikes three times, or once when
+/// the controller dies of it.
+struct Fault {
+    name: &'static str,
+    rule: &'static str,
+    every: Option<u32>,
+    effect: Effect,
+}
+
+const fn fault(name: &'static str, rule: &'static str, effect: Effect) -> Fault {
+    Fault {
+        name,
+        rule,
+        every: None,
+        effect,
+    }
+}
+
+const fn often(name: &'static str, rule: &'static str, every: u32) -> Fault {
+    Fault {
+        name,
+        rule,
+        every: Some(every),
+        effect: Effect::None,
+    }
+}
+
+const FAULTS: [Fault; 12] = [
+    Fault {
+        name: "no-fault",
+        rule: "",
+        every: None,
+        effect: Effect::None,
+    },
+    often("reordered", "reorder", 3),
+    often("torn-cqe", "torncqe", 7),
+    fault("error-status", "status:0x281", Effect::Status(0x281)),
+    fault("dropped", "drop", Effect::Late),
+    fault("late", "delay:400ms", Effect::Late),
+    fault("wrong-phase", "wrongphase", Effect::Late),
+    fault("wrong-cid", "wrongcid:0xfff0", Effect::Refused),
+    fault("duplicate", "duplicate", Effect::Refused),
+    fault("wrong-sqhd", "badsqhd:0x7777", Effect::Refused),
+    fault("dead-cfs", "cfs", Effect::Late),
+    fault("dead-gone", "allones", Effect::Gone),
+];
+
+impl Fault {
+    fn rules(&self, commands: u64) -> Vec<String> {
+        match (self.rule, self.every, self.effect) {
+            ("", ..) => Vec::new(),
+            (rule, Some(every), _) => vec![format!("{rule}@every={every}")],
+            (rule, None, Effect::Gone) => vec![format!("{rule}@nth={}", commands / 2)],
+            (rule, None, _) => [1, 2, 3]
+                .map(|k| format!("{rule}@nth={}", (commands * k / 4).max(1)))
+                .to_vec(),
+        }
+    }
+}
+
+/// Every cell of the matrix.
+pub fn all(report: &mut Report, bench: &Bench) {
+    for mode in Mode::ALL {
+        for tier in Tier::ALL {
+            for fault in &FAULTS {
+                let name = format!("matrix/{}/{}/{}", mode.name(), tier.name(), fault.name);
+                let dstrd = if tier == Tier::Relayed { 4 } else { 0 };
+                let cell = Cell {
+                    mode,
+                    tier,
+                    dstrd,
+                    entries: 256,
+                    start: 0,
+                };
+                report.test(&name, |options| cell.run(bench, options, fault));
+            }
+        }
+        for dstrd in [0, 4] {
+            let name = format!("stride/{}/dstrd{dstrd}", mode.name());
+            let cell = Cell {
+                mode,
+                tier: Tier::Pinned,
+                dstrd,
+                entries: 64,
+                start: 0,
+            };
+            report.test(&name, |options| cell.run(bench, options, &FAULTS[0]));
+        }
+        // Counters of 32 bits, of which CIDs and doorbells use the lower 16: both wraps are passed
+        // after a few laps of small rings.
+        for (name, wrap) in [("2^16", 1u32 << 16), ("2^32", 0)] {
+            let cell = Cell {
+                mode,
+                tier: Tier::Pinned,
+                dstrd: 0,
+                entries: 32,
+                start: wrap.wrapping_sub(3 * 64),
+            };
+            let name = format!("wrap/{}/{name}", mode.name());
+            report.test(&name, |options| cell.run(bench, options, &FAULTS[0]));
+        }
+    }
+}
+
+/// One cell of the matrix.
+struct Cell {
+    mode: Mode,
+    tier: Tier,
+    dstrd: u8,
+    entries: u32,
+    start: u32,
+}
+
+/// Sums over the launches of a cell.
+#[derive(Default)]
+struct Sum {
+    completed: u64,
+    failed: u64,
+    timed_out: u64,
+    refusals: u64,
+    recovered: u64,
+    rounds: u32,
+}
+
+impl Cell {
+    fn run(&self, bench: &Bench, options: &Options, fault: &Fault) -> Result<String, String> {
+        let shape = Shape {
+            tier: self.tier,
+            queues: QUEUES,
+            entries: self.entries,
+            slots: self.entries - 1,
+            start: self.start,
+            data: IMAGE as usize,
+        };
+        let model = Model {
+            image: IMAGE,
+            dstrd: self.dstrd,
+            faults: &fault.rules(options.commands),
+            threads: 6,
+        };
+        let mut rig = Rig::new(bench, shape, &model)?;
+        let mut sum = Sum::default();
+        let mut gone = false;
+        while sum.completed + sum.failed + sum.timed_out < options.commands && !gone {
+            sum.rounds += 1;
+            if sum.rounds > ROUNDS {
+                return Err(format!("not done after {ROUNDS} launches: {}", sum.text()));
+            }
+            let ended = sum.completed + sum.failed + sum.timed_out;
+            let clean = self.round(bench, &mut rig, options.commands - ended, &mut sum)?;
+            if clean {
+                continue;
+            }
+            match rig.recover() {
+                Ok(count) => sum.recovered += u64::from(count),
+                Err(_) if fault.effect == Effect::Gone => gone = true,
+                Err(error) => return Err(format!("recovery: {error}; {}", sum.text())),
+            }
+        }
+        sum.check(fault.effect, gone, options.commands)?;
+        if !gone {
+            self.read_all(bench, &mut rig)?;
+        }
+        if !rig.guards_hold() {
+            return Err("bytes around the data were overwritten".to_owned());
+        }
+        Ok(sum.text())
+    }
+
+    /// One launch of up to `commands` reads; whether the queues are as good as new.
+    fn round(
+        &self,
+        bench: &Bench,
+        rig: &mut Rig<'_>,
+        commands: u64,
+        sum: &mut Sum,
+    ) -> Result<bool, String> {
+        let mut launch = rig.launch()?;
+        let (grid, block) = self.mode.shape(QUEUES, &mut launch);
+        launch.commands = commands;
+        launch.pattern = pattern::RANDOM;
+        launch.seed = u64::from(sum.rounds);
+        launch.timeout_ns = TIMEOUT_NS * bench.patience;
+        let outcome = rig.run(self.mode.kernel(), grid, block, launch)?;
+        let in_flight = rig.in_flight()?;
+        let report = outcome.report;
+        accounts_agree(&outcome, in_flight)?;
+        sum.completed += report.completed;
+        sum.failed += report.failed;
+        sum.timed_out += report.timed_out;
+        sum.refusals += u64::from(report.fault != 0);
+        if report.failed > 0 && report.status != 0x281 {
+            return Err(format!("status {:#x} out of nothing", report.status));
+        }
+        Ok(report.timed_out == 0 && report.refused == 0 && report.fault == 0)
+    }
+
+    /// Reads the whole image through the queues and compares every word.
+    fn read_all(&self, bench: &Bench, rig: &mut Rig<'_>) -> Result<(), String> {
+        rig.fill();
+        let mut launch = rig.launch()?;
+        let (grid, block) = self.mode.shape(QUEUES, &mut launch);
+        launch.blocks = 8;
+        launch.commands = IMAGE / u64::from(8 * BLOCK);
+        launch.units = launch.commands;
+        launch.linear = 1;
+        launch.timeout_ns = TIMEOUT_NS * 10 * bench.patience;
+        let report = rig.run(self.mode.kernel(), grid, block, launch)?.report;
+        if report.completed != launch.commands {
+            return Err(format!("the last read did not succeed: {report:?}"));
+        }
+        let words = rig.data().chunks_exact(8).enumerate();
+        let wrong = words
+            .filter(|(index, bytes)| data_word(IMAGE_SEED, *index as u64).to_le_bytes() != **bytes);
+        match wrong.count() {
+            0 => Ok(()),
+            wrong => Err(format!("{wrong} of {} words are wrong", IMAGE / 8)),
+        }
+    }
+}
+
+/// Whether the account of each command, the counts and the state of the queues tell the same story.
+pub fn accounts_agree(outcome: &Outcome, in_flight: u32) -> Result<(), String> {
+    let report = &outcome.report;
+    let [mut good, mut bad, mut late, mut refused] = [0u64; 4];
+    for &word in &outcome.accounts {
+        match word {
+            account::NONE => {}
+            account::DONE => good += 1,
+            word if word & account::DONE != 0 || word == account::ABORTED => bad += 1,
+            account::TIMED_OUT => late += 1,
+            account::FAULTED | account::FULL | account::REFUSED => refused += 1,
+            word => return Err(format!("an account of {word:#x}")),
+        }
+    }
+    let counted = [
+        report.completed,
+        report.failed,
+        report.timed_out,
+        report.refused,
+    ];
+    if [good, bad, late, refused] != counted {
+        return Err(format!(
+            "accounts say {good} good, {bad} bad, {late} late, {refused} refused; the report says {counted:?}"
+        ));
+    }
+    // What was submitted has ended or is in flight; a late completion may have been taken for a command
+    // that nobody waited for any more.
+    let ended = report.completed + report.failed + u64::from(in_flight);
+    let given_up = report.timed_out + report.refused;
+    if report.sqes < ended || report.sqes > ended + given_up {
+        return Err(format!(
+            "{} entries were written, but {ended} ended or are in flight and {given_up} were given up",
+            report.sqes
+        ));
+    }
+    Ok(())
+}
+
+impl Sum {
+    fn text(&self) -> String {
+        let Self {
+            completed,
+            failed,
+            timed_out,
+            refusals,
+            recovered,
+            rounds,
+        } = self;
+        format!(
+            "{completed} completed, {failed} failed, {timed_out} timed out, {refusals} refusals, {recovered} recovered, {rounds} launches"
+        )
+    }
+
+    /// Whether the fault showed as it must.
+    fn check(&self, effect: Effect, gone: bool, commands: u64) -> Result<(), String> {
+        let clean = self.timed_out == 0 && self.refusals == 0 && self.rounds == 1;
+        let good = match effect {
+            Effect::None => clean && self.completed == commands,
+            Effect::Status(_) => clean && self.failed == 3 && self.completed + 3 == commands,
+            Effect::Late => self.timed_out > 0 && self.failed == 0,
+            Effect::Refused => self.refusals > 0 && self.failed == 0,
+            Effect::Gone => gone && self.timed_out > 0,
+        };
+        match good {
+            true => Ok(()),
+            false => Err(format!("not what {effect:?} should do: {}", self.text())),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvme_gpu_kernel::work::Report as Counts;
+
+    #[test]
+    fn accounts_that_do_not_add_up_are_found() {
+        let report = Counts {
+            completed: 2,
+            failed: 1,
+            timed_out: 1,
+            sqes: 4,
+            ..Counts::default()
+        };
+        let done = account::DONE;
+        let outcome = |accounts: &[u32]| Outcome {
+            report,
+            accounts: accounts.to_vec(),
+        };
+        let good = outcome(&[done, done | 0x281, done, account::TIMED_OUT, account::NONE]);
+        assert!(accounts_agree(&good, 1).is_ok());
+        assert!(accounts_agree(&good, 2).is_err());
+        assert!(accounts_agree(&outcome(&[done, done, done, account::TIMED_OUT]), 1).is_err());
+        assert!(accounts_agree(&outcome(&[5]), 1).is_err());
+    }
+
+    #[test]
+    fn faults_strike_within_the_run() {
+        let dropped = FAULTS.iter().find(|fault| fault.name == "dropped").unwrap();
+        assert_eq!(
+            dropped.rules(100),
+            ["drop@nth=25", "drop@nth=50", "drop@nth=75"]
+        );
+        for fault in &FAULTS {
+            let rules = fault.rules(1000);
+            let options: String = rules.iter().map(|rule| format!("&fault={rule}")).collect();
+            assert!(nvme_sim::config::parse(&format!("null?{options}")).is_ok());
+        }
+    }
+
+    #[test]
+    fn a_fault_that_did_not_show_fails_the_cell() {
+        let sum = Sum {
+            completed: 10,
+            rounds: 1,
+            ..Sum::default()
+        };
+        assert!(sum.check(Effect::None, false, 10).is_ok());
+        assert!(sum.check(Effect::None, false, 11).is_err());
+        for effect in [
+            Effect::Status(1),
+            Effect::Late,
+            Effect::Refused,
+            Effect::Gone,
+        ] {
+            assert!(sum.check(effect, false, 10).is_err(), "{effect:?}");
+        }
+    }
+}

@@ -1,0 +1,464 @@
+//! One simulated controller with queues for the GPU, brought up by the core's own machine.
+// UNSAFETY: rings, doorbells and data are raw memory that a GPU and a controller share.
+#![allow(unsafe_code)]
+
+use crate::bench::{Bench, Tier};
+use crate::sim::{BLOCK, Model, Sim};
+use nvme_core::bringup::{Bringup, Config, QueuePlan, Step};
+use nvme_core::handoff::QueueWords;
+use nvme_core::mem::{CqRing, DmaWords, Doorbell, SqRing};
+use nvme_core::queue_state::{QueueState, words as state_words};
+use nvme_core::spec::{Iova, PageSize, Qid, register};
+use nvme_core::sync::AtomicU32;
+use nvme_core::{Cells, ListMemory, QueueMemory, QueuePair, Quiesced, SharedQueue, Slot};
+use nvme_gpu_kernel::work::{Launch, Report};
+use nvme_host::cuda::{DeviceMemory, Kernel, Registered};
+use nvme_host::relay::Relay;
+use nvme_host::{Device, Pages};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
+
+/// 64-bit words of list memory for each slot: chained lists for up to 4 MiB.
+const LIST_WORDS: usize = 2048;
+/// Bytes before and after the data that nothing may touch.
+const GUARD: usize = 1 << 16;
+/// What untouched memory holds.
+pub const CANARY: u8 = 0xC5;
+/// The most result cells of a launch, and the most tokens.
+const CELLS: usize = 1 << 21;
+const TOKENS: usize = CELLS;
+
+/// Queues and memory.
+#[derive(Clone, Copy, Debug)]
+pub struct Shape {
+    pub tier: Tier,
+    pub queues: u32,
+    pub entries: u32,
+    /// Command slots, at most `entries` - 1.
+    pub slots: u32,
+    /// Position at which the counters start, a multiple of twice `entries`.
+    pub start: u32,
+    /// Bytes of data memory.
+    pub data: usize,
+}
+
+/// What a launch left behind.
+pub struct Outcome {
+    pub report: Report,
+    /// How each command ended: see [`nvme_gpu_kernel::work::account`].
+    pub accounts: Vec<u32>,
+}
+
+/// Memory that the host, the controller and the GPU have.
+struct Shared {
+    pages: Arc<Pages>,
+    registered: Registered,
+}
+
+impl Shared {
+    fn new(bench: &Bench, sim: &Sim, bytes: usize) -> Result<Self, String> {
+        let pages = Arc::new(Pages::shared(bytes).map_err(text)?);
+        sim.map_dma(&pages).map_err(text)?;
+        let registered = Registered::pages(&bench.gpu, &pages).map_err(text)?;
+        Ok(Self { pages, registered })
+    }
+
+    /// Address on the host, which is the controller's too.
+    fn host(&self) -> u64 {
+        self.pages.start().addr() as u64
+    }
+}
+
+/// The controller, its queues and the data.
+pub struct Rig<'b> {
+    bench: &'b Bench,
+    sim: Arc<Sim>,
+    _relay: Option<Arc<Relay>>,
+    _doorbells: Registered,
+    shape: Shape,
+    rings: Shared,
+    data: Shared,
+    admin: Arc<Pages>,
+    /// The queues by host addresses; `state` is the GPU's.
+    words: Vec<QueueWords>,
+    device_words: DeviceMemory,
+    states: DeviceMemory,
+    cells: DeviceMemory,
+    report: DeviceMemory,
+    accounts: Option<DeviceMemory>,
+    tokens: DeviceMemory,
+    pages: Option<DeviceMemory>,
+}
+
+fn text(error: nvme_host::Error) -> String {
+    error.to_string()
+}
+
+impl<'b> Rig<'b> {
+    /// Brings the controller up and creates the queues.
+    pub fn new(bench: &'b Bench, shape: Shape, model: &Model<'_>) -> Result<Self, String> {
+        let sim = Sim::start(model)?;
+        let device: Arc<dyn Device> = Arc::clone(&sim) as _;
+        let queues = shape.queues as u16;
+        let (relay, doorbells, bells) = match shape.tier {
+            Tier::Relayed => {
+                let relay = Relay::start(device, queues).map_err(text)?;
+                let words = Registered::relay(&bench.gpu, &relay).map_err(text)?;
+                let address = words.address();
+                (Some(relay), words, address)
+            }
+            Tier::Pinned => {
+                let registered = Registered::doorbells(&bench.gpu, &device).map_err(text)?;
+                let address = registered.address();
+                (None, registered, address)
+            }
+        };
+        let each = Layout::of(&shape);
+        let count = shape.queues as usize;
+        let rings = Shared::new(bench, &sim, each.total * count)?;
+        let data = Shared::new(bench, &sim, shape.data + 2 * GUARD)?;
+        let admin = Arc::new(Pages::new(3 * 4096).map_err(text)?);
+        sim.map_dma(&admin).map_err(text)?;
+        let memory = |bytes| DeviceMemory::new(&bench.gpu, bytes).map_err(text);
+        let states = memory(state_words(shape.entries) * 4 * count)?;
+        let mut rig = Self {
+            bench,
+            sim,
+            _relay: relay,
+            _doorbells: doorbells,
+            shape,
+            rings,
+            data,
+            admin,
+            words: Vec::new(),
+            device_words: memory(size_of::<QueueWords>() * count)?,
+            states,
+            cells: memory(CELLS * 8)?,
+            report: memory(size_of::<Report>())?,
+            accounts: None,
+            tokens: memory(TOKENS * 12)?,
+            pages: None,
+        };
+        rig.fill();
+        rig.describe(bells, model.dstrd)?;
+        rig.bring_up(|_| Ok(()))?;
+        rig.init_states()?;
+        Ok(rig)
+    }
+
+    /// Works the words of every queue out, and gives the GPU its own.
+    fn describe(&mut self, bells: u64, dstrd: u8) -> Result<(), String> {
+        let (shape, each) = (self.shape, Layout::of(&self.shape));
+        let mut device = Vec::new();
+        for index in 0..shape.queues as usize {
+            let qid = index as u16 + 1;
+            let base = self.rings.host() + (each.total * index) as u64;
+            let (tail, head) = (
+                register::sq_tail_doorbell(qid, dstrd),
+                register::cq_head_doorbell(qid, dstrd),
+            );
+            let state = self.states.address() + (state_words(shape.entries) * 4 * index) as u64;
+            let host = QueueWords {
+                sq: base,
+                cq: base + each.cq as u64,
+                sq_doorbell: self.sim.doorbell(tail),
+                cq_doorbell: self.sim.doorbell(head),
+                lists: base + each.lists as u64,
+                lists_iova: base + each.lists as u64,
+                state,
+                entries: shape.entries,
+                slots: shape.slots,
+                list_words: LIST_WORDS as u32,
+                page_shift: 12,
+                qid: u32::from(qid),
+                reserved: 0,
+            };
+            let gpu = |address| self.rings.registered.translate(address).map_err(text);
+            let bell = |offset: u32| bells + u64::from(offset - register::offset::DOORBELLS);
+            device.push(QueueWords {
+                sq: gpu(host.sq)?,
+                cq: gpu(host.cq)?,
+                lists: gpu(host.lists)?,
+                sq_doorbell: bell(tail),
+                cq_doorbell: bell(head),
+                ..host
+            });
+            self.words.push(host);
+        }
+        self.device_words
+            .upload(0, device.as_slice().as_bytes())
+            .map_err(text)
+    }
+
+    fn init_states(&self) -> Result<(), String> {
+        let Shape {
+            entries,
+            slots,
+            start,
+            ..
+        } = self.shape;
+        let len = state_words(entries);
+        for (index, words) in self.words.iter().enumerate() {
+            let state: Vec<AtomicU32> = (0..len).map(|_| AtomicU32::new(0)).collect();
+            let view = QueueState::new(&state, Qid(words.qid as u16), entries, slots);
+            view.ok_or("impossible queue sizes")?.init(start);
+            self.upload_state(index, &state)?;
+        }
+        Ok(())
+    }
+
+    fn upload_state(&self, index: usize, state: &[AtomicU32]) -> Result<(), String> {
+        use nvme_core::sync::{Order, Scope};
+        let words = state
+            .iter()
+            .map(|word| word.load(Order::Relaxed, Scope::Sys));
+        let bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
+        let at = index * bytes.len();
+        self.states.upload(at, &bytes).map_err(text)
+    }
+
+    fn download_state(&self, index: usize) -> Result<Vec<AtomicU32>, String> {
+        let mut bytes = vec![0; state_words(self.shape.entries) * 4];
+        let at = index * bytes.len();
+        self.states.download(at, &mut bytes).map_err(text)?;
+        let words = bytes.chunks_exact(4);
+        let word = |b: &[u8]| AtomicU32::new(u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+        Ok(words.map(word).collect())
+    }
+
+    /// A launch over all queues and the whole data memory, of reads of one block each.
+    pub fn launch(&self) -> Result<Launch, String> {
+        let data = self.data.host() + GUARD as u64;
+        Ok(Launch {
+            queues: self.device_words.address(),
+            cells: self.cells.address(),
+            report: self.report.address(),
+            tokens: self.tokens.address(),
+            data: self.data.registered.translate(data).map_err(text)?,
+            data_iova: data,
+            data_bytes: self.shape.data as u64,
+            queue_count: self.shape.queues,
+            cell_count: CELLS as u32,
+            nsid: 1,
+            opcode: 2,
+            blocks: 1,
+            block_shift: BLOCK.trailing_zeros(),
+            depth: 1,
+            lanes: 32,
+            units: (self.shape.data / BLOCK as usize) as u64,
+            timeout_ns: 1_000_000_000,
+            ..Launch::default()
+        })
+    }
+
+    /// Lets the kernel find the data by pages, page i at `order[i]`.
+    pub fn scatter(&mut self, order: &[u32], launch: &mut Launch) -> Result<(), String> {
+        let base = self.data.host() + GUARD as u64;
+        let table: Vec<u64> = order.iter().map(|&p| base + u64::from(p) * 4096).collect();
+        let memory = DeviceMemory::new(&self.bench.gpu, table.len() * 8).map_err(text)?;
+        memory
+            .upload(0, table.as_slice().as_bytes())
+            .map_err(text)?;
+        launch.pages = memory.address();
+        self.pages = Some(memory);
+        Ok(())
+    }
+
+    /// Runs a kernel to its end: it bounds its own time.
+    pub fn run(
+        &mut self,
+        kernel: Kernel,
+        grid: u32,
+        block: u32,
+        mut launch: Launch,
+    ) -> Result<Outcome, String> {
+        let bytes = launch.commands as usize * 4;
+        if self
+            .accounts
+            .as_ref()
+            .is_none_or(|memory| memory.len() < bytes)
+        {
+            self.accounts = Some(DeviceMemory::new(&self.bench.gpu, bytes).map_err(text)?);
+        }
+        let accounts = self.accounts.as_ref().ok_or("no accounts")?;
+        accounts.zero().map_err(text)?;
+        self.report.zero().map_err(text)?;
+        launch.accounts = accounts.address();
+        let patience = Duration::from_nanos(launch.timeout_ns) * 8 + Duration::from_secs(60);
+        let bench = self.bench;
+        // SAFETY: every address in the launch is memory that this rig owns and outlives the wait; a
+        // kernel that does not end makes `run` fail, and the program ends then.
+        unsafe {
+            bench
+                .kernels
+                .launch(&bench.stream, kernel, grid, block, &launch)
+                .map_err(text)?;
+        }
+        bench.stream.wait(patience, || Ok(())).map_err(text)?;
+        let mut words = vec![0; bytes];
+        accounts.download(0, &mut words).map_err(text)?;
+        let word = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
+        Ok(Outcome {
+            report: self.report()?,
+            accounts: words.chunks_exact(4).map(word).collect(),
+        })
+    }
+
+    fn report(&self) -> Result<Report, String> {
+        let mut bytes = [0; size_of::<Report>()];
+        self.report.download(0, &mut bytes).map_err(text)?;
+        // SAFETY: as many bytes as the struct has, all of whose fields are integers.
+        Ok(unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
+    }
+
+    /// The data memory, while no command is in flight.
+    pub fn data(&self) -> &[u8] {
+        let start = self.data.pages.start().wrapping_add(GUARD);
+        // SAFETY: inside the mapping, which lives as long as `self`; no kernel runs between calls.
+        unsafe { std::slice::from_raw_parts(start, self.shape.data) }
+    }
+
+    /// The data memory for writing, while no command is in flight.
+    pub fn data_mut(&mut self) -> &mut [u8] {
+        let start = self.data.pages.start().wrapping_add(GUARD);
+        // SAFETY: as in `data`, and `self` is borrowed as a whole.
+        unsafe { std::slice::from_raw_parts_mut(start, self.shape.data) }
+    }
+
+    /// Fills the data and what lies around it with the canary.
+    pub fn fill(&mut self) {
+        let len = self.shape.data + 2 * GUARD;
+        // SAFETY: inside the mapping; no command is in flight for it.
+        unsafe { self.data.pages.start().write_bytes(CANARY, len) };
+    }
+
+    /// Whether everything around the data still holds the canary.
+    pub fn guards_hold(&self) -> bool {
+        let start = self.data.pages.start();
+        let ends = [start, start.wrapping_add(GUARD + self.shape.data)];
+        ends.into_iter().all(|end| {
+            // SAFETY: inside the mapping, which nothing writes to here.
+            let guard = unsafe { std::slice::from_raw_parts(end, GUARD) };
+            guard.iter().all(|&byte| byte == CANARY)
+        })
+    }
+
+    /// Resets the controller, ends what is in flight and creates the queues again.
+    ///
+    /// Returns how many commands were in flight.
+    pub fn recover(&mut self) -> Result<u32, String> {
+        let mut ended = 0;
+        self.bring_up(|proof| {
+            for (index, words) in self.words.iter().enumerate() {
+                let state = self.download_state(index)?;
+                let words = QueueWords {
+                    state: state.as_ptr().addr() as u64,
+                    ..*words
+                };
+                // SAFETY: host addresses of rings that live as long as this rig, and of the copy.
+                let attached = unsafe { words.attach() };
+                let (memory, view) = attached.ok_or("impossible queue words")?;
+                // The state afterwards fits a group that owns the queue as well.
+                let queue = SharedQueue::new(memory, view, Cells::new(&[]));
+                let count = queue.recover(proof);
+                ended += count.ok_or("the proof is of another queue")?;
+                self.upload_state(index, &state)?;
+            }
+            Ok(())
+        })?;
+        self.cells.zero().map_err(text)?;
+        Ok(ended)
+    }
+
+    /// Commands in flight on all queues, as the state says.
+    pub fn in_flight(&self) -> Result<u32, String> {
+        let mut sum = 0;
+        for (index, words) in self.words.iter().enumerate() {
+            let state = self.download_state(index)?;
+            let qid = Qid(words.qid as u16);
+            let view = QueueState::new(&state, qid, words.entries, words.slots);
+            sum += view.ok_or("impossible queue sizes")?.in_flight();
+        }
+        Ok(sum)
+    }
+
+    /// Brings the controller up, from whatever state; `disabled` runs while it touches no memory.
+    fn bring_up(
+        &self,
+        mut disabled: impl FnMut(&Quiesced) -> Result<(), String>,
+    ) -> Result<(), String> {
+        let at = |page: usize| self.admin.start().wrapping_add(page * 4096);
+        let iova = |start: *mut u8| Iova(start.addr() as u64);
+        let bell = |register: u32| {
+            // SAFETY: doorbells of the admin queue, which live as long as the controller.
+            unsafe { Doorbell::from_raw(self.sim.doorbell(register) as usize as *mut u32) }
+        };
+        let dstrd = self.sim.dstrd();
+        let memory = QueueMemory {
+            // SAFETY: one page each, that live as long as this rig and are used through the rings alone.
+            sq: unsafe { SqRing::from_raw(at(0), 64, iova(at(0))) },
+            // SAFETY: as above.
+            cq: unsafe { CqRing::from_raw(at(1), 64, iova(at(1))) },
+            sq_doorbell: bell(register::sq_tail_doorbell(0, dstrd)),
+            cq_doorbell: bell(register::cq_head_doorbell(0, dstrd)),
+            lists: ListMemory::new(DmaWords::new(&[], Iova(0)), PageSize::KIB4, 0),
+        };
+        let slots: Vec<Slot<()>> = (0..63).map(|_| Slot::new()).collect();
+        let mut pair = QueuePair::new(Qid::ADMIN, memory, slots);
+        let plan = |words: &QueueWords| QueuePlan {
+            qid: Qid(words.qid as u16),
+            sq_entries: words.entries,
+            sq_iova: Iova(words.sq),
+            cq_entries: words.entries,
+            cq_iova: Iova(words.cq),
+            vector: None,
+        };
+        let plans: Vec<QueuePlan> = self.words.iter().map(plan).collect();
+        let config = Config {
+            queue_pairs: self.shape.queues,
+            plans: &plans,
+            ..Config::default()
+        };
+        // SAFETY: one page, as above.
+        let page = unsafe { DmaWords::from_raw(at(2), 512, iova(at(2))) };
+        let registers = self.sim.registers();
+        let mut machine = Bringup::new(registers, config, page).map_err(|e| e.to_string())?;
+        let start = Instant::now();
+        loop {
+            let now_ns = start.elapsed().as_nanos() as u64;
+            let step = machine.step(registers, &mut pair, now_ns);
+            match step.map_err(|error| error.to_string())? {
+                Step::Ready => break,
+                Step::Wait { .. } => std::thread::sleep(Duration::from_micros(50)),
+                Step::Disabled(proof) => {
+                    pair.restart(&proof);
+                    disabled(&proof)?;
+                    machine.enable(proof);
+                }
+                Step::HostMemory { .. } => machine.host_memory(None),
+            }
+        }
+        match machine.info().created == self.shape.queues {
+            true => Ok(()),
+            false => Err(format!("{} queues were created", machine.info().created)),
+        }
+    }
+}
+
+/// Where the parts of a queue lie in its memory.
+struct Layout {
+    cq: usize,
+    lists: usize,
+    total: usize,
+}
+
+impl Layout {
+    fn of(shape: &Shape) -> Self {
+        let page = |bytes: usize| bytes.next_multiple_of(4096);
+        let cq = page(shape.entries as usize * 64);
+        let lists = cq + page(shape.entries as usize * 16);
+        let total = lists + page(shape.slots as usize * LIST_WORDS * 8);
+        Self { cq, lists, total }
+    }
+}

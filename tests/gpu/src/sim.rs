@@ -1,0 +1,137 @@
+//! The simulated controller as a device of the host shell, with faults and an image of our choice.
+// UNSAFETY: gives the simulator memory that others use too.
+#![allow(unsafe_code)]
+
+use nvme_core::Registers;
+use nvme_core::spec::Iova;
+use nvme_gpu_kernel::work::data_word;
+use nvme_host::{Device, DoorbellMap, Error, Pages, Result};
+use nvme_sim::{Controller, HostMemory, Memory, NamespaceConfig, Runner, Store};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// Bytes of a block of the namespace.
+pub const BLOCK: u32 = 512;
+/// Seed of the image's words: see [`data_word`].
+pub const IMAGE_SEED: u64 = 0x5EED;
+
+/// What controller to make.
+#[derive(Clone, Copy, Debug)]
+pub struct Model<'a> {
+    /// Bytes of the image; 0 for a namespace that keeps nothing.
+    pub image: u64,
+    /// CAP.DSTRD.
+    pub dstrd: u8,
+    /// Faults in the simulator's words, as `drop@op=read,nth=5`.
+    pub faults: &'a [String],
+    /// Threads that serve the queues.
+    pub threads: usize,
+}
+
+struct Bar(Arc<Controller<HostMemory>>);
+
+impl Registers for Bar {
+    fn read32(&self, offset: u32) -> u32 {
+        self.0.read32(offset)
+    }
+    fn read64(&self, offset: u32) -> u64 {
+        self.0.read64(offset)
+    }
+    fn write32(&self, offset: u32, value: u32) {
+        self.0.write32(offset, value);
+    }
+    fn write64(&self, offset: u32, value: u64) {
+        self.0.write64(offset, value);
+    }
+}
+
+/// A controller and its threads. What is mapped stays mapped.
+pub struct Sim {
+    // The threads stop before the memory that they reach goes away.
+    _runner: Runner,
+    bar: Bar,
+    memory: HostMemory,
+    kept: Mutex<Vec<Arc<Pages>>>,
+}
+
+impl Sim {
+    /// Starts it; word i of the image is `data_word(IMAGE_SEED, i)`.
+    pub fn start(model: &Model<'_>) -> std::result::Result<Arc<Self>, String> {
+        let faults: String = model.faults.iter().map(|f| format!("&fault={f}")).collect();
+        let text = format!(
+            "null?block={BLOCK}&dstrd={}&mqes=4096&mdts=10{faults}",
+            model.dstrd
+        );
+        let mut config = nvme_sim::config::parse(&text).map_err(|error| error.to_string())?;
+        if model.image != 0 {
+            let store = Memory::new(model.image).ok_or("no memory for the image")?;
+            let words = (0..model.image / 8).map(|index| data_word(IMAGE_SEED, index));
+            let image: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+            store
+                .write_at(0, &image)
+                .map_err(|error| error.to_string())?;
+            config.namespaces = vec![NamespaceConfig::new(BLOCK, Box::new(store))];
+        }
+        let memory = HostMemory::new();
+        let controller = Controller::new(config, memory.clone()).map_err(|e| e.to_string())?;
+        let controller = Arc::new(controller);
+        let runner = Runner::try_start(Arc::clone(&controller), model.threads)
+            .map_err(|error| format!("a simulator thread: {error}"))?;
+        Ok(Arc::new(Self {
+            _runner: runner,
+            bar: Bar(controller),
+            memory,
+            kept: Mutex::default(),
+        }))
+    }
+
+    /// CAP.DSTRD.
+    pub fn dstrd(&self) -> u8 {
+        self.bar.0.doorbells().dstrd()
+    }
+
+    /// Address of the doorbell at register `offset`.
+    pub fn doorbell(&self, offset: u32) -> u64 {
+        let start = self.bar.0.doorbells().as_ptr().addr() as u64;
+        start + u64::from(offset - nvme_core::spec::register::offset::DOORBELLS)
+    }
+}
+
+impl Device for Sim {
+    fn name(&self) -> String {
+        "sim".to_owned()
+    }
+
+    fn describe(&self) -> String {
+        "simulator of the GPU tests".to_owned()
+    }
+
+    fn registers(&self) -> &(dyn Registers + Sync) {
+        &self.bar
+    }
+
+    fn doorbells(&self) -> DoorbellMap {
+        let doorbells = self.bar.0.doorbells();
+        let start = doorbells.as_ptr().cast_mut().cast::<u32>();
+        // SAFETY: page-aligned atomics of that many bytes, which live as long as the controller.
+        unsafe { DoorbellMap::new(start, doorbells.bytes()) }
+    }
+
+    fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova> {
+        let address = pages.start().addr() as u64;
+        // SAFETY: the pages are kept as long as this device, which owns the controller's threads; both
+        // sides use them through atomics, or while no command is in flight.
+        let mapped = unsafe { self.memory.map(address, pages.start(), pages.len() as u64) };
+        mapped.map_err(|error| Error::Device {
+            cause: error.to_string(),
+            remedy: "report this".to_owned(),
+        })?;
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.push(Arc::clone(pages));
+        Ok(Iova(address))
+    }
+
+    fn unmap_dma(&self, iova: Iova, bytes: usize) -> Result<()> {
+        self.memory.unmap(iova.0, bytes as u64);
+        Ok(())
+    }
+}

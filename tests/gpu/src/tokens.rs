@@ -1,0 +1,56 @@
+//! Tokens under scarcity: four slots, twice as many blocks as fit on the GPU, three tokens a thread,
+//! waited for in the reverse order. A protocol in which waiting for one's own turn can hold a slot
+//! would stand still here.
+
+use crate::bench::{Bench, Tier};
+use crate::matrix::accounts_agree;
+use crate::report::Report;
+use crate::rig::{Rig, Shape};
+use crate::sim::Model;
+use nvme_host::cuda::Kernel;
+
+const SLOTS: u32 = 4;
+const TOKENS: u32 = 3;
+
+/// One active lane of each warp, and full warps.
+pub fn all(report: &mut Report, bench: &Bench) {
+    for (name, lanes) in [("one-lane", 1), ("full-warps", 32)] {
+        report.test(&format!("tokens/{name}"), |_| run(bench, lanes));
+    }
+}
+
+fn run(bench: &Bench, lanes: u32) -> Result<String, String> {
+    let shape = Shape {
+        tier: Tier::Pinned,
+        queues: 1,
+        entries: 8,
+        slots: SLOTS,
+        start: 0,
+        data: 1 << 20,
+    };
+    let model = Model {
+        image: 0,
+        dstrd: 0,
+        faults: &[],
+        threads: 1,
+    };
+    let mut rig = Rig::new(bench, shape, &model)?;
+    let blocks = 2 * bench.resident_blocks()?;
+    // Blocks of one warp: as many blocks as can be told apart, as few commands as show it.
+    let (grid, block) = (blocks * 2, 32);
+    let mut launch = rig.launch()?;
+    launch.commands = u64::from(grid) * u64::from(lanes * TOKENS);
+    launch.opcode = u32::from(nvme_core::spec::nvm::opcode::FLUSH);
+    launch.depth = TOKENS;
+    launch.lanes = lanes;
+    launch.timeout_ns = 60_000_000_000;
+    let outcome = rig.run(Kernel::Tokens, grid, block, launch)?;
+    accounts_agree(&outcome, rig.in_flight()?)?;
+    match outcome.report.completed == launch.commands {
+        true => Ok(format!(
+            "{} commands of {grid} blocks through {SLOTS} slots",
+            launch.commands
+        )),
+        false => Err(format!("{:?}", outcome.report)),
+    }
+}
