@@ -68,22 +68,51 @@ impl<'g> Data<'_, 'g> {
         mut each: impl FnMut(u64, Span<'g>) -> Result<(), Status>,
     ) -> Result<(), Status> {
         let mut done = 0;
+        // Pages that follow each other move as one: a peer's memory costs one copy for each stretch.
+        let mut held: Option<(u64, usize)> = None;
         self.walk(direction, |at, len| {
-            let Some(at) = at else {
-                done += len as u64;
+            if let (Some(at), Some((start, so_far))) = (at, &mut held)
+                && start.wrapping_add(*so_far as u64) == at
+            {
+                *so_far += len;
                 return Ok(());
-            };
-            let mut result = Ok(());
-            self.dma
-                .pieces(at, len, |piece| {
-                    if result.is_ok() {
-                        result = each(done, piece);
-                    }
-                    done += piece.len() as u64;
-                })
-                .map_err(|_| Status::DATA_TRANSFER_ERROR)?;
-            result
-        })
+            }
+            if let Some((start, so_far)) = held.take() {
+                self.stretch(start, so_far, &mut done, &mut each)?;
+            }
+            match at {
+                Some(at) => held = Some((at, len)),
+                None => done += len as u64,
+            }
+            Ok(())
+        })?;
+        match held {
+            Some((start, len)) => self.stretch(start, len, &mut done, &mut each),
+            None => Ok(()),
+        }
+    }
+
+    #[inline]
+    fn stretch(
+        &self,
+        at: u64,
+        len: usize,
+        done: &mut u64,
+        each: &mut impl FnMut(u64, Span<'g>) -> Result<(), Status>,
+    ) -> Result<(), Status> {
+        let mut result = Ok(());
+        self.dma
+            .pieces(at, len, |piece| {
+                if result.is_ok() {
+                    result = each(*done, piece);
+                }
+                if piece.is_lost() {
+                    result = Err(Status::DATA_TRANSFER_ERROR);
+                }
+                *done += piece.len() as u64;
+            })
+            .map_err(|_| Status::DATA_TRANSFER_ERROR)?;
+        result
     }
 
     /// Fills the data from bytes.

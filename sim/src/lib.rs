@@ -61,7 +61,7 @@ pub use fault::{Fault, FaultPlan, FaultRule, When};
 pub use file_store::File;
 pub use interrupt::Interrupts;
 pub use latency::Profile;
-pub use memory::{Dma, DmaFault, DmaGuard, DmaMemory, Region, Span};
+pub use memory::{Dma, DmaFault, DmaGuard, DmaMemory, Peer, Region, Span};
 #[cfg(feature = "std")]
 pub use memory::{HostMemory, MapError};
 pub use queue::QueueStats;

@@ -17,6 +17,8 @@ mod lock;
 #[cfg(all(feature = "std", target_os = "linux"))]
 mod shared;
 mod span;
+#[cfg(feature = "std")]
+mod staged;
 mod words;
 
 use core::cell::Cell;
@@ -41,6 +43,17 @@ pub struct Region<'a> {
 pub trait DmaGuard {
     /// The range that holds `iova`.
     fn lookup(&self, iova: u64) -> Option<Region<'_>>;
+
+    /// Bytes that were copied because they cannot be mapped; `None` when there is no such memory. What
+    /// the controller writes to the copies arrives when the guard goes.
+    fn staged_bytes(&self) -> Option<usize> {
+        None
+    }
+
+    /// What is written to `len` bytes from `iova` on arrives after everything else.
+    fn settle_last(&self, iova: u64, len: u64) {
+        let _ = (iova, len);
+    }
 }
 
 /// The memory that the controller may reach by DMA.
@@ -71,6 +84,16 @@ impl<'g> Dma<'g> {
             guard,
             last: Cell::new(none),
         }
+    }
+
+    /// Copies of memory that cannot be mapped, see [`DmaGuard`].
+    pub fn staged_bytes(&self) -> Option<usize> {
+        self.guard.staged_bytes()
+    }
+
+    /// See [`DmaGuard`].
+    pub fn settle_last(&self, iova: u64, len: u64) {
+        self.guard.settle_last(iova, len);
     }
 
     /// The bytes mapped from `iova` on, up to the end of their range; at least one.
@@ -157,5 +180,7 @@ pub(crate) use guest::{GuestMemory, MAX_MAPPINGS};
 #[cfg(feature = "std")]
 pub use host::{HostMemory, MapError};
 pub(crate) use lock::{Held, Lock};
-pub use span::Span;
+pub use span::{Peer, Span};
+#[cfg(all(feature = "std", target_os = "linux"))]
+pub(crate) use staged::Remote;
 pub(crate) use words::Words;

@@ -56,6 +56,19 @@ impl Ring {
         }
     }
 
+    /// What is written to the ring arrives after everything else.
+    pub fn settle_last(&self, dma: &Dma<'_>) {
+        let bytes = self.entries as usize * self.entry_bytes;
+        match &self.base {
+            Base::Contiguous(base) => dma.settle_last(*base, bytes as u64),
+            Base::Pages { shift, pages } => {
+                pages
+                    .iter()
+                    .for_each(|page| dma.settle_last(*page, 1 << shift));
+            }
+        }
+    }
+
     /// The index after `index`.
     #[inline]
     pub fn next(&self, index: u32) -> u32 {

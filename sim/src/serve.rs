@@ -15,6 +15,8 @@ use nvme_core::spec::{Cqe, Sqe, Status};
 
 /// Commands fetched in one batch at most: bounds how long locks are held.
 pub(crate) const BATCH: u32 = 512;
+/// Bytes copied in one batch at most, besides those of its last command.
+const MAX_STAGED: usize = 4 << 20;
 
 /// What serving a queue once did.
 #[derive(Clone, Copy, Debug, Default)]
@@ -76,6 +78,7 @@ impl Device {
             now_ns,
             sq_whole: sq.ring.whole(dma),
             cq_whole: cq.ring.whole(dma),
+            staged: dma.staged_bytes().is_some(),
             io: Io {
                 namespaces: &self.namespaces,
                 dma,
@@ -142,6 +145,8 @@ struct Batch<'a, 'g> {
     cq: &'a mut CompletionQueue,
     sq_whole: Option<Span<'g>>,
     cq_whole: Option<Span<'g>>,
+    /// Some memory is reached by copies, whose size is watched.
+    staged: bool,
     io: Io<'a, 'g>,
     stats: QueueStats,
     control: Option<&'a mut Control>,
@@ -156,14 +161,23 @@ impl<'g> Batch<'_, 'g> {
         let timed = self.qid != 0 && !self.device.pacing.is_none();
         let plain = self.control.is_none() && !timed && self.device.faults.is_empty();
         let count = self.sq.waiting().min(BATCH);
+        if self.staged {
+            self.cq.ring.settle_last(self.io.dma);
+        }
         if plain {
             let count = count.min(self.cq.space());
             let words = |span: Option<Span<'g>>| span.and_then(|span| span.as_words());
-            if let (Some(sq), Some(cq)) = (words(self.sq_whole), words(self.cq_whole)) {
+            if let (Some(sq), Some(cq), false) =
+                (words(self.sq_whole), words(self.cq_whole), self.staged)
+            {
                 self.plain(count, sq, cq);
                 return Ok(count);
             }
             for _ in 0..count {
+                if self.is_full() {
+                    break;
+                }
+                handled += 1;
                 let sqe = self.sq.fetch(self.sq_whole, self.io.dma)?;
                 let result = self.io.execute(&sqe, &mut self.sq.scratch, &mut self.stats);
                 let status = match result {
@@ -172,11 +186,10 @@ impl<'g> Batch<'_, 'g> {
                 };
                 self.post(&sqe, status, 0, None)?;
             }
-            handled += count;
         } else {
             for _ in 0..count {
                 let held = self.sq.pending.len() >= self.sq.pending.capacity().max(1);
-                if self.cq.space() == 0 || (held && self.device.delays()) {
+                if self.cq.space() == 0 || (held && self.device.delays()) || self.is_full() {
                     break;
                 }
                 let sqe = self.sq.fetch(self.sq_whole, self.io.dma)?;
@@ -188,6 +201,7 @@ impl<'g> Batch<'_, 'g> {
             }
         }
         while self.cq.space() != 0
+            && !self.is_full()
             && let Some(Reverse(first)) = self.sq.pending.peek()
             && first.due_ns <= self.now_ns
         {
@@ -198,6 +212,11 @@ impl<'g> Batch<'_, 'g> {
         }
         self.events()?;
         Ok(handled)
+    }
+
+    /// Whether enough was copied for one batch.
+    fn is_full(&self) -> bool {
+        self.staged && self.io.dma.staged_bytes() > Some(MAX_STAGED)
     }
 
     /// The fast path: `count` commands from one contiguous ring to another, without faults or time.

@@ -4,6 +4,7 @@
 //! SIGBUS. A handler puts anonymous memory in the place of a mapping that has lost its file: the
 //! access goes on with zeroes, and [`GuestMemory::is_lost`] tells the server to end the connection.
 
+use super::Span;
 use rustix::fs::{FileType, fstat};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::param::page_size;
@@ -42,6 +43,8 @@ pub(crate) struct GuestMemory {
     len: usize,
     /// Where the part begins in it.
     lead: usize,
+    /// Bytes of the part.
+    bytes: usize,
     entry: &'static Entry,
 }
 
@@ -94,6 +97,7 @@ impl GuestMemory {
             start: start.cast(),
             len: bytes,
             lead,
+            bytes: len as usize,
             entry,
         })
     }
@@ -101,6 +105,12 @@ impl GuestMemory {
     /// The first byte of the part.
     pub fn ptr(&self) -> *mut u8 {
         self.start.wrapping_add(self.lead)
+    }
+
+    /// The bytes of the part. They can be read, and written if that was asked for.
+    pub fn span(&self) -> Span<'_> {
+        // SAFETY: `len` bytes from the lead on are mapped as long as `self` lives.
+        unsafe { Span::from_raw(self.ptr(), self.bytes) }
     }
 
     /// Whether the peer has taken the file away under the mapping.

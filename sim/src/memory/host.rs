@@ -3,10 +3,11 @@
 #[cfg(target_os = "linux")]
 use super::guest::GuestMemory;
 use super::lock::relax;
-use super::{DmaGuard, DmaMemory, Region, Span};
+use super::staged::{Remote, Staging};
+use super::{DmaGuard, DmaMemory, Peer, Region, Span};
 use std::any::Any;
 use std::boxed::Box;
-use std::sync::atomic::{AtomicPtr, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::vec::Vec;
 
@@ -29,8 +30,33 @@ struct Mapping {
     /// First address after the mapping.
     end: u64,
     ptr: *mut u8,
+    /// Who copies, when loads and stores do not reach the bytes.
+    peer: Option<Arc<dyn Peer>>,
     /// Keeps the bytes mapped.
     _owner: Option<Owner>,
+    /// Reached without a mapping.
+    remote: Option<Arc<dyn Remote>>,
+}
+
+impl Mapping {
+    /// Plain memory at `ptr`, or the reason why it cannot be mapped at `iova`.
+    fn new(iova: u64, ptr: *mut u8, len: u64) -> Result<Self, MapError> {
+        let end = iova
+            .checked_add(len)
+            .filter(|_| len != 0)
+            .ok_or(MapError::BadRange)?;
+        if (ptr as u64 ^ iova) & 7 != 0 {
+            return Err(MapError::Misaligned);
+        }
+        Ok(Self {
+            start: iova,
+            end,
+            ptr,
+            peer: None,
+            _owner: None,
+            remote: None,
+        })
+    }
 }
 
 struct Inner {
@@ -38,6 +64,8 @@ struct Inner {
     table: AtomicPtr<Vec<Mapping>>,
     readers: [Reader; READERS],
     writer: Mutex<()>,
+    /// A mapping is remote.
+    remote: AtomicBool,
 }
 
 /// Odd while a batch is in progress. Padded against false sharing.
@@ -56,6 +84,7 @@ impl Default for Inner {
             table: AtomicPtr::new(Box::into_raw(Box::default())),
             readers: std::array::from_fn(|_| Reader::default()),
             writer: Mutex::new(()),
+            remote: AtomicBool::new(false),
         }
     }
 }
@@ -103,7 +132,7 @@ impl HostMemory {
     /// last clone is dropped; whoever else uses them meanwhile does so through atomics, raw
     /// pointers, or while no command is in flight for them.
     pub unsafe fn map(&self, iova: u64, ptr: *mut u8, len: u64) -> Result<(), MapError> {
-        self.insert(iova, ptr, len, None)
+        self.insert(iova, ptr, len, None, None)
     }
 
     /// Lets the controller reach `words` through the addresses from `iova` on, and keeps them
@@ -111,7 +140,7 @@ impl HostMemory {
     pub fn share(&self, iova: u64, words: Arc<[AtomicU64]>) -> Result<(), MapError> {
         let ptr = words.as_ptr().cast_mut().cast();
         let len = size_of_val(&*words) as u64;
-        self.insert(iova, ptr, len, Some(Arc::new(words)))
+        self.insert(iova, ptr, len, Some(Arc::new(words)), None)
     }
 
     /// Lets the controller reach `len` bytes of another process's memory.
@@ -122,7 +151,35 @@ impl HostMemory {
         len: u64,
         guest: Arc<GuestMemory>,
     ) -> Result<(), MapError> {
-        self.insert(iova, guest.ptr(), len, Some(guest))
+        self.insert(iova, guest.ptr(), len, Some(guest), None)
+    }
+
+    /// Lets the controller reach `len` bytes by asking `remote`, with the addresses of the controller.
+    pub(crate) fn map_remote(
+        &self,
+        iova: u64,
+        len: u64,
+        remote: Arc<dyn Remote>,
+    ) -> Result<(), MapError> {
+        self.insert(iova, std::ptr::null_mut(), len, None, Some(remote))
+    }
+
+    /// Lets the controller reach `len` bytes of `peer` at its address `address`, through the addresses
+    /// from `iova` on: for data only, rings and lists cannot lie there.
+    pub fn map_peer(
+        &self,
+        iova: u64,
+        address: u64,
+        len: u64,
+        peer: Arc<dyn Peer>,
+    ) -> Result<(), MapError> {
+        let ptr = std::ptr::without_provenance_mut(address as usize);
+        let peer = Some(peer);
+        let mapping = Mapping {
+            peer,
+            ..Mapping::new(iova, ptr, len)?
+        };
+        self.insert_mapping(mapping)
     }
 
     fn insert(
@@ -131,31 +188,27 @@ impl HostMemory {
         ptr: *mut u8,
         len: u64,
         _owner: Option<Owner>,
+        remote: Option<Arc<dyn Remote>>,
     ) -> Result<(), MapError> {
-        let end = iova
-            .checked_add(len)
-            .filter(|_| len != 0)
-            .ok_or(MapError::BadRange)?;
-        if (ptr as u64 ^ iova) & 7 != 0 {
-            return Err(MapError::Misaligned);
-        }
+        let mapping = Mapping {
+            _owner,
+            remote,
+            ..Mapping::new(iova, ptr, len)?
+        };
+        self.insert_mapping(mapping)
+    }
+
+    fn insert_mapping(&self, mapping: Mapping) -> Result<(), MapError> {
+        let (start, end) = (mapping.start, mapping.end);
         self.replace(|table| {
-            let at = table.partition_point(|mapping| mapping.start < iova);
+            let at = table.partition_point(|mapping| mapping.start < start);
             let before = at.checked_sub(1).map(|i| table[i].end);
-            if before.is_some_and(|before| before > iova)
+            if before.is_some_and(|before| before > start)
                 || table.get(at).is_some_and(|mapping| mapping.start < end)
             {
                 return Err(MapError::Overlap);
             }
-            table.insert(
-                at,
-                Mapping {
-                    start: iova,
-                    end,
-                    ptr,
-                    _owner,
-                },
-            );
+            table.insert(at, mapping);
             Ok(())
         })
     }
@@ -182,6 +235,8 @@ impl HostMemory {
         // SAFETY: only a writer frees tables, and we are the writer.
         let mut table = unsafe { &*old }.clone();
         let result = change(&mut table);
+        let remote = table.iter().any(|mapping| mapping.remote.is_some());
+        inner.remote.store(remote, Ordering::Relaxed);
         // SeqCst: in one order with the readers' entry, so that a reader is either seen below
         // or sees the new table.
         inner
@@ -206,6 +261,8 @@ impl HostMemory {
 pub struct HostGuard<'a> {
     table: &'a [Mapping],
     reader: &'a Reader,
+    /// Present while a mapping is remote.
+    staging: Option<Staging>,
 }
 
 impl DmaMemory for HostMemory {
@@ -231,7 +288,12 @@ impl DmaMemory for HostMemory {
                 let table = self.0.table.load(Ordering::SeqCst);
                 // SAFETY: the table is not freed while our reader count is odd.
                 let table = unsafe { &*table };
-                return HostGuard { table, reader };
+                let remote = self.0.remote.load(Ordering::Relaxed);
+                return HostGuard {
+                    table,
+                    reader,
+                    staging: remote.then(Staging::default),
+                };
             }
             tries += 1;
             if tries.is_multiple_of(READERS) {
@@ -248,18 +310,39 @@ impl DmaGuard for HostGuard<'_> {
         if iova >= mapping.end {
             return None;
         }
+        if let Some(remote) = &mapping.remote {
+            let range = (mapping.start, mapping.end);
+            return self.staging.as_ref()?.page(iova, range, remote);
+        }
         let len = usize::try_from(mapping.end - mapping.start).ok()?;
-        // SAFETY: `map` was promised these bytes, and the guard keeps them mapped.
-        let span = unsafe { Span::from_raw(mapping.ptr, len) };
+        let span = match &mapping.peer {
+            // SAFETY: `map` was promised these bytes, and the guard keeps them mapped.
+            None => unsafe { Span::from_raw(mapping.ptr, len) },
+            Some(peer) if peer.is_lost() => return None,
+            Some(peer) => Span::of_peer(&**peer, mapping.ptr.addr() as u64, len),
+        };
         Some(Region {
             start: mapping.start,
             span,
         })
     }
+
+    fn staged_bytes(&self) -> Option<usize> {
+        self.staging.as_ref().map(Staging::bytes)
+    }
+
+    fn settle_last(&self, iova: u64, len: u64) {
+        if let Some(staging) = &self.staging {
+            staging.settle_last(iova, len);
+        }
+    }
 }
 
 impl Drop for HostGuard<'_> {
     fn drop(&mut self) {
+        if let Some(staging) = &mut self.staging {
+            staging.settle();
+        }
         // Release: pairs with the Acquire in `replace`: our accesses are over before the memory
         // may be freed.
         let seen = self.reader.0.load(Ordering::Relaxed);
@@ -315,5 +398,62 @@ mod tests {
             drop(guard);
         });
         assert!(gone.load(Ordering::Acquire));
+    }
+
+    /// Peer memory that counts its copies and can be made to fail.
+    #[derive(Debug)]
+    struct Fake {
+        bytes: Mutex<Vec<u8>>,
+        copies: AtomicUsize,
+        lost: std::sync::atomic::AtomicBool,
+    }
+
+    impl Peer for Fake {
+        unsafe fn write(&self, address: u64, from: *const u8, len: usize) {
+            // SAFETY: the caller's range.
+            let from = unsafe { std::slice::from_raw_parts(from, len) };
+            let at = (address - 0x5000) as usize;
+            self.bytes.lock().unwrap()[at..at + len].copy_from_slice(from);
+            self.copies.fetch_add(1, Ordering::Relaxed);
+        }
+
+        unsafe fn read(&self, address: u64, into: *mut u8, len: usize) {
+            // SAFETY: the caller's range.
+            let into = unsafe { std::slice::from_raw_parts_mut(into, len) };
+            let at = (address - 0x5000) as usize;
+            into.copy_from_slice(&self.bytes.lock().unwrap()[at..at + len]);
+            self.copies.fetch_add(1, Ordering::Relaxed);
+        }
+
+        fn is_lost(&self) -> bool {
+            self.lost.load(Ordering::Relaxed)
+        }
+    }
+
+    #[test]
+    fn a_peers_memory_is_reached_by_copies_alone() {
+        let fake = Arc::new(Fake {
+            bytes: Mutex::new(vec![0; 8192]),
+            copies: AtomicUsize::new(0),
+            lost: false.into(),
+        });
+        let memory = HostMemory::new();
+        memory.map_peer(0x9000, 0x5000, 8192, fake.clone()).unwrap();
+        let guard = memory.guard();
+        let dma = Dma::new(&guard);
+        dma.write(0x9003, &[1, 2, 3]).unwrap();
+        let mut back = [0; 5];
+        dma.read(0x9002, &mut back).unwrap();
+        assert_eq!(back, [0, 1, 2, 3, 0]);
+        assert_eq!(fake.copies.load(Ordering::Relaxed), 2);
+        let span = dma.span(0x9000, 5000).unwrap();
+        assert!(span.word(0).is_none() && span.words::<1>(0).is_none());
+        assert!(span.as_words().is_none() && dma.words::<1>(0x9000).is_err());
+        let other = dma.span(0x9000 + 5000 - 4997, 4997).unwrap();
+        span.copy_to(other);
+        assert_eq!(fake.bytes.lock().unwrap()[3 + 3..][..3], [1, 2, 3]);
+        fake.lost.store(true, Ordering::Relaxed);
+        assert!(span.is_lost() && dma.span(0x9000, 1).unwrap().is_lost());
+        assert!(Dma::new(&guard).check(0x9000, 1).is_err());
     }
 }

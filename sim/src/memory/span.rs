@@ -3,11 +3,34 @@
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
+/// Memory that loads and stores do not reach, such as a GPU's: its owner copies, and nothing else can
+/// be done with it. Rings and lists cannot lie there.
+///
+/// A copy that fails is remembered: see [`is_lost`](Self::is_lost).
+pub trait Peer: Send + Sync + core::fmt::Debug {
+    /// Copies `len` bytes from `from` to `address`; returns when they are there.
+    ///
+    /// # Safety
+    /// `from` is readable for `len` bytes; `address` and the bytes from there on were mapped.
+    unsafe fn write(&self, address: u64, from: *const u8, len: usize);
+
+    /// Copies `len` bytes from `address` to `into`; returns when they are there.
+    ///
+    /// # Safety
+    /// `into` is writable for `len` bytes; `address` and the bytes from there on were mapped.
+    unsafe fn read(&self, address: u64, into: *mut u8, len: usize);
+
+    /// Whether a copy has failed: then none is to be trusted any more.
+    fn is_lost(&self) -> bool;
+}
+
 /// A stretch of shared bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct Span<'a> {
+    /// An address of `peer`, where there is one.
     ptr: *mut u8,
     len: usize,
+    peer: Option<&'a dyn Peer>,
     life: PhantomData<&'a [AtomicU8]>,
 }
 
@@ -17,6 +40,18 @@ impl<'a> Span<'a> {
         Self {
             ptr: words.as_ptr().cast_mut().cast(),
             len: size_of_val(words),
+            peer: None,
+            life: PhantomData,
+        }
+    }
+
+    /// `len` bytes of `peer` from its address `address` on.
+    #[cfg(feature = "std")]
+    pub(super) fn of_peer(peer: &'a dyn Peer, address: u64, len: usize) -> Self {
+        Self {
+            ptr: core::ptr::without_provenance_mut(address as usize),
+            len,
+            peer: Some(peer),
             life: PhantomData,
         }
     }
@@ -30,8 +65,20 @@ impl<'a> Span<'a> {
         Self {
             ptr,
             len,
+            peer: None,
             life: PhantomData,
         }
+    }
+
+    /// Address of the first byte.
+    pub fn address(&self) -> *mut u8 {
+        self.ptr
+    }
+
+    /// Whether a copy to or from its memory has failed.
+    #[inline]
+    pub fn is_lost(&self) -> bool {
+        self.peer.is_some_and(Peer::is_lost)
     }
 
     /// Length in bytes.
@@ -51,19 +98,17 @@ impl<'a> Span<'a> {
         if offset > self.len || len > self.len - offset {
             return None;
         }
-        // SAFETY: offset <= self.len, so the result stays inside the allocation.
-        let ptr = unsafe { self.ptr.add(offset) };
         Some(Self {
-            ptr,
+            ptr: self.ptr.wrapping_add(offset),
             len,
-            life: PhantomData,
+            ..self
         })
     }
 
     /// The aligned word at `offset`, or `None` when it is not wholly inside or not aligned.
     #[inline]
     pub fn word(&self, offset: usize) -> Option<&'a AtomicU64> {
-        if self.len < 8 || offset > self.len - 8 {
+        if self.len < 8 || offset > self.len - 8 || self.peer.is_some() {
             return None;
         }
         // SAFETY: offset + 8 <= self.len, checked above.
@@ -80,7 +125,7 @@ impl<'a> Span<'a> {
     pub fn words<const N: usize>(&self, offset: usize) -> Option<[u64; N]> {
         let part = self.slice(offset, N * 8)?;
         let first = part.ptr.cast::<AtomicU64>();
-        if !first.is_aligned() {
+        if !first.is_aligned() || part.peer.is_some() {
             return None;
         }
         let mut out = [0; N];
@@ -95,7 +140,7 @@ impl<'a> Span<'a> {
     #[inline]
     pub fn as_words(&self) -> Option<&'a [AtomicU64]> {
         let first = self.ptr.cast::<AtomicU64>();
-        if !first.is_aligned() {
+        if !first.is_aligned() || self.peer.is_some() {
             return None;
         }
         // SAFETY: that many aligned words lie in the span for 'a; atomics may be written by others.
@@ -106,22 +151,55 @@ impl<'a> Span<'a> {
     /// in part; then, as on a real bus, the bytes are unspecified.
     #[inline]
     pub fn copy_to(self, to: Span<'_>) {
-        // SAFETY: both spans hold that many bytes.
-        unsafe { copy(self.ptr, to.ptr, self.len.min(to.len)) }
+        let len = self.len.min(to.len);
+        match (self.peer, to.peer) {
+            // SAFETY: both spans hold that many bytes.
+            (None, None) => unsafe { copy(self.ptr, to.ptr, len) },
+            // SAFETY: as above; `to` is an address of its owner.
+            (None, Some(peer)) => unsafe { peer.write(to.ptr.addr() as u64, self.ptr, len) },
+            // SAFETY: as above, the other way.
+            (Some(peer), None) => unsafe { peer.read(self.ptr.addr() as u64, to.ptr, len) },
+            (Some(_), Some(_)) => self.staged_copy(to, len),
+        }
+    }
+
+    /// Copies between two peers, a page at a time.
+    fn staged_copy(self, to: Span<'_>, len: usize) {
+        let mut page = [0; 4096];
+        let mut done = 0;
+        while done < len {
+            let take = page.len().min(len - done);
+            let parts = self.slice(done, take).zip(to.slice(done, take));
+            if let Some((from, to)) = parts {
+                from.read(&mut page[..take]);
+                to.write(&page[..take]);
+            }
+            done += take;
+        }
     }
 
     /// Copies into private memory, as many bytes as both hold.
     #[inline]
     pub fn read(self, into: &mut [u8]) {
-        // SAFETY: both hold that many bytes; `into` is exclusive.
-        unsafe { copy(self.ptr, into.as_mut_ptr(), self.len.min(into.len())) }
+        let len = self.len.min(into.len());
+        match self.peer {
+            // SAFETY: both hold that many bytes; `into` is exclusive.
+            None => unsafe { copy(self.ptr, into.as_mut_ptr(), len) },
+            // SAFETY: as above.
+            Some(peer) => unsafe { peer.read(self.ptr.addr() as u64, into.as_mut_ptr(), len) },
+        }
     }
 
     /// Copies out of private memory, as many bytes as both hold.
     #[inline]
     pub fn write(self, from: &[u8]) {
-        // SAFETY: both hold that many bytes; the copy does not write to `from`.
-        unsafe { copy(from.as_ptr().cast_mut(), self.ptr, self.len.min(from.len())) }
+        let len = self.len.min(from.len());
+        match self.peer {
+            // SAFETY: both hold that many bytes; the copy does not write to `from`.
+            None => unsafe { copy(from.as_ptr().cast_mut(), self.ptr, len) },
+            // SAFETY: as above.
+            Some(peer) => unsafe { peer.write(self.ptr.addr() as u64, from.as_ptr(), len) },
+        }
     }
 
     /// Sets every byte to zero.

@@ -1,7 +1,8 @@
 //! The client's memory: which ranges the controller may reach, and how.
 
+use super::requests::Requests;
 use super::wire::{self, DmaMap, DmaUnmap};
-use crate::memory::{GuestMemory, HostMemory, MAX_MAPPINGS, MapError};
+use crate::memory::{GuestMemory, HostMemory, MAX_MAPPINGS, MapError, Remote};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,20 +14,23 @@ pub(crate) const MAX_RANGES: usize = MAX_MAPPINGS;
 
 struct Range {
     size: u64,
-    /// Mapped here; otherwise reached by messages or not at all.
+    /// Mapped here; otherwise reached by messages.
     guest: Option<Arc<GuestMemory>>,
 }
 
 /// The ranges of one client. Dropping it takes all of them away.
 pub(crate) struct DmaTable {
     memory: HostMemory,
+    requests: Arc<Requests>,
     ranges: BTreeMap<u64, Range>,
 }
 
 impl DmaTable {
-    pub fn new(memory: HostMemory) -> Self {
+    /// An empty table; memory without a descriptor is reached by `requests`.
+    pub fn new(memory: HostMemory, requests: Arc<Requests>) -> Self {
         Self {
             memory,
+            requests,
             ranges: BTreeMap::new(),
         }
     }
@@ -47,7 +51,14 @@ impl DmaTable {
         }
         let guest = match fds.first() {
             Some(fd) => Some(self.map_file(map, fd)?),
-            None => None,
+            None => {
+                let remote = ByMessage {
+                    requests: self.requests.clone(),
+                    flags: map.flags,
+                };
+                self.enter(|memory| memory.map_remote(map.address, map.size, Arc::new(remote)))?;
+                None
+            }
         };
         let size = map.size;
         self.ranges.insert(map.address, Range { size, guest });
@@ -59,15 +70,24 @@ impl DmaTable {
         let guest = GuestMemory::map(fd.as_fd(), map.offset, map.size, writable)
             .map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::IO))?;
         let guest = Arc::new(guest);
-        if writable {
-            self.memory
-                .map_guest(map.address, map.size, guest.clone())
-                .map_err(|error| match error {
-                    MapError::Overlap => Errno::EXIST,
-                    MapError::BadRange | MapError::Misaligned => Errno::INVAL,
-                })?;
-        }
+        self.enter(|memory| match writable {
+            true => memory.map_guest(map.address, map.size, guest.clone()),
+            false => {
+                let copied = ReadOnly {
+                    start: map.address,
+                    guest: guest.clone(),
+                };
+                memory.map_remote(map.address, map.size, Arc::new(copied))
+            }
+        })?;
         Ok(guest)
+    }
+
+    fn enter(&self, map: impl FnOnce(&HostMemory) -> Result<(), MapError>) -> Result<(), Errno> {
+        map(&self.memory).map_err(|error| match error {
+            MapError::Overlap => Errno::EXIST,
+            MapError::BadRange | MapError::Misaligned => Errno::INVAL,
+        })
     }
 
     /// DMA_UNMAP: every range inside the one that is named; when it returns, no access is in
@@ -127,8 +147,72 @@ impl DmaTable {
     }
 }
 
+/// Memory that the client has given for reading alone: what is written to it is dropped.
+struct ReadOnly {
+    start: u64,
+    guest: Arc<GuestMemory>,
+}
+
+impl Remote for ReadOnly {
+    fn read(&self, at: u64, into: &mut [u8]) -> bool {
+        let span = self.guest.span();
+        let from = usize::try_from(at.wrapping_sub(self.start)).ok();
+        let from = from.and_then(|offset| span.slice(offset, into.len()));
+        from.map(|from| from.read(into)).is_some()
+    }
+
+    fn write(&self, _at: u64, _from: &[u8]) -> bool {
+        false
+    }
+}
+
+/// Memory that came without a descriptor.
+struct ByMessage {
+    requests: Arc<Requests>,
+    flags: u32,
+}
+
+impl Remote for ByMessage {
+    fn read(&self, at: u64, into: &mut [u8]) -> bool {
+        if self.flags & wire::DMA_READABLE != 0 {
+            return self.requests.read(at, into);
+        }
+        // Nothing is known of what is there, and nothing may be; what is written is sent.
+        into.fill(0);
+        self.flags & wire::DMA_WRITABLE != 0
+    }
+
+    fn write(&self, at: u64, from: &[u8]) -> bool {
+        self.flags & wire::DMA_WRITABLE != 0 && self.requests.write(at, from)
+    }
+}
+
 impl Drop for DmaTable {
     fn drop(&mut self) {
         self.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_number_of_ranges_is_limited() {
+        let mut table = DmaTable::new(HostMemory::new(), Arc::new(Requests::new(None)));
+        for i in 0..MAX_RANGES as u64 {
+            let guest = None;
+            table.ranges.insert(i * 4096, Range { size: 4096, guest });
+        }
+        let map = DmaMap {
+            argsz: 32,
+            flags: 0,
+            offset: 0,
+            address: 1 << 40,
+            size: 4096,
+        };
+        assert_eq!(table.map(map, Vec::new()), Err(Errno::NOSPC));
+        table.clear();
+        assert_eq!(table.map(map, Vec::new()), Ok(()));
     }
 }

@@ -150,10 +150,12 @@ impl Irqs {
         let chosen = lines.get(start..end).ok_or(Errno::INVAL)?;
         let kind = set.flags & 7;
         let action = set.flags & !7;
-        if !matches!(
-            action,
-            wire::SET_MASK | wire::SET_UNMASK | wire::SET_TRIGGER
-        ) {
+        if set.index >= irq::COUNT
+            || !matches!(
+                action,
+                wire::SET_MASK | wire::SET_UNMASK | wire::SET_TRIGGER
+            )
+        {
             return Err(Errno::INVAL);
         }
         if kind != wire::SET_DATA_EVENTFD && !fds.is_empty() {

@@ -9,8 +9,11 @@ mod config_space;
 mod dma;
 mod function;
 mod irq;
+mod requests;
 mod server;
 mod session;
+#[cfg(test)]
+mod tests;
 pub mod wire;
 
 pub(crate) use channel::Event;

@@ -1,9 +1,9 @@
 //! The listening socket, and one client after another.
 
 use super::channel::{Channel, End, Event, Message, readable};
-use super::dma::DmaTable;
 use super::function::Function;
 use super::irq::Irqs;
+use super::requests::Requests;
 use super::session::Session;
 use super::wire::{self, Header};
 use crate::config::Config;
@@ -156,14 +156,15 @@ impl Server {
 
     fn client(&mut self, socket: UnixStream) -> Option<Left> {
         let channel = match Channel::new(socket) {
-            Ok(channel) => channel,
+            Ok(channel) => Arc::new(channel),
             Err(error) => return Some(Left::Failed(error.to_string())),
         };
-        let mut session = Session::new(&mut self.function, DmaTable::new(self.memory.clone()));
+        let requests = Arc::new(Requests::new(Some(channel.clone())));
+        let mut session = Session::new(&mut self.function, self.memory.clone(), requests.clone());
         loop {
             let result = channel
                 .receive(&self.stop)
-                .and_then(|message| exchange(&channel, &mut session, message));
+                .and_then(|message| exchange(&channel, &requests, &mut session, message));
             match result {
                 Ok(()) => {}
                 Err(End::Stopped) => return None,
@@ -182,12 +183,24 @@ impl Drop for Server {
 }
 
 /// Answers one message.
-fn exchange(channel: &Channel, session: &mut Session<'_>, message: Message) -> Result<(), End> {
+fn exchange(
+    channel: &Channel,
+    requests: &Requests,
+    session: &mut Session<'_>,
+    message: Message,
+) -> Result<(), End> {
     let Message { header, body, fds } = message;
-    if header.flags & wire::TYPE_MASK != wire::COMMAND {
-        return Ok(()); // A reply that nobody waits for.
+    match header.flags & wire::TYPE_MASK {
+        wire::COMMAND => {}
+        wire::REPLY => {
+            requests.reply(&header, body);
+            return Ok(());
+        }
+        _ => return Err(End::Garbled("a message that is neither command nor reply")),
     }
+    requests.hurry(true);
     let result = session.answer(header.command, &body, fds);
+    requests.hurry(false);
     if header.flags & wire::NO_REPLY == 0 {
         let reply = Header {
             id: header.id,

@@ -5,14 +5,20 @@
 use super::channel::front;
 use super::dma::{DmaTable, MAX_RANGES};
 use super::function::Function;
+use super::requests::Requests;
 use super::wire::{self, command, irq, region};
+use crate::memory::HostMemory;
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
+use std::sync::Arc;
 use std::vec::Vec;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// Writes in one REGION_WRITE_MULTI at most.
 const MAX_WRITES: u64 = 256;
+
+/// Descriptors in one message that clients are told of: QEMU takes no larger number for an answer.
+const OFFERED_FDS: u64 = 16;
 
 /// What a command is answered with.
 #[derive(Debug, Default)]
@@ -34,16 +40,19 @@ impl Answer {
 pub(crate) struct Session<'a> {
     function: &'a mut Function,
     dma: DmaTable,
+    requests: Arc<Requests>,
     /// Descriptors that the client takes in one message.
     client_fds: usize,
     greeted: bool,
 }
 
 impl<'a> Session<'a> {
-    pub fn new(function: &'a mut Function, dma: DmaTable) -> Self {
+    /// A client whose memory is `memory`, empty so far, and who is asked by `requests`.
+    pub fn new(function: &'a mut Function, memory: HostMemory, requests: Arc<Requests>) -> Self {
         Self {
             function,
-            dma,
+            dma: DmaTable::new(memory, requests.clone()),
+            requests,
             client_fds: wire::DEFAULT_FDS,
             greeted: false,
         }
@@ -124,9 +133,12 @@ impl<'a> Session<'a> {
             let asked = asked.capabilities;
             let fds = asked.max_msg_fds.unwrap_or(wire::DEFAULT_FDS as u64);
             self.client_fds = fds.min(wire::MAX_FDS as u64) as usize;
+            if let Some(bytes) = asked.max_data_xfer_size {
+                self.requests.limit(bytes);
+            }
             let ours = wire::VersionData {
                 capabilities: wire::Capabilities {
-                    max_msg_fds: Some(wire::MAX_FDS as u64),
+                    max_msg_fds: Some(OFFERED_FDS),
                     max_data_xfer_size: Some(wire::MAX_TRANSFER.into()),
                     max_dma_maps: Some(MAX_RANGES as u64),
                     pgsizes: Some(4096),
@@ -282,6 +294,7 @@ impl Drop for Session<'_> {
     /// The client is gone: nothing of it is touched any more, and the next one finds a function as
     /// after a reset. A controller that has left the bus is plugged in again.
     fn drop(&mut self) {
+        self.requests.close();
         self.function.kicks = false;
         self.function.irqs.disarm();
         self.function.reset();

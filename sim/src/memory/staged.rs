@@ -1,0 +1,137 @@
+//! Memory that cannot be mapped: pages of it are fetched, used, and written back where they changed.
+//!
+//! What a batch of commands changes is written back at its end: data first, completions last, so that
+//! a driver that sees a completion finds its data.
+
+use super::{Region, Span};
+use std::boxed::Box;
+use std::cell::{Cell, RefCell};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::vec::Vec;
+
+/// Bytes fetched at once.
+const PAGE: u64 = 4096;
+
+/// Memory that is read and written by asking somebody.
+pub(crate) trait Remote: Send + Sync {
+    /// Reads from address `at` on; `false` when that failed.
+    fn read(&self, at: u64, into: &mut [u8]) -> bool;
+
+    /// Writes from address `at` on; `false` when that failed. Like a posted write on a bus, it has
+    /// nobody to report to.
+    fn write(&self, at: u64, from: &[u8]) -> bool;
+}
+
+struct Page {
+    start: u64,
+    len: usize,
+    words: Box<[AtomicU64]>,
+    before: Box<[u64]>,
+    remote: Arc<dyn Remote>,
+}
+
+/// The pages of one batch.
+#[derive(Default)]
+pub(crate) struct Staging {
+    pages: RefCell<Vec<Page>>,
+    /// Ranges that are written back after everything else.
+    last: RefCell<Vec<(u64, u64)>>,
+    bytes: Cell<usize>,
+}
+
+impl Staging {
+    /// Bytes that were fetched.
+    pub fn bytes(&self) -> usize {
+        self.bytes.get()
+    }
+
+    /// The `len` bytes at `start` are written back last.
+    pub fn settle_last(&self, start: u64, len: u64) {
+        self.last
+            .borrow_mut()
+            .push((start, start.saturating_add(len)));
+    }
+
+    /// The page around `iova` of the remote range `start..end`; `None` when it cannot be read.
+    pub fn page(
+        &self,
+        iova: u64,
+        (start, end): (u64, u64),
+        remote: &Arc<dyn Remote>,
+    ) -> Option<Region<'_>> {
+        let start = start.max(iova / PAGE * PAGE);
+        let end = end.min((iova / PAGE).saturating_add(1).saturating_mul(PAGE));
+        let mut pages = self.pages.borrow_mut();
+        let known = pages.iter().rev().position(|page| page.start == start);
+        let index = match known {
+            Some(from_end) => pages.len() - 1 - from_end,
+            None => {
+                let page = fetch(start, (end - start) as usize, remote)?;
+                self.bytes.set(self.bytes.get() + page.len);
+                pages.push(page);
+                pages.len() - 1
+            }
+        };
+        let page = &pages[index];
+        let ptr = page.words.as_ptr().cast_mut().cast();
+        // SAFETY: the words are on the heap, used as atomics, and not freed before `self`.
+        let span = unsafe { Span::from_raw(ptr, page.len) };
+        Some(Region { start, span })
+    }
+
+    /// Writes back what has changed.
+    pub fn settle(&mut self) {
+        let ranges = self.last.get_mut();
+        let is_last = |page: &Page| {
+            let end = page.start + page.len as u64;
+            ranges
+                .iter()
+                .any(|(from, to)| page.start < *to && end > *from)
+        };
+        // Rings are fetched before the data, so the order is turned round.
+        let (last, first): (Vec<_>, Vec<_>) =
+            self.pages.get_mut().drain(..).rev().partition(is_last);
+        first.iter().chain(&last).for_each(write_back);
+    }
+}
+
+fn fetch(start: u64, len: usize, remote: &Arc<dyn Remote>) -> Option<Page> {
+    let mut bytes = std::vec![0; len.next_multiple_of(8)];
+    if !remote.read(start, &mut bytes[..len]) {
+        return None;
+    }
+    let words = bytes
+        .as_chunks::<8>()
+        .0
+        .iter()
+        .map(|word| u64::from_ne_bytes(*word));
+    let before: Box<[u64]> = words.collect();
+    Some(Page {
+        start,
+        len,
+        words: before.iter().map(|word| AtomicU64::new(*word)).collect(),
+        before,
+        remote: remote.clone(),
+    })
+}
+
+/// Writes the runs of words that differ.
+fn write_back(page: &Page) {
+    let now = |i: usize| page.words[i].load(Ordering::Relaxed);
+    let changed = |i: usize| now(i) != page.before[i];
+    let mut i = 0;
+    while i < page.words.len() {
+        if !changed(i) {
+            i += 1;
+            continue;
+        }
+        let first = i;
+        while i < page.words.len() && changed(i) {
+            i += 1;
+        }
+        let mut bytes: Vec<u8> = (first..i).flat_map(|i| now(i).to_ne_bytes()).collect();
+        bytes.truncate(page.len - first * 8);
+        page.remote.write(page.start + first as u64 * 8, &bytes);
+    }
+}
