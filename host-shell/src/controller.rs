@@ -21,6 +21,16 @@ const ADMIN_ENTRIES: u32 = 32;
 /// The longest transfer of an admin command: a log page of 64 KiB.
 const ADMIN_BYTES: u64 = 64 << 10;
 
+/// Where the rings of I/O queues lie.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Rings {
+    /// In memory of this process.
+    #[default]
+    Host,
+    /// In the controller memory buffer, as far as the controller takes them there.
+    Controller,
+}
+
 /// How a controller is brought up and used.
 #[derive(Clone, Debug)]
 pub struct Config {
@@ -32,6 +42,8 @@ pub struct Config {
     pub max_transfer: u64,
     /// Most bytes lent as host memory buffer; 0 lends none.
     pub max_host_memory: u64,
+    /// Where the rings of I/O queues lie.
+    pub rings: Rings,
     /// When set, waiting calls return [`Error::Interrupted`].
     pub stop: Option<Arc<AtomicBool>>,
 }
@@ -44,6 +56,7 @@ impl Default for Config {
             timeout: Duration::from_secs(5),
             max_transfer: 1 << 20,
             max_host_memory: 64 << 20,
+            rings: Rings::Host,
             stop: None,
         }
     }
@@ -70,8 +83,13 @@ impl Controller {
             page: capabilities.page,
             max_bytes: ADMIN_BYTES,
             dstrd: capabilities.dstrd,
+            vector: None,
         };
-        let pair = Pair::new(&device, shape)?;
+        let cmb = match config.rings {
+            Rings::Host => None,
+            Rings::Controller => Some(device.controller_memory()?),
+        };
+        let pair = Pair::new(&device, shape, None)?;
         let scratch = Scratch::new(&device)?;
         let machine = Bringup::new(
             device.registers(),
@@ -90,6 +108,7 @@ impl Controller {
         let session = Arc::new(Session::new(
             Arc::clone(&device),
             config.clone(),
+            cmb,
             start,
             Instant::now(),
         ));

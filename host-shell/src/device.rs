@@ -1,6 +1,7 @@
 //! What a transport must offer: registers, doorbells and DMA memory.
 
 use crate::bar::DoorbellMap;
+use crate::cmb::ControllerMemory;
 use crate::error::{Error, Result};
 use crate::pages::Pages;
 use nvme_core::Registers;
@@ -66,6 +67,20 @@ pub trait Device: Send + Sync {
                 _ => std::thread::yield_now(),
             }
         }
+    }
+
+    /// Memory inside the controller, where queues can lie, switched on and mapped.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when the controller has none, or this transport cannot map it.
+    fn controller_memory(&self) -> Result<Arc<ControllerMemory>> {
+        Err(Error::device(
+            format!(
+                "{}: controller memory cannot be mapped through this transport",
+                self.name()
+            ),
+            "use --rings host",
+        ))
     }
 
     /// Why the device does not answer any more, once it does not. The default never knows.

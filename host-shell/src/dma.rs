@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 use crate::bar::DoorbellMap;
+use crate::cmb::{ControllerMemory, Piece};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::pages::GRANULE;
@@ -187,6 +188,8 @@ pub struct PairShape {
     pub max_bytes: u64,
     /// CAP.DSTRD.
     pub dstrd: u8,
+    /// Interrupt vector of the completion queue, or none for polling.
+    pub vector: Option<u16>,
 }
 
 /// A queue pair together with the memory that its rings lie in.
@@ -195,13 +198,21 @@ pub struct PairShape {
 pub struct Pair {
     queue: ManuallyDrop<HostPair>,
     memory: ManuallyDrop<Region>,
+    /// Where the rings lie instead, when they lie in the controller: submission, completion.
+    pieces: ManuallyDrop<[Option<Piece>; 2]>,
+    vector: Option<u16>,
     doorbells: Arc<dyn Device>,
     leaked: bool,
 }
 
 impl Pair {
-    /// Allocates rings and list memory and makes an empty pair of them.
-    pub fn new(device: &Arc<dyn Device>, shape: PairShape) -> Result<Self> {
+    /// Allocates rings and list memory and makes an empty pair of them. The rings that `cmb` takes lie
+    /// there, the others and the lists in this process.
+    pub fn new(
+        device: &Arc<dyn Device>,
+        shape: PairShape,
+        cmb: Option<&Arc<ControllerMemory>>,
+    ) -> Result<Self> {
         let entries = shape.entries as usize;
         let page = shape.page.bytes() as usize;
         let sq_bytes = (entries * 64).next_multiple_of(page);
@@ -218,17 +229,23 @@ impl Pair {
         let start = memory.pages.start();
         let iova = memory.iova;
         let rings = sq_bytes + cq_bytes;
-        // SAFETY: the region is page aligned, holds `sq_bytes` from its start, and outlives the pair,
-        // because both are in one struct that drops or leaks the pair first; only atomics touch it.
-        let sq = unsafe { SqRing::from_raw(start, shape.entries, iova) };
-        // SAFETY: as above; the completion ring follows on its own pages.
-        let cq = unsafe {
-            CqRing::from_raw(
-                start.add(sq_bytes),
-                shape.entries,
-                iova.offset(sq_bytes as u64),
-            )
+        let inside = |bytes, takes: fn(&ControllerMemory) -> bool| {
+            let cmb = cmb.filter(|cmb| takes(cmb));
+            cmb.map(|cmb| cmb.take(bytes)).transpose()
         };
+        let sq_piece = inside(sq_bytes, ControllerMemory::takes_submission_queues)?;
+        let cq_piece = inside(cq_bytes, ControllerMemory::takes_completion_queues)?;
+        let place = |piece: &Option<Piece>, offset: usize| match piece {
+            Some(piece) => (piece.start(), piece.iova()),
+            None => (start.wrapping_add(offset), iova.offset(offset as u64)),
+        };
+        let (sq_start, sq_iova) = place(&sq_piece, 0);
+        let (cq_start, cq_iova) = place(&cq_piece, sq_bytes);
+        // SAFETY: the place is page aligned, holds `sq_bytes`, and outlives the pair, because both are
+        // in one struct that drops or leaks the pair first; only atomics touch it.
+        let sq = unsafe { SqRing::from_raw(sq_start, shape.entries, sq_iova) };
+        // SAFETY: as above, `cq_bytes` on pages of their own.
+        let cq = unsafe { CqRing::from_raw(cq_start, shape.entries, cq_iova) };
         // SAFETY: as above; the lists follow the rings.
         let words = unsafe {
             DmaWords::from_raw(
@@ -250,6 +267,8 @@ impl Pair {
         Ok(Self {
             queue: ManuallyDrop::new(queue),
             memory: ManuallyDrop::new(memory),
+            pieces: ManuallyDrop::new([sq_piece, cq_piece]),
+            vector: shape.vector,
             doorbells: Arc::clone(device),
             leaked: false,
         })
@@ -269,7 +288,7 @@ impl Pair {
             sq_iova: self.queue.sq().iova(),
             cq_entries: self.queue.cq().entries(),
             cq_iova: self.queue.cq().iova(),
-            vector: None,
+            vector: self.vector,
         }
     }
 
@@ -291,6 +310,8 @@ impl Drop for Pair {
         unsafe { ManuallyDrop::drop(&mut self.queue) };
         // SAFETY: dropped once, here; nothing is in flight, so nothing refers to it.
         unsafe { ManuallyDrop::drop(&mut self.memory) };
+        // SAFETY: as above.
+        unsafe { ManuallyDrop::drop(&mut self.pieces) };
     }
 }
 

@@ -9,8 +9,10 @@
 //! Errors carry their cause, a remedy and the exit code of the command line: [`Error`].
 #![deny(missing_docs)]
 
+mod addresses;
 mod bar;
 pub mod bench;
+mod cmb;
 mod controller;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -35,7 +37,8 @@ pub mod vfio;
 pub mod vfio_user;
 
 pub use bar::DoorbellMap;
-pub use controller::{Config, Controller};
+pub use cmb::{ControllerMemory, Piece};
+pub use controller::{Config, Controller, Rings};
 pub use device::Device;
 pub use dma::{DmaBuffer, Pages};
 pub use error::{Error, Result, exit};

@@ -10,6 +10,7 @@
 //! before a write to a register, reach the controller before it does.
 
 use crate::bar::DoorbellMap;
+use crate::cmb::ControllerMemory;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::pages::Pages;
@@ -264,6 +265,10 @@ impl Device for Relay {
     fn reset(&self) -> Result<()> {
         self.shared.settle();
         self.shared.device.reset()
+    }
+
+    fn controller_memory(&self) -> Result<Arc<ControllerMemory>> {
+        self.shared.device.controller_memory()
     }
 
     fn gone(&self) -> Option<String> {

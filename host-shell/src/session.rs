@@ -2,6 +2,7 @@
 //!
 //! Locks are taken in one order: admin, table of queues, then queues by ascending identifier.
 
+use crate::cmb::ControllerMemory;
 use crate::controller::Config;
 use crate::device::Device;
 use crate::dma::{DmaBuffer, Pair, PairShape, Region, Scratch};
@@ -50,6 +51,8 @@ pub(crate) struct Session {
     pub config: Config,
     pub admin: Mutex<Admin>,
     pub queues: Mutex<Table>,
+    /// Where the rings of I/O queues lie, when they lie in the controller.
+    cmb: Option<Arc<ControllerMemory>>,
     start: Instant,
     next_health_ns: AtomicU64,
     closed: AtomicBool,
@@ -57,12 +60,19 @@ pub(crate) struct Session {
 }
 
 impl Session {
-    pub fn new(device: Arc<dyn Device>, config: Config, admin: Admin, start: Instant) -> Self {
+    pub fn new(
+        device: Arc<dyn Device>,
+        config: Config,
+        cmb: Option<Arc<ControllerMemory>>,
+        admin: Admin,
+        start: Instant,
+    ) -> Self {
         Self {
             device,
             config,
             admin: Mutex::new(admin),
             queues: Mutex::default(),
+            cmb,
             start,
             next_health_ns: AtomicU64::new(0),
             closed: AtomicBool::new(false),
@@ -248,8 +258,9 @@ impl Session {
             page: capabilities.page,
             max_bytes: self.max_transfer(&admin.info),
             dstrd: capabilities.dstrd,
+            vector: None,
         };
-        let pair = Pair::new(&self.device, shape)?;
+        let pair = Pair::new(&self.device, shape, self.cmb.as_ref())?;
         let plan = pair.plan();
         let cq = QueueParams {
             qid,
@@ -264,7 +275,7 @@ impl Session {
         self.admin_locked(
             &mut admin,
             "Create I/O Completion Queue",
-            admin::create_io_cq(cq, None),
+            admin::create_io_cq(cq, plan.vector),
             None,
         )?;
         self.admin_locked(

@@ -6,7 +6,7 @@
 
 use super::info::IommuInfo;
 use super::ioctl;
-use super::iova::Allocator;
+use crate::addresses::Allocator;
 use crate::error::{Error, Result};
 use crate::pages::Pages;
 use crate::queue::lock;
@@ -83,7 +83,7 @@ impl Group {
         let answer = ioctl::iommu_info(&container).map_err(system("VFIO_IOMMU_GET_INFO"))?;
         let limits = IommuInfo::parse(&answer).unwrap_or_default();
         let state = State {
-            addresses: Allocator::new(limits.ranges.as_deref()),
+            addresses: Allocator::of_iommu(limits.ranges.as_deref()),
             mapped: BTreeMap::new(),
         };
         Ok(Self {
@@ -115,6 +115,16 @@ impl Group {
             Some(libc::EBUSY) => in_use(self.number),
             _ => system("VFIO_GROUP_GET_DEVICE_FD")(source),
         })
+    }
+
+    /// Keeps addresses from being given to memory: a device decodes them itself.
+    pub fn reserve(&self, range: Range<u64>) {
+        lock(&self.state).addresses.reserve(range);
+    }
+
+    /// Takes an address range that nothing is mapped at, or none.
+    pub fn take_addresses(&self, bytes: u64) -> Option<Range<u64>> {
+        lock(&self.state).addresses.take(bytes)
     }
 
     /// Lets the devices of the group reach `pages`.

@@ -9,14 +9,15 @@
 //! left enabled is disabled before it may start DMA again.
 
 mod bar0;
+mod cmb;
 mod group;
 pub mod info;
 mod ioctl;
-mod iova;
 mod mapping;
 mod watch;
 
 use crate::bar::DoorbellMap;
+use crate::cmb::ControllerMemory;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::pages::Pages;
@@ -28,10 +29,11 @@ use group::Group;
 use info::RegionInfo;
 use nvme_core::Registers;
 use nvme_core::spec::Iova;
+use nvme_core::spec::register::{Cmbmsc, offset};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_RESET, VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_CONFIG_REGION_INDEX,
 };
@@ -101,6 +103,9 @@ struct Inner {
     config_offset: u64,
     can_reset: bool,
     group: Arc<Group>,
+    /// What CMBMSC holds once the controller memory buffer is in use: a reset of the function clears it.
+    cmb_control: OnceLock<Cmbmsc>,
+    cmb: Mutex<Weak<ControllerMemory>>,
 }
 
 fn system(call: &'static str) -> impl FnOnce(io::Error) -> Error {
@@ -142,6 +147,8 @@ impl Vfio {
             config_offset: config.offset,
             can_reset: info.flags & VFIO_DEVICE_FLAGS_RESET != 0,
             group,
+            cmb_control: OnceLock::new(),
+            cmb: Mutex::default(),
         });
         let watch = Watch::start(&file, {
             let inner = Arc::clone(&inner);
@@ -269,7 +276,20 @@ impl Device for Vfio {
         if !self.inner.reset()? {
             self.disable()?;
         }
+        if let Some(control) = self.inner.cmb_control.get() {
+            self.inner.bar.write64(offset::CMBMSC, control.0);
+        }
         self.inner.allow_dma()
+    }
+
+    fn controller_memory(&self) -> Result<Arc<ControllerMemory>> {
+        let mut known = lock(&self.inner.cmb);
+        if let Some(memory) = known.upgrade() {
+            return Ok(memory);
+        }
+        let memory = Arc::new(cmb::open(&self.inner)?);
+        *known = Arc::downgrade(&memory);
+        Ok(memory)
     }
 
     fn gone(&self) -> Option<String> {

@@ -1,17 +1,23 @@
-//! Addresses for the device: which are free, of those that the IOMMU translates.
+//! Addresses as a device sees them: which are free.
 //!
-//! Invariant: no address is handed out twice, nor one that the IOMMU reserves (its interrupt window
-//! and whatever firmware claims).
+//! Invariant: no address is handed out twice, nor one that was never given to the allocator (the
+//! IOMMU's interrupt window, and whatever firmware claims).
 
 use std::collections::BTreeMap;
-use std::ops::{Range, RangeInclusive};
+use std::ops::Range;
+#[cfg(feature = "vfio")]
+use std::ops::RangeInclusive;
 
+#[cfg(feature = "vfio")]
 /// Addresses below are left out: a PRP of 0 is easily taken for none.
 const LOWEST: u64 = 64 << 10;
 /// Long mappings start at a multiple of this, so that the IOMMU can use its huge pages.
 const HUGE: u64 = 2 << 20;
+/// What the largest memory page that bring-up may choose needs.
+#[cfg(feature = "vfio")]
 const SMALL: u64 = 64 << 10;
 
+#[cfg(feature = "vfio")]
 /// What a kernel that does not tell its ranges surely translates: 39 bits, without the interrupt window.
 const USUAL: [RangeInclusive<u64>; 2] = [0..=0xFEDF_FFFF, 0xFEF0_0000..=(1 << 39) - 1];
 
@@ -20,14 +26,23 @@ const USUAL: [RangeInclusive<u64>; 2] = [0..=0xFEDF_FFFF, 0xFEF0_0000..=(1 << 39
 pub struct Allocator {
     /// Start and end of each free stretch; they never touch.
     free: BTreeMap<u64, u64>,
+    /// What is taken is whole multiples of this.
+    granule: u64,
 }
 
 impl Allocator {
-    /// All of `ranges` is free, or the usual ones when the kernel tells none.
-    pub fn new(ranges: Option<&[RangeInclusive<u64>]>) -> Self {
-        let mut free = Self {
+    /// Nothing is free yet; what is taken will be whole multiples of `granule`, a power of two.
+    pub fn empty(granule: u64) -> Self {
+        Self {
             free: BTreeMap::new(),
-        };
+            granule,
+        }
+    }
+
+    /// All of `ranges` that an IOMMU translates is free, or the usual ones when the kernel tells none.
+    #[cfg(feature = "vfio")]
+    pub fn of_iommu(ranges: Option<&[RangeInclusive<u64>]>) -> Self {
+        let mut free = Self::empty(SMALL);
         for range in ranges.unwrap_or(&USUAL) {
             // The very last byte of 64-bit space is given up for half-open ranges.
             let end = range.end().saturating_add(1);
@@ -39,10 +54,10 @@ impl Allocator {
         free
     }
 
-    /// Takes `bytes` bytes (rounded up to 64 KiB) in one stretch, the lowest that is free.
+    /// Takes `bytes` bytes (rounded up to the granule) in one stretch, the lowest that is free.
     pub fn take(&mut self, bytes: u64) -> Option<Range<u64>> {
-        let bytes = bytes.max(1).checked_next_multiple_of(SMALL)?;
-        let align = if bytes >= HUGE { HUGE } else { SMALL };
+        let bytes = bytes.max(1).checked_next_multiple_of(self.granule)?;
+        let align = if bytes >= HUGE { HUGE } else { self.granule };
         let fits = |(&start, &end): (&u64, &u64)| {
             let at = start.checked_next_multiple_of(align)?;
             let until = at.checked_add(bytes)?;
@@ -51,6 +66,20 @@ impl Allocator {
         let (free, taken) = self.free.iter().find_map(fits)?;
         self.cut(free, &taken);
         Some(taken)
+    }
+
+    /// Keeps a range from being handed out, where it is free.
+    #[cfg(feature = "vfio")]
+    pub fn reserve(&mut self, range: Range<u64>) {
+        while let Some((start, end)) = self
+            .free
+            .range(..range.end)
+            .next_back()
+            .map(|(start, end)| (*start, *end))
+            .filter(|(_, end)| *end > range.start)
+        {
+            self.cut(start..end, &range);
+        }
     }
 
     fn cut(&mut self, free: Range<u64>, taken: &Range<u64>) {
@@ -77,19 +106,19 @@ impl Allocator {
         self.free.insert(range.start, range.end);
     }
 
-    #[cfg(test)]
+    #[cfg(all(test, feature = "vfio"))]
     fn bytes_free(&self) -> u64 {
         self.free.iter().map(|(start, end)| end - start).sum()
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, feature = "vfio"))]
 mod tests {
     use super::*;
 
     #[test]
     fn reserved_addresses_are_never_handed_out() {
-        let mut free = Allocator::new(Some(&[0..=0x3F_FFFF, 0x50_0000..=0x7F_FFFF]));
+        let mut free = Allocator::of_iommu(Some(&[0..=0x3F_FFFF, 0x50_0000..=0x7F_FFFF]));
         let all = free.bytes_free();
         assert_eq!(all, 0x3F_0000 + 0x30_0000);
         let mut taken = Vec::new();
@@ -110,7 +139,7 @@ mod tests {
 
     #[test]
     fn long_mappings_lie_on_huge_pages() {
-        let mut free = Allocator::new(None);
+        let mut free = Allocator::of_iommu(None);
         assert_eq!(free.take(1), Some(LOWEST..2 * LOWEST));
         let long = free.take(HUGE + 1).unwrap();
         assert!(long.start.is_multiple_of(HUGE) && long.end - long.start == HUGE + SMALL);
@@ -123,13 +152,22 @@ mod tests {
 
     #[test]
     fn what_does_not_fit_is_refused() {
-        let mut free = Allocator::new(Some(&[0..=0x1F_FFFF]));
+        let mut free = Allocator::of_iommu(Some(&[0..=0x1F_FFFF]));
         assert_eq!(free.take(u64::MAX), None);
         assert_eq!(free.take(0x20_0000), None);
         assert!(free.take(0x1F_0000).is_some());
         assert_eq!(free.take(1), None);
-        assert_eq!(Allocator::new(Some(&[])).take(1), None);
+        assert_eq!(Allocator::of_iommu(Some(&[])).take(1), None);
         let top = u64::MAX - 0xFFFF..=u64::MAX;
-        assert_eq!(Allocator::new(Some(&[top])).take(1), None);
+        assert_eq!(Allocator::of_iommu(Some(&[top])).take(1), None);
+    }
+
+    #[test]
+    fn reserving_touches_many_stretches() {
+        let mut free = Allocator::of_iommu(Some(&[0..=0xF_FFFF, 0x20_0000..=0x2F_FFFF]));
+        free.reserve(0x8_0000..0x28_0000);
+        assert_eq!(free.bytes_free(), 0x7_0000 + 0x8_0000);
+        free.reserve(0..u64::MAX);
+        assert_eq!(free.bytes_free(), 0);
     }
 }
