@@ -4,6 +4,7 @@
 mod mixed;
 mod pattern;
 mod queues;
+mod refusals;
 mod transfers;
 mod trouble;
 mod volume;
@@ -19,6 +20,7 @@ usage: guest-tests <test>
   check DEVICE NSID SEED MIB  read it back and compare
   transfers DEVICE NSID       sizes and offsets around every boundary, by PRP and SGL
   queues DEVICE NSID          the smallest queue, the largest, all of them at once
+  refusals DEVICE NSID        commands that the controller must refuse
   unplug DEVICE OTHER ID      I/O while QEMU takes the device ID away, then I/O on another
   reset DEVICE                I/O while the function is reset
   confine DEVICE              a transfer to an address that was never mapped
@@ -39,10 +41,11 @@ fn main() -> ExitCode {
         [test @ ("fill" | "check"), device, nsid, seed, mib] => {
             volume(test, device, nsid, seed, mib)
         }
-        [test @ ("transfers" | "queues"), device, nsid] => on(device, |controller| {
+        [test @ ("transfers" | "queues" | "refusals"), device, nsid] => on(device, |controller| {
             let nsid = Nsid(number(nsid)? as u32);
             match *test {
                 "transfers" => transfers::run(controller, nsid),
+                "refusals" => refusals::run(controller, nsid),
                 _ => queues::run(controller, nsid),
             }
         }),

@@ -13,6 +13,8 @@ pub struct Boot {
     pub servers: &'static [&'static str],
     /// Shell variables for the tests.
     pub variables: &'static str,
+    /// Words for the guest's kernel.
+    pub kernel: &'static str,
     pub iommu: bool,
     /// A test reboots the guest.
     pub reboots: bool,
@@ -35,6 +37,7 @@ const PLAIN: Boot = Boot {
     devices: &[],
     servers: &[],
     variables: "",
+    kernel: "",
     iommu: false,
     reboots: false,
     cpus: 2,
@@ -89,6 +92,23 @@ pub const BOOTS: &[Boot] = &[
         tests: &["linux-queues", "linux-reload", "linux-last-write"],
         ..PLAIN
     },
+    Boot {
+        name: "linux-features",
+        images: &[("d0.img", 64)],
+        servers: &["sim:{dir}/d0.img?serial=S0&wc=on&hmpre=4096&hmmin=1024"],
+        variables: "SERIAL=S0",
+        tests: &["linux-features"],
+        ..PLAIN
+    },
+    Boot {
+        name: "linux-intx",
+        images: &[("d0.img", 256)],
+        servers: OUR_DISK,
+        variables: "SERIAL=S0",
+        kernel: "pci=nomsi",
+        tests: &["linux-fio"],
+        ..PLAIN
+    },
     // Our driver on QEMU's controllers, behind the kernel's VFIO and the IOMMU.
     Boot {
         name: "vfio-plain",
@@ -106,6 +126,110 @@ pub const BOOTS: &[Boot] = &[
         variables: "SERIAL=S0 BDF=0000:00:10.0",
         iommu: true,
         tests: &["vfio-gib", "vfio-kill"],
+        ..PLAIN
+    },
+    Boot {
+        name: "vfio-trouble",
+        images: &[
+            ("d0.img", 256),
+            ("faulty.img", 64),
+            ("leaving.img", 64),
+            ("shm", 16),
+        ],
+        devices: &[
+            "-drive file={dir}/d0.img,if=none,id=d0,format=raw,cache=unsafe",
+            "-device nvme,id=c0,serial=S0,drive=d0,addr=0x10,mdts=9",
+            // The faults must lie under a raw node, or they never come.
+            "-blockdev driver=file,filename={dir}/faulty.img,node-name=f0",
+            "-blockdev {\"driver\":\"raw\",\"node-name\":\"f2\",\"file\":{\"driver\":\"blkdebug\",\"node-name\":\"f1\",\"image\":\"f0\",\
+             \"inject-error\":[{\"event\":\"read_aio\",\"iotype\":\"read\",\"errno\":5,\"sector\":2048,\"once\":false},\
+             {\"event\":\"write_aio\",\"iotype\":\"write\",\"errno\":5,\"sector\":4096,\"once\":false}]}}",
+            "-device nvme,id=faulty,serial=FAULTY,drive=f2,addr=0x11",
+            "-device pcie-root-port,id=port,chassis=1,slot=1,addr=0x12",
+            "-drive file={dir}/leaving.img,if=none,id=l0,format=raw,cache=unsafe",
+            "-device nvme,id=leaving,serial=LEAVING,drive=l0,bus=port",
+            "-object memory-backend-file,id=shm,share=on,mem-path={dir}/shm,size=16M",
+            "-device ivshmem-plain,memdev=shm,addr=0x18",
+        ],
+        variables: "SERIAL=S0 BDF=0000:00:10.0 FAULTY=0000:00:11.0 LEAVING=0000:01:00.0 PEER=0000:00:18.0",
+        iommu: true,
+        left_behind: &[("shm", 0, "from the disk")],
+        tests: &[
+            "vfio-errors",
+            "vfio-confine",
+            "vfio-reset",
+            "vfio-p2p",
+            "vfio-refuse",
+            "vfio-unplug",
+        ],
+        ..PLAIN
+    },
+    Boot {
+        name: "vfio-shapes",
+        images: &[
+            ("n1.img", 64),
+            ("n2.img", 64),
+            ("n3.img", 64),
+            ("wide.img", 256),
+            ("pmr.img", 16),
+            ("zoned.img", 64),
+            ("beside.img", 64),
+            ("tiny.img", 64),
+        ],
+        devices: &[
+            "-device nvme-subsys,id=ss0,nqn=subsys0",
+            "-device nvme,id=c0,serial=S0,subsys=ss0,mdts=3,max_ioqpairs=2,msix_qsize=3,addr=0x10",
+            "-device nvme,id=c1,serial=S0,subsys=ss0,addr=0x11",
+            "-drive file={dir}/n1.img,if=none,id=n1,format=raw,cache=unsafe",
+            "-device nvme-ns,drive=n1,bus=c0,nsid=1,shared=on",
+            "-drive file={dir}/n2.img,if=none,id=n2,format=raw,cache=unsafe",
+            "-device nvme-ns,drive=n2,bus=c0,nsid=2,logical_block_size=4096,physical_block_size=4096,ms=8,mset=0,pi=1,pil=0",
+            "-drive file={dir}/n3.img,if=none,id=n3,format=raw,cache=unsafe",
+            "-device nvme-ns,drive=n3,bus=c0,nsid=3,ms=64,mset=1,pi=1,pif=2",
+            "-object memory-backend-file,id=pmr,share=on,mem-path={dir}/pmr.img,size=16M",
+            "-drive file={dir}/wide.img,if=none,id=w0,format=raw,cache=unsafe",
+            "-device nvme,id=c2,serial=S2,drive=w0,cmb_size_mb=16,pmrdev=pmr,mdts=0,addr=0x12,\
+             logical_block_size=4096,physical_block_size=4096",
+            "-device nvme,id=c3,serial=S3,addr=0x13",
+            "-drive file={dir}/zoned.img,if=none,id=z0,format=raw,cache=unsafe",
+            "-device nvme-ns,drive=z0,bus=c3,nsid=1,zoned=on,zoned.zone_size=4M,zoned.zone_capacity=3M,\
+             zoned.max_open=4,zoned.max_active=6",
+            "-drive file={dir}/beside.img,if=none,id=b0,format=raw,cache=unsafe",
+            "-device nvme-ns,drive=b0,bus=c3,nsid=2",
+            "-drive file={dir}/tiny.img,if=none,id=t0,format=raw,cache=unsafe",
+            "-device nvme,id=c4,serial=S4,drive=t0,mdts=1,max_ioqpairs=1,msix_qsize=1,mqes=1,addr=0x14",
+        ],
+        variables: "SHAPES='0000:00:10.0 0000:00:11.0 0000:00:12.0 0000:00:13.0 0000:00:14.0'",
+        iommu: true,
+        tests: &["vfio-shapes"],
+        ..PLAIN
+    },
+    Boot {
+        name: "vfio-cmb",
+        images: &[("d0.img", 64), ("d1.img", 64), ("d2.img", 64)],
+        devices: &[
+            "-drive file={dir}/d0.img,if=none,id=d0,format=raw,cache=unsafe",
+            "-device nvme,id=c0,serial=S0,drive=d0,addr=0x10",
+            "-drive file={dir}/d1.img,if=none,id=d1,format=raw,cache=unsafe",
+            "-device nvme,id=c1,serial=S1,drive=d1,cmb_size_mb=16,legacy-cmb=on,addr=0x11",
+            "-drive file={dir}/d2.img,if=none,id=d2,format=raw,cache=unsafe",
+            "-device nvme,id=c2,serial=S2,drive=d2,cmb_size_mb=16,addr=0x12",
+        ],
+        variables: "BDF=0000:00:10.0 CMBS='0000:00:11.0 0000:00:12.0'",
+        iommu: true,
+        tests: &["vfio-cmb"],
+        ..PLAIN
+    },
+    // Fifteen minutes; not in CI.
+    Boot {
+        name: "vfio-long",
+        always: false,
+        images: &[("d0.img", 256)],
+        devices: PLAIN_VFIO,
+        variables: "BDF=0000:00:10.0 SECONDS_LONG=900",
+        iommu: true,
+        deadline_s: 1200,
+        tests: &["vfio-long"],
         ..PLAIN
     },
     // The same on QEMU's controller: whether a test or our controller is wrong.

@@ -189,5 +189,9 @@ fn kernel_line(boot: &Boot) -> String {
     if boot.iommu {
         line += " intel_iommu=on";
     }
+    if !boot.kernel.is_empty() {
+        line += " ";
+        line += boot.kernel;
+    }
     line
 }

@@ -1,0 +1,20 @@
+# Queues in the controller memory buffer, in both of its forms.
+modprobe vfio_iommu_type1
+modprobe vfio-pci
+head -c 262144 /dev/urandom >/tmp/data
+for function in $CMBS; do
+    take "$function"
+    device=vfio:$function
+    nvme-gpu write --device "$device" --rings cmb --lba 0 --in /tmp/data --allow-write
+    nvme-gpu compare --device "$device" --rings cmb --lba 0 --in /tmp/data
+    nvme-gpu compare --device "$device" --lba 0 --in /tmp/data
+    nvme-gpu bench --device "$device" --rings cmb --io-size 8MiB --size 16MiB --rw randrw --queues 2 --verify --allow-write
+    nvme-gpu unbind "$function"
+done
+# A controller without one says so.
+take "$BDF"
+fails_with 1 nvme-gpu read --device "vfio:$BDF" --rings cmb --blocks 1 --out /tmp/out 2>/tmp/said
+cat /tmp/said
+grep -q -i 'memory buffer\|CMB' /tmp/said
+nvme-gpu unbind "$BDF"
+dmesg_clean

@@ -1,0 +1,9 @@
+# NVMe transfers straight into another device's memory (ivshmem in the place of a GPU's BAR1) and out of it.
+modprobe vfio_iommu_type1
+modprobe vfio-pci
+take "$BDF"
+peer=/sys/bus/pci/devices/$PEER
+echo 1 >"$peer/enable"
+guest-tests peer "vfio:$BDF" "$peer/resource2" 16
+nvme-gpu unbind "$BDF"
+dmesg_clean
