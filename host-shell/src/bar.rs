@@ -53,6 +53,12 @@ impl DoorbellMap {
         self.bytes
     }
 
+    /// Address of the doorbell at `register` of BAR0.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn address(self, register: u32) -> u64 {
+        self.start.addr() as u64 + u64::from(register - offset::DOORBELLS)
+    }
+
     /// Tail and head doorbell of queue `qid`, valid while the device is: see [`Pair`](crate::dma::Pair).
     pub(crate) fn pair(
         self,

@@ -41,6 +41,17 @@ pub trait Device: Send + Sync {
     /// Ends the controller's access to `bytes` bytes at `iova`; waits for accesses in progress.
     fn unmap_dma(&self, iova: Iova, bytes: usize) -> Result<()>;
 
+    /// Lets the controller move data into and out of `memory` of a GPU; returns the address that it
+    /// uses. [`unmap_dma`](Self::unmap_dma) ends that. The default cannot.
+    #[cfg(feature = "cuda")]
+    fn map_gpu(&self, memory: &Arc<crate::cuda::DeviceMemory>) -> Result<Iova> {
+        let _ = memory;
+        Err(Error::device(
+            format!("{} cannot reach GPU memory", self.name()),
+            "use --tier 1 or 0",
+        ))
+    }
+
     /// Resets the function, by default with [`disable`](Self::disable). Every queue, the admin queue
     /// too, is gone afterwards.
     fn reset(&self) -> Result<()> {

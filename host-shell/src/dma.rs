@@ -16,6 +16,8 @@ pub use crate::pages::Pages;
 use nvme_core::bringup::QueuePlan;
 use nvme_core::mem::{CqRing, DmaWords, SqRing};
 use nvme_core::prp;
+#[cfg(feature = "cuda")]
+use nvme_core::spec::register::{cq_head_doorbell, sq_tail_doorbell};
 use nvme_core::spec::{Iova, PageSize, Qid};
 use nvme_core::{ListMemory, QueueMemory, QueuePair, Slot};
 use std::mem::ManuallyDrop;
@@ -48,6 +50,12 @@ impl Region {
     /// Length in bytes.
     pub fn len(&self) -> usize {
         self.pages.len()
+    }
+
+    /// The memory, for registration with a GPU.
+    #[cfg(feature = "cuda")]
+    pub fn pages(&self) -> &Arc<Pages> {
+        &self.pages
     }
 }
 
@@ -106,6 +114,12 @@ impl DmaBuffer {
             capacity: bytes,
         };
         Ok((0..count).map(piece).collect())
+    }
+
+    /// The memory of the whole region, for registration with a GPU.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn pages(&self) -> &Arc<Pages> {
+        self.region.pages()
     }
 
     /// Where the controller finds the first byte.
@@ -203,6 +217,8 @@ pub struct Pair {
     vector: Option<u16>,
     doorbells: Arc<dyn Device>,
     leaked: bool,
+    #[cfg(feature = "cuda")]
+    words: nvme_core::handoff::QueueWords,
 }
 
 impl Pair {
@@ -262,6 +278,24 @@ impl Pair {
             cq_doorbell,
             lists,
         };
+        #[cfg(feature = "cuda")]
+        let words = {
+            let address = |offset: usize| start.wrapping_add(offset).addr() as u64;
+            nvme_core::handoff::QueueWords {
+                sq: sq_start.addr() as u64,
+                cq: cq_start.addr() as u64,
+                sq_doorbell: map.address(sq_tail_doorbell(shape.qid.0, shape.dstrd)),
+                cq_doorbell: map.address(cq_head_doorbell(shape.qid.0, shape.dstrd)),
+                lists: address(rings),
+                lists_iova: iova.0 + rings as u64,
+                entries: shape.entries,
+                slots: slots as u32,
+                list_words: words_per_slot as u32,
+                page_shift: shape.page.shift(),
+                qid: u32::from(shape.qid.0),
+                ..Default::default()
+            }
+        };
         let slots: Box<[Slot<Lease>]> = (0..slots).map(|_| Slot::new()).collect();
         let queue = QueuePair::new(shape.qid, queue_memory, slots);
         Ok(Self {
@@ -271,7 +305,21 @@ impl Pair {
             vector: shape.vector,
             doorbells: Arc::clone(device),
             leaked: false,
+            #[cfg(feature = "cuda")]
+            words,
         })
+    }
+
+    /// The pair by host addresses, without state, for a kernel that drives it in this pair's stead.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn words(&self) -> nvme_core::handoff::QueueWords {
+        self.words
+    }
+
+    /// Rings and lists, for registration with a GPU.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn pages(&self) -> &Arc<Pages> {
+        self.memory.pages()
     }
 
     /// The pair itself.
@@ -345,6 +393,25 @@ impl SharedPages {
         })?;
         crate::queue::lock(&self.mapped).insert(iova, Arc::clone(pages));
         Ok(Iova(iova))
+    }
+
+    /// Lets the simulator reach `bytes` bytes of `peer` at `address`, by copies of the peer's own.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn map_peer(
+        &self,
+        address: u64,
+        bytes: usize,
+        peer: Arc<dyn nvme_sim::Peer>,
+    ) -> Result<Iova> {
+        self.memory
+            .map_peer(address, address, bytes as u64, peer)
+            .map_err(|error| {
+                Error::device(
+                    format!("GPU memory at {address:#x}: {error}"),
+                    "unmap it first",
+                )
+            })?;
+        Ok(Iova(address))
     }
 
     pub(crate) fn unmap(&self, iova: Iova, bytes: usize) {

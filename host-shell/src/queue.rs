@@ -234,12 +234,6 @@ impl Queue {
         &self.entry
     }
 
-    /// The controller in use.
-    #[cfg(feature = "cuda")]
-    pub(crate) fn session(&self) -> &Arc<Session> {
-        &self.session
-    }
-
     /// The most commands that may be in flight.
     pub fn depth(&self) -> u32 {
         self.depth

@@ -66,6 +66,26 @@ impl Session {
         Ok(())
     }
 
+    /// Ends command `cid` of a queue that a GPU drives by Abort, or says why a reset is needed.
+    /// `in_flight` takes what has completed and says whether the command is still there.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn abort_lent(
+        &self,
+        qid: Qid,
+        cid: Cid,
+        mut in_flight: impl FnMut() -> bool,
+    ) -> Option<String> {
+        let mut admin = lock(&self.admin);
+        let mut attempt = AbortAttempt::new(qid, cid, GRACE_NS);
+        loop {
+            match attempt.step(admin.pair.queue(), in_flight(), self.now_ns(), drop) {
+                recovery::Step::Ended => return None,
+                recovery::Step::Wait { until_ns } => self.sleep_until(until_ns),
+                recovery::Step::ResetNeeded(cause) => return Some(in_words(cause)),
+            }
+        }
+    }
+
     fn in_flight_besides(&self, one: &Arc<Mutex<Entry>>) -> u32 {
         let queues: Vec<_> = lock(&self.queues).values().cloned().collect();
         let all: u32 = queues
@@ -184,6 +204,10 @@ impl Drive<'_> {
                             entry.backlog.push_back(done.into());
                         }
                         entry.pair.queue().restart(&proof);
+                        #[cfg(feature = "cuda")]
+                        if let Some(lent) = &mut entry.lent {
+                            lent(&proof);
+                        }
                     }
                     while pair
                         .queue()

@@ -262,6 +262,11 @@ impl Device for Relay {
         self.shared.device.unmap_dma(iova, bytes)
     }
 
+    #[cfg(feature = "cuda")]
+    fn map_gpu(&self, memory: &Arc<crate::cuda::DeviceMemory>) -> Result<Iova> {
+        self.shared.device.map_gpu(memory)
+    }
+
     fn reset(&self) -> Result<()> {
         self.shared.settle();
         self.shared.device.reset()

@@ -290,6 +290,8 @@ impl Session {
             backlog: VecDeque::new(),
             expired: Vec::new(),
             statistics,
+            #[cfg(feature = "cuda")]
+            lent: None,
         };
         let entry = Arc::new(Mutex::new(entry));
         lock(&self.queues).insert(qid.0, Arc::clone(&entry));

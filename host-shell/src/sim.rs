@@ -39,6 +39,9 @@ pub struct Simulator {
     pages: SharedPages,
     name: String,
     threads: usize,
+    /// Address and length of each namespace that lies in memory.
+    #[cfg(feature = "cuda")]
+    images: Vec<(usize, usize)>,
 }
 
 /// Opens `PATH[?option=value&...]`, `mem[?...]` or `null[?...]`, the text after `sim:`.
@@ -51,6 +54,12 @@ pub struct Simulator {
 pub fn open(text: &str) -> Result<Arc<dyn Device>> {
     let (config, threads) = config(text)?;
     let pages = SharedPages::new();
+    #[cfg(feature = "cuda")]
+    let images = config.namespaces.iter().filter_map(|one| one.store.span());
+    #[cfg(feature = "cuda")]
+    let images = images
+        .map(|span| (span.address().addr(), span.len()))
+        .collect();
     let controller = Arc::new(Controller::new(config, pages.memory()).map_err(refused)?);
     let runner =
         Runner::try_start(Arc::clone(&controller), threads).map_err(|source| Error::System {
@@ -63,6 +72,8 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
         pages,
         name: format!("sim:{text}"),
         threads,
+        #[cfg(feature = "cuda")]
+        images,
     }))
 }
 
@@ -148,6 +159,14 @@ impl Device for Simulator {
 
     fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova> {
         self.pages.map(pages)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn map_gpu(&self, memory: &Arc<crate::cuda::DeviceMemory>) -> Result<Iova> {
+        let images = self.images.iter().copied();
+        let copier = crate::cuda::Copier::new(memory, images, Arc::clone(&self.bar.0) as _)?;
+        self.pages
+            .map_peer(memory.address(), memory.len(), Arc::new(copier))
     }
 
     fn unmap_dma(&self, iova: Iova, bytes: usize) -> Result<()> {

@@ -286,6 +286,15 @@ impl<'a> QueueState<'a> {
         (0..self.slots).filter(pending).count() as u32
     }
 
+    /// The identifiers of those commands, by slot.
+    pub fn cids(&self) -> impl Iterator<Item = Cid> {
+        let state = *self;
+        (0..self.slots).filter_map(move |slot| {
+            let word = SlotWord(state.slot(slot).load(Order::Relaxed, Scope::Gpu));
+            word.pending().then(|| word.cid(slot))
+        })
+    }
+
     /// Takes the slot that the entry with this upper word names out of flight: its word, or the code of
     /// a [`ControllerFault`]. `alone`: nobody else takes any meanwhile.
     #[inline(always)]

@@ -91,6 +91,23 @@ impl Registered {
         }
     }
 
+    /// Registers the pages that hold `bytes` bytes at `address`.
+    ///
+    /// # Safety
+    /// They stay mapped for as long as `owner` lives.
+    pub(super) unsafe fn image(
+        gpu: &Arc<Gpu>,
+        address: usize,
+        bytes: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Self> {
+        let before = address % PAGE;
+        let start = std::ptr::with_exposed_provenance_mut(address - before);
+        let bytes = (bytes + before).next_multiple_of(PAGE);
+        // SAFETY: mappings are whole pages; the caller vouches for these.
+        unsafe { Self::new(gpu, start, bytes, false, owner) }
+    }
+
     /// # Safety
     /// `bytes` bytes at `host` stay mapped for as long as `owner` lives.
     unsafe fn new(
@@ -207,6 +224,11 @@ impl DeviceMemory {
         };
         memory.zero()?;
         Ok(memory)
+    }
+
+    /// The GPU.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
     }
 
     /// The GPU's address of the first byte.

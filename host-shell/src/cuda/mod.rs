@@ -6,17 +6,28 @@
 //! - [`Registered`], [`DeviceMemory`]: memory of this process or of a device that the GPU reaches, and
 //!   memory of the GPU.
 //! - [`Kernels`], [`Stream`]: the embedded kernels, launches, and a watch over them with a deadline.
+//! - [`Access`], [`GpuData`]: the tier: how the GPU rings doorbells and where data lies.
+//! - [`GpuQueues`]: queue pairs in the GPU's hands, and launches over them.
+//! - [`Driven`]: queue pairs of a controller in the GPU's hands, and their recovery.
 //! - [`null`]: a controller of CPU threads that moves no data, for benchmarks.
 //!
 //! Every call into the driver lies in this folder.
 
+mod copier;
+mod driven;
 mod driver;
 mod kernels;
 mod memory;
 pub mod null;
+mod queues;
 mod stream;
+mod tier;
 
+pub use copier::Copier;
+pub use driven::{Driven, Recovered};
 pub use driver::{Gpu, Order};
 pub use kernels::{Kernel, Kernels};
 pub use memory::{DeviceMemory, Registered};
+pub use queues::{GpuQueues, Grid, Ran};
 pub use stream::{Event, Stream};
+pub use tier::{Access, Ask, GpuData, Tier};

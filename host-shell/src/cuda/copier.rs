@@ -1,0 +1,95 @@
+//! The simulator's way into GPU memory: the copy engine, before the completion is posted.
+//!
+//! Each of the simulator's threads copies in a stream of its own and waits for it, so several threads
+//! keep the engine busy.
+// UNSAFETY: copies take raw addresses.
+#![allow(unsafe_code)]
+
+use super::driver::Gpu;
+use super::memory::{DeviceMemory, Registered};
+use super::stream::Stream;
+use crate::error::Result;
+use crate::queue::lock;
+use std::any::Any;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+/// Copies between the simulator and one stretch of GPU memory.
+pub struct Copier {
+    memory: Arc<DeviceMemory>,
+    idle: Mutex<Vec<Stream>>,
+    lost: AtomicBool,
+    _images: Vec<Registered>,
+}
+
+impl std::fmt::Debug for Copier {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Copier")
+            .field("address", &self.memory.address())
+            .field("lost", &self.lost)
+            .finish()
+    }
+}
+
+impl Copier {
+    /// A copier for `memory`. `images` (address, bytes) is where the data comes from and goes to, as long
+    /// as `owner` lives; it is registered, so that the engine reaches it without a detour.
+    ///
+    /// # Errors
+    /// [`Error::Device`](crate::Error::Device) when an image cannot be registered.
+    pub fn new(
+        memory: &Arc<DeviceMemory>,
+        images: impl Iterator<Item = (usize, usize)>,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Self> {
+        let registered: Result<Vec<Registered>> = images
+            .map(|(address, bytes)| {
+                // SAFETY: the image is mapped as long as its owner lives.
+                unsafe { Registered::image(memory.gpu(), address, bytes, Arc::clone(&owner)) }
+            })
+            .collect();
+        Ok(Self {
+            memory: Arc::clone(memory),
+            idle: Mutex::default(),
+            lost: AtomicBool::new(false),
+            _images: registered?,
+        })
+    }
+
+    fn gpu(&self) -> &Arc<Gpu> {
+        self.memory.gpu()
+    }
+
+    /// Runs one copy in a stream that no other thread uses, to its end.
+    fn run(&self, copy: impl FnOnce(&Stream) -> Result<()>) {
+        let idle = lock(&self.idle).pop();
+        let done = idle
+            .map_or_else(|| Stream::new(self.gpu()), Ok)
+            .and_then(|stream| {
+                copy(&stream)?;
+                stream.finish()?;
+                lock(&self.idle).push(stream);
+                Ok(())
+            });
+        if done.is_err() {
+            self.lost.store(true, Ordering::Release);
+        }
+    }
+}
+
+#[cfg(feature = "sim")]
+impl nvme_sim::Peer for Copier {
+    unsafe fn write(&self, address: u64, from: *const u8, len: usize) {
+        // SAFETY: the caller vouches for both ranges; the copy ends before this returns.
+        self.run(|stream| unsafe { stream.copy_in(address, from, len) });
+    }
+
+    unsafe fn read(&self, address: u64, into: *mut u8, len: usize) {
+        // SAFETY: as in `write`.
+        self.run(|stream| unsafe { stream.copy_out(into, address, len) });
+    }
+
+    fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Acquire)
+    }
+}
