@@ -1,0 +1,231 @@
+//! Our client on somebody else's server (`vfio_user` of rust-vmm) with a controller that shares no code
+//! with ours: what both of our own sides got wrong together would show here.
+#![cfg(feature = "vfio-user")]
+
+mod common;
+#[path = "foreign/controller.rs"]
+mod controller;
+
+use common::{Folder, Place, Scratch, bytes};
+use controller::{BLOCK, BLOCKS, Controller};
+use std::fs::File;
+use std::io::Result;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+use vfio_bindings::bindings::vfio::{
+    VFIO_REGION_INFO_FLAG_CAPS, VFIO_REGION_INFO_FLAG_MMAP, VFIO_REGION_INFO_FLAG_READ,
+    VFIO_REGION_INFO_FLAG_WRITE, vfio_region_info, vfio_region_sparse_mmap_area,
+};
+use vfio_user::{DmaMapFlags, DmaUnmapFlags, Server, ServerBackend, ServerRegion, SparseArea};
+
+const BAR0: u32 = 0;
+const CONFIG: u32 = 7;
+
+type Shared = Arc<Mutex<Controller>>;
+
+struct Backend {
+    controller: Shared,
+    config: [u8; 256],
+}
+
+impl ServerBackend for Backend {
+    fn region_read(&mut self, region: u32, offset: u64, data: &mut [u8]) -> Result<()> {
+        match region {
+            BAR0 => {
+                let value = self.controller.lock().unwrap().read(offset);
+                data.copy_from_slice(&value.to_le_bytes());
+            }
+            _ => data.copy_from_slice(&self.config[offset as usize..][..data.len()]),
+        }
+        Ok(())
+    }
+
+    fn region_write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<()> {
+        match region {
+            BAR0 => {
+                assert_eq!(self.config[4] & 6, 6, "memory space and bus master");
+                let value = u32::from_le_bytes(data.try_into().unwrap());
+                self.controller.lock().unwrap().write(offset, value);
+            }
+            _ => self.config[offset as usize..][..data.len()].copy_from_slice(data),
+        }
+        Ok(())
+    }
+
+    fn dma_map(
+        &mut self,
+        flags: DmaMapFlags,
+        offset: u64,
+        address: u64,
+        size: u64,
+        file: Option<File>,
+    ) -> Result<()> {
+        assert_eq!(flags, DmaMapFlags::READ_WRITE);
+        let mut controller = self.controller.lock().unwrap();
+        controller.map(address, size, file.expect("a descriptor"), offset);
+        Ok(())
+    }
+
+    fn dma_unmap(&mut self, _: DmaUnmapFlags, address: u64, size: u64) -> Result<()> {
+        self.controller.lock().unwrap().unmap(address, size);
+        Ok(())
+    }
+
+    fn reset(&mut self) -> Result<()> {
+        self.config[4] = 0;
+        self.controller.lock().unwrap().reset();
+        Ok(())
+    }
+
+    fn set_irqs(&mut self, _: u32, _: u32, _: u32, _: u32, _: Vec<File>) -> Result<()> {
+        unreachable!("interrupts are not used")
+    }
+}
+
+/// The regions of an NVMe function whose doorbells are `bar`, a file with one page.
+fn regions(bar: &File) -> Vec<ServerRegion> {
+    let region = |index| {
+        let mut region_info = vfio_region_info {
+            argsz: size_of::<vfio_region_info>() as u32,
+            index,
+            ..Default::default()
+        };
+        let mut sparse_areas = Vec::new();
+        let mut mmap_fd = None;
+        let access = VFIO_REGION_INFO_FLAG_READ | VFIO_REGION_INFO_FLAG_WRITE;
+        if index == BAR0 {
+            region_info.flags = access | VFIO_REGION_INFO_FLAG_MMAP | VFIO_REGION_INFO_FLAG_CAPS;
+            region_info.size = 0x2000;
+            let area = vfio_region_sparse_mmap_area {
+                offset: 0x1000,
+                size: 0x1000,
+            };
+            sparse_areas.push(SparseArea { area });
+            mmap_fd = Some(bar.as_raw_fd());
+        } else if index == CONFIG {
+            region_info.flags = access;
+            region_info.size = 256;
+        }
+        ServerRegion {
+            region_info,
+            sparse_areas,
+            mmap_fd,
+        }
+    };
+    (0..9).map(region).collect()
+}
+
+/// Serves a controller at `socket`, client after client, until the test ends.
+fn serve(socket: &Path, resettable: bool) -> Shared {
+    let flags = rustix::fs::MemfdFlags::CLOEXEC;
+    let bar = File::from(rustix::fs::memfd_create("foreign-bar", flags).unwrap());
+    bar.set_len(0x2000).unwrap();
+    let controller = Arc::new(Mutex::new(Controller::new(bar.try_clone().unwrap())));
+    let server = Server::new(socket, resettable, Vec::new(), regions(&bar)).unwrap();
+    let shared = Arc::clone(&controller);
+    std::thread::spawn(move || {
+        // The regions name it by its number.
+        let _bar = bar;
+        loop {
+            let mut config = [0; 256];
+            config[8..12].copy_from_slice(&[0, 2, 8, 1]);
+            let mut backend = Backend {
+                controller: Arc::clone(&shared),
+                config,
+            };
+            server.run(&mut backend).unwrap();
+            assert!(shared.lock().unwrap().is_let_go(), "memory is left mapped");
+        }
+    });
+    let shared = Arc::clone(&controller);
+    std::thread::spawn(move || {
+        loop {
+            shared.lock().unwrap().step();
+            // The server's thread wants the lock too.
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    });
+    controller
+}
+
+struct Setup {
+    controller: Shared,
+    folder: Folder,
+    device: String,
+    _socket: Scratch,
+}
+
+fn setup(resettable: bool) -> Setup {
+    let scratch = Scratch::new();
+    let socket: PathBuf = scratch.0.join("cntrl");
+    Setup {
+        controller: serve(&socket, resettable),
+        folder: Folder::new(Place::Embedded),
+        device: format!("vfio-user:{}", socket.display()),
+        _socket: scratch,
+    }
+}
+
+#[test]
+fn every_byte_goes_there_and_back() {
+    let Setup { folder, device, .. } = &setup(false);
+    let input = bytes(&folder.file("in", 100 * BLOCK, 1));
+    folder.ok(&["write", "-d", device, "--lba", "99", "--in", "in"]);
+    folder.ok(&[
+        "read", "-d", device, "--lba", "99", "--blocks", "100", "--out", "out",
+    ]);
+    assert!(bytes(&folder.path("out")) == input);
+    folder.ok(&["flush", "-d", device]);
+    let last = BLOCKS.to_string();
+    folder.fails(
+        &["read", "-d", device, "--lba", &last],
+        2,
+        "past namespace 1",
+    );
+    let report = folder.json(&[
+        "bench",
+        "-d",
+        device,
+        "--rw",
+        "randrw",
+        "--io-size",
+        "4MiB",
+        "--queues",
+        "2",
+        "--verify",
+    ]);
+    assert!(report["verified_bytes"].as_u64().unwrap() > 0);
+}
+
+#[test]
+fn a_plain_controller_is_described() {
+    let Setup { folder, device, .. } = &setup(false);
+    let ctrl = folder.json(&["identify", "ctrl", "-d", device]);
+    assert_eq!(ctrl["sn"], "FOREIGN-1");
+    let list = folder.json(&["list-ns", "-d", device]);
+    assert_eq!(list["nsid_list"][0]["nsid"], 1);
+    assert_eq!(folder.json(&["regs", "-d", device])["csts"], 1);
+    folder.fails(&["smart-log", "-d", device], 1, "Get Log Page");
+}
+
+#[test]
+fn a_reset_is_carried_out_by_either_way() {
+    for resettable in [false, true] {
+        let Setup {
+            controller, device, ..
+        } = &setup(resettable);
+        let opened = nvme_host::open(device).unwrap();
+        for _ in 0..2 {
+            let config = nvme_host::Config::default();
+            let started = nvme_host::Controller::start(Arc::clone(&opened), &config).unwrap();
+            started.shut_down().unwrap();
+            opened.reset().unwrap();
+            assert_eq!(controller.lock().unwrap().read(0x1C), 0);
+        }
+        // Once when it was made, then by message where the server can do that.
+        let by_message = controller.lock().unwrap().resets - 1;
+        assert_eq!(by_message, if resettable { 2 } else { 0 });
+    }
+}
