@@ -82,10 +82,28 @@ dmesg_clean() {
     fail "the kernel complained"
 }
 
-# Gives the function $1 to vfio-pci by our tool.
+# Gives the function $1 to vfio-pci by our tool, taking it away from Linux's driver.
 take() {
+    modprobe nvme
+    wait_for 20 test -d "/sys/bus/pci/devices/$1/driver"
+    wait_for 20 live "$1"
     nvme-gpu bind "$1"
     [ "$(driver_of "$1")" = vfio-pci ] || fail "$1 is not bound to vfio-pci"
+}
+
+# Linux's driver has finished with the start of the function $1.
+live() {
+    grep -q live "/sys/bus/pci/devices/$1/nvme/"*/state
+}
+
+# Gives functions back to Linux's driver, and then takes the driver away.
+leave() {
+    for _function in "$@"; do
+        nvme-gpu unbind "$_function"
+        [ "$(driver_of "$_function")" = nvme ] || fail "$_function did not go back to nvme"
+        wait_for 20 live "$_function"
+    done
+    linux_down
 }
 
 # Gives the function $1 back to Linux's driver and waits for the disk with serial number $2.

@@ -9,12 +9,12 @@ for function in $CMBS; do
     nvme-gpu compare --device "$device" --rings cmb --lba 0 --in /tmp/data
     nvme-gpu compare --device "$device" --lba 0 --in /tmp/data
     nvme-gpu bench --device "$device" --rings cmb --io-size 8MiB --size 16MiB --rw randrw --queues 2 --verify --allow-write
-    nvme-gpu unbind "$function"
+    leave "$function"
 done
 # A controller without one says so.
 take "$BDF"
 fails_with 1 nvme-gpu read --device "vfio:$BDF" --rings cmb --blocks 1 --out /tmp/out 2>/tmp/said
 cat /tmp/said
 grep -q -i 'memory buffer\|CMB' /tmp/said
-nvme-gpu unbind "$BDF"
+leave "$BDF"
 dmesg_clean

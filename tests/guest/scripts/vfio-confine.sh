@@ -5,5 +5,5 @@ take "$BDF"
 guest-tests confine "vfio:$BDF"
 dmesg | grep 'DMAR:.*fault' || fail "the IOMMU reported no fault"
 dmesg | grep -q "DMAR:.*${BDF#0000:}" || fail "the fault is not of $BDF"
-nvme-gpu unbind "$BDF"
+leave "$BDF"
 dmesg_clean DMAR

@@ -11,7 +11,5 @@ guest-tests pattern 12 1024 | dd of="$disk" bs=1M iflag=fullblock oflag=direct
 echo 3 >/proc/sys/vm/drop_caches
 take "$BDF"
 guest-tests check "vfio:$BDF" 1 12 1024
-nvme-gpu unbind "$BDF"
-wait_for 20 disk_of "$SERIAL" 1
-linux_down
+leave "$BDF"
 dmesg_clean

@@ -3,5 +3,5 @@ modprobe vfio_iommu_type1
 modprobe vfio-pci
 take "$BDF"
 guest-tests mixed "vfio:$BDF" 1 "$SECONDS_LONG" 20261121
-nvme-gpu unbind "$BDF"
+leave "$BDF"
 dmesg_clean

@@ -5,5 +5,5 @@ take "$BDF"
 peer=/sys/bus/pci/devices/$PEER
 echo 1 >"$peer/enable"
 guest-tests peer "vfio:$BDF" "$peer/resource2" 16
-nvme-gpu unbind "$BDF"
+leave "$BDF"
 dmesg_clean

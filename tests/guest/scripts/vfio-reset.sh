@@ -3,5 +3,5 @@ modprobe vfio_iommu_type1
 modprobe vfio-pci
 take "$BDF"
 guest-tests reset "vfio:$BDF"
-nvme-gpu unbind "$BDF"
+leave "$BDF"
 dmesg_clean

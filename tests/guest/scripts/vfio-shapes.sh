@@ -35,7 +35,5 @@ nvme-gpu compare --device $zoned --namespace-id 2 --lba 0 --in /tmp/data
 tiny=vfio:0000:00:14.0
 guest-tests queues $tiny 1
 guest-tests transfers $tiny 1
-for function in $SHAPES; do
-    nvme-gpu unbind "$function"
-done
+leave $SHAPES
 dmesg_clean

@@ -5,5 +5,5 @@ take "$BDF"
 take "$LEAVING"
 guest-tests unplug "vfio:$LEAVING" "vfio:$BDF" leaving
 wait_for 20 test ! -e "/sys/bus/pci/devices/$LEAVING"
-nvme-gpu unbind "$BDF"
+leave "$BDF"
 dmesg_clean

@@ -60,6 +60,9 @@ pub fn reset(device: &str) -> Outcome {
         load.turn()?.map_err(said)?;
         load.submit()?;
         controller.device().reset().map_err(said)?;
+        // What was not answered before the reset never will be, nor what is sent now.
+        load.poll()?;
+        load.submit()?;
         let began = Instant::now();
         let mut timeouts = 0;
         while load.in_flight > 0 {
@@ -73,6 +76,9 @@ pub fn reset(device: &str) -> Outcome {
         if began.elapsed() > Duration::from_secs(30) {
             return Err(format!("round {round}: {:?} to recover", began.elapsed()));
         }
+        if timeouts == 0 {
+            return Err(format!("round {round}: every command was answered"));
+        }
         println!(
             "round {round}: {timeouts} commands without an answer, all back after {} ms",
             began.elapsed().as_millis()
@@ -80,8 +86,8 @@ pub fn reset(device: &str) -> Outcome {
         drop(load);
         round_trip(&controller, round)?;
     }
-    if controller.resets() == 0 {
-        return Err("no controller reset was needed".to_string());
+    if controller.resets() < 3 {
+        return Err(format!("{} controller resets", controller.resets()));
     }
     controller.shut_down().map_err(said)
 }
@@ -170,6 +176,15 @@ impl Load {
             self.in_flight += 1;
         }
         self.queue.ring();
+        Ok(())
+    }
+
+    /// Takes back the buffers of commands that have been answered.
+    fn poll(&mut self) -> Outcome {
+        while let Some(done) = self.queue.poll().map_err(said)? {
+            self.in_flight -= 1;
+            self.free.extend(done.buffer);
+        }
         Ok(())
     }
 

@@ -7,6 +7,7 @@ mod assemble;
 mod build;
 mod committed;
 mod compiler;
+mod nvcc;
 mod pins;
 mod text;
 
@@ -26,16 +27,40 @@ const KERNELS: Image = Image {
     name: "nvme_gpu_kernel",
     package: "nvme-gpu-kernel",
     features: "kernels",
+    library: false,
+    committed: Some("nvme-gpu-kernel/ptx/nvme_gpu_kernel.ptx"),
+};
+/// The functions that CUDA C++ links.
+const LIBRARY: Image = Image {
+    name: "nvme_gpu_device",
+    package: "nvme-gpu-kernel",
+    features: "device-library",
+    library: true,
+    committed: Some("nvme-gpu-kernel/ptx/nvme_gpu_device.ptx"),
+};
+/// A kernel of somebody else that links the core.
+const EXAMPLE: Image = Image {
+    name: "histogram",
+    package: "gpu-histogram",
+    features: "",
+    library: false,
+    committed: Some("examples/gpu-histogram/histogram.ptx"),
 };
 /// One function for each operation of the core that touches shared memory.
 const PROBES: Image = Image {
     name: "probes",
     package: "nvme-gpu-kernel",
     features: "probes",
+    library: true,
+    committed: None,
 };
 const DOCUMENT: &str = "docs/ptx.md";
 /// Sources that are compiled for the GPU.
-const DEVICE_SOURCES: [&str; 2] = ["nvme-core/src", "nvme-gpu-kernel/src"];
+const DEVICE_SOURCES: [&str; 3] = [
+    "nvme-core/src",
+    "nvme-gpu-kernel/src",
+    "examples/gpu-histogram/src",
+];
 
 /// `cargo xtask ptx [--refresh]`.
 pub fn command(words: &[&str]) -> Result<(), Failure> {
@@ -56,26 +81,32 @@ pub fn run(refresh: bool) -> Result<(), Failure> {
     let ptxas = tools::ptxas()?;
     let document = read(&root().join(DOCUMENT))?;
 
-    let (kernels, assembled) = built(&KERNELS, &compiler, &ptxas, false, &mut faults)?;
-    let table = pins::kernel_table(&kernels, &assembled);
+    let (mut kernels, mut table, mut same) = (String::new(), pins::Table::new(&ASSEMBLE_FOR), true);
+    for image in [&KERNELS, &EXAMPLE, &LIBRARY] {
+        let (ptx, assembled) = built(image, &compiler, &ptxas, &mut faults)?;
+        same &= with_committed(image, &compiler, &ptx, refresh, &mut faults)? == Verdict::Same;
+        table.add(&ptx, &assembled);
+        kernels += &ptx;
+    }
     let documented = section(&document, "kernels")?;
+    let table = table.text();
     if refresh {
         let fresh = pins::with_section(&document, "kernels", &table);
         write(&root().join(DOCUMENT), &fresh.unwrap_or_default())?;
     } else {
         faults.extend(pins::sync_differences(&kernels, documented));
     }
-    let committed = with_committed(&KERNELS, &compiler, &kernels, refresh, &mut faults)?;
     // With another compiler or assembler the figures may differ: then only the limits hold.
-    if !refresh && committed == Verdict::Same && documented != table {
+    if !refresh && same && documented != table {
         faults.push(format!(
             "{DOCUMENT}: the table of kernels is not what was built; `cargo xtask ptx --refresh` writes:\n{table}"
         ));
     }
 
-    let (probes, _) = built(&PROBES, &compiler, &ptxas, true, &mut faults)?;
+    let (probes, _) = built(&PROBES, &compiler, &ptxas, &mut faults)?;
     let operations = section(&document, "memory operations")?;
     faults.extend(pins::memory_differences(&probes, operations));
+    nvcc::example(&root().join("target/ptx/cuda"), ASSEMBLE_FOR[0])?;
 
     print!("{table}");
     if faults.is_empty() {
@@ -91,7 +122,6 @@ fn built(
     image: &Image,
     compiler: &Compiler,
     ptxas: &Path,
-    library: bool,
     faults: &mut Vec<String>,
 ) -> Result<(String, Vec<OnGpu>), Failure> {
     let ptx = image.build(compiler)?;
@@ -100,7 +130,7 @@ fn built(
     faults.extend(committed::machine_paths(&ptx).into_iter().map(named));
     let mut assembled = Vec::new();
     for gpu in ASSEMBLE_FOR {
-        let costs = assemble::assemble(ptxas, gpu, &image.built(), library)?;
+        let costs = assemble::assemble(ptxas, gpu, &image.built(), image.library)?;
         assembled.push(OnGpu { gpu, costs });
     }
     faults.extend(pins::excesses(&assembled));
@@ -115,8 +145,10 @@ fn with_committed(
     refresh: bool,
     faults: &mut Vec<String>,
 ) -> Result<Verdict, Failure> {
-    let name = format!("nvme-gpu-kernel/ptx/{}.ptx", image.name);
-    let path = root().join(&name);
+    let Some(name) = image.committed else {
+        return Ok(Verdict::Same);
+    };
+    let path = root().join(name);
     let fresh = committed::with_header(image, compiler, ptx);
     if refresh {
         write(&path, &fresh)?;

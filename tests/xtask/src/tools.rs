@@ -6,6 +6,10 @@ use std::process::{Command, Stdio};
 
 /// ptxas, cuobjdump: the assembler that reads what the NVPTX back end wrote.
 const NVCC_PACKAGE: &str = "nvidia-cuda-nvcc==13.5.37";
+/// What nvcc needs besides: headers, and the compiler proper.
+const CRT_PACKAGE: &str = "nvidia-cuda-crt==13.5.37";
+const NVVM_PACKAGE: &str = "nvidia-nvvm==13.5.37";
+const RUNTIME_PACKAGE: &str = "nvidia-cuda-runtime==13.5.37";
 const CARGO_FUZZ: &str = "0.13.2";
 
 /// Looks a program up on PATH.
@@ -46,46 +50,78 @@ pub fn apt(packages: &[&str], why: &str) -> Result<(), Failure> {
     installed.map_err(|failure| Failure::missing(format!("{why}; {failure}; tried: {line}")))
 }
 
-/// `ptxas`: $PTXAS, PATH, the CUDA toolkit's usual place, or the pip package under the target folder.
+/// `ptxas`: $PTXAS, the pip package under the target folder, PATH, or the CUDA toolkit's usual place.
 pub fn ptxas() -> Result<PathBuf, Failure> {
-    let folder = target_dir().join("tools/python");
-    let packaged = || {
-        let nvidia = std::fs::read_dir(folder.join("nvidia")).ok()?;
-        nvidia
-            .flatten()
-            .map(|entry| entry.path().join("bin/ptxas"))
-            .find(|file| file.is_file())
-    };
-    let here = std::env::var_os("PTXAS")
-        .map(PathBuf::from)
-        .or_else(packaged)
-        .or_else(|| on_path("ptxas"))
-        .or_else(|| Some(PathBuf::from("/usr/local/cuda/bin/ptxas")).filter(|file| file.is_file()));
-    if let Some(ptxas) = here {
-        return Ok(ptxas);
+    cuda_tool(
+        "ptxas",
+        "PTXAS",
+        &[NVCC_PACKAGE],
+        "ptxas (NVIDIA's PTX assembler)",
+    )
+}
+
+/// `nvcc`, likewise, with its compiler and headers. It wants g++.
+pub fn nvcc() -> Result<PathBuf, Failure> {
+    if on_path("g++").is_none() {
+        apt(&["g++"], "nvcc wants g++")?;
     }
+    // The assembler's package brings an nvcc without these.
+    let cicc = |nvcc: &Path| nvcc.with_file_name("../nvvm/bin/cicc").is_file();
+    let packages = [NVCC_PACKAGE, CRT_PACKAGE, NVVM_PACKAGE, RUNTIME_PACKAGE];
+    let what = "nvcc (NVIDIA's CUDA C++ compiler)";
+    match cuda_tool("nvcc", "NVCC", &packages, what) {
+        Ok(nvcc) if cicc(&nvcc) || !nvcc.starts_with(python_folder()) => Ok(nvcc),
+        Ok(_) => install_cuda("nvcc", &packages, what),
+        Err(failure) => Err(failure),
+    }
+}
+
+fn python_folder() -> PathBuf {
+    target_dir().join("tools/python")
+}
+
+fn packaged(program: &str) -> Option<PathBuf> {
+    let nvidia = std::fs::read_dir(python_folder().join("nvidia")).ok()?;
+    nvidia
+        .flatten()
+        .map(|entry| entry.path().join("bin").join(program))
+        .find(|file| file.is_file())
+}
+
+fn cuda_tool(
+    program: &str,
+    variable: &str,
+    packages: &[&str],
+    what: &str,
+) -> Result<PathBuf, Failure> {
+    let usual = Path::new("/usr/local/cuda/bin").join(program);
+    let here = std::env::var_os(variable)
+        .map(PathBuf::from)
+        .or_else(|| packaged(program))
+        .or_else(|| on_path(program))
+        .or_else(|| Some(usual).filter(|file| file.is_file()));
+    match here {
+        Some(tool) => Ok(tool),
+        None => install_cuda(program, packages, &format!("{what}; or set {variable}=")),
+    }
+}
+
+fn install_cuda(program: &str, packages: &[&str], what: &str) -> Result<PathBuf, Failure> {
     let mut pip = Command::new("python3");
-    pip.args([
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-        "--no-deps",
-    ]);
-    pip.arg("--target").arg(&folder).arg(NVCC_PACKAGE);
+    pip.args(["-m", "pip", "install", "--quiet", "--upgrade"]);
+    pip.args(["--disable-pip-version-check", "--root-user-action=ignore"]);
+    pip.args(["--no-deps", "--target"]);
+    pip.arg(python_folder()).args(packages);
     let line = crate::process::shown(&pip);
-    let why = "ptxas (NVIDIA's PTX assembler) is not here";
+    let why = format!("not here: {what}");
     if !is_root() {
-        return Err(Failure::missing(format!(
-            "{why}; run: {line}  (or set PTXAS=)"
-        )));
+        return Err(Failure::missing(format!("{why}; run: {line}")));
     }
     if !has_pip() {
-        apt(&["python3-pip"], why)?;
+        apt(&["python3-pip"], &why)?;
     }
     check(&mut pip).map_err(|failure| Failure::missing(format!("{why}; {failure}")))?;
-    packaged().ok_or_else(|| Failure::missing(format!("{why}, nor in {NVCC_PACKAGE}")))
+    packaged(program).ok_or_else(|| Failure::missing(format!("{why}, nor in {packages:?}")))
 }
 
 fn has_pip() -> bool {

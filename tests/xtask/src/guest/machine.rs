@@ -185,7 +185,8 @@ impl Drop for Machine {
 
 fn kernel_line(boot: &Boot) -> String {
     // The log goes to the second port, so that it never splits a line of the tests.
-    let mut line = "console=ttyS1 loglevel=7 panic=-1 rdinit=/init".to_string();
+    // An emulated processor may be too slow for the kernel's check of its timer.
+    let mut line = "console=ttyS1 loglevel=7 panic=-1 rdinit=/init no_timer_check".to_string();
     if boot.iommu {
         line += " intel_iommu=on";
     }

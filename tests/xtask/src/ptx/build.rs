@@ -18,6 +18,10 @@ pub struct Image {
     pub name: &'static str,
     pub package: &'static str,
     pub features: &'static str,
+    /// Functions for others to link, rather than kernels.
+    pub library: bool,
+    /// Where it is committed, if it is.
+    pub committed: Option<&'static str>,
 }
 
 impl Image {
@@ -28,11 +32,14 @@ impl Image {
 
     /// The words that a person would type, without what differs between machines.
     pub fn command(&self) -> String {
+        let features = match self.features {
+            "" => String::new(),
+            features => format!(" --features {features}"),
+        };
         format!(
-            "cargo rustc -p {} --no-default-features --features {:?} --lib --profile ptx --target {TARGET} \
+            "cargo rustc -p {} --no-default-features{features} --lib --profile ptx --target {TARGET} \
              --crate-type staticlib -- --emit=asm, with RUSTFLAGS: {}",
             self.package,
-            self.features,
             rustflags()
         )
     }
@@ -69,7 +76,10 @@ fn run_rustc(image: &Image, compiler: &Compiler, file: &Path) -> Result<(), Fail
         .env_remove("RUSTC_WRAPPER");
     rustc.args(["rustc", "--quiet", "--lib", "--profile", "ptx"]);
     rustc.args(["--package", image.package, "--target", TARGET]);
-    rustc.args(["--no-default-features", "--features", image.features]);
+    rustc.arg("--no-default-features");
+    if !image.features.is_empty() {
+        rustc.args(["--features", image.features]);
+    }
     rustc.arg("--target-dir").arg(folder().join("build"));
     if compiler.build_std {
         rustc.arg("-Zbuild-std=core");

@@ -36,26 +36,45 @@ pub fn excesses(assembled: &[OnGpu]) -> Vec<String> {
     found
 }
 
-/// The table of kernels: registers on each GPU and `.sync` instructions.
-pub fn kernel_table(ptx: &str, assembled: &[OnGpu]) -> String {
-    let mut table = String::from("| kernel |");
-    for OnGpu { gpu, .. } in assembled {
-        let _ = write!(table, " registers {gpu} |");
+/// The table of kernels and library functions: registers on each GPU and `.sync` instructions.
+pub struct Table(String);
+
+impl Table {
+    /// The head, for these GPUs.
+    pub fn new(gpus: &[&str]) -> Self {
+        let registers = gpus.iter().map(|gpu| format!(" registers {gpu} |"));
+        let head = registers.collect::<String>();
+        let rules = " --- |".repeat(gpus.len() + 2);
+        Self(format!(
+            "| function |{head} `.sync` instructions |\n|{rules}\n"
+        ))
     }
-    table += " `.sync` instructions |\n| --- |";
-    table += &" --- |".repeat(assembled.len() + 1);
-    table.push('\n');
-    let mut kernels: Vec<Function<'_>> = functions(ptx).into_iter().filter(|f| f.entry).collect();
-    kernels.sort_by_key(|kernel| kernel.name);
-    for kernel in kernels {
-        let _ = write!(table, "| `{}` |", kernel.name);
-        for OnGpu { costs, .. } in assembled {
-            let cost = costs.iter().find(|cost| cost.name == kernel.name);
-            let _ = write!(table, " {} |", cost.map_or(0, |cost| cost.registers));
+
+    /// Rows for the kernels and functions of a file, by name.
+    pub fn add(&mut self, ptx: &str, assembled: &[OnGpu]) {
+        let mut rows: Vec<Function<'_>> = functions(ptx).into_iter().filter(listed).collect();
+        rows.sort_by_key(|row| row.name);
+        for row in rows {
+            let _ = write!(self.0, "| `{}` |", row.name);
+            for OnGpu { costs, .. } in assembled {
+                let cost = costs.iter().find(|cost| cost.name == row.name);
+                match cost.filter(|cost| cost.registers > 0) {
+                    Some(cost) => _ = write!(self.0, " {} |", cost.registers),
+                    None => self.0 += " |",
+                }
+            }
+            let _ = writeln!(self.0, " {} |", row.sync_count());
         }
-        let _ = writeln!(table, " {} |", kernel.sync_count());
     }
-    table
+
+    pub fn text(self) -> String {
+        self.0
+    }
+}
+
+/// Whether a function has a row: kernels, and what others call.
+fn listed(function: &Function<'_>) -> bool {
+    function.entry || function.name.starts_with("nvme_gpu_")
 }
 
 /// Kernels whose number of `.sync` instructions is not the documented one: a compiler that doubled
@@ -63,12 +82,13 @@ pub fn kernel_table(ptx: &str, assembled: &[OnGpu]) -> String {
 pub fn sync_differences(ptx: &str, documented: &str) -> Vec<String> {
     let mut found = Vec::new();
     let row = |name: &str| {
-        let rows = documented.lines().map(cells);
-        rows.into_iter()
+        documented
+            .lines()
+            .map(cells)
             .find(|cells| cells.first() == Some(&format!("`{name}`").as_str()))
             .and_then(|cells| cells.last()?.parse::<usize>().ok())
     };
-    for kernel in functions(ptx).iter().filter(|function| function.entry) {
+    for kernel in functions(ptx).into_iter().filter(listed) {
         let (name, count) = (kernel.name, kernel.sync_count());
         match row(name) {
             Some(pinned) if pinned == count => {}
@@ -171,7 +191,9 @@ mod tests {
 
     #[test]
     fn the_table_is_the_pin() {
-        let table = kernel_table(PTX, &cost(32, 0, 0));
+        let mut table = Table::new(&["sm_80"]);
+        table.add(PTX, &cost(32, 0, 0));
+        let table = table.text();
         assert!(table.ends_with("| `k` | 32 | 1 |\n"), "{table}");
         assert!(sync_differences(PTX, &table).is_empty());
         assert_eq!(
