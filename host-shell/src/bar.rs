@@ -34,11 +34,12 @@ impl DoorbellMap {
         unsafe { Self::new(start, doorbells.bytes()) }
     }
 
-    /// Words that a [`Relay`](crate::relay::Relay) passes on; it keeps them as long as it lives.
-    pub(crate) fn of_words(pages: &[crate::relay::WordPage]) -> Self {
+    /// The first `words` words that a [`Relay`](crate::relay::Relay) passes on; it keeps them as long as
+    /// it lives.
+    pub(crate) fn of_words(pages: &[crate::relay::WordPage], words: usize) -> Self {
         let start = pages.as_ptr().cast_mut().cast::<u32>();
         // SAFETY: page-aligned atomics of that many bytes, which the device keeps as long as it lives.
-        unsafe { Self::new(start, size_of_val(pages)) }
+        unsafe { Self::new(start, size_of_val(pages).min(words * 4)) }
     }
 
     /// Address of the first doorbell.

@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::pages::Pages;
 use nvme_core::Registers;
 use nvme_core::mem::Doorbell;
-use nvme_core::spec::register::{cq_head_doorbell, doorbell_bytes, offset, sq_tail_doorbell};
+use nvme_core::spec::register::{cq_head_doorbell, offset, sq_tail_doorbell};
 use nvme_core::spec::{Iova, Qid};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -63,10 +63,11 @@ struct Shared {
 }
 
 impl Relay {
-    /// Starts relaying the doorbells of queues 0 to `queue_pairs` of `device`, on a thread of its own.
+    /// Starts relaying the doorbells of queues 0 to `queue_pairs` of `device`, as many as are mapped, on
+    /// a thread of its own.
     ///
     /// # Errors
-    /// [`Error::Device`] when the doorbells of that many queues are not mapped, [`Error::Gone`] when
+    /// [`Error::Device`] when not even the doorbells of queue 0 are mapped, [`Error::Gone`] when
     /// the controller is, [`Error::System`] when there is no thread to be had.
     pub fn start(device: Arc<dyn Device>, queue_pairs: u16) -> Result<Arc<Self>> {
         let cap = device.registers().read64(offset::CAP);
@@ -79,13 +80,17 @@ impl Relay {
         let map = device.doorbells();
         let mut doorbells = Vec::new();
         for qid in (0..=queue_pairs).map(Qid) {
-            let (tail, head) = map.pair(qid, dstrd)?;
+            let (tail, head) = match map.pair(qid, dstrd) {
+                Ok(pair) => pair,
+                Err(error) if qid == Qid::ADMIN => return Err(error),
+                Err(_) => break,
+            };
             let word = |register: u32| (register - offset::DOORBELLS) as usize / 4;
             doorbells.push((word(sq_tail_doorbell(qid.0, dstrd)), tail));
             doorbells.push((word(cq_head_doorbell(qid.0, dstrd)), head));
         }
-        let bytes = doorbell_bytes(queue_pairs, dstrd) as usize;
-        let pages = bytes.div_ceil(size_of::<WordPage>());
+        let words = doorbells.last().map_or(0, |(at, _)| at + 1);
+        let pages = words.div_ceil(PAGE_WORDS);
         let shared = Arc::new(Shared {
             device,
             pages: (0..pages).map(|_| WordPage::new()).collect(),
@@ -247,7 +252,8 @@ impl Device for Relay {
     }
 
     fn doorbells(&self) -> DoorbellMap {
-        DoorbellMap::of_words(self.words())
+        let words = self.shared.doorbells.last().map_or(0, |(at, _)| at + 1);
+        DoorbellMap::of_words(self.words(), words)
     }
 
     fn alloc_dma(&self, bytes: usize) -> Result<Pages> {
@@ -364,9 +370,22 @@ mod tests {
     }
 
     #[test]
-    fn doorbells_that_are_not_mapped_are_refused() {
-        let device = crate::open("sim:mem?size=1MiB&queues=4").unwrap();
-        assert!(Relay::start(Arc::clone(&device), 4).is_ok());
-        assert!(Relay::start(device, 4000).is_err());
+    fn as_many_queues_are_relayed_as_have_doorbells() {
+        let device = crate::open("sim:mem?size=1MiB&queues=4&dstrd=6").unwrap();
+        let known =
+            |map: DoorbellMap| (0..4000).take_while(move |qid| map.pair(Qid(*qid), 6).is_ok());
+        let mapped = known(device.doorbells()).count();
+        let relay = Relay::start(Arc::clone(&device), 4000).unwrap();
+        assert!(mapped >= 5);
+        assert_eq!(relay.shared.doorbells.len(), 2 * mapped);
+        assert_eq!(known(relay.doorbells()).count(), mapped);
+        let relay_of_two = Relay::start(device, 2).unwrap();
+        assert_eq!(
+            known(relay_of_two.doorbells()).count(),
+            3,
+            "no word that nobody passes on"
+        );
+        let words = relay.words().len() * PAGE_WORDS;
+        assert!(relay.shared.doorbells.iter().all(|(at, _)| *at < words));
     }
 }

@@ -1,6 +1,6 @@
 //! `bench`: a workload in fio's words.
 
-use super::{NamespaceArgs, duration, output, plot, progress};
+use super::{NamespaceArgs, WriteArgs, duration, output, plot, progress};
 use clap::{Args, ValueEnum};
 use nvme_host::bench::{self, Job, Limit, Pattern, Ramp};
 use nvme_host::units::parse_bytes;
@@ -13,6 +13,8 @@ use std::time::Duration;
 pub struct Bench {
     #[command(flatten)]
     namespace: NamespaceArgs,
+    #[command(flatten)]
+    write: WriteArgs,
     /// Workload, as fio names it
     #[arg(long, value_enum, default_value = "randread")]
     rw: Workload,
@@ -117,7 +119,11 @@ impl Bench {
             queue_pairs: self.queues,
             ..self.namespace.device.config()
         };
-        let controller = super::start(&self.namespace.device.device, &config)?;
+        let device = &self.namespace.device;
+        let controller = match read_percent {
+            100 if !self.verify => device.start_with(&config)?,
+            _ => device.start_writing(&self.write, "this workload", &config)?,
+        };
         let block = u64::from(controller.namespace(self.namespace.nsid())?.block_bytes());
         let job = Job {
             nsid: self.namespace.nsid(),

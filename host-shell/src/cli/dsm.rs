@@ -1,6 +1,6 @@
 //! `dsm`: deallocate ranges.
 
-use super::{NamespaceArgs, output};
+use super::{NamespaceArgs, WriteArgs, output};
 use clap::Args;
 use nvme_host::core::spec::Lba;
 use nvme_host::{Error, Result};
@@ -11,6 +11,8 @@ use serde_json::json;
 pub struct Dsm {
     #[command(flatten)]
     namespace: NamespaceArgs,
+    #[command(flatten)]
+    write: WriteArgs,
     /// First block of each range, separated by commas
     #[arg(long, short = 's', value_delimiter = ',', required = true)]
     slbs: Vec<u64>,
@@ -40,7 +42,8 @@ impl Dsm {
                 "give as many --blocks as --slbs",
             ));
         }
-        let controller = self.namespace.device.start()?;
+        let device = &self.namespace.device;
+        let controller = device.start_writing(&self.write, "dsm", &device.config())?;
         let mut namespace = controller.namespace(self.namespace.nsid())?;
         let ranges: Vec<_> = self
             .slbs

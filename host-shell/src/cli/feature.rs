@@ -1,6 +1,6 @@
 //! `get-feature` and `set-feature`.
 
-use super::{NamespaceArgs, output};
+use super::{NamespaceArgs, WriteArgs, output};
 use clap::{Args, ValueEnum};
 use nvme_host::core::spec::Nsid;
 use nvme_host::core::spec::admin::Select;
@@ -42,6 +42,8 @@ enum Sel {
 pub struct SetFeature {
     #[command(flatten)]
     namespace: NamespaceArgs,
+    #[command(flatten)]
+    write: WriteArgs,
     /// Feature identifier, for example 0x06 (Volatile Write Cache)
     #[arg(long, short = 'f', value_parser = parse_number)]
     feature_id: u64,
@@ -129,7 +131,8 @@ impl SetFeature {
                 "choose a feature whose value is command dword 11",
             ));
         }
-        let controller = self.namespace.device.start()?;
+        let device = &self.namespace.device;
+        let controller = device.start_writing(&self.write, "set-feature", &device.config())?;
         let nsid = if is_per_namespace(fid) {
             self.namespace.nsid()
         } else {

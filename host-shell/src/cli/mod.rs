@@ -1,5 +1,6 @@
 //! Subcommands, one file each, and what they share: options, exit codes, the one-line error.
 
+mod access;
 mod bench;
 mod bind;
 mod compare;
@@ -23,6 +24,7 @@ mod smart_log;
 mod write;
 mod write_zeroes;
 
+use access::{AccessArgs, WriteArgs};
 use clap::{Args, Parser, Subcommand};
 use nvme_host::core::spec::Nsid;
 use nvme_host::units::parse_duration;
@@ -88,7 +90,7 @@ enum Command {
 /// The device and how it is used.
 #[derive(Args)]
 struct DeviceArgs {
-    /// Device: sim:PATH[?options], sim:mem, sim:null, vfio-user:SOCKET (see `nvme-gpu --help`)
+    /// Device: sim:PATH[?options], sim:mem, sim:null, vfio:BDF, vfio-user:SOCKET (see `nvme-gpu --help`)
     #[arg(long, short = 'd')]
     device: String,
     /// How long a command may take before it is aborted
@@ -97,6 +99,8 @@ struct DeviceArgs {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
+    #[command(flatten)]
+    access: AccessArgs,
 }
 
 /// A device and one of its namespaces.
@@ -125,7 +129,18 @@ impl DeviceArgs {
     }
 
     fn start(&self) -> Result<Controller> {
-        start(&self.device, &self.config())
+        self.start_with(&self.config())
+    }
+
+    fn start_with(&self, config: &Config) -> Result<Controller> {
+        self.access.start(nvme_host::open(&self.device)?, config)
+    }
+
+    /// As [`start`](Self::start), for `what`, a command that changes what is stored.
+    fn start_writing(&self, write: &WriteArgs, what: &str, config: &Config) -> Result<Controller> {
+        let device = nvme_host::open(&self.device)?;
+        write.check(&*device, what)?;
+        self.access.start(device, config)
     }
 }
 

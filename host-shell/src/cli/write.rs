@@ -1,6 +1,6 @@
 //! `write`: a file onto blocks, durable at exit.
 
-use super::{NamespaceArgs, check_stop, file, output, progress};
+use super::{NamespaceArgs, WriteArgs, check_stop, file, output, progress};
 use clap::Args;
 use nvme_host::core::spec::Lba;
 use nvme_host::{Error, Namespace, Result};
@@ -15,6 +15,8 @@ const CHUNK: usize = 8 << 20;
 pub struct Write {
     #[command(flatten)]
     namespace: NamespaceArgs,
+    #[command(flatten)]
+    write: WriteArgs,
     /// First block
     #[arg(long, short = 's', visible_alias = "start-block", default_value_t = 0)]
     lba: u64,
@@ -33,7 +35,8 @@ impl Write {
     pub fn run(self) -> Result<()> {
         // Everything that can be wrong is found before the first block changes.
         let bytes = file::read_input(&self.input)?;
-        let controller = self.namespace.device.start()?;
+        let device = &self.namespace.device;
+        let controller = device.start_writing(&self.write, "write", &device.config())?;
         let mut namespace = controller.namespace(self.namespace.nsid())?;
         let blocks = whole_blocks(&namespace, &bytes, &self.input)?;
         if let Some(expected) = self.blocks.filter(|expected| *expected != blocks) {

@@ -1,6 +1,6 @@
 //! `write-zeroes`.
 
-use super::{NamespaceArgs, output};
+use super::{NamespaceArgs, WriteArgs, output};
 use clap::Args;
 use nvme_host::Result;
 use nvme_host::core::spec::Lba;
@@ -11,6 +11,8 @@ use serde_json::json;
 pub struct WriteZeroes {
     #[command(flatten)]
     namespace: NamespaceArgs,
+    #[command(flatten)]
+    write: WriteArgs,
     /// First block
     #[arg(long, short = 's', visible_alias = "start-block")]
     lba: u64,
@@ -24,7 +26,8 @@ pub struct WriteZeroes {
 
 impl WriteZeroes {
     pub fn run(self) -> Result<()> {
-        let controller = self.namespace.device.start()?;
+        let device = &self.namespace.device;
+        let controller = device.start_writing(&self.write, "write-zeroes", &device.config())?;
         let mut namespace = controller.namespace(self.namespace.nsid())?;
         namespace.check(Lba(self.lba), self.blocks)?;
         namespace.write_zeroes(Lba(self.lba), self.blocks, self.deac)?;
