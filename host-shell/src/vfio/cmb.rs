@@ -22,8 +22,8 @@ fn none(why: &str) -> Error {
     )
 }
 
-/// Finds the buffer and maps it. The address at which the controller knows it is its bus address in the
-/// old form, and in the form with CMBMSC one that no memory is mapped at.
+/// Finds the buffer and maps it. The controller knows it by its bus address: in the old form it has no
+/// other, and in the form with CMBMSC it is told so. No memory is mapped at that address from then on.
 ///
 /// NVMe Base 2.0c, 3.1.3.11 (CMBLOC), 3.1.3.12 (CMBSZ), 3.1.3.16 (CMBMSC).
 pub fn open(inner: &Inner) -> Result<ControllerMemory> {
@@ -44,26 +44,23 @@ pub fn open(inner: &Inner) -> Result<ControllerMemory> {
     }
     let start = u64::from(place.ofst()) * unit;
     let (mapping, bytes) = map(inner, place.bir(), start, size.bytes())?;
-    let address = if has_control {
-        let free = inner.group.take_addresses(bytes);
-        let free = free.ok_or_else(|| none("the IOMMU has no free addresses for it"))?;
-        control.set_cba(free.start >> 12);
+    let resource = Host::here()
+        .function(inner.address)
+        .and_then(|function| function.resource(place.bir()))
+        .ok_or_else(|| none("sysfs does not tell the address of its BAR"))?;
+    let address = resource.start + start;
+    if !inner.group.reserve(address..address.saturating_add(bytes)) {
+        return Err(none("memory is mapped at its bus address"));
+    }
+    if has_control {
+        control.set_cba(address >> 12);
         control.set_cmse(true);
         registers.write64(offset::CMBMSC, control.0);
         if registers.read32(offset::CMBSTS) & CBAI != 0 {
             return Err(none("the controller refuses the address that it was given"));
         }
         let _ = inner.cmb_control.set(control);
-        free.start
-    } else {
-        let resource = Host::here()
-            .function(inner.address)
-            .and_then(|function| function.resource(place.bir()))
-            .ok_or_else(|| none("sysfs does not tell the address of its BAR"))?;
-        let address = resource.start + start;
-        inner.group.reserve(address..address + bytes);
-        address
-    };
+    }
     let at = NonNull::new(mapping.start()).ok_or_else(|| none("it is mapped nowhere"))?;
     // SAFETY: the mapping is whole pages of that many bytes and lives in the box; this driver alone has
     // the device, and takes the buffer once.

@@ -117,14 +117,16 @@ impl Group {
         })
     }
 
-    /// Keeps addresses from being given to memory: a device decodes them itself.
-    pub fn reserve(&self, range: Range<u64>) {
-        lock(&self.state).addresses.reserve(range);
-    }
-
-    /// Takes an address range that nothing is mapped at, or none.
-    pub fn take_addresses(&self, bytes: u64) -> Option<Range<u64>> {
-        lock(&self.state).addresses.take(bytes)
+    /// Keeps addresses from being given to memory, because a device decodes them itself. False when
+    /// memory is mapped there already.
+    pub fn reserve(&self, range: Range<u64>) -> bool {
+        let mut state = lock(&self.state);
+        let overlaps = |taken: &Range<u64>| taken.start < range.end && range.start < taken.end;
+        let is_free = !state.mapped.values().any(|(taken, _)| overlaps(taken));
+        if is_free {
+            state.addresses.reserve(range);
+        }
+        is_free
     }
 
     /// Lets the devices of the group reach `pages`.
