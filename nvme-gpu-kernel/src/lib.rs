@@ -1,8 +1,14 @@
-//! PTX entry points: what a GPU adds to `nvme-core`.
+//! What a GPU adds to `nvme-core`: its groups and its clock, and kernels.
 //!
-//! On the host only [`work`] is here: the words that a launch is told and answers with. `cargo xtask
-//! ptx` builds the rest for `nvptx64-nvidia-cuda`. No queue logic lives here: the kernels call the
-//! same collective and shared queues that the host can run.
+//! - [`Queues`]: queues as the host hands them to a kernel of yours; see docs/link-the-core.md.
+//! - `Gpu`, `Warp`, `Block`, `Lanes`, `arch` (on the GPU only): where code runs, and who acts together.
+//! - [`work`], [`PTX`]: the kernels of the demo, the benchmark and the tests (feature `kernels`), and
+//!   the words that a launch is told and answers with.
+//! - Feature `device-library`: the shared queue for CUDA C++, see `include/nvme_gpu_device.cuh`.
+//!
+//! `cargo xtask ptx` builds it for `nvptx64-nvidia-cuda`. No queue logic lives here: kernels call the
+//! same collective and shared queues that the host can run. The crate brings the panic handler and
+//! `memcmp`.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(
     target_arch = "nvptx64",
@@ -11,14 +17,21 @@
 #![deny(missing_docs)]
 
 #[cfg(target_arch = "nvptx64")]
-mod arch;
+pub mod arch;
 #[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
 mod entry;
 #[cfg(target_arch = "nvptx64")]
 mod groups;
+#[cfg(all(target_arch = "nvptx64", feature = "device-library"))]
+mod library;
 #[cfg(all(target_arch = "nvptx64", feature = "probes"))]
 mod probes;
+mod queues;
 pub mod work;
+
+#[cfg(target_arch = "nvptx64")]
+pub use groups::{Block, Gpu, Lanes, Warp};
+pub use queues::Queues;
 
 /// The kernels as PTX, for any GPU from sm_80 on; `cargo xtask ptx --refresh` writes it.
 #[cfg(not(target_arch = "nvptx64"))]

@@ -1,0 +1,110 @@
+//! The kernel.
+// UNSAFETY: the kernel's argument holds addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+use crate::Args;
+use nvme_core::group::Here;
+use nvme_core::spec::{Iova, Lba, Nsid, nvm};
+use nvme_core::{Command, Data, Outcome, SharedQueue, Token};
+use nvme_gpu_kernel::{Gpu, arch};
+
+/// One thread's work.
+struct Reader<'a> {
+    args: &'a Args,
+    queue: SharedQueue<'a>,
+    thread: u64,
+}
+
+// Inlined, so that the argument and the tokens stay in registers.
+impl Reader<'_> {
+    /// Buffer `which` of this thread, counted in buffers.
+    #[inline(always)]
+    fn buffer(&self, which: u64) -> u64 {
+        2 * self.thread + which
+    }
+
+    /// Starts reading `unit` into buffer `which`.
+    #[inline(always)]
+    fn start(&self, unit: u64, which: u64) -> Option<Token> {
+        let Args {
+            lba, nsid, blocks, ..
+        } = *self.args;
+        let len = u64::from(self.args.unit_bytes);
+        let iova = Iova(self.args.buffers_iova + self.buffer(which) * len);
+        let read = nvm::read(Nsid(nsid), Lba(lba + unit * u64::from(blocks)), blocks);
+        let data = Data::Contiguous { iova, len };
+        let command = Command::new(read, data, self.buffer(which) as u32);
+        let deadline_ns = Gpu.now_ns() + self.args.timeout_ns;
+        self.queue.submit(&Gpu, command, deadline_ns).ok()
+    }
+
+    /// Whether the unit was read.
+    #[inline(always)]
+    fn finish(&self, token: Option<Token>) -> bool {
+        let deadline_ns = Gpu.now_ns() + self.args.timeout_ns;
+        let Some(token) = token else {
+            return false;
+        };
+        let end = self.queue.wait(&Gpu, token, deadline_ns);
+        matches!(end, Ok((Outcome::Done(status), _)) if status.is_success())
+    }
+
+    #[inline(always)]
+    fn count(&self, which: u64) {
+        let bytes = u64::from(self.args.unit_bytes);
+        let start = self.args.buffers + self.buffer(which) * bytes;
+        for at in (start..start + bytes).step_by(4) {
+            // SAFETY: inside this thread's buffer; the command that wrote it has ended. Volatile: the
+            // load must not be one of the read-only path.
+            let word = unsafe { (at as usize as *const u32).read_volatile() };
+            for byte in word.to_le_bytes() {
+                // SAFETY: one of 256 counters that the host gives.
+                unsafe { arch::add((self.args.bins as usize as *mut u64).add(byte as usize), 1) };
+            }
+        }
+    }
+}
+
+/// Counts the bytes of `args.units` units into `args.bins`. Any grid of whole warps.
+///
+/// # Safety
+/// Every address in `args` is what [`Args`] says, and the queues are shared by such kernels alone.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn histogram(args: Args) {
+    let thread = u64::from(arch::block() * arch::block_threads() + arch::thread());
+    let threads = u64::from(arch::blocks() * arch::block_threads());
+    let index = (thread / 32) as u32 % args.queues.queue_count.max(1);
+    // SAFETY: the host vouches for the queues.
+    let Some(queue) = (unsafe { args.queues.shared(index) }) else {
+        return;
+    };
+    let reader = Reader {
+        args: &args,
+        queue,
+        thread,
+    };
+    let (mut unit, mut which, mut counts) = (thread, 0, false);
+    let mut token = None;
+    loop {
+        // The next read is on its way while the one before it is counted.
+        let more = unit < args.units;
+        let next = match more {
+            true => reader.start(unit, which),
+            false => None,
+        };
+        if counts {
+            if reader.finish(token.take()) {
+                reader.count(which ^ 1);
+            } else {
+                // SAFETY: a counter that the host gives.
+                unsafe { arch::add(args.failed as usize as *mut u64, 1) };
+            }
+        }
+        if !more {
+            break;
+        }
+        (token, counts) = (next, true);
+        which ^= 1;
+        unit += threads;
+    }
+}

@@ -1,0 +1,46 @@
+//! A histogram of the bytes on a drive: each thread reads its blocks by itself, one ahead of the one
+//! that it counts.
+//!
+//! The host's side is [`Args`] and [`PTX`]; `cargo xtask ptx` builds the kernel.
+#![cfg_attr(target_arch = "nvptx64", no_std)]
+#![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]
+
+#[cfg(target_arch = "nvptx64")]
+mod kernel;
+
+use nvme_gpu_kernel::Queues;
+
+/// The kernel `histogram` as PTX.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const PTX: &str = include_str!("../histogram.ptx");
+
+/// The kernel's argument. Addresses are device addresses unless they are the controller's.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Args {
+    /// Queues to read through, and two cells for each thread.
+    pub queues: Queues,
+    /// First block.
+    pub lba: u64,
+    /// Units of `blocks` blocks to count.
+    pub units: u64,
+    /// Two buffers of a unit for each thread, as the GPU finds them.
+    pub buffers: u64,
+    /// The same, as the controller finds them.
+    pub buffers_iova: u64,
+    /// 256 counters of 8 bytes.
+    pub bins: u64,
+    /// Counts units that could not be read, 8 bytes.
+    pub failed: u64,
+    /// Longest wait for a slot, and for a command, in nanoseconds.
+    pub timeout_ns: u64,
+    /// Namespace.
+    pub nsid: u32,
+    /// Blocks of a unit.
+    pub blocks: u32,
+    /// Bytes of a unit: a multiple of 4.
+    pub unit_bytes: u32,
+    /// 0.
+    pub reserved: u32,
+}
+const _: () = assert!(size_of::<Args>() == 96);

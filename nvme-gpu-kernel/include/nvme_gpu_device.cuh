@@ -1,0 +1,89 @@
+// NVMe queues inside CUDA C++ kernels: any thread submits and waits, from divergent code.
+//
+// The functions are in nvme_gpu_device.ptx (nvme-gpu-kernel/ptx/), compiled from the same Rust core that
+// the host runs. Link them with relocatable device code:
+//
+//     nvcc -arch=native -rdc=true -dc kernel.cu -o kernel.o
+//     nvcc -arch=native -dc nvme_gpu_device.ptx -o nvme_gpu_device.o
+//     nvcc -arch=native -dlink -cubin kernel.o nvme_gpu_device.o -o kernel.cubin
+//
+// or at run time with nvJitLink or cuLink. docs/link-the-core.md has the whole way, and the host's side.
+//
+// Times are nanoseconds, sizes bytes, addresses of data the controller's (IOVA). Every wait ends by its
+// time-out. A call never waits for another thread to act: a thread may wait for commands in any
+// order, and need not stay with its warp.
+//
+// Buffers: load what a command has read through ordinary or volatile pointers after nvme_gpu_wait; never
+// through `const __restrict__` or __ldg, whose loads may be older than the data. Until a command has ended
+// its buffer, cell and page table belong to the controller.
+#pragma once
+
+#include <stdint.h>
+
+// What the functions return: 0 is success; 1 to 0x7FFF is the controller's status field (status code
+// 7:0, type 10:8, do not retry 14) as in NVMe Base 2.0c, "Status Field Definition"; less than 0 is:
+enum {
+    NVME_GPU_PENDING = -1,    // poll: not ended yet; drain: another thread is draining
+    NVME_GPU_TIMED_OUT = -2,  // the command is still in flight: wait again, or let the host recover
+    NVME_GPU_FULL = -3,       // no command slot became free in time; nothing was submitted
+    NVME_GPU_BAD_DATA = -4,   // the buffer is misaligned or longer than a slot's lists can describe
+    NVME_GPU_CELL_BUSY = -5,  // the cell is past the end or belongs to a command in flight
+    NVME_GPU_REFUSED = -6,    // the controller posted nonsense; only the host can recover the queue
+    NVME_GPU_ABORTED = -7,    // the host reset the controller while the command was in flight
+    NVME_GPU_NO_QUEUE = -8,   // there is no such queue
+};
+
+// Queues and result cells, filled by the host (nvme_gpu_kernel::Queues). Pass it to a kernel by value.
+struct nvme_gpu_queues {
+    uint64_t queues;       // device address of the queues' words, 80 bytes each
+    uint64_t cells;        // device address of the result cells, 8 bytes each, zeroed
+    uint32_t queue_count;
+    uint32_t cell_count;
+};
+
+// A command. `cell` is the index of a result cell that no other command in flight uses; a simple choice
+// is thread * (commands per thread) + k.
+struct nvme_gpu_command {
+    uint64_t lba;       // first block
+    uint64_t data;      // address of the data; with `pages`, its offset into the first page
+    uint64_t pages;     // 0, or device address of a table of the pages' addresses, 8 bytes each
+    uint64_t bytes;     // of data; 0 for a command that moves none
+    uint32_t opcode;    // 0 flush, 1 write, 2 read, 5 compare, 8 write zeroes
+    uint32_t nsid;      // namespace, from 1 on
+    uint32_t blocks;    // 1 to 65536; 0 for flush
+    uint32_t flags;     // or-ed into CDW12: 1 << 30 is force unit access
+    uint32_t cell;
+    uint32_t reserved;  // 0
+};
+
+// A command in flight: made by nvme_gpu_submit, ended by nvme_gpu_wait or nvme_gpu_poll.
+struct nvme_gpu_token {
+    uint32_t words[3];
+    uint32_t queue;
+};
+
+static_assert(sizeof(nvme_gpu_queues) == 24, "as in Rust");
+static_assert(sizeof(nvme_gpu_command) == 56, "as in Rust");
+static_assert(sizeof(nvme_gpu_token) == 16, "as in Rust");
+
+extern "C" {
+
+// Submits on queue `queue` (from 0) and rings; threads of a warp that call it together share the work.
+// Drains while every slot is taken, up to `timeout_ns`; 0 never waits.
+// Returns 0 and writes `token`, or FULL, CELL_BUSY, BAD_DATA, REFUSED, NO_QUEUE.
+__device__ int nvme_gpu_submit(const nvme_gpu_queues* queues, uint32_t queue,
+                               const nvme_gpu_command* command, uint64_t timeout_ns,
+                               nvme_gpu_token* token);
+
+// Waits for this command's own end, and helps everyone meanwhile. What it read is visible afterwards.
+// Returns its status, TIMED_OUT (the token stays good), REFUSED, ABORTED or NO_QUEUE.
+__device__ int nvme_gpu_wait(const nvme_gpu_queues* queues, const nvme_gpu_token* token,
+                             uint64_t timeout_ns);
+
+// Returns the command's status when it has been drained, by whomever, else PENDING. Does not drain.
+__device__ int nvme_gpu_poll(const nvme_gpu_queues* queues, const nvme_gpu_token* token);
+
+// Rings for everyone and takes completions for everyone, without waiting: how many, or PENDING.
+__device__ int nvme_gpu_drain(const nvme_gpu_queues* queues, uint32_t queue);
+
+}  // extern "C"

@@ -1,0 +1,205 @@
+//! The shared queue for kernels in CUDA C++: functions with C linkage, declared in
+//! `nvme-gpu-kernel/include/nvme_gpu_device.cuh`, where each is documented.
+//!
+//! Invariant: results are 0 or positive when the controller answered, negative when something else
+//! happened; the numbers are the header's.
+// UNSAFETY: pointers come from CUDA C++ code, which vouches for them as the header says.
+#![allow(unsafe_code)]
+
+use crate::arch;
+use crate::{Gpu, Queues};
+use nvme_core::group::Here;
+use nvme_core::handoff::QueueWords;
+use nvme_core::spec::{Iova, Lba, Nsid, Sqe, nvm};
+use nvme_core::{Command, Data, Drained, Outcome, SharedQueue, SubmitError, Token, WaitError};
+
+const PENDING: i32 = -1;
+const TIMED_OUT: i32 = -2;
+// In the order of `SubmitError`: the compiler makes a subtraction of `refusal`, not a table in memory.
+const FULL: i32 = -3;
+const BAD_DATA: i32 = -4;
+const CELL_BUSY: i32 = -5;
+const REFUSED: i32 = -6;
+const ABORTED: i32 = -7;
+const NO_QUEUE: i32 = -8;
+
+/// `nvme_gpu_command`.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Words {
+    lba: u64,
+    data: u64,
+    pages: u64,
+    bytes: u64,
+    opcode: u32,
+    nsid: u32,
+    blocks: u32,
+    flags: u32,
+    cell: u32,
+    reserved: u32,
+}
+const _: () = assert!(size_of::<Words>() == 56);
+
+/// `nvme_gpu_token`.
+#[repr(C)]
+struct TokenWords {
+    words: [u32; 3],
+    queue: u32,
+}
+const _: () = assert!(size_of::<TokenWords>() == 16);
+
+impl Words {
+    /// The command, with its page table wherever it lies.
+    ///
+    /// # Safety
+    /// `pages`, when not 0, is a table of as many page addresses as the data touches.
+    #[inline(always)]
+    unsafe fn command<'d>(&self, page_bytes: u64) -> Command<'d> {
+        let mut sqe = Sqe::new(self.opcode as u8, Nsid(self.nsid));
+        if self.blocks != 0 {
+            // Read, write, compare and write zeroes name their blocks alike.
+            let range = nvm::read(Nsid(self.nsid), Lba(self.lba), self.blocks);
+            (sqe.cdw10, sqe.cdw11) = (range.cdw10, range.cdw11);
+            sqe.cdw12 = range.cdw12 | self.flags;
+        }
+        let data = match (self.bytes, self.pages) {
+            (0, _) => Data::None,
+            (len, 0) => Data::Contiguous {
+                iova: Iova(self.data),
+                len,
+            },
+            (len, table) => {
+                let count = (self.data + len + page_bytes - 1) >> page_bytes.trailing_zeros();
+                // SAFETY: the caller vouches for the table.
+                let pages = unsafe {
+                    core::slice::from_raw_parts(table as usize as *const Iova, count as usize)
+                };
+                Data::Pages {
+                    offset: self.data,
+                    len,
+                    pages,
+                }
+            }
+        };
+        Command::new(sqe, data, self.cell)
+    }
+}
+
+#[inline(always)]
+fn refusal(error: SubmitError) -> i32 {
+    match error {
+        SubmitError::QueueFull => FULL,
+        SubmitError::Map(_) => BAD_DATA,
+        SubmitError::CellBusy => CELL_BUSY,
+        SubmitError::Refused(_) => REFUSED,
+    }
+}
+
+#[inline(always)]
+fn answer(outcome: Outcome) -> i32 {
+    match outcome {
+        Outcome::Done(status) => i32::from(status.0),
+        Outcome::Aborted(_) => ABORTED,
+    }
+}
+
+/// # Safety
+/// As the header says of the pointers.
+#[inline(always)]
+unsafe fn attach<'a>(queues: *const Queues, queue: u32) -> Option<SharedQueue<'a>> {
+    // SAFETY: the caller vouches for the pointer and for what it points to.
+    unsafe { (*queues).shared(queue) }
+}
+
+/// Submits; see the header.
+///
+/// # Safety
+/// As the header says of the pointers.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvme_gpu_submit(
+    queues: *const Queues,
+    queue: u32,
+    command: *const Words,
+    timeout_ns: u64,
+    token: *mut TokenWords,
+) -> i32 {
+    // SAFETY: the caller vouches for the queues.
+    let Some(shared) = (unsafe { attach(queues, queue) }) else {
+        return NO_QUEUE;
+    };
+    // SAFETY: the caller vouches for the command and its page table.
+    let command = unsafe { (*command).command((*queues).page_bytes(queue)) };
+    let deadline_ns = arch::now_ns().saturating_add(timeout_ns);
+    match shared.submit(&Gpu, command, deadline_ns) {
+        Ok(submitted) => {
+            let words = submitted.words();
+            // SAFETY: the caller vouches for the token.
+            unsafe { token.write(TokenWords { words, queue }) };
+            0
+        }
+        Err(error) => refusal(error),
+    }
+}
+
+/// Waits; see the header.
+///
+/// # Safety
+/// As the header says of the pointers.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvme_gpu_wait(
+    queues: *const Queues,
+    token: *const TokenWords,
+    timeout_ns: u64,
+) -> i32 {
+    // SAFETY: the caller vouches for the token.
+    let TokenWords { words, queue } = unsafe { token.read() };
+    // SAFETY: the caller vouches for the queues.
+    let Some(shared) = (unsafe { attach(queues, queue) }) else {
+        return NO_QUEUE;
+    };
+    let deadline_ns = arch::now_ns().saturating_add(timeout_ns);
+    match shared.wait(&Gpu, Token::from_words(words), deadline_ns) {
+        Ok((outcome, _)) => answer(outcome),
+        Err((WaitError::TimedOut, _)) => TIMED_OUT,
+        Err((WaitError::Refused(_), _)) => REFUSED,
+    }
+}
+
+/// Polls; see the header.
+///
+/// # Safety
+/// As the header says of the pointers.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvme_gpu_poll(queues: *const Queues, token: *const TokenWords) -> i32 {
+    // SAFETY: the caller vouches for the token.
+    let TokenWords { words, queue } = unsafe { token.read() };
+    // SAFETY: the caller vouches for the queues.
+    let Some(shared) = (unsafe { attach(queues, queue) }) else {
+        return NO_QUEUE;
+    };
+    match shared.poll(&Token::from_words(words)) {
+        Some((outcome, _)) => answer(outcome),
+        None if shared.fault().is_some() => REFUSED,
+        None => PENDING,
+    }
+}
+
+/// Drains; see the header.
+///
+/// # Safety
+/// As the header says of the pointers.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvme_gpu_drain(queues: *const Queues, queue: u32) -> i32 {
+    // SAFETY: the caller vouches for the queues.
+    let Some(shared) = (unsafe { attach(queues, queue) }) else {
+        return NO_QUEUE;
+    };
+    // SAFETY: as above. The address of its words tells a queue from others.
+    let words = unsafe { (*queues).queues } + u64::from(queue) * size_of::<QueueWords>() as u64;
+    let group = Gpu.beside(words);
+    shared.ring(&group);
+    match shared.drain(&group) {
+        Drained::Busy => PENDING,
+        Drained::Took(count) => count as i32,
+    }
+}

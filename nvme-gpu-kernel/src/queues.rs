@@ -1,0 +1,86 @@
+//! Queues in the hands of a kernel: what the host passes by value, and the way from there to the core.
+// UNSAFETY: the words hold addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+/// Queues and result cells, as the host hands them to a kernel. Addresses are device addresses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Queues {
+    /// The queues: [`QueueWords`](nvme_core::handoff::QueueWords) one after the other.
+    pub queues: u64,
+    /// Result cells, 8 bytes each, zeroed before their first use.
+    pub cells: u64,
+    /// Number of queues.
+    pub queue_count: u32,
+    /// Number of cells: one for each command that may be in flight or not waited for yet.
+    pub cell_count: u32,
+}
+const _: () = assert!(size_of::<Queues>() == 24);
+
+#[cfg(target_arch = "nvptx64")]
+mod device {
+    use super::Queues;
+    use nvme_core::group::Group;
+    use nvme_core::handoff::QueueWords;
+    use nvme_core::sync::AtomicU64;
+    use nvme_core::{Cells, Collective, SharedQueue};
+
+    impl Queues {
+        /// Queue `index` for any threads: each makes its own view, and all may use it at any time.
+        ///
+        /// `None` when there is no such queue, or its words are impossible.
+        ///
+        /// # Safety
+        /// The words are what [`Queues`] says and stay so for all of `'a`; no group owns the queue.
+        #[inline(always)]
+        pub unsafe fn shared<'a>(&self, index: u32) -> Option<SharedQueue<'a>> {
+            // SAFETY: the caller vouches for the words.
+            let (memory, state) = unsafe { self.words(index)?.attach() }?;
+            let cells = self.cells as usize as *const AtomicU64;
+            // SAFETY: the caller vouches for the cells; they are atomics.
+            let cells = unsafe { core::slice::from_raw_parts(cells, self.cell_count as usize) };
+            Some(SharedQueue::new(memory, state, Cells::new(cells)))
+        }
+
+        /// Queue `index` for one group, which owns it until it calls
+        /// [`suspend`](Collective::suspend). Every member calls this.
+        ///
+        /// # Safety
+        /// As [`shared`](Self::shared), and nobody else uses the queue meanwhile.
+        #[inline(always)]
+        pub unsafe fn owned<'a, G: Group>(
+            &self,
+            index: u32,
+            group: G,
+        ) -> Option<Collective<'a, G>> {
+            // SAFETY: the caller vouches for the words.
+            let (memory, state) = unsafe { self.words(index)?.attach() }?;
+            Some(Collective::resume(group, memory, state))
+        }
+
+        /// Page size of the controller of queue `index` in bytes; 4,096 when there is no such queue.
+        ///
+        /// # Safety
+        /// As [`shared`](Self::shared).
+        #[inline(always)]
+        pub unsafe fn page_bytes(&self, index: u32) -> u64 {
+            // SAFETY: the caller vouches for the words.
+            let words = unsafe { self.words(index) };
+            1 << words.map_or(12, |words| words.page_shift.clamp(12, 16))
+        }
+
+        /// The words of queue `index`.
+        ///
+        /// # Safety
+        /// As [`shared`](Self::shared).
+        #[inline(always)]
+        unsafe fn words<'a>(&self, index: u32) -> Option<&'a QueueWords> {
+            if index >= self.queue_count {
+                return None;
+            }
+            let words = self.queues as usize as *const QueueWords;
+            // SAFETY: below the count; the caller vouches for the words, which nothing changes.
+            Some(unsafe { &*words.add(index as usize) })
+        }
+    }
+}
