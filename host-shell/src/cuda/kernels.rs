@@ -1,18 +1,13 @@
 //! The embedded kernels: compiled by the driver for the GPU at hand, and launched.
-// UNSAFETY: calls into the CUDA driver library with handles and launch parameters.
+// UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use super::driver::{Gpu, check};
+use super::driver::Gpu;
+use super::module::{Function, Module};
 use super::stream::Stream;
-use crate::error::{Error, Result};
-use cudarc::driver::sys::{self, CUfunction_attribute as Attribute, CUresult};
+use crate::error::Result;
 use nvme_gpu_kernel::work::Launch;
-use std::ffi::{CString, c_void};
-use std::ptr::null_mut;
 use std::sync::Arc;
-
-/// Bytes of the compiler's messages that are kept.
-const LOG_BYTES: usize = 8192;
 
 /// An entry point of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,64 +60,38 @@ impl Kernel {
 
 /// The kernels, loaded for one GPU.
 pub struct Kernels {
-    gpu: Arc<Gpu>,
-    module: sys::CUmodule,
-    functions: [sys::CUfunction; Kernel::ALL.len()],
+    module: Module,
+    functions: [Function; Kernel::ALL.len()],
 }
 
-// SAFETY: module and function handles may be used from any thread.
-unsafe impl Send for Kernels {}
-// SAFETY: as above.
-unsafe impl Sync for Kernels {}
-
 impl Kernels {
-    /// Loads the embedded PTX: all kernels at once, since one that is loaded when it is first
-    /// launched can wait forever behind one that runs.
+    /// Loads the embedded PTX, all kernels at once.
     ///
     /// # Errors
-    /// [`Error::Device`] with the compiler's messages when the driver refuses the PTX.
+    /// [`Error::Device`](crate::Error::Device) with the compiler's messages when the driver refuses the
+    /// PTX.
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
         Self::load_ptx(gpu, nvme_gpu_kernel::PTX)
     }
 
     /// Loads `ptx`, which has all of [`Kernel::ALL`].
     pub fn load_ptx(gpu: &Arc<Gpu>, ptx: &str) -> Result<Self> {
-        let module = compile(gpu, ptx)?;
-        let mut kernels = Self {
-            gpu: Arc::clone(gpu),
-            module,
-            functions: [null_mut(); Kernel::ALL.len()],
-        };
+        let module = Module::load(gpu, ptx.as_bytes())?;
+        let mut functions = [module.function(Kernel::Owner.name())?; Kernel::ALL.len()];
         for kernel in Kernel::ALL {
-            kernels.functions[kernel as usize] = kernels.function(kernel.name())?;
+            functions[kernel as usize] = module.function(kernel.name())?;
         }
-        Ok(kernels)
+        Ok(Self { module, functions })
     }
 
     /// The GPU that they are loaded for.
     pub fn gpu(&self) -> &Arc<Gpu> {
-        &self.gpu
-    }
-
-    fn function(&self, name: &str) -> Result<sys::CUfunction> {
-        let symbol = text(name)?;
-        let mut function = null_mut();
-        // SAFETY: our own module; the symbol is terminated; writes one handle.
-        check(name, unsafe {
-            sys::cuModuleGetFunction(&mut function, self.module, symbol.as_ptr())
-        })?;
-        // Asking for an attribute loads the kernel, whatever CUDA_MODULE_LOADING says.
-        attribute(function, Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?;
-        Ok(function)
+        self.module.gpu()
     }
 
     /// Registers per thread and bytes of local memory per thread, as compiled for this GPU.
     pub fn cost(&self, kernel: Kernel) -> Result<(u32, u32)> {
-        self.gpu.bind()?;
-        let function = self.functions[kernel as usize];
-        let registers = attribute(function, Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?;
-        let local = attribute(function, Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?;
-        Ok((registers as u32, local as u32))
+        self.module.cost(self.functions[kernel as usize])
     }
 
     /// Puts `kernel` into `stream`: `grid` blocks of `block` threads. Returns before it runs.
@@ -132,7 +101,7 @@ impl Kernels {
     /// stream is done.
     ///
     /// # Errors
-    /// [`Error::Device`] with the driver's answer.
+    /// [`Error::Device`](crate::Error::Device) with the driver's answer.
     pub unsafe fn launch(
         &self,
         stream: &Stream,
@@ -141,97 +110,10 @@ impl Kernels {
         block: u32,
         launch: &Launch,
     ) -> Result<()> {
-        self.gpu.bind()?;
-        let mut parameters = [std::ptr::from_ref(launch).cast_mut().cast::<c_void>()];
-        // SAFETY: the kernels take one `Launch` by value, which the driver copies before it returns;
-        // the caller vouches for the addresses in it.
-        check(kernel.name(), unsafe {
-            sys::cuLaunchKernel(
-                self.functions[kernel as usize],
-                grid,
-                1,
-                1,
-                block,
-                1,
-                1,
-                0,
-                stream.raw(),
-                parameters.as_mut_ptr(),
-                null_mut(),
-            )
-        })
+        let function = self.functions[kernel as usize];
+        // SAFETY: the kernels take one `Launch` by value; the caller vouches for the addresses in it.
+        unsafe { self.module.launch(stream, function, grid, block, launch) }
     }
-}
-
-impl Drop for Kernels {
-    fn drop(&mut self) {
-        if self.gpu.bind().is_ok() {
-            // SAFETY: loaded in `compile`, unloaded once.
-            let _ = unsafe { sys::cuModuleUnload(self.module) };
-        }
-    }
-}
-
-fn attribute(function: sys::CUfunction, which: Attribute) -> Result<i32> {
-    let mut value = 0;
-    // SAFETY: a function of a loaded module; writes one integer.
-    check("cuFuncGetAttribute", unsafe {
-        sys::cuFuncGetAttribute(&mut value, which, function)
-    })?;
-    Ok(value)
-}
-
-fn text(text: &str) -> Result<CString> {
-    CString::new(text).map_err(|_| Error::device("the PTX has a zero byte", "build it again"))
-}
-
-fn compile(gpu: &Gpu, ptx: &str) -> Result<sys::CUmodule> {
-    gpu.bind()?;
-    let text = text(ptx)?;
-    let mut log = vec![0u8; LOG_BYTES];
-    let mut options = [
-        sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
-        sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
-    ];
-    let mut values = [
-        log.as_mut_ptr().cast::<c_void>(),
-        std::ptr::without_provenance_mut(log.len()),
-    ];
-    let mut module = null_mut();
-    // SAFETY: both arrays have the two entries named, and the log outlives the call.
-    let result = unsafe {
-        sys::cuModuleLoadDataEx(
-            &mut module,
-            text.as_ptr().cast(),
-            options.len() as u32,
-            options.as_mut_ptr(),
-            values.as_mut_ptr(),
-        )
-    };
-    if result == CUresult::CUDA_SUCCESS {
-        return Ok(module);
-    }
-    check("cuModuleLoadDataEx", result).map_err(|error| {
-        let messages = one_line(&String::from_utf8_lossy(&log));
-        match messages.is_empty() {
-            true => error,
-            false => Error::device(
-                format!("the driver refuses the kernels: {error}: {messages}"),
-                error.remedy(),
-            ),
-        }
-    })?;
-    Ok(module)
-}
-
-/// The messages up to the first zero byte, on one line.
-fn one_line(log: &str) -> String {
-    let end = log.find('\0').unwrap_or(log.len());
-    let lines = log[..end].lines().map(str::trim);
-    lines
-        .filter(|line| !line.is_empty())
-        .collect::<Vec<_>>()
-        .join("; ")
 }
 
 #[cfg(test)]
@@ -243,14 +125,5 @@ mod tests {
         for (index, kernel) in Kernel::ALL.into_iter().enumerate() {
             assert_eq!(kernel as usize, index);
         }
-    }
-
-    #[test]
-    fn the_compilers_log_becomes_one_line() {
-        let log = "ptxas a, line 3; error : no\n\n  ptxas fatal : aborted\n\0\0garbage";
-        assert_eq!(
-            one_line(log),
-            "ptxas a, line 3; error : no; ptxas fatal : aborted"
-        );
     }
 }

@@ -6,6 +6,7 @@
 //! - [`Registered`], [`DeviceMemory`]: memory of this process or of a device that the GPU reaches, and
 //!   memory of the GPU.
 //! - [`Kernels`], [`Stream`]: the embedded kernels, launches, and a watch over them with a deadline.
+//! - [`Module`]: kernels of others, from PTX or a cubin.
 //! - [`Access`], [`GpuData`]: the tier: how the GPU rings doorbells and where data lies.
 //! - [`GpuQueues`]: queue pairs in the GPU's hands, and launches over them.
 //! - [`Driven`]: queue pairs of a controller in the GPU's hands, and their recovery.
@@ -18,6 +19,7 @@ mod driven;
 mod driver;
 mod kernels;
 mod memory;
+mod module;
 pub mod null;
 mod queues;
 mod stream;
@@ -28,6 +30,7 @@ pub use driven::{Driven, Recovered};
 pub use driver::{Gpu, Order};
 pub use kernels::{Kernel, Kernels};
 pub use memory::{DeviceMemory, Registered};
+pub use module::{Function, Module};
 pub use queues::{GpuQueues, Grid, Ran};
 pub use stream::{Event, Stream};
 pub use tier::{Access, Ask, GpuData, Tier};

@@ -1,0 +1,197 @@
+//! Images for the GPU: PTX or a cubin, loaded by the driver, and launches of kernels in them.
+// UNSAFETY: calls into the CUDA driver library with handles and launch parameters.
+#![allow(unsafe_code)]
+
+use super::driver::{Gpu, check};
+use super::stream::Stream;
+use crate::error::{Error, Result};
+use cudarc::driver::sys::{self, CUfunction_attribute as Attribute, CUresult};
+use std::ffi::{CString, c_void};
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// Bytes of the compiler's messages that are kept.
+const LOG_BYTES: usize = 8192;
+
+/// An image, loaded for one GPU. Unloaded on drop.
+pub struct Module {
+    gpu: Arc<Gpu>,
+    raw: sys::CUmodule,
+}
+
+/// A kernel of a [`Module`].
+#[derive(Clone, Copy, Debug)]
+pub struct Function(sys::CUfunction);
+
+// SAFETY: module handles may be used from any thread.
+unsafe impl Send for Module {}
+// SAFETY: as above.
+unsafe impl Sync for Module {}
+// SAFETY: as above, for function handles.
+unsafe impl Send for Function {}
+// SAFETY: as above.
+unsafe impl Sync for Function {}
+
+impl Module {
+    /// Loads PTX, which the driver compiles for this GPU, or a cubin for it.
+    ///
+    /// # Errors
+    /// [`Error::Device`] with the compiler's messages when the driver refuses the image.
+    pub fn load(gpu: &Arc<Gpu>, image: &[u8]) -> Result<Self> {
+        Ok(Self {
+            gpu: Arc::clone(gpu),
+            raw: compile(gpu, image)?,
+        })
+    }
+
+    /// The GPU that it is loaded for.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
+    /// The kernel `name`, loaded now: one that is loaded when it is first launched can wait forever
+    /// behind one that runs.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when the image has no such kernel.
+    pub fn function(&self, name: &str) -> Result<Function> {
+        self.gpu.bind()?;
+        let symbol = CString::new(name)
+            .map_err(|_| Error::usage("the kernel's name has a zero byte", "name it otherwise"))?;
+        let mut function = null_mut();
+        // SAFETY: our own module; the symbol is terminated; writes one handle.
+        check(name, unsafe {
+            sys::cuModuleGetFunction(&mut function, self.raw, symbol.as_ptr())
+        })?;
+        // Asking for an attribute loads the kernel, whatever CUDA_MODULE_LOADING says.
+        attribute(function, Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?;
+        Ok(Function(function))
+    }
+
+    /// Registers per thread and bytes of local memory per thread, as compiled for this GPU.
+    pub fn cost(&self, function: Function) -> Result<(u32, u32)> {
+        self.gpu.bind()?;
+        let registers = attribute(function.0, Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?;
+        let local = attribute(function.0, Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?;
+        Ok((registers as u32, local as u32))
+    }
+
+    /// Puts `function` into `stream`: `grid` blocks of `block` threads. Returns before it runs.
+    ///
+    /// # Safety
+    /// `function` is of this module and takes one `T` by value; what it does with the addresses in
+    /// `argument` is valid on the GPU until the stream is done.
+    ///
+    /// # Errors
+    /// [`Error::Device`] with the driver's answer.
+    pub unsafe fn launch<T: Copy>(
+        &self,
+        stream: &Stream,
+        function: Function,
+        grid: u32,
+        block: u32,
+        argument: &T,
+    ) -> Result<()> {
+        self.gpu.bind()?;
+        let mut parameters = [std::ptr::from_ref(argument).cast_mut().cast::<c_void>()];
+        // SAFETY: the caller vouches for kernel and argument, which the driver copies before it returns.
+        check("cuLaunchKernel", unsafe {
+            sys::cuLaunchKernel(
+                function.0,
+                grid,
+                1,
+                1,
+                block,
+                1,
+                1,
+                0,
+                stream.raw(),
+                parameters.as_mut_ptr(),
+                null_mut(),
+            )
+        })
+    }
+}
+
+impl Drop for Module {
+    fn drop(&mut self) {
+        if self.gpu.bind().is_ok() {
+            // SAFETY: loaded in `compile`, unloaded once.
+            let _ = unsafe { sys::cuModuleUnload(self.raw) };
+        }
+    }
+}
+
+fn attribute(function: sys::CUfunction, which: Attribute) -> Result<i32> {
+    let mut value = 0;
+    // SAFETY: a function of a loaded module; writes one integer.
+    check("cuFuncGetAttribute", unsafe {
+        sys::cuFuncGetAttribute(&mut value, which, function)
+    })?;
+    Ok(value)
+}
+
+fn compile(gpu: &Gpu, image: &[u8]) -> Result<sys::CUmodule> {
+    gpu.bind()?;
+    // PTX has to end in a zero byte; a cubin knows its own length.
+    let mut text = image.to_vec();
+    text.push(0);
+    let mut log = vec![0u8; LOG_BYTES];
+    let mut options = [
+        sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
+        sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
+    ];
+    let mut values = [
+        log.as_mut_ptr().cast::<c_void>(),
+        std::ptr::without_provenance_mut(log.len()),
+    ];
+    let mut module = null_mut();
+    // SAFETY: both arrays have the two entries named, and the log outlives the call.
+    let result = unsafe {
+        sys::cuModuleLoadDataEx(
+            &mut module,
+            text.as_ptr().cast(),
+            options.len() as u32,
+            options.as_mut_ptr(),
+            values.as_mut_ptr(),
+        )
+    };
+    if result == CUresult::CUDA_SUCCESS {
+        return Ok(module);
+    }
+    check("cuModuleLoadDataEx", result).map_err(|error| {
+        let messages = one_line(&String::from_utf8_lossy(&log));
+        match messages.is_empty() {
+            true => error,
+            false => Error::device(
+                format!("the driver refuses the kernels: {error}: {messages}"),
+                error.remedy(),
+            ),
+        }
+    })?;
+    Ok(module)
+}
+
+/// The messages up to the first zero byte, on one line.
+fn one_line(log: &str) -> String {
+    let end = log.find('\0').unwrap_or(log.len());
+    let lines = log[..end].lines().map(str::trim);
+    lines
+        .filter(|line| !line.is_empty())
+        .collect::<Vec<_>>()
+        .join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_compilers_log_becomes_one_line() {
+        let log = "ptxas a, line 3; error : no\n\n  ptxas fatal : aborted\n\0\0garbage";
+        assert_eq!(
+            one_line(log),
+            "ptxas a, line 3; error : no; ptxas fatal : aborted"
+        );
+    }
+}
