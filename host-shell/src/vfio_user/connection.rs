@@ -25,8 +25,8 @@ pub(super) const LONGEST: usize = 64 << 10;
 /// Why a request has no result.
 #[derive(Debug)]
 pub(super) enum Fault {
-    /// The server answered with this error; the connection goes on.
-    Refused(Errno),
+    /// The server answered with this error number, whatever it may mean; the connection goes on.
+    Refused(i32),
     /// The connection is at its end.
     Broken(String),
 }
@@ -104,8 +104,7 @@ impl Connection {
                 )));
             }
             if header.flags & ERROR != 0 {
-                let errno = i32::try_from(header.error).unwrap_or(libc::EIO);
-                return Err(Fault::Refused(Errno::from_raw_os_error(errno)));
+                return Err(Fault::Refused(header.error as i32));
             }
             return Ok(reply);
         }

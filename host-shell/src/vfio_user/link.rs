@@ -11,7 +11,7 @@ use nvme_sim::vfio_user::wire::{
     Capabilities, DeviceInfo, MAJOR, MAX_TRANSFER, MINOR, REGION_CAPS, RegionAccess, RegionInfo,
     Version, VersionData, command,
 };
-use rustix::io::Errno;
+use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Mutex, OnceLock};
 use zerocopy::{FromBytes, IntoBytes};
@@ -19,8 +19,8 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Why a request has no result; the cause of a lost connection is kept by the link.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Failed {
-    /// The server refused it.
-    Refused(Errno),
+    /// The server refused it, with this error number.
+    Refused(i32),
     /// There is no connection any more.
     Gone,
 }
@@ -65,7 +65,11 @@ impl Link {
     pub fn error(&self, what: &str, failed: Failed) -> Error {
         match failed {
             Failed::Refused(errno) => Error::device(
-                format!("{}: the server refused {what}: {errno}", self.name),
+                format!(
+                    "{}: the server refused {what}: {}",
+                    self.name,
+                    in_words(errno)
+                ),
                 "see the server's messages",
             ),
             Failed::Gone => Error::Gone {
@@ -237,4 +241,9 @@ impl Link {
     ) -> std::result::Result<(), Failed> {
         self.request(command, payload, file).map(drop)
     }
+}
+
+/// An error number of the server's.
+pub(super) fn in_words(errno: i32) -> io::Error {
+    io::Error::from_raw_os_error(errno)
 }

@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::pages::{GRANULE, Pages};
 use crate::queue::lock;
 use connection::Connection;
-use link::{Failed, Link};
+use link::{Failed, Link, in_words};
 use nvme_core::Registers;
 use nvme_core::spec::Iova;
 use nvme_core::spec::register::{ALL_ONES, offset};
@@ -238,7 +238,8 @@ impl Bar {
             || register >= offset::CMBLOC;
         if let (Failed::Refused(errno), false) = (failed, optional) {
             self.0.break_off(format!(
-                "the server refused {what} of register {register:#x}: {errno}"
+                "the server refused {what} of register {register:#x}: {}",
+                in_words(errno)
             ));
         }
     }

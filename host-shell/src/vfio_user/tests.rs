@@ -151,6 +151,25 @@ fn replies_to_something_else_end_the_connection() {
 }
 
 #[test]
+fn any_bit_of_any_reply_may_be_wrong() {
+    let mut opened = 0;
+    for command in OPENING {
+        for bit in 0..80 * 8 {
+            match open_within(SHORT / 4, command, move |_| Act::Flip(bit)) {
+                Ok(device) => {
+                    opened += 1;
+                    let (tail, _) = device.doorbells().pair(nvme_core::spec::Qid(3), 0).unwrap();
+                    tail.ring(1);
+                }
+                Err(Error::Device { .. } | Error::Gone { .. }) => {}
+                Err(error) => panic!("command {command}, bit {bit}: {error:?}"),
+            }
+        }
+    }
+    assert!(opened > 0, "some bits do not matter");
+}
+
+#[test]
 fn an_error_flag_is_heard() {
     for command in OPENING {
         let cause = unfit(open_against(command, |_| Act::Refuse(libc::EPERM)));

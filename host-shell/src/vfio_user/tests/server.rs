@@ -46,6 +46,8 @@ pub enum Act {
     Dribble(Duration),
     /// The polite reply with another header.
     Changed(fn(&mut Header)),
+    /// The polite reply with one bit of it turned over.
+    Flip(usize),
     /// The polite reply with so many descriptors.
     WithFiles(usize),
     /// A DMA_READ of the server with these flags comes first.
@@ -229,6 +231,12 @@ impl Server {
                 let mut header = Header::read_from_prefix(&whole).unwrap().0;
                 change(&mut header);
                 self.send(&[header.as_bytes(), &polite].concat(), 0)?;
+            }
+            Some(Act::Flip(bit)) => {
+                let mut whole = whole;
+                let at = bit / 8 % whole.len();
+                whole[at] ^= 1 << (bit % 8);
+                self.send(&whole, usize::from(with_file))?;
             }
             Some(Act::AskBefore(flags)) => {
                 let ask = Header {
