@@ -4,6 +4,7 @@
 
 mod bench;
 mod data;
+mod example;
 mod late;
 mod matrix;
 mod report;
@@ -18,7 +19,8 @@ use report::{Options, Report};
 use std::process::ExitCode;
 
 const USAGE: &str = "\
-usage: gpu-test [--json] [--list] [--quick] [--gpu N] [--commands N] [--volume N] [--patience N] [NAME...]
+usage: gpu-test [--json] [--list] [--quick] [--gpu N] [--commands N] [--volume N]
+                [--patience N] [--image FILE] [NAME...]
 
   NAME            only tests whose name contains one of the words
   --list          print the names
@@ -28,10 +30,11 @@ usage: gpu-test [--json] [--list] [--quick] [--gpu N] [--commands N] [--volume N
   --volume N      commands of the two long runs, 1000000000 without
   --patience N    factor on every deadline, for checking tools; 1 without
   --gpu N         which GPU, 0 without
+  --image FILE    examples/cuda-histogram as nvcc built it, to be tested too
 
 Exit status: 0 all passed, 1 something failed, 2 usage, 3 no GPU.";
 
-fn options(words: impl Iterator<Item = String>) -> Result<Options, String> {
+fn options(mut words: impl Iterator<Item = String>) -> Result<Options, String> {
     let mut options = Options {
         json: false,
         only: Vec::new(),
@@ -39,9 +42,9 @@ fn options(words: impl Iterator<Item = String>) -> Result<Options, String> {
         commands: 1_000_000,
         volume: 1_000_000_000,
         patience: 1,
+        image: None,
         list: false,
     };
-    let mut words = words.peekable();
     while let Some(word) = words.next() {
         let mut number = || {
             let text = words.next().ok_or(format!("{word} needs a number"))?;
@@ -55,6 +58,7 @@ fn options(words: impl Iterator<Item = String>) -> Result<Options, String> {
             "--json" => options.json = true,
             "--list" => options.list = true,
             "--quick" => (options.commands, options.volume) = (20_000, 10_000_000),
+            "--image" => options.image = Some(words.next().ok_or("--image needs a file")?),
             "--gpu" => options.gpu = number()? as u32,
             "--commands" => options.commands = number()?,
             "--volume" => options.volume = number()?,
@@ -67,6 +71,10 @@ fn options(words: impl Iterator<Item = String>) -> Result<Options, String> {
 }
 
 fn main() -> ExitCode {
+    if std::env::args().any(|word| word == "--help" || word == "-h") {
+        println!("{USAGE}");
+        return ExitCode::SUCCESS;
+    }
     let options = match options(std::env::args().skip(1)) {
         Ok(options) => options,
         Err(error) => {
@@ -88,6 +96,7 @@ fn main() -> ExitCode {
     late::all(&mut report, &bench);
     tokens::all(&mut report, &bench);
     volume::all(&mut report, &bench);
+    example::all(&mut report, &bench);
     sanitizer::all(&mut report);
     match report.finish(&gpu) {
         true => ExitCode::SUCCESS,

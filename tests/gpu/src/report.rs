@@ -24,6 +24,8 @@ pub struct Options {
     pub volume: u64,
     /// Factor on every deadline.
     pub patience: u64,
+    /// The CUDA C++ example, built by nvcc.
+    pub image: Option<String>,
     /// Only print the names.
     pub list: bool,
 }
@@ -151,6 +153,7 @@ mod tests {
             commands: 1,
             volume: 1,
             patience: 1,
+            image: None,
             list: false,
         }
     }

@@ -11,6 +11,7 @@ use nvme_core::queue_state::{QueueState, words as state_words};
 use nvme_core::spec::{Iova, PageSize, Qid, register};
 use nvme_core::sync::AtomicU32;
 use nvme_core::{Cells, ListMemory, QueueMemory, QueuePair, Quiesced, SharedQueue, Slot};
+use nvme_gpu_kernel::Queues;
 use nvme_gpu_kernel::work::{Launch, Report};
 use nvme_host::cuda::{DeviceMemory, Kernel, Registered};
 use nvme_host::relay::Relay;
@@ -225,6 +226,16 @@ impl<'b> Rig<'b> {
         let words = bytes.chunks_exact(4);
         let word = |b: &[u8]| AtomicU32::new(u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
         Ok(words.map(word).collect())
+    }
+
+    /// The queues and cells, for kernels of others.
+    pub fn queues(&self) -> Queues {
+        Queues {
+            queues: self.device_words.address(),
+            cells: self.cells.address(),
+            queue_count: self.shape.queues,
+            cell_count: CELLS as u32,
+        }
     }
 
     /// A launch over all queues and the whole data memory, of reads of one block each.

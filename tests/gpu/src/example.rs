@@ -1,0 +1,109 @@
+//! Kernels of others that link the core: the histogram in Rust, and in CUDA C++ where it was built.
+// UNSAFETY: launches kernels over raw addresses.
+#![allow(unsafe_code)]
+
+use crate::bench::{Bench, Tier};
+use crate::report::{End, Report};
+use crate::rig::{Rig, Shape};
+use crate::sim::{BLOCK, IMAGE_SEED, Model};
+use gpu_histogram::Args;
+use nvme_gpu_kernel::work::data_word;
+use nvme_host::cuda::{DeviceMemory, Module};
+use std::time::Duration;
+
+const IMAGE: u64 = 8 << 20;
+/// Blocks of a unit, and threads.
+const BLOCKS: u32 = 8;
+const GRID: u32 = 8;
+const THREADS: u32 = 128;
+
+/// The embedded kernel, and the one of `--image`.
+pub fn all(report: &mut Report, bench: &Bench) {
+    report.test("example/rust-histogram", |_| {
+        run(bench, gpu_histogram::PTX.as_bytes())
+    });
+    report.case("example/cuda-histogram", |options| {
+        let Some(file) = &options.image else {
+            let why = "build examples/cuda-histogram with nvcc, then give --image histogram.cubin";
+            return End::Skipped(why.to_owned());
+        };
+        let image = std::fs::read(file).map_err(|error| format!("{file}: {error}"));
+        match image.and_then(|image| run(bench, &image)) {
+            Ok(seen) => End::Passed(seen),
+            Err(why) => End::Failed(why),
+        }
+    });
+}
+
+fn run(bench: &Bench, image: &[u8]) -> Result<String, String> {
+    let text = |error: nvme_host::Error| error.to_string();
+    let module = Module::load(&bench.gpu, image).map_err(text)?;
+    let function = module.function("histogram").map_err(text)?;
+    let unit_bytes = BLOCKS * BLOCK;
+    let threads = u64::from(GRID * THREADS);
+    let shape = Shape {
+        tier: Tier::Pinned,
+        queues: 4,
+        entries: 128,
+        slots: 127,
+        start: 0,
+        data: (2 * threads * u64::from(unit_bytes)) as usize,
+    };
+    let model = Model {
+        image: IMAGE,
+        dstrd: 0,
+        faults: &[],
+        threads: 4,
+    };
+    let rig = Rig::new(bench, shape, &model)?;
+    let launch = rig.launch()?;
+    let counts = DeviceMemory::new(&bench.gpu, 257 * 8).map_err(text)?;
+    let args = Args {
+        queues: rig.queues(),
+        lba: 0,
+        units: IMAGE / u64::from(unit_bytes),
+        buffers: launch.data,
+        buffers_iova: launch.data_iova,
+        bins: counts.address(),
+        failed: counts.address() + 256 * 8,
+        timeout_ns: 2_000_000_000 * bench.patience,
+        nsid: 1,
+        blocks: BLOCKS,
+        unit_bytes,
+        reserved: 0,
+    };
+    // SAFETY: the kernel takes one `Args`; its addresses are memory that lives to the end of this
+    // function, and when the kernel does not end in time, the program does.
+    unsafe { module.launch(&bench.stream, function, GRID, THREADS, &args) }.map_err(text)?;
+    let patience = Duration::from_secs(60);
+    bench.stream.wait(patience, || Ok(())).map_err(text)?;
+    let mut bytes = vec![0; counts.len()];
+    counts.download(0, &mut bytes).map_err(text)?;
+    let word = |b: &[u8]| {
+        b.iter()
+            .rev()
+            .fold(0, |sum, &byte| sum << 8 | u64::from(byte))
+    };
+    let counted: Vec<u64> = bytes.chunks_exact(8).map(word).collect();
+    if counted[256] != 0 {
+        return Err(format!("{} units could not be read", counted[256]));
+    }
+    let (registers, stack) = module.cost(function).map_err(text)?;
+    let expected = expected();
+    match (0..256).find(|&byte| counted[byte] != expected[byte]) {
+        None => Ok(format!(
+            "{} MiB counted, {registers} registers, {stack} bytes of stack",
+            IMAGE >> 20
+        )),
+        Some(byte) => Err(format!("{} bytes of value {byte:#x}", counted[byte])),
+    }
+}
+
+/// The histogram of the image.
+fn expected() -> [u64; 256] {
+    let mut bins = [0; 256];
+    for byte in (0..IMAGE / 8).flat_map(|index| data_word(IMAGE_SEED, index).to_le_bytes()) {
+        bins[usize::from(byte)] += 1;
+    }
+    bins
+}
