@@ -22,7 +22,7 @@ pub struct Bench {
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
     rwmixread: u8,
     /// Bytes per command
-    #[arg(long, default_value = "4KiB", value_parser = parse_bytes)]
+    #[arg(long, visible_alias = "bytes", default_value = "4KiB", value_parser = parse_bytes)]
     bs: u64,
     /// Queue pairs, one thread each
     #[arg(long, visible_alias = "numjobs", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
@@ -54,6 +54,16 @@ pub struct Bench {
     /// Draw latency percentiles (or latency over rate, with --ramp) into FILE.svg or FILE.png
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
+    #[cfg(feature = "cuda")]
+    #[command(flatten)]
+    gpu: super::gpu::GpuArgs,
+    /// Order of the commands, whatever --rw says
+    #[cfg(feature = "cuda")]
+    #[arg(long, value_enum, requires = "gpu", help_heading = "GPU")]
+    pattern: Option<super::gpu::PatternArg>,
+    #[cfg(feature = "cuda")]
+    #[command(flatten)]
+    suite: super::bench_gpu::SuiteArgs,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -94,6 +104,14 @@ fn ramp(text: &str) -> std::result::Result<Ramp, String> {
 
 impl Bench {
     pub fn run(self) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if self.suite.suite.is_some() {
+            return self.suite.run(self.gpu.gpu);
+        }
+        #[cfg(feature = "cuda")]
+        if self.gpu.gpu.is_some() {
+            return self.run_on_gpu();
+        }
         if let Some(path) = &self.plot {
             plot::check(path)?;
         }
@@ -152,6 +170,52 @@ impl Bench {
         } else {
             output::print(&report.to_text())
         }
+    }
+
+    /// The same workload with queues that a GPU drives.
+    #[cfg(feature = "cuda")]
+    fn run_on_gpu(self) -> Result<()> {
+        use super::gpu::PatternArg;
+        let (random, read) = match self.rw {
+            Workload::Read => (false, true),
+            Workload::Write => (false, false),
+            Workload::RandRead => (true, true),
+            Workload::RandWrite => (true, false),
+            Workload::Mixed | Workload::RandMixed => {
+                return Err(Error::usage(
+                    "kernels do not mix reads and writes",
+                    "use --rw read, write, randread or randwrite",
+                ));
+            }
+        };
+        let unfit = self.plot.is_some() || self.verify || self.ramp.is_some();
+        if unfit || self.rate_iops.is_some() {
+            return Err(Error::usage(
+                "--plot, --verify, --ramp or --rate-iops with --gpu",
+                "leave them out; `stream --gpu --verify` checks data",
+            ));
+        }
+        let opened = nvme_host::open(&self.namespace.device.device)?;
+        if !read {
+            self.write.check(&*opened, "this workload")?;
+        }
+        super::bench_gpu::run(super::bench_gpu::Job {
+            opened,
+            device: &self.namespace.device,
+            nsid: self.namespace.nsid(),
+            gpu: &self.gpu,
+            queues: self.queues,
+            depth: self.depth,
+            bytes: self.bs,
+            read,
+            random: self
+                .pattern
+                .map_or(random, |order| order == PatternArg::Random),
+            size: self.size,
+            io_size: self.io_size,
+            runtime: self.runtime.unwrap_or(Duration::from_secs(5)),
+            seed: self.seed,
+        })
     }
 
     fn span(&self, block: u64) -> Result<u64> {

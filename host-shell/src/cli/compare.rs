@@ -28,7 +28,7 @@ impl Compare {
         let bytes = file::read_input(&self.input)?;
         let controller = self.namespace.device.start()?;
         let mut namespace = controller.namespace(self.namespace.nsid())?;
-        let blocks = whole_blocks(&namespace, &bytes, &self.input)?;
+        let blocks = whole_blocks(namespace.block_bytes(), &bytes, &self.input)?;
         namespace.check(Lba(self.lba), blocks)?;
         let mut lba = self.lba;
         for part in bytes.chunks(CHUNK) {

@@ -2,6 +2,8 @@
 
 mod access;
 mod bench;
+#[cfg(feature = "cuda")]
+mod bench_gpu;
 mod bind;
 mod compare;
 mod demo;
@@ -10,6 +12,8 @@ mod error_log;
 mod feature;
 mod file;
 mod flush;
+#[cfg(feature = "cuda")]
+mod gpu;
 mod identify;
 mod list;
 mod list_ns;
@@ -21,11 +25,12 @@ mod regs;
 #[cfg(feature = "sim")]
 mod serve;
 mod smart_log;
+mod stream;
 mod write;
 mod write_zeroes;
 
 use access::{AccessArgs, WriteArgs};
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use nvme_host::core::spec::Nsid;
 use nvme_host::units::parse_duration;
 use nvme_host::{Config, Controller, Error, Result, exit};
@@ -81,6 +86,7 @@ enum Command {
     Compare(compare::Compare),
     Dsm(dsm::Dsm),
     Bench(bench::Bench),
+    Stream(stream::Stream),
     #[command(visible_alias = "show-regs")]
     Regs(regs::Regs),
     #[cfg(feature = "sim")]
@@ -178,7 +184,7 @@ fn check_stop() -> Result<()> {
 
 /// Runs the command line; the exit code is one of [`exit`].
 pub fn run() -> ExitCode {
-    let cli = match Cli::try_parse() {
+    let cli = match parse() {
         Ok(cli) => cli,
         Err(error) if !error.use_stderr() => {
             // Help and version. A closed pipe is the reader's choice.
@@ -208,6 +214,7 @@ pub fn run() -> ExitCode {
         Command::Compare(command) => command.run(),
         Command::Dsm(command) => command.run(),
         Command::Bench(command) => command.run(),
+        Command::Stream(command) => command.run(),
         Command::Regs(command) => command.run(),
         #[cfg(feature = "sim")]
         Command::Serve(command) => command.run(),
@@ -219,6 +226,23 @@ pub fn run() -> ExitCode {
             ExitCode::from(error.exit_code())
         }
     }
+}
+
+/// Reads the command line. The suite of `bench` needs no device.
+fn parse() -> std::result::Result<Cli, clap::Error> {
+    #[cfg(feature = "cuda")]
+    let command = Cli::command().mut_subcommand("bench", |bench| {
+        bench.mut_arg("device", |device| {
+            let none = clap::builder::ArgPredicate::IsPresent;
+            device
+                .required(false)
+                .required_unless_present("suite")
+                .default_value_if("suite", none, "none")
+        })
+    });
+    #[cfg(not(feature = "cuda"))]
+    let command = Cli::command();
+    Cli::from_arg_matches(&command.try_get_matches()?)
 }
 
 fn report(error: &Error) {

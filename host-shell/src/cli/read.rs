@@ -25,10 +25,20 @@ pub struct Read {
     /// Output file, replaced when everything has been read; standard output when missing or `-`
     #[arg(long, short = 'o', visible_alias = "data", value_name = "FILE")]
     out: Option<PathBuf>,
+    #[cfg(feature = "cuda")]
+    #[command(flatten)]
+    gpu: super::gpu::GpuArgs,
+    #[cfg(feature = "cuda")]
+    #[command(flatten)]
+    shape: super::gpu::ShapeArgs,
 }
 
 impl Read {
     pub fn run(self) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if self.gpu.gpu.is_some() {
+            return self.run_on_gpu();
+        }
         let controller = self.namespace.device.start()?;
         let mut namespace = controller.namespace(self.namespace.nsid())?;
         let blocks = self
@@ -58,6 +68,47 @@ impl Read {
             return output::json(
                 &json!({ "lba": self.lba, "blocks": blocks, "bytes": blocks * block }),
             );
+        }
+        Ok(())
+    }
+
+    /// The same with queues that a GPU drives.
+    #[cfg(feature = "cuda")]
+    fn run_on_gpu(self) -> Result<()> {
+        use super::gpu::{self, Transfer};
+        let device = &self.namespace.device;
+        let opened = nvme_host::open(&device.device)?;
+        let setup = self.shape.setup(&self.gpu, self.namespace.nsid());
+        let mut transfer = Transfer::open(setup, opened, &device.config(), self.shape.bytes)?;
+        let all = transfer.drive.info().blocks.saturating_sub(self.lba);
+        let blocks = self.blocks.unwrap_or(all.max(1));
+        transfer.check(self.lba, blocks)?;
+        let mut out = Output::create(self.out.as_deref())?;
+        let bar = gpu::bar(&transfer.drive, blocks, "reading");
+        let mut bytes = Vec::new();
+        let opcode = nvme_host::core::spec::nvm::opcode::READ;
+        let totals = transfer.run(
+            opcode,
+            (self.lba, blocks),
+            &bar,
+            |_, _, _| Ok(()),
+            |drive, _, len| {
+                bytes.resize(len as usize, 0);
+                drive.data().read(0, &mut bytes)?;
+                out.write(&bytes)
+            },
+        )?;
+        out.commit()?;
+        bar.finish_and_clear();
+        let drive = transfer.drive;
+        let (gpu, tier) = (drive.gpu().describe(), drive.tier());
+        let moved = blocks * u64::from(drive.info().block_bytes);
+        drive.close()?;
+        if device.json && self.out.is_some() {
+            return output::json(&json!({
+                "lba": self.lba, "blocks": blocks, "bytes": moved, "gpu": gpu, "tier": tier,
+                "commands": totals.commands, "per_command": totals.per_command(),
+            }));
         }
         Ok(())
     }

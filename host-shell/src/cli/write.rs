@@ -3,7 +3,7 @@
 use super::{NamespaceArgs, WriteArgs, check_stop, file, output, progress};
 use clap::Args;
 use nvme_host::core::spec::Lba;
-use nvme_host::{Error, Namespace, Result};
+use nvme_host::{Error, Result};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -29,25 +29,26 @@ pub struct Write {
     /// Force unit access instead of a flush at the end
     #[arg(long)]
     fua: bool,
+    #[cfg(feature = "cuda")]
+    #[command(flatten)]
+    gpu: super::gpu::GpuArgs,
+    #[cfg(feature = "cuda")]
+    #[command(flatten)]
+    shape: super::gpu::ShapeArgs,
 }
 
 impl Write {
     pub fn run(self) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if self.gpu.gpu.is_some() {
+            return self.run_on_gpu();
+        }
         // Everything that can be wrong is found before the first block changes.
         let bytes = file::read_input(&self.input)?;
         let device = &self.namespace.device;
         let controller = device.start_writing(&self.write, "write", &device.config())?;
         let mut namespace = controller.namespace(self.namespace.nsid())?;
-        let blocks = whole_blocks(&namespace, &bytes, &self.input)?;
-        if let Some(expected) = self.blocks.filter(|expected| *expected != blocks) {
-            return Err(Error::usage(
-                format!(
-                    "{} holds {blocks} blocks, not {expected}",
-                    self.input.display()
-                ),
-                "correct --blocks, or leave it out",
-            ));
-        }
+        let blocks = self.blocks_of(&bytes, namespace.block_bytes())?;
         namespace.check(Lba(self.lba), blocks)?;
         let bar = progress::bytes(bytes.len() as u64, "writing");
         let mut lba = self.lba;
@@ -73,11 +74,82 @@ impl Write {
         }
         Ok(())
     }
+
+    /// The number of blocks in the input, which must be what `--blocks` says.
+    fn blocks_of(&self, bytes: &[u8], block_bytes: u32) -> Result<u64> {
+        let blocks = whole_blocks(block_bytes, bytes, &self.input)?;
+        if let Some(expected) = self.blocks.filter(|expected| *expected != blocks) {
+            return Err(Error::usage(
+                format!(
+                    "{} holds {blocks} blocks, not {expected}",
+                    self.input.display()
+                ),
+                "correct --blocks, or leave it out",
+            ));
+        }
+        Ok(blocks)
+    }
+
+    /// The same with queues that a GPU drives.
+    #[cfg(feature = "cuda")]
+    fn run_on_gpu(self) -> Result<()> {
+        use super::gpu::{self, Transfer};
+        use nvme_host::core::spec::nvm::opcode;
+        use nvme_host::cuda::Work;
+        if self.fua {
+            return Err(Error::usage(
+                "kernels write without force unit access",
+                "leave out --fua; a flush at the end makes the data durable",
+            ));
+        }
+        let bytes = file::read_input(&self.input)?;
+        let device = &self.namespace.device;
+        let opened = nvme_host::open(&device.device)?;
+        self.write.check(&*opened, "write")?;
+        let setup = self.shape.setup(&self.gpu, self.namespace.nsid());
+        let mut transfer = Transfer::open(setup, opened, &device.config(), self.shape.bytes)?;
+        let block = transfer.drive.info().block_bytes;
+        let blocks = self.blocks_of(&bytes, block)?;
+        let bar = gpu::bar(&transfer.drive, blocks, "writing");
+        let first = self.lba;
+        let totals = transfer.run(
+            opcode::WRITE,
+            (first, blocks),
+            &bar,
+            |drive, lba, len| {
+                let at = ((lba - first) * u64::from(block)) as usize;
+                drive.data_mut()?.write(0, &bytes[at..at + len as usize])
+            },
+            |_, _, _| Ok(()),
+        )?;
+        let mut drive = transfer.drive;
+        let flush = Work {
+            opcode: opcode::FLUSH,
+            lba: 0,
+            blocks: 0,
+            commands: 1,
+            units: 1,
+            random: false,
+            seed: 0,
+            linear: false,
+        };
+        drive.run("Flush", &flush)?;
+        bar.finish_and_clear();
+        let (gpu, tier) = (drive.gpu().describe(), drive.tier());
+        drive.close()?;
+        if device.json {
+            return output::json(&json!({
+                "lba": first, "blocks": blocks, "bytes": bytes.len(), "gpu": gpu, "tier": tier,
+                "commands": totals.commands, "per_command": totals.per_command(),
+            }));
+        }
+        Ok(())
+    }
 }
 
 /// The number of blocks in an input, which must be whole and not none.
-pub fn whole_blocks(namespace: &Namespace, bytes: &[u8], path: &std::path::Path) -> Result<u64> {
-    let block = namespace.block_bytes() as usize;
+pub fn whole_blocks(block_bytes: u32, bytes: &[u8], path: &std::path::Path) -> Result<u64> {
+    let block = block_bytes as usize;
     if bytes.is_empty() || !bytes.len().is_multiple_of(block) {
         return Err(Error::usage(
             format!(

@@ -10,11 +10,15 @@
 //! - [`Access`], [`GpuData`]: the tier: how the GPU rings doorbells and where data lies.
 //! - [`GpuQueues`]: queue pairs in the GPU's hands, and launches over them.
 //! - [`Driven`]: queue pairs of a controller in the GPU's hands, and their recovery.
+//! - [`Drive`]: all of that for one namespace, as the command line uses it.
+//! - [`bench`]: the suite of measurements.
 //! - [`null`]: a controller of CPU threads that moves no data, for benchmarks.
 //!
 //! Every call into the driver lies in this folder.
 
+pub mod bench;
 mod copier;
+mod drive;
 mod driven;
 mod driver;
 mod kernels;
@@ -26,6 +30,7 @@ mod stream;
 mod tier;
 
 pub use copier::Copier;
+pub use drive::{Drive, Setup, Work};
 pub use driven::{Driven, Recovered};
 pub use driver::{Gpu, Order};
 pub use kernels::{Kernel, Kernels};

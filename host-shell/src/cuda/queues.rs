@@ -87,7 +87,7 @@ impl GpuQueues {
         let size = host.iter().map(state_bytes).max().unwrap_or(STATE_ALIGN);
         let states = Arc::new(DeviceMemory::new(gpu, size * host.len())?);
         let words = DeviceMemory::new(gpu, size_of_val(host))?;
-        let queues = Self {
+        let mut queues = Self {
             kernels: Arc::clone(kernels),
             stream: Stream::new(gpu)?,
             host: host.to_vec(),
@@ -112,9 +112,7 @@ impl GpuQueues {
             });
         }
         queues.words.upload(0, translated.as_bytes())?;
-        for index in 0..queues.host.len() {
-            queues.reset_state(index, start)?;
-        }
+        queues.restart(start)?;
         Ok(queues)
     }
 
@@ -143,16 +141,19 @@ impl GpuQueues {
         self.host.get(index)
     }
 
-    /// Makes queue `index` one that was just created on the controller.
-    pub fn reset_state(&self, index: usize, start: u32) -> Result<()> {
-        self.with_state(index, |state| state.init(start))
-    }
-
-    /// Makes all queues new ones, at the same positions, for rings that were zeroed.
+    /// Makes all queues new ones, for rings that were zeroed. Forgets what was in flight.
     pub fn restart(&mut self, start: u32) -> Result<()> {
-        for index in 0..self.host.len() {
-            self.reset_state(index, start)?;
+        let size = self.host.iter().map(state_bytes).max().unwrap_or(0);
+        let mut all = Vec::with_capacity(size * self.host.len());
+        for one in &self.host {
+            let words: Vec<AtomicU32> = (0..size / 4).map(|_| AtomicU32::new(0)).collect();
+            let qid = nvme_core::spec::Qid(one.qid as u16);
+            if let Some(state) = QueueState::new(&words, qid, one.entries, one.slots) {
+                state.init(start);
+            }
+            all.extend(words.iter().map(load));
         }
+        self.states.upload(0, all.as_bytes())?;
         self.clear_cells()
     }
 
@@ -183,10 +184,6 @@ impl GpuQueues {
             host: self.host.clone(),
             index,
         }
-    }
-
-    fn with_state<R>(&self, index: usize, look: impl FnOnce(QueueState<'_>) -> R) -> Result<R> {
-        inspect(&self.states, &self.host, index, |_, state| look(state))
     }
 
     /// Runs a kernel over the queues and waits for it. The queues, cells, tokens, accounts and report of
@@ -330,10 +327,14 @@ fn inspect<R>(
         attached.ok_or_else(|| Error::usage("impossible queue sizes", "report this"))?;
     let result = look(memory, state);
     for (to, from) in bytes.iter_mut().zip(&copy) {
-        *to = from.load(nvme_core::sync::Order::Relaxed, nvme_core::sync::Scope::Sys);
+        *to = load(from);
     }
     states.upload(index * size, bytes.as_bytes())?;
     Ok(result)
+}
+
+fn load(word: &AtomicU32) -> u32 {
+    word.load(nvme_core::sync::Order::Relaxed, nvme_core::sync::Scope::Sys)
 }
 
 /// The report's words, in the order of its fields.

@@ -82,7 +82,9 @@ impl Access {
             Some(Err(error)) => choose(ask, Err(error), None)?.1,
             None => "as asked".to_owned(),
         };
-        let relay = Relay::start(device, queues)?;
+        // One more for a queue of the CPU beside the GPU's, where the controller has it.
+        let relay = Relay::start(Arc::clone(&device), queues.saturating_add(1))
+            .or_else(|_| Relay::start(device, queues))?;
         let device: Arc<dyn Device> = Arc::clone(&relay) as _;
         Ok(Self {
             gpu: Arc::clone(gpu),

@@ -1,0 +1,231 @@
+//! What commands share that a GPU can drive: options, and loops over chunks of a transfer.
+
+use super::{check_stop, progress};
+use clap::{Args, ValueEnum};
+use indicatif::ProgressBar;
+use nvme_host::core::spec::Nsid;
+use nvme_host::cuda::bench::Mode;
+use nvme_host::cuda::{Ask, Drive, Ran, Setup, Tier, Work};
+use nvme_host::units::parse_bytes;
+use nvme_host::{Config, Device, Error, Result};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Data memory of one launch of a transfer: what is moved between two looks at Ctrl-C.
+const CHUNK: u64 = 256 << 20;
+
+/// Who drives the queues
+#[derive(Args)]
+#[command(next_help_heading = "GPU")]
+pub struct GpuArgs {
+    /// Let GPU N drive the queues (0 without a number)
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0")]
+    pub gpu: Option<u32>,
+    /// Who submits: one thread, warp or block owns a queue, or any thread shares it
+    #[arg(long, value_enum, default_value = "warp", requires = "gpu")]
+    pub mode: ModeArg,
+    /// Where doorbells and data are (see docs/hardware.md)
+    #[arg(long, value_enum, default_value = "auto", requires = "gpu")]
+    pub tier: TierArg,
+    /// Threads in all, for --mode shared; 256 for each queue when missing
+    #[arg(long, default_value_t = 0, hide_default_value = true, requires = "gpu")]
+    pub threads: u32,
+}
+
+/// How much a GPU has in flight.
+#[derive(Args)]
+#[command(next_help_heading = "GPU")]
+pub struct ShapeArgs {
+    /// Queue pairs
+    #[arg(long, default_value_t = 4, requires = "gpu")]
+    pub queues: u32,
+    /// Commands in flight per queue
+    #[arg(long, default_value_t = 8, requires = "gpu")]
+    pub depth: u32,
+    /// Bytes per command; cut to what the controller transfers at once
+    #[arg(long, default_value = "1MiB", value_parser = parse_bytes, requires = "gpu")]
+    pub bytes: u64,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+pub enum ModeArg {
+    Owner,
+    Warp,
+    Block,
+    Shared,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+pub enum TierArg {
+    #[value(name = "0")]
+    Relayed,
+    #[value(name = "1")]
+    Direct,
+    #[value(name = "2")]
+    GpuMemory,
+    Auto,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+pub enum PatternArg {
+    #[value(alias = "seq")]
+    Sequential,
+    #[value(alias = "rand")]
+    Random,
+}
+
+impl ModeArg {
+    fn mode(self) -> Mode {
+        match self {
+            Self::Owner => Mode::Owner,
+            Self::Warp => Mode::Warp,
+            Self::Block => Mode::Block,
+            Self::Shared => Mode::Shared,
+        }
+    }
+}
+
+impl ShapeArgs {
+    /// The setup for these queues, with data in host memory unless `--tier` says otherwise.
+    pub fn setup(&self, gpu: &GpuArgs, nsid: Nsid) -> Setup {
+        gpu.setup(self.queues, self.depth, nsid, false)
+    }
+}
+
+impl GpuArgs {
+    /// The setup for `queues` queues of `depth`; `gpu_memory` is where `--tier auto` wants the data.
+    pub fn setup(&self, queues: u32, depth: u32, nsid: Nsid, gpu_memory: bool) -> Setup {
+        Setup {
+            gpu: self.gpu.unwrap_or(0),
+            mode: self.mode.mode(),
+            tier: match self.tier {
+                TierArg::Auto => Ask::Auto { gpu_memory },
+                TierArg::Relayed => Ask::Exactly(Tier::Relayed),
+                TierArg::Direct => Ask::Exactly(Tier::Direct),
+                TierArg::GpuMemory => Ask::Exactly(Tier::GpuMemory),
+            },
+            threads: self.threads,
+            queues,
+            depth,
+            nsid,
+        }
+    }
+}
+
+/// A transfer of a range of blocks, some commands at a time.
+pub struct Transfer {
+    pub drive: Drive,
+    /// Commands of one launch.
+    commands: u64,
+}
+
+impl Transfer {
+    /// Hands queues of `device` to the GPU, for transfers by commands of `bytes`.
+    pub fn open(
+        setup: Setup,
+        device: Arc<dyn Device>,
+        config: &Config,
+        bytes: u64,
+    ) -> Result<Self> {
+        if setup.depth == 0 {
+            return Err(Error::usage("a --depth of 0", "use 1 or more"));
+        }
+        let drive = Drive::open(setup, device, config, bytes, CHUNK)?;
+        let commands = drive.data().len() as u64 / drive.command_bytes();
+        Ok(Self { drive, commands })
+    }
+
+    /// Moves `blocks` blocks from `lba` on. `before` fills data memory and `after` takes it, each with the
+    /// first block and the number of bytes of its chunk. Returns seconds of kernels, and the counts.
+    pub fn run(
+        &mut self,
+        opcode: u8,
+        (lba, blocks): (u64, u64),
+        bar: &ProgressBar,
+        mut before: impl FnMut(&mut Drive, u64, u64) -> Result<()>,
+        mut after: impl FnMut(&mut Drive, u64, u64) -> Result<()>,
+    ) -> Result<Totals> {
+        self.check(lba, blocks)?;
+        let block = u64::from(self.drive.info().block_bytes);
+        let per_command = self.drive.command_bytes() / block;
+        let mut totals = Totals::default();
+        let mut done = 0;
+        while done < blocks {
+            check_stop()?;
+            let whole = ((blocks - done) / per_command).min(self.commands);
+            // What is less than a command comes last, as one that is shorter.
+            let (count, each) = match whole {
+                0 => (1, blocks - done),
+                whole => (whole, per_command),
+            };
+            let start = lba + done;
+            let bytes = count * each * block;
+            before(&mut self.drive, start, bytes)?;
+            let work = Work {
+                opcode,
+                lba: start,
+                blocks: each as u32,
+                commands: count,
+                units: count,
+                random: false,
+                seed: 1,
+                linear: true,
+            };
+            let ran = self.drive.run("transfer", &work)?;
+            totals.add(&ran, count);
+            after(&mut self.drive, start, bytes)?;
+            bar.inc(bytes);
+            done += count * each;
+        }
+        Ok(totals)
+    }
+
+    /// Checks that the range lies inside the namespace.
+    pub fn check(&self, lba: u64, blocks: u64) -> Result<()> {
+        let size = self.drive.info().blocks;
+        if blocks == 0 || lba.checked_add(blocks).is_none_or(|end| end > size) {
+            return Err(Error::usage(
+                format!("{blocks} blocks from LBA {lba} on, of {size}"),
+                format!("the last LBA is {}", size.saturating_sub(1)),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// What the launches of a transfer came to.
+#[derive(Default)]
+pub struct Totals {
+    pub commands: u64,
+    pub seconds: f64,
+    sqes: u64,
+    sq_doorbells: u64,
+    cq_doorbells: u64,
+    cq_loads: u64,
+}
+
+impl Totals {
+    pub fn add(&mut self, ran: &Ran, commands: u64) {
+        let report = &ran.report;
+        self.commands += commands;
+        self.seconds += ran.seconds;
+        self.sqes += report.sqes;
+        self.sq_doorbells += report.sq_doorbells;
+        self.cq_doorbells += report.cq_doorbells;
+        self.cq_loads += report.cq_loads;
+    }
+
+    /// Bus transactions of the kernel for each command.
+    pub fn per_command(&self) -> Value {
+        let per = |count: u64| count as f64 / self.commands.max(1) as f64;
+        json!({
+            "sqe_writes": per(self.sqes), "sq_doorbells": per(self.sq_doorbells),
+            "cq_doorbells": per(self.cq_doorbells), "cq_loads": per(self.cq_loads),
+        })
+    }
+}
+
+/// A progress bar over `blocks` blocks of the drive.
+pub fn bar(drive: &Drive, blocks: u64, what: &'static str) -> ProgressBar {
+    progress::bytes(blocks * u64::from(drive.info().block_bytes), what)
+}

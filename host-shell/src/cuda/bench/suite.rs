@@ -1,0 +1,393 @@
+//! The suite: every row of the table in docs/benchmarks.md, one line each.
+
+use super::super::driven::Driven;
+use super::super::driver::Gpu;
+use super::super::kernels::Kernels;
+use super::super::null::Model;
+use super::super::tier::{Access, Ask, Tier};
+use super::{Bench, Case, Limits, Mode, Run, median};
+use crate::controller::{Config, Controller};
+use crate::error::{Error, Result};
+use nvme_core::spec::nvm::opcode;
+use nvme_gpu_kernel::work::Launch;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Runs of which the middle one counts.
+const RUNS: usize = 5;
+/// How long a run should take; a first, short one says how many commands that is.
+const RUN_SECONDS: f64 = 0.06;
+/// Bytes of a streaming command.
+const STREAM_BYTES: u64 = 1 << 20;
+const STREAM_COMMANDS: u64 = 4096;
+const STREAM_QUEUES: u32 = 4;
+
+/// What to run.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// The GPU.
+    pub gpu: u32,
+    /// Threads of the null controller; 0 is all cores but two.
+    pub threads: usize,
+    /// Only cases whose name has this in it; all when empty.
+    pub only: String,
+}
+
+/// A case, what it is called, and what is expected of it.
+struct Row {
+    name: String,
+    case: Case,
+    target: Target,
+}
+
+/// What a case should reach.
+#[derive(Clone, Copy)]
+enum Target {
+    /// Millions of commands per second.
+    Rate(f64),
+    /// A share of the smaller of the SQE-write limit and the controller's ceiling.
+    OfLimit(f64),
+    /// At most so many times the ping-pong.
+    OfPing(f64),
+    /// A share of the drives' rate.
+    OfDrives(f64),
+    /// Reported with the best of its group.
+    Group,
+}
+
+/// Runs the suite; `emit` gets one object for each limit and each case.
+///
+/// # Errors
+/// What keeps the suite from starting. A case that fails is a line with `error`.
+pub fn run(options: &Options, emit: &mut dyn FnMut(Value)) -> Result<()> {
+    let gpu = Gpu::open(options.gpu)?;
+    let kernels = Arc::new(Kernels::load(&gpu)?);
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = match options.threads {
+        0 => cores.saturating_sub(2).max(1),
+        threads => threads,
+    };
+    emit(json!({
+        "gpu": gpu.name(), "describe": gpu.describe(), "multiprocessors": gpu.multiprocessors()?,
+        "cores": cores, "controller_threads": threads, "runs": RUNS,
+    }));
+    let limits = Limits::measure(&kernels, threads, emit)?;
+    let mut suite = Suite {
+        kernels,
+        threads,
+        limits,
+        bench: None,
+        emit,
+    };
+    let wanted = |name: &str| name.contains(options.only.as_str());
+    for row in rows().iter().filter(|row| wanted(&row.name)) {
+        suite.row(row);
+    }
+    for (lanes, word, targets) in [
+        (32, "full", [10.0, 120.0, 600.0]),
+        (1, "divergent", [2.0, 30.0, 150.0]),
+    ] {
+        for (queues, target) in [1, 16, 128].into_iter().zip(targets) {
+            let name = format!("shared_{word}_q{queues}");
+            if wanted(&name) {
+                suite.group(&name, queues, lanes, target);
+            }
+        }
+    }
+    if wanted("stream_1mib_tier2") {
+        let line = suite
+            .stream()
+            .unwrap_or_else(|error| failed("stream_1mib_tier2", &error));
+        (suite.emit)(line);
+    }
+    Ok(())
+}
+
+fn case(mode: Mode, queues: u32, depth: u32) -> Case {
+    Case {
+        mode,
+        queues,
+        threads: 0,
+        lanes: 32,
+        depth,
+        dstrd: 4,
+        model: None,
+    }
+}
+
+fn rows() -> Vec<Row> {
+    let row = |name: &str, case, target| Row {
+        name: name.to_owned(),
+        case,
+        target,
+    };
+    let warp = case(Mode::Warp, 128, 256);
+    let ssd = |queues| Case {
+        model: Some(Model::SSD),
+        ..case(Mode::Warp, queues, 512)
+    };
+    vec![
+        row(
+            "owner_q1_depth1",
+            case(Mode::Owner, 1, 1),
+            Target::OfPing(1.10),
+        ),
+        row("warp_q128", warp, Target::OfLimit(0.9)),
+        row(
+            "warp_q128_dstrd0",
+            Case { dstrd: 0, ..warp },
+            Target::OfLimit(0.9),
+        ),
+        row("warp_q16", case(Mode::Warp, 16, 256), Target::Group),
+        row("warp_q1", case(Mode::Warp, 1, 256), Target::Rate(16.0)),
+        row("block_q1", case(Mode::Block, 1, 1023), Target::Rate(35.0)),
+        row("block_q16", case(Mode::Block, 16, 512), Target::Group),
+        row("owner_q1", case(Mode::Owner, 1, 64), Target::Group),
+        row("owner_q128", case(Mode::Owner, 128, 64), Target::Group),
+        row("ssd_x1", ssd(1), Target::OfDrives(0.98)),
+        row("ssd_x16", ssd(16), Target::OfDrives(0.98)),
+    ]
+}
+
+struct Suite<'a> {
+    kernels: Arc<Kernels>,
+    threads: usize,
+    limits: Limits,
+    bench: Option<Bench>,
+    emit: &'a mut dyn FnMut(Value),
+}
+
+impl Suite<'_> {
+    fn row(&mut self, row: &Row) {
+        let line = match self.measure(&row.case) {
+            Ok(runs) => self.line(&row.name, &row.case, row.target, &runs),
+            Err(error) => failed(&row.name, &error),
+        };
+        (self.emit)(line);
+    }
+
+    /// A shape at several numbers of threads: one line each, and one for the best.
+    fn group(&mut self, name: &str, queues: u32, lanes: u32, target: f64) {
+        let counts: &[u32] = match lanes {
+            32 => &[32, 256, 1024, 4096, 16_384, 65_536],
+            _ => &[32, 256, 1024, 4096, 16_384],
+        };
+        let (mut best, mut best_threads, mut last) = (0.0, 0, 0.0);
+        for threads in counts {
+            let case = Case {
+                threads: *threads,
+                lanes,
+                ..case(Mode::Shared, queues, 1)
+            };
+            let name = format!("{name}_t{threads}");
+            match self.measure(&case) {
+                Ok(runs) => {
+                    let line = self.line(&name, &case, Target::Group, &runs);
+                    last = line["value"].as_f64().unwrap_or(0.0);
+                    if last > best {
+                        (best, best_threads) = (last, *threads);
+                    }
+                    (self.emit)(line);
+                }
+                Err(error) => {
+                    last = 0.0;
+                    (self.emit)(failed(&name, &error));
+                }
+            }
+        }
+        (self.emit)(json!({
+            "case": name, "value": best, "unit": "M commands/s", "best_threads": best_threads,
+            "target": target, "met": best >= target,
+            "most_threads_value": last, "no_collapse": last * 2.0 >= best,
+        }));
+    }
+
+    fn bench(&mut self, case: &Case) -> Result<&mut Bench> {
+        let fits = self.bench.as_ref().is_some_and(|bench| {
+            let shape = bench.null().shape();
+            (shape.queues, shape.dstrd) == (case.queues, case.dstrd)
+        });
+        if !fits {
+            self.bench = None;
+            self.bench = Some(Bench::new(&self.kernels, case.queues, case.dstrd)?);
+        }
+        self.bench
+            .as_mut()
+            .ok_or_else(|| Error::device("no bench", "report this"))
+    }
+
+    fn measure(&mut self, case: &Case) -> Result<Vec<Run>> {
+        let threads = self.threads;
+        let bench = self.bench(case)?;
+        let concurrent = match case.mode {
+            Mode::Shared => u64::from(case.threads),
+            _ => u64::from(case.queues * case.depth),
+        };
+        // A first run to warm up and to learn the rate, a second one since the first is short.
+        let mut commands = concurrent * 20;
+        for _ in 0..2 {
+            let rate = bench.run(case, commands, threads)?.rate();
+            let rounds = (rate * RUN_SECONDS / concurrent as f64).ceil();
+            commands = concurrent * (rounds as u64).clamp(4, 1 << 24);
+        }
+        (0..RUNS)
+            .map(|_| bench.run(case, commands, threads))
+            .collect()
+    }
+
+    fn line(&self, name: &str, case: &Case, target: Target, runs: &[Run]) -> Value {
+        let rates: Vec<f64> = runs.iter().map(|run| run.rate() / 1e6).collect();
+        let rate = median(&rates);
+        let busy = median(
+            &runs
+                .iter()
+                .map(|run| run.account.busy())
+                .collect::<Vec<_>>(),
+        );
+        let mut value = json!({
+            "case": name, "value": rate, "unit": "M commands/s", "runs": rates,
+            "mode": case.mode.name(), "queues": case.queues, "dstrd": case.dstrd,
+            "commands": runs.first().map(|run| run.commands),
+        });
+        match case.mode {
+            Mode::Shared => {
+                value["threads"] = json!(case.threads);
+                value["lanes"] = json!(case.lanes);
+            }
+            _ => value["depth"] = json!(case.depth),
+        }
+        self.judge(&mut value, case, target, rate);
+        value["limiter"] = json!(self.limiter(case, rate, busy));
+        value["controller_busy"] = json!(busy);
+        if let Some(run) = runs.first() {
+            let per = |count: u64| count as f64 / run.commands.max(1) as f64;
+            let report = &run.ran.report;
+            value["per_command"] = json!({
+                "sqe_writes": per(report.sqes), "sq_doorbells": per(report.sq_doorbells),
+                "cq_doorbells": per(report.cq_doorbells), "cq_loads": per(report.cq_loads),
+            });
+        }
+        if let Some(bench) = &self.bench {
+            value["state_bytes_per_queue"] = json!(bench.state_bytes());
+        }
+        value
+    }
+
+    fn judge(&self, value: &mut Value, case: &Case, target: Target, rate: f64) {
+        match target {
+            Target::Rate(least) => {
+                value["target"] = json!(least);
+                value["met"] = json!(rate >= least);
+            }
+            Target::OfLimit(share) => {
+                let limit = self.limits.sqe_writes.min(self.limits.controller) / 1e6;
+                value["target"] = json!(limit * share);
+                value["met"] = json!(rate >= limit * share);
+            }
+            Target::OfPing(times) => {
+                let ns = 1e3 / rate;
+                value["value"] = json!(ns);
+                value["unit"] = json!("ns");
+                value["target"] = json!(self.limits.ping_pong_ns * times);
+                value["of_ping_pong"] = json!(ns / self.limits.ping_pong_ns);
+                value["met"] = json!(ns <= self.limits.ping_pong_ns * times);
+            }
+            Target::OfDrives(share) => {
+                let drives =
+                    case.model.map_or(0.0, |model| model.rate) * f64::from(case.queues) / 1e6;
+                value["target"] = json!(drives * share);
+                value["of_drives"] = json!(rate / drives);
+                value["met"] = json!(rate >= drives * share);
+            }
+            Target::Group => {}
+        }
+    }
+
+    /// What kept the rate from being higher, as far as the counts tell.
+    fn limiter(&self, case: &Case, rate: f64, busy: f64) -> &'static str {
+        let drives = case
+            .model
+            .map(|model| model.rate * f64::from(case.queues) / 1e6);
+        if drives.is_some_and(|drives| rate >= drives * 0.98) {
+            "the drives"
+        } else if rate >= self.limits.sqe_writes / 1e6 * 0.9 {
+            "PCIe: submission queue entries"
+        } else if busy >= 0.9 {
+            "the null controller"
+        } else {
+            "the kernel and its round trips over PCIe"
+        }
+    }
+
+    /// 1 MiB reads of the simulator into GPU memory.
+    fn stream(&mut self) -> Result<Value> {
+        let gpu = self.kernels.gpu();
+        let text = format!(
+            "sim:mem?size=1GiB&block=4096&mdts=8&queues={STREAM_QUEUES}&threads={STREAM_QUEUES}"
+        );
+        let device = crate::open(&text)?;
+        let ask = Ask::Exactly(Tier::GpuMemory);
+        let access = Arc::new(Access::find(gpu, device, STREAM_QUEUES as u16, ask)?);
+        let config = Config {
+            queue_pairs: STREAM_QUEUES,
+            ..Config::default()
+        };
+        let controller = Controller::start(Arc::clone(access.device()), &config)?;
+        let mut driven = Driven::create(&self.kernels, &controller, &access, STREAM_QUEUES, 16)?;
+        let data = Arc::new(access.data((STREAM_QUEUES as usize * 16) << 20)?);
+        let launch = Launch {
+            commands: STREAM_COMMANDS,
+            units: 1024,
+            timeout_ns: 5_000_000_000,
+            nsid: 1,
+            opcode: u32::from(opcode::READ),
+            blocks: (STREAM_BYTES >> 12) as u32,
+            block_shift: 12,
+            depth: 4,
+            ..Launch::default()
+        };
+        let grid = Mode::Warp.grid(STREAM_QUEUES, 0, 32);
+        let mut rates = Vec::new();
+        for _ in 0..=RUNS {
+            let ran = driven.run(grid, launch, &data, false, Duration::from_secs(60))?;
+            if ran.report.completed != STREAM_COMMANDS {
+                return Err(Error::device(
+                    format!("{:?}", ran.report),
+                    "see the report's counts",
+                ));
+            }
+            rates.push((STREAM_COMMANDS * STREAM_BYTES) as f64 / ran.seconds / 1e9);
+        }
+        // The first one warms up.
+        let rates = &rates[1..];
+        let (rate, limit) = (median(rates), self.limits.copy_in / 1e9);
+        Ok(json!({
+            "case": "stream_1mib_tier2", "value": rate, "unit": "GB/s", "runs": rates,
+            "mode": "warp", "queues": STREAM_QUEUES, "depth": 4, "tier": access.describe(),
+            "target": limit * 0.95, "met": rate >= limit * 0.95,
+            "limiter": if rate >= limit * 0.95 { "the copy engine" } else { "the simulator's copies" },
+        }))
+    }
+}
+
+fn failed(name: &str, error: &Error) -> Value {
+    json!({ "case": name, "error": error.to_string(), "met": false })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_row_has_a_name_of_its_own_and_fits_the_rings() {
+        let rows = rows();
+        let mut names: Vec<_> = rows.iter().map(|row| row.name.clone()).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), rows.len());
+        for row in rows {
+            assert!(row.case.depth < super::super::ENTRIES, "{}", row.name);
+        }
+    }
+}

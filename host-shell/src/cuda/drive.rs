@@ -1,0 +1,329 @@
+//! A controller, its queues in the GPU's hands and data memory: what a command of the CLI needs.
+
+use super::bench::Mode;
+use super::driven::{Driven, Recovered};
+use super::driver::Gpu;
+use super::kernels::{Kernel, Kernels};
+use super::queues::{Grid, Ran};
+use super::tier::{Access, Ask, GpuData};
+use crate::controller::{Config, Controller};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use nvme_core::ControllerFault;
+use nvme_core::bringup::NamespaceInfo;
+use nvme_core::spec::{Nsid, Status, nvm};
+use nvme_gpu_kernel::work::{Launch, pattern};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Threads of [`Mode::Shared`] for each queue, when nobody says how many.
+const THREADS_PER_QUEUE: u32 = 256;
+/// The host's patience with a launch beyond what commands may take.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// How the GPU drives.
+#[derive(Clone, Copy, Debug)]
+pub struct Setup {
+    /// The GPU.
+    pub gpu: u32,
+    /// Who submits.
+    pub mode: Mode,
+    /// Where doorbells and data are.
+    pub tier: Ask,
+    /// Threads in all, in [`Mode::Shared`]; 0 is 256 for each queue.
+    pub threads: u32,
+    /// Queue pairs.
+    pub queues: u32,
+    /// Commands in flight per queue.
+    pub depth: u32,
+    /// Namespace.
+    pub nsid: Nsid,
+}
+
+/// Commands of one launch.
+#[derive(Clone, Copy, Debug)]
+pub struct Work {
+    /// NVM command set opcode.
+    pub opcode: u8,
+    /// First block of the span.
+    pub lba: u64,
+    /// Blocks of each command.
+    pub blocks: u32,
+    /// Commands.
+    pub commands: u64,
+    /// Command-sized units in the span; more commands than that begin again at its start.
+    pub units: u64,
+    /// Uniform over the span instead of ascending.
+    pub random: bool,
+    /// Seed of the order.
+    pub seed: u64,
+    /// Command i's data lies at i times its length; else buffers are used again.
+    pub linear: bool,
+}
+
+/// A controller that a GPU drives.
+pub struct Drive {
+    driven: Driven,
+    data: Arc<GpuData>,
+    access: Arc<Access>,
+    info: NamespaceInfo,
+    setup: Setup,
+    command_bytes: u64,
+    timeout: Duration,
+    controller: Controller,
+}
+
+impl Drive {
+    /// Opens the GPU, starts the controller behind `device` and hands queues to the GPU. A command moves
+    /// `command_bytes`, cut to what the controller transfers at once. Data memory is at least
+    /// `data_bytes` (a whole number of commands), and enough for a command in each slot.
+    ///
+    /// # Errors
+    /// All of [`Gpu::open`], [`Access::find`], [`Controller::start`] and [`Driven::create`].
+    pub fn open(
+        setup: Setup,
+        device: Arc<dyn Device>,
+        config: &Config,
+        command_bytes: u64,
+        data_bytes: u64,
+    ) -> Result<Self> {
+        let gpu = Gpu::open(setup.gpu)?;
+        let kernels = Arc::new(Kernels::load(&gpu)?);
+        let queues = u16::try_from(setup.queues)
+            .ok()
+            .filter(|queues| *queues > 0)
+            .ok_or_else(|| Error::usage(format!("--queues {}", setup.queues), "use 1 to 65535"))?;
+        let access = Arc::new(Access::find(&gpu, device, queues, setup.tier)?);
+        let config = Config {
+            // One for a queue of the CPU beside the GPU's, where the controller has it.
+            queue_pairs: setup.queues.saturating_add(1),
+            ..config.clone()
+        };
+        let controller = Controller::start(Arc::clone(access.device()), &config)?;
+        let info =
+            NamespaceInfo::from_identify(setup.nsid, &controller.identify_namespace(setup.nsid)?);
+        if !info.is_supported() {
+            return Err(Error::device(
+                "the namespace's format is not supported",
+                "format it without metadata",
+            ));
+        }
+        let block = u64::from(info.block_bytes);
+        let most = controller
+            .max_transfer()
+            .min(u64::from(nvm::MAX_BLOCKS) * block);
+        let command_bytes = command_bytes.min(most) / block * block;
+        if command_bytes == 0 {
+            return Err(Error::usage(
+                format!("commands of less than a block of {block} bytes"),
+                format!("use a multiple of {block}"),
+            ));
+        }
+        let entries = setup.depth.saturating_add(1);
+        let driven = Driven::create(&kernels, &controller, &access, setup.queues, entries)?;
+        let slots = u64::from(setup.queues) * u64::from(entries.next_power_of_two());
+        let holders = slots.max(u64::from(setup.threads()));
+        let bytes = data_bytes
+            .max(holders * command_bytes)
+            .next_multiple_of(command_bytes);
+        let data = Arc::new(access.data(usize::try_from(bytes).unwrap_or(usize::MAX))?);
+        Ok(Self {
+            driven,
+            data,
+            access,
+            info,
+            setup,
+            command_bytes,
+            timeout: config.timeout,
+            controller,
+        })
+    }
+
+    /// The GPU.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        self.access.gpu()
+    }
+
+    /// Tier and reason, for people.
+    pub fn tier(&self) -> String {
+        self.access.describe()
+    }
+
+    /// How the doorbells and the data are reached.
+    pub fn access(&self) -> &Access {
+        &self.access
+    }
+
+    /// Bytes that one command moves.
+    pub fn command_bytes(&self) -> u64 {
+        self.command_bytes
+    }
+
+    /// The namespace.
+    pub fn info(&self) -> &NamespaceInfo {
+        &self.info
+    }
+
+    /// The controller, for admin commands and for queues of the CPU beside the GPU's.
+    pub fn controller(&self) -> &Controller {
+        &self.controller
+    }
+
+    /// The data memory.
+    pub fn data(&self) -> &GpuData {
+        &self.data
+    }
+
+    /// The data memory, to be filled. No command is in flight between two launches.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when a failed launch still holds it.
+    pub fn data_mut(&mut self) -> Result<&mut GpuData> {
+        Arc::get_mut(&mut self.data).ok_or_else(|| {
+            Error::device("the data memory still belongs to commands", "report this")
+        })
+    }
+
+    fn grid(&self) -> Grid {
+        let setup = &self.setup;
+        setup.mode.grid(setup.queues, setup.threads(), 32)
+    }
+
+    fn launch(&self, work: &Work) -> Launch {
+        Launch {
+            commands: work.commands,
+            lba: work.lba,
+            units: work.units.max(1),
+            seed: work.seed,
+            timeout_ns: self.timeout.as_nanos() as u64,
+            nsid: self.info.nsid.0,
+            opcode: u32::from(work.opcode),
+            blocks: work.blocks,
+            block_shift: self.info.block_bytes.trailing_zeros(),
+            depth: self.setup.depth,
+            pattern: match work.random {
+                true => pattern::RANDOM,
+                false => pattern::SEQUENTIAL,
+            },
+            lanes: 32,
+            linear: u32::from(work.linear),
+            ..Launch::default()
+        }
+    }
+
+    /// Runs `work` to its end; every command succeeded when this returns. `what` is the command in words.
+    ///
+    /// # Errors
+    /// [`Error::Command`] with a status when one failed; [`Error::Gone`] when one got no answer or the
+    /// controller posted nonsense, after recovery: the drive can be used again.
+    pub fn run(&mut self, what: &str, work: &Work) -> Result<Ran> {
+        let limit = PATIENCE + self.timeout * 10;
+        let launch = self.launch(work);
+        let ran = self
+            .driven
+            .run(self.grid(), launch, &self.data, false, limit)?;
+        let report = &ran.report;
+        if report.timed_out == 0 && report.fault == 0 && report.refused == 0 && report.failed == 0 {
+            return Ok(ran);
+        }
+        if report.timed_out == 0 && report.fault == 0 {
+            return Err(match report.failed {
+                0 => Error::device(
+                    format!("{} commands could not be queued", report.refused),
+                    "use fewer --threads or a smaller --bytes",
+                ),
+                _ => Error::Command {
+                    what: format!("{what} ({} of {} commands)", report.failed, work.commands),
+                    status: Status(report.status as u16),
+                },
+            });
+        }
+        let recovered = self.driven.recover()?;
+        let cause = match ControllerFault::from_code(report.fault as u32) {
+            Some(fault) => format!("{what}: {fault}"),
+            None => format!(
+                "{what}: {} of {} commands got no answer within {} ms",
+                report.timed_out,
+                work.commands,
+                self.timeout.as_millis()
+            ),
+        };
+        Err(Error::Gone {
+            cause: format!("{cause} ({})", in_words(&recovered)),
+        })
+    }
+
+    /// Checks on the GPU that the first `bytes` bytes of the data memory are those that
+    /// [`data_word`](nvme_gpu_kernel::work::data_word) gives for the blocks from `lba` on: the number of
+    /// words that are not.
+    pub fn verify(&mut self, lba: u64, bytes: u64, seed: u64) -> Result<u64> {
+        let launch = Launch {
+            lba,
+            seed,
+            block_shift: self.info.block_bytes.trailing_zeros(),
+            blocks: 1,
+            commands: bytes / u64::from(self.info.block_bytes),
+            ..Launch::default()
+        };
+        let grid = Grid {
+            kernel: Kernel::Verify,
+            blocks: self.gpu().multiprocessors()? * 4,
+            threads: 256,
+        };
+        let ran = self.driven.run(grid, launch, &self.data, false, PATIENCE)?;
+        Ok(ran.report.wrong)
+    }
+
+    /// Shuts the controller down and says how that went.
+    pub fn close(self) -> Result<()> {
+        drop(self.driven);
+        drop(self.data);
+        self.controller.shut_down()
+    }
+}
+
+impl Setup {
+    fn threads(&self) -> u32 {
+        match (self.mode, self.threads) {
+            (Mode::Shared, 0) => self.queues.saturating_mul(THREADS_PER_QUEUE),
+            (Mode::Shared, threads) => threads,
+            _ => 0,
+        }
+    }
+}
+
+fn in_words(recovered: &Recovered) -> String {
+    let Recovered {
+        late,
+        aborted,
+        reset,
+        cause,
+    } = recovered;
+    match cause {
+        None => format!("{late} came late, {aborted} were aborted"),
+        Some(cause) => format!(
+            "{late} came late, {aborted} were aborted, {reset} ended with a controller reset: {cause}"
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn recovery_is_told_in_one_line() {
+        let recovered = Recovered {
+            late: 1,
+            aborted: 2,
+            reset: 3,
+            cause: Some("because".to_owned()),
+        };
+        let text = in_words(&recovered);
+        assert!(
+            text.contains("3 ended with a controller reset: because"),
+            "{text}"
+        );
+        assert!(!in_words(&Recovered::default()).contains("reset"));
+    }
+}
