@@ -15,7 +15,8 @@ use std::process::ExitCode;
 
 const USAGE: &str = "\
 usage: guest-tests <test>
-  pattern SEED MIB            write the pattern to standard output
+  store SEED MIB DISK         write the pattern through Linux's block device
+  compare SEED MIB DISK       read it back there and compare
   fill DEVICE NSID SEED MIB   write the pattern to the first MIB mebibytes of a namespace
   check DEVICE NSID SEED MIB  read it back and compare
   transfers DEVICE NSID       sizes and offsets around every boundary, by PRP and SGL
@@ -35,9 +36,12 @@ fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     let result = match words.as_slice() {
-        ["pattern", seed, mib] => number(seed)
+        [test @ ("store" | "compare"), seed, mib, path] => number(seed)
             .and_then(|seed| Ok((seed, number(mib)?)))
-            .and_then(|(seed, mib)| volume::print(seed, mib)),
+            .and_then(|(seed, mib)| match *test {
+                "store" => volume::store(seed, mib, path),
+                _ => volume::compare(seed, mib, path),
+            }),
         [test @ ("fill" | "check"), device, nsid, seed, mib] => {
             volume(test, device, nsid, seed, mib)
         }

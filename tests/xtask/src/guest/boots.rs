@@ -42,7 +42,7 @@ const PLAIN: Boot = Boot {
     reboots: false,
     cpus: 2,
     memory_mib: 1024,
-    deadline_s: 90,
+    deadline_s: 150,
     defined: true,
     left_behind: &[],
     tests: &[],
@@ -146,7 +146,13 @@ pub const BOOTS: &[Boot] = &[
         variables: "SERIAL=S0 BDF=0000:00:10.0 FAULTY=0000:00:11.0 PEER=0000:00:18.0",
         iommu: true,
         left_behind: &[("shm", 0, "from the disk")],
-        tests: &["vfio-errors", "vfio-confine", "vfio-p2p", "vfio-refuse"],
+        tests: &[
+            "vfio-errors",
+            "vfio-confine",
+            "vfio-relay",
+            "vfio-p2p",
+            "vfio-refuse",
+        ],
         ..PLAIN
     },
     Boot {
