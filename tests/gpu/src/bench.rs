@@ -112,15 +112,18 @@ pub enum Tier {
     Relayed,
     /// Tier 1: the controller's own doorbells; data in pinned host memory.
     Pinned,
+    /// Tier 2: the same with data in GPU memory, moved by the copy engine.
+    GpuMemory,
 }
 
 impl Tier {
-    pub const ALL: [Self; 2] = [Self::Relayed, Self::Pinned];
+    pub const ALL: [Self; 3] = [Self::Relayed, Self::Pinned, Self::GpuMemory];
 
     pub fn name(self) -> &'static str {
         match self {
             Self::Relayed => "tier0",
             Self::Pinned => "tier1",
+            Self::GpuMemory => "tier2",
         }
     }
 }

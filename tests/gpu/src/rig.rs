@@ -2,22 +2,21 @@
 // UNSAFETY: rings, doorbells and data are raw memory that a GPU and a controller share.
 #![allow(unsafe_code)]
 
+use crate::admin;
 use crate::bench::{Bench, Tier};
 use crate::sim::{BLOCK, Model, Sim};
-use nvme_core::bringup::{Bringup, Config, QueuePlan, Step};
 use nvme_core::handoff::QueueWords;
-use nvme_core::mem::{CqRing, DmaWords, Doorbell, SqRing};
 use nvme_core::queue_state::{QueueState, words as state_words};
-use nvme_core::spec::{Iova, PageSize, Qid, register};
+use nvme_core::spec::{Qid, register};
 use nvme_core::sync::AtomicU32;
-use nvme_core::{Cells, ListMemory, QueueMemory, QueuePair, Quiesced, SharedQueue, Slot};
+use nvme_core::{Cells, SharedQueue};
 use nvme_gpu_kernel::Queues;
 use nvme_gpu_kernel::work::{Launch, Report};
 use nvme_host::cuda::{DeviceMemory, Kernel, Registered};
 use nvme_host::relay::Relay;
 use nvme_host::{Device, Pages};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use zerocopy::IntoBytes;
 
 /// 64-bit words of list memory for each slot: chained lists for up to 4 MiB.
@@ -80,6 +79,8 @@ pub struct Rig<'b> {
     shape: Shape,
     rings: Shared,
     data: Shared,
+    /// The data memory when it is the GPU's; `data` is a copy of it between launches then.
+    gpu_data: Option<Arc<DeviceMemory>>,
     admin: Arc<Pages>,
     /// The queues by host addresses; `state` is the GPU's.
     words: Vec<QueueWords>,
@@ -109,7 +110,7 @@ impl<'b> Rig<'b> {
                 let address = words.address();
                 (Some(relay), words, address)
             }
-            Tier::Pinned => {
+            Tier::Pinned | Tier::GpuMemory => {
                 let registered = Registered::doorbells(&bench.gpu, &device).map_err(text)?;
                 let address = registered.address();
                 (None, registered, address)
@@ -119,7 +120,14 @@ impl<'b> Rig<'b> {
         let count = shape.queues as usize;
         let rings = Shared::new(bench, &sim, each.total * count)?;
         let data = Shared::new(bench, &sim, shape.data + 2 * GUARD)?;
-        let admin = Arc::new(Pages::new(3 * 4096).map_err(text)?);
+        let mut gpu_data = None;
+        if shape.tier == Tier::GpuMemory {
+            let bytes = shape.data + 2 * GUARD;
+            let memory = Arc::new(DeviceMemory::new(&bench.gpu, bytes).map_err(text)?);
+            sim.map_gpu_memory(&memory).map_err(text)?;
+            gpu_data = Some(memory);
+        }
+        let admin = Arc::new(Pages::new(admin::BYTES).map_err(text)?);
         sim.map_dma(&admin).map_err(text)?;
         let memory = |bytes| DeviceMemory::new(&bench.gpu, bytes).map_err(text);
         let states = memory(state_words(shape.entries) * 4 * count)?;
@@ -131,6 +139,7 @@ impl<'b> Rig<'b> {
             shape,
             rings,
             data,
+            gpu_data,
             admin,
             words: Vec::new(),
             device_words: memory(size_of::<QueueWords>() * count)?,
@@ -143,7 +152,7 @@ impl<'b> Rig<'b> {
         };
         rig.fill();
         rig.describe(bells, model.dstrd)?;
-        rig.bring_up(|_| Ok(()))?;
+        admin::bring_up(&rig.sim, &rig.admin, &rig.words, |_| Ok(()))?;
         rig.init_states()?;
         Ok(rig)
     }
@@ -240,14 +249,21 @@ impl<'b> Rig<'b> {
 
     /// A launch over all queues and the whole data memory, of reads of one block each.
     pub fn launch(&self) -> Result<Launch, String> {
-        let data = self.data.host() + GUARD as u64;
+        let host = self.data.host() + GUARD as u64;
+        let (data, data_iova) = match &self.gpu_data {
+            Some(memory) => (
+                memory.address() + GUARD as u64,
+                memory.address() + GUARD as u64,
+            ),
+            None => (self.data.registered.translate(host).map_err(text)?, host),
+        };
         Ok(Launch {
             queues: self.device_words.address(),
             cells: self.cells.address(),
             report: self.report.address(),
             tokens: self.tokens.address(),
-            data: self.data.registered.translate(data).map_err(text)?,
-            data_iova: data,
+            data,
+            data_iova,
             data_bytes: self.shape.data as u64,
             queue_count: self.shape.queues,
             cell_count: CELLS as u32,
@@ -297,6 +313,9 @@ impl<'b> Rig<'b> {
         self.report.zero().map_err(text)?;
         launch.accounts = accounts.address();
         let patience = Duration::from_nanos(launch.timeout_ns) * 8 + Duration::from_secs(60);
+        if let Some(memory) = &self.gpu_data {
+            memory.upload(0, self.whole()).map_err(text)?;
+        }
         let bench = self.bench;
         // SAFETY: every address in the launch is memory that this rig owns and outlives the wait; a
         // kernel that does not end makes `run` fail, and the program ends then.
@@ -307,6 +326,10 @@ impl<'b> Rig<'b> {
                 .map_err(text)?;
         }
         bench.stream.wait(patience, || Ok(())).map_err(text)?;
+        if let Some(memory) = self.gpu_data.clone() {
+            memory.download(0, self.whole_mut()).map_err(text)?;
+        }
+        let accounts = self.accounts.as_ref().ok_or("no accounts")?;
         let mut words = vec![0; bytes];
         accounts.download(0, &mut words).map_err(text)?;
         let word = |b: &[u8]| u32::from_le_bytes([b[0], b[1], b[2], b[3]]);
@@ -323,36 +346,41 @@ impl<'b> Rig<'b> {
         Ok(unsafe { std::ptr::read_unaligned(bytes.as_ptr().cast()) })
     }
 
-    /// The data memory, while no command is in flight.
+    /// The data memory and its guards, while no kernel runs.
+    fn whole(&self) -> &[u8] {
+        let len = self.shape.data + 2 * GUARD;
+        // SAFETY: inside the mapping, which lives as long as `self`; no kernel runs between calls, and the
+        // tests look at what late commands may still write only after it was written.
+        unsafe { std::slice::from_raw_parts(self.data.pages.start(), len) }
+    }
+
+    fn whole_mut(&mut self) -> &mut [u8] {
+        let len = self.shape.data + 2 * GUARD;
+        // SAFETY: as in `whole`, and `self` is borrowed for writing.
+        unsafe { std::slice::from_raw_parts_mut(self.data.pages.start(), len) }
+    }
+
+    /// The data memory.
     pub fn data(&self) -> &[u8] {
-        let start = self.data.pages.start().wrapping_add(GUARD);
-        // SAFETY: inside the mapping, which lives as long as `self`; no kernel runs between calls.
-        unsafe { std::slice::from_raw_parts(start, self.shape.data) }
+        &self.whole()[GUARD..GUARD + self.shape.data]
     }
 
     /// The data memory for writing, while no command is in flight.
     pub fn data_mut(&mut self) -> &mut [u8] {
-        let start = self.data.pages.start().wrapping_add(GUARD);
-        // SAFETY: as in `data`, and `self` is borrowed as a whole.
-        unsafe { std::slice::from_raw_parts_mut(start, self.shape.data) }
+        let end = GUARD + self.shape.data;
+        &mut self.whole_mut()[GUARD..end]
     }
 
     /// Fills the data and what lies around it with the canary.
     pub fn fill(&mut self) {
-        let len = self.shape.data + 2 * GUARD;
-        // SAFETY: inside the mapping; no command is in flight for it.
-        unsafe { self.data.pages.start().write_bytes(CANARY, len) };
+        self.whole_mut().fill(CANARY);
     }
 
     /// Whether everything around the data still holds the canary.
     pub fn guards_hold(&self) -> bool {
-        let start = self.data.pages.start();
-        let ends = [start, start.wrapping_add(GUARD + self.shape.data)];
-        ends.into_iter().all(|end| {
-            // SAFETY: inside the mapping, which nothing writes to here.
-            let guard = unsafe { std::slice::from_raw_parts(end, GUARD) };
-            guard.iter().all(|&byte| byte == CANARY)
-        })
+        let (whole, end) = (self.whole(), GUARD + self.shape.data);
+        let mut guards = whole[..GUARD].iter().chain(&whole[end..]);
+        guards.all(|&byte| byte == CANARY)
     }
 
     /// Resets the controller, ends what is in flight and creates the queues again.
@@ -360,7 +388,7 @@ impl<'b> Rig<'b> {
     /// Returns how many commands were in flight.
     pub fn recover(&mut self) -> Result<u32, String> {
         let mut ended = 0;
-        self.bring_up(|proof| {
+        admin::bring_up(&self.sim, &self.admin, &self.words, |proof| {
             for (index, words) in self.words.iter().enumerate() {
                 let state = self.download_state(index)?;
                 let words = QueueWords {
@@ -392,68 +420,6 @@ impl<'b> Rig<'b> {
             sum += view.ok_or("impossible queue sizes")?.in_flight();
         }
         Ok(sum)
-    }
-
-    /// Brings the controller up, from whatever state; `disabled` runs while it touches no memory.
-    fn bring_up(
-        &self,
-        mut disabled: impl FnMut(&Quiesced) -> Result<(), String>,
-    ) -> Result<(), String> {
-        let at = |page: usize| self.admin.start().wrapping_add(page * 4096);
-        let iova = |start: *mut u8| Iova(start.addr() as u64);
-        let bell = |register: u32| {
-            // SAFETY: doorbells of the admin queue, which live as long as the controller.
-            unsafe { Doorbell::from_raw(self.sim.doorbell(register) as usize as *mut u32) }
-        };
-        let dstrd = self.sim.dstrd();
-        let memory = QueueMemory {
-            // SAFETY: one page each, that live as long as this rig and are used through the rings alone.
-            sq: unsafe { SqRing::from_raw(at(0), 64, iova(at(0))) },
-            // SAFETY: as above.
-            cq: unsafe { CqRing::from_raw(at(1), 64, iova(at(1))) },
-            sq_doorbell: bell(register::sq_tail_doorbell(0, dstrd)),
-            cq_doorbell: bell(register::cq_head_doorbell(0, dstrd)),
-            lists: ListMemory::new(DmaWords::new(&[], Iova(0)), PageSize::KIB4, 0),
-        };
-        let slots: Vec<Slot<()>> = (0..63).map(|_| Slot::new()).collect();
-        let mut pair = QueuePair::new(Qid::ADMIN, memory, slots);
-        let plan = |words: &QueueWords| QueuePlan {
-            qid: Qid(words.qid as u16),
-            sq_entries: words.entries,
-            sq_iova: Iova(words.sq),
-            cq_entries: words.entries,
-            cq_iova: Iova(words.cq),
-            vector: None,
-        };
-        let plans: Vec<QueuePlan> = self.words.iter().map(plan).collect();
-        let config = Config {
-            queue_pairs: self.shape.queues,
-            plans: &plans,
-            ..Config::default()
-        };
-        // SAFETY: one page, as above.
-        let page = unsafe { DmaWords::from_raw(at(2), 512, iova(at(2))) };
-        let registers = self.sim.registers();
-        let mut machine = Bringup::new(registers, config, page).map_err(|e| e.to_string())?;
-        let start = Instant::now();
-        loop {
-            let now_ns = start.elapsed().as_nanos() as u64;
-            let step = machine.step(registers, &mut pair, now_ns);
-            match step.map_err(|error| error.to_string())? {
-                Step::Ready => break,
-                Step::Wait { .. } => std::thread::sleep(Duration::from_micros(50)),
-                Step::Disabled(proof) => {
-                    pair.restart(&proof);
-                    disabled(&proof)?;
-                    machine.enable(proof);
-                }
-                Step::HostMemory { .. } => machine.host_memory(None),
-            }
-        }
-        match machine.info().created == self.shape.queues {
-            true => Ok(()),
-            false => Err(format!("{} queues were created", machine.info().created)),
-        }
     }
 }
 

@@ -5,6 +5,7 @@
 use nvme_core::Registers;
 use nvme_core::spec::Iova;
 use nvme_gpu_kernel::work::data_word;
+use nvme_host::cuda::{Copier, DeviceMemory};
 use nvme_host::{Device, DoorbellMap, Error, Pages, Result};
 use nvme_sim::{Controller, HostMemory, Memory, NamespaceConfig, Runner, Store};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -51,6 +52,8 @@ pub struct Sim {
     bar: Bar,
     memory: HostMemory,
     kept: Mutex<Vec<Arc<Pages>>>,
+    /// Where the image lies: address and bytes.
+    image: Option<(usize, usize)>,
 }
 
 impl Sim {
@@ -62,6 +65,7 @@ impl Sim {
             model.dstrd
         );
         let mut config = nvme_sim::config::parse(&text).map_err(|error| error.to_string())?;
+        let mut place = None;
         if model.image != 0 {
             let store = Memory::new(model.image).ok_or("no memory for the image")?;
             let words = (0..model.image / 8).map(|index| data_word(IMAGE_SEED, index));
@@ -69,6 +73,8 @@ impl Sim {
             store
                 .write_at(0, &image)
                 .map_err(|error| error.to_string())?;
+            let words = store.span().and_then(|span| span.as_words());
+            place = words.map(|words| (words.as_ptr().addr(), size_of_val(words)));
             config.namespaces = vec![NamespaceConfig::new(BLOCK, Box::new(store))];
         }
         let memory = HostMemory::new();
@@ -81,7 +87,22 @@ impl Sim {
             bar: Bar(controller),
             memory,
             kept: Mutex::default(),
+            image: place,
         }))
+    }
+
+    /// Lets the controller reach GPU memory, at the GPU's own addresses, by copies.
+    pub fn map_gpu_memory(&self, memory: &Arc<DeviceMemory>) -> Result<()> {
+        let owner = Arc::clone(&self.bar.0);
+        let copier = Arc::new(Copier::new(memory, self.image.into_iter(), owner)?);
+        let address = memory.address();
+        let mapped = self
+            .memory
+            .map_peer(address, address, memory.len() as u64, copier);
+        mapped.map_err(|error| Error::Device {
+            cause: error.to_string(),
+            remedy: "report this".to_owned(),
+        })
     }
 
     /// CAP.DSTRD.
