@@ -33,7 +33,11 @@ pub struct Region {
 impl Region {
     /// Allocates at least `bytes` bytes and maps them at the device.
     pub fn new(device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
-        let pages = Arc::new(device.alloc_dma(bytes)?);
+        Self::over(device, Arc::new(device.alloc_dma(bytes)?))
+    }
+
+    /// Maps memory that exists already.
+    fn over(device: &Arc<dyn Device>, pages: Arc<Pages>) -> Result<Self> {
         let iova = device.map_dma(&pages)?;
         Ok(Self {
             pages,
@@ -94,6 +98,19 @@ impl DmaBuffer {
             offset: 0,
             len: bytes,
             capacity: bytes,
+        })
+    }
+
+    /// A buffer over memory that exists already, such as a peer device's
+    /// ([`Pages::of_file`](crate::Pages::of_file)), mapped at `device`.
+    pub fn over(device: &Arc<dyn Device>, pages: Arc<Pages>) -> Result<Self> {
+        let len = pages.len();
+        let region = Arc::new(Region::over(device, pages)?);
+        Ok(Self {
+            region,
+            offset: 0,
+            len,
+            capacity: len,
         })
     }
 

@@ -1,7 +1,8 @@
 //! Page-aligned memory that a device can be given: of this process alone, or a file that another
 //! process can map too.
 //!
-//! Invariant: a mapping is whole granules, and its address is a multiple of the granule.
+//! Invariant: memory that is made here is whole granules, at a multiple of the granule; a part of
+//! somebody's file is whole pages.
 // UNSAFETY: mmap and munmap take raw addresses.
 #![allow(unsafe_code)]
 
@@ -48,6 +49,49 @@ impl Pages {
             }
         }
         Self::of_memory_file(rounded(bytes, GRANULE)?, GRANULE, MemfdFlags::empty())
+    }
+
+    /// Maps `bytes` bytes of `file` from `offset` on, both whole pages of 4 KiB: the BAR of another
+    /// device (sysfs's `resourceN`, opened for reading and writing), a dma-buf, a memory file.
+    ///
+    /// Given to a controller, such memory is reached from device to device. A controller in another
+    /// process cannot reach it.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for lengths that are not whole pages, [`Error::System`] when the file cannot be
+    /// mapped.
+    pub fn of_file(file: OwnedFd, offset: u64, bytes: usize) -> Result<Self> {
+        const PAGE: usize = 4096;
+        let whole = bytes > 0 && bytes.is_multiple_of(PAGE) && offset.is_multiple_of(PAGE as u64);
+        let Some(at) = libc::off_t::try_from(offset).ok().filter(|_| whole) else {
+            return Err(Error::usage(
+                format!("{bytes} bytes from {offset} on are not whole pages"),
+                "use multiples of 4096",
+            ));
+        };
+        // SAFETY: a mapping at an address of the kernel's choice touches nothing of ours.
+        let raw = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                bytes,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                at,
+            )
+        };
+        let start = NonNull::new(raw.cast::<u8>()).filter(|_| raw != libc::MAP_FAILED);
+        let start = start.ok_or_else(|| {
+            system(
+                "mapping the memory of another device",
+                io::Error::last_os_error(),
+            )
+        })?;
+        Ok(Self {
+            start,
+            len: bytes,
+            file: None,
+        })
     }
 
     fn of_memory_file(len: usize, align: usize, more: MemfdFlags) -> Result<Self> {
@@ -175,6 +219,26 @@ mod tests {
             assert!(file.set_len(0).is_err(), "sealed");
         }
         assert!(Pages::new(1).unwrap().file().is_none());
+    }
+
+    #[test]
+    fn part_of_a_file_is_mapped_as_it_is() {
+        let fd = rustix::fs::memfd_create("peer", MemfdFlags::CLOEXEC).unwrap();
+        let file = File::from(fd.try_clone().unwrap());
+        file.set_len(4 << 12).unwrap();
+        file.write_all_at(b"peer", 8192).unwrap();
+        let pages = Pages::of_file(fd.try_clone().unwrap(), 8192, 4096).unwrap();
+        assert_eq!(pages.len(), 4096);
+        // SAFETY: our own mapping, used by nobody else.
+        let first = unsafe { pages.start().cast::<[u8; 4]>().read() };
+        assert_eq!(&first, b"peer");
+        assert!(pages.file().is_none(), "not a file from its start on");
+        for (offset, bytes) in [(0, 0), (0, 100), (100, 4096), (u64::MAX - 4095, 4096)] {
+            let refused = Pages::of_file(fd.try_clone().unwrap(), offset, bytes);
+            assert!(refused.is_err(), "{bytes} bytes from {offset}");
+        }
+        let null = File::open("/dev/null").unwrap();
+        assert!(Pages::of_file(null.into(), 0, 4096).is_err());
     }
 
     #[test]

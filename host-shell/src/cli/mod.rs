@@ -18,6 +18,7 @@ mod identify;
 mod list;
 mod list_ns;
 mod output;
+mod p2p;
 mod plot;
 mod progress;
 mod read;
@@ -77,6 +78,7 @@ enum Command {
     List(list::List),
     Bind(bind::Bind),
     Unbind(bind::Unbind),
+    P2p(p2p::P2p),
     SmartLog(smart_log::SmartLog),
     ErrorLog(error_log::ErrorLog),
     GetFeature(feature::GetFeature),
@@ -205,6 +207,7 @@ pub fn run() -> ExitCode {
         Command::List(command) => command.run(),
         Command::Bind(command) => command.run(),
         Command::Unbind(command) => command.run(),
+        Command::P2p(command) => command.run(),
         Command::SmartLog(command) => command.run(),
         Command::ErrorLog(command) => command.run(),
         Command::GetFeature(command) => command.run(),
