@@ -1,0 +1,135 @@
+//! Kernels without a queue: the check of data that was read, and the bare limits of the bus.
+// UNSAFETY: kernel parameters hold addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+use crate::arch;
+use crate::work::{Launch, Report, data_word};
+use nvme_core::handoff::QueueWords;
+use nvme_core::spec::Sqe;
+use nvme_core::sync::{AtomicU64, Order, Scope, fence};
+
+/// Looks at the answer between two looks at the clock.
+const LOOKS: u32 = 256;
+
+/// Checks that the data memory holds what [`data_word`] gives for `commands` times `blocks` blocks from
+/// `lba` on. Any grid; words that differ are counted.
+///
+/// # Safety
+/// `data`, `data_bytes` and `report` are what [`Launch`] says; nothing writes the data meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_verify(launch: Launch) {
+    let report = launch.report as usize as *mut Report;
+    let bytes = (launch.commands * u64::from(launch.blocks)) << launch.block_shift;
+    let words = bytes.min(launch.data_bytes) / 8;
+    let first = (launch.lba << launch.block_shift) / 8;
+    let data = launch.data as usize as *const AtomicU64;
+    let stride = u64::from(arch::blocks()) * u64::from(arch::block_threads());
+    let mut index =
+        u64::from(arch::block()) * u64::from(arch::block_threads()) + u64::from(arch::thread());
+    let (mut wrong, mut wrong_at) = (0, 0);
+    while index < words {
+        // SAFETY: index < words, so inside the data; an atomic, since the controller wrote it.
+        let have = unsafe { &*data.add(index as usize) }.load(Order::Relaxed, Scope::Sys);
+        if have != data_word(launch.seed, first + index) {
+            wrong += 1;
+            wrong_at = index + 1;
+        }
+        index += stride;
+    }
+    if wrong != 0 {
+        // SAFETY: the host vouches for the report; only these instructions touch it.
+        unsafe {
+            arch::add(&raw mut (*report).wrong, wrong);
+            arch::raise(&raw mut (*report).wrong_at, wrong_at);
+        }
+    }
+}
+
+/// Queue `index` of the launch.
+#[inline(always)]
+fn words(launch: &Launch, index: u32) -> Option<&QueueWords> {
+    if index >= launch.queue_count {
+        return None;
+    }
+    let words = launch.queues as usize as *const QueueWords;
+    // SAFETY: the host gives `queue_count` queues and does not change them while the kernel runs.
+    Some(unsafe { &*words.add(index as usize) })
+}
+
+/// The bare limit of a command at depth 1: an entry of 64 bytes, a release fence and a doorbell out, an
+/// upper word back, `commands` times. One thread. Round n carries n in every word.
+///
+/// # Safety
+/// The first queue of the launch is memory that a host thread answers on; nothing else uses it.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_pingpong(launch: Launch) {
+    let report = launch.report as usize as *mut Report;
+    let Some(words) = words(&launch, 0) else {
+        return;
+    };
+    // SAFETY: the caller vouches for the words.
+    let Some((memory, _)) = (unsafe { words.attach() }) else {
+        return;
+    };
+    let mut round = 0;
+    'rounds: while round < launch.commands {
+        round += 1;
+        memory.sq.write(0, Sqe::from_words([round; 8]));
+        memory.sq_doorbell.ring(round as u32);
+        let mut looks = 0;
+        let mut deadline_ns = 0;
+        while memory.cq.upper(0, Order::Acquire) != round {
+            looks += 1;
+            if looks % LOOKS != 0 {
+                continue;
+            }
+            let now_ns = arch::now_ns();
+            if deadline_ns == 0 {
+                deadline_ns = now_ns + launch.timeout_ns;
+            } else if now_ns >= deadline_ns {
+                // SAFETY: the host vouches for the report.
+                unsafe { arch::add(&raw mut (*report).timed_out, 1) };
+                round -= 1;
+                break 'rounds;
+            }
+        }
+    }
+    // SAFETY: as above.
+    unsafe { arch::add(&raw mut (*report).completed, round) };
+}
+
+/// The bare limit of submission: `commands` entries into the rings of all queues, eight lanes each, with
+/// one fence at the end. Any grid of blocks of a multiple of 32 threads.
+///
+/// # Safety
+/// The rings are memory that nobody reads entries from; nothing else uses them.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_sqe_writes(launch: Launch) {
+    let thread = arch::block() * arch::block_threads() + arch::thread();
+    let groups = arch::blocks() * arch::block_threads() / 8;
+    let (group, word) = (thread / 8, thread & 7);
+    // A group stays on one queue, as a warp that owns one does.
+    let Some(words) = words(&launch, group.checked_rem(launch.queue_count).unwrap_or(0)) else {
+        return;
+    };
+    // SAFETY: the caller vouches for the words.
+    let Some((memory, state)) = (unsafe { words.attach() }) else {
+        return;
+    };
+    let beside = groups.div_ceil(launch.queue_count.max(1));
+    let mut index = group / launch.queue_count.max(1);
+    let mut written = 0u64;
+    let mut number = u64::from(group);
+    while number < launch.commands {
+        memory.sq.write_word(index & state.mask(), word, number);
+        index += beside;
+        written += u64::from(word == 0);
+        number += u64::from(groups);
+    }
+    fence(Order::Release, Scope::Sys);
+    if written != 0 {
+        let report = launch.report as usize as *mut Report;
+        // SAFETY: the host vouches for the report; only these instructions touch it.
+        unsafe { arch::add(&raw mut (*report).sqes, written) };
+    }
+}
