@@ -117,8 +117,10 @@ impl Controller {
             if let Err(error) = session.bring_up(&mut admin) {
                 admin.failed = Some(error.to_string());
                 drop(admin);
-                // The controller may still write to the rings and to the page for Identify.
-                std::mem::forget(Arc::clone(&session));
+                if device.gone().is_none() {
+                    // The controller may still write to the rings and to the page for Identify.
+                    std::mem::forget(Arc::clone(&session));
+                }
                 return Err(if session.is_interrupted() {
                     Error::Interrupted
                 } else {

@@ -95,6 +95,9 @@ pub trait Device: Send + Sync {
     }
 
     /// Why the device does not answer any more, once it does not. The default never knows.
+    ///
+    /// From then on no new memory is mapped, and what [`unmap_dma`](Self::unmap_dma) takes away is out of
+    /// its reach for good, whatever commands it still had.
     fn gone(&self) -> Option<String> {
         None
     }

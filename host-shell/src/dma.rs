@@ -365,7 +365,9 @@ impl Pair {
 
 impl Drop for Pair {
     fn drop(&mut self) {
-        if self.leaked || self.queue.in_flight() > 0 {
+        let in_use = self.leaked || self.queue.in_flight() > 0;
+        // A device that is gone cannot reach what is unmapped, nor what is mapped there later: nothing.
+        if in_use && self.doorbells.gone().is_none() {
             // The controller may still write to the rings and buffers: they are leaked, with the
             // device that they are mapped at.
             std::mem::forget(Arc::clone(&self.doorbells));
@@ -373,7 +375,7 @@ impl Drop for Pair {
         }
         // SAFETY: dropped once, here, before the memory that it refers to.
         unsafe { ManuallyDrop::drop(&mut self.queue) };
-        // SAFETY: dropped once, here; nothing is in flight, so nothing refers to it.
+        // SAFETY: dropped once, here, after the queue and all that its commands held.
         unsafe { ManuallyDrop::drop(&mut self.memory) };
         // SAFETY: as above.
         unsafe { ManuallyDrop::drop(&mut self.pieces) };

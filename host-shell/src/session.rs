@@ -350,7 +350,7 @@ impl Session {
         let queues: Vec<_> = lock(&self.queues).values().cloned().collect();
         if let Some(cause) = &admin.failed {
             let cause = cause.clone();
-            keep_forever(&mut admin, &queues);
+            self.keep_forever(&mut admin, &queues);
             return Err(Error::Gone { cause });
         }
         if admin.host_memory.is_some() {
@@ -395,7 +395,7 @@ impl Session {
                 }
                 Ok(shutdown::Step::Wait { until_ns }) => self.sleep_until(until_ns),
                 Err(error) => {
-                    keep_forever(&mut admin, &queues);
+                    self.keep_forever(&mut admin, &queues);
                     admin.failed = Some(error.to_string());
                     let cause = self.device.gone();
                     return Err(Error::Gone {
@@ -403,6 +403,20 @@ impl Session {
                     });
                 }
             }
+        }
+    }
+
+    /// Leaks what the controller may still write to, unless it is gone.
+    fn keep_forever(&self, admin: &mut Admin, queues: &[Arc<Mutex<Entry>>]) {
+        if self.device.gone().is_some() {
+            return;
+        }
+        admin.pair.keep_forever();
+        if let Some(memory) = admin.host_memory.take() {
+            std::mem::forget(memory);
+        }
+        for entry in queues {
+            lock(entry).pair.keep_forever();
         }
     }
 
@@ -418,16 +432,6 @@ impl Session {
         let buffer = DmaBuffer::new(&self.device, nvme_core::spec::identify::IDENTIFY_BYTES)?;
         let (_, buffer) = self.admin(what, admin::identify(cns, nsid), Some(buffer))?;
         buffer.ok_or_else(|| Error::device(format!("{what} lost its buffer"), "report this"))
-    }
-}
-
-fn keep_forever(admin: &mut Admin, queues: &[Arc<Mutex<Entry>>]) {
-    admin.pair.keep_forever();
-    if let Some(memory) = admin.host_memory.take() {
-        std::mem::forget(memory);
-    }
-    for entry in queues {
-        lock(entry).pair.keep_forever();
     }
 }
 
