@@ -7,12 +7,14 @@ use std::path::Path;
 
 type Target = fn(&[u8]);
 
-const TARGETS: [(&str, Target); 5] = [
+const TARGETS: [(&str, Target); 7] = [
     ("prp_round_trip", fuzz::prp_round_trip),
     ("cqe_stream", fuzz::cqe_stream),
     ("hostile_driver", fuzz::hostile_driver),
     ("identify_log_pages", fuzz::identify_log_pages),
     ("device_string", fuzz::device_string),
+    ("vfio_user_message", fuzz::vfio_user_message),
+    ("guest_memory", fuzz::guest_memory),
 ];
 
 #[test]
@@ -65,6 +67,16 @@ proptest! {
     #[test]
     fn any_driver_is_survived(bytes in prop::collection::vec(any::<u8>(), 0..1200)) {
         fuzz::hostile_driver(&bytes);
+    }
+
+    #[test]
+    fn any_client_of_vfio_user_is_survived(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        fuzz::vfio_user_message(&bytes);
+    }
+
+    #[test]
+    fn any_guest_is_survived(bytes in prop::collection::vec(any::<u8>(), 0..1200)) {
+        fuzz::guest_memory(&bytes);
     }
 
     #[test]

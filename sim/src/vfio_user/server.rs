@@ -145,7 +145,7 @@ impl Server {
                 return Ok(None);
             }
             match self.listener.accept() {
-                Ok((socket, _)) => return Ok(self.client(socket)),
+                Ok((socket, _)) => return Ok(self.serve_connection(socket)),
                 // A client that has given up already, or too few descriptors at the moment.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
@@ -154,7 +154,9 @@ impl Server {
         }
     }
 
-    fn client(&mut self, socket: UnixStream) -> Option<Left> {
+    /// Serves a client whose connection came by another way than the socket file. `None` when the server
+    /// was stopped.
+    pub fn serve_connection(&mut self, socket: UnixStream) -> Option<Left> {
         let channel = match Channel::new(socket) {
             Ok(channel) => Arc::new(channel),
             Err(error) => return Some(Left::Failed(error.to_string())),

@@ -3,14 +3,18 @@
 //! The same functions run over the seed corpora and over random bytes in the ordinary tests.
 
 mod cqe_stream;
+mod guest_memory;
 mod hostile_driver;
 mod pages;
 mod prp_round_trip;
+mod vfio_user_message;
 
 pub use cqe_stream::cqe_stream;
+pub use guest_memory::guest_memory;
 pub use hostile_driver::hostile_driver;
 pub use pages::{device_string, identify_log_pages};
 pub use prp_round_trip::prp_round_trip;
+pub use vfio_user_message::vfio_user_message;
 
 /// Takes numbers out of the fuzzer's bytes; zeros when they are used up.
 pub struct Input<'a>(&'a [u8]);

@@ -1,0 +1,229 @@
+//! A client that sends anything at all: the server answers it or puts it out, and serves the next one.
+
+use super::Input;
+use nvme_sim::config::NamespaceConfig;
+use nvme_sim::vfio_user::wire::{self, Header, command};
+use nvme_sim::vfio_user::{Left, Server};
+use nvme_sim::{Config, Null};
+use rustix::event::{EventfdFlags, eventfd};
+use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
+use std::io::{IoSlice, Read, Write};
+use std::mem::MaybeUninit;
+use std::net::Shutdown;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU32, Ordering};
+use zerocopy::IntoBytes;
+
+/// Messages in one run at most, so that every reply finds room.
+const MESSAGES: usize = 64;
+
+/// Messages with descriptors, as the bytes say, over a connection; then an honest client.
+pub fn vfio_user_message(bytes: &[u8]) {
+    static NEXT: AtomicU32 = AtomicU32::new(0);
+    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let name = format!("nvme-fuzz-{}-{number}.sock", std::process::id());
+    let config = Config {
+        namespaces: vec![NamespaceConfig::new(512, Box::new(Null::new(1 << 20)))],
+        max_queues: 4,
+        mqes: 64,
+        ..Config::empty()
+    };
+    let mut server = Server::bind(config, &std::env::temp_dir().join(name), 1).expect("a server");
+    let mut input = Input::new(bytes);
+    let greets = input.byte() & 7 != 0;
+    converse(&mut server, |socket| {
+        if greets {
+            put(socket, command::VERSION, 0, &[0, 0, 1, 0], &[]);
+        }
+        for _ in 0..MESSAGES {
+            if input.is_empty() {
+                break;
+            }
+            message(socket, &mut input);
+        }
+    });
+    let (left, replies) = converse(&mut server, |socket| {
+        put(socket, command::VERSION, 0, &[0, 0, 1, 0], &[]);
+        let read = wire::RegionAccess {
+            offset: 0,
+            region: wire::region::CONFIG,
+            count: 4,
+        };
+        put(socket, command::REGION_READ, 0, read.as_bytes(), &[]);
+    });
+    assert_eq!(left, Some(Left::Closed));
+    let header = size_of::<Header>();
+    assert_eq!(replies.len(), header + 4 + header + 16 + 4);
+    assert_eq!(&replies[replies.len() - 4..], &[0x56, 0x4E, 1, 0]);
+}
+
+/// Sends what `send` sends, serves it to its end, and returns what came back.
+fn converse(server: &mut Server, send: impl FnOnce(&UnixStream)) -> (Option<Left>, Vec<u8>) {
+    let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
+    send(&ours);
+    // The socket may be closed already by the descriptors that were sent over it.
+    let _ = ours.shutdown(Shutdown::Write);
+    std::thread::scope(|scope| {
+        let reader = scope.spawn(|| {
+            let mut replies = Vec::new();
+            let _ = (&ours).read_to_end(&mut replies);
+            replies
+        });
+        let left = server.serve_connection(theirs);
+        (left, reader.join().expect("the reader"))
+    })
+}
+
+fn put(socket: &UnixStream, code: u16, flags: u32, body: &[u8], fds: &[OwnedFd]) {
+    let header = Header {
+        id: code,
+        command: code,
+        size: (size_of::<Header>() + body.len()) as u32,
+        flags,
+        error: 0,
+    };
+    raw(socket, &[header.as_bytes(), body].concat(), fds);
+}
+
+/// Sends bytes as long as the peer's buffer takes them.
+fn raw(mut socket: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) {
+    let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !fds.is_empty() {
+        assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
+    }
+    let parts = [IoSlice::new(bytes)];
+    if let Ok(sent) = sendmsg(socket, &parts, &mut control, SendFlags::DONTWAIT) {
+        let _ = socket.write(&bytes[sent..]);
+    }
+}
+
+/// One message: mostly plausible, so that it gets past the first check.
+fn message(socket: &UnixStream, input: &mut Input<'_>) {
+    let kind = input.byte();
+    if kind == 255 {
+        let len = usize::from(input.byte() % 64);
+        return raw(socket, input.take(len), &[]);
+    }
+    let fds = descriptors(input.byte());
+    let flags = match input.byte() {
+        0 => input.word(),
+        1..=16 => wire::NO_REPLY,
+        17..=24 => wire::REPLY,
+        _ => wire::COMMAND,
+    };
+    let (code, body) = body(kind, input);
+    put(socket, code, flags, &body, &fds);
+}
+
+/// Memory, an eventfd, both, or something that is neither.
+fn descriptors(which: u8) -> Vec<OwnedFd> {
+    let memory = || {
+        let fd = memfd_create("fuzz", MemfdFlags::CLOEXEC).expect("a memfd");
+        ftruncate(&fd, 64 << 10).expect("its size");
+        fd
+    };
+    let event = || eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
+    match which % 8 {
+        1 | 2 => vec![memory()],
+        3 | 4 => vec![event()],
+        5 => vec![event(), event()],
+        6 => vec![memory(), event()],
+        7 => UnixStream::pair().map_or(vec![], |(one, _)| vec![one.into()]),
+        _ => vec![],
+    }
+}
+
+/// A number that is small, near a page, or anything.
+fn number(input: &mut Input<'_>) -> u64 {
+    match input.byte() % 8 {
+        0 => input.long(),
+        1..=3 => u64::from(input.byte()) << 12,
+        4 => u64::from(input.half()),
+        _ => u64::from(input.byte() % 64),
+    }
+}
+
+fn body(kind: u8, input: &mut Input<'_>) -> (u16, Vec<u8>) {
+    let mut small = || number(input) as u32;
+    let (code, mut bytes) = match kind % 16 {
+        0..=2 => {
+            let access = wire::RegionAccess {
+                region: [0, 0, 4, 7][small() as usize % 4],
+                count: small() % 64,
+                offset: u64::from(small()),
+            };
+            let code = match kind % 2 {
+                0 => command::REGION_READ,
+                _ => command::REGION_WRITE,
+            };
+            (code, [access.as_bytes(), input.take(64)].concat())
+        }
+        3 | 4 => {
+            let map = wire::DmaMap {
+                argsz: 32,
+                flags: small() % 5,
+                offset: number(input),
+                address: number(input),
+                size: number(input),
+            };
+            (command::DMA_MAP, map.as_bytes().to_vec())
+        }
+        5 => {
+            let unmap = wire::DmaUnmap {
+                argsz: 24,
+                flags: small() % 4,
+                address: number(input),
+                size: number(input),
+            };
+            (command::DMA_UNMAP, unmap.as_bytes().to_vec())
+        }
+        6 | 7 => {
+            let set = wire::IrqSet {
+                argsz: 20,
+                flags: 1 << (small() % 3) | 8 << (small() % 3),
+                index: small() % 6,
+                start: small(),
+                count: small() % 4,
+            };
+            let code = command::DEVICE_SET_IRQS;
+            (code, [set.as_bytes(), input.take(4)].concat())
+        }
+        8 => {
+            let info = wire::RegionInfo {
+                argsz: small(),
+                flags: 0,
+                index: small() % 10,
+                cap_offset: 0,
+                size: 0,
+                offset: 0,
+            };
+            (command::DEVICE_GET_REGION_INFO, info.as_bytes().to_vec())
+        }
+        9 => {
+            let ask = wire::RegionIoFds {
+                argsz: small() << 4,
+                flags: 0,
+                index: small() % 10,
+                count: 0,
+            };
+            (command::DEVICE_GET_REGION_IO_FDS, ask.as_bytes().to_vec())
+        }
+        10 => (command::DEVICE_RESET, vec![]),
+        11 => (command::VERSION, [&[0, 0, 1, 0], input.take(40)].concat()),
+        12 => {
+            let count = u64::from(input.byte());
+            let writes = input.take(96);
+            let code = command::REGION_WRITE_MULTI;
+            (code, [count.as_bytes(), writes].concat())
+        }
+        _ => (u16::from(input.byte() % 24), input.take(48).to_vec()),
+    };
+    if input.byte() == 0 {
+        bytes.truncate(usize::from(input.byte()));
+    }
+    (code, bytes)
+}
