@@ -1,17 +1,20 @@
-//! `demo`: real data through the whole driver, with nothing but a CPU.
+//! `demo`: real data through the whole driver, from a GPU where there is one, else from CPU threads.
+
+#[cfg(feature = "cuda")]
+mod gpu;
+mod image;
 
 use super::{duration, output, progress, start, stop_flag};
 use clap::Args;
 use hdrhistogram::Histogram;
+use image::Image;
 use indicatif::ProgressBar;
-use nvme_host::bench::{SplitMix, queues_json};
+use nvme_host::bench::queues_json;
 use nvme_host::core::SubmitError;
 use nvme_host::core::spec::{Lba, Nsid, Qid, nvm};
 use nvme_host::units::{self, parse_bytes};
 use nvme_host::{Config, Controller, DmaBuffer, Error, Queue, Result, Statistics};
 use serde_json::json;
-use std::fs::{self, File};
-use std::io::{BufWriter, Write};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -53,59 +56,14 @@ pub struct Demo {
     /// Print one JSON object
     #[arg(long)]
     json: bool,
-}
-
-/// The image file, removed at the end unless it is to be kept.
-struct Image {
-    path: PathBuf,
-    keep: bool,
-    /// A checksum of each unit, taken of the bytes that went into the file.
-    sums: Vec<u64>,
-}
-
-impl Drop for Image {
-    fn drop(&mut self) {
-        if !self.keep {
-            // Someone else may have removed it; there is nothing to say about that.
-            let _ = fs::remove_file(&self.path);
-        }
-    }
-}
-
-impl Image {
-    fn create(demo: &Demo, unit: u64) -> Result<Self> {
-        let name = format!("nvme-gpu-demo-{}.img", std::process::id());
-        let path = demo
-            .image
-            .clone()
-            .unwrap_or_else(|| std::env::temp_dir().join(name));
-        let file = File::create_new(&path).map_err(Error::file("create", &path))?;
-        let mut image = Self {
-            path,
-            keep: false,
-            sums: Vec::new(),
-        };
-        let mut writer = BufWriter::with_capacity(1 << 20, file);
-        let bar = progress::bytes(demo.size, "image");
-        let mut rng = SplitMix::new(demo.seed);
-        let mut bytes = vec![0; unit as usize];
-        let mut left = demo.size;
-        while left > 0 {
-            super::check_stop()?;
-            let len = left.min(unit) as usize;
-            rng.fill(&mut bytes[..len]);
-            image.sums.push(xxh3_64(&bytes[..len]));
-            writer
-                .write_all(&bytes[..len])
-                .map_err(Error::file("write", &image.path))?;
-            left -= len as u64;
-            bar.inc(len as u64);
-        }
-        writer.flush().map_err(Error::file("write", &image.path))?;
-        bar.finish_and_clear();
-        image.keep = demo.keep;
-        Ok(image)
-    }
+    /// Use GPU N; without this, GPU 0 where there is one
+    #[cfg(feature = "cuda")]
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", conflicts_with = "cpu")]
+    gpu: Option<u32>,
+    /// Use CPU threads, whatever GPU there is
+    #[cfg(feature = "cuda")]
+    #[arg(long)]
+    cpu: bool,
 }
 
 /// What one thread measured.
@@ -154,6 +112,13 @@ impl Demo {
                 format!("use at least {block}"),
             ));
         }
+        #[cfg(feature = "cuda")]
+        let no_gpu = match self.find_gpu()? {
+            Ok(gpu) => return gpu::run(&self, gpu, unit),
+            Err(reason) => reason,
+        };
+        #[cfg(not(feature = "cuda"))]
+        let no_gpu = "no GPU support in this build".to_owned();
         let image = Image::create(&self, unit)?;
         let device = format!(
             "sim:{}?block={block}&queues={}&threads={}",
@@ -202,7 +167,21 @@ impl Demo {
                 what: "the checksum of what was read is not the image's".to_owned(),
             });
         }
-        self.report(&image, &parts, elapsed, bring_up, of_read)
+        self.report(&image, &parts, [elapsed, bring_up], of_read, &no_gpu)
+    }
+
+    /// The GPU to use, or why there is none. One that was asked for must be there.
+    #[cfg(feature = "cuda")]
+    fn find_gpu(&self) -> Result<std::result::Result<u32, String>> {
+        if self.cpu {
+            return Ok(Err("no GPU used, as asked".to_owned()));
+        }
+        let index = self.gpu.unwrap_or(0);
+        match nvme_host::cuda::Gpu::open(index) {
+            Ok(_) => Ok(Ok(index)),
+            Err(error) if self.gpu.is_some() => Err(error),
+            Err(error) => Ok(Err(error.to_string())),
+        }
     }
 
     fn read_all(&self, controller: &Controller, work: &Work<'_>) -> Result<(Vec<Part>, Duration)> {
@@ -236,9 +215,9 @@ impl Demo {
         &self,
         image: &Image,
         parts: &[Part],
-        elapsed: Duration,
-        bring_up: Duration,
+        [elapsed, bring_up]: [Duration; 2],
         digest: u64,
+        no_gpu: &str,
     ) -> Result<()> {
         let mut latency = new_histogram();
         for part in parts {
@@ -255,7 +234,7 @@ impl Demo {
         let kept = self.keep.then(|| image.path.display().to_string());
         let threads = format!("{} CPU threads", self.queues);
         let engine = format!(
-            "{threads}; embedded simulator on {} CPU thread(s); no GPU support in this build",
+            "{threads}; embedded simulator on {} CPU thread(s); {no_gpu}",
             self.sim_threads
         );
         if self.json {
@@ -275,6 +254,7 @@ impl Demo {
                 "controller": "embedded simulator",
                 "driver": threads,
                 "gpu": false,
+                "why": no_gpu,
                 "bring_up_ms": bring_up.as_secs_f64() * 1e3,
                 "image": kept,
                 "queues": queues_json(&queues),

@@ -223,12 +223,20 @@ impl Drive {
             .driven
             .run(self.grid(), launch, &self.data, false, limit)?;
         let report = &ran.report;
-        if report.timed_out == 0 && report.fault == 0 && report.refused == 0 && report.failed == 0 {
+        if report.completed == work.commands {
             return Ok(ran);
         }
         if report.timed_out == 0 && report.fault == 0 {
-            return Err(match report.failed {
-                0 => Error::device(
+            return Err(match (report.failed, report.refused) {
+                // A kernel that never ran counts nothing.
+                (0, 0) => Error::device(
+                    format!(
+                        "the kernel did {} of {} commands",
+                        report.completed, work.commands
+                    ),
+                    "run `nvidia-smi`, and report this",
+                ),
+                (0, _) => Error::device(
                     format!("{} commands could not be queued", report.refused),
                     "use fewer --threads or a smaller --bytes",
                 ),

@@ -39,3 +39,5 @@ pub use module::{Function, Module};
 pub use queues::{GpuQueues, Grid, Ran};
 pub use stream::{Event, Stream};
 pub use tier::{Access, Ask, GpuData, Tier};
+
+pub use nvme_gpu_kernel::work::data_word;

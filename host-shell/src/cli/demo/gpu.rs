@@ -1,0 +1,130 @@
+//! The demo from a GPU: kernels build the commands, ring, poll and check the data; then the CPU checks
+//! every byte again.
+
+use super::{Demo, Image};
+use crate::cli::gpu::{self, Transfer};
+use crate::cli::{output, stop_flag};
+use nvme_host::core::spec::{Nsid, nvm};
+use nvme_host::cuda::bench::Mode;
+use nvme_host::cuda::{Ask, Setup};
+use nvme_host::{Config, Error, Result, units};
+use serde_json::json;
+use std::time::Instant;
+use xxhash_rust::xxh3::xxh3_64;
+
+/// Runs the demo on GPU `index`; every read is one command of `unit` bytes.
+pub fn run(demo: &Demo, index: u32, unit: u64) -> Result<()> {
+    let image = Image::create(demo, unit)?;
+    let device = format!(
+        "sim:{}?block={}&queues={}&threads={}",
+        image.path.display(),
+        demo.block,
+        demo.queues.max(2),
+        demo.sim_threads
+    );
+    let setup = Setup {
+        gpu: index,
+        mode: Mode::Warp,
+        tier: Ask::Auto { gpu_memory: false },
+        threads: 0,
+        queues: demo.queues,
+        depth: demo.depth,
+        nsid: Nsid(1),
+    };
+    let config = Config {
+        timeout: demo.timeout,
+        stop: Some(stop_flag()),
+        ..Config::default()
+    };
+    let begin = Instant::now();
+    let mut transfer = Transfer::open(setup, nvme_host::open(&device)?, &config, unit)?;
+    let bring_up = begin.elapsed();
+    let block = u64::from(demo.block);
+    let blocks = demo.size / block;
+    let bar = gpu::bar(&transfer.drive, blocks, "reading");
+    let mut bytes = vec![0; unit as usize];
+    let mut sums = Vec::new();
+    let totals = transfer.run(
+        nvm::opcode::READ,
+        (0, blocks),
+        &bar,
+        |_, _, _| Ok(()),
+        |drive, lba, len| {
+            let wrong = drive.verify(lba, len, demo.seed)?;
+            if wrong != 0 {
+                return Err(Error::Mismatch {
+                    what: format!("the GPU found {wrong} wrong words from LBA {lba} on"),
+                });
+            }
+            let mut at = 0;
+            while at < len {
+                let part = &mut bytes[..unit.min(len - at) as usize];
+                drive.data().read(at as usize, part)?;
+                sums.push(xxh3_64(part));
+                at += part.len() as u64;
+            }
+            Ok(())
+        },
+    )?;
+    bar.finish_and_clear();
+    let different = sums.iter().zip(&image.sums).position(|(a, b)| a != b);
+    if different.is_some() || sums.len() != image.sums.len() {
+        let lba = different.unwrap_or(sums.len()) as u64 * unit / block;
+        return Err(Error::Mismatch {
+            what: format!("the CPU finds that the blocks from LBA {lba} on are not the image's"),
+        });
+    }
+    let digest = xxh3_64(
+        &sums
+            .iter()
+            .flat_map(|sum| sum.to_le_bytes())
+            .collect::<Vec<u8>>(),
+    );
+    let drive = transfer.drive;
+    let (by, name, tier) = (
+        drive.gpu().describe(),
+        drive.gpu().name().to_owned(),
+        drive.tier(),
+    );
+    drive.close()?;
+    let gbps = demo.size as f64 / totals.seconds.max(1e-9) / 1e9;
+    let rate = totals.commands as f64 / totals.seconds.max(1e-9);
+    let kept = demo.keep.then(|| image.path.display().to_string());
+    if demo.json {
+        return output::json(&json!({
+            "verified": true,
+            "verified_by": ["gpu", "cpu"],
+            "bytes": demo.size,
+            "seconds": totals.seconds,
+            "gb_per_s": gbps,
+            "commands": totals.commands,
+            "commands_per_s": rate,
+            "checksum_xxh3": format!("{digest:016x}"),
+            "controller": "embedded simulator",
+            "driver": by,
+            "gpu": name,
+            "tier": tier,
+            "per_command": totals.per_command(),
+            "bring_up_ms": bring_up.as_secs_f64() * 1e3,
+            "image": kept,
+        }));
+    }
+    let mut text = format!(
+        "verified {} ({} bytes) on the GPU and again on the CPU: every byte read is the image's \
+         (xxh3 {digest:016x})\n\
+         {gbps:.2} GB/s, {} commands/s, {} commands in {:.3} s, bring-up {:.1} ms\n\
+         driven by {by}, one warp per queue; embedded simulator on {} CPU thread(s)\n\
+         {tier}\n",
+        units::bytes(demo.size),
+        demo.size,
+        units::count(rate),
+        totals.commands,
+        totals.seconds,
+        bring_up.as_secs_f64() * 1e3,
+        demo.sim_threads,
+    );
+    if let Some(path) = kept {
+        text.push_str(&format!("image kept: {path}\n"));
+    }
+    output::print(&text)
+}
