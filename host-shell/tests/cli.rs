@@ -290,11 +290,11 @@ fn a_lost_command_ends_with_a_typed_timeout(place: Place) {
         "--blocks",
         "4",
         "--timeout-ms",
-        "200",
+        "1000",
         "--out",
         "out",
     ];
-    folder.fails(&arguments, 5, "no answer within 200 ms");
+    folder.fails(&arguments, 5, "no answer within 1000 ms");
     assert!(bytes(&folder.path("disk.img")) == image);
     assert_eq!(folder.names(), ["disk.img"]);
     folder.fails(
@@ -303,7 +303,7 @@ fn a_lost_command_ends_with_a_typed_timeout(place: Place) {
             "-d",
             "sim:disk.img?fault=allones",
             "--timeout-ms",
-            "200",
+            "1000",
         ],
         5,
         "all ones",

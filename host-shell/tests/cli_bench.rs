@@ -248,11 +248,11 @@ fn bench_over_a_lost_command_times_out(place: Place) {
         "-d",
         "sim:mem?fault=drop@op=read,nth=100",
         "--timeout-ms",
-        "200",
+        "1000",
         "--io-size",
         "4MiB",
     ];
-    folder.fails(&arguments, 5, "no answer within 200 ms");
+    folder.fails(&arguments, 5, "no answer within 1000 ms");
 }
 
 fn ctrl_c_ends_with_130_and_removes_the_image(place: Place) {
