@@ -1,12 +1,12 @@
 //! The controller as its users see it: registers, doorbells, and `step`.
 
+use crate::batch::BATCH;
 use crate::config::{Config, ConfigError};
 use crate::device::Device;
 use crate::doorbell::Doorbells;
 use crate::interrupt::Interrupts;
 use crate::memory::{Dma, DmaMemory};
 use crate::queue::QueueStats;
-use crate::serve::BATCH;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -62,8 +62,13 @@ impl<M: DmaMemory> Controller<M> {
         self.device.config.vectors
     }
 
-    /// Resets the PCI function: every queue and register; unlike a power cut it loses no data. A
-    /// controller that had left the bus is there again.
+    /// Brings back a controller that had left the bus; it is to be reset.
+    #[cfg(all(feature = "std", target_os = "linux"))]
+    pub(crate) fn plug_in(&self) {
+        self.device.plug_in();
+    }
+
+    /// Resets the PCI function: every queue and register; unlike a power cut it loses no data.
     #[cfg(all(feature = "std", target_os = "linux"))]
     pub(crate) fn function_reset(&self) {
         self.device.function_reset();

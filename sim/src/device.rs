@@ -384,34 +384,6 @@ impl Device {
         *slot.cq.lock() = Some(cq);
     }
 
-    /// The vectors whose completion queues hold entries that the driver has not taken.
-    fn waiting_vectors(&self) -> impl Iterator<Item = u16> {
-        let slots = self.slots.iter().enumerate();
-        slots.filter_map(|(qid, slot)| {
-            let cq = slot.cq.lock();
-            let cq = cq.as_ref()?;
-            let head = self.doorbells.cq_head(qid as u16).load(Ordering::Relaxed);
-            cq.vector.filter(|_| cq.tail != head)
-        })
-    }
-
-    /// The level of the interrupt pin: a queue with interrupts holds entries, and INTMS lets it.
-    pub fn pin(&self) -> bool {
-        self.is_running()
-            && self
-                .waiting_vectors()
-                .any(|vector| !self.vectors.is_masked(vector))
-    }
-
-    /// The vectors of `mask` may be raised again: those that have something to tell are.
-    fn unmasked(&self, mask: u32) {
-        for vector in self.waiting_vectors() {
-            if vector < 32 && mask >> vector & 1 != 0 {
-                self.vectors.raise(vector);
-            }
-        }
-    }
-
     /// Whether commands can be held back, so that queues need room for them.
     pub fn delays(&self) -> bool {
         !self.pacing.is_none() || !self.faults.is_empty()
@@ -439,11 +411,19 @@ impl Device {
     /// Resets the PCI function: queues and registers, but no data.
     #[cfg(all(feature = "std", target_os = "linux"))]
     pub fn function_reset(&self) {
+        if self.is_gone() {
+            return; // Nobody hears it.
+        }
         let mut control = self.control.lock();
         self.disable(&mut control);
         self.transition_ns.store(u64::MAX, Ordering::Relaxed);
         self.registers.clear();
         self.vectors.set_mask(0);
+    }
+
+    /// Brings back a controller that had left the bus; it is to be reset.
+    #[cfg(all(feature = "std", target_os = "linux"))]
+    pub fn plug_in(&self) {
         self.gone.store(false, Ordering::Relaxed);
     }
 
@@ -457,166 +437,4 @@ impl Device {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::fault::{Fault, FaultRule, When};
-    use crate::testing::{DATA, Driver, ENTRIES, config, cq_at, sq_at};
-    use nvme_core::spec::{Lba, Nsid, admin, nvm};
-
-    #[test]
-    fn a_reset_keeps_the_admin_queue_registers_and_drops_the_queues() {
-        let mut driver = Driver::with_queue(config());
-        driver.controller.write32(offset::CC, 0);
-        assert!(!driver.csts().rdy());
-        assert_eq!(driver.controller.read64(offset::ASQ), sq_at(0));
-        assert_eq!(driver.controller.read64(offset::ACQ), cq_at(0));
-        assert_eq!(driver.controller.read32(offset::AQA) & 0xFFF, ENTRIES - 1);
-        driver.enable();
-        assert_eq!(
-            driver.admin(admin::delete_io_sq(nvme_core::spec::Qid(1))),
-            Err(nvme_core::spec::Status::INVALID_QID)
-        );
-    }
-
-    #[test]
-    fn impossible_configurations_are_fatal_until_reset() {
-        let bad = |change: fn(&mut Cc)| {
-            let mut cc = Driver::cc();
-            change(&mut cc);
-            cc
-        };
-        let cases = [
-            bad(|cc| cc.set_mps(5)),
-            bad(|cc| cc.set_css(6)),
-            bad(|cc| cc.set_ams(1)),
-            bad(|cc| cc.set_iosqes(5)),
-        ];
-        for cc in cases {
-            let mut driver = Driver::new(config());
-            driver.controller.write32(offset::CC, 0);
-            driver.controller.write32(offset::CC, cc.0);
-            assert!(driver.csts().cfs() && !driver.csts().rdy(), "{cc:?}");
-            driver.controller.write32(offset::CC, 0);
-            assert!(!driver.csts().cfs());
-            driver.enable();
-        }
-        let driver = Driver::cold(config());
-        driver.controller.write32(offset::CC, Driver::cc().0);
-        assert!(driver.csts().cfs(), "an admin queue of one entry");
-    }
-
-    #[test]
-    fn ready_follows_after_its_delay() {
-        let mut config = config();
-        config.ready_delay_ns = 1000;
-        let driver = Driver::cold(config);
-        driver.controller.write32(offset::AQA, 15 << 16 | 15);
-        driver.controller.write32(offset::CC, Driver::cc().0);
-        assert_eq!(driver.controller.step(999).next_event_ns, Some(1000));
-        assert!(!driver.csts().rdy());
-        driver.controller.step(1000);
-        assert!(driver.csts().rdy());
-        driver.controller.write32(offset::CC, 0);
-        assert!(driver.csts().rdy());
-        assert_eq!(driver.controller.step(2000).next_event_ns, None);
-        assert!(!driver.csts().rdy());
-    }
-
-    #[test]
-    fn nothing_moves_once_the_controller_is_disabled() {
-        let mut config = config();
-        config.profile = crate::Profile {
-            read_ns: 1000,
-            ..crate::Profile::NONE
-        };
-        let mut driver = Driver::with_queue(config);
-        driver.push(1, nvm::read(Nsid(1), Lba(0), 1).with_prps(DATA, 0));
-        driver.ring(1);
-        driver.step();
-        driver.controller.write32(offset::CC, 0);
-        assert!(!driver.csts().rdy());
-        driver.fill(DATA, 0x55, 512);
-        driver.now_ns = 1_000_000;
-        driver.ring(1);
-        assert_eq!(driver.step(), 0);
-        assert_eq!(driver.bytes(DATA, 512), [0x55; 512]);
-        assert_eq!(driver.peek(1), None);
-    }
-
-    #[test]
-    fn a_normal_shutdown_flushes_and_an_abrupt_one_does_not() {
-        for (shn, kept) in [(1, 9), (2, 0)] {
-            let mut driver = Driver::with_queue(config());
-            driver.fill(DATA, 9, 512);
-            let write = nvm::write(Nsid(1), Lba(0), 1).with_prps(DATA, 0);
-            assert_eq!(driver.io(write), Ok(0));
-            let mut cc = Driver::cc();
-            cc.set_shn(shn);
-            driver.controller.write32(offset::CC, cc.0);
-            assert_eq!(driver.csts().shst(), 2);
-            driver.push(1, write);
-            driver.ring(1);
-            assert_eq!(driver.step(), 0, "no command is processed after a shutdown");
-            driver.controller.power_cut();
-            driver.enable();
-            assert_eq!(driver.csts().shst(), 0);
-            driver.create_pair(1);
-            assert_eq!(
-                driver.io(nvm::read(Nsid(1), Lba(0), 1).with_prps(DATA, 0)),
-                Ok(0)
-            );
-            assert_eq!(driver.bytes(DATA, 1), [kept]);
-        }
-    }
-
-    #[test]
-    fn a_subsystem_reset_is_told_by_nssro() {
-        let driver = Driver::with_queue(config());
-        driver.controller.write32(offset::NSSR, 1);
-        assert!(driver.csts().rdy());
-        driver.controller.write32(offset::NSSR, NSSR_RESET);
-        assert!(driver.csts().nssro() && !driver.csts().rdy());
-        assert!(!Cc(driver.controller.read32(offset::CC)).en());
-        driver.controller.write32(offset::CSTS, 1 << 4);
-        assert!(!driver.csts().nssro());
-    }
-
-    #[test]
-    fn a_stuck_ready_bit_stays_as_it_is() {
-        let mut config = config();
-        let when = When {
-            nth: Some(2),
-            ..When::default()
-        };
-        config.faults.rules.push(FaultRule {
-            when,
-            what: Fault::StuckReady,
-        });
-        let driver = Driver::with_queue(config);
-        driver.controller.write32(offset::CC, 0);
-        driver.controller.step(u64::MAX - 1);
-        assert!(driver.csts().rdy());
-        driver.controller.write32(offset::CC, Driver::cc().0);
-        driver.controller.write32(offset::CC, 0);
-        assert!(
-            !driver.csts().rdy(),
-            "the rule was for the first change of all: {:?}",
-            driver.csts()
-        );
-    }
-
-    #[test]
-    fn registers_survive_any_access() {
-        let driver = Driver::with_queue(config());
-        for at in (0..0x2000).chain([u32::MAX, u32::MAX - 3, 0x8000_0000]) {
-            driver.controller.read32(at);
-            driver.controller.read64(at);
-            if !(offset::CC..offset::CC + 4).contains(&at) && at != offset::NSSR {
-                driver.controller.write32(at, 0xFFFF_FFFF);
-                driver.controller.write64(at, u64::MAX);
-            }
-        }
-        driver.controller.step(0);
-        assert_eq!(driver.controller.read32(offset::VS), 0x0002_0000);
-    }
-}
+mod tests;

@@ -4,6 +4,7 @@
 //! costs nothing. Coalescing holds a vector back until enough completions are there or their time
 //! is over.
 
+use crate::device::Device;
 use crate::memory::Lock;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
@@ -158,6 +159,36 @@ impl Vectors {
                 self.raise(number as u16);
             } else {
                 self.next_due_ns.fetch_min(held.due_ns, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+impl Device {
+    /// The vectors whose completion queues hold entries that the driver has not taken.
+    fn waiting_vectors(&self) -> impl Iterator<Item = u16> {
+        let slots = self.slots.iter().enumerate();
+        slots.filter_map(|(qid, slot)| {
+            let cq = slot.cq.lock();
+            let cq = cq.as_ref()?;
+            let head = self.doorbells.cq_head(qid as u16).load(Ordering::Relaxed);
+            cq.vector.filter(|_| cq.tail != head)
+        })
+    }
+
+    /// The level of the interrupt pin: a queue with interrupts holds entries, and INTMS lets it.
+    pub(crate) fn pin(&self) -> bool {
+        self.is_running()
+            && self
+                .waiting_vectors()
+                .any(|vector| !self.vectors.is_masked(vector))
+    }
+
+    /// The vectors of `mask` may be raised again: those that have something to tell are.
+    pub(crate) fn unmasked(&self, mask: u32) {
+        for vector in self.waiting_vectors() {
+            if vector < 32 && mask >> vector & 1 != 0 {
+                self.vectors.raise(vector);
             }
         }
     }

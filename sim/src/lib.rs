@@ -19,6 +19,7 @@ extern crate alloc;
 extern crate std;
 
 mod admin;
+mod batch;
 mod cache;
 pub mod config;
 mod controller;

@@ -33,6 +33,8 @@ static MAPPINGS: [Entry; MAX_MAPPINGS] = [const {
         lost: AtomicBool::new(false),
     }
 }; MAX_MAPPINGS];
+/// Mappings that have lost their file so far.
+static LOSSES: AtomicUsize = AtomicUsize::new(0);
 /// What SIGBUS did before us. Set before the first mapping is entered.
 static PREVIOUS: OnceLock<Box<libc::sigaction>> = OnceLock::new();
 
@@ -113,6 +115,12 @@ impl GuestMemory {
         unsafe { Span::from_raw(self.ptr(), self.bytes) }
     }
 
+    /// How many mappings of this process have lost their file so far: when it has not changed, none of
+    /// them needs to be looked at.
+    pub fn losses() -> usize {
+        LOSSES.load(Ordering::Relaxed)
+    }
+
     /// Whether the peer has taken the file away under the mapping.
     pub fn is_lost(&self) -> bool {
         self.entry.lost.load(Ordering::Relaxed)
@@ -179,6 +187,7 @@ extern "C" fn on_sigbus(
             continue;
         }
         entry.lost.store(true, Ordering::Relaxed);
+        LOSSES.fetch_add(1, Ordering::Relaxed);
         // SAFETY: replaces a mapping of ours, which stays in the table until it is unmapped, by
         // memory of the same size; mmap is a plain system call here.
         let put = unsafe {

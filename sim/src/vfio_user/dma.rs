@@ -23,6 +23,8 @@ pub(crate) struct DmaTable {
     memory: HostMemory,
     requests: Arc<Requests>,
     ranges: BTreeMap<u64, Range>,
+    /// Losses of the process that were looked at.
+    losses: usize,
 }
 
 impl DmaTable {
@@ -32,6 +34,7 @@ impl DmaTable {
             memory,
             requests,
             ranges: BTreeMap::new(),
+            losses: GuestMemory::losses(),
         }
     }
 
@@ -137,8 +140,12 @@ impl DmaTable {
         self.ranges.clear();
     }
 
-    /// Whether the client has taken a file away under its mapping.
-    pub fn is_lost(&self) -> bool {
+    /// Whether the client has taken a file away under its mapping since this was asked last.
+    pub fn is_lost(&mut self) -> bool {
+        let losses = GuestMemory::losses();
+        if core::mem::replace(&mut self.losses, losses) == losses {
+            return false;
+        }
         let mut guests = self
             .ranges
             .values()

@@ -64,7 +64,7 @@ impl<'a> Session<'a> {
     }
 
     /// Whether the client has shortened a file that it gave us.
-    pub fn has_lost_memory(&self) -> bool {
+    pub fn has_lost_memory(&mut self) -> bool {
         self.dma.is_lost()
     }
 
@@ -297,6 +297,7 @@ impl Drop for Session<'_> {
         self.requests.close();
         self.function.kicks = false;
         self.function.irqs.disarm();
+        self.function.controller.plug_in();
         self.function.reset();
         self.dma.clear();
     }

@@ -205,6 +205,35 @@ fn every_kind_of_reset_stops_the_controller_and_it_can_be_enabled_again() {
 }
 
 #[test]
+fn a_controller_that_left_the_bus_reads_as_ones_until_the_next_client() {
+    let mut config = config();
+    let when = crate::fault::When {
+        nth: Some(1),
+        ..crate::fault::When::default()
+    };
+    let what = crate::fault::Fault::AllOnes;
+    config
+        .faults
+        .rules
+        .push(crate::fault::FaultRule { when, what });
+    let served = Served::new(config, 1);
+    let mut client = served.client();
+    let mut guest = Guest::new(&mut client);
+    guest.enable(&mut client);
+    guest.submit(identify());
+    let started = Instant::now();
+    while client.read32(0, offset::CSTS.into()) != u32::MAX {
+        assert!(started.elapsed() < Duration::from_secs(20), "still there");
+    }
+    client.send(command::DEVICE_RESET, &[], &[]).unwrap();
+    assert_eq!(client.read(0, 0, 8), Ok(vec![0xFF; 8]));
+    drop(client);
+    let mut client = served.client();
+    assert_eq!(client.read32(0, offset::CSTS.into()), 0);
+    Guest::new(&mut client).enable(&mut client);
+}
+
+#[test]
 fn memory_goes_away_while_commands_use_it() {
     let mut config = config();
     let null = Null::new(1 << 30);

@@ -1,0 +1,192 @@
+//! Tests of `features`.
+
+use super::*;
+use crate::testing::{DATA, Driver, config};
+use nvme_core::spec::admin::{self, Select};
+use nvme_core::spec::feature::host_memory_buffer;
+use nvme_core::spec::{Iova, Lba, nvm};
+
+fn get(driver: &mut Driver, fid: u8, dword: u32) -> Result<u32, Status> {
+    driver.admin(admin::get_features(fid, Select::Current, Nsid::NONE, dword).with_prps(DATA, 0))
+}
+
+fn set(driver: &mut Driver, fid: u8, dword: u32) -> Result<u32, Status> {
+    driver.admin(admin::set_features(fid, Nsid::NONE, dword).with_prps(DATA, 0))
+}
+
+#[test]
+fn the_number_of_queues_is_negotiated_down_and_then_settled() {
+    let mut driver = Driver::new(config());
+    let fid = fid::NUMBER_OF_QUEUES;
+    assert_eq!(
+        set(&mut driver, fid, NumberOfQueues::request(100, 2)),
+        Ok(0x0001_0003)
+    );
+    assert_eq!(set(&mut driver, fid, 0xFFFF), Err(Status::INVALID_FIELD));
+    assert_eq!(
+        set(&mut driver, fid, 0xFFFF_0000),
+        Err(Status::INVALID_FIELD)
+    );
+    assert_eq!(get(&mut driver, fid, 0), Ok(0x0001_0003));
+    let cq = admin::create_io_cq(Driver::params(3, 0x8000), None);
+    assert_eq!(
+        driver.admin(cq),
+        Err(Status::INVALID_QID),
+        "only two were granted"
+    );
+    driver.create_pair(1);
+    assert_eq!(
+        set(&mut driver, fid, 0),
+        Err(Status::COMMAND_SEQUENCE_ERROR)
+    );
+}
+
+#[test]
+fn values_are_kept_until_a_reset_and_defaults_are_known() {
+    let mut driver = Driver::new(config());
+    assert_eq!(set(&mut driver, fid::ARBITRATION, 0x0102_0304), Ok(0));
+    assert_eq!(set(&mut driver, fid::ERROR_RECOVERY, 55), Ok(0));
+    assert_eq!(get(&mut driver, fid::ARBITRATION, 0), Ok(0x0102_0304));
+    let select = |select| admin::get_features(fid::ARBITRATION, select, Nsid::NONE, 0);
+    assert_eq!(driver.admin(select(Select::Default)), Ok(7));
+    assert_eq!(driver.admin(select(Select::Saved)), Ok(7));
+    assert_eq!(driver.admin(select(Select::Capabilities)), Ok(4));
+    driver
+        .controller
+        .write32(nvme_core::spec::register::offset::CC, 0);
+    driver.enable();
+    assert_eq!(get(&mut driver, fid::ARBITRATION, 0), Ok(7));
+    assert_eq!(get(&mut driver, fid::ERROR_RECOVERY, 0), Ok(0));
+}
+
+#[test]
+fn bad_settings_have_their_status() {
+    let mut driver = Driver::new(config());
+    assert_eq!(set(&mut driver, 0x7B, 0), Err(Status::INVALID_FIELD));
+    assert_eq!(get(&mut driver, 0, 0), Err(Status::INVALID_FIELD));
+    assert_eq!(
+        set(&mut driver, fid::POWER_MANAGEMENT, 1),
+        Err(Status::INVALID_FIELD)
+    );
+    assert_eq!(
+        set(&mut driver, fid::ERROR_RECOVERY, 1 << 16),
+        Err(Status::INVALID_FIELD)
+    );
+    assert_eq!(
+        set(&mut driver, fid::TEMPERATURE, 9 << 16),
+        Err(Status::INVALID_FIELD)
+    );
+    assert_eq!(
+        set(&mut driver, fid::HOST_MEMORY_BUFFER, 1),
+        Err(Status::INVALID_FIELD)
+    );
+    let mut saved = admin::set_features(fid::ARBITRATION, Nsid::NONE, 0);
+    saved.cdw10 |= SAVE;
+    assert_eq!(driver.admin(saved), Err(Status::FEATURE_NOT_SAVEABLE));
+    let specific = admin::set_features(fid::ARBITRATION, Nsid(1), 0);
+    assert_eq!(
+        driver.admin(specific),
+        Err(Status::FEATURE_NOT_NAMESPACE_SPECIFIC)
+    );
+}
+
+#[test]
+fn switching_the_cache_off_flushes_it_and_makes_writes_durable() {
+    let mut driver = Driver::with_queue(config());
+    let write = |driver: &mut Driver| {
+        assert_eq!(
+            driver.io(nvm::write(Nsid(1), Lba(0), 1).with_prps(DATA, 0)),
+            Ok(0)
+        );
+        driver.controller.unflushed_bytes()
+    };
+    assert_eq!(get(&mut driver, fid::VOLATILE_WRITE_CACHE, 0), Ok(1));
+    assert_eq!(write(&mut driver), 512);
+    assert_eq!(set(&mut driver, fid::VOLATILE_WRITE_CACHE, 0), Ok(0));
+    assert_eq!(driver.controller.unflushed_bytes(), 0);
+    assert_eq!(write(&mut driver), 0);
+    let mut config = config();
+    config.write_cache = false;
+    let mut driver = Driver::new(config);
+    assert_eq!(
+        get(&mut driver, fid::VOLATILE_WRITE_CACHE, 0),
+        Err(Status::INVALID_FIELD)
+    );
+}
+
+#[test]
+fn the_clock_runs_on_from_the_timestamp_that_was_set() {
+    let mut driver = Driver::new(config());
+    driver
+        .memory
+        .write(DATA, &1_000_000u64.to_le_bytes())
+        .unwrap();
+    assert_eq!(set(&mut driver, fid::TIMESTAMP, 0), Ok(0));
+    driver.now_ns += 7_000_000;
+    assert_eq!(get(&mut driver, fid::TIMESTAMP, 0), Ok(0));
+    let expected = (1_000_007u64 | 1 << 49).to_le_bytes();
+    assert_eq!(driver.bytes(DATA, 8), expected);
+}
+
+#[test]
+fn the_power_table_travels_both_ways() {
+    let mut driver = Driver::new(config());
+    driver.fill(DATA, 0x5A, 256);
+    assert_eq!(set(&mut driver, fid::AUTONOMOUS_POWER, 1), Ok(0));
+    driver.fill(DATA, 0, 256);
+    assert_eq!(get(&mut driver, fid::AUTONOMOUS_POWER, 0), Ok(1));
+    assert_eq!(driver.bytes(DATA, 256), [0x5A; 256]);
+}
+
+#[test]
+fn the_host_memory_buffer_is_checked_taken_and_returned() {
+    let mut config = config();
+    (config.hmpre, config.hmmin) = (8, 4);
+    let mut driver = Driver::new(config);
+    let list = DATA + 0x100;
+    let entry = |at: u64, pages: u64| [at.to_le_bytes(), pages.to_le_bytes()].concat();
+    let good = [entry(0x20_0000, 3), entry(0x30_0000, 1)].concat();
+    driver.memory.write(list, &good).unwrap();
+    let on = |pages, entries| host_memory_buffer(true, false, pages, Iova(list), entries);
+    assert_eq!(
+        driver.admin(on(3, 2)),
+        Err(Status::INVALID_FIELD),
+        "below HMMIN"
+    );
+    assert_eq!(
+        driver.admin(on(5, 2)),
+        Err(Status::INVALID_FIELD),
+        "more than the list has"
+    );
+    assert_eq!(driver.admin(on(4, 2)), Ok(0));
+    assert_eq!(driver.admin(on(4, 2)), Err(Status::COMMAND_SEQUENCE_ERROR));
+    assert_eq!(get(&mut driver, fid::HOST_MEMORY_BUFFER, 0), Ok(1));
+    assert_eq!(driver.bytes(DATA, 4), [4, 0, 0, 0]);
+    let off = host_memory_buffer(false, false, 0, Iova(0), 0);
+    assert_eq!(driver.admin(off), Ok(0));
+    driver.memory.write(list, &entry(1 << 44, 4)).unwrap();
+    assert_eq!(driver.admin(on(4, 1)), Err(Status::DATA_TRANSFER_ERROR));
+}
+
+#[test]
+fn a_threshold_below_the_temperature_raises_the_event_that_was_asked_for() {
+    let mut driver = Driver::new(config());
+    driver.push(0, admin::async_event_request());
+    driver.ring(0);
+    driver.step();
+    assert_eq!(set(&mut driver, fid::TEMPERATURE, 300), Ok(0));
+    driver.step();
+    assert_eq!(driver.peek(0), None, "not asked for");
+    assert_eq!(set(&mut driver, fid::ASYNC_EVENT, 1 << 1), Ok(0));
+    driver.step();
+    assert_eq!(driver.pop(0).map(|cqe| cqe.dw0), Some(0x0002_0101));
+    assert_eq!(set(&mut driver, fid::TEMPERATURE, 350), Ok(0));
+    driver.controller.set_temperature(400);
+    let smart = admin::get_log_page(2, Nsid::ALL, 512, 0).with_prps(DATA, 0);
+    assert_eq!(driver.admin(smart), Ok(0));
+    let bytes = driver.bytes(DATA, 3);
+    assert_eq!(
+        (bytes[0], u16::from_le_bytes([bytes[1], bytes[2]])),
+        (2, 400)
+    );
+}
