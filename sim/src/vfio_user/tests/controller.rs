@@ -208,6 +208,7 @@ fn every_kind_of_reset_stops_the_controller_and_it_can_be_enabled_again() {
 fn a_controller_that_left_the_bus_reads_as_ones_until_the_next_client() {
     let mut config = config();
     let when = crate::fault::When {
+        qid: Some(0),
         nth: Some(1),
         ..crate::fault::When::default()
     };
