@@ -191,6 +191,7 @@ fn file_remedy(source: &io::Error) -> &'static str {
         }
         io::ErrorKind::IsADirectory => "name a file, not a folder",
         io::ErrorKind::BrokenPipe => "keep the reader of the pipe open",
+        io::ErrorKind::InvalidFilename => "use a shorter path (a socket's has 107 bytes at most)",
         io::ErrorKind::ConnectionRefused => "start the server, and name the socket that it made",
         io::ErrorKind::WouldBlock => "the server is busy with another client; wait for it to leave",
         _ => "check the file and its file system",

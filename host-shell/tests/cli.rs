@@ -237,6 +237,8 @@ fn devices_that_cannot_be_opened_say_why(place: Place) {
         "start the server",
     );
     folder.fails(&["read", "-d", "vfio-user:"], 4, "cannot connect");
+    let long = format!("vfio-user:{}", "x".repeat(120));
+    folder.fails(&["read", "-d", &long], 4, "shorter path");
     folder.fails(&["read", "-d", "kmod:x"], 2, "this build has no");
     if cfg!(feature = "vfio") {
         folder.fails(&["read", "-d", "vfio:x"], 2, "not a PCI address");
