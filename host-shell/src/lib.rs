@@ -18,6 +18,7 @@ mod controller;
 pub mod cuda;
 mod device;
 mod dma;
+pub mod doctor;
 mod error;
 mod namespace;
 mod open;

@@ -58,6 +58,8 @@ pub struct Express {
     pub flr: bool,
     /// Relaxed ordering is enabled (Device Control).
     pub relaxed_ordering: bool,
+    /// ID-based ordering is enabled for requests or completions (Device Control 2).
+    pub id_based_ordering: bool,
     /// What the link can do; none for a function without a link.
     pub capable: Option<Link>,
     /// What it was trained to.
@@ -195,6 +197,7 @@ fn express(bytes: &[u8], at: usize) -> Option<Express> {
     Some(Express {
         flr: word(bytes, at + 4)? & 1 << 28 != 0,
         relaxed_ordering: half(bytes, at + 8)? & 1 << 4 != 0,
+        id_based_ordering: half(bytes, at + 0x28).is_some_and(|control| control & 3 << 8 != 0),
         capable: word(bytes, at + 0x0C).and_then(link),
         trained: half(bytes, at + 0x12).map(u32::from).and_then(link),
     })
@@ -248,7 +251,7 @@ mod tests {
         assert_eq!((msix.vectors, msix.bar, msix.offset), (65, 0, 0x2000));
         assert_eq!(msix.bytes(), 1040);
         let express = config.express.unwrap();
-        assert!(express.flr && express.relaxed_ordering);
+        assert!(express.flr && express.relaxed_ordering && !express.id_based_ordering);
         let link = |generation, lanes| Some(Link { generation, lanes });
         assert_eq!(express.capable, link(4, 4));
         assert_eq!(express.trained, link(3, 4));

@@ -7,6 +7,7 @@ mod bench_gpu;
 mod bind;
 mod compare;
 mod demo;
+mod doctor;
 mod dsm;
 mod error_log;
 mod feature;
@@ -78,6 +79,7 @@ enum Command {
     List(list::List),
     Bind(bind::Bind),
     Unbind(bind::Unbind),
+    Doctor(doctor::Doctor),
     P2p(p2p::P2p),
     SmartLog(smart_log::SmartLog),
     ErrorLog(error_log::ErrorLog),
@@ -207,6 +209,7 @@ pub fn run() -> ExitCode {
         Command::List(command) => command.run(),
         Command::Bind(command) => command.run(),
         Command::Unbind(command) => command.run(),
+        Command::Doctor(command) => command.run(),
         Command::P2p(command) => command.run(),
         Command::SmartLog(command) => command.run(),
         Command::ErrorLog(command) => command.run(),

@@ -34,8 +34,8 @@ pub struct Function {
     pub model: Option<String>,
     /// Serial number, likewise.
     pub serial: Option<String>,
-    /// The bridge above it, when there is one.
-    pub bridge: Option<Address>,
+    /// The bridges above it, the nearest first.
+    pub bridges: Vec<Address>,
 }
 
 /// IORESOURCE_MEM of Linux.
@@ -55,7 +55,10 @@ impl Function {
             Some(text.trim().to_owned()).filter(|text| !text.is_empty())
         };
         let real = fs::canonicalize(host.path(&folder)).ok();
-        let above = real.as_ref().and_then(|path| path.parent()?.file_name());
+        let above = real.iter().flat_map(|path| path.ancestors().skip(1));
+        let bridges = above
+            .filter_map(|path| path.file_name()?.to_str()?.parse().ok())
+            .collect();
         Some(Self {
             address,
             config,
@@ -67,7 +70,7 @@ impl Function {
             model: told("model"),
             serial: told("serial"),
             controller,
-            bridge: above.and_then(|name| name.to_str()?.parse().ok()),
+            bridges,
         })
     }
 

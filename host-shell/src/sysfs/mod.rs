@@ -8,7 +8,7 @@ mod bind;
 
 mod function;
 #[cfg(test)]
-mod testing;
+pub(crate) mod testing;
 mod users;
 
 pub use address::Address;

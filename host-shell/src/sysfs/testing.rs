@@ -69,6 +69,14 @@ impl Tree {
         );
     }
 
+    /// Puts a function below bridges (the nearest last), before anything else is said of it.
+    pub fn place(&self, bdf: &str, bridges: &[&str]) {
+        let below = [&["pci0000:00"], bridges, &[bdf]].concat().join("/");
+        fs::create_dir_all(self.0.join(format!("sys/devices/{below}"))).unwrap();
+        let target = format!("../../../devices/{below}");
+        self.link(&format!("sys/bus/pci/devices/{bdf}"), &target);
+    }
+
     /// An NVMe controller; with Linux's driver it is nvme0.
     pub fn controller(&self, bdf: &str, driver: &str, group: u32) {
         let config = Self::config(0x144D, 0xA80A, crate::pci::CLASS_NVME);
