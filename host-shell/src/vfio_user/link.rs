@@ -8,8 +8,8 @@ use super::region::{self, Region};
 use crate::error::{Error, Result};
 use crate::queue::lock;
 use nvme_sim::vfio_user::wire::{
-    Capabilities, DeviceInfo, MAJOR, MAX_TRANSFER, MINOR, REGION_CAPS, RegionAccess, RegionInfo,
-    Version, VersionData, command,
+    Capabilities, DeviceInfo, MAJOR, MAX_TRANSFER, MINOR, RegionAccess, RegionInfo, Version,
+    VersionData, command,
 };
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
@@ -174,11 +174,9 @@ impl Link {
                 .map_err(|failed| self.error(&what, failed))?;
             // A descriptor may come with the first answer, the second, or both: the last one counts.
             files.extend(reply.files);
-            let info = RegionInfo::read_from_prefix(&reply.payload).map(|(info, _)| info);
-            let needed = info.map_or(0, |info| match info.flags & REGION_CAPS {
-                0 => 0,
-                _ => info.argsz as usize,
-            });
+            // Some servers leave out the flag of capabilities as long as they do not fit.
+            let info = RegionInfo::read_from_prefix(&reply.payload);
+            let needed = info.map_or(0, |(info, _)| info.argsz as usize);
             if needed <= reply.payload.len() {
                 break reply.payload;
             }

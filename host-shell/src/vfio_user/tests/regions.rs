@@ -86,6 +86,10 @@ fn doorbells_that_cannot_be_mapped_are_refused() {
             ..Bar::default()
         },
         Bar {
+            coy: true,
+            ..Bar::default()
+        },
+        Bar {
             areas: vec![(0, BAR_BYTES)],
             ..Bar::default()
         },

@@ -62,6 +62,8 @@ pub struct Bar {
     pub file_offset: u64,
     /// Capabilities and descriptor come with the first answer, however little room there is.
     pub at_once: bool,
+    /// That there are capabilities is said only where they fit.
+    pub coy: bool,
     pub resets: bool,
     /// How long the client waits.
     pub patience: Duration,
@@ -75,6 +77,7 @@ impl Default for Bar {
             file_bytes: 0x10_0000 + BAR_BYTES,
             file_offset: 0x10_0000,
             at_once: false,
+            coy: false,
             resets: true,
             patience: Duration::from_secs(10),
         }
@@ -324,9 +327,14 @@ impl Server {
         }
         let needed = size_of::<RegionInfo>() + rest.len();
         let fits = self.bar.at_once || room as usize >= needed;
+        let caps = if fits || !self.bar.coy {
+            REGION_CAPS
+        } else {
+            0
+        };
         let info = RegionInfo {
             argsz: needed as u32,
-            flags: REGION_READABLE | REGION_WRITABLE | REGION_MMAP | REGION_CAPS,
+            flags: REGION_READABLE | REGION_WRITABLE | REGION_MMAP | caps,
             index: 0,
             cap_offset: if fits { 32 } else { 0 },
             size: BAR_BYTES,
