@@ -38,13 +38,14 @@ nvme-gpu flush --device "$device"
 nvme-gpu read --device "$device" --lba 0 --blocks 8 --out /tmp/zeroes
 cmp -n 4096 /tmp/zeroes /dev/zero
 nvme-gpu bench --device "$device" --runtime 1s --queues 2 --depth 16
+nvme-gpu write --device "$device" --lba 65536 --in /tmp/data --allow-write
 nvme-gpu bench --device "$device" --io-size 8MiB --size 16MiB --rw randrw --verify --allow-write --json >/tmp/bench
 fails_with 2 nvme-gpu bench --device "$device" --rw randwrite --io-size 1MiB
 fails_with 2 nvme-gpu read --device "$device" --lba 999999999 --blocks 1
 fails_with 2 nvme-gpu read --device "$device" --namespace-id 77 --blocks 1
-fails_with 2 nvme-gpu read --device vfio:0000:00:1d.7 --blocks 1
+fails_with 1 nvme-gpu read --device vfio:0000:00:1d.7 --blocks 1
 give_back "$BDF" "$SERIAL"
 disk=$(disk_of "$SERIAL" 1)
-dd if="$disk" bs=512 skip=256 count=2048 iflag=direct 2>/dev/null | cmp - /tmp/data
+dd if="$disk" bs=512 skip=65536 count=2048 iflag=direct 2>/dev/null | cmp - /tmp/data
 linux_down
 dmesg_clean

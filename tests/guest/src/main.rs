@@ -3,6 +3,7 @@
 
 mod mixed;
 mod pattern;
+mod peer;
 mod queues;
 mod refusals;
 mod transfers;
@@ -22,6 +23,7 @@ usage: guest-tests <test>
   transfers DEVICE NSID       sizes and offsets around every boundary, by PRP and SGL
   queues DEVICE NSID          the smallest queue, the largest, all of them at once
   refusals DEVICE NSID        commands that the controller must refuse
+  peer DEVICE RESOURCE MIB    transfers with the memory of another PCI device
   unplug DEVICE OTHER ID      I/O while QEMU takes the device ID away, then I/O on another
   reset DEVICE                I/O while the function is reset
   confine DEVICE              a transfer to an address that was never mapped
@@ -52,6 +54,9 @@ fn main() -> ExitCode {
                 "refusals" => refusals::run(controller, nsid),
                 _ => queues::run(controller, nsid),
             }
+        }),
+        ["peer", device, resource, mib] => on(device, |controller| {
+            peer::run(controller, resource, number(mib)?)
         }),
         ["unplug", leaving, staying, id] => trouble::unplug(leaving, staying, id),
         ["reset", device] => trouble::reset(device),

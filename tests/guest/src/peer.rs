@@ -30,16 +30,31 @@ pub fn run(controller: &Controller, resource: &str, mib: u64) -> Outcome {
         let expected = expected(turn, bytes);
         namespace.write(Lba(0), &expected).map_err(said)?;
         // Disk to peer: the processor's own view of the BAR says what arrived.
-        send(&mut queue, nvm::read(NSID, Lba(0), blocks), at(&bar, place), bytes)?;
+        send(
+            &mut queue,
+            nvm::read(NSID, Lba(0), blocks),
+            at(&bar, place),
+            bytes,
+        )?;
         let range = place as usize..(place + bytes) as usize;
         if bar.as_slice()[range.clone()] != expected[..] {
             return Err(format!("{bytes} bytes read into the peer differ"));
         }
         // Peer to disk, what came from the disk and what the processor put there.
-        send(&mut queue, nvm::write(NSID, Lba(8192), blocks), at(&bar, place), bytes)?;
+        send(
+            &mut queue,
+            nvm::write(NSID, Lba(8192), blocks),
+            at(&bar, place),
+            bytes,
+        )?;
         same(&mut namespace, Lba(8192), &expected)?;
         pattern::fill(100 + turn, 0, &mut bar.as_mut_slice()[range.clone()]);
-        send(&mut queue, nvm::write(NSID, Lba(16384), blocks), at(&bar, place), bytes)?;
+        send(
+            &mut queue,
+            nvm::write(NSID, Lba(16384), blocks),
+            at(&bar, place),
+            bytes,
+        )?;
         let put = bar.as_slice()[range].to_vec();
         same(&mut namespace, Lba(16384), &put)?;
         println!("{bytes} bytes at {place:#x} of the peer: both ways");
@@ -48,7 +63,12 @@ pub fn run(controller: &Controller, resource: &str, mib: u64) -> Outcome {
     let mark = expected(0, 4096);
     namespace.write(Lba(0), &mark).map_err(said)?;
     let blocks = (4096 / block) as u32;
-    send(&mut queue, nvm::read(NSID, Lba(0), blocks), at(&bar, 0), 4096)
+    send(
+        &mut queue,
+        nvm::read(NSID, Lba(0), blocks),
+        at(&bar, 0),
+        4096,
+    )
 }
 
 fn expected(turn: u64, bytes: u64) -> Vec<u8> {

@@ -3,7 +3,7 @@
 use crate::{Outcome, pattern, said};
 use nvme_host::core::Data;
 use nvme_host::core::sgl::Segment;
-use nvme_host::core::spec::{Lba, Nsid, Sqe, nvm};
+use nvme_host::core::spec::{Iova, Lba, Nsid, Sqe, nvm};
 use nvme_host::{Controller, DmaBuffer, Queue};
 
 const PAGE: u64 = 4096;
@@ -11,6 +11,10 @@ const PAGE: u64 = 4096;
 const LIST: u64 = 512;
 /// Offsets into the first page of a buffer: dword aligned, around 0, a block and the page's end.
 const OFFSETS: [u64; 9] = [0, 4, 8, 508, 512, 2048, 3584, 4088, 4092];
+/// Bytes beside a read.
+const GUARD: u8 = 0xA5;
+/// From this length on a third of the offsets will do.
+const LONG: u64 = 256 << 10;
 /// The pattern is another one in each transfer, so that old data is never mistaken for new.
 const SEEDS: u64 = 1000;
 
@@ -22,11 +26,29 @@ enum Form {
     Sgl(u32),
 }
 
+/// What the transfers go through: a queue, a namespace, and memory for the longest of them.
+struct Bench {
+    queue: Queue,
+    nsid: Nsid,
+    block: u64,
+    /// Descriptors for which a queue has room: its lists are made for PRPs, which are half as long.
+    most_segments: u64,
+    memory: Option<DmaBuffer>,
+}
+
 /// Runs the table against namespace `nsid`.
 pub fn run(controller: &Controller, nsid: Nsid) -> Outcome {
     let block = u64::from(controller.namespace(nsid).map_err(said)?.block_bytes());
     let most = controller.max_transfer();
-    let mut queue = controller.create_queue_pair(16).map_err(said)?;
+    // One region for everything: mapping is not what is tested here.
+    let memory = controller.alloc((most + 2 * PAGE) as usize).map_err(said)?;
+    let mut bench = Bench {
+        queue: controller.create_queue_pair(16).map_err(said)?,
+        nsid,
+        block,
+        most_segments: (most / PAGE / 2).clamp(1, 600),
+        memory: Some(memory),
+    };
     let mut forms = vec![Form::Prp];
     if controller.identify().sgls & 3 != 0 {
         // Pieces that divide a block, a page and more, and one that ends nowhere in particular.
@@ -37,29 +59,24 @@ pub fn run(controller: &Controller, nsid: Nsid) -> Outcome {
     let mut commands = 0u64;
     for form in &forms {
         for &length in &lengths {
-            for (turn, &offset) in OFFSETS.iter().enumerate() {
+            let step = if length < LONG { 1 } else { 3 };
+            for (turn, &offset) in OFFSETS.iter().enumerate().step_by(step) {
                 // Reads land at another offset than the one the write came from.
                 let other = OFFSETS[(turn + 4) % OFFSETS.len()];
                 let seed = SEEDS + commands;
-                one(
-                    controller,
-                    &mut queue,
-                    nsid,
-                    *form,
-                    (offset, other),
-                    length,
-                    block,
-                    seed,
-                )
-                .map_err(|cause| {
-                    format!("{form:?}, {length} bytes, offsets {offset} and {other}: {cause}")
-                })?;
+                bench
+                    .round_trip(*form, length, (offset, other), seed)
+                    .map_err(|cause| {
+                        format!("{form:?}, {length} bytes, offsets {offset} and {other}: {cause}")
+                    })?;
                 commands += 2;
                 moved += 2 * length;
             }
         }
     }
-    too_long(controller, &mut queue, nsid, block)?;
+    if let Some(mdts) = controller.info().max_transfer {
+        bench.too_long(mdts)?;
+    }
     println!(
         "{commands} transfers of {} lengths up to {most} bytes, {} MiB, {} forms",
         lengths.len(),
@@ -100,100 +117,93 @@ fn lengths(block: u64, most: u64) -> Vec<u64> {
     fit
 }
 
-/// Writes `length` bytes and reads them back.
-#[allow(clippy::too_many_arguments)]
-fn one(
-    controller: &Controller,
-    queue: &mut Queue,
-    nsid: Nsid,
-    form: Form,
-    offsets: (u64, u64),
-    length: u64,
-    block: u64,
-    seed: u64,
-) -> Outcome {
-    let blocks = (length / block) as u32;
-    let lba = Lba(seed % 64);
-    let mut out = at_offset(controller, offsets.0, length)?;
-    pattern::fill(seed, 0, out.as_mut_slice());
-    done(queue, form, nvm::write(nsid, lba, blocks), out)?;
-    let back = at_offset(controller, offsets.1, length)?;
-    let back = done(queue, form, nvm::read(nsid, lba, blocks), back)?;
-    match pattern::difference(seed, 0, back.as_slice()) {
-        None => Ok(()),
-        Some(at) => Err(format!("byte {at} differs")),
-    }
-}
-
-/// A buffer of `length` bytes that starts `offset` bytes into a page.
-fn at_offset(controller: &Controller, offset: u64, length: u64) -> Result<DmaBuffer, String> {
-    // The second of two buffers starts as far into its page as the first is longer than whole pages.
-    let stride = length.next_multiple_of(PAGE) + offset;
-    let mut pair = DmaBuffer::several(controller.device(), stride as usize, 2).map_err(said)?;
-    let mut buffer = pair.pop().ok_or("no buffer")?;
-    buffer.resize(length as usize);
-    if buffer.iova().0 % PAGE != offset % PAGE {
-        return Err(format!("the buffer is at {:#x}", buffer.iova().0));
-    }
-    Ok(buffer)
-}
-
-/// Sends one command and waits for its success; gives its buffer back.
-fn done(queue: &mut Queue, form: Form, sqe: Sqe, buffer: DmaBuffer) -> Result<DmaBuffer, String> {
-    let submitted = match form {
-        Form::Prp => queue.submit(sqe, Some(buffer)),
-        Form::Sgl(piece) => {
-            let segments = segments(&buffer, piece);
-            queue.submit_data(sqe, Data::Sgl(&segments), Some(buffer))
+impl Bench {
+    /// Writes `length` bytes from one offset and reads them back to another.
+    fn round_trip(&mut self, form: Form, length: u64, offsets: (u64, u64), seed: u64) -> Outcome {
+        let blocks = (length / self.block) as u32;
+        let lba = Lba(seed % 64);
+        let (from, to) = (offsets.0 as usize, offsets.1 as usize);
+        let memory = self.memory.as_mut().ok_or("the memory is in flight")?;
+        pattern::fill(
+            seed,
+            0,
+            &mut memory.as_mut_slice()[from..from + length as usize],
+        );
+        self.send(form, nvm::write(self.nsid, lba, blocks), offsets.0, length)?;
+        let memory = self.memory.as_mut().ok_or("the memory is in flight")?;
+        // What is left of the write lies elsewhere; beside the read nothing may change.
+        let end = to + length as usize;
+        memory.as_mut_slice()[..to].fill(GUARD);
+        memory.as_mut_slice()[end..end + PAGE as usize].fill(GUARD);
+        self.send(form, nvm::read(self.nsid, lba, blocks), offsets.1, length)?;
+        let memory = self.memory.as_ref().ok_or("the memory is in flight")?;
+        if let Some(at) = pattern::difference(seed, 0, &memory.as_slice()[to..end]) {
+            return Err(format!("byte {at} differs"));
         }
-    };
-    submitted.map_err(|refused| refused.error.to_string())?;
-    queue.ring();
-    let done = queue.wait().map_err(said)?.ok_or("the command was lost")?;
-    if !done.is_success() {
-        return Err(said(queue.error_of(&done, "the command")));
+        let beside = [
+            &memory.as_slice()[..to],
+            &memory.as_slice()[end..end + PAGE as usize],
+        ];
+        if beside.concat().iter().any(|byte| *byte != GUARD) {
+            return Err("bytes beside the transfer were overwritten".to_string());
+        }
+        Ok(())
     }
-    done.buffer.ok_or_else(|| "no buffer came back".to_string())
+
+    /// Sends one command for `length` bytes at `offset` of the memory, and waits for its success.
+    fn send(&mut self, form: Form, sqe: Sqe, offset: u64, length: u64) -> Outcome {
+        let memory = self.memory.take().ok_or("the memory is in flight")?;
+        let iova = memory.iova().offset(offset);
+        let segments = match form {
+            Form::Prp => Vec::new(),
+            Form::Sgl(piece) => segments(iova, length, piece, self.most_segments),
+        };
+        let data = match form {
+            Form::Prp => Data::Contiguous { iova, len: length },
+            Form::Sgl(_) => Data::Sgl(&segments),
+        };
+        match self.queue.submit_data(sqe, data, Some(memory)) {
+            Ok(_) => self.queue.ring(),
+            Err(refused) => {
+                self.memory = refused.buffer;
+                return Err(refused.error.to_string());
+            }
+        }
+        let done = self.queue.wait().map_err(said)?;
+        let mut done = done.ok_or("the command was lost")?;
+        self.memory = done.buffer.take();
+        match done.is_success() {
+            true => Ok(()),
+            false => Err(said(self.queue.error_of(&done, "the command"))),
+        }
+    }
+
+    /// A transfer above MDTS is refused, by the controller or by us, and the queue works afterwards.
+    fn too_long(&mut self, mdts: u64) -> Outcome {
+        let length = mdts + self.block;
+        let room = self.memory.as_ref().map_or(0, |memory| memory.len() as u64);
+        if length > room || length / self.block > 65_536 {
+            return Ok(());
+        }
+        let read = nvm::read(self.nsid, Lba(0), (length / self.block) as u32);
+        if self.send(Form::Prp, read, 0, length).is_ok() {
+            return Err(format!("{length} bytes were accepted, MDTS is {mdts}"));
+        }
+        self.round_trip(Form::Prp, self.block, (0, 8), 1)
+    }
 }
 
-fn segments(buffer: &DmaBuffer, piece: u32) -> Vec<Segment> {
-    let total = buffer.len() as u64;
-    // No more descriptors than the queue has room for: long transfers get longer pieces.
-    let piece = u64::from(piece).max((total / 200).next_multiple_of(4));
+fn segments(iova: Iova, total: u64, piece: u32, most: u64) -> Vec<Segment> {
+    let piece = u64::from(piece).max(total.div_ceil(most).next_multiple_of(4));
     let mut segments = Vec::new();
     let mut at = 0;
     while at < total {
         let len = piece.min(total - at);
         segments.push(Segment::Data {
-            iova: buffer.iova().offset(at),
+            iova: iova.offset(at),
             len: len as u32,
         });
         at += len;
     }
     segments
-}
-
-/// A transfer above MDTS is the controller's to refuse, and the queue works afterwards.
-fn too_long(controller: &Controller, queue: &mut Queue, nsid: Nsid, block: u64) -> Outcome {
-    let Some(mdts) = controller.info().max_transfer else {
-        return Ok(());
-    };
-    if mdts + block > controller.max_transfer() * 2 || (mdts + block) / block > 65_536 {
-        return Ok(());
-    }
-    let buffer = at_offset(controller, 0, mdts + block)?;
-    let blocks = ((mdts + block) / block) as u32;
-    let sqe = nvm::read(nsid, Lba(0), blocks);
-    match queue.submit(sqe, Some(buffer)) {
-        // Our own list memory ends at the longest transfer that was asked for.
-        Err(_) => Ok(()),
-        Ok(_) => {
-            queue.ring();
-            let done = queue.wait().map_err(said)?.ok_or("the command was lost")?;
-            if done.is_success() {
-                return Err(format!("{} bytes above MDTS were accepted", block));
-            }
-            one(controller, queue, nsid, Form::Prp, (0, 0), block, block, 1)
-        }
-    }
 }

@@ -196,7 +196,7 @@ pub const BOOTS: &[Boot] = &[
             "-device nvme-ns,drive=n3,bus=c0,nsid=3,ms=64,mset=1,pi=1,pif=2",
             "-object memory-backend-file,id=pmr,share=on,mem-path={dir}/pmr.img,size=16M",
             "-drive file={dir}/wide.img,if=none,id=w0,format=raw,cache=unsafe",
-            "-device nvme,id=c2,serial=S2,drive=w0,cmb_size_mb=16,pmrdev=pmr,mdts=0,addr=0x12,\
+            "-device nvme,id=c2,serial=S2,drive=w0,cmb_size_mb=16,pmrdev=pmr,mdts=9,addr=0x12,\
              logical_block_size=4096,physical_block_size=4096",
             "-device nvme,id=c3,serial=S3,addr=0x13",
             "-drive file={dir}/zoned.img,if=none,id=z0,format=raw,cache=unsafe",
@@ -226,6 +226,17 @@ pub const BOOTS: &[Boot] = &[
         variables: "BDF=0000:00:10.0 CMBS='0000:00:11.0 0000:00:12.0'",
         iommu: true,
         tests: &["vfio-cmb"],
+        ..PLAIN
+    },
+    // Both ends ours, with the kernel's VFIO and IOMMU between them. No limit on transfers, which QEMU's
+    // controller does not offer, so that PRP lists are chained.
+    Boot {
+        name: "vfio-ours",
+        images: &[("d0.img", 256)],
+        servers: &["sim:{dir}/d0.img?serial=S0&wc=on&mdts=0&mqes=256"],
+        variables: "SERIAL=S0 BDF=0000:00:10.0",
+        iommu: true,
+        tests: &["vfio-transfers", "vfio-reset"],
         ..PLAIN
     },
     // Fifteen minutes; not in CI.

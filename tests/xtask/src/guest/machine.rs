@@ -13,6 +13,9 @@ use std::process::{Child, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
+/// Where the first controller of ours lies on the PCI bus.
+const FIRST_SLOT: usize = 0x10;
+
 /// A running QEMU. It is killed when this is dropped.
 pub struct Machine {
     qemu: Child,
@@ -74,10 +77,11 @@ impl Machine {
                     .map(|word| word.replace("{dir}", &place)),
             );
         }
-        for server in servers {
+        for (number, server) in servers.iter().enumerate() {
             // Only JSON can name an address that has parts.
             qemu.arg("-device").arg(format!(
-                r#"{{"driver":"vfio-user-pci","socket":{{"type":"unix","path":"{}"}}}}"#,
+                r#"{{"driver":"vfio-user-pci","addr":"{:#x}","socket":{{"type":"unix","path":"{}"}}}}"#,
+                FIRST_SLOT + number,
                 server.socket().display()
             ));
         }
