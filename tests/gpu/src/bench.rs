@@ -1,8 +1,10 @@
 //! The GPU with the kernels loaded, and the ways to use them.
 
+use crate::report::{Options, Progress};
 use nvme_gpu_kernel::work::Launch;
 use nvme_host::cuda::{Gpu, Kernel, Kernels, Stream};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// One GPU, for all tests.
 pub struct Bench {
@@ -11,21 +13,30 @@ pub struct Bench {
     pub stream: Stream,
     /// Factor on every deadline: checking tools slow kernels down.
     pub patience: u64,
+    progress: Progress,
 }
 
 impl Bench {
-    /// Opens GPU `index` and compiles the kernels for it.
-    pub fn open(index: u32, patience: u64) -> Result<Self, String> {
+    /// Opens the GPU and compiles the kernels for it.
+    pub fn open(options: &Options, progress: Progress) -> Result<Self, String> {
         let open = || -> nvme_host::Result<Self> {
-            let gpu = Gpu::open(index)?;
+            let gpu = Gpu::open(options.gpu)?;
             Ok(Self {
                 kernels: Kernels::load(&gpu)?,
                 stream: Stream::new(&gpu)?,
                 gpu,
-                patience,
+                patience: options.patience,
+                progress,
             })
         };
         open().map_err(|error| error.to_string())
+    }
+
+    /// Waits for the kernel in the stream. One that does not end within `limit`, or dies, ends the program.
+    pub fn wait(&self, limit: Duration) {
+        if let Err(error) = self.stream.wait(limit, || Ok(())) {
+            self.progress.give_up(&error.to_string());
+        }
     }
 
     /// Threads that the GPU holds at a time in blocks of 128, at most.

@@ -75,8 +75,7 @@ fn run(bench: &Bench, image: &[u8]) -> Result<String, String> {
     // SAFETY: the kernel takes one `Args`; its addresses are memory that lives to the end of this
     // function, and when the kernel does not end in time, the program does.
     unsafe { module.launch(&bench.stream, function, GRID, THREADS, &args) }.map_err(text)?;
-    let patience = Duration::from_secs(60);
-    bench.stream.wait(patience, || Ok(())).map_err(text)?;
+    bench.wait(Duration::from_secs(60));
     let mut bytes = vec![0; counts.len()];
     counts.download(0, &mut bytes).map_err(text)?;
     let word = |b: &[u8]| {

@@ -83,7 +83,8 @@ fn main() -> ExitCode {
             return ExitCode::from(2);
         }
     };
-    let bench = match Bench::open(options.gpu, options.patience) {
+    let mut report = Report::new(options);
+    let bench = match Bench::open(report.options(), report.progress()) {
         Ok(bench) => bench,
         Err(error) => {
             eprintln!("error: {error}");
@@ -91,7 +92,6 @@ fn main() -> ExitCode {
         }
     };
     let gpu = bench.gpu.describe();
-    let mut report = Report::new(options);
     matrix::all(&mut report, &bench);
     data::all(&mut report, &bench);
     late::all(&mut report, &bench);

@@ -1,5 +1,6 @@
 //! The list of tests as they end, and the counts.
 
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 /// How a test ended.
@@ -33,23 +34,114 @@ pub struct Options {
 /// Runs tests by name and prints a line for each.
 pub struct Report {
     options: Options,
+    progress: Progress,
+}
+
+/// What has run so far; shared with whoever has to end the program in the middle of a test.
+#[derive(Clone)]
+pub struct Progress(Arc<Mutex<State>>);
+
+struct State {
+    json: bool,
     began: Instant,
+    /// The test that runs, and since when.
+    current: (String, Instant),
     lines: Vec<String>,
     passed: u32,
     failed: u32,
     skipped: u32,
 }
 
+impl Progress {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Fails the test that runs and ends the program: a kernel that does not end keeps the GPU and the
+    /// memory that it uses.
+    pub fn give_up(&self, why: &str) -> ! {
+        let mut state = self.state();
+        state.end(End::Failed(format!(
+            "{why}; the tests after it were not run"
+        )));
+        state.print("the GPU is not usable any more");
+        std::process::exit(1)
+    }
+}
+
+impl State {
+    /// Counts and prints the end of the current test.
+    fn end(&mut self, end: End) {
+        let (word, detail) = match end {
+            End::Passed(seen) => {
+                self.passed += 1;
+                ("ok", seen)
+            }
+            End::Failed(why) => {
+                self.failed += 1;
+                ("FAILED", why)
+            }
+            End::Skipped(why) => {
+                self.skipped += 1;
+                ("skipped", why)
+            }
+        };
+        let (name, began) = &self.current;
+        let seconds = began.elapsed().as_secs_f64();
+        if self.json {
+            self.lines.push(format!(
+                "{{\"name\":{},\"result\":{},\"seconds\":{seconds:.3},\"detail\":{}}}",
+                quoted(name),
+                quoted(&word.to_lowercase()),
+                quoted(&detail)
+            ));
+        } else {
+            println!("{word:7} {name:34} {seconds:7.2} s  {detail}");
+        }
+    }
+
+    /// Prints the counts.
+    fn print(&self, gpu: &str) {
+        let seconds = self.began.elapsed().as_secs_f64();
+        let Self {
+            passed,
+            failed,
+            skipped,
+            ..
+        } = self;
+        if self.json {
+            println!(
+                "{{\"gpu\":{},\"tests\":[\n{}\n],\"passed\":{passed},\"failed\":{failed},\"skipped\":{skipped},\"seconds\":{seconds:.1}}}",
+                quoted(gpu),
+                self.lines.join(",\n")
+            );
+        } else {
+            println!("{gpu}, {seconds:.1} s");
+            println!("{passed} passed, {failed} failed, {skipped} skipped");
+        }
+    }
+}
+
 impl Report {
     pub fn new(options: Options) -> Self {
-        Self {
-            options,
-            began: Instant::now(),
+        let began = Instant::now();
+        let state = State {
+            json: options.json,
+            began,
+            current: (String::new(), began),
             lines: Vec::new(),
             passed: 0,
             failed: 0,
             skipped: 0,
+        };
+        Self {
+            options,
+            progress: Progress(Arc::new(Mutex::new(state))),
         }
+    }
+
+    pub fn progress(&self) -> Progress {
+        self.progress.clone()
     }
 
     pub fn options(&self) -> &Options {
@@ -74,57 +166,19 @@ impl Report {
             println!("{name}");
             return;
         }
-        let began = Instant::now();
-        let (word, detail) = match test(&self.options) {
-            End::Passed(seen) => {
-                self.passed += 1;
-                ("ok", seen)
-            }
-            End::Failed(why) => {
-                self.failed += 1;
-                ("FAILED", why)
-            }
-            End::Skipped(why) => {
-                self.skipped += 1;
-                ("skipped", why)
-            }
-        };
-        let seconds = began.elapsed().as_secs_f64();
-        if self.options.json {
-            self.lines.push(format!(
-                "{{\"name\":{},\"result\":{},\"seconds\":{seconds:.3},\"detail\":{}}}",
-                quoted(name),
-                quoted(&word.to_lowercase()),
-                quoted(&detail)
-            ));
-        } else {
-            println!("{word:7} {name:34} {seconds:7.2} s  {detail}");
-        }
+        self.progress.state().current = (name.to_owned(), Instant::now());
+        let end = test(&self.options);
+        self.progress.state().end(end);
     }
 
     /// Prints the counts; whether nothing failed.
     pub fn finish(self, gpu: &str) -> bool {
-        let seconds = self.began.elapsed().as_secs_f64();
-        let Self {
-            passed,
-            failed,
-            skipped,
-            ..
-        } = self;
         if self.options.list {
             return true;
         }
-        if self.options.json {
-            println!(
-                "{{\"gpu\":{},\"tests\":[\n{}\n],\"passed\":{passed},\"failed\":{failed},\"skipped\":{skipped},\"seconds\":{seconds:.1}}}",
-                quoted(gpu),
-                self.lines.join(",\n")
-            );
-        } else {
-            println!("{gpu}, {seconds:.1} s");
-            println!("{passed} passed, {failed} failed, {skipped} skipped");
-        }
-        failed == 0 && passed > 0
+        let state = self.progress.state();
+        state.print(gpu);
+        state.failed == 0 && state.passed > 0
     }
 }
 
@@ -163,9 +217,13 @@ mod tests {
         let mut report = Report::new(options(&["warp"]));
         report.test("matrix/warp", |_| Ok("fine".to_owned()));
         report.test("matrix/block", |_| Err("not run".to_owned()));
-        assert_eq!((report.passed, report.failed), (1, 0));
+        let counts = |report: &Report| {
+            let state = report.progress.state();
+            (state.passed, state.failed)
+        };
+        assert_eq!(counts(&report), (1, 0));
         report.test("x/warp", |_| Err("bad".to_owned()));
-        assert_eq!((report.passed, report.failed), (1, 1));
+        assert_eq!(counts(&report), (1, 1));
         assert!(!report.finish("none"));
         assert!(!Report::new(options(&[])).finish("nothing ran"));
     }

@@ -102,7 +102,7 @@ fn run(bench: &Bench, mode: Mode, options: &Options) -> nvme_host::Result<String
             .kernels
             .launch(&bench.stream, mode.kernel(), grid, block, &launch)?;
     }
-    bench.stream.wait(Duration::from_secs(180), || Ok(()))?;
+    bench.wait(Duration::from_secs(180));
     let account = running.stop();
     let mut bytes = [0; size_of::<work::Report>()];
     report.download(0, &mut bytes)?;
