@@ -3,6 +3,7 @@
 use crate::device::Device;
 use crate::dma::{DmaBuffer, Pair, PairShape, Scratch};
 use crate::error::{Error, Result};
+use crate::interrupt::Interrupts;
 use crate::namespace::Namespace;
 use crate::queue::{Queue, Statistics, lock};
 use crate::session::{Admin, Session};
@@ -44,6 +45,8 @@ pub struct Config {
     pub max_host_memory: u64,
     /// Where the rings of I/O queues lie.
     pub rings: Rings,
+    /// Whether waiting threads sleep until an interrupt comes, instead of polling all the time.
+    pub interrupts: bool,
     /// When set, waiting calls return [`Error::Interrupted`].
     pub stop: Option<Arc<AtomicBool>>,
 }
@@ -57,6 +60,7 @@ impl Default for Config {
             max_transfer: 1 << 20,
             max_host_memory: 64 << 20,
             rings: Rings::Host,
+            interrupts: false,
             stop: None,
         }
     }
@@ -89,6 +93,14 @@ impl Controller {
             Rings::Host => None,
             Rings::Controller => Some(device.controller_memory()?),
         };
+        let interrupts = match config.interrupts {
+            false => Interrupts::default(),
+            // One for the admin queue, one for each pair, as far as there are so many.
+            true => {
+                let wanted = config.queue_pairs.saturating_add(1).min(2048);
+                Interrupts::new(device.interrupts(wanted as u16)?)
+            }
+        };
         let pair = Pair::new(&device, shape, None)?;
         let scratch = Scratch::new(&device)?;
         let machine = Bringup::new(
@@ -109,6 +121,7 @@ impl Controller {
             Arc::clone(&device),
             config.clone(),
             cmb,
+            interrupts,
             start,
             Instant::now(),
         ));

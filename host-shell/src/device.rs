@@ -7,6 +7,7 @@ use crate::pages::Pages;
 use nvme_core::Registers;
 use nvme_core::spec::Iova;
 use nvme_core::spec::register::{ALL_ONES, Cap, Cc, Csts, offset};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -91,6 +92,18 @@ pub trait Device: Send + Sync {
                 self.name()
             ),
             "use --rings host",
+        ))
+    }
+
+    /// Arms at most `vectors` interrupt vectors, from 0 on: an event descriptor for each that there is.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when the device has no interrupts, or this transport does not pass them on.
+    fn interrupts(&self, vectors: u16) -> Result<Vec<OwnedFd>> {
+        let _ = vectors;
+        Err(Error::device(
+            format!("{}: no interrupts through this transport", self.name()),
+            "leave --irq out",
         ))
     }
 

@@ -20,6 +20,7 @@ mod device;
 mod dma;
 pub mod doctor;
 mod error;
+mod interrupt;
 mod namespace;
 mod open;
 mod pages;

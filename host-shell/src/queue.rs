@@ -15,6 +15,8 @@ use std::sync::{Arc, Mutex, MutexGuard};
 
 /// Empty polls between two looks at the clock.
 const POLLS_PER_CLOCK: u32 = 64;
+/// Empty polls before a thread sleeps until an interrupt comes.
+const SPINS_BEFORE_NAP: u32 = 32;
 
 /// The end of a command, with the buffer that it was lent.
 #[derive(Debug)]
@@ -206,13 +208,16 @@ pub struct Queue {
     qid: Qid,
     depth: u32,
     idle: u32,
+    /// The interrupt vector to wait for, when completions interrupt.
+    vector: Option<u16>,
 }
 
 impl Queue {
     pub(crate) fn new(session: Arc<Session>, entry: Arc<Mutex<Entry>>) -> Self {
-        let (qid, depth) = {
+        let (qid, depth, vector) = {
             let mut held = lock(&entry);
-            (held.pair.queue().qid(), held.pair.queue().depth())
+            let vector = held.pair.plan().vector;
+            (held.pair.queue().qid(), held.pair.queue().depth(), vector)
         };
         Self {
             session,
@@ -220,6 +225,7 @@ impl Queue {
             qid,
             depth,
             idle: 0,
+            vector,
         }
     }
 
@@ -368,7 +374,19 @@ impl Queue {
                 return Ok(None);
             }
             spins = spins.saturating_add(1);
-            relax(spins);
+            self.pause(spins);
+        }
+    }
+
+    /// Waits a little after `spins` empty polls in a row: for an interrupt, where completions interrupt.
+    pub(crate) fn pause(&mut self, spins: u32) {
+        match self.vector {
+            Some(vector) if spins >= SPINS_BEFORE_NAP => {
+                self.session.interrupts.nap(vector);
+                // Long enough for a look at deadlines and at the controller's state.
+                self.idle = POLLS_PER_CLOCK;
+            }
+            _ => relax(spins),
         }
     }
 

@@ -18,6 +18,7 @@ use nvme_core::Registers;
 use nvme_core::mem::Doorbell;
 use nvme_core::spec::register::{cq_head_doorbell, offset, sq_tail_doorbell};
 use nvme_core::spec::{Iova, Qid};
+use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::thread::JoinHandle;
@@ -280,6 +281,10 @@ impl Device for Relay {
 
     fn controller_memory(&self) -> Result<Arc<ControllerMemory>> {
         self.shared.device.controller_memory()
+    }
+
+    fn interrupts(&self, vectors: u16) -> Result<Vec<OwnedFd>> {
+        self.shared.device.interrupts(vectors)
     }
 
     fn gone(&self) -> Option<String> {

@@ -7,6 +7,7 @@ use crate::controller::Config;
 use crate::device::Device;
 use crate::dma::{DmaBuffer, Pair, PairShape, Region, Scratch};
 use crate::error::{Error, Result};
+use crate::interrupt::Interrupts;
 use crate::queue::{Done, Entry, Statistics, lock, relax};
 use nvme_core::bringup::Info;
 use nvme_core::recovery::{DeletionStep, QueueDeletion};
@@ -53,6 +54,7 @@ pub(crate) struct Session {
     pub queues: Mutex<Table>,
     /// Where the rings of I/O queues lie, when they lie in the controller.
     cmb: Option<Arc<ControllerMemory>>,
+    pub(crate) interrupts: Interrupts,
     start: Instant,
     next_health_ns: AtomicU64,
     closed: AtomicBool,
@@ -64,6 +66,7 @@ impl Session {
         device: Arc<dyn Device>,
         config: Config,
         cmb: Option<Arc<ControllerMemory>>,
+        interrupts: Interrupts,
         admin: Admin,
         start: Instant,
     ) -> Self {
@@ -73,6 +76,7 @@ impl Session {
             admin: Mutex::new(admin),
             queues: Mutex::default(),
             cmb,
+            interrupts,
             start,
             next_health_ns: AtomicU64::new(0),
             closed: AtomicBool::new(false),
@@ -258,7 +262,7 @@ impl Session {
             page: capabilities.page,
             max_bytes: self.max_transfer(&admin.info),
             dstrd: capabilities.dstrd,
-            vector: None,
+            vector: self.interrupts.vector(qid),
         };
         let pair = Pair::new(&self.device, shape, self.cmb.as_ref())?;
         let plan = pair.plan();

@@ -145,7 +145,11 @@ impl<'a> Worker<'a> {
                 spins = 0;
             } else {
                 spins += 1;
-                relax(spins);
+                // Commands that are due do not wait for completions.
+                match interval_ns {
+                    Some(_) => relax(spins),
+                    None => self.queue.pause(spins),
+                }
                 now = Instant::now();
                 self.check_stop()?;
             }

@@ -15,6 +15,9 @@ pub struct AccessArgs {
     /// memory (tier 0)
     #[arg(long, value_enum, default_value_t = Doorbells::Direct)]
     doorbells: Doorbells,
+    /// Sleep until the controller interrupts, instead of polling for completions
+    #[arg(long)]
+    irq: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -45,6 +48,7 @@ impl AccessArgs {
                 RingPlace::Host => Rings::Host,
                 RingPlace::Cmb => Rings::Controller,
             },
+            interrupts: self.irq,
             ..config.clone()
         };
         let queues = u16::try_from(config.queue_pairs).unwrap_or(u16::MAX);

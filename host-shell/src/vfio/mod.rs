@@ -32,10 +32,12 @@ use nvme_core::spec::Iova;
 use nvme_core::spec::register::{Cmbmsc, offset};
 use std::fs::File;
 use std::io;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::sync::{Arc, Mutex, OnceLock, Weak};
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_RESET, VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_CONFIG_REGION_INDEX,
+    VFIO_PCI_MSIX_IRQ_INDEX,
 };
 use watch::{Event, Watch};
 
@@ -290,6 +292,26 @@ impl Device for Vfio {
         let memory = Arc::new(cmb::open(&self.inner)?);
         *known = Arc::downgrade(&memory);
         Ok(memory)
+    }
+
+    fn interrupts(&self, vectors: u16) -> Result<Vec<OwnedFd>> {
+        let there_are = self.inner.with_file("VFIO_DEVICE_GET_IRQ_INFO", |file| {
+            ioctl::irq_count(file, VFIO_PCI_MSIX_IRQ_INDEX)
+        })?;
+        let count = there_are.min(u32::from(vectors));
+        if count == 0 {
+            return Err(Error::device(
+                format!("{} has no MSI-X interrupts", self.inner.address),
+                "leave --irq out",
+            ));
+        }
+        let events: Result<Vec<OwnedFd>> = (0..count).map(|_| watch::event()).collect();
+        let events = events?;
+        let borrowed: Vec<_> = events.iter().map(AsFd::as_fd).collect();
+        self.inner.with_file("VFIO_DEVICE_SET_IRQS", |file| {
+            ioctl::set_irqs(file, VFIO_PCI_MSIX_IRQ_INDEX, &borrowed)
+        })?;
+        Ok(events)
     }
 
     fn gone(&self) -> Option<String> {

@@ -29,7 +29,8 @@ fn system(call: &'static str) -> impl FnOnce(io::Error) -> Error {
     move |source| Error::System { call, source }
 }
 
-fn event() -> Result<OwnedFd> {
+/// A new event descriptor.
+pub fn event() -> Result<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
         .map_err(|errno| system("eventfd")(errno.into()))
 }

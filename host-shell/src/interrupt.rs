@@ -1,0 +1,81 @@
+//! Waiting for completions by interrupt instead of by polling.
+//!
+//! Polling stays the truth: an interrupt only ends a nap early, so one that is lost or shared costs
+//! time and nothing else.
+
+use nvme_core::spec::Qid;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::os::fd::OwnedFd;
+
+/// The longest nap: deadlines and a device that has gone are looked for in between.
+const NAP: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 5_000_000,
+};
+
+/// The interrupt vectors of a controller, as event descriptors. None of them: polling.
+#[derive(Debug, Default)]
+pub(crate) struct Interrupts(Vec<OwnedFd>);
+
+impl Interrupts {
+    pub fn new(events: Vec<OwnedFd>) -> Self {
+        Self(events)
+    }
+
+    /// The vector of an I/O queue: vector 0 is the admin queue's, and that of all when there is no other.
+    pub fn vector(&self, qid: Qid) -> Option<u16> {
+        match self.0.len() as u16 {
+            0 => None,
+            1 => Some(0),
+            count => Some(1 + qid.0.wrapping_sub(1) % (count - 1)),
+        }
+    }
+
+    /// Sleeps until the vector's interrupt came, 5 ms at most.
+    pub fn nap(&self, vector: u16) {
+        let Some(event) = self.0.get(usize::from(vector)) else {
+            return;
+        };
+        let mut fds = [PollFd::new(event, PollFlags::IN)];
+        // A signal may end it early; whoever waits looks again.
+        if poll(&mut fds, Some(&NAP)).is_ok_and(|ready| ready > 0) {
+            // Others who share the vector may have taken it: then there is nothing to read.
+            let _ = rustix::io::read(event, &mut [0; 8]);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::event::{EventfdFlags, eventfd};
+    use std::time::{Duration, Instant};
+
+    fn event() -> OwnedFd {
+        eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
+    }
+
+    #[test]
+    fn queues_share_the_vectors_that_there_are() {
+        let vectors = |count: usize| {
+            let all = Interrupts::new((0..count).map(|_| event()).collect());
+            [1, 2, 3, 4, 65_535].map(|qid| all.vector(Qid(qid)))
+        };
+        assert_eq!(vectors(0), [None; 5]);
+        assert_eq!(vectors(1), [Some(0); 5]);
+        assert_eq!(vectors(3), [Some(1), Some(2), Some(1), Some(2), Some(1)]);
+    }
+
+    #[test]
+    fn an_interrupt_is_taken_once_and_ends_a_nap() {
+        let all = Interrupts::new(vec![event()]);
+        rustix::io::write(&all.0[0], &2u64.to_ne_bytes()).unwrap();
+        all.nap(0);
+        assert!(rustix::io::read(&all.0[0], &mut [0; 8]).is_err(), "taken");
+        // Without one it ends all the same; a vector that there is not takes no time.
+        let begin = Instant::now();
+        all.nap(0);
+        assert!(begin.elapsed() >= Duration::from_millis(4));
+        all.nap(7);
+    }
+}
