@@ -40,6 +40,9 @@ pub struct SuiteArgs {
         requires = "suite"
     )]
     controller_threads: usize,
+    /// Do a small part of the work: for a look, not for figures
+    #[arg(long, requires = "suite")]
+    quick: bool,
 }
 
 #[derive(Clone, Copy, ValueEnum)]
@@ -54,6 +57,7 @@ impl SuiteArgs {
             gpu: gpu.unwrap_or(0),
             threads: self.controller_threads,
             only: self.only,
+            quick: self.quick,
         };
         let mut failure = None;
         bench::run(&options, &mut |line: Value| {

@@ -16,7 +16,7 @@ use std::sync::Arc;
 /// Runs of each measurement.
 const RUNS: usize = 5;
 const COPY_BYTES: usize = 64 << 20;
-const COPIES: usize = 16;
+const COPIES: f64 = 16.0;
 const SQES: u64 = 20_000_000;
 const PINGS: u64 = 20_000;
 const FED: u64 = 40_000_000;
@@ -38,17 +38,20 @@ pub struct Limits {
 impl Limits {
     /// Measures all of them. `threads` is the number of the null controller's threads in the suite;
     /// `emit` gets one line each.
+    /// `share` is how much of the usual work is done, above 0.
     pub fn measure(
         kernels: &Arc<Kernels>,
         threads: usize,
+        share: f64,
         emit: &mut dyn FnMut(Value),
     ) -> Result<Self> {
         let mut bench = Bench::new(kernels, 128, 4)?;
+        let part = |whole: u64| ((whole as f64 * share) as u64).max(128);
         let limits = Self {
-            controller: controller(&bench, threads, emit)?,
-            sqe_writes: sqe_writes(&mut bench, emit)?,
-            ping_pong_ns: ping_pong(&mut bench, emit)?,
-            copy_in: copy_in(kernels, emit)?,
+            controller: controller(&bench, threads, part(FED), emit)?,
+            sqe_writes: sqe_writes(&mut bench, part(SQES), emit)?,
+            ping_pong_ns: ping_pong(&mut bench, part(PINGS), emit)?,
+            copy_in: copy_in(kernels, ((COPIES * share) as usize).max(1), emit)?,
         };
         Ok(limits)
     }
@@ -59,7 +62,12 @@ fn line(name: &str, unit: &str, runs: &[f64]) -> Value {
 }
 
 /// The null controller fed by CPU threads: half of them feed, the other half serve.
-fn controller(bench: &Bench, threads: usize, emit: &mut dyn FnMut(Value)) -> Result<f64> {
+fn controller(
+    bench: &Bench,
+    threads: usize,
+    commands: u64,
+    emit: &mut dyn FnMut(Value),
+) -> Result<f64> {
     let half = (threads / 2).max(1);
     let queues = u64::from(bench.null().shape().queues);
     let (mut ceilings, mut rates, mut busy) = (Vec::new(), Vec::new(), Vec::new());
@@ -68,7 +76,7 @@ fn controller(bench: &Bench, threads: usize, emit: &mut dyn FnMut(Value)) -> Res
         let how = Feed {
             threads: half,
             depth: 512,
-            commands: FED / queues,
+            commands: commands / queues,
         };
         let fed = feed(bench.null(), how)?;
         let account = running.stop();
@@ -88,23 +96,23 @@ fn controller(bench: &Bench, threads: usize, emit: &mut dyn FnMut(Value)) -> Res
     Ok(median(&ceilings) * 1e6)
 }
 
-fn sqe_writes(bench: &mut Bench, emit: &mut dyn FnMut(Value)) -> Result<f64> {
+fn sqe_writes(bench: &mut Bench, entries: u64, emit: &mut dyn FnMut(Value)) -> Result<f64> {
     let mut rates = Vec::new();
     let grid = Grid {
         kernel: Kernel::SqeWrites,
         blocks: 128,
         threads: 128,
     };
-    bench.bare(grid, SQES / 10)?;
+    bench.bare(grid, entries / 10)?;
     for _ in 0..RUNS {
-        let ran = bench.bare(grid, SQES)?;
-        rates.push(SQES as f64 / ran.seconds / 1e6);
+        let ran = bench.bare(grid, entries)?;
+        rates.push(entries as f64 / ran.seconds / 1e6);
     }
     emit(line("pcie_sqe_writes", "M SQE/s", &rates));
     Ok(median(&rates) * 1e6)
 }
 
-fn ping_pong(bench: &mut Bench, emit: &mut dyn FnMut(Value)) -> Result<f64> {
+fn ping_pong(bench: &mut Bench, rounds: u64, emit: &mut dyn FnMut(Value)) -> Result<f64> {
     let mut times = Vec::new();
     let grid = Grid {
         kernel: Kernel::PingPong,
@@ -113,7 +121,7 @@ fn ping_pong(bench: &mut Bench, emit: &mut dyn FnMut(Value)) -> Result<f64> {
     };
     for _ in 0..RUNS {
         let echo = Echo::start(bench.null())?;
-        let ran = bench.bare(grid, PINGS);
+        let ran = bench.bare(grid, rounds);
         let torn = echo.stop();
         let ran = ran?;
         if torn != 0 || ran.report.timed_out != 0 {
@@ -125,13 +133,13 @@ fn ping_pong(bench: &mut Bench, emit: &mut dyn FnMut(Value)) -> Result<f64> {
                 "report this",
             ));
         }
-        times.push(ran.seconds * 1e9 / PINGS as f64);
+        times.push(ran.seconds * 1e9 / rounds as f64);
     }
     emit(line("ping_pong", "ns", &times));
     Ok(median(&times))
 }
 
-fn copy_in(kernels: &Arc<Kernels>, emit: &mut dyn FnMut(Value)) -> Result<f64> {
+fn copy_in(kernels: &Arc<Kernels>, copies: usize, emit: &mut dyn FnMut(Value)) -> Result<f64> {
     let gpu = kernels.gpu();
     let pages = Arc::new(Pages::new(COPY_BYTES)?);
     let _registered = Registered::pages(gpu, &pages)?;
@@ -140,13 +148,13 @@ fn copy_in(kernels: &Arc<Kernels>, emit: &mut dyn FnMut(Value)) -> Result<f64> {
     let mut rates = Vec::new();
     for _ in 0..=RUNS {
         let begin = Event::record(&stream)?;
-        for _ in 0..COPIES {
+        for _ in 0..copies {
             // SAFETY: both ranges are ours and outlive the stream's work, which ends below.
             unsafe { stream.copy_in(memory.address(), pages.start(), COPY_BYTES)? };
         }
         let end = Event::record(&stream)?;
         stream.finish()?;
-        rates.push((COPY_BYTES * COPIES) as f64 / end.seconds_since(&begin)? / 1e9);
+        rates.push((COPY_BYTES * copies) as f64 / end.seconds_since(&begin)? / 1e9);
     }
     // The first one warms up.
     let rates = &rates[1..];

@@ -32,6 +32,8 @@ pub struct Options {
     pub threads: usize,
     /// Only cases whose name has this in it; all when empty.
     pub only: String,
+    /// A small part of the work: for a look, not for figures.
+    pub quick: bool,
 }
 
 /// A case, what it is called, and what is expected of it.
@@ -70,12 +72,14 @@ pub fn run(options: &Options, emit: &mut dyn FnMut(Value)) -> Result<()> {
     };
     emit(json!({
         "gpu": gpu.name(), "describe": gpu.describe(), "multiprocessors": gpu.multiprocessors()?,
-        "cores": cores, "controller_threads": threads, "runs": RUNS,
+        "cores": cores, "controller_threads": threads, "runs": RUNS, "quick": options.quick,
     }));
-    let limits = Limits::measure(&kernels, threads, emit)?;
+    let share = if options.quick { 0.005 } else { 1.0 };
+    let limits = Limits::measure(&kernels, threads, share, emit)?;
     let mut suite = Suite {
         kernels,
         threads,
+        share,
         limits,
         bench: None,
         emit,
@@ -153,6 +157,7 @@ fn rows() -> Vec<Row> {
 struct Suite<'a> {
     kernels: Arc<Kernels>,
     threads: usize,
+    share: f64,
     limits: Limits,
     bench: Option<Bench>,
     emit: &'a mut dyn FnMut(Value),
@@ -218,7 +223,7 @@ impl Suite<'_> {
     }
 
     fn measure(&mut self, case: &Case) -> Result<Vec<Run>> {
-        let threads = self.threads;
+        let (threads, share) = (self.threads, self.share);
         let bench = self.bench(case)?;
         let concurrent = match case.mode {
             Mode::Shared => u64::from(case.threads),
@@ -228,7 +233,7 @@ impl Suite<'_> {
         let mut commands = concurrent * 20;
         for _ in 0..2 {
             let rate = bench.run(case, commands, threads)?.rate();
-            let rounds = (rate * RUN_SECONDS / concurrent as f64).ceil();
+            let rounds = (rate * RUN_SECONDS * share / concurrent as f64).ceil();
             commands = concurrent * (rounds as u64).clamp(4, 1 << 24);
         }
         (0..RUNS)
@@ -336,8 +341,9 @@ impl Suite<'_> {
         let controller = Controller::start(Arc::clone(access.device()), &config)?;
         let mut driven = Driven::create(&self.kernels, &controller, &access, STREAM_QUEUES, 16)?;
         let data = Arc::new(access.data((STREAM_QUEUES as usize * 16) << 20)?);
+        let commands = ((STREAM_COMMANDS as f64 * self.share) as u64).max(16);
         let launch = Launch {
-            commands: STREAM_COMMANDS,
+            commands,
             units: 1024,
             timeout_ns: 5_000_000_000,
             nsid: 1,
@@ -351,13 +357,13 @@ impl Suite<'_> {
         let mut rates = Vec::new();
         for _ in 0..=RUNS {
             let ran = driven.run(grid, launch, &data, false, Duration::from_secs(60))?;
-            if ran.report.completed != STREAM_COMMANDS {
+            if ran.report.completed != commands {
                 return Err(Error::device(
                     format!("{:?}", ran.report),
                     "see the report's counts",
                 ));
             }
-            rates.push((STREAM_COMMANDS * STREAM_BYTES) as f64 / ran.seconds / 1e9);
+            rates.push((commands * STREAM_BYTES) as f64 / ran.seconds / 1e9);
         }
         // The first one warms up.
         let rates = &rates[1..];

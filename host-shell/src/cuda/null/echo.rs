@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::Null;
+use super::serve::IDLE_SPINS;
 use crate::error::{Error, Result};
 use nvme_core::handoff::QueueWords;
 use std::sync::Arc;
@@ -73,14 +74,19 @@ fn answer(words: &QueueWords, stop: &AtomicBool) -> u64 {
     let payload = unsafe { &*(words.sq as usize as *const [AtomicU64; 8]) };
     // SAFETY: the first entry of the completion ring.
     let cell = unsafe { &*(words.cq as usize as *const [AtomicU64; 2]) };
-    let (mut seen, mut wrong) = (0, 0);
+    let (mut seen, mut wrong, mut idle) = (0, 0, 0u32);
     while !stop.load(Ordering::Relaxed) {
         // Acquire: pairs with the other end's release: the payload is there.
         let now = flag.load(Ordering::Acquire);
         if now == seen {
-            std::hint::spin_loop();
+            idle = idle.saturating_add(1);
+            match idle {
+                0..IDLE_SPINS => std::hint::spin_loop(),
+                _ => std::thread::yield_now(),
+            }
             continue;
         }
+        idle = 0;
         seen = now;
         let whole = payload
             .iter()

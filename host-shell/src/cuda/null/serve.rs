@@ -9,6 +9,9 @@ use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Instant;
 
+/// Passes without work after which a thread lets others run.
+pub(super) const IDLE_SPINS: u32 = 10_000;
+
 /// What the driver did wrong.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
@@ -139,7 +142,7 @@ impl Drop for Running {
 fn serve(mut queues: Vec<Queue>, shared: &Shared) -> Account {
     let mut account = Account::default();
     let begin = Instant::now();
-    let (mut first, mut mark) = (None, begin);
+    let (mut first, mut mark, mut idle) = (None, begin, 0u32);
     while !shared.stop.load(Ordering::Relaxed) {
         let mut handled = 0;
         for queue in &mut queues {
@@ -166,8 +169,13 @@ fn serve(mut queues: Vec<Queue>, shared: &Shared) -> Account {
             account.busy_seconds += (now - mark).as_secs_f64();
             account.commands += handled;
             shared.commands.fetch_add(handled, Ordering::Relaxed);
+            idle = 0;
         } else {
-            std::hint::spin_loop();
+            idle = idle.saturating_add(1);
+            match idle {
+                0..IDLE_SPINS => std::hint::spin_loop(),
+                _ => std::thread::yield_now(),
+            }
         }
         mark = now;
     }

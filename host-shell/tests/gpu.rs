@@ -1,0 +1,268 @@
+//! The command line with `--gpu`, against a stand-in for the driver library: kernels are host threads,
+//! GPU memory is host memory, everything else is what runs with a GPU.
+#![cfg(all(feature = "cuda", feature = "sim"))]
+
+mod common;
+
+use common::{Folder, Place, bytes};
+use std::path::PathBuf;
+use std::process::Output;
+
+/// The stand-in, built beside the tests.
+fn stand_in() -> PathBuf {
+    let tests = std::env::current_exe().unwrap();
+    let folder = tests.parent().unwrap();
+    let names = ["libnvme_fake_cuda.so", "../libnvme_fake_cuda.so"];
+    let found = names
+        .iter()
+        .map(|name| folder.join(name))
+        .find(|path| path.exists());
+    found.expect("cargo builds the stand-in as a dependency of this test")
+}
+
+/// Runs the binary with the stand-in as the driver, which misbehaves as `fault` says.
+fn run(folder: &Folder, fault: &str, arguments: &[&str]) -> Output {
+    let library = folder.path("libcuda.so.1");
+    if !library.exists() {
+        for name in ["libcuda.so.1", "libcuda.so"] {
+            std::os::unix::fs::symlink(stand_in(), folder.path(name)).unwrap();
+        }
+    }
+    let mut command = folder.command();
+    command.env("LD_LIBRARY_PATH", library.parent().unwrap());
+    command.env("FAKE_CUDA", fault).args(arguments);
+    command.output().unwrap()
+}
+
+/// Standard output of a run that succeeds.
+fn ok(folder: &Folder, arguments: &[&str]) -> String {
+    let output = run(folder, "", arguments);
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{arguments:?}: {error}");
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// The one line of a run that fails with `code`.
+fn fails(folder: &Folder, fault: &str, code: i32, arguments: &[&str]) -> String {
+    let output = run(folder, fault, arguments);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {error}");
+    assert_eq!(error.lines().count(), 1, "{error}");
+    assert!(error.starts_with("error: "), "{error}");
+    error
+}
+
+#[test]
+fn what_is_wrong_with_the_driver_is_one_line_each() {
+    let folder = Folder::new(Place::Embedded);
+    let read = ["read", "-d", "sim:mem?size=1MiB", "--gpu", "-o", "out"];
+    for (fault, code, part) in [
+        (
+            "old",
+            1,
+            "driver is one for CUDA 11.4, the kernels need CUDA 12.2",
+        ),
+        ("nogpu", 1, "finds no GPU"),
+        ("small", 1, "compute capability 7.5"),
+        ("badptx", 1, "line 7; error : Unknown instruction"),
+        ("oom", 1, "out of memory"),
+        ("idle", 1, "the kernel did 0 of"),
+    ] {
+        let line = fails(&folder, fault, code, &read);
+        let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(line.contains(part), "{fault}: {line}");
+        assert!(!folder.path("out").exists());
+    }
+    let other = ["read", "-d", "sim:mem?size=1MiB", "--gpu", "3", "-o", "out"];
+    let line = fails(&folder, "", 2, &other);
+    assert!(line.contains("there is no GPU 3"), "{line}");
+}
+
+#[test]
+fn data_goes_round_through_every_mode_and_tier() {
+    let folder = Folder::new(Place::Embedded);
+    let image = folder.file("in", 3 << 20 | 4096, 7);
+    let device = "sim:disk.img?size=8MiB&block=4096&queues=8&threads=2";
+    for (tier, mode, size) in [
+        ("0", "warp", "64KiB"),
+        ("1", "owner", "128KiB"),
+        ("1", "shared", "4KiB"),
+        ("2", "block", "128KiB"),
+        ("auto", "warp", "100KiB"),
+    ] {
+        let how = [
+            "--gpu", "--tier", tier, "--mode", mode, "--bytes", size, "--json",
+        ];
+        let write = ["write", "-d", device, "-s", "5", "-i", "in"];
+        let text = ok(&folder, &[&write[..], &how[..]].concat());
+        let number = if tier == "auto" { "1" } else { tier };
+        assert!(text.contains(&format!("tier {number}: ")), "{text}");
+        let read = ["read", "-d", device, "-s", "5", "-b", "769", "-o", "out"];
+        ok(&folder, &[&read[..], &how[..]].concat());
+        assert!(
+            bytes(&folder.path("out")) == bytes(&image),
+            "tier {tier}, {mode}"
+        );
+        // The CPU finds the same.
+        ok(&folder, &["compare", "-d", device, "-s", "5", "-i", "in"]);
+    }
+}
+
+#[test]
+fn a_stream_is_verified_and_the_demo_runs_on_the_gpu() {
+    let folder = Folder::new(Place::Embedded);
+    folder.file("disk.img", 5 << 20, 3);
+    let device = "sim:disk.img?block=512&queues=8&threads=2";
+    for tier in ["0", "1", "2", "auto"] {
+        let text = ok(
+            &folder,
+            &[
+                "stream", "-d", device, "--gpu", "--tier", tier, "--verify", "--size", "9MiB",
+                "--json",
+            ],
+        );
+        assert!(text.contains("\"verified\":true"), "{text}");
+    }
+    let text = ok(&folder, &["demo", "--size", "3MiB", "--json"]);
+    assert!(text.contains("\"gpu\":\"Stand-in\""), "{text}");
+    assert!(text.contains("\"verified_by\":[\"gpu\",\"cpu\"]"), "{text}");
+    let text = ok(&folder, &["demo", "--size", "1MiB", "--cpu", "--json"]);
+    assert!(text.contains("\"gpu\":false"), "{text}");
+}
+
+#[test]
+fn bench_runs_in_every_mode() {
+    let folder = Folder::new(Place::Embedded);
+    for mode in ["owner", "warp", "block", "shared"] {
+        let text = ok(
+            &folder,
+            &[
+                "bench",
+                "-d",
+                "sim:null?queues=4&block=512",
+                "--gpu",
+                "--mode",
+                mode,
+                "--queues",
+                "2",
+                "--depth",
+                "7",
+                "--bytes",
+                "512",
+                "--io-size",
+                "256KiB",
+                "--json",
+            ],
+        );
+        assert!(text.contains("\"commands\":512,"), "{text}");
+        assert!(text.contains("\"sqe_writes\":1.0"), "{text}");
+    }
+}
+
+#[test]
+fn lost_commands_are_recovered_and_told() {
+    let folder = Folder::new(Place::Embedded);
+    let device = "sim:mem?size=8MiB&queues=4&fault=drop@nth=40";
+    for mode in ["warp", "shared"] {
+        let line = fails(
+            &folder,
+            "",
+            5,
+            &[
+                "read",
+                "-d",
+                device,
+                "--gpu",
+                "--mode",
+                mode,
+                "--queues",
+                "1",
+                "--bytes",
+                "4KiB",
+                "--timeout-ms",
+                "200",
+                "-o",
+                "out",
+            ],
+        );
+        assert!(line.contains("got no answer within 200 ms"), "{line}");
+        assert!(
+            line.contains("aborted") || line.contains("controller reset"),
+            "{line}"
+        );
+    }
+    let wrong = "sim:mem?size=8MiB&queues=4&fault=wrongcid:777@nth=40";
+    let line = fails(
+        &folder,
+        "",
+        5,
+        &[
+            "read", "-d", wrong, "--gpu", "--bytes", "4KiB", "--queues", "1", "-o", "out",
+        ],
+    );
+    assert!(line.contains("ended with a controller reset"), "{line}");
+    let failing = "sim:mem?size=8MiB&queues=4&fault=status:0x281@nth=40";
+    let line = fails(
+        &folder,
+        "",
+        1,
+        &[
+            "read", "-d", failing, "--gpu", "--bytes", "4KiB", "-o", "out",
+        ],
+    );
+    assert!(line.contains("1 of "), "{line}");
+}
+
+#[test]
+fn a_bar_that_cannot_be_registered_is_relayed() {
+    let folder = Folder::new(Place::Embedded);
+    let device = "sim:mem?size=1MiB&queues=4";
+    let read = [
+        "read", "-d", device, "--gpu", "--json", "-o", "out", "--tier",
+    ];
+    let line = fails(&folder, "bar", 1, &[&read[..], &["1"]].concat());
+    assert!(
+        line.contains("follow_pfn") && line.contains("--tier 0"),
+        "{line}"
+    );
+    let output = run(&folder, "bar", &[&read[..], &["auto"]].concat());
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(
+        output.status.success() && text.contains("tier 0: "),
+        "{text}"
+    );
+}
+
+#[test]
+fn the_suite_prints_a_line_for_each_case() {
+    let folder = Folder::new(Place::Embedded);
+    let suite = ["bench", "--gpu", "--suite", "queue", "--quick", "--only"];
+    let text = ok(&folder, &[&suite[..], &["owner_q1_depth1"]].concat());
+    let lines: Vec<serde_json::Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let limits = lines
+        .iter()
+        .filter(|line| line["limit"].is_string())
+        .count();
+    assert_eq!(limits, 4, "{text}");
+    let cases: Vec<_> = lines
+        .iter()
+        .filter(|line| line["case"].is_string())
+        .collect();
+    assert!(!cases.is_empty());
+    for case in cases {
+        assert!(case["error"].is_null(), "{case}");
+        assert!(
+            case["value"].as_f64().is_some_and(|value| value > 0.0),
+            "{case}"
+        );
+        assert!(case["per_command"]["sq_doorbells"].is_number(), "{case}");
+    }
+    let text = ok(&folder, &[&suite[..], &["stream"]].concat());
+    assert!(
+        text.contains("\"case\":\"stream_1mib_tier2\"") && !text.contains("error"),
+        "{text}"
+    );
+}

@@ -1,0 +1,226 @@
+//! The kernels as a host thread: queue after queue, each by a group of one.
+// UNSAFETY: launches hold addresses that the host vouches for, as on a GPU.
+#![allow(unsafe_code)]
+
+use nvme_core::group::{Act, Alone, Here};
+use nvme_core::handoff::QueueWords;
+use nvme_core::spec::nvm::{self, opcode};
+use nvme_core::spec::{Iova, Lba, Nsid, Sqe};
+use nvme_core::sync::{AtomicU64, Order, Scope};
+use nvme_core::{
+    Cells, Collective, Command, Data, Finished, Outcome, SharedQueue, SubmitError, WaitError,
+};
+use nvme_gpu_kernel::work::{Launch, Report, data_word, pattern};
+use std::time::Instant;
+
+/// Runs the kernel `name`.
+pub fn run(name: &str, launch: &Launch) {
+    let mut report = Report::default();
+    match name {
+        "nvme_verify" => verify(launch, &mut report),
+        "nvme_pingpong" => ping_pong(launch, &mut report),
+        "nvme_sqe_writes" => report.sqes = launch.commands,
+        "nvme_shared" | "nvme_tokens" => each(launch, &mut report, shared),
+        _ => each(launch, &mut report, owned),
+    }
+    // SAFETY: the host gives the report's address, and reads it when the kernel has ended.
+    unsafe { (launch.report as usize as *mut Report).write(report) };
+}
+
+/// Command i belongs to queue i mod `queue_count`.
+fn each(launch: &Launch, report: &mut Report, drive: fn(&Launch, u32, &[u64], &mut Report)) {
+    for number in 0..launch.queue_count {
+        let mine: Vec<u64> = (u64::from(number)..launch.commands)
+            .step_by(launch.queue_count as usize)
+            .collect();
+        drive(launch, number, &mine, report);
+    }
+}
+
+fn words(launch: &Launch, number: u32) -> &QueueWords {
+    let words = launch.queues as usize as *const QueueWords;
+    // SAFETY: the host gives `queue_count` queues.
+    unsafe { &*words.add(number as usize) }
+}
+
+fn command(launch: &Launch, index: u64, buffer: u64, tag: u32) -> Command<'static> {
+    let unit = match launch.pattern {
+        pattern::RANDOM => data_word(launch.seed, index) % launch.units,
+        _ => index % launch.units,
+    };
+    let (nsid, lba) = (
+        Nsid(launch.nsid),
+        Lba(launch.lba + unit * u64::from(launch.blocks)),
+    );
+    let bytes = u64::from(launch.blocks) << launch.block_shift;
+    let (sqe, len) = match launch.opcode as u8 {
+        opcode::READ => (nvm::read(nsid, lba, launch.blocks), bytes),
+        opcode::WRITE => (nvm::write(nsid, lba, launch.blocks), bytes),
+        other => (Sqe::new(other, nsid), 0),
+    };
+    let place = if launch.linear != 0 { index } else { buffer };
+    assert!(
+        (place + 1) * len <= launch.data_bytes,
+        "outside the data memory"
+    );
+    let data = match len {
+        0 => Data::None,
+        len => Data::Contiguous {
+            iova: Iova(launch.data_iova + place * len),
+            len,
+        },
+    };
+    Command::new(sqe, data, tag)
+}
+
+fn owned(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
+    let words = words(launch, number);
+    // SAFETY: the host vouches for the words; nobody else uses the queue.
+    let (memory, state) = unsafe { words.attach() }.expect("possible sizes");
+    let mut queue = Collective::resume(Alone, memory, state);
+    let slots = u64::from(queue.depth());
+    let begin = Instant::now();
+    let now_ns = || begin.elapsed().as_nanos() as u64 + 1_000_000;
+    let (mut next, mut ended, mut late) = (0, 0, 0);
+    while ended + late < mine.len() as u64 {
+        while next < mine.len() && queue.in_flight() < launch.depth.clamp(1, queue.depth()) {
+            let make = |slot: u32| {
+                let buffer = u64::from(number) * slots + u64::from(slot);
+                command(launch, mine[next], buffer, next as u32)
+            };
+            if queue
+                .submit(true, make, now_ns() + launch.timeout_ns)
+                .is_err()
+            {
+                report.refused += 1;
+                ended += 1;
+            } else {
+                report.sqes += 1;
+            }
+            next += 1;
+        }
+        queue.ring();
+        let (mut good, mut bad) = (0, None);
+        let reaped = queue.reap::<1>(|done: Finished| match done.status.is_success() {
+            true => good += 1,
+            false => bad = Some(done.status),
+        });
+        report.cq_loads += 1;
+        report.completed += good;
+        if let Some(status) = bad {
+            report.failed += 1;
+            report.status = u64::from(status.0);
+        }
+        match reaped {
+            Ok(0) => {
+                late += u64::from(queue.expire(now_ns(), |_| {}));
+                // Every slot is held by a command that got no answer: nothing more can happen.
+                if late > 0 && late >= u64::from(queue.in_flight()) {
+                    break;
+                }
+                std::thread::yield_now();
+            }
+            Ok(found) => ended += u64::from(found),
+            Err(fault) => {
+                report.fault = u64::from(fault.code());
+                break;
+            }
+        }
+    }
+    report.timed_out += late;
+    let [sq, cq] = queue.doorbells();
+    report.sq_doorbells += u64::from(sq);
+    report.cq_doorbells += u64::from(cq);
+    queue.suspend();
+}
+
+fn shared(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
+    let words = words(launch, number);
+    // SAFETY: the host vouches for the words; nobody else uses the queue.
+    let (memory, state) = unsafe { words.attach() }.expect("possible sizes");
+    let cells = launch.cells as usize as *const AtomicU64;
+    // SAFETY: the host gives `cell_count` cells.
+    let cells = unsafe { std::slice::from_raw_parts(cells, launch.cell_count as usize) };
+    let queue = SharedQueue::new(memory, state, Cells::new(cells));
+    let here = Clock(Instant::now());
+    for index in mine {
+        let deadline_ns = here.now_ns() + launch.timeout_ns;
+        let work = command(launch, *index, u64::from(number), number);
+        let token = match queue.submit(&here, work, deadline_ns) {
+            Ok(token) => token,
+            Err(error) => {
+                report.refused += 1;
+                if let SubmitError::Refused(fault) = error {
+                    report.fault = u64::from(fault.code());
+                }
+                return;
+            }
+        };
+        report.sqes += 1;
+        match queue.wait(&here, token, deadline_ns) {
+            Ok((Outcome::Done(status), _)) if status.is_success() => report.completed += 1,
+            Ok((Outcome::Done(status), _)) => {
+                report.failed += 1;
+                report.status = u64::from(status.0);
+            }
+            Ok(_) => report.failed += 1,
+            Err((WaitError::TimedOut, _)) => {
+                report.timed_out += 1;
+                return;
+            }
+            Err((WaitError::Refused(fault), _)) => {
+                report.fault = u64::from(fault.code());
+                return;
+            }
+        }
+    }
+}
+
+/// A host thread by itself.
+struct Clock(Instant);
+
+impl Here for Clock {
+    fn now_ns(&self) -> u64 {
+        self.0.elapsed().as_nanos() as u64
+    }
+
+    fn pause(&self, _turn: u32) {
+        std::thread::yield_now();
+    }
+
+    fn together<A: Act>(&self, _key: u64, act: A) -> A::Output {
+        act.act(&Alone)
+    }
+}
+
+fn verify(launch: &Launch, report: &mut Report) {
+    let bytes = (launch.commands * u64::from(launch.blocks)) << launch.block_shift;
+    let first = (launch.lba << launch.block_shift) / 8;
+    for index in 0..bytes.min(launch.data_bytes) / 8 {
+        let data = launch.data as usize as *const AtomicU64;
+        // SAFETY: inside the data memory.
+        let have = unsafe { &*data.add(index as usize) }.load(Order::Relaxed, Scope::Sys);
+        if have != data_word(launch.seed, first + index) {
+            report.wrong += 1;
+            report.wrong_at = index + 1;
+        }
+    }
+}
+
+fn ping_pong(launch: &Launch, report: &mut Report) {
+    // SAFETY: the host vouches for the words.
+    let (memory, _) = unsafe { words(launch, 0).attach() }.expect("possible sizes");
+    for round in 1..=launch.commands {
+        memory.sq.write(0, Sqe::from_words([round; 8]));
+        memory.sq_doorbell.ring(round as u32);
+        let begin = Instant::now();
+        while memory.cq.upper(0, Order::Acquire) != round {
+            if begin.elapsed().as_nanos() as u64 > launch.timeout_ns {
+                report.timed_out = 1;
+                return;
+            }
+            std::thread::yield_now();
+        }
+        report.completed += 1;
+    }
+}

@@ -1,0 +1,441 @@
+//! A stand-in for the CUDA driver library, for tests of the host's side on machines without a GPU.
+//!
+//! GPU memory is host memory; a kernel is a host thread that drives the queues by the same core, as a
+//! group of one. The environment variable `FAKE_CUDA` makes it misbehave: `old`, `nogpu`, `small` (a
+//! GPU of compute capability 7.5), `oom`, `badptx`, `bar` (registers no doorbells), `idle` (kernels do
+//! nothing), `hang` (kernels never end).
+// UNSAFETY: a C interface of raw pointers, whose callers keep the driver's rules.
+#![allow(unsafe_code, non_snake_case)]
+#![allow(
+    clippy::missing_safety_doc,
+    reason = "the CUDA driver API documents them"
+)]
+
+mod kernels;
+
+use nvme_gpu_kernel::work::Launch;
+use std::alloc::{Layout, alloc, dealloc};
+use std::collections::BTreeMap;
+use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+type Status = c_int;
+const SUCCESS: Status = 0;
+const INVALID_VALUE: Status = 1;
+const OUT_OF_MEMORY: Status = 2;
+const NO_DEVICE: Status = 100;
+const INVALID_PTX: Status = 218;
+const NOT_FOUND: Status = 500;
+const NOT_READY: Status = 600;
+
+/// Names of the kernels, as handles.
+const KERNELS: [&str; 8] = [
+    "nvme_owner\0",
+    "nvme_warp\0",
+    "nvme_block\0",
+    "nvme_shared\0",
+    "nvme_tokens\0",
+    "nvme_verify\0",
+    "nvme_pingpong\0",
+    "nvme_sqe_writes\0",
+];
+
+/// Allocations and registrations: address to bytes.
+static MEMORY: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
+/// A registration was refused, as `FAKE_CUDA=bar` asks.
+static REFUSED: AtomicBool = AtomicBool::new(false);
+static REGISTERED: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn fault(name: &str) -> bool {
+    std::env::var("FAKE_CUDA").is_ok_and(|value| value == name)
+}
+
+/// A stream: the kernel that was launched last.
+struct Stream {
+    running: Option<JoinHandle<()>>,
+}
+
+impl Stream {
+    fn finish(&mut self) {
+        if let Some(kernel) = self.running.take() {
+            // A kernel that panicked has printed why, and reports nothing.
+            let _ = kernel.join();
+        }
+    }
+}
+
+fn layout(bytes: usize) -> Layout {
+    Layout::from_size_align(bytes.max(1).next_multiple_of(4096), 4096).expect("a layout")
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDriverGetVersion(version: *mut c_int) -> Status {
+    // SAFETY: the caller gives a place for one integer.
+    unsafe { *version = if fault("old") { 11_040 } else { 13_000 } };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuInit(_flags: c_uint) -> Status {
+    if fault("nogpu") { NO_DEVICE } else { SUCCESS }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> Status {
+    // SAFETY: the caller gives a place for one integer.
+    unsafe { *count = 1 };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGet(device: *mut c_int, ordinal: c_int) -> Status {
+    // SAFETY: the caller gives a place for one integer.
+    unsafe { *device = ordinal };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetName(name: *mut c_char, len: c_int, _device: c_int) -> Status {
+    let text = b"Stand-in\0";
+    let len = text.len().min(len.max(0) as usize);
+    // SAFETY: the caller gives a place for `len` bytes.
+    unsafe { std::ptr::copy_nonoverlapping(text.as_ptr().cast(), name, len) };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceGetAttribute(
+    value: *mut c_int,
+    which: c_uint,
+    _: c_int,
+) -> Status {
+    let answer = match which {
+        16 => 4,
+        75 if fault("small") => 7,
+        75 => 9,
+        76 if fault("small") => 5,
+        118 => 100,
+        _ => 0,
+    };
+    // SAFETY: the caller gives a place for one integer.
+    unsafe { *value = answer };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, _: c_int) -> Status {
+    // SAFETY: the caller gives a place for one handle.
+    unsafe { *context = std::ptr::dangling_mut::<u64>().cast() };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuDevicePrimaryCtxRelease_v2(_device: c_int) -> Status {
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxSetCurrent(_context: *mut c_void) -> Status {
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleLoadDataEx(
+    module: *mut *mut c_void,
+    image: *const c_void,
+    count: c_uint,
+    options: *mut c_uint,
+    values: *mut *mut c_void,
+) -> Status {
+    // SAFETY: the caller gives terminated text.
+    let text = unsafe { CStr::from_ptr(image.cast()) }.to_string_lossy();
+    if fault("badptx") || !text.contains(".version") {
+        for index in 0..count as usize {
+            // SAFETY: both arrays have `count` entries; option 5 is the error log, larger than this text.
+            unsafe {
+                if *options.add(index) == 5 {
+                    let log = b"ptxas stand-in, line 7; error   : Unknown instruction\n\0";
+                    std::ptr::copy_nonoverlapping(
+                        log.as_ptr(),
+                        (*values.add(index)).cast(),
+                        log.len(),
+                    );
+                }
+            }
+        }
+        return INVALID_PTX;
+    }
+    // SAFETY: the caller gives a place for one handle.
+    unsafe { *module = std::ptr::dangling_mut::<u64>().cast() };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuModuleUnload(_module: *mut c_void) -> Status {
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleGetFunction(
+    function: *mut *const u8,
+    _module: *mut c_void,
+    name: *const c_char,
+) -> Status {
+    // SAFETY: the caller gives a terminated name.
+    let name = unsafe { CStr::from_ptr(name) }.to_bytes_with_nul();
+    let Some(known) = KERNELS.iter().find(|known| known.as_bytes() == name) else {
+        return NOT_FOUND;
+    };
+    // SAFETY: the caller gives a place for one handle.
+    unsafe { *function = known.as_ptr() };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFuncGetAttribute(value: *mut c_int, _: c_uint, _: *const u8) -> Status {
+    // SAFETY: the caller gives a place for one integer.
+    unsafe { *value = 64 };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemHostRegister_v2(start: u64, bytes: usize, flags: c_uint) -> Status {
+    let is_io = flags & 4 != 0;
+    // The first registration is that of the doorbells.
+    if is_io || fault("bar") && !REFUSED.swap(true, Ordering::Relaxed) {
+        return INVALID_VALUE;
+    }
+    let mut registered = lock(&REGISTERED);
+    let overlaps = registered
+        .iter()
+        .any(|(at, len)| start < at + *len as u64 && *at < start + bytes as u64);
+    if overlaps {
+        return 712;
+    }
+    registered.insert(start, bytes);
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemHostUnregister(start: u64) -> Status {
+    match lock(&REGISTERED).remove(&start) {
+        Some(_) => SUCCESS,
+        None => 713,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemHostGetDevicePointer_v2(
+    to: *mut u64,
+    host: u64,
+    _: c_uint,
+) -> Status {
+    // SAFETY: the caller gives a place for one address.
+    unsafe { *to = host };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> Status {
+    if fault("oom") {
+        return OUT_OF_MEMORY;
+    }
+    // SAFETY: the layout is not empty.
+    let start = unsafe { alloc(layout(bytes)) };
+    if start.is_null() {
+        return OUT_OF_MEMORY;
+    }
+    lock(&MEMORY).insert(start.addr() as u64, bytes);
+    // SAFETY: the caller gives a place for one address.
+    unsafe { *to = start.expose_provenance() as u64 };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuMemFree_v2(address: u64) -> Status {
+    let Some(bytes) = lock(&MEMORY).remove(&address) else {
+        return INVALID_VALUE;
+    };
+    // SAFETY: allocated with this layout in `cuMemAlloc_v2`, and freed once.
+    unsafe {
+        dealloc(
+            std::ptr::with_exposed_provenance_mut(address as usize),
+            layout(bytes),
+        )
+    };
+    SUCCESS
+}
+
+/// Whether `bytes` bytes at `address` lie in one allocation.
+fn is_device(address: u64, bytes: usize) -> bool {
+    let memory = lock(&MEMORY);
+    let before = memory.range(..=address).next_back();
+    before.is_some_and(|(start, len)| address + bytes as u64 <= start + *len as u64)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemsetD8Async(
+    to: u64,
+    value: u8,
+    bytes: usize,
+    _: *mut c_void,
+) -> Status {
+    if !is_device(to, bytes) {
+        return INVALID_VALUE;
+    }
+    // SAFETY: inside an allocation, checked above.
+    unsafe { (to as usize as *mut u8).write_bytes(value, bytes) };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
+    to: u64,
+    from: *const u8,
+    bytes: usize,
+    _: *mut c_void,
+) -> Status {
+    if !is_device(to, bytes) {
+        return INVALID_VALUE;
+    }
+    // SAFETY: inside an allocation; the caller vouches for the other side.
+    unsafe { std::ptr::copy(from, to as usize as *mut u8, bytes) };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
+    to: *mut u8,
+    from: u64,
+    bytes: usize,
+    _: *mut c_void,
+) -> Status {
+    if !is_device(from, bytes) {
+        return INVALID_VALUE;
+    }
+    // SAFETY: inside an allocation; the caller vouches for the other side.
+    unsafe { std::ptr::copy(from as usize as *const u8, to, bytes) };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, _: c_uint) -> Status {
+    let new = Box::new(Mutex::new(Stream { running: None }));
+    // SAFETY: the caller gives a place for one handle.
+    unsafe { *stream = Box::into_raw(new).cast() };
+    SUCCESS
+}
+
+/// The stream behind a handle.
+///
+/// # Safety
+/// The handle is from `cuStreamCreate` and was not destroyed.
+unsafe fn stream<'a>(handle: *mut c_void) -> &'a Mutex<Stream> {
+    // SAFETY: the caller's.
+    unsafe { &*handle.cast::<Mutex<Stream>>() }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamDestroy_v2(handle: *mut c_void) -> Status {
+    // SAFETY: the caller destroys a handle once.
+    let stream = unsafe { Box::from_raw(handle.cast::<Mutex<Stream>>()) };
+    // A kernel that hangs is left alone, as the driver does.
+    drop(stream);
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamQuery(handle: *mut c_void) -> Status {
+    // SAFETY: the caller's handle.
+    let stream = lock(unsafe { stream(handle) });
+    match &stream.running {
+        Some(kernel) if !kernel.is_finished() => NOT_READY,
+        _ => SUCCESS,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamSynchronize(handle: *mut c_void) -> Status {
+    // SAFETY: the caller's handle.
+    lock(unsafe { stream(handle) }).finish();
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, _: c_uint) -> Status {
+    let moment = Box::new(Instant::now());
+    // SAFETY: the caller gives a place for one handle.
+    unsafe { *event = Box::into_raw(moment).cast() };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventRecord(event: *mut c_void, _stream: *mut c_void) -> Status {
+    // SAFETY: the caller's handle; one thread records it.
+    unsafe { *event.cast::<Instant>() = Instant::now() };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventElapsedTime(
+    ms: *mut f32,
+    start: *mut c_void,
+    end: *mut c_void,
+) -> Status {
+    // SAFETY: the caller's handles, and a place for one number.
+    unsafe {
+        let elapsed = *end.cast::<Instant>() - *start.cast::<Instant>();
+        *ms = (elapsed.as_secs_f32() * 1e3).max(1e-3);
+    }
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventDestroy_v2(event: *mut c_void) -> Status {
+    // SAFETY: the caller destroys a handle once.
+    drop(unsafe { Box::from_raw(event.cast::<Instant>()) });
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuLaunchKernel(
+    function: *const u8,
+    grid: c_uint,
+    _: c_uint,
+    _: c_uint,
+    block: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    handle: *mut c_void,
+    parameters: *mut *mut c_void,
+    _: *mut *mut c_void,
+) -> Status {
+    if grid == 0 || block == 0 || block > 1024 {
+        return INVALID_VALUE;
+    }
+    let Some(kernel) = KERNELS.iter().position(|name| name.as_ptr() == function) else {
+        return INVALID_VALUE;
+    };
+    // SAFETY: every kernel here takes one `Launch`.
+    let launch = unsafe { **parameters.cast::<*const Launch>() };
+    // SAFETY: the caller's handle.
+    let mut stream = lock(unsafe { stream(handle) });
+    stream.finish();
+    stream.running = Some(std::thread::spawn(move || {
+        while fault("hang") {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        if !fault("idle") {
+            kernels::run(KERNELS[kernel].trim_end_matches('\0'), &launch);
+        }
+    }));
+    SUCCESS
+}
