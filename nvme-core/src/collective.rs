@@ -16,8 +16,6 @@ use crate::sync::{AtomicU32, Order, Scope, fence};
 
 /// Deadlines are kept in units of 2^10 ns, as 32 bits: waits of up to 18 minutes.
 const TICK_SHIFT: u32 = 10;
-/// Set in a slot's deadline once it was reported as expired.
-const REPORTED: u32 = 0;
 
 /// A command that ended, as the member that read its completion sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +28,8 @@ pub struct Finished {
     pub status: Status,
     /// Dword 0 of the completion; 0 unless the command asked for it.
     pub dw0: u32,
+    /// It had been reported as expired before.
+    pub late: bool,
 }
 
 /// A queue owned by the members of `G`.
@@ -40,12 +40,12 @@ pub struct Collective<'a, G> {
     group: G,
     memory: QueueMemory<'a>,
     state: QueueState<'a>,
-    /// Next ring position, and up to where the doorbell was rung.
+    /// Next ring position, up to where entries are visible, and up to where the doorbell was rung.
     tail: u32,
+    published: u32,
     rung: u32,
-    /// Head of the completion ring, and up to where its doorbell was rung.
+    /// Head of the completion ring.
     head: u32,
-    freed: u32,
     /// Code of the fault that ended the queue's service, or 0.
     refused: u32,
     /// Free ring: the next slot to take. The next to put is `taken + slots - in_flight`.
@@ -69,16 +69,16 @@ impl<'a, G: Group> Collective<'a, G> {
         let tail = field(state.position());
         let rung = field(state.rung());
         let head = field(state.head());
-        let freed = field(state.freed());
         group.sync();
         let mut all = Self {
             group,
             memory,
             state,
             tail,
+            // A fence of an earlier kernel is not relied on.
+            published: rung,
             rung,
             head,
-            freed,
             refused: state.fault_code(),
             taken: 0,
             in_flight: 0,
@@ -120,7 +120,7 @@ impl<'a, G: Group> Collective<'a, G> {
             put(self.state.position(), self.tail);
             put(self.state.rung(), self.rung);
             put(self.state.head(), self.head);
-            put(self.state.freed(), self.freed);
+            put(self.state.drain(), self.head << 1);
         }
     }
 
@@ -195,7 +195,6 @@ impl<'a, G: Group> Collective<'a, G> {
             let next = SlotWord(word.load(Order::Relaxed, Scope::Cta)).next(tag, wants_dw0);
             word.store(next.0, Order::Relaxed, Scope::Cta);
             let ticks = (deadline_ns >> TICK_SHIFT) as u32;
-            let ticks = if ticks == REPORTED { 1 } else { ticks };
             state
                 .deadline(slot)
                 .store(ticks, Order::Relaxed, Scope::Cta);
@@ -235,18 +234,41 @@ impl<'a, G: Group> Collective<'a, G> {
         self.taken.wrapping_add(self.state.slots() - self.in_flight)
     }
 
-    /// Publishes what was submitted since the last ring: one fence, one doorbell store, by the leader.
+    /// Publishes what was submitted: one fence, one doorbell store, by the leader.
     #[inline(always)]
     pub fn ring(&mut self) {
-        if self.tail == self.rung {
-            return;
+        self.publish();
+        self.ring_within(self.state.slots());
+    }
+
+    /// Makes what was submitted visible to the controller, for a doorbell that follows: one fence, by
+    /// the leader. Commands can be prepared in this way while the ones before them are under way.
+    #[inline(always)]
+    pub fn publish(&mut self) {
+        if self.tail != self.published {
+            self.published = self.tail;
+            // Every member has written its words; the leader's fence covers them.
+            self.group.sync();
+            if self.group.leads() {
+                // Release: pairs with the controller's fetch, by the doorbell store that follows.
+                fence(Order::Release, Scope::Sys);
+            }
         }
-        self.rung = self.tail;
-        self.sq_doorbells += 1;
-        // Every member has written its words; the leader's fence covers them (docs/memory-model.md).
-        self.group.sync();
-        if self.group.leads() {
-            self.memory.sq_doorbell.ring(self.tail & self.state.mask());
+    }
+
+    /// Rings for what was published, as far as no more than `depth` commands are at the controller.
+    #[inline(always)]
+    pub fn ring_within(&mut self, depth: u32) {
+        let ready = self.published.wrapping_sub(self.rung);
+        let room = depth.saturating_sub(self.rung.wrapping_sub(self.head));
+        let count = ready.min(room);
+        if count != 0 {
+            self.rung = self.rung.wrapping_add(count);
+            self.sq_doorbells += 1;
+            if self.group.leads() {
+                let tail = self.rung & self.state.mask();
+                self.memory.sq_doorbell.ring_fenced(tail);
+            }
         }
     }
 
@@ -289,19 +311,27 @@ impl<'a, G: Group> Collective<'a, G> {
         let mut ends = [SlotWord::NONE; ENTRIES];
         unroll!(ENTRIES, k => {
             if at(k).wrapping_sub(head) < found {
-                let end = state
-                    .check_head(uppers[k], at(k).wrapping_add(1), rung)
-                    .and_then(|()| state.take(uppers[k], alone));
-                match end {
-                    Ok(word) => ends[k] = word,
-                    Err(code) => fault = code,
+                let word = match alone {
+                    true => state.strike_alone(uppers[k]),
+                    false => state.strike(uppers[k]),
+                };
+                ends[k] = word;
+            }
+        });
+        unroll!(ENTRIES, k => {
+            if at(k).wrapping_sub(head) < found {
+                if !state.fits(uppers[k], ends[k]) {
+                    fault = state.judge(uppers[k], ends[k]);
+                    ends[k] = SlotWord::NONE;
+                } else if !state.head_fits(uppers[k], at(k).wrapping_add(1), rung) {
+                    fault = QueueState::bad_head(uppers[k]);
                 }
             }
         });
-        if !alone {
-            group.sync();
-            // Acquire, by every member: pairs with the controller's write of the phase tags; dwords 0-1
-            // and the data are visible after it. Release: the reads are over before the head doorbell.
+        // Every member's reads are over before the leader rings the head doorbell.
+        group.sync();
+        if ENTRIES > 1 {
+            // Acquire, by every member, for its own reads. Release: the reads come before the doorbell.
             fence(Order::AcqRel, Scope::Sys);
         }
         let mut dw0s = [0; ENTRIES];
@@ -322,8 +352,7 @@ impl<'a, G: Group> Collective<'a, G> {
             self.refused = state.fault_code();
         }
         let next = head.wrapping_add(found);
-        if state.owes(next, self.freed) {
-            self.freed = next;
+        if state.gives_back(head, next) {
             self.cq_doorbells += 1;
             if group.leads() {
                 if rare {
@@ -352,6 +381,7 @@ impl<'a, G: Group> Collective<'a, G> {
                     cid: ends[k].cid(slot),
                     status: status_of(uppers[k]),
                     dw0: dw0s[k],
+                    late: ends[k].expired(),
                 });
             }
         });
@@ -380,13 +410,12 @@ impl<'a, G: Group> Collective<'a, G> {
             if slot < state.slots() {
                 let word = SlotWord(state.slot(slot).load(Order::Relaxed, Scope::Cta));
                 let deadline = state.deadline(slot).load(Order::Relaxed, Scope::Cta);
-                expired = word.pending()
-                    && deadline != REPORTED
-                    && now.wrapping_sub(deadline) as i32 >= 0;
+                let passed = now.wrapping_sub(deadline) as i32 >= 0;
+                expired = word.pending() && !word.expired() && passed;
                 if expired {
                     state
-                        .deadline(slot)
-                        .store(REPORTED, Order::Relaxed, Scope::Cta);
+                        .slot(slot)
+                        .store(word.expire().0, Order::Relaxed, Scope::Cta);
                     late(word.tag());
                 }
             }

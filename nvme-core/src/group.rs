@@ -16,6 +16,9 @@ pub struct Vote {
 
 /// Members that act together. The member of rank 0 leads.
 pub trait Group {
+    /// Completions that a member reads at once, 1 to 8: a small group keeps several reads under way.
+    const READS: u32 = 1;
+
     /// Number of members, at least 1.
     fn size(&self) -> u32;
 
@@ -53,6 +56,8 @@ pub trait Group {
 pub struct Alone;
 
 impl Group for Alone {
+    const READS: u32 = 8;
+
     #[inline(always)]
     fn size(&self) -> u32 {
         1
@@ -97,21 +102,28 @@ impl Group for Alone {
     }
 }
 
+/// Something that a group does together, whichever group it turns out to be.
+pub trait Act {
+    /// What each member gets.
+    type Output;
+
+    /// The member's part.
+    fn act<G: Group>(self, group: &G) -> Self::Output;
+}
+
 /// Where code runs: its clock, its pauses, and who is beside it.
 ///
 /// The core never reads a clock by itself: code that waits is given one of these.
 pub trait Here {
-    /// The members that [`beside`](Self::beside) finds.
-    type Group: Group;
-
     /// Nanoseconds since any fixed start, not decreasing.
     fn now_ns(&self) -> u64;
 
     /// Lets others run; longer when `turn`, the number of pauses so far in one wait, grows.
     fn pause(&self, turn: u32);
 
-    /// The threads that run in step with this one now and name the same `key`.
-    fn beside(&self, key: u64) -> Self::Group;
+    /// Does `act` with the threads that run in step with this one now and name the same `key`. Which
+    /// they are does not matter to the result, only to the speed.
+    fn together<A: Act>(&self, key: u64, act: A) -> A::Output;
 }
 
 /// `unroll!(N, k => body)`: the body for each `k` below `N`, at most 8, unrolled whatever its size. An

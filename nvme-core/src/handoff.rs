@@ -68,8 +68,11 @@ impl QueueWords {
         let sq = unsafe { SqRing::from_raw(at(self.sq), entries, Iova(0)) };
         // SAFETY: as above.
         let cq = unsafe { CqRing::from_raw(at(self.cq), entries, Iova(0)) };
-        // SAFETY: as above, for the lists.
-        let lists = unsafe { DmaWords::from_raw(at(self.lists), lists, Iova(self.lists_iova)) };
+        let lists = match lists {
+            0 => DmaWords::new(&[], Iova(self.lists_iova)),
+            // SAFETY: as above, for the lists.
+            _ => unsafe { DmaWords::from_raw(at(self.lists), lists, Iova(self.lists_iova)) },
+        };
         // SAFETY: as above, for the doorbell.
         let sq_doorbell = unsafe { Doorbell::from_raw(at(self.sq_doorbell).cast()) };
         // SAFETY: as above.

@@ -299,6 +299,29 @@ impl<'a> DmaWords<'a> {
     }
 }
 
+/// A power of two of words, indexed modulo their number: without a check that a kernel would pay for.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CyclicWords<'a> {
+    words: &'a [AtomicU32],
+    mask: u32,
+}
+
+impl<'a> CyclicWords<'a> {
+    /// The first `count` words; `None` when there are fewer, or `count` is not a power of two.
+    pub fn new(words: &'a [AtomicU32], count: u32) -> Option<Self> {
+        Some(Self {
+            words: words.get(..count as usize)?,
+            mask: count.checked_sub(1).filter(|_| count.is_power_of_two())?,
+        })
+    }
+
+    #[inline(always)]
+    pub fn at(&self, index: u32) -> &'a AtomicU32 {
+        // SAFETY: there are mask + 1 words, and the index is masked.
+        unsafe { self.words.get_unchecked((index & self.mask) as usize) }
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;

@@ -93,7 +93,7 @@ fn map_pages(
         }
     };
     let in_first = page.bytes() - page.offset_of(first);
-    let rest = len.saturating_sub(in_first).div_ceil(page.bytes());
+    let rest = page.count(len.saturating_sub(in_first));
     let prp2 = match rest {
         0 => 0,
         1 => aligned(1)?,

@@ -1,11 +1,13 @@
 //! The state of a queue that a kernel drives, as words of memory: positions, command slots, marks.
 //!
 //! Invariant: a slot is free (its bit is set, or it is in the free ring) or its word says pending. The
-//! same words serve a [`SharedQueue`](crate::SharedQueue) or a [`Collective`](crate::Collective), one
-//! at a time; between kernels the host can read them, recover them and give them back.
+//! same words serve a [`SharedQueue`](crate::SharedQueue) or a [`Collective`](crate::Collective); from
+//! one to the other they go through [`QueueState::init`], with the queue created anew. Between kernels
+//! the host can read them, recover them and give them back.
 
 use crate::error::ControllerFault;
 use crate::inflight::MAX_IN_FLIGHT;
+use crate::mem::CyclicWords;
 use crate::spec::{Cid, Cqe, Qid, Status};
 use crate::sync::{AtomicU32, Order, Scope};
 
@@ -17,34 +19,38 @@ const POSITION: u32 = 0;
 const RING_LOCK: u32 = LINE;
 /// Position up to which the tail doorbell was rung.
 const RUNG: u32 = LINE + 1;
-const DRAIN_LOCK: u32 = 2 * LINE;
-/// Position of the completion queue's head.
+/// Twice the head of the completion queue, plus 1 while somebody drains.
+const DRAIN: u32 = 2 * LINE;
+/// Position up to which completions were taken.
 const HEAD: u32 = 2 * LINE + 1;
-/// Position up to which the head doorbell was rung.
-const FREED: u32 = if cfg!(loom) { 8 } else { 2 * LINE + 2 };
 const FAULT: u32 = 3 * LINE;
 /// Position at which the queue was created.
 const START: u32 = 3 * LINE + 1;
 /// Free bits (shared).
-const FREE: u32 = 5 * LINE;
+const FREE: u32 = 4 * LINE;
 
 const fn free_words(entries: u32) -> u32 {
     let words = entries.div_ceil(32);
     if words > 128 { 128 } else { words }
 }
 
-/// 32-bit words of state for a queue of `entries` entries: 13 KiB at 1,024.
+/// 32-bit words of state for a queue of `entries` entries: 16 KiB at 1,024.
 pub const fn words(entries: u32) -> usize {
-    (FREE + free_words(entries).next_multiple_of(LINE) + 3 * entries) as usize
+    count(entries) as usize
 }
 
-const CELL: u32 = (1 << 26) - 1;
+const fn count(entries: u32) -> u32 {
+    (FREE + free_words(entries).next_multiple_of(LINE) + 3 * entries).next_power_of_two()
+}
+
+const TAG: u32 = (1 << 25) - 1;
+const EXPIRED: u32 = 1 << 25;
 const WANTS_DW0: u32 = 1 << 26;
 const PENDING: u32 = 1 << 27;
 const GENERATION_SHIFT: u32 = 28;
 
 /// The most result cells or tags that slots can name.
-pub const MAX_TAGS: u32 = CELL + 1;
+pub const MAX_TAGS: u32 = TAG + 1;
 
 /// A command slot's word: generation, whether it is in flight, and what its end is told to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,7 +65,17 @@ impl SlotWord {
     }
 
     pub fn tag(self) -> u32 {
-        self.0 & CELL
+        self.0 & TAG
+    }
+
+    /// Its deadline passed and was reported.
+    pub fn expired(self) -> bool {
+        self.0 & EXPIRED != 0
+    }
+
+    /// The word once the deadline was reported.
+    pub fn expire(self) -> Self {
+        Self(self.0 | EXPIRED)
     }
 
     pub fn wants_dw0(self) -> bool {
@@ -74,7 +90,7 @@ impl SlotWord {
     pub fn next(self, tag: u32, wants_dw0: bool) -> Self {
         let generation = (self.generation() + 1) << GENERATION_SHIFT;
         let dw0 = if wants_dw0 { WANTS_DW0 } else { 0 };
-        Self(generation | PENDING | dw0 | tag & CELL)
+        Self(generation | PENDING | dw0 | tag & TAG)
     }
 
     pub fn cid(self, slot: u32) -> Cid {
@@ -97,9 +113,7 @@ pub(crate) fn status_of(upper: u64) -> Status {
 /// Which lines of `words` mean what.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueState<'a> {
-    all: &'a [AtomicU32],
-    /// Stands in for an index past the end, which cannot be.
-    spare: &'a AtomicU32,
+    all: CyclicWords<'a>,
     qid: Qid,
     mask: u32,
     slots: u32,
@@ -118,10 +132,11 @@ impl<'a> QueueState<'a> {
 
     /// A view over `all`, at least [`words`] words; `None` for impossible sizes.
     pub fn new(all: &'a [AtomicU32], qid: Qid, entries: u32, slots: u32) -> Option<Self> {
-        let possible = Self::possible(entries, slots) && all.len() >= words(entries);
+        if !Self::possible(entries, slots) {
+            return None;
+        }
         Some(Self {
-            all,
-            spare: all.first().filter(|_| possible)?,
+            all: CyclicWords::new(all, count(entries))?,
             qid,
             mask: entries - 1,
             slots,
@@ -134,10 +149,11 @@ impl<'a> QueueState<'a> {
     /// counters' wrap. Not while any kernel uses the queue.
     pub fn init(&self, start: u32) {
         let start = start & !(2 * self.mask + 1);
-        for field in [POSITION, RUNG, HEAD, FREED, START] {
+        for field in [POSITION, RUNG, HEAD, START] {
             self.at(field).store(start, Order::Relaxed, Scope::Sys);
         }
-        for field in [RING_LOCK, DRAIN_LOCK, FAULT] {
+        self.at(DRAIN).store(start << 1, Order::Relaxed, Scope::Sys);
+        for field in [RING_LOCK, FAULT] {
             self.at(field).store(0, Order::Relaxed, Scope::Sys);
         }
         for word in 0..free_words(self.mask + 1) {
@@ -152,14 +168,14 @@ impl<'a> QueueState<'a> {
             self.deadline(index).store(0, Order::Relaxed, Scope::Sys);
             // Generations go on: a completion from before does not pass for one of a new command.
             let old = self.slot(index).load(Order::Relaxed, Scope::Sys);
-            let kept = old & !(PENDING | WANTS_DW0 | CELL);
+            let kept = old & !(PENDING | WANTS_DW0 | EXPIRED | TAG);
             self.slot(index).store(kept, Order::Relaxed, Scope::Sys);
         }
     }
 
     #[inline(always)]
     fn at(&self, word: u32) -> &'a AtomicU32 {
-        self.all.get(word as usize).unwrap_or(self.spare)
+        self.all.at(word)
     }
 
     /// The queue's identifier.
@@ -201,9 +217,10 @@ impl<'a> QueueState<'a> {
         self.at(RUNG)
     }
 
+    /// Twice the head of the completion queue, modulo 2^32, plus 1 while somebody drains.
     #[inline(always)]
-    pub(crate) fn drain_lock(&self) -> &'a AtomicU32 {
-        self.at(DRAIN_LOCK)
+    pub(crate) fn drain(&self) -> &'a AtomicU32 {
+        self.at(DRAIN)
     }
 
     #[inline(always)]
@@ -211,17 +228,13 @@ impl<'a> QueueState<'a> {
         self.at(HEAD)
     }
 
+    /// Whether taking the entries from `head` to `next` passes a quarter of the ring: then they are
+    /// given back to the controller. Not each time, which would cost the bus more; the controller never
+    /// waits for ever, since a ring without room holds entries that were not taken yet.
     #[inline(always)]
-    pub(crate) fn freed(&self) -> &'a AtomicU32 {
-        self.at(FREED)
-    }
-
-    /// Whether entries up to `head` should be given back to the controller, which was last told of
-    /// `freed`. Not each time: a quarter of the ring at once costs the bus less. The controller never
-    /// waits for ever, since a ring without room holds at least one entry that was not taken yet.
-    #[inline(always)]
-    pub(crate) fn owes(&self, head: u32, freed: u32) -> bool {
-        head.wrapping_sub(freed) * 4 > self.mask
+    pub(crate) fn gives_back(&self, head: u32, next: u32) -> bool {
+        let quarter = (self.mask + 1).max(4) / 4;
+        (head ^ next) & !(quarter - 1) != 0
     }
 
     /// Word `index` of the free bits.
@@ -295,52 +308,72 @@ impl<'a> QueueState<'a> {
         })
     }
 
-    /// Takes the slot that the entry with this upper word names out of flight: its word, or the code of
-    /// a [`ControllerFault`]. `alone`: nobody else takes any meanwhile.
+    /// As [`strike`](Self::strike), when nobody else takes any meanwhile.
     #[inline(always)]
-    pub(crate) fn take(&self, upper: u64, alone: bool) -> Result<SlotWord, u32> {
-        let cqe = Cqe::from_words(0, upper);
-        if cqe.sqid() != self.qid {
-            return Err(ControllerFault::SqId(cqe.sqid).code());
-        }
+    pub(crate) fn strike_alone(&self, upper: u64) -> SlotWord {
         let slot = slot_of(upper);
         if slot >= self.slots {
-            return Err(ControllerFault::UnknownCid(cqe.cid()).code());
+            return SlotWord::NONE;
         }
-        let at = self.slot(slot);
-        let word = SlotWord(if alone {
-            at.load(Order::Relaxed, Scope::Gpu)
-        } else {
-            // One atomic: of two completions with one CID in a pass, one finds the slot pending.
-            at.fetch_and(!PENDING, Order::Relaxed, Scope::Gpu)
-        });
-        if !word.pending() {
-            return Err(ControllerFault::UnknownCid(cqe.cid()).code());
-        }
-        if word.cid(slot) != cqe.cid() {
-            // The command in the slot is another one, and still in flight.
-            if !alone {
-                at.fetch_or(PENDING, Order::Relaxed, Scope::Gpu);
-            }
-            return Err(ControllerFault::StaleCid(cqe.cid()).code());
-        }
-        if alone {
-            at.store(word.0 & !PENDING, Order::Relaxed, Scope::Gpu);
-        }
-        Ok(word)
+        let word = SlotWord(self.slot(slot).load(Order::Relaxed, Scope::Cta));
+        self.slot(slot)
+            .store(word.0 & !PENDING, Order::Relaxed, Scope::Cta);
+        word
     }
 
-    /// Whether the SQHD in this upper word can be, when `completed` positions have completed and `rung` were published.
-    ///
-    /// Otherwise the code of a [`ControllerFault`].
+    /// Takes the slot that the entry with this upper word names out of flight, whatever it holds: the
+    /// word that was there, for [`judge`](Self::judge). One atomic: of two completions with one CID,
+    /// even in one pass, one finds the slot pending.
     #[inline(always)]
-    pub(crate) fn check_head(&self, upper: u64, completed: u32, rung: u32) -> Result<(), u32> {
-        let sqhd = upper as u16;
-        let ahead = u32::from(sqhd).wrapping_sub(completed) & self.mask;
-        if u32::from(sqhd) > self.mask || ahead > rung.wrapping_sub(completed) {
-            return Err(ControllerFault::SqHead(sqhd).code());
+    pub(crate) fn strike(&self, upper: u64) -> SlotWord {
+        let slot = slot_of(upper);
+        if slot >= self.slots {
+            return SlotWord::NONE;
         }
-        Ok(())
+        SlotWord(
+            self.slot(slot)
+                .fetch_and(!PENDING, Order::Relaxed, Scope::Gpu),
+        )
+    }
+
+    /// Whether `word`, struck for the entry with this upper word, was its command.
+    #[inline(always)]
+    pub(crate) fn fits(&self, upper: u64, word: SlotWord) -> bool {
+        let cqe = Cqe::from_words(0, upper);
+        word.pending() && word.cid(slot_of(upper)) == cqe.cid() && cqe.sqid() == self.qid
+    }
+
+    /// Puts back what was struck for an entry that does not fit; the code of the [`ControllerFault`].
+    #[inline(always)]
+    pub(crate) fn judge(&self, upper: u64, word: SlotWord) -> u32 {
+        let cqe = Cqe::from_words(0, upper);
+        if word.pending() {
+            // Another command is in the slot, still in flight.
+            self.slot(slot_of(upper))
+                .fetch_or(PENDING, Order::Relaxed, Scope::Gpu);
+        }
+        if cqe.sqid() != self.qid {
+            ControllerFault::SqId(cqe.sqid).code()
+        } else if word.pending() {
+            ControllerFault::StaleCid(cqe.cid()).code()
+        } else {
+            ControllerFault::UnknownCid(cqe.cid()).code()
+        }
+    }
+
+    /// Whether the SQHD in this upper word can be, when `completed` positions have completed and `rung`
+    /// were published.
+    #[inline(always)]
+    pub(crate) fn head_fits(&self, upper: u64, completed: u32, rung: u32) -> bool {
+        let sqhd = u32::from(upper as u16);
+        let ahead = sqhd.wrapping_sub(completed) & self.mask;
+        // Modulo 2^31, as the head is.
+        sqhd <= self.mask && ahead <= rung.wrapping_sub(completed) & (u32::MAX >> 1)
+    }
+
+    /// The code of the fault of an SQHD that does not fit.
+    pub(crate) fn bad_head(upper: u64) -> u32 {
+        ControllerFault::SqHead(upper as u16).code()
     }
 
     /// Ends every command in flight, and tells `end` the tag of each; then the state is as after

@@ -12,8 +12,8 @@
 
 use crate::command::{Command, write_entries};
 use crate::error::{ControllerFault, MapError, SubmitError, WaitError};
-use crate::group::{Group, Here, Vote, unroll};
-use crate::inflight::Quiesced;
+use crate::group::{Act, Group, Here, unroll};
+use crate::inflight::{MAX_IN_FLIGHT, Quiesced};
 use crate::queue_pair::{AbortReason, Outcome, QueueMemory};
 use crate::queue_state::{MAX_TAGS, QueueState, SlotWord, slot_of, status_of};
 use crate::spec::completion::phase_of;
@@ -22,8 +22,14 @@ use crate::sync::{AtomicU64, Order, Scope, fence};
 
 /// Times the ring lock's holder looks again for those who came meanwhile; later ones ring by themselves.
 const RING_ROUNDS: u32 = 16;
+/// Marks that a member looks at together: several loads are under way at once.
+const MARKS: usize = 2;
+/// The largest [`Group::READS`].
+const ENTRIES: usize = 8;
 /// Passes over the completion queue under one hold of the drain lock.
 const DRAIN_ROUNDS: u32 = 4;
+/// How much longer those pause who found the queue full.
+const PATIENCE: u32 = 4;
 /// How long after its deadline a wait still tries to drain once by itself.
 const GRACE_NS: u64 = 100_000_000;
 
@@ -50,7 +56,7 @@ impl<'a> Cells<'a> {
 
     #[inline(always)]
     fn set(&self, index: u32, value: u64) {
-        if let Some(cell) = self.get(index) {
+        if let Some(cell) = self.0.get(index as usize) {
             cell.store(value, Order::Relaxed, Scope::Gpu);
         }
     }
@@ -100,6 +106,9 @@ pub enum Drained {
     Took(u32),
 }
 
+/// No slot: one past the largest.
+const NO_SLOT: u32 = MAX_IN_FLIGHT;
+
 /// Why a member's command is not placed.
 #[derive(Clone, Copy)]
 enum Why {
@@ -134,7 +143,7 @@ impl<'a> SharedQueue<'a> {
         &self.state
     }
 
-    /// Submits one command for each member of `group` and rings, or lets the one who rings do it.
+    /// Places one command for each member of `group`; whoever helps next rings for it.
     ///
     /// Never waits. When slots run out, members of higher rank get [`SubmitError::QueueFull`].
     ///
@@ -142,28 +151,29 @@ impl<'a> SharedQueue<'a> {
     /// [`SubmitError::CellBusy`], [`SubmitError::Map`], [`SubmitError::QueueFull`] (drain, then retry)
     /// and [`SubmitError::Refused`]; nothing is in flight then.
     #[inline(always)]
-    pub fn try_submit<G: Group>(
-        &self,
-        group: &G,
-        command: Command<'_>,
-    ) -> Result<Token, SubmitError> {
-        let fit = self.check(&command);
-        let slot = self.claim(group, fit.is_none());
-        let mut why = fit;
+    pub fn place<G: Group>(&self, group: &G, command: Command<'_>) -> Result<Token, SubmitError> {
+        // Issued together: their latencies overlap.
+        let fault = self.state.fault_code();
+        let cell = self.cells.get(command.tag);
+        let cell = cell.map_or(PENDING, |cell| cell.load(Order::Relaxed, Scope::Gpu));
+        let slot = self.claim(group, command.tag);
+        let mut why = match (slot, fault, cell & PENDING) {
+            (_, 1.., _) => Some(Why::Refused),
+            (_, _, 1..) => Some(Why::CellBusy),
+            (NO_SLOT, ..) => Some(Why::Full),
+            _ => None,
+        };
         let mut sqe = command.sqe;
-        if fit.is_none() {
-            match slot {
-                None => why = Some(Why::Full),
-                Some(slot) => match self.memory.lists.map(sqe, command.data, slot as usize) {
-                    Ok(mapped) => sqe = mapped,
-                    Err(error) => {
-                        self.free(slot);
-                        why = Some(Why::Map(error));
-                    }
-                },
+        if why.is_none() {
+            match self.memory.lists.map(sqe, command.data, slot as usize) {
+                Ok(mapped) => sqe = mapped,
+                Err(error) => why = Some(Why::Map(error)),
             }
         }
-        let placed = self.place(group, why.is_none(), slot.unwrap_or(0), sqe, &command);
+        if why.is_some() && slot != NO_SLOT {
+            self.free(slot);
+        }
+        let placed = self.put(group, why.is_none(), slot, sqe, &command);
         match why {
             None => Ok(placed),
             Some(Why::Full) => Err(SubmitError::QueueFull),
@@ -176,56 +186,86 @@ impl<'a> SharedQueue<'a> {
         }
     }
 
+    /// Claims a slot for each member, in the order of ranks; [`NO_SLOT`] for those left over. `hint`
+    /// spreads groups over the words: a group that comes back looks first where it was before.
     #[inline(always)]
-    fn check(&self, command: &Command<'_>) -> Option<Why> {
-        if self.state.fault_code() != 0 {
-            return Some(Why::Refused);
-        }
-        let Some(cell) = self.cells.get(command.tag) else {
-            return Some(Why::CellBusy);
-        };
-        match cell.load(Order::Relaxed, Scope::Gpu) & PENDING {
-            0 => None,
-            _ => Some(Why::CellBusy),
-        }
-    }
-
-    /// Claims slots for the members that want one, in the order of ranks; `None` for those left over.
-    #[inline(always)]
-    fn claim<G: Group>(&self, group: &G, wants: bool) -> Option<u32> {
-        let Vote {
-            total: need,
-            before,
-            ..
-        } = group.vote(wants);
+    fn claim<G: Group>(&self, group: &G, hint: u32) -> u32 {
         let words = self.state.free_words();
-        // Each word is looked at once, from a start that differs between groups.
-        let start = self.state.position().load(Order::Relaxed, Scope::Gpu) / 32;
-        let (mut given, mut mine) = (0, None);
-        for turn in 0..words {
-            if given >= need {
-                break;
+        let need = group.size();
+        let home = group.broadcast(spread(hint / 32, words));
+        let mut mine = NO_SLOT;
+        let mut given = 0;
+        let mut turn = 0;
+        // Each word is looked at once: the one at home without a look before.
+        while given < need && turn < words {
+            let mut word = home + turn;
+            if word >= words {
+                word -= words;
             }
-            let word = (start + turn) % words;
             let mut got = 0;
             if group.leads() {
-                let free = self.state.free(word);
-                let want = lowest(free.load(Order::Relaxed, Scope::Gpu), need - given);
-                if want != 0 {
-                    // Acquire: pairs with the release of the slot by the one who drained its command.
-                    got = want & free.fetch_and(!want, Order::Acquire, Scope::Gpu);
-                }
+                got = self.claim_bits(word, need - given, hint, turn == 0);
             }
             let got = group.broadcast(got);
-            let count = got.count_ones();
-            if wants && before >= given && before - given < count {
-                mine = Some(word * 32 + nth(got, before - given));
+            let rank = group.rank();
+            if rank >= given && rank - given < got.count_ones() {
+                mine = word * 32 + nth(got, rank - given);
             }
-            given += count;
+            given += got.count_ones();
+            turn += 1;
+            if given < need && turn < words {
+                turn += self.skip_empty(group, home, turn);
+            }
         }
         // The leader's acquire reaches the members here, before they touch their slots.
         group.sync();
         mine
+    }
+
+    /// Up to `need` free bits of a word, now ours.
+    #[inline(always)]
+    fn claim_bits(&self, word: u32, need: u32, hint: u32, blind: bool) -> u32 {
+        let free = self.state.free(word);
+        // A guess of one bit is mostly right, and saves the look.
+        let mut want = match (need, blind) {
+            (32.., _) => u32::MAX,
+            (1, true) => 1 << (hint % 32),
+            _ => lowest(free.load(Order::Relaxed, Scope::Gpu), need),
+        };
+        // Two tries: the first one tells what is free.
+        let mut got = 0;
+        for _ in 0..2 {
+            if want == 0 {
+                break;
+            }
+            // Acquire: pairs with the release of the slot by the one who drained its command.
+            let was = free.fetch_and(!want, Order::Acquire, Scope::Gpu);
+            got = was & want;
+            if got != 0 {
+                break;
+            }
+            want = lowest(was & !want, need);
+        }
+        let kept = lowest(got, need);
+        if kept != got {
+            // Relaxed: carries on the release of whoever freed these slots.
+            free.fetch_or(got & !kept, Order::Relaxed, Scope::Gpu);
+        }
+        kept
+    }
+
+    /// How many words from `home + turn` on are empty, as far as one look by every member reaches.
+    #[inline(always)]
+    fn skip_empty<G: Group>(&self, group: &G, home: u32, turn: u32) -> u32 {
+        let words = self.state.free_words();
+        let at = turn + group.rank();
+        let mut empty = true;
+        if at < words {
+            let word = home + at;
+            let word = if word >= words { word - words } else { word };
+            empty = self.state.free(word).load(Order::Relaxed, Scope::Gpu) == 0;
+        }
+        group.vote(empty).leading
     }
 
     #[inline(always)]
@@ -239,7 +279,7 @@ impl<'a> SharedQueue<'a> {
     /// From claimed slots to a doorbell: positions, entries, marks. The token of a member that is not
     /// `ready` means nothing.
     #[inline(always)]
-    fn place<G: Group>(
+    fn put<G: Group>(
         &self,
         group: &G,
         ready: bool,
@@ -259,11 +299,10 @@ impl<'a> SharedQueue<'a> {
         }
         let mut first = 0;
         if group.leads() {
-            // AcqRel: whoever has a later position also knows what the earlier ones knew, that is
-            // that the entry's last user was fetched (lemma above).
             first = state
                 .position()
-                .fetch_add(vote.total, Order::AcqRel, Scope::Gpu);
+                .fetch_add(vote.total, Order::Relaxed, Scope::Gpu);
+            self.fetched(first.wrapping_add(vote.total));
         }
         token.position = group.broadcast(first).wrapping_add(vote.before);
         group.sync();
@@ -288,42 +327,50 @@ impl<'a> SharedQueue<'a> {
                 .mark(token.position)
                 .store(mark, Order::Relaxed, Scope::Gpu);
         }
-        group.sync();
-        self.ring(group);
         token
     }
 
-    /// Rings for everyone published so far, unless another group is doing that; it will see what was
-    /// published before this call.
+    /// Sees to it that the controller has fetched the last users of the entries before `end`.
+    ///
+    /// It has: fewer than `entries` commands hold slots, those before `end` that hold none have
+    /// completed, and entries are fetched in order. Only the news may still be under way, so this
+    /// waits for nobody.
     #[inline(always)]
-    pub fn ring<G: Group>(&self, group: &G) {
-        if group.size() >= 32 {
-            self.ring_by::<G, 1>(group);
-        } else {
-            self.ring_by::<G, 8>(group);
+    fn fetched(&self, end: u32) {
+        let past = end.wrapping_sub(self.state.mask() + 1);
+        // Acquire: pairs with the release fence before the head was stored. Modulo 2^31, as the head is.
+        while ((self
+            .state
+            .head()
+            .load(Order::Acquire, Scope::Gpu)
+            .wrapping_sub(past)
+            << 1) as i32)
+            < 0
+        {
+            crate::sync::spin();
         }
     }
 
+    /// Rings for everyone published so far, unless another group is doing that; then it looks again. A
+    /// mark that it still misses is rung by the one who waits for it.
     #[inline(always)]
-    fn ring_by<G: Group, const MARKS: usize>(&self, group: &G) {
+    pub fn ring<G: Group>(&self, group: &G) {
         let lock = self.state.ring_lock();
         let mut asked = 0;
         if group.leads() {
-            // AcqRel: release, so that a holder that sees the count sees the marks; acquire, for what
-            // the last holder left.
-            asked = lock.fetch_add(1, Order::AcqRel, Scope::Gpu);
+            // Acquire: pairs with the release of the last holder, for what was rung.
+            asked = lock.fetch_add(1, Order::Acquire, Scope::Gpu);
         }
         if group.broadcast(asked) != 0 {
             return;
         }
         let mut seen = 1;
         for _ in 0..RING_ROUNDS {
-            self.ring_once::<G, MARKS>(group);
+            self.ring_once(group);
             let mut was = 0;
             if group.leads() {
-                // AcqRel: release after the doorbell store, so that holders ring in order; acquire
-                // of the marks of those who asked meanwhile.
-                was = lock.compare_exchange(seen, 0, Order::AcqRel, Scope::Gpu);
+                // Release: after the doorbell store, so that holders ring in order.
+                was = lock.compare_exchange(seen, 0, Order::Release, Scope::Gpu);
             }
             let was = group.broadcast(was);
             if was == seen {
@@ -339,7 +386,7 @@ impl<'a> SharedQueue<'a> {
 
     /// One doorbell over every entry published without a gap. Under the ring lock.
     #[inline(always)]
-    fn ring_once<G: Group, const MARKS: usize>(&self, group: &G) {
+    fn ring_once<G: Group>(&self, group: &G) {
         let state = &self.state;
         let mut from = 0;
         if group.leads() {
@@ -375,7 +422,10 @@ impl<'a> SharedQueue<'a> {
             if group.leads() {
                 // Before the doorbell: whoever sees a completion sees that it was rung.
                 state.rung().store(to, Order::Relaxed, Scope::Gpu);
-                self.memory.sq_doorbell.ring(to & state.mask());
+                // Release: pairs with the controller's fetch. Acquire: of the marks, where one member alone
+                // has read them.
+                fence(Order::AcqRel, Scope::Sys);
+                self.memory.sq_doorbell.ring_fenced(to & state.mask());
             }
         }
     }
@@ -383,54 +433,59 @@ impl<'a> SharedQueue<'a> {
     /// Takes the completions that are there, for everyone, unless another group is doing that.
     #[inline(always)]
     pub fn drain<G: Group>(&self, group: &G) -> Drained {
-        let lock = self.state.drain_lock();
-        let mut taken = 1;
-        if group.leads() && lock.load(Order::Relaxed, Scope::Gpu) == 0 {
-            // Acquire: pairs with the release of the last holder, for the head.
-            taken = lock.swap(1, Order::Acquire, Scope::Gpu);
+        let lock = self.state.drain();
+        let mut was = 1;
+        if group.leads() {
+            was = lock.load(Order::Relaxed, Scope::Gpu);
+            if was & 1 == 0 {
+                // Relaxed: the head is in the word itself, and the rest is ordered by completions.
+                was = lock.fetch_or(1, Order::Relaxed, Scope::Gpu);
+            }
         }
-        if group.broadcast(taken) != 0 {
+        let was = group.broadcast(was);
+        if was & 1 != 0 {
             return Drained::Busy;
         }
-        let took = if group.size() >= 16 {
-            self.drain_by::<G, 2>(group)
-        } else {
-            self.drain_by::<G, 8>(group)
-        };
-        if group.leads() {
-            // Release: the next holder sees the head, and rings its doorbell after this one's.
-            lock.store(0, Order::Release, Scope::Gpu);
-        }
-        Drained::Took(took)
-    }
-
-    #[inline(always)]
-    fn drain_by<G: Group, const ENTRIES: usize>(&self, group: &G) -> u32 {
-        let state = &self.state;
-        let mut start = 0;
-        if group.leads() {
-            start = state.head().load(Order::Relaxed, Scope::Gpu);
-        }
-        let start = group.broadcast(start);
-        let mut head = start;
+        let start = was >> 1;
+        let (mut head, mut rang) = (start, false);
         for _ in 0..DRAIN_ROUNDS {
-            let found = self.drain_once::<G, ENTRIES>(group, head);
-            head = head.wrapping_add(found);
-            if found < ENTRIES as u32 * group.size() {
+            let found = self.drain_once(group, head);
+            let next = head.wrapping_add(found);
+            rang |= self.state.gives_back(head, next);
+            head = next;
+            if found < G::READS * group.size() {
                 break;
             }
         }
-        head.wrapping_sub(start)
+        if group.leads() {
+            // Release: the next holder rings the head doorbell after this one did.
+            let order = if rang { Order::Release } else { Order::Relaxed };
+            lock.store(head << 1, order, Scope::Gpu);
+        }
+        Drained::Took(head.wrapping_sub(start))
     }
 
     /// One wide read of the completion ring. Under the drain lock.
     #[inline(always)]
-    fn drain_once<G: Group, const ENTRIES: usize>(&self, group: &G, head: u32) -> u32 {
+    fn drain_once<G: Group>(&self, group: &G, head: u32) -> u32 {
         let state = &self.state;
         let cq = &self.memory.cq;
         let at = |k: usize| head.wrapping_add(k as u32 * group.size() + group.rank());
         let mut uppers = [0; ENTRIES];
-        unroll!(ENTRIES, k => { uppers[k] = cq.upper(at(k) & state.mask(), Order::Relaxed); });
+        // Acquire: pairs with the controller's write of the phase tag; dwords 0-1 and the data are
+        // visible after it. Several reads in flight at once are fenced together instead.
+        let order = if G::READS == 1 {
+            Order::Acquire
+        } else {
+            Order::Relaxed
+        };
+        unroll!(ENTRIES, k => {
+            // The phase of what is not read is the wrong one.
+            uppers[k] = u64::from(!state.phase(at(k))) << 48;
+            if (k as u32) < G::READS {
+                uppers[k] = cq.upper(at(k) & state.mask(), order);
+            }
+        });
         let mut found = 0;
         unroll!(ENTRIES, k => {
             if found == k as u32 * group.size() {
@@ -443,51 +498,47 @@ impl<'a> SharedQueue<'a> {
             return 0;
         }
         let mut ends = [SlotWord::NONE; ENTRIES];
+        let (mut wants_dw0, mut fault) = (false, 0);
         unroll!(ENTRIES, k => {
             if at(k).wrapping_sub(head) < found {
-                match state.take(uppers[k], group.size() == 1) {
-                    Ok(word) => ends[k] = word,
-                    Err(code) => state.refuse(code),
+                ends[k] = state.strike(uppers[k]);
+            }
+        });
+        unroll!(ENTRIES, k => {
+            if at(k).wrapping_sub(head) < found {
+                if state.fits(uppers[k], ends[k]) {
+                    wants_dw0 |= ends[k].wants_dw0();
+                } else {
+                    fault = state.judge(uppers[k], ends[k]);
+                    ends[k] = SlotWord::NONE;
                 }
             }
         });
         group.sync();
-        // AcqRel, by every member. Acquire: pairs with the controller's write of the phase tags; dwords
-        // 0-1 and the data are visible after it. Release: pairs with the acquire of a cell, and of a
-        // slot; and the reads of the entries are over before the head doorbell gives them back.
-        fence(Order::AcqRel, Scope::Sys);
+        // By every member. Release: pairs with the acquire of a cell, and of a slot; and the reads of the
+        // entries are over before the head doorbell gives them back. Acquire: for reads without it.
+        let scope = if G::READS == 1 {
+            Scope::Gpu
+        } else {
+            Scope::Sys
+        };
+        fence(Order::AcqRel, scope);
+        let next = head.wrapping_add(found);
         let rung = state.rung().load(Order::Relaxed, Scope::Gpu);
-        let mut dw0s = [0; ENTRIES];
-        let mut wants_dw0 = false;
-        unroll!(ENTRIES, k => { wants_dw0 |= ends[k].wants_dw0(); });
-        let late_reads = group.vote(wants_dw0).total > 0;
-        if late_reads {
-            unroll!(ENTRIES, k => {
-                if ends[k].wants_dw0() {
-                    dw0s[k] = cq.lower(at(k) & state.mask()) as u32;
-                }
-            });
-            group.sync();
-        }
         if group.leads() {
-            let next = head.wrapping_add(found);
+            // Before any slot is free: see `fetched`.
             state.head().store(next, Order::Relaxed, Scope::Gpu);
-            if state.owes(next, state.freed().load(Order::Relaxed, Scope::Gpu)) {
-                state.freed().store(next, Order::Relaxed, Scope::Gpu);
-                if late_reads {
-                    self.memory.cq_doorbell.ring(next & state.mask());
-                } else {
-                    self.memory.cq_doorbell.ring_fenced(next & state.mask());
-                }
-            }
         }
+        group.sync();
         unroll!(ENTRIES, k => {
             if ends[k].pending() {
-                if let Err(code) = state.check_head(uppers[k], at(k).wrapping_add(1), rung) {
-                    state.refuse(code);
+                if !state.head_fits(uppers[k], at(k).wrapping_add(1), rung) {
+                    fault = QueueState::bad_head(uppers[k]);
                 }
-                let status = u64::from(status_of(uppers[k]).0);
-                let result = DONE | status << 32 | u64::from(dw0s[k]);
+                let mut result = DONE | u64::from(status_of(uppers[k]).0) << 32;
+                if ends[k].wants_dw0() {
+                    result |= cq.lower(at(k) & state.mask()) & u64::from(u32::MAX);
+                }
                 self.cells.set(ends[k].tag(), result);
                 // Relaxed: the fence above released what was done with the slot.
                 let slot = slot_of(uppers[k]);
@@ -496,6 +547,20 @@ impl<'a> SharedQueue<'a> {
                     .fetch_or(1 << (slot % 32), Order::Relaxed, Scope::Gpu);
             }
         });
+        if fault != 0 {
+            state.refuse(fault);
+        }
+        if state.gives_back(head, next) {
+            let late_reads = group.vote(wants_dw0).total > 0;
+            group.sync();
+            if group.leads() {
+                if late_reads || G::READS == 1 {
+                    self.memory.cq_doorbell.ring(next & state.mask());
+                } else {
+                    self.memory.cq_doorbell.ring_fenced(next & state.mask());
+                }
+            }
+        }
         found
     }
 
@@ -528,54 +593,41 @@ impl<'a> SharedQueue<'a> {
         token: Token,
         deadline_ns: u64,
     ) -> Result<(Outcome, u32), (WaitError, Token)> {
-        let mut turn = 0;
-        let mut over = false;
-        let value = loop {
+        let (mut turn, mut over) = (0, false);
+        loop {
             let value = self.result(&token);
-            if value & DONE != 0 || over || self.state.fault_code() != 0 {
-                break value;
+            if value & DONE != 0 {
+                return Ok(ended(value));
             }
-            let now = here.now_ns();
-            let group = here.beside(self.key());
-            let drained = self.help(&group, token.position);
-            if now >= deadline_ns {
-                // A drain of our own began after the deadline: look once more, then give up.
-                over = drained != Drained::Busy || now >= deadline_ns.saturating_add(GRACE_NS);
-            } else {
-                turn = if drained == Drained::Took(0) {
-                    turn + 1
-                } else {
-                    0
-                };
-                here.pause(turn);
+            if over || self.state.fault_code() != 0 {
+                return Err((self.why_not(), token));
             }
-        };
-        if value & DONE != 0 {
-            return Ok(ended(value));
+            let late = here.now_ns() >= deadline_ns;
+            let drained = self.help_out(here, Some(token.position));
+            over = late && self.gave_up(here, drained, deadline_ns);
+            turn = next_turn(drained, turn);
+            here.pause(turn);
         }
-        Err((
-            self.state
-                .fault()
-                .map_or(WaitError::TimedOut, WaitError::Refused),
-            token,
-        ))
     }
 
-    /// Rings when `position` was not rung yet, and drains.
+    /// Rings when somebody's `position` was not rung yet, and drains. What every wait does meanwhile.
     #[inline(always)]
-    fn help<G: Group>(&self, group: &G, position: u32) -> Drained {
+    fn help<G: Group>(&self, group: &G, position: Option<u32>) -> Drained {
         let rung = self.state.rung().load(Order::Relaxed, Scope::Gpu);
-        let waits = rung.wrapping_sub(position) as i32 <= 0;
+        let waits = match position {
+            Some(position) => rung.wrapping_sub(position) as i32 <= 0,
+            None => rung != self.state.position().load(Order::Relaxed, Scope::Gpu),
+        };
         if group.vote(waits).total > 0 {
             self.ring(group);
         }
         self.drain(group)
     }
 
-    /// Submits, draining while the queue is full, until `deadline_ns`.
+    /// Submits a command, draining while the queue is full, until `deadline_ns`.
     ///
     /// # Errors
-    /// As [`try_submit`](Self::try_submit); [`SubmitError::QueueFull`] when no slot became free in time.
+    /// As [`place`](Self::place); [`SubmitError::QueueFull`] when no slot became free in time.
     #[inline(always)]
     pub fn submit<H: Here>(
         &self,
@@ -585,19 +637,106 @@ impl<'a> SharedQueue<'a> {
     ) -> Result<Token, SubmitError> {
         let mut turn = 0;
         loop {
-            let group = here.beside(self.key());
-            match self.try_submit(&group, command) {
-                Err(SubmitError::QueueFull) if here.now_ns() < deadline_ns => {}
-                result => return result,
+            let placed = here.together(
+                self.key(),
+                Place {
+                    queue: self,
+                    command,
+                },
+            );
+            let full = matches!(placed, Err(SubmitError::QueueFull));
+            if !full || here.now_ns() >= deadline_ns {
+                if placed.is_ok() {
+                    here.together(self.key(), Ring { queue: self });
+                }
+                return placed;
             }
-            let group = here.beside(self.key());
-            if self.drain(&group) == Drained::Took(0) {
-                here.pause(turn);
-                turn += 1;
-            } else {
-                here.pause(0);
-            }
+            let drained = self.help_out(here, None);
+            turn = next_turn(drained, turn);
+            here.pause(turn + PATIENCE);
         }
+    }
+
+    /// Submits a command and waits for its end: as [`submit`](Self::submit) and [`wait`](Self::wait),
+    /// in less code.
+    ///
+    /// # Errors
+    /// `Ok(Err(..))` as `submit`, `Err(..)` as `wait`.
+    #[inline(always)]
+    #[allow(clippy::type_complexity)]
+    pub fn run<H: Here>(
+        &self,
+        here: &H,
+        command: Command<'_>,
+        deadline_ns: u64,
+    ) -> Result<Result<(Outcome, u32), SubmitError>, (WaitError, Token)> {
+        let mut token = None;
+        let (mut turn, mut over) = (0, false);
+        loop {
+            match &token {
+                None => match here.together(
+                    self.key(),
+                    Place {
+                        queue: self,
+                        command,
+                    },
+                ) {
+                    Ok(placed) => token = Some(placed),
+                    Err(SubmitError::QueueFull) if !over => {}
+                    Err(error) => return Ok(Err(error)),
+                },
+                Some(placed) => {
+                    let value = self.result(placed);
+                    if value & DONE != 0 {
+                        return Ok(Ok(ended(value)));
+                    }
+                    if over || self.state.fault_code() != 0 {
+                        break;
+                    }
+                }
+            }
+            let late = here.now_ns() >= deadline_ns;
+            let position = token.as_ref().map(|token| token.position);
+            let drained = self.help_out(here, position);
+            over = late && self.gave_up(here, drained, deadline_ns);
+            turn = next_turn(drained, turn);
+            // Without a slot there is nothing to be first at.
+            here.pause(if token.is_none() {
+                turn + PATIENCE
+            } else {
+                turn
+            });
+        }
+        match token {
+            Some(token) => Err((self.why_not(), token)),
+            None => Ok(Err(SubmitError::QueueFull)),
+        }
+    }
+
+    /// After the deadline: whether a drain of our own has found nothing since, or there is no getting one.
+    #[inline(always)]
+    fn gave_up<H: Here>(&self, here: &H, drained: Drained, deadline_ns: u64) -> bool {
+        drained == Drained::Took(0) || here.now_ns() >= deadline_ns.saturating_add(GRACE_NS)
+    }
+
+    #[inline(always)]
+    fn why_not(&self) -> WaitError {
+        self.state
+            .fault()
+            .map_or(WaitError::TimedOut, WaitError::Refused)
+    }
+
+    /// Takes part in the queue's upkeep without waiting for anything: rings for what was published (when
+    /// `position` is given: only when that was not rung yet), and drains.
+    #[inline(always)]
+    pub fn help_out<H: Here>(&self, here: &H, position: Option<u32>) -> Drained {
+        here.together(
+            self.key(),
+            Help {
+                queue: self,
+                position,
+            },
+        )
     }
 
     /// What threads of one group have in common: this queue.
@@ -628,6 +767,47 @@ impl<'a> SharedQueue<'a> {
     }
 }
 
+struct Place<'q, 'a, 'd> {
+    queue: &'q SharedQueue<'a>,
+    command: Command<'d>,
+}
+
+impl Act for Place<'_, '_, '_> {
+    type Output = Result<Token, SubmitError>;
+
+    #[inline(always)]
+    fn act<G: Group>(self, group: &G) -> Self::Output {
+        self.queue.place(group, self.command)
+    }
+}
+
+struct Ring<'q, 'a> {
+    queue: &'q SharedQueue<'a>,
+}
+
+impl Act for Ring<'_, '_> {
+    type Output = ();
+
+    #[inline(always)]
+    fn act<G: Group>(self, group: &G) {
+        self.queue.ring(group);
+    }
+}
+
+struct Help<'q, 'a> {
+    queue: &'q SharedQueue<'a>,
+    position: Option<u32>,
+}
+
+impl Act for Help<'_, '_> {
+    type Output = Drained;
+
+    #[inline(always)]
+    fn act<G: Group>(self, group: &G) -> Drained {
+        self.queue.help(group, self.position)
+    }
+}
+
 /// What a cell's value says of a command that has ended.
 #[inline(always)]
 fn ended(value: u64) -> (Outcome, u32) {
@@ -636,6 +816,22 @@ fn ended(value: u64) -> (Outcome, u32) {
         _ => Outcome::Aborted(AbortReason::ControllerReset),
     };
     (outcome, value as u32)
+}
+
+/// The longer nothing happens, and the longer others do it, the longer the pauses.
+#[inline(always)]
+fn next_turn(drained: Drained, turn: u32) -> u32 {
+    match drained {
+        Drained::Took(1..) => 0,
+        _ => turn + 1,
+    }
+}
+
+/// A number below `count` that differs between neighbouring values of `hint`.
+#[inline(always)]
+fn spread(hint: u32, count: u32) -> u32 {
+    let mixed = hint.wrapping_mul(0x9E37_79B9);
+    ((u64::from(mixed) * u64::from(count)) >> 32) as u32
 }
 
 /// The `count` lowest bits that are set in `word`.

@@ -11,96 +11,42 @@ use nvme_core::spec::nvm::{self, opcode};
 use nvme_core::spec::{Iova, Lba, Nsid, PageSize, Sqe};
 use nvme_core::sync::AtomicU64;
 use nvme_core::{
-    Cells, Collective, Command, Data, Finished, Outcome, SharedQueue, SubmitError, Token, WaitError,
+    Cells, Collective, Command, ControllerFault, Data, Finished, Outcome, SharedQueue, SubmitError,
+    Token, WaitError,
 };
 
-const LAST: u64 = u64::MAX;
-
-/// The counts of one thread.
+/// The counts of one thread. What is rare goes to the report at once, to keep registers free.
 #[derive(Default)]
 struct Tally {
-    completed: u64,
-    failed: u64,
-    timed_out: u64,
-    refused: u64,
-    status: u32,
-    fault: u32,
-    cq_loads: u64,
-    sq_doorbells: u64,
-    cq_doorbells: u64,
-    sqes: u64,
+    completed: u32,
+    sqes: u32,
 }
 
 impl Tally {
     #[inline(always)]
     fn end(&mut self, work: &Work, index: u64, outcome: Outcome) {
         match outcome {
+            Outcome::Done(status) if status.is_success() => self.completed += 1,
             Outcome::Done(status) => {
-                if status.is_success() {
-                    self.completed += 1;
-                } else {
-                    self.failed += 1;
-                    self.status = u32::from(status.0);
+                // SAFETY: the host vouches for the report; only these instructions touch it.
+                unsafe {
+                    arch::add(work.count(|report| &raw mut (*report).failed), 1);
+                    let status = u64::from(status.0);
+                    arch::raise(work.count(|report| &raw mut (*report).status), status);
                 }
-                work.account(index, account::DONE | u32::from(status.0));
             }
-            Outcome::Aborted(_) => {
-                self.failed += 1;
-                work.account(index, account::ABORTED);
-            }
+            // SAFETY: as above.
+            Outcome::Aborted(_) => unsafe {
+                arch::add(work.count(|report| &raw mut (*report).failed), 1);
+            },
         }
-    }
-
-    #[inline(always)]
-    fn timed_out(&mut self, work: &Work, index: u64) {
-        self.timed_out += 1;
-        work.account(index, account::TIMED_OUT);
-    }
-
-    #[inline(always)]
-    fn refuse(&mut self, work: &Work, index: u64, error: SubmitError) {
-        self.refused += 1;
         work.account(
             index,
-            match error {
-                SubmitError::QueueFull => account::FULL,
-                SubmitError::Refused(fault) => {
-                    self.fault = fault.code();
-                    account::FAULTED
-                }
-                SubmitError::Map(_) | SubmitError::CellBusy => account::REFUSED,
+            match outcome {
+                Outcome::Done(status) => account::DONE | u32::from(status.0),
+                Outcome::Aborted(_) => account::ABORTED,
             },
         );
-    }
-
-    /// Adds this thread's counts to the report.
-    #[inline(always)]
-    fn report(&self, launch: &Launch, began_ns: u64) {
-        let report = launch.report as usize as *mut Report;
-        // SAFETY: the host vouches for the report; only these instructions touch it.
-        unsafe {
-            let add = |at: *mut u64, value| {
-                if value != 0 {
-                    arch::add(at, value);
-                }
-            };
-            add(&raw mut (*report).completed, self.completed);
-            add(&raw mut (*report).failed, self.failed);
-            add(&raw mut (*report).timed_out, self.timed_out);
-            add(&raw mut (*report).refused, self.refused);
-            add(&raw mut (*report).sqes, self.sqes);
-            add(&raw mut (*report).sq_doorbells, self.sq_doorbells);
-            add(&raw mut (*report).cq_doorbells, self.cq_doorbells);
-            add(&raw mut (*report).cq_loads, self.cq_loads);
-            arch::raise(&raw mut (*report).first_ns_complement, LAST - began_ns);
-            arch::raise(&raw mut (*report).last_ns, arch::now_ns());
-            if self.status != 0 {
-                arch::raise(&raw mut (*report).status, u64::from(self.status));
-            }
-            if self.fault != 0 {
-                arch::raise(&raw mut (*report).fault, u64::from(self.fault));
-            }
-        }
     }
 }
 
@@ -128,6 +74,81 @@ impl<'l> Work<'l> {
         }
     }
 
+    /// The address of one of the report's counts.
+    #[inline(always)]
+    fn count(&self, field: impl FnOnce(*mut Report) -> *mut u64) -> *mut u64 {
+        field(self.launch.report as usize as *mut Report)
+    }
+
+    #[inline(always)]
+    fn timed_out(&self, index: u64) {
+        // SAFETY: the host vouches for the report; only these instructions touch it.
+        unsafe { arch::add(self.count(|report| &raw mut (*report).timed_out), 1) };
+        self.account(index, account::TIMED_OUT);
+    }
+
+    /// A command that was reported as timed out has completed after all.
+    #[inline(always)]
+    fn came_late(&self) {
+        // SAFETY: as in `timed_out`; the sum wraps back.
+        unsafe { arch::add(self.count(|report| &raw mut (*report).timed_out), u64::MAX) };
+    }
+
+    #[inline(always)]
+    fn refuse(&self, index: u64, error: SubmitError) {
+        // SAFETY: as in `timed_out`.
+        unsafe { arch::add(self.count(|report| &raw mut (*report).refused), 1) };
+        self.account(
+            index,
+            match error {
+                SubmitError::QueueFull => account::FULL,
+                SubmitError::Refused(fault) => {
+                    self.fault(fault);
+                    account::FAULTED
+                }
+                SubmitError::Map(_) | SubmitError::CellBusy => account::REFUSED,
+            },
+        );
+    }
+
+    /// A wait that ended without the command's end.
+    #[inline(always)]
+    fn give_up(&self, index: u64, error: WaitError) {
+        match error {
+            WaitError::TimedOut => self.timed_out(index),
+            WaitError::Refused(fault) => self.refuse(index, SubmitError::Refused(fault)),
+        }
+    }
+
+    #[inline(always)]
+    fn fault(&self, fault: ControllerFault) {
+        let code = u64::from(fault.code());
+        // SAFETY: as in `timed_out`.
+        unsafe { arch::raise(self.count(|report| &raw mut (*report).fault), code) };
+    }
+
+    /// Adds a thread's counts to the report.
+    #[inline(always)]
+    fn report(&self, tally: &Tally, bus: [u32; 3], began_ns: u64) {
+        let [sq_doorbells, cq_doorbells, cq_loads] = bus.map(u64::from);
+        // SAFETY: as in `timed_out`.
+        unsafe {
+            let add = |at: *mut u64, value| {
+                if value != 0 {
+                    arch::add(at, value);
+                }
+            };
+            let report = self.launch.report as usize as *mut Report;
+            add(&raw mut (*report).completed, u64::from(tally.completed));
+            add(&raw mut (*report).sqes, u64::from(tally.sqes));
+            add(&raw mut (*report).sq_doorbells, sq_doorbells);
+            add(&raw mut (*report).cq_doorbells, cq_doorbells);
+            add(&raw mut (*report).cq_loads, cq_loads);
+            arch::raise(&raw mut (*report).first_ns_complement, u64::MAX - began_ns);
+            arch::raise(&raw mut (*report).last_ns, arch::now_ns());
+        }
+    }
+
     #[inline(always)]
     fn account(&self, index: u64, word: u32) {
         if self.launch.accounts != 0 && index < self.launch.commands {
@@ -146,9 +167,12 @@ impl<'l> Work<'l> {
                 let random = crate::work::data_word(launch.seed, index);
                 ((u128::from(random) * u128::from(launch.units)) >> 64) as u64
             }
-            // A division only where the span is shorter than the work.
+            // A division only where the span is shorter than the work, and a short one where it can be.
             _ if index < launch.units => index,
-            _ => index.checked_rem(launch.units).unwrap_or(0),
+            _ => match (u32::try_from(index), u32::try_from(launch.units)) {
+                (Ok(index), Ok(units)) => u64::from(index.checked_rem(units).unwrap_or(0)),
+                _ => index.checked_rem(launch.units).unwrap_or(0),
+            },
         };
         let lba = Lba(launch.lba + unit * u64::from(launch.blocks));
         let (nsid, blocks) = (Nsid(launch.nsid), launch.blocks);
@@ -184,7 +208,7 @@ impl<'l> Work<'l> {
         let table = self.launch.pages as usize as *const Iova;
         let first = offset >> self.page.shift();
         let within = offset & (self.page.bytes() - 1);
-        let count = (within + len).div_ceil(self.page.bytes());
+        let count = self.page.count(within + len);
         // SAFETY: the host gives one IOVA for each page of the data, and the range lies in the data;
         // nothing writes the table while the kernel runs.
         let pages =
@@ -228,14 +252,17 @@ fn drive<G: Group, const ENTRIES: usize>(launch: &Launch, group: G, number: u32)
     let depth = launch.depth.clamp(1, queue.depth());
     let slots = u64::from(queue.depth());
     let size = queue.group().size();
+    let ahead = size.min(queue.depth() - depth);
     let (mut next, mut ended, mut expired) = (0u64, 0u64, 0u64);
-    let (mut busy, mut turn) = (false, 0);
+    let (mut busy, mut turn, mut loads) = (false, 0, 0);
     let mut look_ns = began_ns + launch.timeout_ns;
     let nth = |sequence: u64| sequence * queues + mine;
     while ended + expired < total {
         let now_ns = arch::now_ns();
-        while next < total && queue.in_flight() < depth {
-            let room = u64::from(depth - queue.in_flight()).min(total - next);
+        queue.ring_within(depth);
+        // One command a member is prepared while those before it are under way.
+        while next < total && queue.in_flight() < depth + ahead {
+            let room = u64::from(depth + ahead - queue.in_flight()).min(total - next);
             let rank = queue.group().rank();
             let wants = u64::from(rank) < room;
             let sequence = next + u64::from(rank);
@@ -246,9 +273,9 @@ fn drive<G: Group, const ENTRIES: usize>(launch: &Launch, group: G, number: u32)
                 now_ns + launch.timeout_ns,
             );
             let lost = placed.is_err();
-            tally.sqes += u64::from(wants && !lost);
+            tally.sqes += u32::from(wants && !lost);
             if let Err(error) = placed {
-                tally.refuse(&work, index, error);
+                work.refuse(index, error);
             }
             let lost = u64::from(queue.group().vote(wants && lost).total);
             ended += lost;
@@ -257,26 +284,37 @@ fn drive<G: Group, const ENTRIES: usize>(launch: &Launch, group: G, number: u32)
                 break;
             }
         }
-        queue.ring();
+        queue.publish();
+        queue.ring_within(depth);
         // Wide reads only where the last one was full: an empty one costs the bus as much.
+        let mut late = 0;
         let took = |done: Finished| {
             let index = nth(restore(u64::from(done.tag), next));
             tally.end(&work, index, Outcome::Done(done.status));
+            if done.late {
+                work.came_late();
+                late += 1;
+            }
         };
         let result = if busy {
             queue.reap::<ENTRIES>(took)
         } else {
             queue.reap::<1>(took)
         };
-        tally.cq_loads += if busy { ENTRIES as u64 } else { 1 };
+        loads += if busy { ENTRIES as u32 } else { 1 };
         match result {
             Ok(0) => {
                 busy = false;
-                if now_ns >= look_ns {
+                // The leader's clock decides for all: members of a block read different times.
+                if queue.group().broadcast(u32::from(now_ns >= look_ns)) != 0 {
                     expired += u64::from(queue.expire(now_ns, |tag| {
-                        tally.timed_out(&work, nth(restore(u64::from(tag), next)));
+                        work.timed_out(nth(restore(u64::from(tag), next)));
                     }));
                     look_ns = now_ns + launch.timeout_ns / 8;
+                    // Every slot is held by a command that nobody answers: what is left stays unsubmitted.
+                    if expired >= u64::from(queue.in_flight()) {
+                        break;
+                    }
                 }
                 if turn >= 4 {
                     arch::sleep_ns(64);
@@ -285,25 +323,34 @@ fn drive<G: Group, const ENTRIES: usize>(launch: &Launch, group: G, number: u32)
             }
             Ok(found) => {
                 ended += u64::from(found);
+                // What came late after all has ended, not expired.
+                while expired != 0 {
+                    let several = u64::from(queue.group().vote(late > 0).total);
+                    if several == 0 {
+                        break;
+                    }
+                    expired -= several.min(expired);
+                    late -= i32::from(late > 0);
+                }
                 busy = found >= size;
                 turn = 0;
             }
             Err(fault) => {
-                tally.fault = fault.code();
+                work.fault(fault);
                 break;
             }
         }
     }
     let [sq, cq] = queue.doorbells();
-    if queue.group().leads() {
-        tally.sq_doorbells = u64::from(sq);
-        tally.cq_doorbells = u64::from(cq);
-    } else if queue.group().rank() % 32 != 0 {
-        // Loads are counted once a warp.
-        tally.cq_loads = 0;
-    }
+    let leads = queue.group().leads();
+    let per_warp = queue.group().rank() % 32 == 0;
     queue.suspend();
-    tally.report(launch, began_ns);
+    let bus = [
+        if leads { sq } else { 0 },
+        if leads { cq } else { 0 },
+        if per_warp { loads } else { 0 },
+    ];
+    work.report(&tally, bus, began_ns);
 }
 
 /// The sequence number whose lower bits a tag holds: the last one below `next` that has them.
@@ -403,10 +450,11 @@ unsafe fn sharing<const SEVERAL: bool>(launch: &Launch) {
     } else {
         one_by_one(&queue, &work, &mut tally, thread, threads);
     }
-    tally.report(launch, began_ns);
+    work.report(&tally, [0; 3], began_ns);
 }
 
-/// Submits a command and waits for it, over and over.
+/// Submits a command and waits for it, over and over. The lanes of a warp meet after each command:
+/// lanes that went on by themselves would act alone from then on, which costs the queue much more.
 #[inline(always)]
 fn one_by_one(
     queue: &SharedQueue<'_>,
@@ -416,22 +464,30 @@ fn one_by_one(
     threads: u64,
 ) {
     let launch = work.launch;
+    let lanes = arch::active();
     let mut index = thread;
-    while index < launch.commands {
-        let deadline_ns = Gpu.now_ns() + launch.timeout_ns;
-        let command = work.command(index, thread, thread as u32);
-        match queue.submit(&Gpu, command, deadline_ns) {
-            Ok(token) => {
-                tally.sqes += 1;
-                if !finish(queue, work, tally, index, token, deadline_ns) {
-                    return;
+    let mut goes_on = true;
+    while arch::ballot(lanes, goes_on && index < launch.commands) != 0 {
+        if goes_on && index < launch.commands {
+            let deadline_ns = Gpu.now_ns() + launch.timeout_ns;
+            let command = work.command(index, thread, thread as u32);
+            match queue.run(&Gpu, command, deadline_ns) {
+                Ok(Ok((outcome, _))) => {
+                    tally.sqes += 1;
+                    tally.end(work, index, outcome);
+                }
+                Ok(Err(error)) => {
+                    work.refuse(index, error);
+                    goes_on = false;
+                }
+                Err((error, _)) => {
+                    tally.sqes += 1;
+                    work.give_up(index, error);
+                    goes_on = false;
                 }
             }
-            Err(error) => {
-                tally.refuse(work, index, error);
-                return;
-            }
         }
+        arch::sync_warp(lanes);
         index += threads;
     }
 }
@@ -447,11 +503,14 @@ fn hold_several(
 ) {
     let launch = work.launch;
     let tokens = launch.tokens as usize as *mut [u32; 3];
+    let lanes = arch::active();
     let mut index = thread;
-    while index < launch.commands {
+    let mut goes_on = true;
+    while arch::ballot(lanes, goes_on && index < launch.commands) != 0 {
         let deadline_ns = Gpu.now_ns() + launch.timeout_ns;
-        let (mut held, mut failed) = (0, false);
-        while held < u64::from(launch.depth) && index + held * threads < launch.commands {
+        let mut held = 0;
+        while goes_on && held < u64::from(launch.depth) && index + held * threads < launch.commands
+        {
             let at = index + held * threads;
             let cell = held * threads + thread;
             match queue.submit(&Gpu, work.command(at, cell, cell as u32), deadline_ns) {
@@ -462,18 +521,18 @@ fn hold_several(
                     held += 1;
                 }
                 Err(error) => {
-                    tally.refuse(work, at, error);
-                    failed = true;
-                    break;
+                    work.refuse(at, error);
+                    goes_on = false;
                 }
             }
         }
+        arch::sync_warp(lanes);
         while held > 0 {
             held -= 1;
             let cell = held * threads + thread;
             // SAFETY: written above by this thread.
             let token = Token::from_words(unsafe { tokens.add(cell as usize).read() });
-            failed |= !finish(
+            goes_on &= finish(
                 queue,
                 work,
                 tally,
@@ -482,9 +541,7 @@ fn hold_several(
                 deadline_ns,
             );
         }
-        if failed {
-            return;
-        }
+        arch::sync_warp(lanes);
         index += u64::from(launch.depth) * threads;
     }
 }
@@ -504,14 +561,8 @@ fn finish(
             tally.end(work, index, outcome);
             true
         }
-        Err((WaitError::TimedOut, _)) => {
-            tally.timed_out(work, index);
-            false
-        }
-        Err((WaitError::Refused(fault), _)) => {
-            tally.refused += 1;
-            tally.fault = fault.code();
-            work.account(index, account::FAULTED);
+        Err((error, _)) => {
+            work.give_up(index, error);
             false
         }
     }

@@ -4,82 +4,18 @@
 
 use crate::arch;
 use core::arch::asm;
-use nvme_core::group::{Group, Here, Vote};
+use nvme_core::group::{Act, Alone, Group, Here, Vote};
 use nvme_core::sync::{AtomicU32, Order, Scope};
 
-/// Lanes of one warp, those of a mask.
-#[derive(Clone, Copy, Debug)]
-pub struct Lanes {
-    mask: u32,
-}
-
-impl Lanes {
-    /// The whole warp: every lane calls what it is given to, together.
-    #[inline(always)]
-    pub fn warp() -> Self {
-        Self { mask: arch::FULL }
-    }
+#[inline(always)]
+fn of_octet(value: u32, from: u32) -> u32 {
+    arch::shuffle(arch::FULL, value, arch::lane() & !7 | from)
 }
 
 #[inline(always)]
-fn leader(mask: u32) -> u32 {
-    mask.trailing_zeros()
-}
-
-impl Group for Lanes {
-    #[inline(always)]
-    fn size(&self) -> u32 {
-        self.mask.count_ones()
-    }
-
-    #[inline(always)]
-    fn rank(&self) -> u32 {
-        (self.mask & arch::lanes_below()).count_ones()
-    }
-
-    #[inline(always)]
-    fn sync(&self) {
-        arch::sync_warp(self.mask);
-    }
-
-    #[inline(always)]
-    fn vote(&self, mine: bool) -> Vote {
-        let yes = arch::ballot(self.mask, mine);
-        let first_no = self.mask & !yes;
-        // The lanes below the first no; all of them when nobody said no.
-        let below = (first_no & first_no.wrapping_neg()).wrapping_sub(1);
-        Vote {
-            total: yes.count_ones(),
-            before: (yes & arch::lanes_below()).count_ones(),
-            leading: (self.mask & below).count_ones(),
-        }
-    }
-
-    #[inline(always)]
-    fn broadcast(&self, value: u32) -> u32 {
-        arch::shuffle(self.mask, value, leader(self.mask))
-    }
-
-    #[inline(always)]
-    fn octets(&self) -> bool {
-        self.mask == arch::FULL
-    }
-
-    #[inline(always)]
-    fn of_octet(&self, value: u32, from: u32) -> u32 {
-        arch::shuffle(self.mask, value, arch::lane() & !7 | from)
-    }
-
-    #[inline(always)]
-    fn swap(&self, value: u64, mask: u32) -> u64 {
-        swap(self.mask, value, mask)
-    }
-}
-
-#[inline(always)]
-fn swap(lanes: u32, value: u64, bits: u32) -> u64 {
-    let low = arch::butterfly(lanes, value as u32, bits);
-    let high = arch::butterfly(lanes, (value >> 32) as u32, bits);
+fn swap(value: u64, bits: u32) -> u64 {
+    let low = arch::butterfly(arch::FULL, value as u32, bits);
+    let high = arch::butterfly(arch::FULL, (value >> 32) as u32, bits);
     u64::from(high) << 32 | u64::from(low)
 }
 
@@ -105,7 +41,12 @@ impl Group for Warp {
 
     #[inline(always)]
     fn vote(&self, mine: bool) -> Vote {
-        Lanes::warp().vote(mine)
+        let yes = arch::ballot(arch::FULL, mine);
+        Vote {
+            total: yes.count_ones(),
+            before: (yes & arch::lanes_below()).count_ones(),
+            leading: yes.trailing_ones(),
+        }
     }
 
     #[inline(always)]
@@ -120,12 +61,12 @@ impl Group for Warp {
 
     #[inline(always)]
     fn of_octet(&self, value: u32, from: u32) -> u32 {
-        Lanes::warp().of_octet(value, from)
+        of_octet(value, from)
     }
 
     #[inline(always)]
     fn swap(&self, value: u64, mask: u32) -> u64 {
-        swap(arch::FULL, value, mask)
+        swap(value, mask)
     }
 }
 
@@ -226,12 +167,12 @@ impl Group for Block {
 
     #[inline(always)]
     fn of_octet(&self, value: u32, from: u32) -> u32 {
-        Lanes::warp().of_octet(value, from)
+        of_octet(value, from)
     }
 
     #[inline(always)]
     fn swap(&self, value: u64, mask: u32) -> u64 {
-        swap(arch::FULL, value, mask)
+        swap(value, mask)
     }
 }
 
@@ -240,8 +181,6 @@ impl Group for Block {
 pub struct Gpu;
 
 impl Here for Gpu {
-    type Group = Lanes;
-
     #[inline(always)]
     fn now_ns(&self) -> u64 {
         arch::now_ns()
@@ -249,13 +188,18 @@ impl Here for Gpu {
 
     #[inline(always)]
     fn pause(&self, turn: u32) {
-        arch::sleep_ns(32 << turn.min(4));
+        arch::sleep_ns(32 << turn.min(6));
     }
 
     #[inline(always)]
-    fn beside(&self, key: u64) -> Lanes {
-        Lanes {
-            mask: arch::same(arch::active(), key),
+    fn together<A: Act>(&self, key: u64, act: A) -> A::Output {
+        // A whole warp, or each lane by itself. Groups of some lanes were measured: collectives over a
+        // mask that the compiler does not know cost more than they save.
+        let active = arch::active();
+        if active == arch::FULL && arch::same(active, key) == arch::FULL {
+            act.act(&Warp)
+        } else {
+            act.act(&Alone)
         }
     }
 }

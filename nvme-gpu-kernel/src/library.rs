@@ -196,9 +196,7 @@ unsafe extern "C" fn nvme_gpu_drain(queues: *const Queues, queue: u32) -> i32 {
     };
     // SAFETY: as above. The address of its words tells a queue from others.
     let words = unsafe { (*queues).queues } + u64::from(queue) * size_of::<QueueWords>() as u64;
-    let group = Gpu.beside(words);
-    shared.ring(&group);
-    match shared.drain(&group) {
+    match shared.help_out(&Gpu, None) {
         Drained::Busy => PENDING,
         Drained::Took(count) => count as i32,
     }

@@ -1,14 +1,24 @@
 //! Test support: the driver core and the simulated controller in one thread, on virtual time.
 //!
 //! [`Pair`] drives both sides. Its schedule is drawn from a seed, which is printed when a test fails;
-//! `NVME_TEST_SEED=N` repeats it. Loom models use only the core, so there this crate is empty.
-#![cfg(not(loom))]
+//! `NVME_TEST_SEED=N` repeats it. Loom models use only the core: there only `hand`, `model` and `team` are built.
 
+#[cfg(not(loom))]
 pub mod fuzz;
+pub mod hand;
+#[cfg(not(loom))]
 pub mod memory;
+#[cfg(loom)]
+pub mod model;
+#[cfg(not(loom))]
 mod pair;
+#[cfg(not(loom))]
 mod seed;
+pub mod team;
 
+#[cfg(not(loom))]
 pub use memory::{Area, Memory, PAGE};
+#[cfg(not(loom))]
 pub use pair::{End, Pair, Setup, with_pair};
+#[cfg(not(loom))]
 pub use seed::{Rng, Seed};

@@ -98,6 +98,13 @@ impl PageSize {
         iova.0 & (self.bytes() - 1)
     }
 
+    /// Pages that `bytes` bytes from the start of a page take.
+    #[inline]
+    pub const fn count(self, bytes: u64) -> u64 {
+        // A shift: the compiler does not know that the divisor is a power of two.
+        (bytes >> self.0) + (bytes & (self.bytes() - 1) != 0) as u64
+    }
+
     /// PRP entries that fit into one page of this size.
     #[inline]
     pub const fn prp_entries(self) -> u64 {

@@ -110,3 +110,9 @@ pub fn fence(order: Order, _scope: Scope) {
         Order::AcqRel => atomic::fence(Ordering::AcqRel),
     }
 }
+
+/// Tells the processor that the thread waits for another one's store.
+#[inline]
+pub fn spin() {
+    core::hint::spin_loop();
+}

@@ -95,3 +95,8 @@ pub fn fence(order: Order, _scope: Scope) {
         Order::AcqRel => atomic::fence(Ordering::AcqRel),
     }
 }
+
+/// Lets the model run another thread.
+pub fn spin() {
+    loom::thread::yield_now();
+}

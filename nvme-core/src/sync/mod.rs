@@ -38,4 +38,4 @@ mod twin;
 #[path = "nvptx.rs"]
 mod twin;
 
-pub use twin::{AtomicU32, AtomicU64, fence};
+pub use twin::{AtomicU32, AtomicU64, fence, spin};

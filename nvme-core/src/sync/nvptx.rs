@@ -144,3 +144,7 @@ pub fn fence(order: Order, scope: Scope) {
         by_scope!(scope, "fence.acq_rel", "", ";", options(nostack));
     }
 }
+
+/// Nothing: a GPU's loads take long enough.
+#[inline(always)]
+pub fn spin() {}

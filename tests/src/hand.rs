@@ -1,0 +1,222 @@
+//! A queue pair in plain memory, and its controller by hand: tests decide what completes, and when.
+//!
+//! The controller's side checks what any controller may rely on: the tail doorbell never goes back and
+//! never passes more entries than there are slots.
+
+use nvme_core::group::Group;
+use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
+use nvme_core::queue_state::{QueueState, words};
+use nvme_core::shutdown::{self, Kind, Shutdown};
+use nvme_core::spec::{Cid, Cqe, Iova, PageSize, Qid, Sqe, Status};
+use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
+use nvme_core::{Cells, Collective, ListMemory, QueueMemory, Quiesced, Registers, SharedQueue};
+
+/// The queue's identifier.
+pub const QID: Qid = Qid(1);
+
+/// 64-bit words of list memory for each slot.
+pub const LIST_WORDS: usize = 4;
+
+/// The memory of one queue pair.
+pub struct Rig {
+    sq: Vec<SqCell>,
+    cq: Vec<CqCell>,
+    tail: AtomicU32,
+    head: AtomicU32,
+    state: Vec<AtomicU32>,
+    lists: Vec<AtomicU64>,
+    cells: Vec<AtomicU64>,
+    slots: u32,
+}
+
+fn zeroed<T: Default>(count: usize) -> Vec<T> {
+    (0..count).map(|_| T::default()).collect()
+}
+
+impl Rig {
+    /// A queue of `entries` entries whose positions begin at `start`, with `cells` result cells.
+    ///
+    /// # Panics
+    /// When there can be no such queue.
+    pub fn new(entries: u32, slots: u32, cells: usize, start: u32) -> Self {
+        let rig = Self {
+            sq: zeroed(entries as usize),
+            cq: zeroed(entries as usize),
+            tail: AtomicU32::new(0),
+            head: AtomicU32::new(0),
+            state: zeroed(words(entries)),
+            lists: zeroed(slots as usize * LIST_WORDS),
+            cells: zeroed(cells),
+            slots,
+        };
+        rig.state().init(start);
+        rig
+    }
+
+    /// Rings, doorbells and lists.
+    pub fn memory(&self) -> QueueMemory<'_> {
+        let lists = DmaWords::new(&self.lists, Iova(0x10_0000));
+        QueueMemory {
+            sq: SqRing::new(&self.sq, Iova(0)),
+            cq: CqRing::new(&self.cq, Iova(0)),
+            sq_doorbell: Doorbell::new(&self.tail),
+            cq_doorbell: Doorbell::new(&self.head),
+            lists: ListMemory::new(lists, PageSize::KIB4, LIST_WORDS),
+        }
+    }
+
+    /// The queue's state.
+    ///
+    /// # Panics
+    /// When there can be no such queue.
+    pub fn state(&self) -> QueueState<'_> {
+        let entries = self.sq.len() as u32;
+        QueueState::new(&self.state, QID, entries, self.slots).expect("a possible queue")
+    }
+
+    /// The queue as any thread uses it.
+    pub fn shared(&self) -> SharedQueue<'_> {
+        SharedQueue::new(self.memory(), self.state(), Cells::new(&self.cells))
+    }
+
+    /// The queue as a group uses it.
+    pub fn collective<G: Group>(&self, group: G) -> Collective<'_, G> {
+        Collective::resume(group, self.memory(), self.state())
+    }
+
+    /// What a controller reset does to the doorbells, and the proof that it was done.
+    ///
+    /// # Panics
+    /// Never: these registers have nothing to wait for.
+    pub fn reset(&self) -> Quiesced {
+        self.tail.store(0, Order::Relaxed, Scope::Sys);
+        self.head.store(0, Order::Relaxed, Scope::Sys);
+        match Shutdown::new(Kind::Normal, 1).step(&Disabled, 0) {
+            Ok(shutdown::Step::Done(proof)) => proof,
+            other => panic!("a disabled controller is disabled: {other:?}"),
+        }
+    }
+}
+
+/// The registers of a controller that is disabled.
+struct Disabled;
+
+impl Registers for Disabled {
+    fn read32(&self, _offset: u32) -> u32 {
+        0
+    }
+
+    fn read64(&self, _offset: u32) -> u64 {
+        0
+    }
+
+    fn write32(&self, _offset: u32, _value: u32) {}
+
+    fn write64(&self, _offset: u32, _value: u64) {}
+}
+
+/// The controller's side of a [`Rig`].
+pub struct Hand<'a> {
+    rig: &'a Rig,
+    /// Entries that the last look at the tail doorbell showed and that were not fetched yet.
+    waiting: u32,
+    /// Entries fetched and completions posted since the queue was created.
+    fetched: u32,
+    posted: u32,
+}
+
+impl<'a> Hand<'a> {
+    /// The controller of a queue that was just created.
+    pub fn new(rig: &'a Rig) -> Self {
+        Self {
+            rig,
+            waiting: 0,
+            fetched: 0,
+            posted: 0,
+        }
+    }
+
+    fn mask(&self) -> u32 {
+        self.rig.sq.len() as u32 - 1
+    }
+
+    /// Looks at the tail doorbell: how many entries can be fetched.
+    ///
+    /// # Panics
+    /// When the tail went back, or passed more entries than there are slots.
+    pub fn look(&mut self) -> u32 {
+        // Acquire: pairs with the release fence before the doorbell.
+        let tail = self.rig.tail.load(Order::Acquire, Scope::Sys);
+        let waiting = tail.wrapping_sub(self.fetched) & self.mask();
+        assert!(
+            waiting >= self.waiting,
+            "the tail doorbell went back: {} of {} waiting entries left",
+            waiting,
+            self.waiting
+        );
+        let unfinished = waiting + self.fetched.wrapping_sub(self.posted);
+        assert!(
+            unfinished <= self.rig.slots,
+            "{unfinished} commands, more than slots: the tail doorbell went back or too far"
+        );
+        self.waiting = waiting;
+        waiting
+    }
+
+    /// The next entry, if the tail doorbell has passed it.
+    pub fn fetch(&mut self) -> Option<Sqe> {
+        if self.waiting == 0 && self.look() == 0 {
+            return None;
+        }
+        let index = self.fetched & self.mask();
+        self.waiting -= 1;
+        self.fetched = self.fetched.wrapping_add(1);
+        Some(self.rig.sq[index as usize].load())
+    }
+
+    /// Whether the completion ring has room, as the head doorbell says.
+    pub fn has_room(&self) -> bool {
+        // Acquire: the driver's reads of the entries that it gave back are over.
+        let head = self.rig.head.load(Order::Acquire, Scope::Sys);
+        self.posted.wrapping_add(1).wrapping_sub(head) & self.mask() != 0
+    }
+
+    /// The entry that an honest controller posts next for this command.
+    pub fn completion(&self, cid: Cid, status: Status, dw0: u32) -> Cqe {
+        let phase = self.posted & (self.mask() + 1) == 0;
+        Cqe {
+            dw0,
+            dw1: 0,
+            sqhd: (self.fetched & self.mask()) as u16,
+            sqid: QID.0,
+            cid: cid.0,
+            phase_status: status.0 << 1 | u16::from(phase),
+        }
+    }
+
+    /// Posts an entry as it is.
+    ///
+    /// # Panics
+    /// When the driver has not made room.
+    pub fn post(&mut self, cqe: Cqe) {
+        assert!(self.has_room(), "the completion queue is full");
+        self.rig.cq[(self.posted & self.mask()) as usize].post(cqe);
+        self.posted = self.posted.wrapping_add(1);
+    }
+
+    /// Completes a command.
+    pub fn complete(&mut self, cid: Cid, status: Status, dw0: u32) {
+        self.post(self.completion(cid, status, dw0));
+    }
+
+    /// Fetches and completes everything that is there, in order; dword 0 is the command's cdw10.
+    /// Returns how many there were.
+    pub fn serve(&mut self) -> u32 {
+        let mut count = 0;
+        while let Some(sqe) = self.fetch() {
+            self.complete(sqe.cid(), Status::SUCCESS, sqe.cdw10);
+            count += 1;
+        }
+        count
+    }
+}
