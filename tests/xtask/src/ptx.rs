@@ -81,14 +81,17 @@ pub fn run(refresh: bool) -> Result<(), Failure> {
     let ptxas = tools::ptxas()?;
     let document = read(&root().join(DOCUMENT))?;
 
+    let documented = section(&document, "kernels")?;
     let (mut kernels, mut table, mut same) = (String::new(), pins::Table::new(&ASSEMBLE_FOR), true);
     for image in [&KERNELS, &EXAMPLE, &LIBRARY] {
         let (ptx, assembled) = built(image, &compiler, &ptxas, &mut faults)?;
         same &= with_committed(image, &compiler, &ptx, refresh, &mut faults)? == Verdict::Same;
         table.add(&ptx, &assembled);
+        if !refresh && !image.library {
+            faults.extend(pins::register_growth(&assembled, documented));
+        }
         kernels += &ptx;
     }
-    let documented = section(&document, "kernels")?;
     let table = table.text();
     if refresh {
         let fresh = pins::with_section(&document, "kernels", &table);

@@ -4,8 +4,9 @@ use super::assemble::Cost;
 use super::text::{Function, functions};
 use std::fmt::Write;
 
-/// Registers that no kernel may pass: 512 threads of it still fit on one multiprocessor.
-pub const REGISTER_LIMIT: u32 = 128;
+/// How far a kernel's registers may lie above the documented number, in per cent: another compiler or
+/// assembler gives other numbers, but not so different ones.
+const SLACK: u32 = 15;
 
 /// The costs of a file on one GPU.
 pub struct OnGpu {
@@ -13,7 +14,7 @@ pub struct OnGpu {
     pub costs: Vec<Cost>,
 }
 
-/// What breaks a rule whatever the docs say: spills, stack, too many registers.
+/// What breaks a rule whatever the docs say: spills and stack.
 pub fn excesses(assembled: &[OnGpu]) -> Vec<String> {
     let mut found = Vec::new();
     for OnGpu { gpu, costs } in assembled {
@@ -24,12 +25,6 @@ pub fn excesses(assembled: &[OnGpu]) -> Vec<String> {
             }
             if cost.stack > 0 {
                 found.push(format!("{gpu}: {name} has a stack of {} bytes", cost.stack));
-            }
-            if cost.registers > REGISTER_LIMIT {
-                let registers = cost.registers;
-                found.push(format!(
-                    "{gpu}: {name} uses {registers} registers, more than {REGISTER_LIMIT}"
-                ));
             }
         }
     }
@@ -77,20 +72,46 @@ fn listed(function: &Function<'_>) -> bool {
     function.entry || function.name.starts_with("nvme_gpu_")
 }
 
+/// Kernels that use many more registers than documented.
+pub fn register_growth(assembled: &[OnGpu], documented: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let head: Vec<&str> = documented.lines().next().map_or_else(Vec::new, cells);
+    for OnGpu { gpu, costs } in assembled {
+        let title = format!("registers {gpu}");
+        let Some(column) = head.iter().position(|cell| *cell == title) else {
+            found.push(format!("docs/ptx.md has no column {title}"));
+            continue;
+        };
+        for cost in costs.iter().filter(|cost| cost.registers > 0) {
+            let row = row(documented, &cost.name);
+            let pinned = row.and_then(|row| row.get(column)?.parse::<u32>().ok());
+            let limit = pinned.map_or(0, |pinned| pinned * (100 + SLACK) / 100);
+            if cost.registers > limit {
+                found.push(format!(
+                    "{gpu}: {} uses {} registers, docs/ptx.md allows {limit}",
+                    cost.name, cost.registers
+                ));
+            }
+        }
+    }
+    found
+}
+
+/// The row of function `name`.
+fn row<'d>(documented: &'d str, name: &str) -> Option<Vec<&'d str>> {
+    let key = format!("`{name}`");
+    let mut rows = documented.lines().map(cells);
+    rows.find(|cells| cells.first() == Some(&key.as_str()))
+}
+
 /// Kernels whose number of `.sync` instructions is not the documented one: a compiler that doubled
 /// or moved a barrier.
 pub fn sync_differences(ptx: &str, documented: &str) -> Vec<String> {
     let mut found = Vec::new();
-    let row = |name: &str| {
-        documented
-            .lines()
-            .map(cells)
-            .find(|cells| cells.first() == Some(&format!("`{name}`").as_str()))
-            .and_then(|cells| cells.last()?.parse::<usize>().ok())
-    };
     for kernel in functions(ptx).into_iter().filter(listed) {
         let (name, count) = (kernel.name, kernel.sync_count());
-        match row(name) {
+        let pinned = row(documented, name).and_then(|row| row.last()?.parse::<usize>().ok());
+        match pinned {
             Some(pinned) if pinned == count => {}
             Some(pinned) => found.push(format!(
                 "{name} has {count} .sync instructions, docs/ptx.md says {pinned}"
@@ -182,9 +203,8 @@ mod tests {
     }
 
     #[test]
-    fn stack_spills_and_too_many_registers_are_refused() {
-        assert!(excesses(&cost(REGISTER_LIMIT, 0, 0)).is_empty());
-        assert_eq!(excesses(&cost(REGISTER_LIMIT + 1, 0, 0)).len(), 1);
+    fn stack_and_spills_are_refused() {
+        assert!(excesses(&cost(255, 0, 0)).is_empty());
         assert_eq!(excesses(&cost(32, 8, 0)).len(), 1);
         assert_eq!(excesses(&cost(32, 0, 4)).len(), 1);
     }
@@ -196,6 +216,9 @@ mod tests {
         let table = table.text();
         assert!(table.ends_with("| `k` | 32 | 1 |\n"), "{table}");
         assert!(sync_differences(PTX, &table).is_empty());
+        assert!(register_growth(&cost(36, 0, 0), &table).is_empty());
+        assert_eq!(register_growth(&cost(37, 0, 0), &table).len(), 1);
+        assert_eq!(register_growth(&cost(32, 0, 0), "").len(), 1);
         assert_eq!(
             sync_differences(PTX, &table.replace("| 1 |", "| 2 |")).len(),
             1
