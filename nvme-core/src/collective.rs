@@ -288,8 +288,9 @@ impl<'a, G: Group> Collective<'a, G> {
         let (head, rung) = (self.head, self.rung);
         let at = |k: usize| head.wrapping_add(k as u32 * group.size() + group.rank());
         let alone = group.size() == 1;
-        // One member reads with acquire; several fence once, after their reads.
-        let order = if alone {
+        // Acquire: pairs with the controller's write of the phase tag; dwords 0-1 and the data are visible
+        // after it. Several reads in flight at once are fenced together instead.
+        let order = if ENTRIES == 1 {
             Order::Acquire
         } else {
             Order::Relaxed

@@ -27,7 +27,7 @@ impl SqCell {
     /// The entry as the controller fetches it; for simulators of a controller in tests.
     pub fn load(&self) -> Sqe {
         Sqe::from_words(core::array::from_fn(|word| {
-            self.0[word].load(Order::Relaxed, Scope::Sys)
+            self.0[word].load_settled(Scope::Sys)
         }))
     }
 }
@@ -166,7 +166,7 @@ impl<'a> CqRing<'a> {
         // Acquire: pairs with the controller's write of the phase tag; dwords 0-1 and the data that
         // the command moved are visible after it.
         fence(Order::Acquire, Scope::Sys);
-        let lower = cell.0[0].load(Order::Relaxed, Scope::Sys);
+        let lower = cell.0[0].load_settled(Scope::Sys);
         Some(Cqe::from_words(lower, upper))
     }
 
@@ -182,7 +182,7 @@ impl<'a> CqRing<'a> {
     #[inline]
     pub fn lower(&self, index: u32) -> u64 {
         let cell = self.cells.get(index as usize);
-        cell.map_or(0, |cell| cell.0[0].load(Order::Relaxed, Scope::Sys))
+        cell.map_or(0, |cell| cell.0[0].load_settled(Scope::Sys))
     }
 }
 

@@ -1,7 +1,67 @@
 //! Model-checking twin: loom's atomics, scopes ignored.
+//!
+//! An operation that orders is known by its place in the code. `NVME_LOOM_WEAKEN=shared_queue.rs:12=Relaxed`
+//! runs the models with the order at that place weakened, to see that one of them fails;
+//! `NVME_LOOM_SITES=FILE` collects the places that were met. `cargo xtask loom --mutants` does both.
 
 use super::{Order, Scope};
+use loom::cell::UnsafeCell;
 use loom::sync::atomic::{self, Ordering};
+use std::collections::BTreeSet;
+use std::env;
+use std::fmt::Write as _;
+use std::panic::Location;
+use std::string::String;
+use std::sync::{LazyLock, Mutex, PoisonError};
+
+/// File name and line of the place to weaken, and the order that remains there.
+static WEAKENED: LazyLock<Option<(String, u32, Order)>> = LazyLock::new(|| {
+    let given = env::var("NVME_LOOM_WEAKEN").ok()?;
+    let (file, rest) = given.split_once(':')?;
+    let (line, order) = rest.split_once('=')?;
+    let order = match order {
+        "Acquire" => Order::Acquire,
+        "Release" => Order::Release,
+        _ => Order::Relaxed,
+    };
+    Some((file.into(), line.parse().ok()?, order))
+});
+
+static SITES: LazyLock<Option<String>> = LazyLock::new(|| env::var("NVME_LOOM_SITES").ok());
+
+/// The order to use at the caller's place: `order`, unless that place is weakened.
+#[track_caller]
+pub fn at_site(order: Order) -> Order {
+    if order == Order::Relaxed {
+        return order;
+    }
+    let place = Location::caller();
+    let file = place.file().rsplit('/').next().unwrap_or_default();
+    if let Some(path) = &*SITES {
+        note(path, file, place.line(), order);
+    }
+    match &*WEAKENED {
+        Some((name, line, weak)) if *line == place.line() && name == file => *weak,
+        _ => order,
+    }
+}
+
+/// Appends a place to the list, once.
+fn note(path: &str, file: &str, line: u32, order: Order) {
+    static SEEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
+    let mut text = String::new();
+    let _ = writeln!(text, "{file}:{line}={order:?}");
+    let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
+    if seen.insert(text.clone()) {
+        let file = std::fs::OpenOptions::new()
+            .append(true)
+            .create(true)
+            .open(path);
+        let written =
+            file.and_then(|mut file| std::io::Write::write_all(&mut file, text.as_bytes()));
+        assert!(written.is_ok(), "cannot write to {path}");
+    }
+}
 
 fn ordering(order: Order) -> Ordering {
     match order {
@@ -13,30 +73,33 @@ fn ordering(order: Order) -> Ordering {
 }
 
 macro_rules! atomic {
-    ($name:ident, $value:ty) => {
+    ($name:ident, $value:ty, $beside:ty, $touch:expr) => {
         /// loom's twin of the host type.
         #[derive(Debug, Default)]
-        pub struct $name(atomic::$name);
+        pub struct $name(atomic::$name, $beside);
 
         impl $name {
             /// A new atomic that holds `value`; not `const`, since loom registers it with the model.
             pub fn new(value: $value) -> Self {
-                Self(atomic::$name::new(value))
+                Self(atomic::$name::new(value), Default::default())
             }
 
             /// Loads the value; `Release` is taken as `Relaxed`.
+            #[track_caller]
             pub fn load(&self, order: Order, _scope: Scope) -> $value {
-                self.0.load(match order {
+                self.0.load(match at_site(order) {
                     Order::Acquire | Order::AcqRel => Ordering::Acquire,
                     Order::Relaxed | Order::Release => Ordering::Relaxed,
                 })
             }
 
             /// Stores `value`; `Acquire` is taken as `Relaxed`.
+            #[track_caller]
             pub fn store(&self, value: $value, order: Order, _scope: Scope) {
+                ($touch)(&self.1);
                 self.0.store(
                     value,
-                    match order {
+                    match at_site(order) {
                         Order::Release | Order::AcqRel => Ordering::Release,
                         Order::Relaxed | Order::Acquire => Ordering::Relaxed,
                     },
@@ -51,44 +114,62 @@ macro_rules! atomic {
     };
 }
 
-atomic!(AtomicU32, u32);
-atomic!(AtomicU64, u64);
+atomic!(AtomicU32, u32, (), |_: &()| ());
+// The cell tells stores that are not ordered with a `load_settled`, in either direction; stores may race
+// with each other, so they are its readers.
+atomic!(AtomicU64, u64, UnsafeCell<()>, |cell: &UnsafeCell<()>| cell
+    .with(|_| ()));
 
 impl AtomicU32 {
     /// Adds `value`, wrapping; returns what was there.
+    #[track_caller]
     pub fn fetch_add(&self, value: u32, order: Order, _scope: Scope) -> u32 {
-        self.0.fetch_add(value, ordering(order))
+        self.0.fetch_add(value, ordering(at_site(order)))
     }
 
     /// Sets the bits of `value`; returns what was there.
+    #[track_caller]
     pub fn fetch_or(&self, value: u32, order: Order, _scope: Scope) -> u32 {
-        self.0.fetch_or(value, ordering(order))
+        self.0.fetch_or(value, ordering(at_site(order)))
     }
 
     /// Keeps the bits of `value` alone; returns what was there.
+    #[track_caller]
     pub fn fetch_and(&self, value: u32, order: Order, _scope: Scope) -> u32 {
-        self.0.fetch_and(value, ordering(order))
+        self.0.fetch_and(value, ordering(at_site(order)))
     }
 
     /// Stores `value`; returns what was there.
+    #[track_caller]
     pub fn swap(&self, value: u32, order: Order, _scope: Scope) -> u32 {
-        self.0.swap(value, ordering(order))
+        self.0.swap(value, ordering(at_site(order)))
     }
 
     /// Stores `new` where `current` is; returns what was there. `order` holds when it stored.
+    #[track_caller]
     pub fn compare_exchange(&self, current: u32, new: u32, order: Order, _scope: Scope) -> u32 {
         match self
             .0
-            .compare_exchange(current, new, ordering(order), Ordering::Relaxed)
+            .compare_exchange(current, new, ordering(at_site(order)), Ordering::Relaxed)
         {
             Ok(was) | Err(was) => was,
         }
     }
 }
 
+impl AtomicU64 {
+    /// Loads the value of a word that nobody stores to meanwhile: a store that is not ordered with
+    /// this fails the model.
+    pub fn load_settled(&self, _scope: Scope) -> u64 {
+        self.1.with_mut(|_| ());
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
 /// loom's fence.
+#[track_caller]
 pub fn fence(order: Order, _scope: Scope) {
-    match order {
+    match at_site(order) {
         Order::Relaxed => {}
         Order::Acquire => atomic::fence(Ordering::Acquire),
         Order::Release => atomic::fence(Ordering::Release),

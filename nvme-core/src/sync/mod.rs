@@ -38,4 +38,6 @@ mod twin;
 #[path = "nvptx.rs"]
 mod twin;
 
+#[cfg(loom)]
+pub use twin::at_site;
 pub use twin::{AtomicU32, AtomicU64, fence, spin};

@@ -89,6 +89,14 @@ macro_rules! atomic {
 atomic!(AtomicU32, u32, reg32, ".u32");
 atomic!(AtomicU64, u64, reg64, ".u64");
 
+impl AtomicU64 {
+    /// Loads the value of a word that nobody stores to meanwhile, relaxed; loom checks that nobody does.
+    #[inline(always)]
+    pub fn load_settled(&self, scope: Scope) -> u64 {
+        self.load(Order::Relaxed, scope)
+    }
+}
+
 impl AtomicU32 {
     /// Adds `value`, wrapping; returns what was there.
     #[inline(always)]

@@ -1,0 +1,378 @@
+//! A queue that a group owns, on host threads: one thread, and teams that act in step as warps do.
+#![cfg(not(loom))]
+
+use nvme_core::group::{Alone, Group};
+use nvme_core::spec::{Cid, Iova, Nsid, Sqe, Status};
+use nvme_core::{Command, ControllerFault, Data, Finished, MapError, SubmitError};
+use nvme_tests::Rng;
+use nvme_tests::hand::{Hand, Rig};
+use nvme_tests::team::Team;
+use std::collections::HashSet;
+use std::sync::Mutex;
+
+const FOREVER: u64 = 1_000_000_000;
+
+/// Sizes of teams: one thread, a pair, an octet, a warp.
+const SIZES: [usize; 4] = [1, 2, 8, 32];
+
+/// First positions: the beginning, and a little before the wrap of 16, 31 and 32 bits.
+const STARTS: [u32; 4] = [0, 0x1_0000 - 256, 0x8000_0000 - 256, 0u32.wrapping_sub(256)];
+
+/// A command that carries `number`, which is also its tag.
+fn command(number: u32) -> Command<'static> {
+    let mut sqe = Sqe::new(2, Nsid(1));
+    (sqe.cdw10, sqe.cdw15, sqe.mptr) = (number, !number, u64::from(number) << 32);
+    Command {
+        wants_dw0: number.is_multiple_of(3),
+        ..Command::new(sqe, Data::None, number)
+    }
+}
+
+/// Fetches what is there and completes some of it in any order: at least one, if there is any.
+fn serve(hand: &mut Hand<'_>, held: &mut Vec<Sqe>, rng: &mut Rng) {
+    while let Some(sqe) = hand.fetch() {
+        let number = sqe.cdw10;
+        assert_eq!((sqe.cdw15, sqe.mptr), (!number, u64::from(number) << 32));
+        held.push(sqe);
+    }
+    let mut left = 1 + rng.below(held.len() as u64 + 1);
+    while left > 0 && !held.is_empty() && hand.has_room() {
+        let sqe = held.swap_remove(rng.below(held.len() as u64) as usize);
+        hand.complete(sqe.cid(), Status::SUCCESS, sqe.cdw10);
+        left -= 1;
+    }
+}
+
+fn check(end: Finished) -> u32 {
+    assert_eq!(end.status, Status::SUCCESS);
+    let dw0 = if end.tag.is_multiple_of(3) {
+        end.tag
+    } else {
+        0
+    };
+    assert_eq!(end.dw0, dw0);
+    end.tag
+}
+
+/// Keeps the queue full and reaps in any order until `commands` have been submitted and ended.
+fn keep_full<const ENTRIES: usize>(size: usize, entries: u32, slots: u32, start: u32, most: u32) {
+    let rig = Rig::new(entries, slots, 0, start);
+    let side = Mutex::new((Hand::new(&rig), Vec::new(), Rng::new(u64::from(start) + 1)));
+    let ended = Mutex::new(HashSet::new());
+    Team::run(size, |team| {
+        let mut queue = rig.collective(team.clone());
+        let (mut submitted, mut count) = (0, 0);
+        while count < submitted || submitted < most {
+            let number = submitted + team.rank();
+            let mut mine = submitted < most;
+            match queue.submit(mine, |_| command(number), FOREVER) {
+                Ok(cid) => assert_eq!(cid.is_some(), mine),
+                Err(error) => {
+                    assert_eq!(error, SubmitError::QueueFull);
+                    mine = false;
+                }
+            }
+            submitted += team.vote(mine).total;
+            assert_eq!(queue.in_flight(), submitted - count);
+            queue.ring();
+            if team.leads() {
+                let (hand, held, rng) = &mut *side.lock().unwrap();
+                serve(hand, held, rng);
+            }
+            team.sync();
+            count += queue
+                .reap::<ENTRIES>(|end| {
+                    let fresh = ended.lock().unwrap().insert(check(end));
+                    assert!(fresh, "{} ended twice", end.tag);
+                })
+                .unwrap();
+        }
+        assert_eq!(queue.in_flight(), 0);
+    });
+    let ended = ended.into_inner().unwrap();
+    assert!(ended.len() as u32 >= most);
+    assert!((0..most).all(|number| ended.contains(&number)));
+}
+
+#[test]
+fn each_command_ends_once_with_its_own_tag() {
+    for start in STARTS {
+        keep_full::<4>(1, 64, 63, start, 700);
+        keep_full::<1>(1, 8, 7, start, 400);
+        keep_full::<4>(2, 64, 40, start, 500);
+        keep_full::<1>(2, 8, 7, start, 300);
+        keep_full::<8>(8, 64, 63, start, 500);
+    }
+    keep_full::<1>(32, 64, 63, STARTS[3], 400);
+    keep_full::<2>(32, 16, 15, STARTS[1], 300);
+}
+
+#[test]
+fn the_smallest_queue_works_for_every_team() {
+    for size in SIZES {
+        keep_full::<1>(size, 2, 1, STARTS[3], 20);
+    }
+}
+
+#[test]
+fn a_full_queue_serves_the_lower_ranks() {
+    for size in [2, 8, 32] {
+        let rig = Rig::new(4, 3, 0, 0);
+        let results = Team::run(size, |team| {
+            let mut queue = rig.collective(team.clone());
+            let first = queue.submit(true, |_| command(team.rank()), FOREVER);
+            let second = queue.submit(true, |_| command(99), FOREVER);
+            (first.err(), second.err(), queue.in_flight())
+        });
+        let full = Some(SubmitError::QueueFull);
+        for (rank, result) in results.into_iter().enumerate() {
+            let first = if rank < 3 { None } else { full };
+            let second = if size < 3 && rank == 0 { None } else { full };
+            assert_eq!(result, (first, second, 3), "member {rank} of {size}");
+        }
+    }
+}
+
+#[test]
+fn members_without_a_command_take_no_place() {
+    let rig = Rig::new(16, 15, 0, 0);
+    let cids = Team::run(8, |team| {
+        let mut queue = rig.collective(team.clone());
+        let wants = team.rank() % 2 == 1;
+        let cid = queue.submit(wants, |_| command(team.rank()), FOREVER);
+        queue.ring();
+        assert_eq!(queue.in_flight(), 4);
+        cid.unwrap()
+    });
+    let mut hand = Hand::new(&rig);
+    for (rank, cid) in cids.into_iter().enumerate() {
+        assert_eq!(cid.is_some(), rank % 2 == 1);
+        if let Some(cid) = cid {
+            let sqe = hand.fetch().unwrap();
+            assert_eq!((sqe.cid(), sqe.cdw10), (cid, rank as u32));
+        }
+    }
+    assert_eq!(hand.look(), 0);
+}
+
+#[test]
+fn nothing_is_seen_before_the_doorbell_and_no_more_than_was_asked_for() {
+    let rig = Rig::new(16, 15, 0, 0);
+    let mut hand = Hand::new(&rig);
+    let mut queue = rig.collective(Alone);
+    for number in 0..6 {
+        queue.submit(true, |_| command(number), FOREVER).unwrap();
+    }
+    assert_eq!(hand.look(), 0);
+    queue.publish();
+    assert_eq!(hand.look(), 0);
+    queue.ring_within(4);
+    assert_eq!(hand.look(), 4);
+    queue.ring_within(4);
+    assert_eq!(hand.look(), 4);
+    assert_eq!(hand.serve(), 4);
+    assert_eq!(queue.reap::<2>(|_| ()), Ok(2));
+    queue.ring_within(4);
+    assert_eq!(hand.look(), 2);
+    assert_eq!(queue.doorbells()[0], 2);
+}
+
+/// A queue with commands 1 and 2 in flight, fetched and not completed.
+fn two_in_flight(rig: &Rig) -> (Hand<'_>, [Sqe; 2]) {
+    let mut queue = rig.collective(Alone);
+    for number in [1, 2] {
+        queue.submit(true, |_| command(number), FOREVER).unwrap();
+    }
+    queue.ring();
+    queue.suspend();
+    let mut hand = Hand::new(rig);
+    let entries = [hand.fetch().unwrap(), hand.fetch().unwrap()];
+    (hand, entries)
+}
+
+#[test]
+fn nonsense_refuses_the_queue_and_the_honest_completions_with_it_count() {
+    for size in SIZES {
+        for case in 0..6 {
+            let rig = Rig::new(8, 7, 0, 0);
+            let (mut hand, [first, second]) = two_in_flight(&rig);
+            let mut cqe = hand.completion(first.cid(), Status::SUCCESS, 0);
+            let fault = [
+                ControllerFault::UnknownCid(Cid(5)),
+                ControllerFault::UnknownCid(Cid(0x123)),
+                ControllerFault::StaleCid(Cid(first.cid().0 ^ 0x1000)),
+                ControllerFault::SqHead(5),
+                ControllerFault::SqHead(4096),
+                ControllerFault::SqId(7),
+            ][case];
+            match fault {
+                ControllerFault::UnknownCid(cid) | ControllerFault::StaleCid(cid) => {
+                    cqe.cid = cid.0;
+                }
+                ControllerFault::SqHead(head) => cqe.sqhd = head,
+                ControllerFault::SqId(qid) => cqe.sqid = qid,
+            }
+            hand.post(cqe);
+            hand.complete(second.cid(), Status::SUCCESS, 2);
+            let told = Mutex::new(Vec::new());
+            Team::run(size, |team| {
+                let mut queue = rig.collective(team.clone());
+                let reaped = queue.reap::<2>(|end| told.lock().unwrap().push(end.tag));
+                assert_eq!(reaped, Err(fault), "team of {size}");
+                let refused = queue.submit(true, |_| command(9), FOREVER);
+                assert_eq!(refused, Err(SubmitError::Refused(fault)));
+                // A wrong head does not say that the command did not end.
+                let ended = matches!(fault, ControllerFault::SqHead(_));
+                assert_eq!(queue.in_flight(), u32::from(!ended));
+                queue.suspend();
+            });
+            let told = told.into_inner().unwrap();
+            assert!(told.contains(&2), "{fault:?}, team of {size}: {told:?}");
+            let queue = rig.collective(Alone);
+            let proof = rig.reset();
+            let mut aborted = Vec::new();
+            assert!(queue.recover(&proof, |tag| aborted.push(tag)));
+            assert_eq!(aborted.len() + told.len(), 2, "{fault:?}");
+            assert_eq!(rig.state().fault(), None);
+            keep_serving(&rig);
+        }
+    }
+}
+
+/// The queue works from its beginning.
+fn keep_serving(rig: &Rig) {
+    let mut queue = rig.collective(Alone);
+    let mut hand = Hand::new(rig);
+    for number in 0..30 {
+        queue.submit(true, |_| command(number), FOREVER).unwrap();
+        queue.ring();
+        assert_eq!(hand.serve(), 1);
+        let mut tags = Vec::new();
+        assert_eq!(queue.reap::<4>(|end| tags.push(check(end))), Ok(1));
+        assert_eq!(tags, [number]);
+    }
+}
+
+#[test]
+fn the_same_completion_twice_in_one_pass_ends_one_command() {
+    for size in SIZES {
+        let rig = Rig::new(8, 7, 0, 0);
+        let (mut hand, [first, _]) = two_in_flight(&rig);
+        hand.complete(first.cid(), Status::SUCCESS, 0);
+        hand.complete(first.cid(), Status::SUCCESS, 0);
+        let told = Mutex::new(Vec::new());
+        Team::run(size, |team| {
+            let mut queue = rig.collective(team.clone());
+            let reaped = queue.reap::<2>(|end| told.lock().unwrap().push(end.tag));
+            assert_eq!(reaped, Err(ControllerFault::UnknownCid(first.cid())));
+            assert_eq!(queue.in_flight(), 1);
+        });
+        assert_eq!(told.into_inner().unwrap(), [1], "team of {size}");
+    }
+}
+
+#[test]
+fn a_late_command_is_reported_once_and_still_ends() {
+    for size in SIZES {
+        let rig = Rig::new(64, 63, 0, 0);
+        let hand = Mutex::new(Hand::new(&rig));
+        Team::run(size, |team| {
+            let mut queue = rig.collective(team.clone());
+            let deadline = 1_000_000 * u64::from(1 + team.rank() % 2);
+            queue
+                .submit(true, |_| command(team.rank()), deadline)
+                .unwrap();
+            queue.ring();
+            assert_eq!(queue.expire(500_000, |_| panic!("not yet")), 0);
+            let early = (size as u32).div_ceil(2);
+            let even = |tag: u32| assert_eq!(tag % 2, 0);
+            assert_eq!(queue.expire(1_500_000, even), early);
+            assert_eq!(queue.expire(1_500_000, |_| panic!("twice")), 0);
+            if team.leads() {
+                hand.lock().unwrap().serve();
+            }
+            team.sync();
+            let mut count = 0;
+            while count < size as u32 {
+                count += queue
+                    .reap::<1>(|end| assert_eq!(end.late, end.tag % 2 == 0))
+                    .unwrap();
+            }
+            assert_eq!(queue.expire(9_000_000, |_| panic!("it has ended")), 0);
+        });
+    }
+}
+
+#[test]
+fn a_bad_buffer_costs_nothing_and_the_others_go_on() {
+    for size in SIZES {
+        // As many slots as members: a lost one would be missed at once.
+        let rig = Rig::new(64, size as u32, 0, STARTS[3]);
+        let hand = Mutex::new(Hand::new(&rig));
+        Team::run(size, |team| {
+            let mut queue = rig.collective(team.clone());
+            for round in 0..12 {
+                let bad = team.rank() % 3 == round % 3;
+                let mut one = command(team.rank());
+                if bad {
+                    let iova = Iova(0x1000);
+                    one.data = Data::Contiguous { iova, len: 0 };
+                }
+                let result = queue.submit(true, |_| one, FOREVER);
+                match result {
+                    Ok(_) => assert!(!bad),
+                    Err(error) => assert_eq!(error, SubmitError::Map(MapError::Empty)),
+                }
+                let placed = team.vote(!bad).total;
+                assert_eq!(queue.in_flight(), placed);
+                queue.ring();
+                if team.leads() {
+                    assert_eq!(hand.lock().unwrap().serve(), placed);
+                }
+                team.sync();
+                while queue.in_flight() > 0 {
+                    queue.reap::<2>(|end| _ = check(end)).unwrap();
+                }
+            }
+        });
+    }
+}
+
+/// Teams of every size hand the queue to each other, with commands in flight.
+#[test]
+fn what_is_in_flight_survives_a_change_of_owner() {
+    for start in STARTS {
+        let rig = Rig::new(32, 31, 0, start);
+        let hand = Mutex::new(Hand::new(&rig));
+        let mut open: HashSet<u32> = HashSet::new();
+        for turn in 0..24 {
+            let size = SIZES[turn % 4];
+            let told = Mutex::new(Vec::new());
+            let placed = Team::run(size, |team| {
+                let mut queue = rig.collective(team.clone());
+                assert_eq!(queue.in_flight() as usize, open.len());
+                let number = turn as u32 * 100 + team.rank();
+                let placed = queue.submit(true, |_| command(number), FOREVER).is_ok();
+                queue.ring();
+                queue
+                    .reap::<2>(|end| told.lock().unwrap().push(check(end)))
+                    .unwrap();
+                queue.suspend();
+                placed.then_some(number)
+            });
+            open.extend(placed.into_iter().flatten());
+            for tag in told.into_inner().unwrap() {
+                assert!(open.remove(&tag));
+            }
+            hand.lock().unwrap().serve();
+        }
+        assert!(!open.is_empty());
+        let mut queue = rig.collective(Alone);
+        while queue.in_flight() > 0 {
+            queue
+                .reap::<8>(|end| assert!(open.remove(&check(end))))
+                .unwrap();
+        }
+        assert!(open.is_empty());
+    }
+}
