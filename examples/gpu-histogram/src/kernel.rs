@@ -56,10 +56,12 @@ impl Reader<'_> {
         for at in (start..start + bytes).step_by(4) {
             // SAFETY: inside this thread's buffer; the command that wrote it has ended. Volatile: the
             // load must not be one of the read-only path.
-            let word = unsafe { (at as usize as *const u32).read_volatile() };
-            for byte in word.to_le_bytes() {
+            let mut word = unsafe { (at as usize as *const u32).read_volatile() };
+            for _ in 0..4 {
+                let byte = word as usize & 0xFF;
                 // SAFETY: one of 256 counters that the host gives.
-                unsafe { arch::add((self.args.bins as usize as *mut u64).add(byte as usize), 1) };
+                unsafe { arch::add((self.args.bins as usize as *mut u64).add(byte), 1) };
+                word >>= 8;
             }
         }
     }
