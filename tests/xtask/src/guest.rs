@@ -39,13 +39,15 @@ pub fn command(args: &[&str]) -> Result<(), Failure> {
             bench()?.shell(boot)
         }
         names => {
-            let mut plan: Vec<(&Boot, Vec<&str>)> = Vec::new();
+            let mut plan: Plan = Vec::new();
             for name in names {
-                plan.extend(
-                    chosen(name)?
-                        .into_iter()
-                        .map(|(boot, tests)| (boot, tests.to_vec())),
-                );
+                for (boot, tests) in chosen(name)? {
+                    // A boot runs once, however many of its tests are named.
+                    match plan.iter_mut().find(|(known, _)| known.name == boot.name) {
+                        Some((_, known)) => known.extend(tests),
+                        None => plan.push((boot, tests.to_vec())),
+                    }
+                }
             }
             if names.is_empty() {
                 plan = everything();
@@ -59,12 +61,15 @@ pub fn command(args: &[&str]) -> Result<(), Failure> {
     }
 }
 
+/// Boots, each with the tests to run in it.
+type Plan = Vec<(&'static Boot, Vec<&'static str>)>;
+
 /// Every boot with all its tests: the stage of `cargo xtask test`.
 pub fn stage() -> Result<Counts, Failure> {
     run_plan(&bench()?, &everything())
 }
 
-fn everything() -> Vec<(&'static Boot, Vec<&'static str>)> {
+fn everything() -> Plan {
     BOOTS
         .iter()
         .filter(|boot| boot.always)

@@ -21,13 +21,13 @@ impl Suite {
     pub fn open(name: &str, folder: &Path) -> Result<Self, Failure> {
         for tool in ["apt-get", "apt-cache", "dpkg-deb"] {
             if on_path(tool).is_none() {
-                return Err(Failure::new(format!(
+                return Err(Failure::missing(format!(
                     "the guest tests take QEMU and a kernel from Debian, and {tool} is not here: run them on Debian"
                 )));
             }
         }
         if !Path::new(KEYRING).is_file() {
-            return Err(Failure::new(format!(
+            return Err(Failure::missing(format!(
                 "{KEYRING} is not here: apt-get install debian-archive-keyring"
             )));
         }
@@ -119,7 +119,7 @@ fn archive() -> Result<String, Failure> {
         .lines()
         .find_map(|line| line.strip_prefix("Debian|Debian|"));
     found.map(str::to_string).ok_or_else(|| {
-        Failure::new(
+        Failure::missing(
             "this machine's apt knows no Debian archive (origin and label Debian): \
              add one to /etc/apt/sources.list and run apt-get update",
         )

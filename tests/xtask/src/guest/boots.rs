@@ -151,6 +151,7 @@ pub const BOOTS: &[Boot] = &[
             "vfio-confine",
             "vfio-relay",
             "vfio-p2p",
+            "vfio-owner",
             "vfio-refuse",
         ],
         ..PLAIN
