@@ -50,12 +50,46 @@ probes! {
         cq(ring).read(index, phase).map_or(0, |cqe| cqe.to_words()[0])
     };
     probe_list_set(words: *mut u8, index: usize, value: u64) = list(words).set(index, value);
-    probe_load_relaxed_sys(word: &AtomicU64) -> u64 = word.load(Order::Relaxed, Scope::Sys);
-    probe_load_acquire_sys(word: &AtomicU64) -> u64 = word.load(Order::Acquire, Scope::Sys);
+    probe_sq_write_word(ring: *mut u8, index: u32, value: u64) = {
+        sq(ring).write_word(index, 3, value)
+    };
+    probe_doorbell_fenced(register: *mut u32, value: u32) = bell(register).ring_fenced(value);
+    probe_cq_upper(ring: *mut u8, index: u32) -> u64 = cq(ring).upper(index, Order::Relaxed);
+    probe_cq_upper_acquire(ring: *mut u8, index: u32) -> u64 = {
+        cq(ring).upper(index, Order::Acquire)
+    };
+    probe_cq_lower(ring: *mut u8, index: u32) -> u64 = cq(ring).lower(index);
     probe_load_relaxed_gpu(word: &AtomicU32) -> u32 = word.load(Order::Relaxed, Scope::Gpu);
-    probe_load_acquire_gpu(word: &AtomicU32) -> u32 = word.load(Order::Acquire, Scope::Gpu);
-    probe_store_relaxed_gpu(word: &AtomicU32, value: u32) = word.store(value, Order::Relaxed, Scope::Gpu);
-    probe_store_release_gpu(word: &AtomicU32, value: u32) = word.store(value, Order::Release, Scope::Gpu);
-    probe_fence_release_sys() = fence(Order::Release, Scope::Sys);
-    probe_fence_acquire_gpu() = fence(Order::Acquire, Scope::Gpu);
+    probe_load_acquire_gpu(word: &AtomicU64) -> u64 = word.load(Order::Acquire, Scope::Gpu);
+    probe_load_relaxed_cta(word: &AtomicU32) -> u32 = word.load(Order::Relaxed, Scope::Cta);
+    probe_store_relaxed_gpu(word: &AtomicU32, value: u32) = {
+        word.store(value, Order::Relaxed, Scope::Gpu)
+    };
+    probe_store_release_gpu(word: &AtomicU32, value: u32) = {
+        word.store(value, Order::Release, Scope::Gpu)
+    };
+    probe_store_relaxed_cta(word: &AtomicU32, value: u32) = {
+        word.store(value, Order::Relaxed, Scope::Cta)
+    };
+    probe_add_relaxed_gpu(word: &AtomicU32, value: u32) -> u32 = {
+        word.fetch_add(value, Order::Relaxed, Scope::Gpu)
+    };
+    probe_add_acquire_gpu(word: &AtomicU32, value: u32) -> u32 = {
+        word.fetch_add(value, Order::Acquire, Scope::Gpu)
+    };
+    probe_and_acquire_gpu(word: &AtomicU32, value: u32) -> u32 = {
+        word.fetch_and(value, Order::Acquire, Scope::Gpu)
+    };
+    probe_or_release_gpu(word: &AtomicU32, value: u32) -> u32 = {
+        word.fetch_or(value, Order::Release, Scope::Gpu)
+    };
+    probe_swap_release_gpu(word: &AtomicU32, value: u32) -> u32 = {
+        word.swap(value, Order::Release, Scope::Gpu)
+    };
+    probe_cas_release_gpu(word: &AtomicU32, current: u32, new: u32) -> u32 = {
+        word.compare_exchange(current, new, Order::Release, Scope::Gpu)
+    };
+    probe_fence_release_gpu() = fence(Order::Release, Scope::Gpu);
+    probe_fence_acq_rel_gpu() = fence(Order::AcqRel, Scope::Gpu);
+    probe_fence_acq_rel_sys() = fence(Order::AcqRel, Scope::Sys);
 }

@@ -24,7 +24,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
     });
     report.case("example/cuda-histogram", |options| {
         let Some(file) = &options.image else {
-            let why = "build examples/cuda-histogram with nvcc, then give --image histogram.cubin";
+            let why = "build nvme-gpu-kernel/examples/cuda-histogram with nvcc, then give --image histogram.cubin";
             return End::Skipped(why.to_owned());
         };
         let image = std::fs::read(file).map_err(|error| format!("{file}: {error}"));

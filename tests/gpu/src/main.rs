@@ -31,7 +31,7 @@ usage: gpu-test [--json] [--list] [--quick] [--gpu N] [--commands N] [--volume N
   --volume N      commands of the two long runs, 1000000000 without
   --patience N    factor on every deadline, for checking tools; 1 without
   --gpu N         which GPU, 0 without
-  --image FILE    examples/cuda-histogram as nvcc built it, to be tested too
+  --image FILE    nvme-gpu-kernel/examples/cuda-histogram as nvcc built it, to be tested too
 
 Exit status: 0 all passed, 1 something failed, 2 usage, 3 no GPU.";
 

@@ -44,7 +44,7 @@ const EXAMPLE: Image = Image {
     package: "gpu-histogram",
     features: "",
     library: false,
-    committed: Some("examples/gpu-histogram/histogram.ptx"),
+    committed: Some("nvme-gpu-kernel/examples/gpu-histogram/histogram.ptx"),
 };
 /// One function for each operation of the core that touches shared memory.
 const PROBES: Image = Image {
@@ -59,7 +59,7 @@ const DOCUMENT: &str = "docs/ptx.md";
 const DEVICE_SOURCES: [&str; 3] = [
     "nvme-core/src",
     "nvme-gpu-kernel/src",
-    "examples/gpu-histogram/src",
+    "nvme-gpu-kernel/examples/gpu-histogram/src",
 ];
 
 /// `cargo xtask ptx [--refresh]`.

@@ -5,10 +5,10 @@ use crate::tools;
 use std::path::Path;
 use std::process::Command;
 
-/// Builds examples/cuda-histogram for `gpu` into `folder`.
+/// Builds nvme-gpu-kernel/examples/cuda-histogram for `gpu` into `folder`.
 pub fn example(folder: &Path, gpu: &str) -> Result<(), Failure> {
     let nvcc = tools::nvcc()?;
-    let script = root().join("examples/cuda-histogram/build.sh");
+    let script = root().join("nvme-gpu-kernel/examples/cuda-histogram/build.sh");
     let mut build = Command::new("sh");
     build.arg(script).arg(gpu);
     check(build.env("NVCC", nvcc).env("OUT", folder))

@@ -1,11 +1,11 @@
 // A histogram of the bytes on a drive: each thread reads its blocks by itself, one ahead of the one that
-// it counts. The same kernel as examples/gpu-histogram, in CUDA C++.
+// it counts. The same kernel as nvme-gpu-kernel/examples/gpu-histogram, in CUDA C++.
 //
 //     ./build.sh sm_90     writes histogram.cubin; `gpu-test --image histogram.cubin` runs it
 
 #include "nvme_gpu_device.cuh"
 
-// As `Args` of examples/gpu-histogram.
+// As `Args` of nvme-gpu-kernel/examples/gpu-histogram.
 struct histogram_args {
     nvme_gpu_queues queues;
     uint64_t lba;

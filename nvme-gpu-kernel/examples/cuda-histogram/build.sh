@@ -3,7 +3,7 @@
 set -eu
 arch=${1:?usage: build.sh sm_NN}
 here=$(cd "$(dirname "$0")" && pwd)
-kernel=$here/../../nvme-gpu-kernel
+kernel=$here/../..
 out=${OUT:-$here}
 nvcc=${NVCC:-nvcc}
 mkdir -p "$out"
