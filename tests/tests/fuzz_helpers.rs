@@ -7,7 +7,7 @@ use std::path::Path;
 
 type Target = fn(&[u8]);
 
-const TARGETS: [(&str, Target); 7] = [
+const TARGETS: [(&str, Target); 8] = [
     ("prp_round_trip", fuzz::prp_round_trip),
     ("cqe_stream", fuzz::cqe_stream),
     ("hostile_driver", fuzz::hostile_driver),
@@ -15,6 +15,7 @@ const TARGETS: [(&str, Target); 7] = [
     ("device_string", fuzz::device_string),
     ("vfio_user_message", fuzz::vfio_user_message),
     ("guest_memory", fuzz::guest_memory),
+    ("vfio_answers", fuzz::vfio_answers),
 ];
 
 #[test]
@@ -53,6 +54,11 @@ proptest! {
     #[test]
     fn any_stream_of_completions_ends_commands_at_most_once(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
         fuzz::cqe_stream(&bytes);
+    }
+
+    #[test]
+    fn any_answer_of_vfio_is_data(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        fuzz::vfio_answers(&bytes);
     }
 
     #[test]

@@ -7,6 +7,7 @@ mod guest_memory;
 mod hostile_driver;
 mod pages;
 mod prp_round_trip;
+mod vfio_answers;
 mod vfio_user_message;
 
 pub use cqe_stream::cqe_stream;
@@ -14,6 +15,7 @@ pub use guest_memory::guest_memory;
 pub use hostile_driver::hostile_driver;
 pub use pages::{device_string, identify_log_pages};
 pub use prp_round_trip::prp_round_trip;
+pub use vfio_answers::vfio_answers;
 pub use vfio_user_message::vfio_user_message;
 
 /// Takes numbers out of the fuzzer's bytes; zeros when they are used up.
