@@ -160,6 +160,30 @@ fn bench_runs_in_every_mode() {
 }
 
 #[test]
+fn a_trace_has_an_event_for_each_end_of_each_command() {
+    let folder = Folder::new(Place::Embedded);
+    let device = "sim:mem?size=1MiB&queues=4";
+    let read = [
+        "read", "-d", device, "--gpu", "--bytes", "64KiB", "-o", "out", "--trace",
+    ];
+    ok(&folder, &[&read[..], &["t.txt"]].concat());
+    let text = String::from_utf8(bytes(&folder.path("t.txt"))).unwrap();
+    let count = |word| text.lines().filter(|line| line.contains(word)).count();
+    assert_eq!(
+        (count(" submitted: "), count(" completed: ")),
+        (16, 16),
+        "{text}"
+    );
+    ok(&folder, &[&read[..], &["t.json"]].concat());
+    let trace: serde_json::Value = serde_json::from_slice(&bytes(&folder.path("t.json"))).unwrap();
+    let slices = trace["traceEvents"].as_array().unwrap();
+    assert_eq!(slices.len(), 16);
+    assert!(slices.iter().all(|slice| slice["ph"] == "X"), "{trace}");
+    let shared = [&read[..], &["no", "--mode", "shared"]].concat();
+    assert!(fails(&folder, "", 2, &shared).contains("use --mode owner or warp"));
+}
+
+#[test]
 fn lost_commands_are_recovered_and_told() {
     let folder = Folder::new(Place::Embedded);
     let device = "sim:mem?size=8MiB&queues=4&fault=drop@nth=40";

@@ -4,12 +4,13 @@
 
 use crate::arch;
 use crate::groups::{Block, Gpu, Warp};
-use crate::work::{Launch, Report, account};
+use crate::work::{Launch, Report, Traced, account};
 use nvme_core::group::{Alone, Group, Here};
 use nvme_core::handoff::QueueWords;
 use nvme_core::spec::nvm::{self, opcode};
-use nvme_core::spec::{Iova, Lba, Nsid, PageSize, Sqe};
-use nvme_core::sync::AtomicU64;
+use nvme_core::spec::{Cid, Iova, Lba, Nsid, PageSize, Qid, Sqe};
+use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
+use nvme_core::trace::Event;
 use nvme_core::{
     Cells, Collective, Command, ControllerFault, Data, Finished, Outcome, SharedQueue, SubmitError,
     Token, WaitError,
@@ -102,10 +103,7 @@ impl<'l> Work<'l> {
             index,
             match error {
                 SubmitError::QueueFull => account::FULL,
-                SubmitError::Refused(fault) => {
-                    self.fault(fault);
-                    account::FAULTED
-                }
+                SubmitError::Refused => account::FAULTED,
                 SubmitError::Map(_) | SubmitError::CellBusy => account::REFUSED,
             },
         );
@@ -116,7 +114,7 @@ impl<'l> Work<'l> {
     fn give_up(&self, index: u64, error: WaitError) {
         match error {
             WaitError::TimedOut => self.timed_out(index),
-            WaitError::Refused(fault) => self.refuse(index, SubmitError::Refused(fault)),
+            WaitError::Refused => self.refuse(index, SubmitError::Refused),
         }
     }
 
@@ -155,6 +153,32 @@ impl<'l> Work<'l> {
             let accounts = self.launch.accounts as usize as *mut u32;
             // SAFETY: the host gives one word for each command; each is written by its own thread.
             unsafe { accounts.add(index as usize).write_volatile(word) };
+        }
+    }
+
+    /// Adds a record to the launch's trace, which it has.
+    #[inline(always)]
+    fn record(&self, index: u64, event: Event) {
+        let launch = self.launch;
+        let report = launch.report as usize as *mut Report;
+        // SAFETY: the host vouches for the report; this field is counted up by this instruction alone.
+        let number = unsafe { &*(&raw const (*report).traced).cast::<AtomicU32>() };
+        let number = number.fetch_add(1, Order::Relaxed, Scope::Gpu);
+        let at = number & launch.trace_records.wrapping_sub(1);
+        let [head, argument] = event.to_words();
+        let record = launch.trace as usize as *mut Traced;
+        // Word by word: a whole record would be put together in local memory first.
+        let words = [head, argument, index, arch::now_ns()];
+        for (word, value) in words.into_iter().enumerate() {
+            // SAFETY: the host gives `trace_records` records of four words, a power of two; each number
+            // is one thread's.
+            unsafe {
+                record
+                    .add(at as usize)
+                    .cast::<u64>()
+                    .add(word)
+                    .write_volatile(value);
+            }
         }
     }
 
@@ -234,7 +258,11 @@ fn queue_words(launch: &Launch, index: u32) -> Option<&QueueWords> {
 
 /// A group drives queue `number` of the launch: command i belongs to queue i mod `queue_count`.
 #[inline(always)]
-fn drive<G: Group, const ENTRIES: usize>(launch: &Launch, group: G, number: u32) {
+fn drive<G: Group, const ENTRIES: usize, const TRACED: bool>(
+    launch: &Launch,
+    group: G,
+    number: u32,
+) {
     let began_ns = arch::now_ns();
     let Some(words) = queue_words(launch, number) else {
         return;
@@ -243,7 +271,7 @@ fn drive<G: Group, const ENTRIES: usize>(launch: &Launch, group: G, number: u32)
     let Some((memory, state)) = (unsafe { words.attach() }) else {
         return;
     };
-    let work = Work::new(launch, words.page_shift);
+    let (work, qid) = (Work::new(launch, words.page_shift), Qid(words.qid as u16));
     let mut tally = Tally::default();
     let queues = u64::from(launch.queue_count);
     let mine = u64::from(number);
@@ -272,6 +300,10 @@ fn drive<G: Group, const ENTRIES: usize>(launch: &Launch, group: G, number: u32)
                 |slot| work.command(index, mine * slots + u64::from(slot), sequence as u32),
                 now_ns + launch.timeout_ns,
             );
+            if TRACED && let Ok(Some(cid)) = placed {
+                let (opcode, nsid) = (launch.opcode as u8, launch.nsid);
+                work.record(index, Event::submitted(qid, cid, opcode, nsid));
+            }
             let lost = placed.is_err();
             tally.sqes += u32::from(wants && !lost);
             if let Err(error) = placed {
@@ -291,6 +323,9 @@ fn drive<G: Group, const ENTRIES: usize>(launch: &Launch, group: G, number: u32)
         let took = |done: Finished| {
             let index = nth(restore(u64::from(done.tag), next));
             tally.end(&work, index, Outcome::Done(done.status));
+            if TRACED {
+                work.record(index, Event::completed(qid, done.cid, done.status, 0));
+            }
             if done.late {
                 work.came_late();
                 late += 1;
@@ -308,7 +343,11 @@ fn drive<G: Group, const ENTRIES: usize>(launch: &Launch, group: G, number: u32)
                 // The leader's clock decides for all: members of a block read different times.
                 if queue.group().broadcast(u32::from(now_ns >= look_ns)) != 0 {
                     expired += u64::from(queue.expire(now_ns, |tag| {
-                        work.timed_out(nth(restore(u64::from(tag), next)));
+                        let index = nth(restore(u64::from(tag), next));
+                        work.timed_out(index);
+                        if TRACED {
+                            work.record(index, Event::expired(qid, Cid(u16::MAX), now_ns));
+                        }
                     }));
                     look_ns = now_ns + launch.timeout_ns / 8;
                     // Every slot is held by a command that nobody answers: what is left stays unsubmitted.
@@ -373,7 +412,7 @@ fn restore(tag: u64, next: u64) -> u64 {
 /// else uses them.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_owner(launch: Launch) {
-    drive::<Alone, 1>(&launch, Alone, arch::block());
+    drive::<Alone, 1, false>(&launch, Alone, arch::block());
 }
 
 /// One warp a queue: grid = queues, blocks of 32 threads.
@@ -382,7 +421,25 @@ pub unsafe extern "ptx-kernel" fn nvme_owner(launch: Launch) {
 /// As [`nvme_owner`].
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_warp(launch: Launch) {
-    drive::<Warp, 4>(&launch, Warp, arch::block());
+    drive::<Warp, 4, false>(&launch, Warp, arch::block());
+}
+
+/// As [`nvme_owner`], and records what it does at `launch.trace`.
+///
+/// # Safety
+/// As [`nvme_owner`].
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_owner_traced(launch: Launch) {
+    drive::<Alone, 1, true>(&launch, Alone, arch::block());
+}
+
+/// As [`nvme_warp`], and records what it does at `launch.trace`.
+///
+/// # Safety
+/// As [`nvme_owner`].
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_warp_traced(launch: Launch) {
+    drive::<Warp, 1, true>(&launch, Warp, arch::block());
 }
 
 /// One block a queue: grid = queues, blocks of a multiple of 32 threads.
@@ -391,7 +448,7 @@ pub unsafe extern "ptx-kernel" fn nvme_warp(launch: Launch) {
 /// As [`nvme_owner`].
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_block(launch: Launch) {
-    drive::<Block, 1>(&launch, Block::here(), arch::block());
+    drive::<Block, 1, false>(&launch, Block::here(), arch::block());
 }
 
 /// Any threads share the queues: thread t uses queue (t / 32) mod `queue_count`, and command i belongs
@@ -449,6 +506,9 @@ unsafe fn sharing<const SEVERAL: bool>(launch: &Launch) {
         hold_several(&queue, &work, &mut tally, thread, threads);
     } else {
         one_by_one(&queue, &work, &mut tally, thread, threads);
+    }
+    if let Some(fault) = queue.fault() {
+        work.fault(fault);
     }
     work.report(&tally, [0; 3], began_ns);
 }

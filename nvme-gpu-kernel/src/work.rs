@@ -30,6 +30,8 @@ pub struct Launch {
     pub pages: u64,
     /// Three `u32` for each thread and token of `nvme_tokens`, or 0.
     pub tokens: u64,
+    /// [`Traced`] records in memory that the host reads, or 0 for none.
+    pub trace: u64,
     /// Bytes of the data memory.
     pub data_bytes: u64,
     /// Commands in all.
@@ -64,6 +66,22 @@ pub struct Launch {
     pub lanes: u32,
     /// When not 0, data of command `i` lies at unit `i`; else buffers are reused.
     pub linear: u32,
+    /// Records that fit at `trace`, a power of two; newer ones replace older ones.
+    pub trace_records: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// Something that happened to a command, and when.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Traced {
+    /// The words of an [`Event`](nvme_core::trace::Event).
+    pub event: [u64; 2],
+    /// The command's index in the launch.
+    pub index: u64,
+    /// On the GPU's clock; never 0.
+    pub now_ns: u64,
 }
 
 /// How one command ended.
@@ -112,6 +130,8 @@ pub struct Report {
     pub status: u64,
     /// The code of a [`ControllerFault`](nvme_core::ControllerFault), 0 when there was none.
     pub fault: u64,
+    /// Records made at [`Launch::trace`], those that newer ones replaced included.
+    pub traced: u64,
     /// Words of data that were not what was written (kernel `nvme_verify`).
     pub wrong: u64,
     /// 1 plus the index of the last such word.

@@ -133,6 +133,7 @@ pub fn run(job: Job<'_>) -> Result<()> {
         bar.set_length(job.runtime.as_millis() as u64);
         progress::as_time(&bar);
     }
+    job.gpu.record(&mut drive)?;
     let mut totals = Totals::default();
     let begin = Instant::now();
     loop {
@@ -147,7 +148,8 @@ pub fn run(job: Job<'_>) -> Result<()> {
         }
         work.commands = left.min(per_launch);
         work.seed = work.seed.wrapping_add(1);
-        let ran = drive.run(what, &work)?;
+        let ran = drive.run(what, &work);
+        let ran = job.gpu.keep(&drive, ran)?;
         totals.add(&ran, work.commands);
         match total {
             Some(_) => bar.set_position(totals.commands * job.bytes),

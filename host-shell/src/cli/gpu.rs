@@ -9,6 +9,7 @@ use nvme_host::cuda::{Ask, Drive, Ran, Setup, Tier, Work};
 use nvme_host::units::parse_bytes;
 use nvme_host::{Config, Device, Error, Result};
 use serde_json::{Value, json};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Data memory of one launch of a transfer: what is moved between two looks at Ctrl-C.
@@ -30,6 +31,10 @@ pub struct GpuArgs {
     /// Threads in all, for --mode shared; 256 for each queue when missing
     #[arg(long, default_value_t = 0, hide_default_value = true, requires = "gpu")]
     pub threads: u32,
+    /// Write what the kernels did to FILE: a Chrome trace for ui.perfetto.dev when it ends in .json, else
+    /// text
+    #[arg(long, value_name = "FILE", requires = "gpu")]
+    pub trace: Option<PathBuf>,
 }
 
 /// How much a GPU has in flight.
@@ -93,6 +98,24 @@ impl ShapeArgs {
 }
 
 impl GpuArgs {
+    /// Makes kernels record what they do, when that was asked for.
+    pub fn record(&self, drive: &mut Drive) -> Result<()> {
+        match &self.trace {
+            Some(_) => drive.record(),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes what they recorded to the file that was asked for; `ended` is how the work itself did.
+    pub fn keep<T>(&self, drive: &Drive, ended: Result<T>) -> Result<T> {
+        if let (Some(path), Some(trace)) = (&self.trace, drive.trace()) {
+            // The error of the work matters more than one of its trace.
+            let written = trace.write(path);
+            return ended.and_then(|value| written.map(|()| value));
+        }
+        ended
+    }
+
     /// The setup for `queues` queues of `depth`; `gpu_memory` is where `--tier auto` wants the data.
     pub fn setup(&self, queues: u32, depth: u32, nsid: Nsid, gpu_memory: bool) -> Setup {
         Setup {

@@ -87,6 +87,7 @@ impl Read {
         let bar = gpu::bar(&transfer.drive, blocks, "reading");
         let mut bytes = Vec::new();
         let opcode = nvme_host::core::spec::nvm::opcode::READ;
+        self.gpu.record(&mut transfer.drive)?;
         let totals = transfer.run(
             opcode,
             (self.lba, blocks),
@@ -97,7 +98,8 @@ impl Read {
                 drive.data().read(0, &mut bytes)?;
                 out.write(&bytes)
             },
-        )?;
+        );
+        let totals = self.gpu.keep(&transfer.drive, totals)?;
         out.commit()?;
         bar.finish_and_clear();
         let drive = transfer.drive;

@@ -148,6 +148,7 @@ impl Stream {
             .verify
             .then(|| drive.controller().namespace(nsid))
             .transpose()?;
+        self.gpu.record(&mut drive)?;
         let mut totals = Totals::default();
         let (mut done, mut unit) = (0, 0);
         while done < commands {
@@ -166,7 +167,8 @@ impl Stream {
                 seed: done + 1,
                 linear: self.verify,
             };
-            let ran = drive.run("Read", &work)?;
+            let ran = drive.run("Read", &work);
+            let ran = self.gpu.keep(&drive, ran)?;
             totals.add(&ran, count);
             if let Some(namespace) = &mut compare {
                 check(&drive, namespace, work.lba, count * command)?;

@@ -112,6 +112,7 @@ impl Write {
         let blocks = self.blocks_of(&bytes, block)?;
         let bar = gpu::bar(&transfer.drive, blocks, "writing");
         let first = self.lba;
+        self.gpu.record(&mut transfer.drive)?;
         let totals = transfer.run(
             opcode::WRITE,
             (first, blocks),
@@ -121,7 +122,8 @@ impl Write {
                 drive.data_mut()?.write(0, &bytes[at..at + len as usize])
             },
             |_, _, _| Ok(()),
-        )?;
+        );
+        let totals = self.gpu.keep(&transfer.drive, totals)?;
         let mut drive = transfer.drive;
         let flush = Work {
             opcode: opcode::FLUSH,

@@ -6,6 +6,7 @@ use super::driver::Gpu;
 use super::kernels::{Kernel, Kernels};
 use super::queues::{Grid, Ran};
 use super::tier::{Access, Ask, GpuData};
+use super::trace::Trace;
 use crate::controller::{Config, Controller};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -70,6 +71,7 @@ pub struct Drive {
     setup: Setup,
     command_bytes: u64,
     timeout: Duration,
+    trace: Option<Trace>,
     controller: Controller,
 }
 
@@ -135,6 +137,7 @@ impl Drive {
             setup,
             command_bytes,
             timeout: config.timeout,
+            trace: None,
             controller,
         })
     }
@@ -157,6 +160,26 @@ impl Drive {
     /// Bytes that one command moves.
     pub fn command_bytes(&self) -> u64 {
         self.command_bytes
+    }
+
+    /// From now on kernels record what they do.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] in a mode whose kernel does not, otherwise as [`Trace::new`].
+    pub fn record(&mut self) -> Result<()> {
+        if !matches!(self.setup.mode, Mode::Owner | Mode::Warp) {
+            return Err(Error::usage(
+                format!("a trace of --mode {}", self.setup.mode.name()),
+                "use --mode owner or warp, whose kernels record",
+            ));
+        }
+        self.trace = Some(Trace::new(self.gpu())?);
+        Ok(())
+    }
+
+    /// What they recorded.
+    pub fn trace(&self) -> Option<&Trace> {
+        self.trace.as_ref()
     }
 
     /// The namespace.
@@ -186,7 +209,13 @@ impl Drive {
 
     fn grid(&self) -> Grid {
         let setup = &self.setup;
-        setup.mode.grid(setup.queues, setup.threads(), 32)
+        let grid = setup.mode.grid(setup.queues, setup.threads(), 32);
+        let kernel = match (grid.kernel, &self.trace) {
+            (Kernel::Owner, Some(_)) => Kernel::OwnerTraced,
+            (Kernel::Warp, Some(_)) => Kernel::WarpTraced,
+            (kernel, _) => kernel,
+        };
+        Grid { kernel, ..grid }
     }
 
     fn launch(&self, work: &Work) -> Launch {
@@ -219,10 +248,17 @@ impl Drive {
     pub fn run(&mut self, what: &str, work: &Work) -> Result<Ran> {
         let limit = PATIENCE + self.timeout * 10;
         let launch = self.launch(work);
+        let launch = match &self.trace {
+            Some(trace) => trace.attach(launch),
+            None => launch,
+        };
         let ran = self
             .driven
             .run(self.grid(), launch, &self.data, false, limit)?;
         let report = &ran.report;
+        if let Some(trace) = &mut self.trace {
+            trace.take(report.traced);
+        }
         if report.completed == work.commands {
             return Ok(ran);
         }

@@ -139,7 +139,11 @@ impl Driven {
         self.check_alive()?;
         let books = match grid.kernel {
             Kernel::Shared | Kernel::Tokens => Some(Books::Shared),
-            Kernel::Owner | Kernel::Warp | Kernel::Block => Some(Books::Owned),
+            Kernel::Owner
+            | Kernel::Warp
+            | Kernel::Block
+            | Kernel::OwnerTraced
+            | Kernel::WarpTraced => Some(Books::Owned),
             _ => None,
         };
         if books.is_some() && self.books.is_some() && books != self.books {

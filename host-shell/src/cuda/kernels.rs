@@ -18,6 +18,10 @@ pub enum Kernel {
     Warp,
     /// One block of 128 threads per queue.
     Block,
+    /// As [`Owner`](Self::Owner), recording what it does.
+    OwnerTraced,
+    /// As [`Warp`](Self::Warp), recording what it does.
+    WarpTraced,
     /// Any thread on any queue.
     Shared,
     /// Any thread on any queue, several commands each, waited for in reverse.
@@ -32,10 +36,12 @@ pub enum Kernel {
 
 impl Kernel {
     /// Every one.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Owner,
         Self::Warp,
         Self::Block,
+        Self::OwnerTraced,
+        Self::WarpTraced,
         Self::Shared,
         Self::Tokens,
         Self::Verify,
@@ -49,6 +55,8 @@ impl Kernel {
             Self::Owner => "nvme_owner",
             Self::Warp => "nvme_warp",
             Self::Block => "nvme_block",
+            Self::OwnerTraced => "nvme_owner_traced",
+            Self::WarpTraced => "nvme_warp_traced",
             Self::Shared => "nvme_shared",
             Self::Tokens => "nvme_tokens",
             Self::Verify => "nvme_verify",

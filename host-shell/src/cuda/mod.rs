@@ -10,6 +10,7 @@
 //! - [`Access`], [`GpuData`]: the tier: how the GPU rings doorbells and where data lies.
 //! - [`GpuQueues`]: queue pairs in the GPU's hands, and launches over them.
 //! - [`Driven`]: queue pairs of a controller in the GPU's hands, and their recovery.
+//! - [`Trace`]: what kernels recorded.
 //! - [`Drive`]: all of that for one namespace, as the command line uses it.
 //! - [`bench`]: the suite of measurements.
 //! - [`null`]: a controller of CPU threads that moves no data, for benchmarks.
@@ -28,6 +29,7 @@ pub mod null;
 mod queues;
 mod stream;
 mod tier;
+mod trace;
 
 pub use copier::Copier;
 pub use drive::{Drive, Setup, Work};
@@ -39,5 +41,6 @@ pub use module::{Function, Module};
 pub use queues::{GpuQueues, Grid, Ran};
 pub use stream::{Event, Stream};
 pub use tier::{Access, Ask, GpuData, Tier};
+pub use trace::Trace;
 
 pub use nvme_gpu_kernel::work::data_word;

@@ -5,12 +5,13 @@
 use nvme_core::group::{Act, Alone, Here};
 use nvme_core::handoff::QueueWords;
 use nvme_core::spec::nvm::{self, opcode};
-use nvme_core::spec::{Iova, Lba, Nsid, Sqe};
+use nvme_core::spec::{Iova, Lba, Nsid, Qid, Sqe};
 use nvme_core::sync::{AtomicU64, Order, Scope};
+use nvme_core::trace::Event;
 use nvme_core::{
     Cells, Collective, Command, Data, Finished, Outcome, SharedQueue, SubmitError, WaitError,
 };
-use nvme_gpu_kernel::work::{Launch, Report, data_word, pattern};
+use nvme_gpu_kernel::work::{Launch, Report, Traced, data_word, pattern};
 use std::time::Instant;
 
 /// Runs the kernel `name`.
@@ -78,7 +79,7 @@ fn owned(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
     // SAFETY: the host vouches for the words; nobody else uses the queue.
     let (memory, state) = unsafe { words.attach() }.expect("possible sizes");
     let mut queue = Collective::resume(Alone, memory, state);
-    let slots = u64::from(queue.depth());
+    let (slots, qid) = (u64::from(queue.depth()), Qid(words.qid as u16));
     let begin = Instant::now();
     let now_ns = || begin.elapsed().as_nanos() as u64 + 1_000_000;
     let (mut next, mut ended, mut late) = (0, 0, 0);
@@ -88,22 +89,28 @@ fn owned(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
                 let buffer = u64::from(number) * slots + u64::from(slot);
                 command(launch, mine[next], buffer, next as u32)
             };
-            if queue
-                .submit(true, make, now_ns() + launch.timeout_ns)
-                .is_err()
-            {
-                report.refused += 1;
-                ended += 1;
-            } else {
-                report.sqes += 1;
+            match queue.submit(true, make, now_ns() + launch.timeout_ns) {
+                Ok(Some(cid)) => {
+                    let event = Event::submitted(qid, cid, launch.opcode as u8, launch.nsid);
+                    record(launch, report, event, mine[next], now_ns());
+                    report.sqes += 1;
+                }
+                _ => {
+                    report.refused += 1;
+                    ended += 1;
+                }
             }
             next += 1;
         }
         queue.ring();
         let (mut good, mut bad) = (0, None);
-        let reaped = queue.reap::<1>(|done: Finished| match done.status.is_success() {
-            true => good += 1,
-            false => bad = Some(done.status),
+        let reaped = queue.reap::<1>(|done: Finished| {
+            let event = Event::completed(qid, done.cid, done.status, 0);
+            record(launch, report, event, mine[done.tag as usize], now_ns());
+            match done.status.is_success() {
+                true => good += 1,
+                false => bad = Some(done.status),
+            }
         });
         report.cq_loads += 1;
         report.completed += good;
@@ -134,6 +141,27 @@ fn owned(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
     queue.suspend();
 }
 
+/// Adds a record to the launch's trace, where it has one.
+fn record(launch: &Launch, report: &mut Report, event: Event, index: u64, now_ns: u64) {
+    if launch.trace == 0 {
+        return;
+    }
+    let at = report.traced % u64::from(launch.trace_records);
+    report.traced += 1;
+    let event = event.to_words();
+    let record = Traced {
+        event,
+        index,
+        now_ns,
+    };
+    // SAFETY: at < trace_records, which the host gives.
+    unsafe {
+        (launch.trace as usize as *mut Traced)
+            .add(at as usize)
+            .write(record)
+    };
+}
+
 fn shared(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
     let words = words(launch, number);
     // SAFETY: the host vouches for the words; nobody else uses the queue.
@@ -150,8 +178,8 @@ fn shared(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
             Ok(token) => token,
             Err(error) => {
                 report.refused += 1;
-                if let SubmitError::Refused(fault) = error {
-                    report.fault = u64::from(fault.code());
+                if error == SubmitError::Refused {
+                    report.fault = queue.fault().map_or(0, |fault| u64::from(fault.code()));
                 }
                 return;
             }
@@ -168,8 +196,8 @@ fn shared(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
                 report.timed_out += 1;
                 return;
             }
-            Err((WaitError::Refused(fault), _)) => {
-                report.fault = u64::from(fault.code());
+            Err((WaitError::Refused, _)) => {
+                report.fault = queue.fault().map_or(0, |fault| u64::from(fault.code()));
                 return;
             }
         }

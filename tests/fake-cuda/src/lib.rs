@@ -32,10 +32,12 @@ const NOT_FOUND: Status = 500;
 const NOT_READY: Status = 600;
 
 /// Names of the kernels, as handles.
-const KERNELS: [&str; 8] = [
+const KERNELS: [&str; 10] = [
     "nvme_owner\0",
     "nvme_warp\0",
     "nvme_block\0",
+    "nvme_owner_traced\0",
+    "nvme_warp_traced\0",
     "nvme_shared\0",
     "nvme_tokens\0",
     "nvme_verify\0",

@@ -1,0 +1,220 @@
+//! What kernels recorded: events in memory that both sides map, as text and as a trace for Perfetto.
+// UNSAFETY: records are read out of memory that a GPU wrote.
+#![allow(unsafe_code)]
+
+use super::driver::Gpu;
+use super::memory::Registered;
+use crate::error::{Error, Result};
+use crate::pages::Pages;
+use nvme_core::trace::Event;
+use nvme_gpu_kernel::work::{Launch, Traced};
+use serde_json::{Value, json};
+use std::io::Write;
+use std::path::Path;
+use std::sync::Arc;
+
+/// Records that are kept of a launch: 4 MiB.
+const RECORDS: u32 = 1 << 17;
+
+/// Memory for the events of one launch at a time, and what earlier launches recorded.
+pub struct Trace {
+    registered: Registered,
+    pages: Arc<Pages>,
+    records: Vec<Traced>,
+    lost: u64,
+}
+
+impl Trace {
+    /// An empty trace.
+    ///
+    /// # Errors
+    /// [`Error::System`] and [`Error::Device`] without memory.
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        let pages = Arc::new(Pages::new(RECORDS as usize * size_of::<Traced>())?);
+        Ok(Self {
+            registered: Registered::pages(gpu, &pages)?,
+            pages,
+            records: Vec::new(),
+            lost: 0,
+        })
+    }
+
+    /// The launch that records here.
+    pub(super) fn attach(&self, launch: Launch) -> Launch {
+        Launch {
+            trace: self.registered.address(),
+            trace_records: RECORDS,
+            ..launch
+        }
+    }
+
+    /// Takes what a launch that has ended recorded: `traced` of its report.
+    pub(super) fn take(&mut self, traced: u64) {
+        let kept = traced.min(u64::from(RECORDS));
+        self.lost += traced - kept;
+        let start = self.pages.start().cast::<Traced>();
+        for number in traced - kept..traced {
+            let at = (number % u64::from(RECORDS)) as usize;
+            // SAFETY: at < RECORDS, which the pages hold; any words are a record, and the kernel that
+            // wrote them has ended.
+            self.records.push(unsafe { start.add(at).read_volatile() });
+        }
+    }
+
+    /// Events recorded and kept.
+    pub fn len(&self) -> usize {
+        self.records.len()
+    }
+
+    /// Whether nothing was recorded.
+    pub fn is_empty(&self) -> bool {
+        self.records.is_empty()
+    }
+
+    /// Writes `path`: for a name that ends in `.json` a Chrome trace, which ui.perfetto.dev shows, else
+    /// one line of text for each event.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn write(&self, path: &Path) -> Result<()> {
+        let text = match path.extension().is_some_and(|end| end == "json") {
+            true => chrome(&self.records, self.lost).to_string(),
+            false => lines(&self.records, self.lost),
+        };
+        let mut file = std::fs::File::create(path).map_err(Error::file("create", path))?;
+        file.write_all(text.as_bytes())
+            .map_err(Error::file("write", path))
+    }
+}
+
+/// In the order of time, with times from the first event on.
+fn in_order(records: &[Traced]) -> Vec<(u64, Traced)> {
+    let mut sorted = records.to_vec();
+    sorted.sort_by_key(|record| record.now_ns);
+    let first = sorted.first().map_or(0, |record| record.now_ns);
+    let since = |record: Traced| (record.now_ns - first, record);
+    sorted.into_iter().map(since).collect()
+}
+
+fn lines(records: &[Traced], lost: u64) -> String {
+    let mut text = String::new();
+    if lost > 0 {
+        text.push_str(&format!("{lost} older events were replaced\n"));
+    }
+    for (at, record) in in_order(records) {
+        text.push_str(&format!(
+            "{at:>12} ns  #{:<8} {}\n",
+            record.index,
+            Event::from_words(record.event)
+        ));
+    }
+    text
+}
+
+/// The queue and the CID of an event.
+fn of_command(record: &Traced) -> (u64, u64) {
+    (
+        record.event[0] >> 32 & 0xFFFF,
+        record.event[0] >> 16 & 0xFFFF,
+    )
+}
+
+/// A Chrome trace: a slice from submission to the end of each command, on a track for each queue and
+/// slot; what has no end, and what is neither, is an instant.
+fn chrome(records: &[Traced], lost: u64) -> Value {
+    let submitted = Event::submitted(nvme_core::spec::Qid(0), nvme_core::spec::Cid(0), 0, 0);
+    let is_start = |record: &Traced| record.event[0] >> 56 == submitted.to_words()[0] >> 56;
+    let mut open = std::collections::HashMap::new();
+    let mut events = Vec::new();
+    for (at, record) in in_order(records) {
+        let (queue, cid) = of_command(&record);
+        let place = json!({ "pid": queue, "tid": cid & 0xFFF });
+        let mut event = json!({
+            "name": Event::from_words(record.event).to_string(), "pid": place["pid"], "tid": place["tid"],
+            "args": { "index": record.index },
+        });
+        if is_start(&record) {
+            open.insert((queue, cid, record.index), (at, event));
+            continue;
+        }
+        match open.remove(&(queue, cid, record.index)) {
+            Some((began, start)) => {
+                event["ph"] = json!("X");
+                event["ts"] = json!(began as f64 / 1e3);
+                event["dur"] = json!((at - began) as f64 / 1e3);
+                event["args"]["submitted"] = start["name"].clone();
+            }
+            None => {
+                event["ph"] = json!("i");
+                event["s"] = json!("t");
+                event["ts"] = json!(at as f64 / 1e3);
+            }
+        }
+        events.push(event);
+    }
+    let mut unfinished: Vec<_> = open.into_values().collect();
+    unfinished.sort_by_key(|(at, _)| *at);
+    for (at, mut event) in unfinished {
+        event["ph"] = json!("i");
+        event["s"] = json!("t");
+        event["ts"] = json!(at as f64 / 1e3);
+        events.push(event);
+    }
+    json!({ "displayTimeUnit": "ns", "traceEvents": events, "otherData": { "replaced": lost } })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvme_core::spec::{Cid, Qid, Status};
+
+    fn record(event: Event, index: u64, now_ns: u64) -> Traced {
+        Traced {
+            event: event.to_words(),
+            index,
+            now_ns,
+        }
+    }
+
+    fn some() -> Vec<Traced> {
+        let (qid, one, two) = (Qid(3), Cid(0x1001), Cid(2));
+        vec![
+            record(Event::completed(qid, one, Status(0), 7), 0, 5_500),
+            record(Event::submitted(qid, one, 2, 1), 0, 4_000),
+            record(Event::submitted(qid, two, 2, 1), 1, 4_100),
+        ]
+    }
+
+    #[test]
+    fn text_is_in_the_order_of_time() {
+        let text = lines(&some(), 4);
+        let lines: Vec<&str> = text.lines().collect();
+        assert_eq!(lines[0], "4 older events were replaced");
+        assert!(lines[1].contains(" 0 ns  #0 "), "{}", lines[1]);
+        assert!(
+            lines[3].contains("1500 ns") && lines[3].contains("completed"),
+            "{}",
+            lines[3]
+        );
+    }
+
+    #[test]
+    fn a_command_is_a_slice_and_one_without_an_end_an_instant() {
+        let value = chrome(&some(), 0);
+        let events = value["traceEvents"].as_array().unwrap();
+        assert_eq!(events.len(), 2);
+        assert_eq!(events[0]["ph"], "X");
+        assert_eq!(
+            (&events[0]["ts"], &events[0]["dur"]),
+            (&json!(0.0), &json!(1.5))
+        );
+        assert_eq!(
+            (&events[0]["pid"], &events[0]["tid"]),
+            (&json!(3), &json!(1))
+        );
+        assert_eq!(
+            (&events[1]["ph"], &events[1]["ts"]),
+            (&json!("i"), &json!(0.1))
+        );
+    }
+}
