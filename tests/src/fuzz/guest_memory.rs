@@ -141,7 +141,7 @@ impl Guest {
                 // A list, or something that may be taken for one.
                 let at = address(input) & !7;
                 for i in 0..u64::from(input.byte() % 8) {
-                    if let Some(word) = self.word(at + i * 8) {
+                    if let Some(word) = self.word(at.wrapping_add(i * 8)) {
                         word.store(address(input), Ordering::Relaxed);
                     }
                 }
