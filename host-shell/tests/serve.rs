@@ -1,0 +1,149 @@
+//! `nvme-gpu serve` as its user sees it: what it prints, how it ends, what it refuses.
+#![cfg(feature = "sim")]
+
+use std::io::{BufRead, BufReader, Read};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// A folder of this test alone, removed at its end.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new() -> Self {
+        static NEXT: AtomicU32 = AtomicU32::new(0);
+        let number = NEXT.fetch_add(1, Ordering::Relaxed);
+        let path = std::env::temp_dir().join(format!("nvme-serve-{}-{number}", std::process::id()));
+        std::fs::create_dir(&path).unwrap();
+        Self(path)
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn serve(folder: &Folder, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nvme-gpu"));
+    command
+        .current_dir(&folder.0)
+        .arg("serve")
+        .args(args)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    command
+}
+
+/// Waits for the end; a server that does not end is killed.
+fn end(mut child: Child) -> Output {
+    let begin = Instant::now();
+    while child.try_wait().unwrap().is_none() {
+        if begin.elapsed() > PATIENCE {
+            child.kill().unwrap();
+            panic!("the server does not end");
+        }
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn one_line_when_ready_and_one_at_the_end() {
+    let folder = Folder::new();
+    let args = [
+        "--device",
+        "sim:mem?size=1MiB&threads=2",
+        "--socket",
+        "cntrl",
+        "--once",
+        "--json",
+    ];
+    let mut child = serve(&folder, &args).spawn().unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    let ready: serde_json::Value = serde_json::from_str(&line).unwrap();
+    assert_eq!(
+        (&ready["event"], &ready["threads"]),
+        (&"ready".into(), &2.into())
+    );
+    assert_eq!(ready["socket"], "cntrl");
+    // There at once: who has read the line can connect.
+    drop(UnixStream::connect(folder.0.join("cntrl")).unwrap());
+    let mut rest = String::new();
+    out.read_to_string(&mut rest).unwrap();
+    let said: serde_json::Value = serde_json::from_str(&rest).unwrap();
+    assert_eq!(
+        (&said["event"], &said["clients"]),
+        (&"end".into(), &1.into())
+    );
+    assert_eq!(end(child).status.code(), Some(0));
+    assert!(!folder.0.join("cntrl").exists());
+}
+
+#[test]
+fn a_client_that_is_put_out_is_told_of() {
+    use std::io::Write;
+    let folder = Folder::new();
+    let args = ["-d", "sim:null", "-s", "cntrl", "--once"];
+    let child = serve(&folder, &args).spawn().unwrap();
+    let begin = Instant::now();
+    let mut client = loop {
+        if let Ok(client) = UnixStream::connect(folder.0.join("cntrl")) {
+            break client;
+        }
+        assert!(begin.elapsed() < PATIENCE, "the server does not listen");
+    };
+    client.write_all(&[0xFF; 64]).unwrap();
+    let output = end(child);
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(said, "a client was put out: a message of impossible size\n");
+    assert_eq!(output.status.code(), Some(0));
+    let told = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        told.starts_with("serving sim:null at cntrl, threads: 1; Ctrl-C ends\n"),
+        "{told}"
+    );
+    assert!(told.contains("clients       : 1\n"), "{told}");
+}
+
+#[test]
+fn what_cannot_be_served_is_refused_before_there_is_a_socket() {
+    let folder = Folder::new();
+    std::fs::write(folder.0.join("file"), "mine").unwrap();
+    drop(UnixListener::bind(folder.0.join("stale")).unwrap());
+    let _live = UnixListener::bind(folder.0.join("live")).unwrap();
+    let cases = [
+        ("vfio-user:x", "cntrl", 2, "cannot be served: write sim:"),
+        ("sim:mem?threads=0", "cntrl", 2, "threads=0"),
+        ("sim:mem?size=7", "cntrl", 2, "size"),
+        ("sim:missing.img", "cntrl", 4, "missing.img"),
+        ("sim:null", "none/cntrl", 2, "make the folder first"),
+        ("sim:null", "file", 2, "not a socket"),
+        ("sim:null", "stale", 2, "remove it (rm stale)"),
+        ("sim:null", "live", 2, "another server listens"),
+    ];
+    for (device, socket, code, text) in cases {
+        let child = serve(&folder, &["-d", device, "-s", socket])
+            .spawn()
+            .unwrap();
+        let output = end(child);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(
+            output.status.code(),
+            Some(code),
+            "{device} {socket}: {said}"
+        );
+        assert!(said.contains(text) && said.lines().count() == 1, "{said}");
+        assert!(output.stdout.is_empty());
+        assert!(!folder.0.join("cntrl").exists());
+    }
+    assert_eq!(std::fs::read(folder.0.join("file")).unwrap(), b"mine");
+}
