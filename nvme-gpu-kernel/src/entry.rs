@@ -167,18 +167,14 @@ impl<'l> Work<'l> {
         let at = number & launch.trace_records.wrapping_sub(1);
         let [head, argument] = event.to_words();
         let record = launch.trace as usize as *mut Traced;
+        // SAFETY: the host gives `trace_records` records, a power of two; each number is one thread's.
         // Word by word: a whole record would be put together in local memory first.
-        let words = [head, argument, index, arch::now_ns()];
-        for (word, value) in words.into_iter().enumerate() {
-            // SAFETY: the host gives `trace_records` records of four words, a power of two; each number
-            // is one thread's.
-            unsafe {
-                record
-                    .add(at as usize)
-                    .cast::<u64>()
-                    .add(word)
-                    .write_volatile(value);
-            }
+        unsafe {
+            let words = record.add(at as usize).cast::<u64>();
+            words.write_volatile(head);
+            words.add(1).write_volatile(argument);
+            words.add(2).write_volatile(index);
+            words.add(3).write_volatile(arch::now_ns());
         }
     }
 
