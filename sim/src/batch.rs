@@ -112,10 +112,22 @@ impl<'g> Batch<'_, 'g> {
         let (mut head, mut tail, mut phase) = (sq.head, cq.tail, cq.phase);
         let mut stats = QueueStats::default();
         let sqid = u64::from(*qid) << 16;
-        for _ in 0..count {
+        let entry = |head: u32| {
             let entry = &sq_words[head as usize * 8..][..8];
-            let sqe = Sqe::from_words(core::array::from_fn(|i| entry[i].load(Ordering::Relaxed)));
+            Sqe::from_words(core::array::from_fn(|i| entry[i].load(Ordering::Relaxed)))
+        };
+        // Two commands ahead hide most of the memory's latency (random 4 KiB of 1 GiB: 320 ns for a
+        // copy in place of 560), one ahead less.
+        let ahead = if io.looks_ahead() { count } else { 0 };
+        if ahead > 1 {
+            io.expect(&entry(sq.ring.next(head)));
+        }
+        for done in 0..count {
+            let sqe = entry(head);
             head = sq.ring.next(head);
+            if done + 2 < ahead {
+                io.expect(&entry(sq.ring.next(head)));
+            }
             let status = match io.execute(&sqe, &mut sq.scratch, &mut stats) {
                 Ok(()) => Status::SUCCESS,
                 Err(status) => {

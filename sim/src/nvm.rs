@@ -75,6 +75,29 @@ impl<'a, 'g> Io<'a, 'g> {
         }
     }
 
+    /// Whether [`expect`](Self::expect) is of any use.
+    pub fn looks_ahead(&self) -> bool {
+        let in_memory = |one: &Namespace| !one.null && one.store.span().is_some();
+        self.namespaces.iter().any(in_memory)
+    }
+
+    /// Fetches the start of what a read will move while the command before it is executed. Checks
+    /// nothing: that comes with the execution.
+    #[inline]
+    pub fn expect(&self, sqe: &Sqe) {
+        let namespace = self.namespaces.get((sqe.nsid as usize).wrapping_sub(1));
+        let Some(namespace) = namespace.filter(|_| sqe.opcode() == opcode::READ) else {
+            return;
+        };
+        let start = nvm::slba(sqe).0 << namespace.shift();
+        let len = u64::from(nvm::blocks(sqe)) << namespace.shift();
+        let span = namespace.store.span();
+        let part = span.and_then(|span| span.slice(start as usize, len as usize));
+        if let Some(part) = part {
+            part.prefetch();
+        }
+    }
+
     #[cold]
     fn others(&self, sqe: &Sqe, scratch: &mut [u8], stats: &mut QueueStats) -> Result<(), Status> {
         match sqe.opcode() {
