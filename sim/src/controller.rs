@@ -148,6 +148,12 @@ impl<M: DmaMemory> Controller<M> {
         if !self.device.is_gone() {
             self.device.advance(now_ns);
         }
+        self.raise_due(now_ns);
+    }
+
+    /// Raises interrupts that coalescing has held back long enough.
+    #[inline]
+    pub(crate) fn raise_due(&self, now_ns: u64) {
         if self.device.vectors.next_due_ns() <= now_ns {
             self.device.vectors.expire(now_ns);
         }

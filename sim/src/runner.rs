@@ -126,6 +126,9 @@ fn serve(
         }
         if index == 0 {
             controller.tick(now);
+        } else {
+            // The first thread may sleep longer than an interrupt may be held back.
+            controller.raise_due(now);
         }
         let mut handled = 0;
         let all = idle % 64 == 63;

@@ -5,7 +5,7 @@
 //! access goes on with zeroes, and [`GuestMemory::is_lost`] tells the server to end the connection.
 
 use super::Span;
-use rustix::fs::{FileType, fstat};
+use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::param::page_size;
 use std::boxed::Box;
@@ -73,12 +73,13 @@ impl GuestMemory {
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile || end > size {
             return Err(invalid());
         }
-        let lead = (offset % page_size() as u64) as usize;
+        let page = page_bytes(fd)?;
+        let lead = (offset % page as u64) as usize;
         let bytes = usize::try_from(len)
             .ok()
             .and_then(|len| len.checked_add(lead));
         let bytes = bytes
-            .and_then(|bytes| bytes.checked_next_multiple_of(page_size()))
+            .and_then(|bytes| bytes.checked_next_multiple_of(page))
             .ok_or_else(invalid)?;
         install();
         let access = match writable {
@@ -136,6 +137,20 @@ impl Drop for GuestMemory {
         self.entry.lost.store(false, Ordering::Relaxed);
         self.entry.start.store(0, Ordering::Release); // Release: pairs with the claim in `enter`.
     }
+}
+
+/// What a mapping of the file begins and ends at: huge pages are mapped and unmapped whole.
+fn page_bytes(fd: BorrowedFd<'_>) -> IoResult<usize> {
+    const HUGETLBFS_MAGIC: i64 = 0x9584_58F6;
+    let system = fstatfs(fd)?;
+    if system.f_type as i64 != HUGETLBFS_MAGIC {
+        return Ok(page_size());
+    }
+    let bytes = usize::try_from(system.f_bsize).unwrap_or(0);
+    let valid = bytes.is_power_of_two() && bytes >= page_size();
+    valid
+        .then_some(bytes)
+        .ok_or_else(|| IoError::from_raw_os_error(libc::EINVAL))
 }
 
 /// Takes a free entry.
@@ -253,6 +268,23 @@ mod tests {
         word.store(9, Ordering::Relaxed);
         assert!(memory.is_lost() && !other.is_lost());
         assert_eq!(kept.load(Ordering::Relaxed), 8);
+    }
+
+    #[test]
+    fn huge_pages_are_mapped_whole_where_there_are_any() {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        let file = memfd_create("huge", flags).unwrap();
+        ftruncate(&file, 4 << 20).unwrap();
+        assert_eq!(page_bytes(file.as_fd()).unwrap(), 2 << 20);
+        // Without huge pages in the pool the mapping is refused; with them a part can be reached.
+        match GuestMemory::map(file.as_fd(), (2 << 20) + 4096, 64 << 10, true) {
+            Ok(memory) => {
+                assert_eq!((memory.len, memory.lead), (2 << 20, 4096));
+                memory.span().write(&[7; 8]);
+                assert_eq!(memory.span().words::<1>(0), Some([0x0707_0707_0707_0707]));
+            }
+            Err(error) => assert_eq!(error.raw_os_error(), Some(libc::ENOMEM)),
+        }
     }
 
     #[test]
