@@ -22,8 +22,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::string::{String, ToString};
 use std::sync::Arc;
+use std::time::Duration;
 use std::{format, fs};
 
+/// How long after a lack of descriptors a client is looked at again.
+const RETRY: Duration = Duration::from_millis(200);
 /// Clients that wait while one is served.
 const BACKLOG: i32 = 16;
 
@@ -146,9 +149,15 @@ impl Server {
             }
             match self.listener.accept() {
                 Ok((socket, _)) => return Ok(self.serve_connection(socket)),
-                // A client that has given up already, or too few descriptors at the moment.
+                // A client that has given up already.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
+                // Too few descriptors at the moment: the client waits.
+                Err(error) if matches!(error.raw_os_error(), Some(libc::EMFILE | libc::ENFILE)) => {
+                    if self.stop.wait(RETRY) {
+                        return Ok(None);
+                    }
+                }
                 Err(error) => return Err(error),
             }
         }
