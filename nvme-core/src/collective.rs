@@ -164,8 +164,8 @@ impl<'a, G: Group> Collective<'a, G> {
         command: impl FnOnce(u32) -> Command<'d>,
         deadline_ns: u64,
     ) -> Result<Option<Cid>, SubmitError> {
-        if let Some(fault) = ControllerFault::from_code(self.refused) {
-            return Err(SubmitError::Refused(fault));
+        if self.refused != 0 {
+            return Err(SubmitError::Refused);
         }
         let state = self.state;
         let room = state.slots() - self.in_flight;

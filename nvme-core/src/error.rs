@@ -38,8 +38,9 @@ pub enum SubmitError {
     Map(MapError),
     /// The result cell is past the end, or still belongs to a command. Use another, or wait for that one.
     CellBusy,
-    /// The controller posted nonsense before. Reset it and recover the queue.
-    Refused(ControllerFault),
+    /// The controller posted nonsense before, which the queue's `fault` names. Reset it and recover the
+    /// queue.
+    Refused,
 }
 
 impl fmt::Display for SubmitError {
@@ -50,7 +51,7 @@ impl fmt::Display for SubmitError {
             Self::CellBusy => f.write_str(
                 "the result cell belongs to a command in flight, or there is none: use another cell",
             ),
-            Self::Refused(fault) => fault.fmt(f),
+            Self::Refused => f.write_str("the queue is refused after a controller fault: reset the controller and recover the queue"),
         }
     }
 }
@@ -63,8 +64,8 @@ impl core::error::Error for SubmitError {}
 pub enum WaitError {
     /// The deadline passed. Wait again, or abort the command and reset the controller.
     TimedOut,
-    /// The controller posted nonsense. Reset it and recover the queue.
-    Refused(ControllerFault),
+    /// The controller posted nonsense, which the queue's `fault` names. Reset it and recover the queue.
+    Refused,
 }
 
 impl fmt::Display for WaitError {
@@ -73,7 +74,7 @@ impl fmt::Display for WaitError {
             Self::TimedOut => f.write_str(
                 "the command did not complete by its deadline: wait longer, or abort it and reset the controller",
             ),
-            Self::Refused(fault) => fault.fmt(f),
+            Self::Refused => f.write_str("the queue is refused after a controller fault: reset the controller and recover the queue"),
         }
     }
 }

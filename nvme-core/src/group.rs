@@ -16,7 +16,7 @@ pub struct Vote {
 
 /// Members that act together. The member of rank 0 leads.
 pub trait Group {
-    /// Completions that a member reads at once, 1 to 8: a small group keeps several reads under way.
+    /// Completions that a member reads at once, 1 to 4: a small group keeps several reads under way.
     const READS: u32 = 1;
 
     /// Number of members, at least 1.
@@ -56,7 +56,7 @@ pub trait Group {
 pub struct Alone;
 
 impl Group for Alone {
-    const READS: u32 = 8;
+    const READS: u32 = if cfg!(loom) { 2 } else { 4 };
 
     #[inline(always)]
     fn size(&self) -> u32 {

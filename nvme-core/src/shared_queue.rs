@@ -10,28 +10,18 @@
 //! Invariant: each command ends once, in the result cell that it named. Whoever holds the ring lock
 //! rings for everyone published so far; whoever holds the drain lock takes completions for everyone.
 
+mod drain;
+mod ring;
+mod wait;
+
 use crate::command::{Command, write_entries};
-use crate::error::{ControllerFault, MapError, SubmitError, WaitError};
-use crate::group::{Act, Group, Here, unroll};
+use crate::error::{ControllerFault, SubmitError};
+use crate::group::{Group, Vote};
 use crate::inflight::{MAX_IN_FLIGHT, Quiesced};
 use crate::queue_pair::{AbortReason, Outcome, QueueMemory};
-use crate::queue_state::{MAX_TAGS, QueueState, SlotWord, slot_of, status_of};
-use crate::spec::completion::phase_of;
+use crate::queue_state::{MAX_TAGS, QueueState, SlotWord};
 use crate::spec::{Cid, Sqe, Status};
 use crate::sync::{AtomicU64, Order, Scope, fence};
-
-/// Times the ring lock's holder looks again for those who came meanwhile; later ones ring by themselves.
-const RING_ROUNDS: u32 = 16;
-/// Marks that a member looks at together: several loads are under way at once.
-const MARKS: usize = 2;
-/// The largest [`Group::READS`].
-const ENTRIES: usize = 8;
-/// Passes over the completion queue under one hold of the drain lock.
-const DRAIN_ROUNDS: u32 = 4;
-/// How much longer those pause who found the queue full.
-const PATIENCE: u32 = 4;
-/// How long after its deadline a wait still tries to drain once by itself.
-const GRACE_NS: u64 = 100_000_000;
 
 const PENDING: u64 = 1 << 63;
 const DONE: u64 = 1 << 62;
@@ -109,15 +99,6 @@ pub enum Drained {
 /// No slot: one past the largest.
 const NO_SLOT: u32 = MAX_IN_FLIGHT;
 
-/// Why a member's command is not placed.
-#[derive(Clone, Copy)]
-enum Why {
-    Full,
-    CellBusy,
-    Map(MapError),
-    Refused,
-}
-
 /// A queue that any threads share. Cheap to make anew from its words in every thread.
 #[derive(Debug)]
 pub struct SharedQueue<'a> {
@@ -152,46 +133,54 @@ impl<'a> SharedQueue<'a> {
     /// and [`SubmitError::Refused`]; nothing is in flight then.
     #[inline(always)]
     pub fn place<G: Group>(&self, group: &G, command: Command<'_>) -> Result<Token, SubmitError> {
+        let (token, why) = self.place_some(group, true, &command);
+        why.map_or(Ok(token), Err)
+    }
+
+    /// As [`place`](Self::place), for the members that want to. The token means nothing where there is
+    /// a reason against it.
+    #[inline(always)]
+    fn place_some<G: Group>(
+        &self,
+        group: &G,
+        wants: bool,
+        command: &Command<'_>,
+    ) -> (Token, Option<SubmitError>) {
         // Issued together: their latencies overlap.
         let fault = self.state.fault_code();
         let cell = self.cells.get(command.tag);
         let cell = cell.map_or(PENDING, |cell| cell.load(Order::Relaxed, Scope::Gpu));
-        let slot = self.claim(group, command.tag);
+        let slot = self.claim(group, wants, command.tag);
         let mut why = match (slot, fault, cell & PENDING) {
-            (_, 1.., _) => Some(Why::Refused),
-            (_, _, 1..) => Some(Why::CellBusy),
-            (NO_SLOT, ..) => Some(Why::Full),
+            _ if !wants => Some(SubmitError::QueueFull),
+            (_, 1.., _) => Some(SubmitError::Refused),
+            (_, _, 1..) => Some(SubmitError::CellBusy),
+            (NO_SLOT, ..) => Some(SubmitError::QueueFull),
             _ => None,
         };
         let mut sqe = command.sqe;
         if why.is_none() {
             match self.memory.lists.map(sqe, command.data, slot as usize) {
                 Ok(mapped) => sqe = mapped,
-                Err(error) => why = Some(Why::Map(error)),
+                Err(error) => why = Some(SubmitError::Map(error)),
             }
         }
         if why.is_some() && slot != NO_SLOT {
             self.free(slot);
         }
-        let placed = self.put(group, why.is_none(), slot, sqe, &command);
-        match why {
-            None => Ok(placed),
-            Some(Why::Full) => Err(SubmitError::QueueFull),
-            Some(Why::CellBusy) => Err(SubmitError::CellBusy),
-            Some(Why::Map(error)) => Err(SubmitError::Map(error)),
-            Some(Why::Refused) => Err(match self.state.fault() {
-                Some(fault) => SubmitError::Refused(fault),
-                None => SubmitError::QueueFull,
-            }),
-        }
+        (self.put(group, why.is_none(), slot, sqe, command), why)
     }
 
-    /// Claims a slot for each member, in the order of ranks; [`NO_SLOT`] for those left over. `hint`
-    /// spreads groups over the words: a group that comes back looks first where it was before.
+    /// Claims a slot for each member that wants one, in the order of ranks; [`NO_SLOT`] for those left
+    /// over. `hint` spreads groups over the words: a group that comes back looks first where it was before.
     #[inline(always)]
-    fn claim<G: Group>(&self, group: &G, hint: u32) -> u32 {
+    fn claim<G: Group>(&self, group: &G, wants: bool, hint: u32) -> u32 {
         let words = self.state.free_words();
-        let need = group.size();
+        let Vote {
+            total: need,
+            before: rank,
+            ..
+        } = group.vote(wants);
         let home = group.broadcast(spread(hint / 32, words));
         let mut mine = NO_SLOT;
         let mut given = 0;
@@ -207,8 +196,7 @@ impl<'a> SharedQueue<'a> {
                 got = self.claim_bits(word, need - given, hint, turn == 0);
             }
             let got = group.broadcast(got);
-            let rank = group.rank();
-            if rank >= given && rank - given < got.count_ones() {
+            if wants && rank >= given && rank - given < got.count_ones() {
                 mine = word * 32 + nth(got, rank - given);
             }
             given += got.count_ones();
@@ -351,219 +339,6 @@ impl<'a> SharedQueue<'a> {
         }
     }
 
-    /// Rings for everyone published so far, unless another group is doing that; then it looks again. A
-    /// mark that it still misses is rung by the one who waits for it.
-    #[inline(always)]
-    pub fn ring<G: Group>(&self, group: &G) {
-        let lock = self.state.ring_lock();
-        let mut asked = 0;
-        if group.leads() {
-            // Acquire: pairs with the release of the last holder, for what was rung.
-            asked = lock.fetch_add(1, Order::Acquire, Scope::Gpu);
-        }
-        if group.broadcast(asked) != 0 {
-            return;
-        }
-        let mut seen = 1;
-        for _ in 0..RING_ROUNDS {
-            self.ring_once(group);
-            let mut was = 0;
-            if group.leads() {
-                // Release: after the doorbell store, so that holders ring in order.
-                was = lock.compare_exchange(seen, 0, Order::Release, Scope::Gpu);
-            }
-            let was = group.broadcast(was);
-            if was == seen {
-                return;
-            }
-            seen = was;
-        }
-        if group.leads() {
-            // Release, as above. Those who asked since then ring when they wait.
-            lock.swap(0, Order::Release, Scope::Gpu);
-        }
-    }
-
-    /// One doorbell over every entry published without a gap. Under the ring lock.
-    #[inline(always)]
-    fn ring_once<G: Group>(&self, group: &G) {
-        let state = &self.state;
-        let mut from = 0;
-        if group.leads() {
-            from = state.rung().load(Order::Relaxed, Scope::Gpu);
-        }
-        let from = group.broadcast(from);
-        let mut to = from;
-        // A lap holds fewer entries than the ring has: the scan ends.
-        while to.wrapping_sub(from) <= state.mask() {
-            let at = |k: usize| to.wrapping_add(k as u32 * group.size() + group.rank());
-            let mut marks = [0; MARKS];
-            // Acquire: pairs with the release fence before the mark. The fence of the doorbell is not
-            // enough when another member rings; one member alone has that fence.
-            let order = if group.size() == 1 {
-                Order::Relaxed
-            } else {
-                Order::Acquire
-            };
-            unroll!(MARKS, k => { marks[k] = state.mark(at(k)).load(order, Scope::Gpu); });
-            let mut found = 0;
-            unroll!(MARKS, k => {
-                if found == k as u32 * group.size() {
-                    found += group.vote(marks[k] == at(k).wrapping_add(1)).leading;
-                }
-            });
-            to = to.wrapping_add(found);
-            if found < MARKS as u32 * group.size() {
-                break;
-            }
-        }
-        if to != from {
-            group.sync();
-            if group.leads() {
-                // Before the doorbell: whoever sees a completion sees that it was rung.
-                state.rung().store(to, Order::Relaxed, Scope::Gpu);
-                // Release: pairs with the controller's fetch. Acquire: of the marks, where one member alone
-                // has read them.
-                fence(Order::AcqRel, Scope::Sys);
-                self.memory.sq_doorbell.ring_fenced(to & state.mask());
-            }
-        }
-    }
-
-    /// Takes the completions that are there, for everyone, unless another group is doing that.
-    #[inline(always)]
-    pub fn drain<G: Group>(&self, group: &G) -> Drained {
-        let lock = self.state.drain();
-        let mut was = 1;
-        if group.leads() {
-            was = lock.load(Order::Relaxed, Scope::Gpu);
-            if was & 1 == 0 {
-                // Relaxed: the head is in the word itself, and the rest is ordered by completions.
-                was = lock.fetch_or(1, Order::Relaxed, Scope::Gpu);
-            }
-        }
-        let was = group.broadcast(was);
-        if was & 1 != 0 {
-            return Drained::Busy;
-        }
-        let start = was >> 1;
-        let (mut head, mut rang) = (start, false);
-        for _ in 0..DRAIN_ROUNDS {
-            let found = self.drain_once(group, head);
-            let next = head.wrapping_add(found);
-            rang |= self.state.gives_back(head, next);
-            head = next;
-            if found < G::READS * group.size() {
-                break;
-            }
-        }
-        if group.leads() {
-            // Release: the next holder rings the head doorbell after this one did.
-            let order = if rang { Order::Release } else { Order::Relaxed };
-            lock.store(head << 1, order, Scope::Gpu);
-        }
-        Drained::Took(head.wrapping_sub(start))
-    }
-
-    /// One wide read of the completion ring. Under the drain lock.
-    #[inline(always)]
-    fn drain_once<G: Group>(&self, group: &G, head: u32) -> u32 {
-        let state = &self.state;
-        let cq = &self.memory.cq;
-        let at = |k: usize| head.wrapping_add(k as u32 * group.size() + group.rank());
-        let mut uppers = [0; ENTRIES];
-        // Acquire: pairs with the controller's write of the phase tag; dwords 0-1 and the data are
-        // visible after it. Several reads in flight at once are fenced together instead.
-        let order = if G::READS == 1 {
-            Order::Acquire
-        } else {
-            Order::Relaxed
-        };
-        unroll!(ENTRIES, k => {
-            // The phase of what is not read is the wrong one.
-            uppers[k] = u64::from(!state.phase(at(k))) << 48;
-            if (k as u32) < G::READS {
-                uppers[k] = cq.upper(at(k) & state.mask(), order);
-            }
-        });
-        let mut found = 0;
-        unroll!(ENTRIES, k => {
-            if found == k as u32 * group.size() {
-                // No entry a whole lap ahead passes for new: there are fewer commands than entries.
-                let new = phase_of(uppers[k]) == state.phase(at(k));
-                found += group.vote(new).leading;
-            }
-        });
-        if found == 0 {
-            return 0;
-        }
-        let mut ends = [SlotWord::NONE; ENTRIES];
-        let (mut wants_dw0, mut fault) = (false, 0);
-        unroll!(ENTRIES, k => {
-            if at(k).wrapping_sub(head) < found {
-                ends[k] = state.strike(uppers[k]);
-            }
-        });
-        unroll!(ENTRIES, k => {
-            if at(k).wrapping_sub(head) < found {
-                if state.fits(uppers[k], ends[k]) {
-                    wants_dw0 |= ends[k].wants_dw0();
-                } else {
-                    fault = state.judge(uppers[k], ends[k]);
-                    ends[k] = SlotWord::NONE;
-                }
-            }
-        });
-        group.sync();
-        // By every member. Release: pairs with the acquire of a cell, and of a slot; and the reads of the
-        // entries are over before the head doorbell gives them back. Acquire: for reads without it.
-        let scope = if G::READS == 1 {
-            Scope::Gpu
-        } else {
-            Scope::Sys
-        };
-        fence(Order::AcqRel, scope);
-        let next = head.wrapping_add(found);
-        let rung = state.rung().load(Order::Relaxed, Scope::Gpu);
-        if group.leads() {
-            // Before any slot is free: see `fetched`.
-            state.head().store(next, Order::Relaxed, Scope::Gpu);
-        }
-        group.sync();
-        unroll!(ENTRIES, k => {
-            if ends[k].pending() {
-                if !state.head_fits(uppers[k], at(k).wrapping_add(1), rung) {
-                    fault = QueueState::bad_head(uppers[k]);
-                }
-                let mut result = DONE | u64::from(status_of(uppers[k]).0) << 32;
-                if ends[k].wants_dw0() {
-                    result |= cq.lower(at(k) & state.mask()) & u64::from(u32::MAX);
-                }
-                self.cells.set(ends[k].tag(), result);
-                // Relaxed: the fence above released what was done with the slot.
-                let slot = slot_of(uppers[k]);
-                state
-                    .free(slot / 32)
-                    .fetch_or(1 << (slot % 32), Order::Relaxed, Scope::Gpu);
-            }
-        });
-        if fault != 0 {
-            state.refuse(fault);
-        }
-        if state.gives_back(head, next) {
-            let late_reads = group.vote(wants_dw0).total > 0;
-            group.sync();
-            if group.leads() {
-                if late_reads || G::READS == 1 {
-                    self.memory.cq_doorbell.ring(next & state.mask());
-                } else {
-                    self.memory.cq_doorbell.ring_fenced(next & state.mask());
-                }
-            }
-        }
-        found
-    }
-
     /// The end of the command, if it has been drained: how it ended and dword 0 of its completion (0
     /// unless the command asked for it).
     #[inline(always)]
@@ -578,171 +353,6 @@ impl<'a> SharedQueue<'a> {
         self.cells
             .get(token.cell)
             .map_or(0, |cell| cell.load(Order::Acquire, Scope::Gpu))
-    }
-
-    /// Waits for this command's own end, as [`poll`](Self::poll) gives it, helping to ring and to drain
-    /// meanwhile.
-    ///
-    /// # Errors
-    /// [`WaitError`] with the token; the command stays in flight. A timeout is reported only after a
-    /// drain that began after `deadline_ns`.
-    #[inline(always)]
-    pub fn wait<H: Here>(
-        &self,
-        here: &H,
-        token: Token,
-        deadline_ns: u64,
-    ) -> Result<(Outcome, u32), (WaitError, Token)> {
-        let (mut turn, mut over) = (0, false);
-        loop {
-            let value = self.result(&token);
-            if value & DONE != 0 {
-                return Ok(ended(value));
-            }
-            if over || self.state.fault_code() != 0 {
-                return Err((self.why_not(), token));
-            }
-            let late = here.now_ns() >= deadline_ns;
-            let drained = self.help_out(here, Some(token.position));
-            over = late && self.gave_up(here, drained, deadline_ns);
-            turn = next_turn(drained, turn);
-            here.pause(turn);
-        }
-    }
-
-    /// Rings when somebody's `position` was not rung yet, and drains. What every wait does meanwhile.
-    #[inline(always)]
-    fn help<G: Group>(&self, group: &G, position: Option<u32>) -> Drained {
-        let rung = self.state.rung().load(Order::Relaxed, Scope::Gpu);
-        let waits = match position {
-            Some(position) => rung.wrapping_sub(position) as i32 <= 0,
-            None => rung != self.state.position().load(Order::Relaxed, Scope::Gpu),
-        };
-        if group.vote(waits).total > 0 {
-            self.ring(group);
-        }
-        self.drain(group)
-    }
-
-    /// Submits a command, draining while the queue is full, until `deadline_ns`.
-    ///
-    /// # Errors
-    /// As [`place`](Self::place); [`SubmitError::QueueFull`] when no slot became free in time.
-    #[inline(always)]
-    pub fn submit<H: Here>(
-        &self,
-        here: &H,
-        command: Command<'_>,
-        deadline_ns: u64,
-    ) -> Result<Token, SubmitError> {
-        let mut turn = 0;
-        loop {
-            let placed = here.together(
-                self.key(),
-                Place {
-                    queue: self,
-                    command,
-                },
-            );
-            let full = matches!(placed, Err(SubmitError::QueueFull));
-            if !full || here.now_ns() >= deadline_ns {
-                if placed.is_ok() {
-                    here.together(self.key(), Ring { queue: self });
-                }
-                return placed;
-            }
-            let drained = self.help_out(here, None);
-            turn = next_turn(drained, turn);
-            here.pause(turn + PATIENCE);
-        }
-    }
-
-    /// Submits a command and waits for its end: as [`submit`](Self::submit) and [`wait`](Self::wait),
-    /// in less code.
-    ///
-    /// # Errors
-    /// `Ok(Err(..))` as `submit`, `Err(..)` as `wait`.
-    #[inline(always)]
-    #[allow(clippy::type_complexity)]
-    pub fn run<H: Here>(
-        &self,
-        here: &H,
-        command: Command<'_>,
-        deadline_ns: u64,
-    ) -> Result<Result<(Outcome, u32), SubmitError>, (WaitError, Token)> {
-        let mut token = None;
-        let (mut turn, mut over) = (0, false);
-        loop {
-            match &token {
-                None => match here.together(
-                    self.key(),
-                    Place {
-                        queue: self,
-                        command,
-                    },
-                ) {
-                    Ok(placed) => token = Some(placed),
-                    Err(SubmitError::QueueFull) if !over => {}
-                    Err(error) => return Ok(Err(error)),
-                },
-                Some(placed) => {
-                    let value = self.result(placed);
-                    if value & DONE != 0 {
-                        return Ok(Ok(ended(value)));
-                    }
-                    if over || self.state.fault_code() != 0 {
-                        break;
-                    }
-                }
-            }
-            let late = here.now_ns() >= deadline_ns;
-            let position = token.as_ref().map(|token| token.position);
-            let drained = self.help_out(here, position);
-            over = late && self.gave_up(here, drained, deadline_ns);
-            turn = next_turn(drained, turn);
-            // Without a slot there is nothing to be first at.
-            here.pause(if token.is_none() {
-                turn + PATIENCE
-            } else {
-                turn
-            });
-        }
-        match token {
-            Some(token) => Err((self.why_not(), token)),
-            None => Ok(Err(SubmitError::QueueFull)),
-        }
-    }
-
-    /// After the deadline: whether a drain of our own has found nothing since, or there is no getting one.
-    #[inline(always)]
-    fn gave_up<H: Here>(&self, here: &H, drained: Drained, deadline_ns: u64) -> bool {
-        drained == Drained::Took(0) || here.now_ns() >= deadline_ns.saturating_add(GRACE_NS)
-    }
-
-    #[inline(always)]
-    fn why_not(&self) -> WaitError {
-        self.state
-            .fault()
-            .map_or(WaitError::TimedOut, WaitError::Refused)
-    }
-
-    /// Takes part in the queue's upkeep without waiting for anything: rings for what was published (when
-    /// `position` is given: only when that was not rung yet), and drains.
-    #[inline(always)]
-    pub fn help_out<H: Here>(&self, here: &H, position: Option<u32>) -> Drained {
-        here.together(
-            self.key(),
-            Help {
-                queue: self,
-                position,
-            },
-        )
-    }
-
-    /// What threads of one group have in common: this queue.
-    #[inline(always)]
-    fn key(&self) -> u64 {
-        u64::from(self.state.qid().0) | core::ptr::from_ref(self.state.position()).addr() as u64
     }
 
     /// Ends every command in flight as aborted and empties the queue for the controller to create
@@ -767,47 +377,6 @@ impl<'a> SharedQueue<'a> {
     }
 }
 
-struct Place<'q, 'a, 'd> {
-    queue: &'q SharedQueue<'a>,
-    command: Command<'d>,
-}
-
-impl Act for Place<'_, '_, '_> {
-    type Output = Result<Token, SubmitError>;
-
-    #[inline(always)]
-    fn act<G: Group>(self, group: &G) -> Self::Output {
-        self.queue.place(group, self.command)
-    }
-}
-
-struct Ring<'q, 'a> {
-    queue: &'q SharedQueue<'a>,
-}
-
-impl Act for Ring<'_, '_> {
-    type Output = ();
-
-    #[inline(always)]
-    fn act<G: Group>(self, group: &G) {
-        self.queue.ring(group);
-    }
-}
-
-struct Help<'q, 'a> {
-    queue: &'q SharedQueue<'a>,
-    position: Option<u32>,
-}
-
-impl Act for Help<'_, '_> {
-    type Output = Drained;
-
-    #[inline(always)]
-    fn act<G: Group>(self, group: &G) -> Drained {
-        self.queue.help(group, self.position)
-    }
-}
-
 /// What a cell's value says of a command that has ended.
 #[inline(always)]
 fn ended(value: u64) -> (Outcome, u32) {
@@ -816,15 +385,6 @@ fn ended(value: u64) -> (Outcome, u32) {
         _ => Outcome::Aborted(AbortReason::ControllerReset),
     };
     (outcome, value as u32)
-}
-
-/// The longer nothing happens, and the longer others do it, the longer the pauses.
-#[inline(always)]
-fn next_turn(drained: Drained, turn: u32) -> u32 {
-    match drained {
-        Drained::Took(1..) => 0,
-        _ => turn + 1,
-    }
 }
 
 /// A number below `count` that differs between neighbouring values of `hint`.

@@ -19,6 +19,62 @@ fn swap(value: u64, bits: u32) -> u64 {
     u64::from(high) << 32 | u64::from(low)
 }
 
+/// Some lanes of a warp that stay together.
+#[derive(Clone, Copy, Debug)]
+pub struct Lanes {
+    mask: u32,
+}
+
+impl Group for Lanes {
+    #[inline(always)]
+    fn size(&self) -> u32 {
+        self.mask.count_ones()
+    }
+
+    #[inline(always)]
+    fn rank(&self) -> u32 {
+        (self.mask & arch::lanes_below()).count_ones()
+    }
+
+    #[inline(always)]
+    fn sync(&self) {
+        arch::sync_warp(self.mask);
+    }
+
+    #[inline(always)]
+    fn vote(&self, mine: bool) -> Vote {
+        let yes = arch::ballot(self.mask, mine);
+        let no = self.mask & !yes;
+        // The lanes below the first no; all of them when nobody said no.
+        let below = (no & no.wrapping_neg()).wrapping_sub(1);
+        Vote {
+            total: yes.count_ones(),
+            before: (yes & arch::lanes_below()).count_ones(),
+            leading: (self.mask & below).count_ones(),
+        }
+    }
+
+    #[inline(always)]
+    fn broadcast(&self, value: u32) -> u32 {
+        arch::shuffle(self.mask, value, self.mask.trailing_zeros())
+    }
+
+    #[inline(always)]
+    fn octets(&self) -> bool {
+        false
+    }
+
+    #[inline(always)]
+    fn of_octet(&self, value: u32, _from: u32) -> u32 {
+        value
+    }
+
+    #[inline(always)]
+    fn swap(&self, value: u64, _mask: u32) -> u64 {
+        value
+    }
+}
+
 /// A warp that stays together: the mask is known when the kernel is compiled.
 #[derive(Clone, Copy, Debug)]
 pub struct Warp;
@@ -193,13 +249,15 @@ impl Here for Gpu {
 
     #[inline(always)]
     fn together<A: Act>(&self, key: u64, act: A) -> A::Output {
-        // A whole warp, or each lane by itself. Groups of some lanes were measured: collectives over a
-        // mask that the compiler does not know cost more than they save.
-        let active = arch::active();
-        if active == arch::FULL && arch::same(active, key) == arch::FULL {
+        // A mask that is known when the kernel is compiled makes every collective much cheaper, and a
+        // lane alone needs none.
+        let mask = arch::same(arch::active(), key);
+        if mask == arch::FULL {
             act.act(&Warp)
-        } else {
+        } else if mask.is_power_of_two() {
             act.act(&Alone)
+        } else {
+            act.act(&Lanes { mask })
         }
     }
 }

@@ -1,7 +1,7 @@
 //! What a GPU adds to `nvme-core`: its groups and its clock, and kernels.
 //!
 //! - [`Queues`]: queues as the host hands them to a kernel of yours; see docs/link-the-core.md.
-//! - `Gpu`, `Warp`, `Block`, `arch` (on the GPU only): where code runs, and who acts together.
+//! - `Gpu`, `Warp`, `Block`, `Lanes`, `arch` (on the GPU only): where code runs, and who acts together.
 //! - [`work`], [`PTX`]: the kernels of the demo, the benchmark and the tests (feature `kernels`), and
 //!   the words that a launch is told and answers with.
 //! - Feature `device-library`: the shared queue for CUDA C++, see `include/nvme_gpu_device.cuh`.
@@ -32,7 +32,7 @@ mod queues;
 pub mod work;
 
 #[cfg(target_arch = "nvptx64")]
-pub use groups::{Block, Gpu, Warp};
+pub use groups::{Block, Gpu, Lanes, Warp};
 pub use queues::Queues;
 
 /// The kernels as PTX, for any GPU from sm_80 on; `cargo xtask ptx --refresh` writes it.

@@ -91,7 +91,7 @@ fn refusal(error: SubmitError) -> i32 {
         SubmitError::QueueFull => FULL,
         SubmitError::Map(_) => BAD_DATA,
         SubmitError::CellBusy => CELL_BUSY,
-        SubmitError::Refused(_) => REFUSED,
+        SubmitError::Refused => REFUSED,
     }
 }
 
@@ -130,14 +130,24 @@ unsafe extern "C" fn nvme_gpu_submit(
     // SAFETY: the caller vouches for the command and its page table.
     let command = unsafe { (*command).command((*queues).page_bytes(queue)) };
     let deadline_ns = arch::now_ns().saturating_add(timeout_ns);
-    match shared.submit(&Gpu, command, deadline_ns) {
-        Ok(submitted) => {
-            let words = submitted.words();
-            // SAFETY: the caller vouches for the token.
-            unsafe { token.write(TokenWords { words, queue }) };
-            0
+    loop {
+        // Tried once; drained by a call, so that registers are needed for one of them at a time.
+        let error = match shared.submit(&Gpu, command, 0) {
+            Ok(submitted) => {
+                let words = submitted.words();
+                // SAFETY: the caller vouches for the token.
+                unsafe { token.write(TokenWords { words, queue }) };
+                return 0;
+            }
+            Err(error) => error,
+        };
+        if !matches!(error, SubmitError::QueueFull) || arch::now_ns() >= deadline_ns {
+            return refusal(error);
         }
-        Err(error) => refusal(error),
+        // SAFETY: the caller vouches for the queues.
+        if unsafe { nvme_gpu_drain(queues, queue) } <= 0 {
+            Gpu.pause(4);
+        }
     }
 }
 
@@ -161,7 +171,7 @@ unsafe extern "C" fn nvme_gpu_wait(
     match shared.wait(&Gpu, Token::from_words(words), deadline_ns) {
         Ok((outcome, _)) => answer(outcome),
         Err((WaitError::TimedOut, _)) => TIMED_OUT,
-        Err((WaitError::Refused(_), _)) => REFUSED,
+        Err((WaitError::Refused, _)) => REFUSED,
     }
 }
 
@@ -189,6 +199,7 @@ unsafe extern "C" fn nvme_gpu_poll(queues: *const Queues, token: *const TokenWor
 /// # Safety
 /// As the header says of the pointers.
 #[unsafe(no_mangle)]
+#[inline(never)]
 unsafe extern "C" fn nvme_gpu_drain(queues: *const Queues, queue: u32) -> i32 {
     // SAFETY: the caller vouches for the queues.
     let Some(shared) = (unsafe { attach(queues, queue) }) else {
@@ -196,7 +207,7 @@ unsafe extern "C" fn nvme_gpu_drain(queues: *const Queues, queue: u32) -> i32 {
     };
     // SAFETY: as above. The address of its words tells a queue from others.
     let words = unsafe { (*queues).queues } + u64::from(queue) * size_of::<QueueWords>() as u64;
-    match shared.help_out(&Gpu, None) {
+    match shared.help_out(&Gpu) {
         Drained::Busy => PENDING,
         Drained::Took(count) => count as i32,
     }

@@ -12,6 +12,7 @@ use std::env;
 use std::fmt::Write as _;
 use std::panic::Location;
 use std::string::String;
+use std::sync::atomic::AtomicBool;
 use std::sync::{LazyLock, Mutex, PoisonError};
 
 /// File name and line of the place to weaken, and the order that remains there.
@@ -74,14 +75,18 @@ fn ordering(order: Order) -> Ordering {
 
 macro_rules! atomic {
     ($name:ident, $value:ty, $beside:ty, $touch:expr) => {
-        /// loom's twin of the host type.
+        /// loom's twin of the host type, and whether a read-modify-write operation has met it.
         #[derive(Debug, Default)]
-        pub struct $name(atomic::$name, $beside);
+        pub struct $name(atomic::$name, $beside, AtomicBool);
 
         impl $name {
             /// A new atomic that holds `value`; not `const`, since loom registers it with the model.
             pub fn new(value: $value) -> Self {
-                Self(atomic::$name::new(value), Default::default())
+                Self(
+                    atomic::$name::new(value),
+                    Default::default(),
+                    AtomicBool::new(false),
+                )
             }
 
             /// Loads the value; `Release` is taken as `Relaxed`.
@@ -97,13 +102,17 @@ macro_rules! atomic {
             #[track_caller]
             pub fn store(&self, value: $value, order: Order, _scope: Scope) {
                 ($touch)(&self.1);
-                self.0.store(
-                    value,
-                    match at_site(order) {
-                        Order::Release | Order::AcqRel => Ordering::Release,
-                        Order::Relaxed | Order::Acquire => Ordering::Relaxed,
-                    },
-                );
+                let order = match at_site(order) {
+                    Order::Release | Order::AcqRel => Ordering::Release,
+                    Order::Relaxed | Order::Acquire => Ordering::Relaxed,
+                };
+                if self.2.load(Ordering::Relaxed) {
+                    // loom orders a store only after what its thread has seen: another thread's failed
+                    // attempt on a lock would pass for newer than the store that unlocks. A swap is newer.
+                    self.0.swap(value, order);
+                } else {
+                    self.0.store(value, order);
+                }
             }
 
             /// A relaxed store: the doorbell as the model sees it.
@@ -124,30 +133,35 @@ impl AtomicU32 {
     /// Adds `value`, wrapping; returns what was there.
     #[track_caller]
     pub fn fetch_add(&self, value: u32, order: Order, _scope: Scope) -> u32 {
+        self.2.store(true, Ordering::Relaxed);
         self.0.fetch_add(value, ordering(at_site(order)))
     }
 
     /// Sets the bits of `value`; returns what was there.
     #[track_caller]
     pub fn fetch_or(&self, value: u32, order: Order, _scope: Scope) -> u32 {
+        self.2.store(true, Ordering::Relaxed);
         self.0.fetch_or(value, ordering(at_site(order)))
     }
 
     /// Keeps the bits of `value` alone; returns what was there.
     #[track_caller]
     pub fn fetch_and(&self, value: u32, order: Order, _scope: Scope) -> u32 {
+        self.2.store(true, Ordering::Relaxed);
         self.0.fetch_and(value, ordering(at_site(order)))
     }
 
     /// Stores `value`; returns what was there.
     #[track_caller]
     pub fn swap(&self, value: u32, order: Order, _scope: Scope) -> u32 {
+        self.2.store(true, Ordering::Relaxed);
         self.0.swap(value, ordering(at_site(order)))
     }
 
     /// Stores `new` where `current` is; returns what was there. `order` holds when it stored.
     #[track_caller]
     pub fn compare_exchange(&self, current: u32, new: u32, order: Order, _scope: Scope) -> u32 {
+        self.2.store(true, Ordering::Relaxed);
         match self
             .0
             .compare_exchange(current, new, ordering(at_site(order)), Ordering::Relaxed)

@@ -1,0 +1,219 @@
+//! Waiting on a shared queue: submit, wait, and both together, by a group that stays together.
+
+use super::{DONE, Drained, SharedQueue, Token, ended};
+use crate::command::Command;
+use crate::error::{SubmitError, WaitError};
+use crate::group::{Act, Group, Here};
+use crate::queue_pair::Outcome;
+use crate::sync::{Order, Scope};
+
+/// How long after its deadline a wait still tries to drain once by itself.
+const GRACE_NS: u64 = 100_000_000;
+/// How much longer those pause who found the queue full.
+const PATIENCE: u32 = 4;
+
+impl<'a> SharedQueue<'a> {
+    /// Submits a command, draining while the queue is full, until `deadline_ns`.
+    ///
+    /// # Errors
+    /// As [`place`](Self::place); [`SubmitError::QueueFull`] when no slot became free in time.
+    #[inline(always)]
+    pub fn submit<H: Here>(
+        &self,
+        here: &H,
+        command: Command<'_>,
+        deadline_ns: u64,
+    ) -> Result<Token, SubmitError> {
+        here.together(
+            self.key(),
+            Submit {
+                queue: self,
+                here,
+                command,
+                deadline_ns,
+            },
+        )
+    }
+
+    /// Waits for this command's own end, as [`poll`](Self::poll) gives it, helping to ring and to drain
+    /// meanwhile. Threads that wait together return together, when the last of them need not wait.
+    ///
+    /// # Errors
+    /// [`WaitError`] with the token; the command stays in flight. A timeout is reported only after a
+    /// drain that began after `deadline_ns` has found nothing.
+    #[inline(always)]
+    pub fn wait<H: Here>(
+        &self,
+        here: &H,
+        token: Token,
+        deadline_ns: u64,
+    ) -> Result<(Outcome, u32), (WaitError, Token)> {
+        let value = here.together(
+            self.key(),
+            Wait {
+                queue: self,
+                here,
+                token: &token,
+                deadline_ns,
+            },
+        );
+        match value & DONE {
+            0 => Err((self.why_not(), token)),
+            _ => Ok(ended(value)),
+        }
+    }
+
+    /// Submits a command and waits for its end: [`submit`](Self::submit) and [`wait`](Self::wait).
+    ///
+    /// # Errors
+    /// `Ok(Err(..))` as `submit`, `Err(..)` as `wait`.
+    #[inline(always)]
+    #[allow(clippy::type_complexity)]
+    pub fn run<H: Here>(
+        &self,
+        here: &H,
+        command: Command<'_>,
+        deadline_ns: u64,
+    ) -> Result<Result<(Outcome, u32), SubmitError>, (WaitError, Token)> {
+        match self.submit(here, command, deadline_ns) {
+            Ok(token) => self.wait(here, token, deadline_ns).map(Ok),
+            Err(error) => Ok(Err(error)),
+        }
+    }
+
+    /// Takes part in the queue's upkeep without waiting for anything: rings for what was published, and
+    /// drains.
+    #[inline(always)]
+    pub fn help_out<H: Here>(&self, here: &H) -> Drained {
+        here.together(self.key(), Help { queue: self })
+    }
+
+    /// Whether `position` still waits for the doorbell.
+    #[inline(always)]
+    fn unrung(&self, position: u32) -> bool {
+        let rung = self.state.rung().load(Order::Relaxed, Scope::Gpu);
+        rung.wrapping_sub(position) as i32 <= 0
+    }
+
+    /// Whether something was placed that nobody has rung for.
+    #[inline(always)]
+    fn anything_unrung(&self) -> bool {
+        let placed = self.state.position().load(Order::Relaxed, Scope::Gpu);
+        placed != self.state.rung().load(Order::Relaxed, Scope::Gpu)
+    }
+
+    /// Rings when some member wants that, and drains.
+    #[inline(always)]
+    fn help<G: Group>(&self, group: &G, wants: bool) -> Drained {
+        if group.vote(wants).total > 0 {
+            self.ring(group);
+        }
+        self.drain(group)
+    }
+
+    #[inline(always)]
+    fn why_not(&self) -> WaitError {
+        match self.state.fault_code() {
+            0 => WaitError::TimedOut,
+            _ => WaitError::Refused,
+        }
+    }
+
+    /// What members of one group have in common: this queue. For [`Here::together`].
+    #[inline(always)]
+    pub fn key(&self) -> u64 {
+        u64::from(self.state.qid().0) | core::ptr::from_ref(self.state.position()).addr() as u64
+    }
+}
+
+struct Submit<'q, 'a, 'd, H> {
+    queue: &'q SharedQueue<'a>,
+    here: &'q H,
+    command: Command<'d>,
+    deadline_ns: u64,
+}
+
+impl<H: Here> Act for Submit<'_, '_, '_, H> {
+    type Output = Result<Token, SubmitError>;
+
+    #[inline(always)]
+    fn act<G: Group>(self, group: &G) -> Self::Output {
+        let queue = self.queue;
+        let mut turn = PATIENCE;
+        let (mut token, mut why) = (Token::from_words([0; 3]), Some(SubmitError::QueueFull));
+        loop {
+            let late = self.here.now_ns() >= self.deadline_ns;
+            let wants = why == Some(SubmitError::QueueFull);
+            let placed = queue.place_some(group, wants, &self.command);
+            if wants {
+                (token, why) = placed;
+            }
+            let again = why == Some(SubmitError::QueueFull) && !late;
+            if group.vote(again).total == 0 {
+                queue.ring(group);
+                return why.map_or(Ok(token), Err);
+            }
+            let drained = queue.help(group, queue.anything_unrung());
+            turn = PATIENCE + next_turn(drained, turn - PATIENCE);
+            self.here.pause(turn);
+        }
+    }
+}
+
+struct Wait<'q, 'a, H> {
+    queue: &'q SharedQueue<'a>,
+    here: &'q H,
+    token: &'q Token,
+    deadline_ns: u64,
+}
+
+impl<H: Here> Act for Wait<'_, '_, H> {
+    type Output = u64;
+
+    /// The cell's value, without [`DONE`] when the wait was given up.
+    #[inline(always)]
+    fn act<G: Group>(self, group: &G) -> u64 {
+        let queue = self.queue;
+        let (mut waits, mut turn, mut given_up) = (true, 0, false);
+        let mut value = 0;
+        loop {
+            if waits {
+                value = queue.result(self.token);
+                waits = value & DONE == 0 && !given_up && queue.state.fault_code() == 0;
+            }
+            if group.vote(waits).total == 0 {
+                return value;
+            }
+            let now = self.here.now_ns();
+            let unrung = waits && queue.unrung(self.token.position);
+            let drained = queue.help(group, unrung);
+            // After the deadline: a drain that found nothing has begun since, or there is no getting one.
+            let over = now >= self.deadline_ns.saturating_add(GRACE_NS);
+            given_up = now >= self.deadline_ns && (drained == Drained::Took(0) || over);
+            turn = next_turn(drained, turn);
+            self.here.pause(turn);
+        }
+    }
+}
+
+struct Help<'q, 'a> {
+    queue: &'q SharedQueue<'a>,
+}
+
+impl Act for Help<'_, '_> {
+    type Output = Drained;
+
+    #[inline(always)]
+    fn act<G: Group>(self, group: &G) -> Drained {
+        self.queue.help(group, self.queue.anything_unrung())
+    }
+}
+
+/// The longer nothing happens, and the longer others do it, the longer the pauses.
+#[inline(always)]
+fn next_turn(drained: Drained, turn: u32) -> u32 {
+    match drained {
+        Drained::Took(1..) => 0,
+        _ => turn + 1,
+    }
+}
