@@ -42,6 +42,8 @@ pub struct Simulator {
     /// Address and length of each namespace that lies in memory.
     #[cfg(feature = "cuda")]
     images: Vec<(usize, usize)>,
+    #[cfg(feature = "cuda")]
+    registered: crate::cuda::Images,
 }
 
 /// Opens `PATH[?option=value&...]`, `mem[?...]` or `null[?...]`, the text after `sim:`.
@@ -74,6 +76,8 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
         threads,
         #[cfg(feature = "cuda")]
         images,
+        #[cfg(feature = "cuda")]
+        registered: crate::cuda::Images::default(),
     }))
 }
 
@@ -163,8 +167,8 @@ impl Device for Simulator {
 
     #[cfg(feature = "cuda")]
     fn map_gpu(&self, memory: &Arc<crate::cuda::DeviceMemory>) -> Result<Iova> {
-        let images = self.images.iter().copied();
-        let copier = crate::cuda::Copier::new(memory, images, Arc::clone(&self.bar.0) as _)?;
+        let owner = Arc::clone(&self.bar.0) as _;
+        let copier = crate::cuda::Copier::new(memory, &self.registered, &self.images, owner)?;
         self.pages
             .map_peer(memory.address(), memory.len(), Arc::new(copier))
     }

@@ -12,14 +12,14 @@ use crate::error::Result;
 use crate::queue::lock;
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, Weak};
 
 /// Copies between the simulator and one stretch of GPU memory.
 pub struct Copier {
     memory: Arc<DeviceMemory>,
     idle: Mutex<Vec<Stream>>,
     lost: AtomicBool,
-    _images: Vec<Registered>,
+    _images: Arc<Vec<Registered>>,
 }
 
 impl std::fmt::Debug for Copier {
@@ -31,28 +31,50 @@ impl std::fmt::Debug for Copier {
     }
 }
 
+/// Registered images, as long as somebody copies: one registration serves all copiers.
+#[derive(Default)]
+pub struct Images(Mutex<Weak<Vec<Registered>>>);
+
+impl Images {
+    /// Registers `images` (address, bytes), which are mapped as long as `owner` lives, unless they are.
+    fn registered(
+        &self,
+        gpu: &Arc<Gpu>,
+        images: &[(usize, usize)],
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Arc<Vec<Registered>>> {
+        let mut held = lock(&self.0);
+        if let Some(all) = held.upgrade() {
+            return Ok(all);
+        }
+        let register = |(address, bytes): &(usize, usize)| {
+            // SAFETY: the image is mapped as long as its owner lives.
+            unsafe { Registered::image(gpu, *address, *bytes, Arc::clone(&owner)) }
+        };
+        let all: Result<Vec<Registered>> = images.iter().map(register).collect();
+        let all = Arc::new(all?);
+        *held = Arc::downgrade(&all);
+        Ok(all)
+    }
+}
+
 impl Copier {
-    /// A copier for `memory`. `images` (address, bytes) is where the data comes from and goes to, as long
-    /// as `owner` lives; it is registered, so that the engine reaches it without a detour.
+    /// A copier for `memory`. `places` (address, bytes) is where the data comes from and goes to, mapped
+    /// as long as `owner` lives; it is registered, so that the engine reaches it without a detour.
     ///
     /// # Errors
     /// [`Error::Device`](crate::Error::Device) when an image cannot be registered.
     pub fn new(
         memory: &Arc<DeviceMemory>,
-        images: impl Iterator<Item = (usize, usize)>,
+        images: &Images,
+        places: &[(usize, usize)],
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Result<Self> {
-        let registered: Result<Vec<Registered>> = images
-            .map(|(address, bytes)| {
-                // SAFETY: the image is mapped as long as its owner lives.
-                unsafe { Registered::image(memory.gpu(), address, bytes, Arc::clone(&owner)) }
-            })
-            .collect();
         Ok(Self {
             memory: Arc::clone(memory),
             idle: Mutex::default(),
             lost: AtomicBool::new(false),
-            _images: registered?,
+            _images: images.registered(memory.gpu(), places, owner)?,
         })
     }
 

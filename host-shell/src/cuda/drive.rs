@@ -19,8 +19,10 @@ use std::time::Duration;
 
 /// Threads of [`Mode::Shared`] for each queue, when nobody says how many.
 const THREADS_PER_QUEUE: u32 = 256;
-/// The host's patience with a launch beyond what commands may take.
+/// The host's patience with a launch, beyond what its commands may take.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// The slowest drive's time for a command.
+const SLOWEST: Duration = Duration::from_millis(10);
 
 /// How the GPU drives.
 #[derive(Clone, Copy, Debug)]
@@ -246,7 +248,7 @@ impl Drive {
     /// [`Error::Command`] with a status when one failed; [`Error::Gone`] when one got no answer or the
     /// controller posted nonsense, after recovery: the drive can be used again.
     pub fn run(&mut self, what: &str, work: &Work) -> Result<Ran> {
-        let limit = PATIENCE + self.timeout * 10;
+        let limit = PATIENCE + self.timeout * 10 + SLOWEST * work.commands.min(1 << 20) as u32;
         let launch = self.launch(work);
         let launch = match &self.trace {
             Some(trace) => trace.attach(launch),

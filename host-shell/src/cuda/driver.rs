@@ -7,6 +7,7 @@ use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
 use std::ffi::CStr;
 use std::ptr::null_mut;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// CUDA 12.2, whose driver is the first to know PTX 8.2: see `nvme-gpu-kernel`.
 const OLDEST_DRIVER: i32 = 12_020;
@@ -32,6 +33,8 @@ pub struct Gpu {
     context: sys::CUcontext,
     name: String,
     driver: i32,
+    /// A kernel did not end: nothing that it may use is given back, and the driver would wait for it.
+    lost: AtomicBool,
 }
 
 // SAFETY: the driver's context handles may be used from any thread.
@@ -122,6 +125,7 @@ impl Gpu {
             context,
             name,
             driver,
+            lost: AtomicBool::new(false),
         }))
     }
 
@@ -174,8 +178,21 @@ impl Gpu {
         Ok((free as u64, total as u64))
     }
 
+    /// From now on nothing is freed: a kernel did not end.
+    pub(super) fn lose(&self) {
+        self.lost.store(true, Ordering::Release);
+    }
+
     /// Makes its context the calling thread's. Every call that needs one does it first.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] after a kernel that did not end: most calls would wait for it.
     pub(super) fn bind(&self) -> Result<()> {
+        if self.lost.load(Ordering::Acquire) {
+            return Err(Error::Gone {
+                cause: format!("a kernel on GPU {} did not end", self.index),
+            });
+        }
         // SAFETY: the context is retained until drop.
         check("cuCtxSetCurrent", unsafe {
             sys::cuCtxSetCurrent(self.context)
@@ -185,6 +202,9 @@ impl Gpu {
 
 impl Drop for Gpu {
     fn drop(&mut self) {
+        if *self.lost.get_mut() {
+            return;
+        }
         // SAFETY: retained once, in `open`; nothing refers to the context any more.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }

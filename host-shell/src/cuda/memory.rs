@@ -25,7 +25,7 @@ pub struct Registered {
     bytes: usize,
     address: u64,
     io: bool,
-    _owner: Arc<dyn Any + Send + Sync>,
+    owner: Arc<dyn Any + Send + Sync>,
 }
 
 // SAFETY: a registration belongs to the process, not to a thread.
@@ -135,7 +135,7 @@ impl Registered {
             bytes,
             address: 0,
             io,
-            _owner: owner,
+            owner,
         };
         // SAFETY: registered above with DEVICEMAP; writes one address.
         check("cuMemHostGetDevicePointer", unsafe {
@@ -180,6 +180,8 @@ impl Registered {
 impl Drop for Registered {
     fn drop(&mut self) {
         if self.gpu.bind().is_err() {
+            // A kernel that did not end may still use it: the memory stays.
+            std::mem::forget(Arc::clone(&self.owner));
             return;
         }
         // SAFETY: registered in `new`. A refusal means that the context is gone, and with it the

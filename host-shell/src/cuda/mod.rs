@@ -31,7 +31,7 @@ mod stream;
 mod tier;
 mod trace;
 
-pub use copier::Copier;
+pub use copier::{Copier, Images};
 pub use drive::{Drive, Setup, Work};
 pub use driven::{Driven, Recovered};
 pub use driver::{Gpu, Order};

@@ -211,8 +211,8 @@ impl GpuQueues {
         };
         let launch = self.prepare(grid, launch, held, accounts)?;
         let begin = Event::record(&self.stream)?;
-        // SAFETY: the caller vouches for the data; everything else is ours and outlives the wait,
-        // or is leaked below.
+        // SAFETY: the caller vouches for the data; everything else is ours and outlives the
+        // kernel.
         unsafe {
             self.kernels.launch(
                 &self.stream,
@@ -223,12 +223,8 @@ impl GpuQueues {
             )?;
         }
         let end = Event::record(&self.stream)?;
-        if let Err(error) = self.stream.wait(limit, watch) {
-            // The kernel may still use all of this; the context, and so the memory, must stay.
-            std::mem::forget(Arc::clone(&self.states));
-            std::mem::forget(Arc::clone(&self.kernels));
-            return Err(error);
-        }
+        // After a wait in vain nothing of the GPU's is freed any more: see `Gpu::lose`.
+        self.stream.wait(limit, watch)?;
         let seconds = end.seconds_since(&begin)?;
         let mut words = [0u64; size_of::<Report>() / 8];
         self.report.download(0, words.as_mut_bytes())?;

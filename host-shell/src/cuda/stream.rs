@@ -81,6 +81,7 @@ impl Stream {
         while !self.is_done()? {
             watch()?;
             if begin.elapsed() > limit {
+                self.gpu.lose();
                 return Err(Error::Gone {
                     cause: format!(
                         "a kernel did not end within {:.1} s, although it bounds its own time",

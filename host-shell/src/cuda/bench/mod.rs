@@ -27,9 +27,9 @@ const ENTRIES: u32 = 1024;
 /// Bytes of a command: one block.
 const BLOCK_SHIFT: u32 = 9;
 /// Longest wait for a command.
-const TIMEOUT_NS: u64 = 2_000_000_000;
+const TIMEOUT_NS: u64 = 10_000_000_000;
 /// The host's patience with a launch.
-const LIMIT: Duration = Duration::from_secs(30);
+const LIMIT: Duration = Duration::from_secs(60);
 
 /// Who submits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
