@@ -204,6 +204,23 @@ impl<'a> Hand<'a> {
         self.posted = self.posted.wrapping_add(1);
     }
 
+    /// Overwrites the entries that the head doorbell has given back, as a controller may at any time;
+    /// in the first lap only. They keep the phase tag that they had.
+    pub fn scribble(&self) {
+        // Acquire: the driver's reads of the entries that it gave back are over.
+        let head = self.rig.head.load(Order::Acquire, Scope::Sys);
+        for index in 0..head {
+            self.rig.cq[index as usize].post(Cqe {
+                dw0: u32::MAX,
+                dw1: u32::MAX,
+                sqhd: u16::MAX,
+                sqid: u16::MAX,
+                cid: u16::MAX,
+                phase_status: u16::MAX,
+            });
+        }
+    }
+
     /// Completes a command.
     pub fn complete(&mut self, cid: Cid, status: Status, dw0: u32) {
         self.post(self.completion(cid, status, dw0));

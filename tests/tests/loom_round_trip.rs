@@ -7,6 +7,7 @@ use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
 use nvme_core::spec::{Cqe, Iova, Nsid, Sqe};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_core::{CompletionQueue, SubmissionQueue};
+use nvme_tests::model::{Bound, check};
 
 const ENTRIES: usize = 2;
 
@@ -82,40 +83,44 @@ fn controller(shared: &Shared, commands: u32) {
 /// Three commands through two entries: every slot is used, and one again after the wrap.
 #[test]
 fn every_submission_and_completion_is_seen_whole() {
-    loom::model(|| {
-        const COMMANDS: u32 = 3;
-        let shared = Shared::new();
-        let device = Arc::clone(&shared);
-        let device = thread::spawn(move || controller(&device, COMMANDS));
+    check(
+        "three commands through two entries: no entry, completion or buffer is seen half, or before its turn",
+        Bound::Preemptions(3),
+        || {
+            const COMMANDS: u32 = 3;
+            let shared = Shared::new();
+            let device = Arc::clone(&shared);
+            let device = thread::spawn(move || controller(&device, COMMANDS));
 
-        let sq_bell = Doorbell::new(&shared.sq_tail);
-        let cq_bell = Doorbell::new(&shared.cq_head);
-        let mut sq = SubmissionQueue::new(SqRing::new(&shared.sq, Iova(0)), sq_bell);
-        let mut cq = CompletionQueue::new(CqRing::new(&shared.cq, Iova(0)), cq_bell);
-        for n in 1..=COMMANDS {
-            shared.data().set(0, u64::from(n));
-            assert!(sq.push(command(n)));
-            sq.ring();
-            let cqe = loop {
-                match cq.pop() {
-                    Some(cqe) => break cqe,
-                    None => thread::yield_now(),
-                }
-            };
-            assert_eq!(
-                (cqe.dw0, cqe.dw1, cqe.cid),
-                (n, n, n as u16),
-                "half of a completion was seen"
-            );
-            assert_eq!(
-                shared.data().get(0),
-                u64::from(n) << 32,
-                "the data came after its completion"
-            );
-            let unfetched = sq.unfetched(cqe.sqhd, 1).expect("a possible head");
-            sq.retain(unfetched);
-            cq.ring();
-        }
-        device.join().unwrap();
-    });
+            let sq_bell = Doorbell::new(&shared.sq_tail);
+            let cq_bell = Doorbell::new(&shared.cq_head);
+            let mut sq = SubmissionQueue::new(SqRing::new(&shared.sq, Iova(0)), sq_bell);
+            let mut cq = CompletionQueue::new(CqRing::new(&shared.cq, Iova(0)), cq_bell);
+            for n in 1..=COMMANDS {
+                shared.data().set(0, u64::from(n));
+                assert!(sq.push(command(n)));
+                sq.ring();
+                let cqe = loop {
+                    match cq.pop() {
+                        Some(cqe) => break cqe,
+                        None => thread::yield_now(),
+                    }
+                };
+                assert_eq!(
+                    (cqe.dw0, cqe.dw1, cqe.cid),
+                    (n, n, n as u16),
+                    "half of a completion was seen"
+                );
+                assert_eq!(
+                    shared.data().get(0),
+                    u64::from(n) << 32,
+                    "the data came after its completion"
+                );
+                let unfetched = sq.unfetched(cqe.sqhd, 1).expect("a possible head");
+                sq.retain(unfetched);
+                cq.ring();
+            }
+            device.join().unwrap();
+        },
+    );
 }

@@ -26,7 +26,9 @@ usage: cargo xtask <command>
                      with other arguments, run it here: gpu-test --help
   guest [--list | --shell [BOOT] | NAME...]
                      boot Linux in QEMU and run the tests that need a kernel of their own
-  loom               model-check the memory ordering of the rings
+  loom [--deeper N | --mutants]
+                     model-check the memory ordering of the queues; --deeper: with N more
+                     preemptions; --mutants: weaken each order in turn, some model must fail
   fuzz [--minutes M] [TARGET]
                      fuzz every target (or one) for M minutes each, default 1
 ";
@@ -41,7 +43,7 @@ fn main() -> ExitCode {
             ["test", "--ci"] => test::run(true),
             ["ptx", rest @ ..] => ptx::command(rest),
             ["gpu-test", rest @ ..] => gpu_test::command(rest),
-            ["loom"] => loom::run(),
+            ["loom", rest @ ..] => loom::command(rest),
             ["guest", rest @ ..] => guest::command(rest),
             ["fuzz", rest @ ..] => fuzz::command(rest),
             [] | ["help" | "-h" | "--help"] => {

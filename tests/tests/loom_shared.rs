@@ -1,0 +1,392 @@
+//! The shared queue under loom: submitters, drainers and a controller, each property in its own model.
+#![cfg(loom)]
+
+use loom::thread;
+use nvme_core::group::{Alone, Group};
+use nvme_core::spec::{Nsid, Sqe, Status};
+use nvme_core::{Command, Data, Drained, Outcome, SharedQueue, SubmitError, Token, WaitError};
+use nvme_tests::hand::{Hand, Rig};
+use nvme_tests::model::{Bound, check};
+use nvme_tests::team::{Looks, Team};
+use std::sync::Arc;
+
+const NEVER: u64 = u64::MAX;
+
+/// The last position before the wrap of 32 bits at which a queue of 2 or 4 entries can begin.
+const BEFORE_WRAP: u32 = 0u32.wrapping_sub(8);
+
+/// A command that carries `number` in several words and wants it back as dword 0.
+fn command(number: u32, cell: u32) -> Command<'static> {
+    let mut sqe = Sqe::new(2, Nsid(1));
+    (sqe.cdw10, sqe.cdw15) = (number, !number);
+    Command {
+        wants_dw0: true,
+        ..Command::new(sqe, Data::None, cell)
+    }
+}
+
+/// The controller: fetches and completes `count` commands, one after the other, each entry whole.
+fn serve(hand: &mut Hand<'_>, count: u32) {
+    for _ in 0..count {
+        let sqe = loop {
+            match hand.fetch() {
+                Some(sqe) => break sqe,
+                None => thread::yield_now(),
+            }
+        };
+        assert_eq!(sqe.cdw15, !sqe.cdw10, "half of an entry was fetched");
+        while !hand.has_room() {
+            thread::yield_now();
+        }
+        hand.complete(sqe.cid(), Status::SUCCESS, sqe.cdw10);
+    }
+}
+
+fn controller(rig: &Arc<Rig>, count: u32) -> thread::JoinHandle<()> {
+    let rig = rig.clone();
+    thread::spawn(move || serve(&mut Hand::new(&rig), count))
+}
+
+fn place(queue: &SharedQueue<'_>, number: u32, cell: u32) -> Token {
+    let token = queue.place(&Alone, command(number, cell)).unwrap();
+    queue.ring(&Alone);
+    token
+}
+
+/// Drains and tries to place a command, twice.
+fn place_soon(queue: &SharedQueue<'_>, number: u32, cell: u32) -> Option<Token> {
+    for _ in 0..2 {
+        queue.drain(&Alone);
+        match queue.place(&Alone, command(number, cell)) {
+            Ok(token) => {
+                queue.ring(&Alone);
+                return Some(token);
+            }
+            Err(error) => assert_eq!(error, SubmitError::QueueFull),
+        }
+    }
+    None
+}
+
+/// Drains until the command has ended, and checks that the end is its own.
+fn finish(queue: &SharedQueue<'_>, token: &Token, number: u32) {
+    loop {
+        if let Some(end) = queue.poll(token) {
+            assert_eq!(end, (Outcome::Done(Status::SUCCESS), number));
+            return;
+        }
+        assert_eq!(queue.fault(), None);
+        if queue.drain(&Alone) != Drained::Took(1) {
+            thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn one_thread_and_the_controller() {
+    check(
+        "a command is fetched whole, and its own result comes back",
+        Bound::Exhaustive,
+        || {
+            let rig = Arc::new(Rig::new(2, 1, 1, 0));
+            let device = controller(&rig, 1);
+            let queue = rig.shared();
+            let token = place(&queue, 7, 0);
+            finish(&queue, &token, 7);
+            device.join().unwrap();
+        },
+    );
+}
+
+#[test]
+fn submit_and_submit() {
+    check(
+        "two submitters: whole entries, the tail never goes back, nobody who waits is left unrung",
+        Bound::Preemptions(2),
+        || {
+            let rig = Arc::new(Rig::new(4, 3, 2, 0));
+            let device = controller(&rig, 2);
+            let other = rig.clone();
+            let other = thread::spawn(move || {
+                let queue = other.shared();
+                place(&queue, 1, 1).words()
+            });
+            let queue = rig.shared();
+            let mine = place(&queue, 0, 0);
+            let others = Token::from_words(other.join().unwrap());
+            for (token, number) in [(mine, 0), (others, 1)] {
+                let end = queue.wait(&Looks::default(), token, NEVER).unwrap();
+                assert_eq!(end, (Outcome::Done(Status::SUCCESS), number));
+            }
+            device.join().unwrap();
+            assert_eq!(queue.state().in_flight(), 0);
+        },
+    );
+}
+
+#[test]
+fn submit_and_drain() {
+    check(
+        "one submits while another drains what was there: each command ends once, in its own cell",
+        Bound::Preemptions(2),
+        || {
+            let rig = Arc::new(Rig::new(4, 3, 2, 0));
+            let mine = place(&rig.shared(), 0, 0);
+            let device = controller(&rig, 2);
+            let other = rig.clone();
+            let other = thread::spawn(move || {
+                let queue = other.shared();
+                finish(&queue, &mine, 0);
+            });
+            let queue = rig.shared();
+            let token = place(&queue, 1, 1);
+            other.join().unwrap();
+            finish(&queue, &token, 1);
+            device.join().unwrap();
+        },
+    );
+}
+
+#[test]
+fn drain_and_drain() {
+    check(
+        "two drain at the same time: no completion is lost or taken twice, the head goes forward",
+        Bound::Preemptions(2),
+        || {
+            let rig = Arc::new(Rig::new(4, 3, 2, 0));
+            let [mine, others] = [0, 1].map(|cell| place(&rig.shared(), cell, cell));
+            let device = rig.clone();
+            let device = thread::spawn(move || {
+                let mut hand = Hand::new(&device);
+                serve(&mut hand, 2);
+                hand.scribble();
+            });
+            let other = rig.clone();
+            let other = thread::spawn(move || {
+                other.shared().drain(&Alone);
+                other.shared().drain(&Alone);
+            });
+            let queue = rig.shared();
+            queue.drain(&Alone);
+            queue.drain(&Alone);
+            other.join().unwrap();
+            device.join().unwrap();
+            finish(&queue, &mine, 0);
+            finish(&queue, &others, 1);
+            assert_eq!(rig.state().in_flight(), 0);
+        },
+    );
+}
+
+#[test]
+fn the_position_of_a_slot_holder_is_free() {
+    check(
+        "design 6.3: an entry is written only after the controller has fetched its last user, round a ring of two",
+        Bound::Preemptions(1),
+        || {
+            let rig = Arc::new(Rig::new(2, 1, 3, 0));
+            let first = place(&rig.shared(), 0, 0);
+            let device = controller(&rig, 3);
+            let other = rig.clone();
+            // Whoever comes first takes the other entry, and the second one that of the first command.
+            let other = thread::spawn(move || {
+                let queue = other.shared();
+                let token = place_soon(&queue, 1, 1);
+                token.map(Token::words)
+            });
+            let queue = rig.shared();
+            let mine = place_soon(&queue, 2, 2);
+            let others = other.join().unwrap().map(Token::from_words);
+            finish(&queue, &first, 0);
+            // Those who found no slot get one now: all have three.
+            for (token, number) in [(others, 1), (mine, 2)] {
+                let token = match token {
+                    Some(token) => token,
+                    None => {
+                        while queue.state().in_flight() > 0 {
+                            queue.drain(&Alone);
+                            thread::yield_now();
+                        }
+                        place(&queue, number, number)
+                    }
+                };
+                finish(&queue, &token, number);
+            }
+            device.join().unwrap();
+            assert_eq!(queue.fault(), None);
+        },
+    );
+}
+
+#[test]
+fn counters_wrap() {
+    check(
+        "positions pass 2^32 and generations move on: every command still ends once",
+        Bound::Preemptions(1),
+        || {
+            let rig = Arc::new(Rig::new(2, 1, 1, BEFORE_WRAP));
+            let device = controller(&rig, 10);
+            let queue = rig.shared();
+            let mut last = None;
+            for number in 0..10 {
+                let token = place(&queue, number, 0);
+                assert_ne!(last, Some(token.cid()));
+                last = Some(token.cid());
+                finish(&queue, &token, number);
+            }
+            device.join().unwrap();
+        },
+    );
+}
+
+#[test]
+fn a_full_queue_refuses_and_recovers() {
+    check(
+        "a claim succeeds at once or is QueueFull; a slot is handed on only when its command has ended",
+        Bound::Preemptions(2),
+        || {
+            let rig = Arc::new(Rig::new(2, 1, 2, 0));
+            let first = place(&rig.shared(), 0, 0);
+            let device = controller(&rig, 2);
+            let other = rig.clone();
+            let other = thread::spawn(move || finish(&other.shared(), &first, 0));
+            let queue = rig.shared();
+            let token = match queue.place(&Alone, command(1, 1)) {
+                Ok(token) => token,
+                Err(error) => {
+                    assert_eq!(error, SubmitError::QueueFull);
+                    other.join().unwrap();
+                    // Now it has ended: the claim succeeds.
+                    let token = queue.place(&Alone, command(1, 1)).unwrap();
+                    queue.ring(&Alone);
+                    finish(&queue, &token, 1);
+                    device.join().unwrap();
+                    return;
+                }
+            };
+            queue.ring(&Alone);
+            finish(&queue, &token, 1);
+            other.join().unwrap();
+            device.join().unwrap();
+        },
+    );
+}
+
+#[test]
+fn a_timeout_while_the_completion_is_drained() {
+    check(
+        "a wait that gives up while another drains: the command ends once, with its own result",
+        Bound::Preemptions(2),
+        || {
+            let rig = Arc::new(Rig::new(2, 1, 1, 0));
+            let token = place(&rig.shared(), 5, 0);
+            let device = controller(&rig, 1);
+            let other = rig.clone();
+            let other = thread::spawn(move || {
+                let _ = other.shared().drain(&Alone);
+            });
+            let queue = rig.shared();
+            match queue.wait(&Looks::default(), token, 0) {
+                Ok(end) => assert_eq!(end, (Outcome::Done(Status::SUCCESS), 5)),
+                Err((error, token)) => {
+                    assert_eq!(error, WaitError::TimedOut);
+                    // Its slot or its cell, unless it has ended meanwhile.
+                    let ended = queue.poll(&token).is_some();
+                    assert!(ended || queue.state().in_flight() <= 1);
+                    finish(&queue, &token, 5);
+                }
+            }
+            other.join().unwrap();
+            device.join().unwrap();
+        },
+    );
+}
+
+#[test]
+fn two_lanes_submit_and_drain() {
+    check(
+        "two lanes share one claim, one position and one drain: whole entries, whole results",
+        Bound::Preemptions(0),
+        || {
+            let rig = Arc::new(Rig::new(4, 3, 2, 0));
+            let lane = |rig: &Rig, member: &Team| {
+                let (queue, mine) = (rig.shared(), member.rank());
+                let token = queue.place(member, command(mine, mine)).unwrap();
+                queue.ring(member);
+                queue.drain(member);
+                token.words()
+            };
+            let device = rig.clone();
+            let device = thread::spawn(move || {
+                let mut hand = Hand::new(&device);
+                serve(&mut hand, 2);
+                hand.scribble();
+            });
+            let mut members = Team::of(2);
+            let (other, others) = (members.remove(1), rig.clone());
+            let other = thread::spawn(move || lane(&others, &other));
+            let mine = lane(&rig, &members[0]);
+            let tokens = [mine, other.join().unwrap()].map(Token::from_words);
+            device.join().unwrap();
+            for (token, number) in tokens.into_iter().zip(0..) {
+                finish(&rig.shared(), &token, number);
+            }
+        },
+    );
+}
+
+#[test]
+fn two_who_ring_in_a_row() {
+    check(
+        "two hold the ring lock one after the other: the tail never goes back",
+        Bound::Preemptions(3),
+        || {
+            let rig = Arc::new(Rig::new(4, 3, 2, 0));
+            let other = rig.clone();
+            let other = thread::spawn(move || {
+                let _token = place(&other.shared(), 1, 1);
+            });
+            let watcher = rig.clone();
+            let watcher = thread::spawn(move || {
+                let mut hand = Hand::new(&watcher);
+                // Looks that go back panic.
+                hand.look();
+                hand.look();
+                hand.look();
+            });
+            let _token = place(&rig.shared(), 0, 0);
+            other.join().unwrap();
+            watcher.join().unwrap();
+        },
+    );
+}
+
+#[test]
+fn the_host_takes_over_from_a_kernel() {
+    check(
+        "what two kernel threads left in flight ends on the host, and the queue goes on",
+        Bound::Preemptions(1),
+        || {
+            let rig = Arc::new(Rig::new(4, 3, 2, 0));
+            let device = controller(&rig, 3);
+            let kernel = [0, 1].map(|cell| {
+                let rig = rig.clone();
+                thread::spawn(move || {
+                    let token = rig.shared().place(&Alone, command(cell, cell)).unwrap();
+                    rig.shared().ring(&Alone);
+                    token.words()
+                })
+            });
+            let tokens = kernel.map(|thread| Token::from_words(thread.join().unwrap()));
+            // The host: a queue of its own over the same words.
+            let queue = rig.shared();
+            for (token, number) in tokens.into_iter().zip(0..) {
+                let end = queue.wait(&Looks::default(), token, NEVER).unwrap();
+                assert_eq!(end, (Outcome::Done(Status::SUCCESS), number));
+            }
+            let token = place(&queue, 2, 0);
+            finish(&queue, &token, 2);
+            device.join().unwrap();
+        },
+    );
+}
