@@ -4,7 +4,11 @@ modprobe vfio-pci
 nvme-gpu list
 take "$BDF"
 nvme-gpu list
-nvme-gpu doctor || true
+nvme-gpu doctor >/tmp/doctor
+cat /tmp/doctor
+grep -q "ok *iommu: on" /tmp/doctor
+grep -q "ok *driver: vfio-pci" /tmp/doctor
+grep -q "ok *group: .*isolated" /tmp/doctor
 device=vfio:$BDF
 nvme-gpu regs --device "$device" --raw
 nvme-gpu regs --device "$device" --json >/tmp/regs

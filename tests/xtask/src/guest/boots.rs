@@ -125,7 +125,16 @@ pub const BOOTS: &[Boot] = &[
         devices: PLAIN_VFIO,
         variables: "SERIAL=S0 BDF=0000:00:10.0",
         iommu: true,
-        tests: &["vfio-gib", "vfio-kill"],
+        tests: &["vfio-gib"],
+        ..PLAIN
+    },
+    Boot {
+        name: "vfio-kill",
+        images: &[("d0.img", 64)],
+        devices: PLAIN_VFIO,
+        variables: "SERIAL=S0 BDF=0000:00:10.0",
+        iommu: true,
+        tests: &["vfio-kill"],
         ..PLAIN
     },
     Boot {
