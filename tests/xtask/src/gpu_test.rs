@@ -22,16 +22,11 @@ pub fn command(words: &[&str]) -> Result<(), Failure> {
 
 fn build() -> Result<PathBuf, Failure> {
     let mut build = cargo();
-    build.args(["build", "--release", "--package", PACKAGE, "--bin", PROGRAM]);
-    // Without symbols: half the size, and no path of this machine.
-    build.args(["--config", "profile.release.strip=true"]);
-    build.env(
-        "RUSTFLAGS",
-        format!("--remap-path-prefix={}=.", root().display()),
-    );
-    build.env("CARGO_TARGET_DIR", target_dir().join("bundle"));
+    build.args(["rustc", "--release", "--package", PACKAGE, "--bin", PROGRAM]);
+    // Without symbols: half the size.
+    build.args(["--", "-C", "strip=symbols"]);
     check(&mut build)?;
-    Ok(target_dir().join("bundle/release").join(PROGRAM))
+    Ok(target_dir().join("release").join(PROGRAM))
 }
 
 fn bundle(file: &Path) -> Result<(), Failure> {
