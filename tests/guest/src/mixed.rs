@@ -17,6 +17,8 @@ const QUEUES: usize = 4;
 const DEPTH: usize = 24;
 /// What the process may grow by after the first rounds.
 const SLACK_KIB: u64 = 2048;
+/// How far apart the addresses of two buffers may be that are mapped at different times.
+const ADDRESSES: u64 = 64 << 20;
 
 /// Runs for `seconds` with the given seed.
 pub fn run(device: &str, nsid: Nsid, seconds: u64, seed: u64) -> Outcome {
@@ -57,6 +59,7 @@ fn round(
     let block = controller.namespace(nsid).map_err(said)?.block_bytes();
     let began = Instant::now();
     let mut commands = 0;
+    let first = address(&controller)?;
     while began.elapsed() < ROUND {
         let mut queues = Vec::new();
         let granted = QUEUES.min(controller.info().queue_pairs as usize);
@@ -70,12 +73,22 @@ fn round(
                 return Err(format!("queue {qid} lost commands: {counts:?}"));
             }
         }
+        drop(queues);
+        let now = address(&controller)?;
+        if now.abs_diff(first) > ADDRESSES {
+            return Err(format!("DMA addresses wander from {first:#x} to {now:#x}"));
+        }
     }
     if controller.resets() > 0 {
         return Err(format!("{} controller resets", controller.resets()));
     }
     controller.shut_down().map_err(said)?;
     Ok(commands)
+}
+
+/// Where new memory is mapped for the controller, when all other buffers have been given back.
+fn address(controller: &Controller) -> Result<u64, String> {
+    Ok(controller.alloc(4096).map_err(said)?.iova().0)
 }
 
 /// Some thousand commands over all queues; a unit is in one command at a time.
@@ -146,6 +159,8 @@ fn burst(
 #[derive(Clone, Copy, Debug)]
 struct Footprint {
     resident_kib: u64,
+    /// Memory that VFIO holds for a device; none between two rounds.
+    locked_kib: u64,
     mappings: usize,
     descriptors: usize,
 }
@@ -154,13 +169,15 @@ impl Footprint {
     fn now() -> Result<Self, String> {
         let read = |path: &str| std::fs::read_to_string(path).map_err(|e| format!("{path}: {e}"));
         let status = read("/proc/self/status")?;
-        let resident = status
-            .lines()
-            .find_map(|line| line.strip_prefix("VmRSS:"))
-            .and_then(|rest| rest.split_whitespace().next()?.parse().ok());
+        let field = |name: &str| {
+            let line = status.lines().find_map(|line| line.strip_prefix(name));
+            let number = line.and_then(|rest| rest.split_whitespace().next()?.parse().ok());
+            number.ok_or_else(|| format!("no {name} in /proc/self/status"))
+        };
         let descriptors = std::fs::read_dir("/proc/self/fd").map_err(|e| e.to_string())?;
         Ok(Self {
-            resident_kib: resident.ok_or("no VmRSS in /proc/self/status")?,
+            resident_kib: field("VmRSS:")?,
+            locked_kib: field("VmLck:")?,
             mappings: read("/proc/self/maps")?.lines().count(),
             descriptors: descriptors.count(),
         })
@@ -168,6 +185,7 @@ impl Footprint {
 
     fn compare(self, before: Self) -> Outcome {
         if self.resident_kib > before.resident_kib + SLACK_KIB
+            || self.locked_kib > 0
             || self.mappings > before.mappings + 4
             || self.descriptors > before.descriptors
         {

@@ -159,6 +159,7 @@ pub const BOOTS: &[Boot] = &[
             "vfio-errors",
             "vfio-confine",
             "vfio-relay",
+            "vfio-irq",
             "vfio-p2p",
             "vfio-owner",
             "vfio-refuse",
