@@ -39,8 +39,9 @@ impl Bench {
         }
     }
 
-    /// Threads that the GPU holds at a time in blocks of 128, at most.
-    pub fn resident_blocks(&self) -> Result<u32, String> {
+    /// Blocks of one warp that the GPU holds at a time, at most: a thread of these kernels has more than
+    /// 128 registers, of which a multiprocessor has 65,536.
+    pub fn resident_warps(&self) -> Result<u32, String> {
         let count = self.gpu.multiprocessors().map_err(|e| e.to_string())?;
         Ok(count * 16)
     }
@@ -128,7 +129,7 @@ pub enum Tier {
 }
 
 impl Tier {
-    pub const ALL: [Self; 3] = [Self::Relayed, Self::Pinned, Self::GpuMemory];
+    pub const ALL: [Self; 3] = [Self::Pinned, Self::Relayed, Self::GpuMemory];
 
     pub fn name(self) -> &'static str {
         match self {

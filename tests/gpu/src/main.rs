@@ -21,7 +21,7 @@ use std::process::ExitCode;
 
 const USAGE: &str = "\
 usage: gpu-test [--json] [--list] [--quick] [--gpu N] [--commands N] [--volume N]
-                [--patience N] [--image FILE] [NAME...]
+                [--patience N] [--seconds N] [--image FILE] [NAME...]
 
   NAME            only tests whose name contains one of the words
   --list          print the names
@@ -30,6 +30,7 @@ usage: gpu-test [--json] [--list] [--quick] [--gpu N] [--commands N] [--volume N
   --commands N    commands of each cell of the matrix, 1000000 without
   --volume N      commands of the two long runs, 1000000000 without
   --patience N    factor on every deadline, for checking tools; 1 without
+  --seconds N     skip the tests that would begin later; 520 without
   --gpu N         which GPU, 0 without
   --image FILE    nvme-gpu-kernel/examples/cuda-histogram as nvcc built it, to be tested too
 
@@ -44,6 +45,7 @@ fn options(mut words: impl Iterator<Item = String>) -> Result<Options, String> {
         volume: 1_000_000_000,
         patience: 1,
         image: None,
+        seconds: 520,
         list: false,
     };
     while let Some(word) = words.next() {
@@ -63,6 +65,7 @@ fn options(mut words: impl Iterator<Item = String>) -> Result<Options, String> {
             "--gpu" => options.gpu = number()? as u32,
             "--commands" => options.commands = number()?,
             "--volume" => options.volume = number()?,
+            "--seconds" => options.seconds = number()?,
             "--patience" => options.patience = number()?,
             word if word.starts_with('-') => return Err(format!("no option {word}\n\n{USAGE}")),
             _ => options.only.push(word),
@@ -92,12 +95,13 @@ fn main() -> ExitCode {
         }
     };
     let gpu = bench.gpu.describe();
-    matrix::all(&mut report, &bench);
+    // What a kernel that never ends would spoil most comes first.
+    example::all(&mut report, &bench);
     data::all(&mut report, &bench);
     late::all(&mut report, &bench);
-    tokens::all(&mut report, &bench);
+    matrix::all(&mut report, &bench);
     volume::all(&mut report, &bench);
-    example::all(&mut report, &bench);
+    tokens::all(&mut report, &bench);
     sanitizer::all(&mut report);
     match report.finish(&gpu) {
         true => ExitCode::SUCCESS,

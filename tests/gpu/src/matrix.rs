@@ -93,20 +93,6 @@ impl Fault {
 /// Every cell of the matrix.
 pub fn all(report: &mut Report, bench: &Bench) {
     for mode in Mode::ALL {
-        for tier in Tier::ALL {
-            for fault in &FAULTS {
-                let name = format!("matrix/{}/{}/{}", mode.name(), tier.name(), fault.name);
-                let dstrd = if tier == Tier::Relayed { 4 } else { 0 };
-                let cell = Cell {
-                    mode,
-                    tier,
-                    dstrd,
-                    entries: 256,
-                    start: 0,
-                };
-                report.test(&name, |options| cell.run(bench, options, fault));
-            }
-        }
         for dstrd in [0, 4] {
             let name = format!("stride/{}/dstrd{dstrd}", mode.name());
             let cell = Cell {
@@ -130,6 +116,22 @@ pub fn all(report: &mut Report, bench: &Bench) {
             };
             let name = format!("wrap/{}/{name}", mode.name());
             report.test(&name, |options| cell.run(bench, options, &FAULTS[0]));
+        }
+    }
+    for tier in Tier::ALL {
+        for mode in Mode::ALL {
+            for fault in &FAULTS {
+                let name = format!("matrix/{}/{}/{}", mode.name(), tier.name(), fault.name);
+                let dstrd = if tier == Tier::Relayed { 4 } else { 0 };
+                let cell = Cell {
+                    mode,
+                    tier,
+                    dstrd,
+                    entries: 256,
+                    start: 0,
+                };
+                report.test(&name, |options| cell.run(bench, options, fault));
+            }
         }
     }
 }

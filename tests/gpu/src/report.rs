@@ -27,6 +27,8 @@ pub struct Options {
     pub patience: u64,
     /// The CUDA C++ example, built by nvcc.
     pub image: Option<String>,
+    /// Tests that would begin later than this are skipped.
+    pub seconds: u64,
     /// Only print the names.
     pub list: bool,
 }
@@ -167,7 +169,11 @@ impl Report {
             return;
         }
         self.progress.state().current = (name.to_owned(), Instant::now());
-        let end = test(&self.options);
+        let late = self.progress.state().began.elapsed().as_secs() >= self.options.seconds;
+        let end = match late {
+            true => End::Skipped("no time is left".to_owned()),
+            false => test(&self.options),
+        };
         self.progress.state().end(end);
     }
 
@@ -208,6 +214,7 @@ mod tests {
             volume: 1,
             patience: 1,
             image: None,
+            seconds: 60,
             list: false,
         }
     }

@@ -5,7 +5,7 @@
 use nvme_core::Registers;
 use nvme_core::spec::Iova;
 use nvme_gpu_kernel::work::data_word;
-use nvme_host::cuda::{Copier, DeviceMemory};
+use nvme_host::cuda::{Copier, DeviceMemory, Images};
 use nvme_host::{Device, DoorbellMap, Error, Pages, Result};
 use nvme_sim::{Controller, HostMemory, Memory, NamespaceConfig, Runner, Store};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -54,6 +54,8 @@ pub struct Sim {
     kept: Mutex<Vec<Arc<Pages>>>,
     /// Where the image lies: address and bytes.
     image: Option<(usize, usize)>,
+    /// GPU memory that the controller reaches: address and bytes.
+    gpu_memory: Mutex<Option<(u64, u64)>>,
 }
 
 impl Sim {
@@ -88,13 +90,19 @@ impl Sim {
             memory,
             kept: Mutex::default(),
             image: place,
+            gpu_memory: Mutex::default(),
         }))
     }
 
     /// Lets the controller reach GPU memory, at the GPU's own addresses, by copies.
     pub fn map_gpu_memory(&self, memory: &Arc<DeviceMemory>) -> Result<()> {
         let owner = Arc::clone(&self.bar.0);
-        let copier = Arc::new(Copier::new(memory, self.image.into_iter(), owner)?);
+        let copier = Arc::new(Copier::new(
+            memory,
+            &Images::default(),
+            self.image.as_slice(),
+            owner,
+        )?);
         let address = memory.address();
         let mapped = self
             .memory
@@ -102,7 +110,13 @@ impl Sim {
         mapped.map_err(|error| Error::Device {
             cause: error.to_string(),
             remedy: "report this".to_owned(),
-        })
+        })?;
+        let mut known = self
+            .gpu_memory
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        *known = Some((address, memory.len() as u64));
+        Ok(())
     }
 
     /// CAP.DSTRD.
@@ -114,6 +128,19 @@ impl Sim {
     pub fn doorbell(&self, offset: u32) -> u64 {
         let start = self.bar.0.doorbells().as_ptr().addr() as u64;
         start + u64::from(offset - nvme_core::spec::register::offset::DOORBELLS)
+    }
+}
+
+impl Drop for Sim {
+    fn drop(&mut self) {
+        // The copier keeps the controller, and the controller's memory the copier.
+        let known = self
+            .gpu_memory
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        if let Some((address, bytes)) = *known {
+            self.memory.unmap(address, bytes);
+        }
     }
 }
 

@@ -35,15 +35,13 @@ fn run(bench: &Bench, lanes: u32) -> Result<String, String> {
         threads: 1,
     };
     let mut rig = Rig::new(bench, shape, &model)?;
-    let blocks = 2 * bench.resident_blocks()?;
-    // Blocks of one warp: as many blocks as can be told apart, as few commands as show it.
-    let (grid, block) = (blocks * 2, 32);
+    let (grid, block) = (2 * bench.resident_warps()?, 32);
     let mut launch = rig.launch()?;
     launch.commands = u64::from(grid) * u64::from(lanes * TOKENS);
     launch.opcode = u32::from(nvme_core::spec::nvm::opcode::FLUSH);
     launch.depth = TOKENS;
     launch.lanes = lanes;
-    launch.timeout_ns = 60_000_000_000;
+    launch.timeout_ns = 10_000_000_000;
     let outcome = rig.run(Kernel::Tokens, grid, block, launch)?;
     accounts_agree(&outcome, rig.in_flight()?)?;
     match outcome.report.completed == launch.commands {

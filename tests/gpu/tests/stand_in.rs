@@ -1,0 +1,80 @@
+//! The program over a stand-in for the CUDA driver, whose kernels are threads of the CPU: does each test
+//! pass when all is well, and fail when it is not?
+
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output};
+
+/// The stand-in as the loader wants it, in a folder of its own.
+fn stand_in(test: &str) -> PathBuf {
+    let tests = std::env::current_exe().unwrap();
+    let folder = tests.parent().unwrap();
+    let names = ["libnvme_fake_cuda.so", "../libnvme_fake_cuda.so"];
+    let mut built = names.iter().map(|name| folder.join(name));
+    let built = built.find(|path| path.exists());
+    let built = built.expect("cargo builds the stand-in as a dependency of this test");
+    let place = Path::new(env!("CARGO_TARGET_TMPDIR")).join(test);
+    std::fs::create_dir_all(&place).unwrap();
+    for name in ["libcuda.so.1", "libcuda.so"] {
+        let link = place.join(name);
+        let _ = std::fs::remove_file(&link);
+        std::os::unix::fs::symlink(&built, link).unwrap();
+    }
+    place
+}
+
+/// Runs `gpu-test`; `fault` is how the stand-in misbehaves.
+fn run(test: &str, fault: &str, arguments: &[&str]) -> Output {
+    let mut program = Command::new(env!("CARGO_BIN_EXE_gpu-test"));
+    program.env("LD_LIBRARY_PATH", stand_in(test));
+    program.env("FAKE_CUDA", fault).args(arguments);
+    program.output().unwrap()
+}
+
+fn text(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// The tests that a group of one can show, a second or two of each kind.
+#[test]
+fn all_is_well() {
+    let chosen = [
+        "matrix/owner/tier1",
+        "matrix/warp/tier0/no-fault",
+        "matrix/block/tier2/dropped",
+        "matrix/shared/tier0/late",
+        "matrix/divergent/tier1/wrong-cid",
+        "stride/warp",
+        "wrap/shared",
+        "late/owner",
+        "late/divergent",
+    ];
+    let small = ["--commands", "800", "--patience", "1"];
+    let output = run("well", "", &[&small[..], &chosen].concat());
+    let text = text(&output);
+    assert!(output.status.success(), "{text}");
+    let counts = text.lines().last().unwrap();
+    assert_eq!(counts, "24 passed, 0 failed, 0 skipped", "{text}");
+}
+
+#[test]
+fn kernels_that_do_nothing_fail() {
+    let output = run("idle", "idle", &["--commands", "10", "stride/owner/dstrd0"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(text(&output).contains("FAILED  stride/owner/dstrd0"));
+    assert!(text(&output).ends_with("0 passed, 1 failed, 0 skipped\n"));
+}
+
+#[test]
+fn no_gpu_is_told_from_a_failure() {
+    let output = run("none", "nogpu", &["stride"]);
+    assert_eq!(output.status.code(), Some(3));
+    assert!(String::from_utf8_lossy(&output.stderr).starts_with("error: "));
+}
+
+#[test]
+fn usage_is_checked_before_the_gpu_is_looked_for() {
+    let output = run("usage", "", &["--commands", "none"]);
+    assert_eq!(output.status.code(), Some(2));
+    let error = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert!(error.contains("--commands none: not a number"), "{error}");
+}
