@@ -4,7 +4,8 @@
 mod gpu;
 mod image;
 
-use super::{duration, output, progress, start, stop_flag};
+use super::access::{AccessArgs, WriteArgs};
+use super::{duration, output, progress, stop_flag};
 use clap::Args;
 use hdrhistogram::Histogram;
 use image::Image;
@@ -23,6 +24,13 @@ use xxhash_rust::xxh3::xxh3_64;
 /// Make a disk image, read it back through the driver from several threads and verify every byte
 #[derive(Args)]
 pub struct Demo {
+    /// Use the first blocks of this device instead of an image: what is there is lost
+    #[arg(long, short = 'd', conflicts_with_all = ["image", "keep", "block", "sim_threads"])]
+    device: Option<String>,
+    #[command(flatten)]
+    write: WriteArgs,
+    #[command(flatten)]
+    access: AccessArgs,
     /// Size of the image
     #[arg(long, default_value = "256MiB", value_parser = parse_bytes)]
     size: u64,
@@ -88,55 +96,18 @@ struct Work<'a> {
 
 impl Demo {
     pub fn run(self) -> Result<()> {
-        let block = u64::from(self.block);
-        if !matches!(self.block, 512 | 4096) {
-            return Err(Error::usage(
-                format!("blocks of {block} bytes"),
-                "use --block 512 or 4096",
-            ));
-        }
-        if self.size == 0 || !self.size.is_multiple_of(block) {
-            return Err(Error::usage(
-                format!(
-                    "--size {} is not a whole number of {block}-byte blocks",
-                    self.size
-                ),
-                format!("use a multiple of {block}"),
-            ));
-        }
-        // 128 KiB is the simulator's default MDTS, and every unit is one command.
-        let unit = self.bs.min(128 << 10) / block * block;
-        if unit == 0 {
-            return Err(Error::usage(
-                format!("--bs {} is less than a block", self.bs),
-                format!("use at least {block}"),
-            ));
-        }
         #[cfg(feature = "cuda")]
         let no_gpu = match self.find_gpu()? {
-            Ok(gpu) => return gpu::run(&self, gpu, unit),
+            Ok(gpu) => return gpu::run(&self, gpu),
             Err(reason) => reason,
         };
         #[cfg(not(feature = "cuda"))]
         let no_gpu = "no GPU support in this build".to_owned();
-        let image = Image::create(&self, unit)?;
-        let device = format!(
-            "sim:{}?block={block}&queues={}&threads={}",
-            image.path.display(),
-            self.queues.max(2),
-            self.sim_threads
-        );
-        let config = Config {
-            timeout: self.timeout,
-            stop: Some(stop_flag()),
-            ..Config::default()
-        };
-        let config = Config {
-            queue_pairs: self.queues,
-            ..config
-        };
+        let image = Image::create(&self)?;
+        let (block, unit) = (image.block, image.unit);
         let begin = Instant::now();
-        let controller = start(&device, &config)?;
+        let opened = nvme_host::open(&image.device)?;
+        let controller = self.access.start(opened, &self.config())?;
         let bring_up = begin.elapsed();
         let read: Vec<_> = image
             .sums
@@ -151,7 +122,7 @@ impl Demo {
             read: &read,
             blocks_per_unit: unit / block,
             blocks: self.size / block,
-            block_bytes: self.block as usize,
+            block_bytes: block as usize,
             bar: &bar,
         };
         let (parts, elapsed) = self.read_all(&controller, &work)?;
@@ -181,6 +152,15 @@ impl Demo {
             Ok(_) => Ok(Ok(index)),
             Err(error) if self.gpu.is_some() => Err(error),
             Err(error) => Ok(Err(error.to_string())),
+        }
+    }
+
+    fn config(&self) -> Config {
+        Config {
+            timeout: self.timeout,
+            stop: Some(stop_flag()),
+            queue_pairs: self.queues,
+            ..Config::default()
         }
     }
 
@@ -231,12 +211,10 @@ impl Demo {
         let max = latency.max();
         let gbps = self.size as f64 / seconds / 1e9;
         let rate = commands as f64 / seconds;
-        let kept = self.keep.then(|| image.path.display().to_string());
+        let path = image.path.as_ref().filter(|_| self.keep);
+        let kept = path.map(|path| path.display().to_string());
         let threads = format!("{} CPU threads", self.queues);
-        let engine = format!(
-            "{threads}; embedded simulator on {} CPU thread(s); {no_gpu}",
-            self.sim_threads
-        );
+        let engine = format!("{threads}; {}; {no_gpu}", image.controller);
         if self.json {
             let queues: Vec<_> = parts
                 .iter()
@@ -251,7 +229,7 @@ impl Demo {
                 "commands_per_s": rate,
                 "latency_ns": { "p50": p50, "p99": p99, "max": max, "min": latency.min(), "mean": latency.mean() },
                 "checksum_xxh3": format!("{digest:016x}"),
-                "controller": "embedded simulator",
+                "controller": image.controller,
                 "driver": threads,
                 "gpu": false,
                 "why": no_gpu,

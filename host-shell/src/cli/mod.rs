@@ -154,10 +154,6 @@ impl DeviceArgs {
     }
 }
 
-fn start(device: &str, config: &Config) -> Result<Controller> {
-    Controller::start(nvme_host::open(device)?, config)
-}
-
 /// The flag that Ctrl-C and SIGTERM set; a second Ctrl-C ends the process at once.
 fn stop_flag() -> Arc<AtomicBool> {
     static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();

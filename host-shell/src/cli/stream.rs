@@ -65,7 +65,7 @@ impl Stream {
             queue_pairs: self.queues,
             ..device.config()
         };
-        let controller = super::start(&device.device, &config)?;
+        let controller = device.start_with(&config)?;
         let nsid = self.namespace.nsid();
         let info = NamespaceInfo::from_identify(nsid, &controller.identify_namespace(nsid)?);
         let (block, blocks) = (u64::from(info.block_bytes), info.blocks);

@@ -3,25 +3,19 @@
 
 use super::{Demo, Image};
 use crate::cli::gpu::{self, Transfer};
-use crate::cli::{output, stop_flag};
+use crate::cli::output;
 use nvme_host::core::spec::{Nsid, nvm};
 use nvme_host::cuda::bench::Mode;
 use nvme_host::cuda::{Ask, Setup};
-use nvme_host::{Config, Error, Result, units};
+use nvme_host::{Error, Result, units};
 use serde_json::json;
 use std::time::Instant;
 use xxhash_rust::xxh3::xxh3_64;
 
-/// Runs the demo on GPU `index`; every read is one command of `unit` bytes.
-pub fn run(demo: &Demo, index: u32, unit: u64) -> Result<()> {
-    let image = Image::create(demo, unit)?;
-    let device = format!(
-        "sim:{}?block={}&queues={}&threads={}",
-        image.path.display(),
-        demo.block,
-        demo.queues.max(2),
-        demo.sim_threads
-    );
+/// Runs the demo on GPU `index`; every read is one command.
+pub fn run(demo: &Demo, index: u32) -> Result<()> {
+    let image = Image::create(demo)?;
+    let (block, unit) = (image.block, image.unit);
     let setup = Setup {
         gpu: index,
         mode: Mode::Warp,
@@ -31,15 +25,10 @@ pub fn run(demo: &Demo, index: u32, unit: u64) -> Result<()> {
         depth: demo.depth,
         nsid: Nsid(1),
     };
-    let config = Config {
-        timeout: demo.timeout,
-        stop: Some(stop_flag()),
-        ..Config::default()
-    };
     let begin = Instant::now();
-    let mut transfer = Transfer::open(setup, nvme_host::open(&device)?, &config, unit)?;
+    let mut transfer =
+        Transfer::open(setup, nvme_host::open(&image.device)?, &demo.config(), unit)?;
     let bring_up = begin.elapsed();
-    let block = u64::from(demo.block);
     let blocks = demo.size / block;
     let bar = gpu::bar(&transfer.drive, blocks, "reading");
     let mut bytes = vec![0; unit as usize];
@@ -89,7 +78,8 @@ pub fn run(demo: &Demo, index: u32, unit: u64) -> Result<()> {
     drive.close()?;
     let gbps = demo.size as f64 / totals.seconds.max(1e-9) / 1e9;
     let rate = totals.commands as f64 / totals.seconds.max(1e-9);
-    let kept = demo.keep.then(|| image.path.display().to_string());
+    let path = image.path.as_ref().filter(|_| demo.keep);
+    let kept = path.map(|path| path.display().to_string());
     if demo.json {
         return output::json(&json!({
             "verified": true,
@@ -100,7 +90,7 @@ pub fn run(demo: &Demo, index: u32, unit: u64) -> Result<()> {
             "commands": totals.commands,
             "commands_per_s": rate,
             "checksum_xxh3": format!("{digest:016x}"),
-            "controller": "embedded simulator",
+            "controller": image.controller,
             "driver": by,
             "gpu": name,
             "tier": tier,
@@ -113,7 +103,7 @@ pub fn run(demo: &Demo, index: u32, unit: u64) -> Result<()> {
         "verified {} ({} bytes) on the GPU and again on the CPU: every byte read is the image's \
          (xxh3 {digest:016x})\n\
          {gbps:.2} GB/s, {} commands/s, {} commands in {:.3} s, bring-up {:.1} ms\n\
-         driven by {by}, one warp per queue; embedded simulator on {} CPU thread(s)\n\
+         driven by {by}, one warp per queue; {}\n\
          {tier}\n",
         units::bytes(demo.size),
         demo.size,
@@ -121,7 +111,7 @@ pub fn run(demo: &Demo, index: u32, unit: u64) -> Result<()> {
         totals.commands,
         totals.seconds,
         bring_up.as_secs_f64() * 1e3,
-        demo.sim_threads,
+        image.controller,
     );
     if let Some(path) = kept {
         text.push_str(&format!("image kept: {path}\n"));
