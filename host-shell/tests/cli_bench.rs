@@ -8,6 +8,7 @@ use serde_json::Value;
 use std::time::Duration;
 
 in_each_place!(
+    relayed_doorbells_carry_a_verified_workload,
     bench_by_bytes_moves_exactly_those,
     bench_by_time_takes_that_long,
     bench_keeps_the_mix,
@@ -64,6 +65,58 @@ fn demo_verifies_every_byte_and_cleans_up() {
     assert_eq!(bytes(&folder.path("kept.img")).len(), 1 << 20);
     folder.fails(&["demo", "--size", "1000"], 2, "whole number");
     folder.fails(&["demo", "--size", "lots"], 2, "byte size");
+}
+
+#[test]
+fn demo_on_a_device_uses_its_first_blocks_alone() {
+    let folder = Folder::new(Place::Embedded);
+    let before = bytes(&folder.file("disk.img", 4 << 20, 3));
+    for (device, doorbells) in [
+        ("sim:disk.img?block=512&mdts=1", "direct"),
+        ("sim:disk.img", "relay"),
+    ] {
+        let size = ["--size", "2MiB", "--doorbells", doorbells];
+        let report = folder.json(&[&["demo", "--device", device], &size[..]].concat());
+        assert_eq!(report["verified"], true);
+        assert_eq!(report["bytes"], 2 << 20);
+        assert_eq!(report["image"], Value::Null);
+        let after = bytes(&folder.path("disk.img"));
+        assert!(after[..2 << 20] != before[..2 << 20], "{device}");
+        assert!(after[2 << 20..] == before[2 << 20..], "{device}");
+    }
+    let demo = |more: &[&'static str]| [&["demo", "-d", "sim:disk.img"], more].concat();
+    folder.fails(&demo(&["--size", "8MiB"]), 2, "end past namespace");
+    folder.fails(&demo(&["--size", "1000"]), 2, "whole number");
+    folder.fails(&demo(&["--keep"]), 2, "--keep");
+    folder.fails(&demo(&["--irq", "--size", "1MiB"]), 1, "no interrupts");
+    folder.fails(
+        &demo(&["--rings", "cmb", "--size", "1MiB"]),
+        1,
+        "controller memory",
+    );
+    assert_eq!(folder.names(), ["disk.img"]);
+}
+
+fn relayed_doorbells_carry_a_verified_workload(place: Place) {
+    let folder = Folder::new(place);
+    let report = folder.ok(&[
+        "bench",
+        "-d",
+        "sim:mem?size=8MiB",
+        "--rw",
+        "randrw",
+        "--io-size",
+        "4MiB",
+        "--queues",
+        "2",
+        "--depth",
+        "8",
+        "--verify",
+        "--doorbells",
+        "relay",
+    ]);
+    assert!(report.contains("relayed doorbells"), "{report}");
+    assert!(report.contains("every byte as written"), "{report}");
 }
 
 fn bench_by_bytes_moves_exactly_those(place: Place) {
