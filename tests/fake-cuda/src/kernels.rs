@@ -11,7 +11,7 @@ use nvme_core::trace::Event;
 use nvme_core::{
     Cells, Collective, Command, Data, Finished, Outcome, SharedQueue, SubmitError, WaitError,
 };
-use nvme_gpu_kernel::work::{Launch, Report, Traced, data_word, pattern};
+use nvme_gpu_kernel::work::{Launch, Report, Traced, account, data_word, pattern};
 use std::time::Instant;
 
 /// Runs the kernel `name`.
@@ -74,6 +74,15 @@ fn command(launch: &Launch, index: u64, buffer: u64, tag: u32) -> Command<'stati
     Command::new(sqe, data, tag)
 }
 
+/// Writes the account of command `index`, where the launch wants them.
+fn tell(launch: &Launch, index: u64, word: u32) {
+    if launch.accounts != 0 {
+        let accounts = launch.accounts as usize as *mut u32;
+        // SAFETY: the host gives one word for each command.
+        unsafe { accounts.add(index as usize).write(word) };
+    }
+}
+
 fn owned(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
     let words = words(launch, number);
     // SAFETY: the host vouches for the words; nobody else uses the queue.
@@ -96,6 +105,7 @@ fn owned(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
                     report.sqes += 1;
                 }
                 _ => {
+                    tell(launch, mine[next], account::REFUSED);
                     report.refused += 1;
                     ended += 1;
                 }
@@ -103,10 +113,13 @@ fn owned(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
             next += 1;
         }
         queue.ring();
-        let (mut good, mut bad) = (0, None);
+        let (mut good, mut bad, mut after) = (0, None, 0);
         let reaped = queue.reap::<1>(|done: Finished| {
             let event = Event::completed(qid, done.cid, done.status, 0);
             record(launch, report, event, mine[done.tag as usize], now_ns());
+            let word = account::DONE | u32::from(done.status.0);
+            tell(launch, mine[done.tag as usize], word);
+            after += u64::from(done.late);
             match done.status.is_success() {
                 true => good += 1,
                 false => bad = Some(done.status),
@@ -120,14 +133,20 @@ fn owned(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
         }
         match reaped {
             Ok(0) => {
-                late += u64::from(queue.expire(now_ns(), |_| {}));
+                late += u64::from(queue.expire(now_ns(), |tag| {
+                    tell(launch, mine[tag as usize], account::TIMED_OUT);
+                }));
                 // Every slot is held by a command that got no answer: nothing more can happen.
                 if late > 0 && late >= u64::from(queue.in_flight()) {
                     break;
                 }
                 std::thread::yield_now();
             }
-            Ok(found) => ended += u64::from(found),
+            Ok(found) => {
+                ended += u64::from(found);
+                // What came after its deadline has ended, and is not late any more.
+                late -= after;
+            }
             Err(fault) => {
                 report.fault = u64::from(fault.code());
                 break;
@@ -177,6 +196,12 @@ fn shared(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
         let token = match queue.submit(&here, work, deadline_ns) {
             Ok(token) => token,
             Err(error) => {
+                let word = match error {
+                    SubmitError::QueueFull => account::FULL,
+                    SubmitError::Refused => account::FAULTED,
+                    _ => account::REFUSED,
+                };
+                tell(launch, *index, word);
                 report.refused += 1;
                 if error == SubmitError::Refused {
                     report.fault = queue.fault().map_or(0, |fault| u64::from(fault.code()));
@@ -186,17 +211,27 @@ fn shared(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
         };
         report.sqes += 1;
         match queue.wait(&here, token, deadline_ns) {
-            Ok((Outcome::Done(status), _)) if status.is_success() => report.completed += 1,
+            Ok((Outcome::Done(status), _)) if status.is_success() => {
+                tell(launch, *index, account::DONE);
+                report.completed += 1;
+            }
             Ok((Outcome::Done(status), _)) => {
+                tell(launch, *index, account::DONE | u32::from(status.0));
                 report.failed += 1;
                 report.status = u64::from(status.0);
             }
-            Ok(_) => report.failed += 1,
+            Ok(_) => {
+                tell(launch, *index, account::ABORTED);
+                report.failed += 1;
+            }
             Err((WaitError::TimedOut, _)) => {
+                tell(launch, *index, account::TIMED_OUT);
                 report.timed_out += 1;
                 return;
             }
             Err((WaitError::Refused, _)) => {
+                tell(launch, *index, account::FAULTED);
+                report.refused += 1;
                 report.fault = queue.fault().map_or(0, |fault| u64::from(fault.code()));
                 return;
             }

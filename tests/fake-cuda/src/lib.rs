@@ -18,7 +18,7 @@ use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -59,9 +59,27 @@ fn fault(name: &str) -> bool {
     std::env::var("FAKE_CUDA").is_ok_and(|value| value == name)
 }
 
+/// When a kernel ended, once it has.
+type End = Arc<OnceLock<Instant>>;
+
 /// A stream: the kernel that was launched last.
+#[derive(Default)]
 struct Stream {
     running: Option<JoinHandle<()>>,
+    end: Option<End>,
+}
+
+/// A moment in a stream: now, or when the kernel in it ends.
+struct Event {
+    recorded: Instant,
+    after: Option<End>,
+}
+
+impl Event {
+    fn moment(&self) -> Instant {
+        let end = self.after.as_ref().and_then(|end| end.get().copied());
+        end.map_or(self.recorded, |end| end.max(self.recorded))
+    }
 }
 
 impl Stream {
@@ -329,7 +347,7 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, _: c_uint) -> Status {
-    let new = Box::new(Mutex::new(Stream { running: None }));
+    let new = Box::new(Mutex::new(Stream::default()));
     // SAFETY: the caller gives a place for one handle.
     unsafe { *stream = Box::into_raw(new).cast() };
     SUCCESS
@@ -372,16 +390,25 @@ pub unsafe extern "C" fn cuStreamSynchronize(handle: *mut c_void) -> Status {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, _: c_uint) -> Status {
-    let moment = Box::new(Instant::now());
+    let new = Box::new(Event {
+        recorded: Instant::now(),
+        after: None,
+    });
     // SAFETY: the caller gives a place for one handle.
-    unsafe { *event = Box::into_raw(moment).cast() };
+    unsafe { *event = Box::into_raw(new).cast() };
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuEventRecord(event: *mut c_void, _stream: *mut c_void) -> Status {
+pub unsafe extern "C" fn cuEventRecord(event: *mut c_void, handle: *mut c_void) -> Status {
+    // SAFETY: the caller's handle.
+    let stream = lock(unsafe { stream(handle) });
+    let new = Event {
+        recorded: Instant::now(),
+        after: stream.end.clone(),
+    };
     // SAFETY: the caller's handle; one thread records it.
-    unsafe { *event.cast::<Instant>() = Instant::now() };
+    unsafe { *event.cast::<Event>() = new };
     SUCCESS
 }
 
@@ -391,18 +418,18 @@ pub unsafe extern "C" fn cuEventElapsedTime(
     start: *mut c_void,
     end: *mut c_void,
 ) -> Status {
-    // SAFETY: the caller's handles, and a place for one number.
-    unsafe {
-        let elapsed = *end.cast::<Instant>() - *start.cast::<Instant>();
-        *ms = (elapsed.as_secs_f32() * 1e3).max(1e-3);
-    }
+    // SAFETY: the caller's handles.
+    let (start, end) = unsafe { (&*start.cast::<Event>(), &*end.cast::<Event>()) };
+    let elapsed = end.moment().saturating_duration_since(start.moment());
+    // SAFETY: the caller gives a place for one number.
+    unsafe { *ms = (elapsed.as_secs_f32() * 1e3).max(1e-3) };
     SUCCESS
 }
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventDestroy_v2(event: *mut c_void) -> Status {
     // SAFETY: the caller destroys a handle once.
-    drop(unsafe { Box::from_raw(event.cast::<Instant>()) });
+    drop(unsafe { Box::from_raw(event.cast::<Event>()) });
     SUCCESS
 }
 
@@ -431,6 +458,8 @@ pub unsafe extern "C" fn cuLaunchKernel(
     // SAFETY: the caller's handle.
     let mut stream = lock(unsafe { stream(handle) });
     stream.finish();
+    let end = End::default();
+    stream.end = Some(Arc::clone(&end));
     stream.running = Some(std::thread::spawn(move || {
         while fault("hang") {
             std::thread::sleep(Duration::from_millis(50));
@@ -438,6 +467,8 @@ pub unsafe extern "C" fn cuLaunchKernel(
         if !fault("idle") {
             kernels::run(KERNELS[kernel].trim_end_matches('\0'), &launch);
         }
+        // Set once, here.
+        let _ = end.set(Instant::now());
     }));
     SUCCESS
 }
