@@ -123,6 +123,8 @@ pub struct Hand<'a> {
     /// Entries fetched and completions posted since the queue was created.
     fetched: u32,
     posted: u32,
+    /// Completions given back, as the last look at the head doorbell showed.
+    freed: u32,
 }
 
 impl<'a> Hand<'a> {
@@ -133,6 +135,7 @@ impl<'a> Hand<'a> {
             waiting: 0,
             fetched: 0,
             posted: 0,
+            freed: 0,
         }
     }
 
@@ -163,7 +166,7 @@ impl<'a> Hand<'a> {
         waiting
     }
 
-    /// The next entry, if the tail doorbell has passed it.
+    /// The next entry, if the tail doorbell has passed it; its slot's list is read, too.
     pub fn fetch(&mut self) -> Option<Sqe> {
         if self.waiting == 0 && self.look() == 0 {
             return None;
@@ -171,14 +174,34 @@ impl<'a> Hand<'a> {
         let index = self.fetched & self.mask();
         self.waiting -= 1;
         self.fetched = self.fetched.wrapping_add(1);
-        Some(self.rig.sq[index as usize].load())
+        let sqe = self.rig.sq[index as usize].load();
+        let list = usize::from(sqe.cid().0 & 0xFFF) * LIST_WORDS;
+        for word in self.rig.lists.iter().skip(list).take(LIST_WORDS) {
+            word.load_settled(Scope::Sys);
+        }
+        Some(sqe)
+    }
+
+    /// Looks at the head doorbell: how many completions the driver has given back since the beginning.
+    ///
+    /// # Panics
+    /// When the head went back, or passed what was posted.
+    pub fn look_back(&mut self) -> u32 {
+        // Acquire: the driver's reads of the entries that it gave back are over.
+        let head = self.rig.head.load(Order::Acquire, Scope::Sys);
+        let more = head.wrapping_sub(self.freed) & self.mask();
+        let unseen = self.posted.wrapping_sub(self.freed);
+        assert!(
+            more <= unseen,
+            "the head doorbell went back or too far: {more} of {unseen}"
+        );
+        self.freed = self.freed.wrapping_add(more);
+        self.freed
     }
 
     /// Whether the completion ring has room, as the head doorbell says.
-    pub fn has_room(&self) -> bool {
-        // Acquire: the driver's reads of the entries that it gave back are over.
-        let head = self.rig.head.load(Order::Acquire, Scope::Sys);
-        self.posted.wrapping_add(1).wrapping_sub(head) & self.mask() != 0
+    pub fn has_room(&mut self) -> bool {
+        self.posted.wrapping_sub(self.look_back()) < self.mask()
     }
 
     /// The entry that an honest controller posts next for this command.
@@ -206,10 +229,8 @@ impl<'a> Hand<'a> {
 
     /// Overwrites the entries that the head doorbell has given back, as a controller may at any time;
     /// in the first lap only. They keep the phase tag that they had.
-    pub fn scribble(&self) {
-        // Acquire: the driver's reads of the entries that it gave back are over.
-        let head = self.rig.head.load(Order::Acquire, Scope::Sys);
-        for index in 0..head {
+    pub fn scribble(&mut self) {
+        for index in 0..self.look_back() {
             self.rig.cq[index as usize].post(Cqe {
                 dw0: u32::MAX,
                 dw1: u32::MAX,

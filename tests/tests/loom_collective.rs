@@ -117,9 +117,14 @@ fn two_lanes_submit() {
             let device = controller(&rig, 2);
             team(2, &rig, |rig, member| {
                 let mut queue = rig.collective(member.clone());
-                queue
-                    .submit(true, |_| command(member.rank(), false), NEVER)
-                    .unwrap();
+                // One after the other: the second lane takes what the first one put into the free ring.
+                for turn in [1, 0] {
+                    let wants = member.rank() == turn;
+                    let number = member.rank();
+                    queue
+                        .submit(wants, |_| command(number, false), NEVER)
+                        .unwrap();
+                }
                 queue.ring();
                 queue.suspend();
             });

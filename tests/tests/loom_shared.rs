@@ -3,7 +3,8 @@
 
 use loom::thread;
 use nvme_core::group::{Alone, Group};
-use nvme_core::spec::{Nsid, Sqe, Status};
+use nvme_core::spec::{Iova, Nsid, Sqe, Status};
+use nvme_core::sync::{AtomicU64, Order, Scope};
 use nvme_core::{Command, Data, Drained, Outcome, SharedQueue, SubmitError, Token, WaitError};
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::model::{Bound, check};
@@ -19,9 +20,11 @@ const BEFORE_WRAP: u32 = 0u32.wrapping_sub(8);
 fn command(number: u32, cell: u32) -> Command<'static> {
     let mut sqe = Sqe::new(2, Nsid(1));
     (sqe.cdw10, sqe.cdw15) = (number, !number);
+    // Three pages: two of them in the slot's list.
+    let (iova, len) = (Iova(0x1000 * u64::from(number + 1)), 3 * 4096);
     Command {
         wants_dw0: true,
-        ..Command::new(sqe, Data::None, cell)
+        ..Command::new(sqe, Data::Contiguous { iova, len }, cell)
     }
 }
 
@@ -302,35 +305,143 @@ fn a_timeout_while_the_completion_is_drained() {
     );
 }
 
+/// One look at the tail doorbell; what it shows is fetched, whole.
+fn glance(rig: &Rig) {
+    let mut hand = Hand::new(rig);
+    for _ in 0..hand.look() {
+        let sqe = hand.fetch().unwrap();
+        assert_eq!(sqe.cdw15, !sqe.cdw10, "half of an entry was fetched");
+    }
+}
+
+/// Runs `lane` as each of two members; the first is this thread. What each returned.
+fn two_lanes<R: 'static>(rig: &Arc<Rig>, lane: fn(&Rig, &Team) -> R) -> [R; 2] {
+    let mut members = Team::of(2);
+    let (other, others) = (members.remove(1), rig.clone());
+    let other = thread::spawn(move || lane(&others, &other));
+    let mine = lane(rig, &members[0]);
+    [mine, other.join().unwrap()]
+}
+
 #[test]
-fn two_lanes_submit_and_drain() {
+fn two_lanes_submit() {
     check(
-        "two lanes share one claim, one position and one drain: whole entries, whole results",
-        Bound::Preemptions(0),
+        "two lanes share a claim, a position and a doorbell: no entry is fetched before it is complete",
+        Bound::Preemptions(2),
         || {
             let rig = Arc::new(Rig::new(4, 3, 2, 0));
-            let lane = |rig: &Rig, member: &Team| {
-                let (queue, mine) = (rig.shared(), member.rank());
-                let token = queue.place(member, command(mine, mine)).unwrap();
+            let device = rig.clone();
+            let device = thread::spawn(move || glance(&device));
+            let cids = two_lanes(&rig, |rig, member| {
+                let queue = rig.shared();
+                let token = queue.place(member, command(member.rank(), member.rank()));
                 queue.ring(member);
-                queue.drain(member);
-                token.words()
-            };
+                token.unwrap().cid()
+            });
+            device.join().unwrap();
+            assert_ne!(cids[0], cids[1]);
+        },
+    );
+}
+
+#[test]
+fn two_lanes_ring_for_another() {
+    check(
+        "two lanes ring for what another thread placed: no entry is fetched before it is complete",
+        Bound::Preemptions(2),
+        || {
+            let rig = Arc::new(Rig::new(4, 3, 1, 0));
+            let device = rig.clone();
+            let device = thread::spawn(move || glance(&device));
+            let other = rig.clone();
+            let other = thread::spawn(move || {
+                let _token = other.shared().place(&Alone, command(0, 0)).unwrap();
+            });
+            two_lanes(&rig, |rig, member| rig.shared().ring(member));
+            other.join().unwrap();
+            device.join().unwrap();
+        },
+    );
+}
+
+#[test]
+fn two_lanes_drain() {
+    check(
+        "two lanes drain together: results are whole, and entries are given back when both have read",
+        Bound::Preemptions(2),
+        || {
+            let rig = Arc::new(Rig::new(4, 3, 2, 0));
+            let tokens = [0, 1].map(|cell| place(&rig.shared(), cell, cell));
             let device = rig.clone();
             let device = thread::spawn(move || {
                 let mut hand = Hand::new(&device);
                 serve(&mut hand, 2);
                 hand.scribble();
             });
-            let mut members = Team::of(2);
-            let (other, others) = (members.remove(1), rig.clone());
-            let other = thread::spawn(move || lane(&others, &other));
-            let mine = lane(&rig, &members[0]);
-            let tokens = [mine, other.join().unwrap()].map(Token::from_words);
+            two_lanes(&rig, |rig, member| {
+                rig.shared().drain(member);
+                rig.shared().drain(member);
+            });
             device.join().unwrap();
             for (token, number) in tokens.into_iter().zip(0..) {
                 finish(&rig.shared(), &token, number);
             }
+        },
+    );
+}
+
+#[test]
+fn what_a_command_moved_is_there_when_its_end_is() {
+    check(
+        "one drains and another polls: with the end comes what the controller wrote before it",
+        Bound::Exhaustive,
+        || {
+            let rig = Arc::new(Rig::new(2, 1, 1, 0));
+            let token = place(&rig.shared(), 3, 0);
+            let data = Arc::new(AtomicU64::new(0));
+            let (device, buffer) = (rig.clone(), data.clone());
+            let device = thread::spawn(move || {
+                buffer.store(99, Order::Relaxed, Scope::Sys);
+                serve(&mut Hand::new(&device), 1);
+            });
+            let other = rig.clone();
+            let other = thread::spawn(move || _ = other.shared().drain(&Alone));
+            let queue = rig.shared();
+            if queue.poll(&token).is_some() {
+                assert_eq!(data.load_settled(Scope::Sys), 99);
+            }
+            device.join().unwrap();
+            other.join().unwrap();
+        },
+    );
+}
+
+#[test]
+fn a_slot_that_was_never_used_meets_an_entry_that_was() {
+    check(
+        "design 6.3: the entry is free even for a holder who has learned nothing from its own slot",
+        Bound::Preemptions(3),
+        || {
+            let rig = Arc::new(Rig::new(4, 2, 2, 0));
+            let other = rig.clone();
+            let other = thread::spawn(move || {
+                // In the other word's slot: cell 1 asks for slot 1.
+                let token = other.shared().place(&Alone, command(9, 1));
+                token.map(Token::words).ok()
+            });
+            let queue = rig.shared();
+            let mut hand = Hand::new(&rig);
+            for number in 0..4 {
+                if let Ok(token) = queue.place(&Alone, command(number, 0)) {
+                    queue.ring(&Alone);
+                    if hand.serve() > 0 {
+                        queue.drain(&Alone);
+                    }
+                    let _ = token;
+                }
+            }
+            other.join().unwrap();
+            assert_eq!(queue.fault(), None);
         },
     );
 }
