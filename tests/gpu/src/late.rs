@@ -18,7 +18,7 @@ const TIMEOUT_NS: u64 = 50_000_000;
 /// What happens between the deadline and the late arrival.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Between {
-    /// Nothing: the completion is taken by the next launch.
+    /// Nothing: the host takes the completion before the next launch.
     Nothing,
     /// A controller reset; the slot and the buffer are used again.
     Reset,
@@ -90,9 +90,13 @@ fn run(bench: &Bench, mode: Mode, between: Between) -> Result<String, String> {
     match between {
         Between::Nothing => {
             std::thread::sleep(delay);
-            // The buffer is still that command's, and the next launch takes its completion.
+            // The buffer is still that command's.
             if !is_image(rig.data(), late) {
                 return Err("the late data did not arrive".to_owned());
+            }
+            let taken = rig.drain(mode)?;
+            if taken != 1 {
+                return Err(format!("the host took {taken} completions, not 1"));
             }
         }
         Between::Reset => {

@@ -12,6 +12,8 @@ const QUEUES: u32 = 8;
 const IMAGE: u64 = 8 << 20;
 /// Longest wait for a command, before the factor for slow tools.
 const TIMEOUT_NS: u64 = 150_000_000;
+/// How much later than otherwise a late completion comes, in milliseconds, before that factor.
+const LATE_MS: u64 = 400;
 /// Launches of one cell; each fault costs one.
 const ROUNDS: u32 = 40;
 
@@ -68,7 +70,7 @@ const FAULTS: [Fault; 12] = [
     often("torn-cqe", "torncqe", 7),
     fault("error-status", "status:0x281", Effect::Status(0x281)),
     fault("dropped", "drop", Effect::Late),
-    fault("late", "delay:400ms", Effect::Late),
+    fault("late", "delay", Effect::Late),
     fault("wrong-phase", "wrongphase", Effect::Late),
     fault("wrong-cid", "wrongcid:0xfff0", Effect::Refused),
     fault("duplicate", "duplicate", Effect::Refused),
@@ -78,14 +80,18 @@ const FAULTS: [Fault; 12] = [
 ];
 
 impl Fault {
-    fn rules(&self, commands: u64) -> Vec<String> {
-        match (self.rule, self.every, self.effect) {
-            ("", ..) => Vec::new(),
-            (rule, Some(every), _) => vec![format!("{rule}@every={every}")],
-            (rule, None, Effect::Gone) => vec![format!("{rule}@nth={}", commands / 2)],
-            (rule, None, _) => [1, 2, 3]
-                .map(|k| format!("{rule}@nth={}", (commands * k / 4).max(1)))
-                .to_vec(),
+    fn rules(&self, commands: u64, patience: u64) -> Vec<String> {
+        let at = |rule: &str, nth: u64| format!("{rule}@nth={}", nth.max(1));
+        match (self.rule, self.every) {
+            ("", _) => Vec::new(),
+            (rule, Some(every)) => vec![format!("{rule}@every={every}")],
+            // The controller dies of it, so the others would strike who knows when.
+            (rule @ ("cfs" | "allones"), None) => vec![at(rule, commands / 2)],
+            ("delay", None) => {
+                let rule = format!("delay:{}ms", LATE_MS * patience);
+                [1, 2, 3].map(|k| at(&rule, commands * k / 4)).to_vec()
+            }
+            (rule, None) => [1, 2, 3].map(|k| at(rule, commands * k / 4)).to_vec(),
         }
     }
 }
@@ -169,7 +175,7 @@ impl Cell {
         let model = Model {
             image: IMAGE,
             dstrd: self.dstrd,
-            faults: &fault.rules(options.commands),
+            faults: &fault.rules(options.commands, bench.patience),
             threads: 6,
         };
         let mut rig = Rig::new(bench, shape, &model)?;
@@ -353,11 +359,11 @@ mod tests {
     fn faults_strike_within_the_run() {
         let dropped = FAULTS.iter().find(|fault| fault.name == "dropped").unwrap();
         assert_eq!(
-            dropped.rules(100),
+            dropped.rules(100, 1),
             ["drop@nth=25", "drop@nth=50", "drop@nth=75"]
         );
         for fault in &FAULTS {
-            let rules = fault.rules(1000);
+            let rules = fault.rules(1000, 2);
             let options: String = rules.iter().map(|rule| format!("&fault={rule}")).collect();
             assert!(nvme_sim::config::parse(&format!("null?{options}")).is_ok());
         }

@@ -3,13 +3,14 @@
 #![allow(unsafe_code)]
 
 use crate::admin;
-use crate::bench::{Bench, Tier};
+use crate::bench::{Bench, Mode, Tier};
 use crate::sim::{BLOCK, Model, Sim};
+use nvme_core::group::Alone;
 use nvme_core::handoff::QueueWords;
 use nvme_core::queue_state::{QueueState, words as state_words};
 use nvme_core::spec::{Qid, register};
 use nvme_core::sync::AtomicU32;
-use nvme_core::{Cells, SharedQueue};
+use nvme_core::{Cells, Collective, Drained, SharedQueue};
 use nvme_gpu_kernel::Queues;
 use nvme_gpu_kernel::work::{Launch, Report};
 use nvme_host::cuda::{DeviceMemory, Kernel, Registered};
@@ -408,6 +409,36 @@ impl<'b> Rig<'b> {
         })?;
         self.cells.zero().map_err(text)?;
         Ok(ended)
+    }
+
+    /// Takes the completions that came since the last launch, on the host; returns how many.
+    ///
+    /// For the kind of queue that `mode` uses: one that a group owns, or one that is shared.
+    pub fn drain(&mut self, mode: Mode) -> Result<u32, String> {
+        let mut taken = 0;
+        for (index, words) in self.words.iter().enumerate() {
+            let state = self.download_state(index)?;
+            let words = QueueWords {
+                state: state.as_ptr().addr() as u64,
+                ..*words
+            };
+            // SAFETY: host addresses of rings that live as long as this rig, and of the copy.
+            let attached = unsafe { words.attach() };
+            let (memory, view) = attached.ok_or("impossible queue words")?;
+            if matches!(mode, Mode::Shared | Mode::Divergent) {
+                let queue = SharedQueue::new(memory, view, Cells::new(&[]));
+                if let Drained::Took(count) = queue.drain(&Alone) {
+                    taken += count;
+                }
+            } else {
+                let mut queue = Collective::resume(Alone, memory, view);
+                taken += queue.reap::<1>(|_| {}).map_err(|fault| fault.to_string())?;
+                queue.suspend();
+            }
+            self.upload_state(index, &state)?;
+        }
+        self.cells.zero().map_err(text)?;
+        Ok(taken)
     }
 
     /// Commands in flight on all queues, as the state says.

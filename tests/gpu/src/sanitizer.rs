@@ -13,7 +13,7 @@ const SHORT: [&str; 4] = [
     "tier0/no-fault",
 ];
 /// Kernels are this much slower under the tools.
-const PATIENCE: &str = "40";
+const PATIENCE: &str = "8";
 const COMMANDS: &str = "2000";
 /// The tools' exit status when they found something.
 const FOUND: i32 = 86;
