@@ -145,18 +145,18 @@ impl Vfio {
         let inner = Arc::new(Inner {
             address,
             bar,
-            file: Mutex::new(None),
+            file: Mutex::new(Some(file)),
             config_offset: config.offset,
             can_reset: info.flags & VFIO_DEVICE_FLAGS_RESET != 0,
             group,
             cmb_control: OnceLock::new(),
             cmb: Mutex::default(),
         });
-        let watch = Watch::start(&file, {
+        // An event finds the file in its place, and takes it from there.
+        let watch = inner.with_file("watching the device", |file| {
             let inner = Arc::clone(&inner);
-            move |event| inner.let_go(event)
+            Watch::start(file, move |event| inner.let_go(event)).map_err(io::Error::other)
         })?;
-        *lock(&inner.file) = Some(file);
         let device = Self {
             inner,
             _watch: watch,
