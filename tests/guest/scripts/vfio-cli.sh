@@ -44,6 +44,11 @@ cmp -n 4096 /tmp/zeroes /dev/zero
 nvme-gpu bench --device "$device" --runtime 1s --queues 2 --depth 16
 nvme-gpu write --device "$device" --lba 65536 --in /tmp/data --allow-write
 nvme-gpu bench --device "$device" --io-size 8MiB --size 16MiB --rw randrw --verify --allow-write --json >/tmp/bench
+fails_with 2 nvme-gpu demo --device "$device" --size 16MiB
+nvme-gpu demo --device "$device" --size 16MiB --queues 2 --allow-write --json >/tmp/demo
+cat /tmp/demo
+grep -q '"verified": *true' /tmp/demo
+nvme-gpu stream --device "$device" --size 16MiB --json
 fails_with 2 nvme-gpu bench --device "$device" --rw randwrite --io-size 1MiB
 fails_with 2 nvme-gpu read --device "$device" --lba 999999999 --blocks 1
 fails_with 2 nvme-gpu read --device "$device" --namespace-id 77 --blocks 1
