@@ -12,7 +12,7 @@
 //! - [`Driven`]: queue pairs of a controller in the GPU's hands, and their recovery.
 //! - [`Trace`]: what kernels recorded.
 //! - [`Drive`]: all of that for one namespace, as the command line uses it.
-//! - [`bench`]: the suite of measurements.
+//! - [`mod@bench`]: the suite of measurements.
 //! - [`null`]: a controller of CPU threads that moves no data, for benchmarks.
 //!
 //! Every call into the driver lies in this folder.

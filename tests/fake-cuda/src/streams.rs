@@ -1,0 +1,174 @@
+//! Streams, events and launches: a kernel is a thread, and its end the moment of the events after it.
+// UNSAFETY: a C interface of raw pointers, whose callers keep the driver's rules.
+#![allow(unsafe_code, non_snake_case)]
+#![allow(
+    clippy::missing_safety_doc,
+    reason = "the CUDA driver API documents them"
+)]
+
+use crate::{INVALID_VALUE, KERNELS, NOT_READY, SUCCESS, Status, fault, kernels, lock};
+use nvme_gpu_kernel::work::Launch;
+use std::ffi::{c_uint, c_void};
+use std::sync::{Arc, Mutex, OnceLock};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+/// When a kernel ended, once it has.
+type End = Arc<OnceLock<Instant>>;
+
+/// A stream: the kernel that was launched last.
+#[derive(Default)]
+struct Stream {
+    running: Option<JoinHandle<()>>,
+    end: Option<End>,
+}
+
+/// A moment in a stream: now, or when the kernel in it ends.
+struct Event {
+    recorded: Instant,
+    after: Option<End>,
+}
+
+impl Event {
+    fn moment(&self) -> Instant {
+        let end = self.after.as_ref().and_then(|end| end.get().copied());
+        end.map_or(self.recorded, |end| end.max(self.recorded))
+    }
+}
+
+impl Stream {
+    fn finish(&mut self) {
+        if let Some(kernel) = self.running.take() {
+            // A kernel that panicked has printed why, and reports nothing.
+            let _ = kernel.join();
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, _: c_uint) -> Status {
+    let new = Box::new(Mutex::new(Stream::default()));
+    // SAFETY: the caller gives a place for one handle.
+    unsafe { *stream = Box::into_raw(new).cast() };
+    SUCCESS
+}
+
+/// The stream behind a handle.
+///
+/// # Safety
+/// The handle is from `cuStreamCreate` and was not destroyed.
+unsafe fn stream<'a>(handle: *mut c_void) -> &'a Mutex<Stream> {
+    // SAFETY: the caller's.
+    unsafe { &*handle.cast::<Mutex<Stream>>() }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamDestroy_v2(handle: *mut c_void) -> Status {
+    // SAFETY: the caller destroys a handle once.
+    let stream = unsafe { Box::from_raw(handle.cast::<Mutex<Stream>>()) };
+    // A kernel that hangs is left alone, as the driver does.
+    drop(stream);
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamQuery(handle: *mut c_void) -> Status {
+    // SAFETY: the caller's handle.
+    let stream = lock(unsafe { stream(handle) });
+    match &stream.running {
+        Some(kernel) if !kernel.is_finished() => NOT_READY,
+        _ => SUCCESS,
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamSynchronize(handle: *mut c_void) -> Status {
+    // SAFETY: the caller's handle.
+    lock(unsafe { stream(handle) }).finish();
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventCreate(event: *mut *mut c_void, _: c_uint) -> Status {
+    let new = Box::new(Event {
+        recorded: Instant::now(),
+        after: None,
+    });
+    // SAFETY: the caller gives a place for one handle.
+    unsafe { *event = Box::into_raw(new).cast() };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventRecord(event: *mut c_void, handle: *mut c_void) -> Status {
+    // SAFETY: the caller's handle.
+    let stream = lock(unsafe { stream(handle) });
+    let new = Event {
+        recorded: Instant::now(),
+        after: stream.end.clone(),
+    };
+    // SAFETY: the caller's handle; one thread records it.
+    unsafe { *event.cast::<Event>() = new };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventElapsedTime(
+    ms: *mut f32,
+    start: *mut c_void,
+    end: *mut c_void,
+) -> Status {
+    // SAFETY: the caller's handles.
+    let (start, end) = unsafe { (&*start.cast::<Event>(), &*end.cast::<Event>()) };
+    let elapsed = end.moment().saturating_duration_since(start.moment());
+    // SAFETY: the caller gives a place for one number.
+    unsafe { *ms = (elapsed.as_secs_f32() * 1e3).max(1e-3) };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventDestroy_v2(event: *mut c_void) -> Status {
+    // SAFETY: the caller destroys a handle once.
+    drop(unsafe { Box::from_raw(event.cast::<Event>()) });
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuLaunchKernel(
+    function: *const u8,
+    grid: c_uint,
+    _: c_uint,
+    _: c_uint,
+    block: c_uint,
+    _: c_uint,
+    _: c_uint,
+    _: c_uint,
+    handle: *mut c_void,
+    parameters: *mut *mut c_void,
+    _: *mut *mut c_void,
+) -> Status {
+    if grid == 0 || block == 0 || block > 1024 {
+        return INVALID_VALUE;
+    }
+    let Some(kernel) = KERNELS.iter().position(|name| name.as_ptr() == function) else {
+        return INVALID_VALUE;
+    };
+    // SAFETY: every kernel here takes one `Launch`.
+    let launch = unsafe { **parameters.cast::<*const Launch>() };
+    // SAFETY: the caller's handle.
+    let mut stream = lock(unsafe { stream(handle) });
+    stream.finish();
+    let end = End::default();
+    stream.end = Some(Arc::clone(&end));
+    stream.running = Some(std::thread::spawn(move || {
+        while fault("hang") {
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        if !fault("idle") {
+            kernels::run(KERNELS[kernel].trim_end_matches('\0'), &launch);
+        }
+        // Set once, here.
+        let _ = end.set(Instant::now());
+    }));
+    SUCCESS
+}
