@@ -38,22 +38,25 @@ fn text(output: &Output) -> String {
 #[test]
 fn all_is_well() {
     let chosen = [
-        "matrix/owner/tier1",
-        "matrix/warp/tier0/no-fault",
-        "matrix/block/tier2/dropped",
-        "matrix/shared/tier0/late",
-        "matrix/divergent/tier1/wrong-cid",
-        "stride/warp",
+        "owner/tier1/dropped",
+        "owner/tier1/wrong-phase",
+        "owner/tier1/wrong-cid",
+        "owner/tier1/dead-cfs",
+        "warp/tier0/no-fault",
+        "block/tier2/no-fault",
+        "shared/tier0/late",
+        "divergent/tier1/error-status",
         "wrap/shared",
         "late/owner",
         "late/divergent",
     ];
-    let small = ["--commands", "800", "--patience", "1"];
+    // A busy machine may take three times as long.
+    let small = ["--commands", "900", "--patience", "3"];
     let output = run("well", "", &[&small[..], &chosen].concat());
     let text = text(&output);
     assert!(output.status.success(), "{text}");
     let counts = text.lines().last().unwrap();
-    assert_eq!(counts, "24 passed, 0 failed, 0 skipped", "{text}");
+    assert_eq!(counts, "14 passed, 0 failed, 0 skipped", "{text}");
 }
 
 #[test]
