@@ -163,36 +163,12 @@ impl Shared {
         self.pass();
     }
 
-    /// Passes on what is there: the words of I/O queues, then those of the admin queue.
+    /// Passes on what is there.
     fn pass(&self) -> u64 {
-        let (admin, io) = self.doorbells.split_at(2);
-        let mut passed = self.sweep(io);
-        // Acquire: pairs with the release of whoever stored the word; its earlier rings of I/O queues
-        // are visible to the second sweep, so a queue is never deleted before its last ring arrives.
-        let rung = |(at, _): &(usize, _)| self.word(*at).load(Ordering::Acquire) != NONE;
-        if admin.iter().any(rung) {
-            passed += self.sweep(io);
-            passed += self.sweep(admin);
-        }
-        passed
-    }
-
-    fn sweep(&self, doorbells: &[(usize, Doorbell<'static>)]) -> u64 {
-        let mut passed = 0;
-        for (at, doorbell) in doorbells {
-            let word = self.word(*at);
-            if word.load(Ordering::Relaxed) == NONE {
-                continue;
-            }
-            // Acquire: pairs with the release of whoever stored the word; its entries are visible
-            // before the controller is told of them.
-            let value = word.swap(NONE, Ordering::Acquire);
-            if value != NONE {
-                doorbell.ring(value);
-                passed += 1;
-            }
-        }
-        passed
+        let place = |index: usize| self.word(self.doorbells[index].0);
+        pass(self.doorbells.len(), place, |index, value| {
+            self.doorbells[index].1.ring(value);
+        })
     }
 
     fn word(&self, at: usize) -> &AtomicU32 {
@@ -217,6 +193,40 @@ impl Shared {
             std::thread::yield_now();
         }
     }
+}
+
+/// Passes on what is in `count` words: those of I/O queues, then the two of the admin queue, which come
+/// first. How many values there were.
+fn pass<'a>(
+    count: usize,
+    word: impl Fn(usize) -> &'a AtomicU32,
+    mut ring: impl FnMut(usize, u32),
+) -> u64 {
+    let mut sweep = |indexes: std::ops::Range<usize>| {
+        let mut passed = 0;
+        for index in indexes {
+            let word = word(index);
+            if word.load(Ordering::Relaxed) == NONE {
+                continue;
+            }
+            // Acquire: pairs with the release of whoever stored the word; its entries are visible
+            // before the controller is told of them.
+            let value = word.swap(NONE, Ordering::Acquire);
+            if value != NONE {
+                ring(index, value);
+                passed += 1;
+            }
+        }
+        passed
+    };
+    let mut passed = sweep(2..count);
+    // Acquire: pairs with the release of whoever stored the word; its earlier rings of I/O queues are
+    // visible to the second sweep, so a queue is never deleted before its last ring arrives.
+    if (0..2).any(|index| word(index).load(Ordering::Acquire) != NONE) {
+        passed += sweep(2..count);
+        passed += sweep(0..2);
+    }
+    passed
 }
 
 impl Registers for Shared {
@@ -332,6 +342,65 @@ mod tests {
             assert!(!relay.words().iter().any(left), "a ring was left behind");
         }
     }
+
+    #[test]
+    fn rings_of_io_queues_arrive_before_a_later_ring_of_the_admin_queue() {
+        let words: Vec<AtomicU32> = (0..6).map(|_| AtomicU32::new(NONE)).collect();
+        words[5].store(7, Ordering::Relaxed);
+        let mut rung = Vec::new();
+        let passed = pass(
+            6,
+            |index| &words[index],
+            |index, value| {
+                rung.push((index, value));
+                if index == 5 {
+                    // While the sweep is past word 2: the last ring of a queue, and its deletion.
+                    words[2].store(1, Ordering::Release);
+                    words[0].store(2, Ordering::Release);
+                }
+            },
+        );
+        assert_eq!(rung, [(5, 7), (2, 1), (0, 2)]);
+        assert_eq!(passed, 3);
+    }
+
+    #[test]
+    fn the_last_value_stored_is_never_lost() {
+        const ROUNDS: u32 = 20_000;
+        let word = AtomicU32::new(NONE);
+        let seen = AtomicU32::new(NONE);
+        let stop = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stop.load(Ordering::Relaxed) {
+                    pass(
+                        3,
+                        |index| if index == 2 { &word } else { &NOTHING },
+                        |_, value| {
+                            seen.store(value, Ordering::Relaxed);
+                        },
+                    );
+                }
+            });
+            for round in 0..ROUNDS {
+                for value in [2 * round, 2 * round + 1] {
+                    word.store(value, Ordering::Release);
+                }
+                let begin = Instant::now();
+                while seen.load(Ordering::Relaxed) != 2 * round + 1 {
+                    if begin.elapsed() > Duration::from_secs(20) {
+                        stop.store(true, Ordering::Relaxed);
+                        panic!("the last value of round {round} was lost");
+                    }
+                    std::thread::yield_now();
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+        });
+    }
+
+    /// A word that nobody rings.
+    static NOTHING: AtomicU32 = AtomicU32::new(NONE);
 
     /// A queue of the same number rings the same values again; none is taken for an old one, and no
     /// ring reaches a queue that is gone.
