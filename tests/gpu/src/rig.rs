@@ -2,15 +2,14 @@
 // UNSAFETY: rings, doorbells and data are raw memory that a GPU and a controller share.
 #![allow(unsafe_code)]
 
+mod states;
+
 use crate::admin;
-use crate::bench::{Bench, Mode, Tier};
+use crate::bench::{Bench, Tier};
 use crate::sim::{BLOCK, Model, Sim};
-use nvme_core::group::Alone;
 use nvme_core::handoff::QueueWords;
-use nvme_core::queue_state::{QueueState, words as state_words};
-use nvme_core::spec::{Qid, register};
-use nvme_core::sync::AtomicU32;
-use nvme_core::{Cells, Collective, Drained, SharedQueue};
+use nvme_core::queue_state::words as state_words;
+use nvme_core::spec::register;
 use nvme_gpu_kernel::Queues;
 use nvme_gpu_kernel::work::{Launch, Report};
 use nvme_host::cuda::{DeviceMemory, Kernel, Registered};
@@ -202,42 +201,6 @@ impl<'b> Rig<'b> {
             .map_err(text)
     }
 
-    fn init_states(&self) -> Result<(), String> {
-        let Shape {
-            entries,
-            slots,
-            start,
-            ..
-        } = self.shape;
-        let len = state_words(entries);
-        for (index, words) in self.words.iter().enumerate() {
-            let state: Vec<AtomicU32> = (0..len).map(|_| AtomicU32::new(0)).collect();
-            let view = QueueState::new(&state, Qid(words.qid as u16), entries, slots);
-            view.ok_or("impossible queue sizes")?.init(start);
-            self.upload_state(index, &state)?;
-        }
-        Ok(())
-    }
-
-    fn upload_state(&self, index: usize, state: &[AtomicU32]) -> Result<(), String> {
-        use nvme_core::sync::{Order, Scope};
-        let words = state
-            .iter()
-            .map(|word| word.load(Order::Relaxed, Scope::Sys));
-        let bytes: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
-        let at = index * bytes.len();
-        self.states.upload(at, &bytes).map_err(text)
-    }
-
-    fn download_state(&self, index: usize) -> Result<Vec<AtomicU32>, String> {
-        let mut bytes = vec![0; state_words(self.shape.entries) * 4];
-        let at = index * bytes.len();
-        self.states.download(at, &mut bytes).map_err(text)?;
-        let words = bytes.chunks_exact(4);
-        let word = |b: &[u8]| AtomicU32::new(u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
-        Ok(words.map(word).collect())
-    }
-
     /// The queues and cells, for kernels of others.
     pub fn queues(&self) -> Queues {
         Queues {
@@ -382,75 +345,6 @@ impl<'b> Rig<'b> {
         let (whole, end) = (self.whole(), GUARD + self.shape.data);
         let mut guards = whole[..GUARD].iter().chain(&whole[end..]);
         guards.all(|&byte| byte == CANARY)
-    }
-
-    /// Resets the controller, ends what is in flight and creates the queues again.
-    ///
-    /// Returns how many commands were in flight.
-    pub fn recover(&mut self) -> Result<u32, String> {
-        let mut ended = 0;
-        admin::bring_up(&self.sim, &self.admin, &self.words, |proof| {
-            for (index, words) in self.words.iter().enumerate() {
-                let state = self.download_state(index)?;
-                let words = QueueWords {
-                    state: state.as_ptr().addr() as u64,
-                    ..*words
-                };
-                // SAFETY: host addresses of rings that live as long as this rig, and of the copy.
-                let attached = unsafe { words.attach() };
-                let (memory, view) = attached.ok_or("impossible queue words")?;
-                // The state afterwards fits a group that owns the queue as well.
-                let queue = SharedQueue::new(memory, view, Cells::new(&[]));
-                let count = queue.recover(proof);
-                ended += count.ok_or("the proof is of another queue")?;
-                self.upload_state(index, &state)?;
-            }
-            Ok(())
-        })?;
-        self.cells.zero().map_err(text)?;
-        Ok(ended)
-    }
-
-    /// Takes the completions that came since the last launch, on the host; returns how many.
-    ///
-    /// For the kind of queue that `mode` uses: one that a group owns, or one that is shared.
-    pub fn drain(&mut self, mode: Mode) -> Result<u32, String> {
-        let mut taken = 0;
-        for (index, words) in self.words.iter().enumerate() {
-            let state = self.download_state(index)?;
-            let words = QueueWords {
-                state: state.as_ptr().addr() as u64,
-                ..*words
-            };
-            // SAFETY: host addresses of rings that live as long as this rig, and of the copy.
-            let attached = unsafe { words.attach() };
-            let (memory, view) = attached.ok_or("impossible queue words")?;
-            if matches!(mode, Mode::Shared | Mode::Divergent) {
-                let queue = SharedQueue::new(memory, view, Cells::new(&[]));
-                if let Drained::Took(count) = queue.drain(&Alone) {
-                    taken += count;
-                }
-            } else {
-                let mut queue = Collective::resume(Alone, memory, view);
-                taken += queue.reap::<1>(|_| {}).map_err(|fault| fault.to_string())?;
-                queue.suspend();
-            }
-            self.upload_state(index, &state)?;
-        }
-        self.cells.zero().map_err(text)?;
-        Ok(taken)
-    }
-
-    /// Commands in flight on all queues, as the state says.
-    pub fn in_flight(&self) -> Result<u32, String> {
-        let mut sum = 0;
-        for (index, words) in self.words.iter().enumerate() {
-            let state = self.download_state(index)?;
-            let qid = Qid(words.qid as u16);
-            let view = QueueState::new(&state, qid, words.entries, words.slots);
-            sum += view.ok_or("impossible queue sizes")?.in_flight();
-        }
-        Ok(sum)
     }
 }
 
