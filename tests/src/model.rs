@@ -1,5 +1,11 @@
-//! How a loom model is run: with its property and its bound said, and the executions counted.
+//! How a loom model is run: with its property and its bound said, and the executions counted. And what
+//! the models of the shared queue have in common.
 
+use crate::hand::Hand;
+use loom::thread;
+use nvme_core::group::Alone;
+use nvme_core::spec::{Iova, Nsid, Sqe, Status};
+use nvme_core::{Command, Data, Drained, Outcome, SharedQueue, Token};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
@@ -58,6 +64,65 @@ impl Drop for Failing {
     fn drop(&mut self) {
         if std::thread::panicking() {
             eprintln!("{}", self.0);
+        }
+    }
+}
+
+/// A command that carries `number` in several words and wants it back as dword 0.
+pub fn command(number: u32, cell: u32) -> Command<'static> {
+    let mut sqe = Sqe::new(2, Nsid(1));
+    (sqe.cdw10, sqe.cdw15) = (number, !number);
+    // Three pages: two of them in the slot's list.
+    let (iova, len) = (Iova(0x1000 * u64::from(number + 1)), 3 * 4096);
+    Command {
+        wants_dw0: true,
+        ..Command::new(sqe, Data::Contiguous { iova, len }, cell)
+    }
+}
+
+/// The controller: fetches and completes `count` commands, one after the other, each entry whole.
+///
+/// # Panics
+/// When half of an entry was fetched.
+pub fn serve(hand: &mut Hand<'_>, count: u32) {
+    for _ in 0..count {
+        let sqe = loop {
+            match hand.fetch() {
+                Some(sqe) => break sqe,
+                None => thread::yield_now(),
+            }
+        };
+        assert_eq!(sqe.cdw15, !sqe.cdw10, "half of an entry was fetched");
+        while !hand.has_room() {
+            thread::yield_now();
+        }
+        hand.complete(sqe.cid(), Status::SUCCESS, sqe.cdw10);
+    }
+}
+
+/// Places a command and rings.
+///
+/// # Panics
+/// When the queue is full.
+pub fn place(queue: &SharedQueue<'_>, number: u32, cell: u32) -> Token {
+    let token = queue.place(&Alone, command(number, cell)).unwrap();
+    queue.ring(&Alone);
+    token
+}
+
+/// Drains until the command has ended, and checks that the end is its own.
+///
+/// # Panics
+/// When it is not.
+pub fn finish(queue: &SharedQueue<'_>, token: &Token, number: u32) {
+    loop {
+        if let Some(end) = queue.poll(token) {
+            assert_eq!(end, (Outcome::Done(Status::SUCCESS), number));
+            return;
+        }
+        assert_eq!(queue.fault(), None);
+        if queue.drain(&Alone) != Drained::Took(1) {
+            thread::yield_now();
         }
     }
 }

@@ -2,13 +2,13 @@
 #![cfg(loom)]
 
 use loom::thread;
-use nvme_core::group::{Alone, Group};
-use nvme_core::spec::{Iova, Nsid, Sqe, Status};
+use nvme_core::group::Alone;
+use nvme_core::spec::Status;
 use nvme_core::sync::{AtomicU64, Order, Scope};
-use nvme_core::{Command, Data, Drained, Outcome, SharedQueue, SubmitError, Token, WaitError};
+use nvme_core::{Outcome, SharedQueue, SubmitError, Token, WaitError};
 use nvme_tests::hand::{Hand, Rig};
-use nvme_tests::model::{Bound, check};
-use nvme_tests::team::{Looks, Team};
+use nvme_tests::model::{Bound, check, command, finish, place, serve};
+use nvme_tests::team::Looks;
 use std::sync::Arc;
 
 const NEVER: u64 = u64::MAX;
@@ -16,44 +16,9 @@ const NEVER: u64 = u64::MAX;
 /// The last position before the wrap of 32 bits at which a queue of 2 or 4 entries can begin.
 const BEFORE_WRAP: u32 = 0u32.wrapping_sub(8);
 
-/// A command that carries `number` in several words and wants it back as dword 0.
-fn command(number: u32, cell: u32) -> Command<'static> {
-    let mut sqe = Sqe::new(2, Nsid(1));
-    (sqe.cdw10, sqe.cdw15) = (number, !number);
-    // Three pages: two of them in the slot's list.
-    let (iova, len) = (Iova(0x1000 * u64::from(number + 1)), 3 * 4096);
-    Command {
-        wants_dw0: true,
-        ..Command::new(sqe, Data::Contiguous { iova, len }, cell)
-    }
-}
-
-/// The controller: fetches and completes `count` commands, one after the other, each entry whole.
-fn serve(hand: &mut Hand<'_>, count: u32) {
-    for _ in 0..count {
-        let sqe = loop {
-            match hand.fetch() {
-                Some(sqe) => break sqe,
-                None => thread::yield_now(),
-            }
-        };
-        assert_eq!(sqe.cdw15, !sqe.cdw10, "half of an entry was fetched");
-        while !hand.has_room() {
-            thread::yield_now();
-        }
-        hand.complete(sqe.cid(), Status::SUCCESS, sqe.cdw10);
-    }
-}
-
 fn controller(rig: &Arc<Rig>, count: u32) -> thread::JoinHandle<()> {
     let rig = rig.clone();
     thread::spawn(move || serve(&mut Hand::new(&rig), count))
-}
-
-fn place(queue: &SharedQueue<'_>, number: u32, cell: u32) -> Token {
-    let token = queue.place(&Alone, command(number, cell)).unwrap();
-    queue.ring(&Alone);
-    token
 }
 
 /// Drains and tries to place a command, twice.
@@ -69,20 +34,6 @@ fn place_soon(queue: &SharedQueue<'_>, number: u32, cell: u32) -> Option<Token> 
         }
     }
     None
-}
-
-/// Drains until the command has ended, and checks that the end is its own.
-fn finish(queue: &SharedQueue<'_>, token: &Token, number: u32) {
-    loop {
-        if let Some(end) = queue.poll(token) {
-            assert_eq!(end, (Outcome::Done(Status::SUCCESS), number));
-            return;
-        }
-        assert_eq!(queue.fault(), None);
-        if queue.drain(&Alone) != Drained::Took(1) {
-            thread::yield_now();
-        }
-    }
 }
 
 #[test]
@@ -301,91 +252,6 @@ fn a_timeout_while_the_completion_is_drained() {
             }
             other.join().unwrap();
             device.join().unwrap();
-        },
-    );
-}
-
-/// One look at the tail doorbell; what it shows is fetched, whole.
-fn glance(rig: &Rig) {
-    let mut hand = Hand::new(rig);
-    for _ in 0..hand.look() {
-        let sqe = hand.fetch().unwrap();
-        assert_eq!(sqe.cdw15, !sqe.cdw10, "half of an entry was fetched");
-    }
-}
-
-/// Runs `lane` as each of two members; the first is this thread. What each returned.
-fn two_lanes<R: 'static>(rig: &Arc<Rig>, lane: fn(&Rig, &Team) -> R) -> [R; 2] {
-    let mut members = Team::of(2);
-    let (other, others) = (members.remove(1), rig.clone());
-    let other = thread::spawn(move || lane(&others, &other));
-    let mine = lane(rig, &members[0]);
-    [mine, other.join().unwrap()]
-}
-
-#[test]
-fn two_lanes_submit() {
-    check(
-        "two lanes share a claim, a position and a doorbell: no entry is fetched before it is complete",
-        Bound::Preemptions(2),
-        || {
-            let rig = Arc::new(Rig::new(4, 3, 2, 0));
-            let device = rig.clone();
-            let device = thread::spawn(move || glance(&device));
-            let cids = two_lanes(&rig, |rig, member| {
-                let queue = rig.shared();
-                let token = queue.place(member, command(member.rank(), member.rank()));
-                queue.ring(member);
-                token.unwrap().cid()
-            });
-            device.join().unwrap();
-            assert_ne!(cids[0], cids[1]);
-        },
-    );
-}
-
-#[test]
-fn two_lanes_ring_for_another() {
-    check(
-        "two lanes ring for what another thread placed: no entry is fetched before it is complete",
-        Bound::Preemptions(2),
-        || {
-            let rig = Arc::new(Rig::new(4, 3, 1, 0));
-            let device = rig.clone();
-            let device = thread::spawn(move || glance(&device));
-            let other = rig.clone();
-            let other = thread::spawn(move || {
-                let _token = other.shared().place(&Alone, command(0, 0)).unwrap();
-            });
-            two_lanes(&rig, |rig, member| rig.shared().ring(member));
-            other.join().unwrap();
-            device.join().unwrap();
-        },
-    );
-}
-
-#[test]
-fn two_lanes_drain() {
-    check(
-        "two lanes drain together: results are whole, and entries are given back when both have read",
-        Bound::Preemptions(2),
-        || {
-            let rig = Arc::new(Rig::new(4, 3, 2, 0));
-            let tokens = [0, 1].map(|cell| place(&rig.shared(), cell, cell));
-            let device = rig.clone();
-            let device = thread::spawn(move || {
-                let mut hand = Hand::new(&device);
-                serve(&mut hand, 2);
-                hand.scribble();
-            });
-            two_lanes(&rig, |rig, member| {
-                rig.shared().drain(member);
-                rig.shared().drain(member);
-            });
-            device.join().unwrap();
-            for (token, number) in tokens.into_iter().zip(0..) {
-                finish(&rig.shared(), &token, number);
-            }
         },
     );
 }
