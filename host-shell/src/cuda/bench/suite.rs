@@ -266,7 +266,8 @@ impl Suite<'_> {
         value["limiter"] = json!(self.limiter(case, rate, busy));
         value["controller_busy"] = json!(busy);
         if let Some(run) = runs.first() {
-            let per = |count: u64| count as f64 / run.commands.max(1) as f64;
+            // The kernels of shared queues count entries alone; a queue without doorbells is none.
+            let per = |count: u64| (count > 0).then(|| count as f64 / run.commands.max(1) as f64);
             let report = &run.ran.report;
             value["per_command"] = json!({
                 "sqe_writes": per(report.sqes), "sq_doorbells": per(report.sq_doorbells),
