@@ -6,10 +6,30 @@ use crate::sim::Sim;
 use nvme_core::bringup::{Bringup, Config, QueuePlan, Step};
 use nvme_core::handoff::QueueWords;
 use nvme_core::mem::{CqRing, DmaWords, Doorbell, SqRing};
-use nvme_core::spec::{Iova, PageSize, Qid, register};
-use nvme_core::{ListMemory, QueueMemory, QueuePair, Quiesced, Slot};
+use nvme_core::spec::{self, Cid, Iova, PageSize, Qid, register};
+use nvme_core::{Data, ListMemory, QueueMemory, QueuePair, Quiesced, Slot};
 use nvme_host::{Device, Pages};
 use std::time::{Duration, Instant};
+
+/// The admin queue. It must not be used after the memory that it was made over is gone.
+pub type AdminQueue = QueuePair<'static, (), Vec<Slot<()>>>;
+
+/// Asks the controller to abort a command; whether it says that it did.
+pub fn abort(admin: &mut AdminQueue, qid: Qid, cid: Cid) -> Result<bool, String> {
+    let deadline = Instant::now() + Duration::from_secs(5);
+    let sent = admin
+        .submit(spec::admin::abort(qid, cid), Data::None, (), u64::MAX)
+        .map_err(|rejected| rejected.error.to_string())?;
+    admin.ring();
+    while Instant::now() < deadline {
+        match admin.poll().map_err(|fault| fault.to_string())? {
+            // Bit 0 of dword 0 is set when the command was not aborted.
+            Some(done) if done.cid == sent => return Ok(done.dw0 & 1 == 0),
+            _ => std::thread::yield_now(),
+        }
+    }
+    Err("Abort got no answer".to_owned())
+}
 
 /// Bytes of memory that it needs.
 pub const BYTES: usize = 3 * 4096;
@@ -21,7 +41,7 @@ pub fn bring_up(
     pages: &Pages,
     queues: &[QueueWords],
     mut disabled: impl FnMut(&Quiesced) -> Result<(), String>,
-) -> Result<(), String> {
+) -> Result<AdminQueue, String> {
     let at = |page: usize| pages.start().wrapping_add(page * 4096);
     let iova = |start: *mut u8| Iova(start.addr() as u64);
     let bell = |register: u32| {
@@ -74,7 +94,7 @@ pub fn bring_up(
         }
     }
     match machine.info().created as usize == queues.len() {
-        true => Ok(()),
+        true => Ok(pair),
         false => Err(format!("{} queues were created", machine.info().created)),
     }
 }

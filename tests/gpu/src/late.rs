@@ -20,6 +20,8 @@ const TIMEOUT_NS: u64 = 50_000_000;
 enum Between {
     /// Nothing: the host takes the completion before the next launch.
     Nothing,
+    /// The controller aborts the command; the slot and the buffer are used again.
+    Abort,
     /// A controller reset; the slot and the buffer are used again.
     Reset,
 }
@@ -27,7 +29,11 @@ enum Between {
 /// Every mode and case.
 pub fn all(report: &mut Report, bench: &Bench) {
     for mode in Mode::ALL {
-        for (name, between) in [("timeout", Between::Nothing), ("reset", Between::Reset)] {
+        for (name, between) in [
+            ("timeout", Between::Nothing),
+            ("abort", Between::Abort),
+            ("reset", Between::Reset),
+        ] {
             let name = format!("late/{}/after-{name}", mode.name());
             report.test(&name, |_| run(bench, mode, between));
         }
@@ -97,6 +103,22 @@ fn run(bench: &Bench, mode: Mode, between: Between) -> Result<String, String> {
             let taken = rig.drain(mode)?;
             if taken != 1 {
                 return Err(format!("the host took {taken} completions, not 1"));
+            }
+        }
+        Between::Abort => {
+            let aborted = rig.abort()?;
+            // The completion of the aborted command itself comes before that of the Abort, or soon after.
+            std::thread::sleep(delay / 10);
+            let taken = rig.drain(mode)?;
+            if (aborted, taken) != (1, 1) {
+                return Err(format!(
+                    "{aborted} aborted, {taken} completions taken, not 1 and 1"
+                ));
+            }
+            rig.fill();
+            std::thread::sleep(delay);
+            if (0..COMMANDS as usize).any(|index| !is_canary(rig.data(), index)) {
+                return Err("data arrived after the abort".to_owned());
             }
         }
         Between::Reset => {

@@ -4,7 +4,7 @@
 
 mod states;
 
-use crate::admin;
+use crate::admin::{self, AdminQueue};
 use crate::bench::{Bench, Tier};
 use crate::sim::{BLOCK, Model, Sim};
 use nvme_core::handoff::QueueWords;
@@ -82,6 +82,7 @@ pub struct Rig<'b> {
     /// The data memory when it is the GPU's; `data` is a copy of it between launches then.
     gpu_data: Option<Arc<DeviceMemory>>,
     admin: Arc<Pages>,
+    admin_queue: Option<AdminQueue>,
     /// The queues by host addresses; `state` is the GPU's.
     words: Vec<QueueWords>,
     device_words: DeviceMemory,
@@ -141,6 +142,7 @@ impl<'b> Rig<'b> {
             data,
             gpu_data,
             admin,
+            admin_queue: None,
             words: Vec::new(),
             device_words: memory(size_of::<QueueWords>() * count)?,
             states,
@@ -152,7 +154,8 @@ impl<'b> Rig<'b> {
         };
         rig.fill();
         rig.describe(bells, model.dstrd)?;
-        admin::bring_up(&rig.sim, &rig.admin, &rig.words, |_| Ok(()))?;
+        let admin_queue = admin::bring_up(&rig.sim, &rig.admin, &rig.words, |_| Ok(()))?;
+        rig.admin_queue = Some(admin_queue);
         rig.init_states()?;
         Ok(rig)
     }

@@ -56,7 +56,7 @@ fn all_is_well() {
     let text = text(&output);
     assert!(output.status.success(), "{text}");
     let counts = text.lines().last().unwrap();
-    assert_eq!(counts, "14 passed, 0 failed, 0 skipped", "{text}");
+    assert_eq!(counts, "16 passed, 0 failed, 0 skipped", "{text}");
 }
 
 #[test]

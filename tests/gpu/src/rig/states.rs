@@ -55,7 +55,7 @@ impl Rig<'_> {
     /// Returns how many commands were in flight.
     pub fn recover(&mut self) -> Result<u32, String> {
         let mut ended = 0;
-        admin::bring_up(&self.sim, &self.admin, &self.words, |proof| {
+        let admin_queue = admin::bring_up(&self.sim, &self.admin, &self.words, |proof| {
             for (index, words) in self.words.iter().enumerate() {
                 let state = self.download_state(index)?;
                 let words = QueueWords {
@@ -73,6 +73,7 @@ impl Rig<'_> {
             }
             Ok(())
         })?;
+        self.admin_queue = Some(admin_queue);
         self.cells.zero().map_err(text)?;
         Ok(ended)
     }
@@ -105,6 +106,21 @@ impl Rig<'_> {
         }
         self.cells.zero().map_err(text)?;
         Ok(taken)
+    }
+
+    /// Has the controller abort every command in flight; returns how many it says it aborted.
+    pub fn abort(&mut self) -> Result<u32, String> {
+        let mut aborted = 0;
+        for (index, words) in self.words.iter().enumerate() {
+            let state = self.download_state(index)?;
+            let qid = Qid(words.qid as u16);
+            let view = QueueState::new(&state, qid, words.entries, words.slots);
+            let admin = self.admin_queue.as_mut().ok_or("no admin queue")?;
+            for cid in view.ok_or("impossible queue sizes")?.cids() {
+                aborted += u32::from(admin::abort(admin, qid, cid)?);
+            }
+        }
+        Ok(aborted)
     }
 
     /// Commands in flight on all queues, as the state says.
