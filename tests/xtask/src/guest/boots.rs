@@ -258,7 +258,7 @@ pub const BOOTS: &[Boot] = &[
         devices: PLAIN_VFIO,
         variables: "BDF=0000:00:10.0 SECONDS_LONG=900",
         iommu: true,
-        deadline_s: 1200,
+        deadline_s: 1800,
         tests: &["vfio-long"],
         ..PLAIN
     },
