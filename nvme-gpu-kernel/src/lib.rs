@@ -19,6 +19,8 @@
 #[cfg(target_arch = "nvptx64")]
 pub mod arch;
 #[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
+mod assignment;
+#[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
 mod bare;
 #[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
 mod entry;

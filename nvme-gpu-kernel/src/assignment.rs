@@ -1,0 +1,237 @@
+//! A launch as its threads see it: which command is whose, where its data lies, and how it is accounted.
+// UNSAFETY: a launch holds addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+use crate::arch;
+use crate::work::{Launch, Report, Traced, account};
+use nvme_core::spec::nvm::{self, opcode};
+use nvme_core::spec::{Iova, Lba, Nsid, PageSize, Sqe};
+use nvme_core::sync::{AtomicU32, Order, Scope};
+use nvme_core::trace::Event;
+use nvme_core::{Command, ControllerFault, Data, Outcome, SubmitError, WaitError};
+
+/// The counts of one thread. What is rare goes to the report at once, to keep registers free.
+#[derive(Default)]
+pub struct Tally {
+    pub completed: u32,
+    pub sqes: u32,
+}
+
+impl Tally {
+    #[inline(always)]
+    pub fn end(&mut self, work: &Work, index: u64, outcome: Outcome) {
+        match outcome {
+            Outcome::Done(status) if status.is_success() => self.completed += 1,
+            Outcome::Done(status) => {
+                // SAFETY: the host vouches for the report; only these instructions touch it.
+                unsafe {
+                    arch::add(work.count(|report| &raw mut (*report).failed), 1);
+                    let status = u64::from(status.0);
+                    arch::raise(work.count(|report| &raw mut (*report).status), status);
+                }
+            }
+            // SAFETY: as above.
+            Outcome::Aborted(_) => unsafe {
+                arch::add(work.count(|report| &raw mut (*report).failed), 1);
+            },
+        }
+        work.account(
+            index,
+            match outcome {
+                Outcome::Done(status) => account::DONE | u32::from(status.0),
+                Outcome::Aborted(_) => account::ABORTED,
+            },
+        );
+    }
+}
+
+/// A launch with its sizes worked out.
+pub struct Work<'l> {
+    pub launch: &'l Launch,
+    bytes: u64,
+    page: PageSize,
+}
+
+impl<'l> Work<'l> {
+    #[inline(always)]
+    pub fn new(launch: &'l Launch, page_shift: u32) -> Self {
+        let bytes = match launch.opcode as u8 {
+            opcode::READ | opcode::WRITE | opcode::COMPARE => {
+                u64::from(launch.blocks) << launch.block_shift
+            }
+            opcode::DATASET_MANAGEMENT => 16,
+            _ => 0,
+        };
+        Self {
+            launch,
+            bytes,
+            page: PageSize::from_mps(page_shift.wrapping_sub(12) as u8).unwrap_or(PageSize::KIB4),
+        }
+    }
+
+    /// The address of one of the report's counts.
+    #[inline(always)]
+    fn count(&self, field: impl FnOnce(*mut Report) -> *mut u64) -> *mut u64 {
+        field(self.launch.report as usize as *mut Report)
+    }
+
+    #[inline(always)]
+    pub fn timed_out(&self, index: u64) {
+        // SAFETY: the host vouches for the report; only these instructions touch it.
+        unsafe { arch::add(self.count(|report| &raw mut (*report).timed_out), 1) };
+        self.account(index, account::TIMED_OUT);
+    }
+
+    /// A command that was reported as timed out has completed after all.
+    #[inline(always)]
+    pub fn came_late(&self) {
+        // SAFETY: as in `timed_out`; the sum wraps back.
+        unsafe { arch::add(self.count(|report| &raw mut (*report).timed_out), u64::MAX) };
+    }
+
+    #[inline(always)]
+    pub fn refuse(&self, index: u64, error: SubmitError) {
+        // SAFETY: as in `timed_out`.
+        unsafe { arch::add(self.count(|report| &raw mut (*report).refused), 1) };
+        // Not a match: the compiler would make a table of it, and read it like data.
+        let mut word = account::REFUSED;
+        if error == SubmitError::QueueFull {
+            word = account::FULL;
+        }
+        if error == SubmitError::Refused {
+            word = account::FAULTED;
+        }
+        self.account(index, word);
+    }
+
+    /// A wait that ended without the command's end.
+    #[inline(always)]
+    pub fn give_up(&self, index: u64, error: WaitError) {
+        match error {
+            WaitError::TimedOut => self.timed_out(index),
+            WaitError::Refused => self.refuse(index, SubmitError::Refused),
+        }
+    }
+
+    #[inline(always)]
+    pub fn fault(&self, fault: ControllerFault) {
+        let code = u64::from(fault.code());
+        // SAFETY: as in `timed_out`.
+        unsafe { arch::raise(self.count(|report| &raw mut (*report).fault), code) };
+    }
+
+    /// Adds a thread's counts to the report.
+    #[inline(always)]
+    pub fn report(&self, tally: &Tally, bus: [u32; 3], began_ns: u64) {
+        let [sq_doorbells, cq_doorbells, cq_loads] = bus.map(u64::from);
+        // SAFETY: as in `timed_out`.
+        unsafe {
+            let add = |at: *mut u64, value| {
+                if value != 0 {
+                    arch::add(at, value);
+                }
+            };
+            let report = self.launch.report as usize as *mut Report;
+            add(&raw mut (*report).completed, u64::from(tally.completed));
+            add(&raw mut (*report).sqes, u64::from(tally.sqes));
+            add(&raw mut (*report).sq_doorbells, sq_doorbells);
+            add(&raw mut (*report).cq_doorbells, cq_doorbells);
+            add(&raw mut (*report).cq_loads, cq_loads);
+            arch::raise(&raw mut (*report).first_ns_complement, u64::MAX - began_ns);
+            arch::raise(&raw mut (*report).last_ns, arch::now_ns());
+        }
+    }
+
+    #[inline(always)]
+    fn account(&self, index: u64, word: u32) {
+        if self.launch.accounts != 0 && index < self.launch.commands {
+            let accounts = self.launch.accounts as usize as *mut u32;
+            // SAFETY: the host gives one word for each command; each is written by its own thread.
+            unsafe { accounts.add(index as usize).write_volatile(word) };
+        }
+    }
+
+    /// Adds a record to the launch's trace, which it has.
+    #[inline(always)]
+    pub fn record(&self, index: u64, event: Event) {
+        let launch = self.launch;
+        let report = launch.report as usize as *mut Report;
+        // SAFETY: the host vouches for the report; this field is counted up by this instruction alone.
+        let number = unsafe { &*(&raw const (*report).traced).cast::<AtomicU32>() };
+        let number = number.fetch_add(1, Order::Relaxed, Scope::Gpu);
+        let at = number & launch.trace_records.wrapping_sub(1);
+        let [head, argument] = event.to_words();
+        let record = launch.trace as usize as *mut Traced;
+        // SAFETY: the host gives `trace_records` records, a power of two; each number is one thread's.
+        // Word by word: a whole record would be put together in local memory first.
+        unsafe {
+            let words = record.add(at as usize).cast::<u64>();
+            words.write_volatile(head);
+            words.add(1).write_volatile(argument);
+            words.add(2).write_volatile(index);
+            words.add(3).write_volatile(arch::now_ns());
+        }
+    }
+
+    /// Command `index`, with its data in buffer `buffer` unless the launch is linear.
+    #[inline(always)]
+    pub fn command(&self, index: u64, buffer: u64, tag: u32) -> Command<'l> {
+        let launch = self.launch;
+        let unit = match launch.pattern {
+            crate::work::pattern::RANDOM => {
+                let random = crate::work::data_word(launch.seed, index);
+                ((u128::from(random) * u128::from(launch.units)) >> 64) as u64
+            }
+            // A division only where the span is shorter than the work, and a short one where it can be.
+            _ if index < launch.units => index,
+            _ => match (u32::try_from(index), u32::try_from(launch.units)) {
+                (Ok(index), Ok(units)) => u64::from(index.checked_rem(units).unwrap_or(0)),
+                _ => index.checked_rem(launch.units).unwrap_or(0),
+            },
+        };
+        let lba = Lba(launch.lba + unit * u64::from(launch.blocks));
+        let (nsid, blocks) = (Nsid(launch.nsid), launch.blocks);
+        let sqe = match launch.opcode as u8 {
+            opcode::READ => nvm::read(nsid, lba, blocks),
+            opcode::WRITE => nvm::write(nsid, lba, blocks),
+            opcode::COMPARE => nvm::compare(nsid, lba, blocks),
+            opcode::WRITE_ZEROES => nvm::write_zeroes(nsid, lba, blocks),
+            opcode::DATASET_MANAGEMENT => nvm::deallocate(nsid, 1),
+            other => Sqe::new(other, nsid),
+        };
+        let place = if launch.linear != 0 { index } else { buffer };
+        Command::new(sqe, self.data(place * self.bytes), tag)
+    }
+
+    #[inline(always)]
+    fn data(&self, offset: u64) -> Data<'l> {
+        let len = self.bytes;
+        if len == 0 {
+            return Data::None;
+        }
+        if offset + len > self.launch.data_bytes {
+            // An empty transfer is refused when it is mapped.
+            return Data::Contiguous {
+                iova: Iova(0),
+                len: 0,
+            };
+        }
+        if self.launch.pages == 0 {
+            let iova = Iova(self.launch.data_iova + offset);
+            return Data::Contiguous { iova, len };
+        }
+        let table = self.launch.pages as usize as *const Iova;
+        let first = offset >> self.page.shift();
+        let within = offset & (self.page.bytes() - 1);
+        let count = self.page.count(within + len);
+        // SAFETY: the host gives one IOVA for each page of the data, and the range lies in the data;
+        // nothing writes the table while the kernel runs.
+        let pages =
+            unsafe { core::slice::from_raw_parts(table.add(first as usize), count as usize) };
+        Data::Pages {
+            offset: within,
+            len,
+            pages,
+        }
+    }
+}
