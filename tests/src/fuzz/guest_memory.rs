@@ -237,7 +237,7 @@ fn io_command(input: &mut Input<'_>) -> Sqe {
     sqe.dptr = [address(input), address(input)];
     sqe.cdw10 = u32::from(input.half() % 2100);
     sqe.cdw12 = u32::from(input.byte() % 72);
-    if input.byte() % 4 == 0 {
+    if input.byte().is_multiple_of(4) {
         // An SGL: one descriptor of any kind.
         sqe.cdw0 |= 1 << 14;
         sqe.dptr[1] = u64::from(input.byte()) << 56 | u64::from(input.half());
