@@ -62,7 +62,7 @@ impl Team {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         let row = &self.all.values[turn as usize % 2];
         row[self.rank].store(value, Ordering::Relaxed);
-        self.all.place.meet(turn + 1);
+        self.all.place.meet(self.rank, turn + 1);
         row
     }
 
@@ -84,7 +84,7 @@ impl Group for Team {
     fn sync(&self) {
         self.exchange(0);
         if place::orders() {
-            self.all.place.share(self.rank);
+            self.all.place.share();
             self.exchange(0);
         }
     }
@@ -147,7 +147,7 @@ mod place {
         }
 
         /// Comes for the `turn`-th time (from 1) and waits for the others.
-        pub fn meet(&self, turn: u64) {
+        pub fn meet(&self, _rank: usize, turn: u64) {
             let mut come = self.come.lock().expect("no panic under this lock");
             come.0 += 1;
             if come.0 == self.size * turn {
@@ -161,7 +161,7 @@ mod place {
             assert!(!broken, "another member has panicked");
         }
 
-        pub fn share(&self, _rank: usize) {}
+        pub fn share(&self) {}
 
         pub fn leave(&self) {
             self.come.lock().expect("no panic under this lock").1 = true;
@@ -183,8 +183,9 @@ impl Drop for Team {
 mod place {
     use loom::thread::{Thread, current, yield_now};
     use nvme_core::sync::{Order, at_site};
-    use std::sync::Mutex;
+    use std::collections::BTreeMap;
     use std::sync::atomic::{AtomicU64, Ordering};
+    use std::sync::{Mutex, MutexGuard};
 
     /// Whether `sync` orders at the caller's place: a mutation test takes that away.
     #[track_caller]
@@ -196,7 +197,7 @@ mod place {
     pub struct Place {
         size: u64,
         come: AtomicU64,
-        threads: Mutex<Vec<Option<Thread>>>,
+        threads: Mutex<BTreeMap<usize, Thread>>,
     }
 
     impl Place {
@@ -204,12 +205,15 @@ mod place {
             Self {
                 size: size as u64,
                 come: AtomicU64::new(0),
-                threads: Mutex::new(vec![None; size]),
+                threads: Mutex::default(),
             }
         }
 
         /// Comes for the `turn`-th time (from 1) and waits for the others.
-        pub fn meet(&self, turn: u64) {
+        pub fn meet(&self, rank: usize, turn: u64) {
+            if turn == 1 {
+                self.threads().insert(rank, current());
+            }
             self.come.fetch_add(1, Ordering::Relaxed);
             while self.come.load(Ordering::Relaxed) < self.size * turn {
                 yield_now();
@@ -218,12 +222,12 @@ mod place {
 
         /// Lets what this member did happen before what the others do next: unparking does that, and is
         /// no operation that the model would have to reorder.
-        pub fn share(&self, rank: usize) {
-            let mut threads = self.threads.lock().expect("no panic under this lock");
-            threads[rank].get_or_insert_with(current);
-            for thread in threads.iter().flatten() {
-                thread.unpark();
-            }
+        pub fn share(&self) {
+            self.threads().values().for_each(Thread::unpark);
+        }
+
+        fn threads(&self) -> MutexGuard<'_, BTreeMap<usize, Thread>> {
+            self.threads.lock().expect("no panic under this lock")
         }
     }
 }

@@ -176,6 +176,7 @@ fn two_lanes_reap() {
                 for sqe in fetched {
                     hand.complete(sqe.cid(), Status::SUCCESS, sqe.cdw10);
                 }
+                thread::yield_now();
                 hand.scribble();
             });
             team(2, &rig, |rig, member| {

@@ -8,9 +8,12 @@ use nvme_tests::model::{Bound, check, command, finish, place, serve};
 use nvme_tests::team::Team;
 use std::sync::Arc;
 
-/// One look at the tail doorbell; what it shows is fetched, whole.
+/// Waits for the tail doorbell; what it then shows is fetched, whole.
 fn glance(rig: &Rig) {
     let mut hand = Hand::new(rig);
+    while hand.look() == 0 {
+        thread::yield_now();
+    }
     for _ in 0..hand.look() {
         let sqe = hand.fetch().unwrap();
         assert_eq!(sqe.cdw15, !sqe.cdw10, "half of an entry was fetched");
@@ -51,17 +54,22 @@ fn two_lanes_submit() {
 fn two_lanes_ring_for_another() {
     check(
         "two lanes ring for what another thread placed: no entry is fetched before it is complete",
-        Bound::Preemptions(2),
+        Bound::Preemptions(0),
         || {
-            let rig = Arc::new(Rig::new(4, 3, 1, 0));
+            let rig = Arc::new(Rig::new(4, 3, 2, 0));
             let device = rig.clone();
             let device = thread::spawn(move || glance(&device));
             let other = rig.clone();
             let other = thread::spawn(move || {
-                let _token = other.shared().place(&Alone, command(0, 0)).unwrap();
+                // One for each lane to find.
+                for cell in [0, 1] {
+                    let _token = other.shared().place(&Alone, command(cell, cell)).unwrap();
+                }
             });
             two_lanes(&rig, |rig, member| rig.shared().ring(member));
             other.join().unwrap();
+            // Whatever was published after the lanes looked.
+            rig.shared().ring(&Alone);
             device.join().unwrap();
         },
     );
@@ -79,6 +87,7 @@ fn two_lanes_drain() {
             let device = thread::spawn(move || {
                 let mut hand = Hand::new(&device);
                 serve(&mut hand, 2);
+                thread::yield_now();
                 hand.scribble();
             });
             two_lanes(&rig, |rig, member| {
