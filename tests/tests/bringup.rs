@@ -45,7 +45,7 @@ fn works(pair: &mut Pair<'_>, nsid: Nsid) {
     }
     assert_eq!(
         pair.memory.refused(),
-        [],
+        [0; 0],
         "the controller reached for memory it was not given"
     );
 }

@@ -173,7 +173,7 @@ fn the_controller_is_done_with_a_buffer_when_the_driver_gets_it_back() {
                     pair.sim.step(pair.now_ns);
                     pair.poll(0).unwrap();
                 }
-                assert_eq!(pair.memory.refused(), []);
+                assert_eq!(pair.memory.refused(), [0; 0]);
                 recovers(pair);
             },
         );
@@ -442,7 +442,7 @@ fn every_command_ends_once_under_any_faults() {
                 }
                 pair.bring_up().unwrap();
                 assert_eq!(pair.ended.len() as u64, submitted);
-                assert_eq!(pair.memory.refused(), []);
+                assert_eq!(pair.memory.refused(), [0; 0]);
             },
         );
     }

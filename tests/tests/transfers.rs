@@ -59,7 +59,7 @@ fn round_trip(pair: &mut Pair<'_>, lba: u64, blocks: u64, from: Iova, to: Iova) 
         (&guard[..8], &guard[..8]),
         "bytes around the buffer"
     );
-    assert_eq!(pair.memory.refused(), []);
+    assert_eq!(pair.memory.refused(), [0; 0]);
 }
 
 /// Lengths either side of one page, two pages, and a full list page; dword offsets at its edges.
@@ -297,7 +297,7 @@ fn random_buffers_are_walked_as_they_were_mapped() {
                     "{blocks} blocks at {offset}, {page}-byte pages"
                 );
             }
-            assert_eq!(pair.memory.refused(), []);
+            assert_eq!(pair.memory.refused(), [0; 0]);
         });
     }
 }
