@@ -152,6 +152,8 @@ impl<'a, G: Group> Collective<'a, G> {
     /// [`ring`](Self::ring). `command` makes the member's command for the slot it was given (below
     /// [`depth`](Self::depth), nobody else's until the command ends).
     ///
+    /// `deadline_ns` is for [`expire`](Self::expire), at most 36 minutes after the time it is called with.
+    ///
     /// Returns the CID, or `None` to a member that wanted none.
     ///
     /// # Errors
