@@ -166,7 +166,11 @@ fn choose(ask: Ask, doorbells: Result<()>, memory: Option<Result<()>>) -> Result
             Tier::Direct,
             format!("data is in host memory, because {error}"),
         )),
-        (_, None) => Ok((Tier::Direct, "data is in host memory, as asked".to_owned())),
+        (None, None) => Ok((
+            Tier::Direct,
+            "data is in host memory, where the CPU uses it".to_owned(),
+        )),
+        (Some(_), None) => Ok((Tier::Direct, "data is in host memory, as asked".to_owned())),
     }
 }
 
