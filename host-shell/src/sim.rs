@@ -11,7 +11,8 @@ use nvme_sim::{Controller, HostMemory, Runner};
 use std::io;
 use std::sync::Arc;
 
-struct Bar(Arc<Controller<HostMemory>>);
+/// The registers of a simulated controller in this process.
+pub struct Bar(pub Arc<Controller<HostMemory>>);
 
 impl Registers for Bar {
     fn read32(&self, offset: u32) -> u32 {

@@ -35,14 +35,23 @@ pub trait Group {
     fn broadcast(&self, value: u32) -> u32;
 
     /// Whether the members form whole octets of ranks, so that eight can write one entry together.
-    fn octets(&self) -> bool;
+    #[inline(always)]
+    fn octets(&self) -> bool {
+        false
+    }
 
     /// The value of member `from` (0 to 7) of this member's octet. Only when [`octets`](Self::octets).
-    fn of_octet(&self, value: u32, from: u32) -> u32;
+    #[inline(always)]
+    fn of_octet(&self, value: u32, _from: u32) -> u32 {
+        value
+    }
 
     /// The value of the member whose rank differs in the bits of `mask` (1 to 7). Only when
     /// [`octets`](Self::octets).
-    fn swap(&self, value: u64, mask: u32) -> u64;
+    #[inline(always)]
+    fn swap(&self, value: u64, _mask: u32) -> u64 {
+        value
+    }
 
     /// Whether this member leads.
     #[inline(always)]
@@ -83,21 +92,6 @@ impl Group for Alone {
 
     #[inline(always)]
     fn broadcast(&self, value: u32) -> u32 {
-        value
-    }
-
-    #[inline(always)]
-    fn octets(&self) -> bool {
-        false
-    }
-
-    #[inline(always)]
-    fn of_octet(&self, value: u32, _from: u32) -> u32 {
-        value
-    }
-
-    #[inline(always)]
-    fn swap(&self, value: u64, _mask: u32) -> u64 {
         value
     }
 }

@@ -294,9 +294,7 @@ impl<'a> QueueState<'a> {
 
     /// Commands that were submitted and have not ended. Exact only while nobody uses the queue.
     pub fn in_flight(&self) -> u32 {
-        let pending =
-            |slot: &u32| SlotWord(self.slot(*slot).load(Order::Relaxed, Scope::Gpu)).pending();
-        (0..self.slots).filter(pending).count() as u32
+        self.cids().count() as u32
     }
 
     /// The identifiers of those commands, by slot.

@@ -58,21 +58,6 @@ impl Group for Lanes {
     fn broadcast(&self, value: u32) -> u32 {
         arch::shuffle(self.mask, value, self.mask.trailing_zeros())
     }
-
-    #[inline(always)]
-    fn octets(&self) -> bool {
-        false
-    }
-
-    #[inline(always)]
-    fn of_octet(&self, value: u32, _from: u32) -> u32 {
-        value
-    }
-
-    #[inline(always)]
-    fn swap(&self, value: u64, _mask: u32) -> u64 {
-        value
-    }
 }
 
 /// A warp that stays together: the mask is known when the kernel is compiled.

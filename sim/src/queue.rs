@@ -174,10 +174,7 @@ impl SubmissionQueue {
             self.bad_tail = None;
             return true;
         }
-        self.bad_tail == Some(value) || {
-            self.bad_tail = Some(value);
-            false
-        }
+        self.bad_tail.replace(value) == Some(value)
     }
 
     /// Fetches the entry at the head. The caller knows that one waits.
@@ -252,10 +249,7 @@ impl CompletionQueue {
             self.bad_head = None;
             return true;
         }
-        self.bad_head == Some(value) || {
-            self.bad_head = Some(value);
-            false
-        }
+        self.bad_head.replace(value) == Some(value)
     }
 
     /// Posts an entry; the phase tag is filled in here. The caller knows that there is space.

@@ -6,6 +6,7 @@ use nvme_core::Registers;
 use nvme_core::spec::Iova;
 use nvme_gpu_kernel::work::data_word;
 use nvme_host::cuda::{Copier, DeviceMemory, Images};
+use nvme_host::sim::Bar;
 use nvme_host::{Device, DoorbellMap, Error, Pages, Result};
 use nvme_sim::{Controller, HostMemory, Memory, NamespaceConfig, Runner, Store};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -26,23 +27,6 @@ pub struct Model<'a> {
     pub faults: &'a [String],
     /// Threads that serve the queues.
     pub threads: usize,
-}
-
-struct Bar(Arc<Controller<HostMemory>>);
-
-impl Registers for Bar {
-    fn read32(&self, offset: u32) -> u32 {
-        self.0.read32(offset)
-    }
-    fn read64(&self, offset: u32) -> u64 {
-        self.0.read64(offset)
-    }
-    fn write32(&self, offset: u32, value: u32) {
-        self.0.write32(offset, value);
-    }
-    fn write64(&self, offset: u32, value: u64) {
-        self.0.write64(offset, value);
-    }
 }
 
 /// A controller and its threads. What is mapped stays mapped.
