@@ -151,8 +151,10 @@ fn abort(device: &Device, control: &mut Control, sqe: &Sqe) -> Result<u32, Refus
     let mut pending = core::mem::take(&mut sq.pending).into_vec();
     let found = pending
         .iter_mut()
+        .filter(|Reverse(one)| !one.fault.is_some_and(Fault::is_afterwards))
         .find(|Reverse(one)| one.sqe.cid().0 == cid);
     let result = match found {
+        Some(Reverse(one)) if matches!(one.fault, Some(Fault::Stubborn(_))) => 0,
         Some(Reverse(one)) => {
             one.fault = Some(Fault::Status(Status::ABORT_REQUESTED));
             one.due_ns = 0;

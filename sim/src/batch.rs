@@ -162,7 +162,10 @@ impl<'g> Batch<'_, 'g> {
         }
         let fault = match self.device.faults.is_empty() {
             true => None,
-            false => self.device.faults.of_command(self.qid, sqe.opcode()),
+            false => self
+                .device
+                .faults
+                .of_command(self.qid, sqe.opcode(), sqe.cid().0),
         };
         match fault {
             Some(Fault::Drop) => return Ok(()),
@@ -174,12 +177,17 @@ impl<'g> Batch<'_, 'g> {
                 self.device.go();
                 return Ok(());
             }
-            Some(Fault::Delay(ns)) => due_ns = due_ns.saturating_add(ns),
+            Some(Fault::Delay(ns) | Fault::Stubborn(ns)) => due_ns = due_ns.saturating_add(ns),
             _ => {}
         }
         if due_ns <= self.now_ns && fault != Some(Fault::Reorder) {
             return self.complete(&sqe, fault);
         }
+        self.hold(sqe, due_ns, fault);
+        Ok(())
+    }
+
+    fn hold(&mut self, sqe: Sqe, due_ns: u64, fault: Option<Fault>) {
         let order = self.sq.fetched;
         self.sq.fetched += 1;
         self.sq.pending.push(Reverse(Pending {
@@ -188,12 +196,32 @@ impl<'g> Batch<'_, 'g> {
             sqe,
             fault,
         }));
+    }
+
+    /// What comes after the completion of a command that met an echo or late data.
+    #[cold]
+    fn afterwards(&mut self, sqe: &Sqe, fault: Fault) -> Result<(), DmaFault> {
+        self.device.faults.note(self.qid, sqe.cid().0, fault);
+        if fault == Fault::Echo(0) {
+            return self.post(sqe, Status::SUCCESS, 0, None);
+        }
+        // Nobody is there to be told how it went.
+        let _ = self.io.execute(sqe, &mut self.sq.scratch, &mut self.stats);
         Ok(())
     }
 
     /// Executes a command that is due and posts its completion.
     fn complete(&mut self, sqe: &Sqe, fault: Option<Fault>) -> Result<(), DmaFault> {
         let mut dw0 = 0;
+        match fault {
+            Some(after) if after.is_afterwards() => return self.afterwards(sqe, after),
+            Some(Fault::Echo(ns)) => self.hold(*sqe, self.now_ns + ns, Some(Fault::Echo(0))),
+            Some(Fault::LateData(ns)) if self.control.is_none() => {
+                self.hold(*sqe, self.now_ns + ns, Some(Fault::LateData(0)));
+                return self.post(sqe, Status::SUCCESS, 0, None);
+            }
+            _ => {}
+        }
         let result = match (fault, self.control.as_deref_mut()) {
             (Some(Fault::Status(status)), _) => Err(status),
             (_, None) => self.io.execute(sqe, &mut self.sq.scratch, &mut self.stats),
@@ -244,6 +272,7 @@ impl<'g> Batch<'_, 'g> {
         match fault {
             None => {}
             Some(Fault::WrongCid(cid)) => cqe.cid = cid,
+            Some(Fault::FlippedCid(bits)) => cqe.cid ^= bits,
             Some(Fault::BadSqhd(sqhd)) => cqe.sqhd = sqhd,
             Some(Fault::WrongPhase) => publish.wrong_phase = true,
             Some(Fault::TornCqe) => publish.torn = true,

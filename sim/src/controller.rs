@@ -4,6 +4,7 @@ use crate::batch::BATCH;
 use crate::config::{Config, ConfigError};
 use crate::device::Device;
 use crate::doorbell::Doorbells;
+use crate::fault::{Fault, Fired};
 use crate::interrupt::Interrupts;
 use crate::memory::{Dma, DmaMemory};
 use crate::queue::QueueStats;
@@ -62,15 +63,39 @@ impl<M: DmaMemory> Controller<M> {
         self.device.config.vectors
     }
 
+    /// The next command of queue `qid`, or for `StuckReady` the next change of CC.EN, meets `what`. The
+    /// controller's plan must have a rule: [`FaultPlan::on_demand`](crate::FaultPlan::on_demand).
+    pub fn arm(&self, qid: u16, what: Fault) {
+        self.device.faults.arm(qid, what);
+    }
+
+    /// Forgets the faults that were armed and have not fired.
+    pub fn disarm(&self) {
+        self.device.faults.disarm();
+    }
+
+    /// The armed faults that have fired since the last call, in order.
+    pub fn take_fired(&self) -> Vec<Fired> {
+        self.device.faults.take_fired()
+    }
+
+    /// Stops with CSTS.CFS, as a controller does that finds itself broken.
+    pub fn fail(&self) {
+        self.device.fail();
+    }
+
+    /// Leaves the bus: registers read as all ones, and nothing happens any more.
+    pub fn unplug(&self) {
+        self.device.go();
+    }
+
     /// Brings back a controller that had left the bus; it is to be reset.
-    #[cfg(all(feature = "std", target_os = "linux"))]
-    pub(crate) fn plug_in(&self) {
+    pub fn plug_in(&self) {
         self.device.plug_in();
     }
 
     /// Resets the PCI function: every queue and register; unlike a power cut it loses no data.
-    #[cfg(all(feature = "std", target_os = "linux"))]
-    pub(crate) fn function_reset(&self) {
+    pub fn function_reset(&self) {
         self.device.function_reset();
     }
 

@@ -174,6 +174,9 @@ pub(crate) fn delete_sq(
     {
         cq.take_head(device.doorbells.cq_head(sq.cqid).load(Ordering::Acquire));
         while let Some(Reverse(pending)) = sq.pending.pop() {
+            if pending.fault.is_some_and(Fault::is_afterwards) {
+                continue;
+            }
             let aborted = Cqe {
                 dw0: 0,
                 dw1: 0,

@@ -409,7 +409,6 @@ impl Device {
     }
 
     /// Resets the PCI function: queues and registers, but no data.
-    #[cfg(all(feature = "std", target_os = "linux"))]
     pub fn function_reset(&self) {
         if self.is_gone() {
             return; // Nobody hears it.
@@ -422,7 +421,6 @@ impl Device {
     }
 
     /// Brings back a controller that had left the bus; it is to be reset.
-    #[cfg(all(feature = "std", target_os = "linux"))]
     pub fn plug_in(&self) {
         self.gone.store(false, Ordering::Relaxed);
     }

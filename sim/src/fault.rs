@@ -1,10 +1,12 @@
 //! Faults on purpose: a plan of what goes wrong, and when.
 //!
-//! A plan with a seed is deterministic: the n-th matching command decides, not the clock.
+//! A plan with a seed is deterministic: the n-th matching command decides, not the clock. A test that
+//! chooses the moment arms single faults instead ([`Controller::arm`](crate::Controller::arm)).
 
+use crate::memory::Lock;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicU64, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use nvme_core::spec::Status;
 
 /// What goes wrong.
@@ -14,12 +16,21 @@ pub enum Fault {
     Drop,
     /// The command executes and completes this many nanoseconds later; an Abort finds it until then.
     Delay(u64),
+    /// As `Delay`, but an Abort that finds the command says "aborted" and changes nothing.
+    Stubborn(u64),
     /// The command completes after those that are fetched in the same batch.
     Reorder,
     /// The completion is posted twice.
     Duplicate,
     /// The completion carries this command identifier.
     WrongCid(u16),
+    /// The completion carries the command's identifier with these bits flipped.
+    FlippedCid(u16),
+    /// The completion is posted again this many nanoseconds (at least 1) later.
+    Echo(u64),
+    /// The completion is posted at once, as a success, and the data move this many nanoseconds (at
+    /// least 1) later. I/O commands only.
+    LateData(u64),
     /// The completion carries the phase tag of the previous pass.
     WrongPhase,
     /// The completion carries this submission queue head.
@@ -69,10 +80,52 @@ pub struct FaultPlan {
     pub seed: u64,
 }
 
+impl Fault {
+    /// Whether the command has completed, and this is what comes after.
+    pub(crate) fn is_afterwards(self) -> bool {
+        matches!(self, Self::Echo(0) | Self::LateData(0))
+    }
+}
+
+impl FaultPlan {
+    /// No rule that ever fires, and room for faults that are armed one by one.
+    pub fn on_demand() -> Self {
+        let when = When {
+            nth: Some(0),
+            ..When::default()
+        };
+        let what = Fault::Drop;
+        Self {
+            rules: [FaultRule { when, what }].into(),
+            seed: 0,
+        }
+    }
+}
+
+/// A fault that was armed and has met its command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fired {
+    /// The submission queue; 0 for a change of CC.EN.
+    pub qid: u16,
+    /// The command's identifier; 0 for a change of CC.EN.
+    pub cid: u16,
+    /// What it met. The second part of an echo or of late data is named with 0 nanoseconds.
+    pub what: Fault,
+}
+
+#[derive(Default)]
+struct OneShots {
+    armed: Vec<(u16, Fault)>,
+    fired: Vec<Fired>,
+}
+
 /// A plan at work: rules with their counts of matches.
 pub(crate) struct Faults {
     rules: Box<[(FaultRule, AtomicU64)]>,
     seed: u64,
+    /// Somebody arms faults, and takes what was fired.
+    watched: AtomicBool,
+    one_shots: Lock<OneShots>,
 }
 
 impl Faults {
@@ -85,7 +138,50 @@ impl Faults {
         Self {
             rules,
             seed: plan.seed,
+            watched: AtomicBool::new(false),
+            one_shots: Lock::default(),
         }
+    }
+
+    /// The next command of `qid` meets `what`; for `StuckReady`, the next change of CC.EN.
+    pub fn arm(&self, qid: u16, what: Fault) {
+        self.watched.store(true, Ordering::Relaxed);
+        self.one_shots.lock().armed.push((qid, what));
+    }
+
+    /// Forgets what was armed and has not fired.
+    pub fn disarm(&self) {
+        self.one_shots.lock().armed.clear();
+    }
+
+    /// What has fired since the last call.
+    pub fn take_fired(&self) -> Vec<Fired> {
+        if !self.watched.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        core::mem::take(&mut self.one_shots.lock().fired)
+    }
+
+    /// The second part of a fault.
+    pub fn note(&self, qid: u16, cid: u16, what: Fault) {
+        if self.watched.load(Ordering::Relaxed) {
+            self.one_shots.lock().fired.push(Fired { qid, cid, what });
+        }
+    }
+
+    fn one_shot(&self, qid: u16, cid: u16, stuck: bool) -> Option<Fault> {
+        if !self.watched.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut one_shots = self.one_shots.lock();
+        let meets = |(on, what): &(u16, Fault)| {
+            let ready = *what == Fault::StuckReady;
+            ready == stuck && (stuck || *on == qid)
+        };
+        let at = one_shots.armed.iter().position(meets)?;
+        let (_, what) = one_shots.armed.remove(at);
+        one_shots.fired.push(Fired { qid, cid, what });
+        Some(what)
     }
 
     /// Whether no command can be hit.
@@ -93,8 +189,11 @@ impl Faults {
         self.rules.is_empty()
     }
 
-    /// The fault of the command with `opcode` on `qid`, if any.
-    pub fn of_command(&self, qid: u16, opcode: u8) -> Option<Fault> {
+    /// The fault of the command `cid` with `opcode` on `qid`, if any.
+    pub fn of_command(&self, qid: u16, opcode: u8, cid: u16) -> Option<Fault> {
+        if let Some(what) = self.one_shot(qid, cid, false) {
+            return Some(what);
+        }
         self.first(|rule| {
             rule.what != Fault::StuckReady
                 && rule.when.qid.map_or(qid != 0, |wanted| wanted == qid)
@@ -104,7 +203,8 @@ impl Faults {
 
     /// Whether this change of CC.EN finds CSTS.RDY stuck.
     pub fn ready_is_stuck(&self) -> bool {
-        self.first(|rule| rule.what == Fault::StuckReady).is_some()
+        self.one_shot(0, 0, true).is_some()
+            || self.first(|rule| rule.what == Fault::StuckReady).is_some()
     }
 
     fn first(&self, matches: impl Fn(&FaultRule) -> bool) -> Option<Fault> {
@@ -164,20 +264,20 @@ mod tests {
             ..When::default()
         });
         let hits: Vec<_> = [2, 1, 2, 2]
-            .map(|op| faults.of_command(1, op).is_some())
+            .map(|op| faults.of_command(1, op, 0).is_some())
             .into();
         assert_eq!(hits, [false, false, true, false]);
     }
 
     #[test]
     fn the_admin_queue_is_hit_only_when_named() {
-        assert_eq!(plan(When::default()).of_command(0, 6), None);
+        assert_eq!(plan(When::default()).of_command(0, 6, 0), None);
         let faults = plan(When {
             qid: Some(0),
             ..When::default()
         });
-        assert_eq!(faults.of_command(0, 6), Some(Fault::Drop));
-        assert_eq!(faults.of_command(1, 6), None);
+        assert_eq!(faults.of_command(0, 6, 0), Some(Fault::Drop));
+        assert_eq!(faults.of_command(1, 6, 0), None);
     }
 
     #[test]
@@ -189,12 +289,31 @@ mod tests {
         let draw = || {
             let faults = plan(when);
             (0..4000)
-                .map(|_| faults.of_command(1, 2).is_some())
+                .map(|_| faults.of_command(1, 2, 0).is_some())
                 .collect::<Vec<_>>()
         };
         let hits = draw();
         assert_eq!(hits, draw());
         let count = hits.iter().filter(|hit| **hit).count();
         assert!((800..1200).contains(&count), "{count}");
+    }
+
+    #[test]
+    fn an_armed_fault_meets_one_command_of_its_queue_and_is_told() {
+        let faults = Faults::new(&FaultPlan::on_demand());
+        assert!(!faults.is_empty() && faults.of_command(1, 2, 7).is_none());
+        faults.arm(2, Fault::Reorder);
+        faults.arm(1, Fault::StuckReady);
+        assert_eq!(faults.of_command(1, 2, 7), None);
+        assert_eq!(faults.of_command(2, 2, 8), Some(Fault::Reorder));
+        assert_eq!(faults.of_command(2, 2, 9), None);
+        assert!(faults.ready_is_stuck() && !faults.ready_is_stuck());
+        let fired = |qid, cid, what| Fired { qid, cid, what };
+        let told = [fired(2, 8, Fault::Reorder), fired(0, 0, Fault::StuckReady)];
+        assert_eq!(faults.take_fired(), told);
+        assert_eq!(faults.take_fired(), []);
+        faults.arm(1, Fault::Drop);
+        faults.disarm();
+        assert_eq!(faults.of_command(1, 2, 1), None);
     }
 }

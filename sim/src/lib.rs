@@ -57,7 +57,7 @@ pub mod vfio_user;
 pub use config::{Config, ConfigError, NamespaceConfig};
 pub use controller::{Controller, Stepped};
 pub use doorbell::Doorbells;
-pub use fault::{Fault, FaultPlan, FaultRule, When};
+pub use fault::{Fault, FaultPlan, FaultRule, Fired, When};
 #[cfg(feature = "std")]
 pub use file_store::File;
 pub use interrupt::Interrupts;

@@ -73,6 +73,65 @@ fn each_fault_does_what_its_name_says() {
 }
 
 #[test]
+fn an_echo_comes_later_and_so_do_late_data() {
+    let mut driver = with(Fault::Echo(10_000), 2);
+    let (now, later) = three(&mut driver);
+    assert_eq!(now, [(0, 0), (1, 0), (2, 0)]);
+    assert_eq!(later, [(1, 0)]);
+
+    let mut driver = with(Fault::LateData(10_000), 2);
+    driver.fill(DATA, 0x77, 512);
+    driver.push(1, nvme_core::spec::nvm::flush(Nsid(1)));
+    driver.push(1, read());
+    driver.ring(1);
+    driver.step();
+    assert_eq!(driver.drain(1).len(), 2);
+    assert_eq!(driver.bytes(DATA, 512), [0x77; 512]);
+    driver.now_ns += 10_000;
+    driver.step();
+    assert_eq!(driver.bytes(DATA, 512), [0; 512]);
+    assert_eq!(driver.drain(1), [], "it has completed before");
+}
+
+#[test]
+fn flipped_bits_make_a_stale_identifier() {
+    let mut driver = with(Fault::FlippedCid(0x1000), 2);
+    let cids: Vec<_> = three(&mut driver).0.iter().map(|done| done.0).collect();
+    assert_eq!(cids, [0, 0x1001, 2]);
+}
+
+/// An Abort says that it did, and the command completes all the same.
+#[test]
+fn a_stubborn_command_survives_its_abort() {
+    let mut driver = with(Fault::Stubborn(10_000), 1);
+    let cid = driver.push(1, read());
+    driver.ring(1);
+    driver.step();
+    let abort = admin::abort(nvme_core::spec::Qid(1), nvme_core::spec::Cid(cid));
+    assert_eq!(driver.admin(abort), Ok(0));
+    assert_eq!(driver.drain(1), []);
+    driver.now_ns += 10_000;
+    driver.step();
+    assert_eq!(driver.drain(1), [(cid, 0)]);
+}
+
+#[test]
+fn what_comes_afterwards_is_nothing_that_an_abort_or_a_deletion_ends() {
+    let qid = nvme_core::spec::Qid(1);
+    let mut driver = with(Fault::Echo(10_000), 1);
+    let cid = driver.push(1, read());
+    driver.ring(1);
+    driver.step();
+    assert_eq!(driver.drain(1), [(cid, 0)]);
+    let abort = admin::abort(qid, nvme_core::spec::Cid(cid));
+    assert_eq!(driver.admin(abort), Ok(1));
+    assert_eq!(driver.admin(admin::delete_io_sq(qid)), Ok(0));
+    driver.now_ns += 10_000;
+    driver.step();
+    assert_eq!(driver.drain(1), []);
+}
+
+#[test]
 fn a_bad_queue_head_is_reported_and_a_torn_entry_is_mended_later() {
     let mut driver = with(Fault::BadSqhd(0xFFF0), 1);
     driver.push(1, read());
