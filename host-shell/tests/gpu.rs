@@ -266,11 +266,20 @@ fn the_suite_prints_a_line_for_each_case() {
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
-    let limits = lines
-        .iter()
-        .filter(|line| line["limit"].is_string())
-        .count();
-    assert_eq!(limits, 4, "{text}");
+    for limit in [
+        "null_controller",
+        "null_controller_with_drivers",
+        "pcie_sqe_writes",
+        "pcie_sqe_writes_apart",
+        "ping_pong",
+        "copy_engine_host_to_gpu",
+    ] {
+        let mut of_it = lines.iter().filter(|line| line["limit"] == limit);
+        assert!(
+            of_it.any(|line| line["value"].as_f64().unwrap() > 0.0),
+            "{limit}: {text}"
+        );
+    }
     let cases: Vec<_> = lines
         .iter()
         .filter(|line| line["case"].is_string())
@@ -284,6 +293,14 @@ fn the_suite_prints_a_line_for_each_case() {
         );
         assert!(case["per_command"]["sq_doorbells"].is_number(), "{case}");
     }
+    let text = ok(&folder, &[&suite[..], &["block_q1"]].concat());
+    let block: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
+    let tried: Vec<_> = block["tried"].as_array().unwrap().iter().collect();
+    assert_eq!(tried.len(), 2, "{block}");
+    assert!(
+        tried.iter().any(|one| one["threads"] == block["threads"]),
+        "{block}"
+    );
     let text = ok(&folder, &[&suite[..], &["stream"]].concat());
     assert!(
         text.contains("\"case\":\"stream_1mib_tier2\"") && !text.contains("error"),

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 mod limits;
+mod stream;
 mod suite;
 
 pub use limits::Limits;
@@ -26,6 +27,8 @@ use std::time::Duration;
 const ENTRIES: u32 = 1024;
 /// Bytes of a command: one block.
 const BLOCK_SHIFT: u32 = 9;
+/// Threads of a block that owns a queue, when nobody says how many.
+const BLOCK_THREADS: u32 = 128;
 /// Longest wait for a command.
 const TIMEOUT_NS: u64 = 10_000_000_000;
 /// The host's patience with a launch.
@@ -38,7 +41,7 @@ pub enum Mode {
     Owner,
     /// One warp owns a queue.
     Warp,
-    /// One block of 128 threads owns a queue.
+    /// One block owns a queue.
     Block,
     /// Any thread uses a queue, which belongs to nobody.
     Shared,
@@ -55,13 +58,14 @@ impl Mode {
         }
     }
 
-    /// The launch for `queues` queues; `threads` active threads and `lanes` active lanes of each warp
-    /// count in [`Shared`](Self::Shared) alone.
+    /// The launch for `queues` queues. `threads` are those of each block in [`Block`](Self::Block), where 0
+    /// is 128, and all active ones in [`Shared`](Self::Shared), where `lanes` of each warp are active.
     pub fn grid(self, queues: u32, threads: u32, lanes: u32) -> Grid {
         let (kernel, blocks, threads) = match self {
             Self::Owner => (Kernel::Owner, queues, 1),
             Self::Warp => (Kernel::Warp, queues, 32),
-            Self::Block => (Kernel::Block, queues, 128),
+            Self::Block if threads == 0 => (Kernel::Block, queues, BLOCK_THREADS),
+            Self::Block => (Kernel::Block, queues, threads.next_multiple_of(32)),
             Self::Shared => {
                 let warps = threads.div_ceil(lanes.clamp(1, 32)).max(1);
                 let per_block = warps.min(4);
@@ -83,7 +87,7 @@ pub struct Case {
     pub mode: Mode,
     /// Queue pairs.
     pub queues: u32,
-    /// Active threads, in [`Mode::Shared`].
+    /// Active threads in [`Mode::Shared`], threads of each block in [`Mode::Block`].
     pub threads: u32,
     /// Active lanes of each warp, in [`Mode::Shared`].
     pub lanes: u32,
@@ -128,12 +132,32 @@ impl Bench {
     pub fn new(kernels: &Arc<Kernels>, queues: u32, dstrd: u8) -> Result<Self> {
         // A buffer for each slot of each queue, and for each of 64 Ki threads.
         let buffers = (queues as usize * ENTRIES as usize).max(1 << 16);
-        let null = Null::new(Shape {
-            queues,
-            entries: ENTRIES,
-            dstrd,
-            data_bytes: buffers << BLOCK_SHIFT,
-        })?;
+        Self::shaped(
+            kernels,
+            Shape {
+                queues,
+                entries: ENTRIES,
+                dstrd,
+                data_bytes: buffers << BLOCK_SHIFT,
+            },
+        )
+    }
+
+    /// Rings alone, for the bare kernels.
+    fn of_rings(kernels: &Arc<Kernels>, queues: u32, entries: u32) -> Result<Self> {
+        Self::shaped(
+            kernels,
+            Shape {
+                queues,
+                entries,
+                dstrd: 4,
+                data_bytes: 0,
+            },
+        )
+    }
+
+    fn shaped(kernels: &Arc<Kernels>, shape: Shape) -> Result<Self> {
+        let (null, queues) = (Null::new(shape)?, shape.queues);
         let registered = Registered::pages(kernels.gpu(), null.pages())?;
         let host: Vec<QueueWords> = (0..queues)
             .map(|index| {
@@ -251,6 +275,7 @@ mod tests {
         assert_eq!(grid(Mode::Owner, 16, 0, 32), (16, 1));
         assert_eq!(grid(Mode::Warp, 128, 0, 32), (128, 32));
         assert_eq!(grid(Mode::Block, 1, 0, 32), (1, 128));
+        assert_eq!(grid(Mode::Block, 2, 250, 32), (2, 256));
         assert_eq!(grid(Mode::Shared, 1, 32, 32), (1, 32));
         assert_eq!(grid(Mode::Shared, 1, 65_536, 32), (512, 128));
         // One active lane of each warp: 32 times as many threads.

@@ -1,0 +1,69 @@
+//! Streaming: 1 MiB reads of the simulator into GPU memory, against the copy engine.
+
+use super::super::driven::Driven;
+use super::super::kernels::Kernels;
+use super::super::tier::{Access, Ask, Tier};
+use super::{Limits, Mode, median};
+use crate::controller::{Config, Controller};
+use crate::error::{Error, Result};
+use nvme_core::spec::nvm::opcode;
+use nvme_gpu_kernel::work::Launch;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Bytes of a streaming command.
+const STREAM_BYTES: u64 = 1 << 20;
+const STREAM_COMMANDS: u64 = 4096;
+const STREAM_QUEUES: u32 = 4;
+
+/// The middle one of `runs` runs, after one to warm up.
+pub fn stream(kernels: &Arc<Kernels>, limits: &Limits, share: f64, runs: usize) -> Result<Value> {
+    let gpu = kernels.gpu();
+    let text = format!(
+        "sim:mem?size=1GiB&block=4096&mdts=8&queues={STREAM_QUEUES}&threads={STREAM_QUEUES}"
+    );
+    let device = crate::open(&text)?;
+    let ask = Ask::Exactly(Tier::GpuMemory);
+    let access = Arc::new(Access::find(gpu, device, STREAM_QUEUES as u16, ask)?);
+    let config = Config {
+        queue_pairs: STREAM_QUEUES,
+        ..Config::default()
+    };
+    let controller = Controller::start(Arc::clone(access.device()), &config)?;
+    let mut driven = Driven::create(kernels, &controller, &access, STREAM_QUEUES, 16)?;
+    let data = Arc::new(access.data((STREAM_QUEUES as usize * 16) << 20)?);
+    let commands = ((STREAM_COMMANDS as f64 * share) as u64).max(16);
+    let launch = Launch {
+        commands,
+        units: 1024,
+        timeout_ns: 5_000_000_000,
+        nsid: 1,
+        opcode: u32::from(opcode::READ),
+        blocks: (STREAM_BYTES >> 12) as u32,
+        block_shift: 12,
+        depth: 4,
+        ..Launch::default()
+    };
+    let grid = Mode::Warp.grid(STREAM_QUEUES, 0, 32);
+    let mut rates = Vec::new();
+    for _ in 0..=runs {
+        let ran = driven.run(grid, launch, &data, false, Duration::from_secs(60))?;
+        if ran.report.completed != commands {
+            return Err(Error::device(
+                format!("{:?}", ran.report),
+                "see the report's counts",
+            ));
+        }
+        rates.push((commands * STREAM_BYTES) as f64 / ran.seconds / 1e9);
+    }
+    // The first one warms up.
+    let rates = &rates[1..];
+    let (rate, limit) = (median(rates), limits.copy_in / 1e9);
+    Ok(json!({
+        "case": "stream_1mib_tier2", "value": rate, "unit": "GB/s", "runs": rates,
+        "mode": "warp", "queues": STREAM_QUEUES, "depth": 4, "tier": access.describe(),
+        "target": limit * 0.95, "met": rate >= limit * 0.95,
+        "limiter": if rate >= limit * 0.95 { "the copy engine" } else { "the simulator's copies" },
+    }))
+}
