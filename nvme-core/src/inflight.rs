@@ -108,9 +108,13 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
     pub fn new(mut slots: S) -> Self {
         let usable = slots.as_mut().len().min(MAX_IN_FLIGHT as usize) as u16;
         for (index, slot) in slots.as_mut().iter_mut().enumerate() {
-            let next = index as u16 + 1;
+            let next = index + 1;
             *slot = Slot {
-                next_free: if next < usable { next } else { NONE },
+                next_free: if next < usize::from(usable) {
+                    next as u16
+                } else {
+                    NONE
+                },
                 ..Slot::new()
             };
         }
@@ -139,7 +143,8 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
     #[inline]
     pub fn reserve(&mut self, lease: B, deadline_ns: u64) -> Result<Cid, B> {
         let index = self.first_free;
-        let Some(slot) = self.slots.as_mut().get_mut(usize::from(index)) else {
+        let slot = self.slots.as_mut().get_mut(usize::from(index));
+        let Some(slot) = slot.filter(|_| index != NONE) else {
             return Err(lease);
         };
         self.first_free = slot.next_free;
@@ -319,11 +324,14 @@ mod tests {
 
     #[test]
     fn never_more_than_4095_slots() {
-        let mut table = table(5000);
+        // More slots than 16 bits can number, too.
+        let mut table = table(65_537);
         for n in 0..4095 {
             assert_ne!(table.reserve(n, 0).unwrap(), Cid(0xFFFF));
         }
         assert_eq!(table.reserve(0, 0), Err(0));
+        assert!(!table.reclaim().unwrap().expired);
+        assert!(table.reserve(0, 0).is_ok());
         let mut none: Inflight<u32, Vec<Slot<u32>>> = Inflight::new(Vec::new());
         assert_eq!(none.reserve(1, 0), Err(1));
     }

@@ -156,6 +156,38 @@ mod tests {
     }
 
     #[test]
+    fn entries_behind_a_tail_that_has_wrapped_count_round_the_ring() {
+        let cells: [SqCell; 5] = Default::default();
+        let bell = AtomicU32::new(0);
+        let mut sq = SubmissionQueue::new(SqRing::new(&cells, Iova(0)), Doorbell::new(&bell));
+        for _ in 0..4 {
+            sq.push(Sqe::new(0, Nsid(1)));
+        }
+        sq.ring();
+        sq.retain(sq.unfetched(3, 9).unwrap());
+        for _ in 0..3 {
+            assert!(sq.push(Sqe::new(0, Nsid(1))));
+        }
+        assert_eq!(sq.free(), 0);
+        sq.ring();
+        assert_eq!(
+            bell.load(Order::Relaxed, Scope::Sys),
+            2,
+            "the tail has wrapped"
+        );
+        assert_eq!(
+            [3, 4, 0, 1, 2].map(|head| sq.unfetched(head, 9)),
+            [4, 3, 2, 1, 0].map(Some)
+        );
+        sq.restart();
+        assert_eq!(sq.free(), 4);
+        assert!(sq.push(Sqe::new(7, Nsid(1))));
+        sq.ring();
+        assert_eq!(bell.load(Order::Relaxed, Scope::Sys), 1);
+        assert_eq!(cells[0].load().opcode(), 7);
+    }
+
+    #[test]
     fn ring_stores_only_when_something_is_new() {
         let cells: [SqCell; 4] = Default::default();
         let bell = AtomicU32::new(77);
