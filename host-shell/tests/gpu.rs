@@ -133,30 +133,20 @@ fn a_stream_is_verified_and_the_demo_runs_on_the_gpu() {
 #[test]
 fn bench_runs_in_every_mode() {
     let folder = Folder::new(Place::Embedded);
-    for mode in ["owner", "warp", "block", "shared"] {
+    let bench =
+        "bench -d sim:null?queues=4&block=512 --gpu --queues 2 --depth 7 --bytes 512 --json";
+    let bench: Vec<&str> = bench.split(' ').collect();
+    for mode in ["owner", "warp", "block", "block --threads 256", "shared"] {
+        let mode: Vec<&str> = mode.split(' ').collect();
         let text = ok(
             &folder,
-            &[
-                "bench",
-                "-d",
-                "sim:null?queues=4&block=512",
-                "--gpu",
-                "--mode",
-                mode,
-                "--queues",
-                "2",
-                "--depth",
-                "7",
-                "--bytes",
-                "512",
-                "--io-size",
-                "256KiB",
-                "--json",
-            ],
+            &[&bench, &["--io-size", "256KiB", "--mode"], &mode[..]].concat(),
         );
         assert!(text.contains("\"commands\":512,"), "{text}");
         assert!(text.contains("\"sqe_writes\":1.0"), "{text}");
     }
+    let many = [&bench[..], &["--mode", "block", "--threads", "1025"]].concat();
+    assert!(fails(&folder, "", 2, &many).contains("a block of 1025 threads"));
 }
 
 #[test]

@@ -28,7 +28,8 @@ pub struct GpuArgs {
     /// Where doorbells and data are (see docs/hardware.md)
     #[arg(long, value_enum, default_value = "auto", requires = "gpu")]
     pub tier: TierArg,
-    /// Threads in all, for --mode shared; 256 for each queue when missing
+    /// Threads in all, for --mode shared, 256 for each queue when missing; threads of a queue's block, for
+    /// --mode block, 128 when missing
     #[arg(long, default_value_t = 0, hide_default_value = true, requires = "gpu")]
     pub threads: u32,
     /// Write what the kernels did to FILE: a Chrome trace for ui.perfetto.dev when it ends in .json, else

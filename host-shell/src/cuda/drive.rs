@@ -33,7 +33,8 @@ pub struct Setup {
     pub mode: Mode,
     /// Where doorbells and data are.
     pub tier: Ask,
-    /// Threads in all, in [`Mode::Shared`]; 0 is 256 for each queue.
+    /// Threads in all, in [`Mode::Shared`], where 0 is 256 for each queue; threads of each block, up to
+    /// 1,024, in [`Mode::Block`], where 0 is 128.
     pub threads: u32,
     /// Queue pairs.
     pub queues: u32,
@@ -91,6 +92,12 @@ impl Drive {
         command_bytes: u64,
         data_bytes: u64,
     ) -> Result<Self> {
+        if setup.mode == Mode::Block && setup.threads > 1024 {
+            return Err(Error::usage(
+                format!("a block of {} threads", setup.threads),
+                "use --threads 1024 or less",
+            ));
+        }
         let gpu = Gpu::open(setup.gpu)?;
         let kernels = Arc::new(Kernels::load(&gpu)?);
         let queues = u16::try_from(setup.queues)
@@ -332,7 +339,7 @@ impl Setup {
     fn threads(&self) -> u32 {
         match (self.mode, self.threads) {
             (Mode::Shared, 0) => self.queues.saturating_mul(THREADS_PER_QUEUE),
-            (Mode::Shared, threads) => threads,
+            (Mode::Shared | Mode::Block, threads) => threads,
             _ => 0,
         }
     }

@@ -278,6 +278,10 @@ fn failed(call: &str, result: CUresult) -> Error {
             "the driver does not know this PTX",
             "install a later driver",
         ),
+        R::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES => (
+            "a block has more threads than there are registers for",
+            "use fewer --threads with --mode block",
+        ),
         R::CUDA_ERROR_LAUNCH_TIMEOUT => (
             "the system's watchdog ended the kernel",
             "use a GPU without a display, or a smaller run",
