@@ -217,6 +217,7 @@ fn format(device: &Device, control: &Control, sqe: &Sqe) -> Result<(), Refusal> 
         namespace.set_formatting(true);
         device.barrier();
         let result = namespace.reformat(format);
+        device.describe();
         namespace.set_formatting(false);
         result.map_err(|error| store_status(error, Direction::FromHost))?;
         device

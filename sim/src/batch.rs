@@ -49,7 +49,10 @@ impl<'g> Batch<'_, 'g> {
             if let (Some(sq), Some(cq), false) =
                 (words(self.sq_whole), words(self.cq_whole), self.staged)
             {
-                self.plain(count, sq, cq);
+                match self.sq.watch.is_some() {
+                    true => self.plain::<true>(count, sq, cq),
+                    false => self.plain::<false>(count, sq, cq),
+                }
                 return Ok(count);
             }
             for _ in 0..count {
@@ -100,7 +103,12 @@ impl<'g> Batch<'_, 'g> {
 
     /// The fast path: `count` commands from one contiguous ring to another, without faults or time.
     /// Indices and counts live in registers until the end.
-    fn plain(&mut self, count: u32, sq_words: &[AtomicU64], cq_words: &[AtomicU64]) {
+    fn plain<const WATCHED: bool>(
+        &mut self,
+        count: u32,
+        sq_words: &[AtomicU64],
+        cq_words: &[AtomicU64],
+    ) {
         let Self {
             io,
             sq,
@@ -124,6 +132,9 @@ impl<'g> Batch<'_, 'g> {
         }
         for done in 0..count {
             let sqe = entry(head);
+            if WATCHED && let Some(watch) = &sq.watch {
+                watch.fetched(head, &sqe, io.dma);
+            }
             head = sq.ring.next(head);
             if done + 2 < ahead {
                 io.expect(&entry(sq.ring.next(head)));
@@ -140,6 +151,9 @@ impl<'g> Batch<'_, 'g> {
                 | sqid
                 | u64::from(sqe.cid().0) << 32
                 | u64::from(status.0 << 1 | u16::from(phase)) << 48;
+            if WATCHED && let Some(watch) = &cq.watch {
+                watch.posted(tail, &Cqe::from_words(0, upper), true, io.dma);
+            }
             let out = &cq_words[tail as usize * 2..][..2];
             out[0].store(0, Ordering::Relaxed);
             // Release: as in CompletionQueue::post.
@@ -204,6 +218,9 @@ impl<'g> Batch<'_, 'g> {
         self.device.faults.note(self.qid, sqe.cid().0, fault);
         if fault == Fault::Echo(0) {
             return self.post(sqe, Status::SUCCESS, 0, None);
+        }
+        if let Some(watch) = &self.sq.watch {
+            watch.moved(sqe);
         }
         // Nobody is there to be told how it went.
         let _ = self.io.execute(sqe, &mut self.sq.scratch, &mut self.stats);

@@ -82,6 +82,8 @@ pub struct Config {
     pub shutdown_delay_ns: u64,
     /// Interrupt vectors.
     pub vectors: u16,
+    /// A protocol auditor watches: see [`Controller::findings`](crate::Controller::findings).
+    pub audit: bool,
 }
 
 impl Default for Config {
@@ -122,6 +124,7 @@ impl Config {
             ready_delay_ns: 0,
             shutdown_delay_ns: 0,
             vectors: 65,
+            audit: false,
         }
     }
 

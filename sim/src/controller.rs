@@ -11,6 +11,7 @@ use crate::queue::QueueStats;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
+use nvme_auditor::Finding;
 use nvme_core::spec::register::ALL_ONES;
 
 /// A simulated NVMe controller that reaches the memory `M` by DMA.
@@ -258,6 +259,18 @@ impl<M: DmaMemory> Controller<M> {
             .get(usize::from(qid))
             .map(|slot| slot.stats.get())
             .unwrap_or_default()
+    }
+
+    /// What the protocol auditor has found, at most 256; nothing without [`Config::audit`].
+    pub fn findings(&self) -> Vec<Finding> {
+        let observer = self.device.observer.as_ref();
+        observer.map_or_else(Vec::new, |observer| observer.findings())
+    }
+
+    /// Commands and completions that the auditor has looked at.
+    pub fn audited(&self) -> (u64, u64) {
+        let observer = self.device.observer.as_ref();
+        observer.map_or((0, 0), |observer| observer.seen())
     }
 
     /// Sets the temperature that the controller reports, in kelvins. Crossing a threshold raises an

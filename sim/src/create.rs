@@ -98,6 +98,7 @@ pub(crate) fn create_cq(
     device.doorbells.cq_head(qid).store(0, Ordering::Relaxed);
     let mut cq = CompletionQueue::new(ring);
     cq.vector = (sqe.cdw11 & CQ_INTERRUPTS != 0).then_some(vector as u16);
+    cq.watch = device.observer.as_ref().map(|one| one.watch(qid));
     *slot.cq.lock() = Some(cq);
     control.features.freeze_queues(granted_sqs, granted);
     Ok(())
@@ -132,7 +133,9 @@ pub(crate) fn create_sq(
     own.settled.store(0, Ordering::Relaxed);
     device.highest.fetch_max(qid, Ordering::Relaxed);
     cq.users += 1;
-    *sq = Some(SubmissionQueue::new(ring, cqid, device.delays()));
+    let mut queue = SubmissionQueue::new(ring, cqid, device.delays());
+    queue.watch = device.observer.as_ref().map(|one| one.watch(qid));
+    *sq = Some(queue);
     control.features.freeze_queues(granted, granted_cqs);
     Ok(())
 }

@@ -13,6 +13,7 @@ use crate::latency::Pacing;
 use crate::logs::Logs;
 use crate::memory::{Held, Lock};
 use crate::namespace::Namespace;
+use crate::observe::Observer;
 use crate::queue::{Base, CompletionQueue, Ring, Slot, SubmissionQueue};
 use crate::registers::{NSSR_RESET, Registers};
 use alloc::boxed::Box;
@@ -56,6 +57,7 @@ pub(crate) struct Device {
     pub faults: Faults,
     pub pacing: Pacing,
     pub vectors: Vectors,
+    pub observer: Option<Observer>,
     /// Whether the volatile cache may hold writes (feature 06h).
     pub write_back: AtomicBool,
     /// An event or a request for one is new.
@@ -97,7 +99,7 @@ impl Device {
             })
             .collect();
         let features = Features::new(&config);
-        Self {
+        let device = Self {
             registers: Registers::new(cap, units as u16),
             doorbells: Doorbells::new(config.max_queues, config.dstrd),
             slots: (0..=config.max_queues).map(|_| Slot::new()).collect(),
@@ -114,6 +116,7 @@ impl Device {
             faults: Faults::new(&config.faults),
             pacing: Pacing::new(config.profile, config.faults.seed),
             vectors: Vectors::new(config.vectors),
+            observer: config.audit.then(Observer::default),
             write_back: AtomicBool::new(config.write_cache),
             attention: AtomicBool::new(false),
             clock_ns: AtomicU64::new(0),
@@ -122,6 +125,15 @@ impl Device {
             running: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             config,
+        };
+        device.describe();
+        device
+    }
+
+    /// Tells the auditor what the controller is.
+    pub fn describe(&self) {
+        if let Some(observer) = &self.observer {
+            observer.describe(self);
         }
     }
 
@@ -226,7 +238,12 @@ impl Device {
                 };
                 word.store(value, Ordering::Release); // Release: pairs with the load in `serve`.
             }
-            None if self.is_running() => self.bad_doorbell(u16::MAX, false),
+            None if self.is_running() => {
+                if let Some(observer) = &self.observer {
+                    observer.stray(at);
+                }
+                self.bad_doorbell(u16::MAX, false);
+            }
             None => {}
         }
     }
@@ -308,6 +325,9 @@ impl Device {
         }
         self.highest.store(0, Ordering::Relaxed);
         self.doorbells.clear();
+        if let Some(observer) = &self.observer {
+            observer.reset();
+        }
     }
 
     fn start(&self, control: &mut Control, transition: Transition, delay_ns: u64) {
@@ -380,7 +400,13 @@ impl Device {
         let mut cq = CompletionQueue::new(ring(&self.registers.acq, aqa.acqs_z(), CQE_BYTES));
         cq.users = 1;
         cq.vector = Some(0);
-        *slot.sq.lock() = Some(SubmissionQueue::new(sq, 0, self.delays()));
+        let mut sq = SubmissionQueue::new(sq, 0, self.delays());
+        if let Some(observer) = &self.observer {
+            observer.enable(self.page(), &sq.ring, &cq.ring);
+            cq.watch = Some(observer.watch(0));
+            sq.watch = Some(observer.watch(0));
+        }
+        *slot.sq.lock() = Some(sq);
         *slot.cq.lock() = Some(cq);
     }
 

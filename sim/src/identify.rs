@@ -97,7 +97,7 @@ impl Device {
         self.send(dma, sqe, &page)
     }
 
-    fn identify_controller(&self) -> IdentifyController {
+    pub(crate) fn identify_controller(&self) -> IdentifyController {
         let config = &self.config;
         let mut c = IdentifyController::new_zeroed();
         c.vid = PCI_VENDOR;
@@ -184,7 +184,7 @@ fn common_namespace() -> IdentifyNamespace {
     n
 }
 
-fn namespace(namespace: &Namespace) -> IdentifyNamespace {
+pub(crate) fn namespace(namespace: &Namespace) -> IdentifyNamespace {
     let mut n = common_namespace();
     let blocks = namespace.blocks();
     (n.nsze, n.ncap, n.nuse) = (blocks, blocks, blocks);

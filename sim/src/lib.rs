@@ -38,6 +38,7 @@ mod logs;
 mod memory;
 mod namespace;
 mod nvm;
+mod observe;
 #[cfg(feature = "std")]
 mod options;
 mod prp;
@@ -65,6 +66,7 @@ pub use latency::Profile;
 pub use memory::{Dma, DmaFault, DmaGuard, DmaMemory, Peer, Region, Span};
 #[cfg(feature = "std")]
 pub use memory::{HostMemory, MapError};
+pub use nvme_auditor::{Finding, Party, Rule};
 pub use queue::QueueStats;
 #[cfg(feature = "std")]
 pub use runner::Runner;

@@ -181,6 +181,7 @@ fn set(
             config.profile = Profile::named(value)
                 .ok_or_else(|| bad(name, "must be none, optane or nvme-gen5"))?;
         }
+        "audit" => config.audit = switch(name, value)?,
         "ready" => config.ready_delay_ns = time(name, value)?,
         "aborts" => config.abort_limit = number(name, value)?,
         "aers" => config.aer_limit = number(name, value)?,
@@ -362,7 +363,7 @@ pub fn option_names() -> Vec<&'static str> {
     Vec::from([
         "size", "block", "ns", "meta", "ro", "noiob", "queues", "mqes", "mdts", "dstrd", "mpsmin",
         "mpsmax", "cqr", "sgl", "wc", "cache", "serial", "model", "hmpre", "hmmin", "profile",
-        "ready", "aborts", "aers", "seed", "fault",
+        "ready", "aborts", "aers", "audit", "seed", "fault",
     ])
 }
 

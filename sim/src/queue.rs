@@ -4,6 +4,7 @@
 //! carry them are memory that a hostile driver writes.
 
 use crate::memory::{Dma, DmaFault, Lock, Span};
+use crate::observe::Watch;
 use alloc::boxed::Box;
 use alloc::collections::BinaryHeap;
 use alloc::vec::Vec;
@@ -139,6 +140,7 @@ pub(crate) struct SubmissionQueue {
     pub pending: BinaryHeap<Reverse<Pending>>,
     pub fetched: u64,
     pub scratch: Box<[u8]>,
+    pub watch: Option<Watch>,
 }
 
 impl SubmissionQueue {
@@ -157,6 +159,7 @@ impl SubmissionQueue {
             pending: BinaryHeap::with_capacity(pending),
             fetched: 0,
             scratch: alloc::vec![0; SCRATCH_BYTES].into_boxed_slice(),
+            watch: None,
         }
     }
 
@@ -188,8 +191,12 @@ impl SubmissionQueue {
             Some(words) => words,
             None => dma.words::<8>(self.ring.run(self.head, 1).0)?,
         };
+        let sqe = Sqe::from_words(words);
+        if let Some(watch) = &self.watch {
+            watch.fetched(self.head, &sqe, dma);
+        }
         self.head = self.ring.next(self.head);
-        Ok(Sqe::from_words(words))
+        Ok(sqe)
     }
 }
 
@@ -210,6 +217,7 @@ pub(crate) struct CompletionQueue {
     pub vector: Option<u16>,
     /// A torn entry's lower word, still to be written.
     pub torn: Option<(u64, u64)>,
+    pub watch: Option<Watch>,
 }
 
 /// How one entry is published.
@@ -230,6 +238,7 @@ impl CompletionQueue {
             users: 0,
             vector: None,
             torn: None,
+            watch: None,
         }
     }
 
@@ -242,6 +251,9 @@ impl CompletionQueue {
     /// Takes a head doorbell value; `false` when it is outside the ring or frees what was never posted.
     #[inline]
     pub fn take_head(&mut self, value: u32) -> bool {
+        if let Some(watch) = &self.watch {
+            watch.head(value);
+        }
         if value < self.ring.entries
             && self.ring.distance(self.head, value) <= self.ring.distance(self.head, self.tail)
         {
@@ -262,6 +274,9 @@ impl CompletionQueue {
         publish: Publish,
     ) -> Result<(), DmaFault> {
         cqe.phase_status = cqe.phase_status & !1 | u16::from(self.phase != publish.wrong_phase);
+        if let Some(watch) = &self.watch {
+            watch.posted(self.tail, &cqe, !publish.torn, dma);
+        }
         let [lower, upper] = cqe.to_words();
         let offset = self.tail as usize * CQE_BYTES;
         let words = whole.and_then(|span| Some((span.word(offset)?, span.word(offset + 8)?)));

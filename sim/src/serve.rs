@@ -49,9 +49,15 @@ impl Device {
         }
         let Some(sq) = sq_held.as_mut() else {
             slot.settled.store(tail, Ordering::Relaxed);
+            if let Some(observer) = &self.observer {
+                observer.absent(qid, tail, dma);
+            }
             self.bad_doorbell(qid, false);
             return Served::default();
         };
+        if let Some(watch) = &sq.watch {
+            watch.tail(tail, dma);
+        }
         if !sq.take_tail(tail) {
             self.bad_doorbell(qid, true);
         }

@@ -1,7 +1,7 @@
 //! The pair: a driver made of the core's parts, a simulated controller, and a clock between them.
 
 use crate::memory::{Area, Memory, doorbell};
-use crate::{Rng, Seed};
+use crate::{Rng, Seed, audit};
 use nvme_core::bringup::{self, Bringup, Capabilities, Info, QueuePlan};
 use nvme_core::spec::{Cid, Iova, Lba, Nsid, PageSize, Qid, Sqe, Status};
 use nvme_core::transfer::{self, Limits};
@@ -9,7 +9,7 @@ use nvme_core::{
     AbortReason, BringupError, Completion, ControllerFault, Data, ListMemory, Outcome, QueueMemory,
     QueuePair, Registers, Rejected, Slot, SubmitError, prp,
 };
-use nvme_sim::{Config, Controller};
+use nvme_sim::{Config, Controller, Rule};
 use std::collections::HashSet;
 
 /// Deadline of a command, in virtual time.
@@ -30,6 +30,9 @@ pub struct Setup {
     pub memory: u64,
     /// Seed of the schedule.
     pub seed: u64,
+    /// Rules that this test breaks on purpose; the auditor has to find each and, besides what the
+    /// controller's faults explain, nothing else.
+    pub breaks: &'static [Rule],
 }
 
 impl Default for Setup {
@@ -42,6 +45,7 @@ impl Default for Setup {
             max_bytes: 1 << 20,
             memory: 16 << 20,
             seed: 1,
+            breaks: &[],
         }
     }
 }
@@ -113,14 +117,24 @@ pub struct Pair<'a> {
 /// Makes a controller and a driver for it, and runs `test` on them. Nothing is brought up yet.
 ///
 /// # Panics
-/// When the configuration is none a controller can have.
-pub fn with_pair<R>(config: Config, mut setup: Setup, test: impl FnOnce(&mut Pair<'_>) -> R) -> R {
+/// When the configuration is none a controller can have, or the auditor finds what the test does not
+/// break on purpose.
+pub fn with_pair<R>(
+    mut config: Config,
+    mut setup: Setup,
+    test: impl FnOnce(&mut Pair<'_>) -> R,
+) -> R {
     let seed = Seed::new(setup.seed);
     setup.seed = seed.get();
     let memory = Memory::new(setup.memory);
+    config.audit = true;
+    let explained = audit::explained(&config.faults);
+    let breaks = setup.breaks;
     let sim = Controller::new(config, &memory).expect("a valid configuration");
     let mut pair = Pair::new(&memory, &sim, setup, seed);
-    test(&mut pair)
+    let result = test(&mut pair);
+    audit::check(&sim.findings(), breaks, &explained);
+    result
 }
 
 impl<'a> Pair<'a> {

@@ -413,14 +413,14 @@ fn every_command_ends_once_under_any_faults() {
             },
             |pair| {
                 pair.bring_up().unwrap();
-                let areas: Vec<_> = (0..64).map(|_| pair.buffer(4096)).collect();
+                // A buffer for each command: one that is in flight is the device's to write.
+                let areas: Vec<_> = (0..600).map(|_| pair.buffer(4096)).collect();
                 let mut submitted = 0;
-                for _ in 0..600 {
+                for area in areas {
                     let queue = pair.rng.below(2) as usize;
                     let mut broken = false;
                     match pair.rng.below(6) {
                         0..=2 => {
-                            let area = areas[pair.rng.below(64) as usize];
                             let lba = Lba(pair.rng.below(2000));
                             let data = Data::Contiguous {
                                 iova: area.iova,

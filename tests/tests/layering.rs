@@ -76,6 +76,28 @@ fn a_use_beyond_the_wire_types_would_be_found() {
     assert_eq!(uses_beyond_spec("use nvme_core as core;"), 1);
 }
 
+#[test]
+fn the_auditor_shares_only_the_wire_types_with_anyone() {
+    let mut offenders = Vec::new();
+    for (path, text) in sources("tests/auditor") {
+        for (number, line) in text.lines().enumerate() {
+            if uses_beyond_spec(line) > 0 || code(line).contains("nvme_sim") {
+                offenders.push(format!("{path}:{}: {line}", number + 1));
+            }
+        }
+    }
+    report(offenders);
+    let manifest = fs::read_to_string(root().join("tests/auditor/Cargo.toml")).unwrap();
+    let dependencies: Vec<&str> = manifest
+        .lines()
+        .skip_while(|line| !line.contains("dependencies]"))
+        .skip(1)
+        .take_while(|line| !line.starts_with('['))
+        .filter(|line| !line.is_empty())
+        .collect();
+    assert_eq!(dependencies, ["nvme-core.workspace = true"]);
+}
+
 /// The driver core knows nothing of who uses it, and the simulator nothing of the shell.
 #[test]
 fn dependencies_point_one_way() {

@@ -4,7 +4,7 @@
 use nvme_core::spec::{Iova, Lba, Nsid, Status, nvm};
 use nvme_core::{Data, MapError, SubmitError, sgl};
 use nvme_sim::config::NamespaceConfig;
-use nvme_sim::{Config, Memory};
+use nvme_sim::{Config, Memory, Rule};
 use nvme_tests::{PAGE, Pair, Rng, Setup, with_pair};
 
 const NS: Nsid = Nsid(1);
@@ -105,6 +105,7 @@ fn transfers_around_mdts_are_split() {
         let setup = Setup {
             memory: 24 << 20,
             slots: 4,
+            breaks: &[Rule::TooLong],
             ..Setup::default()
         };
         with_pair(
@@ -335,7 +336,15 @@ fn buffers_that_cannot_be_mapped_never_reach_the_controller() {
 /// What the controller says about commands that are wrong is the caller's to see.
 #[test]
 fn errors_come_back_as_their_status() {
-    with_pair(config(512, 0), Setup::default(), |pair| {
+    let setup = Setup {
+        breaks: &[
+            Rule::LbaRange,
+            Rule::NamespaceAbsent,
+            Rule::OpcodeUnsupported,
+        ],
+        ..Setup::default()
+    };
+    with_pair(config(512, 0), setup, |pair| {
         pair.bring_up().unwrap();
         let area = pair.buffer(PAGE);
         let data = || Data::Contiguous {

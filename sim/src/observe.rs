@@ -1,0 +1,115 @@
+//! Tells a protocol auditor what happens at the controller's edge: doorbells, fetches, completions.
+//!
+//! Only with [`Config::audit`](crate::Config): otherwise queues have no [`Watch`] and the fast path is
+//! compiled without it. A completion is reported before its entry is written, and a queue's events
+//! under its lock, so that nothing which follows from them can come first.
+
+use crate::device::Device;
+use crate::memory::{Dma, Lock};
+use crate::queue::Ring;
+use alloc::sync::Arc;
+use alloc::vec::Vec;
+use nvme_auditor::{Account, Auditor, Finding};
+use nvme_core::spec::{Cqe, PageSize, Sqe};
+
+/// The auditor of one controller.
+#[derive(Clone, Default)]
+pub(crate) struct Observer(Arc<Lock<Auditor>>);
+
+impl Observer {
+    /// What tells of queue `qid`.
+    pub fn watch(&self, qid: u16) -> Watch {
+        Watch {
+            observer: self.clone(),
+            qid,
+        }
+    }
+
+    /// The controller says what it is, at first and when a namespace has another format.
+    pub fn describe(&self, device: &Device) {
+        let mut account = Account::new(device.registers.cap, &device.identify_controller());
+        for (nsid, namespace) in (1..).zip(device.namespaces.iter()) {
+            account.namespace(nsid, &crate::identify::namespace(namespace));
+        }
+        self.0.lock().describe(account);
+    }
+
+    pub fn enable(&self, page: PageSize, asq: &Ring, acq: &Ring) {
+        let ring = |ring: &Ring| (Some(ring.run(0, 1).0), ring.entries);
+        self.0.lock().enable(page, ring(asq), ring(acq));
+    }
+
+    pub fn reset(&self) {
+        self.0.lock().reset();
+    }
+
+    /// The tail doorbell of a queue that does not exist.
+    pub fn absent(&self, qid: u16, value: u32, dma: &Dma<'_>) {
+        self.0.lock().sq_doorbell(qid, value, &|at| word(dma, at));
+    }
+
+    /// A write behind the registers that is no doorbell.
+    pub fn stray(&self, offset: usize) {
+        self.0.lock().stray_doorbell(offset as u64);
+    }
+
+    pub fn findings(&self) -> Vec<Finding> {
+        self.0.lock().findings().to_vec()
+    }
+
+    /// Commands and completions that were looked at.
+    pub fn seen(&self) -> (u64, u64) {
+        self.0.lock().seen()
+    }
+}
+
+/// Tells of one queue.
+#[derive(Clone)]
+pub(crate) struct Watch {
+    observer: Observer,
+    qid: u16,
+}
+
+impl Watch {
+    #[cold]
+    pub fn tail(&self, value: u32, dma: &Dma<'_>) {
+        let mut auditor = self.observer.0.lock();
+        auditor.sq_doorbell(self.qid, value, &|at| word(dma, at));
+    }
+
+    #[cold]
+    pub fn head(&self, value: u32) {
+        self.observer.0.lock().cq_doorbell(self.qid, value);
+    }
+
+    #[cold]
+    pub fn fetched(&self, index: u32, sqe: &Sqe, dma: &Dma<'_>) {
+        let mut auditor = self.observer.0.lock();
+        auditor.fetched(self.qid, index, sqe, &|at| word(dma, at));
+    }
+
+    /// Data of `sqe` move apart from its completion.
+    #[cold]
+    pub fn moved(&self, sqe: &Sqe) {
+        let mut auditor = self.observer.0.lock();
+        auditor.moved(self.qid, sqe.cid().0, sqe.dptr[0]);
+    }
+
+    #[cold]
+    pub fn posted(&self, index: u32, cqe: &Cqe, whole: bool, dma: &Dma<'_>) {
+        let mut auditor = self.observer.0.lock();
+        auditor.posted(self.qid, Some(index), cqe, whole, &|at| word(dma, at));
+    }
+}
+
+fn word(dma: &Dma<'_>, at: u64) -> Option<u64> {
+    dma.words::<1>(at).ok().map(|[word]| word)
+}
+
+impl core::fmt::Debug for Watch {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        f.debug_struct("Watch")
+            .field("qid", &self.qid)
+            .finish_non_exhaustive()
+    }
+}

@@ -1,0 +1,359 @@
+//! The account of one controller: its queues, the commands in flight, and what they hold.
+
+use crate::account::Account;
+use crate::finding::{Finding, Rule};
+use crate::lent::{Lent, Span};
+use crate::queues::{Cq, Flight, Sq, entry};
+use crate::walk::{Memory, Walked};
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+use nvme_core::spec::{Cqe, PageSize, Sqe};
+
+/// Findings that are kept; later ones are counted.
+const KEPT: usize = 256;
+
+/// Watches one controller. Every method is something that was seen, in the order in which it happened.
+///
+/// A doorbell that is read now and then, as by a device that polls memory, may be reported as late as
+/// its reading; what lies between two readings counts as one move.
+#[derive(Debug, Default)]
+pub struct Auditor {
+    pub(crate) account: Option<Account>,
+    pub(crate) page: u64,
+    pub(crate) sqs: BTreeMap<u16, Sq>,
+    pub(crate) cqs: BTreeMap<u16, Cq>,
+    /// The last values of the doorbells, by queue and side, so that a repetition is no news.
+    pub(crate) bells: BTreeMap<(u16, bool), u32>,
+    pub(crate) lent: Lent,
+    owners: u64,
+    commands: u64,
+    completions: u64,
+    findings: Vec<Finding>,
+    found: u64,
+}
+
+impl Auditor {
+    /// An account of nothing yet.
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// What the controller says about itself, at first and after each change. Without it nothing is
+    /// judged that depends on it: commands, namespaces, and the memory of data.
+    pub fn describe(&mut self, account: Account) {
+        self.account = Some(account);
+    }
+
+    /// What was found, the first 256 findings.
+    pub fn findings(&self) -> &[Finding] {
+        &self.findings
+    }
+
+    /// How much was found.
+    pub fn found(&self) -> u64 {
+        self.found
+    }
+
+    /// Commands fetched and completions posted that were looked at.
+    pub fn seen(&self) -> (u64, u64) {
+        (self.commands, self.completions)
+    }
+
+    pub(crate) fn find(&mut self, rule: Rule, qid: u16, cid: Option<u16>, value: u64) {
+        self.found += 1;
+        if self.findings.len() < KEPT {
+            self.findings.push(Finding {
+                rule,
+                qid,
+                cid,
+                value,
+                commands: self.commands,
+            });
+        }
+    }
+
+    pub(crate) fn owner(&mut self) -> u64 {
+        self.owners += 1;
+        self.owners
+    }
+
+    /// The controller was reset, in any way: every queue is gone and all memory is the driver's.
+    pub fn reset(&mut self) {
+        self.sqs.clear();
+        self.cqs.clear();
+        self.bells.clear();
+        self.lent.clear();
+    }
+
+    /// The controller is enabled with pages of `page` and the admin rings at these addresses (`None`
+    /// where they are not known).
+    pub fn enable(&mut self, page: PageSize, asq: (Option<u64>, u32), acq: (Option<u64>, u32)) {
+        self.reset();
+        self.page = page.bytes();
+        self.add_cq(0, acq.0, acq.1);
+        self.add_sq(0, asq.0, asq.1, 0);
+    }
+
+    /// Whether a doorbell value is news.
+    fn is_news(&mut self, qid: u16, is_head: bool, value: u32) -> bool {
+        self.bells.insert((qid, is_head), value).unwrap_or(0) != value
+    }
+
+    /// The tail doorbell of submission queue `qid` reads `value`. The entries that it publishes are in
+    /// flight from now on; they are read where the ring is known and `memory` reaches it.
+    pub fn sq_doorbell(&mut self, qid: u16, value: u32, memory: Memory<'_>) {
+        if !self.is_news(qid, false, value) {
+            return;
+        }
+        let Some(sq) = self.sqs.get_mut(&qid) else {
+            return self.find(Rule::DoorbellAbsent, qid, None, u64::from(value));
+        };
+        if value >= sq.ring.entries {
+            return self.find(Rule::DoorbellRange, qid, None, u64::from(value));
+        }
+        // One entry stays empty, and the driver knows no more of the head than was reported.
+        let limit = sq.reported + u64::from(sq.ring.entries) - 1;
+        let mut from = sq.tail;
+        let mut tail = sq.ring.at_or_after(from, value);
+        if tail > limit {
+            // The device goes on from what the doorbell says, and so does the account.
+            tail = sq.ring.at_or_after(sq.fetched, value);
+            from = tail.min(from);
+            let taken_back: Vec<u64> = sq.published.range(tail..).map(|(at, _)| *at).collect();
+            for at in taken_back {
+                self.unpublish(qid, at);
+            }
+            self.find(Rule::TailDoorbell, qid, None, u64::from(value));
+        }
+        let Some(sq) = self.sqs.get_mut(&qid) else {
+            return;
+        };
+        let ring = sq.ring;
+        sq.tail = tail;
+        for at in from..tail {
+            let Some(sqe) = entry(ring, at, memory) else {
+                return;
+            };
+            let walked = self.judge(qid, &sqe, memory);
+            self.admit(qid, at, &sqe, walked);
+            if let Some(sq) = self.sqs.get_mut(&qid) {
+                sq.published.insert(at, sqe);
+            }
+        }
+    }
+
+    /// Forgets a command that was published and not fetched.
+    fn unpublish(&mut self, qid: u16, position: u64) {
+        let Some(sq) = self.sqs.get_mut(&qid) else {
+            return;
+        };
+        let Some(sqe) = sq.published.remove(&position) else {
+            return;
+        };
+        let cid = sqe.cid().0;
+        let flights = &mut sq.flights;
+        if flights
+            .get(&cid)
+            .is_some_and(|one| one.position == position)
+            && let Some(flight) = flights.remove(&cid)
+        {
+            self.return_flight(&flight);
+        }
+    }
+
+    /// The head doorbell of completion queue `qid` reads `value`.
+    pub fn cq_doorbell(&mut self, qid: u16, value: u32) {
+        if !self.is_news(qid, true, value) {
+            return;
+        }
+        let Some(cq) = self.cqs.get_mut(&qid) else {
+            return self.find(Rule::DoorbellAbsent, qid, None, u64::from(value));
+        };
+        if value >= cq.ring.entries {
+            return self.find(Rule::DoorbellRange, qid, None, u64::from(value));
+        }
+        let head = cq.ring.at_or_after(cq.head, value);
+        if head <= cq.posted {
+            cq.head = head;
+        } else {
+            self.find(Rule::HeadDoorbell, qid, None, u64::from(value));
+        }
+    }
+
+    /// Something was written behind the registers that is the doorbell of no queue.
+    pub fn stray_doorbell(&mut self, offset: u64) {
+        self.find(Rule::DoorbellAbsent, u16::MAX, None, offset);
+    }
+
+    /// The device has fetched `sqe` from entry `index` of submission queue `qid`. `memory` reads what
+    /// the device can read now.
+    pub fn fetched(&mut self, qid: u16, index: u32, sqe: &Sqe, memory: Memory<'_>) {
+        if let Some(at) = self.fetch(qid, index, sqe) {
+            let walked = self.judge(qid, sqe, memory);
+            self.admit(qid, at, sqe, walked);
+        }
+    }
+
+    /// As [`fetched`](Self::fetched), for an observer that sees no data pointer, but which memory the
+    /// device was sent to: (address, bytes) in order.
+    pub fn fetched_spans(&mut self, qid: u16, index: u32, sqe: &Sqe, spans: &[(u64, u64)]) {
+        if let Some(at) = self.fetch(qid, index, sqe) {
+            self.judge_fields(qid, sqe);
+            let mut walked = Walked::default();
+            let spans = spans.iter().map(|(at, bytes)| Span::new(*at, *bytes));
+            walked.spans.extend(spans);
+            self.admit(qid, at, sqe, walked);
+        }
+    }
+
+    /// The device takes one more entry: its position, when the command is not in flight already.
+    fn fetch(&mut self, qid: u16, index: u32, sqe: &Sqe) -> Option<u64> {
+        self.commands += 1;
+        let cid = Some(sqe.cid().0);
+        let Some(sq) = self.sqs.get_mut(&qid) else {
+            self.find(Rule::UnknownQueue, qid, cid, u64::from(qid));
+            return None;
+        };
+        let at = sq.fetched;
+        let (early, expected) = (at >= sq.tail, sq.ring.index(at));
+        let as_published = sq.published.get(&at).map(|published| published == sqe);
+        sq.fetched += 1;
+        if early {
+            self.find(Rule::FetchedEarly, qid, cid, u64::from(index));
+        } else if expected != index {
+            self.find(Rule::EntryOrder, qid, cid, u64::from(index));
+        }
+        match as_published {
+            Some(true) => {
+                if let Some(sq) = self.sqs.get_mut(&qid) {
+                    sq.published.remove(&at);
+                }
+                None
+            }
+            Some(false) => {
+                self.unpublish(qid, at);
+                self.find(Rule::EntryChanged, qid, cid, u64::from(index));
+                Some(at)
+            }
+            None => Some(at),
+        }
+    }
+
+    /// A command is in flight from now on, and with it the memory that it leads to.
+    fn admit(&mut self, qid: u16, position: u64, sqe: &Sqe, walked: Walked) {
+        let cid = sqe.cid().0;
+        let owner = self.owner();
+        if let Some((rule, value)) = walked.wrong {
+            self.find(rule, qid, Some(cid), value);
+        }
+        let to_host = self.transfer(qid, sqe).is_some_and(|data| data.to_host);
+        let mut clash = None;
+        for span in &walked.spans {
+            clash = clash.or(self.lent.lend(owner, *span, to_host));
+        }
+        for list in &walked.lists {
+            clash = clash.or(self.lent.lend(owner, list.span(), false));
+        }
+        let flight = Flight {
+            owner,
+            position,
+            sqe: *sqe,
+            spans: walked.spans,
+            lists: walked.lists,
+        };
+        let sq = self.sqs.get_mut(&qid);
+        let before = sq.and_then(|sq| sq.flights.insert(cid, flight));
+        if let Some(before) = before {
+            self.return_flight(&before);
+            self.find(Rule::CidReused, qid, Some(cid), u64::from(cid));
+        } else if let Some(at) = clash {
+            self.find(Rule::BufferShared, qid, Some(cid), at);
+        }
+    }
+
+    /// The device moves data of command `cid` of submission queue `qid`, at `at` first.
+    pub fn moved(&mut self, qid: u16, cid: u16, at: u64) {
+        let in_flight = self
+            .sqs
+            .get(&qid)
+            .is_some_and(|sq| sq.flights.contains_key(&cid));
+        if !in_flight {
+            self.find(Rule::DataLate, qid, Some(cid), at);
+        }
+    }
+
+    /// The device is about to post `cqe` to entry `index` of completion queue `cqid`. `whole` says that
+    /// nothing of the entry becomes visible after its phase tag.
+    pub fn posted(
+        &mut self,
+        cqid: u16,
+        index: Option<u32>,
+        cqe: &Cqe,
+        whole: bool,
+        memory: Memory<'_>,
+    ) {
+        self.completions += 1;
+        let (cid, sqid) = (cqe.cid, cqe.sqid);
+        let find = |this: &mut Self, rule, value| this.find(rule, sqid, Some(cid), value);
+        let Some(cq) = self.cqs.get_mut(&cqid) else {
+            return find(self, Rule::UnknownQueue, u64::from(cqid));
+        };
+        let at = cq.ring.index(cq.posted);
+        let full = cq.posted + 1 >= cq.head + u64::from(cq.ring.entries);
+        let phase = (cq.posted / u64::from(cq.ring.entries)).is_multiple_of(2);
+        cq.posted += 1;
+        if let Some(index) = index.filter(|index| *index != at) {
+            find(self, Rule::EntryOrder, u64::from(index));
+        }
+        if full {
+            find(self, Rule::CqOverrun, u64::from(at));
+        }
+        if cqe.phase() != phase {
+            find(self, Rule::PhaseTag, u64::from(cqe.phase_status));
+        }
+        if !whole {
+            find(self, Rule::TornEntry, u64::from(at));
+        }
+        let Some(sq) = self.sqs.get_mut(&sqid).filter(|sq| sq.cqid == cqid) else {
+            return find(self, Rule::UnknownQueue, u64::from(sqid));
+        };
+        // What the device has not fetched it cannot complete.
+        let fetched = sq.fetched;
+        let known = sq
+            .flights
+            .get(&cid)
+            .is_some_and(|one| one.position < fetched);
+        let flight = known.then(|| sq.flights.remove(&cid)).flatten();
+        // The head covers the command, and never goes back.
+        let least = flight
+            .as_ref()
+            .map_or(0, |one| one.position + 1)
+            .max(sq.reported);
+        let sqhd = u32::from(cqe.sqhd);
+        let head = (sqhd < sq.ring.entries)
+            .then(|| sq.ring.at_or_before(sq.fetched, sqhd))
+            .flatten()
+            .filter(|head| *head >= least);
+        match head {
+            Some(head) => sq.reported = head,
+            None => find(self, Rule::SqHead, u64::from(sqhd)),
+        }
+        let Some(flight) = flight else {
+            return find(self, Rule::UnknownCommand, u64::from(cid));
+        };
+        for list in &flight.lists {
+            if let Some(at) = list.changed(memory) {
+                find(self, Rule::ListChanged, at);
+            }
+        }
+        self.return_flight(&flight);
+        if sqid == 0 && cqe.status().is_success() {
+            self.took_effect(&flight.sqe);
+        }
+    }
+
+    /// Commands fetched and not completed, event requests among them.
+    pub fn in_flight(&self) -> usize {
+        self.sqs.values().map(|sq| sq.flights.len()).sum()
+    }
+}

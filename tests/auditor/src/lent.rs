@@ -1,0 +1,107 @@
+//! Memory that is lent to the device: by whom, and whether the device writes it.
+//!
+//! Kept by pages of 4 KiB whatever the controller's page size, so that a look-up touches only
+//! neighbours; within a page the bytes decide.
+
+use alloc::collections::BTreeMap;
+use alloc::vec::Vec;
+
+const SHIFT: u32 = 12;
+
+/// Bytes from `start` to `end` (not included).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Span {
+    /// First byte.
+    pub start: u64,
+    /// The byte after the last one.
+    pub end: u64,
+}
+
+impl Span {
+    /// `bytes` bytes from `start` on, cut at the end of the address space.
+    pub fn new(start: u64, bytes: u64) -> Self {
+        Self {
+            start,
+            end: start.saturating_add(bytes),
+        }
+    }
+
+    fn pages(self) -> core::ops::Range<u64> {
+        let last = self.end.saturating_sub(1).max(self.start);
+        self.start >> SHIFT..(last >> SHIFT) + 1
+    }
+}
+
+#[derive(Clone, Copy, Debug)]
+struct Use {
+    span: Span,
+    writes: bool,
+    owner: u64,
+}
+
+/// Everything that is lent now.
+#[derive(Debug, Default)]
+pub struct Lent(BTreeMap<u64, Vec<Use>>);
+
+impl Lent {
+    /// Lends `span` to `owner`. The first byte of what another owner has there already, when one of
+    /// the two is written by the device.
+    pub fn lend(&mut self, owner: u64, span: Span, writes: bool) -> Option<u64> {
+        let mut clash = None;
+        for page in span.pages() {
+            let uses = self.0.entry(page).or_default();
+            let other = uses.iter().find(|one| {
+                one.owner != owner
+                    && (one.writes || writes)
+                    && one.span.start < span.end
+                    && span.start < one.span.end
+            });
+            clash = clash.or(other.map(|one| one.span.start.max(span.start)));
+            uses.push(Use {
+                span,
+                writes,
+                owner,
+            });
+        }
+        clash
+    }
+
+    /// Takes `span` back.
+    pub fn give_back(&mut self, owner: u64, span: Span) {
+        for page in span.pages() {
+            if let Some(uses) = self.0.get_mut(&page) {
+                uses.retain(|one| one.owner != owner);
+                if uses.is_empty() {
+                    self.0.remove(&page);
+                }
+            }
+        }
+    }
+
+    /// Takes everything back.
+    pub fn clear(&mut self) {
+        self.0.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn readers_share_and_writers_do_not() {
+        let mut lent = Lent::default();
+        assert_eq!(lent.lend(1, Span::new(0x1800, 0x1000), false), None);
+        assert_eq!(lent.lend(2, Span::new(0x1000, 0x3000), false), None);
+        assert_eq!(lent.lend(3, Span::new(0x27FF, 1), true), Some(0x27FF));
+        lent.give_back(2, Span::new(0x1000, 0x3000));
+        assert_eq!(
+            lent.lend(4, Span::new(0x2800, 0x800), true),
+            None,
+            "beside it"
+        );
+        lent.give_back(1, Span::new(0x1800, 0x1000));
+        lent.give_back(3, Span::new(0x27FF, 1));
+        assert_eq!(lent.lend(5, Span::new(0x1000, 0x1800), true), None);
+    }
+}

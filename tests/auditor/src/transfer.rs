@@ -1,0 +1,91 @@
+//! How many bytes a command moves, and which way.
+
+use crate::account::Account;
+use nvme_core::spec::Sqe;
+use nvme_core::spec::admin::{self, opcode as admin_op};
+use nvme_core::spec::feature::{AUTONOMOUS_POWER_BYTES, fid};
+use nvme_core::spec::identify::IDENTIFY_BYTES;
+use nvme_core::spec::nvm::{self, DsmRange, opcode as nvm_op};
+
+/// The data of one command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Transfer {
+    /// The device writes the memory.
+    pub to_host: bool,
+    /// Bytes at the data pointer.
+    pub bytes: u64,
+    /// Bytes at the metadata pointer.
+    pub metadata: u64,
+}
+
+fn plain(to_host: bool, bytes: u64) -> Option<Transfer> {
+    Some(Transfer {
+        to_host,
+        bytes,
+        metadata: 0,
+    })
+}
+
+/// What `sqe` moves; `None` for no data and for commands whose length is not known here.
+pub fn of(account: &Account, is_admin: bool, sqe: &Sqe) -> Option<Transfer> {
+    if is_admin {
+        of_admin(sqe)
+    } else {
+        of_nvm(account, sqe)
+    }
+}
+
+fn of_admin(sqe: &Sqe) -> Option<Transfer> {
+    match sqe.opcode() {
+        admin_op::IDENTIFY => plain(true, IDENTIFY_BYTES as u64),
+        admin_op::GET_LOG_PAGE => plain(true, admin::log_page_bytes(sqe)),
+        // Select 3 asks for capabilities: dword 0 alone answers.
+        admin_op::GET_FEATURES if sqe.cdw10 >> 8 & 7 == 3 => None,
+        admin_op::GET_FEATURES => plain(true, feature_bytes(sqe)?),
+        admin_op::SET_FEATURES => plain(false, feature_bytes(sqe)?),
+        admin_op::FIRMWARE_DOWNLOAD => plain(false, (u64::from(sqe.cdw10) + 1) * 4),
+        _ => None,
+    }
+}
+
+/// Bytes that go with a feature.
+fn feature_bytes(sqe: &Sqe) -> Option<u64> {
+    match sqe.cdw10 as u8 {
+        fid::LBA_RANGE_TYPE => Some(4096),
+        fid::AUTONOMOUS_POWER => Some(AUTONOMOUS_POWER_BYTES as u64),
+        fid::TIMESTAMP => Some(8),
+        _ => None,
+    }
+}
+
+fn of_nvm(account: &Account, sqe: &Sqe) -> Option<Transfer> {
+    let namespace = account.find(sqe.nsid)?;
+    let blocks = u64::from(nvm::blocks(sqe));
+    let moved = |to_host| Transfer {
+        to_host,
+        bytes: blocks * (namespace.block_bytes + namespace.inline_bytes),
+        metadata: blocks * namespace.apart_bytes,
+    };
+    match sqe.opcode() {
+        nvm_op::READ => Some(moved(true)),
+        nvm_op::WRITE | nvm_op::COMPARE => Some(moved(false)),
+        nvm_op::DATASET_MANAGEMENT => {
+            let ranges = u64::from(sqe.cdw10 & 0xFF) + 1;
+            plain(false, ranges * size_of::<DsmRange>() as u64)
+        }
+        _ => None,
+    }
+}
+
+/// Whether the command names a range of blocks.
+pub fn names_blocks(opcode: u8) -> bool {
+    matches!(
+        opcode,
+        nvm_op::READ
+            | nvm_op::WRITE
+            | nvm_op::COMPARE
+            | nvm_op::WRITE_ZEROES
+            | nvm_op::WRITE_UNCORRECTABLE
+            | nvm_op::VERIFY
+    )
+}
