@@ -140,7 +140,7 @@ fn bench_runs_in_every_mode() {
         let mode: Vec<&str> = mode.split(' ').collect();
         let text = ok(
             &folder,
-            &[&bench, &["--io-size", "256KiB", "--mode"], &mode[..]].concat(),
+            &[&bench[..], &["--io-size", "256KiB", "--mode"], &mode[..]].concat(),
         );
         assert!(text.contains("\"commands\":512,"), "{text}");
         assert!(text.contains("\"sqe_writes\":1.0"), "{text}");
