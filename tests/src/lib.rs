@@ -4,6 +4,8 @@
 //! `NVME_TEST_SEED=N` repeats it. Loom models use only the core: there only `hand`, `model` and `team` are built.
 
 #[cfg(not(loom))]
+pub mod audit;
+#[cfg(not(loom))]
 pub mod fuzz;
 pub mod hand;
 #[cfg(not(loom))]
