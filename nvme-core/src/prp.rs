@@ -258,6 +258,10 @@ mod tests {
         assert_eq!(short, Err(MapError::TooLong));
         let askew = map_table(PageSize::KIB4, 0, 8192, &[Iova(0x1000), Iova(0x2008)], view);
         assert_eq!(askew, Err(MapError::Misaligned));
+        let table = |offset, pages| map_table(PageSize::KIB4, offset, 512, pages, view);
+        assert_eq!(table(0, &[Iova(0x1004)]), Err(MapError::Misaligned));
+        assert_eq!(table(4096, &[Iova(0x1000)]), Err(MapError::Misaligned));
+        assert_eq!(table(0, &[]), Err(MapError::TooLong));
     }
 
     #[test]

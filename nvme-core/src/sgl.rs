@@ -140,6 +140,10 @@ mod tests {
         assert_eq!(read(list, 1), SglDescriptor::new(1, 0, 8));
         let three = map(&[data(0), data(1), data(2)], list);
         assert_eq!(three, Err(MapError::ListTooSmall));
+        for words in [&words[..0], &words[..1]] {
+            let none = map(&[data(0), data(1)], DmaWords::new(words, Iova(0x8000)));
+            assert_eq!(none, Err(MapError::ListTooSmall));
+        }
     }
 
     #[test]

@@ -109,6 +109,9 @@ mod tests {
         for dstrd in [0, 1, 4, 10] {
             let doorbells = Doorbells::new(3, dstrd);
             assert!(doorbells.as_ptr().addr().is_multiple_of(4096));
+            assert!(core::ptr::eq(doorbells.as_ptr(), doorbells.sq_tail(0)));
+            let bytes = (8usize * (4 << dstrd)).next_multiple_of(4096);
+            assert_eq!((doorbells.dstrd(), doorbells.bytes()), (dstrd, bytes));
             doorbells.cq_head(3).store(77, Ordering::Relaxed);
             let offset = 7usize * (4 << dstrd);
             let word = doorbells.word(offset).unwrap();

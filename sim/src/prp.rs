@@ -83,11 +83,24 @@ fn list(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::memory::DmaMemory;
+    use crate::memory::{DmaGuard, DmaMemory, Region, Span};
     use crate::vec_memory::VecMemory;
     use alloc::vec::Vec;
 
     type Pieces = Result<Vec<(u64, usize)>, Status>;
+
+    /// Memory of which every word is mapped on its own.
+    struct Words<'a>(&'a VecMemory);
+
+    impl DmaGuard for Words<'_> {
+        fn lookup(&self, iova: u64) -> Option<Region<'_>> {
+            let word = self.0.words().get((iova / 8) as usize)?;
+            Some(Region {
+                start: iova & !7,
+                span: Span::of_words(core::slice::from_ref(word)),
+            })
+        }
+    }
 
     fn pieces(lists: &[(u64, &[u64])], prps: [u64; 2], len: u64, page: PageSize) -> Pieces {
         let memory = VecMemory::new(1 << 20);
@@ -98,13 +111,21 @@ mod tests {
                     .unwrap();
             }
         }
-        let guard = memory.guard();
-        let mut out = Vec::new();
-        walk(&Dma::new(&guard), prps, len, page, |at, len| {
-            out.push((at, len));
-            Ok(())
-        })?;
-        Ok(out)
+        let walk_over = |guard: &dyn DmaGuard| {
+            let mut out = Vec::new();
+            walk(&Dma::new(guard), prps, len, page, |at, len| {
+                out.push((at, len));
+                Ok(())
+            })?;
+            Ok(out)
+        };
+        let found = walk_over(&memory.guard());
+        assert_eq!(
+            walk_over(&Words(&memory)),
+            found,
+            "a list in one mapping or in many"
+        );
+        found
     }
 
     #[test]
@@ -117,6 +138,11 @@ mod tests {
         assert_eq!(
             pieces(&[], [0x1FFC, 0x5000], 512, k4),
             Ok([(0x1FFC, 4), (0x5000, 508)].into())
+        );
+        // PRP2 is the second page, not a list, as long as one page is left.
+        assert_eq!(
+            pieces(&[], [0x1000, 0x5000], 8192, k4),
+            Ok([(0x1000, 4096), (0x5000, 4096)].into())
         );
         assert_eq!(
             pieces(&[], [0x1002, 0], 512, k4),

@@ -140,6 +140,9 @@ impl Registers {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::testing::{Driver, config};
+    use nvme_core::spec::admin;
+    use nvme_core::spec::register::{cq_head_doorbell, sq_tail_doorbell};
 
     #[test]
     fn wide_registers_are_written_by_halves_and_lose_their_page_offset() {
@@ -163,7 +166,94 @@ mod tests {
         let mut cc = Cc(0);
         cc.set_en(true);
         registers.set_cc(cc);
-        assert!(!registers.write(offset::AQA, 0) && !registers.write(offset::ASQ, 0x1000));
+        assert!(!registers.write(offset::AQA, 0));
+        assert!(!registers.write(offset::ASQ, 0x1000) && !registers.write(offset::ACQ, 0x1000));
+        assert_eq!(
+            (registers.read(offset::ASQ), registers.read(offset::ACQ)),
+            (0, 0)
+        );
         assert_eq!(registers.read(offset::AQA), 0x0FFF_0FFF);
+    }
+
+    /// CSTS.NSSRO is cleared by writing 1 to it, and by nothing else.
+    #[test]
+    fn the_bit_of_a_subsystem_reset_goes_when_it_is_written() {
+        let registers = Registers::new(Cap(0), 1);
+        registers.change_csts(|csts| csts.set_nssro(true));
+        registers.write(offset::CSTS, 0);
+        registers.write(offset::CSTS, !(1 << 4));
+        assert!(registers.csts().nssro());
+        registers.write(offset::CSTS, 1 << 4);
+        assert!(!registers.csts().nssro());
+    }
+
+    #[test]
+    fn both_ready_timeouts_are_told() {
+        let registers = Registers::new(Cap(0), 7);
+        assert_eq!(registers.read(offset::CRTO), 7 << 16 | 7);
+        assert_eq!(registers.read(offset::VS), 0x0002_0000);
+    }
+
+    /// NVMe Base 2.0c, "Offset Ch: INTMS" and "Offset 10h: INTMC": both read as the mask.
+    #[test]
+    fn interrupt_masks_are_set_and_cleared_bit_by_bit() {
+        let driver = Driver::new(config());
+        let masks = || [offset::INTMS, offset::INTMC].map(|at| driver.controller.read32(at));
+        driver.controller.write32(offset::INTMS, 0b0101);
+        assert_eq!(masks(), [0b0101; 2]);
+        driver.controller.write32(offset::INTMS, 0b0110);
+        assert_eq!(masks(), [0b0111; 2]);
+        driver.controller.write32(offset::INTMC, 0b1010);
+        assert_eq!(masks(), [0b0101; 2]);
+    }
+
+    #[test]
+    fn a_word_is_read_at_its_own_address_only() {
+        let driver = Driver::new(config());
+        assert_ne!(driver.controller.read32(offset::CAP), 0);
+        assert_ne!(driver.controller.read32(offset::ASQ), 0);
+        for at in [1, 2, 5, offset::ASQ + 1, offset::ASQ + 2] {
+            assert_eq!(driver.controller.read32(at), 0, "{at:#x}");
+        }
+    }
+
+    /// A doorbell that a trap brought: the word that a driver could have stored itself.
+    #[test]
+    fn a_doorbell_written_as_a_register_is_the_word_in_memory() {
+        let driver = Driver::with_queue(config());
+        let doorbells = driver.controller.doorbells();
+        for (qid, is_head, value) in [(0, false, 3), (0, true, 4), (1, false, 5), (1, true, 6)] {
+            let (at, word) = if is_head {
+                (cq_head_doorbell(qid, 0), doorbells.cq_head(qid))
+            } else {
+                (sq_tail_doorbell(qid, 0), doorbells.sq_tail(qid))
+            };
+            driver.controller.write32(at, value);
+            assert_eq!(word.load(Ordering::Relaxed), value);
+            assert_eq!(driver.controller.read32(at), value);
+        }
+    }
+
+    /// NVMe Base 2.0c, "Asynchronous Event Information - Error Status": Write to Invalid Doorbell
+    /// Register. A controller that is not enabled tells nobody.
+    #[test]
+    fn a_doorbell_of_no_queue_is_an_event() {
+        for enabled in [false, true] {
+            let mut driver = Driver::cold(config());
+            if enabled {
+                driver.enable();
+            }
+            let beyond = sq_tail_doorbell(5, 0);
+            driver.controller.write32(beyond, 1);
+            if !enabled {
+                driver.enable();
+            }
+            driver.push(0, admin::async_event_request());
+            driver.ring(0);
+            driver.step();
+            driver.step();
+            let event = driver.pop(0).map(|cqe| cqe.dw0);
+            assert_eq!(event, enabled.then_some(0x0001_0000));
+        }
     }
 }

@@ -204,6 +204,24 @@ mod tests {
         assert_eq!(pieces(&[], typed, 512, true), Err(Status::SGL_TYPE_INVALID));
     }
 
+    /// The limit itself is allowed: 65,536 descriptors, all of them empty but the first.
+    #[test]
+    fn one_descriptor_more_than_the_limit_is_too_many() {
+        let memory = VecMemory::new((MAX_DESCRIPTORS as usize + 1) * DESCRIPTOR_BYTES);
+        let first = D(kind::DATA_BLOCK, 0x5000, 512).to_words();
+        memory
+            .write(0, &first.map(u64::to_le_bytes).concat())
+            .unwrap();
+        let guard = memory.guard();
+        let count = |descriptors: u32| {
+            let bytes = descriptors * DESCRIPTOR_BYTES as u32;
+            let list = D(kind::LAST_SEGMENT, 0, bytes).to_words();
+            walk(&Dma::new(&guard), list, 512, true, |_, _| Ok(()))
+        };
+        assert_eq!(count(MAX_DESCRIPTORS), Ok(()));
+        assert_eq!(count(MAX_DESCRIPTORS + 1), Err(Status::INVALID_SGL_COUNT));
+    }
+
     #[test]
     fn a_chain_without_end_ends() {
         let own = D(kind::SEGMENT, 0x1000, 16);
