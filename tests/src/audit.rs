@@ -1,6 +1,7 @@
 //! What the protocol auditor may find in a test.
 
-use nvme_sim::{Fault, FaultPlan, Finding, Rule};
+use crate::Memory;
+use nvme_sim::{Controller, Fault, FaultPlan, Finding, Rule};
 
 /// The rules that a controller with these faults breaks as a wire can show it.
 pub fn explained(faults: &FaultPlan) -> Vec<Rule> {
@@ -27,6 +28,19 @@ pub fn breaks(fault: Fault) -> Option<Rule> {
         | Fault::Cfs
         | Fault::AllOnes
         | Fault::StuckReady => None,
+    }
+}
+
+/// Shows what the auditor found when a test fails for another reason.
+pub struct Shown<'a>(pub &'a Controller<&'a Memory>);
+
+impl Drop for Shown<'_> {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            for finding in self.0.findings() {
+                eprintln!("the auditor found: {finding}");
+            }
+        }
     }
 }
 

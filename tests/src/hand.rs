@@ -3,6 +3,7 @@
 //! The controller's side checks what any controller may rely on: the tail doorbell never goes back and
 //! never passes more entries than there are slots.
 
+use crate::watch::Watch;
 use nvme_core::group::Group;
 use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
 use nvme_core::queue_state::{QueueState, words};
@@ -125,6 +126,7 @@ pub struct Hand<'a> {
     posted: u32,
     /// Completions given back, as the last look at the head doorbell showed.
     freed: u32,
+    watch: Watch,
 }
 
 impl<'a> Hand<'a> {
@@ -136,6 +138,7 @@ impl<'a> Hand<'a> {
             fetched: 0,
             posted: 0,
             freed: 0,
+            watch: Watch::new(QID.0, rig.sq.len() as u32),
         }
     }
 
@@ -150,6 +153,8 @@ impl<'a> Hand<'a> {
     pub fn look(&mut self) -> u32 {
         // Acquire: pairs with the release fence before the doorbell.
         let tail = self.rig.tail.load(Order::Acquire, Scope::Sys);
+        let sq = &self.rig.sq;
+        self.watch.tail(QID.0, tail, &|at| Some(sq.get(at)?.load()));
         let waiting = tail.wrapping_sub(self.fetched) & self.mask();
         assert!(
             waiting >= self.waiting,
@@ -157,7 +162,9 @@ impl<'a> Hand<'a> {
             waiting,
             self.waiting
         );
-        let unfinished = waiting + self.fetched.wrapping_sub(self.posted);
+        // A controller that posts more than it was asked for has no say.
+        let owed = self.fetched.wrapping_sub(self.posted) as i32;
+        let unfinished = waiting + owed.max(0) as u32;
         assert!(
             unfinished <= self.rig.slots,
             "{unfinished} commands, more than slots: the tail doorbell went back or too far"
@@ -175,6 +182,7 @@ impl<'a> Hand<'a> {
         self.waiting -= 1;
         self.fetched = self.fetched.wrapping_add(1);
         let sqe = self.rig.sq[index as usize].load();
+        self.watch.fetched(QID.0, index, &sqe);
         let list = usize::from(sqe.cid().0 & 0xFFF) * LIST_WORDS;
         for word in self.rig.lists.iter().skip(list).take(LIST_WORDS) {
             word.load_settled(Scope::Sys);
@@ -189,6 +197,7 @@ impl<'a> Hand<'a> {
     pub fn look_back(&mut self) -> u32 {
         // Acquire: the driver's reads of the entries that it gave back are over.
         let head = self.rig.head.load(Order::Acquire, Scope::Sys);
+        self.watch.head(QID.0, head);
         let more = head.wrapping_sub(self.freed) & self.mask();
         let unseen = self.posted.wrapping_sub(self.freed);
         assert!(
@@ -223,7 +232,9 @@ impl<'a> Hand<'a> {
     /// When the driver has not made room.
     pub fn post(&mut self, cqe: Cqe) {
         assert!(self.has_room(), "the completion queue is full");
-        self.rig.cq[(self.posted & self.mask()) as usize].post(cqe);
+        let index = self.posted & self.mask();
+        self.watch.posted(QID.0, index, &cqe);
+        self.rig.cq[index as usize].post(cqe);
         self.posted = self.posted.wrapping_add(1);
     }
 

@@ -19,6 +19,7 @@ pub mod properties;
 #[cfg(not(loom))]
 mod seed;
 pub mod team;
+mod watch;
 
 #[cfg(not(loom))]
 pub use memory::{Area, Memory, PAGE};

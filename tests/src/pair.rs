@@ -132,6 +132,7 @@ pub fn with_pair<R>(
     let breaks = setup.breaks;
     let sim = Controller::new(config, &memory).expect("a valid configuration");
     let mut pair = Pair::new(&memory, &sim, setup, seed);
+    let _shown = audit::Shown(&sim);
     let result = test(&mut pair);
     audit::check(&sim.findings(), breaks, &explained);
     result

@@ -58,6 +58,13 @@ pub(crate) fn entry(ring: Ring, position: u64, memory: Memory<'_>) -> Option<Sqe
 }
 
 impl Auditor {
+    /// A queue pair is there whose creation was not seen: address (`None` where it is not known) and
+    /// entries of its rings.
+    pub fn add_pair(&mut self, qid: u16, sq: (Option<u64>, u32), cq: (Option<u64>, u32)) {
+        self.add_cq(qid, cq.0, cq.1);
+        self.add_sq(qid, sq.0, sq.1, qid);
+    }
+
     pub(crate) fn add_cq(&mut self, qid: u16, base: Option<u64>, entries: u32) {
         let (owner, ring) = (self.owner(), Ring { base, entries });
         self.lend_ring(qid, owner, ring, CQE_BYTES, true);
