@@ -57,6 +57,9 @@ fn command(launch: &Launch, index: u64, buffer: u64, tag: u32) -> Command<'stati
     let (sqe, len) = match launch.opcode as u8 {
         opcode::READ => (nvm::read(nsid, lba, launch.blocks), bytes),
         opcode::WRITE => (nvm::write(nsid, lba, launch.blocks), bytes),
+        opcode::COMPARE => (nvm::compare(nsid, lba, launch.blocks), bytes),
+        opcode::WRITE_ZEROES => (nvm::write_zeroes(nsid, lba, launch.blocks), 0),
+        opcode::DATASET_MANAGEMENT => (nvm::deallocate(nsid, 1), 16),
         other => (Sqe::new(other, nsid), 0),
     };
     let place = if launch.linear != 0 { index } else { buffer };

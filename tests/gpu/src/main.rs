@@ -8,6 +8,7 @@ mod data;
 mod example;
 mod late;
 mod matrix;
+mod ops;
 mod report;
 mod rig;
 mod sanitizer;
@@ -100,6 +101,7 @@ fn main() -> ExitCode {
     data::all(&mut report, &bench);
     late::all(&mut report, &bench);
     matrix::all(&mut report, &bench);
+    ops::all(&mut report, &bench);
     volume::all(&mut report, &bench);
     tokens::all(&mut report, &bench);
     sanitizer::all(&mut report);

@@ -14,6 +14,8 @@ const IMAGE: u64 = 8 << 20;
 const TIMEOUT_NS: u64 = 150_000_000;
 /// How much later than otherwise a late completion comes, in milliseconds, before that factor.
 const LATE_MS: u64 = 400;
+/// Counters have 32 bits, of which CIDs and doorbells use the lower 16: what they pass in a run.
+const WRAPS: [Option<u32>; 3] = [None, Some(1 << 16), Some(0)];
 /// Launches of one cell; each fault costs one.
 const ROUNDS: u32 = 40;
 
@@ -106,27 +108,26 @@ pub fn all(report: &mut Report, bench: &Bench) {
                 tier: Tier::Pinned,
                 dstrd,
                 entries: 64,
-                start: 0,
+                wrap: None,
             };
             report.test(&name, |options| cell.run(bench, options, &FAULTS[0]));
         }
-        // Counters of 32 bits, of which CIDs and doorbells use the lower 16: both wraps are passed
-        // after a few laps of small rings.
-        for (name, wrap) in [("2^16", 1u32 << 16), ("2^32", 0)] {
+        // With small rings too, which go around often.
+        for (name, wrap) in [("2^16", WRAPS[1]), ("2^32", WRAPS[2])] {
             let cell = Cell {
                 mode,
                 tier: Tier::Pinned,
                 dstrd: 0,
                 entries: 32,
-                start: wrap.wrapping_sub(3 * 64),
+                wrap,
             };
             let name = format!("wrap/{}/{name}", mode.name());
             report.test(&name, |options| cell.run(bench, options, &FAULTS[0]));
         }
     }
-    for tier in Tier::ALL {
-        for mode in Mode::ALL {
-            for fault in &FAULTS {
+    for (turn, tier) in Tier::ALL.into_iter().enumerate() {
+        for (other, mode) in Mode::ALL.into_iter().enumerate() {
+            for (third, fault) in FAULTS.iter().enumerate() {
                 let name = format!("matrix/{}/{}/{}", mode.name(), tier.name(), fault.name);
                 let dstrd = if tier == Tier::Relayed { 4 } else { 0 };
                 let cell = Cell {
@@ -134,7 +135,8 @@ pub fn all(report: &mut Report, bench: &Bench) {
                     tier,
                     dstrd,
                     entries: 256,
-                    start: 0,
+                    // Every fault meets every start, in each mode.
+                    wrap: WRAPS[(turn + other + third) % WRAPS.len()],
                 };
                 report.test(&name, |options| cell.run(bench, options, fault));
             }
@@ -148,7 +150,9 @@ struct Cell {
     tier: Tier,
     dstrd: u8,
     entries: u32,
-    start: u32,
+    /// What the counters pass after about a quarter of the run, when the first faults strike; without,
+    /// they start at 0.
+    wrap: Option<u32>,
 }
 
 /// Sums over the launches of a cell.
@@ -163,13 +167,21 @@ struct Sum {
 }
 
 impl Cell {
+    /// Where the counters start: a multiple of two laps.
+    fn start(&self, commands: u64) -> u32 {
+        let laps = 2 * self.entries;
+        let quarter = (commands / 4 / u64::from(QUEUES)).min(1 << 15) as u32;
+        let before = (quarter / laps * laps).max(laps);
+        self.wrap.map_or(0, |wrap| wrap.wrapping_sub(before))
+    }
+
     fn run(&self, bench: &Bench, options: &Options, fault: &Fault) -> Result<String, String> {
         let shape = Shape {
             tier: self.tier,
             queues: QUEUES,
             entries: self.entries,
             slots: self.entries - 1,
-            start: self.start,
+            start: self.start(options.commands),
             data: IMAGE as usize,
         };
         let model = Model {
@@ -204,7 +216,7 @@ impl Cell {
         if !rig.guards_hold() {
             return Err("bytes around the data were overwritten".to_owned());
         }
-        Ok(sum.text())
+        Ok(format!("{}, from {:#x}", sum.text(), shape.start))
     }
 
     /// One launch of up to `commands` reads; whether the queues are as good as new.
@@ -353,6 +365,25 @@ mod tests {
         assert!(accounts_agree(&good, 2).is_err());
         assert!(accounts_agree(&outcome(&[done, done, done, account::TIMED_OUT]), 1).is_err());
         assert!(accounts_agree(&outcome(&[5]), 1).is_err());
+    }
+
+    #[test]
+    fn counters_pass_their_wrap_within_the_run() {
+        for (entries, commands) in [(32, 900), (256, 100_000), (256, 1_000_000)] {
+            for wrap in [1u32 << 16, 0] {
+                let cell = Cell {
+                    mode: Mode::Warp,
+                    tier: Tier::Pinned,
+                    dstrd: 0,
+                    entries,
+                    wrap: Some(wrap),
+                };
+                let start = cell.start(commands);
+                let each = (commands / u64::from(QUEUES)) as u32;
+                assert!(start.is_multiple_of(2 * entries));
+                assert!((1..each).contains(&wrap.wrapping_sub(start)), "{commands}");
+            }
+        }
     }
 
     #[test]

@@ -49,6 +49,9 @@ fn all_is_well() {
         "wrap/shared",
         "late/owner",
         "late/divergent",
+        "ops/owner/tier1/compare/dropped",
+        "ops/owner/tier0/deallocate",
+        "ops/warp/tier2/write-zeroes",
     ];
     // A busy machine may take three times as long.
     let small = ["--commands", "900", "--patience", "3"];
@@ -56,7 +59,42 @@ fn all_is_well() {
     let text = text(&output);
     assert!(output.status.success(), "{text}");
     let counts = text.lines().last().unwrap();
+    assert_eq!(counts, "19 passed, 0 failed, 0 skipped", "{text}");
+}
+
+/// Every shape once, ordered, and the doorbell that many ring.
+#[test]
+fn litmus_tests_see_messages_and_nothing_forbidden() {
+    let chosen = [
+        "message/fence/sys/pinned",
+        "buffering/fence/sys/pinned",
+        "completion/batch/sys/pinned",
+        "ring/fence/sys/pinned",
+        "doorbell/fence/sys/pinned",
+        "lanes/block/sys/pinned/gpu-cpu",
+        "relay/order/sys/pinned/cpu",
+        "barrier/block",
+        "turns/fence",
+        "doorbell-lock/128-warps/32-lanes/127",
+    ];
+    let output = run(
+        "litmus",
+        "",
+        &[&["--litmus", "500", "--patience", "9"][..], &chosen].concat(),
+    );
+    let text = text(&output);
+    assert!(output.status.success(), "{text}");
+    let counts = text.lines().last().unwrap();
     assert_eq!(counts, "16 passed, 0 failed, 0 skipped", "{text}");
+}
+
+#[test]
+fn a_message_that_overtakes_its_data_is_found() {
+    let case = "litmus/message/order/sys/device/gpu-gpu";
+    let output = run("torn", "torn", &["--litmus", "64", case]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = text(&output);
+    assert!(text.contains("64 reads, 64 fresh, 64 forbidden"), "{text}");
 }
 
 #[test]
