@@ -3,7 +3,8 @@
 //! GPU memory is host memory; a kernel is a host thread that drives the queues by the same core, as a
 //! group of one. The environment variable `FAKE_CUDA` makes it misbehave: `old`, `nogpu`, `small` (a
 //! GPU of compute capability 7.5), `oom`, `badptx`, `bar` (registers no doorbells), `idle` (kernels do
-//! nothing), `hang` (kernels never end).
+//! nothing), `hang` (kernels never end), `torn` (of litmus tests of two words the second is written, not
+//! the first).
 // UNSAFETY: a C interface of raw pointers, whose callers keep the driver's rules.
 #![allow(unsafe_code, non_snake_case)]
 #![allow(
@@ -12,6 +13,7 @@
 )]
 
 mod kernels;
+mod litmus;
 mod streams;
 
 use std::alloc::{Layout, alloc, dealloc};
@@ -29,8 +31,10 @@ const INVALID_PTX: Status = 218;
 const NOT_FOUND: Status = 500;
 const NOT_READY: Status = 600;
 
+/// The kernel whose argument is not a `Launch`.
+const LITMUS: &str = "nvme_litmus\0";
 /// Names of the kernels, as handles.
-const KERNELS: [&str; 10] = [
+const KERNELS: [&str; 11] = [
     "nvme_owner\0",
     "nvme_warp\0",
     "nvme_block\0",
@@ -41,6 +45,7 @@ const KERNELS: [&str; 10] = [
     "nvme_verify\0",
     "nvme_pingpong\0",
     "nvme_sqe_writes\0",
+    LITMUS,
 ];
 
 /// Allocations and registrations: address to bytes.

@@ -6,7 +6,9 @@
     reason = "the CUDA driver API documents them"
 )]
 
-use crate::{INVALID_VALUE, KERNELS, NOT_READY, SUCCESS, Status, fault, kernels, lock};
+use crate::{
+    INVALID_VALUE, KERNELS, LITMUS, NOT_READY, SUCCESS, Status, fault, kernels, litmus, lock,
+};
 use nvme_gpu_kernel::work::Launch;
 use std::ffi::{c_uint, c_void};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -112,6 +114,12 @@ pub unsafe extern "C" fn cuEventRecord(event: *mut c_void, handle: *mut c_void) 
     SUCCESS
 }
 
+/// Copies are over when they are put into a stream, and nobody waits for the moment of a kernel.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuEventSynchronize(_event: *mut c_void) -> Status {
+    SUCCESS
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuEventElapsedTime(
     ms: *mut f32,
@@ -153,8 +161,15 @@ pub unsafe extern "C" fn cuLaunchKernel(
     let Some(kernel) = KERNELS.iter().position(|name| name.as_ptr() == function) else {
         return INVALID_VALUE;
     };
-    // SAFETY: every kernel here takes one `Launch`.
-    let launch = unsafe { **parameters.cast::<*const Launch>() };
+    let run: Box<dyn FnOnce() + Send> = if KERNELS[kernel] == LITMUS {
+        // SAFETY: this kernel takes one `Args`.
+        let args = unsafe { **parameters.cast::<*const gpu_litmus::Args>() };
+        Box::new(move || litmus::run(&args, grid, block))
+    } else {
+        // SAFETY: every other kernel here takes one `Launch`.
+        let launch = unsafe { **parameters.cast::<*const Launch>() };
+        Box::new(move || kernels::run(KERNELS[kernel].trim_end_matches('\0'), &launch))
+    };
     // SAFETY: the caller's handle.
     let mut stream = lock(unsafe { stream(handle) });
     stream.finish();
@@ -165,7 +180,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
             std::thread::sleep(Duration::from_millis(50));
         }
         if !fault("idle") {
-            kernels::run(KERNELS[kernel].trim_end_matches('\0'), &launch);
+            run();
         }
         // Set once, here.
         let _ = end.set(Instant::now());

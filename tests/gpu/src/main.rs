@@ -7,8 +7,8 @@ mod bench;
 mod data;
 mod example;
 mod late;
+mod litmus;
 mod matrix;
-mod ops;
 mod report;
 mod rig;
 mod sanitizer;
@@ -21,15 +21,16 @@ use report::{Options, Report};
 use std::process::ExitCode;
 
 const USAGE: &str = "\
-usage: gpu-test [--json] [--list] [--quick] [--gpu N] [--commands N] [--volume N]
+usage: gpu-test [--json] [--list] [--quick] [--gpu N] [--commands N] [--volume N] [--litmus N]
                 [--patience N] [--seconds N] [--image FILE] [NAME...]
 
   NAME            only tests whose name contains one of the words
   --list          print the names
   --json          one JSON object instead of lines
-  --quick         --commands 20000 --volume 10000000
+  --quick         --commands 20000 --volume 10000000 --litmus 20000
   --commands N    commands of each cell of the matrix, 1000000 without
   --volume N      commands of the two long runs, 1000000000 without
+  --litmus N      messages that each litmus case has to see, 200000 without
   --patience N    factor on every deadline, for checking tools; 1 without
   --seconds N     skip the tests that would begin later; 520 without
   --gpu N         which GPU, 0 without
@@ -44,6 +45,7 @@ fn options(mut words: impl Iterator<Item = String>) -> Result<Options, String> {
         gpu: 0,
         commands: 1_000_000,
         volume: 1_000_000_000,
+        litmus: 200_000,
         patience: 1,
         image: None,
         seconds: 520,
@@ -61,11 +63,15 @@ fn options(mut words: impl Iterator<Item = String>) -> Result<Options, String> {
         match word.as_str() {
             "--json" => options.json = true,
             "--list" => options.list = true,
-            "--quick" => (options.commands, options.volume) = (20_000, 10_000_000),
+            "--quick" => {
+                (options.commands, options.volume) = (20_000, 10_000_000);
+                options.litmus = 20_000;
+            }
             "--image" => options.image = Some(words.next().ok_or("--image needs a file")?),
             "--gpu" => options.gpu = number()? as u32,
             "--commands" => options.commands = number()?,
             "--volume" => options.volume = number()?,
+            "--litmus" => options.litmus = number()?,
             "--seconds" => options.seconds = number()?,
             "--patience" => options.patience = number()?,
             word if word.starts_with('-') => return Err(format!("no option {word}\n\n{USAGE}")),
@@ -101,9 +107,9 @@ fn main() -> ExitCode {
     data::all(&mut report, &bench);
     late::all(&mut report, &bench);
     matrix::all(&mut report, &bench);
-    ops::all(&mut report, &bench);
     volume::all(&mut report, &bench);
     tokens::all(&mut report, &bench);
+    litmus::all(&mut report, &bench);
     sanitizer::all(&mut report);
     match report.finish(&gpu) {
         true => ExitCode::SUCCESS,

@@ -23,6 +23,8 @@ pub struct Options {
     pub commands: u64,
     /// Commands of the two long runs.
     pub volume: u64,
+    /// Messages that each litmus case has to see.
+    pub litmus: u64,
     /// Factor on every deadline.
     pub patience: u64,
     /// The CUDA C++ example, built by nvcc.
@@ -212,6 +214,7 @@ mod tests {
             gpu: 0,
             commands: 1,
             volume: 1,
+            litmus: 1,
             patience: 1,
             image: None,
             seconds: 60,

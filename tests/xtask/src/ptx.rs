@@ -46,6 +46,14 @@ const EXAMPLE: Image = Image {
     library: false,
     committed: Some("nvme-gpu-kernel/examples/gpu-histogram/histogram.ptx"),
 };
+/// The litmus tests' kernel.
+const LITMUS: Image = Image {
+    name: "litmus",
+    package: "gpu-litmus",
+    features: "",
+    library: false,
+    committed: Some("tests/gpu/litmus/litmus.ptx"),
+};
 /// One function for each operation of the core that touches shared memory.
 const PROBES: Image = Image {
     name: "probes",
@@ -56,10 +64,11 @@ const PROBES: Image = Image {
 };
 const DOCUMENT: &str = "docs/ptx.md";
 /// Sources that are compiled for the GPU.
-const DEVICE_SOURCES: [&str; 3] = [
+const DEVICE_SOURCES: [&str; 4] = [
     "nvme-core/src",
     "nvme-gpu-kernel/src",
     "nvme-gpu-kernel/examples/gpu-histogram/src",
+    "tests/gpu/litmus/src",
 ];
 
 /// `cargo xtask ptx [--refresh]`.
@@ -83,7 +92,7 @@ pub fn run(refresh: bool) -> Result<(), Failure> {
 
     let documented = section(&document, "kernels")?;
     let (mut kernels, mut table, mut same) = (String::new(), pins::Table::new(&ASSEMBLE_FOR), true);
-    for image in [&KERNELS, &EXAMPLE, &LIBRARY] {
+    for image in [&KERNELS, &EXAMPLE, &LITMUS, &LIBRARY] {
         let (ptx, assembled) = built(image, &compiler, &ptxas, &mut faults)?;
         same &= with_committed(image, &compiler, &ptx, refresh, &mut faults)? == Verdict::Same;
         table.add(&ptx, &assembled);

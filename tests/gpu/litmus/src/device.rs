@@ -1,0 +1,102 @@
+//! What differs between a GPU and the stand-in: the clock, barriers, counters, and the weakest load.
+// UNSAFETY: inline PTX, and counters at raw addresses.
+#![allow(unsafe_code)]
+
+#[cfg(target_arch = "nvptx64")]
+mod gpu {
+    use core::arch::asm;
+    use nvme_core::sync::{AtomicU32, Scope};
+    use nvme_gpu_kernel::arch;
+
+    pub use arch::{add, now_ns, sync_block};
+
+    /// Waits for the lanes of the warp.
+    #[inline(always)]
+    pub fn sync_warp() {
+        arch::sync_warp(arch::FULL);
+    }
+
+    /// Takes a moment.
+    #[inline(always)]
+    pub fn tick() {
+        let now: u64;
+        // SAFETY: reads a special register; touches no memory. Not pure, so that it stays.
+        unsafe { asm!("mov.u64 {}, %clock64;", out(reg64) now, options(nostack)) };
+        let _ = now;
+    }
+
+    /// A fence that also orders a store before a load.
+    #[inline(always)]
+    pub fn fence_sc(scope: Scope) {
+        match scope {
+            // SAFETY: touches no memory by itself.
+            Scope::Sys => unsafe { asm!("fence.sc.sys;", options(nostack)) },
+            // SAFETY: as above.
+            _ => unsafe { asm!("fence.sc.gpu;", options(nostack)) },
+        }
+    }
+
+    /// Loads a word as ordinary code does, through the first-level cache.
+    #[inline(always)]
+    pub fn plain(word: &AtomicU32) -> u32 {
+        let value: u32;
+        let at = core::ptr::from_ref(word);
+        // SAFETY: a live word of global memory.
+        unsafe {
+            asm!("ld.global.ca.u32 {}, [{}];", out(reg32) value, in(reg64) at, options(nostack))
+        };
+        value
+    }
+}
+
+#[cfg(not(target_arch = "nvptx64"))]
+mod host {
+    use nvme_core::sync::{AtomicU32, Order, Scope};
+    use std::cell::Cell;
+    use std::sync::LazyLock;
+    use std::sync::atomic::{AtomicU64, Ordering, fence};
+    use std::time::Instant;
+
+    static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+    pub fn now_ns() -> u64 {
+        START.elapsed().as_nanos() as u64
+    }
+
+    /// Lets another one of many threads run, now and then.
+    pub fn tick() {
+        thread_local!(static TURNS: Cell<u32> = const { Cell::new(0) });
+        let turn = TURNS.get().wrapping_add(1);
+        TURNS.set(turn);
+        match turn % 512 {
+            0 => std::thread::yield_now(),
+            _ => std::hint::spin_loop(),
+        }
+    }
+
+    /// Nothing: the stand-in runs one thread of a block, which does everybody's part.
+    pub fn sync_warp() {}
+
+    /// As [`sync_warp`].
+    pub fn sync_block() {}
+
+    pub fn fence_sc(_: Scope) {
+        fence(Ordering::SeqCst);
+    }
+
+    pub fn plain(word: &AtomicU32) -> u32 {
+        word.load(Order::Relaxed, Scope::Sys)
+    }
+
+    /// # Safety
+    /// `counter` is valid and aligned, and only changed by this.
+    pub unsafe fn add(counter: *mut u64, value: u64) {
+        // SAFETY: the caller vouches for the counter.
+        unsafe { AtomicU64::from_ptr(counter) }.fetch_add(value, Ordering::Relaxed);
+    }
+}
+
+#[cfg(target_arch = "nvptx64")]
+pub use gpu::*;
+#[cfg(not(target_arch = "nvptx64"))]
+pub use host::*;

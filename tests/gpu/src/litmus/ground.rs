@@ -1,0 +1,60 @@
+//! The memory of the litmus tests: locations in GPU memory or in registered host memory.
+// UNSAFETY: the CPU's roles reach the words of registered memory by raw addresses.
+#![allow(unsafe_code)]
+
+use super::cases::Memory;
+use nvme_host::cuda::{DeviceMemory, Gpu, Registered};
+use nvme_host::{Pages, Result};
+use std::sync::Arc;
+
+/// Bytes of each location.
+pub const BYTES: usize = 2 << 20;
+
+/// One location, as the GPU and, for host memory, the CPU find it.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Place {
+    /// The GPU's address.
+    pub gpu: u64,
+    /// The host's address; 0 where it has none.
+    pub host: usize,
+}
+
+/// x, y and z in both kinds of memory.
+pub struct Ground {
+    pages: Arc<Pages>,
+    registered: Registered,
+    device: DeviceMemory,
+}
+
+impl Ground {
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        let pages = Arc::new(Pages::new(3 * BYTES)?);
+        Ok(Self {
+            registered: Registered::pages(gpu, &pages)?,
+            device: DeviceMemory::new(gpu, 3 * BYTES)?,
+            pages,
+        })
+    }
+
+    /// Zeroes everything. While nobody uses it.
+    pub fn clear(&self) -> Result<()> {
+        // SAFETY: our own pages, which nobody uses between two launches.
+        unsafe { self.pages.start().write_bytes(0, 3 * BYTES) };
+        self.device.zero()
+    }
+
+    /// Location `index` (x, y or z) in `memory`, from `offset` on.
+    pub fn place(&self, memory: Memory, index: usize, offset: usize) -> Place {
+        let at = index * BYTES + offset;
+        match memory {
+            Memory::Device => Place {
+                gpu: self.device.address() + at as u64,
+                host: 0,
+            },
+            Memory::Pinned => Place {
+                gpu: self.registered.address() + at as u64,
+                host: self.pages.start().addr() + at,
+            },
+        }
+    }
+}
