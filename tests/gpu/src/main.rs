@@ -9,6 +9,7 @@ mod example;
 mod late;
 mod litmus;
 mod matrix;
+mod ops;
 mod report;
 mod rig;
 mod sanitizer;
@@ -107,6 +108,7 @@ fn main() -> ExitCode {
     data::all(&mut report, &bench);
     late::all(&mut report, &bench);
     matrix::all(&mut report, &bench);
+    ops::all(&mut report, &bench);
     volume::all(&mut report, &bench);
     tokens::all(&mut report, &bench);
     litmus::all(&mut report, &bench);

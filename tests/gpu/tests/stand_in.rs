@@ -97,41 +97,6 @@ fn a_message_that_overtakes_its_data_is_found() {
     assert!(text.contains("64 reads, 64 fresh, 64 forbidden"), "{text}");
 }
 
-/// Every shape once, ordered, and the doorbell that many ring.
-#[test]
-fn litmus_tests_see_messages_and_nothing_forbidden() {
-    let chosen = [
-        "message/fence/sys/pinned",
-        "buffering/fence/sys/pinned",
-        "completion/batch/sys/pinned",
-        "ring/fence/sys/pinned",
-        "doorbell/fence/sys/pinned",
-        "lanes/block/sys/pinned/gpu-cpu",
-        "relay/order/sys/pinned/cpu",
-        "barrier/block",
-        "turns/fence",
-        "doorbell-lock/128-warps/32-lanes/127",
-    ];
-    let output = run(
-        "litmus",
-        "",
-        &[&["--litmus", "500", "--patience", "9"][..], &chosen].concat(),
-    );
-    let text = text(&output);
-    assert!(output.status.success(), "{text}");
-    let counts = text.lines().last().unwrap();
-    assert_eq!(counts, "16 passed, 0 failed, 0 skipped", "{text}");
-}
-
-#[test]
-fn a_message_that_overtakes_its_data_is_found() {
-    let case = "litmus/message/order/sys/device/gpu-gpu";
-    let output = run("torn", "torn", &["--litmus", "64", case]);
-    assert_eq!(output.status.code(), Some(1));
-    let text = text(&output);
-    assert!(text.contains("64 reads, 64 fresh, 64 forbidden"), "{text}");
-}
-
 #[test]
 fn kernels_that_do_nothing_fail() {
     let output = run("idle", "idle", &["--commands", "10", "stride/owner/dstrd0"]);
