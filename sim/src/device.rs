@@ -267,7 +267,9 @@ impl Device {
             }
             _ => {}
         }
-        if cc.shn() != 0 && old.shn() == 0 {
+        // A reset under way goes on: it ends the shutdown, too.
+        let resets = matches!(control.transition, Some((_, Transition::Disable)));
+        if cc.shn() != 0 && old.shn() == 0 && !resets {
             self.quiesce();
             self.registers.change_csts(|csts| csts.set_shst(1));
             self.start(control, Transition::Shutdown, self.config.shutdown_delay_ns);

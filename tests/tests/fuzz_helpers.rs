@@ -1,5 +1,5 @@
 //! What the fuzz targets run, over their seed corpora and over random bytes.
-#![cfg(not(loom))]
+#![cfg(all(not(loom), feature = "fuzz"))]
 
 use nvme_tests::fuzz;
 use proptest::prelude::*;
@@ -7,7 +7,7 @@ use std::path::Path;
 
 type Target = fn(&[u8]);
 
-const TARGETS: [(&str, Target); 8] = [
+const TARGETS: [(&str, Target); 14] = [
     ("prp_round_trip", fuzz::prp_round_trip),
     ("cqe_stream", fuzz::cqe_stream),
     ("hostile_driver", fuzz::hostile_driver),
@@ -16,6 +16,12 @@ const TARGETS: [(&str, Target); 8] = [
     ("vfio_user_message", fuzz::vfio_user_message),
     ("guest_memory", fuzz::guest_memory),
     ("vfio_answers", fuzz::vfio_answers),
+    ("hostile_controller", fuzz::hostile_controller),
+    ("shared_queue", fuzz::shared_queue),
+    ("collective", fuzz::collective),
+    ("sgl_round_trip", fuzz::sgl_round_trip),
+    ("registers", fuzz::registers),
+    ("trace_decoder", fuzz::trace_decoder),
 ];
 
 #[test]
@@ -62,6 +68,31 @@ proptest! {
     }
 
     #[test]
+    fn any_completions_end_the_commands_of_a_shared_queue_at_most_once(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        fuzz::shared_queue(&bytes);
+    }
+
+    #[test]
+    fn any_completions_end_the_commands_of_a_collective_at_most_once(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        fuzz::collective(&bytes);
+    }
+
+    #[test]
+    fn any_segments_survive_the_sgl_round_trip(bytes in prop::collection::vec(any::<u8>(), 0..120)) {
+        fuzz::sgl_round_trip(&bytes);
+    }
+
+    #[test]
+    fn any_access_to_registers_is_survived(bytes in prop::collection::vec(any::<u8>(), 0..300)) {
+        fuzz::registers(&bytes);
+    }
+
+    #[test]
+    fn any_trace_is_data(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        fuzz::trace_decoder(&bytes);
+    }
+
+    #[test]
     fn any_page_is_data(bytes in prop::collection::vec(any::<u8>(), 0..4096)) {
         fuzz::identify_log_pages(&bytes);
     }
@@ -69,6 +100,11 @@ proptest! {
 
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_controller_is_survived(bytes in prop::collection::vec(any::<u8>(), 0..1200)) {
+        fuzz::hostile_controller(&bytes);
+    }
 
     #[test]
     fn any_driver_is_survived(bytes in prop::collection::vec(any::<u8>(), 0..1200)) {

@@ -29,7 +29,7 @@ pub mod null;
 mod queues;
 mod stream;
 mod tier;
-mod trace;
+pub mod trace;
 
 pub use copier::{Copier, Images};
 pub use drive::{Drive, Setup, Work};

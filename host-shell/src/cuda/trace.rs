@@ -96,7 +96,8 @@ fn in_order(records: &[Traced]) -> Vec<(u64, Traced)> {
     sorted.into_iter().map(since).collect()
 }
 
-fn lines(records: &[Traced], lost: u64) -> String {
+/// One line of text for each record, in the order of time; `lost` older ones were replaced.
+pub fn lines(records: &[Traced], lost: u64) -> String {
     let mut text = String::new();
     if lost > 0 {
         text.push_str(&format!("{lost} older events were replaced\n"));
@@ -121,11 +122,11 @@ fn of_command(record: &Traced) -> (u64, u64) {
 
 /// A Chrome trace: a slice from submission to the end of each command, on a track for each queue and
 /// slot; what has no end, and what is neither, is an instant.
-fn chrome(records: &[Traced], lost: u64) -> Value {
+pub fn chrome(records: &[Traced], lost: u64) -> Value {
     let submitted = Event::submitted(nvme_core::spec::Qid(0), nvme_core::spec::Cid(0), 0, 0);
     let is_start = |record: &Traced| record.event[0] >> 56 == submitted.to_words()[0] >> 56;
     let mut open = std::collections::HashMap::new();
-    let mut events = Vec::new();
+    let (mut events, mut unfinished) = (Vec::new(), Vec::new());
     for (at, record) in in_order(records) {
         let (queue, cid) = of_command(&record);
         let place = json!({ "pid": queue, "tid": cid & 0xFFF });
@@ -134,7 +135,8 @@ fn chrome(records: &[Traced], lost: u64) -> Value {
             "args": { "index": record.index },
         });
         if is_start(&record) {
-            open.insert((queue, cid, record.index), (at, event));
+            // The end of one that was there was not recorded.
+            unfinished.extend(open.insert((queue, cid, record.index), (at, event)));
             continue;
         }
         match open.remove(&(queue, cid, record.index)) {
@@ -152,7 +154,7 @@ fn chrome(records: &[Traced], lost: u64) -> Value {
         }
         events.push(event);
     }
-    let mut unfinished: Vec<_> = open.into_values().collect();
+    unfinished.extend(open.into_values());
     unfinished.sort_by_key(|(at, _)| *at);
     for (at, mut event) in unfinished {
         event["ph"] = json!("i");
@@ -216,5 +218,15 @@ mod tests {
             (&events[1]["ph"], &events[1]["ts"]),
             (&json!("i"), &json!(0.1))
         );
+    }
+
+    /// Found by fuzzing: the first of two submissions without an end between them was lost.
+    #[test]
+    fn a_submission_whose_end_was_not_recorded_is_kept() {
+        let again = record(Event::submitted(Qid(3), Cid(2), 2, 1), 1, 4_200);
+        let value = chrome(&[some()[2], again], 0);
+        let events = value["traceEvents"].as_array().unwrap();
+        let times: Vec<_> = events.iter().map(|event| &event["ts"]).collect();
+        assert_eq!(times, [&json!(0.0), &json!(0.1)]);
     }
 }

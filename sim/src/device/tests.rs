@@ -47,6 +47,23 @@ fn impossible_configurations_are_fatal_until_reset() {
     assert!(driver.csts().cfs(), "an admin queue of one entry");
 }
 
+/// Found by fuzzing: the shutdown took the place of the reset, and RDY stayed 1 for ever.
+#[test]
+fn a_shutdown_request_does_not_stop_a_reset() {
+    let mut config = config();
+    config.ready_delay_ns = 1000;
+    let driver = Driver::cold(config);
+    driver.controller.write32(offset::AQA, 15 << 16 | 15);
+    driver.controller.write32(offset::CC, Driver::cc().0);
+    driver.controller.step(1000);
+    assert!(driver.csts().rdy());
+    let mut cc = Cc(0);
+    cc.set_shn(1);
+    driver.controller.write32(offset::CC, cc.0);
+    driver.controller.step(2000);
+    assert!(!driver.csts().rdy() && driver.csts().shst() == 0);
+}
+
 #[test]
 fn ready_follows_after_its_delay() {
     let mut config = config();

@@ -2,19 +2,33 @@
 //!
 //! The same functions run over the seed corpora and over random bytes in the ordinary tests.
 
+mod bad_controller;
+mod collective;
 mod cqe_stream;
+mod entries;
 mod guest_memory;
+mod hostile_controller;
 mod hostile_driver;
 mod pages;
 mod prp_round_trip;
+mod registers;
+mod sgl_round_trip;
+mod shared_queue;
+mod trace_decoder;
 mod vfio_answers;
 mod vfio_user_message;
 
+pub use collective::collective;
 pub use cqe_stream::cqe_stream;
 pub use guest_memory::guest_memory;
+pub use hostile_controller::hostile_controller;
 pub use hostile_driver::hostile_driver;
 pub use pages::{device_string, identify_log_pages};
 pub use prp_round_trip::prp_round_trip;
+pub use registers::registers;
+pub use sgl_round_trip::sgl_round_trip;
+pub use shared_queue::shared_queue;
+pub use trace_decoder::trace_decoder;
 pub use vfio_answers::vfio_answers;
 pub use vfio_user_message::vfio_user_message;
 

@@ -1,0 +1,313 @@
+//! A whole driver against a controller that answers anything: bring-up, commands, aborts, deletion of a
+//! queue, reset, shutdown. Every machine comes to its end, every command ends once with its own buffer.
+
+use super::bad_controller::{BadController, Rings};
+use arbitrary::Arbitrary;
+use nvme_core::bringup::{self, Bringup, HostMemory, QueuePlan};
+use nvme_core::mem::{CqRing, DmaWords, Doorbell, SqRing};
+use nvme_core::recovery::{self, AbortAttempt, DeletionStep, QueueDeletion};
+use nvme_core::shutdown::{self, Kind, Shutdown};
+use nvme_core::spec::{Cid, Iova, Lba, Nsid, PageSize, Qid, nvm};
+use nvme_core::sync::AtomicU64;
+use nvme_core::{
+    AbortReason, BringupError, Completion, Data, ListMemory, QueueMemory, QueuePair, Quiesced, Slot,
+};
+use std::collections::HashMap;
+
+const MS: u64 = 1_000_000;
+const SLOTS: usize = 6;
+const LIST_WORDS: usize = 4;
+/// Turns of one machine, with a clock that goes faster and faster once the bytes are used up.
+const MOST_TURNS: u32 = 20_000;
+
+type Pair<'a> = QueuePair<'a, u32, Vec<Slot<u32>>>;
+
+/// What the driver does once the controller works.
+#[derive(Arbitrary, Clone, Copy, Debug)]
+enum Call {
+    Submit { pages: u8, offset: u8, limit_ms: u8 },
+    Ring,
+    Poll,
+    Expire,
+    Abort { pick: u8 },
+    Delete,
+    Reset,
+    Stop,
+}
+
+struct Driver<'a> {
+    controller: &'a BadController<'a>,
+    admin: Pair<'a>,
+    io: Pair<'a>,
+    /// The buffer of each I/O command in flight.
+    lent: HashMap<u16, u32>,
+    next: u32,
+    now_ns: u64,
+    jump_ns: u64,
+}
+
+/// Everything that a driver does, with answers as the bytes say.
+pub fn hostile_controller(bytes: &[u8]) {
+    let Some(controller) = BadController::new(bytes) else {
+        return;
+    };
+    let lists: Vec<AtomicU64> = (0..SLOTS * LIST_WORDS).map(|_| AtomicU64::new(0)).collect();
+    let mut driver = Driver {
+        admin: pair(&controller.admin, Iova(0x10_0000), &[]),
+        io: pair(&controller.io, Iova(0x20_0000), &lists),
+        controller: &controller,
+        lent: HashMap::new(),
+        next: 0,
+        now_ns: 0,
+        jump_ns: MS,
+    };
+    for _ in 0..3 {
+        while driver.bring_up().is_ok() && driver.work() {}
+        let kind = match controller.next() {
+            Some(true) => Kind::Abrupt,
+            _ => Kind::Normal,
+        };
+        driver.shut_down(kind);
+    }
+    assert_eq!(driver.io.in_flight() as usize, driver.lent.len());
+}
+
+fn pair<'a>(rings: &'a Rings, at: Iova, lists: &'a [AtomicU64]) -> Pair<'a> {
+    let memory = QueueMemory {
+        sq: SqRing::new(&rings.sq, at),
+        cq: CqRing::new(&rings.cq, at.offset(0x1_0000)),
+        sq_doorbell: Doorbell::new(&rings.tail),
+        cq_doorbell: Doorbell::new(&rings.head),
+        lists: ListMemory::new(
+            DmaWords::new(lists, Iova(0x30_0000)),
+            PageSize::KIB4,
+            LIST_WORDS,
+        ),
+    };
+    let slots = (0..SLOTS).map(|_| Slot::new()).collect();
+    QueuePair::new(Qid(rings.qid), memory, slots)
+}
+
+impl Driver<'_> {
+    /// Time goes on and the controller has its turn.
+    fn wait(&mut self, until_ns: u64) {
+        assert!(until_ns > self.now_ns, "a wait that does not wait");
+        if self.controller.act() {
+            self.now_ns = until_ns;
+        } else {
+            self.now_ns = until_ns + self.jump_ns;
+            self.jump_ns = (self.jump_ns * 2).min(1 << 50);
+        }
+    }
+
+    fn bring_up(&mut self) -> Result<(), BringupError> {
+        let plans = [QueuePlan {
+            qid: Qid(1),
+            sq_entries: self.io.sq().entries(),
+            sq_iova: self.io.sq().iova(),
+            cq_entries: self.io.cq().entries(),
+            cq_iova: self.io.cq().iova(),
+            vector: None,
+        }];
+        let config = bringup::Config {
+            queue_pairs: 3,
+            plans: &plans,
+            command_timeout_ns: 10 * MS,
+            min_ready_timeout_ms: 5,
+        };
+        self.jump_ns = MS;
+        let controller = self.controller;
+        let mut machine = Bringup::new(controller, config, controller.words())?;
+        for _ in 0..MOST_TURNS {
+            match machine.step(controller, &mut self.admin, self.now_ns) {
+                Ok(bringup::Step::Wait { until_ns }) => self.wait(until_ns),
+                Ok(bringup::Step::Disabled(proof)) => {
+                    self.reclaim(&proof);
+                    controller.may_enable.set(true);
+                    machine.enable(proof);
+                }
+                Ok(bringup::Step::HostMemory { preferred, minimum }) => {
+                    assert!(preferred > 0 && minimum <= u64::from(u32::MAX) * 4096);
+                    machine.host_memory(controller.next::<bool>().unwrap_or(true).then_some(
+                        HostMemory {
+                            pages: 1,
+                            list: Iova(0x50_0000),
+                            entries: 1,
+                        },
+                    ));
+                }
+                Ok(bringup::Step::Ready) => {
+                    controller.may_enable.set(false);
+                    let info = machine.info();
+                    assert!(
+                        (1..=3).contains(&info.queue_pairs) && info.created == 1,
+                        "{info:?}"
+                    );
+                    assert!(info.namespaces.is_sorted_by(|one, two| one.nsid < two.nsid));
+                    assert!(
+                        info.namespaces
+                            .iter()
+                            .all(|one| one.nsid.0 <= info.max_nsid)
+                    );
+                    return Ok(());
+                }
+                Err(error) => {
+                    controller.may_enable.set(false);
+                    let again = machine.step(controller, &mut self.admin, self.now_ns + MS);
+                    let gone = Some(BringupError::DeviceGone);
+                    let told = again.err();
+                    assert!(
+                        told == Some(error) || told == gone,
+                        "{error:?}, then {told:?}"
+                    );
+                    assert!(!error.to_string().contains('\n'));
+                    return Err(error);
+                }
+            }
+        }
+        panic!("bring-up has no end");
+    }
+
+    /// The controller has let go of everything: all commands end.
+    fn reclaim(&mut self, proof: &Quiesced) {
+        let reason = AbortReason::ControllerReset;
+        while self.admin.reclaim(proof, reason).is_some() {}
+        while let Some(done) = self.io.reclaim(proof, reason) {
+            self.account(&done);
+        }
+        assert!(self.lent.is_empty(), "a reset ends every command");
+        assert!(self.admin.restart(proof) && self.io.restart(proof));
+    }
+
+    fn account(&mut self, done: &Completion<u32>) {
+        let buffer = self.lent.remove(&done.cid.0);
+        assert_eq!(buffer, Some(done.buffer), "{} ended with that", done.cid);
+    }
+
+    /// Commands until the bytes end it; whether a reset is to follow.
+    fn work(&mut self) -> bool {
+        while let Some(call) = self.controller.next::<Call>() {
+            match call {
+                Call::Submit {
+                    pages,
+                    offset,
+                    limit_ms,
+                } => self.submit(u64::from(pages), u64::from(offset), limit_ms),
+                Call::Ring => self.io.ring(),
+                Call::Poll => {
+                    self.controller.act();
+                    if !self.poll() {
+                        return true;
+                    }
+                }
+                Call::Expire => {
+                    self.now_ns += 10 * MS;
+                    while let Some(cid) = self.io.expire(self.now_ns) {
+                        assert!(self.lent.contains_key(&cid.0), "{cid} was not in flight");
+                    }
+                }
+                Call::Abort { pick } => {
+                    if !self.abort(pick) {
+                        return true;
+                    }
+                }
+                Call::Delete => {
+                    self.delete();
+                    return true;
+                }
+                Call::Reset => return true,
+                Call::Stop => return false,
+            }
+            assert_eq!(self.io.in_flight() as usize, self.lent.len());
+        }
+        false
+    }
+
+    fn submit(&mut self, pages: u64, offset: u64, limit_ms: u8) {
+        let sqe = nvm::read(Nsid(1), Lba(0), 8);
+        let data = Data::Contiguous {
+            iova: Iova(0x100_0000 + offset),
+            len: pages % 8 * 4096,
+        };
+        let deadline = self.now_ns + u64::from(limit_ms) * MS;
+        match self.io.submit(sqe, data, self.next, deadline) {
+            Ok(cid) => assert_eq!(self.lent.insert(cid.0, self.next), None, "{cid} twice"),
+            Err(rejected) => assert_eq!(rejected.buffer, self.next, "its own buffer back"),
+        }
+        self.next += 1;
+    }
+
+    /// Takes completions; `false` after a fault.
+    fn poll(&mut self) -> bool {
+        // A ring smeared with right phases is no reason to go on for ever.
+        for _ in 0..self.controller.io.cq.len() {
+            match self.io.poll() {
+                Ok(Some(done)) => self.account(&done),
+                Ok(None) => return true,
+                Err(_) => return false,
+            }
+        }
+        true
+    }
+
+    /// Aborts a command; `false` when only a reset helps.
+    fn abort(&mut self, pick: u8) -> bool {
+        let mut cids: Vec<u16> = self.lent.keys().copied().collect();
+        cids.sort_unstable();
+        let Some(&cid) = cids.get(usize::from(pick) % cids.len().max(1)) else {
+            return true;
+        };
+        self.jump_ns = MS;
+        let mut attempt = AbortAttempt::new(Qid(1), Cid(cid), 20 * MS);
+        for _ in 0..MOST_TURNS {
+            if !self.poll() {
+                return false;
+            }
+            let in_flight = self.io.is_in_flight(Cid(cid));
+            match attempt.step(&mut self.admin, in_flight, self.now_ns, drop) {
+                recovery::Step::Wait { until_ns } => self.wait(until_ns),
+                recovery::Step::Ended => {
+                    assert!(!in_flight, "ended, and still in flight");
+                    return true;
+                }
+                recovery::Step::ResetNeeded(_) => return false,
+            }
+        }
+        panic!("an abort has no end");
+    }
+
+    /// Deletes the I/O queue; then only a reset makes a new one.
+    fn delete(&mut self) {
+        self.jump_ns = MS;
+        let mut deletion = QueueDeletion::new(Qid(1), 20 * MS);
+        for _ in 0..MOST_TURNS {
+            match deletion.step(&mut self.admin, self.now_ns, drop) {
+                DeletionStep::Wait { until_ns } => self.wait(until_ns),
+                DeletionStep::Emptied(proof) => {
+                    let reason = AbortReason::QueueDeleted;
+                    assert!(self.admin.reclaim(&proof, reason).is_none(), "of one queue");
+                    assert!(!self.admin.restart(&proof), "of one queue");
+                    while let Some(done) = self.io.reclaim(&proof, reason) {
+                        self.account(&done);
+                    }
+                    assert!(self.lent.is_empty() && self.io.in_flight() == 0);
+                }
+                DeletionStep::Done | DeletionStep::ResetNeeded(_) => return,
+            }
+        }
+        panic!("a deletion has no end");
+    }
+
+    fn shut_down(&mut self, kind: Kind) {
+        self.jump_ns = MS;
+        let mut machine = Shutdown::new(kind, 50);
+        for _ in 0..MOST_TURNS {
+            match machine.step(self.controller, self.now_ns) {
+                Ok(shutdown::Step::Wait { until_ns }) => self.wait(until_ns),
+                Ok(shutdown::Step::Done(proof)) => return self.reclaim(&proof),
+                Err(_) => return,
+            }
+        }
+        panic!("a shutdown has no end");
+    }
+}

@@ -1,0 +1,282 @@
+//! Any sequence of accesses to the simulator's registers, and any answers of registers to the core's
+//! machines: properties stay what they are, a controller can always be reset, every machine ends.
+
+use arbitrary::{Arbitrary, Unstructured};
+use nvme_core::bringup::{self, Bringup};
+use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
+use nvme_core::shutdown::{self, Kind, Shutdown};
+use nvme_core::spec::register::{Aqa, Cc, Csts, offset};
+use nvme_core::spec::{Iova, PageSize, Qid};
+use nvme_core::sync::{AtomicU32, AtomicU64};
+use nvme_core::{ListMemory, QueueMemory, QueuePair, Registers, Slot};
+use nvme_sim::config::NamespaceConfig;
+use nvme_sim::{Config, Controller, Null, VecMemory};
+use std::cell::{Cell, RefCell};
+
+const MS: u64 = 1_000_000;
+
+#[derive(Arbitrary, Clone, Copy, Debug)]
+struct Shape {
+    dstrd: u8,
+    ready_ms: u8,
+    shutdown_ms: u8,
+    nssr: bool,
+    mpsmax: u8,
+}
+
+/// Registers that do something.
+const NAMED: [u32; 10] = [
+    offset::CC,
+    offset::CC,
+    offset::CC,
+    offset::AQA,
+    offset::ASQ,
+    offset::ACQ,
+    offset::NSSR,
+    offset::INTMS,
+    offset::INTMC,
+    offset::CSTS,
+];
+
+#[derive(Arbitrary, Clone, Copy, Debug)]
+enum Access {
+    Read(u16),
+    Write(u16, u32),
+    WriteWide(u16, u64),
+    Named(u8, u32),
+    /// CC with plausible fields.
+    Configure {
+        enable: bool,
+        shutdown: u8,
+        mps: u8,
+    },
+    AdminQueue,
+    Doorbell {
+        index: u8,
+        value: u8,
+    },
+    ResetSubsystem,
+    Step {
+        ms: u8,
+    },
+}
+
+/// Half of the bytes for the simulator, half for the machines.
+pub fn registers(bytes: &[u8]) {
+    let (sim, core) = bytes.split_at(bytes.len() / 2);
+    simulator(&mut Unstructured::new(sim));
+    machines(core);
+}
+
+fn simulator(input: &mut Unstructured<'_>) {
+    let Ok(shape) = Shape::arbitrary(input) else {
+        return;
+    };
+    let config = Config {
+        namespaces: vec![NamespaceConfig::new(512, Box::new(Null::new(1 << 20)))],
+        max_queues: 2,
+        mqes: 16,
+        dstrd: shape.dstrd % 4,
+        ready_delay_ns: u64::from(shape.ready_ms % 8) * MS,
+        shutdown_delay_ns: u64::from(shape.shutdown_ms % 8) * MS,
+        nssr: shape.nssr,
+        mpsmax: shape.mpsmax % 5,
+        ..Config::empty()
+    };
+    let sim = Controller::new(config, VecMemory::new(64 << 10)).expect("a valid configuration");
+    let fixed = |at: u32| sim.read64(at);
+    let constants = [offset::CAP, offset::VS & !7].map(fixed);
+    let mut now = 0;
+    while !input.is_empty() {
+        let Ok(access) = Access::arbitrary(input) else {
+            break;
+        };
+        apply(&sim, access, &mut now);
+        assert_eq!(fixed(offset::CAP), constants[0], "CAP changed");
+        assert_eq!(sim.read32(offset::VS), constants[1] as u32, "VS changed");
+        assert_eq!(sim.read32(offset::AQA) & !0x0FFF_0FFF, 0, "reserved bits");
+        assert_eq!(sim.read64(offset::ASQ) & 0xFFF, 0, "reserved bits");
+        let csts = Csts(sim.read32(offset::CSTS));
+        assert!(csts.shst() < 3, "{csts:?}");
+    }
+    reset(&sim, now);
+}
+
+fn apply(sim: &Controller<VecMemory>, access: Access, now: &mut u64) {
+    match access {
+        Access::Read(at) => {
+            let at = u32::from(at) & !7;
+            let halves = u64::from(sim.read32(at)) | u64::from(sim.read32(at + 4)) << 32;
+            assert_eq!(sim.read64(at), halves, "two halves at {at:#x}");
+            assert_eq!(sim.read32(at | 1), 0, "an access that is not aligned");
+        }
+        Access::Write(at, value) => sim.write32(u32::from(at), value),
+        Access::WriteWide(at, value) => sim.write64(u32::from(at), value),
+        Access::Named(which, value) => {
+            sim.write32(NAMED[usize::from(which) % NAMED.len()], value);
+        }
+        Access::Configure {
+            enable,
+            shutdown,
+            mps,
+        } => {
+            let mut cc = Cc(0);
+            cc.set_iosqes(6);
+            cc.set_iocqes(4);
+            cc.set_en(enable);
+            cc.set_shn(shutdown % 3);
+            cc.set_mps(mps % 6);
+            sim.write32(offset::CC, cc.0);
+        }
+        Access::AdminQueue => admin_queue(sim),
+        Access::Doorbell { index, value } => {
+            sim.write32(offset::DOORBELLS + u32::from(index) * 4, u32::from(value));
+        }
+        Access::ResetSubsystem => sim.write32(offset::NSSR, u32::from_be_bytes(*b"NVMe")),
+        Access::Step { ms } => {
+            *now += u64::from(ms) * MS;
+            sim.step(*now);
+        }
+    }
+}
+
+fn admin_queue(sim: &Controller<VecMemory>) {
+    let mut aqa = Aqa(0);
+    aqa.set_asqs_z(3);
+    aqa.set_acqs_z(3);
+    sim.write32(offset::AQA, aqa.0);
+    sim.write64(offset::ASQ, 0x1000);
+    sim.write64(offset::ACQ, 0x2000);
+}
+
+/// Whatever was done to it: disabled, it becomes not ready; set up and enabled, it becomes ready.
+fn reset(sim: &Controller<VecMemory>, now: u64) {
+    sim.write32(offset::CC, 0);
+    sim.step(now + 100 * MS);
+    let csts = Csts(sim.read32(offset::CSTS));
+    assert!(!csts.rdy() && !csts.cfs(), "disabled: {csts:?}");
+    admin_queue(sim);
+    let mut cc = Cc(0);
+    cc.set_en(true);
+    sim.write32(offset::CC, cc.0);
+    sim.step(now + 200 * MS);
+    let csts = Csts(sim.read32(offset::CSTS));
+    assert!(
+        csts.rdy() && !csts.cfs() && csts.shst() == 0,
+        "enabled: {csts:?}"
+    );
+}
+
+/// Registers that say what the bytes say; the last answer again once they are used up.
+struct Answers<'a> {
+    script: RefCell<Unstructured<'a>>,
+    last: Cell<u32>,
+    enabled: Cell<bool>,
+}
+
+#[derive(Arbitrary, Clone, Copy, Debug)]
+enum Answer {
+    Again,
+    Ready(u8),
+    AllOnes,
+    Any(u32),
+}
+
+impl Registers for Answers<'_> {
+    fn read32(&self, _at: u32) -> u32 {
+        let mut script = self.script.borrow_mut();
+        let answer = match script.is_empty() {
+            true => Answer::Again,
+            false => script.arbitrary().unwrap_or(Answer::Again),
+        };
+        let value = match answer {
+            Answer::Again => self.last.get(),
+            Answer::Ready(bits) => u32::from(bits & 15),
+            Answer::AllOnes => u32::MAX,
+            Answer::Any(value) => value,
+        };
+        self.last.set(value);
+        value
+    }
+
+    fn read64(&self, _at: u32) -> u64 {
+        let mut script = self.script.borrow_mut();
+        script.arbitrary().unwrap_or(1 << 37)
+    }
+
+    fn write32(&self, at: u32, value: u32) {
+        assert!([offset::CC, offset::AQA].contains(&at), "{at:#x}");
+        self.enabled.set(at == offset::CC && Cc(value).en());
+    }
+
+    fn write64(&self, at: u32, value: u64) {
+        assert!([offset::ASQ, offset::ACQ].contains(&at), "{at:#x}");
+        assert!(value.is_multiple_of(4096) && !self.enabled.get());
+    }
+}
+
+fn machines(bytes: &[u8]) {
+    let answers = Answers {
+        script: RefCell::new(Unstructured::new(bytes)),
+        last: Cell::new(0),
+        enabled: Cell::new(false),
+    };
+    let (sq, cq): ([SqCell; 2], [CqCell; 2]) = Default::default();
+    let bells: [AtomicU32; 2] = Default::default();
+    let page: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
+    let memory = QueueMemory {
+        sq: SqRing::new(&sq, Iova(0x1_0000)),
+        cq: CqRing::new(&cq, Iova(0x2_0000)),
+        sq_doorbell: Doorbell::new(&bells[0]),
+        cq_doorbell: Doorbell::new(&bells[1]),
+        lists: ListMemory::new(DmaWords::new(&[], Iova(0)), PageSize::KIB4, 0),
+    };
+    let mut admin: QueuePair<'_, (), [Slot<()>; 1]> = QueuePair::new(Qid(0), memory, [Slot::new()]);
+    let mut now = 0;
+    let words = DmaWords::new(&page, Iova(0));
+    if let Ok(mut machine) = Bringup::new(&answers, bringup::Config::default(), words) {
+        let mut ended = false;
+        for _ in 0..400 {
+            match machine.step(&answers, &mut admin, now) {
+                Ok(bringup::Step::Wait { until_ns }) => {
+                    assert!(until_ns > now);
+                    // The longest time that CRTO can name passes in less than 400 looks.
+                    now = until_ns + 100_000 * MS;
+                }
+                Ok(bringup::Step::Disabled(proof)) => {
+                    admin.restart(&proof);
+                    machine.enable(proof);
+                }
+                Ok(other) => panic!("nobody has answered Identify: {other:?}"),
+                Err(error) => {
+                    assert!(!error.to_string().is_empty());
+                    ended = true;
+                    break;
+                }
+            }
+        }
+        assert!(ended, "bring-up has no end");
+    }
+    for kind in [Kind::Normal, Kind::Abrupt] {
+        let mut machine = Shutdown::new(kind, 3);
+        let mut ended = false;
+        for _ in 0..400 {
+            match machine.step(&answers, now) {
+                Ok(shutdown::Step::Wait { until_ns }) => {
+                    assert!(until_ns > now);
+                    now = until_ns;
+                }
+                Ok(shutdown::Step::Done(_)) => {
+                    assert!(!answers.enabled.get(), "shut down, and enabled");
+                    ended = true;
+                    break;
+                }
+                Err(_) => {
+                    ended = true;
+                    break;
+                }
+            }
+        }
+        assert!(ended, "a shutdown has no end");
+    }
+}

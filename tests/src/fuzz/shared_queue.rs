@@ -1,0 +1,247 @@
+//! A shared queue whose controller posts anything: each command ends at most once, as some entry that
+//! was posted for it says; the first wrong entry refuses the queue; recovery ends what is left.
+
+use super::entries::{Entry, Posted};
+use crate::hand::{Hand, Rig};
+use crate::team::Paused;
+use arbitrary::{Arbitrary, Unstructured};
+use nvme_core::group::{Alone, Group, Vote};
+use nvme_core::queue_state::words;
+use nvme_core::spec::{Iova, Nsid, Sqe};
+use nvme_core::{
+    AbortReason, Command, Data, Drained, Outcome, SharedQueue, SubmitError, Token, WaitError,
+};
+use std::cell::RefCell;
+
+/// Result cells; one more is named than there are.
+const CELLS: usize = 6;
+
+#[derive(Arbitrary, Clone, Copy, Debug)]
+enum Call {
+    Place { tag: u8, wants_dw0: bool, pages: u8 },
+    Ring,
+    Drain { single: bool },
+    Post(Entry),
+    Help,
+    Wait { pick: u8, entry: Entry },
+    Submit { tag: u8, entry: Entry },
+    Recover,
+}
+
+/// One thread that reads one entry at a time, as the lane of a warp does.
+struct Single;
+
+impl Group for Single {
+    fn size(&self) -> u32 {
+        1
+    }
+
+    fn rank(&self) -> u32 {
+        0
+    }
+
+    fn sync(&self) {}
+
+    fn vote(&self, mine: bool) -> Vote {
+        Alone.vote(mine)
+    }
+
+    fn broadcast(&self, value: u32) -> u32 {
+        value
+    }
+}
+
+struct Lent {
+    token: Token,
+    wants_dw0: bool,
+    /// Entries that had been given back when it was placed.
+    since: usize,
+}
+
+struct Model<'a> {
+    queue: SharedQueue<'a>,
+    hand: RefCell<Hand<'a>>,
+    posted: RefCell<Posted>,
+    lent: Vec<Lent>,
+}
+
+/// Sizes, then submissions, waits and completions, right and wrong ones.
+pub fn shared_queue(bytes: &[u8]) {
+    let mut input = Unstructured::new(bytes);
+    let Ok((log2, slots, wraps)) = <(u8, u8, bool)>::arbitrary(&mut input) else {
+        return;
+    };
+    let entries = 2 << (log2 % 5);
+    let slots = 1 + u32::from(slots) % (entries - 1);
+    let start = if wraps {
+        0u32.wrapping_sub(2 * entries)
+    } else {
+        0
+    };
+    assert!(words(entries) > 0);
+    let rig = Rig::new(entries, slots, CELLS, start);
+    let mut model = Model {
+        queue: rig.shared(),
+        hand: RefCell::new(Hand::new(&rig)),
+        posted: RefCell::default(),
+        lent: Vec::new(),
+    };
+    while !input.is_empty() {
+        let Ok(call) = Call::arbitrary(&mut input) else {
+            break;
+        };
+        if let Call::Recover = call {
+            model.recover(&rig);
+            model.hand = RefCell::new(Hand::new(&rig));
+        } else {
+            model.call(call);
+        }
+        model.settle();
+        assert_eq!(model.queue.state().in_flight() as usize, model.lent.len());
+    }
+    model.recover(&rig);
+}
+
+fn command(tag: u8, wants_dw0: bool, pages: u8) -> Command<'static> {
+    let data = Data::Contiguous {
+        iova: Iova(0x10_0000),
+        len: u64::from(pages % 9) * 4096,
+    };
+    Command {
+        wants_dw0,
+        ..Command::new(
+            Sqe::new(2, Nsid(1)),
+            data,
+            u32::from(tag) % (CELLS as u32 + 1),
+        )
+    }
+}
+
+impl Model<'_> {
+    fn call(&mut self, call: Call) {
+        match call {
+            Call::Place {
+                tag,
+                wants_dw0,
+                pages,
+            } => {
+                let command = command(tag, wants_dw0, pages);
+                let placed = self.queue.place(&Alone, command);
+                self.placed(placed, &command);
+            }
+            Call::Ring => self.queue.ring(&Alone),
+            Call::Drain { single: true } => self.drained(self.queue.drain(&Single)),
+            Call::Drain { single: false } => self.drained(self.queue.drain(&Alone)),
+            Call::Help => {
+                let here = Paused::new(|| ());
+                self.drained(self.queue.help_out(&here));
+            }
+            Call::Post(entry) => self.post(entry),
+            Call::Wait { pick, entry } => self.wait(pick, entry),
+            Call::Submit { tag, entry } => {
+                let command = command(tag, true, 1);
+                let here = Paused::new(|| self.post(entry));
+                // In virtual time: a pause is a nanosecond.
+                let placed = self.queue.submit(&here, command, 40);
+                self.placed(placed, &command);
+            }
+            Call::Recover => {}
+        }
+    }
+
+    fn drained(&self, drained: Drained) {
+        assert_ne!(drained, Drained::Busy, "nobody else drains");
+    }
+
+    fn post(&self, entry: Entry) {
+        self.posted
+            .borrow_mut()
+            .post(&mut self.hand.borrow_mut(), entry);
+    }
+
+    fn placed(&mut self, placed: Result<Token, SubmitError>, command: &Command<'_>) {
+        match placed {
+            Ok(token) => {
+                let busy = self.lent.iter().any(|one| one.token.cell() == token.cell());
+                assert!(!busy && token.cell() < CELLS as u32, "the cell was taken");
+                assert!(self.queue.fault().is_none(), "placed on a refused queue");
+                self.lent.push(Lent {
+                    token,
+                    wants_dw0: command.wants_dw0,
+                    since: self.hand.borrow_mut().look_back() as usize,
+                });
+            }
+            Err(SubmitError::QueueFull) => {
+                assert_eq!(self.lent.len() as u32, self.queue.state().slots());
+            }
+            Err(SubmitError::Refused) => assert!(self.queue.fault().is_some()),
+            Err(SubmitError::CellBusy) => {
+                let tag = command.tag;
+                let taken = self.lent.iter().any(|one| one.token.cell() == tag);
+                assert!(taken || tag >= CELLS as u32, "cell {tag} was free");
+            }
+            Err(SubmitError::Map(_)) => {}
+        }
+    }
+
+    /// Ends the model's commands as the queue has ended them.
+    fn settle(&mut self) {
+        let (queue, posted) = (&self.queue, self.posted.borrow());
+        self.lent.retain(|one| match queue.poll(&one.token) {
+            None => true,
+            Some((Outcome::Done(status), dw0)) => {
+                let told = posted.told(one.token.cid(), status, one.since);
+                let dw0_told = |entry: &nvme_core::spec::Cqe| entry.dw0 == dw0;
+                assert!(
+                    told.clone().any(|entry| dw0_told(entry) || !one.wants_dw0),
+                    "{} ended with {status}, {dw0:#x}: nobody said that",
+                    one.token.cid()
+                );
+                false
+            }
+            Some((other, _)) => panic!("{other:?} without a reset"),
+        });
+    }
+
+    /// Waits in virtual time: to the command's end, its deadline, or a fault.
+    fn wait(&mut self, pick: u8, entry: Entry) {
+        if self.lent.is_empty() {
+            return;
+        }
+        let index = usize::from(pick) % self.lent.len();
+        let Lent {
+            token,
+            wants_dw0,
+            since,
+        } = self.lent.swap_remove(index);
+        let copy = Token::from_words([token.cell(), 0, u32::from(token.cid().0)]);
+        let here = Paused::new(|| self.post(entry));
+        let token = match self.queue.wait(&here, token, 60) {
+            // For `settle`, which looks at the cell again.
+            Ok(_) => copy,
+            Err((WaitError::Refused, token)) => {
+                assert!(self.queue.fault().is_some(), "refused without a fault");
+                token
+            }
+            Err((WaitError::TimedOut, token)) => token,
+        };
+        self.lent.push(Lent {
+            token,
+            wants_dw0,
+            since,
+        });
+    }
+
+    /// A reset: all that is left ends as aborted, and the queue works again.
+    fn recover(&mut self, rig: &Rig) {
+        self.settle();
+        let proof = rig.reset();
+        assert_eq!(self.queue.recover(&proof), Some(self.lent.len() as u32));
+        for one in self.lent.drain(..) {
+            let end = self.queue.poll(&one.token).map(|(outcome, _)| outcome);
+            assert_eq!(end, Some(Outcome::Aborted(AbortReason::ControllerReset)));
+        }
+        assert!(self.queue.fault().is_none() && self.queue.state().in_flight() == 0);
+        self.posted.replace(Posted::default());
+    }
+}
