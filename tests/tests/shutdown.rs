@@ -1,0 +1,126 @@
+//! Shutdown over properties by hand: what is written when, and every wait to its deadline.
+#![cfg(not(loom))]
+
+use nvme_core::BringupError;
+use nvme_core::shutdown::{Kind, Shutdown, Step};
+use nvme_core::spec::Qid;
+use nvme_core::spec::register::{Cc, offset};
+use nvme_tests::properties::Properties;
+
+const MS: u64 = 1_000_000;
+const START: u64 = 7_000 * MS;
+
+/// An enabled controller whose CSTS changes only when the test says so.
+fn enabled() -> (Properties, Cc) {
+    let bar = Properties::new();
+    bar.follows.set(false);
+    bar.set_cc(|cc| {
+        cc.set_en(true);
+        cc.set_iosqes(6);
+        cc.set_iocqes(4);
+    });
+    bar.set_csts(|csts| csts.set_rdy(true));
+    let cc = bar.cc.get();
+    (bar, cc)
+}
+
+/// A look again soon.
+fn is_wait(step: Result<Step, BringupError>, now_ns: u64) -> bool {
+    let Ok(Step::Wait { until_ns }) = step else {
+        return false;
+    };
+    until_ns > now_ns && until_ns <= now_ns + MS
+}
+
+/// The one value of CC that was written since the last look.
+fn written(bar: &Properties) -> Cc {
+    let [(offset::CC, value)] = bar.written()[..] else {
+        panic!("one write of CC")
+    };
+    Cc(value as u32)
+}
+
+/// NVMe Base 2.0c, 3.6 (Shutdown Processing): SHN while enabled, SHST = 10b, then EN = 0 and RDY = 0,
+/// because a shutdown alone does not end the controller's accesses to memory.
+#[test]
+fn a_controller_is_shut_down_and_then_disabled() {
+    for (kind, shn) in [(Kind::Normal, 0b01), (Kind::Abrupt, 0b10)] {
+        let (bar, cc) = enabled();
+        let mut machine = Shutdown::new(kind, 50);
+        assert!(is_wait(machine.step(&bar, START), START));
+        let mut asked = cc;
+        asked.set_shn(shn);
+        assert_eq!(written(&bar), asked);
+        bar.set_csts(|csts| csts.set_shst(1));
+        assert!(is_wait(machine.step(&bar, START + MS), START + MS));
+        assert_eq!(bar.written(), [], "it is asked once");
+        bar.set_csts(|csts| csts.set_shst(2));
+        assert!(is_wait(machine.step(&bar, START + MS), START + MS));
+        let mut disabled = asked;
+        disabled.set_en(false);
+        assert_eq!(written(&bar), disabled);
+        bar.set_csts(|csts| csts.set_rdy(false));
+        let Ok(Step::Done(proof)) = machine.step(&bar, START + MS) else {
+            panic!("it is done")
+        };
+        assert!(proof.covers(Qid(0)) && proof.covers(Qid(9)));
+    }
+}
+
+/// There is nothing to shut down in a controller that is not ready.
+#[test]
+fn a_controller_that_is_not_ready_is_only_disabled() {
+    for (en, rdy) in [(true, false), (false, true), (false, false)] {
+        let (bar, _) = enabled();
+        bar.set_cc(|cc| cc.set_en(en));
+        bar.set_csts(|csts| csts.set_rdy(rdy));
+        let mut machine = Shutdown::new(Kind::Normal, 50);
+        let step = machine.step(&bar, START);
+        let cc = written(&bar);
+        assert!(!cc.en() && cc.shn() == 0, "EN {en} RDY {rdy}");
+        if rdy {
+            assert!(is_wait(step, START));
+            bar.set_csts(|csts| csts.set_rdy(false));
+            assert!(matches!(machine.step(&bar, START), Ok(Step::Done(_))));
+        } else {
+            assert!(matches!(step, Ok(Step::Done(_))));
+        }
+    }
+}
+
+/// The controller's own time (RTD3E), or 10 s where it tells none, for both waits together.
+#[test]
+fn a_shutdown_that_takes_too_long_is_an_error_at_its_deadline() {
+    for (given_ms, ms) in [(50, 50), (0, 10_000)] {
+        for shuts_down in [false, true] {
+            let (bar, _) = enabled();
+            let mut machine = Shutdown::new(Kind::Normal, given_ms);
+            assert!(is_wait(machine.step(&bar, START), START));
+            if shuts_down {
+                bar.set_csts(|csts| csts.set_shst(2));
+                let now = START + 5 * MS;
+                assert!(is_wait(machine.step(&bar, now), now));
+            }
+            let deadline = START + u64::from(ms) * MS;
+            assert!(is_wait(machine.step(&bar, deadline - 1), deadline - 1));
+            let expected = if shuts_down {
+                BringupError::ReadyTimeout { ready: false, ms }
+            } else {
+                BringupError::ShutdownTimeout { ms }
+            };
+            assert_eq!(machine.step(&bar, deadline).unwrap_err(), expected);
+        }
+    }
+}
+
+#[test]
+fn a_controller_that_left_the_bus_cannot_be_shut_down() {
+    let (bar, _) = enabled();
+    let mut machine = Shutdown::new(Kind::Normal, 50);
+    assert!(is_wait(machine.step(&bar, START), START));
+    bar.set_csts(|csts| csts.0 = u32::MAX);
+    assert_eq!(
+        machine.step(&bar, START).unwrap_err(),
+        BringupError::DeviceGone
+    );
+}
