@@ -123,6 +123,9 @@ fn a_stream_is_verified_and_the_demo_runs_on_the_gpu() {
         );
         assert!(text.contains("\"verified\":true"), "{text}");
     }
+    // A driver that has no call for many copies makes one for each.
+    let stream = ["stream", "-d", device, "--gpu", "--tier", "2", "--verify"];
+    assert!(run(&folder, "nobatch", &stream).status.success());
     let text = ok(&folder, &["demo", "--size", "3MiB", "--json"]);
     assert!(text.contains("\"gpu\":\"Stand-in\""), "{text}");
     assert!(text.contains("\"verified_by\":[\"gpu\",\"cpu\"]"), "{text}");

@@ -6,6 +6,7 @@ use crate::fault::Fault;
 use crate::memory::{DmaFault, Span};
 use crate::nvm::{self, Io};
 use crate::queue::{CompletionQueue, Pending, Publish, QueueStats, SubmissionQueue};
+use alloc::vec::Vec;
 use core::cmp::Reverse;
 use core::sync::atomic::{AtomicU64, Ordering};
 use nvme_core::spec::{Cqe, Sqe, Status};
@@ -14,6 +15,9 @@ use nvme_core::spec::{Cqe, Sqe, Status};
 pub(crate) const BATCH: u32 = 512;
 /// Bytes copied in one batch at most, besides those of its last command.
 const MAX_STAGED: usize = 4 << 20;
+/// Copies into a peer's memory that are carried out together at most: an engine's cost for each call is
+/// that of some 100 KiB, and the first of them is not to wait for too many others.
+pub(crate) const MAX_HELD: usize = 16;
 
 /// A submission queue and its completion queue at work.
 pub(crate) struct Batch<'a, 'g> {
@@ -130,6 +134,18 @@ impl<'g> Batch<'_, 'g> {
         if ahead > 1 {
             io.expect(&entry(sq.ring.next(head)));
         }
+        // Completions of reads into a peer's memory wait for their copies, and those after them do too.
+        io.dma.hold();
+        let mut held: Vec<(u32, Sqe, u64)> = Vec::new();
+        let post = |tail: u32, upper: u64| {
+            if WATCHED && let Some(watch) = &cq.watch {
+                watch.posted(tail, &Cqe::from_words(0, upper), true, io.dma);
+            }
+            let out = &cq_words[tail as usize * 2..][..2];
+            out[0].store(0, Ordering::Relaxed);
+            // Release: as in CompletionQueue::post.
+            out[1].store(upper, Ordering::Release);
+        };
         for done in 0..count {
             let sqe = entry(head);
             if WATCHED && let Some(watch) = &sq.watch {
@@ -151,15 +167,28 @@ impl<'g> Batch<'_, 'g> {
                 | sqid
                 | u64::from(sqe.cid().0) << 32
                 | u64::from(status.0 << 1 | u16::from(phase)) << 48;
-            if WATCHED && let Some(watch) = &cq.watch {
-                watch.posted(tail, &Cqe::from_words(0, upper), true, io.dma);
-            }
-            let out = &cq_words[tail as usize * 2..][..2];
-            out[0].store(0, Ordering::Relaxed);
-            // Release: as in CompletionQueue::post.
-            out[1].store(upper, Ordering::Release);
+            let place = tail;
             tail = cq.ring.next(tail);
             phase ^= tail == 0;
+            let copies = io.dma.held();
+            if copies == 0 {
+                post(place, upper);
+                continue;
+            }
+            held.push((place, sqe, upper));
+            if copies < MAX_HELD && done + 1 < count {
+                continue;
+            }
+            let good = io.dma.settle();
+            for (place, sqe, mut upper) in held.drain(..) {
+                if !good && upper >> 49 == 0 {
+                    let status = Status::DATA_TRANSFER_ERROR;
+                    stats.errors += 1;
+                    device.refused(*qid, &sqe, status);
+                    upper |= u64::from(status.0) << 49;
+                }
+                post(place, upper);
+            }
         }
         (sq.head, cq.tail, cq.phase) = (head, tail, phase);
         stats.commands = u64::from(count);

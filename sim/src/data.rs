@@ -133,7 +133,12 @@ impl<'g> Data<'_, 'g> {
 
     /// Reads the data from `offset` of `store` on.
     #[inline]
-    pub fn read(&self, store: &dyn Store, offset: u64, scratch: &mut [u8]) -> Result<(), Status> {
+    pub fn read(
+        &self,
+        store: &'g dyn Store,
+        offset: u64,
+        scratch: &mut [u8],
+    ) -> Result<(), Status> {
         let direction = Direction::ToHost;
         if let Some(image) = store.span() {
             let from = image.slice(offset as usize, self.len as usize);
@@ -142,7 +147,7 @@ impl<'g> Data<'_, 'g> {
                 let from = from
                     .slice(at as usize, piece.len())
                     .ok_or(Status::INTERNAL_ERROR)?;
-                from.copy_to(piece);
+                self.dma.copy(from, piece);
                 Ok(())
             });
         }

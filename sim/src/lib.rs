@@ -63,7 +63,7 @@ pub use fault::{Fault, FaultPlan, FaultRule, Fired, When};
 pub use file_store::File;
 pub use interrupt::Interrupts;
 pub use latency::Profile;
-pub use memory::{Dma, DmaFault, DmaGuard, DmaMemory, Peer, Region, Span};
+pub use memory::{Dma, DmaFault, DmaGuard, DmaMemory, Peer, PeerCopy, Region, Span};
 #[cfg(feature = "std")]
 pub use memory::{HostMemory, MapError};
 pub use nvme_auditor::{Finding, Party, Rule};

@@ -21,7 +21,8 @@ mod span;
 mod staged;
 mod words;
 
-use core::cell::Cell;
+use alloc::vec::Vec;
+use core::cell::{Cell, RefCell};
 use core::sync::atomic::AtomicU64;
 #[cfg(all(feature = "std", target_os = "linux"))]
 pub(crate) use hole::punch_hole;
@@ -71,6 +72,8 @@ pub trait DmaMemory {
 pub struct Dma<'g> {
     guard: &'g dyn DmaGuard,
     last: Cell<Region<'g>>,
+    holds: Cell<bool>,
+    held: RefCell<Vec<(Span<'g>, Span<'g>)>>,
 }
 
 impl<'g> Dma<'g> {
@@ -83,7 +86,37 @@ impl<'g> Dma<'g> {
         Self {
             guard,
             last: Cell::new(none),
+            holds: Cell::new(false),
+            held: RefCell::default(),
         }
+    }
+
+    /// From now on copies into a peer's memory wait for [`settle`](Self::settle).
+    pub(crate) fn hold(&self) {
+        self.holds.set(true);
+    }
+
+    /// Copies from a store, at once unless they are held.
+    #[inline]
+    pub(crate) fn copy(&self, from: Span<'g>, to: Span<'g>) {
+        if to.is_peer() && self.holds.get() {
+            self.held.borrow_mut().push((from, to));
+        } else {
+            from.copy_to(to);
+        }
+    }
+
+    /// Copies that are held.
+    #[inline]
+    pub(crate) fn held(&self) -> usize {
+        self.held.borrow().len()
+    }
+
+    /// Carries out what is held; whether nothing was lost.
+    #[cold]
+    pub(crate) fn settle(&self) -> bool {
+        let held = self.held.take();
+        Span::copy_all(&held)
     }
 
     /// Copies of memory that cannot be mapped, see [`DmaGuard`].
@@ -180,7 +213,7 @@ pub(crate) use guest::{GuestMemory, MAX_MAPPINGS};
 #[cfg(feature = "std")]
 pub use host::{HostMemory, MapError};
 pub(crate) use lock::{Held, Lock};
-pub use span::{Peer, Span};
+pub use span::{Peer, PeerCopy, Span};
 #[cfg(all(feature = "std", target_os = "linux"))]
 pub(crate) use staged::Remote;
 pub(crate) use words::Words;

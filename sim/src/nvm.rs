@@ -14,7 +14,7 @@ use nvme_core::spec::{Nsid, PageSize, Psdt, Sqe, Status};
 /// What the commands of one batch may use.
 #[derive(Clone, Copy)]
 pub(crate) struct Io<'a, 'g> {
-    pub namespaces: &'a [Namespace],
+    pub namespaces: &'g [Namespace],
     pub dma: &'a Dma<'g>,
     pub page: PageSize,
     /// The most bytes that one command may move.
@@ -128,7 +128,7 @@ impl<'a, 'g> Io<'a, 'g> {
     }
 
     #[inline]
-    fn namespace(&self, sqe: &Sqe) -> Result<&'a Namespace, Status> {
+    fn namespace(&self, sqe: &Sqe) -> Result<&'g Namespace, Status> {
         self.admit(sqe)?;
         let index = (sqe.nsid as usize).wrapping_sub(1);
         let namespace = self
@@ -143,7 +143,7 @@ impl<'a, 'g> Io<'a, 'g> {
 
     /// The namespace and blocks of a command.
     #[inline]
-    fn range(&self, sqe: &Sqe) -> Result<(&'a Namespace, Range), Status> {
+    fn range(&self, sqe: &Sqe) -> Result<(&'g Namespace, Range), Status> {
         let namespace = self.namespace(sqe)?;
         let range = range(namespace, nvm::slba(sqe).0, u64::from(nvm::blocks(sqe)))?;
         Ok((namespace, range))

@@ -33,10 +33,10 @@ impl Device {
     }
 
     /// Serves `qid` once. The admin queue comes with the controller's state, an I/O queue without.
-    pub fn serve(
-        &self,
+    pub fn serve<'g>(
+        &'g self,
         qid: u16,
-        dma: &Dma<'_>,
+        dma: &Dma<'g>,
         now_ns: u64,
         control: Option<&mut Control>,
     ) -> Served {

@@ -1,13 +1,14 @@
 //! The simulator's way into GPU memory: the copy engine, before the completion is posted.
 //!
-//! Each of the simulator's threads copies in a stream of its own and waits for it, so several threads
-//! keep the engine busy.
+//! The simulator's threads put their copies into one stream for each direction and wait for their own:
+//! the engine goes from one to the next without a pause between streams. What a thread has at once goes
+//! to the driver as one call, because the engine pauses for about 3 us between two calls' copies.
 // UNSAFETY: copies take raw addresses.
 #![allow(unsafe_code)]
 
 use super::driver::Gpu;
 use super::memory::{DeviceMemory, Registered};
-use super::stream::Stream;
+use super::stream::{Event, Stream};
 use crate::error::Result;
 use crate::queue::lock;
 use std::any::Any;
@@ -17,7 +18,9 @@ use std::sync::{Arc, Mutex, Weak};
 /// Copies between the simulator and one stretch of GPU memory.
 pub struct Copier {
     memory: Arc<DeviceMemory>,
-    idle: Mutex<Vec<Stream>>,
+    into: Mutex<Stream>,
+    out: Mutex<Stream>,
+    idle: Mutex<Vec<Event>>,
     lost: AtomicBool,
     _images: Arc<Vec<Registered>>,
 }
@@ -72,43 +75,56 @@ impl Copier {
     ) -> Result<Self> {
         Ok(Self {
             memory: Arc::clone(memory),
+            into: Mutex::new(Stream::new(memory.gpu())?),
+            out: Mutex::new(Stream::new(memory.gpu())?),
             idle: Mutex::default(),
             lost: AtomicBool::new(false),
             _images: images.registered(memory.gpu(), places, owner)?,
         })
     }
 
-    fn gpu(&self) -> &Arc<Gpu> {
-        self.memory.gpu()
-    }
-
-    /// Runs one copy in a stream that no other thread uses, to its end.
-    fn run(&self, copy: impl FnOnce(&Stream) -> Result<()>) {
-        let idle = lock(&self.idle).pop();
-        let done = idle
-            .map_or_else(|| Stream::new(self.gpu()), Ok)
-            .and_then(|stream| {
-                copy(&stream)?;
-                stream.finish()?;
-                lock(&self.idle).push(stream);
-                Ok(())
-            });
+    /// Queues copies in `stream` and waits for their end.
+    fn run(&self, stream: &Mutex<Stream>, copy: impl FnOnce(&Stream) -> Result<()>) {
+        let queued = || -> Result<Event> {
+            let idle = lock(&self.idle).pop();
+            let event = idle.map_or_else(|| Event::untimed(self.memory.gpu()), Ok)?;
+            let stream = lock(stream);
+            copy(&stream)?;
+            event.record_in(&stream)?;
+            Ok(event)
+        };
+        let done = queued().and_then(|event| {
+            event.wait()?;
+            lock(&self.idle).push(event);
+            Ok(())
+        });
         if done.is_err() {
             self.lost.store(true, Ordering::Release);
         }
     }
 }
 
-#[cfg(feature = "sim")]
 impl nvme_sim::Peer for Copier {
     unsafe fn write(&self, address: u64, from: *const u8, len: usize) {
         // SAFETY: the caller vouches for both ranges; the copy ends before this returns.
-        self.run(|stream| unsafe { stream.copy_in(address, from, len) });
+        self.run(&self.into, |stream| unsafe {
+            stream.copy_in(address, from, len)
+        });
+    }
+
+    unsafe fn write_all(&self, copies: &[nvme_sim::PeerCopy]) {
+        let copies = copies
+            .iter()
+            .map(|copy| (copy.address, copy.from, copy.len));
+        // SAFETY: as in `write`, for each.
+        self.run(&self.into, |stream| unsafe { stream.copy_all_in(copies) });
     }
 
     unsafe fn read(&self, address: u64, into: *mut u8, len: usize) {
         // SAFETY: as in `write`.
-        self.run(|stream| unsafe { stream.copy_out(into, address, len) });
+        self.run(&self.out, |stream| unsafe {
+            stream.copy_out(into, address, len)
+        });
     }
 
     fn is_lost(&self) -> bool {

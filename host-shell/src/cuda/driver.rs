@@ -2,6 +2,7 @@
 // UNSAFETY: calls into the CUDA driver library.
 #![allow(unsafe_code)]
 
+use super::batch_copy::BatchCopy;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUdevice_attribute as Attribute, CUresult};
 use std::ffi::CStr;
@@ -33,6 +34,7 @@ pub struct Gpu {
     context: sys::CUcontext,
     name: String,
     driver: i32,
+    batch_copy: Option<BatchCopy>,
     /// A kernel did not end: nothing that it may use is given back, and the driver would wait for it.
     lost: AtomicBool,
 }
@@ -125,8 +127,14 @@ impl Gpu {
             context,
             name,
             driver,
+            batch_copy: BatchCopy::find(),
             lost: AtomicBool::new(false),
         }))
+    }
+
+    /// Many copies in one call, where the driver has that.
+    pub(super) fn batch_copy(&self) -> Option<BatchCopy> {
+        self.batch_copy
     }
 
     /// Its number.

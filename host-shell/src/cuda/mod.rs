@@ -17,7 +17,9 @@
 //!
 //! Every call into the driver lies in this folder.
 
+mod batch_copy;
 pub mod bench;
+#[cfg(feature = "sim")]
 mod copier;
 mod drive;
 mod driven;
@@ -31,6 +33,7 @@ mod stream;
 mod tier;
 pub mod trace;
 
+#[cfg(feature = "sim")]
 pub use copier::{Copier, Images};
 pub use drive::{Drive, Setup, Work};
 pub use driven::{Driven, Recovered};

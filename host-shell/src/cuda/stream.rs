@@ -110,6 +110,35 @@ impl Stream {
         })
     }
 
+    /// Copies from host to GPU memory, without waiting and in any order among each other: (GPU address,
+    /// host address, bytes) each. One call of the driver where it has one for that.
+    ///
+    /// # Safety
+    /// As [`copy_in`](Self::copy_in), for each.
+    pub unsafe fn copy_all_in(
+        &self,
+        copies: impl ExactSizeIterator<Item = (u64, *const u8, usize)>,
+    ) -> Result<()> {
+        let Some(call) = self.gpu.batch_copy().filter(|_| copies.len() > 1) else {
+            for (to, from, bytes) in copies {
+                // SAFETY: the caller's.
+                unsafe { self.copy_in(to, from, bytes)? };
+            }
+            return Ok(());
+        };
+        self.gpu.bind()?;
+        let (mut to, mut from, mut bytes) = (Vec::new(), Vec::new(), Vec::new());
+        for copy in copies {
+            to.push(copy.0);
+            from.push(copy.1.addr() as u64);
+            bytes.push(copy.2);
+        }
+        // SAFETY: three lists of as many entries; the caller vouches for the ranges in them.
+        check("cuMemcpyBatchAsync", unsafe {
+            call.copy(&mut to, &mut from, &mut bytes, self.raw)
+        })
+    }
+
     /// Copies `bytes` bytes from GPU address `from` to host address `to`, in order, without waiting.
     ///
     /// # Safety
@@ -138,20 +167,53 @@ pub struct Event {
     raw: sys::CUevent,
 }
 
+// SAFETY: event handles may be used from any thread.
+unsafe impl Send for Event {}
+// SAFETY: as above; the driver locks for itself.
+unsafe impl Sync for Event {}
+
 impl Event {
     /// Records the moment when everything now in `stream` has ended.
     pub fn record(stream: &Stream) -> Result<Self> {
-        let gpu = Arc::clone(stream.gpu());
+        let event = Self::new(stream.gpu(), sys::CUevent_flags::CU_EVENT_DEFAULT)?;
+        event.record_in(stream)?;
+        Ok(event)
+    }
+
+    /// An event that tells whether, but not when: cheaper for the GPU.
+    pub fn untimed(gpu: &Arc<Gpu>) -> Result<Self> {
+        Self::new(gpu, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
+    }
+
+    fn new(gpu: &Arc<Gpu>, flags: sys::CUevent_flags) -> Result<Self> {
         gpu.bind()?;
         let mut raw = null_mut();
         // SAFETY: writes one handle.
-        check("cuEventCreate", unsafe { sys::cuEventCreate(&mut raw, 0) })?;
-        let event = Self { gpu, raw };
+        check("cuEventCreate", unsafe {
+            sys::cuEventCreate(&mut raw, flags as u32)
+        })?;
+        Ok(Self {
+            gpu: Arc::clone(gpu),
+            raw,
+        })
+    }
+
+    /// Means from now on the end of everything now in `stream`.
+    pub fn record_in(&self, stream: &Stream) -> Result<()> {
+        self.gpu.bind()?;
         // SAFETY: both handles are ours.
         check("cuEventRecord", unsafe {
-            sys::cuEventRecord(event.raw, stream.raw())
-        })?;
-        Ok(event)
+            sys::cuEventRecord(self.raw, stream.raw())
+        })
+    }
+
+    /// Waits for it: the end of copies and fills, which end by themselves.
+    pub fn wait(&self) -> Result<()> {
+        self.gpu.bind()?;
+        // SAFETY: our own event.
+        check("cuEventSynchronize", unsafe {
+            sys::cuEventSynchronize(self.raw)
+        })
     }
 
     /// Seconds from `earlier` to this, once the stream is done.
@@ -169,7 +231,7 @@ impl Event {
 impl Drop for Event {
     fn drop(&mut self) {
         if self.gpu.bind().is_ok() {
-            // SAFETY: created in `record`.
+            // SAFETY: created in `new`.
             let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
         }
     }

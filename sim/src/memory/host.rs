@@ -351,4 +351,6 @@ impl Drop for HostGuard<'_> {
 }
 
 #[cfg(test)]
+mod held;
+#[cfg(test)]
 mod tests;

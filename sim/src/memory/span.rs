@@ -1,5 +1,6 @@
 //! A stretch of memory that someone else may be writing.
 
+use alloc::vec::Vec;
 use core::marker::PhantomData;
 use core::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 
@@ -14,6 +15,17 @@ pub trait Peer: Send + Sync + core::fmt::Debug {
     /// `from` is readable for `len` bytes; `address` and the bytes from there on were mapped.
     unsafe fn write(&self, address: u64, from: *const u8, len: usize);
 
+    /// Carries out `copies`, in any order; returns when all of them are there.
+    ///
+    /// # Safety
+    /// As for [`write`](Self::write), for each of them.
+    unsafe fn write_all(&self, copies: &[PeerCopy]) {
+        for copy in copies {
+            // SAFETY: the caller's ranges.
+            unsafe { self.write(copy.address, copy.from, copy.len) };
+        }
+    }
+
     /// Copies `len` bytes from `address` to `into`; returns when they are there.
     ///
     /// # Safety
@@ -22,6 +34,17 @@ pub trait Peer: Send + Sync + core::fmt::Debug {
 
     /// Whether a copy has failed: then none is to be trusted any more.
     fn is_lost(&self) -> bool;
+}
+
+/// A copy into the memory of a [`Peer`].
+#[derive(Clone, Copy, Debug)]
+pub struct PeerCopy {
+    /// Where to.
+    pub address: u64,
+    /// Where from.
+    pub from: *const u8,
+    /// Bytes.
+    pub len: usize,
 }
 
 /// A stretch of shared bytes.
@@ -174,6 +197,47 @@ impl<'a> Span<'a> {
             (Some(peer), None) => unsafe { peer.read(self.ptr.addr() as u64, to.ptr, len) },
             (Some(_), Some(_)) => self.staged_copy(to, len),
         }
+    }
+
+    /// Whether only its owner copies.
+    #[inline]
+    pub(super) fn is_peer(&self) -> bool {
+        self.peer.is_some()
+    }
+
+    /// Copies each pair, of which the second is a peer's; those of one peer that follow each other go to
+    /// it together, and what lies side by side as one. Whether none was lost.
+    pub(super) fn copy_all(pairs: &[(Self, Self)]) -> bool {
+        let mut copies: Vec<PeerCopy> = Vec::with_capacity(pairs.len());
+        let mut good = true;
+        let mut pairs = pairs.iter().peekable();
+        while let Some((from, to)) = pairs.next() {
+            let copy = PeerCopy {
+                address: to.ptr.addr() as u64,
+                from: from.ptr,
+                len: from.len.min(to.len),
+            };
+            match copies.last_mut() {
+                Some(last)
+                    if last.address + last.len as u64 == copy.address
+                        && last.from.wrapping_add(last.len) == copy.from =>
+                {
+                    last.len += copy.len;
+                }
+                _ => copies.push(copy),
+            }
+            let Some(peer) = to.peer else { continue };
+            let same = |(_, next): &&(Self, Self)| {
+                next.peer.is_some_and(|next| core::ptr::addr_eq(next, peer))
+            };
+            if pairs.peek().is_none_or(|next| !same(next)) {
+                // SAFETY: each pair of spans holds that many bytes; the second are the peer's.
+                unsafe { peer.write_all(&copies) };
+                good &= !peer.is_lost();
+                copies.clear();
+            }
+        }
+        good
     }
 
     /// Copies between two peers, a page at a time.

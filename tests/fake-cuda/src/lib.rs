@@ -4,7 +4,7 @@
 //! group of one. The environment variable `FAKE_CUDA` makes it misbehave: `old`, `nogpu`, `small` (a
 //! GPU of compute capability 7.5), `oom`, `badptx`, `bar` (registers no doorbells), `idle` (kernels do
 //! nothing), `hang` (kernels never end), `torn` (of litmus tests of two words the second is written, not
-//! the first).
+//! the first), `nobatch` (knows no copies in batches).
 // UNSAFETY: a C interface of raw pointers, whose callers keep the driver's rules.
 #![allow(unsafe_code, non_snake_case)]
 #![allow(
@@ -313,5 +313,50 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     }
     // SAFETY: inside an allocation; the caller vouches for the other side.
     unsafe { std::ptr::copy(from as usize as *const u8, to, bytes) };
+    SUCCESS
+}
+
+/// Knows one function, and not in an old driver.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGetProcAddress_v2(
+    name: *const c_char,
+    function: *mut *mut c_void,
+    _version: c_int,
+    _flags: u64,
+    _why: *mut c_uint,
+) -> Status {
+    // SAFETY: the caller gives a terminated name.
+    let name = unsafe { CStr::from_ptr(name) };
+    let known = name == c"cuMemcpyBatchAsync" && !fault("nobatch");
+    let address: *mut c_void = match known {
+        true => cuMemcpyBatchAsync as *mut c_void,
+        false => std::ptr::null_mut(),
+    };
+    // SAFETY: the caller gives a place for one address.
+    unsafe { *function = address };
+    if known { SUCCESS } else { INVALID_VALUE }
+}
+
+unsafe extern "C" fn cuMemcpyBatchAsync(
+    to: *const u64,
+    from: *const u64,
+    bytes: *const usize,
+    count: usize,
+    _attributes: *const c_void,
+    _first_with: *const usize,
+    _attributes_count: usize,
+    _failed: *mut usize,
+    stream: *mut c_void,
+) -> Status {
+    for index in 0..count {
+        // SAFETY: the caller gives `count` entries in each list, and vouches for the ranges.
+        let status = unsafe {
+            let from = std::ptr::with_exposed_provenance(*from.add(index) as usize);
+            cuMemcpyHtoDAsync_v2(*to.add(index), from, *bytes.add(index), stream)
+        };
+        if status != SUCCESS {
+            return status;
+        }
+    }
     SUCCESS
 }

@@ -1,0 +1,99 @@
+//! Many copies in one call: cuMemcpyBatchAsync, which drivers for CUDA 12.8 and later have.
+//!
+//! It is looked up by name, because the bindings are those of the oldest driver that will do.
+// UNSAFETY: a function of the driver library by its address.
+#![allow(unsafe_code)]
+
+use cudarc::driver::sys::{self, CUresult, CUstream};
+use std::ptr::null_mut;
+
+/// The CUDA version whose interface this is; later ones look it up under the same name and this number.
+const VERSION: i32 = 12_080;
+/// CU_MEMCPY_SRC_ACCESS_ORDER_STREAM: sources are read when the stream gets there.
+const IN_STREAM_ORDER: i32 = 1;
+
+/// CUmemcpyAttributes: where both sides lie is left for the driver to find out.
+#[repr(C)]
+struct Attributes {
+    order: i32,
+    from: [i32; 2],
+    to: [i32; 2],
+    flags: u32,
+}
+
+type Call = unsafe extern "C" fn(
+    to: *mut u64,
+    from: *mut u64,
+    bytes: *mut usize,
+    count: usize,
+    attributes: *mut Attributes,
+    first_with: *mut usize,
+    attributes_count: usize,
+    failed: *mut usize,
+    stream: CUstream,
+) -> CUresult;
+
+/// The driver's function.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct BatchCopy(Call);
+
+impl BatchCopy {
+    /// Looks it up in the driver library, which is loaded.
+    pub fn find() -> Option<Self> {
+        let mut found = null_mut();
+        let mut why = sys::CUdriverProcAddressQueryResult::CU_GET_PROC_ADDRESS_SUCCESS;
+        // SAFETY: a terminated name; writes one address and one code.
+        let answer = unsafe {
+            sys::cuGetProcAddress_v2(
+                c"cuMemcpyBatchAsync".as_ptr(),
+                &mut found,
+                VERSION,
+                0,
+                &mut why,
+            )
+        };
+        if answer != CUresult::CUDA_SUCCESS || found.is_null() {
+            return None;
+        }
+        // SAFETY: the function of that name as CUDA 12.8 defines it.
+        Some(Self(unsafe {
+            std::mem::transmute::<*mut std::ffi::c_void, Call>(found)
+        }))
+    }
+
+    /// Puts one copy for each entry of the lists into `stream`: GPU address, host address, bytes.
+    ///
+    /// # Safety
+    /// The lists have as many entries each; both ranges of each entry stay valid until the stream has
+    /// come past; a context is current and `stream` is one of it.
+    pub unsafe fn copy(
+        &self,
+        to: &mut [u64],
+        from: &mut [u64],
+        bytes: &mut [usize],
+        stream: CUstream,
+    ) -> CUresult {
+        let mut attributes = Attributes {
+            order: IN_STREAM_ORDER,
+            from: [0; 2],
+            to: [0; 2],
+            flags: 0,
+        };
+        let (mut first, mut failed) = (0, 0);
+        // SAFETY: the lists hold `count` entries each and the attributes apply from the first one on; the
+        // caller vouches for the rest.
+        unsafe {
+            (self.0)(
+                to.as_mut_ptr(),
+                from.as_mut_ptr(),
+                bytes.as_mut_ptr(),
+                bytes.len(),
+                &mut attributes,
+                &mut first,
+                1,
+                &mut failed,
+                stream,
+            )
+        }
+    }
+}
