@@ -71,6 +71,22 @@ impl Memory {
         }
     }
 
+    /// As it was when it was new.
+    pub fn reset(&mut self) {
+        let used = *self.next.get_mut();
+        for page in &mut self.pages[..used] {
+            page.0.iter_mut().for_each(|word| *word.get_mut() = 0);
+        }
+        self.unmapped
+            .iter_mut()
+            .for_each(|flag| *flag.get_mut() = false);
+        self.refused
+            .get_mut()
+            .expect("no panic under this lock")
+            .clear();
+        *self.next.get_mut() = 0;
+    }
+
     fn start_of(&self, area: Area) -> *mut u8 {
         let first = ((area.iova.0 - BASE) / PAGE) as usize;
         assert!(first + (area.bytes / PAGE) as usize <= self.pages.len());

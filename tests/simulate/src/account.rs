@@ -1,0 +1,474 @@
+//! The account of every command: it ends exactly once, as it must, in time, with the right data.
+
+use crate::buffers::Pool;
+use crate::fault::Kind;
+use crate::model::{self, BLOCK_WORDS, Effect, Model};
+use crate::plan::{Order, Verb};
+use crate::queue::End;
+use nvme_core::Outcome;
+use nvme_core::spec::{Cid, Status};
+use nvme_sim::{Fault, Fired};
+use std::collections::VecDeque;
+
+/// What an oracle found wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Failure {
+    /// Which oracle.
+    pub oracle: &'static str,
+    /// What it saw.
+    pub text: String,
+}
+
+impl Failure {
+    /// Whether `other` is the same trouble, with other numbers.
+    pub fn is_like(&self, other: &Self) -> bool {
+        let words = |text: &str| text.replace(|c: char| c.is_ascii_digit(), "");
+        self.oracle == other.oracle && words(&self.text) == words(&other.text)
+    }
+
+    /// A failure of `oracle`.
+    pub fn new(oracle: &'static str, text: impl Into<String>) -> Self {
+        let text = text.into();
+        Self { oracle, text }
+    }
+}
+
+/// A command that was placed.
+#[derive(Clone, Debug)]
+pub struct Record {
+    /// As drawn, with the blocks that it got.
+    pub order: Order,
+    /// I/O queue, 0 or 1.
+    pub queue: usize,
+    /// Its identifier.
+    pub cid: Cid,
+    /// Its buffer, and where its data lie in it, in words.
+    pub buffer: Option<(usize, usize, usize)>,
+    /// Its deadline.
+    pub deadline_ns: u64,
+    /// For Compare: whether it is to find the same, where that is certain.
+    pub same: Option<bool>,
+    /// What it has met.
+    pub fault: Option<Fault>,
+    /// Its deadline was reported as passed.
+    pub expired: bool,
+    /// An Abort was sent for it, or its queue was being deleted.
+    pub abortable: bool,
+    /// Power cuts before it was placed.
+    pub cuts: u32,
+    /// The model's clock when it was placed.
+    pub stamp: u64,
+    /// It has ended.
+    pub ended: bool,
+}
+
+/// A command that has completed and whose data may still move: its memory and blocks stay with it.
+struct Haunted {
+    queue: usize,
+    cid: Cid,
+    id: u32,
+}
+
+/// All accounts.
+pub struct Accounts<'a> {
+    records: Vec<Record>,
+    /// Commands that are not expired yet, by queue, by deadline.
+    awaited: [VecDeque<u32>; 2],
+    haunted: Vec<Haunted>,
+    /// The buffers.
+    pub pool: Pool<'a>,
+    /// The blocks.
+    pub model: Model,
+    /// Power cuts so far.
+    pub cuts: u32,
+    /// Commands in flight.
+    pub open: u32,
+}
+
+fn writes(verb: Verb) -> bool {
+    matches!(verb, Verb::Write | Verb::WriteThrough | Verb::Zero)
+}
+
+/// Whether the command takes blocks for itself.
+fn locks(verb: Verb) -> bool {
+    !matches!(verb, Verb::Flush | Verb::OutOfRange)
+}
+
+impl<'a> Accounts<'a> {
+    /// No commands yet.
+    pub fn new(pool: Pool<'a>, model: Model) -> Self {
+        Self {
+            records: Vec::with_capacity(256),
+            awaited: Default::default(),
+            haunted: Vec::new(),
+            pool,
+            model,
+            cuts: 0,
+            open: 0,
+        }
+    }
+
+    /// The number that the next command gets: from 1 on.
+    pub fn next_id(&self) -> u32 {
+        self.records.len() as u32 + 1
+    }
+
+    /// The record of a command.
+    pub fn record(&mut self, id: u32) -> Option<&mut Record> {
+        self.records.get_mut((id as usize).wrapping_sub(1))
+    }
+
+    /// A command was placed; its number is [`next_id`](Self::next_id).
+    pub fn placed(&mut self, record: Record) {
+        self.awaited[record.queue].push_back(self.next_id());
+        self.records.push(record);
+        self.open += 1;
+    }
+
+    /// A command was prepared and not placed: its blocks and its buffer are free again.
+    pub fn forget(&mut self, order: &Order, buffer: Option<(usize, usize, usize)>) {
+        if locks(order.verb) {
+            self.model
+                .unlock(order.lba, order.blocks, writes(order.verb));
+        }
+        if let Some((buffer, start, len)) = buffer {
+            self.pool.give(buffer, start, len);
+        }
+    }
+
+    /// Takes the buffer of a command in flight away from it, as no driver may.
+    pub(crate) fn take_back(&mut self, id: u32) {
+        let record = &mut self.records[id as usize - 1];
+        if let Some((buffer, start, len)) = record.buffer.take() {
+            self.pool.give(buffer, start, len);
+        }
+    }
+
+    /// Whether late data or echoes may still come.
+    pub fn any_haunted(&self) -> bool {
+        !self.haunted.is_empty()
+    }
+
+    /// The number of the command in flight that has this identifier.
+    pub fn in_flight(&self, queue: usize, cid: Cid) -> Option<u32> {
+        let find = |record: &Record| !record.ended && record.queue == queue && record.cid == cid;
+        self.records.iter().rposition(find).map(|at| at as u32 + 1)
+    }
+
+    /// Whether a late echo of this identifier may still come.
+    pub fn is_haunted(&self, queue: usize, cid: Cid) -> bool {
+        let same = |one: &Haunted| one.queue == queue && one.cid == cid;
+        self.haunted.iter().any(same)
+    }
+
+    /// The controller says that a command of an I/O queue has met a fault.
+    pub fn fired(&mut self, fired: Fired) {
+        let (queue, cid) = (usize::from(fired.qid) - 1, Cid(fired.cid));
+        match fired.what {
+            Fault::Echo(0) | Fault::LateData(0) => {
+                let at = self
+                    .haunted
+                    .iter()
+                    .position(|one| one.queue == queue && one.cid == cid);
+                if let Some(at) = at {
+                    let haunted = self.haunted.swap_remove(at);
+                    self.leave(haunted.id);
+                }
+            }
+            what => {
+                if let Some(id) = self.in_flight(queue, cid) {
+                    self.records[id as usize - 1].fault = Some(what);
+                }
+            }
+        }
+    }
+
+    /// The controller has forgotten every command of `queue`: nothing comes late any more.
+    pub fn laid_to_rest(&mut self, queue: usize) {
+        let (gone, rest) = std::mem::take(&mut self.haunted)
+            .into_iter()
+            .partition(|one| one.queue == queue);
+        self.haunted = rest;
+        let gone: Vec<Haunted> = gone;
+        gone.iter().for_each(|one| self.leave(one.id));
+    }
+
+    /// Gives the memory and the blocks of a command back.
+    fn leave(&mut self, id: u32) {
+        let record = &self.records[id as usize - 1];
+        let (order, buffer, ended) = (record.order, record.buffer, record.ended);
+        if !ended {
+            return;
+        }
+        if locks(order.verb) {
+            self.model
+                .unlock(order.lba, order.blocks, writes(order.verb));
+        }
+        if let Some((buffer, start, len)) = buffer {
+            self.pool.give(buffer, start, len);
+        }
+    }
+
+    /// A command's deadline was reported as passed, at `now_ns`; the driver's clock is `grain_ns` coarse.
+    pub fn expired(&mut self, id: u32, now_ns: u64, grain_ns: u64) -> Result<(), Failure> {
+        let Some(record) = self.record(id).filter(|record| !record.ended) else {
+            return Err(Failure::new(
+                "account",
+                format!("command {id} expired and is not in flight"),
+            ));
+        };
+        if record.expired {
+            return Err(Failure::new(
+                "account",
+                format!("command {id} expired twice"),
+            ));
+        }
+        if now_ns + grain_ns < record.deadline_ns {
+            return Err(Failure::new(
+                "deadline",
+                format!("command {id} expired too early"),
+            ));
+        }
+        record.expired = true;
+        Ok(())
+    }
+
+    /// After the driver of `queue` was asked: every command past its deadline was named.
+    pub fn check_deadlines(
+        &mut self,
+        queue: usize,
+        now_ns: u64,
+        grain_ns: u64,
+    ) -> Result<(), Failure> {
+        while let Some(id) = self.awaited[queue].front() {
+            let record = &self.records[*id as usize - 1];
+            if record.ended || record.expired {
+                self.awaited[queue].pop_front();
+            } else if record.deadline_ns + grain_ns <= now_ns {
+                let text =
+                    format!("command {id} is past its deadline and the driver does not say so");
+                return Err(Failure::new("deadline", text));
+            } else {
+                return Ok(());
+            }
+        }
+        Ok(())
+    }
+
+    /// The earliest deadline of `queue` that was not reported yet.
+    pub fn next_deadline(&self, queue: usize) -> Option<u64> {
+        let alive = |id: &&u32| {
+            let record = &self.records[**id as usize - 1];
+            !record.ended && !record.expired
+        };
+        let first = self.awaited[queue].iter().find(alive)?;
+        Some(self.records[*first as usize - 1].deadline_ns)
+    }
+
+    /// The first command of `queue` that is past its deadline and in flight.
+    pub fn overdue(&self, queue: usize) -> Option<u32> {
+        let find = |record: &Record| !record.ended && record.expired && record.queue == queue;
+        self.records.iter().position(find).map(|at| at as u32 + 1)
+    }
+
+    /// Whether any command is.
+    pub fn any_overdue(&self) -> bool {
+        self.records
+            .iter()
+            .any(|record| !record.ended && record.expired)
+    }
+
+    /// Every command of `queue` that is in flight may end as aborted.
+    pub fn abortable(&mut self, queue: usize) {
+        let mine = |record: &&mut Record| !record.ended && record.queue == queue;
+        self.records
+            .iter_mut()
+            .filter(mine)
+            .for_each(|record| record.abortable = true);
+    }
+
+    /// A command has ended: `proven` when it was taken from the driver on proof that the controller has
+    /// let go of it.
+    pub fn ended(&mut self, queue: usize, end: End, proven: bool) -> Result<(), Failure> {
+        let wrong = |text: String| Err(Failure::new("account", text));
+        let cuts = self.cuts;
+        let id = end.id;
+        let Some(record) = self.record(id) else {
+            return wrong(format!("command {id} ended and never began"));
+        };
+        if record.ended {
+            return wrong(format!("command {id} ended twice"));
+        }
+        if record.queue != queue {
+            return wrong(format!("command {id} ended on the other queue"));
+        }
+        if end.late.is_some_and(|late| late != record.expired) {
+            return wrong(format!("command {id}: late is {:?}", end.late));
+        }
+        record.ended = true;
+        let record = record.clone();
+        self.open -= 1;
+        match end.outcome {
+            Outcome::Aborted(_) if !proven => {
+                return wrong(format!("command {id} ended as aborted without a proof"));
+            }
+            Outcome::Aborted(_) => {}
+            Outcome::Done(status) => check_status(id, &record, status, record.cuts != cuts)?,
+        }
+        if let Some((buffer, start, len)) = record.buffer
+            && !self.pool.is_whole_beside(buffer, start, len)
+        {
+            return Err(Failure::new(
+                "canary",
+                format!("data beside the buffer of command {id}"),
+            ));
+        }
+        self.take_effect(id, &record, end.outcome)?;
+        let later = matches!(record.fault, Some(Fault::Echo(_) | Fault::LateData(_)));
+        // An aborted command has no second part.
+        if later && matches!(end.outcome, Outcome::Done(status) if !is_aborted(status)) {
+            if let Some((buffer, ..)) = record.buffer {
+                self.pool.unmap(buffer);
+            }
+            self.haunted.push(Haunted {
+                queue,
+                cid: record.cid,
+                id,
+            });
+        } else {
+            self.leave(id);
+        }
+        Ok(())
+    }
+
+    /// What the command has done to the blocks, or found there.
+    fn take_effect(&mut self, id: u32, record: &Record, outcome: Outcome) -> Result<(), Failure> {
+        let Order {
+            verb, lba, blocks, ..
+        } = record.order;
+        let same_power = record.cuts == self.cuts;
+        let honest = !matches!(record.fault, Some(Fault::LateData(_)));
+        let success = matches!(outcome, Outcome::Done(status) if status.is_success());
+        let refused = match (outcome, record.fault) {
+            // A status that was made up: the command was not executed.
+            (Outcome::Done(status), Some(Fault::Status(given))) => status == given,
+            _ => false,
+        };
+        let durable = verb == Verb::WriteThrough;
+        let effect = if success && honest && (same_power || durable) {
+            Effect::Done { durable }
+        } else {
+            Effect::Unknown
+        };
+        match verb {
+            Verb::Write | Verb::WriteThrough if !refused => {
+                self.model.wrote(lba, blocks, id, effect)
+            }
+            Verb::Zero if !refused => self.model.wrote(lba, blocks, 0, effect),
+            Verb::Flush if success && honest && same_power => self.model.flushed(record.stamp),
+            Verb::Read if success && honest && same_power => return self.check_data(id, record),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn check_data(&mut self, id: u32, record: &Record) -> Result<(), Failure> {
+        let Some((buffer, start, _)) = record.buffer else {
+            return Ok(());
+        };
+        for block in 0..record.order.blocks {
+            let lba = record.order.lba + block;
+            let at = start + block as usize * BLOCK_WORDS;
+            let words = self.pool.words(buffer).slice(at, BLOCK_WORDS);
+            let found = words.and_then(|words| model::version_of(words, lba));
+            let possible = found.is_some_and(|version| self.model.found(lba, version));
+            if !possible {
+                let may = self.model.possible(lba);
+                let text = match found {
+                    Some(version) => format!(
+                        "command {id} read version {version} of block {lba}, which may be {may:?}"
+                    ),
+                    None => format!(
+                        "command {id} read no version of block {lba} at all, which may be {may:?}"
+                    ),
+                };
+                return Err(Failure::new("data", text));
+            }
+        }
+        Ok(())
+    }
+
+    /// The controller was refused an address: only late data of a command that has ended may be.
+    pub fn refused(&self, iova: u64) -> Result<(), Failure> {
+        let of = |haunted: &Haunted| {
+            let buffer = self.records[haunted.id as usize - 1].buffer;
+            buffer.is_some_and(|(buffer, ..)| self.pool.holds(buffer, iova))
+        };
+        if self.haunted.iter().any(of) {
+            return Ok(());
+        }
+        let text = format!("the controller reached for {iova:#x}, which is not lent to it");
+        Err(Failure::new("memory", text))
+    }
+
+    /// At the very end: everything has ended, and nobody has written where nothing was lent.
+    pub fn check_closed(&self) -> Result<(), Failure> {
+        if let Some(id) = self.records.iter().position(|record| !record.ended) {
+            return Err(Failure::new(
+                "account",
+                format!("command {} never ended", id + 1),
+            ));
+        }
+        match self.pool.spoilt() {
+            Some(buffer) => Err(Failure::new(
+                "canary",
+                format!("free buffer {buffer} was written to"),
+            )),
+            None => Ok(()),
+        }
+    }
+}
+
+fn is_aborted(status: Status) -> bool {
+    status.is(Status::ABORT_REQUESTED) || status.is(Status::ABORTED_SQ_DELETION)
+}
+
+/// Whether a command may end with this status. `cut`: power was lost meanwhile.
+fn check_status(id: u32, record: &Record, status: Status, cut: bool) -> Result<(), Failure> {
+    let wrong = |why: &str| {
+        let text = format!(
+            "command {id} ({:?}) ended with {status:?}: {why}",
+            record.order.verb
+        );
+        Err(Failure::new("account", text))
+    };
+    // Unless it was dropped, the controller still had it, and this is its end in place of any other.
+    if is_aborted(status) && record.abortable && record.fault != Some(Fault::Drop) {
+        return Ok(());
+    }
+    match record.fault {
+        Some(Fault::Drop | Fault::WrongCid(_) | Fault::FlippedCid(_) | Fault::WrongPhase) => {
+            return wrong(&format!(
+                "its completion was never to come: {:?}",
+                record.fault.and_then(Kind::of)
+            ));
+        }
+        Some(Fault::Status(given)) if status == given => return Ok(()),
+        Some(Fault::LateData(_)) if status.is_success() => return Ok(()),
+        _ => {}
+    }
+    let fits = match record.order.verb {
+        Verb::OutOfRange => status.is(Status::LBA_OUT_OF_RANGE),
+        Verb::Compare | Verb::CompareOther => {
+            let same = status.is_success();
+            let known = record.same.filter(|_| !cut);
+            (same || status.is(Status::COMPARE_FAILURE)) && known.is_none_or(|known| known == same)
+        }
+        _ => status.is_success(),
+    };
+    if fits {
+        Ok(())
+    } else {
+        wrong("nothing is wrong with it")
+    }
+}

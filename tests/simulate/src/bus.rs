@@ -1,0 +1,92 @@
+//! Between the driver's doorbells and the controller's: stores arrive when the schedule says, or never.
+
+use nvme_core::mem::Doorbell;
+use nvme_core::sync::{AtomicU32, Order, Scope};
+use nvme_sim::Doorbells;
+use std::cell::RefCell;
+use std::sync::atomic::Ordering;
+
+/// No store since the last delivery: no driver writes this.
+const QUIET: u32 = u32::MAX;
+
+/// The doorbells of the admin queue and two I/O queues, as the driver sees them.
+#[derive(Debug)]
+pub struct Bells {
+    /// By queue: tail, head.
+    words: [[AtomicU32; 2]; 3],
+    /// Which of them loses its next store.
+    lossy: RefCell<[[bool; 2]; 3]>,
+}
+
+/// Which doorbell of a queue.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    /// Submission queue tail.
+    Tail,
+    /// Completion queue head.
+    Head,
+}
+
+impl Default for Bells {
+    /// Doorbells that nobody has rung.
+    fn default() -> Self {
+        Self {
+            words: [(); 3].map(|()| [(); 2].map(|()| AtomicU32::new(QUIET))),
+            lossy: RefCell::default(),
+        }
+    }
+}
+
+impl Bells {
+    /// The driver's doorbell.
+    pub fn bell(&self, qid: u16, side: Side) -> Doorbell<'_> {
+        Doorbell::new(&self.words[usize::from(qid)][side as usize])
+    }
+
+    /// The next store to this doorbell does not arrive.
+    pub fn lose(&self, qid: u16, side: Side) {
+        self.lossy.borrow_mut()[usize::from(qid)][side as usize] = true;
+    }
+
+    /// Forgets what has not arrived, and what was to be lost.
+    pub fn clear(&self) {
+        for word in self.words.iter().flatten() {
+            word.store(QUIET, Order::Relaxed, Scope::Sys);
+        }
+    }
+
+    /// Whether something is on its way.
+    pub fn is_rung(&self) -> bool {
+        let rung = |word: &AtomicU32| word.load(Order::Relaxed, Scope::Sys) != QUIET;
+        self.words.iter().flatten().any(rung)
+    }
+
+    /// Nothing will be lost any more.
+    pub fn mend(&self) {
+        *self.lossy.borrow_mut() = Default::default();
+    }
+
+    /// Stores arrive. `lost` is told of those that do not.
+    pub fn deliver(&self, to: &Doorbells, mut lost: impl FnMut(u16, Side)) {
+        for (qid, words) in (0..).zip(&self.words) {
+            for side in [Side::Head, Side::Tail] {
+                let word = &words[side as usize];
+                let value = word.load(Order::Acquire, Scope::Sys);
+                if value == QUIET {
+                    continue;
+                }
+                word.store(QUIET, Order::Relaxed, Scope::Sys);
+                let lossy = &mut self.lossy.borrow_mut()[usize::from(qid)][side as usize];
+                if std::mem::take(lossy) {
+                    lost(qid, side);
+                    continue;
+                }
+                let register = match side {
+                    Side::Tail => to.sq_tail(qid),
+                    Side::Head => to.cq_head(qid),
+                };
+                register.store(value, Ordering::Release); // Release: pairs with the controller's load.
+            }
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! Deterministic simulation: the core's drivers and a controller in virtual time, under a schedule that
+//! is drawn from a seed and goes wrong on purpose.
+//!
+//! A seed becomes a [`Plan`](plan::Plan): two queues with any of the three drivers, operations, and
+//! traps, which are faults that wait for the driver to be in some state. [`run`](run::run) plays it
+//! against the oracles of [`account`], [`model`] and [`buffers`]. The same plan gives the same trace.
+
+pub mod account;
+pub mod buffers;
+pub mod bus;
+mod commands;
+pub mod fault;
+// Of nvme-tests, without the host's side that it depends on: this builds in seconds.
+mod host;
+pub mod many;
+#[path = "../../src/memory.rs"]
+pub mod memory;
+pub mod model;
+pub mod plan;
+pub mod queue;
+pub mod run;
+pub mod sabotage;
+#[path = "../../src/seed.rs"]
+pub mod seed;
+pub mod setup;
+pub mod shrink;
+pub mod trace;
+mod world;

@@ -1,0 +1,235 @@
+//! The schedule of a seed: what happens in which order, all of it drawn before anything runs.
+//!
+//! A plan can be cut down: every operation and every trap stands for itself, so that the shrinker may
+//! leave any of them out.
+
+use crate::fault::{Kind, State, impossible};
+use crate::seed::Rng;
+use crate::setup::{BLOCKS, MAX_BLOCKS, Setup, pick};
+
+/// What a command does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verb {
+    /// Read, checked against the model.
+    Read,
+    /// Write of new data.
+    Write,
+    /// The same with force unit access.
+    WriteThrough,
+    /// Compare with what the model says is there.
+    Compare,
+    /// Compare with something else.
+    CompareOther,
+    /// Write Zeroes.
+    Zero,
+    /// Flush.
+    Flush,
+    /// Read past the end.
+    OutOfRange,
+}
+
+/// A command to be submitted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Order {
+    /// What it does.
+    pub verb: Verb,
+    /// Where to look for blocks that no other command uses.
+    pub lba: u32,
+    /// How many.
+    pub blocks: u32,
+    /// Where its data begin in their first page, a multiple of 8.
+    pub offset: u32,
+    /// Its data are told as a table of pages.
+    pub table: bool,
+}
+
+impl Order {
+    /// Draws one.
+    pub fn draw(rng: &mut Rng) -> Self {
+        let verb = match rng.below(64) {
+            0..28 => Verb::Read,
+            28..48 => Verb::Write,
+            48..52 => Verb::WriteThrough,
+            52..55 => Verb::Compare,
+            55 => Verb::CompareOther,
+            56..58 => Verb::Zero,
+            58..63 => Verb::Flush,
+            _ => Verb::OutOfRange,
+        };
+        let blocks = match rng.below(16) {
+            0 => 1 + rng.below(u64::from(MAX_BLOCKS)),
+            1..4 => 1 + rng.below(8),
+            _ => 1 + rng.below(2),
+        };
+        let offset = match rng.below(4) {
+            0 => rng.below(512) * 8,
+            1 => 4088,
+            _ => 0,
+        };
+        Self {
+            verb,
+            lba: rng.below(u64::from(BLOCKS)) as u32,
+            blocks: blocks as u32,
+            offset: offset as u32,
+            table: rng.below(8) == 0,
+        }
+    }
+}
+
+/// One thing that happens.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Op {
+    /// A command is placed in queue 0 or 1.
+    Submit(u8, Order),
+    /// Commands like this one, until the queue takes no more; then it is rung.
+    Fill(u8, Order),
+    /// What was placed is published.
+    Ring(u8),
+    /// Doorbells arrive, and the controller works.
+    Step,
+    /// Completions are taken.
+    Poll(u8),
+    /// Time passes.
+    Advance(u32),
+    /// Both sides work until nothing is in flight, or a deadline has passed.
+    Wait,
+    /// The host looks at CSTS.
+    Look,
+    /// The kernel that uses the queue ends and another one begins.
+    Relaunch(u8),
+    /// The host lets commands end (or not, when in a hurry), deletes the queues, and shuts the
+    /// controller down (or resets it); then it brings it up again.
+    Leave {
+        /// Delete the queues with commands in flight.
+        hurry: bool,
+        /// Shut down: normally, or abruptly; else a reset.
+        stop: Option<bool>,
+    },
+}
+
+/// A fault that waits for the driver to be in a state.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Trap {
+    /// The state.
+    pub state: State,
+    /// How many turns in that state pass before.
+    pub after: u32,
+    /// What happens.
+    pub kind: Kind,
+    /// The queue that it happens to: 0 is the admin queue, 1 and 2 are for I/O.
+    pub qid: u16,
+    /// Any number: what the fault makes of it is its own business.
+    pub value: u64,
+}
+
+/// The whole schedule.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// Where it comes from.
+    pub seed: u64,
+    /// How the two sides are made.
+    pub setup: Setup,
+    /// What happens, in order.
+    pub ops: Vec<Op>,
+    /// What goes wrong.
+    pub traps: Vec<Trap>,
+    /// Commands to submit at least, after `ops` if need be.
+    pub commands: u32,
+    /// Whether power fails once more at the end, before the blocks are read for the last time.
+    pub cut_at_end: bool,
+}
+
+/// Operations of a plan.
+const OPS: usize = 460;
+/// Commands of a seed.
+pub const COMMANDS: u32 = 200;
+
+impl Plan {
+    /// The plan of a seed.
+    pub fn draw(seed: u64) -> Self {
+        let mut rng = Rng::new(seed);
+        let mut setup = Setup::draw(&mut rng);
+        let mut ops: Vec<Op> = (0..OPS).map(|_| draw_op(&mut rng)).collect();
+        let mut traps = Vec::new();
+        for _ in 0..1 + rng.below(3) {
+            let state = pick(&mut rng, &State::ALL);
+            draw_trap(&mut rng, state, &mut traps);
+            match state {
+                State::TimedOut | State::Aborting => {
+                    setup.aborts = true;
+                    let kind = pick(&mut rng, &[Kind::Drop, Kind::Late, Kind::Stubborn]);
+                    traps.push(trap(&mut rng, State::InFlight, kind));
+                }
+                State::Recovering => {
+                    let state = pick(&mut rng, &[State::Idle, State::InFlight, State::Full]);
+                    traps.push(trap(&mut rng, state, Kind::Reset));
+                }
+                State::Draining | State::ShutDown => {
+                    let at = rng.below(ops.len() as u64) as usize;
+                    ops[at] = leave(&mut rng);
+                }
+                _ => {}
+            }
+        }
+        if rng.below(4) == 0 {
+            let at = rng.below(ops.len() as u64) as usize;
+            ops[at] = leave(&mut rng);
+        }
+        Self {
+            seed,
+            setup,
+            ops,
+            traps,
+            commands: COMMANDS,
+            cut_at_end: rng.below(4) == 0,
+        }
+    }
+}
+
+fn draw_op(rng: &mut Rng) -> Op {
+    let queue = rng.below(2) as u8;
+    match rng.below(128) {
+        0..56 => Op::Submit(queue, Order::draw(rng)),
+        56..72 => Op::Ring(queue),
+        72..90 => Op::Step,
+        90..110 => Op::Poll(queue),
+        110..119 => Op::Advance(rng.below(60_000) as u32),
+        119..122 => Op::Fill(queue, Order::draw(rng)),
+        122..125 => Op::Wait,
+        125 => Op::Advance(rng.below(2_000_000) as u32),
+        126 => Op::Look,
+        _ => Op::Relaunch(queue),
+    }
+}
+
+fn leave(rng: &mut Rng) -> Op {
+    Op::Leave {
+        hurry: rng.below(3) == 0,
+        stop: pick(rng, &[Some(false), Some(false), Some(true), None]),
+    }
+}
+
+fn draw_trap(rng: &mut Rng, state: State, traps: &mut Vec<Trap>) {
+    let possible: Vec<Kind> = Kind::ALL
+        .into_iter()
+        .filter(|kind| impossible(*kind, state).is_none())
+        .collect();
+    let kind = pick(rng, &possible);
+    traps.push(trap(rng, state, kind));
+}
+
+fn trap(rng: &mut Rng, state: State, kind: Kind) -> Trap {
+    let queue = 1 + rng.below(2) as u16;
+    let qid = match state {
+        State::BringUp | State::Recovering | State::ShutDown => 0,
+        State::Aborting | State::Draining if rng.below(2) == 0 => 0,
+        _ => queue,
+    };
+    Trap {
+        state,
+        after: pick(rng, &[0, 1, 2, 3, 5, 9, 30, 100]),
+        kind,
+        qid,
+        value: rng.word(),
+    }
+}

@@ -1,0 +1,65 @@
+//! The core's three drivers behind one face, so that one host can use any of them.
+
+mod collective;
+mod pair;
+mod shared;
+
+pub use collective::Lane;
+pub use pair::Pair;
+pub use shared::Threads;
+
+use nvme_core::bringup::QueuePlan;
+use nvme_core::spec::{Cid, Sqe};
+use nvme_core::{AbortReason, ControllerFault, Data, Outcome, Quiesced, SubmitError};
+
+/// How a command ended, by the number that it was submitted with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct End {
+    /// The number.
+    pub id: u32,
+    /// How.
+    pub outcome: Outcome,
+    /// It had been reported as expired before; `None` where the driver does not say.
+    pub late: Option<bool>,
+}
+
+/// A command past its deadline, as its driver names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Late {
+    /// By the number that it was submitted with.
+    Id(u32),
+    /// By its identifier.
+    Cid(Cid),
+}
+
+/// An I/O queue of the host.
+pub trait IoQueue {
+    /// The plan that creates it.
+    fn plan(&self) -> QueuePlan;
+    /// Places a command.
+    fn submit(
+        &mut self,
+        sqe: Sqe,
+        data: Data<'_>,
+        id: u32,
+        deadline_ns: u64,
+    ) -> Result<Cid, SubmitError>;
+    /// Publishes what was placed.
+    fn ring(&mut self);
+    /// Takes the completions that are there.
+    fn poll(&mut self, ended: &mut Vec<End>) -> Result<(), ControllerFault>;
+    /// Tells which commands are past their deadline, each once. It may find some that have ended.
+    fn expire(&mut self, now_ns: u64, late: &mut Vec<Late>, ended: &mut Vec<End>);
+    /// Commands that have not ended.
+    fn in_flight(&self) -> u32;
+    /// The most commands that can be.
+    fn depth(&self) -> u32;
+    /// Whether it refuses commands because of what the controller posted.
+    fn refuses(&self) -> bool;
+    /// Ends what is in flight, on proof that the controller has let go of it.
+    fn reclaim(&mut self, proof: &Quiesced, reason: AbortReason, ended: &mut Vec<End>);
+    /// Empties the rings for the queue to be created again.
+    fn restart(&mut self, proof: &Quiesced);
+    /// The user of the queue goes, and another one takes it over as it is.
+    fn relaunch(&mut self) {}
+}

@@ -1,0 +1,173 @@
+//! `SharedQueue`, used by two lanes in turn; each thread of a GPU makes such a view anew.
+
+use super::{End, IoQueue, Late};
+use nvme_core::bringup::QueuePlan;
+use nvme_core::group::{Act, Alone, Here};
+use nvme_core::spec::{Cid, Sqe};
+use nvme_core::{
+    AbortReason, Command, ControllerFault, Data, Drained, Quiesced, SharedQueue, SubmitError, Token,
+};
+
+/// A command that a lane waits for: its cell is its place in the table.
+struct Held {
+    id: u32,
+    token: Token,
+    deadline_ns: u64,
+    late: bool,
+}
+
+/// Two lanes on one queue.
+pub struct Threads<'a> {
+    plan: QueuePlan,
+    lanes: [SharedQueue<'a>; 2],
+    turn: usize,
+    held: Vec<Option<Held>>,
+    free: Vec<u32>,
+}
+
+impl<'a> Threads<'a> {
+    /// Two views of one queue, with `cells` result cells.
+    pub fn new(plan: QueuePlan, lanes: [SharedQueue<'a>; 2], cells: u32) -> Self {
+        Self {
+            plan,
+            lanes,
+            turn: 0,
+            held: (0..cells).map(|_| None).collect(),
+            free: (0..cells).collect(),
+        }
+    }
+
+    fn lane(&mut self) -> &SharedQueue<'a> {
+        self.turn ^= 1;
+        &self.lanes[self.turn]
+    }
+
+    /// Looks at every cell: what has ended leaves the table.
+    fn collect(&mut self, ended: &mut Vec<End>) {
+        for cell in 0..self.held.len() {
+            let Some(held) = &self.held[cell] else {
+                continue;
+            };
+            let Some((outcome, _)) = self.lanes[cell % 2].poll(&held.token) else {
+                continue;
+            };
+            ended.push(End {
+                id: held.id,
+                outcome,
+                late: None,
+            });
+            self.held[cell] = None;
+            self.free.push(cell as u32);
+        }
+    }
+}
+
+/// A lane by itself at a moment of virtual time.
+struct At(u64);
+
+impl Here for At {
+    fn now_ns(&self) -> u64 {
+        self.0
+    }
+
+    fn pause(&self, _turn: u32) {}
+
+    fn together<A: Act>(&self, _key: u64, act: A) -> A::Output {
+        act.act(&Alone)
+    }
+}
+
+impl IoQueue for Threads<'_> {
+    fn plan(&self) -> QueuePlan {
+        self.plan
+    }
+
+    fn submit(
+        &mut self,
+        sqe: Sqe,
+        data: Data<'_>,
+        id: u32,
+        deadline_ns: u64,
+    ) -> Result<Cid, SubmitError> {
+        let Some(cell) = self.free.pop() else {
+            return Err(SubmitError::QueueFull);
+        };
+        let placed = self.lane().place(&Alone, Command::new(sqe, data, cell));
+        match placed {
+            Ok(token) => {
+                let cid = token.cid();
+                self.held[cell as usize] = Some(Held {
+                    id,
+                    token,
+                    deadline_ns,
+                    late: false,
+                });
+                Ok(cid)
+            }
+            Err(error) => {
+                self.free.push(cell);
+                Err(error)
+            }
+        }
+    }
+
+    fn ring(&mut self) {
+        self.lane().ring(&Alone);
+    }
+
+    fn poll(&mut self, ended: &mut Vec<End>) -> Result<(), ControllerFault> {
+        while matches!(self.lane().drain(&Alone), Drained::Took(1..)) {}
+        self.collect(ended);
+        self.lanes[0].fault().map_or(Ok(()), Err)
+    }
+
+    fn expire(&mut self, now_ns: u64, late: &mut Vec<Late>, ended: &mut Vec<End>) {
+        for cell in 0..self.held.len() {
+            let due = |held: &mut Held| !held.late && held.deadline_ns <= now_ns;
+            let Some(held) = self.held[cell].take_if(due) else {
+                continue;
+            };
+            // A lane that waits until the deadline helps to ring and to drain before it gives up.
+            let waited = self.lane().wait(&At(now_ns), held.token, held.deadline_ns);
+            match waited {
+                Ok((outcome, _)) => {
+                    ended.push(End {
+                        id: held.id,
+                        outcome,
+                        late: None,
+                    });
+                    self.free.push(cell as u32);
+                }
+                Err((_, token)) => {
+                    late.push(Late::Id(held.id));
+                    let late = true;
+                    self.held[cell] = Some(Held {
+                        token,
+                        late,
+                        ..held
+                    });
+                }
+            }
+        }
+    }
+
+    fn in_flight(&self) -> u32 {
+        self.held.iter().flatten().count() as u32
+    }
+
+    fn depth(&self) -> u32 {
+        self.lanes[0].state().slots().min(self.held.len() as u32)
+    }
+
+    fn refuses(&self) -> bool {
+        self.lanes[0].fault().is_some()
+    }
+
+    fn reclaim(&mut self, proof: &Quiesced, _reason: AbortReason, ended: &mut Vec<End>) {
+        // One call ends everything and empties the queue; after a deletion it is called once more.
+        self.lanes[0].recover(proof);
+        self.collect(ended);
+    }
+
+    fn restart(&mut self, _proof: &Quiesced) {}
+}

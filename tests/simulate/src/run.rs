@@ -1,0 +1,346 @@
+//! One seed from beginning to end.
+
+use crate::account::Failure;
+use crate::bus::{Bells, Side};
+use crate::fault::Coverage;
+use crate::host::Mode;
+use crate::memory::{Area, Memory, PAGE};
+use crate::plan::{Op, Order, Plan, Verb};
+use crate::queue::{IoQueue, Lane, Pair, Threads};
+use crate::sabotage::Sabotage;
+use crate::seed::Rng;
+use crate::setup::{BLOCK_BYTES, BLOCKS, Driver, MAX_BLOCKS, QueueSetup, Setup};
+use crate::world::{Ground, World};
+use nvme_core::bringup::QueuePlan;
+use nvme_core::queue_state::{QueueState, words};
+use nvme_core::spec::{PageSize, Qid};
+use nvme_core::sync::{AtomicU32, AtomicU64};
+use nvme_core::{Cells, ListMemory, QueueMemory, QueuePair, SharedQueue, Slot, prp};
+use nvme_sim::config::NamespaceConfig;
+use nvme_sim::{Config, Controller, FaultPlan};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// Memory of both sides.
+const MEMORY: u64 = 132 * PAGE;
+/// Turns after the last operation in which everything must have come to rest.
+const TURNS: u32 = 20_000;
+
+/// What came of a seed.
+#[derive(Clone, Debug, Default)]
+pub struct Run {
+    /// What an oracle found.
+    pub failure: Option<Failure>,
+    /// One number for everything that happened.
+    pub hash: u64,
+    /// What happened, when it was to be told.
+    pub lines: Vec<String>,
+    /// Which faults met which states.
+    pub coverage: Coverage,
+    /// Commands placed.
+    pub commands: u32,
+    /// Recoveries completed.
+    pub recoveries: u32,
+    /// Virtual time that passed.
+    pub virtual_ns: u64,
+}
+
+/// The memory that runs use one after the other.
+pub struct Arena(Memory);
+
+impl Default for Arena {
+    fn default() -> Self {
+        Self(Memory::new(MEMORY))
+    }
+}
+
+/// Where a queue's rings and lists lie.
+struct Parts {
+    qid: u16,
+    sq: Area,
+    cq: Area,
+    lists: Area,
+    sq_entries: u32,
+    cq_entries: u32,
+    share: usize,
+}
+
+impl Parts {
+    fn take(memory: &Memory, qid: u16, sq_entries: u32, cq_entries: u32, slots: u32) -> Self {
+        let share = prp::list_words(PageSize::KIB4, u64::from(MAX_BLOCKS) * BLOCK_BYTES) + 1;
+        let share = share.next_power_of_two();
+        Self {
+            qid,
+            sq: memory.take(u64::from(sq_entries) * 64, PAGE),
+            cq: memory.take(u64::from(cq_entries) * 16, PAGE),
+            lists: memory.take(share as u64 * u64::from(slots) * 8, PAGE),
+            sq_entries,
+            cq_entries,
+            share,
+        }
+    }
+
+    fn memory<'a>(&self, memory: &'a Memory, bells: &'a Bells) -> QueueMemory<'a> {
+        QueueMemory {
+            sq: memory.sq_ring(self.sq, self.sq_entries),
+            cq: memory.cq_ring(self.cq, self.cq_entries),
+            sq_doorbell: bells.bell(self.qid, Side::Tail),
+            cq_doorbell: bells.bell(self.qid, Side::Head),
+            lists: ListMemory::new(memory.words(self.lists), PageSize::KIB4, self.share),
+        }
+    }
+
+    fn plan(&self) -> QueuePlan {
+        QueuePlan {
+            qid: Qid(self.qid),
+            sq_entries: self.sq_entries,
+            sq_iova: self.sq.iova,
+            cq_entries: self.cq_entries,
+            cq_iova: self.cq.iova,
+            vector: None,
+        }
+    }
+}
+
+/// State and cells of a queue that a GPU would use.
+struct Shared {
+    state: Vec<AtomicU32>,
+    cells: Vec<AtomicU64>,
+}
+
+impl Shared {
+    fn new(queue: &QueueSetup) -> Self {
+        let count = match queue.driver {
+            Driver::Pair => 0,
+            Driver::Shared | Driver::Collective => words(queue.sq_entries),
+        };
+        Self {
+            state: (0..count).map(|_| AtomicU32::new(0)).collect(),
+            cells: (0..queue.slots + 2).map(|_| AtomicU64::new(0)).collect(),
+        }
+    }
+}
+
+fn io_queue<'a>(
+    setup: &QueueSetup,
+    parts: &'a Parts,
+    shared: &'a Shared,
+    memory: &'a Memory,
+    bells: &'a Bells,
+) -> Box<dyn IoQueue + 'a> {
+    let make = move || parts.memory(memory, bells);
+    let qid = Qid(parts.qid);
+    let state = || {
+        let state = QueueState::new(&shared.state, qid, setup.sq_entries, setup.slots);
+        state.expect("a queue that can be")
+    };
+    match setup.driver {
+        Driver::Pair => Box::new(Pair::new(qid, make(), setup.slots)),
+        Driver::Shared => {
+            state().init(setup.start);
+            make().cq.zero();
+            let lanes =
+                [(); 2].map(|()| SharedQueue::new(make(), state(), Cells::new(&shared.cells)));
+            Box::new(Threads::new(parts.plan(), lanes, shared.cells.len() as u32))
+        }
+        Driver::Collective => {
+            state().init(setup.start);
+            make().cq.zero();
+            Box::new(Lane::new(parts.plan(), make, state()))
+        }
+    }
+}
+
+fn config(setup: &Setup, seed: u64) -> Config {
+    let bytes = u64::from(BLOCKS) * BLOCK_BYTES;
+    let store = nvme_sim::Memory::new(bytes).expect("a little memory");
+    let mut faults = FaultPlan::on_demand();
+    faults.seed = seed;
+    Config {
+        namespaces: vec![NamespaceConfig::new(BLOCK_BYTES as u32, Box::new(store))],
+        max_queues: 2,
+        mqes: 64,
+        vectors: 3,
+        write_cache: setup.cache_bytes > 0,
+        cache_bytes: setup.cache_bytes,
+        profile: setup.profile,
+        ready_delay_ns: setup.ready_delay_ns,
+        shutdown_delay_ns: setup.shutdown_delay_ns,
+        faults,
+        ..Config::empty()
+    }
+}
+
+/// Runs a plan. With `lines` the trace is told as text too.
+pub fn run(arena: &mut Arena, plan: &Plan, sabotage: Sabotage, lines: bool) -> Run {
+    arena.0.reset();
+    let memory = &arena.0;
+    let run = catch_unwind(AssertUnwindSafe(|| run_on(memory, plan, sabotage, lines)));
+    run.unwrap_or_else(|panic| {
+        let text = panic.downcast_ref::<String>().cloned();
+        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+        let text = text.unwrap_or_else(|| "no message".to_owned());
+        let failure = Some(Failure::new("panic", text));
+        Run {
+            failure,
+            ..Run::default()
+        }
+    })
+}
+
+fn run_on(memory: &Memory, plan: &Plan, sabotage: Sabotage, lines: bool) -> Run {
+    let setup = &plan.setup;
+    let sim = Controller::new(config(setup, plan.seed), memory).expect("a valid configuration");
+    let bells = Bells::default();
+    let (sq, cq) = setup.admin;
+    let admin = Parts::take(memory, 0, sq, cq, 8);
+    let parts = [0, 1].map(|index: usize| {
+        let queue = &setup.queues[index];
+        Parts::take(
+            memory,
+            index as u16 + 1,
+            queue.sq_entries,
+            queue.cq_entries,
+            queue.slots,
+        )
+    });
+    let shared = [0, 1].map(|index: usize| Shared::new(&setup.queues[index]));
+    let page = memory.words(memory.take(PAGE, PAGE));
+    let plans = [parts[0].plan(), parts[1].plan()];
+    let ground = Ground {
+        memory,
+        sim: &sim,
+        bells: &bells,
+        plans: &plans,
+        page,
+    };
+    let slots = (0..8).map(|_| Slot::new()).collect();
+    let admin = QueuePair::new(Qid(0), admin.memory(memory, &bells), slots);
+    let queues = (0..2)
+        .map(|index| {
+            io_queue(
+                &setup.queues[index],
+                &parts[index],
+                &shared[index],
+                memory,
+                &bells,
+            )
+        })
+        .collect();
+    let mut world = World::new(plan, ground, admin, queues, sabotage, lines);
+    let failure = world.play().err();
+    Run {
+        failure,
+        hash: world.trace.hash(),
+        lines: world.trace.lines().to_vec(),
+        coverage: world.coverage.clone(),
+        commands: world.placed,
+        recoveries: world.recovered,
+        virtual_ns: world.now_ns,
+    }
+}
+
+impl World<'_> {
+    fn play(&mut self) -> Result<(), Failure> {
+        for op in &self.plan.ops {
+            self.apply(*op)?;
+        }
+        self.top_up()?;
+        self.make_peace();
+        self.settle()?;
+        if self.disturbed {
+            self.recover("to see whether all is well")?;
+            self.settle()?;
+        }
+        self.read_everything()?;
+        if self.plan.cut_at_end {
+            self.cut_power();
+            self.disturbed = true;
+            self.recover("power was lost at the end")?;
+            self.settle()?;
+            self.read_everything()?;
+        }
+        for _ in 0..TURNS {
+            match self.mode {
+                Mode::Off { .. } => return self.accounts.check_closed(),
+                // At first, and when a duplicate that nobody had looked for led to one more reset.
+                Mode::Up { .. } => self.leave(false, Some(false)),
+                _ => self.turn()?,
+            }
+        }
+        Err(Failure::new(
+            "recovery",
+            "the last shutdown did not come to an end",
+        ))
+    }
+
+    /// Submits what is still missing of the plan's commands.
+    fn top_up(&mut self) -> Result<(), Failure> {
+        let mut rng = Rng::new(!self.plan.seed);
+        let mut turns = 0;
+        while self.placed < self.plan.commands {
+            let queue = rng.below(2) as u8;
+            let order = Order::draw(&mut rng);
+            self.apply(Op::Submit(queue, order))?;
+            if turns % 6 == 5 {
+                self.apply(Op::Wait)?;
+            }
+            turns += 1;
+            if turns > TURNS {
+                return Err(Failure::new("recovery", "commands are not taken any more"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Lets everything come to an end: the controller is up, and nothing is in flight.
+    fn settle(&mut self) -> Result<(), Failure> {
+        for turn in 0..TURNS {
+            if !self.is_open() {
+                self.turn()?;
+                continue;
+            }
+            self.wait()?;
+            self.attend()?;
+            let up = matches!(self.mode, Mode::Up { .. });
+            if up && self.accounts.open == 0 {
+                if !self.accounts.any_haunted() {
+                    return Ok(());
+                }
+                self.now_ns = self.next_event.unwrap_or(0).max(self.now_ns + 1000);
+                if turn % 64 == 63 {
+                    // The controller has no room to post it: the head doorbell was lost.
+                    self.recover("an echo does not come")?;
+                }
+            }
+        }
+        Err(Failure::new(
+            "recovery",
+            "nothing wrong any more, and it does not come to rest",
+        ))
+    }
+
+    /// Reads every block, on both queues in turn, with no fault left: all must be well.
+    fn read_everything(&mut self) -> Result<(), Failure> {
+        const STEP: u32 = 8;
+        for (turn, lba) in (0..BLOCKS).step_by(STEP as usize).enumerate() {
+            let order = Order {
+                verb: Verb::Read,
+                lba,
+                blocks: STEP,
+                offset: 0,
+                table: false,
+            };
+            if !self.submit(turn % 2, order)? {
+                self.settle()?;
+                if !self.submit(turn % 2, order)? {
+                    return Err(Failure::new("recovery", "an idle queue takes no command"));
+                }
+            }
+        }
+        self.settle()?;
+        if self.disturbed {
+            return Err(Failure::new("recovery", "trouble with nothing wrong"));
+        }
+        Ok(())
+    }
+}
