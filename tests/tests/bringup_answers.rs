@@ -62,6 +62,7 @@ impl Controller {
             .map(|word| word.load(Order::Relaxed, Scope::Sys));
         self.pages.push(words.collect());
         self.asked.push(sqe);
+        assert!(self.asked.len() < 100, "it asks without end");
         let what = (sqe.opcode(), sqe.cdw10 as u8);
         if self.refused == Some(what) {
             return (Status::INVALID_FIELD, 0);
@@ -110,7 +111,8 @@ impl Controller {
                 Step::Ready => return Ok(machine.info().clone()),
                 Step::Disabled(proof) => machine.enable(proof),
                 Step::HostMemory { preferred, minimum } => {
-                    self.wish = Some((preferred, minimum));
+                    let before = self.wish.replace((preferred, minimum));
+                    assert_eq!(before, None, "it wishes once");
                     machine.host_memory(self.gift);
                 }
                 Step::Wait { until_ns } => {

@@ -3,7 +3,9 @@
 use super::*;
 use crate::fault::{Fault, FaultRule, When};
 use crate::testing::{DATA, Driver, ENTRIES, config, cq_at, sq_at};
+use nvme_core::spec::log_page::{Smart, lid};
 use nvme_core::spec::{Lba, Nsid, admin, nvm};
+use zerocopy::FromBytes;
 
 #[test]
 fn a_reset_keeps_the_admin_queue_registers_and_drops_the_queues() {
@@ -177,4 +179,121 @@ fn registers_survive_any_access() {
     }
     driver.controller.step(0);
     assert_eq!(driver.controller.read32(offset::VS), 0x0002_0000);
+}
+
+/// A step that comes late finds every transition that was due before it.
+#[test]
+fn a_transition_is_over_at_the_next_step_however_late() {
+    let mut config = config();
+    config.ready_delay_ns = 1000;
+    let driver = Driver::cold(config);
+    driver.controller.write32(offset::AQA, 15 << 16 | 15);
+    driver.controller.write32(offset::CC, Driver::cc().0);
+    driver.controller.step(1_000_000);
+    assert!(driver.csts().rdy());
+}
+
+/// NVMe Base 2.0c, "SMART / Health Information": Unsafe Shutdowns.
+#[test]
+fn a_power_cut_without_a_shutdown_is_counted() {
+    let mut driver = Driver::with_queue(config());
+    let mut unsafe_shutdowns = |shn| {
+        let mut cc = Driver::cc();
+        cc.set_shn(shn);
+        driver.controller.write32(offset::CC, cc.0);
+        driver.controller.power_cut();
+        driver.enable();
+        let page = admin::get_log_page(lid::SMART, Nsid::ALL, 512, 0);
+        assert_eq!(driver.admin(page.with_prps(DATA, 0)), Ok(0));
+        let smart = Smart::read_from_bytes(&driver.bytes(DATA, 512)).unwrap();
+        let number = |bytes| u128::from_le_bytes(bytes);
+        (number(smart.power_cycles), number(smart.unsafe_shutdowns))
+    };
+    let first = unsafe_shutdowns(0);
+    assert_eq!(first.1, 1);
+    assert_eq!(unsafe_shutdowns(1), (first.0 + 1, 1));
+    assert_eq!(unsafe_shutdowns(0), (first.0 + 2, 2));
+}
+
+/// A queue whose commands wait holds no more of them than it has entries, whoever makes them wait.
+#[test]
+fn commands_that_wait_are_bounded_by_their_queue() {
+    const MS: u64 = 1_000_000;
+    let slow = crate::Profile {
+        read_ns: MS,
+        ..crate::Profile::NONE
+    };
+    let delay = FaultRule {
+        when: When::default(),
+        what: Fault::Delay(MS),
+    };
+    for by_fault in [false, true] {
+        let mut config = config();
+        match by_fault {
+            true => config.faults.rules.push(delay),
+            false => config.profile = slow,
+        }
+        let mut driver = Driver::with_queue(config);
+        for _ in 0..2 {
+            for _ in 1..ENTRIES {
+                driver.push(1, nvm::read(Nsid(1), Lba(0), 1).with_prps(DATA, 0));
+            }
+            driver.ring(1);
+            driver.step();
+        }
+        assert_eq!(driver.peek(1), None);
+        // All that was fetched at first ends at once; the rest is fetched, and begins, only now.
+        let mut done_by = |now| {
+            driver.now_ns = now;
+            let mut count = 0;
+            for _ in 0..4 {
+                driver.step();
+                count += driver.drain(1).len();
+            }
+            count
+        };
+        assert_eq!(done_by(MS), ENTRIES as usize, "by fault {by_fault}");
+        assert_eq!(done_by(2 * MS), ENTRIES as usize - 2);
+    }
+}
+
+/// Format changes a namespace only once no command executes: it waits for the queue's lock.
+#[cfg(feature = "std")]
+#[test]
+fn a_barrier_waits_for_the_command_that_executes() {
+    use std::sync::atomic::AtomicBool;
+    let device = Device::new(config());
+    let (waits, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let executing = device.slots[2].sq.lock();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            waits.store(true, Ordering::SeqCst);
+            device.barrier();
+            assert!(over.load(Ordering::SeqCst), "the command still executes");
+        });
+        while !waits.load(Ordering::SeqCst) {
+            std::thread::yield_now();
+        }
+        // Time for a barrier that does not wait to be noticed; a true one cannot fail here.
+        for _ in 0..10_000 {
+            std::thread::yield_now();
+        }
+        over.store(true, Ordering::SeqCst);
+        drop(executing);
+    });
+}
+
+/// NVMe Base 2.0c, "Maximum Data Transfer Size": 2^MDTS pages of CAP.MPSMIN.
+#[test]
+fn the_largest_transfer_counts_in_the_smallest_pages() {
+    for (mpsmin, mdts, bytes) in [
+        (0, 1, 8192),
+        (1, 1, 16384),
+        (4, 5, 2 << 20),
+        (4, 0, u64::MAX),
+    ] {
+        let mut config = config();
+        (config.mpsmin, config.mpsmax, config.mdts) = (mpsmin, 4, mdts);
+        assert_eq!(Device::new(config).max_bytes(), bytes);
+    }
 }
