@@ -88,9 +88,11 @@ impl Script {
             }
             let (sqe, has_page) = self.command(info, config);
             let data = if has_page {
+                // The table of Autonomous Power State Transition has only 256 of these bytes; a length
+                // within one page makes no difference to the PRPs.
                 Data::Contiguous {
                     iova: page.iova(),
-                    len: self.page_bytes(),
+                    len: IDENTIFY_BYTES as u64,
                 }
             } else {
                 Data::None
@@ -104,15 +106,6 @@ impl Script {
                 .map_err(|rejected| BringupError::Submit(rejected.error))?;
             admin.ring();
             self.sent = Some((cid, sqe.opcode()));
-        }
-    }
-
-    /// The table of Autonomous Power State Transition has 256 bytes; Identify data 4,096.
-    fn page_bytes(&self) -> u64 {
-        if self.todo == Todo::PowerStates {
-            256
-        } else {
-            IDENTIFY_BYTES as u64
         }
     }
 
