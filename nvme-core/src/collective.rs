@@ -4,14 +4,14 @@
 //! bring and in the completions that they read. Commands are matched by CID, so they may complete in
 //! any order, and the queue is kept full rather than drained between batches.
 
-use crate::command::{Command, write_entries};
+use crate::command::{Command, NO_ENTRY, write_entries};
 use crate::error::{ControllerFault, SubmitError};
 use crate::group::{Group, unroll};
 use crate::inflight::Quiesced;
 use crate::queue_pair::QueueMemory;
 use crate::queue_state::{QueueState, SlotWord, slot_of, status_of};
 use crate::spec::completion::phase_of;
-use crate::spec::{Cid, Status};
+use crate::spec::{Cid, Sqe, Status};
 use crate::sync::{AtomicU32, Order, Scope, fence};
 
 /// Deadlines are kept in units of 2^10 ns, as 32 bits: waits of up to 18 minutes.
@@ -180,12 +180,11 @@ impl<'a, G: Group> Collective<'a, G> {
             let mark = state.mark(self.taken.wrapping_add(wish.before));
             slot = mark.load(Order::Relaxed, Scope::Cta);
             let command = command(slot);
-            placed = self
-                .memory
-                .lists
-                .map(command.sqe, command.data, slot as usize)
-                .map(|sqe| (sqe, command.tag, command.wants_dw0))
-                .map_err(SubmitError::Map);
+            let lists = &self.memory.lists;
+            placed = match lists.map(command.sqe, command.place, slot as usize) {
+                (sqe, None) => Ok((sqe, command.tag, command.wants_dw0)),
+                (_, Some(error)) => Err(SubmitError::Map(error)),
+            };
         }
         let vote = self.group.vote(placed.is_ok());
         if vote.total < granted {
@@ -202,11 +201,12 @@ impl<'a, G: Group> Collective<'a, G> {
                 .store(ticks, Order::Relaxed, Scope::Cta);
             (next.cid(slot), sqe)
         });
-        let ring_entry = match &entry {
-            Ok((cid, sqe)) => Some((position & state.mask(), sqe.with_cid(*cid))),
-            Err(_) => None,
-        };
-        write_entries(&self.group, &self.memory.sq, ring_entry);
+        let (mut index, mut sqe) = (NO_ENTRY, Sqe::ZERO);
+        if let Ok((cid, placed)) = &entry {
+            index = position & state.mask();
+            sqe = placed.with_cid(*cid);
+        }
+        write_entries(&self.group, &self.memory.sq, index, sqe);
         self.taken = self.taken.wrapping_add(granted);
         self.tail = self.tail.wrapping_add(vote.total);
         self.in_flight += vote.total;
@@ -298,7 +298,7 @@ impl<'a, G: Group> Collective<'a, G> {
             Order::Relaxed
         };
         let mut uppers = [0; ENTRIES];
-        unroll!(ENTRIES, k => { uppers[k] = cq.upper(at(k) & state.mask(), order); });
+        unroll!(ENTRIES, k => { uppers[k] = cq.upper(at(k), order); });
         let mut found = 0;
         unroll!(ENTRIES, k => {
             if found == k as u32 * group.size() {
@@ -336,6 +336,8 @@ impl<'a, G: Group> Collective<'a, G> {
         if ENTRIES > 1 {
             // Acquire, by every member, for its own reads. Release: the reads come before the doorbell.
             fence(Order::AcqRel, Scope::Sys);
+            // What was submitted before is visible too: every member had met in `sync`.
+            self.published = self.tail;
         }
         let mut dw0s = [0; ENTRIES];
         let mut wants_dw0 = false;
@@ -345,7 +347,7 @@ impl<'a, G: Group> Collective<'a, G> {
         if rare {
             unroll!(ENTRIES, k => {
                 if ends[k].wants_dw0() {
-                    dw0s[k] = cq.lower(at(k) & state.mask()) as u32;
+                    dw0s[k] = cq.lower(at(k)) as u32;
                 }
             });
             if fault != 0 {

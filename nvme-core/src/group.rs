@@ -16,7 +16,7 @@ pub struct Vote {
 
 /// Members that act together. The member of rank 0 leads.
 pub trait Group {
-    /// Completions that a member reads at once, 1 to 4: a small group keeps several reads under way.
+    /// Completions that a member reads at once, 1 to 16: a lone member keeps several reads under way.
     const READS: u32 = 1;
 
     /// Number of members, at least 1.
@@ -65,7 +65,7 @@ pub trait Group {
 pub struct Alone;
 
 impl Group for Alone {
-    const READS: u32 = if cfg!(loom) { 2 } else { 4 };
+    const READS: u32 = if cfg!(loom) { 2 } else { 16 };
 
     #[inline(always)]
     fn size(&self) -> u32 {
@@ -120,12 +120,12 @@ pub trait Here {
     fn together<A: Act>(&self, key: u64, act: A) -> A::Output;
 }
 
-/// `unroll!(N, k => body)`: the body for each `k` below `N`, at most 8, unrolled whatever its size. An
+/// `unroll!(N, k => body)`: the body for each `k` below `N`, at most 16, unrolled whatever its size. An
 /// array that is indexed by `k` stays in registers on a GPU; a closure would put it in memory.
 macro_rules! unroll {
     ($count:expr, $k:ident => $body:block) => {
-        const { assert!($count <= 8) };
-        $crate::group::unroll!(@step $count, $k, $body, 0 1 2 3 4 5 6 7);
+        const { assert!($count <= 16) };
+        $crate::group::unroll!(@step $count, $k, $body, 0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15);
     };
     (@step $count:expr, $k:ident, $body:block, $($index:literal)*) => {
         $(if $count > $index {

@@ -95,11 +95,14 @@ impl<'a> SqRing<'a> {
         }
     }
 
-    /// Stores one of the eight words of an entry, so that eight lanes can write it together.
-    #[inline]
+    /// Stores one of the eight words of an entry, so that eight lanes can write it together. For rings of a
+    /// power of two entries: `index` is taken modulo that.
+    #[inline(always)]
     pub fn write_word(&self, index: u32, word: u32, value: u64) {
-        let cell = self.cells.get(index as usize);
-        if let Some(to) = cell.and_then(|cell| cell.0.get(word as usize)) {
+        let last = (self.cells.len() - 1) as u32;
+        // SAFETY: masked with the largest index.
+        let cell = unsafe { self.cells.get_unchecked((index & last) as usize) };
+        if let Some(to) = cell.0.get(word as usize) {
             to.store(value, Order::Relaxed, Scope::Sys);
         }
     }
@@ -170,19 +173,26 @@ impl<'a> CqRing<'a> {
         Some(Cqe::from_words(lower, upper))
     }
 
-    /// The upper word of the entry at `index`, phase tag included; 0 past the end. Unless `order` is
-    /// `Acquire`, fence before anything that it announces is read.
-    #[inline]
+    /// The entry at `index`, of a ring of a power of two entries: taken modulo that. No branch, so that
+    /// several reads can be under way at once.
+    #[inline(always)]
+    fn cell(&self, index: u32) -> &'a CqCell {
+        let last = (self.cells.len() - 1) as u32;
+        // SAFETY: masked with the largest index.
+        unsafe { self.cells.get_unchecked((index & last) as usize) }
+    }
+
+    /// The upper word of the entry at `index` modulo the entries, a power of two; phase tag included.
+    /// Unless `order` is `Acquire`, fence before anything that it announces is read.
+    #[inline(always)]
     pub fn upper(&self, index: u32, order: Order) -> u64 {
-        let cell = self.cells.get(index as usize);
-        cell.map_or(0, |cell| cell.0[1].load(order, Scope::Sys))
+        self.cell(index).0[1].load(order, Scope::Sys)
     }
 
     /// The lower word, dwords 0-1, of an entry whose upper word was seen and fenced.
-    #[inline]
+    #[inline(always)]
     pub fn lower(&self, index: u32) -> u64 {
-        let cell = self.cells.get(index as usize);
-        cell.map_or(0, |cell| cell.0[0].load_settled(Scope::Sys))
+        self.cell(index).0[0].load_settled(Scope::Sys)
     }
 }
 
@@ -290,6 +300,18 @@ impl<'a> DmaWords<'a> {
         })
     }
 
+    /// As [`slice`](Self::slice), but empty where that is `None`: no part of the answer is undefined.
+    #[inline(always)]
+    pub(crate) fn share(&self, start: usize, len: usize) -> DmaWords<'a> {
+        let inside = start <= self.words.len() && len <= self.words.len() - start;
+        let (start, len) = if inside { (start, len) } else { (0, 0) };
+        Self {
+            // SAFETY: checked above; or nothing, from the start.
+            words: unsafe { self.words.get_unchecked(start..start + len) },
+            iova: self.iova.offset(start as u64 * 8),
+        }
+    }
+
     /// Copies the first bytes into `bytes`, as many as there are.
     pub fn copy_to(&self, bytes: &mut [u8]) {
         for (chunk, word) in bytes.chunks_mut(8).zip(self.words) {
@@ -307,18 +329,32 @@ pub(crate) struct CyclicWords<'a> {
 }
 
 impl<'a> CyclicWords<'a> {
-    /// The first `count` words; `None` when there are fewer, or `count` is not a power of two.
+    /// Words that can be named by a constant, without an instruction: there are more.
+    pub const NAMED: u32 = if cfg!(loom) { 8 } else { 128 };
+
+    /// The first `count` words; `None` when there are fewer, or `count` is not a power of two from
+    /// [`NAMED`](Self::NAMED) on.
     pub fn new(words: &'a [AtomicU32], count: u32) -> Option<Self> {
+        let possible = count.is_power_of_two() && count >= Self::NAMED;
         Some(Self {
-            words: words.get(..count as usize)?,
-            mask: count.checked_sub(1).filter(|_| count.is_power_of_two())?,
+            words: words.get(..count as usize).filter(|_| possible)?,
+            mask: count - 1,
         })
     }
 
+    /// Word `index` modulo the count.
     #[inline(always)]
     pub fn at(&self, index: u32) -> &'a AtomicU32 {
         // SAFETY: there are mask + 1 words, and the index is masked.
         unsafe { self.words.get_unchecked((index & self.mask) as usize) }
+    }
+
+    /// Word `INDEX`, below [`NAMED`](Self::NAMED).
+    #[inline(always)]
+    pub fn named<const INDEX: u32>(&self) -> &'a AtomicU32 {
+        const { assert!(INDEX < Self::NAMED) };
+        // SAFETY: there are at least `NAMED` words.
+        unsafe { self.words.get_unchecked(INDEX as usize) }
     }
 }
 

@@ -39,13 +39,7 @@ pub const fn list_words(page: PageSize, len: u64) -> usize {
 /// [`MapError::ListTooSmall`] when `list` cannot hold the entries.
 #[inline]
 pub fn map(page: PageSize, iova: Iova, len: u64, list: DmaWords<'_>) -> Result<Prps, MapError> {
-    if iova.0.checked_add(len.wrapping_sub(1)).is_none() && len != 0 {
-        return Err(MapError::TooLong);
-    }
-    let base = iova.0 - page.offset_of(iova);
-    map_pages(page, iova, len, list, |index| {
-        Some(Iova(base + (index << page.shift())))
-    })
+    answer(map_contiguous(page, iova, len, list))
 }
 
 /// Maps `len` bytes that start `offset` bytes into the first of `pages`, each anywhere.
@@ -60,86 +54,139 @@ pub fn map_table(
     pages: &[Iova],
     list: DmaWords<'_>,
 ) -> Result<Prps, MapError> {
-    let first = pages.first().ok_or(MapError::TooLong)?;
-    if page.offset_of(*first) != 0 || offset >= page.bytes() {
-        return Err(MapError::Misaligned);
+    answer(map_listed(page, offset, len, pages, list))
+}
+
+fn answer((prps, error): (Prps, Option<MapError>)) -> Result<Prps, MapError> {
+    error.map_or(Ok(prps), Err)
+}
+
+// From here on an error comes beside a value that is whole, never in its place: what a `Result` leaves
+// undefined is kept in registers for as long as a kernel's loop goes on.
+
+const NONE: Prps = Prps { prp1: 0, prp2: 0 };
+/// In the place of a page that is not there. No page has this address.
+const NO_PAGE: u64 = u64::MAX;
+
+/// As [`map`]; the pointers mean nothing beside an error.
+#[inline(always)]
+pub(crate) fn map_contiguous(
+    page: PageSize,
+    iova: Iova,
+    len: u64,
+    list: DmaWords<'_>,
+) -> (Prps, Option<MapError>) {
+    if iova.0.checked_add(len.wrapping_sub(1)).is_none() && len != 0 {
+        return (NONE, Some(MapError::TooLong));
     }
-    map_pages(page, first.offset(offset), len, list, |index| {
-        pages.get(usize::try_from(index).ok()?).copied()
+    let base = iova.0 - page.offset_of(iova);
+    map_pages(page, iova, len, list, |index| {
+        base + (index << page.shift())
     })
 }
 
+/// As [`map_table`]; the pointers mean nothing beside an error.
+#[inline(always)]
+pub(crate) fn map_listed(
+    page: PageSize,
+    offset: u64,
+    len: u64,
+    pages: &[Iova],
+    list: DmaWords<'_>,
+) -> (Prps, Option<MapError>) {
+    let at = |index: u64| match usize::try_from(index).ok().and_then(|at| pages.get(at)) {
+        Some(iova) => iova.0,
+        None => NO_PAGE,
+    };
+    let first = at(0);
+    if let Some(error) = check(page, first) {
+        return (NONE, Some(error));
+    }
+    if offset >= page.bytes() {
+        return (NONE, Some(MapError::Misaligned));
+    }
+    map_pages(page, Iova(first).offset(offset), len, list, at)
+}
+
+/// What is wrong with an entry of a list.
+#[inline(always)]
+fn check(page: PageSize, entry: u64) -> Option<MapError> {
+    if entry == NO_PAGE {
+        Some(MapError::TooLong)
+    } else if page.offset_of(Iova(entry)) != 0 {
+        Some(MapError::Misaligned)
+    } else {
+        None
+    }
+}
+
 /// `page_at(i)` is the i-th page of the buffer; page 0 is the one `first` lies in.
-#[inline]
+#[inline(always)]
 fn map_pages(
     page: PageSize,
     first: Iova,
     len: u64,
     list: DmaWords<'_>,
-    page_at: impl Fn(u64) -> Option<Iova>,
-) -> Result<Prps, MapError> {
+    page_at: impl Fn(u64) -> u64,
+) -> (Prps, Option<MapError>) {
     if len == 0 {
-        return Err(MapError::Empty);
+        return (NONE, Some(MapError::Empty));
     }
     if !first.0.is_multiple_of(4) {
-        return Err(MapError::Misaligned);
+        return (NONE, Some(MapError::Misaligned));
     }
-    let aligned = |index| {
-        let entry = page_at(index).ok_or(MapError::TooLong)?;
-        if page.offset_of(entry) == 0 {
-            Ok(entry.0)
-        } else {
-            Err(MapError::Misaligned)
-        }
-    };
     let in_first = page.bytes() - page.offset_of(first);
     let rest = page.count(len.saturating_sub(in_first));
-    let prp2 = match rest {
-        0 => 0,
-        1 => aligned(1)?,
-        entries => {
-            fill_list(page, list, entries, aligned)?;
-            list.iova().0
+    let (prp2, error) = match rest {
+        0 => (0, None),
+        1 => {
+            let second = page_at(1);
+            (second, check(page, second))
         }
+        entries => (list.iova().0, fill_list(page, list, entries, page_at)),
     };
-    Ok(Prps {
-        prp1: first.0,
-        prp2,
-    })
+    (
+        Prps {
+            prp1: first.0,
+            prp2,
+        },
+        error,
+    )
 }
 
 fn fill_list(
     page: PageSize,
     list: DmaWords<'_>,
     entries: u64,
-    entry_at: impl Fn(u64) -> Result<u64, MapError>,
-) -> Result<(), MapError> {
+    page_at: impl Fn(u64) -> u64,
+) -> Option<MapError> {
     if !list.iova().0.is_multiple_of(8) {
-        return Err(MapError::Misaligned);
+        return Some(MapError::Misaligned);
     }
     // A list may start in the middle of a page; it still ends, or chains, at the page's end.
     let mut left_in_page = (page.bytes() - page.offset_of(list.iova())) / 8;
     let mut word = 0;
-    for index in 0..entries {
-        if left_in_page == 1 && index + 1 < entries {
-            put(list, word, list.iova().0 + (word as u64 + 1) * 8)?;
-            word += 1;
+    let mut index = 0;
+    while index < entries {
+        let chains = left_in_page == 1 && index + 1 < entries;
+        let mut value = list.iova().0 + (word as u64 + 1) * 8;
+        if chains {
             left_in_page = page.prp_entries();
+        } else {
+            index += 1;
+            left_in_page -= 1;
+            value = page_at(index);
+            if let Some(error) = check(page, value) {
+                return Some(error);
+            }
         }
-        put(list, word, entry_at(index + 1)?)?;
+        if word >= list.len() {
+            return Some(MapError::ListTooSmall);
+        }
+        list.set(word, value);
         word += 1;
-        left_in_page -= 1;
     }
-    Ok(())
-}
-
-#[inline]
-fn put(list: DmaWords<'_>, word: usize, value: u64) -> Result<(), MapError> {
-    if word >= list.len() {
-        return Err(MapError::ListTooSmall);
-    }
-    list.set(word, value);
-    Ok(())
+    None
 }
 
 #[cfg(all(test, not(loom)))]

@@ -39,6 +39,45 @@ pub enum Data<'d> {
     Sgl(&'d [sgl::Segment]),
 }
 
+/// [`Data`] with every part whole, whichever it is: what an enum leaves undefined is kept in registers
+/// for as long as a kernel's loop goes on.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Place<'d> {
+    kind: Kind,
+    /// The first byte, or its offset in the first page.
+    start: u64,
+    len: u64,
+    pages: &'d [Iova],
+    segments: &'d [sgl::Segment],
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Kind {
+    None,
+    Contiguous,
+    Pages,
+    Sgl,
+}
+
+impl<'d> Place<'d> {
+    #[inline(always)]
+    pub const fn of(data: Data<'d>) -> Self {
+        let (kind, start, len, pages, segments): (_, _, _, &[Iova], &[sgl::Segment]) = match data {
+            Data::None => (Kind::None, 0, 0, &[], &[]),
+            Data::Contiguous { iova, len } => (Kind::Contiguous, iova.0, len, &[], &[]),
+            Data::Pages { offset, len, pages } => (Kind::Pages, offset, len, pages, &[]),
+            Data::Sgl(segments) => (Kind::Sgl, 0, 0, &[], segments),
+        };
+        Self {
+            kind,
+            start,
+            len,
+            pages,
+            segments,
+        }
+    }
+}
+
 /// The list memory of a queue: an equal share for each slot.
 #[derive(Clone, Copy, Debug)]
 pub struct ListMemory<'a> {
@@ -62,27 +101,29 @@ impl<'a> ListMemory<'a> {
     #[inline]
     fn of(&self, slot: usize) -> DmaWords<'a> {
         // A slot without a share gets an empty list: transfers that need none still work.
-        let none = DmaWords::new(&[], Iova(0));
         self.words
-            .slice(slot * self.words_per_slot, self.words_per_slot)
-            .unwrap_or(none)
+            .share(slot * self.words_per_slot, self.words_per_slot)
     }
 
     /// `sqe` with its data pointer, written into the share of `slot` where it needs a list.
-    #[inline]
-    pub(crate) fn map(&self, sqe: Sqe, data: Data<'_>, slot: usize) -> Result<Sqe, MapError> {
-        let page = self.page;
-        let prps = match data {
-            Data::None => return Ok(sqe),
-            Data::Contiguous { iova, len } => prp::map(page, iova, len, self.of(slot))?,
-            Data::Pages { offset, len, pages } => {
-                prp::map_table(page, offset, len, pages, self.of(slot))?
-            }
-            Data::Sgl(segments) => {
-                return Ok(sqe.with_sgl(sgl::map(segments, self.of(slot))?));
+    ///
+    /// Beside an error the entry is of no use.
+    #[inline(always)]
+    pub(crate) fn map(&self, sqe: Sqe, place: Place<'_>, slot: usize) -> (Sqe, Option<MapError>) {
+        let page = self.page.anew();
+        let (start, len, list) = (place.start, place.len, self.of(slot));
+        let (prps, error) = match place.kind {
+            Kind::None => return (sqe, None),
+            Kind::Contiguous => prp::map_contiguous(page, Iova(start), len, list),
+            Kind::Pages => prp::map_listed(page, start, len, place.pages, list),
+            Kind::Sgl => {
+                return match sgl::map(place.segments, list) {
+                    Ok(sgl) => (sqe.with_sgl(sgl), None),
+                    Err(error) => (sqe, Some(error)),
+                };
             }
         };
-        Ok(sqe.with_prps(prps.prp1, prps.prp2))
+        (sqe.with_prps(prps.prp1, prps.prp2), error)
     }
 }
 
@@ -247,9 +288,9 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         let Some(slot) = self.inflight.next() else {
             return Err(full(buffer));
         };
-        let sqe = match self.lists.map(sqe, data, usize::from(slot)) {
-            Ok(sqe) => sqe,
-            Err(error) => {
+        let sqe = match self.lists.map(sqe, Place::of(data), usize::from(slot)) {
+            (sqe, None) => sqe,
+            (_, Some(error)) => {
                 return Err(Rejected {
                     error: SubmitError::Map(error),
                     buffer,

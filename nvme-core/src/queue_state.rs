@@ -149,12 +149,12 @@ impl<'a> QueueState<'a> {
     /// counters' wrap. Not while any kernel uses the queue.
     pub fn init(&self, start: u32) {
         let start = start & !(2 * self.mask + 1);
-        for field in [POSITION, RUNG, HEAD, START] {
-            self.at(field).store(start, Order::Relaxed, Scope::Sys);
+        for field in [self.position(), self.rung(), self.head(), self.start()] {
+            field.store(start, Order::Relaxed, Scope::Sys);
         }
-        self.at(DRAIN).store(start << 1, Order::Relaxed, Scope::Sys);
-        for field in [RING_LOCK, FAULT] {
-            self.at(field).store(0, Order::Relaxed, Scope::Sys);
+        self.drain().store(start << 1, Order::Relaxed, Scope::Sys);
+        for field in [self.ring_lock(), self.fault_word()] {
+            field.store(0, Order::Relaxed, Scope::Sys);
         }
         for word in 0..free_words(self.mask + 1) {
             let bits = self.slots.saturating_sub(word * 32).min(32);
@@ -204,28 +204,38 @@ impl<'a> QueueState<'a> {
 
     #[inline(always)]
     pub(crate) fn position(&self) -> &'a AtomicU32 {
-        self.at(POSITION)
+        self.all.named::<POSITION>()
     }
 
     #[inline(always)]
     pub(crate) fn ring_lock(&self) -> &'a AtomicU32 {
-        self.at(RING_LOCK)
+        self.all.named::<RING_LOCK>()
     }
 
     #[inline(always)]
     pub(crate) fn rung(&self) -> &'a AtomicU32 {
-        self.at(RUNG)
+        self.all.named::<RUNG>()
     }
 
     /// Twice the head of the completion queue, modulo 2^32, plus 1 while somebody drains.
     #[inline(always)]
     pub(crate) fn drain(&self) -> &'a AtomicU32 {
-        self.at(DRAIN)
+        self.all.named::<DRAIN>()
     }
 
     #[inline(always)]
     pub(crate) fn head(&self) -> &'a AtomicU32 {
-        self.at(HEAD)
+        self.all.named::<HEAD>()
+    }
+
+    #[inline(always)]
+    fn fault_word(&self) -> &'a AtomicU32 {
+        self.all.named::<FAULT>()
+    }
+
+    #[inline(always)]
+    fn start(&self) -> &'a AtomicU32 {
+        self.all.named::<START>()
     }
 
     /// Whether taking the entries from `head` to `next` passes a quarter of the ring: then they are
@@ -276,14 +286,14 @@ impl<'a> QueueState<'a> {
 
     /// Refuses the queue from now on; the first fault stays.
     pub(crate) fn refuse(&self, code: u32) {
-        self.at(FAULT)
+        self.fault_word()
             .compare_exchange(0, code, Order::Relaxed, Scope::Gpu);
     }
 
     /// As [`fault`](Self::fault), as its code; 0 when there is none.
     #[inline(always)]
     pub(crate) fn fault_code(&self) -> u32 {
-        self.at(FAULT).load(Order::Relaxed, Scope::Gpu)
+        self.fault_word().load(Order::Relaxed, Scope::Gpu)
     }
 
     /// The phase tag that the entry at `position` will have.
@@ -334,11 +344,28 @@ impl<'a> QueueState<'a> {
         )
     }
 
+    /// As [`strike`](Self::strike) when `when` holds, else none; without a branch.
+    #[inline(always)]
+    pub(crate) fn strike_if(&self, when: bool, upper: u64) -> SlotWord {
+        let slot = slot_of(upper);
+        SlotWord(
+            self.slot(slot)
+                .fetch_and_if(when & (slot < self.slots), !PENDING),
+        )
+    }
+
+    /// Gives a slot back when `when` holds; without a branch.
+    #[inline(always)]
+    pub(crate) fn free_if(&self, when: bool, slot: u32) {
+        self.free(slot / 32).set_bits_if(when, 1 << (slot % 32));
+    }
+
     /// Whether `word`, struck for the entry with this upper word, was its command.
     #[inline(always)]
     pub(crate) fn fits(&self, upper: u64, word: SlotWord) -> bool {
-        let cqe = Cqe::from_words(0, upper);
-        word.pending() && word.cid(slot_of(upper)) == cqe.cid() && cqe.sqid() == self.qid
+        // The slot is the lower part of the CID.
+        let same = word.0 >> GENERATION_SHIFT == (upper >> 44) as u32 & 0xF;
+        word.pending() & same & ((upper >> 16) as u16 == self.qid.0)
     }
 
     /// Puts back what was struck for an entry that does not fit; the code of the [`ControllerFault`].
@@ -366,7 +393,7 @@ impl<'a> QueueState<'a> {
         let sqhd = u32::from(upper as u16);
         let ahead = sqhd.wrapping_sub(completed) & self.mask;
         // Modulo 2^31, as the head is.
-        sqhd <= self.mask && ahead <= rung.wrapping_sub(completed) & (u32::MAX >> 1)
+        (sqhd <= self.mask) & (ahead <= rung.wrapping_sub(completed) & (u32::MAX >> 1))
     }
 
     /// The code of the fault of an SQHD that does not fit.
@@ -383,6 +410,6 @@ impl<'a> QueueState<'a> {
                 end(word.tag());
             }
         }
-        self.init(self.at(START).load(Order::Relaxed, Scope::Sys));
+        self.init(self.start().load(Order::Relaxed, Scope::Sys));
     }
 }

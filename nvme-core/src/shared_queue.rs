@@ -14,7 +14,7 @@ mod drain;
 mod ring;
 mod wait;
 
-use crate::command::{Command, write_entries};
+use crate::command::{Command, NO_ENTRY, write_entries};
 use crate::error::{ControllerFault, SubmitError};
 use crate::group::{Group, Vote};
 use crate::inflight::{MAX_IN_FLIGHT, Quiesced};
@@ -48,6 +48,15 @@ impl<'a> Cells<'a> {
     fn set(&self, index: u32, value: u64) {
         if let Some(cell) = self.0.get(index as usize) {
             cell.store(value, Order::Relaxed, Scope::Gpu);
+        }
+    }
+
+    /// As `set` when `when` holds; without a branch, unless there are no cells.
+    #[inline(always)]
+    fn set_if(&self, when: bool, index: u32, value: u64) {
+        let inside = index < self.0.len() as u32;
+        if let Some(cell) = self.0.get(if inside { index as usize } else { 0 }) {
+            cell.store_if(when & inside, value);
         }
     }
 }
@@ -133,19 +142,20 @@ impl<'a> SharedQueue<'a> {
     /// and [`SubmitError::Refused`]; nothing is in flight then.
     #[inline(always)]
     pub fn place<G: Group>(&self, group: &G, command: Command<'_>) -> Result<Token, SubmitError> {
-        let (token, why) = self.place_some(group, true, &command);
+        let (token, why) = self.place_some(group, true, || command);
         why.map_or(Ok(token), Err)
     }
 
     /// As [`place`](Self::place), for the members that want to. The token means nothing where there is
     /// a reason against it.
     #[inline(always)]
-    fn place_some<G: Group>(
+    fn place_some<'d, G: Group>(
         &self,
         group: &G,
         wants: bool,
-        command: &Command<'_>,
+        command: impl Fn() -> Command<'d>,
     ) -> (Token, Option<SubmitError>) {
+        let command = command();
         // Issued together: their latencies overlap.
         let fault = self.state.fault_code();
         let cell = self.cells.get(command.tag);
@@ -160,15 +170,15 @@ impl<'a> SharedQueue<'a> {
         };
         let mut sqe = command.sqe;
         if why.is_none() {
-            match self.memory.lists.map(sqe, command.data, slot as usize) {
-                Ok(mapped) => sqe = mapped,
-                Err(error) => why = Some(SubmitError::Map(error)),
-            }
+            let error;
+            (sqe, error) = self.memory.lists.map(sqe, command.place, slot as usize);
+            why = error.map(SubmitError::Map);
         }
         if why.is_some() && slot != NO_SLOT {
             self.free(slot);
         }
-        (self.put(group, why.is_none(), slot, sqe, command), why)
+        let goal = (command.tag, command.wants_dw0);
+        (self.put(group, why.is_none(), slot, sqe, goal), why)
     }
 
     /// Claims a slot for each member that wants one, in the order of ranks; [`NO_SLOT`] for those left
@@ -273,11 +283,11 @@ impl<'a> SharedQueue<'a> {
         ready: bool,
         slot: u32,
         sqe: Sqe,
-        command: &Command<'_>,
+        (tag, wants_dw0): (u32, bool),
     ) -> Token {
         let state = &self.state;
         let mut token = Token {
-            cell: command.tag,
+            cell: tag,
             position: 0,
             cid: Cid(0),
         };
@@ -294,17 +304,17 @@ impl<'a> SharedQueue<'a> {
         }
         token.position = group.broadcast(first).wrapping_add(vote.before);
         group.sync();
-        let mut entry = None;
+        let (mut index, mut sqe) = (NO_ENTRY, sqe);
         if ready {
             let word = state.slot(slot);
-            let next = SlotWord(word.load(Order::Relaxed, Scope::Gpu))
-                .next(command.tag, command.wants_dw0);
+            let next = SlotWord(word.load(Order::Relaxed, Scope::Gpu)).next(tag, wants_dw0);
             word.store(next.0, Order::Relaxed, Scope::Gpu);
-            self.cells.set(command.tag, PENDING);
+            self.cells.set(tag, PENDING);
             token.cid = next.cid(slot);
-            entry = Some((token.position & state.mask(), sqe.with_cid(token.cid)));
+            index = token.position & state.mask();
+            sqe = sqe.with_cid(token.cid);
         }
-        write_entries(group, &self.memory.sq, entry);
+        write_entries(group, &self.memory.sq, index, sqe);
         // Members may have written words of this one's entry: the fence covers what happened before sync.
         group.sync();
         // Release: pairs with the acquire of the mark by whoever rings.

@@ -90,6 +90,18 @@ pub fn shuffle(mask: u32, value: u32, from: u32) -> u32 {
     taken
 }
 
+/// The value of lane `from` (0 to 7) of this lane's eight. Every lane of the warp calls it.
+#[inline(always)]
+pub fn shuffle_octet(value: u32, from: u32) -> u32 {
+    let taken: u32;
+    // SAFETY: exchanges registers between lanes that all call it. 0x181F: segments of eight lanes.
+    unsafe {
+        asm!("shfl.sync.idx.b32 {}, {}, {}, 0x181f, -1;",
+            out(reg32) taken, in(reg32) value, in(reg32) from, options(nostack));
+    }
+    taken
+}
+
 /// The value of the lane whose index differs in the bits of `bits`. Every lane of `mask` calls it.
 #[inline(always)]
 pub fn butterfly(mask: u32, value: u32, bits: u32) -> u32 {

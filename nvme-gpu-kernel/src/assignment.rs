@@ -6,7 +6,7 @@ use crate::arch;
 use crate::work::{Launch, Report, Traced, account};
 use nvme_core::spec::nvm::{self, opcode};
 use nvme_core::spec::{Iova, Lba, Nsid, PageSize, Sqe};
-use nvme_core::sync::{AtomicU32, Order, Scope};
+use nvme_core::sync::{AtomicU32, Order, Scope, anew};
 use nvme_core::trace::Event;
 use nvme_core::{Command, ControllerFault, Data, Outcome, SubmitError, WaitError};
 
@@ -48,23 +48,14 @@ impl Tally {
 /// A launch with its sizes worked out.
 pub struct Work<'l> {
     pub launch: &'l Launch,
-    bytes: u64,
     page: PageSize,
 }
 
 impl<'l> Work<'l> {
     #[inline(always)]
     pub fn new(launch: &'l Launch, page_shift: u32) -> Self {
-        let bytes = match launch.opcode as u8 {
-            opcode::READ | opcode::WRITE | opcode::COMPARE => {
-                u64::from(launch.blocks) << launch.block_shift
-            }
-            opcode::DATASET_MANAGEMENT => 16,
-            _ => 0,
-        };
         Self {
             launch,
-            bytes,
             page: PageSize::from_mps(page_shift.wrapping_sub(12) as u8).unwrap_or(PageSize::KIB4),
         }
     }
@@ -200,12 +191,26 @@ impl<'l> Work<'l> {
             other => Sqe::new(other, nsid),
         };
         let place = if launch.linear != 0 { index } else { buffer };
-        Command::new(sqe, self.data(place * self.bytes), tag)
+        Command::new(sqe, self.data(place), tag)
+    }
+
+    /// Bytes of a command's data. Made anew for each command: registers are rarer than instructions.
+    #[inline(always)]
+    fn bytes(&self) -> u64 {
+        let launch = self.launch;
+        match anew(launch.opcode) as u8 {
+            opcode::READ | opcode::WRITE | opcode::COMPARE => {
+                u64::from(launch.blocks) << anew(launch.block_shift)
+            }
+            opcode::DATASET_MANAGEMENT => 16,
+            _ => 0,
+        }
     }
 
     #[inline(always)]
-    fn data(&self, offset: u64) -> Data<'l> {
-        let len = self.bytes;
+    fn data(&self, place: u64) -> Data<'l> {
+        let len = self.bytes();
+        let offset = place * len;
         if len == 0 {
             return Data::None;
         }
@@ -221,9 +226,10 @@ impl<'l> Work<'l> {
             return Data::Contiguous { iova, len };
         }
         let table = self.launch.pages as usize as *const Iova;
-        let first = offset >> self.page.shift();
-        let within = offset & (self.page.bytes() - 1);
-        let count = self.page.count(within + len);
+        let shift = anew(self.page.shift());
+        let first = offset >> shift;
+        let within = offset & ((1 << shift) - 1);
+        let count = (within + len).div_ceil(1 << shift);
         // SAFETY: the host gives one IOVA for each page of the data, and the range lies in the data;
         // nothing writes the table while the kernel runs.
         let pages =

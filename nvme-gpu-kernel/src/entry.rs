@@ -84,8 +84,11 @@ fn drive<G: Group, const ENTRIES: usize, const TRACED: bool>(
                 break;
             }
         }
-        queue.publish();
-        queue.ring_within(depth);
+        // A wide read that finds something publishes by its own fence.
+        if !busy || ENTRIES == 1 {
+            queue.publish();
+            queue.ring_within(depth);
+        }
         // Wide reads only where the last one was full: an empty one costs the bus as much.
         let mut late = 0;
         let took = |done: Finished| {
@@ -298,7 +301,7 @@ fn one_by_one(
     while arch::ballot(lanes, goes_on && index < launch.commands) != 0 {
         if goes_on && index < launch.commands {
             let deadline_ns = Gpu.now_ns() + launch.timeout_ns;
-            let command = work.command(index, thread, thread as u32);
+            let command = || work.command(index, thread, thread as u32);
             match queue.run(&Gpu, command, deadline_ns) {
                 Ok(Ok((outcome, _))) => {
                     tally.sqes += 1;

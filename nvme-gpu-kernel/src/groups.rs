@@ -9,7 +9,7 @@ use nvme_core::sync::{AtomicU32, Order, Scope};
 
 #[inline(always)]
 fn of_octet(value: u32, from: u32) -> u32 {
-    arch::shuffle(arch::FULL, value, arch::lane() & !7 | from)
+    arch::shuffle_octet(value, from)
 }
 
 #[inline(always)]

@@ -74,10 +74,7 @@ pub fn command(number: u32, cell: u32) -> Command<'static> {
     (sqe.cdw10, sqe.cdw15) = (number, !number);
     // Three pages: two of them in the slot's list.
     let (iova, len) = (Iova(0x1000 * u64::from(number + 1)), 3 * 4096);
-    Command {
-        wants_dw0: true,
-        ..Command::new(sqe, Data::Contiguous { iova, len }, cell)
-    }
+    Command::new(sqe, Data::Contiguous { iova, len }, cell).wanting_dw0(true)
 }
 
 /// The controller: fetches and completes `count` commands, one after the other, each entry whole.

@@ -22,10 +22,7 @@ const STARTS: [u32; 4] = [0, 0x1_0000 - 256, 0x8000_0000 - 256, 0u32.wrapping_su
 fn command(number: u32) -> Command<'static> {
     let mut sqe = Sqe::new(2, Nsid(1));
     (sqe.cdw10, sqe.cdw15, sqe.mptr) = (number, !number, u64::from(number) << 32);
-    Command {
-        wants_dw0: number.is_multiple_of(3),
-        ..Command::new(sqe, Data::None, number)
-    }
+    Command::new(sqe, Data::None, number).wanting_dw0(number.is_multiple_of(3))
 }
 
 /// Fetches what is there and completes some of it in any order: at least one, if there is any.
@@ -316,7 +313,7 @@ fn a_bad_buffer_costs_nothing_and_the_others_go_on() {
                 let mut one = command(team.rank());
                 if bad {
                     let iova = Iova(0x1000);
-                    one.data = Data::Contiguous { iova, len: 0 };
+                    one = one.with_data(Data::Contiguous { iova, len: 0 });
                 }
                 let result = queue.submit(true, |_| one, FOREVER);
                 match result {

@@ -15,10 +15,7 @@ const NEVER: u64 = 1 << 30;
 fn command(number: u32, wants_dw0: bool) -> Command<'static> {
     let mut sqe = Sqe::new(2, Nsid(1));
     (sqe.cdw10, sqe.cdw15) = (number, !number);
-    Command {
-        wants_dw0,
-        ..Command::new(sqe, Data::None, number)
-    }
+    Command::new(sqe, Data::None, number).wanting_dw0(wants_dw0)
 }
 
 /// Fetches and completes `count` commands, each entry whole, the last two in reverse.

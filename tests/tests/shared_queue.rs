@@ -26,10 +26,7 @@ const STARTS: [u32; 3] = [0, 0x1_0000 - 256, 0u32.wrapping_sub(256)];
 fn command(number: u32, tag: u32) -> Command<'static> {
     let mut sqe = Sqe::new(2, Nsid(1));
     (sqe.cdw10, sqe.cdw15, sqe.mptr) = (number, !number, u64::from(number) << 32);
-    Command {
-        wants_dw0: true,
-        ..Command::new(sqe, Data::None, tag)
-    }
+    Command::new(sqe, Data::None, tag).wanting_dw0(true)
 }
 
 /// Places a command for each member, and rings.
@@ -288,7 +285,7 @@ fn a_bad_buffer_costs_nothing_and_the_others_go_on() {
                 let mut one = command(mine, mine);
                 if bad {
                     let iova = Iova(0x1000);
-                    one.data = Data::Contiguous { iova, len: 0 };
+                    one = one.with_data(Data::Contiguous { iova, len: 0 });
                 }
                 let result = submit(&queue, team, one);
                 match &result {
@@ -318,10 +315,10 @@ fn lists_are_written_to_the_slots_own_memory() {
     for tag in 0..7 {
         let iova = Iova(0x10_0000 * u64::from(tag + 1));
         let mut one = command(tag, tag);
-        one.data = Data::Contiguous {
+        one = one.with_data(Data::Contiguous {
             iova,
             len: 3 * 4096,
-        };
+        });
         let _token = submit(&queue, alone, one).unwrap();
     }
     let mut hand = Hand::new(&rig);
@@ -386,6 +383,56 @@ fn submit_drains_while_the_queue_is_full() {
     assert_eq!(full, SubmitError::QueueFull);
 }
 
+#[test]
+fn run_is_submit_and_wait() {
+    let rig = Rig::new(4, 2, 4, 0);
+    let queue = rig.shared();
+    let hand = RefCell::new(Hand::new(&rig));
+    let here = Paused::new(|| {
+        hand.borrow_mut().serve();
+    });
+    for number in 0..20 {
+        let end = queue.run(&here, || command(number, 0), FOREVER).unwrap();
+        assert_eq!(end, Ok((Outcome::Done(Status::SUCCESS), number)));
+    }
+    // Nobody answers: the command stays in flight and its token comes back.
+    let stuck = Paused::new(|| ());
+    let (error, late) = queue.run(&stuck, || command(20, 0), 100).unwrap_err();
+    assert_eq!(error, WaitError::TimedOut);
+    let busy = queue.run(&stuck, || command(21, 0), 100).unwrap();
+    assert_eq!(busy, Err(SubmitError::CellBusy));
+    let _one = queue.submit(&stuck, command(22, 1), FOREVER).unwrap();
+    let full = queue.run(&stuck, || command(23, 2), 100).unwrap();
+    assert_eq!(full, Err(SubmitError::QueueFull));
+    let end = queue.wait(&here, late, FOREVER).unwrap();
+    assert_eq!(end, (Outcome::Done(Status::SUCCESS), 20));
+    // Nonsense ends it at once.
+    let wrong = Paused::new(|| hand.borrow_mut().complete(Cid(0xFFF), Status::SUCCESS, 0));
+    let (error, token) = queue.run(&wrong, || command(24, 0), FOREVER).unwrap_err();
+    assert_eq!(error, WaitError::Refused);
+    assert_eq!(queue.poll(&token), None);
+    let refused = queue.run(&here, || command(25, 3), FOREVER).unwrap();
+    assert_eq!(refused, Err(SubmitError::Refused));
+}
+
+/// What waits for a slot rings for what others only placed: else both would wait for ever.
+#[test]
+fn run_rings_for_what_fills_the_queue() {
+    let rig = Rig::new(2, 1, 2, 0);
+    let queue = rig.shared();
+    let hand = RefCell::new(Hand::new(&rig));
+    let here = Paused::new(|| {
+        hand.borrow_mut().serve();
+    });
+    let placed = submit(&queue, &Alone, command(0, 0)).unwrap();
+    let end = queue.run(&here, || command(1, 1), FOREVER).unwrap();
+    assert_eq!(end, Ok((Outcome::Done(Status::SUCCESS), 1)));
+    assert_eq!(
+        queue.poll(&placed),
+        Some((Outcome::Done(Status::SUCCESS), 0))
+    );
+}
+
 /// Four slots, many more threads; each submits three commands and waits for them in reverse.
 #[test]
 fn tokens_held_by_many_threads_do_not_deadlock() {
@@ -425,6 +472,9 @@ fn tokens_held_by_many_threads_do_not_deadlock() {
                         let end = queue.wait(&here, token, FOREVER).unwrap();
                         assert_eq!(end, (Outcome::Done(Status::SUCCESS), number));
                     }
+                    let number = thread << 16 | round << 2 | 3;
+                    let end = queue.run(&here, || command(number, thread * 3), FOREVER);
+                    assert_eq!(end.unwrap(), Ok((Outcome::Done(Status::SUCCESS), number)));
                 }
                 if left.fetch_sub(1, Ordering::Relaxed) == 1 {
                     stop.store(true, Ordering::Relaxed);

@@ -1,15 +1,25 @@
 //! The completion ring of a shared queue: whoever holds the lock takes completions for everyone.
+//!
+//! What is usual is done without a branch, so that a GPU has every entry of a pass under way at once;
+//! what is rare is done one by one afterwards.
 
 use super::{DONE, Drained, SharedQueue};
 use crate::group::{Group, unroll};
 use crate::queue_state::{QueueState, SlotWord, slot_of, status_of};
 use crate::spec::completion::phase_of;
-use crate::sync::{Order, Scope, fence};
+use crate::sync::{Order, Scope, anew, fence};
 
 /// Passes over the completion queue under one hold of the drain lock.
 const DRAIN_ROUNDS: u32 = 4;
 /// The largest [`Group::READS`].
-const ENTRIES: usize = if cfg!(loom) { 2 } else { 4 };
+const ENTRIES: usize = if cfg!(loom) { 2 } else { 16 };
+
+/// What one member read in a pass: upper words, the words of the slots that they name, and which of
+/// them are completions.
+struct Read {
+    uppers: [u64; ENTRIES],
+    ends: [SlotWord; ENTRIES],
+}
 
 impl SharedQueue<'_> {
     /// Takes the completions that are there, for everyone, unless another group is doing that.
@@ -47,13 +57,15 @@ impl SharedQueue<'_> {
         Drained::Took(head.wrapping_sub(start))
     }
 
-    /// One wide read of the completion ring. Under the drain lock.
+    /// Reads the entries from `head` on, up to `G::READS` a member; how many of them are new.
+    ///
+    /// A GPU serves one system-wide read at a time of two neighbours (a sector of 32 bytes), so every
+    /// second entry is read first, then those between them.
     #[inline(always)]
-    fn drain_once<G: Group>(&self, group: &G, head: u32) -> u32 {
+    fn look<G: Group>(&self, group: &G, head: u32, uppers: &mut [u64; ENTRIES]) -> u32 {
         let state = &self.state;
         let cq = &self.memory.cq;
         let at = |k: usize| head.wrapping_add(k as u32 * group.size() + group.rank());
-        let mut uppers = [0; ENTRIES];
         // Acquire: pairs with the controller's write of the phase tag; dwords 0-1 and the data are
         // visible after it. Several reads in flight at once are fenced together instead.
         let order = if G::READS == 1 {
@@ -62,38 +74,53 @@ impl SharedQueue<'_> {
             Order::Relaxed
         };
         unroll!(ENTRIES, k => {
-            // The phase of what is not read is the wrong one.
-            uppers[k] = u64::from(!state.phase(at(k))) << 48;
-            if (k as u32) < G::READS {
-                uppers[k] = cq.upper(at(k) & state.mask(), order);
+            if (k as u32) < G::READS && k & 1 == 0 {
+                uppers[k] = cq.upper(at(k), order);
             }
         });
-        let mut found = 0;
+        // No entry a whole lap ahead passes for new: there are fewer commands than entries.
+        let mut new = 0u32;
         unroll!(ENTRIES, k => {
-            if found == k as u32 * group.size() {
-                // No entry a whole lap ahead passes for new: there are fewer commands than entries.
-                let new = phase_of(uppers[k]) == state.phase(at(k));
-                found += group.vote(new).leading;
+            if (k as u32) < G::READS && k & 1 == 0 {
+                new |= u32::from(phase_of(uppers[k]) == state.phase(at(k))) << k;
             }
         });
+        if G::READS == 1 {
+            return group.vote(new != 0).leading;
+        }
+        if new & 1 == 0 {
+            return 0;
+        }
+        unroll!(ENTRIES, k => {
+            if (k as u32) < G::READS && k & 1 == 1 {
+                uppers[k] = cq.upper(at(k), order);
+            }
+        });
+        unroll!(ENTRIES, k => {
+            if (k as u32) < G::READS && k & 1 == 1 {
+                new |= u32::from(phase_of(uppers[k]) == state.phase(at(k))) << k;
+            }
+        });
+        new.trailing_ones()
+    }
+
+    /// One wide read of the completion ring. Under the drain lock.
+    #[inline(always)]
+    fn drain_once<G: Group>(&self, group: &G, head: u32) -> u32 {
+        let state = &self.state;
+        let at = |k: usize| head.wrapping_add(k as u32 * group.size() + group.rank());
+        let mut read = Read {
+            uppers: [0; ENTRIES],
+            ends: [SlotWord::NONE; ENTRIES],
+        };
+        let found = self.look(group, head, &mut read.uppers);
         if found == 0 {
             return 0;
         }
-        let mut ends = [SlotWord::NONE; ENTRIES];
-        let (mut wants_dw0, mut fault) = (false, 0);
+        let taken = |k: usize| at(k).wrapping_sub(head) < found;
         unroll!(ENTRIES, k => {
-            if at(k).wrapping_sub(head) < found {
-                ends[k] = state.strike(uppers[k]);
-            }
-        });
-        unroll!(ENTRIES, k => {
-            if at(k).wrapping_sub(head) < found {
-                if state.fits(uppers[k], ends[k]) {
-                    wants_dw0 |= ends[k].wants_dw0();
-                } else {
-                    fault = state.judge(uppers[k], ends[k]);
-                    ends[k] = SlotWord::NONE;
-                }
+            if (k as u32) < G::READS {
+                read.ends[k] = state.strike_if(taken(k), read.uppers[k]);
             }
         });
         group.sync();
@@ -105,6 +132,7 @@ impl SharedQueue<'_> {
             Scope::Sys
         };
         fence(Order::AcqRel, scope);
+        let head = anew(head);
         let next = head.wrapping_add(found);
         let rung = state.rung().load(Order::Relaxed, Scope::Gpu);
         if group.leads() {
@@ -112,28 +140,27 @@ impl SharedQueue<'_> {
             state.head().store(next, Order::Relaxed, Scope::Gpu);
         }
         group.sync();
+        let at = |k: usize| head.wrapping_add(k as u32 * group.size() + group.rank());
+        let taken = |k: usize| at(k).wrapping_sub(head) < found;
+        let mut rare = 0u32;
         unroll!(ENTRIES, k => {
-            if ends[k].pending() {
-                if !state.head_fits(uppers[k], at(k).wrapping_add(1), rung) {
-                    fault = QueueState::bad_head(uppers[k]);
-                }
-                let mut result = DONE | u64::from(status_of(uppers[k]).0) << 32;
-                if ends[k].wants_dw0() {
-                    result |= cq.lower(at(k) & state.mask()) & u64::from(u32::MAX);
-                }
-                self.cells.set(ends[k].tag(), result);
+            if (k as u32) < G::READS {
+                let (upper, end) = (read.uppers[k], read.ends[k]);
+                let usual = state.fits(upper, end)
+                    & state.head_fits(upper, at(k).wrapping_add(1), rung)
+                    & !end.wants_dw0();
+                rare |= u32::from(taken(k) & !usual) << k;
+                let ends = taken(k) & usual;
+                self.cells.set_if(ends, end.tag(), DONE | u64::from(status_of(upper).0) << 32);
                 // Relaxed: the fence above released what was done with the slot.
-                let slot = slot_of(uppers[k]);
-                state
-                    .free(slot / 32)
-                    .fetch_or(1 << (slot % 32), Order::Relaxed, Scope::Gpu);
+                state.free_if(ends, slot_of(upper));
             }
         });
-        if fault != 0 {
-            state.refuse(fault);
+        if rare != 0 {
+            self.take_rare(&read, rare, at, rung);
         }
         if state.gives_back(head, next) {
-            let late_reads = group.vote(wants_dw0).total > 0;
+            let late_reads = group.vote(rare != 0).total > 0;
             group.sync();
             if group.leads() {
                 if late_reads || G::READS == 1 {
@@ -144,5 +171,35 @@ impl SharedQueue<'_> {
             }
         }
         found
+    }
+
+    /// Takes those of the entries in `rare` that want dword 0 or are not what a controller may post.
+    #[inline(always)]
+    fn take_rare(&self, read: &Read, rare: u32, at: impl Fn(usize) -> u32, rung: u32) {
+        let state = &self.state;
+        let mut rest = rare;
+        while rest != 0 {
+            let index = rest.trailing_zeros() as usize;
+            rest &= rest - 1;
+            let (mut upper, mut end) = (0, SlotWord::NONE);
+            unroll!(ENTRIES, k => {
+                if k == index {
+                    (upper, end) = (read.uppers[k], read.ends[k]);
+                }
+            });
+            if !state.fits(upper, end) {
+                state.refuse(state.judge(upper, end));
+                continue;
+            }
+            if !state.head_fits(upper, at(index).wrapping_add(1), rung) {
+                state.refuse(QueueState::bad_head(upper));
+            }
+            let mut result = DONE | u64::from(status_of(upper).0) << 32;
+            if end.wants_dw0() {
+                result |= self.memory.cq.lower(at(index)) & u64::from(u32::MAX);
+            }
+            self.cells.set_if(true, end.tag(), result);
+            state.free_if(true, slot_of(upper));
+        }
     }
 }

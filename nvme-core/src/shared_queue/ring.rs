@@ -6,8 +6,17 @@ use crate::sync::{Order, Scope, fence};
 
 /// Times the ring lock's holder looks again for those who came meanwhile; later ones ring by themselves.
 const RING_ROUNDS: u32 = 16;
-/// Marks that a member looks at together: several loads are under way at once.
-const MARKS: usize = if cfg!(loom) { 1 } else { 2 };
+/// The most marks that a member looks at together: several loads are under way at once.
+const MARKS: usize = if cfg!(loom) { 1 } else { 8 };
+
+/// How many marks a member of `G` looks at together.
+const fn marks<G: Group>() -> u32 {
+    if G::READS == 1 && MARKS > 2 {
+        2
+    } else {
+        MARKS as u32
+    }
+}
 
 impl SharedQueue<'_> {
     /// Rings for everyone published so far, unless another group is doing that; then it looks again. A
@@ -56,7 +65,7 @@ impl SharedQueue<'_> {
         // A lap holds fewer entries than the ring has: the scan ends.
         while to.wrapping_sub(from) <= state.mask() {
             let at = |k: usize| to.wrapping_add(k as u32 * group.size() + group.rank());
-            let mut marks = [0; MARKS];
+            let mut read = [0; MARKS];
             // Acquire: pairs with the release fence before the mark. The fence of the doorbell is not
             // enough when another member rings; one member alone has that fence.
             let order = if group.size() == 1 {
@@ -64,15 +73,28 @@ impl SharedQueue<'_> {
             } else {
                 Order::Acquire
             };
-            unroll!(MARKS, k => { marks[k] = state.mark(at(k)).load(order, Scope::Gpu); });
-            let mut found = 0;
             unroll!(MARKS, k => {
-                if found == k as u32 * group.size() {
-                    found += group.vote(marks[k] == at(k).wrapping_add(1)).leading;
+                if (k as u32) < marks::<G>() {
+                    read[k] = state.mark(at(k)).load(order, Scope::Gpu);
                 }
             });
+            let (mut found, mut published) = (0, 0u32);
+            unroll!(MARKS, k => {
+                if (k as u32) < marks::<G>() {
+                    let ours = read[k] == at(k).wrapping_add(1);
+                    if group.size() == 1 {
+                        // All together: a GPU's compiler would wait for one before it reads the next.
+                        published |= u32::from(ours) << k;
+                    } else if found == k as u32 * group.size() {
+                        found += group.vote(ours).leading;
+                    }
+                }
+            });
+            if group.size() == 1 {
+                found = published.trailing_ones();
+            }
             to = to.wrapping_add(found);
-            if found < MARKS as u32 * group.size() {
+            if found < marks::<G>() * group.size() {
                 break;
             }
         }

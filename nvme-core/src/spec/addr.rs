@@ -80,6 +80,12 @@ impl PageSize {
         self.0 - 12
     }
 
+    /// The same, see [`anew`](crate::sync::anew).
+    #[inline(always)]
+    pub(crate) fn anew(self) -> Self {
+        Self(crate::sync::anew(u32::from(self.0)) as u8)
+    }
+
     /// log2 of the size in bytes.
     #[inline]
     pub const fn shift(self) -> u32 {

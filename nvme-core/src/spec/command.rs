@@ -53,6 +53,9 @@ pub enum Psdt {
 }
 
 impl Sqe {
+    /// All zero: a flush of no namespace.
+    pub(crate) const ZERO: Self = Self::from_words([0; 8]);
+
     /// A command with this opcode and namespace; every other field is zero.
     #[inline]
     pub const fn new(opcode: u8, nsid: Nsid) -> Self {

@@ -129,6 +129,32 @@ atomic!(AtomicU32, u32, (), |_: &()| ());
 atomic!(AtomicU64, u64, UnsafeCell<()>, |cell: &UnsafeCell<()>| cell
     .with(|_| ()));
 
+impl AtomicU64 {
+    /// Stores `value` when `when` holds, relaxed.
+    pub fn store_if(&self, when: bool, value: u64) {
+        if when {
+            self.store(value, Order::Relaxed, Scope::Gpu);
+        }
+    }
+}
+
+impl AtomicU32 {
+    /// As `fetch_and` when `when` holds, else 0; relaxed.
+    pub fn fetch_and_if(&self, when: bool, value: u32) -> u32 {
+        match when {
+            true => self.fetch_and(value, Order::Relaxed, Scope::Gpu),
+            false => 0,
+        }
+    }
+
+    /// Sets the bits of `value` when `when` holds, relaxed.
+    pub fn set_bits_if(&self, when: bool, value: u32) {
+        if when {
+            self.fetch_or(value, Order::Relaxed, Scope::Gpu);
+        }
+    }
+}
+
 impl AtomicU32 {
     /// Adds `value`, wrapping; returns what was there.
     #[track_caller]
@@ -189,6 +215,13 @@ pub fn fence(order: Order, _scope: Scope) {
         Order::Release => atomic::fence(Ordering::Release),
         Order::AcqRel => atomic::fence(Ordering::AcqRel),
     }
+}
+
+/// `value`, in a way that the compiler does not see through. What is made of it is made anew each time:
+/// a GPU has more instructions to spare than registers.
+#[inline(always)]
+pub fn anew(value: u32) -> u32 {
+    value
 }
 
 /// Lets the model run another thread.

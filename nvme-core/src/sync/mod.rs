@@ -40,4 +40,4 @@ mod twin;
 
 #[cfg(loom)]
 pub use twin::at_site;
-pub use twin::{AtomicU32, AtomicU64, fence, spin};
+pub use twin::{AtomicU32, AtomicU64, anew, fence, spin};

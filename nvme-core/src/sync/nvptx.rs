@@ -97,6 +97,44 @@ impl AtomicU64 {
     }
 }
 
+impl AtomicU64 {
+    /// Stores `value` when `when` holds; relaxed, for the threads of one GPU. No branch.
+    #[inline(always)]
+    pub fn store_if(&self, when: bool, value: u64) {
+        // SAFETY: the pointer comes from a live `&self` of the operand's width and alignment.
+        unsafe {
+            asm!("{{ .reg .pred p; setp.ne.u32 p, {c}, 0; @p st.relaxed.gpu.u64 [{p}], {v}; }}",
+                c = in(reg32) u32::from(when), p = in(reg64) self.0.get(), v = in(reg64) value, options(nostack));
+        }
+    }
+}
+
+impl AtomicU32 {
+    /// As [`fetch_and`](Self::fetch_and) when `when` holds, else 0; relaxed, for the threads of one GPU.
+    /// No branch.
+    #[inline(always)]
+    pub fn fetch_and_if(&self, when: bool, value: u32) -> u32 {
+        let was: u32;
+        // SAFETY: as in `store_if`.
+        unsafe {
+            asm!("{{ .reg .pred p; setp.ne.u32 p, {c}, 0; mov.u32 {was}, 0; @p atom.relaxed.gpu.and.b32 {was}, [{p}], {v}; }}",
+                was = out(reg32) was, c = in(reg32) u32::from(when), p = in(reg64) self.0.get(),
+                v = in(reg32) value, options(nostack));
+        }
+        was
+    }
+
+    /// Sets the bits of `value` when `when` holds; relaxed, for the threads of one GPU. No branch.
+    #[inline(always)]
+    pub fn set_bits_if(&self, when: bool, value: u32) {
+        // SAFETY: as in `store_if`.
+        unsafe {
+            asm!("{{ .reg .pred p; setp.ne.u32 p, {c}, 0; @p red.relaxed.gpu.or.b32 [{p}], {v}; }}",
+                c = in(reg32) u32::from(when), p = in(reg64) self.0.get(), v = in(reg32) value, options(nostack));
+        }
+    }
+}
+
 impl AtomicU32 {
     /// Adds `value`, wrapping; returns what was there.
     #[inline(always)]
@@ -151,6 +189,16 @@ pub fn fence(order: Order, scope: Scope) {
     if order != Order::Relaxed {
         by_scope!(scope, "fence.acq_rel", "", ";", options(nostack));
     }
+}
+
+/// `value`, in a way that the compiler does not see through. What is made of it is made anew each time:
+/// a GPU has more instructions to spare than registers.
+#[inline(always)]
+pub fn anew(value: u32) -> u32 {
+    let same: u32;
+    // SAFETY: copies a register.
+    unsafe { asm!("mov.u32 {}, {};", out(reg32) same, in(reg32) value, options(nomem, nostack)) };
+    same
 }
 
 /// Nothing: a GPU's loads take long enough.

@@ -195,10 +195,11 @@ fn shared(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
     let here = Clock(Instant::now());
     for index in mine {
         let deadline_ns = here.now_ns() + launch.timeout_ns;
-        let work = command(launch, *index, u64::from(number), number);
-        let token = match queue.submit(&here, work, deadline_ns) {
-            Ok(token) => token,
-            Err(error) => {
+        let work = || command(launch, *index, u64::from(number), number);
+        let ended = match queue.run(&here, work, deadline_ns) {
+            Ok(Ok(end)) => Ok(end),
+            Err((error, _)) => Err(error),
+            Ok(Err(error)) => {
                 let word = match error {
                     SubmitError::QueueFull => account::FULL,
                     SubmitError::Refused => account::FAULTED,
@@ -213,7 +214,7 @@ fn shared(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
             }
         };
         report.sqes += 1;
-        match queue.wait(&here, token, deadline_ns) {
+        match ended {
             Ok((Outcome::Done(status), _)) if status.is_success() => {
                 tell(launch, *index, account::DONE);
                 report.completed += 1;
@@ -227,12 +228,12 @@ fn shared(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
                 tell(launch, *index, account::ABORTED);
                 report.failed += 1;
             }
-            Err((WaitError::TimedOut, _)) => {
+            Err(WaitError::TimedOut) => {
                 tell(launch, *index, account::TIMED_OUT);
                 report.timed_out += 1;
                 return;
             }
-            Err((WaitError::Refused, _)) => {
+            Err(WaitError::Refused) => {
                 tell(launch, *index, account::FAULTED);
                 report.refused += 1;
                 report.fault = queue.fault().map_or(0, |fault| u64::from(fault.code()));

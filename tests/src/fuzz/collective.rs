@@ -167,10 +167,7 @@ impl Model<'_> {
             iova: Iova(0x10_0000),
             len: u64::from(pages % 9) * 4096,
         };
-        let command = Command {
-            wants_dw0,
-            ..Command::new(Sqe::new(2, Nsid(1)), data, tag)
-        };
+        let command = Command::new(Sqe::new(2, Nsid(1)), data, tag).wanting_dw0(wants_dw0);
         let depth = self.queue.depth();
         let make = |slot| {
             assert!(slot < depth);

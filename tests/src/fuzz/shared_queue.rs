@@ -107,14 +107,12 @@ fn command(tag: u8, wants_dw0: bool, pages: u8) -> Command<'static> {
         iova: Iova(0x10_0000),
         len: u64::from(pages % 9) * 4096,
     };
-    Command {
-        wants_dw0,
-        ..Command::new(
-            Sqe::new(2, Nsid(1)),
-            data,
-            u32::from(tag) % (CELLS as u32 + 1),
-        )
-    }
+    Command::new(
+        Sqe::new(2, Nsid(1)),
+        data,
+        u32::from(tag) % (CELLS as u32 + 1),
+    )
+    .wanting_dw0(wants_dw0)
 }
 
 impl Model<'_> {
