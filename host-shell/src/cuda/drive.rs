@@ -21,6 +21,9 @@ use std::time::Duration;
 const THREADS_PER_QUEUE: u32 = 256;
 /// The host's patience with a launch, beyond what its commands may take.
 const PATIENCE: Duration = Duration::from_secs(60);
+/// Warps of the shared kernel that a multiprocessor holds, at some 250 registers a thread: with more,
+/// the kernel of few registers is used.
+const RESIDENT_WARPS: u32 = 8;
 /// The slowest drive's time for a command.
 const SLOWEST: Duration = Duration::from_millis(10);
 
@@ -75,7 +78,14 @@ pub struct Drive {
     command_bytes: u64,
     timeout: Duration,
     trace: Option<Trace>,
+    /// Warps of the shared kernel that the GPU holds at a time.
+    resident: u32,
     controller: Controller,
+}
+
+/// Warps of a launch.
+fn warps(grid: Grid) -> u32 {
+    grid.blocks.saturating_mul(grid.threads / 32)
 }
 
 impl Drive {
@@ -147,6 +157,7 @@ impl Drive {
             command_bytes,
             timeout: config.timeout,
             trace: None,
+            resident: gpu.multiprocessors()? * RESIDENT_WARPS,
             controller,
         })
     }
@@ -222,6 +233,7 @@ impl Drive {
         let kernel = match (grid.kernel, &self.trace) {
             (Kernel::Owner, Some(_)) => Kernel::OwnerTraced,
             (Kernel::Warp, Some(_)) => Kernel::WarpTraced,
+            (Kernel::Shared, _) if warps(grid) > self.resident => Kernel::SharedNarrow,
             (kernel, _) => kernel,
         };
         Grid { kernel, ..grid }

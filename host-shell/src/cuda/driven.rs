@@ -138,7 +138,7 @@ impl Driven {
     ) -> Result<Ran> {
         self.check_alive()?;
         let books = match grid.kernel {
-            Kernel::Shared | Kernel::Tokens => Some(Books::Shared),
+            Kernel::Shared | Kernel::SharedNarrow | Kernel::Tokens => Some(Books::Shared),
             Kernel::Owner
             | Kernel::Warp
             | Kernel::Block

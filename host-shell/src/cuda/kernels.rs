@@ -6,8 +6,12 @@ use super::driver::Gpu;
 use super::module::{Function, Module};
 use super::stream::Stream;
 use crate::error::Result;
+use crate::queue::lock;
 use nvme_gpu_kernel::work::Launch;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
+
+/// Registers of [`Kernel::SharedNarrow`]: half of what the compiler takes when it is free to.
+const FEW_REGISTERS: u32 = 128;
 
 /// An entry point of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -24,6 +28,8 @@ pub enum Kernel {
     WarpTraced,
     /// Any thread on any queue.
     Shared,
+    /// The same, compiled for no more than 128 registers per thread: more warps at a time, each slower.
+    SharedNarrow,
     /// Any thread on any queue, several commands each, waited for in reverse.
     Tokens,
     /// Checks data that was read.
@@ -36,13 +42,14 @@ pub enum Kernel {
 
 impl Kernel {
     /// Every one.
-    pub const ALL: [Self; 10] = [
+    pub const ALL: [Self; 11] = [
         Self::Owner,
         Self::Warp,
         Self::Block,
         Self::OwnerTraced,
         Self::WarpTraced,
         Self::Shared,
+        Self::SharedNarrow,
         Self::Tokens,
         Self::Verify,
         Self::PingPong,
@@ -57,7 +64,7 @@ impl Kernel {
             Self::Block => "nvme_block",
             Self::OwnerTraced => "nvme_owner_traced",
             Self::WarpTraced => "nvme_warp_traced",
-            Self::Shared => "nvme_shared",
+            Self::Shared | Self::SharedNarrow => "nvme_shared",
             Self::Tokens => "nvme_tokens",
             Self::Verify => "nvme_verify",
             Self::PingPong => "nvme_pingpong",
@@ -70,6 +77,8 @@ impl Kernel {
 pub struct Kernels {
     module: Module,
     functions: [Function; Kernel::ALL.len()],
+    /// For [`Kernel::SharedNarrow`], compiled when it is first asked for.
+    narrow: Mutex<Option<(Arc<Module>, Function)>>,
 }
 
 impl Kernels {
@@ -89,7 +98,24 @@ impl Kernels {
         for kernel in Kernel::ALL {
             functions[kernel as usize] = module.function(kernel.name())?;
         }
-        Ok(Self { module, functions })
+        Ok(Self {
+            module,
+            functions,
+            narrow: Mutex::default(),
+        })
+    }
+
+    /// The shared kernel in few registers.
+    fn narrow(&self) -> Result<(Arc<Module>, Function)> {
+        let mut narrow = lock(&self.narrow);
+        if let Some((module, function)) = &*narrow {
+            return Ok((Arc::clone(module), *function));
+        }
+        let ptx = nvme_gpu_kernel::PTX.as_bytes();
+        let module = Arc::new(Module::load_within(self.gpu(), ptx, Some(FEW_REGISTERS))?);
+        let function = module.function(Kernel::SharedNarrow.name())?;
+        *narrow = Some((Arc::clone(&module), function));
+        Ok((module, function))
     }
 
     /// The GPU that they are loaded for.
@@ -99,6 +125,10 @@ impl Kernels {
 
     /// Registers per thread and bytes of local memory per thread, as compiled for this GPU.
     pub fn cost(&self, kernel: Kernel) -> Result<(u32, u32)> {
+        if kernel == Kernel::SharedNarrow {
+            let (module, function) = self.narrow()?;
+            return module.cost(function);
+        }
         self.module.cost(self.functions[kernel as usize])
     }
 
@@ -118,6 +148,11 @@ impl Kernels {
         block: u32,
         launch: &Launch,
     ) -> Result<()> {
+        if kernel == Kernel::SharedNarrow {
+            let (module, function) = self.narrow()?;
+            // SAFETY: as below.
+            return unsafe { module.launch(stream, function, grid, block, launch) };
+        }
         let function = self.functions[kernel as usize];
         // SAFETY: the kernels take one `Launch` by value; the caller vouches for the addresses in it.
         unsafe { self.module.launch(stream, function, grid, block, launch) }

@@ -95,6 +95,7 @@ impl Registered {
     ///
     /// # Safety
     /// They stay mapped for as long as `owner` lives.
+    #[cfg(feature = "sim")]
     pub(super) unsafe fn image(
         gpu: &Arc<Gpu>,
         address: usize,

@@ -38,9 +38,18 @@ impl Module {
     /// # Errors
     /// [`Error::Device`] with the compiler's messages when the driver refuses the image.
     pub fn load(gpu: &Arc<Gpu>, image: &[u8]) -> Result<Self> {
+        Self::load_within(gpu, image, None)
+    }
+
+    /// The same with at most `registers` registers per thread; what does not fit is kept in memory.
+    pub(super) fn load_within(
+        gpu: &Arc<Gpu>,
+        image: &[u8],
+        registers: Option<u32>,
+    ) -> Result<Self> {
         Ok(Self {
             gpu: Arc::clone(gpu),
-            raw: compile(gpu, image)?,
+            raw: compile(gpu, image, registers)?,
         })
     }
 
@@ -131,22 +140,26 @@ fn attribute(function: sys::CUfunction, which: Attribute) -> Result<i32> {
     Ok(value)
 }
 
-fn compile(gpu: &Gpu, image: &[u8]) -> Result<sys::CUmodule> {
+fn compile(gpu: &Gpu, image: &[u8], registers: Option<u32>) -> Result<sys::CUmodule> {
     gpu.bind()?;
     // PTX has to end in a zero byte; a cubin knows its own length.
     let mut text = image.to_vec();
     text.push(0);
     let mut log = vec![0u8; LOG_BYTES];
-    let mut options = [
+    let mut options = vec![
         sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER,
         sys::CUjit_option::CU_JIT_ERROR_LOG_BUFFER_SIZE_BYTES,
     ];
-    let mut values = [
+    let mut values = vec![
         log.as_mut_ptr().cast::<c_void>(),
         std::ptr::without_provenance_mut(log.len()),
     ];
+    if let Some(registers) = registers {
+        options.push(sys::CUjit_option::CU_JIT_MAX_REGISTERS);
+        values.push(std::ptr::without_provenance_mut(registers as usize));
+    }
     let mut module = null_mut();
-    // SAFETY: both arrays have the two entries named, and the log outlives the call.
+    // SAFETY: both lists have as many entries, and the log outlives the call.
     let result = unsafe {
         sys::cuModuleLoadDataEx(
             &mut module,

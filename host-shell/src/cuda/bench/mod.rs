@@ -93,10 +93,26 @@ pub struct Case {
     pub lanes: u32,
     /// Commands in flight on each queue, in the other modes.
     pub depth: u32,
+    /// Few registers, in [`Mode::Shared`]: see [`Kernel::SharedNarrow`].
+    pub narrow: bool,
     /// CAP.DSTRD.
     pub dstrd: u8,
     /// The drive behind each queue pair, or none.
     pub model: Option<Model>,
+}
+
+impl Case {
+    /// Its launch.
+    pub fn grid(&self) -> Grid {
+        let grid = self.mode.grid(self.queues, self.threads, self.lanes);
+        match grid.kernel {
+            Kernel::Shared if self.narrow => Grid {
+                kernel: Kernel::SharedNarrow,
+                ..grid
+            },
+            _ => grid,
+        }
+    }
 }
 
 /// One run of a case.
@@ -211,7 +227,7 @@ impl Bench {
             lanes: case.lanes,
             ..Launch::default()
         };
-        let grid = case.mode.grid(case.queues, case.threads, case.lanes);
+        let grid = case.grid();
         // SAFETY: the data memory is the null controller's, which is stopped before this returns;
         // nobody else uses its queues.
         let ran = unsafe { self.set.run(grid, launch, false, LIMIT, || Ok(())) };
@@ -280,6 +296,26 @@ mod tests {
         assert_eq!(grid(Mode::Shared, 1, 65_536, 32), (512, 128));
         // One active lane of each warp: 32 times as many threads.
         assert_eq!(grid(Mode::Shared, 1, 256, 1), (64, 128));
+    }
+
+    #[test]
+    fn few_registers_are_for_the_shared_kernel_alone() {
+        let kernel = |mode, narrow| {
+            let case = Case {
+                mode,
+                queues: 1,
+                threads: 32,
+                lanes: 1,
+                depth: 1,
+                narrow,
+                dstrd: 0,
+                model: None,
+            };
+            case.grid().kernel
+        };
+        assert_eq!(kernel(Mode::Shared, true), Kernel::SharedNarrow);
+        assert_eq!(kernel(Mode::Shared, false), Kernel::Shared);
+        assert_eq!(kernel(Mode::Warp, true), Kernel::Warp);
     }
 
     #[test]

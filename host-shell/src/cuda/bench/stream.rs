@@ -15,9 +15,9 @@ use std::time::Duration;
 /// Bytes of a streaming command.
 const STREAM_BYTES: u64 = 1 << 20;
 const STREAM_COMMANDS: u64 = 4096;
-const STREAM_QUEUES: u32 = 4;
+const STREAM_QUEUES: u32 = 2;
 /// Commands in flight on each queue: a batch of copies under way, and the next one.
-const STREAM_DEPTH: u32 = 16;
+const STREAM_DEPTH: u32 = 32;
 
 /// The middle one of `runs` runs, after one to warm up.
 pub fn stream(kernels: &Arc<Kernels>, limits: &Limits, share: f64, runs: usize) -> Result<Value> {
