@@ -5,35 +5,16 @@ use nvme_tests::fuzz;
 use proptest::prelude::*;
 use std::path::Path;
 
-type Target = fn(&[u8]);
-
-const TARGETS: [(&str, Target); 14] = [
-    ("prp_round_trip", fuzz::prp_round_trip),
-    ("cqe_stream", fuzz::cqe_stream),
-    ("hostile_driver", fuzz::hostile_driver),
-    ("identify_log_pages", fuzz::identify_log_pages),
-    ("device_string", fuzz::device_string),
-    ("vfio_user_message", fuzz::vfio_user_message),
-    ("guest_memory", fuzz::guest_memory),
-    ("vfio_answers", fuzz::vfio_answers),
-    ("hostile_controller", fuzz::hostile_controller),
-    ("shared_queue", fuzz::shared_queue),
-    ("collective", fuzz::collective),
-    ("sgl_round_trip", fuzz::sgl_round_trip),
-    ("registers", fuzz::registers),
-    ("trace_decoder", fuzz::trace_decoder),
-];
-
 #[test]
 fn every_seed_of_every_corpus_passes() {
     let fuzz = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz");
     let manifest = std::fs::read_to_string(fuzz.join("Cargo.toml")).unwrap();
     assert_eq!(
         manifest.matches("[[bin]]").count(),
-        TARGETS.len(),
+        fuzz::TARGETS.len(),
         "a target is missing here"
     );
-    for (name, target) in TARGETS {
+    for (name, target) in fuzz::TARGETS {
         assert!(
             manifest.contains(&format!("name = \"{name}\"")),
             "{name} is no target"

@@ -32,6 +32,27 @@ pub use trace_decoder::trace_decoder;
 pub use vfio_answers::vfio_answers;
 pub use vfio_user_message::vfio_user_message;
 
+/// What a target does with the fuzzer's bytes.
+pub type Target = fn(&[u8]);
+
+/// Every target, by its name in fuzz/Cargo.toml.
+pub const TARGETS: [(&str, Target); 14] = [
+    ("prp_round_trip", prp_round_trip),
+    ("cqe_stream", cqe_stream),
+    ("hostile_driver", hostile_driver),
+    ("identify_log_pages", identify_log_pages),
+    ("device_string", device_string),
+    ("vfio_user_message", vfio_user_message),
+    ("guest_memory", guest_memory),
+    ("vfio_answers", vfio_answers),
+    ("hostile_controller", hostile_controller),
+    ("shared_queue", shared_queue),
+    ("collective", collective),
+    ("sgl_round_trip", sgl_round_trip),
+    ("registers", registers),
+    ("trace_decoder", trace_decoder),
+];
+
 /// Takes numbers out of the fuzzer's bytes; zeros when they are used up.
 pub struct Input<'a>(&'a [u8]);
 

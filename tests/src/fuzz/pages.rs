@@ -3,6 +3,8 @@
 use nvme_core::spec::identify::{self, ActiveNamespaces, IdentifyController, IdentifyNamespace};
 use nvme_core::spec::log_page::{self, ErrorEntry, FirmwareSlots, Smart};
 use nvme_core::spec::{Status, feature};
+use nvme_host::sysfs::Address;
+use nvme_host::units;
 use zerocopy::FromBytes;
 
 /// Every accessor of the Identify and log pages, over any bytes.
@@ -69,5 +71,26 @@ pub fn device_string(bytes: &[u8]) {
     match nvme_sim::config::parse(&format!("null?{options}")) {
         Ok(config) => assert!(!config.namespaces.is_empty(), "{options}: no namespace"),
         Err(error) => assert!(!error.to_string().is_empty(), "{options}: no reason given"),
+    }
+    words(text);
+}
+
+/// The words of other options: PCI addresses, sizes, numbers and times.
+fn words(text: &str) {
+    if let Ok(address) = text.parse::<Address>() {
+        let again = address.to_string().parse();
+        assert_eq!(again, Ok(address), "{text} is not what it is written as");
+    }
+    if let Ok(bytes) = units::parse_bytes(text) {
+        assert!(
+            bytes == 0 || !units::bytes(bytes).starts_with("0 "),
+            "{text}"
+        );
+    }
+    if let Ok(number) = units::parse_number(text) {
+        assert_eq!(units::parse_number(&format!("{number:#x}")), Ok(number));
+    }
+    if let Ok(time) = units::parse_duration(text) {
+        assert!(!time.is_zero() && !units::nanoseconds(time.as_nanos() as u64).is_empty());
     }
 }

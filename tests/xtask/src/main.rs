@@ -1,5 +1,6 @@
 //! `cargo xtask`: the project's chores, with the standard library alone.
 
+mod coverage;
 mod fuzz;
 mod gpu_test;
 mod guest;
@@ -29,8 +30,10 @@ usage: cargo xtask <command>
   loom [--deeper N | --mutants]
                      model-check the memory ordering of the queues; --deeper: with N more
                      preemptions; --mutants: weaken each order in turn, some model must fail
-  fuzz [--minutes M] [TARGET]
-                     fuzz every target (or one) for M minutes each, default 1
+  fuzz [--minutes M | --coverage | --bundle [DIR]] [TARGET...]
+                     fuzz every target (or some) for M minutes each, default 1; --coverage: the
+                     lines that their corpora reach; --bundle: programs for a machine without Rust
+  coverage           lines of the core and the simulator that the tests reach
 ";
 
 fn main() -> ExitCode {
@@ -45,6 +48,7 @@ fn main() -> ExitCode {
             ["gpu-test", rest @ ..] => gpu_test::command(rest),
             ["loom", rest @ ..] => loom::command(rest),
             ["guest", rest @ ..] => guest::command(rest),
+            ["coverage"] => coverage::command(),
             ["fuzz", rest @ ..] => fuzz::command(rest),
             [] | ["help" | "-h" | "--help"] => {
                 print!("{USAGE}");

@@ -4,10 +4,7 @@ use crate::process::{Failure, cargo, cargo_test, check, output, target_dir};
 use crate::report::Counts;
 use crate::{fuzz, guest, loom, ptx};
 use std::process::Command;
-use std::time::{Duration, Instant};
-
-/// How long each fuzz target runs here. `cargo xtask fuzz` runs longer.
-const FUZZ_SLICE: Duration = Duration::from_secs(20);
+use std::time::Instant;
 
 /// Builds that must keep working beside the default one: package and switches.
 const FEATURES: [(&str, &[&str]); 4] = [
@@ -27,7 +24,7 @@ const STAGES: [(&str, Stage); 10] = [
     ("feature matrix", feature_matrix),
     ("loom", loom::models),
     ("ptx", || ptx::run(false).map(|()| Counts::PASSED)),
-    ("fuzz", fuzz_slices),
+    ("fuzz", fuzz::stage),
     ("demo", demo),
     ("guest", guest::stage),
 ];
@@ -137,23 +134,6 @@ fn feature_matrix() -> Result<Counts, Failure> {
             .env("CARGO_TARGET_DIR", target_dir().join("features"));
         check(build.args(["check", "--package", package]).args(switches))?;
         counts.add(Counts::PASSED);
-    }
-    Ok(counts)
-}
-
-fn fuzz_slices() -> Result<Counts, Failure> {
-    crate::tools::cargo_fuzz()?;
-    let mut counts = Counts::default();
-    for target in fuzz::targets()? {
-        let result = fuzz::fuzz(&target, FUZZ_SLICE);
-        if let Err(failure) = &result {
-            println!("FAILED: {failure}");
-        }
-        counts.add(if result.is_ok() {
-            Counts::PASSED
-        } else {
-            Counts::FAILED
-        });
     }
     Ok(counts)
 }

@@ -11,6 +11,7 @@ const CRT_PACKAGE: &str = "nvidia-cuda-crt==13.5.37";
 const NVVM_PACKAGE: &str = "nvidia-nvvm==13.5.37";
 const RUNTIME_PACKAGE: &str = "nvidia-cuda-runtime==13.5.37";
 const CARGO_FUZZ: &str = "0.13.2";
+const CARGO_LLVM_COV: &str = "0.9.1";
 
 /// Looks a program up on PATH.
 pub fn on_path(program: &str) -> Option<PathBuf> {
@@ -144,21 +145,50 @@ pub fn libnvme() -> Result<(), Failure> {
 
 /// Makes `cargo fuzz` available.
 pub fn cargo_fuzz() -> Result<(), Failure> {
+    cargo_tool("fuzz", "cargo-fuzz", CARGO_FUZZ)
+}
+
+/// Makes `cargo llvm-cov` available.
+pub fn cargo_llvm_cov() -> Result<(), Failure> {
+    cargo_tool("llvm-cov", "cargo-llvm-cov", CARGO_LLVM_COV)
+}
+
+fn cargo_tool(command: &str, package: &str, version: &str) -> Result<(), Failure> {
     let there = cargo()
-        .args(["fuzz", "--version"])
+        .args([command, "--version"])
         .stderr(Stdio::null())
         .output();
     if there.is_ok_and(|there| there.status.success()) {
         return Ok(());
     }
-    let line = format!("cargo install --locked cargo-fuzz --version {CARGO_FUZZ}");
-    let why = "cargo-fuzz is not here";
+    let line = format!("cargo install --locked {package} --version {version}");
+    let why = format!("{package} is not here");
     if !is_root() {
         return Err(Failure::missing(format!("{why}; run: {line}")));
     }
     let mut install = cargo();
-    install.args(["install", "--locked", "cargo-fuzz", "--version", CARGO_FUZZ]);
+    install.args(["install", "--locked", package, "--version", version]);
     check(&mut install).map_err(|failure| Failure::missing(format!("{why}; {failure}")))
+}
+
+/// A tool of LLVM `major`: rustup's, Debian's, or the one of the Debian package that is installed here.
+pub fn llvm(program: &str, major: &str) -> Result<PathBuf, Failure> {
+    let rustup = sysroot(Path::new("rustc")).map(|root| {
+        root.join("lib/rustlib/x86_64-unknown-linux-gnu/bin")
+            .join(program)
+    });
+    let debian = PathBuf::from(format!("/usr/lib/llvm-{major}/bin")).join(program);
+    if let Some(tool) = rustup.filter(|tool| tool.is_file()) {
+        return Ok(tool);
+    }
+    if !debian.is_file() {
+        let why = format!("{program} of LLVM {major}, rustc's own version, is not here");
+        apt(&[&format!("llvm-{major}")], &why)?;
+    }
+    match debian.is_file() {
+        true => Ok(debian),
+        false => Err(Failure::missing(format!("no {}", debian.display()))),
+    }
 }
 
 /// The compiler's sysroot.

@@ -1,0 +1,227 @@
+//! Line coverage: which lines of the core and of the simulator the tests reach.
+
+use crate::process::{Failure, cargo, check, output, root, target_dir};
+use crate::tools;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What is measured, and the least share of its lines in percent.
+const MEASURED: [(&str, f64); 2] = [("nvme-core/src", 95.0), ("sim/src", 95.0)];
+/// The tests that count: of the two crates, and those of both together.
+const PACKAGES: [&str; 3] = ["nvme-core", "nvme-sim", "nvme-tests"];
+
+/// `cargo xtask coverage`
+pub fn command() -> Result<(), Failure> {
+    let llvm = llvm()?;
+    tools::cargo_llvm_cov()?;
+    let lcov = target_dir().join("coverage/tests.lcov");
+    let mut run = cargo();
+    run.args(["llvm-cov", "test", "--lcov", "--output-path"]);
+    run.arg(&lcov);
+    for package in PACKAGES {
+        run.args(["--package", package]);
+    }
+    run.args(["--features", "nvme-core/trace"]);
+    run.env("LLVM_COV", &llvm.cov)
+        .env("LLVM_PROFDATA", &llvm.profdata);
+    std::fs::create_dir_all(target_dir().join("coverage"))
+        .map_err(|error| Failure::new(format!("target/coverage: {error}")))?;
+    check(&mut run)?;
+    let text = std::fs::read_to_string(&lcov)
+        .map_err(|error| Failure::new(format!("{}: {error}", lcov.display())))?;
+    let lines = Lines::of(&text);
+    let mut low = Vec::new();
+    for (folder, least) in MEASURED {
+        let (mut total, mut reached) = (0, 0);
+        println!("\n{folder}: lines that no test reaches");
+        for (file, found) in lines.under(folder) {
+            let missed = found.missed();
+            total += found.total();
+            reached += found.total() - missed.len();
+            if !missed.is_empty() {
+                println!(
+                    "  {file}: {} of {}: {}",
+                    missed.len(),
+                    found.total(),
+                    ranges(&missed)
+                );
+            }
+        }
+        let share = 100.0 * reached as f64 / f64::from(total.max(1) as u32);
+        println!("{folder}: {reached} of {total} lines, {share:.2} %");
+        if share < least {
+            low.push(format!(
+                "{folder}: {share:.2} % of the lines, below {least} %"
+            ));
+        }
+    }
+    match low.is_empty() {
+        true => Ok(()),
+        false => Err(Failure::new(low.join("; "))),
+    }
+}
+
+/// LLVM's tools, of the version with which rustc instruments.
+pub struct Llvm {
+    pub cov: PathBuf,
+    pub profdata: PathBuf,
+}
+
+/// Finds them, or installs them.
+pub fn llvm() -> Result<Llvm, Failure> {
+    let told = output(Command::new("rustc").arg("-vV"))?;
+    let version = told
+        .lines()
+        .find_map(|line| line.strip_prefix("LLVM version: "));
+    let major = version.and_then(|version| version.split('.').next());
+    let major = major.ok_or_else(|| Failure::new("rustc -vV names no LLVM version"))?;
+    let cov = tools::llvm("llvm-cov", major)?;
+    Ok(Llvm {
+        profdata: cov.with_file_name("llvm-profdata"),
+        cov,
+    })
+}
+
+impl Llvm {
+    /// The counts of raw profiles of `program`, in the lcov format.
+    pub fn lcov(&self, raw: &[PathBuf], program: &Path) -> Result<String, Failure> {
+        let merged = target_dir().join("coverage/merged.profdata");
+        check(
+            Command::new(&self.profdata)
+                .args(["merge", "-sparse", "-o"])
+                .arg(&merged)
+                .args(raw),
+        )?;
+        let mut profile = std::ffi::OsString::from("-instr-profile=");
+        profile.push(&merged);
+        output(
+            Command::new(&self.cov)
+                .args(["export", "-format=lcov"])
+                .arg(profile)
+                .arg(program),
+        )
+    }
+}
+
+/// How often each line of a file ran; test modules are left out.
+#[derive(Default)]
+pub struct File(BTreeMap<u32, u64>);
+
+impl File {
+    pub fn total(&self) -> usize {
+        self.0.len()
+    }
+
+    /// Lines that never ran.
+    pub fn missed(&self) -> Vec<u32> {
+        let never = self.0.iter().filter(|(_, count)| **count == 0);
+        never.map(|(line, _)| *line).collect()
+    }
+}
+
+/// The files of the repository, by path.
+pub struct Lines(BTreeMap<String, File>);
+
+impl Lines {
+    /// Reads the lcov format.
+    pub fn of(lcov: &str) -> Self {
+        let mut files = BTreeMap::<String, File>::new();
+        let (mut name, mut end) = (None, u32::MAX);
+        for line in lcov.lines() {
+            if let Some(path) = line.strip_prefix("SF:") {
+                let path = Path::new(path).strip_prefix(root()).ok();
+                name = path.map(|path| path.display().to_string());
+                end = name.as_ref().map_or(0, |name| tests_begin(name));
+            } else if let (Some(name), Some(data)) = (&name, line.strip_prefix("DA:")) {
+                let mut numbers = data.split(',');
+                let mut number = || numbers.next()?.parse::<u64>().ok();
+                if let (Some(line), Some(count)) = (number(), number())
+                    && (line as u32) < end
+                {
+                    let file = files.entry(name.clone()).or_default();
+                    *file.0.entry(line as u32).or_default() += count;
+                }
+            }
+        }
+        Self(files)
+    }
+
+    pub fn of_file(&self, name: &str) -> Option<&File> {
+        self.0.get(name)
+    }
+
+    /// The files under a folder.
+    fn under(&self, folder: &str) -> impl Iterator<Item = (&String, &File)> {
+        let inside = move |name: &String| Path::new(name).starts_with(folder);
+        self.0.iter().filter(move |(name, _)| inside(name))
+    }
+}
+
+/// The line where a file's tests begin: they are no part of what is measured.
+fn tests_begin(name: &str) -> u32 {
+    if name.ends_with("/tests.rs") || name.ends_with("/testing.rs") {
+        return 0;
+    }
+    let text = std::fs::read_to_string(root().join(name)).unwrap_or_default();
+    first_test_line(&text)
+}
+
+fn first_test_line(text: &str) -> u32 {
+    let is_test = |line: &str| line.starts_with("#[cfg(") && line.contains("test");
+    let lines: Vec<&str> = text.lines().collect();
+    let module = lines
+        .windows(2)
+        .position(|pair| is_test(pair[0]) && pair[1].starts_with("mod "));
+    module.map_or(u32::MAX, |index| index as u32 + 1)
+}
+
+/// Lines as ranges: `3-5, 9`.
+pub fn ranges(lines: &[u32]) -> String {
+    let mut parts: Vec<(u32, u32)> = Vec::new();
+    for &line in lines {
+        match parts.last_mut() {
+            Some((_, last)) if *last + 1 == line => *last = line,
+            _ => parts.push((line, line)),
+        }
+    }
+    let shown = parts.iter().map(|(first, last)| match first == last {
+        true => first.to_string(),
+        false => format!("{first}-{last}"),
+    });
+    match parts.is_empty() {
+        true => "none".to_string(),
+        false => shown.collect::<Vec<_>>().join(", "),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn counts_of_the_same_line_add_up() {
+        let file = root().join("tests/xtask/src/report.rs");
+        let lcov = format!(
+            "SF:{0}\nDA:5,0\nDA:6,2\nend_of_record\nSF:{0}\nDA:5,1\nDA:7,0\nSF:/elsewhere\nDA:1,0\n",
+            file.display()
+        );
+        let lines = Lines::of(&lcov);
+        assert_eq!(lines.0.len(), 1);
+        let found = lines.of_file("tests/xtask/src/report.rs").unwrap();
+        assert_eq!((found.total(), found.missed()), (3, vec![7]));
+    }
+
+    #[test]
+    fn lines_of_tests_do_not_count() {
+        let text = "fn a() {}\n#[cfg(test)]\nuse x;\n#[cfg(all(test, not(loom)))]\nmod tests {\n";
+        assert_eq!(first_test_line(text), 4);
+        assert_eq!(first_test_line("fn a() {}\n"), u32::MAX);
+    }
+
+    #[test]
+    fn ranges_are_short() {
+        assert_eq!(ranges(&[1, 3, 4, 5, 9]), "1, 3-5, 9");
+        assert_eq!(ranges(&[]), "none");
+    }
+}

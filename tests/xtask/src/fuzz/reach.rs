@@ -1,0 +1,178 @@
+//! What the corpora of the targets reach: lines of the files that each target is for.
+
+use crate::coverage::{Lines, llvm, ranges};
+use crate::process::{Failure, cargo, check, root, target_dir};
+use std::process::Command;
+
+/// The files that a target is for.
+const FILES: [(&str, &[&str]); 14] = [
+    ("prp_round_trip", &["nvme-core/src/prp.rs"]),
+    (
+        "sgl_round_trip",
+        &["nvme-core/src/sgl.rs", "sim/src/sgl.rs"],
+    ),
+    (
+        "cqe_stream",
+        &[
+            "nvme-core/src/queue_pair.rs",
+            "nvme-core/src/inflight.rs",
+            "nvme-core/src/cq.rs",
+            "nvme-core/src/sq.rs",
+        ],
+    ),
+    (
+        "hostile_controller",
+        &[
+            "nvme-core/src/bringup.rs",
+            "nvme-core/src/bringup/script.rs",
+            "nvme-core/src/recovery.rs",
+            "nvme-core/src/shutdown.rs",
+            "nvme-core/src/queue_pair.rs",
+            "nvme-core/src/inflight.rs",
+        ],
+    ),
+    (
+        "hostile_driver",
+        &[
+            "sim/src/admin.rs",
+            "sim/src/create.rs",
+            "sim/src/device.rs",
+            "sim/src/doorbell.rs",
+            "sim/src/features.rs",
+            "sim/src/identify.rs",
+            "sim/src/logs.rs",
+            "sim/src/queue.rs",
+        ],
+    ),
+    (
+        "guest_memory",
+        &[
+            "sim/src/batch.rs",
+            "sim/src/data.rs",
+            "sim/src/interrupt.rs",
+            "sim/src/memory/host.rs",
+            "sim/src/nvm.rs",
+            "sim/src/prp.rs",
+        ],
+    ),
+    (
+        "identify_log_pages",
+        &[
+            "nvme-core/src/spec/feature.rs",
+            "nvme-core/src/spec/identify.rs",
+            "nvme-core/src/spec/identify/controller.rs",
+            "nvme-core/src/spec/identify/namespace.rs",
+            "nvme-core/src/spec/log_page.rs",
+            "nvme-core/src/spec/status.rs",
+        ],
+    ),
+    (
+        "device_string",
+        &[
+            "sim/src/options.rs",
+            "host-shell/src/units.rs",
+            "host-shell/src/sysfs/address.rs",
+        ],
+    ),
+    (
+        "vfio_user_message",
+        &[
+            "sim/src/vfio_user/channel.rs",
+            "sim/src/vfio_user/config_space.rs",
+            "sim/src/vfio_user/dma.rs",
+            "sim/src/vfio_user/function.rs",
+            "sim/src/vfio_user/irq.rs",
+            "sim/src/vfio_user/requests.rs",
+            "sim/src/vfio_user/server.rs",
+            "sim/src/vfio_user/session.rs",
+            "sim/src/vfio_user/wire.rs",
+        ],
+    ),
+    (
+        "vfio_answers",
+        &["host-shell/src/pci.rs", "host-shell/src/vfio/info.rs"],
+    ),
+    (
+        "shared_queue",
+        &[
+            "nvme-core/src/shared_queue.rs",
+            "nvme-core/src/shared_queue/drain.rs",
+            "nvme-core/src/shared_queue/ring.rs",
+            "nvme-core/src/shared_queue/wait.rs",
+            "nvme-core/src/queue_state.rs",
+        ],
+    ),
+    (
+        "collective",
+        &[
+            "nvme-core/src/collective.rs",
+            "nvme-core/src/queue_state.rs",
+        ],
+    ),
+    (
+        "registers",
+        &[
+            "sim/src/registers.rs",
+            "sim/src/device.rs",
+            "nvme-core/src/bringup.rs",
+            "nvme-core/src/shutdown.rs",
+        ],
+    ),
+    (
+        "trace_decoder",
+        &["nvme-core/src/trace.rs", "host-shell/src/cuda/trace.rs"],
+    ),
+];
+
+/// Runs the seeds, and what fuzzing has kept under target/fuzz-corpus, over an instrumented build.
+pub fn report(targets: &[String]) -> Result<(), Failure> {
+    let llvm = llvm()?;
+    let built = target_dir().join("coverage");
+    check(
+        cargo()
+            .args([
+                "build",
+                "--package",
+                "nvme-tests",
+                "--example",
+                "fuzz_replay",
+            ])
+            .env("RUSTFLAGS", "-Cinstrument-coverage")
+            .env("CARGO_TARGET_DIR", &built),
+    )?;
+    let program = built.join("debug/examples/fuzz_replay");
+    for target in targets {
+        let raw = built.join(format!("{target}.profraw"));
+        let mut replay = Command::new(&program);
+        replay.env("LLVM_PROFILE_FILE", &raw).arg(target);
+        replay.arg(root().join("fuzz/corpus").join(target));
+        let found = root().join("target/fuzz-corpus").join(target);
+        if found.is_dir() {
+            replay.arg(found);
+        }
+        check(&mut replay)?;
+        let lines = Lines::of(&llvm.lcov(&[raw], &program)?);
+        let files = FILES.iter().find(|(name, _)| name == target);
+        let Some((_, files)) = files else {
+            return Err(Failure::new(format!(
+                "{target}: name the files that it is for in tests/xtask/src/fuzz/reach.rs"
+            )));
+        };
+        println!("\n{target}");
+        for file in *files {
+            let Some(found) = lines.of_file(file) else {
+                println!("  {file}: not in the build");
+                continue;
+            };
+            let missed = found.missed();
+            let reached = found.total() - missed.len();
+            let share = 100.0 * reached as f64 / found.total().max(1) as f64;
+            println!(
+                "  {file}: {reached} of {} lines, {share:.1} %; not {}",
+                found.total(),
+                ranges(&missed)
+            );
+        }
+    }
+    Ok(())
+}
