@@ -173,6 +173,7 @@ mod tests {
             (0, 0)
         );
         assert_eq!(registers.read(offset::AQA), 0x0FFF_0FFF);
+        assert_eq!(registers.read(offset::CC), 1);
     }
 
     /// CSTS.NSSRO is cleared by writing 1 to it, and by nothing else.
