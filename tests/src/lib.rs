@@ -5,7 +5,7 @@
 
 #[cfg(not(loom))]
 pub mod audit;
-#[cfg(not(loom))]
+#[cfg(all(not(loom), feature = "fuzz"))]
 pub mod fuzz;
 pub mod hand;
 #[cfg(not(loom))]

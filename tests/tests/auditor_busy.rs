@@ -18,8 +18,8 @@ const SECOND: u64 = 1_000_000_000;
 /// The longest transfer that is asked for; MDTS splits it.
 const MOST: u64 = 128 << 10;
 /// Things done in one run, and commands that have to end in it.
-const ROUNDS: u32 = 10_000;
-const COMMANDS: usize = 300;
+const ROUNDS: u32 = 5_000;
+const COMMANDS: usize = 150;
 
 fn config() -> Config {
     let namespace = |block_bytes| {
@@ -153,6 +153,9 @@ fn a_busy_driver_breaks_no_rule() {
                     let later = pair.now_ns + SECOND * 2 / 5;
                     while pair.now_ns < later {
                         pair.sleep_until(later);
+                        for queue in 0..2 {
+                            pair.poll(queue).expect("honest completions");
+                        }
                     }
                 }
                 buffers.take_back(pair);

@@ -5,6 +5,7 @@ mod fuzz;
 mod gpu_test;
 mod guest;
 mod loom;
+mod planted;
 mod process;
 mod ptx;
 mod report;
@@ -34,6 +35,8 @@ usage: cargo xtask <command>
                      fuzz every target (or some) for M minutes each, default 1; --coverage: the
                      lines that their corpora reach; --bundle: programs for a machine without Rust
   coverage           lines of the core and the simulator that the tests reach
+  planted [NAME...]  plant each bug of tests/mutants (or those whose names contain NAME): its test
+                     has to fail, and the protocol auditor to find it
 ";
 
 fn main() -> ExitCode {
@@ -50,6 +53,7 @@ fn main() -> ExitCode {
             ["guest", rest @ ..] => guest::command(rest),
             ["coverage"] => coverage::command(),
             ["fuzz", rest @ ..] => fuzz::command(rest),
+            ["planted", rest @ ..] => planted::command(rest),
             [] | ["help" | "-h" | "--help"] => {
                 print!("{USAGE}");
                 Ok(())

@@ -2,7 +2,7 @@
 
 use crate::process::{Failure, cargo, cargo_test, check, output, target_dir};
 use crate::report::Counts;
-use crate::{fuzz, guest, loom, ptx};
+use crate::{fuzz, guest, loom, planted, ptx};
 use std::process::Command;
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ const FEATURES: [(&str, &[&str]); 4] = [
 
 type Stage = fn() -> Result<Counts, Failure>;
 
-const STAGES: [(&str, Stage); 10] = [
+const STAGES: [(&str, Stage); 11] = [
     ("formatting", formatting),
     ("clippy", clippy),
     ("tests", tests),
@@ -24,6 +24,7 @@ const STAGES: [(&str, Stage); 10] = [
     ("feature matrix", feature_matrix),
     ("loom", loom::models),
     ("ptx", || ptx::run(false).map(|()| Counts::PASSED)),
+    ("planted bugs", planted::stage),
     ("fuzz", fuzz::stage),
     ("demo", demo),
     ("guest", guest::stage),
