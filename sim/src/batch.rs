@@ -74,7 +74,8 @@ impl<'g> Batch<'_, 'g> {
             }
         } else {
             for _ in 0..count {
-                let held = self.sq.pending.len() >= self.sq.pending.capacity().max(1);
+                let held = self.sq.pending.len() - self.sq.afterwards;
+                let held = held >= self.sq.pending.capacity().max(1);
                 if self.cq.space() == 0 || (held && self.device.delays()) || self.is_full() {
                     break;
                 }
@@ -233,6 +234,7 @@ impl<'g> Batch<'_, 'g> {
     fn hold(&mut self, sqe: Sqe, due_ns: u64, fault: Option<Fault>) {
         let order = self.sq.fetched;
         self.sq.fetched += 1;
+        self.sq.afterwards += usize::from(fault.is_some_and(Fault::is_afterwards));
         self.sq.pending.push(Reverse(Pending {
             due_ns,
             order,
@@ -245,6 +247,7 @@ impl<'g> Batch<'_, 'g> {
     #[cold]
     fn afterwards(&mut self, sqe: &Sqe, fault: Fault) -> Result<(), DmaFault> {
         self.device.faults.note(self.qid, sqe.cid().0, fault);
+        self.sq.afterwards -= 1;
         if fault == Fault::Echo(0) {
             return self.post(sqe, Status::SUCCESS, 0, None);
         }

@@ -133,7 +133,7 @@ pub(crate) fn create_sq(
     own.settled.store(0, Ordering::Relaxed);
     device.highest.fetch_max(qid, Ordering::Relaxed);
     cq.users += 1;
-    let mut queue = SubmissionQueue::new(ring, cqid, device.delays());
+    let mut queue = SubmissionQueue::new(ring, cqid, device.scratch_bytes(), device.delays());
     queue.watch = device.observer.as_ref().map(|one| one.watch(qid));
     *sq = Some(queue);
     control.features.freeze_queues(granted, granted_cqs);

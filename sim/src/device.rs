@@ -14,7 +14,7 @@ use crate::logs::Logs;
 use crate::memory::{Held, Lock};
 use crate::namespace::Namespace;
 use crate::observe::Observer;
-use crate::queue::{Base, CompletionQueue, Ring, Slot, SubmissionQueue};
+use crate::queue::{Base, CompletionQueue, Ring, SCRATCH_BYTES, Slot, SubmissionQueue};
 use crate::registers::{NSSR_RESET, Registers};
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -402,7 +402,7 @@ impl Device {
         let mut cq = CompletionQueue::new(ring(&self.registers.acq, aqa.acqs_z(), CQE_BYTES));
         cq.users = 1;
         cq.vector = Some(0);
-        let mut sq = SubmissionQueue::new(sq, 0, self.delays());
+        let mut sq = SubmissionQueue::new(sq, 0, 0, self.delays());
         if let Some(observer) = &self.observer {
             observer.enable(self.page(), &sq.ring, &cq.ring);
             cq.watch = Some(observer.watch(0));
@@ -415,6 +415,15 @@ impl Device {
     /// Whether commands can be held back, so that queues need room for them.
     pub fn delays(&self) -> bool {
         !self.pacing.is_none() || !self.faults.is_empty()
+    }
+
+    /// Bytes that an I/O queue stages at once: fewer where every store is memory, which stages little.
+    pub fn scratch_bytes(&self) -> usize {
+        let in_memory = |one: &Namespace| one.store.span().is_some();
+        match self.namespaces.iter().all(in_memory) {
+            true => SCRATCH_BYTES / 16,
+            false => SCRATCH_BYTES,
+        }
     }
 
     /// Cuts the power and switches it on again: whatever was not flushed is gone, and so is every

@@ -139,12 +139,14 @@ pub(crate) struct SubmissionQueue {
     pub bad_tail: Option<u32>,
     pub pending: BinaryHeap<Reverse<Pending>>,
     pub fetched: u64,
+    /// Of `pending`, those that have completed already: they take no room from commands.
+    pub afterwards: usize,
     pub scratch: Box<[u8]>,
     pub watch: Option<Watch>,
 }
 
 impl SubmissionQueue {
-    pub fn new(ring: Ring, cqid: u16, delayed: bool) -> Self {
+    pub fn new(ring: Ring, cqid: u16, scratch_bytes: usize, delayed: bool) -> Self {
         let pending = if delayed {
             (ring.entries as usize).min(MAX_PENDING)
         } else {
@@ -158,7 +160,8 @@ impl SubmissionQueue {
             bad_tail: None,
             pending: BinaryHeap::with_capacity(pending),
             fetched: 0,
-            scratch: alloc::vec![0; SCRATCH_BYTES].into_boxed_slice(),
+            afterwards: 0,
+            scratch: alloc::vec![0; scratch_bytes].into_boxed_slice(),
             watch: None,
         }
     }

@@ -47,7 +47,7 @@ fn impossible_doorbells_are_refused_and_reported_once() {
     assert!(!cq.take_head(4));
     assert_eq!(cq.head, 1);
     assert!(cq.take_head(0));
-    let mut sq = SubmissionQueue::new(ring(4, 64), 1, false);
+    let mut sq = SubmissionQueue::new(ring(4, 64), 1, 0, false);
     assert!(!sq.take_tail(4));
     assert_eq!(sq.waiting(), 0);
     assert!(sq.take_tail(3));

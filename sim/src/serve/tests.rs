@@ -93,6 +93,23 @@ fn an_echo_comes_later_and_so_do_late_data() {
     assert_eq!(driver.drain(1), [], "it has completed before");
 }
 
+/// An echo to come takes no room from commands: one after the other completes in the smallest queue.
+#[test]
+fn echoes_to_come_hold_nothing_up() {
+    let mut config = config();
+    config.faults.rules.push(FaultRule {
+        when: When::default(),
+        what: Fault::Echo(1 << 40),
+    });
+    let mut driver = Driver::with_queue(config);
+    for _ in 0..3 * ENTRIES {
+        let cid = driver.push(1, read());
+        driver.ring(1);
+        driver.step();
+        assert_eq!(driver.drain(1), [(cid, 0)]);
+    }
+}
+
 #[test]
 fn flipped_bits_make_a_stale_identifier() {
     let mut driver = with(Fault::FlippedCid(0x1000), 2);

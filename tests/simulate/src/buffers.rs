@@ -28,8 +28,8 @@ pub struct Pool<'a> {
 }
 
 /// Buffers of two and of four pages.
-const SMALL: usize = 28;
-const BIG: usize = 5;
+const SMALL: usize = 24;
+const BIG: usize = 4;
 
 impl<'a> Pool<'a> {
     /// Takes the buffers out of `memory`.

@@ -233,6 +233,11 @@ impl Coverage {
         self.0[kind as usize][state as usize]
     }
 
+    /// How many faults were seen.
+    pub fn total(&self) -> u64 {
+        self.0.iter().flatten().sum()
+    }
+
     /// Adds what another run has seen.
     pub fn add(&mut self, other: &Self) {
         for (sum, more) in self.0.iter_mut().flatten().zip(other.0.iter().flatten()) {

@@ -8,30 +8,27 @@ use crate::setup::{ADMIN_NS, GRACE_NS};
 use crate::trace::Event;
 use crate::world::World;
 use nvme_core::bringup::{self, Bringup};
-use nvme_core::recovery::{AbortAttempt, DeletionStep, QueueDeletion, Step};
-use nvme_core::shutdown::{self, Kind, Shutdown};
+use nvme_core::recovery::{AbortAttempt, QueueDeletion, Step};
+use nvme_core::shutdown::Shutdown;
 use nvme_core::spec::Qid;
 use nvme_core::spec::register::{ALL_ONES, Csts, offset};
-use nvme_core::{AbortReason, BringupError, Quiesced, Registers};
+use nvme_core::{BringupError, Registers};
 use nvme_sim::Controller;
 
 /// How long a host sleeps that has nothing to wait for but a time-out.
-const NAP_NS: u64 = 20_000_000;
-/// The longest that a bring-up may take: three waits for CSTS.RDY of a second, and its commands.
-const RAISE_NS: u64 = 3_000_000_000 + 16 * (ADMIN_NS + NAP_NS);
+pub(crate) const NAP_NS: u64 = 20_000_000;
 /// The longest that an abort may take.
 const ABORT_NS: u64 = 2 * GRACE_NS + NAP_NS;
-/// Failed attempts in a row after which somebody turns the power off and on.
-const ATTEMPTS: u32 = 4;
 
 /// What the host is doing.
 pub(crate) enum Mode<'a> {
     /// The controller is disabled; it is brought up after so many turns.
     Off { turns: u32 },
-    /// It is being brought up.
+    /// It is being brought up, after so many turns in which nobody does anything.
     Raising {
         machine: Box<Bringup<'a>>,
         since_ns: u64,
+        pause: u32,
     },
     /// It works; so many turns pass before a late command is dealt with.
     Up { patience: u32 },
@@ -79,7 +76,7 @@ impl Registers for Bar<'_> {
 }
 
 impl<'a> World<'a> {
-    fn enter(&mut self, name: &'static str, mode: Mode<'a>, why: &str) {
+    pub fn enter(&mut self, name: &'static str, mode: Mode<'a>, why: &str) {
         self.trace
             .add(self.now_ns, Event::Mode { name }, || why.to_owned());
         self.mode = mode;
@@ -97,7 +94,7 @@ impl<'a> World<'a> {
     }
 
     /// When the controller can do something next; `u64::MAX` for never.
-    fn next_work(&self) -> u64 {
+    pub fn next_work(&self) -> u64 {
         if self.ground.bells.is_rung() {
             return self.now_ns + 1_000;
         }
@@ -240,6 +237,8 @@ impl<'a> World<'a> {
                 until_ns = until_ns.min(self.now_ns + 500_000);
             }
             if until_ns <= self.now_ns {
+                // The driver is asked next, and its clock may be coarse.
+                self.now_ns += 2_000;
                 return Ok(());
             }
             let next = self.next_work().max(self.now_ns + 1);
@@ -257,7 +256,7 @@ impl<'a> World<'a> {
         self.raise(why)
     }
 
-    fn raise(&mut self, why: &str) -> Result<(), Failure> {
+    pub fn raise(&mut self, why: &str) -> Result<(), Failure> {
         let config = bringup::Config {
             queue_pairs: self.queues.len() as u32,
             plans: self.ground.plans,
@@ -268,7 +267,17 @@ impl<'a> World<'a> {
             Ok(machine) => {
                 let machine = Box::new(machine);
                 let since_ns = self.now_ns;
-                self.enter("raise", Mode::Raising { machine, since_ns }, why);
+                let pause = if self.recovering {
+                    self.plan.setup.patience / 2
+                } else {
+                    0
+                };
+                let mode = Mode::Raising {
+                    machine,
+                    since_ns,
+                    pause,
+                };
+                self.enter("raise", mode, why);
             }
             Err(BringupError::DeviceGone) => self.enter("gone", Mode::Gone, why),
             Err(error) => {
@@ -287,240 +296,5 @@ impl<'a> World<'a> {
             queue.ring();
         }
         self.enter("drain", Mode::Draining { hurry, stop }, "");
-    }
-
-    /// One turn while no commands are taken.
-    pub fn turn(&mut self) -> Result<(), Failure> {
-        self.work()?;
-        // Whoever replaces the mode meanwhile has decided what comes next.
-        let mode = std::mem::replace(&mut self.mode, Mode::Off { turns: u32::MAX });
-        let next = self.step(mode)?;
-        if let (Mode::Off { turns: u32::MAX }, Some(mode)) = (&self.mode, next) {
-            self.mode = mode;
-        }
-        Ok(())
-    }
-
-    /// The mode that goes on, or `None` when another one was entered.
-    fn step(&mut self, mode: Mode<'a>) -> Result<Option<Mode<'a>>, Failure> {
-        match mode {
-            Mode::Off { turns: 0 } => {
-                self.recovering = false;
-                self.raise("it was off")?;
-                Ok(None)
-            }
-            Mode::Off { turns } => {
-                self.now_ns += 100_000;
-                Ok(Some(Mode::Off { turns: turns - 1 }))
-            }
-            Mode::Gone => self.step_gone(),
-            Mode::Raising { machine, since_ns } => self.step_raising(machine, since_ns),
-            Mode::Draining { hurry, stop } => self.step_draining(hurry, stop),
-            Mode::Deleting { .. } => self.step_deleting(mode),
-            Mode::Stopping { machine, abrupt } => self.step_stopping(machine, abrupt),
-            Mode::Up { .. } | Mode::Aborting { .. } => Ok(Some(mode)),
-        }
-    }
-
-    fn step_gone(&mut self) -> Result<Option<Mode<'a>>, Failure> {
-        self.now_ns += 1_000_000;
-        if self.ground.sim.read32(offset::CSTS) == ALL_ONES {
-            return Ok(Some(Mode::Gone));
-        }
-        self.raise("it is back")?;
-        Ok(None)
-    }
-
-    /// The controller has let go of everything: so do the drivers.
-    fn release(&mut self, proof: &Quiesced) -> Result<(), Failure> {
-        let reason = AbortReason::ControllerReset;
-        while self.admin.reclaim(proof, reason).is_some() {}
-        self.admin.restart(proof);
-        for queue in 0..self.queues.len() {
-            self.reclaim(queue, proof, reason)?;
-            if self.sabotage != Sabotage::NoRestart {
-                self.queues[queue].restart(proof);
-            }
-        }
-        self.ground.bells.clear();
-        Ok(())
-    }
-
-    fn step_raising(
-        &mut self,
-        mut machine: Box<Bringup<'a>>,
-        since_ns: u64,
-    ) -> Result<Option<Mode<'a>>, Failure> {
-        let took = self.now_ns - since_ns;
-        let step = machine.step(&Bar(self.ground.sim), &mut self.admin, self.now_ns);
-        if took > RAISE_NS {
-            return Err(Failure::new(
-                "deadline",
-                format!("a bring-up takes {took} ns: {step:?}"),
-            ));
-        }
-        match step {
-            Ok(bringup::Step::Wait { until_ns }) => self.sleep(until_ns),
-            Ok(bringup::Step::Disabled(proof)) => {
-                self.release(&proof)?;
-                machine.enable(proof);
-            }
-            Ok(bringup::Step::HostMemory { .. }) => machine.host_memory(None),
-            Ok(bringup::Step::Ready) => {
-                let created = machine.info().created;
-                if created < self.ground.plans.len() as u32 {
-                    // A torn completion may have told too few queues.
-                    if !self.disturbed {
-                        return Err(Failure::new(
-                            "recovery",
-                            format!("{created} queues were created"),
-                        ));
-                    }
-                    self.recover("too few queues")?;
-                    return Ok(None);
-                }
-                self.recovered += u32::from(self.recovering);
-                (self.recovering, self.disturbed, self.failures) = (true, false, 0);
-                let patience = self.plan.setup.patience;
-                self.enter("up", Mode::Up { patience }, "");
-                return Ok(None);
-            }
-            Err(error) => {
-                self.failed(error)?;
-                return Ok(None);
-            }
-        }
-        Ok(Some(Mode::Raising { machine, since_ns }))
-    }
-
-    /// A bring-up ended with an error: the queues take no commands, and the host tries again.
-    fn failed(&mut self, error: BringupError) -> Result<(), Failure> {
-        if !self.disturbed {
-            let text = format!("bring-up ends with {error:?} and nothing was wrong");
-            return Err(Failure::new("recovery", text));
-        }
-        self.failures += 1;
-        if self.failures >= ATTEMPTS && self.away.is_none() {
-            self.failures = 0;
-            self.cut_power();
-        }
-        self.recover("bring-up failed")
-    }
-
-    fn step_draining(
-        &mut self,
-        hurry: bool,
-        stop: Option<bool>,
-    ) -> Result<Option<Mode<'a>>, Failure> {
-        for queue in 0..self.queues.len() {
-            self.poll(queue)?;
-            self.expire(queue)?;
-            self.queues[queue].ring();
-        }
-        if self.accounts.any_overdue() {
-            self.recover("a command is late while the queues are drained")?;
-            return Ok(None);
-        }
-        if self.accounts.open == 0 || hurry {
-            self.accounts.abortable(0);
-            let deletion = QueueDeletion::new(Qid(1), ADMIN_NS);
-            return Ok(Some(Mode::Deleting {
-                deletion,
-                queue: 0,
-                stop,
-                emptied: false,
-            }));
-        }
-        let deadlines = [0, 1].map(|queue| self.accounts.next_deadline(queue).unwrap_or(u64::MAX));
-        let next = self.next_work().max(self.now_ns + 1);
-        self.now_ns = next
-            .min(deadlines[0])
-            .min(deadlines[1])
-            .max(self.now_ns + 1);
-        Ok(Some(Mode::Draining { hurry, stop }))
-    }
-
-    fn step_deleting(&mut self, mode: Mode<'a>) -> Result<Option<Mode<'a>>, Failure> {
-        let Mode::Deleting {
-            mut deletion,
-            queue,
-            stop,
-            mut emptied,
-        } = mode
-        else {
-            return Ok(Some(mode));
-        };
-        for one in 0..self.queues.len() {
-            self.poll(one)?;
-        }
-        match deletion.step(&mut self.admin, self.now_ns, drop) {
-            DeletionStep::Wait { until_ns } => self.sleep(until_ns),
-            DeletionStep::Emptied(proof) => {
-                emptied = true;
-                self.poll(queue)?;
-                self.reclaim(queue, &proof, AbortReason::QueueDeleted)?;
-            }
-            DeletionStep::ResetNeeded(_) => {
-                self.recover("a queue could not be deleted")?;
-                return Ok(None);
-            }
-            DeletionStep::Done if queue + 1 < self.queues.len() => {
-                self.accounts.abortable(queue + 1);
-                let deletion = QueueDeletion::new(Qid(queue as u16 + 2), ADMIN_NS);
-                return Ok(Some(Mode::Deleting {
-                    deletion,
-                    queue: queue + 1,
-                    stop,
-                    emptied: false,
-                }));
-            }
-            DeletionStep::Done => {
-                let Some(abrupt) = stop else {
-                    self.recover("queues are to be created again")?;
-                    return Ok(None);
-                };
-                let kind = if abrupt { Kind::Abrupt } else { Kind::Normal };
-                let machine = Shutdown::new(kind, 100);
-                self.enter("stop", Mode::Stopping { machine, abrupt }, "");
-                return Ok(None);
-            }
-        }
-        Ok(Some(Mode::Deleting {
-            deletion,
-            queue,
-            stop,
-            emptied,
-        }))
-    }
-
-    fn step_stopping(
-        &mut self,
-        mut machine: Shutdown,
-        abrupt: bool,
-    ) -> Result<Option<Mode<'a>>, Failure> {
-        match machine.step(&Bar(self.ground.sim), self.now_ns) {
-            Ok(shutdown::Step::Wait { until_ns }) => {
-                self.sleep(until_ns);
-                return Ok(Some(Mode::Stopping { machine, abrupt }));
-            }
-            Ok(shutdown::Step::Done(proof)) => {
-                self.release(&proof)?;
-                if !abrupt && !self.disturbed {
-                    self.accounts.model.saved();
-                }
-                self.enter("off", Mode::Off { turns: 4 }, "");
-            }
-            Err(_) if !self.disturbed => {
-                return Err(Failure::new(
-                    "recovery",
-                    "a shutdown failed and nothing was wrong",
-                ));
-            }
-            Err(error) => {
-                let why = format!("{error:?}");
-                self.recover(&why)?;
-            }
-        }
-        Ok(None)
     }
 }

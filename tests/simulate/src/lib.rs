@@ -24,5 +24,6 @@ pub mod sabotage;
 pub mod seed;
 pub mod setup;
 pub mod shrink;
+mod steps;
 pub mod trace;
 mod world;

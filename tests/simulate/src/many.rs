@@ -5,9 +5,10 @@ use crate::fault::Coverage;
 use crate::plan::Plan;
 use crate::run::{Arena, run};
 use crate::sabotage::Sabotage;
+use rustix::time::{ClockId, clock_gettime};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// Seeds that a thread takes at once.
 const SHARE: u64 = 32;
@@ -25,7 +26,7 @@ pub struct Total {
     pub recoveries: u64,
     /// Virtual time that passed.
     pub virtual_ns: u128,
-    /// Time that every thread together was busy.
+    /// Processor time of all threads together.
     pub busy: Duration,
     /// Which faults met which states.
     pub coverage: Coverage,
@@ -78,9 +79,15 @@ pub fn many(
     total
 }
 
+/// What this thread has used: other work on the machine does not count.
+fn processor_time() -> Duration {
+    let time = clock_gettime(ClockId::ThreadCPUTime);
+    Duration::new(time.tv_sec as u64, time.tv_nsec as u32)
+}
+
 fn run_share(arena: &mut Arena, seeds: impl Iterator<Item = u64>, sabotage: Sabotage) -> Total {
     let mut total = Total::default();
-    let began = Instant::now();
+    let began = processor_time();
     for seed in seeds {
         let one = run(arena, &Plan::draw(seed), sabotage, false);
         total.seeds += 1;
@@ -92,7 +99,7 @@ fn run_share(arena: &mut Arena, seeds: impl Iterator<Item = u64>, sabotage: Sabo
             .failures
             .extend(one.failure.map(|failure| (seed, failure)));
     }
-    total.busy = began.elapsed();
+    total.busy = processor_time().saturating_sub(began);
     total
 }
 
@@ -107,7 +114,7 @@ impl Total {
         self.failures.extend(other.failures);
     }
 
-    /// Seeds that one thread runs in a second.
+    /// Seeds that one thread runs in a second of processor time.
     pub fn per_second(&self) -> f64 {
         self.seeds as f64 / self.busy.as_secs_f64().max(1e-9)
     }

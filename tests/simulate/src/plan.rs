@@ -152,11 +152,15 @@ impl Plan {
         let mut ops: Vec<Op> = (0..OPS).map(|_| draw_op(&mut rng)).collect();
         let mut traps = Vec::new();
         for _ in 0..1 + rng.below(3) {
-            let state = pick(&mut rng, &State::ALL);
-            draw_trap(&mut rng, state, &mut traps);
+            let state = draw_state(&mut rng);
+            let kind = draw_trap(&mut rng, state, &mut traps);
+            if matches!(kind, Kind::Echo | Kind::LateData) && state != State::BringUp {
+                // What comes later must have begun before.
+                traps.push(trap(&mut rng, State::InFlight, kind));
+            }
             match state {
                 State::TimedOut | State::Aborting => {
-                    setup.aborts = true;
+                    (setup.aborts, setup.patience) = (true, pick(&mut rng, &[6, 20, 40]));
                     let kind = pick(&mut rng, &[Kind::Drop, Kind::Late, Kind::Stubborn]);
                     traps.push(trap(&mut rng, State::InFlight, kind));
                 }
@@ -186,6 +190,15 @@ impl Plan {
     }
 }
 
+/// Any state; more often those that pass quickly.
+fn draw_state(rng: &mut Rng) -> State {
+    match rng.below(13) {
+        9..12 => State::TimedOut,
+        12 => State::Draining,
+        any => State::ALL[any as usize],
+    }
+}
+
 fn draw_op(rng: &mut Rng) -> Op {
     let queue = rng.below(2) as u8;
     match rng.below(128) {
@@ -209,13 +222,14 @@ fn leave(rng: &mut Rng) -> Op {
     }
 }
 
-fn draw_trap(rng: &mut Rng, state: State, traps: &mut Vec<Trap>) {
+fn draw_trap(rng: &mut Rng, state: State, traps: &mut Vec<Trap>) -> Kind {
     let possible: Vec<Kind> = Kind::ALL
         .into_iter()
         .filter(|kind| impossible(*kind, state).is_none())
         .collect();
     let kind = pick(rng, &possible);
     traps.push(trap(rng, state, kind));
+    kind
 }
 
 fn trap(rng: &mut Rng, state: State, kind: Kind) -> Trap {

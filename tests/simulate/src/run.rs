@@ -2,14 +2,14 @@
 
 use crate::account::Failure;
 use crate::bus::{Bells, Side};
-use crate::fault::Coverage;
+use crate::fault::{Coverage, Kind};
 use crate::host::Mode;
 use crate::memory::{Area, Memory, PAGE};
 use crate::plan::{Op, Order, Plan, Verb};
 use crate::queue::{IoQueue, Lane, Pair, Threads};
 use crate::sabotage::Sabotage;
 use crate::seed::Rng;
-use crate::setup::{BLOCK_BYTES, BLOCKS, Driver, MAX_BLOCKS, QueueSetup, Setup};
+use crate::setup::{BLOCK_BYTES, BLOCKS, Driver, MAX_BLOCKS, QueueSetup, Setup, pick};
 use crate::world::{Ground, World};
 use nvme_core::bringup::QueuePlan;
 use nvme_core::queue_state::{QueueState, words};
@@ -21,7 +21,7 @@ use nvme_sim::{Config, Controller, FaultPlan};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Memory of both sides.
-const MEMORY: u64 = 132 * PAGE;
+const MEMORY: u64 = 112 * PAGE;
 /// Turns after the last operation in which everything must have come to rest.
 const TURNS: u32 = 20_000;
 
@@ -245,6 +245,11 @@ impl World<'_> {
             self.apply(*op)?;
         }
         self.top_up()?;
+        let quiet = self.recovered == 0 || self.coverage.total() == 0;
+        if quiet && self.plan.commands > 0 {
+            // No seed without a fault and a recovery.
+            self.break_down()?;
+        }
         self.make_peace();
         self.settle()?;
         if self.disturbed {
@@ -290,6 +295,16 @@ impl World<'_> {
             }
         }
         Ok(())
+    }
+
+    /// One more fault that takes a reset, with commands in flight.
+    fn break_down(&mut self) -> Result<(), Failure> {
+        let kinds = [Kind::Cfs, Kind::Restart, Kind::PowerCut, Kind::Removal];
+        let mut rng = Rng::new(self.plan.seed ^ 1);
+        for queue in [0, 1] {
+            self.apply(Op::Fill(queue, Order::draw(&mut rng)))?;
+        }
+        self.strike(pick(&mut rng, &kinds), 3)
     }
 
     /// Lets everything come to an end: the controller is up, and nothing is in flight.

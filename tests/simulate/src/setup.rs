@@ -83,7 +83,7 @@ impl Setup {
         Self {
             queues,
             admin: (pick(rng, &[2, 3, 4, 8, 16]), pick(rng, &[2, 3, 8, 16])),
-            cache_bytes: pick(rng, &[0, 1, 64 << 10, 1 << 19]),
+            cache_bytes: pick(rng, &[0, 1, 64 << 10, 1 << 18]),
             profile,
             ready_delay_ns: pick(rng, &[0, 0, 50_000, 3_000_000]),
             shutdown_delay_ns: pick(rng, &[0, 2_000_000]),

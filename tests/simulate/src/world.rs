@@ -208,18 +208,21 @@ impl<'a> World<'a> {
             return Ok(());
         }
         match trap.kind {
-            Kind::LostTail | Kind::LostHead => {
-                let tail = trap.kind == Kind::LostTail;
-                self.ground
-                    .bells
-                    .lose(trap.qid, if tail { Side::Tail } else { Side::Head });
-                return Ok(());
-            }
+            Kind::LostTail => self.ground.bells.lose(trap.qid, Side::Tail),
+            Kind::LostHead => self.ground.bells.lose(trap.qid, Side::Head),
+            kind => return self.strike(kind, trap.value as u32 % 60),
+        }
+        Ok(())
+    }
+
+    /// Something befalls the controller now; one that leaves the bus is back after `turns` turns.
+    pub fn strike(&mut self, kind: Kind, turns: u32) -> Result<(), Failure> {
+        let (sim, state) = (self.ground.sim, self.state());
+        match kind {
             Kind::Cfs => sim.fail(),
             Kind::AllOnes | Kind::Removal => {
                 sim.unplug();
-                let turns = trap.value as u32 % 60;
-                self.away = Some((turns, trap.kind == Kind::Removal));
+                self.away = Some((turns, kind == Kind::Removal));
             }
             Kind::Restart => {
                 sim.function_reset();
@@ -228,8 +231,8 @@ impl<'a> World<'a> {
             Kind::PowerCut => self.cut_power(),
             _ => {}
         }
-        self.saw(trap.kind, self.state());
-        if trap.kind == Kind::Reset {
+        self.saw(kind, state);
+        if kind == Kind::Reset {
             return self.recover("a reset that was asked for");
         }
         Ok(())
