@@ -16,7 +16,7 @@
 //! - [`trace`]: what happened, as binary events.
 //!
 //! The core never reads a clock, sleeps, allocates, or panics on what a device says.
-#![cfg_attr(not(any(test, loom)), no_std)]
+#![cfg_attr(not(any(test, loom, tsan)), no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch))]
 #![deny(missing_docs)]
 

@@ -75,9 +75,14 @@ impl Rig {
         QueueState::new(&self.state, QID, entries, self.slots).expect("a possible queue")
     }
 
+    /// The result cells.
+    pub fn cells(&self) -> Cells<'_> {
+        Cells::new(&self.cells)
+    }
+
     /// The queue as any thread uses it.
     pub fn shared(&self) -> SharedQueue<'_> {
-        SharedQueue::new(self.memory(), self.state(), Cells::new(&self.cells))
+        SharedQueue::new(self.memory(), self.state(), self.cells())
     }
 
     /// The queue as a group uses it.

@@ -7,7 +7,7 @@
 
 use nvme_core::mem::{CqRing, DmaWords, Doorbell, SqRing};
 use nvme_core::spec::Iova;
-use nvme_sim::{DmaGuard, DmaMemory, Doorbells, Region, Span};
+use nvme_sim::{DmaGuard, DmaMemory, Doorbells, HostMemory, Region, Span};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
@@ -154,6 +154,19 @@ impl Memory {
     pub fn refused(&self) -> Vec<u64> {
         self.refused.lock().unwrap().clone()
     }
+}
+
+/// All of `memory` for a controller that has threads of its own.
+///
+/// # Panics
+/// Never: the pages are consecutive.
+pub fn host(memory: &'static Memory) -> HostMemory {
+    let host = HostMemory::new();
+    let start = memory.pages.as_ptr().cast_mut().cast();
+    // SAFETY: the pages live for ever and are used as atomics on both sides.
+    let mapped = unsafe { host.map(BASE, start, memory.pages.len() as u64 * PAGE) };
+    mapped.expect("an empty table");
+    host
 }
 
 /// A look at the memory by the controller.

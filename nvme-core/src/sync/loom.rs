@@ -1,68 +1,10 @@
 //! Model-checking twin: loom's atomics, scopes ignored.
-//!
-//! An operation that orders is known by its place in the code. `NVME_LOOM_WEAKEN=shared_queue.rs:12=Relaxed`
-//! runs the models with the order at that place weakened, to see that one of them fails;
-//! `NVME_LOOM_SITES=FILE` collects the places that were met. `cargo xtask loom --mutants` does both.
 
+use super::site::at_site;
 use super::{Order, Scope};
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{self, Ordering};
-use std::collections::BTreeSet;
-use std::env;
-use std::fmt::Write as _;
-use std::panic::Location;
-use std::string::String;
 use std::sync::atomic::AtomicBool;
-use std::sync::{LazyLock, Mutex, PoisonError};
-
-/// File name and line of the place to weaken, and the order that remains there.
-static WEAKENED: LazyLock<Option<(String, u32, Order)>> = LazyLock::new(|| {
-    let given = env::var("NVME_LOOM_WEAKEN").ok()?;
-    let (file, rest) = given.split_once(':')?;
-    let (line, order) = rest.split_once('=')?;
-    let order = match order {
-        "Acquire" => Order::Acquire,
-        "Release" => Order::Release,
-        _ => Order::Relaxed,
-    };
-    Some((file.into(), line.parse().ok()?, order))
-});
-
-static SITES: LazyLock<Option<String>> = LazyLock::new(|| env::var("NVME_LOOM_SITES").ok());
-
-/// The order to use at the caller's place: `order`, unless that place is weakened.
-#[track_caller]
-pub fn at_site(order: Order) -> Order {
-    if order == Order::Relaxed {
-        return order;
-    }
-    let place = Location::caller();
-    let file = place.file().rsplit('/').next().unwrap_or_default();
-    if let Some(path) = &*SITES {
-        note(path, file, place.line(), order);
-    }
-    match &*WEAKENED {
-        Some((name, line, weak)) if *line == place.line() && name == file => *weak,
-        _ => order,
-    }
-}
-
-/// Appends a place to the list, once.
-fn note(path: &str, file: &str, line: u32, order: Order) {
-    static SEEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
-    let mut text = String::new();
-    let _ = writeln!(text, "{file}:{line}={order:?}");
-    let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
-    if seen.insert(text.clone()) {
-        let file = std::fs::OpenOptions::new()
-            .append(true)
-            .create(true)
-            .open(path);
-        let written =
-            file.and_then(|mut file| std::io::Write::write_all(&mut file, text.as_bytes()));
-        assert!(written.is_ok(), "cannot write to {path}");
-    }
-}
 
 fn ordering(order: Order) -> Ordering {
     match order {

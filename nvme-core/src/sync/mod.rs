@@ -1,7 +1,7 @@
 //! The one place atomics come from.
 //!
-//! Three twins with one interface: `core` on the host, `loom` under model checking, inline PTX on the
-//! GPU. rustc's NVPTX back end drops the ordering of read-modify-write operations and knows only the
+//! Four twins with one interface: `core` on the host, `loom` under model checking, `tsan` under
+//! ThreadSanitizer, inline PTX on the GPU. rustc's NVPTX back end drops the ordering of read-modify-write operations and knows only the
 //! `.sys` scope, so nothing in this crate may use `core::sync::atomic` directly.
 
 /// Who must see an operation in order. The host and loom know only one scope and ignore it.
@@ -28,16 +28,21 @@ pub enum Order {
     AcqRel,
 }
 
-#[cfg(all(not(loom), not(target_arch = "nvptx64")))]
+#[cfg(not(any(loom, tsan, target_arch = "nvptx64")))]
 #[path = "core.rs"]
 mod twin;
 #[cfg(loom)]
 #[path = "loom.rs"]
 mod twin;
-#[cfg(all(not(loom), target_arch = "nvptx64"))]
+#[cfg(all(tsan, not(loom)))]
+#[path = "tsan.rs"]
+mod twin;
+#[cfg(all(not(any(loom, tsan)), target_arch = "nvptx64"))]
 #[path = "nvptx.rs"]
 mod twin;
 
-#[cfg(loom)]
-pub use twin::at_site;
+#[cfg(any(loom, tsan))]
+mod site;
+#[cfg(any(loom, tsan))]
+pub use site::at_site;
 pub use twin::{AtomicU32, AtomicU64, anew, fence, spin};

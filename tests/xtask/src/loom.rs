@@ -128,7 +128,7 @@ fn mutants() -> Result<(), Failure> {
 }
 
 /// `file:line=order` with each order below it.
-fn weaker(place: &str) -> Vec<String> {
+pub fn weaker(place: &str) -> Vec<String> {
     let Some((site, order)) = place.split_once('=') else {
         return Vec::new();
     };

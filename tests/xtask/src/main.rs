@@ -9,6 +9,7 @@ mod planted;
 mod process;
 mod ptx;
 mod report;
+mod stress;
 mod test;
 mod tools;
 
@@ -31,6 +32,10 @@ usage: cargo xtask <command>
   loom [--deeper N | --mutants]
                      model-check the memory ordering of the queues; --deeper: with N more
                      preemptions; --mutants: weaken each order in turn, some model must fail
+  stress [--commands N | --minutes M]
+                     the shared and collective queues as threads on real cores, tiny rings, against
+                     the simulator; --tsan: under ThreadSanitizer; --mutants: weaken each order
+                     there; --bundle: one file to run elsewhere
   fuzz [--minutes M | --coverage | --bundle [DIR]] [TARGET...]
                      fuzz every target (or some) for M minutes each, default 1; --coverage: the
                      lines that their corpora reach; --bundle: programs for a machine without Rust
@@ -51,6 +56,7 @@ fn main() -> ExitCode {
             ["gpu-test", rest @ ..] => gpu_test::command(rest),
             ["loom", rest @ ..] => loom::command(rest),
             ["guest", rest @ ..] => guest::command(rest),
+            ["stress", rest @ ..] => stress::command(rest),
             ["coverage"] => coverage::command(),
             ["fuzz", rest @ ..] => fuzz::command(rest),
             ["planted", rest @ ..] => planted::command(rest),

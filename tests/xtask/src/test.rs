@@ -2,7 +2,7 @@
 
 use crate::process::{Failure, cargo, cargo_test, check, output, target_dir};
 use crate::report::Counts;
-use crate::{fuzz, guest, loom, planted, ptx};
+use crate::{fuzz, guest, loom, planted, ptx, stress};
 use std::process::Command;
 use std::time::Instant;
 
@@ -16,13 +16,14 @@ const FEATURES: [(&str, &[&str]); 4] = [
 
 type Stage = fn() -> Result<Counts, Failure>;
 
-const STAGES: [(&str, Stage); 11] = [
+const STAGES: [(&str, Stage); 12] = [
     ("formatting", formatting),
     ("clippy", clippy),
     ("tests", tests),
     ("documentation", documentation),
     ("feature matrix", feature_matrix),
     ("loom", loom::models),
+    ("stress", stress::slices),
     ("ptx", || ptx::run(false).map(|()| Counts::PASSED)),
     ("planted bugs", planted::stage),
     ("fuzz", fuzz::stage),
