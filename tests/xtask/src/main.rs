@@ -9,6 +9,7 @@ mod planted;
 mod process;
 mod ptx;
 mod report;
+mod simulate;
 mod stress;
 mod test;
 mod tools;
@@ -32,6 +33,8 @@ usage: cargo xtask <command>
   loom [--deeper N | --mutants]
                      model-check the memory ordering of the queues; --deeper: with N more
                      preemptions; --mutants: weaken each order in turn, some model must fail
+  simulate [--seeds N] [--base B] | --seed S
+                     drivers, controller and faults in virtual time; --seed: one seed, with its trace
   stress [--commands N | --minutes M]
                      the shared and collective queues as threads on real cores, tiny rings, against
                      the simulator; --tsan: under ThreadSanitizer; --mutants: weaken each order
@@ -57,6 +60,7 @@ fn main() -> ExitCode {
             ["loom", rest @ ..] => loom::command(rest),
             ["guest", rest @ ..] => guest::command(rest),
             ["stress", rest @ ..] => stress::command(rest),
+            ["simulate", rest @ ..] => simulate::command(rest),
             ["coverage"] => coverage::command(),
             ["fuzz", rest @ ..] => fuzz::command(rest),
             ["planted", rest @ ..] => planted::command(rest),

@@ -2,7 +2,7 @@
 
 use crate::process::{Failure, cargo, cargo_test, check, output, target_dir};
 use crate::report::Counts;
-use crate::{fuzz, guest, loom, planted, ptx, stress};
+use crate::{fuzz, guest, loom, planted, ptx, simulate, stress};
 use std::process::Command;
 use std::time::Instant;
 
@@ -16,7 +16,7 @@ const FEATURES: [(&str, &[&str]); 4] = [
 
 type Stage = fn() -> Result<Counts, Failure>;
 
-const STAGES: [(&str, Stage); 12] = [
+const STAGES: [(&str, Stage); 13] = [
     ("formatting", formatting),
     ("clippy", clippy),
     ("tests", tests),
@@ -25,6 +25,7 @@ const STAGES: [(&str, Stage); 12] = [
     ("loom", loom::models),
     ("stress", stress::slices),
     ("ptx", || ptx::run(false).map(|()| Counts::PASSED)),
+    ("simulate", simulate::stage),
     ("planted bugs", planted::stage),
     ("fuzz", fuzz::stage),
     ("demo", demo),

@@ -1,0 +1,48 @@
+//! Deterministic simulation: the drivers, a controller and faults in virtual time.
+
+use crate::process::{Failure, cargo, shown};
+use crate::report::Counts;
+use std::process::{Command, Stdio};
+
+/// Seeds of the stage of `cargo xtask test`: enough for every fault to meet every state.
+const SEEDS: &str = "20000";
+
+/// Runs `cargo xtask simulate` with its words. Its exit code is the program's: see `--help`.
+pub fn command(words: &[&str]) -> Result<(), Failure> {
+    match run(words)? {
+        0 => Ok(()),
+        code => std::process::exit(code),
+    }
+}
+
+/// Fresh seeds: the first one is printed, and the line that repeats one that fails.
+pub fn stage() -> Result<Counts, Failure> {
+    match run(&["--seeds", SEEDS])? {
+        0 => Ok(Counts::PASSED),
+        3 => Err(Failure::new(
+            "simulate: a fault has not met a state that it can meet, or has met one that it cannot",
+        )),
+        code => Err(Failure::new(format!("simulate: exit code {code}"))),
+    }
+}
+
+fn run(words: &[&str]) -> Result<i32, Failure> {
+    let mut command: Command = cargo();
+    command.args([
+        "run",
+        "--quiet",
+        "--release",
+        "--package",
+        "nvme-simulate",
+        "--",
+    ]);
+    command.args(words).stdin(Stdio::null());
+    if !words.contains(&"--json") {
+        println!("$ {}", shown(&command));
+    }
+    let status = command
+        .status()
+        .map_err(|error| Failure::new(format!("{}: {error}", shown(&command))))?;
+    // Without a code a signal has ended it.
+    Ok(status.code().unwrap_or(1))
+}
