@@ -124,4 +124,24 @@ mod tests {
             assert_eq!(word.load(Ordering::Relaxed), 0);
         }
     }
+
+    /// Who maps the memfd finds each doorbell at its offset in BAR0.
+    #[cfg(all(feature = "std", target_os = "linux"))]
+    #[test]
+    fn shared_doorbells_lie_in_a_file_as_in_the_bar() {
+        use nvme_core::spec::register::{cq_head_doorbell, sq_tail_doorbell};
+        use std::os::unix::fs::FileExt;
+        assert!(Doorbells::new(3, 1).fd().is_none());
+        let doorbells = Doorbells::shared(3, 1).unwrap();
+        let file = std::fs::File::from(doorbells.fd().unwrap().try_clone_to_owned().unwrap());
+        doorbells.sq_tail(2).store(0x1234_5678, Ordering::Relaxed);
+        doorbells.cq_head(3).store(0x9ABC_DEF0, Ordering::Relaxed);
+        let word = |at: u32| {
+            let mut bytes = [0; 4];
+            file.read_exact_at(&mut bytes, u64::from(at)).unwrap();
+            u32::from_le_bytes(bytes)
+        };
+        assert_eq!(word(sq_tail_doorbell(2, 1)), 0x1234_5678);
+        assert_eq!(word(cq_head_doorbell(3, 1)), 0x9ABC_DEF0);
+    }
 }

@@ -297,3 +297,44 @@ fn the_largest_transfer_counts_in_the_smallest_pages() {
         assert_eq!(Device::new(config).max_bytes(), bytes);
     }
 }
+
+/// NVMe over PCIe 1.0c, "Function Level Reset": as after power on, but nothing that was written is lost.
+#[test]
+fn a_function_reset_forgets_the_registers_and_keeps_the_data() {
+    let mut driver = Driver::with_queue(config());
+    driver.fill(DATA, 9, 512);
+    let write = nvm::write(Nsid(1), Lba(0), 1).with_prps(DATA, 0);
+    assert_eq!(driver.io(write), Ok(0));
+    driver.controller.write32(offset::INTMS, 1);
+    driver.controller.function_reset();
+    assert_eq!(driver.csts().0, 0);
+    for at in [offset::CC, offset::AQA, offset::INTMS] {
+        assert_eq!(driver.controller.read32(at), 0, "{at:#x}");
+    }
+    assert_eq!(driver.controller.read64(offset::ASQ), 0);
+    driver.enable();
+    driver.create_pair(1);
+    driver.fill(DATA, 0, 512);
+    let read = nvm::read(Nsid(1), Lba(0), 1).with_prps(DATA, 0);
+    assert_eq!(driver.io(read), Ok(0));
+    assert_eq!(driver.bytes(DATA, 512), [9; 512]);
+}
+
+/// A controller that left the bus hears no reset; back in its slot it can be reset and used again.
+#[test]
+fn a_controller_that_is_plugged_in_again_works_after_a_reset() {
+    let mut driver = Driver::with_queue(config());
+    driver.controller.unplug();
+    driver.controller.function_reset();
+    assert_eq!(driver.controller.read32(offset::VS), ALL_ONES);
+    driver.controller.plug_in();
+    assert_eq!(driver.controller.read32(offset::VS), 0x0002_0000);
+    assert!(
+        driver.csts().rdy(),
+        "what it was told while it was away it has not heard"
+    );
+    driver.controller.function_reset();
+    assert!(!driver.csts().rdy());
+    driver.enable();
+    assert_eq!(driver.admin(admin::keep_alive()), Ok(0));
+}
