@@ -23,6 +23,7 @@ mod error;
 mod interrupt;
 mod namespace;
 mod open;
+pub mod outage;
 mod pages;
 pub mod pci;
 mod queue;
@@ -31,6 +32,7 @@ pub mod relay;
 mod session;
 #[cfg(feature = "sim")]
 pub mod sim;
+mod statistics;
 pub mod sysfs;
 pub mod units;
 #[cfg(feature = "vfio")]
@@ -47,4 +49,5 @@ pub use error::{Error, Result, exit};
 pub use namespace::Namespace;
 pub use nvme_core as core;
 pub use open::open;
-pub use queue::{Batch, Done, Queue, Refused, Statistics};
+pub use queue::{Batch, Done, Queue, Refused};
+pub use statistics::Statistics;

@@ -8,6 +8,7 @@ use crate::dma::{DmaBuffer, Lease, Pair};
 use crate::error::{Error, Result};
 use crate::recover::Expired;
 use crate::session::Session;
+use crate::statistics::Statistics;
 use nvme_core::spec::{Cid, Qid, Sqe, Status};
 use nvme_core::{AbortReason, Completion, ControllerFault, Data, Outcome, SubmitError};
 use std::collections::VecDeque;
@@ -180,25 +181,6 @@ impl Batch<'_> {
     pub fn ring(mut self) {
         self.entry.ring();
     }
-}
-
-/// Counts of one queue pair.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
-pub struct Statistics {
-    /// Commands submitted.
-    pub submitted: u64,
-    /// Commands whose end was returned.
-    pub completed: u64,
-    /// Of them, with an error status.
-    pub errors: u64,
-    /// Of them, taken away by a reset.
-    pub aborted: u64,
-    /// Commands whose deadline passed.
-    pub expired: u64,
-    /// Times the submission doorbell was rung.
-    pub rings: u64,
-    /// Most commands in flight at once.
-    pub peak: u32,
 }
 
 /// A queue pair. `Send`: move it to the thread that drives it. Deleted on drop.

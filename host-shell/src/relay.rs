@@ -301,6 +301,10 @@ impl Device for Relay {
         self.shared.device.gone()
     }
 
+    fn leave(&self) {
+        self.shared.device.leave();
+    }
+
     fn guards_data(&self) -> bool {
         self.shared.device.guards_data()
     }

@@ -125,6 +125,20 @@ fn take_threads(text: &str) -> Result<(String, usize)> {
     Ok((text, threads))
 }
 
+/// Prints what the protocol auditor has found, a line each on standard error: with `audit=on` in the
+/// device's options, else nothing.
+pub fn report(controller: &Controller<HostMemory>) {
+    for finding in controller.findings() {
+        eprintln!("audit: {finding}");
+    }
+}
+
+impl Drop for Simulator {
+    fn drop(&mut self) {
+        report(&self.bar.0);
+    }
+}
+
 /// What the command line says to a configuration that the simulator refuses.
 pub fn refused(error: nvme_sim::ConfigError) -> Error {
     match error.errno {

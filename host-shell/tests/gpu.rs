@@ -6,7 +6,7 @@ mod common;
 
 use common::{Folder, Place, bytes};
 use std::path::PathBuf;
-use std::process::Output;
+use std::process::{Command, Output};
 
 /// The stand-in, built beside the tests.
 fn stand_in() -> PathBuf {
@@ -22,6 +22,10 @@ fn stand_in() -> PathBuf {
 
 /// Runs the binary with the stand-in as the driver, which misbehaves as `fault` says.
 fn run(folder: &Folder, fault: &str, arguments: &[&str]) -> Output {
+    command(folder, fault, arguments).output().unwrap()
+}
+
+fn command(folder: &Folder, fault: &str, arguments: &[&str]) -> Command {
     let library = folder.path("libcuda.so.1");
     if !library.exists() {
         for name in ["libcuda.so.1", "libcuda.so"] {
@@ -31,7 +35,7 @@ fn run(folder: &Folder, fault: &str, arguments: &[&str]) -> Output {
     let mut command = folder.command();
     command.env("LD_LIBRARY_PATH", library.parent().unwrap());
     command.env("FAKE_CUDA", fault).args(arguments);
-    command.output().unwrap()
+    command
 }
 
 /// Standard output of a run that succeeds.
@@ -299,4 +303,91 @@ fn the_suite_prints_a_line_for_each_case() {
         text.contains("\"case\":\"stream_1mib_tier2\"") && !text.contains("error"),
         "{text}"
     );
+}
+
+/// The object that a command prints.
+fn json(output: Output) -> serde_json::Value {
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+#[test]
+fn kernels_go_on_after_outages_when_they_may() {
+    let folder = Folder::new(Place::Embedded);
+    let image = folder.file("in", 2 << 20, 9);
+    let go_on = "--gpu --bytes 4KiB --queues 2 --timeout-ms 200 --recover --json";
+    let go_on: Vec<&str> = go_on.split(' ').collect();
+    for (fault, mode) in [
+        ("drop@nth=300", "warp"),
+        ("drop@nth=300", "shared"),
+        ("wrongcid:777@nth=300", "owner"),
+        ("cfs@nth=300", "block"),
+        ("allones@nth=400", "warp"),
+    ] {
+        let device = format!("sim:disk.img?size=4MiB&queues=4&fault={fault}");
+        let write = ["write", "-d", &device, "-i", "in", "--mode", mode];
+        let written = json(run(&folder, "", &[&write[..], &go_on].concat()));
+        let recovery = &written["recovery"];
+        assert!(
+            recovery["recoveries"].as_u64().unwrap() > 0,
+            "{fault}: {written}"
+        );
+        assert_eq!(recovery["lost"], recovery["retried"], "{written}");
+        assert!(recovery["lost"].as_u64().unwrap() > 0, "{written}");
+        let read = [
+            "read", "-d", &device, "-b", "512", "-o", "out", "--mode", mode,
+        ];
+        let read = json(run(&folder, "", &[&read[..], &go_on].concat()));
+        assert!(
+            read["recovery"]["recoveries"].as_u64().unwrap() > 0,
+            "{read}"
+        );
+        assert!(bytes(&folder.path("out")) == bytes(&image), "{fault}");
+        ok(&folder, &["compare", "-d", "sim:disk.img", "-i", "in"]);
+        std::fs::remove_file(folder.path("disk.img")).unwrap();
+    }
+    let device = "sim:mem?size=4MiB&queues=4&fault=drop@every=700";
+    let bench = ["bench", "-d", device, "--io-size", "8MiB", "--depth", "8"];
+    let ran = json(run(&folder, "", &[&bench[..], &go_on].concat()));
+    assert_eq!(ran["commands"], 2048, "{ran}");
+    assert!(ran["recovery"]["recoveries"].as_u64().unwrap() > 0, "{ran}");
+}
+
+#[cfg(feature = "vfio-user")]
+#[test]
+fn kernels_go_on_with_a_server_that_is_started_again() {
+    use common::{Scratch, Server, binary};
+    use std::process::Stdio;
+    use std::time::{Duration, Instant};
+    let (folder, other) = (Folder::new(Place::Embedded), Scratch::new());
+    let input = folder.file("in", 24 << 20, 5);
+    let (image, socket) = (other.0.join("disk.img"), other.0.join("cntrl"));
+    let device = format!("sim:{}?size=24MiB&queues=4", image.display());
+    let serve = || {
+        let _ = std::fs::remove_file(&socket);
+        Server::start(binary(), &device, &socket).unwrap()
+    };
+    let mut server = serve();
+    let name = server.device();
+    let write = "write --gpu --bytes 4KiB --queues 1 --depth 1 --timeout-ms 1000 --json -i in";
+    let mut arguments: Vec<&str> = write.split(' ').collect();
+    arguments.extend(["--recover", "60s", "-d", &name]);
+    let mut command = command(&folder, "", &arguments);
+    let child = command
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let begin = Instant::now();
+    while bytes(&image)[..64].iter().all(|byte| *byte == 0) {
+        assert!(begin.elapsed() < Duration::from_secs(60), "no write came");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    server.kill();
+    let server = serve();
+    let written = json(child.wait_with_output().unwrap());
+    assert_eq!(written["recovery"]["reopened"], 1, "{written}");
+    server.stop();
+    assert!(bytes(&image) == bytes(&input));
 }

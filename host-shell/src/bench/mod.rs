@@ -12,6 +12,7 @@ pub use report::{Direction, Report, Step, queues_json};
 
 use crate::controller::Controller;
 use crate::error::{Error, Result};
+use crate::outage::{self, Outages};
 use crate::queue::lock;
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::Nsid;
@@ -19,7 +20,10 @@ use pattern::Written;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
-use worker::{Tally, Worker};
+use worker::{Pending, Tally, Worker};
+
+/// Tries to read back the same unit, with outages in between.
+const MOST_TRIES: u32 = 8;
 
 /// When a run is over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -90,6 +94,10 @@ pub(crate) struct Shared<'a> {
     pub issued: AtomicU64,
     pub total: Option<u64>,
     pub written: Option<Written>,
+    /// Whether what is lost is sent again.
+    pub goes_on: bool,
+    /// Times that the device was opened: each has addresses of its own.
+    pub opened: AtomicU64,
     pub stop: AtomicBool,
     pub failure: Mutex<Option<Error>>,
     pub bytes_done: AtomicU64,
@@ -102,17 +110,30 @@ impl Shared<'_> {
     }
 }
 
-/// Runs `job`. `progress` is called from this thread ten times a second with the bytes moved and the
-/// seconds elapsed.
+/// How a run goes on after a device left.
+pub struct GoOn<'a> {
+    /// How long to wait for it to come back.
+    pub patience: Duration,
+    /// Opens the device and brings its controller up again.
+    pub open: &'a dyn Fn() -> Result<Controller>,
+}
+
+/// Runs `job` and returns the controller with the report. `progress` is called from this thread ten times
+/// a second with the bytes moved and the seconds elapsed.
+///
+/// With `go_on` commands that got no answer, or that a reset took, are sent again, and a device that left
+/// is opened again, in place of `controller`; what was lost is in the report. Without, each is an error.
 ///
 /// # Errors
-/// [`Error::Usage`] before anything is sent; otherwise the first error of any queue.
+/// [`Error::Usage`] before anything is sent; otherwise the first error of any queue that `go_on` does not
+/// put right.
 pub fn run(
-    controller: &Controller,
+    controller: Controller,
     job: &Job,
+    go_on: Option<&GoOn<'_>>,
     mut progress: impl FnMut(u64, f64),
-) -> Result<Report> {
-    let info = check(controller, job)?;
+) -> Result<(Controller, Report)> {
+    let info = check(&controller, job)?;
     let blocks_per_io = u64::from(job.bytes) / u64::from(info.block_bytes);
     let span = if job.span_blocks == 0 {
         info.blocks
@@ -138,47 +159,160 @@ pub fn run(
         issued: AtomicU64::new(0),
         total,
         written: job.verify.then(|| Written::new(units)),
+        goes_on: go_on.is_some(),
+        opened: AtomicU64::new(0),
         stop: AtomicBool::new(false),
         failure: Mutex::new(None),
         bytes_done: AtomicU64::new(0),
     };
-    let mut workers = Vec::new();
-    for index in 0..job.queues {
-        workers.push(Worker::new(controller, &shared, index)?);
-    }
+    let mut report = Report::new(&controller, job);
+    let mut on = Running::start(controller, &shared)?;
+    let mut outages = Outages::default();
     let steps = job.ramp.map_or(1, |ramp| ramp.steps.max(1));
-    let mut report = Report::new(controller, job);
     for step in 0..steps {
         let rate = job.ramp.map(|ramp| ramp.rate(step));
-        let seconds = match job.limit {
-            Limit::Time(time) => Some(time / steps),
+        let begin = Instant::now();
+        let deadline = match job.limit {
+            Limit::Time(time) => Some(begin + time / steps),
             Limit::Bytes(_) => None,
         };
-        let (tallies, elapsed) = one_step(&shared, &mut workers, rate, seconds, &mut progress)?;
-        report.add_step(rate, tallies, elapsed);
+        let mut tallies = Vec::new();
+        loop {
+            let count = one_step(
+                &shared,
+                &mut on.workers,
+                rate,
+                deadline,
+                begin,
+                &mut progress,
+            )?;
+            tallies.extend(count);
+            let Some(error) = lock(&shared.failure).take() else {
+                break;
+            };
+            on = on.after(error, go_on, &mut report, &mut outages)?;
+        }
+        report.add_step(rate, tallies, begin.elapsed());
     }
-    report.queues = workers
-        .iter()
-        .map(|worker| (worker.qid(), worker.statistics()))
-        .collect();
     // Their queue pairs are needed again.
-    drop(workers);
+    on.let_workers_go(&mut report, &mut outages);
     if let Some(written) = &shared.written {
-        report.verified_bytes = worker::read_back(controller, &shared, written)?;
+        let (mut next, mut tries) = (0, 0);
+        loop {
+            let before = next;
+            let checked = &mut report.verified_bytes;
+            let result = worker::read_back(&on.controller, &shared, written, &mut next, checked);
+            let Err(error) = result else { break };
+            tries = if next > before { 0 } else { tries + 1 };
+            if !shared.goes_on || tries == MOST_TRIES {
+                return Err(error);
+            }
+            match error {
+                Error::Timeout { .. } => {
+                    outages.lost += 1;
+                    outages.retried += 1;
+                    outages.note(error.to_string());
+                }
+                Error::Gone { .. } => {
+                    on = on.after(error, go_on, &mut report, &mut outages)?;
+                    on.let_workers_go(&mut report, &mut outages);
+                }
+                error => return Err(error),
+            }
+        }
     }
-    Ok(report)
+    outages.resets += u64::from(on.controller.resets());
+    report.outages = go_on.map(|_| outages);
+    Ok((on.controller, report))
 }
 
+/// A controller and the workers that use it.
+struct Running<'a> {
+    controller: Controller,
+    workers: Vec<Worker<'a>>,
+    shared: &'a Shared<'a>,
+}
+
+impl<'a> Running<'a> {
+    fn start(controller: Controller, shared: &'a Shared<'a>) -> Result<Self> {
+        let mut workers = Vec::new();
+        for index in 0..shared.job.queues {
+            workers.push(Worker::new(&controller, shared, index)?);
+        }
+        shared.opened.fetch_add(1, Ordering::Relaxed);
+        Ok(Self {
+            controller,
+            workers,
+            shared,
+        })
+    }
+
+    /// Takes the workers' counts and queue pairs; what they had under way, each worker's by itself.
+    fn let_workers_go(&mut self, report: &mut Report, outages: &mut Outages) -> Vec<Vec<Pending>> {
+        let leave = |worker: Worker<'_>| {
+            report.add_queue(worker.qid(), &worker.statistics());
+            let (again, lost) = worker.leave();
+            outages.add(lost);
+            again
+        };
+        self.workers.drain(..).map(leave).collect()
+    }
+
+    /// Goes on with the device opened anew, when `error` is that it left and `go_on` allows that.
+    fn after(
+        mut self,
+        error: Error,
+        go_on: Option<&GoOn<'_>>,
+        report: &mut Report,
+        outages: &mut Outages,
+    ) -> Result<Self> {
+        let (Error::Gone { cause }, Some(go_on)) = (&error, go_on) else {
+            return Err(error);
+        };
+        outages.note(cause);
+        let again = self.let_workers_go(report, outages);
+        outages.resets += u64::from(self.controller.resets());
+        let stop = self.controller.session().config.stop.clone();
+        let shared = self.shared;
+        // The device may be in use until the old controller is dropped, and a server serves one at a time.
+        self.controller.device().leave();
+        drop(self);
+        shared.stop.store(false, Ordering::Relaxed);
+        let open = || {
+            let controller = (go_on.open)()?;
+            let info = check(&controller, shared.job)?;
+            if (info.blocks, info.block_bytes) != (shared.info.blocks, shared.info.block_bytes) {
+                return Err(Error::usage(
+                    "a namespace of another size came back",
+                    "start again",
+                ));
+            }
+            Self::start(controller, shared)
+        };
+        let is_stopped = || {
+            stop.as_ref()
+                .is_some_and(|stop| stop.load(Ordering::Relaxed))
+        };
+        let mut on = outage::reopen(go_on.patience, &error, is_stopped, open)?;
+        outages.reopened += 1;
+        for (worker, again) in on.workers.iter_mut().zip(again) {
+            worker.take_over(again);
+        }
+        Ok(on)
+    }
+}
+
+/// All workers until `deadline`, until the work is done, or until one fails. `begin` is that of the step.
 fn one_step<'a>(
     shared: &Shared<'a>,
     workers: &mut [Worker<'_>],
     rate: Option<u64>,
-    time: Option<Duration>,
+    deadline: Option<Instant>,
+    begin: Instant,
     progress: &mut impl FnMut(u64, f64),
-) -> Result<(Vec<Tally>, Duration)> {
+) -> Result<Vec<Tally>> {
     let count = workers.len() as u64;
     let start = Instant::now();
-    let deadline = time.map(|time| start + time);
     let tallies = std::thread::scope(|scope| {
         let handles: Vec<_> = workers
             .iter_mut()
@@ -190,7 +324,7 @@ fn one_step<'a>(
             .collect();
         while !handles.iter().all(|handle| handle.is_finished()) {
             std::thread::sleep(Duration::from_millis(
-                if start.elapsed().as_millis() < 200 {
+                if begin.elapsed().as_millis() < 200 {
                     5
                 } else {
                     100
@@ -198,7 +332,7 @@ fn one_step<'a>(
             ));
             progress(
                 shared.bytes_done.load(Ordering::Relaxed),
-                start.elapsed().as_secs_f64(),
+                begin.elapsed().as_secs_f64(),
             );
         }
         handles
@@ -206,13 +340,8 @@ fn one_step<'a>(
             .map(|handle| handle.join())
             .collect::<Vec<_>>()
     });
-    let elapsed = start.elapsed();
-    if let Some(error) = lock(&shared.failure).take() {
-        return Err(error);
-    }
     let tallies: std::result::Result<Vec<Tally>, _> = tallies.into_iter().collect();
-    let tallies = tallies.map_err(|_| Error::device("a bench thread panicked", "report this"))?;
-    Ok((tallies, elapsed))
+    tallies.map_err(|_| Error::device("a bench thread panicked", "report this"))
 }
 
 fn check(controller: &Controller, job: &Job) -> Result<NamespaceInfo> {

@@ -3,7 +3,8 @@
 use super::worker::{Count, Tally};
 use super::{Job, Limit, Pattern};
 use crate::controller::Controller;
-use crate::queue::Statistics;
+use crate::outage::Outages;
+use crate::statistics::Statistics;
 use crate::units;
 use hdrhistogram::Histogram;
 use nvme_core::spec::Qid;
@@ -143,6 +144,8 @@ pub struct Report {
     pub verified_bytes: u64,
     /// Counts of each queue.
     pub queues: Vec<(Qid, Statistics)>,
+    /// What was lost and put right, in a run that goes on after outages.
+    pub outages: Option<Outages>,
 }
 
 impl Report {
@@ -154,6 +157,15 @@ impl Report {
             steps: Vec::new(),
             verified_bytes: 0,
             queues: Vec::new(),
+            outages: None,
+        }
+    }
+
+    /// Adds the counts of a queue, to those that a queue of that identifier had before.
+    pub(super) fn add_queue(&mut self, qid: Qid, counts: &Statistics) {
+        match self.queues.iter_mut().find(|(known, _)| *known == qid) {
+            Some((_, sum)) => sum.add(counts),
+            None => self.queues.push((qid, *counts)),
         }
     }
 
@@ -219,13 +231,17 @@ impl Report {
         if self.job.ramp.is_some() {
             job["steps"] = self.steps.iter().map(step_json).collect();
         }
-        json!({
+        let mut all = json!({
             "nvme-gpu version": env!("CARGO_PKG_VERSION"),
             "device": self.device,
             "verified_bytes": self.verified_bytes,
             "jobs": [job],
             "queues": queues_json(&self.queues),
-        })
+        });
+        if let Some(outages) = &self.outages {
+            all["recovery"] = outages.to_json();
+        }
+        all
     }
 
     /// A few lines in the manner of fio.
@@ -273,6 +289,9 @@ impl Report {
                 "  verify: {} read back, every byte as written",
                 units::bytes(self.verified_bytes)
             );
+        }
+        if let Some(outages) = &self.outages {
+            text.push_str(&outages.to_text());
         }
         text
     }

@@ -5,10 +5,12 @@ use super::pattern::{Access, Stream, Written, first_difference, stamp};
 use crate::controller::Controller;
 use crate::dma::DmaBuffer;
 use crate::error::{Error, Result};
-use crate::queue::{Batch, Queue, Statistics, relax};
+use crate::outage::Outages;
+use crate::queue::{Batch, Queue, relax};
+use crate::statistics::Statistics;
 use hdrhistogram::Histogram;
-use nvme_core::SubmitError;
 use nvme_core::spec::{Lba, Qid, nvm};
+use nvme_core::{Outcome, SubmitError};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
@@ -46,8 +48,9 @@ pub(crate) struct Tally {
     pub write: Count,
 }
 
+/// A command in flight, or one to be sent again.
 #[derive(Clone, Copy)]
-struct Pending {
+pub(crate) struct Pending {
     access: Access,
     due: Instant,
     /// The unit held stamped data before this read was sent.
@@ -61,6 +64,9 @@ pub(crate) struct Worker<'a> {
     stream: Stream,
     free: Vec<DmaBuffer>,
     pending: Vec<Option<Pending>>,
+    /// What was lost and is to be sent again.
+    again: Vec<Pending>,
+    pub outages: Outages,
     index: u64,
 }
 
@@ -76,13 +82,16 @@ impl<'a> Worker<'a> {
                 stamp(job.seed, n as u64, buffer.as_mut_slice());
             }
         }
-        let seed = job.seed.wrapping_add(u64::from(index));
+        let turn = shared.opened.load(Ordering::Relaxed) * u64::from(job.queues);
+        let seed = job.seed.wrapping_add(turn + u64::from(index));
         let stream = Stream::new(job.pattern, job.read_percent, shared.units, seed);
         Ok(Self {
             shared,
             queue,
             stream,
             pending: vec![None; depth],
+            again: Vec::new(),
+            outages: Outages::default(),
             free,
             index: u64::from(index),
         })
@@ -94,6 +103,25 @@ impl<'a> Worker<'a> {
 
     pub fn statistics(&self) -> Statistics {
         self.queue.statistics()
+    }
+
+    /// Commands to be sent before all others, in the stead of a worker whose device left.
+    pub fn take_over(&mut self, again: Vec<Pending>) {
+        self.again = again;
+    }
+
+    /// Leaves a device that is gone: what was under way, and what there is to say of it.
+    pub fn leave(self) -> (Vec<Pending>, Outages) {
+        let Self {
+            pending,
+            mut again,
+            mut outages,
+            ..
+        } = self;
+        let before = again.len();
+        again.extend(pending.into_iter().flatten());
+        outages.lost += (again.len() - before) as u64;
+        (again, outages)
     }
 
     /// One step: until `deadline`, or until the shared total is used up. Ends with nothing in flight.
@@ -125,10 +153,14 @@ impl<'a> Worker<'a> {
         let mut spins = 0;
         let mut now = Instant::now();
         loop {
-            if self.shared.stop.load(Ordering::Relaxed)
-                || deadline.is_some_and(|deadline| now >= deadline)
-            {
+            let stopped = self.shared.stop.load(Ordering::Relaxed);
+            if deadline.is_some_and(|deadline| now >= deadline) {
                 open = false;
+                self.again.clear();
+            }
+            open &= !stopped;
+            if !stopped && !self.again.is_empty() {
+                self.send_again()?;
             }
             if open && !self.free.is_empty() {
                 let turn = Turn {
@@ -138,7 +170,8 @@ impl<'a> Worker<'a> {
                 };
                 open = self.issue_all(turn, &mut issued)?;
             }
-            if !open && self.free.len() == self.pending.len() {
+            let more = open || (!stopped && !self.again.is_empty());
+            if !more && self.free.len() == self.pending.len() {
                 return Ok(());
             }
             if self.take_all(&mut now, tally)? {
@@ -163,6 +196,21 @@ impl<'a> Worker<'a> {
         } else {
             Ok(())
         }
+    }
+
+    /// Sends what was lost, as far as there are buffers.
+    fn send_again(&mut self) -> Result<()> {
+        let mut batch = self.queue.batch();
+        while let Some(lost) = self.again.last().copied() {
+            let Some(buffer) = self.free.pop() else { break };
+            self.again.pop();
+            let slot = buffer.index();
+            let check = issue(self.shared, &mut batch, lost.access, buffer)?;
+            self.pending[slot] = Some(Pending { check, ..lost });
+            self.outages.retried += 1;
+        }
+        batch.ring();
+        Ok(())
     }
 
     /// Sends what is due, as far as there are buffers; whether there is more to come.
@@ -217,17 +265,29 @@ impl<'a> Worker<'a> {
             queue,
             free,
             pending,
+            again,
+            outages,
             ..
         } = self;
         let (mut bytes, mut failed, mut mismatch) = (0, None, Ok(()));
+        let mut lost = None;
         let mut any = false;
-        queue.poll_batch(pending.len(), |done| {
+        queue.poll_batch(pending.len(), |mut done| {
             if !any {
                 *now = Instant::now();
                 any = true;
             }
             if !done.is_success() {
-                failed.get_or_insert(done);
+                let goes_on = shared.goes_on && (done.late || done.may_retry());
+                let Some(buffer) = done.buffer.take().filter(|_| goes_on) else {
+                    failed.get_or_insert(done);
+                    return;
+                };
+                again.extend(pending[buffer.index()].take());
+                free.push(buffer);
+                outages.lost += 1;
+                outages.aborted += u64::from(matches!(done.outcome, Outcome::Done(_)));
+                lost.get_or_insert(done);
                 return;
             }
             let Some(buffer) = done.buffer else { return };
@@ -253,6 +313,9 @@ impl<'a> Worker<'a> {
             free.push(buffer);
         })?;
         shared.bytes_done.fetch_add(bytes, Ordering::Relaxed);
+        if let Some(done) = lost {
+            outages.note(queue.error_of(&done, "a bench command").to_string());
+        }
         match failed {
             Some(done) => Err(queue.error_of(&done, "a bench command")),
             None => mismatch.map(|()| any),
@@ -313,19 +376,24 @@ fn check_unit(shared: &Shared<'_>, unit: u64, bytes: &[u8]) -> Result<()> {
     }
 }
 
-/// Reads everything that the run wrote and checks it; the bytes checked.
+/// Reads everything that the run wrote, from unit `next` on, and checks it. `next` is where to go on
+/// after an error; `checked` counts the bytes.
 pub(crate) fn read_back(
     controller: &Controller,
     shared: &Shared<'_>,
     written: &Written,
-) -> Result<u64> {
+    next: &mut u64,
+    checked: &mut u64,
+) -> Result<()> {
     let mut namespace = controller.namespace(shared.job.nsid)?;
     let mut bytes = vec![0; shared.job.bytes as usize];
-    let mut total = 0;
-    for unit in written.iter() {
+    let first = *next;
+    for unit in written.iter().skip_while(|unit| *unit < first) {
+        *next = unit;
         namespace.read(Lba(unit * shared.blocks_per_io), &mut bytes)?;
         check_unit(shared, unit, &bytes)?;
-        total += bytes.len() as u64;
+        *checked += bytes.len() as u64;
+        *next = unit + 1;
     }
-    Ok(total)
+    Ok(())
 }

@@ -51,6 +51,10 @@ pub struct Bench {
     /// Seed of addresses, mix and data
     #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Go on after commands without an answer, controller resets, and a device that left, for which TIME
+    /// (10s when missing) is waited: what was lost is sent again, and counted
+    #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "10s", value_parser = duration)]
+    recover: Option<Duration>,
     /// Draw latency percentiles (or latency over rate, with --ramp) into FILE.svg or FILE.png
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
@@ -138,10 +142,11 @@ impl Bench {
             ..self.namespace.device.config()
         };
         let device = &self.namespace.device;
-        let controller = match read_percent {
-            100 if !self.verify => device.start_with(&config)?,
-            _ => device.start_writing(&self.write, "this workload", &config)?,
+        let open = || match read_percent {
+            100 if !self.verify => device.start_with(&config),
+            _ => device.start_writing(&self.write, "this workload", &config),
         };
+        let controller = open()?;
         let block = u64::from(controller.namespace(self.namespace.nsid())?.block_bytes());
         let job = Job {
             nsid: self.namespace.nsid(),
@@ -160,7 +165,11 @@ impl Bench {
             seed: self.seed,
             verify: self.verify,
         };
-        let report = measure(&controller, &job)?;
+        let go_on = self.recover.map(|patience| bench::GoOn {
+            patience,
+            open: &open,
+        });
+        let (controller, report) = measure(controller, &job, go_on.as_ref())?;
         controller.shut_down()?;
         if let Some(path) = &self.plot {
             plot::draw(path, &report)?;
@@ -214,6 +223,7 @@ impl Bench {
             size: self.size,
             io_size: self.io_size,
             runtime: self.runtime.unwrap_or(Duration::from_secs(5)),
+            recover: self.recover,
             seed: self.seed,
         })
     }
@@ -230,7 +240,11 @@ impl Bench {
     }
 }
 
-fn measure(controller: &Controller, job: &Job) -> Result<bench::Report> {
+fn measure(
+    controller: Controller,
+    job: &Job,
+    go_on: Option<&bench::GoOn<'_>>,
+) -> Result<(Controller, bench::Report)> {
     let total = match job.limit {
         Limit::Bytes(bytes) => bytes,
         Limit::Time(time) => time.as_millis() as u64,
@@ -239,7 +253,7 @@ fn measure(controller: &Controller, job: &Job) -> Result<bench::Report> {
     if matches!(job.limit, Limit::Time(_)) {
         progress::as_time(&bar);
     }
-    let report = bench::run(controller, job, |bytes, seconds| match job.limit {
+    let ended = bench::run(controller, job, go_on, |bytes, seconds| match job.limit {
         Limit::Bytes(_) => bar.set_position(bytes),
         Limit::Time(_) => {
             bar.set_position((seconds * 1e3) as u64);
@@ -247,5 +261,5 @@ fn measure(controller: &Controller, job: &Job) -> Result<bench::Report> {
         }
     })?;
     bar.finish_and_clear();
-    Ok(report)
+    Ok(ended)
 }

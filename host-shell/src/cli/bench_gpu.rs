@@ -1,12 +1,13 @@
 //! `bench --gpu`: a workload driven by kernels, and the suite of measurements.
 
 use super::gpu::{GpuArgs, Totals};
+use super::lasting::{Lasting, Source};
 use super::{DeviceArgs, check_stop, output, progress};
 use clap::{Args, ValueEnum};
 use nvme_host::core::spec::Nsid;
 use nvme_host::core::spec::nvm::opcode;
+use nvme_host::cuda::Work;
 use nvme_host::cuda::bench::{self, Options};
-use nvme_host::cuda::{Drive, Work};
 use nvme_host::{Device, Error, Result, units};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -83,16 +84,24 @@ pub struct Job<'a> {
     pub size: Option<u64>,
     pub io_size: Option<u64>,
     pub runtime: Duration,
+    pub recover: Option<Duration>,
     pub seed: u64,
 }
 
 /// Runs `job` and prints what it came to.
 pub fn run(job: Job<'_>) -> Result<()> {
-    if job.depth == 0 {
-        return Err(Error::usage("a --depth of 0", "use 1 or more"));
-    }
     let setup = job.gpu.setup(job.queues, job.depth, job.nsid, false);
-    let mut drive = Drive::open(setup, job.opened, &job.device.config(), job.bytes, 0)?;
+    let source = Source {
+        device: &job.device.device,
+        config: job.device.config(),
+        setup,
+        trace: job.gpu.trace.as_deref(),
+        recover: job.recover,
+        bytes: job.bytes,
+        data_bytes: 0,
+    };
+    let mut lasting = Lasting::open(source, job.opened)?;
+    let drive = lasting.drive()?;
     if drive.command_bytes() != job.bytes {
         return Err(Error::usage(
             format!("--bs {} is not what a command can move", job.bytes),
@@ -125,7 +134,7 @@ pub fn run(job: Job<'_>) -> Result<()> {
     let what = if job.read { "Read" } else { "Write" };
     let total = job.io_size.map(|bytes| bytes.div_ceil(job.bytes).max(1));
     // The first launch warms up and says how many commands half a second is.
-    let first = drive.run(what, &work)?;
+    let first = lasting.run_whole(what, &work)?;
     let rate = work.commands as f64 / first.seconds.max(1e-9);
     let per_launch = ((rate * LAUNCH_SECONDS) as u64).max(work.commands);
     let bar = progress::bytes(total.unwrap_or(0) * job.bytes, "bench");
@@ -133,7 +142,6 @@ pub fn run(job: Job<'_>) -> Result<()> {
         bar.set_length(job.runtime.as_millis() as u64);
         progress::as_time(&bar);
     }
-    job.gpu.record(&mut drive)?;
     let mut totals = Totals::default();
     let begin = Instant::now();
     loop {
@@ -148,34 +156,37 @@ pub fn run(job: Job<'_>) -> Result<()> {
         }
         work.commands = left.min(per_launch);
         work.seed = work.seed.wrapping_add(1);
-        let ran = drive.run(what, &work);
-        let ran = job.gpu.keep(&drive, ran)?;
-        totals.add(&ran, work.commands);
+        if let (Some(ran), _) = lasting.run(what, &work)? {
+            totals.add(&ran, ran.report.completed);
+        }
         match total {
             Some(_) => bar.set_position(totals.commands * job.bytes),
             None => bar.set_position(begin.elapsed().as_millis() as u64),
         }
     }
     bar.finish_and_clear();
-    let (gpu, tier) = (drive.gpu().describe(), drive.tier());
-    let forwarded = drive.access().forwarded();
-    drive.close()?;
+    let told = lasting.close()?;
     let iops = totals.commands as f64 / totals.seconds.max(1e-9);
     let gbps = iops * job.bytes as f64 / 1e9;
     if job.device.json {
-        return output::json(&json!({
-            "driver": gpu, "tier": tier, "queues": job.queues, "depth": job.depth,
+        let mut value = json!({
+            "driver": told.gpu, "tier": told.tier, "queues": job.queues, "depth": job.depth,
             "bytes_per_command": job.bytes, "rw": what, "random": job.random,
             "commands": totals.commands, "seconds": totals.seconds, "iops": iops, "gb_per_s": gbps,
-            "per_command": totals.per_command(), "relayed_doorbells": forwarded,
-        }));
+            "per_command": totals.per_command(), "relayed_doorbells": told.relayed,
+        });
+        told.add_to(&mut value);
+        return output::json(&value);
     }
     output::print(&format!(
-        "{what}: {} commands/s, {gbps:.2} GB/s, {} commands in {:.3} s\ndriven by {gpu}\n{tier}\n\
-         per command: {}\n",
+        "{what}: {} commands/s, {gbps:.2} GB/s, {} commands in {:.3} s\ndriven by {}\n{}\n\
+         per command: {}\n{}",
         units::count(iops),
         totals.commands,
         totals.seconds,
-        totals.per_command()
+        told.gpu,
+        told.tier,
+        totals.per_command(),
+        told.recovery.unwrap_or_default().to_text()
     ))
 }

@@ -1,19 +1,21 @@
 //! What commands share that a GPU can drive: options, and loops over chunks of a transfer.
 
-use super::{check_stop, progress};
+use super::lasting::{self, Lasting, MOST_FAILURES, Source};
+use super::{NamespaceArgs, check_stop, duration, progress};
 use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
 use nvme_host::core::spec::Nsid;
 use nvme_host::cuda::bench::Mode;
 use nvme_host::cuda::{Ask, Drive, Ran, Setup, Tier, Work};
 use nvme_host::units::parse_bytes;
-use nvme_host::{Config, Device, Error, Result};
+use nvme_host::{Device, Error, Result};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// Data memory of one launch of a transfer: what is moved between two looks at Ctrl-C.
-const CHUNK: u64 = 256 << 20;
+pub const CHUNK: u64 = 256 << 20;
 
 /// Who drives the queues
 #[derive(Args)]
@@ -51,6 +53,19 @@ pub struct ShapeArgs {
     /// Bytes per command; cut to what the controller transfers at once
     #[arg(long, default_value = "1MiB", value_parser = parse_bytes, requires = "gpu")]
     pub bytes: u64,
+    /// Go on after commands without an answer, controller resets, and a device that left, for which TIME
+    /// (10s when missing) is waited
+    #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "10s", value_parser = duration, requires = "gpu")]
+    pub recover: Option<Duration>,
+}
+
+/// A transfer by a GPU, instead of by the CPU.
+#[derive(Args)]
+pub struct TransferArgs {
+    #[command(flatten)]
+    pub gpu: GpuArgs,
+    #[command(flatten)]
+    shape: ShapeArgs,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -91,10 +106,27 @@ impl ModeArg {
     }
 }
 
-impl ShapeArgs {
-    /// The setup for these queues, with data in host memory unless `--tier` says otherwise.
-    pub fn setup(&self, gpu: &GpuArgs, nsid: Nsid) -> Setup {
-        gpu.setup(self.queues, self.depth, nsid, false)
+impl TransferArgs {
+    /// Hands queues of `opened`, which is the namespace's device, to the GPU.
+    pub fn open<'a>(
+        &'a self,
+        namespace: &'a NamespaceArgs,
+        opened: Arc<dyn Device>,
+    ) -> Result<Transfer<'a>> {
+        let shape = &self.shape;
+        let nsid = namespace.nsid();
+        // Data in host memory, unless `--tier` says otherwise.
+        let setup = self.gpu.setup(shape.queues, shape.depth, nsid, false);
+        let source = Source {
+            device: &namespace.device.device,
+            config: namespace.device.config(),
+            setup,
+            trace: self.gpu.trace.as_deref(),
+            recover: shape.recover,
+            bytes: shape.bytes,
+            data_bytes: CHUNK,
+        };
+        Transfer::open(source, opened)
     }
 }
 
@@ -137,30 +169,25 @@ impl GpuArgs {
 }
 
 /// A transfer of a range of blocks, some commands at a time.
-pub struct Transfer {
-    pub drive: Drive,
+pub struct Transfer<'a> {
+    pub lasting: Lasting<'a>,
     /// Commands of one launch.
     commands: u64,
 }
 
-impl Transfer {
-    /// Hands queues of `device` to the GPU, for transfers by commands of `bytes`.
-    pub fn open(
-        setup: Setup,
-        device: Arc<dyn Device>,
-        config: &Config,
-        bytes: u64,
-    ) -> Result<Self> {
-        if setup.depth == 0 {
-            return Err(Error::usage("a --depth of 0", "use 1 or more"));
-        }
-        let drive = Drive::open(setup, device, config, bytes, CHUNK)?;
+impl<'a> Transfer<'a> {
+    /// Hands queues of `opened`, which is the source's device, to the GPU.
+    pub fn open(source: Source<'a>, opened: Arc<dyn Device>) -> Result<Self> {
+        let lasting = Lasting::open(source, opened)?;
+        let drive = lasting.drive()?;
         let commands = drive.data().len() as u64 / drive.command_bytes();
-        Ok(Self { drive, commands })
+        Ok(Self { lasting, commands })
     }
 
     /// Moves `blocks` blocks from `lba` on. `before` fills data memory and `after` takes it, each with the
     /// first block and the number of bytes of its chunk. Returns seconds of kernels, and the counts.
+    ///
+    /// A chunk of which something was lost is moved again, in smaller ones.
     pub fn run(
         &mut self,
         opcode: u8,
@@ -170,13 +197,14 @@ impl Transfer {
         mut after: impl FnMut(&mut Drive, u64, u64) -> Result<()>,
     ) -> Result<Totals> {
         self.check(lba, blocks)?;
-        let block = u64::from(self.drive.info().block_bytes);
-        let per_command = self.drive.command_bytes() / block;
+        let drive = self.lasting.drive()?;
+        let block = u64::from(drive.info().block_bytes);
+        let per_command = drive.command_bytes() / block;
         let mut totals = Totals::default();
-        let mut done = 0;
+        let (mut done, mut most, mut failures) = (0, self.commands, 0);
         while done < blocks {
             check_stop()?;
-            let whole = ((blocks - done) / per_command).min(self.commands);
+            let whole = ((blocks - done) / per_command).min(most);
             // What is less than a command comes last, as one that is shorter.
             let (count, each) = match whole {
                 0 => (1, blocks - done),
@@ -184,7 +212,7 @@ impl Transfer {
             };
             let start = lba + done;
             let bytes = count * each * block;
-            before(&mut self.drive, start, bytes)?;
+            before(self.lasting.drive_mut()?, start, bytes)?;
             let work = Work {
                 opcode,
                 lba: start,
@@ -195,18 +223,29 @@ impl Transfer {
                 seed: 1,
                 linear: true,
             };
-            let ran = self.drive.run("transfer", &work)?;
-            totals.add(&ran, count);
-            after(&mut self.drive, start, bytes)?;
+            let (ran, whole) = self.lasting.run("transfer", &work)?;
+            if let Some(ran) = &ran {
+                totals.add(ran, ran.report.completed);
+            }
+            if !whole {
+                failures += 1;
+                most = (count / 2).max(1);
+                if failures == MOST_FAILURES {
+                    return Err(lasting::too_many("the transfer"));
+                }
+                continue;
+            }
+            after(self.lasting.drive_mut()?, start, bytes)?;
             bar.inc(bytes);
             done += count * each;
+            (most, failures) = ((most * 2).min(self.commands), 0);
         }
         Ok(totals)
     }
 
     /// Checks that the range lies inside the namespace.
     pub fn check(&self, lba: u64, blocks: u64) -> Result<()> {
-        let size = self.drive.info().blocks;
+        let size = self.lasting.drive()?.info().blocks;
         if blocks == 0 || lba.checked_add(blocks).is_none_or(|end| end > size) {
             return Err(Error::usage(
                 format!("{blocks} blocks from LBA {lba} on, of {size}"),

@@ -16,6 +16,8 @@ mod flush;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod identify;
+#[cfg(feature = "cuda")]
+mod lasting;
 mod list;
 mod list_ns;
 mod output;

@@ -27,16 +27,13 @@ pub struct Read {
     out: Option<PathBuf>,
     #[cfg(feature = "cuda")]
     #[command(flatten)]
-    gpu: super::gpu::GpuArgs,
-    #[cfg(feature = "cuda")]
-    #[command(flatten)]
-    shape: super::gpu::ShapeArgs,
+    by_gpu: super::gpu::TransferArgs,
 }
 
 impl Read {
     pub fn run(self) -> Result<()> {
         #[cfg(feature = "cuda")]
-        if self.gpu.gpu.is_some() {
+        if self.by_gpu.gpu.gpu.is_some() {
             return self.run_on_gpu();
         }
         let controller = self.namespace.device.start()?;
@@ -75,21 +72,20 @@ impl Read {
     /// The same with queues that a GPU drives.
     #[cfg(feature = "cuda")]
     fn run_on_gpu(self) -> Result<()> {
-        use super::gpu::{self, Transfer};
+        use super::gpu;
         let device = &self.namespace.device;
         let opened = nvme_host::open(&device.device)?;
-        let setup = self.shape.setup(&self.gpu, self.namespace.nsid());
-        let mut transfer = Transfer::open(setup, opened, &device.config(), self.shape.bytes)?;
-        let all = transfer.drive.info().blocks.saturating_sub(self.lba);
+        let mut transfer = self.by_gpu.open(&self.namespace, opened)?;
+        let drive = transfer.lasting.drive()?;
+        let block = u64::from(drive.info().block_bytes);
+        let all = drive.info().blocks.saturating_sub(self.lba);
         let blocks = self.blocks.unwrap_or(all.max(1));
         transfer.check(self.lba, blocks)?;
         let mut out = Output::create(self.out.as_deref())?;
-        let bar = gpu::bar(&transfer.drive, blocks, "reading");
+        let bar = gpu::bar(transfer.lasting.drive()?, blocks, "reading");
         let mut bytes = Vec::new();
-        let opcode = nvme_host::core::spec::nvm::opcode::READ;
-        self.gpu.record(&mut transfer.drive)?;
         let totals = transfer.run(
-            opcode,
+            nvme_host::core::spec::nvm::opcode::READ,
             (self.lba, blocks),
             &bar,
             |_, _, _| Ok(()),
@@ -98,19 +94,17 @@ impl Read {
                 drive.data().read(0, &mut bytes)?;
                 out.write(&bytes)
             },
-        );
-        let totals = self.gpu.keep(&transfer.drive, totals)?;
+        )?;
         out.commit()?;
         bar.finish_and_clear();
-        let drive = transfer.drive;
-        let (gpu, tier) = (drive.gpu().describe(), drive.tier());
-        let moved = blocks * u64::from(drive.info().block_bytes);
-        drive.close()?;
+        let told = transfer.lasting.close()?;
         if device.json && self.out.is_some() {
-            return output::json(&json!({
-                "lba": self.lba, "blocks": blocks, "bytes": moved, "gpu": gpu, "tier": tier,
-                "commands": totals.commands, "per_command": totals.per_command(),
-            }));
+            let mut value = json!({
+                "lba": self.lba, "blocks": blocks, "bytes": blocks * block, "gpu": told.gpu,
+                "tier": told.tier, "commands": totals.commands, "per_command": totals.per_command(),
+            });
+            told.add_to(&mut value);
+            return output::json(&value);
         }
         Ok(())
     }

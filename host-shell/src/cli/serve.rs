@@ -67,6 +67,7 @@ impl Serve {
             served
         });
         drop(server);
+        sim::report(&controller);
         served?;
         self.end(clients.into_inner(), total(&controller))
     }

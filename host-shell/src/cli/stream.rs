@@ -97,7 +97,8 @@ impl Stream {
             verify: false,
         };
         let bar = progress::bytes(size, "reading");
-        let report = bench::run(&controller, &job, |moved, _| bar.set_position(moved))?;
+        let (controller, report) =
+            bench::run(controller, &job, None, |moved, _| bar.set_position(moved))?;
         bar.finish_and_clear();
         controller.shut_down()?;
         let (read, _) = report.total();

@@ -31,16 +31,13 @@ pub struct Write {
     fua: bool,
     #[cfg(feature = "cuda")]
     #[command(flatten)]
-    gpu: super::gpu::GpuArgs,
-    #[cfg(feature = "cuda")]
-    #[command(flatten)]
-    shape: super::gpu::ShapeArgs,
+    by_gpu: super::gpu::TransferArgs,
 }
 
 impl Write {
     pub fn run(self) -> Result<()> {
         #[cfg(feature = "cuda")]
-        if self.gpu.gpu.is_some() {
+        if self.by_gpu.gpu.gpu.is_some() {
             return self.run_on_gpu();
         }
         // Everything that can be wrong is found before the first block changes.
@@ -93,7 +90,7 @@ impl Write {
     /// The same with queues that a GPU drives.
     #[cfg(feature = "cuda")]
     fn run_on_gpu(self) -> Result<()> {
-        use super::gpu::{self, Transfer};
+        use super::gpu;
         use nvme_host::core::spec::nvm::opcode;
         use nvme_host::cuda::Work;
         if self.fua {
@@ -106,13 +103,11 @@ impl Write {
         let device = &self.namespace.device;
         let opened = nvme_host::open(&device.device)?;
         self.write.check(&*opened, "write")?;
-        let setup = self.shape.setup(&self.gpu, self.namespace.nsid());
-        let mut transfer = Transfer::open(setup, opened, &device.config(), self.shape.bytes)?;
-        let block = transfer.drive.info().block_bytes;
+        let mut transfer = self.by_gpu.open(&self.namespace, opened)?;
+        let block = transfer.lasting.drive()?.info().block_bytes;
         let blocks = self.blocks_of(&bytes, block)?;
-        let bar = gpu::bar(&transfer.drive, blocks, "writing");
+        let bar = gpu::bar(transfer.lasting.drive()?, blocks, "writing");
         let first = self.lba;
-        self.gpu.record(&mut transfer.drive)?;
         let totals = transfer.run(
             opcode::WRITE,
             (first, blocks),
@@ -122,9 +117,7 @@ impl Write {
                 drive.data_mut()?.write(0, &bytes[at..at + len as usize])
             },
             |_, _, _| Ok(()),
-        );
-        let totals = self.gpu.keep(&transfer.drive, totals)?;
-        let mut drive = transfer.drive;
+        )?;
         let flush = Work {
             opcode: opcode::FLUSH,
             lba: 0,
@@ -135,15 +128,16 @@ impl Write {
             seed: 0,
             linear: false,
         };
-        drive.run("Flush", &flush)?;
+        transfer.lasting.run_whole("Flush", &flush)?;
         bar.finish_and_clear();
-        let (gpu, tier) = (drive.gpu().describe(), drive.tier());
-        drive.close()?;
+        let told = transfer.lasting.close()?;
         if device.json {
-            return output::json(&json!({
-                "lba": first, "blocks": blocks, "bytes": bytes.len(), "gpu": gpu, "tier": tier,
+            let mut value = json!({
+                "lba": first, "blocks": blocks, "bytes": bytes.len(), "gpu": told.gpu, "tier": told.tier,
                 "commands": totals.commands, "per_command": totals.per_command(),
-            }));
+            });
+            told.add_to(&mut value);
+            return output::json(&value);
         }
         Ok(())
     }

@@ -10,6 +10,7 @@ use super::trace::Trace;
 use crate::controller::{Config, Controller};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::outage::Outages;
 use nvme_core::ControllerFault;
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::{Nsid, Status, nvm};
@@ -66,6 +67,28 @@ pub struct Work {
     pub seed: u64,
     /// Command i's data lies at i times its length; else buffers are used again.
     pub linear: bool,
+}
+
+/// What a launch did not do, and how the controller was brought back.
+#[derive(Clone, Debug)]
+pub struct Lost {
+    /// Commands that did not complete.
+    pub commands: u64,
+    /// What recovery did.
+    pub recovered: Recovered,
+    /// Both in words.
+    pub cause: String,
+}
+
+impl Lost {
+    /// Adds this to the outages of a run in which as many commands are sent again.
+    pub fn note(self, outages: &mut Outages) {
+        outages.lost += self.commands;
+        outages.retried += self.commands;
+        outages.aborted += u64::from(self.recovered.aborted + self.recovered.late);
+        outages.resets += u64::from(self.recovered.cause.is_some());
+        outages.note(self.cause);
+    }
 }
 
 /// A controller that a GPU drives.
@@ -264,9 +287,23 @@ impl Drive {
     /// Runs `work` to its end; every command succeeded when this returns. `what` is the command in words.
     ///
     /// # Errors
-    /// [`Error::Command`] with a status when one failed; [`Error::Gone`] when one got no answer or the
-    /// controller posted nonsense, after recovery: the drive can be used again.
+    /// As [`attempt`](Self::attempt), and [`Error::Gone`] when a command got no answer or the controller
+    /// posted nonsense: the drive can be used again then.
     pub fn run(&mut self, what: &str, work: &Work) -> Result<Ran> {
+        match self.attempt(what, work)? {
+            (ran, None) => Ok(ran),
+            (_, Some(lost)) => Err(Error::Gone { cause: lost.cause }),
+        }
+    }
+
+    /// Runs `work`. When commands got no answer or the controller posted nonsense, the kernel has
+    /// returned, the controller was recovered, and what happened comes back beside the counts: nothing is
+    /// in flight and the drive can be used again. `what` is the command in words.
+    ///
+    /// # Errors
+    /// [`Error::Command`] with a status when a command failed; [`Error::Gone`] when the controller does not
+    /// come back.
+    pub fn attempt(&mut self, what: &str, work: &Work) -> Result<(Ran, Option<Lost>)> {
         let limit = PATIENCE + self.timeout * 10 + SLOWEST * work.commands.min(1 << 20) as u32;
         let launch = self.launch(work);
         let launch = match &self.trace {
@@ -281,7 +318,7 @@ impl Drive {
             trace.take(report.traced);
         }
         if report.completed == work.commands {
-            return Ok(ran);
+            return Ok((ran, None));
         }
         if report.timed_out == 0 && report.fault == 0 {
             return Err(match (report.failed, report.refused) {
@@ -313,9 +350,13 @@ impl Drive {
                 self.timeout.as_millis()
             ),
         };
-        Err(Error::Gone {
-            cause: format!("{cause} ({})", in_words(&recovered)),
-        })
+        let cause = format!("{cause} ({})", in_words(&recovered));
+        let lost = Lost {
+            commands: work.commands - report.completed,
+            recovered,
+            cause,
+        };
+        Ok((ran, Some(lost)))
     }
 
     /// Checks on the GPU that the first `bytes` bytes of the data memory are those that

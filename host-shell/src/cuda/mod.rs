@@ -35,7 +35,7 @@ pub mod trace;
 
 #[cfg(feature = "sim")]
 pub use copier::{Copier, Images};
-pub use drive::{Drive, Setup, Work};
+pub use drive::{Drive, Lost, Setup, Work};
 pub use driven::{Driven, Recovered};
 pub use driver::{Gpu, Order};
 pub use kernels::{Kernel, Kernels};

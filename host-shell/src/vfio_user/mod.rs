@@ -323,4 +323,8 @@ impl Device for VfioUser {
     fn gone(&self) -> Option<String> {
         self.link().gone()
     }
+
+    fn leave(&self) {
+        self.link().break_off("this process left the server");
+    }
 }

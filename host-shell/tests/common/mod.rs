@@ -79,6 +79,9 @@ impl Folder {
     pub fn start(&self, arguments: &[&str]) -> Result<Started, Output> {
         let mut arguments: Vec<String> = arguments.iter().map(|&text| text.to_owned()).collect();
         let device = arguments.iter().position(|text| text.starts_with("sim:"));
+        if let (Place::Embedded, Some(at)) = (self.place, device) {
+            arguments[at] = audited(&arguments[at]);
+        }
         let mut served = None;
         if let (Place::Served, Some(at)) = (self.place, device) {
             let behind = Behind::start(self.command(), &arguments[at])?;
@@ -152,7 +155,8 @@ pub struct Started {
 impl Started {
     /// Waits for its end, then stops the server.
     pub fn output(self) -> Output {
-        let output = self.child.wait_with_output().unwrap();
+        let mut output = self.child.wait_with_output().unwrap();
+        output.stderr = judged(&output.stderr).into_bytes();
         if let Some(served) = self.served {
             served.server.stop();
         }
@@ -196,6 +200,23 @@ impl Ran {
         assert!(stderr.contains(text), "{arguments}: {stderr}");
         assert!(stderr.matches(": ").count() >= 2, "no remedy: {stderr}");
     }
+}
+
+/// The simulated device with a protocol auditor in it.
+pub fn audited(device: &str) -> String {
+    let joint = if device.contains('?') { '&' } else { '?' };
+    format!("{device}{joint}audit=on")
+}
+
+/// What a process said on standard error besides its auditor, who may complain of the controller: that
+/// breaks rules where the test wants it to.
+pub fn judged(stderr: &[u8]) -> String {
+    let text = String::from_utf8_lossy(stderr);
+    assert!(!text.contains("audit: driver: "), "{text}");
+    let lines = text.split_inclusive('\n');
+    lines
+        .filter(|line| !line.starts_with("audit: controller: "))
+        .collect()
 }
 
 /// The binary.

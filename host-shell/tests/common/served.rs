@@ -19,8 +19,9 @@ impl Server {
     ///
     /// The error is what a server left that ended in place of listening.
     pub fn start(mut command: Command, device: &str, socket: &Path) -> Result<Self, Output> {
+        let device = super::audited(device);
         command
-            .args(["serve", "--device", device, "--socket"])
+            .args(["serve", "--device", &device, "--socket"])
             .arg(socket)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -61,7 +62,7 @@ impl Server {
             std::thread::sleep(Duration::from_millis(2));
         }
         let output = self.output();
-        let said = String::from_utf8_lossy(&output.stderr);
+        let said = super::judged(&output.stderr);
         assert_eq!(output.status.code(), Some(0), "{said}");
         assert_eq!(said, "");
         assert!(!self.socket.exists(), "the socket is removed");

@@ -3,6 +3,7 @@
 
 use super::{Demo, Image};
 use crate::cli::gpu::{self, Transfer};
+use crate::cli::lasting::Source;
 use crate::cli::output;
 use nvme_host::core::spec::{Nsid, nvm};
 use nvme_host::cuda::bench::Mode;
@@ -26,11 +27,19 @@ pub fn run(demo: &Demo, index: u32) -> Result<()> {
         nsid: Nsid(1),
     };
     let begin = Instant::now();
-    let mut transfer =
-        Transfer::open(setup, nvme_host::open(&image.device)?, &demo.config(), unit)?;
+    let source = Source {
+        device: &image.device,
+        config: demo.config(),
+        setup,
+        trace: None,
+        recover: None,
+        bytes: unit,
+        data_bytes: gpu::CHUNK,
+    };
+    let mut transfer = Transfer::open(source, nvme_host::open(&image.device)?)?;
     let bring_up = begin.elapsed();
     let blocks = demo.size / block;
-    let bar = gpu::bar(&transfer.drive, blocks, "reading");
+    let bar = gpu::bar(transfer.lasting.drive()?, blocks, "reading");
     let mut bytes = vec![0; unit as usize];
     let mut sums = Vec::new();
     let totals = transfer.run(
@@ -69,13 +78,9 @@ pub fn run(demo: &Demo, index: u32) -> Result<()> {
             .flat_map(|sum| sum.to_le_bytes())
             .collect::<Vec<u8>>(),
     );
-    let drive = transfer.drive;
-    let (by, name, tier) = (
-        drive.gpu().describe(),
-        drive.gpu().name().to_owned(),
-        drive.tier(),
-    );
-    drive.close()?;
+    let name = transfer.lasting.drive()?.gpu().name().to_owned();
+    let told = transfer.lasting.close()?;
+    let (by, tier) = (told.gpu, told.tier);
     let gbps = demo.size as f64 / totals.seconds.max(1e-9) / 1e9;
     let rate = totals.commands as f64 / totals.seconds.max(1e-9);
     let path = image.path.as_ref().filter(|_| demo.keep);

@@ -1,0 +1,33 @@
+//! Counts of a queue pair.
+
+/// Counts of one queue pair.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct Statistics {
+    /// Commands submitted.
+    pub submitted: u64,
+    /// Commands whose end was returned.
+    pub completed: u64,
+    /// Of them, with an error status.
+    pub errors: u64,
+    /// Of them, taken away by a reset.
+    pub aborted: u64,
+    /// Commands whose deadline passed.
+    pub expired: u64,
+    /// Times the submission doorbell was rung.
+    pub rings: u64,
+    /// Most commands in flight at once.
+    pub peak: u32,
+}
+
+impl Statistics {
+    /// Adds those of another queue, or of the same one before it was created again.
+    pub fn add(&mut self, other: &Self) {
+        self.submitted += other.submitted;
+        self.completed += other.completed;
+        self.errors += other.errors;
+        self.aborted += other.aborted;
+        self.expired += other.expired;
+        self.rings += other.rings;
+        self.peak = self.peak.max(other.peak);
+    }
+}
