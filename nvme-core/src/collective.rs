@@ -9,7 +9,7 @@ use crate::error::{ControllerFault, SubmitError};
 use crate::group::{Group, unroll};
 use crate::inflight::Quiesced;
 use crate::queue_pair::QueueMemory;
-use crate::queue_state::{QueueState, SlotWord, slot_of, status_of};
+use crate::queue_state::{QueueState, SlotWord, slot_in, slot_of, status_of};
 use crate::spec::completion::phase_of;
 use crate::spec::{Cid, Sqe, Status};
 use crate::sync::{AtomicU32, Order, Scope, fence};
@@ -51,6 +51,9 @@ pub struct Collective<'a, G> {
     /// Free ring: the next slot to take. The next to put is `taken + slots - in_flight`.
     taken: u32,
     in_flight: u32,
+    /// What the free ring holds for this member if all take one, where that was read.
+    ahead: u32,
+    read_ahead: bool,
     sq_doorbells: u32,
     cq_doorbells: u32,
 }
@@ -82,6 +85,8 @@ impl<'a, G: Group> Collective<'a, G> {
             refused: state.fault_code(),
             taken: 0,
             in_flight: 0,
+            ahead: 0,
+            read_ahead: false,
             sq_doorbells: 0,
             cq_doorbells: 0,
         };
@@ -98,13 +103,13 @@ impl<'a, G: Group> Collective<'a, G> {
         while first < state.slots() {
             let slot = first + self.group.rank();
             first += size;
-            let pending = slot >= state.slots()
-                || SlotWord(state.slot(slot).load(Order::Relaxed, Scope::Gpu)).pending();
-            let vote = self.group.vote(!pending);
-            if !pending {
+            let word = SlotWord(state.slot(slot).load(Order::Relaxed, Scope::Gpu));
+            let is_free = slot < state.slots() && !word.pending();
+            let vote = self.group.vote(is_free);
+            if is_free {
                 state
                     .mark(free + vote.before)
-                    .store(slot, Order::Relaxed, Scope::Cta);
+                    .store(word.free(slot), Order::Relaxed, Scope::Cta);
             }
             free += vote.total;
         }
@@ -174,58 +179,79 @@ impl<'a, G: Group> Collective<'a, G> {
         let wish = self.group.vote(wants);
         let gets = wants && wish.before < room;
         let granted = wish.total.min(room);
-        let mut placed = Err(SubmitError::QueueFull);
-        let mut slot = 0;
+        let mut why = Some(SubmitError::QueueFull);
+        // Whole whatever happens: what is left undefined is kept in registers as long as a loop goes on.
+        let (mut free, mut sqe, mut tag, mut wants_dw0) = (0, Sqe::ZERO, 0, false);
         if gets {
-            let mark = state.mark(self.taken.wrapping_add(wish.before));
-            slot = mark.load(Order::Relaxed, Scope::Cta);
+            free = self.free_slot(wish.before);
+            let slot = slot_in(free);
             let command = command(slot);
             let lists = &self.memory.lists;
-            placed = match lists.map(command.sqe, command.place, slot as usize) {
-                (sqe, None) => Ok((sqe, command.tag, command.wants_dw0)),
-                (_, Some(error)) => Err(SubmitError::Map(error)),
-            };
+            let error;
+            (sqe, error) = lists.map(command.sqe, command.place, slot as usize);
+            why = error.map(SubmitError::Map);
+            (tag, wants_dw0) = (command.tag, command.wants_dw0);
         }
-        let vote = self.group.vote(placed.is_ok());
+        let vote = self.group.vote(why.is_none());
         if vote.total < granted {
-            self.put_back(gets && placed.is_err(), slot);
+            self.put_back(gets && why.is_some(), free);
         }
-        let position = self.tail.wrapping_add(vote.before);
-        let entry = placed.map(|(sqe, tag, wants_dw0)| {
-            let word = state.slot(slot);
-            let next = SlotWord(word.load(Order::Relaxed, Scope::Cta)).next(tag, wants_dw0);
-            word.store(next.0, Order::Relaxed, Scope::Cta);
+        let (mut index, mut cid) = (NO_ENTRY, Cid(0));
+        if why.is_none() {
+            let slot = slot_in(free);
+            let next = SlotWord::freed(free).next(tag, wants_dw0);
+            state.slot(slot).store(next.0, Order::Relaxed, Scope::Cta);
             let ticks = (deadline_ns >> TICK_SHIFT) as u32;
             state
                 .deadline(slot)
                 .store(ticks, Order::Relaxed, Scope::Cta);
-            (next.cid(slot), sqe)
-        });
-        let (mut index, mut sqe) = (NO_ENTRY, Sqe::ZERO);
-        if let Ok((cid, placed)) = &entry {
-            index = position & state.mask();
-            sqe = placed.with_cid(*cid);
+            index = self.tail.wrapping_add(vote.before) & state.mask();
+            cid = next.cid(slot);
+            sqe = sqe.with_cid(cid);
         }
         write_entries(&self.group, &self.memory.sq, index, sqe);
         self.taken = self.taken.wrapping_add(granted);
         self.tail = self.tail.wrapping_add(vote.total);
         self.in_flight += vote.total;
-        match entry {
-            Ok((cid, _)) => Ok(Some(cid)),
-            Err(_) if !wants => Ok(None),
-            Err(error) => Err(error),
+        self.look_ahead();
+        match why {
+            None => Ok(Some(cid)),
+            Some(_) if !wants => Ok(None),
+            Some(error) => Err(error),
+        }
+    }
+
+    /// What the free ring holds for the member before which `before` others take one.
+    #[inline(always)]
+    fn free_slot(&self, before: u32) -> u32 {
+        // With fewer members that take one, or a ring that was too short, what was read ahead is another's.
+        if self.read_ahead && before == self.group.rank() {
+            return self.ahead;
+        }
+        let mark = self.state.mark(self.taken.wrapping_add(before));
+        mark.load(Order::Relaxed, Scope::Cta)
+    }
+
+    /// Reads the slot that this member takes next if all take one, while there is something else to do.
+    #[inline(always)]
+    fn look_ahead(&mut self) {
+        let free = self.state.slots() - self.in_flight;
+        self.read_ahead = free >= self.group.size();
+        if self.read_ahead {
+            let mark = self.state.mark(self.taken.wrapping_add(self.group.rank()));
+            self.ahead = mark.load(Order::Relaxed, Scope::Cta);
         }
     }
 
     /// Puts slots that were taken for nothing at the end of the free ring.
     #[inline(always)]
-    fn put_back(&self, mine: bool, slot: u32) {
+    fn put_back(&self, mine: bool, free: u32) {
         let end = self.free_end();
         let vote = self.group.vote(mine);
         if mine {
             self.state
                 .mark(end.wrapping_add(vote.before))
-                .store(slot, Order::Relaxed, Scope::Cta);
+                .store(free, Order::Relaxed, Scope::Cta);
         }
         self.group.sync();
     }
@@ -380,7 +406,7 @@ impl<'a, G: Group> Collective<'a, G> {
             if ends[k].pending() {
                 let slot = slot_of(uppers[k]);
                 let mark = state.mark(end.wrapping_add(place));
-                mark.store(slot, Order::Relaxed, Scope::Cta);
+                mark.store(ends[k].free(slot), Order::Relaxed, Scope::Cta);
                 done(Finished {
                     tag: ends[k].tag(),
                     cid: ends[k].cid(slot),
@@ -394,6 +420,7 @@ impl<'a, G: Group> Collective<'a, G> {
         self.group.sync();
         self.head = next;
         self.in_flight -= if rare { freed } else { found };
+        self.look_ahead();
         match ControllerFault::from_code(self.refused) {
             None => Ok(found),
             Some(fault) => Err(fault),

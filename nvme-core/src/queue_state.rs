@@ -93,9 +93,25 @@ impl SlotWord {
         Self(generation | PENDING | dw0 | tag & TAG)
     }
 
+    /// A free slot with its generation, as the free ring keeps it: taking it needs no look at its word.
+    pub fn free(self, slot: u32) -> u32 {
+        slot | self.generation() << 12
+    }
+
+    /// The word of a slot in the free ring, as far as [`next`](Self::next) asks.
+    pub fn freed(free: u32) -> Self {
+        Self(free >> 12 << GENERATION_SHIFT)
+    }
+
     pub fn cid(self, slot: u32) -> Cid {
         Cid((slot | self.generation() << 12) as u16)
     }
+}
+
+/// The slot in an entry of the free ring.
+#[inline(always)]
+pub(crate) fn slot_in(free: u32) -> u32 {
+    free & 0xFFF
 }
 
 /// The slot that the entry with this upper word names.
@@ -300,6 +316,14 @@ impl<'a> QueueState<'a> {
     #[inline(always)]
     pub(crate) fn phase(&self, position: u32) -> bool {
         position & (self.mask + 1) == 0
+    }
+
+    /// 1 when an entry with this upper word is new at `position`, else 0. Without a comparison: a GPU has
+    /// few predicates, and would wait for one entry before it reads the next.
+    #[inline(always)]
+    pub(crate) fn is_new(&self, upper: u64, position: u32) -> u32 {
+        // Bit 48 is the phase tag: 1 in even laps, 0 in odd ones.
+        ((upper >> 48) as u32 ^ position >> self.mask.count_ones()) & 1
     }
 
     /// Commands that were submitted and have not ended. Exact only while nobody uses the queue.

@@ -192,7 +192,7 @@ pub unsafe extern "ptx-kernel" fn nvme_owner(launch: Launch) {
 /// As [`nvme_owner`].
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_warp(launch: Launch) {
-    drive::<Warp, 4, false>(&launch, Warp, arch::block());
+    drive::<Warp, 8, false>(&launch, Warp, arch::block());
 }
 
 /// As [`nvme_owner`], and records what it does at `launch.trace`.
@@ -219,7 +219,7 @@ pub unsafe extern "ptx-kernel" fn nvme_warp_traced(launch: Launch) {
 /// As [`nvme_owner`].
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_block(launch: Launch) {
-    drive::<Block, 1, false>(&launch, Block::here(), arch::block());
+    drive::<Block, 2, false>(&launch, Block::here(), arch::block());
 }
 
 /// Any threads share the queues: thread t uses queue (t / 32) mod `queue_count`, and command i belongs

@@ -6,7 +6,6 @@
 use super::{DONE, Drained, SharedQueue};
 use crate::group::{Group, unroll};
 use crate::queue_state::{QueueState, SlotWord, slot_of, status_of};
-use crate::spec::completion::phase_of;
 use crate::sync::{Order, Scope, anew, fence};
 
 /// Passes over the completion queue under one hold of the drain lock.
@@ -82,7 +81,7 @@ impl SharedQueue<'_> {
         let mut new = 0u32;
         unroll!(ENTRIES, k => {
             if (k as u32) < G::READS && k & 1 == 0 {
-                new |= u32::from(phase_of(uppers[k]) == state.phase(at(k))) << k;
+                new |= state.is_new(uppers[k], at(k)) << k;
             }
         });
         if G::READS == 1 {
@@ -98,7 +97,7 @@ impl SharedQueue<'_> {
         });
         unroll!(ENTRIES, k => {
             if (k as u32) < G::READS && k & 1 == 1 {
-                new |= u32::from(phase_of(uppers[k]) == state.phase(at(k))) << k;
+                new |= state.is_new(uppers[k], at(k)) << k;
             }
         });
         new.trailing_ones()
