@@ -206,10 +206,13 @@ impl<'g> Batch<'_, 'g> {
         }
         let fault = match self.device.faults.is_empty() {
             true => None,
-            false => self
-                .device
-                .faults
-                .of_command(self.qid, sqe.opcode(), sqe.cid().0),
+            false => {
+                let whole = self.control.is_none() && nvm::needs_no_list(&self.io, &sqe);
+                let cid = sqe.cid().0;
+                self.device
+                    .faults
+                    .of_command(self.qid, sqe.opcode(), cid, whole)
+            }
         };
         match fault {
             Some(Fault::Drop) => return Ok(()),
@@ -265,7 +268,9 @@ impl<'g> Batch<'_, 'g> {
         match fault {
             Some(after) if after.is_afterwards() => return self.afterwards(sqe, after),
             Some(Fault::Echo(ns)) => self.hold(*sqe, self.now_ns + ns, Some(Fault::Echo(0))),
-            Some(Fault::LateData(ns)) if self.control.is_none() => {
+            Some(Fault::LateData(ns))
+                if self.control.is_none() && nvm::needs_no_list(&self.io, sqe) =>
+            {
                 self.hold(*sqe, self.now_ns + ns, Some(Fault::LateData(0)));
                 return self.post(sqe, Status::SUCCESS, 0, None);
             }

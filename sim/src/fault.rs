@@ -29,7 +29,7 @@ pub enum Fault {
     /// The completion is posted again this many nanoseconds (at least 1) later.
     Echo(u64),
     /// The completion is posted at once, as a success, and the data move this many nanoseconds (at
-    /// least 1) later. I/O commands only.
+    /// least 1) later. Only I/O commands whose data pointer needs no list.
     LateData(u64),
     /// The completion carries the phase tag of the previous pass.
     WrongPhase,
@@ -169,14 +169,15 @@ impl Faults {
         }
     }
 
-    fn one_shot(&self, qid: u16, cid: u16, stuck: bool) -> Option<Fault> {
+    fn one_shot(&self, qid: u16, cid: u16, stuck: bool, whole: bool) -> Option<Fault> {
         if !self.watched.load(Ordering::Relaxed) {
             return None;
         }
         let mut one_shots = self.one_shots.lock();
         let meets = |(on, what): &(u16, Fault)| {
             let ready = *what == Fault::StuckReady;
-            ready == stuck && (stuck || *on == qid)
+            let fits = whole || !matches!(what, Fault::LateData(_));
+            ready == stuck && (stuck || *on == qid && fits)
         };
         let at = one_shots.armed.iter().position(meets)?;
         let (_, what) = one_shots.armed.remove(at);
@@ -189,9 +190,9 @@ impl Faults {
         self.rules.is_empty()
     }
 
-    /// The fault of the command `cid` with `opcode` on `qid`, if any.
-    pub fn of_command(&self, qid: u16, opcode: u8, cid: u16) -> Option<Fault> {
-        if let Some(what) = self.one_shot(qid, cid, false) {
+    /// The fault of the command `cid` with `opcode` on `qid`, if any; `whole` when its data can be late.
+    pub fn of_command(&self, qid: u16, opcode: u8, cid: u16, whole: bool) -> Option<Fault> {
+        if let Some(what) = self.one_shot(qid, cid, false, whole) {
             return Some(what);
         }
         self.first(|rule| {
@@ -203,7 +204,7 @@ impl Faults {
 
     /// Whether this change of CC.EN finds CSTS.RDY stuck.
     pub fn ready_is_stuck(&self) -> bool {
-        self.one_shot(0, 0, true).is_some()
+        self.one_shot(0, 0, true, false).is_some()
             || self.first(|rule| rule.what == Fault::StuckReady).is_some()
     }
 
@@ -264,20 +265,20 @@ mod tests {
             ..When::default()
         });
         let hits: Vec<_> = [2, 1, 2, 2]
-            .map(|op| faults.of_command(1, op, 0).is_some())
+            .map(|op| faults.of_command(1, op, 0, true).is_some())
             .into();
         assert_eq!(hits, [false, false, true, false]);
     }
 
     #[test]
     fn the_admin_queue_is_hit_only_when_named() {
-        assert_eq!(plan(When::default()).of_command(0, 6, 0), None);
+        assert_eq!(plan(When::default()).of_command(0, 6, 0, true), None);
         let faults = plan(When {
             qid: Some(0),
             ..When::default()
         });
-        assert_eq!(faults.of_command(0, 6, 0), Some(Fault::Drop));
-        assert_eq!(faults.of_command(1, 6, 0), None);
+        assert_eq!(faults.of_command(0, 6, 0, true), Some(Fault::Drop));
+        assert_eq!(faults.of_command(1, 6, 0, true), None);
     }
 
     #[test]
@@ -289,7 +290,7 @@ mod tests {
         let draw = || {
             let faults = plan(when);
             (0..4000)
-                .map(|_| faults.of_command(1, 2, 0).is_some())
+                .map(|_| faults.of_command(1, 2, 0, true).is_some())
                 .collect::<Vec<_>>()
         };
         let hits = draw();
@@ -301,19 +302,26 @@ mod tests {
     #[test]
     fn an_armed_fault_meets_one_command_of_its_queue_and_is_told() {
         let faults = Faults::new(&FaultPlan::on_demand());
-        assert!(!faults.is_empty() && faults.of_command(1, 2, 7).is_none());
+        assert!(!faults.is_empty() && faults.of_command(1, 2, 7, true).is_none());
         faults.arm(2, Fault::Reorder);
         faults.arm(1, Fault::StuckReady);
-        assert_eq!(faults.of_command(1, 2, 7), None);
-        assert_eq!(faults.of_command(2, 2, 8), Some(Fault::Reorder));
-        assert_eq!(faults.of_command(2, 2, 9), None);
+        assert_eq!(faults.of_command(1, 2, 7, true), None);
+        assert_eq!(faults.of_command(2, 2, 8, true), Some(Fault::Reorder));
+        assert_eq!(faults.of_command(2, 2, 9, true), None);
         assert!(faults.ready_is_stuck() && !faults.ready_is_stuck());
         let fired = |qid, cid, what| Fired { qid, cid, what };
         let told = [fired(2, 8, Fault::Reorder), fired(0, 0, Fault::StuckReady)];
         assert_eq!(faults.take_fired(), told);
         assert_eq!(faults.take_fired(), []);
+        faults.arm(1, Fault::LateData(5));
+        assert_eq!(
+            faults.of_command(1, 2, 1, false),
+            None,
+            "it waits for another"
+        );
+        assert!(faults.of_command(1, 2, 2, true).is_some());
         faults.arm(1, Fault::Drop);
         faults.disarm();
-        assert_eq!(faults.of_command(1, 2, 1), None);
+        assert_eq!(faults.of_command(1, 2, 1, true), None);
     }
 }

@@ -53,6 +53,13 @@ pub(crate) fn work(io: &Io<'_, '_>, sqe: &Sqe) -> (Work, u64) {
     }
 }
 
+/// Whether the data pointer of a command says by itself where its data lie: with a list, memory that
+/// the driver may use again would be read once more when the data move late.
+pub(crate) fn needs_no_list(io: &Io<'_, '_>, sqe: &Sqe) -> bool {
+    let page = io.page.bytes();
+    sqe.psdt() == Psdt::Prp && sqe.dptr[0] % page + work(io, sqe).1 <= 2 * page
+}
+
 impl<'a, 'g> Io<'a, 'g> {
     /// Checks and executes `sqe`.
     #[inline]

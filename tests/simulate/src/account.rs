@@ -60,6 +60,8 @@ pub struct Record {
     pub cuts: u32,
     /// The model's clock when it was placed.
     pub stamp: u64,
+    /// The second part of its fault has come already.
+    pub laid: bool,
     /// It has ended.
     pub ended: bool,
 }
@@ -168,13 +170,13 @@ impl<'a> Accounts<'a> {
         let (queue, cid) = (usize::from(fired.qid) - 1, Cid(fired.cid));
         match fired.what {
             Fault::Echo(0) | Fault::LateData(0) => {
-                let at = self
-                    .haunted
-                    .iter()
-                    .position(|one| one.queue == queue && one.cid == cid);
-                if let Some(at) = at {
+                let same = |one: &Haunted| one.queue == queue && one.cid == cid;
+                if let Some(at) = self.haunted.iter().position(same) {
                     let haunted = self.haunted.swap_remove(at);
                     self.leave(haunted.id);
+                } else if let Some(id) = self.in_flight(queue, cid) {
+                    // The driver has not even seen the first part.
+                    self.records[id as usize - 1].laid = true;
                 }
             }
             what => {
@@ -326,7 +328,8 @@ impl<'a> Accounts<'a> {
             ));
         }
         self.take_effect(id, &record, end.outcome)?;
-        let later = matches!(record.fault, Some(Fault::Echo(_) | Fault::LateData(_)));
+        let later =
+            !record.laid && matches!(record.fault, Some(Fault::Echo(_) | Fault::LateData(_)));
         // An aborted command has no second part.
         if later && matches!(end.outcome, Outcome::Done(status) if !is_aborted(status)) {
             if let Some((buffer, ..)) = record.buffer {

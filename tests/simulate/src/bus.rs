@@ -16,6 +16,7 @@ pub struct Bells {
     words: [[AtomicU32; 2]; 3],
     /// Which of them loses its next store.
     lossy: RefCell<[[bool; 2]; 3]>,
+    entries: [u32; 3],
 }
 
 /// Which doorbell of a queue.
@@ -27,17 +28,16 @@ pub enum Side {
     Head,
 }
 
-impl Default for Bells {
-    /// Doorbells that nobody has rung.
-    fn default() -> Self {
+impl Bells {
+    /// Doorbells that nobody has rung, of submission rings of so many entries.
+    pub fn new(entries: [u32; 3]) -> Self {
         Self {
             words: [(); 3].map(|()| [(); 2].map(|()| AtomicU32::new(QUIET))),
             lossy: RefCell::default(),
+            entries,
         }
     }
-}
 
-impl Bells {
     /// The driver's doorbell.
     pub fn bell(&self, qid: u16, side: Side) -> Doorbell<'_> {
         Doorbell::new(&self.words[usize::from(qid)][side as usize])
@@ -66,8 +66,8 @@ impl Bells {
         *self.lossy.borrow_mut() = Default::default();
     }
 
-    /// Stores arrive. `lost` is told of those that do not.
-    pub fn deliver(&self, to: &Doorbells, mut lost: impl FnMut(u16, Side)) {
+    /// Stores arrive, of a tail only the next entry when it `crawls`. `lost` is told of those that do not.
+    pub fn deliver(&self, to: &Doorbells, crawls: bool, mut lost: impl FnMut(u16, Side)) {
         for (qid, words) in (0..).zip(&self.words) {
             for side in [Side::Head, Side::Tail] {
                 let word = &words[side as usize];
@@ -85,6 +85,12 @@ impl Bells {
                     Side::Tail => to.sq_tail(qid),
                     Side::Head => to.cq_head(qid),
                 };
+                let next = (register.load(Ordering::Relaxed) + 1) % self.entries[usize::from(qid)];
+                let rest = crawls && side == Side::Tail && value != next;
+                if rest {
+                    word.store(value, Order::Relaxed, Scope::Sys);
+                }
+                let value = if rest { next } else { value };
                 register.store(value, Ordering::Release); // Release: pairs with the controller's load.
             }
         }

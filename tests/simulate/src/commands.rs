@@ -3,13 +3,14 @@
 use crate::account::{Failure, Record};
 use crate::host::Mode;
 use crate::model::{self, BLOCK_WORDS};
-use crate::plan::{Order, Verb};
+use crate::plan::{Form, Order, Verb};
 use crate::queue::Late;
 use crate::sabotage::Sabotage;
 use crate::setup::{BLOCK_BYTES, BLOCKS, COMMAND_NS};
 use crate::trace::Event;
 use crate::world::World;
-use nvme_core::spec::{Cid, Lba, Nsid, Sqe, nvm};
+use nvme_core::sgl::Segment;
+use nvme_core::spec::{Cid, Iova, Lba, Nsid, Sqe, nvm};
 use nvme_core::{AbortReason, Data, Outcome, Quiesced, SubmitError};
 
 const NS: Nsid = Nsid(1);
@@ -20,21 +21,26 @@ impl World<'_> {
         let Some((order, sqe, buffer, same)) = self.prepare(order) else {
             return Ok(false);
         };
-        let pages;
+        let (pages, segments);
         let data = match buffer {
             None => Data::None,
             Some((index, start, len)) => {
                 let (offset, len) = (start as u64 * 8, len as u64 * 8);
-                pages = self.accounts.pool.pages(index);
-                if order.table {
-                    Data::Pages {
-                        offset,
-                        len,
-                        pages: &pages,
+                let iova = self.accounts.pool.iova(index).offset(offset);
+                match order.form {
+                    Form::Stretch => Data::Contiguous { iova, len },
+                    Form::Table => {
+                        pages = self.accounts.pool.pages(index);
+                        Data::Pages {
+                            offset,
+                            len,
+                            pages: &pages,
+                        }
                     }
-                } else {
-                    let iova = self.accounts.pool.iova(index).offset(offset);
-                    Data::Contiguous { iova, len }
+                    Form::Sgl => {
+                        segments = halves(iova, len as u32);
+                        Data::Sgl(&segments)
+                    }
                 }
             }
         };
@@ -73,6 +79,7 @@ impl World<'_> {
                     abortable: false,
                     cuts: self.accounts.cuts,
                     stamp,
+                    laid: false,
                     ended: false,
                 };
                 self.accounts.placed(record);
@@ -259,4 +266,12 @@ impl World<'_> {
         self.late = late;
         self.accounts.check_deadlines(queue, self.now_ns, grain_ns)
     }
+}
+
+/// A stretch as two segments.
+fn halves(iova: Iova, len: u32) -> [Segment; 2] {
+    let half = len / 2;
+    let segment = |iova, len| Segment::Data { iova, len };
+    let second = iova.offset(u64::from(half));
+    [segment(iova, half), segment(second, len - half)]
 }

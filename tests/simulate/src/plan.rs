@@ -39,8 +39,19 @@ pub struct Order {
     pub blocks: u32,
     /// Where its data begin in their first page, a multiple of 8.
     pub offset: u32,
-    /// Its data are told as a table of pages.
-    pub table: bool,
+    /// How its data are told.
+    pub form: Form,
+}
+
+/// How a command tells where its data lie.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Form {
+    /// As one stretch, in PRPs.
+    Stretch,
+    /// As a table of pages, in PRPs.
+    Table,
+    /// As an SGL of two segments.
+    Sgl,
 }
 
 impl Order {
@@ -71,7 +82,16 @@ impl Order {
             lba: rng.below(u64::from(BLOCKS)) as u32,
             blocks: blocks as u32,
             offset: offset as u32,
-            table: rng.below(8) == 0,
+            form: pick(
+                rng,
+                &[
+                    Form::Stretch,
+                    Form::Stretch,
+                    Form::Stretch,
+                    Form::Table,
+                    Form::Sgl,
+                ],
+            ),
         }
     }
 }
@@ -87,6 +107,8 @@ pub enum Op {
     Ring(u8),
     /// Doorbells arrive, and the controller works.
     Step,
+    /// The same, but of what was published to each queue only the first entry arrives.
+    Crawl,
     /// Completions are taken.
     Poll(u8),
     /// Time passes.
@@ -204,7 +226,8 @@ fn draw_op(rng: &mut Rng) -> Op {
     match rng.below(128) {
         0..56 => Op::Submit(queue, Order::draw(rng)),
         56..72 => Op::Ring(queue),
-        72..90 => Op::Step,
+        72..84 => Op::Step,
+        84..90 => Op::Crawl,
         90..110 => Op::Poll(queue),
         110..119 => Op::Advance(rng.below(60_000) as u32),
         119..122 => Op::Fill(queue, Order::draw(rng)),

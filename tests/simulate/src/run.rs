@@ -5,7 +5,7 @@ use crate::bus::{Bells, Side};
 use crate::fault::{Coverage, Kind};
 use crate::host::Mode;
 use crate::memory::{Area, Memory, PAGE};
-use crate::plan::{Op, Order, Plan, Verb};
+use crate::plan::{Form, Op, Order, Plan, Verb};
 use crate::queue::{IoQueue, Lane, Pair, Threads};
 use crate::sabotage::Sabotage;
 use crate::seed::Rng;
@@ -190,7 +190,6 @@ pub fn run(arena: &mut Arena, plan: &Plan, sabotage: Sabotage, lines: bool) -> R
 fn run_on(memory: &Memory, plan: &Plan, sabotage: Sabotage, lines: bool) -> Run {
     let setup = &plan.setup;
     let sim = Controller::new(config(setup, plan.seed), memory).expect("a valid configuration");
-    let bells = Bells::default();
     let (sq, cq) = setup.admin;
     let admin = Parts::take(memory, 0, sq, cq, 8);
     let parts = [0, 1].map(|index: usize| {
@@ -203,6 +202,7 @@ fn run_on(memory: &Memory, plan: &Plan, sabotage: Sabotage, lines: bool) -> Run 
             queue.slots,
         )
     });
+    let bells = Bells::new([sq, setup.queues[0].sq_entries, setup.queues[1].sq_entries]);
     let shared = [0, 1].map(|index: usize| Shared::new(&setup.queues[index]));
     let page = memory.words(memory.take(PAGE, PAGE));
     let plans = [parts[0].plan(), parts[1].plan()];
@@ -343,7 +343,7 @@ impl World<'_> {
                 lba,
                 blocks: STEP,
                 offset: 0,
-                table: false,
+                form: Form::Stretch,
             };
             if !self.submit(turn % 2, order)? {
                 self.settle()?;

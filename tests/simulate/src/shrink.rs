@@ -1,7 +1,7 @@
 //! From a schedule that fails to a short one that fails in the same way.
 
 use crate::account::Failure;
-use crate::plan::{Op, Plan};
+use crate::plan::{Form, Op, Plan};
 use crate::run::{Arena, Run, run};
 use crate::sabotage::Sabotage;
 
@@ -93,7 +93,7 @@ impl Shrinker<'_> {
         for at in 0..plan.ops.len() {
             let mut smaller = plan.clone();
             if let Op::Submit(_, order) | Op::Fill(_, order) = &mut smaller.ops[at] {
-                (order.blocks, order.offset, order.table) = (1, 0, false);
+                (order.blocks, order.offset, order.form) = (1, 0, Form::Stretch);
                 if smaller.ops[at] != plan.ops[at] {
                     self.adopt(plan, smaller);
                 }

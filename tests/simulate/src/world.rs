@@ -152,6 +152,7 @@ impl<'a> World<'a> {
             }
             Op::Ring(queue) => self.queues[usize::from(queue)].ring(),
             Op::Step => self.work()?,
+            Op::Crawl => self.work_at(true)?,
             Op::Poll(queue) => self.poll(usize::from(queue))?,
             Op::Advance(ns) => self.now_ns += u64::from(ns),
             Op::Wait => self.wait()?,
@@ -275,6 +276,10 @@ impl<'a> World<'a> {
 
     /// Doorbells arrive, and the controller does what is due.
     pub fn work(&mut self) -> Result<(), Failure> {
+        self.work_at(false)
+    }
+
+    fn work_at(&mut self, crawls: bool) -> Result<(), Failure> {
         let sim = self.ground.sim;
         let state = self.state();
         if self.away.is_some() {
@@ -283,7 +288,7 @@ impl<'a> World<'a> {
         let mut lost = Vec::new();
         self.ground
             .bells
-            .deliver(sim.doorbells(), |qid, side| lost.push((qid, side)));
+            .deliver(sim.doorbells(), crawls, |qid, side| lost.push((qid, side)));
         for (_, side) in lost {
             let kind = if side == Side::Tail {
                 Kind::LostTail
