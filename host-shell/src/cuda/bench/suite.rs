@@ -14,7 +14,7 @@ const RUNS: usize = 5;
 /// How long a run should take; a first, short one says how many commands that is.
 const RUN_SECONDS: f64 = 0.06;
 /// Threads of a block that are tried.
-const BLOCKS: [u32; 2] = [128, 256];
+const BLOCKS: [u32; 3] = [128, 256, 384];
 
 /// What to run.
 #[derive(Clone, Debug)]
@@ -119,7 +119,7 @@ fn rows() -> Vec<Row> {
         case,
         target,
     };
-    let warp = case(Mode::Warp, 128, 256);
+    let warp = case(Mode::Warp, 128, 992);
     let ssd = |queues| Case {
         model: Some(Model::SSD),
         ..case(Mode::Warp, queues, 512)
@@ -136,8 +136,8 @@ fn rows() -> Vec<Row> {
             Case { dstrd: 0, ..warp },
             Target::OfLimit(0.9),
         ),
-        row("warp_q16", case(Mode::Warp, 16, 256), Target::Group),
-        row("warp_q1", case(Mode::Warp, 1, 256), Target::Rate(16.0)),
+        row("warp_q16", case(Mode::Warp, 16, 992), Target::Group),
+        row("warp_q1", case(Mode::Warp, 1, 992), Target::Rate(16.0)),
         row("block_q1", case(Mode::Block, 1, 1023), Target::Rate(35.0)),
         row("block_q16", case(Mode::Block, 16, 512), Target::Group),
         row("owner_q1", case(Mode::Owner, 1, 64), Target::Group),
