@@ -3,7 +3,9 @@
 
 use nvme_core::recovery::{DeletionStep, QueueDeletion};
 use nvme_core::spec::{Iova, Lba, Nsid, Qid, Sqe, Status, nvm};
-use nvme_core::{AbortReason, ControllerFault, Data, Outcome, QueuePair, Quiesced, Slot};
+use nvme_core::{
+    AbortReason, ControllerFault, Data, Outcome, QueuePair, Quiesced, Slot, SubmitError,
+};
 use nvme_tests::hand::{Hand, LIST_WORDS, QID, Rig};
 
 const NEVER: u64 = u64::MAX;
@@ -114,6 +116,7 @@ fn a_completion_of_another_submission_queue_is_a_fault() {
 fn a_proof_frees_the_memory_of_its_own_queue_only() {
     let rig = Rig::new(4, 3, 0, 0);
     let mut pair = pair(&rig, QID, 3);
+    assert_eq!(pair.qid(), QID);
     pair.submit(read(), Data::None, 5, NEVER).unwrap();
     let (own, other) = (deleted(QID), deleted(Qid(2)));
     assert!(own.covers(QID) && !own.covers(Qid(2)));
@@ -156,4 +159,43 @@ fn a_restarted_pair_works_as_a_new_one() {
         pair.ring();
         assert_eq!(Hand::new(&rig).look(), 0, "nothing is rung by a restart");
     }
+}
+
+/// The smaller ring less one entry, or the slots: more than that is refused, with its buffer.
+#[test]
+fn a_pair_takes_as_many_commands_as_it_has_room_for() {
+    for (entries, slots, depth) in [(4, 9, 3), (8, 5, 5), (2, 1, 1)] {
+        let rig = Rig::new(entries, depth, 0, 0);
+        let mut pair = pair(&rig, QID, slots);
+        assert_eq!(pair.depth(), depth);
+        for n in 0..depth {
+            assert_eq!(pair.in_flight(), n);
+            pair.submit(read(), Data::None, n, NEVER).unwrap();
+        }
+        let refused = pair.submit(read(), Data::None, 77, NEVER).unwrap_err();
+        assert_eq!(
+            (refused.error, refused.buffer),
+            (SubmitError::QueueFull, 77)
+        );
+        assert_eq!(pair.in_flight(), depth);
+    }
+}
+
+/// A command is in flight from its submission to its end, past its deadline too.
+#[test]
+fn an_expired_command_is_in_flight_until_it_ends() {
+    let rig = Rig::new(4, 3, 0, 0);
+    let (mut pair, mut hand) = (pair(&rig, QID, 3), Hand::new(&rig));
+    let cid = pair.submit(read(), Data::None, 1, 100).unwrap();
+    pair.ring();
+    hand.fetch().unwrap();
+    assert!(pair.is_in_flight(cid));
+    assert_eq!(pair.expire(99), None);
+    assert_eq!(pair.expire(100), Some(cid));
+    assert!(pair.is_in_flight(cid));
+    hand.complete(cid, Status::SUCCESS, 3);
+    let done = pair.poll().unwrap().unwrap();
+    assert_eq!((done.cid, done.late, done.dw0), (cid, true, 3));
+    assert!(!pair.is_in_flight(cid));
+    assert_eq!(pair.expire(NEVER), None);
 }
