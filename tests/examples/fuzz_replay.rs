@@ -1,5 +1,4 @@
 //! `fuzz_replay TARGET FOLDER...`: runs a fuzz target over the inputs in folders, without the fuzzer.
-#![cfg(not(loom))]
 
 use std::path::Path;
 use std::process::ExitCode;

@@ -8,29 +8,48 @@ use std::process::Command;
 
 /// What is measured, and the least share of its lines in percent.
 const MEASURED: [(&str, f64); 2] = [("nvme-core/src", 95.0), ("sim/src", 95.0)];
-/// The tests that count: of the two crates, and those of both together.
-const PACKAGES: [&str; 3] = ["nvme-core", "nvme-sim", "nvme-tests"];
+/// The tests that count: of the two crates, and those of both together; the seeds of the fuzz targets
+/// are not among them.
+const TESTS: [&[&str]; 2] = [
+    &[
+        "--package",
+        "nvme-core",
+        "--package",
+        "nvme-sim",
+        "--features",
+        "nvme-core/trace",
+    ],
+    &["--package", "nvme-tests", "--no-default-features"],
+];
 
 /// `cargo xtask coverage`
 pub fn command() -> Result<(), Failure> {
     let llvm = llvm()?;
-    tools::cargo_llvm_cov()?;
-    let lcov = target_dir().join("coverage/tests.lcov");
-    let mut run = cargo();
-    run.args(["llvm-cov", "test", "--lcov", "--output-path"]);
-    run.arg(&lcov);
-    for package in PACKAGES {
-        run.args(["--package", package]);
+    let built = target_dir().join("coverage");
+    let raw = built.join("raw");
+    if raw.exists() {
+        std::fs::remove_dir_all(&raw)
+            .map_err(|error| Failure::new(format!("{}: {error}", raw.display())))?;
     }
-    run.args(["--features", "nvme-core/trace"]);
-    run.env("LLVM_COV", &llvm.cov)
-        .env("LLVM_PROFDATA", &llvm.profdata);
-    std::fs::create_dir_all(target_dir().join("coverage"))
-        .map_err(|error| Failure::new(format!("target/coverage: {error}")))?;
-    check(&mut run)?;
-    let text = std::fs::read_to_string(&lcov)
-        .map_err(|error| Failure::new(format!("{}: {error}", lcov.display())))?;
-    let lines = Lines::of(&text);
+    let mut programs = Vec::new();
+    for tests in TESTS {
+        let test = |last: &[&str]| {
+            let mut test = instrumented(&built);
+            test.arg("test")
+                .args(tests)
+                .args(["--lib", "--tests"])
+                .args(last);
+            test.env("LLVM_PROFILE_FILE", raw.join("%p-%m.profraw"));
+            test
+        };
+        let told = output(&mut test(&["--no-run", "--message-format=json"]))?;
+        programs.extend(executables(&told));
+        check(&mut test(&["--quiet", "--no-fail-fast"]))?;
+    }
+    let profiles = std::fs::read_dir(&raw)
+        .map_err(|error| Failure::new(format!("{}: {error}", raw.display())))?;
+    let profiles: Vec<PathBuf> = profiles.flatten().map(|entry| entry.path()).collect();
+    let lines = Lines::of(&llvm.lcov(&profiles, &programs)?);
     let mut low = Vec::new();
     for (folder, least) in MEASURED {
         let (mut total, mut reached) = (0, 0);
@@ -62,6 +81,25 @@ pub fn command() -> Result<(), Failure> {
     }
 }
 
+/// A cargo whose programs count which lines run.
+pub fn instrumented(built: &Path) -> Command {
+    let mut command = cargo();
+    command
+        .env("RUSTFLAGS", "-Cinstrument-coverage")
+        .env("CARGO_TARGET_DIR", built)
+        // The simulator moves a lot of bytes in the tests.
+        .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1")
+        .env("CARGO_PROFILE_DEV_DEBUG", "0")
+        .env("CARGO_INCREMENTAL", "0");
+    command
+}
+
+/// The programs in what cargo tells with `--message-format=json`.
+fn executables(told: &str) -> impl Iterator<Item = PathBuf> {
+    let parts = told.split("\"executable\":\"").skip(1);
+    parts.filter_map(|part| part.split('"').next().map(PathBuf::from))
+}
+
 /// LLVM's tools, of the version with which rustc instruments.
 pub struct Llvm {
     pub cov: PathBuf,
@@ -84,8 +122,8 @@ pub fn llvm() -> Result<Llvm, Failure> {
 }
 
 impl Llvm {
-    /// The counts of raw profiles of `program`, in the lcov format.
-    pub fn lcov(&self, raw: &[PathBuf], program: &Path) -> Result<String, Failure> {
+    /// The counts of raw profiles of `programs`, in the lcov format.
+    pub fn lcov(&self, raw: &[PathBuf], programs: &[PathBuf]) -> Result<String, Failure> {
         let merged = target_dir().join("coverage/merged.profdata");
         check(
             Command::new(&self.profdata)
@@ -95,12 +133,12 @@ impl Llvm {
         )?;
         let mut profile = std::ffi::OsString::from("-instr-profile=");
         profile.push(&merged);
-        output(
-            Command::new(&self.cov)
-                .args(["export", "-format=lcov"])
-                .arg(profile)
-                .arg(program),
-        )
+        let mut export = Command::new(&self.cov);
+        export.args(["export", "-format=lcov"]).arg(profile);
+        for program in programs {
+            export.arg("-object").arg(program);
+        }
+        output(&mut export)
     }
 }
 
@@ -217,6 +255,13 @@ mod tests {
         let text = "fn a() {}\n#[cfg(test)]\nuse x;\n#[cfg(all(test, not(loom)))]\nmod tests {\n";
         assert_eq!(first_test_line(text), 4);
         assert_eq!(first_test_line("fn a() {}\n"), u32::MAX);
+    }
+
+    #[test]
+    fn programs_are_found_in_what_cargo_tells() {
+        let told = r#"{"executable":null}\n{"a":1,"executable":"/t/a-1"}\n{"executable":"/t/b"}"#;
+        let found: Vec<PathBuf> = executables(told).collect();
+        assert_eq!(found, [PathBuf::from("/t/a-1"), PathBuf::from("/t/b")]);
     }
 
     #[test]

@@ -11,7 +11,6 @@ const CRT_PACKAGE: &str = "nvidia-cuda-crt==13.5.37";
 const NVVM_PACKAGE: &str = "nvidia-nvvm==13.5.37";
 const RUNTIME_PACKAGE: &str = "nvidia-cuda-runtime==13.5.37";
 const CARGO_FUZZ: &str = "0.13.2";
-const CARGO_LLVM_COV: &str = "0.9.1";
 
 /// Looks a program up on PATH.
 pub fn on_path(program: &str) -> Option<PathBuf> {
@@ -145,29 +144,20 @@ pub fn libnvme() -> Result<(), Failure> {
 
 /// Makes `cargo fuzz` available.
 pub fn cargo_fuzz() -> Result<(), Failure> {
-    cargo_tool("fuzz", "cargo-fuzz", CARGO_FUZZ)
-}
-
-/// Makes `cargo llvm-cov` available.
-pub fn cargo_llvm_cov() -> Result<(), Failure> {
-    cargo_tool("llvm-cov", "cargo-llvm-cov", CARGO_LLVM_COV)
-}
-
-fn cargo_tool(command: &str, package: &str, version: &str) -> Result<(), Failure> {
     let there = cargo()
-        .args([command, "--version"])
+        .args(["fuzz", "--version"])
         .stderr(Stdio::null())
         .output();
     if there.is_ok_and(|there| there.status.success()) {
         return Ok(());
     }
-    let line = format!("cargo install --locked {package} --version {version}");
-    let why = format!("{package} is not here");
+    let line = format!("cargo install --locked cargo-fuzz --version {CARGO_FUZZ}");
+    let why = "cargo-fuzz is not here";
     if !is_root() {
         return Err(Failure::missing(format!("{why}; run: {line}")));
     }
     let mut install = cargo();
-    install.args(["install", "--locked", package, "--version", version]);
+    install.args(["install", "--locked", "cargo-fuzz", "--version", CARGO_FUZZ]);
     check(&mut install).map_err(|failure| Failure::missing(format!("{why}; {failure}")))
 }
 

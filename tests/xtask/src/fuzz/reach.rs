@@ -1,7 +1,7 @@
 //! What the corpora of the targets reach: lines of the files that each target is for.
 
-use crate::coverage::{Lines, llvm, ranges};
-use crate::process::{Failure, cargo, check, root, target_dir};
+use crate::coverage::{Lines, instrumented, llvm, ranges};
+use crate::process::{Failure, check, root, target_dir};
 use std::process::Command;
 
 /// The files that a target is for.
@@ -128,18 +128,13 @@ const FILES: [(&str, &[&str]); 14] = [
 pub fn report(targets: &[String]) -> Result<(), Failure> {
     let llvm = llvm()?;
     let built = target_dir().join("coverage");
-    check(
-        cargo()
-            .args([
-                "build",
-                "--package",
-                "nvme-tests",
-                "--example",
-                "fuzz_replay",
-            ])
-            .env("RUSTFLAGS", "-Cinstrument-coverage")
-            .env("CARGO_TARGET_DIR", &built),
-    )?;
+    check(instrumented(&built).args([
+        "build",
+        "--package",
+        "nvme-tests",
+        "--example",
+        "fuzz_replay",
+    ]))?;
     let program = built.join("debug/examples/fuzz_replay");
     for target in targets {
         let raw = built.join(format!("{target}.profraw"));
@@ -151,7 +146,7 @@ pub fn report(targets: &[String]) -> Result<(), Failure> {
             replay.arg(found);
         }
         check(&mut replay)?;
-        let lines = Lines::of(&llvm.lcov(&[raw], &program)?);
+        let lines = Lines::of(&llvm.lcov(&[raw], std::slice::from_ref(&program))?);
         let files = FILES.iter().find(|(name, _)| name == target);
         let Some((_, files)) = files else {
             return Err(Failure::new(format!(
