@@ -73,6 +73,27 @@ impl Account {
         }
     }
 
+    /// A controller that can do anything, with these namespaces of any size.
+    pub fn anything(namespaces: &[u32]) -> Self {
+        let whole = Namespace {
+            blocks: u64::MAX,
+            block_bytes: 512,
+            inline_bytes: 0,
+            apart_bytes: 0,
+        };
+        Self {
+            mqes: 1 << 16,
+            sgl: true,
+            max_bytes: u64::MAX,
+            oacs: u16::MAX,
+            oncs: u16::MAX,
+            sanitize: true,
+            flush_all: true,
+            nn: u32::MAX,
+            namespaces: namespaces.iter().map(|nsid| (*nsid, whole)).collect(),
+        }
+    }
+
     /// Adds namespace `nsid`, or gives it a new format.
     pub fn namespace(&mut self, nsid: u32, identify: &IdentifyNamespace) {
         let format = identify.lba_format();

@@ -194,11 +194,16 @@ impl Auditor {
         }
     }
 
-    /// As [`fetched`](Self::fetched), for an observer that sees no data pointer, but which memory the
-    /// device was sent to: (address, bytes) in order.
-    pub fn fetched_spans(&mut self, qid: u16, index: u32, sqe: &Sqe, spans: &[(u64, u64)]) {
+    /// As [`fetched`](Self::fetched), for an observer that sees no entry and no data pointer, but which
+    /// memory the device was sent to: (address, bytes) in order.
+    pub fn fetched_spans(&mut self, qid: u16, sqe: &Sqe, spans: &[(u64, u64)]) {
+        let sq = self.sqs.get(&qid);
+        let index = sq.map_or(0, |sq| sq.ring.index(sq.fetched));
         if let Some(at) = self.fetch(qid, index, sqe) {
-            self.judge_fields(qid, sqe);
+            // Nothing is known of the fields of an admin command.
+            if qid != 0 {
+                self.judge_fields(qid, sqe);
+            }
             let mut walked = Walked::default();
             let spans = spans.iter().map(|(at, bytes)| Span::new(*at, *bytes));
             walked.spans.extend(spans);
@@ -246,7 +251,8 @@ impl Auditor {
         if let Some((rule, value)) = walked.wrong {
             self.find(rule, qid, Some(cid), value);
         }
-        let to_host = self.transfer(qid, sqe).is_some_and(|data| data.to_host);
+        // Opcode bits 1:0 say which way data go.
+        let to_host = sqe.opcode() & 2 != 0;
         let mut clash = None;
         for span in &walked.spans {
             clash = clash.or(self.lent.lend(owner, *span, to_host));
@@ -349,6 +355,31 @@ impl Auditor {
         self.return_flight(&flight);
         if sqid == 0 && cqe.status().is_success() {
             self.took_effect(&flight.sqe);
+        }
+    }
+
+    /// A completion of which only this is known; see [`posted`](Self::posted).
+    pub fn completed(&mut self, cqid: u16, cid: u16, success: bool) {
+        self.completions += 1;
+        let Some(cq) = self.cqs.get_mut(&cqid) else {
+            return self.find(Rule::UnknownQueue, cqid, Some(cid), u64::from(cqid));
+        };
+        cq.posted += 1;
+        let mut here = self.sqs.iter_mut().filter(|(_, sq)| sq.cqid == cqid);
+        let found = here.find_map(|(qid, sq)| Some((*qid, sq.flights.remove(&cid)?)));
+        let Some((sqid, flight)) = found else {
+            return self.find(Rule::UnknownCommand, cqid, Some(cid), u64::from(cid));
+        };
+        self.return_flight(&flight);
+        if sqid == 0 && success {
+            self.took_effect(&flight.sqe);
+        }
+    }
+
+    /// The driver may know that everything fetched so far was fetched: reported heads are not seen.
+    pub fn reports_all(&mut self, qid: u16) {
+        if let Some(sq) = self.sqs.get_mut(&qid) {
+            sq.reported = sq.fetched;
         }
     }
 

@@ -7,6 +7,8 @@
 //!
 //! - [`Auditor`]: the account, and a method for each thing seen.
 //! - [`Finding`]: what was wrong, by which [`Rule`], on whose side.
+//! - [`qemu`]: the trace of QEMU's controller as input.
+//! - [`journal`]: what a queue of the driver records about itself (GPU traces) as input.
 #![cfg_attr(not(test), no_std)]
 #![forbid(unsafe_code)]
 
@@ -15,8 +17,10 @@ extern crate alloc;
 mod account;
 mod auditor;
 mod finding;
+pub mod journal;
 mod judge;
 mod lent;
+pub mod qemu;
 mod queues;
 mod ring;
 mod transfer;

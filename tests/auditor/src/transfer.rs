@@ -1,4 +1,4 @@
-//! How many bytes a command moves, and which way.
+//! How many bytes a command moves.
 
 use crate::account::Account;
 use nvme_core::spec::Sqe;
@@ -10,20 +10,14 @@ use nvme_core::spec::nvm::{self, DsmRange, opcode as nvm_op};
 /// The data of one command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Transfer {
-    /// The device writes the memory.
-    pub to_host: bool,
     /// Bytes at the data pointer.
     pub bytes: u64,
     /// Bytes at the metadata pointer.
     pub metadata: u64,
 }
 
-fn plain(to_host: bool, bytes: u64) -> Option<Transfer> {
-    Some(Transfer {
-        to_host,
-        bytes,
-        metadata: 0,
-    })
+fn plain(bytes: u64) -> Option<Transfer> {
+    Some(Transfer { bytes, metadata: 0 })
 }
 
 /// What `sqe` moves; `None` for no data and for commands whose length is not known here.
@@ -37,13 +31,13 @@ pub fn of(account: &Account, is_admin: bool, sqe: &Sqe) -> Option<Transfer> {
 
 fn of_admin(sqe: &Sqe) -> Option<Transfer> {
     match sqe.opcode() {
-        admin_op::IDENTIFY => plain(true, IDENTIFY_BYTES as u64),
-        admin_op::GET_LOG_PAGE => plain(true, admin::log_page_bytes(sqe)),
+        admin_op::IDENTIFY => plain(IDENTIFY_BYTES as u64),
+        admin_op::GET_LOG_PAGE => plain(admin::log_page_bytes(sqe)),
         // Select 3 asks for capabilities: dword 0 alone answers.
         admin_op::GET_FEATURES if sqe.cdw10 >> 8 & 7 == 3 => None,
-        admin_op::GET_FEATURES => plain(true, feature_bytes(sqe)?),
-        admin_op::SET_FEATURES => plain(false, feature_bytes(sqe)?),
-        admin_op::FIRMWARE_DOWNLOAD => plain(false, (u64::from(sqe.cdw10) + 1) * 4),
+        admin_op::GET_FEATURES => plain(feature_bytes(sqe)?),
+        admin_op::SET_FEATURES => plain(feature_bytes(sqe)?),
+        admin_op::FIRMWARE_DOWNLOAD => plain((u64::from(sqe.cdw10) + 1) * 4),
         _ => None,
     }
 }
@@ -61,17 +55,15 @@ fn feature_bytes(sqe: &Sqe) -> Option<u64> {
 fn of_nvm(account: &Account, sqe: &Sqe) -> Option<Transfer> {
     let namespace = account.find(sqe.nsid)?;
     let blocks = u64::from(nvm::blocks(sqe));
-    let moved = |to_host| Transfer {
-        to_host,
+    let moved = Transfer {
         bytes: blocks * (namespace.block_bytes + namespace.inline_bytes),
         metadata: blocks * namespace.apart_bytes,
     };
     match sqe.opcode() {
-        nvm_op::READ => Some(moved(true)),
-        nvm_op::WRITE | nvm_op::COMPARE => Some(moved(false)),
+        nvm_op::READ | nvm_op::WRITE | nvm_op::COMPARE => Some(moved),
         nvm_op::DATASET_MANAGEMENT => {
             let ranges = u64::from(sqe.cdw10 & 0xFF) + 1;
-            plain(false, ranges * size_of::<DsmRange>() as u64)
+            plain(ranges * size_of::<DsmRange>() as u64)
         }
         _ => None,
     }

@@ -4,6 +4,7 @@
 //! driver or ours, and reports over its serial port.
 
 mod apt;
+mod audit;
 mod boots;
 mod cpio;
 mod machine;

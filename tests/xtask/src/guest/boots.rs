@@ -23,6 +23,9 @@ pub struct Boot {
     pub deadline_s: u64,
     /// QEMU's own controllers must not have seen undefined behaviour of the driver (`pci_nvme_ub*`).
     pub defined: bool,
+    /// Namespaces of the boot's one controller of QEMU's, whose trace the protocol auditor reads; none: it
+    /// reads nothing.
+    pub audit: &'static [u32],
     /// What must be in an image afterwards: its name, a byte offset, text.
     pub left_behind: &'static [(&'static str, u64, &'static str)],
     /// Files of tests/guest/scripts, without their ending, in order.
@@ -44,6 +47,7 @@ const PLAIN: Boot = Boot {
     memory_mib: 1024,
     deadline_s: 150,
     defined: true,
+    audit: &[],
     left_behind: &[],
     tests: &[],
 };
@@ -116,6 +120,7 @@ pub const BOOTS: &[Boot] = &[
         devices: PLAIN_VFIO,
         variables: "SERIAL=S0 BDF=0000:00:10.0",
         iommu: true,
+        audit: &[1],
         tests: &["vfio-cli", "vfio-transfers", "vfio-queues"],
         ..PLAIN
     },

@@ -1,6 +1,7 @@
 //! One boot of QEMU: its command line, the lines that come over its serial port, its end.
 
 use super::apt::{failed, write};
+use super::audit;
 use super::boots::Boot;
 use super::server::Server;
 use super::tree::Tree;
@@ -65,6 +66,10 @@ impl Machine {
             .arg("-D")
             .arg(folder.join("qemu.log"))
             .args(["-trace", "pci_nvme_ub*", "-trace", "pci_nvme_err*"]);
+        if !boot.audit.is_empty() {
+            qemu.arg("-trace")
+                .arg(format!("events={}", audit::events(folder)?.display()));
+        }
         if !shell {
             qemu.arg("-monitor")
                 .arg(format!("unix:{},server=on,wait=off", monitor.display()));

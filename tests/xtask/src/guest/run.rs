@@ -1,6 +1,7 @@
 //! Runs one boot: its images, the controllers that it needs, the guest, and what its lines mean.
 
 use super::apt::{failed, files, make_folder, write};
+use super::audit;
 use super::boots::Boot;
 use super::cpio::Archive;
 use super::machine::{Machine, Next};
@@ -61,6 +62,9 @@ impl Bench {
             outcome.require(shut_down(&lossy(&folder.join("kernel.log"))));
         }
         let log = lossy(&folder.join("qemu.log"));
+        if !boot.audit.is_empty() {
+            outcome.require(audit::judge(&folder.join("qemu.log"), boot.audit));
+        }
         // One test alone need not provoke or leave behind what all of them do.
         if tests.len() == boot.tests.len() {
             outcome.require(defined(boot, &log));
