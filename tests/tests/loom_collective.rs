@@ -191,6 +191,43 @@ fn two_lanes_reap() {
 }
 
 #[test]
+fn two_lanes_submit_and_reap_before_they_ring() {
+    check(
+        "what was submitted before a reap that found something is published by it: no entry is fetched before it is complete",
+        Bound::Preemptions(0),
+        || {
+            let rig = Arc::new(Rig::new(4, 3, 0, 0));
+            let device = controller(&rig, 2);
+            team(2, &rig, |rig, member| {
+                let mut queue = rig.collective(member.clone());
+                for turn in [0, 1] {
+                    let wants = member.rank() == turn;
+                    let number = member.rank();
+                    queue
+                        .submit(wants, |_| command(number, false), NEVER)
+                        .unwrap();
+                    match turn {
+                        0 => queue.ring(),
+                        _ => {
+                            while queue.reap::<2>(|_| ()).unwrap() == 0 {
+                                thread::yield_now();
+                            }
+                            queue.ring_within(3);
+                        }
+                    }
+                }
+                while queue.in_flight() > 0 {
+                    if queue.reap::<2>(|_| ()).unwrap() == 0 {
+                        thread::yield_now();
+                    }
+                }
+            });
+            device.join().unwrap();
+        },
+    );
+}
+
+#[test]
 fn two_lanes_round_the_ring() {
     check(
         "two lanes, three times round a ring of two entries' worth: slots and entries are handed on in order",
