@@ -93,10 +93,14 @@ fn data_goes_round_through_every_mode_and_tier() {
         ("1", "shared", "4KiB"),
         ("2", "block", "128KiB"),
         ("auto", "warp", "100KiB"),
+        ("1", "warp", "4KiB --pattern random"),
     ] {
+        let (size, more) = size.split_once(' ').unwrap_or((size, ""));
+        let more: Vec<&str> = more.split_whitespace().collect();
         let how = [
             "--gpu", "--tier", tier, "--mode", mode, "--bytes", size, "--json",
         ];
+        let how = [&how[..], &more].concat();
         let write = ["write", "-d", device, "-s", "5", "-i", "in"];
         let text = ok(&folder, &[&write[..], &how[..]].concat());
         let number = if tier == "auto" { "1" } else { tier };

@@ -130,6 +130,7 @@ pub fn run(job: Job<'_>) -> Result<()> {
         random: job.random,
         seed: job.seed,
         linear: false,
+        data_at: 0,
     };
     let what = if job.read { "Read" } else { "Write" };
     let total = job.io_size.map(|bytes| bytes.div_ceil(job.bytes).max(1));

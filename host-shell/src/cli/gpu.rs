@@ -4,6 +4,7 @@ use super::lasting::{self, Lasting, MOST_FAILURES, Source};
 use super::{NamespaceArgs, check_stop, duration, progress};
 use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
+use nvme_host::bench::SplitMix;
 use nvme_host::core::spec::Nsid;
 use nvme_host::cuda::bench::Mode;
 use nvme_host::cuda::{Ask, Drive, Ran, Setup, Tier, Work};
@@ -53,6 +54,9 @@ pub struct ShapeArgs {
     /// Bytes per command; cut to what the controller transfers at once
     #[arg(long, default_value = "1MiB", value_parser = parse_bytes, requires = "gpu")]
     pub bytes: u64,
+    /// Order of the commands: ascending, or by chance in pieces of as many as are in flight
+    #[arg(long, value_enum, default_value = "sequential", requires = "gpu")]
+    pub pattern: PatternArg,
     /// Go on after commands without an answer, controller resets, and a device that left, for which TIME
     /// (10s when missing) is waited
     #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "10s", value_parser = duration, requires = "gpu")]
@@ -126,7 +130,12 @@ impl TransferArgs {
             bytes: shape.bytes,
             data_bytes: CHUNK,
         };
-        Transfer::open(source, opened)
+        let random = shape.pattern == PatternArg::Random;
+        let wave = u64::from(shape.queues) * u64::from(shape.depth);
+        Ok(Transfer {
+            wave: random.then_some(wave),
+            ..Transfer::open(source, opened)?
+        })
     }
 }
 
@@ -173,6 +182,19 @@ pub struct Transfer<'a> {
     pub lasting: Lasting<'a>,
     /// Commands of one launch.
     commands: u64,
+    /// Commands of a piece, when pieces come in random order.
+    wave: Option<u64>,
+}
+
+/// `count` commands in pieces of `wave`, the last one shorter, in random order: first and number of each.
+fn shuffled(count: u64, wave: u64, seed: u64) -> Vec<(u64, u64)> {
+    let pieces = (0..count).step_by(wave.max(1) as usize);
+    let mut pieces: Vec<_> = pieces.map(|at| (at, wave.min(count - at))).collect();
+    let mut random = SplitMix::new(seed);
+    for last in (1..pieces.len()).rev() {
+        pieces.swap(last, random.below(last as u64 + 1) as usize);
+    }
+    pieces
 }
 
 impl<'a> Transfer<'a> {
@@ -181,7 +203,11 @@ impl<'a> Transfer<'a> {
         let lasting = Lasting::open(source, opened)?;
         let drive = lasting.drive()?;
         let commands = drive.data().len() as u64 / drive.command_bytes();
-        Ok(Self { lasting, commands })
+        Ok(Self {
+            lasting,
+            commands,
+            wave: None,
+        })
     }
 
     /// Moves `blocks` blocks from `lba` on. `before` fills data memory and `after` takes it, each with the
@@ -213,19 +239,27 @@ impl<'a> Transfer<'a> {
             let start = lba + done;
             let bytes = count * each * block;
             before(self.lasting.drive_mut()?, start, bytes)?;
-            let work = Work {
-                opcode,
-                lba: start,
-                blocks: each as u32,
-                commands: count,
-                units: count,
-                random: false,
-                seed: 1,
-                linear: true,
-            };
-            let (ran, whole) = self.lasting.run("transfer", &work)?;
-            if let Some(ran) = &ran {
-                totals.add(ran, ran.report.completed);
+            let mut whole = true;
+            for (first, commands) in self.pieces(count, start) {
+                let work = Work {
+                    opcode,
+                    lba: start + first * each,
+                    blocks: each as u32,
+                    commands,
+                    units: commands,
+                    random: false,
+                    seed: 1,
+                    linear: true,
+                    data_at: first * each * block,
+                };
+                let (ran, all) = self.lasting.run("transfer", &work)?;
+                if let Some(ran) = &ran {
+                    totals.add(ran, ran.report.completed);
+                }
+                whole &= all;
+                if !whole {
+                    break;
+                }
             }
             if !whole {
                 failures += 1;
@@ -241,6 +275,15 @@ impl<'a> Transfer<'a> {
             (most, failures) = ((most * 2).min(self.commands), 0);
         }
         Ok(totals)
+    }
+
+    /// The launches of a chunk of `count` commands: first command and number of each. One, in their order;
+    /// or as many as are in flight at a time, in an order that `seed` decides.
+    fn pieces(&self, count: u64, seed: u64) -> Vec<(u64, u64)> {
+        match self.wave {
+            Some(wave) => shuffled(count, wave, seed),
+            None => vec![(0, count)],
+        }
     }
 
     /// Checks that the range lies inside the namespace.
@@ -291,4 +334,23 @@ impl Totals {
 /// A progress bar over `blocks` blocks of the drive.
 pub fn bar(drive: &Drive, blocks: u64, what: &'static str) -> ProgressBar {
     progress::bytes(blocks * u64::from(drive.info().block_bytes), what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shuffled;
+
+    #[test]
+    fn pieces_in_random_order_are_each_command_once() {
+        for (count, wave) in [(1, 8), (64, 8), (100, 7), (3, 1)] {
+            let pieces = shuffled(count, wave, 5);
+            let mut sorted = pieces.clone();
+            sorted.sort_unstable();
+            let each = sorted.iter().flat_map(|(first, many)| *first..first + many);
+            assert!(each.eq(0..count), "{count} {wave}: {pieces:?}");
+        }
+        let pieces = shuffled(64, 8, 5);
+        assert!(pieces.windows(2).any(|two| two[0] > two[1]), "{pieces:?}");
+        assert_ne!(pieces, shuffled(64, 8, 6));
+    }
 }

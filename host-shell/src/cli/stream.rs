@@ -167,6 +167,7 @@ impl Stream {
                 random,
                 seed: done + 1,
                 linear: self.verify,
+                data_at: 0,
             };
             let ran = drive.run("Read", &work);
             let ran = self.gpu.keep(&drive, ran)?;

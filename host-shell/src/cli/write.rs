@@ -127,6 +127,7 @@ impl Write {
             random: false,
             seed: 0,
             linear: false,
+            data_at: 0,
         };
         transfer.lasting.run_whole("Flush", &flush)?;
         bar.finish_and_clear();

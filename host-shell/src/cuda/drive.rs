@@ -67,6 +67,8 @@ pub struct Work {
     pub seed: u64,
     /// Command i's data lies at i times its length; else buffers are used again.
     pub linear: bool,
+    /// Where in the data memory all of that begins, in bytes.
+    pub data_at: u64,
 }
 
 /// What a launch did not do, and how the controller was brought back.
@@ -280,6 +282,7 @@ impl Drive {
             },
             lanes: 32,
             linear: u32::from(work.linear),
+            data: work.data_at,
             ..Launch::default()
         }
     }

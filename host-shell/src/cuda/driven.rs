@@ -122,7 +122,7 @@ impl Driven {
 
     /// Runs a kernel of the queues (not a bare limit) with its data in `data`, and waits for it.
     ///
-    /// The data fields of `launch` are filled in here. Each kernel bounds its own time; `limit` bounds
+    /// The data fields of `launch` are filled in here; its `data` says how far into `data` it begins. Each kernel bounds its own time; `limit` bounds
     /// the host's patience with it.
     ///
     /// # Errors
@@ -157,9 +157,9 @@ impl Driven {
             self.set.clear_cells()?;
         }
         let launch = Launch {
-            data: data.address(),
-            data_iova: data.iova().0,
-            data_bytes: data.len() as u64,
+            data: data.address() + launch.data,
+            data_iova: data.iova().0 + launch.data,
+            data_bytes: (data.len() as u64).saturating_sub(launch.data),
             ..launch
         };
         self.data = Some(Arc::clone(data));
