@@ -133,6 +133,31 @@ fn drain_and_drain() {
 }
 
 #[test]
+fn run_and_run() {
+    check(
+        "two threads submit and wait in one loop: each command ends once, with its own result",
+        Bound::Preemptions(0),
+        || {
+            let rig = Arc::new(Rig::new(4, 3, 2, 0));
+            let device = controller(&rig, 2);
+            let other = rig.clone();
+            let run = |rig: &Rig, number| {
+                let end = rig
+                    .shared()
+                    .run(&Looks::default(), || command(number, number), NEVER);
+                let end = end.map_err(|(error, _)| error).unwrap().unwrap();
+                assert_eq!(end, (Outcome::Done(Status::SUCCESS), number));
+            };
+            let other = thread::spawn(move || run(&other, 1));
+            run(&rig, 0);
+            other.join().unwrap();
+            device.join().unwrap();
+            assert_eq!(rig.state().in_flight(), 0);
+        },
+    );
+}
+
+#[test]
 fn the_position_of_a_slot_holder_is_free() {
     check(
         "design 6.3: an entry is written only after the controller has fetched its last user, round a ring of two",
