@@ -206,7 +206,7 @@ mod tests {
             let options = Options {
                 plain,
                 commands: 200,
-                seconds: 60,
+                seconds: 3600,
                 seed: 5,
                 cores: 2,
             };
