@@ -144,6 +144,9 @@ mod tests {
             let none = map(&[data(0), data(1)], DmaWords::new(words, Iova(0x8000)));
             assert_eq!(none, Err(MapError::ListTooSmall));
         }
+        let exact: [AtomicU64; 6] = Default::default();
+        let three = map(&[data(0), data(1), data(2)], DmaWords::new(&exact, Iova(0)));
+        assert_eq!(three, Ok([0, 0x3000_0000_0000_0030]));
     }
 
     #[test]
