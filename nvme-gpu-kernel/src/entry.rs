@@ -24,6 +24,9 @@ fn queue_words(launch: &Launch, index: u32) -> Option<&QueueWords> {
     Some(unsafe { &*words.add(index as usize) })
 }
 
+/// Rounds of a busy queue between two looks at the clock for deadlines.
+const ROUNDS: u32 = 64;
+
 /// A group drives queue `number` of the launch: command i belongs to queue i mod `queue_count`.
 #[inline(always)]
 fn drive<G: Group, const ENTRIES: usize, const TRACED: bool>(
@@ -52,6 +55,7 @@ fn drive<G: Group, const ENTRIES: usize, const TRACED: bool>(
     let (mut next, mut ended, mut expired) = (0u64, 0u64, 0u64);
     let (mut busy, mut turn, mut loads) = (false, 0, 0);
     let mut look_ns = began_ns + launch.timeout_ns;
+    let mut rounds = 0u32;
     let nth = |sequence: u64| sequence * queues + mine;
     while ended + expired < total {
         let now_ns = arch::now_ns();
@@ -108,24 +112,29 @@ fn drive<G: Group, const ENTRIES: usize, const TRACED: bool>(
             queue.reap::<1>(took)
         };
         loads += if busy { ENTRIES as u32 } else { 1 };
+        // A queue that is never idle looks at its deadlines, too.
+        rounds = rounds.wrapping_add(1);
+        let idle = matches!(result, Ok(0));
+        // The leader's clock decides for all: members of a block read different times.
+        if (idle || rounds % ROUNDS == 0)
+            && queue.group().broadcast(u32::from(now_ns >= look_ns)) != 0
+        {
+            expired += u64::from(queue.expire(now_ns, |tag| {
+                let index = nth(restore(u64::from(tag), next));
+                work.timed_out(index);
+                if TRACED {
+                    work.record(index, Event::expired(qid, Cid(u16::MAX), now_ns));
+                }
+            }));
+            look_ns = now_ns + launch.timeout_ns / 8;
+            // Every slot is held by a command that nobody answers: what is left stays unsubmitted.
+            if idle && expired >= u64::from(queue.in_flight()) {
+                break;
+            }
+        }
         match result {
             Ok(0) => {
                 busy = false;
-                // The leader's clock decides for all: members of a block read different times.
-                if queue.group().broadcast(u32::from(now_ns >= look_ns)) != 0 {
-                    expired += u64::from(queue.expire(now_ns, |tag| {
-                        let index = nth(restore(u64::from(tag), next));
-                        work.timed_out(index);
-                        if TRACED {
-                            work.record(index, Event::expired(qid, Cid(u16::MAX), now_ns));
-                        }
-                    }));
-                    look_ns = now_ns + launch.timeout_ns / 8;
-                    // Every slot is held by a command that nobody answers: what is left stays unsubmitted.
-                    if expired >= u64::from(queue.in_flight()) {
-                        break;
-                    }
-                }
                 if turn >= 4 {
                     arch::sleep_ns(64);
                 }
