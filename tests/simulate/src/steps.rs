@@ -230,6 +230,8 @@ impl<'a> World<'a> {
                     return Ok(None);
                 };
                 let kind = if abrupt { Kind::Abrupt } else { Kind::Normal };
+                // The last doorbells arrive before CC.SHN does.
+                self.ground.bells.mend();
                 let machine = Shutdown::new(kind, 100);
                 self.enter("stop", Mode::Stopping { machine, abrupt }, "");
                 return Ok(None);
