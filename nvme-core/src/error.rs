@@ -253,3 +253,113 @@ impl fmt::Display for BringupError {
 }
 
 impl core::error::Error for BringupError {}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    const FAULTS: [ControllerFault; 4] = [
+        ControllerFault::UnknownCid(Cid(0xABCD)),
+        ControllerFault::StaleCid(Cid(0xFFFE)),
+        ControllerFault::SqHead(u16::MAX),
+        ControllerFault::SqId(0),
+    ];
+
+    #[test]
+    fn faults_survive_their_code_and_no_other_word_is_one() {
+        for fault in FAULTS {
+            assert_ne!(fault.code(), 0);
+            assert_eq!(ControllerFault::from_code(fault.code()), Some(fault));
+        }
+        for code in [0, 0xFFFF, 5 << 16, u32::MAX] {
+            assert_eq!(ControllerFault::from_code(code), None, "{code:#x}");
+        }
+    }
+
+    #[test]
+    fn every_error_is_one_line_with_its_values_and_its_remedy() {
+        let text = |error: &dyn core::error::Error| error.to_string();
+        let refused = SubmitError::Refused;
+        let cases: [(String, &str, &str); 26] = [
+            (text(&MapError::Empty), "no bytes", "above 0"),
+            (text(&MapError::Misaligned), "not aligned", "4 bytes"),
+            (text(&MapError::ListTooSmall), "list memory", "split"),
+            (text(&MapError::TooLong), "ends before", "shorten"),
+            (text(&SubmitError::QueueFull), "full", "poll"),
+            (
+                text(&SubmitError::Map(MapError::Empty)),
+                "no bytes",
+                "above 0",
+            ),
+            (text(&SubmitError::CellBusy), "cell", "another"),
+            (text(&refused), "controller fault", "reset"),
+            (text(&WaitError::TimedOut), "deadline", "wait longer"),
+            (text(&WaitError::Refused), "controller fault", "reset"),
+            (text(&FAULTS[0]), "0xabcd", "reset"),
+            (text(&FAULTS[1]), "0xfffe", "reset"),
+            (text(&FAULTS[2]), "65535", "reset"),
+            (text(&FAULTS[3]), "queue 0", "reset"),
+            (text(&BringupError::DeviceGone), "all ones", "re-seat"),
+            (text(&BringupError::FatalStatus), "CSTS.CFS", "reset"),
+            (
+                text(&BringupError::ReadyTimeout {
+                    ready: true,
+                    ms: 42,
+                }),
+                "become 1 within 42 ms",
+                "reset",
+            ),
+            (
+                text(&BringupError::ShutdownTimeout { ms: 43 }),
+                "43 ms",
+                "may be lost",
+            ),
+            (
+                text(&BringupError::NoNvmCommandSet(0x80)),
+                "0x80",
+                "another device",
+            ),
+            (
+                text(&BringupError::PageSize {
+                    mpsmin: 5,
+                    mpsmax: 7,
+                }),
+                "MPSMIN 5, MPSMAX 7",
+                "4 to 64 KiB",
+            ),
+            (
+                text(&BringupError::AdminRing),
+                "admin rings",
+                "page aligned",
+            ),
+            (
+                text(&BringupError::Command {
+                    opcode: 6,
+                    status: Status(2),
+                }),
+                "0x06",
+                "Invalid Field",
+            ),
+            (
+                text(&BringupError::CommandTimeout { opcode: 9 }),
+                "0x09",
+                "reset",
+            ),
+            (text(&BringupError::Submit(refused)), "admin queue", "reset"),
+            (
+                text(&BringupError::Fault(FAULTS[2])),
+                "admin queue",
+                "reset",
+            ),
+            (
+                text(&BringupError::EntrySize { sqes: 7, cqes: 5 }),
+                "2^7 and 2^5",
+                "64 and 16",
+            ),
+        ];
+        for (text, cause, remedy) in cases {
+            assert!(text.contains(cause) && text.contains(remedy), "{text}");
+            assert!(!text.contains('\n'), "{text}");
+        }
+    }
+}
