@@ -198,7 +198,7 @@ impl Lines {
 
 /// The line where a file's tests begin: they are no part of what is measured.
 fn tests_begin(name: &str) -> u32 {
-    if name.ends_with("/tests.rs") || name.ends_with("/testing.rs") {
+    if name.ends_with("/tests.rs") || name.ends_with("/testing.rs") || name.contains("/tests/") {
         return 0;
     }
     let text = std::fs::read_to_string(root().join(name)).unwrap_or_default();
