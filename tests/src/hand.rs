@@ -147,6 +147,15 @@ impl<'a> Hand<'a> {
         }
     }
 
+    /// The controller from where another hand left it: entries fetched, completions posted.
+    pub fn resumed(rig: &'a Rig, fetched: u32, posted: u32) -> Self {
+        Self {
+            fetched,
+            posted,
+            ..Self::new(rig)
+        }
+    }
+
     fn mask(&self) -> u32 {
         self.rig.sq.len() as u32 - 1
     }

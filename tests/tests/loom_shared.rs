@@ -133,6 +133,39 @@ fn drain_and_drain() {
 }
 
 #[test]
+fn a_late_read_and_the_next_holder() {
+    check(
+        "one drains and reads dword 0 late, the next one gives the entry back: it is not overwritten before it is read",
+        Bound::Preemptions(1),
+        || {
+            // Given back by quarters: two entries.
+            let rig = Arc::new(Rig::new(8, 7, 2, 0));
+            let tokens = [0, 1].map(|cell| place(&rig.shared(), cell, cell));
+            let mut hand = Hand::new(&rig);
+            let [first, second] = [hand.fetch().unwrap(), hand.fetch().unwrap()];
+            hand.complete(first.cid(), Status::SUCCESS, first.cdw10);
+            drop(hand);
+            let other = rig.clone();
+            let other = thread::spawn(move || _ = other.shared().drain(&Alone));
+            let device = rig.clone();
+            let device = thread::spawn(move || {
+                let mut hand = Hand::resumed(&device, 2, 1);
+                hand.complete(second.cid(), Status::SUCCESS, second.cdw10);
+                thread::yield_now();
+                hand.scribble();
+            });
+            rig.shared().drain(&Alone);
+            rig.shared().drain(&Alone);
+            other.join().unwrap();
+            device.join().unwrap();
+            for (token, number) in tokens.into_iter().zip(0..) {
+                finish(&rig.shared(), &token, number);
+            }
+        },
+    );
+}
+
+#[test]
 fn run_and_run() {
     check(
         "two threads submit and wait in one loop: each command ends once, with its own result",

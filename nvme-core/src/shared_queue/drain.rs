@@ -38,9 +38,11 @@ impl SharedQueue<'_> {
             return Drained::Busy;
         }
         let start = was >> 1;
-        let (mut head, mut rang) = (start, false);
+        let (mut head, mut rang, mut late) = (start, false, false);
         for _ in 0..DRAIN_ROUNDS {
-            let found = self.drain_once(group, head);
+            let (found, read_late) = self.drain_once(group, head);
+            // What was read late in a pass before this one is fenced by this one, if it took anything.
+            late = read_late || late && found == 0;
             let next = head.wrapping_add(found);
             rang |= self.state.gives_back(head, next);
             head = next;
@@ -48,9 +50,18 @@ impl SharedQueue<'_> {
                 break;
             }
         }
+        let late = group.vote(late).total > 0;
+        if late {
+            group.sync();
+        }
         if group.leads() {
-            // Release: the next holder rings the head doorbell after this one did.
-            let order = if rang { Order::Release } else { Order::Relaxed };
+            // Release: the next holder rings the head doorbell after this one did, and after every member
+            // has read what that doorbell may give back.
+            let order = if rang || late {
+                Order::Release
+            } else {
+                Order::Relaxed
+            };
             lock.store(head << 1, order, Scope::Gpu);
         }
         Drained::Took(head.wrapping_sub(start))
@@ -105,7 +116,7 @@ impl SharedQueue<'_> {
 
     /// One wide read of the completion ring. Under the drain lock.
     #[inline(always)]
-    fn drain_once<G: Group>(&self, group: &G, head: u32) -> u32 {
+    fn drain_once<G: Group>(&self, group: &G, head: u32) -> (u32, bool) {
         let state = &self.state;
         let at = |k: usize| head.wrapping_add(k as u32 * group.size() + group.rank());
         let mut read = Read {
@@ -114,7 +125,7 @@ impl SharedQueue<'_> {
         };
         let found = self.look(group, head, &mut read.uppers);
         if found == 0 {
-            return 0;
+            return (0, false);
         }
         let taken = |k: usize| at(k).wrapping_sub(head) < found;
         unroll!(ENTRIES, k => {
@@ -169,7 +180,7 @@ impl SharedQueue<'_> {
                 }
             }
         }
-        found
+        (found, rare != 0)
     }
 
     /// Takes those of the entries in `rare` that want dword 0 or are not what a controller may post.

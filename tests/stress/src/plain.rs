@@ -35,9 +35,6 @@ impl Buffer {
 struct Buffers {
     given: Vec<Buffer>,
     answers: Vec<Buffer>,
-    /// Some commands want dword 0. Not those of shared queues: the sanitizer finds that the read of it is
-    /// not ordered before the next holder's head doorbell, see docs/memory-model.md.
-    dw0: bool,
 }
 
 impl Port for Buffers {
@@ -51,7 +48,7 @@ impl Port for Buffers {
             iova: Iova(u64::from(place) << 16),
             len: 3 * 4096,
         };
-        Command::new(sqe, data, place).wanting_dw0(self.dw0 && number.is_multiple_of(3))
+        Command::new(sqe, data, place).wanting_dw0(number.is_multiple_of(3))
     }
 
     fn ended(&self, place: u32, number: u64, outcome: Outcome) -> Result<(), String> {
@@ -113,7 +110,6 @@ pub fn run(round: &Round, time: Duration) -> Result<u64, String> {
         .map(|_| Buffers {
             given: (0..count).map(|_| Buffer::default()).collect(),
             answers: (0..count).map(|_| Buffer::default()).collect(),
-            dw0: round.mode == Mode::Collective,
         })
         .collect();
     let (stop, over) = (AtomicBool::new(false), AtomicBool::new(false));
