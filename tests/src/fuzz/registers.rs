@@ -215,6 +215,10 @@ impl Registers for Answers<'_> {
     }
 }
 
+/// Looks of 100 s each in which a bring-up ends: each of its two waits, for the controller to be off and to be
+/// ready, may take the 32,768 s that CRTO can name.
+const LOOKS: u32 = 1_000;
+
 fn machines(bytes: &[u8]) {
     let answers = Answers {
         script: RefCell::new(Unstructured::new(bytes)),
@@ -236,11 +240,10 @@ fn machines(bytes: &[u8]) {
     let words = DmaWords::new(&page, Iova(0));
     if let Ok(mut machine) = Bringup::new(&answers, bringup::Config::default(), words) {
         let mut ended = false;
-        for _ in 0..400 {
+        for _ in 0..LOOKS {
             match machine.step(&answers, &mut admin, now) {
                 Ok(bringup::Step::Wait { until_ns }) => {
                     assert!(until_ns > now);
-                    // The longest time that CRTO can name passes in less than 400 looks.
                     now = until_ns + 100_000 * MS;
                 }
                 Ok(bringup::Step::Disabled(proof)) => {
