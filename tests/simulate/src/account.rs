@@ -79,6 +79,8 @@ pub struct Accounts<'a> {
     /// Commands that are not expired yet, by queue, by deadline.
     awaited: [VecDeque<u32>; 2],
     haunted: Vec<Haunted>,
+    /// Echoes that came and may lie in the completion ring unread: reading one ends the queue's service.
+    echoes: Vec<(usize, Cid)>,
     /// The buffers.
     pub pool: Pool<'a>,
     /// The blocks.
@@ -105,6 +107,7 @@ impl<'a> Accounts<'a> {
             records: Vec::with_capacity(256),
             awaited: Default::default(),
             haunted: Vec::new(),
+            echoes: Vec::new(),
             pool,
             model,
             cuts: 0,
@@ -159,10 +162,10 @@ impl<'a> Accounts<'a> {
         self.records.iter().rposition(find).map(|at| at as u32 + 1)
     }
 
-    /// Whether a late echo of this identifier may still come.
+    /// Whether a late echo of this identifier may still come, or lie there unread.
     pub fn is_haunted(&self, queue: usize, cid: Cid) -> bool {
         let same = |one: &Haunted| one.queue == queue && one.cid == cid;
-        self.haunted.iter().any(same)
+        self.haunted.iter().any(same) || self.echoes.contains(&(queue, cid))
     }
 
     /// The controller says that a command of an I/O queue has met a fault.
@@ -174,6 +177,9 @@ impl<'a> Accounts<'a> {
                 if let Some(at) = self.haunted.iter().position(same) {
                     let haunted = self.haunted.swap_remove(at);
                     self.leave(haunted.id);
+                    if fired.what == Fault::Echo(0) {
+                        self.echoes.push((queue, cid));
+                    }
                 } else if let Some(id) = self.in_flight(queue, cid) {
                     // The driver has not even seen the first part.
                     self.records[id as usize - 1].laid = true;
@@ -189,6 +195,7 @@ impl<'a> Accounts<'a> {
 
     /// The controller has forgotten every command of `queue`: nothing comes late any more.
     pub fn laid_to_rest(&mut self, queue: usize) {
+        self.echoes.retain(|(of, _)| *of != queue);
         let (gone, rest) = std::mem::take(&mut self.haunted)
             .into_iter()
             .partition(|one| one.queue == queue);
