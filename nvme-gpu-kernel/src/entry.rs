@@ -29,7 +29,7 @@ const ROUNDS: u32 = 64;
 
 /// A group drives queue `number` of the launch: command i belongs to queue i mod `queue_count`.
 #[inline(always)]
-fn drive<G: Group, const ENTRIES: usize, const TRACED: bool>(
+fn drive<G: Group, const FEW: usize, const MANY: usize, const TRACED: bool>(
     launch: &Launch,
     group: G,
     number: u32,
@@ -52,6 +52,8 @@ fn drive<G: Group, const ENTRIES: usize, const TRACED: bool>(
     let slots = u64::from(queue.depth());
     let size = queue.group().size();
     let ahead = size.min(queue.depth() - depth);
+    // Wide reads are for queues deep enough to fill them.
+    let wide = depth > 2 * MANY as u32 * size;
     let (mut next, mut ended, mut expired) = (0u64, 0u64, 0u64);
     let (mut busy, mut turn, mut loads) = (false, 0, 0);
     let mut look_ns = began_ns + launch.timeout_ns;
@@ -89,7 +91,7 @@ fn drive<G: Group, const ENTRIES: usize, const TRACED: bool>(
             }
         }
         // A wide read that finds something publishes by its own fence.
-        if !busy || ENTRIES == 1 {
+        if !busy || MANY == 1 {
             queue.publish();
             queue.ring_within(depth);
         }
@@ -106,12 +108,16 @@ fn drive<G: Group, const ENTRIES: usize, const TRACED: bool>(
                 late += 1;
             }
         };
-        let result = if busy {
-            queue.reap::<ENTRIES>(took)
-        } else {
-            queue.reap::<1>(took)
+        let result = match (busy, wide) {
+            (false, _) => queue.reap::<1>(took),
+            (true, false) => queue.reap::<FEW>(took),
+            (true, true) => queue.reap::<MANY>(took),
         };
-        loads += if busy { ENTRIES as u32 } else { 1 };
+        loads += match (busy, wide) {
+            (false, _) => 1,
+            (true, false) => FEW as u32,
+            (true, true) => MANY as u32,
+        };
         // A queue that is never idle looks at its deadlines, too.
         rounds = rounds.wrapping_add(1);
         let idle = matches!(result, Ok(0));
@@ -192,7 +198,7 @@ fn restore(tag: u64, next: u64) -> u64 {
 /// else uses them.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_owner(launch: Launch) {
-    drive::<Alone, 1, false>(&launch, Alone, arch::block());
+    drive::<Alone, 1, 1, false>(&launch, Alone, arch::block());
 }
 
 /// One warp a queue: grid = queues, blocks of 32 threads.
@@ -201,7 +207,7 @@ pub unsafe extern "ptx-kernel" fn nvme_owner(launch: Launch) {
 /// As [`nvme_owner`].
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_warp(launch: Launch) {
-    drive::<Warp, 8, false>(&launch, Warp, arch::block());
+    drive::<Warp, 4, 8, false>(&launch, Warp, arch::block());
 }
 
 /// As [`nvme_owner`], and records what it does at `launch.trace`.
@@ -210,7 +216,7 @@ pub unsafe extern "ptx-kernel" fn nvme_warp(launch: Launch) {
 /// As [`nvme_owner`].
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_owner_traced(launch: Launch) {
-    drive::<Alone, 1, true>(&launch, Alone, arch::block());
+    drive::<Alone, 1, 1, true>(&launch, Alone, arch::block());
 }
 
 /// As [`nvme_warp`], and records what it does at `launch.trace`.
@@ -219,7 +225,7 @@ pub unsafe extern "ptx-kernel" fn nvme_owner_traced(launch: Launch) {
 /// As [`nvme_owner`].
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_warp_traced(launch: Launch) {
-    drive::<Warp, 1, true>(&launch, Warp, arch::block());
+    drive::<Warp, 1, 1, true>(&launch, Warp, arch::block());
 }
 
 /// One block a queue: grid = queues, blocks of a multiple of 32 threads.
@@ -228,7 +234,7 @@ pub unsafe extern "ptx-kernel" fn nvme_warp_traced(launch: Launch) {
 /// As [`nvme_owner`].
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_block(launch: Launch) {
-    drive::<Block, 2, false>(&launch, Block::here(), arch::block());
+    drive::<Block, 2, 2, false>(&launch, Block::here(), arch::block());
 }
 
 /// Any threads share the queues: thread t uses queue (t / 32) mod `queue_count`, and command i belongs
