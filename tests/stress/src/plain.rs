@@ -2,7 +2,7 @@
 // UNSAFETY: buffers are plain memory, handed from thread to thread by the queue alone.
 #![allow(unsafe_code)]
 
-use crate::rounds::{Mode, Round};
+use crate::rounds::Round;
 use crate::work::{Port, Queue, drive, places};
 use nvme_core::spec::{Iova, Nsid, Sqe, Status};
 use nvme_core::{Command, Data, Outcome};
