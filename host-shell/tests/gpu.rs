@@ -297,7 +297,7 @@ fn the_suite_prints_a_line_for_each_case() {
     let text = ok(&folder, &[&suite[..], &["block_q1"]].concat());
     let block: serde_json::Value = serde_json::from_str(text.lines().last().unwrap()).unwrap();
     let tried: Vec<_> = block["tried"].as_array().unwrap().iter().collect();
-    assert_eq!(tried.len(), 2, "{block}");
+    assert_eq!(tried.len(), 3, "{block}");
     assert!(
         tried.iter().any(|one| one["threads"] == block["threads"]),
         "{block}"
