@@ -1,7 +1,7 @@
 //! A collective queue whose controller posts anything: each command ends at most once, as an entry that
 //! was posted for it says; the first wrong entry refuses the queue; recovery ends what is left.
 
-use super::entries::{Entry, Posted};
+use super::entries::{Entry, Posted, sizes};
 use crate::hand::{Hand, Rig};
 use arbitrary::{Arbitrary, Unstructured};
 use nvme_core::group::Alone;
@@ -59,15 +59,8 @@ struct Model<'a> {
 /// Sizes, then submissions and completions, right and wrong ones.
 pub fn collective(bytes: &[u8]) {
     let mut input = Unstructured::new(bytes);
-    let Ok((log2, slots, wraps)) = <(u8, u8, bool)>::arbitrary(&mut input) else {
+    let Ok([entries, slots, start]) = sizes(&mut input) else {
         return;
-    };
-    let entries = 2 << (log2 % 5);
-    let slots = 1 + u32::from(slots) % (entries - 1);
-    let start = if wraps {
-        0u32.wrapping_sub(2 * entries)
-    } else {
-        0
     };
     let rig = Rig::new(entries, slots, 0, start);
     let mut model = Model {

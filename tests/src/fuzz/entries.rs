@@ -1,8 +1,22 @@
 //! Completion entries, right and wrong ones, as a fuzzer posts them to a queue.
 
 use crate::hand::{Hand, QID};
-use arbitrary::Arbitrary;
+use arbitrary::{Arbitrary, Unstructured};
 use nvme_core::spec::{Cid, Cqe, Status};
+
+/// Entries and slots of a queue that is posted to, and the position where it begins: 0, or two laps before
+/// the 32-bit wrap.
+pub fn sizes(input: &mut Unstructured<'_>) -> arbitrary::Result<[u32; 3]> {
+    let (log2, slots, wraps) = <(u8, u8, bool)>::arbitrary(input)?;
+    let entries = 2 << (log2 % 5);
+    let slots = 1 + u32::from(slots) % (entries - 1);
+    let start = if wraps {
+        0u32.wrapping_sub(2 * entries)
+    } else {
+        0
+    };
+    Ok([entries, slots, start])
+}
 
 /// What to post.
 #[derive(Arbitrary, Clone, Copy, Debug)]

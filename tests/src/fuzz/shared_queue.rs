@@ -1,7 +1,7 @@
 //! A shared queue whose controller posts anything: each command ends at most once, as some entry that
 //! was posted for it says; the first wrong entry refuses the queue; recovery ends what is left.
 
-use super::entries::{Entry, Posted};
+use super::entries::{Entry, Posted, sizes};
 use crate::hand::{Hand, Rig};
 use crate::team::Paused;
 use arbitrary::{Arbitrary, Unstructured};
@@ -68,15 +68,8 @@ struct Model<'a> {
 /// Sizes, then submissions, waits and completions, right and wrong ones.
 pub fn shared_queue(bytes: &[u8]) {
     let mut input = Unstructured::new(bytes);
-    let Ok((log2, slots, wraps)) = <(u8, u8, bool)>::arbitrary(&mut input) else {
+    let Ok([entries, slots, start]) = sizes(&mut input) else {
         return;
-    };
-    let entries = 2 << (log2 % 5);
-    let slots = 1 + u32::from(slots) % (entries - 1);
-    let start = if wraps {
-        0u32.wrapping_sub(2 * entries)
-    } else {
-        0
     };
     assert!(words(entries) > 0);
     let rig = Rig::new(entries, slots, CELLS, start);
