@@ -5,6 +5,8 @@
 
 #[cfg(not(loom))]
 pub mod audit;
+#[cfg(not(loom))]
+mod bar;
 #[cfg(all(not(loom), feature = "fuzz"))]
 pub mod fuzz;
 pub mod hand;
@@ -17,10 +19,12 @@ mod pair;
 #[cfg(not(loom))]
 pub mod properties;
 #[cfg(not(loom))]
-mod seed;
+pub mod seed;
 pub mod team;
 mod watch;
 
+#[cfg(not(loom))]
+pub use bar::Bar;
 #[cfg(not(loom))]
 pub use memory::{Area, Memory, PAGE};
 #[cfg(not(loom))]

@@ -1,7 +1,7 @@
 //! The pair: a driver made of the core's parts, a simulated controller, and a clock between them.
 
 use crate::memory::{Area, Memory, doorbell};
-use crate::{Rng, Seed, audit};
+use crate::{Bar, Rng, Seed, audit};
 use nvme_core::bringup::{self, Bringup, Capabilities, Info, QueuePlan};
 use nvme_core::spec::{Cid, Iova, Lba, Nsid, PageSize, Qid, Sqe, Status};
 use nvme_core::transfer::{self, Limits};
@@ -66,27 +66,6 @@ pub struct End {
 }
 
 type Queue<'a> = QueuePair<'a, u64, Vec<Slot<u64>>>;
-
-/// The simulator's registers as the core wants them.
-struct Bar<'a>(&'a Controller<&'a Memory>);
-
-impl Registers for Bar<'_> {
-    fn read32(&self, offset: u32) -> u32 {
-        self.0.read32(offset)
-    }
-
-    fn read64(&self, offset: u32) -> u64 {
-        self.0.read64(offset)
-    }
-
-    fn write32(&self, offset: u32, value: u32) {
-        self.0.write32(offset, value);
-    }
-
-    fn write64(&self, offset: u32, value: u64) {
-        self.0.write64(offset, value);
-    }
-}
 
 /// Both sides and the time.
 pub struct Pair<'a> {

@@ -2,18 +2,17 @@
 //! down. All of it with the core's machines, one step a turn, so that faults can strike in between.
 
 use crate::account::Failure;
-use crate::memory::Memory;
 use crate::sabotage::Sabotage;
 use crate::setup::{ADMIN_NS, GRACE_NS};
 use crate::trace::Event;
 use crate::world::World;
+use nvme_core::BringupError;
 use nvme_core::bringup::{self, Bringup};
 use nvme_core::recovery::{AbortAttempt, QueueDeletion, Step};
 use nvme_core::shutdown::Shutdown;
 use nvme_core::spec::Qid;
 use nvme_core::spec::register::{ALL_ONES, Csts, offset};
-use nvme_core::{BringupError, Registers};
-use nvme_sim::Controller;
+use nvme_tests::Bar;
 
 /// How long a host sleeps that has nothing to wait for but a time-out.
 pub(crate) const NAP_NS: u64 = 20_000_000;
@@ -52,27 +51,6 @@ pub(crate) enum Mode<'a> {
     Stopping { machine: Shutdown, abrupt: bool },
     /// Its registers read as all ones.
     Gone,
-}
-
-/// The simulator's registers as the core wants them.
-pub(crate) struct Bar<'a>(pub &'a Controller<&'a Memory>);
-
-impl Registers for Bar<'_> {
-    fn read32(&self, offset: u32) -> u32 {
-        self.0.read32(offset)
-    }
-
-    fn read64(&self, offset: u32) -> u64 {
-        self.0.read64(offset)
-    }
-
-    fn write32(&self, offset: u32, value: u32) {
-        self.0.write32(offset, value);
-    }
-
-    fn write64(&self, offset: u32, value: u64) {
-        self.0.write64(offset, value);
-    }
 }
 
 impl<'a> World<'a> {

@@ -10,20 +10,17 @@ pub mod buffers;
 pub mod bus;
 mod commands;
 pub mod fault;
-// Of nvme-tests, without the host's side that it depends on: this builds in seconds.
 mod host;
 pub mod many;
-#[path = "../../src/memory.rs"]
-pub mod memory;
 pub mod model;
 pub mod plan;
 pub mod queue;
 pub mod run;
 pub mod sabotage;
-#[path = "../../src/seed.rs"]
-pub mod seed;
 pub mod setup;
 pub mod shrink;
 mod steps;
 pub mod trace;
 mod world;
+
+pub use nvme_tests::{memory, seed};

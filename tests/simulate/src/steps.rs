@@ -1,7 +1,7 @@
 //! The host's machines while no commands are taken, one step a turn.
 
 use crate::account::Failure;
-use crate::host::{Bar, Mode, NAP_NS};
+use crate::host::{Mode, NAP_NS};
 use crate::sabotage::Sabotage;
 use crate::setup::ADMIN_NS;
 use crate::world::World;
@@ -11,6 +11,7 @@ use nvme_core::shutdown::{self, Kind, Shutdown};
 use nvme_core::spec::Qid;
 use nvme_core::spec::register::{ALL_ONES, offset};
 use nvme_core::{AbortReason, BringupError, Quiesced};
+use nvme_tests::Bar;
 
 /// The longest that a bring-up may take: three waits for CSTS.RDY of a second, and its commands.
 const RAISE_NS: u64 = 3_000_000_000 + 16 * (ADMIN_NS + NAP_NS);

@@ -6,12 +6,10 @@ use nvme_core::bringup::{Bringup, Config, QueuePlan, Step};
 use nvme_core::queue_state::{QueueState, words};
 use nvme_core::spec::{Lba, Nsid, PageSize, Qid, Status, nvm};
 use nvme_core::sync::{AtomicU32, AtomicU64};
-use nvme_core::{
-    Cells, Command, Data, ListMemory, Outcome, QueueMemory, QueuePair, Registers, Slot,
-};
+use nvme_core::{Cells, Command, Data, ListMemory, Outcome, QueueMemory, QueuePair, Slot};
 use nvme_sim::{Controller, HostMemory, NamespaceConfig, Runner, Store};
 use nvme_tests::memory::{doorbell, host};
-use nvme_tests::{Area, Memory, PAGE, Rng};
+use nvme_tests::{Area, Bar, Memory, PAGE, Rng};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -54,26 +52,6 @@ impl Ground {
             admin,
             queues,
         }
-    }
-}
-
-struct Bar<'a>(&'a Controller<HostMemory>);
-
-impl Registers for Bar<'_> {
-    fn read32(&self, offset: u32) -> u32 {
-        self.0.read32(offset)
-    }
-
-    fn read64(&self, offset: u32) -> u64 {
-        self.0.read64(offset)
-    }
-
-    fn write32(&self, offset: u32, value: u32) {
-        self.0.write32(offset, value);
-    }
-
-    fn write64(&self, offset: u32, value: u64) {
-        self.0.write64(offset, value);
     }
 }
 
