@@ -1,0 +1,90 @@
+//! Trace events and where they go, with the feature and without.
+#![cfg(not(loom))]
+
+use nvme_core::spec::{Cid, Qid, Status};
+use nvme_core::sync::{AtomicU64, Scope};
+use nvme_core::trace::{Event, TraceRing, Tracer};
+
+/// One of each kind, and what it prints.
+fn events() -> [(Event, &'static str); 6] {
+    let (qid, cid) = (Qid(3), Cid(0x1002));
+    [
+        (
+            Event::submitted(qid, cid, 0x02, 7),
+            "queue 3 command 0x1002 submitted: opcode 0x02, namespace 7",
+        ),
+        (
+            Event::completed(qid, cid, Status::LBA_OUT_OF_RANGE, 9),
+            "queue 3 command 0x1002 completed: LBA Out of Range (0x0080), SQ head 9",
+        ),
+        (
+            Event::expired(qid, cid, 1_000_000),
+            "queue 3 command 0x1002 expired at 1000000 ns",
+        ),
+        (
+            Event::reclaimed(qid, cid),
+            "queue 3 command 0x1002 reclaimed",
+        ),
+        (
+            Event::fault(qid, cid, 0xABCD),
+            "queue 3 command 0x1002 fault: completion 0x000000000000abcd",
+        ),
+        (
+            Event::from_words([0xEE00_0003_1002_0005, 6]),
+            "queue 3 command 0x1002 unknown event 238: 0x0005 0x0000000000000006",
+        ),
+    ]
+}
+
+#[test]
+fn events_print_their_values_and_come_back_from_their_words() {
+    for (event, text) in events() {
+        assert_eq!(event.to_string(), text);
+        assert_eq!(format!("{event:?}"), text);
+        assert_eq!(Event::from_words(event.to_words()), event);
+    }
+}
+
+#[test]
+fn a_ring_holds_an_event_in_two_words() {
+    let words: [AtomicU64; 8] = Default::default();
+    for (count, events) in [(0, 0), (1, 0), (2, 0), (3, 1), (4, 1), (7, 3), (8, 3)] {
+        let ring = TraceRing::new(&words[..count]);
+        assert_eq!(ring.capacity(), events, "{count} words");
+    }
+}
+
+#[test]
+fn a_tracer_records_where_it_was_told_to() {
+    let words: [AtomicU64; 9] = Default::default();
+    let ring = TraceRing::new(&words);
+    // By default nowhere.
+    Tracer::default().record(events()[0].0);
+    assert!(words.iter().all(|word| word.load_settled(Scope::Sys) == 0));
+    let tracer = Tracer::into_ring(ring);
+    for (event, _) in events() {
+        tracer.record(event);
+    }
+    let found: Vec<u64> = words
+        .iter()
+        .map(|word| word.load_settled(Scope::Sys))
+        .collect();
+    if cfg!(feature = "trace") {
+        assert_eq!(found[0], 6, "all count, though four are kept");
+        let kept = [4, 5, 2, 3].map(|number: usize| events()[number].0.to_words());
+        assert_eq!(found[1..], kept.concat());
+    } else {
+        assert_eq!(found, [0; 9], "without the feature nothing is recorded");
+    }
+}
+
+#[cfg(feature = "trace")]
+#[test]
+fn a_ring_without_room_for_an_event_counts_nothing() {
+    for count in [1, 2] {
+        let words: [AtomicU64; 2] = Default::default();
+        let ring = TraceRing::new(&words[..count]);
+        ring.record(events()[0].0);
+        assert_eq!((ring.recorded(), ring.read(0)), (0, None), "{count} words");
+    }
+}
