@@ -8,7 +8,6 @@ mod options;
 mod plain;
 mod rounds;
 mod sim;
-mod spin;
 mod work;
 
 use std::process::ExitCode;

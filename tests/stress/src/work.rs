@@ -1,12 +1,11 @@
 //! What the threads do: submit, wait or reap, check, again.
 
 use crate::rounds::{Mode, PATIENCE_NS, Round};
-use crate::spin::Spin;
 use nvme_core::group::{Act, Group, Here};
 use nvme_core::queue_state::QueueState;
 use nvme_core::{Cells, Collective, Command, Outcome, QueueMemory, SharedQueue, WaitError};
 use nvme_tests::Rng;
-use nvme_tests::team::Clock;
+use nvme_tests::team::{Clock, Spin};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Tokens that a thread holds at a time, at most.
@@ -132,7 +131,7 @@ impl Here for InStep<'_> {
     }
 
     fn together<A: Act>(&self, _key: u64, act: A) -> A::Output {
-        act.act(&self.0)
+        act.act(self.0)
     }
 }
 
@@ -183,7 +182,7 @@ fn own<const READS: u32, const ENTRIES: usize>(
     stop: &AtomicBool,
 ) -> Result<u64, String> {
     let mut rng = Rng::new(seed + 1000 * u64::from(member.rank()));
-    let mut queue = Collective::resume(member, (queue.memory)(), queue.state);
+    let mut queue = Collective::resume(member.clone(), (queue.memory)(), queue.state);
     let clock = Clock::default();
     let (mut count, mut next, mut wrong) = (0, 0u64, None);
     let mut since = clock.now_ns();
