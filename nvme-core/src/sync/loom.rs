@@ -4,6 +4,9 @@ use super::site::at_site;
 use super::{Order, Scope};
 use loom::cell::UnsafeCell;
 use loom::sync::atomic::{self, Ordering};
+use loom::thread::{ThreadId, current};
+use std::cell::Cell;
+use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 
 fn ordering(order: Order) -> Ordering {
@@ -15,8 +18,53 @@ fn ordering(order: Order) -> Ordering {
     }
 }
 
+/// Plain accesses beside a 64-bit word, by which the model tells what must not race with what.
+#[derive(Debug, Default)]
+struct Beside {
+    /// Written by each `load_settled`, read by each store (stores may race with each other).
+    settled: UnsafeCell<()>,
+    /// Read by each load, written by each store within [`overwriting`].
+    seen: UnsafeCell<()>,
+}
+
+/// What a thread says of its stores, for as long as it says so.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Claim {
+    Overwriting,
+    Uncontended,
+}
+
+std::thread_local! {
+    /// Of each model its own: its threads run in one of the system.
+    static CLAIM: Cell<Option<(ThreadId, Claim)>> = const { Cell::new(None) };
+}
+
+/// What `act` stores to 64-bit words must be ordered after every load of them so far: their readers have
+/// given them back. One thread at a time, and not for words that somebody may still look at.
+pub fn overwriting<R>(act: impl FnOnce() -> R) -> R {
+    claiming(Claim::Overwriting, act)
+}
+
+/// Nobody else modifies meanwhile what `act` stores to: its stores remain stores, which do not hand on
+/// what was released before. One thread at a time.
+pub fn uncontended<R>(act: impl FnOnce() -> R) -> R {
+    claiming(Claim::Uncontended, act)
+}
+
+fn claiming<R>(claim: Claim, act: impl FnOnce() -> R) -> R {
+    CLAIM.set(Some((current().id(), claim)));
+    let result = act();
+    CLAIM.set(None);
+    result
+}
+
+fn claims(claim: Claim) -> bool {
+    let said = CLAIM.get();
+    said.is_some_and(|(who, said)| said == claim && who == current().id())
+}
+
 macro_rules! atomic {
-    ($name:ident, $value:ty, $beside:ty, $touch:expr) => {
+    ($name:ident, $value:ty, $beside:ty, $seen:expr, $stored:expr, $rung:expr) => {
         /// loom's twin of the host type, and whether a read-modify-write operation has met it.
         #[derive(Debug, Default)]
         pub struct $name(atomic::$name, $beside, AtomicBool);
@@ -34,6 +82,7 @@ macro_rules! atomic {
             /// Loads the value; `Release` is taken as `Relaxed`.
             #[track_caller]
             pub fn load(&self, order: Order, _scope: Scope) -> $value {
+                ($seen)(&self.1);
                 self.0.load(match at_site(order) {
                     Order::Acquire | Order::AcqRel => Ordering::Acquire,
                     Order::Relaxed | Order::Release => Ordering::Relaxed,
@@ -43,33 +92,51 @@ macro_rules! atomic {
             /// Stores `value`; `Acquire` is taken as `Relaxed`.
             #[track_caller]
             pub fn store(&self, value: $value, order: Order, _scope: Scope) {
-                ($touch)(&self.1);
+                ($stored)(&self.1);
                 let order = match at_site(order) {
                     Order::Release | Order::AcqRel => Ordering::Release,
                     Order::Relaxed | Order::Acquire => Ordering::Relaxed,
                 };
-                if self.2.load(Ordering::Relaxed) {
+                if self.2.load(Ordering::Relaxed) && !claims(Claim::Uncontended) {
                     // loom orders a store only after what its thread has seen: another thread's failed
-                    // attempt on a lock would pass for newer than the store that unlocks. A swap is newer.
+                    // attempt on a lock would pass for newer than the store that unlocks. A swap is newer,
+                    // and hands on what the last holder released, which a store does not: `uncontended`.
                     self.0.swap(value, order);
                 } else {
                     self.0.store(value, order);
                 }
             }
 
-            /// A relaxed store: the doorbell as the model sees it.
+            /// A relaxed store: the doorbell as the model sees it. Two that are not ordered fail the model.
             pub fn store_mmio(&self, value: $value) {
+                ($rung)(&self.1);
                 self.0.store(value, Ordering::Relaxed);
             }
         }
     };
 }
 
-atomic!(AtomicU32, u32, (), |_: &()| ());
-// The cell tells stores that are not ordered with a `load_settled`, in either direction; stores may race
-// with each other, so they are its readers.
-atomic!(AtomicU64, u64, UnsafeCell<()>, |cell: &UnsafeCell<()>| cell
-    .with(|_| ()));
+atomic!(
+    AtomicU32,
+    u32,
+    OnceLock<UnsafeCell<()>>,
+    |_: &_| (),
+    |_: &_| (),
+    |rung: &OnceLock<UnsafeCell<()>>| rung.get_or_init(UnsafeCell::default).with_mut(|_| ())
+);
+atomic!(
+    AtomicU64,
+    u64,
+    Beside,
+    |beside: &Beside| beside.seen.with(|_| ()),
+    |beside: &Beside| {
+        beside.settled.with(|_| ());
+        if claims(Claim::Overwriting) {
+            beside.seen.with_mut(|_| ());
+        }
+    },
+    |_: &_| ()
+);
 
 impl AtomicU64 {
     /// Stores `value` when `when` holds, relaxed.
@@ -143,7 +210,7 @@ impl AtomicU64 {
     /// Loads the value of a word that nobody stores to meanwhile: a store that is not ordered with
     /// this fails the model.
     pub fn load_settled(&self, _scope: Scope) -> u64 {
-        self.1.with_mut(|_| ());
+        self.1.settled.with_mut(|_| ());
         self.0.load(Ordering::Relaxed)
     }
 }

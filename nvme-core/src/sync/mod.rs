@@ -46,3 +46,5 @@ mod site;
 #[cfg(any(loom, tsan))]
 pub use site::at_site;
 pub use twin::{AtomicU32, AtomicU64, anew, fence, spin};
+#[cfg(loom)]
+pub use twin::{overwriting, uncontended};
