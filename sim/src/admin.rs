@@ -234,11 +234,13 @@ mod tests {
     use super::*;
     use crate::latency::Profile;
     use crate::testing::{DATA, Driver, config};
+    use nvme_auditor::Rule;
     use nvme_core::spec::{Cid, Lba, Qid, admin, nvm};
 
     #[test]
     fn sgls_fused_and_unknown_commands_are_refused() {
         let mut driver = Driver::new(config());
+        driver.breaks(&[Rule::SglDescriptor]);
         let identify = admin::identify(1, Nsid::NONE).with_prps(DATA, 0);
         assert_eq!(
             driver.admin(identify.with_sgl([DATA, 4096])),
@@ -314,6 +316,7 @@ mod tests {
     #[test]
     fn format_erases_changes_the_block_size_and_tells() {
         let mut driver = Driver::with_queue(config());
+        driver.breaks(&[Rule::LbaRange]);
         driver.fill(DATA, 3, 512);
         assert_eq!(
             driver.io(nvm::write(Nsid(1), Lba(2047), 1).with_prps(DATA, 0)),
@@ -346,6 +349,7 @@ mod tests {
     #[test]
     fn impossible_formats_are_refused() {
         let mut driver = Driver::new(config());
+        driver.breaks(&[Rule::NamespaceAbsent]);
         let mut protected = admin::format_nvm(Nsid(1), 0, 0);
         protected.cdw10 |= 1 << 5;
         let cases = [

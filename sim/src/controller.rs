@@ -305,6 +305,7 @@ mod tests {
             config.profile = crate::Profile::OPTANE;
         }
         let mut driver = Driver::new(config);
+        driver.breaks_anything();
         driver.create_pair(1);
         let bell = |driver: &Driver, value: u64| {
             let doorbells = driver.controller.doorbells();

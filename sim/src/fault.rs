@@ -7,6 +7,7 @@ use crate::memory::Lock;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use nvme_auditor::Rule;
 use nvme_core::spec::Status;
 
 /// What goes wrong.
@@ -81,6 +82,28 @@ pub struct FaultPlan {
 }
 
 impl Fault {
+    /// The rule that it breaks, where a wire can show that: silence, time, order and status are a
+    /// controller's own affair.
+    pub fn breaks(self) -> Option<Rule> {
+        match self {
+            Self::Duplicate | Self::Echo(_) | Self::WrongCid(_) | Self::FlippedCid(_) => {
+                Some(Rule::UnknownCommand)
+            }
+            Self::LateData(_) => Some(Rule::DataLate),
+            Self::WrongPhase => Some(Rule::PhaseTag),
+            Self::BadSqhd(_) => Some(Rule::SqHead),
+            Self::TornCqe => Some(Rule::TornEntry),
+            Self::Drop
+            | Self::Delay(_)
+            | Self::Stubborn(_)
+            | Self::Reorder
+            | Self::Status(_)
+            | Self::Cfs
+            | Self::AllOnes
+            | Self::StuckReady => None,
+        }
+    }
+
     /// Whether the command has completed, and this is what comes after.
     pub(crate) fn is_afterwards(self) -> bool {
         matches!(self, Self::Echo(0) | Self::LateData(0))
@@ -88,6 +111,12 @@ impl Fault {
 }
 
 impl FaultPlan {
+    /// The rules that a controller with this plan breaks, as far as a wire can show them.
+    pub fn breaks(&self) -> Vec<Rule> {
+        let rules = self.rules.iter();
+        rules.filter_map(|rule| rule.what.breaks()).collect()
+    }
+
     /// No rule that ever fires, and room for faults that are armed one by one.
     pub fn on_demand() -> Self {
         let when = When {

@@ -255,6 +255,7 @@ mod tests {
     }
 
     use crate::testing::{DATA, Driver, config};
+    use nvme_auditor::Rule;
     use nvme_core::spec::admin;
     use zerocopy::FromBytes;
 
@@ -311,6 +312,7 @@ mod tests {
     #[test]
     fn unknown_structures_and_namespaces_are_refused() {
         let mut driver = Driver::new(config());
+        driver.breaks(&[Rule::NamespaceAbsent]);
         let mut code = |cns, nsid| identify(&mut driver, cns, nsid).map(|_| ());
         assert_eq!(code(0x55, 0), Err(Status::INVALID_FIELD));
         for cns in [

@@ -198,6 +198,7 @@ impl Device {
 mod tests {
     use crate::testing::{DATA, Driver, Raised, config, cq_at};
     use alloc::sync::Arc;
+    use nvme_auditor::Rule;
     use nvme_core::spec::feature::fid;
     use nvme_core::spec::register::offset;
     use nvme_core::spec::{Lba, Nsid, Qid, Sqe, Status, admin, nvm};
@@ -230,6 +231,7 @@ mod tests {
     #[test]
     fn a_batch_raises_its_vector_once_and_a_polled_queue_none() {
         let (mut driver, raised) = driver();
+        driver.breaks(&[Rule::BufferShared]);
         reads(&mut driver, 5);
         assert_eq!(raised.take(), [(3, false)]);
         driver.create_pair(2);
@@ -259,6 +261,7 @@ mod tests {
     #[test]
     fn coalescing_waits_for_the_threshold_or_the_time() {
         let (mut driver, raised) = driver();
+        driver.breaks(&[Rule::BufferShared]);
         // Four entries or 2 x 100 us.
         assert_eq!(set(&mut driver, fid::INTERRUPT_COALESCING, 0x0203), Ok(0));
         assert_eq!(raised.take(), [(0, false)], "admin completions never wait");

@@ -343,6 +343,7 @@ mod tests {
     }
 
     use crate::testing::{DATA, Driver, config};
+    use nvme_auditor::Rule;
     use nvme_core::spec::{Lba, admin, nvm};
     use zerocopy::FromBytes;
 
@@ -355,6 +356,7 @@ mod tests {
     #[test]
     fn errors_and_counters_add_up() {
         let mut driver = Driver::with_queue(config());
+        driver.breaks(&[Rule::LbaRange]);
         let read = |lba| nvm::read(Nsid(1), Lba(lba), 8).with_prps(DATA, 0);
         for _ in 0..3 {
             assert_eq!(driver.io(read(0)), Ok(0));
@@ -391,6 +393,7 @@ mod tests {
     #[test]
     fn pages_are_read_in_parts_and_never_past_their_end() {
         let mut driver = Driver::new(config());
+        driver.breaks(&[Rule::TooLong]);
         let whole = page(&mut driver, lid::COMMANDS_SUPPORTED, 4096, 0).unwrap();
         assert_eq!(whole[usize::from(opcode::IDENTIFY) * 4], 1);
         assert_eq!(
@@ -420,6 +423,7 @@ mod tests {
     #[test]
     fn retaining_an_event_keeps_it_masked() {
         let mut driver = Driver::with_queue(config());
+        driver.breaks(&[Rule::DoorbellRange]);
         for _ in 0..2 {
             driver.push(0, admin::async_event_request());
         }

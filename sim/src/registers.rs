@@ -141,6 +141,7 @@ impl Registers {
 mod tests {
     use super::*;
     use crate::testing::{Driver, config};
+    use nvme_auditor::Rule;
     use nvme_core::spec::admin;
     use nvme_core::spec::register::{cq_head_doorbell, sq_tail_doorbell};
 
@@ -242,6 +243,7 @@ mod tests {
         for enabled in [false, true] {
             let mut driver = Driver::cold(config());
             if enabled {
+                driver.breaks(&[Rule::DoorbellAbsent]);
                 driver.enable();
             }
             let beyond = sq_tail_doorbell(5, 0);

@@ -169,9 +169,10 @@ mod tests {
     use crate::config::{Config, NamespaceConfig};
     use crate::latency::Profile;
     use crate::store::Null;
+    use crate::testing::judge;
     use nvme_core::spec::admin::{self, QueueParams};
     use nvme_core::spec::register::{Cc, offset};
-    use nvme_core::spec::{Iova, Lba, Nsid, Qid, Sqe, nvm};
+    use nvme_core::spec::{Cid, Iova, Lba, Nsid, Qid, Sqe, nvm};
     use std::boxed::Box;
     use std::sync::atomic::AtomicU64;
 
@@ -190,6 +191,7 @@ mod tests {
             memory.share(0, words.clone()).unwrap();
             let mut config = Config::empty();
             config.profile = profile;
+            config.audit = true;
             config
                 .namespaces
                 .push(NamespaceConfig::new(512, Box::new(Null::new(1 << 30))));
@@ -249,6 +251,12 @@ mod tests {
         }
     }
 
+    impl Drop for Simple {
+        fn drop(&mut self) {
+            judge(&self.controller.findings(), &[], &[]);
+        }
+    }
+
     #[test]
     fn threads_serve_their_queues_until_stopped() {
         let simple = Simple::new(Profile::NONE);
@@ -261,7 +269,8 @@ mod tests {
                 let simple = &simple;
                 scope.spawn(move || {
                     for count in 0..2000 {
-                        let sqe = nvm::read(Nsid(1), Lba(count), 1).with_prps(0x1_0000, 0);
+                        let data = 0x1_0000 + u64::from(qid) * 0x1000;
+                        let sqe = nvm::read(Nsid(1), Lba(count), 1).with_prps(data, 0);
                         assert_eq!(simple.run(qid, count, sqe), 0);
                     }
                 });
@@ -310,7 +319,7 @@ mod tests {
             simple.start();
             simple.create(1, 0);
             for i in 0..7 {
-                let sqe = nvm::flush(Nsid(1));
+                let sqe = nvm::flush(Nsid(1)).with_cid(Cid(i as u16));
                 for (w, word) in sqe.to_words().into_iter().enumerate() {
                     simple.words[0x400 + i * 8 + w].store(word, Ordering::Relaxed);
                 }

@@ -1,4 +1,6 @@
 //! A small driver for the tests: it knows no more than the specification, and checks nothing itself.
+//!
+//! The protocol auditor watches every test: see [`Driver::breaks`].
 
 use crate::config::{Config, NamespaceConfig};
 use crate::controller::Controller;
@@ -10,6 +12,7 @@ use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
+use nvme_auditor::{Finding, Rule};
 use nvme_core::spec::admin::{self, QueueParams};
 use nvme_core::spec::register::{Cc, Csts, offset};
 use nvme_core::spec::{Cid, Cqe, Iova, Qid, Sqe, Status};
@@ -49,6 +52,11 @@ pub struct Driver {
     pub now_ns: u64,
     rings: Vec<Ring>,
     next_cid: u16,
+    /// Rules that the test breaks on purpose.
+    breaks: Vec<Rule>,
+    /// Rules that the controller's faults break.
+    explained: Vec<Rule>,
+    is_judged: bool,
 }
 
 /// 1 MiB of 512-byte blocks in memory, without frills.
@@ -74,9 +82,19 @@ pub fn cq_at(qid: u16) -> u64 {
 impl Driver {
     /// A controller that is not enabled yet.
     pub fn cold(config: Config) -> Self {
+        Self::make(config, None)
+    }
+
+    fn make(mut config: Config, interrupts: Option<Arc<Raised>>) -> Self {
+        config.audit = true;
+        let explained = config.faults.breaks();
         let memory = Arc::new(VecMemory::new(MEMORY));
         let queues = usize::from(config.max_queues) + 1;
-        let controller = Controller::new(config, memory.clone()).expect("a valid configuration");
+        let mut controller =
+            Controller::new(config, memory.clone()).expect("a valid configuration");
+        if let Some(sink) = interrupts {
+            controller = controller.with_interrupts(sink);
+        }
         let rings = (0..queues)
             .map(|_| Ring {
                 tail: 0,
@@ -90,7 +108,21 @@ impl Driver {
             now_ns: 0,
             rings,
             next_cid: 0,
+            breaks: Vec::new(),
+            explained,
+            is_judged: true,
         }
+    }
+
+    /// The test breaks these rules on purpose: at its end the auditor must have found each of them and,
+    /// besides what the controller's faults explain, nothing else.
+    pub fn breaks(&mut self, rules: &[Rule]) {
+        self.breaks.extend(rules);
+    }
+
+    /// The test breaks whatever rule there is; the auditor only has to bear it.
+    pub fn breaks_anything(&mut self) {
+        self.is_judged = false;
     }
 
     /// An enabled controller with the admin queue.
@@ -102,9 +134,8 @@ impl Driver {
 
     /// An enabled controller and what it raises.
     pub fn with_interrupts(config: Config) -> (Self, Arc<Raised>) {
-        let mut driver = Self::cold(config);
         let raised = Arc::new(Raised::default());
-        driver.controller = driver.controller.with_interrupts(raised.clone());
+        let mut driver = Self::make(config, Some(raised.clone()));
         driver.enable();
         (driver, raised)
     }
@@ -269,5 +300,34 @@ impl Driver {
         self.memory
             .write(iova, &alloc::vec![value; len])
             .expect("mapped");
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        if self.is_judged {
+            judge(&self.controller.findings(), &self.breaks, &self.explained);
+        }
+    }
+}
+
+/// Fails the test unless every rule of `breaks` was found broken and every finding is of `breaks` or
+/// `explained`; when it is failing already, only shows what was found.
+pub fn judge(findings: &[Finding], breaks: &[Rule], explained: &[Rule]) {
+    let expected = |rule: &Rule| breaks.contains(rule) || explained.contains(rule);
+    let unexpected: Vec<_> = findings.iter().filter(|one| !expected(&one.rule)).collect();
+    let found = |rule: &&Rule| findings.iter().any(|one| one.rule == **rule);
+    let missing: Vec<_> = breaks.iter().filter(|rule| !found(rule)).collect();
+    if unexpected.is_empty() && missing.is_empty() {
+        return;
+    }
+    let mut text = std::format!("the auditor did not find {missing:?}; it found:");
+    for finding in unexpected {
+        text += &std::format!("\n{finding}");
+    }
+    if std::thread::panicking() {
+        std::eprintln!("{text}");
+    } else {
+        panic!("{text}");
     }
 }

@@ -107,7 +107,7 @@ pub fn with_pair<R>(
     setup.seed = seed.get();
     let memory = Memory::new(setup.memory);
     config.audit = true;
-    let explained = audit::explained(&config.faults);
+    let explained = config.faults.breaks();
     let breaks = setup.breaks;
     let sim = Controller::new(config, &memory).expect("a valid configuration");
     let mut pair = Pair::new(&memory, &sim, setup, seed);

@@ -6,7 +6,6 @@ use nvme_core::Data;
 use nvme_core::spec::{Lba, Nsid, nvm};
 use nvme_sim::config::NamespaceConfig;
 use nvme_sim::{Config, Fault, FaultRule, Finding, Memory, Party, When};
-use nvme_tests::audit::breaks;
 use nvme_tests::{Setup, with_pair};
 
 const NS: Nsid = Nsid(1);
@@ -68,7 +67,7 @@ fn each_fault_that_a_wire_can_show_trips_its_rule_and_no_other() {
         let findings = found(fault);
         assert_eq!(findings.len(), 1, "{fault:?}: {findings:?}");
         let Finding { rule, qid, .. } = findings[0];
-        assert_eq!((Some(rule), qid), (breaks(fault), 1), "{fault:?}");
+        assert_eq!((Some(rule), qid), (fault.breaks(), 1), "{fault:?}");
         assert_eq!(rule.party(), Party::Controller);
     }
 }
@@ -85,7 +84,7 @@ fn faults_that_break_no_rule_trip_none() {
         Fault::AllOnes,
     ];
     for fault in silent {
-        assert_eq!(breaks(fault), None);
+        assert_eq!(fault.breaks(), None);
         assert_eq!(found(fault), [], "{fault:?}");
     }
 }

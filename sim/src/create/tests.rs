@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::testing::{DATA, Driver, config, cq_at, sq_at};
+use nvme_auditor::Rule;
 use nvme_core::spec::admin::{self, QueueParams};
 use nvme_core::spec::{Cid, Iova, Lba, Nsid, Qid, nvm};
 
@@ -162,6 +163,7 @@ fn deleting_a_queue_ends_the_commands_that_wait_in_it() {
 #[test]
 fn queues_at_the_limits_are_created() {
     let mut driver = Driver::with_queue(config());
+    driver.breaks(&[Rule::BufferShared]);
     driver.create_pair(4);
     let cq = admin::create_io_cq(sized(2, 2), None);
     assert_eq!(driver.admin(cq), Ok(0));
@@ -262,6 +264,7 @@ fn a_command_that_was_aborted_stays_so_when_its_queue_goes() {
         ..crate::Profile::NONE
     };
     let mut driver = Driver::with_queue(config);
+    driver.breaks(&[Rule::BufferShared]);
     let read = nvm::read(Nsid(1), Lba(0), 1).with_prps(DATA, 0);
     let (aborted, waiting) = (driver.push(1, read), driver.push(1, read));
     driver.ring(1);

@@ -3,6 +3,7 @@
 use super::*;
 use crate::fault::{Fault, FaultRule, When};
 use crate::testing::{DATA, Driver, ENTRIES, config, cq_at, sq_at};
+use nvme_auditor::Rule;
 use nvme_core::spec::log_page::{Smart, lid};
 use nvme_core::spec::{Lba, Nsid, admin, nvm};
 use zerocopy::FromBytes;
@@ -54,7 +55,8 @@ fn impossible_configurations_are_fatal_until_reset() {
 fn a_shutdown_request_does_not_stop_a_reset() {
     let mut config = config();
     config.ready_delay_ns = 1000;
-    let driver = Driver::cold(config);
+    let mut driver = Driver::cold(config);
+    driver.breaks(&[Rule::BufferShared]);
     driver.controller.write32(offset::AQA, 15 << 16 | 15);
     driver.controller.write32(offset::CC, Driver::cc().0);
     driver.controller.step(1000);
@@ -70,7 +72,8 @@ fn a_shutdown_request_does_not_stop_a_reset() {
 fn ready_follows_after_its_delay() {
     let mut config = config();
     config.ready_delay_ns = 1000;
-    let driver = Driver::cold(config);
+    let mut driver = Driver::cold(config);
+    driver.breaks(&[Rule::BufferShared]);
     driver.controller.write32(offset::AQA, 15 << 16 | 15);
     driver.controller.write32(offset::CC, Driver::cc().0);
     assert_eq!(driver.controller.step(999).next_event_ns, Some(1000));
@@ -186,7 +189,8 @@ fn registers_survive_any_access() {
 fn a_transition_is_over_at_the_next_step_however_late() {
     let mut config = config();
     config.ready_delay_ns = 1000;
-    let driver = Driver::cold(config);
+    let mut driver = Driver::cold(config);
+    driver.breaks(&[Rule::BufferShared]);
     driver.controller.write32(offset::AQA, 15 << 16 | 15);
     driver.controller.write32(offset::CC, Driver::cc().0);
     driver.controller.step(1_000_000);
@@ -234,6 +238,7 @@ fn commands_that_wait_are_bounded_by_their_queue() {
             false => config.profile = slow,
         }
         let mut driver = Driver::with_queue(config);
+        driver.breaks(&[Rule::BufferShared, Rule::TailDoorbell]);
         for _ in 0..2 {
             for _ in 1..ENTRIES {
                 driver.push(1, nvm::read(Nsid(1), Lba(0), 1).with_prps(DATA, 0));

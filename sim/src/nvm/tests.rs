@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::testing::{DATA, Driver, config};
+use nvme_auditor::Rule;
 use nvme_core::spec::Lba;
 
 const ONE: Nsid = Nsid(1);
@@ -51,6 +52,14 @@ fn written_blocks_read_back_through_lists() {
 #[test]
 fn every_refusal_has_its_status() {
     let mut driver = Driver::with_queue(config());
+    driver.breaks(&[
+        Rule::OpcodeUnsupported,
+        Rule::SglDescriptor,
+        Rule::NamespaceAbsent,
+        Rule::LbaRange,
+        Rule::TooLong,
+        Rule::PrpEntry,
+    ]);
     let fused = |mut sqe: Sqe| {
         sqe.cdw0 |= 1 << 8;
         sqe
@@ -179,6 +188,7 @@ fn compare_finds_the_first_difference() {
 #[test]
 fn uncorrectable_blocks_fail_until_they_are_written() {
     let mut driver = Driver::with_queue(config());
+    driver.breaks(&[Rule::LbaRange]);
     let mut bad = nvm::verify(ONE, Lba(4), 2);
     bad.cdw0 = u32::from(opcode::WRITE_UNCORRECTABLE);
     assert_eq!(driver.io(bad), Ok(0));
@@ -242,8 +252,7 @@ fn an_sgl_moves_data_where_it_is_supported() {
     assert_eq!((bytes[0], bytes[1], bytes[512], bytes[513]), (0, 8, 8, 0));
     let mut config = config();
     config.sgl = false;
-    assert_eq!(
-        Driver::with_queue(config).io(sqe),
-        Err(Status::INVALID_FIELD)
-    );
+    let mut driver = Driver::with_queue(config);
+    driver.breaks(&[Rule::SglDescriptor]);
+    assert_eq!(driver.io(sqe), Err(Status::INVALID_FIELD));
 }

@@ -5,6 +5,7 @@ use crate::fault::{Fault, FaultRule, When};
 use crate::latency::Profile;
 use crate::testing::{DATA, Driver, ENTRIES, config, sq_at};
 use alloc::vec::Vec;
+use nvme_auditor::Rule;
 use nvme_core::spec::register::{ALL_ONES, offset};
 use nvme_core::spec::{Lba, Nsid, admin};
 
@@ -27,9 +28,10 @@ fn with(what: Fault, nth: u64) -> Driver {
 
 /// Three reads in one batch, and the completions of a first and a second step.
 fn three(driver: &mut Driver) -> (Done, Done) {
-    let first = driver.push(1, read());
-    driver.push(1, read());
-    driver.push(1, read());
+    let read = |page: u64| read().with_prps(DATA + page * 4096, 0);
+    let first = driver.push(1, read(0));
+    driver.push(1, read(1));
+    driver.push(1, read(2));
     driver.ring(1);
     driver.step();
     let relative = |done: Vec<(u16, u16)>| {
@@ -183,6 +185,7 @@ fn fatal_faults_stop_everything() {
 #[test]
 fn a_full_completion_queue_stops_fetching_until_its_head_moves() {
     let mut driver = Driver::with_queue(config());
+    driver.breaks(&[Rule::BufferShared]);
     // A second submission queue on the same completion queue makes more work than it holds.
     let sq = admin::create_io_sq(Driver::params(2, sq_at(2)), nvme_core::spec::Qid(1));
     assert_eq!(driver.admin(sq), Ok(0));
@@ -220,6 +223,7 @@ fn sqhd_follows_every_wrap() {
 #[test]
 fn impossible_doorbells_are_events_and_change_nothing() {
     let mut driver = Driver::with_queue(config());
+    driver.breaks(&[Rule::DoorbellRange, Rule::DoorbellAbsent]);
     driver.push(0, admin::async_event_request());
     driver.ring(0);
     driver.step();
@@ -287,6 +291,7 @@ fn completions_come_when_the_profile_says() {
         ..Profile::NONE
     };
     let mut driver = Driver::with_queue(config);
+    driver.breaks(&[Rule::BufferShared]);
     for _ in 0..4 {
         driver.push(1, read());
     }
@@ -310,6 +315,7 @@ fn refused_commands_take_no_bandwidth_and_a_reset_ends_the_backlog() {
         ..Profile::NONE
     };
     let mut driver = Driver::with_queue(config);
+    driver.breaks(&[Rule::TooLong]);
     let refused = nvme_core::spec::nvm::read(Nsid(1), Lba(0), 2048).with_prps(DATA, 0);
     assert_eq!(driver.io(refused), Err(Status::INVALID_FIELD));
     driver.push(1, read());
@@ -337,6 +343,7 @@ fn the_same_plan_gives_the_same_run() {
             config.faults.rules.push(FaultRule { when, what });
         }
         let mut driver = Driver::with_queue(config);
+        driver.breaks(&[Rule::BufferShared]);
         let mut log = Vec::new();
         for _ in 0..60 {
             driver.push(1, read());

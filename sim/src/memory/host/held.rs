@@ -6,9 +6,11 @@ use crate::config::{Config, NamespaceConfig};
 use crate::controller::Controller;
 use crate::memory::PeerCopy;
 use crate::store::{Memory, Store};
+use crate::testing::judge;
+use nvme_auditor::Rule;
 use nvme_core::spec::admin::{self, QueueParams};
 use nvme_core::spec::register::{Cc, offset};
-use nvme_core::spec::{Iova, Lba, Nsid, Qid, Sqe, Status, nvm};
+use nvme_core::spec::{Cid, Iova, Lba, Nsid, Qid, Sqe, Status, nvm};
 
 const ENTRIES: u32 = 64;
 const PEER: u64 = 0x10_0000;
@@ -79,6 +81,7 @@ fn start() -> (Controller<HostMemory>, Arc<[AtomicU64]>, Arc<Owner>) {
         store.write_at((block * BLOCK) as u64, &bytes).unwrap();
     }
     let mut config = Config::empty();
+    config.audit = true;
     config
         .namespaces
         .push(NamespaceConfig::new(512, Box::new(store)));
@@ -107,7 +110,8 @@ fn start() -> (Controller<HostMemory>, Arc<[AtomicU64]>, Arc<Owner>) {
 /// Puts entries at the start of a ring and lets the controller have them all at once.
 fn submit(controller: &Controller<HostMemory>, words: &[AtomicU64], qid: u16, sqes: &[Sqe]) {
     let ring = usize::from(qid) * 0x2000 / 8;
-    let flat = sqes.iter().flat_map(|sqe| sqe.to_words());
+    let named = (0..).zip(sqes).map(|(cid, sqe)| sqe.with_cid(Cid(cid)));
+    let flat = named.flat_map(|sqe| sqe.to_words());
     for (word, value) in words[ring..].iter().zip(flat) {
         word.store(value, Ordering::Relaxed);
     }
@@ -152,6 +156,8 @@ fn reads_into_a_peer_are_copied_together_and_completed_afterwards() {
             .iter()
             .all(|byte| *byte == 0xEE)
     );
+    // The bad command.
+    judge(&controller.findings(), &[Rule::LbaRange], &[]);
 }
 
 #[test]
@@ -163,6 +169,7 @@ fn what_lies_side_by_side_is_one_copy() {
     assert_eq!(*owner.calls.lock().unwrap(), [(2, 0)]);
     assert_eq!(owner.bytes.lock().unwrap()[7 * BLOCK], 17);
     assert_eq!(owner.bytes.lock().unwrap()[20 * BLOCK], 99);
+    judge(&controller.findings(), &[], &[]);
 }
 
 #[test]
@@ -184,6 +191,7 @@ fn a_peer_that_is_lost_fails_what_waits_for_it() {
     let error = Status::DATA_TRANSFER_ERROR;
     assert_eq!(posted(&words), [error, error, error]);
     assert_eq!(controller.queue_stats(1).errors, 3);
+    judge(&controller.findings(), &[], &[]);
 }
 
 #[derive(Debug)]

@@ -15,13 +15,19 @@ use std::time::Instant;
 /// Where the driver's memory lies for the controller.
 pub const BASE: u64 = 0x10_0000;
 /// Bytes of it: submission queue, completion queue, data.
-pub const BYTES: u64 = 64 << 10;
+pub const BYTES: u64 = 128 << 10;
 const ENTRIES: u32 = 16;
 const CQ: u64 = 0x1000;
 const DATA: u64 = 0x4000;
 
 pub fn identify() -> Sqe {
-    admin::identify(admin::cns::CONTROLLER, Nsid::NONE).with_prps(BASE + DATA, 0)
+    identify_to(0)
+}
+
+/// Identify into a page of the data.
+fn identify_to(page: u64) -> Sqe {
+    let sqe = admin::identify(admin::cns::CONTROLLER, Nsid::NONE);
+    sqe.with_prps(BASE + DATA + page * 4096, 0)
 }
 
 /// The driver's side of the admin queue, in shared memory and with mapped doorbells.
@@ -243,8 +249,8 @@ fn memory_goes_away_while_commands_use_it() {
     for _ in 0..20 {
         let mut guest = Guest::new(&mut client);
         guest.enable(&mut client);
-        for _ in 0..ENTRIES - 1 {
-            guest.submit(identify());
+        for page in 1..ENTRIES {
+            guest.submit(identify_to(page.into()));
         }
         client.unmap(0, BASE, BYTES).unwrap();
         let words = || (0..BYTES / 8).map(|i| guest.word(i * 8).load(Ordering::Relaxed));

@@ -9,7 +9,7 @@ mod socket;
 use super::wire::{self, Header, command};
 use super::{Left, Server, Stopper};
 use crate::config::Config;
-use crate::testing::config;
+use crate::testing::{config, judge};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -43,7 +43,9 @@ fn socket_path() -> PathBuf {
 }
 
 impl Served {
-    fn new(config: Config, threads: usize) -> Self {
+    fn new(mut config: Config, threads: usize) -> Self {
+        config.audit = true;
+        let explained = config.faults.breaks();
         let path = socket_path();
         let mut server = Server::bind(config, &path, threads).expect("a server");
         let stopper = server.stopper();
@@ -52,6 +54,7 @@ impl Served {
             while let Some(one) = server.serve_one().expect("the listening socket") {
                 left.push(one);
             }
+            judge(&server.controller().findings(), &[], &explained);
             left
         });
         Self {
@@ -100,7 +103,8 @@ impl Drop for Served {
     fn drop(&mut self) {
         self.stopper.stop();
         if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
+            let ended = thread.join().is_ok();
+            assert!(ended || std::thread::panicking(), "the server panicked");
         }
     }
 }
