@@ -30,7 +30,7 @@ fn demo_verifies_every_byte_and_cleans_up() {
     let folder = Folder::new(Place::Embedded);
     for block in ["512", "4096"] {
         let report = folder.json(&[
-            "demo", "--size", "5MiB", "--block", block, "--bs", "60KiB", "--queues", "3",
+            "demo", "--audit", "--size", "5MiB", "--block", block, "--bs", "60KiB", "--queues", "3",
         ]);
         assert_eq!(report["verified"], true);
         assert_eq!(report["bytes"], 5 << 20);
@@ -55,11 +55,13 @@ fn demo_verifies_every_byte_and_cleans_up() {
     }
     assert!(
         folder
-            .ok(&["demo", "--size", "1MiB"])
+            .ok(&["demo", "--audit", "--size", "1MiB"])
             .contains("embedded simulator")
     );
     assert_eq!(folder.names(), [""; 0]);
-    folder.ok(&["demo", "--size", "1MiB", "--image", "kept.img", "--keep"]);
+    folder.ok(&[
+        "demo", "--audit", "--size", "1MiB", "--image", "kept.img", "--keep",
+    ]);
     assert_eq!(bytes(&folder.path("kept.img")).len(), 1 << 20);
     folder.fails(&["demo", "--image", "kept.img"], 4, "exists");
     assert_eq!(bytes(&folder.path("kept.img")).len(), 1 << 20);
@@ -312,7 +314,7 @@ fn ctrl_c_ends_with_130_and_removes_the_image(place: Place) {
     let folder = Folder::new(place);
     let commands: [&[&str]; 2] = [
         &["bench", "-d", "sim:mem", "--runtime", "60s"],
-        &["demo", "--size", "4GiB"],
+        &["demo", "--audit", "--size", "4GiB"],
     ];
     for arguments in commands {
         let started = folder.start(arguments).unwrap();

@@ -4,57 +4,9 @@
 
 mod common;
 
+use common::stand_in::{command, fails, ok, run};
 use common::{Folder, Place, bytes};
-use std::path::PathBuf;
-use std::process::{Command, Output};
-
-/// The stand-in, built beside the tests.
-fn stand_in() -> PathBuf {
-    let tests = std::env::current_exe().unwrap();
-    let folder = tests.parent().unwrap();
-    let names = ["libnvme_fake_cuda.so", "../libnvme_fake_cuda.so"];
-    let found = names
-        .iter()
-        .map(|name| folder.join(name))
-        .find(|path| path.exists());
-    found.expect("cargo builds the stand-in as a dependency of this test")
-}
-
-/// Runs the binary with the stand-in as the driver, which misbehaves as `fault` says.
-fn run(folder: &Folder, fault: &str, arguments: &[&str]) -> Output {
-    command(folder, fault, arguments).output().unwrap()
-}
-
-fn command(folder: &Folder, fault: &str, arguments: &[&str]) -> Command {
-    let library = folder.path("libcuda.so.1");
-    if !library.exists() {
-        for name in ["libcuda.so.1", "libcuda.so"] {
-            std::os::unix::fs::symlink(stand_in(), folder.path(name)).unwrap();
-        }
-    }
-    let mut command = folder.command();
-    command.env("LD_LIBRARY_PATH", library.parent().unwrap());
-    command.env("FAKE_CUDA", fault).args(arguments);
-    command
-}
-
-/// Standard output of a run that succeeds.
-fn ok(folder: &Folder, arguments: &[&str]) -> String {
-    let output = run(folder, "", arguments);
-    let error = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{arguments:?}: {error}");
-    String::from_utf8(output.stdout).unwrap()
-}
-
-/// The one line of a run that fails with `code`.
-fn fails(folder: &Folder, fault: &str, code: i32, arguments: &[&str]) -> String {
-    let output = run(folder, fault, arguments);
-    let error = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}: {error}");
-    assert_eq!(error.lines().count(), 1, "{error}");
-    assert!(error.starts_with("error: "), "{error}");
-    error
-}
+use std::process::Output;
 
 #[test]
 fn what_is_wrong_with_the_driver_is_one_line_each() {
@@ -134,10 +86,13 @@ fn a_stream_is_verified_and_the_demo_runs_on_the_gpu() {
     // A driver that has no call for many copies makes one for each.
     let stream = ["stream", "-d", device, "--gpu", "--tier", "2", "--verify"];
     assert!(run(&folder, "nobatch", &stream).status.success());
-    let text = ok(&folder, &["demo", "--size", "3MiB", "--json"]);
+    let text = ok(&folder, &["demo", "--audit", "--size", "3MiB", "--json"]);
     assert!(text.contains("\"gpu\":\"Stand-in\""), "{text}");
     assert!(text.contains("\"verified_by\":[\"gpu\",\"cpu\"]"), "{text}");
-    let text = ok(&folder, &["demo", "--size", "1MiB", "--cpu", "--json"]);
+    let text = ok(
+        &folder,
+        &["demo", "--audit", "--size", "1MiB", "--cpu", "--json"],
+    );
     assert!(text.contains("\"gpu\":false"), "{text}");
 }
 
@@ -158,30 +113,6 @@ fn bench_runs_in_every_mode() {
     }
     let many = [&bench[..], &["--mode", "block", "--threads", "1025"]].concat();
     assert!(fails(&folder, "", 2, &many).contains("a block of 1025 threads"));
-}
-
-#[test]
-fn a_trace_has_an_event_for_each_end_of_each_command() {
-    let folder = Folder::new(Place::Embedded);
-    let device = "sim:mem?size=1MiB&queues=4";
-    let read = [
-        "read", "-d", device, "--gpu", "--bytes", "64KiB", "-o", "out", "--trace",
-    ];
-    ok(&folder, &[&read[..], &["t.txt"]].concat());
-    let text = String::from_utf8(bytes(&folder.path("t.txt"))).unwrap();
-    let count = |word| text.lines().filter(|line| line.contains(word)).count();
-    assert_eq!(
-        (count(" submitted: "), count(" completed: ")),
-        (16, 16),
-        "{text}"
-    );
-    ok(&folder, &[&read[..], &["t.json"]].concat());
-    let trace: serde_json::Value = serde_json::from_slice(&bytes(&folder.path("t.json"))).unwrap();
-    let slices = trace["traceEvents"].as_array().unwrap();
-    assert_eq!(slices.len(), 16);
-    assert!(slices.iter().all(|slice| slice["ph"] == "X"), "{trace}");
-    let shared = [&read[..], &["no", "--mode", "shared"]].concat();
-    assert!(fails(&folder, "", 2, &shared).contains("use --mode owner or warp"));
 }
 
 #[test]

@@ -55,6 +55,9 @@ pub struct Demo {
     /// Where to make the image, instead of the folder for temporary files
     #[arg(long, value_name = "PATH")]
     image: Option<PathBuf>,
+    /// Have a protocol auditor watch the simulated controller; what it finds is told on standard error
+    #[arg(long, conflicts_with = "device")]
+    audit: bool,
     /// Keep the image afterwards
     #[arg(long)]
     keep: bool,

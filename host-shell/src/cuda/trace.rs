@@ -50,15 +50,14 @@ impl Trace {
 
     /// Takes what a launch that has ended recorded: `traced` of its report.
     pub(super) fn take(&mut self, traced: u64) {
-        let kept = traced.min(u64::from(RECORDS));
-        self.lost += traced - kept;
         let start = self.pages.start().cast::<Traced>();
-        for number in traced - kept..traced {
-            let at = (number % u64::from(RECORDS)) as usize;
-            // SAFETY: at < RECORDS, which the pages hold; any words are a record, and the kernel that
-            // wrote them has ended.
-            self.records.push(unsafe { start.add(at).read_volatile() });
-        }
+        // SAFETY: at < RECORDS, which the pages hold; any words are a record, and the kernel that wrote
+        // them has ended.
+        let (records, lost) = newest(traced, RECORDS, |at| unsafe {
+            start.add(at).read_volatile()
+        });
+        self.records.extend(records);
+        self.lost = self.lost.saturating_add(lost);
     }
 
     /// Events recorded and kept.
@@ -85,6 +84,18 @@ impl Trace {
         file.write_all(text.as_bytes())
             .map_err(Error::file("write", path))
     }
+}
+
+/// The records that a ring of `size` still holds after `traced` were written to it, oldest first, and
+/// how many were replaced. `at` reads a place below `size`.
+fn newest(
+    traced: u64,
+    size: u32,
+    at: impl Fn(usize) -> Traced,
+) -> (impl Iterator<Item = Traced>, u64) {
+    let lost = traced.saturating_sub(u64::from(size));
+    let place = move |number: u64| (number % u64::from(size)) as usize;
+    ((lost..traced).map(move |number| at(place(number))), lost)
 }
 
 /// In the order of time, with times from the first event on.
@@ -218,6 +229,24 @@ mod tests {
             (&events[1]["ph"], &events[1]["ts"]),
             (&json!("i"), &json!(0.1))
         );
+    }
+
+    /// A count that no kernel can have reached is as good as any other.
+    #[test]
+    fn a_ring_gives_its_newest_records_in_order() {
+        let ring = |size: u32, traced: u64| {
+            let (records, lost) = newest(traced, size, |at| {
+                assert!(at < size as usize);
+                record(Event::from_words([u64::MAX; 2]), at as u64, 0)
+            });
+            let places: Vec<u64> = records.map(|record| record.index).collect();
+            (places, lost)
+        };
+        assert_eq!(ring(4, 0), (vec![], 0));
+        assert_eq!(ring(4, 3), (vec![0, 1, 2], 0));
+        assert_eq!(ring(4, 4), (vec![0, 1, 2, 3], 0));
+        assert_eq!(ring(4, 6), (vec![2, 3, 0, 1], 2));
+        assert_eq!(ring(3, u64::MAX), (vec![0, 1, 2], u64::MAX - 3));
     }
 
     /// Found by fuzzing: the first of two submissions without an end between them was lost.

@@ -3,6 +3,7 @@
 #![allow(dead_code)]
 
 mod served;
+pub mod stand_in;
 
 pub use served::Server;
 use std::path::{Path, PathBuf};

@@ -4,7 +4,8 @@
 //! group of one. The environment variable `FAKE_CUDA` makes it misbehave: `old`, `nogpu`, `small` (a
 //! GPU of compute capability 7.5), `oom`, `badptx`, `bar` (registers no doorbells), `idle` (kernels do
 //! nothing), `hang` (kernels never end), `torn` (of litmus tests of two words the second is written, not
-//! the first), `nobatch` (knows no copies in batches).
+//! the first), `nobatch` (knows no copies in batches), `badtrace` (kernels fill the ring of their events
+//! with nonsense and count more of it than there can be).
 // UNSAFETY: a C interface of raw pointers, whose callers keep the driver's rules.
 #![allow(unsafe_code, non_snake_case)]
 #![allow(

@@ -62,9 +62,10 @@ impl Image {
             .unwrap_or_else(|| std::env::temp_dir().join(name));
         let file = File::create_new(&path).map_err(Error::file("create", &path))?;
         let (queues, threads) = (demo.queues.max(2), demo.sim_threads);
+        let audit = if demo.audit { "on" } else { "off" };
         let mut image = Self {
             device: format!(
-                "sim:{}?block={block}&queues={queues}&threads={threads}",
+                "sim:{}?block={block}&queues={queues}&threads={threads}&audit={audit}",
                 path.display()
             ),
             path: Some(path.clone()),

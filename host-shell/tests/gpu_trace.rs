@@ -1,0 +1,96 @@
+//! Traces of kernels: what `--trace` writes over a stand-in for the driver library, as the protocol
+//! auditor reads it, and with a ring of events that was damaged.
+#![cfg(all(feature = "cuda", feature = "sim"))]
+
+mod common;
+
+use common::stand_in::{fails, ok, run};
+use common::{Folder, Place, bytes};
+use nvme_auditor::{Rule, journal::Journal};
+
+#[test]
+fn a_trace_has_an_event_for_each_end_of_each_command() {
+    let folder = Folder::new(Place::Embedded);
+    let device = "sim:mem?size=1MiB&queues=4";
+    let read = [
+        "read", "-d", device, "--gpu", "--bytes", "64KiB", "-o", "out", "--trace",
+    ];
+    ok(&folder, &[&read[..], &["t.txt"]].concat());
+    let text = String::from_utf8(bytes(&folder.path("t.txt"))).unwrap();
+    let count = |word| text.lines().filter(|line| line.contains(word)).count();
+    assert_eq!(
+        (count(" submitted: "), count(" completed: ")),
+        (16, 16),
+        "{text}"
+    );
+    ok(&folder, &[&read[..], &["t.json"]].concat());
+    let trace: serde_json::Value = serde_json::from_slice(&bytes(&folder.path("t.json"))).unwrap();
+    let slices = trace["traceEvents"].as_array().unwrap();
+    assert_eq!(slices.len(), 16);
+    assert!(slices.iter().all(|slice| slice["ph"] == "X"), "{trace}");
+}
+
+/// What the auditor finds in a trace: the rules, and the commands that were submitted.
+fn journal(lines: impl Iterator<Item = String>) -> (Vec<Rule>, u64) {
+    let mut journal = Journal::default();
+    lines.for_each(|line| journal.line(&line));
+    let rules = journal.findings().iter().map(|one| one.rule).collect();
+    (rules, journal.commands())
+}
+
+#[test]
+fn the_auditor_reads_traces_and_misses_what_is_missing() {
+    let folder = Folder::new(Place::Embedded);
+    let device = "sim:mem?size=1MiB&queues=4";
+    let read = "read --gpu --bytes 4KiB --queues 2 --depth 8 -o out --trace t.txt --mode";
+    let read: Vec<&str> = read.split(' ').collect();
+    for mode in ["owner", "warp", "block", "shared"] {
+        ok(&folder, &[&read[..], &[mode, "-d", device]].concat());
+        let text = String::from_utf8(bytes(&folder.path("t.txt"))).unwrap();
+        let lines: Vec<String> = text.lines().map(str::to_owned).collect();
+        assert_eq!(journal(lines.iter().cloned()), (vec![], 256), "{mode}");
+        let position = |word| lines.iter().position(|line| line.contains(word)).unwrap();
+        let without = |at: usize| {
+            let rest = lines.iter().enumerate().filter(move |(i, _)| *i != at);
+            journal(rest.map(|(_, line)| line.clone()))
+        };
+        let (rules, commands) = without(position(" submitted: "));
+        assert_eq!((rules, commands), (vec![Rule::UnknownCommand], 255));
+        let twice = lines.iter().take(1).chain(&lines).cloned();
+        assert_eq!(journal(twice).0, [Rule::CidReused]);
+        // An end that was not recorded is found when its identifier comes round again: after 16 uses of
+        // its slot.
+        let (rules, _) = without(position(" completed: "));
+        assert!(rules.is_empty() || rules == [Rule::CidReused], "{rules:?}");
+    }
+}
+
+/// The ring of events is memory that a GPU wrote: nonsense in it is text like any other.
+#[test]
+fn a_damaged_ring_of_events_is_told_and_does_no_harm() {
+    let folder = Folder::new(Place::Embedded);
+    let image = folder.file("in", 1 << 20, 4);
+    let device = "sim:disk.img?size=1MiB&queues=4";
+    ok(&folder, &["write", "-d", device, "-i", "in"]);
+    let read = |file| {
+        let read = [
+            "read", "-d", device, "--gpu", "--bytes", "64KiB", "-o", "out", "--trace", file,
+        ];
+        run(&folder, "badtrace", &read)
+    };
+    let output = read("t.txt");
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{error}");
+    assert!(bytes(&folder.path("out")) == bytes(&image));
+    let text = String::from_utf8(bytes(&folder.path("t.txt"))).unwrap();
+    let (first, rest) = text.split_once('\n').unwrap();
+    let lost = u64::MAX - (1 << 17);
+    assert_eq!(first, format!("{lost} older events were replaced"));
+    assert_eq!(rest.lines().count(), 1 << 17);
+    assert!(rest.lines().all(|line| line.contains(" queue ")));
+    // Nothing to rely on, and nothing to stumble over.
+    journal(text.lines().map(str::to_owned));
+    assert!(read("t.json").status.success());
+    let trace: serde_json::Value = serde_json::from_slice(&bytes(&folder.path("t.json"))).unwrap();
+    assert!(trace["traceEvents"].as_array().unwrap().len() > 1 << 16);
+}
