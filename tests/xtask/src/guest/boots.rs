@@ -26,6 +26,8 @@ pub struct Boot {
     /// Namespaces of the boot's one controller of QEMU's, whose trace the protocol auditor reads; none: it
     /// reads nothing.
     pub audit: &'static [u32],
+    /// Rules that the tests break on purpose, as the protocol auditor of our controllers names them.
+    pub breaks: &'static [&'static str],
     /// What must be in an image afterwards: its name, a byte offset, text.
     pub left_behind: &'static [(&'static str, u64, &'static str)],
     /// Files of tests/guest/scripts, without their ending, in order.
@@ -48,6 +50,7 @@ const PLAIN: Boot = Boot {
     deadline_s: 150,
     defined: true,
     audit: &[],
+    breaks: &[],
     left_behind: &[],
     tests: &[],
 };
@@ -101,6 +104,8 @@ pub const BOOTS: &[Boot] = &[
         images: &[("d0.img", 64)],
         servers: &["sim:{dir}/d0.img?serial=S0&wc=on&hmpre=4096&hmmin=1024"],
         variables: "SERIAL=S0",
+        // A read past the end, to see that it is refused.
+        breaks: &["LbaRange"],
         tests: &["linux-features"],
         ..PLAIN
     },

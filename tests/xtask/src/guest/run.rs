@@ -56,7 +56,7 @@ impl Bench {
         write(&folder.join("serial.log"), serial.text.as_bytes())?;
         let mut outcome = serial.outcome(boot, tests, &ended, &folder);
         for server in servers {
-            outcome.require(server.stop());
+            outcome.require(server.stop(boot.breaks));
         }
         if serial.done {
             outcome.require(shut_down(&lossy(&folder.join("kernel.log"))));

@@ -17,7 +17,7 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves `device` at `socket` and waits until the socket is there.
+    /// Serves `device` at `socket`, the protocol auditor beside it, and waits until the socket is there.
     pub fn start(
         program: &Path,
         device: &str,
@@ -26,9 +26,11 @@ impl Server {
     ) -> Result<Self, Failure> {
         let output = fs::File::create(&log).map_err(|error| failed(&log, &error))?;
         let errors = output.try_clone().map_err(|error| failed(&log, &error))?;
+        let joint = if device.contains('?') { '&' } else { '?' };
+        let device = format!("{device}{joint}audit=on");
         let mut serve = Command::new(program);
         serve
-            .args(["serve", "--device", device, "--socket"])
+            .args(["serve", "--device", &device, "--socket"])
             .arg(&socket)
             .stdin(Stdio::null())
             .stdout(output)
@@ -65,8 +67,9 @@ impl Server {
         &self.socket
     }
 
-    /// Asks the server to end and says what was wrong with that.
-    pub fn stop(mut self) -> Result<(), Failure> {
+    /// Asks the server to end and says what was wrong with that, or what its auditor found besides
+    /// `breaks`.
+    pub fn stop(mut self, breaks: &[&str]) -> Result<(), Failure> {
         if let Some(status) = self.ended()? {
             return Err(Failure::new(format!(
                 "the server was gone before the guest: {status}: {}",
@@ -80,7 +83,9 @@ impl Server {
         loop {
             match self.ended()? {
                 // 130 is what every command of ours answers to an interruption.
-                Some(status) if status.success() || status.code() == Some(130) => return Ok(()),
+                Some(status) if status.success() || status.code() == Some(130) => {
+                    return judged(&self.said(), breaks);
+                }
                 Some(status) => {
                     return Err(Failure::new(format!(
                         "the server ended with {status}: {}",
@@ -108,10 +113,45 @@ impl Server {
     }
 }
 
+/// What the protocol auditor found besides `breaks`, as an error.
+fn judged(said: &str, breaks: &[&str]) -> Result<(), Failure> {
+    let expected = |line: &str| {
+        let mut rules = breaks.iter();
+        rules.any(|rule| line.contains(&format!(": {rule}, ")))
+    };
+    let found: Vec<&str> = said
+        .lines()
+        .filter(|line| line.starts_with("audit: ") && !expected(line))
+        .collect();
+    match found.first() {
+        None => Ok(()),
+        Some(first) => Err(Failure::new(format!(
+            "{} findings of the protocol auditor, the first: {first}",
+            found.len()
+        ))),
+    }
+}
+
 impl Drop for Server {
     fn drop(&mut self) {
         // Both fail only when the server has ended by itself.
         let _ = self.process.kill();
         let _ = self.process.wait();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::judged;
+
+    #[test]
+    fn a_finding_of_the_auditor_is_a_failure() {
+        assert!(judged("clients: 1\ncommands: 7\n", &[]).is_ok());
+        let said = "clients: 1\naudit: driver: queue 1: TailDoorbell, it\naudit: driver: queue 1: LbaRange, a\n";
+        let text = judged(said, &[]).unwrap_err().to_string();
+        assert!(text.starts_with("2 findings") && text.contains("TailDoorbell"));
+        let text = judged(said, &["TailDoorbell"]).unwrap_err().to_string();
+        assert!(text.starts_with("1 findings") && text.contains("LbaRange"));
+        assert!(judged(said, &["TailDoorbell", "LbaRange"]).is_ok());
     }
 }
