@@ -3,7 +3,7 @@
 
 use crate::hand::Hand;
 use loom::thread;
-use nvme_core::group::Alone;
+use nvme_core::group::{Alone, Group, Vote};
 use nvme_core::spec::{Iova, Nsid, Sqe, Status};
 use nvme_core::{Command, Data, Drained, Outcome, SharedQueue, Token};
 use std::sync::Arc;
@@ -18,6 +18,8 @@ pub enum Bound {
     /// Every execution in which threads are preempted at most so often, `NVME_LOOM_DEEPER` (default 0)
     /// times more where that is set. Waiting is no preemption.
     Preemptions(usize),
+    /// Without preemptions, at any depth: the model's [`Stage`]s say what comes first.
+    Staged,
 }
 
 /// Explores `model`, which fails by panicking when `property` does not hold.
@@ -34,9 +36,11 @@ pub fn check(property: &str, bound: Bound, model: impl Fn() + Send + Sync + 'sta
     builder.preemption_bound = match bound {
         Bound::Exhaustive => None,
         Bound::Preemptions(most) => Some(most + deeper),
+        Bound::Staged => Some(0),
     };
     let said = match builder.preemption_bound {
         None => "exhaustive".to_string(),
+        _ if bound == Bound::Staged => "in given stages, no preemptions".to_string(),
         Some(most) => format!("up to {most} preemptions"),
     };
     let started = Instant::now();
@@ -121,5 +125,72 @@ pub fn finish(queue: &SharedQueue<'_>, token: &Token, number: u32) {
         if queue.drain(&Alone) != Drained::Took(1) {
             thread::yield_now();
         }
+    }
+}
+
+/// How far a model has come, unseen by it: what happens in this order is not ordered by it.
+#[derive(Clone, Default)]
+pub struct Stage(Arc<AtomicU64>);
+
+impl Stage {
+    /// Waits until `stage` was reached.
+    pub fn wait(&self, stage: u64) {
+        while self.0.load(Ordering::Relaxed) < stage {
+            thread::yield_now();
+        }
+    }
+
+    /// Reaches `stage`.
+    pub fn reach(&self, stage: u64) {
+        self.0.fetch_max(stage, Ordering::Relaxed);
+    }
+}
+
+/// A group that tells `told` of each vote and broadcast of this member before it takes place.
+pub struct Told<G, F> {
+    group: G,
+    told: F,
+}
+
+/// What a [`Told`] group is about to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Telling {
+    /// [`Group::vote`].
+    Vote,
+    /// [`Group::broadcast`].
+    Broadcast,
+}
+
+impl<G: Group, F: Fn(Telling)> Told<G, F> {
+    /// The same member of the same group.
+    pub fn new(group: G, told: F) -> Self {
+        Self { group, told }
+    }
+}
+
+impl<G: Group, F: Fn(Telling)> Group for Told<G, F> {
+    const READS: u32 = G::READS;
+
+    fn size(&self) -> u32 {
+        self.group.size()
+    }
+
+    fn rank(&self) -> u32 {
+        self.group.rank()
+    }
+
+    #[track_caller]
+    fn sync(&self) {
+        self.group.sync();
+    }
+
+    fn vote(&self, mine: bool) -> Vote {
+        (self.told)(Telling::Vote);
+        self.group.vote(mine)
+    }
+
+    fn broadcast(&self, value: u32) -> u32 {
+        (self.told)(Telling::Broadcast);
+        self.group.broadcast(value)
     }
 }

@@ -158,7 +158,8 @@ mod unseen {
         }
 
         fn meet(&self, rank: usize, orders: bool) {
-            self.threads().entry(rank).or_insert_with(current);
+            // Who the member is now: it may have passed from one thread to another.
+            self.threads().insert(rank, current());
             self.all_come(&self.come);
             if orders {
                 // Unparking lets what this member did happen before what the others do next, and is no
