@@ -78,6 +78,63 @@ fn a_tracer_records_where_it_was_told_to() {
     }
 }
 
+/// What happens to a command, in the order in which it happens.
+#[cfg(feature = "trace")]
+#[test]
+fn a_queue_pair_tells_its_tracer_what_happens() {
+    use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
+    use nvme_core::spec::{Cqe, Iova, Lba, Nsid, PageSize, nvm};
+    use nvme_core::{ControllerFault, Data, ListMemory, QueueMemory, QueuePair, Slot};
+
+    let (sq, cq): ([SqCell; 4], [CqCell; 4]) = Default::default();
+    let bells: [nvme_core::sync::AtomicU32; 2] = Default::default();
+    let memory = QueueMemory {
+        sq: SqRing::new(&sq, Iova(0)),
+        cq: CqRing::new(&cq, Iova(0)),
+        sq_doorbell: Doorbell::new(&bells[0]),
+        cq_doorbell: Doorbell::new(&bells[1]),
+        lists: ListMemory::new(DmaWords::new(&[], Iova(0)), PageSize::KIB4, 0),
+    };
+    let qid = Qid(2);
+    let mut pair = QueuePair::new(qid, memory, vec![Slot::new(), Slot::new()]);
+    let words: [AtomicU64; 31] = Default::default();
+    let ring = TraceRing::new(&words);
+    let sqe = nvm::write(Nsid(6), Lba(0), 1);
+    pair.submit(sqe, Data::None, (), 5).unwrap();
+    assert_eq!(
+        ring.recorded(),
+        0,
+        "nobody is told before there is a tracer"
+    );
+
+    pair.set_tracer(Tracer::into_ring(ring));
+    let cid = pair.submit(sqe, Data::None, (), 70).unwrap();
+    pair.ring();
+    let first = pair.expire(60).expect("past its deadline");
+    let status = Status::WRITE_FAULT;
+    let cqe = Cqe {
+        dw0: 0,
+        dw1: 0,
+        sqhd: 2,
+        sqid: qid.0,
+        cid: cid.0,
+        phase_status: status.0 << 1 | 1,
+    };
+    cq[0].post(cqe);
+    cq[1].post(cqe);
+    assert!(pair.poll().unwrap().is_some());
+    let fault = pair.poll().unwrap_err();
+    assert_eq!(fault, ControllerFault::UnknownCid(cid));
+    let told: Vec<Event> = (0..ring.recorded()).map_while(|at| ring.read(at)).collect();
+    let expected = [
+        Event::submitted(qid, cid, 0x01, 6),
+        Event::expired(qid, first, 60),
+        Event::completed(qid, cid, status, 2),
+        Event::fault(qid, cid, cqe.to_words()[1]),
+    ];
+    assert_eq!(told, expected);
+}
+
 #[cfg(feature = "trace")]
 #[test]
 fn a_ring_without_room_for_an_event_counts_nothing() {
