@@ -62,7 +62,7 @@ fn lanes_hear_of_their_slots_from_the_leader() {
             Hand::new(&rig).serve();
             rig.shared().drain(&Alone);
             stage.reach(1);
-            lanes.map(|lane| lane.join().unwrap());
+            lanes.into_iter().for_each(|lane| lane.join().unwrap());
             for (token, number) in tokens.into_iter().zip(0..) {
                 finish(&rig.shared(), &token, number);
             }
@@ -98,7 +98,7 @@ fn lanes_hear_of_free_entries_from_the_leader() {
                 finish(&rig.shared(), &token, number);
             }
             stage.reach(2);
-            lanes.map(|lane| lane.join().unwrap());
+            lanes.into_iter().for_each(|lane| lane.join().unwrap());
         },
     );
 }
@@ -135,7 +135,7 @@ fn the_head_tells_what_every_lane_has_seen() {
             complete(&mut hand);
             complete(&mut hand);
             stage.reach(2);
-            lanes.map(|lane| lane.join().unwrap());
+            lanes.into_iter().for_each(|lane| lane.join().unwrap());
             for (token, number) in tokens.into_iter().zip(0..) {
                 finish(&queue, &token, number);
             }
@@ -169,7 +169,7 @@ fn both_lanes_have_read_before_the_head_doorbell() {
             });
             stage.wait(1);
             overwriting(|| hand.scribble());
-            lanes.map(|lane| lane.join().unwrap());
+            lanes.into_iter().for_each(|lane| lane.join().unwrap());
             for (token, number) in tokens.into_iter().zip(0..) {
                 finish(&rig.shared(), &token, number);
             }
@@ -200,7 +200,7 @@ fn both_lanes_have_read_before_the_next_holder() {
             complete(&mut hand);
             drain(&rig, &Alone, 2);
             overwriting(|| hand.scribble());
-            lanes.map(|lane| lane.join().unwrap());
+            lanes.into_iter().for_each(|lane| lane.join().unwrap());
             for (token, number) in tokens.into_iter().zip(0..) {
                 finish(&rig.shared(), &token, number);
             }
