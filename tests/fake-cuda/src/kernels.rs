@@ -71,7 +71,11 @@ fn command(launch: &Launch, index: u64, buffer: u64, tag: u32) -> Command<'stati
         opcode::DATASET_MANAGEMENT => (nvm::deallocate(nsid, 1), 16),
         other => (Sqe::new(other, nsid), 0),
     };
-    let place = if launch.linear != 0 { index } else { buffer };
+    let place = match launch.linear {
+        0 if fault("onebuffer") => 0,
+        0 => buffer,
+        _ => index,
+    };
     assert!(
         (place + 1) * len <= launch.data_bytes,
         "outside the data memory"

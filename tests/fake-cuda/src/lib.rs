@@ -5,7 +5,7 @@
 //! GPU of compute capability 7.5), `oom`, `badptx`, `bar` (registers no doorbells), `idle` (kernels do
 //! nothing), `hang` (kernels never end), `torn` (of litmus tests of two words the second is written, not
 //! the first), `nobatch` (knows no copies in batches), `badtrace` (kernels fill the ring of their events
-//! with nonsense and count more of it than there can be).
+//! with nonsense and count more of it than there can be), `onebuffer` (all commands use one buffer).
 // UNSAFETY: a C interface of raw pointers, whose callers keep the driver's rules.
 #![allow(unsafe_code, non_snake_case)]
 #![allow(

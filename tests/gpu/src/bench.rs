@@ -1,5 +1,6 @@
 //! The GPU with the kernels loaded, and the ways to use them.
 
+use crate::audit::Sampling;
 use crate::report::{Options, Progress};
 use nvme_gpu_kernel::work::Launch;
 use nvme_host::cuda::{Gpu, Kernel, Kernels, Stream};
@@ -13,6 +14,8 @@ pub struct Bench {
     pub stream: Stream,
     /// Factor on every deadline: checking tools slow kernels down.
     pub patience: u64,
+    /// Which controllers the protocol auditor watches.
+    pub audited: Sampling,
     progress: Progress,
 }
 
@@ -26,6 +29,7 @@ impl Bench {
                 stream: Stream::new(&gpu)?,
                 gpu,
                 patience: options.patience,
+                audited: Sampling::new(options.commands),
                 progress,
             })
         };

@@ -3,6 +3,7 @@
 //! One file with everything inside; any x86-64 Linux with an NVIDIA driver runs it. See docs/gpu-test.md.
 
 mod admin;
+mod audit;
 mod bench;
 mod data;
 mod example;

@@ -176,6 +176,11 @@ impl Report {
             true => End::Skipped("no time is left".to_owned()),
             false => test(&self.options),
         };
+        let end = match (end, crate::audit::verdict()) {
+            (End::Failed(why), Some(found)) => End::Failed(format!("{why}; {found}")),
+            (_, Some(found)) => End::Failed(found),
+            (end, None) => end,
+        };
         self.progress.state().end(end);
     }
 

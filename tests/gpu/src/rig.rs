@@ -101,7 +101,7 @@ fn text(error: nvme_host::Error) -> String {
 impl<'b> Rig<'b> {
     /// Brings the controller up and creates the queues.
     pub fn new(bench: &'b Bench, shape: Shape, model: &Model<'_>) -> Result<Self, String> {
-        let sim = Sim::start(model)?;
+        let sim = Sim::start(model, bench.audited.next())?;
         let device: Arc<dyn Device> = Arc::clone(&sim) as _;
         let queues = shape.queues as u16;
         let (relay, doorbells, bells) = match shape.tier {

@@ -2,13 +2,14 @@
 // UNSAFETY: gives the simulator memory that others use too.
 #![allow(unsafe_code)]
 
+use crate::audit;
 use nvme_core::Registers;
 use nvme_core::spec::Iova;
 use nvme_gpu_kernel::work::data_word;
 use nvme_host::cuda::{Copier, DeviceMemory, Images};
 use nvme_host::sim::Bar;
 use nvme_host::{Device, DoorbellMap, Error, Pages, Result};
-use nvme_sim::{Controller, HostMemory, Memory, NamespaceConfig, Runner, Store};
+use nvme_sim::{Controller, HostMemory, Memory, NamespaceConfig, Rule, Runner, Store};
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Bytes of a block of the namespace.
@@ -40,17 +41,22 @@ pub struct Sim {
     image: Option<(usize, usize)>,
     /// GPU memory that the controller reaches: address and bytes.
     gpu_memory: Mutex<Option<(u64, u64)>>,
+    /// The rules that its faults break.
+    explained: Vec<Rule>,
 }
 
 impl Sim {
-    /// Starts it; word i of the image is `data_word(IMAGE_SEED, i)`.
-    pub fn start(model: &Model<'_>) -> std::result::Result<Arc<Self>, String> {
+    /// Starts it, watched by the protocol auditor or not; word i of the image is
+    /// `data_word(IMAGE_SEED, i)`.
+    pub fn start(model: &Model<'_>, is_audited: bool) -> std::result::Result<Arc<Self>, String> {
         let faults: String = model.faults.iter().map(|f| format!("&fault={f}")).collect();
         let text = format!(
             "null?block={BLOCK}&dstrd={}&mqes=4096&mdts=10{faults}",
             model.dstrd
         );
         let mut config = nvme_sim::config::parse(&text).map_err(|error| error.to_string())?;
+        config.audit = is_audited;
+        let explained = config.faults.breaks();
         let mut place = None;
         if model.image != 0 {
             let store = Memory::new(model.image).ok_or("no memory for the image")?;
@@ -75,6 +81,7 @@ impl Sim {
             kept: Mutex::default(),
             image: place,
             gpu_memory: Mutex::default(),
+            explained,
         }))
     }
 
@@ -117,6 +124,7 @@ impl Sim {
 
 impl Drop for Sim {
     fn drop(&mut self) {
+        audit::keep(&self.bar.0, &self.explained);
         // The copier keeps the controller, and the controller's memory the copier.
         let known = self
             .gpu_memory

@@ -105,6 +105,17 @@ fn kernels_that_do_nothing_fail() {
     assert!(text(&output).ends_with("0 passed, 1 failed, 0 skipped\n"));
 }
 
+/// What commands do to each other shows in no count; the protocol auditor sees it.
+#[test]
+fn commands_that_share_a_buffer_fail() {
+    let cell = ["--commands", "900", "stride/owner/dstrd0"];
+    let output = run("onebuffer", "onebuffer", &cell);
+    assert_eq!(output.status.code(), Some(1));
+    let text = text(&output);
+    assert!(text.contains("driver: queue 1 command "), "{text}");
+    assert!(text.contains(": BufferShared, "), "{text}");
+}
+
 #[test]
 fn no_gpu_is_told_from_a_failure() {
     let output = run("none", "nogpu", &["stride"]);
