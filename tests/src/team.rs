@@ -4,12 +4,16 @@
 //! them, and under ThreadSanitizer), as on a GPU: only `sync` makes what one member did visible to the others.
 
 mod place;
+#[cfg(loom)]
+mod turns;
 
 use nvme_core::group::{Act, Alone, Group, Here, Vote};
 use place::Place;
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+#[cfg(loom)]
+pub use turns::in_turns;
 
 /// Members that sleep while they wait.
 #[cfg(not(loom))]

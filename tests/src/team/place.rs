@@ -120,7 +120,8 @@ mod spins {
 #[cfg(loom)]
 mod unseen {
     use super::Place;
-    use loom::thread::{Thread, current, yield_now};
+    use crate::team::turns::wait;
+    use loom::thread::{Thread, current};
     use std::collections::BTreeMap;
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::sync::{Mutex, MutexGuard};
@@ -138,7 +139,7 @@ mod unseen {
             let come = count.fetch_add(1, Ordering::Relaxed);
             let all = (come / self.size + 1) * self.size;
             while count.load(Ordering::Relaxed) < all {
-                yield_now();
+                wait();
             }
         }
 
