@@ -4,6 +4,7 @@ use super::*;
 use crate::testing::{DATA, Driver, config, cq_at, sq_at};
 use nvme_auditor::Rule;
 use nvme_core::spec::admin::{self, QueueParams};
+use nvme_core::spec::register::offset;
 use nvme_core::spec::{Cid, Iova, Lba, Nsid, Qid, nvm};
 
 fn sized(qid: u16, entries: u32) -> QueueParams {
@@ -281,4 +282,20 @@ fn a_command_that_was_aborted_stays_so_when_its_queue_goes() {
         (waiting, Status::ABORTED_SQ_DELETION.code()),
     ];
     assert_eq!(ended, expected);
+}
+
+/// CC.IOSQES and CC.IOCQES may be 0 until I/O queues are created.
+#[test]
+fn entries_without_a_size_make_no_queue() {
+    let mut driver = Driver::with_queue(config());
+    let mut cc = Driver::cc();
+    cc.set_iosqes(0);
+    cc.set_iocqes(0);
+    driver.controller.write32(offset::CC, cc.0);
+    let cq = admin::create_io_cq(Driver::params(2, cq_at(2)), None);
+    let sq = admin::create_io_sq(Driver::params(2, sq_at(2)), Qid(1));
+    assert_eq!(driver.admin(cq), Err(Status::INVALID_QUEUE_SIZE));
+    assert_eq!(driver.admin(sq), Err(Status::INVALID_QUEUE_SIZE));
+    driver.controller.write32(offset::CC, Driver::cc().0);
+    driver.create_pair(2);
 }

@@ -190,3 +190,17 @@ fn a_threshold_below_the_temperature_raises_the_event_that_was_asked_for() {
         (2, 400)
     );
 }
+
+/// There is one power state. The workload hint is kept beside it.
+#[test]
+fn only_the_power_state_that_there_is_can_be_entered() {
+    let mut driver = Driver::new(config());
+    let fid = fid::POWER_MANAGEMENT;
+    assert_eq!(set(&mut driver, fid, 1), Err(Status::INVALID_FIELD));
+    assert_eq!(set(&mut driver, fid, 31), Err(Status::INVALID_FIELD));
+    assert_eq!(get(&mut driver, fid, 0), Ok(0));
+    let mut hint = PowerManagement(0);
+    hint.set_wh(2);
+    assert_eq!(set(&mut driver, fid, hint.0), Ok(0));
+    assert_eq!(get(&mut driver, fid, 0), Ok(hint.0));
+}

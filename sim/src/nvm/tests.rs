@@ -1,5 +1,7 @@
 //! Tests of `nvm`.
 
+mod media;
+
 use super::*;
 use crate::testing::{DATA, Driver, config};
 use nvme_auditor::Rule;

@@ -1,0 +1,162 @@
+//! Media that fail, media that keep nothing, and more damage than is remembered.
+
+use crate::config::NamespaceConfig;
+use crate::store::{Memory, Null, Store, StoreError};
+use crate::testing::{DATA, Driver, config};
+use alloc::boxed::Box;
+use alloc::sync::Arc;
+use core::sync::atomic::{AtomicBool, Ordering};
+use nvme_core::spec::feature::fid;
+use nvme_core::spec::register::offset;
+use nvme_core::spec::{Lba, Nsid, Sqe, Status, admin, nvm};
+
+const ONE: Nsid = Nsid(1);
+
+/// A store whose disk has gone bad, while `bad` says so.
+struct Failing {
+    image: Memory,
+    bad: Arc<AtomicBool>,
+}
+
+impl Failing {
+    fn works(&self) -> Result<&Memory, StoreError> {
+        match self.bad.load(Ordering::Relaxed) {
+            true => Err(StoreError::Io(5)),
+            false => Ok(&self.image),
+        }
+    }
+}
+
+impl Store for Failing {
+    fn bytes(&self) -> u64 {
+        self.image.bytes()
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        self.works()?.read_at(offset, into)
+    }
+
+    fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
+        self.works()?.write_at(offset, from)
+    }
+
+    fn zero(&self, offset: u64, len: u64, deallocate: bool) -> Result<(), StoreError> {
+        self.works()?.zero(offset, len, deallocate)
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        self.works()?.flush()
+    }
+}
+
+/// A driver over such a store, and what makes it fail.
+fn failing() -> (Driver, Arc<AtomicBool>) {
+    let bad = Arc::new(AtomicBool::new(false));
+    let store = Failing {
+        image: Memory::new(1 << 20).expect("1 MiB"),
+        bad: bad.clone(),
+    };
+    let mut config = config();
+    config.namespaces[0] = NamespaceConfig::new(512, Box::new(store));
+    config.write_cache = true;
+    (Driver::with_queue(config), bad)
+}
+
+fn with_data(sqe: Sqe) -> Sqe {
+    sqe.with_prps(DATA, 0)
+}
+
+fn fua(mut sqe: Sqe) -> Sqe {
+    sqe.cdw12 |= nvm::FUA;
+    sqe
+}
+
+#[test]
+fn a_store_that_fails_is_a_media_error() {
+    let (mut driver, bad) = failing();
+    driver.fill(DATA, 0x5A, 512);
+    assert_eq!(driver.io(with_data(nvm::write(ONE, Lba(9), 1))), Ok(0));
+    bad.store(true, Ordering::Relaxed);
+    let read = with_data(nvm::read(ONE, Lba(9), 1));
+    let compare = with_data(nvm::compare(ONE, Lba(9), 1));
+    let cases = [
+        (read, Status::UNRECOVERED_READ_ERROR),
+        (compare, Status::UNRECOVERED_READ_ERROR),
+        (with_data(nvm::write(ONE, Lba(9), 1)), Status::WRITE_FAULT),
+        (
+            fua(with_data(nvm::write(ONE, Lba(9), 1))),
+            Status::WRITE_FAULT,
+        ),
+        (nvm::write_zeroes(ONE, Lba(9), 1), Status::WRITE_FAULT),
+        (nvm::flush(ONE), Status::WRITE_FAULT),
+        (nvm::flush(Nsid::ALL), Status::WRITE_FAULT),
+    ];
+    for (sqe, status) in cases {
+        assert_eq!(driver.io(sqe), Err(status), "opcode {:#x}", sqe.opcode());
+    }
+    // Nothing else has suffered.
+    bad.store(false, Ordering::Relaxed);
+    driver.fill(DATA, 0, 512);
+    assert_eq!(driver.io(read), Ok(0));
+    assert_eq!(driver.bytes(DATA, 512), [0x5A; 512]);
+    assert_eq!(driver.io(compare), Ok(0));
+}
+
+#[test]
+fn a_cache_that_cannot_be_written_back_is_told() {
+    let (mut driver, bad) = failing();
+    bad.store(true, Ordering::Relaxed);
+    let off = admin::set_features(fid::VOLATILE_WRITE_CACHE, Nsid::NONE, 0);
+    assert_eq!(driver.admin(off), Err(Status::WRITE_FAULT));
+    // A shutdown cannot fail; a controller that lost data says so in CSTS.CFS.
+    assert!(!driver.csts().cfs());
+    let mut cc = Driver::cc();
+    cc.set_shn(1);
+    driver.controller.write32(offset::CC, cc.0);
+    driver.step();
+    assert!(driver.csts().cfs());
+    assert_eq!(driver.csts().shst(), 2, "it ends all the same");
+}
+
+/// A null device takes every command, and touches no buffer.
+#[test]
+fn a_store_that_keeps_nothing_serves_every_command() {
+    let mut config = config();
+    config.namespaces[0] = NamespaceConfig::new(512, Box::new(Null::new(1 << 40)));
+    let mut driver = Driver::with_queue(config);
+    driver.fill(DATA, 0xA5, 1024);
+    let last = Lba((1 << 40) / 512 - 2);
+    for sqe in [
+        nvm::write(ONE, last, 2),
+        nvm::compare(ONE, last, 2),
+        nvm::read(ONE, last, 2),
+        fua(nvm::write(ONE, last, 2)),
+    ] {
+        assert_eq!(driver.io(with_data(sqe)), Ok(0), "{:#x}", sqe.opcode());
+        assert_eq!(driver.bytes(DATA, 1024), [0xA5; 1024]);
+    }
+    assert_eq!(driver.io(nvm::write_zeroes(ONE, last, 2)), Ok(0));
+    assert_eq!(driver.io(nvm::flush(ONE)), Ok(0));
+}
+
+/// There is an end to what is remembered of damage: then the command fails, and says that it did.
+#[test]
+fn more_damage_than_is_remembered_is_refused() {
+    let mut driver = Driver::with_queue(config());
+    let damage = |lba| {
+        let mut sqe = Sqe::new(nvm::opcode::WRITE_UNCORRECTABLE, ONE);
+        sqe.cdw10 = lba;
+        sqe
+    };
+    for lba in 0..1024 {
+        assert_eq!(driver.io(damage(lba)), Ok(0), "block {lba}");
+    }
+    assert_eq!(driver.io(damage(1024)), Err(Status::INTERNAL_ERROR));
+    let read = |lba| with_data(nvm::read(ONE, Lba(lba), 1));
+    assert_eq!(driver.io(read(1024)), Ok(0), "it is whole");
+    assert_eq!(driver.io(read(1023)), Err(Status::UNRECOVERED_READ_ERROR));
+    // A block that is written is whole again, and there is room for another.
+    assert_eq!(driver.io(with_data(nvm::write(ONE, Lba(7), 1))), Ok(0));
+    assert_eq!(driver.io(damage(1024)), Ok(0));
+    assert_eq!(driver.io(read(1024)), Err(Status::UNRECOVERED_READ_ERROR));
+}

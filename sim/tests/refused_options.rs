@@ -1,0 +1,67 @@
+//! Options of a device's text that are refused: the option to blame, and why.
+#![cfg(feature = "std")]
+
+use nvme_sim::config::parse;
+
+fn refusal(text: &str) -> (String, String) {
+    let error = parse(text)
+        .err()
+        .unwrap_or_else(|| panic!("{text} is fine"));
+    let told = error.to_string();
+    assert_eq!(told, format!("{}: {}", error.option, error.why), "one line");
+    assert!(!told.contains('\n'));
+    (error.option, error.why)
+}
+
+#[test]
+fn the_option_to_blame_is_named_with_its_range() {
+    for (text, option, why) in [
+        ("", "device", "give a path"),
+        ("?size=1MiB", "device", "give a path"),
+        ("mem?size", "size", "name=value"),
+        ("mem?size=1EB", "size", ""),
+        ("mem?size=16777215TiB", "size", "not that much memory"),
+        ("mem?ns=0", "ns", "1 to 256"),
+        ("mem?ns=257", "ns", "1 to 256"),
+        ("mem?cache=5GiB", "cache", "at most 4GiB"),
+        ("mem?fault=0", "fault", ""),
+        ("mem?fault=status:0", "fault", "1 to 0x7ff"),
+        ("mem?fault=status:0x800", "fault", "1 to 0x7ff"),
+        ("mem?what=1", "what", ""),
+        ("mem?wc=maybe", "wc", ""),
+    ] {
+        let (named, told) = refusal(text);
+        assert_eq!(named, option, "{text}: {told}");
+        assert!(told.contains(why) && !told.is_empty(), "{text}: {told}");
+    }
+}
+
+/// A new image has whole blocks; a refused one is not made.
+#[test]
+fn an_image_that_cannot_be_is_not_made() {
+    let path = std::env::temp_dir().join(format!("nvme-sim-{}-odd", std::process::id()));
+    let _ = std::fs::remove_file(&path);
+    for size in ["0", "4095", "6144", "1000000"] {
+        let (option, why) = refusal(&format!("{}?size={size}", path.display()));
+        assert_eq!(option, "size");
+        assert!(why.contains("multiple of 4096"), "{size}: {why}");
+        assert!(!path.exists(), "{size}");
+    }
+    let missing = refusal(&path.display().to_string());
+    assert!(!missing.1.is_empty() && !path.exists());
+}
+
+/// Each namespace of a file device has an image of its own beside the first.
+#[test]
+fn namespaces_of_files_have_names_of_their_own() {
+    let first = std::env::temp_dir().join(format!("nvme-sim-{}-many", std::process::id()));
+    let names = ["", ".2", ".3"].map(|end| format!("{}{end}", first.display()));
+    names.iter().for_each(|name| _ = std::fs::remove_file(name));
+    let config = parse(&format!("{}?size=64KiB&ns=3", first.display())).unwrap();
+    assert_eq!(config.namespaces.len(), 3);
+    for (name, namespace) in names.iter().zip(&config.namespaces) {
+        let bytes = std::fs::metadata(name).expect(name).len();
+        assert_eq!((bytes, namespace.store.bytes()), (65_536, 65_536));
+        std::fs::remove_file(name).unwrap();
+    }
+}
