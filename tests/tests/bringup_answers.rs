@@ -108,7 +108,12 @@ impl Controller {
         };
         loop {
             match machine.step(&bar, &mut admin, START)? {
-                Step::Ready => return Ok(machine.info().clone()),
+                Step::Ready => {
+                    let again = machine.step(&bar, &mut admin, START + 1)?;
+                    assert!(matches!(again, Step::Ready), "it stays ready");
+                    assert_eq!(hand.fetch(), None, "and sends nothing more");
+                    return Ok(machine.info().clone());
+                }
                 Step::Disabled(proof) => machine.enable(proof),
                 Step::HostMemory { preferred, minimum } => {
                     let before = self.wish.replace((preferred, minimum));
