@@ -138,32 +138,6 @@ atomic!(
     |_: &_| ()
 );
 
-impl AtomicU64 {
-    /// Stores `value` when `when` holds, relaxed.
-    pub fn store_if(&self, when: bool, value: u64) {
-        if when {
-            self.store(value, Order::Relaxed, Scope::Gpu);
-        }
-    }
-}
-
-impl AtomicU32 {
-    /// As `fetch_and` when `when` holds, else 0; relaxed.
-    pub fn fetch_and_if(&self, when: bool, value: u32) -> u32 {
-        match when {
-            true => self.fetch_and(value, Order::Relaxed, Scope::Gpu),
-            false => 0,
-        }
-    }
-
-    /// Sets the bits of `value` when `when` holds, relaxed.
-    pub fn set_bits_if(&self, when: bool, value: u32) {
-        if when {
-            self.fetch_or(value, Order::Relaxed, Scope::Gpu);
-        }
-    }
-}
-
 impl AtomicU32 {
     /// Adds `value`, wrapping; returns what was there.
     #[track_caller]

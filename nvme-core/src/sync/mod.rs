@@ -41,6 +41,8 @@ mod twin;
 #[path = "nvptx.rs"]
 mod twin;
 
+#[cfg(any(loom, tsan, not(target_arch = "nvptx64")))]
+mod by_branch;
 #[cfg(any(loom, tsan))]
 mod site;
 #[cfg(any(loom, tsan))]
