@@ -36,6 +36,24 @@ fn the_option_to_blame_is_named_with_its_range() {
     }
 }
 
+/// A status is its type and its code, and comes to the commands that are named.
+#[test]
+fn a_status_in_range_is_taken() {
+    use nvme_core::spec::{Status, nvm::opcode};
+    use nvme_sim::Fault;
+    for (text, status) in [
+        ("641", Status::UNRECOVERED_READ_ERROR),
+        ("0x281", Status::UNRECOVERED_READ_ERROR),
+        ("1", Status::INVALID_OPCODE),
+        ("0x7ff", Status(0x7FF)),
+    ] {
+        let config = parse(&format!("mem?fault=status:{text}@op=read")).expect(text);
+        let rule = &config.faults.rules[0];
+        assert!(matches!(rule.what, Fault::Status(found) if found == status));
+        assert_eq!(rule.when.opcode, Some(opcode::READ));
+    }
+}
+
 /// A new image has whole blocks; a refused one is not made.
 #[test]
 fn an_image_that_cannot_be_is_not_made() {

@@ -204,3 +204,15 @@ fn only_the_power_state_that_there_is_can_be_entered() {
     assert_eq!(set(&mut driver, fid, hint.0), Ok(0));
     assert_eq!(get(&mut driver, fid, 0), Ok(hint.0));
 }
+
+#[test]
+fn the_write_cache_goes_off_and_on() {
+    let mut config = config();
+    config.write_cache = true;
+    let mut driver = Driver::new(config);
+    let fid = fid::VOLATILE_WRITE_CACHE;
+    for value in [1, 0, 0, 1] {
+        assert_eq!(set(&mut driver, fid, value), Ok(0));
+        assert_eq!(get(&mut driver, fid, 0), Ok(value));
+    }
+}

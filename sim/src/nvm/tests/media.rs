@@ -160,3 +160,33 @@ fn more_damage_than_is_remembered_is_refused() {
     assert_eq!(driver.io(damage(1024)), Ok(0));
     assert_eq!(driver.io(read(1024)), Err(Status::UNRECOVERED_READ_ERROR));
 }
+
+/// Zeroed blocks lose their metadata, too, and no others do.
+#[test]
+fn zeroes_reach_the_metadata_of_their_blocks() {
+    const META: u64 = DATA + 0x4000;
+    let mut config = config();
+    config.namespaces[0].metadata_bytes = 8;
+    let mut driver = Driver::with_queue(config);
+    let with_metadata = |sqe: Sqe| {
+        let mut sqe = with_data(sqe);
+        sqe.mptr = META;
+        sqe
+    };
+    driver.fill(DATA, 0x11, 4 * 512);
+    driver.fill(META, 0x22, 4 * 8);
+    let write = with_metadata(nvm::write(ONE, Lba(4), 4));
+    assert_eq!(driver.io(write), Ok(0));
+    assert_eq!(driver.io(nvm::write_zeroes(ONE, Lba(5), 2)), Ok(0));
+    driver.fill(DATA, 0xEE, 4 * 512);
+    driver.fill(META, 0xEE, 4 * 8);
+    let read = with_metadata(nvm::read(ONE, Lba(4), 4));
+    assert_eq!(driver.io(read), Ok(0));
+    for (block, zero) in (0..).zip([false, true, true, false]) {
+        let (data, metadata) = if zero { (0, 0) } else { (0x11, 0x22) };
+        let found = driver.bytes(DATA + block * 512, 512);
+        assert_eq!(found, [data; 512], "block {block}");
+        let found = driver.bytes(META + block * 8, 8);
+        assert_eq!(found, [metadata; 8], "metadata of block {block}");
+    }
+}
