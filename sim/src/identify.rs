@@ -307,6 +307,8 @@ mod tests {
         assert_eq!(list[..12], [3, 0, 0, 0, 4, 0, 0, 0, 0, 0, 0, 0]);
         let controllers = identify(&mut driver, cns::CONTROLLERS, 0).unwrap();
         assert_eq!(controllers[..4], [1, 0, 1, 0]);
+        let attached = identify(&mut driver, cns::NAMESPACE_CONTROLLERS, 4).unwrap();
+        assert_eq!(attached, controllers);
     }
 
     #[test]

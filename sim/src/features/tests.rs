@@ -166,6 +166,11 @@ fn the_host_memory_buffer_is_checked_taken_and_returned() {
     assert_eq!(driver.admin(off), Ok(0));
     driver.memory.write(list, &entry(1 << 44, 4)).unwrap();
     assert_eq!(driver.admin(on(4, 1)), Err(Status::DATA_TRANSFER_ERROR));
+    for (at, pages) in [(0x20_0008, 4), (0x20_0000, 0), (0x20_0000, 1 << 32)] {
+        driver.memory.write(list, &entry(at, pages)).unwrap();
+        let refused = driver.admin(on(4, 1));
+        assert_eq!(refused, Err(Status::INVALID_FIELD), "{pages} at {at:#x}");
+    }
 }
 
 #[test]

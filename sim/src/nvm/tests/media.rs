@@ -163,7 +163,7 @@ fn more_damage_than_is_remembered_is_refused() {
 
 /// Zeroed blocks lose their metadata, too, and no others do.
 #[test]
-fn zeroes_reach_the_metadata_of_their_blocks() {
+fn zeroes_and_formats_reach_the_metadata_of_their_blocks() {
     const META: u64 = DATA + 0x4000;
     let mut config = config();
     config.namespaces[0].metadata_bytes = 8;
@@ -182,11 +182,36 @@ fn zeroes_reach_the_metadata_of_their_blocks() {
     driver.fill(META, 0xEE, 4 * 8);
     let read = with_metadata(nvm::read(ONE, Lba(4), 4));
     assert_eq!(driver.io(read), Ok(0));
-    for (block, zero) in (0..).zip([false, true, true, false]) {
-        let (data, metadata) = if zero { (0, 0) } else { (0x11, 0x22) };
-        let found = driver.bytes(DATA + block * 512, 512);
-        assert_eq!(found, [data; 512], "block {block}");
-        let found = driver.bytes(META + block * 8, 8);
-        assert_eq!(found, [metadata; 8], "metadata of block {block}");
-    }
+    let check = |driver: &Driver, zeroed: [bool; 4]| {
+        for (block, zero) in (0..).zip(zeroed) {
+            let (data, metadata) = if zero { (0, 0) } else { (0x11, 0x22) };
+            let found = driver.bytes(DATA + block * 512, 512);
+            assert_eq!(found, [data; 512], "block {block}");
+            let found = driver.bytes(META + block * 8, 8);
+            assert_eq!(found, [metadata; 8], "metadata of block {block}");
+        }
+    };
+    check(&driver, [false, true, true, false]);
+    // A format leaves nothing; the block size goes with the metadata, and stays.
+    let format = |index| admin::format_nvm(ONE, index, 0);
+    assert_eq!(driver.admin(format(1)), Err(Status::INVALID_FORMAT));
+    assert_eq!(driver.admin(format(0)), Ok(0));
+    assert_eq!(driver.io(read), Ok(0));
+    check(&driver, [true; 4]);
+}
+
+#[test]
+fn a_format_that_may_not_or_cannot_be_done_is_refused() {
+    let mut config = config();
+    config.namespaces[0].read_only = true;
+    let mut driver = Driver::new(config);
+    let format = admin::format_nvm(ONE, 0, 0);
+    assert_eq!(driver.admin(format), Err(Status::WRITE_TO_READ_ONLY));
+    let (mut driver, bad) = failing();
+    bad.store(true, Ordering::Relaxed);
+    assert_eq!(driver.admin(format), Err(Status::WRITE_FAULT));
+    bad.store(false, Ordering::Relaxed);
+    // It is not left in the middle of it.
+    assert_eq!(driver.io(with_data(nvm::read(ONE, Lba(0), 1))), Ok(0));
+    assert_eq!(driver.admin(format), Ok(0));
 }
