@@ -223,15 +223,36 @@ impl Lines {
 
 /// The line where a file's tests begin: they are no part of what is measured.
 fn tests_begin(name: &str) -> u32 {
-    if name.ends_with("/tests.rs") || name.ends_with("/testing.rs") || name.contains("/tests/") {
-        return 0;
+    let text = |file: &Path| std::fs::read_to_string(root().join(file)).unwrap_or_default();
+    let path = Path::new(name);
+    let folder = path.parent().unwrap_or(path);
+    let above = [
+        folder.with_extension("rs"),
+        folder.join("mod.rs"),
+        folder.join("lib.rs"),
+    ];
+    let module = path.file_stem().unwrap_or_default().to_string_lossy();
+    let tests = name.contains("/tests/");
+    match tests || above.iter().any(|file| tests_in(&text(file), &module)) {
+        true => 0,
+        false => first_test_line(&text(path)),
     }
-    let text = std::fs::read_to_string(root().join(name)).unwrap_or_default();
-    first_test_line(&text)
+}
+
+/// Whether a line is a condition that only tests meet.
+fn is_test(line: &str) -> bool {
+    line.starts_with("#[cfg(") && line.contains("test")
+}
+
+/// Whether a file declares `module`, which has a file of its own, for tests alone.
+fn tests_in(text: &str, module: &str) -> bool {
+    let declared = format!("mod {module};");
+    let lines: Vec<&str> = text.lines().collect();
+    let mut pairs = lines.windows(2);
+    pairs.any(|pair| is_test(pair[0]) && pair[1] == declared)
 }
 
 fn first_test_line(text: &str) -> u32 {
-    let is_test = |line: &str| line.starts_with("#[cfg(") && line.contains("test");
     let lines: Vec<&str> = text.lines().collect();
     let module = lines
         .windows(2)
@@ -280,6 +301,12 @@ mod tests {
         let text = "fn a() {}\n#[cfg(test)]\nuse x;\n#[cfg(all(test, not(loom)))]\nmod tests {\n";
         assert_eq!(first_test_line(text), 4);
         assert_eq!(first_test_line("fn a() {}\n"), u32::MAX);
+        assert!(tests_in("mod a;\n#[cfg(test)]\nmod held;\n", "held"));
+        assert!(!tests_in("#[cfg(test)]\nmod held;\nmod a;\n", "a"));
+        assert_eq!(tests_begin("sim/src/memory/host/held.rs"), 0);
+        assert_eq!(tests_begin("sim/src/nvm/tests/media.rs"), 0);
+        assert_eq!(tests_begin("sim/src/testing.rs"), 0);
+        assert!(tests_begin("sim/src/memory/host.rs") > 100);
     }
 
     #[test]
