@@ -1,7 +1,7 @@
 //! How a loom model is run: with its property and its bound said, and the executions counted. And what
 //! the models of the shared queue have in common.
 
-use crate::hand::Hand;
+use crate::hand::{Hand, Rig};
 use loom::thread;
 use nvme_core::group::{Alone, Group, Vote};
 use nvme_core::spec::{Iova, Nsid, Sqe, Status};
@@ -99,6 +99,12 @@ pub fn serve(hand: &mut Hand<'_>, count: u32) {
         }
         hand.complete(sqe.cid(), Status::SUCCESS, sqe.cdw10);
     }
+}
+
+/// A controller in a thread of its own, for `count` commands.
+pub fn controller(rig: &Arc<Rig>, count: u32) -> thread::JoinHandle<()> {
+    let rig = rig.clone();
+    thread::spawn(move || serve(&mut Hand::new(&rig), count))
 }
 
 /// Places a command and rings.

@@ -6,7 +6,7 @@ use nvme_core::group::{Alone, Group};
 use nvme_core::spec::{Nsid, Sqe, Status};
 use nvme_core::{Collective, Command, Data};
 use nvme_tests::hand::{Hand, Rig};
-use nvme_tests::model::{Bound, check};
+use nvme_tests::model::{Bound, check, controller};
 use nvme_tests::team::Team;
 use std::sync::Arc;
 
@@ -16,27 +16,6 @@ fn command(number: u32, wants_dw0: bool) -> Command<'static> {
     let mut sqe = Sqe::new(2, Nsid(1));
     (sqe.cdw10, sqe.cdw15) = (number, !number);
     Command::new(sqe, Data::None, number).wanting_dw0(wants_dw0)
-}
-
-/// Fetches and completes `count` commands, each entry whole, the last two in reverse.
-fn controller(rig: &Arc<Rig>, count: u32) -> thread::JoinHandle<()> {
-    let rig = rig.clone();
-    thread::spawn(move || {
-        let mut hand = Hand::new(&rig);
-        for _ in 0..count {
-            let sqe = loop {
-                match hand.fetch() {
-                    Some(sqe) => break sqe,
-                    None => thread::yield_now(),
-                }
-            };
-            assert_eq!(sqe.cdw15, !sqe.cdw10, "half of an entry was fetched");
-            while !hand.has_room() {
-                thread::yield_now();
-            }
-            hand.complete(sqe.cid(), Status::SUCCESS, sqe.cdw10);
-        }
-    })
 }
 
 /// Runs `lane` as each member of a team; the first is this thread.

@@ -7,7 +7,7 @@ use nvme_core::group::{Alone, Group};
 use nvme_core::spec::{Cid, Iova, Nsid, Sqe, Status};
 use nvme_core::{Collective, Command, ControllerFault, Data, SubmitError};
 use nvme_tests::hand::{Hand, Rig};
-use nvme_tests::model::{Bound, check};
+use nvme_tests::model::{Bound, check, controller};
 use nvme_tests::team::Team;
 use std::sync::Arc;
 
@@ -48,20 +48,6 @@ fn end_all<G: Group>(queue: &mut Collective<'_, G>) {
             thread::yield_now();
         }
     }
-}
-
-fn controller(rig: &Arc<Rig>, count: u32) -> thread::JoinHandle<()> {
-    let rig = rig.clone();
-    thread::spawn(move || {
-        let mut hand = Hand::new(&rig);
-        let mut left = count;
-        while left > 0 {
-            match hand.serve() {
-                0 => thread::yield_now(),
-                served => left -= served,
-            }
-        }
-    })
 }
 
 #[test]

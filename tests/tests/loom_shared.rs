@@ -7,7 +7,7 @@ use nvme_core::spec::Status;
 use nvme_core::sync::{AtomicU64, Order, Scope};
 use nvme_core::{Outcome, SharedQueue, SubmitError, Token, WaitError};
 use nvme_tests::hand::{Hand, Rig};
-use nvme_tests::model::{Bound, check, command, finish, place, serve};
+use nvme_tests::model::{Bound, check, command, controller, finish, place, serve};
 use nvme_tests::team::Looks;
 use std::sync::Arc;
 
@@ -15,11 +15,6 @@ const NEVER: u64 = u64::MAX;
 
 /// The last position before the wrap of 32 bits at which a queue of 2 or 4 entries can begin.
 const BEFORE_WRAP: u32 = 0u32.wrapping_sub(8);
-
-fn controller(rig: &Arc<Rig>, count: u32) -> thread::JoinHandle<()> {
-    let rig = rig.clone();
-    thread::spawn(move || serve(&mut Hand::new(&rig), count))
-}
 
 /// Drains and tries to place a command, twice.
 fn place_soon(queue: &SharedQueue<'_>, number: u32, cell: u32) -> Option<Token> {

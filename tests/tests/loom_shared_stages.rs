@@ -8,7 +8,7 @@ use nvme_core::spec::Status;
 use nvme_core::sync::overwriting;
 use nvme_core::{Data, Drained, Outcome, SubmitError};
 use nvme_tests::hand::{Hand, Rig};
-use nvme_tests::model::{Bound, Stage, Telling, Told, check, command, finish, place, serve};
+use nvme_tests::model::{Bound, Stage, Telling, Told, check, command, controller, finish, place};
 use nvme_tests::team::{Looks, Team};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -290,8 +290,7 @@ fn who_asks_in_the_last_round_rings_when_it_waits() {
             let last = last.take().expect("sixteen rounds");
             let mut hand = Hand::new(&rig);
             assert_eq!(hand.look(), 1, "the last one was overlooked");
-            let device = rig.clone();
-            let device = thread::spawn(move || serve(&mut Hand::new(&device), 2));
+            let device = controller(&rig, 2);
             for (token, number) in [(last, 1), (mine, 0)] {
                 let end = queue.wait(&Looks::default(), token, u64::MAX).unwrap();
                 assert_eq!(end, (Outcome::Done(Status::SUCCESS), number));
