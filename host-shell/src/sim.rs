@@ -47,6 +47,9 @@ pub struct Simulator {
     registered: crate::cuda::Images,
 }
 
+/// The embedded simulator as a device, and the controller in it.
+pub type Embedded = (Arc<dyn Device>, Arc<Controller<HostMemory>>);
+
 /// Opens `PATH[?option=value&...]`, `mem[?...]` or `null[?...]`, the text after `sim:`.
 ///
 /// The options are the simulator's (see [`nvme_sim::config::parse`]), and `threads=N` for the number of
@@ -55,6 +58,14 @@ pub struct Simulator {
 /// # Errors
 /// [`Error::Usage`] for options, [`Error::File`] for an image that cannot be opened.
 pub fn open(text: &str) -> Result<Arc<dyn Device>> {
+    embed(text).map(|(device, _)| device)
+}
+
+/// As [`open`], and the controller in it: for who wants to look behind the driver's back.
+///
+/// # Errors
+/// As [`open`].
+pub fn embed(text: &str) -> Result<Embedded> {
     let (config, threads) = config(text)?;
     let pages = SharedPages::new();
     #[cfg(feature = "cuda")]
@@ -69,9 +80,9 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
             call: "starting a simulator thread",
             source,
         })?;
-    Ok(Arc::new(Simulator {
+    let device = Arc::new(Simulator {
         _runner: runner,
-        bar: Bar(controller),
+        bar: Bar(Arc::clone(&controller)),
         pages,
         name: format!("sim:{text}"),
         threads,
@@ -79,7 +90,8 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
         images,
         #[cfg(feature = "cuda")]
         registered: crate::cuda::Images::default(),
-    }))
+    });
+    Ok((device, controller))
 }
 
 /// The simulator's configuration in `PATH[?option=value&...]`, `mem[?...]` or `null[?...]`, and the

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::stand_in::{fails, ok, run};
+use common::stand_in::{ok, run};
 use common::{Folder, Place, bytes};
 use nvme_auditor::{Rule, journal::Journal};
 

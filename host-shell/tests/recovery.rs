@@ -3,7 +3,7 @@
 
 mod common;
 
-use common::{Behind, Place, binary};
+use common::{Behind, Judge, Place, binary, embedded};
 use nvme_host::core::spec::{Lba, Nsid, nvm};
 use nvme_host::core::{AbortReason, Outcome};
 use nvme_host::{Config, Controller, Done, Error, Queue};
@@ -30,6 +30,7 @@ in_each_place!(
 struct Rig {
     controller: Controller,
     behind: Option<Behind>,
+    _judge: Option<Judge>,
 }
 
 impl Rig {
@@ -46,16 +47,22 @@ fn start(place: Place, device: &str) -> Rig {
         timeout: TIMEOUT,
         ..Config::default()
     };
-    let (behind, device) = match place {
-        Place::Embedded => (None, device.to_owned()),
+    let (behind, (device, judge)) = match place {
+        Place::Embedded => {
+            let (device, judge) = embedded(device);
+            (None, (device, Some(judge)))
+        }
         Place::Served => {
             let behind = Behind::start(binary(), device).unwrap();
-            let device = behind.server.device();
-            (Some(behind), device)
+            let device = nvme_host::open(&behind.server.device()).unwrap();
+            (Some(behind), (device, None))
         }
     };
-    let controller = Controller::start(nvme_host::open(&device).unwrap(), &config).unwrap();
-    Rig { controller, behind }
+    Rig {
+        controller: Controller::start(device, &config).unwrap(),
+        behind,
+        _judge: judge,
+    }
 }
 
 /// Sends a read of block 0 and does not wait for its end.

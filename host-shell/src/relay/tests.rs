@@ -4,20 +4,37 @@ use super::*;
 use crate::{Config, Controller};
 use nvme_core::spec::{Lba, Nsid, nvm};
 
-fn relayed(text: &str, queues: u16) -> (Arc<Relay>, Controller) {
-    let relay = Relay::start(crate::open(text).unwrap(), queues).unwrap();
+/// Asks the protocol auditor at the end; it has to be dropped after the driver's side.
+struct Judge(Arc<nvme_sim::Controller<nvme_sim::HostMemory>>);
+
+impl Drop for Judge {
+    fn drop(&mut self) {
+        let findings = self.0.findings();
+        assert!(
+            std::thread::panicking() || findings.is_empty(),
+            "{findings:?}"
+        );
+    }
+}
+
+/// A relay to a simulator `sim:mem?` with `options`, a driver, and the auditor's judge.
+fn relayed(options: &str, queues: u16) -> (Judge, Arc<Relay>, Controller) {
+    let (device, controller) = crate::sim::embed(&format!("mem?{options}&audit=on")).unwrap();
+    let judge = Judge(controller);
+    let relay = Relay::start(device, queues).unwrap();
     let config = Config {
         queue_pairs: u32::from(queues),
         ..Config::default()
     };
     let device: Arc<dyn Device> = Arc::clone(&relay) as _;
-    (relay, Controller::start(device, &config).unwrap())
+    let controller = Controller::start(device, &config).unwrap();
+    (judge, relay, controller)
 }
 
 #[test]
 fn data_goes_round_through_relayed_doorbells() {
     for dstrd in [0, 3] {
-        let (relay, controller) = relayed(&format!("sim:mem?size=8MiB&dstrd={dstrd}"), 4);
+        let (_judge, relay, controller) = relayed(&format!("size=8MiB&dstrd={dstrd}"), 4);
         let data: Vec<u8> = (0..1 << 20).map(|n: u32| ((n * 7) >> 3) as u8).collect();
         let mut namespace = controller.namespace(Nsid(1)).unwrap();
         for start in [0, 17] {
@@ -98,7 +115,7 @@ static NOTHING: AtomicU32 = AtomicU32::new(NONE);
 /// ring reaches a queue that is gone.
 #[test]
 fn queues_come_and_go_with_commands_just_rung() {
-    let (_relay, controller) = relayed("sim:mem?size=1MiB", 2);
+    let (_judge, _relay, controller) = relayed("size=1MiB", 2);
     for _ in 0..200 {
         let mut queue = controller.create_queue_pair(4).unwrap();
         let buffer = controller.alloc(4096).unwrap();
@@ -121,7 +138,7 @@ fn queues_come_and_go_with_commands_just_rung() {
 
 #[test]
 fn a_controller_reset_starts_from_silence() {
-    let (_relay, controller) = relayed("sim:mem?size=1MiB", 1);
+    let (_judge, _relay, controller) = relayed("size=1MiB", 1);
     let mut queue = controller.create_queue_pair(4).unwrap();
     for round in 0..20 {
         let buffer = controller.alloc(4096).unwrap();

@@ -209,6 +209,31 @@ pub fn audited(device: &str) -> String {
     format!("{device}{joint}audit=on")
 }
 
+/// The simulator of `device` in this process, watched; the driver of the test may break no rule.
+#[cfg(feature = "sim")]
+pub fn embedded(device: &str) -> (std::sync::Arc<dyn nvme_host::Device>, Judge) {
+    let device = audited(device);
+    let text = device.strip_prefix("sim:").unwrap();
+    let (device, controller) = nvme_host::sim::embed(text).unwrap();
+    (device, Judge(controller))
+}
+
+/// Asks the auditor of a controller at the end.
+#[cfg(feature = "sim")]
+pub struct Judge(std::sync::Arc<nvme_sim::Controller<nvme_sim::HostMemory>>);
+
+#[cfg(feature = "sim")]
+impl Drop for Judge {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            assert!(self.0.audited().0 > 0, "it watched");
+            for finding in self.0.findings() {
+                assert_ne!(finding.rule.party(), nvme_sim::Party::Host, "{finding}");
+            }
+        }
+    }
+}
+
 /// What a process said on standard error besides its auditor, who may complain of the controller: that
 /// breaks rules where the test wants it to.
 pub fn judged(stderr: &[u8]) -> String {

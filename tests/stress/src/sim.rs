@@ -7,7 +7,7 @@ use nvme_core::queue_state::{QueueState, words};
 use nvme_core::spec::{Lba, Nsid, PageSize, Qid, Status, nvm};
 use nvme_core::sync::{AtomicU32, AtomicU64};
 use nvme_core::{Cells, Command, Data, ListMemory, Outcome, QueueMemory, QueuePair, Slot};
-use nvme_sim::{Controller, HostMemory, NamespaceConfig, Runner, Store};
+use nvme_sim::{Controller, HostMemory, NamespaceConfig, Rule, Runner, Store};
 use nvme_tests::memory::{doorbell, host};
 use nvme_tests::{Area, Bar, Memory, PAGE, Rng};
 use std::sync::Arc;
@@ -60,7 +60,10 @@ fn pattern(index: u64) -> u64 {
     Rng::new(index).word()
 }
 
-fn controller(host: &HostMemory) -> Result<Controller<HostMemory>, String> {
+/// One round in so many runs under the protocol auditor's eyes, which slow it down.
+const AUDITED: u64 = 8;
+
+fn controller(host: &HostMemory, seed: u64) -> Result<Controller<HostMemory>, String> {
     let config = nvme_sim::config::parse(&format!("null?block={BLOCK}&dstrd=0&mqes=64"));
     let mut config = config.map_err(|error| error.to_string())?;
     let store = nvme_sim::Memory::new(BLOCKS * BLOCK).ok_or("no memory for the namespace")?;
@@ -71,6 +74,7 @@ fn controller(host: &HostMemory) -> Result<Controller<HostMemory>, String> {
         .write_at(0, &image)
         .map_err(|error| error.to_string())?;
     config.namespaces = vec![NamespaceConfig::new(BLOCK as u32, Box::new(store))];
+    config.audit = seed.is_multiple_of(AUDITED);
     Controller::new(config, host.clone()).map_err(|error| error.to_string())
 }
 
@@ -208,13 +212,23 @@ impl Port for Reads<'_> {
     }
 }
 
+/// What the auditor has found, if it watched. Reads past the end are meant to fail.
+fn audited(sim: &Controller<HostMemory>) -> Result<(), String> {
+    let findings = sim.findings();
+    let mut unexpected = findings.iter().filter(|one| one.rule != Rule::LbaRange);
+    match unexpected.next() {
+        None => Ok(()),
+        Some(first) => Err(format!("the auditor found: {first}")),
+    }
+}
+
 /// Runs one round for `time`. How many commands ended.
 pub fn run(ground: &Ground, round: &Round, time: Duration) -> Result<u64, String> {
     let round = &Round {
         queues: round.queues.min(QUEUES),
         ..*round
     };
-    let sim = Arc::new(controller(&ground.host)?);
+    let sim = Arc::new(controller(&ground.host, round.seed)?);
     let runner = Runner::try_start(Arc::clone(&sim), round.controllers);
     let runner = runner.map_err(|error| format!("a thread of the controller: {error}"))?;
     for qid in 0..=round.queues as u16 {
@@ -265,5 +279,6 @@ pub fn run(ground: &Ground, round: &Round, time: Duration) -> Result<u64, String
         Ok::<u64, String>(sum)
     });
     runner.stop();
+    audited(&sim)?;
     sum
 }
