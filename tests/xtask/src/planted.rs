@@ -280,6 +280,13 @@ impl Lane {
             return Ok(one.verdict(false, &why_not(&output)));
         };
         let Some((rule, test)) = &one.rule else {
+            if let Some(finding) = output.lines().find(|line| line.contains("driver: queue ")) {
+                let what = format!(
+                    "the patch says that no wire shows it, but {}",
+                    finding.trim()
+                );
+                return Ok(one.verdict(false, &what));
+            }
             return Ok(one.verdict(
                 true,
                 &format!("{}: {how}; nothing on the wire", one.test.name),
