@@ -22,6 +22,8 @@ pub fn hostile_driver(bytes: &[u8]) {
         max_queues: 4,
         mqes: 64,
         cache_bytes: 64 << 10,
+        // It has a lot to say, and must bear what any driver does.
+        audit: true,
         ..Config::empty()
     };
     config.dstrd = input.byte() % 3;

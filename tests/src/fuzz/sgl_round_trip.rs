@@ -210,6 +210,8 @@ fn transfer(segments: &[Segment], first: [u64; 2], list: DmaWords<'_>, lba: u64)
             "a compare through the list"
         );
     }
+    let findings = machine.sim.findings();
+    assert!(findings.is_empty(), "the auditor found {findings:?}");
 }
 
 const PLAIN: u64 = 0x4_0000;
@@ -228,6 +230,7 @@ impl Machine {
             namespaces: vec![NamespaceConfig::new(BLOCK as u32, Box::new(store))],
             max_queues: 1,
             mqes: 16,
+            audit: true,
             ..Config::empty()
         };
         let sim = Controller::new(config, VecMemory::new(BYTES)).expect("a valid configuration");
