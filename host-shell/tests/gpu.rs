@@ -202,7 +202,7 @@ fn the_suite_prints_a_line_for_each_case() {
         "null_controller",
         "null_controller_with_drivers",
         "pcie_sqe_writes",
-        "pcie_sqe_writes_apart",
+        "pcie_sqe_writes_128_rings",
         "ping_pong",
         "copy_engine_host_to_gpu",
     ] {

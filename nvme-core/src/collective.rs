@@ -4,7 +4,7 @@
 //! bring and in the completions that they read. Commands are matched by CID, so they may complete in
 //! any order, and the queue is kept full rather than drained between batches.
 
-use crate::command::{Command, NO_ENTRY, write_entries};
+use crate::command::{Command, NO_ENTRY, ROW, place, write_entries};
 use crate::error::{ControllerFault, SubmitError};
 use crate::group::{Group, unroll};
 use crate::inflight::Quiesced;
@@ -16,6 +16,9 @@ use crate::sync::{AtomicU32, Order, Scope, fence};
 
 /// Deadlines are kept in units of 2^10 ns, as 32 bits: waits of up to 18 minutes.
 const TICK_SHIFT: u32 = 10;
+
+/// Completion queue entries in a line of memory of 128 bytes.
+const LINE: u32 = 8;
 
 /// A command that ended, as the member that read its completion sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -147,6 +150,13 @@ impl<'a, G: Group> Collective<'a, G> {
         self.state.slots()
     }
 
+    /// Entries up to where a group's entries lie in whole lines of memory: with so many first, each full
+    /// group costs the bus the fewest bytes. 0 to 3.
+    #[inline(always)]
+    pub fn uneven(&self) -> u32 {
+        self.tail.wrapping_neg() % ROW
+    }
+
     /// Doorbells rung so far: submission queue, completion queue.
     #[inline(always)]
     pub fn doorbells(&self) -> [u32; 2] {
@@ -205,7 +215,7 @@ impl<'a, G: Group> Collective<'a, G> {
             state
                 .deadline(slot)
                 .store(ticks, Order::Relaxed, Scope::Cta);
-            index = self.tail.wrapping_add(vote.before) & state.mask();
+            index = self.tail.wrapping_add(place(&self.group, vote)) & state.mask();
             cid = next.cid(slot);
             sqe = sqe.with_cid(cid);
         }
@@ -314,8 +324,17 @@ impl<'a, G: Group> Collective<'a, G> {
     ) -> Result<u32, ControllerFault> {
         let (state, cq, group) = (self.state, &self.memory.cq, &self.group);
         let (head, rung) = (self.head, self.rung);
-        let at = |k: usize| head.wrapping_add(k as u32 * group.size() + group.rank());
         let alone = group.size() == 1;
+        // Octets read whole lines of memory, from the one that the head is in.
+        let skip = if group.octets() {
+            head & state.mask() & (LINE - 1)
+        } else {
+            0
+        };
+        let at = |k: usize| {
+            head.wrapping_sub(skip)
+                .wrapping_add(k as u32 * group.size() + group.rank())
+        };
         // Acquire: pairs with the controller's write of the phase tag; dwords 0-1 and the data are visible
         // after it. Several reads in flight at once are fenced together instead.
         let order = if ENTRIES == 1 {
@@ -329,13 +348,16 @@ impl<'a, G: Group> Collective<'a, G> {
         unroll!(ENTRIES, k => {
             if found == k as u32 * group.size() {
                 // No entry a whole lap ahead passes for new: there are fewer commands than entries.
-                let new = phase_of(uppers[k]) == state.phase(at(k));
+                // Those before the head were taken; the controller may have posted there again.
+                let taken = k as u32 * group.size() + group.rank() < skip;
+                let new = taken || phase_of(uppers[k]) == state.phase(at(k));
                 found += group.vote(new).leading;
             }
         });
-        if found == 0 {
+        if found <= skip {
             return Ok(0);
         }
+        found -= skip;
         let mut fault = 0;
         let mut ends = [SlotWord::NONE; ENTRIES];
         unroll!(ENTRIES, k => {

@@ -1,6 +1,6 @@
 //! A command as the collective and the shared queue take it.
 
-use crate::group::{Group, transpose, unroll};
+use crate::group::{Group, Vote, transpose, unroll};
 use crate::mem::SqRing;
 use crate::queue_pair::{Data, Place};
 use crate::spec::Sqe;
@@ -46,6 +46,21 @@ impl<'d> Command<'d> {
     }
 }
 
+/// Entries that one store of 32 lanes covers, eight lanes each.
+pub(crate) const ROW: u32 = 4;
+
+/// Which of its group's entries a member takes, that says yes to `vote`. Where a whole warp does, its four
+/// octets write neighbours at a time: whole lines of 128 bytes, which the bus carries with one header.
+#[inline(always)]
+pub(crate) fn place<G: Group>(group: &G, vote: Vote) -> u32 {
+    let rank = group.rank();
+    if group.octets() && vote.leading == vote.total && rank < vote.total & !31 {
+        (rank & !31) + (rank & 7) * ROW + rank / 8 % ROW
+    } else {
+        vote.before
+    }
+}
+
 /// The index of no entry.
 pub(crate) const NO_ENTRY: u32 = u32::MAX;
 
@@ -71,4 +86,86 @@ pub(crate) fn write_entries<G: Group>(group: &G, ring: &SqRing<'_>, index: u32, 
             ring.write_word(index, word, words[member]);
         }
     });
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    struct Member {
+        rank: u32,
+        octets: bool,
+    }
+
+    impl Group for Member {
+        fn size(&self) -> u32 {
+            96
+        }
+
+        fn rank(&self) -> u32 {
+            self.rank
+        }
+
+        fn sync(&self) {}
+
+        fn vote(&self, _mine: bool) -> Vote {
+            unreachable!("places are worked out from a vote")
+        }
+
+        fn broadcast(&self, value: u32) -> u32 {
+            value
+        }
+
+        fn octets(&self) -> bool {
+            self.octets
+        }
+    }
+
+    /// The place of each member that says yes, when those of `yes` do.
+    fn places(octets: bool, yes: &[u32]) -> Vec<u32> {
+        let leading = (0u32..).zip(yes).take_while(|(rank, one)| rank == *one);
+        let leading = leading.count() as u32;
+        let place_of = |(before, rank): (u32, &u32)| {
+            let member = Member {
+                rank: *rank,
+                octets,
+            };
+            let vote = Vote {
+                total: yes.len() as u32,
+                before,
+                leading,
+            };
+            place(&member, vote)
+        };
+        (0..).zip(yes).map(place_of).collect()
+    }
+
+    #[test]
+    fn every_entry_is_taken_once_whoever_submits() {
+        for octets in [false, true] {
+            for total in 0..=96 {
+                for gap in [None, Some(0), Some(40)] {
+                    let yes: Vec<u32> = (0..96).filter(|rank| Some(*rank) != gap).collect();
+                    let yes = &yes[..total.min(yes.len())];
+                    let mut taken = places(octets, yes);
+                    taken.sort_unstable();
+                    assert!(taken.iter().copied().eq(0..yes.len() as u32), "{yes:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn octets_of_a_whole_warp_write_neighbours() {
+        let all: Vec<u32> = (0..70).collect();
+        let places = places(true, &all);
+        for warp in places[..64].chunks(32) {
+            for member in 0..8 {
+                let row: Vec<u32> = (0..4).map(|octet| warp[octet * 8 + member]).collect();
+                assert!(row[0].is_multiple_of(ROW));
+                assert!(row.windows(2).all(|two| two[0] + 1 == two[1]), "{row:?}");
+            }
+        }
+        assert_eq!(places[64..], [64, 65, 66, 67, 68, 69]);
+    }
 }

@@ -105,6 +105,17 @@ pub trait Act {
     fn act<G: Group>(self, group: &G) -> Self::Output;
 }
 
+/// What a shared queue did on the bus, besides writing entries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Traffic {
+    /// Rang the submission queue's doorbell.
+    SqDoorbell,
+    /// Rang the completion queue's doorbell.
+    CqDoorbell,
+    /// Loaded from the completion ring so many times; a group that reads together counts once.
+    CqLoads(u32),
+}
+
 /// Where code runs: its clock, its pauses, and who is beside it.
 ///
 /// The core never reads a clock by itself: code that waits is given one of these.
@@ -114,6 +125,10 @@ pub trait Here {
 
     /// Lets others run; longer when `turn`, the number of pauses so far in one wait, grows.
     fn pause(&self, turn: u32);
+
+    /// Is told what was done on the bus, by one thread of a group; for those who count it.
+    #[inline(always)]
+    fn saw(&self, _traffic: Traffic) {}
 
     /// Does `act` with the threads that run in step with this one now and name the same `key`. Which
     /// they are does not matter to the result, only to the speed.

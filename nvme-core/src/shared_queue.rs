@@ -14,7 +14,7 @@ mod drain;
 mod ring;
 mod wait;
 
-use crate::command::{Command, NO_ENTRY, write_entries};
+use crate::command::{Command, NO_ENTRY, place, write_entries};
 use crate::error::{ControllerFault, SubmitError};
 use crate::group::{Group, Vote};
 use crate::inflight::{MAX_IN_FLIGHT, Quiesced};
@@ -302,7 +302,7 @@ impl<'a> SharedQueue<'a> {
                 .fetch_add(vote.total, Order::Relaxed, Scope::Gpu);
             self.fetched(first.wrapping_add(vote.total));
         }
-        token.position = group.broadcast(first).wrapping_add(vote.before);
+        token.position = group.broadcast(first).wrapping_add(place(group, vote));
         group.sync();
         let (mut index, mut sqe) = (NO_ENTRY, sqe);
         if ready {

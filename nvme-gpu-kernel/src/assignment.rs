@@ -4,6 +4,7 @@
 
 use crate::arch;
 use crate::work::{Launch, Report, Traced, account};
+use nvme_core::group::Traffic;
 use nvme_core::spec::nvm::{self, opcode};
 use nvme_core::spec::{Iova, Lba, Nsid, PageSize, Sqe};
 use nvme_core::sync::{AtomicU32, Order, Scope, anew};
@@ -77,7 +78,10 @@ impl<'l> Work<'l> {
     #[inline(always)]
     pub fn came_late(&self) {
         // SAFETY: as in `timed_out`; the sum wraps back.
-        unsafe { arch::add(self.count(|report| &raw mut (*report).timed_out), u64::MAX) };
+        unsafe {
+            arch::add(self.count(|report| &raw mut (*report).timed_out), u64::MAX);
+            arch::add(self.count(|report| &raw mut (*report).late), 1);
+        }
     }
 
     #[inline(always)]
@@ -109,6 +113,20 @@ impl<'l> Work<'l> {
         let code = u64::from(fault.code());
         // SAFETY: as in `timed_out`.
         unsafe { arch::raise(self.count(|report| &raw mut (*report).fault), code) };
+    }
+
+    /// Counts what a shared queue did on the bus.
+    #[inline(always)]
+    pub fn saw(&self, traffic: Traffic) {
+        // SAFETY: as in `timed_out`.
+        unsafe {
+            let (field, count) = match traffic {
+                Traffic::SqDoorbell => (self.count(|all| &raw mut (*all).sq_doorbells), 1),
+                Traffic::CqDoorbell => (self.count(|all| &raw mut (*all).cq_doorbells), 1),
+                Traffic::CqLoads(loads) => (self.count(|all| &raw mut (*all).cq_loads), loads),
+            };
+            arch::add(field, u64::from(count));
+        }
     }
 
     /// Adds a thread's counts to the report.

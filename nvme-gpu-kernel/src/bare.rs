@@ -8,6 +8,8 @@ use nvme_core::handoff::QueueWords;
 use nvme_core::spec::Sqe;
 use nvme_core::sync::{AtomicU64, Order, Scope, fence};
 
+/// Entries and completions between two doorbells of a queue that is only fed.
+const FED: u32 = 256;
 /// Looks at the answer between two looks at the clock.
 const LOOKS: u32 = 256;
 
@@ -98,36 +100,62 @@ pub unsafe extern "ptx-kernel" fn nvme_pingpong(launch: Launch) {
     unsafe { arch::add(&raw mut (*report).completed, round) };
 }
 
-/// The bare limit of submission: `commands` entries into the rings of all queues, eight lanes each, with
-/// one fence at the end. Any grid of blocks of a multiple of 32 threads.
+/// The bare limit of submission: `commands` entries into the rings of all queues, eight lanes each and a
+/// warp's four side by side, with one fence at the end. A warp stays on one queue, as one that owns a queue
+/// does. Any grid of blocks of a multiple of 32 threads, a multiple of `queue_count` warps in all.
+///
+/// With `depth` other than 0 there is a controller, and each warp has a queue to itself: after each
+/// [`FED`] entries it reads as many completions, fences and rings, and believes nothing of what it read.
+/// That is the traffic of a full queue without the queue.
 ///
 /// # Safety
-/// The rings are memory that nobody reads entries from; nothing else uses them.
+/// The rings are memory whose entries nobody relies on; nothing else writes them.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_sqe_writes(launch: Launch) {
-    let thread = arch::block() * arch::block_threads() + arch::thread();
-    let groups = arch::blocks() * arch::block_threads() / 8;
-    let (group, word) = (thread / 8, thread & 7);
-    // A group stays on one queue, as a warp that owns one does.
-    let Some(words) = words(&launch, group.checked_rem(launch.queue_count).unwrap_or(0)) else {
+    let warp = (arch::block() * arch::block_threads() + arch::thread()) / 32;
+    let warps = arch::blocks() * arch::block_threads() / 32;
+    let (octet, word) = (arch::lane() / 8, arch::lane() & 7);
+    let queues = launch.queue_count.max(1);
+    let Some(words) = words(&launch, warp % queues) else {
         return;
     };
     // SAFETY: the caller vouches for the words.
     let Some((memory, state)) = (unsafe { words.attach() }) else {
         return;
     };
-    let beside = groups.div_ceil(launch.queue_count.max(1));
-    let mut index = group / launch.queue_count.max(1);
+    let beside = warps.div_ceil(queues) * 4;
+    let mut index = warp / queues * 4 + octet;
     let mut written = 0u64;
-    let mut number = u64::from(group);
+    let (mut unrung, mut read) = (0, 0u64);
+    let mut number = u64::from(warp * 4 + octet);
     while number < launch.commands {
-        memory.sq.write_word(index & state.mask(), word, number);
+        // As a read of one block by the only one in flight, for a controller that looks at it.
+        let value = if word == 0 {
+            u64::from(launch.opcode)
+        } else {
+            number
+        };
+        memory.sq.write_word(index & state.mask(), word, value);
         index += beside;
         written += u64::from(word == 0);
-        number += u64::from(groups);
+        number += u64::from(warps * 4);
+        unrung += 4;
+        if unrung == FED && launch.depth != 0 {
+            unrung = 0;
+            let at = |k: usize| index.wrapping_add(k as u32 * 32 + arch::lane());
+            let uppers: [u64; FED as usize / 32] =
+                core::array::from_fn(|k| memory.cq.upper(at(k), Order::Relaxed));
+            read += uppers.iter().fold(0, |sum, upper| sum | upper) & 1 << 48;
+            arch::sync_warp(arch::FULL);
+            fence(Order::AcqRel, Scope::Sys);
+            if arch::lane() == 0 {
+                memory.sq_doorbell.ring_fenced(index & state.mask());
+            }
+        }
     }
     fence(Order::Release, Scope::Sys);
-    if written != 0 {
+    // The reads are not done for nothing, as far as the compiler knows.
+    if written != 0 || read == u64::MAX {
         let report = launch.report as usize as *mut Report;
         // SAFETY: the host vouches for the report; only these instructions touch it.
         unsafe { arch::add(&raw mut (*report).sqes, written) };

@@ -6,12 +6,14 @@ use crate::arch;
 use crate::assignment::{Tally, Work};
 use crate::groups::{Block, Gpu, Warp};
 use crate::work::Launch;
-use nvme_core::group::{Alone, Group, Here};
+use nvme_core::group::{Act, Alone, Group, Here, Traffic};
 use nvme_core::handoff::QueueWords;
 use nvme_core::spec::{Cid, Qid};
 use nvme_core::sync::AtomicU64;
 use nvme_core::trace::Event;
-use nvme_core::{Cells, Collective, Finished, Outcome, SharedQueue, Token};
+use nvme_core::{
+    Cells, Collective, Command, Finished, Outcome, SharedQueue, SubmitError, Token, WaitError,
+};
 
 /// Queue `index` of the launch, and its page size.
 #[inline(always)]
@@ -52,6 +54,8 @@ fn drive<G: Group, const FEW: usize, const MANY: usize, const TRACED: bool>(
     let slots = u64::from(queue.depth());
     let size = queue.group().size();
     let ahead = size.min(queue.depth() - depth);
+    // Whole warps write whole lines, where that leaves enough in flight.
+    let even = if size >= 32 && depth >= 64 { 32 } else { 1 };
     // Wide reads are for queues deep enough to fill them.
     let wide = depth > 2 * MANY as u32 * size;
     let (mut next, mut ended, mut expired) = (0u64, 0u64, 0u64);
@@ -63,8 +67,11 @@ fn drive<G: Group, const FEW: usize, const MANY: usize, const TRACED: bool>(
         let now_ns = arch::now_ns();
         queue.ring_within(depth);
         // One command a member is prepared while those before it are under way.
-        while next < total && queue.in_flight() < depth + ahead {
-            let room = u64::from(depth + ahead - queue.in_flight()).min(total - next);
+        while next < total && queue.in_flight() + even <= depth + ahead {
+            let room = (depth + ahead - queue.in_flight()) & !(even - 1);
+            let first = if even > 1 { queue.uneven() } else { 0 };
+            let room = if first != 0 { first } else { room };
+            let room = u64::from(room).min(total - next);
             let rank = queue.group().rank();
             let wants = u64::from(rank) < room;
             let sequence = next + u64::from(rank);
@@ -237,6 +244,15 @@ pub unsafe extern "ptx-kernel" fn nvme_block(launch: Launch) {
     drive::<Block, 2, 2, false>(&launch, Block::here(), arch::block());
 }
 
+/// As [`nvme_block`], and records what it does at `launch.trace`.
+///
+/// # Safety
+/// As [`nvme_owner`].
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_block_traced(launch: Launch) {
+    drive::<Block, 1, 1, true>(&launch, Block::here(), arch::block());
+}
+
 /// Any threads share the queues: thread t uses queue (t / 32) mod `queue_count`, and command i belongs
 /// to thread i mod (active threads). `launch.lanes` lanes of each warp are active; each waits for every
 /// command.
@@ -246,7 +262,17 @@ pub unsafe extern "ptx-kernel" fn nvme_block(launch: Launch) {
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_shared(launch: Launch) {
     // SAFETY: the host vouches for the launch.
-    unsafe { sharing::<false>(&launch) };
+    unsafe { sharing::<false, false>(&launch) };
+}
+
+/// As [`nvme_shared`], and records what it does at `launch.trace`.
+///
+/// # Safety
+/// As [`nvme_shared`].
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_shared_traced(launch: Launch) {
+    // SAFETY: the host vouches for the launch.
+    unsafe { sharing::<false, true>(&launch) };
 }
 
 /// As [`nvme_shared`], but each thread submits up to `launch.depth` commands before it waits for them,
@@ -257,7 +283,32 @@ pub unsafe extern "ptx-kernel" fn nvme_shared(launch: Launch) {
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_tokens(launch: Launch) {
     // SAFETY: the host vouches for the launch.
-    unsafe { sharing::<true>(&launch) };
+    unsafe { sharing::<true, false>(&launch) };
+}
+
+/// A thread of a launch, that counts in its report what it does on the bus.
+struct Counted<'w, 'l>(&'w Work<'l>);
+
+impl Here for Counted<'_, '_> {
+    #[inline(always)]
+    fn now_ns(&self) -> u64 {
+        Gpu.now_ns()
+    }
+
+    #[inline(always)]
+    fn pause(&self, turn: u32) {
+        Gpu.pause(turn);
+    }
+
+    #[inline(always)]
+    fn saw(&self, traffic: Traffic) {
+        self.0.saw(traffic);
+    }
+
+    #[inline(always)]
+    fn together<A: Act>(&self, key: u64, act: A) -> A::Output {
+        Gpu.together(key, act)
+    }
 }
 
 /// Finds the thread's queue, does the thread's share of the work and reports.
@@ -265,7 +316,7 @@ pub unsafe extern "ptx-kernel" fn nvme_tokens(launch: Launch) {
 /// # Safety
 /// As [`nvme_owner`].
 #[inline(always)]
-unsafe fn sharing<const SEVERAL: bool>(launch: &Launch) {
+unsafe fn sharing<const SEVERAL: bool, const TRACED: bool>(launch: &Launch) {
     let began_ns = arch::now_ns();
     let lanes = launch.lanes.clamp(1, 32);
     if arch::lane() >= lanes {
@@ -291,7 +342,7 @@ unsafe fn sharing<const SEVERAL: bool>(launch: &Launch) {
     if SEVERAL {
         hold_several(&queue, &work, &mut tally, thread, threads);
     } else {
-        one_by_one(&queue, &work, &mut tally, thread, threads);
+        one_by_one::<TRACED>(&queue, &work, &mut tally, thread, threads);
     }
     if let Some(fault) = queue.fault() {
         work.fault(fault);
@@ -302,7 +353,7 @@ unsafe fn sharing<const SEVERAL: bool>(launch: &Launch) {
 /// Submits a command and waits for it, over and over. The lanes of a warp meet after each command:
 /// lanes that went on by themselves would act alone from then on, which costs the queue much more.
 #[inline(always)]
-fn one_by_one(
+fn one_by_one<const TRACED: bool>(
     queue: &SharedQueue<'_>,
     work: &Work<'_>,
     tally: &mut Tally,
@@ -317,7 +368,11 @@ fn one_by_one(
         if goes_on && index < launch.commands {
             let deadline_ns = Gpu.now_ns() + launch.timeout_ns;
             let command = || work.command(index, thread, thread as u32);
-            match queue.run(&Gpu, command, deadline_ns) {
+            let ran = match TRACED {
+                false => queue.run(&Counted(work), command, deadline_ns),
+                true => run_traced(queue, work, index, command(), deadline_ns),
+            };
+            match ran {
                 Ok(Ok((outcome, _))) => {
                     tally.sqes += 1;
                     tally.end(work, index, outcome);
@@ -336,6 +391,37 @@ fn one_by_one(
         arch::sync_warp(lanes);
         index += threads;
     }
+}
+
+/// As [`SharedQueue::run`], and records what it does.
+#[inline(always)]
+#[allow(clippy::type_complexity)]
+fn run_traced(
+    queue: &SharedQueue<'_>,
+    work: &Work<'_>,
+    index: u64,
+    command: Command<'_>,
+    deadline_ns: u64,
+) -> Result<Result<(Outcome, u32), SubmitError>, (WaitError, Token)> {
+    let (qid, here) = (queue.state().qid(), Counted(work));
+    let token = match queue.submit(&here, command, deadline_ns) {
+        Ok(token) => token,
+        Err(error) => return Ok(Err(error)),
+    };
+    let (cid, launch) = (token.cid(), work.launch);
+    work.record(
+        index,
+        Event::submitted(qid, cid, launch.opcode as u8, launch.nsid),
+    );
+    let waited = queue.wait(&here, token, deadline_ns);
+    match &waited {
+        Ok((Outcome::Done(status), _)) => {
+            work.record(index, Event::completed(qid, cid, *status, 0));
+        }
+        Ok((Outcome::Aborted(_), _)) => {}
+        Err(_) => work.record(index, Event::expired(qid, cid, here.now_ns())),
+    }
+    waited.map(Ok)
 }
 
 /// Rounds of `depth` tokens: submit all, then wait in the reverse order.
@@ -359,7 +445,11 @@ fn hold_several(
         {
             let at = index + held * threads;
             let cell = held * threads + thread;
-            match queue.submit(&Gpu, work.command(at, cell, cell as u32), deadline_ns) {
+            match queue.submit(
+                &Counted(work),
+                work.command(at, cell, cell as u32),
+                deadline_ns,
+            ) {
                 Ok(token) => {
                     tally.sqes += 1;
                     // SAFETY: the host gives three words for each thread and token.
@@ -402,7 +492,7 @@ fn finish(
     token: Token,
     deadline_ns: u64,
 ) -> bool {
-    match queue.wait(&Gpu, token, deadline_ns) {
+    match queue.wait(&Counted(work), token, deadline_ns) {
         Ok((outcome, _)) => {
             tally.end(work, index, outcome);
             true

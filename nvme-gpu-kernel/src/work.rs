@@ -136,6 +136,9 @@ pub struct Report {
     pub wrong: u64,
     /// 1 plus the index of the last such word.
     pub wrong_at: u64,
+    /// Commands that completed after their deadline had been reported; they count as completed or failed,
+    /// no longer as timed out.
+    pub late: u64,
 }
 
 impl Report {

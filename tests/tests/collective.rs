@@ -104,6 +104,16 @@ fn each_command_ends_once_with_its_own_tag() {
     keep_full::<2>(32, 16, 15, STARTS[1], 300);
 }
 
+/// Octets read from the start of a line of memory on. A full ring's entries just before the head may have
+/// been posted again, a lap ahead; that once stopped the queue.
+#[test]
+fn a_full_ring_is_read_from_the_middle_of_a_line() {
+    keep_full::<1>(8, 8, 7, STARTS[0], 400);
+    keep_full::<2>(8, 16, 15, STARTS[2], 400);
+    keep_full::<1>(32, 32, 31, STARTS[1], 400);
+    keep_full::<4>(8, 16, 11, STARTS[3], 400);
+}
+
 #[test]
 fn the_smallest_queue_works_for_every_team() {
     for size in SIZES {

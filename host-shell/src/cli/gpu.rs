@@ -321,9 +321,9 @@ impl Totals {
         self.cq_loads += report.cq_loads;
     }
 
-    /// Bus transactions of the kernel for each command; null for what it did not count.
+    /// Bus transactions of the kernel for each command.
     pub fn per_command(&self) -> Value {
-        let per = |count: u64| (count > 0).then(|| count as f64 / self.commands.max(1) as f64);
+        let per = |count: u64| count as f64 / self.commands.max(1) as f64;
         json!({
             "sqe_writes": per(self.sqes), "sq_doorbells": per(self.sq_doorbells),
             "cq_doorbells": per(self.cq_doorbells), "cq_loads": per(self.cq_loads),

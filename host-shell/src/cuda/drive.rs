@@ -25,6 +25,8 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Warps of the shared kernel that a multiprocessor holds, at some 250 registers a thread: with more,
 /// the kernel of few registers is used.
 const RESIDENT_WARPS: u32 = 8;
+/// Queues from which on that kernel is the faster one.
+const MANY_QUEUES: u32 = 64;
 /// The slowest drive's time for a command.
 const SLOWEST: Duration = Duration::from_millis(10);
 
@@ -210,14 +212,8 @@ impl Drive {
     /// From now on kernels record what they do.
     ///
     /// # Errors
-    /// [`Error::Usage`] in a mode whose kernel does not, otherwise as [`Trace::new`].
+    /// As [`Trace::new`].
     pub fn record(&mut self) -> Result<()> {
-        if !matches!(self.setup.mode, Mode::Owner | Mode::Warp) {
-            return Err(Error::usage(
-                format!("a trace of --mode {}", self.setup.mode.name()),
-                "use --mode owner or warp, whose kernels record",
-            ));
-        }
         self.trace = Some(Trace::new(self.gpu())?);
         Ok(())
     }
@@ -258,7 +254,13 @@ impl Drive {
         let kernel = match (grid.kernel, &self.trace) {
             (Kernel::Owner, Some(_)) => Kernel::OwnerTraced,
             (Kernel::Warp, Some(_)) => Kernel::WarpTraced,
-            (Kernel::Shared, _) if warps(grid) > self.resident => Kernel::SharedNarrow,
+            (Kernel::Block, Some(_)) => Kernel::BlockTraced,
+            (Kernel::Shared, Some(_)) => Kernel::SharedTraced,
+            (Kernel::Shared, None)
+                if setup.queues >= MANY_QUEUES && warps(grid) > self.resident =>
+            {
+                Kernel::SharedNarrow
+            }
             (kernel, _) => kernel,
         };
         Grid { kernel, ..grid }

@@ -138,12 +138,15 @@ impl Driven {
     ) -> Result<Ran> {
         self.check_alive()?;
         let books = match grid.kernel {
-            Kernel::Shared | Kernel::SharedNarrow | Kernel::Tokens => Some(Books::Shared),
+            Kernel::Shared | Kernel::SharedNarrow | Kernel::SharedTraced | Kernel::Tokens => {
+                Some(Books::Shared)
+            }
             Kernel::Owner
             | Kernel::Warp
             | Kernel::Block
             | Kernel::OwnerTraced
-            | Kernel::WarpTraced => Some(Books::Owned),
+            | Kernel::WarpTraced
+            | Kernel::BlockTraced => Some(Books::Owned),
             _ => None,
         };
         if books.is_some() && self.books.is_some() && books != self.books {

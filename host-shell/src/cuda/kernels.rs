@@ -10,8 +10,9 @@ use crate::queue::lock;
 use nvme_gpu_kernel::work::Launch;
 use std::sync::{Arc, Mutex};
 
-/// Registers of [`Kernel::SharedNarrow`]: half of what the compiler takes when it is free to.
-const FEW_REGISTERS: u32 = 128;
+/// Registers of [`Kernel::SharedNarrow`]: a quarter of what the compiler takes when it is free to. Four
+/// times as many warps fit; what does not is kept in local memory, which costs the bus nothing.
+const FEW_REGISTERS: u32 = 64;
 
 /// An entry point of the kernels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -26,9 +27,13 @@ pub enum Kernel {
     OwnerTraced,
     /// As [`Warp`](Self::Warp), recording what it does.
     WarpTraced,
+    /// As [`Block`](Self::Block), recording what it does.
+    BlockTraced,
+    /// As [`Shared`](Self::Shared), recording what it does.
+    SharedTraced,
     /// Any thread on any queue.
     Shared,
-    /// The same, compiled for no more than 128 registers per thread: more warps at a time, each slower.
+    /// The same, compiled for no more than 64 registers per thread: more warps at a time, each slower.
     SharedNarrow,
     /// Any thread on any queue, several commands each, waited for in reverse.
     Tokens,
@@ -42,12 +47,14 @@ pub enum Kernel {
 
 impl Kernel {
     /// Every one.
-    pub const ALL: [Self; 11] = [
+    pub const ALL: [Self; 13] = [
         Self::Owner,
         Self::Warp,
         Self::Block,
         Self::OwnerTraced,
         Self::WarpTraced,
+        Self::BlockTraced,
+        Self::SharedTraced,
         Self::Shared,
         Self::SharedNarrow,
         Self::Tokens,
@@ -64,6 +71,8 @@ impl Kernel {
             Self::Block => "nvme_block",
             Self::OwnerTraced => "nvme_owner_traced",
             Self::WarpTraced => "nvme_warp_traced",
+            Self::BlockTraced => "nvme_block_traced",
+            Self::SharedTraced => "nvme_shared_traced",
             Self::Shared | Self::SharedNarrow => "nvme_shared",
             Self::Tokens => "nvme_tokens",
             Self::Verify => "nvme_verify",

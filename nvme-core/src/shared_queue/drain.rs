@@ -4,7 +4,7 @@
 //! what is rare is done one by one afterwards.
 
 use super::{DONE, Drained, SharedQueue};
-use crate::group::{Group, unroll};
+use crate::group::{Group, Traffic, unroll};
 use crate::queue_state::{QueueState, SlotWord, slot_of, status_of};
 use crate::sync::{Order, Scope, anew, fence};
 
@@ -13,8 +13,7 @@ const DRAIN_ROUNDS: u32 = 4;
 /// The largest [`Group::READS`].
 const ENTRIES: usize = if cfg!(loom) { 2 } else { 16 };
 
-/// What one member read in a pass: upper words, the words of the slots that they name, and which of
-/// them are completions.
+/// What one member read in a pass: upper words, and the words of the slots that they name.
 struct Read {
     uppers: [u64; ENTRIES],
     ends: [SlotWord; ENTRIES],
@@ -24,6 +23,12 @@ impl SharedQueue<'_> {
     /// Takes the completions that are there, for everyone, unless another group is doing that.
     #[inline(always)]
     pub fn drain<G: Group>(&self, group: &G) -> Drained {
+        self.drain_seen(group, &|_| {})
+    }
+
+    /// As [`drain`](Self::drain); the leader tells `saw` what was done on the bus.
+    #[inline(always)]
+    pub(super) fn drain_seen<G: Group>(&self, group: &G, saw: &impl Fn(Traffic)) -> Drained {
         let lock = self.state.drain();
         let mut was = 1;
         if group.leads() {
@@ -38,9 +43,12 @@ impl SharedQueue<'_> {
             return Drained::Busy;
         }
         let start = was >> 1;
-        let (mut head, mut rang, mut late) = (start, false, false);
+        let (mut head, mut rang, mut late, mut loads) = (start, false, false, 0);
         for _ in 0..DRAIN_ROUNDS {
-            let (found, read_late) = self.drain_once(group, head);
+            let (found, read_late) = self.drain_once(group, head, saw);
+            // One load of each member, or of two halves the second when the first found something.
+            let half = G::READS.div_ceil(2);
+            loads += if found == 0 { half } else { G::READS };
             // What was read late in a pass before this one is fenced by this one, if it took anything.
             late = read_late || late && found == 0;
             let next = head.wrapping_add(found);
@@ -63,6 +71,7 @@ impl SharedQueue<'_> {
                 Order::Relaxed
             };
             lock.store(head << 1, order, Scope::Gpu);
+            saw(Traffic::CqLoads(loads));
         }
         Drained::Took(head.wrapping_sub(start))
     }
@@ -116,7 +125,7 @@ impl SharedQueue<'_> {
 
     /// One wide read of the completion ring. Under the drain lock.
     #[inline(always)]
-    fn drain_once<G: Group>(&self, group: &G, head: u32) -> (u32, bool) {
+    fn drain_once<G: Group>(&self, group: &G, head: u32, saw: &impl Fn(Traffic)) -> (u32, bool) {
         let state = &self.state;
         let at = |k: usize| head.wrapping_add(k as u32 * group.size() + group.rank());
         let mut read = Read {
@@ -173,6 +182,7 @@ impl SharedQueue<'_> {
             let late_reads = group.vote(rare != 0).total > 0;
             group.sync();
             if group.leads() {
+                saw(Traffic::CqDoorbell);
                 if late_reads || G::READS == 1 {
                     self.memory.cq_doorbell.ring(next & state.mask());
                 } else {

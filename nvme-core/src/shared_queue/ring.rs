@@ -1,7 +1,7 @@
 //! The tail doorbell of a shared queue: whoever holds the lock rings for everyone.
 
 use super::SharedQueue;
-use crate::group::{Group, unroll};
+use crate::group::{Group, Traffic, unroll};
 use crate::sync::{Order, Scope, fence};
 
 /// Times the ring lock's holder looks again for those who came meanwhile; later ones ring by themselves.
@@ -23,6 +23,12 @@ impl SharedQueue<'_> {
     /// mark that it still misses is rung by the one who waits for it.
     #[inline(always)]
     pub fn ring<G: Group>(&self, group: &G) {
+        self.ring_seen(group, &|_| {});
+    }
+
+    /// As [`ring`](Self::ring); the leader tells `saw` of each doorbell.
+    #[inline(always)]
+    pub(super) fn ring_seen<G: Group>(&self, group: &G, saw: &impl Fn(Traffic)) {
         let lock = self.state.ring_lock();
         let mut asked = 0;
         if group.leads() {
@@ -34,7 +40,7 @@ impl SharedQueue<'_> {
         }
         let mut seen = 1;
         for _ in 0..RING_ROUNDS {
-            self.ring_once(group);
+            self.ring_once(group, saw);
             let mut was = 0;
             if group.leads() {
                 // Release: after the doorbell store, so that holders ring in order.
@@ -54,7 +60,7 @@ impl SharedQueue<'_> {
 
     /// One doorbell over every entry published without a gap. Under the ring lock.
     #[inline(always)]
-    fn ring_once<G: Group>(&self, group: &G) {
+    fn ring_once<G: Group>(&self, group: &G, saw: &impl Fn(Traffic)) {
         let state = &self.state;
         let mut from = 0;
         if group.leads() {
@@ -107,6 +113,7 @@ impl SharedQueue<'_> {
                 // has read them.
                 fence(Order::AcqRel, Scope::Sys);
                 self.memory.sq_doorbell.ring_fenced(to & state.mask());
+                saw(Traffic::SqDoorbell);
             }
         }
     }

@@ -3,7 +3,7 @@
 use super::{DONE, Drained, SharedQueue, Token, ended};
 use crate::command::Command;
 use crate::error::{SubmitError, WaitError};
-use crate::group::{Act, Group, Here};
+use crate::group::{Act, Group, Here, Traffic};
 use crate::queue_pair::Outcome;
 use crate::sync::{Order, Scope};
 
@@ -96,7 +96,7 @@ impl<'a> SharedQueue<'a> {
     /// drains.
     #[inline(always)]
     pub fn help_out<H: Here>(&self, here: &H) -> Drained {
-        here.together(self.key(), Help { queue: self })
+        here.together(self.key(), Help { queue: self, here })
     }
 
     /// Whether `position` still waits for the doorbell.
@@ -115,11 +115,12 @@ impl<'a> SharedQueue<'a> {
 
     /// Rings when some member wants that, and drains.
     #[inline(always)]
-    fn help<G: Group>(&self, group: &G, wants: bool) -> Drained {
+    fn help<G: Group>(&self, here: &impl Here, group: &G, wants: bool) -> Drained {
+        let saw = |traffic: Traffic| here.saw(traffic);
         if group.vote(wants).total > 0 {
-            self.ring(group);
+            self.ring_seen(group, &saw);
         }
-        self.drain(group)
+        self.drain_seen(group, &saw)
     }
 
     #[inline(always)]
@@ -161,10 +162,10 @@ impl<H: Here> Act for Submit<'_, '_, '_, H> {
             }
             let again = why == Some(SubmitError::QueueFull) && !late;
             if group.vote(again).total == 0 {
-                queue.ring(group);
+                queue.ring_seen(group, &|traffic| self.here.saw(traffic));
                 return why.map_or(Ok(token), Err);
             }
-            let drained = queue.help(group, queue.anything_unrung());
+            let drained = queue.help(self.here, group, queue.anything_unrung());
             turn = PATIENCE + next_turn(drained, turn - PATIENCE);
             self.here.pause(turn);
         }
@@ -197,7 +198,7 @@ impl<H: Here> Act for Wait<'_, '_, H> {
             }
             let now = self.here.now_ns();
             let unrung = waits && queue.unrung(self.token.position);
-            let drained = queue.help(group, unrung);
+            let drained = queue.help(self.here, group, unrung);
             // After the deadline: a drain that found nothing has begun since, or there is no getting one.
             let over = now >= self.deadline_ns.saturating_add(GRACE_NS);
             given_up = now >= self.deadline_ns && (drained == Drained::Took(0) || over);
@@ -246,7 +247,7 @@ impl<'d, H: Here, F: Fn() -> Command<'d>> Act for Run<'_, '_, H, F> {
             if group.vote(waits).total == 0 {
                 return (value, token, why);
             }
-            let drained = queue.help(group, rings);
+            let drained = queue.help(self.here, group, rings);
             // After the deadline: a drain that found nothing has begun since, or there is no getting one.
             let over = now >= self.deadline_ns.saturating_add(GRACE_NS);
             given_up = now >= self.deadline_ns && (drained == Drained::Took(0) || over);
@@ -256,16 +257,18 @@ impl<'d, H: Here, F: Fn() -> Command<'d>> Act for Run<'_, '_, H, F> {
     }
 }
 
-struct Help<'q, 'a> {
+struct Help<'q, 'a, H> {
     queue: &'q SharedQueue<'a>,
+    here: &'q H,
 }
 
-impl Act for Help<'_, '_> {
+impl<H: Here> Act for Help<'_, '_, H> {
     type Output = Drained;
 
     #[inline(always)]
     fn act<G: Group>(self, group: &G) -> Drained {
-        self.queue.help(group, self.queue.anything_unrung())
+        self.queue
+            .help(self.here, group, self.queue.anything_unrung())
     }
 }
 

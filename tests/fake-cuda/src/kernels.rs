@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::fault;
-use nvme_core::group::{Act, Alone, Here};
+use nvme_core::group::{Act, Alone, Here, Traffic};
 use nvme_core::handoff::QueueWords;
 use nvme_core::spec::nvm::{self, opcode};
 use nvme_core::spec::{Iova, Lba, Nsid, Qid, Sqe};
@@ -13,6 +13,7 @@ use nvme_core::{
     Cells, Collective, Command, Data, Finished, Outcome, SharedQueue, SubmitError, WaitError,
 };
 use nvme_gpu_kernel::work::{Launch, Report, Traced, account, data_word, pattern};
+use std::cell::Cell;
 use std::time::Instant;
 
 /// Runs the kernel `name`.
@@ -21,8 +22,8 @@ pub fn run(name: &str, launch: &Launch) {
     match name {
         "nvme_verify" => verify(launch, &mut report),
         "nvme_pingpong" => ping_pong(launch, &mut report),
-        "nvme_sqe_writes" => report.sqes = launch.commands,
-        "nvme_shared" | "nvme_tokens" => each(launch, &mut report, shared),
+        "nvme_sqe_writes" => sqe_writes(launch, &mut report),
+        "nvme_shared" | "nvme_shared_traced" | "nvme_tokens" => each(launch, &mut report, shared),
         _ => each(launch, &mut report, owned),
     }
     if fault("badtrace") && launch.trace != 0 {
@@ -136,6 +137,7 @@ fn owned(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
             let word = account::DONE | u32::from(done.status.0);
             tell(launch, mine[done.tag as usize], word);
             after += u64::from(done.late);
+            report.late += u64::from(done.late);
             match done.status.is_success() {
                 true => good += 1,
                 false => bad = Some(done.status),
@@ -198,6 +200,15 @@ fn record(launch: &Launch, report: &mut Report, event: Event, index: u64, now_ns
 }
 
 fn shared(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
+    let here = Clock(Instant::now(), Cell::default());
+    share(&here, launch, number, mine, report);
+    let [sq, cq, loads] = here.1.get();
+    report.sq_doorbells += sq;
+    report.cq_doorbells += cq;
+    report.cq_loads += loads;
+}
+
+fn share(here: &Clock, launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
     let words = words(launch, number);
     // SAFETY: the host vouches for the words; nobody else uses the queue.
     let (memory, state) = unsafe { words.attach() }.expect("possible sizes");
@@ -205,14 +216,23 @@ fn shared(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
     // SAFETY: the host gives `cell_count` cells.
     let cells = unsafe { std::slice::from_raw_parts(cells, launch.cell_count as usize) };
     let queue = SharedQueue::new(memory, state, Cells::new(cells));
-    let here = Clock(Instant::now());
+    let qid = Qid(words.qid as u16);
     for index in mine {
         let deadline_ns = here.now_ns() + launch.timeout_ns;
         let work = || command(launch, *index, u64::from(number), number);
-        let ended = match queue.run(&here, work, deadline_ns) {
-            Ok(Ok(end)) => Ok(end),
-            Err((error, _)) => Err(error),
-            Ok(Err(error)) => {
+        let submitted = queue.submit(here, work(), deadline_ns);
+        let ended = match submitted.map(|token| (token.cid(), token)) {
+            Ok((cid, token)) => {
+                let event = Event::submitted(qid, cid, launch.opcode as u8, launch.nsid);
+                record(launch, report, event, *index, here.now_ns());
+                let ended = queue.wait(here, token, deadline_ns);
+                if let Ok((Outcome::Done(status), _)) = &ended {
+                    let event = Event::completed(qid, cid, *status, 0);
+                    record(launch, report, event, *index, here.now_ns());
+                }
+                ended.map_err(|(error, _)| error)
+            }
+            Err(error) => {
                 let word = match error {
                     SubmitError::QueueFull => account::FULL,
                     SubmitError::Refused => account::FAULTED,
@@ -256,8 +276,8 @@ fn shared(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
     }
 }
 
-/// A host thread by itself.
-struct Clock(Instant);
+/// A host thread by itself, and what it did on the bus: doorbells of both kinds, loads of completions.
+struct Clock(Instant, Cell<[u64; 3]>);
 
 impl Here for Clock {
     fn now_ns(&self) -> u64 {
@@ -266,6 +286,16 @@ impl Here for Clock {
 
     fn pause(&self, _turn: u32) {
         std::thread::yield_now();
+    }
+
+    fn saw(&self, traffic: Traffic) {
+        let [mut sq, mut cq, mut loads] = self.1.get();
+        match traffic {
+            Traffic::SqDoorbell => sq += 1,
+            Traffic::CqDoorbell => cq += 1,
+            Traffic::CqLoads(count) => loads += u64::from(count),
+        }
+        self.1.set([sq, cq, loads]);
     }
 
     fn together<A: Act>(&self, _key: u64, act: A) -> A::Output {
@@ -285,6 +315,32 @@ fn verify(launch: &Launch, report: &mut Report) {
             report.wrong_at = index + 1;
         }
     }
+}
+
+/// Entries into the rings, and doorbells where a controller is there; it is waited for, as a GPU need not.
+fn sqe_writes(launch: &Launch, report: &mut Report) {
+    let each = launch.commands / u64::from(launch.queue_count);
+    for number in 0..launch.queue_count {
+        // SAFETY: the host vouches for the words.
+        let (memory, state) = unsafe { words(launch, number).attach() }.expect("possible sizes");
+        for index in 0..each as u32 {
+            let sqe = Sqe::new(launch.opcode as u8, Nsid(1));
+            memory.sq.write(index & state.mask(), sqe);
+            if launch.depth != 0 && (index % 64 == 63 || u64::from(index) + 1 == each) {
+                memory.sq_doorbell.ring((index + 1) & state.mask());
+                let lap = index / (state.mask() + 1);
+                let begin = Instant::now();
+                while memory.cq.upper(index, Order::Acquire) >> 48 & 1 == u64::from(lap & 1) {
+                    assert!(
+                        begin.elapsed().as_secs() < 20,
+                        "nobody serves entry {index}"
+                    );
+                    std::thread::yield_now();
+                }
+            }
+        }
+    }
+    report.sqes = launch.commands;
 }
 
 fn ping_pong(launch: &Launch, report: &mut Report) {

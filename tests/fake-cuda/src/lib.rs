@@ -35,12 +35,14 @@ const NOT_READY: Status = 600;
 /// The kernel whose argument is not a `Launch`.
 const LITMUS: &str = "nvme_litmus\0";
 /// Names of the kernels, as handles.
-const KERNELS: [&str; 11] = [
+const KERNELS: [&str; 13] = [
     "nvme_owner\0",
     "nvme_warp\0",
     "nvme_block\0",
     "nvme_owner_traced\0",
     "nvme_warp_traced\0",
+    "nvme_block_traced\0",
+    "nvme_shared_traced\0",
     "nvme_shared\0",
     "nvme_tokens\0",
     "nvme_verify\0",

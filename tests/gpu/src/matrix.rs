@@ -10,8 +10,11 @@ use nvme_gpu_kernel::work::{account, data_word, pattern};
 const QUEUES: u32 = 8;
 /// Bytes of the image, and of the data memory.
 const IMAGE: u64 = 8 << 20;
-/// Longest wait for a command, before the factor for slow tools.
+/// Longest wait for a command of which some get no answer in time, before the factor for slow tools.
 const TIMEOUT_NS: u64 = 150_000_000;
+/// The same where every command is answered: a controller's thread that does not run for a moment is no
+/// fault of the queue.
+const PATIENT_NS: u64 = 3_000_000_000;
 /// How much later than otherwise a late completion comes, in milliseconds, before that factor.
 const LATE_MS: u64 = 400;
 /// Counters have 32 bits, of which CIDs and doorbells use the lower 16: what they pass in a run.
@@ -161,6 +164,8 @@ struct Sum {
     completed: u64,
     failed: u64,
     timed_out: u64,
+    /// Completed after they had timed out, in the same launch.
+    late: u64,
     refusals: u64,
     recovered: u64,
     rounds: u32,
@@ -199,7 +204,8 @@ impl Cell {
                 return Err(format!("not done after {ROUNDS} launches: {}", sum.text()));
             }
             let ended = sum.completed + sum.failed + sum.timed_out;
-            let clean = self.round(bench, &mut rig, options.commands - ended, &mut sum)?;
+            let left = options.commands - ended;
+            let clean = self.round(bench, &mut rig, left, fault.effect, &mut sum)?;
             if clean {
                 continue;
             }
@@ -225,6 +231,7 @@ impl Cell {
         bench: &Bench,
         rig: &mut Rig<'_>,
         commands: u64,
+        effect: Effect,
         sum: &mut Sum,
     ) -> Result<bool, String> {
         let mut launch = rig.launch()?;
@@ -232,7 +239,11 @@ impl Cell {
         launch.commands = commands;
         launch.pattern = pattern::RANDOM;
         launch.seed = u64::from(sum.rounds);
-        launch.timeout_ns = TIMEOUT_NS * bench.patience;
+        let timeout_ns = match effect {
+            Effect::None | Effect::Status(_) => PATIENT_NS,
+            Effect::Late | Effect::Refused | Effect::Gone => TIMEOUT_NS,
+        };
+        launch.timeout_ns = timeout_ns * bench.patience;
         let outcome = rig.run(self.mode.kernel(), grid, block, launch)?;
         let in_flight = rig.in_flight()?;
         let report = outcome.report;
@@ -240,6 +251,7 @@ impl Cell {
         sum.completed += report.completed;
         sum.failed += report.failed;
         sum.timed_out += report.timed_out;
+        sum.late += report.late;
         sum.refusals += u64::from(report.fault != 0);
         if report.failed > 0 && report.status != 0x281 {
             return Err(format!("status {:#x} out of nothing", report.status));
@@ -315,22 +327,23 @@ impl Sum {
             completed,
             failed,
             timed_out,
+            late,
             refusals,
             recovered,
             rounds,
         } = self;
         format!(
-            "{completed} completed, {failed} failed, {timed_out} timed out, {refusals} refusals, {recovered} recovered, {rounds} launches"
+            "{completed} completed, {failed} failed, {timed_out} timed out, {late} late, {refusals} refusals, {recovered} recovered, {rounds} launches"
         )
     }
 
     /// Whether the fault showed as it must.
     fn check(&self, effect: Effect, gone: bool, commands: u64) -> Result<(), String> {
-        let clean = self.timed_out == 0 && self.refusals == 0 && self.rounds == 1;
+        let clean = self.timed_out + self.late == 0 && self.refusals == 0 && self.rounds == 1;
         let good = match effect {
             Effect::None => clean && self.completed == commands,
             Effect::Status(_) => clean && self.failed == 3 && self.completed + 3 == commands,
-            Effect::Late => self.timed_out > 0 && self.failed == 0,
+            Effect::Late => self.timed_out + self.late > 0 && self.failed == 0,
             Effect::Refused => self.refusals > 0 && self.failed == 0,
             Effect::Gone => gone && self.timed_out > 0,
         };

@@ -26,6 +26,9 @@ const FED: u64 = 40_000_000;
 pub struct Limits {
     /// Submission queue entries per second that the GPU writes into host memory, as fast as it was seen to.
     pub sqe_writes: f64,
+    /// Entries per second that the GPU writes into 128 rings while the null controller serves them and the GPU
+    /// reads completions; 0 when the controller did not keep up.
+    pub served: f64,
     /// Nanoseconds of a round trip: 64 bytes, a release fence, a flag; 16 bytes back.
     pub ping_pong_ns: f64,
     /// Bytes per second of copies from host memory into GPU memory.
@@ -49,6 +52,14 @@ impl Limits {
         let limits = Self {
             controller: controller(bench.null(), threads, part(FED), emit)?,
             sqe_writes: sqe_writes(kernels, part(SQES), emit)?,
+            served: match served(kernels, threads, part(SQES), emit) {
+                Ok(rate) => rate,
+                Err(error) => {
+                    let error = error.to_string();
+                    emit(json!({ "limit": "traffic_without_queues", "error": error }));
+                    0.0
+                }
+            },
             ping_pong_ns: ping_pong(&mut bench, part(PINGS), emit)?,
             copy_in: copy_in(kernels, ((COPIES * share) as usize).max(1), emit)?,
         };
@@ -126,23 +137,22 @@ fn fed(
     Ok((median(&rates) * 1e6, value))
 }
 
-/// Entries into the ring of one queue, so that a warp's four lie side by side as in a ring that it owns,
-/// and into 128 rings, where its four go to four of them.
+/// Entries into the ring of one queue and into 128 rings, eight lanes an entry and a warp's four side by
+/// side, and nothing else.
 fn sqe_writes(kernels: &Arc<Kernels>, entries: u64, emit: &mut dyn FnMut(Value)) -> Result<f64> {
-    let many = kernels.gpu().multiprocessors()? * 2;
-    let grids = [(128, 128), (many, 256)].map(|(blocks, threads)| Grid {
-        kernel: Kernel::SqeWrites,
-        blocks,
-        threads,
-    });
     let mut best = 0.0f64;
     for (name, queues, ring) in [
         ("pcie_sqe_writes", 1, 1 << 16),
-        ("pcie_sqe_writes_apart", 128, ENTRIES),
+        ("pcie_sqe_writes_128_rings", 128, ENTRIES),
     ] {
         let mut bench = Bench::of_rings(kernels, queues, ring)?;
         let mut lines = Vec::new();
-        for grid in grids {
+        for threads in [128, 256] {
+            let grid = Grid {
+                kernel: Kernel::SqeWrites,
+                blocks: 128,
+                threads,
+            };
             let mut rates = Vec::new();
             bench.bare(grid, entries / 10)?;
             for _ in 0..RUNS {
@@ -161,6 +171,27 @@ fn sqe_writes(kernels: &Arc<Kernels>, entries: u64, emit: &mut dyn FnMut(Value))
         }
     }
     Ok(best * 1e6)
+}
+
+/// The traffic of 128 queues without the queues: a warp each writes entries, reads completions and rings, and
+/// heeds nothing, while the controller serves them. What a queue does beyond that is its own cost.
+fn served(
+    kernels: &Arc<Kernels>,
+    threads: usize,
+    entries: u64,
+    emit: &mut dyn FnMut(Value),
+) -> Result<f64> {
+    let mut bench = Bench::of_rings(kernels, 128, ENTRIES)?;
+    let mut rates = Vec::new();
+    bench.served(entries / 10, threads)?;
+    for _ in 0..RUNS {
+        let ran = bench.served(entries, threads)?;
+        rates.push(entries as f64 / ran.seconds / 1e6);
+    }
+    let mut value = line("traffic_without_queues", "M SQE/s", &rates);
+    value["threads"] = json!(threads);
+    emit(value);
+    Ok(median(&rates) * 1e6)
 }
 
 fn ping_pong(bench: &mut Bench, rounds: u64, emit: &mut dyn FnMut(Value)) -> Result<f64> {

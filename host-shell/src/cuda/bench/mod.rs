@@ -264,10 +264,42 @@ impl Bench {
         let launch = Launch {
             commands,
             timeout_ns: TIMEOUT_NS,
+            opcode: u32::from(opcode::READ),
             ..Launch::default()
         };
         // SAFETY: the bare kernels use the rings and doorbells alone, which are ours.
         unsafe { self.set.run(grid, launch, false, LIMIT, || Ok(())) }
+    }
+
+    /// Has one warp on each queue write `entries` entries, read completions and ring, all without heed, while
+    /// the controller serves them.
+    fn served(&mut self, entries: u64, threads: usize) -> Result<Ran> {
+        self.set.restart(0)?;
+        let running = self.null.start_heedless(threads)?;
+        let launch = Launch {
+            commands: entries,
+            timeout_ns: TIMEOUT_NS,
+            opcode: u32::from(opcode::READ),
+            depth: 1,
+            ..Launch::default()
+        };
+        let grid = Grid {
+            kernel: Kernel::SqeWrites,
+            blocks: self.null.shape().queues,
+            threads: 32,
+        };
+        // SAFETY: as in `bare`.
+        let ran = unsafe { self.set.run(grid, launch, false, LIMIT, || Ok(())) };
+        let account = running.stop();
+        match account.fault {
+            Some(fault) => Err(Error::device(fault.what, "report this")),
+            // A lap that the controller missed would make this cheaper than the real thing.
+            None if account.commands * 20 < entries * 19 => Err(Error::device(
+                format!("{} of {entries} entries were served", account.commands),
+                "give the controller more threads",
+            )),
+            None => ran,
+        }
     }
 }
 

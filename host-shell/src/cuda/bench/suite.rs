@@ -198,7 +198,7 @@ impl Suite<'_> {
         for threads in counts {
             let name = format!("{name}_t{threads}");
             // Lanes by themselves keep a warp longer, so that more warps may be worth fewer registers.
-            let kinds: &[bool] = if lanes == 32 {
+            let kinds: &[bool] = if lanes == 32 && queues < 128 {
                 &[false]
             } else {
                 &[false, true]
@@ -297,8 +297,7 @@ impl Suite<'_> {
         value["limiter"] = json!(self.limiter(case, rate, busy));
         value["controller_busy"] = json!(busy);
         if let Some(run) = runs.first() {
-            // The kernels of shared queues count entries alone; a queue without doorbells is none.
-            let per = |count: u64| (count > 0).then(|| count as f64 / run.commands.max(1) as f64);
+            let per = |count: u64| count as f64 / run.commands.max(1) as f64;
             let report = &run.ran.report;
             value["per_command"] = json!({
                 "sqe_writes": per(report.sqes), "sq_doorbells": per(report.sq_doorbells),
@@ -306,6 +305,9 @@ impl Suite<'_> {
                 // Looks of the controller that found entries: no more than doorbells that were rung.
                 "sq_doorbells_seen": per(run.account.batches),
             });
+        }
+        if case.queues == 128 && self.limits.served > 0.0 {
+            value["of_traffic_without_queues"] = json!(rate * 1e6 / self.limits.served);
         }
         if let Some(bench) = &self.bench {
             value["state_bytes_per_queue"] = json!(bench.state_bytes());
@@ -352,6 +354,8 @@ impl Suite<'_> {
             "the drives"
         } else if rate >= self.limits.sqe_writes / 1e6 * 0.9 {
             "PCIe: submission queue entries"
+        } else if case.queues >= 128 && rate >= self.limits.served / 1e6 * 0.9 {
+            "PCIe and the host's memory, with a controller on the other side"
         } else if busy >= 0.9 {
             "the null controller"
         } else {

@@ -142,7 +142,14 @@ impl Null {
     /// [`Error::System`] when there are no threads to be had.
     pub fn start(&self, threads: usize, model: Option<Model>) -> Result<Running> {
         self.clear();
-        Running::start(self, threads, model)
+        Running::start(self, threads, model, false)
+    }
+
+    /// As [`start`](Self::start), but it never waits for room in a completion ring: for a driver that takes
+    /// no notice of completions.
+    pub fn start_heedless(&self, threads: usize) -> Result<Running> {
+        self.clear();
+        Running::start(self, threads, None, true)
     }
 
     /// Rings and doorbells of zeroes, as after a reset.

@@ -58,7 +58,12 @@ pub struct Running {
 }
 
 impl Running {
-    pub(super) fn start(null: &Null, threads: usize, model: Option<Model>) -> Result<Self> {
+    pub(super) fn start(
+        null: &Null,
+        threads: usize,
+        model: Option<Model>,
+        heedless: bool,
+    ) -> Result<Self> {
         let shared = Arc::new(Shared {
             stop: AtomicBool::new(false),
             fault: Mutex::default(),
@@ -73,7 +78,7 @@ impl Running {
         for index in 0..count {
             let queues: Vec<Queue> = (index as u32..null.shape().queues)
                 .step_by(count)
-                .map(|queue| Queue::new(null, queue, model))
+                .map(|queue| Queue::new(null, queue, model, heedless))
                 .collect();
             let (shared, pages) = (Arc::clone(&shared), Arc::clone(null.pages()));
             let thread = std::thread::Builder::new()
