@@ -54,7 +54,7 @@ fn end_all<G: Group>(queue: &mut Collective<'_, G>) {
 fn what_one_lane_freed_another_takes() {
     check(
         "two lanes and three slots: a lane takes the slot that the other one has freed, and nobody else's",
-        Bound::Preemptions(0),
+        Bound::Staged,
         || {
             let rig = Arc::new(Rig::new(4, 3, 0, START));
             let device = controller(&rig, 4);
@@ -76,7 +76,7 @@ fn what_one_lane_freed_another_takes() {
 fn a_slot_that_was_put_back_is_taken_by_another_lane() {
     check(
         "a lane whose buffer does not fit puts its slot back: the next lane takes that one",
-        Bound::Preemptions(0),
+        Bound::Staged,
         || {
             let rig = Arc::new(Rig::new(4, 2, 0, START));
             let device = controller(&rig, 2);
@@ -109,7 +109,7 @@ fn a_slot_that_was_put_back_is_taken_by_another_lane() {
 fn a_team_takes_over_from_another_with_its_leader() {
     check(
         "members who take a queue over see the commands that the others have placed, whoever did",
-        Bound::Preemptions(0),
+        Bound::Staged,
         || {
             let rig = Arc::new(Rig::new(4, 3, 0, START));
             let (first, second) = (Team::of(3), Team::of(3));
@@ -138,7 +138,7 @@ fn a_team_takes_over_from_another_with_its_leader() {
 fn nonsense_that_one_lane_reads_refuses_all() {
     check(
         "the controller posts nonsense that one lane reads: every lane hears of it in the same reap",
-        Bound::Preemptions(0),
+        Bound::Staged,
         || {
             // For the life of the program: members pass from threads that end to others.
             let rig: &'static Rig = Box::leak(Box::new(Rig::new(4, 3, 0, START)));
