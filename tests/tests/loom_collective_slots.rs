@@ -9,6 +9,7 @@ use nvme_core::{Collective, Command, ControllerFault, Data, SubmitError};
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::model::{Bound, check, controller};
 use nvme_tests::team::Team;
+use std::cell::Cell;
 use std::sync::Arc;
 
 const NEVER: u64 = 1 << 30;
@@ -166,6 +167,49 @@ fn nonsense_that_one_lane_reads_refuses_all() {
                 let found = lane.join().unwrap();
                 assert_eq!(found, Err(ControllerFault::UnknownCid(Cid(0x700))));
             }
+        },
+    );
+}
+
+#[test]
+fn a_late_command_that_another_lane_reaps() {
+    check(
+        "a deadline is told once, by the lane that looks at the slot, and the end as late by the one that reads it",
+        Bound::Staged,
+        || {
+            let rig = Arc::new(Rig::new(4, 3, 0, START));
+            let device = rig.clone();
+            let device = thread::spawn(move || {
+                let mut hand = Hand::new(&device);
+                while hand.look() < 2 {
+                    thread::yield_now();
+                }
+                // The other way round: slot 0 is looked at by the first lane, and its end is read by the second.
+                let fetched = [hand.fetch().unwrap(), hand.fetch().unwrap()];
+                for sqe in fetched.into_iter().rev() {
+                    hand.complete(sqe.cid(), Status::SUCCESS, 0);
+                }
+            });
+            team(2, &rig, |rig, member| {
+                let mut queue = rig.collective(member.clone());
+                queue.submit(true, |_| command(member.rank()), 0).unwrap();
+                queue.ring();
+                let told = Cell::new(0);
+                let late = |tag| {
+                    assert_eq!(tag, member.rank());
+                    told.set(told.get() + 1);
+                };
+                assert_eq!(queue.expire(NEVER, late), 2);
+                assert_eq!(queue.expire(NEVER, late), 0);
+                assert_eq!(told.get(), 1);
+                while queue.in_flight() > 0 {
+                    let taken = queue.reap::<1>(|end| assert!(end.late, "{end:?}"));
+                    if taken.unwrap() == 0 {
+                        thread::yield_now();
+                    }
+                }
+            });
+            device.join().unwrap();
         },
     );
 }
