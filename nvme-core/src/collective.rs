@@ -475,6 +475,10 @@ impl<'a, G: Group> Collective<'a, G> {
             }
             count += self.group.vote(expired).total;
         }
+        if count != 0 {
+            // Another member may strike these slots next.
+            self.group.sync();
+        }
         count
     }
 

@@ -56,7 +56,7 @@ impl QueueWords {
     /// aligned as [`SqRing::from_raw`], [`CqRing::from_raw`] and [`DmaWords::from_raw`] ask, and used
     /// through atomics alone.
     pub unsafe fn attach<'a>(&self) -> Option<(QueueMemory<'a>, QueueState<'a>)> {
-        let page = PageSize::from_mps((self.page_shift as u8).checked_sub(12)?)?;
+        let page = PageSize::from_mps(u8::try_from(self.page_shift.checked_sub(12)?).ok()?)?;
         let (entries, slots) = (self.entries, self.slots);
         if !QueueState::possible(entries, slots) {
             return None;

@@ -244,12 +244,7 @@ impl<'a> SharedQueue<'a> {
             }
             want = lowest(was & !want, need);
         }
-        let kept = lowest(got, need);
-        if kept != got {
-            // Relaxed: carries on the release of whoever freed these slots.
-            free.fetch_or(got & !kept, Order::Relaxed, Scope::Gpu);
-        }
-        kept
+        got
     }
 
     /// How many words from `home + turn` on are empty, as far as one look by every member reaches.

@@ -127,12 +127,13 @@ impl TraceRing<'_> {
         };
         let number = count.load(Order::Relaxed, Scope::Sys);
         let Some(cell) = self.at(number) else { return };
-        // Release: pairs with the acquire fence in `read`; a reader that sees any word of the new
-        // event sees a count that tells it the old one is gone.
-        count.store(number + 1, Order::Relaxed, Scope::Sys);
+        // Release: pairs with the acquire of the count in `read`: the events before this one are whole. The
+        // fence pairs with the one in `read`: a reader that sees any word of the new event sees a count
+        // that tells it the old one is gone.
+        count.store(number + 1, Order::Release, Scope::Sys);
         fence(Order::Release, Scope::Sys);
         cell[0].store(event.0[0], Order::Relaxed, Scope::Sys);
-        cell[1].store(event.0[1], Order::Release, Scope::Sys);
+        cell[1].store(event.0[1], Order::Relaxed, Scope::Sys);
     }
 
     /// Events recorded since the ring was zeroed, lost ones included. The newest may be in the
@@ -153,7 +154,7 @@ impl TraceRing<'_> {
         let cell = self.at(number)?;
         let words = [
             cell[0].load(Order::Relaxed, Scope::Sys),
-            cell[1].load(Order::Acquire, Scope::Sys),
+            cell[1].load(Order::Relaxed, Scope::Sys),
         ];
         // Acquire: pairs with the release fence in `record`.
         fence(Order::Acquire, Scope::Sys);

@@ -55,7 +55,7 @@ fn drive<G: Group, const FEW: usize, const MANY: usize, const TRACED: bool>(
     let size = queue.group().size();
     let ahead = size.min(queue.depth() - depth);
     // Whole warps write whole lines, where that leaves enough in flight.
-    let even = if size >= 32 && depth >= 64 { 32 } else { 1 };
+    let even = if size >= 32 && depth >= 256 { 32 } else { 1 };
     // Wide reads are for queues deep enough to fill them.
     let wide = depth > 2 * MANY as u32 * size;
     let (mut next, mut ended, mut expired) = (0u64, 0u64, 0u64);

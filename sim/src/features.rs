@@ -231,15 +231,17 @@ impl Device {
                 features.error_recovery = dword & 0xFFFF;
             }
             fid::VOLATILE_WRITE_CACHE => {
-                features.write_cache = VolatileWriteCache(dword).wce();
-                self.write_back
-                    .store(features.write_cache, Ordering::Relaxed);
-                if !features.write_cache {
+                let write_cache = VolatileWriteCache(dword).wce();
+                self.write_back.store(write_cache, Ordering::Relaxed);
+                if !write_cache {
                     self.barrier();
-                    let mut all = self.namespaces.iter();
-                    all.try_for_each(|one| one.flush())
-                        .map_err(|_| Status::WRITE_FAULT)?;
+                    if self.namespaces.iter().any(|one| one.flush().is_err()) {
+                        self.write_back
+                            .store(features.write_cache, Ordering::Relaxed);
+                        return Err(Status::WRITE_FAULT.into());
+                    }
                 }
+                features.write_cache = write_cache;
             }
             fid::NUMBER_OF_QUEUES => return self.number_of_queues(features, dword),
             fid::INTERRUPT_COALESCING => self.vectors.set_coalescing(dword),

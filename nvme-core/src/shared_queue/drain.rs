@@ -70,7 +70,12 @@ impl SharedQueue<'_> {
             } else {
                 Order::Relaxed
             };
-            lock.store(head << 1, order, Scope::Gpu);
+            if head == start {
+                // Hands on what the last holder released: a read-modify-write does, a store would not.
+                lock.fetch_and(!1, Order::Relaxed, Scope::Gpu);
+            } else {
+                lock.store(head << 1, order, Scope::Gpu);
+            }
             saw(Traffic::CqLoads(loads));
         }
         Drained::Took(head.wrapping_sub(start))
