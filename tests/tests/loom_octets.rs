@@ -166,7 +166,6 @@ fn eight_lanes_submit_and_drain() {
                         _ => thread::yield_now(),
                     }
                 }
-                member.sync();
                 finish(&queue, &token, rank);
             });
             lanes.into_iter().for_each(|lane| lane.join().unwrap());
