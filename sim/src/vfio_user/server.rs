@@ -10,6 +10,7 @@ use crate::config::Config;
 use crate::controller::Controller;
 use crate::memory::HostMemory;
 use crate::runner::Runner;
+use nvme_core::spec::register::offset::DOORBELLS;
 use rustix::fs::{Mode, fchmod};
 use rustix::io::Errno;
 use rustix::net::{
@@ -24,6 +25,7 @@ use std::string::{String, ToString};
 use std::sync::Arc;
 use std::time::Duration;
 use std::{format, fs};
+use zerocopy::FromBytes;
 
 /// How long after a lack of descriptors a client is looked at again.
 const RETRY: Duration = Duration::from_millis(200);
@@ -209,7 +211,8 @@ fn exchange(
         }
         _ => return Err(End::Garbled("a message that is neither command nor reply")),
     }
-    requests.hurry(true);
+    // Whatever may wait for the controller's threads, which may wait for this one.
+    requests.hurry(!is_doorbell(header.command, &body));
     let result = session.answer(header.command, &body, fds);
     requests.hurry(false);
     if header.flags & wire::NO_REPLY == 0 {
@@ -247,6 +250,16 @@ fn exchange(
         return Err(End::Garbled("it shortened memory that it had given"));
     }
     Ok(())
+}
+
+/// Whether a message rings a doorbell, which waits for nobody: however long this thread is put aside
+/// meanwhile, the controller's accesses may take their time.
+fn is_doorbell(code: u16, body: &[u8]) -> bool {
+    let access = wire::RegionAccess::read_from_prefix(body);
+    let is_one = |access: wire::RegionAccess| {
+        access.region == wire::region::BAR0 && access.offset >= u64::from(DOORBELLS)
+    };
+    code == wire::command::REGION_WRITE && access.is_ok_and(|(access, _)| is_one(access))
 }
 
 /// A listening socket at `path` that only its owner can connect to, from the first moment on.
@@ -288,4 +301,28 @@ fn listen_at(path: &Path) -> Result<UnixListener, ServeError> {
         };
         refused(&IoError::from(errno).to_string(), remedy.into())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvme_core::spec::register::offset;
+    use zerocopy::IntoBytes;
+
+    #[test]
+    fn only_a_doorbell_waits_for_nobody() {
+        let write = |region, offset: u32| {
+            let access = wire::RegionAccess {
+                offset: offset.into(),
+                region,
+                count: 4,
+            };
+            is_doorbell(wire::command::REGION_WRITE, access.as_bytes())
+        };
+        assert!(write(wire::region::BAR0, DOORBELLS) && write(wire::region::BAR0, DOORBELLS + 4));
+        assert!(!write(wire::region::BAR0, offset::CC));
+        assert!(!write(7, DOORBELLS), "configuration space");
+        assert!(!is_doorbell(wire::command::REGION_READ, &[0xFF; 16]));
+        assert!(!is_doorbell(wire::command::REGION_WRITE, &[0; 4]));
+    }
 }

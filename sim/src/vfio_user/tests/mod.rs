@@ -177,6 +177,15 @@ impl Client {
     }
 
     fn put(&mut self, header: Header, body: &[u8], fds: &[BorrowedFd<'_>]) {
+        self.try_put(header, body, fds).unwrap();
+    }
+
+    fn try_put(
+        &mut self,
+        header: Header,
+        body: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> std::io::Result<()> {
         let whole = [header.as_bytes(), body].concat();
         let mut space = vec![MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(80))];
         let mut control = SendAncillaryBuffer::new(&mut space);
@@ -184,8 +193,8 @@ impl Client {
             assert!(control.push(SendAncillaryMessage::ScmRights(fds)));
         }
         let parts = [IoSlice::new(&whole)];
-        let sent = sendmsg(&self.socket, &parts, &mut control, SendFlags::NOSIGNAL).unwrap();
-        self.socket.write_all(&whole[sent..]).unwrap();
+        let sent = sendmsg(&self.socket, &parts, &mut control, SendFlags::NOSIGNAL)?;
+        self.socket.write_all(&whole[sent..])
     }
 
     /// The next message, whole and with its descriptors: one `recvmsg` must bring all of a small one.
