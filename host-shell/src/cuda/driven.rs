@@ -138,9 +138,7 @@ impl Driven {
     ) -> Result<Ran> {
         self.check_alive()?;
         let books = match grid.kernel {
-            Kernel::Shared | Kernel::SharedNarrow | Kernel::SharedTraced | Kernel::Tokens => {
-                Some(Books::Shared)
-            }
+            kernel if kernel.shares() => Some(Books::Shared),
             Kernel::Owner
             | Kernel::Warp
             | Kernel::Block

@@ -63,6 +63,14 @@ impl Kernel {
         Self::SqeWrites,
     ];
 
+    /// Whether its queues belong to nobody: results are told to cells.
+    pub fn shares(self) -> bool {
+        matches!(
+            self,
+            Self::Shared | Self::SharedNarrow | Self::SharedTraced | Self::Tokens
+        )
+    }
+
     /// The symbol.
     pub fn name(self) -> &'static str {
         match self {

@@ -243,10 +243,7 @@ impl GpuQueues {
     /// Fills in what lies in this struct's memory, making it larger where the launch needs that.
     fn prepare(&mut self, grid: Grid, launch: Launch, held: u64, accounts: bool) -> Result<Launch> {
         let gpu = Arc::clone(self.gpu());
-        let shared = matches!(
-            grid.kernel,
-            Kernel::Shared | Kernel::SharedNarrow | Kernel::Tokens
-        );
+        let shared = grid.kernel.shares();
         if shared {
             let bytes = held as usize * 8;
             grow(&gpu, &mut self.cells, bytes)?;
