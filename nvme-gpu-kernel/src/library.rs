@@ -9,7 +9,6 @@
 use crate::arch;
 use crate::{Gpu, Queues};
 use nvme_core::group::Here;
-use nvme_core::handoff::QueueWords;
 use nvme_core::spec::{Iova, Lba, Nsid, Sqe, nvm};
 use nvme_core::{Command, Data, Drained, Outcome, SharedQueue, SubmitError, Token, WaitError};
 
@@ -205,8 +204,6 @@ unsafe extern "C" fn nvme_gpu_drain(queues: *const Queues, queue: u32) -> i32 {
     let Some(shared) = (unsafe { attach(queues, queue) }) else {
         return NO_QUEUE;
     };
-    // SAFETY: as above. The address of its words tells a queue from others.
-    let words = unsafe { (*queues).queues } + u64::from(queue) * size_of::<QueueWords>() as u64;
     match shared.help_out(&Gpu) {
         Drained::Busy => PENDING,
         Drained::Took(count) => count as i32,
