@@ -93,6 +93,8 @@ pub fn instrumented(built: &Path) -> Command {
     command
         .env("RUSTFLAGS", "-Cinstrument-coverage")
         .env("CARGO_TARGET_DIR", built)
+        // Programs that run while it is built are instrumented, too, and would write where cargo was started.
+        .env("LLVM_PROFILE_FILE", built.join("of-the-build/%m.profraw"))
         // The simulator moves a lot of bytes in the tests.
         .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1")
         .env("CARGO_PROFILE_DEV_DEBUG", "0")
