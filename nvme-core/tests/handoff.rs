@@ -143,10 +143,13 @@ fn a_queue_that_is_attached_again_goes_on() {
 fn words_that_describe_no_queue_are_refused() {
     let (memory, words) = Memory::new(8, 7, 4);
     type Change = fn(&mut QueueWords);
-    let refused: [(&str, Change); 8] = [
+    let refused: [(&str, Change); 9] = [
         ("no page size", |words| words.page_shift = 0),
         ("pages of 2 KiB", |words| words.page_shift = 11),
         ("pages of 2^28 bytes", |words| words.page_shift = 28),
+        ("4 KiB in the lowest byte alone", |words| {
+            words.page_shift = 0x10C
+        }),
         ("one entry", |words| words.entries = 1),
         ("no power of two", |words| words.entries = 6),
         ("more than 65,536 entries", |words| words.entries = 1 << 17),

@@ -71,6 +71,7 @@ pub fn run(options: &Options, emit: &mut dyn FnMut(Value)) -> Result<()> {
     let limits = Limits::measure(&kernels, threads, share, emit)?;
     let mut suite = Suite {
         kernels,
+        cores,
         threads,
         share,
         limits,
@@ -149,6 +150,7 @@ fn rows() -> Vec<Row> {
 
 struct Suite<'a> {
     kernels: Arc<Kernels>,
+    cores: usize,
     threads: usize,
     share: f64,
     limits: Limits,
@@ -247,8 +249,16 @@ impl Suite<'_> {
             .ok_or_else(|| Error::device("no bench", "report this"))
     }
 
+    /// Threads of the controller: one for each drive, where there are as many cores.
+    fn threads(&self, case: &Case) -> usize {
+        match case.model {
+            Some(_) => self.cores.min(case.queues as usize).max(self.threads),
+            None => self.threads,
+        }
+    }
+
     fn measure(&mut self, case: &Case) -> Result<Vec<Run>> {
-        let (threads, share) = (self.threads, self.share);
+        let (threads, share) = (self.threads(case), self.share);
         let bench = self.bench(case)?;
         let concurrent = match case.mode {
             Mode::Shared => u64::from(case.threads),
@@ -296,6 +306,7 @@ impl Suite<'_> {
         self.judge(&mut value, case, target, rate);
         value["limiter"] = json!(self.limiter(case, rate, busy));
         value["controller_busy"] = json!(busy);
+        value["controller_threads"] = json!(self.threads(case).min(case.queues as usize));
         if let Some(run) = runs.first() {
             let per = |count: u64| count as f64 / run.commands.max(1) as f64;
             let report = &run.ran.report;
