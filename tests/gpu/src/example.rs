@@ -17,22 +17,47 @@ const BLOCKS: u32 = 8;
 const GRID: u32 = 8;
 const THREADS: u32 = 128;
 
-/// The embedded kernel, and the one of `--image`.
+/// The example in CUDA C++ for each architecture; empty where this program was built without nvcc.
+const CUDA: [&[u8]; 3] = [
+    include_bytes!(concat!(env!("OUT_DIR"), "/histogram.sm_80.cubin")),
+    include_bytes!(concat!(env!("OUT_DIR"), "/histogram.sm_90.cubin")),
+    include_bytes!(concat!(env!("OUT_DIR"), "/histogram.sm_100.cubin")),
+];
+
+/// The embedded kernels, or instead of the one in CUDA C++ that of `--image`.
 pub fn all(report: &mut Report, bench: &Bench) {
     report.test("example/rust-histogram", |_| {
         run(bench, gpu_histogram::PTX.as_bytes())
     });
     report.case("example/cuda-histogram", |options| {
-        let Some(file) = &options.image else {
-            let why = "build nvme-gpu-kernel/examples/cuda-histogram with nvcc, then give --image histogram.cubin";
-            return End::Skipped(why.to_owned());
+        let result = match &options.image {
+            Some(file) => std::fs::read(file)
+                .map_err(|error| format!("{file}: {error}"))
+                .and_then(|image| run(bench, &image)),
+            None => match for_this_gpu(bench) {
+                Ok(image) => run(bench, image),
+                Err(why) => return End::Skipped(why.to_owned()),
+            },
         };
-        let image = std::fs::read(file).map_err(|error| format!("{file}: {error}"));
-        match image.and_then(|image| run(bench, &image)) {
+        match result {
             Ok(seen) => End::Passed(seen),
             Err(why) => End::Failed(why),
         }
     });
+}
+
+/// The embedded image that this GPU takes.
+fn for_this_gpu(bench: &Bench) -> Result<&'static [u8], &'static str> {
+    let mut built = CUDA
+        .into_iter()
+        .filter(|image| !image.is_empty())
+        .peekable();
+    if built.peek().is_none() {
+        return Err("built without nvcc: use cargo xtask gpu-test --bundle, or --image FILE");
+    }
+    built
+        .find(|image| Module::load(&bench.gpu, image).is_ok())
+        .ok_or("the image inside is for sm_80, sm_90 and sm_100: give --image FILE for this GPU")
 }
 
 fn run(bench: &Bench, image: &[u8]) -> Result<String, String> {

@@ -1,6 +1,7 @@
 //! The tests on a GPU: one file that carries everything to the machine that has one.
 
 use crate::process::{Failure, cargo, check, root, target_dir};
+use crate::ptx::nvcc;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -16,12 +17,32 @@ pub fn command(words: &[&str]) -> Result<(), Failure> {
     match words {
         ["--bundle"] => bundle(&root().join("target").join(PROGRAM)),
         ["--bundle", file] => bundle(Path::new(file)),
-        arguments => check(Command::new(build()?).args(arguments)),
+        arguments => check(Command::new(build(None)?).args(arguments)),
     }
 }
 
-fn build() -> Result<PathBuf, Failure> {
+/// The CUDA C++ example for each architecture, in one folder.
+fn images() -> Result<PathBuf, Failure> {
+    let folder = target_dir().join("gpu-test-images");
+    for arch in ["sm_80", "sm_90", "sm_100"] {
+        let of_one = folder.join(arch);
+        nvcc::example(&of_one, arch)?;
+        let (from, to) = (
+            of_one.join("histogram.cubin"),
+            folder.join(format!("histogram.{arch}.cubin")),
+        );
+        std::fs::copy(&from, to)
+            .map_err(|error| Failure::new(format!("{}: {error}", from.display())))?;
+    }
+    Ok(folder)
+}
+
+/// Builds the program, with what `images` holds inside.
+fn build(images: Option<&Path>) -> Result<PathBuf, Failure> {
     let mut build = cargo();
+    if let Some(images) = images {
+        build.env("NVME_GPU_IMAGES", images);
+    }
     build.args(["rustc", "--release", "--package", PACKAGE, "--bin", PROGRAM]);
     // Without symbols: half the size.
     build.args(["--", "-C", "strip=symbols"]);
@@ -30,7 +51,7 @@ fn build() -> Result<PathBuf, Failure> {
 }
 
 fn bundle(file: &Path) -> Result<(), Failure> {
-    let built = build()?;
+    let built = build(Some(&images()?))?;
     let named = |error: std::io::Error| Failure::new(format!("{}: {error}", file.display()));
     std::fs::copy(&built, file).map_err(named)?;
     let bytes = std::fs::read(file).map_err(named)?;

@@ -7,7 +7,7 @@ mod assemble;
 mod build;
 mod committed;
 mod compiler;
-mod nvcc;
+pub mod nvcc;
 mod pins;
 mod text;
 
