@@ -5,11 +5,23 @@
 use crate::arch;
 use crate::work::{Launch, Report, Traced, account};
 use nvme_core::group::Traffic;
+use nvme_core::handoff::QueueWords;
 use nvme_core::spec::nvm::{self, opcode};
 use nvme_core::spec::{Iova, Lba, Nsid, PageSize, Sqe};
 use nvme_core::sync::{AtomicU32, Order, Scope, anew};
 use nvme_core::trace::Event;
 use nvme_core::{Command, ControllerFault, Data, Outcome, SubmitError, WaitError};
+
+/// Queue `index` of the launch.
+#[inline(always)]
+pub fn queue_words(launch: &Launch, index: u32) -> Option<&QueueWords> {
+    if index >= launch.queue_count {
+        return None;
+    }
+    let words = launch.queues as usize as *const QueueWords;
+    // SAFETY: the host gives `queue_count` queues and does not change them while the kernel runs.
+    Some(unsafe { &*words.add(index as usize) })
+}
 
 /// The counts of one thread. What is rare goes to the report at once, to keep registers free.
 #[derive(Default)]

@@ -3,8 +3,8 @@
 #![allow(unsafe_code)]
 
 use crate::arch;
+use crate::assignment::queue_words;
 use crate::work::{Launch, Report, data_word};
-use nvme_core::handoff::QueueWords;
 use nvme_core::spec::Sqe;
 use nvme_core::sync::{AtomicU64, Order, Scope, fence};
 
@@ -47,17 +47,6 @@ pub unsafe extern "ptx-kernel" fn nvme_verify(launch: Launch) {
     }
 }
 
-/// Queue `index` of the launch.
-#[inline(always)]
-fn words(launch: &Launch, index: u32) -> Option<&QueueWords> {
-    if index >= launch.queue_count {
-        return None;
-    }
-    let words = launch.queues as usize as *const QueueWords;
-    // SAFETY: the host gives `queue_count` queues and does not change them while the kernel runs.
-    Some(unsafe { &*words.add(index as usize) })
-}
-
 /// The bare limit of a command at depth 1: an entry of 64 bytes, a release fence and a doorbell out, an
 /// upper word back, `commands` times. One thread. Round n carries n in every word.
 ///
@@ -66,7 +55,7 @@ fn words(launch: &Launch, index: u32) -> Option<&QueueWords> {
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_pingpong(launch: Launch) {
     let report = launch.report as usize as *mut Report;
-    let Some(words) = words(&launch, 0) else {
+    let Some(words) = queue_words(&launch, 0) else {
         return;
     };
     // SAFETY: the caller vouches for the words.
@@ -116,7 +105,7 @@ pub unsafe extern "ptx-kernel" fn nvme_sqe_writes(launch: Launch) {
     let warps = arch::blocks() * arch::block_threads() / 32;
     let (octet, word) = (arch::lane() / 8, arch::lane() & 7);
     let queues = launch.queue_count.max(1);
-    let Some(words) = words(&launch, warp % queues) else {
+    let Some(words) = queue_words(&launch, warp % queues) else {
         return;
     };
     // SAFETY: the caller vouches for the words.

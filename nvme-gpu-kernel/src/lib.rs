@@ -28,9 +28,13 @@ mod entry;
 mod groups;
 #[cfg(all(target_arch = "nvptx64", feature = "device-library"))]
 mod library;
+#[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
+mod owned;
 #[cfg(all(target_arch = "nvptx64", feature = "probes"))]
 mod probes;
 mod queues;
+#[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
+mod shared;
 pub mod work;
 
 #[cfg(target_arch = "nvptx64")]

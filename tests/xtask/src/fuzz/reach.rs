@@ -106,6 +106,7 @@ const FILES: [(&str, &[&str]); 14] = [
         "collective",
         &[
             "nvme-core/src/collective.rs",
+            "nvme-core/src/collective/reap.rs",
             "nvme-core/src/queue_state.rs",
         ],
     ),

@@ -1,0 +1,230 @@
+//! Queues that belong to nobody: each thread does its share of the work on one of them.
+// UNSAFETY: kernel parameters hold addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+use crate::arch;
+use crate::assignment::{Tally, Work, queue_words};
+use crate::groups::Gpu;
+use crate::work::Launch;
+use nvme_core::group::{Act, Here, Traffic};
+use nvme_core::sync::AtomicU64;
+use nvme_core::trace::Event;
+use nvme_core::{Cells, Command, Outcome, SharedQueue, SubmitError, Token, WaitError};
+
+/// A thread of a launch, that counts in its report what it does on the bus.
+struct Counted<'w, 'l>(&'w Work<'l>);
+
+impl Here for Counted<'_, '_> {
+    #[inline(always)]
+    fn now_ns(&self) -> u64 {
+        Gpu.now_ns()
+    }
+
+    #[inline(always)]
+    fn pause(&self, turn: u32) {
+        Gpu.pause(turn);
+    }
+
+    #[inline(always)]
+    fn saw(&self, traffic: Traffic) {
+        self.0.saw(traffic);
+    }
+
+    #[inline(always)]
+    fn together<A: Act>(&self, key: u64, act: A) -> A::Output {
+        Gpu.together(key, act)
+    }
+}
+
+/// Finds the thread's queue, does the thread's share of the work and reports.
+///
+/// # Safety
+/// As [`nvme_shared`](crate::entry::nvme_shared).
+#[inline(always)]
+pub unsafe fn sharing<const SEVERAL: bool, const TRACED: bool>(launch: &Launch) {
+    let began_ns = arch::now_ns();
+    let lanes = launch.lanes.clamp(1, 32);
+    if arch::lane() >= lanes {
+        return;
+    }
+    let warp = (arch::block() * arch::block_threads() + arch::thread()) / 32;
+    let number = warp.checked_rem(launch.queue_count).unwrap_or(u32::MAX);
+    let Some(words) = queue_words(launch, number) else {
+        return;
+    };
+    // SAFETY: the caller vouches for the words.
+    let Some((memory, state)) = (unsafe { words.attach() }) else {
+        return;
+    };
+    let cells = launch.cells as usize as *const AtomicU64;
+    // SAFETY: the host gives `cell_count` cells; they are atomics.
+    let cells = unsafe { core::slice::from_raw_parts(cells, launch.cell_count as usize) };
+    let queue = SharedQueue::new(memory, state, Cells::new(cells));
+    let work = Work::new(launch, words.page_shift);
+    let threads = u64::from(arch::blocks() * arch::block_threads() / 32 * lanes);
+    let thread = u64::from(warp * lanes + arch::lane());
+    let mut tally = Tally::default();
+    if SEVERAL {
+        hold_several(&queue, &work, &mut tally, thread, threads);
+    } else {
+        one_by_one::<TRACED>(&queue, &work, &mut tally, thread, threads);
+    }
+    if let Some(fault) = queue.fault() {
+        work.fault(fault);
+    }
+    work.report(&tally, [0; 3], began_ns);
+}
+
+/// Submits a command and waits for it, over and over. The lanes of a warp meet after each command:
+/// lanes that went on by themselves would act alone from then on, which costs the queue much more.
+#[inline(always)]
+fn one_by_one<const TRACED: bool>(
+    queue: &SharedQueue<'_>,
+    work: &Work<'_>,
+    tally: &mut Tally,
+    thread: u64,
+    threads: u64,
+) {
+    let launch = work.launch;
+    let lanes = arch::active();
+    let mut index = thread;
+    let mut goes_on = true;
+    while arch::ballot(lanes, goes_on && index < launch.commands) != 0 {
+        if goes_on && index < launch.commands {
+            let deadline_ns = Gpu.now_ns() + launch.timeout_ns;
+            let command = || work.command(index, thread, thread as u32);
+            let ran = match TRACED {
+                false => queue.run(&Counted(work), command, deadline_ns),
+                true => run_traced(queue, work, index, command(), deadline_ns),
+            };
+            match ran {
+                Ok(Ok((outcome, _))) => {
+                    tally.sqes += 1;
+                    tally.end(work, index, outcome);
+                }
+                Ok(Err(error)) => {
+                    work.refuse(index, error);
+                    goes_on = false;
+                }
+                Err((error, _)) => {
+                    tally.sqes += 1;
+                    work.give_up(index, error);
+                    goes_on = false;
+                }
+            }
+        }
+        arch::sync_warp(lanes);
+        index += threads;
+    }
+}
+
+/// As [`SharedQueue::run`], and records what it does.
+#[inline(always)]
+#[allow(clippy::type_complexity)]
+fn run_traced(
+    queue: &SharedQueue<'_>,
+    work: &Work<'_>,
+    index: u64,
+    command: Command<'_>,
+    deadline_ns: u64,
+) -> Result<Result<(Outcome, u32), SubmitError>, (WaitError, Token)> {
+    let (qid, here) = (queue.state().qid(), Counted(work));
+    let token = match queue.submit(&here, command, deadline_ns) {
+        Ok(token) => token,
+        Err(error) => return Ok(Err(error)),
+    };
+    let (cid, launch) = (token.cid(), work.launch);
+    work.record(
+        index,
+        Event::submitted(qid, cid, launch.opcode as u8, launch.nsid),
+    );
+    let waited = queue.wait(&here, token, deadline_ns);
+    match &waited {
+        Ok((Outcome::Done(status), _)) => {
+            work.record(index, Event::completed(qid, cid, *status, 0));
+        }
+        Ok((Outcome::Aborted(_), _)) => {}
+        Err(_) => work.record(index, Event::expired(qid, cid, here.now_ns())),
+    }
+    waited.map(Ok)
+}
+
+/// Rounds of `depth` tokens: submit all, then wait in the reverse order.
+#[inline(always)]
+fn hold_several(
+    queue: &SharedQueue<'_>,
+    work: &Work<'_>,
+    tally: &mut Tally,
+    thread: u64,
+    threads: u64,
+) {
+    let launch = work.launch;
+    let tokens = launch.tokens as usize as *mut [u32; 3];
+    let lanes = arch::active();
+    let mut index = thread;
+    let mut goes_on = true;
+    while arch::ballot(lanes, goes_on && index < launch.commands) != 0 {
+        let deadline_ns = Gpu.now_ns() + launch.timeout_ns;
+        let mut held = 0;
+        while goes_on && held < u64::from(launch.depth) && index + held * threads < launch.commands
+        {
+            let at = index + held * threads;
+            let cell = held * threads + thread;
+            match queue.submit(
+                &Counted(work),
+                work.command(at, cell, cell as u32),
+                deadline_ns,
+            ) {
+                Ok(token) => {
+                    tally.sqes += 1;
+                    // SAFETY: the host gives three words for each thread and token.
+                    unsafe { tokens.add(cell as usize).write(token.words()) };
+                    held += 1;
+                }
+                Err(error) => {
+                    work.refuse(at, error);
+                    goes_on = false;
+                }
+            }
+        }
+        arch::sync_warp(lanes);
+        while held > 0 {
+            held -= 1;
+            let cell = held * threads + thread;
+            // SAFETY: written above by this thread.
+            let token = Token::from_words(unsafe { tokens.add(cell as usize).read() });
+            goes_on &= finish(
+                queue,
+                work,
+                tally,
+                index + held * threads,
+                token,
+                deadline_ns,
+            );
+        }
+        arch::sync_warp(lanes);
+        index += u64::from(launch.depth) * threads;
+    }
+}
+
+/// Waits for one command and accounts for it; `false` when the thread should end.
+#[inline(always)]
+fn finish(
+    queue: &SharedQueue<'_>,
+    work: &Work<'_>,
+    tally: &mut Tally,
+    index: u64,
+    token: Token,
+    deadline_ns: u64,
+) -> bool {
+    match queue.wait(&Counted(work), token, deadline_ns) {
+        Ok((outcome, _)) => {
+            tally.end(work, index, outcome);
+            true
+        }
+        Err((error, _)) => {
+            work.give_up(index, error);
+            false
+        }
+    }
+}
