@@ -115,6 +115,18 @@ fn a_full_ring_is_read_from_the_middle_of_a_line() {
 }
 
 #[test]
+fn a_queue_tells_its_depth_and_how_far_a_line_is() {
+    let rig = Rig::new(16, 11, 0, 0);
+    let mut queue = rig.collective(Alone);
+    assert_eq!(queue.depth(), 11);
+    for left in [0, 3, 2, 1, 0, 3] {
+        assert_eq!((queue.uneven(), queue.group().size()), (left, 1));
+        let number = queue.in_flight();
+        queue.submit(true, |_| command(number), FOREVER).unwrap();
+    }
+}
+
+#[test]
 fn the_smallest_queue_works_for_every_team() {
     for size in SIZES {
         keep_full::<1>(size, 2, 1, STARTS[3], 20);
