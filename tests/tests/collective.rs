@@ -114,6 +114,39 @@ fn a_full_ring_is_read_from_the_middle_of_a_line() {
     keep_full::<4>(8, 16, 11, STARTS[3], 400);
 }
 
+/// With gaps between them, what a member read ahead in the free ring is another's.
+#[test]
+fn members_that_submit_need_not_be_neighbours() {
+    let wants = |rank: u32, round: u32| (rank * 5 + round).is_multiple_of(3);
+    let rig = Rig::new(64, 63, 0, 0);
+    let side = Mutex::new((Hand::new(&rig), Vec::new(), Rng::new(1)));
+    let ended = Mutex::new(HashSet::new());
+    Team::run(8, |team| {
+        let mut queue = rig.collective(team.clone());
+        let mut round = 0;
+        while round < 60 || queue.in_flight() > 0 {
+            let mine = round < 60 && wants(team.rank(), round);
+            let number = round * 8 + team.rank();
+            let cid = queue.submit(mine, |_| command(number), FOREVER).unwrap();
+            assert_eq!(cid.is_some(), mine);
+            queue.ring();
+            if team.leads() {
+                let (hand, held, rng) = &mut *side.lock().unwrap();
+                serve(hand, held, rng);
+            }
+            team.sync();
+            queue
+                .reap::<2>(|end| assert!(ended.lock().unwrap().insert(check(end))))
+                .unwrap();
+            round += 1;
+        }
+    });
+    let all = (0..60).flat_map(|round| (0..8).map(move |rank| (rank, round)));
+    let expected = all.filter(|(rank, round)| wants(*rank, *round));
+    let expected: HashSet<u32> = expected.map(|(rank, round)| round * 8 + rank).collect();
+    assert_eq!(ended.into_inner().unwrap(), expected);
+}
+
 #[test]
 fn a_queue_tells_its_depth_and_how_far_a_line_is() {
     let rig = Rig::new(16, 11, 0, 0);
