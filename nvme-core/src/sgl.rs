@@ -44,8 +44,9 @@ impl Segment {
 
 /// Maps `segments` in order and returns the descriptor for the command.
 ///
-/// One segment needs no list. More lie in `list`, 256 to a segment, the last of a full segment
-/// being the pointer to the next.
+/// One segment of data needs no list. Others lie in `list`, 256 to a segment, the last of a full segment
+/// being the pointer to the next; one that is discarded lies there, too, since a command's own descriptor is
+/// data or a pointer to a list (NVMe Base 2.0c, Common Command Format, "SGL Entry 1").
 ///
 /// # Errors
 /// [`MapError::Empty`] for no segments or one of no bytes, [`MapError::ListTooSmall`].
@@ -53,7 +54,7 @@ pub fn map(segments: &[Segment], list: DmaWords<'_>) -> Result<[u64; 2], MapErro
     if segments.is_empty() || segments.iter().any(|segment| segment.len() == 0) {
         return Err(MapError::Empty);
     }
-    if let [only] = segments {
+    if let [only @ Segment::Data { .. }] = segments {
         return Ok(only.descriptor().to_words());
     }
     let first = link(segments.len(), list.iova());
@@ -119,15 +120,17 @@ mod tests {
     }
 
     #[test]
-    fn one_segment_is_the_command_descriptor() {
+    fn one_segment_of_data_is_the_command_descriptor() {
         let got = map(&[data(0)], DmaWords::new(&[], Iova(0))).unwrap();
         assert_eq!(got, [0x1000, 512]);
-        let skip = map(
-            &[Segment::Discard { len: 4096 }],
-            DmaWords::new(&[], Iova(0)),
-        )
-        .unwrap();
-        assert_eq!(skip, [0, 0x1000_0000_0000_1000]);
+        let skip = [Segment::Discard { len: 4096 }];
+        let none = DmaWords::new(&[], Iova(0));
+        assert_eq!(map(&skip, none), Err(MapError::ListTooSmall));
+        let words: [AtomicU64; 2] = Default::default();
+        let list = DmaWords::new(&words, Iova(0x8000));
+        let got = map(&skip, list).unwrap();
+        assert_eq!(got, [0x8000, 0x3000_0000_0000_0010]);
+        assert_eq!(list.get(1), 0x1000_0000_0000_1000);
     }
 
     #[test]

@@ -23,7 +23,12 @@ pub(crate) fn walk(
     mut each: impl FnMut(Option<u64>, usize) -> Result<(), Status>,
 ) -> Result<(), Status> {
     let mut state = State { rest: len, to_host };
-    let mut segment = match state.take(SglDescriptor::from_words(dptr), &mut each)? {
+    let first = SglDescriptor::from_words(dptr);
+    if first.kind() == kind::BIT_BUCKET {
+        // SGL Entry 1 is data or a pointer to a segment.
+        return Err(Status::SGL_TYPE_INVALID);
+    }
+    let mut segment = match state.take(first, &mut each)? {
         None => return state.end(),
         Some(segment) => segment,
     };
@@ -164,6 +169,12 @@ mod tests {
             (block, block, 513, Status::DATA_SGL_LENGTH_INVALID),
             (block, block, 511, Status::DATA_SGL_LENGTH_INVALID),
             (block, D(5, 0, 512), 512, Status::SGL_TYPE_INVALID),
+            (
+                block,
+                D(kind::BIT_BUCKET, 0, 512),
+                512,
+                Status::SGL_TYPE_INVALID,
+            ),
             (
                 block,
                 D(kind::LAST_SEGMENT, 0x1000, 17),

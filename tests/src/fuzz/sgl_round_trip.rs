@@ -52,7 +52,11 @@ pub fn sgl_round_trip(bytes: &[u8]) {
     if let Some(at) = scenario.empty.filter(|_| total > 0) {
         segments[usize::from(at) % total] = Segment::Discard { len: 0 };
     }
-    let needed = descriptors(total);
+    // A command's own descriptor can be data alone.
+    let needed = match segments[..] {
+        [Segment::Data { .. }] => 0,
+        _ => descriptors(total),
+    };
     let short =
         usize::from(scenario.short > 240) * usize::from(scenario.short - 240.min(scenario.short));
     let room = needed.saturating_sub(short);
@@ -99,7 +103,7 @@ fn descriptors(segments: usize) -> usize {
         left -= SEGMENT - 1;
         pointers += 1;
     }
-    if segments < 2 { 0 } else { segments + pointers }
+    segments + pointers
 }
 
 /// What a controller makes of it: NVMe Base 2.0c, "Scatter Gather List (SGL)".
