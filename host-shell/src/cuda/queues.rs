@@ -352,7 +352,8 @@ mod tests {
         let report = report_of(words);
         assert_eq!(report.completed, 1);
         assert_eq!(report.failed, 2);
-        assert_eq!(report.wrong_at, words.len() as u64);
+        assert_eq!(report.wrong_at + 1, words.len() as u64);
+        assert_eq!(report.late, words.len() as u64);
     }
 
     #[test]

@@ -71,7 +71,7 @@ fn data_beside_the_buffer() {
 fn a_buffer_that_is_taken_back_when_its_command_is_late() {
     is_found(
         Sabotage::EarlyRelease,
-        &["memory", "canary", "data", "account"],
+        &["memory", "canary", "data", "account", "auditor"],
     );
 }
 
