@@ -7,10 +7,13 @@ use crate::watch::Watch;
 use nvme_core::group::Group;
 use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
 use nvme_core::queue_state::{QueueState, words};
+use nvme_core::recovery::{DeletionStep, QueueDeletion};
 use nvme_core::shutdown::{self, Kind, Shutdown};
 use nvme_core::spec::{Cid, Cqe, Iova, PageSize, Qid, Sqe, Status};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
-use nvme_core::{Cells, Collective, ListMemory, QueueMemory, Quiesced, Registers, SharedQueue};
+use nvme_core::{
+    Cells, Collective, ListMemory, QueueMemory, QueuePair, Quiesced, Registers, SharedQueue, Slot,
+};
 
 /// The queue's identifier.
 pub const QID: Qid = Qid(1);
@@ -281,5 +284,20 @@ impl<'a> Hand<'a> {
             count += 1;
         }
         count
+    }
+}
+
+/// The proof that submission queue `qid` was deleted, by a controller that answers everything.
+pub fn deleted(qid: Qid) -> Quiesced {
+    let rig = Rig::new(4, 3, 0, 0);
+    let slots: Vec<Slot<u32>> = (0..3).map(|_| Slot::new()).collect();
+    let (mut admin, mut hand) = (QueuePair::new(QID, rig.memory(), slots), Hand::new(&rig));
+    let mut deletion = QueueDeletion::new(qid, 1);
+    loop {
+        match deletion.step(&mut admin, 0, |_| {}) {
+            DeletionStep::Wait { .. } => assert_eq!(hand.serve(), 1),
+            DeletionStep::Emptied(proof) => return proof,
+            other => panic!("{other:?}"),
+        }
     }
 }

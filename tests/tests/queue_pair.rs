@@ -1,12 +1,9 @@
 //! A queue pair with one owner over a controller by hand: lists, the doorbells of a batch, proofs.
 #![cfg(not(loom))]
 
-use nvme_core::recovery::{DeletionStep, QueueDeletion};
 use nvme_core::spec::{Iova, Lba, Nsid, Qid, Sqe, Status, nvm};
-use nvme_core::{
-    AbortReason, ControllerFault, Data, Outcome, QueuePair, Quiesced, Slot, SubmitError,
-};
-use nvme_tests::hand::{Hand, LIST_WORDS, QID, Rig};
+use nvme_core::{AbortReason, ControllerFault, Data, Outcome, QueuePair, Slot, SubmitError};
+use nvme_tests::hand::{Hand, LIST_WORDS, QID, Rig, deleted};
 
 const NEVER: u64 = u64::MAX;
 
@@ -17,20 +14,6 @@ fn pair(rig: &Rig, qid: Qid, slots: usize) -> QueuePair<'_, u32, Vec<Slot<u32>>>
 
 fn read() -> Sqe {
     nvm::read(Nsid(1), Lba(0), 1)
-}
-
-/// The proof that submission queue `qid` was deleted.
-fn deleted(qid: Qid) -> Quiesced {
-    let rig = Rig::new(4, 3, 0, 0);
-    let (mut admin, mut hand) = (pair(&rig, QID, 3), Hand::new(&rig));
-    let mut deletion = QueueDeletion::new(qid, 1);
-    loop {
-        match deletion.step(&mut admin, 0, |_| {}) {
-            DeletionStep::Wait { .. } => assert_eq!(hand.serve(), 1),
-            DeletionStep::Emptied(proof) => return proof,
-            other => panic!("{other:?}"),
-        }
-    }
 }
 
 /// PRP lists of commands in flight at the same time do not overlap, whichever slot is free.

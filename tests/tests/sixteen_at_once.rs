@@ -2,10 +2,9 @@
 #![cfg(not(loom))]
 
 use nvme_core::group::{Alone, Group};
-use nvme_core::recovery::{DeletionStep, QueueDeletion};
 use nvme_core::spec::{Cid, Nsid, Qid, Sqe, Status};
-use nvme_core::{Command, ControllerFault, Data, QueuePair, Quiesced, Slot};
-use nvme_tests::hand::{Hand, QID, Rig};
+use nvme_core::{Command, ControllerFault, Data};
+use nvme_tests::hand::{Hand, QID, Rig, deleted};
 use nvme_tests::team::Team;
 use std::sync::Mutex;
 
@@ -108,21 +107,6 @@ fn nonsense_is_found_in_every_place() {
             assert_eq!(told, (0..16).filter(ends).collect::<Vec<_>>());
             assert_eq!(queue.in_flight(), u32::from(!wrong_head));
             assert_eq!(rig.state().fault(), Some(fault));
-        }
-    }
-}
-
-/// The proof that submission queue `qid` was deleted.
-fn deleted(qid: Qid) -> Quiesced {
-    let rig = Rig::new(4, 3, 0, 0);
-    let slots: Vec<Slot<u32>> = (0..3).map(|_| Slot::new()).collect();
-    let (mut admin, mut hand) = (QueuePair::new(QID, rig.memory(), slots), Hand::new(&rig));
-    let mut deletion = QueueDeletion::new(qid, 1);
-    loop {
-        match deletion.step(&mut admin, 0, |_| {}) {
-            DeletionStep::Wait { .. } => assert_eq!(hand.serve(), 1),
-            DeletionStep::Emptied(proof) => return proof,
-            other => panic!("{other:?}"),
         }
     }
 }

@@ -261,10 +261,16 @@ impl Bench {
     /// Runs a bare limit's kernel over the rings, which no controller serves.
     fn bare(&mut self, grid: Grid, commands: u64) -> Result<Ran> {
         self.set.restart(0)?;
+        self.run_bare(grid, commands, 0)
+    }
+
+    /// Runs a bare limit's kernel; `depth` other than 0 tells it of a controller.
+    fn run_bare(&mut self, grid: Grid, commands: u64, depth: u32) -> Result<Ran> {
         let launch = Launch {
             commands,
             timeout_ns: TIMEOUT_NS,
             opcode: u32::from(opcode::READ),
+            depth,
             ..Launch::default()
         };
         // SAFETY: the bare kernels use the rings and doorbells alone, which are ours.
@@ -276,20 +282,12 @@ impl Bench {
     fn served(&mut self, entries: u64, threads: usize) -> Result<Ran> {
         self.set.restart(0)?;
         let running = self.null.start_heedless(threads)?;
-        let launch = Launch {
-            commands: entries,
-            timeout_ns: TIMEOUT_NS,
-            opcode: u32::from(opcode::READ),
-            depth: 1,
-            ..Launch::default()
-        };
         let grid = Grid {
             kernel: Kernel::SqeWrites,
             blocks: self.null.shape().queues,
             threads: 32,
         };
-        // SAFETY: as in `bare`.
-        let ran = unsafe { self.set.run(grid, launch, false, LIMIT, || Ok(())) };
+        let ran = self.run_bare(grid, entries, 1);
         let account = running.stop();
         match account.fault {
             Some(fault) => Err(Error::device(fault.what, "report this")),
