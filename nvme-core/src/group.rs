@@ -16,7 +16,8 @@ pub struct Vote {
 
 /// Members that act together. The member of rank 0 leads.
 pub trait Group {
-    /// Completions that a member reads at once, 1 to 16: a lone member keeps several reads under way.
+    /// Completions that a member reads at once, 1 or an even number from 4 to 16: a lone member keeps
+    /// several reads under way.
     const READS: u32 = 1;
 
     /// Number of members, at least 1.
@@ -65,7 +66,7 @@ pub trait Group {
 pub struct Alone;
 
 impl Group for Alone {
-    const READS: u32 = if cfg!(loom) { 2 } else { 16 };
+    const READS: u32 = if cfg!(loom) { 4 } else { 16 };
 
     #[inline(always)]
     fn size(&self) -> u32 {

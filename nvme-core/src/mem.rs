@@ -330,7 +330,7 @@ pub(crate) struct CyclicWords<'a> {
 
 impl<'a> CyclicWords<'a> {
     /// Words that can be named by a constant, without an instruction: there are more.
-    pub const NAMED: u32 = if cfg!(loom) { 8 } else { 128 };
+    pub const NAMED: u32 = if cfg!(loom) { 32 } else { 128 };
 
     /// The first `count` words; `None` when there are fewer, or `count` is not a power of two from
     /// [`NAMED`](Self::NAMED) on.

@@ -12,17 +12,19 @@ use crate::spec::{Cid, Cqe, Qid, Status};
 use crate::sync::{AtomicU32, Order, Scope};
 
 /// Words between fields that different threads write, so that each has a memory sector of its own.
-const LINE: u32 = if cfg!(loom) { 2 } else { 32 };
+const LINE: u32 = if cfg!(loom) { 8 } else { 32 };
 
 /// Next ring position (shared), or the position of the tail (collective).
 const POSITION: u32 = 0;
 const RING_LOCK: u32 = LINE;
 /// Position up to which the tail doorbell was rung.
 const RUNG: u32 = LINE + 1;
-/// Twice the head of the completion queue, plus 1 while somebody drains.
+/// Shared: the head of the completion queue and who looks there (see `shared_queue::drain`).
 const DRAIN: u32 = 2 * LINE;
-/// Position up to which completions were taken.
+/// Position up to which completions were taken (collective); how many were, from the start (shared).
 const HEAD: u32 = 2 * LINE + 1;
+/// Shared: how many completions were taken of each quarter of the ring.
+const TAKEN: u32 = 2 * LINE + 2;
 const FAULT: u32 = 3 * LINE;
 /// Position at which the queue was created.
 const START: u32 = 3 * LINE + 1;
@@ -168,7 +170,11 @@ impl<'a> QueueState<'a> {
         for field in [self.position(), self.rung(), self.head(), self.start()] {
             field.store(start, Order::Relaxed, Scope::Sys);
         }
-        self.drain().store(start << 1, Order::Relaxed, Scope::Sys);
+        self.drain().store(start << 4, Order::Relaxed, Scope::Sys);
+        for quarter in 0..4 {
+            self.taken(quarter)
+                .store(start >> 2, Order::Relaxed, Scope::Sys);
+        }
         for field in [self.ring_lock(), self.fault_word()] {
             field.store(0, Order::Relaxed, Scope::Sys);
         }
@@ -233,7 +239,7 @@ impl<'a> QueueState<'a> {
         self.all.named::<RUNG>()
     }
 
-    /// Twice the head of the completion queue, modulo 2^32, plus 1 while somebody drains.
+    /// Sixteen times the head of the completion queue, modulo 2^32, and who looks there.
     #[inline(always)]
     pub(crate) fn drain(&self) -> &'a AtomicU32 {
         self.all.named::<DRAIN>()
@@ -254,13 +260,41 @@ impl<'a> QueueState<'a> {
         self.all.named::<START>()
     }
 
-    /// Whether taking the entries from `head` to `next` passes a quarter of the ring: then they are
-    /// given back to the controller. Not each time, which would cost the bus more; the controller never
-    /// waits for ever, since a ring without room holds entries that were not taken yet.
+    /// Which quarter of the ring `position` is in, counted from position 0. Entries are given back to the
+    /// controller by quarters. Not each time, which would cost the bus more; the controller never waits for
+    /// ever, since a ring without room holds entries that were not taken yet.
+    #[inline(always)]
+    pub(crate) fn quarter_of(&self, position: u32) -> u32 {
+        position >> self.quarter_shift()
+    }
+
+    /// Where the `quarter`th quarter begins.
+    #[inline(always)]
+    pub(crate) fn quarter_start(&self, quarter: u32) -> u32 {
+        quarter << self.quarter_shift()
+    }
+
+    #[inline(always)]
+    fn quarter_shift(&self) -> u32 {
+        self.mask.count_ones().max(2) - 2
+    }
+
+    /// How many completions were taken in the place of the `quarter`th quarter, in all laps.
+    #[inline(always)]
+    pub(crate) fn taken(&self, quarter: u32) -> &'a AtomicU32 {
+        self.at(TAKEN + (quarter & 3))
+    }
+
+    /// What [`taken`](Self::taken) says when the last entry of the `quarter`th quarter was taken.
+    #[inline(always)]
+    pub(crate) fn taken_after(&self, quarter: u32) -> u32 {
+        self.quarter_start((quarter >> 2).wrapping_add(1))
+    }
+
+    /// Whether taking the entries from `head` to `next` passes a quarter of the ring.
     #[inline(always)]
     pub(crate) fn gives_back(&self, head: u32, next: u32) -> bool {
-        let quarter = (self.mask + 1).max(4) / 4;
-        (head ^ next) & !(quarter - 1) != 0
+        self.quarter_of(head ^ next) != 0
     }
 
     /// Word `index` of the free bits.
@@ -416,8 +450,8 @@ impl<'a> QueueState<'a> {
     pub(crate) fn head_fits(&self, upper: u64, completed: u32, rung: u32) -> bool {
         let sqhd = u32::from(upper as u16);
         let ahead = sqhd.wrapping_sub(completed) & self.mask;
-        // Modulo 2^31, as the head is.
-        (sqhd <= self.mask) & (ahead <= rung.wrapping_sub(completed) & (u32::MAX >> 1))
+        // Modulo 2^28, as the head is.
+        (sqhd <= self.mask) & (ahead <= rung.wrapping_sub(completed) & (u32::MAX >> 4))
     }
 
     /// The code of the fault of an SQHD that does not fit.

@@ -331,13 +331,12 @@ impl<'a> SharedQueue<'a> {
     #[inline(always)]
     fn fetched(&self, end: u32) {
         let past = end.wrapping_sub(self.state.mask() + 1);
-        // Acquire: pairs with the release fence before the head was stored. Modulo 2^31, as the head is.
-        while ((self
+        // Acquire: pairs with the release of all who counted.
+        while (self
             .state
             .head()
             .load(Order::Acquire, Scope::Gpu)
-            .wrapping_sub(past)
-            << 1) as i32)
+            .wrapping_sub(past) as i32)
             < 0
         {
             crate::sync::spin();
@@ -354,10 +353,14 @@ impl<'a> SharedQueue<'a> {
 
     #[inline(always)]
     fn result(&self, token: &Token) -> u64 {
-        // Acquire: pairs with the release fence of whoever drained; the command's data is visible.
-        self.cells
-            .get(token.cell)
-            .map_or(0, |cell| cell.load(Order::Acquire, Scope::Gpu))
+        self.cells.get(token.cell).map_or(0, |cell| {
+            match cell.load(Order::Relaxed, Scope::Gpu) & DONE {
+                0 => 0,
+                // Acquire: pairs with the release fence of whoever drained; the command's data is visible.
+                // Only now: on a GPU it empties the cache of who waits.
+                _ => cell.load(Order::Acquire, Scope::Gpu),
+            }
+        })
     }
 
     /// Ends every command in flight as aborted and empties the queue for the controller to create

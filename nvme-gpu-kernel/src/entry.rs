@@ -73,7 +73,18 @@ pub unsafe extern "ptx-kernel" fn nvme_block_traced(launch: Launch) {
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_shared(launch: Launch) {
     // SAFETY: the host vouches for the launch.
-    unsafe { sharing::<false, false>(&launch) };
+    unsafe { sharing::<false, false, false>(&launch) };
+}
+
+/// As [`nvme_shared`], for more warps than fit with all the registers that it takes: lanes alone keep fewer
+/// reads under way.
+///
+/// # Safety
+/// As [`nvme_shared`].
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_shared_narrow(launch: Launch) {
+    // SAFETY: the host vouches for the launch.
+    unsafe { sharing::<false, false, true>(&launch) };
 }
 
 /// As [`nvme_shared`], and records what it does at `launch.trace`.
@@ -83,7 +94,7 @@ pub unsafe extern "ptx-kernel" fn nvme_shared(launch: Launch) {
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_shared_traced(launch: Launch) {
     // SAFETY: the host vouches for the launch.
-    unsafe { sharing::<false, true>(&launch) };
+    unsafe { sharing::<false, true, false>(&launch) };
 }
 
 /// As [`nvme_shared`], but each thread submits up to `launch.depth` commands before it waits for them,
@@ -94,5 +105,5 @@ pub unsafe extern "ptx-kernel" fn nvme_shared_traced(launch: Launch) {
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_tokens(launch: Launch) {
     // SAFETY: the host vouches for the launch.
-    unsafe { sharing::<true, false>(&launch) };
+    unsafe { sharing::<true, false, false>(&launch) };
 }

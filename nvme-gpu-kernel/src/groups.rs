@@ -111,6 +111,37 @@ impl Group for Warp {
     }
 }
 
+/// A lone lane that keeps fewer reads under way, and so needs fewer registers: many fit on a GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Narrow;
+
+impl Group for Narrow {
+    const READS: u32 = 6;
+
+    #[inline(always)]
+    fn size(&self) -> u32 {
+        1
+    }
+
+    #[inline(always)]
+    fn rank(&self) -> u32 {
+        0
+    }
+
+    #[inline(always)]
+    fn sync(&self) {}
+
+    #[inline(always)]
+    fn vote(&self, mine: bool) -> Vote {
+        Alone.vote(mine)
+    }
+
+    #[inline(always)]
+    fn broadcast(&self, value: u32) -> u32 {
+        value
+    }
+}
+
 /// Every thread of a block; its size is a multiple of 32.
 #[derive(Clone, Copy, Debug)]
 pub struct Block {
@@ -229,20 +260,25 @@ impl Here for Gpu {
 
     #[inline(always)]
     fn pause(&self, turn: u32) {
-        arch::sleep_ns(32 << turn.min(6));
+        arch::sleep_ns(32 << turn.min(4));
     }
 
     #[inline(always)]
     fn together<A: Act>(&self, key: u64, act: A) -> A::Output {
-        // A mask that is known when the kernel is compiled makes every collective much cheaper, and a
-        // lane alone needs none.
-        let mask = arch::same(arch::active(), key);
-        if mask == arch::FULL {
-            act.act(&Warp)
-        } else if mask.is_power_of_two() {
-            act.act(&Alone)
-        } else {
-            act.act(&Lanes { mask })
-        }
+        together(Alone, key, act)
+    }
+}
+
+/// Does `act` with the lanes that run beside this one and name the same `key`, or as `lone`. A mask that is
+/// known when the kernel is compiled makes every collective much cheaper, and a lane alone needs none.
+#[inline(always)]
+pub fn together<L: Group, A: Act>(lone: L, key: u64, act: A) -> A::Output {
+    let mask = arch::same(arch::active(), key);
+    if mask == arch::FULL {
+        act.act(&Warp)
+    } else if mask.is_power_of_two() {
+        act.act(&lone)
+    } else {
+        act.act(&Lanes { mask })
     }
 }

@@ -4,17 +4,18 @@
 
 use crate::arch;
 use crate::assignment::{Tally, Work, queue_words};
-use crate::groups::Gpu;
+use crate::groups::{Gpu, Narrow, together};
 use crate::work::Launch;
 use nvme_core::group::{Act, Here, Traffic};
 use nvme_core::sync::AtomicU64;
 use nvme_core::trace::Event;
 use nvme_core::{Cells, Command, Outcome, SharedQueue, SubmitError, Token, WaitError};
 
-/// A thread of a launch, that counts in its report what it does on the bus.
-struct Counted<'w, 'l>(&'w Work<'l>);
+/// A thread of a launch, that counts in its report what it does on the bus; a [`Narrow`] one when it is alone
+/// and one of very many.
+struct Counted<'w, 'l, const NARROW: bool>(&'w Work<'l>);
 
-impl Here for Counted<'_, '_> {
+impl<const NARROW: bool> Here for Counted<'_, '_, NARROW> {
     #[inline(always)]
     fn now_ns(&self) -> u64 {
         Gpu.now_ns()
@@ -32,7 +33,10 @@ impl Here for Counted<'_, '_> {
 
     #[inline(always)]
     fn together<A: Act>(&self, key: u64, act: A) -> A::Output {
-        Gpu.together(key, act)
+        match NARROW {
+            true => together(Narrow, key, act),
+            false => Gpu.together(key, act),
+        }
     }
 }
 
@@ -41,7 +45,9 @@ impl Here for Counted<'_, '_> {
 /// # Safety
 /// As [`nvme_shared`](crate::entry::nvme_shared).
 #[inline(always)]
-pub unsafe fn sharing<const SEVERAL: bool, const TRACED: bool>(launch: &Launch) {
+pub unsafe fn sharing<const SEVERAL: bool, const TRACED: bool, const NARROW: bool>(
+    launch: &Launch,
+) {
     let began_ns = arch::now_ns();
     let lanes = launch.lanes.clamp(1, 32);
     if arch::lane() >= lanes {
@@ -67,7 +73,7 @@ pub unsafe fn sharing<const SEVERAL: bool, const TRACED: bool>(launch: &Launch) 
     if SEVERAL {
         hold_several(&queue, &work, &mut tally, thread, threads);
     } else {
-        one_by_one::<TRACED>(&queue, &work, &mut tally, thread, threads);
+        one_by_one::<TRACED, NARROW>(&queue, &work, &mut tally, thread, threads);
     }
     if let Some(fault) = queue.fault() {
         work.fault(fault);
@@ -78,7 +84,7 @@ pub unsafe fn sharing<const SEVERAL: bool, const TRACED: bool>(launch: &Launch) 
 /// Submits a command and waits for it, over and over. The lanes of a warp meet after each command:
 /// lanes that went on by themselves would act alone from then on, which costs the queue much more.
 #[inline(always)]
-fn one_by_one<const TRACED: bool>(
+fn one_by_one<const TRACED: bool, const NARROW: bool>(
     queue: &SharedQueue<'_>,
     work: &Work<'_>,
     tally: &mut Tally,
@@ -94,7 +100,7 @@ fn one_by_one<const TRACED: bool>(
             let deadline_ns = Gpu.now_ns() + launch.timeout_ns;
             let command = || work.command(index, thread, thread as u32);
             let ran = match TRACED {
-                false => queue.run(&Counted(work), command, deadline_ns),
+                false => queue.run(&Counted::<NARROW>(work), command, deadline_ns),
                 true => run_traced(queue, work, index, command(), deadline_ns),
             };
             match ran {
@@ -128,7 +134,7 @@ fn run_traced(
     command: Command<'_>,
     deadline_ns: u64,
 ) -> Result<Result<(Outcome, u32), SubmitError>, (WaitError, Token)> {
-    let (qid, here) = (queue.state().qid(), Counted(work));
+    let (qid, here) = (queue.state().qid(), Counted::<false>(work));
     let token = match queue.submit(&here, command, deadline_ns) {
         Ok(token) => token,
         Err(error) => return Ok(Err(error)),
@@ -171,7 +177,7 @@ fn hold_several(
             let at = index + held * threads;
             let cell = held * threads + thread;
             match queue.submit(
-                &Counted(work),
+                &Counted::<false>(work),
                 work.command(at, cell, cell as u32),
                 deadline_ns,
             ) {
@@ -217,7 +223,7 @@ fn finish(
     token: Token,
     deadline_ns: u64,
 ) -> bool {
-    match queue.wait(&Counted(work), token, deadline_ns) {
+    match queue.wait(&Counted::<false>(work), token, deadline_ns) {
         Ok((outcome, _)) => {
             tally.end(work, index, outcome);
             true

@@ -242,12 +242,12 @@ fn a_slot_that_was_refused_is_handed_on() {
 fn keep_asking(rig: &Rig, at_last: impl Fn()) -> impl Fn(Telling) {
     let calls = Cell::new(0);
     move |what| {
-        // The lock's answer, then in each round the last doorbell and the lock's answer.
+        // The lock's answer, the last doorbell, then in each round the lock's answer.
         calls.set(calls.get() + u32::from(what == Telling::Broadcast));
         if calls.get() > 1 {
             rig.shared().ring(&Alone);
         }
-        if calls.get() == 1 + 2 * 16 {
+        if calls.get() == 2 + 16 {
             at_last();
         }
     }

@@ -33,7 +33,8 @@ pub enum Kernel {
     SharedTraced,
     /// Any thread on any queue.
     Shared,
-    /// The same, compiled for no more than 64 registers per thread: more warps at a time, each slower.
+    /// The same with shorter passes, compiled for no more than 64 registers per thread: more warps at a
+    /// time, each slower.
     SharedNarrow,
     /// Any thread on any queue, several commands each, waited for in reverse.
     Tokens,
@@ -81,7 +82,8 @@ impl Kernel {
             Self::WarpTraced => "nvme_warp_traced",
             Self::BlockTraced => "nvme_block_traced",
             Self::SharedTraced => "nvme_shared_traced",
-            Self::Shared | Self::SharedNarrow => "nvme_shared",
+            Self::Shared => "nvme_shared",
+            Self::SharedNarrow => "nvme_shared_narrow",
             Self::Tokens => "nvme_tokens",
             Self::Verify => "nvme_verify",
             Self::PingPong => "nvme_pingpong",

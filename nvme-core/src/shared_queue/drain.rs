@@ -1,4 +1,5 @@
-//! The completion ring of a shared queue: whoever holds the lock takes completions for everyone.
+//! The completion ring of a shared queue: whoever holds the lock takes completions for everyone. The lock
+//! is held while they are read; what they say is told to their owners when the next group reads already.
 //!
 //! What is usual is done without a branch, so that a GPU has every entry of a pass under way at once;
 //! what is rare is done one by one afterwards.
@@ -8,10 +9,21 @@ use crate::group::{Group, Traffic, unroll};
 use crate::queue_state::{QueueState, SlotWord, slot_of, status_of};
 use crate::sync::{Order, Scope, anew, fence};
 
-/// Passes over the completion queue under one hold of the drain lock.
+/// Passes over the completion queue in a row.
 const DRAIN_ROUNDS: u32 = 4;
 /// The largest [`Group::READS`].
-const ENTRIES: usize = if cfg!(loom) { 2 } else { 16 };
+const ENTRIES: usize = if cfg!(loom) { 4 } else { 16 };
+
+/// The drain word: somebody looks for completions.
+const LOCKED: u32 = 1;
+/// The drain word: how many quarters of the ring were taken and not given back, from this bit on.
+const OWED_SHIFT: u32 = 1;
+const OWED: u32 = 7;
+/// The drain word: the head, modulo 2^28, is above this.
+const HEAD_SHIFT: u32 = 4;
+
+/// What [`SharedQueue::pass`] says when another group is looking.
+const BUSY: u32 = u32::MAX;
 
 /// What one member read in a pass: upper words, and the words of the slots that they name.
 struct Read {
@@ -20,7 +32,8 @@ struct Read {
 }
 
 impl SharedQueue<'_> {
-    /// Takes the completions that are there, for everyone, unless another group is doing that.
+    /// Takes the completions that are there, for everyone, unless another group is looking for them. What
+    /// another group has taken before may not be told to its owners yet.
     #[inline(always)]
     pub fn drain<G: Group>(&self, group: &G) -> Drained {
         self.drain_seen(group, &|_| {})
@@ -29,56 +42,125 @@ impl SharedQueue<'_> {
     /// As [`drain`](Self::drain); the leader tells `saw` what was done on the bus.
     #[inline(always)]
     pub(super) fn drain_seen<G: Group>(&self, group: &G, saw: &impl Fn(Traffic)) -> Drained {
-        let lock = self.state.drain();
-        let mut was = 1;
-        if group.leads() {
-            was = lock.load(Order::Relaxed, Scope::Gpu);
-            if was & 1 == 0 {
-                // Relaxed: the head is in the word itself, and the rest is ordered by completions.
-                was = lock.fetch_or(1, Order::Relaxed, Scope::Gpu);
+        // A member that reads several leaves the last one or two.
+        let all = if G::READS == 1 { 1 } else { G::READS - 2 };
+        let mut took = 0;
+        for round in 0..DRAIN_ROUNDS {
+            let found = self.pass(group, saw);
+            if found == BUSY {
+                if round == 0 {
+                    return Drained::Busy;
+                }
+                break;
             }
-        }
-        let was = group.broadcast(was);
-        if was & 1 != 0 {
-            return Drained::Busy;
-        }
-        let start = was >> 1;
-        let (mut head, mut rang, mut late, mut loads) = (start, false, false, 0);
-        for _ in 0..DRAIN_ROUNDS {
-            let (found, read_late) = self.drain_once(group, head, saw);
-            // One load of each member, or of two halves the second when the first found something.
-            let half = G::READS.div_ceil(2);
-            loads += if found == 0 { half } else { G::READS };
-            // What was read late in a pass before this one is fenced by this one, if it took anything.
-            late = read_late || late && found == 0;
-            let next = head.wrapping_add(found);
-            rang |= self.state.gives_back(head, next);
-            head = next;
-            if found < G::READS * group.size() {
+            took += found;
+            if found < all * group.size() {
                 break;
             }
         }
-        let late = group.vote(late).total > 0;
-        if late {
-            group.sync();
-        }
+        Drained::Took(took)
+    }
+
+    /// Looks for completions under the lock, and sees to them when the next group may look already.
+    #[inline(always)]
+    fn pass<G: Group>(&self, group: &G, saw: &impl Fn(Traffic)) -> u32 {
+        let lock = self.state.drain();
+        let mut was = LOCKED;
         if group.leads() {
-            // Release: the next holder rings the head doorbell after this one did, and after every member
-            // has read what that doorbell may give back.
-            let order = if rang || late {
+            was = lock.load(Order::Relaxed, Scope::Gpu);
+            if was & LOCKED == 0 {
+                // Acquire: the head doorbell was rung by the last one who rang it.
+                was = lock.fetch_or(LOCKED, Order::Acquire, Scope::Gpu);
+            }
+        }
+        let was = group.broadcast(was);
+        if was & LOCKED != 0 {
+            return BUSY;
+        }
+        let head = was >> HEAD_SHIFT;
+        let owed = was >> OWED_SHIFT & OWED;
+        let mut given = 0;
+        if owed != 0 && group.leads() {
+            given = self.give_back(head, owed);
+            if given != 0 {
+                saw(Traffic::CqDoorbell);
+            }
+        }
+        let mut uppers = [0; ENTRIES];
+        // What the controller could post to, whatever it did: so no more than the ring is ever owed.
+        let quarter = self.state.quarter_of(head);
+        let oldest = self.state.quarter_start(quarter.wrapping_sub(owed));
+        let room = oldest
+            .wrapping_add(self.state.mask() + 1)
+            .wrapping_sub(head);
+        let found = self.look(group, head, &mut uppers).min(room);
+        if group.leads() {
+            let next = head.wrapping_add(found);
+            let quarters = self.state.quarter_of(next).wrapping_sub(quarter);
+            let change = (found << HEAD_SHIFT)
+                .wrapping_add(quarters.wrapping_sub(given) << OWED_SHIFT)
+                .wrapping_sub(LOCKED);
+            // A read-modify-write in any case: it hands on what others released, which a store would not.
+            // Relaxed: the head is in the word itself, and the rest is ordered by completions and by the
+            // counts of those that were taken.
+            let order = if given != 0 {
                 Order::Release
             } else {
                 Order::Relaxed
             };
-            if head == start {
-                // Hands on what the last holder released: a read-modify-write does, a store would not.
-                lock.fetch_and(!1, Order::Relaxed, Scope::Gpu);
-            } else {
-                lock.store(head << 1, order, Scope::Gpu);
-            }
-            saw(Traffic::CqLoads(loads));
+            lock.fetch_add(change, order, Scope::Gpu);
+            // One load of each member, or of two halves the second when the first found something.
+            let half = G::READS.div_ceil(2);
+            saw(Traffic::CqLoads(if found == 0 { half } else { G::READS }));
         }
-        Drained::Took(head.wrapping_sub(start))
+        if found != 0 {
+            self.settle(group, head, found, uppers);
+        }
+        found
+    }
+
+    /// Gives those quarters of the ring back to the controller, of the `owed` ones before `head`, whose entries
+    /// have all been read by those who took them; how many. By the leader, under the lock.
+    #[inline(always)]
+    fn give_back(&self, head: u32, owed: u32) -> u32 {
+        let state = &self.state;
+        let oldest = state.quarter_of(head).wrapping_sub(owed);
+        let mut given = 0;
+        while given < owed {
+            let quarter = oldest.wrapping_add(given);
+            // Acquire: pairs with the release of all who counted there.
+            let taken = state.taken(quarter).load(Order::Acquire, Scope::Gpu);
+            // Nobody takes entries of the next lap before these are given back. Modulo 2^26, a quarter of 2^28.
+            if ((taken.wrapping_sub(state.taken_after(quarter)) << (HEAD_SHIFT + 2)) as i32) < 0 {
+                break;
+            }
+            given += 1;
+        }
+        if given != 0 {
+            let to = state.quarter_start(oldest.wrapping_add(given));
+            self.memory.cq_doorbell.ring(to & state.mask());
+        }
+        given
+    }
+
+    /// Counts the entries from `head` on as read. By the leader.
+    #[inline(always)]
+    fn count(&self, head: u32, found: u32, order: Order) {
+        let state = &self.state;
+        // Before a slot is free: see `fetched`.
+        state.head().fetch_add(found, order, Scope::Gpu);
+        let (mut at, mut left) = (head, found);
+        while left != 0 {
+            let quarter = state.quarter_of(at);
+            let here = left.min(
+                state
+                    .quarter_start(quarter.wrapping_add(1))
+                    .wrapping_sub(at),
+            );
+            state.taken(quarter).fetch_add(here, order, Scope::Gpu);
+            at = at.wrapping_add(here);
+            left -= here;
+        }
     }
 
     /// Reads the entries from `head` on, up to `G::READS` a member; how many of them are new.
@@ -90,16 +172,15 @@ impl SharedQueue<'_> {
         let state = &self.state;
         let cq = &self.memory.cq;
         let at = |k: usize| head.wrapping_add(k as u32 * group.size() + group.rank());
-        // Acquire: pairs with the controller's write of the phase tag; dwords 0-1 and the data are
-        // visible after it. Several reads in flight at once are fenced together instead.
-        let order = if G::READS == 1 {
-            Order::Acquire
-        } else {
-            Order::Relaxed
-        };
+        if G::READS == 1 {
+            // Acquire: pairs with the controller's write of the phase tag; dwords 0-1 and the data are
+            // visible after it.
+            uppers[0] = cq.upper(at(0), Order::Acquire);
+            return group.vote(state.is_new(uppers[0], at(0)) != 0).leading;
+        }
         unroll!(ENTRIES, k => {
             if (k as u32) < G::READS && k & 1 == 0 {
-                uppers[k] = cq.upper(at(k), order);
+                uppers[k] = cq.upper(at(k), Order::Relaxed);
             }
         });
         // No entry a whole lap ahead passes for new: there are fewer commands than entries.
@@ -109,63 +190,54 @@ impl SharedQueue<'_> {
                 new |= state.is_new(uppers[k], at(k)) << k;
             }
         });
-        if G::READS == 1 {
-            return group.vote(new != 0).leading;
-        }
         if new & 1 == 0 {
             return 0;
         }
+        // The last of the even ones; what comes after it is left.
+        let last = anew((new | 0xAAAA_AAAA).trailing_ones() - 2);
         unroll!(ENTRIES, k => {
-            if (k as u32) < G::READS && k & 1 == 1 {
-                uppers[k] = cq.upper(at(k), order);
+            if (k as u32) < G::READS - 2 && k & 1 == 1 {
+                uppers[k] = cq.upper(at(k), Order::Relaxed);
             }
         });
+        // Acquire: as above, for it and for all before it, which were posted before. Issued with the
+        // reads above, so it costs no trip of its own.
+        cq.upper(at(last as usize), Order::Acquire);
         unroll!(ENTRIES, k => {
-            if (k as u32) < G::READS && k & 1 == 1 {
+            if (k as u32) < G::READS - 2 && k & 1 == 1 {
                 new |= state.is_new(uppers[k], at(k)) << k;
             }
         });
-        new.trailing_ones()
+        let found = new.trailing_ones().min(last + 1);
+        // There may be more: then the next pass begins with a sector.
+        match found == G::READS - 1 {
+            true => found - (head.wrapping_add(found) & 1),
+            false => found,
+        }
     }
 
-    /// One wide read of the completion ring. Under the drain lock.
+    /// Tells everyone whose command was found of its end, and frees the slots.
     #[inline(always)]
-    fn drain_once<G: Group>(&self, group: &G, head: u32, saw: &impl Fn(Traffic)) -> (u32, bool) {
+    fn settle<G: Group>(&self, group: &G, head: u32, found: u32, uppers: [u64; ENTRIES]) {
         let state = &self.state;
         let at = |k: usize| head.wrapping_add(k as u32 * group.size() + group.rank());
+        let taken = |k: usize| at(k).wrapping_sub(head) < found;
         let mut read = Read {
-            uppers: [0; ENTRIES],
+            uppers,
             ends: [SlotWord::NONE; ENTRIES],
         };
-        let found = self.look(group, head, &mut read.uppers);
-        if found == 0 {
-            return (0, false);
-        }
-        let taken = |k: usize| at(k).wrapping_sub(head) < found;
         unroll!(ENTRIES, k => {
             if (k as u32) < G::READS {
                 read.ends[k] = state.strike_if(taken(k), read.uppers[k]);
             }
         });
         group.sync();
-        // By every member. Release: pairs with the acquire of a cell, and of a slot; and the reads of the
-        // entries are over before the head doorbell gives them back. Acquire: for reads without it.
-        let scope = if G::READS == 1 {
-            Scope::Gpu
-        } else {
-            Scope::Sys
-        };
-        fence(Order::AcqRel, scope);
+        // By every member. Release: pairs with the acquire of a cell, of a slot, and of the count.
+        fence(Order::AcqRel, Scope::Gpu);
         let head = anew(head);
-        let next = head.wrapping_add(found);
-        let rung = state.rung().load(Order::Relaxed, Scope::Gpu);
-        if group.leads() {
-            // Before any slot is free: see `fetched`.
-            state.head().store(next, Order::Relaxed, Scope::Gpu);
-        }
-        group.sync();
         let at = |k: usize| head.wrapping_add(k as u32 * group.size() + group.rank());
         let taken = |k: usize| at(k).wrapping_sub(head) < found;
+        let rung = state.rung().load(Order::Relaxed, Scope::Gpu);
         let mut rare = 0u32;
         unroll!(ENTRIES, k => {
             if (k as u32) < G::READS {
@@ -174,28 +246,30 @@ impl SharedQueue<'_> {
                     & state.head_fits(upper, at(k).wrapping_add(1), rung)
                     & !end.wants_dw0();
                 rare |= u32::from(taken(k) & !usual) << k;
-                let ends = taken(k) & usual;
-                self.cells.set_if(ends, end.tag(), DONE | u64::from(status_of(upper).0) << 32);
-                // Relaxed: the fence above released what was done with the slot.
-                state.free_if(ends, slot_of(upper));
             }
         });
         if rare != 0 {
             self.take_rare(&read, rare, at, rung);
         }
-        if state.gives_back(head, next) {
-            let late_reads = group.vote(rare != 0).total > 0;
+        let late = group.vote(rare != 0).total > 0;
+        if late {
             group.sync();
-            if group.leads() {
-                saw(Traffic::CqDoorbell);
-                if late_reads || G::READS == 1 {
-                    self.memory.cq_doorbell.ring(next & state.mask());
-                } else {
-                    self.memory.cq_doorbell.ring_fenced(next & state.mask());
-                }
-            }
         }
-        (found, rare != 0)
+        if group.leads() {
+            // Release: dwords 0 were read after the fence.
+            let order = if late { Order::Release } else { Order::Relaxed };
+            self.count(head, found, order);
+        }
+        group.sync();
+        unroll!(ENTRIES, k => {
+            if (k as u32) < G::READS {
+                let (upper, end) = (read.uppers[k], read.ends[k]);
+                let ends = taken(k) & (rare >> k & 1 == 0);
+                self.cells.set_if(ends, end.tag(), DONE | u64::from(status_of(upper).0) << 32);
+                // Relaxed: the fence above released what was done with the slot.
+                state.free_if(ends, slot_of(upper));
+            }
+        });
     }
 
     /// Takes those of the entries in `rare` that want dword 0 or are not what a controller may post.

@@ -38,9 +38,14 @@ impl SharedQueue<'_> {
         if group.broadcast(asked) != 0 {
             return;
         }
+        let mut rung = 0;
+        if group.leads() {
+            rung = self.state.rung().load(Order::Relaxed, Scope::Gpu);
+        }
+        let mut rung = group.broadcast(rung);
         let mut seen = 1;
         for _ in 0..RING_ROUNDS {
-            self.ring_once(group, saw);
+            rung = self.ring_once(group, rung, saw);
             let mut was = 0;
             if group.leads() {
                 // Release: after the doorbell store, so that holders ring in order.
@@ -58,15 +63,11 @@ impl SharedQueue<'_> {
         }
     }
 
-    /// One doorbell over every entry published without a gap. Under the ring lock.
+    /// One doorbell over every entry published without a gap since `from`: up to where. Under the ring
+    /// lock.
     #[inline(always)]
-    fn ring_once<G: Group>(&self, group: &G, saw: &impl Fn(Traffic)) {
+    fn ring_once<G: Group>(&self, group: &G, from: u32, saw: &impl Fn(Traffic)) -> u32 {
         let state = &self.state;
-        let mut from = 0;
-        if group.leads() {
-            from = state.rung().load(Order::Relaxed, Scope::Gpu);
-        }
-        let from = group.broadcast(from);
         let mut to = from;
         // A lap holds fewer entries than the ring has: the scan ends.
         while to.wrapping_sub(from) <= state.mask() {
@@ -116,5 +117,6 @@ impl SharedQueue<'_> {
                 saw(Traffic::SqDoorbell);
             }
         }
+        to
     }
 }

@@ -23,7 +23,9 @@ pub fn run(name: &str, launch: &Launch) {
         "nvme_verify" => verify(launch, &mut report),
         "nvme_pingpong" => ping_pong(launch, &mut report),
         "nvme_sqe_writes" => sqe_writes(launch, &mut report),
-        "nvme_shared" | "nvme_shared_traced" | "nvme_tokens" => each(launch, &mut report, shared),
+        "nvme_shared" | "nvme_shared_narrow" | "nvme_shared_traced" | "nvme_tokens" => {
+            each(launch, &mut report, shared)
+        }
         _ => each(launch, &mut report, owned),
     }
     if fault("badtrace") && launch.trace != 0 {

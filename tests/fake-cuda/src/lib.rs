@@ -35,7 +35,7 @@ const NOT_READY: Status = 600;
 /// The kernel whose argument is not a `Launch`.
 const LITMUS: &str = "nvme_litmus\0";
 /// Names of the kernels, as handles.
-const KERNELS: [&str; 13] = [
+const KERNELS: [&str; 14] = [
     "nvme_owner\0",
     "nvme_warp\0",
     "nvme_block\0",
@@ -44,6 +44,7 @@ const KERNELS: [&str; 13] = [
     "nvme_block_traced\0",
     "nvme_shared_traced\0",
     "nvme_shared\0",
+    "nvme_shared_narrow\0",
     "nvme_tokens\0",
     "nvme_verify\0",
     "nvme_pingpong\0",
