@@ -69,8 +69,9 @@ impl SharedQueue<'_> {
         if group.leads() {
             was = lock.load(Order::Relaxed, Scope::Gpu);
             if was & LOCKED == 0 {
-                // Acquire: the head doorbell was rung by the last one who rang it.
-                was = lock.fetch_or(LOCKED, Order::Acquire, Scope::Gpu);
+                // Relaxed: the head is in the word itself, and the rest is ordered by completions and by the
+                // counts of those that were taken.
+                was = lock.fetch_or(LOCKED, Order::Relaxed, Scope::Gpu);
             }
         }
         let was = group.broadcast(was);
@@ -79,36 +80,40 @@ impl SharedQueue<'_> {
         }
         let head = was >> HEAD_SHIFT;
         let owed = was >> OWED_SHIFT & OWED;
-        let mut given = 0;
-        if owed != 0 && group.leads() {
-            given = self.give_back(head, owed);
-            if given != 0 {
-                saw(Traffic::CqDoorbell);
-            }
-        }
-        let mut uppers = [0; ENTRIES];
-        // What the controller could post to, whatever it did: so no more than the ring is ever owed.
         let quarter = self.state.quarter_of(head);
-        let oldest = self.state.quarter_start(quarter.wrapping_sub(owed));
-        let room = oldest
-            .wrapping_add(self.state.mask() + 1)
-            .wrapping_sub(head);
-        let found = self.look(group, head, &mut uppers).min(room);
+        let oldest = quarter.wrapping_sub(owed);
+        let mut taken = 0;
+        if owed != 0 && group.leads() {
+            // Not looked at before `look`: its latency is hidden there.
+            taken = self.state.taken(oldest).load(Order::Relaxed, Scope::Gpu);
+        }
+        // What the controller could post to, whatever it did: no more than the ring is ever owed.
+        let end = self
+            .state
+            .quarter_start(oldest)
+            .wrapping_add(self.state.mask() + 1);
+        let mut uppers = [0; ENTRIES];
+        let found = self
+            .look(group, head, &mut uppers)
+            .min(end.wrapping_sub(head));
         if group.leads() {
+            let gives = owed != 0 && self.give_back(oldest, taken);
             let next = head.wrapping_add(found);
-            let quarters = self.state.quarter_of(next).wrapping_sub(quarter);
+            let passed = self.state.quarter_of(next).wrapping_sub(quarter);
             let change = (found << HEAD_SHIFT)
-                .wrapping_add(quarters.wrapping_sub(given) << OWED_SHIFT)
+                .wrapping_add(passed.wrapping_sub(u32::from(gives)) << OWED_SHIFT)
                 .wrapping_sub(LOCKED);
             // A read-modify-write in any case: it hands on what others released, which a store would not.
-            // Relaxed: the head is in the word itself, and the rest is ordered by completions and by the
-            // counts of those that were taken.
-            let order = if given != 0 {
+            // Release: the next one who rings the head doorbell does so after this one did.
+            let order = if gives {
                 Order::Release
             } else {
                 Order::Relaxed
             };
             lock.fetch_add(change, order, Scope::Gpu);
+            if gives {
+                saw(Traffic::CqDoorbell);
+            }
             // One load of each member, or of two halves the second when the first found something.
             let half = G::READS.div_ceil(2);
             saw(Traffic::CqLoads(if found == 0 { half } else { G::READS }));
@@ -119,28 +124,22 @@ impl SharedQueue<'_> {
         found
     }
 
-    /// Gives those quarters of the ring back to the controller, of the `owed` ones before `head`, whose entries
-    /// have all been read by those who took them; how many. By the leader, under the lock.
+    /// Gives the `oldest` quarter of the ring that is owed back to the controller, if those who took its
+    /// entries, `taken` of them, have read them all. By the leader, under the lock.
     #[inline(always)]
-    fn give_back(&self, head: u32, owed: u32) -> u32 {
+    fn give_back(&self, oldest: u32, taken: u32) -> bool {
         let state = &self.state;
-        let oldest = state.quarter_of(head).wrapping_sub(owed);
-        let mut given = 0;
-        while given < owed {
-            let quarter = oldest.wrapping_add(given);
-            // Acquire: pairs with the release of all who counted there.
-            let taken = state.taken(quarter).load(Order::Acquire, Scope::Gpu);
-            // Nobody takes entries of the next lap before these are given back. Modulo 2^26, a quarter of 2^28.
-            if ((taken.wrapping_sub(state.taken_after(quarter)) << (HEAD_SHIFT + 2)) as i32) < 0 {
-                break;
-            }
-            given += 1;
+        // Nobody takes entries of the next lap before these are given back. Modulo 2^26, a quarter of 2^28.
+        let more = taken.wrapping_sub(state.taken_after(oldest)) << (HEAD_SHIFT + 2);
+        let gives = more as i32 >= 0;
+        if gives {
+            // Acquire: pairs with the release of all who counted there, and of the last one who rang.
+            // Release: what they read was read before the controller sees the doorbell.
+            fence(Order::AcqRel, Scope::Sys);
+            let end = state.quarter_start(oldest.wrapping_add(1));
+            self.memory.cq_doorbell.ring_fenced(end & state.mask());
         }
-        if given != 0 {
-            let to = state.quarter_start(oldest.wrapping_add(given));
-            self.memory.cq_doorbell.ring(to & state.mask());
-        }
-        given
+        gives
     }
 
     /// Counts the entries from `head` on as read. By the leader.
@@ -208,12 +207,7 @@ impl SharedQueue<'_> {
                 new |= state.is_new(uppers[k], at(k)) << k;
             }
         });
-        let found = new.trailing_ones().min(last + 1);
-        // There may be more: then the next pass begins with a sector.
-        match found == G::READS - 1 {
-            true => found - (head.wrapping_add(found) & 1),
-            false => found,
-        }
+        new.trailing_ones().min(last + 1)
     }
 
     /// Tells everyone whose command was found of its end, and frees the slots.
