@@ -471,3 +471,131 @@ impl<'a> QueueState<'a> {
         self.init(self.start().load(Order::Relaxed, Scope::Sys));
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::collections::HashSet;
+
+    fn zeroed(entries: u32) -> Vec<AtomicU32> {
+        let word = |_| AtomicU32::new(0);
+        (0..words(entries)).map(word).collect()
+    }
+
+    fn view(all: &[AtomicU32], entries: u32, slots: u32) -> QueueState<'_> {
+        QueueState::new(all, Qid(1), entries, slots).expect("a possible queue")
+    }
+
+    /// Which of the words of `all` this is.
+    fn index_of(all: &[AtomicU32], word: &AtomicU32) -> usize {
+        all.iter()
+            .position(|one| core::ptr::eq(one, word))
+            .expect("a word of the state")
+    }
+
+    #[test]
+    fn every_word_means_one_thing() {
+        for entries in [2, 4, 32, 64, 128, 2048] {
+            let all = zeroed(entries);
+            let state = view(&all, entries, entries - 1);
+            let mut fields = vec![
+                state.position(),
+                state.ring_lock(),
+                state.rung(),
+                state.drain(),
+                state.head(),
+                state.fault_word(),
+                state.start(),
+            ];
+            fields.extend((0..state.free_words()).map(|word| state.free(word)));
+            for index in 0..entries {
+                fields.extend([state.slot(index), state.mark(index), state.deadline(index)]);
+            }
+            let different: HashSet<_> = fields.iter().map(|word| index_of(&all, word)).collect();
+            assert_eq!(different.len(), fields.len(), "{entries} entries");
+        }
+    }
+
+    /// Who polls or changes one does not take a line of memory from who changes another.
+    #[test]
+    fn words_of_different_threads_lie_in_lines_of_their_own() {
+        let all = zeroed(64);
+        let state = view(&all, 64, 63);
+        let groups = [
+            vec![state.position()],
+            vec![state.ring_lock(), state.rung()],
+            vec![state.drain(), state.head()],
+            vec![state.fault_word(), state.start()],
+            vec![state.free(0), state.free(1)],
+            vec![state.slot(0), state.slot(31)],
+        ];
+        let lines = groups.map(|group| {
+            let lines: HashSet<_> = group
+                .into_iter()
+                .map(|word| index_of(&all, word) / LINE as usize)
+                .collect();
+            assert_eq!(lines.len(), 1);
+            lines
+        });
+        let different: HashSet<_> = lines.iter().flatten().collect();
+        assert_eq!(different.len(), lines.len());
+    }
+
+    #[test]
+    fn the_slots_that_there_are_are_free() {
+        for (entries, slots) in [(2, 1), (64, 31), (64, 32), (64, 33), (64, 63), (8192, 4095)] {
+            let all = zeroed(entries);
+            let state = view(&all, entries, slots);
+            state.init(0);
+            let free = |slot: &u32| {
+                let word = state.free(slot / 32).load(Order::Relaxed, Scope::Sys);
+                word >> (slot % 32) & 1 == 1
+            };
+            let expected = |slot: &u32| *slot < slots;
+            let many = free_words(entries) * 32;
+            assert!((0..many).all(|slot| free(&slot) == expected(&slot)));
+        }
+    }
+
+    #[test]
+    fn a_tag_below_the_limit_is_kept_whole() {
+        let kept = |tag| SlotWord::NONE.next(tag, true).expire().tag();
+        assert_eq!(kept(MAX_TAGS - 1), MAX_TAGS - 1);
+        assert_eq!(kept(MAX_TAGS), 0);
+    }
+
+    #[test]
+    fn a_queue_of_1024_entries_has_16_kibibytes_of_state() {
+        assert_eq!(words(1024) * 4, 16 << 10);
+        assert_eq!(words(2) * 4, 1 << 10);
+    }
+
+    #[test]
+    fn a_queue_begins_at_a_whole_lap() {
+        let all = zeroed(64);
+        let state = view(&all, 64, 63);
+        for (asked, begins) in [
+            (0, 0),
+            (127, 0),
+            (5 * 128 + 77, 5 * 128),
+            (u32::MAX, 0u32.wrapping_sub(128)),
+        ] {
+            state.init(asked);
+            for word in [state.position(), state.rung(), state.head(), state.start()] {
+                assert_eq!(word.load(Order::Relaxed, Scope::Sys), begins);
+            }
+            let drain = state.drain().load(Order::Relaxed, Scope::Sys);
+            assert_eq!(drain, begins.wrapping_mul(2));
+        }
+    }
+
+    #[test]
+    fn of_a_slot_only_the_generation_outlives_the_queue() {
+        let all = zeroed(4);
+        let state = view(&all, 4, 3);
+        state.slot(1).store(u32::MAX, Order::Relaxed, Scope::Sys);
+        state.init(0);
+        let kept = state.slot(1).load(Order::Relaxed, Scope::Sys);
+        assert_eq!(kept, 0xF000_0000);
+    }
+}

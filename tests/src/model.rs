@@ -117,6 +117,14 @@ pub fn place(queue: &SharedQueue<'_>, number: u32, cell: u32) -> Token {
     token
 }
 
+/// As [`place`], a command whose dword 0 nobody wants: [`finish`] finds 0.
+pub fn place_plain(queue: &SharedQueue<'_>, number: u32, cell: u32) -> Token {
+    let command = command(number, cell).wanting_dw0(false);
+    let token = queue.place(&Alone, command).unwrap();
+    queue.ring(&Alone);
+    token
+}
+
 /// Drains until the command has ended, and checks that the end is its own.
 ///
 /// # Panics

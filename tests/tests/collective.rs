@@ -1,9 +1,11 @@
 //! A queue that a group owns, on host threads: one thread, and teams that act in step as warps do.
 #![cfg(not(loom))]
 
-use nvme_core::group::{Alone, Group};
+use nvme_core::group::{Alone, Group, Vote};
+use nvme_core::mem::Doorbell;
 use nvme_core::spec::{Cid, Iova, Nsid, Sqe, Status};
-use nvme_core::{Command, ControllerFault, Data, Finished, MapError, SubmitError};
+use nvme_core::sync::{AtomicU32, Order, Scope};
+use nvme_core::{Collective, Command, ControllerFault, Data, Finished, MapError, SubmitError};
 use nvme_tests::Rng;
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::team::Team;
@@ -112,6 +114,66 @@ fn a_full_ring_is_read_from_the_middle_of_a_line() {
     keep_full::<2>(8, 16, 15, STARTS[2], 400);
     keep_full::<1>(32, 32, 31, STARTS[1], 400);
     keep_full::<4>(8, 16, 11, STARTS[3], 400);
+    keep_full::<1>(8, 32, 31, STARTS[1], 400);
+}
+
+#[test]
+fn commands_submitted_between_two_reaps_have_slots_of_their_own() {
+    for size in SIZES {
+        let rig = Rig::new(128, 127, 0, 0);
+        let hand = Mutex::new(Hand::new(&rig));
+        let cids = Mutex::new(HashSet::new());
+        Team::run(size, |team| {
+            let mut queue = rig.collective(team.clone());
+            for _ in 0..3 {
+                for _ in 0..3 {
+                    let cid = queue.submit(true, |_| command(team.rank()), FOREVER);
+                    assert!(cids.lock().unwrap().insert(cid.unwrap().unwrap()));
+                }
+                queue.ring();
+                if team.leads() {
+                    assert_eq!(hand.lock().unwrap().serve(), 3 * size as u32);
+                }
+                team.sync();
+                while queue.in_flight() > 0 {
+                    queue
+                        .reap::<2>(|end| assert!(cids.lock().unwrap().remove(&end.cid)))
+                        .unwrap();
+                }
+            }
+        });
+    }
+}
+
+/// A doorbell that is written with the value it has is an error to a controller.
+#[test]
+fn only_the_leader_rings() {
+    const SILENT: u32 = u32::MAX;
+    let rig = Rig::new(4, 3, 0, 0);
+    let hand = Mutex::new(Hand::new(&rig));
+    Team::run(2, |team| {
+        let bells = [AtomicU32::new(SILENT), AtomicU32::new(SILENT)];
+        let mut memory = rig.memory();
+        if !team.leads() {
+            (memory.sq_doorbell, memory.cq_doorbell) =
+                (Doorbell::new(&bells[0]), Doorbell::new(&bells[1]));
+        }
+        let mut queue = Collective::resume(team.clone(), memory, rig.state());
+        for round in 0..4 {
+            let tag = 2 * round + team.rank();
+            queue.submit(true, |_| command(tag), FOREVER).unwrap();
+            queue.ring();
+            if team.leads() {
+                assert_eq!(hand.lock().unwrap().serve(), 2);
+            }
+            team.sync();
+            assert_eq!(queue.reap::<1>(|_| ()), Ok(2));
+        }
+        assert_eq!(queue.doorbells(), [4, 4]);
+        for bell in bells {
+            assert_eq!(bell.load(Order::Relaxed, Scope::Sys), SILENT);
+        }
+    });
 }
 
 /// With gaps between them, what a member read ahead in the free ring is another's.
@@ -245,13 +307,15 @@ fn two_in_flight(rig: &Rig) -> (Hand<'_>, [Sqe; 2]) {
 #[test]
 fn nonsense_refuses_the_queue_and_the_honest_completions_with_it_count() {
     for size in SIZES {
-        for case in 0..6 {
+        for case in 0..7 {
             let rig = Rig::new(8, 7, 0, 0);
             let (mut hand, [first, second]) = two_in_flight(&rig);
             let mut cqe = hand.completion(first.cid(), Status::SUCCESS, 0);
             let fault = [
                 ControllerFault::UnknownCid(Cid(5)),
                 ControllerFault::UnknownCid(Cid(0x123)),
+                // Modulo the entries it is in flight.
+                ControllerFault::UnknownCid(Cid(first.cid().0 | 0x100)),
                 ControllerFault::StaleCid(Cid(first.cid().0 ^ 0x1000)),
                 ControllerFault::SqHead(5),
                 ControllerFault::SqHead(4096),
@@ -306,6 +370,47 @@ fn keep_serving(rig: &Rig) {
 }
 
 #[test]
+fn a_late_completion_does_not_end_the_next_command_of_its_slot() {
+    let rig = Rig::new(4, 1, 0, 0);
+    let (mut queue, mut hand) = (rig.collective(Alone), Hand::new(&rig));
+    let mut cids = HashSet::new();
+    for number in 0..15 {
+        let cid = queue.submit(true, |_| command(number), FOREVER).unwrap();
+        queue.ring();
+        hand.serve();
+        assert_eq!(queue.reap::<1>(|end| assert_eq!(Some(end.cid), cid)), Ok(1));
+        assert!(cids.insert(cid.unwrap()), "{cid:?} again");
+        if number % 4 == 3 {
+            queue.suspend();
+            queue = rig.collective(Alone);
+        }
+    }
+    queue.submit(true, |_| command(15), FOREVER).unwrap();
+    queue.ring();
+    assert!(!cids.contains(&hand.fetch().unwrap().cid()));
+    let late = cids.into_iter().next().unwrap();
+    hand.complete(late, Status::SUCCESS, 0);
+    assert_eq!(
+        queue.reap::<1>(|end| panic!("{end:?}")),
+        Err(ControllerFault::StaleCid(late))
+    );
+}
+
+#[test]
+fn doorbells_are_counted() {
+    let rig = Rig::new(16, 15, 0, 0);
+    let (mut queue, mut hand) = (rig.collective(Alone), Hand::new(&rig));
+    for round in 1..=9 {
+        queue.submit(true, |_| command(round), FOREVER).unwrap();
+        queue.ring();
+        hand.serve();
+        assert_eq!(queue.reap::<2>(|_| ()), Ok(1));
+        // The head's only once for each quarter of the ring.
+        assert_eq!(queue.doorbells(), [round, round / 4]);
+    }
+}
+
+#[test]
 fn the_same_completion_twice_in_one_pass_ends_one_command() {
     for size in SIZES {
         let rig = Rig::new(8, 7, 0, 0);
@@ -328,6 +433,7 @@ fn a_late_command_is_reported_once_and_still_ends() {
     for size in SIZES {
         let rig = Rig::new(64, 63, 0, 0);
         let hand = Mutex::new(Hand::new(&rig));
+        let late = Mutex::new(HashSet::new());
         Team::run(size, |team| {
             let mut queue = rig.collective(team.clone());
             let deadline = 1_000_000 * u64::from(1 + team.rank() % 2);
@@ -337,8 +443,8 @@ fn a_late_command_is_reported_once_and_still_ends() {
             queue.ring();
             assert_eq!(queue.expire(500_000, |_| panic!("not yet")), 0);
             let early = (size as u32).div_ceil(2);
-            let even = |tag: u32| assert_eq!(tag % 2, 0);
-            assert_eq!(queue.expire(1_500_000, even), early);
+            let told = |tag| assert!(late.lock().unwrap().insert(tag));
+            assert_eq!(queue.expire(1_500_000, told), early);
             assert_eq!(queue.expire(1_500_000, |_| panic!("twice")), 0);
             if team.leads() {
                 hand.lock().unwrap().serve();
@@ -352,7 +458,48 @@ fn a_late_command_is_reported_once_and_still_ends() {
             }
             assert_eq!(queue.expire(9_000_000, |_| panic!("it has ended")), 0);
         });
+        let even = (0..size as u32).step_by(2);
+        assert_eq!(late.into_inner().unwrap(), even.collect());
     }
+}
+
+/// A member who acts before the others do.
+struct Fifth;
+
+impl Group for Fifth {
+    fn size(&self) -> u32 {
+        8
+    }
+
+    fn rank(&self) -> u32 {
+        4
+    }
+
+    fn sync(&self) {}
+
+    fn vote(&self, mine: bool) -> Vote {
+        Alone.vote(mine)
+    }
+
+    fn broadcast(&self, value: u32) -> u32 {
+        value
+    }
+}
+
+#[test]
+fn members_beyond_the_slots_report_nothing_late() {
+    let rig = Rig::new(4, 3, 0, 0);
+    let mut queue = rig.collective(Alone);
+    for number in 0..3 {
+        queue.submit(true, |_| command(number), 0).unwrap();
+    }
+    queue.suspend();
+    // Modulo the entries it would look at the first slot.
+    let late = rig.collective(Fifth).expire(FOREVER, |tag| panic!("{tag}"));
+    assert_eq!(late, 0);
+    let mut tags = Vec::new();
+    let late = rig.collective(Alone).expire(FOREVER, |tag| tags.push(tag));
+    assert_eq!((late, tags), (3, vec![0, 1, 2]));
 }
 
 #[test]

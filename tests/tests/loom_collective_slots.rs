@@ -5,9 +5,10 @@
 use loom::thread;
 use nvme_core::group::{Alone, Group};
 use nvme_core::spec::{Cid, Iova, Nsid, Sqe, Status};
+use nvme_core::sync::overwriting;
 use nvme_core::{Collective, Command, ControllerFault, Data, SubmitError};
 use nvme_tests::hand::{Hand, Rig};
-use nvme_tests::model::{Bound, check, controller};
+use nvme_tests::model::{Bound, Stage, check, controller};
 use nvme_tests::team::Team;
 use std::cell::Cell;
 use std::sync::Arc;
@@ -167,6 +168,82 @@ fn nonsense_that_one_lane_reads_refuses_all() {
                 let found = lane.join().unwrap();
                 assert_eq!(found, Err(ControllerFault::UnknownCid(Cid(0x700))));
             }
+        },
+    );
+}
+
+/// Two lanes reap, `ENTRIES` a lane; then the controller overwrites what the head doorbell has given back.
+fn reaped_and_overwritten<const ENTRIES: usize>(wants_dw0: bool) {
+    let (rig, stage) = (Arc::new(Rig::new(4, 3, 0, START)), Stage::default());
+    let mut queue = rig.collective(Alone);
+    for number in [0, 1] {
+        let one = command(number).wanting_dw0(wants_dw0);
+        queue.submit(true, |_| one, NEVER).unwrap();
+    }
+    queue.ring();
+    queue.suspend();
+    let mut hand = Hand::new(&rig);
+    hand.serve();
+    let lanes = Team::of(2).into_iter().map(|member| {
+        let stage = stage.clone();
+        lane(&rig, member, move |rig, member| {
+            let mut queue = rig.collective(member.clone());
+            let dw0 = |tag| if wants_dw0 { tag } else { 0 };
+            let reaped = queue.reap::<ENTRIES>(|end| assert_eq!(end.dw0, dw0(end.tag)));
+            assert_eq!(reaped, Ok(2));
+            if member.leads() {
+                stage.reach(1);
+            }
+        })
+    });
+    let lanes: Vec<_> = lanes.collect();
+    stage.wait(1);
+    overwriting(|| hand.scribble());
+    lanes.into_iter().for_each(|lane| lane.join().unwrap());
+}
+
+#[test]
+fn both_lanes_have_read_before_the_head_doorbell() {
+    check(
+        "two lanes reap and read dword 0: the head doorbell comes after the reads of both",
+        Bound::Staged,
+        || reaped_and_overwritten::<1>(true),
+    );
+    check("as before, two entries a lane", Bound::Staged, || {
+        reaped_and_overwritten::<2>(true)
+    });
+    check("as before, without dword 0", Bound::Staged, || {
+        reaped_and_overwritten::<2>(false)
+    });
+}
+
+#[test]
+fn a_command_that_is_completed_twice() {
+    check(
+        "the controller completes a command twice: of two lanes that read one each, one ends it, and both hear of the other",
+        Bound::Staged,
+        || {
+            let rig = Arc::new(Rig::new(4, 3, 0, START));
+            let mut queue = rig.collective(Alone);
+            queue.submit(true, |_| command(0), NEVER).unwrap();
+            queue.ring();
+            queue.suspend();
+            let mut hand = Hand::new(&rig);
+            let cid = hand.fetch().unwrap().cid();
+            hand.complete(cid, Status::SUCCESS, 0);
+            hand.complete(cid, Status::SUCCESS, 0);
+            let lanes = Team::of(2).into_iter().map(|member| {
+                lane(&rig, member, move |rig, member| {
+                    let mut queue = rig.collective(member);
+                    let mut ends = 0;
+                    let reaped = queue.reap::<1>(|_| ends += 1);
+                    assert_eq!(reaped, Err(ControllerFault::UnknownCid(cid)));
+                    ends
+                })
+            });
+            let lanes: Vec<_> = lanes.collect();
+            let ends: u32 = lanes.into_iter().map(|lane| lane.join().unwrap()).sum();
+            assert_eq!(ends, 1);
         },
     );
 }

@@ -6,9 +6,11 @@ use loom::thread;
 use nvme_core::group::{Alone, Group};
 use nvme_core::spec::Status;
 use nvme_core::sync::overwriting;
-use nvme_core::{Data, Drained, Outcome, SubmitError};
+use nvme_core::{Data, Drained, Outcome, SharedQueue, SubmitError, Token};
 use nvme_tests::hand::{Hand, Rig};
-use nvme_tests::model::{Bound, Stage, Telling, Told, check, command, controller, finish, place};
+use nvme_tests::model::{
+    Bound, Stage, Telling, Told, check, command, controller, finish, place, place_plain,
+};
 use nvme_tests::team::{Looks, Team};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -60,7 +62,7 @@ fn lanes_hear_of_their_slots_from_the_leader() {
                 }
             });
             Hand::new(&rig).serve();
-            rig.shared().drain(&Alone);
+            drain(&rig, &Alone, 2);
             stage.reach(1);
             lanes.into_iter().for_each(|lane| lane.join().unwrap());
             for (token, number) in tokens.into_iter().zip(0..) {
@@ -168,6 +170,7 @@ fn both_lanes_have_read_before_the_head_doorbell() {
                 }
             });
             stage.wait(1);
+            give_back(&rig, &mut hand, 2);
             overwriting(|| hand.scribble());
             lanes.into_iter().for_each(|lane| lane.join().unwrap());
             for (token, number) in tokens.into_iter().zip(0..) {
@@ -179,33 +182,60 @@ fn both_lanes_have_read_before_the_head_doorbell() {
 
 #[test]
 fn both_lanes_have_read_before_the_next_holder() {
-    check(
-        "two lanes drain and read dword 0 late, without a doorbell: the next holder's comes after the reads of both",
-        Bound::Staged,
-        || {
-            // Given back by quarters: four entries.
-            let (rig, stage) = (Arc::new(Rig::new(16, 15, 4, 0)), Stage::default());
-            let tokens = [0, 1, 2, 3].map(|cell| place(&rig.shared(), cell, cell));
-            let mut hand = Hand::new(&rig);
-            complete(&mut hand);
-            complete(&mut hand);
-            let lanes = lanes(&rig, &stage, |rig, member, stage| {
-                drain(rig, member, 2);
-                if member.leads() {
-                    stage.reach(1);
-                }
-            });
-            stage.wait(1);
-            complete(&mut hand);
-            complete(&mut hand);
-            drain(&rig, &Alone, 2);
-            overwriting(|| hand.scribble());
-            lanes.into_iter().for_each(|lane| lane.join().unwrap());
-            for (token, number) in tokens.into_iter().zip(0..) {
-                finish(&rig.shared(), &token, number);
-            }
-        },
+    before_the_next_holder(
+        "two lanes drain and read dword 0 late, another thread gives back: the doorbell comes after the reads of both",
+        place,
+        |number| number,
     );
+}
+
+#[test]
+fn both_lanes_have_read_before_another_gives_back() {
+    before_the_next_holder(
+        "two lanes drain, another thread gives back: the doorbell comes after the reads of both",
+        place_plain,
+        |_| 0,
+    );
+}
+
+/// Drains, with nothing to be found, until the head doorbell says `head`.
+fn give_back(rig: &Rig, hand: &mut Hand<'_>, head: u32) {
+    while hand.look_back() != head {
+        rig.shared().drain(&Alone);
+        thread::yield_now();
+    }
+}
+
+/// Two lanes take half a quarter; another thread takes the rest and gives it back.
+fn before_the_next_holder(
+    property: &'static str,
+    place: fn(&SharedQueue<'_>, u32, u32) -> Token,
+    dw0: fn(u32) -> u32,
+) {
+    check(property, Bound::Staged, move || {
+        // Given back by quarters: four entries.
+        let (rig, stage) = (Arc::new(Rig::new(16, 15, 4, 0)), Stage::default());
+        let tokens = [0, 1, 2, 3].map(|cell| place(&rig.shared(), cell, cell));
+        let mut hand = Hand::new(&rig);
+        complete(&mut hand);
+        complete(&mut hand);
+        let lanes = lanes(&rig, &stage, |rig, member, stage| {
+            drain(rig, member, 2);
+            if member.leads() {
+                stage.reach(1);
+            }
+        });
+        stage.wait(1);
+        complete(&mut hand);
+        complete(&mut hand);
+        drain(&rig, &Alone, 2);
+        give_back(&rig, &mut hand, 4);
+        overwriting(|| hand.scribble());
+        lanes.into_iter().for_each(|lane| lane.join().unwrap());
+        for (token, number) in tokens.into_iter().zip(0..) {
+            finish(&rig.shared(), &token, dw0(number));
+        }
+    });
 }
 
 #[test]

@@ -32,8 +32,9 @@ struct Read {
 }
 
 impl SharedQueue<'_> {
-    /// Takes the completions that are there, for everyone, unless another group is looking for them. What
-    /// another group has taken before may not be told to its owners yet.
+    /// Takes completions that are there, for everyone, unless another group is looking for them. Zero only
+    /// when there are none: a lone member leaves one or two of several to the next look. What another group
+    /// has taken before may not be told to its owners yet.
     #[inline(always)]
     pub fn drain<G: Group>(&self, group: &G) -> Drained {
         self.drain_seen(group, &|_| {})
@@ -42,7 +43,7 @@ impl SharedQueue<'_> {
     /// As [`drain`](Self::drain); the leader tells `saw` what was done on the bus.
     #[inline(always)]
     pub(super) fn drain_seen<G: Group>(&self, group: &G, saw: &impl Fn(Traffic)) -> Drained {
-        // A member that reads several leaves the last one or two.
+        // As many as are taken when there are enough.
         let all = if G::READS == 1 { 1 } else { G::READS - 2 };
         let mut took = 0;
         for round in 0..DRAIN_ROUNDS {
@@ -226,8 +227,8 @@ impl SharedQueue<'_> {
             }
         });
         group.sync();
-        // By every member. Release: pairs with the acquire of a cell, of a slot, and of the count.
-        fence(Order::AcqRel, Scope::Gpu);
+        // By every member. Release: pairs with the acquire of a cell, of a slot, and of the counts.
+        fence(Order::Release, Scope::Gpu);
         let head = anew(head);
         let at = |k: usize| head.wrapping_add(k as u32 * group.size() + group.rank());
         let taken = |k: usize| at(k).wrapping_sub(head) < found;
