@@ -258,7 +258,12 @@ impl<'a> Hand<'a> {
     /// Overwrites the entries that the head doorbell has given back, as a controller may at any time;
     /// in the first lap only. They keep the phase tag that they had.
     pub fn scribble(&mut self) {
-        for index in 0..self.look_back() {
+        self.scribble_before(u32::MAX);
+    }
+
+    /// As [`scribble`](Self::scribble), of the entries before `end`.
+    pub fn scribble_before(&mut self, end: u32) {
+        for index in 0..self.look_back().min(end) {
             self.rig.cq[index as usize].post(Cqe {
                 dw0: u32::MAX,
                 dw1: u32::MAX,
