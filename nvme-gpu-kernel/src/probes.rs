@@ -65,14 +65,14 @@ probes! {
     probe_store_relaxed_gpu(word: &AtomicU32, value: u32) = {
         word.store(value, Order::Relaxed, Scope::Gpu)
     };
-    probe_store_release_gpu(word: &AtomicU32, value: u32) = {
-        word.store(value, Order::Release, Scope::Gpu)
-    };
     probe_store_relaxed_cta(word: &AtomicU32, value: u32) = {
         word.store(value, Order::Relaxed, Scope::Cta)
     };
     probe_add_relaxed_gpu(word: &AtomicU32, value: u32) -> u32 = {
         word.fetch_add(value, Order::Relaxed, Scope::Gpu)
+    };
+    probe_add_release_gpu(word: &AtomicU32, value: u32) -> u32 = {
+        word.fetch_add(value, Order::Release, Scope::Gpu)
     };
     probe_add_acquire_gpu(word: &AtomicU32, value: u32) -> u32 = {
         word.fetch_add(value, Order::Acquire, Scope::Gpu)

@@ -206,7 +206,7 @@ fn give_back(rig: &Rig, hand: &mut Hand<'_>, head: u32) {
     }
 }
 
-/// Two lanes take half a quarter; another thread takes the rest and gives it back.
+/// Two lanes take half a quarter, another thread the rest; a third one gives it back.
 fn before_the_next_holder(
     property: &'static str,
     place: fn(&SharedQueue<'_>, u32, u32) -> Token,
@@ -225,14 +225,22 @@ fn before_the_next_holder(
                 stage.reach(1);
             }
         });
+        let (others, told) = (rig.clone(), stage.clone());
+        let giver = thread::spawn(move || {
+            told.wait(2);
+            let mut hand = Hand::resumed(&others, 4, 4);
+            give_back(&others, &mut hand, 4);
+            // What the lanes took; the entries after it they saw empty (docs/memory-model.md).
+            overwriting(|| hand.scribble_before(2));
+        });
         stage.wait(1);
         complete(&mut hand);
         complete(&mut hand);
+        drop(hand);
         drain(&rig, &Alone, 2);
-        give_back(&rig, &mut hand, 4);
-        // What the lanes took; the entries after it they saw empty (docs/memory-model.md).
-        overwriting(|| hand.scribble_before(2));
+        stage.reach(2);
         lanes.into_iter().for_each(|lane| lane.join().unwrap());
+        giver.join().unwrap();
         for (token, number) in tokens.into_iter().zip(0..) {
             finish(&rig.shared(), &token, dw0(number));
         }
