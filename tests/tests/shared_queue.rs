@@ -127,7 +127,7 @@ fn two_in_flight(rig: &Rig) -> (Hand<'_>, [Token; 2], [Sqe; 2]) {
 }
 
 /// What a controller can post that no working one does, by the fault it is to be.
-fn nonsense(cid: Cid) -> [(&'static str, ControllerFault); 6] {
+fn nonsense(cid: Cid) -> [(&'static str, ControllerFault); 7] {
     [
         (
             "a slot that is free",
@@ -136,6 +136,10 @@ fn nonsense(cid: Cid) -> [(&'static str, ControllerFault); 6] {
         (
             "a slot that does not exist",
             ControllerFault::UnknownCid(Cid(0x123)),
+        ),
+        (
+            "a slot that does not exist, in flight modulo the entries",
+            ControllerFault::UnknownCid(Cid(cid.0 | 0x100)),
         ),
         (
             "another generation",
@@ -150,7 +154,7 @@ fn nonsense(cid: Cid) -> [(&'static str, ControllerFault); 6] {
 #[test]
 fn nonsense_refuses_the_queue_and_the_honest_completions_with_it_count() {
     for size in SIZES {
-        for case in 0..6 {
+        for case in 0..7 {
             let rig = Rig::new(8, 7, 8, 0);
             let (mut hand, tokens, [first, second]) = two_in_flight(&rig);
             let (what, fault) = nonsense(first.cid())[case];

@@ -183,7 +183,8 @@ fn served(
 ) -> Result<f64> {
     let mut bench = Bench::of_rings(kernels, 128, ENTRIES)?;
     let mut rates = Vec::new();
-    bench.served(entries / 10, threads)?;
+    // Threads that only just start miss laps, so this one's answer says nothing.
+    let _ = bench.served(entries / 10, threads);
     for _ in 0..RUNS {
         let ran = bench.served(entries, threads)?;
         rates.push(entries as f64 / ran.seconds / 1e6);
