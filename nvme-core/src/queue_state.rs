@@ -585,7 +585,11 @@ mod tests {
                 assert_eq!(word.load(Order::Relaxed, Scope::Sys), begins);
             }
             let drain = state.drain().load(Order::Relaxed, Scope::Sys);
-            assert_eq!(drain, begins.wrapping_mul(2));
+            assert_eq!(drain, begins.wrapping_mul(16));
+            for quarter in 0..4 {
+                let taken = state.taken(quarter).load(Order::Relaxed, Scope::Sys);
+                assert_eq!(taken, begins / 4, "as many in each place of a quarter");
+            }
         }
     }
 
