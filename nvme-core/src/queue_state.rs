@@ -21,6 +21,8 @@ const RING_LOCK: u32 = LINE;
 const RUNG: u32 = LINE + 1;
 /// Shared: the head of the completion queue and who looks there (see `shared_queue::drain`).
 const DRAIN: u32 = 2 * LINE;
+/// The drain word: the head, modulo 2^28, is above this.
+pub(crate) const HEAD_SHIFT: u32 = 4;
 /// Position up to which completions were taken (collective); how many were, from the start (shared).
 const HEAD: u32 = 2 * LINE + 1;
 /// Shared: how many completions were taken of each quarter of the ring.
@@ -170,7 +172,8 @@ impl<'a> QueueState<'a> {
         for field in [self.position(), self.rung(), self.head(), self.start()] {
             field.store(start, Order::Relaxed, Scope::Sys);
         }
-        self.drain().store(start << 4, Order::Relaxed, Scope::Sys);
+        self.drain()
+            .store(start << HEAD_SHIFT, Order::Relaxed, Scope::Sys);
         for quarter in 0..4 {
             self.taken(quarter)
                 .store(start >> 2, Order::Relaxed, Scope::Sys);
@@ -239,7 +242,7 @@ impl<'a> QueueState<'a> {
         self.all.named::<RUNG>()
     }
 
-    /// Sixteen times the head of the completion queue, modulo 2^32, and who looks there.
+    /// The head of the completion queue, above [`HEAD_SHIFT`], and who looks there.
     #[inline(always)]
     pub(crate) fn drain(&self) -> &'a AtomicU32 {
         self.all.named::<DRAIN>()
@@ -507,6 +510,7 @@ mod tests {
                 state.fault_word(),
                 state.start(),
             ];
+            fields.extend((0..4).map(|quarter| state.taken(quarter)));
             fields.extend((0..state.free_words()).map(|word| state.free(word)));
             for index in 0..entries {
                 fields.extend([state.slot(index), state.mark(index), state.deadline(index)]);
@@ -524,7 +528,7 @@ mod tests {
         let groups = [
             vec![state.position()],
             vec![state.ring_lock(), state.rung()],
-            vec![state.drain(), state.head()],
+            vec![state.drain(), state.head(), state.taken(0), state.taken(3)],
             vec![state.fault_word(), state.start()],
             vec![state.free(0), state.free(1)],
             vec![state.slot(0), state.slot(31)],

@@ -6,7 +6,7 @@
 
 use super::{DONE, Drained, SharedQueue};
 use crate::group::{Group, Traffic, unroll};
-use crate::queue_state::{QueueState, SlotWord, slot_of, status_of};
+use crate::queue_state::{HEAD_SHIFT, QueueState, SlotWord, slot_of, status_of};
 use crate::sync::{Order, Scope, anew, fence};
 
 /// Passes over the completion queue in a row.
@@ -19,8 +19,6 @@ const LOCKED: u32 = 1;
 /// The drain word: how many quarters of the ring were taken and not given back, from this bit on.
 const OWED_SHIFT: u32 = 1;
 const OWED: u32 = 7;
-/// The drain word: the head, modulo 2^28, is above this.
-const HEAD_SHIFT: u32 = 4;
 
 /// What [`SharedQueue::pass`] says when another group is looking.
 const BUSY: u32 = u32::MAX;
