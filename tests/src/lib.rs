@@ -1,7 +1,7 @@
 //! Test support: the driver core and the simulated controller in one thread, on virtual time.
 //!
 //! [`Pair`] drives both sides. Its schedule is drawn from a seed, which is printed when a test fails;
-//! `NVME_TEST_SEED=N` repeats it. Loom models use only the core: there only `hand`, `model` and `team` are built.
+//! `NVME_TEST_SEED=N` repeats it. Loom models use only the core: there only `hand`, `model`, `team` and `told` are built.
 
 #[cfg(not(loom))]
 pub mod audit;
@@ -21,6 +21,7 @@ pub mod properties;
 #[cfg(not(loom))]
 pub mod seed;
 pub mod team;
+pub mod told;
 mod watch;
 
 #[cfg(not(loom))]

@@ -3,7 +3,7 @@
 
 use crate::hand::{Hand, Rig};
 use loom::thread;
-use nvme_core::group::{Alone, Group, Vote};
+use nvme_core::group::Alone;
 use nvme_core::spec::{Iova, Nsid, Sqe, Status};
 use nvme_core::{Command, Data, Drained, Outcome, SharedQueue, Token};
 use std::sync::Arc;
@@ -157,54 +157,5 @@ impl Stage {
     /// Reaches `stage`.
     pub fn reach(&self, stage: u64) {
         self.0.fetch_max(stage, Ordering::Relaxed);
-    }
-}
-
-/// A group that tells `told` of each vote and broadcast of this member before it takes place.
-pub struct Told<G, F> {
-    group: G,
-    told: F,
-}
-
-/// What a [`Told`] group is about to do.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Telling {
-    /// [`Group::vote`].
-    Vote,
-    /// [`Group::broadcast`].
-    Broadcast,
-}
-
-impl<G: Group, F: Fn(Telling)> Told<G, F> {
-    /// The same member of the same group.
-    pub fn new(group: G, told: F) -> Self {
-        Self { group, told }
-    }
-}
-
-impl<G: Group, F: Fn(Telling)> Group for Told<G, F> {
-    const READS: u32 = G::READS;
-
-    fn size(&self) -> u32 {
-        self.group.size()
-    }
-
-    fn rank(&self) -> u32 {
-        self.group.rank()
-    }
-
-    #[track_caller]
-    fn sync(&self) {
-        self.group.sync();
-    }
-
-    fn vote(&self, mine: bool) -> Vote {
-        (self.told)(Telling::Vote);
-        self.group.vote(mine)
-    }
-
-    fn broadcast(&self, value: u32) -> u32 {
-        (self.told)(Telling::Broadcast);
-        self.group.broadcast(value)
     }
 }

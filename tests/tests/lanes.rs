@@ -2,11 +2,12 @@
 //! that come while another one is at it.
 #![cfg(not(loom))]
 
-use nvme_core::group::{Act, Alone, Group, Here, Vote};
+use nvme_core::group::{Act, Alone, Group, Here};
 use nvme_core::spec::{Nsid, Sqe, Status};
-use nvme_core::{Command, Data, Drained, Outcome, SharedQueue, SubmitError, Token};
+use nvme_core::{Command, Data, Drained, Outcome, SubmitError, Token};
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::team::{Paused, Team};
+use nvme_tests::told::{Telling, Told};
 use std::cell::Cell;
 use std::collections::HashSet;
 use std::sync::Mutex;
@@ -24,37 +25,6 @@ fn done(cell: u32) -> (Outcome, u32) {
     (Outcome::Done(Status::SUCCESS), cell)
 }
 
-/// A group of one, with another thread beside it: whenever the first asks for a value, the other one
-/// places a command and asks for the doorbell.
-struct Pestered<'a, 'q> {
-    queue: &'a SharedQueue<'q>,
-    placed: Cell<u32>,
-}
-
-impl Group for Pestered<'_, '_> {
-    fn size(&self) -> u32 {
-        1
-    }
-
-    fn rank(&self) -> u32 {
-        0
-    }
-
-    fn sync(&self) {}
-
-    fn vote(&self, mine: bool) -> Vote {
-        Alone.vote(mine)
-    }
-
-    fn broadcast(&self, value: u32) -> u32 {
-        let cell = self.placed.get();
-        let _placed = self.queue.place(&Alone, command(cell)).expect("room");
-        self.placed.set(cell + 1);
-        self.queue.ring(&Alone);
-        value
-    }
-}
-
 /// Whoever rings does not do so for ever for those who keep coming; what is left is rung by those who
 /// wait for it.
 #[test]
@@ -62,12 +32,17 @@ fn a_ring_ends_though_others_keep_asking() {
     let rig = Rig::new(256, 255, 255, 0);
     let queue = rig.shared();
     let mut hand = Hand::new(&rig);
-    let pestered = Pestered {
-        queue: &queue,
-        placed: Cell::new(0),
-    };
+    let placed = Cell::new(0);
+    // Whenever the one who rings asks for a value, another one places a command and asks for the doorbell.
+    let pestered = Told::new(Alone, |what| {
+        if what == Telling::Broadcast {
+            let _placed = queue.place(&Alone, command(placed.get())).expect("room");
+            placed.set(placed.get() + 1);
+            queue.ring(&Alone);
+        }
+    });
     queue.ring(&pestered);
-    let placed = pestered.placed.get();
+    let placed = placed.get();
     let rung = hand.look();
     assert!(rung >= 16, "it looks again for those who came meanwhile");
     assert!(

@@ -8,10 +8,9 @@ use nvme_core::spec::Status;
 use nvme_core::sync::overwriting;
 use nvme_core::{Data, Drained, Outcome, SharedQueue, SubmitError, Token};
 use nvme_tests::hand::{Hand, Rig};
-use nvme_tests::model::{
-    Bound, Stage, Telling, Told, check, command, controller, finish, place, place_plain,
-};
+use nvme_tests::model::{Bound, Stage, check, command, controller, finish, place, place_plain};
 use nvme_tests::team::{Looks, Team};
+use nvme_tests::told::{Telling, Told};
 use std::cell::Cell;
 use std::sync::Arc;
 

@@ -3,9 +3,9 @@
 
 use super::entries::{Entry, Posted, sizes};
 use crate::hand::{Hand, Rig};
-use crate::team::Paused;
+use crate::team::{Paused, Team};
 use arbitrary::{Arbitrary, Unstructured};
-use nvme_core::group::{Alone, Group, Vote};
+use nvme_core::group::Alone;
 use nvme_core::queue_state::words;
 use nvme_core::spec::{Iova, Nsid, Sqe};
 use nvme_core::{
@@ -26,29 +26,6 @@ enum Call {
     Wait { pick: u8, entry: Entry },
     Submit { tag: u8, entry: Entry },
     Recover,
-}
-
-/// One thread that reads one entry at a time, as the lane of a warp does.
-struct Single;
-
-impl Group for Single {
-    fn size(&self) -> u32 {
-        1
-    }
-
-    fn rank(&self) -> u32 {
-        0
-    }
-
-    fn sync(&self) {}
-
-    fn vote(&self, mine: bool) -> Vote {
-        Alone.vote(mine)
-    }
-
-    fn broadcast(&self, value: u32) -> u32 {
-        value
-    }
 }
 
 struct Lent {
@@ -121,7 +98,7 @@ impl Model<'_> {
                 self.placed(placed, &command);
             }
             Call::Ring => self.queue.ring(&Alone),
-            Call::Drain { single: true } => self.drained(self.queue.drain(&Single)),
+            Call::Drain { single: true } => self.drained(self.queue.drain(&Team::of(1)[0])),
             Call::Drain { single: false } => self.drained(self.queue.drain(&Alone)),
             Call::Help => {
                 let here = Paused::new(|| ());

@@ -1,0 +1,52 @@
+//! A group whose member does something else between what it does: tests decide who comes in between.
+
+use nvme_core::group::{Group, Vote};
+
+/// A group that tells `told` of each vote and broadcast of this member before it takes place.
+pub struct Told<G, F> {
+    group: G,
+    told: F,
+}
+
+/// What a [`Told`] group is about to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Telling {
+    /// [`Group::vote`].
+    Vote,
+    /// [`Group::broadcast`].
+    Broadcast,
+}
+
+impl<G: Group, F: Fn(Telling)> Told<G, F> {
+    /// The same member of the same group.
+    pub fn new(group: G, told: F) -> Self {
+        Self { group, told }
+    }
+}
+
+impl<G: Group, F: Fn(Telling)> Group for Told<G, F> {
+    const READS: u32 = G::READS;
+
+    fn size(&self) -> u32 {
+        self.group.size()
+    }
+
+    fn rank(&self) -> u32 {
+        self.group.rank()
+    }
+
+    #[track_caller]
+    fn sync(&self) {
+        self.group.sync();
+    }
+
+    fn vote(&self, mine: bool) -> Vote {
+        (self.told)(Telling::Vote);
+        self.group.vote(mine)
+    }
+
+    fn broadcast(&self, value: u32) -> u32 {
+        (self.told)(Telling::Broadcast);
+        self.group.broadcast(value)
+    }
+}
