@@ -2,13 +2,14 @@
 //! that come while another one is at it.
 #![cfg(not(loom))]
 
+use nvme_core::group::Traffic::{self, CqLoads};
 use nvme_core::group::{Act, Alone, Group, Here};
-use nvme_core::spec::{Nsid, Sqe, Status};
-use nvme_core::{Command, Data, Drained, Outcome, SubmitError, Token};
+use nvme_core::spec::{Cid, Nsid, Sqe, Status};
+use nvme_core::{Command, Data, Drained, Outcome, SharedQueue, SubmitError, Token};
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::team::{Paused, Team};
 use nvme_tests::told::{Telling, Told};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::sync::Mutex;
 
@@ -171,6 +172,229 @@ fn a_team_finds_the_last_free_slots() {
             assert_eq!(cids.len() as u32, SLOTS, "every slot is used once");
         }
     }
+}
+
+/// Command slots of a queue that [`leave_free`] fills.
+const SLOTS: u32 = 128;
+
+fn slot_of(cid: Cid) -> u32 {
+    u32::from(cid.0 & 0xFFF)
+}
+
+/// Puts a command into each slot of an unused queue, and ends those in `free`.
+fn leave_free<'a>(rig: &'a Rig, free: &[u32]) -> Hand<'a> {
+    let queue = rig.shared();
+    for cell in 0..SLOTS {
+        let _placed = queue.place(&Alone, command(cell)).expect("room");
+    }
+    queue.ring(&Alone);
+    let mut hand = Hand::new(rig);
+    while let Some(sqe) = hand.fetch() {
+        if free.contains(&slot_of(sqe.cid())) {
+            hand.complete(sqe.cid(), Status::SUCCESS, sqe.cdw10);
+        }
+    }
+    while queue.drain(&Alone) != Drained::Took(0) {}
+    hand
+}
+
+/// Half of a team's slots are in one word, half in the next or, after the last, in the first: each
+/// member gets one wherever the team begins to look.
+#[test]
+fn a_team_takes_its_slots_out_of_two_words() {
+    for word in 0..4 {
+        let bits = [3, 9, 20, 31].map(|bit| word * 32 + bit);
+        let mut free: Vec<_> = bits
+            .iter()
+            .flat_map(|at| [*at, (at + 32) % SLOTS])
+            .collect();
+        free.sort_unstable();
+        for first_cell in (0..8).map(|word| 256 + word * 32) {
+            let rig = Rig::new(256, SLOTS, 512, 0);
+            let _hand = leave_free(&rig, &free);
+            let mut got = Team::run(8, |team| {
+                let cell = first_cell + team.rank();
+                let token = rig.shared().place(team, command(cell)).expect("a slot");
+                slot_of(token.cid())
+            });
+            got.sort_unstable();
+            assert_eq!(got, free, "from cell {first_cell} on");
+        }
+    }
+}
+
+/// One thread gets the only free slot, wherever it begins to look and whatever it guesses.
+#[test]
+fn a_thread_finds_the_only_free_slot() {
+    for slot in [0, 5, 63, 64, 127] {
+        let rig = Rig::new(256, SLOTS, 512, 0);
+        let mut hand = leave_free(&rig, &[slot]);
+        let queue = rig.shared();
+        for cell in 256..512 {
+            let token = queue.place(&Alone, command(cell)).expect("a slot");
+            assert_eq!(slot_of(token.cid()), slot);
+            queue.ring(&Alone);
+            assert_eq!(hand.serve(), 1);
+            assert_eq!(queue.drain(&Alone), Drained::Took(1));
+        }
+    }
+}
+
+/// One ring is for all that was published, by whomever, and however much that is.
+#[test]
+fn one_ring_is_for_everything_published() {
+    let rung = |ring: &dyn Fn(&SharedQueue<'_>, &Rig)| {
+        let rig = Rig::new(64, 63, 63, 0);
+        let queue = rig.shared();
+        for cell in 0..63 {
+            let _placed = queue.place(&Alone, command(cell)).expect("room");
+        }
+        ring(&queue, &rig);
+        Hand::new(&rig).look()
+    };
+    assert_eq!(rung(&|queue, _| queue.ring(&Alone)), 63);
+    for size in [1, 2, 8] {
+        let by_team = rung(&|_, rig| _ = Team::run(size, |team| rig.shared().ring(team)));
+        assert_eq!(by_team, 63, "team of {size}");
+    }
+}
+
+/// Just what was published is rung, up to the last position before the counters wrap, too: its mark
+/// would be 0.
+#[test]
+fn a_team_rings_nothing_that_was_not_published() {
+    let rig = Rig::new(32, 7, 7, 0u32.wrapping_sub(64));
+    let queue = rig.shared();
+    let mut hand = Hand::new(&rig);
+    for count in [3].into_iter().chain([4; 15]) {
+        for cell in 0..count {
+            let _placed = queue.place(&Alone, command(cell)).expect("room");
+        }
+        Team::run(2, |team| rig.shared().ring(team));
+        assert_eq!(hand.look(), count);
+        assert_eq!(hand.serve(), count);
+        while queue.drain(&Alone) != Drained::Took(0) {}
+    }
+}
+
+/// One thread has a position and has not published its command yet: those behind it are not rung before.
+#[test]
+fn a_team_rings_nothing_beyond_a_gap() {
+    const SLOW: u32 = 62;
+    let rig = Rig::new(64, 63, 63, 0);
+    let (queue, hand) = (rig.shared(), RefCell::new(Hand::new(&rig)));
+    let (placed, fetched) = (Cell::new(0), RefCell::new(Vec::new()));
+    let fetch = || {
+        let mut hand = hand.borrow_mut();
+        let entries = std::iter::from_fn(|| hand.fetch());
+        fetched.borrow_mut().extend(entries.map(|sqe| sqe.cdw10));
+    };
+    let slow = Told::new(Alone, |what| {
+        if what == Telling::Broadcast {
+            let first = placed.replace(placed.get() + 6);
+            // Up to the gap, so that the team begins there.
+            queue.ring(&Alone);
+            Team::run(2, |team| {
+                let queue = rig.shared();
+                for cell in [first, first + 2, first + 4] {
+                    let _placed = queue.place(team, command(cell + team.rank())).unwrap();
+                }
+                queue.ring(team);
+            });
+            fetch();
+        }
+    });
+    let _placed = queue.place(&slow, command(SLOW)).unwrap();
+    let before = fetched.borrow().len() as u32;
+    assert!(before < placed.get(), "those behind it wait");
+    queue.ring(&Alone);
+    fetch();
+    let mut fetched = fetched.take();
+    fetched.sort_unstable();
+    let all = (0..placed.get()).chain([SLOW]);
+    assert_eq!(fetched, Vec::from_iter(all));
+}
+
+/// However many completions a look finds, in each lap: every command has its own end.
+#[test]
+fn a_look_at_many_completions_ends_each_command_with_its_own() {
+    let rig = Rig::new(128, 31, 31, 0);
+    let (queue, mut hand) = (rig.shared(), Hand::new(&rig));
+    for count in 1..=31 {
+        let place = |cell| queue.place(&Alone, command(cell)).expect("room");
+        let tokens: Vec<_> = (0..count).map(place).collect();
+        queue.ring(&Alone);
+        assert_eq!(hand.serve(), count);
+        while queue.drain(&Alone) != Drained::Took(0) {}
+        for (cell, token) in (0..).zip(&tokens) {
+            assert_eq!(queue.poll(token), Some(done(cell)), "of {count}");
+        }
+    }
+    assert_eq!(queue.fault(), None);
+}
+
+/// Who wants to look while another one does is told so, and not that there is nothing.
+#[test]
+fn a_drain_beside_another_one_is_busy() {
+    let rig = Rig::new(4, 3, 3, 0);
+    let busy = Cell::new(0);
+    let first = Told::new(Alone, |what| {
+        if what == Telling::Broadcast {
+            assert_eq!(rig.shared().drain(&Alone), Drained::Busy);
+            busy.set(busy.get() + 1);
+        }
+    });
+    assert_eq!(rig.shared().drain(&first), Drained::Took(0));
+    assert_eq!(busy.get(), 1);
+}
+
+/// Somebody who counts what the queue does on the bus.
+struct Counts<'a, G> {
+    group: &'a G,
+    seen: RefCell<Vec<Traffic>>,
+}
+
+impl<G: Group> Here for Counts<'_, G> {
+    fn now_ns(&self) -> u64 {
+        0
+    }
+
+    fn pause(&self, _turn: u32) {}
+
+    fn saw(&self, traffic: Traffic) {
+        self.seen.borrow_mut().push(traffic);
+    }
+
+    fn together<A: Act>(&self, _key: u64, act: A) -> A::Output {
+        act.act(self.group)
+    }
+}
+
+/// A lone lane loads one half of what it reads at once, and the other when there is something; a
+/// member of a team loads once for each look.
+#[test]
+fn loads_of_completions_are_told() {
+    fn loads<G: Group>(group: &G) -> [Vec<Traffic>; 2] {
+        let rig = Rig::new(64, 63, 63, 0);
+        let (queue, mut hand) = (rig.shared(), Hand::new(&rig));
+        let look = || {
+            let seen = RefCell::default();
+            let here = Counts { group, seen };
+            let _drained = queue.help_out(&here);
+            here.seen.take()
+        };
+        let nothing = look();
+        let _placed = queue.place(&Alone, command(0)).unwrap();
+        queue.ring(&Alone);
+        assert_eq!(hand.serve(), 1);
+        [nothing, look()]
+    }
+    let all = Alone::READS;
+    let alone = [vec![CqLoads(all / 2)], vec![CqLoads(all)]];
+    assert_eq!(loads(&Alone), alone);
+    // A team looks again for what came meanwhile.
+    let team = [vec![CqLoads(1)], vec![CqLoads(1), CqLoads(1)]];
+    assert_eq!(loads(&Team::of(1)[0]), team);
 }
 
 /// What is kept of a token where Rust values cannot be is enough to wait for its command.
