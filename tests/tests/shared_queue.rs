@@ -11,6 +11,7 @@ use nvme_tests::Rng;
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::team::{Clock, Paused, Team};
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
@@ -417,6 +418,47 @@ fn run_is_submit_and_wait() {
     assert_eq!(queue.poll(&token), None);
     let refused = queue.run(&here, || command(25, 3), FOREVER).unwrap();
     assert_eq!(refused, Err(SubmitError::Refused));
+}
+
+/// As a wait: the completion is behind more others than one drain takes, and the deadline is over.
+#[test]
+fn run_does_not_time_out_on_a_completion_that_is_there() {
+    let rig = Rig::new(256, 255, 255, 0);
+    let queue = rig.shared();
+    for tag in 0..254 {
+        let _token = submit(&queue, &Alone, command(tag, tag)).unwrap();
+    }
+    let hand = RefCell::new(Hand::new(&rig));
+    assert_eq!(hand.borrow_mut().serve(), 254);
+    let here = Paused::new(|| {
+        hand.borrow_mut().serve();
+    });
+    let end = queue.run(&here, || command(254, 254), 0).unwrap();
+    assert_eq!(end, Ok((Outcome::Done(Status::SUCCESS), 254)));
+}
+
+/// A command that was never placed is not waited for, whatever its cell is used for.
+#[test]
+fn run_returns_at_once_when_its_command_is_refused() {
+    let rig = Rig::new(4, 3, 4, 0);
+    let queue = rig.shared();
+    let here = Paused::new(|| panic!("a pause"));
+    let (iova, len) = (Iova(0x1000), 0);
+    let bad = || command(0, 0).with_data(Data::Contiguous { iova, len });
+    let end = queue.run(&here, bad, FOREVER).unwrap();
+    assert_eq!(end, Err(SubmitError::Map(MapError::Empty)));
+    let _token = submit(&queue, &Alone, command(0, 0)).unwrap();
+    let end = queue.run(&here, || command(1, 0), FOREVER).unwrap();
+    assert_eq!(end, Err(SubmitError::CellBusy));
+}
+
+/// Threads with different queues are no group; all views of one queue have the same key.
+#[test]
+fn each_queue_has_a_key_of_its_own() {
+    let rigs = [(); 3].map(|()| Rig::new(4, 3, 0, 0));
+    let keys: HashSet<_> = rigs.iter().map(|rig| rig.shared().key()).collect();
+    assert_eq!(keys.len(), rigs.len());
+    assert!(rigs.iter().all(|rig| keys.contains(&rig.shared().key())));
 }
 
 /// What waits for a slot rings for what others only placed: else both would wait for ever.
