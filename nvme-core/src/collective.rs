@@ -113,7 +113,6 @@ impl<'a, G: Group> Collective<'a, G> {
             put(self.state.position(), self.tail);
             put(self.state.rung(), self.rung);
             put(self.state.head(), self.head);
-            put(self.state.drain(), self.head << 1);
         }
     }
 
@@ -332,13 +331,12 @@ impl<'a, G: Group> Collective<'a, G> {
     /// the controller to create again; `false` when the proof is of another queue.
     ///
     /// For a host thread that is the group alone.
-    pub fn recover(mut self, proof: &Quiesced, end: impl FnMut(u32)) -> bool {
+    pub fn recover(self, proof: &Quiesced, end: impl FnMut(u32)) -> bool {
         if !proof.covers(self.state.qid()) {
             return false;
         }
         self.state.reclaim(end);
         self.memory.cq.zero();
-        self.collect_free();
         true
     }
 }

@@ -190,7 +190,6 @@ impl<'a> QueueState<'a> {
             // No position that is taken first in this entry has this mark.
             let never = start.wrapping_add(index).wrapping_sub(self.mask);
             self.mark(index).store(never, Order::Relaxed, Scope::Sys);
-            self.deadline(index).store(0, Order::Relaxed, Scope::Sys);
             // Generations go on: a completion from before does not pass for one of a new command.
             let old = self.slot(index).load(Order::Relaxed, Scope::Sys);
             let kept = old & !(PENDING | WANTS_DW0 | EXPIRED | TAG);

@@ -54,7 +54,11 @@ pub unsafe fn sharing<const SEVERAL: bool, const TRACED: bool, const NARROW: boo
         return;
     }
     let warp = (arch::block() * arch::block_threads() + arch::thread()) / 32;
-    let number = warp.checked_rem(launch.queue_count).unwrap_or(u32::MAX);
+    let mut number = warp;
+    if SEVERAL && launch.mixed != 0 {
+        number += arch::lane();
+    }
+    let number = number.checked_rem(launch.queue_count).unwrap_or(u32::MAX);
     let Some(words) = queue_words(launch, number) else {
         return;
     };

@@ -68,8 +68,8 @@ pub struct Launch {
     pub linear: u32,
     /// Records that fit at `trace`, a power of two; newer ones replace older ones.
     pub trace_records: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// When not 0, the lanes of a warp of `nvme_tokens` take turns at the queues; else they are all on one.
+    pub mixed: u32,
 }
 
 /// Something that happened to a command, and when.

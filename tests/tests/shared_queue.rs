@@ -2,7 +2,9 @@
 #![cfg(not(loom))]
 
 use nvme_core::group::{Alone, Group};
-use nvme_core::spec::{Cid, Iova, Nsid, Sqe, Status};
+use nvme_core::queue_state::QueueState;
+use nvme_core::spec::{Cid, Iova, Nsid, Qid, Sqe, Status};
+use nvme_core::sync;
 use nvme_core::{
     AbortReason, Command, ControllerFault, Data, Drained, MapError, Outcome, SharedQueue,
     SubmitError, Token, WaitError,
@@ -459,6 +461,21 @@ fn each_queue_has_a_key_of_its_own() {
     let keys: HashSet<_> = rigs.iter().map(|rig| rig.shared().key()).collect();
     assert_eq!(keys.len(), rigs.len());
     assert!(rigs.iter().all(|rig| keys.contains(&rig.shared().key())));
+}
+
+/// Queues of several controllers may have one identifier, and identifiers and addresses the same bits.
+#[test]
+fn a_queues_key_is_not_mixed_with_its_identifier() {
+    const BYTES: usize = 1024;
+    let rig = Rig::new(4, 3, 0, 0);
+    let memory: Vec<_> = (0..3 * BYTES / 4)
+        .map(|_| sync::AtomicU32::new(0))
+        .collect();
+    let keys = memory.chunks(BYTES / 4).map(|words| {
+        let state = QueueState::new(words, Qid(BYTES as u16), 4, 3).unwrap();
+        SharedQueue::new(rig.memory(), state, rig.cells()).key()
+    });
+    assert_eq!(keys.collect::<HashSet<_>>().len(), 3);
 }
 
 /// What waits for a slot rings for what others only placed: else both would wait for ever.

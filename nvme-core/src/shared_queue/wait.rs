@@ -131,10 +131,10 @@ impl<'a> SharedQueue<'a> {
         }
     }
 
-    /// What members of one group have in common: this queue. For [`Here::together`].
+    /// What members of one group have in common: this queue, by where its state is. For [`Here::together`].
     #[inline(always)]
     pub fn key(&self) -> u64 {
-        u64::from(self.state.qid().0) | core::ptr::from_ref(self.state.position()).addr() as u64
+        core::ptr::from_ref(self.state.position()).addr() as u64
     }
 }
 

@@ -12,17 +12,21 @@ use nvme_host::cuda::Kernel;
 const SLOTS: u32 = 4;
 const TOKENS: u32 = 3;
 
-/// One active lane of each warp, and full warps.
+/// One active lane of each warp, full warps, and full warps whose lanes are on different queues.
 pub fn all(report: &mut Report, bench: &Bench) {
-    for (name, lanes) in [("one-lane", 1), ("full-warps", 32)] {
-        report.test(&format!("tokens/{name}"), |_| run(bench, lanes));
+    for (name, lanes, queues) in [
+        ("one-lane", 1, 1),
+        ("full-warps", 32, 1),
+        ("mixed-warps", 32, 5),
+    ] {
+        report.test(&format!("tokens/{name}"), |_| run(bench, lanes, queues));
     }
 }
 
-fn run(bench: &Bench, lanes: u32) -> Result<String, String> {
+fn run(bench: &Bench, lanes: u32, queues: u32) -> Result<String, String> {
     let shape = Shape {
         tier: Tier::Pinned,
-        queues: 1,
+        queues,
         entries: 8,
         slots: SLOTS,
         start: 0,
@@ -41,12 +45,13 @@ fn run(bench: &Bench, lanes: u32) -> Result<String, String> {
     launch.opcode = u32::from(nvme_core::spec::nvm::opcode::FLUSH);
     launch.depth = TOKENS;
     launch.lanes = lanes;
+    launch.mixed = u32::from(queues > 1);
     launch.timeout_ns = 10_000_000_000;
     let outcome = rig.run(Kernel::Tokens, grid, block, launch)?;
     accounts_agree(&outcome, rig.in_flight()?)?;
     match outcome.report.completed == launch.commands {
         true => Ok(format!(
-            "{} commands of {grid} blocks through {SLOTS} slots",
+            "{} commands of {grid} blocks through {SLOTS} slots of each of {queues} queues",
             launch.commands
         )),
         false => Err(format!("{:?}", outcome.report)),
