@@ -261,7 +261,7 @@ impl<M: DmaMemory> Controller<M> {
             .unwrap_or_default()
     }
 
-    /// What the protocol auditor has found, at most 256; nothing without [`Config::audit`].
+    /// What the protocol auditor has found, at most 256 of each side; nothing without [`Config::audit`].
     pub fn findings(&self) -> Vec<Finding> {
         let observer = self.device.observer.as_ref();
         observer.map_or_else(Vec::new, |observer| observer.findings())

@@ -2,8 +2,9 @@
 //! that; the others trip none.
 #![cfg(not(loom))]
 
+use nvme_auditor::{Auditor, Rule};
 use nvme_core::Data;
-use nvme_core::spec::{Lba, Nsid, nvm};
+use nvme_core::spec::{Cid, Cqe, Lba, Nsid, nvm};
 use nvme_sim::config::NamespaceConfig;
 use nvme_sim::{Config, Fault, FaultRule, Finding, Memory, Party, When};
 use nvme_tests::{Setup, with_pair};
@@ -120,4 +121,83 @@ fn a_buffer_that_is_lent_twice_fails_the_test() {
         pair.io[0].ring();
         pair.sim.step(pair.now_ns);
     });
+}
+
+/// An auditor of queue 1 with four entries in rings that nobody shows it.
+fn of_one_queue() -> Auditor {
+    let mut auditor = Auditor::new();
+    auditor.add_pair(1, (None, 4), (None, 4));
+    auditor
+}
+
+/// The controller fetches a command from entry `index`.
+fn fetch(auditor: &mut Auditor, index: u32, cid: u16) {
+    let sqe = nvm::read(NS, Lba(0), 1).with_cid(Cid(cid));
+    auditor.fetched(1, index, &sqe, &|_| None);
+}
+
+/// The controller posts to entry `index` of the first pass.
+fn post(auditor: &mut Auditor, index: u32, cid: u16, sqhd: u16) {
+    let cqe = Cqe {
+        dw0: 0,
+        dw1: 0,
+        sqhd,
+        sqid: 1,
+        cid,
+        phase_status: 1,
+    };
+    auditor.posted(1, Some(index), &cqe, true, &|_| None);
+}
+
+fn rules(auditor: &Auditor) -> Vec<Rule> {
+    auditor.findings().iter().map(|one| one.rule).collect()
+}
+
+/// The device looks at a head doorbell again and again: one that was too far is not any more when as many
+/// completions were posted.
+#[test]
+fn a_head_that_was_too_far_counts_once_it_is_reached() {
+    let mut auditor = of_one_queue();
+    auditor.sq_doorbell(1, 3, &|_| None);
+    (0..3).for_each(|index| fetch(&mut auditor, index, index as u16));
+    post(&mut auditor, 0, 0, 3);
+    auditor.cq_doorbell(1, 2);
+    auditor.cq_doorbell(1, 2);
+    assert_eq!(rules(&auditor), [Rule::HeadDoorbell]);
+    post(&mut auditor, 1, 1, 3);
+    auditor.cq_doorbell(1, 2);
+    auditor.sq_doorbell(1, 1, &|_| None);
+    fetch(&mut auditor, 3, 3);
+    fetch(&mut auditor, 0, 0);
+    post(&mut auditor, 2, 2, 1);
+    post(&mut auditor, 3, 3, 1);
+    assert_eq!(rules(&auditor), [Rule::HeadDoorbell], "there was room");
+}
+
+#[test]
+fn of_commands_with_one_identifier_nobody_can_tell_which_has_ended() {
+    let mut auditor = of_one_queue();
+    auditor.sq_doorbell(1, 2, &|_| None);
+    fetch(&mut auditor, 0, 7);
+    fetch(&mut auditor, 1, 7);
+    // The first of them, and the second: right, whatever the auditor thinks of them.
+    post(&mut auditor, 0, 7, 2);
+    post(&mut auditor, 1, 7, 2);
+    assert_eq!(rules(&auditor), [Rule::CidReused]);
+    auditor.reset();
+    auditor.add_pair(1, (None, 4), (None, 4));
+    post(&mut auditor, 0, 7, 0);
+    let again = [Rule::CidReused, Rule::UnknownCommand];
+    assert_eq!(rules(&auditor), again, "a new queue, a new account");
+}
+
+#[test]
+fn what_a_driver_does_wrong_leaves_room_for_the_controller() {
+    let mut auditor = of_one_queue();
+    for value in 0..1000 {
+        auditor.sq_doorbell(1, 4 + value % 2, &|_| None);
+    }
+    post(&mut auditor, 0, 0, 0);
+    assert_eq!((auditor.found(), auditor.findings().len()), (1001, 257));
+    assert_eq!(rules(&auditor).last(), Some(&Rule::UnknownCommand));
 }

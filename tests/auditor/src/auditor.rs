@@ -1,7 +1,7 @@
 //! The account of one controller: its queues, the commands in flight, and what they hold.
 
 use crate::account::Account;
-use crate::finding::{Finding, Rule};
+use crate::finding::{Finding, Party, Rule};
 use crate::lent::{Lent, Span};
 use crate::queues::{Cq, Flight, Sq, entry};
 use crate::walk::{Memory, Walked};
@@ -9,7 +9,7 @@ use alloc::collections::BTreeMap;
 use alloc::vec::Vec;
 use nvme_core::spec::{Cqe, PageSize, Sqe};
 
-/// Findings that are kept; later ones are counted.
+/// Findings of each side that are kept; later ones are counted.
 const KEPT: usize = 256;
 
 /// Watches one controller. Every method is something that was seen, in the order in which it happened.
@@ -29,6 +29,8 @@ pub struct Auditor {
     commands: u64,
     completions: u64,
     findings: Vec<Finding>,
+    /// Findings kept of the driver's side and of the controller's.
+    kept: (usize, usize),
     found: u64,
 }
 
@@ -44,7 +46,7 @@ impl Auditor {
         self.account = Some(account);
     }
 
-    /// What was found, the first 256 findings.
+    /// What was found, the first 256 findings of each side.
     pub fn findings(&self) -> &[Finding] {
         &self.findings
     }
@@ -60,8 +62,16 @@ impl Auditor {
     }
 
     pub(crate) fn find(&mut self, rule: Rule, qid: u16, cid: Option<u16>, value: u64) {
+        if rule.party() == Party::Controller && self.is_doubtful(qid) {
+            return;
+        }
         self.found += 1;
-        if self.findings.len() < KEPT {
+        let kept = match rule.party() {
+            Party::Host => &mut self.kept.0,
+            Party::Controller => &mut self.kept.1,
+        };
+        if *kept < KEPT {
+            *kept += 1;
             self.findings.push(Finding {
                 rule,
                 qid,
@@ -70,6 +80,13 @@ impl Auditor {
                 commands: self.commands,
             });
         }
+    }
+
+    /// Whether the driver has used an identifier twice on queue `qid`, or on the admin queue, which makes
+    /// the others: which of two commands a completion ends nobody can tell.
+    fn is_doubtful(&self, qid: u16) -> bool {
+        let mut queues = [0, qid].into_iter().filter_map(|qid| self.sqs.get(&qid));
+        queues.any(|sq| sq.doubtful)
     }
 
     pub(crate) fn owner(&mut self) -> u64 {
@@ -94,7 +111,7 @@ impl Auditor {
         self.add_sq(0, asq.0, asq.1, 0);
     }
 
-    /// Whether a doorbell value is news.
+    /// Whether a doorbell value is news. What is wrong with one that is none was found before.
     fn is_news(&mut self, qid: u16, is_head: bool, value: u32) -> bool {
         self.bells.insert((qid, is_head), value).unwrap_or(0) != value
     }
@@ -163,20 +180,22 @@ impl Auditor {
 
     /// The head doorbell of completion queue `qid` reads `value`.
     pub fn cq_doorbell(&mut self, qid: u16, value: u32) {
-        if !self.is_news(qid, true, value) {
-            return;
-        }
-        let Some(cq) = self.cqs.get_mut(&qid) else {
-            return self.find(Rule::DoorbellAbsent, qid, None, u64::from(value));
+        let is_news = self.is_news(qid, true, value);
+        let wrong = match self.cqs.get_mut(&qid) {
+            None => Rule::DoorbellAbsent,
+            Some(cq) if value >= cq.ring.entries => Rule::DoorbellRange,
+            Some(cq) => {
+                let head = cq.ring.at_or_after(cq.head, value);
+                if head <= cq.posted {
+                    // Also one that was too far when it was written.
+                    cq.head = head;
+                    return;
+                }
+                Rule::HeadDoorbell
+            }
         };
-        if value >= cq.ring.entries {
-            return self.find(Rule::DoorbellRange, qid, None, u64::from(value));
-        }
-        let head = cq.ring.at_or_after(cq.head, value);
-        if head <= cq.posted {
-            cq.head = head;
-        } else {
-            self.find(Rule::HeadDoorbell, qid, None, u64::from(value));
+        if is_news {
+            self.find(wrong, qid, None, u64::from(value));
         }
     }
 
@@ -272,6 +291,9 @@ impl Auditor {
         if let Some(before) = before {
             self.return_flight(&before);
             self.find(Rule::CidReused, qid, Some(cid), u64::from(cid));
+            if let Some(sq) = self.sqs.get_mut(&qid) {
+                sq.doubtful = true;
+            }
         } else if let Some(at) = clash {
             self.find(Rule::BufferShared, qid, Some(cid), at);
         }

@@ -33,6 +33,8 @@ pub(crate) struct Sq {
     pub flights: BTreeMap<u16, Flight>,
     /// Entries published and not fetched, as they were then.
     pub published: BTreeMap<u64, Sqe>,
+    /// An identifier in flight was used again.
+    pub doubtful: bool,
 }
 
 #[derive(Debug)]
@@ -99,6 +101,7 @@ impl Auditor {
                 reported: 0,
                 flights: BTreeMap::new(),
                 published: BTreeMap::new(),
+                doubtful: false,
             },
         );
     }
