@@ -1,7 +1,7 @@
 //! What the protocol auditor may find in a test.
 
 use crate::Memory;
-use nvme_sim::{Controller, Finding, Rule};
+use nvme_sim::{Controller, Finding, Party, Rule};
 
 /// Shows what the auditor found when a test fails for another reason.
 pub struct Shown<'a>(pub &'a Controller<&'a Memory>);
@@ -37,5 +37,38 @@ pub fn check(findings: &[Finding], breaks: &[Rule], explained: &[Rule]) {
             findings.iter().any(|finding| finding.rule == *rule),
             "the auditor should have found {rule:?}"
         );
+    }
+}
+
+/// Fails when the controller broke a rule, whatever its driver did.
+///
+/// # Panics
+/// With the first such finding.
+pub fn controller_is_right(findings: &[Finding]) {
+    let wrong = findings
+        .iter()
+        .find(|finding| finding.rule.party() == Party::Controller);
+    if let Some(finding) = wrong {
+        panic!("the auditor found: {finding}");
+    }
+}
+
+/// Fails when the driver of a controller that lies broke a rule first.
+///
+/// Once the controller has ended what was not in flight, later findings may be its fault: the driver had to
+/// believe it. Of a wrong head the auditor learns nothing, so it cannot know which entries are free.
+///
+/// # Panics
+/// With the first such finding.
+pub fn driver_is_right(findings: &[Finding]) {
+    let mut wrong_head = false;
+    for finding in findings {
+        match finding.rule {
+            Rule::CqOverrun => {}
+            Rule::SqHead => wrong_head = true,
+            Rule::TailDoorbell if wrong_head => {}
+            rule if rule.party() == Party::Controller => return,
+            _ => panic!("the auditor found: {finding}"),
+        }
     }
 }

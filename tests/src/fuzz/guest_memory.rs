@@ -1,7 +1,8 @@
 //! A guest that does anything with its registers, its queues and its memory map: the controller
-//! reaches what is mapped and nothing else, and can always be reset.
+//! reaches what is mapped and nothing else, breaks no rule itself, and can always be reset.
 
-use super::Input;
+use super::{Input, is_audited};
+use crate::audit::controller_is_right;
 use nvme_core::spec::register::{Aqa, Cc, Csts, offset};
 use nvme_core::spec::{Cid, Nsid, Sqe, admin, nvm};
 use nvme_sim::config::NamespaceConfig;
@@ -43,6 +44,7 @@ pub fn guest_memory(bytes: &[u8]) {
         mdts: 1 + input.byte() % 5,
         cqr: input.byte() & 1 != 0,
         vectors: VECTORS,
+        audit: is_audited(bytes),
         ..Config::empty()
     };
     let vectors = Arc::new(Vectors(AtomicU64::new(0)));
@@ -81,6 +83,7 @@ pub fn guest_memory(bytes: &[u8]) {
         "no fatal status"
     );
     assert!(!guest.sim.interrupt_pin());
+    controller_is_right(&guest.sim.findings());
 }
 
 impl Guest {

@@ -1,6 +1,8 @@
-//! A driver that does anything at all: the controller never panics and never reaches outside its map.
+//! A driver that does anything at all: the controller never panics, never reaches outside its map and breaks
+//! no rule itself.
 
 use super::Input;
+use crate::audit::controller_is_right;
 use nvme_core::spec::register::{Aqa, Cc, offset};
 use nvme_core::spec::{Cid, Nsid, Sqe, admin};
 use nvme_sim::config::NamespaceConfig;
@@ -22,7 +24,6 @@ pub fn hostile_driver(bytes: &[u8]) {
         max_queues: 4,
         mqes: 64,
         cache_bytes: 64 << 10,
-        // It has a lot to say, and must bear what any driver does.
         audit: true,
         ..Config::empty()
     };
@@ -87,6 +88,7 @@ pub fn hostile_driver(bytes: &[u8]) {
         "a power cut resets the registers"
     );
     assert_eq!(sim.unflushed_bytes(), 0, "and loses what was not flushed");
+    controller_is_right(&sim.findings());
 }
 
 fn enable(sim: &Controller<VecMemory>) {

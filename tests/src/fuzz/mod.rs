@@ -53,6 +53,12 @@ pub const TARGETS: [(&str, Target); 14] = [
     ("trace_decoder", trace_decoder),
 ];
 
+/// Whether the auditor watches this input: one in eight, where it would take too much of the fuzzer's time.
+fn is_audited(bytes: &[u8]) -> bool {
+    let sum = bytes.iter().fold(0u8, |sum, byte| sum.wrapping_add(*byte));
+    sum.is_multiple_of(8)
+}
+
 /// Takes numbers out of the fuzzer's bytes; zeros when they are used up.
 pub struct Input<'a>(&'a [u8]);
 

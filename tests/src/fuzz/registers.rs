@@ -1,6 +1,8 @@
 //! Any sequence of accesses to the simulator's registers, and any answers of registers to the core's
 //! machines: properties stay what they are, a controller can always be reset, every machine ends.
 
+use super::is_audited;
+use crate::audit::controller_is_right;
 use arbitrary::{Arbitrary, Unstructured};
 use nvme_core::bringup::{self, Bringup};
 use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
@@ -64,11 +66,11 @@ enum Access {
 /// Half of the bytes for the simulator, half for the machines.
 pub fn registers(bytes: &[u8]) {
     let (sim, core) = bytes.split_at(bytes.len() / 2);
-    simulator(&mut Unstructured::new(sim));
+    simulator(&mut Unstructured::new(sim), is_audited(bytes));
     machines(core);
 }
 
-fn simulator(input: &mut Unstructured<'_>) {
+fn simulator(input: &mut Unstructured<'_>, is_audited: bool) {
     let Ok(shape) = Shape::arbitrary(input) else {
         return;
     };
@@ -81,6 +83,7 @@ fn simulator(input: &mut Unstructured<'_>) {
         shutdown_delay_ns: u64::from(shape.shutdown_ms % 8) * MS,
         nssr: shape.nssr,
         mpsmax: shape.mpsmax % 5,
+        audit: is_audited,
         ..Config::empty()
     };
     let sim = Controller::new(config, VecMemory::new(64 << 10)).expect("a valid configuration");
@@ -100,6 +103,7 @@ fn simulator(input: &mut Unstructured<'_>) {
         assert!(csts.shst() < 3, "{csts:?}");
     }
     reset(&sim, now);
+    controller_is_right(&sim.findings());
 }
 
 fn apply(sim: &Controller<VecMemory>, access: Access, now: &mut u64) {

@@ -1,6 +1,8 @@
-//! A client that sends anything at all: the server answers it or puts it out, and serves the next one.
+//! A client that sends anything at all: the server answers it or puts it out, and serves the next one; its
+//! controller breaks no rule.
 
 use super::Input;
+use crate::audit::controller_is_right;
 use nvme_sim::config::NamespaceConfig;
 use nvme_sim::vfio_user::wire::{self, Header, command};
 use nvme_sim::vfio_user::{Left, Server};
@@ -28,6 +30,7 @@ pub fn vfio_user_message(bytes: &[u8]) {
         namespaces: vec![NamespaceConfig::new(512, Box::new(Null::new(1 << 20)))],
         max_queues: 4,
         mqes: 64,
+        audit: true,
         ..Config::empty()
     };
     let mut server = Server::bind(config, &std::env::temp_dir().join(name), 1).expect("a server");
@@ -57,6 +60,7 @@ pub fn vfio_user_message(bytes: &[u8]) {
     let header = size_of::<Header>();
     assert_eq!(replies.len(), header + 4 + header + 16 + 4);
     assert_eq!(&replies[replies.len() - 4..], &[0x56, 0x4E, 1, 0]);
+    controller_is_right(&server.controller().findings());
 }
 
 /// Sends what `send` sends, serves it to its end, and returns what came back.
