@@ -1,8 +1,11 @@
 //! A controller that answers what it likes: in registers, in completion rings, in the Identify page.
 //!
 //! It is honest unless the fuzzer's bytes say otherwise, so that a driver gets far. Invariant: it
-//! remembers what the driver did to its registers and fails the run when no driver may do that.
+//! remembers what the driver did to its registers and fails the run when no driver may do that. The auditor
+//! watches the queues.
 
+use super::audited::Audited;
+use super::is_audited;
 use arbitrary::{Arbitrary, Unstructured};
 use nvme_core::Registers;
 use nvme_core::mem::{CqCell, DmaWords, SqCell};
@@ -14,6 +17,8 @@ use std::cell::{Cell, RefCell};
 
 /// Where the controller finds the Identify page.
 pub const PAGE: Iova = Iova(0x7_0000);
+/// Where it finds the lists of the I/O queue's commands.
+pub const LISTS: Iova = Iova(0x30_0000);
 
 /// What the controller is like.
 #[derive(Arbitrary, Clone, Copy, Debug)]
@@ -76,6 +81,8 @@ enum Turn {
 /// A queue pair as the controller sees it.
 pub struct Rings {
     pub qid: u16,
+    /// Where the submission ring lies.
+    pub at: Iova,
     pub sq: Vec<SqCell>,
     pub cq: Vec<CqCell>,
     pub tail: AtomicU32,
@@ -86,9 +93,10 @@ pub struct Rings {
 }
 
 impl Rings {
-    fn new(qid: u16, sq_entries: usize, cq_entries: usize) -> Self {
+    fn new(qid: u16, at: Iova, sq_entries: usize, cq_entries: usize) -> Self {
         Self {
             qid,
+            at,
             sq: (0..sq_entries).map(|_| SqCell::default()).collect(),
             cq: (0..cq_entries).map(|_| CqCell::default()).collect(),
             tail: AtomicU32::new(0),
@@ -108,29 +116,12 @@ impl Rings {
         self.waiting.borrow_mut().clear();
     }
 
-    fn fetch(&self) {
-        let tail = self.tail.load(Order::Acquire, Scope::Sys);
-        assert!(
-            (tail as usize) < self.sq.len(),
-            "tail doorbell {tail} of queue {}",
-            self.qid
-        );
-        while self.fetched.get() != tail {
-            let sqe = self.sq[self.fetched.get() as usize].load();
-            self.waiting.borrow_mut().push(sqe);
-            self.fetched
-                .set((self.fetched.get() + 1) % self.sq.len() as u32);
-        }
-    }
-
-    fn post(&self, mut cqe: Cqe) {
-        let (at, lap) = (
-            self.posted.get() % self.cq.len(),
-            self.posted.get() / self.cq.len(),
-        );
-        cqe.phase_status = cqe.phase_status & !1 | u16::from(lap % 2 == 0);
-        self.cq[at].post(cqe);
-        self.posted.set(self.posted.get() + 1);
+    /// Whether they are as a reset leaves them.
+    fn is_reset(&self) -> bool {
+        let rung = [&self.tail, &self.head].map(|bell| bell.load(Order::Relaxed, Scope::Sys));
+        rung == [0, 0]
+            && (self.fetched.get(), self.posted.get()) == (0, 0)
+            && self.waiting.borrow().is_empty()
     }
 
     fn answer(&self, cid: u16, status: u16, dw0: u32) -> Cqe {
@@ -152,6 +143,8 @@ pub struct BadController<'a> {
     pub admin: Rings,
     pub io: Rings,
     pub page: Vec<AtomicU64>,
+    pub lists: Vec<AtomicU64>,
+    pub audited: RefCell<Audited>,
     cc: Cell<Cc>,
     csts: Cell<Csts>,
     lag: Cell<u8>,
@@ -163,15 +156,18 @@ pub struct BadController<'a> {
 }
 
 impl<'a> BadController<'a> {
-    /// A controller whose shape and deeds come from `bytes`; `None` when they are too few.
-    pub fn new(bytes: &'a [u8]) -> Option<Self> {
+    /// A controller whose shape and deeds come from `bytes`, with `list_words` words for lists; `None` when
+    /// they are too few.
+    pub fn new(bytes: &'a [u8], list_words: usize) -> Option<Self> {
         let mut script = Unstructured::new(bytes);
         let shape = Shape::arbitrary(&mut script).ok()?;
         Some(Self {
             script: RefCell::new(script),
-            admin: Rings::new(0, 4, 5),
-            io: Rings::new(1, 8, 6),
+            admin: Rings::new(0, Iova(0x10_0000), 4, 5),
+            io: Rings::new(1, Iova(0x20_0000), 8, 6),
             page: (0..512).map(|_| AtomicU64::new(0)).collect(),
+            lists: (0..list_words).map(|_| AtomicU64::new(0)).collect(),
+            audited: RefCell::new(Audited::new(is_audited(bytes))),
             cc: Cell::new(Cc(0)),
             csts: Cell::new(Csts(0)),
             lag: Cell::new(0),
@@ -199,8 +195,8 @@ impl<'a> BadController<'a> {
     /// Does something. `false` when the bytes are used up.
     pub fn act(&self) -> bool {
         let turn = self.next::<Turn>();
-        self.admin.fetch();
-        self.io.fetch();
+        self.fetch(&self.admin);
+        self.fetch(&self.io);
         let rings = |io| if io { &self.io } else { &self.admin };
         match turn {
             None if self.shape.goes_silent => {}
@@ -221,15 +217,16 @@ impl<'a> BadController<'a> {
                     let mut cqe = rings.answer(sqe.cid().0, status, dw0);
                     cqe.sqhd = sqhd.unwrap_or(cqe.sqhd);
                     cqe.sqid = sqid.unwrap_or(cqe.sqid);
-                    rings.post(cqe);
+                    self.post(rings, cqe);
                 }
             }
             Some(Turn::Post { io, cid, words }) => {
                 let mut cqe = Cqe::from_words(words.0, words.1);
                 cqe.cid = cid;
-                rings(io).post(cqe);
+                self.post(rings(io), cqe);
             }
             Some(Turn::Smear { io, index, words }) => {
+                self.audited.borrow_mut().lose();
                 let cells = &rings(io).cq;
                 cells[usize::from(index) % cells.len()].post(Cqe::from_words(words.0, words.1));
             }
@@ -240,6 +237,52 @@ impl<'a> BadController<'a> {
         turn.is_some()
     }
 
+    /// A word of the driver's memory.
+    fn word(&self, at: u64) -> Option<u64> {
+        let entry = |rings: &Rings| {
+            let offset = at.checked_sub(rings.at.0)? as usize;
+            let sqe = rings.sq.get(offset / 64)?.load();
+            Some(sqe.to_words()[offset % 64 / 8])
+        };
+        let list = || {
+            let offset = at.checked_sub(LISTS.0)? as usize;
+            Some(self.lists.get(offset / 8)?.load(Order::Relaxed, Scope::Sys))
+        };
+        entry(&self.admin).or_else(|| entry(&self.io)).or_else(list)
+    }
+
+    /// Looks at the doorbells and fetches what is there.
+    fn fetch(&self, rings: &Rings) {
+        let word = |at| self.word(at);
+        let mut audited = self.audited.borrow_mut();
+        let [tail, head] =
+            [&rings.tail, &rings.head].map(|bell| bell.load(Order::Acquire, Scope::Sys));
+        assert!(
+            (tail as usize) < rings.sq.len(),
+            "tail doorbell {tail} of queue {}",
+            rings.qid
+        );
+        audited.doorbells(rings.qid, tail, head, &word);
+        while rings.fetched.get() != tail {
+            let index = rings.fetched.get();
+            let sqe = rings.sq[index as usize].load();
+            audited.fetched(rings.qid, index, &sqe, &word);
+            rings.waiting.borrow_mut().push(sqe);
+            rings.fetched.set((index + 1) % rings.sq.len() as u32);
+        }
+    }
+
+    fn post(&self, rings: &Rings, mut cqe: Cqe) {
+        let posted = rings.posted.get();
+        let (at, lap) = (posted % rings.cq.len(), posted / rings.cq.len());
+        cqe.phase_status = cqe.phase_status & !1 | u16::from(lap % 2 == 0);
+        let word = |at| self.word(at);
+        let mut audited = self.audited.borrow_mut();
+        audited.posted(rings.qid, at as u32, &cqe, &word);
+        rings.cq[at].post(cqe);
+        rings.posted.set(posted + 1);
+    }
+
     /// Answers all commands as a working controller does.
     fn serve(&self) {
         for sqe in self.admin.waiting.take() {
@@ -248,10 +291,10 @@ impl<'a> BadController<'a> {
                 opcode::SET_FEATURES => self.shape.granted,
                 _ => 0,
             };
-            self.admin.post(self.admin.answer(sqe.cid().0, 0, dw0));
+            self.post(&self.admin, self.admin.answer(sqe.cid().0, 0, dw0));
         }
         for sqe in self.io.waiting.take() {
-            self.io.post(self.io.answer(sqe.cid().0, 0, 0));
+            self.post(&self.io, self.io.answer(sqe.cid().0, 0, 0));
         }
     }
 
@@ -313,6 +356,7 @@ impl<'a> BadController<'a> {
                 if !cc.en() {
                     self.admin.reset();
                     self.io.reset();
+                    self.audited.borrow_mut().reset();
                 }
             }
         }
@@ -363,6 +407,14 @@ impl Registers for BadController<'_> {
             assert!(self.may_enable.get(), "enabled before memory was ready");
             assert!(Aqa(aqa).asqs_z() > 0 && Aqa(aqa).acqs_z() > 0 && asq != acq);
             assert_eq!((cc.iosqes(), cc.iocqes(), cc.shn()), (6, 4, 0), "{cc:?}");
+        }
+        if cc.en() && self.may_enable.get() {
+            let mut audited = self.audited.borrow_mut();
+            // Registers may have told of a reset that never was.
+            if !self.admin.is_reset() || !self.io.is_reset() {
+                audited.lose();
+            }
+            audited.enable(cc, self.queue.get());
         }
         self.lag.set(self.shape.lag % 8);
         self.cc.set(cc);

@@ -1,9 +1,12 @@
-//! Whatever a controller posts, every command ends at most once and with its own buffer.
+//! Whatever a controller posts, every command ends at most once and with its own buffer, and the driver breaks
+//! no rule before the controller does.
 
-use super::Input;
+use super::{Input, is_audited};
+use crate::audit::driver_is_right;
+use nvme_auditor::Auditor;
 use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
 use nvme_core::spec::{Cid, Cqe, Iova, Nsid, PageSize, Qid, Sqe};
-use nvme_core::sync::AtomicU32;
+use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_core::{ControllerFault, Data, ListMemory, QueueMemory, QueuePair, Slot};
 use std::collections::HashMap;
 
@@ -31,13 +34,17 @@ pub fn cqe_stream(bytes: &[u8]) {
     let mut lent: HashMap<u16, u32> = HashMap::new();
     let mut next_buffer = 0;
     let (mut posted, mut fetched) = (0usize, 0usize);
+    // The position of each command that was placed.
+    let mut places: HashMap<u16, usize> = HashMap::new();
     let mut pushed = 0usize;
+    let mut controller = is_audited(bytes).then(|| Controller::new(&sq_cells, cq_entries, &bells));
     while !input.is_empty() {
         match input.byte() % 4 {
             0 => {
                 let sqe = Sqe::new(input.byte(), Nsid(1));
                 if let Ok(cid) = pair.submit(sqe, Data::None, next_buffer, 0) {
                     assert_eq!(lent.insert(cid.0, next_buffer), None, "{cid} was in flight");
+                    places.insert(cid.0, pushed);
                     pushed += 1;
                 } else {
                     // Whatever the controller says of its head, only commands in flight fill the queue.
@@ -57,9 +64,15 @@ pub fn cqe_stream(bytes: &[u8]) {
                 } else {
                     input.half()
                 };
+                // An honest controller has fetched what it completes.
+                let place = places.get(&cid).filter(|_| honest);
+                fetched = fetched.max(place.map_or(0, |place| place + 1));
+                if let Some(controller) = &mut controller {
+                    controller.fetch(fetched);
+                }
                 let phase = posted / cq_entries % 2 == 0;
                 let status = if honest { 0 } else { input.half() & !1 };
-                cq_cells[posted % cq_entries].post(Cqe {
+                let cqe = Cqe {
                     dw0: input.word(),
                     dw1: 0,
                     sqhd: if honest {
@@ -74,7 +87,11 @@ pub fn cqe_stream(bytes: &[u8]) {
                     },
                     cid,
                     phase_status: status | u16::from(phase),
-                });
+                };
+                if let Some(controller) = &mut controller {
+                    controller.post(posted % cq_entries, &cqe);
+                }
+                cq_cells[posted % cq_entries].post(cqe);
                 posted += 1;
                 check(&mut lent, pair.poll());
             }
@@ -86,6 +103,62 @@ pub fn cqe_stream(bytes: &[u8]) {
         matches!(pair.poll(), Ok(None)),
         "more was polled than posted"
     );
+    if let Some(controller) = controller {
+        driver_is_right(controller.auditor.findings());
+    }
+}
+
+/// What the auditor sees of the controller.
+struct Controller<'a> {
+    auditor: Auditor,
+    sq: &'a [SqCell],
+    /// The tail doorbell and the head doorbell.
+    bells: &'a [AtomicU32; 2],
+    /// Entries that the tail doorbell has published, and those of them that were fetched.
+    published: usize,
+    fetched: usize,
+}
+
+impl<'a> Controller<'a> {
+    fn new(sq: &'a [SqCell], cq_entries: usize, bells: &'a [AtomicU32; 2]) -> Self {
+        let mut auditor = Auditor::new();
+        auditor.add_pair(QID, (Some(0), sq.len() as u32), (None, cq_entries as u32));
+        Self {
+            auditor,
+            sq,
+            bells,
+            published: 0,
+            fetched: 0,
+        }
+    }
+
+    /// Looks at the doorbells and fetches what is published, up to position `until`.
+    fn fetch(&mut self, until: usize) {
+        let [tail, head] = self
+            .bells
+            .each_ref()
+            .map(|bell| bell.load(Order::Acquire, Scope::Sys));
+        let sq = self.sq;
+        let word = |at: u64| {
+            let sqe = sq.get(at as usize / 64)?.load();
+            Some(sqe.to_words()[at as usize % 64 / 8])
+        };
+        self.auditor.sq_doorbell(QID, tail, &word);
+        self.auditor.cq_doorbell(QID, head);
+        let entries = sq.len();
+        self.published += (tail as usize + entries - self.published % entries) % entries;
+        while self.fetched < until.min(self.published) {
+            let index = self.fetched % entries;
+            let sqe = sq[index].load();
+            self.auditor.fetched(QID, index as u32, &sqe, &word);
+            self.fetched += 1;
+        }
+    }
+
+    fn post(&mut self, index: usize, cqe: &Cqe) {
+        self.auditor
+            .posted(QID, Some(index as u32), cqe, true, &|_| None);
+    }
 }
 
 fn check(

@@ -1,7 +1,8 @@
 //! A whole driver against a controller that answers anything: bring-up, commands, aborts, deletion of a
-//! queue, reset, shutdown. Every machine comes to its end, every command ends once with its own buffer.
+//! queue, reset, shutdown. Every machine comes to its end, every command ends once with its own buffer, and
+//! the driver breaks no rule before the controller does.
 
-use super::bad_controller::{BadController, Rings};
+use super::bad_controller::{BadController, LISTS, Rings};
 use arbitrary::Arbitrary;
 use nvme_core::bringup::{self, Bringup, HostMemory, QueuePlan};
 use nvme_core::mem::{CqRing, DmaWords, Doorbell, SqRing};
@@ -48,13 +49,12 @@ struct Driver<'a> {
 
 /// Everything that a driver does, with answers as the bytes say.
 pub fn hostile_controller(bytes: &[u8]) {
-    let Some(controller) = BadController::new(bytes) else {
+    let Some(controller) = BadController::new(bytes, SLOTS * LIST_WORDS) else {
         return;
     };
-    let lists: Vec<AtomicU64> = (0..SLOTS * LIST_WORDS).map(|_| AtomicU64::new(0)).collect();
     let mut driver = Driver {
-        admin: pair(&controller.admin, Iova(0x10_0000), &[]),
-        io: pair(&controller.io, Iova(0x20_0000), &lists),
+        admin: pair(&controller.admin, &[]),
+        io: pair(&controller.io, &controller.lists),
         controller: &controller,
         lent: HashMap::new(),
         next: 0,
@@ -70,19 +70,16 @@ pub fn hostile_controller(bytes: &[u8]) {
         driver.shut_down(kind);
     }
     assert_eq!(driver.io.in_flight() as usize, driver.lent.len());
+    controller.audited.borrow().judge();
 }
 
-fn pair<'a>(rings: &'a Rings, at: Iova, lists: &'a [AtomicU64]) -> Pair<'a> {
+fn pair<'a>(rings: &'a Rings, lists: &'a [AtomicU64]) -> Pair<'a> {
     let memory = QueueMemory {
-        sq: SqRing::new(&rings.sq, at),
-        cq: CqRing::new(&rings.cq, at.offset(0x1_0000)),
+        sq: SqRing::new(&rings.sq, rings.at),
+        cq: CqRing::new(&rings.cq, rings.at.offset(0x1_0000)),
         sq_doorbell: Doorbell::new(&rings.tail),
         cq_doorbell: Doorbell::new(&rings.head),
-        lists: ListMemory::new(
-            DmaWords::new(lists, Iova(0x30_0000)),
-            PageSize::KIB4,
-            LIST_WORDS,
-        ),
+        lists: ListMemory::new(DmaWords::new(lists, LISTS), PageSize::KIB4, LIST_WORDS),
     };
     let slots = (0..SLOTS).map(|_| Slot::new()).collect();
     QueuePair::new(Qid(rings.qid), memory, slots)
@@ -224,10 +221,12 @@ impl Driver<'_> {
     }
 
     fn submit(&mut self, pages: u64, offset: u64, limit_ms: u8) {
-        let sqe = nvm::read(Nsid(1), Lba(0), 8);
+        let pages = pages % 8;
+        let sqe = nvm::read(Nsid(1), Lba(0), pages.max(1) as u32 * 8);
         let data = Data::Contiguous {
-            iova: Iova(0x100_0000 + offset),
-            len: pages % 8 * 4096,
+            // Memory of its own for each command.
+            iova: Iova(((u64::from(self.next) + 16) << 20) + offset),
+            len: pages * 4096,
         };
         let deadline = self.now_ns + u64::from(limit_ms) * MS;
         match self.io.submit(sqe, data, self.next, deadline) {

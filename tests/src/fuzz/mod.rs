@@ -2,6 +2,7 @@
 //!
 //! The same functions run over the seed corpora and over random bytes in the ordinary tests.
 
+mod audited;
 mod bad_controller;
 mod collective;
 mod cqe_stream;
