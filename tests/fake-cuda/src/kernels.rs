@@ -14,6 +14,7 @@ use nvme_core::{
 };
 use nvme_gpu_kernel::work::{Launch, Report, Traced, account, data_word, pattern};
 use std::cell::Cell;
+use std::sync::OnceLock;
 use std::time::Instant;
 
 /// Runs the kernel `name`.
@@ -108,8 +109,6 @@ fn owned(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
     let (memory, state) = unsafe { words.attach() }.expect("possible sizes");
     let mut queue = Collective::resume(Alone, memory, state);
     let (slots, qid) = (u64::from(queue.depth()), Qid(words.qid as u16));
-    let begin = Instant::now();
-    let now_ns = || begin.elapsed().as_nanos() as u64 + 1_000_000;
     let (mut next, mut ended, mut late) = (0, 0, 0);
     while ended + late < mine.len() as u64 {
         while next < mine.len() && queue.in_flight() < launch.depth.clamp(1, queue.depth()) {
@@ -202,15 +201,15 @@ fn record(launch: &Launch, report: &mut Report, event: Event, index: u64, now_ns
 }
 
 fn shared(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
-    let here = Clock(Instant::now(), Cell::default());
+    let here = Bus(Cell::default());
     share(&here, launch, number, mine, report);
-    let [sq, cq, loads] = here.1.get();
+    let [sq, cq, loads] = here.0.get();
     report.sq_doorbells += sq;
     report.cq_doorbells += cq;
     report.cq_loads += loads;
 }
 
-fn share(here: &Clock, launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
+fn share(here: &Bus, launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
     let words = words(launch, number);
     // SAFETY: the host vouches for the words; nobody else uses the queue.
     let (memory, state) = unsafe { words.attach() }.expect("possible sizes");
@@ -278,12 +277,18 @@ fn share(here: &Clock, launch: &Launch, number: u32, mine: &[u64], report: &mut 
     }
 }
 
-/// A host thread by itself, and what it did on the bus: doorbells of both kinds, loads of completions.
-struct Clock(Instant, Cell<[u64; 3]>);
+/// The GPU's clock: it goes on from launch to launch.
+fn now_ns() -> u64 {
+    static BEGIN: OnceLock<Instant> = OnceLock::new();
+    BEGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64 + 1_000_000
+}
 
-impl Here for Clock {
+/// What a host thread by itself did on the bus: doorbells of both kinds, loads of completions.
+struct Bus(Cell<[u64; 3]>);
+
+impl Here for Bus {
     fn now_ns(&self) -> u64 {
-        self.0.elapsed().as_nanos() as u64
+        now_ns()
     }
 
     fn pause(&self, _turn: u32) {
@@ -291,13 +296,13 @@ impl Here for Clock {
     }
 
     fn saw(&self, traffic: Traffic) {
-        let [mut sq, mut cq, mut loads] = self.1.get();
+        let [mut sq, mut cq, mut loads] = self.0.get();
         match traffic {
             Traffic::SqDoorbell => sq += 1,
             Traffic::CqDoorbell => cq += 1,
             Traffic::CqLoads(count) => loads += u64::from(count),
         }
-        self.1.set([sq, cq, loads]);
+        self.0.set([sq, cq, loads]);
     }
 
     fn together<A: Act>(&self, _key: u64, act: A) -> A::Output {
