@@ -65,6 +65,48 @@ fn the_auditor_reads_traces_and_misses_what_is_missing() {
     }
 }
 
+/// What the host ends after an outage has its end in the trace, too: later launches use identifiers again.
+#[test]
+fn a_trace_goes_on_through_outages() {
+    let folder = Folder::new(Place::Embedded);
+    let image = folder.file("in", 2 << 20, 6);
+    let go_on = "--gpu --bytes 4KiB --queues 2 --timeout-ms 200 --recover --json --trace t.txt";
+    let go_on: Vec<&str> = go_on.split(' ').collect();
+    for (fault, mode) in [
+        ("drop@nth=100", "warp"),
+        ("drop@nth=100", "shared"),
+        ("wrongcid:777@nth=100", "owner"),
+        ("wrongcid:777@nth=100", "shared"),
+        ("cfs@nth=100", "block"),
+        ("cfs@nth=100", "shared"),
+        ("allones@nth=100", "warp"),
+    ] {
+        let device = format!("sim:disk.img?size=4MiB&queues=4&fault={fault}");
+        for (what, more) in [
+            ("write", &["-i", "in"][..]),
+            ("read", &["-b", "512", "-o", "out"]),
+        ] {
+            let run = [&[what, "-d", &device, "--mode", mode], more, &go_on].concat();
+            let told: serde_json::Value = serde_json::from_str(&ok(&folder, &run)).unwrap();
+            assert!(told["recovery"]["recoveries"].as_u64() > Some(0), "{told}");
+            let text = String::from_utf8(bytes(&folder.path("t.txt"))).unwrap();
+            let (rules, commands) = journal(text.lines().map(str::to_owned));
+            assert_eq!(rules, [], "{what}, {fault}, {mode}");
+            let ended = |word| text.lines().filter(|line| line.contains(word)).count() as u64;
+            assert!(ended(" completed: ") >= 512, "{what}, {fault}, {mode}");
+            let reclaimed = ended(" reclaimed");
+            assert!(reclaimed > 0, "{what}, {fault}, {mode}");
+            assert_eq!(ended(" completed: ") + reclaimed, commands);
+            let without = text.lines().filter(|line| !line.contains(" reclaimed"));
+            let (rules, _) = journal(without.map(str::to_owned));
+            let reused = rules.iter().all(|rule| *rule == Rule::CidReused);
+            assert!(reused && !rules.is_empty(), "{rules:?}");
+        }
+        assert!(bytes(&folder.path("out")) == bytes(&image), "{fault}");
+        std::fs::remove_file(folder.path("disk.img")).unwrap();
+    }
+}
+
 /// The ring of events is memory that a GPU wrote: nonsense in it is text like any other.
 #[test]
 fn a_damaged_ring_of_events_is_told_and_does_no_harm() {

@@ -101,7 +101,9 @@ impl<'a> Lasting<'a> {
         let shape = |drive: &Drive| (drive.info().blocks, drive.info().block_bytes);
         // The device may be in use until the old drive is dropped, and a server serves one at a time.
         self.drive()?.controller().device().leave();
-        let before = self.drive.take().map(|drive| shape(&drive));
+        let mut left = self.drive.take();
+        let recorded = left.as_mut().map(Drive::take_recorded);
+        let before = left.map(|drive| shape(&drive));
         let open = || {
             let drive = self.source.open(nvme_host::open(self.source.device)?)?;
             match Some(shape(&drive)) == before {
@@ -112,7 +114,8 @@ impl<'a> Lasting<'a> {
                 )),
             }
         };
-        let drive = outage::reopen(patience, &error, || check_stop().is_err(), open)?;
+        let mut drive = outage::reopen(patience, &error, || check_stop().is_err(), open)?;
+        drive.go_on_from(recorded.unwrap_or_default());
         self.drive = Some(drive);
         self.outages.reopened += 1;
         Ok(())

@@ -6,7 +6,7 @@ use super::driver::Gpu;
 use super::kernels::{Kernel, Kernels};
 use super::queues::{Grid, Ran};
 use super::tier::{Access, Ask, GpuData};
-use super::trace::Trace;
+use super::trace::{Recorded, Trace};
 use crate::controller::{Config, Controller};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -218,6 +218,19 @@ impl Drive {
         Ok(())
     }
 
+    /// Takes away what they recorded, for the trace of a drive that goes on.
+    pub fn take_recorded(&mut self) -> Recorded {
+        let trace = self.trace.as_mut();
+        trace.map_or_else(Recorded::default, |trace| std::mem::take(trace.recorded()))
+    }
+
+    /// Adds what the kernels of an earlier drive recorded, when they do.
+    pub fn go_on_from(&mut self, earlier: Recorded) {
+        if let Some(trace) = &mut self.trace {
+            trace.recorded().go_on_from(earlier);
+        }
+    }
+
     /// What they recorded.
     pub fn trace(&self) -> Option<&Trace> {
         self.trace.as_ref()
@@ -344,6 +357,9 @@ impl Drive {
                     status: Status(report.status as u16),
                 },
             });
+        }
+        if let Some(trace) = &mut self.trace {
+            trace.reclaim(&self.driven.in_flight()?);
         }
         let recovered = self.driven.recover()?;
         let cause = match ControllerFault::from_code(report.fault as u32) {

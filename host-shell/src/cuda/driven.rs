@@ -266,6 +266,20 @@ impl Driven {
         })
     }
 
+    /// The commands in flight, with their queues.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when GPU memory cannot be read.
+    pub fn in_flight(&mut self) -> Result<Vec<(Qid, Cid)>> {
+        let mut all = Vec::new();
+        for index in 0..self.queues.len() {
+            let qid = self.queues[index].qid();
+            let cids: Vec<Cid> = self.set.inspect(index, |_, state| state.cids().collect())?;
+            all.extend(cids.into_iter().map(|cid| (qid, cid)));
+        }
+        Ok(all)
+    }
+
     fn all_in_flight(&mut self) -> Result<u32> {
         let mut sum = 0;
         for index in 0..self.queues.len() {

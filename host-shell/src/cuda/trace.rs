@@ -6,9 +6,11 @@ use super::driver::Gpu;
 use super::memory::Registered;
 use crate::error::{Error, Result};
 use crate::pages::Pages;
+use nvme_core::spec::{Cid, Qid, Status};
 use nvme_core::trace::Event;
 use nvme_gpu_kernel::work::{Launch, Traced};
 use serde_json::{Value, json};
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::Path;
 use std::sync::Arc;
@@ -20,6 +22,12 @@ const RECORDS: u32 = 1 << 17;
 pub struct Trace {
     registered: Registered,
     pages: Arc<Pages>,
+    recorded: Recorded,
+}
+
+/// What launches that have ended recorded.
+#[derive(Debug, Default)]
+pub struct Recorded {
     records: Vec<Traced>,
     lost: u64,
 }
@@ -34,8 +42,7 @@ impl Trace {
         Ok(Self {
             registered: Registered::pages(gpu, &pages)?,
             pages,
-            records: Vec::new(),
-            lost: 0,
+            recorded: Recorded::default(),
         })
     }
 
@@ -56,18 +63,29 @@ impl Trace {
         let (records, lost) = newest(traced, RECORDS, |at| unsafe {
             start.add(at).read_volatile()
         });
-        self.records.extend(records);
-        self.lost = self.lost.saturating_add(lost);
+        self.recorded.records.extend(records);
+        self.recorded.lost = self.recorded.lost.saturating_add(lost);
+    }
+
+    /// Records that the host ends the commands in flight, and those whose thread no longer waits.
+    pub(super) fn reclaim(&mut self, in_flight: &[(Qid, Cid)]) {
+        let ends = reclaimed(&self.recorded.records, in_flight);
+        self.recorded.records.extend(ends);
+    }
+
+    /// What was recorded, which is taken away or added to.
+    pub(super) fn recorded(&mut self) -> &mut Recorded {
+        &mut self.recorded
     }
 
     /// Events recorded and kept.
     pub fn len(&self) -> usize {
-        self.records.len()
+        self.recorded.records.len()
     }
 
     /// Whether nothing was recorded.
     pub fn is_empty(&self) -> bool {
-        self.records.is_empty()
+        self.recorded.records.is_empty()
     }
 
     /// Writes `path`: for a name that ends in `.json` a Chrome trace, which ui.perfetto.dev shows, else
@@ -76,13 +94,22 @@ impl Trace {
     /// # Errors
     /// [`Error::File`].
     pub fn write(&self, path: &Path) -> Result<()> {
+        let Recorded { records, lost } = &self.recorded;
         let text = match path.extension().is_some_and(|end| end == "json") {
-            true => chrome(&self.records, self.lost).to_string(),
-            false => lines(&self.records, self.lost),
+            true => chrome(records, *lost).to_string(),
+            false => lines(records, *lost),
         };
         let mut file = std::fs::File::create(path).map_err(Error::file("create", path))?;
         file.write_all(text.as_bytes())
             .map_err(Error::file("write", path))
+    }
+}
+
+impl Recorded {
+    /// Adds what was recorded earlier.
+    pub(super) fn go_on_from(&mut self, earlier: Self) {
+        self.records.splice(0..0, earlier.records);
+        self.lost = self.lost.saturating_add(earlier.lost);
     }
 }
 
@@ -96,6 +123,52 @@ fn newest(
     let lost = traced.saturating_sub(u64::from(size));
     let place = move |number: u64| (number % u64::from(size)) as usize;
     ((lost..traced).map(move |number| at(place(number))), lost)
+}
+
+/// Whether the record is of the kind of these events.
+fn is_kind(record: &Traced, of: Event) -> bool {
+    record.event[0] >> 56 == of.to_words()[0] >> 56
+}
+
+/// The ends of commands that have none in `records`: those in flight, and those that expired, since a
+/// completion that comes when nobody waits is not recorded.
+fn reclaimed(records: &[Traced], in_flight: &[(Qid, Cid)]) -> Vec<Traced> {
+    let (qid, cid) = (Qid(0), Cid(0));
+    let [submitted, completed, expired, reclaimed] = [
+        Event::submitted(qid, cid, 0, 0),
+        Event::completed(qid, cid, Status::SUCCESS, 0),
+        Event::expired(qid, cid, 0),
+        Event::reclaimed(qid, cid),
+    ];
+    let (mut open, mut ends) = (BTreeMap::new(), BTreeSet::new());
+    let in_order = in_order(records);
+    for (_, record) in &in_order {
+        let command = of_command(record);
+        if is_kind(record, submitted) {
+            open.insert(command, *record);
+        } else if is_kind(record, expired) {
+            ends.insert(command);
+        } else if is_kind(record, completed) || is_kind(record, reclaimed) {
+            open.remove(&command);
+            ends.remove(&command);
+        }
+    }
+    ends.extend(
+        in_flight
+            .iter()
+            .map(|(qid, cid)| (u64::from(qid.0), u64::from(cid.0))),
+    );
+    let now_ns = in_order.last().map_or(1, |(_, record)| record.now_ns);
+    let ends = ends.iter().filter_map(|command| open.get(command));
+    let end = |start: &Traced| {
+        let (qid, cid) = of_command(start);
+        Traced {
+            event: Event::reclaimed(Qid(qid as u16), Cid(cid as u16)).to_words(),
+            now_ns,
+            ..*start
+        }
+    };
+    ends.map(end).collect()
 }
 
 /// In the order of time, with times from the first event on.
@@ -134,8 +207,7 @@ fn of_command(record: &Traced) -> (u64, u64) {
 /// A Chrome trace: a slice from submission to the end of each command, on a track for each queue and
 /// slot; what has no end, and what is neither, is an instant.
 pub fn chrome(records: &[Traced], lost: u64) -> Value {
-    let submitted = Event::submitted(nvme_core::spec::Qid(0), nvme_core::spec::Cid(0), 0, 0);
-    let is_start = |record: &Traced| record.event[0] >> 56 == submitted.to_words()[0] >> 56;
+    let submitted = Event::submitted(Qid(0), Cid(0), 0, 0);
     let mut open = std::collections::HashMap::new();
     let (mut events, mut unfinished) = (Vec::new(), Vec::new());
     for (at, record) in in_order(records) {
@@ -145,7 +217,7 @@ pub fn chrome(records: &[Traced], lost: u64) -> Value {
             "name": Event::from_words(record.event).to_string(), "pid": place["pid"], "tid": place["tid"],
             "args": { "index": record.index },
         });
-        if is_start(&record) {
+        if is_kind(&record, submitted) {
             // The end of one that was there was not recorded.
             unfinished.extend(open.insert((queue, cid, record.index), (at, event)));
             continue;
@@ -179,7 +251,6 @@ pub fn chrome(records: &[Traced], lost: u64) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nvme_core::spec::{Cid, Qid, Status};
 
     fn record(event: Event, index: u64, now_ns: u64) -> Traced {
         Traced {
@@ -229,6 +300,34 @@ mod tests {
             (&events[1]["ph"], &events[1]["ts"]),
             (&json!("i"), &json!(0.1))
         );
+    }
+
+    #[test]
+    fn what_the_host_ends_has_an_end_in_the_trace() {
+        let mut records = some();
+        let in_flight = [(Qid(3), Cid(2)), (Qid(3), Cid(9))];
+        assert_eq!(reclaimed(&records, &[]), []);
+        let ends = reclaimed(&records, &in_flight);
+        let end = record(Event::reclaimed(Qid(3), Cid(2)), 1, 5_500);
+        assert_eq!(ends, [end], "one was not submitted here, and one has ended");
+        // Nobody waited for it any more: it has ended, in flight or not.
+        records.push(record(Event::expired(Qid(3), Cid(2), 5_000), 1, 5_000));
+        assert_eq!(reclaimed(&records, &[]), [end]);
+        records.push(end);
+        assert_eq!(reclaimed(&records, &in_flight), []);
+        assert!(chrome(&records, 0)["traceEvents"][0]["ph"] == "X");
+    }
+
+    #[test]
+    fn a_trace_goes_on_from_an_earlier_one() {
+        let some = some();
+        let recorded = |records: &[Traced], lost| Recorded {
+            records: records.to_vec(),
+            lost,
+        };
+        let mut both = recorded(&some[..1], 1);
+        both.go_on_from(recorded(&some[1..], 2));
+        assert_eq!((both.records.len(), both.lost), (3, 3));
     }
 
     /// A count that no kernel can have reached is as good as any other.
