@@ -179,11 +179,11 @@ impl<'a> Hand<'a> {
             waiting,
             self.waiting
         );
-        // A controller that posts more than it was asked for has no say.
+        // Less than nothing is owed by one that ends what it has not fetched: those still come.
         let owed = self.fetched.wrapping_sub(self.posted) as i32;
-        let unfinished = waiting + owed.max(0) as u32;
+        let unfinished = waiting as i32 + owed;
         assert!(
-            unfinished <= self.rig.slots,
+            unfinished <= self.rig.slots as i32,
             "{unfinished} commands, more than slots: the tail doorbell went back or too far"
         );
         self.waiting = waiting;
