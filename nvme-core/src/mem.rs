@@ -396,6 +396,80 @@ mod tests {
     }
 
     #[test]
+    fn a_ring_of_fewer_or_more_entries_than_a_queue_may_have_is_refused() {
+        use std::{iter::repeat_with, panic::catch_unwind};
+        let sq: Vec<_> = repeat_with(SqCell::default).take(65_537).collect();
+        let cq: Vec<_> = repeat_with(CqCell::default).take(65_537).collect();
+        for (entries, fits) in [
+            (0, false),
+            (1, false),
+            (2, true),
+            (65_536, true),
+            (65_537, false),
+        ] {
+            let (sq, cq) = (&sq[..entries], &cq[..entries]);
+            let sq = catch_unwind(|| SqRing::new(sq, Iova(0)).entries());
+            let cq = catch_unwind(|| CqRing::new(cq, Iova(0)).entries());
+            let expected = fits.then_some(entries as u32);
+            assert_eq!((sq.ok(), cq.ok()), (expected, expected));
+        }
+    }
+
+    #[test]
+    fn a_zeroed_entry_has_no_old_bits() {
+        let cells: [CqCell; 2] = Default::default();
+        cells[1].post(Cqe::from_words(u64::MAX, u64::MAX));
+        let ring = CqRing::new(&cells, Iova(0));
+        ring.zero();
+        assert_eq!(ring.read(1, false), Some(Cqe::from_words(0, 0)));
+    }
+
+    #[test]
+    fn words_by_index_are_those_of_the_entry_modulo_the_ring() {
+        let (sq, cq): ([SqCell; 4], [CqCell; 4]) = Default::default();
+        let ring = SqRing::new(&sq, Iova(0));
+        let words = [0, 1, 2, 3, 4, 5, 6, 7].map(|word| 0x0101 << word);
+        for (word, value) in words.into_iter().enumerate() {
+            ring.write_word(6, word as u32, value);
+        }
+        ring.write_word(6, 8, 1); // no such word: ignored
+        assert_eq!(sq[2].load(), Sqe::from_words(words));
+        assert_eq!(sq[3].load(), Sqe::ZERO);
+
+        cq[2].post(Cqe::from_words(0x55, 0xAA));
+        let ring = CqRing::new(&cq, Iova(0));
+        assert_eq!((ring.lower(6), ring.upper(6, Order::Acquire)), (0x55, 0xAA));
+        assert_eq!((ring.lower(5), ring.upper(7, Order::Acquire)), (0, 0));
+    }
+
+    #[test]
+    fn a_share_past_the_end_is_empty() {
+        let words: [AtomicU64; 4] = Default::default();
+        let view = DmaWords::new(&words, Iova(0x100));
+        let inside = view.share(2, 2);
+        assert_eq!((inside.len(), inside.iova()), (2, Iova(0x110)));
+        for (start, len) in [
+            (2, 3),
+            (4, 1),
+            (5, 0),
+            (0, 5),
+            (usize::MAX, 2),
+            (2, usize::MAX),
+        ] {
+            assert!(view.share(start, len).is_empty(), "{start}, {len}");
+        }
+    }
+
+    #[test]
+    fn cyclic_words_are_a_power_of_two_that_constants_fit_into() {
+        const NAMED: u32 = CyclicWords::NAMED;
+        let words: [AtomicU32; NAMED as usize * 2] = core::array::from_fn(|_| AtomicU32::new(0));
+        let whole = [NAMED / 2, NAMED, NAMED * 3 / 2, NAMED * 2, NAMED * 4]
+            .map(|count| CyclicWords::new(&words, count).is_some());
+        assert_eq!(whole, [false, true, false, true, false]);
+    }
+
+    #[test]
     fn words_are_bounds_checked() {
         let words: [AtomicU64; 4] = Default::default();
         let view = DmaWords::new(&words, Iova(0x100));
