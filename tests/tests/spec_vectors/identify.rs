@@ -257,6 +257,12 @@ fn capability_bits() {
         [dlfeat::READ_BEHAVIOR, dlfeat::WRITE_ZEROES_DEALLOCATE],
         [0x07, 0x08]
     );
+    assert_eq!([dlfeat::READS_ZERO, dlfeat::READS_ONES], [1, 2]);
+    assert_eq!(
+        [sgls::SUPPORT, sgls::ANY_ALIGNMENT, sgls::DWORD_ALIGNMENT],
+        [3, 1, 2]
+    );
+    assert_eq!(IdentifyNamespace::EXTENDED_METADATA, 0x10);
 }
 
 #[test]

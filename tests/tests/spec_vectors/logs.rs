@@ -3,7 +3,7 @@
 use crate::{hex, page};
 use nvme_core::spec::Status;
 use nvme_core::spec::log_page::*;
-use zerocopy::{FromBytes, IntoBytes};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 #[test]
 fn identifiers() {
@@ -26,13 +26,43 @@ fn identifiers() {
             "Telemetry Controller-Initiated",
         ),
         (lid::ENDURANCE_GROUP, 0x09, "Endurance Group Information"),
+        (
+            lid::PREDICTABLE_LATENCY,
+            0x0A,
+            "Predictable Latency Per NVM Set",
+        ),
+        (
+            lid::PREDICTABLE_LATENCY_EVENTS,
+            0x0B,
+            "Predictable Latency Event Aggregate",
+        ),
         (lid::ANA, 0x0C, "Asymmetric Namespace Access"),
         (lid::PERSISTENT_EVENT, 0x0D, "Persistent Event Log"),
+        (lid::LBA_STATUS, 0x0E, "LBA Status Information"),
+        (
+            lid::ENDURANCE_GROUP_EVENTS,
+            0x0F,
+            "Endurance Group Event Aggregate",
+        ),
+        (lid::MEDIA_UNIT_STATUS, 0x10, "Media Unit Status"),
+        (
+            lid::SUPPORTED_CAPACITY,
+            0x11,
+            "Supported Capacity Configuration List",
+        ),
         (
             lid::FEATURE_EFFECTS,
             0x12,
             "Feature Identifiers Supported and Effects",
         ),
+        (
+            lid::MI_EFFECTS,
+            0x13,
+            "NVMe-MI Commands Supported and Effects",
+        ),
+        (lid::LOCKDOWN, 0x14, "Command and Feature Lockdown"),
+        (lid::BOOT_PARTITION, 0x15, "Boot Partition"),
+        (lid::ROTATIONAL_MEDIA, 0x16, "Rotational Media Information"),
         (lid::DISCOVERY, 0x70, "Discovery"),
         (lid::RESERVATION, 0x80, "Reservation Notification"),
         (lid::SANITIZE, 0x81, "Sanitize Status"),
@@ -170,6 +200,20 @@ fn firmware_slots() {
         (b"1.0     ", b"1.1     ", b'7')
     );
     assert_eq!(slots.as_bytes(), bytes);
+}
+
+#[test]
+fn active_firmware_info() {
+    // AFI: slot in bits 2:0, slot after the next reset in 6:4; 3 and 7 are reserved.
+    for (afi, active, next) in [(0x01, 1, 0), (0x27, 7, 2), (0x73, 3, 7), (0x8A, 2, 0)] {
+        let mut slots = FirmwareSlots::new_zeroed();
+        slots.afi = afi;
+        assert_eq!(
+            (slots.active_slot(), slots.next_slot()),
+            (active, next),
+            "AFI {afi:#04x}"
+        );
+    }
 }
 
 #[test]

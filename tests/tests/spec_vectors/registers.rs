@@ -1,7 +1,8 @@
 //! Controller properties: offsets, doorbells, bit fields, and the dwords of features and events.
 
+use nvme_core::spec::PageSize;
 use nvme_core::spec::feature::*;
-use nvme_core::spec::log_page::AsyncEvent;
+use nvme_core::spec::log_page::{AsyncEvent, error_event, event_type};
 use nvme_core::spec::register::*;
 
 /// For each field: its largest value sets exactly the bits of the mask, and no other bit reaches it.
@@ -125,6 +126,11 @@ fn controller_capabilities() {
 fn version_configuration_and_status() {
     let vs = Vs(0x0001_0402);
     assert_eq!((vs.mjr(), vs.mnr(), vs.ter()), (1, 4, 2));
+    masks!(Vs:
+        ter, set_ter, 0xFF, 0x0000_00FF;
+        mnr, set_mnr, 0xFF, 0x0000_FF00;
+        mjr, set_mjr, 0xFFFF, 0xFFFF_0000;
+    );
 
     let cc = Cc(0x0046_0001);
     assert_eq!(
@@ -153,6 +159,16 @@ fn version_configuration_and_status() {
     // Ready, shutdown complete.
     let csts = Csts(0x0000_0009);
     assert_eq!((csts.rdy(), csts.cfs(), csts.shst()), (true, false, 2));
+}
+
+#[test]
+fn memory_page_sizes() {
+    // 2^(12 + MPS) bytes
+    for (mps, bytes) in [(0, 4096), (1, 8192), (4, 65_536), (15, 128 << 20)] {
+        let page = PageSize::from_mps(mps).unwrap();
+        assert_eq!((page.bytes(), page.mps()), (bytes, mps));
+    }
+    assert_eq!(PageSize::from_mps(16), None);
 }
 
 #[test]
@@ -218,6 +234,10 @@ fn controller_ready_timeouts() {
     // 10 s with media, 1 s without.
     let crto = Crto(0x0002_0014);
     assert_eq!((crto.crwmt(), crto.crimt()), (20, 2));
+    masks!(Crto:
+        crwmt, set_crwmt, 0xFFFF, 0x0000_FFFF;
+        crimt, set_crimt, 0xFFFF, 0xFFFF_0000;
+    );
 }
 
 #[test]
@@ -246,9 +266,60 @@ fn feature_identifiers() {
         (fid::HOST_MEMORY_BUFFER, 0x0D, "Host Memory Buffer"),
         (fid::TIMESTAMP, 0x0E, "Timestamp"),
         (fid::KEEP_ALIVE, 0x0F, "Keep Alive Timer"),
+        (
+            fid::THERMAL_MANAGEMENT,
+            0x10,
+            "Host Controlled Thermal Management",
+        ),
+        (
+            fid::NON_OPERATIONAL_POWER,
+            0x11,
+            "Non-Operational Power State Config",
+        ),
+        (fid::READ_RECOVERY_LEVEL, 0x12, "Read Recovery Level Config"),
+        (
+            fid::PREDICTABLE_LATENCY,
+            0x13,
+            "Predictable Latency Mode Config",
+        ),
+        (
+            fid::PREDICTABLE_LATENCY_WINDOW,
+            0x14,
+            "Predictable Latency Mode Window",
+        ),
+        (
+            fid::LBA_STATUS_INTERVAL,
+            0x15,
+            "LBA Status Information Report Interval",
+        ),
         (fid::HOST_BEHAVIOR, 0x16, "Host Behavior Support"),
+        (fid::SANITIZE_CONFIG, 0x17, "Sanitize Config"),
+        (
+            fid::ENDURANCE_GROUP_EVENT,
+            0x18,
+            "Endurance Group Event Configuration",
+        ),
+        (fid::COMMAND_SET_PROFILE, 0x19, "I/O Command Set Profile"),
+        (fid::SPINUP_CONTROL, 0x1A, "Spinup Control"),
+        (
+            fid::ENHANCED_CONTROLLER_METADATA,
+            0x7D,
+            "Enhanced Controller Metadata",
+        ),
+        (fid::CONTROLLER_METADATA, 0x7E, "Controller Metadata"),
+        (fid::NAMESPACE_METADATA, 0x7F, "Namespace Metadata"),
         (fid::SOFTWARE_PROGRESS, 0x80, "Software Progress Marker"),
         (fid::HOST_IDENTIFIER, 0x81, "Host Identifier"),
+        (
+            fid::RESERVATION_NOTIFICATION,
+            0x82,
+            "Reservation Notification Mask",
+        ),
+        (
+            fid::RESERVATION_PERSISTENCE,
+            0x83,
+            "Reservation Persistence",
+        ),
         (
             fid::WRITE_PROTECTION,
             0x84,
@@ -326,4 +397,25 @@ fn asynchronous_event() {
         info, set_info, 0xFF, 0x0000_FF00;
         log_page, set_log_page, 0xFF, 0x00FF_0000;
     );
+}
+
+#[test]
+fn asynchronous_event_codes() {
+    let types = [
+        event_type::ERROR,
+        event_type::SMART,
+        event_type::NOTICE,
+        event_type::COMMAND_SET,
+        event_type::VENDOR,
+    ];
+    assert_eq!(types, [0, 1, 2, 6, 7]);
+    let errors = [
+        error_event::INVALID_DOORBELL_REGISTER,
+        error_event::INVALID_DOORBELL_VALUE,
+        error_event::DIAGNOSTIC_FAILURE,
+        error_event::PERSISTENT_INTERNAL,
+        error_event::TRANSIENT_INTERNAL,
+        error_event::FIRMWARE_LOAD,
+    ];
+    assert_eq!(errors, [0, 1, 2, 3, 4, 5]);
 }

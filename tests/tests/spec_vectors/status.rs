@@ -56,6 +56,23 @@ fn retry_hints_do_not_change_the_meaning() {
 }
 
 #[test]
+fn setting_a_hint_again_leaves_it_set() {
+    let hints = Status::SUCCESS.with_more().with_dnr();
+    assert_eq!(
+        (hints, hints.with_more(), hints.with_dnr()),
+        (Status(0x6000), hints, hints)
+    );
+}
+
+#[test]
+fn type_and_code_both_tell_statuses_apart() {
+    let invalid_field = Status(0x0002);
+    for other in [0x0003, 0x0102, 0x4003, 0x4102] {
+        assert!(!invalid_field.is(Status(other)), "{other:#06x}");
+    }
+}
+
+#[test]
 fn text() {
     let table = [
         (Status(0x0000), "Successful Completion (0x0000)"),
