@@ -428,17 +428,20 @@ impl<'a> QueueState<'a> {
         word.pending() & same & ((upper >> 16) as u16 == self.qid.0)
     }
 
-    /// Puts back what was struck for an entry that does not fit; the code of the [`ControllerFault`].
+    /// Puts back what was struck for an entry that cannot be, by [`fits`](Self::fits) or
+    /// [`head_fits`](Self::head_fits); the code of the [`ControllerFault`].
     #[inline(always)]
     pub(crate) fn judge(&self, upper: u64, word: SlotWord) -> u32 {
         let cqe = Cqe::from_words(0, upper);
         if word.pending() {
-            // Another command is in the slot, still in flight.
+            // Its command or another one is in the slot, still in flight.
             self.slot(slot_of(upper))
                 .fetch_or(PENDING, Order::Relaxed, Scope::Gpu);
         }
         if cqe.sqid() != self.qid {
             ControllerFault::SqId(cqe.sqid).code()
+        } else if self.fits(upper, word) {
+            ControllerFault::SqHead(cqe.sqhd).code()
         } else if word.pending() {
             ControllerFault::StaleCid(cqe.cid()).code()
         } else {
@@ -452,13 +455,9 @@ impl<'a> QueueState<'a> {
     pub(crate) fn head_fits(&self, upper: u64, completed: u32, rung: u32) -> bool {
         let sqhd = u32::from(upper as u16);
         let ahead = sqhd.wrapping_sub(completed) & self.mask;
-        // Modulo 2^28, as the head is.
-        (sqhd <= self.mask) & (ahead <= rung.wrapping_sub(completed) & (u32::MAX >> 4))
-    }
-
-    /// The code of the fault of an SQHD that does not fit.
-    pub(crate) fn bad_head(upper: u64) -> u32 {
-        ControllerFault::SqHead(upper as u16).code()
+        // Modulo 2^28, as the head is. Below zero when more has completed than was published.
+        let room = rung.wrapping_sub(completed) & (u32::MAX >> 4);
+        (sqhd <= self.mask) & (ahead <= room) & (room <= u32::MAX >> 5)
     }
 
     /// Ends every command in flight, and tells `end` the tag of each; then the state is as after

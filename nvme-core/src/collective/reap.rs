@@ -3,7 +3,7 @@
 use super::Collective;
 use crate::error::ControllerFault;
 use crate::group::{Group, unroll};
-use crate::queue_state::{QueueState, SlotWord, slot_of, status_of};
+use crate::queue_state::{SlotWord, slot_of, status_of};
 use crate::spec::completion::phase_of;
 use crate::spec::{Cid, Status};
 use crate::sync::{Order, Scope, fence};
@@ -88,11 +88,11 @@ impl<G: Group> Collective<'_, G> {
         });
         unroll!(ENTRIES, k => {
             if at(k).wrapping_sub(head) < found {
-                if !state.fits(uppers[k], ends[k]) {
+                if !state.fits(uppers[k], ends[k])
+                    || !state.head_fits(uppers[k], at(k).wrapping_add(1), rung)
+                {
                     fault = state.judge(uppers[k], ends[k]);
                     ends[k] = SlotWord::NONE;
-                } else if !state.head_fits(uppers[k], at(k).wrapping_add(1), rung) {
-                    fault = QueueState::bad_head(uppers[k]);
                 }
             }
         });

@@ -6,7 +6,7 @@
 
 use super::{DONE, Drained, SharedQueue};
 use crate::group::{Group, Traffic, unroll};
-use crate::queue_state::{HEAD_SHIFT, QueueState, SlotWord, slot_of, status_of};
+use crate::queue_state::{HEAD_SHIFT, SlotWord, slot_of, status_of};
 use crate::sync::{Order, Scope, anew, fence};
 
 /// Passes over the completion queue in a row.
@@ -279,12 +279,9 @@ impl SharedQueue<'_> {
                     (upper, end) = (read.uppers[k], read.ends[k]);
                 }
             });
-            if !state.fits(upper, end) {
+            if !state.fits(upper, end) || !state.head_fits(upper, at(index).wrapping_add(1), rung) {
                 state.refuse(state.judge(upper, end));
                 continue;
-            }
-            if !state.head_fits(upper, at(index).wrapping_add(1), rung) {
-                state.refuse(QueueState::bad_head(upper));
             }
             let mut result = DONE | u64::from(status_of(upper).0) << 32;
             if end.wants_dw0() {
