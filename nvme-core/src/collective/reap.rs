@@ -87,13 +87,12 @@ impl<G: Group> Collective<'_, G> {
             }
         });
         unroll!(ENTRIES, k => {
-            if at(k).wrapping_sub(head) < found {
-                if !state.fits(uppers[k], ends[k])
-                    || !state.head_fits(uppers[k], at(k).wrapping_add(1), rung)
-                {
-                    fault = state.judge(uppers[k], ends[k]);
-                    ends[k] = SlotWord::NONE;
-                }
+            if at(k).wrapping_sub(head) < found
+                && (!state.fits(uppers[k], ends[k])
+                    || !state.head_fits(uppers[k], at(k).wrapping_add(1), rung))
+            {
+                fault = state.judge(uppers[k], ends[k]);
+                ends[k] = SlotWord::NONE;
             }
         });
         // Every member's reads are over before the leader rings the head doorbell.
