@@ -62,7 +62,7 @@ pub fn hostile_controller(bytes: &[u8]) {
         jump_ns: MS,
     };
     for _ in 0..3 {
-        while driver.bring_up().is_ok() && driver.work() {}
+        while driver.bring_up() == Ok(true) && driver.work() {}
         let kind = match controller.next() {
             Some(true) => Kind::Abrupt,
             _ => Kind::Normal,
@@ -97,7 +97,8 @@ impl Driver<'_> {
         }
     }
 
-    fn bring_up(&mut self) -> Result<(), BringupError> {
+    /// Whether the controller has pages as the I/O queue's lists have.
+    fn bring_up(&mut self) -> Result<bool, BringupError> {
         let plans = [QueuePlan {
             qid: Qid(1),
             sq_entries: self.io.sq().entries(),
@@ -146,7 +147,7 @@ impl Driver<'_> {
                             .iter()
                             .all(|one| one.nsid.0 <= info.max_nsid)
                     );
-                    return Ok(());
+                    return Ok(info.capabilities.page == PageSize::KIB4);
                 }
                 Err(error) => {
                     controller.may_enable.set(false);
