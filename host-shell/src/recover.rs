@@ -175,6 +175,7 @@ impl Drive<'_> {
             queue_pairs: session.config.queue_pairs,
             plans: self.plans,
             command_timeout_ns: session.timeout_ns(),
+            made_for: Some(admin.info.capabilities),
             ..bringup::Config::default()
         };
         let Admin {

@@ -4,10 +4,13 @@
 mod common;
 
 use common::{Behind, Judge, Place, binary, embedded};
-use nvme_host::core::spec::{Lba, Nsid, nvm};
-use nvme_host::core::{AbortReason, Outcome};
-use nvme_host::{Config, Controller, Done, Error, Queue};
+use nvme_host::core::spec::register::{Cap, Cc, offset};
+use nvme_host::core::spec::{Iova, Lba, Nsid, nvm};
+use nvme_host::core::{AbortReason, Outcome, Registers};
+use nvme_host::{Config, Controller, Device, Done, DoorbellMap, Error, Pages, Queue};
 use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 const BLOCK: usize = 4096;
@@ -238,4 +241,106 @@ fn dropping_a_queue_ends_what_is_in_flight_and_frees_the_queue(place: Place) {
     assert_eq!(controller.resets(), 0, "deletion needs no reset");
     drop(again);
     rig.shut_down();
+}
+
+/// A controller whose capabilities become other ones, as new firmware's are.
+struct Changing {
+    device: Arc<dyn Device>,
+    change: fn(&mut Cap),
+    changed: AtomicBool,
+}
+
+impl Registers for Changing {
+    fn read32(&self, at: u32) -> u32 {
+        self.device.registers().read32(at)
+    }
+
+    fn read64(&self, at: u32) -> u64 {
+        let mut cap = Cap(self.device.registers().read64(at));
+        assert_eq!(at, offset::CAP);
+        if self.changed.load(Ordering::Relaxed) {
+            (self.change)(&mut cap);
+        }
+        cap.0
+    }
+
+    fn write32(&self, at: u32, value: u32) {
+        self.device.registers().write32(at, value);
+    }
+
+    fn write64(&self, at: u32, value: u64) {
+        self.device.registers().write64(at, value);
+    }
+}
+
+impl Device for Changing {
+    fn name(&self) -> String {
+        self.device.name()
+    }
+
+    fn describe(&self) -> String {
+        self.device.describe()
+    }
+
+    fn registers(&self) -> &(dyn Registers + Sync) {
+        self
+    }
+
+    fn doorbells(&self) -> DoorbellMap {
+        self.device.doorbells()
+    }
+
+    fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova, Error> {
+        self.device.map_dma(pages)
+    }
+
+    fn unmap_dma(&self, iova: Iova, bytes: usize) -> Result<(), Error> {
+        self.device.unmap_dma(iova, bytes)
+    }
+}
+
+/// Rings, lists and doorbells of the first bring-up are where such a controller would not look for them: it
+/// is left disabled, and everybody is told why.
+#[test]
+fn a_controller_that_comes_back_with_another_shape_is_left_alone() {
+    let larger: fn(&mut Cap) = |cap| {
+        cap.set_mpsmin(1);
+        cap.set_mpsmax(4);
+    };
+    let wider: fn(&mut Cap) = |cap| cap.set_dstrd(1);
+    for (change, told) in [
+        (larger, "pages of 8192 bytes"),
+        (wider, "doorbell stride 1"),
+    ] {
+        let (device, _judge) = embedded("sim:mem?fault=drop@op=read,nth=1");
+        let device = Arc::new(Changing {
+            device,
+            change,
+            changed: AtomicBool::new(false),
+        });
+        let config = Config {
+            timeout: TIMEOUT,
+            ..Config::default()
+        };
+        let controller = Controller::start(Arc::clone(&device) as _, &config).unwrap();
+        let mut queue = controller.create_queue_pair(16).unwrap();
+        send_a_read(&controller, &mut queue);
+        device.changed.store(true, Ordering::Relaxed);
+        let gone = queue.wait().unwrap_err();
+        assert!(matches!(gone, Error::Gone { .. }), "{gone}");
+        for part in [told, "the controller reset failed", "open it anew"] {
+            assert!(gone.to_string().contains(part), "{gone}");
+        }
+        let cc = Cc(device.read32(offset::CC));
+        assert!(!cc.en(), "it is not enabled");
+        let error = controller.create_queue_pair(16).map(drop).unwrap_err();
+        assert!(error.to_string().contains(told), "{error}");
+        // Opened anew, with the shape it has now, it works.
+        drop((queue, controller));
+        device.changed.store(false, Ordering::Relaxed);
+        let controller = Controller::start(device, &config).unwrap();
+        let mut queue = controller.create_queue_pair(16).unwrap();
+        let ended = read_blocks(&controller, &mut queue, 8);
+        assert!(ended.iter().all(Done::is_success));
+    }
 }

@@ -58,16 +58,21 @@ pub struct Config<'a> {
     pub command_timeout_ns: u64,
     /// Least time given to CSTS.RDY, whatever CAP.TO says.
     pub min_ready_timeout_ms: u32,
+    /// Capabilities that doorbells, rings and lists were made for, when they are older than the machine:
+    /// a controller that has another page size or doorbell stride now is not enabled.
+    pub made_for: Option<Capabilities>,
 }
 
 impl Default for Config<'_> {
-    /// 16 queue pairs, none created at once, 5 s per command, 500 ms at least for readiness.
+    /// 16 queue pairs, none created at once, 5 s per command, 500 ms at least for readiness, everything
+    /// made for the capabilities that the machine finds.
     fn default() -> Self {
         Self {
             queue_pairs: 16,
             plans: &[],
             command_timeout_ns: 5_000 * NS_PER_MS,
             min_ready_timeout_ms: 500,
+            made_for: None,
         }
     }
 }
@@ -396,6 +401,7 @@ impl<'a> Bringup<'a> {
                     return Ok(Step::Disabled(Quiesced::controller()));
                 }
                 Phase::Enable => {
+                    self.look_again(registers)?;
                     self.program(registers, admin)?;
                     self.phase = Phase::WaitEnabled {
                         deadline_ns: self.ready_deadline(now_ns),
@@ -454,6 +460,22 @@ impl<'a> Bringup<'a> {
         Ok(Step::Wait {
             until_ns: deadline_ns.min(now_ns + POLL_NS),
         })
+    }
+
+    /// Reads the capabilities once more: a controller may have other ones after it was disabled (new
+    /// firmware, or another controller behind the same address).
+    fn look_again(&mut self, registers: &dyn Registers) -> Result<(), BringupError> {
+        let now = Capabilities::read(registers)?;
+        let made_for = self.config.made_for.unwrap_or(self.info.capabilities);
+        let shape = |of: Capabilities| (of.page, of.dstrd);
+        if shape(now) != shape(made_for) {
+            return Err(BringupError::Changed {
+                page: (made_for.page, now.page),
+                dstrd: (made_for.dstrd, now.dstrd),
+            });
+        }
+        self.info.capabilities = now;
+        Ok(())
     }
 
     fn program<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(

@@ -1,6 +1,6 @@
 //! What can go wrong, each with its remedy.
 
-use crate::spec::{Cid, Status};
+use crate::spec::{Cid, PageSize, Status};
 use core::fmt;
 
 /// Why a buffer cannot become a data pointer.
@@ -173,6 +173,14 @@ pub enum BringupError {
         /// CAP.MPSMAX.
         mpsmax: u8,
     },
+    /// The controller came back from being disabled with another page size or doorbell stride than what
+    /// doorbells, rings and lists were made for. Open it anew.
+    Changed {
+        /// The page size they were made for, and the one it has now.
+        page: (PageSize, PageSize),
+        /// CAP.DSTRD, likewise.
+        dstrd: (u8, u8),
+    },
     /// A ring that was given is longer than CAP.MQES or 4,096 (admin), or not page aligned.
     AdminRing,
     /// An admin command ended with an error status.
@@ -230,6 +238,14 @@ impl fmt::Display for BringupError {
                 f,
                 "the controller's memory page sizes (MPSMIN {mpsmin}, MPSMAX {mpsmax}) are not supported: 4 to 64 KiB are"
             ),
+            Self::Changed { page, dstrd } => write!(
+                f,
+                "the controller came back with pages of {} bytes and doorbell stride {} (before: {} and {}): open it anew",
+                page.1.bytes(),
+                dstrd.1,
+                page.0.bytes(),
+                dstrd.0
+            ),
             Self::AdminRing => f.write_str(
                 "the admin rings do not fit the controller: 2 to 4096 entries, page aligned",
             ),
@@ -280,7 +296,7 @@ mod tests {
     fn every_error_is_one_line_with_its_values_and_its_remedy() {
         let text = |error: &dyn core::error::Error| error.to_string();
         let refused = SubmitError::Refused;
-        let cases: [(String, &str, &str); 26] = [
+        let cases: [(String, &str, &str); 27] = [
             (text(&MapError::Empty), "no bytes", "above 0"),
             (text(&MapError::Misaligned), "not aligned", "4 bytes"),
             (text(&MapError::ListTooSmall), "list memory", "split"),
@@ -326,6 +342,14 @@ mod tests {
                 }),
                 "MPSMIN 5, MPSMAX 7",
                 "4 to 64 KiB",
+            ),
+            (
+                text(&BringupError::Changed {
+                    page: (PageSize::KIB4, PageSize::from_mps(4).unwrap()),
+                    dstrd: (0, 2),
+                }),
+                "65536 bytes and doorbell stride 2 (before: 4096 and 0)",
+                "open it anew",
             ),
             (
                 text(&BringupError::AdminRing),

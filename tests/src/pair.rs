@@ -187,7 +187,7 @@ impl<'a> Pair<'a> {
             queue_pairs: self.setup.queues.len() as u32,
             plans: &plans,
             command_timeout_ns: COMMAND_NS,
-            min_ready_timeout_ms: 500,
+            ..bringup::Config::default()
         };
         let bar = Bar(self.sim);
         let mut machine = Bringup::new(&bar, config, self.memory.words(self.identify))?;

@@ -336,6 +336,80 @@ fn the_admin_queue_is_programmed_before_the_controller_is_enabled() {
     assert_eq!(bar.written(), expected);
 }
 
+/// A controller that came back with other pages or doorbells while it was disabled would look for rings,
+/// lists and doorbells where they are not: it is not enabled. What else it says is taken as it is now.
+#[test]
+fn a_controller_that_comes_back_with_another_shape_is_not_enabled() {
+    let set = |bar: &Properties, change: fn(&mut Cap)| {
+        let mut cap = bar.cap.get();
+        change(&mut cap);
+        bar.cap.set(cap);
+    };
+    let page = |mps| PageSize::from_mps(mps).unwrap();
+    let refused = |page, dstrd| Err(BringupError::Changed { page, dstrd });
+    let larger: fn(&mut Cap) = |cap| {
+        cap.set_mpsmin(1);
+        cap.set_mpsmax(2);
+    };
+    let wider: fn(&mut Cap) = |cap| cap.set_dstrd(2);
+    let slower: fn(&mut Cap) = |cap| {
+        cap.set_to(9);
+        cap.set_mqes(2);
+    };
+    let try_with = |before: fn(&mut Cap), made_for: Option<Capabilities>, after: fn(&mut Cap)| {
+        let bar = Properties::new().with_cap(before);
+        let config = Config {
+            made_for,
+            ..config()
+        };
+        let rig = Rig::new(4, 3, 0, 0);
+        let mut admin = Admin::new(QID, rig.memory(), (0..3).map(|_| Slot::new()).collect());
+        let words: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
+        let mut machine = Bringup::new(&bar, config, DmaWords::new(&words, Iova(0x8000))).unwrap();
+        let Ok(Step::Disabled(proof)) = machine.step(&bar, &mut admin, START) else {
+            panic!("it is disabled")
+        };
+        set(&bar, after);
+        machine.enable(proof);
+        bar.written();
+        let result = machine.step(&bar, &mut admin, START).map(drop);
+        assert_eq!(bar.written().is_empty(), result.is_err());
+        assert_eq!(machine.step(&bar, &mut admin, START).map(drop), result);
+        result.map(|()| machine.info().capabilities)
+    };
+    let same: fn(&mut Cap) = |_| {};
+    let first = Capabilities::read(&Properties::new()).unwrap();
+    let (kib4, kib8) = (page(0), page(1));
+    assert_eq!(try_with(same, None, larger), refused((kib4, kib8), (0, 0)));
+    assert_eq!(try_with(same, None, wider), refused((kib4, kib4), (0, 2)));
+    // What was made for the first one counts, not what the machine found when it was made.
+    let made_for = Some(first);
+    assert_eq!(
+        try_with(larger, made_for, same),
+        refused((kib4, kib8), (0, 0))
+    );
+    assert_eq!(
+        try_with(wider, made_for, same),
+        refused((kib4, kib4), (0, 2))
+    );
+    let back: fn(&mut Cap) = |cap| {
+        cap.set_mpsmin(0);
+        cap.set_dstrd(0);
+    };
+    assert_eq!(try_with(wider, made_for, back), Ok(first));
+    assert_eq!(try_with(larger, made_for, back), Ok(first));
+    for made_for in [None, made_for] {
+        let now = Capabilities {
+            max_entries: 2,
+            ready_timeout_ms: 4500,
+            ..first
+        };
+        assert_eq!(try_with(same, made_for, slower), Ok(now));
+    }
+    let gone = try_with(same, None, |cap| *cap = Cap(u64::MAX));
+    assert_eq!(gone, Err(BringupError::DeviceGone));
+}
+
 #[test]
 fn admin_rings_that_the_controller_cannot_take_are_refused() {
     let bad = Err(BringupError::AdminRing);

@@ -239,7 +239,7 @@ impl<'a> World<'a> {
             queue_pairs: self.queues.len() as u32,
             plans: self.ground.plans,
             command_timeout_ns: ADMIN_NS,
-            min_ready_timeout_ms: 500,
+            ..bringup::Config::default()
         };
         match Bringup::new(&Bar(self.ground.sim), config, self.ground.page) {
             Ok(machine) => {

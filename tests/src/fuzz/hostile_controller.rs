@@ -4,7 +4,7 @@
 
 use super::bad_controller::{BadController, LISTS, Rings};
 use arbitrary::Arbitrary;
-use nvme_core::bringup::{self, Bringup, HostMemory, QueuePlan};
+use nvme_core::bringup::{self, Bringup, Capabilities, HostMemory, QueuePlan};
 use nvme_core::mem::{CqRing, DmaWords, Doorbell, SqRing};
 use nvme_core::recovery::{self, AbortAttempt, DeletionStep, QueueDeletion};
 use nvme_core::shutdown::{self, Kind, Shutdown};
@@ -45,6 +45,8 @@ struct Driver<'a> {
     next: u32,
     now_ns: u64,
     jump_ns: u64,
+    /// What the controller was like when it first worked.
+    made_for: Option<Capabilities>,
 }
 
 /// Everything that a driver does, with answers as the bytes say.
@@ -60,6 +62,7 @@ pub fn hostile_controller(bytes: &[u8]) {
         next: 0,
         now_ns: 0,
         jump_ns: MS,
+        made_for: None,
     };
     for _ in 0..3 {
         while driver.bring_up() == Ok(true) && driver.work() {}
@@ -97,7 +100,7 @@ impl Driver<'_> {
         }
     }
 
-    /// Whether the controller has pages as the I/O queue's lists have.
+    /// Whether the I/O queue can be used.
     fn bring_up(&mut self) -> Result<bool, BringupError> {
         let plans = [QueuePlan {
             qid: Qid(1),
@@ -112,6 +115,7 @@ impl Driver<'_> {
             plans: &plans,
             command_timeout_ns: 10 * MS,
             min_ready_timeout_ms: 5,
+            made_for: self.made_for,
         };
         self.jump_ns = MS;
         let controller = self.controller;
@@ -147,7 +151,13 @@ impl Driver<'_> {
                             .iter()
                             .all(|one| one.nsid.0 <= info.max_nsid)
                     );
-                    return Ok(info.capabilities.page == PageSize::KIB4);
+                    // The lists have pages of 4 KiB.
+                    let fits = info.capabilities.page == PageSize::KIB4;
+                    assert!(fits || self.made_for.is_none(), "enabled with other pages");
+                    if fits {
+                        self.made_for.get_or_insert(info.capabilities);
+                    }
+                    return Ok(fits);
                 }
                 Err(error) => {
                     controller.may_enable.set(false);
