@@ -3,6 +3,8 @@
 //! Invariant: every member calls the same operations in the same order. Only [`Group::sync`] orders
 //! memory; votes, broadcasts and swaps exchange values and order nothing.
 
+use crate::trace::Event;
+
 /// What a vote found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Vote {
@@ -130,6 +132,11 @@ pub trait Here {
     /// Is told what was done on the bus, by one thread of a group; for those who count it.
     #[inline(always)]
     fn saw(&self, _traffic: Traffic) {}
+
+    /// Is told what happens to the calling thread's own command, when the thread sees it: that it was
+    /// placed, and its end; for those who record it. Threads that wait together may go on much later.
+    #[inline(always)]
+    fn record(&self, _event: impl FnOnce() -> Event) {}
 
     /// Does `act` with the threads that run in step with this one now and name the same `key`. Which
     /// they are does not matter to the result, only to the speed.

@@ -9,13 +9,16 @@ use crate::work::Launch;
 use nvme_core::group::{Act, Here, Traffic};
 use nvme_core::sync::AtomicU64;
 use nvme_core::trace::Event;
-use nvme_core::{Cells, Command, Outcome, SharedQueue, SubmitError, Token, WaitError};
+use nvme_core::{Cells, Outcome, SharedQueue, Token, WaitError};
 
-/// A thread of a launch, that counts in its report what it does on the bus; a [`Narrow`] one when it is alone
-/// and one of very many.
-struct Counted<'w, 'l, const NARROW: bool>(&'w Work<'l>);
+/// A thread of a launch, that counts in its report what it does on the bus, and records what happens to its
+/// command `index` when it is `TRACED`; a [`Narrow`] one when it is alone and one of very many.
+struct Counted<'w, 'l, const TRACED: bool, const NARROW: bool> {
+    work: &'w Work<'l>,
+    index: u64,
+}
 
-impl<const NARROW: bool> Here for Counted<'_, '_, NARROW> {
+impl<const TRACED: bool, const NARROW: bool> Here for Counted<'_, '_, TRACED, NARROW> {
     #[inline(always)]
     fn now_ns(&self) -> u64 {
         Gpu.now_ns()
@@ -28,7 +31,14 @@ impl<const NARROW: bool> Here for Counted<'_, '_, NARROW> {
 
     #[inline(always)]
     fn saw(&self, traffic: Traffic) {
-        self.0.saw(traffic);
+        self.work.saw(traffic);
+    }
+
+    #[inline(always)]
+    fn record(&self, event: impl FnOnce() -> Event) {
+        if TRACED {
+            self.work.record(self.index, event());
+        }
     }
 
     #[inline(always)]
@@ -103,11 +113,8 @@ fn one_by_one<const TRACED: bool, const NARROW: bool>(
         if goes_on && index < launch.commands {
             let deadline_ns = Gpu.now_ns() + launch.timeout_ns;
             let command = || work.command(index, thread, thread as u32);
-            let ran = match TRACED {
-                false => queue.run(&Counted::<NARROW>(work), command, deadline_ns),
-                true => run_traced(queue, work, index, command(), deadline_ns),
-            };
-            match ran {
+            let here = Counted::<TRACED, NARROW> { work, index };
+            match queue.run(&here, command, deadline_ns) {
                 Ok(Ok((outcome, _))) => {
                     tally.sqes += 1;
                     tally.end(work, index, outcome);
@@ -128,37 +135,6 @@ fn one_by_one<const TRACED: bool, const NARROW: bool>(
     }
 }
 
-/// As [`SharedQueue::run`], and records what it does.
-#[inline(always)]
-#[allow(clippy::type_complexity)]
-fn run_traced(
-    queue: &SharedQueue<'_>,
-    work: &Work<'_>,
-    index: u64,
-    command: Command<'_>,
-    deadline_ns: u64,
-) -> Result<Result<(Outcome, u32), SubmitError>, (WaitError, Token)> {
-    let (qid, here) = (queue.state().qid(), Counted::<false>(work));
-    let token = match queue.submit(&here, command, deadline_ns) {
-        Ok(token) => token,
-        Err(error) => return Ok(Err(error)),
-    };
-    let (cid, launch) = (token.cid(), work.launch);
-    work.record(
-        index,
-        Event::submitted(qid, cid, launch.opcode as u8, launch.nsid),
-    );
-    let waited = queue.wait(&here, token, deadline_ns);
-    match &waited {
-        Ok((Outcome::Done(status), _)) => {
-            work.record(index, Event::completed(qid, cid, *status, 0));
-        }
-        Ok((Outcome::Aborted(_), _)) => {}
-        Err(_) => work.record(index, Event::expired(qid, cid, here.now_ns())),
-    }
-    waited.map(Ok)
-}
-
 /// Rounds of `depth` tokens: submit all, then wait in the reverse order.
 #[inline(always)]
 fn hold_several(
@@ -169,6 +145,7 @@ fn hold_several(
     threads: u64,
 ) {
     let launch = work.launch;
+    let here = Counted::<false, false> { work, index: 0 };
     let tokens = launch.tokens as usize as *mut [u32; 3];
     let lanes = arch::active();
     let mut index = thread;
@@ -180,11 +157,8 @@ fn hold_several(
         {
             let at = index + held * threads;
             let cell = held * threads + thread;
-            match queue.submit(
-                &Counted::<false>(work),
-                work.command(at, cell, cell as u32),
-                deadline_ns,
-            ) {
+            let command = work.command(at, cell, cell as u32);
+            match queue.submit(&here, command, deadline_ns) {
                 Ok(token) => {
                     tally.sqes += 1;
                     // SAFETY: the host gives three words for each thread and token.
@@ -203,31 +177,23 @@ fn hold_several(
             let cell = held * threads + thread;
             // SAFETY: written above by this thread.
             let token = Token::from_words(unsafe { tokens.add(cell as usize).read() });
-            goes_on &= finish(
-                queue,
-                work,
-                tally,
-                index + held * threads,
-                token,
-                deadline_ns,
-            );
+            let ended = queue.wait(&here, token, deadline_ns);
+            goes_on &= finish(work, tally, index + held * threads, ended);
         }
         arch::sync_warp(lanes);
         index += u64::from(launch.depth) * threads;
     }
 }
 
-/// Waits for one command and accounts for it; `false` when the thread should end.
+/// Accounts for a command that was waited for; `false` when the thread should end.
 #[inline(always)]
 fn finish(
-    queue: &SharedQueue<'_>,
     work: &Work<'_>,
     tally: &mut Tally,
     index: u64,
-    token: Token,
-    deadline_ns: u64,
+    ended: Result<(Outcome, u32), (WaitError, Token)>,
 ) -> bool {
-    match queue.wait(&Counted::<false>(work), token, deadline_ns) {
+    match ended {
         Ok((outcome, _)) => {
             tally.end(work, index, outcome);
             true

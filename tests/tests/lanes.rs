@@ -5,8 +5,9 @@
 use nvme_core::group::Traffic::{self, CqLoads};
 use nvme_core::group::{Act, Alone, Group, Here};
 use nvme_core::spec::{Cid, Nsid, Sqe, Status};
+use nvme_core::trace::Event;
 use nvme_core::{Command, Data, Drained, Outcome, SharedQueue, SubmitError, Token};
-use nvme_tests::hand::{Hand, Rig};
+use nvme_tests::hand::{Hand, QID, Rig};
 use nvme_tests::team::{Paused, Team};
 use nvme_tests::told::{Telling, Told};
 use std::cell::{Cell, RefCell};
@@ -142,6 +143,111 @@ fn lanes_that_wait_together_return_together() {
         end
     });
     assert_eq!(ends, [0, 1, 2].map(done));
+}
+
+/// A lane that records what happens to its command; its clock is the number of its pauses.
+struct Recorder<'a, F> {
+    lane: Lane<'a, F>,
+    log: &'a Mutex<Vec<(u32, Event)>>,
+}
+
+impl<F: Fn(u32)> Here for Recorder<'_, F> {
+    fn now_ns(&self) -> u64 {
+        u64::from(self.lane.pauses.get())
+    }
+
+    fn pause(&self, turn: u32) {
+        self.lane.pause(turn);
+    }
+
+    fn record(&self, event: impl FnOnce() -> Event) {
+        let rank = self.lane.team.rank();
+        self.log.lock().unwrap().push((rank, event()));
+    }
+
+    fn together<A: Act>(&self, key: u64, act: A) -> A::Output {
+        self.lane.together(key, act)
+    }
+}
+
+/// Two lanes with a command each, recorded: the controller answers the second one's at once, and the first
+/// one's when it sees `answers_when` in the log.
+fn recorded(
+    answers_when: fn(&[(u32, Event)]) -> bool,
+    run: impl Fn(&SharedQueue<'_>, &Recorder<'_, &dyn Fn(u32)>, u32) -> bool + Sync,
+) -> (Vec<bool>, Vec<(u32, Event)>) {
+    let rig = Rig::new(8, 7, 2, 0);
+    let hand = Mutex::new((Hand::new(&rig), None));
+    let log: Mutex<Vec<_>> = Mutex::default();
+    let ends = Team::run(2, |team| {
+        let work = |_| {
+            if !team.leads() {
+                return;
+            }
+            let (hand, kept) = &mut *hand.lock().unwrap();
+            while let Some(sqe) = hand.fetch() {
+                match sqe.cdw10 {
+                    0 => *kept = Some(sqe.cid()),
+                    cell => hand.complete(sqe.cid(), Status::SUCCESS, cell),
+                }
+            }
+            if answers_when(&log.lock().unwrap())
+                && let Some(cid) = kept.take()
+            {
+                hand.complete(cid, Status::SUCCESS, 0);
+            }
+        };
+        let lane = Lane::new(team, &work as &dyn Fn(u32));
+        let here = Recorder { lane, log: &log };
+        run(&rig.shared(), &here, team.rank())
+    });
+    (ends, log.into_inner().unwrap())
+}
+
+/// A lane's command has its end recorded when the lane sees it, not when the last of the lanes that wait
+/// together need not wait: by then the identifier may have been used again.
+#[test]
+fn an_end_is_recorded_when_it_is_seen() {
+    const LIMIT: u64 = 10_000;
+    let (qid, cid) = (QID, |rank: u32| Cid(0x1000 | rank as u16));
+    let submitted = |rank| (rank, Event::submitted(qid, cid(rank), 2, 1));
+    let completed = |rank| {
+        let event = Event::completed(qid, cid(rank), Status::SUCCESS, 0);
+        (rank, event)
+    };
+    type Runs = fn(&SharedQueue<'_>, &Recorder<'_, &dyn Fn(u32)>, u32, u64) -> bool;
+    let ways: [Runs; 2] = [
+        |queue, here, rank, limit| {
+            let token = queue.submit(here, command(rank), limit).unwrap();
+            matches!(queue.wait(here, token, limit), Ok((Outcome::Done(_), _)))
+        },
+        |queue, here, rank, limit| {
+            let ran = queue.run(here, || command(rank), limit);
+            matches!(ran, Ok(Ok((Outcome::Done(_), _))))
+        },
+    ];
+    for way in ways {
+        let after_the_second = |log: &[(u32, Event)]| log.len() == 3;
+        let (ends, mut log) = recorded(after_the_second, |queue, here, rank| {
+            way(queue, here, rank, LIMIT)
+        });
+        assert_eq!(ends, [true, true], "{log:?}");
+        log[..2].sort_by_key(|(rank, _)| *rank);
+        let placed = [submitted(0), submitted(1)];
+        assert_eq!(log, [&placed[..], &[completed(1), completed(0)]].concat());
+
+        let (ends, mut log) = recorded(|_| false, |queue, here, rank| way(queue, here, rank, 50));
+        assert_eq!(ends, [false, true]);
+        log[..2].sort_by_key(|(rank, _)| *rank);
+        assert_eq!(log[..3], [&placed[..], &[completed(1)]].concat());
+        let [(0, last)] = log[3..] else {
+            panic!("{log:?}")
+        };
+        let [head, at_ns] = last.to_words();
+        assert!((50..LIMIT).contains(&at_ns), "{last}");
+        let expired = Event::expired(qid, cid(0), at_ns);
+        assert_eq!(Event::from_words([head, at_ns]), expired);
+    }
 }
 
 /// All words of free slots but one are empty: a team finds that one wherever it begins to look, and

@@ -5,7 +5,9 @@ use crate::command::Command;
 use crate::error::{SubmitError, WaitError};
 use crate::group::{Act, Group, Here, Traffic};
 use crate::queue_pair::Outcome;
+use crate::spec::Sqe;
 use crate::sync::{Order, Scope};
+use crate::trace::Event;
 
 /// How long after its deadline a wait still tries to drain once by itself.
 const GRACE_NS: u64 = 100_000_000;
@@ -123,6 +125,23 @@ impl<'a> SharedQueue<'a> {
         self.drain_seen(group, &saw)
     }
 
+    /// What is recorded of a command that was placed.
+    #[inline(always)]
+    fn placed(&self, token: &Token, sqe: &Sqe) -> Event {
+        Event::submitted(self.state.qid(), token.cid, sqe.opcode(), sqe.nsid)
+    }
+
+    /// What is recorded of a command when its thread stops waiting for it.
+    #[inline(always)]
+    fn end_of(&self, token: &Token, value: u64, here: &impl Here) -> Event {
+        let (qid, cid) = (self.state.qid(), token.cid);
+        match (value & DONE, ended(value).0) {
+            (0, _) => Event::expired(qid, cid, here.now_ns()),
+            (_, Outcome::Done(status)) => Event::completed(qid, cid, status, 0),
+            (_, Outcome::Aborted(_)) => Event::reclaimed(qid, cid),
+        }
+    }
+
     #[inline(always)]
     fn why_not(&self) -> WaitError {
         match self.state.fault_code() {
@@ -159,6 +178,9 @@ impl<H: Here> Act for Submit<'_, '_, '_, H> {
             let placed = queue.place_some(group, wants, || self.command);
             if wants {
                 (token, why) = placed;
+                if why.is_none() {
+                    self.here.record(|| queue.placed(&token, &self.command.sqe));
+                }
             }
             let again = why == Some(SubmitError::QueueFull) && !late;
             if group.vote(again).total == 0 {
@@ -192,6 +214,10 @@ impl<H: Here> Act for Wait<'_, '_, H> {
             if waits {
                 value = queue.result(self.token);
                 waits = value & DONE == 0 && !given_up && queue.state.fault_code() == 0;
+                if !waits {
+                    self.here
+                        .record(|| queue.end_of(self.token, value, self.here));
+                }
             }
             if group.vote(waits).total == 0 {
                 return value;
@@ -232,12 +258,20 @@ impl<'d, H: Here, F: Fn() -> Command<'d>> Act for Run<'_, '_, H, F> {
                 if wants {
                     (token, why) = placed;
                     rings = why.is_none();
+                    if rings {
+                        let sqe = || (self.command)().sqe;
+                        self.here.record(|| queue.placed(&token, &sqe()));
+                    }
                 }
             }
             let mut waits = why.is_none();
             if waits && !rings {
+                let was = value;
                 value = queue.result(&token);
                 waits = value & DONE == 0 && !given_up && queue.state.fault_code() == 0;
+                if was & DONE != value & DONE {
+                    self.here.record(|| queue.end_of(&token, value, self.here));
+                }
                 rings = waits && queue.unrung(token.position);
             }
             if why == Some(SubmitError::QueueFull) && now < self.deadline_ns {
@@ -245,6 +279,9 @@ impl<'d, H: Here, F: Fn() -> Command<'d>> Act for Run<'_, '_, H, F> {
                 rings = queue.anything_unrung();
             }
             if group.vote(waits).total == 0 {
+                if why.is_none() && value & DONE == 0 {
+                    self.here.record(|| queue.end_of(&token, value, self.here));
+                }
                 return (value, token, why);
             }
             let drained = queue.help(self.here, group, rings);

@@ -13,7 +13,7 @@ use nvme_core::{
     Cells, Collective, Command, Data, Finished, Outcome, SharedQueue, SubmitError, WaitError,
 };
 use nvme_gpu_kernel::work::{Launch, Report, Traced, account, data_word, pattern};
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::sync::OnceLock;
 use std::time::Instant;
 
@@ -201,9 +201,9 @@ fn record(launch: &Launch, report: &mut Report, event: Event, index: u64, now_ns
 }
 
 fn shared(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
-    let here = Bus(Cell::default());
+    let here = Bus::default();
     share(&here, launch, number, mine, report);
-    let [sq, cq, loads] = here.0.get();
+    let [sq, cq, loads] = here.traffic.get();
     report.sq_doorbells += sq;
     report.cq_doorbells += cq;
     report.cq_loads += loads;
@@ -217,23 +217,17 @@ fn share(here: &Bus, launch: &Launch, number: u32, mine: &[u64], report: &mut Re
     // SAFETY: the host gives `cell_count` cells.
     let cells = unsafe { std::slice::from_raw_parts(cells, launch.cell_count as usize) };
     let queue = SharedQueue::new(memory, state, Cells::new(cells));
-    let qid = Qid(words.qid as u16);
     for index in mine {
         let deadline_ns = here.now_ns() + launch.timeout_ns;
         let work = || command(launch, *index, u64::from(number), number);
-        let submitted = queue.submit(here, work(), deadline_ns);
-        let ended = match submitted.map(|token| (token.cid(), token)) {
-            Ok((cid, token)) => {
-                let event = Event::submitted(qid, cid, launch.opcode as u8, launch.nsid);
-                record(launch, report, event, *index, here.now_ns());
-                let ended = queue.wait(here, token, deadline_ns);
-                if let Ok((Outcome::Done(status), _)) = &ended {
-                    let event = Event::completed(qid, cid, *status, 0);
-                    record(launch, report, event, *index, here.now_ns());
-                }
-                ended.map_err(|(error, _)| error)
-            }
-            Err(error) => {
+        let ran = queue.run(here, work, deadline_ns);
+        for (event, now_ns) in here.events.take() {
+            record(launch, report, event, *index, now_ns);
+        }
+        let ended = match ran {
+            Ok(Ok(ended)) => Ok(ended),
+            Err((error, _)) => Err(error),
+            Ok(Err(error)) => {
                 let word = match error {
                     SubmitError::QueueFull => account::FULL,
                     SubmitError::Refused => account::FAULTED,
@@ -283,8 +277,14 @@ fn now_ns() -> u64 {
     BEGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64 + 1_000_000
 }
 
-/// What a host thread by itself did on the bus: doorbells of both kinds, loads of completions.
-struct Bus(Cell<[u64; 3]>);
+/// What a host thread by itself did.
+#[derive(Default)]
+struct Bus {
+    /// Doorbells of both kinds, loads of completions.
+    traffic: Cell<[u64; 3]>,
+    /// What happened to its command, and when.
+    events: RefCell<Vec<(Event, u64)>>,
+}
 
 impl Here for Bus {
     fn now_ns(&self) -> u64 {
@@ -296,13 +296,17 @@ impl Here for Bus {
     }
 
     fn saw(&self, traffic: Traffic) {
-        let [mut sq, mut cq, mut loads] = self.0.get();
+        let [mut sq, mut cq, mut loads] = self.traffic.get();
         match traffic {
             Traffic::SqDoorbell => sq += 1,
             Traffic::CqDoorbell => cq += 1,
             Traffic::CqLoads(count) => loads += u64::from(count),
         }
-        self.0.set([sq, cq, loads]);
+        self.traffic.set([sq, cq, loads]);
+    }
+
+    fn record(&self, event: impl FnOnce() -> Event) {
+        self.events.borrow_mut().push((event(), self.now_ns()));
     }
 
     fn together<A: Act>(&self, _key: u64, act: A) -> A::Output {
