@@ -5,11 +5,17 @@
 //! one to the other they go through [`QueueState::init`], with the queue created anew. Between kernels
 //! the host can read them, recover them and give them back.
 
+mod ended;
+mod slot;
+
 use crate::error::ControllerFault;
 use crate::inflight::MAX_IN_FLIGHT;
 use crate::mem::CyclicWords;
-use crate::spec::{Cid, Cqe, Qid, Status};
+use crate::spec::{Cid, Qid};
 use crate::sync::{AtomicU32, Order, Scope};
+pub(crate) use ended::{slot_of, status_of};
+pub use slot::MAX_TAGS;
+pub(crate) use slot::{SlotWord, slot_in};
 
 /// Words between fields that different threads write, so that each has a memory sector of its own.
 const LINE: u32 = if cfg!(loom) { 8 } else { 32 };
@@ -45,89 +51,6 @@ pub const fn words(entries: u32) -> usize {
 
 const fn count(entries: u32) -> u32 {
     (FREE + free_words(entries).next_multiple_of(LINE) + 3 * entries).next_power_of_two()
-}
-
-const TAG: u32 = (1 << 25) - 1;
-const EXPIRED: u32 = 1 << 25;
-const WANTS_DW0: u32 = 1 << 26;
-const PENDING: u32 = 1 << 27;
-const GENERATION_SHIFT: u32 = 28;
-
-/// The most result cells or tags that slots can name.
-pub const MAX_TAGS: u32 = TAG + 1;
-
-/// A command slot's word: generation, whether it is in flight, and what its end is told to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct SlotWord(pub u32);
-
-impl SlotWord {
-    /// The word of no command.
-    pub const NONE: Self = Self(0);
-
-    pub fn pending(self) -> bool {
-        self.0 & PENDING != 0
-    }
-
-    pub fn tag(self) -> u32 {
-        self.0 & TAG
-    }
-
-    /// Its deadline passed and was reported.
-    pub fn expired(self) -> bool {
-        self.0 & EXPIRED != 0
-    }
-
-    /// The word once the deadline was reported.
-    pub fn expire(self) -> Self {
-        Self(self.0 | EXPIRED)
-    }
-
-    pub fn wants_dw0(self) -> bool {
-        self.0 & WANTS_DW0 != 0
-    }
-
-    fn generation(self) -> u32 {
-        self.0 >> GENERATION_SHIFT
-    }
-
-    /// The word of the slot's next command.
-    pub fn next(self, tag: u32, wants_dw0: bool) -> Self {
-        let generation = (self.generation() + 1) << GENERATION_SHIFT;
-        let dw0 = if wants_dw0 { WANTS_DW0 } else { 0 };
-        Self(generation | PENDING | dw0 | tag & TAG)
-    }
-
-    /// A free slot with its generation, as the free ring keeps it: taking it needs no look at its word.
-    pub fn free(self, slot: u32) -> u32 {
-        slot | self.generation() << 12
-    }
-
-    /// The word of a slot in the free ring, as far as [`next`](Self::next) asks.
-    pub fn freed(free: u32) -> Self {
-        Self(free >> 12 << GENERATION_SHIFT)
-    }
-
-    pub fn cid(self, slot: u32) -> Cid {
-        Cid((slot | self.generation() << 12) as u16)
-    }
-}
-
-/// The slot in an entry of the free ring.
-#[inline(always)]
-pub(crate) fn slot_in(free: u32) -> u32 {
-    free & 0xFFF
-}
-
-/// The slot that the entry with this upper word names.
-#[inline(always)]
-pub(crate) fn slot_of(upper: u64) -> u32 {
-    (upper >> 32) as u32 & 0xFFF
-}
-
-/// The status field in the upper word of an entry.
-#[inline(always)]
-pub(crate) fn status_of(upper: u64) -> Status {
-    Status((upper >> 49) as u16)
 }
 
 /// Which lines of `words` mean what.
@@ -192,8 +115,8 @@ impl<'a> QueueState<'a> {
             self.mark(index).store(never, Order::Relaxed, Scope::Sys);
             // Generations go on: a completion from before does not pass for one of a new command.
             let old = self.slot(index).load(Order::Relaxed, Scope::Sys);
-            let kept = old & !(PENDING | WANTS_DW0 | EXPIRED | TAG);
-            self.slot(index).store(kept, Order::Relaxed, Scope::Sys);
+            let kept = SlotWord(old).unused();
+            self.slot(index).store(kept.0, Order::Relaxed, Scope::Sys);
         }
     }
 
@@ -348,20 +271,6 @@ impl<'a> QueueState<'a> {
         self.fault_word().load(Order::Relaxed, Scope::Gpu)
     }
 
-    /// The phase tag that the entry at `position` will have.
-    #[inline(always)]
-    pub(crate) fn phase(&self, position: u32) -> bool {
-        position & (self.mask + 1) == 0
-    }
-
-    /// 1 when an entry with this upper word is new at `position`, else 0. Without a comparison: a GPU has
-    /// few predicates, and would wait for one entry before it reads the next.
-    #[inline(always)]
-    pub(crate) fn is_new(&self, upper: u64, position: u32) -> u32 {
-        // Bit 48 is the phase tag: 1 in even laps, 0 in odd ones.
-        ((upper >> 48) as u32 ^ position >> self.mask.count_ones()) & 1
-    }
-
     /// Commands that were submitted and have not ended. Exact only while nobody uses the queue.
     pub fn in_flight(&self) -> u32 {
         self.cids().count() as u32
@@ -374,90 +283,6 @@ impl<'a> QueueState<'a> {
             let word = SlotWord(state.slot(slot).load(Order::Relaxed, Scope::Gpu));
             word.pending().then(|| word.cid(slot))
         })
-    }
-
-    /// As [`strike`](Self::strike), when nobody else takes any meanwhile.
-    #[inline(always)]
-    pub(crate) fn strike_alone(&self, upper: u64) -> SlotWord {
-        let slot = slot_of(upper);
-        if slot >= self.slots {
-            return SlotWord::NONE;
-        }
-        let word = SlotWord(self.slot(slot).load(Order::Relaxed, Scope::Cta));
-        self.slot(slot)
-            .store(word.0 & !PENDING, Order::Relaxed, Scope::Cta);
-        word
-    }
-
-    /// Takes the slot that the entry with this upper word names out of flight, whatever it holds: the
-    /// word that was there, for [`judge`](Self::judge). One atomic: of two completions with one CID,
-    /// even in one pass, one finds the slot pending.
-    #[inline(always)]
-    pub(crate) fn strike(&self, upper: u64) -> SlotWord {
-        let slot = slot_of(upper);
-        if slot >= self.slots {
-            return SlotWord::NONE;
-        }
-        SlotWord(
-            self.slot(slot)
-                .fetch_and(!PENDING, Order::Relaxed, Scope::Gpu),
-        )
-    }
-
-    /// As [`strike`](Self::strike) when `when` holds, else none; without a branch.
-    #[inline(always)]
-    pub(crate) fn strike_if(&self, when: bool, upper: u64) -> SlotWord {
-        let slot = slot_of(upper);
-        SlotWord(
-            self.slot(slot)
-                .fetch_and_if(when & (slot < self.slots), !PENDING),
-        )
-    }
-
-    /// Gives a slot back when `when` holds; without a branch.
-    #[inline(always)]
-    pub(crate) fn free_if(&self, when: bool, slot: u32) {
-        self.free(slot / 32).set_bits_if(when, 1 << (slot % 32));
-    }
-
-    /// Whether `word`, struck for the entry with this upper word, was its command.
-    #[inline(always)]
-    pub(crate) fn fits(&self, upper: u64, word: SlotWord) -> bool {
-        // The slot is the lower part of the CID.
-        let same = word.0 >> GENERATION_SHIFT == (upper >> 44) as u32 & 0xF;
-        word.pending() & same & ((upper >> 16) as u16 == self.qid.0)
-    }
-
-    /// Puts back what was struck for an entry that cannot be, by [`fits`](Self::fits) or
-    /// [`head_fits`](Self::head_fits); the code of the [`ControllerFault`].
-    #[inline(always)]
-    pub(crate) fn judge(&self, upper: u64, word: SlotWord) -> u32 {
-        let cqe = Cqe::from_words(0, upper);
-        if word.pending() {
-            // Its command or another one is in the slot, still in flight.
-            self.slot(slot_of(upper))
-                .fetch_or(PENDING, Order::Relaxed, Scope::Gpu);
-        }
-        if cqe.sqid() != self.qid {
-            ControllerFault::SqId(cqe.sqid).code()
-        } else if self.fits(upper, word) {
-            ControllerFault::SqHead(cqe.sqhd).code()
-        } else if word.pending() {
-            ControllerFault::StaleCid(cqe.cid()).code()
-        } else {
-            ControllerFault::UnknownCid(cqe.cid()).code()
-        }
-    }
-
-    /// Whether the SQHD in this upper word can be, when `completed` positions have completed and `rung`
-    /// were published.
-    #[inline(always)]
-    pub(crate) fn head_fits(&self, upper: u64, completed: u32, rung: u32) -> bool {
-        let sqhd = u32::from(upper as u16);
-        let ahead = sqhd.wrapping_sub(completed) & self.mask;
-        // Modulo 2^28, as the head is. Below zero when more has completed than was published.
-        let room = rung.wrapping_sub(completed) & (u32::MAX >> 4);
-        (sqhd <= self.mask) & (ahead <= room) & (room <= u32::MAX >> 5)
     }
 
     /// Ends every command in flight, and tells `end` the tag of each; then the state is as after

@@ -6,7 +6,7 @@ use nvme_core::group::Traffic::{self, CqLoads};
 use nvme_core::group::{Act, Alone, Group, Here};
 use nvme_core::spec::{Cid, Nsid, Sqe, Status};
 use nvme_core::trace::Event;
-use nvme_core::{Command, Data, Drained, Outcome, SharedQueue, SubmitError, Token};
+use nvme_core::{AbortReason, Command, Data, Drained, Outcome, SharedQueue, SubmitError, Token};
 use nvme_tests::hand::{Hand, QID, Rig};
 use nvme_tests::team::{Paused, Team};
 use nvme_tests::told::{Telling, Told};
@@ -247,6 +247,39 @@ fn an_end_is_recorded_when_it_is_seen() {
         assert!((50..LIMIT).contains(&at_ns), "{last}");
         let expired = Event::expired(qid, cid(0), at_ns);
         assert_eq!(Event::from_words([head, at_ns]), expired);
+    }
+}
+
+/// What the host ends while a thread waits has another end than a completion or a deadline.
+#[test]
+fn what_a_reset_ends_is_recorded_as_reclaimed() {
+    type Waits = fn(&SharedQueue<'_>, &Recorder<'_, &dyn Fn(u32)>) -> Outcome;
+    let ways: [Waits; 2] = [
+        |queue, here| {
+            let token = queue.submit(here, command(0), FOREVER).unwrap();
+            queue.wait(here, token, FOREVER).unwrap().0
+        },
+        |queue, here| {
+            let ran = queue.run(here, || command(0), FOREVER);
+            ran.unwrap().unwrap().0
+        },
+    ];
+    for way in ways {
+        let rig = Rig::new(4, 3, 3, 0);
+        let queue = rig.shared();
+        let reset = |pauses: u32| {
+            if pauses == 3 {
+                assert_eq!(queue.recover(&rig.reset()), Some(1));
+            }
+        };
+        let team = &Team::of(1)[0];
+        let log = Mutex::default();
+        let lane = Lane::new(team, &reset as &dyn Fn(u32));
+        let ended = way(&queue, &Recorder { lane, log: &log });
+        assert_eq!(ended, Outcome::Aborted(AbortReason::ControllerReset));
+        let cid = Cid(0x1000);
+        let events = [Event::submitted(QID, cid, 2, 1), Event::reclaimed(QID, cid)];
+        assert_eq!(log.into_inner().unwrap(), events.map(|event| (0, event)));
     }
 }
 

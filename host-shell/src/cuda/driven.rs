@@ -208,7 +208,7 @@ impl Driven {
                 None => self.abort(index, qid, &cids, &mut recovered)?,
             };
             if let Some(cause) = cause {
-                recovered.reset += self.all_in_flight()?;
+                recovered.reset += self.in_flight()?.len() as u32;
                 self.session.reset(&cause)?;
                 self.check_alive()?;
                 recovered.cause = Some(cause);
@@ -278,14 +278,6 @@ impl Driven {
             all.extend(cids.into_iter().map(|cid| (qid, cid)));
         }
         Ok(all)
-    }
-
-    fn all_in_flight(&mut self) -> Result<u32> {
-        let mut sum = 0;
-        for index in 0..self.queues.len() {
-            sum += self.set.inspect(index, |_, state| state.in_flight())?;
-        }
-        Ok(sum)
     }
 
     fn check_alive(&self) -> Result<()> {

@@ -100,6 +100,7 @@ const FILES: [(&str, &[&str]); 14] = [
             "nvme-core/src/shared_queue/ring.rs",
             "nvme-core/src/shared_queue/wait.rs",
             "nvme-core/src/queue_state.rs",
+            "nvme-core/src/queue_state/ended.rs",
         ],
     ),
     (
@@ -108,6 +109,7 @@ const FILES: [(&str, &[&str]); 14] = [
             "nvme-core/src/collective.rs",
             "nvme-core/src/collective/reap.rs",
             "nvme-core/src/queue_state.rs",
+            "nvme-core/src/queue_state/ended.rs",
         ],
     ),
     (
