@@ -9,17 +9,21 @@ use nvme_sim::vfio_user::{Left, Server};
 use nvme_sim::{Config, Null};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
-use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
-use std::io::{IoSlice, Read, Write};
+use rustix::io::pwrite;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
+use std::io::{IoSlice, Read};
 use std::mem::MaybeUninit;
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 /// Messages in one run at most, so that every reply finds room.
 const MESSAGES: usize = 64;
+/// The longest wait for the end of a command.
+const PATIENCE: Duration = Duration::from_millis(5);
 
 /// Messages with descriptors, as the bytes say, over a connection; then an honest client.
 pub fn vfio_user_message(bytes: &[u8]) {
@@ -34,8 +38,10 @@ pub fn vfio_user_message(bytes: &[u8]) {
         ..Config::empty()
     };
     let mut server = Server::bind(config, &std::env::temp_dir().join(name), 1).expect("a server");
+    let controller = server.controller();
     let mut input = Input::new(bytes);
     let greets = input.byte() & 7 != 0;
+    let mut ended = 0;
     converse(&mut server, |socket| {
         if greets {
             put(socket, command::VERSION, 0, &[0, 0, 1, 0], &[]);
@@ -44,7 +50,10 @@ pub fn vfio_user_message(bytes: &[u8]) {
             if input.is_empty() {
                 break;
             }
-            message(socket, &mut input);
+            match input.byte() {
+                254 => ended = wait(|| controller.audited().1, ended),
+                kind => message(socket, kind, &mut input),
+            }
         }
     });
     let (left, replies) = converse(&mut server, |socket| {
@@ -63,14 +72,26 @@ pub fn vfio_user_message(bytes: &[u8]) {
     controller_is_right(&server.controller().findings());
 }
 
-/// Sends what `send` sends, serves it to its end, and returns what came back.
-fn converse(server: &mut Server, send: impl FnOnce(&UnixStream)) -> (Option<Left>, Vec<u8>) {
+/// Waits until more commands have ended than `before`, not for long: how many have.
+fn wait(ended: impl Fn() -> u64, before: u64) -> u64 {
+    let start = Instant::now();
+    while ended() == before && start.elapsed() < PATIENCE {
+        std::thread::yield_now();
+    }
+    ended()
+}
+
+/// Sends what `speak` sends, serves it to its end, and returns what came back.
+fn converse(
+    server: &mut Server,
+    speak: impl FnOnce(&UnixStream) + Send,
+) -> (Option<Left>, Vec<u8>) {
     let (ours, theirs) = UnixStream::pair().expect("a pair of sockets");
-    send(&ours);
-    // The socket may be closed already by the descriptors that were sent over it.
-    let _ = ours.shutdown(Shutdown::Write);
     std::thread::scope(|scope| {
         let reader = scope.spawn(|| {
+            speak(&ours);
+            // The socket may be closed already by the descriptors that were sent over it.
+            let _ = ours.shutdown(Shutdown::Write);
             let mut replies = Vec::new();
             let _ = (&ours).read_to_end(&mut replies);
             replies
@@ -92,7 +113,7 @@ fn put(socket: &UnixStream, code: u16, flags: u32, body: &[u8], fds: &[OwnedFd])
 }
 
 /// Sends bytes as long as the peer's buffer takes them.
-fn raw(mut socket: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) {
+fn raw(socket: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) {
     let fds: Vec<_> = fds.iter().map(AsFd::as_fd).collect();
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut control = SendAncillaryBuffer::new(&mut space);
@@ -100,19 +121,20 @@ fn raw(mut socket: &UnixStream, bytes: &[u8], fds: &[OwnedFd]) {
         assert!(control.push(SendAncillaryMessage::ScmRights(&fds)));
     }
     let parts = [IoSlice::new(bytes)];
-    if let Ok(sent) = sendmsg(socket, &parts, &mut control, SendFlags::DONTWAIT) {
-        let _ = socket.write(&bytes[sent..]);
+    // The server may have hung up.
+    let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+    if let Ok(sent) = sendmsg(socket, &parts, &mut control, flags) {
+        let _ = send(socket, &bytes[sent..], SendFlags::NOSIGNAL);
     }
 }
 
 /// One message: mostly plausible, so that it gets past the first check.
-fn message(socket: &UnixStream, input: &mut Input<'_>) {
-    let kind = input.byte();
+fn message(socket: &UnixStream, kind: u8, input: &mut Input<'_>) {
     if kind == 255 {
         let len = usize::from(input.byte() % 64);
         return raw(socket, input.take(len), &[]);
     }
-    let fds = descriptors(input.byte());
+    let fds = descriptors(input.byte(), input);
     let flags = match input.byte() {
         0 => input.word(),
         1..=16 => wire::NO_REPLY,
@@ -124,10 +146,15 @@ fn message(socket: &UnixStream, input: &mut Input<'_>) {
 }
 
 /// Memory, an eventfd, both, or something that is neither.
-fn descriptors(which: u8) -> Vec<OwnedFd> {
-    let memory = || {
+fn descriptors(which: u8, input: &mut Input<'_>) -> Vec<OwnedFd> {
+    let mut memory = || {
         let fd = memfd_create("fuzz", MemfdFlags::CLOEXEC).expect("a memfd");
         ftruncate(&fd, 64 << 10).expect("its size");
+        for _ in 0..input.byte() % 4 {
+            // Where an entry of a submission ring may be.
+            let at = u64::from(input.byte()) * 64;
+            pwrite(&fd, input.take(64), at).expect("its contents");
+        }
         fd
     };
     let event = || eventfd(0, EventfdFlags::CLOEXEC).expect("an eventfd");
