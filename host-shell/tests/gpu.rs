@@ -157,6 +157,7 @@ fn lost_commands_are_recovered_and_told() {
         ],
     );
     assert!(line.contains("ended with a controller reset"), "{line}");
+    assert!(!line.contains(" 0 ended"), "{line}");
     let failing = "sim:mem?size=8MiB&queues=4&fault=status:0x281@nth=40";
     let line = fails(
         &folder,

@@ -208,7 +208,7 @@ impl Driven {
                 None => self.abort(index, qid, &cids, &mut recovered)?,
             };
             if let Some(cause) = cause {
-                recovered.reset += self.in_flight()?.len() as u32;
+                recovered.reset = self.in_flight()?.len() as u32;
                 self.session.reset(&cause)?;
                 self.check_alive()?;
                 recovered.cause = Some(cause);
