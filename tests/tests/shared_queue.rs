@@ -2,7 +2,7 @@
 #![cfg(not(loom))]
 
 use nvme_core::group::{Alone, Group};
-use nvme_core::queue_state::QueueState;
+use nvme_core::queue_state::{MAX_TAGS, QueueState};
 use nvme_core::spec::{Cid, Iova, Nsid, Qid, Sqe, Status};
 use nvme_core::sync;
 use nvme_core::{
@@ -298,6 +298,22 @@ fn cells_that_are_not_there_are_busy() {
         assert_eq!(error.unwrap_err(), SubmitError::CellBusy);
     }
     assert_eq!(queue.state().in_flight(), 0);
+}
+
+/// A slot's word names a cell in 25 bits: a cell past that would pass for another one.
+#[test]
+fn cells_that_no_slot_can_name_are_busy() {
+    let rig = Rig::new(4, 3, MAX_TAGS as usize + 2, 0);
+    let queue = rig.shared();
+    for tag in [MAX_TAGS, MAX_TAGS + 1] {
+        let error = submit(&queue, &Alone, command(0, tag));
+        assert_eq!(error.unwrap_err(), SubmitError::CellBusy);
+    }
+    let last = submit(&queue, &Alone, command(7, MAX_TAGS - 1)).unwrap();
+    assert_eq!(Hand::new(&rig).serve(), 1);
+    assert_eq!(queue.drain(&Alone), Drained::Took(1));
+    let done = (Outcome::Done(Status::SUCCESS), 7);
+    assert_eq!(queue.poll(&last), Some(done));
 }
 
 #[test]

@@ -11,6 +11,8 @@ use alloc::vec::Vec;
 #[derive(Debug, Default)]
 pub struct Journal {
     in_flight: BTreeSet<(u16, u16)>,
+    /// Of them, those whose thread no longer waits: nobody may be there to record their ends.
+    expired: BTreeSet<(u16, u16)>,
     /// Commands that were submitted in lines of the trace.
     known: BTreeSet<(u16, u16)>,
     /// Older events were replaced: an end may have its beginning there.
@@ -45,10 +47,17 @@ impl Journal {
             "submitted" => {
                 self.commands += 1;
                 self.known.insert(key);
-                (!self.in_flight.insert(key)).then_some(Rule::CidReused)
+                let unwatched = self.expired.remove(&key);
+                let reused = !self.in_flight.insert(key) && !unwatched;
+                reused.then_some(Rule::CidReused)
+            }
+            "expired" => {
+                self.expired.insert(key);
+                None
             }
             "completed" | "reclaimed" => {
                 let was = self.in_flight.remove(&key);
+                self.expired.remove(&key);
                 let judged = self.known.contains(&key) || !self.cut;
                 (!was && judged).then_some(Rule::UnknownCommand)
             }
@@ -92,16 +101,12 @@ mod tests {
     }
 
     const SUBMITTED: &str = "0 ns  #0  queue 1 command 0x1002 submitted: opcode 0x02, namespace 1";
+    const EXPIRED: &str = "9 ns #0 queue 1 command 0x1002 expired at 9 ns";
     const COMPLETED: &str = "9 ns  #0  queue 1 command 0x1002 completed: success, SQ head 7";
 
     #[test]
     fn a_command_ends_once() {
-        let journal = read(&[
-            SUBMITTED,
-            "9 ns #0 queue 1 command 0x1002 expired at 9 ns",
-            COMPLETED,
-            SUBMITTED,
-        ]);
+        let journal = read(&[SUBMITTED, EXPIRED, COMPLETED, SUBMITTED]);
         assert_eq!(
             (journal.findings(), journal.commands(), journal.in_flight()),
             (&[][..], 2, 1)
@@ -114,6 +119,15 @@ mod tests {
                 .collect::<Vec<_>>()
         };
         assert_eq!(rules(&[SUBMITTED, SUBMITTED]), [Rule::CidReused]);
+        assert_eq!(rules(&[SUBMITTED, EXPIRED, SUBMITTED]), []);
+        assert_eq!(
+            rules(&[SUBMITTED, EXPIRED, SUBMITTED, SUBMITTED]),
+            [Rule::CidReused]
+        );
+        assert_eq!(
+            rules(&[SUBMITTED, EXPIRED, COMPLETED, SUBMITTED, SUBMITTED]),
+            [Rule::CidReused]
+        );
         assert_eq!(
             rules(&[SUBMITTED, COMPLETED, COMPLETED]),
             [Rule::UnknownCommand]
