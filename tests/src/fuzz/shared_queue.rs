@@ -5,26 +5,40 @@ use super::entries::{Entry, Posted, sizes};
 use crate::hand::{Hand, Rig};
 use crate::team::{Paused, Team};
 use arbitrary::{Arbitrary, Unstructured};
-use nvme_core::group::Alone;
+use nvme_core::group::{Act, Alone, Here};
 use nvme_core::queue_state::words;
-use nvme_core::spec::{Iova, Nsid, Sqe};
+use nvme_core::spec::{Cid, Iova, Nsid, Qid, Sqe};
+use nvme_core::trace::Event;
 use nvme_core::{
     AbortReason, Command, Data, Drained, Outcome, SharedQueue, SubmitError, Token, WaitError,
 };
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 
 /// Result cells; one more is named than there are.
 const CELLS: usize = 6;
 
 #[derive(Arbitrary, Clone, Copy, Debug)]
 enum Call {
-    Place { tag: u8, wants_dw0: bool, pages: u8 },
+    Place {
+        tag: u8,
+        wants_dw0: bool,
+        pages: u8,
+    },
     Ring,
-    Drain { single: bool },
+    Drain {
+        single: bool,
+    },
     Post(Entry),
     Help,
-    Wait { pick: u8, entry: Entry },
-    Submit { tag: u8, entry: Entry },
+    Wait {
+        pick: u8,
+        entry: Entry,
+    },
+    /// From tag 128 on with the wait for its end.
+    Submit {
+        tag: u8,
+        entry: Entry,
+    },
     Recover,
 }
 
@@ -33,6 +47,41 @@ struct Lent {
     wants_dw0: bool,
     /// Entries that had been given back when it was placed.
     since: usize,
+}
+
+/// A thread that keeps what it is told of its command: its identifier, with what `look` says then, and its end.
+struct Recording<F, L> {
+    paused: Paused<F>,
+    placed: Cell<Option<(Cid, usize)>>,
+    end: Cell<Option<Event>>,
+    look: L,
+}
+
+impl<F: Fn(), L: Fn() -> usize> Here for Recording<F, L> {
+    fn now_ns(&self) -> u64 {
+        self.paused.now_ns()
+    }
+
+    fn pause(&self, turn: u32) {
+        self.paused.pause(turn);
+    }
+
+    fn record(&self, event: impl FnOnce() -> Event) {
+        let event = event();
+        match self.placed.get() {
+            None => {
+                let [head, nsid] = event.to_words();
+                let (qid, cid) = (Qid((head >> 32) as u16), Cid((head >> 16) as u16));
+                assert_eq!(event, Event::submitted(qid, cid, 2, nsid as u32));
+                self.placed.set(Some((cid, (self.look)())));
+            }
+            Some(_) => assert_eq!(self.end.replace(Some(event)), None, "it ends once"),
+        }
+    }
+
+    fn together<A: Act>(&self, key: u64, act: A) -> A::Output {
+        self.paused.together(key, act)
+    }
 }
 
 struct Model<'a> {
@@ -106,6 +155,10 @@ impl Model<'_> {
             }
             Call::Post(entry) => self.post(entry),
             Call::Wait { pick, entry } => self.wait(pick, entry),
+            Call::Submit {
+                tag: tag @ 128..,
+                entry,
+            } => self.run(tag, entry),
             Call::Submit { tag, entry } => {
                 let command = command(tag, true, 1);
                 let here = Paused::new(|| self.post(entry));
@@ -169,6 +222,51 @@ impl Model<'_> {
             }
             Some((other, _)) => panic!("{other:?} without a reset"),
         });
+    }
+
+    /// Submits and waits in one. What was recorded of the command is what it came to.
+    fn run(&mut self, tag: u8, entry: Entry) {
+        let command = command(tag, true, 1);
+        let here = Recording {
+            paused: Paused::new(|| self.post(entry)),
+            placed: Cell::default(),
+            end: Cell::default(),
+            look: || self.hand.borrow_mut().look_back() as usize,
+        };
+        let ran = self.queue.run(&here, || command, 40);
+        let (placed, end) = (here.placed.get(), here.end.get());
+        let qid = self.queue.state().qid();
+        match ran {
+            Ok(Err(error)) => {
+                assert_eq!((placed, end), (None, None));
+                self.placed(Err(error), &command);
+            }
+            Ok(Ok((Outcome::Done(status), dw0))) => {
+                let (cid, since) = placed.expect("it was placed");
+                let posted = self.posted.borrow();
+                let told = posted.told(cid, status, since).any(|one| one.dw0 == dw0);
+                assert!(
+                    told,
+                    "{cid} ended with {status}, {dw0:#x}: nobody said that"
+                );
+                assert_eq!(end, Some(Event::completed(qid, cid, status, 0)));
+            }
+            Ok(Ok((other, _))) => panic!("{other:?} without a reset"),
+            Err((error, token)) => {
+                let (cid, since) = placed.expect("it was placed");
+                assert_eq!(cid, token.cid());
+                let refused = self.queue.fault().is_some();
+                assert_eq!(error == WaitError::Refused, refused);
+                let [head, now_ns] = end.expect("it expired").to_words();
+                let expired = Event::expired(qid, cid, now_ns);
+                assert_eq!(Event::from_words([head, now_ns]), expired);
+                self.lent.push(Lent {
+                    token,
+                    wants_dw0: true,
+                    since,
+                });
+            }
+        }
     }
 
     /// Waits in virtual time: to the command's end, its deadline, or a fault.
