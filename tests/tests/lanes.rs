@@ -96,21 +96,33 @@ impl<F: Fn(u32)> Here for Lane<'_, F> {
 /// One slot for four lanes: each gets it in turn, and none submits a second time.
 #[test]
 fn lanes_that_submit_together_wait_for_a_slot_in_turn() {
-    let rig = Rig::new(2, 1, 4, 0);
-    let hand = Mutex::new(Hand::new(&rig));
-    let served = Mutex::new(0);
-    let ends = Team::run(4, |team| {
-        let queue = rig.shared();
-        let here = Lane::new(team, |_| {
-            if team.leads() {
-                *served.lock().unwrap() += hand.lock().unwrap().serve();
-            }
+    type Way = fn(&SharedQueue<'_>, &Lane<'_, &dyn Fn(u32)>, u32) -> (Outcome, u32);
+    let ways: [Way; 2] = [
+        |queue, here, rank| {
+            let token = queue.submit(here, command(rank), FOREVER).unwrap();
+            queue.wait(here, token, FOREVER).unwrap()
+        },
+        |queue, here, rank| {
+            let ran = queue.run(here, || command(rank), FOREVER);
+            ran.unwrap().unwrap()
+        },
+    ];
+    for way in ways {
+        let rig = Rig::new(2, 1, 4, 0);
+        let hand = Mutex::new(Hand::new(&rig));
+        let served = Mutex::new(0);
+        let ends = Team::run(4, |team| {
+            let serve = |_| {
+                if team.leads() {
+                    *served.lock().unwrap() += hand.lock().unwrap().serve();
+                }
+            };
+            let here = Lane::new(team, &serve as &dyn Fn(u32));
+            way(&rig.shared(), &here, team.rank())
         });
-        let token = queue.submit(&here, command(team.rank()), FOREVER).unwrap();
-        queue.wait(&here, token, FOREVER).unwrap()
-    });
-    assert_eq!(ends, [0, 1, 2, 3].map(done));
-    assert_eq!(served.into_inner().unwrap(), 4);
+        assert_eq!(ends, [0, 1, 2, 3].map(done));
+        assert_eq!(served.into_inner().unwrap(), 4);
+    }
 }
 
 /// The last command ends long after the others: all lanes come back then, each with its own result.
