@@ -109,7 +109,9 @@ impl Controller {
             bringup::Config::default(),
             scratch.words(),
         );
-        let info = machine.map_err(refused)?.info().clone();
+        let mut info = machine.map_err(refused)?.info().clone();
+        // What the rings are made for, should the controller say something else each time.
+        info.capabilities = capabilities;
         let start = Admin {
             pair,
             scratch,

@@ -42,6 +42,7 @@ impl Namespace {
             boundary_blocks: info.boundary_blocks,
         };
         let queue = controller.create_queue_pair(2 * DEPTH as u32)?;
+        controller.session().uses(info);
         Ok(Self {
             info,
             limits,

@@ -128,21 +128,33 @@ impl Session {
         let result = drive
             .run(admin, &mut entries)
             .map_err(|error| self.device.gone().unwrap_or_else(|| error.to_string()))
-            .and_then(|()| {
-                let created = admin.info.created as usize;
-                match created == plans.len() {
-                    true => Ok(()),
-                    false => Err(format!(
-                        "only {created} of {} queues could be created again",
-                        plans.len()
-                    )),
-                }
-            });
+            .and_then(|()| self.is_as_before(admin, plans.len()));
         result.map_err(|error| {
             let cause = format!("{cause}; the controller reset failed: {error}");
             admin.failed = Some(cause.clone());
             Error::Gone { cause }
         })
+    }
+
+    /// Whether queues and namespaces are what they were before the reset.
+    fn is_as_before(&self, admin: &Admin, queues: usize) -> std::result::Result<(), String> {
+        let created = admin.info.created as usize;
+        if created != queues {
+            return Err(format!(
+                "only {created} of {queues} queues could be created again"
+            ));
+        }
+        let Some(nsid) = self.reformatted(&admin.info) else {
+            return Ok(());
+        };
+        // Nobody can have sent anything: the caller has every queue.
+        let left = match self.device.disable() {
+            Ok(()) => String::new(),
+            Err(error) => format!(" ({error})"),
+        };
+        Err(format!(
+            "namespace {nsid} has other blocks than before; open it anew{left}"
+        ))
     }
 
     /// The first bring-up: no queues yet.

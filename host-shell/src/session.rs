@@ -13,7 +13,7 @@ use crate::dma::{DmaBuffer, Pair, Region, Scratch};
 use crate::error::{Error, Result};
 use crate::interrupt::Interrupts;
 use crate::queue::{Done, Entry, lock, relax};
-use nvme_core::bringup::Info;
+use nvme_core::bringup::{Info, NamespaceInfo};
 use nvme_core::spec::admin;
 use nvme_core::spec::register::{ALL_ONES, Csts, offset};
 use nvme_core::spec::{Cid, Nsid, Qid, Sqe, Status};
@@ -62,6 +62,8 @@ pub(crate) struct Session {
     next_health_ns: AtomicU64,
     closed: AtomicBool,
     last_reset: Mutex<Reset>,
+    /// The namespaces that handles were made for, as they were then.
+    in_use: Mutex<BTreeMap<Nsid, NamespaceInfo>>,
 }
 
 impl Session {
@@ -84,6 +86,7 @@ impl Session {
             next_health_ns: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             last_reset: Mutex::default(),
+            in_use: Mutex::default(),
         }
     }
 
@@ -223,6 +226,23 @@ impl Session {
 
     pub(crate) fn note_reset(&self, reset: Reset) {
         *lock(&self.last_reset) = reset;
+    }
+
+    /// Handles go by what `info` says from now on.
+    pub(crate) fn uses(&self, info: NamespaceInfo) {
+        lock(&self.in_use).insert(info.nsid, info);
+    }
+
+    /// A namespace of `info` whose blocks are not those that its handles go by: what they would read and
+    /// write lies elsewhere now.
+    pub(crate) fn reformatted(&self, info: &Info) -> Option<Nsid> {
+        let in_use = lock(&self.in_use);
+        let format = |of: &NamespaceInfo| (of.block_bytes, of.metadata_bytes, of.protection);
+        let changed = |now: &&NamespaceInfo| {
+            let before = in_use.get(&now.nsid);
+            before.is_some_and(|before| format(before) != format(now))
+        };
+        info.namespaces.iter().find(changed).map(|now| now.nsid)
     }
 
     /// Why registers read as all ones.

@@ -5,7 +5,7 @@ mod common;
 
 use common::{Behind, Judge, Place, binary, embedded};
 use nvme_host::core::spec::register::{Cap, Cc, offset};
-use nvme_host::core::spec::{Iova, Lba, Nsid, nvm};
+use nvme_host::core::spec::{Iova, Lba, Nsid, admin, nvm};
 use nvme_host::core::{AbortReason, Outcome, Registers};
 use nvme_host::{Config, Controller, Device, Done, DoorbellMap, Error, Pages, Queue};
 use std::collections::BTreeSet;
@@ -241,6 +241,42 @@ fn dropping_a_queue_ends_what_is_in_flight_and_frees_the_queue(place: Place) {
     assert_eq!(controller.resets(), 0, "deletion needs no reset");
     drop(again);
     rig.shut_down();
+}
+
+/// What a handle reads and writes lies elsewhere once somebody has formatted its namespace with other blocks:
+/// the reset that tells of it is the end. A handle that was made since is no reason for that.
+#[test]
+fn a_namespace_with_other_blocks_after_a_reset_is_left_alone() {
+    for again in [false, true] {
+        let rig = start(Place::Embedded, "sim:mem?fault=cfs@op=flush,nth=1");
+        let controller = &rig.controller;
+        let mut namespace = controller.namespace(Nsid(1)).unwrap();
+        assert_eq!(namespace.block_bytes(), BLOCK as u32);
+        let format = admin::format_nvm(Nsid(1), 0, 0);
+        controller.admin("Format NVM", format, 0).unwrap();
+        if again {
+            namespace = controller.namespace(Nsid(1)).unwrap();
+            assert_eq!(namespace.block_bytes(), 512);
+        }
+        let flushed = namespace.flush();
+        if again {
+            flushed.unwrap();
+            namespace.write(Lba(3), &[7; 512]).unwrap();
+            let mut back = [0; 512];
+            namespace.read(Lba(3), &mut back).unwrap();
+            assert_eq!(back, [7; 512]);
+        } else {
+            let gone = flushed.unwrap_err().to_string();
+            for part in ["namespace 1 has other blocks", "open it anew"] {
+                assert!(gone.contains(part), "{gone}");
+            }
+            let registers = controller.device().registers();
+            assert!(!Cc(registers.read32(offset::CC)).en(), "it is disabled");
+            let error = namespace.write(Lba(3), &[7; BLOCK]).unwrap_err();
+            assert!(matches!(error, Error::Gone { .. }), "{error}");
+        }
+        assert_eq!(controller.resets(), 1);
+    }
 }
 
 /// A controller whose capabilities become other ones, as new firmware's are.
