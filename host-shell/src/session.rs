@@ -132,6 +132,11 @@ impl Session {
             csts if Csts(csts).cfs() => {
                 self.reset("the controller reports a fatal error (CSTS.CFS)")
             }
+            // Disabled for good, or by a reset that is under way: then this waits for its end.
+            csts if !Csts(csts).rdy() => match lock(&self.admin).failed.clone() {
+                Some(cause) => Err(Error::Gone { cause }),
+                None => Ok(()),
+            },
             _ => Ok(()),
         }
     }

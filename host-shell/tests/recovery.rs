@@ -274,6 +274,8 @@ fn a_namespace_with_other_blocks_after_a_reset_is_left_alone() {
             assert!(!Cc(registers.read32(offset::CC)).en(), "it is disabled");
             let error = namespace.write(Lba(3), &[7; BLOCK]).unwrap_err();
             assert!(matches!(error, Error::Gone { .. }), "{error}");
+            let expired = namespace.queue().statistics().expired;
+            assert_eq!(expired, 0, "it was told before the deadline");
         }
         assert_eq!(controller.resets(), 1);
     }
