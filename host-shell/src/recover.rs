@@ -231,10 +231,10 @@ impl Drive<'_> {
                     machine.enable(proof);
                 }
                 Step::HostMemory { preferred, minimum } => {
-                    if host_memory.is_none() {
-                        *host_memory = lend(session, preferred, minimum);
-                    }
                     let page = machine.info().capabilities.page.bytes();
+                    if host_memory.is_none() {
+                        *host_memory = lend(session, page, preferred, minimum);
+                    }
                     let given = host_memory.as_ref().map(|(region, list)| HostMemory {
                         pages: (region.len() as u64 / page) as u32,
                         list: list.iova(),
@@ -249,19 +249,16 @@ impl Drive<'_> {
     }
 }
 
-/// Memory for a controller that asks for some: what it prefers, within the configured limit.
+/// Memory for a controller that asks for some, in pages of `page` bytes: what it prefers, within the
+/// configured limit.
 /// None is no error: the controller works without, only slower.
-fn lend(session: &Session, preferred: u64, minimum: u64) -> Option<(Region, DmaBuffer)> {
+fn lend(session: &Session, page: u64, preferred: u64, minimum: u64) -> Option<(Region, DmaBuffer)> {
     let bytes = preferred.min(session.config.max_host_memory);
     if bytes == 0 || bytes < minimum {
         return None;
     }
     let region = Region::new(&session.device, usize::try_from(bytes).ok()?).ok()?;
     let mut list = DmaBuffer::new(&session.device, size_of::<HmbDescriptor>()).ok()?;
-    let page = nvme_core::bringup::Capabilities::read(session.device.registers())
-        .ok()?
-        .page
-        .bytes();
     let pages = (region.len() as u64 / page) as u32;
     let descriptor = HmbDescriptor {
         address: region.iova().0,

@@ -57,6 +57,16 @@ impl Event {
         Self::new(FAULT, qid, cid, 0, upper)
     }
 
+    /// The queue that it is about.
+    pub const fn qid(self) -> Qid {
+        Qid((self.0[0] >> 32) as u16)
+    }
+
+    /// The command that it is about.
+    pub const fn cid(self) -> Cid {
+        Cid((self.0[0] >> 16) as u16)
+    }
+
     /// The event read back from its two words; any words are an event.
     pub const fn from_words(words: [u64; 2]) -> Self {
         Self(words)
@@ -78,12 +88,7 @@ impl fmt::Display for Event {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [head, argument] = self.0;
         let small = head as u16;
-        write!(
-            f,
-            "queue {} command {} ",
-            (head >> 32) as u16,
-            Cid((head >> 16) as u16)
-        )?;
+        write!(f, "queue {} command {} ", self.qid().0, self.cid())?;
         match (head >> 56) as u8 {
             SUBMITTED => write!(f, "submitted: opcode {small:#04x}, namespace {argument}"),
             COMPLETED => write!(f, "completed: {}, SQ head {argument}", Status(small)),

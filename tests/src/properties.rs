@@ -37,12 +37,17 @@ impl Properties {
         }
     }
 
-    /// Changes CAP.
+    /// With another CAP.
     pub fn with_cap(self, change: impl FnOnce(&mut Cap)) -> Self {
+        self.set_cap(change);
+        self
+    }
+
+    /// Changes CAP.
+    pub fn set_cap(&self, change: impl FnOnce(&mut Cap)) {
         let mut cap = self.cap.get();
         change(&mut cap);
         self.cap.set(cap);
-        self
     }
 
     /// Changes CSTS.

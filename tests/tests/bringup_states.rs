@@ -340,11 +340,6 @@ fn the_admin_queue_is_programmed_before_the_controller_is_enabled() {
 /// lists and doorbells where they are not: it is not enabled. What else it says is taken as it is now.
 #[test]
 fn a_controller_that_comes_back_with_another_shape_is_not_enabled() {
-    let set = |bar: &Properties, change: fn(&mut Cap)| {
-        let mut cap = bar.cap.get();
-        change(&mut cap);
-        bar.cap.set(cap);
-    };
     let page = |mps| PageSize::from_mps(mps).unwrap();
     let refused = |page, dstrd| Err(BringupError::Changed { page, dstrd });
     let larger: fn(&mut Cap) = |cap| {
@@ -369,7 +364,7 @@ fn a_controller_that_comes_back_with_another_shape_is_not_enabled() {
         let Ok(Step::Disabled(proof)) = machine.step(&bar, &mut admin, START) else {
             panic!("it is disabled")
         };
-        set(&bar, after);
+        bar.set_cap(after);
         machine.enable(proof);
         bar.written();
         let result = machine.step(&bar, &mut admin, START).map(drop);

@@ -6,7 +6,9 @@ use nvme_core::group::Traffic::{self, CqLoads};
 use nvme_core::group::{Act, Alone, Group, Here};
 use nvme_core::spec::{Cid, Nsid, Sqe, Status};
 use nvme_core::trace::Event;
-use nvme_core::{AbortReason, Command, Data, Drained, Outcome, SharedQueue, SubmitError, Token};
+use nvme_core::{
+    AbortReason, Command, Data, Drained, Outcome, SharedQueue, SubmitError, Token, WaitError,
+};
 use nvme_tests::hand::{Hand, QID, Rig};
 use nvme_tests::team::{Paused, Team};
 use nvme_tests::told::{Telling, Told};
@@ -93,32 +95,36 @@ impl<F: Fn(u32)> Here for Lane<'_, F> {
     }
 }
 
+/// A command from submission to its end, by `SharedQueue::run` or by `submit` and `wait`.
+fn run(
+    in_one: bool,
+    queue: &SharedQueue<'_>,
+    here: &impl Here,
+    cell: u32,
+    limit: u64,
+) -> Result<(Outcome, u32), (WaitError, Token)> {
+    if in_one {
+        let ran = queue.run(here, || command(cell), limit);
+        return ran.map(|submitted| submitted.expect("a slot in time"));
+    }
+    let token = queue.submit(here, command(cell), limit);
+    queue.wait(here, token.expect("a slot in time"), limit)
+}
+
 /// One slot for four lanes: each gets it in turn, and none submits a second time.
 #[test]
 fn lanes_that_submit_together_wait_for_a_slot_in_turn() {
-    type Way = fn(&SharedQueue<'_>, &Lane<'_, &dyn Fn(u32)>, u32) -> (Outcome, u32);
-    let ways: [Way; 2] = [
-        |queue, here, rank| {
-            let token = queue.submit(here, command(rank), FOREVER).unwrap();
-            queue.wait(here, token, FOREVER).unwrap()
-        },
-        |queue, here, rank| {
-            let ran = queue.run(here, || command(rank), FOREVER);
-            ran.unwrap().unwrap()
-        },
-    ];
-    for way in ways {
+    for in_one in [false, true] {
         let rig = Rig::new(2, 1, 4, 0);
         let hand = Mutex::new(Hand::new(&rig));
         let served = Mutex::new(0);
         let ends = Team::run(4, |team| {
-            let serve = |_| {
+            let here = Lane::new(team, |_| {
                 if team.leads() {
                     *served.lock().unwrap() += hand.lock().unwrap().serve();
                 }
-            };
-            let here = Lane::new(team, &serve as &dyn Fn(u32));
-            way(&rig.shared(), &here, team.rank())
+            });
+            run(in_one, &rig.shared(), &here, team.rank(), FOREVER).unwrap()
         });
         assert_eq!(ends, [0, 1, 2, 3].map(done));
         assert_eq!(served.into_inner().unwrap(), 4);
@@ -182,17 +188,18 @@ impl<F: Fn(u32)> Here for Recorder<'_, F> {
     }
 }
 
-/// Two lanes with a command each, recorded: the controller answers the second one's at once, and the first
-/// one's when it sees `answers_when` in the log.
+/// Two lanes with a command each until `limit`, recorded: the controller answers the second one's at once, and
+/// the first one's when it sees `answers_when` in the log. Which of them completed, and the log.
 fn recorded(
+    in_one: bool,
+    limit: u64,
     answers_when: fn(&[(u32, Event)]) -> bool,
-    run: impl Fn(&SharedQueue<'_>, &Recorder<'_, &dyn Fn(u32)>, u32) -> bool + Sync,
 ) -> (Vec<bool>, Vec<(u32, Event)>) {
     let rig = Rig::new(8, 7, 2, 0);
     let hand = Mutex::new((Hand::new(&rig), None));
     let log: Mutex<Vec<_>> = Mutex::default();
     let ends = Team::run(2, |team| {
-        let work = |_| {
+        let lane = Lane::new(team, |_| {
             if !team.leads() {
                 return;
             }
@@ -208,10 +215,10 @@ fn recorded(
             {
                 hand.complete(cid, Status::SUCCESS, 0);
             }
-        };
-        let lane = Lane::new(team, &work as &dyn Fn(u32));
+        });
         let here = Recorder { lane, log: &log };
-        run(&rig.shared(), &here, team.rank())
+        let ended = run(in_one, &rig.shared(), &here, team.rank(), limit);
+        matches!(ended, Ok((Outcome::Done(_), _)))
     });
     (ends, log.into_inner().unwrap())
 }
@@ -227,28 +234,15 @@ fn an_end_is_recorded_when_it_is_seen() {
         let event = Event::completed(qid, cid(rank), Status::SUCCESS, 0);
         (rank, event)
     };
-    type Runs = fn(&SharedQueue<'_>, &Recorder<'_, &dyn Fn(u32)>, u32, u64) -> bool;
-    let ways: [Runs; 2] = [
-        |queue, here, rank, limit| {
-            let token = queue.submit(here, command(rank), limit).unwrap();
-            matches!(queue.wait(here, token, limit), Ok((Outcome::Done(_), _)))
-        },
-        |queue, here, rank, limit| {
-            let ran = queue.run(here, || command(rank), limit);
-            matches!(ran, Ok(Ok((Outcome::Done(_), _))))
-        },
-    ];
-    for way in ways {
+    for in_one in [false, true] {
         let after_the_second = |log: &[(u32, Event)]| log.len() == 3;
-        let (ends, mut log) = recorded(after_the_second, |queue, here, rank| {
-            way(queue, here, rank, LIMIT)
-        });
+        let (ends, mut log) = recorded(in_one, LIMIT, after_the_second);
         assert_eq!(ends, [true, true], "{log:?}");
         log[..2].sort_by_key(|(rank, _)| *rank);
         let placed = [submitted(0), submitted(1)];
         assert_eq!(log, [&placed[..], &[completed(1), completed(0)]].concat());
 
-        let (ends, mut log) = recorded(|_| false, |queue, here, rank| way(queue, here, rank, 50));
+        let (ends, mut log) = recorded(in_one, 50, |_| false);
         assert_eq!(ends, [false, true]);
         log[..2].sort_by_key(|(rank, _)| *rank);
         assert_eq!(log[..3], [&placed[..], &[completed(1)]].concat());
@@ -265,30 +259,19 @@ fn an_end_is_recorded_when_it_is_seen() {
 /// What the host ends while a thread waits has another end than a completion or a deadline.
 #[test]
 fn what_a_reset_ends_is_recorded_as_reclaimed() {
-    type Waits = fn(&SharedQueue<'_>, &Recorder<'_, &dyn Fn(u32)>) -> Outcome;
-    let ways: [Waits; 2] = [
-        |queue, here| {
-            let token = queue.submit(here, command(0), FOREVER).unwrap();
-            queue.wait(here, token, FOREVER).unwrap().0
-        },
-        |queue, here| {
-            let ran = queue.run(here, || command(0), FOREVER);
-            ran.unwrap().unwrap().0
-        },
-    ];
-    for way in ways {
+    for in_one in [false, true] {
         let rig = Rig::new(4, 3, 3, 0);
         let queue = rig.shared();
-        let reset = |pauses: u32| {
+        let team = &Team::of(1)[0];
+        let log = Mutex::default();
+        let lane = Lane::new(team, |pauses| {
             if pauses == 3 {
                 assert_eq!(queue.recover(&rig.reset()), Some(1));
             }
-        };
-        let team = &Team::of(1)[0];
-        let log = Mutex::default();
-        let lane = Lane::new(team, &reset as &dyn Fn(u32));
-        let ended = way(&queue, &Recorder { lane, log: &log });
-        assert_eq!(ended, Outcome::Aborted(AbortReason::ControllerReset));
+        });
+        let here = Recorder { lane, log: &log };
+        let (outcome, _) = run(in_one, &queue, &here, 0, FOREVER).unwrap();
+        assert_eq!(outcome, Outcome::Aborted(AbortReason::ControllerReset));
         let cid = Cid(0x1000);
         let events = [Event::submitted(QID, cid, 2, 1), Event::reclaimed(QID, cid)];
         assert_eq!(log.into_inner().unwrap(), events.map(|event| (0, event)));

@@ -153,17 +153,13 @@ fn reclaimed(records: &[Traced], in_flight: &[(Qid, Cid)]) -> Vec<Traced> {
             ends.remove(&command);
         }
     }
-    ends.extend(
-        in_flight
-            .iter()
-            .map(|(qid, cid)| (u64::from(qid.0), u64::from(cid.0))),
-    );
+    ends.extend(in_flight.iter().copied());
     let now_ns = in_order.last().map_or(1, |(_, record)| record.now_ns);
     let ends = ends.iter().filter_map(|command| open.get(command));
     let end = |start: &Traced| {
         let (qid, cid) = of_command(start);
         Traced {
-            event: Event::reclaimed(Qid(qid as u16), Cid(cid as u16)).to_words(),
+            event: Event::reclaimed(qid, cid).to_words(),
             now_ns,
             ..*start
         }
@@ -197,11 +193,9 @@ pub fn lines(records: &[Traced], lost: u64) -> String {
 }
 
 /// The queue and the CID of an event.
-fn of_command(record: &Traced) -> (u64, u64) {
-    (
-        record.event[0] >> 32 & 0xFFFF,
-        record.event[0] >> 16 & 0xFFFF,
-    )
+fn of_command(record: &Traced) -> (Qid, Cid) {
+    let event = Event::from_words(record.event);
+    (event.qid(), event.cid())
 }
 
 /// A Chrome trace: a slice from submission to the end of each command, on a track for each queue and
@@ -211,18 +205,18 @@ pub fn chrome(records: &[Traced], lost: u64) -> Value {
     let mut open = std::collections::HashMap::new();
     let (mut events, mut unfinished) = (Vec::new(), Vec::new());
     for (at, record) in in_order(records) {
-        let (queue, cid) = of_command(&record);
-        let place = json!({ "pid": queue, "tid": cid & 0xFFF });
+        let (qid, cid) = of_command(&record);
+        let place = json!({ "pid": qid.0, "tid": cid.0 & 0xFFF });
         let mut event = json!({
             "name": Event::from_words(record.event).to_string(), "pid": place["pid"], "tid": place["tid"],
             "args": { "index": record.index },
         });
         if is_kind(&record, submitted) {
             // The end of one that was there was not recorded.
-            unfinished.extend(open.insert((queue, cid, record.index), (at, event)));
+            unfinished.extend(open.insert((qid, cid, record.index), (at, event)));
             continue;
         }
-        match open.remove(&(queue, cid, record.index)) {
+        match open.remove(&(qid, cid, record.index)) {
             Some((began, start)) => {
                 event["ph"] = json!("X");
                 event["ts"] = json!(began as f64 / 1e3);

@@ -7,7 +7,7 @@ use crate::team::{Paused, Team};
 use arbitrary::{Arbitrary, Unstructured};
 use nvme_core::group::{Act, Alone, Here};
 use nvme_core::queue_state::words;
-use nvme_core::spec::{Cid, Iova, Nsid, Qid, Sqe};
+use nvme_core::spec::{Cid, Iova, Nsid, Sqe};
 use nvme_core::trace::Event;
 use nvme_core::{
     AbortReason, Command, Data, Drained, Outcome, SharedQueue, SubmitError, Token, WaitError,
@@ -70,9 +70,9 @@ impl<F: Fn(), L: Fn() -> usize> Here for Recording<F, L> {
         let event = event();
         match self.placed.get() {
             None => {
-                let [head, nsid] = event.to_words();
-                let (qid, cid) = (Qid((head >> 32) as u16), Cid((head >> 16) as u16));
-                assert_eq!(event, Event::submitted(qid, cid, 2, nsid as u32));
+                let (cid, [_, nsid]) = (event.cid(), event.to_words());
+                let expected = Event::submitted(event.qid(), cid, 2, nsid as u32);
+                assert_eq!(event, expected);
                 self.placed.set(Some((cid, (self.look)())));
             }
             Some(_) => assert_eq!(self.end.replace(Some(event)), None, "it ends once"),
