@@ -9,6 +9,7 @@ mod planted;
 mod process;
 mod ptx;
 mod report;
+mod results;
 mod simulate;
 mod stress;
 mod test;
@@ -43,6 +44,9 @@ usage: cargo xtask <command>
                      fuzz every target (or some) for M minutes each, default 1; --coverage: the
                      lines that their corpora reach; --bundle: programs for a machine without Rust
   coverage           lines of the core and the simulator that the tests reach
+  record SUBJECT -- COMMAND...
+                     run a command and add what it said last to docs/results/runs.tsv
+  results            write docs/results/README.md: the last run of each subject
   planted [NAME...]  plant each bug of tests/mutants (or those whose names contain NAME): its test
                      has to fail, and the protocol auditor to find it
 ";
@@ -50,6 +54,10 @@ usage: cargo xtask <command>
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    // A recorded command keeps the folder that it was started in, on any machine.
+    if let ["record", rest @ ..] = words.as_slice() {
+        return end(results::record(rest));
+    }
     let result = std::env::set_current_dir(process::root())
         .map_err(|error| Failure::new(format!("cannot enter the workspace: {error}")))
         .and_then(|()| match words.as_slice() {
@@ -64,6 +72,7 @@ fn main() -> ExitCode {
             ["coverage"] => coverage::command(),
             ["fuzz", rest @ ..] => fuzz::command(rest),
             ["planted", rest @ ..] => planted::command(rest),
+            ["results"] => results::write_page(),
             [] | ["help" | "-h" | "--help"] => {
                 print!("{USAGE}");
                 Ok(())
@@ -73,6 +82,10 @@ fn main() -> ExitCode {
                 words.join(" ")
             ))),
         });
+    end(result)
+}
+
+fn end(result: Result<(), process::Failure>) -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
