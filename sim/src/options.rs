@@ -28,7 +28,7 @@ fn bad(option: &str, why: impl Into<String>) -> ConfigError {
 /// Makes a controller's configuration out of `text`: `PATH`, `mem` or `null`, then options after a
 /// question mark, separated by `&`.
 ///
-/// `size=` (with B, KiB, MiB, GiB, TiB, kB, MB, GB, TB), `block=512|4096`, `ns=` (namespaces of equal
+/// `size=` and `cache=` (in the grammar of [`nvme_units`], as every size and time here), `block=512|4096`, `ns=` (namespaces of equal
 /// size; file images become PATH, PATH.2, ...), `meta=`, `ro=on|off`, `noiob=`, `queues=`, `mqes=`,
 /// `mdts=`, `dstrd=`, `mpsmin=`, `mpsmax=`, `cqr=on|off`, `sgl=on|off`, `wc=on|off`, `cache=`,
 /// `serial=`, `model=`, `hmpre=`, `hmmin=`, `profile=none|optane|nvme-gen5`, `ready=TIME`,
@@ -297,12 +297,8 @@ fn opcode(text: &str) -> Result<(u8, bool), ConfigError> {
 }
 
 fn number<T: TryFrom<u64>>(name: &str, text: &str) -> Result<T, ConfigError> {
-    let value = match text.strip_prefix("0x") {
-        Some(hex) => u64::from_str_radix(hex, 16),
-        None => text.parse(),
-    };
-    let value = value.ok().and_then(|value| T::try_from(value).ok());
-    value.ok_or_else(|| bad(name, format!("{text} is not a number in range")))
+    let value = nvme_units::parse_number(text).map_err(|why| bad(name, why))?;
+    T::try_from(value).map_err(|_| bad(name, format!("{text} is too large")))
 }
 
 fn switch(name: &str, text: &str) -> Result<bool, ConfigError> {
@@ -315,47 +311,12 @@ fn switch(name: &str, text: &str) -> Result<bool, ConfigError> {
 
 /// A number of bytes with an optional unit.
 fn size(name: &str, text: &str) -> Result<u64, ConfigError> {
-    const UNITS: [(&str, u64); 13] = [
-        ("KiB", 1 << 10),
-        ("MiB", 1 << 20),
-        ("GiB", 1 << 30),
-        ("TiB", 1 << 40),
-        ("kB", 1_000),
-        ("MB", 1_000_000),
-        ("GB", 1_000_000_000),
-        ("TB", 1_000_000_000_000),
-        ("K", 1 << 10),
-        ("M", 1 << 20),
-        ("G", 1 << 30),
-        ("T", 1 << 40),
-        ("B", 1),
-    ];
-    scaled(name, text, &UNITS)
+    nvme_units::parse_bytes(text).map_err(|why| bad(name, why))
 }
 
-/// A time in nanoseconds; the unit is ns, us, ms or s, and ns when there is none.
+/// A time in nanoseconds, with its unit.
 fn time(name: &str, text: &str) -> Result<u64, ConfigError> {
-    scaled(
-        name,
-        text,
-        &[
-            ("ns", 1),
-            ("us", 1_000),
-            ("ms", 1_000_000),
-            ("s", 1_000_000_000),
-        ],
-    )
-}
-
-fn scaled(name: &str, text: &str, units: &[(&str, u64)]) -> Result<u64, ConfigError> {
-    let found = units
-        .iter()
-        .find_map(|(unit, by)| Some((text.strip_suffix(unit)?, *by)));
-    let (digits, by) = found.unwrap_or((text, 1));
-    let value: u64 = number(name, digits.trim())?;
-    value
-        .checked_mul(by)
-        .ok_or_else(|| bad(name, format!("{text} is too large")))
+    nvme_units::parse_nanoseconds(text).map_err(|why| bad(name, why))
 }
 
 /// Names of every option, for help texts.
