@@ -4,10 +4,13 @@
 //! equal ours. `cargo xtask test` installs the headers (Debian: libnvme-dev) and runs it.
 #![cfg(not(loom))]
 
+use nvme_core::spec::feature::HostBehavior;
 use nvme_core::spec::identify::{IdentifyController, IdentifyNamespace, LbaFormat, PowerState};
-use nvme_core::spec::log_page::{ErrorEntry, FirmwareSlots, Smart};
+use nvme_core::spec::log_page::{
+    ErrorEntry, FeatureEffects, FirmwareSlots, MiEffects, SanitizeStatus, Smart,
+};
 use nvme_core::spec::nvm::DsmRange;
-use nvme_core::spec::{Status, admin, feature, log_page, nvm, register};
+use nvme_core::spec::{Status, admin, feature, identify, log_page, nvm, register};
 use std::fmt::Write as _;
 use std::mem::offset_of;
 use std::process::Command;
@@ -62,6 +65,12 @@ fn structures() -> Vec<Expectation> {
         error_log_entries = "num_err_log_entries", warning_minutes = "warning_temp_time",
         critical_minutes = "critical_comp_time", temperature_sensors = "temp_sensor");
     layout!(list, FirmwareSlots, "nvme_firmware_slot": afi = "afi", frs = "frs");
+    layout!(list, SanitizeStatus, "nvme_sanitize_log_page": sprog = "sprog", sstat = "sstat",
+        scdw10 = "scdw10", eto = "eto", etbe = "etbe", etce = "etce", etond = "etond", etbend = "etbend",
+        etcend = "etcend");
+    layout!(list, FeatureEffects, "nvme_fid_supported_effects_log": fis = "fid_support");
+    layout!(list, MiEffects, "nvme_mi_cmd_supported_effects_log": mcs = "mi_cmd_support");
+    layout!(list, HostBehavior, "nvme_feat_host_behavior": acre = "acre");
     layout!(list, DsmRange, "nvme_dsm_range": attributes = "cattr", blocks = "nlb", slba = "slba");
     list
 }
@@ -145,6 +154,36 @@ fn numbers() -> Vec<Expectation> {
         "NVME_LOG_LID_DISCOVER" = log_page::lid::DISCOVERY,
         "NVME_LOG_LID_RESERVATION" = log_page::lid::RESERVATION,
         "NVME_LOG_LID_SANITIZE" = log_page::lid::SANITIZE,
+        "NVME_LOG_LID_SUPPORTED_LOG_PAGES" = log_page::lid::SUPPORTED,
+        "NVME_LOG_LID_FID_SUPPORTED_EFFECTS" = log_page::lid::FEATURE_EFFECTS,
+        "NVME_LOG_LID_MI_CMD_SUPPORTED_EFFECTS" = log_page::lid::MI_EFFECTS,
+        "NVME_SANITIZE_SANACT_EXIT_FAILURE" = admin::SanitizeAction::ExitFailureMode as u32,
+        "NVME_SANITIZE_SANACT_START_BLOCK_ERASE" = admin::SanitizeAction::BlockErase as u32,
+        "NVME_SANITIZE_SANACT_START_OVERWRITE" = admin::SanitizeAction::Overwrite as u32,
+        "NVME_SANITIZE_SANACT_START_CRYPTO_ERASE" = admin::SanitizeAction::CryptoErase as u32,
+        "NVME_SANITIZE_SSTAT_STATUS_NEVER_SANITIZED" = log_page::sanitize_state::NEVER,
+        "NVME_SANITIZE_SSTAT_STATUS_COMPLETE_SUCCESS" = log_page::sanitize_state::SUCCESS,
+        "NVME_SANITIZE_SSTAT_STATUS_COMPLETED_FAILED" = log_page::sanitize_state::FAILED,
+        "NVME_SANITIZE_SSTAT_STATUS_ND_COMPLETE_SUCCESS" = log_page::sanitize_state::DEALLOCATED,
+        "NVME_SANITIZE_SSTAT_GLOBAL_DATA_ERASED" = log_page::SanitizeStatus::GLOBAL_DATA_ERASED,
+        "NVME_CTRL_SANICAP_CES" = identify::sanicap::CRYPTO_ERASE,
+        "NVME_CTRL_SANICAP_BES" = identify::sanicap::BLOCK_ERASE,
+        "NVME_CTRL_SANICAP_OWS" = identify::sanicap::OVERWRITE,
+        "NVME_CTRL_SANICAP_NDI" = identify::sanicap::NO_DEALLOCATE_INHIBITED,
+        "(unsigned)NVME_CTRL_SANICAP_NODMMAS" = identify::sanicap::MODIFIES_MEDIA,
+        "NVME_FID_SUPPORTED_EFFECTS_FSUPP" = log_page::effects::SUPPORTED,
+        "NVME_FID_SUPPORTED_EFFECTS_UDCC" = log_page::effects::BLOCK_CONTENT,
+        "NVME_FID_SUPPORTED_EFFECTS_CCC" = log_page::effects::CONTROLLER_CAPABILITY,
+        "NVME_FID_SUPPORTED_EFFECTS_UUID_SEL" = log_page::effects::UUID_SELECTION,
+        "NVME_FID_SUPPORTED_EFFECTS_SCOPE_NS << NVME_FID_SUPPORTED_EFFECTS_SCOPE_SHIFT"
+            = log_page::effects::SCOPE_NAMESPACE,
+        "NVME_FID_SUPPORTED_EFFECTS_SCOPE_CTRL << NVME_FID_SUPPORTED_EFFECTS_SCOPE_SHIFT"
+            = log_page::effects::SCOPE_CONTROLLER,
+        "NVME_FID_SUPPORTED_EFFECTS_SCOPE_NSS << NVME_FID_SUPPORTED_EFFECTS_SCOPE_SHIFT"
+            = log_page::effects::SCOPE_SUBSYSTEM,
+        "NVME_AER_CSS_NVM_RESERVATION" = log_page::command_set_event::RESERVATION,
+        "NVME_AER_CSS_NVM_SANITIZE_COMPLETED" = log_page::command_set_event::SANITIZE_COMPLETED,
+        "NVME_AER_CSS_NVM_UNEXPECTED_SANITIZE_DEALLOC" = log_page::command_set_event::SANITIZE_DEALLOCATED,
         "NVME_AER_ERROR" = log_page::event_type::ERROR,
         "NVME_AER_SMART" = log_page::event_type::SMART,
         "NVME_AER_NOTICE" = log_page::event_type::NOTICE,

@@ -230,3 +230,98 @@ pub fn format_nvm(nsid: Nsid, lbaf: u8, ses: u8) -> Sqe {
     sqe.cdw10 = u32::from(lbaf & 0xF) | u32::from(ses & 7) << 9 | u32::from(lbaf >> 4 & 3) << 12;
     sqe
 }
+
+/// What a Sanitize command does (CDW10 bits 2:0).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum SanitizeAction {
+    /// Leaves the failed state of an earlier operation that allowed it ([`Sanitize::unrestricted`]).
+    ExitFailureMode = 1,
+    /// Starts a block erase.
+    BlockErase = 2,
+    /// Starts an overwrite.
+    Overwrite = 3,
+    /// Starts a cryptographic erase.
+    CryptoErase = 4,
+}
+
+/// The fields of a Sanitize command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Sanitize {
+    /// Sanitize action (SANACT).
+    pub action: SanitizeAction,
+    /// Allow unrestricted sanitize exit (AUSE): after a failure the drive may be used again without a
+    /// successful sanitize operation.
+    pub unrestricted: bool,
+    /// Overwrite pass count (OWPASS), 1 to 16.
+    pub passes: u8,
+    /// Overwrite invert pattern between passes (OIPBP).
+    pub invert: bool,
+    /// No-deallocate after sanitize (NDAS).
+    pub no_deallocate: bool,
+    /// Overwrite pattern (OVRPAT).
+    pub pattern: u32,
+}
+
+/// CDW10 bits of Sanitize.
+pub mod sanitize_bits {
+    /// Bits 2:0: sanitize action.
+    pub const SANACT: u32 = 7;
+    /// Allow unrestricted sanitize exit.
+    pub const AUSE: u32 = 1 << 3;
+    /// Bits 7:4: overwrite pass count; 0 is 16.
+    pub const OWPASS: u32 = 0xF << 4;
+    /// Overwrite invert pattern between passes.
+    pub const OIPBP: u32 = 1 << 8;
+    /// No-deallocate after sanitize.
+    pub const NDAS: u32 = 1 << 9;
+}
+
+impl SanitizeAction {
+    /// The action of CDW10, or `None` for a reserved value.
+    pub const fn of(cdw10: u32) -> Option<Self> {
+        match cdw10 & sanitize_bits::SANACT {
+            1 => Some(Self::ExitFailureMode),
+            2 => Some(Self::BlockErase),
+            3 => Some(Self::Overwrite),
+            4 => Some(Self::CryptoErase),
+            _ => None,
+        }
+    }
+}
+
+impl Sanitize {
+    /// One pass of `action` with nothing else asked for.
+    pub const fn new(action: SanitizeAction) -> Self {
+        Self {
+            action,
+            unrestricted: false,
+            passes: 1,
+            invert: false,
+            no_deallocate: false,
+            pattern: 0,
+        }
+    }
+}
+
+/// Sanitize: erases every namespace of the subsystem. The command completes when the operation has
+/// started; its state and progress are in the Sanitize Status log page.
+///
+/// `passes` above 15 are 16, the most there are; passes and pattern count for an overwrite alone.
+///
+/// NVMe Base 2.0c, 5.24 (Sanitize command).
+pub fn sanitize(fields: Sanitize) -> Sqe {
+    let bit = |on: bool, bit: u32| if on { bit } else { 0 };
+    let mut sqe = Sqe::new(opcode::SANITIZE, Nsid::NONE);
+    sqe.cdw10 = fields.action as u32 | bit(fields.unrestricted, sanitize_bits::AUSE);
+    sqe.cdw10 |= bit(fields.no_deallocate, sanitize_bits::NDAS);
+    if fields.action == SanitizeAction::Overwrite {
+        let passes = if fields.passes > 15 {
+            0
+        } else {
+            u32::from(fields.passes)
+        };
+        sqe.cdw10 |= passes << 4 | bit(fields.invert, sanitize_bits::OIPBP);
+        sqe.cdw11 = fields.pattern;
+    }
+    sqe
+}

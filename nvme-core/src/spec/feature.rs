@@ -298,3 +298,21 @@ bitfield! {
     /// 0 none, 1 write protect, 2 until power cycle, 3 permanent.
     pub state, set_state: 2, 0;
 }
+
+/// The data of Host Behavior Support (FID 16h): what the host can take. Each byte is 0 or 1.
+///
+/// NVMe Base 2.0c, "Host Behavior Support".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct HostBehavior {
+    /// Advanced command retry enable: the host takes Command Interrupted and the retry delays.
+    pub acre: u8,
+    /// Extended telemetry data area 4 supported.
+    pub etdas: u8,
+    /// LBA format extension enable: the host takes more than 16 LBA formats.
+    pub lbafee: u8,
+    /// Reserved.
+    pub reserved3: [u8; 509],
+}
+const _: () = assert!(size_of::<HostBehavior>() == 512);
+offsets!(HostBehavior: acre @ 0, etdas @ 1, lbafee @ 2, reserved3 @ 3);

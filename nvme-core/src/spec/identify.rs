@@ -9,7 +9,9 @@
 mod controller;
 mod namespace;
 
-pub use controller::{IdentifyController, PowerState, fna, lpa, oacs, oaes, oncs, sgls, vwc};
+pub use controller::{
+    IdentifyController, PowerState, fna, lpa, oacs, oaes, oncs, sanicap, sgls, vwc,
+};
 pub use namespace::{IdentifyNamespace, LbaFormat, dlfeat, nsfeat};
 
 use super::addr::Nsid;

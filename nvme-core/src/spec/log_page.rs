@@ -256,6 +256,18 @@ pub mod effects {
     pub const SUBMISSION: u32 = 7 << 16;
     /// UUID selection is supported.
     pub const UUID_SELECTION: u32 = 1 << 19;
+    /// Scope (bits 31:20): one namespace.
+    pub const SCOPE_NAMESPACE: u32 = 1 << 20;
+    /// Scope: the controller.
+    pub const SCOPE_CONTROLLER: u32 = 1 << 21;
+    /// Scope: an NVM set.
+    pub const SCOPE_NVM_SET: u32 = 1 << 22;
+    /// Scope: an endurance group.
+    pub const SCOPE_ENDURANCE_GROUP: u32 = 1 << 23;
+    /// Scope: a domain.
+    pub const SCOPE_DOMAIN: u32 = 1 << 24;
+    /// Scope: the NVM subsystem.
+    pub const SCOPE_SUBSYSTEM: u32 = 1 << 25;
 }
 
 /// Commands Supported and Effects (LID 05h): one dword of [`effects`] per opcode.
@@ -284,6 +296,102 @@ pub struct SupportedPages {
     pub lids: [u32; 256],
 }
 const _: () = assert!(size_of::<SupportedPages>() == 1024);
+
+/// Feature Identifiers Supported and Effects (LID 12h): one dword of [`effects`] per feature identifier.
+/// Bits 18:16 are reserved here.
+///
+/// NVMe Base 2.0c, "Feature Identifiers Supported and Effects".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct FeatureEffects {
+    /// By feature identifier.
+    pub fis: [u32; 256],
+}
+const _: () = assert!(size_of::<FeatureEffects>() == 1024);
+
+/// NVMe-MI Commands Supported and Effects (LID 13h): one dword of [`effects`] per NVMe-MI opcode.
+///
+/// NVMe Base 2.0c, "NVMe-MI Commands Supported and Effects".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct MiEffects {
+    /// By opcode of NVMe-MI.
+    pub mcs: [u32; 256],
+    /// Reserved.
+    pub reserved1024: [u8; 3072],
+}
+const _: () = assert!(size_of::<MiEffects>() == 4096);
+offsets!(MiEffects: mcs @ 0, reserved1024 @ 1024);
+
+/// Sanitize Status (LID 81h).
+///
+/// NVMe Base 2.0c, "Sanitize Status".
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout)]
+#[repr(C)]
+pub struct SanitizeStatus {
+    /// Progress (SPROG): a fraction of 65,536 while an operation is in progress, else FFFFh.
+    pub sprog: u16,
+    /// Status (SSTAT): see [`state`](Self::state), [`passes`](Self::passes),
+    /// [`GLOBAL_DATA_ERASED`](Self::GLOBAL_DATA_ERASED).
+    pub sstat: u16,
+    /// Command dword 10 of the command that started the last operation (SCDW10).
+    pub scdw10: u32,
+    /// Estimated seconds of an overwrite with 16 passes; FFFFFFFFh is not reported.
+    pub eto: u32,
+    /// Estimated seconds of a block erase.
+    pub etbe: u32,
+    /// Estimated seconds of a cryptographic erase.
+    pub etce: u32,
+    /// As `eto`, with no-deallocate media modification.
+    pub etond: u32,
+    /// As `etbe`, with no-deallocate media modification.
+    pub etbend: u32,
+    /// As `etce`, with no-deallocate media modification.
+    pub etcend: u32,
+    /// Reserved.
+    pub reserved32: [u8; 480],
+}
+const _: () = assert!(size_of::<SanitizeStatus>() == 512);
+offsets!(SanitizeStatus: sprog @ 0, sstat @ 2, scdw10 @ 4, eto @ 8, etbe @ 12, etce @ 16, etond @ 20,
+    etbend @ 24, etcend @ 28, reserved32 @ 32);
+
+/// The state of the most recent sanitize operation (SSTAT bits 2:0).
+pub mod sanitize_state {
+    /// There was none.
+    pub const NEVER: u16 = 0;
+    /// It completed successfully.
+    pub const SUCCESS: u16 = 1;
+    /// It is in progress.
+    pub const IN_PROGRESS: u16 = 2;
+    /// It failed.
+    pub const FAILED: u16 = 3;
+    /// It completed successfully, with deallocation although none was asked for.
+    pub const DEALLOCATED: u16 = 4;
+}
+
+impl SanitizeStatus {
+    /// SSTAT bit 8: no user data was written since the last successful operation.
+    pub const GLOBAL_DATA_ERASED: u16 = 1 << 8;
+    /// The value of `sprog` while nothing is in progress.
+    pub const IDLE: u16 = 0xFFFF;
+    /// The value of an estimated time that is not reported.
+    pub const NOT_REPORTED: u32 = u32::MAX;
+
+    /// SSTAT bits 2:0: one of [`sanitize_state`].
+    pub const fn state(&self) -> u16 {
+        self.sstat & 7
+    }
+
+    /// SSTAT bits 7:3: passes of an overwrite that are complete.
+    pub const fn passes(&self) -> u16 {
+        self.sstat >> 3 & 0x1F
+    }
+
+    /// Whether no user data was written since the last successful operation.
+    pub const fn is_global_data_erased(&self) -> bool {
+        self.sstat & Self::GLOBAL_DATA_ERASED != 0
+    }
+}
 
 bitfield! {
     /// Dword 0 of the completion of an Asynchronous Event Request.
@@ -329,4 +437,14 @@ pub mod error_event {
     pub const TRANSIENT_INTERNAL: u8 = 4;
     /// Firmware image load error.
     pub const FIRMWARE_LOAD: u8 = 5;
+}
+
+/// Information of events of type [`event_type::COMMAND_SET`].
+pub mod command_set_event {
+    /// A reservation notification log page is available.
+    pub const RESERVATION: u8 = 0;
+    /// A sanitize operation completed, successfully or not.
+    pub const SANITIZE_COMPLETED: u8 = 1;
+    /// A sanitize operation completed with deallocation that was not asked for.
+    pub const SANITIZE_DEALLOCATED: u8 = 2;
 }

@@ -3,7 +3,7 @@
 use crate::account::Account;
 use nvme_core::spec::Sqe;
 use nvme_core::spec::admin::{self, opcode as admin_op};
-use nvme_core::spec::feature::{AUTONOMOUS_POWER_BYTES, fid};
+use nvme_core::spec::feature::{AUTONOMOUS_POWER_BYTES, HostBehavior, fid};
 use nvme_core::spec::identify::IDENTIFY_BYTES;
 use nvme_core::spec::nvm::{self, DsmRange, opcode as nvm_op};
 
@@ -48,6 +48,7 @@ fn feature_bytes(sqe: &Sqe) -> Option<u64> {
         fid::LBA_RANGE_TYPE => Some(4096),
         fid::AUTONOMOUS_POWER => Some(AUTONOMOUS_POWER_BYTES as u64),
         fid::TIMESTAMP => Some(8),
+        fid::HOST_BEHAVIOR => Some(size_of::<HostBehavior>() as u64),
         _ => None,
     }
 }

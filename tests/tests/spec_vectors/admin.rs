@@ -256,6 +256,70 @@ fn format_nvm() {
 }
 
 #[test]
+fn sanitize() {
+    use nvme_core::spec::admin::{Sanitize, SanitizeAction as Action, sanitize_bits as bits};
+    // Overwrite, 3 passes, inverted, unrestricted exit, no deallocation, a pattern.
+    let all = Sanitize {
+        action: Action::Overwrite,
+        unrestricted: true,
+        passes: 3,
+        invert: true,
+        no_deallocate: true,
+        pattern: 0xA1B2_C3D4,
+    };
+    assert_sqe(
+        admin::sanitize(all),
+        [
+            "84 00 00 00 00 00 00 00 00 00 00 00 00 00 00 00",
+            NONE,
+            "00 00 00 00 00 00 00 00 3b 03 00 00 d4 c3 b2 a1",
+            NONE,
+        ],
+    );
+    let cdw10 = |action| admin::sanitize(Sanitize::new(action)).cdw10;
+    // Sixteen passes are written as 0.
+    let sixteen = admin::sanitize(Sanitize { passes: 16, ..all });
+    assert_eq!(sixteen.cdw10, 0x30B);
+    // Passes and pattern belong to an overwrite.
+    let erase = admin::sanitize(Sanitize {
+        action: Action::BlockErase,
+        ..all
+    });
+    assert_eq!((erase.cdw10, erase.cdw11), (0x20A, 0));
+    for (action, code) in [
+        (Action::ExitFailureMode, 1),
+        (Action::BlockErase, 2),
+        (Action::CryptoErase, 4),
+    ] {
+        assert_eq!(cdw10(action), code);
+        assert_eq!(Action::of(code | 0xFFFF_FFF8), Some(action));
+    }
+    assert_eq!(cdw10(Action::Overwrite), 0x13);
+    assert_eq!([0, 5, 6, 7].map(Action::of), [None; 4]);
+    assert_eq!(
+        [
+            bits::SANACT,
+            bits::AUSE,
+            bits::OWPASS,
+            bits::OIPBP,
+            bits::NDAS
+        ],
+        [0x007, 0x008, 0x0F0, 0x100, 0x200]
+    );
+}
+
+#[test]
+fn host_behavior_support() {
+    use nvme_core::spec::feature::HostBehavior;
+    use zerocopy::FromBytes;
+    let bytes = crate::page(512, &[(0, "01 02 03 04"), (511, "05")]);
+    let behavior = HostBehavior::read_from_bytes(&bytes).unwrap();
+    let known = (behavior.acre, behavior.etdas, behavior.lbafee);
+    assert_eq!(known, (1, 2, 3));
+    assert_eq!(behavior.as_bytes(), bytes);
+}
+
+#[test]
 fn opcodes() {
     use admin::opcode as a;
     let codes = [

@@ -245,6 +245,17 @@ fn capability_bits() {
         ],
         [1, 2, 4, 8]
     );
+    assert_eq!(
+        [
+            sanicap::CRYPTO_ERASE,
+            sanicap::BLOCK_ERASE,
+            sanicap::OVERWRITE,
+            sanicap::NO_DEALLOCATE_INHIBITED,
+            sanicap::MODIFIES_MEDIA,
+            sanicap::NOT_MODIFIED
+        ],
+        [1, 2, 4, 0x2000_0000, 0xC000_0000, 0x4000_0000]
+    );
     let nsfeat = [
         nsfeat::THIN,
         nsfeat::ATOMICS,

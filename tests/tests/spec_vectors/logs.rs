@@ -262,3 +262,76 @@ fn supported_log_pages() {
     );
     assert_eq!(pages.as_bytes(), bytes);
 }
+
+#[test]
+fn feature_identifiers_supported_and_effects() {
+    // FID 06h at 24, 84h at 528.
+    let bytes = page(1024, &[(24, "01 00 20 00"), (528, "13 00 18 02")]);
+    let log = FeatureEffects::read_from_bytes(&bytes).unwrap();
+    assert_eq!(
+        log.fis[0x06],
+        effects::SUPPORTED | effects::SCOPE_CONTROLLER
+    );
+    let changes = effects::SUPPORTED | effects::BLOCK_CONTENT | effects::CONTROLLER_CAPABILITY;
+    let scope = effects::SCOPE_NAMESPACE | effects::SCOPE_SUBSYSTEM;
+    assert_eq!(log.fis[0x84], changes | effects::UUID_SELECTION | scope);
+    assert_eq!(
+        [
+            effects::SCOPE_NVM_SET,
+            effects::SCOPE_ENDURANCE_GROUP,
+            effects::SCOPE_DOMAIN
+        ],
+        [0x0040_0000, 0x0080_0000, 0x0100_0000]
+    );
+    assert_eq!(log.as_bytes(), bytes);
+}
+
+#[test]
+fn mi_commands_supported_and_effects() {
+    let bytes = page(4096, &[(4, "01 00 00 00"), (1020, "09"), (1024, "ff")]);
+    let log = MiEffects::read_from_bytes(&bytes).unwrap();
+    assert_eq!((log.mcs[1], log.mcs[255], log.mcs[2]), (1, 9, 0));
+    assert_eq!(log.as_bytes(), bytes);
+}
+
+#[test]
+fn sanitize_status() {
+    // In progress, 9 passes complete, global data erased; overwrite with 3 passes.
+    let bytes = page(
+        512,
+        &[
+            (0, "00 40 4a 01 33 00 00 00"),
+            (8, "01 00 00 00 02 00 00 00 03 00 00 00"),
+            (20, "04 00 00 00 05 00 00 00 ff ff ff ff"),
+            (32, "77"),
+        ],
+    );
+    let log = SanitizeStatus::read_from_bytes(&bytes).unwrap();
+    assert_eq!((log.sprog, log.scdw10), (0x4000, 0x33));
+    assert_eq!(
+        (log.state(), log.passes()),
+        (sanitize_state::IN_PROGRESS, 9)
+    );
+    assert!(log.is_global_data_erased());
+    assert_eq!((log.eto, log.etbe, log.etce), (1, 2, 3));
+    let further = (log.etond, log.etbend, log.etcend);
+    assert_eq!(further, (4, 5, SanitizeStatus::NOT_REPORTED));
+    assert_eq!(log.as_bytes(), bytes);
+    let states = [
+        sanitize_state::NEVER,
+        sanitize_state::SUCCESS,
+        sanitize_state::IN_PROGRESS,
+        sanitize_state::FAILED,
+        sanitize_state::DEALLOCATED,
+    ];
+    assert_eq!(states, [0, 1, 2, 3, 4]);
+    assert_eq!(SanitizeStatus::IDLE, 0xFFFF);
+    assert_eq!(
+        [
+            command_set_event::RESERVATION,
+            command_set_event::SANITIZE_COMPLETED,
+            command_set_event::SANITIZE_DEALLOCATED
+        ],
+        [0, 1, 2]
+    );
+}

@@ -122,6 +122,22 @@ pub mod fna {
     pub const NO_BROADCAST: u8 = 1 << 3;
 }
 
+/// Sanitize Capabilities (`sanicap`).
+pub mod sanicap {
+    /// Cryptographic erase.
+    pub const CRYPTO_ERASE: u32 = 1 << 0;
+    /// Block erase.
+    pub const BLOCK_ERASE: u32 = 1 << 1;
+    /// Overwrite.
+    pub const OVERWRITE: u32 = 1 << 2;
+    /// No-deallocate inhibited (NDI).
+    pub const NO_DEALLOCATE_INHIBITED: u32 = 1 << 29;
+    /// Bits 31:30 (NODMMAS): 1 the media is not modified further after an operation, 2 it is.
+    pub const MODIFIES_MEDIA: u32 = 3 << 30;
+    /// MODIFIES_MEDIA value: it is not.
+    pub const NOT_MODIFIED: u32 = 1 << 30;
+}
+
 /// A power state descriptor.
 ///
 /// NVMe Base 2.0c, 5.17.2.1 (Identify Controller Data Structure), "Power State Descriptor".
@@ -282,7 +298,7 @@ pub struct IdentifyController {
     pub mntmt: u16,
     /// Maximum thermal management temperature in kelvins.
     pub mxtmt: u16,
-    /// Sanitize capabilities.
+    /// Sanitize capabilities: [`sanicap`].
     pub sanicap: u32,
     /// Host memory buffer minimum descriptor entry size, in units of 4 KiB; 0 is no minimum.
     pub hmminds: u32,
