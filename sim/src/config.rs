@@ -80,6 +80,9 @@ pub struct Config {
     pub ready_delay_ns: u64,
     /// Virtual nanoseconds that a shutdown takes.
     pub shutdown_delay_ns: u64,
+    /// Virtual nanoseconds of one pass of a sanitize operation over all namespaces; 0 is as fast as the
+    /// stores are.
+    pub sanitize_ns: u64,
     /// Interrupt vectors.
     pub vectors: u16,
     /// A protocol auditor watches: see [`Controller::findings`](crate::Controller::findings).
@@ -123,6 +126,7 @@ impl Config {
             aer_limit: 4,
             ready_delay_ns: 0,
             shutdown_delay_ns: 0,
+            sanitize_ns: 0,
             vectors: 65,
             audit: false,
         }

@@ -21,7 +21,7 @@ use nvme_core::spec::register::ALL_ONES;
 /// of CC without configured delays, in the register write itself.
 pub struct Controller<M> {
     memory: M,
-    device: Device,
+    pub(crate) device: Device,
 }
 
 /// What a step did.
@@ -153,6 +153,7 @@ impl<M: DmaMemory> Controller<M> {
     pub fn step(&self, now_ns: u64) -> Stepped {
         let mut commands = 0;
         self.tick(now_ns);
+        while self.device.sanitize_turn(now_ns) {}
         for qid in 0..=self.max_qid() {
             loop {
                 let handled = self.serve(qid, now_ns);
@@ -173,6 +174,7 @@ impl<M: DmaMemory> Controller<M> {
         self.device.clock_ns.store(now_ns, Ordering::Relaxed);
         if !self.device.is_gone() {
             self.device.advance(now_ns);
+            self.device.sanitize_turn(now_ns);
         }
         self.raise_due(now_ns);
     }
@@ -232,6 +234,7 @@ impl<M: DmaMemory> Controller<M> {
         let transition = self.device.transition_ns.load(Ordering::Relaxed);
         let next = commands.unwrap_or(u64::MAX).min(transition);
         let next = next.min(self.device.vectors.next_due_ns());
+        let next = next.min(self.device.sanitize.due_ns());
         (next != u64::MAX).then_some(next)
     }
 

@@ -118,7 +118,9 @@ pub(crate) fn create_sq(
         return Err(Status::INVALID_QID.into());
     }
     let cqid = (sqe.cdw11 >> 16) as u16;
-    let target = slot(device, cqid, granted_cqs).map_err(|_| Status::INVALID_CQ)?;
+    // 0 and what lies above the number that was granted are no identifiers of I/O completion queues; a
+    // queue that could exist and does not is another status.
+    let target = slot(device, cqid, granted_cqs)?;
     if device.registers.cc().iosqes() != 6 {
         return Err(Status::INVALID_QUEUE_SIZE.into());
     }

@@ -16,6 +16,7 @@ use crate::namespace::Namespace;
 use crate::observe::Observer;
 use crate::queue::{Base, CompletionQueue, Ring, SCRATCH_BYTES, Slot, SubmissionQueue};
 use crate::registers::{NSSR_RESET, Registers};
+use crate::sanitize::Sanitize;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
@@ -33,6 +34,8 @@ pub(crate) enum Transition {
 /// What admin commands and register writes work on, one at a time.
 pub(crate) struct Control {
     pub features: Features,
+    /// The values that features have after a reset.
+    pub saved: Features,
     /// Command identifiers of the asynchronous event requests that wait.
     pub event_requests: Vec<u16>,
     /// Requests among them that were aborted and still have to be completed.
@@ -54,6 +57,7 @@ pub(crate) struct Device {
     pub namespaces: Box<[Namespace]>,
     pub control: Lock<Control>,
     pub logs: Lock<Logs>,
+    pub sanitize: Sanitize,
     pub faults: Faults,
     pub pacing: Pacing,
     pub vectors: Vectors,
@@ -105,6 +109,7 @@ impl Device {
             slots: (0..=config.max_queues).map(|_| Slot::new()).collect(),
             namespaces,
             control: Lock::new(Control {
+                saved: features.clone(),
                 features,
                 event_requests: Vec::new(),
                 aborted_events: Vec::new(),
@@ -113,6 +118,7 @@ impl Device {
                 transition: None,
             }),
             logs: Lock::new(Logs::new()),
+            sanitize: Sanitize::new(),
             faults: Faults::new(&config.faults),
             pacing: Pacing::new(config.profile, config.faults.seed),
             vectors: Vectors::new(config.vectors),
@@ -309,9 +315,10 @@ impl Device {
         control.transition = None;
         control.event_requests.clear();
         control.aborted_events.clear();
-        control.features = Features::new(&self.config);
+        control.features = control.saved.clone();
+        self.vectors.set_coalescing(control.features.coalescing());
         self.write_back
-            .store(self.config.write_cache, Ordering::Relaxed);
+            .store(control.features.write_cache(), Ordering::Relaxed);
         self.logs.lock().reset();
     }
 

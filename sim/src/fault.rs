@@ -46,6 +46,16 @@ pub enum Fault {
     StuckReady,
     /// The phase tag is visible before dwords 0 and 1 are.
     TornCqe,
+    /// The next sanitize operation fails half way. Matches operations, not commands.
+    SanitizeFails,
+}
+
+/// What a fault can befall.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Occasion {
+    Command,
+    Ready,
+    Sanitize,
 }
 
 /// Which commands a rule means. With no condition: all of the I/O queues.
@@ -100,7 +110,16 @@ impl Fault {
             | Self::Status(_)
             | Self::Cfs
             | Self::AllOnes
-            | Self::StuckReady => None,
+            | Self::StuckReady
+            | Self::SanitizeFails => None,
+        }
+    }
+
+    fn occasion(self) -> Occasion {
+        match self {
+            Self::StuckReady => Occasion::Ready,
+            Self::SanitizeFails => Occasion::Sanitize,
+            _ => Occasion::Command,
         }
     }
 
@@ -172,7 +191,8 @@ impl Faults {
         }
     }
 
-    /// The next command of `qid` meets `what`; for `StuckReady`, the next change of CC.EN.
+    /// The next command of `qid` meets `what`; for `StuckReady`, the next change of CC.EN; for
+    /// `SanitizeFails`, the next sanitize operation.
     pub fn arm(&self, qid: u16, what: Fault) {
         self.watched.store(true, Ordering::Relaxed);
         self.one_shots.lock().armed.push((qid, what));
@@ -198,15 +218,15 @@ impl Faults {
         }
     }
 
-    fn one_shot(&self, qid: u16, cid: u16, stuck: bool, whole: bool) -> Option<Fault> {
+    fn one_shot(&self, qid: u16, cid: u16, occasion: Occasion, whole: bool) -> Option<Fault> {
         if !self.watched.load(Ordering::Relaxed) {
             return None;
         }
         let mut one_shots = self.one_shots.lock();
         let meets = |(on, what): &(u16, Fault)| {
-            let ready = *what == Fault::StuckReady;
             let fits = whole || !matches!(what, Fault::LateData(_));
-            ready == stuck && (stuck || *on == qid && fits)
+            let meets = occasion != Occasion::Command || *on == qid && fits;
+            what.occasion() == occasion && meets
         };
         let at = one_shots.armed.iter().position(meets)?;
         let (_, what) = one_shots.armed.remove(at);
@@ -221,11 +241,11 @@ impl Faults {
 
     /// The fault of the command `cid` with `opcode` on `qid`, if any; `whole` when its data can be late.
     pub fn of_command(&self, qid: u16, opcode: u8, cid: u16, whole: bool) -> Option<Fault> {
-        if let Some(what) = self.one_shot(qid, cid, false, whole) {
+        if let Some(what) = self.one_shot(qid, cid, Occasion::Command, whole) {
             return Some(what);
         }
         self.first(|rule| {
-            rule.what != Fault::StuckReady
+            rule.what.occasion() == Occasion::Command
                 && rule.when.qid.map_or(qid != 0, |wanted| wanted == qid)
                 && rule.when.opcode.is_none_or(|wanted| wanted == opcode)
         })
@@ -233,8 +253,18 @@ impl Faults {
 
     /// Whether this change of CC.EN finds CSTS.RDY stuck.
     pub fn ready_is_stuck(&self) -> bool {
-        self.one_shot(0, 0, true, false).is_some()
-            || self.first(|rule| rule.what == Fault::StuckReady).is_some()
+        self.meets(Occasion::Ready)
+    }
+
+    /// Whether the sanitize operation that starts now fails.
+    pub fn sanitize_fails(&self) -> bool {
+        self.meets(Occasion::Sanitize)
+    }
+
+    fn meets(&self, occasion: Occasion) -> bool {
+        let one_shot = self.one_shot(0, 0, occasion, false);
+        let rule = |rule: &FaultRule| rule.what.occasion() == occasion;
+        one_shot.is_some() || self.first(rule).is_some()
     }
 
     fn first(&self, matches: impl Fn(&FaultRule) -> bool) -> Option<Fault> {

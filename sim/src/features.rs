@@ -1,8 +1,10 @@
 //! Features: their values, Get Features and Set Features.
 //!
-//! None is saveable: a controller reset brings the defaults back.
+//! A controller level reset, and so a client of a served controller that leaves, brings back the saved
+//! value of a feature, which is the default until a value is saved (SV). Saved values outlive losses of
+//! power, but not the process. No feature here is persistent without being saved.
 //!
-//! NVMe Base 2.0c, 5.27 (Set Features command).
+//! NVMe Base 2.0c, 5.27 (Set Features command) and "Feature Values".
 
 use crate::admin::Refusal;
 use crate::config::Config;
@@ -11,15 +13,71 @@ use crate::memory::Dma;
 use core::sync::atomic::Ordering;
 use nvme_core::spec::feature::{
     AUTONOMOUS_POWER_BYTES, AutonomousPower, Capabilities, ErrorRecovery, HMB_ENABLE,
-    HmbDescriptor, InterruptVector, NumberOfQueues, PowerManagement, SAVE, TemperatureThreshold,
-    VolatileWriteCache, fid,
+    HmbDescriptor, HostBehavior, InterruptVector, NumberOfQueues, PowerManagement, SAVE,
+    TemperatureThreshold, VolatileWriteCache, fid,
 };
+use nvme_core::spec::log_page::effects;
 use nvme_core::spec::{Nsid, Sqe, Status};
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 /// Sensors that a threshold can be set for: the composite temperature and one sensor.
 const SENSORS: usize = 2;
 /// The default over-temperature threshold, in kelvins.
 pub(crate) const WARNING_KELVINS: u16 = 343;
+
+/// What the controller says about a feature.
+struct Known {
+    fid: u8,
+    saveable: bool,
+    /// [`effects`]: which part of the subsystem it belongs to.
+    scope: u32,
+}
+
+const fn known(fid: u8, saveable: bool) -> Known {
+    Known {
+        fid,
+        saveable,
+        scope: effects::SCOPE_CONTROLLER,
+    }
+}
+
+const KNOWN: [Known; 15] = [
+    known(fid::ARBITRATION, true),
+    known(fid::POWER_MANAGEMENT, true),
+    known(fid::TEMPERATURE, true),
+    Known {
+        fid: fid::ERROR_RECOVERY,
+        saveable: true,
+        scope: effects::SCOPE_NAMESPACE,
+    },
+    known(fid::VOLATILE_WRITE_CACHE, true),
+    known(fid::NUMBER_OF_QUEUES, false),
+    known(fid::INTERRUPT_COALESCING, true),
+    known(fid::INTERRUPT_VECTOR, false),
+    known(fid::WRITE_ATOMICITY, true),
+    known(fid::ASYNC_EVENT, true),
+    known(fid::AUTONOMOUS_POWER, true),
+    known(fid::HOST_MEMORY_BUFFER, false),
+    known(fid::TIMESTAMP, false),
+    known(fid::KEEP_ALIVE, false),
+    known(fid::HOST_BEHAVIOR, false),
+];
+
+/// The feature, where a controller of this configuration has it.
+fn find(config: &Config, fid: u8) -> Option<&'static Known> {
+    let has = match fid {
+        fid::VOLATILE_WRITE_CACHE => config.write_cache,
+        fid::HOST_MEMORY_BUFFER => config.hmpre != 0,
+        _ => true,
+    };
+    KNOWN.iter().find(|one| one.fid == fid).filter(|_| has)
+}
+
+/// The dword of a feature in the Feature Identifiers Supported and Effects log page; 0 for one that
+/// there is not.
+pub(crate) fn effects_of(config: &Config, fid: u8) -> u32 {
+    find(config, fid).map_or(0, |one| effects::SUPPORTED | one.scope)
+}
 
 /// The values of all features.
 #[derive(Clone)]
@@ -40,6 +98,8 @@ pub(crate) struct Features {
     /// Milliseconds since 1970 at `set_at_ns` of the clock; whether the driver has set it.
     timestamp: (u64, u64, bool),
     keep_alive: u32,
+    coalescing: u32,
+    host_behavior: HostBehavior,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -68,7 +128,38 @@ impl Features {
             hmb: Hmb::default(),
             timestamp: (0, 0, false),
             keep_alive: 0,
+            coalescing: 0,
+            host_behavior: HostBehavior::new_zeroed(),
         }
+    }
+
+    /// Takes the value of feature `fid` from `from`: it is saved.
+    fn save(&mut self, from: &Self, fid: u8) {
+        match fid {
+            fid::ARBITRATION => self.arbitration = from.arbitration,
+            fid::POWER_MANAGEMENT => self.power = from.power,
+            fid::TEMPERATURE => self.thresholds = from.thresholds,
+            fid::ERROR_RECOVERY => self.error_recovery = from.error_recovery,
+            fid::VOLATILE_WRITE_CACHE => self.write_cache = from.write_cache,
+            fid::INTERRUPT_COALESCING => self.coalescing = from.coalescing,
+            fid::WRITE_ATOMICITY => self.atomicity = from.atomicity,
+            fid::ASYNC_EVENT => self.async_events = from.async_events,
+            fid::AUTONOMOUS_POWER => {
+                self.autonomous_power = from.autonomous_power;
+                self.power_table = from.power_table;
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether writes may stay in the volatile cache.
+    pub fn write_cache(&self) -> bool {
+        self.write_cache
+    }
+
+    /// Interrupt Coalescing (feature 08h).
+    pub fn coalescing(&self) -> u32 {
+        self.coalescing
     }
 
     /// Submission and completion queues that may be created.
@@ -98,7 +189,11 @@ fn value(features: &Features, sqe: &Sqe, device: &Device) -> Result<u32, Refusal
     // What the device keeps itself is 0 by default.
     let is_default = matches!(sqe.cdw10 >> 8 & 7, 1 | 2);
     let current = |value: u32| if is_default { 0 } else { value };
-    Ok(match sqe.cdw10 as u8 {
+    let fid = sqe.cdw10 as u8;
+    if find(&device.config, fid).is_none() {
+        return Err(Status::INVALID_FIELD.into());
+    }
+    Ok(match fid {
         fid::ARBITRATION => features.arbitration,
         fid::POWER_MANAGEMENT => features.power,
         fid::TEMPERATURE => {
@@ -108,9 +203,9 @@ fn value(features: &Features, sqe: &Sqe, device: &Device) -> Result<u32, Refusal
             threshold.0
         }
         fid::ERROR_RECOVERY => features.error_recovery,
-        fid::VOLATILE_WRITE_CACHE if device.config.write_cache => features.write_cache.into(),
+        fid::VOLATILE_WRITE_CACHE => features.write_cache.into(),
         fid::NUMBER_OF_QUEUES => NumberOfQueues::request(features.granted.0, features.granted.1),
-        fid::INTERRUPT_COALESCING => current(device.vectors.coalescing()),
+        fid::INTERRUPT_COALESCING => features.coalescing,
         fid::INTERRUPT_VECTOR => {
             let mut vector = InterruptVector(sqe.cdw11 & 0xFFFF);
             let disabled = device.vectors.is_uncoalesced(vector.iv());
@@ -120,8 +215,8 @@ fn value(features: &Features, sqe: &Sqe, device: &Device) -> Result<u32, Refusal
         fid::WRITE_ATOMICITY => features.atomicity,
         fid::ASYNC_EVENT => features.async_events,
         fid::AUTONOMOUS_POWER => features.autonomous_power,
-        fid::HOST_MEMORY_BUFFER if device.config.hmpre != 0 => features.hmb.dword,
-        fid::TIMESTAMP => 0,
+        fid::HOST_MEMORY_BUFFER => features.hmb.dword,
+        fid::TIMESTAMP | fid::HOST_BEHAVIOR => 0,
         fid::KEEP_ALIVE => features.keep_alive,
         _ => return Err(Status::INVALID_FIELD.into()),
     })
@@ -151,8 +246,8 @@ impl Device {
         let defaults;
         let features = match select {
             0 => &control.features,
-            // Nothing is saveable, so what is saved is the default.
-            1 | 2 => {
+            2 => &control.saved,
+            1 => {
                 defaults = Features::new(&self.config);
                 &defaults
             }
@@ -160,6 +255,8 @@ impl Device {
                 value(&control.features, sqe, self)?;
                 let mut capabilities = Capabilities(0);
                 capabilities.set_changeable(true);
+                let found = find(&self.config, sqe.cdw10 as u8);
+                capabilities.set_saveable(found.is_some_and(|one| one.saveable));
                 capabilities.set_namespace_specific(sqe.cdw10 as u8 == fid::ERROR_RECOVERY);
                 return Ok(capabilities.0);
             }
@@ -174,6 +271,7 @@ impl Device {
                 self.send(dma, sqe, &bytes)?;
             }
             fid::AUTONOMOUS_POWER => self.send(dma, sqe, &features.power_table)?,
+            fid::HOST_BEHAVIOR => self.send(dma, sqe, features.host_behavior.as_bytes())?,
             fid::HOST_MEMORY_BUFFER => {
                 let mut bytes = alloc::vec![0; 4096];
                 let Hmb {
@@ -202,7 +300,8 @@ impl Device {
         let (id, dword) = (sqe.cdw10 as u8, sqe.cdw11);
         // Unknown ones are refused as such, before anything is said about how they are set.
         value(&control.features, sqe, self)?;
-        if sqe.cdw10 & SAVE != 0 {
+        let save = sqe.cdw10 & SAVE != 0;
+        if save && !find(&self.config, id).is_some_and(|one| one.saveable) {
             return Err(Status::FEATURE_NOT_SAVEABLE.into());
         }
         if id != fid::ERROR_RECOVERY && !matches!(Nsid(sqe.nsid), Nsid::NONE | Nsid::ALL) {
@@ -244,7 +343,10 @@ impl Device {
                 features.write_cache = write_cache;
             }
             fid::NUMBER_OF_QUEUES => return self.number_of_queues(features, dword),
-            fid::INTERRUPT_COALESCING => self.vectors.set_coalescing(dword),
+            fid::INTERRUPT_COALESCING => {
+                features.coalescing = dword & 0xFFFF;
+                self.vectors.set_coalescing(features.coalescing);
+            }
             fid::INTERRUPT_VECTOR => {
                 let vector = InterruptVector(dword);
                 self.vectors.set_uncoalesced(vector.iv(), vector.cd());
@@ -269,7 +371,26 @@ impl Device {
                 features.timestamp = (u64::from_le_bytes(bytes) & 0xFFFF_FFFF_FFFF, now_ns, true);
             }
             fid::KEEP_ALIVE => features.keep_alive = dword,
+            fid::HOST_BEHAVIOR => {
+                let mut bytes = [0; size_of::<HostBehavior>()];
+                self.receive(dma, sqe, &mut bytes)?;
+                let behavior =
+                    HostBehavior::read_from_bytes(&bytes).map_err(|_| Status::INTERNAL_ERROR)?;
+                let HostBehavior {
+                    acre,
+                    etdas,
+                    lbafee,
+                    ..
+                } = behavior;
+                if acre.max(etdas).max(lbafee) > 1 {
+                    return Err(Status::INVALID_FIELD.into());
+                }
+                features.host_behavior = behavior;
+            }
             _ => return Err(Status::INVALID_FIELD.into()),
+        }
+        if save {
+            control.saved.save(&control.features, id);
         }
         Ok(0)
     }

@@ -12,8 +12,8 @@ use crate::namespace::{FORMATS, Namespace};
 use alloc::boxed::Box;
 use nvme_core::spec::admin::cns;
 use nvme_core::spec::identify::{
-    IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, LbaFormat, dlfeat, lpa, nidt, oacs,
-    oaes, oncs, sgls, vwc,
+    IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, LbaFormat, dlfeat, fna, lpa, nidt, oacs,
+    oaes, oncs, sanicap, sgls, vwc,
 };
 use nvme_core::spec::{Nsid, Sqe, Status};
 use zerocopy::{FromZeros, IntoBytes};
@@ -57,8 +57,8 @@ impl Device {
                 .ok_or(Refusal::from(Status::INVALID_NAMESPACE))
         };
         let page = match sqe.cdw10 as u8 {
-            // The broadcast value asks for what all namespaces have in common.
-            cns::NAMESPACE if nsid == Nsid::ALL => page(common_namespace().as_bytes()),
+            // The broadcast value would ask for what all namespaces have in common; without Namespace
+            // Management it is an invalid namespace like any other.
             cns::NAMESPACE | cns::ALLOCATED_NAMESPACE => page(namespace(one(nsid)?).as_bytes()),
             cns::CONTROLLER => page(self.identify_controller().as_bytes()),
             cns::ACTIVE_NAMESPACES | cns::ALLOCATED_NAMESPACES => {
@@ -115,6 +115,11 @@ impl Device {
         c.oaes = oaes::NAMESPACE_ATTRIBUTE;
         c.cntrltype = 1;
         c.oacs = oacs::FORMAT;
+        c.fna = fna::CRYPTO_ERASE;
+        c.sanicap = sanicap::CRYPTO_ERASE
+            | sanicap::BLOCK_ERASE
+            | sanicap::OVERWRITE
+            | sanicap::NOT_MODIFIED;
         c.acl = (config.abort_limit - 1) as u8;
         c.aerl = (config.aer_limit - 1) as u8;
         c.frmw = 1 << 1 | 1; // One slot, read-only.
@@ -177,15 +182,9 @@ fn formats(n: &mut IdentifyNamespace, metadata_bytes: u16) {
     }
 }
 
-fn common_namespace() -> IdentifyNamespace {
+pub(crate) fn namespace(namespace: &Namespace) -> IdentifyNamespace {
     let mut n = IdentifyNamespace::new_zeroed();
     n.dlfeat = dlfeat::READS_ZERO | dlfeat::WRITE_ZEROES_DEALLOCATE;
-    formats(&mut n, 0);
-    n
-}
-
-pub(crate) fn namespace(namespace: &Namespace) -> IdentifyNamespace {
-    let mut n = common_namespace();
     let blocks = namespace.blocks();
     (n.nsze, n.ncap, n.nuse) = (blocks, blocks, blocks);
     formats(&mut n, namespace.metadata_bytes);
@@ -288,9 +287,20 @@ mod tests {
         let bytes = identify(&mut driver, cns::NAMESPACE, 1).unwrap();
         let n = IdentifyNamespace::read_from_bytes(&bytes).unwrap();
         assert_eq!((n.nsze, n.block_bytes(), n.nlbaf), (2048, Some(512), 1));
-        let bytes = identify(&mut driver, cns::NAMESPACE, 0xFFFF_FFFF).unwrap();
-        let n = IdentifyNamespace::read_from_bytes(&bytes).unwrap();
-        assert_eq!((n.nsze, n.nlbaf), (0, 1));
+    }
+
+    /// NVMe Base 2.0c, 5.17.2.2 (Identify Namespace data structure): without Namespace Management there
+    /// is no structure of what all namespaces have in common.
+    #[test]
+    fn the_broadcast_namespace_has_no_structure_without_namespace_management() {
+        let mut driver = Driver::new(config());
+        let bytes = identify(&mut driver, cns::CONTROLLER, 0).unwrap();
+        let c = IdentifyController::read_from_bytes(&bytes).unwrap();
+        assert_eq!(c.oacs & oacs::NS_MANAGEMENT, 0);
+        for cns in [cns::NAMESPACE, cns::ALLOCATED_NAMESPACE] {
+            let refused = identify(&mut driver, cns, Nsid::ALL.0).map(|_| ());
+            assert_eq!(refused, Err(Status::INVALID_NAMESPACE), "{cns:#x}");
+        }
     }
 
     #[test]

@@ -31,6 +31,7 @@ mod fault;
 mod features;
 #[cfg(feature = "std")]
 mod file_store;
+mod format;
 mod identify;
 mod interrupt;
 mod latency;
@@ -46,6 +47,7 @@ mod queue;
 mod registers;
 #[cfg(feature = "std")]
 mod runner;
+mod sanitize;
 mod serve;
 mod sgl;
 mod store;

@@ -6,7 +6,7 @@
 
 use crate::admin::{self, Refusal};
 use crate::device::Device;
-use crate::features::Features;
+use crate::features::{Features, effects_of};
 use crate::identify::FIRMWARE;
 use crate::memory::Dma;
 use alloc::collections::VecDeque;
@@ -15,8 +15,9 @@ use core::sync::atomic::Ordering;
 use nvme_core::spec::admin::{log_page_bytes, opcode};
 use nvme_core::spec::identify::oaes;
 use nvme_core::spec::log_page::{
-    AsyncEvent, CommandsSupported, ErrorEntry, FirmwareSlots, Smart, SupportedPages, bytes,
-    critical_warning, effects, error_event, event_type, lid,
+    AsyncEvent, CommandsSupported, ErrorEntry, FeatureEffects, FirmwareSlots, MiEffects, Smart,
+    SupportedPages, bytes, command_set_event, critical_warning, effects, error_event, event_type,
+    lid,
 };
 use nvme_core::spec::nvm::{opcode as nvm_opcode, slba};
 use nvme_core::spec::{Nsid, Sqe, Status};
@@ -26,6 +27,18 @@ use zerocopy::{FromZeros, IntoBytes};
 pub(crate) const ERROR_ENTRIES: usize = 64;
 /// Events that wait for a request; later ones of the same kind are merged, others dropped.
 const MAX_EVENTS: usize = 16;
+/// The log pages that there are. LPA bit 5 promises the effects of features and of NVMe-MI commands.
+const PAGES: [u8; 9] = [
+    lid::SUPPORTED,
+    lid::ERROR,
+    lid::SMART,
+    lid::FIRMWARE,
+    lid::CHANGED_NAMESPACES,
+    lid::COMMANDS_SUPPORTED,
+    lid::FEATURE_EFFECTS,
+    lid::MI_EFFECTS,
+    lid::SANITIZE,
+];
 /// Bytes of the longest log page read at once when MDTS sets no limit.
 const MAX_LOG_BYTES: u64 = 1 << 20;
 
@@ -111,6 +124,18 @@ impl Logs {
         }
     }
 
+    /// A sanitize operation begins: events of an earlier one mean nothing any more.
+    pub fn forget_sanitize(&mut self) {
+        self.events
+            .retain(|event| event.log_page() != lid::SANITIZE);
+    }
+
+    /// A sanitize operation has ended, successfully or not.
+    pub fn sanitize_completed(&mut self) {
+        let info = command_set_event::SANITIZE_COMPLETED;
+        self.raise(event_type::COMMAND_SET, info, lid::SANITIZE);
+    }
+
     /// The temperature is now `kelvins`.
     pub fn set_temperature(&mut self, kelvins: u16, features: &Features) {
         self.kelvins = kelvins;
@@ -174,6 +199,7 @@ impl Logs {
             lid::ERROR => event_type::ERROR,
             lid::SMART => event_type::SMART,
             lid::CHANGED_NAMESPACES => event_type::NOTICE,
+            lid::SANITIZE => event_type::COMMAND_SET,
             _ => return,
         };
         self.masked &= !(1 << kind);
@@ -219,14 +245,7 @@ impl Device {
         Ok(match page {
             lid::SUPPORTED => {
                 let mut pages = SupportedPages::new_zeroed();
-                for page in [
-                    lid::SUPPORTED,
-                    lid::ERROR,
-                    lid::SMART,
-                    lid::FIRMWARE,
-                    lid::CHANGED_NAMESPACES,
-                    lid::COMMANDS_SUPPORTED,
-                ] {
+                for page in PAGES {
                     pages.lids[usize::from(page)] = 1;
                 }
                 pages.as_bytes().to_vec()
@@ -234,6 +253,10 @@ impl Device {
             lid::ERROR => {
                 let mut entries: Vec<ErrorEntry> =
                     self.logs.lock().errors.iter().copied().collect();
+                // Addresses of user data are not told while these are erased.
+                if self.sanitize.bar().is_some() {
+                    entries.iter_mut().for_each(|entry| entry.lba = 0);
+                }
                 entries.resize(ERROR_ENTRIES, ErrorEntry::new_zeroed());
                 entries.as_bytes().to_vec()
             }
@@ -250,33 +273,14 @@ impl Device {
                 list[..logs.changed_namespaces.len()].copy_from_slice(&logs.changed_namespaces);
                 list.as_bytes().to_vec()
             }
-            lid::COMMANDS_SUPPORTED => {
-                let mut commands = CommandsSupported::new_zeroed();
-                for code in 0..=255u8 {
-                    let supported = admin::is_supported(code);
-                    commands.acs[usize::from(code)] =
-                        if supported { effects::SUPPORTED } else { 0 };
-                }
-                commands.acs[usize::from(opcode::FORMAT_NVM)] |=
-                    effects::BLOCK_CONTENT | effects::NAMESPACE_CAPABILITY;
-                for code in [
-                    nvm_opcode::FLUSH,
-                    nvm_opcode::READ,
-                    nvm_opcode::COMPARE,
-                    nvm_opcode::VERIFY,
-                ] {
-                    commands.iocs[usize::from(code)] = effects::SUPPORTED;
-                }
-                for code in [
-                    nvm_opcode::WRITE,
-                    nvm_opcode::WRITE_UNCORRECTABLE,
-                    nvm_opcode::WRITE_ZEROES,
-                    nvm_opcode::DATASET_MANAGEMENT,
-                ] {
-                    commands.iocs[usize::from(code)] = effects::SUPPORTED | effects::BLOCK_CONTENT;
-                }
-                commands.as_bytes().to_vec()
+            lid::COMMANDS_SUPPORTED => commands_supported().as_bytes().to_vec(),
+            lid::FEATURE_EFFECTS => {
+                let fis = core::array::from_fn(|fid| effects_of(&self.config, fid as u8));
+                FeatureEffects { fis }.as_bytes().to_vec()
             }
+            // There are no NVMe-MI commands (OACS): none is supported.
+            lid::MI_EFFECTS => MiEffects::new_zeroed().as_bytes().to_vec(),
+            lid::SANITIZE => self.sanitize_status().as_bytes().to_vec(),
             _ => return Err(Status::INVALID_LOG_PAGE.into()),
         })
     }
@@ -310,6 +314,46 @@ impl Device {
         smart.error_log_entries = bytes(u128::from(logs.error_count));
         smart
     }
+}
+
+/// What the controller's commands change, and which part of the subsystem they concern.
+fn commands_supported() -> CommandsSupported {
+    let mut commands = CommandsSupported::new_zeroed();
+    let alone = 2 << effects::SUBMISSION.trailing_zeros();
+    for code in (0..=255u8).filter(|code| admin::is_supported(*code)) {
+        let more = match code {
+            opcode::FORMAT_NVM => {
+                let changes = effects::BLOCK_CONTENT | effects::NAMESPACE_CAPABILITY;
+                changes | alone | effects::SCOPE_NAMESPACE
+            }
+            opcode::SANITIZE => effects::BLOCK_CONTENT | alone | effects::SCOPE_SUBSYSTEM,
+            opcode::IDENTIFY | opcode::GET_FEATURES | opcode::SET_FEATURES => {
+                effects::SCOPE_NAMESPACE | effects::SCOPE_CONTROLLER
+            }
+            _ => effects::SCOPE_CONTROLLER,
+        };
+        commands.acs[usize::from(code)] = effects::SUPPORTED | more;
+    }
+    let reads = [
+        nvm_opcode::FLUSH,
+        nvm_opcode::READ,
+        nvm_opcode::COMPARE,
+        nvm_opcode::VERIFY,
+    ];
+    for code in reads {
+        commands.iocs[usize::from(code)] = effects::SUPPORTED | effects::SCOPE_NAMESPACE;
+    }
+    let writes = [
+        nvm_opcode::WRITE,
+        nvm_opcode::WRITE_UNCORRECTABLE,
+        nvm_opcode::WRITE_ZEROES,
+        nvm_opcode::DATASET_MANAGEMENT,
+    ];
+    for code in writes {
+        commands.iocs[usize::from(code)] =
+            effects::SUPPORTED | effects::BLOCK_CONTENT | effects::SCOPE_NAMESPACE;
+    }
+    commands
 }
 
 #[cfg(test)]
@@ -417,7 +461,52 @@ mod tests {
             );
         }
         let supported = page(&mut driver, lid::SUPPORTED, 1024, 0).unwrap();
-        assert_eq!(supported.iter().filter(|byte| **byte != 0).count(), 6);
+        assert_eq!(supported.iter().filter(|byte| **byte != 0).count(), 9);
+    }
+
+    /// Every page that LPA and the Supported Log Pages promise is there, and says what Identify, Get
+    /// Features and the commands themselves say.
+    #[test]
+    fn every_promised_page_is_served_and_agrees_with_what_the_controller_does() {
+        let mut driver = Driver::new(config());
+        driver.breaks_anything();
+        let supported = page(&mut driver, lid::SUPPORTED, 1024, 0).unwrap();
+        for lid in 0..=255u8 {
+            let promised = supported[usize::from(lid) * 4] & 1 != 0;
+            let served = page(&mut driver, lid, 512, 0);
+            match promised {
+                true => assert!(served.is_ok(), "{lid:#x}"),
+                false => assert_eq!(served, Err(Status::INVALID_LOG_PAGE), "{lid:#x}"),
+            }
+        }
+        let dword = |bytes: &[u8], at: usize| {
+            u32::from_le_bytes(bytes[at * 4..][..4].try_into().expect("4 bytes"))
+        };
+        let features = page(&mut driver, lid::FEATURE_EFFECTS, 1024, 0).unwrap();
+        for fid in 0..=255u8 {
+            let get = admin::get_features(fid, admin::Select::Current, Nsid::NONE, 0);
+            let answered = driver.admin(get.with_prps(DATA, 0)).is_ok();
+            let effects = dword(&features, fid.into());
+            assert_eq!(effects & effects::SUPPORTED != 0, answered, "{fid:#x}");
+            assert_eq!(effects >> 20 != 0, answered, "a scope: {fid:#x}");
+        }
+        assert_eq!(
+            page(&mut driver, lid::MI_EFFECTS, 4096, 0).unwrap(),
+            [0; 4096]
+        );
+        let commands = page(&mut driver, lid::COMMANDS_SUPPORTED, 4096, 0).unwrap();
+        for code in 0..=255u8 {
+            if code == opcode::ASYNC_EVENT_REQUEST {
+                continue; // It completes when there is an event.
+            }
+            // An entry that nothing but a check of its opcode comes to.
+            let mut sqe = Sqe::new(code, Nsid(0));
+            sqe.cdw0 |= 1 << 8;
+            let known = driver.admin(sqe) == Err(Status::INVALID_FIELD);
+            let effects = dword(&commands, code.into());
+            assert_eq!(effects & effects::SUPPORTED != 0, known, "{code:#x}");
+            assert_eq!(effects >> 20 != 0, known, "a scope: {code:#x}");
+        }
     }
 
     #[test]

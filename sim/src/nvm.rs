@@ -8,6 +8,7 @@ use crate::memory::Dma;
 use crate::namespace::Namespace;
 use crate::queue::QueueStats;
 use crate::store::Store;
+use core::sync::atomic::{AtomicBool, Ordering};
 use nvme_core::spec::nvm::{self, DEAC, DSM_DEALLOCATE, FUA, opcode};
 use nvme_core::spec::{Nsid, PageSize, Psdt, Sqe, Status};
 
@@ -22,6 +23,10 @@ pub(crate) struct Io<'a, 'g> {
     pub sgl: bool,
     /// Whether writes may stay in the volatile cache.
     pub write_back: bool,
+    /// What every command but Flush is answered with: a sanitize operation is in progress or has failed.
+    pub bar: Option<Status>,
+    /// No user data was written since the last sanitize operation.
+    pub erased: &'g AtomicBool,
 }
 
 /// Blocks that a command names, as bytes of the store.
@@ -69,6 +74,11 @@ impl<'a, 'g> Io<'a, 'g> {
         scratch: &mut [u8],
         stats: &mut QueueStats,
     ) -> Result<(), Status> {
+        if let Some(status) = self.bar
+            && sqe.opcode() != opcode::FLUSH
+        {
+            return Err(status);
+        }
         match sqe.opcode() {
             opcode::READ => {
                 stats.reads += 1;
@@ -212,6 +222,9 @@ impl<'a, 'g> Io<'a, 'g> {
         let fault = |error| store_status(error, Direction::FromHost);
         let store = &*namespace.store;
         let Range { offset, len, .. } = range;
+        if self.erased.load(Ordering::Relaxed) {
+            self.erased.store(false, Ordering::Relaxed);
+        }
         let cache = namespace.cache.as_ref();
         let through = fua || !self.write_back || cache.is_some_and(|cache| cache.is_too_small(len));
         if let Some(cache) = cache.filter(|_| !through) {
@@ -261,12 +274,21 @@ impl<'a, 'g> Io<'a, 'g> {
         let fault = |error| store_status(error, Direction::FromHost);
         if sqe.nsid == Nsid::ALL.0 {
             self.admit(sqe)?;
+            // There is nothing in the cache during a sanitize operation, and nothing may be read or
+            // written: the command succeeds without effect.
+            if self.bar.is_some() {
+                return Ok(());
+            }
             return self
                 .namespaces
                 .iter()
                 .try_for_each(|one| one.flush().map_err(fault));
         }
-        self.namespace(sqe)?.flush().map_err(fault)
+        let namespace = self.namespace(sqe)?;
+        if self.bar.is_some() {
+            return Ok(());
+        }
+        namespace.flush().map_err(fault)
     }
 
     fn compare(&self, sqe: &Sqe, scratch: &mut [u8], stats: &mut QueueStats) -> Result<(), Status> {

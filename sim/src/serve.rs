@@ -86,6 +86,8 @@ impl Device {
                 max_bytes: self.max_bytes(),
                 sgl: self.config.sgl,
                 write_back: self.write_back.load(Ordering::Relaxed),
+                bar: self.sanitize.bar(),
+                erased: &self.sanitize.erased,
             },
             sq,
             cq,

@@ -50,7 +50,7 @@ fn values_are_kept_until_a_reset_and_defaults_are_known() {
     let select = |select| admin::get_features(fid::ARBITRATION, select, Nsid::NONE, 0);
     assert_eq!(driver.admin(select(Select::Default)), Ok(7));
     assert_eq!(driver.admin(select(Select::Saved)), Ok(7));
-    assert_eq!(driver.admin(select(Select::Capabilities)), Ok(4));
+    assert_eq!(driver.admin(select(Select::Capabilities)), Ok(5));
     driver
         .controller
         .write32(nvme_core::spec::register::offset::CC, 0);
@@ -80,9 +80,11 @@ fn bad_settings_have_their_status() {
         set(&mut driver, fid::HOST_MEMORY_BUFFER, 1),
         Err(Status::INVALID_FIELD)
     );
-    let mut saved = admin::set_features(fid::ARBITRATION, Nsid::NONE, 0);
-    saved.cdw10 |= SAVE;
-    assert_eq!(driver.admin(saved), Err(Status::FEATURE_NOT_SAVEABLE));
+    for id in [fid::NUMBER_OF_QUEUES, fid::TIMESTAMP, fid::HOST_BEHAVIOR] {
+        let mut saved = admin::set_features(id, Nsid::NONE, 0).with_prps(DATA, 0);
+        saved.cdw10 |= SAVE;
+        assert_eq!(driver.admin(saved), Err(Status::FEATURE_NOT_SAVEABLE));
+    }
     let specific = admin::set_features(fid::ARBITRATION, Nsid(1), 0);
     assert_eq!(
         driver.admin(specific),
@@ -220,4 +222,82 @@ fn the_write_cache_goes_off_and_on() {
         assert_eq!(set(&mut driver, fid, value), Ok(0));
         assert_eq!(get(&mut driver, fid, 0), Ok(value));
     }
+}
+
+/// NVMe Base 2.0c, 5.27.1 and "Feature Values": what was saved is the value after a controller level
+/// reset and after a loss of power; what was not is gone.
+#[test]
+fn saved_values_outlive_resets_and_losses_of_power() {
+    let mut driver = Driver::new(config());
+    let save = |driver: &mut Driver, id: u8, dword: u32| {
+        let mut sqe = admin::set_features(id, Nsid::NONE, dword).with_prps(DATA, 0);
+        sqe.cdw10 |= SAVE;
+        assert_eq!(driver.admin(sqe), Ok(0), "{id:#x}");
+    };
+    driver.fill(DATA, 0x5A, 256);
+    let values = [
+        (fid::ARBITRATION, 0x0102_0304),
+        (fid::POWER_MANAGEMENT, 0x40),
+        (fid::TEMPERATURE, 350),
+        (fid::ERROR_RECOVERY, 55),
+        (fid::VOLATILE_WRITE_CACHE, 0),
+        (fid::INTERRUPT_COALESCING, 0x0203),
+        (fid::WRITE_ATOMICITY, 1),
+        (fid::ASYNC_EVENT, 0x100),
+        (fid::AUTONOMOUS_POWER, 1),
+    ];
+    for (id, dword) in values {
+        save(&mut driver, id, dword);
+    }
+    // Current values that are not saved go with the reset.
+    assert_eq!(set(&mut driver, fid::ARBITRATION, 9), Ok(0));
+    assert_eq!(set(&mut driver, fid::KEEP_ALIVE, 9), Ok(0));
+    driver.fill(DATA, 0, 256);
+    for power in [false, true] {
+        match power {
+            true => driver.controller.power_cut(),
+            false => driver
+                .controller
+                .write32(nvme_core::spec::register::offset::CC, 0),
+        }
+        driver.enable();
+        for (id, dword) in values {
+            assert_eq!(get(&mut driver, id, 0), Ok(dword), "{id:#x}");
+            let saved = admin::get_features(id, Select::Saved, Nsid::NONE, 0);
+            assert_eq!(driver.admin(saved.with_prps(DATA, 0)), Ok(dword), "{id:#x}");
+        }
+        assert_eq!(driver.bytes(DATA, 256), [0x5A; 256], "the power table");
+        assert_eq!(get(&mut driver, fid::KEEP_ALIVE, 0), Ok(0));
+        let default = admin::get_features(fid::ARBITRATION, Select::Default, Nsid::NONE, 0);
+        assert_eq!(driver.admin(default), Ok(7));
+    }
+}
+
+/// NVMe Base 2.0c, "Host Behavior Support": 512 bytes, each known one 0 or 1; gone with a reset.
+#[test]
+fn the_behavior_of_the_host_is_taken_and_told() {
+    let mut driver = Driver::new(config());
+    let fid = fid::HOST_BEHAVIOR;
+    driver.fill(DATA, 0xEE, 1024);
+    assert_eq!(get(&mut driver, fid, 0), Ok(0));
+    assert_eq!(driver.bytes(DATA, 512), [0; 512]);
+    assert_eq!(driver.bytes(DATA + 512, 1), [0xEE], "512 bytes and no more");
+    driver.memory.write(DATA, &[1, 0, 1]).unwrap();
+    assert_eq!(set(&mut driver, fid, 0), Ok(0));
+    driver.fill(DATA, 0, 512);
+    assert_eq!(get(&mut driver, fid, 0), Ok(0));
+    assert_eq!(driver.bytes(DATA, 4), [1, 0, 1, 0]);
+    for bad in 0..3 {
+        driver.fill(DATA, 0, 512);
+        driver.fill(DATA + bad, 2, 1);
+        assert_eq!(set(&mut driver, fid, 0), Err(Status::INVALID_FIELD));
+    }
+    let caps = admin::get_features(fid, Select::Capabilities, Nsid::NONE, 0);
+    assert_eq!(driver.admin(caps), Ok(4));
+    driver
+        .controller
+        .write32(nvme_core::spec::register::offset::CC, 0);
+    driver.enable();
+    assert_eq!(get(&mut driver, fid, 0), Ok(0));
+    assert_eq!(driver.bytes(DATA, 4), [0; 4]);
 }

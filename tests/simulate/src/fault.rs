@@ -122,7 +122,8 @@ impl Kind {
             Fault::Duplicate => Self::Duplicate,
             Fault::Echo(0) => Self::Echo,
             Fault::LateData(0) => Self::LateData,
-            Fault::Echo(_) | Fault::LateData(_) => return None,
+            // No command of the simulation starts a sanitize operation.
+            Fault::Echo(_) | Fault::LateData(_) | Fault::SanitizeFails => return None,
             Fault::WrongCid(_) => Self::WrongCid,
             Fault::FlippedCid(_) => Self::StaleCid,
             Fault::WrongPhase => Self::WrongPhase,

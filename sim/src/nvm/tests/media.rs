@@ -209,7 +209,7 @@ fn a_format_that_may_not_or_cannot_be_done_is_refused() {
     config.namespaces[0].read_only = true;
     let mut driver = Driver::new(config);
     let format = admin::format_nvm(ONE, 0, 0);
-    assert_eq!(driver.admin(format), Err(Status::WRITE_TO_READ_ONLY));
+    assert_eq!(driver.admin(format), Err(Status::NAMESPACE_WRITE_PROTECTED));
     let (mut driver, bad) = failing();
     bad.store(true, Ordering::Relaxed);
     assert_eq!(driver.admin(format), Err(Status::WRITE_FAULT));
