@@ -5,7 +5,6 @@ mod reach;
 
 use crate::process::{Failure, cargo, check, root};
 use crate::report::Counts;
-use crate::tools;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::Mutex;
@@ -86,25 +85,31 @@ fn targets() -> Result<Vec<String>, Failure> {
         .collect())
 }
 
+/// How cargo-fuzz instruments a release build: sanitizer coverage for libFuzzer, comparisons traced,
+/// AddressSanitizer, assertions on, one codegen unit (more of them keep small functions from being inlined).
+const INSTRUMENTED: &str = "-Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4 \
+     -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table \
+     -Cllvm-args=-sanitizer-coverage-trace-compares -Cllvm-args=-sanitizer-coverage-stack-depth \
+     -Cllvm-args=-simplifycfg-branch-fold-threshold=0 --cfg fuzzing -Zsanitizer=address \
+     -Cdebug-assertions -Ccodegen-units=1";
+
 /// Builds all targets; the folder of the binaries.
 fn build() -> Result<PathBuf, Failure> {
-    tools::cargo_fuzz()?;
     let began = Instant::now();
-    // Sanitizers are unstable switches: the active compiler takes them with RUSTC_BOOTSTRAP=1.
-    check(
-        cargo()
-            .args([
-                "fuzz",
-                "build",
-                "--sanitizer",
-                "address",
-                "--target",
-                TRIPLE,
-            ])
-            .current_dir(root())
-            .env("RUSTC_BOOTSTRAP", "1")
-            .env_remove("CARGO_TARGET_DIR"),
-    )?;
+    // Not `cargo fuzz build`: that tool would be one more thing to install, for these switches alone.
+    let mut build = cargo();
+    build.args(["build", "--release", "--manifest-path", "fuzz/Cargo.toml"]);
+    build.args(["--target", TRIPLE, "--bins"]);
+    build
+        .arg("--target-dir")
+        .arg(root().join("fuzz/target"))
+        .current_dir(root())
+        // Sanitizers are unstable switches: the active compiler takes them with RUSTC_BOOTSTRAP=1.
+        .env("RUSTC_BOOTSTRAP", "1")
+        .env("RUSTFLAGS", INSTRUMENTED)
+        // Names and lines of a crash; with --target, build scripts and macros are not instrumented.
+        .env("CARGO_PROFILE_RELEASE_DEBUG", "line-tables-only");
+    check(&mut build)?;
     println!("built in {:.1} s", began.elapsed().as_secs_f64());
     Ok(root().join("fuzz/target").join(TRIPLE).join("release"))
 }

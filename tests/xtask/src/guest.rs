@@ -24,7 +24,7 @@ use std::time::Instant;
 /// As many as there are processors in the smallest CI machine.
 const BOOTS_AT_ONCE: usize = 2;
 
-/// `cargo xtask guest [--list | --shell [BOOT] | NAME...]`
+/// `cargo xtask guest [--list | --prepare | --shell [BOOT] | NAME...]`
 pub fn command(args: &[&str]) -> Result<(), Failure> {
     match args {
         ["--list"] => {
@@ -34,6 +34,7 @@ pub fn command(args: &[&str]) -> Result<(), Failure> {
             }
             Ok(())
         }
+        ["--prepare"] => tree::Tree::prepare().map(drop),
         ["--shell"] => bench()?.shell(&BOOTS[0]),
         ["--shell", name] => {
             let (boot, _) = *chosen(name)?.first().ok_or_else(|| no_such(name))?;

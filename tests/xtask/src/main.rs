@@ -1,5 +1,6 @@
 //! `cargo xtask`: the project's chores, with the standard library alone.
 
+mod background;
 mod coverage;
 mod fuzz;
 mod gpu_test;
@@ -21,16 +22,20 @@ use std::process::ExitCode;
 const USAGE: &str = "\
 usage: cargo xtask <command>
 
-  test [--ci]        install what is missing (as root), then run everything:
-                     formatting, clippy, tests, docs, feature matrix, loom, PTX, fuzzing, demo.
+  check              formatting, clippy, unit tests of core, simulator and host library: before every
+                     commit; installs nothing
+  test [--ci] [--list | STAGE...]
+                     install what is missing (as root), then run everything or the named stages:
+                     formatting, clippy, tests, docs, feature matrix, loom, PTX, fuzzing, demo, guests.
                      --ci: a skipped stage or test is a failure
   ptx [--refresh]    build the GPU kernels with rustc's NVPTX back end and check the PTX;
                      --refresh writes what is committed of it
   gpu-test --bundle [FILE]
                      build one file with the GPU tests and everything that they need;
                      with other arguments, run it here: gpu-test --help
-  guest [--list | --shell [BOOT] | NAME...]
-                     boot Linux in QEMU and run the tests that need a kernel of their own
+  guest [--list | --prepare | --shell [BOOT] | NAME...]
+                     boot Linux in QEMU and run the tests that need a kernel of their own;
+                     --prepare: only download what they need
   loom [--deeper N | --mutants]
                      model-check the memory ordering of the queues; --deeper: with N more
                      preemptions; --mutants: weaken each order in turn, some model must fail
@@ -61,8 +66,8 @@ fn main() -> ExitCode {
     let result = std::env::set_current_dir(process::root())
         .map_err(|error| Failure::new(format!("cannot enter the workspace: {error}")))
         .and_then(|()| match words.as_slice() {
-            ["test"] => test::run(false),
-            ["test", "--ci"] => test::run(true),
+            ["check"] => test::quick(),
+            ["test", rest @ ..] => test::command(rest),
             ["ptx", rest @ ..] => ptx::command(rest),
             ["gpu-test", rest @ ..] => gpu_test::command(rest),
             ["loom", rest @ ..] => loom::command(rest),

@@ -335,6 +335,8 @@ impl Lane {
             .current_dir(&self.tree)
             .env("CARGO_TARGET_DIR", &self.target)
             // Mostly compile time: what is built runs once.
+            // Each bug is compiled once and run once.
+            .env("CARGO_PROFILE_DEV_OPT_LEVEL", "0")
             .env("CARGO_PROFILE_DEV_DEBUG", "none")
             .env("CARGO_INCREMENTAL", "1")
             .env("RUST_BACKTRACE", "0")

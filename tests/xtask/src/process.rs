@@ -5,6 +5,7 @@ use std::fmt;
 use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
+use std::time::Duration;
 
 /// Why a chore did not get to its end.
 #[derive(Debug)]
@@ -51,9 +52,11 @@ pub fn target_dir() -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root().join("target"), PathBuf::from)
 }
 
-/// The cargo that runs this program.
+/// The cargo that runs this program. It repeats a download that fails.
 pub fn cargo() -> Command {
-    Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()))
+    let mut cargo = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    cargo.env("CARGO_NET_RETRY", "10");
+    cargo
 }
 
 /// The command as a person would type it.
@@ -61,7 +64,7 @@ pub fn shown(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     let mut text = String::new();
     for (key, value) in command.get_envs() {
-        if let Some(value) = value {
+        if let Some(value) = value.filter(|_| key != "CARGO_NET_RETRY") {
             text += &format!("{}={:?} ", key.to_string_lossy(), value.to_string_lossy());
         }
     }
@@ -81,6 +84,27 @@ pub fn check(command: &mut Command) -> Result<(), Failure> {
     } else {
         Err(Failure::new(format!("{}: {status}", shown(command))))
     }
+}
+
+/// Pauses between the attempts at something that needs the network.
+pub const NETWORK: [Duration; 4] = [
+    Duration::from_secs(2),
+    Duration::from_secs(10),
+    Duration::from_secs(30),
+    Duration::from_secs(60),
+];
+
+/// Runs a command that needs the network, or a lock that another process may hold: once, and once more
+/// after each pause while it fails.
+pub fn check_retried(command: &mut Command, pauses: &[Duration]) -> Result<(), Failure> {
+    for pause in pauses {
+        match check(command) {
+            Ok(()) => return Ok(()),
+            Err(failure) => println!("{failure}; trying again in {} s", pause.as_secs()),
+        }
+        std::thread::sleep(*pause);
+    }
+    check(command)
 }
 
 /// Runs a command and returns what it printed on standard output; its standard error goes through.
@@ -125,4 +149,43 @@ pub fn cargo_test(command: &mut Command) -> Result<Counts, Failure> {
         counts.failed = 1;
     }
     Ok(counts)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{check_retried, root};
+    use std::process::Command;
+    use std::time::Duration;
+
+    /// A shell command that fails until it has run `times` times, and counts its runs in a file.
+    fn fails(name: &str, times: u32) -> (Command, std::path::PathBuf) {
+        let file = root().join(format!("target/retried-{name}-{}", std::process::id()));
+        std::fs::create_dir_all(file.parent().unwrap()).unwrap();
+        let _ = std::fs::remove_file(&file);
+        let mut command = Command::new("sh");
+        let script = r#"echo run >>"$1"; test "$(wc -l <"$1")" -gt "$2""#;
+        command.args(["-c", script, "sh"]).arg(&file);
+        command.arg(times.to_string());
+        (command, file)
+    }
+
+    fn runs(file: &std::path::Path) -> usize {
+        let text = std::fs::read_to_string(file).unwrap();
+        std::fs::remove_file(file).unwrap();
+        text.lines().count()
+    }
+
+    #[test]
+    fn a_command_that_fails_is_tried_again_until_it_succeeds() {
+        let (mut command, file) = fails("twice", 2);
+        check_retried(&mut command, &[Duration::ZERO; 4]).unwrap();
+        assert_eq!(runs(&file), 3);
+    }
+
+    #[test]
+    fn attempts_end() {
+        let (mut command, file) = fails("always", 99);
+        assert!(check_retried(&mut command, &[Duration::ZERO; 4]).is_err());
+        assert_eq!(runs(&file), 5);
+    }
 }

@@ -53,6 +53,23 @@ impl Counts {
     }
 }
 
+impl Counts {
+    /// The counts of a line that this type printed; nothing for any other line.
+    pub fn of_total_line(line: &str) -> Option<Self> {
+        let mut numbers = [0; 3];
+        let mut parts = line.trim().split(", ");
+        for (number, word) in numbers.iter_mut().zip([" passed", " failed", " skipped"]) {
+            *number = parts.next()?.strip_suffix(word)?.parse().ok()?;
+        }
+        let [passed, failed, skipped] = numbers;
+        parts.next().is_none().then_some(Self {
+            passed,
+            failed,
+            skipped,
+        })
+    }
+}
+
 impl fmt::Display for Counts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
@@ -78,6 +95,19 @@ mod tests {
                 skipped: 1
             }
         );
+    }
+
+    #[test]
+    fn reads_the_line_that_it_prints() {
+        let counts = Counts {
+            passed: 4,
+            failed: 0,
+            skipped: 2,
+        };
+        assert_eq!(Counts::of_total_line(&counts.to_string()), Some(counts));
+        for line in ["4 passed, 0 failed", "a passed, 0 failed, 0 skipped", "ok"] {
+            assert_eq!(Counts::of_total_line(line), None, "{line}");
+        }
     }
 
     #[test]

@@ -1,9 +1,10 @@
-//! `cargo xtask test`: every stage in turn, with its time, and one line of counts at the end.
+//! `cargo xtask test`: every stage, with its time, and one line of counts at the end.
+//! `cargo xtask check`: what to run before every commit.
 
-use crate::process::{Failure, cargo, cargo_test, check, output, target_dir};
+use crate::process::{Failure, cargo, cargo_test, check, output};
 use crate::report::Counts;
-use crate::{fuzz, guest, loom, planted, ptx, simulate, stress};
-use std::process::Command;
+use crate::{background, fuzz, guest, loom, planted, ptx, simulate, stress};
+use background::Background;
 use std::time::Instant;
 
 /// Builds that must keep working beside the default one: package and switches.
@@ -14,34 +15,149 @@ const FEATURES: [(&str, &[&str]); 4] = [
     ("host-shell", &["--no-default-features"]),
 ];
 
-type Stage = fn() -> Result<Counts, Failure>;
+type Run = fn() -> Result<Counts, Failure>;
 
-const STAGES: [(&str, Stage); 13] = [
-    ("formatting", formatting),
-    ("clippy", clippy),
-    ("tests", tests),
-    ("documentation", documentation),
-    ("feature matrix", feature_matrix),
-    ("loom", loom::models),
-    ("stress", stress::slices),
-    ("ptx", || ptx::run(false).map(|()| Counts::PASSED)),
-    ("simulate", simulate::stage),
-    ("planted bugs", planted::stage),
-    ("fuzz", fuzz::stage),
-    ("demo", demo),
-    ("guest", guest::stage),
+struct Stage {
+    name: &'static str,
+    run: Run,
+    /// Runs in a process of its own beside the other stages: it waits for downloads or keeps one
+    /// processor busy, and no time in it is limited.
+    beside: bool,
+}
+
+const fn stage(name: &'static str, run: Run) -> Stage {
+    Stage {
+        name,
+        run,
+        beside: false,
+    }
+}
+
+const STAGES: [Stage; 13] = [
+    stage("formatting", formatting),
+    Stage {
+        name: "ptx",
+        run: || ptx::run(false).map(|()| Counts::PASSED),
+        beside: true,
+    },
+    stage("clippy", clippy),
+    stage("tests", tests),
+    stage("documentation", documentation),
+    stage("feature-matrix", feature_matrix),
+    stage("loom", loom::models),
+    stage("stress", stress::slices),
+    stage("simulate", simulate::stage),
+    stage("planted", planted::stage),
+    stage("fuzz", fuzz::stage),
+    stage("demo", demo),
+    stage("guest", guest::stage),
 ];
 
-/// Runs every stage, whatever became of the ones before it. With `ci`, a skip is a failure.
-pub fn run(ci: bool) -> Result<(), Failure> {
+/// `cargo xtask test [--ci] [--list | STAGE...]`
+pub fn command(words: &[&str]) -> Result<(), Failure> {
+    let (switches, names): (Vec<&str>, Vec<&str>) =
+        words.iter().partition(|word| word.starts_with("--"));
+    if switches == ["--list"] && names.is_empty() {
+        STAGES.iter().for_each(|stage| println!("{}", stage.name));
+        return Ok(());
+    }
+    let ci = match switches.as_slice() {
+        [] => false,
+        ["--ci"] => true,
+        _ => {
+            return Err(Failure::new(
+                "usage: cargo xtask test [--ci] [--list | STAGE...]",
+            ));
+        }
+    };
+    run(ci, &chosen(&names)?)
+}
+
+/// The named stages in the order of the list; without names, all.
+fn chosen(names: &[&str]) -> Result<Vec<&'static Stage>, Failure> {
+    if let Some(unknown) = names
+        .iter()
+        .find(|name| !STAGES.iter().any(|stage| stage.name == **name))
+    {
+        let known = STAGES.map(|stage| stage.name).join(", ");
+        return Err(Failure::new(format!(
+            "no such stage: {unknown}; there are: {known}"
+        )));
+    }
+    let wanted = |stage: &&Stage| names.is_empty() || names.contains(&stage.name);
+    Ok(STAGES.iter().filter(wanted).collect())
+}
+
+/// Runs the stages, whatever became of the ones before it. With `ci`, a skip is a failure.
+fn run(ci: bool, stages: &[&Stage]) -> Result<(), Failure> {
     let start = Instant::now();
-    let mut total = Counts::default();
-    let mut lines = Vec::new();
-    for (name, stage) in STAGES {
-        println!("\n==== {name}");
+    let mut summary = Summary::default();
+    // With one stage there is nothing beside which another could run.
+    let beside = |stage: &Stage| stage.beside && stages.len() > 1;
+    let mut children = Vec::new();
+    for stage in stages.iter().filter(|stage| beside(stage)) {
+        let mut words = vec!["test", stage.name];
+        words.extend(ci.then_some("--ci"));
+        children.push((stage.name, Background::start(stage.name, &words)?));
+    }
+    let mut prepared = None;
+    if stages.len() > 1 && stages.iter().any(|stage| stage.name == "guest") {
+        // Downloads while the first stages compile. What fails here is tried again by the stage itself.
+        prepared = Some(Background::start("guest-prepare", &["guest", "--prepare"])?);
+    }
+    for stage in stages.iter().filter(|stage| !beside(stage)) {
+        if stage.name == "guest"
+            && let Some(prepared) = prepared.take()
+        {
+            println!("\n==== guest --prepare\n{}", prepared.wait()?.text);
+        }
+        println!("\n==== {}", stage.name);
         let began = Instant::now();
-        let (counts, word) = match stage() {
+        let cpu = background::children_seconds();
+        let result = (stage.run)();
+        let cpu = background::children_seconds() - cpu;
+        summary.add(stage.name, result, began.elapsed().as_secs_f64(), cpu, ci);
+    }
+    for (name, child) in children {
+        let cpu = background::children_seconds();
+        let done = child.wait()?;
+        let cpu = background::children_seconds() - cpu;
+        println!("\n==== {name} (beside the others)\n{}", done.text);
+        let counts = done.text.lines().rev().find_map(Counts::of_total_line);
+        let failed = Failure::new(format!("{name}: ended without a line of counts"));
+        let mut result = counts.ok_or(failed);
+        if let Ok(counts) = &mut result
+            && !done.success
+            && counts.failed == 0
+            && counts.skipped == 0
+        {
+            counts.failed = 1;
+        }
+        summary.add(name, result, done.seconds, cpu, ci);
+    }
+    summary.end(start.elapsed().as_secs_f64(), ci)
+}
+
+/// What became of each stage.
+#[derive(Default)]
+struct Summary {
+    total: Counts,
+    lines: Vec<String>,
+    cpu: f64,
+}
+
+impl Summary {
+    fn add(
+        &mut self,
+        name: &str,
+        result: Result<Counts, Failure>,
+        seconds: f64,
+        cpu: f64,
+        ci: bool,
+    ) {
+        let (counts, word) = match result {
             Ok(counts) if counts.failed > 0 => (counts, "FAILED"),
+            Ok(counts) if counts.passed == 0 && counts.skipped > 0 => (counts, "skipped"),
             Ok(counts) => (counts, "ok"),
             Err(failure) if failure.missing_tool && !ci => {
                 println!("SKIPPED: {failure}");
@@ -52,37 +168,49 @@ pub fn run(ci: bool) -> Result<(), Failure> {
                 (Counts::FAILED, "FAILED")
             }
         };
-        total.add(counts);
-        lines.push(format!(
-            "{name:15} {word:8} {:6.1} s  {counts}",
-            began.elapsed().as_secs_f64()
+        self.total.add(counts);
+        self.cpu += cpu;
+        self.lines.push(format!(
+            "{name:15} {word:8} {seconds:6.1} s {cpu:7.1} s of processors  {counts}"
         ));
     }
-    println!("\n==== summary\n{}", lines.join("\n"));
-    println!(
-        "{:15} {:8} {:6.1} s",
-        "all",
-        "",
-        start.elapsed().as_secs_f64()
-    );
-    let bad = total.failed > 0 || (ci && total.skipped > 0);
-    if ci && total.skipped > 0 {
-        println!("with --ci nothing may be skipped");
-    }
-    println!("{total}");
-    if bad {
-        Err(Failure::new("not everything passed"))
-    } else {
-        Ok(())
+
+    fn end(&self, seconds: f64, ci: bool) -> Result<(), Failure> {
+        println!("\n==== summary\n{}", self.lines.join("\n"));
+        println!(
+            "{:15} {:8} {seconds:6.1} s {:7.1} s of processors",
+            "all", "", self.cpu
+        );
+        if ci && self.total.skipped > 0 {
+            println!("with --ci nothing may be skipped");
+        }
+        println!("{}", self.total);
+        if self.total.failed > 0 || (ci && self.total.skipped > 0) {
+            Err(Failure::new("not everything passed"))
+        } else {
+            Ok(())
+        }
     }
 }
 
-/// The development profile with some optimisation: the simulator moves a lot of bytes in the tests.
-fn optimised(mut command: Command) -> Command {
-    command
-        .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1")
-        .env("CARGO_PROFILE_DEV_DEBUG", "line-tables-only");
-    command
+/// `cargo xtask check`: formatting, clippy of the workspace, unit tests of core, simulator and host
+/// library. Needs no root and installs nothing.
+pub fn quick() -> Result<(), Failure> {
+    let stages = [
+        stage("formatting", formatting),
+        stage("clippy", clippy),
+        stage("unit-tests", unit_tests),
+    ];
+    run(false, &stages.each_ref())
+}
+
+fn unit_tests() -> Result<Counts, Failure> {
+    let mut test = cargo();
+    test.args(["test", "--quiet", "--no-fail-fast", "--lib"]);
+    for package in ["nvme-core", "nvme-sim", "host-shell"] {
+        test.args(["--package", package]);
+    }
+    cargo_test(&mut test)
 }
 
 fn formatting() -> Result<Counts, Failure> {
@@ -92,7 +220,7 @@ fn formatting() -> Result<Counts, Failure> {
 }
 
 fn clippy() -> Result<Counts, Failure> {
-    let mut clippy = optimised(cargo());
+    let mut clippy = cargo();
     check(clippy.args([
         "clippy",
         "--workspace",
@@ -105,7 +233,7 @@ fn clippy() -> Result<Counts, Failure> {
 }
 
 fn tests() -> Result<Counts, Failure> {
-    let mut test = optimised(cargo());
+    let mut test = cargo();
     test.args(["test", "--workspace", "--no-fail-fast"]);
     match crate::tools::libnvme() {
         // Every ignored test says which tool it needs, and it is here now.
@@ -120,7 +248,7 @@ fn tests() -> Result<Counts, Failure> {
 }
 
 fn documentation() -> Result<Counts, Failure> {
-    let mut doc = optimised(cargo());
+    let mut doc = cargo();
     check(
         doc.env("RUSTDOCFLAGS", "-D warnings")
             .args(["doc", "--workspace", "--no-deps"]),
@@ -131,11 +259,10 @@ fn documentation() -> Result<Counts, Failure> {
 fn feature_matrix() -> Result<Counts, Failure> {
     let mut counts = Counts::default();
     for (package, switches) in FEATURES {
-        let mut build = optimised(cargo());
-        build
-            .env("RUSTFLAGS", "-D warnings")
-            .env("CARGO_TARGET_DIR", target_dir().join("features"));
-        check(build.args(["check", "--package", package]).args(switches))?;
+        // clippy, not check: what the stage before it compiled of other crates is used again.
+        let mut build = cargo();
+        build.args(["clippy", "--package", package]).args(switches);
+        check(build.args(["--", "-D", "warnings"]))?;
         counts.add(Counts::PASSED);
     }
     Ok(counts)
@@ -158,4 +285,41 @@ fn demo() -> Result<Counts, Failure> {
         return Err(Failure::new("the demo did not say \"verified\": true"));
     }
     Ok(Counts::PASSED)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Summary, chosen, command};
+    use crate::process::Failure;
+    use crate::report::Counts;
+
+    #[test]
+    fn stages_are_chosen_by_name_and_run_in_the_order_of_the_list() {
+        let names = |words: &[&str]| -> Vec<&str> {
+            let stages = chosen(words).unwrap();
+            stages.iter().map(|stage| stage.name).collect()
+        };
+        assert_eq!(names(&["demo", "clippy"]), ["clippy", "demo"]);
+        assert_eq!(names(&[]).len(), super::STAGES.len());
+    }
+
+    #[test]
+    fn an_unknown_stage_is_named_with_those_that_exist() {
+        let failure = command(&["formating"]).unwrap_err().to_string();
+        assert!(failure.contains("no such stage: formating"), "{failure}");
+        assert!(failure.contains("formatting, ptx, clippy"), "{failure}");
+        assert!(command(&["--everything"]).is_err());
+    }
+
+    #[test]
+    fn a_missing_tool_fails_ci_and_nothing_else() {
+        let ended = |ci| {
+            let mut summary = Summary::default();
+            summary.add("a", Ok(Counts::PASSED), 0.0, 0.0, ci);
+            summary.add("b", Err(Failure::missing("no tool")), 0.0, 0.0, ci);
+            summary.end(0.0, ci).is_ok()
+        };
+        assert!(ended(false));
+        assert!(!ended(true));
+    }
 }

@@ -1,6 +1,6 @@
 //! Tools that are not Rust packages of the workspace: found, or installed, or named.
 
-use crate::process::{Failure, cargo, check, output, target_dir};
+use crate::process::{Failure, NETWORK, check_retried, output, target_dir};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -10,7 +10,8 @@ const NVCC_PACKAGE: &str = "nvidia-cuda-nvcc==13.5.37";
 const CRT_PACKAGE: &str = "nvidia-cuda-crt==13.5.37";
 const NVVM_PACKAGE: &str = "nvidia-nvvm==13.5.37";
 const RUNTIME_PACKAGE: &str = "nvidia-cuda-runtime==13.5.37";
-const CARGO_FUZZ: &str = "0.13.2";
+/// Seconds that apt waits for another process that installs something.
+pub const APT_LOCK: &str = "DPkg::Lock::Timeout=300";
 
 /// Looks a program up on PATH.
 pub fn on_path(program: &str) -> Option<PathBuf> {
@@ -38,15 +39,14 @@ pub fn apt(packages: &[&str], why: &str) -> Result<(), Failure> {
     let apt = || {
         let mut apt = Command::new("apt-get");
         apt.env("DEBIAN_FRONTEND", "noninteractive");
+        apt.args(["-o", APT_LOCK, "-o", "Acquire::Retries=5"]);
         apt
     };
-    let installed = check(apt().args(["update", "-qq"])).and_then(|()| {
-        check(
-            apt()
-                .args(["install", "-y", "-qq", "--no-install-recommends"])
-                .args(packages),
-        )
-    });
+    let mut install = apt();
+    install.args(["install", "-y", "-qq", "--no-install-recommends"]);
+    install.args(packages);
+    let installed = check_retried(apt().args(["update", "-qq"]), &NETWORK)
+        .and_then(|()| check_retried(&mut install, &NETWORK));
     installed.map_err(|failure| Failure::missing(format!("{why}; {failure}; tried: {line}")))
 }
 
@@ -120,7 +120,8 @@ fn install_cuda(program: &str, packages: &[&str], what: &str) -> Result<PathBuf,
     if !has_pip() {
         apt(&["python3-pip"], &why)?;
     }
-    check(&mut pip).map_err(|failure| Failure::missing(format!("{why}; {failure}")))?;
+    check_retried(&mut pip, &NETWORK)
+        .map_err(|failure| Failure::missing(format!("{why}; {failure}")))?;
     packaged(program).ok_or_else(|| Failure::missing(format!("{why}, nor in {packages:?}")))
 }
 
@@ -140,25 +141,6 @@ pub fn libnvme() -> Result<(), Failure> {
         &["libnvme-dev", "gcc", "libc6-dev"],
         "the headers of libnvme are not here",
     )
-}
-
-/// Makes `cargo fuzz` available.
-pub fn cargo_fuzz() -> Result<(), Failure> {
-    let there = cargo()
-        .args(["fuzz", "--version"])
-        .stderr(Stdio::null())
-        .output();
-    if there.is_ok_and(|there| there.status.success()) {
-        return Ok(());
-    }
-    let line = format!("cargo install --locked cargo-fuzz --version {CARGO_FUZZ}");
-    let why = "cargo-fuzz is not here";
-    if !is_root() {
-        return Err(Failure::missing(format!("{why}; run: {line}")));
-    }
-    let mut install = cargo();
-    install.args(["install", "--locked", "cargo-fuzz", "--version", CARGO_FUZZ]);
-    check(&mut install).map_err(|failure| Failure::missing(format!("{why}; {failure}")))
 }
 
 /// A tool of LLVM `major`: rustup's, Debian's, or the one of the Debian package that is installed here.

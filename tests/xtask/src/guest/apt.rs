@@ -3,8 +3,8 @@
 //! Each suite has a package database of its own, which begins empty, so that apt resolves every
 //! dependency. Signatures are checked against the machine's Debian keyring.
 
-use crate::process::{Failure, check, output};
-use crate::tools::on_path;
+use crate::process::{Failure, NETWORK, check_retried, output};
+use crate::tools::{APT_LOCK, on_path};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -59,7 +59,7 @@ impl Suite {
         let suite = Self {
             folder: folder.to_path_buf(),
         };
-        check(suite.apt("apt-get").args(["update", "-qq"]))?;
+        check_retried(suite.apt("apt-get").args(["update", "-qq"]), &NETWORK)?;
         Ok(suite)
     }
 
@@ -67,7 +67,7 @@ impl Suite {
     pub fn unpack(&self, packages: &[&str], root: &Path) -> Result<(), Failure> {
         let mut install = self.apt("apt-get");
         install.args(["install", "-y", "-qq", "--download-only"]);
-        check(install.args(packages))?;
+        check_retried(install.args(packages), &NETWORK)?;
         let archives = self.folder.join("archives");
         for file in files(&archives)? {
             if file.extension().is_some_and(|end| end == "deb") {
@@ -82,7 +82,7 @@ impl Suite {
         let mut download = self.apt("apt-get");
         let archives = self.folder.join("archives");
         download.current_dir(&archives);
-        check(download.args(["download", "-qq", package]))?;
+        check_retried(download.args(["download", "-qq", package]), &NETWORK)?;
         for file in files(&archives)? {
             let name = file.file_name().unwrap_or_default().to_string_lossy();
             if name.starts_with(&format!("{package}_")) {
@@ -104,7 +104,8 @@ impl Suite {
     fn apt(&self, program: &str) -> Command {
         let mut apt = Command::new(program);
         apt.env("DEBIAN_FRONTEND", "noninteractive")
-            .env("APT_CONFIG", self.folder.join("apt.conf"));
+            .env("APT_CONFIG", self.folder.join("apt.conf"))
+            .args(["-o", APT_LOCK]);
         apt
     }
 }

@@ -15,7 +15,8 @@ pub fn build() -> Result<PathBuf, Failure> {
     build
         .env("RUSTFLAGS", "-C target-feature=+crt-static")
         .env("CARGO_TARGET_DIR", &target)
-        // The initramfs is loaded at every boot: no debugging information.
+        // The initramfs is loaded at every boot: no debugging information, and none is made.
+        .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
         .env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo")
         .args(["build", "--quiet", "--release", "--target", TARGET]);
     for (package, program) in PROGRAMS {
