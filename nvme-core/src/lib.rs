@@ -37,6 +37,8 @@ mod queue_pair;
 pub mod queue_state;
 pub mod recovery;
 mod registers;
+#[cfg(all(test, not(any(loom, tsan))))]
+mod sequences;
 pub mod sgl;
 mod shared_queue;
 pub mod shutdown;

@@ -3,6 +3,14 @@
 use super::{Order, Scope};
 use core::sync::atomic::{self, Ordering};
 
+/// Tells the recorder of this crate's unit tests of an operation.
+macro_rules! note {
+    ($($what:tt)*) => {
+        #[cfg(test)]
+        super::record::note($($what)*);
+    };
+}
+
 #[inline]
 fn ordering(order: Order) -> Ordering {
     match order {
@@ -29,6 +37,7 @@ macro_rules! atomic {
             /// Loads the value; `Release` is taken as `Relaxed`.
             #[inline]
             pub fn load(&self, order: Order, _scope: Scope) -> $value {
+                note!("load", order, _scope, self);
                 self.0.load(match order {
                     Order::Acquire | Order::AcqRel => Ordering::Acquire,
                     Order::Relaxed | Order::Release => Ordering::Relaxed,
@@ -38,6 +47,7 @@ macro_rules! atomic {
             /// Stores `value`; `Acquire` is taken as `Relaxed`.
             #[inline]
             pub fn store(&self, value: $value, order: Order, _scope: Scope) {
+                note!("store", order, _scope, self);
                 self.0.store(
                     value,
                     match order {
@@ -50,6 +60,7 @@ macro_rules! atomic {
             /// Stores `value` to a device register: exactly one store of this width, never merged.
             #[inline]
             pub fn store_mmio(&self, value: $value) {
+                note!("store mmio", Order::Relaxed, Scope::Sys, self);
                 self.0.store(value, Ordering::Relaxed);
             }
         }
@@ -62,8 +73,8 @@ atomic!(AtomicU64, AtomicU64, u64);
 impl AtomicU64 {
     /// Loads the value of a word that nobody stores to meanwhile, relaxed; loom checks that nobody does.
     #[inline]
-    pub fn load_settled(&self, scope: Scope) -> u64 {
-        self.load(Order::Relaxed, scope)
+    pub fn load_settled(&self, _scope: Scope) -> u64 {
+        self.load(Order::Relaxed, _scope)
     }
 }
 
@@ -71,30 +82,35 @@ impl AtomicU32 {
     /// Adds `value`, wrapping; returns what was there.
     #[inline]
     pub fn fetch_add(&self, value: u32, order: Order, _scope: Scope) -> u32 {
+        note!("add", order, _scope, self);
         self.0.fetch_add(value, ordering(order))
     }
 
     /// Sets the bits of `value`; returns what was there.
     #[inline]
     pub fn fetch_or(&self, value: u32, order: Order, _scope: Scope) -> u32 {
+        note!("or", order, _scope, self);
         self.0.fetch_or(value, ordering(order))
     }
 
     /// Keeps the bits of `value` alone; returns what was there.
     #[inline]
     pub fn fetch_and(&self, value: u32, order: Order, _scope: Scope) -> u32 {
+        note!("and", order, _scope, self);
         self.0.fetch_and(value, ordering(order))
     }
 
     /// Stores `value`; returns what was there.
     #[inline]
     pub fn swap(&self, value: u32, order: Order, _scope: Scope) -> u32 {
+        note!("swap", order, _scope, self);
         self.0.swap(value, ordering(order))
     }
 
     /// Stores `new` where `current` is; returns what was there. `order` holds when it stored.
     #[inline]
     pub fn compare_exchange(&self, current: u32, new: u32, order: Order, _scope: Scope) -> u32 {
+        note!("cas", order, _scope, self);
         match self
             .0
             .compare_exchange(current, new, ordering(order), Ordering::Relaxed)
@@ -111,6 +127,7 @@ impl AtomicU32 {
 /// and Device-nGnRE, see docs/memory-model.md).
 #[inline]
 pub fn fence(order: Order, _scope: Scope) {
+    note!("fence", order, _scope, &());
     match order {
         Order::Relaxed => {}
         Order::Acquire => atomic::fence(Ordering::Acquire),

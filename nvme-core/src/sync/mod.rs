@@ -43,6 +43,8 @@ mod twin;
 
 #[cfg(any(loom, tsan, not(target_arch = "nvptx64")))]
 mod by_branch;
+#[cfg(all(test, not(any(loom, tsan, target_arch = "nvptx64"))))]
+pub(crate) mod record;
 #[cfg(any(loom, tsan))]
 mod site;
 #[cfg(any(loom, tsan))]

@@ -1,0 +1,42 @@
+//! What a thread does to shared memory, in its order, with each operation's order and scope: for unit tests
+//! that compare the sequence with the one that the memory model asks for.
+
+use super::{Order, Scope};
+use std::cell::RefCell;
+use std::vec::Vec;
+
+/// One operation of the calling thread.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Step {
+    pub operation: &'static str,
+    pub order: Order,
+    pub scope: Scope,
+    /// The word's address; what it is the test knows.
+    pub at: usize,
+}
+
+std::thread_local! {
+    static STEPS: RefCell<Option<Vec<Step>>> = const { RefCell::new(None) };
+}
+
+/// Adds an operation, when this thread records.
+pub(crate) fn note<T>(operation: &'static str, order: Order, scope: Scope, at: &T) {
+    STEPS.with_borrow_mut(|steps| {
+        if let Some(steps) = steps {
+            let at = core::ptr::from_ref(at).addr();
+            steps.push(Step {
+                operation,
+                order,
+                scope,
+                at,
+            });
+        }
+    });
+}
+
+/// The operations of this thread while `work` runs.
+pub(crate) fn recorded(work: impl FnOnce()) -> Vec<Step> {
+    STEPS.set(Some(Vec::new()));
+    work();
+    STEPS.take().unwrap_or_default()
+}

@@ -1,0 +1,208 @@
+//! Ring sizes, positions, clocks and counts at their edges, for every kind of queue.
+#![cfg(not(loom))]
+
+use nvme_core::group::Alone;
+use nvme_core::spec::nvm;
+use nvme_core::spec::{Lba, Nsid, Sqe, Status};
+use nvme_core::{Command, Data, Outcome, QueuePair, Slot};
+use nvme_tests::hand::{Hand, QID, Rig};
+
+/// Sizes at both ends, and the smallest one that has quarters.
+const SIZES: [u32; 4] = [2, 4, 8, 65_536];
+/// Where positions lose a bit: in 16 bits, in the drain word, in signed and in unsigned comparisons.
+const WRAPS: [u64; 4] = [1 << 16, 1 << 28, 1 << 31, 1 << 32];
+/// Clocks, in ticks of 1,024 ns: their lower 32 bits are 0 or change their sign here (37 and 73 minutes).
+const TICKS: [u64; 4] = [1 << 31, 1 << 32, 3 << 31, 1 << 40];
+const TICK_NS: u64 = 1 << 10;
+
+fn sqe(number: u32) -> Sqe {
+    let mut sqe = Sqe::new(2, Nsid(1));
+    (sqe.cdw10, sqe.cdw15) = (number, !number);
+    sqe
+}
+
+fn command(number: u32, tag: u32) -> Command<'static> {
+    Command::new(sqe(number), Data::None, tag).wanting_dw0(true)
+}
+
+/// Every size with a beginning a lap and a half before every wrap, and at 0.
+fn sizes_and_starts() -> impl Iterator<Item = (u32, u32)> {
+    SIZES.into_iter().flat_map(|entries| {
+        let lap = 2 * u64::from(entries);
+        let before = WRAPS.map(move |wrap| wrap.saturating_sub(lap) as u32);
+        [0].into_iter()
+            .chain(before)
+            .map(move |start| (entries, start))
+    })
+}
+
+/// The most commands that a queue of `entries` entries has in flight.
+fn slots(entries: u32) -> u32 {
+    (entries - 1).min(nvme_core::MAX_IN_FLIGHT)
+}
+
+/// Three laps and a little more.
+fn commands(entries: u32) -> u32 {
+    3 * entries + 5
+}
+
+#[test]
+fn a_queue_pair_goes_round_rings_of_every_size() {
+    for entries in SIZES {
+        let rig = Rig::new(entries, slots(entries), 0, 0);
+        let table: Vec<Slot<u32>> = (0..slots(entries)).map(|_| Slot::new()).collect();
+        let mut pair = QueuePair::new(QID, rig.memory(), table);
+        let mut hand = Hand::new(&rig);
+        let (mut next, mut ended) = (0, 0);
+        while ended < commands(entries) {
+            while pair.in_flight() < pair.depth() {
+                assert!(pair.submit(sqe(next), Data::None, next, u64::MAX).is_ok());
+                next += 1;
+            }
+            pair.ring();
+            hand.serve();
+            while let Some(end) = pair.poll().expect("an honest controller") {
+                assert_eq!((end.buffer, end.dw0), (ended, ended), "{entries} entries");
+                ended += 1;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_collective_goes_round_rings_of_every_size_at_every_position() {
+    for (entries, start) in sizes_and_starts() {
+        let rig = Rig::new(entries, slots(entries), 0, start);
+        let mut queue = rig.collective(Alone);
+        let mut hand = Hand::new(&rig);
+        let (mut next, mut ended) = (0, 0);
+        while ended < commands(entries) {
+            while queue.in_flight() < queue.depth() {
+                let placed = queue.submit(true, |_| command(next, next), u64::MAX >> 1);
+                assert!(placed.is_ok_and(|cid| cid.is_some()));
+                next += 1;
+            }
+            queue.ring();
+            hand.serve();
+            while queue.in_flight() > 0 {
+                let found = queue.reap::<4>(|end| {
+                    assert_eq!((end.tag, end.dw0), (ended, ended), "{entries} from {start}");
+                    ended += 1;
+                });
+                let found = found.expect("an honest controller");
+                assert_ne!(
+                    found, 0,
+                    "{entries} entries from {start}: a completion is not seen"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_shared_queue_goes_round_rings_of_every_size_at_every_position() {
+    for (entries, start) in sizes_and_starts() {
+        let depth = slots(entries);
+        let rig = Rig::new(entries, depth, depth as usize, start);
+        let queue = rig.shared();
+        let mut hand = Hand::new(&rig);
+        let (mut next, mut ended) = (0, 0);
+        while ended < commands(entries) {
+            let place = |cell| {
+                let number = next + cell;
+                queue.place(&Alone, command(number, cell)).expect("room")
+            };
+            let tokens: Vec<_> = (0..depth).map(place).collect();
+            next += depth;
+            queue.ring(&Alone);
+            assert_eq!(hand.serve(), depth, "{entries} from {start}: all were rung");
+            for token in tokens {
+                let end = loop {
+                    if let Some(end) = queue.poll(&token) {
+                        break end;
+                    }
+                    let drained = queue.drain(&Alone);
+                    assert_eq!(queue.fault(), None, "{entries} entries from {start}");
+                    assert_ne!(
+                        drained,
+                        nvme_core::Drained::Took(0),
+                        "{entries} entries from {start}: a completion is not seen"
+                    );
+                };
+                assert_eq!(end, (Outcome::Done(Status::SUCCESS), ended));
+                ended += 1;
+            }
+        }
+    }
+}
+
+#[test]
+fn a_deadline_of_a_collective_passes_once_on_every_clock() {
+    for ticks in TICKS {
+        // Deadlines before, at and after the tick; the clock is looked at before and after each.
+        for (early, late) in [
+            (-3, -1),
+            (-1, 1),
+            (0, 1),
+            (1, 3),
+            (-1, 1 << 20),
+            (-(1 << 20), 1),
+        ] {
+            let at = |offset: i64| ticks.wrapping_add_signed(offset) * TICK_NS;
+            let rig = Rig::new(4, 3, 0, 0);
+            let mut queue = rig.collective(Alone);
+            let placed = queue.submit(true, |_| command(0, 9), at(late));
+            assert!(placed.is_ok());
+            let what = format!("tick {ticks:#x}, deadline {late:+}");
+            assert_eq!(queue.expire(at(early), |_| ()), 0, "{what}, at {early:+}");
+            assert_eq!(
+                queue.expire(at(late) - TICK_NS, |_| ()),
+                0,
+                "{what}, a tick before"
+            );
+            let mut told = Vec::new();
+            assert_eq!(queue.expire(at(late), |tag| told.push(tag)), 1, "{what}");
+            assert_eq!(told, [9]);
+            assert_eq!(queue.expire(at(late) + TICK_NS, |_| ()), 0, "{what}, once");
+        }
+    }
+}
+
+#[test]
+fn a_deadline_of_a_queue_pair_passes_once_on_every_clock() {
+    for at in [1, 1 << 32, 1 << 42, 1 << 63, u64::MAX - 1, u64::MAX] {
+        let rig = Rig::new(4, 3, 0, 0);
+        let table: Vec<Slot<u32>> = (0..3).map(|_| Slot::new()).collect();
+        let mut pair = QueuePair::new(QID, rig.memory(), table);
+        assert!(pair.submit(sqe(0), Data::None, 0, at).is_ok());
+        let mut expired = |now| {
+            let mut count = 0;
+            pair.expire(now, |_| count += 1);
+            count
+        };
+        assert_eq!((expired(0), expired(at - 1)), (0, 0), "before {at:#x}");
+        assert_eq!((expired(at), expired(u64::MAX)), (1, 0), "at {at:#x}");
+    }
+}
+
+#[test]
+fn commands_name_one_block_and_65_536() {
+    let builders: [(&str, fn(Nsid, Lba, u32) -> Sqe); 5] = [
+        ("read", nvm::read),
+        ("write", nvm::write),
+        ("compare", nvm::compare),
+        ("write zeroes", nvm::write_zeroes),
+        ("verify", nvm::verify),
+    ];
+    for (name, build) in builders {
+        for blocks in [1, 2, 65_535, 65_536] {
+            for lba in [0, u64::from(u32::MAX), 1 << 32, u64::MAX - 65_536] {
+                let sqe = build(Nsid(3), Lba(lba), blocks);
+                assert_eq!(sqe.cdw12 & 0xFFFF, blocks - 1, "{name} of {blocks} blocks");
+                assert_eq!(sqe.cdw12 >> 16, 0, "{name} of {blocks} blocks: no flags");
+                let named = u64::from(sqe.cdw10) | u64::from(sqe.cdw11) << 32;
+                assert_eq!((named, sqe.nsid), (lba, Nsid(3)), "{name}");
+            }
+        }
+    }
+}
