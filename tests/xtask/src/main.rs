@@ -28,8 +28,10 @@ usage: cargo xtask <command>
                      install what is missing (as root), then run everything or the named stages:
                      formatting, clippy, tests, docs, feature matrix, loom, PTX, fuzzing, demo, guests.
                      --ci: a skipped stage or test is a failure
-  ptx [--refresh]    build the GPU kernels with rustc's NVPTX back end and check the PTX;
-                     --refresh writes what is committed of it
+  ptx [--refresh [--accept-fences]]
+                     build the GPU kernels with rustc's NVPTX back end and check the PTX;
+                     --refresh writes what is committed of it, unless a fence or a scope has changed;
+                     --accept-fences: writes the table of fences, too, after a review
   gpu-test --bundle [FILE]
                      build one file with the GPU tests and everything that they need;
                      with other arguments, run it here: gpu-test --help

@@ -7,6 +7,8 @@ mod assemble;
 mod build;
 mod committed;
 mod compiler;
+mod fences;
+mod flow;
 pub mod nvcc;
 mod pins;
 mod text;
@@ -63,6 +65,8 @@ const PROBES: Image = Image {
     committed: None,
 };
 const DOCUMENT: &str = "docs/ptx.md";
+/// Fences and scopes of every function but the litmus tests', some of which are too weak on purpose.
+const FENCES: &str = "nvme-gpu-kernel/ptx/fences.txt";
 /// Sources that are compiled for the GPU.
 const DEVICE_SOURCES: [&str; 4] = [
     "nvme-core/src",
@@ -71,13 +75,14 @@ const DEVICE_SOURCES: [&str; 4] = [
     "tests/gpu/litmus/src",
 ];
 
-/// `cargo xtask ptx [--refresh]`.
+/// `cargo xtask ptx [--refresh [--accept-fences]]`.
 pub fn command(words: &[&str]) -> Result<(), Failure> {
     match words {
         [] => run(false),
-        ["--refresh"] => run(true),
+        ["--refresh"] => build_and_check(true, false),
+        ["--refresh", "--accept-fences"] => build_and_check(true, true),
         _ => Err(Failure::new(format!(
-            "ptx knows --refresh, not {}",
+            "ptx knows --refresh and --refresh --accept-fences, not {}",
             words.join(" ")
         ))),
     }
@@ -85,6 +90,43 @@ pub fn command(words: &[&str]) -> Result<(), Failure> {
 
 /// Builds the PTX and checks it; with `refresh`, writes what is committed of it.
 pub fn run(refresh: bool) -> Result<(), Failure> {
+    build_and_check(refresh, false)
+}
+
+/// The fences of `images` against the committed table, before anything is written. `accept` writes the table;
+/// what breaks a rule is never accepted.
+fn check_fences(images: &[(&Image, String)], refresh: bool, accept: bool) -> Result<(), Failure> {
+    let mut table = fences::Fences::default();
+    let mut faults = Vec::new();
+    for (image, ptx) in images {
+        if image.name != LITMUS.name {
+            let named = |fault| format!("{}.ptx: {fault}", image.name);
+            faults.extend(table.add(ptx).into_iter().map(named));
+        }
+    }
+    let path = root().join(FENCES);
+    if accept && faults.is_empty() {
+        return write(&path, &table.text());
+    }
+    let differences = table.differences(&fences::Fences::read(&read(&path)?));
+    if faults.is_empty() && differences.is_empty() {
+        println!("{FENCES}: every fence and scope is there");
+        // Only how many places there are may differ.
+        return if refresh {
+            write(&path, &table.text())
+        } else {
+            Ok(())
+        };
+    }
+    faults.extend(differences);
+    Err(Failure::new(format!(
+        "fences of the PTX:\n{}\nnothing was written. If each change above is meant, review it in the PTX and run \
+         `cargo xtask ptx --refresh --accept-fences`",
+        faults.join("\n")
+    )))
+}
+
+fn build_and_check(refresh: bool, accept_fences: bool) -> Result<(), Failure> {
     let mut faults = device_sources()?;
     let compiler = compiler::compiler()?;
     let ptxas = tools::ptxas()?;
@@ -92,8 +134,13 @@ pub fn run(refresh: bool) -> Result<(), Failure> {
 
     let documented = section(&document, "kernels")?;
     let (mut kernels, mut table, mut same) = (String::new(), pins::Table::new(&ASSEMBLE_FOR), true);
+    let mut images = Vec::new();
     for image in [&KERNELS, &EXAMPLE, &LITMUS, &LIBRARY] {
-        let (ptx, assembled) = built(image, &compiler, &ptxas, &mut faults)?;
+        images.push((image, image.build(&compiler)?));
+    }
+    check_fences(&images, refresh, accept_fences)?;
+    for (image, ptx) in images {
+        let assembled = checked(image, &ptx, &ptxas, &mut faults)?;
         same &= with_committed(image, &compiler, &ptx, refresh, &mut faults)? == Verdict::Same;
         table.add(&ptx, &assembled);
         if !refresh {
@@ -115,7 +162,8 @@ pub fn run(refresh: bool) -> Result<(), Failure> {
         ));
     }
 
-    let (probes, _) = built(&PROBES, &compiler, &ptxas, &mut faults)?;
+    let probes = PROBES.build(&compiler)?;
+    checked(&PROBES, &probes, &ptxas, &mut faults)?;
     let operations = section(&document, "memory operations")?;
     faults.extend(pins::memory_differences(&probes, operations));
     nvcc::example(&root().join("target/ptx/cuda"), ASSEMBLE_FOR[0])?;
@@ -129,17 +177,16 @@ pub fn run(refresh: bool) -> Result<(), Failure> {
     }
 }
 
-/// Builds an image, checks its text and assembles it for every GPU.
-fn built(
+/// Checks an image's text and assembles it for every GPU.
+fn checked(
     image: &Image,
-    compiler: &Compiler,
+    ptx: &str,
     ptxas: &Path,
     faults: &mut Vec<String>,
-) -> Result<(String, Vec<OnGpu>), Failure> {
-    let ptx = image.build(compiler)?;
+) -> Result<Vec<OnGpu>, Failure> {
     let named = |fault: String| format!("{}.ptx:{fault}", image.name);
-    faults.extend(text::complaints(&ptx).into_iter().map(named));
-    faults.extend(committed::machine_paths(&ptx).into_iter().map(named));
+    faults.extend(text::complaints(ptx).into_iter().map(named));
+    faults.extend(committed::machine_paths(ptx).into_iter().map(named));
     let mut assembled = Vec::new();
     for gpu in ASSEMBLE_FOR {
         let costs = assemble::assemble(ptxas, gpu, &image.built(), image.library)?;
@@ -148,7 +195,7 @@ fn built(
     if !image.library {
         faults.extend(pins::excesses(&assembled));
     }
-    Ok((ptx, assembled))
+    Ok(assembled)
 }
 
 /// Compares the committed file with the build, or writes it.

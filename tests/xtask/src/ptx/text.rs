@@ -7,6 +7,8 @@ pub struct Function<'a> {
     pub entry: bool,
     /// Its instructions, trimmed, without predicates.
     pub body: Vec<&'a str>,
+    /// The same with their predicates.
+    pub code: Vec<&'a str>,
 }
 
 impl Function<'_> {
@@ -62,6 +64,7 @@ pub fn functions(ptx: &str) -> Vec<Function<'_>> {
                     name,
                     entry,
                     body: Vec::new(),
+                    code: Vec::new(),
                 });
                 depth = 1;
             } else if line.ends_with(';') {
@@ -77,6 +80,7 @@ pub fn functions(ptx: &str) -> Vec<Function<'_>> {
                 .split(';')
                 .map(|part| part.trim_matches(['{', '}', ' ', '\t']));
             let statements = statements.filter(|part| !part.is_empty());
+            function.code.extend(statements.clone());
             function.body.extend(statements.map(unpredicated));
         }
     }
@@ -100,7 +104,7 @@ fn declared(line: &str) -> Option<(&str, bool)> {
 }
 
 /// `@%p1 st.u32 ..` without its predicate.
-fn unpredicated(line: &str) -> &str {
+pub fn unpredicated(line: &str) -> &str {
     match line.strip_prefix('@') {
         Some(rest) => rest
             .split_once(char::is_whitespace)
@@ -109,7 +113,7 @@ fn unpredicated(line: &str) -> &str {
     }
 }
 
-fn opcode(line: &str) -> &str {
+pub fn opcode(line: &str) -> &str {
     line.split(|c: char| c.is_whitespace() || c == ';')
         .next()
         .unwrap_or("")
