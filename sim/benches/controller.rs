@@ -147,7 +147,45 @@ fn main() {
     for blocks in [1u32, 8] {
         memory(blocks);
     }
+    write_cache();
     round_trip();
+}
+
+/// Writes of 128 KiB to memory one after another, with and without a volatile write cache, in turns.
+fn write_cache() {
+    const BLOCKS: u32 = 32;
+    const IMAGE: u64 = 256 << 20;
+    let mut benches = [true, false].map(|write_cache| {
+        let mut config = config(Box::new(Memory::new(IMAGE).unwrap()), 0);
+        config.write_cache = write_cache;
+        Bench::new(config)
+    });
+    let mut best = [f64::INFINITY; 2];
+    // The first turn touches the pages of the images.
+    for turn in 0..6 {
+        for (bench, best) in benches.iter_mut().zip(&mut best) {
+            let sqe = |words: &[AtomicU64], i: u32| {
+                let (i, list) = (u64::from(i), CQ + 0x8_0000 + u64::from(i) * 256);
+                let data = DATA + i % 64 * (128 << 10);
+                for page in 1..u64::from(BLOCKS) {
+                    bench_list(words, list + (page - 1) * 8, data + page * 4096);
+                }
+                let lba = i * u64::from(BLOCKS) % (IMAGE / 4096);
+                nvm::write(Nsid(1), Lba(lba), BLOCKS).with_prps(data, list)
+            };
+            let sqes: Vec<Sqe> = (0..ENTRIES).map(|i| sqe(&bench.words, i)).collect();
+            let (commands, spent) = bench.run(|i| sqes[i as usize]);
+            if turn != 0 {
+                *best = best.min(spent.as_nanos() as f64 / commands as f64);
+            }
+        }
+    }
+    let [on, off] = best;
+    println!(
+        "{{\"bench\":\"sim/write-cache\",\"bytes\":131072,\"wc_on_ns\":{on:.0},\"wc_off_ns\":{off:.0},\
+         \"wc_on_of_wc_off\":{:.2}}}",
+        off / on
+    );
 }
 
 /// One command at a time against a runner thread: what a driver on another core waits.

@@ -226,7 +226,7 @@ impl<'a, 'g> Io<'a, 'g> {
             self.erased.store(false, Ordering::Relaxed);
         }
         let cache = namespace.cache.as_ref();
-        let through = fua || !self.write_back || cache.is_some_and(|cache| cache.is_too_small(len));
+        let through = fua || !self.write_back;
         if let Some(cache) = cache.filter(|_| !through) {
             cache
                 .before_write(store, offset, len, range.block())
