@@ -189,6 +189,9 @@ fn file_remedy(source: &io::Error) -> &'static str {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
             "free space, or choose another place"
         }
+        io::ErrorKind::ResourceBusy => {
+            "wait for the other process, or serve the image once and use vfio-user:SOCKET"
+        }
         io::ErrorKind::IsADirectory => "name a file, not a folder",
         io::ErrorKind::BrokenPipe => "keep the reader of the pipe open",
         io::ErrorKind::InvalidFilename => "use a shorter path (a socket's has 107 bytes at most)",

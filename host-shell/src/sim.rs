@@ -52,8 +52,7 @@ pub type Embedded = (Arc<dyn Device>, Arc<Controller<HostMemory>>);
 
 /// Opens `PATH[?option=value&...]`, `mem[?...]` or `null[?...]`, the text after `sim:`.
 ///
-/// The options are the simulator's (see [`nvme_sim::config::parse`]), and `threads=N` for the number of
-/// threads that serve the queues, 1 without.
+/// The options are the simulator's: see [`nvme_sim::config::parse`].
 ///
 /// # Errors
 /// [`Error::Usage`] for options, [`Error::File`] for an image that cannot be opened.
@@ -74,12 +73,22 @@ pub fn embed(text: &str) -> Result<Embedded> {
     let images = images
         .map(|span| (span.address().addr(), span.len()))
         .collect();
-    let controller = Arc::new(Controller::new(config, pages.memory()).map_err(refused)?);
-    let runner =
-        Runner::try_start(Arc::clone(&controller), threads).map_err(|source| Error::System {
-            call: "starting a simulator thread",
-            source,
-        })?;
+    let created = config.created.clone();
+    let started = Controller::new(config, pages.memory())
+        .map_err(refused)
+        .and_then(|controller| {
+            let controller = Arc::new(controller);
+            let call = "starting a simulator thread";
+            let runner = Runner::try_start(Arc::clone(&controller), threads);
+            let runner = runner.map_err(|source| Error::System { call, source })?;
+            Ok((controller, runner))
+        });
+    let (controller, runner) = started.inspect_err(|_| {
+        // Images that were made for a controller that there is not.
+        created
+            .iter()
+            .for_each(|image| _ = std::fs::remove_file(image));
+    })?;
     let device = Arc::new(Simulator {
         _runner: runner,
         bar: Bar(Arc::clone(&controller)),
@@ -100,41 +109,9 @@ pub fn embed(text: &str) -> Result<Embedded> {
 /// # Errors
 /// As [`open`].
 pub fn config(text: &str) -> Result<(nvme_sim::Config, usize)> {
-    let (text, threads) = take_threads(text)?;
-    let config = nvme_sim::config::parse(&text).map_err(refused)?;
+    let config = nvme_sim::config::parse(text).map_err(refused)?;
+    let threads = config.threads;
     Ok((config, threads))
-}
-
-/// Takes `threads=N` out of the options.
-fn take_threads(text: &str) -> Result<(String, usize)> {
-    let Some((place, options)) = text.split_once('?') else {
-        return Ok((text.to_owned(), 1));
-    };
-    let mut threads = 1;
-    let mut rest = Vec::new();
-    for option in options.split('&') {
-        match option.strip_prefix("threads=") {
-            Some(value) => {
-                threads = value
-                    .parse()
-                    .ok()
-                    .filter(|threads| (1..=64).contains(threads))
-                    .ok_or_else(|| {
-                        Error::usage(
-                            format!("threads={value} is not a number of threads"),
-                            "use 1 to 64",
-                        )
-                    })?;
-            }
-            None => rest.push(option),
-        }
-    }
-    let text = if rest.is_empty() {
-        place.to_owned()
-    } else {
-        format!("{place}?{}", rest.join("&"))
-    };
-    Ok((text, threads))
 }
 
 /// Prints what the protocol auditor has found, a line each on standard error: with `audit=on` in the
@@ -155,7 +132,10 @@ impl Drop for Simulator {
 pub fn refused(error: nvme_sim::ConfigError) -> Error {
     match error.errno {
         Some(errno) => {
-            let source = io::Error::from_raw_os_error(errno);
+            let source = match errno {
+                libc::EBUSY => io::Error::new(io::ErrorKind::ResourceBusy, error.why),
+                _ => io::Error::from_raw_os_error(errno),
+            };
             Error::File {
                 action: crate::error::OPEN_IMAGE,
                 path: error.option.into(),
@@ -203,22 +183,5 @@ impl Device for Simulator {
     fn unmap_dma(&self, iova: Iova, bytes: usize) -> Result<()> {
         self.pages.unmap(iova, bytes);
         Ok(())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::take_threads;
-
-    #[test]
-    fn threads_are_taken_out_of_the_options() {
-        let taken = |text| take_threads(text).unwrap();
-        assert_eq!(taken("a.img"), ("a.img".to_owned(), 1));
-        assert_eq!(taken("a.img?threads=2"), ("a.img".to_owned(), 2));
-        assert_eq!(
-            taken("mem?size=1MiB&threads=3&block=512"),
-            ("mem?size=1MiB&block=512".to_owned(), 3)
-        );
-        assert!(take_threads("mem?threads=0").is_err());
     }
 }

@@ -85,6 +85,12 @@ pub struct Config {
     pub sanitize_ns: u64,
     /// Interrupt vectors.
     pub vectors: u16,
+    /// Threads that a [`Runner`](crate::Runner) is to have, 1 to 64.
+    pub threads: usize,
+    /// Image files that were made for this configuration: whoever fails before they are of use removes
+    /// them, as [`vfio_user::Server::bind`](crate::vfio_user::Server::bind) does.
+    #[cfg(feature = "std")]
+    pub created: Vec<std::path::PathBuf>,
     /// A protocol auditor watches: see [`Controller::findings`](crate::Controller::findings).
     pub audit: bool,
 }
@@ -128,12 +134,16 @@ impl Config {
             shutdown_delay_ns: 0,
             sanitize_ns: 0,
             vectors: 65,
+            threads: 1,
+            #[cfg(feature = "std")]
+            created: Vec::new(),
             audit: false,
         }
     }
 
     /// Checks every value.
     pub(crate) fn check(&self) -> Result<(), ConfigError> {
+        self.check_values()?;
         let bad = |option, why| Err(ConfigError::new(option, why));
         if self.namespaces.is_empty() || self.namespaces.len() > 256 {
             return bad("ns", "must be 1 to 256 namespaces");
@@ -147,6 +157,12 @@ impl Config {
                 return bad("size", "must be a multiple of the block size, and not 0");
             }
         }
+        Ok(())
+    }
+
+    /// Checks every value but the namespaces.
+    pub(crate) fn check_values(&self) -> Result<(), ConfigError> {
+        let bad = |option, why| Err(ConfigError::new(option, why));
         if !(1..=4095).contains(&self.max_queues) {
             return bad("queues", "must be 1 to 4095");
         }
@@ -164,6 +180,9 @@ impl Config {
         }
         if !(1..=256).contains(&self.abort_limit) || !(1..=256).contains(&self.aer_limit) {
             return bad("limit", "abort and event limits must be 1 to 256");
+        }
+        if !(1..=64).contains(&self.threads) {
+            return bad("threads", "must be 1 to 64");
         }
         Ok(())
     }
@@ -199,4 +218,7 @@ impl core::fmt::Display for ConfigError {
 impl core::error::Error for ConfigError {}
 
 #[cfg(feature = "std")]
-pub use crate::options::{option_names, parse, parse_fault};
+pub use crate::options::{
+    Access, CONDITIONS, ConditionRow, FAULTS, FaultRow, OPTIONS, OptionRow, check_space, escape,
+    help, image_paths, markdown, parse, parse_fault, parse_for,
+};

@@ -2,11 +2,15 @@
 
 use crate::store::{Store, StoreError, check};
 use std::fs::{File as OsFile, OpenOptions};
-use std::io::{Error, Result as IoResult};
+use std::io::{Error, ErrorKind, Result as IoResult};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
 
 /// A store in a file of fixed size. Dropping it closes the file; what was written is in it.
+///
+/// The file is locked while it is open (an OFD lock, which ends with the process in any case): one that
+/// may be written exclusively, one for reading shared with other readers. So two servers, or a server
+/// and a tool that writes, never have the same image. Advisory: other programs may look away.
 #[derive(Debug)]
 pub struct File {
     file: OsFile,
@@ -18,6 +22,7 @@ impl File {
     /// writes then fail with [`StoreError::Io`].
     pub fn open(path: &Path, read_only: bool) -> IoResult<Self> {
         let file = OpenOptions::new().read(true).write(!read_only).open(path)?;
+        lock(&file, !read_only)?;
         let bytes = file.metadata()?.len();
         Ok(Self { file, bytes })
     }
@@ -29,7 +34,12 @@ impl File {
             .write(true)
             .create_new(true)
             .open(path)?;
-        file.set_len(bytes)?;
+        let ready = lock(&file, true).and_then(|()| file.set_len(bytes));
+        if let Err(error) = ready {
+            // The image of a size that cannot be is not left behind.
+            let _ = std::fs::remove_file(path);
+            return Err(error);
+        }
         Ok(Self { file, bytes })
     }
 
@@ -41,6 +51,32 @@ impl File {
 #[cfg(target_os = "linux")]
 fn punch_hole(file: &OsFile, offset: u64, len: u64) -> bool {
     crate::memory::punch_hole(file, offset, len)
+}
+
+/// Keeps others from the file, or says why it cannot.
+#[cfg(target_os = "linux")]
+fn lock(file: &OsFile, exclusive: bool) -> IoResult<()> {
+    let Err(error) = crate::memory::lock_file(file, exclusive) else {
+        return Ok(());
+    };
+    if error.kind() == ErrorKind::WouldBlock {
+        let what = match exclusive {
+            true => "another process has the image open",
+            false => "another process may write the image",
+        };
+        let why = std::format!("{what}; end it, or reach the image through its server");
+        return Err(Error::new(ErrorKind::ResourceBusy, why));
+    }
+    // Some network file systems have no locks: the image is of use all the same.
+    match error.raw_os_error() {
+        Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::EINVAL) => Ok(()),
+        _ => Err(error),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn lock(_file: &OsFile, _exclusive: bool) -> IoResult<()> {
+    Ok(())
 }
 
 #[cfg(not(target_os = "linux"))]
@@ -155,5 +191,45 @@ mod tests {
             assert!(std::fs::metadata(&path).unwrap().blocks() < before);
         }
         std::fs::remove_file(&path).unwrap();
+    }
+
+    /// A writer keeps everyone else out; readers keep writers out. A lock goes with its store.
+    #[test]
+    fn an_image_has_one_writer_or_many_readers() {
+        let path = path("locked");
+        let busy = |read_only| {
+            let error = File::open(&path, read_only).expect_err("it is in use");
+            assert_eq!(error.kind(), ErrorKind::ResourceBusy);
+            let why = std::format!("{error}");
+            assert!(
+                why.contains("another process") && why.contains("end it"),
+                "{why}"
+            );
+        };
+        let writer = File::create(&path, 8192).unwrap();
+        busy(false);
+        busy(true);
+        drop(writer);
+        let writer = File::open(&path, false).unwrap();
+        busy(false);
+        busy(true);
+        drop(writer);
+        let readers = [
+            File::open(&path, true).unwrap(),
+            File::open(&path, true).unwrap(),
+        ];
+        busy(false);
+        drop(readers);
+        drop(File::open(&path, false).unwrap());
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn an_image_that_cannot_be_so_long_is_not_left_behind() {
+        let path = path("long");
+        assert!(File::create(&path, u64::MAX >> 1).is_err() || path.exists());
+        let _ = std::fs::remove_file(&path);
+        assert!(File::create(&path, u64::MAX).is_err());
+        assert!(!path.exists());
     }
 }

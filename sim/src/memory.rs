@@ -25,7 +25,7 @@ use alloc::vec::Vec;
 use core::cell::{Cell, RefCell};
 use core::sync::atomic::AtomicU64;
 #[cfg(all(feature = "std", target_os = "linux"))]
-pub(crate) use hole::punch_hole;
+pub(crate) use hole::{lock as lock_file, punch_hole};
 
 /// The controller tried to reach memory that is not mapped. The address is the first one missing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -1,17 +1,20 @@
 //! The text form of a device: `PATH?option=value&...`, `mem?size=1GiB`, `null`.
 
+mod images;
+mod table;
+
 use crate::config::{Config, ConfigError, NamespaceConfig};
 use crate::fault::{Fault, FaultRule, When};
-use crate::file_store::File;
-use crate::latency::Profile;
 use crate::store::{Memory, Null, Store};
-use nvme_core::spec::Status;
+use images::Place;
+pub use images::check_space;
 use nvme_core::spec::{admin, nvm};
 use std::boxed::Box;
 use std::format;
-use std::path::Path;
+use std::path::PathBuf;
 use std::string::{String, ToString};
 use std::vec::Vec;
+pub use table::{CONDITIONS, ConditionRow, FAULTS, FaultRow, OPTIONS, OptionRow, help, markdown};
 
 /// Size of `mem` and `null` without `size`.
 const DEFAULT_MEMORY: u64 = 64 << 20;
@@ -25,53 +28,101 @@ fn bad(option: &str, why: impl Into<String>) -> ConfigError {
     }
 }
 
+/// What the images are opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Commands may write. A missing image is created where `size` says how large it is; no other
+    /// process may have it open.
+    Write,
+    /// No command writes: as with `ro=on`, images are opened for reading, none is created, and others
+    /// may read them at the same time.
+    Read,
+}
+
 /// Makes a controller's configuration out of `text`: `PATH`, `mem` or `null`, then options after a
-/// question mark, separated by `&`.
+/// question mark, separated by `&`. Sizes and times have the grammar of [`nvme_units`].
 ///
-/// `size=` and `cache=` (in the grammar of [`nvme_units`], as every size and time here), `block=512|4096`, `ns=` (namespaces of equal
-/// size; file images become PATH, PATH.2, ...), `meta=`, `ro=on|off`, `noiob=`, `queues=`, `mqes=`,
-/// `mdts=`, `dstrd=`, `mpsmin=`, `mpsmax=`, `cqr=on|off`, `sgl=on|off`, `wc=on|off`, `cache=`,
-/// `serial=`, `model=`, `hmpre=`, `hmmin=`, `profile=none|optane|nvme-gen5`, `ready=TIME`,
-/// `aborts=`, `aers=`, `seed=`, and `fault=` any number of times (see [`parse_fault`]).
+/// The options are those of [`OPTIONS`], each at most once but `fault`; see [`parse_fault`]. In the path,
+/// `%3F` is a question mark and `%25` a percent sign; [`escape`] writes them. A file called `mem` is `./mem`.
 ///
-/// A file is opened as it is; only when it is missing and `size` is given, it is created.
+/// A file is opened as it is; only when it is missing and `size` is given, it is created, after
+/// everything else has been checked, free space included. An image that another process uses is
+/// refused: see [`File`](crate::File).
+///
+/// # Errors
+/// Which option is wrong and what it should be. No image was created then.
 pub fn parse(text: &str) -> Result<Config, ConfigError> {
-    let (place, options) = text.split_once('?').unwrap_or((text, ""));
-    if place.is_empty() {
-        return Err(bad(
-            "device",
-            "give a path, mem or null before the question mark",
-        ));
+    parse_for(text, Access::Write)
+}
+
+/// As [`parse`], for what `access` says.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_for(text: &str, access: Access) -> Result<Config, ConfigError> {
+    let (place, mut draft) = draft(text)?;
+    draft.ro |= access == Access::Read;
+    draft.config.check_values()?;
+    if !crate::namespace::FORMATS.contains(&draft.block) {
+        return Err(bad("block", "must be 512 or 4096"));
     }
-    let mut config = Config::empty();
-    let mut shape = Shape {
-        place,
-        size: None,
-        block: 4096,
-        count: 1,
-        meta: 0,
-        ro: false,
-        noiob: 0,
+    let stores = match &place {
+        Place::Null => draft.each(|bytes| Ok(Box::new(Null::new(bytes)) as _), DEFAULT_NULL)?,
+        Place::Memory => draft.each(
+            |bytes| match Memory::new(bytes) {
+                Some(store) => Ok(Box::new(store) as _),
+                None => Err(bad("size", "there is not that much memory")),
+            },
+            DEFAULT_MEMORY,
+        )?,
+        Place::Images(path) => {
+            let paths = images::paths(path, draft.count);
+            let opened = images::open(&paths, &draft, access)?;
+            draft.config.created = opened.created;
+            opened.stores
+        }
     };
-    for option in options.split('&').filter(|option| !option.is_empty()) {
-        let Some((name, value)) = option.split_once('=') else {
-            return Err(bad(option, "write it as name=value"));
-        };
-        set(&mut config, &mut shape, name, value)?;
-    }
-    for index in 0..shape.count {
-        let mut namespace = NamespaceConfig::new(shape.block, shape.store(index)?);
-        namespace.metadata_bytes = shape.meta;
-        namespace.read_only = shape.ro;
-        namespace.noiob = shape.noiob;
+    let Draft {
+        mut config,
+        block,
+        meta,
+        ro,
+        noiob,
+        ..
+    } = draft;
+    for store in stores {
+        let mut namespace = NamespaceConfig::new(block, store);
+        namespace.metadata_bytes = meta;
+        namespace.read_only = ro;
+        namespace.noiob = noiob;
         config.namespaces.push(namespace);
     }
     config.check()?;
     Ok(config)
 }
 
-struct Shape<'a> {
-    place: &'a str,
+/// The image files that `text` names, whether they exist or not; none for `mem` and `null`.
+///
+/// # Errors
+/// As [`parse`], but for what the images themselves are.
+pub fn image_paths(text: &str) -> Result<Vec<PathBuf>, ConfigError> {
+    let (place, draft) = draft(text)?;
+    Ok(match place {
+        Place::Images(path) => images::paths(&path, draft.count),
+        _ => Vec::new(),
+    })
+}
+
+/// `path` as it is written before the question mark of a device's text.
+pub fn escape(path: &str) -> String {
+    path.replace('%', "%25").replace('?', "%3F")
+}
+
+type AnyStore = Box<dyn Store + Send + Sync>;
+
+/// What options say, before anything is made of it.
+pub(crate) struct Draft {
+    config: Config,
     size: Option<u64>,
     block: u32,
     count: u32,
@@ -80,327 +131,200 @@ struct Shape<'a> {
     noiob: u16,
 }
 
-impl Shape<'_> {
-    fn store(&self, index: u32) -> Result<Box<dyn Store + Send + Sync>, ConfigError> {
-        match self.place {
-            "null" => Ok(Box::new(Null::new(self.size.unwrap_or(DEFAULT_NULL)))),
-            "mem" => {
-                let store = Memory::new(self.size.unwrap_or(DEFAULT_MEMORY));
-                Ok(Box::new(store.ok_or_else(|| {
-                    bad("size", "there is not that much memory")
-                })?))
-            }
-            place => {
-                let name = if index == 0 {
-                    place.into()
-                } else {
-                    format!("{place}.{}", index + 1)
-                };
-                Ok(Box::new(self.file(Path::new(&name))?))
-            }
-        }
+impl Draft {
+    fn each(
+        &self,
+        make: impl Fn(u64) -> Result<AnyStore, ConfigError>,
+        default: u64,
+    ) -> Result<Vec<AnyStore>, ConfigError> {
+        let bytes = self.size.unwrap_or(default);
+        self.check_size(bytes)?;
+        (0..self.count).map(|_| make(bytes)).collect()
     }
 
-    fn file(&self, path: &Path) -> Result<File, ConfigError> {
-        let failed = |error: std::io::Error| ConfigError {
-            option: path.display().to_string(),
-            why: error.to_string(),
-            errno: error.raw_os_error(),
-        };
-        let store = match (path.exists(), self.size) {
-            (false, Some(size)) => {
-                let block = u64::from(self.block);
-                if size == 0 || !size.is_multiple_of(block) {
-                    return Err(bad(
-                        "size",
-                        format!("must be a multiple of {block}, and not 0"),
-                    ));
-                }
-                File::create(path, size).map_err(failed)?
-            }
-            (false, None) => {
-                let mut error = failed(std::io::ErrorKind::NotFound.into());
-                error.why = "no such file; add size= to create it".into();
-                error.errno = Some(libc::ENOENT);
-                return Err(error);
-            }
-            (true, _) => File::open(path, self.ro).map_err(failed)?,
-        };
-        let bytes = store.bytes();
-        if self.size.is_some_and(|size| size != bytes) {
-            return Err(bad(
-                "size",
-                format!("{} exists and has {bytes} bytes", path.display()),
-            ));
+    fn check_size(&self, bytes: u64) -> Result<(), ConfigError> {
+        let block = self.block;
+        if bytes == 0 || !bytes.is_multiple_of(u64::from(block)) {
+            let why = format!("must be a multiple of {block}, and not 0");
+            return Err(bad("size", why));
         }
-        if bytes == 0 || !bytes.is_multiple_of(u64::from(self.block)) {
-            let why = format!("{bytes} bytes are not a multiple of block={}", self.block);
-            return Err(bad(&path.display().to_string(), why));
-        }
-        Ok(store)
+        Ok(())
     }
 }
 
-fn set(
-    config: &mut Config,
-    shape: &mut Shape<'_>,
-    name: &str,
-    value: &str,
-) -> Result<(), ConfigError> {
-    match name {
-        "size" => shape.size = Some(size(name, value)?),
-        "block" => shape.block = number(name, value)?,
-        "ns" => {
-            shape.count = number(name, value)?;
-            if !(1..=256).contains(&shape.count) {
-                return Err(bad(name, "must be 1 to 256"));
-            }
+/// Reads the text; looks at no file.
+fn draft(text: &str) -> Result<(Place, Draft), ConfigError> {
+    let (place, options) = text.split_once('?').unwrap_or((text, ""));
+    let place = Place::of(place)?;
+    let mut draft = Draft {
+        config: Config::empty(),
+        size: None,
+        block: 4096,
+        count: 1,
+        meta: 0,
+        ro: false,
+        noiob: 0,
+    };
+    let mut seen: Vec<&str> = Vec::new();
+    for option in options.split('&').filter(|option| !option.is_empty()) {
+        let Some((name, value)) = option.split_once('=') else {
+            return Err(bad(option, "write it as name=value"));
+        };
+        let Some(row) = OPTIONS.iter().find(|row| row.name == name) else {
+            return Err(bad(name, unknown(name)));
+        };
+        if name != "fault" && seen.contains(&name) {
+            return Err(bad(name, "is given twice; give it once"));
         }
-        "meta" => shape.meta = number(name, value)?,
-        "ro" => shape.ro = switch(name, value)?,
-        "noiob" => shape.noiob = number(name, value)?,
-        "queues" => config.max_queues = number(name, value)?,
-        "mqes" => config.mqes = number(name, value)?,
-        "mdts" => config.mdts = number(name, value)?,
-        "dstrd" => config.dstrd = number(name, value)?,
-        "mpsmin" => config.mpsmin = number(name, value)?,
-        "mpsmax" => config.mpsmax = number(name, value)?,
-        "cqr" => config.cqr = switch(name, value)?,
-        "sgl" => config.sgl = switch(name, value)?,
-        "wc" => config.write_cache = switch(name, value)?,
-        "cache" => {
-            let bytes = usize::try_from(size(name, value)?).ok();
-            let bytes = bytes.filter(|bytes| *bytes <= 1 << 32);
-            config.cache_bytes = bytes.ok_or_else(|| bad(name, "must be at most 4GiB"))?;
-        }
-        "serial" => config.serial = value.into(),
-        "model" => config.model = value.into(),
-        "hmpre" => config.hmpre = number(name, value)?,
-        "hmmin" => config.hmmin = number(name, value)?,
-        "profile" => {
-            config.profile = Profile::named(value)
-                .ok_or_else(|| bad(name, "must be none, optane or nvme-gen5"))?;
-        }
-        "audit" => config.audit = switch(name, value)?,
-        "ready" => config.ready_delay_ns = time(name, value)?,
-        "aborts" => config.abort_limit = number(name, value)?,
-        "aers" => config.aer_limit = number(name, value)?,
-        "seed" => config.faults.seed = number(name, value)?,
-        "fault" => config.faults.rules.push(parse_fault(value)?),
-        _ => {
-            return Err(bad(
-                name,
-                "unknown option; see the list in the documentation",
-            ));
+        seen.push(name);
+        (row.set)(&mut draft, value).map_err(|why| bad(name, why))?;
+    }
+    let queues = draft.config.max_queues;
+    for rule in &draft.config.faults.rules {
+        if let Some(qid) = rule.when.qid.filter(|qid| *qid > queues) {
+            let why = format!("qid={qid} is above the last queue; queues={queues}");
+            return Err(bad("fault", why));
         }
     }
-    Ok(())
+    Ok((place, draft))
 }
 
-/// Parses one fault: `WHAT[:VALUE][@CONDITION,...]`.
+/// What is said of an option that there is not: the nearest that there is, or all of them.
+fn unknown(name: &str) -> String {
+    let near = |row: &&OptionRow| {
+        let (a, b) = (row.name, name);
+        !b.is_empty() && (a.starts_with(b) || b.starts_with(a))
+    };
+    match OPTIONS.iter().find(near) {
+        Some(row) => format!("unknown option; did you mean {}=?", row.name),
+        None => {
+            let names: Vec<&str> = OPTIONS.iter().map(|row| row.name).collect();
+            format!("unknown option; there are {}", names.join(", "))
+        }
+    }
+}
+
+/// Parses one fault: `WHAT[:VALUE][@CONDITION,...]`, of [`FAULTS`] and [`CONDITIONS`].
 ///
-/// WHAT is drop, delay:TIME, reorder, duplicate, wrongcid:N, wrongphase, badsqhd:N, status:CODE (SCT
-/// and SC as one number, 0x281 for an unrecovered read), cfs, allones, stuckready, torncqe. The
-/// conditions are qid=N, op=NAME or number, nth=N, every=N and p=PROBABILITY.
+/// # Errors
+/// What is wrong, blamed on the option `fault`.
 pub fn parse_fault(text: &str) -> Result<FaultRule, ConfigError> {
-    let (what, conditions) = text.split_once('@').unwrap_or((text, ""));
-    let (what, value) = match what.split_once(':') {
-        Some((what, value)) => (what, Some(value)),
+    let wrong = |why: String| bad("fault", why);
+    let (what, conditions) = match text.split_once('@') {
+        Some((what, conditions)) => (what, Some(conditions)),
+        None => (text, None),
+    };
+    let (name, value) = match what.split_once(':') {
+        Some((name, value)) => (name, Some(value)),
         None => (what, None),
     };
-    let needed = || value.ok_or_else(|| bad("fault", format!("write it as {what}:VALUE")));
-    let what = match what {
-        "drop" => Fault::Drop,
-        "delay" => Fault::Delay(time("fault", needed()?)?),
-        "reorder" => Fault::Reorder,
-        "duplicate" => Fault::Duplicate,
-        "wrongcid" => Fault::WrongCid(number("fault", needed()?)?),
-        "wrongphase" => Fault::WrongPhase,
-        "badsqhd" => Fault::BadSqhd(number("fault", needed()?)?),
-        "status" => {
-            let code: u16 = number("fault", needed()?)?;
-            if code == 0 || code > 0x7FF {
-                return Err(bad(
-                    "fault",
-                    "a status is 1 to 0x7ff: type times 0x100 plus code",
-                ));
-            }
-            Fault::Status(Status(code))
-        }
-        "cfs" => Fault::Cfs,
-        "allones" => Fault::AllOnes,
-        "stuckready" => Fault::StuckReady,
-        "torncqe" => Fault::TornCqe,
-        _ => return Err(bad("fault", format!("no fault is called {what}"))),
+    let Some(row) = FAULTS.iter().find(|row| row.name == name) else {
+        let names: Vec<&str> = FAULTS.iter().map(|row| row.name).collect();
+        let names = names.join(", ");
+        return Err(wrong(format!(
+            "no fault is called '{name}'; there are {names}"
+        )));
     };
+    let value = match (row.value.is_empty(), value) {
+        (true, Some(_)) => return Err(wrong(format!("{name} takes no value"))),
+        (false, None) => return Err(wrong(format!("write it as {name}:{}", row.value))),
+        (_, value) => value.unwrap_or_default(),
+    };
+    let what = (row.parse)(value).map_err(|why| wrong(format!("{name}: {why}")))?;
     let mut when = When::default();
-    for condition in conditions
-        .split(',')
-        .filter(|condition| !condition.is_empty())
-    {
+    let mut seen: Vec<&str> = Vec::new();
+    for condition in conditions.into_iter().flat_map(|all| all.split(',')) {
         let Some((name, value)) = condition.split_once('=') else {
-            return Err(bad("fault", format!("write {condition} as name=value")));
+            return Err(wrong(format!(
+                "write the condition '{condition}' as name=value"
+            )));
         };
-        match name {
-            "qid" => when.qid = Some(number(name, value)?),
-            "op" => {
-                let (opcode, is_admin) = opcode(value)?;
-                when.opcode = Some(opcode);
-                if is_admin {
-                    when.qid = Some(0);
-                }
-            }
-            "nth" => when.nth = Some(number(name, value)?),
-            "every" => when.every = Some(number(name, value)?),
-            "p" => {
-                let p = value
-                    .parse::<f64>()
-                    .ok()
-                    .filter(|p| (0.0..=1.0).contains(p));
-                let p = p.ok_or_else(|| bad(name, "must be 0 to 1"))?;
-                when.per_million = Some((p * 1e6) as u32);
-            }
-            _ => return Err(bad(name, "no such condition: qid, op, nth, every or p")),
+        let Some(row) = CONDITIONS.iter().find(|row| row.name == name) else {
+            let names: Vec<&str> = CONDITIONS.iter().map(|row| row.name).collect();
+            let names = names.join(", ");
+            return Err(wrong(format!(
+                "no condition is called '{name}'; there are {names}"
+            )));
+        };
+        if seen.contains(&name) {
+            return Err(wrong(format!("{name} is given twice; give it once")));
         }
+        seen.push(name);
+        let qid = when.qid;
+        (row.set)(&mut when, value).map_err(|why| wrong(format!("{name}: {why}")))?;
+        if name == "qid" && qid == Some(0) && when.qid != Some(0) {
+            return Err(wrong(
+                "the opcode is an admin command's: leave qid= out".into(),
+            ));
+        }
+    }
+    let of_commands = !matches!(what, Fault::StuckReady | Fault::SanitizeFails);
+    if !of_commands && (when.qid.is_some() || when.opcode.is_some()) {
+        let why = format!("{name} befalls no command: leave qid= and op= out");
+        return Err(wrong(why));
     }
     Ok(FaultRule { when, what })
 }
 
-fn opcode(text: &str) -> Result<(u8, bool), ConfigError> {
-    let admin_opcode = match text {
-        "identify" => Some(admin::opcode::IDENTIFY),
-        "create-cq" => Some(admin::opcode::CREATE_IO_CQ),
-        "create-sq" => Some(admin::opcode::CREATE_IO_SQ),
-        "delete-cq" => Some(admin::opcode::DELETE_IO_CQ),
-        "delete-sq" => Some(admin::opcode::DELETE_IO_SQ),
-        "abort" => Some(admin::opcode::ABORT),
-        "get-features" => Some(admin::opcode::GET_FEATURES),
-        "set-features" => Some(admin::opcode::SET_FEATURES),
-        "get-log-page" => Some(admin::opcode::GET_LOG_PAGE),
-        "format" => Some(admin::opcode::FORMAT_NVM),
-        _ => None,
-    };
-    if let Some(opcode) = admin_opcode {
-        return Ok((opcode, true));
+/// The opcode of that name or number, and whether it is an admin command's.
+fn opcode(text: &str) -> Result<(u8, bool), String> {
+    let named: [(&str, u8, bool); 19] = [
+        ("identify", admin::opcode::IDENTIFY, true),
+        ("create-cq", admin::opcode::CREATE_IO_CQ, true),
+        ("create-sq", admin::opcode::CREATE_IO_SQ, true),
+        ("delete-cq", admin::opcode::DELETE_IO_CQ, true),
+        ("delete-sq", admin::opcode::DELETE_IO_SQ, true),
+        ("abort", admin::opcode::ABORT, true),
+        ("get-features", admin::opcode::GET_FEATURES, true),
+        ("set-features", admin::opcode::SET_FEATURES, true),
+        ("get-log-page", admin::opcode::GET_LOG_PAGE, true),
+        ("format", admin::opcode::FORMAT_NVM, true),
+        ("sanitize", admin::opcode::SANITIZE, true),
+        ("flush", nvm::opcode::FLUSH, false),
+        ("write", nvm::opcode::WRITE, false),
+        ("read", nvm::opcode::READ, false),
+        ("compare", nvm::opcode::COMPARE, false),
+        ("write-zeroes", nvm::opcode::WRITE_ZEROES, false),
+        (
+            "write-uncorrectable",
+            nvm::opcode::WRITE_UNCORRECTABLE,
+            false,
+        ),
+        ("dsm", nvm::opcode::DATASET_MANAGEMENT, false),
+        ("verify", nvm::opcode::VERIFY, false),
+    ];
+    if let Some((_, code, is_admin)) = named.into_iter().find(|(name, ..)| *name == text) {
+        return Ok((code, is_admin));
     }
-    let opcode = match text {
-        "flush" => nvm::opcode::FLUSH,
-        "write" => nvm::opcode::WRITE,
-        "read" => nvm::opcode::READ,
-        "compare" => nvm::opcode::COMPARE,
-        "write-zeroes" => nvm::opcode::WRITE_ZEROES,
-        "dsm" => nvm::opcode::DATASET_MANAGEMENT,
-        "verify" => nvm::opcode::VERIFY,
-        number_text => number("op", number_text)?,
-    };
-    Ok((opcode, false))
+    let names = named.map(|(name, ..)| name).join(", ");
+    match number(text) {
+        Ok(code) => Ok((code, false)),
+        Err(_) => Err(format!("'{text}' is not 0 to 255 nor one of {names}")),
+    }
 }
 
-fn number<T: TryFrom<u64>>(name: &str, text: &str) -> Result<T, ConfigError> {
-    let value = nvme_units::parse_number(text).map_err(|why| bad(name, why))?;
-    T::try_from(value).map_err(|_| bad(name, format!("{text} is too large")))
+fn number<T: TryFrom<u64>>(text: &str) -> Result<T, String> {
+    let value = nvme_units::parse_number(text)?;
+    T::try_from(value).map_err(|_| format!("{text} is too large"))
 }
 
-fn switch(name: &str, text: &str) -> Result<bool, ConfigError> {
+fn switch(text: &str) -> Result<bool, String> {
     match text {
         "on" | "1" | "yes" | "true" => Ok(true),
         "off" | "0" | "no" | "false" => Ok(false),
-        _ => Err(bad(name, "must be on or off")),
+        _ => Err("must be on or off".to_string()),
     }
 }
 
 /// A number of bytes with an optional unit.
-fn size(name: &str, text: &str) -> Result<u64, ConfigError> {
-    nvme_units::parse_bytes(text).map_err(|why| bad(name, why))
+fn size(text: &str) -> Result<u64, String> {
+    nvme_units::parse_bytes(text)
 }
 
 /// A time in nanoseconds, with its unit.
-fn time(name: &str, text: &str) -> Result<u64, ConfigError> {
-    nvme_units::parse_nanoseconds(text).map_err(|why| bad(name, why))
-}
-
-/// Names of every option, for help texts.
-pub fn option_names() -> Vec<&'static str> {
-    Vec::from([
-        "size", "block", "ns", "meta", "ro", "noiob", "queues", "mqes", "mdts", "dstrd", "mpsmin",
-        "mpsmax", "cqr", "sgl", "wc", "cache", "serial", "model", "hmpre", "hmmin", "profile",
-        "ready", "aborts", "aers", "audit", "seed", "fault",
-    ])
+fn time(text: &str) -> Result<u64, String> {
+    nvme_units::parse_nanoseconds(text)
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn why(text: &str) -> String {
-        parse(text)
-            .err()
-            .map(|error| error.to_string())
-            .unwrap_or_default()
-    }
-
-    #[test]
-    fn options_become_a_configuration() {
-        let text = "mem?size=1MiB&block=512&ns=2&queues=8&mdts=3&mqes=0x100&dstrd=4&profile=optane\
-                    &wc=off&seed=7&fault=drop@op=read,nth=5&fault=delay:5ms@qid=1,every=3";
-        let config = parse(text).unwrap();
-        assert_eq!(config.namespaces.len(), 2);
-        assert_eq!(config.namespaces[1].store.bytes(), 1 << 20);
-        assert_eq!(
-            (config.max_queues, config.mdts, config.mqes, config.dstrd),
-            (8, 3, 256, 4)
-        );
-        assert_eq!(config.profile, Profile::OPTANE);
-        assert!(!config.write_cache);
-        let rules = &config.faults.rules;
-        assert_eq!(
-            (rules[0].what, rules[0].when.opcode),
-            (Fault::Drop, Some(2))
-        );
-        assert_eq!(rules[1].what, Fault::Delay(5_000_000));
-        assert_eq!(rules[1].when.qid, Some(1));
-    }
-
-    #[test]
-    fn every_option_name_is_known() {
-        for name in option_names() {
-            assert!(
-                !why(&format!("mem?{name}=~")).contains("unknown option"),
-                "{name}"
-            );
-        }
-    }
-
-    #[test]
-    fn mistakes_are_named_with_their_option() {
-        assert!(why("").starts_with("device: "));
-        assert!(why("mem?size=12x").starts_with("size: "));
-        assert!(why("mem?size=4095").starts_with("size: "));
-        assert!(why("mem?block=1000").starts_with("block: "));
-        assert!(why("mem?colour=red").starts_with("colour: unknown"));
-        assert!(why("mem?queues").contains("name=value"));
-        assert!(why("null?fault=explode").contains("explode"));
-        assert!(why("null?fault=status:0").contains("0x7ff"));
-        assert!(why("mem?size=99999999TiB").starts_with("size: "));
-        assert!(why("/nonexistent/image").contains("add size="));
-    }
-
-    #[test]
-    fn a_file_is_created_only_when_missing_and_sized() {
-        let path = std::env::temp_dir().join(format!("nvme-sim-options-{}", std::process::id()));
-        let _ = std::fs::remove_file(&path);
-        let name = path.display();
-        parse(&format!("{name}?size=8KiB")).unwrap();
-        assert_eq!(std::fs::metadata(&path).unwrap().len(), 8192);
-        assert_eq!(
-            parse(&format!("{name}")).unwrap().namespaces[0]
-                .store
-                .bytes(),
-            8192
-        );
-        assert!(why(&format!("{name}?size=16KiB")).contains("exists and has 8192 bytes"));
-        std::fs::write(&path, [0; 5000]).unwrap();
-        assert!(why(&format!("{name}")).contains("not a multiple"));
-        std::fs::remove_file(&path).unwrap();
-    }
-}
+mod tests;

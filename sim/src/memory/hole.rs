@@ -1,4 +1,4 @@
-//! The one system call that std has no function for.
+//! The system calls that std has no function for.
 
 /// Gives the space of a range of `file` back; `false` when the file system cannot.
 pub(crate) fn punch_hole(file: &std::fs::File, offset: u64, len: u64) -> bool {
@@ -9,4 +9,33 @@ pub(crate) fn punch_hole(file: &std::fs::File, offset: u64, len: u64) -> bool {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
     // SAFETY: no pointers are passed, and the descriptor is open.
     unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, len) == 0 }
+}
+
+/// Locks the whole of `file` for as long as its open file description lives (an OFD lock): exclusively,
+/// or shared with others that do not write.
+///
+/// # Errors
+/// The operating system's: EAGAIN when another open file description has a lock in the way.
+pub(crate) fn lock(file: &std::fs::File, exclusive: bool) -> std::io::Result<()> {
+    use std::os::fd::AsRawFd;
+    let kind = if exclusive {
+        libc::F_WRLCK
+    } else {
+        libc::F_RDLCK
+    };
+    // From byte 0 to the end, wherever that is; l_pid is 0, as OFD locks need it.
+    let whole = libc::flock {
+        l_type: kind as libc::c_short,
+        l_whence: libc::SEEK_SET as libc::c_short,
+        l_start: 0,
+        l_len: 0,
+        l_pid: 0,
+    };
+    // SAFETY: the descriptor is open, and the kernel reads one `flock`, which outlives the call.
+    let result = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const whole) };
+    if result == 0 {
+        Ok(())
+    } else {
+        Err(std::io::Error::last_os_error())
+    }
 }

@@ -106,8 +106,18 @@ impl Server {
     /// `path`, which must not exist.
     ///
     /// # Errors
-    /// [`ServeError`].
+    /// [`ServeError`]. Images that were made for `config` are gone again then.
     pub fn bind(config: Config, path: &Path, threads: usize) -> Result<Self, ServeError> {
+        let created = config.created.clone();
+        let server = Self::start(config, path, threads);
+        if server.is_err() {
+            // Images that were made for a server that there is not.
+            created.iter().for_each(|image| _ = fs::remove_file(image));
+        }
+        server
+    }
+
+    fn start(config: Config, path: &Path, threads: usize) -> Result<Self, ServeError> {
         let system = |what| move |error| ServeError::System(what, error);
         let memory = HostMemory::new();
         let irqs = Arc::new(Irqs::new(config.vectors));

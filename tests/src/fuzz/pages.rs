@@ -72,7 +72,28 @@ pub fn device_string(bytes: &[u8]) {
         Ok(config) => assert!(!config.namespaces.is_empty(), "{options}: no namespace"),
         Err(error) => assert!(!error.to_string().is_empty(), "{options}: no reason given"),
     }
+    place(text);
     words(text);
+}
+
+/// Any path can be written so that it is that path and nothing else.
+fn place(text: &str) {
+    use nvme_sim::config::{escape, image_paths};
+    if matches!(text, "" | "mem" | "null") {
+        return;
+    }
+    let named = image_paths(&format!("{}?ns=2", escape(text))).expect("options that are right");
+    let second = format!("{text}.2");
+    assert_eq!(
+        named,
+        [text, &second].map(std::path::PathBuf::from),
+        "{text}"
+    );
+    // Looks at no file, so any text will do.
+    match image_paths(text) {
+        Ok(paths) => assert!(paths.len() <= 256, "{text}"),
+        Err(error) => assert!(!error.to_string().is_empty(), "{text}: no reason given"),
+    }
 }
 
 /// The words of other options: PCI addresses, sizes, numbers and times.

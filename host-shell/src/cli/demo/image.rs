@@ -4,7 +4,7 @@
 use super::Demo;
 use crate::cli::{check_stop, progress};
 use nvme_host::core::spec::{Lba, Nsid};
-use nvme_host::{Error, Result};
+use nvme_host::{Error, Result, units};
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::PathBuf;
@@ -60,13 +60,20 @@ impl Image {
             .image
             .clone()
             .unwrap_or_else(|| std::env::temp_dir().join(name));
+        nvme_sim::config::check_space(&path, demo.size).map_err(|error| {
+            let cause = format!("--size {}: {}", units::bytes(demo.size), error.why);
+            Error::usage(
+                cause,
+                "choose a smaller --size, or another place with --image",
+            )
+        })?;
         let file = File::create_new(&path).map_err(Error::file("create", &path))?;
         let (queues, threads) = (demo.queues.max(2), demo.sim_threads);
         let audit = if demo.audit { "on" } else { "off" };
         let mut image = Self {
             device: format!(
                 "sim:{}?block={block}&queues={queues}&threads={threads}&audit={audit}",
-                path.display()
+                nvme_sim::config::escape(&path.display().to_string())
             ),
             path: Some(path.clone()),
             keep: false,
