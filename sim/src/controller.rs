@@ -307,6 +307,7 @@ mod tests {
         if seed.is_multiple_of(5) {
             config.profile = crate::Profile::OPTANE;
         }
+        config.sanitize_ns = seed % 4 * 50_000;
         let mut driver = Driver::new(config);
         driver.breaks_anything();
         driver.create_pair(1);
@@ -335,7 +336,22 @@ mod tests {
                 2 => DATA + next() % 0x10_0000,
                 _ => next(),
             });
-            let opcodes = [0, 1, 2, 4, 5, 6, 8, 9, 0xA, 0xC, 0x18, 0x80, next() as u8];
+            let opcodes = [
+                0,
+                1,
+                2,
+                4,
+                5,
+                6,
+                8,
+                9,
+                0xA,
+                0xC,
+                0x18,
+                0x80,
+                0x84,
+                next() as u8,
+            ];
             let flags = if next().is_multiple_of(4) {
                 next() & 0xFF00
             } else {

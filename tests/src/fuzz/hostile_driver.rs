@@ -30,6 +30,8 @@ pub fn hostile_driver(bytes: &[u8]) {
     config.dstrd = input.byte() % 3;
     config.mdts = input.byte() % 6;
     config.cqr = input.byte() & 1 != 0;
+    // At once, or over several turns of the loop below.
+    config.sanitize_ns = u64::from(config.mdts) * 3_000_000;
     let dstrd = config.dstrd;
     let memory = VecMemory::at(BASE, BYTES as usize);
     let sim = Controller::new(config, memory).expect("a valid configuration");
@@ -120,7 +122,7 @@ fn command(input: &mut Input<'_>, cid: u16) -> Sqe {
         admin::opcode::ASYNC_EVENT_REQUEST,
         admin::opcode::FORMAT_NVM,
         admin::opcode::KEEP_ALIVE,
-        0xC0,
+        admin::opcode::SANITIZE,
         0xFF,
     ];
     let opcode = OPCODES[usize::from(input.byte()) % OPCODES.len()];

@@ -301,3 +301,67 @@ fn a_client_that_shortens_its_memory_is_put_out_and_the_server_lives() {
     };
     assert!(client.read(0, 0, 8).is_ok());
 }
+
+/// A client that leaves is a function level reset, a Controller Level Reset: saved features, the error log
+/// and a sanitize operation outlive it, current features do not.
+///
+/// NVMe Base 2.0c, "Controller Level Reset" and "Feature Values"; 5.16.1.2 (Error Information).
+#[test]
+fn the_next_client_finds_what_a_reset_keeps() {
+    use nvme_core::spec::feature::{SAVE, fid};
+    use nvme_core::spec::log_page::{lid, sanitize_state};
+    let mut config = config();
+    config.sanitize_ns = 60_000_000_000;
+    let served = Served::new(config, 1);
+    let set = |id, value, save| {
+        let mut sqe = admin::set_features(id, Nsid::NONE, value);
+        sqe.cdw10 |= if save { SAVE } else { 0 };
+        sqe
+    };
+    let get = |id| admin::get_features(id, admin::Select::Current, Nsid::NONE, 0);
+    let log = |lid| admin::get_log_page(lid, Nsid::ALL, 512, 0).with_prps(BASE + DATA, 0);
+    let erase = admin::Sanitize::new(admin::SanitizeAction::BlockErase);
+    let erase = admin::sanitize(erase);
+    let mut refused = identify();
+    refused.cdw0 |= 1 << 8; // Fused: an error that the log has.
+
+    let mut client = served.client();
+    let mut guest = Guest::new(&mut client);
+    guest.enable(&mut client);
+    let first = [
+        (set(fid::ARBITRATION, 0x0102_0304, true), 0),
+        (set(fid::ERROR_RECOVERY, 77, false), 0),
+        (refused, 0x4002),
+        (erase, 0),
+    ];
+    for (nth, (sqe, status)) in (1..).zip(first) {
+        guest.submit(sqe);
+        assert_eq!(guest.wait(nth), status, "{nth}");
+    }
+    drop((guest, client));
+
+    let mut client = served.client();
+    let mut guest = Guest::new(&mut client);
+    guest.enable(&mut client);
+    let dword0 = |guest: &Guest, nth: u64| {
+        let lower = guest.word(CQ + (nth - 1) * 16).load(Ordering::Acquire);
+        lower as u32
+    };
+    guest.submit(get(fid::ARBITRATION));
+    assert_eq!(guest.wait(1), 0);
+    assert_eq!(dword0(&guest, 1), 0x0102_0304, "it was saved");
+    guest.submit(get(fid::ERROR_RECOVERY));
+    assert_eq!(guest.wait(2), 0);
+    assert_eq!(dword0(&guest, 2), 0, "it was not");
+    guest.submit(log(lid::ERROR));
+    assert_eq!(guest.wait(3), 0);
+    let entry = |guest: &Guest, at: u64| guest.word(DATA + at).load(Ordering::Relaxed);
+    assert_eq!(entry(&guest, 0), 1, "the first error");
+    let second = entry(&guest, 8);
+    assert_eq!(second as u16, 0, "of the admin queue");
+    assert_eq!((second >> 33) as u16 & 0x7FF, 2, "Invalid Field");
+    guest.submit(log(lid::SANITIZE));
+    assert_eq!(guest.wait(4), 0);
+    let state = (entry(&guest, 0) >> 16) as u16 & 7;
+    assert_eq!(state, sanitize_state::IN_PROGRESS);
+}
