@@ -314,7 +314,12 @@ impl Pair {
             }
         };
         let slots: Box<[Slot<Lease>]> = (0..slots).map(|_| Slot::new()).collect();
-        let queue = QueuePair::new(shape.qid, queue_memory, slots);
+        let queue = QueuePair::new(
+            device.registers().identity(),
+            shape.qid,
+            queue_memory,
+            slots,
+        );
         Ok(Self {
             queue: ManuallyDrop::new(queue),
             memory: ManuallyDrop::new(memory),

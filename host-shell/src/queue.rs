@@ -92,7 +92,7 @@ pub(crate) struct Entry {
 
 /// Ends the commands that a GPU had in flight, once the controller can do nothing to them any more.
 #[cfg(feature = "cuda")]
-pub(crate) type Lent = Box<dyn FnMut(&nvme_core::Quiesced) + Send>;
+pub(crate) type Lent = Box<dyn FnMut(&nvme_core::Quiesced<'_>) + Send>;
 
 impl Entry {
     /// Moves what the controller has posted into the backlog.

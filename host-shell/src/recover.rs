@@ -7,11 +7,11 @@ use crate::dma::{DmaBuffer, Region};
 use crate::error::{Error, Result};
 use crate::queue::{Entry, lock};
 use crate::session::{Admin, Reset, Session};
+use nvme_core::BringupError;
 use nvme_core::bringup::{self, Bringup, HostMemory, QueuePlan, Step};
 use nvme_core::recovery::{self, AbortAttempt};
 use nvme_core::spec::feature::HmbDescriptor;
 use nvme_core::spec::{Cid, Qid};
-use nvme_core::{AbortReason, BringupError};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Instant;
 use zerocopy::IntoBytes;
@@ -209,11 +209,7 @@ impl Drive<'_> {
                 Step::Wait { until_ns } => session.sleep_until(until_ns),
                 Step::Disabled(proof) => {
                     for entry in entries.iter_mut() {
-                        while let Some(done) = entry
-                            .pair
-                            .queue()
-                            .reclaim(&proof, AbortReason::ControllerReset)
-                        {
+                        while let Some(done) = entry.pair.queue().reclaim(&proof) {
                             entry.backlog.push_back(done.into());
                         }
                         entry.pair.queue().restart(&proof);
@@ -222,11 +218,7 @@ impl Drive<'_> {
                             lent(&proof);
                         }
                     }
-                    while pair
-                        .queue()
-                        .reclaim(&proof, AbortReason::ControllerReset)
-                        .is_some()
-                    {}
+                    while pair.queue().reclaim(&proof).is_some() {}
                     pair.queue().restart(&proof);
                     machine.enable(proof);
                 }
@@ -275,5 +267,6 @@ fn in_words(cause: recovery::ResetCause) -> String {
         recovery::ResetCause::AdminDead => "not answered".to_owned(),
         recovery::ResetCause::Refused(status) => format!("refused with {status}"),
         recovery::ResetCause::NoCompletion => "answered, but the command did not end".to_owned(),
+        recovery::ResetCause::OtherAdmin => "sent to another controller's admin queue".to_owned(),
     }
 }

@@ -14,10 +14,10 @@ use crate::cmb::ControllerMemory;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::pages::Pages;
-use nvme_core::Registers;
 use nvme_core::mem::Doorbell;
 use nvme_core::spec::register::{cq_head_doorbell, offset, sq_tail_doorbell};
 use nvme_core::spec::{Iova, Qid};
+use nvme_core::{Identity, Registers};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -230,6 +230,10 @@ fn pass<'a>(
 }
 
 impl Registers for Shared {
+    fn identity(&self) -> &Identity {
+        self.device.registers().identity()
+    }
+
     fn read32(&self, offset: u32) -> u32 {
         self.device.registers().read32(offset)
     }

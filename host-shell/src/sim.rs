@@ -5,16 +5,27 @@ use crate::bar::DoorbellMap;
 use crate::device::Device;
 use crate::dma::{Pages, SharedPages};
 use crate::error::{Error, Result};
-use nvme_core::Registers;
 use nvme_core::spec::Iova;
+use nvme_core::{Identity, Registers};
 use nvme_sim::{Controller, HostMemory, Runner};
 use std::io;
 use std::sync::Arc;
 
 /// The registers of a simulated controller in this process.
-pub struct Bar(pub Arc<Controller<HostMemory>>);
+pub struct Bar(pub Arc<Controller<HostMemory>>, Identity);
+
+impl Bar {
+    /// The registers of `controller`: one `Bar` for each.
+    pub fn new(controller: Arc<Controller<HostMemory>>) -> Self {
+        Self(controller, Identity::new())
+    }
+}
 
 impl Registers for Bar {
+    fn identity(&self) -> &Identity {
+        &self.1
+    }
+
     fn read32(&self, offset: u32) -> u32 {
         self.0.read32(offset)
     }
@@ -91,7 +102,7 @@ pub fn embed(text: &str) -> Result<Embedded> {
     })?;
     let device = Arc::new(Simulator {
         _runner: runner,
-        bar: Bar(Arc::clone(&controller)),
+        bar: Bar::new(Arc::clone(&controller)),
         pages,
         name: format!("sim:{text}"),
         threads,

@@ -6,7 +6,7 @@ mod common;
 use common::{Behind, Judge, Place, binary, embedded};
 use nvme_host::core::spec::register::{Cap, Cc, offset};
 use nvme_host::core::spec::{Iova, Lba, Nsid, admin, nvm};
-use nvme_host::core::{AbortReason, Outcome, Registers};
+use nvme_host::core::{AbortReason, Identity, Outcome, Registers};
 use nvme_host::{Config, Controller, Device, Done, DoorbellMap, Error, Pages, Queue};
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -289,6 +289,10 @@ struct Changing {
 }
 
 impl Registers for Changing {
+    fn identity(&self) -> &Identity {
+        self.device.registers().identity()
+    }
+
     fn read32(&self, at: u32) -> u32 {
         self.device.registers().read32(at)
     }

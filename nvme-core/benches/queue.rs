@@ -6,7 +6,7 @@
 use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
 use nvme_core::spec::{Cqe, Iova, Lba, Nsid, PageSize, Qid, nvm};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
-use nvme_core::{Data, ListMemory, QueueMemory, QueuePair, Slot};
+use nvme_core::{Data, Identity, ListMemory, QueueMemory, QueuePair, Slot};
 use std::hint::black_box;
 use std::time::Instant;
 
@@ -70,7 +70,7 @@ fn measure(batch: u32, rounds: usize, commands: u32) -> f64 {
         ),
     };
     let slots: Vec<Slot<u32>> = (0..ENTRIES).map(|_| Slot::new()).collect();
-    let mut pair = QueuePair::new(Qid(1), queue, slots);
+    let mut pair = QueuePair::new(&Identity::new(), Qid(1), queue, slots);
     let mut echo = Echo {
         memory: &memory,
         head: 0,

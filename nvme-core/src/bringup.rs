@@ -15,9 +15,10 @@
 mod script;
 
 use crate::error::BringupError;
-use crate::inflight::{Quiesced, Slot};
+use crate::inflight::Slot;
 use crate::mem::DmaWords;
 use crate::queue_pair::QueuePair;
+use crate::quiesced::{ControllerId, Quiesced};
 use crate::registers::Registers;
 use crate::spec::register::{ALL_ONES, Aqa, Cap, Cc, Crto, Csts, offset};
 use crate::spec::{Iova, Lba, Nsid, PageSize, Qid};
@@ -238,14 +239,14 @@ pub struct HostMemory {
 
 /// What the machine wants next.
 #[derive(Debug)]
-pub enum Step {
+pub enum Step<'r> {
     /// Call again at `until_ns` or before.
     Wait {
         /// On the caller's clock.
         until_ns: u64,
     },
     /// The controller is disabled: reclaim and restart queues, then call [`Bringup::enable`].
-    Disabled(Quiesced),
+    Disabled(Quiesced<'r>),
     /// The controller would like a host memory buffer: call [`Bringup::host_memory`].
     HostMemory {
         /// Preferred size in bytes.
@@ -284,6 +285,7 @@ pub struct Bringup<'a> {
     page: DmaWords<'a>,
     phase: Phase,
     info: Info,
+    controller: ControllerId,
 }
 
 impl<'a> Bringup<'a> {
@@ -309,6 +311,7 @@ impl<'a> Bringup<'a> {
             page,
             phase: Phase::Start,
             info,
+            controller: registers.identity().id(),
         })
     }
 
@@ -319,11 +322,16 @@ impl<'a> Bringup<'a> {
 
     /// Goes on after [`Step::Disabled`].
     ///
-    /// Taking the proof back keeps it from being used once the controller runs again.
-    pub fn enable(&mut self, proof: Quiesced) {
-        let Quiesced { .. } = proof;
+    /// Taking the proof back keeps it from being used once the controller runs again. With a proof of
+    /// another controller, or one from before this controller was last enabled, the machine fails with
+    /// [`BringupError::OtherController`].
+    pub fn enable(&mut self, proof: Quiesced<'_>) {
         if matches!(self.phase, Phase::Disabled) {
-            self.phase = Phase::Enable;
+            self.phase = if proof.holds(self.controller) {
+                Phase::Enable
+            } else {
+                Phase::Failed(BringupError::OtherController)
+            };
         }
     }
 
@@ -336,17 +344,17 @@ impl<'a> Bringup<'a> {
 
     /// Does what can be done now and says what comes next.
     ///
-    /// `admin` is the admin queue pair of this controller, restarted (or new) when the controller is
-    /// disabled. Completions of commands that this machine did not send are dropped.
+    /// `registers` and `admin` are those of one controller in every step, and `admin` is restarted (or new)
+    /// when it is disabled. Completions of commands that this machine did not send are dropped.
     ///
     /// # Errors
     /// See [`BringupError`]; the machine stays failed and repeats the error.
-    pub fn step<B: Default, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
+    pub fn step<'r, B: Default, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
         &mut self,
-        registers: &dyn Registers,
+        registers: &'r dyn Registers,
         admin: &mut QueuePair<'_, B, S>,
         now_ns: u64,
-    ) -> Result<Step, BringupError> {
+    ) -> Result<Step<'r>, BringupError> {
         let result = self.advance(registers, admin, now_ns);
         if let Err(error) = result {
             self.phase = Phase::Failed(error);
@@ -354,12 +362,18 @@ impl<'a> Bringup<'a> {
         result
     }
 
-    fn advance<B: Default, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
+    fn advance<'r, B: Default, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
         &mut self,
-        registers: &dyn Registers,
+        registers: &'r dyn Registers,
         admin: &mut QueuePair<'_, B, S>,
         now_ns: u64,
-    ) -> Result<Step, BringupError> {
+    ) -> Result<Step<'r>, BringupError> {
+        let other = [registers.identity().id(), admin.controller()]
+            .into_iter()
+            .any(|one| one != self.controller);
+        if other {
+            return Err(BringupError::OtherController);
+        }
         loop {
             let csts = self.status(registers)?;
             match &mut self.phase {
@@ -398,7 +412,7 @@ impl<'a> Bringup<'a> {
                         return self.wait_ready(false, deadline_ns, now_ns);
                     }
                     self.phase = Phase::Disabled;
-                    return Ok(Step::Disabled(Quiesced::controller()));
+                    return Ok(Step::Disabled(registers.identity().quiesced()));
                 }
                 Phase::Enable => {
                     self.look_again(registers)?;
@@ -450,7 +464,12 @@ impl<'a> Bringup<'a> {
         now_ns + u64::from(self.ready_timeout_ms()) * NS_PER_MS
     }
 
-    fn wait_ready(&self, ready: bool, deadline_ns: u64, now_ns: u64) -> Result<Step, BringupError> {
+    fn wait_ready(
+        &self,
+        ready: bool,
+        deadline_ns: u64,
+        now_ns: u64,
+    ) -> Result<Step<'static>, BringupError> {
         if now_ns >= deadline_ns {
             return Err(BringupError::ReadyTimeout {
                 ready,
@@ -503,6 +522,7 @@ impl<'a> Bringup<'a> {
         cc.set_iocqes(4);
         registers.write32(offset::CC, cc.0);
         cc.set_en(true);
+        registers.identity().enabling();
         registers.write32(offset::CC, cc.0);
         Ok(())
     }

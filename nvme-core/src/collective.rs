@@ -11,9 +11,9 @@ pub use reap::Finished;
 use crate::command::{Command, NO_ENTRY, ROW, place, write_entries};
 use crate::error::SubmitError;
 use crate::group::Group;
-use crate::inflight::Quiesced;
 use crate::queue_pair::QueueMemory;
 use crate::queue_state::{QueueState, SlotWord, slot_in};
+use crate::quiesced::Quiesced;
 use crate::spec::{Cid, Sqe};
 use crate::sync::{AtomicU32, Order, Scope, fence};
 
@@ -328,11 +328,11 @@ impl<'a, G: Group> Collective<'a, G> {
     }
 
     /// Ends every command in flight as aborted, tells `end` the tag of each, and empties the queue for
-    /// the controller to create again; `false` when the proof is of another queue.
+    /// the controller to create again; `false` when the proof does not cover this queue.
     ///
     /// For a host thread that is the group alone.
-    pub fn recover(self, proof: &Quiesced, end: impl FnMut(u32)) -> bool {
-        if !proof.covers(self.state.qid()) {
+    pub fn recover(self, proof: &Quiesced<'_>, end: impl FnMut(u32)) -> bool {
+        if !self.state.is_covered(proof) {
             return false;
         }
         self.state.reclaim(end);

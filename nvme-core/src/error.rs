@@ -34,12 +34,14 @@ impl core::error::Error for MapError {}
 pub enum SubmitError {
     /// Every slot is taken. Retry after `poll` has returned a completion.
     QueueFull,
+    /// The queue was closed for its deletion, or its commands were reclaimed. Restart it, or use another.
+    Closed,
     /// The data pointer could not be built.
     Map(MapError),
     /// The result cell is past the end, or still belongs to a command. Use another, or wait for that one.
     CellBusy,
-    /// The controller posted nonsense before, which the queue's `fault` names. Reset it and recover the
-    /// queue.
+    /// A kernel's queue takes no commands: the controller violated the protocol, which the queue's `fault`
+    /// names, or the queue was closed for its deletion. Reset or delete, and recover the queue.
     Refused,
 }
 
@@ -47,6 +49,9 @@ impl fmt::Display for SubmitError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::QueueFull => f.write_str("the queue is full: poll for completions, then retry"),
+            Self::Closed => f.write_str(
+                "the queue's commands were ended by a reset, a shutdown or its deletion: restart the queue, or use another one",
+            ),
             Self::Map(error) => error.fmt(f),
             Self::CellBusy => f.write_str(
                 "the result cell belongs to a command in flight, or there is none: use another cell",
@@ -181,6 +186,9 @@ pub enum BringupError {
         /// CAP.DSTRD, likewise.
         dstrd: (u8, u8),
     },
+    /// Registers, admin queue or proof are not of the controller that the machine was made for, or it was
+    /// enabled behind the machine's back. Use what belongs to one controller, and one machine at a time.
+    OtherController,
     /// A ring that was given is longer than CAP.MQES or 4,096 (admin), or not page aligned.
     AdminRing,
     /// An admin command ended with an error status.
@@ -249,6 +257,9 @@ impl fmt::Display for BringupError {
             Self::AdminRing => f.write_str(
                 "the admin rings do not fit the controller: 2 to 4096 entries, page aligned",
             ),
+            Self::OtherController => f.write_str(
+                "registers, admin queue and proof are not of one controller as it is now: use one machine for one controller at a time",
+            ),
             Self::Command { opcode, status } => {
                 write!(f, "admin command {opcode:#04x} failed: {status}")
             }
@@ -296,12 +307,13 @@ mod tests {
     fn every_error_is_one_line_with_its_values_and_its_remedy() {
         let text = |error: &dyn core::error::Error| error.to_string();
         let refused = SubmitError::Refused;
-        let cases: [(String, &str, &str); 27] = [
+        let cases: [(String, &str, &str); 29] = [
             (text(&MapError::Empty), "no bytes", "above 0"),
             (text(&MapError::Misaligned), "not aligned", "4 bytes"),
             (text(&MapError::ListTooSmall), "list memory", "split"),
             (text(&MapError::TooLong), "ends before", "shorten"),
             (text(&SubmitError::QueueFull), "full", "poll"),
+            (text(&SubmitError::Closed), "ended by a reset", "restart"),
             (
                 text(&SubmitError::Map(MapError::Empty)),
                 "no bytes",
@@ -355,6 +367,11 @@ mod tests {
                 text(&BringupError::AdminRing),
                 "admin rings",
                 "page aligned",
+            ),
+            (
+                text(&BringupError::OtherController),
+                "not of one controller",
+                "one machine for one controller",
             ),
             (
                 text(&BringupError::Command {

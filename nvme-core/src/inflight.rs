@@ -1,12 +1,12 @@
 //! The commands in flight: CID, deadline and the buffer that each one holds.
 //!
 //! Invariant: a slot is free, pending or expired. An expired slot keeps its CID, its list pages and
-//! its buffer until the command's own completion arrives or a [`Quiesced`] proves that the
+//! its buffer until the command's own completion arrives or a [`Quiesced`](crate::Quiesced) proves that the
 //! controller can no longer touch them. CID = 12 bits of slot, 4 bits of generation; slots are
 //! reused oldest first, so that a stale CID repeats as late as possible.
 
 use crate::error::ControllerFault;
-use crate::spec::{Cid, Qid};
+use crate::spec::Cid;
 use core::marker::PhantomData;
 
 /// The most commands in flight on one queue. Slot 4095 is never used, so CID FFFFh never occurs.
@@ -15,29 +15,6 @@ pub const MAX_IN_FLIGHT: u32 = 4095;
 const SLOT_BITS: u32 = 12;
 const GENERATION_MASK: u16 = 0xF;
 const NONE: u16 = u16::MAX;
-
-/// Proof that the controller can no longer touch the memory of commands: it answered CC.EN = 0 with
-/// CSTS.RDY = 0 (every queue), or completed Delete I/O Submission Queue (that queue). Only this
-/// crate can make one.
-#[derive(Debug)]
-pub struct Quiesced {
-    only: Option<Qid>,
-}
-
-impl Quiesced {
-    pub(crate) fn controller() -> Self {
-        Self { only: None }
-    }
-
-    pub(crate) fn queue(qid: Qid) -> Self {
-        Self { only: Some(qid) }
-    }
-
-    /// Whether the proof speaks of queue `qid`.
-    pub fn covers(&self, qid: Qid) -> bool {
-        self.only.is_none_or(|only| only == qid)
-    }
-}
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {

@@ -35,6 +35,7 @@ pub mod mem;
 pub mod prp;
 mod queue_pair;
 pub mod queue_state;
+mod quiesced;
 pub mod recovery;
 mod registers;
 #[cfg(all(test, not(any(loom, tsan))))]
@@ -52,10 +53,11 @@ pub use collective::{Collective, Finished};
 pub use command::Command;
 pub use cq::CompletionQueue;
 pub use error::{BringupError, ControllerFault, MapError, SubmitError, WaitError};
-pub use inflight::{MAX_IN_FLIGHT, Quiesced, Slot};
+pub use inflight::{MAX_IN_FLIGHT, Slot};
 pub use queue_pair::{
     AbortReason, Completion, Data, ListMemory, Outcome, QueueMemory, QueuePair, Rejected,
 };
+pub use quiesced::{ClosedQueue, Identity, Quiesced};
 pub use registers::{RegisterBlock, Registers};
 pub use shared_queue::{Cells, Drained, SharedQueue, Token};
 pub use sq::SubmissionQueue;

@@ -6,9 +6,10 @@
 
 use crate::cq::CompletionQueue;
 use crate::error::{ControllerFault, MapError, SubmitError};
-use crate::inflight::{Inflight, MAX_IN_FLIGHT, Quiesced, Released, Slot};
+use crate::inflight::{Inflight, MAX_IN_FLIGHT, Released, Slot};
 use crate::mem::{CqRing, DmaWords, Doorbell, SqRing};
 use crate::prp;
+use crate::quiesced::{Binding, ClosedQueue, ControllerId, Identity, Quiesced};
 use crate::sgl;
 use crate::spec::{Cid, Cqe, Iova, PageSize, Qid, Sqe, Status};
 use crate::sq::SubmissionQueue;
@@ -204,22 +205,29 @@ pub struct QueuePair<'a, B, S = &'a mut [Slot<B>]> {
     cq: CompletionQueue<'a>,
     lists: ListMemory<'a>,
     inflight: Inflight<B, S>,
+    binding: Binding,
+    depth: u32,
+    /// How many commands may be in flight now: `depth`, or 0 while the queue is closed.
     limit: u32,
     tracer: Tracer<'a>,
 }
 
 impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
-    /// An empty pair. The completion ring is zeroed here: create the queue on the controller after.
-    pub fn new(qid: Qid, memory: QueueMemory<'a>, slots: S) -> Self {
+    /// An empty pair of the controller that `identity` is of. The completion ring is zeroed here: create
+    /// the queue on the controller after.
+    pub fn new(identity: &Identity, qid: Qid, memory: QueueMemory<'a>, slots: S) -> Self {
         let slot_count = slots.as_ref().len() as u32;
         let smaller = memory.sq.entries().min(memory.cq.entries()) - 1;
+        let depth = smaller.min(slot_count).min(MAX_IN_FLIGHT);
         Self {
             qid,
             sq: SubmissionQueue::new(memory.sq, memory.sq_doorbell),
             cq: CompletionQueue::new(memory.cq, memory.cq_doorbell),
             lists: memory.lists,
             inflight: Inflight::new(slots),
-            limit: smaller.min(slot_count).min(MAX_IN_FLIGHT),
+            binding: Binding::new(identity),
+            depth,
+            limit: depth,
             tracer: Tracer::default(),
         }
     }
@@ -232,6 +240,10 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
     /// The queue's identifier.
     pub fn qid(&self) -> Qid {
         self.qid
+    }
+
+    pub(crate) fn controller(&self) -> ControllerId {
+        self.binding.controller
     }
 
     /// The submission queue, for its length and address.
@@ -253,7 +265,7 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
     /// The most commands that may be in flight.
     #[inline]
     pub fn depth(&self) -> u32 {
-        self.limit
+        self.depth
     }
 
     /// Whether `cid` is in flight, expired or not.
@@ -268,7 +280,8 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
     /// `deadline_ns` is on the caller's clock; see [`expire`](Self::expire).
     ///
     /// # Errors
-    /// [`SubmitError::QueueFull`] and [`SubmitError::Map`], with the buffer; nothing is queued then.
+    /// [`SubmitError::QueueFull`], [`SubmitError::Map`] and, after [`close`](Self::close) or
+    /// [`reclaim`](Self::reclaim), [`SubmitError::Closed`], with the buffer; nothing is queued then.
     #[inline]
     pub fn submit(
         &mut self,
@@ -277,10 +290,11 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         buffer: B,
         deadline_ns: u64,
     ) -> Result<Cid, Rejected<B>> {
-        let full = |buffer| Rejected {
-            error: SubmitError::QueueFull,
-            buffer,
+        let error = match self.limit < self.depth {
+            true => SubmitError::Closed,
+            false => SubmitError::QueueFull,
         };
+        let full = |buffer| Rejected { error, buffer };
         // Entries not fetched are of commands in flight, so within the limit the ring has room.
         if self.inflight.in_flight() >= self.limit {
             return Err(full(buffer));
@@ -377,13 +391,25 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         Some(cid)
     }
 
-    /// Ends any command in flight without its completion; the proof says its memory is free.
+    /// Takes no more commands until [`restart`](Self::restart): the begin of the queue's
+    /// [deletion](crate::recovery::QueueDeletion). Those in flight can still be polled.
+    pub fn close(&mut self) -> ClosedQueue {
+        self.limit = 0;
+        ClosedQueue {
+            qid: self.qid,
+            binding: self.binding,
+        }
+    }
+
+    /// Ends any command in flight without its completion; the proof says its memory is free. The queue
+    /// takes no more commands until [`restart`](Self::restart).
     ///
-    /// `None` when none is left, or when the proof is of another queue.
-    pub fn reclaim(&mut self, proof: &Quiesced, reason: AbortReason) -> Option<Completion<B>> {
-        if !proof.covers(self.qid) {
+    /// `None` when none is left, or when the proof does not cover this queue.
+    pub fn reclaim(&mut self, proof: &Quiesced<'_>) -> Option<Completion<B>> {
+        if !proof.covers(self.qid, self.binding) {
             return None;
         }
+        self.limit = 0;
         let Released {
             cid,
             lease,
@@ -393,7 +419,7 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         Some(Completion {
             cid,
             buffer: lease,
-            outcome: Outcome::Aborted(reason),
+            outcome: Outcome::Aborted(proof.reason()),
             dw0: 0,
             dw1: 0,
             late: expired,
@@ -402,12 +428,15 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
 
     /// Empties both rings for the queue to be created again, once every command was reclaimed.
     ///
-    /// `false`, and nothing done, while commands are in flight or when the proof is of another queue.
-    pub fn restart(&mut self, proof: &Quiesced) -> bool {
-        let may = proof.covers(self.qid) && self.in_flight() == 0;
+    /// `false`, and nothing done, while commands are in flight or when the proof does not cover this queue.
+    /// Afterwards this is another queue to every proof that there was.
+    pub fn restart(&mut self, proof: &Quiesced<'_>) -> bool {
+        let may = proof.covers(self.qid, self.binding) && self.in_flight() == 0;
         if may {
             self.sq.restart();
             self.cq.restart();
+            self.binding = self.binding.again();
+            self.limit = self.depth;
         }
         may
     }
@@ -432,7 +461,7 @@ mod tests {
             lists: ListMemory::new(DmaWords::new(&[], Iova(0)), PageSize::KIB4, 0),
         };
         let mut slots: [Slot<u32>; 3] = Default::default();
-        let mut pair = QueuePair::new(Qid(1), memory, &mut slots[..]);
+        let mut pair = QueuePair::new(&Identity::new(), Qid(1), memory, &mut slots[..]);
         let cids = [7, 8].map(|buffer| {
             let sqe = nvm::read(Nsid(1), Lba(0), 1);
             pair.submit(sqe, Data::None, buffer, u64::MAX).unwrap()

@@ -11,6 +11,7 @@ mod slot;
 use crate::error::ControllerFault;
 use crate::inflight::MAX_IN_FLIGHT;
 use crate::mem::CyclicWords;
+use crate::quiesced::{Binding, ClosedQueue, Identity, Quiesced};
 use crate::spec::{Cid, Qid};
 use crate::sync::{AtomicU32, Order, Scope};
 pub(crate) use ended::{slot_of, status_of};
@@ -36,8 +37,24 @@ const TAKEN: u32 = 2 * LINE + 2;
 const FAULT: u32 = 3 * LINE;
 /// Position at which the queue was created.
 const START: u32 = 3 * LINE + 1;
+/// Which controller the queue is bound to and when it was made, as two 64-bit numbers, low half first.
+const BINDING: u32 = 3 * LINE + 2;
 /// Free bits (shared).
 const FREE: u32 = 4 * LINE;
+
+/// In the fault word: closed, which is no fault of the controller.
+const CLOSED: u32 = u32::MAX;
+
+/// A binding as words of the state.
+fn halves(binding: Binding) -> [u32; 4] {
+    let [controller, made] = binding.words();
+    [
+        controller as u32,
+        (controller >> 32) as u32,
+        made as u32,
+        (made >> 32) as u32,
+    ]
+}
 
 const fn free_words(entries: u32) -> u32 {
     let words = entries.div_ceil(32);
@@ -89,8 +106,17 @@ impl<'a> QueueState<'a> {
     /// The state of a queue that was just created on the controller, its rings zeroed.
     ///
     /// `start` is the first position, a multiple of twice the entries; it only matters to tests of the
-    /// counters' wrap. Not while any kernel uses the queue.
-    pub fn init(&self, start: u32) {
+    /// counters' wrap. The queue is bound to the controller that `identity` is of. Not while any kernel
+    /// uses the queue.
+    pub fn init(&self, identity: &Identity, start: u32) {
+        self.begin(Binding::new(identity), start);
+    }
+
+    fn begin(&self, binding: Binding, start: u32) {
+        for (index, word) in (0..).zip(halves(binding)) {
+            self.at(BINDING + index)
+                .store(word, Order::Relaxed, Scope::Sys);
+        }
         let start = start & !(2 * self.mask + 1);
         for field in [self.position(), self.rung(), self.head(), self.start()] {
             field.store(start, Order::Relaxed, Scope::Sys);
@@ -183,6 +209,27 @@ impl<'a> QueueState<'a> {
     #[inline(always)]
     fn start(&self) -> &'a AtomicU32 {
         self.all.named::<START>()
+    }
+
+    fn binding(&self) -> Binding {
+        let word = |index| u64::from(self.at(BINDING + index).load(Order::Relaxed, Scope::Sys));
+        Binding::from_words([0, 2].map(|at| word(at) | word(at + 1) << 32))
+    }
+
+    /// Whether the proof ends the commands of this queue.
+    pub(crate) fn is_covered(&self, proof: &Quiesced<'_>) -> bool {
+        proof.covers(self.qid, self.binding())
+    }
+
+    /// Takes no more commands until the queue is recovered: the begin of its
+    /// [deletion](crate::recovery::QueueDeletion). A [`Collective`](crate::Collective) sees it when it
+    /// resumes.
+    pub fn close(&self) -> ClosedQueue {
+        self.refuse(CLOSED);
+        ClosedQueue {
+            qid: self.qid,
+            binding: self.binding(),
+        }
     }
 
     /// Which quarter of the ring `position` is in, counted from position 0. Entries are given back to the
@@ -285,8 +332,8 @@ impl<'a> QueueState<'a> {
         })
     }
 
-    /// Ends every command in flight, and tells `end` the tag of each; then the state is as after
-    /// [`init`](Self::init), at the position where it began.
+    /// Ends every command in flight, and tells `end` the tag of each; then the state is that of another
+    /// queue of the same controller, at the position where this one began.
     pub(crate) fn reclaim(&self, mut end: impl FnMut(u32)) {
         for slot in 0..self.slots {
             let word = SlotWord(self.slot(slot).load(Order::Relaxed, Scope::Gpu));
@@ -294,7 +341,8 @@ impl<'a> QueueState<'a> {
                 end(word.tag());
             }
         }
-        self.init(self.start().load(Order::Relaxed, Scope::Sys));
+        let start = self.start().load(Order::Relaxed, Scope::Sys);
+        self.begin(self.binding().again(), start);
     }
 }
 
@@ -333,6 +381,7 @@ mod tests {
                 state.fault_word(),
                 state.start(),
             ];
+            fields.extend((0..4).map(|index| state.at(BINDING + index)));
             fields.extend((0..4).map(|quarter| state.taken(quarter)));
             fields.extend((0..state.free_words()).map(|word| state.free(word)));
             for index in 0..entries {
@@ -373,7 +422,7 @@ mod tests {
         for (entries, slots) in [(2, 1), (64, 31), (64, 32), (64, 33), (64, 63), (8192, 4095)] {
             let all = zeroed(entries);
             let state = view(&all, entries, slots);
-            state.init(0);
+            state.init(&Identity::new(), 0);
             let free = |slot: &u32| {
                 let word = state.free(slot / 32).load(Order::Relaxed, Scope::Sys);
                 word >> (slot % 32) & 1 == 1
@@ -407,7 +456,7 @@ mod tests {
             (5 * 128 + 77, 5 * 128),
             (u32::MAX, 0u32.wrapping_sub(128)),
         ] {
-            state.init(asked);
+            state.init(&Identity::new(), asked);
             for word in [state.position(), state.rung(), state.head(), state.start()] {
                 assert_eq!(word.load(Order::Relaxed, Scope::Sys), begins);
             }
@@ -425,7 +474,7 @@ mod tests {
         let all = zeroed(4);
         let state = view(&all, 4, 3);
         state.slot(1).store(u32::MAX, Order::Relaxed, Scope::Sys);
-        state.init(0);
+        state.init(&Identity::new(), 0);
         let kept = state.slot(1).load(Order::Relaxed, Scope::Sys);
         assert_eq!(kept, 0xF000_0000);
     }

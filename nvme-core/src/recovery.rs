@@ -12,8 +12,9 @@
 //!
 //! NVMe Base 2.0c, 5.1 (Abort command), "Controller Level Reset".
 
-use crate::inflight::{Quiesced, Slot};
+use crate::inflight::Slot;
 use crate::queue_pair::{Completion, Data, Outcome, QueuePair};
+use crate::quiesced::{ClosedQueue, ControllerId, Quiesced};
 use crate::spec::{Cid, Qid, Sqe, Status, admin};
 
 /// How often a waiting machine wants to look again.
@@ -30,6 +31,8 @@ pub enum ResetCause {
     Refused(Status),
     /// Abort was answered, but the command's own completion did not come in time.
     NoCompletion,
+    /// The queue pair given as admin queue is not the admin queue of the queue's controller.
+    OtherAdmin,
 }
 
 /// What the machine wants next.
@@ -98,7 +101,7 @@ impl AbortAttempt {
                 Phase::Over(cause) => return Step::ResetNeeded(cause),
                 Phase::Start if !in_flight => return Step::Ended,
                 Phase::Start => {
-                    self.deadline_ns = now_ns + self.grace_ns;
+                    self.deadline_ns = now_ns.saturating_add(self.grace_ns);
                     let sqe = admin::abort(self.qid, self.cid);
                     self.phase = match admin.submit(sqe, Data::None, B::default(), self.deadline_ns)
                     {
@@ -111,7 +114,7 @@ impl AbortAttempt {
                 }
                 Phase::Sent { abort } => match admin.poll() {
                     Ok(Some(done)) if done.cid == abort => {
-                        self.deadline_ns = now_ns + self.grace_ns;
+                        self.deadline_ns = now_ns.saturating_add(self.grace_ns);
                         self.phase = match done.outcome {
                             Outcome::Done(status) if !status.is_success() && in_flight => {
                                 Phase::Over(ResetCause::Refused(status))
@@ -122,7 +125,7 @@ impl AbortAttempt {
                     Ok(Some(done)) => other(done),
                     Ok(None) if now_ns < self.deadline_ns => {
                         return Step::Wait {
-                            until_ns: self.deadline_ns.min(now_ns + POLL_NS),
+                            until_ns: self.deadline_ns.min(now_ns.saturating_add(POLL_NS)),
                         };
                     }
                     Ok(None) | Err(_) => self.phase = Phase::Over(ResetCause::AdminDead),
@@ -130,7 +133,7 @@ impl AbortAttempt {
                 Phase::Answered if !in_flight => return Step::Ended,
                 Phase::Answered if now_ns < self.deadline_ns => {
                     return Step::Wait {
-                        until_ns: self.deadline_ns.min(now_ns + POLL_NS),
+                        until_ns: self.deadline_ns.min(now_ns.saturating_add(POLL_NS)),
                     };
                 }
                 Phase::Answered => self.phase = Phase::Over(ResetCause::NoCompletion),
@@ -149,7 +152,7 @@ pub enum DeletionStep {
     },
     /// The submission queue is gone: its commands' memory is free. Poll what was completed, reclaim
     /// the rest, then step on to delete the completion queue.
-    Emptied(Quiesced),
+    Emptied(Quiesced<'static>),
     /// Both queues are gone.
     Done,
     /// The deletion failed: only a controller reset helps.
@@ -171,29 +174,39 @@ enum DeletionPhase {
 #[derive(Debug)]
 pub struct QueueDeletion {
     qid: Qid,
+    controller: ControllerId,
+    /// Until the proof is given.
+    closed: Option<ClosedQueue>,
     timeout_ns: u64,
     deadline_ns: u64,
     phase: DeletionPhase,
 }
 
 impl QueueDeletion {
-    /// Deletes the pair `qid`; each of the two commands has `timeout_ns`.
-    pub fn new(qid: Qid, timeout_ns: u64) -> Self {
+    /// Deletes the pair that was closed; each of the two commands has `timeout_ns`.
+    pub fn new(closed: ClosedQueue, timeout_ns: u64) -> Self {
         Self {
-            qid,
+            qid: closed.qid,
+            controller: closed.binding.controller,
+            closed: Some(closed),
             timeout_ns,
             deadline_ns: 0,
             phase: DeletionPhase::Submission,
         }
     }
 
-    /// Does what can be done now; `other` is handed each admin completion that is not its own.
+    /// Does what can be done now; `other` is handed each admin completion that is not its own. `admin` is
+    /// the admin queue of the controller that the queue is bound to.
     pub fn step<B: Default, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
         &mut self,
         admin: &mut QueuePair<'_, B, S>,
         now_ns: u64,
         mut other: impl FnMut(Completion<B>),
     ) -> DeletionStep {
+        if admin.qid() != Qid::ADMIN || admin.controller() != self.controller {
+            // Its answers say nothing of the queue.
+            self.phase = DeletionPhase::Over(ResetCause::OtherAdmin);
+        }
         loop {
             match self.phase {
                 DeletionPhase::Submission => {
@@ -210,12 +223,14 @@ impl QueueDeletion {
                         _ if last => self.phase = DeletionPhase::Done,
                         _ => {
                             self.phase = DeletionPhase::Completion;
-                            return DeletionStep::Emptied(Quiesced::queue(self.qid));
+                            if let Some(closed) = self.closed.take() {
+                                return DeletionStep::Emptied(Quiesced::queue(closed));
+                            }
                         }
                     },
                     Ok(Some(done)) => other(done),
                     Ok(None) if now_ns < self.deadline_ns => {
-                        let until_ns = self.deadline_ns.min(now_ns + POLL_NS);
+                        let until_ns = self.deadline_ns.min(now_ns.saturating_add(POLL_NS));
                         return DeletionStep::Wait { until_ns };
                     }
                     Ok(None) | Err(_) => self.phase = DeletionPhase::Over(ResetCause::AdminDead),
@@ -233,7 +248,7 @@ impl QueueDeletion {
         last: bool,
         now_ns: u64,
     ) {
-        self.deadline_ns = now_ns + self.timeout_ns;
+        self.deadline_ns = now_ns.saturating_add(self.timeout_ns);
         self.phase = match admin.submit(sqe, Data::None, B::default(), self.deadline_ns) {
             Ok(cid) => {
                 admin.ring();

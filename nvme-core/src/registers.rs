@@ -2,12 +2,15 @@
 // UNSAFETY: BAR0 arrives as a raw pointer, and volatile-register writes are unsafe.
 #![allow(unsafe_code)]
 
+use crate::quiesced::Identity;
 use volatile_register::RW;
 
 /// Access to the controller's properties by byte offset (see [`offset`](crate::spec::register::offset)).
 ///
 /// A device that is gone reads as all ones; writes to it are lost.
 pub trait Registers {
+    /// Which controller this is: always the same one. Queues and proofs are bound to it.
+    fn identity(&self) -> &Identity;
     /// Reads 32 bits at a multiple of 4.
     fn read32(&self, offset: u32) -> u32;
     /// Reads 64 bits at a multiple of 8.
@@ -23,9 +26,9 @@ pub trait Registers {
 /// 64-bit accesses are made as two 32-bit ones, low half first, as every controller must accept.
 ///
 /// NVMe over PCIe 1.0c, "Controller Property Access".
-#[derive(Clone, Copy)]
 pub struct RegisterBlock<'a> {
     words: &'a [RW<u32>],
+    identity: Identity,
 }
 
 // SAFETY: the registers are device memory; volatile accesses from several threads are what it is for.
@@ -37,15 +40,23 @@ impl<'a> RegisterBlock<'a> {
     /// The registers from `bar0` on.
     ///
     /// # Safety
-    /// `bar0` is 8-byte aligned and valid for volatile reads and writes of `bytes` bytes for `'a`.
+    /// `bar0` is 8-byte aligned and valid for volatile reads and writes of `bytes` bytes for `'a`. A
+    /// controller is brought up and shut down through one block alone, which is its identity.
     pub unsafe fn from_raw(bar0: *mut u8, bytes: usize) -> Self {
         // SAFETY: the caller vouches for the range; RW<u32> is an UnsafeCell of u32.
         let words = unsafe { core::slice::from_raw_parts(bar0.cast::<RW<u32>>(), bytes / 4) };
-        Self { words }
+        Self {
+            words,
+            identity: Identity::new(),
+        }
     }
 }
 
 impl Registers for RegisterBlock<'_> {
+    fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
     fn read32(&self, offset: u32) -> u32 {
         self.words
             .get(offset as usize / 4)

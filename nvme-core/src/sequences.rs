@@ -12,7 +12,7 @@ mod rules;
 use crate::group::Group;
 use crate::queue_pair::{Data, QueuePair};
 use crate::spec::{Iova, Nsid, Qid, Sqe};
-use crate::{Collective, Command, Slot};
+use crate::{Collective, Command, Identity, Slot};
 use lanes::Lane;
 use memory::{Controller, Memory};
 use std::fmt::Write as _;
@@ -72,7 +72,7 @@ fn command(tag: u32, wants_dw0: bool) -> Command<'static> {
 fn queue_pair() -> Account {
     let memory = Memory::new(4, 3);
     let slots: Vec<Slot<()>> = (0..3).map(|_| Slot::new()).collect();
-    let mut pair = QueuePair::new(Qid(1), memory.queue(), slots);
+    let mut pair = QueuePair::new(&Identity::new(), Qid(1), memory.queue(), slots);
     let mut device = Controller::new(&memory);
     let mut account = Account::default();
     account.note(&memory, "submit", || {

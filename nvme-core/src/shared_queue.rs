@@ -17,15 +17,18 @@ mod wait;
 use crate::command::{Command, NO_ENTRY, place, write_entries};
 use crate::error::{ControllerFault, SubmitError};
 use crate::group::{Group, Vote};
-use crate::inflight::{MAX_IN_FLIGHT, Quiesced};
+use crate::inflight::MAX_IN_FLIGHT;
 use crate::queue_pair::{AbortReason, Outcome, QueueMemory};
 use crate::queue_state::{MAX_TAGS, QueueState, SlotWord};
+use crate::quiesced::Quiesced;
 use crate::spec::{Cid, Sqe, Status};
 use crate::sync::{AtomicU64, Order, Scope, fence};
 
 const PENDING: u64 = 1 << 63;
 const DONE: u64 = 1 << 62;
 const ABORTED: u64 = 1 << 61;
+/// With [`ABORTED`]: by the queue's deletion.
+const DELETED: u64 = 1 << 60;
 
 /// Result cells: one for each token that may be out at a time, in memory that every user can reach.
 ///
@@ -364,14 +367,18 @@ impl<'a> SharedQueue<'a> {
     }
 
     /// Ends every command in flight as aborted and empties the queue for the controller to create
-    /// again; `None` when the proof is of another queue. Returns how many there were.
+    /// again; `None` when the proof does not cover this queue. Returns how many there were.
     ///
     /// For the host, while no kernel uses the queue.
-    pub fn recover(&self, proof: &Quiesced) -> Option<u32> {
-        proof.covers(self.state.qid()).then(|| {
+    pub fn recover(&self, proof: &Quiesced<'_>) -> Option<u32> {
+        self.state.is_covered(proof).then(|| {
             let mut ended = 0;
+            let end = match proof.reason() {
+                AbortReason::ControllerReset => DONE | ABORTED,
+                AbortReason::QueueDeleted => DONE | ABORTED | DELETED,
+            };
             self.state.reclaim(|cell| {
-                self.cells.set(cell, DONE | ABORTED);
+                self.cells.set(cell, end);
                 ended += 1;
             });
             self.memory.cq.zero();
@@ -388,9 +395,10 @@ impl<'a> SharedQueue<'a> {
 /// What a cell's value says of a command that has ended.
 #[inline(always)]
 fn ended(value: u64) -> (Outcome, u32) {
-    let outcome = match value & ABORTED {
+    let outcome = match value & (ABORTED | DELETED) {
         0 => Outcome::Done(Status((value >> 32) as u16 & 0x7FFF)),
-        _ => Outcome::Aborted(AbortReason::ControllerReset),
+        ABORTED => Outcome::Aborted(AbortReason::ControllerReset),
+        _ => Outcome::Aborted(AbortReason::QueueDeleted),
     };
     (outcome, value as u32)
 }

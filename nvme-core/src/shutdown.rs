@@ -6,7 +6,7 @@
 //! NVMe Base 2.0c, 3.6 (Shutdown Processing).
 
 use crate::error::BringupError;
-use crate::inflight::Quiesced;
+use crate::quiesced::{ControllerId, Quiesced};
 use crate::registers::Registers;
 use crate::spec::register::{ALL_ONES, Cc, Csts, offset};
 
@@ -26,14 +26,14 @@ pub enum Kind {
 
 /// What the machine wants next.
 #[derive(Debug)]
-pub enum Step {
+pub enum Step<'r> {
     /// Call again at `until_ns` or before.
     Wait {
         /// On the caller's clock.
         until_ns: u64,
     },
     /// The controller is shut down and disabled: all memory is free.
-    Done(Quiesced),
+    Done(Quiesced<'r>),
 }
 
 #[derive(Debug)]
@@ -50,6 +50,8 @@ pub struct Shutdown {
     timeout_ms: u32,
     deadline_ns: u64,
     phase: Phase,
+    /// The controller of the first step.
+    controller: Option<ControllerId>,
 }
 
 impl Shutdown {
@@ -65,15 +67,25 @@ impl Shutdown {
             timeout_ms,
             deadline_ns: 0,
             phase: Phase::Start,
+            controller: None,
         }
     }
 
     /// Does what can be done now and says what comes next.
     ///
     /// # Errors
+    /// [`BringupError::OtherController`] when the registers are not those of the first step,
     /// [`BringupError::DeviceGone`], [`BringupError::ShutdownTimeout`] and, when the controller does
     /// not become disabled after its shutdown, [`BringupError::ReadyTimeout`].
-    pub fn step(&mut self, registers: &dyn Registers, now_ns: u64) -> Result<Step, BringupError> {
+    pub fn step<'r>(
+        &mut self,
+        registers: &'r dyn Registers,
+        now_ns: u64,
+    ) -> Result<Step<'r>, BringupError> {
+        let controller = registers.identity().id();
+        if *self.controller.get_or_insert(controller) != controller {
+            return Err(BringupError::OtherController);
+        }
         loop {
             let csts = match registers.read32(offset::CSTS) {
                 ALL_ONES => return Err(BringupError::DeviceGone),
@@ -114,7 +126,7 @@ impl Shutdown {
                 }
                 Phase::WaitDisabled => {
                     if !csts.rdy() {
-                        return Ok(Step::Done(Quiesced::controller()));
+                        return Ok(Step::Done(registers.identity().quiesced()));
                     }
                     if now_ns >= self.deadline_ns {
                         return Err(BringupError::ReadyTimeout {

@@ -84,7 +84,7 @@ fn a_tracer_records_where_it_was_told_to() {
 fn a_queue_pair_tells_its_tracer_what_happens() {
     use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
     use nvme_core::spec::{Cqe, Iova, Lba, Nsid, PageSize, nvm};
-    use nvme_core::{ControllerFault, Data, ListMemory, QueueMemory, QueuePair, Slot};
+    use nvme_core::{ControllerFault, Data, Identity, ListMemory, QueueMemory, QueuePair, Slot};
 
     let (sq, cq): ([SqCell; 4], [CqCell; 4]) = Default::default();
     let bells: [nvme_core::sync::AtomicU32; 2] = Default::default();
@@ -96,7 +96,12 @@ fn a_queue_pair_tells_its_tracer_what_happens() {
         lists: ListMemory::new(DmaWords::new(&[], Iova(0)), PageSize::KIB4, 0),
     };
     let qid = Qid(2);
-    let mut pair = QueuePair::new(qid, memory, vec![Slot::new(), Slot::new()]);
+    let mut pair = QueuePair::new(
+        &Identity::new(),
+        qid,
+        memory,
+        vec![Slot::new(), Slot::new()],
+    );
     let words: [AtomicU64; 31] = Default::default();
     let ring = TraceRing::new(&words);
     let sqe = nvm::write(Nsid(6), Lba(0), 1);

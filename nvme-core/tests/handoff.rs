@@ -9,7 +9,9 @@ use nvme_core::mem::{CqCell, SqCell};
 use nvme_core::queue_state::{QueueState, words};
 use nvme_core::spec::{Cqe, Iova, Nsid, Qid, Sqe, Status};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
-use nvme_core::{Cells, Collective, Command, Data, MapError, Outcome, SharedQueue, SubmitError};
+use nvme_core::{
+    Cells, Collective, Command, Data, Identity, MapError, Outcome, SharedQueue, SubmitError,
+};
 
 const QID: Qid = Qid(5);
 const LISTS: u64 = 0x70_0000;
@@ -40,7 +42,7 @@ impl Memory {
         };
         QueueState::new(&memory.state, QID, entries, slots)
             .expect("a possible queue")
-            .init(0);
+            .init(&Identity::new(), 0);
         let words = QueueWords {
             sq: memory.sq.as_ptr().expose_provenance() as u64,
             cq: memory.cq.as_ptr().expose_provenance() as u64,

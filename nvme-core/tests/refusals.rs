@@ -10,8 +10,8 @@ use nvme_core::sync::{AtomicU32, AtomicU64};
 use nvme_core::trace::Event;
 use nvme_core::transfer::RangeError;
 use nvme_core::{
-    ControllerFault, Data, ListMemory, MapError, QueueMemory, QueuePair, Slot, SubmitError, prp,
-    sgl,
+    ControllerFault, Data, Identity, ListMemory, MapError, QueueMemory, QueuePair, Slot,
+    SubmitError, prp, sgl,
 };
 
 /// A writer with room for so many bytes.
@@ -107,7 +107,7 @@ fn segments_that_do_not_fit_are_given_back() {
         cq_doorbell: Doorbell::new(&bells[1]),
         lists: ListMemory::new(DmaWords::new(&lists, Iova(0x8000)), PageSize::KIB4, 4),
     };
-    let mut pair = QueuePair::new(Qid(1), memory, vec![Slot::new()]);
+    let mut pair = QueuePair::new(&Identity::new(), Qid(1), memory, vec![Slot::new()]);
     let part = sgl::Segment::Discard { len: 512 };
     let read = nvm::read(Nsid(1), Lba(0), 3);
     let three = pair.submit(read, Data::Sgl(&[part; 3]), "three", 0);

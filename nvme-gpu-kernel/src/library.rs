@@ -90,7 +90,7 @@ fn refusal(error: SubmitError) -> i32 {
         SubmitError::QueueFull => FULL,
         SubmitError::Map(_) => BAD_DATA,
         SubmitError::CellBusy => CELL_BUSY,
-        SubmitError::Refused => REFUSED,
+        SubmitError::Refused | SubmitError::Closed => REFUSED,
     }
 }
 

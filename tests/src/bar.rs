@@ -1,25 +1,42 @@
 //! The registers of a simulated controller, as the core wants them.
 
-use nvme_core::Registers;
+use nvme_core::{Identity, Registers};
 use nvme_sim::{Controller, DmaMemory};
 
 /// BAR0 of a controller in this process.
-pub struct Bar<'a, M>(pub &'a Controller<M>);
+pub struct Bar<'a, M> {
+    /// The controller.
+    pub sim: &'a Controller<M>,
+    /// Which one it is.
+    pub identity: &'a Identity,
+}
+
+impl<M> Clone for Bar<'_, M> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<M> Copy for Bar<'_, M> {}
 
 impl<M: DmaMemory> Registers for Bar<'_, M> {
+    fn identity(&self) -> &Identity {
+        self.identity
+    }
+
     fn read32(&self, offset: u32) -> u32 {
-        self.0.read32(offset)
+        self.sim.read32(offset)
     }
 
     fn read64(&self, offset: u32) -> u64 {
-        self.0.read64(offset)
+        self.sim.read64(offset)
     }
 
     fn write32(&self, offset: u32, value: u32) {
-        self.0.write32(offset, value);
+        self.sim.write32(offset, value);
     }
 
     fn write64(&self, offset: u32, value: u64) {
-        self.0.write64(offset, value);
+        self.sim.write64(offset, value);
     }
 }

@@ -12,10 +12,11 @@ use nvme_core::shutdown::{self, Kind, Shutdown};
 use nvme_core::spec::{Cid, Cqe, Iova, PageSize, Qid, Sqe, Status};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_core::{
-    Cells, Collective, ListMemory, QueueMemory, QueuePair, Quiesced, Registers, SharedQueue, Slot,
+    Cells, ClosedQueue, Collective, Identity, ListMemory, QueueMemory, QueuePair, Quiesced,
+    Registers, SharedQueue, Slot,
 };
 
-/// The queue's identifier.
+/// The identifier of a queue unless it is said otherwise.
 pub const QID: Qid = Qid(1);
 
 /// 64-bit words of list memory for each slot.
@@ -31,6 +32,8 @@ pub struct Rig {
     lists: Vec<AtomicU64>,
     cells: Vec<AtomicU64>,
     slots: u32,
+    qid: Qid,
+    registers: Disabled,
 }
 
 fn zeroed<T: Default>(count: usize) -> Vec<T> {
@@ -43,6 +46,14 @@ impl Rig {
     /// # Panics
     /// When there can be no such queue.
     pub fn new(entries: u32, slots: u32, cells: usize, start: u32) -> Self {
+        Self::of(QID, entries, slots, cells, start)
+    }
+
+    /// The same for queue `qid`.
+    ///
+    /// # Panics
+    /// When there can be no such queue.
+    pub fn of(qid: Qid, entries: u32, slots: u32, cells: usize, start: u32) -> Self {
         let rig = Self {
             sq: zeroed(entries as usize),
             cq: zeroed(entries as usize),
@@ -52,9 +63,16 @@ impl Rig {
             lists: zeroed(slots as usize * LIST_WORDS),
             cells: zeroed(cells),
             slots,
+            qid,
+            registers: Disabled(Identity::new()),
         };
-        rig.state().init(start);
+        rig.state().init(rig.identity(), start);
         rig
+    }
+
+    /// The controller that the queue belongs to: one of its own.
+    pub fn identity(&self) -> &Identity {
+        self.registers.identity()
     }
 
     /// Rings, doorbells and lists.
@@ -75,7 +93,7 @@ impl Rig {
     /// When there can be no such queue.
     pub fn state(&self) -> QueueState<'_> {
         let entries = self.sq.len() as u32;
-        QueueState::new(&self.state, QID, entries, self.slots).expect("a possible queue")
+        QueueState::new(&self.state, self.qid, entries, self.slots).expect("a possible queue")
     }
 
     /// The result cells.
@@ -97,10 +115,10 @@ impl Rig {
     ///
     /// # Panics
     /// Never: these registers have nothing to wait for.
-    pub fn reset(&self) -> Quiesced {
+    pub fn reset(&self) -> Quiesced<'_> {
         self.tail.store(0, Order::Relaxed, Scope::Sys);
         self.head.store(0, Order::Relaxed, Scope::Sys);
-        match Shutdown::new(Kind::Normal, 1).step(&Disabled, 0) {
+        match Shutdown::new(Kind::Normal, 1).step(&self.registers, 0) {
             Ok(shutdown::Step::Done(proof)) => proof,
             other => panic!("a disabled controller is disabled: {other:?}"),
         }
@@ -108,9 +126,13 @@ impl Rig {
 }
 
 /// The registers of a controller that is disabled.
-struct Disabled;
+struct Disabled(Identity);
 
 impl Registers for Disabled {
+    fn identity(&self) -> &Identity {
+        &self.0
+    }
+
     fn read32(&self, _offset: u32) -> u32 {
         0
     }
@@ -146,7 +168,7 @@ impl<'a> Hand<'a> {
             fetched: 0,
             posted: 0,
             freed: 0,
-            watch: Watch::new(QID.0, rig.sq.len() as u32),
+            watch: Watch::new(rig.qid.0, rig.sq.len() as u32),
         }
     }
 
@@ -157,6 +179,11 @@ impl<'a> Hand<'a> {
             posted,
             ..Self::new(rig)
         }
+    }
+
+    /// The queue.
+    pub fn rig(&self) -> &'a Rig {
+        self.rig
     }
 
     fn mask(&self) -> u32 {
@@ -171,7 +198,8 @@ impl<'a> Hand<'a> {
         // Acquire: pairs with the release fence before the doorbell.
         let tail = self.rig.tail.load(Order::Acquire, Scope::Sys);
         let sq = &self.rig.sq;
-        self.watch.tail(QID.0, tail, &|at| Some(sq.get(at)?.load()));
+        self.watch
+            .tail(self.rig.qid.0, tail, &|at| Some(sq.get(at)?.load()));
         let waiting = tail.wrapping_sub(self.fetched) & self.mask();
         assert!(
             waiting >= self.waiting,
@@ -199,7 +227,7 @@ impl<'a> Hand<'a> {
         self.waiting -= 1;
         self.fetched = self.fetched.wrapping_add(1);
         let sqe = self.rig.sq[index as usize].load();
-        self.watch.fetched(QID.0, index, &sqe);
+        self.watch.fetched(self.rig.qid.0, index, &sqe);
         let list = usize::from(sqe.cid().0 & 0xFFF) * LIST_WORDS;
         for word in self.rig.lists.iter().skip(list).take(LIST_WORDS) {
             word.load_settled(Scope::Sys);
@@ -214,7 +242,7 @@ impl<'a> Hand<'a> {
     pub fn look_back(&mut self) -> u32 {
         // Acquire: the driver's reads of the entries that it gave back are over.
         let head = self.rig.head.load(Order::Acquire, Scope::Sys);
-        self.watch.head(QID.0, head);
+        self.watch.head(self.rig.qid.0, head);
         let more = head.wrapping_sub(self.freed) & self.mask();
         let unseen = self.posted.wrapping_sub(self.freed);
         assert!(
@@ -237,7 +265,7 @@ impl<'a> Hand<'a> {
             dw0,
             dw1: 0,
             sqhd: (self.fetched & self.mask()) as u16,
-            sqid: QID.0,
+            sqid: self.rig.qid.0,
             cid: cid.0,
             phase_status: status.0 << 1 | u16::from(phase),
         }
@@ -250,7 +278,7 @@ impl<'a> Hand<'a> {
     pub fn post(&mut self, cqe: Cqe) {
         assert!(self.has_room(), "the completion queue is full");
         let index = self.posted & self.mask();
-        self.watch.posted(QID.0, index, &cqe);
+        self.watch.posted(self.rig.qid.0, index, &cqe);
         self.rig.cq[index as usize].post(cqe);
         self.posted = self.posted.wrapping_add(1);
     }
@@ -292,12 +320,16 @@ impl<'a> Hand<'a> {
     }
 }
 
-/// The proof that submission queue `qid` was deleted, by a controller that answers everything.
-pub fn deleted(qid: Qid) -> Quiesced {
-    let rig = Rig::new(4, 3, 0, 0);
+/// The proof that a queue of the controller `identity` was deleted, by a controller that answers everything.
+///
+/// # Panics
+/// When the queue is of another controller.
+pub fn deleted(identity: &Identity, queue: ClosedQueue) -> Quiesced<'static> {
+    let rig = Rig::of(Qid::ADMIN, 4, 3, 0, 0);
     let slots: Vec<Slot<u32>> = (0..3).map(|_| Slot::new()).collect();
-    let (mut admin, mut hand) = (QueuePair::new(QID, rig.memory(), slots), Hand::new(&rig));
-    let mut deletion = QueueDeletion::new(qid, 1);
+    let mut admin = QueuePair::new(identity, Qid::ADMIN, rig.memory(), slots);
+    let mut hand = Hand::new(&rig);
+    let mut deletion = QueueDeletion::new(queue, 1);
     loop {
         match deletion.step(&mut admin, 0, |_| {}) {
             DeletionStep::Wait { .. } => assert_eq!(hand.serve(), 1),

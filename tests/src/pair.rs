@@ -6,7 +6,7 @@ use nvme_core::bringup::{self, Bringup, Capabilities, Info, QueuePlan};
 use nvme_core::spec::{Cid, Iova, Lba, Nsid, PageSize, Qid, Sqe, Status};
 use nvme_core::transfer::{self, Limits};
 use nvme_core::{
-    AbortReason, BringupError, Completion, ControllerFault, Data, ListMemory, Outcome, QueueMemory,
+    BringupError, Completion, ControllerFault, Data, Identity, ListMemory, Outcome, QueueMemory,
     QueuePair, Registers, Rejected, Slot, SubmitError, prp,
 };
 use nvme_sim::{Config, Controller, Rule};
@@ -73,6 +73,7 @@ pub struct Pair<'a> {
     pub memory: &'a Memory,
     /// The controller.
     pub sim: &'a Controller<&'a Memory>,
+    bar: Bar<'a, &'a Memory>,
     /// The admin queue pair.
     pub admin: Queue<'a>,
     /// The I/O queue pairs: identifiers 1, 2, ...
@@ -110,7 +111,12 @@ pub fn with_pair<R>(
     let explained = config.faults.breaks();
     let breaks = setup.breaks;
     let sim = Controller::new(config, &memory).expect("a valid configuration");
-    let mut pair = Pair::new(&memory, &sim, setup, seed);
+    let identity = Identity::new();
+    let bar = Bar {
+        sim: &sim,
+        identity: &identity,
+    };
+    let mut pair = Pair::new(&memory, bar, setup, seed);
     let _shown = audit::Shown(&sim);
     let result = test(&mut pair);
     audit::check(&sim.findings(), breaks, &explained);
@@ -118,8 +124,9 @@ pub fn with_pair<R>(
 }
 
 impl<'a> Pair<'a> {
-    fn new(memory: &'a Memory, sim: &'a Controller<&'a Memory>, setup: Setup, seed: Seed) -> Self {
-        let page = Capabilities::read(&Bar(sim)).map_or(PageSize::KIB4, |found| found.page);
+    fn new(memory: &'a Memory, bar: Bar<'a, &'a Memory>, setup: Setup, seed: Seed) -> Self {
+        let sim = bar.sim;
+        let page = Capabilities::read(&bar).map_or(PageSize::KIB4, |found| found.page);
         let queue = |qid: u16, (sq_entries, cq_entries): (u32, u32)| {
             let sq = memory.take(u64::from(sq_entries) * 64, page.bytes());
             let cq = memory.take(u64::from(cq_entries) * 16, page.bytes());
@@ -134,6 +141,7 @@ impl<'a> Pair<'a> {
                 lists: ListMemory::new(memory.words(lists), page, share),
             };
             QueuePair::new(
+                bar.identity,
                 Qid(qid),
                 parts,
                 (0..setup.slots).map(|_| Slot::new()).collect(),
@@ -142,6 +150,7 @@ impl<'a> Pair<'a> {
         Self {
             memory,
             sim,
+            bar,
             admin: queue(0, setup.admin),
             io: setup
                 .queues
@@ -164,7 +173,7 @@ impl<'a> Pair<'a> {
 
     /// The registers, as the driver sees them.
     pub fn registers(&self) -> impl Registers + 'a {
-        Bar(self.sim)
+        self.bar
     }
 
     /// The controller's page size.
@@ -189,7 +198,7 @@ impl<'a> Pair<'a> {
             command_timeout_ns: COMMAND_NS,
             ..bringup::Config::default()
         };
-        let bar = Bar(self.sim);
+        let bar = self.bar;
         let mut machine = Bringup::new(&bar, config, self.memory.words(self.identify))?;
         loop {
             match machine.step(&bar, &mut self.admin, self.now_ns)? {
@@ -198,14 +207,11 @@ impl<'a> Pair<'a> {
                     self.sleep_until(until_ns);
                 }
                 bringup::Step::Disabled(proof) => {
-                    while let Some(done) = self.admin.reclaim(&proof, AbortReason::ControllerReset)
-                    {
+                    while let Some(done) = self.admin.reclaim(&proof) {
                         self.account(done);
                     }
                     for index in 0..self.io.len() {
-                        while let Some(done) =
-                            self.io[index].reclaim(&proof, AbortReason::ControllerReset)
-                        {
+                        while let Some(done) = self.io[index].reclaim(&proof) {
                             self.account(done);
                         }
                         self.io[index].restart(&proof);

@@ -8,7 +8,7 @@ use nvme_core::spec::feature::{self, NumberOfQueues, fid};
 use nvme_core::spec::identify::{IdentifyController, IdentifyNamespace, LbaFormat};
 use nvme_core::spec::{Cid, Iova, Lba, Nsid, Qid, Sqe, Status};
 use nvme_core::sync::{AtomicU64, Order, Scope};
-use nvme_core::{BringupError, QueuePair, Slot};
+use nvme_core::{BringupError, QueuePair, Registers, Slot};
 use nvme_tests::hand::{Hand, QID, Rig};
 use nvme_tests::properties::Properties;
 use zerocopy::{FromZeros, IntoBytes};
@@ -93,11 +93,14 @@ impl Controller {
     }
 
     fn bring_up(&mut self, config: Config<'_>) -> Result<Info, BringupError> {
-        let rig = Rig::new(4, 3, 0, 0);
-        let mut admin: QueuePair<'_, u32, Vec<Slot<u32>>> =
-            QueuePair::new(QID, rig.memory(), (0..3).map(|_| Slot::new()).collect());
+        let (rig, bar) = (Rig::new(4, 3, 0, 0), Properties::new());
+        let mut admin: QueuePair<'_, u32, Vec<Slot<u32>>> = QueuePair::new(
+            bar.identity(),
+            QID,
+            rig.memory(),
+            (0..3).map(|_| Slot::new()).collect(),
+        );
         let mut hand = Hand::new(&rig);
-        let bar = Properties::new();
         bar.cap.set(self.properties.cap.get());
         let words: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
         let mut machine = Bringup::new(&bar, config, DmaWords::new(&words, Iova(PAGE)))?;

@@ -7,7 +7,9 @@ use nvme_core::spec::admin::{self, opcode};
 use nvme_core::spec::register::{Aqa, Cap, Cc, offset};
 use nvme_core::spec::{Cid, Iova, PageSize, Status};
 use nvme_core::sync::{AtomicU32, AtomicU64};
-use nvme_core::{BringupError, ControllerFault, Data, ListMemory, QueueMemory, QueuePair, Slot};
+use nvme_core::{
+    BringupError, ControllerFault, Data, ListMemory, QueueMemory, QueuePair, Registers, Slot,
+};
 use nvme_tests::hand::{Hand, QID, Rig};
 use nvme_tests::properties::Properties;
 
@@ -29,7 +31,12 @@ fn config() -> Config<'static> {
 /// Runs `test` on a machine for the controller behind `bar`.
 fn with_machine(bar: &Properties, test: impl FnOnce(&mut Bringup<'_>, &mut Admin<'_>)) {
     let rig = Rig::new(4, 3, 0, 0);
-    let mut admin = QueuePair::new(QID, rig.memory(), (0..3).map(|_| Slot::new()).collect());
+    let mut admin = QueuePair::new(
+        bar.identity(),
+        QID,
+        rig.memory(),
+        (0..3).map(|_| Slot::new()).collect(),
+    );
     let words: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
     let page = DmaWords::new(&words, Iova(0x8000));
     test(&mut Bringup::new(bar, config(), page).unwrap(), &mut admin);
@@ -296,7 +303,12 @@ fn enable_with(bar: &Properties, sq: (u32, u64), cq: (u32, u64)) -> Result<(), B
         cq_doorbell: Doorbell::new(&bells[1]),
         lists: ListMemory::new(DmaWords::new(&[], Iova(0)), PageSize::KIB4, 0),
     };
-    let mut admin: Admin<'_> = QueuePair::new(QID, memory, (0..2).map(|_| Slot::new()).collect());
+    let mut admin: Admin<'_> = QueuePair::new(
+        bar.identity(),
+        QID,
+        memory,
+        (0..2).map(|_| Slot::new()).collect(),
+    );
     let words: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
     let page = DmaWords::new(&words, Iova(0x20_0000));
     let mut machine = Bringup::new(bar, config(), page)?;
@@ -358,7 +370,12 @@ fn a_controller_that_comes_back_with_another_shape_is_not_enabled() {
             ..config()
         };
         let rig = Rig::new(4, 3, 0, 0);
-        let mut admin = Admin::new(QID, rig.memory(), (0..3).map(|_| Slot::new()).collect());
+        let mut admin = Admin::new(
+            bar.identity(),
+            QID,
+            rig.memory(),
+            (0..3).map(|_| Slot::new()).collect(),
+        );
         let words: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
         let mut machine = Bringup::new(&bar, config, DmaWords::new(&words, Iova(0x8000))).unwrap();
         let Ok(Step::Disabled(proof)) = machine.step(&bar, &mut admin, START) else {
@@ -425,11 +442,14 @@ fn admin_rings_that_the_controller_cannot_take_are_refused() {
 /// Commands of somebody else in the admin queue: their ends are not answers, their deadlines not ours.
 #[test]
 fn only_its_own_commands_matter_to_bring_up() {
-    let rig = Rig::new(8, 7, 0, 0);
-    let mut admin: Admin<'_> =
-        QueuePair::new(QID, rig.memory(), (0..7).map(|_| Slot::new()).collect());
+    let (rig, bar) = (Rig::new(8, 7, 0, 0), Properties::new());
+    let mut admin: Admin<'_> = QueuePair::new(
+        bar.identity(),
+        QID,
+        rig.memory(),
+        (0..7).map(|_| Slot::new()).collect(),
+    );
     let mut hand = Hand::new(&rig);
-    let bar = Properties::new();
     let words: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
     let config = Config {
         command_timeout_ns: 40 * MS,

@@ -52,7 +52,7 @@ fn a_queue_pair_goes_round_rings_of_every_size() {
     for entries in SIZES {
         let rig = Rig::new(entries, slots(entries), 0, 0);
         let table: Vec<Slot<u32>> = (0..slots(entries)).map(|_| Slot::new()).collect();
-        let mut pair = QueuePair::new(QID, rig.memory(), table);
+        let mut pair = QueuePair::new(rig.identity(), QID, rig.memory(), table);
         let mut hand = Hand::new(&rig);
         let (mut next, mut ended) = (0, 0);
         while ended < commands(entries) {
@@ -184,7 +184,7 @@ fn a_deadline_of_a_queue_pair_passes_once_on_every_clock() {
     for at in [1, 1 << 32, 1 << 42, 1 << 63, u64::MAX - 1, u64::MAX] {
         let rig = Rig::new(4, 3, 0, 0);
         let table: Vec<Slot<u32>> = (0..3).map(|_| Slot::new()).collect();
-        let mut pair = QueuePair::new(QID, rig.memory(), table);
+        let mut pair = QueuePair::new(rig.identity(), QID, rig.memory(), table);
         assert!(pair.submit(sqe(0), Data::None, 0, at).is_ok());
         let mut expired = |now| std::iter::from_fn(|| pair.expire(now)).count();
         assert_eq!((expired(0), expired(at - 1)), (0, 0), "before {at:#x}");

@@ -35,8 +35,8 @@ fn an_answer_to_abort_frees_nothing() {
                 Arc::new(Rig::new(2, 1, 0, 0)),
             );
             let slots = || -> Vec<Slot<u64>> { vec![Slot::new()] };
-            let mut io = QueuePair::new(QID, io_rig.memory(), slots());
-            let mut admin = QueuePair::new(QID, admin_rig.memory(), slots());
+            let mut io = QueuePair::new(io_rig.identity(), QID, io_rig.memory(), slots());
+            let mut admin = QueuePair::new(io_rig.identity(), QID, admin_rig.memory(), slots());
             let devices = [
                 answer(&io_rig, Status::ABORT_REQUESTED),
                 answer(&admin_rig, Status::SUCCESS),

@@ -8,7 +8,7 @@ use nvme_core::shutdown::{self, Kind, Shutdown};
 use nvme_core::spec::Iova;
 use nvme_core::spec::register::{Cap, Cc, Csts, offset};
 use nvme_core::sync::AtomicU64;
-use nvme_core::{QueuePair, Registers, Slot};
+use nvme_core::{Identity, QueuePair, Registers, Slot};
 use nvme_tests::hand::{QID, Rig};
 use std::cell::{Cell, RefCell};
 
@@ -18,9 +18,14 @@ struct Moody {
     cc: Cell<u32>,
     /// What was read last.
     read: Cell<Csts>,
+    identity: Identity,
 }
 
 impl Registers for Moody {
+    fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
     fn read32(&self, at: u32) -> u32 {
         match at {
             offset::CSTS => {
@@ -79,6 +84,7 @@ fn with_every_controller(run: impl Fn(&Moody)) {
                 statuses: RefCell::new(vec![first, second, third]),
                 cc: Cell::new(cc.0),
                 read: Cell::new(first),
+                identity: Identity::new(),
             });
         }
     }
@@ -124,7 +130,7 @@ fn bring_up_proves_nothing_while_the_controller_is_ready() {
     with_every_controller(|controller| {
         let rig = Rig::new(4, 3, 0, 0);
         let slots: Vec<Slot<u32>> = (0..3).map(|_| Slot::new()).collect();
-        let mut admin = QueuePair::new(QID, rig.memory(), slots);
+        let mut admin = QueuePair::new(controller.identity(), QID, rig.memory(), slots);
         let words: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
         let page = DmaWords::new(&words, Iova(0x8000));
         let config = bringup::Config::default();

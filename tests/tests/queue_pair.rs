@@ -9,7 +9,7 @@ const NEVER: u64 = u64::MAX;
 
 fn pair(rig: &Rig, qid: Qid, slots: usize) -> QueuePair<'_, u32, Vec<Slot<u32>>> {
     let slots = (0..slots).map(|_| Slot::new()).collect();
-    QueuePair::new(qid, rig.memory(), slots)
+    QueuePair::new(rig.identity(), qid, rig.memory(), slots)
 }
 
 fn read() -> Sqe {
@@ -101,22 +101,32 @@ fn a_proof_frees_the_memory_of_its_own_queue_only() {
     let mut pair = pair(&rig, QID, 3);
     assert_eq!(pair.qid(), QID);
     pair.submit(read(), Data::None, 5, NEVER).unwrap();
-    let (own, other) = (deleted(QID), deleted(Qid(2)));
-    assert!(own.covers(QID) && !own.covers(Qid(2)));
+    let rig_beside = Rig::of(Qid(2), 4, 3, 0, 0);
+    let slots: Vec<Slot<u32>> = vec![Slot::new()];
+    let mut beside = QueuePair::new(rig.identity(), Qid(2), rig_beside.memory(), slots);
+    beside.submit(read(), Data::None, 6, NEVER).unwrap();
+    let own = deleted(rig.identity(), pair.close());
+    let other = deleted(rig.identity(), beside.close());
     let reset = rig.reset();
-    assert!(reset.covers(QID) && reset.covers(Qid(2)));
+    assert!(beside.reclaim(&own).is_none());
+    let back = beside.reclaim(&reset).expect("a reset is of all queues");
+    assert_eq!(
+        (back.buffer, back.outcome),
+        (6, Outcome::Aborted(AbortReason::ControllerReset))
+    );
 
-    assert!(pair.reclaim(&other, AbortReason::QueueDeleted).is_none());
+    assert!(pair.reclaim(&other).is_none());
     assert!(!pair.restart(&own), "a command is in flight");
     assert!(!pair.restart(&reset), "a command is in flight");
-    let back = pair.reclaim(&own, AbortReason::QueueDeleted).unwrap();
+    let back = pair.reclaim(&own).unwrap();
     assert_eq!(
         (back.buffer, back.outcome, back.late),
         (5, Outcome::Aborted(AbortReason::QueueDeleted), false)
     );
-    assert!(pair.reclaim(&own, AbortReason::QueueDeleted).is_none());
+    assert!(pair.reclaim(&own).is_none());
     assert!(!pair.restart(&other), "the proof is of another queue");
     assert!(pair.restart(&own));
+    assert!(!pair.restart(&own), "once");
 }
 
 /// After a restart both rings begin at entry 0, phase tag 1, as a queue just created.
@@ -136,7 +146,7 @@ fn a_restarted_pair_works_as_a_new_one() {
         // Not rung, and lost with the reset.
         pair.submit(read(), Data::None, 99, NEVER).unwrap();
         let proof = rig.reset();
-        let lost = pair.reclaim(&proof, AbortReason::ControllerReset).unwrap();
+        let lost = pair.reclaim(&proof).unwrap();
         assert_eq!(lost.buffer, 99);
         assert!(pair.restart(&proof));
         pair.ring();

@@ -4,7 +4,7 @@
 use nvme_core::recovery::{AbortAttempt, DeletionStep, QueueDeletion, ResetCause, Step};
 use nvme_core::spec::{Cid, Qid, Sqe, Status, admin};
 use nvme_core::{Data, QueuePair, Slot};
-use nvme_tests::hand::{Hand, QID, Rig};
+use nvme_tests::hand::{Hand, Rig};
 
 const MS: u64 = 1_000_000;
 /// An arbitrary time at which the clock stands when an attempt begins.
@@ -17,8 +17,9 @@ type Admin<'a> = QueuePair<'a, u32, Vec<Slot<u32>>>;
 
 /// An admin queue of four slots, its controller, and what is in flight there for somebody else.
 fn with_admin(others: u32, test: impl FnOnce(&mut Admin<'_>, &mut Hand<'_>, Vec<Cid>)) {
-    let rig = Rig::new(8, 4, 0, 0);
-    let mut admin = QueuePair::new(QID, rig.memory(), (0..4).map(|_| Slot::new()).collect());
+    let rig = Rig::of(Qid::ADMIN, 8, 4, 0, 0);
+    let slots = (0..4).map(|_| Slot::new()).collect();
+    let mut admin = QueuePair::new(rig.identity(), Qid::ADMIN, rig.memory(), slots);
     let mut hand = Hand::new(&rig);
     let event = admin::async_event_request();
     let cids = (0..others)
@@ -27,6 +28,18 @@ fn with_admin(others: u32, test: impl FnOnce(&mut Admin<'_>, &mut Hand<'_>, Vec<
     admin.ring();
     while hand.fetch().is_some() {}
     test(&mut admin, &mut hand, cids);
+}
+
+/// Queue `qid` of the controller whose admin queue this is.
+fn queue(qid: Qid, admin: &Hand<'_>) -> Rig {
+    let rig = Rig::of(qid, 4, 3, 1, 0);
+    rig.state().init(admin.rig().identity(), 0);
+    rig
+}
+
+/// The deletion of queue 3.
+fn deletion(admin: &Hand<'_>) -> QueueDeletion {
+    QueueDeletion::new(queue(TARGET.0, admin).state().close(), GRACE)
 }
 
 fn abort() -> AbortAttempt {
@@ -152,7 +165,7 @@ fn a_full_admin_queue_leads_to_a_reset() {
     with_admin(4, |admin, hand, _| {
         let over = step(&mut abort(), admin, true, START);
         assert_eq!(over, Step::ResetNeeded(ResetCause::AdminFull));
-        let over = QueueDeletion::new(Qid(3), GRACE).step(admin, START, |_| {});
+        let over = deletion(hand).step(admin, START, |_| {});
         assert!(matches!(
             over,
             DeletionStep::ResetNeeded(ResetCause::AdminFull)
@@ -176,7 +189,7 @@ fn completions_of_others_are_handed_on_and_are_no_answers() {
         assert_eq!((ended, &seen[..]), (Step::Ended, &[70, 71][..]));
     });
     with_admin(1, |admin, hand, others| {
-        let mut deletion = QueueDeletion::new(Qid(3), GRACE);
+        let mut deletion = deletion(hand);
         let mut seen = Vec::new();
         hand.complete(others[0], Status::INTERNAL_ERROR, 9);
         let waits = deletion.step(admin, START, |done| seen.push(done.buffer));
@@ -202,7 +215,8 @@ fn nonsense_in_the_admin_queue_leads_to_a_reset() {
 #[test]
 fn a_pair_is_deleted_submission_queue_first() {
     with_admin(0, |admin, hand, _| {
-        let mut deletion = QueueDeletion::new(Qid(3), GRACE);
+        let (io, beside) = (queue(Qid(3), hand), queue(Qid(4), hand));
+        let mut deletion = QueueDeletion::new(io.state().close(), GRACE);
         let mut now = START;
         let wait = |step, now: u64| {
             let DeletionStep::Wait { until_ns } = step else {
@@ -219,7 +233,9 @@ fn a_pair_is_deleted_submission_queue_first() {
         let DeletionStep::Emptied(proof) = deletion.step(admin, now, |_| {}) else {
             panic!("its commands are free")
         };
-        assert!(proof.covers(Qid(3)) && !proof.covers(Qid(4)));
+        assert_eq!(beside.shared().recover(&proof), None);
+        assert_eq!(io.shared().recover(&proof), Some(0));
+        assert_eq!(io.shared().recover(&proof), None, "once");
         assert!(
             hand.fetch().is_none(),
             "the caller has commands to reclaim first"
@@ -242,7 +258,7 @@ fn a_deletion_that_fails_leads_to_a_reset() {
     for second in [false, true] {
         for answers in [false, true] {
             with_admin(0, |admin, hand, _| {
-                let mut deletion = QueueDeletion::new(Qid(3), GRACE);
+                let mut deletion = deletion(hand);
                 deletion.step(admin, START, |_| {});
                 if second {
                     hand.serve();

@@ -403,7 +403,12 @@ fn a_reset_ends_what_was_in_flight_and_the_queue_goes_on() {
         hand.complete(first.cid(), Status::SUCCESS, 0);
         queue.drain(alone);
         assert!(queue.fault().is_some());
-        assert_eq!(queue.recover(&proof), Some(1));
+        assert_eq!(
+            queue.recover(&proof),
+            None,
+            "a proof from before it was sent"
+        );
+        assert_eq!(queue.recover(&rig.reset()), Some(1));
         assert_eq!(queue.fault(), None);
     }
 }

@@ -1,10 +1,11 @@
 //! Shutdown over properties by hand: what is written when, and every wait to its deadline.
 #![cfg(not(loom))]
 
-use nvme_core::BringupError;
 use nvme_core::shutdown::{Kind, Shutdown, Step};
 use nvme_core::spec::Qid;
 use nvme_core::spec::register::{Cc, offset};
+use nvme_core::{BringupError, Registers};
+use nvme_tests::hand::Rig;
 use nvme_tests::properties::Properties;
 
 const MS: u64 = 1_000_000;
@@ -46,6 +47,10 @@ fn written(bar: &Properties) -> Cc {
 fn a_controller_is_shut_down_and_then_disabled() {
     for (kind, shn) in [(Kind::Normal, 0b01), (Kind::Abrupt, 0b10)] {
         let (bar, cc) = enabled();
+        let queues = [Qid(0), Qid(9)].map(|qid| Rig::of(qid, 4, 3, 0, 0));
+        for queue in &queues {
+            queue.state().init(bar.identity(), 0);
+        }
         let mut machine = Shutdown::new(kind, 50);
         assert!(is_wait(machine.step(&bar, START), START));
         let mut asked = cc;
@@ -63,7 +68,9 @@ fn a_controller_is_shut_down_and_then_disabled() {
         let Ok(Step::Done(proof)) = machine.step(&bar, START + MS) else {
             panic!("it is done")
         };
-        assert!(proof.covers(Qid(0)) && proof.covers(Qid(9)));
+        for queue in queues {
+            assert_eq!(queue.shared().recover(&proof), Some(0), "of all queues");
+        }
     }
 }
 

@@ -114,12 +114,14 @@ fn nonsense_is_found_in_every_place() {
 fn a_proof_of_another_queue_recovers_nothing() {
     let rig = Rig::new(8, 7, 2, 0);
     let _ = in_flight(&rig, 3);
-    let other = deleted(Qid(QID.0 + 1));
+    let beside = Rig::of(Qid(QID.0 + 1), 8, 7, 0, 0);
+    beside.state().init(rig.identity(), 0);
+    let other = deleted(rig.identity(), beside.state().close());
     assert!(!rig.collective(Alone).recover(&other, |tag| panic!("{tag}")));
     assert_eq!(rig.shared().recover(&other), None);
     assert_eq!(rig.state().in_flight(), 3, "nothing has changed");
     let mut aborted = Vec::new();
-    let own = deleted(QID);
+    let own = deleted(rig.identity(), rig.state().close());
     assert!(rig.collective(Alone).recover(&own, |tag| aborted.push(tag)));
     assert_eq!((aborted, rig.state().in_flight()), (vec![0, 1, 2], 0));
 }

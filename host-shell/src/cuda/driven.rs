@@ -96,7 +96,8 @@ impl Driven {
             let of_rings = rings.iter().find_map(|ring| ring.translate(host).ok());
             of_rings.map_or_else(|| access.doorbell(host), Ok)
         };
-        let set = GpuQueues::new(kernels, &words, 0, translate)?;
+        let identity = controller.device().registers().identity();
+        let set = GpuQueues::new(kernels, identity, &words, 0, translate)?;
         let driven = Self {
             set,
             books: None,
@@ -293,7 +294,7 @@ impl Driven {
     fn hook(&self, index: usize) -> crate::queue::Lent {
         let remote: Remote = self.set.remote(index);
         let (fresh, dead) = (Arc::clone(&self.fresh), Arc::clone(&self.dead));
-        Box::new(move |proof: &Quiesced| {
+        Box::new(move |proof: &Quiesced<'_>| {
             let told = remote.inspect(|memory, state| {
                 SharedQueue::new(memory, state, Cells::new(&[]))
                     .recover(proof)

@@ -10,10 +10,10 @@ use super::kernels::{Kernel, Kernels};
 use super::memory::DeviceMemory;
 use super::stream::{Event, Stream};
 use crate::error::{Error, Result};
-use nvme_core::QueueMemory;
 use nvme_core::handoff::QueueWords;
 use nvme_core::queue_state::{self, QueueState};
 use nvme_core::sync::AtomicU32;
+use nvme_core::{Identity, QueueMemory};
 use nvme_gpu_kernel::work::{Launch, Report};
 use std::sync::Arc;
 use std::time::Duration;
@@ -61,13 +61,14 @@ pub struct GpuQueues {
 
 impl GpuQueues {
     /// Puts queues, given by host addresses without state, into the GPU's hands. `translate` gives the
-    /// GPU's address for each address in them; the first position is `start` (see
+    /// GPU's address for each address in them; `identity` is of the controller behind them, the first position is `start` (see
     /// [`QueueState::init`]).
     ///
     /// # Errors
     /// [`Error::Usage`] for rings that a kernel cannot drive, [`Error::Device`] without GPU memory.
     pub fn new(
         kernels: &Arc<Kernels>,
+        identity: &Identity,
         host: &[QueueWords],
         start: u32,
         translate: impl Fn(u64) -> Result<u64>,
@@ -112,7 +113,7 @@ impl GpuQueues {
             });
         }
         queues.words.upload(0, translated.as_bytes())?;
-        queues.restart(start)?;
+        queues.restart(identity, start)?;
         Ok(queues)
     }
 
@@ -142,14 +143,14 @@ impl GpuQueues {
     }
 
     /// Makes all queues new ones, for rings that were zeroed. Forgets what was in flight.
-    pub fn restart(&mut self, start: u32) -> Result<()> {
+    pub fn restart(&mut self, identity: &Identity, start: u32) -> Result<()> {
         let size = self.host.iter().map(state_bytes).max().unwrap_or(0);
         let mut all = Vec::with_capacity(size * self.host.len());
         for one in &self.host {
             let words: Vec<AtomicU32> = (0..size / 4).map(|_| AtomicU32::new(0)).collect();
             let qid = nvme_core::spec::Qid(one.qid as u16);
             if let Some(state) = QueueState::new(&words, qid, one.entries, one.slots) {
-                state.init(start);
+                state.init(identity, start);
             }
             all.extend(words.iter().map(load));
         }

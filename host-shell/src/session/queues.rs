@@ -7,9 +7,9 @@ use crate::queue::{Entry, lock};
 use crate::statistics::Statistics;
 use nvme_core::bringup::Info;
 use nvme_core::recovery::{DeletionStep, QueueDeletion};
+use nvme_core::shutdown;
 use nvme_core::spec::Qid;
 use nvme_core::spec::admin::{self, QueueParams};
-use nvme_core::{AbortReason, shutdown};
 use std::collections::VecDeque;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
@@ -95,13 +95,14 @@ impl Session {
         let Some(entry) = lock(&self.queues).get(&qid.0).cloned() else {
             return;
         };
-        if admin.failed.is_none() && self.delete_queue(&mut admin, qid, &entry) {
+        if admin.failed.is_none() && self.delete_queue(&mut admin, &entry) {
             lock(&self.queues).remove(&qid.0);
         }
     }
 
-    fn delete_queue(&self, admin: &mut Admin, qid: Qid, entry: &Mutex<Entry>) -> bool {
-        let mut deletion = QueueDeletion::new(qid, self.timeout_ns());
+    fn delete_queue(&self, admin: &mut Admin, entry: &Mutex<Entry>) -> bool {
+        let closed = lock(entry).pair.queue().close();
+        let mut deletion = QueueDeletion::new(closed, self.timeout_ns());
         loop {
             match deletion.step(admin.pair.queue(), self.now_ns(), drop) {
                 DeletionStep::Done => return true,
@@ -112,8 +113,7 @@ impl Session {
                     let mut entry = lock(entry);
                     // Nobody waits for these ends any more; what matters is that the buffers come back.
                     let _ = entry.drain();
-                    let reason = AbortReason::QueueDeleted;
-                    while entry.pair.queue().reclaim(&proof, reason).is_some() {}
+                    while entry.pair.queue().reclaim(&proof).is_some() {}
                 }
             }
         }
@@ -154,20 +154,11 @@ impl Session {
                 Ok(shutdown::Step::Done(proof)) => {
                     for entry in &queues {
                         let mut entry = lock(entry);
-                        while let Some(completion) = entry
-                            .pair
-                            .queue()
-                            .reclaim(&proof, nvme_core::AbortReason::ControllerReset)
-                        {
+                        while let Some(completion) = entry.pair.queue().reclaim(&proof) {
                             entry.backlog.push_back(completion.into());
                         }
                     }
-                    while admin
-                        .pair
-                        .queue()
-                        .reclaim(&proof, nvme_core::AbortReason::ControllerReset)
-                        .is_some()
-                    {}
+                    while admin.pair.queue().reclaim(&proof).is_some() {}
                     admin.failed = Some("the controller was shut down".to_owned());
                     return Ok(());
                 }

@@ -8,7 +8,7 @@ use crate::bar::DoorbellMap;
 use crate::error::{Error, Result};
 use crate::pci::Msix;
 use nvme_core::spec::register::offset;
-use nvme_core::{RegisterBlock, Registers};
+use nvme_core::{Identity, RegisterBlock, Registers};
 use std::fs::File;
 use std::sync::OnceLock;
 
@@ -49,7 +49,7 @@ impl Bar0 {
             .filter(|start| *start > doorbells)
             .map_or(area.end, |start| start.min(area.end));
         // SAFETY: page aligned, `len` bytes, and it stays mapped while this struct lives: after the
-        // device is gone pages of ones lie at the same place.
+        // device is gone pages of ones lie at the same place. A device has one of these structs.
         let block = unsafe { RegisterBlock::from_raw(mapping.start(), len) };
         Ok(Self {
             block,
@@ -93,6 +93,10 @@ impl Bar0 {
 }
 
 impl Registers for Bar0 {
+    fn identity(&self) -> &Identity {
+        self.block.identity()
+    }
+
     fn read32(&self, offset: u32) -> u32 {
         let value = self.block.read32(offset);
         if self.is_gone() { u32::MAX } else { value }

@@ -20,9 +20,9 @@ use crate::pages::{GRANULE, Pages};
 use crate::queue::lock;
 use connection::Connection;
 use link::{Failed, Link, in_words};
-use nvme_core::Registers;
 use nvme_core::spec::Iova;
 use nvme_core::spec::register::{ALL_ONES, offset};
+use nvme_core::{Identity, Registers};
 use nvme_sim::vfio_user::wire::{
     Capabilities, DEFAULT_DMA_MAPS, DEVICE_PCI, DEVICE_RESETS, DMA_READABLE, DMA_WRITABLE,
     DeviceInfo, DmaMap, DmaUnmap, command, region as regions,
@@ -56,7 +56,7 @@ pub struct VfioUser {
 }
 
 /// BAR0, by messages.
-struct Bar(Link);
+struct Bar(Link, Identity);
 
 /// Connects to the socket at `path`, checks that an NVMe controller is behind it and enables its DMA.
 ///
@@ -78,7 +78,7 @@ impl VfioUser {
         let (region, file) = link.region(regions::BAR0)?;
         let (area, doorbells) = map_doorbells(&link, &region, file)?;
         let device = Self {
-            bar: Bar(link),
+            bar: Bar(link, Identity::new()),
             area,
             doorbells,
             resets: info.flags & DEVICE_RESETS != 0,
@@ -201,6 +201,10 @@ fn holds(file: BorrowedFd<'_>, end: u64) -> bool {
 }
 
 impl Registers for Bar {
+    fn identity(&self) -> &Identity {
+        &self.1
+    }
+
     fn read32(&self, offset: u32) -> u32 {
         match self.0.read(regions::BAR0, offset.into()) {
             Ok(bytes) => u32::from_le_bytes(bytes),

@@ -63,7 +63,7 @@ impl Script {
         page: DmaWords<'_>,
         admin: &mut QueuePair<'_, B, S>,
         now_ns: u64,
-    ) -> Result<Step, BringupError> {
+    ) -> Result<Step<'static>, BringupError> {
         loop {
             if let Some((cid, opcode)) = self.sent {
                 let Some((status, dw0)) = answer(admin, cid, opcode, now_ns)? else {

@@ -5,7 +5,7 @@ use crate::queue_state::{QueueState, words};
 use crate::spec::{Cqe, Iova, PageSize, Qid};
 use crate::sync::record::{Step, recorded};
 use crate::sync::{AtomicU32, AtomicU64, Order, Scope};
-use crate::{Cells, ListMemory, QueueMemory, SharedQueue};
+use crate::{Cells, Identity, ListMemory, QueueMemory, SharedQueue};
 use std::string::{String, ToString as _};
 use std::vec::Vec;
 use std::{format, vec};
@@ -40,7 +40,7 @@ impl Memory {
             cells: zeroed(slots as usize),
             slots,
         };
-        memory.state().init(0);
+        memory.state().init(&Identity::new(), 0);
         memory
     }
 

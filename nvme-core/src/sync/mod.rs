@@ -45,6 +45,7 @@ mod twin;
 mod by_branch;
 #[cfg(all(test, not(any(loom, tsan, target_arch = "nvptx64"))))]
 pub(crate) mod record;
+pub(crate) mod serial;
 #[cfg(any(loom, tsan))]
 mod site;
 #[cfg(any(loom, tsan))]

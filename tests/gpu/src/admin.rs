@@ -40,7 +40,7 @@ pub fn bring_up(
     sim: &Sim,
     pages: &Pages,
     queues: &[QueueWords],
-    mut disabled: impl FnMut(&Quiesced) -> Result<(), String>,
+    mut disabled: impl FnMut(&Quiesced<'_>) -> Result<(), String>,
 ) -> Result<AdminQueue, String> {
     let at = |page: usize| pages.start().wrapping_add(page * 4096);
     let iova = |start: *mut u8| Iova(start.addr() as u64);
@@ -59,7 +59,7 @@ pub fn bring_up(
         lists: ListMemory::new(DmaWords::new(&[], Iova(0)), PageSize::KIB4, 0),
     };
     let slots: Vec<Slot<()>> = (0..63).map(|_| Slot::new()).collect();
-    let mut pair = QueuePair::new(Qid::ADMIN, memory, slots);
+    let mut pair = QueuePair::new(sim.registers().identity(), Qid::ADMIN, memory, slots);
     let plan = |words: &QueueWords| QueuePlan {
         qid: Qid(words.qid as u16),
         sq_entries: words.entries,

@@ -76,7 +76,7 @@ impl Sim {
             .map_err(|error| format!("a simulator thread: {error}"))?;
         Ok(Arc::new(Self {
             _runner: runner,
-            bar: Bar(controller),
+            bar: Bar::new(controller),
             memory,
             kept: Mutex::default(),
             image: place,

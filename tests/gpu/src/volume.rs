@@ -4,6 +4,7 @@
 
 use crate::bench::{Bench, Mode};
 use crate::report::{Options, Report};
+use nvme_core::Identity;
 use nvme_core::handoff::QueueWords;
 use nvme_core::queue_state::{QueueState, words as state_words};
 use nvme_core::spec::{Qid, nvm};
@@ -59,7 +60,7 @@ fn run(bench: &Bench, mode: Mode, options: &Options) -> nvme_host::Result<String
         });
         let state: Vec<AtomicU32> = (0..words).map(|_| AtomicU32::new(0)).collect();
         if let Some(view) = QueueState::new(&state, Qid(index as u16 + 1), ENTRIES, DEPTH) {
-            view.init(0);
+            view.init(&Identity::new(), 0);
         }
         let word = |word: &AtomicU32| word.load(Order::Relaxed, Scope::Sys);
         let bytes: Vec<u8> = state.iter().flat_map(|w| word(w).to_le_bytes()).collect();

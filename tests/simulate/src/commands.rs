@@ -11,7 +11,7 @@ use crate::trace::Event;
 use crate::world::World;
 use nvme_core::sgl::Segment;
 use nvme_core::spec::{Cid, Iova, Lba, Nsid, Sqe, nvm};
-use nvme_core::{AbortReason, Data, Outcome, Quiesced, SubmitError};
+use nvme_core::{Data, Outcome, Quiesced, SubmitError};
 
 const NS: Nsid = Nsid(1);
 
@@ -225,13 +225,8 @@ impl World<'_> {
     }
 
     /// Takes every command of `queue` from its driver on this proof.
-    pub fn reclaim(
-        &mut self,
-        queue: usize,
-        proof: &Quiesced,
-        reason: AbortReason,
-    ) -> Result<(), Failure> {
-        self.queues[queue].reclaim(proof, reason, &mut self.ended);
+    pub fn reclaim(&mut self, queue: usize, proof: &Quiesced<'_>) -> Result<(), Failure> {
+        self.queues[queue].reclaim(proof, &mut self.ended);
         self.accounts.laid_to_rest(queue);
         self.settle_ends(queue, true)
     }

@@ -12,7 +12,6 @@ use nvme_core::recovery::{AbortAttempt, QueueDeletion, Step};
 use nvme_core::shutdown::Shutdown;
 use nvme_core::spec::Qid;
 use nvme_core::spec::register::{ALL_ONES, Csts, offset};
-use nvme_tests::Bar;
 
 /// How long a host sleeps that has nothing to wait for but a time-out.
 pub(crate) const NAP_NS: u64 = 20_000_000;
@@ -241,7 +240,7 @@ impl<'a> World<'a> {
             command_timeout_ns: ADMIN_NS,
             ..bringup::Config::default()
         };
-        match Bringup::new(&Bar(self.ground.sim), config, self.ground.page) {
+        match Bringup::new(&self.ground.bar, config, self.ground.page) {
             Ok(machine) => {
                 let machine = Box::new(machine);
                 let since_ns = self.now_ns;

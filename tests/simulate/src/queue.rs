@@ -10,7 +10,7 @@ pub use shared::Threads;
 
 use nvme_core::bringup::QueuePlan;
 use nvme_core::spec::{Cid, Sqe};
-use nvme_core::{AbortReason, ControllerFault, Data, Outcome, Quiesced, SubmitError};
+use nvme_core::{ClosedQueue, ControllerFault, Data, Outcome, Quiesced, SubmitError};
 
 /// How a command ended, by the number that it was submitted with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,9 +57,11 @@ pub trait IoQueue {
     /// Whether it refuses commands because of what the controller posted.
     fn refuses(&self) -> bool;
     /// Ends what is in flight, on proof that the controller has let go of it.
-    fn reclaim(&mut self, proof: &Quiesced, reason: AbortReason, ended: &mut Vec<End>);
+    fn reclaim(&mut self, proof: &Quiesced<'_>, ended: &mut Vec<End>);
+    /// Takes no more commands until it was restarted.
+    fn close(&mut self) -> ClosedQueue;
     /// Empties the rings for the queue to be created again.
-    fn restart(&mut self, proof: &Quiesced);
+    fn restart(&mut self, proof: &Quiesced<'_>);
     /// The user of the queue goes, and another one takes it over as it is.
     fn relaunch(&mut self) {}
 }

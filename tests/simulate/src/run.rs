@@ -15,9 +15,10 @@ use nvme_core::bringup::QueuePlan;
 use nvme_core::queue_state::{QueueState, words};
 use nvme_core::spec::{PageSize, Qid};
 use nvme_core::sync::{AtomicU32, AtomicU64};
-use nvme_core::{Cells, ListMemory, QueueMemory, QueuePair, SharedQueue, Slot, prp};
+use nvme_core::{Cells, Identity, ListMemory, QueueMemory, QueuePair, SharedQueue, Slot, prp};
 use nvme_sim::config::NamespaceConfig;
 use nvme_sim::{Config, Controller, FaultPlan, Party, Rule};
+use nvme_tests::Bar;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Memory of both sides.
@@ -126,6 +127,7 @@ fn io_queue<'a>(
     shared: &'a Shared,
     memory: &'a Memory,
     bells: &'a Bells,
+    identity: &Identity,
 ) -> Box<dyn IoQueue + 'a> {
     let make = move || parts.memory(memory, bells);
     let qid = Qid(parts.qid);
@@ -134,16 +136,16 @@ fn io_queue<'a>(
         state.expect("a queue that can be")
     };
     match setup.driver {
-        Driver::Pair => Box::new(Pair::new(qid, make(), setup.slots)),
+        Driver::Pair => Box::new(Pair::new(identity, qid, make(), setup.slots)),
         Driver::Shared => {
-            state().init(setup.start);
+            state().init(identity, setup.start);
             make().cq.zero();
             let lanes =
                 [(); 2].map(|()| SharedQueue::new(make(), state(), Cells::new(&shared.cells)));
             Box::new(Threads::new(parts.plan(), lanes, shared.cells.len() as u32))
         }
         Driver::Collective => {
-            state().init(setup.start);
+            state().init(identity, setup.start);
             make().cq.zero();
             Box::new(Lane::new(parts.plan(), make, state()))
         }
@@ -226,15 +228,20 @@ fn run_on(memory: &Memory, plan: &Plan, sabotage: Sabotage, lines: bool) -> Run 
     let shared = [0, 1].map(|index: usize| Shared::new(&setup.queues[index]));
     let page = memory.words(memory.take(PAGE, PAGE));
     let plans = [parts[0].plan(), parts[1].plan()];
+    let identity = Identity::new();
     let ground = Ground {
         memory,
         sim: &sim,
+        bar: Bar {
+            sim: &sim,
+            identity: &identity,
+        },
         bells: &bells,
         plans: &plans,
         page,
     };
     let slots = (0..8).map(|_| Slot::new()).collect();
-    let admin = QueuePair::new(Qid(0), admin.memory(memory, &bells), slots);
+    let admin = QueuePair::new(&identity, Qid(0), admin.memory(memory, &bells), slots);
     let queues = (0..2)
         .map(|index| {
             io_queue(
@@ -243,6 +250,7 @@ fn run_on(memory: &Memory, plan: &Plan, sabotage: Sabotage, lines: bool) -> Run 
                 &shared[index],
                 memory,
                 &bells,
+                &identity,
             )
         })
         .collect();

@@ -8,10 +8,8 @@ use crate::world::World;
 use nvme_core::bringup::{self, Bringup};
 use nvme_core::recovery::{DeletionStep, QueueDeletion};
 use nvme_core::shutdown::{self, Kind, Shutdown};
-use nvme_core::spec::Qid;
 use nvme_core::spec::register::{ALL_ONES, offset};
-use nvme_core::{AbortReason, BringupError, Quiesced};
-use nvme_tests::Bar;
+use nvme_core::{BringupError, Quiesced};
 
 /// The longest that a bring-up may take: three waits for CSTS.RDY of a second, and its commands.
 const RAISE_NS: u64 = 3_000_000_000 + 16 * (ADMIN_NS + NAP_NS);
@@ -79,12 +77,11 @@ impl<'a> World<'a> {
     }
 
     /// The controller has let go of everything: so do the drivers.
-    fn release(&mut self, proof: &Quiesced) -> Result<(), Failure> {
-        let reason = AbortReason::ControllerReset;
-        while self.admin.reclaim(proof, reason).is_some() {}
+    fn release(&mut self, proof: &Quiesced<'_>) -> Result<(), Failure> {
+        while self.admin.reclaim(proof).is_some() {}
         self.admin.restart(proof);
         for queue in 0..self.queues.len() {
-            self.reclaim(queue, proof, reason)?;
+            self.reclaim(queue, proof)?;
             if self.sabotage != Sabotage::NoRestart {
                 self.queues[queue].restart(proof);
             }
@@ -99,7 +96,8 @@ impl<'a> World<'a> {
         since_ns: u64,
     ) -> Result<Option<Mode<'a>>, Failure> {
         let took = self.now_ns - since_ns;
-        let step = machine.step(&Bar(self.ground.sim), &mut self.admin, self.now_ns);
+        let bar = self.ground.bar;
+        let step = machine.step(&bar, &mut self.admin, self.now_ns);
         if took > RAISE_NS {
             return Err(Failure::new(
                 "deadline",
@@ -174,7 +172,7 @@ impl<'a> World<'a> {
         }
         if self.accounts.open == 0 || hurry {
             self.accounts.abortable(0);
-            let deletion = QueueDeletion::new(Qid(1), ADMIN_NS);
+            let deletion = QueueDeletion::new(self.queues[0].close(), ADMIN_NS);
             return Ok(Some(Mode::Deleting {
                 deletion,
                 queue: 0,
@@ -209,7 +207,7 @@ impl<'a> World<'a> {
             DeletionStep::Emptied(proof) => {
                 emptied = true;
                 self.poll(queue)?;
-                self.reclaim(queue, &proof, AbortReason::QueueDeleted)?;
+                self.reclaim(queue, &proof)?;
             }
             DeletionStep::ResetNeeded(_) => {
                 self.recover("a queue could not be deleted")?;
@@ -217,7 +215,7 @@ impl<'a> World<'a> {
             }
             DeletionStep::Done if queue + 1 < self.queues.len() => {
                 self.accounts.abortable(queue + 1);
-                let deletion = QueueDeletion::new(Qid(queue as u16 + 2), ADMIN_NS);
+                let deletion = QueueDeletion::new(self.queues[queue + 1].close(), ADMIN_NS);
                 return Ok(Some(Mode::Deleting {
                     deletion,
                     queue: queue + 1,
@@ -251,7 +249,8 @@ impl<'a> World<'a> {
         mut machine: Shutdown,
         abrupt: bool,
     ) -> Result<Option<Mode<'a>>, Failure> {
-        match machine.step(&Bar(self.ground.sim), self.now_ns) {
+        let bar = self.ground.bar;
+        match machine.step(&bar, self.now_ns) {
             Ok(shutdown::Step::Wait { until_ns }) => {
                 self.sleep(until_ns);
                 return Ok(Some(Mode::Stopping { machine, abrupt }));

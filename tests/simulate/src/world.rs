@@ -16,6 +16,7 @@ use nvme_core::bringup::QueuePlan;
 use nvme_core::mem::DmaWords;
 use nvme_core::{QueuePair, Slot};
 use nvme_sim::Controller;
+use nvme_tests::Bar;
 
 /// The admin queue's buffers are numbers that nobody looks at.
 pub(crate) type Admin<'a> = QueuePair<'a, u32, Vec<Slot<u32>>>;
@@ -24,6 +25,7 @@ pub(crate) type Admin<'a> = QueuePair<'a, u32, Vec<Slot<u32>>>;
 pub(crate) struct Ground<'a> {
     pub memory: &'a Memory,
     pub sim: &'a Controller<&'a Memory>,
+    pub bar: Bar<'a, &'a Memory>,
     pub bells: &'a Bells,
     pub plans: &'a [QueuePlan],
     pub page: DmaWords<'a>,

@@ -7,12 +7,12 @@
 use super::audited::Audited;
 use super::is_audited;
 use arbitrary::{Arbitrary, Unstructured};
-use nvme_core::Registers;
 use nvme_core::mem::{CqCell, DmaWords, SqCell};
 use nvme_core::spec::admin::{cns, opcode};
 use nvme_core::spec::register::{Aqa, Cap, Cc, Csts, offset};
 use nvme_core::spec::{Cqe, Iova, Sqe};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
+use nvme_core::{Identity, Registers};
 use std::cell::{Cell, RefCell};
 
 /// Where the controller finds the Identify page.
@@ -153,6 +153,7 @@ pub struct BadController<'a> {
     seen_cc: Cell<Cc>,
     /// Whether the driver may set CC.EN.
     pub may_enable: Cell<bool>,
+    identity: Identity,
 }
 
 impl<'a> BadController<'a> {
@@ -174,6 +175,7 @@ impl<'a> BadController<'a> {
             queue: Cell::new((0, 0, 0)),
             seen_cc: Cell::new(Cc(0)),
             may_enable: Cell::new(false),
+            identity: Identity::new(),
             shape,
         })
     }
@@ -375,6 +377,10 @@ impl<'a> BadController<'a> {
 }
 
 impl Registers for BadController<'_> {
+    fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
     fn read32(&self, at: u32) -> u32 {
         let honest = match at {
             offset::VS => self.shape.vs,

@@ -189,6 +189,7 @@ impl Model<'_> {
             Err(SubmitError::Refused) => assert!(self.refused),
             Err(SubmitError::Map(_)) => {}
             Err(SubmitError::CellBusy) => panic!("a collective has no cells"),
+            Err(SubmitError::Closed) => panic!("a kernel's queue says that it is refused"),
         }
     }
 

@@ -7,7 +7,7 @@ use nvme_auditor::Auditor;
 use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
 use nvme_core::spec::{Cid, Cqe, Iova, Nsid, PageSize, Qid, Sqe};
 use nvme_core::sync::{AtomicU32, Order, Scope};
-use nvme_core::{ControllerFault, Data, ListMemory, QueueMemory, QueuePair, Slot};
+use nvme_core::{ControllerFault, Data, Identity, ListMemory, QueueMemory, QueuePair, Slot};
 use std::collections::HashMap;
 
 const QID: u16 = 3;
@@ -28,7 +28,7 @@ pub fn cqe_stream(bytes: &[u8]) {
         cq_doorbell: Doorbell::new(&bells[1]),
         lists: ListMemory::new(DmaWords::new(&[], Iova(0)), PageSize::KIB4, 0),
     };
-    let mut pair = QueuePair::new(Qid(QID), memory, slots);
+    let mut pair = QueuePair::new(&Identity::new(), Qid(QID), memory, slots);
 
     // What this side knows: the buffer of each command in flight, and where the controller stands.
     let mut lent: HashMap<u16, u32> = HashMap::new();

@@ -11,7 +11,8 @@ use nvme_core::shutdown::{self, Kind, Shutdown};
 use nvme_core::spec::{Cid, Iova, Lba, Nsid, PageSize, Qid, nvm};
 use nvme_core::sync::AtomicU64;
 use nvme_core::{
-    AbortReason, BringupError, Completion, Data, ListMemory, QueueMemory, QueuePair, Quiesced, Slot,
+    BringupError, Completion, Data, Identity, ListMemory, QueueMemory, QueuePair, Quiesced,
+    Registers, Slot,
 };
 use std::collections::HashMap;
 
@@ -55,8 +56,8 @@ pub fn hostile_controller(bytes: &[u8]) {
         return;
     };
     let mut driver = Driver {
-        admin: pair(&controller.admin, &[]),
-        io: pair(&controller.io, &controller.lists),
+        admin: pair(controller.identity(), &controller.admin, &[]),
+        io: pair(controller.identity(), &controller.io, &controller.lists),
         controller: &controller,
         lent: HashMap::new(),
         next: 0,
@@ -76,7 +77,7 @@ pub fn hostile_controller(bytes: &[u8]) {
     controller.audited.borrow().judge();
 }
 
-fn pair<'a>(rings: &'a Rings, lists: &'a [AtomicU64]) -> Pair<'a> {
+fn pair<'a>(identity: &Identity, rings: &'a Rings, lists: &'a [AtomicU64]) -> Pair<'a> {
     let memory = QueueMemory {
         sq: SqRing::new(&rings.sq, rings.at),
         cq: CqRing::new(&rings.cq, rings.at.offset(0x1_0000)),
@@ -85,7 +86,7 @@ fn pair<'a>(rings: &'a Rings, lists: &'a [AtomicU64]) -> Pair<'a> {
         lists: ListMemory::new(DmaWords::new(lists, LISTS), PageSize::KIB4, LIST_WORDS),
     };
     let slots = (0..SLOTS).map(|_| Slot::new()).collect();
-    QueuePair::new(Qid(rings.qid), memory, slots)
+    QueuePair::new(identity, Qid(rings.qid), memory, slots)
 }
 
 impl Driver<'_> {
@@ -177,10 +178,9 @@ impl Driver<'_> {
     }
 
     /// The controller has let go of everything: all commands end.
-    fn reclaim(&mut self, proof: &Quiesced) {
-        let reason = AbortReason::ControllerReset;
-        while self.admin.reclaim(proof, reason).is_some() {}
-        while let Some(done) = self.io.reclaim(proof, reason) {
+    fn reclaim(&mut self, proof: &Quiesced<'_>) {
+        while self.admin.reclaim(proof).is_some() {}
+        while let Some(done) = self.io.reclaim(proof) {
             self.account(&done);
         }
         assert!(self.lent.is_empty(), "a reset ends every command");
@@ -289,15 +289,14 @@ impl Driver<'_> {
     /// Deletes the I/O queue; then only a reset makes a new one.
     fn delete(&mut self) {
         self.jump_ns = MS;
-        let mut deletion = QueueDeletion::new(Qid(1), 20 * MS);
+        let mut deletion = QueueDeletion::new(self.io.close(), 20 * MS);
         for _ in 0..MOST_TURNS {
             match deletion.step(&mut self.admin, self.now_ns, drop) {
                 DeletionStep::Wait { until_ns } => self.wait(until_ns),
                 DeletionStep::Emptied(proof) => {
-                    let reason = AbortReason::QueueDeleted;
-                    assert!(self.admin.reclaim(&proof, reason).is_none(), "of one queue");
+                    assert!(self.admin.reclaim(&proof).is_none(), "of one queue");
                     assert!(!self.admin.restart(&proof), "of one queue");
-                    while let Some(done) = self.io.reclaim(&proof, reason) {
+                    while let Some(done) = self.io.reclaim(&proof) {
                         self.account(&done);
                     }
                     assert!(self.lent.is_empty() && self.io.in_flight() == 0);

@@ -10,7 +10,7 @@ use nvme_core::shutdown::{self, Kind, Shutdown};
 use nvme_core::spec::register::{Aqa, Cc, Csts, offset};
 use nvme_core::spec::{Iova, PageSize, Qid};
 use nvme_core::sync::{AtomicU32, AtomicU64};
-use nvme_core::{ListMemory, QueueMemory, QueuePair, Registers, Slot};
+use nvme_core::{Identity, ListMemory, QueueMemory, QueuePair, Registers, Slot};
 use nvme_sim::config::NamespaceConfig;
 use nvme_sim::{Config, Controller, Null, VecMemory};
 use std::cell::{Cell, RefCell};
@@ -176,6 +176,7 @@ struct Answers<'a> {
     script: RefCell<Unstructured<'a>>,
     last: Cell<u32>,
     enabled: Cell<bool>,
+    identity: Identity,
 }
 
 #[derive(Arbitrary, Clone, Copy, Debug)]
@@ -187,6 +188,10 @@ enum Answer {
 }
 
 impl Registers for Answers<'_> {
+    fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
     fn read32(&self, _at: u32) -> u32 {
         let mut script = self.script.borrow_mut();
         let answer = match script.is_empty() {
@@ -228,6 +233,7 @@ fn machines(bytes: &[u8]) {
         script: RefCell::new(Unstructured::new(bytes)),
         last: Cell::new(0),
         enabled: Cell::new(false),
+        identity: Identity::new(),
     };
     let (sq, cq): ([SqCell; 2], [CqCell; 2]) = Default::default();
     let bells: [AtomicU32; 2] = Default::default();
@@ -239,7 +245,8 @@ fn machines(bytes: &[u8]) {
         cq_doorbell: Doorbell::new(&bells[1]),
         lists: ListMemory::new(DmaWords::new(&[], Iova(0)), PageSize::KIB4, 0),
     };
-    let mut admin: QueuePair<'_, (), [Slot<()>; 1]> = QueuePair::new(Qid(0), memory, [Slot::new()]);
+    let mut admin: QueuePair<'_, (), [Slot<()>; 1]> =
+        QueuePair::new(answers.identity(), Qid(0), memory, [Slot::new()]);
     let mut now = 0;
     let words = DmaWords::new(&page, Iova(0));
     if let Ok(mut machine) = Bringup::new(&answers, bringup::Config::default(), words) {

@@ -202,6 +202,7 @@ impl Model<'_> {
                 assert!(taken || tag >= CELLS as u32, "cell {tag} was free");
             }
             Err(SubmitError::Map(_)) => {}
+            Err(SubmitError::Closed) => panic!("a kernel's queue says that it is refused"),
         }
     }
 

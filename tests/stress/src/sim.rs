@@ -6,7 +6,9 @@ use nvme_core::bringup::{Bringup, Config, QueuePlan, Step};
 use nvme_core::queue_state::{QueueState, words};
 use nvme_core::spec::{Lba, Nsid, PageSize, Qid, Status, nvm};
 use nvme_core::sync::{AtomicU32, AtomicU64};
-use nvme_core::{Cells, Command, Data, ListMemory, Outcome, QueueMemory, QueuePair, Slot};
+use nvme_core::{
+    Cells, Command, Data, Identity, ListMemory, Outcome, QueueMemory, QueuePair, Slot,
+};
 use nvme_sim::{Controller, HostMemory, NamespaceConfig, Rule, Runner, Store};
 use nvme_tests::memory::{doorbell, host};
 use nvme_tests::{Area, Bar, Memory, PAGE, Rng};
@@ -100,9 +102,15 @@ fn memory<'a>(
 }
 
 /// Brings the controller up with the round's queues.
-fn bring_up(ground: &Ground, sim: &Controller<HostMemory>, round: &Round) -> Result<(), String> {
+fn bring_up(ground: &Ground, bar: Bar<'_, HostMemory>, round: &Round) -> Result<(), String> {
+    let sim = bar.sim;
     let slots: Vec<Slot<()>> = (0..7).map(|_| Slot::new()).collect();
-    let mut admin = QueuePair::new(Qid::ADMIN, memory(ground, sim, 0, ADMIN_ENTRIES), slots);
+    let mut admin = QueuePair::new(
+        bar.identity,
+        Qid::ADMIN,
+        memory(ground, sim, 0, ADMIN_ENTRIES),
+        slots,
+    );
     let plans: Vec<QueuePlan> = (1..=round.queues as u16)
         .map(|qid| {
             let [sq, cq, ..] = ground.queues[usize::from(qid) - 1];
@@ -121,7 +129,6 @@ fn bring_up(ground: &Ground, sim: &Controller<HostMemory>, round: &Round) -> Res
         plans: &plans,
         ..Config::default()
     };
-    let bar = Bar(sim);
     let page = ground.memory.words(ground.admin[2]);
     let machine = Bringup::new(&bar, config, page);
     let mut machine = machine.map_err(|error| error.to_string())?;
@@ -239,7 +246,12 @@ pub fn run(ground: &Ground, round: &Round, time: Duration) -> Result<u64, String
         };
         memory(ground, &sim, qid, entries).cq.zero();
     }
-    bring_up(ground, &sim, round)?;
+    let identity = Identity::new();
+    let bar = Bar {
+        sim: &sim,
+        identity: &identity,
+    };
+    bring_up(ground, bar, round)?;
     let stop = AtomicBool::new(false);
     let one = |index: usize| {
         let qid = index as u16 + 1;
@@ -248,7 +260,7 @@ pub fn run(ground: &Ground, round: &Round, time: Duration) -> Result<u64, String
             .collect();
         let state = QueueState::new(&state, Qid(qid), round.entries, round.slots);
         let state = state.ok_or("an impossible queue")?;
-        state.init(round.start);
+        state.init(&identity, round.start);
         let cells: Vec<AtomicU64> = (0..places(round)).map(|_| AtomicU64::new(0)).collect();
         let queue = Queue {
             memory: &|| memory(ground, &sim, qid, round.entries),

@@ -17,6 +17,7 @@ use super::memory::Registered;
 use super::null::{Account, Model, Null, Shape};
 use super::queues::{GpuQueues, Grid, Ran};
 use crate::error::{Error, Result};
+use nvme_core::Identity;
 use nvme_core::handoff::QueueWords;
 use nvme_core::spec::nvm::opcode;
 use nvme_gpu_kernel::work::Launch;
@@ -186,7 +187,9 @@ impl Bench {
                 }
             })
             .collect();
-        let set = GpuQueues::new(kernels, &host, 0, |at| registered.translate(at))?;
+        // No controller is behind these queues.
+        let identity = Identity::new();
+        let set = GpuQueues::new(kernels, &identity, &host, 0, |at| registered.translate(at))?;
         Ok(Self {
             set,
             registered,
@@ -209,7 +212,7 @@ impl Bench {
     /// # Errors
     /// [`Error::Device`] when a command did not succeed, or the controller saw nonsense.
     pub fn run(&mut self, case: &Case, commands: u64, threads: usize) -> Result<Run> {
-        self.set.restart(0)?;
+        self.set.restart(&Identity::new(), 0)?;
         let running = self.null.start(threads, case.model)?;
         let launch = Launch {
             data: self.registered.translate(self.null.data())?,
@@ -260,7 +263,7 @@ impl Bench {
 
     /// Runs a bare limit's kernel over the rings, which no controller serves.
     fn bare(&mut self, grid: Grid, commands: u64) -> Result<Ran> {
-        self.set.restart(0)?;
+        self.set.restart(&Identity::new(), 0)?;
         self.run_bare(grid, commands, 0)
     }
 
@@ -280,7 +283,7 @@ impl Bench {
     /// Has one warp on each queue write `entries` entries, read completions and ring, all without heed, while
     /// the controller serves them.
     fn served(&mut self, entries: u64, threads: usize) -> Result<Ran> {
-        self.set.restart(0)?;
+        self.set.restart(&Identity::new(), 0)?;
         let running = self.null.start_heedless(threads)?;
         let grid = Grid {
             kernel: Kernel::SqeWrites,

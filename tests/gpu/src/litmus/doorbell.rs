@@ -4,6 +4,7 @@
 
 use crate::bench::Bench;
 use crate::report::{Options, Report};
+use nvme_core::Identity;
 use nvme_core::handoff::QueueWords;
 use nvme_core::mem::{CqCell, SqCell};
 use nvme_core::queue_state::{QueueState, words as state_words};
@@ -170,7 +171,7 @@ fn run(
         .map(|_| AtomicU32::new(0))
         .collect();
     if let Some(view) = QueueState::new(&state, Qid(1), entries, slots) {
-        view.init(0);
+        view.init(&Identity::new(), 0);
     }
     let word = |word: &AtomicU32| word.load(Order::Relaxed, Scope::Sys);
     let bytes: Vec<u8> = state.iter().flat_map(|w| word(w).to_le_bytes()).collect();

@@ -12,6 +12,7 @@ use nvme_core::queue_state::{QueueState, words as state_words};
 use nvme_core::spec::Qid;
 use nvme_core::sync::AtomicU32;
 use nvme_core::{Cells, Collective, Drained, SharedQueue};
+use nvme_host::Device;
 
 impl Rig<'_> {
     pub(super) fn init_states(&self) -> Result<(), String> {
@@ -25,7 +26,8 @@ impl Rig<'_> {
         for (index, words) in self.words.iter().enumerate() {
             let state: Vec<AtomicU32> = (0..len).map(|_| AtomicU32::new(0)).collect();
             let view = QueueState::new(&state, Qid(words.qid as u16), entries, slots);
-            view.ok_or("impossible queue sizes")?.init(start);
+            view.ok_or("impossible queue sizes")?
+                .init(Device::registers(&*self.sim).identity(), start);
             self.upload_state(index, &state)?;
         }
         Ok(())

@@ -6,7 +6,7 @@ use nvme_core::group::Alone;
 use nvme_core::queue_state::QueueState;
 use nvme_core::spec::{Cid, Sqe};
 use nvme_core::{
-    AbortReason, Collective, Command, ControllerFault, Data, Outcome, QueueMemory, Quiesced,
+    ClosedQueue, Collective, Command, ControllerFault, Data, Outcome, QueueMemory, Quiesced,
     SubmitError,
 };
 
@@ -98,7 +98,14 @@ impl<'a, F: Fn() -> QueueMemory<'a>> IoQueue for Lane<'a, F> {
         self.state.fault().is_some()
     }
 
-    fn reclaim(&mut self, proof: &Quiesced, reason: AbortReason, ended: &mut Vec<End>) {
+    fn close(&mut self) -> ClosedQueue {
+        let closed = self.state.close();
+        self.relaunch();
+        closed
+    }
+
+    fn reclaim(&mut self, proof: &Quiesced<'_>, ended: &mut Vec<End>) {
+        let reason = proof.reason();
         // What the kernel knows goes back to the state first.
         self.relaunch();
         if let Some(queue) = self.queue.take() {
@@ -113,7 +120,7 @@ impl<'a, F: Fn() -> QueueMemory<'a>> IoQueue for Lane<'a, F> {
         self.queue();
     }
 
-    fn restart(&mut self, _proof: &Quiesced) {}
+    fn restart(&mut self, _proof: &Quiesced<'_>) {}
 
     fn relaunch(&mut self) {
         if let Some(queue) = self.queue.take() {

@@ -4,8 +4,8 @@ use super::{End, IoQueue, Late};
 use nvme_core::bringup::QueuePlan;
 use nvme_core::spec::{Cid, Qid, Sqe};
 use nvme_core::{
-    AbortReason, Completion, ControllerFault, Data, QueueMemory, QueuePair, Quiesced, Slot,
-    SubmitError,
+    ClosedQueue, Completion, ControllerFault, Data, Identity, QueueMemory, QueuePair, Quiesced,
+    Slot, SubmitError,
 };
 
 type Queue<'a> = QueuePair<'a, u32, Vec<Slot<u32>>>;
@@ -15,9 +15,9 @@ pub struct Pair<'a>(Queue<'a>);
 
 impl<'a> Pair<'a> {
     /// An empty pair with `slots` command slots.
-    pub fn new(qid: Qid, memory: QueueMemory<'a>, slots: u32) -> Self {
+    pub fn new(identity: &Identity, qid: Qid, memory: QueueMemory<'a>, slots: u32) -> Self {
         let slots = (0..slots).map(|_| Slot::new()).collect();
-        Self(QueuePair::new(qid, memory, slots))
+        Self(QueuePair::new(identity, qid, memory, slots))
     }
 }
 
@@ -81,13 +81,17 @@ impl IoQueue for Pair<'_> {
         false
     }
 
-    fn reclaim(&mut self, proof: &Quiesced, reason: AbortReason, ended: &mut Vec<End>) {
-        while let Some(done) = self.0.reclaim(proof, reason) {
+    fn close(&mut self) -> ClosedQueue {
+        self.0.close()
+    }
+
+    fn reclaim(&mut self, proof: &Quiesced<'_>, ended: &mut Vec<End>) {
+        while let Some(done) = self.0.reclaim(proof) {
             ended.push(end(done));
         }
     }
 
-    fn restart(&mut self, proof: &Quiesced) {
+    fn restart(&mut self, proof: &Quiesced<'_>) {
         self.0.restart(proof);
     }
 }

@@ -5,7 +5,7 @@ use nvme_core::bringup::QueuePlan;
 use nvme_core::group::{Act, Alone, Here};
 use nvme_core::spec::{Cid, Sqe};
 use nvme_core::{
-    AbortReason, Command, ControllerFault, Data, Drained, Quiesced, SharedQueue, SubmitError, Token,
+    ClosedQueue, Command, ControllerFault, Data, Drained, Quiesced, SharedQueue, SubmitError, Token,
 };
 
 /// A command that a lane waits for: its cell is its place in the table.
@@ -163,11 +163,15 @@ impl IoQueue for Threads<'_> {
         self.lanes[0].fault().is_some()
     }
 
-    fn reclaim(&mut self, proof: &Quiesced, _reason: AbortReason, ended: &mut Vec<End>) {
+    fn close(&mut self) -> ClosedQueue {
+        self.lanes[0].state().close()
+    }
+
+    fn reclaim(&mut self, proof: &Quiesced<'_>, ended: &mut Vec<End>) {
         // One call ends everything and empties the queue; after a deletion it is called once more.
         self.lanes[0].recover(proof);
         self.collect(ended);
     }
 
-    fn restart(&mut self, _proof: &Quiesced) {}
+    fn restart(&mut self, _proof: &Quiesced<'_>) {}
 }
