@@ -9,7 +9,7 @@ mod controller;
 use common::{Folder, Place, Scratch, bytes};
 use controller::{BLOCK, BLOCKS, Controller};
 use std::fs::File;
-use std::io::Result;
+use std::io::{Error, Result};
 use std::os::fd::AsRawFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -22,6 +22,9 @@ use vfio_user::{DmaMapFlags, DmaUnmapFlags, Server, ServerBackend, ServerRegion,
 
 const BAR0: u32 = 0;
 const CONFIG: u32 = 7;
+/// What libvfio-user takes (MAX_DMA_REGIONS of its lib/private.h); it refuses more with EINVAL and says
+/// nothing of it when the version is negotiated.
+const MOST_MAPS: usize = 64;
 
 type Shared = Arc<Mutex<Controller>>;
 
@@ -45,9 +48,12 @@ impl ServerBackend for Backend {
     fn region_write(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<()> {
         match region {
             BAR0 => {
-                assert_eq!(self.config[4] & 6, 6, "memory space and bus master");
+                let [low, high] = [self.config[4], self.config[5]];
+                assert_eq!(low & 6, 6, "memory space and bus master");
                 let value = u32::from_le_bytes(data.try_into().unwrap());
-                self.controller.lock().unwrap().write(offset, value);
+                let mut controller = self.controller.lock().unwrap();
+                controller.intx = high & 4 == 0;
+                controller.write(offset, value);
             }
             _ => self.config[offset as usize..][..data.len()].copy_from_slice(data),
         }
@@ -64,6 +70,9 @@ impl ServerBackend for Backend {
     ) -> Result<()> {
         assert_eq!(flags, DmaMapFlags::READ_WRITE);
         let mut controller = self.controller.lock().unwrap();
+        if controller.maps() >= MOST_MAPS {
+            return Err(Error::from_raw_os_error(libc::EINVAL));
+        }
         controller.map(address, size, file.expect("a descriptor"), offset);
         Ok(())
     }
@@ -74,7 +83,7 @@ impl ServerBackend for Backend {
     }
 
     fn reset(&mut self) -> Result<()> {
-        self.config[4] = 0;
+        self.config[4..6].fill(0);
         self.controller.lock().unwrap().reset();
         Ok(())
     }

@@ -17,6 +17,7 @@ use crate::bar::{DoorbellMap, MappedFile};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::pages::{GRANULE, Pages};
+use crate::pci;
 use crate::queue::lock;
 use connection::Connection;
 use link::{Failed, Link, in_words};
@@ -39,9 +40,12 @@ use zerocopy::IntoBytes;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Class code of an NVM Express controller, as it lies at 8h of the configuration space.
 const NVM_EXPRESS: [u8; 3] = [0x02, 0x08, 0x01];
-/// PCI command register: its place, and Memory Space Enable with Bus Master Enable.
-const PCI_COMMAND: u64 = 4;
-const PCI_ENABLE: [u8; 2] = [0x06, 0x00];
+/// PCI command register: Memory Space Enable and Bus Master Enable, with Interrupt Disable. Completions are
+/// polled for: a controller that may assert INTx has an interrupt to deliver that is never set up, and
+/// SPDK's target fails then (CSTS.CFS on the first completion).
+///
+/// PCI Local Bus Specification 3.0, "Device Control".
+const PCI_ENABLE: u16 = pci::COMMAND_MEMORY | pci::COMMAND_MASTER | pci::COMMAND_NO_INTX;
 
 /// A controller behind a vfio-user socket.
 pub struct VfioUser {
@@ -97,7 +101,11 @@ impl VfioUser {
     /// Lets the function use memory.
     fn enable(&self) -> Result<()> {
         self.link()
-            .write(regions::CONFIG, PCI_COMMAND, &PCI_ENABLE)
+            .write(
+                regions::CONFIG,
+                pci::offset::COMMAND,
+                &PCI_ENABLE.to_le_bytes(),
+            )
             .map_err(|failed| self.link().error("to enable the function", failed))
     }
 }

@@ -88,8 +88,8 @@ fn a_polite_server_is_driven() {
     drop(device);
     let log = log.finish();
     assert!(
-        log.contains(&(command::REGION_WRITE, vec![0x06, 0x00])),
-        "bus master"
+        log.contains(&(command::REGION_WRITE, vec![0x06, 0x04])),
+        "memory space, bus master, no INTx"
     );
     let map = log.iter().find(|(command, _)| *command == command::DMA_MAP);
     let map = DmaMap::read_from_bytes(&map.unwrap().1).unwrap();
@@ -350,7 +350,7 @@ fn a_reset_is_the_functions_where_it_has_one() {
         };
         assert_eq!(count(command::DEVICE_RESET, &[]), usize::from(resets));
         assert_eq!(
-            count(command::REGION_WRITE, &[6, 0]),
+            count(command::REGION_WRITE, &[6, 4]),
             1 + usize::from(resets)
         );
         assert_eq!(count(command::REGION_WRITE, &[0; 4]), usize::from(!resets));

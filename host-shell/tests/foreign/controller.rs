@@ -50,6 +50,9 @@ pub struct Controller {
     cqs: BTreeMap<usize, Ring>,
     disk: Vec<u8>,
     pub resets: u32,
+    /// INTx is not disabled in the PCI Command register. Nobody takes such an interrupt here, so the
+    /// controller fails on its first completion, as SPDK's target does.
+    pub intx: bool,
 }
 
 impl Controller {
@@ -62,6 +65,7 @@ impl Controller {
             cqs: BTreeMap::new(),
             disk: vec![0; BLOCKS as usize * BLOCK],
             resets: 0,
+            intx: false,
         };
         controller.reset();
         controller
@@ -125,6 +129,11 @@ impl Controller {
         assert_eq!(mapped, size);
     }
 
+    /// Ranges of memory that are mapped.
+    pub fn maps(&self) -> usize {
+        self.memory.len()
+    }
+
     /// Whether the client has taken back all its memory.
     pub fn is_let_go(&self) -> bool {
         self.memory.is_empty()
@@ -178,6 +187,10 @@ impl Controller {
         dw0: u32,
         status: u16,
     ) {
+        if self.intx {
+            *self.registers.entry(0x1C).or_default() |= 2;
+            return;
+        }
         let ring = self.cqs.get_mut(&cq).unwrap();
         let phase = ring.phase;
         let address = ring.next(16);
