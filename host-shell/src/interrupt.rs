@@ -6,12 +6,10 @@
 use nvme_core::spec::Qid;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
-/// The longest nap: deadlines and a device that has gone are looked for in between.
-const NAP: Timespec = Timespec {
-    tv_sec: 0,
-    tv_nsec: 5_000_000,
-};
+/// The longest nap: a device that has gone is looked for in between.
+const NAP: Duration = Duration::from_millis(5);
 
 /// The interrupt vectors of a controller, as event descriptors. None of them: polling.
 #[derive(Debug, Default)]
@@ -31,14 +29,18 @@ impl Interrupts {
         }
     }
 
-    /// Sleeps until the vector's interrupt came, 5 ms at most.
-    pub fn nap(&self, vector: u16) {
+    /// Sleeps until the vector's interrupt came, for `most` and 5 ms at most.
+    pub fn nap(&self, vector: u16, most: Duration) {
         let Some(event) = self.0.get(usize::from(vector)) else {
             return;
         };
         let mut fds = [PollFd::new(event, PollFlags::IN)];
         // A signal may end it early; whoever waits looks again.
-        if poll(&mut fds, Some(&NAP)).is_ok_and(|ready| ready > 0) {
+        let nap = Timespec {
+            tv_sec: 0,
+            tv_nsec: i64::from(most.min(NAP).subsec_nanos()),
+        };
+        if poll(&mut fds, Some(&nap)).is_ok_and(|ready| ready > 0) {
             // Others who share the vector may have taken it: then there is nothing to read.
             let _ = rustix::io::read(event, &mut [0; 8]);
         }
@@ -49,7 +51,7 @@ impl Interrupts {
 mod tests {
     use super::*;
     use rustix::event::{EventfdFlags, eventfd};
-    use std::time::{Duration, Instant};
+    use std::time::Instant;
 
     fn event() -> OwnedFd {
         eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap()
@@ -70,12 +72,16 @@ mod tests {
     fn an_interrupt_is_taken_once_and_ends_a_nap() {
         let all = Interrupts::new(vec![event()]);
         rustix::io::write(&all.0[0], &2u64.to_ne_bytes()).unwrap();
-        all.nap(0);
+        all.nap(0, NAP);
         assert!(rustix::io::read(&all.0[0], &mut [0; 8]).is_err(), "taken");
         // Without one it ends all the same; a vector that there is not takes no time.
         let begin = Instant::now();
-        all.nap(0);
+        all.nap(0, Duration::from_secs(60));
         assert!(begin.elapsed() >= Duration::from_millis(4));
-        all.nap(7);
+        all.nap(7, NAP);
+        // A deadline that has passed is no reason to sleep.
+        let begin = Instant::now();
+        (0..10).for_each(|_| all.nap(0, Duration::ZERO));
+        assert!(begin.elapsed() < 10 * NAP);
     }
 }

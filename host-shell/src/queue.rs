@@ -13,9 +13,8 @@ use nvme_core::spec::{Cid, Qid, Sqe, Status};
 use nvme_core::{AbortReason, Completion, ControllerFault, Data, Outcome, SubmitError};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
 
-/// Empty polls between two looks at the clock.
-const POLLS_PER_CLOCK: u32 = 64;
 /// Empty polls before a thread sleeps until an interrupt comes.
 const SPINS_BEFORE_NAP: u32 = 32;
 
@@ -30,8 +29,9 @@ pub struct Done {
     pub outcome: Outcome,
     /// Command-specific dword 0.
     pub dw0: u32,
-    /// Its deadline had passed before.
+    /// Its deadline had passed when its end was seen.
     pub late: bool,
+    deadline_ns: u64,
 }
 
 impl Done {
@@ -39,6 +39,14 @@ impl Done {
     #[inline]
     pub fn is_success(&self) -> bool {
         !self.late && self.outcome == Outcome::Done(Status::SUCCESS)
+    }
+
+    /// Marks a command late that was not known to be; whether it did.
+    #[inline]
+    fn check_deadline(&mut self, now_ns: u64) -> bool {
+        let newly = !self.late && self.deadline_ns <= now_ns;
+        self.late |= newly;
+        newly
     }
 
     /// Whether the command may be sent again: a reset that another command caused took it away.
@@ -56,6 +64,7 @@ impl From<Completion<Lease>> for Done {
             outcome,
             dw0,
             late,
+            deadline_ns,
             ..
         } = completion;
         Self {
@@ -64,6 +73,7 @@ impl From<Completion<Lease>> for Done {
             outcome,
             dw0,
             late,
+            deadline_ns,
         }
     }
 }
@@ -95,22 +105,54 @@ pub(crate) struct Entry {
 pub(crate) type Lent = Box<dyn FnMut(&nvme_core::Quiesced<'_>) + Send>;
 
 impl Entry {
-    /// Moves what the controller has posted into the backlog.
-    pub fn drain(&mut self) -> std::result::Result<(), ControllerFault> {
-        while let Some(completion) = self.pair.queue().poll()? {
-            self.backlog.push_back(completion.into());
+    /// Moves what the controller has posted into the backlog. `clock` is read afterwards, so nothing that
+    /// came after its deadline counts as in time.
+    pub fn drain(
+        &mut self,
+        clock: impl FnOnce() -> u64,
+    ) -> std::result::Result<(), ControllerFault> {
+        let before = self.backlog.len();
+        let drained = loop {
+            match self.pair.queue().poll() {
+                Ok(Some(completion)) => self.backlog.push_back(completion.into()),
+                Ok(None) => break Ok(()),
+                Err(fault) => break Err(fault),
+            }
+        };
+        let now_ns = clock();
+        for done in self.backlog.range_mut(before..) {
+            self.statistics.expired += u64::from(done.check_deadline(now_ns));
         }
-        Ok(())
+        drained
     }
 
-    /// The next command that ended, counted.
+    /// Moves at most `most` commands that ended into `ended`, counted. Those that `clock`, read afterwards,
+    /// finds past their deadline are late.
     #[inline]
-    fn take(&mut self) -> std::result::Result<Option<Done>, ControllerFault> {
-        let done = match self.backlog.pop_front() {
-            Some(done) => Some(done),
-            None => self.pair.queue().poll()?.map(Done::from),
-        };
-        if let Some(done) = &done {
+    fn take(
+        &mut self,
+        most: usize,
+        ended: &mut Vec<Done>,
+        clock: impl FnOnce() -> u64,
+    ) -> (u64, std::result::Result<(), ControllerFault>) {
+        let known = self.backlog.len().min(most);
+        ended.extend(self.backlog.drain(..known));
+        let mut taken = Ok(());
+        while ended.len() < most {
+            match self.pair.queue().poll() {
+                Ok(Some(completion)) => ended.push(completion.into()),
+                Ok(None) => break,
+                Err(fault) => {
+                    taken = Err(fault);
+                    break;
+                }
+            }
+        }
+        let now_ns = clock();
+        for (index, done) in ended.iter_mut().enumerate() {
+            if index >= known {
+                self.statistics.expired += u64::from(done.check_deadline(now_ns));
+            }
             self.statistics.completed += 1;
             match done.outcome {
                 Outcome::Done(Status::SUCCESS) => {}
@@ -118,7 +160,7 @@ impl Entry {
                 Outcome::Aborted(_) => self.statistics.aborted += 1,
             }
         }
-        Ok(done)
+        (now_ns, taken)
     }
 
     #[inline]
@@ -189,7 +231,10 @@ pub struct Queue {
     entry: Arc<Mutex<Entry>>,
     qid: Qid,
     depth: u32,
-    idle: u32,
+    /// Of one poll, until they are handed out.
+    ended: Vec<Done>,
+    /// Commands past their deadline that may still be in flight.
+    overdue: VecDeque<Cid>,
     /// The interrupt vector to wait for, when completions interrupt.
     vector: Option<u16>,
 }
@@ -206,7 +251,8 @@ impl Queue {
             entry,
             qid,
             depth,
-            idle: 0,
+            ended: Vec::new(),
+            overdue: VecDeque::new(),
             vector,
         }
     }
@@ -294,49 +340,47 @@ impl Queue {
         Ok(one)
     }
 
-    /// Hands at most `most` commands that ended to `each`, under one lock; how many there were. Waits
+    /// Hands at most `most` commands that ended to `each`, taken under one lock; how many there were. Waits
     /// no more than [`poll`](Self::poll) does.
+    ///
+    /// The clock is read once, after they were taken: a command whose deadline has passed then is late,
+    /// whatever the controller said.
     ///
     /// # Errors
     /// As [`poll`](Self::poll). What was handed to `each` before stays so.
     #[inline]
-    pub fn poll_batch(&mut self, most: usize, mut each: impl FnMut(Done)) -> Result<usize> {
+    pub fn poll_batch(&mut self, most: usize, each: impl FnMut(Done)) -> Result<usize> {
         let mut entry = lock(&self.entry);
-        for count in 0..most {
-            match entry.take() {
-                Ok(Some(done)) => each(done),
-                Ok(None) if count > 0 => return Ok(count),
-                Ok(None) => {
-                    self.idle += 1;
-                    if self.idle >= POLLS_PER_CLOCK {
-                        self.idle = 0;
-                        self.look_closer(entry)?;
-                    }
-                    return Ok(0);
-                }
-                Err(fault) => {
-                    drop(entry);
-                    self.session.reset(&fault.to_string())?;
-                    return Ok(count);
-                }
-            }
-            self.idle = 0;
-        }
-        Ok(most)
-    }
-
-    /// What an empty queue does now and then: deadlines, and whether the controller is still there.
-    fn look_closer(&self, mut entry: MutexGuard<'_, Entry>) -> Result<()> {
-        let now_ns = self.session.now_ns();
-        let expired = entry.pair.queue().expire(now_ns);
-        if expired.is_some() {
+        let (now_ns, taken) = entry.take(most, &mut self.ended, || self.session.now_ns());
+        while let Some(cid) = entry.pair.queue().expire(now_ns) {
             entry.statistics.expired += 1;
+            self.overdue.push_back(cid);
         }
         drop(entry);
-        match expired {
-            Some(cid) => self.session.recover(self.qid, cid),
-            None => self.session.check_health(now_ns),
+        let count = self.ended.len();
+        self.ended.drain(..).for_each(each);
+        if let Err(fault) = taken {
+            self.session.reset(&fault.to_string())?;
+        } else if !self.overdue.is_empty() {
+            self.end_overdue()?;
+        } else if count == 0 {
+            self.session.check_health(now_ns)?;
         }
+        Ok(count)
+    }
+
+    /// Ends what is past its deadline and still in flight.
+    #[cold]
+    fn end_overdue(&mut self) -> Result<()> {
+        // What has ended by now needs no Abort.
+        let drained = lock(&self.entry).drain(|| self.session.now_ns());
+        if let Err(fault) = drained {
+            return self.session.reset(&fault.to_string());
+        }
+        while let Some(cid) = self.overdue.pop_front() {
+            self.session.recover(self.qid, cid)?;
+        }
+        Ok(())
     }
 
     /// The next command that ended, waiting for it. `None` when none is in flight.
@@ -364,9 +408,10 @@ impl Queue {
     pub(crate) fn pause(&mut self, spins: u32) {
         match self.vector {
             Some(vector) if spins >= SPINS_BEFORE_NAP => {
-                self.session.interrupts.nap(vector);
-                // Long enough for a look at deadlines and at the controller's state.
-                self.idle = POLLS_PER_CLOCK;
+                let deadline_ns = lock(&self.entry).pair.queue().earliest_deadline_ns();
+                let left = deadline_ns.saturating_sub(self.session.now_ns());
+                let interrupts = &self.session.interrupts;
+                interrupts.nap(vector, Duration::from_nanos(left));
             }
             _ => relax(spins),
         }
@@ -393,8 +438,12 @@ impl Queue {
                 qid: self.qid,
                 cid: done.cid,
                 timeout_ms,
-                account: account
-                    .unwrap_or_else(|| "it ended late, or by a controller reset".to_owned()),
+                account: account.unwrap_or_else(|| match done.outcome {
+                    Outcome::Done(status) => {
+                        format!("its answer came after the deadline: {status}")
+                    }
+                    Outcome::Aborted(_) => "a controller reset ended it".to_owned(),
+                }),
             },
             _ => self.error_of_reset(what, timeout_ms),
         }
@@ -441,3 +490,6 @@ pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
         .lock()
         .unwrap_or_else(|poisoned| poisoned.into_inner())
 }
+
+#[cfg(all(test, feature = "sim"))]
+mod tests;

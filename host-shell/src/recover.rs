@@ -41,7 +41,7 @@ impl Session {
         let account = loop {
             let (drained, in_flight) = {
                 let mut entry = lock(&entry);
-                let drained = entry.drain();
+                let drained = entry.drain(|| self.now_ns());
                 (drained, entry.pair.queue().is_in_flight(cid))
             };
             if let Err(fault) = drained {

@@ -59,6 +59,9 @@ pub(crate) struct Session {
     cmb: Option<Arc<ControllerMemory>>,
     pub(crate) interrupts: Interrupts,
     start: Instant,
+    /// What tests add to the clock.
+    #[cfg(test)]
+    pub(crate) skipped_ns: AtomicU64,
     next_health_ns: AtomicU64,
     closed: AtomicBool,
     last_reset: Mutex<Reset>,
@@ -83,6 +86,8 @@ impl Session {
             cmb,
             interrupts,
             start,
+            #[cfg(test)]
+            skipped_ns: AtomicU64::new(0),
             next_health_ns: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             last_reset: Mutex::default(),
@@ -93,7 +98,10 @@ impl Session {
     /// Nanoseconds since the start: the clock that the core is given.
     #[inline]
     pub fn now_ns(&self) -> u64 {
-        self.start.elapsed().as_nanos() as u64
+        let now_ns = self.start.elapsed().as_nanos() as u64;
+        #[cfg(test)]
+        let now_ns = now_ns + self.skipped_ns.load(Ordering::Relaxed);
+        now_ns
     }
 
     #[inline]
@@ -144,7 +152,8 @@ impl Session {
     /// Sends one admin command and waits for its end. The buffer comes back when it succeeded.
     ///
     /// A command that is not answered in time costs a controller reset: an admin queue that does
-    /// not answer could not carry an Abort either.
+    /// not answer could not carry an Abort either. So does an answer that is seen after the deadline:
+    /// what it did, such as a queue that it created, is gone with the reset.
     pub fn admin(
         &self,
         what: &str,
@@ -184,11 +193,17 @@ impl Session {
         queue.ring();
         let mut spins = 0;
         loop {
-            match admin.pair.queue().poll() {
+            let ended = admin.pair.queue().poll();
+            // Read after the poll: an answer that came after the deadline never counts as in time.
+            let is_late = self.now_ns() >= deadline_ns;
+            let answered = match ended {
                 Ok(Some(completion)) if completion.cid == cid => {
-                    return finish(what, completion.into());
+                    if !is_late {
+                        return finish(what, completion.into());
+                    }
+                    true
                 }
-                Ok(_) => {}
+                Ok(_) => false,
                 Err(fault) => {
                     self.reset_locked(admin, &fault.to_string(), None)?;
                     return Err(Error::device(
@@ -196,15 +211,22 @@ impl Session {
                         "the controller was reset; try again",
                     ));
                 }
-            }
+            };
             if self.is_gone() {
                 let cause = self.absence();
                 admin.failed.get_or_insert_with(|| cause.clone());
                 return Err(Error::Gone { cause });
             }
-            if self.now_ns() >= deadline_ns {
-                let cause = format!("admin command {:#04x} got no answer", sqe.opcode());
+            if is_late {
+                let how = match answered {
+                    true => "was answered after its deadline",
+                    false => "got no answer",
+                };
+                let cause = format!("admin command {:#04x} {how}", sqe.opcode());
                 let account = match self.reset_locked(admin, &cause, Some((Qid::ADMIN, cid))) {
+                    Ok(()) if answered => {
+                        "the answer came too late; the controller was reset".to_owned()
+                    }
                     Ok(()) => "the controller was reset, which ended it".to_owned(),
                     Err(error) => format!("and the reset failed: {error}"),
                 };

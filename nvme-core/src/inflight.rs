@@ -57,6 +57,7 @@ impl<B> Default for Slot<B> {
 pub(crate) struct Released<B> {
     pub cid: Cid,
     pub lease: B,
+    pub deadline_ns: u64,
     pub expired: bool,
 }
 
@@ -149,6 +150,12 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
         }
     }
 
+    /// No command that is not expired has an earlier deadline.
+    #[inline]
+    pub fn earliest_ns(&self) -> u64 {
+        self.earliest_ns
+    }
+
     /// The next command past its deadline, from then on expired. Each is named once.
     pub fn expire(&mut self, now_ns: u64) -> Option<Cid> {
         if now_ns < self.earliest_ns {
@@ -188,6 +195,7 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
         let released = Released {
             cid: cid_of(index, slot.generation),
             lease,
+            deadline_ns: slot.deadline_ns,
             expired: slot.state == State::Expired,
         };
         slot.state = State::Free;

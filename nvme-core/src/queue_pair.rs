@@ -168,6 +168,8 @@ pub struct Completion<B> {
     pub dw0: u32,
     /// Command-specific dword 1.
     pub dw1: u32,
+    /// The deadline that it was submitted with.
+    pub deadline_ns: u64,
     /// It had been reported as expired before.
     pub late: bool,
 }
@@ -364,6 +366,7 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         let Released {
             cid,
             lease,
+            deadline_ns,
             expired,
         } = self
             .inflight
@@ -378,6 +381,7 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
             outcome: Outcome::Done(cqe.status()),
             dw0: cqe.dw0,
             dw1: cqe.dw1,
+            deadline_ns,
             late: expired,
         })
     }
@@ -389,6 +393,13 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         let cid = self.inflight.expire(now_ns)?;
         self.tracer.record(Event::expired(self.qid, cid, now_ns));
         Some(cid)
+    }
+
+    /// No command in flight has an earlier deadline, expired ones aside: [`expire`](Self::expire) has nothing
+    /// to say before.
+    #[inline]
+    pub fn earliest_deadline_ns(&self) -> u64 {
+        self.inflight.earliest_ns()
     }
 
     /// Takes no more commands until [`restart`](Self::restart): the begin of the queue's
@@ -413,6 +424,7 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         let Released {
             cid,
             lease,
+            deadline_ns,
             expired,
         } = self.inflight.reclaim()?;
         self.tracer.record(Event::reclaimed(self.qid, cid));
@@ -422,6 +434,7 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
             outcome: Outcome::Aborted(proof.reason()),
             dw0: 0,
             dw1: 0,
+            deadline_ns,
             late: expired,
         })
     }

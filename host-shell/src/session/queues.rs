@@ -112,7 +112,7 @@ impl Session {
                 DeletionStep::Emptied(proof) => {
                     let mut entry = lock(entry);
                     // Nobody waits for these ends any more; what matters is that the buffers come back.
-                    let _ = entry.drain();
+                    let _ = entry.drain(|| self.now_ns());
                     while entry.pair.queue().reclaim(&proof).is_some() {}
                 }
             }
