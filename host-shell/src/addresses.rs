@@ -28,6 +28,8 @@ pub struct Allocator {
     free: BTreeMap<u64, u64>,
     /// What is taken is whole multiples of this.
     granule: u64,
+    /// Stretches of [`HUGE`] bytes and more start at a multiple of this.
+    long: u64,
 }
 
 impl Allocator {
@@ -36,13 +38,17 @@ impl Allocator {
         Self {
             free: BTreeMap::new(),
             granule,
+            long: granule,
         }
     }
 
     /// All of `ranges` that an IOMMU translates is free, or the usual ones when the kernel tells none.
     #[cfg(feature = "vfio")]
     pub fn of_iommu(ranges: Option<&[RangeInclusive<u64>]>) -> Self {
-        let mut free = Self::empty(SMALL);
+        let mut free = Self {
+            long: HUGE,
+            ..Self::empty(SMALL)
+        };
         for range in ranges.unwrap_or(&USUAL) {
             // The very last byte of 64-bit space is given up for half-open ranges.
             let end = range.end().saturating_add(1);
@@ -57,7 +63,11 @@ impl Allocator {
     /// Takes `bytes` bytes (rounded up to the granule) in one stretch, the lowest that is free.
     pub fn take(&mut self, bytes: u64) -> Option<Range<u64>> {
         let bytes = bytes.max(1).checked_next_multiple_of(self.granule)?;
-        let align = if bytes >= HUGE { HUGE } else { self.granule };
+        let align = if bytes >= HUGE {
+            self.long
+        } else {
+            self.granule
+        };
         let fits = |(&start, &end): (&u64, &u64)| {
             let at = start.checked_next_multiple_of(align)?;
             let until = at.checked_add(bytes)?;

@@ -26,6 +26,8 @@ mod open;
 pub mod outage;
 mod pages;
 pub mod pci;
+#[cfg(feature = "vfio-user")]
+mod pool;
 mod queue;
 mod recover;
 pub mod relay;

@@ -8,9 +8,12 @@
 
 use crate::error::{Error, Result};
 use rustix::fs::{MemfdFlags, SealFlags};
+use std::fmt::Debug;
 use std::io;
+use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
+use std::sync::Arc;
 
 /// Every mapping is a multiple of this, the largest page size that bring-up may choose.
 pub const GRANULE: usize = 64 << 10;
@@ -24,7 +27,12 @@ pub struct Pages {
     start: NonNull<u8>,
     len: usize,
     file: Option<OwnedFd>,
+    /// The mapping that this is a part of, and what takes the part back on drop.
+    part: Option<(Arc<Pages>, Keep)>,
 }
+
+/// Held for its drop.
+type Keep = Box<dyn Debug + Send + Sync>;
 
 // SAFETY: the mapping belongs to the process, not to a thread.
 unsafe impl Send for Pages {}
@@ -91,7 +99,34 @@ impl Pages {
             start,
             len: bytes,
             file: None,
+            part: None,
         })
+    }
+
+    /// The bytes `range` of `whole`, whole granules, as memory of their own; `keep` is dropped when they are
+    /// free again. `None` when they do not lie in `whole`.
+    pub(crate) fn part(whole: &Arc<Self>, range: Range<usize>, keep: Keep) -> Option<Self> {
+        let inside = range.start < range.end && range.end <= whole.len;
+        let aligned = range.start.is_multiple_of(GRANULE) && range.end.is_multiple_of(GRANULE);
+        let start = NonNull::new(whole.start().wrapping_add(range.start));
+        let start = start.filter(|_| inside && aligned)?;
+        Some(Self {
+            start,
+            len: range.len(),
+            file: None,
+            part: Some((Arc::clone(whole), keep)),
+        })
+    }
+
+    /// Sets the first `bytes` bytes to zero. Nothing else has their address yet.
+    pub(crate) fn clear(&mut self, bytes: usize) {
+        // SAFETY: inside our mapping, which is ours alone: `&mut self`, and nobody was given its address.
+        unsafe { self.start.as_ptr().write_bytes(0, bytes.min(self.len)) };
+    }
+
+    /// The mapping that this is, or that it is a part of: what a device is told of.
+    pub(crate) fn whole(self: &Arc<Self>) -> &Arc<Self> {
+        self.part.as_ref().map_or(self, |(whole, _)| whole)
     }
 
     fn of_memory_file(len: usize, align: usize, more: MemfdFlags) -> Result<Self> {
@@ -151,6 +186,7 @@ impl Pages {
             start,
             len,
             file: None,
+            part: None,
         })
     }
 
@@ -177,6 +213,9 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
+        if self.part.is_some() {
+            return;
+        }
         // SAFETY: this is our mapping and its owner is going away.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
     }

@@ -56,7 +56,7 @@ fn memory_of_commands_that_a_lost_server_had_is_freed() {
                 queue.submit(read, Some(buffer)).unwrap();
             }
             queue.ring();
-            assert!(shared().1 >= before.1 + 10);
+            assert!(shared().1 > before.1, "there is memory to free");
             server.kill();
             // Its pipes are ours.
             drop(server);

@@ -18,6 +18,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::pages::{GRANULE, Pages};
 use crate::pci;
+use crate::pool::Pool;
 use crate::queue::lock;
 use connection::Connection;
 use link::{Failed, Link, in_words};
@@ -40,6 +41,8 @@ use zerocopy::IntoBytes;
 const PATIENCE: Duration = Duration::from_secs(5);
 /// Class code of an NVM Express controller, as it lies at 8h of the configuration space.
 const NVM_EXPRESS: [u8; 3] = [0x02, 0x08, 0x01];
+/// Ranges of memory that libvfio-user takes. It names no `max_dma_maps` when the version is negotiated.
+const USUAL_MAPS: usize = 64;
 /// PCI command register: Memory Space Enable and Bus Master Enable, with Interrupt Disable. Completions are
 /// polled for: a controller that may assert INTx has an interrupt to deliver that is never set up, and
 /// SPDK's target fails then (CSTS.CFS on the first completion).
@@ -55,8 +58,16 @@ pub struct VfioUser {
     doorbells: usize,
     resets: bool,
     max_maps: usize,
-    mapped: Mutex<BTreeMap<u64, Arc<Pages>>>,
+    pool: Pool,
+    /// By first address.
+    mapped: Mutex<BTreeMap<u64, Mapped>>,
     path: String,
+}
+
+/// A range of memory that the server has mapped, and the parts of it that are in use, by first address.
+struct Mapped {
+    whole: Arc<Pages>,
+    parts: BTreeMap<u64, Arc<Pages>>,
 }
 
 /// BAR0, by messages.
@@ -87,6 +98,7 @@ impl VfioUser {
             doorbells,
             resets: info.flags & DEVICE_RESETS != 0,
             max_maps,
+            pool: Pool::new(max_maps.min(USUAL_MAPS)),
             mapped: Mutex::default(),
             path: path.to_owned(),
         };
@@ -96,6 +108,48 @@ impl VfioUser {
 
     fn link(&self) -> &Link {
         &self.bar.0
+    }
+
+    /// Gives the server the file of `whole` to map.
+    fn tell_of(&self, whole: &Pages, mapped: &BTreeMap<u64, Mapped>) -> Result<()> {
+        let mib = |bytes: usize| bytes >> 20;
+        let in_use = || mib(mapped.values().map(|of| of.whole.len()).sum());
+        let count = mapped.len();
+        let remedy = "use fewer or smaller queues, a smaller depth or a smaller --bs";
+        if count >= self.max_maps {
+            return Err(Error::device(
+                format!(
+                    "{}: the server takes {count} ranges of memory (max_dma_maps), and all are in use, with {} MiB",
+                    self.name(),
+                    in_use()
+                ),
+                remedy,
+            ));
+        }
+        let map = DmaMap {
+            argsz: size_of::<DmaMap>() as u32,
+            flags: DMA_READABLE | DMA_WRITABLE,
+            offset: 0,
+            address: whole.start().addr() as u64,
+            size: whole.len() as u64,
+        };
+        let told = self
+            .link()
+            .tell(command::DMA_MAP, map.as_bytes(), whole.file());
+        told.map_err(|failed| match failed {
+            Failed::Refused(errno) => Error::device(
+                format!(
+                    "{}: the server refused {} MiB of memory beside {count} ranges with {} MiB: {} (a server may \
+                     have a limit that it does not name: libvfio-user takes {USUAL_MAPS} ranges)",
+                    self.name(),
+                    mib(whole.len()),
+                    in_use(),
+                    in_words(errno)
+                ),
+                remedy,
+            ),
+            failed => self.link().error("memory for DMA", failed),
+        })
     }
 
     /// Lets the function use memory.
@@ -275,46 +329,65 @@ impl Device for VfioUser {
     }
 
     fn alloc_dma(&self, bytes: usize) -> Result<Pages> {
-        Pages::shared(bytes)
+        self.pool.take(bytes)
     }
 
+    /// The server is told of the whole chunk that `pages` are a part of, once.
     fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova> {
-        let mut mapped = lock(&self.mapped);
-        if mapped.len() >= self.max_maps {
-            let most = self.max_maps;
-            return Err(Error::device(
-                format!("{}: all {most} ranges of memory are in use", self.name()),
-                "use fewer queues",
-            ));
-        }
         // Our own address: unique as long as the pages are mapped here.
-        let address = pages.start().addr() as u64;
-        let map = DmaMap {
-            argsz: size_of::<DmaMap>() as u32,
-            flags: DMA_READABLE | DMA_WRITABLE,
-            offset: 0,
-            address,
-            size: pages.len() as u64,
-        };
-        self.link()
-            .tell(command::DMA_MAP, map.as_bytes(), pages.file())
-            .map_err(|failed| self.link().error("memory for DMA", failed))?;
-        mapped.insert(address, Arc::clone(pages));
-        Ok(Iova(address))
+        let address = |pages: &Pages| pages.start().addr() as u64;
+        let whole = pages.whole();
+        let mut mapped = lock(&self.mapped);
+        if let Some(cause) = self.gone() {
+            return Err(Error::Gone { cause });
+        }
+        if !mapped.contains_key(&address(whole)) {
+            self.tell_of(whole, &mapped)?;
+            let new = Mapped {
+                whole: Arc::clone(whole),
+                parts: BTreeMap::new(),
+            };
+            mapped.insert(address(whole), new);
+        }
+        if let Some(of) = mapped.get_mut(&address(whole)) {
+            of.parts.insert(address(pages), Arc::clone(pages));
+        }
+        Ok(Iova(address(pages)))
     }
 
     fn unmap_dma(&self, iova: Iova, bytes: usize) -> Result<()> {
+        let unknown = || {
+            Error::device(
+                format!(
+                    "{}: {bytes} bytes at {:#x} are not mapped",
+                    self.name(),
+                    iova.0
+                ),
+                "report this",
+            )
+        };
+        let mut mapped = lock(&self.mapped);
+        let (&address, of) = mapped
+            .range_mut(..=iova.0)
+            .next_back()
+            .ok_or_else(unknown)?;
+        let part = of.parts.get(&iova.0).filter(|part| part.len() == bytes);
+        part.ok_or_else(unknown)?;
+        if of.parts.len() > 1 {
+            of.parts.remove(&iova.0);
+            return Ok(());
+        }
         let unmap = DmaUnmap {
             argsz: size_of::<DmaUnmap>() as u32,
             flags: 0,
-            address: iova.0,
-            size: bytes as u64,
+            address,
+            size: of.whole.len() as u64,
         };
         match self.link().tell(command::DMA_UNMAP, unmap.as_bytes(), None) {
             // A server that is gone, or not to be reached, has its own mapping of the file: what it
-            // writes there is seen by nobody once ours is gone.
+            // writes there is seen by nobody once ours is gone, and no part of it is mapped again.
             Ok(()) | Err(Failed::Gone) => {
-                lock(&self.mapped).remove(&iova.0);
+                mapped.remove(&address);
                 Ok(())
             }
             Err(failed) => Err(self.link().error("to give up memory", failed)),
