@@ -334,3 +334,26 @@ fn ctrl_c_ends_with_130_and_removes_the_image(place: Place) {
         assert_eq!(folder.names(), [""; 0]);
     }
 }
+
+#[test]
+fn verify_reads_back_at_the_depth_of_the_run() {
+    let folder = Folder::new(Place::Embedded);
+    // Each read takes 20 ms: one after the other the 256 would take 5 s.
+    let begin = std::time::Instant::now();
+    let report = folder.json(&[
+        "bench",
+        "-d",
+        "sim:mem?size=1MiB&fault=delay:20ms@op=read",
+        "--rw",
+        "write",
+        "--bs",
+        "4KiB",
+        "--depth",
+        "64",
+        "--io-size",
+        "1MiB",
+        "--verify",
+    ]);
+    assert_eq!(report["verified_bytes"], 1 << 20);
+    assert!(begin.elapsed() < Duration::from_millis(2500), "depth 1");
+}

@@ -4,6 +4,7 @@
 //! submitted, without a rate) to the moment its completion was seen.
 
 mod pattern;
+mod read_back;
 mod report;
 mod worker;
 
@@ -197,13 +198,14 @@ pub fn run(
     // Their queue pairs are needed again.
     on.let_workers_go(&mut report, &mut outages);
     if let Some(written) = &shared.written {
-        let (mut next, mut tries) = (0, 0);
+        let mut tries = 0;
         loop {
-            let before = next;
+            let before = report.verified_bytes;
             let checked = &mut report.verified_bytes;
-            let result = worker::read_back(&on.controller, &shared, written, &mut next, checked);
+            let result = read_back::read_back(&on.controller, &shared, written, checked);
             let Err(error) = result else { break };
-            tries = if next > before { 0 } else { tries + 1 };
+            let came_on = report.verified_bytes > before;
+            tries = if came_on { 0 } else { tries + 1 };
             if !shared.goes_on || tries == MOST_TRIES {
                 return Err(error);
             }

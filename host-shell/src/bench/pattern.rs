@@ -143,6 +143,13 @@ impl Written {
             .is_some_and(|word| word.load(Ordering::Acquire) >> (unit % 64) & 1 == 1)
     }
 
+    /// Cleared once the unit was read back.
+    pub fn remove(&self, unit: u64) {
+        if let Some(word) = self.words.get((unit / 64) as usize) {
+            word.fetch_and(!(1 << (unit % 64)), Ordering::Relaxed);
+        }
+    }
+
     /// Every unit in it, ascending.
     pub fn iter(&self) -> impl Iterator<Item = u64> {
         (0..self.units).filter(|unit| self.contains(*unit))
@@ -197,5 +204,8 @@ mod tests {
         }
         assert_eq!(written.iter().collect::<Vec<_>>(), [0, 64, 129]);
         assert!(!written.contains(1) && !written.contains(1000));
+        written.remove(64);
+        written.remove(1000);
+        assert_eq!(written.iter().collect::<Vec<_>>(), [0, 129]);
     }
 }

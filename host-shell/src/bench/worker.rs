@@ -1,7 +1,7 @@
 //! The thread of one queue: keeps it full, measures, checks.
 
 use super::Shared;
-use super::pattern::{Access, Stream, Written, first_difference, stamp};
+use super::pattern::{Access, Stream, first_difference, stamp};
 use crate::controller::Controller;
 use crate::dma::DmaBuffer;
 use crate::error::{Error, Result};
@@ -361,7 +361,7 @@ fn issue(
     }
 }
 
-fn check_unit(shared: &Shared<'_>, unit: u64, bytes: &[u8]) -> Result<()> {
+pub(super) fn check_unit(shared: &Shared<'_>, unit: u64, bytes: &[u8]) -> Result<()> {
     match first_difference(shared.job.seed, unit, bytes) {
         None => Ok(()),
         Some(at) => {
@@ -374,26 +374,4 @@ fn check_unit(shared: &Shared<'_>, unit: u64, bytes: &[u8]) -> Result<()> {
             })
         }
     }
-}
-
-/// Reads everything that the run wrote, from unit `next` on, and checks it. `next` is where to go on
-/// after an error; `checked` counts the bytes.
-pub(crate) fn read_back(
-    controller: &Controller,
-    shared: &Shared<'_>,
-    written: &Written,
-    next: &mut u64,
-    checked: &mut u64,
-) -> Result<()> {
-    let mut namespace = controller.namespace(shared.job.nsid)?;
-    let mut bytes = vec![0; shared.job.bytes as usize];
-    let first = *next;
-    for unit in written.iter().skip_while(|unit| *unit < first) {
-        *next = unit;
-        namespace.read(Lba(unit * shared.blocks_per_io), &mut bytes)?;
-        check_unit(shared, unit, &bytes)?;
-        *checked += bytes.len() as u64;
-        *next = unit + 1;
-    }
-    Ok(())
 }
