@@ -11,7 +11,7 @@ use crate::statistics::Statistics;
 use nvme_core::BringupError;
 use nvme_core::bringup::{self, Bringup, Capabilities, Info, NamespaceInfo};
 use nvme_core::spec::admin::{self, Select, cns};
-use nvme_core::spec::identify::{ActiveNamespaces, IdentifyController, IdentifyNamespace};
+use nvme_core::spec::identify::{ActiveNamespaces, IdentifyController, IdentifyNamespace, oncs};
 use nvme_core::spec::{Nsid, Qid, Sqe, log_page};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -251,7 +251,8 @@ impl Controller {
     /// # Errors
     /// [`Error::Usage`] for an unknown one, [`Error::Device`] for a format with metadata.
     pub fn namespace(&self, nsid: Nsid) -> Result<Namespace> {
-        let info = NamespaceInfo::from_identify(nsid, &self.identify_namespace(nsid)?);
+        let identify = self.identify_namespace(nsid)?;
+        let info = NamespaceInfo::from_identify(nsid, &identify);
         if !info.is_supported() {
             return Err(Error::device(
                 format!(
@@ -261,7 +262,7 @@ impl Controller {
                 "format it with 512 or 4096 byte blocks without metadata",
             ));
         }
-        Namespace::new(self, info)
+        Namespace::new(self, info, identify.dlfeat)
     }
 
     /// Sends an admin command that returns `bytes` bytes (0 for none): dword 0 and the bytes.
@@ -296,6 +297,9 @@ impl Controller {
     }
 
     /// Get Features: dword 0, and `bytes` bytes of data for the features that have some.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] when Select is not the current value and ONCS has no bit for it.
     pub fn get_feature(
         &self,
         fid: u8,
@@ -304,6 +308,12 @@ impl Controller {
         cdw11: u32,
         bytes: usize,
     ) -> Result<(u32, Vec<u8>)> {
+        if select != Select::Current && self.identify.oncs & oncs::SAVE_SELECT == 0 {
+            return Err(Error::Unsupported {
+                what: "Select in Get Features",
+                bit: "bit 4 of ONCS",
+            });
+        }
         self.admin(
             "Get Features",
             admin::get_features(fid, select, nsid, cdw11),

@@ -72,6 +72,14 @@ pub enum Error {
         /// The controller's answer.
         status: Status,
     },
+    /// Identify says that the controller or the namespace cannot do this; nothing has been sent.
+    #[error("{what} is not supported: {bit} is 0")]
+    Unsupported {
+        /// What was asked for.
+        what: &'static str,
+        /// Which bit of which structure says so.
+        bit: &'static str,
+    },
     /// Data differs from what it was compared with.
     #[error("{what}")]
     Mismatch {
@@ -148,7 +156,11 @@ impl Error {
                 Some(libc::ENOMEM | libc::EAGAIN) => "free memory or raise `ulimit -l`".to_owned(),
                 _ => "see the system's log".to_owned(),
             },
-            Self::Command { status, .. } => status_remedy(*status).to_owned(),
+            Self::Command { status, .. } => crate::remedy::of_status(*status).to_owned(),
+            Self::Unsupported { .. } => {
+                "leave it out, or use a controller that has it (`nvme-gpu identify` prints the bit)"
+                    .to_owned()
+            }
             Self::Mismatch { .. } => {
                 "compare the two sources; the controller returned other data".to_owned()
             }
@@ -174,7 +186,7 @@ impl Error {
             Self::Command { status, .. } if status.code() == Status::COMPARE_FAILURE.code() => {
                 exit::MISMATCH
             }
-            Self::Command { .. } => exit::DEVICE,
+            Self::Command { .. } | Self::Unsupported { .. } => exit::DEVICE,
             Self::Mismatch { .. } => exit::MISMATCH,
             Self::Timeout { .. } | Self::Gone { .. } => exit::TIMEOUT,
             Self::Interrupted => exit::INTERRUPTED,
@@ -198,25 +210,5 @@ fn file_remedy(source: &io::Error) -> &'static str {
         io::ErrorKind::ConnectionRefused => "start the server, and name the socket that it made",
         io::ErrorKind::WouldBlock => "the server is busy with another client; wait for it to leave",
         _ => "check the file and its file system",
-    }
-}
-
-fn status_remedy(status: Status) -> &'static str {
-    match Status(status.code()) {
-        Status::COMPARE_FAILURE => "the blocks differ from the input; read them and look",
-        Status::LBA_OUT_OF_RANGE | Status::CAPACITY_EXCEEDED => {
-            "ask for a range inside the namespace (`nvme-gpu identify ns` prints its size)"
-        }
-        Status::INVALID_NAMESPACE => "choose a namespace that `nvme-gpu list-ns` prints",
-        Status::INVALID_OPCODE => {
-            "the controller does not have this command (see `nvme-gpu identify ctrl`, ONCS and OACS)"
-        }
-        Status::INVALID_FIELD => "the controller does not accept these values; check the options",
-        Status::WRITE_FAULT | Status::UNRECOVERED_READ_ERROR => {
-            "check the medium (for sim: the image file and its disk space)"
-        }
-        Status::WRITE_TO_READ_ONLY => "remove the write protection of the namespace or image",
-        _ if status.dnr() => "a retry will not help; see `nvme-gpu error-log`",
-        _ => "try again, and see `nvme-gpu error-log`",
     }
 }

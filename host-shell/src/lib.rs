@@ -31,6 +31,7 @@ mod pool;
 mod queue;
 mod recover;
 pub mod relay;
+mod remedy;
 mod session;
 #[cfg(feature = "sim")]
 pub mod sim;

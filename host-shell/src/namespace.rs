@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::queue::{Done, Queue};
 use crate::session::Session;
 use nvme_core::bringup::NamespaceInfo;
+use nvme_core::spec::identify::{dlfeat, oncs};
 use nvme_core::spec::nvm::{self, DsmRange};
 use nvme_core::spec::{Lba, Nsid, Sqe, Status};
 use nvme_core::transfer::{Limits, Piece, RangeError, split};
@@ -29,10 +30,14 @@ pub struct Namespace {
     queue: Queue,
     buffers: Vec<DmaBuffer>,
     session: Arc<Session>,
+    /// Optional commands, as Identify Controller says.
+    oncs: u16,
+    /// What deallocation does, as Identify Namespace says.
+    dlfeat: u8,
 }
 
 impl Namespace {
-    pub(crate) fn new(controller: &Controller, info: NamespaceInfo) -> Result<Self> {
+    pub(crate) fn new(controller: &Controller, info: NamespaceInfo, dlfeat: u8) -> Result<Self> {
         let block_bytes = u64::from(info.block_bytes);
         let max_bytes = controller.max_transfer().min(BOUNCE_BYTES.max(block_bytes));
         let limits = Limits {
@@ -49,6 +54,8 @@ impl Namespace {
             queue,
             buffers: Vec::new(),
             session: Arc::clone(controller.session()),
+            oncs: controller.identify().oncs,
+            dlfeat,
         })
     }
 
@@ -151,8 +158,9 @@ impl Namespace {
     /// Compares the blocks from `lba` on with `data`.
     ///
     /// # Errors
-    /// [`Error::Command`] with Compare Failure when they differ.
+    /// [`Error::Mismatch`] when they differ, [`Error::Unsupported`] by ONCS.
     pub fn compare(&mut self, lba: Lba, data: &[u8]) -> Result<()> {
+        self.needs(oncs::COMPARE, "Compare", "bit 0 of ONCS")?;
         let nsid = self.nsid();
         self.send("Compare", lba, data, |piece| {
             nvm::compare(nsid, piece.lba, piece.blocks)
@@ -178,7 +186,17 @@ impl Namespace {
     }
 
     /// Sets `blocks` blocks from `lba` on to zero.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] by ONCS, and with `deallocate` by DLFEAT.
     pub fn write_zeroes(&mut self, lba: Lba, blocks: u64, deallocate: bool) -> Result<()> {
+        self.needs(oncs::WRITE_ZEROES, "Write Zeroes", "bit 3 of ONCS")?;
+        if deallocate && self.dlfeat & dlfeat::WRITE_ZEROES_DEALLOCATE == 0 {
+            return Err(Error::Unsupported {
+                what: "Deallocate in Write Zeroes",
+                bit: "bit 3 of DLFEAT",
+            });
+        }
         // No data moves, so MDTS does not count; one command names up to 65,536 blocks.
         let limits = Limits {
             max_bytes: None,
@@ -197,7 +215,15 @@ impl Namespace {
     }
 
     /// Deallocates ranges of blocks: at most 256 per command, as many commands as needed.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] by ONCS.
     pub fn deallocate(&mut self, ranges: &[(Lba, u32)]) -> Result<()> {
+        self.needs(
+            oncs::DATASET_MANAGEMENT,
+            "Dataset Management",
+            "bit 2 of ONCS",
+        )?;
         if ranges.is_empty() {
             return Err(Error::usage(
                 "there are no ranges to deallocate",
@@ -226,6 +252,14 @@ impl Namespace {
             )?;
         }
         Ok(())
+    }
+
+    /// Refuses what a bit of ONCS says that the controller does not have.
+    fn needs(&self, bit: u16, what: &'static str, name: &'static str) -> Result<()> {
+        match self.oncs & bit {
+            0 => Err(Error::Unsupported { what, bit: name }),
+            _ => Ok(()),
+        }
     }
 
     fn single(&mut self, what: &str, sqe: Sqe, mut buffer: Option<DmaBuffer>) -> Result<()> {

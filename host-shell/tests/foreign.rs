@@ -7,7 +7,8 @@ mod common;
 mod controller;
 
 use common::{Folder, Place, Scratch, bytes};
-use controller::{BLOCK, BLOCKS, Controller};
+use controller::{BLOCK, BLOCKS, Controller, PAIRS};
+use nvme_host::core::spec::{Lba, Nsid, admin::Select, nvm};
 use std::fs::File;
 use std::io::{Error, Result};
 use std::os::fd::AsRawFd;
@@ -237,4 +238,92 @@ fn a_reset_is_carried_out_by_either_way() {
         let by_message = controller.lock().unwrap().resets - 1;
         assert_eq!(by_message, if resettable { 2 } else { 0 });
     }
+}
+
+#[test]
+fn a_hundred_queues_fit_into_the_ranges_that_a_server_takes() {
+    let Setup {
+        controller: server,
+        device,
+        ..
+    } = &setup(false);
+    let config = nvme_host::Config {
+        queue_pairs: PAIRS,
+        timeout: Duration::from_secs(60),
+        ..nvme_host::Config::default()
+    };
+    let opened = nvme_host::open(device).unwrap();
+    let controller = nvme_host::Controller::start(opened, &config).unwrap();
+    let device = controller.device();
+    let mut queues: Vec<_> = (0..PAIRS)
+        .map(|_| {
+            let queue = controller.create_queue_pair(1025).unwrap();
+            assert_eq!(queue.depth(), 1024);
+            let buffers = nvme_host::DmaBuffer::several(device, BLOCK, 1024).unwrap();
+            (queue, buffers)
+        })
+        .collect();
+    let maps = server.lock().unwrap().maps();
+    assert!(maps <= 16, "{maps} ranges of memory");
+    for (index, (queue, buffers)) in queues.iter_mut().enumerate() {
+        let lba = Lba(index as u64 % BLOCKS);
+        let mut buffer = buffers.pop().unwrap();
+        buffer.as_mut_slice().fill(index as u8 + 1);
+        let write = nvm::write(Nsid(1), lba, 1);
+        queue.submit(write, Some(buffer)).unwrap();
+        queue.ring();
+        assert!(queue.wait().unwrap().unwrap().is_success());
+        let read = nvm::read(Nsid(1), lba, 1);
+        queue.submit(read, buffers.pop()).unwrap();
+        queue.ring();
+        let done = queue.wait().unwrap().unwrap();
+        assert!(done.is_success());
+        assert_eq!(done.buffer.unwrap().as_slice(), [index as u8 + 1; BLOCK]);
+    }
+    // What is not used any more is given up, and can be had again.
+    for _ in 0..200 {
+        let (queue, buffers) = queues.pop().unwrap();
+        drop((queue, buffers));
+        let queue = controller.create_queue_pair(1025).unwrap();
+        let buffers = nvme_host::DmaBuffer::several(device, BLOCK, 1024).unwrap();
+        queues.push((queue, buffers));
+    }
+    assert!(server.lock().unwrap().maps() <= 16);
+}
+
+#[test]
+fn what_identify_does_not_offer_is_never_sent() {
+    let Setup {
+        controller: server,
+        folder,
+        device,
+        ..
+    } = &setup(false);
+    {
+        let opened = nvme_host::open(device).unwrap();
+        let controller = nvme_host::Controller::start(opened, &nvme_host::Config::default());
+        let controller = controller.unwrap();
+        let mut namespace = controller.namespace(Nsid(1)).unwrap();
+        let refused = [
+            namespace.compare(Lba(0), &[0; BLOCK]),
+            namespace.write_zeroes(Lba(0), 1, false),
+            namespace.deallocate(&[(Lba(0), 1)]),
+            controller
+                .get_feature(2, Select::Capabilities, Nsid(0), 0, 0)
+                .map(drop),
+        ];
+        for (result, bit) in refused.into_iter().zip([0, 3, 2, 4]) {
+            let error = result.unwrap_err();
+            assert!(
+                matches!(error, nvme_host::Error::Unsupported { .. }),
+                "{error}"
+            );
+            let bit = format!("bit {bit} of ONCS is 0");
+            assert!(error.to_string().contains(&bit), "{error}");
+        }
+    }
+    let compare = ["get-feature", "-d", device, "-f", "2", "-s", "capabilities"];
+    folder.fails(&compare, 1, "bit 4 of ONCS");
+    let server = server.lock().unwrap();
+    assert_eq!([5, 8, 9].map(|opcode| server.executed(opcode)), [0; 3]);
 }

@@ -8,7 +8,10 @@ use std::os::unix::fs::FileExt;
 pub const BLOCKS: u64 = 256;
 pub const BLOCK: usize = 4096;
 /// Queue entries at most, 0's based, with CAP.CQR; CAP.TO is 1 s, CAP.CSS the NVM command set.
-const CAP: u64 = 63 | 1 << 16 | 2 << 24 | 1 << 37;
+const CAP: u64 = 4095 | 1 << 16 | 2 << 24 | 1 << 37;
+
+/// I/O queue pairs.
+pub const PAIRS: u32 = 128;
 
 const DOORBELLS: u64 = 0x1000;
 
@@ -49,6 +52,7 @@ pub struct Controller {
     sqs: BTreeMap<usize, Ring>,
     cqs: BTreeMap<usize, Ring>,
     disk: Vec<u8>,
+    executed: BTreeMap<u8, u32>,
     pub resets: u32,
     /// INTx is not disabled in the PCI Command register. Nobody takes such an interrupt here, so the
     /// controller fails on its first completion, as SPDK's target does.
@@ -64,6 +68,7 @@ impl Controller {
             sqs: BTreeMap::new(),
             cqs: BTreeMap::new(),
             disk: vec![0; BLOCKS as usize * BLOCK],
+            executed: BTreeMap::new(),
             resets: 0,
             intx: false,
         };
@@ -127,6 +132,11 @@ impl Controller {
     pub fn unmap(&mut self, address: u64, size: u64) {
         let (mapped, ..) = self.memory.remove(&address).expect("it was mapped");
         assert_eq!(mapped, size);
+    }
+
+    /// Commands of I/O queues that were executed, by opcode.
+    pub fn executed(&self, opcode: u8) -> u32 {
+        self.executed.get(&opcode).copied().unwrap_or(0)
     }
 
     /// Ranges of memory that are mapped.
@@ -210,6 +220,9 @@ impl Controller {
 
     /// Dword 0 and status, or `None` for a command that stays open.
     fn execute(&mut self, qid: usize, sqe: &[u8; 64]) -> Option<(u32, u16)> {
+        if qid > 0 {
+            *self.executed.entry(sqe[0]).or_default() += 1;
+        }
         let dword = |n: usize| u32::from_le_bytes(sqe[n * 4..][..4].try_into().unwrap());
         let prp = |n: usize| u64::from_le_bytes(sqe[24 + n * 8..][..8].try_into().unwrap());
         let (low, high) = (dword(10) & 0xFFFF, (dword(10) >> 16) + 1);
@@ -225,8 +238,8 @@ impl Controller {
             (0, 0x04) => drop(self.cqs.remove(&(low as usize))),
             (0, 0x05) => drop(self.cqs.insert(low as usize, Ring::new(prp(0), high, 0))),
             (0, 0x06) => self.store(prp(0), &identify(dword(10) as u8, dword(1))),
-            // Two queue pairs, whatever was asked for.
-            (0, 0x09) if dword(10) as u8 == 7 => return Some((1 | 1 << 16, 0)),
+            // As many queue pairs as SPDK's target has, whatever was asked for.
+            (0, 0x09) if dword(10) as u8 == 7 => return Some((PAIRS - 1 | (PAIRS - 1) << 16, 0)),
             (0, 0x09 | 0x0A) => {}
             (0, 0x0C) => return None,
             (1.., 0x00) => {}
