@@ -1,6 +1,7 @@
 //! Another `cargo xtask` beside this one, with its output in a file until it is asked for.
 
 use crate::process::{Failure, target_dir};
+use crate::tools::on_path;
 use std::fs::File;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -22,11 +23,18 @@ pub struct Done {
 }
 
 impl Background {
-    /// Starts this program with `words`.
+    /// Starts this program with `words`. It gets the processor time that what runs beside it leaves.
     pub fn start(name: &str, words: &[&str]) -> Result<Self, Failure> {
         let program = std::env::current_exe()
             .map_err(|error| Failure::new(format!("{name}: this program's own path: {error}")))?;
-        let mut command = Command::new(program);
+        let mut command = match on_path("nice") {
+            Some(nice) => {
+                let mut command = Command::new(nice);
+                command.args(["-n", "19"]).arg(program);
+                command
+            }
+            None => Command::new(program),
+        };
         Self::start_command(name, command.args(words))
     }
 

@@ -19,7 +19,7 @@ const SANITIZED: &[u8] = b"__asan_report_load8";
 /// `cargo xtask fuzz [--minutes M | --coverage | --bundle [DIR]] [TARGET...]`
 pub fn command(args: &[&str]) -> Result<(), Failure> {
     let mut minutes = 1.0;
-    let (mut reach, mut bundle) = (false, None);
+    let (mut reach, mut bundle, mut only_build) = (false, None, false);
     let mut only = Vec::new();
     let mut args = args.iter();
     while let Some(&arg) = args.next() {
@@ -33,6 +33,7 @@ pub fn command(args: &[&str]) -> Result<(), Failure> {
                 })?;
             }
             "--coverage" => reach = true,
+            "--build" => only_build = true,
             "--bundle" => {
                 let usual = root().join("target/fuzz-bundle");
                 bundle = Some(args.next().map_or(usual, PathBuf::from));
@@ -58,6 +59,9 @@ pub fn command(args: &[&str]) -> Result<(), Failure> {
         return reach::report(&chosen);
     }
     let built = build()?;
+    if only_build {
+        return Ok(());
+    }
     if let Some(folder) = bundle {
         return bundle::make(&built, &chosen, &folder);
     }

@@ -34,7 +34,7 @@ pub fn command(args: &[&str]) -> Result<(), Failure> {
             }
             Ok(())
         }
-        ["--prepare"] => tree::Tree::prepare().map(drop),
+        ["--prepare"] => bench().map(drop),
         ["--shell"] => bench()?.shell(&BOOTS[0]),
         ["--shell", name] => {
             let (boot, _) = *chosen(name)?.first().ok_or_else(|| no_such(name))?;

@@ -37,7 +37,7 @@ usage: cargo xtask <command>
                      with other arguments, run it here: gpu-test --help
   guest [--list | --prepare | --shell [BOOT] | NAME...]
                      boot Linux in QEMU and run the tests that need a kernel of their own;
-                     --prepare: only download what they need
+                     --prepare: only download and build what they need
   loom [--deeper N | --mutants]
                      model-check the memory ordering of the queues; --deeper: with N more
                      preemptions; --mutants: weaken each order in turn, some model must fail
@@ -47,10 +47,10 @@ usage: cargo xtask <command>
                      the shared and collective queues as threads on real cores, tiny rings, against
                      the simulator; --tsan: under ThreadSanitizer; --mutants: weaken each order
                      there; --bundle: one file to run elsewhere
-  fuzz [--minutes M | --coverage | --bundle [DIR]] [TARGET...]
-                     fuzz every target (or some) for M minutes each, default 1; --coverage: the
-                     lines that their corpora reach; --bundle: programs for a machine without Rust
-  coverage           lines of the core and the simulator that the tests reach
+  fuzz [--minutes M | --build | --coverage | --bundle [DIR]] [TARGET...]
+                     fuzz every target (or some) for M minutes each, default 1; --build: only build
+                     them; --coverage: the lines that their corpora reach; --bundle: programs for a machine without Rust
+  coverage           lines of each library that the tests reach; fails below tests/coverage.txt
   record SUBJECT -- COMMAND...
                      run a command and add what it said last to docs/results/runs.tsv
   results            write docs/results/README.md: the last run of each subject

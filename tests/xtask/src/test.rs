@@ -53,6 +53,12 @@ const STAGES: [Stage; 13] = [
     stage("guest", guest::stage),
 ];
 
+/// What stages need built or downloaded, prepared beside the stages before them: stage and words.
+const PREPARED: [(&str, [&str; 2]); 2] = [
+    ("fuzz", ["fuzz", "--build"]),
+    ("guest", ["guest", "--prepare"]),
+];
+
 /// `cargo xtask test [--ci] [--list | STAGE...]`
 pub fn command(words: &[&str]) -> Result<(), Failure> {
     let (switches, names): (Vec<&str>, Vec<&str>) =
@@ -100,20 +106,21 @@ fn run(ci: bool, stages: &[&Stage]) -> Result<(), Failure> {
         words.extend(ci.then_some("--ci"));
         children.push((stage.name, Background::start(stage.name, &words)?));
     }
-    let mut prepared = None;
-    if stages.len() > 1 && stages.iter().any(|stage| stage.name == "guest") {
-        // Downloads while the first stages compile. What fails here is tried again by the stage itself.
-        prepared = Some(Background::start("guest-prepare", &["guest", "--prepare"])?);
+    // What fails here is tried again by the stage itself.
+    let mut prepared = Vec::new();
+    for (name, words) in PREPARED {
+        if stages.len() > 1 && stages.iter().any(|stage| stage.name == name) {
+            let job = Background::start(&format!("prepare-{name}"), &words)?;
+            prepared.push((name, job));
+        }
     }
     for stage in stages.iter().filter(|stage| !beside(stage)) {
-        if stage.name == "guest"
-            && let Some(prepared) = prepared.take()
-        {
-            println!("\n==== guest --prepare\n{}", prepared.wait()?.text);
-        }
         println!("\n==== {}", stage.name);
         let began = Instant::now();
         let cpu = background::children_seconds();
+        if let Some(at) = prepared.iter().position(|(name, _)| *name == stage.name) {
+            println!("{}", prepared.swap_remove(at).1.wait()?.text);
+        }
         let result = (stage.run)();
         let cpu = background::children_seconds() - cpu;
         summary.add(stage.name, result, began.elapsed().as_secs_f64(), cpu, ci);
