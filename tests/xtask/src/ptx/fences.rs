@@ -241,7 +241,7 @@ fn is_upper(flow: &Flow<'_>, load: usize) -> bool {
             && words.nth(1) == Some(address)
             && words.nth(1) == Some("8")
     };
-    address.ends_with("+8") || flow.code.iter().any(|line| adds(line))
+    address.ends_with("+8") || flow.code.iter().any(adds)
 }
 
 /// The doorbell that follows the fence in its own block.
