@@ -20,8 +20,8 @@ use zerocopy::FromBytes;
 
 /// Entries of the admin queue pair.
 const ADMIN_ENTRIES: u32 = 32;
-/// The longest transfer of an admin command: a log page of 64 KiB.
-const ADMIN_BYTES: u64 = 64 << 10;
+/// The longest transfer of an admin command.
+pub(crate) const ADMIN_BYTES: u64 = 64 << 10;
 
 /// Where the rings of I/O queues lie.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

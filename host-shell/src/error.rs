@@ -105,6 +105,14 @@ pub enum Error {
         /// What was seen.
         cause: String,
     },
+    /// What was waited for is not done, and goes on without being waited for.
+    #[error("{cause}")]
+    Unfinished {
+        /// What was waited for, and how far it is.
+        cause: String,
+        /// How to go on.
+        remedy: String,
+    },
     /// The caller asked for an end (Ctrl-C).
     #[error("interrupted")]
     Interrupted,
@@ -143,7 +151,9 @@ impl Error {
     /// What to do about it: one clause without a full stop.
     pub fn remedy(&self) -> String {
         match self {
-            Self::Usage { remedy, .. } | Self::Device { remedy, .. } => remedy.clone(),
+            Self::Usage { remedy, .. }
+            | Self::Device { remedy, .. }
+            | Self::Unfinished { remedy, .. } => remedy.clone(),
             Self::File {
                 action: OPEN_IMAGE,
                 source,
@@ -188,7 +198,7 @@ impl Error {
             }
             Self::Command { .. } | Self::Unsupported { .. } => exit::DEVICE,
             Self::Mismatch { .. } => exit::MISMATCH,
-            Self::Timeout { .. } | Self::Gone { .. } => exit::TIMEOUT,
+            Self::Timeout { .. } | Self::Gone { .. } | Self::Unfinished { .. } => exit::TIMEOUT,
             Self::Interrupted => exit::INTERRUPTED,
         }
     }

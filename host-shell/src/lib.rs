@@ -19,12 +19,15 @@ pub mod cuda;
 mod device;
 mod dma;
 pub mod doctor;
+mod erase;
 mod error;
 mod interrupt;
+mod log_page;
 mod namespace;
 mod open;
 pub mod outage;
 mod pages;
+pub mod passthru;
 pub mod pci;
 #[cfg(feature = "vfio-user")]
 mod pool;
@@ -32,6 +35,7 @@ mod queue;
 mod recover;
 pub mod relay;
 mod remedy;
+mod reset;
 mod session;
 #[cfg(feature = "sim")]
 pub mod sim;

@@ -263,6 +263,7 @@ impl Namespace {
     }
 
     fn single(&mut self, what: &str, sqe: Sqe, mut buffer: Option<DmaBuffer>) -> Result<()> {
+        self.session.check_current(&self.info)?;
         for attempt in 0.. {
             let submitted = self.queue.submit(sqe, buffer.take());
             let cid = submitted.map_err(|refused| self.refused(what, refused.error))?;
@@ -317,6 +318,7 @@ impl Namespace {
         mut fill: impl FnMut(Range<usize>, &mut [u8]),
         mut take: impl FnMut(Range<usize>, &[u8]),
     ) -> Result<()> {
+        self.session.check_current(&self.info)?;
         let mut pieces = split(lba, blocks, self.limits)
             .map_err(|error| self.range_error(error, lba, blocks))?
             .peekable();

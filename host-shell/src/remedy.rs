@@ -62,9 +62,12 @@ pub(crate) fn of_status(status: Status) -> &'static str {
         _ if status.dnr() => {
             "a retry will not help, the controller says (Do Not Retry); see `nvme-gpu error-log`"
         }
-        Status::SANITIZE_IN_PROGRESS
-        | Status::FORMAT_IN_PROGRESS
-        | Status::SELF_TEST_IN_PROGRESS => "wait until it has ended, then try again",
+        Status::SANITIZE_IN_PROGRESS => {
+            "wait until it has ended (`nvme-gpu sanitize-log` shows how far it is), then try again"
+        }
+        Status::FORMAT_IN_PROGRESS | Status::SELF_TEST_IN_PROGRESS => {
+            "wait until it has ended, then try again"
+        }
         Status::NAMESPACE_NOT_READY | Status::ADMIN_MEDIA_NOT_READY | Status::ANA_TRANSITION => {
             "wait a little, then try again"
         }

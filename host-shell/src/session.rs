@@ -164,9 +164,33 @@ impl Session {
         self.admin_locked(&mut admin, what, sqe, buffer)
     }
 
+    /// As [`admin`](Self::admin), for a command that may take `timeout`, whatever others may.
+    pub fn admin_for(
+        &self,
+        what: &str,
+        sqe: Sqe,
+        buffer: Option<DmaBuffer>,
+        timeout: Duration,
+    ) -> Result<(u32, Option<DmaBuffer>)> {
+        let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        let mut admin = lock(&self.admin);
+        self.admin_within(&mut admin, timeout_ns, what, sqe, buffer)
+    }
+
     pub(crate) fn admin_locked(
         &self,
         admin: &mut Admin,
+        what: &str,
+        sqe: Sqe,
+        buffer: Option<DmaBuffer>,
+    ) -> Result<(u32, Option<DmaBuffer>)> {
+        self.admin_within(admin, self.timeout_ns(), what, sqe, buffer)
+    }
+
+    fn admin_within(
+        &self,
+        admin: &mut Admin,
+        timeout_ns: u64,
         what: &str,
         sqe: Sqe,
         buffer: Option<DmaBuffer>,
@@ -183,7 +207,7 @@ impl Session {
             },
             None => Data::None,
         };
-        let deadline_ns = self.now_ns() + self.timeout_ns();
+        let deadline_ns = self.now_ns().saturating_add(timeout_ns);
         let queue = admin.pair.queue();
         let cid = queue
             .submit(sqe, data, buffer, deadline_ns)
@@ -230,7 +254,7 @@ impl Session {
                     Ok(()) => "the controller was reset, which ended it".to_owned(),
                     Err(error) => format!("and the reset failed: {error}"),
                 };
-                let timeout_ms = self.timeout_ns() / 1_000_000;
+                let timeout_ms = timeout_ns / 1_000_000;
                 return Err(Error::Timeout {
                     qid: Qid::ADMIN,
                     cid,
@@ -258,6 +282,32 @@ impl Session {
     /// Handles go by what `info` says from now on.
     pub(crate) fn uses(&self, info: NamespaceInfo) {
         lock(&self.in_use).insert(info.nsid, info);
+    }
+
+    /// Namespace `info` was formatted: it is this from now on, and handles that go by another one are refused.
+    pub(crate) fn formatted(&self, info: NamespaceInfo) {
+        let mut admin = lock(&self.admin);
+        let known = admin.info.namespaces.iter_mut();
+        for known in known.filter(|known| known.nsid == info.nsid) {
+            *known = info;
+        }
+        if let Some(used) = lock(&self.in_use).get_mut(&info.nsid) {
+            *used = info;
+        }
+    }
+
+    /// Whether a handle that goes by `info` may still be used.
+    pub(crate) fn check_current(&self, info: &NamespaceInfo) -> Result<()> {
+        match lock(&self.in_use).get(&info.nsid) {
+            Some(now) if now != info => Err(Error::device(
+                format!(
+                    "namespace {} was formatted and has other blocks now",
+                    info.nsid
+                ),
+                "open it again",
+            )),
+            _ => Ok(()),
+        }
     }
 
     /// A namespace of `info` whose blocks are not those that its handles go by: what they would read and

@@ -17,6 +17,9 @@ in_each_place!(
     bench_refuses_what_cannot_be,
     bench_over_a_lost_command_times_out,
     ctrl_c_ends_with_130_and_removes_the_image,
+    ctrl_c_leaves_the_figures_of_what_ran,
+    ctrl_c_does_not_wait_for_a_lost_command,
+    intervals_add_up_to_the_report,
 );
 
 fn number(value: &Value) -> f64 {
@@ -356,4 +359,148 @@ fn verify_reads_back_at_the_depth_of_the_run() {
     ]);
     assert_eq!(report["verified_bytes"], 1 << 20);
     assert!(begin.elapsed() < Duration::from_millis(2500), "depth 1");
+}
+
+/// Runs, presses Ctrl-C after `after`, and expects exit code 130.
+fn interrupted(folder: &Folder, arguments: &[&str], after: Duration) -> Ran {
+    let started = folder.start(arguments).unwrap();
+    std::thread::sleep(after);
+    let sent = std::process::Command::new("kill")
+        .args(["-INT", &started.child.id().to_string()])
+        .status()
+        .unwrap();
+    assert!(sent.success());
+    let ran = Ran::new(arguments, started.output());
+    assert_eq!(ran.code, 130, "{arguments:?}: {}", ran.stderr);
+    ran
+}
+
+fn ctrl_c_leaves_the_figures_of_what_ran(place: Place) {
+    let folder = Folder::new(place);
+    let bench = [
+        "bench",
+        "-d",
+        "sim:mem?size=8MiB",
+        "--rw",
+        "randrw",
+        "--verify",
+        "--runtime",
+        "60s",
+        "--queues",
+        "2",
+    ];
+    let json = interrupted(
+        &folder,
+        &[&bench[..], &["--json"]].concat(),
+        Duration::from_millis(1500),
+    );
+    // One object on standard output.
+    let report: Value = serde_json::from_str(&json.stdout).unwrap();
+    assert_eq!(report["interrupted"], true);
+    assert_eq!(report["verified_bytes"], 0);
+    let read = &report["jobs"][0]["read"];
+    assert!(number(&read["total_ios"]) > 0.0, "{report}");
+    assert!(number(&read["runtime"]) < 30_000.0, "{report}");
+    let completed = |queue: &Value| queue["completed"].as_u64().unwrap();
+    let all: u64 = report["queues"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(completed)
+        .sum();
+    let total = number(&read["total_ios"]) + number(&report["jobs"][0]["write"]["total_ios"]);
+    assert_eq!(
+        all as f64, total,
+        "what the queues completed is in the report"
+    );
+    let text = interrupted(&folder, &bench, Duration::from_millis(1500));
+    assert!(
+        text.stdout.contains("interrupted after "),
+        "{}",
+        text.stdout
+    );
+    assert!(
+        !text.stdout.contains("every byte as written"),
+        "{}",
+        text.stdout
+    );
+    let whole = folder.json(&["bench", "-d", "sim:mem", "--io-size", "1MiB"]);
+    assert_eq!(whole["interrupted"], false);
+}
+
+fn ctrl_c_does_not_wait_for_a_lost_command(place: Place) {
+    let folder = Folder::new(place);
+    let bench = [
+        "bench",
+        "-d",
+        "sim:mem?size=8MiB&fault=drop@op=read,nth=100",
+        "--timeout-ms",
+        "600000",
+        "--io-size",
+        "64MiB",
+        "--json",
+    ];
+    let start = std::time::Instant::now();
+    let ran = interrupted(&folder, &bench, Duration::from_millis(1500));
+    assert!(
+        start.elapsed() < Duration::from_secs(60),
+        "{:?}",
+        start.elapsed()
+    );
+    let report: Value = serde_json::from_str(&ran.stdout).unwrap();
+    assert_eq!(report["interrupted"], true);
+    assert!(number(&report["jobs"][0]["read"]["total_ios"]) >= 99.0);
+}
+
+fn intervals_add_up_to_the_report(place: Place) {
+    let folder = Folder::new(place);
+    let bench = [
+        "bench",
+        "-d",
+        "sim:mem?size=8MiB",
+        "--rw",
+        "randrw",
+        "--runtime",
+        "1500ms",
+        "--interval",
+        "300ms",
+    ];
+    let lines = folder.ok(&[&bench[..], &["--json"]].concat());
+    let lines: Vec<Value> = lines
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let (report, intervals) = lines.split_last().unwrap();
+    assert!((2..=5).contains(&intervals.len()), "{}", intervals.len());
+    let mut end = 0.0;
+    let (mut reads, mut writes) = (0.0, 0.0);
+    for line in intervals {
+        let one = &line["interval"];
+        let (seconds, at) = (number(&one["seconds"]), number(&one["end_s"]));
+        assert!(
+            seconds >= 0.3 && (at - end - seconds).abs() < 1e-6,
+            "{one} after {end}"
+        );
+        let commands = number(&one["reads"]) + number(&one["writes"]);
+        assert!((number(&one["iops"]) * seconds - commands).abs() <= commands * 0.01);
+        (end, reads, writes) = (
+            at,
+            reads + number(&one["reads"]),
+            writes + number(&one["writes"]),
+        );
+    }
+    let job = &report["jobs"][0];
+    for (direction, sum) in [("read", reads), ("write", writes)] {
+        let total = number(&job[direction]["total_ios"]);
+        assert!(sum > 0.0 && sum <= total, "{direction}: {sum} of {total}");
+    }
+    let text = folder.run(&bench);
+    assert_eq!(text.code, 0, "{}", text.stderr);
+    let said: Vec<&str> = text.stderr.lines().collect();
+    assert!((2..=5).contains(&said.len()), "{}", text.stderr);
+    assert!(
+        said.iter()
+            .all(|line| line.contains(" s: IOPS=") && line.contains("lat mean="))
+    );
+    assert!(text.stdout.contains("percentiles"), "{}", text.stdout);
 }

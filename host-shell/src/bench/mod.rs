@@ -101,10 +101,54 @@ pub(crate) struct Shared<'a> {
     pub opened: AtomicU64,
     pub stop: AtomicBool,
     pub failure: Mutex<Option<Error>>,
-    pub bytes_done: AtomicU64,
+    /// The user asked for an end: what is in flight is waited for a while, nothing more is sent.
+    pub interrupted: AtomicBool,
+    /// By worker.
+    pub done: Vec<Done>,
+}
+
+/// What one worker has done so far, for the thread that shows progress.
+#[derive(Default)]
+#[repr(align(128))]
+pub(crate) struct Done {
+    pub reads: AtomicU64,
+    pub writes: AtomicU64,
+    pub latency_ns: AtomicU64,
+}
+
+/// What a run has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Progress {
+    /// Seconds since the first command.
+    pub seconds: f64,
+    /// Reads completed.
+    pub reads: u64,
+    /// Writes completed.
+    pub writes: u64,
+    /// Bytes moved.
+    pub bytes: u64,
+    /// The latencies of all commands together, in nanoseconds.
+    pub latency_ns: u64,
 }
 
 impl Shared<'_> {
+    fn progress(&self, start: Instant) -> Progress {
+        let sum = |of: fn(&Done) -> &AtomicU64| -> u64 {
+            self.done
+                .iter()
+                .map(|done| of(done).load(Ordering::Relaxed))
+                .sum()
+        };
+        let (reads, writes) = (sum(|done| &done.reads), sum(|done| &done.writes));
+        Progress {
+            seconds: start.elapsed().as_secs_f64(),
+            reads,
+            writes,
+            bytes: (reads + writes) * u64::from(self.job.bytes),
+            latency_ns: sum(|done| &done.latency_ns),
+        }
+    }
+
     fn fail(&self, error: Error) {
         lock(&self.failure).get_or_insert(error);
         self.stop.store(true, Ordering::Relaxed);
@@ -119,8 +163,11 @@ pub struct GoOn<'a> {
     pub open: &'a dyn Fn() -> Result<Controller>,
 }
 
-/// Runs `job` and returns the controller with the report. `progress` is called from this thread ten times
-/// a second with the bytes moved and the seconds elapsed.
+/// Runs `job` and returns the controller with the report. `progress` is called from this thread fifty times
+/// a second.
+///
+/// Once the stop flag of the controller's [`Config`](crate::Config) is set, nothing more is sent, what is in
+/// flight is waited for a little, and the report of what ran is marked as interrupted.
 ///
 /// With `go_on` commands that got no answer, or that a reset took, are sent again, and a device that left
 /// is opened again, in place of `controller`; what was lost is in the report. Without, each is an error.
@@ -132,7 +179,7 @@ pub fn run(
     controller: Controller,
     job: &Job,
     go_on: Option<&GoOn<'_>>,
-    mut progress: impl FnMut(u64, f64),
+    mut progress: impl FnMut(&Progress),
 ) -> Result<(Controller, Report)> {
     let info = check(&controller, job)?;
     let blocks_per_io = u64::from(job.bytes) / u64::from(info.block_bytes);
@@ -164,11 +211,13 @@ pub fn run(
         opened: AtomicU64::new(0),
         stop: AtomicBool::new(false),
         failure: Mutex::new(None),
-        bytes_done: AtomicU64::new(0),
+        interrupted: AtomicBool::new(false),
+        done: (0..job.queues).map(|_| Done::default()).collect(),
     };
     let mut report = Report::new(&controller, job);
     let mut on = Running::start(controller, &shared)?;
     let mut outages = Outages::default();
+    let run_start = Instant::now();
     let steps = job.ramp.map_or(1, |ramp| ramp.steps.max(1));
     for step in 0..steps {
         let rate = job.ramp.map(|ramp| ramp.rate(step));
@@ -179,14 +228,9 @@ pub fn run(
         };
         let mut tallies = Vec::new();
         loop {
-            let count = one_step(
-                &shared,
-                &mut on.workers,
-                rate,
-                deadline,
-                begin,
-                &mut progress,
-            )?;
+            let count = one_step(&mut on.workers, rate, deadline, || {
+                progress(&shared.progress(run_start))
+            })?;
             tallies.extend(count);
             let Some(error) = lock(&shared.failure).take() else {
                 break;
@@ -194,10 +238,14 @@ pub fn run(
             on = on.after(error, go_on, &mut report, &mut outages)?;
         }
         report.add_step(rate, tallies, begin.elapsed());
+        report.interrupted = shared.interrupted.load(Ordering::Relaxed);
+        if report.interrupted {
+            break;
+        }
     }
     // Their queue pairs are needed again.
     on.let_workers_go(&mut report, &mut outages);
-    if let Some(written) = &shared.written {
+    if let (Some(written), false) = (&shared.written, report.interrupted) {
         let mut tries = 0;
         loop {
             let before = report.verified_bytes;
@@ -304,14 +352,12 @@ impl<'a> Running<'a> {
     }
 }
 
-/// All workers until `deadline`, until the work is done, or until one fails. `begin` is that of the step.
-fn one_step<'a>(
-    shared: &Shared<'a>,
+/// All workers until `deadline`, until the work is done, or until one fails.
+fn one_step(
     workers: &mut [Worker<'_>],
     rate: Option<u64>,
     deadline: Option<Instant>,
-    begin: Instant,
-    progress: &mut impl FnMut(u64, f64),
+    mut progress: impl FnMut(),
 ) -> Result<Vec<Tally>> {
     let count = workers.len() as u64;
     let start = Instant::now();
@@ -325,17 +371,10 @@ fn one_step<'a>(
             })
             .collect();
         while !handles.iter().all(|handle| handle.is_finished()) {
-            std::thread::sleep(Duration::from_millis(
-                if begin.elapsed().as_millis() < 200 {
-                    5
-                } else {
-                    100
-                },
-            ));
-            progress(
-                shared.bytes_done.load(Ordering::Relaxed),
-                begin.elapsed().as_secs_f64(),
-            );
+            // Short at first: a run of a few bytes is not to wait for this thread.
+            let short = start.elapsed().as_millis() < 200;
+            std::thread::sleep(Duration::from_millis(if short { 5 } else { 20 }));
+            progress();
         }
         handles
             .into_iter()

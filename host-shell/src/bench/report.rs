@@ -146,6 +146,8 @@ pub struct Report {
     pub queues: Vec<(Qid, Statistics)>,
     /// What was lost and put right, in a run that goes on after outages.
     pub outages: Option<Outages>,
+    /// The run was ended early by the user: the figures are of what ran until then, nothing was read back.
+    pub interrupted: bool,
 }
 
 impl Report {
@@ -158,6 +160,7 @@ impl Report {
             verified_bytes: 0,
             queues: Vec::new(),
             outages: None,
+            interrupted: false,
         }
     }
 
@@ -234,6 +237,7 @@ impl Report {
         let mut all = json!({
             "nvme-gpu version": env!("CARGO_PKG_VERSION"),
             "device": self.device,
+            "interrupted": self.interrupted,
             "verified_bytes": self.verified_bytes,
             "jobs": [job],
             "queues": queues_json(&self.queues),
@@ -283,7 +287,13 @@ impl Report {
                 );
             }
         }
-        if job.verify {
+        if self.interrupted {
+            let _ = writeln!(
+                text,
+                "  interrupted after {:.2} s: these are the figures until then",
+                read.seconds.max(write.seconds)
+            );
+        } else if job.verify {
             let _ = writeln!(
                 text,
                 "  verify: {} read back, every byte as written",

@@ -11,11 +11,14 @@ use crate::statistics::Statistics;
 use hdrhistogram::Histogram;
 use nvme_core::spec::{Lba, Qid, nvm};
 use nvme_core::{Outcome, SubmitError};
-use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 /// Latencies up to a minute are kept apart with three digits.
 const MAX_NS: u64 = 60_000_000_000;
+
+/// How long commands in flight are waited for after Ctrl-C.
+const LEAVE: Duration = Duration::from_millis(500);
 
 /// What one direction of one queue did.
 pub(crate) struct Count {
@@ -152,7 +155,17 @@ impl<'a> Worker<'a> {
         let mut open = true;
         let mut spins = 0;
         let mut now = Instant::now();
+        let mut leave_at = None;
         loop {
+            if leave_at.is_none() && self.queue.is_interrupted() {
+                self.shared.interrupted.store(true, Ordering::Relaxed);
+                self.shared.stop.store(true, Ordering::Relaxed);
+                leave_at = Some(now + LEAVE);
+            }
+            if leave_at.is_some_and(|at| now >= at) {
+                // What is still in flight stays with the queue, whose end takes it away.
+                return Ok(());
+            }
             let stopped = self.shared.stop.load(Ordering::Relaxed);
             if deadline.is_some_and(|deadline| now >= deadline) {
                 open = false;
@@ -184,17 +197,7 @@ impl<'a> Worker<'a> {
                     None => self.queue.pause(spins),
                 }
                 now = Instant::now();
-                self.check_stop()?;
             }
-        }
-    }
-
-    fn check_stop(&self) -> Result<()> {
-        // An interrupt ends the run at once; buffers in flight stay with the queue.
-        if self.queue.is_interrupted() {
-            Err(Error::Interrupted)
-        } else {
-            Ok(())
         }
     }
 
@@ -267,9 +270,11 @@ impl<'a> Worker<'a> {
             pending,
             again,
             outages,
+            index,
             ..
         } = self;
-        let (mut bytes, mut failed, mut mismatch) = (0, None, Ok(()));
+        let (mut reads, mut writes, mut latency_ns) = (0, 0, 0);
+        let (mut failed, mut mismatch) = (None, Ok(()));
         let mut lost = None;
         let mut any = false;
         queue.poll_batch(pending.len(), |mut done| {
@@ -301,9 +306,13 @@ impl<'a> Worker<'a> {
             };
             count.commands += 1;
             count.bytes += buffer.len() as u64;
-            bytes += buffer.len() as u64;
+            match pending.access.read {
+                true => reads += 1,
+                false => writes += 1,
+            }
             let ns = now.saturating_duration_since(pending.due).as_nanos() as u64;
             count.latency.saturating_record(ns.max(1));
+            latency_ns += ns;
             let unit = pending.access.unit;
             if pending.check && mismatch.is_ok() {
                 mismatch = check_unit(shared, unit, buffer.as_slice());
@@ -312,7 +321,16 @@ impl<'a> Worker<'a> {
             }
             free.push(buffer);
         })?;
-        shared.bytes_done.fetch_add(bytes, Ordering::Relaxed);
+        if any {
+            // One writer each: this worker.
+            let done = &shared.done[*index as usize];
+            let add = |to: &AtomicU64, count: u64| {
+                to.store(to.load(Ordering::Relaxed) + count, Ordering::Relaxed)
+            };
+            add(&done.reads, reads);
+            add(&done.writes, writes);
+            add(&done.latency_ns, latency_ns);
+        }
         if let Some(done) = lost {
             outages.note(queue.error_of(&done, "a bench command").to_string());
         }

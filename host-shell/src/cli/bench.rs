@@ -1,7 +1,10 @@
 //! `bench`: a workload in fio's words.
 
+mod intervals;
+
 use super::{NamespaceArgs, WriteArgs, duration, output, plot, progress};
 use clap::{Args, ValueEnum};
+use intervals::Intervals;
 use nvme_host::bench::{self, Job, Limit, Pattern, Ramp};
 use nvme_host::units::parse_bytes;
 use nvme_host::{Controller, Error, Result};
@@ -55,6 +58,11 @@ pub struct Bench {
     /// (10s when missing) is waited: what was lost is sent again, and counted
     #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "10s", value_parser = duration)]
     recover: Option<Duration>,
+    /// Print a line each TIME about what was done in it: on standard error, or with --json on standard output
+    /// before the report, one object a line: {"interval": {"end_s", "seconds", "reads", "writes", "iops",
+    /// "bw_bytes", "lat_ns_mean"}}
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    interval: Option<Duration>,
     /// Draw latency percentiles (or latency over rate, with --ramp) into FILE.svg or FILE.png
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
@@ -169,15 +177,58 @@ impl Bench {
             patience,
             open: &open,
         });
-        let (controller, report) = measure(controller, &job, go_on.as_ref())?;
-        controller.shut_down()?;
+        let (controller, report) = self.measure(controller, &job, go_on.as_ref())?;
+        let left = controller.shut_down();
         if let Some(path) = &self.plot {
             plot::draw(path, &report)?;
         }
-        if self.namespace.device.json {
-            output::json(&report.to_json())
-        } else {
-            output::print(&report.to_text())
+        match (device.json, self.interval) {
+            (true, Some(_)) => output::line(&report.to_json())?,
+            (true, None) => output::json(&report.to_json())?,
+            (false, _) => output::print(&report.to_text())?,
+        }
+        if report.interrupted {
+            return Err(Error::Interrupted);
+        }
+        left
+    }
+
+    fn measure(
+        &self,
+        controller: Controller,
+        job: &Job,
+        go_on: Option<&bench::GoOn<'_>>,
+    ) -> Result<(Controller, bench::Report)> {
+        let total = match job.limit {
+            Limit::Bytes(bytes) => bytes,
+            Limit::Time(time) => time.as_millis() as u64,
+        };
+        let bar = progress::bytes(total, "bench");
+        if matches!(job.limit, Limit::Time(_)) {
+            progress::as_time(&bar);
+        }
+        let mut intervals = self
+            .interval
+            .map(|every| Intervals::new(every, self.namespace.device.json));
+        let ended = bench::run(controller, job, go_on, |now| {
+            match job.limit {
+                Limit::Bytes(_) => bar.set_position(now.bytes),
+                Limit::Time(_) => {
+                    bar.set_position((now.seconds * 1e3) as u64);
+                    let rate = now.bytes as f64 / now.seconds / 1e9;
+                    bar.set_message(format!("{rate:.2} GB/s"));
+                }
+            }
+            if let Some(intervals) = &mut intervals {
+                bar.suspend(|| intervals.at(now));
+            }
+        })?;
+        bar.finish_and_clear();
+        match intervals {
+            Some(Intervals {
+                failed: Err(error), ..
+            }) => Err(error),
+            _ => Ok(ended),
         }
     }
 
@@ -198,9 +249,9 @@ impl Bench {
             }
         };
         let unfit = self.plot.is_some() || self.verify || self.ramp.is_some();
-        if unfit || self.rate_iops.is_some() {
+        if unfit || self.rate_iops.is_some() || self.interval.is_some() {
             return Err(Error::usage(
-                "--plot, --verify, --ramp or --rate-iops with --gpu",
+                "--plot, --verify, --ramp, --rate-iops or --interval with --gpu",
                 "leave them out; `stream --gpu --verify` checks data",
             ));
         }
@@ -238,28 +289,4 @@ impl Bench {
             )),
         }
     }
-}
-
-fn measure(
-    controller: Controller,
-    job: &Job,
-    go_on: Option<&bench::GoOn<'_>>,
-) -> Result<(Controller, bench::Report)> {
-    let total = match job.limit {
-        Limit::Bytes(bytes) => bytes,
-        Limit::Time(time) => time.as_millis() as u64,
-    };
-    let bar = progress::bytes(total, "bench");
-    if matches!(job.limit, Limit::Time(_)) {
-        progress::as_time(&bar);
-    }
-    let ended = bench::run(controller, job, go_on, |bytes, seconds| match job.limit {
-        Limit::Bytes(_) => bar.set_position(bytes),
-        Limit::Time(_) => {
-            bar.set_position((seconds * 1e3) as u64);
-            bar.set_message(format!("{:.2} GB/s", bytes as f64 / seconds / 1e9));
-        }
-    })?;
-    bar.finish_and_clear();
-    Ok(ended)
 }

@@ -48,7 +48,7 @@ pub struct SetFeature {
     #[arg(long, short = 'f', value_parser = parse_number)]
     feature_id: u64,
     /// Command dword 11
-    #[arg(long, short = 'v', value_parser = parse_number)]
+    #[arg(long, short = 'V', value_parser = parse_number)]
     value: u64,
 }
 
@@ -163,7 +163,7 @@ fn is_per_namespace(fid: u8) -> bool {
 }
 
 /// Bytes of data that Get Features returns beside dword 0.
-fn data_bytes(fid: u8) -> usize {
+pub fn data_bytes(fid: u8) -> usize {
     match fid {
         fid::LBA_RANGE_TYPE => 4096,
         fid::AUTONOMOUS_POWER => feature::AUTONOMOUS_POWER_BYTES,

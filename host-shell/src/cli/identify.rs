@@ -1,9 +1,12 @@
 //! `identify ctrl` and `identify ns`: the fields under nvme-cli's names.
 
+mod text;
+
 use super::{DeviceArgs, NamespaceArgs, output};
 use clap::{Args, Subcommand};
 use nvme_host::Result;
-use nvme_host::core::spec::identify::{IdentifyController, IdentifyNamespace, PowerState, text};
+use nvme_host::core::spec::identify::text as ascii;
+use nvme_host::core::spec::identify::{IdentifyController, IdentifyNamespace, PowerState};
 use nvme_host::core::spec::log_page::u128;
 use serde_json::{Value, json};
 
@@ -46,11 +49,14 @@ impl Identify {
 impl Ctrl {
     pub fn run(self) -> Result<()> {
         let controller = self.device.start()?;
-        output::either(
-            self.device.json,
-            "NVME Identify Controller:",
-            &controller_json(controller.identify()),
-        )
+        let value = controller_json(controller.identify());
+        match self.device.json {
+            true => output::json(&value),
+            false => output::table(
+                "NVME Identify Controller:",
+                &text::controller(value, controller.identify()),
+            ),
+        }
     }
 }
 
@@ -59,11 +65,11 @@ impl Ns {
         let controller = self.namespace.device.start()?;
         let identify = controller.identify_namespace(self.namespace.nsid())?;
         let title = format!("NVME Identify Namespace {}:", self.namespace.namespace_id);
-        output::either(
-            self.namespace.device.json,
-            &title,
-            &namespace_json(&identify),
-        )
+        let value = namespace_json(&identify);
+        match self.namespace.device.json {
+            true => output::json(&value),
+            false => output::table(&title, &text::namespace(value, &identify)),
+        }
     }
 }
 
@@ -74,7 +80,7 @@ fn controller_json(id: &IdentifyController) -> Value {
     };
     let ieee = u32::from_le_bytes([id.ieee[0], id.ieee[1], id.ieee[2], 0]);
     let mut object = json!({
-        "vid": id.vid, "ssvid": id.ssvid, "sn": text(&id.sn), "mn": text(&id.mn), "fr": text(&id.fr),
+        "vid": id.vid, "ssvid": id.ssvid, "sn": ascii(&id.sn), "mn": ascii(&id.mn), "fr": ascii(&id.fr),
         "rab": id.rab, "ieee": ieee, "cmic": id.cmic, "mdts": id.mdts, "cntlid": id.cntlid, "ver": id.ver,
         "rtd3r": id.rtd3r, "rtd3e": id.rtd3e, "oaes": id.oaes, "ctratt": id.ctratt, "rrls": id.rrls,
         "cntrltype": id.cntrltype, "crdt1": id.crdt1, "crdt2": id.crdt2, "crdt3": id.crdt3,
@@ -95,7 +101,7 @@ fn controller_json(id: &IdentifyController) -> Value {
             "sqes": id.sqes, "cqes": id.cqes, "maxcmd": id.maxcmd, "nn": id.nn, "oncs": id.oncs,
             "fuses": id.fuses, "fna": id.fna, "vwc": id.vwc, "awun": id.awun, "awupf": id.awupf,
             "icsvscc": id.icsvscc, "nwpc": id.nwpc, "acwu": id.acwu, "ocfs": id.ocfs, "sgls": id.sgls,
-            "mnan": id.mnan, "subnqn": text(&id.subnqn),
+            "mnan": id.mnan, "subnqn": ascii(&id.subnqn),
         }),
     ];
     for part in more {

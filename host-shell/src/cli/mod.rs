@@ -6,15 +6,21 @@ mod bench;
 mod bench_gpu;
 mod bind;
 mod compare;
+mod complete;
 mod demo;
+#[cfg(feature = "sim")]
+mod devices;
 mod doctor;
 mod dsm;
 mod error_log;
 mod feature;
 mod file;
 mod flush;
+mod format;
+mod get_log;
 #[cfg(feature = "cuda")]
 mod gpu;
+mod hex;
 mod identify;
 #[cfg(feature = "cuda")]
 mod lasting;
@@ -22,10 +28,14 @@ mod list;
 mod list_ns;
 mod output;
 mod p2p;
+mod passthru;
 mod plot;
 mod progress;
 mod read;
 mod regs;
+mod reset;
+mod sanitize;
+mod say;
 #[cfg(feature = "sim")]
 mod serve;
 mod smart_log;
@@ -44,14 +54,21 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
+/// The version and what it was built from.
+const VERSION: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    " (",
+    env!("NVME_GPU_SOURCE"),
+    ")"
+);
+
 const AFTER_HELP: &str = "\
 Devices:
   sim:PATH[?option=value&...]   a disk image behind the embedded simulator; an existing file is opened as it
                                 is, a missing one is created when size= is given
   sim:mem[?size=1GiB]           memory, lost at the end
   sim:null[?size=1TiB]          reads zeroes, forgets writes
-  Options: size, block=512|4096, ns, queues, mqes, mdts, dstrd, wc=on|off, profile=none|optane|nvme-gen5,
-  fault=WHAT[:VALUE][@CONDITION,...], seed, threads, ...
+                                `nvme-gpu devices` lists every option and fault of sim:
   vfio:BDF                      a controller on PCIe that is bound to vfio-pci (`nvme-gpu list`, `bind`, `doctor`)
   vfio-user:SOCKET              a controller in another process, e.g. one that `nvme-gpu serve` offers
 
@@ -61,8 +78,14 @@ Exit codes: 0 done, 1 controller error, 2 wrong usage or range, 3 data differs, 
 5 no answer in time or device gone, 130 interrupted.";
 
 #[derive(Parser)]
-#[command(name = "nvme-gpu", version, about = "An NVMe driver in user space: disks, images and benchmarks", after_help = AFTER_HELP)]
+#[command(name = "nvme-gpu", version = VERSION, about = "An NVMe driver in user space: disks, images and benchmarks", after_help = AFTER_HELP)]
 struct Cli {
+    /// Print neither progress nor warnings; results and errors stay
+    #[arg(long, short = 'q', global = true, conflicts_with = "verbose")]
+    quiet: bool,
+    /// Say on standard error what is being done
+    #[arg(long, short = 'v', global = true)]
+    verbose: bool,
     #[command(subcommand)]
     command: Command,
 }
@@ -95,8 +118,19 @@ enum Command {
     Stream(stream::Stream),
     #[command(visible_alias = "show-regs")]
     Regs(regs::Regs),
+    GetLog(get_log::GetLog),
+    AdminPassthru(passthru::AdminPassthru),
+    IoPassthru(passthru::IoPassthru),
+    Format(format::Format),
+    Sanitize(sanitize::Sanitize),
+    SanitizeLog(sanitize::SanitizeLog),
+    Reset(reset::Reset),
+    Completions(complete::Completions),
+    Man(complete::Man),
     #[cfg(feature = "sim")]
     Serve(serve::Serve),
+    #[cfg(feature = "sim")]
+    Devices(devices::Devices),
 }
 
 /// The device and how it is used.
@@ -106,7 +140,7 @@ struct DeviceArgs {
     #[arg(long, short = 'd')]
     device: String,
     /// How long a command may take before it is aborted
-    #[arg(long, value_name = "MS", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    #[arg(long, short = 't', visible_alias = "timeout", value_name = "MS", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
     timeout_ms: u64,
     /// Print one JSON object
     #[arg(long)]
@@ -196,6 +230,7 @@ pub fn run() -> ExitCode {
         Err(error) => return refuse(&error),
     };
     stop_flag();
+    say::set(cli.quiet, cli.verbose);
     let result = match cli.command {
         Command::Demo(command) => command.run(),
         Command::Read(command) => command.run(),
@@ -220,8 +255,19 @@ pub fn run() -> ExitCode {
         Command::Bench(command) => command.run(),
         Command::Stream(command) => command.run(),
         Command::Regs(command) => command.run(),
+        Command::GetLog(command) => command.run(),
+        Command::AdminPassthru(command) => command.run(),
+        Command::IoPassthru(command) => command.run(),
+        Command::Format(command) => command.run(),
+        Command::Sanitize(command) => command.run(),
+        Command::SanitizeLog(command) => command.run(),
+        Command::Reset(command) => command.run(),
+        Command::Completions(command) => command.run(),
+        Command::Man(command) => command.run(),
         #[cfg(feature = "sim")]
         Command::Serve(command) => command.run(),
+        #[cfg(feature = "sim")]
+        Command::Devices(command) => command.run(),
     };
     match result {
         Ok(()) => ExitCode::from(exit::OK),
@@ -232,8 +278,13 @@ pub fn run() -> ExitCode {
     }
 }
 
-/// Reads the command line. The suite of `bench` needs no device.
+/// Reads the command line.
 fn parse() -> std::result::Result<Cli, clap::Error> {
+    Cli::from_arg_matches(&command_line().try_get_matches()?)
+}
+
+/// What the command line may be. The suite of `bench` needs no device.
+fn command_line() -> clap::Command {
     #[cfg(feature = "cuda")]
     let command = Cli::command().mut_subcommand("bench", |bench| {
         bench.mut_arg("device", |device| {
@@ -246,7 +297,7 @@ fn parse() -> std::result::Result<Cli, clap::Error> {
     });
     #[cfg(not(feature = "cuda"))]
     let command = Cli::command();
-    Cli::from_arg_matches(&command.try_get_matches()?)
+    command
 }
 
 fn report(error: &Error) {

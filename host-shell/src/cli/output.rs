@@ -19,6 +19,14 @@ pub fn print(text: &str) -> Result<()> {
         .map_err(Error::file("write", "standard output"))
 }
 
+/// Writes bytes to standard output as they are.
+pub fn bytes(bytes: &[u8]) -> Result<()> {
+    let mut out = io::stdout().lock();
+    out.write_all(bytes)
+        .and_then(|()| out.flush())
+        .map_err(Error::file("write", "standard output"))
+}
+
 /// Prints one JSON object: indented for a person at a terminal, else on one line.
 pub fn json(value: &Value) -> Result<()> {
     if io::stdout().is_terminal() {
@@ -29,7 +37,6 @@ pub fn json(value: &Value) -> Result<()> {
 }
 
 /// Prints one JSON object on one line, for readers of several.
-#[cfg(feature = "sim")]
 pub fn line(value: &Value) -> Result<()> {
     print(&value.to_string())
 }
@@ -66,14 +73,5 @@ fn one_line(value: &Value) -> String {
             .collect::<Vec<_>>()
             .join(" "),
         value => value.to_string(),
-    }
-}
-
-/// JSON or a table of the same members.
-pub fn either(as_json: bool, title: &str, value: &Value) -> Result<()> {
-    if as_json {
-        json(value)
-    } else {
-        table(title, value)
     }
 }

@@ -1,13 +1,12 @@
 //! `serve`: a simulated controller as a PCI device behind a vfio-user socket.
 
-use super::{output, stop_flag};
+use super::{output, say, stop_flag};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use nvme_host::{Error, Result, sim};
 use nvme_sim::vfio_user::{Left, ServeError, Server};
 use nvme_sim::{Controller, HostMemory, QueueStats};
 use serde_json::{Value, json};
-use std::io::IsTerminal;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -82,8 +81,8 @@ impl Serve {
             clients.fetch_add(1, Ordering::Relaxed);
             match left {
                 Left::Closed => {}
-                Left::PutOut(why) => eprintln!("a client was put out: {why}"),
-                Left::Failed(why) => eprintln!("a client's socket failed: {why}"),
+                Left::PutOut(why) => say::warn(|| format!("a client was put out: {why}")),
+                Left::Failed(why) => say::warn(|| format!("a client's socket failed: {why}")),
             }
             if self.once {
                 return Ok(());
@@ -120,7 +119,7 @@ impl Serve {
 /// Shows progress on a terminal until the user or the server ends it.
 fn watch(controller: &Controller<HostMemory>, clients: &AtomicU64, done: &AtomicBool) {
     let (stop, started) = (stop_flag(), Instant::now());
-    let target = match std::io::stderr().is_terminal() {
+    let target = match say::shows_progress() {
         true => ProgressDrawTarget::stderr(),
         false => ProgressDrawTarget::hidden(),
     };

@@ -1,12 +1,30 @@
 //! `smart-log`.
 
-use super::{NamespaceArgs, output};
+use super::{NamespaceArgs, hex, output};
 use clap::Args;
 use nvme_host::core::spec::Nsid;
-use nvme_host::core::spec::log_page::{Smart, lid, u128};
+use nvme_host::core::spec::log_page::{Smart, critical_warning, lid, u128};
 use nvme_host::{Error, Result};
 use serde_json::{Value, json};
 use zerocopy::FromBytes;
+
+const WARNINGS: [(u64, &str); 6] = [
+    (critical_warning::SPARE as u64, "available spare is low"),
+    (critical_warning::TEMPERATURE as u64, "temperature"),
+    (
+        critical_warning::RELIABILITY as u64,
+        "reliability is degraded",
+    ),
+    (critical_warning::READ_ONLY as u64, "read only"),
+    (
+        critical_warning::BACKUP as u64,
+        "volatile memory backup failed",
+    ),
+    (
+        critical_warning::PERSISTENT_MEMORY as u64,
+        "persistent memory region is read only",
+    ),
+];
 
 /// Show the SMART / health log
 #[derive(Args)]
@@ -29,6 +47,7 @@ impl SmartLog {
         let mut object = to_json(&smart);
         let kelvins = u16::from_le_bytes(smart.temperature);
         object["temperature"] = json!(format!("{} C ({kelvins} K)", i32::from(kelvins) - 273));
+        object["critical_warning"] = json!(hex::bits(smart.critical_warning.into(), &WARNINGS));
         for name in ["avail_spare", "spare_thresh", "percent_used"] {
             object[name] = json!(format!("{} %", object[name]));
         }

@@ -98,7 +98,10 @@ impl Stream {
         };
         let bar = progress::bytes(size, "reading");
         let (controller, report) =
-            bench::run(controller, &job, None, |moved, _| bar.set_position(moved))?;
+            bench::run(controller, &job, None, |now| bar.set_position(now.bytes))?;
+        if report.interrupted {
+            return Err(Error::Interrupted);
+        }
         bar.finish_and_clear();
         controller.shut_down()?;
         let (read, _) = report.total();

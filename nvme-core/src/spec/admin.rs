@@ -4,6 +4,7 @@
 
 use super::addr::{Cid, Iova, Nsid, Qid};
 use super::command::Sqe;
+use bitfield::bitfield;
 
 /// Admin opcodes.
 pub mod opcode {
@@ -45,6 +46,8 @@ pub mod opcode {
     pub const FORMAT_NVM: u8 = 0x80;
     /// Sanitize.
     pub const SANITIZE: u8 = 0x84;
+    /// Get LBA Status.
+    pub const GET_LBA_STATUS: u8 = 0x86;
 }
 
 /// Controller or Namespace Structure: what Identify returns (CDW10 bits 7:0).
@@ -159,6 +162,37 @@ pub fn get_log_page(lid: u8, nsid: Nsid, bytes: u32, offset: u64) -> Sqe {
     sqe
 }
 
+/// What else a Get Log Page command says, beside page, length and offset.
+///
+/// NVMe Base 2.0c, 5.16 (Get Log Page command).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LogOptions {
+    /// Log specific field, 7 bits.
+    pub lsp: u8,
+    /// Log specific identifier.
+    pub lsi: u16,
+    /// Retain asynchronous event: reading the page does not let further events of its type through.
+    pub rae: bool,
+    /// UUID index, 7 bits; 0 is none.
+    pub uuid_index: u8,
+    /// Command set identifier.
+    pub csi: u8,
+    /// The offset is an index into the page's list of structures, not in bytes.
+    pub index_offset: bool,
+}
+
+impl LogOptions {
+    /// `sqe`, a Get Log Page command, with these fields.
+    pub fn apply(self, mut sqe: Sqe) -> Sqe {
+        sqe.cdw10 |= u32::from(self.lsp & 0x7F) << 8 | u32::from(self.rae) << 15;
+        sqe.cdw11 |= u32::from(self.lsi) << 16;
+        sqe.cdw14 |= u32::from(self.uuid_index & 0x7F)
+            | u32::from(self.index_offset) << 23
+            | u32::from(self.csi) << 24;
+        sqe
+    }
+}
+
 /// Bytes that a Get Log Page command asks for.
 pub const fn log_page_bytes(sqe: &Sqe) -> u64 {
     let numd_z = (sqe.cdw10 >> 16) as u64 | ((sqe.cdw11 & 0xFFFF) as u64) << 16;
@@ -222,13 +256,51 @@ pub fn keep_alive() -> Sqe {
     Sqe::new(opcode::KEEP_ALIVE, Nsid::NONE)
 }
 
+bitfield! {
+    /// Command dword 10 of Format NVM.
+    ///
+    /// NVMe Base 2.0c, 5.14 (Format NVM command).
+    #[derive(Clone, Copy, PartialEq, Eq)]
+    pub struct Format(u32);
+    impl Debug;
+    u8;
+    /// LBA format, bits 3:0 of its index.
+    pub lbafl, set_lbafl: 3, 0;
+    /// Metadata settings: metadata follows each block in the data buffer.
+    pub bool, mset, set_mset: 4;
+    /// Protection information: 0 none, 1 to 3 its type.
+    pub pi, set_pi: 7, 5;
+    /// Protection information location: the first bytes of the metadata instead of the last.
+    pub bool, pil, set_pil: 8;
+    /// Secure erase settings: 0 none, 1 user data erase, 2 cryptographic erase.
+    pub ses, set_ses: 11, 9;
+    /// LBA format, bits 5:4 of its index.
+    pub lbafu, set_lbafu: 13, 12;
+}
+
+impl Format {
+    /// LBA format `lbaf` (0 to 63) with secure erase settings `ses`; no metadata settings, no protection.
+    pub fn new(lbaf: u8, ses: u8) -> Self {
+        let mut format = Self(0);
+        format.set_lbafl(lbaf & 0xF);
+        format.set_lbafu(lbaf >> 4 & 3);
+        format.set_ses(ses & 7);
+        format
+    }
+
+    /// Format NVM of namespace `nsid`, or of every one ([`Nsid::ALL`]).
+    pub fn command(self, nsid: Nsid) -> Sqe {
+        let mut sqe = Sqe::new(opcode::FORMAT_NVM, nsid);
+        sqe.cdw10 = self.0;
+        sqe
+    }
+}
+
 /// Format NVM: LBA format `lbaf` (0 to 63), no protection, `ses` 0 none, 1 user data erase, 2 cryptographic.
 ///
 /// NVMe Base 2.0c, 5.14 (Format NVM command).
 pub fn format_nvm(nsid: Nsid, lbaf: u8, ses: u8) -> Sqe {
-    let mut sqe = Sqe::new(opcode::FORMAT_NVM, nsid);
-    sqe.cdw10 = u32::from(lbaf & 0xF) | u32::from(ses & 7) << 9 | u32::from(lbaf >> 4 & 3) << 12;
-    sqe
+    Format::new(lbaf, ses).command(nsid)
 }
 
 /// What a Sanitize command does (CDW10 bits 2:0).

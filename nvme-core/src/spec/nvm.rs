@@ -24,6 +24,8 @@ pub mod opcode {
     pub const DATASET_MANAGEMENT: u8 = 0x09;
     /// Verify.
     pub const VERIFY: u8 = 0x0C;
+    /// Reservation Report.
+    pub const RESERVATION_REPORT: u8 = 0x0E;
 }
 
 /// The most blocks one command can name: NLB is 16 bits and 0's based.

@@ -44,6 +44,11 @@ pub mod offset {
     pub const DOORBELLS: u32 = 0x1000;
 }
 
+/// What is written to [`offset::NSSR`] to reset the NVM subsystem: "NVMe".
+///
+/// NVMe Base 2.0c, "Offset 20h: NSSR - NVM Subsystem Reset".
+pub const SUBSYSTEM_RESET: u32 = 0x4E56_4D65;
+
 /// Bytes from 1000h on of `count` doorbells; `u32::MAX` where 32 bits do not suffice, which is past
 /// the end of any BAR and so fails the caller's bounds check instead of naming another doorbell.
 const fn doorbells(count: u32, dstrd: u8) -> u32 {

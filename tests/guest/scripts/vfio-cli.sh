@@ -20,7 +20,16 @@ nvme-gpu list-ns --device "$device"
 nvme-gpu smart-log --device "$device" --json
 nvme-gpu error-log --device "$device"
 nvme-gpu get-feature --device "$device" -f 7
-nvme-gpu set-feature --device "$device" -f 6 -v 1 --allow-write
+nvme-gpu set-feature --device "$device" -f 6 -V 1 --allow-write
+
+nvme-gpu get-log --device "$device" -i 2 -l 512 -b >/tmp/smart
+[ "$(wc -c </tmp/smart)" = 512 ]
+nvme-gpu admin-passthru --device "$device" -O 6 --cdw10 1 -l 4096 -r -b >/tmp/page
+grep -q "$SERIAL" /tmp/page
+fails_with 2 nvme-gpu admin-passthru --device "$device" -O 9 --cdw10 6 --cdw11 1
+nvme-gpu admin-passthru --device "$device" -O 9 --cdw10 6 --cdw11 1 --allow-write
+fails_with 2 nvme-gpu reset --device "$device"
+nvme-gpu reset --device "$device" --allow-write
 
 head -c 1048576 /dev/urandom >/tmp/data
 # Without the switch nothing is written, and exit code 2 says so.
@@ -34,6 +43,12 @@ nvme-gpu read --device "$device" --lba 256 --blocks 2048 --out /tmp/back
 cmp /tmp/data /tmp/back
 nvme-gpu compare --device "$device" --lba 4096 --in /tmp/data
 fails_with 3 nvme-gpu compare --device "$device" --lba 4097 --in /tmp/data
+block=$(nvme-gpu identify ns --device "$device" | sed -n 's/.*blocks of \([0-9]*\) bytes.*/\1/p')
+nvme-gpu io-passthru --device "$device" -O 2 --cdw10 4096 -l "$block" -r -b | cmp - /tmp/data -n "$block"
+head -c "$block" /tmp/data >/tmp/one
+fails_with 2 nvme-gpu io-passthru --device "$device" -O 1 --cdw10 8192 -l "$block" -w -i /tmp/one
+nvme-gpu io-passthru --device "$device" -O 1 --cdw10 8192 -l "$block" -w -i /tmp/one --allow-write
+nvme-gpu io-passthru --device "$device" -O 2 --cdw10 8192 -l "$block" -r -b | cmp - /tmp/one
 for command in "write-zeroes --lba 0 --blocks 8" "dsm --slbs 0,64 --blocks 8,8 --deallocate"; do
     fails_with 2 nvme-gpu $command --device "$device"
     nvme-gpu $command --device "$device" --allow-write

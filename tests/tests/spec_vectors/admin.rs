@@ -320,6 +320,49 @@ fn host_behavior_support() {
 }
 
 #[test]
+fn format_settings() {
+    // Format 18 is 01_0010b; metadata in the data buffer, protection type 3 in its first bytes, erased
+    // cryptographically.
+    let mut format = admin::Format::new(18, 2);
+    format.set_mset(true);
+    format.set_pi(3);
+    format.set_pil(true);
+    assert_sqe(
+        format.command(Nsid::ALL),
+        [
+            "80 00 00 00 ff ff ff ff 00 00 00 00 00 00 00 00",
+            NONE,
+            "00 00 00 00 00 00 00 00 72 15 00 00 00 00 00 00",
+            NONE,
+        ],
+    );
+    assert_eq!((format.lbafl(), format.lbafu(), format.ses()), (2, 1, 2));
+}
+
+#[test]
+fn get_log_page_options() {
+    let options = admin::LogOptions {
+        lsp: 0x55,
+        lsi: 0x1234,
+        rae: true,
+        uuid_index: 0x7F,
+        csi: 2,
+        index_offset: true,
+    };
+    let page = admin::get_log_page(lid::PERSISTENT_EVENT, Nsid::ALL, 0x2_0000, 0x1_0000_0200);
+    assert_sqe(
+        options.apply(page),
+        [
+            "02 00 00 00 ff ff ff ff 00 00 00 00 00 00 00 00",
+            NONE,
+            "00 00 00 00 00 00 00 00 0d d5 ff 7f 00 00 34 12",
+            "00 02 00 00 01 00 00 00 7f 00 80 02 00 00 00 00",
+        ],
+    );
+    assert_eq!(admin::LogOptions::default().apply(page), page);
+}
+
+#[test]
 fn opcodes() {
     use admin::opcode as a;
     let codes = [
@@ -342,6 +385,7 @@ fn opcodes() {
         (a::DOORBELL_BUFFER_CONFIG, 0x7C),
         (a::FORMAT_NVM, 0x80),
         (a::SANITIZE, 0x84),
+        (a::GET_LBA_STATUS, 0x86),
     ];
     for (named, code) in codes {
         assert_eq!(named, code);

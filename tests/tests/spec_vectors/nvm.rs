@@ -142,6 +142,7 @@ fn opcodes() {
         (n::WRITE_ZEROES, 0x08),
         (n::DATASET_MANAGEMENT, 0x09),
         (n::VERIFY, 0x0C),
+        (n::RESERVATION_REPORT, 0x0E),
     ];
     for (named, code) in codes {
         assert_eq!(named, code);

@@ -1,0 +1,149 @@
+//! The reference of every command in Markdown: what docs/tool.md holds.
+
+use clap::{Arg, Command};
+use std::collections::BTreeMap;
+
+/// Longest line of a document.
+const WIDTH: usize = 120;
+/// Options that this many commands have in the same words are described once.
+const COMMON: usize = 6;
+
+/// Every visible command with its options.
+pub fn reference(mut root: Command) -> String {
+    root.build();
+    let mut uses: BTreeMap<String, usize> = BTreeMap::new();
+    let mut verbs = Vec::new();
+    collect(&root, "", &mut verbs);
+    for (_, verb) in &verbs {
+        for arg in options(verb) {
+            *uses.entry(item(arg)).or_default() += 1;
+        }
+    }
+    let is_common = |arg: &Arg| uses.get(&item(arg)).is_some_and(|count| *count >= COMMON);
+    let mut text = String::from(
+        "# The tool\n\nEvery command of `nvme-gpu` with its options. This page is what `nvme-gpu man --markdown` prints; a test holds\nit against the tool.\n\n",
+    );
+    if let Some(after) = root.get_after_help() {
+        text.push_str(&format!("```text\n{}\n```\n", after.to_string().trim_end()));
+    }
+    text.push_str("\n## Options of several commands\n\n");
+    let mut described = Vec::new();
+    for (_, verb) in &verbs {
+        for arg in options(verb).filter(|arg| is_common(arg)) {
+            let item = item(arg);
+            if !described.contains(&item) {
+                text.push_str(&item);
+                described.push(item);
+            }
+        }
+    }
+    for (name, verb) in &verbs {
+        text.push_str(&format!("\n## {name}\n\n"));
+        if let Some(about) = verb.get_long_about().or(verb.get_about()) {
+            text.push_str(&wrap("", &(about.to_string().replace('\n', " ") + ".")));
+        }
+        let aliases: Vec<String> = verb
+            .get_visible_aliases()
+            .map(|one| format!("`{one}`"))
+            .collect();
+        if !aliases.is_empty() {
+            text.push_str(&format!("\nAlso: {}.\n", aliases.join(", ")));
+        }
+        let own: String = options(verb)
+            .filter(|arg| !is_common(arg))
+            .map(item)
+            .collect();
+        if !own.is_empty() {
+            text.push_str(&format!("\n{own}"));
+        }
+        let common: Vec<String> = options(verb)
+            .filter(|arg| is_common(arg))
+            .filter_map(|arg| arg.get_long().map(|long| format!("`--{long}`")))
+            .collect();
+        if !common.is_empty() {
+            text.push_str(&format!(
+                "\n{}",
+                wrap("", &format!("Also {}.", common.join(", ")))
+            ));
+        }
+    }
+    text
+}
+
+fn collect<'a>(parent: &'a Command, prefix: &str, verbs: &mut Vec<(String, &'a Command)>) {
+    let shown = |verb: &&Command| !verb.is_hide_set() && verb.get_name() != "help";
+    for verb in parent.get_subcommands().filter(shown) {
+        let name = format!("{prefix}{}", verb.get_name());
+        // The ones below say more than a group of commands does.
+        if verb.has_subcommands() {
+            collect(verb, &format!("{name} "), verbs);
+        } else {
+            verbs.push((name, verb));
+        }
+    }
+}
+
+fn options(verb: &Command) -> impl Iterator<Item = &Arg> {
+    verb.get_arguments()
+        .filter(|arg| !arg.is_hide_set() && arg.get_id() != "help")
+}
+
+/// One option: how it is written, what it means, what it may be.
+fn item(arg: &Arg) -> String {
+    let takes_value = arg.get_action().takes_values();
+    let names = arg.get_value_names().unwrap_or_default();
+    let value = names.first().map_or_else(
+        || arg.get_id().to_string().to_uppercase(),
+        ToString::to_string,
+    );
+    let mut spelt = Vec::new();
+    spelt.extend(arg.get_short().map(|short| format!("-{short}")));
+    let longs = arg
+        .get_long()
+        .into_iter()
+        .chain(arg.get_visible_aliases().into_iter().flatten());
+    spelt.extend(longs.map(|long| format!("--{long}")));
+    let head = match (spelt.is_empty(), takes_value) {
+        (true, _) => format!("<{value}>"),
+        (false, true) => format!("{} <{value}>", spelt.join(", ")),
+        (false, false) => spelt.join(", "),
+    };
+    let help = arg.get_help().map(ToString::to_string).unwrap_or_default();
+    let mut text = format!("- `{head}`: {}", help.replace('\n', " "));
+    let choices: Vec<String> = arg
+        .get_possible_values()
+        .iter()
+        .filter(|choice| takes_value && !choice.is_hide_set())
+        .map(|choice| format!("`{}`", choice.get_name()))
+        .collect();
+    if !choices.is_empty() {
+        text.push_str(&format!("; one of {}", choices.join(", ")));
+    }
+    let default: Vec<String> = arg
+        .get_default_values()
+        .iter()
+        .filter(|_| takes_value)
+        .map(|value| format!("`{}`", value.to_string_lossy()))
+        .collect();
+    if !default.is_empty() {
+        text.push_str(&format!("; default {}", default.join(", ")));
+    }
+    wrap("  ", &text)
+}
+
+/// Lines of at most [`WIDTH`] columns, those after the first behind `indent`.
+fn wrap(indent: &str, text: &str) -> String {
+    let mut lines = vec![String::new()];
+    for word in text.split_whitespace() {
+        let line = lines.last_mut().expect("there is a first line");
+        if !line.trim().is_empty() && line.chars().count() + 1 + word.chars().count() > WIDTH {
+            lines.push(format!("{indent}{word}"));
+        } else {
+            if !line.trim().is_empty() {
+                line.push(' ');
+            }
+            line.push_str(word);
+        }
+    }
+    lines.join("\n") + "\n"
+}

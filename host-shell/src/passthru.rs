@@ -1,0 +1,328 @@
+//! Commands that the caller makes: which way their data goes, which are refused, which are harmless.
+
+use crate::controller::{ADMIN_BYTES, Controller};
+use crate::error::{Error, Result};
+use nvme_core::SubmitError;
+use nvme_core::bringup::NamespaceInfo;
+use nvme_core::spec::admin::{self, opcode};
+use nvme_core::spec::feature::fid;
+use nvme_core::spec::{Nsid, Sqe, nvm};
+
+/// Which queue a command goes to, and so what its opcode means.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Set {
+    /// The admin command set, on the admin queue.
+    Admin,
+    /// The NVM command set, on an I/O queue.
+    Nvm,
+}
+
+/// Which way an opcode moves data: its bits 1:0, for standard and vendor specific commands alike.
+///
+/// NVMe Base 2.0c, 3.3.3.1 (Submission Queue Entry), "Data Transfer".
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Direction {
+    /// 00b: no data.
+    None,
+    /// 01b: from the host to the controller.
+    ToController,
+    /// 10b: from the controller to the host.
+    FromController,
+    /// 11b: both ways.
+    Both,
+}
+
+impl Direction {
+    /// What `opcode` says.
+    pub const fn of(opcode: u8) -> Self {
+        match opcode & 3 {
+            0 => Self::None,
+            1 => Self::ToController,
+            2 => Self::FromController,
+            _ => Self::Both,
+        }
+    }
+
+    /// Whether the host sends data.
+    pub const fn sends(self) -> bool {
+        matches!(self, Self::ToController | Self::Both)
+    }
+
+    /// Whether the host receives data.
+    pub const fn receives(self) -> bool {
+        matches!(self, Self::FromController | Self::Both)
+    }
+}
+
+/// What a command was answered with.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Answer {
+    /// Command-specific dword 0 of the completion.
+    pub dw0: u32,
+    /// The data buffer afterwards; empty for a command without data.
+    pub data: Vec<u8>,
+}
+
+impl Set {
+    /// The specification's name of `opcode`.
+    pub fn name(self, opcode: u8) -> Option<&'static str> {
+        match self {
+            Self::Admin => admin_name(opcode),
+            Self::Nvm => nvm_name(opcode),
+        }
+    }
+
+    /// Whether a command with this opcode changes neither data nor state that outlives it. Every opcode
+    /// that is not known to be so counts as a change.
+    pub fn is_harmless(self, opcode: u8) -> bool {
+        match self {
+            Self::Admin => matches!(
+                opcode,
+                opcode::GET_LOG_PAGE
+                    | opcode::IDENTIFY
+                    | opcode::GET_FEATURES
+                    | opcode::KEEP_ALIVE
+                    | opcode::GET_LBA_STATUS
+            ),
+            Self::Nvm => {
+                use nvm::opcode::{COMPARE, FLUSH, READ, RESERVATION_REPORT, VERIFY};
+                matches!(opcode, COMPARE | FLUSH | READ | RESERVATION_REPORT | VERIFY)
+            }
+        }
+    }
+
+    /// Refuses the commands that would take from the driver what it works with.
+    fn check_owner(self, sqe: &Sqe) -> Result<()> {
+        let own = match (self, sqe.opcode()) {
+            (
+                Self::Admin,
+                opcode::DELETE_IO_SQ
+                | opcode::CREATE_IO_SQ
+                | opcode::DELETE_IO_CQ
+                | opcode::CREATE_IO_CQ,
+            ) => "queues are created and deleted by the driver itself",
+            (Self::Admin, opcode::ASYNC_EVENT_REQUEST) => {
+                "asynchronous events are requested by the driver itself"
+            }
+            (Self::Admin, opcode::DOORBELL_BUFFER_CONFIG) => {
+                "the driver does not use a doorbell buffer"
+            }
+            (Self::Admin, opcode::SET_FEATURES)
+                if matches!(
+                    sqe.cdw10 as u8,
+                    fid::NUMBER_OF_QUEUES | fid::HOST_MEMORY_BUFFER
+                ) =>
+            {
+                "this feature is set by the driver itself"
+            }
+            _ => return Ok(()),
+        };
+        let name = self.name(sqe.opcode()).unwrap_or("this command");
+        Err(Error::usage(
+            format!("{name} is refused: {own}"),
+            "choose another command",
+        ))
+    }
+
+    /// Bytes that the command moves by its own fields, where those say so. `block` is the size of a block.
+    fn bytes(self, sqe: &Sqe, block: u32) -> Option<u64> {
+        let dwords = |count_z: u32| (u64::from(count_z) + 1) * 4;
+        match (self, sqe.opcode()) {
+            (Self::Admin, opcode::IDENTIFY | opcode::NAMESPACE_ATTACHMENT) => Some(4096),
+            (Self::Admin, opcode::NAMESPACE_MANAGEMENT) => match sqe.cdw10 & 0xF {
+                0 => Some(4096),
+                _ => Some(0),
+            },
+            (Self::Admin, opcode::GET_LOG_PAGE) => Some(admin::log_page_bytes(sqe)),
+            (Self::Admin, opcode::FIRMWARE_DOWNLOAD) => Some(dwords(sqe.cdw10)),
+            (Self::Admin, opcode::GET_LBA_STATUS) => Some(dwords(sqe.cdw12)),
+            (Self::Nvm, nvm::opcode::RESERVATION_REPORT) => Some(dwords(sqe.cdw10)),
+            (Self::Nvm, nvm::opcode::READ | nvm::opcode::WRITE | nvm::opcode::COMPARE) => {
+                Some(u64::from(nvm::blocks(sqe)) * u64::from(block))
+            }
+            (Self::Nvm, nvm::opcode::DATASET_MANAGEMENT) => {
+                Some((u64::from(sqe.cdw10 & 0xFF) + 1) * 16)
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Controller {
+    /// Sends the command `sqe`, whose identifier and data pointer are the driver's to fill in. `data` is
+    /// what it sends, or what the buffer holds before it receives; empty for a command without data.
+    ///
+    /// # Errors
+    /// [`Error::Usage`], before anything is sent, for a command that the driver needs for itself, for data
+    /// that does not go with the opcode, and for a length other than the command's own fields say: the
+    /// controller would move more than there is. [`Error::Command`] with the controller's answer.
+    pub fn passthru(&self, set: Set, sqe: Sqe, data: &[u8]) -> Result<Answer> {
+        self.check_passthru(set, &sqe, data.len() as u64)?;
+        let what = in_words(set, sqe.opcode());
+        let mut buffer = None;
+        if !data.is_empty() {
+            let filled = buffer.insert(self.alloc(data.len())?);
+            filled.as_mut_slice().copy_from_slice(data);
+        }
+        let (dw0, buffer) = match set {
+            Set::Admin => self.session().admin(&what, sqe, buffer)?,
+            Set::Nvm => {
+                let mut queue = self.create_queue_pair(2)?;
+                let cid = queue.submit(sqe, buffer).map_err(|refused| {
+                    let remedy = match refused.error {
+                        SubmitError::QueueFull => "report this",
+                        _ => "use less data",
+                    };
+                    Error::device(format!("{what}: {}", refused.error), remedy)
+                })?;
+                queue.ring();
+                let done = queue.wait()?.filter(|done| done.cid == cid);
+                let Some(done) = done else {
+                    return Err(Error::device(format!("{what} was lost"), "report this"));
+                };
+                if !done.is_success() {
+                    return Err(queue.error_of(&done, &what));
+                }
+                (done.dw0, done.buffer)
+            }
+        };
+        let data = buffer.map(|buffer| buffer.as_slice().to_vec());
+        Ok(Answer {
+            dw0,
+            data: data.unwrap_or_default(),
+        })
+    }
+
+    fn check_passthru(&self, set: Set, sqe: &Sqe, bytes: u64) -> Result<()> {
+        set.check_owner(sqe)?;
+        let what = in_words(set, sqe.opcode());
+        let direction = Direction::of(sqe.opcode());
+        if bytes > 0 && direction == Direction::None {
+            return Err(Error::usage(
+                format!("{what} moves no data (bits 1:0 of its opcode are 00b)"),
+                "leave the data out",
+            ));
+        }
+        let most = match set {
+            Set::Admin => self.max_transfer().min(ADMIN_BYTES),
+            Set::Nvm => self.max_transfer(),
+        };
+        if bytes > most {
+            return Err(Error::usage(
+                format!("{bytes} bytes are more than one command moves here"),
+                format!("use at most {most}"),
+            ));
+        }
+        let block = match set {
+            Set::Nvm if names_blocks(sqe.opcode()) => self.plain_block(Nsid(sqe.nsid))?,
+            _ => 0,
+        };
+        match set.bytes(sqe, block) {
+            Some(own) if own != bytes => Err(Error::usage(
+                format!("{what} moves {own} bytes by its own fields, the data has {bytes}"),
+                format!("use a data length of {own}, or change the command dwords"),
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// Bytes per block of a namespace without metadata.
+    fn plain_block(&self, nsid: Nsid) -> Result<u32> {
+        let info = NamespaceInfo::from_identify(nsid, &self.identify_namespace(nsid)?);
+        if info.is_supported() {
+            return Ok(info.block_bytes);
+        }
+        Err(Error::usage(
+            format!(
+                "namespace {nsid} has {} bytes of metadata with each block, which commands made by hand do not carry",
+                info.metadata_bytes
+            ),
+            "format it without metadata",
+        ))
+    }
+}
+
+/// Whether the opcode moves the blocks that it names.
+fn names_blocks(opcode: u8) -> bool {
+    use nvm::opcode::{COMPARE, READ, WRITE};
+    matches!(opcode, READ | WRITE | COMPARE)
+}
+
+fn in_words(set: Set, opcode: u8) -> String {
+    let kind = match set {
+        Set::Admin => "admin",
+        Set::Nvm => "I/O",
+    };
+    match set.name(opcode) {
+        Some(name) => format!("{name} ({opcode:#04x})"),
+        None => format!("{kind} command {opcode:#04x}"),
+    }
+}
+
+fn admin_name(code: u8) -> Option<&'static str> {
+    Some(match code {
+        opcode::DELETE_IO_SQ => "Delete I/O Submission Queue",
+        opcode::CREATE_IO_SQ => "Create I/O Submission Queue",
+        opcode::GET_LOG_PAGE => "Get Log Page",
+        opcode::DELETE_IO_CQ => "Delete I/O Completion Queue",
+        opcode::CREATE_IO_CQ => "Create I/O Completion Queue",
+        opcode::IDENTIFY => "Identify",
+        opcode::ABORT => "Abort",
+        opcode::SET_FEATURES => "Set Features",
+        opcode::GET_FEATURES => "Get Features",
+        opcode::ASYNC_EVENT_REQUEST => "Asynchronous Event Request",
+        opcode::NAMESPACE_MANAGEMENT => "Namespace Management",
+        opcode::FIRMWARE_COMMIT => "Firmware Commit",
+        opcode::FIRMWARE_DOWNLOAD => "Firmware Image Download",
+        opcode::DEVICE_SELF_TEST => "Device Self-test",
+        opcode::NAMESPACE_ATTACHMENT => "Namespace Attachment",
+        opcode::KEEP_ALIVE => "Keep Alive",
+        opcode::DOORBELL_BUFFER_CONFIG => "Doorbell Buffer Config",
+        opcode::FORMAT_NVM => "Format NVM",
+        opcode::SANITIZE => "Sanitize",
+        opcode::GET_LBA_STATUS => "Get LBA Status",
+        _ => return None,
+    })
+}
+
+fn nvm_name(code: u8) -> Option<&'static str> {
+    Some(match code {
+        nvm::opcode::FLUSH => "Flush",
+        nvm::opcode::WRITE => "Write",
+        nvm::opcode::READ => "Read",
+        nvm::opcode::WRITE_UNCORRECTABLE => "Write Uncorrectable",
+        nvm::opcode::COMPARE => "Compare",
+        nvm::opcode::WRITE_ZEROES => "Write Zeroes",
+        nvm::opcode::DATASET_MANAGEMENT => "Dataset Management",
+        nvm::opcode::VERIFY => "Verify",
+        nvm::opcode::RESERVATION_REPORT => "Reservation Report",
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_named_opcode_that_writes_is_no_harmless_one() {
+        let harmless =
+            |set: Set| -> Vec<u8> { (0..=255).filter(|code| set.is_harmless(*code)).collect() };
+        assert_eq!(harmless(Set::Admin), [0x02, 0x06, 0x0A, 0x18, 0x86]);
+        assert_eq!(harmless(Set::Nvm), [0x00, 0x02, 0x05, 0x0C, 0x0E]);
+    }
+
+    #[test]
+    fn bits_of_the_opcode_say_the_direction() {
+        use Direction::*;
+        let table = [
+            (0x80, None),
+            (0x81, ToController),
+            (0x82, FromController),
+            (0xC3, Both),
+        ];
+        for (opcode, direction) in table {
+            assert_eq!(Direction::of(opcode), direction, "{opcode:#x}");
+        }
+    }
+}
