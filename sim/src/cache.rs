@@ -102,7 +102,7 @@ impl Lines {
         let end = offset + len;
         let mut from = offset;
         while from < end {
-            let to = end.min((from >> REGION_SHIFT) + 1 << REGION_SHIFT);
+            let to = end.min(((from >> REGION_SHIFT) + 1) << REGION_SHIFT);
             if self.regions[Self::region(from)] == self.epoch {
                 self.forget_blocks(from, to - from, block);
             }
