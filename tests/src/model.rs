@@ -5,6 +5,7 @@ use crate::hand::{Hand, Rig};
 use loom::thread;
 use nvme_core::group::Alone;
 use nvme_core::spec::{Iova, Nsid, Sqe, Status};
+use nvme_core::sync::spin;
 use nvme_core::{Command, Data, Drained, Outcome, SharedQueue, Token};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -51,6 +52,7 @@ pub fn check(property: &str, bound: Bound, model: impl Fn() + Send + Sync + 'sta
     let counted = count.clone();
     builder.check(move || {
         counted.fetch_add(1, Ordering::Relaxed);
+        nvme_core::sync::begin_execution();
         model();
     });
     drop(failing);
@@ -90,12 +92,12 @@ pub fn serve(hand: &mut Hand<'_>, count: u32) {
         let sqe = loop {
             match hand.fetch() {
                 Some(sqe) => break sqe,
-                None => thread::yield_now(),
+                None => spin(),
             }
         };
         assert_eq!(sqe.cdw15, !sqe.cdw10, "half of an entry was fetched");
         while !hand.has_room() {
-            thread::yield_now();
+            spin();
         }
         hand.complete(sqe.cid(), Status::SUCCESS, sqe.cdw10);
     }
@@ -137,7 +139,7 @@ pub fn finish(queue: &SharedQueue<'_>, token: &Token, number: u32) {
         }
         assert_eq!(queue.fault(), None);
         if queue.drain(&Alone) != Drained::Took(1) {
-            thread::yield_now();
+            spin();
         }
     }
 }
@@ -150,7 +152,7 @@ impl Stage {
     /// Waits until `stage` was reached.
     pub fn wait(&self, stage: u64) {
         while self.0.load(Ordering::Relaxed) < stage {
-            thread::yield_now();
+            spin();
         }
     }
 

@@ -214,7 +214,7 @@ impl Here for Looks {
     }
 
     fn pause(&self, _turn: u32) {
-        loom::thread::yield_now();
+        nvme_core::sync::spin();
     }
 
     fn together<A: Act>(&self, _key: u64, act: A) -> A::Output {

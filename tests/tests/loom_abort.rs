@@ -4,6 +4,7 @@
 use loom::thread;
 use nvme_core::recovery::{AbortAttempt, Step};
 use nvme_core::spec::{Nsid, Sqe, Status};
+use nvme_core::sync::spin;
 use nvme_core::{Data, Outcome, QueuePair, Slot};
 use nvme_tests::hand::{Hand, QID, Rig};
 use nvme_tests::model::{Bound, check};
@@ -16,7 +17,7 @@ fn answer(rig: &Arc<Rig>, status: Status) -> thread::JoinHandle<()> {
         let sqe = loop {
             match hand.fetch() {
                 Some(sqe) => break sqe,
-                None => thread::yield_now(),
+                None => spin(),
             }
         };
         hand.complete(sqe.cid(), status, 0);
@@ -53,7 +54,7 @@ fn an_answer_to_abort_frees_nothing() {
                 }
                 match attempt.step(&mut admin, io.is_in_flight(cid), now_ns, |_| ()) {
                     Step::Ended => break,
-                    Step::Wait { .. } => thread::yield_now(),
+                    Step::Wait { .. } => spin(),
                     Step::ResetNeeded(cause) => panic!("{cause:?}"),
                 }
             }

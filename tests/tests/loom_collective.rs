@@ -4,6 +4,7 @@
 use loom::thread;
 use nvme_core::group::{Alone, Group};
 use nvme_core::spec::{Nsid, Sqe, Status};
+use nvme_core::sync::spin;
 use nvme_core::{Collective, Command, Data};
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::model::{Bound, check, controller};
@@ -39,7 +40,7 @@ fn end_all<G: Group>(queue: &mut Collective<'_, G>) {
     while queue.in_flight() > 0 {
         let taken = queue.reap::<1>(|end| assert_eq!(end.dw0, end.tag)).unwrap();
         if taken == 0 {
-            thread::yield_now();
+            spin();
         }
     }
 }
@@ -62,7 +63,7 @@ fn rounds<const ROUNDS: u32, const DW0: bool>(rig: &Rig, member: Team) {
                 .unwrap();
             left -= taken;
             if taken == 0 {
-                thread::yield_now();
+                spin();
             }
         }
     }
@@ -152,7 +153,7 @@ fn two_lanes_reap() {
                 for sqe in fetched {
                     hand.complete(sqe.cid(), Status::SUCCESS, sqe.cdw10);
                 }
-                thread::yield_now();
+                spin();
                 hand.scribble();
             });
             team(2, &rig, |rig, member| {
@@ -189,7 +190,7 @@ fn two_lanes_submit_and_reap_before_they_ring() {
                         0 => queue.ring(),
                         _ => {
                             while queue.reap::<2>(|_| ()).unwrap() == 0 {
-                                thread::yield_now();
+                                spin();
                             }
                             queue.ring_within(3);
                         }
@@ -197,7 +198,7 @@ fn two_lanes_submit_and_reap_before_they_ring() {
                 }
                 while queue.in_flight() > 0 {
                     if queue.reap::<2>(|_| ()).unwrap() == 0 {
-                        thread::yield_now();
+                        spin();
                     }
                 }
             });
@@ -240,7 +241,7 @@ fn the_host_takes_over_from_a_kernel() {
             assert_eq!(queue.in_flight(), 2);
             while queue.in_flight() > 0 {
                 queue.reap::<2>(|end| assert_eq!(end.dw0, end.tag)).unwrap();
-                thread::yield_now();
+                spin();
             }
             device.join().unwrap();
         },

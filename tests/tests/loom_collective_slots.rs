@@ -5,7 +5,7 @@
 use loom::thread;
 use nvme_core::group::{Alone, Group};
 use nvme_core::spec::{Cid, Iova, Nsid, Sqe, Status};
-use nvme_core::sync::overwriting;
+use nvme_core::sync::{overwriting, spin};
 use nvme_core::{Collective, Command, ControllerFault, Data, SubmitError};
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::model::{Bound, Stage, check, controller};
@@ -47,7 +47,7 @@ fn end_all<G: Group>(queue: &mut Collective<'_, G>) {
     while queue.in_flight() > 0 {
         let taken = queue.reap::<1>(|end| assert_eq!(end.status, Status::SUCCESS));
         if taken.unwrap() == 0 {
-            thread::yield_now();
+            spin();
         }
     }
 }
@@ -259,7 +259,7 @@ fn a_late_command_that_another_lane_reaps() {
             let device = thread::spawn(move || {
                 let mut hand = Hand::new(&device);
                 while hand.look() < 2 {
-                    thread::yield_now();
+                    spin();
                 }
                 // The other way round: slot 0 is looked at by the first lane, and its end is read by the second.
                 let fetched = [hand.fetch().unwrap(), hand.fetch().unwrap()];
@@ -282,7 +282,7 @@ fn a_late_command_that_another_lane_reaps() {
                 while queue.in_flight() > 0 {
                     let taken = queue.reap::<1>(|end| assert!(end.late, "{end:?}"));
                     if taken.unwrap() == 0 {
-                        thread::yield_now();
+                        spin();
                     }
                 }
             });

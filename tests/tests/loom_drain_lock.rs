@@ -5,7 +5,7 @@ use loom::thread;
 use nvme_core::Drained;
 use nvme_core::group::Alone;
 use nvme_core::spec::Status;
-use nvme_core::sync::uncontended;
+use nvme_core::sync::{spin, uncontended};
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::model::{Bound, Stage, check, finish, place};
 use std::sync::Arc;
@@ -29,7 +29,7 @@ fn a_late_read_and_a_holder_that_finds_nothing() {
                     stage.wait(turn);
                     // A load may still find what was there before the completion.
                     while uncontended(|| rig.shared().drain(&Alone)) != takes {
-                        thread::yield_now();
+                        spin();
                     }
                     stage.reach(turn + 1);
                 })
@@ -37,7 +37,7 @@ fn a_late_read_and_a_holder_that_finds_nothing() {
             stage.wait(2);
             hand.complete(fetched[1].cid(), Status::SUCCESS, fetched[1].cdw10);
             while rig.shared().drain(&Alone) != Drained::Took(1) {
-                thread::yield_now();
+                spin();
             }
             hand.scribble();
             holders

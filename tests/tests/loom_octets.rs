@@ -4,6 +4,7 @@
 use loom::thread;
 use nvme_core::group::{Alone, Group};
 use nvme_core::spec::{Nsid, Sqe};
+use nvme_core::sync::spin;
 use nvme_core::{Collective, Command, Data, Drained};
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::model::{Bound, Stage, check, command, controller, finish, serve};
@@ -38,7 +39,7 @@ fn end_all<G: Group>(queue: &mut Collective<'_, G>) {
         let one = queue.reap::<1>(|end| assert_eq!(end.dw0, end.tag)).unwrap();
         let two = queue.reap::<2>(|end| assert_eq!(end.dw0, end.tag)).unwrap();
         if one + two == 0 {
-            thread::yield_now();
+            spin();
         }
     }
 }
@@ -163,7 +164,7 @@ fn eight_lanes_submit_and_drain() {
                 while left > 0 {
                     match queue.drain(member) {
                         Drained::Took(taken @ 1..) => left -= taken,
-                        _ => thread::yield_now(),
+                        _ => spin(),
                     }
                 }
                 finish(&queue, &token, rank);

@@ -5,7 +5,7 @@ use loom::sync::Arc;
 use loom::thread;
 use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
 use nvme_core::spec::{Cqe, Iova, Nsid, Sqe};
-use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
+use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope, spin};
 use nvme_core::{CompletionQueue, SubmissionQueue};
 use nvme_tests::model::{Bound, check};
 
@@ -49,7 +49,7 @@ fn controller(shared: &Shared, commands: u32) {
         let index = (n as usize - 1) % ENTRIES;
         // Acquire: pairs with the release fence of the driver's doorbell.
         while shared.sq_tail.load(Order::Acquire, Scope::Sys) != n % ENTRIES as u32 {
-            thread::yield_now();
+            spin();
         }
         assert_eq!(
             shared.sq[index].load(),
@@ -74,7 +74,7 @@ fn controller(shared: &Shared, commands: u32) {
         });
         if n < commands {
             while shared.cq_head.load(Order::Acquire, Scope::Sys) != n % ENTRIES as u32 {
-                thread::yield_now();
+                spin();
             }
         }
     }
@@ -103,7 +103,7 @@ fn every_submission_and_completion_is_seen_whole() {
                 let cqe = loop {
                     match cq.pop() {
                         Some(cqe) => break cqe,
-                        None => thread::yield_now(),
+                        None => spin(),
                     }
                 };
                 assert_eq!(

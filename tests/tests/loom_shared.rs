@@ -4,7 +4,7 @@
 use loom::thread;
 use nvme_core::group::Alone;
 use nvme_core::spec::Status;
-use nvme_core::sync::{AtomicU64, Order, Scope};
+use nvme_core::sync::{AtomicU64, Order, Scope, spin};
 use nvme_core::{Outcome, SharedQueue, SubmitError, Token, WaitError};
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::model::{Bound, check, command, controller, finish, place, place_plain, serve};
@@ -163,7 +163,7 @@ fn a_late_read_and_the_next_holder() {
             let device = thread::spawn(move || {
                 let mut hand = Hand::resumed(&device, 2, 1);
                 hand.complete(second.cid(), Status::SUCCESS, second.cdw10);
-                thread::yield_now();
+                spin();
                 hand.scribble();
             });
             rig.shared().drain(&Alone);
@@ -229,7 +229,7 @@ fn the_position_of_a_slot_holder_is_free() {
                     None => {
                         while queue.state().in_flight() > 0 {
                             queue.drain(&Alone);
-                            thread::yield_now();
+                            spin();
                         }
                         place(&queue, number, number)
                     }

@@ -3,6 +3,7 @@
 
 use loom::thread;
 use nvme_core::group::{Alone, Group};
+use nvme_core::sync::spin;
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::model::{Bound, check, command, finish, place, serve};
 use nvme_tests::team::Team;
@@ -12,7 +13,7 @@ use std::sync::Arc;
 fn glance(rig: &Rig) {
     let mut hand = Hand::new(rig);
     while hand.look() == 0 {
-        thread::yield_now();
+        spin();
     }
     for _ in 0..hand.look() {
         let sqe = hand.fetch().unwrap();
@@ -87,7 +88,7 @@ fn two_lanes_drain() {
             let device = thread::spawn(move || {
                 let mut hand = Hand::new(&device);
                 serve(&mut hand, 2);
-                thread::yield_now();
+                spin();
                 hand.scribble();
             });
             two_lanes(&rig, |rig, member| {

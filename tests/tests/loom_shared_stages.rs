@@ -5,7 +5,7 @@
 use loom::thread;
 use nvme_core::group::{Alone, Group};
 use nvme_core::spec::Status;
-use nvme_core::sync::overwriting;
+use nvme_core::sync::{overwriting, spin};
 use nvme_core::{Data, Drained, Outcome, SharedQueue, SubmitError, Token};
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::model::{Bound, Stage, check, command, controller, finish, place, place_plain};
@@ -33,7 +33,7 @@ fn drain(rig: &Rig, group: &impl Group, count: u32) {
     while left > 0 {
         match rig.shared().drain(group) {
             Drained::Took(taken @ 1..) => left -= taken,
-            _ => thread::yield_now(),
+            _ => spin(),
         }
     }
 }
@@ -201,7 +201,7 @@ fn every_lane_has_read_before_another_gives_back() {
 fn give_back(rig: &Rig, hand: &mut Hand<'_>, head: u32) {
     while hand.look_back() != head {
         rig.shared().drain(&Alone);
-        thread::yield_now();
+        spin();
     }
 }
 

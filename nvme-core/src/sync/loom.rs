@@ -6,6 +6,7 @@ use loom::cell::UnsafeCell;
 use loom::sync::atomic::{self, Ordering};
 use loom::thread::{ThreadId, current};
 use std::cell::Cell;
+use std::panic::Location;
 use std::sync::OnceLock;
 use std::sync::atomic::AtomicBool;
 
@@ -207,7 +208,32 @@ pub fn anew(value: u32) -> u32 {
     value
 }
 
+/// Waits of all threads in one execution before it has failed. The models have at most some hundred.
+const MOST_WAITS: u32 = 2_000;
+
+std::thread_local! {
+    /// Waits so far; of each model its own.
+    static WAITS: Cell<u32> = const { Cell::new(0) };
+}
+
+/// A new execution of the model begins.
+pub fn begin_execution() {
+    WAITS.set(0);
+}
+
 /// Lets the model run another thread.
+///
+/// # Panics
+/// After too many waits in one execution, with the place that waits.
+#[track_caller]
 pub fn spin() {
+    WAITS.set(WAITS.get() + 1);
+    let place = Location::caller();
+    assert!(
+        WAITS.get() < MOST_WAITS,
+        "what {}:{} waits for does not come",
+        place.file(),
+        place.line()
+    );
     loom::thread::yield_now();
 }

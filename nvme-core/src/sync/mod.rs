@@ -49,7 +49,7 @@ pub(crate) mod serial;
 #[cfg(any(loom, tsan))]
 mod site;
 #[cfg(any(loom, tsan))]
-pub use site::at_site;
+pub use site::{at_site, mutated};
 pub use twin::{AtomicU32, AtomicU64, anew, fence, spin};
 #[cfg(loom)]
-pub use twin::{overwriting, uncontended};
+pub use twin::{begin_execution, overwriting, uncontended};

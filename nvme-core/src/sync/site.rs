@@ -44,11 +44,29 @@ pub fn at_site(order: Order) -> Order {
     }
 }
 
-/// Appends a place to the list, once.
+static STATEMENT: LazyLock<Option<u32>> =
+    LazyLock::new(|| env::var("NVME_LOOM_STATEMENT").ok()?.parse().ok());
+
+/// Whether the statement at the caller's place is left out or moved in one of these mutants, and that one runs.
+/// Only `cargo xtask loom --mutants` writes calls of it, into a copy of the sources.
+pub fn mutated(numbers: &[u32]) -> bool {
+    if let Some(path) = &*SITES {
+        for number in numbers {
+            append(path, format!("statement {number}\n"));
+        }
+    }
+    STATEMENT.is_some_and(|number| numbers.contains(&number))
+}
+
 fn note(path: &str, file: &str, line: u32, order: Order) {
-    static SEEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let mut text = String::new();
     let _ = writeln!(text, "{file}:{line}={order:?}");
+    append(path, text);
+}
+
+/// Appends a line to the list, once.
+fn append(path: &str, text: String) {
+    static SEEN: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     let mut seen = SEEN.lock().unwrap_or_else(PoisonError::into_inner);
     if seen.insert(text.clone()) {
         let file = std::fs::OpenOptions::new()

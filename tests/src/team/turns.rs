@@ -1,6 +1,7 @@
 //! Several members in one thread of a model: loom allows five threads, and eight lanes write an entry.
 
 use generator::{Generator, Gn};
+use nvme_core::sync::spin;
 use std::cell::Cell;
 
 std::thread_local! {
@@ -27,7 +28,7 @@ pub fn in_turns(members: impl Iterator<Item = Box<dyn FnOnce()>>) {
             }
         }
         members.retain(|member| !member.is_done());
-        loom::thread::yield_now();
+        spin();
     }
 }
 
@@ -51,7 +52,7 @@ pub fn wait() {
         WAITS.set(true);
         leave();
     } else {
-        loom::thread::yield_now();
+        spin();
     }
 }
 

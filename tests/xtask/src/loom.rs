@@ -1,13 +1,13 @@
 //! Loom: the queues' memory operations in every interleaving, in a build of its own.
 
-use crate::process::{Failure, cargo, cargo_test, check, output, root};
+mod mutants;
+mod statements;
+
+use crate::process::{Failure, cargo, cargo_test, output, root};
 use crate::report::Counts;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::{Duration, Instant};
-
-/// How long a model may take with one place weakened. A place that no model needs costs it for each.
-const MUTANT: Duration = Duration::from_secs(120);
+use std::process::Command;
+use std::time::Duration;
 
 /// Runs `cargo xtask loom` with its words.
 pub fn command(words: &[&str]) -> Result<(), Failure> {
@@ -17,9 +17,9 @@ pub fn command(words: &[&str]) -> Result<(), Failure> {
             Ok(more) => run(more),
             Err(_) => Err(Failure::new("loom --deeper: give a number of preemptions")),
         },
-        ["--mutants"] => mutants(),
+        ["--mutants", only @ ..] => mutants::run(only),
         _ => Err(Failure::new(
-            "usage: cargo xtask loom [--deeper N | --mutants]",
+            "usage: cargo xtask loom [--deeper N | --mutants [NAME...]]",
         )),
     }
 }
@@ -40,7 +40,7 @@ pub fn models() -> Result<Counts, Failure> {
 }
 
 fn explore(deeper: u32) -> Result<Counts, Failure> {
-    let mut test = build();
+    let mut test = test_command();
     test.env("NVME_LOOM_DEEPER", deeper.to_string());
     // Each model says its property and its bound.
     test.args(["--", "--nocapture"]);
@@ -52,7 +52,7 @@ fn explore(deeper: u32) -> Result<Counts, Failure> {
 }
 
 /// The `cargo test` of all models.
-fn build() -> Command {
+fn test_command() -> Command {
     let mut test = cargo();
     // An own target folder: --cfg loom changes every crate, and would rebuild all at each switch.
     test.env("RUSTFLAGS", "--cfg loom")
@@ -91,42 +91,6 @@ struct Model {
     took: Duration,
 }
 
-/// Weakens the order at each place that the models meet, one at a time: some model has to fail.
-fn mutants() -> Result<(), Failure> {
-    check(build().arg("--no-run"))?;
-    let sites = target().join("sites.txt");
-    // Absent on the first run.
-    let _ = std::fs::remove_file(&sites);
-    let mut models = find_models()?;
-    for model in &mut models {
-        let began = Instant::now();
-        if !passes(model, ("NVME_LOOM_SITES", &sites.to_string_lossy()), MUTANT)? {
-            return Err(Failure::new(format!("{} fails as it is", model.name)));
-        }
-        model.took = began.elapsed();
-    }
-    models.sort_by_key(|model| model.took);
-    let text = std::fs::read_to_string(&sites);
-    let text = text.map_err(|error| Failure::new(format!("{}: {error}", sites.display())))?;
-    let mut places: Vec<&str> = text.lines().collect();
-    places.sort_unstable();
-    places.dedup();
-    let mut survivors = 0;
-    for place in places {
-        for weaker in weaker(place) {
-            match killer(&models, &weaker)? {
-                Some(name) => println!("{weaker}: {name} fails"),
-                None => {
-                    survivors += 1;
-                    println!("{weaker}: NO MODEL FAILS");
-                }
-            }
-        }
-    }
-    println!("{survivors} survivors; docs/memory-model.md says why each is there");
-    Ok(())
-}
-
 /// `file:line=order` with each order below it.
 pub fn weaker(place: &str) -> Vec<String> {
     let Some((site, order)) = place.split_once('=') else {
@@ -142,26 +106,14 @@ pub fn weaker(place: &str) -> Vec<String> {
         .collect()
 }
 
-fn killer<'m>(models: &'m [Model], weaker: &str) -> Result<Option<&'m str>, Failure> {
-    for model in models {
-        // Longer than the model takes by itself: a model that does not end has not passed.
-        if !passes(
-            model,
-            ("NVME_LOOM_WEAKEN", weaker),
-            model.took * 10 + MUTANT / 10,
-        )? {
-            return Ok(Some(&model.name));
-        }
-    }
-    Ok(None)
-}
-
-fn find_models() -> Result<Vec<Model>, Failure> {
-    let folder = target().join("release/deps");
+/// The models in the programs that cargo says it has built in `tree`.
+fn models_of(tree: &Path, told: &str) -> Result<Vec<Model>, Failure> {
     let mut models = Vec::new();
-    for file in model_files() {
-        let program = newest(&folder, &file)
-            .ok_or_else(|| Failure::new(format!("{file}: built, and not found")))?;
+    let programs = told
+        .lines()
+        .filter(|line| line.contains("Executable tests/loom_"));
+    for program in programs.filter_map(|line| line.split(['(', ')']).nth(1)) {
+        let program = tree.join(program);
         let list = output(Command::new(&program).arg("--list"))?;
         for name in list.lines().filter_map(|line| line.strip_suffix(": test")) {
             models.push(Model {
@@ -171,42 +123,8 @@ fn find_models() -> Result<Vec<Model>, Failure> {
             });
         }
     }
-    Ok(models)
-}
-
-fn newest(folder: &Path, file: &str) -> Option<PathBuf> {
-    let prefix = format!("{file}-");
-    let entries = std::fs::read_dir(folder).ok()?.flatten();
-    let programs = entries.filter(|entry| {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        name.starts_with(&prefix) && !name.contains('.')
-    });
-    programs
-        .max_by_key(|entry| entry.metadata().and_then(|found| found.modified()).ok())
-        .map(|entry| entry.path())
-}
-
-/// Whether the model passes with this variable set. One that takes longer than `limit` does not.
-fn passes(model: &Model, (key, value): (&str, &str), limit: Duration) -> Result<bool, Failure> {
-    let mut child = Command::new(&model.program)
-        .args(["--exact", &model.name])
-        .env(key, value)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .map_err(|error| Failure::new(format!("{}: {error}", model.program.display())))?;
-    let began = Instant::now();
-    loop {
-        match child.try_wait() {
-            Ok(Some(status)) => return Ok(status.success()),
-            Ok(None) if began.elapsed() < limit => std::thread::sleep(Duration::from_millis(5)),
-            _ => {
-                // It has run too long; whether it can still be killed does not matter.
-                let _ = child.kill();
-                let _ = child.wait();
-                return Ok(false);
-            }
-        }
+    if models.is_empty() {
+        return Err(Failure::new("loom: built, and no model is there"));
     }
+    Ok(models)
 }

@@ -38,9 +38,10 @@ usage: cargo xtask <command>
   guest [--list | --prepare | --shell [BOOT] | NAME...]
                      boot Linux in QEMU and run the tests that need a kernel of their own;
                      --prepare: only download and build what they need
-  loom [--deeper N | --mutants]
+  loom [--deeper N | --mutants [NAME...]]
                      model-check the memory ordering of the queues; --deeper: with N more
-                     preemptions; --mutants: weaken each order in turn, some model must fail
+                     preemptions; --mutants: weaken each order in turn, leave out and move each
+                     statement that stores, rings or locks: some model must fail
   simulate [--seeds N] [--base B] | --seed S
                      drivers, controller and faults in virtual time; --seed: one seed, with its trace
   stress [--commands N | --minutes M]

@@ -79,7 +79,7 @@ fn run(only: &[&str]) -> Result<Counts, Failure> {
             scope.spawn(move || {
                 let lane = Lane::new(number);
                 let work = || -> Result<(), Failure> {
-                    lane.fill()?;
+                    copy_tree(&lane.tree)?;
                     loop {
                         let one = next.lock().expect("no panic").next();
                         let Some(one) = one else { return Ok(()) };
@@ -194,6 +194,41 @@ impl Test {
     }
 }
 
+/// Copies what git knows of the tree, or would, where it differs: what is the same is not built again.
+pub fn copy_tree(tree: &Path) -> Result<(), Failure> {
+    let mut list = Command::new("git");
+    list.args([
+        "ls-files",
+        "-z",
+        "--cached",
+        "--others",
+        "--exclude-standard",
+    ]);
+    let names = crate::process::output(&mut list)?;
+    let wanted: BTreeSet<&str> = names.split('\0').filter(|name| !name.is_empty()).collect();
+    for name in &wanted {
+        copy_file(tree, Path::new(name))?;
+    }
+    Ok(())
+}
+
+/// Brings one file of the copy to what it is in the tree.
+fn copy_file(tree: &Path, name: &Path) -> Result<(), Failure> {
+    let (from, to) = (root().join(name), tree.join(name));
+    let failed = |error: std::io::Error| Failure::new(format!("{}: {error}", to.display()));
+    let Ok(bytes) = std::fs::read(&from) else {
+        // Deleted, and still known to git.
+        return Ok(());
+    };
+    if std::fs::read(&to).is_ok_and(|there| there == bytes) {
+        return Ok(());
+    }
+    if let Some(folder) = to.parent() {
+        std::fs::create_dir_all(folder).map_err(failed)?;
+    }
+    std::fs::write(&to, bytes).map_err(failed)
+}
+
 /// A copy of the tree in which one patch at a time is applied.
 struct Lane {
     tree: PathBuf,
@@ -207,41 +242,6 @@ impl Lane {
             tree: folder.join(format!("tree-{number}")),
             target: folder.join(format!("build-{number}")),
         }
-    }
-
-    /// Copies what git knows of the tree, or would, where it differs: what is the same is not built again.
-    fn fill(&self) -> Result<(), Failure> {
-        let mut list = Command::new("git");
-        list.args([
-            "ls-files",
-            "-z",
-            "--cached",
-            "--others",
-            "--exclude-standard",
-        ]);
-        let names = crate::process::output(&mut list)?;
-        let wanted: BTreeSet<&str> = names.split('\0').filter(|name| !name.is_empty()).collect();
-        for name in &wanted {
-            self.copy(Path::new(name))?;
-        }
-        Ok(())
-    }
-
-    /// Brings one file to what it is in the tree.
-    fn copy(&self, name: &Path) -> Result<(), Failure> {
-        let (from, to) = (root().join(name), self.tree.join(name));
-        let failed = |error: std::io::Error| Failure::new(format!("{}: {error}", to.display()));
-        let Ok(bytes) = std::fs::read(&from) else {
-            // Deleted, and still known to git.
-            return Ok(());
-        };
-        if std::fs::read(&to).is_ok_and(|there| there == bytes) {
-            return Ok(());
-        }
-        if let Some(folder) = to.parent() {
-            std::fs::create_dir_all(folder).map_err(failed)?;
-        }
-        std::fs::write(&to, bytes).map_err(failed)
     }
 
     fn judge(&self, one: &Planted) -> Result<Verdict, Failure> {
@@ -266,7 +266,7 @@ impl Lane {
             ))
         };
         for file in &one.files {
-            self.copy(file)?;
+            copy_file(&self.tree, file)?;
         }
         verdict
     }
