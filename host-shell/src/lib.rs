@@ -55,6 +55,6 @@ pub use dma::{DmaBuffer, Pages};
 pub use error::{Error, Result, exit};
 pub use namespace::Namespace;
 pub use nvme_core as core;
-pub use open::open;
+pub use open::{open, open_reading};
 pub use queue::{Batch, Done, Queue, Refused};
 pub use statistics::Statistics;

@@ -49,3 +49,16 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
         )),
     }
 }
+
+/// As [`open`], for who only reads: an image of the simulator is shared with other readers, and is not
+/// created. Other devices are opened as they are by [`open`].
+///
+/// # Errors
+/// As [`open`].
+pub fn open_reading(text: &str) -> Result<Arc<dyn Device>> {
+    #[cfg(feature = "sim")]
+    if let Some(rest) = text.strip_prefix("sim:") {
+        return crate::sim::open_reading(rest);
+    }
+    open(text)
+}

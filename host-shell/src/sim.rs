@@ -7,7 +7,8 @@ use crate::dma::{Pages, SharedPages};
 use crate::error::{Error, Result};
 use nvme_core::spec::Iova;
 use nvme_core::{Identity, Registers};
-use nvme_sim::{Controller, HostMemory, Runner};
+use nvme_sim::config::Access;
+use nvme_sim::{Config, Controller, HostMemory, Runner};
 use std::io;
 use std::sync::Arc;
 
@@ -71,12 +72,26 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
     embed(text).map(|(device, _)| device)
 }
 
+/// As [`open`], for who only reads: images are opened for reading, are shared with other readers, and
+/// none is created.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_reading(text: &str) -> Result<Arc<dyn Device>> {
+    let config = nvme_sim::config::parse_for(text, Access::Read).map_err(refused)?;
+    start(text, config).map(|(device, _)| device)
+}
+
 /// As [`open`], and the controller in it: for who wants to look behind the driver's back.
 ///
 /// # Errors
 /// As [`open`].
 pub fn embed(text: &str) -> Result<Embedded> {
-    let (config, threads) = config(text)?;
+    start(text, config(text)?.0)
+}
+
+fn start(text: &str, config: Config) -> Result<Embedded> {
+    let threads = config.threads;
     let pages = SharedPages::new();
     #[cfg(feature = "cuda")]
     let images = config.namespaces.iter().filter_map(|one| one.store.span());
@@ -119,7 +134,7 @@ pub fn embed(text: &str) -> Result<Embedded> {
 ///
 /// # Errors
 /// As [`open`].
-pub fn config(text: &str) -> Result<(nvme_sim::Config, usize)> {
+pub fn config(text: &str) -> Result<(Config, usize)> {
     let config = nvme_sim::config::parse(text).map_err(refused)?;
     let threads = config.threads;
     Ok((config, threads))

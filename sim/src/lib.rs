@@ -31,6 +31,8 @@ mod fault;
 mod features;
 #[cfg(feature = "std")]
 mod file_store;
+#[cfg(test)]
+mod foreign;
 mod format;
 mod identify;
 mod interrupt;

@@ -23,6 +23,10 @@ pub(crate) fn walk(
     let bytes = page.bytes();
     let first = len.min(bytes - (prp1 & (bytes - 1)));
     let rest = len - first;
+    // Drivers leave PRP2 at 0 when there is none: less room than the command takes.
+    if rest != 0 && prp2 == 0 {
+        return Err(Status::DATA_TRANSFER_ERROR);
+    }
     if rest > bytes {
         each(prp1, first as usize)?;
         return list(dma, prp2, rest, page, each);

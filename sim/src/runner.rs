@@ -168,11 +168,11 @@ mod tests {
     use super::*;
     use crate::config::{Config, NamespaceConfig};
     use crate::latency::Profile;
-    use crate::store::Null;
+    use crate::store::{Memory, Null, Store};
     use crate::testing::judge;
     use nvme_core::spec::admin::{self, QueueParams};
     use nvme_core::spec::register::{Cc, offset};
-    use nvme_core::spec::{Cid, Iova, Lba, Nsid, Qid, Sqe, nvm};
+    use nvme_core::spec::{Cid, Iova, Lba, Nsid, Qid, Sqe, Status, nvm};
     use std::boxed::Box;
     use std::sync::atomic::AtomicU64;
 
@@ -186,15 +186,17 @@ mod tests {
 
     impl Simple {
         fn new(profile: Profile) -> Self {
+            Self::over(Box::new(Null::new(1 << 30)), profile)
+        }
+
+        fn over(store: Box<dyn Store + Send + Sync>, profile: Profile) -> Self {
             let words: Arc<[AtomicU64]> = (0..1 << 14).map(|_| AtomicU64::new(0)).collect();
             let memory = HostMemory::new();
             memory.share(0, words.clone()).unwrap();
             let mut config = Config::empty();
             config.profile = profile;
             config.audit = true;
-            config
-                .namespaces
-                .push(NamespaceConfig::new(512, Box::new(Null::new(1 << 30))));
+            config.namespaces.push(NamespaceConfig::new(512, store));
             Self {
                 controller: Arc::new(Controller::new(config, memory).unwrap()),
                 words,
@@ -340,5 +342,94 @@ mod tests {
             std::thread::sleep(Duration::from_micros(200));
             assert_eq!(cq().collect::<Vec<_>>(), before);
         }
+    }
+
+    /// Format NVM and Sanitize while two threads write and read: every command ends, with success or with the
+    /// status of what is under way, and what was there before is gone at the end.
+    #[test]
+    fn erasing_under_load_loses_no_command() {
+        let store = Memory::new(64 << 20).unwrap();
+        let simple = Simple::over(Box::new(store), Profile::NONE);
+        let runner = Runner::start(simple.controller.clone(), 2);
+        simple.start();
+        simple.create(1, 0);
+        simple.create(2, 2);
+        let stop = AtomicBool::new(false);
+        // Of either block size.
+        let last = (64 << 20) / 4096 - 1;
+        let (word, data) = (&simple.words[0x1_8000 / 8], 0x1_8000);
+        word.store(u64::MAX, Ordering::Relaxed);
+        let write = nvm::write(Nsid(1), Lba(5), 1).with_prps(data, 0);
+        assert_eq!(simple.run(1, 0, write), 0);
+        std::thread::scope(|scope| {
+            let load = [1u16, 2].map(|qid| {
+                let (simple, stop) = (&simple, &stop);
+                // The first command of queue 1 was the write.
+                let first = u64::from(qid == 1);
+                scope.spawn(move || {
+                    let mut seen = [0u64; 3];
+                    for count in first.. {
+                        if stop.load(Ordering::Relaxed) {
+                            break;
+                        }
+                        let data = 0x1_0000 + u64::from(qid) * 0x1000;
+                        let sqe = match count % 2 {
+                            0 => nvm::write(Nsid(1), Lba(last), 1),
+                            _ => nvm::read(Nsid(1), Lba(count % 1000), 1),
+                        };
+                        let status = Status(simple.run(qid, count, sqe.with_prps(data, 0)) as u16);
+                        let known = [
+                            Status::SUCCESS,
+                            Status::FORMAT_IN_PROGRESS,
+                            Status::SANITIZE_IN_PROGRESS,
+                        ];
+                        let which = known.iter().position(|one| one.is(status));
+                        seen[which.unwrap_or_else(|| panic!("{status}"))] += 1;
+                    }
+                    seen
+                })
+            });
+            let mut count = 4;
+            let mut admin = |sqe: Sqe| {
+                let status = simple.run(0, count, sqe);
+                count += 1;
+                Status(status as u16)
+            };
+            for round in 0..6u8 {
+                let format = admin::format_nvm(Nsid::ALL, round % 2, 1 + round % 2);
+                assert!(admin(format).is_success());
+                let sanitize = admin::sanitize(admin::Sanitize::new(match round % 3 {
+                    0 => admin::SanitizeAction::BlockErase,
+                    1 => admin::SanitizeAction::CryptoErase,
+                    _ => admin::SanitizeAction::Overwrite,
+                }));
+                assert!(admin(sanitize).is_success());
+                // The next format succeeds when the operation is over.
+                let started = Instant::now();
+                loop {
+                    let status = admin(admin::format_nvm(Nsid(1), 0, 0));
+                    if status.is_success() {
+                        break;
+                    }
+                    assert!(status.is(Status::SANITIZE_IN_PROGRESS), "{status}");
+                    assert!(
+                        started.elapsed() < Duration::from_secs(60),
+                        "it does not end"
+                    );
+                    std::thread::yield_now();
+                }
+            }
+            stop.store(true, Ordering::Relaxed);
+            let seen = load.map(|thread| thread.join().expect("the load"));
+            assert!(seen.iter().all(|seen| seen[0] > 0), "{seen:?}");
+        });
+        let controller = &simple.controller;
+        let mut left = [7; 8];
+        controller.device.namespaces[0]
+            .store
+            .read_at(5 * 512, &mut left)
+            .unwrap();
+        assert_eq!(left, [0; 8], "what was written before is gone");
+        runner.stop();
     }
 }
