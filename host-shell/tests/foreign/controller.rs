@@ -238,8 +238,8 @@ impl Controller {
             (0, 0x04) => drop(self.cqs.remove(&(low as usize))),
             (0, 0x05) => drop(self.cqs.insert(low as usize, Ring::new(prp(0), high, 0))),
             (0, 0x06) => self.store(prp(0), &identify(dword(10) as u8, dword(1))),
-            // As many queue pairs as SPDK's target has, whatever was asked for.
-            (0, 0x09) if dword(10) as u8 == 7 => return Some((PAIRS - 1 | (PAIRS - 1) << 16, 0)),
+            // As many queue pairs as there are, whatever was asked for.
+            (0, 0x09) if dword(10) as u8 == 7 => return Some(((PAIRS - 1) * 0x1_0001, 0)),
             (0, 0x09 | 0x0A) => {}
             (0, 0x0C) => return None,
             (1.., 0x00) => {}
