@@ -113,6 +113,13 @@ impl Namespace {
                 "one block is longer than the controller's largest transfer",
                 "format with smaller blocks",
             ),
+            RangeError::NoBlockSize => Error::device(
+                format!("namespace {} has no valid block size", self.nsid()),
+                "format it with 512 or 4096 byte blocks",
+            ),
+            RangeError::TooLong => {
+                Error::usage("the range has 2^64 bytes or more", "ask for fewer blocks")
+            }
         }
     }
 

@@ -12,7 +12,10 @@
 //!
 //! NVMe Base 2.0c, 3.5.1 (Memory-based Controller Initialization).
 
+mod namespace;
 mod script;
+
+pub use namespace::{NamespaceInfo, Unusable};
 
 use crate::error::BringupError;
 use crate::inflight::Slot;
@@ -21,7 +24,7 @@ use crate::queue_pair::QueuePair;
 use crate::quiesced::{ControllerId, Quiesced};
 use crate::registers::Registers;
 use crate::spec::register::{ALL_ONES, Aqa, Cap, Cc, Crto, Csts, offset};
-use crate::spec::{Iova, Lba, Nsid, PageSize, Qid};
+use crate::spec::{Iova, PageSize, Qid};
 use heapless::Vec;
 use script::Script;
 
@@ -53,7 +56,8 @@ pub struct QueuePlan {
 pub struct Config<'a> {
     /// I/O queue pairs to ask for (Number of Queues); the controller may grant fewer.
     pub queue_pairs: u32,
-    /// Pairs to create at once, in order; those above the grant are left out.
+    /// Pairs to create at once, in order. Those whose identifier is 0 or above the number of pairs granted are
+    /// left out: a controller that grants N pairs takes identifiers 1 to N.
     pub plans: &'a [QueuePlan],
     /// Deadline of each admin command.
     pub command_timeout_ns: u64,
@@ -81,7 +85,8 @@ impl Default for Config<'_> {
 /// What the capabilities say, before anything is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capabilities {
-    /// Largest I/O queue, in entries.
+    /// Largest I/O queue, in entries: 2 to 65,536. A controller that says 1, less than the least that the
+    /// specification has, is taken to mean 2.
     pub max_entries: u32,
     /// Doorbell stride: doorbells are 4 << DSTRD bytes apart.
     pub dstrd: u8,
@@ -115,57 +120,32 @@ impl Capabilities {
         let error = BringupError::PageSize { mpsmin, mpsmax };
         let page = PageSize::from_mps(mpsmin).filter(|_| mpsmin <= 4 && mpsmin <= mpsmax);
         let page = page.ok_or(error)?;
-        // CRTO replaces CAP.TO where the controller tells its ready modes; a controller that says
-        // 0 there is given CAP.TO after all.
-        let crwmt = match cap.crms() {
-            0 => 0,
-            _ => Crto(registers.read32(offset::CRTO)).crwmt(),
-        };
-        let units = if crwmt == 0 {
-            u32::from(cap.to())
-        } else {
-            u32::from(crwmt)
-        };
         Ok(Self {
-            max_entries: cap.mqes(),
+            max_entries: cap.mqes().max(2),
             dstrd: cap.dstrd(),
             page,
             mdts_unit: page,
-            ready_timeout_ms: units * 500,
+            ready_timeout_ms: ready_timeout_ms(cap, registers),
             css,
         })
     }
 }
 
-/// A namespace as bring-up found it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NamespaceInfo {
-    /// Its identifier.
-    pub nsid: Nsid,
-    /// Size in blocks (NSZE).
-    pub blocks: u64,
-    /// Bytes per block, without metadata; 0 when LBADS is out of range.
-    pub block_bytes: u32,
-    /// Metadata bytes per block.
-    pub metadata_bytes: u16,
-    /// End-to-end protection type, 0 for none.
-    pub protection: u8,
-    /// Metadata lies at the end of each block rather than in a buffer of its own.
-    pub extended: bool,
-    /// Boundary in blocks that commands should not cross; 0 for none.
-    pub boundary_blocks: u32,
-}
-
-impl NamespaceInfo {
-    /// The last block.
-    pub fn last(&self) -> Lba {
-        Lba(self.blocks.saturating_sub(1))
-    }
-
-    /// Whether this driver reads and writes it: blocks of 512 bytes to 64 KiB, and no metadata.
-    pub fn is_supported(&self) -> bool {
-        (512..=65_536).contains(&self.block_bytes) && self.metadata_bytes == 0
-    }
+/// How long CSTS.RDY may take to follow CC.EN, in milliseconds.
+///
+/// CRTO replaces CAP.TO where the controller tells its ready modes; a controller that says 0 there is given
+/// CAP.TO after all.
+pub(crate) fn ready_timeout_ms(cap: Cap, registers: &dyn Registers) -> u32 {
+    let crwmt = match cap.crms() {
+        0 => 0,
+        _ => Crto(registers.read32(offset::CRTO)).crwmt(),
+    };
+    let units = if crwmt == 0 {
+        u32::from(cap.to())
+    } else {
+        u32::from(crwmt)
+    };
+    units * 500
 }
 
 /// What bring-up learned.
@@ -187,6 +167,8 @@ pub struct Info {
     pub volatile_write_cache: bool,
     /// I/O commands may use SGLs.
     pub sgl: bool,
+    /// Data blocks of an SGL may begin at any byte and have any length; otherwise both are in dwords.
+    pub sgl_bytes: bool,
     /// Abort commands that may be outstanding.
     pub abort_limit: u32,
     /// Asynchronous event requests that may be outstanding.
@@ -195,7 +177,8 @@ pub struct Info {
     pub shutdown_timeout_ms: u32,
     /// Highest namespace identifier.
     pub max_nsid: u32,
-    /// The active namespaces, ascending.
+    /// The active namespaces, ascending; also those that this driver cannot use
+    /// ([`NamespaceInfo::unusable`]).
     pub namespaces: Vec<NamespaceInfo, MAX_NAMESPACES>,
     /// More namespaces are active than the list holds.
     pub more_namespaces: bool,
@@ -214,6 +197,7 @@ impl Info {
             oncs: 0,
             volatile_write_cache: false,
             sgl: false,
+            sgl_bytes: false,
             abort_limit: 1,
             event_limit: 1,
             shutdown_timeout_ms: 0,

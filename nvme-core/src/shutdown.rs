@@ -3,17 +3,26 @@
 //! For a normal shutdown the caller first ends its commands, deletes the I/O queues and takes the
 //! host memory buffer back.
 //!
-//! NVMe Base 2.0c, 3.6 (Shutdown Processing).
+//! CC.EN is cleared while CSTS.RDY is 1 and not before: "clearing this field to '0' when CSTS.RDY is '0' has
+//! undefined results". A controller that was enabled and is not ready yet is waited for.
+//!
+//! A controller that reports a fatal error (CSTS.CFS) processes no shutdown: it is reset instead, and
+//! [`Shutdown::was_fatal`] says so.
+//!
+//! NVMe Base 2.0c, 3.6 (Shutdown Processing), "Offset 14h: CC" (EN), "Offset 1Ch: CSTS" (RDY, CFS).
 
+use crate::bringup::ready_timeout_ms;
 use crate::error::BringupError;
 use crate::quiesced::{ControllerId, Quiesced};
 use crate::registers::Registers;
-use crate::spec::register::{ALL_ONES, Cc, Csts, offset};
+use crate::spec::register::{ALL_ONES, Cap, Cc, Csts, offset};
 
 const NS_PER_MS: u64 = 1_000_000;
 const POLL_NS: u64 = 100_000;
 /// Given to a controller that does not tell its RTD3 entry latency.
 const DEFAULT_MS: u32 = 10_000;
+/// The least that CSTS.RDY is given to follow CC.EN, whatever CAP.TO says.
+const LEAST_READY_MS: u32 = 500;
 
 /// How to shut down.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,11 +45,12 @@ pub enum Step<'r> {
     Done(Quiesced<'r>),
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 enum Phase {
     Start,
-    WaitComplete,
-    WaitDisabled,
+    WaitReady { deadline_ns: u64 },
+    WaitComplete { deadline_ns: u64 },
+    WaitDisabled { deadline_ns: u64 },
 }
 
 /// The machine: call [`step`](Self::step) until it says [`Step::Done`].
@@ -48,10 +58,10 @@ enum Phase {
 pub struct Shutdown {
     kind: Kind,
     timeout_ms: u32,
-    deadline_ns: u64,
     phase: Phase,
     /// The controller of the first step.
     controller: Option<ControllerId>,
+    fatal: bool,
 }
 
 impl Shutdown {
@@ -65,18 +75,25 @@ impl Shutdown {
         Self {
             kind,
             timeout_ms,
-            deadline_ns: 0,
             phase: Phase::Start,
             controller: None,
+            fatal: false,
         }
+    }
+
+    /// Whether the controller reported a fatal error (CSTS.CFS) and was reset in place of a shutdown: what it
+    /// had not written to its medium may be lost.
+    pub fn was_fatal(&self) -> bool {
+        self.fatal
     }
 
     /// Does what can be done now and says what comes next.
     ///
     /// # Errors
-    /// [`BringupError::OtherController`] when the registers are not those of the first step,
-    /// [`BringupError::DeviceGone`], [`BringupError::ShutdownTimeout`] and, when the controller does
-    /// not become disabled after its shutdown, [`BringupError::ReadyTimeout`].
+    /// [`BringupError::OtherController`] when the registers are not those of the first step;
+    /// [`BringupError::DeviceGone`]; [`BringupError::ShutdownTimeout`]; [`BringupError::ReadyTimeout`] when the
+    /// controller does not become disabled after its shutdown, or does not become ready so that it can be shut
+    /// down. All memory is still the controller's then.
     pub fn step<'r>(
         &mut self,
         registers: &'r dyn Registers,
@@ -96,24 +113,45 @@ impl Shutdown {
             };
             match self.phase {
                 Phase::Start => {
-                    self.deadline_ns = now_ns + u64::from(self.timeout_ms) * NS_PER_MS;
                     let mut cc = Cc(registers.read32(offset::CC));
-                    self.phase = if cc.en() && csts.rdy() {
+                    self.phase = if !cc.en() {
+                        Phase::WaitDisabled {
+                            deadline_ns: after(now_ns, ready_ms(registers)),
+                        }
+                    } else if csts.cfs() {
+                        self.give_up(registers, now_ns)
+                    } else if !csts.rdy() {
+                        Phase::WaitReady {
+                            deadline_ns: after(now_ns, ready_ms(registers)),
+                        }
+                    } else {
                         cc.set_shn(if self.kind == Kind::Normal {
                             0b01
                         } else {
                             0b10
                         });
                         registers.write32(offset::CC, cc.0);
-                        Phase::WaitComplete
-                    } else {
-                        disable(registers);
-                        Phase::WaitDisabled
+                        Phase::WaitComplete {
+                            deadline_ns: after(now_ns, self.timeout_ms),
+                        }
                     };
                 }
-                Phase::WaitComplete => {
+                Phase::WaitReady { deadline_ns } => {
+                    if !csts.rdy() && !csts.cfs() {
+                        if now_ns >= deadline_ns {
+                            let ms = ready_ms(registers);
+                            return Err(BringupError::ReadyTimeout { ready: true, ms });
+                        }
+                        return Ok(wait);
+                    }
+                    self.phase = Phase::Start;
+                }
+                Phase::WaitComplete { .. } if csts.cfs() => {
+                    self.phase = self.give_up(registers, now_ns);
+                }
+                Phase::WaitComplete { deadline_ns } => {
                     if csts.shst() != 0b10 {
-                        if now_ns >= self.deadline_ns {
+                        if now_ns >= deadline_ns {
                             return Err(BringupError::ShutdownTimeout {
                                 ms: self.timeout_ms,
                             });
@@ -121,28 +159,44 @@ impl Shutdown {
                         return Ok(wait);
                     }
                     // Shutdown alone does not promise that memory is no longer touched; RDY = 0 does.
-                    disable(registers);
-                    self.phase = Phase::WaitDisabled;
+                    self.phase = disable(registers, now_ns);
                 }
-                Phase::WaitDisabled => {
+                Phase::WaitDisabled { deadline_ns } => {
                     if !csts.rdy() {
                         return Ok(Step::Done(registers.identity().quiesced()));
                     }
-                    if now_ns >= self.deadline_ns {
-                        return Err(BringupError::ReadyTimeout {
-                            ready: false,
-                            ms: self.timeout_ms,
-                        });
+                    if now_ns >= deadline_ns {
+                        let ms = ready_ms(registers);
+                        return Err(BringupError::ReadyTimeout { ready: false, ms });
                     }
                     return Ok(wait);
                 }
             }
         }
     }
+
+    /// Resets a controller with a fatal error: it would not answer a shutdown.
+    fn give_up(&mut self, registers: &dyn Registers, now_ns: u64) -> Phase {
+        self.fatal = true;
+        disable(registers, now_ns)
+    }
 }
 
-fn disable(registers: &dyn Registers) {
+fn after(now_ns: u64, ms: u32) -> u64 {
+    now_ns + u64::from(ms) * NS_PER_MS
+}
+
+/// How long CSTS.RDY may take to follow CC.EN.
+fn ready_ms(registers: &dyn Registers) -> u32 {
+    let cap = Cap(registers.read64(offset::CAP));
+    ready_timeout_ms(cap, registers).max(LEAST_READY_MS)
+}
+
+fn disable(registers: &dyn Registers, now_ns: u64) -> Phase {
     let mut cc = Cc(registers.read32(offset::CC));
     cc.set_en(false);
     registers.write32(offset::CC, cc.0);
+    Phase::WaitDisabled {
+        deadline_ns: after(now_ns, ready_ms(registers)),
+    }
 }

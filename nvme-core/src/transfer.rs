@@ -45,6 +45,10 @@ pub enum RangeError {
     },
     /// MDTS is smaller than a block.
     BlockAboveMdts,
+    /// The namespace has blocks of 0 bytes: LBADS is out of range.
+    NoBlockSize,
+    /// The range has 2^64 bytes or more.
+    TooLong,
 }
 
 impl fmt::Display for RangeError {
@@ -60,6 +64,10 @@ impl fmt::Display for RangeError {
             Self::BlockAboveMdts => {
                 f.write_str("one block is longer than the controller's largest transfer: reformat")
             }
+            Self::NoBlockSize => f.write_str(
+                "the controller gives the namespace no valid block size (LBADS): reformat",
+            ),
+            Self::TooLong => f.write_str("the range has 2^64 bytes or more: split it"),
         }
     }
 }
@@ -92,9 +100,15 @@ pub fn split(lba: Lba, blocks: u64, limits: Limits) -> Result<Pieces, RangeError
         .checked_add(blocks)
         .filter(|end| *end <= limits.blocks)
         .ok_or(past_end)?;
-    let by_size = limits
-        .max_bytes
-        .map_or(u64::MAX, |max| max / u64::from(limits.block_bytes));
+    let block_bytes = u64::from(limits.block_bytes);
+    if block_bytes == 0 {
+        return Err(RangeError::NoBlockSize);
+    }
+    // From here on no offset into the range overflows.
+    if blocks.checked_mul(block_bytes).is_none() {
+        return Err(RangeError::TooLong);
+    }
+    let by_size = limits.max_bytes.map_or(u64::MAX, |max| max / block_bytes);
     let most = by_size.min(u64::from(MAX_BLOCKS)) as u32;
     if most == 0 {
         return Err(RangeError::BlockAboveMdts);
@@ -199,6 +213,22 @@ mod tests {
             ..LIMITS
         };
         assert_eq!(error(0, 1, tiny), RangeError::BlockAboveMdts);
+        for max_bytes in [None, Some(4096)] {
+            let unknown = Limits {
+                block_bytes: 0,
+                max_bytes,
+                ..LIMITS
+            };
+            assert_eq!(error(0, 1, unknown), RangeError::NoBlockSize);
+        }
+        let huge = Limits {
+            blocks: u64::MAX,
+            ..LIMITS
+        };
+        assert_eq!(error(0, 1 << 55, huge), RangeError::TooLong);
+        assert_eq!(error(7, u64::MAX - 7, huge), RangeError::TooLong);
+        let mut most = split(Lba(0), (1 << 55) - 1, huge).unwrap();
+        assert_eq!(most.next().unwrap().blocks, 8);
         assert_eq!(pieces(999, 1, LIMITS), [(999, 1, 0)]);
     }
 }

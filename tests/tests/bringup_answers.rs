@@ -1,7 +1,9 @@
 //! What bring-up asks, and what it makes of the answers: Identify data and statuses by hand.
 #![cfg(not(loom))]
 
-use nvme_core::bringup::{Bringup, Config, HostMemory, Info, NamespaceInfo, QueuePlan, Step};
+use nvme_core::bringup::{
+    Bringup, Config, HostMemory, Info, NamespaceInfo, QueuePlan, Step, Unusable,
+};
 use nvme_core::mem::DmaWords;
 use nvme_core::spec::admin::{self, QueueParams, cns, opcode};
 use nvme_core::spec::feature::{self, NumberOfQueues, fid};
@@ -25,6 +27,8 @@ struct Controller {
     list: Vec<u32>,
     /// Identify data of every namespace.
     namespace: IdentifyNamespace,
+    /// A namespace that cannot be identified, and why.
+    odd: Option<(u32, Status)>,
     /// I/O submission and completion queues that it grants.
     granted: (u32, u32),
     /// Opcode and feature that it refuses.
@@ -47,6 +51,7 @@ impl Controller {
             identify,
             list: vec![1],
             namespace: IdentifyNamespace::new_zeroed(),
+            odd: None,
             granted: (4, 4),
             refused: None,
             wish: None,
@@ -66,6 +71,11 @@ impl Controller {
         let what = (sqe.opcode(), sqe.cdw10 as u8);
         if self.refused == Some(what) {
             return (Status::INVALID_FIELD, 0);
+        }
+        if let (NAMESPACE, Some((nsid, status))) = (what, self.odd)
+            && nsid == sqe.nsid
+        {
+            return (status, 0);
         }
         let fill = |bytes: &[u8]| {
             for (word, bytes) in page.iter().zip(bytes.chunks_exact(8)) {
@@ -194,6 +204,7 @@ fn what_the_controller_says_of_itself_is_taken_over() {
         controller.identify.sgls = sgls;
         let info = controller.bring_up(Config::default()).unwrap();
         assert_eq!(info.sgl, usable, "SGLS {sgls}");
+        assert_eq!(info.sgl_bytes, sgls == 1, "SGLS {sgls}");
     }
     // RTD3E counts microseconds; a fraction of a millisecond is a whole one.
     for (rtd3e, ms) in [(0, 0), (1, 1), (1000, 1), (1_500_001, 1501)] {
@@ -239,8 +250,9 @@ fn commands_come_in_order_and_the_first_error_that_matters_ends_them() {
         });
         controller.refused = Some(refused);
         let result = controller.bring_up(Config::default());
-        // Power states and the host memory buffer are the controller's wishes: it works without.
-        if refused == POWER || refused == MEMORY {
+        // Power states and the host memory buffer are the controller's wishes: it works without. So do queues
+        // and the other namespaces without one that cannot be identified.
+        if [POWER, MEMORY, NAMESPACE].contains(&refused) {
             assert_eq!(controller.script(), full);
             assert_eq!(result.unwrap().host_memory, refused != MEMORY);
         } else {
@@ -336,6 +348,7 @@ fn a_namespace_is_what_its_identify_data_says() {
     (identify.lbaf[0], identify.lbaf[1]) = (format(9, 0), format(12, 8));
     let plain = NamespaceInfo {
         nsid: Nsid(3),
+        identified: Status::SUCCESS,
         blocks: 1000,
         block_bytes: 512,
         metadata_bytes: 0,
@@ -376,6 +389,133 @@ fn a_namespace_is_what_its_identify_data_says() {
             ..plain
         };
         assert_eq!(namespace.is_supported(), supported, "{namespace:?}");
+    }
+}
+
+/// A namespace of another command set, such as Key Value, ends Identify Namespace with an error. It stays in the
+/// list with that reason, and the others work.
+#[test]
+fn a_namespace_that_cannot_be_identified_leaves_the_others_alone() {
+    for status in [
+        Status::INVALID_NAMESPACE,
+        Status::INVALID_FIELD,
+        Status(0x4000 | 0x2C), // DNR, Invalid I/O Command Set
+        Status(0x06),
+    ] {
+        for odd in 1..=3u32 {
+            let mut controller = Controller::new();
+            let (namespace, identify) = (&mut controller.namespace, &mut controller.identify);
+            (namespace.nsze, namespace.lbaf[0].lbads) = (1000, 9);
+            identify.nn = 3;
+            controller.list = vec![1, 2, 3];
+            controller.odd = Some((odd, status));
+            let info = controller.bring_up(Config::default()).unwrap();
+            let got: Vec<_> = info
+                .namespaces
+                .iter()
+                .map(|one| (one.nsid.0, one.blocks, one.unusable()))
+                .collect();
+            let expected = [1, 2, 3].map(|nsid| match nsid == odd {
+                true => (nsid, 0, Some(Unusable::Identify(status))),
+                false => (nsid, 1000, None),
+            });
+            assert_eq!(got, expected);
+        }
+    }
+    let text = Unusable::Identify(Status::INVALID_NAMESPACE).to_string();
+    assert!(
+        text.contains("Invalid Namespace or Format") && text.contains("command set"),
+        "{text}"
+    );
+}
+
+/// Every reason is one line that says what to do.
+#[test]
+fn what_makes_a_namespace_unusable_is_said() {
+    let mut identify = IdentifyNamespace::new_zeroed();
+    (identify.nsze, identify.lbaf[0].lbads) = (1000, 9);
+    let reason = |change: fn(&mut IdentifyNamespace)| {
+        let mut changed = identify;
+        change(&mut changed);
+        NamespaceInfo::from_identify(Nsid(1), &changed).unusable()
+    };
+    assert_eq!(reason(|_| {}), None);
+    for (got, expected, words) in [
+        (
+            reason(|ns| ns.nsze = 0),
+            Unusable::NoBlocks,
+            ["no blocks", "another"],
+        ),
+        (
+            reason(|ns| ns.lbaf[0].lbads = 0),
+            Unusable::BlockBytes(0),
+            ["LBADS", "format"],
+        ),
+        (
+            reason(|ns| ns.lbaf[0].lbads = 63),
+            Unusable::BlockBytes(0),
+            ["LBADS", "format"],
+        ),
+        (
+            reason(|ns| ns.lbaf[0].lbads = 17),
+            Unusable::BlockBytes(131_072),
+            ["131072", "format"],
+        ),
+        (
+            reason(|ns| ns.lbaf[0].ms = 8),
+            Unusable::Metadata(8),
+            ["8 bytes", "format"],
+        ),
+        (
+            reason(|ns| ns.nsze = 1 << 55),
+            Unusable::TooLarge,
+            ["2^64", "format"],
+        ),
+    ] {
+        assert_eq!(got, Some(expected));
+        let text = expected.to_string();
+        assert!(words.iter().all(|word| text.contains(word)), "{text}");
+    }
+    assert_eq!(reason(|ns| ns.nsze = (1 << 55) - 1), None);
+}
+
+/// A controller that grants N pairs takes the identifiers 1 to N, whatever the order of the plans.
+#[test]
+fn plans_are_left_out_by_their_identifier() {
+    let plan = |qid| QueuePlan {
+        qid: Qid(qid),
+        sq_entries: 16,
+        sq_iova: Iova(0x10_0000),
+        cq_entries: 16,
+        cq_iova: Iova(0x20_0000),
+        vector: None,
+    };
+    for (plans, granted, made) in [
+        (&[5][..], 2, &[][..]),
+        (&[5], 5, &[5]),
+        (&[5, 1, 3], 3, &[1, 3]),
+        (&[2, 4], 3, &[2]),
+        (&[4, 2], 3, &[2]),
+        (&[0, 1], 2, &[1]),
+        (&[65_535], 4, &[]),
+    ] {
+        let plans: Vec<QueuePlan> = plans.iter().map(|qid| plan(*qid)).collect();
+        let mut controller = Controller::new();
+        (controller.granted, controller.list) = ((granted, granted), Vec::new());
+        let config = Config {
+            queue_pairs: 8,
+            plans: &plans,
+            ..Config::default()
+        };
+        let info = controller.bring_up(config).unwrap();
+        let created = |opcode| {
+            let of = controller.asked.iter().filter(|sqe| sqe.opcode() == opcode);
+            of.map(|sqe| sqe.cdw10 as u16).collect::<Vec<_>>()
+        };
+        assert_eq!(created(opcode::CREATE_IO_CQ), made);
+        assert_eq!(created(opcode::CREATE_IO_SQ), made);
+        assert_eq!(info.created as usize, made.len());
+        assert_eq!(info.queue_pairs, granted);
     }
 }
 

@@ -76,6 +76,15 @@ fn capabilities_are_what_the_registers_say() {
     };
     let page = |mps| PageSize::from_mps(mps).unwrap();
     assert_eq!(bar(|_| {}, 0), Ok(plain));
+    // MQES has 1h as its least value; no queue has one entry.
+    let least = Capabilities {
+        max_entries: 2,
+        ..plain
+    };
+    for entries in [1, 2] {
+        let cap = Properties::new().with_cap(|cap| cap.set_mqes(entries));
+        assert_eq!(Capabilities::read(&cap), Ok(least), "{entries} entries");
+    }
     let wide = |cap: &mut Cap| {
         cap.set_mqes(65_536);
         cap.set_dstrd(3);

@@ -74,17 +74,16 @@ fn a_controller_is_shut_down_and_then_disabled() {
     }
 }
 
-/// There is nothing to shut down in a controller that is not ready.
+/// There is nothing to shut down in a controller that is disabled, or being disabled.
 #[test]
-fn a_controller_that_is_not_ready_is_only_disabled() {
-    for (en, rdy) in [(true, false), (false, true), (false, false)] {
+fn a_controller_that_is_not_enabled_is_only_waited_for() {
+    for rdy in [true, false] {
         let (bar, _) = enabled();
-        bar.set_cc(|cc| cc.set_en(en));
+        bar.set_cc(|cc| cc.set_en(false));
         bar.set_csts(|csts| csts.set_rdy(rdy));
         let mut machine = Shutdown::new(Kind::Normal, 50);
         let step = machine.step(&bar, START);
-        let cc = written(&bar);
-        assert!(!cc.en() && cc.shn() == 0, "EN {en} RDY {rdy}");
+        assert_eq!(bar.written(), [], "RDY {rdy}");
         if rdy {
             assert!(is_wait(step, START));
             bar.set_csts(|csts| csts.set_rdy(false));
@@ -95,7 +94,94 @@ fn a_controller_that_is_not_ready_is_only_disabled() {
     }
 }
 
-/// The controller's own time (RTD3E), or 10 s where it tells none, for both waits together.
+/// NVMe Base 2.0c, "Offset 14h: CC", EN: "clearing this field to '0' when CSTS.RDY is '0' has undefined
+/// results". A controller that becomes ready is shut down as any other.
+#[test]
+fn enable_is_not_cleared_before_the_controller_is_ready() {
+    let (bar, cc) = enabled();
+    bar.set_csts(|csts| csts.set_rdy(false));
+    let mut machine = Shutdown::new(Kind::Normal, 50);
+    for now in [START, START + 499 * MS] {
+        assert!(is_wait(machine.step(&bar, now), now));
+        assert_eq!(bar.written(), []);
+    }
+    bar.set_csts(|csts| csts.set_rdy(true));
+    let now = START + 499 * MS;
+    assert!(is_wait(machine.step(&bar, now), now));
+    let mut asked = cc;
+    asked.set_shn(1);
+    assert_eq!(written(&bar), asked);
+    // The shutdown has its whole time, from here on.
+    assert!(is_wait(machine.step(&bar, now + 49 * MS), now + 49 * MS));
+    assert_eq!(
+        machine.step(&bar, now + 50 * MS).unwrap_err(),
+        BringupError::ShutdownTimeout { ms: 50 }
+    );
+}
+
+/// CAP.TO, at least 500 ms, is what RDY has to rise in. After that there is no proof that memory is free.
+#[test]
+fn a_controller_that_never_becomes_ready_is_not_given_for_shut_down() {
+    for (to, ms) in [(0, 500), (1, 500), (3, 1500)] {
+        let (bar, _) = enabled();
+        bar.set_cap(|cap| cap.set_to(to));
+        bar.set_csts(|csts| csts.set_rdy(false));
+        let mut machine = Shutdown::new(Kind::Normal, 50);
+        assert!(is_wait(machine.step(&bar, START), START));
+        let deadline = START + u64::from(ms) * MS;
+        assert!(is_wait(machine.step(&bar, deadline - 1), deadline - 1));
+        let expected = BringupError::ReadyTimeout { ready: true, ms };
+        for now in [deadline, deadline + MS] {
+            assert_eq!(machine.step(&bar, now).unwrap_err(), expected);
+        }
+        assert_eq!(bar.written(), []);
+    }
+}
+
+/// NVMe Base 2.0c, "Offset 1Ch: CSTS", CFS: such a controller answers no shutdown; a reset ends its accesses to
+/// memory, and only RDY = 0 proves that.
+#[test]
+fn a_controller_with_a_fatal_error_is_reset_in_place_of_a_shutdown() {
+    // Before the shutdown, while it becomes ready, and in the middle of the shutdown.
+    for (rdy, steps_before) in [(true, 0), (false, 1), (true, 1)] {
+        let (bar, cc) = enabled();
+        bar.set_csts(|csts| csts.set_rdy(rdy));
+        let mut machine = Shutdown::new(Kind::Normal, 50);
+        for _ in 0..steps_before {
+            assert!(is_wait(machine.step(&bar, START), START));
+        }
+        let shn = if bar.written().is_empty() { 0 } else { 1 };
+        assert!(!machine.was_fatal());
+        bar.set_csts(|csts| {
+            csts.set_cfs(true);
+            csts.set_rdy(true);
+        });
+        assert!(is_wait(machine.step(&bar, START), START), "RDY is 1");
+        let mut reset = cc;
+        reset.set_shn(shn);
+        reset.set_en(false);
+        assert_eq!(written(&bar), reset, "no shutdown is asked for");
+        let late = START + 499 * MS;
+        assert!(is_wait(machine.step(&bar, late), late));
+        bar.set_csts(|csts| csts.set_rdy(false));
+        assert!(matches!(machine.step(&bar, late), Ok(Step::Done(_))));
+        assert!(machine.was_fatal());
+    }
+    // One that does not become disabled either keeps its memory.
+    let (bar, _) = enabled();
+    bar.set_csts(|csts| csts.set_cfs(true));
+    let mut machine = Shutdown::new(Kind::Abrupt, 50);
+    assert!(is_wait(machine.step(&bar, START), START));
+    assert_eq!(
+        machine.step(&bar, START + 500 * MS).unwrap_err(),
+        BringupError::ReadyTimeout {
+            ready: false,
+            ms: 500
+        }
+    );
+}
+
+/// The controller's own time (RTD3E), or 10 s where it tells none, for the shutdown; CAP.TO for RDY to fall.
 #[test]
 fn a_shutdown_that_takes_too_long_is_an_error_at_its_deadline() {
     for (given_ms, ms) in [(50, 50), (0, 10_000)] {
@@ -103,18 +189,20 @@ fn a_shutdown_that_takes_too_long_is_an_error_at_its_deadline() {
             let (bar, _) = enabled();
             let mut machine = Shutdown::new(Kind::Normal, given_ms);
             assert!(is_wait(machine.step(&bar, START), START));
-            if shuts_down {
+            let (deadline, expected) = if shuts_down {
                 bar.set_csts(|csts| csts.set_shst(2));
                 let now = START + 5 * MS;
                 assert!(is_wait(machine.step(&bar, now), now));
-            }
-            let deadline = START + u64::from(ms) * MS;
-            assert!(is_wait(machine.step(&bar, deadline - 1), deadline - 1));
-            let expected = if shuts_down {
-                BringupError::ReadyTimeout { ready: false, ms }
+                let ready = BringupError::ReadyTimeout {
+                    ready: false,
+                    ms: 500,
+                };
+                (now + 500 * MS, ready)
             } else {
-                BringupError::ShutdownTimeout { ms }
+                let deadline = START + u64::from(ms) * MS;
+                (deadline, BringupError::ShutdownTimeout { ms })
             };
+            assert!(is_wait(machine.step(&bar, deadline - 1), deadline - 1));
             assert_eq!(machine.step(&bar, deadline).unwrap_err(), expected);
         }
     }

@@ -7,7 +7,7 @@ use crate::mem::DmaWords;
 use crate::queue_pair::{Data, Outcome, QueuePair};
 use crate::spec::admin::{self, QueueParams, cns};
 use crate::spec::feature::{self, NumberOfQueues, fid};
-use crate::spec::identify::{IdentifyController, IdentifyNamespace};
+use crate::spec::identify::{IdentifyController, IdentifyNamespace, sgls};
 use crate::spec::{Cid, Nsid, Sqe, Status};
 use zerocopy::FromBytes;
 
@@ -167,8 +167,12 @@ impl Script {
         config: &Config<'_>,
         page: DmaWords<'_>,
     ) -> Result<(), BringupError> {
-        // A drive that refuses to change its power states, or the memory it asked for, still works.
-        let optional = matches!(self.todo, Todo::PowerStates | Todo::GiveMemory(_));
+        // A drive that refuses to change its power states, or the memory it asked for, still works. So do the
+        // other namespaces where one cannot be identified.
+        let optional = matches!(
+            self.todo,
+            Todo::PowerStates | Todo::GiveMemory(_) | Todo::Namespace(_)
+        );
         if !status.is_success() && !optional {
             return Err(BringupError::Command { opcode, status });
         }
@@ -200,12 +204,12 @@ impl Script {
                 next_namespace(info, 0, config)
             }
             Todo::Namespace(index) => {
-                take_namespace(info, index, page);
+                take_namespace(info, index, status, page);
                 next_namespace(info, index + 1, config)
             }
             Todo::CreateCq(index) => Todo::CreateSq(index),
             Todo::CreateSq(index) => {
-                info.created = index as u32 + 1;
+                info.created += 1;
                 next_queue(info, index + 1, config)
             }
             Todo::AskMemory | Todo::Done => self.todo,
@@ -231,7 +235,9 @@ impl Script {
         };
         info.oncs = identify.oncs;
         info.volatile_write_cache = identify.vwc & 1 != 0;
-        info.sgl = matches!(identify.sgls & 3, 1 | 2);
+        let support = identify.sgls & sgls::SUPPORT;
+        info.sgl = matches!(support, sgls::ANY_ALIGNMENT | sgls::DWORD_ALIGNMENT);
+        info.sgl_bytes = support == sgls::ANY_ALIGNMENT;
         info.abort_limit = u32::from(identify.acl) + 1;
         info.event_limit = u32::from(identify.aerl) + 1;
         info.shutdown_timeout_ms = identify.rtd3e.div_ceil(1000);
@@ -279,15 +285,7 @@ fn take_list(info: &mut Info, page: DmaWords<'_>) {
             break;
         }
         before = nsid;
-        let namespace = NamespaceInfo {
-            nsid: Nsid(nsid),
-            blocks: 0,
-            block_bytes: 0,
-            metadata_bytes: 0,
-            protection: 0,
-            extended: false,
-            boundary_blocks: 0,
-        };
+        let namespace = NamespaceInfo::unknown(Nsid(nsid), Status::SUCCESS);
         if info.namespaces.push(namespace).is_err() {
             info.more_namespaces = true;
             break;
@@ -296,31 +294,20 @@ fn take_list(info: &mut Info, page: DmaWords<'_>) {
     debug_assert!(info.namespaces.len() <= MAX_NAMESPACES);
 }
 
-fn take_namespace(info: &mut Info, index: usize, page: DmaWords<'_>) {
+fn take_namespace(info: &mut Info, index: usize, status: Status, page: DmaWords<'_>) {
+    let Some(namespace) = info.namespaces.get_mut(index) else {
+        return;
+    };
+    if !status.is_success() {
+        *namespace = NamespaceInfo::unknown(namespace.nsid, status);
+        return;
+    }
     let mut bytes = [0; IDENTIFY_BYTES];
     page.copy_to(&mut bytes);
     let Ok(identify) = IdentifyNamespace::read_from_bytes(&bytes) else {
         return;
     };
-    let Some(namespace) = info.namespaces.get_mut(index) else {
-        return;
-    };
     *namespace = NamespaceInfo::from_identify(namespace.nsid, &identify);
-}
-
-impl NamespaceInfo {
-    /// What a driver needs of an Identify Namespace structure.
-    pub fn from_identify(nsid: Nsid, identify: &IdentifyNamespace) -> Self {
-        Self {
-            nsid,
-            blocks: identify.nsze,
-            block_bytes: identify.block_bytes().unwrap_or(0),
-            metadata_bytes: identify.lba_format().ms,
-            protection: identify.dps & 7,
-            extended: identify.flbas & 1 << 4 != 0,
-            boundary_blocks: u32::from(identify.noiob),
-        }
-    }
 }
 
 fn next_namespace(info: &Info, index: usize, config: &Config<'_>) -> Todo {
@@ -331,10 +318,10 @@ fn next_namespace(info: &Info, index: usize, config: &Config<'_>) -> Todo {
     }
 }
 
-fn next_queue(info: &Info, index: usize, config: &Config<'_>) -> Todo {
-    if index < config.plans.len() && (index as u32) < info.queue_pairs {
-        Todo::CreateCq(index)
-    } else {
-        Todo::Done
-    }
+/// The first plan from `from` on whose identifier is within the grant.
+fn next_queue(info: &Info, from: usize, config: &Config<'_>) -> Todo {
+    let granted = 1..=info.queue_pairs;
+    let mut rest = config.plans.iter().enumerate().skip(from);
+    rest.find(|(_, plan)| granted.contains(&u32::from(plan.qid.0)))
+        .map_or(Todo::Done, |(index, _)| Todo::CreateCq(index))
 }

@@ -81,7 +81,8 @@ pub mod cns {
 pub struct QueueParams {
     /// Identifier, 1 to 65,535.
     pub qid: Qid,
-    /// Entries, 2 to 65,536.
+    /// Entries, 2 to 65,536. Any other number is sent as a size of 1 entry, which every controller refuses
+    /// with Invalid Queue Size.
     pub entries: u32,
     /// Page-aligned start of the physically contiguous ring.
     pub iova: Iova,
@@ -94,7 +95,11 @@ pub const CQ_INTERRUPTS: u32 = 1 << 1;
 
 fn create_queue(opcode: u8, params: QueueParams) -> Sqe {
     let mut sqe = Sqe::new(opcode, Nsid::NONE).with_prps(params.iova.0, 0);
-    sqe.cdw10 = u32::from(params.qid.0) | params.entries.wrapping_sub(1) << 16;
+    let entries_z = match params.entries {
+        2..=65_536 => params.entries - 1,
+        _ => 0,
+    };
+    sqe.cdw10 = u32::from(params.qid.0) | entries_z << 16;
     sqe.cdw11 = QUEUE_CONTIGUOUS;
     sqe
 }
@@ -148,12 +153,11 @@ pub fn identify(cns: u8, nsid: Nsid) -> Sqe {
     sqe
 }
 
-/// Get Log Page: `bytes` (a multiple of 4, not 0) of page `lid` from byte `offset` on.
+/// Get Log Page: `bytes` of page `lid` from byte `offset` on: whole dwords that fit into `bytes`, at least one.
 ///
 /// NVMe Base 2.0c, 5.16 (Get Log Page command).
 pub fn get_log_page(lid: u8, nsid: Nsid, bytes: u32, offset: u64) -> Sqe {
-    debug_assert!(bytes >= 4 && bytes.is_multiple_of(4));
-    let numd_z = (bytes / 4).wrapping_sub(1);
+    let numd_z = (bytes / 4).saturating_sub(1);
     let mut sqe = Sqe::new(opcode::GET_LOG_PAGE, nsid);
     sqe.cdw10 = u32::from(lid) | numd_z << 16;
     sqe.cdw11 = numd_z >> 16;
@@ -396,4 +400,44 @@ pub fn sanitize(fields: Sanitize) -> Sqe {
         sqe.cdw11 = fields.pattern;
     }
     sqe
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    /// NVMe Base 2.0c, "Queue Size (QSIZE)": 0's based, 16 bits; a size of 1 entry (0h) is refused.
+    #[test]
+    fn a_queue_of_an_impossible_size_is_sent_as_one_that_is_refused() {
+        for (entries, size) in [
+            (0, 0),
+            (1, 0),
+            (2, 1),
+            (65_535, 65_534),
+            (65_536, 65_535),
+            (65_537, 0),
+            (u32::MAX, 0),
+        ] {
+            let params = QueueParams {
+                qid: Qid(3),
+                entries,
+                iova: Iova(0x1000),
+            };
+            let sqes = [create_io_cq(params, None), create_io_sq(params, Qid(3))];
+            for sqe in sqes {
+                assert_eq!(sqe.cdw10, size << 16 | 3, "{entries} entries");
+            }
+        }
+    }
+
+    /// NVMe Base 2.0c, "Number of Dwords (NUMDL, NUMDU)": 0's based.
+    #[test]
+    fn a_log_page_is_never_longer_than_the_bytes_asked_for() {
+        for (bytes, dwords) in [(0, 1), (3, 1), (4, 1), (7, 1), (8, 2), (4096, 1024)] {
+            let sqe = get_log_page(2, Nsid::ALL, bytes, 0);
+            assert_eq!(log_page_bytes(&sqe), dwords * 4, "{bytes} bytes");
+        }
+        let most = get_log_page(2, Nsid::ALL, u32::MAX, 0);
+        assert_eq!(log_page_bytes(&most), u64::from(u32::MAX - 3));
+    }
 }

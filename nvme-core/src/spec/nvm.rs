@@ -1,5 +1,8 @@
 //! NVM command set: opcodes, builders and the fields a controller reads back.
 //!
+//! A builder that is given a count outside its range makes a command that changes and moves nothing: its NSID is
+//! 0, which every controller refuses with Invalid Namespace or Format.
+//!
 //! NVM Command Set 1.0c, 3 (I/O Commands for the NVM Command Set).
 
 use super::addr::{Lba, Nsid};
@@ -40,9 +43,22 @@ pub const DEAC: u32 = 1 << 25;
 /// CDW12 bits 29:26: protection information action and checks.
 pub const PRINFO: u32 = 0xF << 26;
 
+/// `nsid`, or the NSID 0 where `count` is not 1 to `most`.
+///
+/// A count that a 0's based field cannot hold would name another one there. NSID 0 is no namespace, so every
+/// controller refuses such a command with Invalid Namespace or Format (NVMe Base 2.0c, "Namespace Identifier
+/// (NSID)").
+#[inline]
+fn counted(nsid: Nsid, count: u32, most: u32) -> Nsid {
+    if count.wrapping_sub(1) < most {
+        nsid
+    } else {
+        Nsid::NONE
+    }
+}
+
 fn with_range(opcode: u8, nsid: Nsid, lba: Lba, blocks: u32) -> Sqe {
-    debug_assert!((1..=MAX_BLOCKS).contains(&blocks));
-    let mut sqe = Sqe::new(opcode, nsid);
+    let mut sqe = Sqe::new(opcode, counted(nsid, blocks, MAX_BLOCKS));
     sqe.cdw10 = lba.0 as u32;
     sqe.cdw11 = (lba.0 >> 32) as u32;
     sqe.cdw12 = blocks.wrapping_sub(1) & 0xFFFF;
@@ -65,21 +81,21 @@ pub fn write(nsid: Nsid, lba: Lba, blocks: u32) -> Sqe {
     with_range(opcode::WRITE, nsid, lba, blocks)
 }
 
-/// Compare `blocks` blocks with the buffer; a difference is [`Compare Failure`](super::Status::COMPARE_FAILURE).
+/// Compare `blocks` (1 to 65,536) blocks with the buffer; a difference is [`Compare Failure`](super::Status::COMPARE_FAILURE).
 ///
 /// NVM Command Set 1.0c, 3.2.1 (Compare command).
 pub fn compare(nsid: Nsid, lba: Lba, blocks: u32) -> Sqe {
     with_range(opcode::COMPARE, nsid, lba, blocks)
 }
 
-/// Set `blocks` blocks to zero without a buffer.
+/// Set `blocks` (1 to 65,536) blocks to zero without a buffer.
 ///
 /// NVM Command Set 1.0c, 3.2.8 (Write Zeroes command).
 pub fn write_zeroes(nsid: Nsid, lba: Lba, blocks: u32) -> Sqe {
     with_range(opcode::WRITE_ZEROES, nsid, lba, blocks)
 }
 
-/// Check that `blocks` blocks are readable, without a transfer.
+/// Check that `blocks` (1 to 65,536) blocks are readable, without a transfer.
 ///
 /// NVM Command Set 1.0c, 3.2.5 (Verify command).
 pub fn verify(nsid: Nsid, lba: Lba, blocks: u32) -> Sqe {
@@ -97,8 +113,7 @@ pub fn flush(nsid: Nsid) -> Sqe {
 ///
 /// NVM Command Set 1.0c, 3.2.3 (Dataset Management command).
 pub fn deallocate(nsid: Nsid, ranges: u32) -> Sqe {
-    debug_assert!((1..=256).contains(&ranges));
-    let mut sqe = Sqe::new(opcode::DATASET_MANAGEMENT, nsid);
+    let mut sqe = Sqe::new(opcode::DATASET_MANAGEMENT, counted(nsid, ranges, 256));
     sqe.cdw10 = ranges.wrapping_sub(1) & 0xFF;
     sqe.cdw11 = DSM_DEALLOCATE;
     sqe
@@ -131,3 +146,52 @@ pub struct DsmRange {
     pub slba: u64,
 }
 const _: () = assert!(size_of::<DsmRange>() == 16);
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    type Builder = fn(Nsid, Lba, u32) -> Sqe;
+    const RANGES: [(u8, Builder); 5] = [
+        (opcode::READ, read),
+        (opcode::WRITE, write),
+        (opcode::COMPARE, compare),
+        (opcode::WRITE_ZEROES, write_zeroes),
+        (opcode::VERIFY, verify),
+    ];
+
+    /// NVM Command Set 1.0c, "Number of Logical Blocks (NLB)": 0's based, 16 bits.
+    #[test]
+    fn the_number_of_blocks_is_one_less_in_the_command() {
+        for (opcode, build) in RANGES {
+            for (blocks, nlb) in [(1, 0), (2, 1), (65_535, 65_534), (65_536, 65_535)] {
+                let sqe = build(Nsid(7), Lba(0x1_2345_6789), blocks);
+                assert_eq!((sqe.opcode(), sqe.nsid), (opcode, 7));
+                assert_eq!((sqe.cdw10, sqe.cdw11), (0x2345_6789, 1));
+                assert_eq!(sqe.cdw12, nlb, "{blocks} blocks of {opcode:#04x}");
+                assert_eq!(super::blocks(&sqe), blocks);
+            }
+        }
+    }
+
+    #[test]
+    fn a_count_out_of_range_makes_a_command_that_is_refused() {
+        for (_, build) in RANGES {
+            for blocks in [0, 65_537, 131_072, u32::MAX] {
+                assert_eq!(build(Nsid(7), Lba(0), blocks).nsid, 0, "{blocks} blocks");
+            }
+        }
+        for ranges in [0, 257, 512, u32::MAX] {
+            assert_eq!(deallocate(Nsid(7), ranges).nsid, 0, "{ranges} ranges");
+        }
+    }
+
+    /// NVM Command Set 1.0c, "Number of Ranges (NR)": 0's based, 8 bits.
+    #[test]
+    fn the_number_of_ranges_is_one_less_in_the_command() {
+        for (ranges, nr) in [(1, 0), (255, 254), (256, 255)] {
+            let sqe = deallocate(Nsid(7), ranges);
+            assert_eq!((sqe.nsid, sqe.cdw10, sqe.cdw11), (7, nr, 4));
+        }
+    }
+}

@@ -1,0 +1,127 @@
+//! Namespaces as bring-up finds them, and why one cannot be used.
+
+use crate::spec::identify::IdentifyNamespace;
+use crate::spec::{Lba, Nsid, Status};
+use core::fmt;
+
+/// A namespace as bring-up found it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NamespaceInfo {
+    /// Its identifier.
+    pub nsid: Nsid,
+    /// How Identify Namespace ended. Without success everything below is 0.
+    pub identified: Status,
+    /// Size in blocks (NSZE).
+    pub blocks: u64,
+    /// Bytes per block, without metadata; 0 when LBADS is out of range.
+    pub block_bytes: u32,
+    /// Metadata bytes per block.
+    pub metadata_bytes: u16,
+    /// End-to-end protection type, 0 for none.
+    pub protection: u8,
+    /// Metadata lies at the end of each block rather than in a buffer of its own.
+    pub extended: bool,
+    /// Boundary in blocks that commands should not cross; 0 for none.
+    pub boundary_blocks: u32,
+}
+
+/// Why this driver cannot read and write a namespace. The other namespaces of the controller are not affected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unusable {
+    /// Identify Namespace ended with this status, for example because the namespace belongs to another
+    /// command set.
+    Identify(Status),
+    /// It has no blocks: it is not active, or of a command set without blocks.
+    NoBlocks,
+    /// LBADS gives blocks that are not of 512 bytes to 64 KiB. The bytes, or 0 for a reserved LBADS.
+    BlockBytes(u32),
+    /// Each block has this many bytes of metadata.
+    Metadata(u16),
+    /// It has 2^64 bytes or more.
+    TooLarge,
+}
+
+impl fmt::Display for Unusable {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Identify(status) => write!(
+                f,
+                "Identify Namespace ended with {status}: it may be of another command set than NVM"
+            ),
+            Self::NoBlocks => f.write_str("it has no blocks: choose another namespace"),
+            Self::BlockBytes(0) => f.write_str(
+                "its block size (LBADS) is not valid: format it with 512 or 4096 byte blocks",
+            ),
+            Self::BlockBytes(bytes) => write!(
+                f,
+                "it has blocks of {bytes} bytes: format it with 512 or 4096 byte blocks"
+            ),
+            Self::Metadata(bytes) => write!(
+                f,
+                "it has {bytes} bytes of metadata per block: format it without metadata"
+            ),
+            Self::TooLarge => f.write_str("it says that it has 2^64 bytes or more: format it"),
+        }
+    }
+}
+
+impl core::error::Error for Unusable {}
+
+impl NamespaceInfo {
+    /// A namespace of which only its identifier and the end of its Identify command are known.
+    pub(super) fn unknown(nsid: Nsid, identified: Status) -> Self {
+        Self {
+            nsid,
+            identified,
+            blocks: 0,
+            block_bytes: 0,
+            metadata_bytes: 0,
+            protection: 0,
+            extended: false,
+            boundary_blocks: 0,
+        }
+    }
+
+    /// What a driver needs of an Identify Namespace structure.
+    pub fn from_identify(nsid: Nsid, identify: &IdentifyNamespace) -> Self {
+        Self {
+            nsid,
+            identified: Status::SUCCESS,
+            blocks: identify.nsze,
+            block_bytes: identify.block_bytes().unwrap_or(0),
+            metadata_bytes: identify.lba_format().ms,
+            protection: identify.dps & 7,
+            extended: identify.flbas & 1 << 4 != 0,
+            boundary_blocks: u32::from(identify.noiob),
+        }
+    }
+
+    /// The last block.
+    pub fn last(&self) -> Lba {
+        Lba(self.blocks.saturating_sub(1))
+    }
+
+    /// Why this driver cannot read and write it, or `None` when it can: blocks of 512 bytes to 64 KiB, no
+    /// metadata, and a size in bytes that fits into 64 bits.
+    pub fn unusable(&self) -> Option<Unusable> {
+        if !self.identified.is_success() {
+            return Some(Unusable::Identify(self.identified));
+        }
+        if self.blocks == 0 {
+            return Some(Unusable::NoBlocks);
+        }
+        if !(512..=65_536).contains(&self.block_bytes) {
+            return Some(Unusable::BlockBytes(self.block_bytes));
+        }
+        if self.metadata_bytes != 0 {
+            return Some(Unusable::Metadata(self.metadata_bytes));
+        }
+        let bytes = self.blocks.checked_mul(u64::from(self.block_bytes));
+        bytes.is_none().then_some(Unusable::TooLarge)
+    }
+
+    /// Whether this driver reads and writes it: nothing makes it [`unusable`](Self::unusable).
+    pub fn is_supported(&self) -> bool {
+        self.unusable().is_none()
+    }
+}
