@@ -87,6 +87,7 @@ impl Controller {
             entries: ADMIN_ENTRIES,
             page: capabilities.page,
             max_bytes: ADMIN_BYTES,
+            sgl_bytes: false,
             dstrd: capabilities.dstrd,
             vector: None,
         };

@@ -15,7 +15,6 @@ use crate::pages::GRANULE;
 pub use crate::pages::Pages;
 use nvme_core::bringup::QueuePlan;
 use nvme_core::mem::{CqRing, DmaWords, SqRing};
-use nvme_core::prp;
 #[cfg(feature = "cuda")]
 use nvme_core::spec::register::{cq_head_doorbell, sq_tail_doorbell};
 use nvme_core::spec::{Iova, PageSize, Qid};
@@ -217,6 +216,8 @@ pub struct PairShape {
     pub page: PageSize,
     /// The longest transfer of one command, in bytes.
     pub max_bytes: u64,
+    /// Data blocks of SGLs may begin at any byte and have any length.
+    pub sgl_bytes: bool,
     /// CAP.DSTRD.
     pub dstrd: u8,
     /// Interrupt vector of the completion queue, or none for polling.
@@ -250,11 +251,7 @@ impl Pair {
         let page = shape.page.bytes() as usize;
         let sq_bytes = (entries * 64).next_multiple_of(page);
         let cq_bytes = (entries * 16).next_multiple_of(page);
-        let list_words = prp::list_words(shape.page, shape.max_bytes);
-        let words_per_slot = match list_words * 8 > page {
-            true => list_words.next_multiple_of(page / 8),
-            false => list_words.next_power_of_two().max(2),
-        };
+        let words_per_slot = ListMemory::share(shape.page, shape.max_bytes);
         let slots = (entries - 1).min(nvme_core::MAX_IN_FLIGHT as usize);
         let memory = Region::new(device, sq_bytes + cq_bytes + slots * words_per_slot * 8)?;
         let map: DoorbellMap = device.doorbells();
@@ -288,6 +285,13 @@ impl Pair {
             )
         };
         let lists = ListMemory::new(words, shape.page, words_per_slot);
+        let lists = lists.with_sgl_bytes(shape.sgl_bytes);
+        if lists.max_transfer() < shape.max_bytes {
+            return Err(Error::device(
+                "the memory for PRP lists does not begin with a page of the controller",
+                "report this",
+            ));
+        }
         let queue_memory = QueueMemory {
             sq,
             cq,

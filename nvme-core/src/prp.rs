@@ -18,10 +18,18 @@ pub struct Prps {
     pub prp2: u64,
 }
 
-/// Words of list memory that a transfer of `len` bytes may need, whatever its offset.
+/// Words of list memory that a transfer of `len` bytes may need, whatever its offset and wherever its list begins.
 ///
-/// Each list starts on a page boundary; the count includes the chain pointers.
+/// The count includes the chain pointers. The most are needed by a list that begins with the last word of a page.
 pub const fn list_words(page: PageSize, len: u64) -> usize {
+    match len.div_ceil(page.bytes()) {
+        entries @ 0..=1 => entries as usize,
+        _ => list_words_from_page(page, len) + 1,
+    }
+}
+
+/// As [`list_words`], for a list that begins with a page, or that lies within one.
+pub(crate) const fn list_words_from_page(page: PageSize, len: u64) -> usize {
     let entries = len.div_ceil(page.bytes());
     let per_page = page.prp_entries();
     if entries <= per_page {
@@ -259,7 +267,7 @@ mod tests {
         assert_eq!(got[512], 0x20_0000 + 512 * 4096);
         assert_eq!(got[513], 0x20_0000 + 513 * 4096);
         assert_eq!(got[514], 0);
-        assert_eq!(list_words(PageSize::KIB4, 513 * 4096), 514);
+        assert_eq!(list_words_from_page(PageSize::KIB4, 513 * 4096), 514);
     }
 
     #[test]
@@ -329,23 +337,27 @@ mod tests {
 
     #[test]
     fn list_words_is_enough_and_not_too_much() {
-        for pages in 1..2000u64 {
-            let len = pages * 4096;
-            // The worst offset makes the transfer touch one page more.
-            let count = list_words(PageSize::KIB4, len);
-            let list = words(count);
-            let view = DmaWords::new(&list, Iova(LIST));
-            assert!(
-                map(PageSize::KIB4, Iova(0x1FFC), len, view).is_ok(),
-                "{pages} pages"
-            );
-            if pages > 1 {
-                let less = DmaWords::new(&list[..count - 1], Iova(LIST));
-                assert_eq!(
-                    map(PageSize::KIB4, Iova(0x1FFC), len, less),
-                    Err(MapError::ListTooSmall),
+        // A list that begins with a page, and the worst place for one: the last word of a page.
+        let from_page: fn(PageSize, u64) -> usize = list_words_from_page;
+        for (at, words_for) in [(LIST, from_page), (LIST + 4088, list_words)] {
+            for pages in 1..2000u64 {
+                let len = pages * 4096;
+                // The worst offset makes the transfer touch one page more.
+                let count = words_for(PageSize::KIB4, len);
+                let list = words(count);
+                let view = DmaWords::new(&list, Iova(at));
+                assert!(
+                    map(PageSize::KIB4, Iova(0x1FFC), len, view).is_ok(),
                     "{pages} pages"
                 );
+                if pages > 1 {
+                    let less = DmaWords::new(&list[..count - 1], Iova(at));
+                    assert_eq!(
+                        map(PageSize::KIB4, Iova(0x1FFC), len, less),
+                        Err(MapError::ListTooSmall),
+                        "{pages} pages"
+                    );
+                }
             }
         }
     }

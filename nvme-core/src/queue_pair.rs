@@ -36,7 +36,8 @@ pub enum Data<'d> {
         /// Page-aligned pages of the controller's page size.
         pages: &'d [Iova],
     },
-    /// Segments described by an SGL. Only for I/O commands, where Identify says so.
+    /// Segments described by an SGL. Only for I/O commands, where Identify says so; in dwords, unless
+    /// [`ListMemory::with_sgl_bytes`] says that the controller takes any bytes.
     Sgl(&'d [sgl::Segment]),
 }
 
@@ -85,18 +86,73 @@ pub struct ListMemory<'a> {
     words: DmaWords<'a>,
     page: PageSize,
     words_per_slot: usize,
+    sgl_bytes: bool,
 }
 
 impl<'a> ListMemory<'a> {
-    /// Shares `words` among slots of `words_per_slot` each (see [`prp::list_words`]).
+    /// Shares `words` among slots of `words_per_slot` each.
     ///
-    /// A share longer than a page must be a multiple of it, so that its list starts on a page.
+    /// A transfer of `len` bytes, at any offset, can be mapped in every slot whose share has
+    /// [`prp::list_words`]`(page, len)` words, or [`share`](Self::share)`(page, len)` words where `words` begins
+    /// with a page; see [`max_transfer`](Self::max_transfer).
+    ///
+    /// # Panics
+    /// When `words` is not 8-byte aligned for the controller.
     pub fn new(words: DmaWords<'a>, page: PageSize, words_per_slot: usize) -> Self {
+        assert!(
+            words.iova().0.is_multiple_of(8),
+            "list memory is 8-byte aligned"
+        );
         Self {
             words,
             page,
             words_per_slot,
+            sgl_bytes: false,
         }
+    }
+
+    /// Whether data blocks of SGLs may begin at any byte and have any length
+    /// ([`Info::sgl_bytes`](crate::bringup::Info::sgl_bytes)). Otherwise those that are not in dwords are
+    /// refused as [`MapError::Misaligned`].
+    pub const fn with_sgl_bytes(mut self, any: bool) -> Self {
+        self.sgl_bytes = any;
+        self
+    }
+
+    /// Words for each slot of list memory that begins with a page, so that a list takes as few pages as it can:
+    /// a power of two, or whole pages.
+    pub const fn share(page: PageSize, len: u64) -> usize {
+        let words = prp::list_words_from_page(page, len);
+        let per_page = page.prp_entries() as usize;
+        if words > per_page {
+            words.next_multiple_of(per_page)
+        } else if words < 2 {
+            2
+        } else {
+            words.next_power_of_two()
+        }
+    }
+
+    /// The longest transfer that a PRP list in the share of every slot can describe, whatever its offset.
+    pub fn max_transfer(&self) -> u64 {
+        let per_page = self.page.prp_entries() as usize;
+        let share = self.words_per_slot;
+        let within_page = share <= per_page && per_page.is_multiple_of(share.max(1));
+        let unit = match (within_page, share.is_multiple_of(per_page)) {
+            (true, _) => share,
+            (_, true) => per_page,
+            _ => 1,
+        };
+        // Where no list crosses a page's end that it need not cross, no chain pointer is added.
+        let is_placed = self.words.iova().0.is_multiple_of(unit.max(1) as u64 * 8) && unit > 1;
+        let words = match is_placed {
+            true => share,
+            false => share.saturating_sub(1),
+        };
+        // Every full page but the last gives up one entry to the chain pointer.
+        let chained = words.saturating_sub(1) / per_page;
+        // A transfer of a page needs no list, whatever its offset.
+        ((words - chained).max(1) as u64) << self.page.shift()
     }
 
     #[inline]
@@ -118,6 +174,9 @@ impl<'a> ListMemory<'a> {
             Kind::Contiguous => prp::map_contiguous(page, Iova(start), len, list),
             Kind::Pages => prp::map_listed(page, start, len, place.pages, list),
             Kind::Sgl => {
+                if !self.sgl_bytes && !sgl::is_in_dwords(place.segments) {
+                    return (sqe, Some(MapError::Misaligned));
+                }
                 return match sgl::map(place.segments, list) {
                     Ok(sgl) => (sqe.with_sgl(sgl), None),
                     Err(error) => (sqe, Some(error)),

@@ -7,6 +7,16 @@ use crate::mem::DmaWords;
 use crate::spec::Iova;
 use crate::spec::sgl::{SglDescriptor, kind};
 
+/// Whether every data block begins at a dword and is whole dwords, which controllers may ask for.
+///
+/// NVMe Base 2.0c, Identify Controller, "SGL Support (SGLS)".
+pub fn is_in_dwords(segments: &[Segment]) -> bool {
+    segments.iter().all(|segment| match segment {
+        Segment::Data { iova, len } => iova.0.is_multiple_of(4) && len.is_multiple_of(4),
+        Segment::Discard { .. } => true,
+    })
+}
+
 /// Descriptors per segment: one 4 KiB page of them.
 const SEGMENT_DESCRIPTORS: usize = 256;
 

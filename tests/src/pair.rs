@@ -130,15 +130,14 @@ impl<'a> Pair<'a> {
         let queue = |qid: u16, (sq_entries, cq_entries): (u32, u32)| {
             let sq = memory.take(u64::from(sq_entries) * 64, page.bytes());
             let cq = memory.take(u64::from(cq_entries) * 16, page.bytes());
-            // A power of two, so that each share starts on a page or lies within one.
-            let share = (prp::list_words(page, setup.max_bytes) + 1).next_power_of_two();
+            let share = ListMemory::share(page, setup.max_bytes);
             let lists = memory.take((share * setup.slots * 8) as u64, page.bytes());
             let parts = QueueMemory {
                 sq: memory.sq_ring(sq, sq_entries),
                 cq: memory.cq_ring(cq, cq_entries),
                 sq_doorbell: doorbell(sim.doorbells(), qid, false),
                 cq_doorbell: doorbell(sim.doorbells(), qid, true),
-                lists: ListMemory::new(memory.words(lists), page, share),
+                lists: ListMemory::new(memory.words(lists), page, share).with_sgl_bytes(true),
             };
             QueuePair::new(
                 bar.identity,

@@ -35,6 +35,7 @@ impl Session {
             entries: entries.clamp(2, capabilities.max_entries),
             page: capabilities.page,
             max_bytes: self.max_transfer(&admin.info),
+            sgl_bytes: admin.info.sgl_bytes,
             dstrd: capabilities.dstrd,
             vector: self.interrupts.vector(qid),
         };
