@@ -11,7 +11,9 @@ use crate::statistics::Statistics;
 use nvme_core::BringupError;
 use nvme_core::bringup::{self, Bringup, Capabilities, Info, NamespaceInfo};
 use nvme_core::spec::admin::{self, Select, cns};
-use nvme_core::spec::identify::{ActiveNamespaces, IdentifyController, IdentifyNamespace, oncs};
+use nvme_core::spec::identify::{
+    ActiveNamespaces, IdentifyController, IdentifyNamespace, descriptors, nidt, oncs,
+};
 use nvme_core::spec::{Nsid, Qid, Sqe, log_page};
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -247,11 +249,61 @@ impl Controller {
         }
     }
 
+    /// What this driver needs of a namespace that it can read and write.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for an unknown one; [`Error::Device`] with the reason for one that cannot be used, such
+    /// as one of another command set or with metadata.
+    pub fn usable_namespace(&self, nsid: Nsid) -> Result<NamespaceInfo> {
+        let identify = self.identify_namespace(nsid).map_err(|error| {
+            let Error::Command { status, .. } = error else {
+                return error;
+            };
+            // A controller that does not know the namespace says so with this status, too.
+            let set = self.command_set(nsid).map_or(String::new(), |set| {
+                format!("; it belongs to the {set} command set")
+            });
+            Error::device(
+                format!(
+                    "namespace {nsid} cannot be used: Identify Namespace ended with {status}{set}"
+                ),
+                "choose another namespace (`nvme-gpu list-ns`)",
+            )
+        })?;
+        let info = NamespaceInfo::from_identify(nsid, &identify);
+        let Some(why) = info.unusable() else {
+            return Ok(info);
+        };
+        let text = why.to_string();
+        let (cause, remedy) = text.split_once(": ").unwrap_or((&text, "choose another"));
+        Err(Error::device(
+            format!("namespace {nsid} cannot be used: {cause}"),
+            remedy,
+        ))
+    }
+
+    /// The command set of a namespace, where it has another than NVM and says so.
+    fn command_set(&self, nsid: Nsid) -> Option<String> {
+        let what = "Identify Namespace Identification Descriptors";
+        let list = self
+            .session
+            .identify(what, cns::NAMESPACE_DESCRIPTORS, nsid)
+            .ok()?;
+        let of_set = descriptors(list.as_slice()).find(|one| one.nidt == nidt::CSI)?;
+        match of_set.nid.first()? {
+            0 => None,
+            1 => Some("Key Value".to_owned()),
+            2 => Some("Zoned Namespace".to_owned()),
+            other => Some(format!("{other:#04x}")),
+        }
+    }
+
     /// A namespace for blocking reads and writes, with a queue pair of its own.
     ///
     /// # Errors
-    /// [`Error::Usage`] for an unknown one, [`Error::Device`] for a format with metadata.
+    /// As [`usable_namespace`](Self::usable_namespace).
     pub fn namespace(&self, nsid: Nsid) -> Result<Namespace> {
+<<<<<<< HEAD
         let identify = self.identify_namespace(nsid)?;
         let info = NamespaceInfo::from_identify(nsid, &identify);
         if !info.is_supported() {
@@ -264,6 +316,9 @@ impl Controller {
             ));
         }
         Namespace::new(self, info, identify.dlfeat)
+=======
+        Namespace::new(self, self.usable_namespace(nsid)?)
+>>>>>>> 58c14aa (host: a namespace that cannot be used says why; a fatal shutdown is told)
     }
 
     /// Sends an admin command that returns `bytes` bytes (0 for none): dword 0 and the bytes.

@@ -386,13 +386,7 @@ fn one_step(
 }
 
 fn check(controller: &Controller, job: &Job) -> Result<NamespaceInfo> {
-    let info = NamespaceInfo::from_identify(job.nsid, &controller.identify_namespace(job.nsid)?);
-    if !info.is_supported() {
-        return Err(Error::device(
-            "the namespace's format is not supported",
-            "format it without metadata",
-        ));
-    }
+    let info = controller.usable_namespace(job.nsid)?;
     if job.bytes == 0 || !job.bytes.is_multiple_of(info.block_bytes) {
         return Err(Error::usage(
             format!(

@@ -5,7 +5,6 @@ use super::gpu::{self, GpuArgs, PatternArg, Totals};
 use super::{NamespaceArgs, check_stop, output, progress};
 use clap::Args;
 use nvme_host::bench::{self, Job, Limit, Pattern};
-use nvme_host::core::bringup::NamespaceInfo;
 use nvme_host::units::{self, parse_bytes};
 use nvme_host::{Config, Error, Result};
 use serde_json::{Value, json};
@@ -67,7 +66,7 @@ impl Stream {
         };
         let controller = device.start_with(&config)?;
         let nsid = self.namespace.nsid();
-        let info = NamespaceInfo::from_identify(nsid, &controller.identify_namespace(nsid)?);
+        let info = controller.usable_namespace(nsid)?;
         let (block, blocks) = (u64::from(info.block_bytes), info.blocks);
         if self.lba != 0 {
             return Err(Error::usage(

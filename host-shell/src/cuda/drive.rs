@@ -148,14 +148,7 @@ impl Drive {
             ..config.clone()
         };
         let controller = Controller::start(Arc::clone(access.device()), &config)?;
-        let info =
-            NamespaceInfo::from_identify(setup.nsid, &controller.identify_namespace(setup.nsid)?);
-        if !info.is_supported() {
-            return Err(Error::device(
-                "the namespace's format is not supported",
-                "format it without metadata",
-            ));
-        }
+        let info = controller.usable_namespace(setup.nsid)?;
         let block = u64::from(info.block_bytes);
         let most = controller
             .max_transfer()

@@ -161,6 +161,12 @@ impl Session {
                     }
                     while admin.pair.queue().reclaim(&proof).is_some() {}
                     admin.failed = Some("the controller was shut down".to_owned());
+                    if machine.was_fatal() {
+                        return Err(Error::device(
+                            "the controller reported a fatal error (CSTS.CFS) and was reset in place of a shutdown",
+                            "what it had not flushed may be lost; see `nvme-gpu error-log`",
+                        ));
+                    }
                     return Ok(());
                 }
                 Ok(shutdown::Step::Wait { until_ns }) => self.sleep_until(until_ns),
