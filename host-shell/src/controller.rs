@@ -3,8 +3,10 @@
 use crate::device::Device;
 use crate::dma::{DmaBuffer, Pair, PairShape, Scratch};
 use crate::error::{Error, Result};
+use crate::events::Events;
 use crate::interrupt::Interrupts;
 use crate::namespace::Namespace;
+use crate::notice::{DeviceEvent, Notify};
 use crate::queue::{Queue, lock};
 use crate::session::{Admin, Session};
 use crate::statistics::Statistics;
@@ -52,6 +54,8 @@ pub struct Config {
     pub interrupts: bool,
     /// When set, waiting calls return [`Error::Interrupted`].
     pub stop: Option<Arc<AtomicBool>>,
+    /// Who is told of events of the controller, and of waits that are long.
+    pub notify: Notify,
 }
 
 impl Default for Config {
@@ -65,6 +69,7 @@ impl Default for Config {
             rings: Rings::Host,
             interrupts: false,
             stop: None,
+            notify: Notify::default(),
         }
     }
 }
@@ -121,6 +126,7 @@ impl Controller {
             info,
             host_memory: None,
             resets: 0,
+            events: Events::default(),
             failed: None,
         };
         let session = Arc::new(Session::new(
@@ -180,6 +186,15 @@ impl Controller {
     /// Controller resets since the start.
     pub fn resets(&self) -> u32 {
         lock(&self.session.admin).resets
+    }
+
+    /// The asynchronous events that the controller has reported since the last call, the latest 64 of them. Does not
+    /// wait for any: call it now and then. [`Config::notify`] is told of each as it is found.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] when the controller cannot be used any more.
+    pub fn events(&self) -> Result<Vec<DeviceEvent>> {
+        self.session.events()
     }
 
     /// The longest transfer of one command in bytes, by MDTS and [`Config::max_transfer`].
@@ -255,6 +270,10 @@ impl Controller {
     /// [`Error::Usage`] for an unknown one; [`Error::Device`] with the reason for one that cannot be used, such
     /// as one of another command set or with metadata.
     pub fn usable_namespace(&self, nsid: Nsid) -> Result<NamespaceInfo> {
+        self.usable(nsid).map(|(info, _)| info)
+    }
+
+    fn usable(&self, nsid: Nsid) -> Result<(NamespaceInfo, IdentifyNamespace)> {
         let identify = self.identify_namespace(nsid).map_err(|error| {
             let Error::Command { status, .. } = error else {
                 return error;
@@ -272,7 +291,7 @@ impl Controller {
         })?;
         let info = NamespaceInfo::from_identify(nsid, &identify);
         let Some(why) = info.unusable() else {
-            return Ok(info);
+            return Ok((info, identify));
         };
         let text = why.to_string();
         let (cause, remedy) = text.split_once(": ").unwrap_or((&text, "choose another"));
@@ -303,22 +322,8 @@ impl Controller {
     /// # Errors
     /// As [`usable_namespace`](Self::usable_namespace).
     pub fn namespace(&self, nsid: Nsid) -> Result<Namespace> {
-<<<<<<< HEAD
-        let identify = self.identify_namespace(nsid)?;
-        let info = NamespaceInfo::from_identify(nsid, &identify);
-        if !info.is_supported() {
-            return Err(Error::device(
-                format!(
-                    "namespace {nsid} has blocks of {} bytes with {} bytes of metadata, which is not supported",
-                    info.block_bytes, info.metadata_bytes
-                ),
-                "format it with 512 or 4096 byte blocks without metadata",
-            ));
-        }
+        let (info, identify) = self.usable(nsid)?;
         Namespace::new(self, info, identify.dlfeat)
-=======
-        Namespace::new(self, self.usable_namespace(nsid)?)
->>>>>>> 58c14aa (host: a namespace that cannot be used says why; a fatal shutdown is told)
     }
 
     /// Sends an admin command that returns `bytes` bytes (0 for none): dword 0 and the bytes.

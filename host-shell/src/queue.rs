@@ -458,8 +458,9 @@ impl Queue {
                 cid,
                 timeout_ms,
                 account: format!(
-                    "abort: {}; the controller was reset, which ended {what} too",
-                    reset.cause
+                    "abort: {}; {}; that ended {what} too",
+                    reset.cause,
+                    reset.in_words()
                 ),
             },
             None => Error::device(

@@ -5,15 +5,16 @@
 
 use crate::dma::{DmaBuffer, Region};
 use crate::error::{Error, Result};
+use crate::notice::Notice;
 use crate::queue::{Entry, lock};
-use crate::session::{Admin, Reset, Session};
+use crate::session::{Admin, LONG_WAIT, Reset, Session};
 use nvme_core::BringupError;
-use nvme_core::bringup::{self, Bringup, HostMemory, QueuePlan, Step};
+use nvme_core::bringup::{self, Bringup, HostMemory, QueuePlan, ReadyWait, Step};
 use nvme_core::recovery::{self, AbortAttempt};
 use nvme_core::spec::feature::HmbDescriptor;
 use nvme_core::spec::{Cid, Qid};
 use std::sync::{Arc, Mutex, MutexGuard};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
 /// How long an Abort, and then the aborted command, may take before the controller is reset.
@@ -49,15 +50,17 @@ impl Session {
                 break format!("{fault}");
             }
             let now_ns = self.now_ns();
-            match attempt.step(admin.pair.queue(), in_flight, now_ns, drop) {
+            let Admin { pair, events, .. } = &mut *admin;
+            match attempt.step(pair.queue(), in_flight, now_ns, |other| events.take(other)) {
                 recovery::Step::Ended => break "it was aborted".to_owned(),
                 recovery::Step::Wait { until_ns } => self.sleep_until(until_ns),
                 recovery::Step::ResetNeeded(cause) => {
                     let others = self.in_flight_besides(&entry);
                     self.reset_locked(&mut admin, &in_words(cause), Some((qid, cid)))?;
                     break format!(
-                        "abort: {}; the controller was reset and its queues created again; {others} other commands were ended with it",
-                        in_words(cause)
+                        "abort: {}; {}; its queues were created again; {others} other commands were ended with it",
+                        in_words(cause),
+                        self.last_reset().in_words()
                     );
                 }
             }
@@ -78,7 +81,11 @@ impl Session {
         let mut admin = lock(&self.admin);
         let mut attempt = AbortAttempt::new(qid, cid, GRACE_NS);
         loop {
-            match attempt.step(admin.pair.queue(), in_flight(), self.now_ns(), drop) {
+            let Admin { pair, events, .. } = &mut *admin;
+            let is_there = in_flight();
+            match attempt.step(pair.queue(), is_there, self.now_ns(), |other| {
+                events.take(other)
+            }) {
                 recovery::Step::Ended => return None,
                 recovery::Step::Wait { until_ns } => self.sleep_until(until_ns),
                 recovery::Step::ResetNeeded(cause) => return Some(in_words(cause)),
@@ -116,17 +123,29 @@ impl Session {
         let mut entries: Vec<_> = table.iter().map(|entry| lock(entry)).collect();
         let plans: Vec<QueuePlan> = entries.iter().map(|entry| entry.pair.plan()).collect();
         admin.resets += 1;
-        self.note_reset(Reset {
+        let mut reset = Reset {
             cause: cause.to_owned(),
             expired,
-        });
+            ..Reset::default()
+        };
+        self.note_reset(reset.clone());
+        let begin = Instant::now();
         let drive = Drive {
             session: self,
             plans: &plans,
-            start: None,
+            cause: Some(match expired {
+                Some((qid, cid)) => format!(
+                    "command {cid} of queue {qid} got no answer in {} ms",
+                    self.timeout_ns() / 1_000_000
+                ),
+                None => cause.to_owned(),
+            }),
         };
-        let result = drive
-            .run(admin, &mut entries)
+        let result = drive.run(admin, &mut entries);
+        reset.took = begin.elapsed();
+        reset.at_most = Duration::from_millis(admin.info.capabilities.ready_timeout_ms.into());
+        self.note_reset(reset);
+        let result = result
             .map_err(|error| self.device.gone().unwrap_or_else(|| error.to_string()))
             .and_then(|()| self.is_as_before(admin, plans.len()));
         result.map_err(|error| {
@@ -162,7 +181,7 @@ impl Session {
         Drive {
             session: self,
             plans: &[],
-            start: Some(Instant::now()),
+            cause: None,
         }
         .run(admin, &mut [])
     }
@@ -172,7 +191,8 @@ impl Session {
 struct Drive<'a> {
     session: &'a Session,
     plans: &'a [QueuePlan],
-    start: Option<Instant>,
+    /// Why the controller is reset; `None` in the first bring-up.
+    cause: Option<String>,
 }
 
 impl Drive<'_> {
@@ -195,12 +215,22 @@ impl Drive<'_> {
             scratch,
             info,
             host_memory,
+            events,
             ..
         } = admin;
         let mut machine = Bringup::new(registers, config, scratch.words())?;
-        let interrupted = || self.start.is_some() && session.is_interrupted();
+        let interrupted = || self.cause.is_none() && session.is_interrupted();
+        let mut wait = LongWait::default();
         loop {
-            match machine.step(registers, pair.queue(), session.now_ns())? {
+            let step = machine.step(registers, pair.queue(), session.now_ns())?;
+            if let Some(long) = wait.look(machine.ready_wait()) {
+                session.config.notify.tell(&Notice::Waiting {
+                    cause: self.cause.clone(),
+                    ready: long.ready,
+                    at_most: Duration::from_millis(long.at_most_ms.into()),
+                });
+            }
+            match step {
                 Step::Ready => break,
                 Step::Wait { .. } if interrupted() => {
                     return Err(BringupError::CommandTimeout { opcode: 0 });
@@ -218,7 +248,9 @@ impl Drive<'_> {
                             lent(&proof);
                         }
                     }
-                    while pair.queue().reclaim(&proof).is_some() {}
+                    while let Some(ended) = pair.queue().reclaim(&proof) {
+                        events.take(ended);
+                    }
                     pair.queue().restart(&proof);
                     machine.enable(proof);
                 }
@@ -237,7 +269,35 @@ impl Drive<'_> {
             }
         }
         *info = machine.info().clone();
+        events.begin(pair.queue(), info);
         Ok(())
+    }
+}
+
+/// Finds the waits for CSTS.RDY that are long, each once.
+#[derive(Default)]
+struct LongWait {
+    current: Option<(ReadyWait, Instant)>,
+    is_told: bool,
+}
+
+impl LongWait {
+    /// `wait` when it has become a long one just now.
+    fn look(&mut self, wait: Option<ReadyWait>) -> Option<ReadyWait> {
+        let wait = wait?;
+        let begin = match self.current {
+            Some((current, begin)) if current == wait => begin,
+            _ => {
+                self.current = Some((wait, Instant::now()));
+                self.is_told = false;
+                return None;
+            }
+        };
+        if self.is_told || begin.elapsed() < LONG_WAIT {
+            return None;
+        }
+        self.is_told = true;
+        Some(wait)
     }
 }
 

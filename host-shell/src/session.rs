@@ -11,6 +11,7 @@ use crate::controller::Config;
 use crate::device::Device;
 use crate::dma::{DmaBuffer, Pair, Region, Scratch};
 use crate::error::{Error, Result};
+use crate::events::Events;
 use crate::interrupt::Interrupts;
 use crate::queue::{Done, Entry, lock, relax};
 use nvme_core::bringup::{Info, NamespaceInfo};
@@ -23,6 +24,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+/// From here on a wait for CSTS.RDY is told of.
+pub(crate) const LONG_WAIT: Duration = Duration::from_millis(250);
 /// How often an idle queue looks at CSTS.
 const HEALTH_NS: u64 = 10_000_000;
 
@@ -33,8 +36,10 @@ pub(crate) struct Admin {
     pub info: Info,
     /// The host memory buffer and its descriptor list, while the controller has them.
     pub host_memory: Option<(Region, DmaBuffer)>,
-    /// Resets since the start, and why the last one was needed.
+    /// Resets since the start.
     pub resets: u32,
+    /// Requests for asynchronous events.
+    pub events: Events,
     /// Why nothing can be done any more.
     pub failed: Option<String>,
 }
@@ -45,6 +50,23 @@ pub(crate) struct Reset {
     pub cause: String,
     /// The command that was not answered, when that was the cause.
     pub expired: Option<(Qid, Cid)>,
+    /// How long it took, and how long each change of CSTS.RDY may take.
+    pub took: Duration,
+    pub at_most: Duration,
+}
+
+impl Reset {
+    /// That it took place, and how long it took where that was long.
+    pub fn in_words(&self) -> String {
+        if self.took < LONG_WAIT {
+            return "the controller was reset".to_owned();
+        }
+        format!(
+            "the controller was reset, which took {:.1} s (CAP.TO allows {:.1} s for each change of CSTS.RDY)",
+            self.took.as_secs_f64(),
+            self.at_most.as_secs_f64()
+        )
+    }
 }
 
 pub(crate) type Table = BTreeMap<u16, Arc<Mutex<Entry>>>;
@@ -145,7 +167,7 @@ impl Session {
                 Some(cause) => Err(Error::Gone { cause }),
                 None => Ok(()),
             },
-            _ => Ok(()),
+            _ => self.glance_at_events(),
         }
     }
 
@@ -223,11 +245,16 @@ impl Session {
             let answered = match ended {
                 Ok(Some(completion)) if completion.cid == cid => {
                     if !is_late {
+                        self.tend_events(admin);
                         return finish(what, completion.into());
                     }
                     true
                 }
-                Ok(_) => false,
+                Ok(Some(other)) => {
+                    admin.events.take(other);
+                    false
+                }
+                Ok(None) => false,
                 Err(fault) => {
                     self.reset_locked(admin, &fault.to_string(), None)?;
                     return Err(Error::device(
@@ -248,10 +275,11 @@ impl Session {
                 };
                 let cause = format!("admin command {:#04x} {how}", sqe.opcode());
                 let account = match self.reset_locked(admin, &cause, Some((Qid::ADMIN, cid))) {
-                    Ok(()) if answered => {
-                        "the answer came too late; the controller was reset".to_owned()
-                    }
-                    Ok(()) => "the controller was reset, which ended it".to_owned(),
+                    Ok(()) if answered => format!(
+                        "the answer came too late; {}",
+                        self.last_reset().in_words()
+                    ),
+                    Ok(()) => format!("{}; that ended it", self.last_reset().in_words()),
                     Err(error) => format!("and the reset failed: {error}"),
                 };
                 let timeout_ms = timeout_ns / 1_000_000;

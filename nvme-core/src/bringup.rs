@@ -173,6 +173,8 @@ pub struct Info {
     pub abort_limit: u32,
     /// Asynchronous event requests that may be outstanding.
     pub event_limit: u32,
+    /// Optional asynchronous events (see [`oaes`](crate::spec::identify::oaes)).
+    pub oaes: u32,
     /// Time a normal shutdown may take, in milliseconds.
     pub shutdown_timeout_ms: u32,
     /// Highest namespace identifier.
@@ -200,6 +202,7 @@ impl Info {
             sgl_bytes: false,
             abort_limit: 1,
             event_limit: 1,
+            oaes: 0,
             shutdown_timeout_ms: 0,
             max_nsid: 0,
             namespaces: Vec::new(),
@@ -240,6 +243,15 @@ pub enum Step<'r> {
     },
     /// The controller works.
     Ready,
+}
+
+/// What a machine that says [`Step::Wait`] waits for when that is CSTS.RDY: see [`Bringup::ready_wait`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadyWait {
+    /// The value that CSTS.RDY is to take.
+    pub ready: bool,
+    /// How long that may take in all, in milliseconds.
+    pub at_most_ms: u32,
 }
 
 #[derive(Debug)]
@@ -302,6 +314,20 @@ impl<'a> Bringup<'a> {
     /// What is known so far; complete when [`Step::Ready`] was returned.
     pub fn info(&self) -> &Info {
         &self.info
+    }
+
+    /// The change of CSTS.RDY that the machine waits for, which may take longer than any command: as long as CAP.TO
+    /// or CRTO say. `None` when it waits for something else, or does not wait.
+    pub fn ready_wait(&self) -> Option<ReadyWait> {
+        let ready = match self.phase {
+            Phase::WaitRise { .. } | Phase::WaitEnabled { .. } => true,
+            Phase::WaitDisabled { .. } => false,
+            _ => return None,
+        };
+        Some(ReadyWait {
+            ready,
+            at_most_ms: self.ready_timeout_ms(),
+        })
     }
 
     /// Goes on after [`Step::Disabled`].

@@ -177,7 +177,8 @@ fn what_the_controller_says_of_itself_is_taken_over() {
     assert_eq!((plain.abort_limit, plain.event_limit), (1, 1));
     assert_eq!((plain.shutdown_timeout_ms, plain.max_nsid), (0, 8));
 
-    let limits = info(|id| (id.acl, id.aerl, id.oncs) = (3, 7, 0x15));
+    let limits = info(|id| (id.acl, id.aerl, id.oncs, id.oaes) = (3, 7, 0x15, 0x300));
+    assert_eq!((plain.oaes, limits.oaes), (0, 0x300));
     assert_eq!((limits.abort_limit, limits.event_limit), (4, 8));
     assert_eq!(limits.oncs, 0x15);
 

@@ -162,6 +162,7 @@ impl Demo {
         Config {
             timeout: self.timeout,
             stop: Some(stop_flag()),
+            notify: output::warnings(self.json),
             queue_pairs: self.queues,
             ..Config::default()
         }

@@ -13,6 +13,7 @@ mod devices;
 mod doctor;
 mod dsm;
 mod error_log;
+mod events;
 mod feature;
 mod file;
 mod flush;
@@ -108,6 +109,7 @@ enum Command {
     P2p(p2p::P2p),
     SmartLog(smart_log::SmartLog),
     ErrorLog(error_log::ErrorLog),
+    Events(events::Events),
     GetFeature(feature::GetFeature),
     SetFeature(feature::SetFeature),
     Flush(flush::Flush),
@@ -170,6 +172,7 @@ impl DeviceArgs {
         Config {
             timeout: Duration::from_millis(self.timeout_ms),
             stop: Some(stop_flag()),
+            notify: output::warnings(self.json),
             ..Config::default()
         }
     }
@@ -246,6 +249,7 @@ pub fn run() -> ExitCode {
         Command::P2p(command) => command.run(),
         Command::SmartLog(command) => command.run(),
         Command::ErrorLog(command) => command.run(),
+        Command::Events(command) => command.run(),
         Command::GetFeature(command) => command.run(),
         Command::SetFeature(command) => command.run(),
         Command::Flush(command) => command.run(),

@@ -1,7 +1,7 @@
 //! Printing: aligned `name : value` lines as nvme-cli's, or one JSON object.
 
-use nvme_host::{Error, Result};
-use serde_json::Value;
+use nvme_host::{Error, Notice, Notify, Result};
+use serde_json::{Value, json};
 use std::io::{self, IsTerminal, Write};
 
 /// Writes text to standard output; a full disk or a closed pipe is an error.
@@ -25,6 +25,23 @@ pub fn bytes(bytes: &[u8]) -> Result<()> {
     out.write_all(bytes)
         .and_then(|()| out.flush())
         .map_err(Error::file("write", "standard output"))
+}
+
+/// Prints what a controller reports beside the answers to commands: a line on standard error for each, as JSON where
+/// the results are.
+pub fn warnings(as_json: bool) -> Notify {
+    Notify::new(move |notice| {
+        let text = notice.to_string().replace(['\n', '\r'], " ");
+        let line = match (as_json, notice) {
+            (false, _) => format!("warning: {text}"),
+            (true, Notice::Event(event)) => {
+                json!({ "warning": text, "event": super::events::to_json(event) }).to_string()
+            }
+            (true, _) => json!({ "warning": text }).to_string(),
+        };
+        // A closed standard error is the user's choice.
+        let _ = writeln!(io::stderr(), "{line}");
+    })
 }
 
 /// Prints one JSON object: indented for a person at a terminal, else on one line.

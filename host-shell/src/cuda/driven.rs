@@ -5,6 +5,7 @@
 // UNSAFETY: launches are told of data memory by address.
 #![allow(unsafe_code)]
 
+use super::held::Held;
 use super::kernels::{Kernel, Kernels};
 use super::memory::Registered;
 use super::queues::{GpuQueues, Grid, Ran, Remote};
@@ -54,7 +55,7 @@ pub struct Driven {
     /// A reset could not be told to the GPU.
     dead: Arc<AtomicBool>,
     /// Data memory of commands that may be in flight.
-    data: Option<Arc<GpuData>>,
+    data: Held<GpuData>,
     session: Arc<Session>,
     queues: Vec<Queue>,
     _rings: Vec<Registered>,
@@ -103,7 +104,7 @@ impl Driven {
             books: None,
             fresh: Arc::default(),
             dead: Arc::default(),
-            data: None,
+            data: Held::default(),
             session: Arc::clone(controller.session()),
             queues,
             _rings: rings,
@@ -164,7 +165,9 @@ impl Driven {
             data_bytes: (data.len() as u64).saturating_sub(launch.data),
             ..launch
         };
-        self.data = Some(Arc::clone(data));
+        // An earlier launch that timed out may have commands in flight that this one does not know of.
+        let is_first = self.data.is_empty();
+        self.data.keep(data);
         // In the order of identifiers, as recovery takes them.
         let mut entries: Vec<_> = self.queues.iter().collect();
         entries.sort_by_key(|queue| queue.qid().0);
@@ -174,8 +177,9 @@ impl Driven {
         let ran = unsafe { self.set.run(grid, launch, accounts, limit, || Ok(())) };
         drop(held);
         let ran = ran?;
-        if ran.report.timed_out == 0 && ran.report.fault == 0 {
-            self.data = None;
+        let all_ended = ran.report.timed_out == 0 && ran.report.fault == 0;
+        if all_ended && (is_first || self.in_flight()?.is_empty()) {
+            self.data.release();
         }
         Ok(ran)
     }
@@ -184,14 +188,11 @@ impl Driven {
     /// resets the controller when that does not help. Afterwards nothing is in flight.
     ///
     /// # Errors
-    /// [`Error::Gone`] when the controller does not come back; data memory is leaked then.
+    /// [`Error::Gone`] when the controller does not come back; data memory is kept then, and leaked on drop.
     pub fn recover(&mut self) -> Result<Recovered> {
-        let result = self.end_all();
-        match &result {
-            Ok(_) => self.data = None,
-            Err(_) => std::mem::forget(self.data.take()),
-        }
-        result
+        let recovered = self.end_all()?;
+        self.data.release();
+        Ok(recovered)
     }
 
     fn end_all(&mut self) -> Result<Recovered> {
@@ -310,7 +311,7 @@ impl Driven {
 
 impl Drop for Driven {
     fn drop(&mut self) {
-        if self.data.is_some() {
+        if !self.data.is_empty() {
             // A failure leaks the data; the session keeps the rings until the controller is shut down.
             let _ = self.recover();
         }

@@ -24,6 +24,7 @@ mod copier;
 mod drive;
 mod driven;
 mod driver;
+mod held;
 mod kernels;
 mod memory;
 mod module;

@@ -105,7 +105,9 @@ impl Session {
         let closed = lock(entry).pair.queue().close();
         let mut deletion = QueueDeletion::new(closed, self.timeout_ns());
         loop {
-            match deletion.step(admin.pair.queue(), self.now_ns(), drop) {
+            let Admin { pair, events, .. } = &mut *admin;
+            let now_ns = self.now_ns();
+            match deletion.step(pair.queue(), now_ns, |other| events.take(other)) {
                 DeletionStep::Done => return true,
                 DeletionStep::ResetNeeded(_) => return false,
                 DeletionStep::Wait { .. } if self.is_gone() => return false,
@@ -148,6 +150,7 @@ impl Session {
                 None,
             );
         }
+        self.last_events(&mut admin);
         let timeout_ms = admin.info.shutdown_timeout_ms;
         let mut machine = shutdown::Shutdown::new(shutdown::Kind::Normal, timeout_ms);
         loop {

@@ -240,6 +240,7 @@ impl Script {
         info.sgl_bytes = support == sgls::ANY_ALIGNMENT;
         info.abort_limit = u32::from(identify.acl) + 1;
         info.event_limit = u32::from(identify.aerl) + 1;
+        info.oaes = identify.oaes;
         info.shutdown_timeout_ms = identify.rtd3e.div_ceil(1000);
         info.max_nsid = identify.nn;
         self.has_power_transitions = identify.apsta & 1 != 0;

@@ -5,7 +5,10 @@
 //!
 //! NVMe Base 2.0c, 5.16.1 (Log Specific Information).
 
-use bitfield::bitfield;
+pub use super::async_event::{
+    AsyncEvent, command_set_event, error_event, event_type, notice_event, smart_event,
+};
+
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 macro_rules! pages {
@@ -391,60 +394,4 @@ impl SanitizeStatus {
     pub const fn is_global_data_erased(&self) -> bool {
         self.sstat & Self::GLOBAL_DATA_ERASED != 0
     }
-}
-
-bitfield! {
-    /// Dword 0 of the completion of an Asynchronous Event Request.
-    ///
-    /// NVMe Base 2.0c, 5.2.1 (Command Completion), "Asynchronous Event Request".
-    #[derive(Clone, Copy, PartialEq, Eq)]
-    pub struct AsyncEvent(u32);
-    impl Debug;
-    u8;
-    /// Event type: one of [`event_type`].
-    pub event_type, set_event_type: 2, 0;
-    /// What happened, by event type.
-    pub info, set_info: 15, 8;
-    /// The log page to read, which also lets further events of this type through.
-    pub log_page, set_log_page: 23, 16;
-}
-
-/// Asynchronous event types.
-pub mod event_type {
-    /// Error status.
-    pub const ERROR: u8 = 0;
-    /// SMART / health status.
-    pub const SMART: u8 = 1;
-    /// Notice.
-    pub const NOTICE: u8 = 2;
-    /// I/O command set specific status.
-    pub const COMMAND_SET: u8 = 6;
-    /// Vendor specific.
-    pub const VENDOR: u8 = 7;
-}
-
-/// Information of events of type [`event_type::ERROR`].
-pub mod error_event {
-    /// A doorbell of a queue that does not exist was written.
-    pub const INVALID_DOORBELL_REGISTER: u8 = 0;
-    /// A doorbell was written with a value out of range or the one it had.
-    pub const INVALID_DOORBELL_VALUE: u8 = 1;
-    /// Diagnostic failure.
-    pub const DIAGNOSTIC_FAILURE: u8 = 2;
-    /// Persistent internal error.
-    pub const PERSISTENT_INTERNAL: u8 = 3;
-    /// Transient internal error.
-    pub const TRANSIENT_INTERNAL: u8 = 4;
-    /// Firmware image load error.
-    pub const FIRMWARE_LOAD: u8 = 5;
-}
-
-/// Information of events of type [`event_type::COMMAND_SET`].
-pub mod command_set_event {
-    /// A reservation notification log page is available.
-    pub const RESERVATION: u8 = 0;
-    /// A sanitize operation completed, successfully or not.
-    pub const SANITIZE_COMPLETED: u8 = 1;
-    /// A sanitize operation completed with deallocation that was not asked for.
-    pub const SANITIZE_DEALLOCATED: u8 = 2;
 }

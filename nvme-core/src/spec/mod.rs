@@ -15,6 +15,7 @@ macro_rules! offsets {
 
 pub mod addr;
 pub mod admin;
+pub mod async_event;
 pub mod command;
 pub mod completion;
 pub mod feature;

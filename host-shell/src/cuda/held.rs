@@ -1,0 +1,65 @@
+//! Data memory of launches, kept for as long as a command or a kernel may reach it.
+
+use std::sync::Arc;
+
+/// What launches were given and nothing has proved to be free. Leaks it when it is dropped without such a proof.
+pub(super) struct Held<T>(Vec<Arc<T>>);
+
+impl<T> Default for Held<T> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T> Held<T> {
+    /// Keeps `data` beside what earlier launches may still use.
+    pub fn keep(&mut self, data: &Arc<T>) {
+        if !self.0.iter().any(|one| Arc::ptr_eq(one, data)) {
+            self.0.push(Arc::clone(data));
+        }
+    }
+
+    /// Whether there is nothing that a command may reach.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Every command of every launch has ended.
+    pub fn release(&mut self) {
+        self.0.clear();
+    }
+}
+
+impl<T> Drop for Held<T> {
+    fn drop(&mut self) {
+        self.0.drain(..).for_each(std::mem::forget);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_a_launch_that_timed_out_was_given_stays_beside_what_the_next_is_given() {
+        let (old, new) = (Arc::new(1), Arc::new(2));
+        let mut held = Held::default();
+        assert!(held.is_empty());
+        held.keep(&old);
+        held.keep(&new);
+        held.keep(&new);
+        assert_eq!((Arc::strong_count(&old), Arc::strong_count(&new)), (2, 2));
+        held.release();
+        assert!(held.is_empty());
+        assert_eq!((Arc::strong_count(&old), Arc::strong_count(&new)), (1, 1));
+    }
+
+    #[test]
+    fn what_nothing_has_proved_free_is_leaked() {
+        let data = Arc::new(1);
+        let mut held = Held::default();
+        held.keep(&data);
+        drop(held);
+        assert_eq!(Arc::strong_count(&data), 2);
+    }
+}

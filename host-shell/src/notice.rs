@@ -1,0 +1,253 @@
+//! What there is to say about a controller beside the answers to commands: its asynchronous events, and waits
+//! that are longer than a command's deadline lets expect.
+
+use nvme_core::spec::Status;
+use nvme_core::spec::log_page::{AsyncEvent, ErrorEntry, Smart, critical_warning, event_type, lid};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+use zerocopy::FromBytes;
+
+/// An asynchronous event, and the log page that belongs to it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeviceEvent {
+    /// What the controller reported.
+    pub event: AsyncEvent,
+    /// The start of its log page, or why that was not read.
+    pub page: std::result::Result<Vec<u8>, PageError>,
+}
+
+/// Why the log page of an event was not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageError {
+    /// The event names none.
+    None,
+    /// Get Log Page ended with this status.
+    Refused(Status),
+    /// It was not answered in time, could not be sent, or ended by a controller reset.
+    NotRead,
+}
+
+impl DeviceEvent {
+    /// The namespaces whose attributes changed, where the event is about that. One FFFFFFFFh is too many to list.
+    pub fn changed_namespaces(&self) -> Vec<u32> {
+        let page = match &self.page {
+            Ok(page) if self.event.log_page() == lid::CHANGED_NAMESPACES => page,
+            _ => return Vec::new(),
+        };
+        let words = page.chunks_exact(4);
+        words
+            .map(|word| u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
+            .take_while(|nsid| *nsid != 0)
+            .collect()
+    }
+
+    /// What the log page adds, in words; empty when it adds nothing.
+    fn more(&self) -> String {
+        let page = match &self.page {
+            Ok(page) => page,
+            Err(PageError::None) => return String::new(),
+            Err(PageError::Refused(status)) => {
+                return format!("; the log page could not be read: {status}");
+            }
+            Err(PageError::NotRead) => return "; the log page could not be read".to_owned(),
+        };
+        match self.event.log_page() {
+            lid::SMART => {
+                let Ok((smart, _)) = Smart::read_from_prefix(page) else {
+                    return String::new();
+                };
+                let mut text = format!(
+                    "; {} C, available spare {} %, used {} %",
+                    i32::from(smart.kelvins()) - 273,
+                    smart.available_spare,
+                    smart.percentage_used
+                );
+                if smart.critical_warning & critical_warning::READ_ONLY != 0 {
+                    text.push_str(", the medium is read only");
+                }
+                text
+            }
+            lid::CHANGED_NAMESPACES => match self.changed_namespaces().as_slice() {
+                [] => String::new(),
+                [u32::MAX] => "; more of them than the log page lists".to_owned(),
+                some => {
+                    let names: Vec<String> = some.iter().take(8).map(u32::to_string).collect();
+                    let rest = if some.len() > 8 { ", ..." } else { "" };
+                    format!("; namespaces {}{rest}", names.join(", "))
+                }
+            },
+            lid::ERROR if self.event.event_type() == event_type::ERROR => {
+                match ErrorEntry::read_from_prefix(page) {
+                    Ok((entry, _)) if entry.error_count != 0 => {
+                        format!("; queue {}, {}", entry.sqid, entry.status())
+                    }
+                    _ => String::new(),
+                }
+            }
+            _ => String::new(),
+        }
+    }
+}
+
+impl fmt::Display for DeviceEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}{}", self.event, self.more())
+    }
+}
+
+/// Something that a user may want to know while a call goes on. `Display` is one line.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Notice {
+    /// The controller reported an event.
+    Event(DeviceEvent),
+    /// A bring-up or a controller reset waits for CSTS.RDY to change.
+    Waiting {
+        /// Why the controller is reset; `None` in the first bring-up.
+        cause: Option<String>,
+        /// The value of CSTS.RDY that is waited for.
+        ready: bool,
+        /// How long it may take in all, as the controller says (CAP.TO or CRTO).
+        at_most: Duration,
+    },
+}
+
+impl fmt::Display for Notice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Event(event) => write!(f, "the controller reports an event: {event}"),
+            Self::Waiting {
+                cause,
+                ready,
+                at_most,
+            } => {
+                match cause {
+                    Some(cause) => write!(f, "{cause}; the controller reset waits")?,
+                    None => write!(f, "bring-up waits")?,
+                }
+                write!(
+                    f,
+                    " until CSTS.RDY is {}, for {:.1} s at most (CAP.TO)",
+                    u8::from(*ready),
+                    at_most.as_secs_f64()
+                )
+            }
+        }
+    }
+}
+
+/// Who is told of [`Notice`]s as they come: nobody by default.
+///
+/// The function is called from any thread that uses the controller, with locks held: it must not use the controller.
+#[derive(Clone, Default)]
+pub struct Notify(Option<Arc<dyn Fn(&Notice) + Send + Sync>>);
+
+impl Notify {
+    /// Calls `tell` with each notice.
+    pub fn new(tell: impl Fn(&Notice) + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(tell)))
+    }
+
+    /// Tells of `notice`.
+    pub fn tell(&self, notice: &Notice) {
+        if let Some(tell) = &self.0 {
+            tell(notice);
+        }
+    }
+}
+
+impl fmt::Debug for Notify {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(if self.0.is_some() {
+            "Notify(..)"
+        } else {
+            "Notify"
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::{FromZeros, IntoBytes};
+
+    fn event(dw0: u32, page: std::result::Result<Vec<u8>, PageError>) -> String {
+        let event = AsyncEvent(dw0);
+        Notice::Event(DeviceEvent { event, page }).to_string()
+    }
+
+    #[test]
+    fn an_event_is_one_line_with_what_its_log_page_says() {
+        let mut smart = Smart::new_zeroed();
+        smart.set_kelvins(350);
+        (smart.available_spare, smart.percentage_used) = (97, 3);
+        smart.critical_warning = critical_warning::READ_ONLY;
+        let text = event(0x0002_0101, Ok(smart.as_bytes().to_vec()));
+        assert!(
+            text.starts_with("the controller reports an event: health"),
+            "{text}"
+        );
+        assert!(
+            text.ends_with("; 77 C, available spare 97 %, used 3 %, the medium is read only"),
+            "{text}"
+        );
+
+        let list = |nsids: &[u32]| nsids.iter().flat_map(|nsid| nsid.to_le_bytes()).collect();
+        for (nsids, end) in [
+            (&[2, 7, 0, 9][..], "; namespaces 2, 7"),
+            (&[u32::MAX, 0], "; more of them than the log page lists"),
+            (&[0], "(log page Changed Namespace List)"),
+            (
+                &[1, 2, 3, 4, 5, 6, 7, 8, 9],
+                "; namespaces 1, 2, 3, 4, 5, 6, 7, 8, ...",
+            ),
+        ] {
+            let text = event(0x0004_0002, Ok(list(nsids)));
+            assert!(text.ends_with(end), "{text}");
+        }
+
+        let mut entry = ErrorEntry::new_zeroed();
+        (entry.error_count, entry.sqid, entry.phase_status) = (1, 5, 2 << 1);
+        let text = event(0x0001_0100, Ok(entry.as_bytes().to_vec()));
+        assert!(
+            text.contains("; queue 5, ") && text.contains("Invalid Field"),
+            "{text}"
+        );
+
+        // What is shorter than its structure adds nothing.
+        for dw0 in [0x0002_0101, 0x0001_0100, 0x0004_0002] {
+            assert!(event(dw0, Ok(vec![0; 3])).ends_with(')'));
+        }
+        assert!(event(7, Err(PageError::None)).ends_with("information 0x00"));
+        let refused = event(
+            0x0002_0101,
+            Err(PageError::Refused(Status::INVALID_LOG_PAGE)),
+        );
+        assert!(
+            refused.contains("could not be read: Invalid Log Page"),
+            "{refused}"
+        );
+        assert!(event(0x0002_0101, Err(PageError::NotRead)).ends_with("could not be read"));
+    }
+
+    #[test]
+    fn a_wait_says_what_for_and_how_long() {
+        let mut notice = Notice::Waiting {
+            cause: Some("command 0x0001 of queue 1 got no answer".to_owned()),
+            ready: false,
+            at_most: Duration::from_millis(15_000),
+        };
+        assert_eq!(
+            notice.to_string(),
+            "command 0x0001 of queue 1 got no answer; the controller reset waits until CSTS.RDY is 0, for 15.0 s at \
+             most (CAP.TO)"
+        );
+        if let Notice::Waiting { cause, ready, .. } = &mut notice {
+            (*cause, *ready) = (None, true);
+        }
+        assert_eq!(
+            notice.to_string(),
+            "bring-up waits until CSTS.RDY is 1, for 15.0 s at most (CAP.TO)"
+        );
+    }
+}
