@@ -275,10 +275,9 @@ impl Session {
                 };
                 let cause = format!("admin command {:#04x} {how}", sqe.opcode());
                 let account = match self.reset_locked(admin, &cause, Some((Qid::ADMIN, cid))) {
-                    Ok(()) if answered => format!(
-                        "the answer came too late; {}",
-                        self.last_reset().in_words()
-                    ),
+                    Ok(()) if answered => {
+                        format!("the answer came too late; {}", self.last_reset().in_words())
+                    }
                     Ok(()) => format!("{}; that ended it", self.last_reset().in_words()),
                     Err(error) => format!("and the reset failed: {error}"),
                 };

@@ -5,7 +5,9 @@ use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
 use nvme_core::sgl::Segment;
 use nvme_core::spec::{Iova, Lba, Nsid, PageSize, Qid, nvm};
 use nvme_core::sync::{AtomicU32, AtomicU64};
-use nvme_core::{Data, ListMemory, MapError, QueueMemory, QueuePair, Slot, SubmitError, prp};
+use nvme_core::{
+    Data, Identity, ListMemory, MapError, QueueMemory, QueuePair, Slot, SubmitError, prp,
+};
 
 const SLOTS: usize = 7;
 const BASE: u64 = 0x10_0000;
@@ -32,7 +34,7 @@ fn submit(
         lists: lists.with_sgl_bytes(sgl_bytes),
     };
     let mut slots: Vec<Slot<u32>> = (0..SLOTS).map(|_| Slot::new()).collect();
-    let mut pair = QueuePair::new(Qid(1), memory, &mut slots[..]);
+    let mut pair = QueuePair::new(&Identity::new(), Qid(1), memory, &mut slots[..]);
     let sqe = nvm::read(Nsid(1), Lba(0), 1);
     let each = data.iter().map(|data| {
         let sent = pair.submit(sqe, *data, 0, u64::MAX);

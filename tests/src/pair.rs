@@ -7,7 +7,7 @@ use nvme_core::spec::{Cid, Iova, Lba, Nsid, PageSize, Qid, Sqe, Status};
 use nvme_core::transfer::{self, Limits};
 use nvme_core::{
     BringupError, Completion, ControllerFault, Data, Identity, ListMemory, Outcome, QueueMemory,
-    QueuePair, Registers, Rejected, Slot, SubmitError, prp,
+    QueuePair, Registers, Rejected, Slot, SubmitError,
 };
 use nvme_sim::{Config, Controller, Rule};
 use std::collections::HashSet;

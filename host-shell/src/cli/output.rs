@@ -39,8 +39,7 @@ pub fn warnings(as_json: bool) -> Notify {
             }
             (true, _) => json!({ "warning": text }).to_string(),
         };
-        // A closed standard error is the user's choice.
-        let _ = writeln!(io::stderr(), "{line}");
+        super::say::warn(|| line);
     })
 }
 
