@@ -17,8 +17,20 @@ use crate::quiesced::Quiesced;
 use crate::spec::{Cid, Sqe};
 use crate::sync::{AtomicU32, Order, Scope, fence};
 
-/// Deadlines are kept in units of 2^10 ns, as 32 bits: waits of up to 18 minutes.
+/// Deadlines are kept in units of 2^10 ns, as 32 bits: waits of up to 36 minutes.
 const TICK_SHIFT: u32 = 10;
+/// The deadline that never passes.
+const NEVER: u32 = 0;
+
+/// A deadline as it is kept. One that would look as [`NEVER`] passes a tick later.
+#[inline(always)]
+const fn ticks(deadline_ns: u64) -> u32 {
+    match ((deadline_ns >> TICK_SHIFT) as u32, deadline_ns) {
+        (_, u64::MAX) => NEVER,
+        (NEVER, _) => NEVER + 1,
+        (ticks, _) => ticks,
+    }
+}
 
 /// A queue owned by the members of `G`.
 ///
@@ -151,7 +163,8 @@ impl<'a, G: Group> Collective<'a, G> {
     /// [`ring`](Self::ring). `command` makes the member's command for the slot it was given (below
     /// [`depth`](Self::depth), nobody else's until the command ends).
     ///
-    /// `deadline_ns` is for [`expire`](Self::expire), at most 36 minutes after the time it is called with.
+    /// `deadline_ns` is for [`expire`](Self::expire): at most 36 minutes after the time that is called with,
+    /// or `u64::MAX` for none.
     ///
     /// Returns the CID, or `None` to a member that wanted none.
     ///
@@ -195,10 +208,9 @@ impl<'a, G: Group> Collective<'a, G> {
             let slot = slot_in(free);
             let next = SlotWord::freed(free).next(tag, wants_dw0);
             state.slot(slot).store(next.0, Order::Relaxed, Scope::Cta);
-            let ticks = (deadline_ns >> TICK_SHIFT) as u32;
             state
                 .deadline(slot)
-                .store(ticks, Order::Relaxed, Scope::Cta);
+                .store(ticks(deadline_ns), Order::Relaxed, Scope::Cta);
             index = self.tail.wrapping_add(place(&self.group, vote)) & state.mask();
             cid = next.cid(slot);
             sqe = sqe.with_cid(cid);
@@ -309,7 +321,7 @@ impl<'a, G: Group> Collective<'a, G> {
             if slot < state.slots() {
                 let word = SlotWord(state.slot(slot).load(Order::Relaxed, Scope::Cta));
                 let deadline = state.deadline(slot).load(Order::Relaxed, Scope::Cta);
-                let passed = now.wrapping_sub(deadline) as i32 >= 0;
+                let passed = deadline != NEVER && now.wrapping_sub(deadline) as i32 >= 0;
                 expired = word.pending() && !word.expired() && passed;
                 if expired {
                     state
@@ -330,12 +342,19 @@ impl<'a, G: Group> Collective<'a, G> {
     /// Ends every command in flight as aborted, tells `end` the tag of each, and empties the queue for
     /// the controller to create again; `false` when the proof does not cover this queue.
     ///
+    /// Afterwards nothing of the queue is in flight. `end` is not given the tags of completions that a kernel had
+    /// taken when it died, whether or not it had passed them on: their commands have ended too.
+    ///
     /// For a host thread that is the group alone.
-    pub fn recover(self, proof: &Quiesced<'_>, end: impl FnMut(u32)) -> bool {
+    pub fn recover(self, proof: &Quiesced<'_>, mut end: impl FnMut(u32)) -> bool {
         if !self.state.is_covered(proof) {
             return false;
         }
-        self.state.reclaim(end);
+        self.state.reclaim(|_, word| {
+            if word.pending() {
+                end(word.tag());
+            }
+        });
         self.memory.cq.zero();
         true
     }

@@ -18,11 +18,30 @@ pub struct Vote {
 
 /// Members that act together. The member of rank 0 leads.
 pub trait Group {
-    /// Completions that a member reads at once, 1 or an even number from 4 to 16: a lone member keeps
-    /// several reads under way.
+    /// The most members that a group of this type has.
+    const MOST: u32 = u32::MAX;
+
+    /// Completions that a member reads at once: 1, or where [`MOST`](Self::MOST) is 1 an even number from 4 to
+    /// 16. A lone member keeps several reads under way; of several members each reads one.
+    ///
+    /// ```compile_fail,E0080
+    /// # use nvme_core::{SharedQueue, group::{Group, Vote}};
+    /// struct Wide;
+    /// impl Group for Wide {
+    ///     const READS: u32 = 4;
+    ///     fn size(&self) -> u32 { 2 }
+    /// #   fn rank(&self) -> u32 { 0 }
+    /// #   fn sync(&self) {}
+    /// #   fn vote(&self, _: bool) -> Vote { Vote { total: 0, before: 0, leading: 0 } }
+    /// #   fn broadcast(&self, value: u32) -> u32 { value }
+    /// }
+    /// fn main() {
+    ///     let drain: fn(&SharedQueue<'_>, &Wide) -> _ = |queue, wide| queue.drain(wide);
+    /// }
+    /// ```
     const READS: u32 = 1;
 
-    /// Number of members, at least 1.
+    /// Number of members, at least 1 and at most [`MOST`](Self::MOST).
     fn size(&self) -> u32;
 
     /// This member's rank, below [`size`](Self::size).
@@ -63,11 +82,17 @@ pub trait Group {
     }
 }
 
+/// Whether [`Group::READS`] is what it may be.
+pub(crate) const fn reads_are_possible<G: Group>() -> bool {
+    G::READS == 1 || G::MOST == 1 && G::READS.is_multiple_of(2) && G::READS >= 4 && G::READS <= 16
+}
+
 /// A group of one.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Alone;
 
 impl Group for Alone {
+    const MOST: u32 = 1;
     const READS: u32 = if cfg!(loom) { 4 } else { 16 };
 
     #[inline(always)]

@@ -332,14 +332,12 @@ impl<'a> QueueState<'a> {
         })
     }
 
-    /// Ends every command in flight, and tells `end` the tag of each; then the state is that of another
-    /// queue of the same controller, at the position where this one began.
-    pub(crate) fn reclaim(&self, mut end: impl FnMut(u32)) {
+    /// Shows `end` each slot and its word; then the state is that of another queue of the same controller, at
+    /// the position where this one began.
+    pub(crate) fn reclaim(&self, mut end: impl FnMut(u32, SlotWord)) {
         for slot in 0..self.slots {
             let word = SlotWord(self.slot(slot).load(Order::Relaxed, Scope::Gpu));
-            if word.pending() {
-                end(word.tag());
-            }
+            end(slot, word);
         }
         let start = self.start().load(Order::Relaxed, Scope::Sys);
         self.begin(self.binding().again(), start);

@@ -24,15 +24,23 @@ use crate::quiesced::Quiesced;
 use crate::spec::{Cid, Sqe, Status};
 use crate::sync::{AtomicU64, Order, Scope, fence};
 
+// A result cell: the CID of its command above this bit, and dword 0 below it.
+const CID_SHIFT: u32 = 32;
+/// Completed: the status is above this bit, as in the completion, whose phase tag is here.
+const DONE: u64 = 1 << 48;
+/// Unless completed: the command is in flight, it was aborted, that was by the queue's deletion.
 const PENDING: u64 = 1 << 63;
-const DONE: u64 = 1 << 62;
-const ABORTED: u64 = 1 << 61;
-/// With [`ABORTED`]: by the queue's deletion.
-const DELETED: u64 = 1 << 60;
+const ABORTED: u64 = 1 << 62;
+const DELETED: u64 = 1 << 61;
+/// Either says that the command has ended.
+const ENDED: u64 = DONE | ABORTED;
 
 /// Result cells: one for each token that may be out at a time, in memory that every user can reach.
 ///
-/// A cell belongs to a command from submission until its end is seen; its index is the command's tag.
+/// A cell belongs to a command from submission until its end is seen; its index is the command's tag. Who
+/// places commands gives each in flight a cell of its own. A cell that is in use is found when its command was
+/// placed before ([`SubmitError::CellBusy`]), not when two commands are placed with it at the same moment: then
+/// both are in flight, a token still sees the end of no command but its own, and one of the two may see none.
 #[derive(Clone, Copy, Debug)]
 pub struct Cells<'a>(&'a [AtomicU64]);
 
@@ -164,10 +172,11 @@ impl<'a> SharedQueue<'a> {
         let cell = self.cells.get(command.tag);
         let cell = cell.map_or(PENDING, |cell| cell.load(Order::Relaxed, Scope::Gpu));
         let slot = self.claim(group, wants, command.tag);
-        let mut why = match (slot, fault, cell & PENDING) {
+        let busy = cell & (PENDING | ENDED) == PENDING;
+        let mut why = match (slot, fault, busy) {
             _ if !wants => Some(SubmitError::QueueFull),
             (_, 1.., _) => Some(SubmitError::Refused),
-            (_, _, 1..) => Some(SubmitError::CellBusy),
+            (_, _, true) => Some(SubmitError::CellBusy),
             (NO_SLOT, ..) => Some(SubmitError::QueueFull),
             _ => None,
         };
@@ -307,8 +316,9 @@ impl<'a> SharedQueue<'a> {
             let word = state.slot(slot);
             let next = SlotWord(word.load(Order::Relaxed, Scope::Gpu)).next(tag, wants_dw0);
             word.store(next.0, Order::Relaxed, Scope::Gpu);
-            self.cells.set(tag, PENDING);
             token.cid = next.cid(slot);
+            self.cells
+                .set(tag, PENDING | u64::from(token.cid.0) << CID_SHIFT);
             index = token.position & state.mask();
             sqe = sqe.with_cid(token.cid);
         }
@@ -351,17 +361,19 @@ impl<'a> SharedQueue<'a> {
     #[inline(always)]
     pub fn poll(&self, token: &Token) -> Option<(Outcome, u32)> {
         let value = self.result(token);
-        (value & DONE != 0).then(|| ended(value))
+        (value != 0).then(|| ended(value))
     }
 
+    /// The cell's value once the token's own command has ended, else 0.
     #[inline(always)]
     fn result(&self, token: &Token) -> u64 {
         self.cells.get(token.cell).map_or(0, |cell| {
-            match cell.load(Order::Relaxed, Scope::Gpu) & DONE {
-                0 => 0,
+            let value = cell.load(Order::Relaxed, Scope::Gpu);
+            match (value & ENDED != 0) & ((value >> CID_SHIFT) as u16 == token.cid.0) {
+                false => 0,
                 // Acquire: pairs with the release fence of whoever drained; the command's data is visible.
                 // Only now: on a GPU it empties the cache of who waits.
-                _ => cell.load(Order::Acquire, Scope::Gpu),
+                true => cell.load(Order::Acquire, Scope::Gpu),
             }
         })
     }
@@ -369,17 +381,26 @@ impl<'a> SharedQueue<'a> {
     /// Ends every command in flight as aborted and empties the queue for the controller to create
     /// again; `None` when the proof does not cover this queue. Returns how many there were.
     ///
+    /// A command whose completion was taken, but not told to its cell because the kernel died in between,
+    /// ends as aborted too.
+    ///
     /// For the host, while no kernel uses the queue.
     pub fn recover(&self, proof: &Quiesced<'_>) -> Option<u32> {
         self.state.is_covered(proof).then(|| {
             let mut ended = 0;
             let end = match proof.reason() {
-                AbortReason::ControllerReset => DONE | ABORTED,
-                AbortReason::QueueDeleted => DONE | ABORTED | DELETED,
+                AbortReason::ControllerReset => ABORTED,
+                AbortReason::QueueDeleted => ABORTED | DELETED,
             };
-            self.state.reclaim(|cell| {
-                self.cells.set(cell, end);
-                ended += 1;
+            self.state.reclaim(|slot, word| {
+                let cid = u64::from(word.cid(slot).0) << CID_SHIFT;
+                let cell = self.cells.get(word.tag());
+                let cell =
+                    cell.filter(|cell| cell.load(Order::Relaxed, Scope::Gpu) == PENDING | cid);
+                if let Some(cell) = cell {
+                    cell.store(end | cid, Order::Relaxed, Scope::Gpu);
+                }
+                ended += u32::from(cell.is_some() || word.pending());
             });
             self.memory.cq.zero();
             ended
@@ -395,9 +416,9 @@ impl<'a> SharedQueue<'a> {
 /// What a cell's value says of a command that has ended.
 #[inline(always)]
 fn ended(value: u64) -> (Outcome, u32) {
-    let outcome = match value & (ABORTED | DELETED) {
-        0 => Outcome::Done(Status((value >> 32) as u16 & 0x7FFF)),
-        ABORTED => Outcome::Aborted(AbortReason::ControllerReset),
+    let outcome = match (value & DONE, value & DELETED) {
+        (DONE, _) => Outcome::Done(Status((value >> 49) as u16)),
+        (_, 0) => Outcome::Aborted(AbortReason::ControllerReset),
         _ => Outcome::Aborted(AbortReason::QueueDeleted),
     };
     (outcome, value as u32)

@@ -116,6 +116,7 @@ impl Group for Warp {
 pub struct Narrow;
 
 impl Group for Narrow {
+    const MOST: u32 = 1;
     const READS: u32 = 6;
 
     #[inline(always)]

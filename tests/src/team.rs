@@ -43,6 +43,7 @@ struct Meeting<P> {
 impl<P: Place, const READS: u32> Member<P, READS> {
     /// The members of a team of `size`, in the order of their ranks.
     pub fn of(size: usize) -> Vec<Self> {
+        assert!(READS == 1 || size == 1, "only a lone member reads several");
         let row = || (0..size).map(|_| AtomicU64::new(0)).collect();
         let all = Arc::new(Meeting {
             values: [row(), row()],
@@ -123,6 +124,7 @@ fn orders() -> bool {
 }
 
 impl<P: Place, const READS: u32> Group for Member<P, READS> {
+    const MOST: u32 = if READS == 1 { u32::MAX } else { 1 };
     const READS: u32 = READS;
 
     fn size(&self) -> u32 {

@@ -25,6 +25,7 @@ impl<G: Group, F: Fn(Telling)> Told<G, F> {
 }
 
 impl<G: Group, F: Fn(Telling)> Group for Told<G, F> {
+    const MOST: u32 = G::MOST;
     const READS: u32 = G::READS;
 
     fn size(&self) -> u32 {

@@ -180,6 +180,25 @@ fn a_deadline_of_a_collective_passes_once_on_every_clock() {
 }
 
 #[test]
+fn a_collective_without_deadlines_expires_nothing() {
+    let rig = Rig::new(4, 3, 0, 0);
+    let mut queue = rig.collective(Alone);
+    let placed = queue.submit(true, |_| command(0, 9), u64::MAX);
+    assert!(placed.is_ok());
+    let clocks = TICKS.into_iter().chain([1, 1 << 20, (1 << 54) - 1]);
+    for now in clocks.flat_map(|ticks| [ticks - 1, ticks, ticks + 1]) {
+        let now_ns = now.saturating_mul(TICK_NS);
+        assert_eq!(queue.expire(now_ns, |_| ()), 0, "at {now_ns:#x} ns");
+    }
+    assert_eq!(queue.expire(u64::MAX, |_| ()), 0);
+    // The tick that stands for none: such a deadline passes all the same.
+    let at = (1 << 32) * TICK_NS;
+    assert!(queue.submit(true, |_| command(1, 8), at).is_ok());
+    assert_eq!(queue.expire(at - 1, |_| ()), 0);
+    assert_eq!(queue.expire(at + TICK_NS, |tag| assert_eq!(tag, 8)), 1);
+}
+
+#[test]
 fn a_deadline_of_a_queue_pair_passes_once_on_every_clock() {
     for at in [1, 1 << 32, 1 << 42, 1 << 63, u64::MAX - 1, u64::MAX] {
         let rig = Rig::new(4, 3, 0, 0);

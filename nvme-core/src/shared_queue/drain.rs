@@ -5,8 +5,8 @@
 //! what is rare is done one by one afterwards.
 
 use super::{DONE, Drained, SharedQueue};
-use crate::group::{Group, Traffic, unroll};
-use crate::queue_state::{HEAD_SHIFT, SlotWord, slot_of, status_of};
+use crate::group::{Group, Traffic, reads_are_possible, unroll};
+use crate::queue_state::{HEAD_SHIFT, SlotWord, slot_of};
 use crate::sync::{Order, Scope, anew, fence};
 
 /// Passes over the completion queue in a row.
@@ -41,6 +41,12 @@ impl SharedQueue<'_> {
     /// As [`drain`](Self::drain); the leader tells `saw` what was done on the bus.
     #[inline(always)]
     pub(super) fn drain_seen<G: Group>(&self, group: &G, saw: &impl Fn(Traffic)) -> Drained {
+        const {
+            assert!(
+                reads_are_possible::<G>(),
+                "READS is 1, or the group is one member"
+            )
+        };
         // As many as are taken when there are enough.
         let all = if G::READS == 1 { 1 } else { G::READS - 2 };
         let mut took = 0;
@@ -241,8 +247,9 @@ impl SharedQueue<'_> {
                 rare |= u32::from(taken(k) & !usual) << k;
             }
         });
+        let mut rare_ends = 0;
         if rare != 0 {
-            self.take_rare(&read, rare, at, rung);
+            rare_ends = self.take_rare(&read, rare, at, rung);
         }
         let late = group.vote(rare != 0).total > 0;
         if late {
@@ -258,17 +265,25 @@ impl SharedQueue<'_> {
             if (k as u32) < G::READS {
                 let (upper, end) = (read.uppers[k], read.ends[k]);
                 let ends = taken(k) & (rare >> k & 1 == 0);
-                self.cells.set_if(ends, end.tag(), DONE | u64::from(status_of(upper).0) << 32);
+                self.cells.set_if(ends, end.tag(), told(upper));
                 // Relaxed: the fence above released what was done with the slot.
                 state.free_if(ends, slot_of(upper));
             }
         });
+        if rare_ends != 0 {
+            unroll!(ENTRIES, k => {
+                state.free_if(rare_ends >> k & 1 != 0, slot_of(read.uppers[k]));
+            });
+        }
     }
 
-    /// Takes those of the entries in `rare` that want dword 0 or are not what a controller may post.
+    /// Takes those of the entries in `rare` that want dword 0 or are not what a controller may post; those
+    /// whose commands have ended. Their slots are free only once they were counted: whoever takes one waits for
+    /// the count (see [`fetched`](Self::fetched)).
     #[inline(always)]
-    fn take_rare(&self, read: &Read, rare: u32, at: impl Fn(usize) -> u32, rung: u32) {
+    fn take_rare(&self, read: &Read, rare: u32, at: impl Fn(usize) -> u32, rung: u32) -> u32 {
         let state = &self.state;
+        let mut ends = rare;
         let mut rest = rare;
         while rest != 0 {
             let index = rest.trailing_zeros() as usize;
@@ -281,14 +296,21 @@ impl SharedQueue<'_> {
             });
             if !state.fits(upper, end) || !state.head_fits(upper, at(index).wrapping_add(1), rung) {
                 state.refuse(state.judge(upper, end));
+                ends &= !(1 << index);
                 continue;
             }
-            let mut result = DONE | u64::from(status_of(upper).0) << 32;
+            let mut result = told(upper);
             if end.wants_dw0() {
                 result |= self.memory.cq.lower(at(index)) & u64::from(u32::MAX);
             }
             self.cells.set_if(true, end.tag(), result);
-            state.free_if(true, slot_of(upper));
         }
+        ends
     }
+}
+
+/// What the cell is told of a completion with this upper word: status and CID lie where they are.
+#[inline(always)]
+fn told(upper: u64) -> u64 {
+    upper & u64::from(u32::MAX) << 32 | DONE
 }

@@ -1,6 +1,6 @@
 //! Waiting on a shared queue: submit, wait, and both together, by a group that stays together.
 
-use super::{DONE, Drained, SharedQueue, Token, ended};
+use super::{Drained, SharedQueue, Token, ended};
 use crate::command::Command;
 use crate::error::{SubmitError, WaitError};
 use crate::group::{Act, Group, Here, Traffic};
@@ -59,7 +59,7 @@ impl<'a> SharedQueue<'a> {
                 deadline_ns,
             },
         );
-        match value & DONE {
+        match value {
             0 => Err((self.why_not(), token)),
             _ => Ok(ended(value)),
         }
@@ -87,7 +87,7 @@ impl<'a> SharedQueue<'a> {
                 deadline_ns,
             },
         );
-        match (why, value & DONE) {
+        match (why, value) {
             (Some(error), _) => Ok(Err(error)),
             (None, 0) => Err((self.why_not(), token)),
             (None, _) => Ok(Ok(ended(value))),
@@ -135,7 +135,7 @@ impl<'a> SharedQueue<'a> {
     #[inline(always)]
     fn end_of(&self, token: &Token, value: u64, here: &impl Here) -> Event {
         let (qid, cid) = (self.state.qid(), token.cid);
-        match (value & DONE, ended(value).0) {
+        match (value, ended(value).0) {
             (0, _) => Event::expired(qid, cid, here.now_ns()),
             (_, Outcome::Done(status)) => Event::completed(qid, cid, status, 0),
             (_, Outcome::Aborted(_)) => Event::reclaimed(qid, cid),
@@ -204,7 +204,7 @@ struct Wait<'q, 'a, H> {
 impl<H: Here> Act for Wait<'_, '_, H> {
     type Output = u64;
 
-    /// The cell's value, without [`DONE`] when the wait was given up.
+    /// The cell's value, 0 when the wait was given up.
     #[inline(always)]
     fn act<G: Group>(self, group: &G) -> u64 {
         let queue = self.queue;
@@ -213,7 +213,7 @@ impl<H: Here> Act for Wait<'_, '_, H> {
         loop {
             if waits {
                 value = queue.result(self.token);
-                waits = value & DONE == 0 && !given_up && queue.state.fault_code() == 0;
+                waits = value == 0 && !given_up && queue.state.fault_code() == 0;
                 if !waits {
                     self.here
                         .record(|| queue.end_of(self.token, value, self.here));
@@ -268,8 +268,8 @@ impl<'d, H: Here, F: Fn() -> Command<'d>> Act for Run<'_, '_, H, F> {
             if waits && !rings {
                 let was = value;
                 value = queue.result(&token);
-                waits = value & DONE == 0 && !given_up && queue.state.fault_code() == 0;
-                if was & DONE != value & DONE {
+                waits = value == 0 && !given_up && queue.state.fault_code() == 0;
+                if (was == 0) != (value == 0) {
                     self.here.record(|| queue.end_of(&token, value, self.here));
                 }
                 rings = waits && queue.unrung(token.position);
@@ -279,7 +279,7 @@ impl<'d, H: Here, F: Fn() -> Command<'d>> Act for Run<'_, '_, H, F> {
                 rings = queue.anything_unrung();
             }
             if group.vote(waits).total == 0 {
-                if why.is_none() && value & DONE == 0 {
+                if why.is_none() && value == 0 {
                     self.here.record(|| queue.end_of(&token, value, self.here));
                 }
                 return (value, token, why);

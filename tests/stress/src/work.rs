@@ -83,8 +83,8 @@ pub fn drive(
             }
         }
         Mode::Collective if round.wide => {
-            for member in Spin::<4>::of(round.threads) {
-                let work = move || own::<4, 4>(queue, &member, seed, port, stop);
+            for member in Spin::<1>::of(round.threads) {
+                let work = move || own::<1, 4>(queue, &member, seed, port, stop);
                 works.push(Box::new(work));
             }
         }
