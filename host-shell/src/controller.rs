@@ -160,8 +160,8 @@ impl Controller {
                 return Err(error);
             }
         };
-        let identify = identify
-            .map_err(|_| Error::device("Identify Controller is not 4,096 bytes", "report this"))?;
+        let identify =
+            identify.map_err(|_| Error::internal("Identify Controller is not 4,096 bytes"))?;
         Ok(Self {
             session,
             identify: Box::new(identify),
@@ -234,7 +234,7 @@ impl Controller {
             .session
             .identify("Identify Namespace", cns::NAMESPACE, nsid)?;
         let identify = IdentifyNamespace::read_from_bytes(buffer.as_slice())
-            .map_err(|_| Error::device("Identify Namespace is not 4,096 bytes", "report this"))?;
+            .map_err(|_| Error::internal("Identify Namespace is not 4,096 bytes"))?;
         // An inactive namespace is answered with zeroes.
         if identify.nsze == 0 {
             Err(unknown())
@@ -253,9 +253,8 @@ impl Controller {
                 cns::ACTIVE_NAMESPACES,
                 after,
             )?;
-            let list = ActiveNamespaces::read_from_bytes(buffer.as_slice()).map_err(|_| {
-                Error::device("the namespace list is not 4,096 bytes", "report this")
-            })?;
+            let list = ActiveNamespaces::read_from_bytes(buffer.as_slice())
+                .map_err(|_| Error::internal("the namespace list is not 4,096 bytes"))?;
             let before = all.len();
             all.extend(list.iter().filter(|nsid| *nsid > after));
             if all.len() - before < 1024 {

@@ -47,7 +47,7 @@ pub trait Device: Send + Sync {
     #[cfg(feature = "cuda")]
     fn map_gpu(&self, memory: &Arc<crate::cuda::DeviceMemory>) -> Result<Iova> {
         let _ = memory;
-        Err(Error::device(
+        Err(Error::usage(
             format!("{} cannot reach GPU memory", self.name()),
             "use --tier 1 or 0",
         ))
@@ -86,7 +86,7 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// [`Error::Device`] when the controller has none, or this transport cannot map it.
     fn controller_memory(&self) -> Result<Arc<ControllerMemory>> {
-        Err(Error::device(
+        Err(Error::usage(
             format!(
                 "{}: controller memory cannot be mapped through this transport",
                 self.name()
@@ -101,7 +101,7 @@ pub trait Device: Send + Sync {
     /// [`Error::Device`] when the device has no interrupts, or this transport does not pass them on.
     fn interrupts(&self, vectors: u16) -> Result<Vec<OwnedFd>> {
         let _ = vectors;
-        Err(Error::device(
+        Err(Error::usage(
             format!("{}: no interrupts through this transport", self.name()),
             "leave --irq out",
         ))

@@ -417,7 +417,7 @@ impl SharedPages {
         // SAFETY: the pages stay readable and writable while `mapped` holds them, which is until they
         // are unmapped; buffers in them are viewed as plain bytes only while no command holds them.
         unsafe { self.memory.map(iova, pages.start(), pages.len() as u64) }.map_err(|error| {
-            Error::device(format!("memory at {iova:#x}: {error}"), "unmap it first")
+            Error::environment(format!("memory at {iova:#x}: {error}"), "unmap it first")
         })?;
         crate::queue::lock(&self.mapped).insert(iova, Arc::clone(pages));
         Ok(Iova(iova))
@@ -434,7 +434,7 @@ impl SharedPages {
         self.memory
             .map_peer(address, address, bytes as u64, peer)
             .map_err(|error| {
-                Error::device(
+                Error::environment(
                     format!("GPU memory at {address:#x}: {error}"),
                     "unmap it first",
                 )

@@ -10,7 +10,7 @@ use std::path::PathBuf;
 pub mod exit {
     /// Everything asked for was done.
     pub const OK: u8 = 0;
-    /// The controller refused a command or could not be brought up.
+    /// The controller answered with an error, could not be brought up, or lacks what the command needs.
     pub const DEVICE: u8 = 1;
     /// The command line or a range does not make sense; nothing was sent.
     pub const USAGE: u8 = 2;
@@ -20,7 +20,11 @@ pub mod exit {
     pub const FILE: u8 = 4;
     /// The controller did not answer in time, or is gone.
     pub const TIMEOUT: u8 = 5;
-    /// Ctrl-C or SIGTERM.
+    /// This machine lacks something: memory, descriptors, a permission, a driver, an IOMMU, a GPU.
+    pub const ENVIRONMENT: u8 = 6;
+    /// A fault of this program.
+    pub const INTERNAL: u8 = 7;
+    /// Ctrl-C, SIGTERM or SIGHUP.
     pub const INTERRUPTED: u8 = 130;
 }
 
@@ -63,6 +67,20 @@ pub enum Error {
         cause: String,
         /// What to do.
         remedy: String,
+    },
+    /// This machine lacks something: a permission, a driver, an IOMMU, a GPU.
+    #[error("{cause}")]
+    Environment {
+        /// What is missing.
+        cause: String,
+        /// What to do.
+        remedy: String,
+    },
+    /// Something that the code excludes happened.
+    #[error("{cause}")]
+    Internal {
+        /// What was seen.
+        cause: String,
     },
     /// The controller answered a command with an error status.
     #[error("{what} ended with {status}")]
@@ -138,6 +156,21 @@ impl Error {
         }
     }
 
+    /// An [`Error::Environment`] from its two sentences.
+    pub fn environment(cause: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::Environment {
+            cause: cause.into(),
+            remedy: remedy.into(),
+        }
+    }
+
+    /// An [`Error::Internal`].
+    pub fn internal(cause: impl Into<String>) -> Self {
+        Self::Internal {
+            cause: cause.into(),
+        }
+    }
+
     /// A closure for `map_err` that says which file and what was tried.
     pub fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();
@@ -153,33 +186,35 @@ impl Error {
         match self {
             Self::Usage { remedy, .. }
             | Self::Device { remedy, .. }
+            | Self::Environment { remedy, .. }
             | Self::Unfinished { remedy, .. } => remedy.clone(),
+            Self::Internal { .. } => {
+                "this is a fault of this program: report it with the command line".to_owned()
+            }
             Self::File {
                 action: OPEN_IMAGE,
                 source,
                 ..
             } if source.kind() == io::ErrorKind::NotFound => {
-                "check the path, or add ?size= to create the image".to_owned()
+                "check the path; a command that writes creates the image when size= is given, as in \
+                 `nvme-gpu write -d 'sim:PATH?size=1GiB'`"
+                    .to_owned()
             }
             Self::File { source, .. } => file_remedy(source).to_owned(),
-            Self::System { source, .. } => match source.raw_os_error() {
-                Some(libc::ENOMEM | libc::EAGAIN) => "free memory or raise `ulimit -l`".to_owned(),
-                _ => "see the system's log".to_owned(),
-            },
+            Self::System { source, .. } => system_remedy(source).to_owned(),
             Self::Command { status, .. } => crate::remedy::of_status(*status).to_owned(),
             Self::Unsupported { .. } => {
                 "leave it out, or use a controller that has it (`nvme-gpu identify` prints the bit)"
                     .to_owned()
             }
             Self::Mismatch { .. } => {
-                "compare the two sources; the controller returned other data".to_owned()
+                "read both sides again and look where they differ".to_owned()
             }
             Self::Timeout { .. } => {
-                "raise --timeout-ms, or look at `nvme-gpu error-log` and the fault= option"
-                    .to_owned()
+                "raise --timeout-ms if the device is slow, else check the device".to_owned()
             }
             Self::Gone { .. } => {
-                "check that the device is still there, then start again".to_owned()
+                "check that the device, or its server, is there and runs, then start again".to_owned()
             }
             Self::Interrupted => {
                 "run the command again; commands already sent may have taken effect".to_owned()
@@ -187,12 +222,34 @@ impl Error {
         }
     }
 
+    /// One word for the kind of error, for programs.
+    pub fn code(&self) -> &'static str {
+        match self {
+            Self::Usage { .. } => "usage",
+            Self::File { .. } => "file",
+            Self::System { .. } => "system",
+            Self::Device { .. } => "device",
+            Self::Environment { .. } => "environment",
+            Self::Internal { .. } => "internal",
+            Self::Command { .. } => "command",
+            Self::Unsupported { .. } => "unsupported",
+            Self::Unfinished { .. } => "unfinished",
+            Self::Mismatch { .. } => "mismatch",
+            Self::Timeout { .. } => "timeout",
+            Self::Gone { .. } => "gone",
+            Self::Interrupted => "interrupted",
+        }
+    }
+
     /// The exit code of the command line for this error: one of [`exit`].
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Usage { .. } => exit::USAGE,
+            Self::System { .. } | Self::Environment { .. } => exit::ENVIRONMENT,
+            Self::File { source, .. } if is_shortage(source) => exit::ENVIRONMENT,
             Self::File { .. } => exit::FILE,
-            Self::System { .. } | Self::Device { .. } => exit::DEVICE,
+            Self::Internal { .. } => exit::INTERNAL,
+            Self::Device { .. } => exit::DEVICE,
             Self::Command { status, .. } if status.code() == Status::COMPARE_FAILURE.code() => {
                 exit::MISMATCH
             }
@@ -204,11 +261,58 @@ impl Error {
     }
 }
 
+/// Whether the process, or the system, has run out of something that is not the file's.
+fn is_shortage(source: &io::Error) -> bool {
+    let shortages = [libc::EMFILE, libc::ENFILE, libc::ENOMEM];
+    source
+        .raw_os_error()
+        .is_some_and(|errno| shortages.contains(&errno))
+}
+
+fn system_remedy(source: &io::Error) -> &'static str {
+    match source.raw_os_error() {
+        Some(libc::EMFILE) => "raise the limit of open files (`ulimit -n`), or use fewer queues",
+        Some(libc::ENFILE) => "the whole system has too many files open: end other programs",
+        Some(libc::ENOMEM) => {
+            "free memory, use fewer queues or smaller buffers, or raise the limits that `ulimit -a` shows"
+        }
+        Some(libc::EAGAIN) => {
+            "use fewer threads or queues, or raise the limits of processes and locked memory (`ulimit -u`, `-l`)"
+        }
+        Some(libc::EPERM | libc::EACCES) => {
+            "run it as a user who may do this (`nvme-gpu doctor` shows what is missing)"
+        }
+        Some(libc::ENOSYS | libc::EOPNOTSUPP) => "use a kernel that has this system call",
+        _ => "`nvme-gpu doctor` shows what this machine lacks",
+    }
+}
+
 fn file_remedy(source: &io::Error) -> &'static str {
+    if is_shortage(source) {
+        return system_remedy(source);
+    }
+    match source.raw_os_error() {
+        Some(libc::EBADF) => {
+            "leave it open when the program starts, or send it to a file or /dev/null"
+        }
+        Some(libc::ENXIO) => "name a file, or a socket through vfio-user:, that a program has open",
+        Some(libc::ELOOP) => "the links lead in a circle: name the file itself",
+        Some(libc::ENOTDIR) => "a part of the path is a file, not a folder: check the path",
+        Some(libc::EROFS) => "choose a place on a file system that is mounted for writing",
+        Some(libc::EFBIG) => {
+            "raise the limit of file sizes (`ulimit -f`), or choose a file system for longer files"
+        }
+        Some(libc::EIO) => "the medium below the file fails: see `dmesg`",
+        Some(libc::EINVAL) => "choose a file system that supports this, or another file",
+        _ => kind_remedy(source),
+    }
+}
+
+fn kind_remedy(source: &io::Error) -> &'static str {
     match source.kind() {
         io::ErrorKind::NotFound => "check the path",
         io::ErrorKind::PermissionDenied => "check the permissions of the file and its folder",
-        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::FileTooLarge => {
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
             "free space, or choose another place"
         }
         io::ErrorKind::ResourceBusy => {

@@ -42,6 +42,7 @@ mod session;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod statistics;
+pub mod stdio;
 pub mod sysfs;
 pub mod units;
 #[cfg(feature = "vfio")]

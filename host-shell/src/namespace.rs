@@ -279,7 +279,7 @@ impl Namespace {
                 match self.queue.wait()? {
                     Some(done) if done.cid == cid => break done,
                     Some(_) => {}
-                    None => return Err(Error::device(format!("{what} was lost"), "report this")),
+                    None => return Err(Error::internal(format!("{what} was lost"))),
                 }
             };
             if done.is_success() {
@@ -373,7 +373,7 @@ impl Namespace {
             }
             // On an error of the queue itself the buffers in flight stay with it.
             let Some(done) = self.queue.wait()? else {
-                return Err(Error::device(format!("{what} was lost"), "report this"));
+                return Err(Error::internal(format!("{what} was lost")));
             };
             let Some((piece, tries)) = pending.remove(&done.cid.0) else {
                 continue;

@@ -60,7 +60,7 @@ pub(crate) fn of_status(status: Status) -> &'static str {
             "carry out a sanitize that succeeds; the medium is locked until then"
         }
         _ if status.dnr() => {
-            "a retry will not help, the controller says (Do Not Retry); see `nvme-gpu error-log`"
+            "a retry will not help, the controller says (Do Not Retry): change the command"
         }
         Status::SANITIZE_IN_PROGRESS => {
             "wait until it has ended (`nvme-gpu sanitize-log` shows how far it is), then try again"
@@ -82,13 +82,13 @@ pub(crate) fn of_status(status: Status) -> &'static str {
         | Status::INTERNAL_PATH_ERROR
         | Status::CONTROLLER_PATHING_ERROR
         | Status::HOST_PATHING_ERROR
-        | Status::ABORT_LIMIT_EXCEEDED => "try again, and see `nvme-gpu error-log`",
+        | Status::ABORT_LIMIT_EXCEEDED => "try again",
         // Vendor's and reserved values: the meaning is not known, and the controller allows a retry.
         other if other.name().is_none() && other.sct() != sct::MEDIA => {
-            "try again, and see `nvme-gpu error-log` and the manual of the controller"
+            "try again, and see the manual of the controller"
         }
-        other if other.sct() == sct::MEDIA => "check the medium, and see `nvme-gpu error-log`",
-        _ => "the command cannot succeed as it is; see `nvme-gpu error-log`",
+        other if other.sct() == sct::MEDIA => "check the medium",
+        _ => "the command cannot succeed as it is: change it",
     }
 }
 

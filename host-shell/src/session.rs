@@ -379,7 +379,7 @@ impl Session {
     pub fn identify(&self, what: &str, cns: u8, nsid: Nsid) -> Result<DmaBuffer> {
         let buffer = DmaBuffer::new(&self.device, nvme_core::spec::identify::IDENTIFY_BYTES)?;
         let (_, buffer) = self.admin(what, admin::identify(cns, nsid), Some(buffer))?;
-        buffer.ok_or_else(|| Error::device(format!("{what} lost its buffer"), "report this"))
+        buffer.ok_or_else(|| Error::internal(format!("{what} lost its buffer")))
     }
 }
 

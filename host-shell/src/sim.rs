@@ -10,6 +10,7 @@ use nvme_core::{Identity, Registers};
 use nvme_sim::config::Access;
 use nvme_sim::{Config, Controller, HostMemory, Runner};
 use std::io;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// The registers of a simulated controller in this process.
@@ -138,6 +139,12 @@ pub fn config(text: &str) -> Result<(Config, usize)> {
     let config = nvme_sim::config::parse(text).map_err(refused)?;
     let threads = config.threads;
     Ok((config, threads))
+}
+
+/// The image files that `PATH[?option=value&...]` names, whether they exist or not: none for `mem`, for
+/// `null`, and for text that is refused when it is opened.
+pub fn images(text: &str) -> Vec<PathBuf> {
+    nvme_sim::config::image_paths(text).unwrap_or_default()
 }
 
 /// Prints what the protocol auditor has found, a line each on standard error: with `audit=on` in the

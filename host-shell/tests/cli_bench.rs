@@ -93,10 +93,10 @@ fn demo_on_a_device_uses_its_first_blocks_alone() {
     folder.fails(&demo(&["--size", "8MiB"]), 2, "end past namespace");
     folder.fails(&demo(&["--size", "1000"]), 2, "whole number");
     folder.fails(&demo(&["--keep"]), 2, "--keep");
-    folder.fails(&demo(&["--irq", "--size", "1MiB"]), 1, "no interrupts");
+    folder.fails(&demo(&["--irq", "--size", "1MiB"]), 2, "no interrupts");
     folder.fails(
         &demo(&["--rings", "cmb", "--size", "1MiB"]),
-        1,
+        2,
         "controller memory",
     );
     assert_eq!(folder.names(), ["disk.img"]);

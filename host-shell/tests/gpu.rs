@@ -15,14 +15,14 @@ fn what_is_wrong_with_the_driver_is_one_line_each() {
     for (fault, code, part) in [
         (
             "old",
-            1,
+            6,
             "driver is one for CUDA 11.4, the kernels need CUDA 12.2",
         ),
-        ("nogpu", 1, "finds no GPU"),
-        ("small", 1, "compute capability 7.5"),
-        ("badptx", 1, "line 7; error : Unknown instruction"),
-        ("oom", 1, "out of memory"),
-        ("idle", 1, "the kernel did 0 of"),
+        ("nogpu", 6, "finds no GPU"),
+        ("small", 6, "compute capability 7.5"),
+        ("badptx", 6, "line 7; error : Unknown instruction"),
+        ("oom", 6, "out of memory"),
+        ("idle", 6, "the kernel did 0 of"),
     ] {
         let line = fails(&folder, fault, code, &read);
         let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
@@ -177,7 +177,7 @@ fn a_bar_that_cannot_be_registered_is_relayed() {
     let read = [
         "read", "-d", device, "--gpu", "--json", "-o", "out", "--tier",
     ];
-    let line = fails(&folder, "bar", 1, &[&read[..], &["1"]].concat());
+    let line = fails(&folder, "bar", 6, &[&read[..], &["1"]].concat());
     assert!(
         line.contains("follow_pfn") && line.contains("--tier 0"),
         "{line}"

@@ -115,10 +115,114 @@ fn a_client_that_is_put_out_is_told_of() {
 }
 
 #[test]
+fn the_socket_of_a_dead_server_is_replaced_and_that_of_a_living_one_is_not() {
+    let folder = Folder::new();
+    let path = folder.0.join("cntrl");
+    drop(UnixListener::bind(&path).unwrap());
+    assert!(UnixStream::connect(&path).is_err(), "no process listens");
+    let args = ["-d", "sim:null", "-s", "cntrl", "--once", "--json"];
+    let mut first = serve(&folder, &args).spawn().unwrap();
+    let mut out = BufReader::new(first.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    assert!(line.contains("ready"), "{line}");
+    // Neither while it waits for a client, nor while it serves one and another waits.
+    let client = UnixStream::connect(&path).unwrap();
+    let waiting: Vec<_> = (0..17).map(|_| UnixStream::connect(&path)).collect();
+    let second = end(serve(&folder, &args).spawn().unwrap());
+    let said = String::from_utf8_lossy(&second.stderr);
+    assert_eq!(second.status.code(), Some(2), "{said}");
+    assert!(said.contains("another server listens"), "{said}");
+    drop((client, waiting));
+    assert_eq!(end(first).status.code(), Some(0));
+    assert!(!path.exists());
+}
+
+#[test]
+fn of_servers_that_start_at_once_on_a_dead_socket_one_serves() {
+    let folder = Folder::new();
+    drop(UnixListener::bind(folder.0.join("cntrl")).unwrap());
+    let args = ["-d", "sim:null", "-s", "cntrl", "--once"];
+    let mut all: Vec<_> = (0..4)
+        .map(|_| serve(&folder, &args).spawn().unwrap())
+        .collect();
+    let begin = Instant::now();
+    let running = |all: &mut Vec<Child>| {
+        let running = all.iter_mut().map(|one| one.try_wait().unwrap().is_none());
+        running.filter(|runs| *runs).count()
+    };
+    while running(&mut all) > 1 {
+        assert!(begin.elapsed() < PATIENCE, "several serve");
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    assert_eq!(running(&mut all), 1);
+    drop(UnixStream::connect(folder.0.join("cntrl")).unwrap());
+    let codes: Vec<_> = all.into_iter().map(|one| end(one).status.code()).collect();
+    assert_eq!(
+        codes.iter().filter(|code| **code == Some(0)).count(),
+        1,
+        "{codes:?}"
+    );
+}
+
+#[test]
+fn a_hangup_ends_a_server_as_sigterm_does() {
+    let folder = Folder::new();
+    let mut child = serve(&folder, &["-d", "sim:null", "-s", "cntrl", "--json"])
+        .spawn()
+        .unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    let pid = child.id().to_string();
+    assert!(
+        Command::new("kill")
+            .args(["-HUP", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
+    let output = end(child);
+    assert_eq!(output.status.code(), Some(0));
+    assert!(!folder.0.join("cntrl").exists());
+}
+
+#[test]
+fn a_hangup_that_was_ignored_at_the_start_stays_ignored() {
+    let folder = Folder::new();
+    let mut child = Command::new("sh")
+        .args([
+            "-c",
+            "trap '' HUP; exec \"$B\" serve -d sim:null -s cntrl --once --json",
+        ])
+        .env("B", env!("CARGO_BIN_EXE_nvme-gpu"))
+        .current_dir(&folder.0)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut out = BufReader::new(child.stdout.take().unwrap());
+    let mut line = String::new();
+    out.read_line(&mut line).unwrap();
+    let pid = child.id().to_string();
+    assert!(
+        Command::new("kill")
+            .args(["-HUP", &pid])
+            .status()
+            .unwrap()
+            .success()
+    );
+    std::thread::sleep(Duration::from_millis(300));
+    assert!(child.try_wait().unwrap().is_none(), "it goes on");
+    drop(UnixStream::connect(folder.0.join("cntrl")).unwrap());
+    assert_eq!(end(child).status.code(), Some(0));
+}
+
+#[test]
 fn what_cannot_be_served_is_refused_before_there_is_a_socket() {
     let folder = Folder::new();
     std::fs::write(folder.0.join("file"), "mine").unwrap();
-    drop(UnixListener::bind(folder.0.join("stale")).unwrap());
     let _live = UnixListener::bind(folder.0.join("live")).unwrap();
     let cases = [
         ("vfio-user:x", "cntrl", 2, "cannot be served: write sim:"),
@@ -127,7 +231,6 @@ fn what_cannot_be_served_is_refused_before_there_is_a_socket() {
         ("sim:missing.img", "cntrl", 4, "missing.img"),
         ("sim:null", "none/cntrl", 2, "make the folder first"),
         ("sim:null", "file", 2, "not a socket"),
-        ("sim:null", "stale", 2, "remove it (rm stale)"),
         ("sim:null", "live", 2, "another server listens"),
     ];
     for (device, socket, code, text) in cases {

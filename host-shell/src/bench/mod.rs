@@ -382,7 +382,7 @@ fn one_step(
             .collect::<Vec<_>>()
     });
     let tallies: std::result::Result<Vec<Tally>, _> = tallies.into_iter().collect();
-    tallies.map_err(|_| Error::device("a bench thread panicked", "report this"))
+    tallies.map_err(|_| Error::internal("a bench thread panicked"))
 }
 
 fn check(controller: &Controller, job: &Job) -> Result<NamespaceInfo> {

@@ -371,11 +371,10 @@ fn issue(
     };
     match batch.submit(sqe, Some(buffer)) {
         Ok(_) => Ok(check),
-        Err(refused) if refused.error == SubmitError::QueueFull => Err(Error::device(
-            "the queue is smaller than its depth",
-            "report this",
-        )),
-        Err(refused) => Err(Error::device(refused.error.to_string(), "use another --bs")),
+        Err(refused) if refused.error == SubmitError::QueueFull => {
+            Err(Error::internal("the queue is smaller than its depth"))
+        }
+        Err(refused) => Err(Error::usage(refused.error.to_string(), "use another --bs")),
     }
 }
 

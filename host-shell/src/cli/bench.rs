@@ -2,11 +2,10 @@
 
 mod intervals;
 
-use super::{NamespaceArgs, WriteArgs, duration, output, plot, progress};
+use super::{NamespaceArgs, WriteArgs, duration, number, output, plot, progress, some_bytes};
 use clap::{Args, ValueEnum};
 use intervals::Intervals;
 use nvme_host::bench::{self, Job, Limit, Pattern, Ramp};
-use nvme_host::units::parse_bytes;
 use nvme_host::{Controller, Error, Result};
 use std::path::PathBuf;
 use std::time::Duration;
@@ -22,28 +21,28 @@ pub struct Bench {
     #[arg(long, value_enum, default_value = "randread")]
     rw: Workload,
     /// Share of reads in rw and randrw, in percent
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u8).range(0..=100))]
+    #[arg(long, default_value_t = 50, value_parser = number::<u8>(0..=100))]
     rwmixread: u8,
     /// Bytes per command
-    #[arg(long, visible_alias = "bytes", default_value = "4KiB", value_parser = parse_bytes)]
+    #[arg(long, visible_alias = "bytes", default_value = "4KiB", value_parser = some_bytes)]
     bs: u64,
     /// Queue pairs, one thread each
-    #[arg(long, visible_alias = "numjobs", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, visible_alias = "numjobs", default_value_t = 1, value_parser = number::<u32>(1..=4096))]
     queues: u32,
     /// Commands in flight per queue
-    #[arg(long, visible_alias = "iodepth", default_value_t = 32)]
+    #[arg(long, visible_alias = "iodepth", default_value_t = 32, value_parser = number::<u32>(1..=65_535))]
     depth: u32,
     /// How long to run: 10s, 500ms
     #[arg(long, value_parser = duration, conflicts_with = "io_size")]
     runtime: Option<Duration>,
     /// Bytes to move, instead of a time
-    #[arg(long, value_parser = parse_bytes)]
+    #[arg(long, value_parser = some_bytes)]
     io_size: Option<u64>,
     /// Bytes of the namespace to use, from its start on; all when missing
-    #[arg(long, value_parser = parse_bytes)]
+    #[arg(long, value_parser = some_bytes)]
     size: Option<u64>,
     /// Commands per second over all queues
-    #[arg(long, value_name = "IOPS", conflicts_with = "ramp")]
+    #[arg(long, value_name = "IOPS", conflicts_with = "ramp", value_parser = number::<u64>(1..=1_000_000_000_000))]
     rate_iops: Option<u64>,
     /// Raise the rate from FROM to TO commands per second in STEPS equal steps
     #[arg(long, value_name = "FROM:TO:STEPS", value_parser = ramp, conflicts_with = "io_size")]
@@ -52,7 +51,7 @@ pub struct Bench {
     #[arg(long)]
     verify: bool,
     /// Seed of addresses, mix and data
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = number::<u64>(0..=u64::MAX))]
     seed: u64,
     /// Go on after commands without an answer, controller resets, and a device that left, for which TIME
     /// (10s when missing) is waited: what was lost is sent again, and counted
@@ -95,22 +94,15 @@ enum Workload {
 fn ramp(text: &str) -> std::result::Result<Ramp, String> {
     let parts: Vec<&str> = text.split(':').collect();
     let [from, to, steps] = parts[..] else {
-        return Err("write FROM:TO:STEPS, for example 1000:100000:10".to_owned());
+        return Err(format!(
+            "'{text}' is not FROM:TO:STEPS, for example 1000:100000:10"
+        ));
     };
-    let number = |text: &str| {
-        text.parse::<u64>()
-            .ok()
-            .filter(|n| *n > 0)
-            .ok_or(format!("'{text}' is not a rate above 0"))
-    };
-    let steps = steps
-        .parse()
-        .ok()
-        .filter(|steps| (1..=1000).contains(steps));
+    let rate = number::<u64>(1..=1_000_000_000_000);
     Ok(Ramp {
-        from: number(from)?,
-        to: number(to)?,
-        steps: steps.ok_or("1 to 1000 steps")?,
+        from: rate(from)?,
+        to: rate(to)?,
+        steps: number(1..=1000)(steps)?,
     })
 }
 
@@ -126,6 +118,7 @@ impl Bench {
         }
         if let Some(path) = &self.plot {
             plot::check(path)?;
+            super::images::refuse_output(path)?;
         }
         let (pattern, read_percent) = match self.rw {
             Workload::Read => (Pattern::Sequential, 100),
@@ -155,7 +148,10 @@ impl Bench {
             _ => device.start_writing(&self.write, "this workload", &config),
         };
         let controller = open()?;
-        let block = u64::from(controller.namespace(self.namespace.nsid())?.block_bytes());
+        let (block, blocks) = {
+            let namespace = controller.namespace(self.namespace.nsid())?;
+            (u64::from(namespace.block_bytes()), namespace.blocks())
+        };
         let job = Job {
             nsid: self.namespace.nsid(),
             pattern,
@@ -169,7 +165,7 @@ impl Bench {
                 to: rate.max(1),
                 steps: 1,
             })),
-            span_blocks: self.span(block)?,
+            span_blocks: self.span(block, blocks)?,
             seed: self.seed,
             verify: self.verify,
         };
@@ -255,10 +251,11 @@ impl Bench {
                 "leave them out; `stream --gpu --verify` checks data",
             ));
         }
-        let opened = nvme_host::open(&self.namespace.device.device)?;
-        if !read {
-            self.write.check(&*opened, "this workload")?;
-        }
+        let device = &self.namespace.device;
+        let opened = match read {
+            true => device.open()?,
+            false => device.open_to_write(&self.write, "this workload")?,
+        };
         super::bench_gpu::run(super::bench_gpu::Job {
             opened,
             device: &self.namespace.device,
@@ -279,9 +276,10 @@ impl Bench {
         })
     }
 
-    fn span(&self, block: u64) -> Result<u64> {
+    fn span(&self, block: u64, blocks: u64) -> Result<u64> {
         match self.size {
             None => Ok(0),
+            Some(size) if size.div_ceil(block) > blocks => Err(beyond(size, block * blocks)),
             Some(size) if size >= self.bs && size >= block => Ok(size / block),
             Some(size) => Err(Error::usage(
                 format!("--size {size} is less than one command"),
@@ -289,4 +287,12 @@ impl Bench {
             )),
         }
     }
+}
+
+/// The error for a --size that is longer than the namespace.
+pub fn beyond(size: u64, bytes: u64) -> Error {
+    Error::usage(
+        format!("--size {size} is more than the namespace, which has {bytes} bytes"),
+        format!("use at most {bytes}"),
+    )
 }

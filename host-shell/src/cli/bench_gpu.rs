@@ -37,6 +37,7 @@ pub struct SuiteArgs {
         long,
         value_name = "N",
         default_value_t = 0,
+        value_parser = super::number::<usize>(0..=4096),
         hide_default_value = true,
         requires = "suite"
     )]
@@ -62,7 +63,7 @@ impl SuiteArgs {
         };
         let mut failure = None;
         bench::run(&options, &mut |line: Value| {
-            if let Err(error) = output::print(&line.to_string()) {
+            if let Err(error) = output::line(&line) {
                 failure.get_or_insert(error);
             }
         })?;
@@ -110,7 +111,10 @@ pub fn run(job: Job<'_>) -> Result<()> {
     }
     let block = u64::from(drive.info().block_bytes);
     let all = drive.info().blocks * block;
-    let units = job.size.unwrap_or(all).min(all) / job.bytes;
+    if let Some(size) = job.size.filter(|size| *size > all) {
+        return Err(super::bench::beyond(size, all));
+    }
+    let units = job.size.unwrap_or(all) / job.bytes;
     if units == 0 {
         return Err(Error::usage(
             "one command is longer than --size or the namespace",

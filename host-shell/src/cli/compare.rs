@@ -1,7 +1,7 @@
 //! `compare`: blocks against a file, by the controller.
 
-use super::write::whole_blocks;
-use super::{NamespaceArgs, check_stop, file, output};
+use super::input::{Input, Target};
+use super::{NamespaceArgs, check_stop, number, output};
 use clap::Args;
 use nvme_host::Result;
 use nvme_host::core::spec::Lba;
@@ -16,30 +16,40 @@ pub struct Compare {
     #[command(flatten)]
     namespace: NamespaceArgs,
     /// First block
-    #[arg(long, short = 's', visible_alias = "start-block", default_value_t = 0)]
+    #[arg(long, short = 's', visible_alias = "start-block", default_value_t = 0, value_parser = number::<u64>(0..=u64::MAX))]
     lba: u64,
-    /// File with the expected data, a whole number of blocks; `-` is standard input
+    /// The expected data: a file of whole blocks, or a pipe, which is read to its end; `-` is standard input
     #[arg(long = "in", short = 'i', visible_alias = "data", value_name = "FILE")]
     input: PathBuf,
+    /// Blocks that a file must have, or how many to take from a pipe or a device such as /dev/zero
+    #[arg(long, short = 'b', value_parser = number::<u64>(1..=u64::MAX))]
+    blocks: Option<u64>,
 }
 
 impl Compare {
     pub fn run(self) -> Result<()> {
-        let bytes = file::read_input(&self.input)?;
+        let input = Input::open(&self.input)?;
         let controller = self.namespace.device.start()?;
         let mut namespace = controller.namespace(self.namespace.nsid())?;
-        let blocks = whole_blocks(namespace.block_bytes(), &bytes, &self.input)?;
-        namespace.check(Lba(self.lba), blocks)?;
-        let mut lba = self.lba;
-        for part in bytes.chunks(CHUNK) {
+        let block = namespace.block_bytes();
+        let target = Target {
+            block,
+            lba: self.lba,
+            size: namespace.blocks(),
+            expected: self.blocks,
+        };
+        let mut pieces = input.pieces(target, |blocks| namespace.check(Lba(self.lba), blocks))?;
+        let (mut lba, mut piece) = (self.lba, Vec::new());
+        while pieces.next(&mut piece, CHUNK)? {
             check_stop()?;
-            namespace.compare(Lba(lba), part)?;
-            lba += part.len() as u64 / u64::from(namespace.block_bytes());
+            namespace.compare(Lba(lba), &piece)?;
+            lba += piece.len() as u64 / u64::from(block);
         }
+        let blocks = pieces.done();
         if self.namespace.device.json {
-            return output::json(
-                &json!({ "equal": true, "lba": self.lba, "blocks": blocks, "bytes": bytes.len() }),
-            );
+            return output::json(&json!({
+                "equal": true, "lba": self.lba, "blocks": blocks, "bytes": blocks * u64::from(block),
+            }));
         }
         output::print(&format!(
             "compare: {blocks} blocks from LBA {} are equal",

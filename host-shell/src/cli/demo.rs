@@ -5,7 +5,7 @@ mod gpu;
 mod image;
 
 use super::access::{AccessArgs, WriteArgs};
-use super::{duration, output, progress, stop_flag};
+use super::{duration, number, output, progress, some_bytes, stop_flag};
 use clap::Args;
 use hdrhistogram::Histogram;
 use image::Image;
@@ -13,7 +13,7 @@ use indicatif::ProgressBar;
 use nvme_host::bench::queues_json;
 use nvme_host::core::SubmitError;
 use nvme_host::core::spec::{Lba, Nsid, Qid, nvm};
-use nvme_host::units::{self, parse_bytes};
+use nvme_host::units;
 use nvme_host::{Config, Controller, DmaBuffer, Error, Queue, Result, Statistics};
 use serde_json::json;
 use std::path::PathBuf;
@@ -32,25 +32,25 @@ pub struct Demo {
     #[command(flatten)]
     access: AccessArgs,
     /// Size of the image
-    #[arg(long, default_value = "256MiB", value_parser = parse_bytes)]
+    #[arg(long, default_value = "256MiB", value_parser = some_bytes)]
     size: u64,
     /// Bytes per read; cut to what the controller transfers at once
-    #[arg(long, default_value = "128KiB", value_parser = parse_bytes)]
+    #[arg(long, default_value = "128KiB", value_parser = some_bytes)]
     bs: u64,
     /// Queue pairs, one thread each
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, default_value_t = 4, value_parser = number::<u32>(1..=64))]
     queues: u32,
     /// Reads in flight per queue
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, default_value_t = 8, value_parser = number::<u32>(1..=1024))]
     depth: u32,
     /// Block size of the namespace
-    #[arg(long, default_value_t = 4096, value_parser = clap::value_parser!(u32))]
+    #[arg(long, default_value_t = 4096, value_parser = number::<u32>(512..=4096))]
     block: u32,
     /// Threads of the simulated controller
-    #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=64))]
+    #[arg(long, default_value_t = 1, value_parser = number::<u32>(1..=64))]
     sim_threads: u32,
     /// Seed of the image's data
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, default_value_t = 1, value_parser = number::<u64>(0..=u64::MAX))]
     seed: u64,
     /// Where to make the image, instead of the folder for temporary files
     #[arg(long, value_name = "PATH")]
@@ -69,7 +69,7 @@ pub struct Demo {
     json: bool,
     /// Use GPU N; without this, GPU 0 where there is one
     #[cfg(feature = "cuda")]
-    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", conflicts_with = "cpu")]
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", conflicts_with = "cpu", value_parser = number::<u32>(0..=1023))]
     gpu: Option<u32>,
     /// Use CPU threads, whatever GPU there is
     #[cfg(feature = "cuda")]
@@ -186,9 +186,7 @@ impl Demo {
                 .collect();
             let joined = threads.into_iter().map(|thread| thread.join());
             joined
-                .map(|part| {
-                    part.unwrap_or_else(|_| Err(Error::device("a thread panicked", "report this")))
-                })
+                .map(|part| part.unwrap_or_else(|_| Err(Error::internal("a thread panicked"))))
                 .collect()
         });
         let elapsed = begin.elapsed();
@@ -207,7 +205,7 @@ impl Demo {
         for part in parts {
             latency
                 .add(&part.latency)
-                .map_err(|_| Error::device("histograms differ", "report this"))?;
+                .map_err(|_| Error::internal("histograms differ"))?;
         }
         let commands = image.sums.len() as u64;
         let seconds = elapsed.as_secs_f64();
@@ -333,7 +331,7 @@ fn read_units(
             return Ok(latency);
         }
         let Some(done) = queue.wait()? else {
-            return Err(Error::device("a command was lost", "report this"));
+            return Err(Error::internal("a command was lost"));
         };
         let now = Instant::now();
         let Some(at) = pending.iter().position(|(cid, ..)| *cid == done.cid.0) else {

@@ -1,6 +1,6 @@
 //! `doctor`: what this machine can do, and what to change.
 
-use super::output;
+use super::{output, visible};
 use clap::Args;
 use nvme_host::doctor::{Report, Status, examine};
 use nvme_host::sysfs::Host;
@@ -21,7 +21,7 @@ impl Doctor {
         let report = examine(&Host::here());
         if self.json {
             let value = serde_json::to_value(&report)
-                .map_err(|error| Error::device(error.to_string(), "report this"))?;
+                .map_err(|error| Error::internal(error.to_string()))?;
             return output::json(&value);
         }
         output::print(&to_text(&report))
@@ -34,7 +34,7 @@ fn to_text(report: &Report) -> String {
     for finding in &report.findings {
         if finding.subject != subject {
             subject = &finding.subject;
-            text.push_str(&format!("{subject}\n"));
+            text.push_str(&format!("{}\n", visible::line(subject)));
         }
         let mark = match finding.status {
             Status::Ok => "ok",
@@ -45,7 +45,8 @@ fn to_text(report: &Report) -> String {
         };
         text.push_str(&format!(
             "  {mark:<4} {}: {}\n",
-            finding.check, finding.text
+            finding.check,
+            visible::line(&finding.text)
         ));
         if let Some(remedy) = &finding.remedy {
             text.push_str(&format!("       -> {remedy}\n"));

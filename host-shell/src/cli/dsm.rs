@@ -1,6 +1,6 @@
 //! `dsm`: deallocate ranges.
 
-use super::{NamespaceArgs, WriteArgs, output};
+use super::{NamespaceArgs, WriteArgs, number, output};
 use clap::Args;
 use nvme_host::core::spec::Lba;
 use nvme_host::{Error, Result};
@@ -14,10 +14,10 @@ pub struct Dsm {
     #[command(flatten)]
     write: WriteArgs,
     /// First block of each range, separated by commas
-    #[arg(long, short = 's', value_delimiter = ',', required = true)]
+    #[arg(long, short = 's', value_delimiter = ',', required = true, value_parser = number::<u64>(0..=u64::MAX))]
     slbs: Vec<u64>,
     /// Blocks of each range, separated by commas
-    #[arg(long, short = 'b', value_delimiter = ',', required = true)]
+    #[arg(long, short = 'b', value_delimiter = ',', required = true, value_parser = number::<u32>(1..=0xFFFF_FFFF))]
     blocks: Vec<u32>,
     /// Deallocate (the only use of dsm that is supported)
     #[arg(long, visible_alias = "ad")]

@@ -1,6 +1,6 @@
 //! `error-log`.
 
-use super::{DeviceArgs, output};
+use super::{DeviceArgs, number, output};
 use clap::Args;
 use nvme_host::core::spec::Nsid;
 use nvme_host::core::spec::log_page::{ErrorEntry, lid};
@@ -14,7 +14,7 @@ pub struct ErrorLog {
     #[command(flatten)]
     device: DeviceArgs,
     /// Entries to fetch; all that the controller keeps when missing
-    #[arg(long, short = 'e')]
+    #[arg(long, short = 'e', value_parser = number::<u32>(1..=0xFFFF_FFFF))]
     log_entries: Option<u32>,
 }
 

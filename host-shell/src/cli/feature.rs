@@ -89,8 +89,10 @@ impl GetFeature {
             data_bytes(fid)
         };
         let controller = self.namespace.device.start()?;
+        let nsid = self.namespace.nsid();
+        controller.identify_namespace(nsid)?;
         let nsid = if is_per_namespace(fid) {
-            self.namespace.nsid()
+            nsid
         } else {
             Nsid::NONE
         };
@@ -133,8 +135,10 @@ impl SetFeature {
         }
         let device = &self.namespace.device;
         let controller = device.start_writing(&self.write, "set-feature", &device.config())?;
+        let nsid = self.namespace.nsid();
+        controller.identify_namespace(nsid)?;
         let nsid = if is_per_namespace(fid) {
-            self.namespace.nsid()
+            nsid
         } else {
             Nsid::NONE
         };

@@ -1,24 +1,25 @@
 //! Input and output files that are whole or not there.
 
-use super::check_stop;
+use super::{check_stop, images};
 use nvme_host::{Error, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, Read, Write};
+use std::io::{self, IsTerminal, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
-/// Reads a whole input; `-` is standard input.
-pub fn read_input(path: &Path) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    if path == Path::new("-") {
-        io::stdin()
-            .lock()
-            .read_to_end(&mut bytes)
-            .map_err(Error::file("read", "standard input"))?;
-    } else {
-        bytes = fs::read(path).map_err(Error::file("read", path))?;
-    }
-    Ok(bytes)
-}
+/// How errors name it.
+pub const STANDARD_OUTPUT: &str = "standard output";
+
+/// How long is waited for a reader between two looks at Ctrl-C.
+const TICK: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 50_000_000,
+};
+/// What a pipe takes at once when it says that it is ready (PIPE_BUF).
+const PIPE_BYTES: usize = 4096;
 
 /// Reads an input, `-` is standard input, into `bytes` from its start; how much there was, at most one
 /// byte more than fits.
@@ -54,7 +55,7 @@ pub fn read_at_most(path: &Path, bytes: &mut [u8]) -> Result<usize> {
 /// An output that replaces `path` when it is complete, and leaves it as it was otherwise.
 pub enum Output {
     /// Standard output, a device or a pipe: written as it comes.
-    Stream(Box<dyn Write>, PathBuf),
+    Stream(Stream),
     /// A file beside the target, renamed at the end.
     Replace {
         /// The file.
@@ -66,23 +67,83 @@ pub enum Output {
     },
 }
 
+/// What is written as it comes.
+pub struct Stream {
+    file: File,
+    name: PathBuf,
+    /// Whether a write may wait for a reader.
+    waits: bool,
+}
+
+impl Stream {
+    fn new(file: io::Result<File>, name: &Path) -> Result<Self> {
+        let file = file.map_err(Error::file("open", name))?;
+        let kind = file.metadata().map_err(Error::file("open", name))?;
+        let kind = kind.file_type();
+        Ok(Self {
+            waits: kind.is_fifo() || kind.is_socket() || file.is_terminal(),
+            file,
+            name: name.to_owned(),
+        })
+    }
+
+    fn standard_output() -> Result<Self> {
+        let file = io::stdout().as_fd().try_clone_to_owned().map(File::from);
+        Self::new(file, Path::new(STANDARD_OUTPUT))
+    }
+
+    /// Opens a pipe, once it has a reader.
+    fn pipe(path: &Path) -> Result<Self> {
+        loop {
+            check_stop()?;
+            let file = OpenOptions::new()
+                .write(true)
+                .custom_flags(libc::O_NONBLOCK)
+                .open(path);
+            match file {
+                Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                file => return Self::new(file, path),
+            }
+        }
+    }
+
+    fn write(&mut self, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            let mut most = bytes.len();
+            if self.waits {
+                check_stop()?;
+                let mut fds = [PollFd::new(&self.file, PollFlags::OUT)];
+                if !poll(&mut fds, Some(&TICK)).is_ok_and(|ready| ready > 0) {
+                    continue;
+                }
+                most = most.min(PIPE_BYTES);
+            }
+            match self.file.write(&bytes[..most]) {
+                Ok(0) => {
+                    return Err(Error::file("write", &self.name)(
+                        io::ErrorKind::WriteZero.into(),
+                    ));
+                }
+                Ok(count) => bytes = &bytes[count..],
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
+                    ) => {}
+                Err(error) => return Err(Error::file("write", &self.name)(error)),
+            }
+        }
+        Ok(())
+    }
+}
+
 impl Output {
-    /// Opens an output; none or `-` is standard output.
+    /// Opens an output; none or `-` is standard output. An image that is in use is refused.
     pub fn create(path: Option<&Path>) -> Result<Self> {
-        let path = match path {
-            None => {
-                return Ok(Self::Stream(
-                    Box::new(io::stdout()),
-                    "standard output".into(),
-                ));
-            }
-            Some(path) if path == Path::new("-") => {
-                return Ok(Self::Stream(
-                    Box::new(io::stdout()),
-                    "standard output".into(),
-                ));
-            }
-            Some(path) => path,
+        let Some(path) = path.filter(|path| *path != Path::new("-")) else {
+            return Ok(Self::Stream(Stream::standard_output()?));
         };
         // Through a link, the file that it names is replaced, not the link.
         let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
@@ -92,14 +153,15 @@ impl Output {
                     io::ErrorKind::IsADirectory.into(),
                 ));
             }
-            Ok(metadata) if !metadata.is_file() => {
-                let file = OpenOptions::new()
-                    .write(true)
-                    .open(path)
-                    .map_err(Error::file("open", path))?;
-                return Ok(Self::Stream(Box::new(file), path.clone()));
+            Ok(metadata) if metadata.file_type().is_fifo() => {
+                return Ok(Self::Stream(Stream::pipe(path)?));
             }
-            _ => {}
+            Ok(metadata) if !metadata.is_file() => {
+                let file = OpenOptions::new().write(true).open(path);
+                return Ok(Self::Stream(Stream::new(file, path)?));
+            }
+            Ok(_) => images::refuse_output(path)?,
+            Err(_) => {}
         }
         let name = path
             .file_name()
@@ -121,9 +183,7 @@ impl Output {
     /// Appends bytes.
     pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
         match self {
-            Self::Stream(stream, path) => stream
-                .write_all(bytes)
-                .map_err(Error::file("write", &*path)),
+            Self::Stream(stream) => stream.write(bytes),
             Self::Replace { file, target, .. } => file
                 .write_all(bytes)
                 .map_err(Error::file("write", &*target)),
@@ -133,7 +193,7 @@ impl Output {
     /// Makes the output what the user asked for.
     pub fn commit(mut self) -> Result<()> {
         match &mut self {
-            Self::Stream(stream, path) => stream.flush().map_err(Error::file("write", &*path)),
+            Self::Stream(_) => Ok(()),
             Self::Replace {
                 file,
                 temporary,

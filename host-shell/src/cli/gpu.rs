@@ -1,14 +1,13 @@
 //! What commands share that a GPU can drive: options, and loops over chunks of a transfer.
 
 use super::lasting::{self, Lasting, MOST_FAILURES, Source};
-use super::{NamespaceArgs, check_stop, duration, progress};
+use super::{NamespaceArgs, check_stop, duration, number, progress, some_bytes};
 use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
 use nvme_host::bench::SplitMix;
 use nvme_host::core::spec::Nsid;
 use nvme_host::cuda::bench::Mode;
 use nvme_host::cuda::{Ask, Drive, Ran, Setup, Tier, Work};
-use nvme_host::units::parse_bytes;
 use nvme_host::{Device, Error, Result};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -23,7 +22,7 @@ pub const CHUNK: u64 = 256 << 20;
 #[command(next_help_heading = "GPU")]
 pub struct GpuArgs {
     /// Let GPU N drive the queues (0 without a number)
-    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0")]
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", value_parser = number::<u32>(0..=1023))]
     pub gpu: Option<u32>,
     /// Who submits: one thread, warp or block owns a queue, or any thread shares it
     #[arg(long, value_enum, default_value = "warp", requires = "gpu")]
@@ -33,7 +32,7 @@ pub struct GpuArgs {
     pub tier: TierArg,
     /// Threads in all, for --mode shared, 256 for each queue when missing; threads of a queue's block, for
     /// --mode block, 128 when missing
-    #[arg(long, default_value_t = 0, hide_default_value = true, requires = "gpu")]
+    #[arg(long, default_value_t = 0, hide_default_value = true, requires = "gpu", value_parser = number::<u32>(0..=0xFFFF_FFFF))]
     pub threads: u32,
     /// Write what the kernels did to FILE: a Chrome trace for ui.perfetto.dev when it ends in .json, else
     /// text
@@ -46,13 +45,13 @@ pub struct GpuArgs {
 #[command(next_help_heading = "GPU")]
 pub struct ShapeArgs {
     /// Queue pairs
-    #[arg(long, default_value_t = 4, requires = "gpu")]
+    #[arg(long, default_value_t = 4, requires = "gpu", value_parser = number::<u32>(1..=4096))]
     pub queues: u32,
     /// Commands in flight per queue
-    #[arg(long, default_value_t = 8, requires = "gpu")]
+    #[arg(long, default_value_t = 8, requires = "gpu", value_parser = number::<u32>(1..=65_535))]
     pub depth: u32,
     /// Bytes per command; cut to what the controller transfers at once
-    #[arg(long, default_value = "1MiB", value_parser = parse_bytes, requires = "gpu")]
+    #[arg(long, default_value = "1MiB", value_parser = some_bytes, requires = "gpu")]
     pub bytes: u64,
     /// Order of the commands: ascending, or by chance in pieces of as many as are in flight
     #[arg(long, value_enum, default_value = "sequential", requires = "gpu")]
@@ -319,6 +318,16 @@ impl Totals {
         self.sq_doorbells += report.sq_doorbells;
         self.cq_doorbells += report.cq_doorbells;
         self.cq_loads += report.cq_loads;
+    }
+
+    /// Adds those of another part.
+    pub fn merge(&mut self, other: &Self) {
+        self.commands += other.commands;
+        self.seconds += other.seconds;
+        self.sqes += other.sqes;
+        self.sq_doorbells += other.sq_doorbells;
+        self.cq_doorbells += other.cq_doorbells;
+        self.cq_loads += other.cq_loads;
     }
 
     /// Bus transactions of the kernel for each command.

@@ -39,8 +39,8 @@ pub struct Lasting<'a> {
 impl<'a> Lasting<'a> {
     /// Hands queues of `opened`, which is the source's device, to the GPU.
     pub fn open(source: Source<'a>, opened: Arc<dyn Device>) -> Result<Self> {
-        if source.setup.depth == 0 {
-            return Err(Error::usage("a --depth of 0", "use 1 or more"));
+        if let Some(trace) = source.trace {
+            super::images::refuse_output(trace)?;
         }
         let drive = Some(source.open(opened)?);
         Ok(Self {
@@ -157,7 +157,7 @@ impl Source<'_> {
 }
 
 fn closed() -> Error {
-    Error::device("the drive is closed", "report this")
+    Error::internal("the drive is closed")
 }
 
 pub fn too_many(what: &str) -> Error {

@@ -1,6 +1,6 @@
 //! `list`: the NVMe controllers of this machine.
 
-use super::output;
+use super::{output, visible};
 use clap::Args;
 use nvme_host::Result;
 use nvme_host::sysfs::{Function, Host};
@@ -55,19 +55,19 @@ fn to_json(host: &Host, function: &Function) -> Value {
 }
 
 fn to_text(one: &Value) -> String {
-    let text = |name: &str| one[name].as_str().unwrap_or("-").to_owned();
+    let text = |name: &str| visible::line(one[name].as_str().unwrap_or("-"));
     let list = |name: &str| {
         let parts = one[name]
             .as_array()
             .into_iter()
             .flatten()
             .filter_map(Value::as_str);
-        parts.collect::<Vec<_>>().join(", ")
+        visible::line(&parts.collect::<Vec<_>>().join(", "))
     };
     // Without Linux's driver nobody told the model.
     let model = one["model"]
         .as_str()
-        .map_or_else(|| text("id"), str::to_owned);
+        .map_or_else(|| text("id"), visible::line);
     let group = one["iommu_group"].as_u64();
     let group = group.map_or("no IOMMU group".to_owned(), |group| {
         format!("group {group}")

@@ -14,6 +14,7 @@ mod doctor;
 mod dsm;
 mod error_log;
 mod events;
+mod failure;
 mod feature;
 mod file;
 mod flush;
@@ -23,6 +24,8 @@ mod get_log;
 mod gpu;
 mod hex;
 mod identify;
+mod images;
+mod input;
 #[cfg(feature = "cuda")]
 mod lasting;
 mod list;
@@ -33,6 +36,7 @@ mod passthru;
 mod plot;
 mod progress;
 mod read;
+mod refusal;
 mod regs;
 mod reset;
 mod sanitize;
@@ -41,15 +45,17 @@ mod say;
 mod serve;
 mod smart_log;
 mod stream;
+mod visible;
 mod write;
 mod write_zeroes;
 
 use access::{AccessArgs, WriteArgs};
 use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 use nvme_host::core::spec::Nsid;
-use nvme_host::units::parse_duration;
-use nvme_host::{Config, Controller, Error, Result, exit};
-use std::io::{self, Write};
+use nvme_host::units::{parse_bytes, parse_duration, parse_in};
+use nvme_host::{Config, Controller, Device, Error, Result, exit};
+use std::ffi::OsString;
+use std::ops::RangeInclusive;
 use std::process::ExitCode;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock};
@@ -73,10 +79,14 @@ Devices:
   vfio:BDF                      a controller on PCIe that is bound to vfio-pci (`nvme-gpu list`, `bind`, `doctor`)
   vfio-user:SOCKET              a controller in another process, e.g. one that `nvme-gpu serve` offers
 
-Sizes take KiB, MiB, GiB, TiB (or K, M, G, T; 1024) and kB, MB, GB, TB (1000).
+Sizes take KiB, MiB, GiB, TiB (or K, M, G, T; 1024) and kB, MB, GB, TB (1000); times need ns, us, ms, s or m;
+numbers may be hexadecimal with 0x.
+
+With --json, results are one object on standard output and errors one object on standard error (docs/json.md).
 
 Exit codes: 0 done, 1 controller error, 2 wrong usage or range, 3 data differs, 4 file error,
-5 no answer in time or device gone, 130 interrupted.";
+5 no answer in time or device gone, 6 this machine lacks something (memory, permission, driver, GPU),
+7 a fault of this program, 130 interrupted (Ctrl-C, SIGTERM, SIGHUP).";
 
 #[derive(Parser)]
 #[command(name = "nvme-gpu", version = VERSION, about = "An NVMe driver in user space: disks, images and benchmarks", after_help = AFTER_HELP)]
@@ -142,7 +152,7 @@ struct DeviceArgs {
     #[arg(long, short = 'd')]
     device: String,
     /// How long a command may take before it is aborted
-    #[arg(long, short = 't', visible_alias = "timeout", value_name = "MS", default_value_t = 5000, value_parser = clap::value_parser!(u64).range(1..=3_600_000))]
+    #[arg(long, short = 't', visible_alias = "timeout", value_name = "MS", default_value_t = 5000, value_parser = number::<u64>(1..=3_600_000))]
     timeout_ms: u64,
     /// Print one JSON object
     #[arg(long)]
@@ -157,7 +167,7 @@ struct NamespaceArgs {
     #[command(flatten)]
     device: DeviceArgs,
     /// Namespace
-    #[arg(long, short = 'n', value_name = "NSID", default_value_t = 1)]
+    #[arg(long, short = 'n', value_name = "NSID", default_value_t = 1, value_parser = number::<u32>(1..=0xFFFF_FFFE))]
     namespace_id: u32,
 }
 
@@ -182,23 +192,44 @@ impl DeviceArgs {
     }
 
     fn start_with(&self, config: &Config) -> Result<Controller> {
-        self.access.start(nvme_host::open(&self.device)?, config)
+        self.access.start(self.open()?, config)
+    }
+
+    /// Opens the device for a command that changes nothing: a missing image stays missing.
+    fn open(&self) -> Result<Arc<dyn Device>> {
+        images::must_exist(&self.device)?;
+        nvme_host::open(&self.device)
+    }
+
+    /// Opens the device for `what`, a command that changes what is stored. An image that this creates is
+    /// removed when the command fails.
+    fn open_to_write(&self, write: &WriteArgs, what: &str) -> Result<Arc<dyn Device>> {
+        images::about_to_open(&self.device);
+        let device = nvme_host::open(&self.device)?;
+        write.check(&*device, what)?;
+        Ok(device)
     }
 
     /// As [`start`](Self::start), for `what`, a command that changes what is stored.
     fn start_writing(&self, write: &WriteArgs, what: &str, config: &Config) -> Result<Controller> {
-        let device = nvme_host::open(&self.device)?;
-        write.check(&*device, what)?;
-        self.access.start(device, config)
+        self.access.start(self.open_to_write(write, what)?, config)
     }
 }
 
-/// The flag that Ctrl-C and SIGTERM set; a second Ctrl-C ends the process at once.
+/// The flag that Ctrl-C, SIGTERM and SIGHUP set; a second Ctrl-C ends the process at once. A signal that
+/// was ignored when the process began, as under nohup, stays ignored.
 fn stop_flag() -> Arc<AtomicBool> {
     static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
     Arc::clone(FLAG.get_or_init(|| {
         let flag = Arc::new(AtomicBool::new(false));
-        for signal in [signal_hook::consts::SIGINT, signal_hook::consts::SIGTERM] {
+        use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+        // A write beyond the limit of file sizes is then an error, after which what is incomplete is removed.
+        let _ = signal_hook::flag::register(libc::SIGXFSZ, Arc::default());
+        let ignored = ignored_signals();
+        for signal in [SIGINT, SIGTERM, SIGHUP] {
+            if ignored & 1 << (signal - 1) != 0 {
+                continue;
+            }
             // In this order: the second signal finds the flag set. Without handlers a signal ends the
             // process without a shutdown, which is the system's default.
             let _ = signal_hook::flag::register_conditional_shutdown(
@@ -212,6 +243,14 @@ fn stop_flag() -> Arc<AtomicBool> {
     }))
 }
 
+/// The signals that the process was started with as ignored, a bit each, from bit 0 for signal 1 on.
+fn ignored_signals() -> u64 {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .unwrap_or(0)
+}
+
 /// An error once Ctrl-C was pressed, for loops between commands.
 fn check_stop() -> Result<()> {
     if stop_flag().load(Ordering::Relaxed) {
@@ -223,18 +262,29 @@ fn check_stop() -> Result<()> {
 
 /// Runs the command line; the exit code is one of [`exit`].
 pub fn run() -> ExitCode {
-    let cli = match parse() {
-        Ok(cli) => cli,
-        Err(error) if !error.use_stderr() => {
-            // Help and version. A closed pipe is the reader's choice.
-            let _ = error.print();
-            return ExitCode::from(exit::OK);
-        }
-        Err(error) => return refuse(&error),
+    let arguments: Vec<OsString> = std::env::args_os().skip(1).collect();
+    // What clap refuses is an error like any other.
+    let as_json = arguments.iter().any(|argument| argument == "--json");
+    let ended = match parse(&arguments) {
+        Ok(cli) => run_command(cli),
+        Err(refused) => refused,
     };
+    match ended {
+        Ok(()) => ExitCode::from(exit::OK),
+        Err(error) => {
+            if !matches!(error, Error::Mismatch { .. }) {
+                images::remove_created();
+            }
+            failure::report(&error, images::device(), as_json)
+        }
+    }
+}
+
+fn run_command(cli: Cli) -> Result<()> {
+    failure::check_standard_output()?;
     stop_flag();
     say::set(cli.quiet, cli.verbose);
-    let result = match cli.command {
+    match cli.command {
         Command::Demo(command) => command.run(),
         Command::Read(command) => command.run(),
         Command::Write(command) => command.run(),
@@ -272,25 +322,35 @@ pub fn run() -> ExitCode {
         Command::Serve(command) => command.run(),
         #[cfg(feature = "sim")]
         Command::Devices(command) => command.run(),
-    };
-    match result {
-        Ok(()) => ExitCode::from(exit::OK),
-        Err(error) => {
-            report(&error);
-            ExitCode::from(error.exit_code())
-        }
     }
 }
 
-/// Reads the command line.
-fn parse() -> std::result::Result<Cli, clap::Error> {
-    Cli::from_arg_matches(&command_line().try_get_matches()?)
+/// Reads the command line. Help and version are printed, and an end without an error.
+fn parse(arguments: &[OsString]) -> std::result::Result<Cli, Result<()>> {
+    let command = command_line();
+    let name = OsString::from(command.get_name());
+    let all = std::iter::once(&name).chain(arguments);
+    let parsed = command
+        .clone()
+        .try_get_matches_from(all)
+        .and_then(|matches| {
+            images::set_device(device_of(&matches));
+            Cli::from_arg_matches(&matches)
+        });
+    parsed.map_err(|error| match error.use_stderr() {
+        true => Err(refusal::explain(&command, arguments, &error)),
+        false => failure::check_standard_output().and_then(|()| {
+            let text = error.render().to_string();
+            output::print(&text)
+        }),
+    })
 }
 
-/// What the command line may be. The suite of `bench` needs no device.
+/// The grammar of the command line. The suite of `bench` needs no device.
 fn command_line() -> clap::Command {
+    let command = Cli::command();
     #[cfg(feature = "cuda")]
-    let command = Cli::command().mut_subcommand("bench", |bench| {
+    let command = command.mut_subcommand("bench", |bench| {
         bench.mut_arg("device", |device| {
             let none = clap::builder::ArgPredicate::IsPresent;
             device
@@ -299,37 +359,34 @@ fn command_line() -> clap::Command {
                 .default_value_if("suite", none, "none")
         })
     });
-    #[cfg(not(feature = "cuda"))]
-    let command = Cli::command();
     command
 }
 
-fn report(error: &Error) {
-    // One line, whatever the texts hold.
-    let line = format!("error: {error}: {}", error.remedy()).replace('\n', " ");
-    let _ = writeln!(io::stderr(), "{line}");
+/// What was given as --device, to whatever subcommand.
+fn device_of(matches: &clap::ArgMatches) -> Option<String> {
+    let (_, matches) = matches.subcommand()?;
+    let device = matches.try_get_one::<String>("device").ok().flatten();
+    device.cloned().or_else(|| device_of(matches))
 }
 
-/// One line for a command line that clap refused.
-fn refuse(error: &clap::Error) -> ExitCode {
-    let text = error.to_string();
-    // A missing argument is named on the line after the first.
-    let mut lines = text
-        .lines()
-        .map(str::trim)
-        .filter(|line| !line.is_empty() && !line.starts_with("Usage:"));
-    let first = lines.next().unwrap_or("error: wrong usage").to_owned();
-    let first = match first.strip_suffix("not provided:") {
-        Some(start) => format!("{start}not provided: {}", lines.next().unwrap_or_default()),
-        None => first,
-    };
-    let first = if first.starts_with("error: ") {
-        first
-    } else {
-        "error: no command was given".to_owned()
-    };
-    let _ = writeln!(io::stderr(), "{first}: see `nvme-gpu --help`");
-    ExitCode::from(exit::USAGE)
+/// For clap: a whole number in `range`, decimal or hexadecimal with 0x.
+fn number<T>(
+    range: RangeInclusive<u64>,
+) -> impl Fn(&str) -> std::result::Result<T, String> + Clone + Send + Sync + 'static
+where
+    T: TryFrom<u64> + Clone + Send + Sync + 'static,
+{
+    move |text| parse_in(text, &range)
+}
+
+/// For clap: a number of bytes that is not 0.
+fn some_bytes(text: &str) -> std::result::Result<u64, String> {
+    match parse_bytes(text)? {
+        0 => Err(format!(
+            "'{text}' is zero; use a multiple of the block size"
+        )),
+        bytes => Ok(bytes),
+    }
 }
 
 /// For clap: a duration such as `10s`.

@@ -1,11 +1,19 @@
 //! Printing: aligned `name : value` lines as nvme-cli's, or one JSON object.
 
+use super::visible;
 use nvme_host::{Error, Notice, Notify, Result};
 use serde_json::{Value, json};
 use std::io::{self, IsTerminal, Write};
 
+/// The version of the JSON that is printed: docs/json.md. It grows when a member changes or goes.
+pub const SCHEMA_VERSION: u32 = 1;
+
 /// Writes text to standard output; a full disk or a closed pipe is an error.
 pub fn print(text: &str) -> Result<()> {
+    write(&visible::lines(text))
+}
+
+fn write(text: &str) -> Result<()> {
     let mut out = io::stdout().lock();
     out.write_all(text.as_bytes())
         .and_then(|()| {
@@ -16,7 +24,7 @@ pub fn print(text: &str) -> Result<()> {
             }
         })
         .and_then(|()| out.flush())
-        .map_err(Error::file("write", "standard output"))
+        .map_err(Error::file("write", super::file::STANDARD_OUTPUT))
 }
 
 /// Writes bytes to standard output as they are.
@@ -31,9 +39,9 @@ pub fn bytes(bytes: &[u8]) -> Result<()> {
 /// the results are.
 pub fn warnings(as_json: bool) -> Notify {
     Notify::new(move |notice| {
-        let text = notice.to_string().replace(['\n', '\r'], " ");
+        let text = notice.to_string();
         let line = match (as_json, notice) {
-            (false, _) => format!("warning: {text}"),
+            (false, _) => visible::line(&format!("warning: {text}")),
             (true, Notice::Event(event)) => {
                 json!({ "warning": text, "event": super::events::to_json(event) }).to_string()
             }
@@ -45,16 +53,26 @@ pub fn warnings(as_json: bool) -> Notify {
 
 /// Prints one JSON object: indented for a person at a terminal, else on one line.
 pub fn json(value: &Value) -> Result<()> {
+    let value = versioned(value);
     if io::stdout().is_terminal() {
-        print(&format!("{value:#}"))
+        write(&visible::json(&format!("{value:#}")))
     } else {
-        print(&value.to_string())
+        write(&visible::json(&value.to_string()))
     }
+}
+
+/// `value` with the version of the schema as its first member.
+fn versioned(value: &Value) -> Value {
+    let mut object = json!({ "schema_version": SCHEMA_VERSION });
+    if let (Value::Object(object), Value::Object(members)) = (&mut object, value) {
+        object.extend(members.clone());
+    }
+    object
 }
 
 /// Prints one JSON object on one line, for readers of several.
 pub fn line(value: &Value) -> Result<()> {
-    print(&value.to_string())
+    write(&visible::json(&versioned(value).to_string()))
 }
 
 /// Prints `name : value` lines from an object's members, in order.
@@ -68,7 +86,9 @@ pub fn table(title: &str, value: &Value) -> Result<()> {
         let width = members.keys().map(String::len).max().unwrap_or(0);
         for (name, value) in members {
             match value {
-                Value::String(value) => text.push_str(&format!("{name:<width$} : {value}\n")),
+                Value::String(value) => {
+                    text.push_str(&format!("{name:<width$} : {}\n", visible::line(value)));
+                }
                 Value::Array(list) if list.iter().any(Value::is_object) => {
                     for (index, item) in list.iter().enumerate() {
                         text.push_str(&format!("{name:<width$} : {index}: {}\n", one_line(item)));

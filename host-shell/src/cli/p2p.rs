@@ -1,6 +1,6 @@
 //! `p2p`: whether the controller reaches the memory of another device, and how fast.
 
-use super::{NamespaceArgs, WriteArgs, output};
+use super::{NamespaceArgs, WriteArgs, number, output, some_bytes};
 use clap::Args;
 use nvme_host::bench::SplitMix;
 use nvme_host::core::Data;
@@ -30,12 +30,15 @@ pub struct P2p {
     #[arg(long, default_value = "0", value_parser = parse_bytes)]
     offset: u64,
     /// Bytes to move each way
-    #[arg(long, default_value = "1MiB", value_parser = parse_bytes)]
+    #[arg(long, default_value = "1MiB", value_parser = some_bytes)]
     size: u64,
     /// First block to use
-    #[arg(long, short = 's', default_value_t = 0)]
+    #[arg(long, short = 's', default_value_t = 0, value_parser = number::<u64>(0..=u64::MAX))]
     lba: u64,
 }
+
+/// What is moved at most: it is kept in memory several times.
+const MOST: u64 = 1 << 30;
 
 /// The controller's two ways to the same blocks: through the peer, and through this process.
 struct Ways {
@@ -63,6 +66,12 @@ impl P2p {
             ));
         }
         disk.check(Lba(self.lba), size / block)?;
+        if size > MOST {
+            return Err(Error::usage(
+                format!("--size {size} is more than is held in memory for the check"),
+                format!("use at most {}", MOST),
+            ));
+        }
         let mut before = vec![0; size as usize];
         disk.read(Lba(self.lba), &mut before)?;
         let mut ways = Ways {

@@ -1,12 +1,12 @@
 //! `read`: blocks into a file.
 
 use super::file::Output;
-use super::{NamespaceArgs, check_stop, output, progress};
+use super::{NamespaceArgs, check_stop, number, output, progress};
 use clap::Args;
 use nvme_host::Result;
 use nvme_host::core::spec::Lba;
 use serde_json::json;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Bytes fetched between two writes to the output.
 const CHUNK: u64 = 8 << 20;
@@ -17,10 +17,10 @@ pub struct Read {
     #[command(flatten)]
     namespace: NamespaceArgs,
     /// First block
-    #[arg(long, short = 's', visible_alias = "start-block", default_value_t = 0)]
+    #[arg(long, short = 's', visible_alias = "start-block", default_value_t = 0, value_parser = number::<u64>(0..=u64::MAX))]
     lba: u64,
     /// Number of blocks (the number itself, not 0's based); all from LBA on when missing
-    #[arg(long, short = 'b')]
+    #[arg(long, short = 'b', value_parser = number::<u64>(0..=u64::MAX))]
     blocks: Option<u64>,
     /// Output file, replaced when everything has been read; standard output when missing or `-`
     #[arg(long, short = 'o', visible_alias = "data", value_name = "FILE")]
@@ -31,6 +31,11 @@ pub struct Read {
 }
 
 impl Read {
+    /// Whether standard output is free for what is said of the data.
+    fn is_into_file(&self) -> bool {
+        self.out.as_deref().is_some_and(|out| out != Path::new("-"))
+    }
+
     pub fn run(self) -> Result<()> {
         #[cfg(feature = "cuda")]
         if self.by_gpu.gpu.gpu.is_some() {
@@ -61,7 +66,7 @@ impl Read {
         bar.finish_and_clear();
         drop(namespace);
         controller.shut_down()?;
-        if self.namespace.device.json && self.out.is_some() {
+        if self.namespace.device.json && self.is_into_file() {
             return output::json(
                 &json!({ "lba": self.lba, "blocks": blocks, "bytes": blocks * block }),
             );
@@ -74,7 +79,7 @@ impl Read {
     fn run_on_gpu(self) -> Result<()> {
         use super::gpu;
         let device = &self.namespace.device;
-        let opened = nvme_host::open(&device.device)?;
+        let opened = device.open()?;
         let mut transfer = self.by_gpu.open(&self.namespace, opened)?;
         let drive = transfer.lasting.drive()?;
         let block = u64::from(drive.info().block_bytes);
@@ -98,7 +103,7 @@ impl Read {
         out.commit()?;
         bar.finish_and_clear();
         let told = transfer.lasting.close()?;
-        if device.json && self.out.is_some() {
+        if device.json && self.is_into_file() {
             let mut value = json!({
                 "lba": self.lba, "blocks": blocks, "bytes": blocks * block, "gpu": told.gpu,
                 "tier": told.tier, "commands": totals.commands, "per_command": totals.per_command(),

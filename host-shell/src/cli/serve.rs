@@ -1,6 +1,6 @@
 //! `serve`: a simulated controller as a PCI device behind a vfio-user socket.
 
-use super::{output, say, stop_flag};
+use super::{images, output, say, stop_flag, visible};
 use clap::Args;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use nvme_host::{Error, Result, sim};
@@ -24,11 +24,11 @@ pub struct Serve {
     /// Controller: sim:PATH[?options], sim:mem, sim:null (see `nvme-gpu --help`)
     #[arg(long, short = 'd')]
     device: String,
-    /// Socket to make; the folder must exist, the socket must not
+    /// Socket to make in a folder that exists; the socket of a server that has ended is replaced
     #[arg(long, short = 's', value_name = "PATH")]
     socket: PathBuf,
     /// Threads that serve the queues, as the option threads= of the device; 1 without either
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=64))]
+    #[arg(long, value_name = "N", value_parser = super::number::<u16>(1..=64))]
     threads: Option<u16>,
     /// End when the first client has left
     #[arg(long)]
@@ -46,9 +46,12 @@ impl Serve {
                 "write sim:PATH, sim:mem?size=1GiB or sim:null",
             ));
         };
+        images::about_to_open(&self.device);
         let (config, threads) = sim::config(text)?;
         let threads = self.threads.map_or(threads, usize::from);
         let mut server = Server::bind(config, &self.socket, threads).map_err(refused)?;
+        // From here on clients may have written to it.
+        images::keep_created();
         self.ready(threads)?;
         let clients = AtomicU64::new(0);
         let (done, stopper, controller) = (
@@ -91,7 +94,7 @@ impl Serve {
     }
 
     fn ready(&self, threads: usize) -> Result<()> {
-        let (device, socket) = (&self.device, self.socket.display());
+        let (device, socket) = (&self.device, self.socket.display().to_string());
         if self.json {
             return output::line(&json!({
                 "event": "ready",
@@ -102,7 +105,9 @@ impl Serve {
             }));
         }
         output::print(&format!(
-            "serving {device} at {socket}, threads: {threads}; Ctrl-C ends"
+            "serving {} at {}, threads: {threads}; Ctrl-C ends",
+            visible::line(device),
+            visible::line(&socket)
         ))
     }
 

@@ -1,6 +1,6 @@
 //! `smart-log`.
 
-use super::{NamespaceArgs, hex, output};
+use super::{DeviceArgs, hex, number, output};
 use clap::Args;
 use nvme_host::core::spec::Nsid;
 use nvme_host::core::spec::log_page::{Smart, critical_warning, lid, u128};
@@ -26,22 +26,37 @@ const WARNINGS: [(u64, &str); 6] = [
     ),
 ];
 
+/// Identify Controller, LPA: the SMART log can be had for each namespace.
+const LPA_SMART_PER_NAMESPACE: u8 = 1;
+
 /// Show the SMART / health log
 #[derive(Args)]
 pub struct SmartLog {
     #[command(flatten)]
-    namespace: NamespaceArgs,
+    device: DeviceArgs,
+    /// Namespace, where the controller keeps a log for each; the whole controller when missing
+    #[arg(long, short = 'n', value_name = "NSID", value_parser = number::<u32>(1..=0xFFFF_FFFF))]
+    namespace_id: Option<u32>,
 }
 
 impl SmartLog {
     pub fn run(self) -> Result<()> {
-        let controller = self.namespace.device.start()?;
-        // Of the whole controller, as nvme-cli does.
-        let bytes = controller.log_page(lid::SMART, Nsid::ALL, size_of::<Smart>())?;
+        let controller = self.device.start()?;
+        let nsid = self.namespace_id.map_or(Nsid::ALL, Nsid);
+        if nsid != Nsid::ALL {
+            controller.identify_namespace(nsid)?;
+            if controller.identify().lpa & LPA_SMART_PER_NAMESPACE == 0 {
+                return Err(Error::usage(
+                    "the controller keeps one SMART log for all namespaces",
+                    "leave --namespace-id out",
+                ));
+            }
+        }
+        let bytes = controller.log_page(lid::SMART, nsid, size_of::<Smart>())?;
         let smart = Smart::read_from_bytes(&bytes)
-            .map_err(|_| Error::device("the log is not 512 bytes", "report this"))?;
+            .map_err(|_| Error::internal("the log is not 512 bytes"))?;
         let title = "Smart Log for NVME device";
-        if self.namespace.device.json {
+        if self.device.json {
             return output::json(&to_json(&smart));
         }
         let mut object = to_json(&smart);

@@ -2,10 +2,10 @@
 
 #[cfg(feature = "cuda")]
 use super::gpu::{self, GpuArgs, PatternArg, Totals};
-use super::{NamespaceArgs, check_stop, output, progress};
+use super::{NamespaceArgs, check_stop, number, output, progress, some_bytes};
 use clap::Args;
 use nvme_host::bench::{self, Job, Limit, Pattern};
-use nvme_host::units::{self, parse_bytes};
+use nvme_host::units;
 use nvme_host::{Config, Error, Result};
 use serde_json::{Value, json};
 
@@ -15,19 +15,19 @@ pub struct Stream {
     #[command(flatten)]
     namespace: NamespaceArgs,
     /// First block
-    #[arg(long, short = 's', default_value_t = 0)]
+    #[arg(long, short = 's', default_value_t = 0, value_parser = number::<u64>(0..=u64::MAX))]
     lba: u64,
     /// Bytes to read; more than there are from LBA on begin there again. All when missing
-    #[arg(long, value_parser = parse_bytes)]
+    #[arg(long, value_parser = some_bytes)]
     size: Option<u64>,
     /// Queue pairs
-    #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u32).range(1..=4096))]
+    #[arg(long, default_value_t = 4, value_parser = number::<u32>(1..=4096))]
     queues: u32,
     /// Commands in flight per queue
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(1..=1024))]
+    #[arg(long, default_value_t = 8, value_parser = number::<u32>(1..=1024))]
     depth: u32,
     /// Bytes per command; cut to what the controller transfers at once
-    #[arg(long, default_value = "1MiB", value_parser = parse_bytes)]
+    #[arg(long, default_value = "1MiB", value_parser = some_bytes)]
     bytes: u64,
     /// Read the same blocks again with the CPU and compare every byte
     #[cfg(feature = "cuda")]
@@ -122,7 +122,7 @@ impl Stream {
         let device = &self.namespace.device;
         let nsid = self.namespace.nsid();
         let setup = self.gpu.setup(self.queues, self.depth, nsid, true);
-        let opened = nvme_host::open(&device.device)?;
+        let opened = device.open()?;
         let config = device.config();
         let chunk = if self.verify { 256 << 20 } else { 0 };
         let mut drive = nvme_host::cuda::Drive::open(setup, opened, &config, self.bytes, chunk)?;

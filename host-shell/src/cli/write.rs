@@ -1,9 +1,10 @@
 //! `write`: a file onto blocks, durable at exit.
 
-use super::{NamespaceArgs, WriteArgs, check_stop, file, output, progress};
+use super::input::{Input, Target};
+use super::{NamespaceArgs, WriteArgs, check_stop, number, output, progress};
 use clap::Args;
+use nvme_host::Result;
 use nvme_host::core::spec::Lba;
-use nvme_host::{Error, Result};
 use serde_json::json;
 use std::path::PathBuf;
 
@@ -18,13 +19,13 @@ pub struct Write {
     #[command(flatten)]
     write: WriteArgs,
     /// First block
-    #[arg(long, short = 's', visible_alias = "start-block", default_value_t = 0)]
+    #[arg(long, short = 's', visible_alias = "start-block", default_value_t = 0, value_parser = number::<u64>(0..=u64::MAX))]
     lba: u64,
-    /// Input file, a whole number of blocks; `-` is standard input
+    /// Input: a file of whole blocks, or a pipe, which is read to its end; `-` is standard input
     #[arg(long = "in", short = 'i', visible_alias = "data", value_name = "FILE")]
     input: PathBuf,
-    /// Blocks that the input must have; for checking
-    #[arg(long, short = 'b')]
+    /// Blocks that a file must have, or how many to take from a pipe or a device such as /dev/zero
+    #[arg(long, short = 'b', value_parser = number::<u64>(0..=u64::MAX))]
     blocks: Option<u64>,
     /// Force unit access instead of a flush at the end
     #[arg(long)]
@@ -40,23 +41,24 @@ impl Write {
         if self.by_gpu.gpu.gpu.is_some() {
             return self.run_on_gpu();
         }
-        // Everything that can be wrong is found before the first block changes.
-        let bytes = file::read_input(&self.input)?;
+        // What can be known to be wrong is found before the first block changes.
+        let input = Input::open(&self.input)?;
         let device = &self.namespace.device;
         let controller = device.start_writing(&self.write, "write", &device.config())?;
         let mut namespace = controller.namespace(self.namespace.nsid())?;
-        let blocks = self.blocks_of(&bytes, namespace.block_bytes())?;
-        namespace.check(Lba(self.lba), blocks)?;
-        let bar = progress::bytes(bytes.len() as u64, "writing");
-        let mut lba = self.lba;
-        for part in bytes.chunks(CHUNK) {
+        let block = namespace.block_bytes();
+        let target = self.target(block, namespace.blocks());
+        let mut pieces = input.pieces(target, |blocks| namespace.check(Lba(self.lba), blocks))?;
+        let bar = progress::bytes(pieces.blocks().unwrap_or(0) * u64::from(block), "writing");
+        let (mut lba, mut piece) = (self.lba, Vec::new());
+        while pieces.next(&mut piece, CHUNK)? {
             check_stop()?;
             match self.fua {
-                true => namespace.write_fua(Lba(lba), part)?,
-                false => namespace.write(Lba(lba), part)?,
+                true => namespace.write_fua(Lba(lba), &piece)?,
+                false => namespace.write(Lba(lba), &piece)?,
             }
-            lba += part.len() as u64 / u64::from(namespace.block_bytes());
-            bar.inc(part.len() as u64);
+            lba += piece.len() as u64 / u64::from(block);
+            bar.inc(piece.len() as u64);
         }
         if !self.fua {
             namespace.flush()?;
@@ -65,26 +67,21 @@ impl Write {
         drop(namespace);
         controller.shut_down()?;
         if self.namespace.device.json {
+            let blocks = pieces.done();
             return output::json(
-                &json!({ "lba": self.lba, "blocks": blocks, "bytes": bytes.len() }),
+                &json!({ "lba": self.lba, "blocks": blocks, "bytes": blocks * u64::from(block) }),
             );
         }
         Ok(())
     }
 
-    /// The number of blocks in the input, which must be what `--blocks` says.
-    fn blocks_of(&self, bytes: &[u8], block_bytes: u32) -> Result<u64> {
-        let blocks = whole_blocks(block_bytes, bytes, &self.input)?;
-        if let Some(expected) = self.blocks.filter(|expected| *expected != blocks) {
-            return Err(Error::usage(
-                format!(
-                    "{} holds {blocks} blocks, not {expected}",
-                    self.input.display()
-                ),
-                "correct --blocks, or leave it out",
-            ));
+    fn target(&self, block: u32, size: u64) -> Target {
+        Target {
+            block,
+            lba: self.lba,
+            size,
+            expected: self.blocks,
         }
-        Ok(blocks)
     }
 
     /// The same with queues that a GPU drives.
@@ -94,30 +91,42 @@ impl Write {
         use nvme_host::core::spec::nvm::opcode;
         use nvme_host::cuda::Work;
         if self.fua {
-            return Err(Error::usage(
+            return Err(nvme_host::Error::usage(
                 "kernels write without force unit access",
                 "leave out --fua; a flush at the end makes the data durable",
             ));
         }
-        let bytes = file::read_input(&self.input)?;
+        let input = Input::open(&self.input)?;
         let device = &self.namespace.device;
-        let opened = nvme_host::open(&device.device)?;
-        self.write.check(&*opened, "write")?;
+        let opened = device.open_to_write(&self.write, "write")?;
         let mut transfer = self.by_gpu.open(&self.namespace, opened)?;
-        let block = transfer.lasting.drive()?.info().block_bytes;
-        let blocks = self.blocks_of(&bytes, block)?;
-        let bar = gpu::bar(transfer.lasting.drive()?, blocks, "writing");
-        let first = self.lba;
-        let totals = transfer.run(
-            opcode::WRITE,
-            (first, blocks),
-            &bar,
-            |drive, lba, len| {
-                let at = ((lba - first) * u64::from(block)) as usize;
-                drive.data_mut()?.write(0, &bytes[at..at + len as usize])
-            },
-            |_, _, _| Ok(()),
-        )?;
+        let info = transfer.lasting.drive()?.info();
+        let (block, size) = (info.block_bytes, info.blocks);
+        let target = self.target(block, size);
+        let mut pieces = input.pieces(target, |blocks| transfer.check(self.lba, blocks))?;
+        let most = transfer.lasting.drive()?.data().len();
+        let bar = gpu::bar(
+            transfer.lasting.drive()?,
+            pieces.blocks().unwrap_or(0),
+            "writing",
+        );
+        let (first, mut lba, mut piece) = (self.lba, self.lba, Vec::new());
+        let mut totals = gpu::Totals::default();
+        while pieces.next(&mut piece, most)? {
+            let (begin, blocks) = (lba, piece.len() as u64 / u64::from(block));
+            let moved = transfer.run(
+                opcode::WRITE,
+                (begin, blocks),
+                &bar,
+                |drive, lba, len| {
+                    let at = ((lba - begin) * u64::from(block)) as usize;
+                    drive.data_mut()?.write(0, &piece[at..at + len as usize])
+                },
+                |_, _, _| Ok(()),
+            )?;
+            totals.merge(&moved);
+            lba += blocks;
+        }
         let flush = Work {
             opcode: opcode::FLUSH,
             lba: 0,
@@ -134,7 +143,7 @@ impl Write {
         let told = transfer.lasting.close()?;
         if device.json {
             let mut value = json!({
-                "lba": first, "blocks": blocks, "bytes": bytes.len(), "gpu": told.gpu, "tier": told.tier,
+                "lba": first, "blocks": pieces.done(), "bytes": pieces.done() * u64::from(block), "gpu": told.gpu, "tier": told.tier,
                 "commands": totals.commands, "per_command": totals.per_command(),
             });
             told.add_to(&mut value);
@@ -142,20 +151,4 @@ impl Write {
         }
         Ok(())
     }
-}
-
-/// The number of blocks in an input, which must be whole and not none.
-pub fn whole_blocks(block_bytes: u32, bytes: &[u8], path: &std::path::Path) -> Result<u64> {
-    let block = block_bytes as usize;
-    if bytes.is_empty() || !bytes.len().is_multiple_of(block) {
-        return Err(Error::usage(
-            format!(
-                "{} has {} bytes, which is not a whole number of {block}-byte blocks",
-                path.display(),
-                bytes.len()
-            ),
-            format!("pad it to a multiple of {block} (`truncate -s %{block} FILE`)"),
-        ));
-    }
-    Ok((bytes.len() / block) as u64)
 }

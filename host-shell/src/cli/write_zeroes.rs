@@ -1,6 +1,6 @@
 //! `write-zeroes`.
 
-use super::{NamespaceArgs, WriteArgs, output};
+use super::{NamespaceArgs, WriteArgs, number, output};
 use clap::Args;
 use nvme_host::Result;
 use nvme_host::core::spec::Lba;
@@ -14,10 +14,10 @@ pub struct WriteZeroes {
     #[command(flatten)]
     write: WriteArgs,
     /// First block
-    #[arg(long, short = 's', visible_alias = "start-block")]
+    #[arg(long, short = 's', visible_alias = "start-block", value_parser = number::<u64>(0..=u64::MAX))]
     lba: u64,
     /// Number of blocks (the number itself, not 0's based)
-    #[arg(long, short = 'b')]
+    #[arg(long, short = 'b', value_parser = number::<u64>(0..=u64::MAX))]
     blocks: u64,
     /// Let the controller deallocate them
     #[arg(long, short = 'D')]

@@ -249,9 +249,8 @@ impl Drive {
     /// # Errors
     /// [`Error::Device`] when a failed launch still holds it.
     pub fn data_mut(&mut self) -> Result<&mut GpuData> {
-        Arc::get_mut(&mut self.data).ok_or_else(|| {
-            Error::device("the data memory still belongs to commands", "report this")
-        })
+        Arc::get_mut(&mut self.data)
+            .ok_or_else(|| Error::internal("the data memory still belongs to commands"))
     }
 
     fn grid(&self) -> Grid {
@@ -334,14 +333,14 @@ impl Drive {
         if report.timed_out == 0 && report.fault == 0 {
             return Err(match (report.failed, report.refused) {
                 // A kernel that never ran counts nothing.
-                (0, 0) => Error::device(
+                (0, 0) => Error::environment(
                     format!(
                         "the kernel did {} of {} commands",
                         report.completed, work.commands
                     ),
                     "run `nvidia-smi`, and report this",
                 ),
-                (0, _) => Error::device(
+                (0, _) => Error::usage(
                     format!("{} commands could not be queued", report.refused),
                     "use fewer --threads or a smaller --bytes",
                 ),

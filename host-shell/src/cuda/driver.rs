@@ -54,9 +54,9 @@ impl Gpu {
     pub fn open(index: u32) -> Result<Arc<Self>> {
         // SAFETY: loads the library and runs its initializers, as any CUDA program does.
         if !unsafe { sys::is_culib_present() } {
-            return Err(Error::device(
+            return Err(Error::environment(
                 "no NVIDIA driver: libcuda.so.1 is not on this machine",
-                "install one, or use --cpu",
+                "install one, or leave --gpu out",
             ));
         }
         let mut driver = 0;
@@ -65,7 +65,7 @@ impl Gpu {
             sys::cuDriverGetVersion(&mut driver)
         })?;
         if driver < OLDEST_DRIVER {
-            return Err(Error::device(
+            return Err(Error::environment(
                 format!(
                     "the NVIDIA driver is one for CUDA {}, the kernels need CUDA {}",
                     version(driver),
@@ -108,7 +108,7 @@ impl Gpu {
             )?,
         );
         if capability < OLDEST_GPU {
-            return Err(Error::device(
+            return Err(Error::environment(
                 format!(
                     "GPU {index} ({name}) has compute capability {}.{}, the kernels need {}.{}",
                     capability.0, capability.1, OLDEST_GPU.0, OLDEST_GPU.1
@@ -251,9 +251,9 @@ fn version(number: i32) -> String {
 }
 
 fn no_gpu() -> Error {
-    Error::device(
+    Error::environment(
         "the NVIDIA driver finds no GPU",
-        "check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or use --cpu",
+        "check `nvidia-smi` and CUDA_VISIBLE_DEVICES, or leave --gpu out",
     )
 }
 
@@ -275,8 +275,8 @@ fn failed(call: &str, result: CUresult) -> Error {
             "use fewer queues, a smaller depth or smaller buffers, or end other users of the GPU",
         ),
         R::CUDA_ERROR_DEVICE_UNAVAILABLE => (
-            "the GPU is in use exclusively by somebody else",
-            "wait, choose another with --gpu, or use --cpu",
+            "another process uses the GPU exclusively",
+            "wait, choose another with --gpu N, or leave --gpu out",
         ),
         R::CUDA_ERROR_SYSTEM_DRIVER_MISMATCH | R::CUDA_ERROR_SYSTEM_NOT_READY => (
             "the driver library and the kernel's driver do not fit together, or are not ready",
@@ -310,7 +310,7 @@ fn failed(call: &str, result: CUresult) -> Error {
     };
     let name = format!("{result:?}");
     let name = name.strip_prefix("CUDA_ERROR_").unwrap_or(&name);
-    Error::device(format!("{call}: {what} ({name})"), remedy)
+    Error::environment(format!("{call}: {what} ({name})"), remedy)
 }
 
 #[cfg(test)]

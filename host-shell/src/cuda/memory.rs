@@ -164,10 +164,9 @@ impl Registered {
         if offset < self.bytes as u64 {
             Ok(self.address + offset)
         } else {
-            Err(Error::device(
-                format!("address {host:#x} is not registered with the GPU"),
-                "report this",
-            ))
+            Err(Error::internal(format!(
+                "address {host:#x} is not registered with the GPU"
+            )))
         }
     }
 
@@ -192,7 +191,7 @@ impl Drop for Registered {
 }
 
 fn refused_bar(as_memory: &Error, as_io: &Error) -> Error {
-    Error::device(
+    Error::environment(
         format!(
             "the driver maps the doorbells neither as memory ({as_memory}) nor as I/O memory ({as_io}); \
              drivers from 550.54 on cannot register a PCI BAR since the kernel dropped follow_pfn"
@@ -309,13 +308,10 @@ impl DeviceMemory {
     fn within(&self, offset: usize, len: usize) -> Result<()> {
         match offset.checked_add(len) {
             Some(end) if end <= self.bytes => Ok(()),
-            _ => Err(Error::usage(
-                format!(
-                    "{len} bytes at {offset} of {} bytes of GPU memory",
-                    self.bytes
-                ),
-                "report this",
-            )),
+            _ => Err(Error::internal(format!(
+                "{len} bytes at {offset} of {} bytes of GPU memory",
+                self.bytes
+            ))),
         }
     }
 }

@@ -176,7 +176,7 @@ fn compile(gpu: &Gpu, image: &[u8], registers: Option<u32>) -> Result<sys::CUmod
         let messages = one_line(&String::from_utf8_lossy(&log));
         match messages.is_empty() {
             true => error,
-            false => Error::device(
+            false => Error::environment(
                 format!("the driver refuses the kernels: {error}: {messages}"),
                 error.remedy(),
             ),

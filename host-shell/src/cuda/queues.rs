@@ -309,7 +309,7 @@ fn inspect<R>(
     let size = host.iter().map(state_bytes).max().unwrap_or(STATE_ALIGN);
     let one = host
         .get(index)
-        .ok_or_else(|| Error::usage(format!("no queue {index}"), "report this"))?;
+        .ok_or_else(|| Error::internal(format!("no queue {index}")))?;
     let mut bytes = vec![0u32; size / 4];
     states.download(index * size, bytes.as_mut_bytes())?;
     let copy: Vec<AtomicU32> = bytes.iter().copied().map(AtomicU32::new).collect();
@@ -320,8 +320,7 @@ fn inspect<R>(
     // SAFETY: host addresses of rings, lists and doorbells that the owner of `host` keeps; the state is
     // the copy, which outlives `look`.
     let attached = unsafe { words.attach() };
-    let (memory, state) =
-        attached.ok_or_else(|| Error::usage("impossible queue sizes", "report this"))?;
+    let (memory, state) = attached.ok_or_else(|| Error::internal("impossible queue sizes"))?;
     let result = look(memory, state);
     for (to, from) in bytes.iter_mut().zip(&copy) {
         *to = load(from);

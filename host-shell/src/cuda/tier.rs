@@ -146,7 +146,7 @@ fn choose(ask: Ask, doorbells: Result<()>, memory: Option<Result<()>>) -> Result
     };
     if let Err(error) = doorbells {
         return match wanted {
-            Some(tier) if tier > Tier::Relayed => Err(Error::device(
+            Some(tier) if tier > Tier::Relayed => Err(Error::environment(
                 format!("tier {} does not work here: {error}", tier.number()),
                 "use --tier 0",
             )),
@@ -154,7 +154,7 @@ fn choose(ask: Ask, doorbells: Result<()>, memory: Option<Result<()>>) -> Result
         };
     }
     match (wanted, memory) {
-        (Some(Tier::GpuMemory), Some(Err(error))) => Err(Error::device(
+        (Some(Tier::GpuMemory), Some(Err(error))) => Err(Error::environment(
             format!("tier 2 does not work here: {error}"),
             "use --tier 1 or 0",
         )),
@@ -177,7 +177,7 @@ fn choose(ask: Ask, doorbells: Result<()>, memory: Option<Result<()>>) -> Result
 /// Tries whether the controller can be given GPU memory.
 fn reaches_gpu_memory(gpu: &Arc<Gpu>, device: &Arc<dyn Device>) -> Result<()> {
     if gpu.writes_ordering()? == Order::None {
-        return Err(Error::device(
+        return Err(Error::environment(
             "this GPU does not order other devices' writes (GPU_DIRECT_RDMA_WRITES_ORDERING is NONE)",
             "use --tier 1",
         ));
@@ -294,7 +294,7 @@ impl Drop for GpuData {
 }
 
 fn past_end() -> Error {
-    Error::usage("past the end of the data memory", "report this")
+    Error::internal("past the end of the data memory")
 }
 
 #[cfg(test)]
@@ -302,7 +302,7 @@ mod tests {
     use super::*;
 
     fn no(what: &str) -> Error {
-        Error::device(what, "nothing")
+        Error::environment(what, "nothing")
     }
 
     #[test]

@@ -31,7 +31,7 @@ impl Host {
     pub fn bind(&self, address: Address) -> Result<Bound> {
         let function = self.nvme(address)?;
         let group = function.group.ok_or_else(|| {
-            Error::device(
+            Error::environment(
                 format!("{address} is in no IOMMU group: the IOMMU is off"),
                 "switch it on (`nvme-gpu doctor` says how)",
             )
@@ -53,7 +53,7 @@ impl Host {
             return Ok(bound);
         }
         if !self.exists(format!("sys/bus/pci/drivers/{VFIO}")) {
-            return Err(Error::device(
+            return Err(Error::environment(
                 "the driver vfio-pci is not loaded",
                 "load it: `modprobe vfio-pci`",
             ));
@@ -62,7 +62,7 @@ impl Host {
         let result = self.move_to(&function, Some(VFIO), VFIO).and_then(|()| {
             match self.driver(address).as_deref() {
                 Some(VFIO) => Ok(()),
-                _ => Err(Error::device(
+                _ => Err(Error::environment(
                     format!("{address} was not taken by vfio-pci"),
                     "see the system's log (`dmesg | tail`)",
                 )),
@@ -120,9 +120,9 @@ impl Host {
 
     fn nvme(&self, address: Address) -> Result<Function> {
         let list = "`nvme-gpu list` shows the controllers";
-        let function = self
-            .function(address)
-            .ok_or_else(|| Error::device(format!("there is no PCI function {address}"), list))?;
+        let function = self.function(address).ok_or_else(|| {
+            Error::environment(format!("there is no PCI function {address}"), list)
+        })?;
         if function.is_nvme() {
             Ok(function)
         } else {
@@ -224,7 +224,7 @@ impl Host {
 
 fn refused(path: &Path, source: io::Error) -> Error {
     match source.kind() {
-        io::ErrorKind::PermissionDenied => Error::device(
+        io::ErrorKind::PermissionDenied => Error::environment(
             format!("no permission to write {}", path.display()),
             "run this command as root",
         ),

@@ -35,13 +35,13 @@ impl Bar0 {
             .mappable_from(0)
             .filter(|area| area.end > doorbells)
             .ok_or_else(|| {
-                Error::device(
+                Error::environment(
                     "registers and doorbells of the controller cannot be mapped",
                     "its BAR0 shares pages with the MSI-X table; use another kernel or controller",
                 )
             })?;
         let len = usize::try_from(area.end)
-            .map_err(|_| Error::device("BAR0 is larger than the address space", "report this"))?;
+            .map_err(|_| Error::internal("BAR0 is larger than the address space"))?;
         let mapping = Mapping::new(device, region.offset, len)?;
         // Doorbells end where the table of interrupts begins.
         let end = table

@@ -58,14 +58,14 @@ impl Group {
         let container = open_node(Path::new("/dev/vfio/vfio"), number)?;
         let version = ioctl::api_version(&container).map_err(system("VFIO_GET_API_VERSION"))?;
         if version != VFIO_API_VERSION as i32 {
-            return Err(Error::device(
+            return Err(Error::environment(
                 format!("this kernel speaks version {version} of VFIO, not {VFIO_API_VERSION}"),
                 "use another kernel",
             ));
         }
         let type1 = ioctl::has_extension(&container, VFIO_TYPE1v2_IOMMU);
         if !type1.map_err(system("VFIO_CHECK_EXTENSION"))? {
-            return Err(Error::device(
+            return Err(Error::environment(
                 "VFIO has no type 1 IOMMU here",
                 "load the module vfio_iommu_type1 and switch the IOMMU on (`nvme-gpu doctor`)",
             ));
@@ -73,7 +73,7 @@ impl Group {
         let file = open_node(Path::new(&format!("/dev/vfio/{number}")), number)?;
         let flags = ioctl::group_status(&file).map_err(system("VFIO_GROUP_GET_STATUS"))?;
         if flags & VFIO_GROUP_FLAGS_VIABLE == 0 {
-            return Err(Error::device(
+            return Err(Error::environment(
                 format!("IOMMU group {number} is not viable: another of its devices has a driver"),
                 "bind every device of the group to vfio-pci (`nvme-gpu doctor` lists them)",
             ));
@@ -108,7 +108,7 @@ impl Group {
     /// Opens the device at PCI address `name`.
     pub fn device(&self, name: &str) -> Result<File> {
         ioctl::device(&self.file, name).map_err(|source| match source.raw_os_error() {
-            Some(libc::ENODEV) => Error::device(
+            Some(libc::ENODEV) => Error::environment(
                 format!("{name} is not bound to vfio-pci"),
                 format!("run `nvme-gpu bind {name}`"),
             ),
@@ -137,7 +137,7 @@ impl Group {
         let bytes = pages.len() as u64;
         let mut state = lock(&self.state);
         let taken = state.addresses.take(bytes).ok_or_else(|| {
-            Error::device(
+            Error::environment(
                 format!("the IOMMU has no {bytes} addresses left in one stretch"),
                 "use fewer or smaller buffers",
             )
@@ -167,12 +167,7 @@ impl Group {
     /// Ends the devices' access to what was mapped at `iova`.
     pub fn unmap(&self, iova: Iova, bytes: usize) -> Result<()> {
         let mut state = lock(&self.state);
-        let wrong = |what: &str| {
-            Error::device(
-                format!("{bytes} bytes at {:#x}: {what}", iova.0),
-                "report this",
-            )
-        };
+        let wrong = |what: &str| Error::internal(format!("{bytes} bytes at {:#x}: {what}", iova.0));
         let (_, pages) = state
             .mapped
             .get(&iova.0)
@@ -198,7 +193,7 @@ fn system(call: &'static str) -> impl FnOnce(io::Error) -> Error {
 }
 
 fn in_use(number: u32) -> Error {
-    Error::device(
+    Error::environment(
         format!("IOMMU group {number} is in use by another process"),
         format!("end that process first (`fuser -v /dev/vfio/{number}` names it)"),
     )
@@ -208,18 +203,18 @@ fn in_use(number: u32) -> Error {
 fn open_node(path: &Path, number: u32) -> Result<File> {
     let opened = OpenOptions::new().read(true).write(true).open(path);
     opened.map_err(|source| match source.kind() {
-        io::ErrorKind::NotFound if path.ends_with("vfio") => Error::device(
+        io::ErrorKind::NotFound if path.ends_with("vfio") => Error::environment(
             "there is no /dev/vfio/vfio",
             "load the module: `modprobe vfio-pci` (`nvme-gpu doctor` shows what else is missing)",
         ),
-        io::ErrorKind::NotFound => Error::device(
+        io::ErrorKind::NotFound => Error::environment(
             format!("there is no {}", path.display()),
             format!("no device of IOMMU group {number} is bound to vfio-pci: `nvme-gpu bind BDF`"),
         ),
-        io::ErrorKind::PermissionDenied => Error::device(
+        io::ErrorKind::PermissionDenied => Error::environment(
             format!("no permission to open {}{}", path.display(), owner(path)),
             format!(
-                "as root: `chown $USER /dev/vfio/{number}`, or `nvme-gpu bind BDF --user NAME`"
+                "as root: `chown NAME /dev/vfio/{number}` with the name of the user, or `nvme-gpu bind BDF --user NAME`"
             ),
         ),
         io::ErrorKind::ResourceBusy => in_use(number),
@@ -241,7 +236,7 @@ fn owner(path: &Path) -> String {
 
 fn no_iommu(source: io::Error) -> Error {
     match source.raw_os_error() {
-        Some(libc::EPERM) => Error::device(
+        Some(libc::EPERM) => Error::environment(
             "the IOMMU cannot isolate this group: no interrupt remapping",
             "switch it on in the firmware; only on a machine where you trust the device: load \
              vfio_iommu_type1 with allow_unsafe_interrupts=1",
@@ -263,7 +258,7 @@ fn not_mapped(
         Some(libc::ENOMEM) => {
             let limit = rustix::process::getrlimit(rustix::process::Resource::Memlock).current;
             let limit = limit.map_or_else(|| "unlimited".to_owned(), mib);
-            Error::device(
+            Error::environment(
                 format!(
                     "cannot lock {} for the device: {} are locked for it already, and the limit of locked memory is {limit}",
                     mib(bytes),
@@ -273,21 +268,21 @@ fn not_mapped(
                  unlimited` in /etc/security/limits.d, or LimitMEMLOCK=infinity in a systemd unit",
             )
         }
-        Some(libc::ENOSPC) => Error::device(
+        Some(libc::ENOSPC) => Error::environment(
             format!(
                 "the kernel maps no more than {} stretches of memory for a device ({count} are mapped)",
                 left.map_or_else(|| "65,535".to_owned(), |left| left.to_string())
             ),
             "use fewer, larger buffers, or raise dma_entry_limit of vfio_iommu_type1",
         ),
-        Some(libc::EFAULT) => Error::device(
+        Some(libc::EFAULT) => Error::environment(
             format!(
                 "{} of this memory cannot be pinned for a device",
                 mib(bytes)
             ),
             "use ordinary memory, or a mapping whose pages the kernel can look up (a BAR by its resource file)",
         ),
-        _ => Error::device(
+        _ => Error::environment(
             format!(
                 "the kernel does not map {} for the device: {source}",
                 mib(bytes)

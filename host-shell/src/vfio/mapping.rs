@@ -91,7 +91,7 @@ impl Mapping {
         // Without a slot the mapping is dropped, and with it unmapped.
         match slot {
             Some(_) => Ok(mapping),
-            None => Err(Error::device(
+            None => Err(Error::environment(
                 format!("this process has {SLOTS} BARs mapped"),
                 "close some devices",
             )),

@@ -57,13 +57,13 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
 /// The function at `address`, if VFIO can have it.
 fn find(host: &Host, address: Address) -> Result<Function> {
     let function = host.function(address).ok_or_else(|| {
-        Error::device(
+        Error::environment(
             format!("there is no PCI function {address}"),
             "`nvme-gpu list` shows the controllers",
         )
     })?;
     if !function.is_nvme() {
-        return Err(Error::device(
+        return Err(Error::usage(
             format!(
                 "{address} is no NVMe controller: its class is {:06x}, not {:06x}",
                 function.config.class,
@@ -73,18 +73,18 @@ fn find(host: &Host, address: Address) -> Result<Function> {
         ));
     }
     if function.group.is_none() {
-        return Err(Error::device(
+        return Err(Error::environment(
             format!("{address} is in no IOMMU group: the IOMMU is off"),
             "switch it on (`nvme-gpu doctor` says how)",
         ));
     }
     match function.driver.as_deref() {
         Some("vfio-pci") => Ok(function),
-        Some(other) => Err(Error::device(
+        Some(other) => Err(Error::environment(
             format!("{address} is bound to the driver {other}"),
             format!("run `nvme-gpu bind {address}` as root"),
         )),
-        None => Err(Error::device(
+        None => Err(Error::environment(
             format!("{address} is bound to no driver"),
             format!("run `nvme-gpu bind {address}` as root"),
         )),
@@ -117,7 +117,7 @@ fn system(call: &'static str) -> impl FnOnce(io::Error) -> Error {
 fn region(file: &File, index: u32) -> Result<RegionInfo> {
     let answer = ioctl::region_info(file, index).map_err(system("VFIO_DEVICE_GET_REGION_INFO"))?;
     RegionInfo::parse(&answer)
-        .ok_or_else(|| Error::device("VFIO describes no such region", "use another kernel"))
+        .ok_or_else(|| Error::environment("VFIO describes no such region", "use another kernel"))
 }
 
 impl Vfio {

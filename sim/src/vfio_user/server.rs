@@ -11,10 +11,10 @@ use crate::controller::Controller;
 use crate::memory::HostMemory;
 use crate::runner::Runner;
 use nvme_core::spec::register::offset::DOORBELLS;
-use rustix::fs::{Mode, fchmod};
+use rustix::fs::{FlockOperation, Mode, fchmod, flock};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, listen, socket_with,
+    AddressFamily, SocketAddrUnix, SocketFlags, SocketType, bind, connect, listen, socket_with,
 };
 use std::io::{Error as IoError, ErrorKind, Result as IoResult};
 use std::os::fd::AsFd;
@@ -23,12 +23,14 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::string::{String, ToString};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use std::{format, fs};
 use zerocopy::FromBytes;
 
 /// How long after a lack of descriptors a client is looked at again.
 const RETRY: Duration = Duration::from_millis(200);
+/// How long another server that starts in the same folder is waited for.
+const TURN: Duration = Duration::from_secs(2);
 /// Clients that wait while one is served.
 const BACKLOG: i32 = 16;
 
@@ -103,7 +105,7 @@ pub struct Server {
 
 impl Server {
     /// A controller of `config`, `threads` (at least 1) threads for its queues, and a socket at
-    /// `path`, which must not exist.
+    /// `path`. The socket of a server that has ended is replaced; one that is listened to is not.
     ///
     /// # Errors
     /// [`ServeError`]. Images that were made for `config` are gone again then.
@@ -279,19 +281,34 @@ fn listen_at(path: &Path) -> Result<UnixListener, ServeError> {
         cause: cause.into(),
         remedy,
     };
+    let another = || "choose another path".to_owned();
+    // Of two servers that start at once, the second finds the socket of the first.
+    let _turn = turn(path).map_err(|errno| {
+        let cause = format!("the folder stays locked: {}", IoError::from(errno));
+        refused(
+            &cause,
+            "end what is starting there, or choose another folder".into(),
+        )
+    })?;
     if let Ok(found) = fs::symlink_metadata(path) {
-        let another = || "choose another path".to_owned();
         if !found.file_type().is_socket() {
             return Err(refused("exists and is not a socket", another()));
         }
-        if UnixStream::connect(path).is_ok() {
-            return Err(refused("another server listens there", another()));
+        match is_dead(path) {
+            Ok(true) => fs::remove_file(path).map_err(|error| {
+                let cause =
+                    format!("cannot replace the socket of a server that has ended: {error}");
+                refused(&cause, another())
+            })?,
+            Ok(false) => return Err(refused("another server listens there", another())),
+            Err(errno) => {
+                let cause = format!(
+                    "exists and cannot be asked for its server: {}",
+                    IoError::from(errno)
+                );
+                return Err(refused(&cause, another()));
+            }
         }
-        let remedy = format!("remove it (rm {})", path.display());
-        return Err(refused(
-            "nobody listens to this socket; its server was killed",
-            remedy,
-        ));
     }
     let listening = || {
         let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
@@ -311,6 +328,40 @@ fn listen_at(path: &Path) -> Result<UnixListener, ServeError> {
         };
         refused(&IoError::from(errno).to_string(), remedy.into())
     })
+}
+
+/// A lock on the folder of `path`. A folder that cannot be opened, or locked at all, needs none: binding
+/// says what is wrong with it.
+fn turn(path: &Path) -> Result<Option<fs::File>, Errno> {
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    let Ok(folder) = fs::File::open(folder.unwrap_or(Path::new("."))) else {
+        return Ok(None);
+    };
+    let begin = Instant::now();
+    loop {
+        match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => return Ok(Some(folder)),
+            Err(Errno::WOULDBLOCK | Errno::INTR) if begin.elapsed() < TURN => {
+                std::thread::sleep(Duration::from_millis(10));
+            }
+            Err(Errno::WOULDBLOCK | Errno::INTR) => return Err(Errno::WOULDBLOCK),
+            Err(_) => return Ok(None),
+        }
+    }
+}
+
+/// Whether no process listens at the socket `path`. Does not wait for one that is slow to accept.
+fn is_dead(path: &Path) -> Result<bool, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    match connect(&socket, &SocketAddrUnix::new(path)?) {
+        // A full queue of clients is that of a living server.
+        Ok(()) | Err(Errno::AGAIN | Errno::INPROGRESS) => Ok(false),
+        Err(Errno::CONNREFUSED) => Ok(true),
+        Err(errno) => Err(errno),
+    }
 }
 
 #[cfg(test)]

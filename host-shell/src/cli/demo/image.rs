@@ -2,12 +2,12 @@
 //! data that anyone can make again from the seed.
 
 use super::Demo;
-use crate::cli::{check_stop, progress};
+use crate::cli::{check_stop, images, progress};
 use nvme_host::core::spec::{Lba, Nsid};
 use nvme_host::{Error, Result, units};
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// The image. A file is removed at the end unless it is to be kept.
@@ -60,20 +60,14 @@ impl Image {
             .image
             .clone()
             .unwrap_or_else(|| std::env::temp_dir().join(name));
-        nvme_sim::config::check_space(&path, demo.size).map_err(|error| {
-            let cause = format!("--size {}: {}", units::bytes(demo.size), error.why);
-            Error::usage(
-                cause,
-                "choose a smaller --size, or another place with --image",
-            )
-        })?;
+        check_space(&path, demo.size)?;
         let file = File::create_new(&path).map_err(Error::file("create", &path))?;
         let (queues, threads) = (demo.queues.max(2), demo.sim_threads);
         let audit = if demo.audit { "on" } else { "off" };
         let mut image = Self {
             device: format!(
                 "sim:{}?block={block}&queues={queues}&threads={threads}&audit={audit}",
-                nvme_sim::config::escape(&path.display().to_string())
+                images::escaped(&path.display().to_string())
             ),
             path: Some(path.clone()),
             keep: false,
@@ -93,6 +87,7 @@ impl Image {
     }
 
     fn on_device(demo: &Demo, device: &str) -> Result<Self> {
+        images::about_to_open(device);
         let opened = nvme_host::open(device)?;
         demo.write.check(&*opened, "demo")?;
         let controller = demo.access.start(opened, &demo.config())?;
@@ -135,6 +130,27 @@ impl Image {
         bar.finish_and_clear();
         Ok(())
     }
+}
+
+/// Refuses an image that the file system of `path` has no room for.
+fn check_space(path: &Path, size: u64) -> Result<()> {
+    let folder = path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty());
+    // A folder that cannot be looked at is an error of creating the file, which says more.
+    let Ok(space) = rustix::fs::statvfs(folder.unwrap_or(Path::new("."))) else {
+        return Ok(());
+    };
+    let free = space.f_bavail.saturating_mul(space.f_frsize);
+    if size > free {
+        let (size, free) = (units::bytes(size), units::bytes(free));
+        let cause = format!("{size} do not fit into the {free} that are free");
+        return Err(Error::file("create", path)(std::io::Error::new(
+            std::io::ErrorKind::StorageFull,
+            cause,
+        )));
+    }
+    Ok(())
 }
 
 /// Bytes of a read: whole blocks, `most` at most.

@@ -120,7 +120,7 @@ fn fed(
         let fed = feed(null, how)?;
         let account = running.stop();
         if let Some(fault) = account.fault {
-            return Err(Error::device(fault.what, "report this"));
+            return Err(Error::internal(fault.what));
         }
         rates.push(fed.commands as f64 / fed.seconds / 1e6);
         busy.push(account.busy());
@@ -208,13 +208,10 @@ fn ping_pong(bench: &mut Bench, rounds: u64, emit: &mut dyn FnMut(Value)) -> Res
         let torn = echo.stop();
         let ran = ran?;
         if torn != 0 || ran.report.timed_out != 0 {
-            return Err(Error::device(
-                format!(
-                    "ping-pong: {torn} torn payloads, {} timeouts",
-                    ran.report.timed_out
-                ),
-                "report this",
-            ));
+            return Err(Error::internal(format!(
+                "ping-pong: {torn} torn payloads, {} timeouts",
+                ran.report.timed_out
+            )));
         }
         times.push(ran.seconds * 1e9 / rounds as f64);
     }

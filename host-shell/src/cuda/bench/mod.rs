@@ -236,23 +236,17 @@ impl Bench {
         let ran = unsafe { self.set.run(grid, launch, false, LIMIT, || Ok(())) };
         let account = running.stop();
         if let Some(fault) = &account.fault {
-            return Err(Error::device(
-                format!(
-                    "the null controller stopped: queue {}: {}",
-                    fault.qid, fault.what
-                ),
-                "report this",
-            ));
+            return Err(Error::internal(format!(
+                "the null controller stopped: queue {}: {}",
+                fault.qid, fault.what
+            )));
         }
         let ran = ran?;
         if ran.report.completed != commands {
-            return Err(Error::device(
-                format!(
-                    "{} of {commands} commands succeeded: {:?}",
-                    ran.report.completed, ran.report
-                ),
-                "report this",
-            ));
+            return Err(Error::internal(format!(
+                "{} of {commands} commands succeeded: {:?}",
+                ran.report.completed, ran.report
+            )));
         }
         Ok(Run {
             ran,
@@ -293,7 +287,7 @@ impl Bench {
         let ran = self.run_bare(grid, entries, 1);
         let account = running.stop();
         match account.fault {
-            Some(fault) => Err(Error::device(fault.what, "report this")),
+            Some(fault) => Err(Error::internal(fault.what)),
             // A lap that the controller missed would make this cheaper than the real thing.
             None if account.commands * 20 < entries * 19 => Err(Error::device(
                 format!("{} of {entries} entries were served", account.commands),

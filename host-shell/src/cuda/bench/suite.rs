@@ -246,7 +246,7 @@ impl Suite<'_> {
         }
         self.bench
             .as_mut()
-            .ok_or_else(|| Error::device("no bench", "report this"))
+            .ok_or_else(|| Error::internal("no bench"))
     }
 
     /// Threads of the controller: one for each drive, where there are as many cores.

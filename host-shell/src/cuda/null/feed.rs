@@ -63,7 +63,7 @@ pub fn feed(null: &Null, how: Feed) -> Result<Fed> {
             .into_iter()
             .map(|thread| {
                 let joined = thread.join();
-                joined.unwrap_or_else(|_| Err(Error::device("a feeder panicked", "report this")))
+                joined.unwrap_or_else(|_| Err(Error::internal("a feeder panicked")))
             })
             .collect()
     });
@@ -185,10 +185,9 @@ impl Lane {
             return Ok(false);
         }
         if upper >> 32 & 0xFFFF != u64::from(index) || upper >> 49 != 0 {
-            return Err(Error::device(
-                format!("completion {sequence} is {upper:#018x}"),
-                "report this",
-            ));
+            return Err(Error::internal(format!(
+                "completion {sequence} is {upper:#018x}"
+            )));
         }
         Ok(true)
     }
@@ -217,10 +216,7 @@ fn drive(mut lanes: Vec<Lane>) -> Result<u64> {
         } else if idle.is_multiple_of(64) {
             std::thread::yield_now();
             if last.elapsed() > PATIENCE {
-                return Err(Error::device(
-                    "the null controller answers nothing",
-                    "report this",
-                ));
+                return Err(Error::internal("the null controller answers nothing"));
             }
         }
         std::hint::spin_loop();

@@ -1,0 +1,370 @@
+//! What is printed with --json against docs/json-schema.json: each result and each kind of error.
+#![cfg(feature = "sim")]
+
+mod common;
+
+use common::{Folder, Place};
+use serde_json::Value;
+use std::process::Stdio;
+
+const BLOCK: usize = 4096;
+
+fn schema() -> Value {
+    let text = include_str!("../../docs/json-schema.json");
+    serde_json::from_str(text).unwrap()
+}
+
+/// The keywords that the schema uses: one that is not checked here would promise what nothing holds.
+const KEYWORDS: [&str; 12] = [
+    "type",
+    "properties",
+    "required",
+    "additionalProperties",
+    "items",
+    "enum",
+    "const",
+    "anyOf",
+    "$ref",
+    "minimum",
+    "description",
+    "title",
+];
+
+fn is(value: &Value, kind: &str) -> bool {
+    match kind {
+        "null" => value.is_null(),
+        "boolean" => value.is_boolean(),
+        "integer" => value.is_u64() || value.is_i64(),
+        "number" => value.is_number(),
+        "string" => value.is_string(),
+        "array" => value.is_array(),
+        "object" => value.is_object(),
+        _ => panic!("no type is called {kind}"),
+    }
+}
+
+/// What of `value`, which is at `place`, breaks `rule`.
+fn broken(root: &Value, rule: &Value, value: &Value, place: &str) -> Result<(), String> {
+    let wrong = |what: String| Err(format!("{place}: {what}: {value}"));
+    for (keyword, wanted) in rule.as_object().expect("a rule is an object") {
+        assert!(
+            KEYWORDS.contains(&keyword.as_str()),
+            "unchecked keyword {keyword}"
+        );
+        match keyword.as_str() {
+            "$ref" => {
+                let name = wanted
+                    .as_str()
+                    .and_then(|path| path.strip_prefix("#/$defs/"));
+                broken(root, &root["$defs"][name.unwrap()], value, place)?;
+            }
+            "type" => {
+                let kinds: Vec<&str> = match wanted {
+                    Value::Array(kinds) => kinds.iter().filter_map(Value::as_str).collect(),
+                    kind => kind.as_str().into_iter().collect(),
+                };
+                if !kinds.iter().any(|kind| is(value, kind)) {
+                    return wrong(format!("is no {kinds:?}"));
+                }
+            }
+            "const" if value != wanted => return wrong(format!("is not {wanted}")),
+            "enum" if !wanted.as_array().unwrap().contains(value) => {
+                return wrong(format!("is none of {wanted}"));
+            }
+            "minimum" if value.as_f64() < wanted.as_f64() => {
+                return wrong(format!("is below {wanted}"));
+            }
+            "anyOf" => {
+                let any = wanted.as_array().unwrap().iter();
+                let tried: Vec<_> = any.map(|rule| broken(root, rule, value, place)).collect();
+                if tried.iter().all(Result::is_err) {
+                    return wrong(format!("fits none: {tried:?}"));
+                }
+            }
+            "required" => {
+                for name in wanted.as_array().unwrap().iter().filter_map(Value::as_str) {
+                    if value.get(name).is_none() {
+                        return wrong(format!("has no {name}"));
+                    }
+                }
+            }
+            "items" => {
+                for (index, item) in value.as_array().into_iter().flatten().enumerate() {
+                    broken(root, wanted, item, &format!("{place}[{index}]"))?;
+                }
+            }
+            "properties" | "additionalProperties" => {}
+            _ => {}
+        }
+    }
+    for (name, member) in value.as_object().into_iter().flatten() {
+        let place = format!("{place}.{name}");
+        match (&rule["properties"][name], &rule["additionalProperties"]) {
+            (Value::Null, Value::Bool(false)) => return Err(format!("{place}: not in the schema")),
+            (Value::Null, Value::Object(_)) => {
+                broken(root, &rule["additionalProperties"], member, &place)?;
+            }
+            (Value::Null, _) => {}
+            (rule, _) => broken(root, rule, member, &place)?,
+        }
+    }
+    Ok(())
+}
+
+fn check(root: &Value, name: &str, value: &Value) {
+    let rule = &root["$defs"][name];
+    assert!(rule.is_object(), "docs/json-schema.json has no {name}");
+    assert_eq!(broken(root, rule, value, name), Ok(()));
+    let among = root["anyOf"].as_array().unwrap().iter();
+    let path = format!("#/$defs/{name}");
+    assert!(
+        among.clone().any(|rule| rule["$ref"] == path.as_str()),
+        "{name} is not among all"
+    );
+}
+
+#[test]
+fn a_value_that_breaks_the_schema_is_found() {
+    let root = schema();
+    let good = serde_json::json!({ "schema_version": 1, "lba": 0, "blocks": 1 });
+    let rule = &root["$defs"]["write-zeroes"];
+    assert_eq!(broken(&root, rule, &good, ""), Ok(()));
+    for (name, value) in [
+        ("lba", serde_json::json!("0")),
+        ("lba", serde_json::json!(-1)),
+        ("schema_version", serde_json::json!(2)),
+        ("colour", serde_json::json!("red")),
+    ] {
+        let mut bad = good.clone();
+        bad[name] = value;
+        assert!(broken(&root, rule, &bad, "").is_err(), "{bad}");
+    }
+    assert!(broken(&root, rule, &serde_json::json!({ "schema_version": 1 }), "").is_err());
+    assert!(broken(&root, rule, &serde_json::json!([]), "").is_err());
+}
+
+#[test]
+fn every_result_follows_the_schema() {
+    let (folder, root) = (Folder::new(Place::Embedded), schema());
+    folder.file("disk.img", 64 * BLOCK, 1);
+    folder.file("in", 2 * BLOCK, 2);
+    let d = "sim:disk.img";
+    let rows: &[(&str, &[&str])] = &[
+        ("write", &["write", "-d", d, "-i", "in"]),
+        ("compare", &["compare", "-d", d, "-i", "in"]),
+        ("read", &["read", "-d", d, "-o", "out"]),
+        (
+            "write-zeroes",
+            &["write-zeroes", "-d", d, "-s", "4", "-b", "1"],
+        ),
+        ("dsm", &["dsm", "-d", d, "--ad", "-s", "5", "-b", "1"]),
+        ("flush", &["flush", "-d", d]),
+        ("list-ns", &["list-ns", "-d", d]),
+        ("identify-controller", &["identify", "ctrl", "-d", d]),
+        ("identify-controller", &["id-ctrl", "-d", d]),
+        ("identify-namespace", &["identify", "ns", "-d", d]),
+        ("identify-namespace", &["id-ns", "-d", d]),
+        ("smart-log", &["smart-log", "-d", d]),
+        ("error-log", &["error-log", "-d", d]),
+        ("get-feature", &["get-feature", "-d", d, "-f", "7"]),
+        ("get-feature", &["get-feature", "-d", d, "-f", "0x0e"]),
+        (
+            "get-feature",
+            &["get-feature", "-d", d, "-f", "4", "-s", "capabilities"],
+        ),
+        (
+            "set-feature",
+            &["set-feature", "-d", d, "-f", "6", "--value", "0"],
+        ),
+        ("regs", &["regs", "-d", d]),
+        ("bench", &["bench", "-d", d, "--io-size", "64KiB"]),
+        (
+            "bench",
+            &["bench", "-d", d, "--io-size", "64KiB", "--recover", "1s"],
+        ),
+        (
+            "bench",
+            &[
+                "bench",
+                "-d",
+                d,
+                "--rw",
+                "randrw",
+                "--io-size",
+                "64KiB",
+                "--verify",
+            ],
+        ),
+        (
+            "bench",
+            &[
+                "bench",
+                "-d",
+                d,
+                "--ramp",
+                "1000:2000:2",
+                "--runtime",
+                "200ms",
+            ],
+        ),
+        ("stream", &["stream", "-d", d]),
+        ("doctor", &["doctor"]),
+        ("list", &["list"]),
+    ];
+    for (name, arguments) in rows {
+        let value = folder.json(arguments);
+        check(&root, name, &value);
+        let first = value.as_object().unwrap().keys().next();
+        assert_eq!(
+            first.map(String::as_str),
+            Some("schema_version"),
+            "{arguments:?}"
+        );
+    }
+    let demo = folder.json(&["demo", "--size", "1MiB"]);
+    let name = if demo["gpu"] == false {
+        "demo"
+    } else {
+        "demo-gpu"
+    };
+    check(&root, name, &demo);
+    if !cfg!(feature = "cuda") || demo["gpu"] == false {
+        return;
+    }
+    check(&root, "stream", &folder.json(&["stream", "-d", d, "--gpu"]));
+    check(
+        &root,
+        "bench-gpu",
+        &folder.json(&["bench", "-d", d, "--gpu", "--io-size", "1MiB"]),
+    );
+    check(
+        &root,
+        "write",
+        &folder.json(&["write", "-d", d, "-i", "in", "--gpu"]),
+    );
+    check(
+        &root,
+        "read",
+        &folder.json(&["read", "-d", d, "-o", "out", "--gpu"]),
+    );
+}
+
+#[test]
+fn the_lines_of_a_server_follow_the_schema() {
+    let (folder, root) = (Folder::new(Place::Embedded), schema());
+    let mut child = folder
+        .command()
+        .args(["serve", "-d", "sim:null", "-s", "cntrl", "--once", "--json"])
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = std::io::BufRead::lines(std::io::BufReader::new(child.stdout.take().unwrap()));
+    let mut next = || -> Value {
+        let line = lines.next().unwrap().unwrap();
+        serde_json::from_str(&line).unwrap()
+    };
+    check(&root, "serve-ready", &next());
+    drop(std::os::unix::net::UnixStream::connect(folder.path("cntrl")).unwrap());
+    check(&root, "serve-end", &next());
+    assert!(child.wait().unwrap().success());
+}
+
+#[test]
+fn every_kind_of_error_follows_the_schema() {
+    let (folder, root) = (Folder::new(Place::Embedded), schema());
+    folder.file("disk.img", 64 * BLOCK, 1);
+    folder.file("in", 2 * BLOCK, 2);
+    let gone = "vfio-user:nowhere";
+    let rows: &[(&[&str], &str, i64)] = &[
+        (&["fly"], "usage", 2),
+        (&["read", "-d", "sim:disk.img", "-b", "0"], "usage", 2),
+        (&["read", "-d", "sim:missing"], "file", 4),
+        (&["read", "-d", gone], "file", 4),
+        (
+            &["compare", "-d", "sim:disk.img", "-i", "in"],
+            "mismatch",
+            3,
+        ),
+        (
+            &[
+                "read",
+                "-d",
+                "sim:disk.img?fault=status:0x281@op=read",
+                "-o",
+                "out",
+            ],
+            "command",
+            1,
+        ),
+        (
+            &[
+                "read",
+                "-d",
+                "sim:disk.img?fault=cfs@op=identify",
+                "-o",
+                "out",
+            ],
+            "device",
+            1,
+        ),
+        (
+            &[
+                "read",
+                "-d",
+                "sim:disk.img?fault=drop@op=read",
+                "-o",
+                "out",
+                "--timeout-ms",
+                "200",
+            ],
+            "timeout",
+            5,
+        ),
+        (
+            &["read", "-d", "sim:disk.img?fault=allones", "-o", "out"],
+            "gone",
+            5,
+        ),
+        (&["bind", "ffff:ff:1f.7"], "environment", 6),
+    ];
+    for (arguments, code, exit_code) in rows {
+        let output = folder
+            .command()
+            .args(*arguments)
+            .arg("--json")
+            .output()
+            .unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        let value: Value =
+            serde_json::from_str(&said).unwrap_or_else(|_| panic!("{arguments:?}: {said}"));
+        check(&root, "error", &value);
+        let error = &value["error"];
+        assert_eq!(
+            (&error["code"], &error["exit_code"]),
+            (&(*code).into(), &(*exit_code).into()),
+            "{said}"
+        );
+        assert_eq!(
+            output.status.code().map(i64::from),
+            Some(*exit_code),
+            "{said}"
+        );
+        assert!(output.stdout.is_empty());
+        assert_eq!(error["status"].is_object(), *code == "command", "{said}");
+    }
+    let output = folder
+        .command()
+        .args([
+            "read",
+            "-d",
+            "sim:disk.img?fault=status:0x281@op=read",
+            "-o",
+            "out",
+            "--json",
+        ])
+        .output()
+        .unwrap();
+    let value: Value = serde_json::from_slice(&output.stderr).unwrap();
+    let status = &value["error"]["status"];
+    assert_eq!((&status["sct"], &status["sc"]), (&2.into(), &0x81.into()));
+}
