@@ -69,7 +69,7 @@ fn demo_verifies_every_byte_and_cleans_up() {
     folder.fails(&["demo", "--image", "kept.img"], 4, "exists");
     assert_eq!(bytes(&folder.path("kept.img")).len(), 1 << 20);
     folder.fails(&["demo", "--size", "1000"], 2, "whole number");
-    folder.fails(&["demo", "--size", "lots"], 2, "byte size");
+    folder.fails(&["demo", "--size", "lots"], 2, "not a size");
 }
 
 #[test]

@@ -226,7 +226,7 @@ fn what_cannot_be_served_is_refused_before_there_is_a_socket() {
     let _live = UnixListener::bind(folder.0.join("live")).unwrap();
     let cases = [
         ("vfio-user:x", "cntrl", 2, "cannot be served: write sim:"),
-        ("sim:mem?threads=0", "cntrl", 2, "threads=0"),
+        ("sim:mem?threads=0", "cntrl", 2, "option threads"),
         ("sim:mem?size=7", "cntrl", 2, "size"),
         ("sim:missing.img", "cntrl", 4, "missing.img"),
         ("sim:null", "none/cntrl", 2, "make the folder first"),
