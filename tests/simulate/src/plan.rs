@@ -203,7 +203,7 @@ impl Plan {
         }
         Self {
             seed,
-            setup,
+            setup: setup.with_clock(seed),
             ops,
             traps,
             commands: COMMANDS,

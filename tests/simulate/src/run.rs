@@ -266,7 +266,7 @@ fn run_on(memory: &Memory, plan: &Plan, sabotage: Sabotage, lines: bool) -> Run 
         coverage: world.coverage.clone(),
         commands: world.placed,
         recoveries: world.recovered,
-        virtual_ns: world.now_ns,
+        virtual_ns: world.now_ns - plan.setup.clock_ns,
     }
 }
 

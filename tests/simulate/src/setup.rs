@@ -63,6 +63,8 @@ pub struct Setup {
     pub aborts: bool,
     /// Whether the host looks at CSTS before it sends an Abort.
     pub looks: bool,
+    /// What the clock says at the beginning.
+    pub clock_ns: u64,
 }
 
 impl Setup {
@@ -90,9 +92,26 @@ impl Setup {
             patience: pick(rng, &[0, 4, 20]),
             aborts: rng.below(8) > 0,
             looks: rng.below(2) > 0,
+            clock_ns: FIRST_NS,
+        }
+    }
+
+    /// The same from a moment of `seed`'s own: often a little before a clock wraps that somebody may count in, so
+    /// that deadlines lie on both sides.
+    pub fn with_clock(self, seed: u64) -> Self {
+        let rng = &mut Rng::new(seed ^ 0xC10C);
+        let wrap = pick(rng, &[0, 0, 1 << 32, 1 << 41, 1 << 42, 3 << 41, 1 << 63]);
+        // Up to two deadlines before.
+        let before = rng.below(2 * COMMAND_NS);
+        Self {
+            clock_ns: FIRST_NS.max(wrap - before.min(wrap)),
+            ..self
         }
     }
 }
+
+/// The clock of a seed without another one.
+const FIRST_NS: u64 = 1_000_000;
 
 fn draw_queue(rng: &mut Rng) -> QueueSetup {
     match rng.below(4) {
@@ -114,7 +133,16 @@ fn draw_queue(rng: &mut Rng) -> QueueSetup {
                 sq_entries: entries,
                 cq_entries: entries,
                 slots,
-                start: pick(rng, &[0, 0x1_0000 - 128, 0u32.wrapping_sub(128)]),
+                start: pick(
+                    rng,
+                    &[
+                        0,
+                        0x1_0000 - 128,
+                        0x1000_0000 - 128,
+                        0x8000_0000 - 128,
+                        0u32.wrapping_sub(128),
+                    ],
+                ),
             }
         }
     }

@@ -81,7 +81,7 @@ impl<'a> World<'a> {
             queues,
             accounts: Accounts::new(pool, model),
             mode: Mode::Off { turns: 0 },
-            now_ns: 1_000_000,
+            now_ns: plan.setup.clock_ns,
             trace: Trace::new(lines),
             coverage: Coverage::default(),
             sabotage,
