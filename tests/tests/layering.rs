@@ -156,7 +156,6 @@ fn unsafe_code_is_opened_only_where_it_is_allowed_and_says_why() {
         "host-shell",
         "tests",
         "fuzz",
-        "units",
     ] {
         for (path, text) in sources(folder) {
             let lines: Vec<&str> = text.lines().collect();

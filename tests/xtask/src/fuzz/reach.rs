@@ -70,7 +70,7 @@ const FILES: [(&str, &[&str]); 14] = [
         "device_string",
         &[
             "sim/src/options.rs",
-            "host-shell/src/units.rs",
+            "sim/units/src/lib.rs",
             "host-shell/src/sysfs/address.rs",
         ],
     ),
