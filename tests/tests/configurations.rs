@@ -84,14 +84,17 @@ fn a_fault_names_commands_by_word_and_by_number() {
 #[test]
 fn a_fault_that_is_none_is_told_why() {
     let cases = [
-        ("fault=sleep", "no fault is called sleep"),
-        ("fault=delay", "delay:VALUE"),
+        (
+            "fault=sleep",
+            "no fault is called 'sleep'; there are drop, ",
+        ),
+        ("fault=delay", "delay:TIME"),
         ("fault=status:0", "1 to 0x7ff"),
         ("fault=status:0x800", "1 to 0x7ff"),
         ("fault=drop@now", "name=value"),
-        ("fault=drop@p=2", "0 to 1"),
-        ("fault=drop@p=x", "0 to 1"),
-        ("fault=drop@when=3", "qid, op, nth, every or p"),
+        ("fault=drop@p=2", "0.000001 to 1"),
+        ("fault=drop@p=x", "0.000001 to 1"),
+        ("fault=drop@when=3", "qid, op, nth, every, p"),
         ("size", "name=value"),
     ];
     for (options, why) in cases {
