@@ -136,11 +136,13 @@ impl fmt::Display for Notice {
     }
 }
 
-/// Who is told of [`Notice`]s as they come: nobody by default.
+type Listener = dyn Fn(&Notice) + Send + Sync;
+
+/// A function that is called with each [`Notice`]; none by default.
 ///
-/// The function is called from any thread that uses the controller, with locks held: it must not use the controller.
+/// It is called from any thread that uses the controller, with locks held: it must not use the controller.
 #[derive(Clone, Default)]
-pub struct Notify(Option<Arc<dyn Fn(&Notice) + Send + Sync>>);
+pub struct Notify(Option<Arc<Listener>>);
 
 impl Notify {
     /// Calls `tell` with each notice.

@@ -213,7 +213,8 @@ fn a_deadline_of_a_queue_pair_passes_once_on_every_clock() {
 
 #[test]
 fn commands_name_one_block_and_65_536() {
-    let builders: [(&str, fn(Nsid, Lba, u32) -> Sqe); 5] = [
+    type Builder = fn(Nsid, Lba, u32) -> Sqe;
+    let builders: [(&str, Builder); 5] = [
         ("read", nvm::read),
         ("write", nvm::write),
         ("compare", nvm::compare),
