@@ -118,10 +118,16 @@ fn a_shared_queue_goes_round_rings_of_every_size_at_every_position() {
             queue.ring(&Alone);
             assert_eq!(hand.look(), depth, "{entries} from {start}: all were rung");
             for token in tokens {
+                let mut turns = 0;
                 let end = loop {
                     if let Some(end) = queue.poll(&token) {
                         break end;
                     }
+                    turns += 1;
+                    assert!(
+                        turns < 1_000,
+                        "{entries} from {start}: command {ended} does not end"
+                    );
                     // As much as there is room for: completions are given back by quarters.
                     let mut posted = 0;
                     while hand.has_room() {
