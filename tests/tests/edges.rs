@@ -4,7 +4,7 @@
 use nvme_core::group::Alone;
 use nvme_core::spec::nvm;
 use nvme_core::spec::{Lba, Nsid, Sqe, Status};
-use nvme_core::{Command, Data, Drained, Outcome, QueuePair, Slot};
+use nvme_core::{AbortReason, Command, Data, Drained, Outcome, QueuePair, Slot};
 use nvme_tests::hand::{Hand, QID, Rig};
 
 /// Sizes at both ends, and the smallest one that has quarters.
@@ -237,5 +237,31 @@ fn commands_name_one_block_and_65_536() {
                 assert_eq!((named, sqe.nsid), (lba, 3), "{name}");
             }
         }
+    }
+}
+
+#[test]
+fn a_recovery_ends_the_command_of_every_slot() {
+    let aborted = Outcome::Aborted(AbortReason::ControllerReset);
+    for entries in [2, 4, 64] {
+        let depth = slots(entries);
+        let rig = Rig::new(entries, depth, depth as usize, 0);
+        let queue = rig.shared();
+        let place = |cell| queue.place(&Alone, command(cell, cell)).expect("room");
+        let tokens: Vec<_> = (0..depth).map(place).collect();
+        assert_eq!(queue.recover(&rig.reset()), Some(depth));
+        for token in tokens {
+            assert_eq!(queue.poll(&token), Some((aborted, 0)));
+        }
+
+        let rig = Rig::new(entries, depth, 0, 0);
+        let mut queue = rig.collective(Alone);
+        for tag in 0..depth {
+            assert!(queue.submit(true, |_| command(tag, tag), 0).is_ok());
+        }
+        let mut ended = Vec::new();
+        assert!(queue.recover(&rig.reset(), |tag| ended.push(tag)));
+        ended.sort_unstable();
+        assert_eq!(ended, (0..depth).collect::<Vec<_>>());
     }
 }
