@@ -177,6 +177,15 @@ fn every_result_follows_the_schema() {
             &["set-feature", "-d", d, "-f", "6", "--value", "0"],
         ),
         ("regs", &["regs", "-d", d]),
+        ("get-log", &["get-log", "-d", d, "-i", "2", "-l", "512"]),
+        ("passthru", &["io-passthru", "-d", d, "-O", "0", "-n", "1"]),
+        ("reset", &["reset", "-d", d]),
+        ("sanitize-log", &["sanitize-log", "-d", d]),
+        ("format", &["format", "-d", "sim:mem", "-n", "1"]),
+        (
+            "sanitize-log",
+            &["sanitize", "-d", "sim:mem", "-a", "start-block-erase"],
+        ),
         ("bench", &["bench", "-d", d, "--io-size", "64KiB"]),
         (
             "bench",
@@ -247,6 +256,22 @@ fn every_result_follows_the_schema() {
         "read",
         &folder.json(&["read", "-d", d, "-o", "out", "--gpu"]),
     );
+}
+
+#[test]
+fn the_lines_of_an_interval_follow_the_schema() {
+    let (folder, root) = (Folder::new(Place::Embedded), schema());
+    let run = "bench -d sim:mem --runtime 400ms --interval 100ms --json";
+    let text = folder.ok(&run.split(' ').collect::<Vec<_>>());
+    let mut lines: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    check(&root, "bench", &lines.pop().unwrap());
+    assert!(!lines.is_empty());
+    for line in lines {
+        check(&root, "bench-interval", &line);
+    }
 }
 
 #[test]

@@ -52,7 +52,7 @@ impl Events {
 
     fn print(&self, event: &DeviceEvent) -> Result<()> {
         match self.device.json {
-            true => output::print(&to_json(event).to_string()),
+            true => output::line(&to_json(event)),
             false => output::print(&event.to_string()),
         }
     }

@@ -54,6 +54,11 @@ pub fn fails(folder: &Folder, fault: &str, code: i32, arguments: &[&str]) -> Str
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(code), "{arguments:?}: {error}");
     assert_eq!(error.lines().count(), 1, "{error}");
-    assert!(error.starts_with("error: "), "{error}");
+    if arguments.contains(&"--json") {
+        let object: serde_json::Value = serde_json::from_str(&error).unwrap();
+        assert_eq!(object["error"]["exit_code"], code, "{error}");
+    } else {
+        assert!(error.starts_with("error: "), "{error}");
+    }
     error
 }
