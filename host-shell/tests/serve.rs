@@ -30,8 +30,10 @@ impl Drop for Folder {
 }
 
 fn serve(folder: &Folder, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_nvme-gpu"));
+    // Whoever runs the tests may ignore SIGHUP.
+    let mut command = Command::new("env");
     command
+        .args(["--default-signal=HUP", env!("CARGO_BIN_EXE_nvme-gpu")])
         .current_dir(&folder.0)
         .arg("serve")
         .args(args)

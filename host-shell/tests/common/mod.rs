@@ -197,8 +197,15 @@ impl Ran {
             1,
             "{arguments}: {stderr}"
         );
-        assert!(stderr.starts_with("error: "), "{arguments}: {stderr}");
         assert!(stderr.contains(text), "{arguments}: {stderr}");
+        // With --json the line is one object.
+        if let Ok(object) = serde_json::from_str::<serde_json::Value>(stderr) {
+            let member = |name: &str| object["error"][name].as_str().unwrap_or_default();
+            assert!(!member("message").is_empty(), "no cause: {stderr}");
+            assert!(!member("remedy").is_empty(), "no remedy: {stderr}");
+            return;
+        }
+        assert!(stderr.starts_with("error: "), "{arguments}: {stderr}");
         assert!(stderr.matches(": ").count() >= 2, "no remedy: {stderr}");
     }
 }
