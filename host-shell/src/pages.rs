@@ -10,7 +10,6 @@ use crate::error::{Error, Result};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::fmt::Debug;
 use std::io;
-use std::ops::Range;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -105,7 +104,12 @@ impl Pages {
 
     /// The bytes `range` of `whole`, whole granules, as memory of their own; `keep` is dropped when they are
     /// free again. `None` when they do not lie in `whole`.
-    pub(crate) fn part(whole: &Arc<Self>, range: Range<usize>, keep: Keep) -> Option<Self> {
+    #[cfg(feature = "vfio-user")]
+    pub(crate) fn part(
+        whole: &Arc<Self>,
+        range: std::ops::Range<usize>,
+        keep: Keep,
+    ) -> Option<Self> {
         let inside = range.start < range.end && range.end <= whole.len;
         let aligned = range.start.is_multiple_of(GRANULE) && range.end.is_multiple_of(GRANULE);
         let start = NonNull::new(whole.start().wrapping_add(range.start));
@@ -119,12 +123,14 @@ impl Pages {
     }
 
     /// Sets the first `bytes` bytes to zero. Nothing else has their address yet.
+    #[cfg(feature = "vfio-user")]
     pub(crate) fn clear(&mut self, bytes: usize) {
         // SAFETY: inside our mapping, which is ours alone: `&mut self`, and nobody was given its address.
         unsafe { self.start.as_ptr().write_bytes(0, bytes.min(self.len)) };
     }
 
     /// The mapping that this is, or that it is a part of: what a device is told of.
+    #[cfg(feature = "vfio-user")]
     pub(crate) fn whole(self: &Arc<Self>) -> &Arc<Self> {
         self.part.as_ref().map_or(self, |(whole, _)| whole)
     }
