@@ -57,6 +57,7 @@ pub fn about_to_open(device: &str) {
 }
 
 /// Leaves what was created where it is, whatever comes.
+#[cfg(feature = "sim")]
 pub fn keep_created() {
     noted().clear();
 }
