@@ -6,6 +6,9 @@
 //! CC.EN is cleared while CSTS.RDY is 1 and not before: "clearing this field to '0' when CSTS.RDY is '0' has
 //! undefined results". A controller that was enabled and is not ready yet is waited for.
 //!
+//! Whatever the registers say, the machine ends: the times for RDY to rise, for the shutdown, and for RDY to
+//! fall each bound one wait, and none of these waits begins twice.
+//!
 //! A controller that reports a fatal error (CSTS.CFS) processes no shutdown: it is reset instead, and
 //! [`Shutdown::was_fatal`] says so.
 //!
@@ -45,6 +48,7 @@ pub enum Step<'r> {
     Done(Quiesced<'r>),
 }
 
+/// In their order: none is entered twice, so that their deadlines together bound the whole shutdown.
 #[derive(Clone, Copy, Debug)]
 enum Phase {
     Start,
@@ -113,6 +117,11 @@ impl Shutdown {
             };
             match self.phase {
                 Phase::Start => {
+                    self.phase = Phase::WaitReady {
+                        deadline_ns: after(now_ns, ready_ms(registers)),
+                    };
+                }
+                Phase::WaitReady { deadline_ns } => {
                     let mut cc = Cc(registers.read32(offset::CC));
                     self.phase = if !cc.en() {
                         Phase::WaitDisabled {
@@ -120,11 +129,7 @@ impl Shutdown {
                         }
                     } else if csts.cfs() {
                         self.give_up(registers, now_ns)
-                    } else if !csts.rdy() {
-                        Phase::WaitReady {
-                            deadline_ns: after(now_ns, ready_ms(registers)),
-                        }
-                    } else {
+                    } else if csts.rdy() {
                         cc.set_shn(if self.kind == Kind::Normal {
                             0b01
                         } else {
@@ -134,17 +139,12 @@ impl Shutdown {
                         Phase::WaitComplete {
                             deadline_ns: after(now_ns, self.timeout_ms),
                         }
-                    };
-                }
-                Phase::WaitReady { deadline_ns } => {
-                    if !csts.rdy() && !csts.cfs() {
-                        if now_ns >= deadline_ns {
-                            let ms = ready_ms(registers);
-                            return Err(BringupError::ReadyTimeout { ready: true, ms });
-                        }
+                    } else if now_ns >= deadline_ns {
+                        let ms = ready_ms(registers);
+                        return Err(BringupError::ReadyTimeout { ready: true, ms });
+                    } else {
                         return Ok(wait);
-                    }
-                    self.phase = Phase::Start;
+                    };
                 }
                 Phase::WaitComplete { .. } if csts.cfs() => {
                     self.phase = self.give_up(registers, now_ns);

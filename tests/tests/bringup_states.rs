@@ -503,7 +503,6 @@ fn only_its_own_commands_matter_to_bring_up() {
     // An entry that answers nothing at all is a fault.
     let mut cqe = hand.completion(own.cid(), Status::SUCCESS, 0);
     cqe.cid = 0x7FF;
-    let bar = Properties::new();
     let mut machine = Bringup::new(&bar, config, DmaWords::new(&words, Iova(0x8000))).unwrap();
     let Ok(Step::Disabled(proof)) = machine.step(&bar, &mut admin, START) else {
         panic!("it is disabled")

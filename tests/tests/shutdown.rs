@@ -4,9 +4,10 @@
 use nvme_core::shutdown::{Kind, Shutdown, Step};
 use nvme_core::spec::Qid;
 use nvme_core::spec::register::{Cc, offset};
-use nvme_core::{BringupError, Registers};
+use nvme_core::{BringupError, Identity, Registers};
 use nvme_tests::hand::Rig;
 use nvme_tests::properties::Properties;
+use std::cell::Cell;
 
 const MS: u64 = 1_000_000;
 const START: u64 = 7_000 * MS;
@@ -135,6 +136,72 @@ fn a_controller_that_never_becomes_ready_is_not_given_for_shut_down() {
             assert_eq!(machine.step(&bar, now).unwrap_err(), expected);
         }
         assert_eq!(bar.written(), []);
+    }
+}
+
+/// Properties whose CSTS.RDY changes every `period` reads of CSTS.
+struct Flickering {
+    bar: Properties,
+    period: u32,
+    reads: Cell<u32>,
+}
+
+impl Registers for Flickering {
+    fn identity(&self) -> &Identity {
+        self.bar.identity()
+    }
+
+    fn read32(&self, at: u32) -> u32 {
+        if at == offset::CSTS {
+            let reads = self.reads.get();
+            assert!(reads < 100_000, "a shutdown has no end");
+            self.reads.set(reads + 1);
+            self.bar
+                .set_csts(|csts| csts.set_rdy((reads / self.period) % 2 == 1));
+        }
+        self.bar.read32(at)
+    }
+
+    fn read64(&self, at: u32) -> u64 {
+        self.bar.read64(at)
+    }
+
+    fn write32(&self, at: u32, value: u32) {
+        self.bar.write32(at, value);
+    }
+
+    fn write64(&self, at: u32, value: u64) {
+        self.bar.write64(at, value);
+    }
+}
+
+/// A device may say anything: RDY that rises and falls renews no deadline, and no wait is entered twice.
+#[test]
+fn a_ready_bit_that_flickers_does_not_keep_a_shutdown_from_its_end() {
+    for period in 1..=64 {
+        for shuts_down in [false, true] {
+            let (bar, _) = enabled();
+            bar.set_csts(|csts| csts.set_shst(if shuts_down { 2 } else { 0 }));
+            let bar = Flickering {
+                bar,
+                period,
+                reads: Cell::new(0),
+            };
+            let (mut machine, mut now) = (Shutdown::new(Kind::Normal, 50), START);
+            let end = loop {
+                match machine.step(&bar, now) {
+                    Ok(Step::Wait { until_ns }) => now = until_ns,
+                    Ok(Step::Done(_)) => break Ok(()),
+                    Err(error) => break Err(error),
+                }
+            };
+            let expected = match shuts_down {
+                true => Ok(()),
+                false => Err(BringupError::ShutdownTimeout { ms: 50 }),
+            };
+            assert_eq!(end, expected, "every {period} reads");
+            assert!(now <= START + (500 + 50 + 500) * MS, "{now}");
+        }
     }
 }
 
