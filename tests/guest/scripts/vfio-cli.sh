@@ -67,7 +67,7 @@ nvme-gpu stream --device "$device" --size 16MiB --json
 fails_with 2 nvme-gpu bench --device "$device" --rw randwrite --io-size 1MiB
 fails_with 2 nvme-gpu read --device "$device" --lba 999999999 --blocks 1
 fails_with 2 nvme-gpu read --device "$device" --namespace-id 77 --blocks 1
-fails_with 1 nvme-gpu read --device vfio:0000:00:1d.7 --blocks 1
+fails_with 6 nvme-gpu read --device vfio:0000:00:1d.7 --blocks 1
 give_back "$BDF" "$SERIAL"
 disk=$(disk_of "$SERIAL" 1)
 dd if="$disk" bs=512 skip=65536 count=2048 iflag=direct 2>/dev/null | cmp - /tmp/data

@@ -11,12 +11,12 @@ device=vfio:$BDF
 as_user() {
     su reader -s /bin/sh -c "$*"
 }
-fails_with 1 as_user nvme-gpu read --device "$device" --blocks 8 --out /dev/null 2>/tmp/said
+fails_with 6 as_user nvme-gpu read --device "$device" --blocks 8 --out /dev/null 2>/tmp/said
 cat /tmp/said
 grep -q '/dev/vfio/' /tmp/said
 nvme-gpu unbind "$BDF"
 wait_for 20 live "$BDF"
-fails_with 1 as_user nvme-gpu bind "$BDF" 2>/tmp/said
+fails_with 6 as_user nvme-gpu bind "$BDF" 2>/tmp/said
 cat /tmp/said
 nvme-gpu bind --user reader "$BDF"
 head -c 65536 /dev/urandom >/tmp/data
@@ -26,7 +26,7 @@ as_user nvme-gpu compare --device "$device" --lba 0 --in /tmp/data
 # Too little lockable memory is explained.
 (
     ulimit -l 64
-    fails_with 1 as_user nvme-gpu read --device "$device" --blocks 8 --out /dev/null 2>/tmp/said
+    fails_with 6 as_user nvme-gpu read --device "$device" --blocks 8 --out /dev/null 2>/tmp/said
 )
 cat /tmp/said
 grep -q -i 'memlock\|ulimit -l\|lock' /tmp/said
