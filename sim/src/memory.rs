@@ -216,4 +216,4 @@ pub(crate) use lock::{Held, Lock};
 pub use span::{Peer, PeerCopy, Span};
 #[cfg(all(feature = "std", target_os = "linux"))]
 pub(crate) use staged::Remote;
-pub(crate) use words::Words;
+pub(crate) use words::{PAGE, Words};

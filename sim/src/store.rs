@@ -1,6 +1,6 @@
 //! Where blocks are kept: memory or nothing. Files are in `file_store`.
 
-use crate::memory::Span;
+use crate::memory::{PAGE, Span};
 use alloc::boxed::Box;
 use core::sync::atomic::AtomicU64;
 use core::sync::atomic::Ordering::Relaxed;
@@ -58,10 +58,20 @@ pub(crate) fn check(bytes: u64, offset: u64, len: u64) -> Result<(), StoreError>
     }
 }
 
+/// 64-bit words of a page.
+const PAGE_WORDS: usize = PAGE / size_of::<AtomicU64>();
+
 /// An image in memory, zeroed; the operating system hands out its pages as they are written.
+///
+/// It begins at a page, and nothing else lies in its pages: registered with a GPU, it takes no other
+/// allocation along, which the GPU's driver would then refuse to copy to or from.
 #[derive(Debug)]
 pub struct Memory {
-    words: Box<[AtomicU64]>,
+    // Longer than the image. An allocation that is aligned itself is zeroed by hand, and so has all its pages.
+    pages: Box<[AtomicU64]>,
+    /// The first word of the image, and how many it has.
+    first: usize,
+    words: usize,
     bytes: u64,
 }
 
@@ -69,10 +79,21 @@ impl Memory {
     /// An image of `bytes` bytes, or `None` when there is not that much memory.
     pub fn new(bytes: u64) -> Option<Self> {
         let words = usize::try_from(bytes.div_ceil(8)).ok()?;
+        let whole = words.checked_next_multiple_of(PAGE_WORDS)?;
+        let longer = whole.checked_add(PAGE_WORDS - 1)?;
+        let pages = <[AtomicU64]>::new_box_zeroed_with_elems(longer).ok()?;
+        let start = pages.as_ptr().addr();
+        let first = (start.next_multiple_of(PAGE) - start) / size_of::<AtomicU64>();
         Some(Self {
-            words: <[AtomicU64]>::new_box_zeroed_with_elems(words).ok()?,
+            pages,
+            first,
+            words,
             bytes,
         })
+    }
+
+    fn words(&self) -> &[AtomicU64] {
+        &self.pages[self.first..self.first + self.words]
     }
 
     fn part(&self, offset: u64, len: u64) -> Result<Span<'_>, StoreError> {
@@ -80,7 +101,7 @@ impl Memory {
         let (Ok(offset), Ok(len)) = (usize::try_from(offset), usize::try_from(len)) else {
             return Err(StoreError::OutOfBounds);
         };
-        Span::of_words(&self.words)
+        Span::of_words(self.words())
             .slice(offset, len)
             .ok_or(StoreError::OutOfBounds)
     }
@@ -126,7 +147,7 @@ impl Store for Memory {
     }
 
     fn span(&self) -> Option<Span<'_>> {
-        Some(Span::of_words(&self.words))
+        Some(Span::of_words(self.words()))
     }
 }
 
@@ -187,6 +208,21 @@ mod tests {
             Err(StoreError::OutOfBounds)
         );
         assert_eq!(store.zero(1, u64::MAX, false), Err(StoreError::OutOfBounds));
+    }
+
+    /// Whatever the allocator's state: many sizes at once.
+    #[test]
+    fn memory_has_its_pages_to_itself() {
+        let sizes = [8, 512, 4096, 5000, 1 << 17, (1 << 17) + 8, 1 << 20];
+        for store in sizes.map(|bytes| Memory::new(bytes).unwrap()) {
+            let span = store.span().unwrap();
+            let start = span.address().addr();
+            assert_eq!(start % PAGE, 0);
+            assert_eq!(span.len() as u64, store.bytes());
+            let owned = store.pages.as_ptr_range();
+            let end = (start + span.len()).next_multiple_of(PAGE);
+            assert!(owned.start.addr() <= start && end <= owned.end.addr());
+        }
     }
 
     #[test]

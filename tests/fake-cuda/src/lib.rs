@@ -275,6 +275,17 @@ fn is_device(address: u64, bytes: usize) -> bool {
     before.is_some_and(|(start, len)| address + bytes as u64 <= start + *len as u64)
 }
 
+/// Whether the `bytes` bytes of the host at `address` lie in one registration, or in none: the driver refuses
+/// a copy of which a part is registered.
+fn is_host(address: u64, bytes: usize) -> bool {
+    let end = address + bytes as u64;
+    let registered = lock(&REGISTERED);
+    registered.iter().all(|(&start, &len)| {
+        let past = start + len as u64;
+        end <= start || past <= address || start <= address && end <= past
+    })
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemsetD8Async(
     to: u64,
@@ -297,7 +308,7 @@ pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
     bytes: usize,
     _: *mut c_void,
 ) -> Status {
-    if !is_device(to, bytes) {
+    if !is_device(to, bytes) || !is_host(from.addr() as u64, bytes) {
         return INVALID_VALUE;
     }
     // SAFETY: inside an allocation; the caller vouches for the other side.
@@ -312,7 +323,7 @@ pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
     bytes: usize,
     _: *mut c_void,
 ) -> Status {
-    if !is_device(from, bytes) {
+    if !is_device(from, bytes) || !is_host(to.addr() as u64, bytes) {
         return INVALID_VALUE;
     }
     // SAFETY: inside an allocation; the caller vouches for the other side.
