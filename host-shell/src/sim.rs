@@ -6,20 +6,27 @@ use crate::device::Device;
 use crate::dma::{Pages, SharedPages};
 use crate::error::{Error, Result};
 use nvme_core::spec::Iova;
+use nvme_core::spec::register::ALL_ONES;
 use nvme_core::{Identity, Registers};
 use nvme_sim::config::Access;
 use nvme_sim::{Config, Controller, HostMemory, Runner};
 use std::io;
 use std::path::PathBuf;
-use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// The registers of a simulated controller in this process.
-pub struct Bar(pub Arc<Controller<HostMemory>>, Identity);
+/// The registers of a simulated controller in this process. The flag says that this process left it:
+/// they read as all ones then, and writes are lost.
+pub struct Bar(pub Arc<Controller<HostMemory>>, Identity, AtomicBool);
 
 impl Bar {
     /// The registers of `controller`: one `Bar` for each.
     pub fn new(controller: Arc<Controller<HostMemory>>) -> Self {
-        Self(controller, Identity::new())
+        Self(controller, Identity::new(), AtomicBool::new(false))
+    }
+
+    fn left(&self) -> bool {
+        self.2.load(Ordering::Acquire)
     }
 }
 
@@ -29,26 +36,36 @@ impl Registers for Bar {
     }
 
     fn read32(&self, offset: u32) -> u32 {
-        self.0.read32(offset)
+        match self.left() {
+            true => ALL_ONES,
+            false => self.0.read32(offset),
+        }
     }
 
     fn read64(&self, offset: u32) -> u64 {
-        self.0.read64(offset)
+        match self.left() {
+            true => u64::MAX,
+            false => self.0.read64(offset),
+        }
     }
 
     fn write32(&self, offset: u32, value: u32) {
-        self.0.write32(offset, value);
+        if !self.left() {
+            self.0.write32(offset, value);
+        }
     }
 
     fn write64(&self, offset: u32, value: u64) {
-        self.0.write64(offset, value);
+        if !self.left() {
+            self.0.write64(offset, value);
+        }
     }
 }
 
 /// A simulated controller and its threads.
 pub struct Simulator {
     // The threads stop before the memory that they reach goes away.
-    _runner: Runner,
+    runner: Mutex<Option<Runner>>,
     bar: Bar,
     pages: SharedPages,
     name: String,
@@ -117,7 +134,7 @@ fn start(text: &str, config: Config) -> Result<Embedded> {
             .for_each(|image| _ = std::fs::remove_file(image));
     })?;
     let device = Arc::new(Simulator {
-        _runner: runner,
+        runner: Mutex::new(Some(runner)),
         bar: Bar::new(Arc::clone(&controller)),
         pages,
         name: format!("sim:{text}"),
@@ -216,5 +233,18 @@ impl Device for Simulator {
     fn unmap_dma(&self, iova: Iova, bytes: usize) -> Result<()> {
         self.pages.unmap(iova, bytes);
         Ok(())
+    }
+
+    fn gone(&self) -> Option<String> {
+        let cause = || format!("{}: this process left the controller", self.name);
+        self.bar.left().then(cause)
+    }
+
+    /// Stops the threads, then closes the images, so that they can be opened again.
+    fn leave(&self) {
+        self.bar.2.store(true, Ordering::Release);
+        let mut runner = self.runner.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(runner.take());
+        self.bar.0.close_images();
     }
 }

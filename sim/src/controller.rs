@@ -264,6 +264,13 @@ impl<M: DmaMemory> Controller<M> {
             .unwrap_or_default()
     }
 
+    /// Closes the images, for a controller that is kept only because its memory may be in use: another
+    /// one can open them then. Commands that need a closed image fail. Stop the runner first.
+    pub fn close_images(&self) {
+        let namespaces = self.device.namespaces.iter();
+        namespaces.for_each(|namespace| namespace.store.close());
+    }
+
     /// What the protocol auditor has found, at most 256 of each side; nothing without [`Config::audit`].
     pub fn findings(&self) -> Vec<Finding> {
         let observer = self.device.observer.as_ref();

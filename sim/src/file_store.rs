@@ -5,15 +5,17 @@ use std::fs::{File as OsFile, OpenOptions};
 use std::io::{Error, ErrorKind, Result as IoResult};
 use std::os::unix::fs::FileExt;
 use std::path::Path;
+use std::sync::{PoisonError, RwLock};
 
-/// A store in a file of fixed size. Dropping it closes the file; what was written is in it.
+/// A store in a file of fixed size. Dropping or closing it closes the file; what was written is in it.
 ///
 /// The file is locked while it is open (an OFD lock, which ends with the process in any case): one that
 /// may be written exclusively, one for reading shared with other readers. So two servers, or a server
 /// and a tool that writes, never have the same image. Advisory: other programs may look away.
 #[derive(Debug)]
 pub struct File {
-    file: OsFile,
+    /// None once it is closed.
+    file: RwLock<Option<OsFile>>,
     bytes: u64,
 }
 
@@ -24,7 +26,7 @@ impl File {
         let file = OpenOptions::new().read(true).write(!read_only).open(path)?;
         lock(&file, !read_only)?;
         let bytes = file.metadata()?.len();
-        Ok(Self { file, bytes })
+        Ok(Self::of(file, bytes))
     }
 
     /// Makes a new sparse image of `bytes` bytes; an existing file is an error.
@@ -40,11 +42,26 @@ impl File {
             let _ = std::fs::remove_file(path);
             return Err(error);
         }
-        Ok(Self { file, bytes })
+        Ok(Self::of(file, bytes))
+    }
+
+    fn of(file: OsFile, bytes: u64) -> Self {
+        let file = RwLock::new(Some(file));
+        Self { file, bytes }
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&OsFile) -> IoResult<T>) -> Result<T, StoreError> {
+        let file = self.file.read().unwrap_or_else(PoisonError::into_inner);
+        let closed = || Error::from_raw_os_error(libc::EBADF);
+        file.as_ref()
+            .ok_or_else(closed)
+            .and_then(act)
+            .map_err(failed)
     }
 
     fn punch(&self, offset: u64, len: u64) -> bool {
-        punch_hole(&self.file, offset, len)
+        self.with(|file| Ok(punch_hole(file, offset, len)))
+            .unwrap_or(false)
     }
 }
 
@@ -96,12 +113,12 @@ impl Store for File {
     fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
         check(self.bytes, offset, into.len() as u64)?;
         // A file cut short behind our back ends here, as an error and not as old bytes.
-        self.file.read_exact_at(into, offset).map_err(failed)
+        self.with(|file| file.read_exact_at(into, offset))
     }
 
     fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
         check(self.bytes, offset, from.len() as u64)?;
-        self.file.write_all_at(from, offset).map_err(failed)
+        self.with(|file| file.write_all_at(from, offset))
     }
 
     fn zero(&self, offset: u64, len: u64, deallocate: bool) -> Result<(), StoreError> {
@@ -113,16 +130,19 @@ impl Store for File {
         let mut done = 0;
         while done < len {
             let take = (len - done).min(ZEROES.len() as u64);
-            self.file
-                .write_all_at(&ZEROES[..take as usize], offset + done)
-                .map_err(failed)?;
+            self.with(|file| file.write_all_at(&ZEROES[..take as usize], offset + done))?;
             done += take;
         }
         Ok(())
     }
 
     fn flush(&self) -> Result<(), StoreError> {
-        self.file.sync_data().map_err(failed)
+        self.with(OsFile::sync_data)
+    }
+
+    fn close(&self) {
+        let file = self.file.write();
+        *file.unwrap_or_else(PoisonError::into_inner) = None;
     }
 }
 
@@ -221,6 +241,25 @@ mod tests {
         busy(false);
         drop(readers);
         drop(File::open(&path, false).unwrap());
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    /// A closed store can be kept: another one opens the image, and the old one changes nothing in it.
+    #[test]
+    fn a_closed_store_lets_go_of_its_image() {
+        let path = path("closed");
+        let old = File::create(&path, 8192).unwrap();
+        old.write_at(0, &[1]).unwrap();
+        old.close();
+        let new = File::open(&path, false).expect("the lock is released");
+        let closed = Err(StoreError::Io(libc::EBADF));
+        assert_eq!(old.write_at(0, &[2]), closed);
+        assert_eq!(old.zero(0, 8192, true), closed);
+        assert_eq!(old.flush(), closed);
+        assert_eq!(old.read_at(0, &mut [0]), closed);
+        let mut byte = [0];
+        new.read_at(0, &mut byte).unwrap();
+        assert_eq!(byte, [1]);
         std::fs::remove_file(&path).unwrap();
     }
 

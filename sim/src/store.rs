@@ -38,6 +38,9 @@ pub trait Store {
     fn zero(&self, offset: u64, len: u64, deallocate: bool) -> Result<(), StoreError>;
     /// Makes everything written so far durable.
     fn flush(&self) -> Result<(), StoreError>;
+    /// Gives back what the system holds for the image; its contents are out of reach from then on.
+    /// The default has nothing to give back.
+    fn close(&self) {}
     /// The image itself, when it lies in memory: data then moves without a detour.
     fn span(&self) -> Option<Span<'_>> {
         None
