@@ -105,7 +105,10 @@ impl<'a> Lasting<'a> {
         let recorded = left.as_mut().map(Drive::take_recorded);
         let before = left.map(|drive| shape(&drive));
         let open = || {
-            let drive = self.source.open(nvme_host::open(self.source.device)?)?;
+            let opened = nvme_host::open(self.source.device)?;
+            // A device that leaves again meanwhile is let go of: the next attempt opens it anew.
+            let drive = self.source.open(Arc::clone(&opened));
+            let drive = drive.inspect_err(|_| opened.leave())?;
             match Some(shape(&drive)) == before {
                 true => Ok(drive),
                 false => Err(Error::usage(
