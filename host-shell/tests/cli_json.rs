@@ -5,6 +5,7 @@ mod common;
 
 use common::{Folder, Place};
 use serde_json::Value;
+use std::io::Write;
 use std::process::Stdio;
 
 const BLOCK: usize = 4096;
@@ -289,7 +290,8 @@ fn the_lines_of_a_server_follow_the_schema() {
         serde_json::from_str(&line).unwrap()
     };
     check(&root, "serve-ready", &next());
-    drop(std::os::unix::net::UnixStream::connect(folder.path("cntrl")).unwrap());
+    let mut client = std::os::unix::net::UnixStream::connect(folder.path("cntrl")).unwrap();
+    client.write_all(&[0xFF; 64]).unwrap();
     check(&root, "serve-end", &next());
     assert!(child.wait().unwrap().success());
 }

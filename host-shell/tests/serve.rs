@@ -1,9 +1,9 @@
 //! `nvme-gpu serve` as its user sees it: what it prints, how it ends, what it refuses.
 #![cfg(feature = "sim")]
 
-use std::io::{BufRead, BufReader, Read};
+use std::io::{BufRead, BufReader, Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
@@ -30,7 +30,7 @@ impl Drop for Folder {
 }
 
 fn serve(folder: &Folder, args: &[&str]) -> Command {
-    // Whoever runs the tests may ignore SIGHUP.
+    // SIGHUP may be ignored where the tests run.
     let mut command = Command::new("env");
     command
         .args(["--default-signal=HUP", env!("CARGO_BIN_EXE_nvme-gpu")])
@@ -41,6 +41,13 @@ fn serve(folder: &Folder, args: &[&str]) -> Command {
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
     command
+}
+
+/// A connection on which a message begins: a client, where a silent one is another server's question.
+fn client(path: &Path) -> UnixStream {
+    let mut client = UnixStream::connect(path).unwrap();
+    client.write_all(&[0xFF; 64]).unwrap();
+    client
 }
 
 /// Waits for the end; a server that does not end is killed.
@@ -78,7 +85,7 @@ fn one_line_when_ready_and_one_at_the_end() {
     );
     assert_eq!(ready["socket"], "cntrl");
     // There at once: who has read the line can connect.
-    drop(UnixStream::connect(folder.0.join("cntrl")).unwrap());
+    drop(client(&folder.0.join("cntrl")));
     let mut rest = String::new();
     out.read_to_string(&mut rest).unwrap();
     let said: serde_json::Value = serde_json::from_str(&rest).unwrap();
@@ -92,7 +99,6 @@ fn one_line_when_ready_and_one_at_the_end() {
 
 #[test]
 fn a_client_that_is_put_out_is_told_of() {
-    use std::io::Write;
     let folder = Folder::new();
     let args = ["-d", "sim:null", "-s", "cntrl", "--once"];
     let child = serve(&folder, &args).spawn().unwrap();
@@ -129,13 +135,18 @@ fn the_socket_of_a_dead_server_is_replaced_and_that_of_a_living_one_is_not() {
     out.read_line(&mut line).unwrap();
     assert!(line.contains("ready"), "{line}");
     // Neither while it waits for a client, nor while it serves one and another waits.
-    let client = UnixStream::connect(&path).unwrap();
+    let silent = UnixStream::connect(&path).unwrap();
     let waiting: Vec<_> = (0..17).map(|_| UnixStream::connect(&path)).collect();
     let second = end(serve(&folder, &args).spawn().unwrap());
     let said = String::from_utf8_lossy(&second.stderr);
     assert_eq!(second.status.code(), Some(2), "{said}");
     assert!(said.contains("another server listens"), "{said}");
-    drop((client, waiting));
+    drop((silent, waiting));
+    assert!(
+        first.try_wait().unwrap().is_none(),
+        "no client has come yet"
+    );
+    drop(client(&path));
     assert_eq!(end(first).status.code(), Some(0));
     assert!(!path.exists());
 }
@@ -158,7 +169,7 @@ fn of_servers_that_start_at_once_on_a_dead_socket_one_serves() {
         std::thread::sleep(Duration::from_millis(5));
     }
     assert_eq!(running(&mut all), 1);
-    drop(UnixStream::connect(folder.0.join("cntrl")).unwrap());
+    drop(client(&folder.0.join("cntrl")));
     let codes: Vec<_> = all.into_iter().map(|one| end(one).status.code()).collect();
     assert_eq!(
         codes.iter().filter(|code| **code == Some(0)).count(),
@@ -217,7 +228,7 @@ fn a_hangup_that_was_ignored_at_the_start_stays_ignored() {
     );
     std::thread::sleep(Duration::from_millis(300));
     assert!(child.try_wait().unwrap().is_none(), "it goes on");
-    drop(UnixStream::connect(folder.0.join("cntrl")).unwrap());
+    drop(client(&folder.0.join("cntrl")));
     assert_eq!(end(child).status.code(), Some(0));
 }
 

@@ -152,7 +152,9 @@ impl Server {
         self.function.controller.clone()
     }
 
-    /// Waits for a client and serves it until it leaves. `None` when the server was stopped.
+    /// Waits for a client and serves it until it leaves. `None` when the server was stopped. A connection
+    /// that closes without a message is not a client: a server that starts asks in this way whether
+    /// another one listens at its path.
     ///
     /// # Errors
     /// The listening socket failed.
@@ -162,7 +164,10 @@ impl Server {
                 return Ok(None);
             }
             match self.listener.accept() {
-                Ok((socket, _)) => return Ok(self.serve_connection(socket)),
+                Ok((socket, _)) => match self.converse(socket) {
+                    (Some(Left::Closed), 0) => {}
+                    (left, _) => return Ok(left),
+                },
                 // A client that has given up already.
                 Err(error) if error.kind() == ErrorKind::WouldBlock => {}
                 Err(error) if error.kind() == ErrorKind::ConnectionAborted => {}
@@ -180,23 +185,31 @@ impl Server {
     /// Serves a client whose connection came by another way than the socket file. `None` when the server
     /// was stopped.
     pub fn serve_connection(&mut self, socket: UnixStream) -> Option<Left> {
+        self.converse(socket).0
+    }
+
+    /// How a connection ended, and how many messages came on it.
+    fn converse(&mut self, socket: UnixStream) -> (Option<Left>, u64) {
         let channel = match Channel::new(socket) {
             Ok(channel) => Arc::new(channel),
-            Err(error) => return Some(Left::Failed(error.to_string())),
+            Err(error) => return (Some(Left::Failed(error.to_string())), 0),
         };
+        let mut messages = 0;
         let requests = Arc::new(Requests::new(Some(channel.clone())));
         let mut session = Session::new(&mut self.function, self.memory.clone(), requests.clone());
         loop {
-            let result = channel
-                .receive(&self.stop)
-                .and_then(|message| exchange(&channel, &requests, &mut session, message));
-            match result {
-                Ok(()) => {}
-                Err(End::Stopped) => return None,
-                Err(End::Closed) => return Some(Left::Closed),
-                Err(End::Garbled(what)) => return Some(Left::PutOut(what)),
-                Err(End::Failed(errno)) => return Some(Left::Failed(errno.to_string())),
-            }
+            let result = channel.receive(&self.stop).and_then(|message| {
+                messages += 1;
+                exchange(&channel, &requests, &mut session, message)
+            });
+            let left = match result {
+                Ok(()) => continue,
+                Err(End::Stopped) => None,
+                Err(End::Closed) => Some(Left::Closed),
+                Err(End::Garbled(what)) => Some(Left::PutOut(what)),
+                Err(End::Failed(errno)) => Some(Left::Failed(errno.to_string())),
+            };
+            return (left, messages);
         }
     }
 }
