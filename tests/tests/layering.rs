@@ -79,7 +79,7 @@ fn a_use_beyond_the_wire_types_would_be_found() {
 #[test]
 fn the_auditor_shares_only_the_wire_types_with_anyone() {
     let mut offenders = Vec::new();
-    for (path, text) in sources("tests/auditor") {
+    for (path, text) in sources("sim/auditor") {
         for (number, line) in text.lines().enumerate() {
             if uses_beyond_spec(line) > 0 || code(line).contains("nvme_sim") {
                 offenders.push(format!("{path}:{}: {line}", number + 1));
@@ -87,7 +87,7 @@ fn the_auditor_shares_only_the_wire_types_with_anyone() {
         }
     }
     report(offenders);
-    let manifest = fs::read_to_string(root().join("tests/auditor/Cargo.toml")).unwrap();
+    let manifest = fs::read_to_string(root().join("sim/auditor/Cargo.toml")).unwrap();
     let dependencies: Vec<&str> = manifest
         .lines()
         .skip_while(|line| !line.contains("dependencies]"))
