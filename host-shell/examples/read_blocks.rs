@@ -1,6 +1,6 @@
 //! Read blocks of a simulated drive, first the easy way, then with commands in flight on a queue.
 //!
-//! `cargo run --release -p host-shell --example read_blocks [DEVICE]`, for example `sim:disk.img`.
+//! `cargo run --release -p nvme-host --example read_blocks [DEVICE]`, for example `sim:disk.img`.
 
 use nvme_host::core::spec::{Lba, Nsid, nvm};
 use nvme_host::{Config, Controller, Error, Result};

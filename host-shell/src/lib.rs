@@ -42,7 +42,6 @@ mod session;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod statistics;
-pub mod stdio;
 pub mod sysfs;
 pub mod units;
 #[cfg(feature = "vfio")]

@@ -104,16 +104,61 @@ fn dependencies_point_one_way() {
     for (package, banned) in [
         (
             "nvme-core",
-            &["nvme-sim", "host-shell", "nvme-host", "nvme-gpu-kernel"][..],
+            &["nvme-sim", "nvme-host", "nvme-gpu", "nvme-gpu-kernel"][..],
         ),
-        ("sim", &["host-shell", "nvme-host", "nvme-gpu-kernel"]),
-        ("nvme-gpu-kernel", &["nvme-sim", "host-shell", "nvme-host"]),
+        ("sim", &["nvme-host", "nvme-gpu", "nvme-gpu-kernel"]),
+        ("nvme-gpu-kernel", &["nvme-sim", "nvme-host", "nvme-gpu"]),
     ] {
         let manifest = fs::read_to_string(root().join(package).join("Cargo.toml")).unwrap();
         for line in manifest.lines() {
             let key = line.split(['.', ' ', '=']).next().unwrap_or("");
             assert!(!banned.contains(&key), "{package} depends on {key}");
         }
+    }
+}
+
+/// What links the host library gets none of what only the tool needs: command line, charts, progress.
+#[test]
+fn the_host_library_is_free_of_what_only_the_tool_needs() {
+    let tree = |package: &str| {
+        let output = std::process::Command::new(env!("CARGO"))
+            .args([
+                "tree",
+                "--offline",
+                "--locked",
+                "--all-features",
+                "--package",
+                package,
+            ])
+            .args(["--edges", "normal", "--prefix", "none", "--format", "{p}"])
+            .current_dir(root())
+            .output()
+            .unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{error}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        let names = text.lines().filter_map(|line| line.split(' ').next());
+        names.map(str::to_string).collect::<Vec<String>>()
+    };
+    let (library, tool) = (tree("nvme-host"), tree("nvme-gpu"));
+    for name in [
+        "clap",
+        "clap_complete",
+        "clap_mangen",
+        "font8x8",
+        "indicatif",
+        "plotters",
+        "png",
+        "signal-hook",
+    ] {
+        assert!(
+            tool.iter().any(|used| used == name),
+            "the search finds {name}"
+        );
+        assert!(
+            !library.iter().any(|used| used == name),
+            "nvme-host pulls in {name}"
+        );
     }
 }
 
@@ -131,7 +176,7 @@ const UNSAFE_MODULES: [&str; 19] = [
     "host-shell/src/cmb.rs",
     "host-shell/src/dma.rs",
     "host-shell/src/pages.rs",
-    "host-shell/src/stdio.rs",
+    "host-shell/tool/src/stdio.rs",
     "host-shell/src/vfio/",
     "host-shell/src/cuda/",
     "tests/src/memory.rs",

@@ -26,7 +26,14 @@ const TESTS: [&[&str]; 3] = [
         "nvme-simulate",
         "--no-default-features",
     ],
-    &["--package", "host-shell", "--package", "nvme-units"],
+    &[
+        "--package",
+        "nvme-host",
+        "--package",
+        "nvme-gpu",
+        "--package",
+        "nvme-units",
+    ],
 ];
 
 /// `cargo xtask coverage`

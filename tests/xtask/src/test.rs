@@ -8,11 +8,12 @@ use background::Background;
 use std::time::Instant;
 
 /// Builds that must keep working beside the default one: package and switches.
-const FEATURES: [(&str, &[&str]); 4] = [
+const FEATURES: [(&str, &[&str]); 5] = [
     ("nvme-core", &["--no-default-features"]),
     ("nvme-core", &["--features", "trace"]),
     ("nvme-sim", &["--no-default-features"]),
-    ("host-shell", &["--no-default-features"]),
+    ("nvme-host", &["--no-default-features"]),
+    ("nvme-gpu", &["--no-default-features"]),
 ];
 
 type Run = fn() -> Result<Counts, Failure>;
@@ -214,7 +215,7 @@ pub fn quick() -> Result<(), Failure> {
 fn unit_tests() -> Result<Counts, Failure> {
     let mut test = cargo();
     test.args(["test", "--quiet", "--no-fail-fast", "--lib"]);
-    for package in ["nvme-core", "nvme-sim", "host-shell"] {
+    for package in ["nvme-core", "nvme-sim", "nvme-host"] {
         test.args(["--package", package]);
     }
     cargo_test(&mut test)

@@ -5,8 +5,7 @@ use std::path::PathBuf;
 
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Package and program.
-pub const PROGRAMS: [(&str, &str); 2] =
-    [("host-shell", "nvme-gpu"), ("guest-tests", "guest-tests")];
+pub const PROGRAMS: [(&str, &str); 2] = [("nvme-gpu", "nvme-gpu"), ("guest-tests", "guest-tests")];
 
 /// Builds the programs and returns the folder that they are in.
 pub fn build() -> Result<PathBuf, Failure> {

@@ -1,6 +1,7 @@
 //! The command line: `nvme-gpu`.
 
 mod cli;
+mod stdio;
 
 use std::process::ExitCode;
 

@@ -631,7 +631,7 @@ fn the_reference_describes_the_command_line_as_it_is() {
     }
     let folder = Folder::new(Place::Embedded);
     let printed = folder.ok(&["man", "--markdown"]);
-    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../docs/tool.md");
+    let path = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/tool.md");
     let page = std::fs::read_to_string(&path).unwrap_or_default();
     for (line, (is, should)) in page.lines().zip(printed.lines()).enumerate() {
         assert_eq!(

@@ -71,7 +71,7 @@ impl Input {
         let (file, name) = match path == Path::new("-") {
             true => {
                 let name = PathBuf::from("standard input");
-                let file: io::Result<OwnedFd> = match nvme_host::stdio::was_closed(0) {
+                let file: io::Result<OwnedFd> = match crate::stdio::was_closed(0) {
                     true => Err(io::Error::from_raw_os_error(libc::EBADF)),
                     false => io::stdin().as_fd().try_clone_to_owned(),
                 };

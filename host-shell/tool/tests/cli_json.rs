@@ -11,7 +11,7 @@ use std::process::Stdio;
 const BLOCK: usize = 4096;
 
 fn schema() -> Value {
-    let text = include_str!("../../docs/json-schema.json");
+    let text = include_str!("../../../docs/json-schema.json");
     serde_json::from_str(text).unwrap()
 }
 

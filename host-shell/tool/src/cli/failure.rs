@@ -79,7 +79,7 @@ fn status_object(status: Status) -> Value {
 
 /// Refuses to run without a standard output: what the command says would be lost.
 pub fn check_standard_output() -> Result<(), Error> {
-    match nvme_host::stdio::was_closed(1) {
+    match crate::stdio::was_closed(1) {
         true => Err(Error::file("write", super::file::STANDARD_OUTPUT)(
             io::Error::from_raw_os_error(libc::EBADF),
         )),
