@@ -9,6 +9,7 @@ mod loom;
 mod planted;
 mod process;
 mod ptx;
+mod release;
 mod report;
 mod results;
 mod simulate;

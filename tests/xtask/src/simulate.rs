@@ -1,6 +1,7 @@
 //! Deterministic simulation: the drivers, a controller and faults in virtual time.
 
 use crate::process::{Failure, cargo, shown};
+use crate::release;
 use crate::report::Counts;
 use std::process::{Command, Stdio};
 
@@ -9,7 +10,10 @@ const SEEDS: &str = "20000";
 
 /// Runs `cargo xtask simulate` with its words. Its exit code is the program's: see `--help`.
 pub fn command(words: &[&str]) -> Result<(), Failure> {
-    match run(words)? {
+    let mut command: Command = cargo();
+    command.args(["run", "--quiet", "--release", "--package"]);
+    command.args(["nvme-simulate", "--"]).args(words);
+    match exit_code(&mut command)? {
         0 => Ok(()),
         code => std::process::exit(code),
     }
@@ -17,7 +21,8 @@ pub fn command(words: &[&str]) -> Result<(), Failure> {
 
 /// Fresh seeds: the first one is printed, and the line that repeats one that fails.
 pub fn stage() -> Result<Counts, Failure> {
-    match run(&["--seeds", SEEDS])? {
+    let mut command = Command::new(release::build(&release::ALL)?.join("simulate"));
+    match exit_code(command.args(["--seeds", SEEDS]))? {
         0 => Ok(Counts::PASSED),
         3 => Err(Failure::new(
             "simulate: a fault has not met a state that it can meet, or has met one that it cannot",
@@ -26,23 +31,14 @@ pub fn stage() -> Result<Counts, Failure> {
     }
 }
 
-fn run(words: &[&str]) -> Result<i32, Failure> {
-    let mut command: Command = cargo();
-    command.args([
-        "run",
-        "--quiet",
-        "--release",
-        "--package",
-        "nvme-simulate",
-        "--",
-    ]);
-    command.args(words).stdin(Stdio::null());
-    if !words.contains(&"--json") {
-        println!("$ {}", shown(&command));
+fn exit_code(command: &mut Command) -> Result<i32, Failure> {
+    command.stdin(Stdio::null());
+    if !command.get_args().any(|word| word == "--json") {
+        println!("$ {}", shown(command));
     }
     let status = command
         .status()
-        .map_err(|error| Failure::new(format!("{}: {error}", shown(&command))))?;
+        .map_err(|error| Failure::new(format!("{}: {error}", shown(command))))?;
     // Without a code a signal has ended it.
     Ok(status.code().unwrap_or(1))
 }

@@ -3,7 +3,7 @@
 use crate::loom::weaker;
 use crate::process::{Failure, cargo, check, root, shown, target_dir};
 use crate::report::Counts;
-use crate::tools;
+use crate::{release, tools};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -57,7 +57,8 @@ fn arguments(words: &[&str]) -> Result<Vec<String>, Failure> {
 
 /// A slice of both, for CI.
 pub fn slices() -> Result<Counts, Failure> {
-    check(Command::new(build()?).args(SLICE))?;
+    let program = release::build(&release::ALL)?.join(PACKAGE);
+    check(Command::new(program).args(SLICE))?;
     check(judged(&sanitized()?).args(SANITIZED))?;
     let mut counts = Counts::PASSED;
     counts.add(Counts::PASSED);

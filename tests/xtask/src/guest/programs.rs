@@ -1,26 +1,30 @@
-//! What of ours runs in the guest, linked statically: the guest has no libraries for it.
+//! What of ours runs in the guest: the release programs without their debugging information, because the
+//! initramfs is loaded at every boot. Their libraries are in its base.
 
-use crate::process::{Failure, cargo, check, target_dir};
+use super::apt::make_folder;
+use crate::process::{Failure, output, target_dir};
+use crate::release::{self, IN_GUEST, Program, TOOL};
+use crate::tools::on_path;
 use std::path::PathBuf;
+use std::process::Command;
 
-const TARGET: &str = "x86_64-unknown-linux-gnu";
 /// Package and program.
-pub const PROGRAMS: [(&str, &str); 2] = [("nvme-gpu", "nvme-gpu"), ("guest-tests", "guest-tests")];
+pub const PROGRAMS: [Program; 2] = [TOOL, IN_GUEST];
 
 /// Builds the programs and returns the folder that they are in.
 pub fn build() -> Result<PathBuf, Failure> {
-    let target = target_dir().join("guest/build");
-    let mut build = cargo();
-    build
-        .env("RUSTFLAGS", "-C target-feature=+crt-static")
-        .env("CARGO_TARGET_DIR", &target)
-        // The initramfs is loaded at every boot: no debugging information, and none is made.
-        .env("CARGO_PROFILE_RELEASE_DEBUG", "0")
-        .env("CARGO_PROFILE_RELEASE_STRIP", "debuginfo")
-        .args(["build", "--quiet", "--release", "--target", TARGET]);
-    for (package, program) in PROGRAMS {
-        build.args(["--package", package, "--bin", program]);
+    if on_path("strip").is_none() {
+        return Err(Failure::missing(
+            "strip is not here: apt-get install binutils",
+        ));
     }
-    check(&mut build)?;
-    Ok(target.join(TARGET).join("release"))
+    let built = release::build(&PROGRAMS)?;
+    let folder = target_dir().join("guest/programs");
+    make_folder(&folder)?;
+    for (_, program) in PROGRAMS {
+        let mut strip = Command::new("strip");
+        strip.arg("--strip-debug").arg("-o");
+        output(strip.arg(folder.join(program)).arg(built.join(program)))?;
+    }
+    Ok(folder)
 }

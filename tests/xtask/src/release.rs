@@ -1,0 +1,26 @@
+//! The release programs that several stages run, built by one command: what they have in common is compiled
+//! once, which separate commands, with separate unions of features, would not do.
+
+use crate::process::{Failure, cargo, check, target_dir};
+use std::path::PathBuf;
+
+/// Package and program.
+pub type Program = (&'static str, &'static str);
+
+pub const TOOL: Program = ("nvme-gpu", "nvme-gpu");
+pub const IN_GUEST: Program = ("guest-tests", "guest-tests");
+pub const STRESS: Program = ("nvme-stress", "nvme-stress");
+pub const SIMULATE: Program = ("nvme-simulate", "simulate");
+/// What the stages of `cargo xtask test` run.
+pub const ALL: [Program; 4] = [TOOL, IN_GUEST, STRESS, SIMULATE];
+
+/// Builds `programs` and returns the folder that they are in.
+pub fn build(programs: &[Program]) -> Result<PathBuf, Failure> {
+    let mut build = cargo();
+    build.args(["build", "--quiet", "--release"]);
+    for (package, program) in programs {
+        build.args(["--package", package, "--bin", program]);
+    }
+    check(&mut build)?;
+    Ok(target_dir().join("release"))
+}
