@@ -3,7 +3,7 @@
 //! Revisions cited throughout: NVM Express Base Specification 2.0c, NVM Command Set Specification
 //! 1.0c, NVMe over PCIe Transport Specification 1.0c. This module is the only thing that the
 //! simulator shares with the driver, so it is checked against byte vectors written by hand from the
-//! specification's figures (tests/tests/spec_vectors.rs). Unknown values are data, never panics.
+//! specification's figures (tests/tests/spec/vectors.rs). Unknown values are data, never panics.
 #![forbid(unsafe_code)]
 
 /// Asserts at compile time that each field lies at its offset in the specification's figure.

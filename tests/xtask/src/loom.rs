@@ -34,7 +34,7 @@ fn run(deeper: u32) -> Result<(), Failure> {
     }
 }
 
-/// Runs every `loom_*` test file of `tests`.
+/// Runs every model under `tests/tests/loom`.
 pub fn models() -> Result<Counts, Failure> {
     explore(0)
 }
@@ -58,30 +58,12 @@ fn test_command() -> Command {
     test.env("RUSTFLAGS", "--cfg loom")
         .env("CARGO_TARGET_DIR", target());
     test.args(["test", "--release", "--package", "nvme-tests"]);
-    for name in model_files() {
-        test.args(["--test", &name]);
-    }
+    test.args(["--test", "loom_models"]);
     test
 }
 
 fn target() -> PathBuf {
     root().join("target/loom")
-}
-
-fn model_files() -> Vec<String> {
-    let entries = std::fs::read_dir(root().join("tests/tests"))
-        .into_iter()
-        .flatten()
-        .flatten();
-    let names = entries.filter_map(|entry| {
-        let name = entry.file_name().to_string_lossy().into_owned();
-        name.strip_suffix(".rs")
-            .filter(|stem| stem.starts_with("loom_"))
-            .map(str::to_string)
-    });
-    let mut names: Vec<String> = names.collect();
-    names.sort();
-    names
 }
 
 /// One model: the program it is in, its name, and how long it takes.
@@ -111,7 +93,7 @@ fn models_of(tree: &Path, told: &str) -> Result<Vec<Model>, Failure> {
     let mut models = Vec::new();
     let programs = told
         .lines()
-        .filter(|line| line.contains("Executable tests/loom_"));
+        .filter(|line| line.contains("Executable tests/loom/"));
     for program in programs.filter_map(|line| line.split(['(', ')']).nth(1)) {
         let program = tree.join(program);
         let list = output(Command::new(&program).arg("--list"))?;

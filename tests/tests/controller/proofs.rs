@@ -1,0 +1,151 @@
+//! A proof that memory is the driver's again comes with CSTS.RDY = 0 and never else, whatever the controller
+//! says beside it.
+
+use nvme_core::bringup::{self, Bringup};
+use nvme_core::mem::DmaWords;
+use nvme_core::shutdown::{self, Kind, Shutdown};
+use nvme_core::spec::Iova;
+use nvme_core::spec::register::{Cap, Cc, Csts, offset};
+use nvme_core::sync::AtomicU64;
+use nvme_core::{Identity, QueuePair, Registers, Slot};
+use nvme_tests::hand::{QID, Rig};
+use std::cell::{Cell, RefCell};
+
+/// A controller whose status is what a list says, one after the other; the last one stays.
+struct Moody {
+    statuses: RefCell<Vec<Csts>>,
+    cc: Cell<u32>,
+    /// What was read last.
+    read: Cell<Csts>,
+    identity: Identity,
+}
+
+impl Registers for Moody {
+    fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    fn read32(&self, at: u32) -> u32 {
+        match at {
+            offset::CSTS => {
+                let mut statuses = self.statuses.borrow_mut();
+                let next = match statuses[..] {
+                    [last] => last,
+                    _ => statuses.remove(0),
+                };
+                self.read.set(next);
+                next.0
+            }
+            offset::CC => self.cc.get(),
+            _ => 0,
+        }
+    }
+
+    fn read64(&self, _at: u32) -> u64 {
+        let mut cap = Cap(0);
+        cap.set_mqes(64);
+        cap.set_css(1);
+        cap.set_to(1);
+        cap.0
+    }
+
+    fn write32(&self, at: u32, value: u32) {
+        if at == offset::CC {
+            self.cc.set(value);
+        }
+    }
+
+    fn write64(&self, _at: u32, _value: u64) {}
+}
+
+/// RDY, CFS and SHST of every value.
+fn every_status() -> impl Iterator<Item = Csts> {
+    (0..16).map(|bits| {
+        let mut csts = Csts(0);
+        csts.set_rdy(bits & 1 != 0);
+        csts.set_cfs(bits & 2 != 0);
+        csts.set_shst(bits as u8 >> 2);
+        csts
+    })
+}
+
+/// Calls `run` with a controller of every sequence of three statuses, enabled or not, shut down or not.
+fn with_every_controller(run: impl Fn(&Moody)) {
+    for (first, second, third) in every_status().flat_map(|first| {
+        every_status()
+            .flat_map(move |second| every_status().map(move |third| (first, second, third)))
+    }) {
+        for (en, shn) in [(false, 0), (true, 0), (true, 1), (true, 2)] {
+            let mut cc = Cc(0);
+            cc.set_en(en);
+            cc.set_shn(shn);
+            run(&Moody {
+                statuses: RefCell::new(vec![first, second, third]),
+                cc: Cell::new(cc.0),
+                read: Cell::new(first),
+                identity: Identity::new(),
+            });
+        }
+    }
+}
+
+/// Fails unless the status that the machine has just read allows a proof.
+fn may_prove(controller: &Moody) {
+    let csts = controller.read.get();
+    assert!(!csts.rdy(), "a proof while CSTS.RDY is 1: {csts:?}");
+    let enabled = Cc(controller.cc.get()).en();
+    assert!(!enabled, "a proof while CC.EN is 1: {csts:?}");
+}
+
+const STEPS: u64 = 12;
+const STEP_NS: u64 = 200_000_000;
+
+#[test]
+fn a_shutdown_proves_nothing_while_the_controller_is_ready() {
+    let proofs = Cell::new(0);
+    for kind in [Kind::Normal, Kind::Abrupt] {
+        with_every_controller(|controller| {
+            let mut machine = Shutdown::new(kind, 1000);
+            for turn in 0..STEPS {
+                match machine.step(controller, turn * STEP_NS) {
+                    Ok(shutdown::Step::Done(_)) => {
+                        may_prove(controller);
+                        proofs.set(proofs.get() + 1);
+                        return;
+                    }
+                    Ok(shutdown::Step::Wait { .. }) => {}
+                    Err(_) => return,
+                }
+            }
+            panic!("no end after {STEPS} steps of {STEP_NS} ns");
+        });
+    }
+    assert!(proofs.get() > 1000, "only {} proofs", proofs.get());
+}
+
+#[test]
+fn bring_up_proves_nothing_while_the_controller_is_ready() {
+    let proofs = Cell::new(0);
+    with_every_controller(|controller| {
+        let rig = Rig::new(4, 3, 0, 0);
+        let slots: Vec<Slot<u32>> = (0..3).map(|_| Slot::new()).collect();
+        let mut admin = QueuePair::new(controller.identity(), QID, rig.memory(), slots);
+        let words: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
+        let page = DmaWords::new(&words, Iova(0x8000));
+        let config = bringup::Config::default();
+        let mut machine = Bringup::new(controller, config, page).expect("capabilities");
+        for turn in 0..STEPS {
+            match machine.step(controller, &mut admin, turn * STEP_NS) {
+                Ok(bringup::Step::Disabled(_)) => {
+                    may_prove(controller);
+                    proofs.set(proofs.get() + 1);
+                    return;
+                }
+                Ok(_) => {}
+                Err(_) => return,
+            }
+        }
+        panic!("no end after {STEPS} steps of {STEP_NS} ns");
+    });
+    assert!(proofs.get() > 1000, "only {} proofs", proofs.get());
+}

@@ -1,0 +1,7 @@
+//! What goes wrong, planned and not: faults, loss of power, recovery, bugs of published drivers.
+#![cfg(not(loom))]
+
+mod every_fault;
+mod peer_bugs;
+mod power_cut;
+mod recovery;

@@ -1,0 +1,16 @@
+//! Loom models: memory operations of queues in every interleaving. `cargo xtask loom` runs them.
+#![cfg(loom)]
+
+mod abort;
+mod collective_queue;
+mod collective_slots;
+mod doorbell;
+mod drain_lock;
+mod octets;
+mod phase_tag;
+mod round_trip;
+mod shared;
+mod shared_lanes;
+mod shared_stages;
+mod statement_order;
+mod trace_ring;

@@ -1,0 +1,99 @@
+//! A command's way with its parts in different threads: who places does not ring, who rings does not drain, and
+//! what is submitted before a reap is published by the ring after it. The order of statements matters here, not
+//! the orders of single operations alone.
+
+use loom::thread;
+use nvme_core::Drained;
+use nvme_core::group::Alone;
+use nvme_core::spec::Status;
+use nvme_core::{Command, Outcome};
+use nvme_tests::hand::Rig;
+use nvme_tests::model::{self, Bound, check, controller};
+use std::sync::Arc;
+
+#[test]
+fn one_places_and_another_rings_and_drains() {
+    check(
+        "a command that another thread rang for and drained has ended for who placed it",
+        Bound::Preemptions(1),
+        || {
+            let rig = Arc::new(Rig::new(2, 1, 1, 0));
+            let device = controller(&rig, 1);
+            let other = rig.clone();
+            let other = thread::spawn(move || {
+                let queue = other.shared();
+                loop {
+                    queue.ring(&Alone);
+                    if queue.drain(&Alone) == Drained::Took(1) {
+                        break;
+                    }
+                    assert_eq!(queue.fault(), None);
+                    thread::yield_now();
+                }
+                assert_eq!(queue.fault(), None);
+            });
+            let queue = rig.shared();
+            let token = queue.place(&Alone, model::command(0, 0)).unwrap();
+            other.join().unwrap();
+            let done = Outcome::Done(Status::SUCCESS);
+            assert_eq!(queue.poll(&token), Some((done, 0)));
+            device.join().unwrap();
+        },
+    );
+}
+
+#[test]
+fn one_rings_and_another_drains() {
+    check(
+        "whoever drains a completion sees that its command was rung for",
+        Bound::Preemptions(1),
+        || {
+            let rig = Arc::new(Rig::new(2, 1, 1, 0));
+            let queue = rig.shared();
+            let token = queue.place(&Alone, model::command(0, 0)).unwrap();
+            let device = controller(&rig, 1);
+            let other = rig.clone();
+            let other = thread::spawn(move || {
+                let queue = other.shared();
+                while queue.drain(&Alone) != Drained::Took(1) {
+                    thread::yield_now();
+                }
+                assert_eq!(queue.fault(), None, "an honest completion was refused");
+            });
+            queue.ring(&Alone);
+            other.join().unwrap();
+            assert!(queue.poll(&token).is_some());
+            device.join().unwrap();
+        },
+    );
+}
+
+#[test]
+fn what_is_submitted_before_a_single_reap_is_published_by_the_ring_after_it() {
+    check(
+        "an entry submitted between a doorbell and a reap of one is whole when its own doorbell rings",
+        Bound::Preemptions(1),
+        || {
+            let rig = Arc::new(Rig::new(4, 3, 0, 0));
+            let device = controller(&rig, 2);
+            let mut queue = rig.collective(Alone);
+            queue.submit(true, |_| plain(0), 1 << 30).unwrap();
+            queue.ring();
+            queue.submit(true, |_| plain(1), 1 << 30).unwrap();
+            while queue.reap::<1>(|_| ()).unwrap() == 0 {
+                thread::yield_now();
+            }
+            queue.ring();
+            while queue.in_flight() > 0 {
+                if queue.reap::<1>(|_| ()).unwrap() == 0 {
+                    thread::yield_now();
+                }
+            }
+            device.join().unwrap();
+        },
+    );
+}
+
+fn plain(number: u32) -> Command<'static> {
+    model::command(number, number).wanting_dw0(false)
+}

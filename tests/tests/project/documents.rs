@@ -1,0 +1,218 @@
+//! The documents hold together: the book has every page, links lead somewhere, lines are short.
+
+use std::fs;
+use std::path::{Component, Path, PathBuf};
+
+/// Columns of a line of text.
+const COLUMNS: usize = 120;
+
+/// Pages that may have longer lines, until they are rewritten.
+const LONG_LINES: [&str; 7] = [
+    "docs/benchmarks.md",
+    "docs/memory-model.md",
+    "docs/ptx.md",
+    "docs/simulator.md",
+    "docs/spec-coverage.md",
+    "docs/verification.md",
+    "docs/vfio-user.md",
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap()
+        .to_path_buf()
+}
+
+/// Written by `cargo xtask record` and `cargo xtask results`; empty before the first recorded run.
+const RESULTS: &str = "docs/results";
+
+/// Pages by their paths from the root: those of docs, and those of the root itself.
+fn pages() -> Vec<String> {
+    let mut found = Vec::new();
+    let mut folders = vec![root().join("docs")];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+            } else if path.extension().is_some_and(|end| end == "md") {
+                let relative = path.strip_prefix(root()).unwrap();
+                found.push(relative.to_str().unwrap().to_string());
+            }
+        }
+    }
+    for name in ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"] {
+        found.push(name.to_string());
+    }
+    found.sort();
+    found
+}
+
+fn read(page: &str) -> String {
+    fs::read_to_string(root().join(page)).unwrap()
+}
+
+/// The lines outside fenced blocks, with inline code taken out.
+fn prose(text: &str) -> Vec<(usize, String)> {
+    let mut inside = false;
+    let mut found = Vec::new();
+    for (index, line) in text.lines().enumerate() {
+        if line.starts_with("```") {
+            inside = !inside;
+        } else if !inside && !line.starts_with("    ") {
+            let kept: Vec<&str> = line.split('`').step_by(2).collect();
+            found.push((index + 1, kept.join("``")));
+        }
+    }
+    found
+}
+
+/// The targets of `[text](target)`, `![text](target)` and `[name]: target`.
+fn targets(line: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    if let Some((name, target)) = line.split_once("]: ")
+        && name.starts_with('[')
+    {
+        found.push(target.trim().to_string());
+    }
+    for part in line.split("](").skip(1) {
+        found.extend(part.split(')').next().map(str::to_string));
+    }
+    found
+}
+
+/// The anchor that a heading gets.
+fn anchor(heading: &str) -> String {
+    let kept = heading.trim().chars().filter_map(|c| match c {
+        ' ' => Some('-'),
+        '-' | '_' => Some(c),
+        c if c.is_alphanumeric() => Some(c.to_ascii_lowercase()),
+        _ => None,
+    });
+    kept.collect()
+}
+
+fn anchors(text: &str) -> Vec<String> {
+    let mut inside = false;
+    let mut found = Vec::new();
+    for line in text.lines() {
+        if line.starts_with("```") {
+            inside = !inside;
+        } else if !inside && line.starts_with('#') {
+            found.push(anchor(line.trim_start_matches('#')));
+        }
+    }
+    found
+}
+
+/// `path` without `.` and `..`.
+fn normal(path: &Path) -> PathBuf {
+    let mut parts = PathBuf::new();
+    for part in path.components() {
+        match part {
+            Component::ParentDir => {
+                parts.pop();
+            }
+            Component::CurDir => {}
+            other => parts.push(other),
+        }
+    }
+    parts
+}
+
+/// What is wrong with a link of `page` to `target`.
+fn broken(page: &str, target: &str) -> Option<String> {
+    if target.contains("://") || target.starts_with("mailto:") {
+        return None;
+    }
+    let (file, fragment) = target.split_once('#').unwrap_or((target, ""));
+    let place = match file {
+        "" => PathBuf::from(page),
+        file => normal(&Path::new(page).parent().unwrap().join(file)),
+    };
+    if place.starts_with(RESULTS) && !root().join(RESULTS).exists() {
+        return None;
+    }
+    if !root().join(&place).exists() {
+        return Some(format!("there is no {}", place.display()));
+    }
+    let text = fs::read_to_string(root().join(&place)).unwrap_or_default();
+    if !fragment.is_empty() && !anchors(&text).iter().any(|known| known == fragment) {
+        return Some(format!("{} has no heading #{fragment}", place.display()));
+    }
+    None
+}
+
+#[test]
+fn relative_links_lead_somewhere() {
+    let mut offenders = Vec::new();
+    let mut links = 0;
+    for page in pages() {
+        for (number, line) in prose(&read(&page)) {
+            for target in targets(&line) {
+                links += 1;
+                if let Some(why) = broken(&page, &target) {
+                    offenders.push(format!("{page}:{number}: {target}: {why}"));
+                }
+            }
+        }
+    }
+    assert!(offenders.is_empty(), "\n{}", offenders.join("\n"));
+    assert!(links > 50, "only {links} links were found");
+}
+
+#[test]
+fn a_broken_link_would_be_found() {
+    assert!(broken("README.md", "docs/missing.md").is_some());
+    assert!(broken("docs/guide/drive.md", "../vfio.md#no-such-heading").is_some());
+    assert!(broken("docs/guide/drive.md", "../vfio.md#bind-and-unbind").is_none());
+    assert!(broken("README.md", "https://example.org/x").is_none());
+    let line = "a [b](c.md) and ![d](e.svg), see [f](g.md#h)";
+    assert_eq!(targets(line), ["c.md", "e.svg", "g.md#h"]);
+    assert_eq!(
+        targets("[bam]: https://example.org"),
+        ["https://example.org"]
+    );
+    assert_eq!(
+        anchor(" Bring-up on a real host"),
+        "bring-up-on-a-real-host"
+    );
+    assert!(targets(&prose("`a[0](b)` text")[0].1).is_empty());
+}
+
+#[test]
+fn the_book_has_every_page_once() {
+    let summary = read("docs/SUMMARY.md");
+    let there_or_later = |page: &String| {
+        root().join(RESULTS).exists() || !Path::new("docs").join(page).starts_with(RESULTS)
+    };
+    let mut listed: Vec<String> = summary.lines().flat_map(targets).collect();
+    listed.retain(there_or_later);
+    listed.sort();
+    let mut there: Vec<String> = pages()
+        .iter()
+        .filter_map(|page| page.strip_prefix("docs/"))
+        .filter(|page| *page != "SUMMARY.md")
+        .map(str::to_string)
+        .collect();
+    there.sort();
+    assert_eq!(listed, there);
+}
+
+#[test]
+fn lines_are_short() {
+    let mut offenders = Vec::new();
+    for page in pages() {
+        let long: Vec<usize> = read(&page)
+            .lines()
+            .enumerate()
+            .filter(|(_, line)| line.chars().count() > COLUMNS)
+            .map(|(index, _)| index + 1)
+            .collect();
+        if !long.is_empty() && !LONG_LINES.contains(&page.as_str()) {
+            offenders.push(format!("{page}: longer than {COLUMNS}: {long:?}"));
+        }
+    }
+    assert!(offenders.is_empty(), "\n{}", offenders.join("\n"));
+}

@@ -1,0 +1,270 @@
+//! The rules that hold the parts apart, checked over the sources.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+        .parent()
+        .unwrap()
+        .to_path_buf()
+}
+
+/// Every Rust file under `folder` of the workspace, as (path from the root, text).
+fn sources(folder: &str) -> Vec<(String, String)> {
+    let mut found = Vec::new();
+    let mut folders = vec![root().join(folder)];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap();
+            if path.is_dir() && name != "target" {
+                folders.push(path);
+            } else if name.ends_with(".rs") {
+                let relative = path
+                    .strip_prefix(root())
+                    .unwrap()
+                    .to_str()
+                    .unwrap()
+                    .to_string();
+                found.push((relative, fs::read_to_string(&path).unwrap()));
+            }
+        }
+    }
+    assert!(!found.is_empty(), "no sources under {folder}");
+    found
+}
+
+/// The code of a line: no comment.
+fn code(line: &str) -> &str {
+    line.split("//").next().unwrap_or("")
+}
+
+fn report(offenders: Vec<String>) {
+    assert!(offenders.is_empty(), "\n{}", offenders.join("\n"));
+}
+
+/// Uses of `nvme_core` in `line` that are not of its `spec` module.
+fn uses_beyond_spec(line: &str) -> usize {
+    code(line)
+        .split("nvme_core")
+        .skip(1)
+        .filter(|rest| !rest.starts_with("::spec"))
+        .count()
+}
+
+#[test]
+fn the_simulator_shares_only_the_wire_types_with_the_driver() {
+    let mut offenders = Vec::new();
+    for (path, text) in sources("sim") {
+        for (number, line) in text.lines().enumerate() {
+            if uses_beyond_spec(line) > 0 {
+                offenders.push(format!("{path}:{}: {line}", number + 1));
+            }
+        }
+    }
+    report(offenders);
+}
+
+#[test]
+fn a_use_beyond_the_wire_types_would_be_found() {
+    assert_eq!(uses_beyond_spec("use nvme_core::spec::Sqe;"), 0);
+    assert_eq!(uses_beyond_spec("// like nvme_core::prp"), 0);
+    assert_eq!(uses_beyond_spec("use nvme_core::prp;"), 1);
+    assert_eq!(uses_beyond_spec("use nvme_core::{spec::Sqe, prp};"), 1);
+    assert_eq!(uses_beyond_spec("use nvme_core as core;"), 1);
+}
+
+#[test]
+fn the_auditor_shares_only_the_wire_types_with_anyone() {
+    let mut offenders = Vec::new();
+    for (path, text) in sources("sim/auditor") {
+        for (number, line) in text.lines().enumerate() {
+            if uses_beyond_spec(line) > 0 || code(line).contains("nvme_sim") {
+                offenders.push(format!("{path}:{}: {line}", number + 1));
+            }
+        }
+    }
+    report(offenders);
+    let manifest = fs::read_to_string(root().join("sim/auditor/Cargo.toml")).unwrap();
+    let dependencies: Vec<&str> = manifest
+        .lines()
+        .skip_while(|line| !line.contains("dependencies]"))
+        .skip(1)
+        .take_while(|line| !line.starts_with('['))
+        .filter(|line| !line.is_empty())
+        .collect();
+    assert_eq!(dependencies, ["nvme-core.workspace = true"]);
+}
+
+/// The driver core knows nothing of who uses it, and the simulator nothing of the shell.
+#[test]
+fn dependencies_point_one_way() {
+    for (package, banned) in [
+        (
+            "nvme-core",
+            &["nvme-sim", "nvme-host", "nvme-gpu", "nvme-gpu-kernel"][..],
+        ),
+        ("sim", &["nvme-host", "nvme-gpu", "nvme-gpu-kernel"]),
+        ("nvme-gpu-kernel", &["nvme-sim", "nvme-host", "nvme-gpu"]),
+    ] {
+        let manifest = fs::read_to_string(root().join(package).join("Cargo.toml")).unwrap();
+        for line in manifest.lines() {
+            let key = line.split(['.', ' ', '=']).next().unwrap_or("");
+            assert!(!banned.contains(&key), "{package} depends on {key}");
+        }
+    }
+}
+
+/// What links the host library gets none of what only the tool needs: command line, charts, progress.
+#[test]
+fn the_host_library_is_free_of_what_only_the_tool_needs() {
+    let tree = |package: &str| {
+        let output = std::process::Command::new(env!("CARGO"))
+            .args([
+                "tree",
+                "--offline",
+                "--locked",
+                "--all-features",
+                "--package",
+                package,
+            ])
+            .args(["--edges", "normal", "--prefix", "none", "--format", "{p}"])
+            .current_dir(root())
+            .output()
+            .unwrap();
+        let error = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{error}");
+        let text = String::from_utf8(output.stdout).unwrap();
+        let names = text.lines().filter_map(|line| line.split(' ').next());
+        names.map(str::to_string).collect::<Vec<String>>()
+    };
+    let (library, tool) = (tree("nvme-host"), tree("nvme-gpu"));
+    for name in [
+        "clap",
+        "clap_complete",
+        "clap_mangen",
+        "font8x8",
+        "indicatif",
+        "plotters",
+        "png",
+        "signal-hook",
+    ] {
+        assert!(
+            tool.iter().any(|used| used == name),
+            "the search finds {name}"
+        );
+        assert!(
+            !library.iter().any(|used| used == name),
+            "nvme-host pulls in {name}"
+        );
+    }
+}
+
+/// Where unsafe code may be written. A longer list is its own commit, with its reason.
+const UNSAFE_MODULES: [&str; 19] = [
+    "nvme-core/src/handoff.rs",
+    "nvme-core/tests/handoff.rs",
+    "nvme-core/src/mem.rs",
+    "nvme-core/src/sync/nvptx.rs",
+    "nvme-core/src/sync/tsan.rs",
+    "nvme-core/src/registers.rs",
+    "nvme-gpu-kernel/",
+    "sim/src/memory.rs",
+    "host-shell/src/bar.rs",
+    "host-shell/src/cmb.rs",
+    "host-shell/src/dma.rs",
+    "host-shell/src/pages.rs",
+    "host-shell/tool/src/stdio.rs",
+    "host-shell/src/vfio/",
+    "host-shell/src/cuda/",
+    "tests/src/memory.rs",
+    "tests/fake-cuda/",
+    "tests/gpu/",
+    "tests/stress/src/plain.rs",
+];
+
+#[test]
+fn unsafe_code_is_opened_only_where_it_is_allowed_and_says_why() {
+    let mut offenders = Vec::new();
+    for module in UNSAFE_MODULES {
+        if !root().join(module).exists() {
+            offenders.push(format!("{module} is listed and not there"));
+        }
+    }
+    let mut opened = 0;
+    for folder in [
+        "nvme-core",
+        "nvme-gpu-kernel",
+        "sim",
+        "host-shell",
+        "tests",
+        "fuzz",
+    ] {
+        for (path, text) in sources(folder) {
+            let lines: Vec<&str> = text.lines().collect();
+            for (number, line) in lines.iter().enumerate() {
+                let opens =
+                    line.trim_start().starts_with("#") && line.contains("allow(unsafe_code)");
+                if !opens {
+                    continue;
+                }
+                opened += 1;
+                let listed = UNSAFE_MODULES.iter().any(|module| path.starts_with(module));
+                let reasoned = lines[..number]
+                    .iter()
+                    .any(|line| line.starts_with("// UNSAFETY: "));
+                if !listed || !reasoned {
+                    offenders.push(format!(
+                        "{path}:{}: listed: {listed}, // UNSAFETY: {reasoned}",
+                        number + 1
+                    ));
+                }
+            }
+        }
+    }
+    assert!(
+        opened > 0,
+        "the search found not even the modules that are allowed"
+    );
+    report(offenders);
+}
+
+#[test]
+fn every_package_takes_the_lints_of_the_workspace() {
+    let manifest = fs::read_to_string(root().join("Cargo.toml")).unwrap();
+    assert!(manifest.contains("unsafe_code = \"deny\""));
+    let members = manifest
+        .lines()
+        .find(|line| line.starts_with("members = "))
+        .unwrap();
+    for member in members.split('"').skip(1).step_by(2) {
+        let text = fs::read_to_string(root().join(member).join("Cargo.toml")).unwrap();
+        assert!(
+            text.contains("[lints]\nworkspace = true"),
+            "{member} does not take the workspace's lints"
+        );
+    }
+}
+
+/// Atomics come from `nvme_core::sync` alone: the NVPTX back end drops the order of the others.
+#[test]
+fn the_core_takes_its_atomics_from_one_place() {
+    let mut offenders = Vec::new();
+    for (path, text) in sources("nvme-core/src")
+        .into_iter()
+        .chain(sources("nvme-gpu-kernel/src"))
+    {
+        // The second is compiled for tests alone: threads of the host as members of a group.
+        if path.starts_with("nvme-core/src/sync/") || path.starts_with("nvme-core/src/sequences/") {
+            continue;
+        }
+        for (number, line) in text.lines().enumerate() {
+            let line = code(line);
+            if line.contains("sync::atomic") || line.contains("compiler_fence") {
+                offenders.push(format!("{path}:{}: {line}", number + 1));
+            }
+        }
+    }
+    report(offenders);
+}

@@ -1,0 +1,5 @@
+//! Rules for sources and documents of this project.
+#![cfg(not(loom))]
+
+mod documents;
+mod layering;

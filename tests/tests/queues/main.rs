@@ -1,0 +1,12 @@
+//! Queues of every kind over simulated and hand-written controllers.
+#![cfg(not(loom))]
+
+mod collective;
+mod edges;
+mod lanes;
+mod queue_pair;
+mod rings;
+mod shared_cells;
+mod shared_queue;
+mod sixteen_at_once;
+mod transfers;
