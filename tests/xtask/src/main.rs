@@ -6,6 +6,7 @@ mod fuzz;
 mod gpu_test;
 mod guest;
 mod loom;
+mod packages;
 mod planted;
 mod process;
 mod ptx;

@@ -3,7 +3,7 @@
 
 use crate::process::{Failure, cargo, cargo_test, check, output};
 use crate::report::Counts;
-use crate::{background, fuzz, guest, loom, planted, ptx, simulate, stress};
+use crate::{background, fuzz, guest, loom, packages, planted, ptx, simulate, stress};
 use background::Background;
 use std::time::Instant;
 
@@ -34,7 +34,7 @@ const fn stage(name: &'static str, run: Run) -> Stage {
     }
 }
 
-const STAGES: [Stage; 13] = [
+const STAGES: [Stage; 15] = [
     stage("formatting", formatting),
     Stage {
         name: "ptx",
@@ -45,6 +45,8 @@ const STAGES: [Stage; 13] = [
     stage("tests", tests),
     stage("documentation", documentation),
     stage("feature-matrix", feature_matrix),
+    stage("packages", packages::pack),
+    stage("second-compiler", packages::second_compiler),
     stage("loom", loom::models),
     stage("stress", stress::slices),
     stage("simulate", simulate::stage),
