@@ -90,11 +90,12 @@ impl core::error::Error for WaitError {}
 /// entry was consumed and changed nothing.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ControllerFault {
-    /// The CID names no command in flight: never submitted, or completed already.
+    /// The CID names no command that the controller can have: never published, or completed already.
     UnknownCid(Cid),
     /// The CID's slot is in flight with another generation: a completion of an earlier command.
     StaleCid(Cid),
-    /// SQHD lies outside the entries that were published.
+    /// SQHD lies outside the ring or, on a [`QueuePair`](crate::QueuePair), outside the entries that were
+    /// published after the command's own.
     SqHead(u16),
     /// The entry is of another submission queue.
     SqId(u16),
@@ -137,7 +138,7 @@ impl fmt::Display for ControllerFault {
             )?,
             Self::SqHead(head) => write!(
                 f,
-                "the controller reported submission queue head {head}, past what was published"
+                "the controller reported submission queue head {head}, which cannot be"
             )?,
             Self::SqId(qid) => write!(
                 f,

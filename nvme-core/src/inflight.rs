@@ -27,6 +27,8 @@ enum State {
 #[derive(Debug)]
 pub struct Slot<B> {
     deadline_ns: u64,
+    /// Number of its submission queue entry.
+    entry: u64,
     lease: Option<B>,
     next_free: u16,
     generation: u16,
@@ -38,6 +40,7 @@ impl<B> Slot<B> {
     pub const fn new() -> Self {
         Self {
             deadline_ns: 0,
+            entry: 0,
             lease: None,
             next_free: NONE,
             generation: 0,
@@ -117,9 +120,9 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
         (self.first_free != NONE).then_some(self.first_free)
     }
 
-    /// Takes the slot that `next` named.
+    /// Takes the slot that `next` named, for the command in submission queue entry `entry`.
     #[inline]
-    pub fn reserve(&mut self, lease: B, deadline_ns: u64) -> Result<Cid, B> {
+    pub fn reserve(&mut self, lease: B, deadline_ns: u64, entry: u64) -> Result<Cid, B> {
         let index = self.first_free;
         let slot = self.slots.as_mut().get_mut(usize::from(index));
         let Some(slot) = slot.filter(|_| index != NONE) else {
@@ -131,6 +134,7 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
         }
         slot.lease = Some(lease);
         slot.deadline_ns = deadline_ns;
+        slot.entry = entry;
         slot.state = State::Pending;
         self.in_flight += 1;
         self.earliest_ns = self.earliest_ns.min(deadline_ns);
@@ -148,6 +152,13 @@ impl<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> Inflight<B, S> {
             Some(_) => Ok(slot_of(cid) as u16),
             None => Err(ControllerFault::UnknownCid(cid)),
         }
+    }
+
+    /// Number of the submission queue entry of the command in slot `index`.
+    #[inline]
+    pub fn entry(&self, index: u16) -> u64 {
+        let slot = self.slots.as_ref().get(usize::from(index));
+        slot.map_or(0, |slot| slot.entry)
     }
 
     /// No command that is not expired has an earlier deadline.
@@ -227,24 +238,24 @@ mod tests {
     #[test]
     fn slots_are_reused_oldest_first_with_a_new_generation() {
         let mut table = table(2);
-        let a = table.reserve(10, 0).unwrap();
-        let b = table.reserve(11, 0).unwrap();
+        let a = table.reserve(10, 0, 0).unwrap();
+        let b = table.reserve(11, 0, 0).unwrap();
         assert_eq!((a, b), (Cid(0), Cid(1)));
-        assert_eq!(table.reserve(12, 0), Err(12));
+        assert_eq!(table.reserve(12, 0, 0), Err(12));
         assert_eq!(end(&mut table, b).lease, 11);
         assert_eq!(end(&mut table, a).lease, 10);
-        assert_eq!(table.reserve(13, 0), Ok(Cid(0x1001)));
-        assert_eq!(table.reserve(14, 0), Ok(Cid(0x1000)));
+        assert_eq!(table.reserve(13, 0, 0), Ok(Cid(0x1001)));
+        assert_eq!(table.reserve(14, 0, 0), Ok(Cid(0x1000)));
     }
 
     #[test]
     fn rejects_stale_duplicate_and_unknown_cids() {
         let mut table = table(3);
-        let a = table.reserve(1, 0).unwrap();
+        let a = table.reserve(1, 0, 0).unwrap();
         end(&mut table, a);
         assert_eq!(table.find(a).unwrap_err(), ControllerFault::UnknownCid(a));
         for n in 0..3 {
-            table.reserve(n, 0).unwrap();
+            table.reserve(n, 0, 0).unwrap();
         }
         assert_eq!(table.find(a).unwrap_err(), ControllerFault::StaleCid(a));
         assert_eq!(
@@ -261,11 +272,11 @@ mod tests {
     #[test]
     fn a_cid_repeats_after_sixteen_laps() {
         let mut table = table(3);
-        let first = table.reserve(0, 0).unwrap();
+        let first = table.reserve(0, 0, 0).unwrap();
         end(&mut table, first);
         let mut laps = 0;
         loop {
-            let cid = table.reserve(0, 0).unwrap();
+            let cid = table.reserve(0, 0, 0).unwrap();
             end(&mut table, cid);
             laps += 1;
             if cid == first {
@@ -278,13 +289,13 @@ mod tests {
     #[test]
     fn an_expired_command_keeps_its_buffer_until_it_completes() {
         let mut table = table(2);
-        let slow = table.reserve(5, 100).unwrap();
-        let fast = table.reserve(6, 50).unwrap();
+        let slow = table.reserve(5, 100, 0).unwrap();
+        let fast = table.reserve(6, 50, 0).unwrap();
         assert_eq!(table.expire(49), None);
         assert_eq!(table.expire(70), Some(fast));
         assert_eq!(table.expire(70), None, "named once");
         assert_eq!(table.in_flight(), 2);
-        assert_eq!(table.reserve(7, 0), Err(7), "its slot is quarantined");
+        assert_eq!(table.reserve(7, 0, 0), Err(7), "its slot is quarantined");
         let late = end(&mut table, fast);
         assert!(late.expired && late.lease == 6);
         assert!(!end(&mut table, slow).expired);
@@ -293,8 +304,8 @@ mod tests {
     #[test]
     fn reclaim_returns_every_buffer_once() {
         let mut table = table(3);
-        table.reserve(1, 10).unwrap();
-        table.reserve(2, 99).unwrap();
+        table.reserve(1, 10, 0).unwrap();
+        table.reserve(2, 99, 0).unwrap();
         table.expire(10).unwrap();
         let mut back: Vec<u32> = Vec::new();
         while let Some(released) = table.reclaim() {
@@ -303,7 +314,7 @@ mod tests {
         assert_eq!(back, [1, 2]);
         assert_eq!(table.in_flight(), 0);
         for n in 0..3 {
-            table.reserve(n, 0).unwrap();
+            table.reserve(n, 0, 0).unwrap();
         }
     }
 
@@ -312,12 +323,12 @@ mod tests {
         // More slots than 16 bits can number, too.
         let mut table = table(65_537);
         for n in 0..4095 {
-            assert_ne!(table.reserve(n, 0).unwrap(), Cid(0xFFFF));
+            assert_ne!(table.reserve(n, 0, 0).unwrap(), Cid(0xFFFF));
         }
-        assert_eq!(table.reserve(0, 0), Err(0));
+        assert_eq!(table.reserve(0, 0, 0), Err(0));
         assert!(!table.reclaim().unwrap().expired);
-        assert!(table.reserve(0, 0).is_ok());
+        assert!(table.reserve(0, 0, 0).is_ok());
         let mut none: Inflight<u32, Vec<Slot<u32>>> = Inflight::new(Vec::new());
-        assert_eq!(none.reserve(1, 0), Err(1));
+        assert_eq!(none.reserve(1, 0, 0), Err(1));
     }
 }

@@ -1,9 +1,11 @@
-//! The submission queue: tail, head, `push`, `ring`.
+//! The submission queue: `push`, `ring`, and what a completion says of it.
 //!
-//! Invariant: at most `entries - 1` entries are occupied, so tail never catches up with head; the
-//! head moves only by SQHD from a completion.
+//! Invariant: fewer commands than the ring has entries are pushed and not ended, so the tail never
+//! catches up with the controller's head. SQHD is not needed for that. Of the entries behind the tail
+//! as many as the ring has, one belongs to a command that has ended; the controller fetches in order,
+//! so it has fetched that entry and all before it.
 //!
-//! NVMe Base 2.0c, 3.3.1.2 (Queue Size) and "Full Queue".
+//! NVMe Base 2.0c, "Queue Size", "Full Queue" and "Command fetching": commands are fetched in order.
 
 use crate::mem::{Doorbell, SqRing};
 use crate::spec::{Iova, Sqe};
@@ -14,10 +16,10 @@ pub struct SubmissionQueue<'a> {
     ring: SqRing<'a>,
     doorbell: Doorbell<'a>,
     tail: u32,
-    /// Entries before the tail that the controller has not reported as fetched.
-    used: u32,
-    /// Of them, the last ones that were not published yet.
-    unrung: u32,
+    /// Entries pushed since the start, and of them those that the doorbell has published.
+    pushed: u64,
+    rung: u64,
+    in_flight: u32,
 }
 
 impl<'a> SubmissionQueue<'a> {
@@ -27,8 +29,9 @@ impl<'a> SubmissionQueue<'a> {
             ring,
             doorbell,
             tail: 0,
-            used: 0,
-            unrung: 0,
+            pushed: 0,
+            rung: 0,
+            in_flight: 0,
         }
     }
 
@@ -46,7 +49,13 @@ impl<'a> SubmissionQueue<'a> {
     /// Entries that can be pushed now.
     #[inline]
     pub fn free(&self) -> u32 {
-        self.entries() - 1 - self.used
+        self.entries() - 1 - self.in_flight
+    }
+
+    /// Entries pushed since the start: the number of the next one.
+    #[inline]
+    pub fn pushed(&self) -> u64 {
+        self.pushed
     }
 
     /// Places an entry at the tail; the controller sees it after [`ring`](Self::ring). `false` when full.
@@ -60,47 +69,47 @@ impl<'a> SubmissionQueue<'a> {
         if self.tail == self.entries() {
             self.tail = 0;
         }
-        self.used += 1;
-        self.unrung += 1;
+        self.pushed += 1;
+        self.in_flight += 1;
         true
     }
 
     /// Publishes everything pushed since the last ring with one doorbell store; none if nothing was.
     #[inline]
     pub fn ring(&mut self) {
-        if self.unrung != 0 {
-            self.unrung = 0;
+        if self.rung != self.pushed {
+            self.rung = self.pushed;
             self.doorbell.ring(self.tail);
         }
     }
 
-    /// Entries that the controller has yet to fetch when it reports `sqhd`, or `None` when `sqhd` is
-    /// impossible: outside the ring, behind the last one, past what was published, or behind more
-    /// than `most` entries.
+    /// Whether the controller can have fetched entry `number`: it was published.
     #[inline]
-    pub fn unfetched(&self, sqhd: u16, most: u32) -> Option<u32> {
-        let sqhd = u32::from(sqhd);
-        if sqhd >= self.entries() {
-            return None;
-        }
-        let behind = if self.tail >= sqhd {
-            self.tail - sqhd
-        } else {
-            self.tail + self.entries() - sqhd
-        };
-        let possible = (self.unrung..=self.used.min(most)).contains(&behind);
-        possible.then_some(behind)
+    pub fn is_published(&self, number: u64) -> bool {
+        number < self.rung
     }
 
-    /// Frees all entries but the `unfetched` ones that [`unfetched`](Self::unfetched) has found.
+    /// Whether the completion of entry `number` can report `sqhd`: a head after that entry, up to what is
+    /// published. It may be older than one reported before, since it is the head when the controller made
+    /// the completion, not when it posted it (NVMe Base 2.0c, "SQ Head Pointer").
     #[inline]
-    pub fn retain(&mut self, unfetched: u32) {
-        self.used = unfetched;
+    pub fn is_head_of(&self, number: u64, sqhd: u16) -> bool {
+        let (sqhd, entries) = (u32::from(sqhd), self.entries());
+        // The unpublished entries are in flight: fewer than the ring has.
+        let unrung = (self.pushed - self.rung) as u32;
+        let behind = (self.tail + 2 * entries).wrapping_sub(unrung + sqhd) % entries;
+        sqhd < entries && u64::from(behind) < self.rung.saturating_sub(number)
+    }
+
+    /// One of the commands pushed has ended.
+    #[inline]
+    pub fn end_one(&mut self) {
+        self.in_flight = self.in_flight.saturating_sub(1);
     }
 
     /// Empty again, as after Create I/O Submission Queue.
     pub fn restart(&mut self) {
-        (self.tail, self.used, self.unrung) = (0, 0, 0);
+        (self.tail, self.pushed, self.rung, self.in_flight) = (0, 0, 0, 0);
     }
 }
 
@@ -126,37 +135,31 @@ mod tests {
                 sq.ring();
                 let tail = bell.load(Order::Relaxed, Scope::Sys);
                 assert_eq!(tail, (before + entries as u32 - 1) % entries as u32);
-                assert_eq!(sq.unfetched(tail as u16, u32::MAX), Some(0));
-                sq.retain(0);
+                assert!(sq.is_head_of(sq.pushed() - 1, tail as u16));
+                (1..entries).for_each(|_| sq.end_one());
                 assert_eq!(sq.free(), entries as u32 - 1);
             }
         }
     }
 
     #[test]
-    fn head_outside_what_was_published_is_refused() {
+    fn a_head_is_after_its_command_and_within_what_was_published() {
         let cells: [SqCell; 4] = Default::default();
         let bell = AtomicU32::new(0);
         let mut sq = SubmissionQueue::new(SqRing::new(&cells, Iova(0)), Doorbell::new(&bell));
         sq.push(Sqe::new(0, Nsid(1)));
         sq.push(Sqe::new(0, Nsid(1)));
-        assert_eq!(sq.unfetched(1, 9), None, "nothing was rung yet");
+        assert!(!sq.is_published(0) && !sq.is_head_of(0, 1));
         sq.ring();
-        assert_eq!(
-            [0, 1, 2].map(|head| sq.unfetched(head, 9)),
-            [Some(2), Some(1), Some(0)]
-        );
-        assert_eq!(
-            [3, 4, u16::MAX].map(|head| sq.unfetched(head, 9)),
-            [None; 3]
-        );
-        assert_eq!(sq.unfetched(0, 1), None, "more than are in flight");
-        sq.retain(0);
-        assert_eq!(sq.unfetched(1, 9), None, "the head does not go back");
+        assert!(sq.is_published(1) && !sq.is_published(2));
+        let heads = [0, 1, 2, 3, 4, u16::MAX];
+        let of = |number| heads.map(|head| sq.is_head_of(number, head));
+        assert_eq!(of(0), [false, true, true, false, false, false]);
+        assert_eq!(of(1), [false, false, true, false, false, false]);
     }
 
     #[test]
-    fn entries_behind_a_tail_that_has_wrapped_count_round_the_ring() {
+    fn heads_of_a_tail_that_has_wrapped() {
         let cells: [SqCell; 5] = Default::default();
         let bell = AtomicU32::new(0);
         let mut sq = SubmissionQueue::new(SqRing::new(&cells, Iova(0)), Doorbell::new(&bell));
@@ -164,21 +167,24 @@ mod tests {
             sq.push(Sqe::new(0, Nsid(1)));
         }
         sq.ring();
-        sq.retain(sq.unfetched(3, 9).unwrap());
+        (0..3).for_each(|_| sq.end_one());
         for _ in 0..3 {
             assert!(sq.push(Sqe::new(0, Nsid(1))));
         }
         assert_eq!(sq.free(), 0);
+        let of = |sq: &SubmissionQueue<'_>, number| {
+            [3, 4, 0, 1, 2].map(|head| sq.is_head_of(number, head))
+        };
+        assert_eq!(of(&sq, 3), [false, true, false, false, false]);
         sq.ring();
         assert_eq!(
             bell.load(Order::Relaxed, Scope::Sys),
             2,
             "the tail has wrapped"
         );
-        assert_eq!(
-            [3, 4, 0, 1, 2].map(|head| sq.unfetched(head, 9)),
-            [4, 3, 2, 1, 0].map(Some)
-        );
+        assert_eq!(of(&sq, 3), [false, true, true, true, true]);
+        assert_eq!(of(&sq, 5), [false, false, false, true, true]);
+        assert_eq!(of(&sq, 0), [true; 5], "a whole pass behind, and more");
         sq.restart();
         assert_eq!(sq.free(), 4);
         assert!(sq.push(Sqe::new(7, Nsid(1))));
@@ -209,7 +215,8 @@ mod tests {
         }
         sq.ring();
         assert_eq!(bell.load(Order::Relaxed, Scope::Sys), 65_535);
-        sq.retain(sq.unfetched(65_535, u32::MAX).unwrap());
+        assert!(sq.is_head_of(65_534, 65_535) && !sq.is_head_of(65_534, 0));
+        sq.end_one();
         assert!(sq.push(Sqe::new(0, Nsid(1))));
         sq.ring();
         assert_eq!(bell.load(Order::Relaxed, Scope::Sys), 0);

@@ -89,7 +89,7 @@ impl<G: Group> Collective<'_, G> {
         unroll!(ENTRIES, k => {
             if at(k).wrapping_sub(head) < found
                 && (!state.fits(uppers[k], ends[k])
-                    || !state.head_fits(uppers[k], at(k).wrapping_add(1), rung))
+                    || !state.is_possible(uppers[k], at(k).wrapping_add(1), rung))
             {
                 fault = state.judge(uppers[k], ends[k]);
                 ends[k] = SlotWord::NONE;

@@ -86,7 +86,7 @@ impl QueueState<'_> {
     }
 
     /// Puts back what was struck for an entry that cannot be, by [`fits`](Self::fits) or
-    /// [`head_fits`](Self::head_fits); the code of the [`ControllerFault`].
+    /// [`is_possible`](Self::is_possible); the code of the [`ControllerFault`].
     #[inline(always)]
     pub(crate) fn judge(&self, upper: u64, word: SlotWord) -> u32 {
         let cqe = Cqe::from_words(0, upper);
@@ -97,23 +97,23 @@ impl QueueState<'_> {
         }
         if cqe.sqid() != self.qid {
             ControllerFault::SqId(cqe.sqid).code()
-        } else if self.fits(upper, word) {
+        } else if self.fits(upper, word) & (u32::from(cqe.sqhd) > self.mask) {
             ControllerFault::SqHead(cqe.sqhd).code()
-        } else if word.pending() {
+        } else if word.pending() & !self.fits(upper, word) {
             ControllerFault::StaleCid(cqe.cid()).code()
         } else {
             ControllerFault::UnknownCid(cqe.cid()).code()
         }
     }
 
-    /// Whether the SQHD in this upper word can be, when `completed` positions have completed and `rung`
-    /// were published.
+    /// Whether this upper word can be of the `completed`th completion when `rung` commands were published,
+    /// whichever command it ends: its SQHD is in the ring, and no more have completed than were published.
+    ///
+    /// Nothing here depends on SQHD, and it may be older than one before (see [`SubmissionQueue`](crate::SubmissionQueue)).
     #[inline(always)]
-    pub(crate) fn head_fits(&self, upper: u64, completed: u32, rung: u32) -> bool {
-        let sqhd = u32::from(upper as u16);
-        let ahead = sqhd.wrapping_sub(completed) & self.mask;
+    pub(crate) fn is_possible(&self, upper: u64, completed: u32, rung: u32) -> bool {
         // Modulo 2^28, as the head is. Below zero when more has completed than was published.
         let room = rung.wrapping_sub(completed) & (u32::MAX >> 4);
-        (sqhd <= self.mask) & (ahead <= room) & (room <= u32::MAX >> 5)
+        (u32::from(upper as u16) <= self.mask) & (room <= u32::MAX >> 5)
     }
 }

@@ -242,7 +242,7 @@ impl SharedQueue<'_> {
             if (k as u32) < G::READS {
                 let (upper, end) = (read.uppers[k], read.ends[k]);
                 let usual = state.fits(upper, end)
-                    & state.head_fits(upper, at(k).wrapping_add(1), rung)
+                    & state.is_possible(upper, at(k).wrapping_add(1), rung)
                     & !end.wants_dw0();
                 rare |= u32::from(taken(k) & !usual) << k;
             }
@@ -294,7 +294,8 @@ impl SharedQueue<'_> {
                     (upper, end) = (read.uppers[k], read.ends[k]);
                 }
             });
-            if !state.fits(upper, end) || !state.head_fits(upper, at(index).wrapping_add(1), rung) {
+            if !state.fits(upper, end) || !state.is_possible(upper, at(index).wrapping_add(1), rung)
+            {
                 state.refuse(state.judge(upper, end));
                 ends &= !(1 << index);
                 continue;

@@ -128,7 +128,7 @@ impl Auditor {
         if value >= sq.ring.entries {
             return self.find(Rule::DoorbellRange, qid, None, u64::from(value));
         }
-        // One entry stays empty, and the driver knows no more of the head than was reported.
+        // One entry stays empty, and the driver knows no more of the head than completions say.
         let limit = sq.reported + u64::from(sq.ring.entries) - 1;
         let mut from = sq.tail;
         let mut tail = sq.ring.at_or_after(from, value);
@@ -352,19 +352,17 @@ impl Auditor {
             .get(&cid)
             .is_some_and(|one| one.position < fetched);
         let flight = known.then(|| sq.flights.remove(&cid)).flatten();
-        // The head covers the command, and never goes back.
-        let least = flight
-            .as_ref()
-            .map_or(0, |one| one.position + 1)
-            .max(sq.reported);
+        // The head is after the command. It may be older than one reported before.
+        let least = flight.as_ref().map_or(0, |one| one.position + 1);
         let sqhd = u32::from(cqe.sqhd);
         let head = (sqhd < sq.ring.entries)
             .then(|| sq.ring.at_or_before(sq.fetched, sqhd))
             .flatten()
             .filter(|head| *head >= least);
-        match head {
-            Some(head) => sq.reported = head,
-            None => find(self, Rule::SqHead, u64::from(sqhd)),
+        // That it has completed says that it was fetched, whatever the head.
+        sq.reported = sq.reported.max(head.unwrap_or(0)).max(least);
+        if head.is_none() {
+            find(self, Rule::SqHead, u64::from(sqhd));
         }
         let Some(flight) = flight else {
             return find(self, Rule::UnknownCommand, u64::from(cid));

@@ -26,7 +26,8 @@ pub(crate) struct Sq {
     pub ring: Ring,
     pub owner: u64,
     pub cqid: u16,
-    /// Positions published by the doorbell, fetched, and reported as fetched.
+    /// Positions published by the doorbell, fetched, and known to the driver as fetched, by SQHD or by a
+    /// completion.
     pub tail: u64,
     pub fetched: u64,
     pub reported: u64,

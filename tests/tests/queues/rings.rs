@@ -63,7 +63,6 @@ fn wrap(entries: (u32, u32), slots: usize, commands: u64, seed: u64) {
                             holders.insert(id, (buffer, block));
                             submitted += 1;
                         }
-                        // The ring's slots come back with SQHD, a little after the commands end.
                         (Err(error), buffer) => {
                             assert_eq!(error, SubmitError::QueueFull);
                             free.extend(buffer);

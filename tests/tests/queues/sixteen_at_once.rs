@@ -88,14 +88,14 @@ fn nonsense_is_found_in_every_place() {
             for (index, cid) in cids.iter().enumerate() {
                 let mut cqe = hand.completion(*cid, Status::SUCCESS, 0);
                 if index == place && wrong_head {
-                    cqe.sqhd = 17;
+                    cqe.sqhd = 32;
                 } else if index == place {
                     cqe.cid = 0x1E;
                 }
                 hand.post(cqe);
             }
             let fault = match wrong_head {
-                true => ControllerFault::SqHead(17),
+                true => ControllerFault::SqHead(32),
                 false => ControllerFault::UnknownCid(Cid(0x1E)),
             };
             let mut queue = rig.collective(Alone);
