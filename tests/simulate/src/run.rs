@@ -2,7 +2,7 @@
 
 use crate::account::Failure;
 use crate::bus::{Bells, Side};
-use crate::fault::{Coverage, Kind, State};
+use crate::fault::{Coverage, Kind};
 use crate::host::Mode;
 use crate::memory::{Area, Memory, PAGE};
 use crate::plan::{Form, Op, Order, Plan, Verb};
