@@ -9,55 +9,36 @@
 //! Errors carry their cause, a remedy and the exit code of the command line: [`Error`].
 #![deny(missing_docs)]
 
-mod addresses;
-mod bar;
 pub mod bench;
-mod cmb;
 mod controller;
 #[cfg(feature = "cuda")]
 pub mod cuda;
 mod device;
 mod dma;
-pub mod doctor;
-mod erase;
 mod error;
-mod events;
-mod interrupt;
-mod log_page;
-mod namespace;
-mod notice;
-mod open;
-pub mod outage;
-mod pages;
-pub mod passthru;
-pub mod pci;
-#[cfg(feature = "vfio-user")]
-mod pool;
-mod queue;
-mod recover;
-pub mod relay;
+mod lock;
+mod machine;
 mod remedy;
-mod reset;
-mod session;
-#[cfg(feature = "sim")]
-pub mod sim;
-mod statistics;
-pub mod sysfs;
 pub mod units;
-#[cfg(feature = "vfio")]
-pub mod vfio;
-#[cfg(feature = "vfio-user")]
-pub mod vfio_user;
 
-pub use bar::DoorbellMap;
-pub use cmb::{ControllerMemory, Piece};
-pub use controller::{Config, Controller, Rings};
-pub use device::Device;
+pub use controller::config::{Config, Rings};
+pub use controller::namespace::Namespace;
+pub use controller::notice::{DeviceEvent, Notice, Notify, PageError};
+pub use controller::queue::{Batch, Queue, Refused};
+pub use controller::queue_inner::Done;
+pub use controller::statistics::Statistics;
+pub use controller::{Controller, outage, passthru};
+pub use device::bar::DoorbellMap;
+pub use device::cmb::{ControllerMemory, Piece};
+pub use device::open::{open, open_reading};
+#[cfg(feature = "sim")]
+pub use device::sim;
+#[cfg(feature = "vfio")]
+pub use device::vfio;
+#[cfg(feature = "vfio-user")]
+pub use device::vfio_user;
+pub use device::{Device, relay};
 pub use dma::{DmaBuffer, Pages};
 pub use error::{Error, Result, exit};
-pub use namespace::Namespace;
-pub use notice::{DeviceEvent, Notice, Notify, PageError};
+pub use machine::{doctor, pci, sysfs};
 pub use nvme_core as core;
-pub use open::{open, open_reading};
-pub use queue::{Batch, Done, Queue, Refused};
-pub use statistics::Statistics;

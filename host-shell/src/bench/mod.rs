@@ -12,9 +12,9 @@ pub use pattern::{Access, Pattern, SplitMix};
 pub use report::{Direction, Report, Step, queues_json};
 
 use crate::controller::Controller;
+use crate::controller::outage::{self, Outages};
 use crate::error::{Error, Result};
-use crate::outage::{self, Outages};
-use crate::queue::lock;
+use crate::lock::lock;
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::Nsid;
 use pattern::Written;

@@ -3,8 +3,8 @@
 use super::worker::{Count, Tally};
 use super::{Job, Limit, Pattern};
 use crate::controller::Controller;
-use crate::outage::Outages;
-use crate::statistics::Statistics;
+use crate::controller::outage::Outages;
+use crate::controller::statistics::Statistics;
 use crate::units;
 use hdrhistogram::Histogram;
 use nvme_core::spec::Qid;

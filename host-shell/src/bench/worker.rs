@@ -3,11 +3,12 @@
 use super::Shared;
 use super::pattern::{Access, Stream, first_difference, stamp};
 use crate::controller::Controller;
+use crate::controller::outage::Outages;
+use crate::controller::queue::{Batch, Queue};
+use crate::controller::statistics::Statistics;
 use crate::dma::DmaBuffer;
 use crate::error::{Error, Result};
-use crate::outage::Outages;
-use crate::queue::{Batch, Queue, relax};
-use crate::statistics::Statistics;
+use crate::lock::relax;
 use hdrhistogram::Histogram;
 use nvme_core::spec::{Lba, Qid, nvm};
 use nvme_core::{Outcome, SubmitError};

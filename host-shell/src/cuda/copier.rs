@@ -7,10 +7,11 @@
 #![allow(unsafe_code)]
 
 use super::driver::Gpu;
-use super::memory::{DeviceMemory, Registered};
+use super::memory::DeviceMemory;
+use super::registered::Registered;
 use super::stream::{Event, Stream};
 use crate::error::Result;
-use crate::queue::lock;
+use crate::lock::lock;
 use std::any::Any;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};

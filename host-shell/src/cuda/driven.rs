@@ -7,13 +7,14 @@
 
 use super::held::Held;
 use super::kernels::{Kernel, Kernels};
-use super::memory::Registered;
 use super::queues::{GpuQueues, Grid, Ran, Remote};
+use super::registered::Registered;
 use super::tier::{Access, GpuData};
 use crate::controller::Controller;
+use crate::controller::queue::Queue;
+use crate::controller::session::Session;
 use crate::error::{Error, Result};
-use crate::queue::{Queue, lock};
-use crate::session::Session;
+use crate::lock::lock;
 use nvme_core::group::Alone;
 use nvme_core::queue_state::QueueState;
 use nvme_core::spec::{Cid, Qid};
@@ -292,7 +293,7 @@ impl Driven {
     }
 
     /// What a reset does to queue `index`.
-    fn hook(&self, index: usize) -> crate::queue::Lent {
+    fn hook(&self, index: usize) -> crate::controller::queue_inner::Lent {
         let remote: Remote = self.set.remote(index);
         let (fresh, dead) = (Arc::clone(&self.fresh), Arc::clone(&self.dead));
         Box::new(move |proof: &Quiesced<'_>| {

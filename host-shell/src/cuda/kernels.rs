@@ -6,7 +6,7 @@ use super::driver::Gpu;
 use super::module::{Function, Module};
 use super::stream::Stream;
 use crate::error::Result;
-use crate::queue::lock;
+use crate::lock::lock;
 use nvme_gpu_kernel::work::Launch;
 use std::sync::{Arc, Mutex};
 

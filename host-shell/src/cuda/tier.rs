@@ -1,11 +1,12 @@
 //! How near the GPU gets to a controller: which tier is used, and why not a higher one.
 
 use super::driver::{Gpu, Order};
-use super::memory::{DeviceMemory, Registered};
+use super::memory::DeviceMemory;
+use super::registered::Registered;
 use crate::device::Device;
+use crate::device::relay::Relay;
 use crate::dma::DmaBuffer;
 use crate::error::{Error, Result};
-use crate::relay::Relay;
 use nvme_core::spec::Iova;
 use std::sync::Arc;
 

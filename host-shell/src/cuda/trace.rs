@@ -3,9 +3,9 @@
 #![allow(unsafe_code)]
 
 use super::driver::Gpu;
-use super::memory::Registered;
+use super::registered::Registered;
+use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
-use crate::pages::Pages;
 use nvme_core::spec::{Cid, Qid, Status};
 use nvme_core::trace::Event;
 use nvme_gpu_kernel::work::{Launch, Traced};

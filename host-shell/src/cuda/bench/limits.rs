@@ -3,13 +3,14 @@
 #![allow(unsafe_code)]
 
 use super::super::kernels::{Kernel, Kernels};
-use super::super::memory::{DeviceMemory, Registered};
+use super::super::memory::DeviceMemory;
 use super::super::null::{Echo, Feed, Null, feed};
 use super::super::queues::Grid;
+use super::super::registered::Registered;
 use super::super::stream::{Event, Stream};
 use super::{Bench, ENTRIES, median};
+use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
-use crate::pages::Pages;
 use serde_json::{Value, json};
 use std::sync::Arc;
 

@@ -13,9 +13,9 @@ pub use limits::Limits;
 pub use suite::{Options, run};
 
 use super::kernels::{Kernel, Kernels};
-use super::memory::Registered;
 use super::null::{Account, Model, Null, Shape};
 use super::queues::{GpuQueues, Grid, Ran};
+use super::registered::Registered;
 use crate::error::{Error, Result};
 use nvme_core::Identity;
 use nvme_core::handoff::QueueWords;

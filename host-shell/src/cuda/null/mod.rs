@@ -18,8 +18,8 @@ pub use echo::Echo;
 pub use feed::{Feed, feed};
 pub use serve::{Account, Fault, Running};
 
+use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
-use crate::pages::Pages;
 use nvme_core::handoff::QueueWords;
 use nvme_core::spec::register::{cq_head_doorbell, doorbell_bytes, offset, sq_tail_doorbell};
 use std::sync::Arc;

@@ -1,9 +1,9 @@
 //! The threads of a null controller.
 use super::queue::Queue;
 use super::{Model, Null};
+use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
-use crate::pages::Pages;
-use crate::queue::lock;
+use crate::lock::lock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;

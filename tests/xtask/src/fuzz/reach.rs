@@ -71,7 +71,7 @@ const FILES: [(&str, &[&str]); 14] = [
         &[
             "sim/src/options.rs",
             "sim/units/src/lib.rs",
-            "host-shell/src/sysfs/address.rs",
+            "host-shell/src/machine/sysfs/address.rs",
         ],
     ),
     (
@@ -90,7 +90,10 @@ const FILES: [(&str, &[&str]); 14] = [
     ),
     (
         "vfio_answers",
-        &["host-shell/src/pci.rs", "host-shell/src/vfio/info.rs"],
+        &[
+            "host-shell/src/machine/pci.rs",
+            "host-shell/src/device/vfio/info.rs",
+        ],
     ),
     (
         "shared_queue",

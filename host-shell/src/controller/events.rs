@@ -1,0 +1,181 @@
+//! Asynchronous Event Requests of a session: kept at the controller, and what comes of them.
+//!
+//! A request has no deadline: it ends with an event, with a reset or with the shutdown, and no time-out, Abort or
+//! reset is ever due to one. An event's log page is read once, which lets the next event of its type through. That
+//! read has a deadline, but nobody waits for it: an event whose page does not come is reported without.
+//!
+//! NVMe Base 2.0c, 5.2 (Asynchronous Event Request command), 5.27.1.8 (Asynchronous Event Configuration).
+
+use crate::controller::notice::{DeviceEvent, Notice, Notify, PageError};
+use crate::device::Device;
+use crate::dma::{DmaBuffer, HostPair, Lease};
+use nvme_core::bringup::Info;
+use nvme_core::spec::admin;
+use nvme_core::spec::feature::fid;
+use nvme_core::spec::identify::oaes;
+use nvme_core::spec::log_page::{AsyncEvent, lid};
+use nvme_core::spec::{Cid, Nsid, Status};
+use nvme_core::{Completion, Data, Outcome};
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// Requests at the controller at once, if it takes as many (AERL).
+const MOST_REQUESTS: u32 = 4;
+/// Events that wait for their log page, or for [`Controller::events`](crate::Controller::events).
+const MOST_EVENTS: usize = 64;
+/// Events of SMART / health status: every critical warning of NVMe 1.0 and later.
+const HEALTH: u32 = 0x1F;
+/// Notices that are asked for where the controller has them.
+const NOTICES: u32 = oaes::NAMESPACE_ATTRIBUTE | oaes::FIRMWARE_ACTIVATION | oaes::ANA_CHANGE;
+/// Never due.
+const NO_DEADLINE: u64 = u64::MAX;
+/// A log page that is being read.
+struct Reading {
+    cid: Cid,
+    event: AsyncEvent,
+    deadline_ns: u64,
+}
+
+/// The requests of a session and their events.
+#[derive(Default)]
+pub(crate) struct Events {
+    most: usize,
+    requests: Vec<Cid>,
+    reading: Option<Reading>,
+    /// Log pages to be read.
+    unread: VecDeque<AsyncEvent>,
+    /// Complete, and not passed on.
+    complete: VecDeque<DeviceEvent>,
+    /// For [`Controller::events`](crate::Controller::events): the latest.
+    pub kept: VecDeque<DeviceEvent>,
+}
+
+impl Events {
+    /// Asks a controller that has just come up for events. Waits for nothing: a controller that does not take the
+    /// configuration reports what it likes.
+    pub fn begin(&mut self, queue: &mut HostPair, info: &Info) {
+        self.most = info.event_limit.min(MOST_REQUESTS) as usize;
+        self.requests.clear();
+        let wanted = HEALTH | info.oaes & NOTICES;
+        let configure = admin::set_features(fid::ASYNC_EVENT, Nsid::NONE, wanted);
+        let _ = queue.submit(configure, Data::None, None, NO_DEADLINE);
+        self.post(queue);
+        queue.ring();
+    }
+
+    /// Posts requests up to the limit; whether there were any to post.
+    fn post(&mut self, queue: &mut HostPair) -> bool {
+        let before = self.requests.len();
+        while self.requests.len() < self.most {
+            let request = admin::async_event_request();
+            match queue.submit(request, Data::None, None, NO_DEADLINE) {
+                Ok(cid) => self.requests.push(cid),
+                // The admin queue is full now: later.
+                Err(_) => break,
+            }
+        }
+        self.requests.len() > before
+    }
+
+    /// Takes the end of an admin command that nobody waits for.
+    pub fn take(&mut self, done: Completion<Lease>) {
+        if let Some(at) = self.requests.iter().position(|cid| *cid == done.cid) {
+            self.requests.swap_remove(at);
+            match done.outcome {
+                Outcome::Done(Status::SUCCESS) => self.note(AsyncEvent(done.dw0)),
+                // The controller takes fewer than it said: one that was refused is not posted again.
+                Outcome::Done(_) => self.most = self.most.saturating_sub(1),
+                Outcome::Aborted(_) => {}
+            }
+            return;
+        }
+        let Some(reading) = self.reading.take_if(|reading| reading.cid == done.cid) else {
+            return;
+        };
+        let page = match (done.outcome, done.buffer) {
+            (Outcome::Done(Status::SUCCESS), Some(buffer)) => Ok(buffer.as_slice().to_vec()),
+            (Outcome::Done(status), _) if !status.is_success() => Err(PageError::Refused(status)),
+            _ => Err(PageError::NotRead),
+        };
+        self.end(reading.event, page);
+    }
+
+    fn note(&mut self, event: AsyncEvent) {
+        if self.unread.len() < MOST_EVENTS && !self.unread.contains(&event) {
+            self.unread.push_back(event);
+        }
+    }
+
+    fn end(&mut self, event: AsyncEvent, page: std::result::Result<Vec<u8>, PageError>) {
+        self.complete.push_back(DeviceEvent { event, page });
+    }
+
+    /// Posts requests again, reads log pages and passes on the events that are complete. Waits for nothing.
+    pub fn work(
+        &mut self,
+        queue: &mut HostPair,
+        device: &Arc<dyn Device>,
+        (now_ns, timeout_ns): (u64, u64),
+        notify: &Notify,
+    ) {
+        let mut is_new = self.post(queue);
+        if let Some(late) = self.reading.take_if(|one| now_ns >= one.deadline_ns) {
+            // The command keeps its buffer until it ends.
+            self.end(late.event, Err(PageError::NotRead));
+        }
+        while self.reading.is_none()
+            && let Some(event) = self.unread.pop_front()
+        {
+            if event.log_page() == 0 {
+                self.end(event, Err(PageError::None));
+                continue;
+            }
+            match read_page(queue, device, event.log_page()) {
+                Some(cid) => {
+                    let deadline_ns = now_ns.saturating_add(timeout_ns);
+                    self.reading = Some(Reading {
+                        cid,
+                        event,
+                        deadline_ns,
+                    });
+                    is_new = true;
+                }
+                None => self.end(event, Err(PageError::NotRead)),
+            }
+        }
+        if is_new {
+            queue.ring();
+        }
+        while let Some(event) = self.complete.pop_front() {
+            let notice = Notice::Event(event);
+            notify.tell(&notice);
+            if let Notice::Event(event) = notice {
+                if self.kept.len() == MOST_EVENTS {
+                    self.kept.pop_front();
+                }
+                self.kept.push_back(event);
+            }
+        }
+    }
+
+    /// Whether no event is on its way from the controller to the user.
+    pub fn is_quiet(&self) -> bool {
+        self.reading.is_none() && self.unread.is_empty() && self.complete.is_empty()
+    }
+}
+
+/// Sends Get Log Page for the start of `page`, which clears the event.
+fn read_page(queue: &mut HostPair, device: &Arc<dyn Device>, page: u8) -> Option<Cid> {
+    let bytes = match page {
+        lid::ERROR => 64,
+        lid::CHANGED_NAMESPACES => 4096,
+        _ => 512,
+    };
+    let buffer = DmaBuffer::new(device, bytes).ok()?;
+    let sqe = admin::get_log_page(page, Nsid::ALL, bytes as u32, 0);
+    let data = Data::Contiguous {
+        iova: buffer.iova(),
+        len: bytes as u64,
+    };
+    queue.submit(sqe, data, Some(buffer), NO_DEADLINE).ok()
+}

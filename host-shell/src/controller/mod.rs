@@ -1,0 +1,380 @@
+//! A controller that works: brought up by the core's state machine with a real clock.
+
+pub(crate) mod config;
+mod erase;
+mod events;
+mod log_page;
+pub(crate) mod namespace;
+pub(crate) mod notice;
+pub mod outage;
+pub mod passthru;
+pub(crate) mod queue;
+pub(crate) mod queue_inner;
+mod reset;
+pub(crate) mod session;
+pub(crate) mod statistics;
+
+use crate::controller::events::Events;
+use crate::controller::notice::DeviceEvent;
+use crate::controller::queue::Queue;
+use crate::controller::session::{Admin, Session};
+use crate::controller::statistics::Statistics;
+use crate::device::Device;
+use crate::device::interrupt::Interrupts;
+use crate::dma::{DmaBuffer, Pair, PairShape, Scratch};
+use crate::error::{Error, Result};
+use crate::lock::lock;
+use config::{Config, Rings};
+use nvme_core::BringupError;
+use nvme_core::bringup::{self, Bringup, Capabilities, Info, NamespaceInfo};
+use nvme_core::spec::admin::{self, Select, cns};
+use nvme_core::spec::identify::{
+    ActiveNamespaces, IdentifyController, IdentifyNamespace, descriptors, nidt, oncs,
+};
+use nvme_core::spec::{Nsid, Qid, Sqe};
+use std::sync::Arc;
+use std::time::Instant;
+use zerocopy::FromBytes;
+
+/// Entries of the admin queue pair.
+const ADMIN_ENTRIES: u32 = 32;
+/// The longest transfer of an admin command.
+pub(crate) const ADMIN_BYTES: u64 = 64 << 10;
+
+/// A controller in use. Shut down on drop, which ends every queue made of it.
+pub struct Controller {
+    session: Arc<Session>,
+    identify: Box<IdentifyController>,
+}
+
+impl Controller {
+    /// Brings up the controller behind `device`, whatever its state.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when it cannot be worked with, [`Error::Gone`] and [`Error::Timeout`] when it
+    /// does not answer; memory that it may still write to is leaked then.
+    pub fn start(device: Arc<dyn Device>, config: &Config) -> Result<Self> {
+        let refused = |error: BringupError| refused(&*device, error);
+        let capabilities = Capabilities::read(device.registers()).map_err(refused)?;
+        let shape = PairShape {
+            qid: Qid::ADMIN,
+            entries: ADMIN_ENTRIES,
+            page: capabilities.page,
+            max_bytes: ADMIN_BYTES,
+            sgl_bytes: false,
+            dstrd: capabilities.dstrd,
+            vector: None,
+        };
+        let cmb = match config.rings {
+            Rings::Host => None,
+            Rings::Controller => Some(device.controller_memory()?),
+        };
+        let interrupts = match config.interrupts {
+            false => Interrupts::default(),
+            // One for the admin queue, one for each pair, as far as there are so many.
+            true => {
+                let wanted = config.queue_pairs.saturating_add(1).min(2048);
+                Interrupts::new(device.interrupts(wanted as u16)?)
+            }
+        };
+        let pair = Pair::new(&device, shape, None)?;
+        let scratch = Scratch::new(&device)?;
+        let machine = Bringup::new(
+            device.registers(),
+            bringup::Config::default(),
+            scratch.words(),
+        );
+        let mut info = machine.map_err(refused)?.info().clone();
+        // What the rings are made for, should the controller say something else each time.
+        info.capabilities = capabilities;
+        let start = Admin {
+            pair,
+            scratch,
+            info,
+            host_memory: None,
+            resets: 0,
+            events: Events::default(),
+            failed: None,
+        };
+        let session = Arc::new(Session::new(
+            Arc::clone(&device),
+            config.clone(),
+            cmb,
+            interrupts,
+            start,
+            Instant::now(),
+        ));
+        {
+            let mut admin = lock(&session.admin);
+            if let Err(error) = session.bring_up(&mut admin) {
+                admin.failed = Some(error.to_string());
+                drop(admin);
+                if device.gone().is_none() {
+                    // The controller may still write to the rings and to the page for Identify.
+                    std::mem::forget(Arc::clone(&session));
+                }
+                return Err(if session.is_interrupted() {
+                    Error::Interrupted
+                } else {
+                    refused(error)
+                });
+            }
+        }
+        let identify = match session.identify("Identify Controller", cns::CONTROLLER, Nsid::NONE) {
+            Ok(buffer) => IdentifyController::read_from_bytes(buffer.as_slice()).map_err(drop),
+            Err(error) => {
+                let _ = session.shut_down();
+                return Err(error);
+            }
+        };
+        let identify =
+            identify.map_err(|_| Error::internal("Identify Controller is not 4,096 bytes"))?;
+        Ok(Self {
+            session,
+            identify: Box::new(identify),
+        })
+    }
+
+    /// What bring-up learned.
+    pub fn info(&self) -> Info {
+        lock(&self.session.admin).info.clone()
+    }
+
+    /// The Identify Controller structure.
+    pub fn identify(&self) -> &IdentifyController {
+        &self.identify
+    }
+
+    /// The device behind it.
+    pub fn device(&self) -> &Arc<dyn Device> {
+        &self.session.device
+    }
+
+    /// Controller resets since the start.
+    pub fn resets(&self) -> u32 {
+        lock(&self.session.admin).resets
+    }
+
+    /// The asynchronous events that the controller has reported since the last call, the latest 64 of them. Does not
+    /// wait for any: call it now and then. [`Config::notify`] is told of each as it is found.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] when the controller cannot be used any more.
+    pub fn events(&self) -> Result<Vec<DeviceEvent>> {
+        self.session.events()
+    }
+
+    /// The longest transfer of one command in bytes, by MDTS and [`Config::max_transfer`].
+    pub fn max_transfer(&self) -> u64 {
+        self.session.max_transfer(&lock(&self.session.admin).info)
+    }
+
+    /// Memory that queues of this controller can lend to it.
+    pub fn alloc(&self, bytes: usize) -> Result<DmaBuffer> {
+        DmaBuffer::new(&self.session.device, bytes)
+    }
+
+    /// Creates an I/O queue pair of `entries` entries, cut to what the controller supports.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when every queue pair that the controller granted is in use.
+    pub fn create_queue_pair(&self, entries: u32) -> Result<Queue> {
+        let entry = self.session.create_queue(entries)?;
+        Ok(Queue::new(Arc::clone(&self.session), entry))
+    }
+
+    /// Identify Namespace.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when `nsid` is not an active namespace.
+    pub fn identify_namespace(&self, nsid: Nsid) -> Result<IdentifyNamespace> {
+        let unknown = || {
+            Error::usage(
+                format!("there is no namespace {nsid}"),
+                "choose one that `nvme-gpu list-ns` prints",
+            )
+        };
+        if nsid == Nsid::NONE || nsid == Nsid::ALL || nsid.0 > self.info().max_nsid {
+            return Err(unknown());
+        }
+        let buffer = self
+            .session
+            .identify("Identify Namespace", cns::NAMESPACE, nsid)?;
+        let identify = IdentifyNamespace::read_from_bytes(buffer.as_slice())
+            .map_err(|_| Error::internal("Identify Namespace is not 4,096 bytes"))?;
+        // An inactive namespace is answered with zeroes.
+        if identify.nsze == 0 {
+            Err(unknown())
+        } else {
+            Ok(identify)
+        }
+    }
+
+    /// The active namespaces, ascending, all of them.
+    pub fn namespaces(&self) -> Result<Vec<Nsid>> {
+        let mut all: Vec<Nsid> = Vec::new();
+        loop {
+            let after = all.last().copied().unwrap_or(Nsid::NONE);
+            let buffer = self.session.identify(
+                "Identify Active Namespaces",
+                cns::ACTIVE_NAMESPACES,
+                after,
+            )?;
+            let list = ActiveNamespaces::read_from_bytes(buffer.as_slice())
+                .map_err(|_| Error::internal("the namespace list is not 4,096 bytes"))?;
+            let before = all.len();
+            all.extend(list.iter().filter(|nsid| *nsid > after));
+            if all.len() - before < 1024 {
+                return Ok(all);
+            }
+        }
+    }
+
+    /// What this driver needs of a namespace that it can read and write.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for an unknown one; [`Error::Device`] with the reason for one that cannot be used, such
+    /// as one of another command set or with metadata.
+    pub fn usable_namespace(&self, nsid: Nsid) -> Result<NamespaceInfo> {
+        self.usable(nsid).map(|(info, _)| info)
+    }
+
+    pub(super) fn usable(&self, nsid: Nsid) -> Result<(NamespaceInfo, IdentifyNamespace)> {
+        let identify = self.identify_namespace(nsid).map_err(|error| {
+            let Error::Command { status, .. } = error else {
+                return error;
+            };
+            // A controller that does not know the namespace says so with this status, too.
+            let set = self.command_set(nsid).map_or(String::new(), |set| {
+                format!("; it belongs to the {set} command set")
+            });
+            Error::device(
+                format!(
+                    "namespace {nsid} cannot be used: Identify Namespace ended with {status}{set}"
+                ),
+                "choose another namespace (`nvme-gpu list-ns`)",
+            )
+        })?;
+        let info = NamespaceInfo::from_identify(nsid, &identify);
+        let Some(why) = info.unusable() else {
+            return Ok((info, identify));
+        };
+        let text = why.to_string();
+        let (cause, remedy) = text.split_once(": ").unwrap_or((&text, "choose another"));
+        Err(Error::device(
+            format!("namespace {nsid} cannot be used: {cause}"),
+            remedy,
+        ))
+    }
+
+    /// The command set of a namespace, where it has another than NVM and says so.
+    fn command_set(&self, nsid: Nsid) -> Option<String> {
+        let what = "Identify Namespace Identification Descriptors";
+        let list = self
+            .session
+            .identify(what, cns::NAMESPACE_DESCRIPTORS, nsid)
+            .ok()?;
+        let of_set = descriptors(list.as_slice()).find(|one| one.nidt == nidt::CSI)?;
+        match of_set.nid.first()? {
+            0 => None,
+            1 => Some("Key Value".to_owned()),
+            2 => Some("Zoned Namespace".to_owned()),
+            other => Some(format!("{other:#04x}")),
+        }
+    }
+
+    /// Sends an admin command that returns `bytes` bytes (0 for none): dword 0 and the bytes.
+    ///
+    /// `what` is the command in words, for the error.
+    pub fn admin(&self, what: &str, sqe: Sqe, bytes: usize) -> Result<(u32, Vec<u8>)> {
+        let buffer = if bytes == 0 {
+            None
+        } else {
+            Some(self.alloc(bytes)?)
+        };
+        let (dw0, buffer) = self.session.admin(what, sqe, buffer)?;
+        Ok((
+            dw0,
+            buffer
+                .map(|buffer| buffer.as_slice().to_vec())
+                .unwrap_or_default(),
+        ))
+    }
+
+    /// Get Features: dword 0, and `bytes` bytes of data for the features that have some.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] when Select is not the current value and ONCS has no bit for it.
+    pub fn get_feature(
+        &self,
+        fid: u8,
+        select: Select,
+        nsid: Nsid,
+        cdw11: u32,
+        bytes: usize,
+    ) -> Result<(u32, Vec<u8>)> {
+        if select != Select::Current && self.identify.oncs & oncs::SAVE_SELECT == 0 {
+            return Err(Error::Unsupported {
+                what: "Select in Get Features",
+                bit: "bit 4 of ONCS",
+            });
+        }
+        self.admin(
+            "Get Features",
+            admin::get_features(fid, select, nsid, cdw11),
+            bytes,
+        )
+    }
+
+    /// Set Features without data, not saved: dword 0.
+    pub fn set_feature(&self, fid: u8, nsid: Nsid, value: u32) -> Result<u32> {
+        Ok(self
+            .admin("Set Features", admin::set_features(fid, nsid, value), 0)?
+            .0)
+    }
+
+    /// Counts of the queues that exist now, by identifier.
+    pub fn statistics(&self) -> Vec<(Qid, Statistics)> {
+        let table = lock(&self.session.queues);
+        table
+            .iter()
+            .map(|(qid, entry)| (Qid(*qid), lock(entry).statistics))
+            .collect()
+    }
+
+    pub(crate) fn session(&self) -> &Arc<Session> {
+        &self.session
+    }
+
+    /// Shuts the controller down and says how that went; dropping it does the same silently.
+    pub fn shut_down(self) -> Result<()> {
+        self.session.shut_down()
+    }
+}
+
+impl Drop for Controller {
+    fn drop(&mut self) {
+        // Nobody to tell: `shut_down` is for callers who want to know.
+        let _ = self.session.shut_down();
+    }
+}
+
+fn refused(device: &dyn Device, error: BringupError) -> Error {
+    if let Some(cause) = device.gone() {
+        return Error::Gone { cause };
+    }
+    let name = device.name();
+    let text = error.to_string();
+    let (cause, remedy) = text
+        .rsplit_once([':', ';'])
+        .unwrap_or((text.as_str(), "try another device"));
+    match error {
+        BringupError::DeviceGone
+        | BringupError::ReadyTimeout { .. }
+        | BringupError::ShutdownTimeout { .. }
+        | BringupError::CommandTimeout { .. } => Error::Gone {
+            cause: format!("{name}: {text}"),
+        },
+        _ => Error::device(format!("{name}: {cause}"), remedy.trim()),
+    }
+}

@@ -1,0 +1,339 @@
+//! An I/O queue pair for one thread: submit, ring, poll.
+//!
+//! The pair lies behind a mutex that only this handle takes, until recovery takes them all to reset
+//! the controller. Completions that recovery comes across wait in a backlog, so each command still
+//! ends exactly once here.
+
+use crate::controller::queue_inner::{Done, Entry};
+use crate::controller::session::Session;
+use crate::controller::statistics::Statistics;
+use crate::dma::DmaBuffer;
+use crate::error::{Error, Result};
+use crate::lock::{lock, relax};
+use nvme_core::spec::{Cid, Qid, Sqe};
+use nvme_core::{Data, Outcome, SubmitError};
+use std::collections::VecDeque;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+
+/// Empty polls before a thread sleeps until an interrupt comes.
+const SPINS_BEFORE_NAP: u32 = 32;
+
+/// A command that was not submitted, with its buffer.
+#[derive(Debug)]
+pub struct Refused {
+    /// Why; [`SubmitError::QueueFull`] asks for a `poll`.
+    pub error: SubmitError,
+    /// The buffer, unused.
+    pub buffer: Option<DmaBuffer>,
+}
+
+/// Commands that are submitted together. Holds the queue until it is dropped or rung.
+pub struct Batch<'a> {
+    entry: MutexGuard<'a, Entry>,
+    deadline_ns: u64,
+}
+
+impl Batch<'_> {
+    /// As [`Queue::submit`].
+    #[inline]
+    pub fn submit(
+        &mut self,
+        sqe: Sqe,
+        buffer: Option<DmaBuffer>,
+    ) -> std::result::Result<Cid, Refused> {
+        let data = match &buffer {
+            Some(buffer) => Data::Contiguous {
+                iova: buffer.iova(),
+                len: buffer.len() as u64,
+            },
+            None => Data::None,
+        };
+        self.submit_data(sqe, data, buffer)
+    }
+
+    /// As [`Queue::submit_data`].
+    #[inline]
+    pub fn submit_data(
+        &mut self,
+        sqe: Sqe,
+        data: Data<'_>,
+        buffer: Option<DmaBuffer>,
+    ) -> std::result::Result<Cid, Refused> {
+        let pair = self.entry.pair.queue();
+        match pair.submit(sqe, data, buffer, self.deadline_ns) {
+            Ok(cid) => {
+                let in_flight = pair.in_flight();
+                let statistics = &mut self.entry.statistics;
+                statistics.submitted += 1;
+                statistics.peak = statistics.peak.max(in_flight);
+                Ok(cid)
+            }
+            Err(rejected) => Err(Refused {
+                error: rejected.error,
+                buffer: rejected.buffer,
+            }),
+        }
+    }
+
+    /// Shows the controller everything submitted since the last ring.
+    #[inline]
+    pub fn ring(mut self) {
+        self.entry.ring();
+    }
+}
+
+/// A queue pair. `Send`: move it to the thread that drives it. Deleted on drop.
+pub struct Queue {
+    session: Arc<Session>,
+    entry: Arc<Mutex<Entry>>,
+    qid: Qid,
+    depth: u32,
+    /// Of one poll, until they are handed out.
+    ended: Vec<Done>,
+    /// Commands past their deadline that may still be in flight.
+    overdue: VecDeque<Cid>,
+    /// The interrupt vector to wait for, when completions interrupt.
+    vector: Option<u16>,
+}
+
+impl Queue {
+    pub(crate) fn new(session: Arc<Session>, entry: Arc<Mutex<Entry>>) -> Self {
+        let (qid, depth, vector) = {
+            let mut held = lock(&entry);
+            let vector = held.pair.plan().vector;
+            (held.pair.queue().qid(), held.pair.queue().depth(), vector)
+        };
+        Self {
+            session,
+            entry,
+            qid,
+            depth,
+            ended: Vec::new(),
+            overdue: VecDeque::new(),
+            vector,
+        }
+    }
+
+    /// The queue's identifier.
+    pub fn qid(&self) -> Qid {
+        self.qid
+    }
+
+    /// What the handle and recovery share.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn entry(&self) -> &Arc<Mutex<Entry>> {
+        &self.entry
+    }
+
+    /// The most commands that may be in flight.
+    pub fn depth(&self) -> u32 {
+        self.depth
+    }
+
+    /// Counts since the queue was created.
+    pub fn statistics(&self) -> Statistics {
+        lock(&self.entry).statistics
+    }
+
+    /// Places a command that moves `buffer`, whole; the controller sees it after [`ring`](Self::ring).
+    ///
+    /// The buffer belongs to the command until [`poll`](Self::poll) returns it.
+    #[inline]
+    pub fn submit(
+        &mut self,
+        sqe: Sqe,
+        buffer: Option<DmaBuffer>,
+    ) -> std::result::Result<Cid, Refused> {
+        self.batch().submit(sqe, buffer)
+    }
+
+    /// Places a command whose data lies where `data` says: parts of `buffer`, which the command keeps
+    /// as in [`submit`](Self::submit), or memory that is not this process's own, such as a peer device's.
+    #[inline]
+    pub fn submit_data(
+        &mut self,
+        sqe: Sqe,
+        data: Data<'_>,
+        buffer: Option<DmaBuffer>,
+    ) -> std::result::Result<Cid, Refused> {
+        self.batch().submit_data(sqe, data, buffer)
+    }
+
+    /// Starts a batch of commands: one lock and one look at the clock for all of them.
+    #[inline]
+    pub fn batch(&mut self) -> Batch<'_> {
+        Batch {
+            deadline_ns: self.session.now_ns() + self.session.timeout_ns(),
+            entry: lock(&self.entry),
+        }
+    }
+
+    /// Shows the controller everything submitted since the last ring.
+    #[inline]
+    pub fn ring(&mut self) {
+        lock(&self.entry).ring();
+    }
+
+    /// Whether the stop flag of [`Config`](crate::Config) is set.
+    pub fn is_interrupted(&self) -> bool {
+        self.session.is_interrupted()
+    }
+
+    /// Commands submitted whose end has not been returned.
+    pub fn in_flight(&self) -> u32 {
+        let mut entry = lock(&self.entry);
+        entry.pair.queue().in_flight() + entry.backlog.len() as u32
+    }
+
+    /// The next command that ended, or `None` while there is none. Does not block, unless a command
+    /// has passed its deadline: then it is aborted, or the controller reset, before this returns.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] when the controller does not come back; buffers in flight are then leaked.
+    #[inline]
+    pub fn poll(&mut self) -> Result<Option<Done>> {
+        let mut one = None;
+        self.poll_batch(1, |done| one = Some(done))?;
+        Ok(one)
+    }
+
+    /// Hands at most `most` commands that ended to `each`, taken under one lock; how many there were. Waits
+    /// no more than [`poll`](Self::poll) does.
+    ///
+    /// The clock is read once, after they were taken: a command whose deadline has passed then is late,
+    /// whatever the controller said.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll). What was handed to `each` before stays so.
+    #[inline]
+    pub fn poll_batch(&mut self, most: usize, each: impl FnMut(Done)) -> Result<usize> {
+        let mut entry = lock(&self.entry);
+        let (now_ns, taken) = entry.take(most, &mut self.ended, || self.session.now_ns());
+        while let Some(cid) = entry.pair.queue().expire(now_ns) {
+            entry.statistics.expired += 1;
+            self.overdue.push_back(cid);
+        }
+        drop(entry);
+        let count = self.ended.len();
+        self.ended.drain(..).for_each(each);
+        if let Err(fault) = taken {
+            self.session.reset(&fault.to_string())?;
+        } else if !self.overdue.is_empty() {
+            self.end_overdue()?;
+        } else if count == 0 {
+            self.session.check_health(now_ns)?;
+        }
+        Ok(count)
+    }
+
+    /// Ends what is past its deadline and still in flight.
+    #[cold]
+    fn end_overdue(&mut self) -> Result<()> {
+        // What has ended by now needs no Abort.
+        let drained = lock(&self.entry).drain(|| self.session.now_ns());
+        if let Err(fault) = drained {
+            return self.session.reset(&fault.to_string());
+        }
+        while let Some(cid) = self.overdue.pop_front() {
+            self.session.recover(self.qid, cid)?;
+        }
+        Ok(())
+    }
+
+    /// The next command that ended, waiting for it. `None` when none is in flight.
+    ///
+    /// # Errors
+    /// As [`poll`](Self::poll), and [`Error::Interrupted`] once the session's stop flag is set.
+    pub fn wait(&mut self) -> Result<Option<Done>> {
+        let mut spins = 0u32;
+        loop {
+            if let Some(done) = self.poll()? {
+                return Ok(Some(done));
+            }
+            if self.session.is_interrupted() {
+                return Err(Error::Interrupted);
+            }
+            if self.in_flight() == 0 {
+                return Ok(None);
+            }
+            spins = spins.saturating_add(1);
+            self.pause(spins);
+        }
+    }
+
+    /// Waits a little after `spins` empty polls in a row: for an interrupt, where completions interrupt.
+    pub(crate) fn pause(&mut self, spins: u32) {
+        match self.vector {
+            Some(vector) if spins >= SPINS_BEFORE_NAP => {
+                let deadline_ns = lock(&self.entry).pair.queue().earliest_deadline_ns();
+                let left = deadline_ns.saturating_sub(self.session.now_ns());
+                let interrupts = &self.session.interrupts;
+                interrupts.nap(vector, Duration::from_nanos(left));
+            }
+            _ => relax(spins),
+        }
+    }
+
+    /// The error that `done` stands for; `what` is the command in words.
+    pub fn error_of(&self, done: &Done, what: &str) -> Error {
+        let account = {
+            let entry = lock(&self.entry);
+            entry
+                .expired
+                .iter()
+                .rev()
+                .find(|one| one.cid == done.cid)
+                .map(|one| one.account.clone())
+        };
+        let timeout_ms = self.session.timeout_ns() / 1_000_000;
+        match done.outcome {
+            Outcome::Done(status) if !done.late => {
+                let what = what.to_owned();
+                Error::Command { what, status }
+            }
+            _ if done.late => Error::Timeout {
+                qid: self.qid,
+                cid: done.cid,
+                timeout_ms,
+                account: account.unwrap_or_else(|| match done.outcome {
+                    Outcome::Done(status) => {
+                        format!("its answer came after the deadline: {status}")
+                    }
+                    Outcome::Aborted(_) => "a controller reset ended it".to_owned(),
+                }),
+            },
+            _ => self.error_of_reset(what, timeout_ms),
+        }
+    }
+
+    /// The error of a command that a reset took away: what the reset was for.
+    fn error_of_reset(&self, what: &str, timeout_ms: u64) -> Error {
+        let reset = self.session.last_reset();
+        match reset.expired {
+            Some((qid, cid)) => Error::Timeout {
+                qid,
+                cid,
+                timeout_ms,
+                account: format!(
+                    "abort: {}; {}; that ended {what} too",
+                    reset.cause,
+                    reset.in_words()
+                ),
+            },
+            None => Error::device(
+                format!("{what} was ended by a controller reset: {}", reset.cause),
+                "send it again",
+            ),
+        }
+    }
+}
+
+impl Drop for Queue {
+    fn drop(&mut self) {
+        self.session.retire(self.qid);
+    }
+}
+
+#[cfg(all(test, feature = "sim"))]
+mod tests;

@@ -1,0 +1,117 @@
+//! Deadlines in virtual time: the clock of the session is moved, the controller answers in its own time.
+
+use super::*;
+use crate::controller::{Config, Controller};
+use nvme_core::spec::{Lba, Nsid, Status, nvm};
+
+const HOUR: Duration = Duration::from_secs(3600);
+/// The simulator answers in less.
+const ANSWERED: Duration = Duration::from_millis(100);
+
+fn start(device: &str) -> Controller {
+    let config = Config {
+        timeout: HOUR,
+        ..Config::default()
+    };
+    Controller::start(crate::open(device).unwrap(), &config).unwrap()
+}
+
+fn skip(controller: &Controller, time: Duration) {
+    let skipped = &controller.session().skipped_ns;
+    skipped.fetch_add(time.as_nanos() as u64, std::sync::atomic::Ordering::Relaxed);
+}
+
+fn send(controller: &Controller, queue: &mut Queue, count: u64) {
+    for lba in 0..count {
+        let buffer = controller.alloc(4096).unwrap();
+        let read = nvm::read(Nsid(1), Lba(lba), 1);
+        queue.submit(read, Some(buffer)).unwrap();
+    }
+    queue.ring();
+}
+
+#[test]
+fn an_answer_that_is_seen_after_the_deadline_is_no_success() {
+    let controller = start("sim:mem?size=1MiB");
+    let mut queue = controller.create_queue_pair(64).unwrap();
+    let mut other = controller.create_queue_pair(64).unwrap();
+    for most in [1, 3, 64] {
+        send(&controller, &mut queue, 20);
+        send(&controller, &mut other, 1);
+        std::thread::sleep(ANSWERED);
+        skip(&controller, HOUR);
+        let mut ended = 0;
+        while ended < 20 {
+            let mut late = Vec::new();
+            ended += queue.poll_batch(most, |done| late.push(done)).unwrap();
+            for done in late {
+                assert!(done.late && !done.is_success() && !done.may_retry());
+                assert_eq!(done.outcome, Outcome::Done(Status::SUCCESS));
+                assert!(done.buffer.is_some());
+                let error = queue.error_of(&done, "Read").to_string();
+                assert!(error.contains("answer came after the deadline"), "{error}");
+            }
+        }
+        assert!(other.wait().unwrap().unwrap().late);
+    }
+    assert_eq!(queue.statistics().expired, 60);
+    assert_eq!(other.statistics().expired, 3);
+    assert_eq!(controller.resets(), 0, "all had ended");
+    // Nor does it stay so.
+    send(&controller, &mut queue, 5);
+    while let Some(done) = queue.wait().unwrap() {
+        assert!(done.is_success());
+    }
+}
+
+#[test]
+fn the_first_poll_after_a_deadline_finds_the_command() {
+    let controller = start("sim:mem?size=1MiB&fault=drop@op=read,nth=1");
+    let mut queue = controller.create_queue_pair(64).unwrap();
+    send(&controller, &mut queue, 1);
+    std::thread::sleep(ANSWERED);
+    assert!(queue.poll().unwrap().is_none());
+    skip(&controller, HOUR);
+    assert!(queue.poll().unwrap().is_none(), "it has no completion");
+    assert_eq!(queue.statistics().expired, 1, "looked for in one poll");
+    assert!(queue.wait().unwrap().unwrap().late);
+}
+
+#[test]
+fn a_busy_queue_finds_a_command_that_was_lost() {
+    let controller = start("sim:mem?size=1MiB&fault=drop@op=read,nth=1");
+    let mut queue = controller.create_queue_pair(64).unwrap();
+    send(&controller, &mut queue, 1);
+    std::thread::sleep(ANSWERED);
+    assert!(queue.poll().unwrap().is_none());
+    skip(&controller, HOUR);
+    // No poll comes back empty from here on.
+    let mut late = 0;
+    for _ in 0..3 {
+        send(&controller, &mut queue, 10);
+        std::thread::sleep(ANSWERED);
+        for _ in 0..10 {
+            late += u32::from(queue.poll().unwrap().unwrap().late);
+        }
+    }
+    assert_eq!((late, queue.statistics().expired), (1, 1));
+}
+
+#[test]
+fn what_recovery_takes_after_the_deadline_is_late() {
+    let controller = start("sim:mem?size=1MiB&fault=drop@op=read,nth=1");
+    let mut queue = controller.create_queue_pair(64).unwrap();
+    let mut other = controller.create_queue_pair(64).unwrap();
+    send(&controller, &mut queue, 1);
+    std::thread::sleep(ANSWERED);
+    send(&controller, &mut other, 4);
+    std::thread::sleep(ANSWERED);
+    // Recovery takes the completions of all queues that it resets: not as if they were in time.
+    let drained = lock(&other.entry).drain(|| 2 * HOUR.as_nanos() as u64);
+    drained.unwrap();
+    for _ in 0..4 {
+        assert!(other.poll().unwrap().unwrap().late);
+    }
+    skip(&controller, HOUR);
+    assert!(queue.wait().unwrap().unwrap().late);
+}

@@ -1,0 +1,157 @@
+//! What the handle of a queue and recovery share: the pair, and the commands that ended but were not handed out.
+
+use super::statistics::Statistics;
+use crate::dma::{DmaBuffer, Lease, Pair};
+use nvme_core::spec::{Cid, Status};
+use nvme_core::{AbortReason, Completion, ControllerFault, Outcome};
+use std::collections::VecDeque;
+
+/// The end of a command, with the buffer that it was lent.
+#[derive(Debug)]
+pub struct Done {
+    /// The command.
+    pub cid: Cid,
+    /// The buffer, if it had one.
+    pub buffer: Option<DmaBuffer>,
+    /// The controller's answer, or why there is none.
+    pub outcome: Outcome,
+    /// Command-specific dword 0.
+    pub dw0: u32,
+    /// Its deadline had passed when its end was seen.
+    pub late: bool,
+    deadline_ns: u64,
+}
+
+impl Done {
+    /// Whether the controller completed the command with success, in time.
+    #[inline]
+    pub fn is_success(&self) -> bool {
+        !self.late && self.outcome == Outcome::Done(Status::SUCCESS)
+    }
+
+    /// Marks a command late that was not known to be; whether it did.
+    #[inline]
+    fn check_deadline(&mut self, now_ns: u64) -> bool {
+        let newly = !self.late && self.deadline_ns <= now_ns;
+        self.late |= newly;
+        newly
+    }
+
+    /// Whether the command may be sent again: a reset that another command caused took it away.
+    pub fn may_retry(&self) -> bool {
+        !self.late && self.outcome == Outcome::Aborted(AbortReason::ControllerReset)
+    }
+}
+
+impl From<Completion<Lease>> for Done {
+    #[inline]
+    fn from(completion: Completion<Lease>) -> Self {
+        let Completion {
+            cid,
+            buffer,
+            outcome,
+            dw0,
+            late,
+            deadline_ns,
+            ..
+        } = completion;
+        Self {
+            cid,
+            buffer,
+            outcome,
+            dw0,
+            late,
+            deadline_ns,
+        }
+    }
+}
+
+/// A command whose deadline passed, and what became of it.
+#[derive(Clone, Debug)]
+pub(crate) struct Expired {
+    pub cid: Cid,
+    pub account: String,
+}
+
+/// What the queue's handle and recovery share.
+pub(crate) struct Entry {
+    pub pair: Pair,
+    /// Completions that recovery polled or reclaimed.
+    pub backlog: VecDeque<Done>,
+    /// Commands that expired, and what became of them.
+    pub expired: Vec<Expired>,
+    pub statistics: Statistics,
+    /// Present while a GPU drives the queue in the pair's stead: told of each reset.
+    #[cfg(feature = "cuda")]
+    pub lent: Option<Lent>,
+}
+
+/// Ends the commands that a GPU had in flight, once the controller can do nothing to them any more.
+#[cfg(feature = "cuda")]
+pub(crate) type Lent = Box<dyn FnMut(&nvme_core::Quiesced<'_>) + Send>;
+
+impl Entry {
+    /// Moves what the controller has posted into the backlog. `clock` is read afterwards, so nothing that
+    /// came after its deadline counts as in time.
+    pub fn drain(
+        &mut self,
+        clock: impl FnOnce() -> u64,
+    ) -> std::result::Result<(), ControllerFault> {
+        let before = self.backlog.len();
+        let drained = loop {
+            match self.pair.queue().poll() {
+                Ok(Some(completion)) => self.backlog.push_back(completion.into()),
+                Ok(None) => break Ok(()),
+                Err(fault) => break Err(fault),
+            }
+        };
+        let now_ns = clock();
+        for done in self.backlog.range_mut(before..) {
+            self.statistics.expired += u64::from(done.check_deadline(now_ns));
+        }
+        drained
+    }
+
+    /// Moves at most `most` commands that ended into `ended`, counted. Those that `clock`, read afterwards,
+    /// finds past their deadline are late.
+    #[inline]
+    pub fn take(
+        &mut self,
+        most: usize,
+        ended: &mut Vec<Done>,
+        clock: impl FnOnce() -> u64,
+    ) -> (u64, std::result::Result<(), ControllerFault>) {
+        let known = self.backlog.len().min(most);
+        ended.extend(self.backlog.drain(..known));
+        let mut taken = Ok(());
+        while ended.len() < most {
+            match self.pair.queue().poll() {
+                Ok(Some(completion)) => ended.push(completion.into()),
+                Ok(None) => break,
+                Err(fault) => {
+                    taken = Err(fault);
+                    break;
+                }
+            }
+        }
+        let now_ns = clock();
+        for (index, done) in ended.iter_mut().enumerate() {
+            if index >= known {
+                self.statistics.expired += u64::from(done.check_deadline(now_ns));
+            }
+            self.statistics.completed += 1;
+            match done.outcome {
+                Outcome::Done(Status::SUCCESS) => {}
+                Outcome::Done(_) => self.statistics.errors += 1,
+                Outcome::Aborted(_) => self.statistics.aborted += 1,
+            }
+        }
+        (now_ns, taken)
+    }
+
+    #[inline]
+    pub fn ring(&mut self) {
+        self.statistics.rings += 1;
+        self.pair.queue().ring();
+    }
+}

@@ -1,0 +1,401 @@
+//! A controller in use: its admin queue, its I/O queues and the clock. Shared by every handle.
+//!
+//! Queues come and go in `queues`, with the shutdown that ends all of them.
+//!
+//! Locks are taken in one order: admin, table of queues, then queues by ascending identifier.
+
+mod events;
+mod queues;
+mod recover;
+
+use crate::controller::config::Config;
+use crate::controller::events::Events;
+use crate::controller::queue_inner::{Done, Entry};
+use crate::device::Device;
+use crate::device::cmb::ControllerMemory;
+use crate::device::interrupt::Interrupts;
+use crate::dma::{DmaBuffer, Pair, Region, Scratch};
+use crate::error::{Error, Result};
+use crate::lock::{lock, relax};
+use nvme_core::bringup::{Info, NamespaceInfo};
+use nvme_core::spec::admin;
+use nvme_core::spec::register::{ALL_ONES, Csts, offset};
+use nvme_core::spec::{Cid, Nsid, Qid, Sqe, Status};
+use nvme_core::{Data, Outcome};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+/// From here on a wait for CSTS.RDY is told of.
+pub(crate) const LONG_WAIT: Duration = Duration::from_millis(250);
+/// How often an idle queue looks at CSTS.
+const HEALTH_NS: u64 = 10_000_000;
+
+/// What only one thread at a time may do: admin commands, reset, shutdown.
+pub(crate) struct Admin {
+    pub pair: Pair,
+    pub scratch: Scratch,
+    pub info: Info,
+    /// The host memory buffer and its descriptor list, while the controller has them.
+    pub host_memory: Option<(Region, DmaBuffer)>,
+    /// Resets since the start.
+    pub resets: u32,
+    /// Requests for asynchronous events.
+    pub events: Events,
+    /// Why nothing can be done any more.
+    pub failed: Option<String>,
+}
+
+/// Why the controller was last reset.
+#[derive(Clone, Default)]
+pub(crate) struct Reset {
+    pub cause: String,
+    /// The command that was not answered, when that was the cause.
+    pub expired: Option<(Qid, Cid)>,
+    /// How long it took, and how long each change of CSTS.RDY may take.
+    pub took: Duration,
+    pub at_most: Duration,
+}
+
+impl Reset {
+    /// That it took place, and how long it took where that was long.
+    pub fn in_words(&self) -> String {
+        if self.took < LONG_WAIT {
+            return "the controller was reset".to_owned();
+        }
+        format!(
+            "the controller was reset, which took {:.1} s (CAP.TO allows {:.1} s for each change of CSTS.RDY)",
+            self.took.as_secs_f64(),
+            self.at_most.as_secs_f64()
+        )
+    }
+}
+
+pub(crate) type Table = BTreeMap<u16, Arc<Mutex<Entry>>>;
+
+/// A controller in use.
+pub(crate) struct Session {
+    pub device: Arc<dyn Device>,
+    pub config: Config,
+    pub admin: Mutex<Admin>,
+    pub queues: Mutex<Table>,
+    /// Where the rings of I/O queues lie, when they lie in the controller.
+    cmb: Option<Arc<ControllerMemory>>,
+    pub(crate) interrupts: Interrupts,
+    start: Instant,
+    /// What tests add to the clock.
+    #[cfg(test)]
+    pub(crate) skipped_ns: AtomicU64,
+    next_health_ns: AtomicU64,
+    closed: AtomicBool,
+    last_reset: Mutex<Reset>,
+    /// The namespaces that handles were made for, as they were then.
+    in_use: Mutex<BTreeMap<Nsid, NamespaceInfo>>,
+}
+
+impl Session {
+    pub fn new(
+        device: Arc<dyn Device>,
+        config: Config,
+        cmb: Option<Arc<ControllerMemory>>,
+        interrupts: Interrupts,
+        admin: Admin,
+        start: Instant,
+    ) -> Self {
+        Self {
+            device,
+            config,
+            admin: Mutex::new(admin),
+            queues: Mutex::default(),
+            cmb,
+            interrupts,
+            start,
+            #[cfg(test)]
+            skipped_ns: AtomicU64::new(0),
+            next_health_ns: AtomicU64::new(0),
+            closed: AtomicBool::new(false),
+            last_reset: Mutex::default(),
+            in_use: Mutex::default(),
+        }
+    }
+
+    /// Nanoseconds since the start: the clock that the core is given.
+    #[inline]
+    pub fn now_ns(&self) -> u64 {
+        let now_ns = self.start.elapsed().as_nanos() as u64;
+        #[cfg(test)]
+        let now_ns = now_ns + self.skipped_ns.load(Ordering::Relaxed);
+        now_ns
+    }
+
+    #[inline]
+    pub fn timeout_ns(&self) -> u64 {
+        self.config.timeout.as_nanos() as u64
+    }
+
+    pub fn is_interrupted(&self) -> bool {
+        self.config
+            .stop
+            .as_ref()
+            .is_some_and(|stop| stop.load(Ordering::Relaxed))
+    }
+
+    /// Looks at CSTS, not more often than every 10 ms over all queues.
+    pub fn check_health(&self, now_ns: u64) -> Result<()> {
+        let due = self.next_health_ns.load(Ordering::Relaxed);
+        if now_ns < due {
+            return Ok(());
+        }
+        self.next_health_ns
+            .store(now_ns + HEALTH_NS, Ordering::Relaxed);
+        if self.closed.load(Ordering::Relaxed) {
+            return Err(Error::Gone {
+                cause: "the controller was shut down".to_owned(),
+            });
+        }
+        match self.device.registers().read32(offset::CSTS) {
+            ALL_ONES => {
+                let cause = self.absence();
+                lock(&self.admin)
+                    .failed
+                    .get_or_insert_with(|| cause.clone());
+                Err(Error::Gone { cause })
+            }
+            csts if Csts(csts).cfs() => {
+                self.reset("the controller reports a fatal error (CSTS.CFS)")
+            }
+            // Disabled for good, or by a reset that is under way: then this waits for its end.
+            csts if !Csts(csts).rdy() => match lock(&self.admin).failed.clone() {
+                Some(cause) => Err(Error::Gone { cause }),
+                None => Ok(()),
+            },
+            _ => self.glance_at_events(),
+        }
+    }
+
+    /// Sends one admin command and waits for its end. The buffer comes back when it succeeded.
+    ///
+    /// A command that is not answered in time costs a controller reset: an admin queue that does
+    /// not answer could not carry an Abort either. So does an answer that is seen after the deadline:
+    /// what it did, such as a queue that it created, is gone with the reset.
+    pub fn admin(
+        &self,
+        what: &str,
+        sqe: Sqe,
+        buffer: Option<DmaBuffer>,
+    ) -> Result<(u32, Option<DmaBuffer>)> {
+        let mut admin = lock(&self.admin);
+        self.admin_locked(&mut admin, what, sqe, buffer)
+    }
+
+    /// As [`admin`](Self::admin), for a command that may take `timeout`, whatever others may.
+    pub fn admin_for(
+        &self,
+        what: &str,
+        sqe: Sqe,
+        buffer: Option<DmaBuffer>,
+        timeout: Duration,
+    ) -> Result<(u32, Option<DmaBuffer>)> {
+        let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
+        let mut admin = lock(&self.admin);
+        self.admin_within(&mut admin, timeout_ns, what, sqe, buffer)
+    }
+
+    pub(crate) fn admin_locked(
+        &self,
+        admin: &mut Admin,
+        what: &str,
+        sqe: Sqe,
+        buffer: Option<DmaBuffer>,
+    ) -> Result<(u32, Option<DmaBuffer>)> {
+        self.admin_within(admin, self.timeout_ns(), what, sqe, buffer)
+    }
+
+    fn admin_within(
+        &self,
+        admin: &mut Admin,
+        timeout_ns: u64,
+        what: &str,
+        sqe: Sqe,
+        buffer: Option<DmaBuffer>,
+    ) -> Result<(u32, Option<DmaBuffer>)> {
+        if let Some(cause) = &admin.failed {
+            return Err(Error::Gone {
+                cause: cause.clone(),
+            });
+        }
+        let data = match &buffer {
+            Some(buffer) => Data::Contiguous {
+                iova: buffer.iova(),
+                len: buffer.len() as u64,
+            },
+            None => Data::None,
+        };
+        let deadline_ns = self.now_ns().saturating_add(timeout_ns);
+        let queue = admin.pair.queue();
+        let cid = queue
+            .submit(sqe, data, buffer, deadline_ns)
+            .map_err(|rejected| {
+                Error::device(format!("{what}: {}", rejected.error), "try again")
+            })?;
+        queue.ring();
+        let mut spins = 0;
+        loop {
+            let ended = admin.pair.queue().poll();
+            // Read after the poll: an answer that came after the deadline never counts as in time.
+            let is_late = self.now_ns() >= deadline_ns;
+            let answered = match ended {
+                Ok(Some(completion)) if completion.cid == cid => {
+                    if !is_late {
+                        self.tend_events(admin);
+                        return finish(what, completion.into());
+                    }
+                    true
+                }
+                Ok(Some(other)) => {
+                    admin.events.take(other);
+                    false
+                }
+                Ok(None) => false,
+                Err(fault) => {
+                    self.reset_locked(admin, &fault.to_string(), None)?;
+                    return Err(Error::device(
+                        format!("{what}: {fault}"),
+                        "the controller was reset; try again",
+                    ));
+                }
+            };
+            if self.is_gone() {
+                let cause = self.absence();
+                admin.failed.get_or_insert_with(|| cause.clone());
+                return Err(Error::Gone { cause });
+            }
+            if is_late {
+                let how = match answered {
+                    true => "was answered after its deadline",
+                    false => "got no answer",
+                };
+                let cause = format!("admin command {:#04x} {how}", sqe.opcode());
+                let account = match self.reset_locked(admin, &cause, Some((Qid::ADMIN, cid))) {
+                    Ok(()) if answered => {
+                        format!("the answer came too late; {}", self.last_reset().in_words())
+                    }
+                    Ok(()) => format!("{}; that ended it", self.last_reset().in_words()),
+                    Err(error) => format!("and the reset failed: {error}"),
+                };
+                let timeout_ms = timeout_ns / 1_000_000;
+                return Err(Error::Timeout {
+                    qid: Qid::ADMIN,
+                    cid,
+                    timeout_ms,
+                    account,
+                });
+            }
+            if self.is_interrupted() {
+                return Err(Error::Interrupted);
+            }
+            spins += 1;
+            relax(spins);
+        }
+    }
+
+    /// Why the controller was last reset.
+    pub fn last_reset(&self) -> Reset {
+        lock(&self.last_reset).clone()
+    }
+
+    pub(crate) fn note_reset(&self, reset: Reset) {
+        *lock(&self.last_reset) = reset;
+    }
+
+    /// Handles go by what `info` says from now on.
+    pub(crate) fn uses(&self, info: NamespaceInfo) {
+        lock(&self.in_use).insert(info.nsid, info);
+    }
+
+    /// Namespace `info` was formatted: it is this from now on, and handles that go by another one are refused.
+    pub(crate) fn formatted(&self, info: NamespaceInfo) {
+        let mut admin = lock(&self.admin);
+        let known = admin.info.namespaces.iter_mut();
+        for known in known.filter(|known| known.nsid == info.nsid) {
+            *known = info;
+        }
+        if let Some(used) = lock(&self.in_use).get_mut(&info.nsid) {
+            *used = info;
+        }
+    }
+
+    /// Whether a handle that goes by `info` may still be used.
+    pub(crate) fn check_current(&self, info: &NamespaceInfo) -> Result<()> {
+        match lock(&self.in_use).get(&info.nsid) {
+            Some(now) if now != info => Err(Error::device(
+                format!(
+                    "namespace {} was formatted and has other blocks now",
+                    info.nsid
+                ),
+                "open it again",
+            )),
+            _ => Ok(()),
+        }
+    }
+
+    /// A namespace of `info` whose blocks are not those that its handles go by: what they would read and
+    /// write lies elsewhere now.
+    pub(crate) fn reformatted(&self, info: &Info) -> Option<Nsid> {
+        let in_use = lock(&self.in_use);
+        let format = |of: &NamespaceInfo| (of.block_bytes, of.metadata_bytes, of.protection);
+        let changed = |now: &&NamespaceInfo| {
+            let before = in_use.get(&now.nsid);
+            before.is_some_and(|before| format(before) != format(now))
+        };
+        info.namespaces.iter().find(changed).map(|now| now.nsid)
+    }
+
+    /// Why registers read as all ones.
+    pub(crate) fn absence(&self) -> String {
+        self.device.gone().unwrap_or_else(|| {
+            let name = self.device.name();
+            format!("{name}: registers read as all ones, the device is gone")
+        })
+    }
+
+    /// Whether registers read as all ones; looks every 10 ms at most.
+    pub(crate) fn is_gone(&self) -> bool {
+        let now_ns = self.now_ns();
+        if now_ns < self.next_health_ns.load(Ordering::Relaxed) {
+            return false;
+        }
+        self.next_health_ns
+            .store(now_ns + HEALTH_NS, Ordering::Relaxed);
+        self.device.registers().read32(offset::CSTS) == ALL_ONES
+    }
+
+    /// Sleeps until `until_ns`, but never longer than 100 us: an embedded controller is faster than
+    /// what the core expects of a device.
+    pub fn sleep_until(&self, until_ns: u64) {
+        let left = until_ns.saturating_sub(self.now_ns()).min(100_000);
+        std::thread::sleep(Duration::from_nanos(left));
+    }
+
+    /// The identify structure `cns` of `nsid`, 4,096 bytes.
+    pub fn identify(&self, what: &str, cns: u8, nsid: Nsid) -> Result<DmaBuffer> {
+        let buffer = DmaBuffer::new(&self.device, nvme_core::spec::identify::IDENTIFY_BYTES)?;
+        let (_, buffer) = self.admin(what, admin::identify(cns, nsid), Some(buffer))?;
+        buffer.ok_or_else(|| Error::internal(format!("{what} lost its buffer")))
+    }
+}
+
+fn finish(what: &str, done: Done) -> Result<(u32, Option<DmaBuffer>)> {
+    match done.outcome {
+        Outcome::Done(Status::SUCCESS) => Ok((done.dw0, done.buffer)),
+        Outcome::Done(status) => Err(Error::Command {
+            what: what.to_owned(),
+            status,
+        }),
+        Outcome::Aborted(_) => Err(Error::device(
+            format!("{what} was ended by a controller reset"),
+            "try again",
+        )),
+    }
+}

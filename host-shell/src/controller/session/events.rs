@@ -1,0 +1,81 @@
+//! When a session looks for events: with each admin command, with each look at CSTS, and before it ends.
+
+use super::{Admin, Session};
+use crate::controller::notice::DeviceEvent;
+use crate::error::{Error, Result};
+use crate::lock::lock;
+use std::sync::TryLockError;
+use std::time::{Duration, Instant};
+
+/// How long a shutdown waits for the log page of an event.
+const LAST_LOOK: Duration = Duration::from_millis(100);
+
+impl Session {
+    /// Looks for events unless another thread has the admin queue, which then does so itself.
+    ///
+    /// # Errors
+    /// As a reset, which a completion that makes no sense costs.
+    pub(crate) fn glance_at_events(&self) -> Result<()> {
+        let mut admin = match self.admin.try_lock() {
+            Ok(admin) => admin,
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner(),
+            Err(TryLockError::WouldBlock) => return Ok(()),
+        };
+        self.look_for_events(&mut admin)
+    }
+
+    fn look_for_events(&self, admin: &mut Admin) -> Result<()> {
+        if admin.failed.is_some() {
+            return Ok(());
+        }
+        while let Some(done) = match admin.pair.queue().poll() {
+            Ok(done) => done,
+            Err(fault) => return self.reset_locked(admin, &fault.to_string(), None),
+        } {
+            admin.events.take(done);
+        }
+        self.tend_events(admin);
+        Ok(())
+    }
+
+    /// Goes on with the events whose requests were seen to end.
+    pub(crate) fn tend_events(&self, admin: &mut Admin) {
+        let times = (self.now_ns(), self.timeout_ns());
+        let Admin { pair, events, .. } = admin;
+        events.work(pair.queue(), &self.device, times, &self.config.notify);
+    }
+
+    /// The events since the last call, and before a shutdown those whose log page is being read.
+    pub(crate) fn last_events(&self, admin: &mut Admin) {
+        let begin = Instant::now();
+        while begin.elapsed() < LAST_LOOK {
+            match admin.pair.queue().poll() {
+                Ok(Some(done)) => {
+                    admin.events.take(done);
+                    continue;
+                }
+                Ok(None) => {}
+                // The shutdown ends it all.
+                Err(_) => return,
+            }
+            self.tend_events(admin);
+            if admin.events.is_quiet() || self.is_gone() {
+                return;
+            }
+            self.sleep_until(self.now_ns() + 50_000);
+        }
+    }
+
+    /// The events since the last call.
+    pub(crate) fn events(&self) -> Result<Vec<DeviceEvent>> {
+        let mut admin = lock(&self.admin);
+        self.look_for_events(&mut admin)?;
+        let events: Vec<_> = admin.events.kept.drain(..).collect();
+        match &admin.failed {
+            Some(cause) if events.is_empty() => Err(Error::Gone {
+                cause: cause.clone(),
+            }),
+            _ => Ok(events),
+        }
+    }
+}

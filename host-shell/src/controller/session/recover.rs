@@ -1,0 +1,326 @@
+//! Drives the core's bring-up and recovery machines: start, abort of one command, controller reset.
+//!
+//! Every command keeps its account: an expired one is aborted, or ends with the reset; the commands
+//! beside it end as "aborted by reset" and may be sent again.
+
+use super::{Admin, LONG_WAIT, Reset, Session};
+use crate::controller::notice::Notice;
+use crate::controller::queue_inner::{Entry, Expired};
+use crate::dma::{DmaBuffer, Region};
+use crate::error::{Error, Result};
+use crate::lock::lock;
+use nvme_core::BringupError;
+use nvme_core::bringup::{self, Bringup, HostMemory, QueuePlan, ReadyWait, Step};
+use nvme_core::recovery::{self, AbortAttempt};
+use nvme_core::spec::feature::HmbDescriptor;
+use nvme_core::spec::{Cid, Qid};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
+
+/// How long an Abort, and then the aborted command, may take before the controller is reset.
+const GRACE_NS: u64 = 200_000_000;
+
+impl Session {
+    /// Ends the expired command `cid` of queue `qid`: by Abort, else by a controller reset.
+    pub(crate) fn recover(&self, qid: Qid, cid: Cid) -> Result<()> {
+        let mut admin = lock(&self.admin);
+        let Some(entry) = lock(&self.queues).get(&qid.0).cloned() else {
+            return Ok(());
+        };
+        if !lock(&entry).pair.queue().is_in_flight(cid) {
+            // A reset for another command came first.
+            return Ok(());
+        }
+        let mut attempt = AbortAttempt::new(qid, cid, GRACE_NS);
+        let account = loop {
+            let (drained, in_flight) = {
+                let mut entry = lock(&entry);
+                let drained = entry.drain(|| self.now_ns());
+                (drained, entry.pair.queue().is_in_flight(cid))
+            };
+            if let Err(fault) = drained {
+                self.reset_locked(&mut admin, &fault.to_string(), None)?;
+                break format!("{fault}");
+            }
+            let now_ns = self.now_ns();
+            let Admin { pair, events, .. } = &mut *admin;
+            match attempt.step(pair.queue(), in_flight, now_ns, |other| events.take(other)) {
+                recovery::Step::Ended => break "it was aborted".to_owned(),
+                recovery::Step::Wait { until_ns } => self.sleep_until(until_ns),
+                recovery::Step::ResetNeeded(cause) => {
+                    let others = self.in_flight_besides(&entry);
+                    self.reset_locked(&mut admin, &in_words(cause), Some((qid, cid)))?;
+                    break format!(
+                        "abort: {}; {}; its queues were created again; {others} other commands were ended with it",
+                        in_words(cause),
+                        self.last_reset().in_words()
+                    );
+                }
+            }
+        };
+        lock(&entry).expired.push(Expired { cid, account });
+        Ok(())
+    }
+
+    /// Ends command `cid` of a queue that a GPU drives by Abort, or says why a reset is needed.
+    /// `in_flight` takes what has completed and says whether the command is still there.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn abort_lent(
+        &self,
+        qid: Qid,
+        cid: Cid,
+        mut in_flight: impl FnMut() -> bool,
+    ) -> Option<String> {
+        let mut admin = lock(&self.admin);
+        let mut attempt = AbortAttempt::new(qid, cid, GRACE_NS);
+        loop {
+            let Admin { pair, events, .. } = &mut *admin;
+            let is_there = in_flight();
+            match attempt.step(pair.queue(), is_there, self.now_ns(), |other| {
+                events.take(other)
+            }) {
+                recovery::Step::Ended => return None,
+                recovery::Step::Wait { until_ns } => self.sleep_until(until_ns),
+                recovery::Step::ResetNeeded(cause) => return Some(in_words(cause)),
+            }
+        }
+    }
+
+    fn in_flight_besides(&self, one: &Arc<Mutex<Entry>>) -> u32 {
+        let queues: Vec<_> = lock(&self.queues).values().cloned().collect();
+        let all: u32 = queues
+            .iter()
+            .map(|entry| lock(entry).pair.queue().in_flight())
+            .sum();
+        all.saturating_sub(u32::from(lock(one).pair.queue().in_flight() > 0))
+    }
+
+    /// Resets the controller and creates every queue again.
+    pub(crate) fn reset(&self, cause: &str) -> Result<()> {
+        let mut admin = lock(&self.admin);
+        self.reset_locked(&mut admin, cause, None)
+    }
+
+    pub(crate) fn reset_locked(
+        &self,
+        admin: &mut Admin,
+        cause: &str,
+        expired: Option<(Qid, Cid)>,
+    ) -> Result<()> {
+        if let Some(cause) = &admin.failed {
+            return Err(Error::Gone {
+                cause: cause.clone(),
+            });
+        }
+        let table: Vec<_> = lock(&self.queues).values().cloned().collect();
+        let mut entries: Vec<_> = table.iter().map(|entry| lock(entry)).collect();
+        let plans: Vec<QueuePlan> = entries.iter().map(|entry| entry.pair.plan()).collect();
+        admin.resets += 1;
+        let mut reset = Reset {
+            cause: cause.to_owned(),
+            expired,
+            ..Reset::default()
+        };
+        self.note_reset(reset.clone());
+        let begin = Instant::now();
+        let drive = Drive {
+            session: self,
+            plans: &plans,
+            cause: Some(match expired {
+                Some((qid, cid)) => format!(
+                    "command {cid} of queue {qid} got no answer in {} ms",
+                    self.timeout_ns() / 1_000_000
+                ),
+                None => cause.to_owned(),
+            }),
+        };
+        let result = drive.run(admin, &mut entries);
+        reset.took = begin.elapsed();
+        reset.at_most = Duration::from_millis(admin.info.capabilities.ready_timeout_ms.into());
+        self.note_reset(reset);
+        let result = result
+            .map_err(|error| self.device.gone().unwrap_or_else(|| error.to_string()))
+            .and_then(|()| self.is_as_before(admin, plans.len()));
+        result.map_err(|error| {
+            let cause = format!("{cause}; the controller reset failed: {error}");
+            admin.failed = Some(cause.clone());
+            Error::Gone { cause }
+        })
+    }
+
+    /// Whether queues and namespaces are what they were before the reset.
+    fn is_as_before(&self, admin: &Admin, queues: usize) -> std::result::Result<(), String> {
+        let created = admin.info.created as usize;
+        if created != queues {
+            return Err(format!(
+                "only {created} of {queues} queues could be created again"
+            ));
+        }
+        let Some(nsid) = self.reformatted(&admin.info) else {
+            return Ok(());
+        };
+        // Nobody can have sent anything: the caller has every queue.
+        let left = match self.device.disable() {
+            Ok(()) => String::new(),
+            Err(error) => format!(" ({error})"),
+        };
+        Err(format!(
+            "namespace {nsid} has other blocks than before; open it anew{left}"
+        ))
+    }
+
+    /// The first bring-up: no queues yet.
+    pub(crate) fn bring_up(&self, admin: &mut Admin) -> std::result::Result<(), BringupError> {
+        Drive {
+            session: self,
+            plans: &[],
+            cause: None,
+        }
+        .run(admin, &mut [])
+    }
+}
+
+/// One run of the bring-up machine.
+struct Drive<'a> {
+    session: &'a Session,
+    plans: &'a [QueuePlan],
+    /// Why the controller is reset; `None` in the first bring-up.
+    cause: Option<String>,
+}
+
+impl Drive<'_> {
+    fn run(
+        &self,
+        admin: &mut Admin,
+        entries: &mut [MutexGuard<'_, Entry>],
+    ) -> std::result::Result<(), BringupError> {
+        let session = self.session;
+        let registers = session.device.registers();
+        let config = bringup::Config {
+            queue_pairs: session.config.queue_pairs,
+            plans: self.plans,
+            command_timeout_ns: session.timeout_ns(),
+            made_for: Some(admin.info.capabilities),
+            ..bringup::Config::default()
+        };
+        let Admin {
+            pair,
+            scratch,
+            info,
+            host_memory,
+            events,
+            ..
+        } = admin;
+        let mut machine = Bringup::new(registers, config, scratch.words())?;
+        let interrupted = || self.cause.is_none() && session.is_interrupted();
+        let mut wait = LongWait::default();
+        loop {
+            let step = machine.step(registers, pair.queue(), session.now_ns())?;
+            if let Some(long) = wait.look(machine.ready_wait()) {
+                session.config.notify.tell(&Notice::Waiting {
+                    cause: self.cause.clone(),
+                    ready: long.ready,
+                    at_most: Duration::from_millis(long.at_most_ms.into()),
+                });
+            }
+            match step {
+                Step::Ready => break,
+                Step::Wait { .. } if interrupted() => {
+                    return Err(BringupError::CommandTimeout { opcode: 0 });
+                }
+                Step::Wait { .. } if session.is_gone() => return Err(BringupError::DeviceGone),
+                Step::Wait { until_ns } => session.sleep_until(until_ns),
+                Step::Disabled(proof) => {
+                    for entry in entries.iter_mut() {
+                        while let Some(done) = entry.pair.queue().reclaim(&proof) {
+                            entry.backlog.push_back(done.into());
+                        }
+                        entry.pair.queue().restart(&proof);
+                        #[cfg(feature = "cuda")]
+                        if let Some(lent) = &mut entry.lent {
+                            lent(&proof);
+                        }
+                    }
+                    while let Some(ended) = pair.queue().reclaim(&proof) {
+                        events.take(ended);
+                    }
+                    pair.queue().restart(&proof);
+                    machine.enable(proof);
+                }
+                Step::HostMemory { preferred, minimum } => {
+                    let page = machine.info().capabilities.page.bytes();
+                    if host_memory.is_none() {
+                        *host_memory = lend(session, page, preferred, minimum);
+                    }
+                    let given = host_memory.as_ref().map(|(region, list)| HostMemory {
+                        pages: (region.len() as u64 / page) as u32,
+                        list: list.iova(),
+                        entries: 1,
+                    });
+                    machine.host_memory(given);
+                }
+            }
+        }
+        *info = machine.info().clone();
+        events.begin(pair.queue(), info);
+        Ok(())
+    }
+}
+
+/// Finds the waits for CSTS.RDY that are long, each once.
+#[derive(Default)]
+struct LongWait {
+    current: Option<(ReadyWait, Instant)>,
+    is_told: bool,
+}
+
+impl LongWait {
+    /// `wait` when it has become a long one just now.
+    fn look(&mut self, wait: Option<ReadyWait>) -> Option<ReadyWait> {
+        let wait = wait?;
+        let begin = match self.current {
+            Some((current, begin)) if current == wait => begin,
+            _ => {
+                self.current = Some((wait, Instant::now()));
+                self.is_told = false;
+                return None;
+            }
+        };
+        if self.is_told || begin.elapsed() < LONG_WAIT {
+            return None;
+        }
+        self.is_told = true;
+        Some(wait)
+    }
+}
+
+/// Memory for a controller that asks for some, in pages of `page` bytes: what it prefers, within the
+/// configured limit.
+/// None is no error: the controller works without, only slower.
+fn lend(session: &Session, page: u64, preferred: u64, minimum: u64) -> Option<(Region, DmaBuffer)> {
+    let bytes = preferred.min(session.config.max_host_memory);
+    if bytes == 0 || bytes < minimum {
+        return None;
+    }
+    let region = Region::new(&session.device, usize::try_from(bytes).ok()?).ok()?;
+    let mut list = DmaBuffer::new(&session.device, size_of::<HmbDescriptor>()).ok()?;
+    let pages = (region.len() as u64 / page) as u32;
+    let descriptor = HmbDescriptor {
+        address: region.iova().0,
+        pages,
+        reserved: 0,
+    };
+    list.as_mut_slice().copy_from_slice(descriptor.as_bytes());
+    Some((region, list))
+}
+
+fn in_words(cause: recovery::ResetCause) -> String {
+    match cause {
+        recovery::ResetCause::AdminFull => "the admin queue was full".to_owned(),
+        recovery::ResetCause::AdminDead => "not answered".to_owned(),
+        recovery::ResetCause::Refused(status) => format!("refused with {status}"),
+        recovery::ResetCause::NoCompletion => "answered, but the command did not end".to_owned(),
+        recovery::ResetCause::OtherAdmin => "sent to another controller's admin queue".to_owned(),
+    }
+}

@@ -1,0 +1,200 @@
+//! Memory of the host's side that the GPU reaches: registered pages and doorbells.
+//!
+//! Invariant: what is registered stays mapped until it is not registered any more; each registration
+//! keeps the owner of its memory.
+// UNSAFETY: registrations and copies take raw addresses.
+#![allow(unsafe_code)]
+
+use super::driver::{Gpu, check};
+use crate::device::Device;
+use crate::device::relay::Relay;
+use crate::dma::pages::Pages;
+use crate::error::{Error, Result};
+use cudarc::driver::sys;
+use std::any::Any;
+use std::sync::Arc;
+
+/// The unit of registration.
+const PAGE: usize = 4096;
+
+/// Memory of the host's side that the GPU reaches; no longer after drop.
+pub struct Registered {
+    gpu: Arc<Gpu>,
+    host: *mut u8,
+    bytes: usize,
+    address: u64,
+    io: bool,
+    owner: Arc<dyn Any + Send + Sync>,
+}
+
+// SAFETY: a registration belongs to the process, not to a thread.
+unsafe impl Send for Registered {}
+// SAFETY: shared references give addresses only.
+unsafe impl Sync for Registered {}
+
+/// Keeps a device, which is no `Any`.
+struct Kept<T: ?Sized>(#[allow(dead_code, reason = "held for its drop")] Arc<T>);
+
+impl Registered {
+    /// Registers `pages`: of this process, or of a file that another process maps too.
+    ///
+    /// # Errors
+    /// [`Error::Device`] with the driver's answer.
+    pub fn pages(gpu: &Arc<Gpu>, pages: &Arc<Pages>) -> Result<Self> {
+        let owner = Arc::clone(pages);
+        // SAFETY: the pages are mapped as long as `owner` lives.
+        unsafe { Self::new(gpu, pages.start(), pages.len(), false, owner) }
+    }
+
+    /// Registers the mapped doorbells of `device`: as memory where they are memory (simulator,
+    /// vfio-user), else as I/O memory (a BAR).
+    ///
+    /// # Errors
+    /// [`Error::Device`] when the driver can do neither.
+    pub fn doorbells(gpu: &Arc<Gpu>, device: &Arc<dyn Device>) -> Result<Self> {
+        let map = device.doorbells();
+        let start = map.start().cast::<u8>();
+        let before = start.addr() % PAGE;
+        let start = start.wrapping_sub(before);
+        let bytes = (map.bytes() + before).next_multiple_of(PAGE);
+        let owner = || Arc::new(Kept(Arc::clone(device)));
+        // SAFETY: mappings are whole pages, and this one lives as long as the device.
+        let as_memory = unsafe { Self::new(gpu, start, bytes, false, owner()) };
+        let registered = match as_memory {
+            Ok(registered) => registered,
+            Err(first) => {
+                // SAFETY: as above.
+                let as_io = unsafe { Self::new(gpu, start, bytes, true, owner()) };
+                as_io.map_err(|second| refused_bar(&first, &second))?
+            }
+        };
+        Ok(registered.skip(before))
+    }
+
+    /// Registers the doorbell words of `relay`.
+    ///
+    /// # Errors
+    /// [`Error::Device`] with the driver's answer.
+    pub fn relay(gpu: &Arc<Gpu>, relay: &Arc<Relay>) -> Result<Self> {
+        let words = relay.words();
+        let start = words.as_ptr().cast_mut().cast();
+        // SAFETY: page-aligned words that live as long as the relay, reached through atomics.
+        unsafe {
+            Self::new(
+                gpu,
+                start,
+                size_of_val(words),
+                false,
+                Arc::clone(relay) as _,
+            )
+        }
+    }
+
+    /// Registers the pages that hold `bytes` bytes at `address`.
+    ///
+    /// # Safety
+    /// They stay mapped for as long as `owner` lives.
+    #[cfg(feature = "sim")]
+    pub(super) unsafe fn image(
+        gpu: &Arc<Gpu>,
+        address: usize,
+        bytes: usize,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Self> {
+        let before = address % PAGE;
+        let start = std::ptr::with_exposed_provenance_mut(address - before);
+        let bytes = (bytes + before).next_multiple_of(PAGE);
+        // SAFETY: mappings are whole pages; the caller vouches for these.
+        unsafe { Self::new(gpu, start, bytes, false, owner) }
+    }
+
+    /// # Safety
+    /// `bytes` bytes at `host` stay mapped for as long as `owner` lives.
+    unsafe fn new(
+        gpu: &Arc<Gpu>,
+        host: *mut u8,
+        bytes: usize,
+        io: bool,
+        owner: Arc<dyn Any + Send + Sync>,
+    ) -> Result<Self> {
+        gpu.bind()?;
+        let flags = sys::CU_MEMHOSTREGISTER_DEVICEMAP
+            | sys::CU_MEMHOSTREGISTER_PORTABLE
+            | if io {
+                sys::CU_MEMHOSTREGISTER_IOMEMORY
+            } else {
+                0
+            };
+        // SAFETY: the caller vouches for the range.
+        check("cuMemHostRegister", unsafe {
+            sys::cuMemHostRegister_v2(host.cast(), bytes, flags)
+        })?;
+        let mut registered = Self {
+            gpu: Arc::clone(gpu),
+            host,
+            bytes,
+            address: 0,
+            io,
+            owner,
+        };
+        // SAFETY: registered above with DEVICEMAP; writes one address.
+        check("cuMemHostGetDevicePointer", unsafe {
+            sys::cuMemHostGetDevicePointer_v2(&mut registered.address, host.cast(), 0)
+        })?;
+        Ok(registered)
+    }
+
+    /// The GPU's address of the first byte.
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// Whether it is I/O memory: a BAR.
+    pub fn is_io(&self) -> bool {
+        self.io
+    }
+
+    /// The GPU's address of the byte that the host has at `host`.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when it is not inside.
+    pub fn translate(&self, host: u64) -> Result<u64> {
+        let offset = host.wrapping_sub(self.host.addr() as u64);
+        if offset < self.bytes as u64 {
+            Ok(self.address + offset)
+        } else {
+            Err(Error::internal(format!(
+                "address {host:#x} is not registered with the GPU"
+            )))
+        }
+    }
+
+    /// The same registration, seen from `bytes` further on.
+    fn skip(mut self, bytes: usize) -> Self {
+        self.address += bytes as u64;
+        self
+    }
+}
+
+impl Drop for Registered {
+    fn drop(&mut self) {
+        if self.gpu.bind().is_err() {
+            // A kernel that did not end may still use it: the memory stays.
+            std::mem::forget(Arc::clone(&self.owner));
+            return;
+        }
+        // SAFETY: registered in `new`. A refusal means that the context is gone, and with it the
+        // registration.
+        let _ = unsafe { sys::cuMemHostUnregister(self.host.cast()) };
+    }
+}
+
+fn refused_bar(as_memory: &Error, as_io: &Error) -> Error {
+    Error::environment(
+        format!(
+            "the driver maps the doorbells neither as memory ({as_memory}) nor as I/O memory ({as_io}); \
+             drivers from 550.54 on cannot register a PCI BAR since the kernel dropped follow_pfn"
+        ),
+        "use --tier 0, which needs no such mapping",
+    )
+}

@@ -1,0 +1,138 @@
+//! What a transport must offer: registers, doorbells and DMA memory; and each transport.
+
+pub(crate) mod bar;
+pub(crate) mod cmb;
+pub(crate) mod interrupt;
+pub(crate) mod open;
+pub mod relay;
+#[cfg(feature = "sim")]
+pub mod sim;
+#[cfg(feature = "vfio")]
+pub mod vfio;
+#[cfg(feature = "vfio-user")]
+pub mod vfio_user;
+
+use crate::device::bar::DoorbellMap;
+use crate::device::cmb::ControllerMemory;
+use crate::dma::pages::Pages;
+use crate::error::{Error, Result};
+use nvme_core::Registers;
+use nvme_core::spec::Iova;
+use nvme_core::spec::register::{ALL_ONES, Cap, Cc, Csts, offset};
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// A controller that can be reached. Object-safe: everything above works on `Arc<dyn Device>`.
+///
+/// A device that is gone stays gone: registers read as all ones, writes are lost, and
+/// [`gone`](Self::gone) says why. Open it again to find out whether it came back.
+pub trait Device: Send + Sync {
+    /// How the user named it, for messages.
+    fn name(&self) -> String;
+
+    /// What carries out the commands, in words: "embedded simulator, 1 thread", "PCIe 0000:01:00.0".
+    fn describe(&self) -> String;
+
+    /// The controller's properties. Not on the I/O path.
+    fn registers(&self) -> &(dyn Registers + Sync);
+
+    /// The mapped doorbells, valid as long as this device.
+    fn doorbells(&self) -> DoorbellMap;
+
+    /// Page-aligned memory fit for DMA. The default is anonymous memory.
+    fn alloc_dma(&self, bytes: usize) -> Result<Pages> {
+        Pages::new(bytes)
+    }
+
+    /// Lets the controller reach `pages`, which come from [`alloc_dma`](Self::alloc_dma); returns the
+    /// address that it uses, which need not be theirs.
+    ///
+    /// The device keeps its share of `pages` until [`unmap_dma`](Self::unmap_dma).
+    fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova>;
+
+    /// Ends the controller's access to `bytes` bytes at `iova`; waits for accesses in progress.
+    fn unmap_dma(&self, iova: Iova, bytes: usize) -> Result<()>;
+
+    /// Lets the controller move data into and out of `memory` of a GPU; returns the address that it
+    /// uses. [`unmap_dma`](Self::unmap_dma) ends that. The default cannot.
+    #[cfg(feature = "cuda")]
+    fn map_gpu(&self, memory: &Arc<crate::cuda::DeviceMemory>) -> Result<Iova> {
+        let _ = memory;
+        Err(Error::usage(
+            format!("{} cannot reach GPU memory", self.name()),
+            "use --tier 1 or 0",
+        ))
+    }
+
+    /// Resets the function, by default with [`disable`](Self::disable). Every queue, the admin queue
+    /// too, is gone afterwards.
+    fn reset(&self) -> Result<()> {
+        self.disable()
+    }
+
+    /// Clears CC.EN and waits until the controller is disabled, as long as CAP.TO allows.
+    fn disable(&self) -> Result<()> {
+        let registers = self.registers();
+        let gone = |what: &str| Error::Gone {
+            cause: self
+                .gone()
+                .unwrap_or_else(|| format!("{} {what}", self.name())),
+        };
+        let units = Cap(registers.read64(offset::CAP)).to();
+        let limit = Duration::from_millis(500) * u32::from(units).max(2);
+        registers.write32(offset::CC, Cc(0).0);
+        let start = Instant::now();
+        loop {
+            match registers.read32(offset::CSTS) {
+                ALL_ONES => return Err(gone("reads as all ones")),
+                csts if !Csts(csts).rdy() => return Ok(()),
+                _ if start.elapsed() > limit => return Err(gone("does not become disabled")),
+                _ => std::thread::yield_now(),
+            }
+        }
+    }
+
+    /// Memory inside the controller, where queues can lie, switched on and mapped.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when the controller has none, or this transport cannot map it.
+    fn controller_memory(&self) -> Result<Arc<ControllerMemory>> {
+        Err(Error::usage(
+            format!(
+                "{}: controller memory cannot be mapped through this transport",
+                self.name()
+            ),
+            "use --rings host",
+        ))
+    }
+
+    /// Arms at most `vectors` interrupt vectors, from 0 on: an event descriptor for each that there is.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when the device has no interrupts, or this transport does not pass them on.
+    fn interrupts(&self, vectors: u16) -> Result<Vec<OwnedFd>> {
+        let _ = vectors;
+        Err(Error::usage(
+            format!("{}: no interrupts through this transport", self.name()),
+            "leave --irq out",
+        ))
+    }
+
+    /// Why the device does not answer any more, once it does not. The default never knows.
+    ///
+    /// From then on no new memory is mapped, and what [`unmap_dma`](Self::unmap_dma) takes away is out of
+    /// its reach for good, whatever commands it still had.
+    fn gone(&self) -> Option<String> {
+        None
+    }
+
+    /// Ends the connection to a device that is of no more use, where there is one, although somebody may
+    /// still hold its memory: it is [`gone`](Self::gone) afterwards. The default has none.
+    fn leave(&self) {}
+
+    /// Whether the medium may be somebody's disk, so that commands which change it need a clear word.
+    fn guards_data(&self) -> bool {
+        false
+    }
+}

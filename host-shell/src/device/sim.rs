@@ -1,0 +1,250 @@
+//! The embedded simulator as a device: a controller in this process, driven by threads that poll its
+//! doorbell memory. Nothing of the driver above knows the difference.
+
+use crate::device::Device;
+use crate::device::bar::DoorbellMap;
+use crate::dma::{Pages, SharedPages};
+use crate::error::{Error, Result};
+use nvme_core::spec::Iova;
+use nvme_core::spec::register::ALL_ONES;
+use nvme_core::{Identity, Registers};
+use nvme_sim::config::Access;
+use nvme_sim::{Config, Controller, HostMemory, Runner};
+use std::io;
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+
+/// The registers of a simulated controller in this process. The flag says that this process left it:
+/// they read as all ones then, and writes are lost.
+pub struct Bar(pub Arc<Controller<HostMemory>>, Identity, AtomicBool);
+
+impl Bar {
+    /// The registers of `controller`: one `Bar` for each.
+    pub fn new(controller: Arc<Controller<HostMemory>>) -> Self {
+        Self(controller, Identity::new(), AtomicBool::new(false))
+    }
+
+    fn left(&self) -> bool {
+        self.2.load(Ordering::Acquire)
+    }
+}
+
+impl Registers for Bar {
+    fn identity(&self) -> &Identity {
+        &self.1
+    }
+
+    fn read32(&self, offset: u32) -> u32 {
+        match self.left() {
+            true => ALL_ONES,
+            false => self.0.read32(offset),
+        }
+    }
+
+    fn read64(&self, offset: u32) -> u64 {
+        match self.left() {
+            true => u64::MAX,
+            false => self.0.read64(offset),
+        }
+    }
+
+    fn write32(&self, offset: u32, value: u32) {
+        if !self.left() {
+            self.0.write32(offset, value);
+        }
+    }
+
+    fn write64(&self, offset: u32, value: u64) {
+        if !self.left() {
+            self.0.write64(offset, value);
+        }
+    }
+}
+
+/// A simulated controller and its threads.
+pub struct Simulator {
+    // The threads stop before the memory that they reach goes away.
+    runner: Mutex<Option<Runner>>,
+    bar: Bar,
+    pages: SharedPages,
+    name: String,
+    threads: usize,
+    /// Address and length of each namespace that lies in memory.
+    #[cfg(feature = "cuda")]
+    images: Vec<(usize, usize)>,
+    #[cfg(feature = "cuda")]
+    registered: crate::cuda::Images,
+}
+
+/// The embedded simulator as a device, and the controller in it.
+pub type Embedded = (Arc<dyn Device>, Arc<Controller<HostMemory>>);
+
+/// Opens `PATH[?option=value&...]`, `mem[?...]` or `null[?...]`, the text after `sim:`.
+///
+/// The options are the simulator's: see [`nvme_sim::config::parse`].
+///
+/// # Errors
+/// [`Error::Usage`] for options, [`Error::File`] for an image that cannot be opened.
+pub fn open(text: &str) -> Result<Arc<dyn Device>> {
+    embed(text).map(|(device, _)| device)
+}
+
+/// As [`open`], for who only reads: images are opened for reading, are shared with other readers, and
+/// none is created.
+///
+/// # Errors
+/// As [`open`].
+pub fn open_reading(text: &str) -> Result<Arc<dyn Device>> {
+    let config = nvme_sim::config::parse_for(text, Access::Read).map_err(refused)?;
+    start(text, config).map(|(device, _)| device)
+}
+
+/// As [`open`], and the controller in it: for who wants to look behind the driver's back.
+///
+/// # Errors
+/// As [`open`].
+pub fn embed(text: &str) -> Result<Embedded> {
+    start(text, config(text)?.0)
+}
+
+fn start(text: &str, config: Config) -> Result<Embedded> {
+    let threads = config.threads;
+    let pages = SharedPages::new();
+    #[cfg(feature = "cuda")]
+    let images = config.namespaces.iter().filter_map(|one| one.store.span());
+    #[cfg(feature = "cuda")]
+    let images = images
+        .map(|span| (span.address().addr(), span.len()))
+        .collect();
+    let created = config.created.clone();
+    let started = Controller::new(config, pages.memory())
+        .map_err(refused)
+        .and_then(|controller| {
+            let controller = Arc::new(controller);
+            let call = "starting a simulator thread";
+            let runner = Runner::try_start(Arc::clone(&controller), threads);
+            let runner = runner.map_err(|source| Error::System { call, source })?;
+            Ok((controller, runner))
+        });
+    let (controller, runner) = started.inspect_err(|_| {
+        // Images that were made for a controller that there is not.
+        created
+            .iter()
+            .for_each(|image| _ = std::fs::remove_file(image));
+    })?;
+    let device = Arc::new(Simulator {
+        runner: Mutex::new(Some(runner)),
+        bar: Bar::new(Arc::clone(&controller)),
+        pages,
+        name: format!("sim:{text}"),
+        threads,
+        #[cfg(feature = "cuda")]
+        images,
+        #[cfg(feature = "cuda")]
+        registered: crate::cuda::Images::default(),
+    });
+    Ok((device, controller))
+}
+
+/// The simulator's configuration in `PATH[?option=value&...]`, `mem[?...]` or `null[?...]`, and the
+/// number of threads, 1 to 64.
+///
+/// # Errors
+/// As [`open`].
+pub fn config(text: &str) -> Result<(Config, usize)> {
+    let config = nvme_sim::config::parse(text).map_err(refused)?;
+    let threads = config.threads;
+    Ok((config, threads))
+}
+
+/// The image files that `PATH[?option=value&...]` names, whether they exist or not: none for `mem`, for
+/// `null`, and for text that is refused when it is opened.
+pub fn images(text: &str) -> Vec<PathBuf> {
+    nvme_sim::config::image_paths(text).unwrap_or_default()
+}
+
+/// Prints what the protocol auditor has found, a line each on standard error: with `audit=on` in the
+/// device's options, else nothing.
+pub fn report(controller: &Controller<HostMemory>) {
+    for finding in controller.findings() {
+        eprintln!("audit: {finding}");
+    }
+}
+
+impl Drop for Simulator {
+    fn drop(&mut self) {
+        report(&self.bar.0);
+    }
+}
+
+/// What the command line says to a configuration that the simulator refuses.
+pub fn refused(error: nvme_sim::ConfigError) -> Error {
+    match error.errno {
+        Some(errno) => {
+            let source = match errno {
+                libc::EBUSY => io::Error::new(io::ErrorKind::ResourceBusy, error.why),
+                _ => io::Error::from_raw_os_error(errno),
+            };
+            Error::File {
+                action: crate::error::OPEN_IMAGE,
+                path: error.option.into(),
+                source,
+            }
+        }
+        None => Error::usage(format!("device option {}", error.option), error.why),
+    }
+}
+
+impl Device for Simulator {
+    fn name(&self) -> String {
+        self.name.clone()
+    }
+
+    fn describe(&self) -> String {
+        let threads = if self.threads == 1 {
+            "thread"
+        } else {
+            "threads"
+        };
+        format!("embedded simulator on {} CPU {threads}", self.threads)
+    }
+
+    fn registers(&self) -> &(dyn Registers + Sync) {
+        &self.bar
+    }
+
+    fn doorbells(&self) -> DoorbellMap {
+        DoorbellMap::of_simulator(self.bar.0.doorbells())
+    }
+
+    fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova> {
+        self.pages.map(pages)
+    }
+
+    #[cfg(feature = "cuda")]
+    fn map_gpu(&self, memory: &Arc<crate::cuda::DeviceMemory>) -> Result<Iova> {
+        let owner = Arc::clone(&self.bar.0) as _;
+        let copier = crate::cuda::Copier::new(memory, &self.registered, &self.images, owner)?;
+        self.pages
+            .map_peer(memory.address(), memory.len(), Arc::new(copier))
+    }
+
+    fn unmap_dma(&self, iova: Iova, bytes: usize) -> Result<()> {
+        self.pages.unmap(iova, bytes);
+        Ok(())
+    }
+
+    fn gone(&self) -> Option<String> {
+        let cause = || format!("{}: this process left the controller", self.name);
+        self.bar.left().then(cause)
+    }
+
+    /// Stops the threads, then closes the images, so that they can be opened again.
+    fn leave(&self) {
+        self.bar.2.store(true, Ordering::Release);
+        let mut runner = self.runner.lock().unwrap_or_else(PoisonError::into_inner);
+        drop(runner.take());
+        self.bar.0.close_images();
+    }
+}

@@ -1,0 +1,292 @@
+//! A mapped BAR that may be taken away at any moment: by a reset, an unplugged device, a driver that
+//! wants it back.
+//!
+//! An access to a mapping that was taken away raises SIGBUS. The handler here puts a page of ones over
+//! the place, as an absent PCI device reads, marks the mapping as lost and lets the access happen
+//! again. Faults elsewhere go to whoever handled SIGBUS before.
+// UNSAFETY: mmap, and a signal handler that replaces pages of our own mappings.
+#![allow(unsafe_code)]
+
+use crate::error::{Error, Result};
+use rustix::fs::MemfdFlags;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::unix::fs::FileExt;
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
+use std::sync::{Mutex, OnceLock};
+
+const PAGE: usize = 4096;
+/// Bytes of the file of ones.
+const ONES: usize = 64 << 10;
+/// Mappings that can exist at once in this process.
+const SLOTS: usize = 256;
+
+/// What the signal handler knows of a mapping; `start` 0 when the slot is free.
+struct Slot {
+    start: AtomicUsize,
+    end: AtomicUsize,
+    lost: AtomicBool,
+}
+
+static TABLE: [Slot; SLOTS] = [const {
+    Slot {
+        start: AtomicUsize::new(0),
+        end: AtomicUsize::new(0),
+        lost: AtomicBool::new(false),
+    }
+}; SLOTS];
+/// Held while a slot is taken or given back.
+static CHANGES: Mutex<()> = Mutex::new(());
+/// The file of ones, for the handler.
+static ONES_FILE: AtomicI32 = AtomicI32::new(-1);
+/// Who handled SIGBUS before.
+static BEFORE: OnceLock<libc::sigaction> = OnceLock::new();
+
+/// A stretch of a device's memory, mapped uncached. Unmapped on drop.
+#[derive(Debug)]
+pub struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+    slot: usize,
+}
+
+// SAFETY: the mapping belongs to the process, not to a thread.
+unsafe impl Send for Mapping {}
+// SAFETY: shared references give the address and length only; the handler's table is atomics.
+unsafe impl Sync for Mapping {}
+
+impl Mapping {
+    /// Maps `len` bytes (whole pages) of `file` from `offset` on, to read and write.
+    ///
+    /// # Errors
+    /// [`Error::System`] when the kernel refuses, [`Error::Device`] when 256 mappings exist.
+    pub fn new(file: &File, offset: u64, len: usize) -> Result<Self> {
+        install()?;
+        let system = || Error::System {
+            call: "mapping a BAR",
+            source: io::Error::last_os_error(),
+        };
+        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+        let raw = unsafe {
+            libc::mmap(
+                std::ptr::null_mut(),
+                len,
+                libc::PROT_READ | libc::PROT_WRITE,
+                libc::MAP_SHARED,
+                file.as_raw_fd(),
+                offset as libc::off_t,
+            )
+        };
+        let start = NonNull::new(raw.cast::<u8>())
+            .filter(|_| raw != libc::MAP_FAILED)
+            .ok_or_else(system)?;
+        let slot = take_slot(start.as_ptr().addr(), len);
+        let mapping = Self {
+            start,
+            len,
+            slot: slot.unwrap_or(SLOTS),
+        };
+        // Without a slot the mapping is dropped, and with it unmapped.
+        match slot {
+            Some(_) => Ok(mapping),
+            None => Err(Error::environment(
+                format!("this process has {SLOTS} BARs mapped"),
+                "close some devices",
+            )),
+        }
+    }
+
+    /// Address of the first byte.
+    pub fn start(&self) -> *mut u8 {
+        self.start.as_ptr()
+    }
+
+    #[cfg(test)]
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether an access found the device's memory taken away.
+    pub fn is_lost(&self) -> bool {
+        TABLE[self.slot].lost.load(Ordering::Relaxed)
+    }
+
+    /// Lets go of the device's memory: reads give ones from now on, writes are lost. The address
+    /// stays valid.
+    pub fn detach(&self) -> Result<()> {
+        TABLE[self.slot].lost.store(true, Ordering::Relaxed);
+        let start = self.start.as_ptr().addr();
+        for at in (start..start + self.len).step_by(ONES) {
+            let len = ONES.min(start + self.len - at);
+            if !cover(at, len) {
+                return Err(Error::System {
+                    call: "unmapping a BAR",
+                    source: io::Error::last_os_error(),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Mapping {
+    fn drop(&mut self) {
+        let _changes = crate::lock::lock(&CHANGES);
+        if let Some(slot) = TABLE.get(self.slot) {
+            slot.start.store(0, Ordering::Release);
+        }
+        // SAFETY: our own mapping, or the pages that we put in its place; its owner is going away.
+        unsafe { libc::munmap(self.start.as_ptr().cast(), self.len) };
+    }
+}
+
+fn take_slot(start: usize, len: usize) -> Option<usize> {
+    let _changes = crate::lock::lock(&CHANGES);
+    let slot = TABLE
+        .iter()
+        .position(|slot| slot.start.load(Ordering::Relaxed) == 0)?;
+    TABLE[slot].end.store(start + len, Ordering::Relaxed);
+    TABLE[slot].lost.store(false, Ordering::Relaxed);
+    // Release: pairs with the handler's load; it sees the end that belongs to this start.
+    TABLE[slot].start.store(start, Ordering::Release);
+    Some(slot)
+}
+
+/// Puts ones over `len` bytes (at most [`ONES`]) at `at`. Only for places inside our own mappings.
+fn cover(at: usize, len: usize) -> bool {
+    // SAFETY: replaces pages of a mapping of ours, which the callers checked; nothing but volatile and
+    // atomic accesses are made to it, and those may see any value. mmap is a plain system call, so
+    // this is fit for a signal handler.
+    let raw = unsafe {
+        libc::mmap(
+            std::ptr::without_provenance_mut(at),
+            len,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_FIXED,
+            ONES_FILE.load(Ordering::Acquire),
+            0,
+        )
+    };
+    raw != libc::MAP_FAILED
+}
+
+/// Makes the file of ones and takes SIGBUS, once.
+fn install() -> Result<()> {
+    let _changes = crate::lock::lock(&CHANGES);
+    if BEFORE.get().is_some() {
+        return Ok(());
+    }
+    let system = |call| move |source: io::Error| Error::System { call, source };
+    let ones = rustix::fs::memfd_create("ones", MemfdFlags::CLOEXEC)
+        .map_err(|errno| system("memfd_create")(errno.into()))?;
+    let ones = File::from(ones);
+    ones.write_all_at(&[0xFF; ONES], 0)
+        .map_err(system("writing a memfd"))?;
+    // The handler needs it for as long as the process lives.
+    ONES_FILE.store(ones.into_raw_fd(), Ordering::Release);
+    // SAFETY: integers and pointers; all zero is a value of them.
+    let mut before: libc::sigaction = unsafe { std::mem::zeroed() };
+    // SAFETY: reads the action in force into `before`.
+    unsafe { libc::sigaction(libc::SIGBUS, std::ptr::null(), &mut before) };
+    let _ = BEFORE.set(before);
+    // SAFETY: as above.
+    let mut ours: libc::sigaction = unsafe { std::mem::zeroed() };
+    ours.sa_sigaction = on_bus_error as *const () as usize;
+    ours.sa_flags = libc::SA_SIGINFO | libc::SA_ONSTACK | libc::SA_RESTART;
+    // SAFETY: the handler has the signature that SA_SIGINFO asks for and does only what a handler may.
+    if unsafe { libc::sigaction(libc::SIGBUS, &ours, std::ptr::null_mut()) } < 0 {
+        return Err(system("sigaction")(io::Error::last_os_error()));
+    }
+    Ok(())
+}
+
+extern "C" fn on_bus_error(
+    _signal: libc::c_int,
+    info: *mut libc::siginfo_t,
+    _context: *mut libc::c_void,
+) {
+    // SAFETY: the kernel hands in the information of this signal.
+    let address = unsafe { (*info).si_addr() }.addr();
+    for slot in &TABLE {
+        // Acquire: pairs with `take_slot`.
+        let start = slot.start.load(Ordering::Acquire);
+        if start == 0 || address < start || address >= slot.end.load(Ordering::Relaxed) {
+            continue;
+        }
+        slot.lost.store(true, Ordering::Relaxed);
+        if cover(address / PAGE * PAGE, PAGE) {
+            return;
+        }
+    }
+    // Not ours: the access happens again and meets whoever was there before.
+    if let Some(before) = BEFORE.get() {
+        // SAFETY: an action that was in force before.
+        unsafe { libc::sigaction(libc::SIGBUS, before, std::ptr::null_mut()) };
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvme_core::{RegisterBlock, Registers};
+    use std::os::fd::OwnedFd;
+
+    fn file(pages: usize) -> File {
+        let fd: OwnedFd = rustix::fs::memfd_create("bar", MemfdFlags::CLOEXEC).unwrap();
+        let file = File::from(fd);
+        file.set_len((pages * PAGE) as u64).unwrap();
+        file
+    }
+
+    fn registers(mapping: &Mapping) -> RegisterBlock<'_> {
+        // SAFETY: the mapping is page aligned and lives as long as the borrow.
+        unsafe { RegisterBlock::from_raw(mapping.start(), mapping.len()) }
+    }
+
+    #[test]
+    fn a_mapping_that_is_taken_away_reads_as_ones() {
+        let file = file(4);
+        let mapping = Mapping::new(&file, 0, 4 * PAGE).unwrap();
+        let other = Mapping::new(&file, 0, PAGE).unwrap();
+        let bar = registers(&mapping);
+        bar.write32(0x1008, 7);
+        assert_eq!(bar.read32(0x1008), 7);
+        assert!(!mapping.is_lost());
+        file.set_len(PAGE as u64).unwrap();
+        assert_eq!(bar.read32(0), 0, "the first page is still there");
+        assert!(!mapping.is_lost());
+        assert_eq!(bar.read32(0x1008), u32::MAX);
+        assert_eq!(bar.read64(0x3FF8), u64::MAX);
+        assert!(mapping.is_lost() && !other.is_lost());
+        bar.write32(0x2000, 5); // lost, and no signal
+        assert_eq!(registers(&other).read32(0), 0);
+    }
+
+    #[test]
+    fn a_detached_mapping_reads_as_ones_and_changes_nothing() {
+        let file = file(40);
+        let mapping = Mapping::new(&file, PAGE as u64, 39 * PAGE).unwrap();
+        let bar = registers(&mapping);
+        bar.write32(4, 1);
+        mapping.detach().unwrap();
+        assert!(mapping.is_lost());
+        for at in (0..39 * PAGE as u32).step_by(PAGE) {
+            assert_eq!(bar.read32(at), u32::MAX);
+        }
+        bar.write32(4, 9);
+        let mut bytes = [0; 4];
+        file.read_exact_at(&mut bytes, PAGE as u64 + 4).unwrap();
+        assert_eq!(bytes, [1, 0, 0, 0]);
+    }
+
+    #[test]
+    fn slots_are_used_again() {
+        let file = file(1);
+        for _ in 0..2 * SLOTS {
+            let mapping = Mapping::new(&file, 0, PAGE).unwrap();
+            assert!(!mapping.is_lost());
+        }
+    }
+}

@@ -1,0 +1,247 @@
+//! Requests to a server that may leave at any moment: the connection, and why it ended.
+//!
+//! Invariant: the first fault that ends the connection is its cause for good; the socket is closed with
+//! it, and nothing is sent afterwards.
+
+use super::connection::{Connection, Fault, LONGEST, MAX_FDS, Reply};
+use super::region::{self, Region};
+use crate::error::{Error, Result};
+use crate::lock::lock;
+use nvme_sim::vfio_user::wire::{
+    Capabilities, DeviceInfo, MAJOR, MAX_TRANSFER, MINOR, RegionAccess, RegionInfo, Version,
+    VersionData, command,
+};
+use std::io;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Mutex, OnceLock};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// Why a request has no result; the cause of a lost connection is kept by the link.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failed {
+    /// The server refused it, with this error number.
+    Refused(i32),
+    /// There is no connection any more.
+    Gone,
+}
+
+/// The connection to one server, for all threads.
+pub(super) struct Link {
+    name: String,
+    connection: Mutex<Option<Connection>>,
+    cause: OnceLock<String>,
+}
+
+impl Link {
+    pub fn new(name: String, connection: Connection) -> Self {
+        Self {
+            name,
+            connection: Mutex::new(Some(connection)),
+            cause: OnceLock::new(),
+        }
+    }
+
+    /// The device's name, for messages.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Why the connection ended, once it did.
+    pub fn gone(&self) -> Option<String> {
+        self.cause
+            .get()
+            .map(|cause| format!("{}: {cause}", self.name))
+    }
+
+    /// Ends the connection; the first cause counts.
+    pub fn break_off(&self, cause: impl Into<String>) -> Failed {
+        // Losing the race means that there is a cause already.
+        let _ = self.cause.set(cause.into());
+        lock(&self.connection).take();
+        Failed::Gone
+    }
+
+    /// What to tell the caller who wanted `what`.
+    pub fn error(&self, what: &str, failed: Failed) -> Error {
+        match failed {
+            Failed::Refused(errno) => Error::device(
+                format!(
+                    "{}: the server refused {what}: {}",
+                    self.name,
+                    in_words(errno)
+                ),
+                "see the server's messages",
+            ),
+            Failed::Gone => Error::Gone {
+                cause: self.gone().unwrap_or_else(|| self.name.clone()),
+            },
+        }
+    }
+
+    fn request(
+        &self,
+        command: u16,
+        payload: &[u8],
+        file: Option<BorrowedFd<'_>>,
+    ) -> std::result::Result<Reply, Failed> {
+        let answer = match lock(&self.connection).as_mut() {
+            Some(connection) => connection.request(command, payload, file),
+            None => return Err(Failed::Gone),
+        };
+        answer.map_err(|fault| match fault {
+            Fault::Refused(errno) => Failed::Refused(errno),
+            Fault::Broken(cause) => self.break_off(cause),
+        })
+    }
+
+    /// Agrees on a version; what the server can do.
+    pub fn negotiate(&self) -> Result<Capabilities> {
+        let version = Version {
+            major: MAJOR,
+            minor: MINOR,
+        };
+        let ours = VersionData {
+            capabilities: Capabilities {
+                max_msg_fds: Some(MAX_FDS as u64),
+                max_data_xfer_size: Some(u64::from(MAX_TRANSFER)),
+                ..Capabilities::default()
+            },
+        };
+        let mut payload = version.as_bytes().to_vec();
+        payload.extend(serde_json::to_vec(&ours).unwrap_or_default());
+        payload.push(0);
+        let what = "to agree on a version";
+        let reply = self
+            .request(command::VERSION, &payload, None)
+            .map_err(|failed| self.error(what, failed))?;
+        let unfit = |cause: String| {
+            Error::device(
+                format!("{}: {cause}", self.name),
+                "use a server that speaks vfio-user 0.1",
+            )
+        };
+        let Ok((version, data)) = Version::read_from_prefix(&reply.payload) else {
+            return Err(unfit("the server's version is cut off".to_owned()));
+        };
+        if version.major != MAJOR || version.minor > MINOR {
+            let Version { major, minor } = version;
+            return Err(unfit(format!("the server speaks version {major}.{minor}")));
+        }
+        let text = data.strip_suffix(&[0]).unwrap_or(data);
+        if text.is_empty() {
+            return Ok(Capabilities::default());
+        }
+        let data: VersionData = serde_json::from_slice(text)
+            .map_err(|error| unfit(format!("the server's capabilities make no sense: {error}")))?;
+        Ok(data.capabilities)
+    }
+
+    /// Flags and number of regions.
+    pub fn device_info(&self) -> Result<DeviceInfo> {
+        let asked = DeviceInfo {
+            argsz: size_of::<DeviceInfo>() as u32,
+            flags: 0,
+            num_regions: 0,
+            num_irqs: 0,
+        };
+        let what = "to describe the device";
+        let reply = self
+            .request(command::DEVICE_GET_INFO, asked.as_bytes(), None)
+            .map_err(|failed| self.error(what, failed))?;
+        let info = DeviceInfo::read_from_prefix(&reply.payload).map(|(info, _)| info);
+        info.map_err(|_| {
+            self.break_off("the description of the device is cut off");
+            self.error(what, Failed::Gone)
+        })
+    }
+
+    /// Region `index`, and the descriptor that it can be mapped with.
+    pub fn region(&self, index: u32) -> Result<(Region, Option<OwnedFd>)> {
+        let what = format!("to describe region {index}");
+        let mut room = size_of::<RegionInfo>();
+        let mut files = Vec::new();
+        let reply = loop {
+            let asked = RegionInfo {
+                argsz: room as u32,
+                flags: 0,
+                index,
+                cap_offset: 0,
+                size: 0,
+                offset: 0,
+            };
+            let reply = self
+                .request(command::DEVICE_GET_REGION_INFO, asked.as_bytes(), None)
+                .map_err(|failed| self.error(&what, failed))?;
+            // A descriptor may come with the first answer, the second, or both: the last one counts.
+            files.extend(reply.files);
+            // Some servers leave out the flag of capabilities as long as they do not fit.
+            let info = RegionInfo::read_from_prefix(&reply.payload);
+            let needed = info.map_or(0, |(info, _)| info.argsz as usize);
+            if needed <= reply.payload.len() {
+                break reply.payload;
+            }
+            if needed <= room || needed > LONGEST {
+                self.break_off(format!("region {index} takes {needed} bytes to describe"));
+                return Err(self.error(&what, Failed::Gone));
+            }
+            room = needed;
+        };
+        let region = region::parse(index, &reply).map_err(|cause| {
+            self.break_off(format!("region {index} has {cause}"));
+            self.error(&what, Failed::Gone)
+        })?;
+        Ok((region, files.pop()))
+    }
+
+    /// Reads `N` bytes at `offset` of region `region`.
+    pub fn read<const N: usize>(
+        &self,
+        region: u32,
+        offset: u64,
+    ) -> std::result::Result<[u8; N], Failed> {
+        let asked = RegionAccess {
+            offset,
+            region,
+            count: N as u32,
+        };
+        let reply = self.request(command::REGION_READ, asked.as_bytes(), None)?;
+        let head = RegionAccess::read_from_prefix(&reply.payload);
+        let data = head.ok().filter(|(head, _)| head.count == N as u32);
+        data.and_then(|(_, data)| data.try_into().ok())
+            .ok_or_else(|| {
+                let bytes = reply.payload.len();
+                self.break_off(format!("{bytes} bytes of reply to a read of {N} bytes"))
+            })
+    }
+
+    /// Writes `data` at `offset` of region `region`.
+    pub fn write(&self, region: u32, offset: u64, data: &[u8]) -> std::result::Result<(), Failed> {
+        let count = data.len() as u32;
+        let head = RegionAccess {
+            offset,
+            region,
+            count,
+        };
+        let payload = [head.as_bytes(), data].concat();
+        let reply = self.request(command::REGION_WRITE, &payload, None)?;
+        match RegionAccess::read_from_bytes(&reply.payload) {
+            Ok(head) if head.count == count => Ok(()),
+            _ => Err(self.break_off(format!("a write of {count} bytes was not confirmed"))),
+        }
+    }
+
+    /// Sends `command`, whose reply holds nothing of use.
+    pub fn tell(
+        &self,
+        command: u16,
+        payload: &[u8],
+        file: Option<BorrowedFd<'_>>,
+    ) -> std::result::Result<(), Failed> {
+        self.request(command, payload, file).map(drop)
+    }
+}
+
+/// An error number of the server's.
+pub(super) fn in_words(errno: i32) -> io::Error {
+    io::Error::from_raw_os_error(errno)
+}

@@ -1,0 +1,71 @@
+//! What an embedded simulator may reach: pages of this process, at their own addresses.
+// UNSAFETY: the simulator gets raw memory to read and write.
+#![allow(unsafe_code)]
+
+use super::pages::Pages;
+use crate::error::{Error, Result};
+use crate::lock::lock;
+use nvme_core::spec::Iova;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+
+/// What an embedded simulator may reach: pages of this process, at their own addresses.
+pub(crate) struct SharedPages {
+    memory: nvme_sim::HostMemory,
+    mapped: Mutex<BTreeMap<u64, Arc<Pages>>>,
+}
+
+impl SharedPages {
+    pub(crate) fn new() -> Self {
+        Self {
+            memory: nvme_sim::HostMemory::new(),
+            mapped: Mutex::default(),
+        }
+    }
+
+    /// The table to give to the simulator.
+    pub(crate) fn memory(&self) -> nvme_sim::HostMemory {
+        self.memory.clone()
+    }
+
+    pub(crate) fn map(&self, pages: &Arc<Pages>) -> Result<Iova> {
+        let iova = pages.start().addr() as u64;
+        // SAFETY: the pages stay readable and writable while `mapped` holds them, which is until they
+        // are unmapped; buffers in them are viewed as plain bytes only while no command holds them.
+        unsafe { self.memory.map(iova, pages.start(), pages.len() as u64) }.map_err(|error| {
+            Error::environment(format!("memory at {iova:#x}: {error}"), "unmap it first")
+        })?;
+        lock(&self.mapped).insert(iova, Arc::clone(pages));
+        Ok(Iova(iova))
+    }
+
+    /// Lets the simulator reach `bytes` bytes of `peer` at `address`, by copies of the peer's own.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn map_peer(
+        &self,
+        address: u64,
+        bytes: usize,
+        peer: Arc<dyn nvme_sim::Peer>,
+    ) -> Result<Iova> {
+        self.memory
+            .map_peer(address, address, bytes as u64, peer)
+            .map_err(|error| {
+                Error::environment(
+                    format!("GPU memory at {address:#x}: {error}"),
+                    "unmap it first",
+                )
+            })?;
+        Ok(Iova(address))
+    }
+
+    pub(crate) fn unmap(&self, iova: Iova, bytes: usize) {
+        self.memory.unmap(iova.0, bytes as u64);
+        lock(&self.mapped).remove(&iova.0);
+    }
+}
+
+impl Drop for SharedPages {
+    fn drop(&mut self) {
+        self.memory.unmap(0, u64::MAX);
+    }
+}

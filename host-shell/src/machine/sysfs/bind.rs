@@ -1,0 +1,383 @@
+//! Gives a controller to vfio-pci, and back.
+//!
+//! Invariant: a controller whose disks are in use keeps its driver, and one that vfio-pci does not
+//! take gets its driver back.
+
+use super::{Address, Function, Host};
+use crate::error::{Error, Result};
+use std::fs;
+use std::io;
+use std::path::Path;
+
+const VFIO: &str = "vfio-pci";
+
+/// What [`Host::bind`] did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// The driver before.
+    pub before: Option<String>,
+    /// The IOMMU group, as in /dev/vfio/GROUP.
+    pub group: u32,
+    /// Other functions of the group that keep VFIO from using it, with their drivers.
+    pub in_the_way: Vec<(Address, String)>,
+}
+
+impl Host {
+    /// Binds the controller at `address` to vfio-pci. Needs root.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when something uses its disks, which is named; [`Error::Device`] when it
+    /// cannot be bound; [`Error::File`] without the rights.
+    pub fn bind(&self, address: Address) -> Result<Bound> {
+        let function = self.nvme(address)?;
+        let group = function.group.ok_or_else(|| {
+            Error::environment(
+                format!("{address} is in no IOMMU group: the IOMMU is off"),
+                "switch it on (`nvme-gpu doctor` says how)",
+            )
+        })?;
+        let users = self.users(&function);
+        if !users.is_empty() {
+            let list: Vec<String> = users.iter().map(ToString::to_string).collect();
+            return Err(Error::usage(
+                format!("{address} is in use: {}", list.join("; ")),
+                "unmount it, or take it out of what uses it, first",
+            ));
+        }
+        let bound = Bound {
+            before: function.driver.clone(),
+            group,
+            in_the_way: self.in_the_way(&function),
+        };
+        if function.driver.as_deref() == Some(VFIO) {
+            return Ok(bound);
+        }
+        if !self.exists(format!("sys/bus/pci/drivers/{VFIO}")) {
+            return Err(Error::environment(
+                "the driver vfio-pci is not loaded",
+                "load it: `modprobe vfio-pci`",
+            ));
+        }
+        self.remember(address, function.driver.as_deref())?;
+        let result = self.move_to(&function, Some(VFIO), VFIO).and_then(|()| {
+            match self.driver(address).as_deref() {
+                Some(VFIO) => Ok(()),
+                _ => Err(Error::environment(
+                    format!("{address} was not taken by vfio-pci"),
+                    "see the system's log (`dmesg | tail`)",
+                )),
+            }
+        });
+        if result.is_err() {
+            // Best effort: the first error is the one to tell.
+            let _ = self.give_back(address);
+        }
+        result.map(|()| bound)
+    }
+
+    /// Gives the controller at `address` back to the driver that it had before [`bind`](Self::bind), or
+    /// to the one that the kernel chooses. The driver's name, or none when it has none now.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind), also when it is not bound to vfio-pci.
+    pub fn unbind(&self, address: Address) -> Result<Option<String>> {
+        let function = self.nvme(address)?;
+        if function.driver.as_deref() != Some(VFIO) {
+            let driver = function.driver.as_deref().unwrap_or("no driver");
+            return Err(Error::usage(
+                format!("{address} is bound to {driver}, not to vfio-pci"),
+                "nothing is to be done",
+            ));
+        }
+        self.give_back(address)
+    }
+
+    /// The number of the user called `name`, or that number itself.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when nobody is called that.
+    pub fn user_id(&self, name: &str) -> Result<u32> {
+        let table = self.text("etc/passwd").unwrap_or_default();
+        let id = |line: &str| {
+            let mut fields = line.split(':');
+            let found = fields.next()? == name;
+            found.then(|| fields.nth(1)?.parse().ok()).flatten()
+        };
+        let known = table.lines().find_map(id).or_else(|| name.parse().ok());
+        known.ok_or_else(|| {
+            Error::usage(
+                format!("there is no user '{name}'"),
+                "name one of /etc/passwd, or a number",
+            )
+        })
+    }
+
+    /// Makes user `id` the owner of the node of IOMMU group `group`.
+    pub fn give_node(&self, group: u32, id: u32) -> Result<()> {
+        let path = self.path(format!("dev/vfio/{group}"));
+        std::os::unix::fs::chown(&path, Some(id), None).map_err(Error::file("give away", &path))
+    }
+
+    fn nvme(&self, address: Address) -> Result<Function> {
+        let list = "`nvme-gpu list` shows the controllers";
+        let function = self.function(address).ok_or_else(|| {
+            Error::environment(format!("there is no PCI function {address}"), list)
+        })?;
+        if function.is_nvme() {
+            Ok(function)
+        } else {
+            let class = function.config.class;
+            Err(Error::usage(
+                format!("{address} is no NVMe controller: its class is {class:06x}"),
+                list,
+            ))
+        }
+    }
+
+    /// Functions that share the group and have a driver other than vfio-pci. Bridges do no harm.
+    pub fn in_the_way(&self, function: &Function) -> Vec<(Address, String)> {
+        let Some(group) = function.group else {
+            return Vec::new();
+        };
+        let others = self.group(group).into_iter().filter_map(|other| {
+            let driver = other.driver?;
+            let harmless = matches!(driver.as_str(), VFIO | "pcieport" | "pci-stub");
+            let is_other = other.address != function.address && !harmless;
+            is_other.then_some((other.address, driver))
+        });
+        others.collect()
+    }
+
+    fn driver(&self, address: Address) -> Option<String> {
+        self.link_name(format!("sys/bus/pci/devices/{address}/driver"))
+    }
+
+    fn give_back(&self, address: Address) -> Result<Option<String>> {
+        let function = self.nvme(address)?;
+        let before = self.text(memory(address));
+        match before.as_deref() {
+            // It had no driver before.
+            Some("") => {
+                self.release(&function)?;
+                self.write(
+                    format!("sys/bus/pci/devices/{address}/driver_override"),
+                    "\n",
+                )?;
+            }
+            Some(driver) => self.move_to(&function, None, driver)?,
+            None => self.move_to(&function, None, "")?,
+        }
+        let _ = fs::remove_file(self.path(memory(address)));
+        Ok(self.driver(address))
+    }
+
+    /// Takes the function from its driver and offers it to the one that `wish` (or its identity)
+    /// names, then to `driver` by name should nobody have taken it.
+    fn move_to(&self, function: &Function, wish: Option<&str>, driver: &str) -> Result<()> {
+        let address = function.address;
+        let folder = format!("sys/bus/pci/devices/{address}");
+        // A line feed takes the wish back.
+        let wish = wish.map_or_else(|| "\n".to_owned(), |wish| format!("{wish}\n"));
+        self.write(format!("{folder}/driver_override"), &wish)?;
+        self.release(function)?;
+        self.write("sys/bus/pci/drivers_probe", &format!("{address}\n"))?;
+        let free = self.driver(address).is_none();
+        if free && !driver.is_empty() {
+            self.write(
+                format!("sys/bus/pci/drivers/{driver}/bind"),
+                &format!("{address}\n"),
+            )?;
+        }
+        Ok(())
+    }
+
+    fn release(&self, function: &Function) -> Result<()> {
+        let address = function.address;
+        match self.driver(address) {
+            Some(driver) => self.write(
+                format!("sys/bus/pci/drivers/{driver}/unbind"),
+                &format!("{address}\n"),
+            ),
+            None => Ok(()),
+        }
+    }
+
+    fn remember(&self, address: Address, driver: Option<&str>) -> Result<()> {
+        let path = self.path(memory(address));
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        fs::create_dir_all(folder)
+            .and_then(|()| fs::write(&path, driver.unwrap_or_default()))
+            .map_err(|source| refused(&path, source))
+    }
+
+    fn write(&self, path: impl AsRef<Path>, text: &str) -> Result<()> {
+        let path = self.path(path);
+        let opened = fs::OpenOptions::new()
+            .write(true)
+            .truncate(true)
+            .open(&path);
+        opened
+            .and_then(|mut file| io::Write::write_all(&mut file, text.as_bytes()))
+            .map_err(|source| refused(&path, source))
+    }
+}
+
+fn refused(path: &Path, source: io::Error) -> Error {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => Error::environment(
+            format!("no permission to write {}", path.display()),
+            "run this command as root",
+        ),
+        _ => Error::file("write", path)(source),
+    }
+}
+
+/// Where the driver before is remembered, until the next start of the machine.
+fn memory(address: Address) -> String {
+    format!("run/nvme-gpu/{address}.driver")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::machine::sysfs::testing::Tree;
+
+    const BDF: &str = "0000:01:00.0";
+
+    fn address() -> Address {
+        BDF.parse().unwrap()
+    }
+
+    fn tree(driver: &str) -> Tree {
+        let tree = Tree::new();
+        tree.controller(BDF, driver, 7);
+        tree.file("sys/bus/pci/drivers/vfio-pci/bind", "");
+        tree.file("sys/bus/pci/drivers/vfio-pci/unbind", "");
+        tree.file("sys/bus/pci/drivers_probe", "");
+        tree
+    }
+
+    fn error(result: Result<impl std::fmt::Debug>) -> String {
+        let error = result.unwrap_err();
+        format!("{error}: {}", error.remedy())
+    }
+
+    #[test]
+    fn what_vfio_does_not_take_gets_its_driver_back() {
+        // Nobody obeys in a made-up tree: the controller stays with nvme.
+        let tree = tree("nvme");
+        let said = error(tree.host().bind(address()));
+        assert!(said.contains("not taken by vfio-pci"), "{said}");
+        let line = format!("{BDF}\n");
+        assert_eq!(tree.text("sys/bus/pci/drivers/nvme/unbind"), line);
+        assert_eq!(tree.text("sys/bus/pci/drivers_probe"), line);
+        let folder = format!("sys/bus/pci/devices/{BDF}");
+        let wish = tree.text(&format!("{folder}/driver_override"));
+        assert_eq!(wish, "\n", "the wish is taken back");
+        assert!(!tree.host().exists(memory(address())));
+    }
+
+    #[test]
+    fn a_controller_of_vfio_is_bound_already() {
+        let tree = tree("vfio-pci");
+        let bound = tree.host().bind(address()).unwrap();
+        assert_eq!((bound.before.as_deref(), bound.group), (Some(VFIO), 7));
+        assert!(bound.in_the_way.is_empty());
+        assert_eq!(tree.text("sys/bus/pci/drivers/vfio-pci/unbind"), "");
+    }
+
+    #[test]
+    fn a_controller_in_use_keeps_its_driver() {
+        let tree = tree("nvme");
+        tree.disk(BDF, "nvme0n1", "259:0", &[]);
+        tree.file(
+            "proc/self/mountinfo",
+            "36 21 259:0 / /srv rw - ext4 /dev/nvme0n1 rw\n",
+        );
+        let said = error(tree.host().bind(address()));
+        assert!(
+            said.contains("in use: nvme0n1 is mounted at /srv: unmount it"),
+            "{said}"
+        );
+        assert_eq!(tree.text("sys/bus/pci/drivers/nvme/unbind"), "");
+    }
+
+    #[test]
+    fn every_reason_not_to_bind_is_told() {
+        let tree = Tree::new();
+        let said = error(tree.host().bind(address()));
+        assert!(said.contains("no PCI function"), "{said}");
+        tree.function(BDF, &Tree::config(1, 2, 0x02_00_00), "e1000", 7);
+        let said = error(tree.host().bind(address()));
+        assert!(said.contains("its class is 020000"), "{said}");
+        tree.controller(BDF, "nvme", 7);
+        let said = error(tree.host().bind(address()));
+        assert!(said.contains("modprobe vfio-pci"), "{said}");
+        fs::remove_file(
+            tree.host()
+                .path(format!("sys/bus/pci/devices/{BDF}/iommu_group")),
+        )
+        .unwrap();
+        let said = error(tree.host().bind(address()));
+        assert!(said.contains("IOMMU is off"), "{said}");
+    }
+
+    #[test]
+    fn others_of_the_group_are_named() {
+        let tree = tree("vfio-pci");
+        tree.function(
+            "0000:00:01.0",
+            &Tree::config(1, 2, 0x06_04_00),
+            "pcieport",
+            7,
+        );
+        tree.function("0000:02:00.0", &Tree::config(1, 2, 0x02_00_00), "e1000", 7);
+        let bound = tree.host().bind(address()).unwrap();
+        let other = "0000:02:00.0".parse().unwrap();
+        assert_eq!(bound.in_the_way, [(other, "e1000".to_owned())]);
+    }
+
+    #[test]
+    fn giving_back_goes_to_the_driver_before() {
+        let tree = tree("vfio-pci");
+        tree.file(&memory(address()), "nvme");
+        tree.file("sys/bus/pci/drivers/nvme/bind", "");
+        tree.host().unbind(address()).unwrap();
+        let line = format!("{BDF}\n");
+        assert_eq!(tree.text("sys/bus/pci/drivers/vfio-pci/unbind"), line);
+        assert_eq!(tree.text("sys/bus/pci/drivers_probe"), line);
+        assert!(!tree.host().exists(memory(address())));
+    }
+
+    #[test]
+    fn what_had_no_driver_before_gets_none() {
+        let tree = tree("vfio-pci");
+        tree.file(&memory(address()), "");
+        tree.host().unbind(address()).unwrap();
+        assert_eq!(
+            tree.text("sys/bus/pci/drivers_probe"),
+            "",
+            "not offered to others"
+        );
+    }
+
+    #[test]
+    fn users_are_found_by_name_or_number() {
+        let tree = Tree::new();
+        tree.file(
+            "etc/passwd",
+            "root:x:0:0::/root:/bin/sh\nanna:x:1000:100::/home/anna:/bin/sh\n",
+        );
+        let host = tree.host();
+        assert_eq!(host.user_id("anna").unwrap(), 1000);
+        assert_eq!(host.user_id("1234").unwrap(), 1234);
+        assert!(error(host.user_id("ann")).contains("no user 'ann'"));
+        assert!(error(host.give_node(7, 0)).contains("dev/vfio/7"));
+    }
+
+    #[test]
+    fn only_what_vfio_has_is_given_back() {
+        let said = error(tree("nvme").host().unbind(address()));
+        assert!(said.contains("bound to nvme, not to vfio-pci"), "{said}");
+    }
+}

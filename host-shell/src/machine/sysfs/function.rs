@@ -1,0 +1,123 @@
+//! One PCI function as sysfs shows it.
+
+use super::{Address, Host};
+use crate::machine::pci::{self, Config};
+use std::fs;
+
+/// A BAR.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Resource {
+    /// The BAR, 0 to 5.
+    pub bar: u8,
+    /// Its first address on the bus.
+    pub start: u64,
+    /// Bytes.
+    pub bytes: u64,
+}
+
+/// A PCI function.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Function {
+    /// Where it is.
+    pub address: Address,
+    /// Configuration space, as much as may be read.
+    pub config: Config,
+    /// The driver that it is bound to.
+    pub driver: Option<String>,
+    /// Its IOMMU group.
+    pub group: Option<u32>,
+    /// The memory BARs that have an address.
+    pub resources: Vec<Resource>,
+    /// The controller's name under Linux's own driver: nvme0.
+    pub controller: Option<String>,
+    /// Model, when Linux's driver told it.
+    pub model: Option<String>,
+    /// Serial number, likewise.
+    pub serial: Option<String>,
+    /// The bridges above it, the nearest first.
+    pub bridges: Vec<Address>,
+}
+
+/// IORESOURCE_MEM of Linux.
+const MEMORY: u64 = 0x200;
+
+impl Function {
+    pub(super) fn read(host: &Host, address: Address) -> Option<Self> {
+        let folder = format!("sys/bus/pci/devices/{address}");
+        let config = Config::parse(&fs::read(host.path(format!("{folder}/config"))).ok()?)?;
+        let controller = host
+            .names(format!("{folder}/nvme"))
+            .into_iter()
+            .find(|name| name.starts_with("nvme"));
+        let told = |what: &str| {
+            let name = controller.as_ref()?;
+            let text = host.text(format!("{folder}/nvme/{name}/{what}"))?;
+            Some(text.trim().to_owned()).filter(|text| !text.is_empty())
+        };
+        let real = fs::canonicalize(host.path(&folder)).ok();
+        let above = real.iter().flat_map(|path| path.ancestors().skip(1));
+        let bridges = above
+            .filter_map(|path| path.file_name()?.to_str()?.parse().ok())
+            .collect();
+        Some(Self {
+            address,
+            config,
+            driver: host.link_name(format!("{folder}/driver")),
+            group: host
+                .link_name(format!("{folder}/iommu_group"))
+                .and_then(|name| name.parse().ok()),
+            resources: resources(&host.text(format!("{folder}/resource")).unwrap_or_default()),
+            model: told("model"),
+            serial: told("serial"),
+            controller,
+            bridges,
+        })
+    }
+
+    /// Whether it is an NVM Express I/O controller.
+    pub fn is_nvme(&self) -> bool {
+        self.config.class == pci::CLASS_NVME
+    }
+
+    /// A BAR.
+    pub fn resource(&self, bar: u8) -> Option<Resource> {
+        self.resources.iter().find(|r| r.bar == bar).copied()
+    }
+}
+
+/// Parses sysfs's `resource`: a line of start, end and flags per BAR.
+fn resources(text: &str) -> Vec<Resource> {
+    let number = |text: &str| u64::from_str_radix(text.trim_start_matches("0x"), 16).ok();
+    let line = |(bar, line): (usize, &str)| {
+        let mut fields = line.split_whitespace().map(number);
+        let (start, end, flags) = (fields.next()??, fields.next()??, fields.next()??);
+        let bytes = end.checked_sub(start)?.checked_add(1)?;
+        let used = start != 0 && flags & MEMORY != 0;
+        used.then_some(Resource {
+            bar: bar as u8,
+            start,
+            bytes,
+        })
+    };
+    text.lines().take(6).enumerate().filter_map(line).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bars_without_an_address_are_left_out() {
+        let text = "0x00000000febf0000 0x00000000febf3fff 0x0000000000140204\n\
+                    0x0000000000000000 0x0000000000000000 0x0000000000000000\n\
+                    0x000000000000c000 0x000000000000c07f 0x0000000000040101\n\
+                    0xfe000000 0xfdffffff 0x200\nnonsense\n";
+        let bar = Resource {
+            bar: 0,
+            start: 0xFEBF_0000,
+            bytes: 0x4000,
+        };
+        assert_eq!(resources(text), [bar]);
+        assert!(resources("").is_empty());
+    }
+}
