@@ -3,21 +3,25 @@
 //! One thread drives each queue and keeps it full. Latency runs from the moment a command was due (or
 //! submitted, without a rate) to the moment its completion was seen.
 
+mod job;
 mod pattern;
 mod read_back;
 mod report;
+mod shared;
 mod worker;
 
+pub use job::{Job, Limit, Ramp};
 pub use pattern::{Access, Pattern, SplitMix};
 pub use report::{Direction, Report, Step, queues_json};
+pub use shared::Progress;
 
 use crate::controller::Controller;
 use crate::controller::outage::{self, Outages};
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use nvme_core::bringup::NamespaceInfo;
-use nvme_core::spec::Nsid;
 use pattern::Written;
+use shared::{Done, Shared};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -25,135 +29,6 @@ use worker::{Pending, Tally, Worker};
 
 /// Tries to read back the same unit, with outages in between.
 const MOST_TRIES: u32 = 8;
-
-/// When a run is over.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Limit {
-    /// After this long.
-    Time(Duration),
-    /// After this many bytes, over all queues.
-    Bytes(u64),
-}
-
-/// Commands per second that a run is held to, in equal steps from `from` to `to`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ramp {
-    /// Rate of the first step.
-    pub from: u64,
-    /// Rate of the last step.
-    pub to: u64,
-    /// Steps, at least 1.
-    pub steps: u32,
-}
-
-impl Ramp {
-    /// The rate of step `index`.
-    pub fn rate(&self, index: u32) -> u64 {
-        if self.steps <= 1 {
-            return self.to;
-        }
-        let span = self.to as i128 - self.from as i128;
-        (self.from as i128 + span * i128::from(index) / i128::from(self.steps - 1)) as u64
-    }
-}
-
-/// A workload.
-#[derive(Clone, Debug)]
-pub struct Job {
-    /// The namespace.
-    pub nsid: Nsid,
-    /// Order of addresses.
-    pub pattern: Pattern,
-    /// Share of reads in percent, 0 to 100.
-    pub read_percent: u8,
-    /// Bytes per command, a multiple of the block size.
-    pub bytes: u32,
-    /// Queue pairs, one thread each.
-    pub queues: u32,
-    /// Commands in flight per queue.
-    pub depth: u32,
-    /// When to stop. With a [`Ramp`] the time is shared among its steps.
-    pub limit: Limit,
-    /// Rate over all queues; none runs as fast as possible.
-    pub ramp: Option<Ramp>,
-    /// Blocks of the namespace to use, from 0 on; 0 is all.
-    pub span_blocks: u64,
-    /// Seed of addresses, mix and data.
-    pub seed: u64,
-    /// Writes carry data that names its block; it is read back and checked.
-    pub verify: bool,
-}
-
-/// What every thread of a run shares.
-pub(crate) struct Shared<'a> {
-    pub job: &'a Job,
-    pub info: NamespaceInfo,
-    pub blocks_per_io: u64,
-    /// Whole commands that fit into the span.
-    pub units: u64,
-    /// Units handed out to sequential streams, and to byte-limited runs.
-    pub issued: AtomicU64,
-    pub total: Option<u64>,
-    pub written: Option<Written>,
-    /// Whether what is lost is sent again.
-    pub goes_on: bool,
-    /// Times that the device was opened: each has addresses of its own.
-    pub opened: AtomicU64,
-    pub stop: AtomicBool,
-    pub failure: Mutex<Option<Error>>,
-    /// The user asked for an end: what is in flight is waited for a while, nothing more is sent.
-    pub interrupted: AtomicBool,
-    /// By worker.
-    pub done: Vec<Done>,
-}
-
-/// What one worker has done so far, for the thread that shows progress.
-#[derive(Default)]
-#[repr(align(128))]
-pub(crate) struct Done {
-    pub reads: AtomicU64,
-    pub writes: AtomicU64,
-    pub latency_ns: AtomicU64,
-}
-
-/// What a run has done so far.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Progress {
-    /// Seconds since the first command.
-    pub seconds: f64,
-    /// Reads completed.
-    pub reads: u64,
-    /// Writes completed.
-    pub writes: u64,
-    /// Bytes moved.
-    pub bytes: u64,
-    /// The latencies of all commands together, in nanoseconds.
-    pub latency_ns: u64,
-}
-
-impl Shared<'_> {
-    fn progress(&self, start: Instant) -> Progress {
-        let sum = |of: fn(&Done) -> &AtomicU64| -> u64 {
-            self.done
-                .iter()
-                .map(|done| of(done).load(Ordering::Relaxed))
-                .sum()
-        };
-        let (reads, writes) = (sum(|done| &done.reads), sum(|done| &done.writes));
-        Progress {
-            seconds: start.elapsed().as_secs_f64(),
-            reads,
-            writes,
-            bytes: (reads + writes) * u64::from(self.job.bytes),
-            latency_ns: sum(|done| &done.latency_ns),
-        }
-    }
-
-    fn fail(&self, error: Error) {
-        lock(&self.failure).get_or_insert(error);
-        self.stop.store(true, Ordering::Relaxed);
-    }
-}
 
 /// How a run goes on after a device left.
 pub struct GoOn<'a> {

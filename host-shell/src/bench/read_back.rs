@@ -1,7 +1,7 @@
 //! Reads back what a run wrote, at the depth of the run.
 
-use super::Shared;
 use super::pattern::Written;
+use super::shared::Shared;
 use super::worker::check_unit;
 use crate::controller::Controller;
 use crate::dma::DmaBuffer;

@@ -1,7 +1,8 @@
 //! What a run measured, as a value, as fio's JSON and as text.
 
+use super::job::{Job, Limit};
+use super::pattern::Pattern;
 use super::worker::{Count, Tally};
-use super::{Job, Limit, Pattern};
 use crate::controller::Controller;
 use crate::controller::outage::Outages;
 use crate::controller::statistics::Statistics;

@@ -1,7 +1,7 @@
 //! The thread of one queue: keeps it full, measures, checks.
 
-use super::Shared;
 use super::pattern::{Access, Stream, first_difference, stamp};
+use super::shared::Shared;
 use crate::controller::Controller;
 use crate::controller::outage::Outages;
 use crate::controller::queue::{Batch, Queue};

@@ -1,5 +1,6 @@
 //! Rules for sources and documents of this project.
 #![cfg(not(loom))]
 
+mod cycles;
 mod documents;
 mod layering;

@@ -8,7 +8,7 @@ use super::super::null::{Echo, Feed, Null, feed};
 use super::super::queues::Grid;
 use super::super::registered::Registered;
 use super::super::stream::{Event, Stream};
-use super::{Bench, ENTRIES, median};
+use super::rig::{Bench, ENTRIES, median};
 use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
 use serde_json::{Value, json};

@@ -3,7 +3,9 @@
 use super::super::driven::Driven;
 use super::super::kernels::Kernels;
 use super::super::tier::{Access, Ask, Tier};
-use super::{Limits, Mode, median};
+use super::case::Mode;
+use super::limits::Limits;
+use super::rig::median;
 use crate::controller::Controller;
 use crate::controller::config::Config;
 use crate::error::{Error, Result};

@@ -3,8 +3,10 @@
 use super::super::driver::Gpu;
 use super::super::kernels::Kernels;
 use super::super::null::Model;
+use super::case::{Case, Mode};
+use super::limits::Limits;
+use super::rig::{Bench, Run, median};
 use super::stream::stream;
-use super::{Bench, Case, Limits, Mode, Run, median};
 use crate::error::{Error, Result};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -391,7 +393,7 @@ mod tests {
         names.dedup();
         assert_eq!(names.len(), rows.len());
         for row in rows {
-            assert!(row.case.depth < super::super::ENTRIES, "{}", row.name);
+            assert!(row.case.depth < super::super::rig::ENTRIES, "{}", row.name);
         }
     }
 }

@@ -16,7 +16,8 @@ mod serve;
 
 pub use echo::Echo;
 pub use feed::{Feed, feed};
-pub use serve::{Account, Fault, Running};
+pub use queue::Fault;
+pub use serve::{Account, Running};
 
 use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
@@ -134,22 +135,6 @@ impl Null {
             qid: u32::from(qid),
             ..QueueWords::default()
         }
-    }
-
-    /// Starts `threads` threads (no more than queues) on empty rings.
-    ///
-    /// # Errors
-    /// [`Error::System`] when there are no threads to be had.
-    pub fn start(&self, threads: usize, model: Option<Model>) -> Result<Running> {
-        self.clear();
-        Running::start(self, threads, model, false)
-    }
-
-    /// As [`start`](Self::start), but it never waits for room in a completion ring: for a driver that takes
-    /// no notice of completions.
-    pub fn start_heedless(&self, threads: usize) -> Result<Running> {
-        self.clear();
-        Running::start(self, threads, None, true)
     }
 
     /// Rings and doorbells of zeroes, as after a reset.

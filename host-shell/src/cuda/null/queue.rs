@@ -2,7 +2,7 @@
 // UNSAFETY: rings are raw memory that a GPU writes while it is read here.
 #![allow(unsafe_code)]
 
-use super::{Fault, Model, Null};
+use super::{Model, Null};
 use nvme_core::spec::nvm;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -11,6 +11,15 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 const BATCH: u32 = 256;
 /// Entries ahead that are asked for early.
 const AHEAD: u32 = 16;
+
+/// What the driver did wrong.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Fault {
+    /// The queue, from 1.
+    pub qid: u32,
+    /// In words.
+    pub what: String,
+}
 
 /// One queue pair as its thread sees it. The pointers stay valid while the thread holds the pages.
 pub(super) struct Queue {

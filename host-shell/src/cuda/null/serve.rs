@@ -1,5 +1,5 @@
 //! The threads of a null controller.
-use super::queue::Queue;
+use super::queue::{Fault, Queue};
 use super::{Model, Null};
 use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
@@ -11,15 +11,6 @@ use std::time::Instant;
 
 /// Passes without work after which a thread lets others run.
 pub(super) const IDLE_SPINS: u32 = 10_000;
-
-/// What the driver did wrong.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Fault {
-    /// The queue, from 1.
-    pub qid: u32,
-    /// In words.
-    pub what: String,
-}
 
 /// What a run came to.
 #[derive(Clone, Debug, Default)]
@@ -57,13 +48,26 @@ pub struct Running {
     _pages: Arc<Pages>,
 }
 
+impl Null {
+    /// Starts `threads` threads (no more than queues) on empty rings.
+    ///
+    /// # Errors
+    /// [`Error::System`] when there are no threads to be had.
+    pub fn start(&self, threads: usize, model: Option<Model>) -> Result<Running> {
+        self.clear();
+        Running::start(self, threads, model, false)
+    }
+
+    /// As [`start`](Self::start), but it never waits for room in a completion ring: for a driver that takes
+    /// no notice of completions.
+    pub fn start_heedless(&self, threads: usize) -> Result<Running> {
+        self.clear();
+        Running::start(self, threads, None, true)
+    }
+}
+
 impl Running {
-    pub(super) fn start(
-        null: &Null,
-        threads: usize,
-        model: Option<Model>,
-        heedless: bool,
-    ) -> Result<Self> {
+    fn start(null: &Null, threads: usize, model: Option<Model>, heedless: bool) -> Result<Self> {
         let shared = Arc::new(Shared {
             stop: AtomicBool::new(false),
             fault: Mutex::default(),

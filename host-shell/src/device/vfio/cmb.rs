@@ -2,8 +2,8 @@
 // UNSAFETY: the mapped BAR is handed on as controller memory.
 #![allow(unsafe_code)]
 
+use super::inner::{Inner, region};
 use super::mapping::Mapping;
-use super::{Inner, region};
 use crate::device::cmb::ControllerMemory;
 use crate::error::{Error, Result};
 use crate::lock::lock;

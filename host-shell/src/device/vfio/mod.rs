@@ -12,6 +12,7 @@ mod bar0;
 mod cmb;
 mod group;
 pub mod info;
+mod inner;
 mod ioctl;
 mod mapping;
 mod watch;
@@ -22,24 +23,23 @@ use crate::device::cmb::ControllerMemory;
 use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
 use crate::lock::lock;
-use crate::machine::pci::{self, COMMAND_MASTER, COMMAND_MEMORY, COMMAND_NO_INTX};
+use crate::machine::pci::{self, COMMAND_MEMORY, COMMAND_NO_INTX};
 use crate::machine::sysfs::{Address, Function, Host};
 use bar0::Bar0;
 use group::Group;
-use info::RegionInfo;
+use inner::{Inner, region, set_command, system};
 use nvme_core::Registers;
 use nvme_core::spec::Iova;
-use nvme_core::spec::register::{Cmbmsc, offset};
-use std::fs::File;
+use nvme_core::spec::register::offset;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
-use std::sync::{Arc, Mutex, OnceLock, Weak};
+use std::sync::{Arc, Mutex, OnceLock};
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_RESET, VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_CONFIG_REGION_INDEX,
     VFIO_PCI_MSIX_IRQ_INDEX,
 };
-use watch::{Event, Watch};
+use watch::Watch;
 
 /// Opens the controller at PCI address `text`, the text after `vfio:`.
 ///
@@ -97,29 +97,6 @@ struct Vfio {
     _watch: Watch,
 }
 
-struct Inner {
-    address: Address,
-    bar: Bar0,
-    /// None once the device was given back.
-    file: Mutex<Option<File>>,
-    config_offset: u64,
-    can_reset: bool,
-    group: Arc<Group>,
-    /// What CMBMSC holds once the controller memory buffer is in use: a reset of the function clears it.
-    cmb_control: OnceLock<Cmbmsc>,
-    cmb: Mutex<Weak<ControllerMemory>>,
-}
-
-fn system(call: &'static str) -> impl FnOnce(io::Error) -> Error {
-    move |source| Error::System { call, source }
-}
-
-fn region(file: &File, index: u32) -> Result<RegionInfo> {
-    let answer = ioctl::region_info(file, index).map_err(system("VFIO_DEVICE_GET_REGION_INFO"))?;
-    RegionInfo::parse(&answer)
-        .ok_or_else(|| Error::environment("VFIO describes no such region", "use another kernel"))
-}
-
 impl Vfio {
     fn open(function: &Function) -> Result<Self> {
         let address = function.address;
@@ -166,81 +143,6 @@ impl Vfio {
         }
         device.inner.allow_dma()?;
         Ok(device)
-    }
-}
-
-fn set_command(file: &File, config_offset: u64, value: u16) -> io::Result<()> {
-    file.write_all_at(&value.to_le_bytes(), config_offset + pci::offset::COMMAND)
-}
-
-impl Inner {
-    /// Runs `call` on the device, unless it was given back.
-    fn with_file<T>(
-        &self,
-        name: &'static str,
-        call: impl FnOnce(&File) -> io::Result<T>,
-    ) -> Result<T> {
-        match &*lock(&self.file) {
-            Some(file) => call(file).map_err(system(name)),
-            None => Err(Error::Gone {
-                cause: self
-                    .bar
-                    .gone()
-                    .unwrap_or_else(|| format!("{} was given back", self.address)),
-            }),
-        }
-    }
-
-    fn allow_dma(&self) -> Result<()> {
-        let command = COMMAND_MEMORY | COMMAND_MASTER | COMMAND_NO_INTX;
-        self.with_file("writing the command register", |file| {
-            set_command(file, self.config_offset, command)
-        })
-    }
-
-    /// Resets the function alone or with its bus; false when neither can be done.
-    fn reset(&self) -> Result<bool> {
-        if self.can_reset {
-            self.with_file("VFIO_DEVICE_RESET", ioctl::reset)?;
-            return Ok(true);
-        }
-        let mine = self.group.number();
-        let alone = self.with_file("VFIO_DEVICE_GET_PCI_HOT_RESET_INFO", |file| {
-            let groups = ioctl::hot_reset_groups(file);
-            Ok(groups.is_ok_and(|all| all.iter().all(|group| *group == mine)))
-        })?;
-        if alone {
-            let group = self.group.file();
-            self.with_file("VFIO_DEVICE_PCI_HOT_RESET", |file| {
-                ioctl::hot_reset(file, group)
-            })?;
-        }
-        Ok(alone)
-    }
-
-    /// Gives the device back: no more accesses, no DMA, no descriptor that the kernel waits for.
-    fn let_go(&self, event: Event) {
-        let why = match event {
-            Event::Wanted => "the system wants the device back (it is being unbound or removed)",
-            Event::Failed => "the device reported an uncorrectable PCIe error",
-        };
-        let mut file = lock(&self.file);
-        if let Some(file) = &*file {
-            // The kernel clears it too, when the last descriptor closes.
-            let _ = set_command(file, self.config_offset, COMMAND_MEMORY | COMMAND_NO_INTX);
-        }
-        // Should the BAR not come off, the kernel goes on waiting; it reads as ones all the same.
-        let _ = self.bar.let_go(&format!("{}: {why}", self.address));
-        *file = None;
-    }
-}
-
-impl Drop for Inner {
-    fn drop(&mut self) {
-        if let Some(file) = &*lock(&self.file) {
-            // The kernel does the same when it closes the descriptor.
-            let _ = set_command(file, self.config_offset, COMMAND_MEMORY | COMMAND_NO_INTX);
-        }
     }
 }
 

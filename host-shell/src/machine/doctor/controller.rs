@@ -1,6 +1,6 @@
 //! One controller: driver, group, rights, link, BAR and what else decides how it can be used.
 
-use super::{Finding, Notes, Status};
+use super::finding::{Finding, Notes, Status};
 use crate::machine::pci::Link;
 use crate::machine::sysfs::{Function, Host};
 use nvme_core::spec::register::Cmbsz;

@@ -1,6 +1,6 @@
 //! NVIDIA GPUs: driver, what it can map, and whether a controller can reach their memory.
 
-use super::{Finding, Notes, Status};
+use super::finding::{Finding, MACHINE, Notes, Status};
 use crate::machine::sysfs::{Function, Host};
 
 const NVIDIA: u16 = 0x10DE;
@@ -65,7 +65,7 @@ pub fn is_whole(gpu: &Function) -> Option<bool> {
 }
 
 pub fn examine(host: &Host, gpus: &[Function], controllers: &[Function]) -> Vec<Finding> {
-    let mut notes = Notes::about(super::MACHINE);
+    let mut notes = Notes::about(MACHINE);
     driver(host, gpus, &mut notes);
     let mut all = notes.all;
     for gpu in gpus {

@@ -1,6 +1,6 @@
 //! The machine: IOMMU, VFIO, limits.
 
-use super::{Finding, Notes, Status};
+use super::finding::{Finding, MACHINE, Notes, Status};
 use crate::machine::sysfs::Host;
 
 /// Locked memory that a benchmark with many queues needs.
@@ -9,7 +9,7 @@ const ENOUGH: u64 = 64 << 20;
 const CAP_IPC_LOCK: u32 = 14;
 
 pub fn no_controller() -> Finding {
-    let mut notes = Notes::about(super::MACHINE);
+    let mut notes = Notes::about(MACHINE);
     notes.add(
         "controllers",
         Status::Missing,
@@ -20,7 +20,7 @@ pub fn no_controller() -> Finding {
 }
 
 pub fn examine(host: &Host) -> Vec<Finding> {
-    let mut notes = Notes::about(super::MACHINE);
+    let mut notes = Notes::about(MACHINE);
     iommu(host, &mut notes);
     remapping(host, &mut notes);
     vfio(host, &mut notes);

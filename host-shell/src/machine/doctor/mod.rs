@@ -3,44 +3,17 @@
 //! Everything is read through a [`Host`], nothing is opened for use and nothing is changed.
 
 mod controller;
+mod finding;
 mod gpu;
 mod machine;
 mod tier;
 
-use crate::machine::sysfs::Host;
-use serde::Serialize;
+pub use finding::{Finding, Status};
 pub use tier::Verdict;
 
-/// How bad a finding is.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Status {
-    /// As it should be.
-    Ok,
-    /// Works, and could be better.
-    Note,
-    /// Cannot be told, for example without root.
-    Unknown,
-    /// Something works only in part, or is at risk.
-    Warning,
-    /// Something does not work.
-    Missing,
-}
-
-/// One thing that was looked at.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
-pub struct Finding {
-    /// What it is about: "machine", or the PCI address of a controller or GPU.
-    pub subject: String,
-    /// What was looked at, in one or two words.
-    pub check: &'static str,
-    /// How bad it is.
-    pub status: Status,
-    /// What was found.
-    pub text: String,
-    /// What to do about it; none when nothing is to be done.
-    pub remedy: Option<String>,
-}
+use crate::machine::sysfs::Host;
+use finding::MACHINE;
+use serde::Serialize;
 
 /// Everything that was found.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
@@ -69,54 +42,6 @@ pub fn examine(host: &Host) -> Report {
         .map(|function| tier::of(host, function, &gpus, &findings))
         .collect();
     Report { findings, tiers }
-}
-
-/// The subject of what is not about one device.
-const MACHINE: &str = "machine";
-
-/// Notes findings about one subject.
-struct Notes {
-    subject: String,
-    all: Vec<Finding>,
-}
-
-impl Notes {
-    fn about(subject: impl ToString) -> Self {
-        Self {
-            subject: subject.to_string(),
-            all: Vec::new(),
-        }
-    }
-
-    fn ok(&mut self, check: &'static str, text: impl Into<String>) {
-        self.push(check, Status::Ok, text, None);
-    }
-
-    fn add(
-        &mut self,
-        check: &'static str,
-        status: Status,
-        text: impl Into<String>,
-        remedy: impl Into<String>,
-    ) {
-        self.push(check, status, text, Some(remedy.into()));
-    }
-
-    fn push(
-        &mut self,
-        check: &'static str,
-        status: Status,
-        text: impl Into<String>,
-        remedy: Option<String>,
-    ) {
-        self.all.push(Finding {
-            subject: self.subject.clone(),
-            check,
-            status,
-            text: text.into(),
-            remedy,
-        });
-    }
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 //! Which tier follows from what was found, and why not a higher one.
 
-use super::{Finding, Status, gpu, machine};
+use super::finding::{Finding, Status};
+use super::{gpu, machine};
 use crate::machine::sysfs::{Function, Host};
 use serde::Serialize;
 

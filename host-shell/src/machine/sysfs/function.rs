@@ -41,8 +41,40 @@ pub struct Function {
 /// IORESOURCE_MEM of Linux.
 const MEMORY: u64 = 0x200;
 
+impl Host {
+    /// The PCI functions of this machine, by address.
+    pub fn functions(&self) -> Vec<Function> {
+        let names = self.names("sys/bus/pci/devices");
+        let addresses = names.iter().filter_map(|name| name.parse().ok());
+        addresses
+            .filter_map(|address| self.function(address))
+            .collect()
+    }
+
+    /// The NVMe controllers among them.
+    pub fn controllers(&self) -> Vec<Function> {
+        let mut all = self.functions();
+        all.retain(Function::is_nvme);
+        all
+    }
+
+    /// The function at `address`; none when there is none, or when it does not answer.
+    pub fn function(&self, address: Address) -> Option<Function> {
+        Function::read(self, address)
+    }
+
+    /// The functions of IOMMU group `number`.
+    pub fn group(&self, number: u32) -> Vec<Function> {
+        let names = self.names(format!("sys/kernel/iommu_groups/{number}/devices"));
+        let addresses = names.iter().filter_map(|name| name.parse().ok());
+        addresses
+            .filter_map(|address| self.function(address))
+            .collect()
+    }
+}
+
 impl Function {
-    pub(super) fn read(host: &Host, address: Address) -> Option<Self> {
+    fn read(host: &Host, address: Address) -> Option<Self> {
         let folder = format!("sys/bus/pci/devices/{address}");
         let config = Config::parse(&fs::read(host.path(format!("{folder}/config"))).ok()?)?;
         let controller = host

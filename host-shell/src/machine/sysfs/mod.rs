@@ -69,34 +69,4 @@ impl Host {
         let target = fs::read_link(self.path(path)).ok()?;
         target.file_name()?.to_str().map(str::to_owned)
     }
-
-    /// The PCI functions of this machine, by address.
-    pub fn functions(&self) -> Vec<Function> {
-        let names = self.names("sys/bus/pci/devices");
-        let addresses = names.iter().filter_map(|name| name.parse().ok());
-        addresses
-            .filter_map(|address| self.function(address))
-            .collect()
-    }
-
-    /// The NVMe controllers among them.
-    pub fn controllers(&self) -> Vec<Function> {
-        let mut all = self.functions();
-        all.retain(Function::is_nvme);
-        all
-    }
-
-    /// The function at `address`; none when there is none, or when it does not answer.
-    pub fn function(&self, address: Address) -> Option<Function> {
-        Function::read(self, address)
-    }
-
-    /// The functions of IOMMU group `number`.
-    pub fn group(&self, number: u32) -> Vec<Function> {
-        let names = self.names(format!("sys/kernel/iommu_groups/{number}/devices"));
-        let addresses = names.iter().filter_map(|name| name.parse().ok());
-        addresses
-            .filter_map(|address| self.function(address))
-            .collect()
-    }
 }

@@ -1,0 +1,81 @@
+//! What the threads of a run share.
+
+use super::job::Job;
+use super::pattern::Written;
+use crate::error::Error;
+use crate::lock::lock;
+use nvme_core::bringup::NamespaceInfo;
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::time::Instant;
+
+/// What every thread of a run shares.
+pub(crate) struct Shared<'a> {
+    pub job: &'a Job,
+    pub info: NamespaceInfo,
+    pub blocks_per_io: u64,
+    /// Whole commands that fit into the span.
+    pub units: u64,
+    /// Units handed out to sequential streams, and to byte-limited runs.
+    pub issued: AtomicU64,
+    pub total: Option<u64>,
+    pub written: Option<Written>,
+    /// Whether what is lost is sent again.
+    pub goes_on: bool,
+    /// Times that the device was opened: each has addresses of its own.
+    pub opened: AtomicU64,
+    pub stop: AtomicBool,
+    pub failure: Mutex<Option<Error>>,
+    /// The user asked for an end: what is in flight is waited for a while, nothing more is sent.
+    pub interrupted: AtomicBool,
+    /// By worker.
+    pub done: Vec<Done>,
+}
+
+/// What one worker has done so far, for the thread that shows progress.
+#[derive(Default)]
+#[repr(align(128))]
+pub(crate) struct Done {
+    pub reads: AtomicU64,
+    pub writes: AtomicU64,
+    pub latency_ns: AtomicU64,
+}
+
+/// What a run has done so far.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Progress {
+    /// Seconds since the first command.
+    pub seconds: f64,
+    /// Reads completed.
+    pub reads: u64,
+    /// Writes completed.
+    pub writes: u64,
+    /// Bytes moved.
+    pub bytes: u64,
+    /// The latencies of all commands together, in nanoseconds.
+    pub latency_ns: u64,
+}
+
+impl Shared<'_> {
+    pub fn progress(&self, start: Instant) -> Progress {
+        let sum = |of: fn(&Done) -> &AtomicU64| -> u64 {
+            self.done
+                .iter()
+                .map(|done| of(done).load(Ordering::Relaxed))
+                .sum()
+        };
+        let (reads, writes) = (sum(|done| &done.reads), sum(|done| &done.writes));
+        Progress {
+            seconds: start.elapsed().as_secs_f64(),
+            reads,
+            writes,
+            bytes: (reads + writes) * u64::from(self.job.bytes),
+            latency_ns: sum(|done| &done.latency_ns),
+        }
+    }
+
+    pub fn fail(&self, error: Error) {
+        lock(&self.failure).get_or_insert(error);
+        self.stop.store(true, Ordering::Relaxed);
+    }
+}

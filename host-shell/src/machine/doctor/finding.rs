@@ -1,0 +1,82 @@
+//! One thing that was looked at, and notes of several about one subject.
+
+use serde::Serialize;
+
+/// How bad a finding is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Status {
+    /// As it should be.
+    Ok,
+    /// Works, and could be better.
+    Note,
+    /// Cannot be told, for example without root.
+    Unknown,
+    /// Something works only in part, or is at risk.
+    Warning,
+    /// Something does not work.
+    Missing,
+}
+
+/// One thing that was looked at.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Finding {
+    /// What it is about: "machine", or the PCI address of a controller or GPU.
+    pub subject: String,
+    /// What was looked at, in one or two words.
+    pub check: &'static str,
+    /// How bad it is.
+    pub status: Status,
+    /// What was found.
+    pub text: String,
+    /// What to do about it; none when nothing is to be done.
+    pub remedy: Option<String>,
+}
+
+/// The subject of what is not about one device.
+pub(super) const MACHINE: &str = "machine";
+
+/// Notes findings about one subject.
+pub(super) struct Notes {
+    subject: String,
+    pub(super) all: Vec<Finding>,
+}
+
+impl Notes {
+    pub(super) fn about(subject: impl ToString) -> Self {
+        Self {
+            subject: subject.to_string(),
+            all: Vec::new(),
+        }
+    }
+
+    pub(super) fn ok(&mut self, check: &'static str, text: impl Into<String>) {
+        self.push(check, Status::Ok, text, None);
+    }
+
+    pub(super) fn add(
+        &mut self,
+        check: &'static str,
+        status: Status,
+        text: impl Into<String>,
+        remedy: impl Into<String>,
+    ) {
+        self.push(check, status, text, Some(remedy.into()));
+    }
+
+    pub(super) fn push(
+        &mut self,
+        check: &'static str,
+        status: Status,
+        text: impl Into<String>,
+        remedy: Option<String>,
+    ) {
+        self.all.push(Finding {
+            subject: self.subject.clone(),
+            check,
+            status,
+            text: text.into(),
+            remedy,
+        });
+    }
+}
