@@ -1,13 +1,16 @@
 //! The controller as its users see it: registers, doorbells, and `step`.
 
-use crate::batch::BATCH;
-use crate::config::{Config, ConfigError};
+use crate::bus::doorbell::Doorbells;
+use crate::bus::interrupt::Interrupts;
+use crate::bus::queue::QueueStats;
+use crate::command::{identify, sanitize};
+use crate::config::fault::Fault;
+use crate::config::settings::{Config, ConfigError};
 use crate::device::Device;
-use crate::doorbell::Doorbells;
-use crate::fault::{Fault, Fired};
-use crate::interrupt::Interrupts;
+use crate::device::faults::Fired;
+use crate::engine::batch::BATCH;
+use crate::engine::{lifecycle, properties, serve};
 use crate::memory::{Dma, DmaMemory};
-use crate::queue::QueueStats;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use core::sync::atomic::Ordering;
@@ -38,10 +41,9 @@ impl<M: DmaMemory> Controller<M> {
     /// A controller as after power on, or what is wrong with its configuration.
     pub fn new(config: Config, memory: M) -> Result<Self, ConfigError> {
         config.check()?;
-        Ok(Self {
-            memory,
-            device: Device::new(config),
-        })
+        let device = Device::new(config);
+        identify::describe(&device);
+        Ok(Self { memory, device })
     }
 
     /// Sends interrupts to `sink`. Without one they are counted as polled.
@@ -97,13 +99,13 @@ impl<M: DmaMemory> Controller<M> {
 
     /// Resets the PCI function: every queue and register; unlike a power cut it loses no data.
     pub fn function_reset(&self) {
-        self.device.function_reset();
+        lifecycle::function_reset(&self.device);
     }
 
     /// The level of the interrupt pin: whether a completion queue with interrupts holds entries that
     /// the driver has not taken, and INTMS does not mask its vector.
     pub fn interrupt_pin(&self) -> bool {
-        self.device.pin()
+        properties::pin(&self.device)
     }
 
     /// The memory that the controller reaches.
@@ -114,7 +116,7 @@ impl<M: DmaMemory> Controller<M> {
     /// Reads 32 bits at byte `offset` of BAR0. Undefined offsets read as 0, a controller that has
     /// left the bus as all ones.
     pub fn read32(&self, offset: u32) -> u32 {
-        self.device.read32(offset)
+        properties::read32(&self.device, offset)
     }
 
     /// Reads 64 bits at byte `offset` of BAR0, as two 32-bit reads.
@@ -128,7 +130,7 @@ impl<M: DmaMemory> Controller<M> {
 
     /// Writes 32 bits at byte `offset` of BAR0, doorbells included.
     pub fn write32(&self, offset: u32, value: u32) {
-        self.device.write32(offset, value);
+        properties::write32(&self.device, offset, value);
     }
 
     /// Writes 64 bits at byte `offset` of BAR0, as two 32-bit writes, the lower one first.
@@ -153,7 +155,7 @@ impl<M: DmaMemory> Controller<M> {
     pub fn step(&self, now_ns: u64) -> Stepped {
         let mut commands = 0;
         self.tick(now_ns);
-        while self.device.sanitize_turn(now_ns) {}
+        while sanitize::turn(&self.device, now_ns) {}
         for qid in 0..=self.max_qid() {
             loop {
                 let handled = self.serve(qid, now_ns);
@@ -173,8 +175,8 @@ impl<M: DmaMemory> Controller<M> {
     pub(crate) fn tick(&self, now_ns: u64) {
         self.device.clock_ns.store(now_ns, Ordering::Relaxed);
         if !self.device.is_gone() {
-            self.device.advance(now_ns);
-            self.device.sanitize_turn(now_ns);
+            lifecycle::advance(&self.device, now_ns);
+            sanitize::turn(&self.device, now_ns);
         }
         self.raise_due(now_ns);
     }
@@ -196,16 +198,15 @@ impl<M: DmaMemory> Controller<M> {
     /// Serves one queue once.
     #[inline]
     pub(crate) fn serve(&self, qid: u16, now_ns: u64) -> u32 {
-        if !self.device.has_work(qid, now_ns) || !self.device.is_running() {
+        if !serve::has_work(&self.device, qid, now_ns) || !self.device.is_running() {
             return 0;
         }
         // The control lock comes before every other one, and the guard after it: a driver that
         // resets the controller while it unmaps memory must not wait for itself.
         let mut control = (qid == 0).then(|| self.device.control.lock());
         let guard = self.memory.guard();
-        let served = self
-            .device
-            .serve(qid, &Dma::new(&guard), now_ns, control.as_deref_mut());
+        let dma = Dma::new(&guard);
+        let served = serve::serve(&self.device, qid, &dma, now_ns, control.as_deref_mut());
         if served.posted == 0 {
             return served.commands;
         }
@@ -242,7 +243,7 @@ impl<M: DmaMemory> Controller<M> {
     /// register is 0, and a controller that had left the bus is there again. Waits for steps in
     /// progress.
     pub fn power_cut(&self) {
-        self.device.power_cut();
+        lifecycle::power_cut(&self.device);
     }
 
     /// Bytes that a power cut would take back now.
@@ -296,7 +297,7 @@ impl<M: DmaMemory> Controller<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fault::mix;
+    use crate::mix::mix;
     use crate::testing::{DATA, Driver, ENTRIES, config, cq_at, sq_at};
     use nvme_core::spec::register::offset;
 

@@ -1,51 +1,30 @@
-//! The controller's state and its life: enable, reset, shutdown, power cut.
+//! The state of the controller, without the memory that it reaches.
 //!
-//! Invariant that drivers rely on: once CSTS.RDY reads 0 after CC.EN was cleared, no access to the
-//! driver's memory is in progress and none will start. Every access happens under a queue's lock,
-//! and `quiesce` takes each of them and removes the queue before RDY changes.
+//! What happens to it is in `command` and `engine`.
 
-use crate::config::Config;
-use crate::doorbell::Doorbells;
-use crate::fault::Faults;
-use crate::features::Features;
-use crate::interrupt::Vectors;
-use crate::latency::Pacing;
-use crate::logs::Logs;
+pub(crate) mod control;
+pub(crate) mod faults;
+pub(crate) mod features;
+pub(crate) mod logs;
+pub(crate) mod sanitize;
+
+use crate::bus::doorbell::Doorbells;
+use crate::bus::interrupt::Vectors;
+use crate::bus::queue::{SCRATCH_BYTES, Slot};
+use crate::bus::registers::Registers;
+use crate::config::settings::Config;
+use crate::medium::latency::Pacing;
+use crate::medium::namespace::Namespace;
 use crate::memory::{Held, Lock};
-use crate::namespace::Namespace;
 use crate::observe::Observer;
-use crate::queue::{Base, CompletionQueue, Ring, SCRATCH_BYTES, Slot, SubmissionQueue};
-use crate::registers::{NSSR_RESET, Registers};
-use crate::sanitize::Sanitize;
 use alloc::boxed::Box;
-use alloc::vec::Vec;
+use control::Control;
 use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
-use nvme_core::spec::register::{ALL_ONES, Cap, Cc, offset};
-use nvme_core::spec::{CQE_BYTES, PageSize, SQE_BYTES};
-
-/// A change of CSTS that is under way.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Transition {
-    Enable,
-    Disable,
-    Shutdown,
-}
-
-/// What admin commands and register writes work on, one at a time.
-pub(crate) struct Control {
-    pub features: Features,
-    /// The values that features have after a reset.
-    pub saved: Features,
-    /// Command identifiers of the asynchronous event requests that wait.
-    pub event_requests: Vec<u16>,
-    /// Requests among them that were aborted and still have to be completed.
-    pub aborted_events: Vec<u16>,
-    /// Aborts fetched in the current batch.
-    pub aborts: u16,
-    /// Vectors of other queues that the current batch has posted to.
-    pub posted: Vec<u16>,
-    transition: Option<(u64, Transition)>,
-}
+use faults::Faults;
+use logs::Logs;
+use nvme_core::spec::register::Cap;
+use nvme_core::spec::{PageSize, Sqe, Status};
+use sanitize::Sanitize;
 
 /// The controller without the memory that it reaches.
 pub(crate) struct Device {
@@ -102,21 +81,12 @@ impl Device {
                 namespace
             })
             .collect();
-        let features = Features::new(&config);
-        let device = Self {
+        Self {
             registers: Registers::new(cap, units as u16),
             doorbells: Doorbells::new(config.max_queues, config.dstrd),
             slots: (0..=config.max_queues).map(|_| Slot::new()).collect(),
             namespaces,
-            control: Lock::new(Control {
-                saved: features.clone(),
-                features,
-                event_requests: Vec::new(),
-                aborted_events: Vec::new(),
-                aborts: 0,
-                posted: Vec::new(),
-                transition: None,
-            }),
+            control: Lock::new(Control::new(&config)),
             logs: Lock::new(Logs::new()),
             sanitize: Sanitize::new(),
             faults: Faults::new(&config.faults),
@@ -131,15 +101,6 @@ impl Device {
             running: AtomicBool::new(false),
             gone: AtomicBool::new(false),
             config,
-        };
-        device.describe();
-        device
-    }
-
-    /// Tells the auditor what the controller is.
-    pub fn describe(&self) {
-        if let Some(observer) = &self.observer {
-            observer.describe(self);
         }
     }
 
@@ -147,6 +108,11 @@ impl Device {
     #[inline]
     pub fn is_running(&self) -> bool {
         self.running.load(Ordering::Acquire) // Acquire: pairs with the end of enable.
+    }
+
+    /// Commands are processed from now on, or no more.
+    pub fn set_running(&self, running: bool) {
+        self.running.store(running, Ordering::Release); // Release: pairs with is_running.
     }
 
     /// Whether the controller has left the bus.
@@ -157,13 +123,13 @@ impl Device {
     /// Leaves the bus.
     pub fn go(&self) {
         self.gone.store(true, Ordering::Relaxed);
-        self.running.store(false, Ordering::Release); // Release: pairs with is_running.
+        self.set_running(false);
     }
 
     /// Stops with CSTS.CFS.
     #[cold]
     pub fn fail(&self) {
-        self.running.store(false, Ordering::Release); // Release: pairs with is_running.
+        self.set_running(false);
         self.registers.change_csts(|csts| csts.set_cfs(true));
     }
 
@@ -180,245 +146,6 @@ impl Device {
         }
     }
 
-    /// Reads 32 bits of BAR0.
-    pub fn read32(&self, at: u32) -> u32 {
-        if self.is_gone() {
-            return ALL_ONES;
-        }
-        if at >= offset::DOORBELLS {
-            let word = self.doorbells.word((at - offset::DOORBELLS) as usize);
-            return word.map_or(0, |word| word.load(Ordering::Relaxed));
-        }
-        match at {
-            offset::INTMS | offset::INTMC => self.vectors.mask(),
-            _ if at.is_multiple_of(4) => self.registers.read(at),
-            _ => 0,
-        }
-    }
-
-    /// Writes 32 bits of BAR0.
-    pub fn write32(&self, at: u32, value: u32) {
-        if self.is_gone() {
-            return;
-        }
-        if at >= offset::DOORBELLS {
-            return self.ring((at - offset::DOORBELLS) as usize, value);
-        }
-        if !at.is_multiple_of(4) {
-            return;
-        }
-        let mut control = self.control.lock();
-        if self.registers.write(at, value) {
-            return;
-        }
-        match at {
-            offset::INTMS => self.vectors.set_mask(self.vectors.mask() | value),
-            offset::INTMC => {
-                self.vectors.set_mask(self.vectors.mask() & !value);
-                self.unmasked(value);
-            }
-            offset::CC => self.write_cc(&mut control, Cc(value)),
-            offset::NSSR if self.config.nssr && value == NSSR_RESET => {
-                self.disable(&mut control);
-                self.finish(&mut control, Transition::Disable);
-                self.registers.set_cc(Cc(0));
-                self.vectors.set_mask(0);
-                self.registers.change_csts(|csts| {
-                    csts.0 = 0;
-                    csts.set_nssro(true);
-                });
-            }
-            _ => {}
-        }
-    }
-
-    /// A doorbell write that was trapped.
-    fn ring(&self, at: usize, value: u32) {
-        match self.doorbells.decode(at) {
-            Some((qid, is_head)) => {
-                let doorbells = &self.doorbells;
-                let word = if is_head {
-                    doorbells.cq_head(qid)
-                } else {
-                    doorbells.sq_tail(qid)
-                };
-                word.store(value, Ordering::Release); // Release: pairs with the load in `serve`.
-            }
-            None if self.is_running() => {
-                if let Some(observer) = &self.observer {
-                    observer.stray(at);
-                }
-                self.bad_doorbell(u16::MAX, false);
-            }
-            None => {}
-        }
-    }
-
-    fn write_cc(&self, control: &mut Control, mut cc: Cc) {
-        let old = self.registers.cc();
-        if old.en() && cc.en() {
-            // Undefined while enabled; here without effect.
-            cc.set_mps(old.mps());
-            cc.set_css(old.css());
-            cc.set_ams(old.ams());
-        }
-        self.registers.set_cc(cc);
-        match (old.en(), cc.en()) {
-            (false, true) => self.enable(control, cc),
-            (true, false) => {
-                self.disable(control);
-                if !self.faults.ready_is_stuck() {
-                    self.start(control, Transition::Disable, self.config.ready_delay_ns);
-                }
-            }
-            _ => {}
-        }
-        // A reset under way goes on: it ends the shutdown, too.
-        let resets = matches!(control.transition, Some((_, Transition::Disable)));
-        if cc.shn() != 0 && old.shn() == 0 && !resets {
-            self.quiesce();
-            self.registers.change_csts(|csts| csts.set_shst(1));
-            self.start(control, Transition::Shutdown, self.config.shutdown_delay_ns);
-        }
-    }
-
-    fn enable(&self, control: &mut Control, cc: Cc) {
-        let cap = self.registers.cap;
-        let page = PageSize::from_mps(cc.mps())
-            .unwrap_or(PageSize::KIB4)
-            .bytes();
-        let aqa = self.registers.aqa();
-        let aligned = |word: &AtomicU64| word.load(Ordering::Relaxed).is_multiple_of(page);
-        let valid = (cap.mpsmin()..=cap.mpsmax()).contains(&cc.mps())
-            && cc.css() == 0
-            && cc.ams() == 0
-            && matches!(cc.iosqes(), 0 | 6)
-            && matches!(cc.iocqes(), 0 | 4)
-            && aqa.asqs_z() != 0
-            && aqa.acqs_z() != 0
-            && aligned(&self.registers.asq)
-            && aligned(&self.registers.acq);
-        self.registers.change_csts(|csts| csts.set_shst(0));
-        if !valid {
-            return self.fail();
-        }
-        if !self.faults.ready_is_stuck() {
-            self.start(control, Transition::Enable, self.config.ready_delay_ns);
-        }
-    }
-
-    /// Stops everything and forgets what a controller reset forgets. RDY changes later.
-    fn disable(&self, control: &mut Control) {
-        self.quiesce();
-        self.pacing.reset();
-        self.vectors.reset();
-        control.transition = None;
-        control.event_requests.clear();
-        control.aborted_events.clear();
-        control.features = control.saved.clone();
-        self.vectors.set_coalescing(control.features.coalescing());
-        self.write_back
-            .store(control.features.write_cache(), Ordering::Relaxed);
-        self.logs.lock().reset();
-    }
-
-    /// Removes every queue. When it returns, no access to the driver's memory is in progress.
-    fn quiesce(&self) {
-        self.running.store(false, Ordering::Release); // Release: pairs with is_running.
-        for slot in &self.slots {
-            let mut sq = slot.sq.lock();
-            *sq = None;
-            *slot.cq.lock() = None;
-            slot.settled.store(0, Ordering::Relaxed);
-            slot.next_due_ns.store(u64::MAX, Ordering::Relaxed);
-        }
-        self.highest.store(0, Ordering::Relaxed);
-        self.doorbells.clear();
-        if let Some(observer) = &self.observer {
-            observer.reset();
-        }
-    }
-
-    fn start(&self, control: &mut Control, transition: Transition, delay_ns: u64) {
-        if delay_ns == 0 {
-            return self.finish(control, transition);
-        }
-        let at = self
-            .clock_ns
-            .load(Ordering::Relaxed)
-            .saturating_add(delay_ns);
-        control.transition = Some((at, transition));
-        self.transition_ns.store(at, Ordering::Relaxed);
-    }
-
-    /// Finishes the transition under way when its time has come.
-    pub fn advance(&self, now_ns: u64) {
-        if self.transition_ns.load(Ordering::Relaxed) > now_ns {
-            return;
-        }
-        let mut control = self.control.lock();
-        self.transition_ns.store(u64::MAX, Ordering::Relaxed);
-        if let Some((at, transition)) = control.transition.take() {
-            if at <= now_ns {
-                self.finish(&mut control, transition);
-            } else {
-                control.transition = Some((at, transition));
-                self.transition_ns.store(at, Ordering::Relaxed);
-            }
-        }
-    }
-
-    fn finish(&self, control: &mut Control, transition: Transition) {
-        control.transition = None;
-        self.transition_ns.store(u64::MAX, Ordering::Relaxed);
-        match transition {
-            Transition::Enable => {
-                self.create_admin_queue();
-                self.running.store(true, Ordering::Release); // Release: pairs with is_running.
-                self.registers.change_csts(|csts| csts.set_rdy(true));
-            }
-            Transition::Disable => self.registers.change_csts(|csts| {
-                csts.set_rdy(false);
-                csts.set_cfs(false);
-                csts.set_shst(0);
-            }),
-            Transition::Shutdown => {
-                // Abrupt (10b) does not wait for the cache: a power cut may still take it.
-                if self.registers.cc().shn() == 1 {
-                    for namespace in &self.namespaces {
-                        if namespace.flush().is_err() {
-                            self.fail();
-                        }
-                    }
-                }
-                self.registers.change_csts(|csts| csts.set_shst(2));
-            }
-        }
-    }
-
-    fn create_admin_queue(&self) {
-        let aqa = self.registers.aqa();
-        let ring = |base: &AtomicU64, entries_z: u16, entry_bytes| Ring {
-            base: Base::Contiguous(base.load(Ordering::Relaxed)),
-            entries: u32::from(entries_z) + 1,
-            entry_bytes,
-        };
-        self.doorbells.clear();
-        let slot = &self.slots[0];
-        let sq = ring(&self.registers.asq, aqa.asqs_z(), SQE_BYTES);
-        let mut cq = CompletionQueue::new(ring(&self.registers.acq, aqa.acqs_z(), CQE_BYTES));
-        cq.users = 1;
-        cq.vector = Some(0);
-        let mut sq = SubmissionQueue::new(sq, 0, 0, self.delays());
-        if let Some(observer) = &self.observer {
-            observer.enable(self.page(), &sq.ring, &cq.ring);
-            cq.watch = Some(observer.watch(0));
-            sq.watch = Some(observer.watch(0));
-        }
-        *slot.sq.lock() = Some(sq);
-        *slot.cq.lock() = Some(cq);
-    }
-
     /// Whether commands can be held back, so that queues need room for them.
     pub fn delays(&self) -> bool {
         !self.pacing.is_none() || !self.faults.is_empty()
@@ -433,37 +160,6 @@ impl Device {
         }
     }
 
-    /// Cuts the power and switches it on again: whatever was not flushed is gone, and so is every
-    /// register value.
-    pub fn power_cut(&self) {
-        let mut control = self.control.lock();
-        let clean = self.registers.csts().shst() == 2;
-        self.disable(&mut control);
-        for namespace in &self.namespaces {
-            if let Some(cache) = &namespace.cache {
-                // A store that fails here has failed before; nothing is left to tell it to.
-                let _ = cache.power_cut(&*namespace.store);
-            }
-        }
-        self.transition_ns.store(u64::MAX, Ordering::Relaxed);
-        self.registers.clear();
-        self.vectors.set_mask(0);
-        self.gone.store(false, Ordering::Relaxed);
-        self.logs.lock().power_cycle(clean);
-    }
-
-    /// Resets the PCI function: queues and registers, but no data.
-    pub fn function_reset(&self) {
-        if self.is_gone() {
-            return; // Nobody hears it.
-        }
-        let mut control = self.control.lock();
-        self.disable(&mut control);
-        self.transition_ns.store(u64::MAX, Ordering::Relaxed);
-        self.registers.clear();
-        self.vectors.set_mask(0);
-    }
-
     /// Brings back a controller that had left the bus; it is to be reset.
     pub fn plug_in(&self) {
         self.gone.store(false, Ordering::Relaxed);
@@ -476,7 +172,15 @@ impl Device {
             drop::<Held<'_, _>>(slot.sq.lock());
         }
     }
-}
 
-#[cfg(test)]
-mod tests;
+    #[cold]
+    pub(crate) fn refused(&self, qid: u16, sqe: &Sqe, status: Status) {
+        self.logs.lock().failed(qid, sqe, status);
+    }
+
+    #[cold]
+    pub(crate) fn bad_doorbell(&self, qid: u16, exists: bool) {
+        self.logs.lock().bad_doorbell(qid, exists);
+        self.attention.store(true, Ordering::Relaxed);
+    }
+}

@@ -18,61 +18,39 @@ extern crate alloc;
 #[cfg(all(test, not(feature = "std")))]
 extern crate std;
 
-mod admin;
-mod batch;
-mod cache;
+mod bus;
+mod command;
 pub mod config;
 mod controller;
-mod create;
-mod data;
 mod device;
-mod doorbell;
-mod fault;
-mod features;
-#[cfg(feature = "std")]
-mod file_store;
-#[cfg(test)]
-mod foreign;
-mod format;
-mod identify;
-mod interrupt;
-mod latency;
-mod logs;
+mod engine;
+#[cfg(all(feature = "std", target_os = "linux"))]
+mod event;
+mod medium;
 mod memory;
-mod namespace;
-mod nvm;
+mod mix;
 mod observe;
 #[cfg(feature = "std")]
-mod options;
-mod prp;
-mod queue;
-mod registers;
-#[cfg(feature = "std")]
 mod runner;
-mod sanitize;
-mod serve;
-mod sgl;
-mod store;
 #[cfg(test)]
 mod testing;
-mod vec_memory;
 #[cfg(all(feature = "std", target_os = "linux"))]
 pub mod vfio_user;
 
+pub use bus::doorbell::Doorbells;
+pub use bus::interrupt::Interrupts;
+pub use bus::queue::QueueStats;
+pub use config::fault::{Fault, FaultPlan, FaultRule, When};
 pub use config::{Config, ConfigError, NamespaceConfig};
 pub use controller::{Controller, Stepped};
-pub use doorbell::Doorbells;
-pub use fault::{Fault, FaultPlan, FaultRule, Fired, When};
+pub use device::faults::Fired;
 #[cfg(feature = "std")]
-pub use file_store::File;
-pub use interrupt::Interrupts;
-pub use latency::Profile;
-pub use memory::{Dma, DmaFault, DmaGuard, DmaMemory, Peer, PeerCopy, Region, Span};
+pub use medium::file::File;
+pub use medium::latency::Profile;
+pub use medium::store::{Memory, Null, Store, StoreError};
+pub use memory::{Dma, DmaFault, DmaGuard, DmaMemory, Peer, PeerCopy, Region, Span, VecMemory};
 #[cfg(feature = "std")]
 pub use memory::{HostMemory, MapError};
 pub use nvme_auditor::{Finding, Party, Rule};
-pub use queue::QueueStats;
 #[cfg(feature = "std")]
 pub use runner::Runner;
-pub use store::{Memory, Null, Store, StoreError};
-pub use vec_memory::VecMemory;

@@ -4,9 +4,8 @@
 //! compiled without it. A completion is reported before its entry is written, and a queue's events
 //! under its lock, so that nothing which follows from them can come first.
 
-use crate::device::Device;
+use crate::bus::ring::Ring;
 use crate::memory::{Dma, Lock};
-use crate::queue::Ring;
 use alloc::sync::Arc;
 use alloc::vec::Vec;
 use nvme_auditor::{Account, Auditor, Finding};
@@ -25,12 +24,8 @@ impl Observer {
         }
     }
 
-    /// The controller says what it is, at first and when a namespace has another format.
-    pub fn describe(&self, device: &Device) {
-        let mut account = Account::new(device.registers.cap, &device.identify_controller());
-        for (nsid, namespace) in (1..).zip(device.namespaces.iter()) {
-            account.namespace(nsid, &crate::identify::namespace(namespace));
-        }
+    /// What the controller is, at first and when a namespace has another format.
+    pub fn describe(&self, account: Account) {
         self.0.lock().describe(account);
     }
 

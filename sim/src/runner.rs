@@ -1,8 +1,8 @@
 //! Threads that drive a controller in real time by polling its doorbell memory.
 
 use crate::controller::Controller;
+use crate::event::Event;
 use crate::memory::HostMemory;
-use crate::vfio_user::Event;
 use std::io::Result as IoResult;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -166,9 +166,9 @@ fn serve(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Config, NamespaceConfig};
-    use crate::latency::Profile;
-    use crate::store::{Memory, Null, Store};
+    use crate::config::settings::{Config, NamespaceConfig};
+    use crate::medium::latency::Profile;
+    use crate::medium::store::{Memory, Null, Store};
     use crate::testing::judge;
     use nvme_core::spec::admin::{self, QueueParams};
     use nvme_core::spec::register::{Cc, offset};

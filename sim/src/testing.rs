@@ -2,12 +2,12 @@
 //!
 //! The protocol auditor watches every test: see [`Driver::breaks`].
 
-use crate::config::{Config, NamespaceConfig};
+use crate::bus::interrupt::Interrupts;
+use crate::config::settings::{Config, NamespaceConfig};
 use crate::controller::Controller;
-use crate::interrupt::Interrupts;
+use crate::medium::store::Memory;
 use crate::memory::Lock;
-use crate::store::Memory;
-use crate::vec_memory::VecMemory;
+use crate::memory::VecMemory;
 use alloc::boxed::Box;
 use alloc::sync::Arc;
 use alloc::vec::Vec;

@@ -4,7 +4,7 @@
 //! SIGBUS. A handler puts anonymous memory in the place of a mapping that has lost its file: the
 //! access goes on with zeroes, and [`GuestMemory::is_lost`] tells the server to end the connection.
 
-use super::Span;
+use super::span::Span;
 use rustix::fs::{FileType, fstat, fstatfs};
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::param::page_size;

@@ -1,10 +1,11 @@
 //! Memory of this process at addresses of the user's choice.
 
+use super::dma::{DmaGuard, DmaMemory, Region};
 #[cfg(target_os = "linux")]
 use super::guest::GuestMemory;
 use super::lock::relax;
+use super::span::{Peer, Span};
 use super::staged::{Remote, Staging};
-use super::{DmaGuard, DmaMemory, Peer, Region, Span};
 use std::any::Any;
 use std::boxed::Box;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, AtomicUsize, Ordering};

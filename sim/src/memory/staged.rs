@@ -3,7 +3,8 @@
 //! What a batch of commands changes is written back at its end: data first, completions last, so that
 //! a driver that sees a completion finds its data.
 
-use super::{Region, Span};
+use super::dma::Region;
+use super::span::Span;
 use std::boxed::Box;
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;

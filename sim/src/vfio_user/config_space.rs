@@ -5,7 +5,7 @@
 //!
 //! PCI Express Base 5.0, "Configuration Space"; NVMe over PCIe Transport 1.0, "PCI Express Registers".
 
-use crate::identify::PCI_VENDOR as VENDOR;
+use crate::command::identify::PCI_VENDOR as VENDOR;
 use std::boxed::Box;
 use std::vec;
 

@@ -1,7 +1,7 @@
 //! Interrupts as event descriptors that the client has armed.
 
 use super::wire::{self, IrqInfo, IrqSet, irq};
-use crate::interrupt::Interrupts;
+use crate::bus::interrupt::Interrupts;
 use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl, readlinkat};
 use rustix::io::Errno;
 use std::boxed::Box;

@@ -16,5 +16,4 @@ mod session;
 mod tests;
 pub mod wire;
 
-pub(crate) use channel::Event;
 pub use server::{Left, ServeError, Server, Stopper};

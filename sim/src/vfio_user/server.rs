@@ -1,13 +1,14 @@
 //! The listening socket, and one client after another.
 
-use super::channel::{Channel, End, Event, Message, readable};
+use super::channel::{Channel, End, Message};
 use super::function::Function;
 use super::irq::Irqs;
 use super::requests::Requests;
 use super::session::Session;
 use super::wire::{self, Header};
-use crate::config::Config;
+use crate::config::settings::Config;
 use crate::controller::Controller;
+use crate::event::{Event, readable};
 use crate::memory::HostMemory;
 use crate::runner::Runner;
 use nvme_core::spec::register::offset::DOORBELLS;
@@ -38,7 +39,7 @@ const BACKLOG: i32 = 16;
 #[derive(Debug)]
 pub enum ServeError {
     /// The configuration of the controller.
-    Config(crate::config::ConfigError),
+    Config(crate::config::settings::ConfigError),
     /// The path of the socket cannot be used.
     Socket {
         /// The path.

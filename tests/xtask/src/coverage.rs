@@ -368,7 +368,7 @@ mod tests {
         assert!(tests_in("mod a;\n#[cfg(test)]\nmod held;\n", "held"));
         assert!(!tests_in("#[cfg(test)]\nmod held;\nmod a;\n", "a"));
         assert_eq!(tests_begin("sim/src/memory/host/held.rs"), 0);
-        assert_eq!(tests_begin("sim/src/nvm/tests/media.rs"), 0);
+        assert_eq!(tests_begin("sim/src/command/nvm/tests/media.rs"), 0);
         assert_eq!(tests_begin("sim/src/testing.rs"), 0);
         assert!(tests_begin("sim/src/memory/host.rs") > 100);
     }
@@ -385,7 +385,7 @@ mod tests {
             "sim/src ninety",
             "sim/src 101",
             "no/such 5",
-            "except sim/src/queue.rs",
+            "except sim/src/bus/queue.rs",
             "except no/such.rs: gone",
         ] {
             let failure = Floors::read(wrong).unwrap_err().to_string();

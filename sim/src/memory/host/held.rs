@@ -1,11 +1,11 @@
 //! Tests of reads into memory that only its owner copies to: held back, copied together, completed then.
 
 use super::*;
-use crate::batch::MAX_HELD;
-use crate::config::{Config, NamespaceConfig};
+use crate::config::settings::{Config, NamespaceConfig};
 use crate::controller::Controller;
+use crate::engine::batch::MAX_HELD;
+use crate::medium::store::{Memory, Store};
 use crate::memory::PeerCopy;
-use crate::store::{Memory, Store};
 use crate::testing::judge;
 use nvme_auditor::Rule;
 use nvme_core::spec::admin::{self, QueueParams};

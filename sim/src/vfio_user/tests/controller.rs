@@ -1,9 +1,9 @@
 //! The controller through the socket: a driver of a few lines in memory that it shares.
 
 use super::*;
-use crate::config::NamespaceConfig;
-use crate::store::Null;
-use crate::vfio_user::Event;
+use crate::config::settings::NamespaceConfig;
+use crate::event::Event;
+use crate::medium::store::Null;
 use crate::vfio_user::wire::{irq, region};
 use nvme_core::spec::register::{Cc, Csts, offset};
 use nvme_core::spec::{Cid, Nsid, Sqe, admin};
@@ -160,7 +160,7 @@ fn commands_run_through_shared_memory_and_end_with_an_interrupt() {
         assert_eq!(guest.wait(nth), 0);
         guest.consume(nth);
     }
-    assert_eq!(vendor(&guest), crate::identify::PCI_VENDOR);
+    assert_eq!(vendor(&guest), crate::command::identify::PCI_VENDOR);
 }
 
 #[test]
@@ -214,16 +214,16 @@ fn every_kind_of_reset_stops_the_controller_and_it_can_be_enabled_again() {
 #[test]
 fn a_controller_that_left_the_bus_reads_as_ones_until_the_next_client() {
     let mut config = config();
-    let when = crate::fault::When {
+    let when = crate::config::fault::When {
         qid: Some(0),
         nth: Some(1),
-        ..crate::fault::When::default()
+        ..crate::config::fault::When::default()
     };
-    let what = crate::fault::Fault::AllOnes;
+    let what = crate::config::fault::Fault::AllOnes;
     config
         .faults
         .rules
-        .push(crate::fault::FaultRule { when, what });
+        .push(crate::config::fault::FaultRule { when, what });
     let served = Served::new(config, 1);
     let mut client = served.client();
     let mut guest = Guest::new(&mut client);

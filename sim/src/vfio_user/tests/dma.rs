@@ -252,7 +252,7 @@ fn memory_without_a_descriptor_is_reached_by_messages_data_before_completion() {
     }
     assert_eq!(
         remote.memory[0x2000..0x2002],
-        crate::identify::PCI_VENDOR.to_le_bytes()
+        crate::command::identify::PCI_VENDOR.to_le_bytes()
     );
     assert_eq!(remote.memory[0x100E..0x1010], [1, 0], "success, phase 1");
     let (last, before) = remote.writes.split_last().unwrap();

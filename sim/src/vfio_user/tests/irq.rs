@@ -1,7 +1,7 @@
 //! Interrupts by eventfd: arming, masking, the pin.
 
 use super::*;
-use crate::vfio_user::Event;
+use crate::event::Event;
 use crate::vfio_user::wire::irq;
 
 const INVAL: i32 = libc::EINVAL;

@@ -8,7 +8,7 @@ mod socket;
 
 use super::wire::{self, Header, command};
 use super::{Left, Server, Stopper};
-use crate::config::Config;
+use crate::config::settings::Config;
 use crate::testing::{config, judge};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::net::{

@@ -9,7 +9,7 @@ const FILES: [(&str, &[&str]); 14] = [
     ("prp_round_trip", &["nvme-core/src/prp.rs"]),
     (
         "sgl_round_trip",
-        &["nvme-core/src/sgl.rs", "sim/src/sgl.rs"],
+        &["nvme-core/src/sgl.rs", "sim/src/command/sgl.rs"],
     ),
     (
         "cqe_stream",
@@ -34,25 +34,29 @@ const FILES: [(&str, &[&str]); 14] = [
     (
         "hostile_driver",
         &[
-            "sim/src/admin.rs",
-            "sim/src/create.rs",
+            "sim/src/command/admin.rs",
+            "sim/src/command/create.rs",
             "sim/src/device.rs",
-            "sim/src/doorbell.rs",
-            "sim/src/features.rs",
-            "sim/src/identify.rs",
-            "sim/src/logs.rs",
-            "sim/src/queue.rs",
+            "sim/src/device/features.rs",
+            "sim/src/device/logs.rs",
+            "sim/src/engine/lifecycle.rs",
+            "sim/src/engine/properties.rs",
+            "sim/src/bus/doorbell.rs",
+            "sim/src/command/features.rs",
+            "sim/src/command/identify.rs",
+            "sim/src/command/logs.rs",
+            "sim/src/bus/queue.rs",
         ],
     ),
     (
         "guest_memory",
         &[
-            "sim/src/batch.rs",
-            "sim/src/data.rs",
-            "sim/src/interrupt.rs",
+            "sim/src/engine/batch.rs",
+            "sim/src/command/data.rs",
+            "sim/src/bus/interrupt.rs",
             "sim/src/memory/host.rs",
-            "sim/src/nvm.rs",
-            "sim/src/prp.rs",
+            "sim/src/command/nvm.rs",
+            "sim/src/command/prp.rs",
         ],
     ),
     (
@@ -69,7 +73,8 @@ const FILES: [(&str, &[&str]); 14] = [
     (
         "device_string",
         &[
-            "sim/src/options.rs",
+            "sim/src/config/options.rs",
+            "sim/src/config/options/faults.rs",
             "sim/units/src/lib.rs",
             "host-shell/src/machine/sysfs/address.rs",
         ],
@@ -118,8 +123,9 @@ const FILES: [(&str, &[&str]); 14] = [
     (
         "registers",
         &[
-            "sim/src/registers.rs",
-            "sim/src/device.rs",
+            "sim/src/bus/registers.rs",
+            "sim/src/engine/lifecycle.rs",
+            "sim/src/engine/properties.rs",
             "nvme-core/src/bringup.rs",
             "nvme-core/src/shutdown.rs",
         ],

@@ -1,0 +1,345 @@
+//! Submission and completion queues as the controller sees them, and what it counts about them.
+//!
+//! Every index is checked against the queue's size before it is used, because the doorbells that
+//! carry them are memory that a hostile driver writes.
+
+use crate::bus::ring::Ring;
+use crate::config::fault::Fault;
+use crate::memory::{Dma, DmaFault, Lock, Span};
+use crate::observe::Watch;
+use alloc::boxed::Box;
+use alloc::collections::BinaryHeap;
+use core::cmp::Reverse;
+use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use nvme_core::spec::{CQE_BYTES, Cqe, SQE_BYTES, Sqe};
+
+/// A command that is due later: the profile's latency, or a fault.
+#[derive(Clone, Debug)]
+pub(crate) struct Pending {
+    pub due_ns: u64,
+    /// Order of fetching: breaks ties, so that steps are deterministic.
+    pub order: u64,
+    pub sqe: Sqe,
+    pub fault: Option<Fault>,
+}
+
+impl PartialEq for Pending {
+    fn eq(&self, other: &Self) -> bool {
+        self.cmp(other).is_eq()
+    }
+}
+
+impl Eq for Pending {}
+
+impl PartialOrd for Pending {
+    fn partial_cmp(&self, other: &Self) -> Option<core::cmp::Ordering> {
+        Some(self.cmp(other))
+    }
+}
+
+impl Ord for Pending {
+    fn cmp(&self, other: &Self) -> core::cmp::Ordering {
+        (self.due_ns, self.order).cmp(&(other.due_ns, other.order))
+    }
+}
+
+/// Bytes staged between memory and a store that has no words of its own.
+pub(crate) const SCRATCH_BYTES: usize = 128 << 10;
+
+/// Commands of one queue that the controller holds while they are delayed; it fetches no more.
+pub(crate) const MAX_PENDING: usize = 4096;
+
+/// A submission queue.
+pub(crate) struct SubmissionQueue {
+    pub ring: Ring,
+    pub cqid: u16,
+    /// The next entry to fetch.
+    pub head: u32,
+    /// The last valid value of the tail doorbell.
+    pub tail: u32,
+    /// The last invalid value, so that it is reported once.
+    pub bad_tail: Option<u32>,
+    pub pending: BinaryHeap<Reverse<Pending>>,
+    pub fetched: u64,
+    /// Of `pending`, those that have completed already: they take no room from commands.
+    pub afterwards: usize,
+    pub scratch: Box<[u8]>,
+    pub watch: Option<Watch>,
+}
+
+impl SubmissionQueue {
+    pub fn new(ring: Ring, cqid: u16, scratch_bytes: usize, delayed: bool) -> Self {
+        let pending = if delayed {
+            (ring.entries as usize).min(MAX_PENDING)
+        } else {
+            0
+        };
+        Self {
+            ring,
+            cqid,
+            head: 0,
+            tail: 0,
+            bad_tail: None,
+            pending: BinaryHeap::with_capacity(pending),
+            fetched: 0,
+            afterwards: 0,
+            scratch: alloc::vec![0; scratch_bytes].into_boxed_slice(),
+            watch: None,
+        }
+    }
+
+    /// Entries that wait to be fetched.
+    #[inline]
+    pub fn waiting(&self) -> u32 {
+        self.ring.distance(self.head, self.tail)
+    }
+
+    /// Takes a tail doorbell value; `false` when it is outside the ring.
+    #[inline]
+    pub fn take_tail(&mut self, value: u32) -> bool {
+        if value < self.ring.entries {
+            self.tail = value;
+            self.bad_tail = None;
+            return true;
+        }
+        self.bad_tail.replace(value) == Some(value)
+    }
+
+    /// Fetches the entry at the head. The caller knows that one waits.
+    #[inline]
+    pub fn fetch(&mut self, whole: Option<Span<'_>>, dma: &Dma<'_>) -> Result<Sqe, DmaFault> {
+        let words = match whole {
+            Some(span) => span.words::<8>(self.head as usize * SQE_BYTES),
+            None => None,
+        };
+        let words = match words {
+            Some(words) => words,
+            None => dma.words::<8>(self.ring.run(self.head, 1).0)?,
+        };
+        let sqe = Sqe::from_words(words);
+        if let Some(watch) = &self.watch {
+            watch.fetched(self.head, &sqe, dma);
+        }
+        self.head = self.ring.next(self.head);
+        Ok(sqe)
+    }
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub(crate) struct CompletionQueue {
+    pub ring: Ring,
+    /// The next entry to write.
+    pub tail: u32,
+    /// The last valid value of the head doorbell: entries before it are free.
+    pub head: u32,
+    pub bad_head: Option<u32>,
+    /// The phase tag of the current pass: 1 at first.
+    pub phase: bool,
+    /// Submission queues that complete here.
+    pub users: u32,
+    /// The interrupt vector, unless the driver polls.
+    pub vector: Option<u16>,
+    /// A torn entry's lower word, still to be written.
+    pub torn: Option<(u64, u64)>,
+    pub watch: Option<Watch>,
+}
+
+/// How one entry is published.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Publish {
+    pub wrong_phase: bool,
+    pub torn: bool,
+}
+
+impl CompletionQueue {
+    pub fn new(ring: Ring) -> Self {
+        Self {
+            ring,
+            tail: 0,
+            head: 0,
+            bad_head: None,
+            phase: true,
+            users: 0,
+            vector: None,
+            torn: None,
+            watch: None,
+        }
+    }
+
+    /// Entries that can be posted now.
+    #[inline]
+    pub fn space(&self) -> u32 {
+        self.ring.entries - 1 - self.ring.distance(self.head, self.tail)
+    }
+
+    /// Takes a head doorbell value; `false` when it is outside the ring or frees what was never posted.
+    #[inline]
+    pub fn take_head(&mut self, value: u32) -> bool {
+        if let Some(watch) = &self.watch {
+            watch.head(value);
+        }
+        if value < self.ring.entries
+            && self.ring.distance(self.head, value) <= self.ring.distance(self.head, self.tail)
+        {
+            self.head = value;
+            self.bad_head = None;
+            return true;
+        }
+        self.bad_head.replace(value) == Some(value)
+    }
+
+    /// Posts an entry; the phase tag is filled in here. The caller knows that there is space.
+    #[inline]
+    pub fn post(
+        &mut self,
+        whole: Option<Span<'_>>,
+        dma: &Dma<'_>,
+        mut cqe: Cqe,
+        publish: Publish,
+    ) -> Result<(), DmaFault> {
+        cqe.phase_status = cqe.phase_status & !1 | u16::from(self.phase != publish.wrong_phase);
+        if let Some(watch) = &self.watch {
+            watch.posted(self.tail, &cqe, !publish.torn, dma);
+        }
+        let [lower, upper] = cqe.to_words();
+        let offset = self.tail as usize * CQE_BYTES;
+        let words = whole.and_then(|span| Some((span.word(offset)?, span.word(offset + 8)?)));
+        let (low, high) = match words {
+            Some(words) => words,
+            None => {
+                let iova = self.ring.run(self.tail, 1).0;
+                (dma.word(iova)?, dma.word(iova.wrapping_add(8))?)
+            }
+        };
+        if publish.torn {
+            self.torn = Some((self.ring.run(self.tail, 1).0, lower));
+        } else {
+            low.store(lower, Ordering::Relaxed);
+        }
+        // Release: pairs with the driver's acquire after it has seen the phase tag: dwords 0-1 and
+        // the data of the command come before it.
+        high.store(upper, Ordering::Release);
+        self.tail = self.ring.next(self.tail);
+        self.phase ^= self.tail == 0;
+        Ok(())
+    }
+
+    /// Writes the word that a torn entry still lacks.
+    pub fn mend(&mut self, dma: &Dma<'_>) {
+        if let Some((iova, lower)) = self.torn.take()
+            && let Ok(word) = dma.word(iova)
+        {
+            word.store(lower, Ordering::Release); // Release: as the phase tag should have been.
+        }
+    }
+}
+
+/// Counts of one queue identifier since power on. Deleting the queue keeps them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct QueueStats {
+    /// Commands completed, with any status.
+    pub commands: u64,
+    /// Of these, reads.
+    pub reads: u64,
+    /// Of these, writes.
+    pub writes: u64,
+    /// Bytes read from the store by Read and Compare.
+    pub read_bytes: u64,
+    /// Bytes written by Write.
+    pub written_bytes: u64,
+    /// Commands that ended with an error.
+    pub errors: u64,
+    /// Doorbell values that were taken.
+    pub batches: u64,
+    /// Times that the completion queue was full while commands waited.
+    pub cq_full: u64,
+}
+
+/// [`QueueStats`] where one thread adds and anyone reads.
+#[derive(Debug, Default)]
+pub(crate) struct SharedStats([AtomicU64; 8]);
+
+impl SharedStats {
+    pub fn add(&self, batch: &QueueStats) {
+        let QueueStats {
+            commands,
+            reads,
+            writes,
+            read_bytes,
+            written_bytes,
+            errors,
+            batches,
+            cq_full,
+        } = *batch;
+        let all = [
+            commands,
+            reads,
+            writes,
+            read_bytes,
+            written_bytes,
+            errors,
+            batches,
+            cq_full,
+        ];
+        for (sum, add) in self.0.iter().zip(all) {
+            if add != 0 {
+                // The queue's lock is held: nobody else writes.
+                sum.store(
+                    sum.load(Ordering::Relaxed).wrapping_add(add),
+                    Ordering::Relaxed,
+                );
+            }
+        }
+    }
+
+    pub fn get(&self) -> QueueStats {
+        let [
+            commands,
+            reads,
+            writes,
+            read_bytes,
+            written_bytes,
+            errors,
+            batches,
+            cq_full,
+        ] = core::array::from_fn(|i| self.0[i].load(Ordering::Relaxed));
+        QueueStats {
+            commands,
+            reads,
+            writes,
+            read_bytes,
+            written_bytes,
+            errors,
+            batches,
+            cq_full,
+        }
+    }
+}
+
+/// Everything with one queue identifier. Locks are taken submission queue first.
+#[repr(align(128))]
+pub(crate) struct Slot {
+    pub sq: Lock<Option<SubmissionQueue>>,
+    pub cq: Lock<Option<CompletionQueue>>,
+    /// The tail doorbell value after which nothing is left to do.
+    pub settled: AtomicU32,
+    /// When the earliest delayed command is due; `u64::MAX` for none.
+    pub next_due_ns: AtomicU64,
+    pub stats: SharedStats,
+}
+
+impl Slot {
+    pub fn new() -> Self {
+        Self {
+            sq: Lock::new(None),
+            cq: Lock::new(None),
+            settled: AtomicU32::new(0),
+            next_due_ns: AtomicU64::new(u64::MAX),
+            stats: SharedStats::default(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

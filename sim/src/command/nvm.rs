@@ -1,0 +1,411 @@
+//! The NVM command set: what each I/O command does to a namespace.
+//!
+//! NVM Command Set 1.0c, 3 (I/O Commands for the NVM Command Set).
+
+use crate::bus::queue::QueueStats;
+use crate::command::data::{Data, Direction, store_status};
+use crate::medium::latency::Work;
+use crate::medium::namespace::Namespace;
+use crate::medium::store::Store;
+use crate::memory::Dma;
+use core::sync::atomic::{AtomicBool, Ordering};
+use nvme_core::spec::nvm::{self, DEAC, DSM_DEALLOCATE, FUA, opcode};
+use nvme_core::spec::{Nsid, PageSize, Psdt, Sqe, Status};
+
+/// What the commands of one batch may use.
+#[derive(Clone, Copy)]
+pub(crate) struct Io<'a, 'g> {
+    pub namespaces: &'g [Namespace],
+    pub dma: &'a Dma<'g>,
+    pub page: PageSize,
+    /// The most bytes that one command may move.
+    pub max_bytes: u64,
+    pub sgl: bool,
+    /// Whether writes may stay in the volatile cache.
+    pub write_back: bool,
+    /// What every command but Flush is answered with: a sanitize operation is in progress or has failed.
+    pub bar: Option<Status>,
+    /// No user data was written since the last sanitize operation.
+    pub erased: &'g AtomicBool,
+}
+
+/// Blocks that a command names, as bytes of the store.
+#[derive(Clone, Copy)]
+struct Range {
+    offset: u64,
+    len: u64,
+    shift: u32,
+}
+
+impl Range {
+    fn block(&self) -> usize {
+        1 << self.shift
+    }
+}
+
+/// What kind of work a command is and how many bytes it moves, for the latency model.
+///
+/// A command that will be refused moves nothing.
+pub(crate) fn work(io: &Io<'_, '_>, sqe: &Sqe) -> (Work, u64) {
+    let bytes = io.range(sqe).map_or(0, |(_, range)| range.len);
+    let bytes = if bytes > io.max_bytes { 0 } else { bytes };
+    match sqe.opcode() {
+        opcode::READ | opcode::COMPARE => (Work::Read, bytes),
+        opcode::VERIFY => (Work::Read, 0),
+        opcode::WRITE => (Work::Write, bytes),
+        opcode::FLUSH => (Work::Flush, 0),
+        _ => (Work::Write, 0),
+    }
+}
+
+/// Whether the data pointer of a command says by itself where its data lie: with a list, memory that
+/// the driver may use again would be read once more when the data move late.
+pub(crate) fn needs_no_list(io: &Io<'_, '_>, sqe: &Sqe) -> bool {
+    let page = io.page.bytes();
+    sqe.psdt() == Psdt::Prp && sqe.dptr[0] % page + work(io, sqe).1 <= 2 * page
+}
+
+impl<'a, 'g> Io<'a, 'g> {
+    /// Checks and executes `sqe`.
+    #[inline]
+    pub fn execute(
+        &self,
+        sqe: &Sqe,
+        scratch: &mut [u8],
+        stats: &mut QueueStats,
+    ) -> Result<(), Status> {
+        if let Some(status) = self.bar
+            && sqe.opcode() != opcode::FLUSH
+        {
+            return Err(status);
+        }
+        match sqe.opcode() {
+            opcode::READ => {
+                stats.reads += 1;
+                self.read(sqe, scratch, stats)
+            }
+            opcode::WRITE => {
+                stats.writes += 1;
+                self.write(sqe, scratch, stats)
+            }
+            _ => self.others(sqe, scratch, stats),
+        }
+    }
+
+    /// Whether [`expect`](Self::expect) is of any use.
+    pub fn looks_ahead(&self) -> bool {
+        let in_memory = |one: &Namespace| !one.null && one.store.span().is_some();
+        self.namespaces.iter().any(in_memory)
+    }
+
+    /// Fetches the start of what a read will move while the command before it is executed. Checks
+    /// nothing: that comes with the execution.
+    #[inline]
+    pub fn expect(&self, sqe: &Sqe) {
+        let namespace = self.namespaces.get((sqe.nsid as usize).wrapping_sub(1));
+        let Some(namespace) = namespace.filter(|_| sqe.opcode() == opcode::READ) else {
+            return;
+        };
+        let start = nvm::slba(sqe).0 << namespace.shift();
+        let len = u64::from(nvm::blocks(sqe)) << namespace.shift();
+        let span = namespace.store.span();
+        let part = span.and_then(|span| span.slice(start as usize, len as usize));
+        if let Some(part) = part {
+            part.prefetch();
+        }
+    }
+
+    #[cold]
+    fn others(&self, sqe: &Sqe, scratch: &mut [u8], stats: &mut QueueStats) -> Result<(), Status> {
+        match sqe.opcode() {
+            opcode::FLUSH => self.flush(sqe),
+            opcode::WRITE_UNCORRECTABLE => self.write_uncorrectable(sqe),
+            opcode::COMPARE => self.compare(sqe, scratch, stats),
+            opcode::WRITE_ZEROES => self.write_zeroes(sqe),
+            opcode::DATASET_MANAGEMENT => self.dataset_management(sqe, scratch),
+            opcode::VERIFY => self.verify(sqe),
+            _ => Err(Status::INVALID_OPCODE.with_dnr()),
+        }
+    }
+
+    /// Checks that every command shares.
+    #[inline]
+    fn admit(&self, sqe: &Sqe) -> Result<(), Status> {
+        // Fused operations are not supported (FUSES = 0), nor is an SGL for metadata.
+        let psdt = match sqe.psdt() {
+            Psdt::Prp => true,
+            Psdt::SglMptrBuffer => self.sgl,
+            Psdt::SglMptrSgl | Psdt::Reserved => false,
+        };
+        if sqe.fuse() != 0 || !psdt {
+            Err(Status::INVALID_FIELD.with_dnr())
+        } else {
+            Ok(())
+        }
+    }
+
+    #[inline]
+    fn namespace(&self, sqe: &Sqe) -> Result<&'g Namespace, Status> {
+        self.admit(sqe)?;
+        let index = (sqe.nsid as usize).wrapping_sub(1);
+        let namespace = self
+            .namespaces
+            .get(index)
+            .ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
+        if namespace.is_formatting() {
+            return Err(Status::FORMAT_IN_PROGRESS);
+        }
+        Ok(namespace)
+    }
+
+    /// The namespace and blocks of a command.
+    #[inline]
+    fn range(&self, sqe: &Sqe) -> Result<(&'g Namespace, Range), Status> {
+        let namespace = self.namespace(sqe)?;
+        let range = range(namespace, nvm::slba(sqe).0, u64::from(nvm::blocks(sqe)))?;
+        Ok((namespace, range))
+    }
+
+    #[inline]
+    fn data<'s>(&'s self, sqe: &'s Sqe, len: u64) -> Result<Data<'s, 'g>, Status> {
+        if len > self.max_bytes {
+            return Err(Status::INVALID_FIELD.with_dnr());
+        }
+        Ok(Data {
+            dma: self.dma,
+            sqe,
+            page: self.page,
+            len,
+        })
+    }
+
+    #[inline]
+    fn read(&self, sqe: &Sqe, scratch: &mut [u8], stats: &mut QueueStats) -> Result<(), Status> {
+        let (namespace, range) = self.range(sqe)?;
+        let data = self.data(sqe, range.len)?;
+        stats.read_bytes += range.len;
+        if namespace.null {
+            // Nothing moves, but the data pointer is walked and checked.
+            return data.walk(Direction::ToHost, |_, _| Ok(()));
+        }
+        if namespace.is_damaged(range.offset, range.len) {
+            return Err(Status::UNRECOVERED_READ_ERROR.with_dnr());
+        }
+        data.read(&*namespace.store, range.offset, scratch)?;
+        self.metadata(namespace, sqe, range, Direction::ToHost)
+    }
+
+    #[inline]
+    fn write(&self, sqe: &Sqe, scratch: &mut [u8], stats: &mut QueueStats) -> Result<(), Status> {
+        let (namespace, range) = self.range(sqe)?;
+        let data = self.data(sqe, range.len)?;
+        writable(namespace)?;
+        stats.written_bytes += range.len;
+        if namespace.null {
+            return data.walk(Direction::FromHost, |_, _| Ok(()));
+        }
+        data.check(Direction::FromHost)?;
+        self.changing(namespace, range, sqe.cdw12 & FUA != 0, || {
+            data.write(&*namespace.store, range.offset, scratch)?;
+            self.metadata(namespace, sqe, range, Direction::FromHost)
+        })
+    }
+
+    /// Runs `change` of the blocks so that a power cut afterwards does what it should.
+    fn changing(
+        &self,
+        namespace: &Namespace,
+        range: Range,
+        fua: bool,
+        change: impl FnOnce() -> Result<(), Status>,
+    ) -> Result<(), Status> {
+        let fault = |error| store_status(error, Direction::FromHost);
+        let store = &*namespace.store;
+        let Range { offset, len, .. } = range;
+        if self.erased.load(Ordering::Relaxed) {
+            self.erased.store(false, Ordering::Relaxed);
+        }
+        let cache = namespace.cache.as_ref();
+        let through = fua || !self.write_back;
+        if let Some(cache) = cache.filter(|_| !through) {
+            cache
+                .before_write(store, offset, len, range.block())
+                .map_err(fault)?;
+        }
+        change()?;
+        namespace.repair(offset, len);
+        if through && let Some(cache) = cache {
+            store.flush().map_err(fault)?;
+            cache.commit(offset, len, range.block());
+        }
+        Ok(())
+    }
+
+    /// Moves the metadata of the blocks, where the format has a buffer apart for it.
+    fn metadata(
+        &self,
+        namespace: &Namespace,
+        sqe: &Sqe,
+        range: Range,
+        direction: Direction,
+    ) -> Result<(), Status> {
+        let Some(store) = &namespace.metadata else {
+            return Ok(());
+        };
+        let each = u64::from(namespace.metadata_bytes);
+        let offset = ((range.offset >> range.shift) * each) as usize;
+        let len = ((range.len >> range.shift) * each) as usize;
+        let stored = store.span().and_then(|span| span.slice(offset, len));
+        let stored = stored.ok_or(Status::INTERNAL_ERROR)?;
+        let mut done = 0;
+        let moved = self.dma.pieces(sqe.mptr, len, |piece| {
+            if let Some(stored) = stored.slice(done, piece.len()) {
+                match direction {
+                    Direction::ToHost => stored.copy_to(piece),
+                    Direction::FromHost => piece.copy_to(stored),
+                }
+            }
+            done += piece.len();
+        });
+        moved.map_err(|_| Status::DATA_TRANSFER_ERROR)
+    }
+
+    fn flush(&self, sqe: &Sqe) -> Result<(), Status> {
+        let fault = |error| store_status(error, Direction::FromHost);
+        if sqe.nsid == Nsid::ALL.0 {
+            self.admit(sqe)?;
+            // There is nothing in the cache during a sanitize operation, and nothing may be read or
+            // written: the command succeeds without effect.
+            if self.bar.is_some() {
+                return Ok(());
+            }
+            return self
+                .namespaces
+                .iter()
+                .try_for_each(|one| one.flush().map_err(fault));
+        }
+        let namespace = self.namespace(sqe)?;
+        if self.bar.is_some() {
+            return Ok(());
+        }
+        namespace.flush().map_err(fault)
+    }
+
+    fn compare(&self, sqe: &Sqe, scratch: &mut [u8], stats: &mut QueueStats) -> Result<(), Status> {
+        let (namespace, range) = self.range(sqe)?;
+        let data = self.data(sqe, range.len)?;
+        if namespace.is_damaged(range.offset, range.len) {
+            return Err(Status::UNRECOVERED_READ_ERROR.with_dnr());
+        }
+        stats.read_bytes += range.len;
+        if namespace.null {
+            return data.walk(Direction::FromHost, |_, _| Ok(()));
+        }
+        data.compare(&*namespace.store, range.offset, scratch)
+    }
+
+    fn verify(&self, sqe: &Sqe) -> Result<(), Status> {
+        let (namespace, range) = self.range(sqe)?;
+        if namespace.is_damaged(range.offset, range.len) {
+            return Err(Status::UNRECOVERED_READ_ERROR.with_dnr());
+        }
+        Ok(())
+    }
+
+    fn write_uncorrectable(&self, sqe: &Sqe) -> Result<(), Status> {
+        let (namespace, range) = self.range(sqe)?;
+        writable(namespace)?;
+        if namespace.damage(range.offset, range.len) {
+            Ok(())
+        } else {
+            Err(Status::INTERNAL_ERROR)
+        }
+    }
+
+    fn write_zeroes(&self, sqe: &Sqe) -> Result<(), Status> {
+        let (namespace, range) = self.range(sqe)?;
+        writable(namespace)?;
+        self.changing(namespace, range, sqe.cdw12 & FUA != 0, || {
+            self.zero(namespace, range, sqe.cdw12 & DEAC != 0)
+        })
+    }
+
+    fn zero(&self, namespace: &Namespace, range: Range, deallocate: bool) -> Result<(), Status> {
+        let fault = |error| store_status(error, Direction::FromHost);
+        namespace
+            .store
+            .zero(range.offset, range.len, deallocate)
+            .map_err(fault)?;
+        let each = u64::from(namespace.metadata_bytes);
+        if let Some(metadata) = &namespace.metadata {
+            let (first, blocks) = (range.offset >> range.shift, range.len >> range.shift);
+            metadata
+                .zero(first * each, blocks * each, deallocate)
+                .map_err(fault)?;
+        }
+        Ok(())
+    }
+
+    fn dataset_management(&self, sqe: &Sqe, scratch: &mut [u8]) -> Result<(), Status> {
+        let namespace = self.namespace(sqe)?;
+        let bytes = ((sqe.cdw10 & 0xFF) as usize + 1) * size_of::<nvm::DsmRange>();
+        let list = scratch.get_mut(..bytes).ok_or(Status::INTERNAL_ERROR)?;
+        // Not limited by MDTS on purpose: 4 KiB is the least that MDTS can be.
+        Data {
+            dma: self.dma,
+            sqe,
+            page: self.page,
+            len: bytes as u64,
+        }
+        .gather(list)?;
+        if sqe.cdw11 & DSM_DEALLOCATE == 0 {
+            return Ok(()); // Hints only.
+        }
+        writable(namespace)?;
+        let ranges = |entry: &[u8]| {
+            let blocks = u32::from_le_bytes([entry[4], entry[5], entry[6], entry[7]]);
+            let mut slba = [0; 8];
+            slba.copy_from_slice(&entry[8..16]);
+            range(namespace, u64::from_le_bytes(slba), u64::from(blocks))
+        };
+        // Every range is checked before the first one is deallocated.
+        for entry in list.chunks_exact(16) {
+            ranges(entry)?;
+        }
+        for entry in list.chunks_exact(16) {
+            let range = ranges(entry)?;
+            if range.len != 0 {
+                let deallocate = || self.zero(namespace, range, true);
+                self.changing(namespace, range, false, deallocate)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The `blocks` blocks from `lba` on, when the namespace has them.
+#[inline]
+fn range(namespace: &Namespace, lba: u64, blocks: u64) -> Result<Range, Status> {
+    let shift = namespace.shift();
+    let total = namespace.bytes() >> shift;
+    if lba >= total || blocks > total - lba {
+        return Err(Status::LBA_OUT_OF_RANGE.with_dnr());
+    }
+    Ok(Range {
+        offset: lba << shift,
+        len: blocks << shift,
+        shift,
+    })
+}
+
+#[inline]
+fn writable(namespace: &Namespace) -> Result<(), Status> {
+    if namespace.read_only {
+        Err(Status::WRITE_TO_READ_ONLY.with_dnr())
+    } else {
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests;

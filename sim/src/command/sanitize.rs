@@ -1,0 +1,271 @@
+//! Sanitize: erases every namespace in the background, and what the controller answers meanwhile.
+//!
+//! The operation belongs to the NVM subsystem: it outlives controller resets and losses of power, and
+//! goes on by the clock alone, whether the controller is enabled or not.
+//!
+//! NVMe Base 2.0c, 5.24 (Sanitize command) and "Sanitize Operations".
+
+use crate::command::refusal::Refusal;
+use crate::device::Device;
+use crate::device::sanitize::{Operation, Sanitize, State};
+use crate::medium::namespace::Namespace;
+use crate::medium::store::{Store, StoreError};
+use alloc::vec::Vec;
+use core::sync::atomic::Ordering;
+use nvme_core::spec::admin::{SanitizeAction, opcode, sanitize_bits};
+use nvme_core::spec::log_page::{SanitizeStatus, lid, sanitize_state};
+use nvme_core::spec::{Sqe, Status};
+use zerocopy::FromZeros;
+
+/// Bytes erased in one turn: a thread that also serves queues is away for no longer than that.
+const TURN_BYTES: u64 = 4 << 20;
+/// Bytes of the overwrite pattern that are written at once.
+const PATTERN_BYTES: usize = 64 << 10;
+/// Steps into which a timed operation is divided, for a driver of virtual time.
+const STEPS: u64 = 256;
+
+/// Whether the admin command may be executed while an operation is in progress or has failed.
+///
+/// NVMe Base 2.0c, "Sanitize Operations", the figure of the admin commands allowed.
+pub(crate) fn admits(sanitize: &Sanitize, sqe: &Sqe) -> Result<(), Refusal> {
+    let Some(status) = sanitize.bar() else {
+        return Ok(());
+    };
+    let allowed = match sqe.opcode() {
+        opcode::DELETE_IO_SQ
+        | opcode::CREATE_IO_SQ
+        | opcode::DELETE_IO_CQ
+        | opcode::CREATE_IO_CQ
+        | opcode::IDENTIFY
+        | opcode::ABORT
+        | opcode::SET_FEATURES
+        | opcode::GET_FEATURES
+        | opcode::ASYNC_EVENT_REQUEST
+        | opcode::KEEP_ALIVE
+        | opcode::SANITIZE => true,
+        opcode::GET_LOG_PAGE => matches!(
+            sqe.cdw10 as u8,
+            lid::ERROR | lid::SMART | lid::CHANGED_NAMESPACES | lid::SANITIZE
+        ),
+        _ => false,
+    };
+    // Without Do Not Retry: the same command succeeds later.
+    if allowed {
+        Ok(())
+    } else {
+        Err(Refusal { status, dw0: 0 })
+    }
+}
+
+/// NVMe Base 2.0c, 5.24 (Sanitize command).
+pub(crate) fn sanitize(device: &Device, sqe: &Sqe) -> Result<(), Refusal> {
+    let Some(action) = SanitizeAction::of(sqe.cdw10) else {
+        return Err(Status::INVALID_FIELD.into());
+    };
+    let sanitize = &device.sanitize;
+    let unrestricted = sqe.cdw10 & sanitize_bits::AUSE != 0;
+    {
+        let mut state = sanitize.state.lock();
+        if state.operation.is_some() {
+            let status = Status::SANITIZE_IN_PROGRESS;
+            return Err(Refusal { status, dw0: 0 });
+        }
+        let exits = action == SanitizeAction::ExitFailureMode;
+        if state.restricted && (exits || unrestricted) {
+            return Err(Status::SANITIZE_FAILED.into());
+        }
+        if exits {
+            state.restricted = false;
+            sanitize.raise(None);
+            return Ok(());
+        }
+    }
+    if device.namespaces.iter().any(|one| one.read_only) {
+        return Err(Status::NAMESPACE_WRITE_PROTECTED.into());
+    }
+    // Nothing that was fetched before is executed any more when the first block is erased.
+    sanitize.raise(Some(Status::SANITIZE_IN_PROGRESS));
+    device.barrier();
+    for namespace in &device.namespaces {
+        if let Some(cache) = &namespace.cache {
+            cache.flush();
+        }
+        namespace.repair(0, u64::MAX);
+    }
+    device.logs.lock().forget_sanitize();
+    let passes = match (action, (sqe.cdw10 & sanitize_bits::OWPASS) >> 4) {
+        (SanitizeAction::Overwrite, 0) => 16,
+        (SanitizeAction::Overwrite, passes) => u64::from(passes),
+        _ => 1,
+    };
+    let kept = |one: &&Namespace| !one.null;
+    let now_ns = device.clock_ns.load(Ordering::Relaxed);
+    let mut state = sanitize.state.lock();
+    *state = State {
+        outcome: sanitize_state::IN_PROGRESS,
+        scdw10: sqe.cdw10,
+        passes: 0,
+        restricted: !unrestricted,
+        operation: Some(Operation {
+            action,
+            passes,
+            invert: sqe.cdw10 & sanitize_bits::OIPBP != 0,
+            pattern: sqe.cdw11,
+            no_deallocate: sqe.cdw10 & sanitize_bits::NDAS != 0,
+            started_ns: now_ns,
+            duration_ns: device.config.sanitize_ns.saturating_mul(passes),
+            pass_bytes: device
+                .namespaces
+                .iter()
+                .filter(kept)
+                .map(Namespace::bytes)
+                .sum(),
+            done: 0,
+            fails: device.faults.sanitize_fails(),
+        }),
+    };
+    sanitize.due_ns.store(now_ns, Ordering::Relaxed);
+    Ok(())
+}
+
+/// Takes the operation in progress one turn further, when it is due at `now_ns`. Whether it is due
+/// again at once.
+pub(crate) fn turn(device: &Device, now_ns: u64) -> bool {
+    let sanitize = &device.sanitize;
+    if sanitize.due_ns() > now_ns {
+        return false;
+    }
+    let mut state = sanitize.state.lock();
+    let Some(operation) = &mut state.operation else {
+        return false;
+    };
+    let turn = erase(device, operation, now_ns);
+    let over = operation.is_over(now_ns);
+    let failed = turn.is_err()
+        || (operation.fails && operation.done >= operation.half())
+        || (over && last_pass_done(device, operation).is_err());
+    if operation.action == SanitizeAction::Overwrite {
+        let passes = operation.done.checked_div(operation.pass_bytes);
+        state.passes = passes.unwrap_or(operation.passes) as u16;
+    }
+    if failed || over {
+        end(device, &mut state, !failed);
+        return false;
+    }
+    let Some(operation) = &state.operation else {
+        return false;
+    };
+    let step = (operation.duration_ns / STEPS).max(1);
+    let due = match operation.done < operation.allowed(now_ns) {
+        true => now_ns,
+        false => now_ns.saturating_add(step),
+    };
+    sanitize.due_ns.store(due, Ordering::Relaxed);
+    due <= now_ns
+}
+
+/// Erases the next bytes.
+fn erase(device: &Device, operation: &mut Operation, now_ns: u64) -> Result<(), StoreError> {
+    let last = match operation.fails {
+        true => operation.half(),
+        false => operation.total(),
+    };
+    let until = operation
+        .allowed(now_ns)
+        .min(operation.done + TURN_BYTES)
+        .min(last);
+    while operation.done < until {
+        let (pass, mut at) = (
+            operation.done / operation.pass_bytes,
+            operation.done % operation.pass_bytes,
+        );
+        let mut kept = device.namespaces.iter().filter(|one| !one.null);
+        let found = kept.find(|one| {
+            let here = at < one.bytes();
+            at -= if here { 0 } else { one.bytes() };
+            here
+        });
+        let Some(namespace) = found else { break };
+        let len = (namespace.bytes() - at).min(until - operation.done);
+        match operation.action {
+            SanitizeAction::Overwrite => {
+                overwrite(namespace, at, len, operation.word(pass))?;
+            }
+            _ => namespace.store.zero(at, len, !operation.no_deallocate)?,
+        }
+        operation.done += len;
+    }
+    Ok(())
+}
+
+/// What comes after the last pass.
+fn last_pass_done(device: &Device, operation: &Operation) -> Result<(), StoreError> {
+    for namespace in &device.namespaces {
+        if operation.action == SanitizeAction::Overwrite && !operation.no_deallocate {
+            namespace.store.zero(0, namespace.bytes(), true)?;
+        }
+        if let Some(metadata) = &namespace.metadata {
+            metadata.zero(0, metadata.bytes(), true)?;
+        }
+        namespace.store.flush()?;
+    }
+    Ok(())
+}
+
+fn end(device: &Device, state: &mut State, success: bool) {
+    state.operation = None;
+    let bar = if success {
+        state.outcome = sanitize_state::SUCCESS;
+        state.restricted = false;
+        device.sanitize.erased.store(true, Ordering::Relaxed);
+        None
+    } else {
+        state.outcome = sanitize_state::FAILED;
+        Some(Status::SANITIZE_FAILED)
+    };
+    device.sanitize.raise(bar);
+    device.sanitize.due_ns.store(u64::MAX, Ordering::Relaxed);
+    device.logs.lock().sanitize_completed();
+    device.attention.store(true, Ordering::Relaxed);
+}
+
+/// The Sanitize Status log page.
+pub(crate) fn status_page(device: &Device) -> SanitizeStatus {
+    let state = device.sanitize.state.lock();
+    let now_ns = device.clock_ns.load(Ordering::Relaxed);
+    let mut page = SanitizeStatus::new_zeroed();
+    let progress = state.operation.as_ref().map(|one| one.progress(now_ns));
+    page.sprog = progress.unwrap_or(SanitizeStatus::IDLE);
+    page.sstat = state.outcome | state.passes << 3;
+    if device.sanitize.erased.load(Ordering::Relaxed) {
+        page.sstat |= SanitizeStatus::GLOBAL_DATA_ERASED;
+    }
+    page.scdw10 = state.scdw10;
+    let seconds = |passes: u64| {
+        let ns = device.config.sanitize_ns.saturating_mul(passes);
+        u32::try_from(ns.div_ceil(1_000_000_000)).unwrap_or(u32::MAX - 1)
+    };
+    (page.eto, page.etbe, page.etce) = (seconds(16), seconds(1), seconds(1));
+    // The media is not modified further (NODMMAS is 01b): these times do not exist.
+    page.etond = SanitizeStatus::NOT_REPORTED;
+    page.etbend = SanitizeStatus::NOT_REPORTED;
+    page.etcend = SanitizeStatus::NOT_REPORTED;
+    page
+}
+
+fn overwrite(namespace: &Namespace, at: u64, len: u64, word: u32) -> Result<(), StoreError> {
+    let bytes = (len as usize).min(PATTERN_BYTES);
+    let pattern: Vec<u8> = word.to_le_bytes().repeat(bytes.div_ceil(4));
+    let mut done = 0;
+    while done < len {
+        let take = (len - done).min(bytes as u64);
+        namespace
+            .store
+            .write_at(at + done, &pattern[..take as usize])?;
+        done += take;
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,159 @@
+//! The text form of a device: `PATH?option=value&...`, `mem?size=1GiB`, `null`.
+
+mod draft;
+mod faults;
+mod images;
+mod table;
+mod values;
+
+use crate::config::settings::{Config, ConfigError, NamespaceConfig};
+use crate::medium::store::{Memory, Null};
+pub use draft::Access;
+use draft::{Draft, bad};
+pub use faults::{CONDITIONS, ConditionRow, FAULTS, FaultRow, parse_fault};
+use images::Place;
+pub use images::check_space;
+use std::boxed::Box;
+use std::format;
+use std::path::PathBuf;
+use std::string::String;
+use std::vec::Vec;
+pub use table::{OPTIONS, OptionRow, help, markdown};
+
+/// Size of `mem` and `null` without `size`.
+const DEFAULT_MEMORY: u64 = 64 << 20;
+const DEFAULT_NULL: u64 = 1 << 40;
+
+/// Makes a controller's configuration out of `text`: `PATH`, `mem` or `null`, then options after a
+/// question mark, separated by `&`. Sizes and times have the grammar of [`nvme_units`].
+///
+/// The options are those of [`OPTIONS`], each at most once but `fault`; see [`parse_fault`]. In the path,
+/// `%3F` is a question mark and `%25` a percent sign; [`escape`] writes them. A file called `mem` is `./mem`.
+///
+/// A file is opened as it is; only when it is missing and `size` is given, it is created, after
+/// everything else has been checked, free space included. An image that another process uses is
+/// refused: see [`File`](crate::File).
+///
+/// # Errors
+/// Which option is wrong and what it should be. No image was created then.
+pub fn parse(text: &str) -> Result<Config, ConfigError> {
+    parse_for(text, Access::Write)
+}
+
+/// As [`parse`], for what `access` says.
+///
+/// # Errors
+/// As [`parse`].
+pub fn parse_for(text: &str, access: Access) -> Result<Config, ConfigError> {
+    let (place, mut draft) = draft(text)?;
+    draft.ro |= access == Access::Read;
+    draft.config.check_values()?;
+    if !crate::medium::namespace::FORMATS.contains(&draft.block) {
+        return Err(bad("block", "must be 512 or 4096"));
+    }
+    let stores = match &place {
+        Place::Null => draft.each(|bytes| Ok(Box::new(Null::new(bytes)) as _), DEFAULT_NULL)?,
+        Place::Memory => draft.each(
+            |bytes| match Memory::new(bytes) {
+                Some(store) => Ok(Box::new(store) as _),
+                None => Err(bad("size", "there is not that much memory")),
+            },
+            DEFAULT_MEMORY,
+        )?,
+        Place::Images(path) => {
+            let paths = images::paths(path, draft.count);
+            let opened = images::open(&paths, &draft, access)?;
+            draft.config.created = opened.created;
+            opened.stores
+        }
+    };
+    let Draft {
+        mut config,
+        block,
+        meta,
+        ro,
+        noiob,
+        ..
+    } = draft;
+    for store in stores {
+        let mut namespace = NamespaceConfig::new(block, store);
+        namespace.metadata_bytes = meta;
+        namespace.read_only = ro;
+        namespace.noiob = noiob;
+        config.namespaces.push(namespace);
+    }
+    config.check()?;
+    Ok(config)
+}
+
+/// The image files that `text` names, whether they exist or not; none for `mem` and `null`.
+///
+/// # Errors
+/// As [`parse`], but for what the images themselves are.
+pub fn image_paths(text: &str) -> Result<Vec<PathBuf>, ConfigError> {
+    let (place, draft) = draft(text)?;
+    Ok(match place {
+        Place::Images(path) => images::paths(&path, draft.count),
+        _ => Vec::new(),
+    })
+}
+
+/// `path` as it is written before the question mark of a device's text.
+pub fn escape(path: &str) -> String {
+    path.replace('%', "%25").replace('?', "%3F")
+}
+
+/// Reads the text; looks at no file.
+fn draft(text: &str) -> Result<(Place, Draft), ConfigError> {
+    let (place, options) = text.split_once('?').unwrap_or((text, ""));
+    let place = Place::of(place)?;
+    let mut draft = Draft {
+        config: Config::empty(),
+        size: None,
+        block: 4096,
+        count: 1,
+        meta: 0,
+        ro: false,
+        noiob: 0,
+    };
+    let mut seen: Vec<&str> = Vec::new();
+    for option in options.split('&').filter(|option| !option.is_empty()) {
+        let Some((name, value)) = option.split_once('=') else {
+            return Err(bad(option, "write it as name=value"));
+        };
+        let Some(row) = OPTIONS.iter().find(|row| row.name == name) else {
+            return Err(bad(name, unknown(name)));
+        };
+        if name != "fault" && seen.contains(&name) {
+            return Err(bad(name, "is given twice; give it once"));
+        }
+        seen.push(name);
+        (row.set)(&mut draft, value).map_err(|why| bad(name, why))?;
+    }
+    let queues = draft.config.max_queues;
+    for rule in &draft.config.faults.rules {
+        if let Some(qid) = rule.when.qid.filter(|qid| *qid > queues) {
+            let why = format!("qid={qid} is above the last queue; queues={queues}");
+            return Err(bad("fault", why));
+        }
+    }
+    Ok((place, draft))
+}
+
+/// What is said of an option that there is not: the nearest that there is, or all of them.
+fn unknown(name: &str) -> String {
+    let near = |row: &&OptionRow| {
+        let (a, b) = (row.name, name);
+        !b.is_empty() && (a.starts_with(b) || b.starts_with(a))
+    };
+    match OPTIONS.iter().find(near) {
+        Some(row) => format!("unknown option; did you mean {}=?", row.name),
+        None => {
+            let names: Vec<&str> = OPTIONS.iter().map(|row| row.name).collect();
+            format!("unknown option; there are {}", names.join(", "))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests;

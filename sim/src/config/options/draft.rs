@@ -1,0 +1,61 @@
+//! What options say, before anything is made of it.
+
+use crate::config::settings::{Config, ConfigError};
+use crate::medium::store::Store;
+use std::boxed::Box;
+use std::format;
+use std::string::String;
+use std::vec::Vec;
+
+pub(super) fn bad(option: &str, why: impl Into<String>) -> ConfigError {
+    ConfigError {
+        option: option.into(),
+        why: why.into(),
+        errno: None,
+    }
+}
+
+/// What the images are opened for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// Commands may write. A missing image is created where `size` says how large it is; no other
+    /// process may have it open.
+    Write,
+    /// No command writes: as with `ro=on`, images are opened for reading, none is created, and others
+    /// may read them at the same time.
+    Read,
+}
+
+pub(super) type AnyStore = Box<dyn Store + Send + Sync>;
+
+/// What options say, before anything is made of it.
+pub(super) struct Draft {
+    pub config: Config,
+    pub size: Option<u64>,
+    pub block: u32,
+    pub count: u32,
+    pub meta: u16,
+    pub ro: bool,
+    pub noiob: u16,
+}
+
+impl Draft {
+    pub fn each(
+        &self,
+        make: impl Fn(u64) -> Result<AnyStore, ConfigError>,
+        default: u64,
+    ) -> Result<Vec<AnyStore>, ConfigError> {
+        let bytes = self.size.unwrap_or(default);
+        self.check_size(bytes)?;
+        (0..self.count).map(|_| make(bytes)).collect()
+    }
+
+    pub fn check_size(&self, bytes: u64) -> Result<(), ConfigError> {
+        let block = self.block;
+        if bytes == 0 || !bytes.is_multiple_of(u64::from(block)) {
+            let why = format!("must be a multiple of {block}, and not 0");
+            return Err(bad("size", why));
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,159 @@
+//! Image files: where they are, and how they are opened or created, all or none.
+
+use super::draft::{Access, AnyStore, Draft, bad};
+use crate::config::settings::ConfigError;
+use crate::medium::file::File;
+use crate::medium::store::Store;
+use std::boxed::Box;
+use std::format;
+use std::fs;
+use std::io::{Error as IoError, ErrorKind};
+use std::path::{Path, PathBuf};
+use std::string::{String, ToString};
+use std::vec::Vec;
+
+/// Where a device's blocks are.
+pub(super) enum Place {
+    Null,
+    Memory,
+    /// The first image.
+    Images(String),
+}
+
+impl Place {
+    /// Reads what is before the question mark.
+    pub fn of(text: &str) -> Result<Self, ConfigError> {
+        match text {
+            "" => Err(bad(
+                "device",
+                "give a path, mem or null before the question mark",
+            )),
+            "null" => Ok(Self::Null),
+            "mem" => Ok(Self::Memory),
+            path => {
+                let path = path.replace("%3F", "?").replace("%3f", "?");
+                Ok(Self::Images(path.replace("%25", "%")))
+            }
+        }
+    }
+}
+
+/// The images of `count` namespaces: PATH, PATH.2, ...
+pub(super) fn paths(first: &str, count: u32) -> Vec<PathBuf> {
+    let name = |index: u32| match index {
+        1 => first.to_string(),
+        index => format!("{first}.{index}"),
+    };
+    (1..=count).map(|index| name(index).into()).collect()
+}
+
+/// Images that were opened.
+pub(super) struct Opened {
+    pub stores: Vec<AnyStore>,
+    /// Those that were missing.
+    pub created: Vec<PathBuf>,
+}
+
+fn failed(path: &Path, error: &IoError) -> ConfigError {
+    let in_use = (error.kind() == ErrorKind::ResourceBusy).then_some(libc::EBUSY);
+    ConfigError {
+        option: path.display().to_string(),
+        why: error.to_string(),
+        errno: error.raw_os_error().or(in_use),
+    }
+}
+
+/// Opens the images that exist and creates the others; when one of them cannot be had, those that were
+/// created are removed again.
+pub(super) fn open(
+    paths: &[PathBuf],
+    draft: &Draft,
+    access: Access,
+) -> Result<Opened, ConfigError> {
+    let missing: Vec<&PathBuf> = paths.iter().filter(|path| !path.exists()).collect();
+    if let Some(first) = missing.first() {
+        check_creation(first, missing.len() as u64, draft, access)?;
+    }
+    let mut opened = Opened {
+        stores: Vec::new(),
+        created: Vec::new(),
+    };
+    for path in paths {
+        match one(path, draft) {
+            Ok((store, created)) => {
+                opened.stores.push(Box::new(store));
+                opened.created.extend(created.then(|| path.clone()));
+            }
+            Err(error) => {
+                for path in &opened.created {
+                    // The error that is reported is the one that came first.
+                    let _ = fs::remove_file(path);
+                }
+                return Err(error);
+            }
+        }
+    }
+    Ok(opened)
+}
+
+/// Whether `count` images like the one at `path` may and can be created.
+fn check_creation(
+    path: &Path,
+    count: u64,
+    draft: &Draft,
+    access: Access,
+) -> Result<(), ConfigError> {
+    let not_found = |why: &str| ConfigError {
+        option: path.display().to_string(),
+        why: why.into(),
+        errno: Some(libc::ENOENT),
+    };
+    let Some(size) = draft.size else {
+        return Err(not_found("no such file; add size= to create it"));
+    };
+    draft.check_size(size)?;
+    if access == Access::Read || draft.ro {
+        return Err(not_found("no such file, and nothing to read in a new one"));
+    }
+    check_space(path, size.saturating_mul(count))
+}
+
+/// Whether the file system of `path` has `bytes` bytes free, for an image that is to be made there.
+///
+/// # Errors
+/// How much is free, or that the folder is not there.
+pub fn check_space(path: &Path, bytes: u64) -> Result<(), ConfigError> {
+    let parent = path.parent().filter(|parent| *parent != Path::new(""));
+    let folder = parent.unwrap_or(Path::new("."));
+    let space = rustix::fs::statvfs(folder).map_err(|errno| failed(folder, &errno.into()))?;
+    let free = space.f_bavail.saturating_mul(space.f_frsize);
+    if bytes > free {
+        let (needed, free) = (nvme_units::bytes(bytes), nvme_units::bytes(free));
+        let why = format!(
+            "{needed} are more than the {free} that are free in {}; choose a smaller size or another folder",
+            folder.display()
+        );
+        return Err(bad("size", why));
+    }
+    Ok(())
+}
+
+/// Opens or creates one image; whether it was created.
+fn one(path: &Path, draft: &Draft) -> Result<(File, bool), ConfigError> {
+    let creates = draft.size.filter(|_| !path.exists());
+    let store = match creates {
+        Some(size) => File::create(path, size),
+        None => File::open(path, draft.ro),
+    };
+    let store = store.map_err(|error| failed(path, &error))?;
+    let bytes = store.bytes();
+    if draft.size.is_some_and(|size| size != bytes) {
+        let why = format!("{} exists and has {bytes} bytes", path.display());
+        return Err(bad("size", why));
+    }
+    if bytes == 0 || !bytes.is_multiple_of(u64::from(draft.block)) {
+        let why = format!("{bytes} bytes are not a multiple of block={}", draft.block);
+        return Err(bad(&path.display().to_string(), why));
+    }
+    Ok((store, creates.is_some()))
+}

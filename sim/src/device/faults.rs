@@ -1,0 +1,235 @@
+//! A fault plan at work, and the faults that were armed one by one.
+
+use crate::config::fault::{Fault, FaultPlan, FaultRule, Occasion, When};
+use crate::memory::Lock;
+use crate::mix::mix;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+
+/// A fault that was armed and has met its command.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Fired {
+    /// The submission queue; 0 for a change of CC.EN.
+    pub qid: u16,
+    /// The command's identifier; 0 for a change of CC.EN.
+    pub cid: u16,
+    /// What it met. The second part of an echo or of late data is named with 0 nanoseconds.
+    pub what: Fault,
+}
+
+#[derive(Default)]
+struct OneShots {
+    armed: Vec<(u16, Fault)>,
+    fired: Vec<Fired>,
+}
+
+/// A plan at work: rules with their counts of matches.
+pub(crate) struct Faults {
+    rules: Box<[(FaultRule, AtomicU64)]>,
+    seed: u64,
+    /// Somebody arms faults, and takes what was fired.
+    watched: AtomicBool,
+    one_shots: Lock<OneShots>,
+}
+
+impl Faults {
+    pub fn new(plan: &FaultPlan) -> Self {
+        let rules = plan
+            .rules
+            .iter()
+            .map(|rule| (*rule, AtomicU64::new(0)))
+            .collect();
+        Self {
+            rules,
+            seed: plan.seed,
+            watched: AtomicBool::new(false),
+            one_shots: Lock::default(),
+        }
+    }
+
+    /// The next command of `qid` meets `what`; for `StuckReady`, the next change of CC.EN; for
+    /// `SanitizeFails`, the next sanitize operation.
+    pub fn arm(&self, qid: u16, what: Fault) {
+        self.watched.store(true, Ordering::Relaxed);
+        self.one_shots.lock().armed.push((qid, what));
+    }
+
+    /// Forgets what was armed and has not fired.
+    pub fn disarm(&self) {
+        self.one_shots.lock().armed.clear();
+    }
+
+    /// What has fired since the last call.
+    pub fn take_fired(&self) -> Vec<Fired> {
+        if !self.watched.load(Ordering::Relaxed) {
+            return Vec::new();
+        }
+        core::mem::take(&mut self.one_shots.lock().fired)
+    }
+
+    /// The second part of a fault.
+    pub fn note(&self, qid: u16, cid: u16, what: Fault) {
+        if self.watched.load(Ordering::Relaxed) {
+            self.one_shots.lock().fired.push(Fired { qid, cid, what });
+        }
+    }
+
+    fn one_shot(&self, qid: u16, cid: u16, occasion: Occasion, whole: bool) -> Option<Fault> {
+        if !self.watched.load(Ordering::Relaxed) {
+            return None;
+        }
+        let mut one_shots = self.one_shots.lock();
+        let meets = |(on, what): &(u16, Fault)| {
+            let fits = whole || !matches!(what, Fault::LateData(_));
+            let meets = occasion != Occasion::Command || *on == qid && fits;
+            what.occasion() == occasion && meets
+        };
+        let at = one_shots.armed.iter().position(meets)?;
+        let (_, what) = one_shots.armed.remove(at);
+        one_shots.fired.push(Fired { qid, cid, what });
+        Some(what)
+    }
+
+    /// Whether no command can be hit.
+    pub fn is_empty(&self) -> bool {
+        self.rules.is_empty()
+    }
+
+    /// The fault of the command `cid` with `opcode` on `qid`, if any; `whole` when its data can be late.
+    pub fn of_command(&self, qid: u16, opcode: u8, cid: u16, whole: bool) -> Option<Fault> {
+        if let Some(what) = self.one_shot(qid, cid, Occasion::Command, whole) {
+            return Some(what);
+        }
+        self.first(|rule| {
+            rule.what.occasion() == Occasion::Command
+                && rule.when.qid.map_or(qid != 0, |wanted| wanted == qid)
+                && rule.when.opcode.is_none_or(|wanted| wanted == opcode)
+        })
+    }
+
+    /// Whether this change of CC.EN finds CSTS.RDY stuck.
+    pub fn ready_is_stuck(&self) -> bool {
+        self.meets(Occasion::Ready)
+    }
+
+    /// Whether the sanitize operation that starts now fails.
+    pub fn sanitize_fails(&self) -> bool {
+        self.meets(Occasion::Sanitize)
+    }
+
+    fn meets(&self, occasion: Occasion) -> bool {
+        let one_shot = self.one_shot(0, 0, occasion, false);
+        let rule = |rule: &FaultRule| rule.what.occasion() == occasion;
+        one_shot.is_some() || self.first(rule).is_some()
+    }
+
+    fn first(&self, matches: impl Fn(&FaultRule) -> bool) -> Option<Fault> {
+        let mut fired = None;
+        for (i, (rule, count)) in self.rules.iter().enumerate() {
+            if !matches(rule) {
+                continue;
+            }
+            let n = count.fetch_add(1, Ordering::Relaxed) + 1;
+            let When {
+                nth,
+                every,
+                per_million,
+                ..
+            } = rule.when;
+            let fires = nth.is_none_or(|nth| n == nth)
+                && every.is_none_or(|every| every != 0 && n.is_multiple_of(every))
+                && per_million.is_none_or(|p| {
+                    mix(self.seed ^ (i as u64) << 48 ^ n) % 1_000_000 < u64::from(p)
+                });
+            if fires && fired.is_none() {
+                fired = Some(rule.what);
+            }
+        }
+        fired
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn plan(when: When) -> Faults {
+        Faults::new(&FaultPlan {
+            rules: [FaultRule {
+                when,
+                what: Fault::Drop,
+            }]
+            .into(),
+            seed: 7,
+        })
+    }
+
+    #[test]
+    fn a_rule_counts_only_its_own_matches() {
+        let faults = plan(When {
+            opcode: Some(2),
+            nth: Some(2),
+            ..When::default()
+        });
+        let hits: Vec<_> = [2, 1, 2, 2]
+            .map(|op| faults.of_command(1, op, 0, true).is_some())
+            .into();
+        assert_eq!(hits, [false, false, true, false]);
+    }
+
+    #[test]
+    fn the_admin_queue_is_hit_only_when_named() {
+        assert_eq!(plan(When::default()).of_command(0, 6, 0, true), None);
+        let faults = plan(When {
+            qid: Some(0),
+            ..When::default()
+        });
+        assert_eq!(faults.of_command(0, 6, 0, true), Some(Fault::Drop));
+        assert_eq!(faults.of_command(1, 6, 0, true), None);
+    }
+
+    #[test]
+    fn a_probability_is_met_and_repeats_with_the_seed() {
+        let when = When {
+            per_million: Some(250_000),
+            ..When::default()
+        };
+        let draw = || {
+            let faults = plan(when);
+            (0..4000)
+                .map(|_| faults.of_command(1, 2, 0, true).is_some())
+                .collect::<Vec<_>>()
+        };
+        let hits = draw();
+        assert_eq!(hits, draw());
+        let count = hits.iter().filter(|hit| **hit).count();
+        assert!((800..1200).contains(&count), "{count}");
+    }
+
+    #[test]
+    fn an_armed_fault_meets_one_command_of_its_queue_and_is_told() {
+        let faults = Faults::new(&FaultPlan::on_demand());
+        assert!(!faults.is_empty() && faults.of_command(1, 2, 7, true).is_none());
+        faults.arm(2, Fault::Reorder);
+        faults.arm(1, Fault::StuckReady);
+        assert_eq!(faults.of_command(1, 2, 7, true), None);
+        assert_eq!(faults.of_command(2, 2, 8, true), Some(Fault::Reorder));
+        assert_eq!(faults.of_command(2, 2, 9, true), None);
+        assert!(faults.ready_is_stuck() && !faults.ready_is_stuck());
+        let fired = |qid, cid, what| Fired { qid, cid, what };
+        let told = [fired(2, 8, Fault::Reorder), fired(0, 0, Fault::StuckReady)];
+        assert_eq!(faults.take_fired(), told);
+        assert_eq!(faults.take_fired(), []);
+        faults.arm(1, Fault::LateData(5));
+        assert_eq!(
+            faults.of_command(1, 2, 1, false),
+            None,
+            "it waits for another"
+        );
+        assert!(faults.of_command(1, 2, 2, true).is_some());
+        faults.arm(1, Fault::Drop);
+        faults.disarm();
+        assert_eq!(faults.of_command(1, 2, 1, true), None);
+    }
+}

@@ -1,0 +1,176 @@
+//! The values of features, and which features there are.
+//!
+//! A controller level reset, and so a client of a served controller that leaves, brings back the saved
+//! value of a feature, which is the default until a value is saved (SV). Saved values outlive losses of
+//! power, but not the process. No feature here is persistent without being saved.
+//!
+//! NVMe Base 2.0c, "Feature Values".
+
+use crate::config::settings::Config;
+use nvme_core::spec::feature::{AUTONOMOUS_POWER_BYTES, HostBehavior, fid};
+use nvme_core::spec::log_page::effects;
+use zerocopy::FromZeros;
+
+/// Sensors that a threshold can be set for: the composite temperature and one sensor.
+pub(crate) const SENSORS: usize = 2;
+/// The default over-temperature threshold, in kelvins.
+pub(crate) const WARNING_KELVINS: u16 = 343;
+
+/// What the controller says about a feature.
+pub(crate) struct Known {
+    fid: u8,
+    pub saveable: bool,
+    /// [`effects`]: which part of the subsystem it belongs to.
+    scope: u32,
+}
+
+const fn known(fid: u8, saveable: bool) -> Known {
+    Known {
+        fid,
+        saveable,
+        scope: effects::SCOPE_CONTROLLER,
+    }
+}
+
+const KNOWN: [Known; 15] = [
+    known(fid::ARBITRATION, true),
+    known(fid::POWER_MANAGEMENT, true),
+    known(fid::TEMPERATURE, true),
+    Known {
+        fid: fid::ERROR_RECOVERY,
+        saveable: true,
+        scope: effects::SCOPE_NAMESPACE,
+    },
+    known(fid::VOLATILE_WRITE_CACHE, true),
+    known(fid::NUMBER_OF_QUEUES, false),
+    known(fid::INTERRUPT_COALESCING, true),
+    known(fid::INTERRUPT_VECTOR, false),
+    known(fid::WRITE_ATOMICITY, true),
+    known(fid::ASYNC_EVENT, true),
+    known(fid::AUTONOMOUS_POWER, true),
+    known(fid::HOST_MEMORY_BUFFER, false),
+    known(fid::TIMESTAMP, false),
+    known(fid::KEEP_ALIVE, false),
+    known(fid::HOST_BEHAVIOR, false),
+];
+
+/// The feature, where a controller of this configuration has it.
+pub(crate) fn find(config: &Config, fid: u8) -> Option<&'static Known> {
+    let has = match fid {
+        fid::VOLATILE_WRITE_CACHE => config.write_cache,
+        fid::HOST_MEMORY_BUFFER => config.hmpre != 0,
+        _ => true,
+    };
+    KNOWN.iter().find(|one| one.fid == fid).filter(|_| has)
+}
+
+/// The dword of a feature in the Feature Identifiers Supported and Effects log page; 0 for one that
+/// there is not.
+pub(crate) fn effects_of(config: &Config, fid: u8) -> u32 {
+    find(config, fid).map_or(0, |one| effects::SUPPORTED | one.scope)
+}
+
+/// The values of all features.
+#[derive(Clone)]
+pub(crate) struct Features {
+    pub arbitration: u32,
+    pub power: u32,
+    /// Over and under thresholds per sensor, in kelvins.
+    pub thresholds: [[u16; SENSORS]; 2],
+    pub error_recovery: u32,
+    pub write_cache: bool,
+    pub granted: (u32, u32),
+    pub queues_exist: bool,
+    pub atomicity: u32,
+    pub async_events: u32,
+    pub autonomous_power: u32,
+    pub power_table: [u8; AUTONOMOUS_POWER_BYTES],
+    pub hmb: Hmb,
+    /// Milliseconds since 1970 at `set_at_ns` of the clock; whether the driver has set it.
+    pub timestamp: (u64, u64, bool),
+    pub keep_alive: u32,
+    pub coalescing: u32,
+    pub host_behavior: HostBehavior,
+}
+
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Hmb {
+    pub dword: u32,
+    pub pages: u32,
+    pub list: u64,
+    pub entries: u32,
+}
+
+impl Features {
+    pub fn new(config: &Config) -> Self {
+        let all = u32::from(config.max_queues);
+        Self {
+            arbitration: 7,
+            power: 0,
+            thresholds: [[WARNING_KELVINS, 0xFFFF], [0, 0]],
+            error_recovery: 0,
+            write_cache: config.write_cache,
+            granted: (all, all),
+            queues_exist: false,
+            atomicity: 0,
+            async_events: 0,
+            autonomous_power: 0,
+            power_table: [0; AUTONOMOUS_POWER_BYTES],
+            hmb: Hmb::default(),
+            timestamp: (0, 0, false),
+            keep_alive: 0,
+            coalescing: 0,
+            host_behavior: HostBehavior::new_zeroed(),
+        }
+    }
+
+    /// Takes the value of feature `fid` from `from`: it is saved.
+    pub fn save(&mut self, from: &Self, fid: u8) {
+        match fid {
+            fid::ARBITRATION => self.arbitration = from.arbitration,
+            fid::POWER_MANAGEMENT => self.power = from.power,
+            fid::TEMPERATURE => self.thresholds = from.thresholds,
+            fid::ERROR_RECOVERY => self.error_recovery = from.error_recovery,
+            fid::VOLATILE_WRITE_CACHE => self.write_cache = from.write_cache,
+            fid::INTERRUPT_COALESCING => self.coalescing = from.coalescing,
+            fid::WRITE_ATOMICITY => self.atomicity = from.atomicity,
+            fid::ASYNC_EVENT => self.async_events = from.async_events,
+            fid::AUTONOMOUS_POWER => {
+                self.autonomous_power = from.autonomous_power;
+                self.power_table = from.power_table;
+            }
+            _ => {}
+        }
+    }
+
+    /// Whether writes may stay in the volatile cache.
+    pub fn write_cache(&self) -> bool {
+        self.write_cache
+    }
+
+    /// Interrupt Coalescing (feature 08h).
+    pub fn coalescing(&self) -> u32 {
+        self.coalescing
+    }
+
+    /// Submission and completion queues that may be created.
+    pub fn granted(&self) -> (u32, u32) {
+        self.granted
+    }
+
+    /// A queue exists: its number is settled until the next reset.
+    pub fn freeze_queues(&mut self, sqs: u32, cqs: u32) {
+        self.granted = (sqs, cqs);
+        self.queues_exist = true;
+    }
+
+    /// Whether `kelvins` is outside the thresholds of the composite temperature.
+    pub fn is_extreme(&self, kelvins: u16) -> bool {
+        kelvins >= self.thresholds[0][0] || kelvins <= self.thresholds[1][0]
+    }
+
+    pub fn timestamp_ms(&self, now_ns: u64) -> u64 {
+        let (ms, at_ns, _) = self.timestamp;
+        ms.wrapping_add(now_ns.saturating_sub(at_ns) / 1_000_000) & 0xFFFF_FFFF_FFFF
+    }
+}

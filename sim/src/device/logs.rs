@@ -1,0 +1,221 @@
+//! What the controller remembers for its log pages: errors, SMART counters, asynchronous events.
+//!
+//! An event type that was reported is masked until its log page is read without RAE.
+//!
+//! NVMe Base 2.0c, 5.2 (Asynchronous Event Request command) and 5.16 (Get Log Page command).
+
+use crate::device::features::Features;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use nvme_core::spec::identify::oaes;
+use nvme_core::spec::log_page::{
+    AsyncEvent, ErrorEntry, command_set_event, critical_warning, error_event, event_type, lid,
+};
+use nvme_core::spec::nvm::slba;
+use nvme_core::spec::{Sqe, Status};
+use zerocopy::FromZeros;
+
+/// Entries of the error log (ELPE + 1).
+pub(crate) const ERROR_ENTRIES: usize = 64;
+/// Events that wait for a request; later ones of the same kind are merged, others dropped.
+const MAX_EVENTS: usize = 16;
+/// What the controller remembers about itself.
+pub(crate) struct Logs {
+    /// Newest first.
+    pub errors: VecDeque<ErrorEntry>,
+    pub error_count: u64,
+    pub media_errors: u64,
+    pub events: VecDeque<AsyncEvent>,
+    /// Bit n: events of type n were reported and their log page was not read since.
+    pub masked: u8,
+    pub changed_namespaces: Vec<u32>,
+    pub kelvins: u16,
+    pub critical_warning: u8,
+    pub power_cycles: u64,
+    pub unsafe_shutdowns: u64,
+}
+
+impl Logs {
+    pub fn new() -> Self {
+        Self {
+            errors: VecDeque::with_capacity(ERROR_ENTRIES),
+            error_count: 0,
+            media_errors: 0,
+            events: VecDeque::with_capacity(MAX_EVENTS),
+            masked: 0,
+            changed_namespaces: Vec::new(),
+            kelvins: 313,
+            critical_warning: 0,
+            power_cycles: 1,
+            unsafe_shutdowns: 0,
+        }
+    }
+
+    /// A controller reset: events that were not reported are forgotten, logs are kept.
+    pub fn reset(&mut self) {
+        self.events.clear();
+        self.masked = 0;
+    }
+
+    /// Power was lost and came back.
+    pub fn power_cycle(&mut self, clean: bool) {
+        self.reset();
+        self.errors.clear();
+        self.power_cycles += 1;
+        self.unsafe_shutdowns += u64::from(!clean);
+    }
+
+    /// A command ended with `status`.
+    pub fn failed(&mut self, sqid: u16, sqe: &Sqe, status: Status) {
+        // Where the parameter is that was wrong is not known here.
+        let mut entry = self.entry(sqid, sqe.cid().0);
+        entry.phase_status = status.0 << 1;
+        entry.nsid = sqe.nsid;
+        if sqid != 0 {
+            entry.lba = slba(sqe).0;
+        }
+        self.media_errors += u64::from(status.sct() == 2);
+        self.push(entry);
+    }
+
+    /// A doorbell of `qid` was written with an impossible value, or does not exist.
+    pub fn bad_doorbell(&mut self, qid: u16, exists: bool) {
+        let mut entry = self.entry(qid, 0xFFFF);
+        entry.phase_status = Status::INVALID_FIELD.0 << 1;
+        self.push(entry);
+        let info = match exists {
+            true => error_event::INVALID_DOORBELL_VALUE,
+            false => error_event::INVALID_DOORBELL_REGISTER,
+        };
+        self.raise(event_type::ERROR, info, lid::ERROR);
+    }
+
+    /// The attributes of a namespace changed.
+    pub fn namespace_changed(&mut self, nsid: u32, features: &Features) {
+        if !self.changed_namespaces.contains(&nsid) && self.changed_namespaces.len() < 1024 {
+            self.changed_namespaces.push(nsid);
+            self.changed_namespaces.sort_unstable();
+        }
+        if features.async_events & oaes::NAMESPACE_ATTRIBUTE != 0 {
+            self.raise(event_type::NOTICE, 0, lid::CHANGED_NAMESPACES);
+        }
+    }
+
+    /// A sanitize operation begins: events of an earlier one mean nothing any more.
+    pub fn forget_sanitize(&mut self) {
+        self.events
+            .retain(|event| event.log_page() != lid::SANITIZE);
+    }
+
+    /// A sanitize operation has ended, successfully or not.
+    pub fn sanitize_completed(&mut self) {
+        let info = command_set_event::SANITIZE_COMPLETED;
+        self.raise(event_type::COMMAND_SET, info, lid::SANITIZE);
+    }
+
+    /// The temperature is now `kelvins`.
+    pub fn set_temperature(&mut self, kelvins: u16, features: &Features) {
+        self.kelvins = kelvins;
+        self.check_temperature(features, false);
+    }
+
+    /// Compares the temperature with its thresholds. Being outside is an event when it is new, or
+    /// when the driver has just asked for such events.
+    pub fn check_temperature(&mut self, features: &Features, asked_now: bool) {
+        if !features.is_extreme(self.kelvins) {
+            self.critical_warning &= !critical_warning::TEMPERATURE;
+            return;
+        }
+        let known = self.critical_warning & critical_warning::TEMPERATURE != 0;
+        self.critical_warning |= critical_warning::TEMPERATURE;
+        if known && !asked_now {
+            return;
+        }
+        if features.async_events & u32::from(critical_warning::TEMPERATURE) != 0 {
+            self.raise(event_type::SMART, 1, lid::SMART);
+        }
+    }
+
+    /// The next event that is not masked, as dword 0 of its completion; masks its type.
+    pub fn take_event(&mut self) -> Option<u32> {
+        let open = |event: &AsyncEvent| self.masked >> event.event_type() & 1 == 0;
+        let at = self.events.iter().position(open)?;
+        let event = self.events.remove(at)?;
+        self.masked |= 1 << event.event_type();
+        Some(event.0)
+    }
+
+    fn entry(&mut self, sqid: u16, cid: u16) -> ErrorEntry {
+        self.error_count += 1;
+        let mut entry = ErrorEntry::new_zeroed();
+        entry.error_count = self.error_count;
+        entry.sqid = sqid;
+        entry.cid = cid;
+        entry.parameter_error_location = 0xFFFF;
+        entry
+    }
+
+    fn push(&mut self, entry: ErrorEntry) {
+        self.errors.truncate(ERROR_ENTRIES - 1);
+        self.errors.push_front(entry);
+    }
+
+    fn raise(&mut self, kind: u8, info: u8, page: u8) {
+        let mut event = AsyncEvent(0);
+        event.set_event_type(kind);
+        event.set_info(info);
+        event.set_log_page(page);
+        if !self.events.contains(&event) && self.events.len() < MAX_EVENTS {
+            self.events.push_back(event);
+        }
+    }
+
+    /// The log page was read: its events may be reported again.
+    pub fn unmask(&mut self, page: u8) {
+        let kind = match page {
+            lid::ERROR => event_type::ERROR,
+            lid::SMART => event_type::SMART,
+            lid::CHANGED_NAMESPACES => event_type::NOTICE,
+            lid::SANITIZE => event_type::COMMAND_SET,
+            _ => return,
+        };
+        self.masked &= !(1 << kind);
+        // What the log page has just told needs no event any more.
+        self.events.retain(|event| event.event_type() != kind);
+        if page == lid::CHANGED_NAMESPACES {
+            self.changed_namespaces.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvme_core::spec::Nsid;
+
+    #[test]
+    fn an_event_type_is_masked_until_its_page_is_read() {
+        let mut logs = Logs::new();
+        logs.bad_doorbell(3, true);
+        logs.bad_doorbell(3, false);
+        assert_eq!(logs.take_event(), Some(0x0001_0100));
+        assert_eq!(logs.take_event(), None);
+        logs.raise(event_type::NOTICE, 0, lid::CHANGED_NAMESPACES);
+        assert_eq!(logs.take_event(), Some(0x0004_0002));
+        logs.unmask(lid::ERROR);
+        logs.bad_doorbell(3, false);
+        assert_eq!(logs.take_event(), Some(0x0001_0000));
+    }
+
+    #[test]
+    fn the_error_log_keeps_the_newest_and_counts_all() {
+        let mut logs = Logs::new();
+        for cid in 0..100u16 {
+            let sqe = Sqe::new(2, Nsid(1)).with_cid(nvme_core::spec::Cid(cid));
+            logs.failed(1, &sqe, Status::LBA_OUT_OF_RANGE);
+        }
+        assert_eq!(logs.errors.len(), ERROR_ENTRIES);
+        assert_eq!((logs.errors[0].error_count, logs.errors[0].cid), (100, 99));
+        assert!(logs.errors[0].status().is(Status::LBA_OUT_OF_RANGE));
+    }
+}

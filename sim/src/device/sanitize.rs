@@ -1,0 +1,137 @@
+//! The sanitize state of the subsystem, and an operation in progress.
+//!
+//! Lock order: the control lock, the state of this module, the logs. A thread that executes I/O
+//! commands takes none of them; it reads `bar` once per batch.
+//!
+//! NVMe Base 2.0c, "Sanitize Operations".
+
+use crate::memory::Lock;
+use core::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
+use nvme_core::spec::Status;
+use nvme_core::spec::admin::SanitizeAction;
+
+/// The sanitize state of the subsystem.
+pub(crate) struct Sanitize {
+    pub state: Lock<State>,
+    /// The status code that commands meet that may not be executed now, or 0.
+    bar: AtomicU16,
+    /// When there is something to do; `u64::MAX` for never.
+    pub due_ns: AtomicU64,
+    /// No user data was written since the last successful operation.
+    pub erased: AtomicBool,
+}
+
+#[derive(Default)]
+pub(crate) struct State {
+    /// [`sanitize_state`] of the most recent operation.
+    pub outcome: u16,
+    pub scdw10: u32,
+    /// Passes of the most recent overwrite that are complete.
+    pub passes: u16,
+    /// After a failure, nothing but a successful operation makes the drive usable again.
+    pub restricted: bool,
+    pub operation: Option<Operation>,
+}
+
+/// An operation in progress.
+pub(crate) struct Operation {
+    pub action: SanitizeAction,
+    pub passes: u64,
+    pub invert: bool,
+    pub pattern: u32,
+    pub no_deallocate: bool,
+    pub started_ns: u64,
+    pub duration_ns: u64,
+    /// Bytes of one pass over all namespaces.
+    pub pass_bytes: u64,
+    /// Bytes erased, over all passes.
+    pub done: u64,
+    /// A fault: it fails half way.
+    pub fails: bool,
+}
+
+impl Operation {
+    pub fn total(&self) -> u64 {
+        self.pass_bytes.saturating_mul(self.passes)
+    }
+
+    pub fn elapsed(&self, now_ns: u64) -> u64 {
+        now_ns.saturating_sub(self.started_ns).min(self.duration_ns)
+    }
+
+    /// Bytes that may be erased by now, so that the operation takes its time.
+    pub fn allowed(&self, now_ns: u64) -> u64 {
+        match self.duration_ns {
+            0 => self.total(),
+            all => scaled(self.total(), self.elapsed(now_ns), all),
+        }
+    }
+
+    pub fn is_over(&self, now_ns: u64) -> bool {
+        self.done >= self.total() && self.elapsed(now_ns) >= self.duration_ns
+    }
+
+    /// The part that is complete, of 65,536; never FFFFh, which means that there is none.
+    pub fn progress(&self, now_ns: u64) -> u16 {
+        let by_bytes = match self.total() {
+            0 => 0xFFFE,
+            total => scaled(0x1_0000, self.done, total),
+        };
+        let by_time = match self.duration_ns {
+            0 => by_bytes,
+            all => scaled(0x1_0000, self.elapsed(now_ns), all),
+        };
+        by_bytes.min(by_time).min(0xFFFE) as u16
+    }
+
+    /// Bytes after which a fault ends it.
+    pub fn half(&self) -> u64 {
+        self.total().div_ceil(2)
+    }
+
+    /// What pass number `pass` (from 0) writes. The last pass leaves the pattern as it was given.
+    pub fn word(&self, pass: u64) -> u32 {
+        let inverted = self.invert && (self.passes - 1 - pass) % 2 == 1;
+        if inverted {
+            !self.pattern
+        } else {
+            self.pattern
+        }
+    }
+}
+
+/// `whole * part / all`, where `part <= all` and `all` is not 0.
+fn scaled(whole: u64, part: u64, all: u64) -> u64 {
+    (u128::from(whole) * u128::from(part) / u128::from(all)) as u64
+}
+
+impl Sanitize {
+    pub fn new() -> Self {
+        Self {
+            state: Lock::new(State::default()),
+            bar: AtomicU16::new(0),
+            due_ns: AtomicU64::new(u64::MAX),
+            erased: AtomicBool::new(false),
+        }
+    }
+
+    /// What I/O commands other than Flush, and most admin commands, are answered with now.
+    #[inline]
+    pub fn bar(&self) -> Option<Status> {
+        // Acquire: pairs with the release in `raise`: who sees no bar sees the erased blocks.
+        match self.bar.load(Ordering::Acquire) {
+            0 => None,
+            code => Some(Status(code)),
+        }
+    }
+
+    pub fn raise(&self, status: Option<Status>) {
+        let code = status.map_or(0, Status::code);
+        self.bar.store(code, Ordering::Release); // Release: pairs with `bar`.
+    }
+
+    /// When the operation in progress goes on.
+    pub fn due_ns(&self) -> u64 {
+        self.due_ns.load(Ordering::Relaxed)
+    }
+}

@@ -1,0 +1,228 @@
+//! Enable, reset, shutdown, loss of power.
+//!
+//! Invariant that drivers rely on: once CSTS.RDY reads 0 after CC.EN was cleared, no access to the
+//! driver's memory is in progress and none will start. Every access happens under a queue's lock,
+//! and `quiesce` takes each of them and removes the queue before RDY changes.
+
+use crate::bus::queue::{CompletionQueue, SubmissionQueue};
+use crate::bus::ring::{Base, Ring};
+use crate::device::Device;
+use crate::device::control::{Control, Transition};
+use core::sync::atomic::{AtomicU64, Ordering};
+use nvme_core::spec::register::Cc;
+use nvme_core::spec::{CQE_BYTES, PageSize, SQE_BYTES};
+
+pub(crate) fn write_cc(device: &Device, control: &mut Control, mut cc: Cc) {
+    let old = device.registers.cc();
+    if old.en() && cc.en() {
+        // Undefined while enabled; here without effect.
+        cc.set_mps(old.mps());
+        cc.set_css(old.css());
+        cc.set_ams(old.ams());
+    }
+    device.registers.set_cc(cc);
+    match (old.en(), cc.en()) {
+        (false, true) => enable(device, control, cc),
+        (true, false) => {
+            disable(device, control);
+            if !device.faults.ready_is_stuck() {
+                start(
+                    device,
+                    control,
+                    Transition::Disable,
+                    device.config.ready_delay_ns,
+                );
+            }
+        }
+        _ => {}
+    }
+    // A reset under way goes on: it ends the shutdown, too.
+    let resets = matches!(control.transition, Some((_, Transition::Disable)));
+    if cc.shn() != 0 && old.shn() == 0 && !resets {
+        quiesce(device);
+        device.registers.change_csts(|csts| csts.set_shst(1));
+        start(
+            device,
+            control,
+            Transition::Shutdown,
+            device.config.shutdown_delay_ns,
+        );
+    }
+}
+
+fn enable(device: &Device, control: &mut Control, cc: Cc) {
+    let cap = device.registers.cap;
+    let page = PageSize::from_mps(cc.mps())
+        .unwrap_or(PageSize::KIB4)
+        .bytes();
+    let aqa = device.registers.aqa();
+    let aligned = |word: &AtomicU64| word.load(Ordering::Relaxed).is_multiple_of(page);
+    let valid = (cap.mpsmin()..=cap.mpsmax()).contains(&cc.mps())
+        && cc.css() == 0
+        && cc.ams() == 0
+        && matches!(cc.iosqes(), 0 | 6)
+        && matches!(cc.iocqes(), 0 | 4)
+        && aqa.asqs_z() != 0
+        && aqa.acqs_z() != 0
+        && aligned(&device.registers.asq)
+        && aligned(&device.registers.acq);
+    device.registers.change_csts(|csts| csts.set_shst(0));
+    if !valid {
+        return device.fail();
+    }
+    if !device.faults.ready_is_stuck() {
+        start(
+            device,
+            control,
+            Transition::Enable,
+            device.config.ready_delay_ns,
+        );
+    }
+}
+
+/// Stops everything and forgets what a controller reset forgets. RDY changes later.
+pub(crate) fn disable(device: &Device, control: &mut Control) {
+    quiesce(device);
+    device.pacing.reset();
+    device.vectors.reset();
+    control.transition = None;
+    control.event_requests.clear();
+    control.aborted_events.clear();
+    control.features = control.saved.clone();
+    device.vectors.set_coalescing(control.features.coalescing());
+    device
+        .write_back
+        .store(control.features.write_cache(), Ordering::Relaxed);
+    device.logs.lock().reset();
+}
+
+/// Removes every queue. When it returns, no access to the driver's memory is in progress.
+fn quiesce(device: &Device) {
+    device.set_running(false);
+    for slot in &device.slots {
+        let mut sq = slot.sq.lock();
+        *sq = None;
+        *slot.cq.lock() = None;
+        slot.settled.store(0, Ordering::Relaxed);
+        slot.next_due_ns.store(u64::MAX, Ordering::Relaxed);
+    }
+    device.highest.store(0, Ordering::Relaxed);
+    device.doorbells.clear();
+    if let Some(observer) = &device.observer {
+        observer.reset();
+    }
+}
+
+fn start(device: &Device, control: &mut Control, transition: Transition, delay_ns: u64) {
+    if delay_ns == 0 {
+        return finish(device, control, transition);
+    }
+    let at = device
+        .clock_ns
+        .load(Ordering::Relaxed)
+        .saturating_add(delay_ns);
+    control.transition = Some((at, transition));
+    device.transition_ns.store(at, Ordering::Relaxed);
+}
+
+/// Finishes the transition under way when its time has come.
+pub(crate) fn advance(device: &Device, now_ns: u64) {
+    if device.transition_ns.load(Ordering::Relaxed) > now_ns {
+        return;
+    }
+    let mut control = device.control.lock();
+    device.transition_ns.store(u64::MAX, Ordering::Relaxed);
+    if let Some((at, transition)) = control.transition.take() {
+        if at <= now_ns {
+            finish(device, &mut control, transition);
+        } else {
+            control.transition = Some((at, transition));
+            device.transition_ns.store(at, Ordering::Relaxed);
+        }
+    }
+}
+
+pub(crate) fn finish(device: &Device, control: &mut Control, transition: Transition) {
+    control.transition = None;
+    device.transition_ns.store(u64::MAX, Ordering::Relaxed);
+    match transition {
+        Transition::Enable => {
+            create_admin_queue(device);
+            device.set_running(true);
+            device.registers.change_csts(|csts| csts.set_rdy(true));
+        }
+        Transition::Disable => device.registers.change_csts(|csts| {
+            csts.set_rdy(false);
+            csts.set_cfs(false);
+            csts.set_shst(0);
+        }),
+        Transition::Shutdown => {
+            // Abrupt (10b) does not wait for the cache: a power cut may still take it.
+            if device.registers.cc().shn() == 1 {
+                for namespace in &device.namespaces {
+                    if namespace.flush().is_err() {
+                        device.fail();
+                    }
+                }
+            }
+            device.registers.change_csts(|csts| csts.set_shst(2));
+        }
+    }
+}
+
+fn create_admin_queue(device: &Device) {
+    let aqa = device.registers.aqa();
+    let ring = |base: &AtomicU64, entries_z: u16, entry_bytes| Ring {
+        base: Base::Contiguous(base.load(Ordering::Relaxed)),
+        entries: u32::from(entries_z) + 1,
+        entry_bytes,
+    };
+    device.doorbells.clear();
+    let slot = &device.slots[0];
+    let sq = ring(&device.registers.asq, aqa.asqs_z(), SQE_BYTES);
+    let mut cq = CompletionQueue::new(ring(&device.registers.acq, aqa.acqs_z(), CQE_BYTES));
+    cq.users = 1;
+    cq.vector = Some(0);
+    let mut sq = SubmissionQueue::new(sq, 0, 0, device.delays());
+    if let Some(observer) = &device.observer {
+        observer.enable(device.page(), &sq.ring, &cq.ring);
+        cq.watch = Some(observer.watch(0));
+        sq.watch = Some(observer.watch(0));
+    }
+    *slot.sq.lock() = Some(sq);
+    *slot.cq.lock() = Some(cq);
+}
+
+/// Cuts the power and switches it on again: whatever was not flushed is gone, and so is every
+/// register value.
+pub(crate) fn power_cut(device: &Device) {
+    let mut control = device.control.lock();
+    let clean = device.registers.csts().shst() == 2;
+    disable(device, &mut control);
+    for namespace in &device.namespaces {
+        if let Some(cache) = &namespace.cache {
+            // A store that fails here has failed before; nothing is left to tell it to.
+            let _ = cache.power_cut(&*namespace.store);
+        }
+    }
+    device.transition_ns.store(u64::MAX, Ordering::Relaxed);
+    device.registers.clear();
+    device.vectors.set_mask(0);
+    device.plug_in();
+    device.logs.lock().power_cycle(clean);
+}
+
+/// Resets the PCI function: queues and registers, but no data.
+pub(crate) fn function_reset(device: &Device) {
+    if device.is_gone() {
+        return; // Nobody hears it.
+    }
+    let mut control = device.control.lock();
+    disable(device, &mut control);
+    device.transition_ns.store(u64::MAX, Ordering::Relaxed);
+    device.registers.clear();
+    device.vectors.set_mask(0);
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,108 @@
+//! Reads and writes of BAR0: properties, trapped doorbells, interrupt masks.
+//!
+//! NVMe Base 2.0c, 3.1.3 (Controller Properties).
+
+use crate::device::Device;
+use crate::device::control::Transition;
+use crate::engine::lifecycle;
+use core::sync::atomic::Ordering;
+use nvme_core::spec::register::{ALL_ONES, Cc, SUBSYSTEM_RESET, offset};
+
+/// Reads 32 bits of BAR0.
+pub(crate) fn read32(device: &Device, at: u32) -> u32 {
+    if device.is_gone() {
+        return ALL_ONES;
+    }
+    if at >= offset::DOORBELLS {
+        let word = device.doorbells.word((at - offset::DOORBELLS) as usize);
+        return word.map_or(0, |word| word.load(Ordering::Relaxed));
+    }
+    match at {
+        offset::INTMS | offset::INTMC => device.vectors.mask(),
+        _ if at.is_multiple_of(4) => device.registers.read(at),
+        _ => 0,
+    }
+}
+
+/// Writes 32 bits of BAR0.
+pub(crate) fn write32(device: &Device, at: u32, value: u32) {
+    if device.is_gone() {
+        return;
+    }
+    if at >= offset::DOORBELLS {
+        return ring(device, (at - offset::DOORBELLS) as usize, value);
+    }
+    if !at.is_multiple_of(4) {
+        return;
+    }
+    let mut control = device.control.lock();
+    if device.registers.write(at, value) {
+        return;
+    }
+    match at {
+        offset::INTMS => device.vectors.set_mask(device.vectors.mask() | value),
+        offset::INTMC => {
+            device.vectors.set_mask(device.vectors.mask() & !value);
+            unmasked(device, value);
+        }
+        offset::CC => lifecycle::write_cc(device, &mut control, Cc(value)),
+        offset::NSSR if device.config.nssr && value == SUBSYSTEM_RESET => {
+            lifecycle::disable(device, &mut control);
+            lifecycle::finish(device, &mut control, Transition::Disable);
+            device.registers.set_cc(Cc(0));
+            device.vectors.set_mask(0);
+            device.registers.change_csts(|csts| {
+                csts.0 = 0;
+                csts.set_nssro(true);
+            });
+        }
+        _ => {}
+    }
+}
+
+/// A doorbell write that was trapped.
+fn ring(device: &Device, at: usize, value: u32) {
+    match device.doorbells.decode(at) {
+        Some((qid, is_head)) => {
+            let doorbells = &device.doorbells;
+            let word = if is_head {
+                doorbells.cq_head(qid)
+            } else {
+                doorbells.sq_tail(qid)
+            };
+            word.store(value, Ordering::Release); // Release: pairs with the load in `serve`.
+        }
+        None if device.is_running() => {
+            if let Some(observer) = &device.observer {
+                observer.stray(at);
+            }
+            device.bad_doorbell(u16::MAX, false);
+        }
+        None => {}
+    }
+}
+
+/// The vectors whose completion queues hold entries that the driver has not taken.
+fn waiting_vectors(device: &Device) -> impl Iterator<Item = u16> {
+    let slots = device.slots.iter().enumerate();
+    slots.filter_map(|(qid, slot)| {
+        let cq = slot.cq.lock();
+        let cq = cq.as_ref()?;
+        let head = device.doorbells.cq_head(qid as u16).load(Ordering::Relaxed);
+        cq.vector.filter(|_| cq.tail != head)
+    })
+}
+
+/// The level of the interrupt pin: a queue with interrupts holds entries, and INTMS lets it.
+pub(crate) fn pin(device: &Device) -> bool {
+    device.is_running() && waiting_vectors(device).any(|vector| !device.vectors.is_masked(vector))
+}
+
+/// The vectors of `mask` may be raised again: those that have something to tell are.
+pub(crate) fn unmasked(device: &Device, mask: u32) {
+    for vector in waiting_vectors(device) {
+        if vector < 32 && mask >> vector & 1 != 0 {
+            device.vectors.raise(vector);
+        }
+    }
+}

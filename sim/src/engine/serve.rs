@@ -1,0 +1,130 @@
+//! Serves one submission queue: takes its doorbells, fetches, executes, posts.
+//!
+//! A batch holds the queue's lock and that of its completion queue; no command takes another one
+//! unless it fails or writes through the cache.
+
+use crate::bus::queue::QueueStats;
+use crate::command::nvm::Io;
+use crate::device::Device;
+use crate::device::control::Control;
+use crate::engine::batch::Batch;
+use crate::memory::{Dma, DmaFault};
+use core::cmp::Reverse;
+use core::sync::atomic::Ordering;
+
+/// What serving a queue once did.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Served {
+    /// Commands fetched or completed.
+    pub commands: u32,
+    /// Completions posted to a queue with interrupts, and its vector.
+    pub posted: u32,
+    pub vector: u16,
+}
+
+/// Whether `serve` would find something to do.
+#[inline]
+pub(crate) fn has_work(device: &Device, qid: u16, now_ns: u64) -> bool {
+    let slot = &device.slots[usize::from(qid)];
+    device.doorbells.sq_tail(qid).load(Ordering::Relaxed) != slot.settled.load(Ordering::Relaxed)
+        || slot.next_due_ns.load(Ordering::Relaxed) <= now_ns
+        || (qid == 0 && device.attention.load(Ordering::Relaxed))
+}
+
+/// Serves `qid` once. The admin queue comes with the controller's state, an I/O queue without.
+pub(crate) fn serve<'g>(
+    device: &'g Device,
+    qid: u16,
+    dma: &Dma<'g>,
+    now_ns: u64,
+    control: Option<&mut Control>,
+) -> Served {
+    let slot = &device.slots[usize::from(qid)];
+    let mut sq_held = slot.sq.lock();
+    // Acquire: pairs with the driver's release before it rings: the entries are there.
+    let tail = device.doorbells.sq_tail(qid).load(Ordering::Acquire);
+    if !device.is_running() {
+        return Served::default();
+    }
+    let Some(sq) = sq_held.as_mut() else {
+        slot.settled.store(tail, Ordering::Relaxed);
+        if let Some(observer) = &device.observer {
+            observer.absent(qid, tail, dma);
+        }
+        device.bad_doorbell(qid, false);
+        return Served::default();
+    };
+    if let Some(watch) = &sq.watch {
+        watch.tail(tail, dma);
+    }
+    if !sq.take_tail(tail) {
+        device.bad_doorbell(qid, true);
+    }
+    let mut cq_held = device.slots[usize::from(sq.cqid)].cq.lock();
+    let Some(cq) = cq_held.as_mut() else {
+        return Served::default();
+    };
+    // Acquire: pairs with the driver's release: it has read what it frees.
+    let head = device.doorbells.cq_head(sq.cqid).load(Ordering::Acquire);
+    if !cq.take_head(head) {
+        device.bad_doorbell(sq.cqid, true);
+    }
+    cq.mend(dma);
+    let first = cq.tail;
+    let mut batch = Batch {
+        device,
+        qid,
+        now_ns,
+        sq_whole: sq.ring.whole(dma),
+        cq_whole: cq.ring.whole(dma),
+        staged: dma.staged_bytes().is_some(),
+        io: Io {
+            namespaces: &device.namespaces,
+            dma,
+            page: device.page(),
+            max_bytes: device.max_bytes(),
+            sgl: device.config.sgl,
+            write_back: device.write_back.load(Ordering::Relaxed),
+            bar: device.sanitize.bar(),
+            erased: &device.sanitize.erased,
+        },
+        sq,
+        cq,
+        stats: QueueStats {
+            batches: 1,
+            ..QueueStats::default()
+        },
+        control,
+    };
+    let result = batch.run();
+    let Batch { sq, cq, stats, .. } = batch;
+    let waiting = sq.waiting() != 0;
+    let stats = QueueStats {
+        cq_full: u64::from(waiting && cq.space() == 0),
+        ..stats
+    };
+    slot.stats.add(&stats);
+    slot.settled
+        .store(if waiting { u32::MAX } else { tail }, Ordering::Relaxed);
+    let due = sq
+        .pending
+        .peek()
+        .map_or(u64::MAX, |Reverse(first)| first.due_ns);
+    let due = if cq.torn.is_some() { 0 } else { due };
+    slot.next_due_ns.store(due, Ordering::Relaxed);
+    let posted = cq.vector.map_or(0, |_| cq.ring.distance(first, cq.tail));
+    let vector = cq.vector.unwrap_or(0);
+    let commands = result.unwrap_or_else(|DmaFault(_)| {
+        // Neither the entry nor a place to complain is within reach.
+        device.fail();
+        0
+    });
+    Served {
+        commands,
+        posted,
+        vector,
+    }
+}
+
+#[cfg(test)]
+mod tests;

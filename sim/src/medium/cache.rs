@@ -1,0 +1,370 @@
+//! The volatile write cache: what a power cut takes back.
+//!
+//! Blocks go to the store at once, and the first write of a block since the last flush keeps what
+//! was there before in one of a fixed number of lines. Flush forgets the lines; a power cut puts
+//! them back. A set without a free line forgets its oldest one: that block was written out early,
+//! which every cache may do. So reads cost nothing, no write allocates, and an image of any size
+//! works; and a simulator that is killed loses nothing, since that is no power cut.
+//!
+//! Keeping the old content costs as many copied bytes as the write itself. Long writes pay that for the
+//! first [`LONG_BYTES_KEPT`] bytes after a flush alone; what follows is written out early at once, as a
+//! cache does with a stream that it will not hold anyway.
+
+use crate::medium::store::{Store, StoreError};
+use crate::memory::Lock;
+use alloc::boxed::Box;
+use alloc::vec;
+use zerocopy::FromZeros;
+
+/// Lines of one set.
+const WAYS: usize = 8;
+/// A change of more bytes than this is long.
+const LONG: u64 = 32 << 10;
+/// Bytes of long changes whose old content is kept between two flushes.
+const LONG_BYTES_KEPT: u64 = 1 << 20;
+/// Bytes of the image that share a mark, and how many marks there are. A range without a mark has no
+/// current line.
+const REGION_SHIFT: u32 = 17;
+const REGIONS: usize = 4096;
+
+#[derive(Clone, Copy, Debug, Default)]
+struct Line {
+    /// Byte offset of the block; valid while `epoch` is the cache's.
+    offset: u64,
+    /// 0 is never current.
+    epoch: u64,
+    /// When the line was filled: the smallest of a set is forgotten first.
+    filled: u64,
+    /// Which line of `data` holds it is its own index.
+    bytes: u64,
+}
+
+struct Lines {
+    epoch: u64,
+    clock: u64,
+    /// Bytes of long changes that were kept since the last flush.
+    long_bytes: u64,
+    table: Box<[Line]>,
+    data: Box<[u8]>,
+    /// The epoch in which a line of the region was filled last.
+    regions: Box<[u64]>,
+}
+
+/// The cache of one namespace.
+pub(crate) struct Cache {
+    lines: Lock<Lines>,
+    line_bytes: usize,
+    /// Bytes that it holds.
+    bytes: u64,
+}
+
+impl Lines {
+    fn next_epoch(&mut self) {
+        self.epoch += 1;
+        self.long_bytes = 0;
+    }
+
+    fn region(at: u64) -> usize {
+        (at >> REGION_SHIFT) as usize % REGIONS
+    }
+
+    fn keep(
+        &mut self,
+        store: &dyn Store,
+        at: u64,
+        block: usize,
+        line_bytes: usize,
+    ) -> Result<(), StoreError> {
+        let sets = self.table.len() / WAYS;
+        let first = (at / block as u64 % sets as u64) as usize * WAYS;
+        let set = &self.table[first..first + WAYS];
+        let current = |line: &Line| line.epoch == self.epoch;
+        if set.iter().any(|line| current(line) && line.offset == at) {
+            return Ok(());
+        }
+        let age = |line: &Line| if current(line) { line.filled } else { 0 };
+        let way = (0..WAYS).min_by_key(|way| age(&set[*way])).unwrap_or(0);
+        let data = &mut self.data[(first + way) * line_bytes..][..block];
+        store.read_at(at, data)?;
+        self.clock += 1;
+        self.table[first + way] = Line {
+            offset: at,
+            epoch: self.epoch,
+            filled: self.clock,
+            bytes: block as u64,
+        };
+        self.regions[Self::region(at)] = self.epoch;
+        Ok(())
+    }
+
+    /// Forgets the lines of `len` bytes from `offset` on.
+    fn forget(&mut self, offset: u64, len: u64, block: usize) {
+        let end = offset + len;
+        let mut from = offset;
+        while from < end {
+            let to = end.min(((from >> REGION_SHIFT) + 1) << REGION_SHIFT);
+            if self.regions[Self::region(from)] == self.epoch {
+                self.forget_blocks(from, to - from, block);
+            }
+            from = to;
+        }
+    }
+
+    fn forget_blocks(&mut self, offset: u64, len: u64, block: usize) {
+        let sets = self.table.len() / WAYS;
+        let range = offset..offset + len;
+        if len / block as u64 > sets as u64 {
+            let inside = |line: &&mut Line| range.contains(&line.offset);
+            self.table
+                .iter_mut()
+                .filter(inside)
+                .for_each(|line| line.epoch = 0);
+            return;
+        }
+        for at in range.step_by(block) {
+            let first = (at / block as u64 % sets as u64) as usize * WAYS;
+            for line in &mut self.table[first..first + WAYS] {
+                if line.offset == at {
+                    line.epoch = 0;
+                }
+            }
+        }
+    }
+}
+
+impl Cache {
+    /// A cache of at least `bytes` bytes in lines of `line_bytes` (the largest block size).
+    pub fn new(bytes: usize, line_bytes: usize) -> Self {
+        let lines = (bytes / line_bytes).div_ceil(WAYS).max(1) * WAYS;
+        let bytes = lines * line_bytes;
+        let lines = Lines {
+            epoch: 1,
+            clock: 0,
+            long_bytes: 0,
+            table: vec![Line::default(); lines].into_boxed_slice(),
+            data: <[u8]>::new_box_zeroed_with_elems(bytes).expect("out of memory"),
+            regions: vec![0; REGIONS].into_boxed_slice(),
+        };
+        Self {
+            lines: Lock::new(lines),
+            line_bytes,
+            bytes: bytes as u64,
+        }
+    }
+
+    /// Before the blocks of `len` bytes from `offset` on are overwritten: remembers what they hold, or
+    /// forgets what it remembers of them when the change is to be written out at once.
+    pub fn before_write(
+        &self,
+        store: &dyn Store,
+        offset: u64,
+        len: u64,
+        block: usize,
+    ) -> Result<(), StoreError> {
+        let mut lines = self.lines.lock();
+        if len > LONG {
+            if len > self.bytes || lines.long_bytes + len > LONG_BYTES_KEPT {
+                lines.forget(offset, len, block);
+                return Ok(());
+            }
+            lines.long_bytes += len;
+        }
+        for at in (offset..offset + len).step_by(block) {
+            lines.keep(store, at, block, self.line_bytes)?;
+        }
+        Ok(())
+    }
+
+    /// Forgets what was there before in `len` bytes from `offset` on: they are durable now (FUA).
+    pub fn commit(&self, offset: u64, len: u64, block: usize) {
+        self.lines.lock().forget(offset, len, block);
+    }
+
+    /// Forgets everything: all blocks are durable now.
+    pub fn flush(&self) {
+        self.lines.lock().next_epoch();
+    }
+
+    /// Bytes that a power cut would take back.
+    pub fn dirty_bytes(&self) -> u64 {
+        let lines = self.lines.lock();
+        lines
+            .table
+            .iter()
+            .filter(|line| line.epoch == lines.epoch)
+            .map(|line| line.bytes)
+            .sum()
+    }
+
+    /// Puts everything back that was not flushed.
+    pub fn power_cut(&self, store: &dyn Store) -> Result<(), StoreError> {
+        let mut lines = self.lines.lock();
+        for (i, line) in lines.table.iter().enumerate() {
+            if line.epoch == lines.epoch {
+                let data = &lines.data[i * self.line_bytes..][..line.bytes as usize];
+                store.write_at(line.offset, data)?;
+            }
+        }
+        lines.next_epoch();
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::medium::store::Memory;
+
+    fn byte(store: &Memory, offset: u64) -> u8 {
+        let mut byte = [0];
+        store.read_at(offset, &mut byte).unwrap();
+        byte[0]
+    }
+
+    fn write(cache: &Cache, store: &Memory, block: u64, value: u8) {
+        cache.before_write(store, block * 512, 512, 512).unwrap();
+        store.write_at(block * 512, &[value; 512]).unwrap();
+    }
+
+    #[test]
+    fn a_power_cut_takes_back_what_was_not_flushed() {
+        let store = Memory::new(1 << 20).unwrap();
+        let cache = Cache::new(1 << 16, 4096);
+        write(&cache, &store, 3, 1);
+        cache.flush();
+        write(&cache, &store, 3, 2);
+        write(&cache, &store, 3, 3);
+        write(&cache, &store, 4, 9);
+        assert_eq!(cache.dirty_bytes(), 1024);
+        cache.power_cut(&store).unwrap();
+        assert_eq!((byte(&store, 3 * 512), byte(&store, 4 * 512)), (1, 0));
+        assert_eq!(cache.dirty_bytes(), 0);
+    }
+
+    #[test]
+    fn a_committed_block_survives_and_its_neighbour_does_not() {
+        let store = Memory::new(1 << 20).unwrap();
+        let cache = Cache::new(1 << 16, 4096);
+        write(&cache, &store, 0, 1);
+        write(&cache, &store, 1, 1);
+        cache.commit(0, 512, 512);
+        cache.power_cut(&store).unwrap();
+        assert_eq!((byte(&store, 0), byte(&store, 512)), (1, 0));
+    }
+
+    #[test]
+    fn a_long_range_is_committed_as_a_whole() {
+        let store = Memory::new(1 << 20).unwrap();
+        let cache = Cache::new(0, 512);
+        for block in [0, 7, 100] {
+            write(&cache, &store, block, 1);
+        }
+        cache.commit(0, 50 * 512, 512);
+        cache.power_cut(&store).unwrap();
+        let kept: alloc::vec::Vec<_> = [0, 7, 100].map(|block| byte(&store, block * 512)).into();
+        assert_eq!(kept, [1, 1, 0]);
+    }
+
+    #[test]
+    fn a_full_cache_writes_out_early_instead_of_growing() {
+        let store = Memory::new(1 << 20).unwrap();
+        let cache = Cache::new(0, 512); // one set of eight lines
+        for block in 0..20 {
+            write(&cache, &store, block, 1);
+        }
+        assert_eq!(cache.dirty_bytes(), 8 * 512);
+        cache.power_cut(&store).unwrap();
+        let lost: alloc::vec::Vec<_> = (0..20)
+            .filter(|block| byte(&store, block * 512) == 0)
+            .collect();
+        assert_eq!(lost, (12..20).collect::<alloc::vec::Vec<_>>());
+    }
+
+    /// Writes `len` bytes of `value`, as a command does.
+    fn long(cache: &Cache, store: &Memory, offset: u64, len: usize, value: u8) {
+        let change = cache.before_write(store, offset, len as u64, 512);
+        change.expect("readable");
+        let data = vec![value; len];
+        store.write_at(offset, &data).expect("inside the store");
+    }
+
+    /// Long writes are lost like others, up to a limit; a stream beyond it is written out as it comes.
+    #[test]
+    fn long_writes_are_lost_until_they_are_a_stream() {
+        const STEP: usize = 128 << 10;
+        let store = Memory::new(16 << 20).unwrap();
+        let cache = Cache::new(16 << 20, 4096);
+        for turn in 0..2 {
+            let value = turn + 1;
+            for at in (0..16 << 20).step_by(STEP) {
+                long(&cache, &store, at, STEP, value);
+            }
+            assert_eq!(cache.dirty_bytes(), LONG_BYTES_KEPT);
+            cache.power_cut(&store).unwrap();
+            let kept = |at: u64| byte(&store, at) == value;
+            assert!(!kept(0) && !kept(LONG_BYTES_KEPT - 1), "lost as before");
+            assert!(kept(LONG_BYTES_KEPT) && kept((16 << 20) - 1), "written out");
+        }
+        // A flush begins anew.
+        cache.flush();
+        long(&cache, &store, 8 << 20, STEP, 9);
+        cache.power_cut(&store).unwrap();
+        assert_ne!(byte(&store, 8 << 20), 9);
+    }
+
+    /// A block that a long write has written out does not go back to what it was before an earlier one.
+    #[test]
+    fn a_long_write_that_is_written_out_takes_earlier_writes_with_it() {
+        const STEP: usize = 128 << 10;
+        let store = Memory::new(16 << 20).unwrap();
+        let cache = Cache::new(16 << 20, 4096);
+        for at in (0..LONG_BYTES_KEPT).step_by(STEP) {
+            long(&cache, &store, at, STEP, 1);
+        }
+        let late = 4 << 20;
+        write(&cache, &store, late / 512 + 3, 1);
+        long(&cache, &store, late, STEP, 2);
+        // Over the edge of a region, and what was kept of a long write.
+        long(&cache, &store, STEP as u64 - 512, STEP, 3);
+        cache.power_cut(&store).unwrap();
+        assert_eq!(byte(&store, late + 3 * 512), 2);
+        let seen = [
+            STEP as u64 - 1024,
+            STEP as u64 - 512,
+            2 * STEP as u64 - 1024,
+            2 * STEP as u64 - 512,
+        ];
+        assert_eq!(seen.map(|at| byte(&store, at)), [0, 3, 3, 0]);
+    }
+
+    /// Bytes that are read from the store are bytes that a write costs besides its own.
+    #[test]
+    fn a_stream_of_long_writes_reads_nothing() {
+        use core::sync::atomic::{AtomicU64, Ordering};
+        struct Counting(Memory, AtomicU64);
+        impl Store for Counting {
+            fn bytes(&self) -> u64 {
+                self.0.bytes()
+            }
+            fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+                self.1.fetch_add(into.len() as u64, Ordering::Relaxed);
+                self.0.read_at(offset, into)
+            }
+            fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
+                self.0.write_at(offset, from)
+            }
+            fn zero(&self, offset: u64, len: u64, deallocate: bool) -> Result<(), StoreError> {
+                self.0.zero(offset, len, deallocate)
+            }
+            fn flush(&self) -> Result<(), StoreError> {
+                Ok(())
+            }
+        }
+        let store = Counting(Memory::new(64 << 20).unwrap(), AtomicU64::new(0));
+        let cache = Cache::new(16 << 20, 4096);
+        for at in (0..64u64 << 20).step_by(128 << 10) {
+            cache.before_write(&store, at, 128 << 10, 4096).unwrap();
+        }
+        assert_eq!(store.1.load(Ordering::Relaxed), LONG_BYTES_KEPT);
+    }
+}

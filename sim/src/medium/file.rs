@@ -1,0 +1,274 @@
+//! An image in a file: sparse, read and written by position, never past its end.
+
+use crate::medium::store::{Store, StoreError, check};
+use std::fs::{File as OsFile, OpenOptions};
+use std::io::{Error, ErrorKind, Result as IoResult};
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+use std::sync::{PoisonError, RwLock};
+
+/// A store in a file of fixed size. Dropping or closing it closes the file; what was written is in it.
+///
+/// The file is locked while it is open (an OFD lock, which ends with the process in any case): one that
+/// may be written exclusively, one for reading shared with other readers. So two servers, or a server
+/// and a tool that writes, never have the same image. Advisory: other programs may look away.
+#[derive(Debug)]
+pub struct File {
+    /// None once it is closed.
+    file: RwLock<Option<OsFile>>,
+    bytes: u64,
+}
+
+impl File {
+    /// Opens an existing image with the size that it has. `read_only` opens it for reading alone;
+    /// writes then fail with [`StoreError::Io`].
+    pub fn open(path: &Path, read_only: bool) -> IoResult<Self> {
+        let file = OpenOptions::new().read(true).write(!read_only).open(path)?;
+        lock(&file, !read_only)?;
+        let bytes = file.metadata()?.len();
+        Ok(Self::of(file, bytes))
+    }
+
+    /// Makes a new sparse image of `bytes` bytes; an existing file is an error.
+    pub fn create(path: &Path, bytes: u64) -> IoResult<Self> {
+        let file = OpenOptions::new()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(path)?;
+        let ready = lock(&file, true).and_then(|()| file.set_len(bytes));
+        if let Err(error) = ready {
+            // The image of a size that cannot be is not left behind.
+            let _ = std::fs::remove_file(path);
+            return Err(error);
+        }
+        Ok(Self::of(file, bytes))
+    }
+
+    fn of(file: OsFile, bytes: u64) -> Self {
+        let file = RwLock::new(Some(file));
+        Self { file, bytes }
+    }
+
+    fn with<T>(&self, act: impl FnOnce(&OsFile) -> IoResult<T>) -> Result<T, StoreError> {
+        let file = self.file.read().unwrap_or_else(PoisonError::into_inner);
+        let closed = || Error::from_raw_os_error(libc::EBADF);
+        file.as_ref()
+            .ok_or_else(closed)
+            .and_then(act)
+            .map_err(failed)
+    }
+
+    fn punch(&self, offset: u64, len: u64) -> bool {
+        self.with(|file| Ok(punch_hole(file, offset, len)))
+            .unwrap_or(false)
+    }
+}
+
+#[cfg(target_os = "linux")]
+fn punch_hole(file: &OsFile, offset: u64, len: u64) -> bool {
+    crate::memory::punch_hole(file, offset, len)
+}
+
+/// Keeps others from the file, or says why it cannot.
+#[cfg(target_os = "linux")]
+fn lock(file: &OsFile, exclusive: bool) -> IoResult<()> {
+    let Err(error) = crate::memory::lock_file(file, exclusive) else {
+        return Ok(());
+    };
+    if error.kind() == ErrorKind::WouldBlock {
+        let what = match exclusive {
+            true => "another process has the image open",
+            false => "another process may write the image",
+        };
+        let why = std::format!("{what}; end it, or reach the image through its server");
+        return Err(Error::new(ErrorKind::ResourceBusy, why));
+    }
+    // Some network file systems have no locks: the image is of use all the same.
+    match error.raw_os_error() {
+        Some(libc::ENOLCK | libc::EOPNOTSUPP | libc::EINVAL) => Ok(()),
+        _ => Err(error),
+    }
+}
+
+#[cfg(not(target_os = "linux"))]
+fn lock(_file: &OsFile, _exclusive: bool) -> IoResult<()> {
+    Ok(())
+}
+
+#[cfg(not(target_os = "linux"))]
+fn punch_hole(_file: &OsFile, _offset: u64, _len: u64) -> bool {
+    false
+}
+
+fn failed(error: Error) -> StoreError {
+    StoreError::Io(error.raw_os_error().unwrap_or(0))
+}
+
+impl Store for File {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read_at(&self, offset: u64, into: &mut [u8]) -> Result<(), StoreError> {
+        check(self.bytes, offset, into.len() as u64)?;
+        // A file cut short behind our back ends here, as an error and not as old bytes.
+        self.with(|file| file.read_exact_at(into, offset))
+    }
+
+    fn write_at(&self, offset: u64, from: &[u8]) -> Result<(), StoreError> {
+        check(self.bytes, offset, from.len() as u64)?;
+        self.with(|file| file.write_all_at(from, offset))
+    }
+
+    fn zero(&self, offset: u64, len: u64, deallocate: bool) -> Result<(), StoreError> {
+        check(self.bytes, offset, len)?;
+        if deallocate && self.punch(offset, len) {
+            return Ok(());
+        }
+        static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
+        let mut done = 0;
+        while done < len {
+            let take = (len - done).min(ZEROES.len() as u64);
+            self.with(|file| file.write_all_at(&ZEROES[..take as usize], offset + done))?;
+            done += take;
+        }
+        Ok(())
+    }
+
+    fn flush(&self) -> Result<(), StoreError> {
+        self.with(OsFile::sync_data)
+    }
+
+    fn close(&self) {
+        let file = self.file.write();
+        *file.unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::MetadataExt;
+
+    fn path(name: &str) -> std::path::PathBuf {
+        let path = std::env::temp_dir().join(format!("nvme-sim-{}-{name}", std::process::id()));
+        let _ = std::fs::remove_file(&path);
+        path
+    }
+
+    #[test]
+    fn keeps_what_was_written_and_refuses_the_end() {
+        let path = path("keeps");
+        let store = File::create(&path, 8192).unwrap();
+        store.write_at(8190, &[1, 2]).unwrap();
+        assert_eq!(store.write_at(8191, &[1, 2]), Err(StoreError::OutOfBounds));
+        assert!(
+            File::create(&path, 1).is_err(),
+            "an existing image must not be truncated"
+        );
+        drop(store);
+        let store = File::open(&path, false).unwrap();
+        let mut bytes = [0; 2];
+        store.read_at(8190, &mut bytes).unwrap();
+        assert_eq!((bytes, store.bytes()), ([1, 2], 8192));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn a_truncated_image_is_an_error() {
+        let path = path("truncated");
+        let store = File::create(&path, 8192).unwrap();
+        OsFile::options()
+            .write(true)
+            .open(&path)
+            .unwrap()
+            .set_len(4096)
+            .unwrap();
+        assert!(matches!(
+            store.read_at(4096, &mut [0; 16]),
+            Err(StoreError::Io(_))
+        ));
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn deallocation_reads_zero_and_gives_space_back() {
+        let path = path("punch");
+        let store = File::create(&path, 1 << 20).unwrap();
+        store.write_at(0, &vec![7; 1 << 20]).unwrap();
+        store.flush().unwrap();
+        let before = std::fs::metadata(&path).unwrap().blocks();
+        store.zero(4096, (1 << 20) - 8192, true).unwrap();
+        store.flush().unwrap();
+        let mut bytes = [1; 4096];
+        store.read_at(4096, &mut bytes).unwrap();
+        assert_eq!(bytes, [0; 4096]);
+        store.read_at(0, &mut bytes).unwrap();
+        assert_eq!(bytes, [7; 4096]);
+        // Not every file system can punch; where it can, the space is gone.
+        if store.punch(4096, 4096) {
+            assert!(std::fs::metadata(&path).unwrap().blocks() < before);
+        }
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    /// A writer keeps everyone else out; readers keep writers out. A lock goes with its store.
+    #[test]
+    fn an_image_has_one_writer_or_many_readers() {
+        let path = path("locked");
+        let busy = |read_only| {
+            let error = File::open(&path, read_only).expect_err("it is in use");
+            assert_eq!(error.kind(), ErrorKind::ResourceBusy);
+            let why = std::format!("{error}");
+            assert!(
+                why.contains("another process") && why.contains("end it"),
+                "{why}"
+            );
+        };
+        let writer = File::create(&path, 8192).unwrap();
+        busy(false);
+        busy(true);
+        drop(writer);
+        let writer = File::open(&path, false).unwrap();
+        busy(false);
+        busy(true);
+        drop(writer);
+        let readers = [
+            File::open(&path, true).unwrap(),
+            File::open(&path, true).unwrap(),
+        ];
+        busy(false);
+        drop(readers);
+        drop(File::open(&path, false).unwrap());
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    /// A closed store can be kept: another one opens the image, and the old one changes nothing in it.
+    #[test]
+    fn a_closed_store_lets_go_of_its_image() {
+        let path = path("closed");
+        let old = File::create(&path, 8192).unwrap();
+        old.write_at(0, &[1]).unwrap();
+        old.close();
+        let new = File::open(&path, false).expect("the lock is released");
+        let closed = Err(StoreError::Io(libc::EBADF));
+        assert_eq!(old.write_at(0, &[2]), closed);
+        assert_eq!(old.zero(0, 8192, true), closed);
+        assert_eq!(old.flush(), closed);
+        assert_eq!(old.read_at(0, &mut [0]), closed);
+        let mut byte = [0];
+        new.read_at(0, &mut byte).unwrap();
+        assert_eq!(byte, [1]);
+        std::fs::remove_file(&path).unwrap();
+    }
+
+    #[test]
+    fn an_image_that_cannot_be_so_long_is_not_left_behind() {
+        let path = path("long");
+        assert!(File::create(&path, u64::MAX >> 1).is_err() || path.exists());
+        let _ = std::fs::remove_file(&path);
+        assert!(File::create(&path, u64::MAX).is_err());
+        assert!(!path.exists());
+    }
+}

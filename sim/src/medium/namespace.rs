@@ -1,0 +1,214 @@
+//! A namespace: a store, its current format, and its write cache.
+
+use crate::medium::cache::Cache;
+use crate::medium::store::{Memory, Store, StoreError};
+use crate::memory::Lock;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+/// Block sizes that Format NVM offers, by LBA format index.
+pub(crate) const FORMATS: [u32; 2] = [512, 4096];
+/// Bytes of a cache line: the largest block.
+const LINE_BYTES: usize = 4096;
+
+/// A namespace of the controller.
+pub(crate) struct Namespace {
+    pub store: Box<dyn Store + Send + Sync>,
+    /// Metadata of every block, in a buffer apart; kept in memory.
+    pub metadata: Option<Memory>,
+    pub metadata_bytes: u16,
+    pub cache: Option<Cache>,
+    pub null: bool,
+    pub read_only: bool,
+    /// Optimal boundary in blocks of the current format, or 0.
+    pub noiob: u16,
+    bytes: u64,
+    shift: AtomicU32,
+    formatting: AtomicBool,
+    /// Ranges (in bytes) that Write Uncorrectable or a test has made unreadable.
+    bad: Lock<Vec<(u64, u64)>>,
+    any_bad: AtomicBool,
+}
+
+impl Namespace {
+    pub fn new(
+        store: Box<dyn Store + Send + Sync>,
+        block_bytes: u32,
+        metadata_bytes: u16,
+        cache_bytes: Option<usize>,
+    ) -> Self {
+        let blocks = store.bytes() / u64::from(block_bytes);
+        let metadata = match metadata_bytes {
+            0 => None,
+            bytes => Memory::new(blocks * u64::from(bytes)),
+        };
+        let null = store.is_null();
+        let cache = cache_bytes
+            .filter(|_| !null)
+            .map(|bytes| Cache::new(bytes, LINE_BYTES));
+        Self {
+            bytes: store.bytes(),
+            store,
+            metadata_bytes: if metadata.is_some() {
+                metadata_bytes
+            } else {
+                0
+            },
+            metadata,
+            cache,
+            null,
+            read_only: false,
+            noiob: 0,
+            shift: AtomicU32::new(block_bytes.trailing_zeros()),
+            formatting: AtomicBool::new(false),
+            bad: Lock::new(Vec::new()),
+            any_bad: AtomicBool::new(false),
+        }
+    }
+
+    /// log2 of the block size.
+    #[inline]
+    pub fn shift(&self) -> u32 {
+        self.shift.load(Ordering::Relaxed)
+    }
+
+    /// Size in bytes.
+    #[inline]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    pub fn block_bytes(&self) -> u32 {
+        1 << self.shift()
+    }
+
+    /// Size in blocks.
+    #[inline]
+    pub fn blocks(&self) -> u64 {
+        self.bytes >> self.shift()
+    }
+
+    /// Index of the current format in [`FORMATS`].
+    pub fn format(&self) -> usize {
+        FORMATS
+            .iter()
+            .position(|bytes| *bytes == self.block_bytes())
+            .unwrap_or(0)
+    }
+
+    #[inline]
+    pub fn is_formatting(&self) -> bool {
+        self.formatting.load(Ordering::Acquire) // Acquire: pairs with set_formatting.
+    }
+
+    pub fn set_formatting(&self, formatting: bool) {
+        // Release: pairs with is_formatting: who sees the end sees the new block size.
+        self.formatting.store(formatting, Ordering::Release);
+    }
+
+    /// Erases every block and takes block size `FORMATS[format]`. No command may be executing.
+    pub fn reformat(&self, format: usize) -> Result<(), StoreError> {
+        self.store.zero(0, self.store.bytes(), true)?;
+        if let Some(metadata) = &self.metadata {
+            metadata.zero(0, metadata.bytes(), true)?;
+        }
+        self.store.flush()?;
+        if let Some(cache) = &self.cache {
+            cache.flush();
+        }
+        self.repair(0, u64::MAX);
+        if let Some(bytes) = FORMATS.get(format) {
+            self.shift.store(bytes.trailing_zeros(), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Makes everything written so far durable.
+    pub fn flush(&self) -> Result<(), StoreError> {
+        self.store.flush()?;
+        if let Some(cache) = &self.cache {
+            cache.flush();
+        }
+        Ok(())
+    }
+
+    /// Makes `len` bytes from `offset` on unreadable until they are written. `false` when there are
+    /// too many such ranges already.
+    pub fn damage(&self, offset: u64, len: u64) -> bool {
+        let mut bad = self.bad.lock();
+        if bad.len() >= 1024 {
+            return false;
+        }
+        bad.push((offset, offset.saturating_add(len)));
+        self.any_bad.store(true, Ordering::Release); // Release: pairs with the load in is_damaged.
+        true
+    }
+
+    /// Makes `len` bytes from `offset` on readable again.
+    #[inline]
+    pub fn repair(&self, offset: u64, len: u64) {
+        if !self.any_bad.load(Ordering::Relaxed) {
+            return;
+        }
+        let end = offset.saturating_add(len);
+        let mut bad = self.bad.lock();
+        let mut kept = Vec::with_capacity(bad.len());
+        for (from, to) in bad.drain(..) {
+            if from < offset.min(to) {
+                kept.push((from, offset.min(to)));
+            }
+            if end.max(from) < to {
+                kept.push((end.max(from), to));
+            }
+        }
+        self.any_bad.store(!kept.is_empty(), Ordering::Relaxed);
+        *bad = kept;
+    }
+
+    /// Whether part of `len` bytes from `offset` on is unreadable.
+    #[inline]
+    pub fn is_damaged(&self, offset: u64, len: u64) -> bool {
+        // Acquire: pairs with the store in damage.
+        self.any_bad.load(Ordering::Acquire)
+            && self
+                .bad
+                .lock()
+                .iter()
+                .any(|(from, to)| *from < offset + len && offset < *to)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn repair_cuts_exactly_what_was_written() {
+        let store = Box::new(Memory::new(1 << 20).unwrap());
+        let namespace = Namespace::new(store, 512, 0, None);
+        assert!(namespace.damage(1024, 4096));
+        namespace.repair(2048, 512);
+        let bad = |offset| namespace.is_damaged(offset, 512);
+        let map: Vec<_> = (1..11).map(|block| bad(block * 512)).collect();
+        let expected = [
+            false, true, true, false, true, true, true, true, true, false,
+        ];
+        assert_eq!(map, expected);
+        namespace.repair(0, u64::MAX);
+        assert!(!namespace.is_damaged(0, 1 << 20));
+    }
+
+    #[test]
+    fn a_new_format_erases_and_changes_the_count() {
+        let store = Box::new(Memory::new(1 << 20).unwrap());
+        let namespace = Namespace::new(store, 512, 0, Some(4096));
+        namespace.store.write_at(0, &[1; 512]).unwrap();
+        assert_eq!((namespace.blocks(), namespace.format()), (2048, 0));
+        namespace.reformat(1).unwrap();
+        assert_eq!((namespace.blocks(), namespace.format()), (256, 1));
+        let mut byte = [1];
+        namespace.store.read_at(0, &mut byte).unwrap();
+        assert_eq!(byte, [0]);
+    }
+}
