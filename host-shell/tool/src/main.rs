@@ -1,6 +1,14 @@
 //! The command line: `nvme-gpu`.
 
+mod admin;
+mod bench;
 mod cli;
+mod common;
+mod demo;
+mod device;
+#[cfg(feature = "cuda")]
+mod gpu;
+mod io;
 mod stdio;
 
 use std::process::ExitCode;

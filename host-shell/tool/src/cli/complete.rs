@@ -2,7 +2,7 @@
 
 mod markdown;
 
-use super::{command_line, output};
+use crate::common::output;
 use clap::{Args, ValueEnum};
 use clap_complete::Shell;
 use nvme_host::{Error, Result};
@@ -26,14 +26,14 @@ enum Kind {
 }
 
 impl Completions {
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, mut root: clap::Command) -> Result<()> {
         let shell = match self.shell {
             Kind::Bash => Shell::Bash,
             Kind::Zsh => Shell::Zsh,
             Kind::Fish => Shell::Fish,
         };
         let mut script = Vec::new();
-        clap_complete::generate(shell, &mut command_line(), "nvme-gpu", &mut script);
+        clap_complete::generate(shell, &mut root, "nvme-gpu", &mut script);
         output::bytes(&script)
     }
 }
@@ -49,16 +49,17 @@ pub struct Man {
 }
 
 impl Man {
-    pub fn run(self) -> Result<()> {
+    pub fn run(self, root: clap::Command) -> Result<()> {
         if self.markdown {
-            return output::print(&markdown::reference(command_line()));
+            return output::print(&markdown::reference(root));
         }
         match self.dir {
-            Some(dir) => clap_mangen::generate_to(command_line(), &dir)
-                .map_err(Error::file("write pages into", dir)),
+            Some(dir) => {
+                clap_mangen::generate_to(root, &dir).map_err(Error::file("write pages into", dir))
+            }
             None => {
                 let mut page = Vec::new();
-                clap_mangen::Man::new(command_line())
+                clap_mangen::Man::new(root)
                     .render(&mut page)
                     .map_err(Error::file("write", "the manual page"))?;
                 output::bytes(&page)

@@ -1,6 +1,6 @@
 //! How a command ends that failed: one line, or one JSON object, on standard error.
 
-use super::visible;
+use crate::common::visible;
 use nvme_host::Error;
 use nvme_host::core::spec::Status;
 use serde_json::{Value, json};
@@ -11,7 +11,7 @@ use std::process::ExitCode;
 pub fn report(error: &Error, device: Option<&str>, as_json: bool) -> ExitCode {
     if let Error::File { path, source, .. } = error
         && source.kind() == ErrorKind::BrokenPipe
-        && path.as_os_str() == super::file::STANDARD_OUTPUT
+        && path.as_os_str() == crate::common::file::STANDARD_OUTPUT
     {
         // The reader of the pipe has gone: the end that every filter has, without a word.
         let _ = signal_hook::low_level::emulate_default_handler(signal_hook::consts::SIGPIPE);
@@ -53,7 +53,7 @@ fn shell_quoted(text: &str) -> String {
 
 fn object(error: &Error, remedy: &str) -> Value {
     json!({
-        "schema_version": super::output::SCHEMA_VERSION,
+        "schema_version": crate::common::output::SCHEMA_VERSION,
         "error": {
             "code": error.code(),
             "exit_code": error.exit_code(),
@@ -80,7 +80,7 @@ fn status_object(status: Status) -> Value {
 /// Refuses to run without a standard output: what the command says would be lost.
 pub fn check_standard_output() -> Result<(), Error> {
     match crate::stdio::was_closed(1) {
-        true => Err(Error::file("write", super::file::STANDARD_OUTPUT)(
+        true => Err(Error::file("write", crate::common::file::STANDARD_OUTPUT)(
             io::Error::from_raw_os_error(libc::EBADF),
         )),
         false => Ok(()),

@@ -1,65 +1,23 @@
-//! Subcommands, one file each, and what they share: options, exit codes, the one-line error.
+//! The command line: its grammar, which command runs, and how a command ends.
 
-mod access;
-mod bench;
-#[cfg(feature = "cuda")]
-mod bench_gpu;
-mod bind;
-mod compare;
 mod complete;
-mod demo;
-#[cfg(feature = "sim")]
-mod devices;
-mod doctor;
-mod dsm;
-mod error_log;
-mod events;
 mod failure;
-mod feature;
-mod file;
-mod flush;
-mod format;
-mod get_log;
-#[cfg(feature = "cuda")]
-mod gpu;
-mod hex;
-mod identify;
-mod images;
-mod input;
-#[cfg(feature = "cuda")]
-mod lasting;
-mod list;
-mod list_ns;
-mod output;
-mod p2p;
-mod passthru;
-mod plot;
-mod progress;
-mod read;
 mod refusal;
-mod regs;
-mod reset;
-mod sanitize;
-mod say;
-#[cfg(feature = "sim")]
-mod serve;
-mod smart_log;
-mod stream;
-mod visible;
-mod write;
-mod write_zeroes;
 
-use access::{AccessArgs, WriteArgs};
-use clap::{Args, CommandFactory, FromArgMatches, Parser, Subcommand};
-use nvme_host::core::spec::Nsid;
-use nvme_host::units::{parse_bytes, parse_duration, parse_in};
-use nvme_host::{Config, Controller, Device, Error, Result, exit};
+use crate::admin::{
+    error_log, feature, format, get_log, identify, list_ns, passthru, sanitize, smart_log,
+};
+use crate::bench::Bench;
+use crate::common::{images, output, say, stop_flag};
+use crate::demo::Demo;
+use crate::device::{bind, doctor, events, list, p2p, regs, reset};
+#[cfg(feature = "sim")]
+use crate::device::{devices, serve};
+use crate::io::{compare, dsm, flush, read, stream, write, write_zeroes};
+use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
+use nvme_host::{Error, Result, exit};
 use std::ffi::OsString;
-use std::ops::RangeInclusive;
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 /// The version and what it was built from.
 const VERSION: &str = concat!(
@@ -103,7 +61,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    Demo(demo::Demo),
+    Demo(Demo),
     Read(read::Read),
     Write(write::Write),
     Identify(identify::Identify),
@@ -126,7 +84,7 @@ enum Command {
     WriteZeroes(write_zeroes::WriteZeroes),
     Compare(compare::Compare),
     Dsm(dsm::Dsm),
-    Bench(bench::Bench),
+    Bench(Bench),
     Stream(stream::Stream),
     #[command(visible_alias = "show-regs")]
     Regs(regs::Regs),
@@ -143,121 +101,6 @@ enum Command {
     Serve(serve::Serve),
     #[cfg(feature = "sim")]
     Devices(devices::Devices),
-}
-
-/// The device and how it is used.
-#[derive(Args)]
-struct DeviceArgs {
-    /// Device: sim:PATH[?options], sim:mem, sim:null, vfio:BDF, vfio-user:SOCKET (see `nvme-gpu --help`)
-    #[arg(long, short = 'd')]
-    device: String,
-    /// How long a command may take before it is aborted
-    #[arg(long, short = 't', visible_alias = "timeout", value_name = "MS", default_value_t = 5000, value_parser = number::<u64>(1..=3_600_000))]
-    timeout_ms: u64,
-    /// Print one JSON object
-    #[arg(long)]
-    json: bool,
-    #[command(flatten)]
-    access: AccessArgs,
-}
-
-/// A device and one of its namespaces.
-#[derive(Args)]
-struct NamespaceArgs {
-    #[command(flatten)]
-    device: DeviceArgs,
-    /// Namespace
-    #[arg(long, short = 'n', value_name = "NSID", default_value_t = 1, value_parser = number::<u32>(1..=0xFFFF_FFFE))]
-    namespace_id: u32,
-}
-
-impl NamespaceArgs {
-    fn nsid(&self) -> Nsid {
-        Nsid(self.namespace_id)
-    }
-}
-
-impl DeviceArgs {
-    fn config(&self) -> Config {
-        Config {
-            timeout: Duration::from_millis(self.timeout_ms),
-            stop: Some(stop_flag()),
-            notify: output::warnings(self.json),
-            ..Config::default()
-        }
-    }
-
-    fn start(&self) -> Result<Controller> {
-        self.start_with(&self.config())
-    }
-
-    fn start_with(&self, config: &Config) -> Result<Controller> {
-        self.access.start(self.open()?, config)
-    }
-
-    /// Opens the device for a command that changes nothing: a missing image stays missing.
-    fn open(&self) -> Result<Arc<dyn Device>> {
-        images::must_exist(&self.device)?;
-        nvme_host::open(&self.device)
-    }
-
-    /// Opens the device for `what`, a command that changes what is stored. An image that this creates is
-    /// removed when the command fails.
-    fn open_to_write(&self, write: &WriteArgs, what: &str) -> Result<Arc<dyn Device>> {
-        images::about_to_open(&self.device);
-        let device = nvme_host::open(&self.device)?;
-        write.check(&*device, what)?;
-        Ok(device)
-    }
-
-    /// As [`start`](Self::start), for `what`, a command that changes what is stored.
-    fn start_writing(&self, write: &WriteArgs, what: &str, config: &Config) -> Result<Controller> {
-        self.access.start(self.open_to_write(write, what)?, config)
-    }
-}
-
-/// The flag that Ctrl-C, SIGTERM and SIGHUP set; a second Ctrl-C ends the process at once. A signal that
-/// was ignored when the process began, as under nohup, stays ignored.
-fn stop_flag() -> Arc<AtomicBool> {
-    static FLAG: OnceLock<Arc<AtomicBool>> = OnceLock::new();
-    Arc::clone(FLAG.get_or_init(|| {
-        let flag = Arc::new(AtomicBool::new(false));
-        use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-        // A write beyond the limit of file sizes is then an error, after which what is incomplete is removed.
-        let _ = signal_hook::flag::register(libc::SIGXFSZ, Arc::default());
-        let ignored = ignored_signals();
-        for signal in [SIGINT, SIGTERM, SIGHUP] {
-            if ignored & 1 << (signal - 1) != 0 {
-                continue;
-            }
-            // In this order: the second signal finds the flag set. Without handlers a signal ends the
-            // process without a shutdown, which is the system's default.
-            let _ = signal_hook::flag::register_conditional_shutdown(
-                signal,
-                i32::from(exit::INTERRUPTED),
-                Arc::clone(&flag),
-            );
-            let _ = signal_hook::flag::register(signal, Arc::clone(&flag));
-        }
-        flag
-    }))
-}
-
-/// The signals that the process was started with as ignored, a bit each, from bit 0 for signal 1 on.
-fn ignored_signals() -> u64 {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
-    mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
-        .unwrap_or(0)
-}
-
-/// An error once Ctrl-C was pressed, for loops between commands.
-fn check_stop() -> Result<()> {
-    if stop_flag().load(Ordering::Relaxed) {
-        Err(Error::Interrupted)
-    } else {
-        Ok(())
-    }
 }
 
 /// Runs the command line; the exit code is one of [`exit`].
@@ -316,8 +159,8 @@ fn run_command(cli: Cli) -> Result<()> {
         Command::Sanitize(command) => command.run(),
         Command::SanitizeLog(command) => command.run(),
         Command::Reset(command) => command.run(),
-        Command::Completions(command) => command.run(),
-        Command::Man(command) => command.run(),
+        Command::Completions(command) => command.run(command_line()),
+        Command::Man(command) => command.run(command_line()),
         #[cfg(feature = "sim")]
         Command::Serve(command) => command.run(),
         #[cfg(feature = "sim")]
@@ -367,29 +210,4 @@ fn device_of(matches: &clap::ArgMatches) -> Option<String> {
     let (_, matches) = matches.subcommand()?;
     let device = matches.try_get_one::<String>("device").ok().flatten();
     device.cloned().or_else(|| device_of(matches))
-}
-
-/// For clap: a whole number in `range`, decimal or hexadecimal with 0x.
-fn number<T>(
-    range: RangeInclusive<u64>,
-) -> impl Fn(&str) -> std::result::Result<T, String> + Clone + Send + Sync + 'static
-where
-    T: TryFrom<u64> + Clone + Send + Sync + 'static,
-{
-    move |text| parse_in(text, &range)
-}
-
-/// For clap: a number of bytes that is not 0.
-fn some_bytes(text: &str) -> std::result::Result<u64, String> {
-    match parse_bytes(text)? {
-        0 => Err(format!(
-            "'{text}' is zero; use a multiple of the block size"
-        )),
-        bytes => Ok(bytes),
-    }
-}
-
-/// For clap: a duration such as `10s`.
-fn duration(text: &str) -> std::result::Result<Duration, String> {
-    parse_duration(text)
 }

@@ -1,0 +1,163 @@
+//! `identify ctrl` and `identify ns`: the fields under nvme-cli's names.
+
+mod text;
+
+use crate::common::{DeviceArgs, NamespaceArgs, output};
+use clap::{Args, Subcommand};
+use nvme_host::Result;
+use nvme_host::core::spec::identify::text as ascii;
+use nvme_host::core::spec::identify::{IdentifyController, IdentifyNamespace, PowerState};
+use nvme_host::core::spec::log_page::u128;
+use serde_json::{Value, json};
+
+/// Show the Identify structure of the controller or of a namespace
+#[derive(Args)]
+pub struct Identify {
+    #[command(subcommand)]
+    what: What,
+}
+
+#[derive(Subcommand)]
+enum What {
+    Ctrl(Ctrl),
+    Ns(Ns),
+}
+
+/// The controller: identity, limits, optional commands
+#[derive(Args)]
+pub struct Ctrl {
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+/// A namespace: size and formats
+#[derive(Args)]
+pub struct Ns {
+    #[command(flatten)]
+    namespace: NamespaceArgs,
+}
+
+impl Identify {
+    pub fn run(self) -> Result<()> {
+        match self.what {
+            What::Ctrl(ctrl) => ctrl.run(),
+            What::Ns(ns) => ns.run(),
+        }
+    }
+}
+
+impl Ctrl {
+    pub fn run(self) -> Result<()> {
+        let controller = self.device.start()?;
+        let value = controller_json(controller.identify());
+        match self.device.json {
+            true => output::json(&value),
+            false => output::table(
+                "NVME Identify Controller:",
+                &text::controller(value, controller.identify()),
+            ),
+        }
+    }
+}
+
+impl Ns {
+    pub fn run(self) -> Result<()> {
+        let controller = self.namespace.device.start()?;
+        let identify = controller.identify_namespace(self.namespace.nsid())?;
+        let title = format!("NVME Identify Namespace {}:", self.namespace.namespace_id);
+        let value = namespace_json(&identify);
+        match self.namespace.device.json {
+            true => output::json(&value),
+            false => output::table(&title, &text::namespace(value, &identify)),
+        }
+    }
+}
+
+fn controller_json(id: &IdentifyController) -> Value {
+    // The largest field of 128 bits fits in a JSON number only when it is small; like nvme-cli, as is.
+    let large = |bytes: &[u8; 16]| {
+        u64::try_from(u128(bytes)).map_or_else(|_| json!(u128(bytes).to_string()), |n| json!(n))
+    };
+    let ieee = u32::from_le_bytes([id.ieee[0], id.ieee[1], id.ieee[2], 0]);
+    let mut object = json!({
+        "vid": id.vid, "ssvid": id.ssvid, "sn": ascii(&id.sn), "mn": ascii(&id.mn), "fr": ascii(&id.fr),
+        "rab": id.rab, "ieee": ieee, "cmic": id.cmic, "mdts": id.mdts, "cntlid": id.cntlid, "ver": id.ver,
+        "rtd3r": id.rtd3r, "rtd3e": id.rtd3e, "oaes": id.oaes, "ctratt": id.ctratt, "rrls": id.rrls,
+        "cntrltype": id.cntrltype, "crdt1": id.crdt1, "crdt2": id.crdt2, "crdt3": id.crdt3,
+        "nvmsr": id.nvmsr, "vwci": id.vwci, "mec": id.mec,
+    });
+    let more = [
+        json!({
+            "oacs": id.oacs, "acl": id.acl, "aerl": id.aerl, "frmw": id.frmw, "lpa": id.lpa, "elpe": id.elpe,
+            "npss": id.npss, "avscc": id.avscc, "apsta": id.apsta, "wctemp": id.wctemp, "cctemp": id.cctemp,
+            "mtfa": id.mtfa, "hmpre": id.hmpre, "hmmin": id.hmmin, "tnvmcap": large(&id.tnvmcap),
+            "unvmcap": large(&id.unvmcap), "rpmbs": id.rpmbs, "edstt": id.edstt, "dsto": id.dsto,
+            "fwug": id.fwug, "kas": id.kas, "hctma": id.hctma, "mntmt": id.mntmt, "mxtmt": id.mxtmt,
+            "sanicap": id.sanicap, "hmminds": id.hmminds, "hmmaxd": id.hmmaxd,
+        }),
+        json!({
+            "nsetidmax": id.nsetidmax, "endgidmax": id.endgidmax, "anatt": id.anatt, "anacap": id.anacap,
+            "anagrpmax": id.anagrpmax, "nanagrpid": id.nanagrpid, "pels": id.pels, "domainid": id.domainid,
+            "sqes": id.sqes, "cqes": id.cqes, "maxcmd": id.maxcmd, "nn": id.nn, "oncs": id.oncs,
+            "fuses": id.fuses, "fna": id.fna, "vwc": id.vwc, "awun": id.awun, "awupf": id.awupf,
+            "icsvscc": id.icsvscc, "nwpc": id.nwpc, "acwu": id.acwu, "ocfs": id.ocfs, "sgls": id.sgls,
+            "mnan": id.mnan, "subnqn": ascii(&id.subnqn),
+        }),
+    ];
+    for part in more {
+        extend(&mut object, part);
+    }
+    let states = id.psd.iter().take(usize::from(id.npss) + 1);
+    object["psds"] = states.map(power_state_json).collect();
+    object
+}
+
+fn power_state_json(state: &PowerState) -> Value {
+    json!({
+        "max_power": state.mp,
+        "max_power_scale": u8::from(state.flags & PowerState::MXPS != 0),
+        "non-operational_state": u8::from(state.flags & PowerState::NOPS != 0),
+        "entry_lat": state.enlat, "exit_lat": state.exlat,
+        "read_tput": state.rrt & 0x1F, "read_lat": state.rrl & 0x1F,
+        "write_tput": state.rwt & 0x1F, "write_lat": state.rwl & 0x1F,
+        "idle_power": state.idlp, "idle_scale": state.ips >> 6,
+        "active_power": state.actp, "active_power_work": state.apws & 7, "active_scale": state.apws >> 6,
+    })
+}
+
+fn namespace_json(id: &IdentifyNamespace) -> Value {
+    let hex = |bytes: &[u8]| {
+        bytes
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect::<String>()
+    };
+    let nvmcap = u128(&id.nvmcap);
+    let current = usize::from(id.flbas & 0xF | (id.flbas >> 5 & 3) << 4);
+    let mut object = json!({
+        "nsze": id.nsze, "ncap": id.ncap, "nuse": id.nuse, "nsfeat": id.nsfeat, "nlbaf": id.nlbaf,
+        "flbas": id.flbas, "mc": id.mc, "dpc": id.dpc, "dps": id.dps, "nmic": id.nmic, "rescap": id.rescap,
+        "fpi": id.fpi, "dlfeat": id.dlfeat, "nawun": id.nawun, "nawupf": id.nawupf, "nacwu": id.nacwu,
+        "nabsn": id.nabsn, "nabo": id.nabo, "nabspf": id.nabspf, "noiob": id.noiob,
+        "nvmcap": u64::try_from(nvmcap).map_or_else(|_| json!(nvmcap.to_string()), |n| json!(n)),
+    });
+    extend(
+        &mut object,
+        json!({
+            "npwg": id.npwg, "npwa": id.npwa, "npdg": id.npdg, "npda": id.npda, "nows": id.nows,
+            "mssrl": id.mssrl, "mcl": id.mcl, "msrc": id.msrc, "anagrpid": id.anagrpid, "nsattr": id.nsattr,
+            "nvmsetid": id.nvmsetid, "endgid": id.endgid, "nguid": hex(&id.nguid), "eui64": hex(&id.eui64),
+        }),
+    );
+    let formats = id.lbaf.iter().take(usize::from(id.nlbaf) + 1).enumerate();
+    object["lbafs"] = formats
+        .map(|(index, format)| json!({ "ms": format.ms, "ds": format.lbads, "rp": format.rp & 3, "in_use": u8::from(index == current) }))
+        .collect();
+    object
+}
+
+fn extend(object: &mut Value, part: Value) {
+    if let (Value::Object(to), Value::Object(from)) = (object, part) {
+        to.extend(from);
+    }
+}

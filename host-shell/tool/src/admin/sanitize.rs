@@ -1,0 +1,197 @@
+//! `sanitize` and `sanitize-log`.
+
+use crate::admin::passthru::dword;
+use crate::common::{DeviceArgs, WriteArgs, check_stop, duration, hex, output, progress};
+use clap::{Args, ValueEnum};
+use nvme_host::core::spec::admin::{self, SanitizeAction};
+use nvme_host::core::spec::log_page::{SanitizeStatus, sanitize_state};
+use nvme_host::{Controller, Error, Result};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+/// Time between two looks at the progress.
+const LOOK: Duration = Duration::from_millis(100);
+
+/// Erase all data of the NVM subsystem for good, and wait until that is done
+///
+/// Every namespace of every controller of the subsystem loses its data. The sanitize goes on in the
+/// controller when this program ends; sanitize-log shows how far it is.
+#[derive(Args)]
+pub struct Sanitize {
+    #[command(flatten)]
+    device: DeviceArgs,
+    #[command(flatten)]
+    write: WriteArgs,
+    /// Sanitize action
+    #[arg(long, short = 'a', visible_alias = "action", value_enum)]
+    sanact: Action,
+    /// Allow unrestricted sanitize exit: after a failure the drive may be used without another sanitize
+    #[arg(long, short = 'u')]
+    ause: bool,
+    /// Do not deallocate the blocks afterwards
+    #[arg(long, visible_alias = "nodas")]
+    no_dealloc: bool,
+    /// Overwrite passes, 1 to 15; 0 for 16
+    #[arg(long, short = 'n', value_name = "PASSES", default_value_t = 1, value_parser = clap::value_parser!(u8).range(0..=15))]
+    owpass: u8,
+    /// Overwrite pattern
+    #[arg(long, short = 'p', value_name = "DWORD", default_value = "0", value_parser = dword)]
+    ovrpat: u32,
+    /// Invert the overwrite pattern between passes
+    #[arg(long, short = 'i')]
+    oipbp: bool,
+    /// How long to wait for the end
+    #[arg(long, value_name = "TIME", default_value = "60m", value_parser = duration)]
+    wait: Duration,
+    /// Start it and do not wait for the end
+    #[arg(long, conflicts_with = "wait")]
+    no_wait: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Action {
+    #[value(alias = "1", alias = "0x1", alias = "0x01")]
+    ExitFailure,
+    #[value(alias = "2", alias = "0x2", alias = "0x02")]
+    StartBlockErase,
+    #[value(alias = "3", alias = "0x3", alias = "0x03")]
+    StartOverwrite,
+    #[value(alias = "4", alias = "0x4", alias = "0x04")]
+    StartCryptoErase,
+}
+
+/// Show the state and progress of a sanitize
+#[derive(Args)]
+pub struct SanitizeLog {
+    #[command(flatten)]
+    device: DeviceArgs,
+}
+
+impl Sanitize {
+    pub fn run(self) -> Result<()> {
+        let device = &self.device;
+        let controller = device.start_writing(&self.write, "sanitize", &device.config())?;
+        let action = match self.sanact {
+            Action::ExitFailure => SanitizeAction::ExitFailureMode,
+            Action::StartBlockErase => SanitizeAction::BlockErase,
+            Action::StartOverwrite => SanitizeAction::Overwrite,
+            Action::StartCryptoErase => SanitizeAction::CryptoErase,
+        };
+        controller.sanitize(admin::Sanitize {
+            action,
+            unrestricted: self.ause,
+            passes: if self.owpass == 0 { 16 } else { self.owpass },
+            invert: self.oipbp,
+            no_deallocate: self.no_dealloc,
+            pattern: self.ovrpat,
+        })?;
+        let status = match self.no_wait || self.sanact == Action::ExitFailure {
+            true => controller.sanitize_status()?,
+            false => self.wait_for(&controller)?,
+        };
+        controller.shut_down()?;
+        show(self.device.json, &status)
+    }
+
+    fn wait_for(&self, controller: &Controller) -> Result<SanitizeStatus> {
+        let bar = progress::percent("sanitize");
+        let start = Instant::now();
+        loop {
+            let status = controller.sanitize_status()?;
+            match status.state() {
+                sanitize_state::IN_PROGRESS => bar.set_position(u64::from(status.sprog)),
+                sanitize_state::SUCCESS | sanitize_state::DEALLOCATED => {
+                    bar.finish_and_clear();
+                    return Ok(status);
+                }
+                state => {
+                    return Err(Error::device(
+                        format!("the sanitize ended without success: {}", state_text(state)),
+                        "run sanitize again; after --ause, `--sanact exit-failure` makes the drive usable",
+                    ));
+                }
+            }
+            check_stop()?;
+            if start.elapsed() > self.wait {
+                return Err(Error::Unfinished {
+                    cause: format!(
+                        "the sanitize is at {} % after {} s",
+                        percent(&status),
+                        self.wait.as_secs()
+                    ),
+                    remedy: "it goes on; see `nvme-gpu sanitize-log`, or raise --wait".to_owned(),
+                });
+            }
+            std::thread::sleep(LOOK);
+        }
+    }
+}
+
+impl SanitizeLog {
+    pub fn run(self) -> Result<()> {
+        let controller = self.device.start()?;
+        let status = controller.sanitize_status()?;
+        controller.shut_down()?;
+        show(self.device.json, &status)
+    }
+}
+
+fn percent(status: &SanitizeStatus) -> u64 {
+    u64::from(status.sprog) * 100 / 65_536
+}
+
+fn state_text(state: u16) -> &'static str {
+    match state {
+        sanitize_state::NEVER => "never sanitized",
+        sanitize_state::SUCCESS => "the most recent sanitize succeeded",
+        sanitize_state::IN_PROGRESS => "in progress",
+        sanitize_state::FAILED => "the most recent sanitize failed",
+        sanitize_state::DEALLOCATED => "succeeded, with deallocation although none was asked for",
+        _ => "reserved",
+    }
+}
+
+fn show(as_json: bool, status: &SanitizeStatus) -> Result<()> {
+    let mut value = json!({
+        "sprog": status.sprog,
+        "sstat": status.sstat,
+        "scdw10": status.scdw10,
+        "eto": status.eto,
+        "etbe": status.etbe,
+        "etce": status.etce,
+        "etond": status.etond,
+        "etbend": status.etbend,
+        "etcend": status.etcend,
+    });
+    if as_json {
+        value["state"] = json!(state_text(status.state()));
+        value["passes"] = json!(status.passes());
+        value["global_data_erased"] = json!(status.is_global_data_erased());
+        return output::json(&value);
+    }
+    let progress = match status.state() {
+        sanitize_state::IN_PROGRESS => format!("{} ({} %)", status.sprog, percent(status)),
+        _ => format!("{}", status.sprog),
+    };
+    value["sprog"] = json!(progress);
+    let erased = match status.is_global_data_erased() {
+        true => ", nothing written since",
+        false => "",
+    };
+    let state = state_text(status.state());
+    let passes = match status.passes() {
+        0 => String::new(),
+        passes => format!(", {passes} passes complete"),
+    };
+    value["sstat"] = json!(format!("{:#x} ({state}{passes}{erased})", status.sstat));
+    value["scdw10"] = json!(hex::bits(status.scdw10.into(), &[]));
+    for name in ["eto", "etbe", "etce", "etond", "etbend", "etcend"] {
+        value[name] = match value[name].as_u64() {
+            Some(seconds) if seconds != u64::from(SanitizeStatus::NOT_REPORTED) => {
+                Value::String(format!("{seconds} s"))
+            }
+            _ => json!("not reported"),
+        };
+    }
+    output::table("Sanitize Status", &value)
+}

@@ -1,0 +1,197 @@
+//! `bench --gpu`: a workload driven by kernels, and the suite of measurements.
+
+use crate::common::{DeviceArgs, beyond, check_stop, output, progress};
+use crate::gpu::lasting::{Lasting, Source};
+use crate::gpu::transfer::{GpuArgs, Totals};
+use clap::{Args, ValueEnum};
+use nvme_host::core::spec::Nsid;
+use nvme_host::core::spec::nvm::opcode;
+use nvme_host::cuda::Work;
+use nvme_host::cuda::bench::{self, Options};
+use nvme_host::{Device, Error, Result, units};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long one launch should take in a run that is limited by time.
+const LAUNCH_SECONDS: f64 = 0.5;
+
+/// The suite that measures the GPU's queues against their limits
+#[derive(Args)]
+#[command(next_help_heading = "GPU")]
+pub struct SuiteArgs {
+    /// Measure every case of a suite against a null controller on the CPU, one line each; no device
+    #[arg(long, value_enum, requires = "gpu")]
+    pub suite: Option<SuiteName>,
+    /// Only the cases whose name has TEXT in it
+    #[arg(
+        long,
+        value_name = "TEXT",
+        default_value = "",
+        hide_default_value = true,
+        requires = "suite"
+    )]
+    only: String,
+    /// Threads of the null controller; all cores but two when missing
+    #[arg(
+        long,
+        value_name = "N",
+        default_value_t = 0,
+        value_parser = crate::common::number::<usize>(0..=4096),
+        hide_default_value = true,
+        requires = "suite"
+    )]
+    controller_threads: usize,
+    /// Do a small part of the work: for a look, not for figures
+    #[arg(long, requires = "suite")]
+    quick: bool,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+pub enum SuiteName {
+    Queue,
+}
+
+impl SuiteArgs {
+    /// Runs the suite: one JSON object on each line, as it is measured.
+    pub fn run(self, gpu: Option<u32>) -> Result<()> {
+        let options = Options {
+            gpu: gpu.unwrap_or(0),
+            threads: self.controller_threads,
+            only: self.only,
+            quick: self.quick,
+        };
+        let mut failure = None;
+        bench::run(&options, &mut |line: Value| {
+            if let Err(error) = output::line(&line) {
+                failure.get_or_insert(error);
+            }
+        })?;
+        failure.map_or(Ok(()), Err)
+    }
+}
+
+/// A workload for kernels.
+pub struct Job<'a> {
+    pub opened: Arc<dyn Device>,
+    pub device: &'a DeviceArgs,
+    pub nsid: Nsid,
+    pub gpu: &'a GpuArgs,
+    pub queues: u32,
+    pub depth: u32,
+    pub bytes: u64,
+    pub read: bool,
+    pub random: bool,
+    pub size: Option<u64>,
+    pub io_size: Option<u64>,
+    pub runtime: Duration,
+    pub recover: Option<Duration>,
+    pub seed: u64,
+}
+
+/// Runs `job` and prints what it came to.
+pub fn run(job: Job<'_>) -> Result<()> {
+    let setup = job.gpu.setup(job.queues, job.depth, job.nsid, false);
+    let source = Source {
+        device: &job.device.device,
+        config: job.device.config(),
+        setup,
+        trace: job.gpu.trace.as_deref(),
+        recover: job.recover,
+        bytes: job.bytes,
+        data_bytes: 0,
+    };
+    let mut lasting = Lasting::open(source, job.opened)?;
+    let drive = lasting.drive()?;
+    if drive.command_bytes() != job.bytes {
+        return Err(Error::usage(
+            format!("--bs {} is not what a command can move", job.bytes),
+            format!("use {} or less, whole blocks", drive.command_bytes()),
+        ));
+    }
+    let block = u64::from(drive.info().block_bytes);
+    let all = drive.info().blocks * block;
+    if let Some(size) = job.size.filter(|size| *size > all) {
+        return Err(beyond(size, all));
+    }
+    let units = job.size.unwrap_or(all) / job.bytes;
+    if units == 0 {
+        return Err(Error::usage(
+            "one command is longer than --size or the namespace",
+            "use a smaller --bs",
+        ));
+    }
+    let mut work = Work {
+        opcode: if job.read {
+            opcode::READ
+        } else {
+            opcode::WRITE
+        },
+        lba: 0,
+        blocks: (job.bytes / block) as u32,
+        commands: u64::from(job.queues) * u64::from(job.depth) * 20,
+        units,
+        random: job.random,
+        seed: job.seed,
+        linear: false,
+        data_at: 0,
+    };
+    let what = if job.read { "Read" } else { "Write" };
+    let total = job.io_size.map(|bytes| bytes.div_ceil(job.bytes).max(1));
+    // The first launch warms up and says how many commands half a second is.
+    let first = lasting.run_whole(what, &work)?;
+    let rate = work.commands as f64 / first.seconds.max(1e-9);
+    let per_launch = ((rate * LAUNCH_SECONDS) as u64).max(work.commands);
+    let bar = progress::bytes(total.unwrap_or(0) * job.bytes, "bench");
+    if total.is_none() {
+        bar.set_length(job.runtime.as_millis() as u64);
+        progress::as_time(&bar);
+    }
+    let mut totals = Totals::default();
+    let begin = Instant::now();
+    loop {
+        check_stop()?;
+        let left = match total {
+            Some(total) => total - totals.commands,
+            None if begin.elapsed() < job.runtime => per_launch,
+            None => 0,
+        };
+        if left == 0 {
+            break;
+        }
+        work.commands = left.min(per_launch);
+        work.seed = work.seed.wrapping_add(1);
+        if let (Some(ran), _) = lasting.run(what, &work)? {
+            totals.add(&ran, ran.report.completed);
+        }
+        match total {
+            Some(_) => bar.set_position(totals.commands * job.bytes),
+            None => bar.set_position(begin.elapsed().as_millis() as u64),
+        }
+    }
+    bar.finish_and_clear();
+    let told = lasting.close()?;
+    let iops = totals.commands as f64 / totals.seconds.max(1e-9);
+    let gbps = iops * job.bytes as f64 / 1e9;
+    if job.device.json {
+        let mut value = json!({
+            "driver": told.gpu, "tier": told.tier, "queues": job.queues, "depth": job.depth,
+            "bytes_per_command": job.bytes, "rw": what, "random": job.random,
+            "commands": totals.commands, "seconds": totals.seconds, "iops": iops, "gb_per_s": gbps,
+            "per_command": totals.per_command(), "relayed_doorbells": told.relayed,
+        });
+        told.add_to(&mut value);
+        return output::json(&value);
+    }
+    output::print(&format!(
+        "{what}: {} commands/s, {gbps:.2} GB/s, {} commands in {:.3} s\ndriven by {}\n{}\n\
+         per command: {}\n{}",
+        units::count(iops),
+        totals.commands,
+        totals.seconds,
+        told.gpu,
+        told.tier,
+        totals.per_command(),
+        told.recovery.unwrap_or_default().to_text()
+    ))
+}

@@ -1,0 +1,9 @@
+//! `bench`: workloads from the CPU or a GPU, live rates, charts.
+
+#[cfg(feature = "cuda")]
+mod gpu;
+mod intervals;
+mod plot;
+mod run;
+
+pub use run::Bench;

@@ -1,0 +1,291 @@
+//! `bench`: a workload in fio's words.
+
+use super::intervals::Intervals;
+use super::plot;
+use crate::common::{
+    NamespaceArgs, WriteArgs, beyond, duration, number, output, progress, some_bytes,
+};
+use clap::{Args, ValueEnum};
+use nvme_host::bench::{self, Job, Limit, Pattern, Ramp};
+use nvme_host::{Controller, Error, Result};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Measure IOPS, bandwidth and latency of a workload
+#[derive(Args)]
+pub struct Bench {
+    #[command(flatten)]
+    namespace: NamespaceArgs,
+    #[command(flatten)]
+    write: WriteArgs,
+    /// Workload, as fio names it
+    #[arg(long, value_enum, default_value = "randread")]
+    rw: Workload,
+    /// Share of reads in rw and randrw, in percent
+    #[arg(long, default_value_t = 50, value_parser = number::<u8>(0..=100))]
+    rwmixread: u8,
+    /// Bytes per command
+    #[arg(long, visible_alias = "bytes", default_value = "4KiB", value_parser = some_bytes)]
+    bs: u64,
+    /// Queue pairs, one thread each
+    #[arg(long, visible_alias = "numjobs", default_value_t = 1, value_parser = number::<u32>(1..=4096))]
+    queues: u32,
+    /// Commands in flight per queue
+    #[arg(long, visible_alias = "iodepth", default_value_t = 32, value_parser = number::<u32>(1..=65_535))]
+    depth: u32,
+    /// How long to run: 10s, 500ms
+    #[arg(long, value_parser = duration, conflicts_with = "io_size")]
+    runtime: Option<Duration>,
+    /// Bytes to move, instead of a time
+    #[arg(long, value_parser = some_bytes)]
+    io_size: Option<u64>,
+    /// Bytes of the namespace to use, from its start on; all when missing
+    #[arg(long, value_parser = some_bytes)]
+    size: Option<u64>,
+    /// Commands per second over all queues
+    #[arg(long, value_name = "IOPS", conflicts_with = "ramp", value_parser = number::<u64>(1..=1_000_000_000_000))]
+    rate_iops: Option<u64>,
+    /// Raise the rate from FROM to TO commands per second in STEPS equal steps
+    #[arg(long, value_name = "FROM:TO:STEPS", value_parser = ramp, conflicts_with = "io_size")]
+    ramp: Option<Ramp>,
+    /// Write data that names its block, and check every read of it and all of it at the end
+    #[arg(long)]
+    verify: bool,
+    /// Seed of addresses, mix and data
+    #[arg(long, default_value_t = 1, value_parser = number::<u64>(0..=u64::MAX))]
+    seed: u64,
+    /// Go on after commands without an answer, controller resets, and a device that left, for which TIME
+    /// (10s when missing) is waited: what was lost is sent again, and counted
+    #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "10s", value_parser = duration)]
+    recover: Option<Duration>,
+    /// Print a line each TIME about what was done in it: on standard error, or with --json on standard output
+    /// before the report, one object a line: {"interval": {"end_s", "seconds", "reads", "writes", "iops",
+    /// "bw_bytes", "lat_ns_mean"}}
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    interval: Option<Duration>,
+    /// Draw latency percentiles (or latency over rate, with --ramp) into FILE.svg or FILE.png
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    #[cfg(feature = "cuda")]
+    #[command(flatten)]
+    gpu: crate::gpu::transfer::GpuArgs,
+    /// Order of the commands, whatever --rw says
+    #[cfg(feature = "cuda")]
+    #[arg(long, value_enum, requires = "gpu", help_heading = "GPU")]
+    pattern: Option<crate::gpu::transfer::PatternArg>,
+    #[cfg(feature = "cuda")]
+    #[command(flatten)]
+    suite: super::gpu::SuiteArgs,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Workload {
+    Read,
+    Write,
+    #[value(name = "randread")]
+    RandRead,
+    #[value(name = "randwrite")]
+    RandWrite,
+    #[value(name = "rw", alias = "readwrite")]
+    Mixed,
+    #[value(name = "randrw")]
+    RandMixed,
+}
+
+fn ramp(text: &str) -> std::result::Result<Ramp, String> {
+    let parts: Vec<&str> = text.split(':').collect();
+    let [from, to, steps] = parts[..] else {
+        return Err(format!(
+            "'{text}' is not FROM:TO:STEPS, for example 1000:100000:10"
+        ));
+    };
+    let rate = number::<u64>(1..=1_000_000_000_000);
+    Ok(Ramp {
+        from: rate(from)?,
+        to: rate(to)?,
+        steps: number(1..=1000)(steps)?,
+    })
+}
+
+impl Bench {
+    pub fn run(self) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if self.suite.suite.is_some() {
+            return self.suite.run(self.gpu.gpu);
+        }
+        #[cfg(feature = "cuda")]
+        if self.gpu.gpu.is_some() {
+            return self.run_on_gpu();
+        }
+        if let Some(path) = &self.plot {
+            plot::check(path)?;
+            crate::common::images::refuse_output(path)?;
+        }
+        let (pattern, read_percent) = match self.rw {
+            Workload::Read => (Pattern::Sequential, 100),
+            Workload::Write => (Pattern::Sequential, 0),
+            Workload::Mixed => (Pattern::Sequential, self.rwmixread),
+            Workload::RandRead => (Pattern::Random, 100),
+            Workload::RandWrite => (Pattern::Random, 0),
+            Workload::RandMixed => (Pattern::Random, self.rwmixread),
+        };
+        let limit = match (self.runtime, self.io_size) {
+            (None, Some(bytes)) => Limit::Bytes(bytes),
+            (time, _) => Limit::Time(time.unwrap_or(Duration::from_secs(5))),
+        };
+        let bytes = u32::try_from(self.bs).map_err(|_| {
+            Error::usage(
+                format!("--bs {} is too large", self.bs),
+                "use at most the controller's MDTS",
+            )
+        })?;
+        let config = nvme_host::Config {
+            queue_pairs: self.queues,
+            ..self.namespace.device.config()
+        };
+        let device = &self.namespace.device;
+        let open = || match read_percent {
+            100 if !self.verify => device.start_with(&config),
+            _ => device.start_writing(&self.write, "this workload", &config),
+        };
+        let controller = open()?;
+        let (block, blocks) = {
+            let namespace = controller.namespace(self.namespace.nsid())?;
+            (u64::from(namespace.block_bytes()), namespace.blocks())
+        };
+        let job = Job {
+            nsid: self.namespace.nsid(),
+            pattern,
+            read_percent,
+            bytes,
+            queues: self.queues,
+            depth: self.depth,
+            limit,
+            ramp: self.ramp.or(self.rate_iops.map(|rate| Ramp {
+                from: rate.max(1),
+                to: rate.max(1),
+                steps: 1,
+            })),
+            span_blocks: self.span(block, blocks)?,
+            seed: self.seed,
+            verify: self.verify,
+        };
+        let go_on = self.recover.map(|patience| bench::GoOn {
+            patience,
+            open: &open,
+        });
+        let (controller, report) = self.measure(controller, &job, go_on.as_ref())?;
+        let left = controller.shut_down();
+        if let Some(path) = &self.plot {
+            plot::draw(path, &report)?;
+        }
+        match (device.json, self.interval) {
+            (true, Some(_)) => output::line(&report.to_json())?,
+            (true, None) => output::json(&report.to_json())?,
+            (false, _) => output::print(&report.to_text())?,
+        }
+        if report.interrupted {
+            return Err(Error::Interrupted);
+        }
+        left
+    }
+
+    fn measure(
+        &self,
+        controller: Controller,
+        job: &Job,
+        go_on: Option<&bench::GoOn<'_>>,
+    ) -> Result<(Controller, bench::Report)> {
+        let total = match job.limit {
+            Limit::Bytes(bytes) => bytes,
+            Limit::Time(time) => time.as_millis() as u64,
+        };
+        let bar = progress::bytes(total, "bench");
+        if matches!(job.limit, Limit::Time(_)) {
+            progress::as_time(&bar);
+        }
+        let mut intervals = self
+            .interval
+            .map(|every| Intervals::new(every, self.namespace.device.json));
+        let ended = bench::run(controller, job, go_on, |now| {
+            match job.limit {
+                Limit::Bytes(_) => bar.set_position(now.bytes),
+                Limit::Time(_) => {
+                    bar.set_position((now.seconds * 1e3) as u64);
+                    let rate = now.bytes as f64 / now.seconds / 1e9;
+                    bar.set_message(format!("{rate:.2} GB/s"));
+                }
+            }
+            if let Some(intervals) = &mut intervals {
+                bar.suspend(|| intervals.at(now));
+            }
+        })?;
+        bar.finish_and_clear();
+        match intervals {
+            Some(Intervals {
+                failed: Err(error), ..
+            }) => Err(error),
+            _ => Ok(ended),
+        }
+    }
+
+    /// The same workload with queues that a GPU drives.
+    #[cfg(feature = "cuda")]
+    fn run_on_gpu(self) -> Result<()> {
+        use crate::gpu::transfer::PatternArg;
+        let (random, read) = match self.rw {
+            Workload::Read => (false, true),
+            Workload::Write => (false, false),
+            Workload::RandRead => (true, true),
+            Workload::RandWrite => (true, false),
+            Workload::Mixed | Workload::RandMixed => {
+                return Err(Error::usage(
+                    "kernels do not mix reads and writes",
+                    "use --rw read, write, randread or randwrite",
+                ));
+            }
+        };
+        let unfit = self.plot.is_some() || self.verify || self.ramp.is_some();
+        if unfit || self.rate_iops.is_some() || self.interval.is_some() {
+            return Err(Error::usage(
+                "--plot, --verify, --ramp, --rate-iops or --interval with --gpu",
+                "leave them out; `stream --gpu --verify` checks data",
+            ));
+        }
+        let device = &self.namespace.device;
+        let opened = match read {
+            true => device.open()?,
+            false => device.open_to_write(&self.write, "this workload")?,
+        };
+        super::gpu::run(super::gpu::Job {
+            opened,
+            device: &self.namespace.device,
+            nsid: self.namespace.nsid(),
+            gpu: &self.gpu,
+            queues: self.queues,
+            depth: self.depth,
+            bytes: self.bs,
+            read,
+            random: self
+                .pattern
+                .map_or(random, |order| order == PatternArg::Random),
+            size: self.size,
+            io_size: self.io_size,
+            runtime: self.runtime.unwrap_or(Duration::from_secs(5)),
+            recover: self.recover,
+            seed: self.seed,
+        })
+    }
+
+    fn span(&self, block: u64, blocks: u64) -> Result<u64> {
+        match self.size {
+            None => Ok(0),
+            Some(size) if size.div_ceil(block) > blocks => Err(beyond(size, block * blocks)),
+            Some(size) if size >= self.bs && size >= block => Ok(size / block),
+            Some(size) => Err(Error::usage(
+                format!("--size {size} is less than one command"),
+                "use at least --bs",
+            )),
+        }
+    }
+}

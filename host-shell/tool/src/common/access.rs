@@ -1,0 +1,107 @@
+//! How a device is reached, beyond its name: options that every command with `--device` has.
+
+use crate::common::say;
+use clap::{Args, ValueEnum};
+use nvme_host::core::spec::identify::text;
+use nvme_host::relay::Relay;
+use nvme_host::{Config, Controller, Device, Error, Result, Rings};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Where rings lie and how doorbells and completions travel.
+#[derive(Args)]
+pub struct AccessArgs {
+    /// Where the rings of I/O queues lie: in this process, or in the controller memory buffer
+    #[arg(long, value_enum, default_value_t = RingPlace::Host)]
+    rings: RingPlace,
+    /// Who rings the controller: the thread that submits, or a thread that passes on what is stored in
+    /// memory (tier 0)
+    #[arg(long, value_enum, default_value_t = Doorbells::Direct)]
+    doorbells: Doorbells,
+    /// Sleep until the controller interrupts, instead of polling for completions
+    #[arg(long)]
+    irq: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum RingPlace {
+    Host,
+    Cmb,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum Doorbells {
+    Direct,
+    Relay,
+}
+
+/// For commands that change what is stored.
+#[derive(Args)]
+pub struct WriteArgs {
+    /// Allow changes on a real device (not needed for the simulator)
+    #[arg(long)]
+    pub allow_write: bool,
+}
+
+impl AccessArgs {
+    /// Opens `device` and brings its controller up, as the options say.
+    pub fn start(&self, device: Arc<dyn Device>, config: &Config) -> Result<Controller> {
+        let config = Config {
+            rings: match self.rings {
+                RingPlace::Host => Rings::Host,
+                RingPlace::Cmb => Rings::Controller,
+            },
+            interrupts: self.irq,
+            ..config.clone()
+        };
+        let queues = u16::try_from(config.queue_pairs).unwrap_or(u16::MAX);
+        let device = match self.doorbells {
+            Doorbells::Direct => device,
+            Doorbells::Relay => Relay::start(device, queues)?,
+        };
+        say::step(|| format!("opened {}: {}", device.name(), device.describe()));
+        let start = Instant::now();
+        let controller = Controller::start(device, &config)?;
+        say::step(|| in_words(&controller, start));
+        Ok(controller)
+    }
+}
+
+/// What a controller that was brought up is.
+fn in_words(controller: &Controller, start: Instant) -> String {
+    let (identify, info) = (controller.identify(), controller.info());
+    let most = match info.max_transfer {
+        Some(bytes) => format!("{bytes} bytes"),
+        None => "any length".to_owned(),
+    };
+    format!(
+        "controller ready after {} ms: {}, serial {}, firmware {}, NVMe {}.{}.{}, {} queue pairs, transfers of {most}",
+        start.elapsed().as_millis(),
+        text(&identify.mn),
+        text(&identify.sn),
+        text(&identify.fr),
+        info.version >> 16,
+        info.version >> 8 & 0xFF,
+        info.version & 0xFF,
+        info.queue_pairs,
+    )
+}
+
+impl WriteArgs {
+    /// Refuses to change what is stored on a device that guards it, unless that was allowed.
+    pub fn check(&self, device: &dyn Device, what: &str) -> Result<()> {
+        self.check_for(device, format!("{what} changes what is stored on"))
+    }
+
+    /// As [`check`](Self::check), for a command that does something else to the device: `deed` is a clause
+    /// that its name ends.
+    pub fn check_for(&self, device: &dyn Device, deed: String) -> Result<()> {
+        if self.allow_write || !device.guards_data() {
+            return Ok(());
+        }
+        Err(Error::usage(
+            format!("{deed} {}", device.name()),
+            "add --allow-write if that is what you want",
+        ))
+    }
+}

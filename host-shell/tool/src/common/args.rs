@@ -1,0 +1,87 @@
+//! Options of every command that uses a device.
+
+use super::access::{AccessArgs, WriteArgs};
+use super::stop::stop_flag;
+use super::values::number;
+use super::{images, output};
+use clap::Args;
+use nvme_host::core::spec::Nsid;
+use nvme_host::{Config, Controller, Device, Result};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The device and how it is used.
+#[derive(Args)]
+pub struct DeviceArgs {
+    /// Device: sim:PATH[?options], sim:mem, sim:null, vfio:BDF, vfio-user:SOCKET (see `nvme-gpu --help`)
+    #[arg(long, short = 'd')]
+    pub device: String,
+    /// How long a command may take before it is aborted
+    #[arg(long, short = 't', visible_alias = "timeout", value_name = "MS", default_value_t = 5000, value_parser = number::<u64>(1..=3_600_000))]
+    pub timeout_ms: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    pub json: bool,
+    #[command(flatten)]
+    pub access: AccessArgs,
+}
+
+/// A device and one of its namespaces.
+#[derive(Args)]
+pub struct NamespaceArgs {
+    #[command(flatten)]
+    pub device: DeviceArgs,
+    /// Namespace
+    #[arg(long, short = 'n', value_name = "NSID", default_value_t = 1, value_parser = number::<u32>(1..=0xFFFF_FFFE))]
+    pub namespace_id: u32,
+}
+
+impl NamespaceArgs {
+    pub fn nsid(&self) -> Nsid {
+        Nsid(self.namespace_id)
+    }
+}
+
+impl DeviceArgs {
+    pub fn config(&self) -> Config {
+        Config {
+            timeout: Duration::from_millis(self.timeout_ms),
+            stop: Some(stop_flag()),
+            notify: output::warnings(self.json),
+            ..Config::default()
+        }
+    }
+
+    pub fn start(&self) -> Result<Controller> {
+        self.start_with(&self.config())
+    }
+
+    pub fn start_with(&self, config: &Config) -> Result<Controller> {
+        self.access.start(self.open()?, config)
+    }
+
+    /// Opens the device for a command that changes nothing: a missing image stays missing.
+    pub fn open(&self) -> Result<Arc<dyn Device>> {
+        images::must_exist(&self.device)?;
+        nvme_host::open(&self.device)
+    }
+
+    /// Opens the device for `what`, a command that changes what is stored. An image that this creates is
+    /// removed when the command fails.
+    pub fn open_to_write(&self, write: &WriteArgs, what: &str) -> Result<Arc<dyn Device>> {
+        images::about_to_open(&self.device);
+        let device = nvme_host::open(&self.device)?;
+        write.check(&*device, what)?;
+        Ok(device)
+    }
+
+    /// As [`start`](Self::start), for `what`, a command that changes what is stored.
+    pub fn start_writing(
+        &self,
+        write: &WriteArgs,
+        what: &str,
+        config: &Config,
+    ) -> Result<Controller> {
+        self.access.start(self.open_to_write(write, what)?, config)
+    }
+}

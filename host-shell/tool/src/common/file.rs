@@ -1,0 +1,220 @@
+//! Input and output files that are whole or not there.
+
+use crate::common::{check_stop, images};
+use nvme_host::{Error, Result};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, IsTerminal, Read, Write};
+use std::os::fd::AsFd;
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// How errors name it.
+pub const STANDARD_OUTPUT: &str = "standard output";
+
+/// How long is waited for a reader between two looks at Ctrl-C.
+const TICK: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 50_000_000,
+};
+/// What a pipe takes at once when it says that it is ready (PIPE_BUF).
+const PIPE_BYTES: usize = 4096;
+
+/// Reads an input, `-` is standard input, into `bytes` from its start; how much there was, at most one
+/// byte more than fits.
+pub fn read_at_most(path: &Path, bytes: &mut [u8]) -> Result<usize> {
+    let mut source: Box<dyn Read> = match path == Path::new("-") {
+        true => Box::new(io::stdin().lock()),
+        false => Box::new(File::open(path).map_err(Error::file("open", path))?),
+    };
+    let name = if path == Path::new("-") {
+        Path::new("standard input")
+    } else {
+        path
+    };
+    let mut more = [0];
+    let mut at = 0;
+    loop {
+        let place = match at < bytes.len() {
+            true => &mut bytes[at..],
+            false => &mut more[..],
+        };
+        match source.read(place) {
+            Ok(0) => return Ok(at),
+            Ok(count) => at += count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => check_stop()?,
+            Err(error) => return Err(Error::file("read", name)(error)),
+        }
+        if at > bytes.len() {
+            return Ok(at);
+        }
+    }
+}
+
+/// An output that replaces `path` when it is complete, and leaves it as it was otherwise.
+pub enum Output {
+    /// Standard output, a device or a pipe: written as it comes.
+    Stream(Stream),
+    /// A file beside the target, renamed at the end.
+    Replace {
+        /// The file.
+        file: File,
+        /// Where it is now.
+        temporary: PathBuf,
+        /// What it becomes.
+        target: PathBuf,
+    },
+}
+
+/// What is written as it comes.
+pub struct Stream {
+    file: File,
+    name: PathBuf,
+    /// Whether a write may wait for a reader.
+    waits: bool,
+}
+
+impl Stream {
+    fn new(file: io::Result<File>, name: &Path) -> Result<Self> {
+        let file = file.map_err(Error::file("open", name))?;
+        let kind = file.metadata().map_err(Error::file("open", name))?;
+        let kind = kind.file_type();
+        Ok(Self {
+            waits: kind.is_fifo() || kind.is_socket() || file.is_terminal(),
+            file,
+            name: name.to_owned(),
+        })
+    }
+
+    fn standard_output() -> Result<Self> {
+        let file = io::stdout().as_fd().try_clone_to_owned().map(File::from);
+        Self::new(file, Path::new(STANDARD_OUTPUT))
+    }
+
+    /// Opens a pipe, once it has a reader.
+    fn pipe(path: &Path) -> Result<Self> {
+        loop {
+            check_stop()?;
+            let file = OpenOptions::new()
+                .write(true)
+                .custom_flags(libc::O_NONBLOCK)
+                .open(path);
+            match file {
+                Err(error) if error.raw_os_error() == Some(libc::ENXIO) => {
+                    std::thread::sleep(Duration::from_millis(20));
+                }
+                file => return Self::new(file, path),
+            }
+        }
+    }
+
+    fn write(&mut self, mut bytes: &[u8]) -> Result<()> {
+        while !bytes.is_empty() {
+            let mut most = bytes.len();
+            if self.waits {
+                check_stop()?;
+                let mut fds = [PollFd::new(&self.file, PollFlags::OUT)];
+                if !poll(&mut fds, Some(&TICK)).is_ok_and(|ready| ready > 0) {
+                    continue;
+                }
+                most = most.min(PIPE_BYTES);
+            }
+            match self.file.write(&bytes[..most]) {
+                Ok(0) => {
+                    return Err(Error::file("write", &self.name)(
+                        io::ErrorKind::WriteZero.into(),
+                    ));
+                }
+                Ok(count) => bytes = &bytes[count..],
+                Err(error)
+                    if matches!(
+                        error.kind(),
+                        io::ErrorKind::Interrupted | io::ErrorKind::WouldBlock
+                    ) => {}
+                Err(error) => return Err(Error::file("write", &self.name)(error)),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Output {
+    /// Opens an output; none or `-` is standard output. An image that is in use is refused.
+    pub fn create(path: Option<&Path>) -> Result<Self> {
+        let Some(path) = path.filter(|path| *path != Path::new("-")) else {
+            return Ok(Self::Stream(Stream::standard_output()?));
+        };
+        // Through a link, the file that it names is replaced, not the link.
+        let path = &fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+        match fs::metadata(path) {
+            Ok(metadata) if metadata.is_dir() => {
+                return Err(Error::file("write", path)(
+                    io::ErrorKind::IsADirectory.into(),
+                ));
+            }
+            Ok(metadata) if metadata.file_type().is_fifo() => {
+                return Ok(Self::Stream(Stream::pipe(path)?));
+            }
+            Ok(metadata) if !metadata.is_file() => {
+                let file = OpenOptions::new().write(true).open(path);
+                return Ok(Self::Stream(Stream::new(file, path)?));
+            }
+            Ok(_) => images::refuse_output(path)?,
+            Err(_) => {}
+        }
+        let name = path
+            .file_name()
+            .map(|name| name.to_string_lossy().into_owned())
+            .unwrap_or_default();
+        let temporary = path.with_file_name(format!(".{name}.{}.part", std::process::id()));
+        let file = OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .open(&temporary)
+            .map_err(Error::file("create", path))?;
+        Ok(Self::Replace {
+            file,
+            temporary,
+            target: path.clone(),
+        })
+    }
+
+    /// Appends bytes.
+    pub fn write(&mut self, bytes: &[u8]) -> Result<()> {
+        match self {
+            Self::Stream(stream) => stream.write(bytes),
+            Self::Replace { file, target, .. } => file
+                .write_all(bytes)
+                .map_err(Error::file("write", &*target)),
+        }
+    }
+
+    /// Makes the output what the user asked for.
+    pub fn commit(mut self) -> Result<()> {
+        match &mut self {
+            Self::Stream(_) => Ok(()),
+            Self::Replace {
+                file,
+                temporary,
+                target,
+            } => {
+                if let Ok(metadata) = fs::metadata(&*target) {
+                    // A replaced file keeps its mode; a file system without modes has none to keep.
+                    let _ = file.set_permissions(metadata.permissions());
+                }
+                file.sync_all().map_err(Error::file("write", &*target))?;
+                fs::rename(&*temporary, &*target).map_err(Error::file("rename to", &*target))
+            }
+        }
+    }
+}
+
+impl Drop for Output {
+    fn drop(&mut self) {
+        if let Self::Replace { temporary, .. } = self {
+            // After a commit it is gone already.
+            let _ = fs::remove_file(temporary);
+        }
+    }
+}

@@ -1,0 +1,19 @@
+//! What commands share: options, files, what is printed, and the end by Ctrl-C.
+
+pub mod access;
+mod args;
+pub mod file;
+pub mod hex;
+pub mod images;
+pub mod input;
+pub mod output;
+pub mod progress;
+pub mod say;
+mod stop;
+mod values;
+pub mod visible;
+
+pub use access::{AccessArgs, WriteArgs};
+pub use args::{DeviceArgs, NamespaceArgs};
+pub use stop::{check_stop, stop_flag};
+pub use values::{beyond, duration, number, some_bytes};

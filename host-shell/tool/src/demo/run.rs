@@ -1,0 +1,288 @@
+//! `demo`: real data through the whole driver, from a GPU where there is one, else from CPU threads.
+
+#[cfg(feature = "cuda")]
+use super::gpu;
+use super::image::Image;
+use super::options::Demo;
+use crate::common::{output, progress};
+use hdrhistogram::Histogram;
+use indicatif::ProgressBar;
+use nvme_host::bench::queues_json;
+use nvme_host::core::SubmitError;
+use nvme_host::core::spec::{Lba, Nsid, Qid, nvm};
+use nvme_host::units;
+use nvme_host::{Controller, DmaBuffer, Error, Queue, Result, Statistics};
+use serde_json::json;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// What one thread measured.
+struct Part {
+    qid: Qid,
+    statistics: Statistics,
+    latency: Histogram<u64>,
+}
+
+/// What every thread shares.
+struct Work<'a> {
+    next: AtomicUsize,
+    stop: AtomicBool,
+    sums: &'a [u64],
+    /// Checksums of what was read, in place.
+    read: &'a [std::sync::atomic::AtomicU64],
+    blocks_per_unit: u64,
+    blocks: u64,
+    block_bytes: usize,
+    bar: &'a ProgressBar,
+}
+
+impl Demo {
+    pub fn run(self) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        let no_gpu = match self.find_gpu()? {
+            Ok(gpu) => return gpu::run(&self, gpu),
+            Err(reason) => reason,
+        };
+        #[cfg(not(feature = "cuda"))]
+        let no_gpu = "no GPU support in this build".to_owned();
+        let image = Image::create(&self)?;
+        let (block, unit) = (image.block, image.unit);
+        let begin = Instant::now();
+        let opened = nvme_host::open(&image.device)?;
+        let controller = self.access.start(opened, &self.config())?;
+        let bring_up = begin.elapsed();
+        let read: Vec<_> = image
+            .sums
+            .iter()
+            .map(|_| std::sync::atomic::AtomicU64::new(0))
+            .collect();
+        let bar = progress::bytes(self.size, "reading");
+        let work = Work {
+            next: AtomicUsize::new(0),
+            stop: AtomicBool::new(false),
+            sums: &image.sums,
+            read: &read,
+            blocks_per_unit: unit / block,
+            blocks: self.size / block,
+            block_bytes: block as usize,
+            bar: &bar,
+        };
+        let (parts, elapsed) = self.read_all(&controller, &work)?;
+        bar.finish_and_clear();
+        controller.shut_down()?;
+        let digest = |sums: &mut dyn Iterator<Item = u64>| {
+            xxh3_64(&sums.flat_map(u64::to_le_bytes).collect::<Vec<u8>>())
+        };
+        let of_image = digest(&mut image.sums.iter().copied());
+        let of_read = digest(&mut read.iter().map(|sum| sum.load(Ordering::Relaxed)));
+        if of_image != of_read {
+            return Err(Error::Mismatch {
+                what: "the checksum of what was read is not the image's".to_owned(),
+            });
+        }
+        self.report(&image, &parts, [elapsed, bring_up], of_read, &no_gpu)
+    }
+
+    /// The GPU to use, or why there is none. One that was asked for must be there.
+    #[cfg(feature = "cuda")]
+    fn find_gpu(&self) -> Result<std::result::Result<u32, String>> {
+        if self.cpu {
+            return Ok(Err("no GPU used, as asked".to_owned()));
+        }
+        let index = self.gpu.unwrap_or(0);
+        match nvme_host::cuda::Gpu::open(index) {
+            Ok(_) => Ok(Ok(index)),
+            Err(error) if self.gpu.is_some() => Err(error),
+            Err(error) => Ok(Err(error.to_string())),
+        }
+    }
+
+    fn read_all(&self, controller: &Controller, work: &Work<'_>) -> Result<(Vec<Part>, Duration)> {
+        let unit = work.blocks_per_unit as usize * work.block_bytes;
+        let mut readers = Vec::new();
+        for _ in 0..self.queues {
+            let queue = controller.create_queue_pair(self.depth + 1)?;
+            let depth = self.depth.min(queue.depth());
+            let buffers: Result<Vec<DmaBuffer>> =
+                (0..depth).map(|_| controller.alloc(unit)).collect();
+            readers.push((queue, buffers?));
+        }
+        let begin = Instant::now();
+        let parts: Vec<Result<Part>> = std::thread::scope(|scope| {
+            let threads: Vec<_> = readers
+                .into_iter()
+                .map(|(queue, buffers)| scope.spawn(move || read_queue(queue, buffers, work)))
+                .collect();
+            let joined = threads.into_iter().map(|thread| thread.join());
+            joined
+                .map(|part| part.unwrap_or_else(|_| Err(Error::internal("a thread panicked"))))
+                .collect()
+        });
+        let elapsed = begin.elapsed();
+        Ok((parts.into_iter().collect::<Result<_>>()?, elapsed))
+    }
+
+    fn report(
+        &self,
+        image: &Image,
+        parts: &[Part],
+        [elapsed, bring_up]: [Duration; 2],
+        digest: u64,
+        no_gpu: &str,
+    ) -> Result<()> {
+        let mut latency = new_histogram();
+        for part in parts {
+            latency
+                .add(&part.latency)
+                .map_err(|_| Error::internal("histograms differ"))?;
+        }
+        let commands = image.sums.len() as u64;
+        let seconds = elapsed.as_secs_f64();
+        let [p50, p99] = [50.0, 99.0].map(|p| latency.value_at_percentile(p));
+        let max = latency.max();
+        let gbps = self.size as f64 / seconds / 1e9;
+        let rate = commands as f64 / seconds;
+        let path = image.path.as_ref().filter(|_| self.keep);
+        let kept = path.map(|path| path.display().to_string());
+        let threads = format!("{} CPU threads", self.queues);
+        let engine = format!("{threads}; {}; {no_gpu}", image.controller);
+        if self.json {
+            let queues: Vec<_> = parts
+                .iter()
+                .map(|part| (part.qid, part.statistics))
+                .collect();
+            return output::json(&json!({
+                "verified": true,
+                "bytes": self.size,
+                "seconds": seconds,
+                "gb_per_s": gbps,
+                "commands": commands,
+                "commands_per_s": rate,
+                "latency_ns": { "p50": p50, "p99": p99, "max": max, "min": latency.min(), "mean": latency.mean() },
+                "checksum_xxh3": format!("{digest:016x}"),
+                "controller": image.controller,
+                "driver": threads,
+                "gpu": false,
+                "why": no_gpu,
+                "bring_up_ms": bring_up.as_secs_f64() * 1e3,
+                "image": kept,
+                "queues": queues_json(&queues),
+            }));
+        }
+        let mut text = format!(
+            "verified {} ({} bytes): every byte read is the image's (xxh3 {digest:016x})\n\
+             {gbps:.2} GB/s, {} commands/s, {commands} commands in {seconds:.3} s, bring-up {:.1} ms\n\
+             latency p50 {}, p99 {}, max {}\n",
+            units::bytes(self.size),
+            self.size,
+            units::count(rate),
+            bring_up.as_secs_f64() * 1e3,
+            units::nanoseconds(p50),
+            units::nanoseconds(p99),
+            units::nanoseconds(max)
+        );
+        for Part {
+            qid, statistics, ..
+        } in parts
+        {
+            text.push_str(&format!(
+                "queue {qid}: {} commands, {} doorbell rings, at most {} in flight, {} errors, {} expired\n",
+                statistics.submitted, statistics.rings, statistics.peak, statistics.errors, statistics.expired
+            ));
+        }
+        text.push_str(&format!("driven by {engine}\n"));
+        if let Some(path) = kept {
+            text.push_str(&format!("image kept: {path}\n"));
+        }
+        output::print(&text)
+    }
+}
+
+fn new_histogram() -> Histogram<u64> {
+    Histogram::new_with_bounds(1, 60_000_000_000, 3).expect("1 ns to 60 s with 3 digits is valid")
+}
+
+/// The thread of one queue: keeps it full and checks every unit as it comes.
+fn read_queue(mut queue: Queue, mut free: Vec<DmaBuffer>, work: &Work<'_>) -> Result<Part> {
+    let result = read_units(&mut queue, &mut free, work);
+    if result.is_err() {
+        work.stop.store(true, Ordering::Relaxed);
+    }
+    let latency = result?;
+    Ok(Part {
+        qid: queue.qid(),
+        statistics: queue.statistics(),
+        latency,
+    })
+}
+
+fn read_units(
+    queue: &mut Queue,
+    free: &mut Vec<DmaBuffer>,
+    work: &Work<'_>,
+) -> Result<Histogram<u64>> {
+    let mut latency = new_histogram();
+    // By command: which unit, and when it was submitted.
+    let mut pending: Vec<(u16, usize, Instant)> = Vec::with_capacity(free.len());
+    loop {
+        let mut submitted = false;
+        while !work.stop.load(Ordering::Relaxed) && !free.is_empty() {
+            let index = work.next.fetch_add(1, Ordering::Relaxed);
+            if index >= work.sums.len() {
+                break;
+            }
+            let Some(mut buffer) = free.pop() else { break };
+            let lba = index as u64 * work.blocks_per_unit;
+            let blocks = work.blocks_per_unit.min(work.blocks - lba);
+            buffer.resize(blocks as usize * work.block_bytes);
+            let now = Instant::now();
+            match queue.submit(nvm::read(Nsid(1), Lba(lba), blocks as u32), Some(buffer)) {
+                Ok(cid) => pending.push((cid.0, index, now)),
+                Err(refused) if refused.error == SubmitError::QueueFull => {
+                    return Err(Error::device(
+                        "the queue is smaller than its depth",
+                        "use a smaller --depth",
+                    ));
+                }
+                Err(refused) => {
+                    return Err(Error::device(
+                        refused.error.to_string(),
+                        "use a smaller --bs",
+                    ));
+                }
+            }
+            submitted = true;
+        }
+        if submitted {
+            queue.ring();
+        }
+        if pending.is_empty() {
+            return Ok(latency);
+        }
+        let Some(done) = queue.wait()? else {
+            return Err(Error::internal("a command was lost"));
+        };
+        let now = Instant::now();
+        let Some(at) = pending.iter().position(|(cid, ..)| *cid == done.cid.0) else {
+            continue;
+        };
+        let (_, index, since) = pending.swap_remove(at);
+        if !done.is_success() {
+            return Err(queue.error_of(&done, "Read"));
+        }
+        latency.saturating_record((now - since).as_nanos() as u64);
+        let Some(buffer) = done.buffer else { continue };
+        let sum = xxh3_64(buffer.as_slice());
+        work.read[index].store(sum, Ordering::Relaxed);
+        if sum != work.sums[index] {
+            let lba = index as u64 * work.blocks_per_unit;
+            return Err(Error::Mismatch {
+                what: format!("the blocks from LBA {lba} on are not the image's"),
+            });
+        }
+        work.bar.inc(buffer.len() as u64);
+        // Its full length again, for the next unit.
+        free.push(buffer);
+    }
+}

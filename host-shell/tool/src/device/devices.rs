@@ -1,0 +1,15 @@
+//! `devices`: what may follow `sim:`.
+
+use crate::common::output;
+use clap::Args;
+use nvme_host::Result;
+
+/// List every option and fault of the simulated device, `sim:`
+#[derive(Args)]
+pub struct Devices {}
+
+impl Devices {
+    pub fn run(self) -> Result<()> {
+        output::print(&nvme_sim::config::help(100))
+    }
+}

@@ -1,0 +1,59 @@
+//! `doctor`: what this machine can do, and what to change.
+
+use crate::common::{output, visible};
+use clap::Args;
+use nvme_host::doctor::{Report, Status, examine};
+use nvme_host::sysfs::Host;
+use nvme_host::{Error, Result};
+
+/// Show what this machine can and cannot do with its controllers and GPUs, and the remedy for each
+///
+/// Looks, and changes nothing. As root it sees more: capabilities of PCI functions, exclusive use.
+#[derive(Args)]
+pub struct Doctor {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Doctor {
+    pub fn run(self) -> Result<()> {
+        let report = examine(&Host::here());
+        if self.json {
+            let value = serde_json::to_value(&report)
+                .map_err(|error| Error::internal(error.to_string()))?;
+            return output::json(&value);
+        }
+        output::print(&to_text(&report))
+    }
+}
+
+fn to_text(report: &Report) -> String {
+    let mut text = String::new();
+    let mut subject = "";
+    for finding in &report.findings {
+        if finding.subject != subject {
+            subject = &finding.subject;
+            text.push_str(&format!("{}\n", visible::line(subject)));
+        }
+        let mark = match finding.status {
+            Status::Ok => "ok",
+            Status::Note => "note",
+            Status::Unknown => "?",
+            Status::Warning => "warn",
+            Status::Missing => "FAIL",
+        };
+        text.push_str(&format!(
+            "  {mark:<4} {}: {}\n",
+            finding.check,
+            visible::line(&finding.text)
+        ));
+        if let Some(remedy) = &finding.remedy {
+            text.push_str(&format!("       -> {remedy}\n"));
+        }
+    }
+    for verdict in &report.tiers {
+        text.push_str(&format!("{}: {}\n", verdict.controller, verdict.text));
+    }
+    text
+}

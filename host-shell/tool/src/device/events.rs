@@ -1,0 +1,58 @@
+//! `events`: what the controller reports by itself.
+
+use crate::common::{DeviceArgs, duration, output, stop_flag};
+use clap::Args;
+use nvme_host::{Config, DeviceEvent, Notice, Notify, Result};
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+/// Between two looks.
+const PAUSE: Duration = Duration::from_millis(20);
+
+/// Print asynchronous events as the controller reports them, one a line
+///
+/// Health warnings (temperature, spare, reliability), changed namespaces, firmware activations, errors. Every other
+/// command prints the events that come while it runs as warnings.
+#[derive(Args)]
+pub struct Events {
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// How long to wait for events; until Ctrl-C without
+    #[arg(long = "for", value_name = "TIME", value_parser = duration)]
+    time: Option<Duration>,
+}
+
+impl Events {
+    pub fn run(self) -> Result<()> {
+        let config = self.device.config();
+        let others = config.notify.clone();
+        let controller = self.device.start_with(&Config {
+            // Events are what is printed here.
+            notify: Notify::new(move |notice| match notice {
+                Notice::Event(_) => {}
+                other => others.tell(other),
+            }),
+            ..config
+        })?;
+        let begin = Instant::now();
+        loop {
+            // Looked at first: events that came until now are printed below.
+            let is_over = stop_flag().load(Ordering::Relaxed)
+                || self.time.is_some_and(|time| begin.elapsed() >= time);
+            for event in controller.events()? {
+                self.print(&event)?;
+            }
+            if is_over {
+                return controller.shut_down();
+            }
+            std::thread::sleep(PAUSE);
+        }
+    }
+
+    fn print(&self, event: &DeviceEvent) -> Result<()> {
+        match self.device.json {
+            true => output::line(&output::event_json(event)),
+            false => output::print(&event.to_string()),
+        }
+    }
+}

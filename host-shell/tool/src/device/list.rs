@@ -1,0 +1,106 @@
+//! `list`: the NVMe controllers of this machine.
+
+use crate::common::{output, visible};
+use clap::Args;
+use nvme_host::Result;
+use nvme_host::sysfs::{Function, Host};
+use serde_json::{Value, json};
+
+/// List the NVMe controllers on PCIe: driver, IOMMU group, model, disks and who uses them
+#[derive(Args)]
+pub struct List {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl List {
+    pub fn run(self) -> Result<()> {
+        let host = Host::here();
+        let all: Vec<Value> = host
+            .controllers()
+            .iter()
+            .map(|one| to_json(&host, one))
+            .collect();
+        if self.json {
+            return output::json(&json!({ "controllers": all }));
+        }
+        if all.is_empty() {
+            return output::print("no NVMe controller on PCIe");
+        }
+        let lines: Vec<String> = all.iter().map(to_text).collect();
+        output::print(&lines.join("\n"))
+    }
+}
+
+fn to_json(host: &Host, function: &Function) -> Value {
+    let config = &function.config;
+    let link = config.express.and_then(|express| express.trained);
+    let users: Vec<String> = host
+        .users(function)
+        .iter()
+        .map(ToString::to_string)
+        .collect();
+    json!({
+        "address": function.address.to_string(),
+        "driver": function.driver,
+        "iommu_group": function.group,
+        "id": format!("{:04x}:{:04x}", config.vendor, config.device),
+        "model": function.model,
+        "serial": function.serial,
+        "link": link.map(|link| json!({ "generation": link.generation, "lanes": link.lanes })),
+        "disks": host.disks(function),
+        "users": users,
+    })
+}
+
+fn to_text(one: &Value) -> String {
+    let text = |name: &str| visible::line(one[name].as_str().unwrap_or("-"));
+    let list = |name: &str| {
+        let parts = one[name]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(Value::as_str);
+        visible::line(&parts.collect::<Vec<_>>().join(", "))
+    };
+    // Without Linux's driver nobody told the model.
+    let model = one["model"]
+        .as_str()
+        .map_or_else(|| text("id"), visible::line);
+    let group = one["iommu_group"].as_u64();
+    let group = group.map_or("no IOMMU group".to_owned(), |group| {
+        format!("group {group}")
+    });
+    let mut line = format!(
+        "{}  {:<9} {group:<9} {model}",
+        text("address"),
+        text("driver")
+    );
+    for (before, what) in [("  disks: ", list("disks")), ("  in use: ", list("users"))] {
+        if !what.is_empty() {
+            line.push_str(before);
+            line.push_str(&what);
+        }
+    }
+    line
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_tells_what_is_known() {
+        let one = json!({ "address": "0000:01:00.0", "driver": "nvme", "iommu_group": 7, "id": "144d:a80a",
+            "model": "Fast SSD", "disks": ["nvme0n1"], "users": ["nvme0n1 holds swap"] });
+        let line = "0000:01:00.0  nvme      group 7   Fast SSD  disks: nvme0n1  in use: nvme0n1 holds swap";
+        assert_eq!(to_text(&one), line);
+        let one = json!({ "address": "0000:01:00.0", "driver": null, "iommu_group": null, "id": "144d:a80a",
+            "model": null, "disks": [], "users": [] });
+        assert_eq!(
+            to_text(&one),
+            "0000:01:00.0  -         no IOMMU group 144d:a80a"
+        );
+    }
+}

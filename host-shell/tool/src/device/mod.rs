@@ -1,0 +1,13 @@
+//! Commands about devices as such: finding, binding, serving, registers, events.
+
+pub mod bind;
+#[cfg(feature = "sim")]
+pub mod devices;
+pub mod doctor;
+pub mod events;
+pub mod list;
+pub mod p2p;
+pub mod regs;
+pub mod reset;
+#[cfg(feature = "sim")]
+pub mod serve;

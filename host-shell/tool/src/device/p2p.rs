@@ -1,0 +1,196 @@
+//! `p2p`: whether the controller reaches the memory of another device, and how fast.
+
+use crate::common::{NamespaceArgs, WriteArgs, number, output, some_bytes};
+use clap::Args;
+use nvme_host::bench::SplitMix;
+use nvme_host::core::Data;
+use nvme_host::core::spec::{Lba, Nsid, Sqe, nvm};
+use nvme_host::units::parse_bytes;
+use nvme_host::{Controller, DmaBuffer, Error, Namespace, Pages, Queue, Result};
+use serde_json::json;
+use std::fs::OpenOptions;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Check peer-to-peer transfers: blocks straight into the memory of another device and back
+///
+/// What was in the peer's memory, and on the blocks, is put back at the end. Without --allow-write
+/// nothing is written to a real disk, and only reads into the peer are checked.
+#[derive(Args)]
+pub struct P2p {
+    #[command(flatten)]
+    namespace: NamespaceArgs,
+    #[command(flatten)]
+    write: WriteArgs,
+    /// The peer's memory: /sys/bus/pci/devices/BDF/resourceN
+    #[arg(long, value_name = "FILE")]
+    peer: PathBuf,
+    /// Bytes into it
+    #[arg(long, default_value = "0", value_parser = parse_bytes)]
+    offset: u64,
+    /// Bytes to move each way
+    #[arg(long, default_value = "1MiB", value_parser = some_bytes)]
+    size: u64,
+    /// First block to use
+    #[arg(long, short = 's', default_value_t = 0, value_parser = number::<u64>(0..=u64::MAX))]
+    lba: u64,
+}
+
+/// What is moved at most: it is kept in memory several times.
+const MOST: u64 = 1 << 30;
+
+/// The controller's two ways to the same blocks: through the peer, and through this process.
+struct Ways {
+    queue: Queue,
+    disk: Namespace,
+    nsid: Nsid,
+    lba: Lba,
+    peer: DmaBuffer,
+    largest: u64,
+}
+
+impl P2p {
+    pub fn run(self) -> Result<()> {
+        let nsid = self.namespace.nsid();
+        let device = &self.namespace.device;
+        let controller = device.start()?;
+        let writes = self.write.check(&**controller.device(), "p2p").is_ok();
+        let mut disk = controller.namespace(nsid)?;
+        let block = u64::from(disk.block_bytes());
+        let size = self.size;
+        if size == 0 || !size.is_multiple_of(4096.max(block)) {
+            return Err(Error::usage(
+                format!("--size {size} is not whole pages and blocks"),
+                format!("use a multiple of {}", 4096.max(block)),
+            ));
+        }
+        disk.check(Lba(self.lba), size / block)?;
+        if size > MOST {
+            return Err(Error::usage(
+                format!("--size {size} is more than is held in memory for the check"),
+                format!("use at most {}", MOST),
+            ));
+        }
+        let mut before = vec![0; size as usize];
+        disk.read(Lba(self.lba), &mut before)?;
+        let mut ways = Ways {
+            queue: controller.create_queue_pair(64)?,
+            disk,
+            nsid,
+            lba: Lba(self.lba),
+            peer: self.map(&controller)?,
+            largest: controller.max_transfer() / block * block,
+        };
+        let kept = ways.peer.as_slice().to_vec();
+        let outcome = ways.check(&before, writes);
+        // Both are put back whatever was found.
+        ways.peer.as_mut_slice().copy_from_slice(&kept);
+        let restored = if writes {
+            ways.disk.write(Lba(self.lba), &before)
+        } else {
+            Ok(())
+        };
+        let (read, write) = outcome?;
+        restored?;
+        drop(ways);
+        controller.shut_down()?;
+        self.report(read, write)
+    }
+
+    fn map(&self, controller: &Controller) -> Result<DmaBuffer> {
+        let file = OpenOptions::new().read(true).write(true).open(&self.peer);
+        let file = file.map_err(Error::file("open", &self.peer))?;
+        let pages = Pages::of_file(file.into(), self.offset, self.size as usize)?;
+        DmaBuffer::over(controller.device(), Arc::new(pages))
+    }
+
+    fn report(&self, read: Duration, write: Option<Duration>) -> Result<()> {
+        let rate = |time: Duration| self.size as f64 / time.as_secs_f64() / 1e9;
+        if self.namespace.device.json {
+            return output::json(&json!({
+                "bytes": self.size,
+                "read_verified": true,
+                "read_gb_per_s": rate(read),
+                "write_verified": write.is_some(),
+                "write_gb_per_s": write.map(rate),
+            }));
+        }
+        let write = match write {
+            Some(time) => format!("every byte right, {:.3} GB/s", rate(time)),
+            None => "not tried (--allow-write)".to_owned(),
+        };
+        output::print(&format!(
+            "disk to peer: every byte right, {:.3} GB/s\npeer to disk: {write}",
+            rate(read)
+        ))
+    }
+}
+
+impl Ways {
+    /// Moves data both ways and compares; how long each took. `before` is what the blocks hold.
+    fn check(&mut self, before: &[u8], writes: bool) -> Result<(Duration, Option<Duration>)> {
+        let mut data = before.to_vec();
+        if writes {
+            SplitMix::new(1).fill(&mut data);
+            self.disk.write(self.lba, &data)?;
+        }
+        // What is there already must not pass for what arrives.
+        let inverse: Vec<u8> = data.iter().map(|byte| !byte).collect();
+        self.peer.as_mut_slice().copy_from_slice(&inverse);
+        let read = self.move_all("Read into the peer", nvm::read)?;
+        if self.peer.as_slice() != data {
+            return Err(Error::Mismatch {
+                what: "what arrived in the peer's memory is not what the disk holds: its status was success, so the transfer was lost on the way".to_owned(),
+            });
+        }
+        if !writes {
+            return Ok((read, None));
+        }
+        self.peer.as_mut_slice().copy_from_slice(&inverse);
+        let write = self.move_all("Write from the peer", nvm::write)?;
+        self.disk.read(self.lba, &mut data)?;
+        if data != inverse {
+            return Err(Error::Mismatch {
+                what: "what arrived on the disk is not what the peer's memory holds".to_owned(),
+            });
+        }
+        Ok((read, Some(write)))
+    }
+
+    /// One pass over the peer's memory, several commands at a time.
+    fn move_all(&mut self, what: &str, command: fn(Nsid, Lba, u32) -> Sqe) -> Result<Duration> {
+        let block = u64::from(self.disk.block_bytes());
+        let (mut at, size) = (0, self.peer.len() as u64);
+        let mut failure = None;
+        let begin = Instant::now();
+        // After a failure the commands in flight are waited for: they still move data.
+        while (at < size && failure.is_none()) || self.queue.in_flight() > 0 {
+            let mut submitted = false;
+            let depth = self.queue.depth().min(8);
+            while at < size && failure.is_none() && self.queue.in_flight() < depth {
+                let len = self.largest.min(size - at);
+                let lba = Lba(self.lba.0 + at / block);
+                let sqe = command(self.nsid, lba, (len / block) as u32);
+                let iova = self.peer.iova().offset(at);
+                let data = Data::Contiguous { iova, len };
+                if let Err(refused) = self.queue.submit_data(sqe, data, None) {
+                    failure = Some(Error::device(refused.error.to_string(), "try again"));
+                    break;
+                }
+                submitted = true;
+                at += len;
+            }
+            if submitted {
+                self.queue.ring();
+            }
+            match self.queue.wait()? {
+                Some(done) if !done.is_success() => {
+                    failure.get_or_insert(self.queue.error_of(&done, what));
+                }
+                _ => {}
+            }
+        }
+        failure.map_or_else(|| Ok(begin.elapsed()), Err)
+    }
+}

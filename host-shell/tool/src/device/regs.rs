@@ -1,0 +1,189 @@
+//! `regs`: the controller's properties, decoded.
+
+use crate::common::{DeviceArgs, output};
+use clap::Args;
+use nvme_host::Result;
+use nvme_host::core::Registers;
+use nvme_host::core::spec::register::{Aqa, Cap, Cc, Cmbloc, Cmbsz, Crto, Csts, Vs, offset};
+use serde_json::{Value, json};
+
+/// Show the controller's registers, decoded
+#[derive(Args)]
+pub struct Regs {
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Read them as they are found, without bringing the controller up
+    #[arg(long)]
+    raw: bool,
+}
+
+impl Regs {
+    pub fn run(self) -> Result<()> {
+        if self.raw {
+            let device = nvme_host::open(&self.device.device)?;
+            return self.show(device.registers());
+        }
+        let controller = self.device.start()?;
+        self.show(controller.device().registers())
+    }
+
+    fn show(&self, registers: &dyn Registers) -> Result<()> {
+        if self.device.json {
+            output::json(&to_json(registers))
+        } else {
+            output::print(&to_text(registers))
+        }
+    }
+}
+
+fn to_json(registers: &dyn Registers) -> Value {
+    let r32 = |at| registers.read32(at);
+    let r64 = |at| registers.read64(at);
+    json!({
+        "cap": r64(offset::CAP), "vs": r32(offset::VS), "intms": r32(offset::INTMS), "intmc": r32(offset::INTMC),
+        "cc": r32(offset::CC), "csts": r32(offset::CSTS), "nssr": r32(offset::NSSR), "aqa": r32(offset::AQA),
+        "asq": r64(offset::ASQ), "acq": r64(offset::ACQ), "cmbloc": r32(offset::CMBLOC),
+        "cmbsz": r32(offset::CMBSZ), "bpinfo": r32(offset::BPINFO), "cmbmsc": r64(offset::CMBMSC),
+        "cmbsts": r32(offset::CMBSTS), "crto": r32(offset::CRTO), "pmrcap": r32(offset::PMRCAP),
+    })
+}
+
+fn to_text(registers: &dyn Registers) -> String {
+    let mut text = String::new();
+    let mut register = |name: &str, value: u64, fields: &[(&str, String)]| {
+        text.push_str(&format!("{name:<7} : {value:#x}\n"));
+        for (name, value) in fields {
+            text.push_str(&format!("    {name:<42} : {value}\n"));
+        }
+    };
+    let yes = |set: bool| if set { "yes" } else { "no" }.to_owned();
+    let pages = |mps: u8| format!("{} bytes", 4096u64 << mps);
+    let cap = Cap(registers.read64(offset::CAP));
+    register(
+        "cap",
+        cap.0,
+        &[
+            ("Controller Memory Buffer Supported (CMBS)", yes(cap.cmbs())),
+            ("Memory Page Size Maximum (MPSMAX)", pages(cap.mpsmax())),
+            ("Memory Page Size Minimum (MPSMIN)", pages(cap.mpsmin())),
+            (
+                "Controller Ready Modes Supported (CRMS)",
+                format!("{:#x}", cap.crms()),
+            ),
+            ("Command Sets Supported (CSS)", format!("{:#x}", cap.css())),
+            ("NVM Subsystem Reset Supported (NSSRS)", yes(cap.nssrs())),
+            (
+                "Doorbell Stride (DSTRD)",
+                format!("{} bytes", 4u32 << cap.dstrd()),
+            ),
+            ("Timeout (TO)", format!("{} ms", u32::from(cap.to()) * 500)),
+            ("Contiguous Queues Required (CQR)", yes(cap.cqr())),
+            (
+                "Maximum Queue Entries Supported (MQES)",
+                cap.mqes().to_string(),
+            ),
+        ],
+    );
+    let vs = Vs(registers.read32(offset::VS));
+    register(
+        "version",
+        vs.0.into(),
+        &[(
+            "NVMe specification",
+            format!("{}.{}.{}", vs.mjr(), vs.mnr(), vs.ter()),
+        )],
+    );
+    let cc = Cc(registers.read32(offset::CC));
+    register(
+        "cc",
+        cc.0.into(),
+        &[
+            (
+                "I/O Completion Queue Entry Size (IOCQES)",
+                format!("{} bytes", 1u32 << cc.iocqes()),
+            ),
+            (
+                "I/O Submission Queue Entry Size (IOSQES)",
+                format!("{} bytes", 1u32 << cc.iosqes()),
+            ),
+            ("Shutdown Notification (SHN)", cc.shn().to_string()),
+            ("Arbitration Mechanism Selected (AMS)", cc.ams().to_string()),
+            ("Memory Page Size (MPS)", pages(cc.mps())),
+            ("I/O Command Set Selected (CSS)", format!("{:#x}", cc.css())),
+            ("Enable (EN)", yes(cc.en())),
+        ],
+    );
+    let csts = Csts(registers.read32(offset::CSTS));
+    let shst = match csts.shst() {
+        0 => "normal operation",
+        1 => "in progress",
+        2 => "complete",
+        _ => "reserved",
+    };
+    register(
+        "csts",
+        csts.0.into(),
+        &[
+            ("Processing Paused (PP)", yes(csts.pp())),
+            ("NVM Subsystem Reset Occurred (NSSRO)", yes(csts.nssro())),
+            ("Shutdown Status (SHST)", shst.to_owned()),
+            ("Controller Fatal Status (CFS)", yes(csts.cfs())),
+            ("Ready (RDY)", yes(csts.rdy())),
+        ],
+    );
+    let aqa = Aqa(registers.read32(offset::AQA));
+    register(
+        "aqa",
+        aqa.0.into(),
+        &[
+            (
+                "Admin Completion Queue Size (ACQS)",
+                format!("{} entries", u32::from(aqa.acqs_z()) + 1),
+            ),
+            (
+                "Admin Submission Queue Size (ASQS)",
+                format!("{} entries", u32::from(aqa.asqs_z()) + 1),
+            ),
+        ],
+    );
+    register("asq", registers.read64(offset::ASQ), &[]);
+    register("acq", registers.read64(offset::ACQ), &[]);
+    let (location, size) = (
+        Cmbloc(registers.read32(offset::CMBLOC)),
+        Cmbsz(registers.read32(offset::CMBSZ)),
+    );
+    let none = size.sz() == 0;
+    let memory = |text: String| {
+        if none {
+            "no controller memory buffer".to_owned()
+        } else {
+            text
+        }
+    };
+    register(
+        "cmbloc",
+        location.0.into(),
+        &[("Base (BIR)", memory(format!("BAR {}", location.bir())))],
+    );
+    register(
+        "cmbsz",
+        size.0.into(),
+        &[("Size", memory(format!("{} bytes", size.bytes())))],
+    );
+    let crto = Crto(registers.read32(offset::CRTO));
+    register(
+        "crto",
+        crto.0.into(),
+        &[
+            (
+                "Ready Independent of Media Timeout (CRIMT)",
+                format!("{} ms", u32::from(crto.crimt()) * 500),
+            ),
+            (
+                "Ready With Media Timeout (CRWMT)",
+                format!("{} ms", u32::from(crto.crwmt()) * 500),
+            ),
+        ],
+    );
+    text
+}

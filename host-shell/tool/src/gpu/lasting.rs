@@ -1,0 +1,189 @@
+//! A drive of a GPU that goes on after outages: commands without an answer, controller resets, a device
+//! that left.
+
+use crate::common::check_stop;
+use nvme_host::cuda::{Drive, Ran, Setup, Work};
+use nvme_host::outage::{self, Outages};
+use nvme_host::{Config, Device, Error, Result};
+use serde_json::Value;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Outages in a row after which nothing is tried any more.
+pub const MOST_FAILURES: u32 = 16;
+
+/// What a [`Lasting`] drive is opened from.
+pub struct Source<'a> {
+    /// As the command line names it.
+    pub device: &'a str,
+    pub config: Config,
+    pub setup: Setup,
+    /// Where the trace goes, if one is wanted.
+    pub trace: Option<&'a Path>,
+    /// How long a device that left is waited for; without, every outage is an error.
+    pub recover: Option<Duration>,
+    /// Bytes of a command, and at least so many of data memory.
+    pub bytes: u64,
+    pub data_bytes: u64,
+}
+
+/// A drive that goes on after outages, where the user wants that.
+pub struct Lasting<'a> {
+    source: Source<'a>,
+    /// None while it is opened again.
+    drive: Option<Drive>,
+    pub outages: Outages,
+}
+
+impl<'a> Lasting<'a> {
+    /// Hands queues of `opened`, which is the source's device, to the GPU.
+    pub fn open(source: Source<'a>, opened: Arc<dyn Device>) -> Result<Self> {
+        if let Some(trace) = source.trace {
+            crate::common::images::refuse_output(trace)?;
+        }
+        let drive = Some(source.open(opened)?);
+        Ok(Self {
+            source,
+            drive,
+            outages: Outages::default(),
+        })
+    }
+
+    pub fn drive(&self) -> Result<&Drive> {
+        self.drive.as_ref().ok_or_else(closed)
+    }
+
+    pub fn drive_mut(&mut self) -> Result<&mut Drive> {
+        self.drive.as_mut().ok_or_else(closed)
+    }
+
+    /// Runs `work`: the counts, and whether all of it was done. What was not is to be done again.
+    pub fn run(&mut self, what: &str, work: &Work) -> Result<(Option<Ran>, bool)> {
+        let ended = self.drive_mut()?.attempt(what, work);
+        let ended = self.source.keep(self.drive()?, ended);
+        match ended {
+            Ok((ran, None)) => Ok((Some(ran), true)),
+            Ok((_, Some(lost))) if self.source.recover.is_none() => {
+                Err(Error::Gone { cause: lost.cause })
+            }
+            Ok((ran, Some(lost))) => {
+                lost.note(&mut self.outages);
+                Ok((Some(ran), false))
+            }
+            Err(error @ Error::Gone { .. }) => {
+                self.again(error)?;
+                self.outages.lost += work.commands;
+                self.outages.retried += work.commands;
+                Ok((None, false))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Runs `work` until all of it was done in one launch.
+    pub fn run_whole(&mut self, what: &str, work: &Work) -> Result<Ran> {
+        for _ in 0..MOST_FAILURES {
+            check_stop()?;
+            if let (Some(ran), true) = self.run(what, work)? {
+                return Ok(ran);
+            }
+        }
+        Err(too_many(what))
+    }
+
+    /// Opens the device anew after it left.
+    fn again(&mut self, error: Error) -> Result<()> {
+        let Some(patience) = self.source.recover else {
+            return Err(error);
+        };
+        self.outages.note(error.to_string());
+        let shape = |drive: &Drive| (drive.info().blocks, drive.info().block_bytes);
+        // The device may be in use until the old drive is dropped, and a server serves one at a time.
+        self.drive()?.controller().device().leave();
+        let mut left = self.drive.take();
+        let recorded = left.as_mut().map(Drive::take_recorded);
+        let before = left.map(|drive| shape(&drive));
+        let open = || {
+            let opened = nvme_host::open(self.source.device)?;
+            // A device that leaves again meanwhile is let go of: the next attempt opens it anew.
+            let drive = self.source.open(Arc::clone(&opened));
+            let drive = drive.inspect_err(|_| opened.leave())?;
+            match Some(shape(&drive)) == before {
+                true => Ok(drive),
+                false => Err(Error::usage(
+                    "a namespace of another size came back",
+                    "start again",
+                )),
+            }
+        };
+        let mut drive = outage::reopen(patience, &error, || check_stop().is_err(), open)?;
+        drive.go_on_from(recorded.unwrap_or_default());
+        self.drive = Some(drive);
+        self.outages.reopened += 1;
+        Ok(())
+    }
+
+    /// Shuts the controller down: what there is to say of the drive, and of outages.
+    pub fn close(self) -> Result<Told> {
+        let drive = self.drive.ok_or_else(closed)?;
+        let told = Told {
+            gpu: drive.gpu().describe(),
+            tier: drive.tier(),
+            relayed: drive.access().forwarded(),
+            recovery: self.source.recover.map(|_| self.outages),
+        };
+        drive.close()?;
+        Ok(told)
+    }
+}
+
+impl Source<'_> {
+    fn open(&self, opened: Arc<dyn Device>) -> Result<Drive> {
+        let (setup, config) = (self.setup, &self.config);
+        let mut drive = Drive::open(setup, opened, config, self.bytes, self.data_bytes)?;
+        if self.trace.is_some() {
+            drive.record()?;
+        }
+        Ok(drive)
+    }
+
+    /// Writes what the kernels recorded; `ended` is how the work itself did.
+    fn keep<T>(&self, drive: &Drive, ended: Result<T>) -> Result<T> {
+        let Some((path, trace)) = self.trace.zip(drive.trace()) else {
+            return ended;
+        };
+        // The error of the work matters more than one of its trace.
+        let written = trace.write(path);
+        ended.and_then(|value| written.map(|()| value))
+    }
+}
+
+fn closed() -> Error {
+    Error::internal("the drive is closed")
+}
+
+pub fn too_many(what: &str) -> Error {
+    Error::Gone {
+        cause: format!("{what}: {MOST_FAILURES} outages one after the other"),
+    }
+}
+
+/// What is said of a drive after its work.
+pub struct Told {
+    pub gpu: String,
+    pub tier: String,
+    /// Doorbells that the host passed on, in tier 0.
+    pub relayed: Option<u64>,
+    /// Outages, where the user wanted to go on after them.
+    pub recovery: Option<Outages>,
+}
+
+impl Told {
+    /// Adds this to the JSON of a command.
+    pub fn add_to(&self, value: &mut Value) {
+        if let Some(outages) = &self.recovery {
+            value["recovery"] = outages.to_json();
+        }
+    }
+}

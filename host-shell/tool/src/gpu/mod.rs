@@ -1,0 +1,4 @@
+//! Transfers by kernels of a GPU.
+
+pub mod lasting;
+pub mod transfer;

@@ -1,0 +1,365 @@
+//! What commands share that a GPU can drive: options, and loops over chunks of a transfer.
+
+use crate::common::{NamespaceArgs, check_stop, duration, number, progress, some_bytes};
+use crate::gpu::lasting::{self, Lasting, MOST_FAILURES, Source};
+use clap::{Args, ValueEnum};
+use indicatif::ProgressBar;
+use nvme_host::bench::SplitMix;
+use nvme_host::core::spec::Nsid;
+use nvme_host::cuda::bench::Mode;
+use nvme_host::cuda::{Ask, Drive, Ran, Setup, Tier, Work};
+use nvme_host::{Device, Error, Result};
+use serde_json::{Value, json};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Data memory of one launch of a transfer: what is moved between two looks at Ctrl-C.
+pub const CHUNK: u64 = 256 << 20;
+
+/// Who drives the queues
+#[derive(Args)]
+#[command(next_help_heading = "GPU")]
+pub struct GpuArgs {
+    /// Let GPU N drive the queues (0 without a number)
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", value_parser = number::<u32>(0..=1023))]
+    pub gpu: Option<u32>,
+    /// Who submits: one thread, warp or block owns a queue, or any thread shares it
+    #[arg(long, value_enum, default_value = "warp", requires = "gpu")]
+    pub mode: ModeArg,
+    /// Where doorbells and data are (see docs/hardware.md)
+    #[arg(long, value_enum, default_value = "auto", requires = "gpu")]
+    pub tier: TierArg,
+    /// Threads in all, for --mode shared, 256 for each queue when missing; threads of a queue's block, for
+    /// --mode block, 128 when missing
+    #[arg(long, default_value_t = 0, hide_default_value = true, requires = "gpu", value_parser = number::<u32>(0..=0xFFFF_FFFF))]
+    pub threads: u32,
+    /// Write what the kernels did to FILE: a Chrome trace for ui.perfetto.dev when it ends in .json, else
+    /// text
+    #[arg(long, value_name = "FILE", requires = "gpu")]
+    pub trace: Option<PathBuf>,
+}
+
+/// How much a GPU has in flight.
+#[derive(Args)]
+#[command(next_help_heading = "GPU")]
+pub struct ShapeArgs {
+    /// Queue pairs
+    #[arg(long, default_value_t = 4, requires = "gpu", value_parser = number::<u32>(1..=4096))]
+    pub queues: u32,
+    /// Commands in flight per queue
+    #[arg(long, default_value_t = 8, requires = "gpu", value_parser = number::<u32>(1..=65_535))]
+    pub depth: u32,
+    /// Bytes per command; cut to what the controller transfers at once
+    #[arg(long, default_value = "1MiB", value_parser = some_bytes, requires = "gpu")]
+    pub bytes: u64,
+    /// Order of the commands: ascending, or by chance in pieces of as many as are in flight
+    #[arg(long, value_enum, default_value = "sequential", requires = "gpu")]
+    pub pattern: PatternArg,
+    /// Go on after commands without an answer, controller resets, and a device that left, for which TIME
+    /// (10s when missing) is waited
+    #[arg(long, value_name = "TIME", num_args = 0..=1, default_missing_value = "10s", value_parser = duration, requires = "gpu")]
+    pub recover: Option<Duration>,
+}
+
+/// A transfer by a GPU, instead of by the CPU.
+#[derive(Args)]
+pub struct TransferArgs {
+    #[command(flatten)]
+    pub gpu: GpuArgs,
+    #[command(flatten)]
+    shape: ShapeArgs,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+pub enum ModeArg {
+    Owner,
+    Warp,
+    Block,
+    Shared,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+pub enum TierArg {
+    #[value(name = "0")]
+    Relayed,
+    #[value(name = "1")]
+    Direct,
+    #[value(name = "2")]
+    GpuMemory,
+    Auto,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+pub enum PatternArg {
+    #[value(alias = "seq")]
+    Sequential,
+    #[value(alias = "rand")]
+    Random,
+}
+
+impl ModeArg {
+    fn mode(self) -> Mode {
+        match self {
+            Self::Owner => Mode::Owner,
+            Self::Warp => Mode::Warp,
+            Self::Block => Mode::Block,
+            Self::Shared => Mode::Shared,
+        }
+    }
+}
+
+impl TransferArgs {
+    /// Hands queues of `opened`, which is the namespace's device, to the GPU.
+    pub fn open<'a>(
+        &'a self,
+        namespace: &'a NamespaceArgs,
+        opened: Arc<dyn Device>,
+    ) -> Result<Transfer<'a>> {
+        let shape = &self.shape;
+        let nsid = namespace.nsid();
+        // Data in host memory, unless `--tier` says otherwise.
+        let setup = self.gpu.setup(shape.queues, shape.depth, nsid, false);
+        let source = Source {
+            device: &namespace.device.device,
+            config: namespace.device.config(),
+            setup,
+            trace: self.gpu.trace.as_deref(),
+            recover: shape.recover,
+            bytes: shape.bytes,
+            data_bytes: CHUNK,
+        };
+        let random = shape.pattern == PatternArg::Random;
+        let wave = u64::from(shape.queues) * u64::from(shape.depth);
+        Ok(Transfer {
+            wave: random.then_some(wave),
+            ..Transfer::open(source, opened)?
+        })
+    }
+}
+
+impl GpuArgs {
+    /// Makes kernels record what they do, when that was asked for.
+    pub fn record(&self, drive: &mut Drive) -> Result<()> {
+        match &self.trace {
+            Some(_) => drive.record(),
+            None => Ok(()),
+        }
+    }
+
+    /// Writes what they recorded to the file that was asked for; `ended` is how the work itself did.
+    pub fn keep<T>(&self, drive: &Drive, ended: Result<T>) -> Result<T> {
+        if let (Some(path), Some(trace)) = (&self.trace, drive.trace()) {
+            // The error of the work matters more than one of its trace.
+            let written = trace.write(path);
+            return ended.and_then(|value| written.map(|()| value));
+        }
+        ended
+    }
+
+    /// The setup for `queues` queues of `depth`; `gpu_memory` is where `--tier auto` wants the data.
+    pub fn setup(&self, queues: u32, depth: u32, nsid: Nsid, gpu_memory: bool) -> Setup {
+        Setup {
+            gpu: self.gpu.unwrap_or(0),
+            mode: self.mode.mode(),
+            tier: match self.tier {
+                TierArg::Auto => Ask::Auto { gpu_memory },
+                TierArg::Relayed => Ask::Exactly(Tier::Relayed),
+                TierArg::Direct => Ask::Exactly(Tier::Direct),
+                TierArg::GpuMemory => Ask::Exactly(Tier::GpuMemory),
+            },
+            threads: self.threads,
+            queues,
+            depth,
+            nsid,
+        }
+    }
+}
+
+/// A transfer of a range of blocks, some commands at a time.
+pub struct Transfer<'a> {
+    pub lasting: Lasting<'a>,
+    /// Commands of one launch.
+    commands: u64,
+    /// Commands of a piece, when pieces come in random order.
+    wave: Option<u64>,
+}
+
+/// `count` commands in pieces of `wave`, the last one shorter, in random order: first and number of each.
+fn shuffled(count: u64, wave: u64, seed: u64) -> Vec<(u64, u64)> {
+    let pieces = (0..count).step_by(wave.max(1) as usize);
+    let mut pieces: Vec<_> = pieces.map(|at| (at, wave.min(count - at))).collect();
+    let mut random = SplitMix::new(seed);
+    for last in (1..pieces.len()).rev() {
+        pieces.swap(last, random.below(last as u64 + 1) as usize);
+    }
+    pieces
+}
+
+impl<'a> Transfer<'a> {
+    /// Hands queues of `opened`, which is the source's device, to the GPU.
+    pub fn open(source: Source<'a>, opened: Arc<dyn Device>) -> Result<Self> {
+        let lasting = Lasting::open(source, opened)?;
+        let drive = lasting.drive()?;
+        let commands = drive.data().len() as u64 / drive.command_bytes();
+        Ok(Self {
+            lasting,
+            commands,
+            wave: None,
+        })
+    }
+
+    /// Moves `blocks` blocks from `lba` on. `before` fills data memory and `after` takes it, each with the
+    /// first block and the number of bytes of its chunk. Returns seconds of kernels, and the counts.
+    ///
+    /// A chunk of which something was lost is moved again, in smaller ones.
+    pub fn run(
+        &mut self,
+        opcode: u8,
+        (lba, blocks): (u64, u64),
+        bar: &ProgressBar,
+        mut before: impl FnMut(&mut Drive, u64, u64) -> Result<()>,
+        mut after: impl FnMut(&mut Drive, u64, u64) -> Result<()>,
+    ) -> Result<Totals> {
+        self.check(lba, blocks)?;
+        let drive = self.lasting.drive()?;
+        let block = u64::from(drive.info().block_bytes);
+        let per_command = drive.command_bytes() / block;
+        let mut totals = Totals::default();
+        let (mut done, mut most, mut failures) = (0, self.commands, 0);
+        while done < blocks {
+            check_stop()?;
+            let whole = ((blocks - done) / per_command).min(most);
+            // What is less than a command comes last, as one that is shorter.
+            let (count, each) = match whole {
+                0 => (1, blocks - done),
+                whole => (whole, per_command),
+            };
+            let start = lba + done;
+            let bytes = count * each * block;
+            before(self.lasting.drive_mut()?, start, bytes)?;
+            let mut whole = true;
+            for (first, commands) in self.pieces(count, start) {
+                let work = Work {
+                    opcode,
+                    lba: start + first * each,
+                    blocks: each as u32,
+                    commands,
+                    units: commands,
+                    random: false,
+                    seed: 1,
+                    linear: true,
+                    data_at: first * each * block,
+                };
+                let (ran, all) = self.lasting.run("transfer", &work)?;
+                if let Some(ran) = &ran {
+                    totals.add(ran, ran.report.completed);
+                }
+                whole &= all;
+                if !whole {
+                    break;
+                }
+            }
+            if !whole {
+                failures += 1;
+                most = (count / 2).max(1);
+                if failures == MOST_FAILURES {
+                    return Err(lasting::too_many("the transfer"));
+                }
+                continue;
+            }
+            after(self.lasting.drive_mut()?, start, bytes)?;
+            bar.inc(bytes);
+            done += count * each;
+            (most, failures) = ((most * 2).min(self.commands), 0);
+        }
+        Ok(totals)
+    }
+
+    /// The launches of a chunk of `count` commands: first command and number of each. One, in their order;
+    /// or as many as are in flight at a time, in an order that `seed` decides.
+    fn pieces(&self, count: u64, seed: u64) -> Vec<(u64, u64)> {
+        match self.wave {
+            Some(wave) => shuffled(count, wave, seed),
+            None => vec![(0, count)],
+        }
+    }
+
+    /// Checks that the range lies inside the namespace.
+    pub fn check(&self, lba: u64, blocks: u64) -> Result<()> {
+        let size = self.lasting.drive()?.info().blocks;
+        if blocks == 0 || lba.checked_add(blocks).is_none_or(|end| end > size) {
+            return Err(Error::usage(
+                format!("{blocks} blocks from LBA {lba} on, of {size}"),
+                format!("the last LBA is {}", size.saturating_sub(1)),
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// What the launches of a transfer came to.
+#[derive(Default)]
+pub struct Totals {
+    pub commands: u64,
+    pub seconds: f64,
+    sqes: u64,
+    sq_doorbells: u64,
+    cq_doorbells: u64,
+    cq_loads: u64,
+}
+
+impl Totals {
+    pub fn add(&mut self, ran: &Ran, commands: u64) {
+        let report = &ran.report;
+        self.commands += commands;
+        self.seconds += ran.seconds;
+        self.sqes += report.sqes;
+        self.sq_doorbells += report.sq_doorbells;
+        self.cq_doorbells += report.cq_doorbells;
+        self.cq_loads += report.cq_loads;
+    }
+
+    /// Adds those of another part.
+    pub fn merge(&mut self, other: &Self) {
+        self.commands += other.commands;
+        self.seconds += other.seconds;
+        self.sqes += other.sqes;
+        self.sq_doorbells += other.sq_doorbells;
+        self.cq_doorbells += other.cq_doorbells;
+        self.cq_loads += other.cq_loads;
+    }
+
+    /// Bus transactions of the kernel for each command.
+    pub fn per_command(&self) -> Value {
+        let per = |count: u64| count as f64 / self.commands.max(1) as f64;
+        json!({
+            "sqe_writes": per(self.sqes), "sq_doorbells": per(self.sq_doorbells),
+            "cq_doorbells": per(self.cq_doorbells), "cq_loads": per(self.cq_loads),
+        })
+    }
+}
+
+/// A progress bar over `blocks` blocks of the drive.
+pub fn bar(drive: &Drive, blocks: u64, what: &'static str) -> ProgressBar {
+    progress::bytes(blocks * u64::from(drive.info().block_bytes), what)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shuffled;
+
+    #[test]
+    fn pieces_in_random_order_are_each_command_once() {
+        for (count, wave) in [(1, 8), (64, 8), (100, 7), (3, 1)] {
+            let pieces = shuffled(count, wave, 5);
+            let mut sorted = pieces.clone();
+            sorted.sort_unstable();
+            let each = sorted.iter().flat_map(|(first, many)| *first..first + many);
+            assert!(each.eq(0..count), "{count} {wave}: {pieces:?}");
+        }
+        let pieces = shuffled(64, 8, 5);
+        assert!(pieces.windows(2).any(|two| two[0] > two[1]), "{pieces:?}");
+        assert_ne!(pieces, shuffled(64, 8, 6));
+    }
+}

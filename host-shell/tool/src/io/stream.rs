@@ -1,0 +1,275 @@
+//! `stream`: long sequential reads into memory, as a layer loader does.
+
+use crate::common::{NamespaceArgs, check_stop, number, output, progress, some_bytes};
+#[cfg(feature = "cuda")]
+use crate::gpu::transfer::{self, GpuArgs, PatternArg, Totals};
+use clap::Args;
+use nvme_host::bench::{self, Job, Limit, Pattern};
+use nvme_host::units;
+use nvme_host::{Config, Error, Result};
+use serde_json::{Value, json};
+
+/// Read a range as fast as it comes, with long commands, into host or GPU memory
+#[derive(Args)]
+pub struct Stream {
+    #[command(flatten)]
+    namespace: NamespaceArgs,
+    /// First block
+    #[arg(long, short = 's', default_value_t = 0, value_parser = number::<u64>(0..=u64::MAX))]
+    lba: u64,
+    /// Bytes to read; more than there are from LBA on begin there again. All when missing
+    #[arg(long, value_parser = some_bytes)]
+    size: Option<u64>,
+    /// Queue pairs
+    #[arg(long, default_value_t = 4, value_parser = number::<u32>(1..=4096))]
+    queues: u32,
+    /// Commands in flight per queue
+    #[arg(long, default_value_t = 8, value_parser = number::<u32>(1..=1024))]
+    depth: u32,
+    /// Bytes per command; cut to what the controller transfers at once
+    #[arg(long, default_value = "1MiB", value_parser = some_bytes)]
+    bytes: u64,
+    /// Read the same blocks again with the CPU and compare every byte
+    #[cfg(feature = "cuda")]
+    #[arg(long, requires = "gpu")]
+    verify: bool,
+    /// Order of the commands
+    #[cfg(feature = "cuda")]
+    #[arg(
+        long,
+        value_enum,
+        default_value = "sequential",
+        conflicts_with = "verify",
+        requires = "gpu"
+    )]
+    pattern: PatternArg,
+    #[cfg(feature = "cuda")]
+    #[command(flatten)]
+    gpu: GpuArgs,
+}
+
+impl Stream {
+    pub fn run(self) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if self.gpu.gpu.is_some() {
+            return self.run_on_gpu();
+        }
+        self.run_on_cpu()
+    }
+
+    /// With a CPU thread for each queue, into host memory.
+    fn run_on_cpu(self) -> Result<()> {
+        let device = &self.namespace.device;
+        let config = Config {
+            queue_pairs: self.queues,
+            ..device.config()
+        };
+        let controller = device.start_with(&config)?;
+        let nsid = self.namespace.nsid();
+        let info = controller.usable_namespace(nsid)?;
+        let (block, blocks) = (u64::from(info.block_bytes), info.blocks);
+        if self.lba != 0 {
+            return Err(Error::usage(
+                "--lba without --gpu",
+                "start at 0, or use `nvme-gpu read`",
+            ));
+        }
+        check_stop()?;
+        let bytes = self
+            .bytes
+            .min(controller.max_transfer())
+            .min(blocks * block)
+            / block
+            * block;
+        let size = self.size.unwrap_or(blocks * block);
+        let job = Job {
+            nsid,
+            pattern: Pattern::Sequential,
+            read_percent: 100,
+            bytes: u32::try_from(bytes).unwrap_or(u32::MAX),
+            queues: self.queues,
+            depth: self.depth,
+            limit: Limit::Bytes(size),
+            ramp: None,
+            span_blocks: 0,
+            seed: 1,
+            verify: false,
+        };
+        let bar = progress::bytes(size, "reading");
+        let (controller, report) =
+            bench::run(controller, &job, None, |now| bar.set_position(now.bytes))?;
+        if report.interrupted {
+            return Err(Error::Interrupted);
+        }
+        bar.finish_and_clear();
+        controller.shut_down()?;
+        let (read, _) = report.total();
+        self.report(&Outcome {
+            bytes: read.bytes,
+            seconds: read.seconds,
+            commands: read.commands,
+            by: format!("{} CPU threads", self.queues),
+            tier: None,
+            verified: None,
+            per_command: Value::Null,
+        })
+    }
+
+    #[cfg(feature = "cuda")]
+    fn run_on_gpu(self) -> Result<()> {
+        use nvme_host::core::spec::nvm::opcode;
+        use nvme_host::cuda::Work;
+        let device = &self.namespace.device;
+        let nsid = self.namespace.nsid();
+        let setup = self.gpu.setup(self.queues, self.depth, nsid, true);
+        let opened = device.open()?;
+        let config = device.config();
+        let chunk = if self.verify { 256 << 20 } else { 0 };
+        let mut drive = nvme_host::cuda::Drive::open(setup, opened, &config, self.bytes, chunk)?;
+        let (block, command) = (u64::from(drive.info().block_bytes), drive.command_bytes());
+        let left = drive.info().blocks.saturating_sub(self.lba) * block;
+        if left < command {
+            return Err(Error::usage(
+                format!(
+                    "less than one command of {command} bytes from LBA {} on",
+                    self.lba
+                ),
+                "use a smaller --lba or --bytes",
+            ));
+        }
+        let size = self.size.unwrap_or(left);
+        let (span, commands) = (left / command, size.div_ceil(command).max(1));
+        // With a check, a launch reads what fits into the data memory; without, buffers are used again
+        // and a launch is long enough that its beginning and end do not count.
+        let per_launch = match self.verify {
+            true => drive.data().len() as u64 / command,
+            false => ((4u64 << 30) / command).max(1),
+        };
+        let random = self.pattern == PatternArg::Random;
+        let bar = transfer::bar(&drive, commands * command / block, "reading");
+        let mut compare = self
+            .verify
+            .then(|| drive.controller().namespace(nsid))
+            .transpose()?;
+        self.gpu.record(&mut drive)?;
+        let mut totals = Totals::default();
+        let (mut done, mut unit) = (0, 0);
+        while done < commands {
+            check_stop()?;
+            let count = match random {
+                true => per_launch.min(commands - done),
+                false => per_launch.min(commands - done).min(span - unit),
+            };
+            let work = Work {
+                opcode: opcode::READ,
+                lba: self.lba + if random { 0 } else { unit * command / block },
+                blocks: (command / block) as u32,
+                commands: count,
+                units: if random { span } else { count },
+                random,
+                seed: done + 1,
+                linear: self.verify,
+                data_at: 0,
+            };
+            let ran = drive.run("Read", &work);
+            let ran = self.gpu.keep(&drive, ran)?;
+            totals.add(&ran, count);
+            if let Some(namespace) = &mut compare {
+                check(&drive, namespace, work.lba, count * command)?;
+            }
+            bar.inc(count * command);
+            done += count;
+            unit = (unit + count) % span;
+        }
+        bar.finish_and_clear();
+        drop(compare);
+        let outcome = Outcome {
+            bytes: commands * command,
+            seconds: totals.seconds,
+            commands,
+            by: drive.gpu().describe(),
+            tier: Some(drive.tier()),
+            verified: self.verify.then_some(true),
+            per_command: totals.per_command(),
+        };
+        drive.close()?;
+        self.report(&outcome)
+    }
+
+    fn report(&self, outcome: &Outcome) -> Result<()> {
+        let Outcome {
+            bytes,
+            seconds,
+            commands,
+            by,
+            tier,
+            verified,
+            per_command,
+        } = outcome;
+        let gbps = *bytes as f64 / seconds.max(1e-9) / 1e9;
+        if self.namespace.device.json {
+            return output::json(&json!({
+                "bytes": bytes, "seconds": seconds, "gb_per_s": gbps, "commands": commands,
+                "bytes_per_command": bytes / commands.max(&1), "driver": by, "tier": tier,
+                "verified": verified, "per_command": per_command,
+            }));
+        }
+        let mut text = format!(
+            "{} in {seconds:.3} s: {gbps:.2} GB/s, {commands} commands\ndriven by {by}\n",
+            units::bytes(*bytes)
+        );
+        if let Some(tier) = tier {
+            text.push_str(&format!("{tier}\n"));
+        }
+        if verified.is_some() {
+            text.push_str("verified: every byte is what the CPU reads\n");
+        }
+        output::print(&text)
+    }
+}
+
+/// What a stream came to.
+struct Outcome {
+    bytes: u64,
+    seconds: f64,
+    commands: u64,
+    by: String,
+    tier: Option<String>,
+    verified: Option<bool>,
+    per_command: Value,
+}
+
+/// Reads the same bytes with the CPU's own queue and compares.
+#[cfg(feature = "cuda")]
+fn check(
+    drive: &nvme_host::cuda::Drive,
+    namespace: &mut nvme_host::Namespace,
+    lba: u64,
+    bytes: u64,
+) -> Result<()> {
+    use nvme_host::core::spec::Lba;
+    const STEP: u64 = 4 << 20;
+    let block = u64::from(namespace.block_bytes());
+    let (mut here, mut there) = (Vec::new(), Vec::new());
+    let mut at = 0;
+    while at < bytes {
+        let len = STEP.min(bytes - at) as usize;
+        here.resize(len, 0);
+        there.resize(len, 0);
+        drive.data().read(at as usize, &mut there)?;
+        namespace.read(Lba(lba + at / block), &mut here)?;
+        if here != there {
+            let wrong = here.iter().zip(&there).position(|(a, b)| a != b);
+            let wrong = at + wrong.unwrap_or(0) as u64;
+            return Err(Error::Mismatch {
+                what: format!(
+                    "byte {} of LBA {} is not what the CPU reads",
+                    wrong % block,
+                    lba + wrong / block
+                ),
+            });
+        }
+        at += len as u64;
+    }
+    Ok(())
+}
