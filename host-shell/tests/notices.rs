@@ -147,7 +147,7 @@ fn the_last_events_come_with_the_shutdown() {
 /// An event whose log page does not come is reported without it. That read costs no reset: nobody waits for it.
 #[test]
 fn an_event_is_reported_although_its_log_page_cannot_be_read() {
-    let refused = Err(PageError::Refused(Status::INVALID_FIELD));
+    let refused = Err(PageError::Failed(Status::INVALID_FIELD));
     for (fault, page) in [
         ("status:0x2@op=get-log-page", refused),
         ("drop@op=get-log-page", Err(PageError::NotRead)),
@@ -161,7 +161,7 @@ fn an_event_is_reported_although_its_log_page_cannot_be_read() {
         assert!(is_temperature(&event));
         let is_expected = match (&event.page, &page) {
             // The controller sets DNR or not.
-            (Err(PageError::Refused(got)), Err(PageError::Refused(expected))) => {
+            (Err(PageError::Failed(got)), Err(PageError::Failed(expected))) => {
                 got.code() == expected.code()
             }
             (got, expected) => got == expected,

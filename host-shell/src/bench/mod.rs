@@ -21,7 +21,7 @@ use crate::error::{Error, Result};
 use crate::lock::lock;
 use nvme_core::bringup::NamespaceInfo;
 use pattern::Written;
-use shared::{Done, Shared};
+use shared::{Counts, Shared};
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -87,7 +87,7 @@ pub fn run(
         stop: AtomicBool::new(false),
         failure: Mutex::new(None),
         interrupted: AtomicBool::new(false),
-        done: (0..job.queues).map(|_| Done::default()).collect(),
+        done: (0..job.queues).map(|_| Counts::default()).collect(),
     };
     let mut report = Report::new(&controller, job);
     let mut on = Running::start(controller, &shared)?;

@@ -29,13 +29,13 @@ pub(crate) struct Shared<'a> {
     /// The user asked for an end: what is in flight is waited for a while, nothing more is sent.
     pub interrupted: AtomicBool,
     /// By worker.
-    pub done: Vec<Done>,
+    pub done: Vec<Counts>,
 }
 
 /// What one worker has done so far, for the thread that shows progress.
 #[derive(Default)]
 #[repr(align(128))]
-pub(crate) struct Done {
+pub(crate) struct Counts {
     pub reads: AtomicU64,
     pub writes: AtomicU64,
     pub latency_ns: AtomicU64,
@@ -58,7 +58,7 @@ pub struct Progress {
 
 impl Shared<'_> {
     pub fn progress(&self, start: Instant) -> Progress {
-        let sum = |of: fn(&Done) -> &AtomicU64| -> u64 {
+        let sum = |of: fn(&Counts) -> &AtomicU64| -> u64 {
             self.done
                 .iter()
                 .map(|done| of(done).load(Ordering::Relaxed))

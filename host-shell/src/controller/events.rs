@@ -94,7 +94,7 @@ impl Events {
         };
         let page = match (done.outcome, done.buffer) {
             (Outcome::Done(Status::SUCCESS), Some(buffer)) => Ok(buffer.as_slice().to_vec()),
-            (Outcome::Done(status), _) if !status.is_success() => Err(PageError::Refused(status)),
+            (Outcome::Done(status), _) if !status.is_success() => Err(PageError::Failed(status)),
             _ => Err(PageError::NotRead),
         };
         self.end(reading.event, page);

@@ -179,8 +179,8 @@ impl Controller {
     /// # Errors
     /// [`Error::Usage`] when every queue pair that the controller granted is in use.
     pub fn create_queue_pair(&self, entries: u32) -> Result<Queue> {
-        let entry = self.session.create_queue(entries)?;
-        Ok(Queue::new(Arc::clone(&self.session), entry))
+        let inner = self.session.create_queue(entries)?;
+        Ok(Queue::new(Arc::clone(&self.session), inner))
     }
 
     /// Identify Namespace.
@@ -338,7 +338,7 @@ impl Controller {
         let table = lock(&self.session.queues);
         table
             .iter()
-            .map(|(qid, entry)| (Qid(*qid), lock(entry).statistics))
+            .map(|(qid, inner)| (Qid(*qid), lock(inner).statistics))
             .collect()
     }
 

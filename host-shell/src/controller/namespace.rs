@@ -2,7 +2,7 @@
 
 use crate::controller::Controller;
 use crate::controller::queue::Queue;
-use crate::controller::queue_inner::Done;
+use crate::controller::queue_inner::Completion;
 use crate::controller::session::Session;
 use crate::dma::DmaBuffer;
 use crate::error::{Error, Result};
@@ -406,7 +406,7 @@ impl Namespace {
         failure.map_or(Ok(()), Err)
     }
 
-    fn error_of_piece(&self, done: &Done, what: &str, piece: Piece) -> Error {
+    fn error_of_piece(&self, done: &Completion, what: &str, piece: Piece) -> Error {
         match done.outcome {
             Outcome::Done(status)
                 if status.code() == Status::COMPARE_FAILURE.code() && !done.late =>

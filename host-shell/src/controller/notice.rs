@@ -23,7 +23,7 @@ pub enum PageError {
     /// The event names none.
     None,
     /// Get Log Page ended with this status.
-    Refused(Status),
+    Failed(Status),
     /// It was not answered in time, could not be sent, or ended by a controller reset.
     NotRead,
 }
@@ -47,7 +47,7 @@ impl DeviceEvent {
         let page = match &self.page {
             Ok(page) => page,
             Err(PageError::None) => return String::new(),
-            Err(PageError::Refused(status)) => {
+            Err(PageError::Failed(status)) => {
                 return format!("; the log page could not be read: {status}");
             }
             Err(PageError::NotRead) => return "; the log page could not be read".to_owned(),
@@ -223,7 +223,7 @@ mod tests {
         assert!(event(7, Err(PageError::None)).ends_with("information 0x00"));
         let refused = event(
             0x0002_0101,
-            Err(PageError::Refused(Status::INVALID_LOG_PAGE)),
+            Err(PageError::Failed(Status::INVALID_LOG_PAGE)),
         );
         assert!(
             refused.contains("could not be read: Invalid Log Page"),

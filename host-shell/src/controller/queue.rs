@@ -4,7 +4,7 @@
 //! the controller. Completions that recovery comes across wait in a backlog, so each command still
 //! ends exactly once here.
 
-use crate::controller::queue_inner::{Done, Entry};
+use crate::controller::queue_inner::{Completion, QueueInner};
 use crate::controller::session::Session;
 use crate::controller::statistics::Statistics;
 use crate::dma::DmaBuffer;
@@ -21,7 +21,7 @@ const SPINS_BEFORE_NAP: u32 = 32;
 
 /// A command that was not submitted, with its buffer.
 #[derive(Debug)]
-pub struct Refused {
+pub struct Rejected {
     /// Why; [`SubmitError::QueueFull`] asks for a `poll`.
     pub error: SubmitError,
     /// The buffer, unused.
@@ -30,7 +30,7 @@ pub struct Refused {
 
 /// Commands that are submitted together. Holds the queue until it is dropped or rung.
 pub struct Batch<'a> {
-    entry: MutexGuard<'a, Entry>,
+    inner: MutexGuard<'a, QueueInner>,
     deadline_ns: u64,
 }
 
@@ -41,7 +41,7 @@ impl Batch<'_> {
         &mut self,
         sqe: Sqe,
         buffer: Option<DmaBuffer>,
-    ) -> std::result::Result<Cid, Refused> {
+    ) -> std::result::Result<Cid, Rejected> {
         let data = match &buffer {
             Some(buffer) => Data::Contiguous {
                 iova: buffer.iova(),
@@ -59,17 +59,17 @@ impl Batch<'_> {
         sqe: Sqe,
         data: Data<'_>,
         buffer: Option<DmaBuffer>,
-    ) -> std::result::Result<Cid, Refused> {
-        let pair = self.entry.pair.queue();
+    ) -> std::result::Result<Cid, Rejected> {
+        let pair = self.inner.pair.queue();
         match pair.submit(sqe, data, buffer, self.deadline_ns) {
             Ok(cid) => {
                 let in_flight = pair.in_flight();
-                let statistics = &mut self.entry.statistics;
+                let statistics = &mut self.inner.statistics;
                 statistics.submitted += 1;
                 statistics.peak = statistics.peak.max(in_flight);
                 Ok(cid)
             }
-            Err(rejected) => Err(Refused {
+            Err(rejected) => Err(Rejected {
                 error: rejected.error,
                 buffer: rejected.buffer,
             }),
@@ -79,18 +79,18 @@ impl Batch<'_> {
     /// Shows the controller everything submitted since the last ring.
     #[inline]
     pub fn ring(mut self) {
-        self.entry.ring();
+        self.inner.ring();
     }
 }
 
 /// A queue pair. `Send`: move it to the thread that drives it. Deleted on drop.
 pub struct Queue {
     session: Arc<Session>,
-    entry: Arc<Mutex<Entry>>,
+    inner: Arc<Mutex<QueueInner>>,
     qid: Qid,
     depth: u32,
     /// Of one poll, until they are handed out.
-    ended: Vec<Done>,
+    ended: Vec<Completion>,
     /// Commands past their deadline that may still be in flight.
     overdue: VecDeque<Cid>,
     /// The interrupt vector to wait for, when completions interrupt.
@@ -98,15 +98,15 @@ pub struct Queue {
 }
 
 impl Queue {
-    pub(crate) fn new(session: Arc<Session>, entry: Arc<Mutex<Entry>>) -> Self {
+    pub(crate) fn new(session: Arc<Session>, inner: Arc<Mutex<QueueInner>>) -> Self {
         let (qid, depth, vector) = {
-            let mut held = lock(&entry);
+            let mut held = lock(&inner);
             let vector = held.pair.plan().vector;
             (held.pair.queue().qid(), held.pair.queue().depth(), vector)
         };
         Self {
             session,
-            entry,
+            inner,
             qid,
             depth,
             ended: Vec::new(),
@@ -122,8 +122,8 @@ impl Queue {
 
     /// What the handle and recovery share.
     #[cfg(feature = "cuda")]
-    pub(crate) fn entry(&self) -> &Arc<Mutex<Entry>> {
-        &self.entry
+    pub(crate) fn inner(&self) -> &Arc<Mutex<QueueInner>> {
+        &self.inner
     }
 
     /// The most commands that may be in flight.
@@ -133,7 +133,7 @@ impl Queue {
 
     /// Counts since the queue was created.
     pub fn statistics(&self) -> Statistics {
-        lock(&self.entry).statistics
+        lock(&self.inner).statistics
     }
 
     /// Places a command that moves `buffer`, whole; the controller sees it after [`ring`](Self::ring).
@@ -144,7 +144,7 @@ impl Queue {
         &mut self,
         sqe: Sqe,
         buffer: Option<DmaBuffer>,
-    ) -> std::result::Result<Cid, Refused> {
+    ) -> std::result::Result<Cid, Rejected> {
         self.batch().submit(sqe, buffer)
     }
 
@@ -156,7 +156,7 @@ impl Queue {
         sqe: Sqe,
         data: Data<'_>,
         buffer: Option<DmaBuffer>,
-    ) -> std::result::Result<Cid, Refused> {
+    ) -> std::result::Result<Cid, Rejected> {
         self.batch().submit_data(sqe, data, buffer)
     }
 
@@ -165,14 +165,14 @@ impl Queue {
     pub fn batch(&mut self) -> Batch<'_> {
         Batch {
             deadline_ns: self.session.now_ns() + self.session.timeout_ns(),
-            entry: lock(&self.entry),
+            inner: lock(&self.inner),
         }
     }
 
     /// Shows the controller everything submitted since the last ring.
     #[inline]
     pub fn ring(&mut self) {
-        lock(&self.entry).ring();
+        lock(&self.inner).ring();
     }
 
     /// Whether the stop flag of [`Config`](crate::Config) is set.
@@ -182,8 +182,8 @@ impl Queue {
 
     /// Commands submitted whose end has not been returned.
     pub fn in_flight(&self) -> u32 {
-        let mut entry = lock(&self.entry);
-        entry.pair.queue().in_flight() + entry.backlog.len() as u32
+        let mut inner = lock(&self.inner);
+        inner.pair.queue().in_flight() + inner.backlog.len() as u32
     }
 
     /// The next command that ended, or `None` while there is none. Does not block, unless a command
@@ -192,7 +192,7 @@ impl Queue {
     /// # Errors
     /// [`Error::Gone`] when the controller does not come back; buffers in flight are then leaked.
     #[inline]
-    pub fn poll(&mut self) -> Result<Option<Done>> {
+    pub fn poll(&mut self) -> Result<Option<Completion>> {
         let mut one = None;
         self.poll_batch(1, |done| one = Some(done))?;
         Ok(one)
@@ -207,14 +207,14 @@ impl Queue {
     /// # Errors
     /// As [`poll`](Self::poll). What was handed to `each` before stays so.
     #[inline]
-    pub fn poll_batch(&mut self, most: usize, each: impl FnMut(Done)) -> Result<usize> {
-        let mut entry = lock(&self.entry);
-        let (now_ns, taken) = entry.take(most, &mut self.ended, || self.session.now_ns());
-        while let Some(cid) = entry.pair.queue().expire(now_ns) {
-            entry.statistics.expired += 1;
+    pub fn poll_batch(&mut self, most: usize, each: impl FnMut(Completion)) -> Result<usize> {
+        let mut inner = lock(&self.inner);
+        let (now_ns, taken) = inner.take(most, &mut self.ended, || self.session.now_ns());
+        while let Some(cid) = inner.pair.queue().expire(now_ns) {
+            inner.statistics.expired += 1;
             self.overdue.push_back(cid);
         }
-        drop(entry);
+        drop(inner);
         let count = self.ended.len();
         self.ended.drain(..).for_each(each);
         if let Err(fault) = taken {
@@ -231,7 +231,7 @@ impl Queue {
     #[cold]
     fn end_overdue(&mut self) -> Result<()> {
         // What has ended by now needs no Abort.
-        let drained = lock(&self.entry).drain(|| self.session.now_ns());
+        let drained = lock(&self.inner).drain(|| self.session.now_ns());
         if let Err(fault) = drained {
             return self.session.reset(&fault.to_string());
         }
@@ -245,7 +245,7 @@ impl Queue {
     ///
     /// # Errors
     /// As [`poll`](Self::poll), and [`Error::Interrupted`] once the session's stop flag is set.
-    pub fn wait(&mut self) -> Result<Option<Done>> {
+    pub fn wait(&mut self) -> Result<Option<Completion>> {
         let mut spins = 0u32;
         loop {
             if let Some(done) = self.poll()? {
@@ -266,7 +266,7 @@ impl Queue {
     pub(crate) fn pause(&mut self, spins: u32) {
         match self.vector {
             Some(vector) if spins >= SPINS_BEFORE_NAP => {
-                let deadline_ns = lock(&self.entry).pair.queue().earliest_deadline_ns();
+                let deadline_ns = lock(&self.inner).pair.queue().earliest_deadline_ns();
                 let left = deadline_ns.saturating_sub(self.session.now_ns());
                 let interrupts = &self.session.interrupts;
                 interrupts.nap(vector, Duration::from_nanos(left));
@@ -276,10 +276,10 @@ impl Queue {
     }
 
     /// The error that `done` stands for; `what` is the command in words.
-    pub fn error_of(&self, done: &Done, what: &str) -> Error {
+    pub fn error_of(&self, done: &Completion, what: &str) -> Error {
         let account = {
-            let entry = lock(&self.entry);
-            entry
+            let inner = lock(&self.inner);
+            inner
                 .expired
                 .iter()
                 .rev()

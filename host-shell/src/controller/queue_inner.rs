@@ -3,12 +3,12 @@
 use super::statistics::Statistics;
 use crate::dma::{DmaBuffer, Lease, Pair};
 use nvme_core::spec::{Cid, Status};
-use nvme_core::{AbortReason, Completion, ControllerFault, Outcome};
+use nvme_core::{AbortReason, ControllerFault, Outcome};
 use std::collections::VecDeque;
 
 /// The end of a command, with the buffer that it was lent.
 #[derive(Debug)]
-pub struct Done {
+pub struct Completion {
     /// The command.
     pub cid: Cid,
     /// The buffer, if it had one.
@@ -22,7 +22,7 @@ pub struct Done {
     deadline_ns: u64,
 }
 
-impl Done {
+impl Completion {
     /// Whether the controller completed the command with success, in time.
     #[inline]
     pub fn is_success(&self) -> bool {
@@ -43,10 +43,10 @@ impl Done {
     }
 }
 
-impl From<Completion<Lease>> for Done {
+impl From<nvme_core::Completion<Lease>> for Completion {
     #[inline]
-    fn from(completion: Completion<Lease>) -> Self {
-        let Completion {
+    fn from(completion: nvme_core::Completion<Lease>) -> Self {
+        let nvme_core::Completion {
             cid,
             buffer,
             outcome,
@@ -74,14 +74,14 @@ pub(crate) struct Expired {
 }
 
 /// What the queue's handle and recovery share.
-pub(crate) struct Entry {
+pub(crate) struct QueueInner {
     pub pair: Pair,
     /// Completions that recovery polled or reclaimed.
-    pub backlog: VecDeque<Done>,
+    pub backlog: VecDeque<Completion>,
     /// Commands that expired, and what became of them.
     pub expired: Vec<Expired>,
     pub statistics: Statistics,
-    /// Present while a GPU drives the queue in the pair's stead: told of each reset.
+    /// Present while a GPU drives the queue in the pair's stead: called with the proof of each reset.
     #[cfg(feature = "cuda")]
     pub lent: Option<Lent>,
 }
@@ -90,7 +90,7 @@ pub(crate) struct Entry {
 #[cfg(feature = "cuda")]
 pub(crate) type Lent = Box<dyn FnMut(&nvme_core::Quiesced<'_>) + Send>;
 
-impl Entry {
+impl QueueInner {
     /// Moves what the controller has posted into the backlog. `clock` is read afterwards, so nothing that
     /// came after its deadline counts as in time.
     pub fn drain(
@@ -118,7 +118,7 @@ impl Entry {
     pub fn take(
         &mut self,
         most: usize,
-        ended: &mut Vec<Done>,
+        ended: &mut Vec<Completion>,
         clock: impl FnOnce() -> u64,
     ) -> (u64, std::result::Result<(), ControllerFault>) {
         let known = self.backlog.len().min(most);

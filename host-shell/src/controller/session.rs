@@ -10,7 +10,7 @@ mod recover;
 
 use crate::controller::config::Config;
 use crate::controller::events::Events;
-use crate::controller::queue_inner::{Done, Entry};
+use crate::controller::queue_inner::{Completion, QueueInner};
 use crate::device::Device;
 use crate::device::cmb::ControllerMemory;
 use crate::device::interrupt::Interrupts;
@@ -72,7 +72,7 @@ impl Reset {
     }
 }
 
-pub(crate) type Table = BTreeMap<u16, Arc<Mutex<Entry>>>;
+pub(crate) type Table = BTreeMap<u16, Arc<Mutex<QueueInner>>>;
 
 /// A controller in use.
 pub(crate) struct Session {
@@ -386,7 +386,7 @@ impl Session {
     }
 }
 
-fn finish(what: &str, done: Done) -> Result<(u32, Option<DmaBuffer>)> {
+fn finish(what: &str, done: Completion) -> Result<(u32, Option<DmaBuffer>)> {
     match done.outcome {
         Outcome::Done(Status::SUCCESS) => Ok((done.dw0, done.buffer)),
         Outcome::Done(status) => Err(Error::Command {

@@ -9,9 +9,9 @@
 //! - [`Module`]: kernels of others, from PTX or a cubin.
 //! - [`Access`], [`GpuData`]: the tier: how the GPU rings doorbells and where data lies.
 //! - [`GpuQueues`]: queue pairs in the GPU's hands, and launches over them.
-//! - [`Driven`]: queue pairs of a controller in the GPU's hands, and their recovery.
+//! - [`GpuQueuePairs`]: queue pairs of a controller in the GPU's hands, and their recovery.
 //! - [`Trace`]: what kernels recorded.
-//! - [`Drive`]: all of that for one namespace, as the command line uses it.
+//! - [`GpuSession`]: all of that for one namespace, as the command line uses it.
 //! - [`mod@bench`]: the suite of measurements.
 //! - [`null`]: a controller of CPU threads that moves no data, for benchmarks.
 //!
@@ -21,32 +21,32 @@ mod batch_copy;
 pub mod bench;
 #[cfg(feature = "sim")]
 mod copier;
-mod drive;
-mod driven;
 mod driver;
 mod held;
 mod kernels;
 mod memory;
 mod module;
 pub mod null;
+mod queue_pairs;
 mod queues;
 mod registered;
+mod session;
 mod stream;
 mod tier;
 pub mod trace;
 
 #[cfg(feature = "sim")]
 pub use copier::{Copier, Images};
-pub use drive::{Drive, Lost, Setup, Work};
-pub use driven::{Driven, Recovered};
 pub use driver::{Gpu, Order};
 pub use kernels::{Kernel, Kernels};
 pub use memory::DeviceMemory;
 pub use module::{Function, Module};
-pub use queues::{GpuQueues, Grid, Ran};
+pub use queue_pairs::{GpuQueuePairs, Recovered};
+pub use queues::{GpuQueues, Grid, LaunchResult};
 pub use registered::Registered;
+pub use session::{GpuSession, Lost, Setup, Work};
 pub use stream::{Event, Stream};
-pub use tier::{Access, Ask, GpuData, Tier};
+pub use tier::{Access, GpuData, Tier, TierRequest};
 pub use trace::Trace;
 
 pub use nvme_gpu_kernel::work::data_word;

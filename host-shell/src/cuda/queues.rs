@@ -35,7 +35,7 @@ pub struct Grid {
 
 /// What a launch came to.
 #[derive(Clone, Debug)]
-pub struct Ran {
+pub struct LaunchResult {
     /// The kernel's counts.
     pub report: Report,
     /// Seconds from its start to its end, on the GPU's clock.
@@ -204,7 +204,7 @@ impl GpuQueues {
         accounts: bool,
         limit: Duration,
         watch: impl FnMut() -> Result<()>,
-    ) -> Result<Ran> {
+    ) -> Result<LaunchResult> {
         let threads = u64::from(grid.blocks) * u64::from(grid.threads);
         let held = match grid.kernel {
             Kernel::Tokens => threads * u64::from(launch.depth),
@@ -234,7 +234,7 @@ impl GpuQueues {
             ends = vec![0u32; launch.commands as usize];
             memory.download(0, ends.as_mut_bytes())?;
         }
-        Ok(Ran {
+        Ok(LaunchResult {
             report: report_of(words),
             seconds,
             accounts: ends,

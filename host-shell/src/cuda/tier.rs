@@ -30,7 +30,7 @@ impl Tier {
 
 /// Which tier the user wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ask {
+pub enum TierRequest {
     /// The highest that works, GPU memory only where the work wants its data there.
     Auto {
         /// Whether data in GPU memory is preferred.
@@ -55,18 +55,24 @@ impl Access {
     ///
     /// # Errors
     /// [`Error::Device`] when the tier asked for does not work, with the reason.
-    pub fn find(gpu: &Arc<Gpu>, device: Arc<dyn Device>, queues: u16, ask: Ask) -> Result<Self> {
-        let direct = match ask {
-            Ask::Exactly(Tier::Relayed) => None,
+    pub fn find(
+        gpu: &Arc<Gpu>,
+        device: Arc<dyn Device>,
+        queues: u16,
+        request: TierRequest,
+    ) -> Result<Self> {
+        let direct = match request {
+            TierRequest::Exactly(Tier::Relayed) => None,
             _ => Some(Registered::doorbells(gpu, &device)),
         };
         let reason = match direct {
             Some(Ok(doorbells)) => {
-                let data = match ask {
-                    Ask::Exactly(Tier::Direct) | Ask::Auto { gpu_memory: false } => None,
+                let data = match request {
+                    TierRequest::Exactly(Tier::Direct)
+                    | TierRequest::Auto { gpu_memory: false } => None,
                     _ => Some(reaches_gpu_memory(gpu, &device)),
                 };
-                let (tier, why) = choose(ask, Ok(()), data)?;
+                let (tier, why) = choose(request, Ok(()), data)?;
                 let what = match doorbells.is_io() {
                     true => "the BAR",
                     false => "the doorbell memory",
@@ -80,7 +86,7 @@ impl Access {
                     why: format!("the GPU stores to {what} itself; {why}"),
                 });
             }
-            Some(Err(error)) => choose(ask, Err(error), None)?.1,
+            Some(Err(error)) => choose(request, Err(error), None)?.1,
             None => "as asked".to_owned(),
         };
         // One more for a queue of the CPU beside the GPU's, where the controller has it.
@@ -140,10 +146,14 @@ impl Access {
 }
 
 /// The tier and the reason, from what works: the doorbells, and GPU memory where it was tried.
-fn choose(ask: Ask, doorbells: Result<()>, memory: Option<Result<()>>) -> Result<(Tier, String)> {
-    let wanted = match ask {
-        Ask::Exactly(tier) => Some(tier),
-        Ask::Auto { .. } => None,
+fn choose(
+    request: TierRequest,
+    doorbells: Result<()>,
+    memory: Option<Result<()>>,
+) -> Result<(Tier, String)> {
+    let wanted = match request {
+        TierRequest::Exactly(tier) => Some(tier),
+        TierRequest::Auto { .. } => None,
     };
     if let Err(error) = doorbells {
         return match wanted {
@@ -308,7 +318,7 @@ mod tests {
 
     #[test]
     fn the_highest_tier_that_works_is_chosen_and_says_why() {
-        let any = Ask::Auto { gpu_memory: true };
+        let any = TierRequest::Auto { gpu_memory: true };
         let (tier, why) = choose(any, Ok(()), Some(Ok(()))).unwrap();
         assert_eq!((tier, why.contains("reaches")), (Tier::GpuMemory, true));
         let (tier, why) = choose(any, Ok(()), Some(Err(no("no peers")))).unwrap();
@@ -319,7 +329,7 @@ mod tests {
 
     #[test]
     fn a_tier_that_was_asked_for_is_that_one_or_an_error() {
-        let exactly = Ask::Exactly;
+        let exactly = TierRequest::Exactly;
         let (tier, _) = choose(exactly(Tier::Direct), Ok(()), None).unwrap();
         assert_eq!(tier, Tier::Direct);
         for tier in [Tier::Direct, Tier::GpuMemory] {

@@ -7,7 +7,7 @@ use common::{Behind, Judge, Place, binary, embedded};
 use nvme_host::core::spec::register::{Cap, Cc, offset};
 use nvme_host::core::spec::{Iova, Lba, Nsid, admin, nvm};
 use nvme_host::core::{AbortReason, Identity, Outcome, Registers};
-use nvme_host::{Config, Controller, Device, Done, DoorbellMap, Error, Pages, Queue};
+use nvme_host::{Completion, Config, Controller, Device, DoorbellMap, Error, Pages, Queue};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -77,7 +77,7 @@ fn send_a_read(controller: &Controller, queue: &mut Queue) {
 }
 
 /// Reads `count` single blocks and waits for the end of all of them.
-fn read_blocks(controller: &Controller, queue: &mut Queue, count: u64) -> Vec<Done> {
+fn read_blocks(controller: &Controller, queue: &mut Queue, count: u64) -> Vec<Completion> {
     let mut sent = BTreeSet::new();
     for lba in 0..count {
         let buffer = controller.alloc(BLOCK).unwrap();
@@ -124,7 +124,7 @@ fn a_lost_command_costs_a_reset_and_nothing_else(place: Place) {
     for queue in [&mut queue, &mut other] {
         let ended = read_blocks(controller, queue, 15);
         assert!(
-            ended.iter().all(Done::is_success),
+            ended.iter().all(Completion::is_success),
             "both queues work afterwards"
         );
     }
@@ -146,7 +146,7 @@ fn commands_beside_a_failed_controller_may_be_sent_again(place: Place) {
     assert!(
         read_blocks(controller, &mut queue, 8)
             .iter()
-            .all(Done::is_success)
+            .all(Completion::is_success)
     );
 }
 
@@ -157,7 +157,7 @@ fn nonsense_in_the_completion_queue_is_survived(place: Place) {
         let mut queue = controller.create_queue_pair(16).unwrap();
         read_blocks(controller, &mut queue, 8);
         let again = read_blocks(controller, &mut queue, 8);
-        assert!(again.iter().all(Done::is_success), "{fault}");
+        assert!(again.iter().all(Completion::is_success), "{fault}");
     }
 }
 
@@ -383,6 +383,6 @@ fn a_controller_that_comes_back_with_another_shape_is_left_alone() {
         let controller = Controller::start(device, &config).unwrap();
         let mut queue = controller.create_queue_pair(16).unwrap();
         let ended = read_blocks(&controller, &mut queue, 8);
-        assert!(ended.iter().all(Done::is_success));
+        assert!(ended.iter().all(Completion::is_success));
     }
 }

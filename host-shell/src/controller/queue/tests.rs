@@ -107,7 +107,7 @@ fn what_recovery_takes_after_the_deadline_is_late() {
     send(&controller, &mut other, 4);
     std::thread::sleep(ANSWERED);
     // Recovery takes the completions of all queues that it resets: not as if they were in time.
-    let drained = lock(&other.entry).drain(|| 2 * HOUR.as_nanos() as u64);
+    let drained = lock(&other.inner).drain(|| 2 * HOUR.as_nanos() as u64);
     drained.unwrap();
     for _ in 0..4 {
         assert!(other.poll().unwrap().unwrap().late);

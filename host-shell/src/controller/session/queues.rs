@@ -1,7 +1,7 @@
 //! I/O queue pairs of a session: created, deleted, and ended with the controller.
 
 use super::{Admin, Session};
-use crate::controller::queue_inner::Entry;
+use crate::controller::queue_inner::QueueInner;
 use crate::controller::statistics::Statistics;
 use crate::dma::{Pair, PairShape};
 use crate::error::{Error, Result};
@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex};
 
 impl Session {
     /// Creates the next I/O queue pair of `entries` entries.
-    pub fn create_queue(self: &Arc<Self>, entries: u32) -> Result<Arc<Mutex<Entry>>> {
+    pub fn create_queue(self: &Arc<Self>, entries: u32) -> Result<Arc<Mutex<QueueInner>>> {
         let mut admin = lock(&self.admin);
         let capabilities = admin.info.capabilities;
         let qid = {
@@ -65,7 +65,7 @@ impl Session {
             None,
         )?;
         let statistics = Statistics::default();
-        let entry = Entry {
+        let inner = QueueInner {
             pair,
             backlog: VecDeque::new(),
             expired: Vec::new(),
@@ -73,9 +73,9 @@ impl Session {
             #[cfg(feature = "cuda")]
             lent: None,
         };
-        let entry = Arc::new(Mutex::new(entry));
-        lock(&self.queues).insert(qid.0, Arc::clone(&entry));
-        Ok(entry)
+        let inner = Arc::new(Mutex::new(inner));
+        lock(&self.queues).insert(qid.0, Arc::clone(&inner));
+        Ok(inner)
     }
 
     /// The longest transfer of one command, in bytes.
@@ -94,16 +94,16 @@ impl Session {
             return;
         }
         let mut admin = lock(&self.admin);
-        let Some(entry) = lock(&self.queues).get(&qid.0).cloned() else {
+        let Some(inner) = lock(&self.queues).get(&qid.0).cloned() else {
             return;
         };
-        if admin.failed.is_none() && self.delete_queue(&mut admin, &entry) {
+        if admin.failed.is_none() && self.delete_queue(&mut admin, &inner) {
             lock(&self.queues).remove(&qid.0);
         }
     }
 
-    fn delete_queue(&self, admin: &mut Admin, entry: &Mutex<Entry>) -> bool {
-        let closed = lock(entry).pair.queue().close();
+    fn delete_queue(&self, admin: &mut Admin, inner: &Mutex<QueueInner>) -> bool {
+        let closed = lock(inner).pair.queue().close();
         let mut deletion = QueueDeletion::new(closed, self.timeout_ns());
         loop {
             let Admin { pair, events, .. } = &mut *admin;
@@ -114,10 +114,10 @@ impl Session {
                 DeletionStep::Wait { .. } if self.is_gone() => return false,
                 DeletionStep::Wait { until_ns } => self.sleep_until(until_ns),
                 DeletionStep::Emptied(proof) => {
-                    let mut entry = lock(entry);
+                    let mut inner = lock(inner);
                     // Nobody waits for these ends any more; what matters is that the buffers come back.
-                    let _ = entry.drain(|| self.now_ns());
-                    while entry.pair.queue().reclaim(&proof).is_some() {}
+                    let _ = inner.drain(|| self.now_ns());
+                    while inner.pair.queue().reclaim(&proof).is_some() {}
                 }
             }
         }
@@ -157,10 +157,10 @@ impl Session {
         loop {
             match machine.step(self.device.registers(), self.now_ns()) {
                 Ok(shutdown::Step::Done(proof)) => {
-                    for entry in &queues {
-                        let mut entry = lock(entry);
-                        while let Some(completion) = entry.pair.queue().reclaim(&proof) {
-                            entry.backlog.push_back(completion.into());
+                    for inner in &queues {
+                        let mut inner = lock(inner);
+                        while let Some(completion) = inner.pair.queue().reclaim(&proof) {
+                            inner.backlog.push_back(completion.into());
                         }
                     }
                     while admin.pair.queue().reclaim(&proof).is_some() {}
@@ -187,7 +187,7 @@ impl Session {
     }
 
     /// Leaks what the controller may still write to, unless it is gone.
-    fn keep_forever(&self, admin: &mut Admin, queues: &[Arc<Mutex<Entry>>]) {
+    fn keep_forever(&self, admin: &mut Admin, queues: &[Arc<Mutex<QueueInner>>]) {
         if self.device.gone().is_some() {
             return;
         }
@@ -195,8 +195,8 @@ impl Session {
         if let Some(memory) = admin.host_memory.take() {
             std::mem::forget(memory);
         }
-        for entry in queues {
-            lock(entry).pair.keep_forever();
+        for inner in queues {
+            lock(inner).pair.keep_forever();
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use super::{Admin, LONG_WAIT, Reset, Session};
 use crate::controller::notice::Notice;
-use crate::controller::queue_inner::{Entry, Expired};
+use crate::controller::queue_inner::{Expired, QueueInner};
 use crate::dma::{DmaBuffer, Region};
 use crate::error::{Error, Result};
 use crate::lock::lock;
@@ -25,19 +25,19 @@ impl Session {
     /// Ends the expired command `cid` of queue `qid`: by Abort, else by a controller reset.
     pub(crate) fn recover(&self, qid: Qid, cid: Cid) -> Result<()> {
         let mut admin = lock(&self.admin);
-        let Some(entry) = lock(&self.queues).get(&qid.0).cloned() else {
+        let Some(inner) = lock(&self.queues).get(&qid.0).cloned() else {
             return Ok(());
         };
-        if !lock(&entry).pair.queue().is_in_flight(cid) {
+        if !lock(&inner).pair.queue().is_in_flight(cid) {
             // A reset for another command came first.
             return Ok(());
         }
         let mut attempt = AbortAttempt::new(qid, cid, GRACE_NS);
         let account = loop {
             let (drained, in_flight) = {
-                let mut entry = lock(&entry);
-                let drained = entry.drain(|| self.now_ns());
-                (drained, entry.pair.queue().is_in_flight(cid))
+                let mut inner = lock(&inner);
+                let drained = inner.drain(|| self.now_ns());
+                (drained, inner.pair.queue().is_in_flight(cid))
             };
             if let Err(fault) = drained {
                 self.reset_locked(&mut admin, &fault.to_string(), None)?;
@@ -49,7 +49,7 @@ impl Session {
                 recovery::Step::Ended => break "it was aborted".to_owned(),
                 recovery::Step::Wait { until_ns } => self.sleep_until(until_ns),
                 recovery::Step::ResetNeeded(cause) => {
-                    let others = self.in_flight_besides(&entry);
+                    let others = self.in_flight_besides(&inner);
                     self.reset_locked(&mut admin, &in_words(cause), Some((qid, cid)))?;
                     break format!(
                         "abort: {}; {}; its queues were created again; {others} other commands were ended with it",
@@ -59,7 +59,7 @@ impl Session {
                 }
             }
         };
-        lock(&entry).expired.push(Expired { cid, account });
+        lock(&inner).expired.push(Expired { cid, account });
         Ok(())
     }
 
@@ -87,11 +87,11 @@ impl Session {
         }
     }
 
-    fn in_flight_besides(&self, one: &Arc<Mutex<Entry>>) -> u32 {
+    fn in_flight_besides(&self, one: &Arc<Mutex<QueueInner>>) -> u32 {
         let queues: Vec<_> = lock(&self.queues).values().cloned().collect();
         let all: u32 = queues
             .iter()
-            .map(|entry| lock(entry).pair.queue().in_flight())
+            .map(|inner| lock(inner).pair.queue().in_flight())
             .sum();
         all.saturating_sub(u32::from(lock(one).pair.queue().in_flight() > 0))
     }
@@ -114,8 +114,8 @@ impl Session {
             });
         }
         let table: Vec<_> = lock(&self.queues).values().cloned().collect();
-        let mut entries: Vec<_> = table.iter().map(|entry| lock(entry)).collect();
-        let plans: Vec<QueuePlan> = entries.iter().map(|entry| entry.pair.plan()).collect();
+        let mut inners: Vec<_> = table.iter().map(|inner| lock(inner)).collect();
+        let plans: Vec<QueuePlan> = inners.iter().map(|inner| inner.pair.plan()).collect();
         admin.resets += 1;
         let mut reset = Reset {
             cause: cause.to_owned(),
@@ -124,7 +124,7 @@ impl Session {
         };
         self.note_reset(reset.clone());
         let begin = Instant::now();
-        let drive = Drive {
+        let run = BringupRun {
             session: self,
             plans: &plans,
             cause: Some(match expired {
@@ -135,7 +135,7 @@ impl Session {
                 None => cause.to_owned(),
             }),
         };
-        let result = drive.run(admin, &mut entries);
+        let result = run.run(admin, &mut inners);
         reset.took = begin.elapsed();
         reset.at_most = Duration::from_millis(admin.info.capabilities.ready_timeout_ms.into());
         self.note_reset(reset);
@@ -172,7 +172,7 @@ impl Session {
 
     /// The first bring-up: no queues yet.
     pub(crate) fn bring_up(&self, admin: &mut Admin) -> std::result::Result<(), BringupError> {
-        Drive {
+        BringupRun {
             session: self,
             plans: &[],
             cause: None,
@@ -182,18 +182,18 @@ impl Session {
 }
 
 /// One run of the bring-up machine.
-struct Drive<'a> {
+struct BringupRun<'a> {
     session: &'a Session,
     plans: &'a [QueuePlan],
     /// Why the controller is reset; `None` in the first bring-up.
     cause: Option<String>,
 }
 
-impl Drive<'_> {
+impl BringupRun<'_> {
     fn run(
         &self,
         admin: &mut Admin,
-        entries: &mut [MutexGuard<'_, Entry>],
+        inners: &mut [MutexGuard<'_, QueueInner>],
     ) -> std::result::Result<(), BringupError> {
         let session = self.session;
         let registers = session.device.registers();
@@ -232,13 +232,13 @@ impl Drive<'_> {
                 Step::Wait { .. } if session.is_gone() => return Err(BringupError::DeviceGone),
                 Step::Wait { until_ns } => session.sleep_until(until_ns),
                 Step::Disabled(proof) => {
-                    for entry in entries.iter_mut() {
-                        while let Some(done) = entry.pair.queue().reclaim(&proof) {
-                            entry.backlog.push_back(done.into());
+                    for inner in inners.iter_mut() {
+                        while let Some(done) = inner.pair.queue().reclaim(&proof) {
+                            inner.backlog.push_back(done.into());
                         }
-                        entry.pair.queue().restart(&proof);
+                        inner.pair.queue().restart(&proof);
                         #[cfg(feature = "cuda")]
-                        if let Some(lent) = &mut entry.lent {
+                        if let Some(lent) = &mut inner.lent {
                             lent(&proof);
                         }
                     }

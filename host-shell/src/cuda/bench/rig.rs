@@ -4,7 +4,7 @@
 
 use super::super::kernels::{Kernel, Kernels};
 use super::super::null::{Account, Null, Shape};
-use super::super::queues::{GpuQueues, Grid, Ran};
+use super::super::queues::{GpuQueues, Grid, LaunchResult};
 use super::super::registered::Registered;
 use super::case::Case;
 use crate::error::{Error, Result};
@@ -28,7 +28,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 #[derive(Clone, Debug)]
 pub struct Run {
     /// What the kernel counted.
-    pub ran: Ran,
+    pub ran: LaunchResult,
     /// What the controller counted.
     pub account: Account,
     /// Commands of the run.
@@ -164,13 +164,18 @@ impl Bench {
     }
 
     /// Runs a bare limit's kernel over the rings, which no controller serves.
-    pub(super) fn bare(&mut self, grid: Grid, commands: u64) -> Result<Ran> {
+    pub(super) fn bare(&mut self, grid: Grid, commands: u64) -> Result<LaunchResult> {
         self.set.restart(&Identity::new(), 0)?;
         self.run_bare(grid, commands, 0)
     }
 
     /// Runs a bare limit's kernel; `depth` other than 0 tells it of a controller.
-    pub(super) fn run_bare(&mut self, grid: Grid, commands: u64, depth: u32) -> Result<Ran> {
+    pub(super) fn run_bare(
+        &mut self,
+        grid: Grid,
+        commands: u64,
+        depth: u32,
+    ) -> Result<LaunchResult> {
         let launch = Launch {
             commands,
             timeout_ns: TIMEOUT_NS,
@@ -184,7 +189,7 @@ impl Bench {
 
     /// Has one warp on each queue write `entries` entries, read completions and ring, all without heed, while
     /// the controller serves them.
-    pub(super) fn served(&mut self, entries: u64, threads: usize) -> Result<Ran> {
+    pub(super) fn served(&mut self, entries: u64, threads: usize) -> Result<LaunchResult> {
         self.set.restart(&Identity::new(), 0)?;
         let running = self.null.start_heedless(threads)?;
         let grid = Grid {

@@ -1,8 +1,8 @@
 //! Streaming: 1 MiB reads of the simulator into GPU memory, against the copy engine.
 
-use super::super::driven::Driven;
 use super::super::kernels::Kernels;
-use super::super::tier::{Access, Ask, Tier};
+use super::super::queue_pairs::GpuQueuePairs;
+use super::super::tier::{Access, Tier, TierRequest};
 use super::case::Mode;
 use super::limits::Limits;
 use super::rig::median;
@@ -29,14 +29,14 @@ pub fn stream(kernels: &Arc<Kernels>, limits: &Limits, share: f64, runs: usize) 
         "sim:mem?size=1GiB&block=4096&mdts=8&queues={STREAM_QUEUES}&threads={STREAM_QUEUES}"
     );
     let device = crate::open(&text)?;
-    let ask = Ask::Exactly(Tier::GpuMemory);
-    let access = Arc::new(Access::find(gpu, device, STREAM_QUEUES as u16, ask)?);
+    let request = TierRequest::Exactly(Tier::GpuMemory);
+    let access = Arc::new(Access::find(gpu, device, STREAM_QUEUES as u16, request)?);
     let config = Config {
         queue_pairs: STREAM_QUEUES,
         ..Config::default()
     };
     let controller = Controller::start(Arc::clone(access.device()), &config)?;
-    let mut driven = Driven::create(
+    let mut pairs = GpuQueuePairs::create(
         kernels,
         &controller,
         &access,
@@ -60,7 +60,7 @@ pub fn stream(kernels: &Arc<Kernels>, limits: &Limits, share: f64, runs: usize) 
     let grid = Mode::Warp.grid(STREAM_QUEUES, 0, 32);
     let mut rates = Vec::new();
     for _ in 0..=runs {
-        let ran = driven.run(grid, launch, &data, false, Duration::from_secs(60))?;
+        let ran = pairs.run(grid, launch, &data, false, Duration::from_secs(60))?;
         if ran.report.completed != commands {
             return Err(Error::device(
                 format!("{:?}", ran.report),

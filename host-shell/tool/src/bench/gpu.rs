@@ -1,7 +1,7 @@
 //! `bench --gpu`: a workload driven by kernels, and the suite of measurements.
 
 use crate::common::{DeviceArgs, beyond, check_stop, output, progress};
-use crate::gpu::lasting::{Lasting, Source};
+use crate::gpu::reconnecting::{Reconnecting, Source};
 use crate::gpu::transfer::{GpuArgs, Totals};
 use clap::{Args, ValueEnum};
 use nvme_host::core::spec::Nsid;
@@ -101,16 +101,16 @@ pub fn run(job: Job<'_>) -> Result<()> {
         bytes: job.bytes,
         data_bytes: 0,
     };
-    let mut lasting = Lasting::open(source, job.opened)?;
-    let drive = lasting.drive()?;
-    if drive.command_bytes() != job.bytes {
+    let mut reconnecting = Reconnecting::open(source, job.opened)?;
+    let session = reconnecting.session()?;
+    if session.command_bytes() != job.bytes {
         return Err(Error::usage(
             format!("--bs {} is not what a command can move", job.bytes),
-            format!("use {} or less, whole blocks", drive.command_bytes()),
+            format!("use {} or less, whole blocks", session.command_bytes()),
         ));
     }
-    let block = u64::from(drive.info().block_bytes);
-    let all = drive.info().blocks * block;
+    let block = u64::from(session.info().block_bytes);
+    let all = session.info().blocks * block;
     if let Some(size) = job.size.filter(|size| *size > all) {
         return Err(beyond(size, all));
     }
@@ -139,7 +139,7 @@ pub fn run(job: Job<'_>) -> Result<()> {
     let what = if job.read { "Read" } else { "Write" };
     let total = job.io_size.map(|bytes| bytes.div_ceil(job.bytes).max(1));
     // The first launch warms up and says how many commands half a second is.
-    let first = lasting.run_whole(what, &work)?;
+    let first = reconnecting.run_whole(what, &work)?;
     let rate = work.commands as f64 / first.seconds.max(1e-9);
     let per_launch = ((rate * LAUNCH_SECONDS) as u64).max(work.commands);
     let bar = progress::bytes(total.unwrap_or(0) * job.bytes, "bench");
@@ -161,7 +161,7 @@ pub fn run(job: Job<'_>) -> Result<()> {
         }
         work.commands = left.min(per_launch);
         work.seed = work.seed.wrapping_add(1);
-        if let (Some(ran), _) = lasting.run(what, &work)? {
+        if let (Some(ran), _) = reconnecting.run(what, &work)? {
             totals.add(&ran, ran.report.completed);
         }
         match total {
@@ -170,17 +170,17 @@ pub fn run(job: Job<'_>) -> Result<()> {
         }
     }
     bar.finish_and_clear();
-    let told = lasting.close()?;
+    let report = reconnecting.close()?;
     let iops = totals.commands as f64 / totals.seconds.max(1e-9);
     let gbps = iops * job.bytes as f64 / 1e9;
     if job.device.json {
         let mut value = json!({
-            "driver": told.gpu, "tier": told.tier, "queues": job.queues, "depth": job.depth,
+            "driver": report.gpu, "tier": report.tier, "queues": job.queues, "depth": job.depth,
             "bytes_per_command": job.bytes, "rw": what, "random": job.random,
             "commands": totals.commands, "seconds": totals.seconds, "iops": iops, "gb_per_s": gbps,
-            "per_command": totals.per_command(), "relayed_doorbells": told.relayed,
+            "per_command": totals.per_command(), "relayed_doorbells": report.relayed,
         });
-        told.add_to(&mut value);
+        report.add_to(&mut value);
         return output::json(&value);
     }
     output::print(&format!(
@@ -189,9 +189,9 @@ pub fn run(job: Job<'_>) -> Result<()> {
         units::count(iops),
         totals.commands,
         totals.seconds,
-        told.gpu,
-        told.tier,
+        report.gpu,
+        report.tier,
         totals.per_command(),
-        told.recovery.unwrap_or_default().to_text()
+        report.recovery.unwrap_or_default().to_text()
     ))
 }

@@ -4,11 +4,11 @@
 use super::image::Image;
 use super::options::Demo;
 use crate::common::output;
-use crate::gpu::lasting::Source;
+use crate::gpu::reconnecting::Source;
 use crate::gpu::transfer::{self, Transfer};
 use nvme_host::core::spec::{Nsid, nvm};
 use nvme_host::cuda::bench::Mode;
-use nvme_host::cuda::{Ask, Setup};
+use nvme_host::cuda::{Setup, TierRequest};
 use nvme_host::{Error, Result, units};
 use serde_json::json;
 use std::time::Instant;
@@ -21,7 +21,7 @@ pub fn run(demo: &Demo, index: u32) -> Result<()> {
     let setup = Setup {
         gpu: index,
         mode: Mode::Warp,
-        tier: Ask::Auto { gpu_memory: false },
+        tier: TierRequest::Auto { gpu_memory: false },
         threads: 0,
         queues: demo.queues,
         depth: demo.depth,
@@ -40,7 +40,7 @@ pub fn run(demo: &Demo, index: u32) -> Result<()> {
     let mut transfer = Transfer::open(source, nvme_host::open(&image.device)?)?;
     let bring_up = begin.elapsed();
     let blocks = demo.size / block;
-    let bar = transfer::bar(transfer.lasting.drive()?, blocks, "reading");
+    let bar = transfer::bar(transfer.reconnecting.session()?, blocks, "reading");
     let mut bytes = vec![0; unit as usize];
     let mut sums = Vec::new();
     let totals = transfer.run(
@@ -48,8 +48,8 @@ pub fn run(demo: &Demo, index: u32) -> Result<()> {
         (0, blocks),
         &bar,
         |_, _, _| Ok(()),
-        |drive, lba, len| {
-            let wrong = drive.verify(lba, len, demo.seed)?;
+        |session, lba, len| {
+            let wrong = session.verify(lba, len, demo.seed)?;
             if wrong != 0 {
                 return Err(Error::Mismatch {
                     what: format!("the GPU found {wrong} wrong words from LBA {lba} on"),
@@ -58,7 +58,7 @@ pub fn run(demo: &Demo, index: u32) -> Result<()> {
             let mut at = 0;
             while at < len {
                 let part = &mut bytes[..unit.min(len - at) as usize];
-                drive.data().read(at as usize, part)?;
+                session.data().read(at as usize, part)?;
                 sums.push(xxh3_64(part));
                 at += part.len() as u64;
             }
@@ -79,9 +79,9 @@ pub fn run(demo: &Demo, index: u32) -> Result<()> {
             .flat_map(|sum| sum.to_le_bytes())
             .collect::<Vec<u8>>(),
     );
-    let name = transfer.lasting.drive()?.gpu().name().to_owned();
-    let told = transfer.lasting.close()?;
-    let (by, tier) = (told.gpu, told.tier);
+    let name = transfer.reconnecting.session()?.gpu().name().to_owned();
+    let report = transfer.reconnecting.close()?;
+    let (by, tier) = (report.gpu, report.tier);
     let gbps = demo.size as f64 / totals.seconds.max(1e-9) / 1e9;
     let rate = totals.commands as f64 / totals.seconds.max(1e-9);
     let path = image.path.as_ref().filter(|_| demo.keep);

@@ -1,4 +1,4 @@
 //! Transfers by kernels of a GPU.
 
-pub mod lasting;
+pub mod reconnecting;
 pub mod transfer;

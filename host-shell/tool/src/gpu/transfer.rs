@@ -1,13 +1,13 @@
 //! What commands share that a GPU can drive: options, and loops over chunks of a transfer.
 
 use crate::common::{NamespaceArgs, check_stop, duration, number, progress, some_bytes};
-use crate::gpu::lasting::{self, Lasting, MOST_FAILURES, Source};
+use crate::gpu::reconnecting::{self, MOST_FAILURES, Reconnecting, Source};
 use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
 use nvme_host::bench::SplitMix;
 use nvme_host::core::spec::Nsid;
 use nvme_host::cuda::bench::Mode;
-use nvme_host::cuda::{Ask, Drive, Ran, Setup, Tier, Work};
+use nvme_host::cuda::{GpuSession, LaunchResult, Setup, Tier, TierRequest, Work};
 use nvme_host::{Device, Error, Result};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -140,16 +140,16 @@ impl TransferArgs {
 
 impl GpuArgs {
     /// Makes kernels record what they do, when that was asked for.
-    pub fn record(&self, drive: &mut Drive) -> Result<()> {
+    pub fn record(&self, session: &mut GpuSession) -> Result<()> {
         match &self.trace {
-            Some(_) => drive.record(),
+            Some(_) => session.record(),
             None => Ok(()),
         }
     }
 
     /// Writes what they recorded to the file that was asked for; `ended` is how the work itself did.
-    pub fn keep<T>(&self, drive: &Drive, ended: Result<T>) -> Result<T> {
-        if let (Some(path), Some(trace)) = (&self.trace, drive.trace()) {
+    pub fn keep<T>(&self, session: &GpuSession, ended: Result<T>) -> Result<T> {
+        if let (Some(path), Some(trace)) = (&self.trace, session.trace()) {
             // The error of the work matters more than one of its trace.
             let written = trace.write(path);
             return ended.and_then(|value| written.map(|()| value));
@@ -163,10 +163,10 @@ impl GpuArgs {
             gpu: self.gpu.unwrap_or(0),
             mode: self.mode.mode(),
             tier: match self.tier {
-                TierArg::Auto => Ask::Auto { gpu_memory },
-                TierArg::Relayed => Ask::Exactly(Tier::Relayed),
-                TierArg::Direct => Ask::Exactly(Tier::Direct),
-                TierArg::GpuMemory => Ask::Exactly(Tier::GpuMemory),
+                TierArg::Auto => TierRequest::Auto { gpu_memory },
+                TierArg::Relayed => TierRequest::Exactly(Tier::Relayed),
+                TierArg::Direct => TierRequest::Exactly(Tier::Direct),
+                TierArg::GpuMemory => TierRequest::Exactly(Tier::GpuMemory),
             },
             threads: self.threads,
             queues,
@@ -178,7 +178,7 @@ impl GpuArgs {
 
 /// A transfer of a range of blocks, some commands at a time.
 pub struct Transfer<'a> {
-    pub lasting: Lasting<'a>,
+    pub reconnecting: Reconnecting<'a>,
     /// Commands of one launch.
     commands: u64,
     /// Commands of a piece, when pieces come in random order.
@@ -199,11 +199,11 @@ fn shuffled(count: u64, wave: u64, seed: u64) -> Vec<(u64, u64)> {
 impl<'a> Transfer<'a> {
     /// Hands queues of `opened`, which is the source's device, to the GPU.
     pub fn open(source: Source<'a>, opened: Arc<dyn Device>) -> Result<Self> {
-        let lasting = Lasting::open(source, opened)?;
-        let drive = lasting.drive()?;
-        let commands = drive.data().len() as u64 / drive.command_bytes();
+        let reconnecting = Reconnecting::open(source, opened)?;
+        let session = reconnecting.session()?;
+        let commands = session.data().len() as u64 / session.command_bytes();
         Ok(Self {
-            lasting,
+            reconnecting,
             commands,
             wave: None,
         })
@@ -218,13 +218,13 @@ impl<'a> Transfer<'a> {
         opcode: u8,
         (lba, blocks): (u64, u64),
         bar: &ProgressBar,
-        mut before: impl FnMut(&mut Drive, u64, u64) -> Result<()>,
-        mut after: impl FnMut(&mut Drive, u64, u64) -> Result<()>,
+        mut before: impl FnMut(&mut GpuSession, u64, u64) -> Result<()>,
+        mut after: impl FnMut(&mut GpuSession, u64, u64) -> Result<()>,
     ) -> Result<Totals> {
         self.check(lba, blocks)?;
-        let drive = self.lasting.drive()?;
-        let block = u64::from(drive.info().block_bytes);
-        let per_command = drive.command_bytes() / block;
+        let session = self.reconnecting.session()?;
+        let block = u64::from(session.info().block_bytes);
+        let per_command = session.command_bytes() / block;
         let mut totals = Totals::default();
         let (mut done, mut most, mut failures) = (0, self.commands, 0);
         while done < blocks {
@@ -237,7 +237,7 @@ impl<'a> Transfer<'a> {
             };
             let start = lba + done;
             let bytes = count * each * block;
-            before(self.lasting.drive_mut()?, start, bytes)?;
+            before(self.reconnecting.session_mut()?, start, bytes)?;
             let mut whole = true;
             for (first, commands) in self.pieces(count, start) {
                 let work = Work {
@@ -251,7 +251,7 @@ impl<'a> Transfer<'a> {
                     linear: true,
                     data_at: first * each * block,
                 };
-                let (ran, all) = self.lasting.run("transfer", &work)?;
+                let (ran, all) = self.reconnecting.run("transfer", &work)?;
                 if let Some(ran) = &ran {
                     totals.add(ran, ran.report.completed);
                 }
@@ -264,11 +264,11 @@ impl<'a> Transfer<'a> {
                 failures += 1;
                 most = (count / 2).max(1);
                 if failures == MOST_FAILURES {
-                    return Err(lasting::too_many("the transfer"));
+                    return Err(reconnecting::too_many("the transfer"));
                 }
                 continue;
             }
-            after(self.lasting.drive_mut()?, start, bytes)?;
+            after(self.reconnecting.session_mut()?, start, bytes)?;
             bar.inc(bytes);
             done += count * each;
             (most, failures) = ((most * 2).min(self.commands), 0);
@@ -287,7 +287,7 @@ impl<'a> Transfer<'a> {
 
     /// Checks that the range lies inside the namespace.
     pub fn check(&self, lba: u64, blocks: u64) -> Result<()> {
-        let size = self.lasting.drive()?.info().blocks;
+        let size = self.reconnecting.session()?.info().blocks;
         if blocks == 0 || lba.checked_add(blocks).is_none_or(|end| end > size) {
             return Err(Error::usage(
                 format!("{blocks} blocks from LBA {lba} on, of {size}"),
@@ -310,7 +310,7 @@ pub struct Totals {
 }
 
 impl Totals {
-    pub fn add(&mut self, ran: &Ran, commands: u64) {
+    pub fn add(&mut self, ran: &LaunchResult, commands: u64) {
         let report = &ran.report;
         self.commands += commands;
         self.seconds += ran.seconds;
@@ -340,9 +340,9 @@ impl Totals {
     }
 }
 
-/// A progress bar over `blocks` blocks of the drive.
-pub fn bar(drive: &Drive, blocks: u64, what: &'static str) -> ProgressBar {
-    progress::bytes(blocks * u64::from(drive.info().block_bytes), what)
+/// A progress bar over `blocks` blocks of the session's namespace.
+pub fn bar(session: &GpuSession, blocks: u64, what: &'static str) -> ProgressBar {
+    progress::bytes(blocks * u64::from(session.info().block_bytes), what)
 }
 
 #[cfg(test)]

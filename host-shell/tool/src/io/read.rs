@@ -81,34 +81,34 @@ impl Read {
         let device = &self.namespace.device;
         let opened = device.open()?;
         let mut transfer = self.by_gpu.open(&self.namespace, opened)?;
-        let drive = transfer.lasting.drive()?;
-        let block = u64::from(drive.info().block_bytes);
-        let all = drive.info().blocks.saturating_sub(self.lba);
+        let session = transfer.reconnecting.session()?;
+        let block = u64::from(session.info().block_bytes);
+        let all = session.info().blocks.saturating_sub(self.lba);
         let blocks = self.blocks.unwrap_or(all.max(1));
         transfer.check(self.lba, blocks)?;
         let mut out = Output::create(self.out.as_deref())?;
-        let bar = gpu::bar(transfer.lasting.drive()?, blocks, "reading");
+        let bar = gpu::bar(transfer.reconnecting.session()?, blocks, "reading");
         let mut bytes = Vec::new();
         let totals = transfer.run(
             nvme_host::core::spec::nvm::opcode::READ,
             (self.lba, blocks),
             &bar,
             |_, _, _| Ok(()),
-            |drive, _, len| {
+            |session, _, len| {
                 bytes.resize(len as usize, 0);
-                drive.data().read(0, &mut bytes)?;
+                session.data().read(0, &mut bytes)?;
                 out.write(&bytes)
             },
         )?;
         out.commit()?;
         bar.finish_and_clear();
-        let told = transfer.lasting.close()?;
+        let report = transfer.reconnecting.close()?;
         if device.json && self.is_into_file() {
             let mut value = json!({
-                "lba": self.lba, "blocks": blocks, "bytes": blocks * block, "gpu": told.gpu,
-                "tier": told.tier, "commands": totals.commands, "per_command": totals.per_command(),
+                "lba": self.lba, "blocks": blocks, "bytes": blocks * block, "gpu": report.gpu,
+                "tier": report.tier, "commands": totals.commands, "per_command": totals.per_command(),
             });
-            told.add_to(&mut value);
+            report.add_to(&mut value);
             return output::json(&value);
         }
         Ok(())

@@ -125,9 +125,13 @@ impl Stream {
         let opened = device.open()?;
         let config = device.config();
         let chunk = if self.verify { 256 << 20 } else { 0 };
-        let mut drive = nvme_host::cuda::Drive::open(setup, opened, &config, self.bytes, chunk)?;
-        let (block, command) = (u64::from(drive.info().block_bytes), drive.command_bytes());
-        let left = drive.info().blocks.saturating_sub(self.lba) * block;
+        let mut session =
+            nvme_host::cuda::GpuSession::open(setup, opened, &config, self.bytes, chunk)?;
+        let (block, command) = (
+            u64::from(session.info().block_bytes),
+            session.command_bytes(),
+        );
+        let left = session.info().blocks.saturating_sub(self.lba) * block;
         if left < command {
             return Err(Error::usage(
                 format!(
@@ -142,16 +146,16 @@ impl Stream {
         // With a check, a launch reads what fits into the data memory; without, buffers are used again
         // and a launch is long enough that its beginning and end do not count.
         let per_launch = match self.verify {
-            true => drive.data().len() as u64 / command,
+            true => session.data().len() as u64 / command,
             false => ((4u64 << 30) / command).max(1),
         };
         let random = self.pattern == PatternArg::Random;
-        let bar = transfer::bar(&drive, commands * command / block, "reading");
+        let bar = transfer::bar(&session, commands * command / block, "reading");
         let mut compare = self
             .verify
-            .then(|| drive.controller().namespace(nsid))
+            .then(|| session.controller().namespace(nsid))
             .transpose()?;
-        self.gpu.record(&mut drive)?;
+        self.gpu.record(&mut session)?;
         let mut totals = Totals::default();
         let (mut done, mut unit) = (0, 0);
         while done < commands {
@@ -171,11 +175,11 @@ impl Stream {
                 linear: self.verify,
                 data_at: 0,
             };
-            let ran = drive.run("Read", &work);
-            let ran = self.gpu.keep(&drive, ran)?;
+            let ran = session.run("Read", &work);
+            let ran = self.gpu.keep(&session, ran)?;
             totals.add(&ran, count);
             if let Some(namespace) = &mut compare {
-                check(&drive, namespace, work.lba, count * command)?;
+                check(&session, namespace, work.lba, count * command)?;
             }
             bar.inc(count * command);
             done += count;
@@ -187,12 +191,12 @@ impl Stream {
             bytes: commands * command,
             seconds: totals.seconds,
             commands,
-            by: drive.gpu().describe(),
-            tier: Some(drive.tier()),
+            by: session.gpu().describe(),
+            tier: Some(session.tier()),
             verified: self.verify.then_some(true),
             per_command: totals.per_command(),
         };
-        drive.close()?;
+        session.close()?;
         self.report(&outcome)
     }
 
@@ -242,7 +246,7 @@ struct Outcome {
 /// Reads the same bytes with the CPU's own queue and compares.
 #[cfg(feature = "cuda")]
 fn check(
-    drive: &nvme_host::cuda::Drive,
+    session: &nvme_host::cuda::GpuSession,
     namespace: &mut nvme_host::Namespace,
     lba: u64,
     bytes: u64,
@@ -256,7 +260,7 @@ fn check(
         let len = STEP.min(bytes - at) as usize;
         here.resize(len, 0);
         there.resize(len, 0);
-        drive.data().read(at as usize, &mut there)?;
+        session.data().read(at as usize, &mut there)?;
         namespace.read(Lba(lba + at / block), &mut here)?;
         if here != there {
             let wrong = here.iter().zip(&there).position(|(a, b)| a != b);

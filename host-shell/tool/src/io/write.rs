@@ -100,13 +100,13 @@ impl Write {
         let device = &self.namespace.device;
         let opened = device.open_to_write(&self.write, "write")?;
         let mut transfer = self.by_gpu.open(&self.namespace, opened)?;
-        let info = transfer.lasting.drive()?.info();
+        let info = transfer.reconnecting.session()?.info();
         let (block, size) = (info.block_bytes, info.blocks);
         let target = self.target(block, size);
         let mut pieces = input.pieces(target, |blocks| transfer.check(self.lba, blocks))?;
-        let most = transfer.lasting.drive()?.data().len();
+        let most = transfer.reconnecting.session()?.data().len();
         let bar = gpu::bar(
-            transfer.lasting.drive()?,
+            transfer.reconnecting.session()?,
             pieces.blocks().unwrap_or(0),
             "writing",
         );
@@ -118,9 +118,9 @@ impl Write {
                 opcode::WRITE,
                 (begin, blocks),
                 &bar,
-                |drive, lba, len| {
+                |session, lba, len| {
                     let at = ((lba - begin) * u64::from(block)) as usize;
-                    drive.data_mut()?.write(0, &piece[at..at + len as usize])
+                    session.data_mut()?.write(0, &piece[at..at + len as usize])
                 },
                 |_, _, _| Ok(()),
             )?;
@@ -138,15 +138,15 @@ impl Write {
             linear: false,
             data_at: 0,
         };
-        transfer.lasting.run_whole("Flush", &flush)?;
+        transfer.reconnecting.run_whole("Flush", &flush)?;
         bar.finish_and_clear();
-        let told = transfer.lasting.close()?;
+        let report = transfer.reconnecting.close()?;
         if device.json {
             let mut value = json!({
-                "lba": first, "blocks": pieces.done(), "bytes": pieces.done() * u64::from(block), "gpu": told.gpu, "tier": told.tier,
+                "lba": first, "blocks": pieces.done(), "bytes": pieces.done() * u64::from(block), "gpu": report.gpu, "tier": report.tier,
                 "commands": totals.commands, "per_command": totals.per_command(),
             });
-            told.add_to(&mut value);
+            report.add_to(&mut value);
             return output::json(&value);
         }
         Ok(())

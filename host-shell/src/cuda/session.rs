@@ -1,11 +1,11 @@
 //! A controller, its queues in the GPU's hands and data memory: what a command of the CLI needs.
 
 use super::bench::Mode;
-use super::driven::{Driven, Recovered};
 use super::driver::Gpu;
 use super::kernels::{Kernel, Kernels};
-use super::queues::{Grid, Ran};
-use super::tier::{Access, Ask, GpuData};
+use super::queue_pairs::{GpuQueuePairs, Recovered};
+use super::queues::{Grid, LaunchResult};
+use super::tier::{Access, GpuData, TierRequest};
 use super::trace::{Recorded, Trace};
 use crate::controller::Controller;
 use crate::controller::config::Config;
@@ -39,7 +39,7 @@ pub struct Setup {
     /// Who submits.
     pub mode: Mode,
     /// Where doorbells and data are.
-    pub tier: Ask,
+    pub tier: TierRequest,
     /// Threads in all, in [`Mode::Shared`], where 0 is 256 for each queue; threads of each block, up to
     /// 1,024, in [`Mode::Block`], where 0 is 128.
     pub threads: u32,
@@ -97,8 +97,8 @@ impl Lost {
 }
 
 /// A controller that a GPU drives.
-pub struct Drive {
-    driven: Driven,
+pub struct GpuSession {
+    pairs: GpuQueuePairs,
     data: Arc<GpuData>,
     access: Arc<Access>,
     info: NamespaceInfo,
@@ -116,13 +116,13 @@ fn warps(grid: Grid) -> u32 {
     grid.blocks.saturating_mul(grid.threads / 32)
 }
 
-impl Drive {
+impl GpuSession {
     /// Opens the GPU, starts the controller behind `device` and hands queues to the GPU. A command moves
     /// `command_bytes`, cut to what the controller transfers at once. Data memory is at least
     /// `data_bytes` (a whole number of commands), and enough for a command in each slot.
     ///
     /// # Errors
-    /// All of [`Gpu::open`], [`Access::find`], [`Controller::start`] and [`Driven::create`].
+    /// All of [`Gpu::open`], [`Access::find`], [`Controller::start`] and [`GpuQueuePairs::create`].
     pub fn open(
         setup: Setup,
         device: Arc<dyn Device>,
@@ -162,7 +162,7 @@ impl Drive {
             ));
         }
         let entries = setup.depth.saturating_add(1);
-        let driven = Driven::create(&kernels, &controller, &access, setup.queues, entries)?;
+        let pairs = GpuQueuePairs::create(&kernels, &controller, &access, setup.queues, entries)?;
         let slots = u64::from(setup.queues) * u64::from(entries.next_power_of_two());
         let holders = slots.max(u64::from(setup.threads()));
         let bytes = data_bytes
@@ -170,7 +170,7 @@ impl Drive {
             .next_multiple_of(command_bytes);
         let data = Arc::new(access.data(usize::try_from(bytes).unwrap_or(usize::MAX))?);
         Ok(Self {
-            driven,
+            pairs,
             data,
             access,
             info,
@@ -212,13 +212,13 @@ impl Drive {
         Ok(())
     }
 
-    /// Takes away what they recorded, for the trace of a drive that goes on.
+    /// Takes away what they recorded, for the trace of a session that goes on.
     pub fn take_recorded(&mut self) -> Recorded {
         let trace = self.trace.as_mut();
         trace.map_or_else(Recorded::default, |trace| std::mem::take(trace.recorded()))
     }
 
-    /// Adds what the kernels of an earlier drive recorded, when they do.
+    /// Adds what the kernels of an earlier session recorded, when they do.
     pub fn go_on_from(&mut self, earlier: Recorded) {
         if let Some(trace) = &mut self.trace {
             trace.recorded().go_on_from(earlier);
@@ -299,8 +299,8 @@ impl Drive {
     ///
     /// # Errors
     /// As [`attempt`](Self::attempt), and [`Error::Gone`] when a command got no answer or the controller
-    /// posted nonsense: the drive can be used again then.
-    pub fn run(&mut self, what: &str, work: &Work) -> Result<Ran> {
+    /// broke the protocol: the session can be used again then.
+    pub fn run(&mut self, what: &str, work: &Work) -> Result<LaunchResult> {
         match self.attempt(what, work)? {
             (ran, None) => Ok(ran),
             (_, Some(lost)) => Err(Error::Gone { cause: lost.cause }),
@@ -309,12 +309,12 @@ impl Drive {
 
     /// Runs `work`. When commands got no answer or the controller posted nonsense, the kernel has
     /// returned, the controller was recovered, and what happened comes back beside the counts: nothing is
-    /// in flight and the drive can be used again. `what` is the command in words.
+    /// in flight and the session can be used again. `what` is the command in words.
     ///
     /// # Errors
     /// [`Error::Command`] with a status when a command failed; [`Error::Gone`] when the controller does not
     /// come back.
-    pub fn attempt(&mut self, what: &str, work: &Work) -> Result<(Ran, Option<Lost>)> {
+    pub fn attempt(&mut self, what: &str, work: &Work) -> Result<(LaunchResult, Option<Lost>)> {
         let limit = PATIENCE + self.timeout * 10 + SLOWEST * work.commands.min(1 << 20) as u32;
         let launch = self.launch(work);
         let launch = match &self.trace {
@@ -322,7 +322,7 @@ impl Drive {
             None => launch,
         };
         let ran = self
-            .driven
+            .pairs
             .run(self.grid(), launch, &self.data, false, limit)?;
         let report = &ran.report;
         if let Some(trace) = &mut self.trace {
@@ -352,9 +352,9 @@ impl Drive {
             });
         }
         if let Some(trace) = &mut self.trace {
-            trace.reclaim(&self.driven.in_flight()?);
+            trace.reclaim(&self.pairs.in_flight()?);
         }
-        let recovered = self.driven.recover()?;
+        let recovered = self.pairs.recover()?;
         let cause = match ControllerFault::from_code(report.fault as u32) {
             Some(fault) => format!("{what}: {fault}"),
             None => format!(
@@ -390,13 +390,13 @@ impl Drive {
             blocks: self.gpu().multiprocessors()? * 4,
             threads: 256,
         };
-        let ran = self.driven.run(grid, launch, &self.data, false, PATIENCE)?;
+        let ran = self.pairs.run(grid, launch, &self.data, false, PATIENCE)?;
         Ok(ran.report.wrong)
     }
 
     /// Shuts the controller down and says how that went.
     pub fn close(self) -> Result<()> {
-        drop(self.driven);
+        drop(self.pairs);
         drop(self.data);
         self.controller.shut_down()
     }

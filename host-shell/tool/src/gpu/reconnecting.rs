@@ -1,8 +1,8 @@
-//! A drive of a GPU that goes on after outages: commands without an answer, controller resets, a device
+//! A session of a GPU that goes on after outages: commands without an answer, controller resets, a device
 //! that left.
 
 use crate::common::check_stop;
-use nvme_host::cuda::{Drive, Ran, Setup, Work};
+use nvme_host::cuda::{GpuSession, LaunchResult, Setup, Work};
 use nvme_host::outage::{self, Outages};
 use nvme_host::{Config, Device, Error, Result};
 use serde_json::Value;
@@ -13,7 +13,7 @@ use std::time::Duration;
 /// Outages in a row after which nothing is tried any more.
 pub const MOST_FAILURES: u32 = 16;
 
-/// What a [`Lasting`] drive is opened from.
+/// What a [`Reconnecting`] session is opened from.
 pub struct Source<'a> {
     /// As the command line names it.
     pub device: &'a str,
@@ -28,40 +28,40 @@ pub struct Source<'a> {
     pub data_bytes: u64,
 }
 
-/// A drive that goes on after outages, where the user wants that.
-pub struct Lasting<'a> {
+/// A session that opens its device again after it left, where the user wants that.
+pub struct Reconnecting<'a> {
     source: Source<'a>,
     /// None while it is opened again.
-    drive: Option<Drive>,
+    session: Option<GpuSession>,
     pub outages: Outages,
 }
 
-impl<'a> Lasting<'a> {
+impl<'a> Reconnecting<'a> {
     /// Hands queues of `opened`, which is the source's device, to the GPU.
     pub fn open(source: Source<'a>, opened: Arc<dyn Device>) -> Result<Self> {
         if let Some(trace) = source.trace {
             crate::common::images::refuse_output(trace)?;
         }
-        let drive = Some(source.open(opened)?);
+        let session = Some(source.open(opened)?);
         Ok(Self {
             source,
-            drive,
+            session,
             outages: Outages::default(),
         })
     }
 
-    pub fn drive(&self) -> Result<&Drive> {
-        self.drive.as_ref().ok_or_else(closed)
+    pub fn session(&self) -> Result<&GpuSession> {
+        self.session.as_ref().ok_or_else(closed)
     }
 
-    pub fn drive_mut(&mut self) -> Result<&mut Drive> {
-        self.drive.as_mut().ok_or_else(closed)
+    pub fn session_mut(&mut self) -> Result<&mut GpuSession> {
+        self.session.as_mut().ok_or_else(closed)
     }
 
     /// Runs `work`: the counts, and whether all of it was done. What was not is to be done again.
-    pub fn run(&mut self, what: &str, work: &Work) -> Result<(Option<Ran>, bool)> {
-        let ended = self.drive_mut()?.attempt(what, work);
-        let ended = self.source.keep(self.drive()?, ended);
+    pub fn run(&mut self, what: &str, work: &Work) -> Result<(Option<LaunchResult>, bool)> {
+        let ended = self.session_mut()?.attempt(what, work);
+        let ended = self.source.keep(self.session()?, ended);
         match ended {
             Ok((ran, None)) => Ok((Some(ran), true)),
             Ok((_, Some(lost))) if self.source.recover.is_none() => {
@@ -82,7 +82,7 @@ impl<'a> Lasting<'a> {
     }
 
     /// Runs `work` until all of it was done in one launch.
-    pub fn run_whole(&mut self, what: &str, work: &Work) -> Result<Ran> {
+    pub fn run_whole(&mut self, what: &str, work: &Work) -> Result<LaunchResult> {
         for _ in 0..MOST_FAILURES {
             check_stop()?;
             if let (Some(ran), true) = self.run(what, work)? {
@@ -98,59 +98,59 @@ impl<'a> Lasting<'a> {
             return Err(error);
         };
         self.outages.note(error.to_string());
-        let shape = |drive: &Drive| (drive.info().blocks, drive.info().block_bytes);
-        // The device may be in use until the old drive is dropped, and a server serves one at a time.
-        self.drive()?.controller().device().leave();
-        let mut left = self.drive.take();
-        let recorded = left.as_mut().map(Drive::take_recorded);
-        let before = left.map(|drive| shape(&drive));
+        let shape = |session: &GpuSession| (session.info().blocks, session.info().block_bytes);
+        // The device may be in use until the old session is dropped, and a server serves one at a time.
+        self.session()?.controller().device().leave();
+        let mut left = self.session.take();
+        let recorded = left.as_mut().map(GpuSession::take_recorded);
+        let before = left.map(|session| shape(&session));
         let open = || {
             let opened = nvme_host::open(self.source.device)?;
             // A device that leaves again meanwhile is let go of: the next attempt opens it anew.
-            let drive = self.source.open(Arc::clone(&opened));
-            let drive = drive.inspect_err(|_| opened.leave())?;
-            match Some(shape(&drive)) == before {
-                true => Ok(drive),
+            let session = self.source.open(Arc::clone(&opened));
+            let session = session.inspect_err(|_| opened.leave())?;
+            match Some(shape(&session)) == before {
+                true => Ok(session),
                 false => Err(Error::usage(
                     "a namespace of another size came back",
                     "start again",
                 )),
             }
         };
-        let mut drive = outage::reopen(patience, &error, || check_stop().is_err(), open)?;
-        drive.go_on_from(recorded.unwrap_or_default());
-        self.drive = Some(drive);
+        let mut session = outage::reopen(patience, &error, || check_stop().is_err(), open)?;
+        session.go_on_from(recorded.unwrap_or_default());
+        self.session = Some(session);
         self.outages.reopened += 1;
         Ok(())
     }
 
-    /// Shuts the controller down: what there is to say of the drive, and of outages.
-    pub fn close(self) -> Result<Told> {
-        let drive = self.drive.ok_or_else(closed)?;
-        let told = Told {
-            gpu: drive.gpu().describe(),
-            tier: drive.tier(),
-            relayed: drive.access().forwarded(),
+    /// Shuts the controller down: a report of the session, and of outages.
+    pub fn close(self) -> Result<SessionReport> {
+        let session = self.session.ok_or_else(closed)?;
+        let report = SessionReport {
+            gpu: session.gpu().describe(),
+            tier: session.tier(),
+            relayed: session.access().forwarded(),
             recovery: self.source.recover.map(|_| self.outages),
         };
-        drive.close()?;
-        Ok(told)
+        session.close()?;
+        Ok(report)
     }
 }
 
 impl Source<'_> {
-    fn open(&self, opened: Arc<dyn Device>) -> Result<Drive> {
+    fn open(&self, opened: Arc<dyn Device>) -> Result<GpuSession> {
         let (setup, config) = (self.setup, &self.config);
-        let mut drive = Drive::open(setup, opened, config, self.bytes, self.data_bytes)?;
+        let mut session = GpuSession::open(setup, opened, config, self.bytes, self.data_bytes)?;
         if self.trace.is_some() {
-            drive.record()?;
+            session.record()?;
         }
-        Ok(drive)
+        Ok(session)
     }
 
     /// Writes what the kernels recorded; `ended` is how the work itself did.
-    fn keep<T>(&self, drive: &Drive, ended: Result<T>) -> Result<T> {
-        let Some((path, trace)) = self.trace.zip(drive.trace()) else {
+    fn keep<T>(&self, session: &GpuSession, ended: Result<T>) -> Result<T> {
+        let Some((path, trace)) = self.trace.zip(session.trace()) else {
             return ended;
         };
         // The error of the work matters more than one of its trace.
@@ -160,7 +160,7 @@ impl Source<'_> {
 }
 
 fn closed() -> Error {
-    Error::internal("the drive is closed")
+    Error::internal("the session is closed")
 }
 
 pub fn too_many(what: &str) -> Error {
@@ -169,8 +169,8 @@ pub fn too_many(what: &str) -> Error {
     }
 }
 
-/// What is said of a drive after its work.
-pub struct Told {
+/// How a session was driven, and its outages.
+pub struct SessionReport {
     pub gpu: String,
     pub tier: String,
     /// Doorbells that the host passed on, in tier 0.
@@ -179,7 +179,7 @@ pub struct Told {
     pub recovery: Option<Outages>,
 }
 
-impl Told {
+impl SessionReport {
     /// Adds this to the JSON of a command.
     pub fn add_to(&self, value: &mut Value) {
         if let Some(outages) = &self.recovery {

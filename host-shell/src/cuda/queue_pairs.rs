@@ -7,7 +7,7 @@
 
 use super::held::Held;
 use super::kernels::{Kernel, Kernels};
-use super::queues::{GpuQueues, Grid, Ran, Remote};
+use super::queues::{GpuQueues, Grid, LaunchResult, Remote};
 use super::registered::Registered;
 use super::tier::{Access, GpuData};
 use crate::controller::Controller;
@@ -40,17 +40,17 @@ pub struct Recovered {
     pub cause: Option<String>,
 }
 
-/// How the words of a state were last used: the two ways keep different books.
+/// How the words of the states were last used: owned and shared queues lay them out differently.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Books {
+enum QueueKind {
     Owned,
     Shared,
 }
 
 /// Queue pairs of one controller in the hands of a GPU. Deleted on drop.
-pub struct Driven {
+pub struct GpuQueuePairs {
     set: GpuQueues,
-    books: Option<Books>,
+    kind: Option<QueueKind>,
     /// A reset took the commands away: cells begin anew.
     fresh: Arc<AtomicBool>,
     /// A reset could not be told to the GPU.
@@ -63,7 +63,7 @@ pub struct Driven {
     _access: Arc<Access>,
 }
 
-impl Driven {
+impl GpuQueuePairs {
     /// Creates `count` queue pairs of at least `entries` entries (rounded up to a power of two) and hands
     /// them to the GPU.
     ///
@@ -88,9 +88,9 @@ impl Driven {
         for _ in 0..count {
             let queue = controller.create_queue_pair(entries)?;
             {
-                let entry = lock(queue.entry());
-                words.push(entry.pair.words());
-                rings.push(Registered::pages(access.gpu(), entry.pair.pages())?);
+                let inner = lock(queue.inner());
+                words.push(inner.pair.words());
+                rings.push(Registered::pages(access.gpu(), inner.pair.pages())?);
             }
             queues.push(queue);
         }
@@ -100,9 +100,9 @@ impl Driven {
         };
         let identity = controller.device().registers().identity();
         let set = GpuQueues::new(kernels, identity, &words, 0, translate)?;
-        let driven = Self {
+        let pairs = Self {
             set,
-            books: None,
+            kind: None,
             fresh: Arc::default(),
             dead: Arc::default(),
             data: Held::default(),
@@ -111,11 +111,11 @@ impl Driven {
             _rings: rings,
             _access: Arc::clone(access),
         };
-        for (index, queue) in driven.queues.iter().enumerate() {
-            let hook = driven.hook(index);
-            lock(queue.entry()).lent = Some(hook);
+        for (index, queue) in pairs.queues.iter().enumerate() {
+            let hook = pairs.hook(index);
+            lock(queue.inner()).lent = Some(hook);
         }
-        Ok(driven)
+        Ok(pairs)
     }
 
     /// The queues as the GPU has them.
@@ -138,25 +138,25 @@ impl Driven {
         data: &Arc<GpuData>,
         accounts: bool,
         limit: Duration,
-    ) -> Result<Ran> {
+    ) -> Result<LaunchResult> {
         self.check_alive()?;
-        let books = match grid.kernel {
-            kernel if kernel.shares() => Some(Books::Shared),
+        let kind = match grid.kernel {
+            kernel if kernel.shares() => Some(QueueKind::Shared),
             Kernel::Owner
             | Kernel::Warp
             | Kernel::Block
             | Kernel::OwnerTraced
             | Kernel::WarpTraced
-            | Kernel::BlockTraced => Some(Books::Owned),
+            | Kernel::BlockTraced => Some(QueueKind::Owned),
             _ => None,
         };
-        if books.is_some() && self.books.is_some() && books != self.books {
+        if kind.is_some() && self.kind.is_some() && kind != self.kind {
             return Err(Error::usage(
                 "queues that one group owned cannot be shared, nor the other way round",
                 "create other queues",
             ));
         }
-        self.books = self.books.or(books);
+        self.kind = self.kind.or(kind);
         if self.fresh.swap(false, Ordering::AcqRel) {
             self.set.clear_cells()?;
         }
@@ -172,7 +172,7 @@ impl Driven {
         // In the order of identifiers, as recovery takes them.
         let mut entries: Vec<_> = self.queues.iter().collect();
         entries.sort_by_key(|queue| queue.qid().0);
-        let held: Vec<_> = entries.iter().map(|queue| lock(queue.entry())).collect();
+        let held: Vec<_> = entries.iter().map(|queue| lock(queue.inner())).collect();
         // SAFETY: the data is kept in `self.data` until nothing is in flight; the locks keep everybody
         // else from the queues.
         let ran = unsafe { self.set.run(grid, launch, accounts, limit, || Ok(())) };
@@ -259,10 +259,10 @@ impl Driven {
 
     /// Takes the completions that are there: how many, a fault, and what is still in flight.
     fn drain(&mut self, index: usize) -> Result<(u32, Option<ControllerFault>, Vec<Cid>)> {
-        let books = self.books;
+        let kind = self.kind;
         self.set.inspect(index, |memory, state| {
-            let late = match books {
-                Some(Books::Owned) => drain_owned(memory, state),
+            let late = match kind {
+                Some(QueueKind::Owned) => drain_owned(memory, state),
                 _ => drain_shared(memory, state),
             };
             (late, state.fault(), state.cids().collect())
@@ -310,14 +310,14 @@ impl Driven {
     }
 }
 
-impl Drop for Driven {
+impl Drop for GpuQueuePairs {
     fn drop(&mut self) {
         if !self.data.is_empty() {
             // A failure leaks the data; the session keeps the rings until the controller is shut down.
             let _ = self.recover();
         }
         for queue in &self.queues {
-            lock(queue.entry()).lent = None;
+            lock(queue.inner()).lent = None;
         }
     }
 }
