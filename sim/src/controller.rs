@@ -297,16 +297,16 @@ impl<M: DmaMemory> Controller<M> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::mix::mix;
     use crate::testing::{DATA, Driver, ENTRIES, config, cq_at, sq_at};
     use nvme_core::spec::register::offset;
+    use nvme_units::SplitMix;
 
     /// A driver that writes anything anywhere. It passes when nothing panics, no store is exceeded
     /// and the controller can be enabled again afterwards.
     fn hostile(seed: u64, rounds: u32) {
         let mut state = seed;
         let mut next = move || {
-            state = mix(state);
+            state = SplitMix::new(state).next_word();
             state
         };
         let mut config = config();

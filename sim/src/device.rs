@@ -179,8 +179,8 @@ impl Device {
     }
 
     #[cold]
-    pub(crate) fn bad_doorbell(&self, qid: u16, exists: bool) {
-        self.logs.lock().bad_doorbell(qid, exists);
+    pub(crate) fn bad_doorbell(&self, exists: bool) {
+        self.logs.lock().bad_doorbell(exists);
         self.attention.store(true, Ordering::Relaxed);
     }
 }

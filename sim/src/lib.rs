@@ -28,7 +28,6 @@ mod engine;
 mod event;
 mod medium;
 mod memory;
-mod mix;
 mod observe;
 #[cfg(feature = "std")]
 mod runner;

@@ -1,22 +1,20 @@
 //! Randomness that repeats.
 
-/// splitmix64: small, and good enough to draw schedules from.
+use nvme_units::SplitMix;
+
+/// What schedules are drawn from.
 #[derive(Clone, Debug)]
-pub struct Rng(u64);
+pub struct Rng(SplitMix);
 
 impl Rng {
     /// The sequence that starts at `seed`.
     pub fn new(seed: u64) -> Self {
-        Self(seed)
+        Self(SplitMix::new(seed))
     }
 
     /// The next 64 bits.
     pub fn word(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ mixed >> 31
+        self.0.next_word()
     }
 
     /// A number below `bound`, which is not 0.
@@ -26,10 +24,7 @@ impl Rng {
 
     /// Fills `bytes`.
     pub fn fill(&mut self, bytes: &mut [u8]) {
-        for chunk in bytes.chunks_mut(8) {
-            let word = self.word().to_le_bytes();
-            chunk.copy_from_slice(&word[..chunk.len()]);
-        }
+        self.0.fill(bytes);
     }
 }
 

@@ -1,5 +1,7 @@
 //! Which block comes next, read or write, and what a written block holds.
 
+pub use nvme_units::SplitMix;
+use nvme_units::mix;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Order of addresses.
@@ -9,44 +11,6 @@ pub enum Pattern {
     Sequential,
     /// Uniform over the span.
     Random,
-}
-
-/// A small fast generator of random numbers, seeded. Not for secrets.
-#[derive(Clone, Debug)]
-pub struct SplitMix(u64);
-
-impl SplitMix {
-    /// A generator that always gives the same numbers for `seed`.
-    pub fn new(seed: u64) -> Self {
-        Self(seed)
-    }
-
-    /// The next 64 random bits.
-    #[inline]
-    pub fn next_word(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        mix(self.0)
-    }
-
-    /// A number below `bound`, which is not 0.
-    #[inline]
-    pub fn below(&mut self, bound: u64) -> u64 {
-        ((u128::from(self.next_word()) * u128::from(bound)) >> 64) as u64
-    }
-
-    /// Fills `bytes`, whatever their number.
-    pub fn fill(&mut self, bytes: &mut [u8]) {
-        for chunk in bytes.chunks_mut(8) {
-            let word = self.next_word().to_le_bytes();
-            chunk.copy_from_slice(&word[..chunk.len()]);
-        }
-    }
-}
-
-fn mix(mut z: u64) -> u64 {
-    z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    z ^ (z >> 31)
 }
 
 /// One command to issue: which unit of the span, and whether it reads.

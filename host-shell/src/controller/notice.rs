@@ -79,10 +79,11 @@ impl DeviceEvent {
             },
             lid::ERROR if self.event.event_type() == event_type::ERROR => {
                 match ErrorEntry::read_from_prefix(page) {
-                    Ok((entry, _)) if entry.error_count != 0 => {
-                        format!("; queue {}, {}", entry.sqid, entry.status())
-                    }
-                    _ => String::new(),
+                    Ok((entry, _)) if entry.error_count == 0 => String::new(),
+                    // Of no command.
+                    Ok((entry, _)) if entry.sqid == u16::MAX => format!("; {}", entry.status()),
+                    Ok((entry, _)) => format!("; queue {}, {}", entry.sqid, entry.status()),
+                    Err(_) => String::new(),
                 }
             }
             _ => String::new(),
@@ -213,6 +214,12 @@ mod tests {
         let text = event(0x0001_0100, Ok(entry.as_bytes().to_vec()));
         assert!(
             text.contains("; queue 5, ") && text.contains("Invalid Field"),
+            "{text}"
+        );
+        entry.sqid = u16::MAX;
+        let text = event(0x0001_0100, Ok(entry.as_bytes().to_vec()));
+        assert!(
+            text.contains("; Invalid Field") && !text.contains("queue"),
             "{text}"
         );
 

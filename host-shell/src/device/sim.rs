@@ -105,7 +105,7 @@ pub fn open_reading(text: &str) -> Result<Arc<dyn Device>> {
 /// # Errors
 /// As [`open`].
 pub fn embed(text: &str) -> Result<Embedded> {
-    start(text, config(text)?.0)
+    start(text, config(text)?)
 }
 
 fn start(text: &str, config: Config) -> Result<Embedded> {
@@ -147,15 +147,12 @@ fn start(text: &str, config: Config) -> Result<Embedded> {
     Ok((device, controller))
 }
 
-/// The simulator's configuration in `PATH[?option=value&...]`, `mem[?...]` or `null[?...]`, and the
-/// number of threads, 1 to 64.
+/// The simulator's configuration in `PATH[?option=value&...]`, `mem[?...]` or `null[?...]`.
 ///
 /// # Errors
 /// As [`open`].
-pub fn config(text: &str) -> Result<(Config, usize)> {
-    let config = nvme_sim::config::parse(text).map_err(refused)?;
-    let threads = config.threads;
-    Ok((config, threads))
+pub fn config(text: &str) -> Result<Config> {
+    nvme_sim::config::parse(text).map_err(refused)
 }
 
 /// The image files that `PATH[?option=value&...]` names, whether they exist or not: none for `mem`, for

@@ -9,7 +9,6 @@ use crate::device::features::WARNING_KELVINS;
 use crate::device::logs::ERROR_ENTRIES;
 use crate::medium::namespace::{FORMATS, Namespace};
 use crate::memory::Dma;
-use crate::mix::mix;
 use alloc::boxed::Box;
 use nvme_auditor::Account;
 use nvme_core::spec::admin::cns;
@@ -18,6 +17,7 @@ use nvme_core::spec::identify::{
     oaes, oncs, sanicap, sgls, vwc,
 };
 use nvme_core::spec::{Nsid, Sqe, Status};
+use nvme_units::SplitMix;
 use zerocopy::{FromZeros, IntoBytes};
 
 /// Firmware revision.
@@ -213,12 +213,12 @@ fn namespace(namespace: &Namespace) -> IdentifyNamespace {
 
 /// A 128-bit identifier that belongs to this serial number and namespace.
 fn nguid(serial: &str, nsid: Nsid) -> [u8; 16] {
-    let seed = serial
-        .bytes()
-        .fold(u64::from(nsid.0), |sum, byte| mix(sum ^ u64::from(byte)));
+    let seed = serial.bytes().fold(u64::from(nsid.0), |sum, byte| {
+        SplitMix::new(sum ^ u64::from(byte)).next_word()
+    });
     let mut out = [0; 16];
-    out[..8].copy_from_slice(&mix(seed).to_be_bytes());
-    out[8..].copy_from_slice(&mix(!seed).to_be_bytes());
+    out[..8].copy_from_slice(&SplitMix::new(seed).next_word().to_be_bytes());
+    out[8..].copy_from_slice(&SplitMix::new(!seed).next_word().to_be_bytes());
     out
 }
 

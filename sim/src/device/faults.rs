@@ -2,10 +2,10 @@
 
 use crate::config::fault::{Fault, FaultPlan, FaultRule, Occasion, When};
 use crate::memory::Lock;
-use crate::mix::mix;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 use core::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use nvme_units::SplitMix;
 
 /// A fault that was armed and has met its command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -140,7 +140,8 @@ impl Faults {
             let fires = nth.is_none_or(|nth| n == nth)
                 && every.is_none_or(|every| every != 0 && n.is_multiple_of(every))
                 && per_million.is_none_or(|p| {
-                    mix(self.seed ^ (i as u64) << 48 ^ n) % 1_000_000 < u64::from(p)
+                    SplitMix::new(self.seed ^ (i as u64) << 48 ^ n).next_word() % 1_000_000
+                        < u64::from(p)
                 });
             if fires && fired.is_none() {
                 fired = Some(rule.what);

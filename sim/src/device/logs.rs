@@ -78,9 +78,11 @@ impl Logs {
         self.push(entry);
     }
 
-    /// A doorbell of `qid` was written with an impossible value, or does not exist.
-    pub fn bad_doorbell(&mut self, qid: u16, exists: bool) {
-        let mut entry = self.entry(qid, 0xFFFF);
+    /// A doorbell was written with an impossible value, or does not exist.
+    ///
+    /// NVMe Base 2.0c, "Error Information": SQID and CID are FFFFh where the error is of no command.
+    pub fn bad_doorbell(&mut self, exists: bool) {
+        let mut entry = self.entry(0xFFFF, 0xFFFF);
         entry.phase_status = Status::INVALID_FIELD.0 << 1;
         self.push(entry);
         let info = match exists {
@@ -196,15 +198,28 @@ mod tests {
     #[test]
     fn an_event_type_is_masked_until_its_page_is_read() {
         let mut logs = Logs::new();
-        logs.bad_doorbell(3, true);
-        logs.bad_doorbell(3, false);
+        logs.bad_doorbell(true);
+        logs.bad_doorbell(false);
         assert_eq!(logs.take_event(), Some(0x0001_0100));
         assert_eq!(logs.take_event(), None);
         logs.raise(event_type::NOTICE, 0, lid::CHANGED_NAMESPACES);
         assert_eq!(logs.take_event(), Some(0x0004_0002));
         logs.unmask(lid::ERROR);
-        logs.bad_doorbell(3, false);
+        logs.bad_doorbell(false);
         assert_eq!(logs.take_event(), Some(0x0001_0000));
+    }
+
+    /// NVMe Base 2.0c, "Error Information".
+    #[test]
+    fn a_bad_doorbell_is_an_error_of_no_command() {
+        for exists in [false, true] {
+            let mut logs = Logs::new();
+            logs.bad_doorbell(exists);
+            let entry = logs.errors[0];
+            assert_eq!((entry.sqid, entry.cid), (0xFFFF, 0xFFFF));
+            assert_eq!(entry.parameter_error_location, 0xFFFF);
+            assert_eq!((entry.nsid, entry.lba), (0, 0));
+        }
     }
 
     #[test]

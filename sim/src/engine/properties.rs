@@ -76,7 +76,7 @@ fn ring(device: &Device, at: usize, value: u32) {
             if let Some(observer) = &device.observer {
                 observer.stray(at);
             }
-            device.bad_doorbell(u16::MAX, false);
+            device.bad_doorbell(false);
         }
         None => {}
     }

@@ -51,14 +51,14 @@ pub(crate) fn serve<'g>(
         if let Some(observer) = &device.observer {
             observer.absent(qid, tail, dma);
         }
-        device.bad_doorbell(qid, false);
+        device.bad_doorbell(false);
         return Served::default();
     };
     if let Some(watch) = &sq.watch {
         watch.tail(tail, dma);
     }
     if !sq.take_tail(tail) {
-        device.bad_doorbell(qid, true);
+        device.bad_doorbell(true);
     }
     let mut cq_held = device.slots[usize::from(sq.cqid)].cq.lock();
     let Some(cq) = cq_held.as_mut() else {
@@ -67,7 +67,7 @@ pub(crate) fn serve<'g>(
     // Acquire: pairs with the driver's release: it has read what it frees.
     let head = device.doorbells.cq_head(sq.cqid).load(Ordering::Acquire);
     if !cq.take_head(head) {
-        device.bad_doorbell(sq.cqid, true);
+        device.bad_doorbell(true);
     }
     cq.mend(dma);
     let first = cq.tail;

@@ -3,8 +3,8 @@
 //! A command is due after its latency, but not before the device had time for it: `parallelism`
 //! commands at once, and `bytes_per_us` over all of them.
 
-use crate::mix::mix;
 use core::sync::atomic::{AtomicU64, Ordering};
+use nvme_units::SplitMix;
 
 /// A device's timing. All zero: everything is done at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -117,7 +117,10 @@ impl Pacing {
         };
         let jitter = match jitter_ns {
             0 => 0,
-            _ => mix(self.seed ^ self.count.fetch_add(1, Ordering::Relaxed)) % jitter_ns,
+            _ => {
+                SplitMix::new(self.seed ^ self.count.fetch_add(1, Ordering::Relaxed)).next_word()
+                    % jitter_ns
+            }
         };
         let share = base.checked_div(u64::from(parallelism)).unwrap_or(0);
         let moving = (bytes * 1000)

@@ -8,11 +8,21 @@
 //!   (minutes). Only 0 needs none.
 //!
 //! Each error is one clause that says what is wrong and what to write.
+//!
+//! Beside it [`SplitMix`], the numbers that are drawn from a seed.
+#![no_std]
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
-use std::ops::RangeInclusive;
-use std::time::Duration;
+extern crate alloc;
+
+mod random;
+
+use alloc::format;
+use alloc::string::String;
+use core::ops::RangeInclusive;
+use core::time::Duration;
+pub use random::{SplitMix, mix};
 
 /// Parses a number of at most 64 bits, decimal or hexadecimal with `0x`.
 ///

@@ -47,8 +47,8 @@ impl Serve {
             ));
         };
         images::about_to_open(&self.device);
-        let (config, threads) = sim::config(text)?;
-        let threads = self.threads.map_or(threads, usize::from);
+        let config = sim::config(text)?;
+        let threads = self.threads.map_or(config.threads, usize::from);
         let mut server = Server::bind(config, &self.socket, threads).map_err(refused)?;
         // From here on clients may have written to it.
         images::keep_created();
