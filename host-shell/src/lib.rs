@@ -7,6 +7,41 @@
 //! - [`mod@bench`]: workloads, latency histograms and reports.
 //!
 //! Errors carry their cause, a remedy and the exit code of the command line: [`Error`].
+//!
+//! ```
+//! use nvme_host::core::spec::{Lba, Nsid};
+//! use nvme_host::{Config, Controller};
+//!
+//! # #[cfg(feature = "sim")]
+//! fn copy_a_block() -> nvme_host::Result<()> {
+//!     // A simulated drive in memory; `vfio:0000:01:00.0` is one on PCIe.
+//!     let device = nvme_host::open("sim:mem?size=16MiB")?;
+//!     let controller = Controller::start(device, &Config::default())?;
+//!     let mut namespace = controller.namespace(Nsid(1))?;
+//!     let mut block = vec![0; namespace.block_bytes() as usize];
+//!     block[..5].copy_from_slice(b"hello");
+//!     namespace.write(Lba(0), &block)?;
+//!     namespace.flush()?;
+//!     namespace.read(Lba(0), &mut block)?;
+//!     assert!(block.starts_with(b"hello"));
+//!     drop(namespace);
+//!     controller.shut_down()
+//! }
+//! # #[cfg(not(feature = "sim"))]
+//! # fn copy_a_block() -> nvme_host::Result<()> { Ok(()) }
+//!
+//! fn main() -> std::process::ExitCode {
+//!     match copy_a_block() {
+//!         Ok(()) => std::process::ExitCode::SUCCESS,
+//!         Err(error) => {
+//!             eprintln!("error: {error}: {}", error.remedy());
+//!             std::process::ExitCode::from(error.exit_code())
+//!         }
+//!     }
+//! }
+//! ```
+//!
+//! [`Queue`] has an example with commands in flight, [`Controller`] one with a command that is lost.
 #![deny(missing_docs)]
 
 pub mod bench;
@@ -42,3 +77,8 @@ pub use dma::{DmaBuffer, Pages};
 pub use error::{Error, Result, exit};
 pub use machine::{doctor, pci, sysfs};
 pub use nvme_core as core;
+
+/// The Rust of the README compiles and runs.
+#[cfg(all(doctest, feature = "sim"))]
+#[doc = include_str!("../../README.md")]
+struct Readme;

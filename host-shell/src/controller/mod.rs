@@ -42,6 +42,48 @@ const ADMIN_ENTRIES: u32 = 32;
 pub(crate) const ADMIN_BYTES: u64 = 64 << 10;
 
 /// A controller in use. Shut down on drop, which ends every queue made of it.
+///
+/// A command that is not answered within [`Config::timeout`] is aborted; if that does not end it, the
+/// controller is reset and its queues are created again. The command is reported late, those beside it
+/// as aborted; all queues work afterwards.
+///
+/// ```
+/// use nvme_host::core::spec::{Lba, Nsid, nvm};
+/// use nvme_host::{Config, Controller, Error};
+/// use std::time::Duration;
+///
+/// # fn main() -> nvme_host::Result<()> {
+/// # #[cfg(feature = "sim")] {
+/// // The simulated controller loses the first read.
+/// let device = nvme_host::open("sim:mem?size=16MiB&block=4096&fault=drop@op=read,nth=1")?;
+/// let config = Config {
+///     timeout: Duration::from_millis(200),
+///     ..Config::default()
+/// };
+/// let controller = Controller::start(device, &config)?;
+/// let mut queue = controller.create_queue_pair(16)?;
+/// let mut buffer = controller.alloc(4096)?;
+/// let mut attempts = 0;
+/// loop {
+///     attempts += 1;
+///     queue
+///         .submit(nvm::read(Nsid(1), Lba(0), 1), Some(buffer))
+///         .map_err(|rejected| Error::device(rejected.error.to_string(), "poll first"))?;
+///     queue.ring();
+///     let done = queue.wait()?.expect("one command is in flight");
+///     if done.is_success() {
+///         break;
+///     }
+///     // The error says what became of the command; the buffer is ours again.
+///     let error = queue.error_of(&done, "Read");
+///     assert!(matches!(error, Error::Timeout { .. }), "{error}");
+///     buffer = done.buffer.expect("the command had a buffer");
+/// }
+/// assert_eq!(attempts, 2);
+/// # }
+/// # Ok(())
+/// # }
+/// ```
 pub struct Controller {
     session: Arc<Session>,
     identify: Box<IdentifyController>,

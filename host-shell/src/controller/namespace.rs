@@ -24,7 +24,30 @@ const BOUNCE_BYTES: u64 = 256 << 10;
 /// How often a command that a reset took away is sent again.
 const RETRIES: u32 = 3;
 
-/// A namespace, with its own queue pair and bounce buffers.
+/// A namespace, with its own queue pair and bounce buffers: blocking reads and writes of any length.
+///
+/// ```
+/// use nvme_host::core::spec::{Lba, Nsid};
+/// use nvme_host::{Config, Controller, Error};
+///
+/// # fn main() -> nvme_host::Result<()> {
+/// # #[cfg(feature = "sim")] {
+/// let device = nvme_host::open("sim:mem?size=64MiB&block=512")?;
+/// let controller = Controller::start(device, &Config::default())?;
+/// let mut namespace = controller.namespace(Nsid(1))?;
+/// // 1 MiB is split into commands, as the controller allows.
+/// let data: Vec<u8> = (0..1 << 20).map(|at| at as u8).collect();
+/// namespace.write(Lba(100), &data)?;
+/// let mut back = vec![0; data.len()];
+/// namespace.read(Lba(100), &mut back)?;
+/// assert_eq!(back, data);
+/// // What does not fit is an error before anything is sent.
+/// let past_the_end = namespace.read(Lba(namespace.blocks()), &mut back);
+/// assert!(matches!(past_the_end, Err(Error::Usage { .. })));
+/// # }
+/// # Ok(())
+/// # }
+/// ```
 pub struct Namespace {
     info: NamespaceInfo,
     limits: Limits,

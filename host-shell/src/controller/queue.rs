@@ -84,6 +84,41 @@ impl Batch<'_> {
 }
 
 /// A queue pair. `Send`: move it to the thread that drives it. Deleted on drop.
+///
+/// A buffer that is submitted belongs to its command until [`poll`](Self::poll) or [`wait`](Self::wait)
+/// returns it.
+///
+/// ```
+/// use nvme_host::core::spec::{Lba, Nsid, nvm};
+/// use nvme_host::{Config, Controller, Error};
+///
+/// # fn main() -> nvme_host::Result<()> {
+/// # #[cfg(feature = "sim")] {
+/// let device = nvme_host::open("sim:mem?size=16MiB&block=4096")?;
+/// let controller = Controller::start(device, &Config::default())?;
+/// let mut queue = controller.create_queue_pair(16)?;
+/// // Four reads in flight, one doorbell write for all of them.
+/// for lba in 0..4 {
+///     let buffer = controller.alloc(4096)?;
+///     queue
+///         .submit(nvm::read(Nsid(1), Lba(lba), 1), Some(buffer))
+///         .map_err(|rejected| Error::device(rejected.error.to_string(), "poll first"))?;
+/// }
+/// queue.ring();
+/// let mut bytes = 0;
+/// while let Some(done) = queue.wait()? {
+///     if !done.is_success() {
+///         return Err(queue.error_of(&done, "Read"));
+///     }
+///     bytes += done.buffer.map_or(0, |buffer| buffer.as_slice().len());
+/// }
+/// assert_eq!(bytes, 4 * 4096);
+/// drop(queue);
+/// controller.shut_down()?;
+/// # }
+/// # Ok(())
+/// # }
+/// ```
 pub struct Queue {
     session: Arc<Session>,
     inner: Arc<Mutex<QueueInner>>,

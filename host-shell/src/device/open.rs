@@ -10,6 +10,16 @@ const NAMES: &str = "write sim:PATH, sim:mem?size=1GiB, sim:null, vfio:BDF or vf
 /// Opens the device that `text` names: `sim:PATH[?option=value&...]`, `sim:null`, `sim:mem`,
 /// `vfio:BDF`, `vfio-user:SOCKET`.
 ///
+/// ```
+/// # #[cfg(feature = "sim")] {
+/// let device = nvme_host::open("sim:null?size=1TiB").unwrap();
+/// assert_eq!(device.name(), "sim:null?size=1TiB");
+/// # }
+/// let error = nvme_host::open("nvme0").err().unwrap();
+/// assert_eq!(error.to_string(), "'nvme0' names no device");
+/// assert!(error.remedy().contains("vfio:BDF"));
+/// ```
+///
 /// # Errors
 /// [`Error::Usage`] for text that names none, [`Error::File`] for an image or socket that cannot be
 /// opened, [`Error::Device`] and [`Error::Gone`] for a device that cannot be driven.
