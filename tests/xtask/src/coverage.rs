@@ -49,7 +49,7 @@ pub fn command() -> Result<(), Failure> {
         std::fs::remove_dir_all(&raw)
             .map_err(|error| Failure::new(format!("{}: {error}", raw.display())))?;
     }
-    let mut programs = Vec::new();
+    let (mut programs, mut low) = (Vec::new(), Vec::new());
     for tests in TESTS {
         let test = |last: &[&str]| {
             let mut test = instrumented(&built);
@@ -62,13 +62,15 @@ pub fn command() -> Result<(), Failure> {
         };
         let told = output(&mut test(&["--no-run", "--message-format=json"]))?;
         programs.extend(executables(&told));
-        check(&mut test(&["--quiet", "--no-fail-fast"]))?;
+        // What a failing test reached is measured too.
+        if let Err(failure) = check(&mut test(&["--quiet", "--no-fail-fast"])) {
+            low.push(failure.to_string());
+        }
     }
     let profiles = std::fs::read_dir(&raw)
         .map_err(|error| Failure::new(format!("{}: {error}", raw.display())))?;
     let profiles: Vec<PathBuf> = profiles.flatten().map(|entry| entry.path()).collect();
     let lines = Lines::of(&llvm.lcov(&profiles, &programs)?);
-    let mut low = Vec::new();
     for (folder, least) in &floors.least {
         let (mut total, mut reached) = (0, 0);
         println!("\n{folder}: lines that no test reaches");
@@ -157,8 +159,8 @@ pub fn instrumented(built: &Path) -> Command {
         .env("CARGO_TARGET_DIR", built)
         // Programs that run while it is built are instrumented, too, and would write where cargo was started.
         .env("LLVM_PROFILE_FILE", built.join("of-the-build/%m.profraw"))
-        // The simulator moves a lot of bytes in the tests.
-        .env("CARGO_PROFILE_DEV_OPT_LEVEL", "1")
+        // What is built runs once.
+        .env("CARGO_PROFILE_DEV_OPT_LEVEL", "0")
         .env("CARGO_PROFILE_DEV_DEBUG", "0")
         .env("CARGO_INCREMENTAL", "0");
     command

@@ -26,7 +26,7 @@ pub fn command(words: &[&str]) -> Result<(), Failure> {
         ["--bundle", file] => bundle(Path::new(file)),
         ["--mutants"] => mutants(),
         ["--tsan", words @ ..] => {
-            let program = sanitized()?;
+            let program = sanitized("3")?;
             check(judged(&program).arg("plain").args(arguments(words)?))
         }
         words => check(Command::new(build()?).args(arguments(words)?)),
@@ -59,7 +59,7 @@ fn arguments(words: &[&str]) -> Result<Vec<String>, Failure> {
 pub fn slices() -> Result<Counts, Failure> {
     let program = release::build(&release::ALL)?.join(PACKAGE);
     check(Command::new(program).args(SLICE))?;
-    check(judged(&sanitized()?).args(SANITIZED))?;
+    check(judged(&sanitized("1")?).args(SANITIZED))?;
     let mut counts = Counts::PASSED;
     counts.add(Counts::PASSED);
     Ok(counts)
@@ -87,8 +87,8 @@ fn bundle(file: &Path) -> Result<(), Failure> {
 
 /// The program under ThreadSanitizer. The compiler's own runtime is enough: the standard library is not
 /// instrumented, and what the program uses of it across threads (starting and joining them) the
-/// sanitizer intercepts.
-fn sanitized() -> Result<PathBuf, Failure> {
+/// sanitizer intercepts. For a slice of seconds a low level of optimisation is enough.
+fn sanitized(level: &str) -> Result<PathBuf, Failure> {
     let lib = tools::sysroot(Path::new("rustc")).map(|root| root.join("lib/rustlib").join(TARGET));
     let files = lib.and_then(|lib| std::fs::read_dir(lib.join("lib")).ok());
     let is_runtime = |name: &str| name.starts_with("librustc-") && name.ends_with("_rt.tsan.a");
@@ -105,6 +105,7 @@ fn sanitized() -> Result<PathBuf, Failure> {
     let mut build = cargo();
     build
         .env("RUSTC_BOOTSTRAP", "1")
+        .env("CARGO_PROFILE_RELEASE_OPT_LEVEL", level)
         .env(
             "CARGO_TARGET_X86_64_UNKNOWN_LINUX_GNU_RUSTFLAGS",
             "--cfg tsan -Zsanitizer=thread -Cunsafe-allow-abi-mismatch=sanitizer",
@@ -133,7 +134,7 @@ fn judged(program: &Path) -> Command {
 /// Weakens the order at each place that the program meets, one at a time: the sanitizer has to see it, or
 /// a command has to end wrong.
 fn mutants() -> Result<(), Failure> {
-    let program = sanitized()?;
+    let program = sanitized("3")?;
     let sites = root().join("target/tsan/sites.txt");
     // Absent on the first run.
     let _ = std::fs::remove_file(&sites);
