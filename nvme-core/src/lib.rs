@@ -10,18 +10,150 @@
 //! - [`QueuePair`]: `submit`, `ring`, `poll`, with a table of the commands in flight.
 //! - [`Collective`]: a warp, a block or one thread owns a queue and acts together on it.
 //! - [`SharedQueue`]: any thread submits and waits, from divergent code.
-//! - [`handoff`], [`queue_state`]: how the host gives a queue to a kernel and takes it back.
+//! - [`handoff`]: how the host gives a queue to a kernel and takes it back.
 //! - [`bringup`], [`shutdown`], [`recovery`]: state machines without IO; time is an argument.
 //! - [`transfer`]: splits a range of blocks into commands.
 //! - [`trace`]: what happened, as binary events.
 //!
 //! The core never reads a clock, sleeps, allocates, or panics on what a device says.
+//!
+//! # Submit and poll
+//!
+//! A queue pair is rings, doorbells, list memory and slots of the caller. Below, the last lines of the test stand
+//! in for the controller.
+//!
+//! ```
+//! use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
+//! use nvme_core::spec::{Cqe, Iova, Lba, Nsid, PageSize, Qid, nvm};
+//! use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
+//! use nvme_core::{Data, Identity, ListMemory, QueueMemory, QueuePair, Slot};
+//!
+//! // Memory with the addresses at which the controller reaches it, and two doorbells.
+//! let (entries, completions): ([SqCell; 4], [CqCell; 4]) = Default::default();
+//! let lists: [AtomicU64; 8] = Default::default();
+//! let (tail, head) = (AtomicU32::new(0), AtomicU32::new(0));
+//! let memory = QueueMemory {
+//!     sq: SqRing::new(&entries, Iova(0x1000)),
+//!     cq: CqRing::new(&completions, Iova(0x2000)),
+//!     sq_doorbell: Doorbell::new(&tail),
+//!     cq_doorbell: Doorbell::new(&head),
+//!     lists: ListMemory::new(DmaWords::new(&lists, Iova(0x3000)), PageSize::KIB4, 2),
+//! };
+//! let mut slots: [Slot<&str>; 3] = core::array::from_fn(|_| Slot::new());
+//! let mut pair = QueuePair::new(&Identity::new(), Qid(1), memory, &mut slots[..]);
+//!
+//! let data = Data::Contiguous { iova: Iova(0x10_0000), len: 4096 };
+//! let deadline_ns = u64::MAX;
+//! let cid = pair.submit(nvm::read(Nsid(1), Lba(0), 8), data, "its buffer", deadline_ns).unwrap();
+//! pair.ring();
+//! assert!(pair.poll().unwrap().is_none(), "it is in flight");
+//!
+//! // The controller fetches what the doorbell covers, moves the data and posts a completion.
+//! assert_eq!(tail.load(Order::Acquire, Scope::Sys), 1);
+//! let cid_fetched = entries[0].load().cid().0;
+//! completions[0].post(Cqe { dw0: 0, dw1: 0, sqhd: 1, sqid: 1, cid: cid_fetched, phase_status: 1 });
+//!
+//! let completion = pair.poll().unwrap().expect("it has ended");
+//! assert_eq!(completion.cid, cid);
+//! assert_eq!(completion.result().unwrap(), (0, "its buffer"));
+//! ```
+//!
+//! # On registers and memory of one's own
+//!
+//! Without an operating system: implement [`Registers`], or point a [`RegisterBlock`] at a mapped BAR0, and step
+//! [`bringup::Bringup`] with a clock of one's own. Here the registers are an array and a controller that answers each
+//! admin command with success and zeros.
+//!
+//! ```
+//! use core::cell::Cell;
+//! use nvme_core::bringup::{Bringup, Config, Step};
+//! use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
+//! use nvme_core::spec::register::offset;
+//! use nvme_core::spec::{Cqe, Iova, PageSize, Qid};
+//! use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
+//! use nvme_core::{Identity, ListMemory, QueueMemory, QueuePair, Registers, Slot};
+//!
+//! struct Board {
+//!     identity: Identity,
+//!     words: [Cell<u32>; 16],
+//! }
+//!
+//! impl Registers for Board {
+//!     fn identity(&self) -> &Identity {
+//!         &self.identity
+//!     }
+//!     fn read32(&self, offset: u32) -> u32 {
+//!         self.words[offset as usize / 4].get()
+//!     }
+//!     fn read64(&self, offset: u32) -> u64 {
+//!         u64::from(self.read32(offset)) | u64::from(self.read32(offset + 4)) << 32
+//!     }
+//!     fn write32(&self, at: u32, value: u32) {
+//!         self.words[at as usize / 4].set(value);
+//!         if at == offset::CC {
+//!             self.words[offset::CSTS as usize / 4].set(value & 1); // ready when enabled
+//!         }
+//!     }
+//!     fn write64(&self, offset: u32, value: u64) {
+//!         self.write32(offset, value as u32);
+//!         self.write32(offset + 4, (value >> 32) as u32);
+//!     }
+//! }
+//!
+//! let board = Board { identity: Identity::new(), words: Default::default() };
+//! board.words[0].set(0x0A01_003F); // CAP: 64 entries, contiguous queues, CSTS.RDY within 5 s
+//! board.words[1].set(0x0000_0020); // CAP: the NVM command set, pages of 4 KiB
+//!
+//! let entries: [SqCell; 4] = Default::default();
+//! let completions: [CqCell; 4] = Default::default();
+//! let words: Vec<AtomicU64> = (0..512 + 8).map(|_| AtomicU64::new(0)).collect();
+//! let (page, lists) = words.split_at(512);
+//! let (tail, head) = (AtomicU32::new(0), AtomicU32::new(0));
+//! let memory = QueueMemory {
+//!     sq: SqRing::new(&entries, Iova(0x1000)),
+//!     cq: CqRing::new(&completions, Iova(0x2000)),
+//!     sq_doorbell: Doorbell::new(&tail),
+//!     cq_doorbell: Doorbell::new(&head),
+//!     lists: ListMemory::new(DmaWords::new(lists, Iova(0x3000)), PageSize::KIB4, 2),
+//! };
+//! let mut slots: [Slot<()>; 3] = core::array::from_fn(|_| Slot::new());
+//! let mut admin = QueuePair::new(board.identity(), Qid::ADMIN, memory, &mut slots[..]);
+//!
+//! let page = DmaWords::new(page, Iova(0x4000));
+//! let mut bringup = Bringup::new(&board, Config::default(), page).unwrap();
+//! let (mut now_ns, mut posted) = (0, 0);
+//! loop {
+//!     match bringup.step(&board, &mut admin, now_ns).unwrap() {
+//!         Step::Ready => break,
+//!         Step::Disabled(proof) => bringup.enable(proof),
+//!         Step::HostMemory { .. } => bringup.host_memory(None),
+//!         Step::Wait { until_ns } => now_ns = until_ns,
+//!     }
+//!     // The controller's turn.
+//!     while posted % 4 != tail.load(Order::Acquire, Scope::Sys) {
+//!         let index = (posted % 4) as usize;
+//!         let cid = entries[index].load().cid().0;
+//!         let phase = u16::from(posted / 4 % 2 == 0);
+//!         posted += 1;
+//!         let sqhd = (posted % 4) as u16;
+//!         completions[index].post(Cqe { dw0: 0, dw1: 0, sqhd, sqid: 0, cid, phase_status: phase });
+//!     }
+//! }
+//! assert_eq!(bringup.info().queue_pairs, 1);
+//! ```
 #![cfg_attr(not(any(test, loom, tsan)), no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch))]
 #![deny(missing_docs)]
 
 #[cfg(target_endian = "big")]
 compile_error!("NVMe is little endian and this driver shares memory with it as it is");
+
+#[cfg(not(target_has_atomic = "64"))]
+compile_error!(
+    "nvme-core needs 64-bit atomic loads and stores: an entry's upper half is one of them. Build for a target \
+     with them, as x86_64, aarch64 and riscv64gc are: `rustc --print cfg --target T` prints \
+     target_has_atomic=\"64\""
+);
 
 pub mod bringup;
 mod collective;
@@ -34,6 +166,7 @@ mod inflight;
 pub mod mem;
 pub mod prp;
 mod queue_pair;
+#[doc(hidden)]
 pub mod queue_state;
 mod quiesced;
 pub mod recovery;

@@ -9,6 +9,37 @@
 //! `cargo xtask ptx` builds it for `nvptx64-nvidia-cuda`. No queue logic lives here: kernels call the
 //! same collective and shared queues that the host can run. The crate brings the panic handler and
 //! `memcmp`.
+//!
+//! # A kernel of one's own
+//!
+//! `nvme-gpu-kernel/examples/gpu-histogram` is a whole crate: manifest, kernel and the host's side of its argument.
+//! `cargo xtask ptx` compiles it for the GPU, so it stays true. Its kernel, in short:
+//!
+//! ```ignore
+//! #[unsafe(no_mangle)]
+//! pub unsafe extern "ptx-kernel" fn histogram(args: Args) {
+//!     let Some(queue) = (unsafe { args.queues.shared(index) }) else { return };
+//!     let token = queue.submit(&Gpu, Command::new(nvm::read(nsid, lba, blocks), data, cell), deadline_ns)?;
+//!     // ... work on another buffer ...
+//!     let (outcome, _) = queue.wait(&Gpu, token, deadline_ns)?;
+//! ```
+//!
+//! What both sides share is an argument that holds [`Queues`]:
+//!
+//! ```
+//! /// Passed by value; the fields are device addresses and numbers.
+//! #[derive(Clone, Copy, Default)]
+//! #[repr(C)]
+//! struct Args {
+//!     queues: nvme_gpu_kernel::Queues,
+//!     lba: u64,
+//!     buffers: u64,
+//! }
+//!
+//! let args = Args { lba: 8, ..Args::default() };
+//! assert_eq!(args.queues.queue_count, 0, "the host fills it: nvme_host::cuda::GpuQueues");
+//! # assert_eq!((args.lba, args.buffers), (8, 0));
+//! ```
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(
     target_arch = "nvptx64",
