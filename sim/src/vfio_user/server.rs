@@ -154,7 +154,7 @@ impl Server {
     }
 
     /// Waits for a client and serves it until it leaves. `None` when the server was stopped. A connection
-    /// that closes without a message is not a client: a server that starts asks in this way whether
+    /// that closes without a whole message is not a client: a server that starts asks in this way whether
     /// another one listens at its path.
     ///
     /// # Errors
