@@ -8,11 +8,11 @@ mod reap;
 
 pub use reap::Finished;
 
-use crate::command::{Command, NO_ENTRY, ROW, place, write_entries};
+use crate::command::{Command, NO_ENTRY, ROW, entry_of, write_entries};
 use crate::error::SubmitError;
 use crate::group::Group;
 use crate::queue_pair::QueueMemory;
-use crate::queue_state::{QueueState, SlotWord, slot_in};
+use crate::queue_state::{OwnedState, QueueState, SlotWord, slot_in};
 use crate::quiesced::Quiesced;
 use crate::spec::{Cid, Sqe};
 use crate::sync::{AtomicU32, Order, Scope, fence};
@@ -39,7 +39,7 @@ const fn ticks(deadline_ns: u64) -> u32 {
 pub struct Collective<'a, G> {
     group: G,
     memory: QueueMemory<'a>,
-    state: QueueState<'a>,
+    state: OwnedState<'a>,
     /// Next ring position, up to where entries are visible, and up to where the doorbell was rung.
     tail: u32,
     published: u32,
@@ -48,8 +48,8 @@ pub struct Collective<'a, G> {
     head: u32,
     /// Code of the fault that ended the queue's service, or 0.
     refused: u32,
-    /// Free ring: the next slot to take. The next to put is `taken + slots - in_flight`.
-    taken: u32,
+    /// Free ring: the next slot to take. The next to return is `free_head + slots - in_flight`.
+    free_head: u32,
     in_flight: u32,
     /// What the free ring holds for this member if all take one, where that was read.
     ahead: u32,
@@ -62,6 +62,7 @@ impl<'a, G: Group> Collective<'a, G> {
     /// Takes the queue over, with whatever is in flight. Every member calls it with the same words.
     #[inline(always)]
     pub fn resume(group: G, memory: QueueMemory<'a>, state: QueueState<'a>) -> Self {
+        let state = OwnedState::of(state);
         let field = |word: &AtomicU32| {
             let value = match group.leads() {
                 true => word.load(Order::Relaxed, Scope::Gpu),
@@ -69,7 +70,7 @@ impl<'a, G: Group> Collective<'a, G> {
             };
             group.broadcast(value)
         };
-        let tail = field(state.position());
+        let tail = field(state.tail());
         let rung = field(state.rung());
         let head = field(state.head());
         group.sync();
@@ -83,7 +84,7 @@ impl<'a, G: Group> Collective<'a, G> {
             rung,
             head,
             refused: state.fault_code(),
-            taken: 0,
+            free_head: 0,
             in_flight: 0,
             ahead: 0,
             read_ahead: false,
@@ -107,9 +108,11 @@ impl<'a, G: Group> Collective<'a, G> {
             let is_free = slot < state.slots() && !word.pending();
             let vote = self.group.vote(is_free);
             if is_free {
-                state
-                    .mark(free + vote.before)
-                    .store(word.free(slot), Order::Relaxed, Scope::Cta);
+                state.free_ring(free + vote.before).store(
+                    word.free(slot),
+                    Order::Relaxed,
+                    Scope::Cta,
+                );
             }
             free += vote.total;
         }
@@ -122,7 +125,7 @@ impl<'a, G: Group> Collective<'a, G> {
     pub fn suspend(self) {
         if self.group.leads() {
             let put = |field: &AtomicU32, value| field.store(value, Order::Relaxed, Scope::Gpu);
-            put(self.state.position(), self.tail);
+            put(self.state.tail(), self.tail);
             put(self.state.rung(), self.rung);
             put(self.state.head(), self.head);
         }
@@ -149,7 +152,7 @@ impl<'a, G: Group> Collective<'a, G> {
     /// Entries up to where a group's entries lie in whole lines of memory: with so many first, each full
     /// group costs the bus the fewest bytes. 0 to 3.
     #[inline(always)]
-    pub fn uneven(&self) -> u32 {
+    pub fn misaligned_by(&self) -> u32 {
         self.tail.wrapping_neg() % ROW
     }
 
@@ -195,13 +198,13 @@ impl<'a, G: Group> Collective<'a, G> {
             let command = command(slot);
             let lists = &self.memory.lists;
             let error;
-            (sqe, error) = lists.map(command.sqe, command.place, slot as usize);
+            (sqe, error) = lists.map(command.sqe, command.data, slot as usize);
             why = error.map(SubmitError::Map);
             (tag, wants_dw0) = (command.tag, command.wants_dw0);
         }
         let vote = self.group.vote(why.is_none());
         if vote.total < granted {
-            self.put_back(gets && why.is_some(), free);
+            self.return_slots(gets && why.is_some(), free);
         }
         let (mut index, mut cid) = (NO_ENTRY, Cid(0));
         if why.is_none() {
@@ -211,12 +214,12 @@ impl<'a, G: Group> Collective<'a, G> {
             state
                 .deadline(slot)
                 .store(ticks(deadline_ns), Order::Relaxed, Scope::Cta);
-            index = self.tail.wrapping_add(place(&self.group, vote)) & state.mask();
+            index = self.tail.wrapping_add(entry_of(&self.group, vote)) & state.mask();
             cid = next.cid(slot);
             sqe = sqe.with_cid(cid);
         }
         write_entries(&self.group, &self.memory.sq, index, sqe);
-        self.taken = self.taken.wrapping_add(granted);
+        self.free_head = self.free_head.wrapping_add(granted);
         self.tail = self.tail.wrapping_add(vote.total);
         self.in_flight += vote.total;
         self.look_ahead();
@@ -234,8 +237,8 @@ impl<'a, G: Group> Collective<'a, G> {
         if self.read_ahead && before == self.group.rank() {
             return self.ahead;
         }
-        let mark = self.state.mark(self.taken.wrapping_add(before));
-        mark.load(Order::Relaxed, Scope::Cta)
+        let place = self.state.free_ring(self.free_head.wrapping_add(before));
+        place.load(Order::Relaxed, Scope::Cta)
     }
 
     /// Reads the slot that this member takes next if all take one, while there is something else to do.
@@ -244,20 +247,24 @@ impl<'a, G: Group> Collective<'a, G> {
         let free = self.state.slots() - self.in_flight;
         self.read_ahead = free >= self.group.size();
         if self.read_ahead {
-            let mark = self.state.mark(self.taken.wrapping_add(self.group.rank()));
-            self.ahead = mark.load(Order::Relaxed, Scope::Cta);
+            let place = self
+                .state
+                .free_ring(self.free_head.wrapping_add(self.group.rank()));
+            self.ahead = place.load(Order::Relaxed, Scope::Cta);
         }
     }
 
     /// Puts slots that were taken for nothing at the end of the free ring.
     #[inline(always)]
-    fn put_back(&self, mine: bool, free: u32) {
+    fn return_slots(&self, mine: bool, free: u32) {
         let end = self.free_end();
         let vote = self.group.vote(mine);
         if mine {
-            self.state
-                .mark(end.wrapping_add(vote.before))
-                .store(free, Order::Relaxed, Scope::Cta);
+            self.state.free_ring(end.wrapping_add(vote.before)).store(
+                free,
+                Order::Relaxed,
+                Scope::Cta,
+            );
         }
         self.group.sync();
     }
@@ -265,7 +272,8 @@ impl<'a, G: Group> Collective<'a, G> {
     /// Where the next free slot goes in the free ring.
     #[inline(always)]
     fn free_end(&self) -> u32 {
-        self.taken.wrapping_add(self.state.slots() - self.in_flight)
+        self.free_head
+            .wrapping_add(self.state.slots() - self.in_flight)
     }
 
     /// Publishes what was submitted: one fence, one doorbell store, by the leader.

@@ -2,7 +2,7 @@
 
 use crate::group::{Group, Vote, transpose, unroll};
 use crate::mem::SqRing;
-use crate::queue_pair::{Data, Place};
+use crate::queue_pair::{Data, FlatData};
 use crate::spec::Sqe;
 
 /// What a lane submits.
@@ -11,7 +11,7 @@ pub struct Command<'d> {
     /// The entry, without CID and data pointer.
     pub sqe: Sqe,
     /// Where its data lies. The memory belongs to the command until it has ended.
-    pub(crate) place: Place<'d>,
+    pub(crate) data: FlatData<'d>,
     /// What its end is told to: a result cell (shared queue) or a word for the caller (collective).
     /// Below [`MAX_TAGS`](crate::queue_state::MAX_TAGS).
     pub tag: u32,
@@ -25,7 +25,7 @@ impl<'d> Command<'d> {
     pub const fn new(sqe: Sqe, data: Data<'d>, tag: u32) -> Self {
         Self {
             sqe,
-            place: Place::of(data),
+            data: FlatData::of(data),
             tag,
             wants_dw0: false,
         }
@@ -34,7 +34,7 @@ impl<'d> Command<'d> {
     /// The same with other data.
     #[inline(always)]
     pub const fn with_data(mut self, data: Data<'d>) -> Self {
-        self.place = Place::of(data);
+        self.data = FlatData::of(data);
         self
     }
 
@@ -50,11 +50,11 @@ impl<'d> Command<'d> {
 pub(crate) const ROW: u32 = 4;
 
 /// Which of its group's entries a member takes, that says yes to `vote`. Where a whole warp does, its four
-/// octets write neighbours at a time: whole lines of 128 bytes, which the bus carries with one header.
+/// tiles write neighbours at a time: whole lines of 128 bytes, which the bus carries with one header.
 #[inline(always)]
-pub(crate) fn place<G: Group>(group: &G, vote: Vote) -> u32 {
+pub(crate) fn entry_of<G: Group>(group: &G, vote: Vote) -> u32 {
     let rank = group.rank();
-    if group.octets() && vote.leading == vote.total && rank < vote.total & !31 {
+    if group.tiles() && vote.leading == vote.total && rank < vote.total & !31 {
         (rank & !31) + (rank & 7) * ROW + rank / 8 % ROW
     } else {
         vote.before
@@ -66,10 +66,10 @@ pub(crate) const NO_ENTRY: u32 = u32::MAX;
 
 /// Writes the entries of the members that have one, each at its ring index.
 ///
-/// Eight lanes write an entry together where the group has octets: one full 64-byte write on the bus.
+/// Eight lanes write an entry together where the group has tiles: one full 64-byte write on the bus.
 #[inline(always)]
 pub(crate) fn write_entries<G: Group>(group: &G, ring: &SqRing<'_>, index: u32, sqe: Sqe) {
-    if !group.octets() {
+    if !group.tiles() {
         if index != NO_ENTRY {
             ring.write(index, sqe);
         }
@@ -81,7 +81,7 @@ pub(crate) fn write_entries<G: Group>(group: &G, ring: &SqRing<'_>, index: u32, 
     transpose(group, &mut words);
     let word = group.rank() & 7;
     unroll!(8, member => {
-        let index = group.of_octet(index, member as u32);
+        let index = group.of_tile(index, member as u32);
         if index != NO_ENTRY {
             ring.write_word(index, word, words[member]);
         }
@@ -94,7 +94,7 @@ mod tests {
 
     struct Member {
         rank: u32,
-        octets: bool,
+        tiles: bool,
     }
 
     impl Group for Member {
@@ -116,38 +116,35 @@ mod tests {
             value
         }
 
-        fn octets(&self) -> bool {
-            self.octets
+        fn tiles(&self) -> bool {
+            self.tiles
         }
     }
 
     /// The place of each member that says yes, when those of `yes` do.
-    fn places(octets: bool, yes: &[u32]) -> Vec<u32> {
+    fn places(tiles: bool, yes: &[u32]) -> Vec<u32> {
         let leading = (0u32..).zip(yes).take_while(|(rank, one)| rank == *one);
         let leading = leading.count() as u32;
         let place_of = |(before, rank): (u32, &u32)| {
-            let member = Member {
-                rank: *rank,
-                octets,
-            };
+            let member = Member { rank: *rank, tiles };
             let vote = Vote {
                 total: yes.len() as u32,
                 before,
                 leading,
             };
-            place(&member, vote)
+            entry_of(&member, vote)
         };
         (0..).zip(yes).map(place_of).collect()
     }
 
     #[test]
     fn every_entry_is_taken_once_whoever_submits() {
-        for octets in [false, true] {
+        for tiles in [false, true] {
             for total in 0..=96 {
                 for gap in [None, Some(0), Some(40)] {
                     let yes: Vec<u32> = (0..96).filter(|rank| Some(*rank) != gap).collect();
                     let yes = &yes[..total.min(yes.len())];
-                    let mut taken = places(octets, yes);
+                    let mut taken = places(tiles, yes);
                     taken.sort_unstable();
                     assert!(taken.iter().copied().eq(0..yes.len() as u32), "{yes:?}");
                 }
@@ -156,12 +153,12 @@ mod tests {
     }
 
     #[test]
-    fn octets_of_a_whole_warp_write_neighbours() {
+    fn tiles_of_a_whole_warp_write_neighbours() {
         let all: Vec<u32> = (0..70).collect();
         let places = places(true, &all);
         for warp in places[..64].chunks(32) {
             for member in 0..8 {
-                let row: Vec<u32> = (0..4).map(|octet| warp[octet * 8 + member]).collect();
+                let row: Vec<u32> = (0..4).map(|tile| warp[tile * 8 + member]).collect();
                 assert!(row[0].is_multiple_of(ROW));
                 assert!(row.windows(2).all(|two| two[0] + 1 == two[1]), "{row:?}");
             }

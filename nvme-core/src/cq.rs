@@ -57,7 +57,7 @@ impl<'a> CompletionQueue<'a> {
         Some(cqe)
     }
 
-    /// Entries popped whose slots the controller has not been given back.
+    /// Entries popped whose slots the controller has not been released.
     #[inline]
     pub fn owed(&self) -> u32 {
         self.owed
@@ -103,8 +103,8 @@ mod tests {
         let mut cq = CompletionQueue::new(CqRing::new(&cells, Iova(0)), Doorbell::new(&bell));
         for n in 0..30u16 {
             assert_eq!(cq.pop(), None);
-            let lap = n / 3;
-            cells[usize::from(n % 3)].post(cqe(n, lap % 2 == 0));
+            let pass = n / 3;
+            cells[usize::from(n % 3)].post(cqe(n, pass % 2 == 0));
             assert_eq!(cq.pop().unwrap().cid, n);
             cq.ring();
             assert_eq!(

@@ -69,7 +69,7 @@ impl core::error::Error for SubmitError {}
 pub enum WaitError {
     /// The deadline passed. Wait again, or abort the command and reset the controller.
     TimedOut,
-    /// The controller posted nonsense, which the queue's `fault` names. Reset it and recover the queue.
+    /// The controller broke the protocol, as the queue's `fault` says. Reset it and recover the queue.
     Refused,
 }
 
@@ -206,7 +206,7 @@ pub enum BringupError {
     },
     /// The admin queue refused a command.
     Submit(SubmitError),
-    /// The admin completion queue holds nonsense.
+    /// The admin completion queue holds a completion that cannot be.
     Fault(ControllerFault),
     /// Identify says that entries are not of 64 and 16 bytes.
     EntrySize {

@@ -56,20 +56,20 @@ pub trait Group {
     /// The leader's value.
     fn broadcast(&self, value: u32) -> u32;
 
-    /// Whether the members form whole octets of ranks, so that eight can write one entry together.
+    /// Whether the members form whole tiles of ranks, so that eight can write one entry together.
     #[inline(always)]
-    fn octets(&self) -> bool {
+    fn tiles(&self) -> bool {
         false
     }
 
-    /// The value of member `from` (0 to 7) of this member's octet. Only when [`octets`](Self::octets).
+    /// The value of member `from` (0 to 7) of this member's tile. Only when [`tiles`](Self::tiles).
     #[inline(always)]
-    fn of_octet(&self, value: u32, _from: u32) -> u32 {
+    fn of_tile(&self, value: u32, _from: u32) -> u32 {
         value
     }
 
     /// The value of the member whose rank differs in the bits of `mask` (1 to 7). Only when
-    /// [`octets`](Self::octets).
+    /// [`tiles`](Self::tiles).
     #[inline(always)]
     fn swap(&self, value: u64, _mask: u32) -> u64 {
         value
@@ -125,12 +125,12 @@ impl Group for Alone {
 }
 
 /// Something that a group does together, whichever group it turns out to be.
-pub trait Act {
+pub trait GroupOp {
     /// What each member gets.
     type Output;
 
     /// The member's part.
-    fn act<G: Group>(self, group: &G) -> Self::Output;
+    fn run<G: Group>(self, group: &G) -> Self::Output;
 }
 
 /// What a shared queue did on the bus, besides writing entries.
@@ -147,7 +147,7 @@ pub enum Traffic {
 /// Where code runs: its clock, its pauses, and who is beside it.
 ///
 /// The core never reads a clock by itself: code that waits is given one of these.
-pub trait Here {
+pub trait ExecContext {
     /// Nanoseconds since any fixed start, not decreasing.
     fn now_ns(&self) -> u64;
 
@@ -156,7 +156,7 @@ pub trait Here {
 
     /// Is told what was done on the bus, by one thread of a group; for those who count it.
     #[inline(always)]
-    fn saw(&self, _traffic: Traffic) {}
+    fn on_bus_access(&self, _traffic: Traffic) {}
 
     /// Is told what happens to the calling thread's own command, when the thread sees it: that it was
     /// placed, and its end; for those who record it. Threads that wait together may go on much later.
@@ -165,7 +165,7 @@ pub trait Here {
 
     /// Does `act` with the threads that run in step with this one now and name the same `key`. Which
     /// they are does not matter to the result, only to the speed.
-    fn together<A: Act>(&self, key: u64, act: A) -> A::Output;
+    fn converged<A: GroupOp>(&self, key: u64, op: A) -> A::Output;
 }
 
 /// `unroll!(N, k => body)`: the body for each `k` below `N`, at most 16, unrolled whatever its size. An
@@ -185,7 +185,7 @@ macro_rules! unroll {
 pub(crate) use unroll;
 
 /// Turns eight entries, one a member, into eight words, one of each entry: afterwards member `r` of an
-/// octet holds word `r` of the entry of each member, in the members' order.
+/// tile holds word `r` of the entry of each member, in the members' order.
 #[inline(always)]
 pub(crate) fn transpose<G: Group>(group: &G, words: &mut [u64; 8]) {
     stage::<G, 4>(group, words);

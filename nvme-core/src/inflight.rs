@@ -270,20 +270,20 @@ mod tests {
     }
 
     #[test]
-    fn a_cid_repeats_after_sixteen_laps() {
+    fn a_cid_repeats_after_sixteen_passes() {
         let mut table = table(3);
         let first = table.reserve(0, 0, 0).unwrap();
         end(&mut table, first);
-        let mut laps = 0;
+        let mut passes = 0;
         loop {
             let cid = table.reserve(0, 0, 0).unwrap();
             end(&mut table, cid);
-            laps += 1;
+            passes += 1;
             if cid == first {
                 break;
             }
         }
-        assert_eq!(laps, 16 * 3);
+        assert_eq!(passes, 16 * 3);
     }
 
     #[test]

@@ -44,7 +44,7 @@ pub enum Data<'d> {
 /// [`Data`] with every part whole, whichever it is: what an enum leaves undefined is kept in registers
 /// for as long as a kernel's loop goes on.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Place<'d> {
+pub(crate) struct FlatData<'d> {
     kind: Kind,
     /// The first byte, or its offset in the first page.
     start: u64,
@@ -61,7 +61,7 @@ enum Kind {
     Sgl,
 }
 
-impl<'d> Place<'d> {
+impl<'d> FlatData<'d> {
     #[inline(always)]
     pub const fn of(data: Data<'d>) -> Self {
         let (kind, start, len, pages, segments): (_, _, _, &[Iova], &[sgl::Segment]) = match data {
@@ -166,8 +166,13 @@ impl<'a> ListMemory<'a> {
     ///
     /// Beside an error the entry is of no use.
     #[inline(always)]
-    pub(crate) fn map(&self, sqe: Sqe, place: Place<'_>, slot: usize) -> (Sqe, Option<MapError>) {
-        let page = self.page.anew();
+    pub(crate) fn map(
+        &self,
+        sqe: Sqe,
+        place: FlatData<'_>,
+        slot: usize,
+    ) -> (Sqe, Option<MapError>) {
+        let page = self.page.opaque();
         let (start, len, list) = (place.start, place.len, self.of(slot));
         let (prps, error) = match place.kind {
             Kind::None => return (sqe, None),
@@ -363,7 +368,7 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         let Some(slot) = self.inflight.next() else {
             return Err(full(buffer));
         };
-        let sqe = match self.lists.map(sqe, Place::of(data), usize::from(slot)) {
+        let sqe = match self.lists.map(sqe, FlatData::of(data), usize::from(slot)) {
             (sqe, None) => sqe,
             (_, Some(error)) => {
                 return Err(Rejected {

@@ -1,11 +1,14 @@
-//! The state of a queue that a kernel drives, as words of memory: positions, command slots, marks.
+//! The state of a queue that a kernel drives, as words of memory.
 //!
 //! Invariant: a slot is free (its bit is set, or it is in the free ring) or its word says pending. The
 //! same words serve a [`SharedQueue`](crate::SharedQueue) or a [`Collective`](crate::Collective); from
 //! one to the other they go through [`QueueState::init`], with the queue created anew. Between kernels
 //! the host can read them, recover them and give them back.
 
+mod drain_word;
 mod ended;
+mod owned;
+mod shared;
 mod slot;
 
 use crate::error::ControllerFault;
@@ -14,33 +17,40 @@ use crate::mem::CyclicWords;
 use crate::quiesced::{Binding, ClosedQueue, Identity, Quiesced};
 use crate::spec::{Cid, Qid};
 use crate::sync::{AtomicU32, Order, Scope};
+pub(crate) use drain_word::DrainWord;
 pub(crate) use ended::{slot_of, status_of};
+pub(crate) use owned::OwnedState;
+pub(crate) use shared::SharedState;
 pub use slot::MAX_TAGS;
 pub(crate) use slot::{SlotWord, slot_in};
 
 /// Words between fields that different threads write, so that each has a memory sector of its own.
 const LINE: u32 = if cfg!(loom) { 8 } else { 32 };
 
-/// Next ring position (shared), or the position of the tail (collective).
-const POSITION: u32 = 0;
+/// Shared: the next ticket. Owned: the tail.
+const TAIL: u32 = 0;
 const RING_LOCK: u32 = LINE;
 /// Position up to which the tail doorbell was rung.
 const RUNG: u32 = LINE + 1;
-/// Shared: the head of the completion queue and who looks there (see `shared_queue::drain`).
+/// Shared: the drain word.
 const DRAIN: u32 = 2 * LINE;
-/// The drain word: the head, modulo 2^28, is above this.
-pub(crate) const HEAD_SHIFT: u32 = 4;
-/// Position up to which completions were taken (collective); how many were, from the start (shared).
+/// Shared: completions read since the start. Owned: the head.
 const HEAD: u32 = 2 * LINE + 1;
-/// Shared: how many completions were taken of each quarter of the ring.
-const TAKEN: u32 = 2 * LINE + 2;
+/// Shared: completions read of each quarter of the ring, since the start.
+const QUARTERS: u32 = 2 * LINE + 2;
 const FAULT: u32 = 3 * LINE;
 /// Position at which the queue was created.
 const START: u32 = 3 * LINE + 1;
 /// Which controller the queue is bound to and when it was made, as two 64-bit numbers, low half first.
 const BINDING: u32 = 3 * LINE + 2;
-/// Free bits (shared).
+/// Shared: a bit for each free slot.
 const FREE: u32 = 4 * LINE;
+/// Arrays of a word for each entry, after the free bits.
+const SLOTS: u32 = 0;
+/// Shared: sequence numbers. Owned: the free ring.
+const SEQUENCES: u32 = 1;
+/// Owned: deadlines.
+const DEADLINES: u32 = 2;
 
 /// In the fault word: closed, which is no fault of the controller.
 const CLOSED: u32 = u32::MAX;
@@ -63,14 +73,15 @@ const fn free_words(entries: u32) -> u32 {
 
 /// 32-bit words of state for a queue of `entries` entries: 16 KiB at 1,024.
 pub const fn words(entries: u32) -> usize {
-    count(entries) as usize
+    word_count(entries) as usize
 }
 
-const fn count(entries: u32) -> u32 {
+const fn word_count(entries: u32) -> u32 {
     (FREE + free_words(entries).next_multiple_of(LINE) + 3 * entries).next_power_of_two()
 }
 
-/// Which lines of `words` mean what.
+/// The state of a queue, whichever kind of queue uses it. Words that mean different things to the two kinds
+/// are read through [`SharedState`] and [`OwnedState`].
 #[derive(Clone, Copy, Debug)]
 pub struct QueueState<'a> {
     all: CyclicWords<'a>,
@@ -96,7 +107,7 @@ impl<'a> QueueState<'a> {
             return None;
         }
         Some(Self {
-            all: CyclicWords::new(all, count(entries))?,
+            all: CyclicWords::new(all, word_count(entries))?,
             qid,
             mask: entries - 1,
             slots,
@@ -118,27 +129,34 @@ impl<'a> QueueState<'a> {
                 .store(word, Order::Relaxed, Scope::Sys);
         }
         let start = start & !(2 * self.mask + 1);
-        for field in [self.position(), self.rung(), self.head(), self.start()] {
-            field.store(start, Order::Relaxed, Scope::Sys);
+        for field in [TAIL, RUNG, HEAD, START] {
+            self.at(field).store(start, Order::Relaxed, Scope::Sys);
         }
-        self.drain()
-            .store(start << HEAD_SHIFT, Order::Relaxed, Scope::Sys);
+        let shared = SharedState::of(*self);
+        let drain = DrainWord::at(start);
+        shared
+            .drain_word()
+            .store(drain.bits(), Order::Relaxed, Scope::Sys);
         for quarter in 0..4 {
-            self.taken(quarter)
-                .store(start >> 2, Order::Relaxed, Scope::Sys);
+            let read = shared.read_of(quarter);
+            read.store(start >> 2, Order::Relaxed, Scope::Sys);
         }
-        for field in [self.ring_lock(), self.fault_word()] {
-            field.store(0, Order::Relaxed, Scope::Sys);
+        for field in [RING_LOCK, FAULT] {
+            self.at(field).store(0, Order::Relaxed, Scope::Sys);
         }
         for word in 0..free_words(self.mask + 1) {
             let bits = self.slots.saturating_sub(word * 32).min(32);
             let free = ((1u64 << bits) - 1) as u32;
-            self.free(word).store(free, Order::Relaxed, Scope::Sys);
+            shared
+                .free_bits(word)
+                .store(free, Order::Relaxed, Scope::Sys);
         }
         for index in 0..=self.mask {
-            // No position that is taken first in this entry has this mark.
+            // No first ticket of this entry has this sequence number.
             let never = start.wrapping_add(index).wrapping_sub(self.mask);
-            self.mark(index).store(never, Order::Relaxed, Scope::Sys);
+            shared
+                .sequence(index)
+                .store(never, Order::Relaxed, Scope::Sys);
             // Generations go on: a completion from before does not pass for one of a new command.
             let old = self.slot(index).load(Order::Relaxed, Scope::Sys);
             let kept = SlotWord(old).unused();
@@ -167,38 +185,6 @@ impl<'a> QueueState<'a> {
     #[inline(always)]
     pub fn slots(&self) -> u32 {
         self.slots
-    }
-
-    /// Words of free bits.
-    #[inline(always)]
-    pub(crate) fn free_words(&self) -> u32 {
-        self.slots.div_ceil(32)
-    }
-
-    #[inline(always)]
-    pub(crate) fn position(&self) -> &'a AtomicU32 {
-        self.all.named::<POSITION>()
-    }
-
-    #[inline(always)]
-    pub(crate) fn ring_lock(&self) -> &'a AtomicU32 {
-        self.all.named::<RING_LOCK>()
-    }
-
-    #[inline(always)]
-    pub(crate) fn rung(&self) -> &'a AtomicU32 {
-        self.all.named::<RUNG>()
-    }
-
-    /// The head of the completion queue, above [`HEAD_SHIFT`], and who looks there.
-    #[inline(always)]
-    pub(crate) fn drain(&self) -> &'a AtomicU32 {
-        self.all.named::<DRAIN>()
-    }
-
-    #[inline(always)]
-    pub(crate) fn head(&self) -> &'a AtomicU32 {
-        self.all.named::<HEAD>()
     }
 
     #[inline(always)]
@@ -232,47 +218,17 @@ impl<'a> QueueState<'a> {
         }
     }
 
-    /// Which quarter of the ring `position` is in, counted from position 0. Entries are given back to the
-    /// controller by quarters. Not each time, which would cost the bus more; the controller never waits for
-    /// ever, since a ring without room holds entries that were not taken yet.
+    /// Which quarter of the ring `position` is in, counted from position 0. Entries are released to the
+    /// controller by quarters, so that doorbells are few; the controller never waits for ever, since a
+    /// ring without room holds entries that were not read yet.
     #[inline(always)]
     pub(crate) fn quarter_of(&self, position: u32) -> u32 {
         position >> self.quarter_shift()
     }
 
-    /// Where the `quarter`th quarter begins.
-    #[inline(always)]
-    pub(crate) fn quarter_start(&self, quarter: u32) -> u32 {
-        quarter << self.quarter_shift()
-    }
-
     #[inline(always)]
     fn quarter_shift(&self) -> u32 {
         self.mask.count_ones().max(2) - 2
-    }
-
-    /// How many completions were taken in the place of the `quarter`th quarter, in all laps.
-    #[inline(always)]
-    pub(crate) fn taken(&self, quarter: u32) -> &'a AtomicU32 {
-        self.at(TAKEN + (quarter & 3))
-    }
-
-    /// What [`taken`](Self::taken) says when the last entry of the `quarter`th quarter was taken.
-    #[inline(always)]
-    pub(crate) fn taken_after(&self, quarter: u32) -> u32 {
-        self.quarter_start((quarter >> 2).wrapping_add(1))
-    }
-
-    /// Whether taking the entries from `head` to `next` passes a quarter of the ring.
-    #[inline(always)]
-    pub(crate) fn gives_back(&self, head: u32, next: u32) -> bool {
-        self.quarter_of(head ^ next) != 0
-    }
-
-    /// Word `index` of the free bits.
-    #[inline(always)]
-    pub(crate) fn free(&self, index: u32) -> &'a AtomicU32 {
-        self.at(FREE + index)
     }
 
     #[inline(always)]
@@ -285,19 +241,7 @@ impl<'a> QueueState<'a> {
     /// The word of a command slot.
     #[inline(always)]
     pub(crate) fn slot(&self, slot: u32) -> &'a AtomicU32 {
-        self.array(0, slot)
-    }
-
-    /// Shared: which position was last published in a ring entry, plus 1. Collective: the free ring.
-    #[inline(always)]
-    pub(crate) fn mark(&self, position: u32) -> &'a AtomicU32 {
-        self.array(1, position)
-    }
-
-    /// Collective: a slot's deadline.
-    #[inline(always)]
-    pub(crate) fn deadline(&self, slot: u32) -> &'a AtomicU32 {
-        self.array(2, slot)
+        self.array(SLOTS, slot)
     }
 
     /// The fault that ended the queue's service, if any.
@@ -370,20 +314,22 @@ mod tests {
         for entries in [2, 4, 32, 64, 128, 2048] {
             let all = zeroed(entries);
             let state = view(&all, entries, entries - 1);
+            let (shared, owned) = (SharedState::of(state), OwnedState::of(state));
             let mut fields = vec![
-                state.position(),
-                state.ring_lock(),
-                state.rung(),
-                state.drain(),
-                state.head(),
+                shared.next_ticket(),
+                shared.ring_lock(),
+                shared.rung(),
+                shared.drain_word(),
+                shared.read(),
                 state.fault_word(),
                 state.start(),
             ];
             fields.extend((0..4).map(|index| state.at(BINDING + index)));
-            fields.extend((0..4).map(|quarter| state.taken(quarter)));
-            fields.extend((0..state.free_words()).map(|word| state.free(word)));
+            fields.extend((0..4).map(|quarter| shared.read_of(quarter)));
+            fields.extend((0..shared.free_words()).map(|word| shared.free_bits(word)));
             for index in 0..entries {
-                fields.extend([state.slot(index), state.mark(index), state.deadline(index)]);
+                let sequence = shared.sequence(index);
+                fields.extend([state.slot(index), sequence, owned.deadline(index)]);
             }
             let different: HashSet<_> = fields.iter().map(|word| index_of(&all, word)).collect();
             assert_eq!(different.len(), fields.len(), "{entries} entries");
@@ -395,12 +341,18 @@ mod tests {
     fn words_of_different_threads_lie_in_lines_of_their_own() {
         let all = zeroed(64);
         let state = view(&all, 64, 63);
+        let shared = SharedState::of(state);
         let groups = [
-            vec![state.position()],
-            vec![state.ring_lock(), state.rung()],
-            vec![state.drain(), state.head(), state.taken(0), state.taken(3)],
+            vec![shared.next_ticket()],
+            vec![shared.ring_lock(), shared.rung()],
+            vec![
+                shared.drain_word(),
+                shared.read(),
+                shared.read_of(0),
+                shared.read_of(3),
+            ],
             vec![state.fault_word(), state.start()],
-            vec![state.free(0), state.free(1)],
+            vec![shared.free_bits(0), shared.free_bits(1)],
             vec![state.slot(0), state.slot(31)],
         ];
         let lines = groups.map(|group| {
@@ -422,7 +374,8 @@ mod tests {
             let state = view(&all, entries, slots);
             state.init(&Identity::new(), 0);
             let free = |slot: &u32| {
-                let word = state.free(slot / 32).load(Order::Relaxed, Scope::Sys);
+                let bits = SharedState::of(state).free_bits(slot / 32);
+                let word = bits.load(Order::Relaxed, Scope::Sys);
                 word >> (slot % 32) & 1 == 1
             };
             let expected = |slot: &u32| *slot < slots;
@@ -445,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn a_queue_begins_at_a_whole_lap() {
+    fn a_queue_begins_at_a_whole_pass() {
         let all = zeroed(64);
         let state = view(&all, 64, 63);
         for (asked, begins) in [
@@ -455,13 +408,19 @@ mod tests {
             (u32::MAX, 0u32.wrapping_sub(128)),
         ] {
             state.init(&Identity::new(), asked);
-            for word in [state.position(), state.rung(), state.head(), state.start()] {
+            let shared = SharedState::of(state);
+            for word in [
+                shared.next_ticket(),
+                shared.rung(),
+                shared.read(),
+                state.start(),
+            ] {
                 assert_eq!(word.load(Order::Relaxed, Scope::Sys), begins);
             }
-            let drain = state.drain().load(Order::Relaxed, Scope::Sys);
+            let drain = shared.drain_word().load(Order::Relaxed, Scope::Sys);
             assert_eq!(drain, begins.wrapping_mul(16));
             for quarter in 0..4 {
-                let taken = state.taken(quarter).load(Order::Relaxed, Scope::Sys);
+                let taken = shared.read_of(quarter).load(Order::Relaxed, Scope::Sys);
                 assert_eq!(taken, begins / 4, "as many in each place of a quarter");
             }
         }

@@ -25,7 +25,7 @@ const POLL_NS: u64 = 100_000;
 pub enum ResetCause {
     /// The Abort command could not be sent: the admin queue is full.
     AdminFull,
-    /// The Abort command was not answered in time, or the admin queue holds nonsense.
+    /// The Abort command was not answered in time, or the admin queue holds a completion that cannot be.
     AdminDead,
     /// Abort was refused with this status.
     Refused(Status),

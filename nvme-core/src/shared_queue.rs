@@ -3,7 +3,7 @@
 //! Command slots are apart from ring positions. A slot is claimed at once or not at all, so nobody
 //! waits with something in hand; only the holder of a slot takes a ring position, and between
 //! position and publication there is no wait and no way out. The position is always free: there are
-//! fewer slots than entries, so among the positions of one lap two had the same slot, the earlier of
+//! fewer slots than entries, so among the positions of one pass two had the same slot, the earlier of
 //! them has completed, and the controller fetches in order (docs/memory-model.md has the proof, loom
 //! checks it). A slow or lost command costs its slot, never the ring.
 //!
@@ -14,12 +14,12 @@ mod drain;
 mod ring;
 mod wait;
 
-use crate::command::{Command, NO_ENTRY, place, write_entries};
+use crate::command::{Command, NO_ENTRY, entry_of, write_entries};
 use crate::error::{ControllerFault, SubmitError};
 use crate::group::{Group, Vote};
 use crate::inflight::MAX_IN_FLIGHT;
 use crate::queue_pair::{AbortReason, Outcome, QueueMemory};
-use crate::queue_state::{MAX_TAGS, QueueState, SlotWord};
+use crate::queue_state::{MAX_TAGS, QueueState, SharedState, SlotWord};
 use crate::quiesced::Quiesced;
 use crate::spec::{Cid, Sqe, Status};
 use crate::sync::{AtomicU64, Order, Scope, fence};
@@ -77,23 +77,23 @@ impl<'a> Cells<'a> {
 #[must_use = "wait for the command: until it ends its buffer belongs to the controller"]
 pub struct Token {
     cell: u32,
-    position: u32,
+    ticket: u32,
     cid: Cid,
 }
 
 impl Token {
     /// The token of a command that was submitted elsewhere, from [`words`](Self::words).
-    pub const fn from_words([cell, position, cid]: [u32; 3]) -> Self {
+    pub const fn from_words([cell, ticket, cid]: [u32; 3]) -> Self {
         Self {
             cell,
-            position,
+            ticket,
             cid: Cid(cid as u16),
         }
     }
 
     /// The token as words, to be kept where Rust values cannot be.
     pub const fn words(self) -> [u32; 3] {
-        [self.cell, self.position, self.cid.0 as u32]
+        [self.cell, self.ticket, self.cid.0 as u32]
     }
 
     /// The command's identifier, for messages.
@@ -123,7 +123,7 @@ const NO_SLOT: u32 = MAX_IN_FLIGHT;
 #[derive(Debug)]
 pub struct SharedQueue<'a> {
     memory: QueueMemory<'a>,
-    state: QueueState<'a>,
+    state: SharedState<'a>,
     cells: Cells<'a>,
 }
 
@@ -134,7 +134,7 @@ impl<'a> SharedQueue<'a> {
     pub fn new(memory: QueueMemory<'a>, state: QueueState<'a>, cells: Cells<'a>) -> Self {
         Self {
             memory,
-            state,
+            state: SharedState::of(state),
             cells,
         }
     }
@@ -183,14 +183,14 @@ impl<'a> SharedQueue<'a> {
         let mut sqe = command.sqe;
         if why.is_none() {
             let error;
-            (sqe, error) = self.memory.lists.map(sqe, command.place, slot as usize);
+            (sqe, error) = self.memory.lists.map(sqe, command.data, slot as usize);
             why = error.map(SubmitError::Map);
         }
         if why.is_some() && slot != NO_SLOT {
             self.free(slot);
         }
         let goal = (command.tag, command.wants_dw0);
-        (self.put(group, why.is_none(), slot, sqe, goal), why)
+        (self.publish(group, why.is_none(), slot, sqe, goal), why)
     }
 
     /// Claims a slot for each member that wants one, in the order of ranks; [`NO_SLOT`] for those left
@@ -235,7 +235,7 @@ impl<'a> SharedQueue<'a> {
     /// Up to `need` free bits of a word, now ours.
     #[inline(always)]
     fn claim_bits(&self, word: u32, need: u32, hint: u32, blind: bool) -> u32 {
-        let free = self.state.free(word);
+        let free = self.state.free_bits(word);
         // A guess of one bit is mostly right, and saves the look.
         let mut want = match (need, blind) {
             (32.., _) => u32::MAX,
@@ -268,7 +268,7 @@ impl<'a> SharedQueue<'a> {
         if at < words {
             let word = home + at;
             let word = if word >= words { word - words } else { word };
-            empty = self.state.free(word).load(Order::Relaxed, Scope::Gpu) == 0;
+            empty = self.state.free_bits(word).load(Order::Relaxed, Scope::Gpu) == 0;
         }
         group.vote(empty).leading
     }
@@ -277,14 +277,14 @@ impl<'a> SharedQueue<'a> {
     fn free(&self, slot: u32) {
         // Release: pairs with the claim of the slot; its word and lists are not touched after this.
         self.state
-            .free(slot / 32)
+            .free_bits(slot / 32)
             .fetch_or(1 << (slot % 32), Order::Release, Scope::Gpu);
     }
 
-    /// From claimed slots to a doorbell: positions, entries, marks. The token of a member that is not
+    /// Publishes the commands of claimed slots, for the next doorbell: tickets, entries, sequence numbers. The token of a member that is not
     /// `ready` means nothing.
     #[inline(always)]
-    fn put<G: Group>(
+    fn publish<G: Group>(
         &self,
         group: &G,
         ready: bool,
@@ -295,7 +295,7 @@ impl<'a> SharedQueue<'a> {
         let state = &self.state;
         let mut token = Token {
             cell: tag,
-            position: 0,
+            ticket: 0,
             cid: Cid(0),
         };
         let vote = group.vote(ready);
@@ -305,11 +305,11 @@ impl<'a> SharedQueue<'a> {
         let mut first = 0;
         if group.leads() {
             first = state
-                .position()
+                .next_ticket()
                 .fetch_add(vote.total, Order::Relaxed, Scope::Gpu);
-            self.fetched(first.wrapping_add(vote.total));
+            self.wait_until_entry_reusable(first.wrapping_add(vote.total));
         }
-        token.position = group.broadcast(first).wrapping_add(place(group, vote));
+        token.ticket = group.broadcast(first).wrapping_add(entry_of(group, vote));
         group.sync();
         let (mut index, mut sqe) = (NO_ENTRY, sqe);
         if ready {
@@ -319,35 +319,36 @@ impl<'a> SharedQueue<'a> {
             token.cid = next.cid(slot);
             self.cells
                 .set(tag, PENDING | u64::from(token.cid.0) << CID_SHIFT);
-            index = token.position & state.mask();
+            index = token.ticket & state.mask();
             sqe = sqe.with_cid(token.cid);
         }
         write_entries(group, &self.memory.sq, index, sqe);
         // Members may have written words of this one's entry: the fence covers what happened before sync.
         group.sync();
-        // Release: pairs with the acquire of the mark by whoever rings.
+        // Release: pairs with the acquire of the sequence number by the holder of the ring lock.
         fence(Order::Release, Scope::Gpu);
         if ready {
-            let mark = token.position.wrapping_add(1);
+            let sequence = token.ticket.wrapping_add(1);
             state
-                .mark(token.position)
-                .store(mark, Order::Relaxed, Scope::Gpu);
+                .sequence(token.ticket)
+                .store(sequence, Order::Relaxed, Scope::Gpu);
         }
         token
     }
 
-    /// Sees to it that the controller has fetched the last users of the entries before `end`.
+    /// Returns once it is known that the controller has fetched the entries in whose place those before
+    /// `end` are written.
     ///
-    /// It has: fewer than `entries` commands hold slots, those before `end` that hold none have
-    /// completed, and entries are fetched in order. Only the news may still be under way, so this
-    /// waits for nobody.
+    /// It has fetched them: fewer than `entries` commands hold slots, those before `end` that hold none have
+    /// completed, and entries are fetched in order. Spins only until completions that another group has
+    /// read already are counted; never on the controller.
     #[inline(always)]
-    fn fetched(&self, end: u32) {
+    fn wait_until_entry_reusable(&self, end: u32) {
         let past = end.wrapping_sub(self.state.mask() + 1);
         // Acquire: pairs with the release of all who counted.
         while (self
             .state
-            .head()
+            .read()
             .load(Order::Acquire, Scope::Gpu)
             .wrapping_sub(past) as i32)
             < 0

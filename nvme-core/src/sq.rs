@@ -126,12 +126,12 @@ mod tests {
             let cells: Vec<SqCell> = (0..entries).map(|_| SqCell::default()).collect();
             let bell = AtomicU32::new(0);
             let mut sq = SubmissionQueue::new(SqRing::new(&cells, Iova(0)), Doorbell::new(&bell));
-            for lap in 0..3 * entries as u32 {
+            for pass in 0..3 * entries as u32 {
                 let before = sq.tail;
                 for _ in 0..entries - 1 {
-                    assert!(sq.push(Sqe::new(0, Nsid(lap))));
+                    assert!(sq.push(Sqe::new(0, Nsid(pass))));
                 }
-                assert!(!sq.push(Sqe::new(0, Nsid(lap))));
+                assert!(!sq.push(Sqe::new(0, Nsid(pass))));
                 sq.ring();
                 let tail = bell.load(Order::Relaxed, Scope::Sys);
                 assert_eq!(tail, (before + entries as u32 - 1) % entries as u32);

@@ -20,10 +20,10 @@ fn one_member_agrees_with_itself() {
 
 /// What is asked of the seven neighbours that it lacks is answered by the member itself.
 #[test]
-fn one_member_is_no_octet() {
-    assert!(!Alone.octets());
+fn one_member_is_no_tile() {
+    assert!(!Alone.tiles());
     for other in 0..8 {
-        assert_eq!(Alone.of_octet(42, other), 42);
+        assert_eq!(Alone.of_tile(42, other), 42);
         assert_eq!(Alone.swap(u64::MAX - 1, other), u64::MAX - 1);
     }
 }

@@ -1,7 +1,7 @@
 //! The atomics of the host: what each operation does and returns, with every order and scope.
 #![cfg(not(any(loom, tsan)))]
 
-use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope, anew, fence, spin};
+use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope, fence, opaque, spin};
 
 const ORDERS: [Order; 4] = [
     Order::Relaxed,
@@ -73,7 +73,7 @@ fn conditional_operations_change_nothing_without_their_condition() {
 #[test]
 fn a_value_made_anew_is_the_same_value() {
     for value in [0, 1, u32::MAX] {
-        assert_eq!(anew(value), value);
+        assert_eq!(opaque(value), value);
     }
 }
 

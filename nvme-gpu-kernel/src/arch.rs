@@ -92,7 +92,7 @@ pub fn shuffle(mask: u32, value: u32, from: u32) -> u32 {
 
 /// The value of lane `from` (0 to 7) of this lane's eight. Every lane of the warp calls it.
 #[inline(always)]
-pub fn shuffle_octet(value: u32, from: u32) -> u32 {
+pub fn shuffle_tile(value: u32, from: u32) -> u32 {
     let taken: u32;
     // SAFETY: exchanges registers between lanes that all call it. 0x181F: segments of eight lanes.
     unsafe {

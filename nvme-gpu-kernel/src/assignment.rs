@@ -8,7 +8,7 @@ use nvme_core::group::Traffic;
 use nvme_core::handoff::QueueWords;
 use nvme_core::spec::nvm::{self, opcode};
 use nvme_core::spec::{Iova, Lba, Nsid, PageSize, Sqe};
-use nvme_core::sync::{AtomicU32, Order, Scope, anew};
+use nvme_core::sync::{AtomicU32, Order, Scope, opaque};
 use nvme_core::trace::Event;
 use nvme_core::{Command, ControllerFault, Data, Outcome, SubmitError, WaitError};
 
@@ -129,7 +129,7 @@ impl<'l> Work<'l> {
 
     /// Counts what a shared queue did on the bus.
     #[inline(always)]
-    pub fn saw(&self, traffic: Traffic) {
+    pub fn on_bus_access(&self, traffic: Traffic) {
         // SAFETY: as in `timed_out`.
         unsafe {
             let (field, count) = match traffic {
@@ -228,9 +228,9 @@ impl<'l> Work<'l> {
     #[inline(always)]
     fn bytes(&self) -> u64 {
         let launch = self.launch;
-        match anew(launch.opcode) as u8 {
+        match opaque(launch.opcode) as u8 {
             opcode::READ | opcode::WRITE | opcode::COMPARE => {
-                u64::from(launch.blocks) << anew(launch.block_shift)
+                u64::from(launch.blocks) << opaque(launch.block_shift)
             }
             opcode::DATASET_MANAGEMENT => 16,
             _ => 0,
@@ -256,7 +256,7 @@ impl<'l> Work<'l> {
             return Data::Contiguous { iova, len };
         }
         let table = self.launch.pages as usize as *const Iova;
-        let shift = anew(self.page.shift());
+        let shift = opaque(self.page.shift());
         let first = offset >> shift;
         let within = offset & ((1 << shift) - 1);
         let count = (within + len).div_ceil(1 << shift);

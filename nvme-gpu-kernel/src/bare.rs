@@ -103,7 +103,7 @@ pub unsafe extern "ptx-kernel" fn nvme_pingpong(launch: Launch) {
 pub unsafe extern "ptx-kernel" fn nvme_sqe_writes(launch: Launch) {
     let warp = (arch::block() * arch::block_threads() + arch::thread()) / 32;
     let warps = arch::blocks() * arch::block_threads() / 32;
-    let (octet, word) = (arch::lane() / 8, arch::lane() & 7);
+    let (tile, word) = (arch::lane() / 8, arch::lane() & 7);
     let queues = launch.queue_count.max(1);
     let Some(words) = queue_words(&launch, warp % queues) else {
         return;
@@ -113,10 +113,10 @@ pub unsafe extern "ptx-kernel" fn nvme_sqe_writes(launch: Launch) {
         return;
     };
     let beside = warps.div_ceil(queues) * 4;
-    let mut index = warp / queues * 4 + octet;
+    let mut index = warp / queues * 4 + tile;
     let mut written = 0u64;
     let (mut unrung, mut read) = (0, 0u64);
-    let mut number = u64::from(warp * 4 + octet);
+    let mut number = u64::from(warp * 4 + tile);
     while number < launch.commands {
         // As a read of one block by the only one in flight, for a controller that looks at it.
         let value = if word == 0 {

@@ -4,12 +4,12 @@
 
 use crate::arch;
 use core::arch::asm;
-use nvme_core::group::{Act, Alone, Group, Here, Vote};
+use nvme_core::group::{Alone, ExecContext, Group, GroupOp, Vote};
 use nvme_core::sync::{AtomicU32, Order, Scope};
 
 #[inline(always)]
-fn of_octet(value: u32, from: u32) -> u32 {
-    arch::shuffle_octet(value, from)
+fn of_tile(value: u32, from: u32) -> u32 {
+    arch::shuffle_tile(value, from)
 }
 
 #[inline(always)]
@@ -96,13 +96,13 @@ impl Group for Warp {
     }
 
     #[inline(always)]
-    fn octets(&self) -> bool {
+    fn tiles(&self) -> bool {
         true
     }
 
     #[inline(always)]
-    fn of_octet(&self, value: u32, from: u32) -> u32 {
-        of_octet(value, from)
+    fn of_tile(&self, value: u32, from: u32) -> u32 {
+        of_tile(value, from)
     }
 
     #[inline(always)]
@@ -234,13 +234,13 @@ impl Group for Block {
     }
 
     #[inline(always)]
-    fn octets(&self) -> bool {
+    fn tiles(&self) -> bool {
         true
     }
 
     #[inline(always)]
-    fn of_octet(&self, value: u32, from: u32) -> u32 {
-        of_octet(value, from)
+    fn of_tile(&self, value: u32, from: u32) -> u32 {
+        of_tile(value, from)
     }
 
     #[inline(always)]
@@ -253,7 +253,7 @@ impl Group for Block {
 #[derive(Clone, Copy, Debug)]
 pub struct Gpu;
 
-impl Here for Gpu {
+impl ExecContext for Gpu {
     #[inline(always)]
     fn now_ns(&self) -> u64 {
         arch::now_ns()
@@ -265,21 +265,21 @@ impl Here for Gpu {
     }
 
     #[inline(always)]
-    fn together<A: Act>(&self, key: u64, act: A) -> A::Output {
-        together(Alone, key, act)
+    fn converged<A: GroupOp>(&self, key: u64, op: A) -> A::Output {
+        converged(Alone, key, op)
     }
 }
 
 /// Does `act` with the lanes that run beside this one and name the same `key`, or as `lone`. A mask that is
 /// known when the kernel is compiled makes every collective much cheaper, and a lane alone needs none.
 #[inline(always)]
-pub fn together<L: Group, A: Act>(lone: L, key: u64, act: A) -> A::Output {
+pub fn converged<L: Group, A: GroupOp>(lone: L, key: u64, op: A) -> A::Output {
     let mask = arch::same(arch::active(), key);
     if mask == arch::FULL {
-        act.act(&Warp)
+        op.run(&Warp)
     } else if mask.is_power_of_two() {
-        act.act(&lone)
+        op.run(&lone)
     } else {
-        act.act(&Lanes { mask })
+        op.run(&Lanes { mask })
     }
 }

@@ -8,7 +8,7 @@
 
 use crate::arch;
 use crate::{Gpu, Queues};
-use nvme_core::group::Here;
+use nvme_core::group::ExecContext;
 use nvme_core::spec::{Iova, Lba, Nsid, Sqe, nvm};
 use nvme_core::{Command, Data, Drained, Outcome, SharedQueue, SubmitError, Token, WaitError};
 

@@ -53,7 +53,7 @@ pub fn drive<G: Group, const FEW: usize, const MANY: usize, const TRACED: bool>(
         // One command a member is prepared while those before it are under way.
         while next < total && queue.in_flight() + even <= depth + ahead {
             let room = (depth + ahead - queue.in_flight()) & !(even - 1);
-            let first = if even > 1 { queue.uneven() } else { 0 };
+            let first = if even > 1 { queue.misaligned_by() } else { 0 };
             let room = if first != 0 { first } else { room };
             let room = u64::from(room).min(total - next);
             let rank = queue.group().rank();

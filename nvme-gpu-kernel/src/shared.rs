@@ -4,9 +4,9 @@
 
 use crate::arch;
 use crate::assignment::{Tally, Work, queue_words};
-use crate::groups::{Gpu, Narrow, together};
+use crate::groups::{Gpu, Narrow, converged};
 use crate::work::Launch;
-use nvme_core::group::{Act, Here, Traffic};
+use nvme_core::group::{ExecContext, GroupOp, Traffic};
 use nvme_core::sync::AtomicU64;
 use nvme_core::trace::Event;
 use nvme_core::{Cells, Outcome, SharedQueue, Token, WaitError};
@@ -18,7 +18,7 @@ struct Counted<'w, 'l, const TRACED: bool, const NARROW: bool> {
     index: u64,
 }
 
-impl<const TRACED: bool, const NARROW: bool> Here for Counted<'_, '_, TRACED, NARROW> {
+impl<const TRACED: bool, const NARROW: bool> ExecContext for Counted<'_, '_, TRACED, NARROW> {
     #[inline(always)]
     fn now_ns(&self) -> u64 {
         Gpu.now_ns()
@@ -30,8 +30,8 @@ impl<const TRACED: bool, const NARROW: bool> Here for Counted<'_, '_, TRACED, NA
     }
 
     #[inline(always)]
-    fn saw(&self, traffic: Traffic) {
-        self.work.saw(traffic);
+    fn on_bus_access(&self, traffic: Traffic) {
+        self.work.on_bus_access(traffic);
     }
 
     #[inline(always)]
@@ -42,10 +42,10 @@ impl<const TRACED: bool, const NARROW: bool> Here for Counted<'_, '_, TRACED, NA
     }
 
     #[inline(always)]
-    fn together<A: Act>(&self, key: u64, act: A) -> A::Output {
+    fn converged<A: GroupOp>(&self, key: u64, op: A) -> A::Output {
         match NARROW {
-            true => together(Narrow, key, act),
-            false => Gpu.together(key, act),
+            true => converged(Narrow, key, op),
+            false => Gpu.converged(key, op),
         }
     }
 }

@@ -7,7 +7,7 @@ mod place;
 #[cfg(loom)]
 mod turns;
 
-use nvme_core::group::{Act, Alone, Group, Here, Vote};
+use nvme_core::group::{Alone, ExecContext, Group, GroupOp, Vote};
 use place::Place;
 use std::cell::Cell;
 use std::sync::Arc;
@@ -159,11 +159,11 @@ impl<P: Place, const READS: u32> Group for Member<P, READS> {
         self.value_of(u64::from(value), 0) as u32
     }
 
-    fn octets(&self) -> bool {
+    fn tiles(&self) -> bool {
         self.size().is_multiple_of(8)
     }
 
-    fn of_octet(&self, value: u32, from: u32) -> u32 {
+    fn of_tile(&self, value: u32, from: u32) -> u32 {
         self.value_of(u64::from(value), self.rank & !7 | from as usize) as u32
     }
 
@@ -186,7 +186,7 @@ impl Default for Clock {
 }
 
 #[cfg(not(loom))]
-impl Here for Clock {
+impl ExecContext for Clock {
     fn now_ns(&self) -> u64 {
         self.0.elapsed().as_nanos() as u64
     }
@@ -199,8 +199,8 @@ impl Here for Clock {
         }
     }
 
-    fn together<A: Act>(&self, _key: u64, act: A) -> A::Output {
-        act.act(&Alone)
+    fn converged<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
+        op.run(&Alone)
     }
 }
 
@@ -210,7 +210,7 @@ impl Here for Clock {
 pub struct Looks(Cell<u64>);
 
 #[cfg(loom)]
-impl Here for Looks {
+impl ExecContext for Looks {
     fn now_ns(&self) -> u64 {
         self.0.replace(self.0.get() + 1)
     }
@@ -219,8 +219,8 @@ impl Here for Looks {
         nvme_core::sync::spin();
     }
 
-    fn together<A: Act>(&self, _key: u64, act: A) -> A::Output {
-        act.act(&Alone)
+    fn converged<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
+        op.run(&Alone)
     }
 }
 
@@ -240,7 +240,7 @@ impl<F: Fn()> Paused<F> {
     }
 }
 
-impl<F: Fn()> Here for Paused<F> {
+impl<F: Fn()> ExecContext for Paused<F> {
     /// Looking at the clock takes a nanosecond, too: loops without pauses end.
     fn now_ns(&self) -> u64 {
         self.now_ns.set(self.now_ns.get() + 1);
@@ -252,7 +252,7 @@ impl<F: Fn()> Here for Paused<F> {
         (self.work)();
     }
 
-    fn together<A: Act>(&self, _key: u64, act: A) -> A::Output {
-        act.act(&Alone)
+    fn converged<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
+        op.run(&Alone)
     }
 }

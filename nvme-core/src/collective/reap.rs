@@ -32,7 +32,7 @@ impl<G: Group> Collective<'_, G> {
     /// Returns how many there were. `done` must not use the group.
     ///
     /// # Errors
-    /// To all members: the controller posted nonsense. What else was read is accounted; the queue
+    /// To all members: the controller broke the protocol. What else was read is accounted; the queue
     /// takes no more commands until it is recovered.
     #[inline(always)]
     pub fn reap<const ENTRIES: usize>(
@@ -42,8 +42,8 @@ impl<G: Group> Collective<'_, G> {
         let (state, cq, group) = (self.state, &self.memory.cq, &self.group);
         let (head, rung) = (self.head, self.rung);
         let alone = group.size() == 1;
-        // Octets read whole lines of memory, from the one that the head is in.
-        let skip = if group.octets() {
+        // Tiles read whole lines of memory, from the one that the head is in.
+        let skip = if group.tiles() {
             head & state.mask() & (LINE - 1)
         } else {
             0
@@ -64,10 +64,10 @@ impl<G: Group> Collective<'_, G> {
         let mut found = 0;
         unroll!(ENTRIES, k => {
             if found == k as u32 * group.size() {
-                // No entry a whole lap ahead passes for new: there are fewer commands than entries.
-                // Those before the head were taken; the controller may have posted there again.
-                let taken = k as u32 * group.size() + group.rank() < skip;
-                let new = taken || phase_of(uppers[k]) == state.phase(at(k));
+                // No entry a whole pass ahead passes for new: there are fewer commands than entries.
+                // Those before the head were read; the controller may have posted there again.
+                let read = k as u32 * group.size() + group.rank() < skip;
+                let new = read || phase_of(uppers[k]) == state.phase(at(k));
                 found += group.vote(new).leading;
             }
         });
@@ -80,18 +80,18 @@ impl<G: Group> Collective<'_, G> {
         unroll!(ENTRIES, k => {
             if at(k).wrapping_sub(head) < found {
                 let word = match alone {
-                    true => state.strike_alone(uppers[k]),
-                    false => state.strike(uppers[k]),
+                    true => state.take_out_of_flight_unshared(uppers[k]),
+                    false => state.take_out_of_flight(uppers[k]),
                 };
                 ends[k] = word;
             }
         });
         unroll!(ENTRIES, k => {
             if at(k).wrapping_sub(head) < found
-                && (!state.fits(uppers[k], ends[k])
+                && (!state.matches(uppers[k], ends[k])
                     || !state.is_possible(uppers[k], at(k).wrapping_add(1), rung))
             {
-                fault = state.judge(uppers[k], ends[k]);
+                fault = state.classify_fault(uppers[k], ends[k]);
                 ends[k] = SlotWord::NONE;
             }
         });
@@ -121,7 +121,7 @@ impl<G: Group> Collective<'_, G> {
             self.refused = state.fault_code();
         }
         let next = head.wrapping_add(found);
-        if state.gives_back(head, next) {
+        if state.passes_quarter(head, next) {
             self.cq_doorbells += 1;
             if group.leads() {
                 if rare {
@@ -134,17 +134,17 @@ impl<G: Group> Collective<'_, G> {
         let end = self.free_end();
         let mut freed = 0;
         unroll!(ENTRIES, k => {
-            // Without a fault every entry has a slot, and its place among them is known.
-            let mut place = at(k).wrapping_sub(head);
+            // Without a fault every entry has a slot, and its index among them is known.
+            let mut index = at(k).wrapping_sub(head);
             if rare {
                 let vote = self.group.vote(ends[k].pending());
-                place = freed + vote.before;
+                index = freed + vote.before;
                 freed += vote.total;
             }
             if ends[k].pending() {
                 let slot = slot_of(uppers[k]);
-                let mark = state.mark(end.wrapping_add(place));
-                mark.store(ends[k].free(slot), Order::Relaxed, Scope::Cta);
+                let place = state.free_ring(end.wrapping_add(index));
+                place.store(ends[k].free(slot), Order::Relaxed, Scope::Cta);
                 done(Finished {
                     tag: ends[k].tag(),
                     cid: ends[k].cid(slot),

@@ -29,13 +29,13 @@ impl QueueState<'_> {
     /// few predicates, and would wait for one entry before it reads the next.
     #[inline(always)]
     pub(crate) fn is_new(&self, upper: u64, position: u32) -> u32 {
-        // Bit 48 is the phase tag: 1 in even laps, 0 in odd ones.
+        // Bit 48 is the phase tag: 1 in even passes, 0 in odd ones.
         ((upper >> 48) as u32 ^ position >> self.mask.count_ones()) & 1
     }
 
-    /// As [`strike`](Self::strike), when nobody else takes any meanwhile.
+    /// As [`take_out_of_flight`](Self::take_out_of_flight), when no other thread does so at the same time.
     #[inline(always)]
-    pub(crate) fn strike_alone(&self, upper: u64) -> SlotWord {
+    pub(crate) fn take_out_of_flight_unshared(&self, upper: u64) -> SlotWord {
         let slot = slot_of(upper);
         if slot >= self.slots {
             return SlotWord::NONE;
@@ -47,10 +47,10 @@ impl QueueState<'_> {
     }
 
     /// Takes the slot that the entry with this upper word names out of flight, whatever it holds: the
-    /// word that was there, for [`judge`](Self::judge). One atomic: of two completions with one CID,
+    /// word that was there, for [`classify_fault`](Self::classify_fault). One atomic: of two completions with one CID,
     /// even in one pass, one finds the slot pending.
     #[inline(always)]
-    pub(crate) fn strike(&self, upper: u64) -> SlotWord {
+    pub(crate) fn take_out_of_flight(&self, upper: u64) -> SlotWord {
         let slot = slot_of(upper);
         if slot >= self.slots {
             return SlotWord::NONE;
@@ -61,9 +61,9 @@ impl QueueState<'_> {
         )
     }
 
-    /// As [`strike`](Self::strike) when `when` holds, else none; without a branch.
+    /// As [`take_out_of_flight`](Self::take_out_of_flight) when `when` holds, else none; without a branch.
     #[inline(always)]
-    pub(crate) fn strike_if(&self, when: bool, upper: u64) -> SlotWord {
+    pub(crate) fn take_out_of_flight_if(&self, when: bool, upper: u64) -> SlotWord {
         let slot = slot_of(upper);
         SlotWord(
             self.slot(slot)
@@ -71,24 +71,18 @@ impl QueueState<'_> {
         )
     }
 
-    /// Gives a slot back when `when` holds; without a branch.
+    /// Whether `word`, taken out of flight for the entry with this upper word, was its command.
     #[inline(always)]
-    pub(crate) fn free_if(&self, when: bool, slot: u32) {
-        self.free(slot / 32).set_bits_if(when, 1 << (slot % 32));
-    }
-
-    /// Whether `word`, struck for the entry with this upper word, was its command.
-    #[inline(always)]
-    pub(crate) fn fits(&self, upper: u64, word: SlotWord) -> bool {
+    pub(crate) fn matches(&self, upper: u64, word: SlotWord) -> bool {
         // The slot is the lower part of the CID.
         let same = word.generation() == (upper >> 44) as u32 & 0xF;
         word.pending() & same & ((upper >> 16) as u16 == self.qid.0)
     }
 
-    /// Puts back what was struck for an entry that cannot be, by [`fits`](Self::fits) or
+    /// Puts back in flight what was taken out for an entry that cannot be, by [`matches`](Self::matches) or
     /// [`is_possible`](Self::is_possible); the code of the [`ControllerFault`].
     #[inline(always)]
-    pub(crate) fn judge(&self, upper: u64, word: SlotWord) -> u32 {
+    pub(crate) fn classify_fault(&self, upper: u64, word: SlotWord) -> u32 {
         let cqe = Cqe::from_words(0, upper);
         if word.pending() {
             // Its command or another one is in the slot, still in flight.
@@ -97,9 +91,9 @@ impl QueueState<'_> {
         }
         if cqe.sqid() != self.qid {
             ControllerFault::SqId(cqe.sqid).code()
-        } else if self.fits(upper, word) & (u32::from(cqe.sqhd) > self.mask) {
+        } else if self.matches(upper, word) & (u32::from(cqe.sqhd) > self.mask) {
             ControllerFault::SqHead(cqe.sqhd).code()
-        } else if word.pending() & !self.fits(upper, word) {
+        } else if word.pending() & !self.matches(upper, word) {
             ControllerFault::StaleCid(cqe.cid()).code()
         } else {
             ControllerFault::UnknownCid(cqe.cid()).code()

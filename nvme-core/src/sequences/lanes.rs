@@ -114,11 +114,11 @@ impl Group for Lane<'_> {
         self.exchange(u64::from(value))[0] as u32
     }
 
-    fn octets(&self) -> bool {
+    fn tiles(&self) -> bool {
         self.size().is_multiple_of(8)
     }
 
-    fn of_octet(&self, value: u32, from: u32) -> u32 {
+    fn of_tile(&self, value: u32, from: u32) -> u32 {
         self.exchange(u64::from(value))[self.rank & !7 | from as usize] as u32
     }
 

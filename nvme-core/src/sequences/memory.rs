@@ -1,7 +1,7 @@
 //! The memory of a queue pair, a controller that answers at once, and the names of the words.
 
 use crate::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
-use crate::queue_state::{QueueState, words};
+use crate::queue_state::{OwnedState, QueueState, SharedState, words};
 use crate::spec::{Cqe, Iova, PageSize, Qid};
 use crate::sync::record::{Step, recorded};
 use crate::sync::{AtomicU32, AtomicU64, Order, Scope};
@@ -125,16 +125,20 @@ impl Memory {
             return name;
         }
         let state = self.state();
+        let (shared, owned) = (SharedState::of(state), OwnedState::of(state));
         let is = |word: &AtomicU32| core::ptr::from_ref(word).addr() == at;
         let fields = [
-            (is(state.position()), "position"),
-            (is(state.ring_lock()), "ring lock"),
-            (is(state.rung()), "rung"),
-            (is(state.drain()), "drain lock"),
-            (is(state.head()), "head"),
-            ((0..4).any(|quarter| is(state.taken(quarter))), "taken"),
+            (is(shared.next_ticket()), "tail"),
+            (is(shared.ring_lock()), "ring lock"),
+            (is(shared.rung()), "rung"),
+            (is(shared.drain_word()), "drain word"),
+            (is(shared.read()), "head"),
             (
-                (0..state.free_words()).any(|word| is(state.free(word))),
+                (0..4).any(|quarter| is(shared.read_of(quarter))),
+                "read of a quarter",
+            ),
+            (
+                (0..shared.free_words()).any(|word| is(shared.free_bits(word))),
                 "free bits",
             ),
             (
@@ -142,11 +146,11 @@ impl Memory {
                 "slot",
             ),
             (
-                (0..=state.mask()).any(|index| is(state.mark(index))),
-                "mark",
+                (0..=state.mask()).any(|index| is(shared.sequence(index))),
+                "sequence number",
             ),
             (
-                (0..=state.mask()).any(|index| is(state.deadline(index))),
+                (0..=state.mask()).any(|index| is(owned.deadline(index))),
                 "deadline",
             ),
         ];

@@ -6,21 +6,15 @@
 
 use super::{DONE, Drained, SharedQueue};
 use crate::group::{Group, Traffic, reads_are_possible, unroll};
-use crate::queue_state::{HEAD_SHIFT, SlotWord, slot_of};
-use crate::sync::{Order, Scope, anew, fence};
+use crate::queue_state::{DrainWord, SlotWord, slot_of};
+use crate::sync::{Order, Scope, fence, opaque};
 
 /// Passes over the completion queue in a row.
 const DRAIN_ROUNDS: u32 = 4;
 /// The largest [`Group::READS`].
 const ENTRIES: usize = if cfg!(loom) { 4 } else { 16 };
 
-/// The drain word: somebody looks for completions.
-const LOCKED: u32 = 1;
-/// The drain word: how many quarters of the ring were taken and not given back, from this bit on.
-const OWED_SHIFT: u32 = 1;
-const OWED: u32 = 7;
-
-/// What [`SharedQueue::pass`] says when another group is looking.
+/// What [`SharedQueue::drain_once`] says when another group is looking.
 const BUSY: u32 = u32::MAX;
 
 /// What one member read in a pass: upper words, and the words of the slots that they name.
@@ -35,12 +29,12 @@ impl SharedQueue<'_> {
     /// has taken before may not be told to its owners yet.
     #[inline(always)]
     pub fn drain<G: Group>(&self, group: &G) -> Drained {
-        self.drain_seen(group, &|_| {})
+        self.drain_observed(group, &|_| {})
     }
 
-    /// As [`drain`](Self::drain); the leader tells `saw` what was done on the bus.
+    /// As [`drain`](Self::drain); the leader tells `on_bus` what was done on the bus.
     #[inline(always)]
-    pub(super) fn drain_seen<G: Group>(&self, group: &G, saw: &impl Fn(Traffic)) -> Drained {
+    pub(super) fn drain_observed<G: Group>(&self, group: &G, on_bus: &impl Fn(Traffic)) -> Drained {
         const {
             assert!(
                 reads_are_possible::<G>(),
@@ -51,7 +45,7 @@ impl SharedQueue<'_> {
         let all = if G::READS == 1 { 1 } else { G::READS - 2 };
         let mut took = 0;
         for round in 0..DRAIN_ROUNDS {
-            let found = self.pass(group, saw);
+            let found = self.drain_once(group, on_bus);
             if found == BUSY {
                 if round == 0 {
                     return Drained::Busy;
@@ -68,29 +62,28 @@ impl SharedQueue<'_> {
 
     /// Looks for completions under the lock, and sees to them when the next group may look already.
     #[inline(always)]
-    fn pass<G: Group>(&self, group: &G, saw: &impl Fn(Traffic)) -> u32 {
-        let lock = self.state.drain();
-        let mut was = LOCKED;
+    fn drain_once<G: Group>(&self, group: &G, on_bus: &impl Fn(Traffic)) -> u32 {
+        let lock = self.state.drain_word();
+        let mut was = DrainWord::LOCKED.bits();
         if group.leads() {
             was = lock.load(Order::Relaxed, Scope::Gpu);
-            if was & LOCKED == 0 {
+            if !DrainWord::of_bits(was).is_locked() {
                 // Relaxed: the head is in the word itself, and the rest is ordered by completions and by the
-                // counts of those that were taken.
-                was = lock.fetch_or(LOCKED, Order::Relaxed, Scope::Gpu);
+                // counts of those that were read.
+                was = lock.fetch_or(DrainWord::LOCKED.bits(), Order::Relaxed, Scope::Gpu);
             }
         }
-        let was = group.broadcast(was);
-        if was & LOCKED != 0 {
+        let was = DrainWord::of_bits(group.broadcast(was));
+        if was.is_locked() {
             return BUSY;
         }
-        let head = was >> HEAD_SHIFT;
-        let owed = was >> OWED_SHIFT & OWED;
+        let (head, owed) = (was.head(), was.owed());
         let quarter = self.state.quarter_of(head);
         let oldest = quarter.wrapping_sub(owed);
-        let mut taken = 0;
+        let mut read = 0;
         if owed != 0 && group.leads() {
-            // Not looked at before `look`: its latency is hidden there.
-            taken = self.state.taken(oldest).load(Order::Relaxed, Scope::Gpu);
+            // Not used before `look`: its latency is hidden there.
+            read = self.state.read_of(oldest).load(Order::Relaxed, Scope::Gpu);
         }
         // What the controller could post to, whatever it did: no more than the ring is ever owed.
         let end = self
@@ -102,57 +95,56 @@ impl SharedQueue<'_> {
             .look(group, head, &mut uppers)
             .min(end.wrapping_sub(head));
         if group.leads() {
-            let gives = owed != 0 && self.give_back(oldest, taken);
+            let releases = owed != 0 && self.release_quarter(oldest, read);
             let next = head.wrapping_add(found);
             let passed = self.state.quarter_of(next).wrapping_sub(quarter);
-            let change = (found << HEAD_SHIFT)
-                .wrapping_add(passed.wrapping_sub(u32::from(gives)) << OWED_SHIFT)
-                .wrapping_sub(LOCKED);
+            let change = DrainWord::unlocking(found, passed, releases);
             // A read-modify-write in any case: it hands on what others released, which a store would not.
             // Release: the next one who rings the head doorbell does so after this one did.
-            let order = if gives {
+            let order = if releases {
                 Order::Release
             } else {
                 Order::Relaxed
             };
             lock.fetch_add(change, order, Scope::Gpu);
-            if gives {
-                saw(Traffic::CqDoorbell);
+            if releases {
+                on_bus(Traffic::CqDoorbell);
             }
             // One load of each member, or of two halves the second when the first found something.
             let half = G::READS.div_ceil(2);
-            saw(Traffic::CqLoads(if found == 0 { half } else { G::READS }));
+            on_bus(Traffic::CqLoads(if found == 0 { half } else { G::READS }));
         }
         if found != 0 {
-            self.settle(group, head, found, uppers);
+            self.deliver(group, head, found, uppers);
         }
         found
     }
 
-    /// Gives the `oldest` quarter of the ring that is owed back to the controller, if those who took its
-    /// entries, `taken` of them, have read them all. By the leader, under the lock.
+    /// Releases the `oldest` quarter of the ring that is owed to the controller, if all its entries were
+    /// read; `read` of them were. By the leader, under the lock.
     #[inline(always)]
-    fn give_back(&self, oldest: u32, taken: u32) -> bool {
+    fn release_quarter(&self, oldest: u32, read: u32) -> bool {
         let state = &self.state;
-        // Nobody takes entries of the next lap before these are given back. Modulo 2^26, a quarter of 2^28.
-        let more = taken.wrapping_sub(state.taken_after(oldest)) << (HEAD_SHIFT + 2);
-        let gives = more as i32 >= 0;
-        if gives {
+        // Entries of the next pass over the ring are not read before these are released. Modulo 2^26, a
+        // quarter of 2^28.
+        let more = read.wrapping_sub(state.read_after(oldest)) << (DrainWord::DROPPED_BITS + 2);
+        let releases = more as i32 >= 0;
+        if releases {
             // Acquire: pairs with the release of all who counted there, and of the last one who rang.
             // Release: what they read was read before the controller sees the doorbell.
             fence(Order::AcqRel, Scope::Sys);
             let end = state.quarter_start(oldest.wrapping_add(1));
             self.memory.cq_doorbell.ring_fenced(end & state.mask());
         }
-        gives
+        releases
     }
 
     /// Counts the entries from `head` on as read. By the leader.
     #[inline(always)]
-    fn count(&self, head: u32, found: u32, order: Order) {
+    fn count_read(&self, head: u32, found: u32, order: Order) {
         let state = &self.state;
-        // Before a slot is free: see `fetched`.
-        state.head().fetch_add(found, order, Scope::Gpu);
+        // Before a slot is free: see `wait_until_entry_reusable`.
+        state.read().fetch_add(found, order, Scope::Gpu);
         let (mut at, mut left) = (head, found);
         while left != 0 {
             let quarter = state.quarter_of(at);
@@ -161,7 +153,7 @@ impl SharedQueue<'_> {
                     .quarter_start(quarter.wrapping_add(1))
                     .wrapping_sub(at),
             );
-            state.taken(quarter).fetch_add(here, order, Scope::Gpu);
+            state.read_of(quarter).fetch_add(here, order, Scope::Gpu);
             at = at.wrapping_add(here);
             left -= here;
         }
@@ -187,7 +179,7 @@ impl SharedQueue<'_> {
                 uppers[k] = cq.upper(at(k), Order::Relaxed);
             }
         });
-        // No entry a whole lap ahead passes for new: there are fewer commands than entries.
+        // No entry a whole pass ahead passes for new: there are fewer commands than entries.
         let mut new = 0u32;
         unroll!(ENTRIES, k => {
             if (k as u32) < G::READS && k & 1 == 0 {
@@ -198,7 +190,7 @@ impl SharedQueue<'_> {
             return 0;
         }
         // The last of the even ones; what comes after it is left.
-        let last = anew((new | 0xAAAA_AAAA).trailing_ones() - 2);
+        let last = opaque((new | 0xAAAA_AAAA).trailing_ones() - 2);
         unroll!(ENTRIES, k => {
             if (k as u32) < G::READS - 2 && k & 1 == 1 {
                 uppers[k] = cq.upper(at(k), Order::Relaxed);
@@ -217,34 +209,34 @@ impl SharedQueue<'_> {
 
     /// Tells everyone whose command was found of its end, and frees the slots.
     #[inline(always)]
-    fn settle<G: Group>(&self, group: &G, head: u32, found: u32, uppers: [u64; ENTRIES]) {
+    fn deliver<G: Group>(&self, group: &G, head: u32, found: u32, uppers: [u64; ENTRIES]) {
         let state = &self.state;
         let at = |k: usize| head.wrapping_add(k as u32 * group.size() + group.rank());
-        let taken = |k: usize| at(k).wrapping_sub(head) < found;
+        let is_found = |k: usize| at(k).wrapping_sub(head) < found;
         let mut read = Read {
             uppers,
             ends: [SlotWord::NONE; ENTRIES],
         };
         unroll!(ENTRIES, k => {
             if (k as u32) < G::READS {
-                read.ends[k] = state.strike_if(taken(k), read.uppers[k]);
+                read.ends[k] = state.take_out_of_flight_if(is_found(k), read.uppers[k]);
             }
         });
         group.sync();
         // By every member. Release: pairs with the acquire of a cell, of a slot, and of the counts.
         fence(Order::Release, Scope::Gpu);
-        let head = anew(head);
+        let head = opaque(head);
         let at = |k: usize| head.wrapping_add(k as u32 * group.size() + group.rank());
-        let taken = |k: usize| at(k).wrapping_sub(head) < found;
+        let is_found = |k: usize| at(k).wrapping_sub(head) < found;
         let rung = state.rung().load(Order::Relaxed, Scope::Gpu);
         let mut rare = 0u32;
         unroll!(ENTRIES, k => {
             if (k as u32) < G::READS {
                 let (upper, end) = (read.uppers[k], read.ends[k]);
-                let usual = state.fits(upper, end)
+                let usual = state.matches(upper, end)
                     & state.is_possible(upper, at(k).wrapping_add(1), rung)
                     & !end.wants_dw0();
-                rare |= u32::from(taken(k) & !usual) << k;
+                rare |= u32::from(is_found(k) & !usual) << k;
             }
         });
         let mut rare_ends = 0;
@@ -258,14 +250,14 @@ impl SharedQueue<'_> {
         if group.leads() {
             // Release: dwords 0 were read after the fence.
             let order = if late { Order::Release } else { Order::Relaxed };
-            self.count(head, found, order);
+            self.count_read(head, found, order);
         }
         group.sync();
         unroll!(ENTRIES, k => {
             if (k as u32) < G::READS {
                 let (upper, end) = (read.uppers[k], read.ends[k]);
-                let ends = taken(k) & (rare >> k & 1 == 0);
-                self.cells.set_if(ends, end.tag(), told(upper));
+                let ends = is_found(k) & (rare >> k & 1 == 0);
+                self.cells.set_if(ends, end.tag(), cell_value(upper));
                 // Relaxed: the fence above released what was done with the slot.
                 state.free_if(ends, slot_of(upper));
             }
@@ -279,7 +271,7 @@ impl SharedQueue<'_> {
 
     /// Takes those of the entries in `rare` that want dword 0 or are not what a controller may post; those
     /// whose commands have ended. Their slots are free only once they were counted: whoever takes one waits for
-    /// the count (see [`fetched`](Self::fetched)).
+    /// the count (see [`wait_until_entry_reusable`](Self::wait_until_entry_reusable)).
     #[inline(always)]
     fn take_rare(&self, read: &Read, rare: u32, at: impl Fn(usize) -> u32, rung: u32) -> u32 {
         let state = &self.state;
@@ -294,13 +286,14 @@ impl SharedQueue<'_> {
                     (upper, end) = (read.uppers[k], read.ends[k]);
                 }
             });
-            if !state.fits(upper, end) || !state.is_possible(upper, at(index).wrapping_add(1), rung)
+            if !state.matches(upper, end)
+                || !state.is_possible(upper, at(index).wrapping_add(1), rung)
             {
-                state.refuse(state.judge(upper, end));
+                state.refuse(state.classify_fault(upper, end));
                 ends &= !(1 << index);
                 continue;
             }
-            let mut result = told(upper);
+            let mut result = cell_value(upper);
             if end.wants_dw0() {
                 result |= self.memory.cq.lower(at(index)) & u64::from(u32::MAX);
             }
@@ -312,6 +305,6 @@ impl SharedQueue<'_> {
 
 /// What the cell is told of a completion with this upper word: status and CID lie where they are.
 #[inline(always)]
-fn told(upper: u64) -> u64 {
+fn cell_value(upper: u64) -> u64 {
     upper & u64::from(u32::MAX) << 32 | DONE
 }

@@ -3,7 +3,7 @@
 use super::{Drained, SharedQueue, Token, ended};
 use crate::command::Command;
 use crate::error::{SubmitError, WaitError};
-use crate::group::{Act, Group, Here, Traffic};
+use crate::group::{ExecContext, Group, GroupOp, Traffic};
 use crate::queue_pair::Outcome;
 use crate::spec::Sqe;
 use crate::sync::{Order, Scope};
@@ -20,13 +20,13 @@ impl<'a> SharedQueue<'a> {
     /// # Errors
     /// As [`place`](Self::place); [`SubmitError::QueueFull`] when no slot became free in time.
     #[inline(always)]
-    pub fn submit<H: Here>(
+    pub fn submit<H: ExecContext>(
         &self,
         here: &H,
         command: Command<'_>,
         deadline_ns: u64,
     ) -> Result<Token, SubmitError> {
-        here.together(
+        here.converged(
             self.key(),
             Submit {
                 queue: self,
@@ -44,13 +44,13 @@ impl<'a> SharedQueue<'a> {
     /// [`WaitError`] with the token; the command stays in flight. A timeout is reported only after a
     /// drain that began after `deadline_ns` has found nothing.
     #[inline(always)]
-    pub fn wait<H: Here>(
+    pub fn wait<H: ExecContext>(
         &self,
         here: &H,
         token: Token,
         deadline_ns: u64,
     ) -> Result<(Outcome, u32), (WaitError, Token)> {
-        let value = here.together(
+        let value = here.converged(
             self.key(),
             Wait {
                 queue: self,
@@ -72,13 +72,13 @@ impl<'a> SharedQueue<'a> {
     /// `Ok(Err(..))` as `submit`, `Err(..)` as `wait`.
     #[inline(always)]
     #[allow(clippy::type_complexity)]
-    pub fn run<'d, H: Here>(
+    pub fn run<'d, H: ExecContext>(
         &self,
         here: &H,
         command: impl Fn() -> Command<'d>,
         deadline_ns: u64,
     ) -> Result<Result<(Outcome, u32), SubmitError>, (WaitError, Token)> {
-        let (value, token, why) = here.together(
+        let (value, token, why) = here.converged(
             self.key(),
             Run {
                 queue: self,
@@ -97,32 +97,32 @@ impl<'a> SharedQueue<'a> {
     /// Takes part in the queue's upkeep without waiting for anything: rings for what was published, and
     /// drains.
     #[inline(always)]
-    pub fn help_out<H: Here>(&self, here: &H) -> Drained {
-        here.together(self.key(), Help { queue: self, here })
+    pub fn help_out<H: ExecContext>(&self, here: &H) -> Drained {
+        here.converged(self.key(), Help { queue: self, here })
     }
 
-    /// Whether `position` still waits for the doorbell.
+    /// Whether the entry of `ticket` still waits for the doorbell.
     #[inline(always)]
-    fn unrung(&self, position: u32) -> bool {
+    fn unrung(&self, ticket: u32) -> bool {
         let rung = self.state.rung().load(Order::Relaxed, Scope::Gpu);
-        rung.wrapping_sub(position) as i32 <= 0
+        rung.wrapping_sub(ticket) as i32 <= 0
     }
 
-    /// Whether something was placed that nobody has rung for.
+    /// Whether something was placed that was not rung for.
     #[inline(always)]
     fn anything_unrung(&self) -> bool {
-        let placed = self.state.position().load(Order::Relaxed, Scope::Gpu);
+        let placed = self.state.next_ticket().load(Order::Relaxed, Scope::Gpu);
         placed != self.state.rung().load(Order::Relaxed, Scope::Gpu)
     }
 
-    /// Rings when some member wants that, and drains.
+    /// Rings when a member wants that, and drains.
     #[inline(always)]
-    fn help<G: Group>(&self, here: &impl Here, group: &G, wants: bool) -> Drained {
-        let saw = |traffic: Traffic| here.saw(traffic);
+    fn help<G: Group>(&self, here: &impl ExecContext, group: &G, wants: bool) -> Drained {
+        let on_bus = |traffic: Traffic| here.on_bus_access(traffic);
         if group.vote(wants).total > 0 {
-            self.ring_seen(group, &saw);
+            self.ring_observed(group, &on_bus);
         }
-        self.drain_seen(group, &saw)
+        self.drain_observed(group, &on_bus)
     }
 
     /// What is recorded of a command that was placed.
@@ -133,7 +133,7 @@ impl<'a> SharedQueue<'a> {
 
     /// What is recorded of a command when its thread stops waiting for it.
     #[inline(always)]
-    fn end_of(&self, token: &Token, value: u64, here: &impl Here) -> Event {
+    fn end_of(&self, token: &Token, value: u64, here: &impl ExecContext) -> Event {
         let (qid, cid) = (self.state.qid(), token.cid);
         match (value, ended(value).0) {
             (0, _) => Event::expired(qid, cid, here.now_ns()),
@@ -150,10 +150,10 @@ impl<'a> SharedQueue<'a> {
         }
     }
 
-    /// What members of one group have in common: this queue, by where its state is. For [`Here::together`].
+    /// What members of one group have in common: this queue, by where its state is. For [`ExecContext::converged`].
     #[inline(always)]
     pub fn key(&self) -> u64 {
-        core::ptr::from_ref(self.state.position()).addr() as u64
+        core::ptr::from_ref(self.state.next_ticket()).addr() as u64
     }
 }
 
@@ -164,11 +164,11 @@ struct Submit<'q, 'a, 'd, H> {
     deadline_ns: u64,
 }
 
-impl<H: Here> Act for Submit<'_, '_, '_, H> {
+impl<H: ExecContext> GroupOp for Submit<'_, '_, '_, H> {
     type Output = Result<Token, SubmitError>;
 
     #[inline(always)]
-    fn act<G: Group>(self, group: &G) -> Self::Output {
+    fn run<G: Group>(self, group: &G) -> Self::Output {
         let queue = self.queue;
         let mut turn = PATIENCE;
         let (mut token, mut why) = (Token::from_words([0; 3]), Some(SubmitError::QueueFull));
@@ -184,7 +184,7 @@ impl<H: Here> Act for Submit<'_, '_, '_, H> {
             }
             let again = why == Some(SubmitError::QueueFull) && !late;
             if group.vote(again).total == 0 {
-                queue.ring_seen(group, &|traffic| self.here.saw(traffic));
+                queue.ring_observed(group, &|traffic| self.here.on_bus_access(traffic));
                 return why.map_or(Ok(token), Err);
             }
             let drained = queue.help(self.here, group, queue.anything_unrung());
@@ -201,12 +201,12 @@ struct Wait<'q, 'a, H> {
     deadline_ns: u64,
 }
 
-impl<H: Here> Act for Wait<'_, '_, H> {
+impl<H: ExecContext> GroupOp for Wait<'_, '_, H> {
     type Output = u64;
 
     /// The cell's value, 0 when the wait was given up.
     #[inline(always)]
-    fn act<G: Group>(self, group: &G) -> u64 {
+    fn run<G: Group>(self, group: &G) -> u64 {
         let queue = self.queue;
         let (mut waits, mut turn, mut given_up) = (true, 0, false);
         let mut value = 0;
@@ -223,7 +223,7 @@ impl<H: Here> Act for Wait<'_, '_, H> {
                 return value;
             }
             let now = self.here.now_ns();
-            let unrung = waits && queue.unrung(self.token.position);
+            let unrung = waits && queue.unrung(self.token.ticket);
             let drained = queue.help(self.here, group, unrung);
             // After the deadline: a drain that found nothing has begun since, or there is no getting one.
             let over = now >= self.deadline_ns.saturating_add(GRACE_NS);
@@ -241,11 +241,11 @@ struct Run<'q, 'a, H, F> {
     deadline_ns: u64,
 }
 
-impl<'d, H: Here, F: Fn() -> Command<'d>> Act for Run<'_, '_, H, F> {
+impl<'d, H: ExecContext, F: Fn() -> Command<'d>> GroupOp for Run<'_, '_, H, F> {
     type Output = (u64, Token, Option<SubmitError>);
 
     #[inline(always)]
-    fn act<G: Group>(self, group: &G) -> Self::Output {
+    fn run<G: Group>(self, group: &G) -> Self::Output {
         let queue = self.queue;
         let (mut token, mut why) = (Token::from_words([0; 3]), Some(SubmitError::QueueFull));
         let (mut value, mut turn, mut given_up) = (0, 0, false);
@@ -272,7 +272,7 @@ impl<'d, H: Here, F: Fn() -> Command<'d>> Act for Run<'_, '_, H, F> {
                 if (was == 0) != (value == 0) {
                     self.here.record(|| queue.end_of(&token, value, self.here));
                 }
-                rings = waits && queue.unrung(token.position);
+                rings = waits && queue.unrung(token.ticket);
             }
             if why == Some(SubmitError::QueueFull) && now < self.deadline_ns {
                 waits = true;
@@ -299,11 +299,11 @@ struct Help<'q, 'a, H> {
     here: &'q H,
 }
 
-impl<H: Here> Act for Help<'_, '_, H> {
+impl<H: ExecContext> GroupOp for Help<'_, '_, H> {
     type Output = Drained;
 
     #[inline(always)]
-    fn act<G: Group>(self, group: &G) -> Drained {
+    fn run<G: Group>(self, group: &G) -> Drained {
         self.queue
             .help(self.here, group, self.queue.anything_unrung())
     }

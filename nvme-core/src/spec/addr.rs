@@ -80,10 +80,10 @@ impl PageSize {
         self.0 - 12
     }
 
-    /// The same, see [`anew`](crate::sync::anew).
+    /// The same, see [`opaque`](crate::sync::opaque).
     #[inline(always)]
-    pub(crate) fn anew(self) -> Self {
-        Self(crate::sync::anew(u32::from(self.0)) as u8)
+    pub(crate) fn opaque(self) -> Self {
+        Self(crate::sync::opaque(u32::from(self.0)) as u8)
     }
 
     /// log2 of the size in bytes.

@@ -224,7 +224,7 @@ pub const AUTONOMOUS_POWER_BYTES: usize = 256;
 
 /// Host Memory Buffer (FID 0Dh), CDW11 bit 0: enable host memory.
 pub const HMB_ENABLE: u32 = 1 << 0;
-/// Host Memory Buffer (FID 0Dh), CDW11 bit 1: the same memory is given back with its content unchanged.
+/// Host Memory Buffer (FID 0Dh), CDW11 bit 1: the same memory is released with its content unchanged.
 pub const HMB_MEMORY_RETURN: u32 = 1 << 1;
 
 /// Set Features, Host Memory Buffer: lends `pages` memory pages (of CC.MPS), described by the

@@ -1,4 +1,4 @@
-//! Operations that happen or not, where a branch costs nothing; the GPU's twin has predicated ones.
+//! Operations that happen or not, where a branch costs nothing; the GPU's backend has predicated ones.
 
 use super::{AtomicU32, AtomicU64, Order, Scope};
 

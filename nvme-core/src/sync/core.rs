@@ -1,4 +1,4 @@
-//! Host twin: `core::sync::atomic`, scopes ignored.
+//! Host backend: `core::sync::atomic`, scopes ignored.
 
 use super::{Order, Scope};
 use core::sync::atomic::{self, Ordering};
@@ -139,7 +139,7 @@ pub fn fence(order: Order, _scope: Scope) {
 /// `value`, in a way that the compiler does not see through. What is made of it is made anew each time:
 /// a GPU has more instructions to spare than registers.
 #[inline(always)]
-pub fn anew(value: u32) -> u32 {
+pub fn opaque(value: u32) -> u32 {
     value
 }
 

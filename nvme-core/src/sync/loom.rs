@@ -1,4 +1,4 @@
-//! Model-checking twin: loom's atomics, scopes ignored.
+//! Model-checking backend: loom's atomics, scopes ignored.
 
 use super::site::at_site;
 use super::{Order, Scope};
@@ -66,7 +66,7 @@ fn claims(claim: Claim) -> bool {
 
 macro_rules! atomic {
     ($name:ident, $value:ty, $beside:ty, $seen:expr, $stored:expr, $rung:expr) => {
-        /// loom's twin of the host type, and whether a read-modify-write operation has met it.
+        /// loom's backend of the host type, and whether a read-modify-write operation has met it.
         #[derive(Debug, Default)]
         pub struct $name(atomic::$name, $beside, AtomicBool);
 
@@ -204,7 +204,7 @@ pub fn fence(order: Order, _scope: Scope) {
 /// `value`, in a way that the compiler does not see through. What is made of it is made anew each time:
 /// a GPU has more instructions to spare than registers.
 #[inline(always)]
-pub fn anew(value: u32) -> u32 {
+pub fn opaque(value: u32) -> u32 {
     value
 }
 

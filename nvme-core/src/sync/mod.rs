@@ -1,6 +1,6 @@
 //! The one place atomics come from.
 //!
-//! Four twins with one interface: `core` on the host, `loom` under model checking, `tsan` under
+//! Four backends with one interface: `core` on the host, `loom` under model checking, `tsan` under
 //! ThreadSanitizer, inline PTX on the GPU. rustc's NVPTX back end drops the ordering of read-modify-write operations and knows only the
 //! `.sys` scope, so nothing in this crate may use `core::sync::atomic` directly.
 
@@ -30,16 +30,16 @@ pub enum Order {
 
 #[cfg(not(any(loom, tsan, target_arch = "nvptx64")))]
 #[path = "core.rs"]
-mod twin;
+mod backend;
 #[cfg(loom)]
 #[path = "loom.rs"]
-mod twin;
+mod backend;
 #[cfg(all(tsan, not(loom)))]
 #[path = "tsan.rs"]
-mod twin;
+mod backend;
 #[cfg(all(not(any(loom, tsan)), target_arch = "nvptx64"))]
 #[path = "nvptx.rs"]
-mod twin;
+mod backend;
 
 #[cfg(any(loom, tsan, not(target_arch = "nvptx64")))]
 mod by_branch;
@@ -48,8 +48,8 @@ pub(crate) mod record;
 pub(crate) mod serial;
 #[cfg(any(loom, tsan))]
 mod site;
+pub use backend::{AtomicU32, AtomicU64, fence, opaque, spin};
+#[cfg(loom)]
+pub use backend::{begin_execution, overwriting, uncontended};
 #[cfg(any(loom, tsan))]
 pub use site::{at_site, mutated};
-pub use twin::{AtomicU32, AtomicU64, anew, fence, spin};
-#[cfg(loom)]
-pub use twin::{begin_execution, overwriting, uncontended};

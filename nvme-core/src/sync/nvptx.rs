@@ -1,4 +1,4 @@
-//! GPU twin: every operation is one PTX instruction with its order and scope spelled out.
+//! GPU backend: every operation is one PTX instruction with its order and scope spelled out.
 // UNSAFETY: inline PTX is the only way to name scopes and to keep the order of an operation; see the
 // crate's docs/memory-model.md.
 #![allow(unsafe_code)]
@@ -33,7 +33,7 @@ macro_rules! read_modify_write {
 
 macro_rules! atomic {
     ($name:ident, $value:ty, $class:ident, $suffix:literal) => {
-        /// The GPU twin of the host type.
+        /// The GPU backend of the host type.
         #[derive(Debug, Default)]
         #[repr(transparent)]
         pub struct $name(UnsafeCell<$value>);
@@ -194,7 +194,7 @@ pub fn fence(order: Order, scope: Scope) {
 /// `value`, in a way that the compiler does not see through. What is made of it is made anew each time:
 /// a GPU has more instructions to spare than registers.
 #[inline(always)]
-pub fn anew(value: u32) -> u32 {
+pub fn opaque(value: u32) -> u32 {
     let same: u32;
     // SAFETY: copies a register.
     unsafe { asm!("mov.u32 {}, {};", out(reg32) same, in(reg32) value, options(nomem, nostack)) };

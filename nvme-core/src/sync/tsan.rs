@@ -1,4 +1,4 @@
-//! ThreadSanitizer twin: `core::sync::atomic`, with fences that the sanitizer understands.
+//! ThreadSanitizer backend: `core::sync::atomic`, with fences that the sanitizer understands.
 //!
 //! ThreadSanitizer knows no fences. Here each thread has two fibers beside its own, whose clocks are what
 //! C++ gives fences: `released` knows what the thread's last release fence published, `pending` what its
@@ -117,7 +117,7 @@ impl Fibers {
 
 macro_rules! atomic {
     ($name:ident, $value:ty) => {
-        /// The sanitizer's twin of the host type.
+        /// The sanitizer's backend of the host type.
         #[derive(Debug, Default)]
         #[repr(transparent)]
         pub struct $name(atomic::$name);
@@ -250,7 +250,7 @@ pub fn fence(order: Order, _scope: Scope) {
 
 /// `value`: there is nothing to hide from the compiler here.
 #[inline(always)]
-pub fn anew(value: u32) -> u32 {
+pub fn opaque(value: u32) -> u32 {
     value
 }
 

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::fault;
-use nvme_core::group::{Act, Alone, Here, Traffic};
+use nvme_core::group::{Alone, ExecContext, GroupOp, Traffic};
 use nvme_core::handoff::QueueWords;
 use nvme_core::spec::nvm::{self, opcode};
 use nvme_core::spec::{Iova, Lba, Nsid, Qid, Sqe};
@@ -286,7 +286,7 @@ struct Bus {
     events: RefCell<Vec<(Event, u64)>>,
 }
 
-impl Here for Bus {
+impl ExecContext for Bus {
     fn now_ns(&self) -> u64 {
         now_ns()
     }
@@ -295,7 +295,7 @@ impl Here for Bus {
         std::thread::yield_now();
     }
 
-    fn saw(&self, traffic: Traffic) {
+    fn on_bus_access(&self, traffic: Traffic) {
         let [mut sq, mut cq, mut loads] = self.traffic.get();
         match traffic {
             Traffic::SqDoorbell => sq += 1,
@@ -309,8 +309,8 @@ impl Here for Bus {
         self.events.borrow_mut().push((event(), self.now_ns()));
     }
 
-    fn together<A: Act>(&self, _key: u64, act: A) -> A::Output {
-        act.act(&Alone)
+    fn converged<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
+        op.run(&Alone)
     }
 }
 

@@ -172,11 +172,11 @@ struct Sum {
 }
 
 impl Cell {
-    /// Where the counters start: a multiple of two laps.
+    /// Where the counters start: a multiple of two passes.
     fn start(&self, commands: u64) -> u32 {
-        let laps = 2 * self.entries;
+        let passes = 2 * self.entries;
         let quarter = (commands / 4 / u64::from(QUEUES)).min(1 << 15) as u32;
-        let before = (quarter / laps * laps).max(laps);
+        let before = (quarter / passes * passes).max(passes);
         self.wrap.map_or(0, |wrap| wrap.wrapping_sub(before))
     }
 

@@ -4,7 +4,7 @@ use crate::hand::{Hand, QID};
 use arbitrary::{Arbitrary, Unstructured};
 use nvme_core::spec::{Cid, Cqe, Status};
 
-/// Entries and slots of a queue that is posted to, and the position where it begins: 0, or two laps before
+/// Entries and slots of a queue that is posted to, and the position where it begins: 0, or two passes before
 /// the 32-bit wrap.
 pub fn sizes(input: &mut Unstructured<'_>) -> arbitrary::Result<[u32; 3]> {
     let (log2, slots, wraps) = <(u8, u8, bool)>::arbitrary(input)?;

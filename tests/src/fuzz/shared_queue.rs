@@ -5,7 +5,7 @@ use super::entries::{Entry, Posted, sizes};
 use crate::hand::{Hand, Rig};
 use crate::team::{Paused, Team};
 use arbitrary::{Arbitrary, Unstructured};
-use nvme_core::group::{Act, Alone, Here};
+use nvme_core::group::{Alone, ExecContext, GroupOp};
 use nvme_core::queue_state::words;
 use nvme_core::spec::{Cid, Iova, Nsid, Sqe};
 use nvme_core::trace::Event;
@@ -57,7 +57,7 @@ struct Recording<F, L> {
     look: L,
 }
 
-impl<F: Fn(), L: Fn() -> usize> Here for Recording<F, L> {
+impl<F: Fn(), L: Fn() -> usize> ExecContext for Recording<F, L> {
     fn now_ns(&self) -> u64 {
         self.paused.now_ns()
     }
@@ -79,8 +79,8 @@ impl<F: Fn(), L: Fn() -> usize> Here for Recording<F, L> {
         }
     }
 
-    fn together<A: Act>(&self, key: u64, act: A) -> A::Output {
-        self.paused.together(key, act)
+    fn converged<A: GroupOp>(&self, key: u64, op: A) -> A::Output {
+        self.paused.converged(key, op)
     }
 }
 

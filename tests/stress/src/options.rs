@@ -79,7 +79,7 @@ mod tests {
     }
 
     #[test]
-    fn nonsense_is_refused_by_name() {
+    fn violations_is_refused_by_name() {
         for (text, part) in [
             ("--commands", "--commands needs a number"),
             ("--commands none", "--commands none: give a number"),

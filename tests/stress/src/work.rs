@@ -1,7 +1,7 @@
 //! What the threads do: submit, wait or reap, check, again.
 
 use crate::rounds::{Mode, PATIENCE_NS, Round};
-use nvme_core::group::{Act, Group, Here};
+use nvme_core::group::{ExecContext, Group, GroupOp};
 use nvme_core::queue_state::QueueState;
 use nvme_core::{Cells, Collective, Command, Outcome, QueueMemory, SharedQueue, WaitError};
 use nvme_tests::Rng;
@@ -121,7 +121,7 @@ fn uniform<const READS: u32>(member: &Spin<READS>, stop: &AtomicBool) -> bool {
 /// The members of a team in step, on the machine's clock.
 struct InStep<'a>(&'a Spin<1>, Clock);
 
-impl Here for InStep<'_> {
+impl ExecContext for InStep<'_> {
     fn now_ns(&self) -> u64 {
         self.1.now_ns()
     }
@@ -130,15 +130,15 @@ impl Here for InStep<'_> {
         self.1.pause(turn);
     }
 
-    fn together<A: Act>(&self, _key: u64, act: A) -> A::Output {
-        act.act(self.0)
+    fn converged<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
+        op.run(self.0)
     }
 }
 
 /// One thread of a shared queue: up to [`TOKENS`] commands at a time, waited for in either order.
 fn submit(
     queue: &SharedQueue<'_>,
-    here: &impl Here,
+    here: &impl ExecContext,
     thread: u32,
     mut rng: Rng,
     port: &impl Port,

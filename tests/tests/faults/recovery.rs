@@ -198,7 +198,7 @@ fn completions_of_others_are_handed_on_and_are_no_answers() {
 }
 
 #[test]
-fn nonsense_in_the_admin_queue_leads_to_a_reset() {
+fn violations_in_the_admin_queue_leads_to_a_reset() {
     with_admin(0, |admin, hand, _| {
         let mut attempt = abort();
         let sent = begin(&mut attempt, admin, hand);

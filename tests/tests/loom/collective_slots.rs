@@ -136,9 +136,9 @@ fn a_team_takes_over_from_another_with_its_leader() {
 }
 
 #[test]
-fn nonsense_that_one_lane_reads_refuses_all() {
+fn violations_that_one_lane_reads_refuses_all() {
     check(
-        "the controller posts nonsense that one lane reads: every lane hears of it in the same reap",
+        "the controller posts a protocol violation that one lane reads: every lane hears of it in the same reap",
         Bound::Staged,
         || {
             // For the life of the program: members pass from threads that end to others.

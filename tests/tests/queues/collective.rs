@@ -13,7 +13,7 @@ use std::sync::Mutex;
 
 const FOREVER: u64 = 1_000_000_000;
 
-/// Sizes of teams: one thread, a pair, an octet, a warp.
+/// Sizes of teams: one thread, a pair, an tile, a warp.
 const SIZES: [usize; 4] = [1, 2, 8, 32];
 
 /// First positions: the beginning, and a little before the wrap of 16, 31 and 32 bits.
@@ -105,7 +105,7 @@ fn each_command_ends_once_with_its_own_tag() {
     keep_full::<2>(32, 16, 15, STARTS[1], 300);
 }
 
-/// Octets read from the start of a line of memory on. A full ring's entries just before the head may have
+/// Tiles read from the start of a line of memory on. A full ring's entries just before the head may have
 /// been posted again, a lap ahead; that once stopped the queue.
 #[test]
 fn a_full_ring_is_read_from_the_middle_of_a_line() {
@@ -214,7 +214,7 @@ fn a_queue_tells_its_depth_and_how_far_a_line_is() {
     let mut queue = rig.collective(Alone);
     assert_eq!(queue.depth(), 11);
     for left in [0, 3, 2, 1, 0, 3] {
-        assert_eq!((queue.uneven(), queue.group().size()), (left, 1));
+        assert_eq!((queue.misaligned_by(), queue.group().size()), (left, 1));
         let number = queue.in_flight();
         queue.submit(true, |_| command(number), FOREVER).unwrap();
     }
@@ -304,7 +304,7 @@ fn two_in_flight(rig: &Rig) -> (Hand<'_>, [Sqe; 2]) {
 }
 
 #[test]
-fn nonsense_refuses_the_queue_and_the_honest_completions_with_it_count() {
+fn violations_refuses_the_queue_and_the_honest_completions_with_it_count() {
     for size in SIZES {
         for case in 0..6 {
             let rig = Rig::new(8, 7, 0, 0);

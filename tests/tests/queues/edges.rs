@@ -24,7 +24,7 @@ fn command(number: u32, tag: u32) -> Command<'static> {
     Command::new(sqe(number), Data::None, tag).wanting_dw0(true)
 }
 
-/// Every size with a beginning two laps before every wrap; the largest one only at the ends.
+/// Every size with a beginning two passes before every wrap; the largest one only at the ends.
 fn sizes_and_starts() -> impl Iterator<Item = (u32, u32)> {
     SIZES.into_iter().flat_map(|entries| {
         let lap = 2 * u64::from(entries);
@@ -41,7 +41,7 @@ fn slots(entries: u32) -> u32 {
     (entries - 1).min(nvme_core::MAX_IN_FLIGHT)
 }
 
-/// Two laps and a little more: past the wrap.
+/// Two passes and a little more: past the wrap.
 fn commands(entries: u32) -> u32 {
     2 * entries + 5
 }

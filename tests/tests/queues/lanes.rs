@@ -2,7 +2,7 @@
 //! that come while another one is at it.
 
 use nvme_core::group::Traffic::{self, CqLoads};
-use nvme_core::group::{Act, Alone, Group, Here};
+use nvme_core::group::{Alone, ExecContext, Group, GroupOp};
 use nvme_core::spec::{Cid, Nsid, Sqe, Status};
 use nvme_core::trace::Event;
 use nvme_core::{
@@ -79,7 +79,7 @@ impl<'a, F: Fn(u32)> Lane<'a, F> {
     }
 }
 
-impl<F: Fn(u32)> Here for Lane<'_, F> {
+impl<F: Fn(u32)> ExecContext for Lane<'_, F> {
     fn now_ns(&self) -> u64 {
         0
     }
@@ -89,8 +89,8 @@ impl<F: Fn(u32)> Here for Lane<'_, F> {
         (self.work)(self.pauses.get());
     }
 
-    fn together<A: Act>(&self, _key: u64, act: A) -> A::Output {
-        act.act(self.team)
+    fn converged<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
+        op.run(self.team)
     }
 }
 
@@ -98,7 +98,7 @@ impl<F: Fn(u32)> Here for Lane<'_, F> {
 fn run(
     in_one: bool,
     queue: &SharedQueue<'_>,
-    here: &impl Here,
+    here: &impl ExecContext,
     cell: u32,
     limit: u64,
 ) -> Result<(Outcome, u32), (WaitError, Token)> {
@@ -168,7 +168,7 @@ struct Recorder<'a, F> {
     log: &'a Mutex<Vec<(u32, Event)>>,
 }
 
-impl<F: Fn(u32)> Here for Recorder<'_, F> {
+impl<F: Fn(u32)> ExecContext for Recorder<'_, F> {
     fn now_ns(&self) -> u64 {
         u64::from(self.lane.pauses.get())
     }
@@ -182,8 +182,8 @@ impl<F: Fn(u32)> Here for Recorder<'_, F> {
         self.log.lock().unwrap().push((rank, event()));
     }
 
-    fn together<A: Act>(&self, key: u64, act: A) -> A::Output {
-        self.lane.together(key, act)
+    fn converged<A: GroupOp>(&self, key: u64, op: A) -> A::Output {
+        self.lane.converged(key, op)
     }
 }
 
@@ -487,19 +487,19 @@ struct Counts<'a, G> {
     seen: RefCell<Vec<Traffic>>,
 }
 
-impl<G: Group> Here for Counts<'_, G> {
+impl<G: Group> ExecContext for Counts<'_, G> {
     fn now_ns(&self) -> u64 {
         0
     }
 
     fn pause(&self, _turn: u32) {}
 
-    fn saw(&self, traffic: Traffic) {
+    fn on_bus_access(&self, traffic: Traffic) {
         self.seen.borrow_mut().push(traffic);
     }
 
-    fn together<A: Act>(&self, _key: u64, act: A) -> A::Output {
-        act.act(self.group)
+    fn converged<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
+        op.run(self.group)
     }
 }
 

@@ -19,7 +19,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 /// Longer than any of these tests takes: a controller that has failed ends them.
 const FOREVER: u64 = 120_000_000_000;
 
-/// Sizes of teams: one thread, a pair, an octet, a warp.
+/// Sizes of teams: one thread, a pair, an tile, a warp.
 const SIZES: [usize; 4] = [1, 2, 8, 32];
 
 /// First positions: the beginning, and a little before the wrap of 16 and of 32 bits.
@@ -130,7 +130,7 @@ fn two_in_flight(rig: &Rig) -> (Hand<'_>, [Token; 2], [Sqe; 2]) {
 }
 
 /// What a controller can post that no working one does, by the fault it is to be.
-fn nonsense(cid: Cid) -> [(&'static str, ControllerFault); 6] {
+fn violations(cid: Cid) -> [(&'static str, ControllerFault); 6] {
     [
         (
             "a slot that is free",
@@ -154,12 +154,12 @@ fn nonsense(cid: Cid) -> [(&'static str, ControllerFault); 6] {
 }
 
 #[test]
-fn nonsense_refuses_the_queue_and_the_honest_completions_with_it_count() {
+fn violations_refuses_the_queue_and_the_honest_completions_with_it_count() {
     for size in SIZES {
         for case in 0..6 {
             let rig = Rig::new(8, 7, 8, 0);
             let (mut hand, tokens, [first, second]) = two_in_flight(&rig);
-            let (what, fault) = nonsense(first.cid())[case];
+            let (what, fault) = violations(first.cid())[case];
             let mut cqe = hand.completion(first.cid(), Status::SUCCESS, 9);
             match fault {
                 ControllerFault::UnknownCid(cid) | ControllerFault::StaleCid(cid) => {

@@ -78,9 +78,9 @@ fn a_pass_takes_as_many_as_are_there() {
     }
 }
 
-/// Whichever of the sixteen is nonsense: the queue is refused, and the fifteen others have ended, not this one.
+/// Whichever of the sixteen is a protocol violation: the queue is refused, and the fifteen others have ended, not this one.
 #[test]
-fn nonsense_is_found_in_every_place() {
+fn violations_is_found_in_every_place() {
     for place in 0..16 {
         for wrong_head in [false, true] {
             let rig = Rig::new(32, 31, 0, 0);

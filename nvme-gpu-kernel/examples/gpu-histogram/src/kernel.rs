@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::Args;
-use nvme_core::group::Here;
+use nvme_core::group::ExecContext;
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
 use nvme_core::{Command, Data, Outcome, SharedQueue, Token};
 use nvme_gpu_kernel::{Gpu, arch};

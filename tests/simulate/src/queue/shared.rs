@@ -2,7 +2,7 @@
 
 use super::{End, IoQueue, Late};
 use nvme_core::bringup::QueuePlan;
-use nvme_core::group::{Act, Alone, Here};
+use nvme_core::group::{Alone, ExecContext, GroupOp};
 use nvme_core::spec::{Cid, Sqe};
 use nvme_core::{
     ClosedQueue, Command, ControllerFault, Data, Drained, Quiesced, SharedQueue, SubmitError, Token,
@@ -65,15 +65,15 @@ impl<'a> Threads<'a> {
 /// A lane by itself at a moment of virtual time.
 struct At(u64);
 
-impl Here for At {
+impl ExecContext for At {
     fn now_ns(&self) -> u64 {
         self.0
     }
 
     fn pause(&self, _turn: u32) {}
 
-    fn together<A: Act>(&self, _key: u64, act: A) -> A::Output {
-        act.act(&Alone)
+    fn converged<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
+        op.run(&Alone)
     }
 }
 

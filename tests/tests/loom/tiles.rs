@@ -13,7 +13,7 @@ use std::sync::Arc;
 const NEVER: u64 = 1 << 30;
 
 /// Starts a team of eight, in two threads.
-fn octet(
+fn tile(
     rig: &Arc<Rig>,
     stage: &Stage,
     lane: fn(&Rig, &Team, &Stage),
@@ -66,7 +66,7 @@ fn eight_lanes_publish_for_one_who_rings() {
         Bound::Staged,
         || {
             let (rig, stage) = (Arc::new(Rig::new(16, 8, 8, 0)), Stage::default());
-            let lanes = octet(&rig, &stage, |rig, member, stage| {
+            let lanes = tile(&rig, &stage, |rig, member, stage| {
                 let rank = member.rank();
                 let _token = rig.shared().place(member, command(rank, rank)).unwrap();
                 if member.leads() {
@@ -96,7 +96,7 @@ fn eight_lanes_publish_and_ring() {
         Bound::Staged,
         || {
             let (rig, stage) = (Arc::new(Rig::new(16, 8, 0, 0)), Stage::default());
-            let lanes = octet(&rig, &stage, |rig, member, stage| {
+            let lanes = tile(&rig, &stage, |rig, member, stage| {
                 let mut queue = rig.collective(member.clone());
                 let rank = member.rank();
                 queue.submit(rank < 5, |_| numbered(rank), NEVER).unwrap();
@@ -131,7 +131,7 @@ fn eight_lanes_reap_round_the_ring() {
             queue.suspend();
             let device = rig.clone();
             let device = thread::spawn(move || serve(&mut Hand::resumed(&device, 3, 3), 32));
-            let lanes = octet(&rig, &stage, |rig, member, _| {
+            let lanes = tile(&rig, &stage, |rig, member, _| {
                 let mut queue = rig.collective(member.clone());
                 for round in 1..5 {
                     let number = 8 * round + member.rank();
@@ -154,7 +154,7 @@ fn eight_lanes_submit_and_drain() {
         || {
             let (rig, stage) = (Arc::new(Rig::new(16, 8, 8, 0)), Stage::default());
             let device = controller(&rig, 8);
-            let lanes = octet(&rig, &stage, |rig, member, _| {
+            let lanes = tile(&rig, &stage, |rig, member, _| {
                 let queue = rig.shared();
                 let rank = member.rank();
                 let token = queue.place(member, command(rank, rank)).unwrap();

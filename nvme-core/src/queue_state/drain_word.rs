@@ -1,0 +1,90 @@
+//! The drain word of a shared queue: where its completion ring is read, and by whom.
+//!
+//! ```text
+//!  31                                     4  3        1   0
+//! +----------------------------------------+-----------+------+
+//! |   head: completions read, modulo 2^28  |   owed    | lock |
+//! +----------------------------------------+-----------+------+
+//! ```
+//!
+//! The holder of the lock reads completions from the head on. `owed` counts the quarters of the ring that
+//! were read and not released to the controller by the head doorbell: at most 4.
+
+const LOCKED: u32 = 1;
+const OWED_SHIFT: u32 = 1;
+const OWED: u32 = 7;
+const HEAD_SHIFT: u32 = 4;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DrainWord(u32);
+
+impl DrainWord {
+    /// Locked, at no particular head.
+    pub const LOCKED: Self = Self(LOCKED);
+    /// Bits of a counter that the head does not keep.
+    pub const DROPPED_BITS: u32 = HEAD_SHIFT;
+
+    /// Unlocked, owing nothing, with this head.
+    pub fn at(head: u32) -> Self {
+        Self(head << HEAD_SHIFT)
+    }
+
+    #[inline(always)]
+    pub fn of_bits(bits: u32) -> Self {
+        Self(bits)
+    }
+
+    #[inline(always)]
+    pub fn bits(self) -> u32 {
+        self.0
+    }
+
+    #[inline(always)]
+    pub fn is_locked(self) -> bool {
+        self.0 & LOCKED != 0
+    }
+
+    #[inline(always)]
+    pub fn head(self) -> u32 {
+        self.0 >> HEAD_SHIFT
+    }
+
+    /// Quarters of the ring that were read and not released to the controller.
+    #[inline(always)]
+    pub fn owed(self) -> u32 {
+        self.0 >> OWED_SHIFT & OWED
+    }
+
+    /// What the holder adds to unlock, having read `found` completions that complete `quarters` quarters,
+    /// and having released one or none.
+    #[inline(always)]
+    pub fn unlocking(found: u32, quarters: u32, released: bool) -> u32 {
+        (found << HEAD_SHIFT)
+            .wrapping_add(quarters.wrapping_sub(u32::from(released)) << OWED_SHIFT)
+            .wrapping_sub(LOCKED)
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pass_moves_the_head_and_what_is_owed() {
+        let before =
+            DrainWord::of_bits(DrainWord::at(0x0FFF_FFFE).bits() | DrainWord::LOCKED.bits());
+        assert!(before.is_locked());
+        let after = DrainWord::of_bits(
+            before
+                .bits()
+                .wrapping_add(DrainWord::unlocking(5, 2, false)),
+        );
+        assert_eq!(
+            (after.is_locked(), after.head(), after.owed()),
+            (false, 3, 2)
+        );
+        let locked = after.bits() | DrainWord::LOCKED.bits();
+        let end = DrainWord::of_bits(locked.wrapping_add(DrainWord::unlocking(0, 0, true)));
+        assert_eq!((end.is_locked(), end.head(), end.owed()), (false, 3, 1));
+    }
+}
