@@ -3,7 +3,7 @@
 //! The caller makes [`Bringup`] and calls [`step`](Bringup::step) until it says
 //! [`Step::Ready`]; time is an argument. The same machine resets a controller in use:
 //!
-//! 1. [`Step::Wait`]: call again, not later than `until_ns` to be told of a time-out in time.
+//! 1. [`Step::Wait`]: call again, not later than `until_ns`, so that a time-out is reported in time.
 //! 2. [`Step::Disabled`]: the controller has let go of all memory. Reclaim and restart every queue
 //!    with the [`Quiesced`] that came, then hand it back with [`enable`](Bringup::enable).
 //! 3. [`Step::HostMemory`]: the controller asks for a host memory buffer; answer with
@@ -133,7 +133,7 @@ impl Capabilities {
 
 /// How long CSTS.RDY may take to follow CC.EN, in milliseconds.
 ///
-/// CRTO replaces CAP.TO where the controller tells its ready modes; a controller that says 0 there is given
+/// CRTO replaces CAP.TO where the controller reports its ready modes; a controller that says 0 there is given
 /// CAP.TO after all.
 pub(crate) fn ready_timeout_ms(cap: Cap, registers: &dyn Registers) -> u32 {
     let crwmt = match cap.crms() {

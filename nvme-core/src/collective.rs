@@ -164,7 +164,7 @@ impl<'a, G: Group> Collective<'a, G> {
 
     /// Places one command for each member that `wants` to; the controller sees them after
     /// [`ring`](Self::ring). `command` makes the member's command for the slot it was given (below
-    /// [`depth`](Self::depth), nobody else's until the command ends).
+    /// [`depth`](Self::depth), no other command's until this one ends).
     ///
     /// `deadline_ns` is for [`expire`](Self::expire): at most 36 minutes after the time that is called with,
     /// or `u64::MAX` for none.
@@ -254,7 +254,7 @@ impl<'a, G: Group> Collective<'a, G> {
         }
     }
 
-    /// Puts slots that were taken for nothing at the end of the free ring.
+    /// Returns slots that were taken for nothing to the end of the free ring.
     #[inline(always)]
     fn return_slots(&self, mine: bool, free: u32) {
         let end = self.free_end();
@@ -314,7 +314,7 @@ impl<'a, G: Group> Collective<'a, G> {
         }
     }
 
-    /// Tells `late` the tag of each command whose deadline has passed, once, to some member; returns
+    /// Calls `late` with the tag of each command whose deadline has passed, once, on some member; returns
     /// how many there were. The commands stay in flight. Looks at every slot: call it now and then.
     #[inline(always)]
     pub fn expire(&mut self, now_ns: u64, mut late: impl FnMut(u32)) -> u32 {
@@ -341,13 +341,13 @@ impl<'a, G: Group> Collective<'a, G> {
             count += self.group.vote(expired).total;
         }
         if count != 0 {
-            // Another member may strike these slots next.
+            // Another member may take these slots out of flight next.
             self.group.sync();
         }
         count
     }
 
-    /// Ends every command in flight as aborted, tells `end` the tag of each, and empties the queue for
+    /// Ends every command in flight as aborted, calls `end` with the tag of each, and empties the queue for
     /// the controller to create again; `false` when the proof does not cover this queue.
     ///
     /// Afterwards nothing of the queue is in flight. `end` is not given the tags of completions that a kernel had

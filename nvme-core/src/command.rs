@@ -12,7 +12,7 @@ pub struct Command<'d> {
     pub sqe: Sqe,
     /// Where its data lies. The memory belongs to the command until it has ended.
     pub(crate) data: FlatData<'d>,
-    /// What its end is told to: a result cell (shared queue) or a word for the caller (collective).
+    /// Where its end is delivered: a result cell (shared queue) or a word for the caller (collective).
     /// Below [`MAX_TAGS`](crate::queue_state::MAX_TAGS).
     pub tag: u32,
     /// Whether the command defines dword 0 of its completion; reading it costs another load.
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn every_entry_is_taken_once_whoever_submits() {
+    fn every_entry_is_taken_once_whichever_members_submit() {
         for tiles in [false, true] {
             for total in 0..=96 {
                 for gap in [None, Some(0), Some(40)] {

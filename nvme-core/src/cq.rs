@@ -57,13 +57,13 @@ impl<'a> CompletionQueue<'a> {
         Some(cqe)
     }
 
-    /// Entries popped whose slots the controller has not been released.
+    /// Entries popped that were not released to the controller.
     #[inline]
     pub fn owed(&self) -> u32 {
         self.owed
     }
 
-    /// Gives the popped slots back to the controller with one doorbell store; none if none are owed.
+    /// Releases the popped entries to the controller with one doorbell store; none if none are owed.
     #[inline]
     pub fn ring(&mut self) {
         if self.owed != 0 {

@@ -1,4 +1,4 @@
-//! Who acts together on a queue: one thread, the lanes of a warp, a thread block, or host threads.
+//! Threads that act together on a queue: one thread, the lanes of a warp, a thread block, or host threads.
 //!
 //! Invariant: every member calls the same operations in the same order. Only [`Group::sync`] orders
 //! memory; votes, broadcasts and swaps exchange values and order nothing.
@@ -144,26 +144,26 @@ pub enum Traffic {
     CqLoads(u32),
 }
 
-/// Where code runs: its clock, its pauses, and who is beside it.
+/// Where code runs: its clock, its pauses, and the threads that run converged with it.
 ///
 /// The core never reads a clock by itself: code that waits is given one of these.
 pub trait ExecContext {
     /// Nanoseconds since any fixed start, not decreasing.
     fn now_ns(&self) -> u64;
 
-    /// Lets others run; longer when `turn`, the number of pauses so far in one wait, grows.
+    /// Lets other threads run; longer when `turn`, the number of pauses so far in one wait, grows.
     fn pause(&self, turn: u32);
 
-    /// Is told what was done on the bus, by one thread of a group; for those who count it.
+    /// Called with what was done on the bus, by one thread of a group; for counters.
     #[inline(always)]
     fn on_bus_access(&self, _traffic: Traffic) {}
 
-    /// Is told what happens to the calling thread's own command, when the thread sees it: that it was
-    /// placed, and its end; for those who record it. Threads that wait together may go on much later.
+    /// Called with what happens to the calling thread's own command, when the thread sees it: that it was
+    /// placed, and its end; for traces. Threads that wait together may go on much later.
     #[inline(always)]
     fn record(&self, _event: impl FnOnce() -> Event) {}
 
-    /// Does `act` with the threads that run in step with this one now and name the same `key`. Which
+    /// Runs `op` with the threads that run in step with this one now and name the same `key`. Which
     /// they are does not matter to the result, only to the speed.
     fn converged<A: GroupOp>(&self, key: u64, op: A) -> A::Output;
 }

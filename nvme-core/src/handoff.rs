@@ -12,7 +12,7 @@ use crate::spec::{Iova, PageSize, Qid};
 use crate::sync::AtomicU32;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
-/// A queue pair that exists on the controller, as a kernel is told of it.
+/// A queue pair that exists on the controller, as it is described to a kernel.
 #[derive(
     Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
 )]

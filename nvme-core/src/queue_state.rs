@@ -262,7 +262,7 @@ impl<'a> QueueState<'a> {
         self.fault_word().load(Order::Relaxed, Scope::Gpu)
     }
 
-    /// Commands that were submitted and have not ended. Exact only while nobody uses the queue.
+    /// Commands that were submitted and have not ended. Exact only while no thread uses the queue.
     pub fn in_flight(&self) -> u32 {
         self.cids().count() as u32
     }

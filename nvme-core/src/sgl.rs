@@ -30,7 +30,7 @@ pub enum Segment {
         /// How many, not 0.
         len: u32,
     },
-    /// `len` bytes of a read that nobody wants.
+    /// `len` bytes of a read that are dropped.
     Discard {
         /// How many, not 0.
         len: u32,

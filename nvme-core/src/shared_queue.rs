@@ -1,14 +1,14 @@
 //! A queue that any threads share: unrelated threads, divergent code, no owner and no resident helper.
 //!
-//! Command slots are apart from ring positions. A slot is claimed at once or not at all, so nobody
-//! waits with something in hand; only the holder of a slot takes a ring position, and between
-//! position and publication there is no wait and no way out. The position is always free: there are
-//! fewer slots than entries, so among the positions of one pass two had the same slot, the earlier of
+//! Command slots are apart from ring entries. A thread claims a slot or gets none: it never waits with a
+//! slot. Only the holder of a slot takes a ticket, which names its ring entry; between ticket and
+//! publication there is no wait on the controller and no return. That entry is always free: there are
+//! fewer slots than entries, so among the tickets of one pass two had the same slot, the earlier of
 //! them has completed, and the controller fetches in order (docs/memory-model.md has the proof, loom
 //! checks it). A slow or lost command costs its slot, never the ring.
 //!
-//! Invariant: each command ends once, in the result cell that it named. Whoever holds the ring lock
-//! rings for everyone published so far; whoever holds the drain lock takes completions for everyone.
+//! Invariant: each command ends once, in the result cell that it named. The holder of the ring lock
+//! rings for all commands published so far; the holder of the drain lock reads completions for all.
 
 mod drain;
 mod ring;
@@ -119,7 +119,7 @@ pub enum Drained {
 /// No slot: one past the largest.
 const NO_SLOT: u32 = MAX_IN_FLIGHT;
 
-/// A queue that any threads share. Cheap to make anew from its words in every thread.
+/// A queue that any threads share. Every thread makes its own view of the words: that is cheap.
 #[derive(Debug)]
 pub struct SharedQueue<'a> {
     memory: QueueMemory<'a>,
@@ -144,7 +144,7 @@ impl<'a> SharedQueue<'a> {
         &self.state
     }
 
-    /// Places one command for each member of `group`; whoever helps next rings for it.
+    /// Places one command for each member of `group`; the next call that rings or helps rings for it.
     ///
     /// Never waits. When slots run out, members of higher rank get [`SubmitError::QueueFull`].
     ///
@@ -242,13 +242,13 @@ impl<'a> SharedQueue<'a> {
             (1, true) => 1 << (hint % 32),
             _ => lowest(free.load(Order::Relaxed, Scope::Gpu), need),
         };
-        // Two tries: the first one tells what is free.
+        // Two tries: the first one returns what is free.
         let mut got = 0;
         for _ in 0..2 {
             if want == 0 {
                 break;
             }
-            // Acquire: pairs with the release of the slot by the one who drained its command.
+            // Acquire: pairs with the release of the slot when its command's end was delivered.
             let was = free.fetch_and(!want, Order::Acquire, Scope::Gpu);
             got = was & want;
             if got != 0 {
@@ -281,8 +281,8 @@ impl<'a> SharedQueue<'a> {
             .fetch_or(1 << (slot % 32), Order::Release, Scope::Gpu);
     }
 
-    /// Publishes the commands of claimed slots, for the next doorbell: tickets, entries, sequence numbers. The token of a member that is not
-    /// `ready` means nothing.
+    /// Publishes the commands of claimed slots, for the next doorbell: tickets, entries, sequence numbers. The
+    /// token of a member that is not `ready` means nothing.
     #[inline(always)]
     fn publish<G: Group>(
         &self,
@@ -372,8 +372,8 @@ impl<'a> SharedQueue<'a> {
             let value = cell.load(Order::Relaxed, Scope::Gpu);
             match (value & ENDED != 0) & ((value >> CID_SHIFT) as u16 == token.cid.0) {
                 false => 0,
-                // Acquire: pairs with the release fence of whoever drained; the command's data is visible.
-                // Only now: on a GPU it empties the cache of who waits.
+                // Acquire: pairs with the release fence of the thread that delivered; the command's data is visible.
+                // Only now: on a GPU it empties the cache of the waiting thread.
                 true => cell.load(Order::Acquire, Scope::Gpu),
             }
         })
@@ -382,7 +382,7 @@ impl<'a> SharedQueue<'a> {
     /// Ends every command in flight as aborted and empties the queue for the controller to create
     /// again; `None` when the proof does not cover this queue. Returns how many there were.
     ///
-    /// A command whose completion was taken, but not told to its cell because the kernel died in between,
+    /// A command whose completion was read, but not delivered because the kernel died in between,
     /// ends as aborted too.
     ///
     /// For the host, while no kernel uses the queue.

@@ -134,7 +134,7 @@ impl TraceRing<'_> {
         let Some(cell) = self.at(number) else { return };
         // Release: pairs with the acquire of the count in `read`: the events before this one are whole. The
         // fence pairs with the one in `read`: a reader that sees any word of the new event sees a count
-        // that tells it the old one is gone.
+        // by which it knows that the old one is gone.
         count.store(number + 1, Order::Release, Scope::Sys);
         fence(Order::Release, Scope::Sys);
         cell[0].store(event.0[0], Order::Relaxed, Scope::Sys);

@@ -98,7 +98,7 @@ pub unsafe extern "ptx-kernel" fn nvme_pingpong(launch: Launch) {
 /// That is the traffic of a full queue without the queue.
 ///
 /// # Safety
-/// The rings are memory whose entries nobody relies on; nothing else writes them.
+/// The rings are memory whose entries no code relies on; nothing else writes them.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_sqe_writes(launch: Launch) {
     let warp = (arch::block() * arch::block_threads() + arch::thread()) / 32;

@@ -45,7 +45,7 @@ impl Group for Lanes {
     fn vote(&self, mine: bool) -> Vote {
         let yes = arch::ballot(self.mask, mine);
         let no = self.mask & !yes;
-        // The lanes below the first no; all of them when nobody said no.
+        // The lanes below the first no; all of them when none said no.
         let below = (no & no.wrapping_neg()).wrapping_sub(1);
         Vote {
             total: yes.count_ones(),
@@ -217,7 +217,7 @@ impl Group for Block {
                 vote.before += yes.count_ones();
             }
         }
-        // Nobody writes the next vote before everyone has read this one.
+        // No thread writes the next vote before all have read this one.
         arch::sync_block();
         vote
     }

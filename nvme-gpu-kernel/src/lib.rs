@@ -3,7 +3,7 @@
 //! - [`Queues`]: queues as the host hands them to a kernel of yours; see docs/link-the-core.md.
 //! - `Gpu`, `Warp`, `Block`, `Lanes`, `arch` (on the GPU only): where code runs, and who acts together.
 //! - [`work`], [`PTX`]: the kernels of the demo, the benchmark and the tests (feature `kernels`), and
-//!   the words that a launch is told and answers with.
+//!   the words of a launch's parameters and results.
 //! - Feature `device-library`: the shared queue for CUDA C++, see `include/nvme_gpu_device.cuh`.
 //!
 //! `cargo xtask ptx` builds it for `nvptx64-nvidia-cuda`. No queue logic lives here: kernels call the

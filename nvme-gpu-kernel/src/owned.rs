@@ -124,7 +124,7 @@ pub fn drive<G: Group, const FEW: usize, const MANY: usize, const TRACED: bool>(
                 }
             }));
             look_ns = now_ns + launch.timeout_ns / 8;
-            // Every slot is held by a command that nobody answers: what is left stays unsubmitted.
+            // Every slot is held by a command that gets no answer: what is left stays unsubmitted.
             if idle && expired >= u64::from(queue.in_flight()) {
                 break;
             }

@@ -46,7 +46,7 @@ mod device {
         /// [`suspend`](Collective::suspend). Every member calls this.
         ///
         /// # Safety
-        /// As [`shared`](Self::shared), and nobody else uses the queue meanwhile.
+        /// As [`shared`](Self::shared), and no other thread uses the queue meanwhile.
         #[inline(always)]
         pub unsafe fn owned<'a, G: Group>(
             &self,

@@ -1,4 +1,4 @@
-//! Queues that belong to nobody: each thread does its share of the work on one of them.
+//! Shared queues: each thread does its share of the work on one of them.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What a launch is told and what it reports: the words that the host and the kernels share.
+//! Parameters and results of a launch: the words that the host and the kernels share.
 //!
 //! Addresses are device addresses. Every kernel takes one [`Launch`] by value.
 

@@ -27,7 +27,7 @@ pub struct Finished {
 }
 
 impl<G: Group> Collective<'_, G> {
-    /// Takes up to `ENTRIES` completions a member, and tells `done` of each to the member that read it.
+    /// Takes up to `ENTRIES` completions a member, and calls `done` with each, on the member that read it.
     ///
     /// Returns how many there were. `done` must not use the group.
     ///

@@ -46,9 +46,9 @@ impl QueueState<'_> {
         word
     }
 
-    /// Takes the slot that the entry with this upper word names out of flight, whatever it holds: the
-    /// word that was there, for [`classify_fault`](Self::classify_fault). One atomic: of two completions with one CID,
-    /// even in one pass, one finds the slot pending.
+    /// Takes the slot that the entry with this upper word names out of flight, whatever it holds: the word
+    /// that was there, for [`classify_fault`](Self::classify_fault). One atomic: of two completions with one
+    /// CID, even in one pass, one finds the slot pending.
     #[inline(always)]
     pub(crate) fn take_out_of_flight(&self, upper: u64) -> SlotWord {
         let slot = slot_of(upper);
@@ -103,7 +103,8 @@ impl QueueState<'_> {
     /// Whether this upper word can be of the `completed`th completion when `rung` commands were published,
     /// whichever command it ends: its SQHD is in the ring, and no more have completed than were published.
     ///
-    /// Nothing here depends on SQHD, and it may be older than one before (see [`SubmissionQueue`](crate::SubmissionQueue)).
+    /// Nothing here depends on SQHD, and it may be older than one before: see
+    /// [`SubmissionQueue`](crate::SubmissionQueue).
     #[inline(always)]
     pub(crate) fn is_possible(&self, upper: u64, completed: u32, rung: u32) -> bool {
         // Modulo 2^28, as the head is. Below zero when more has completed than was published.

@@ -11,7 +11,7 @@ const GENERATION_SHIFT: u32 = 28;
 /// The most result cells or tags that slots can name.
 pub const MAX_TAGS: u32 = TAG + 1;
 
-/// A command slot's word: generation, whether it is in flight, and what its end is told to.
+/// A command slot's word: generation, whether it is in flight, and where its end is delivered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SlotWord(pub u32);
 

@@ -1,5 +1,5 @@
-//! The completion ring of a shared queue: whoever holds the lock takes completions for everyone. The lock
-//! is held while they are read; what they say is told to their owners when the next group reads already.
+//! The completion ring of a shared queue: the holder of the lock reads completions for all threads. The lock
+//! is held while they are read; results are delivered to their cells after it, while the next group may read.
 //!
 //! What is usual is done without a branch, so that a GPU has every entry of a pass under way at once;
 //! what is rare is done one by one afterwards.
@@ -14,7 +14,7 @@ const DRAIN_ROUNDS: u32 = 4;
 /// The largest [`Group::READS`].
 const ENTRIES: usize = if cfg!(loom) { 4 } else { 16 };
 
-/// What [`SharedQueue::drain_once`] says when another group is looking.
+/// What [`SharedQueue::drain_once`] returns while another group holds the lock.
 const BUSY: u32 = u32::MAX;
 
 /// What one member read in a pass: upper words, and the words of the slots that they name.
@@ -24,15 +24,15 @@ struct Read {
 }
 
 impl SharedQueue<'_> {
-    /// Takes completions that are there, for everyone, unless another group is looking for them. Zero only
+    /// Reads the completions that are there, for all threads, unless another group is reading them. Zero only
     /// when there are none: a lone member leaves one or two of several to the next look. What another group
-    /// has taken before may not be told to its owners yet.
+    /// has read before may not be delivered yet.
     #[inline(always)]
     pub fn drain<G: Group>(&self, group: &G) -> Drained {
         self.drain_observed(group, &|_| {})
     }
 
-    /// As [`drain`](Self::drain); the leader tells `on_bus` what was done on the bus.
+    /// As [`drain`](Self::drain); the leader calls `on_bus` with what was done on the bus.
     #[inline(always)]
     pub(super) fn drain_observed<G: Group>(&self, group: &G, on_bus: &impl Fn(Traffic)) -> Drained {
         const {
@@ -60,7 +60,7 @@ impl SharedQueue<'_> {
         Drained::Took(took)
     }
 
-    /// Looks for completions under the lock, and sees to them when the next group may look already.
+    /// Reads completions under the lock, and delivers them after it, while the next group may read.
     #[inline(always)]
     fn drain_once<G: Group>(&self, group: &G, on_bus: &impl Fn(Traffic)) -> u32 {
         let lock = self.state.drain_word();
@@ -207,7 +207,7 @@ impl SharedQueue<'_> {
         new.trailing_ones().min(last + 1)
     }
 
-    /// Tells everyone whose command was found of its end, and frees the slots.
+    /// Stores the results of the completions found into their cells, and frees the slots.
     #[inline(always)]
     fn deliver<G: Group>(&self, group: &G, head: u32, found: u32, uppers: [u64; ENTRIES]) {
         let state = &self.state;
@@ -270,7 +270,7 @@ impl SharedQueue<'_> {
     }
 
     /// Takes those of the entries in `rare` that want dword 0 or are not what a controller may post; those
-    /// whose commands have ended. Their slots are free only once they were counted: whoever takes one waits for
+    /// whose commands have ended. Their slots are free only once they were counted: a thread that claims one waits for
     /// the count (see [`wait_until_entry_reusable`](Self::wait_until_entry_reusable)).
     #[inline(always)]
     fn take_rare(&self, read: &Read, rare: u32, at: impl Fn(usize) -> u32, rung: u32) -> u32 {
@@ -303,7 +303,7 @@ impl SharedQueue<'_> {
     }
 }
 
-/// What the cell is told of a completion with this upper word: status and CID lie where they are.
+/// The value of the cell of a command whose completion has this upper word: status and CID stay where they are.
 #[inline(always)]
 fn cell_value(upper: u64) -> u64 {
     upper & u64::from(u32::MAX) << 32 | DONE

@@ -1,4 +1,4 @@
-//! The tail doorbell of a shared queue: whoever holds the lock rings for everyone.
+//! The tail doorbell of a shared queue: the holder of the lock rings for all threads.
 
 use super::SharedQueue;
 use crate::group::{Group, Traffic, unroll};
@@ -19,14 +19,14 @@ const fn at_once<G: Group>() -> u32 {
 }
 
 impl SharedQueue<'_> {
-    /// Rings for everyone published so far, unless another group is doing that; then it looks again. A
+    /// Rings for all commands published so far, unless another group is doing that; then that group looks again. A
     /// command that it still misses is rung for by the thread that waits for it.
     #[inline(always)]
     pub fn ring<G: Group>(&self, group: &G) {
         self.ring_observed(group, &|_| {});
     }
 
-    /// As [`ring`](Self::ring); the leader tells `on_bus` of each doorbell.
+    /// As [`ring`](Self::ring); the leader calls `on_bus` for each doorbell.
     #[inline(always)]
     pub(super) fn ring_observed<G: Group>(&self, group: &G, on_bus: &impl Fn(Traffic)) {
         let lock = self.state.ring_lock();

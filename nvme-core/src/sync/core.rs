@@ -71,7 +71,7 @@ atomic!(AtomicU32, AtomicU32, u32);
 atomic!(AtomicU64, AtomicU64, u64);
 
 impl AtomicU64 {
-    /// Loads the value of a word that nobody stores to meanwhile, relaxed; loom checks that nobody does.
+    /// Loads the value of a word that no thread stores to meanwhile, relaxed; loom checks that none does.
     #[inline]
     pub fn load_settled(&self, _scope: Scope) -> u64 {
         self.load(Order::Relaxed, _scope)
@@ -136,7 +136,7 @@ pub fn fence(order: Order, _scope: Scope) {
     }
 }
 
-/// `value`, in a way that the compiler does not see through. What is made of it is made anew each time:
+/// `value`, in a way that the compiler does not see through. What is computed from it is computed again each time:
 /// a GPU has more instructions to spare than registers.
 #[inline(always)]
 pub fn opaque(value: u32) -> u32 {

@@ -19,7 +19,7 @@ fn ordering(order: Order) -> Ordering {
     }
 }
 
-/// Plain accesses beside a 64-bit word, by which the model tells what must not race with what.
+/// Plain accesses beside a 64-bit word, by which the model knows what must not race with what.
 #[derive(Debug, Default)]
 struct Beside {
     /// Written by each `load_settled`, read by each store (stores may race with each other).
@@ -41,12 +41,12 @@ std::thread_local! {
 }
 
 /// What `act` stores to 64-bit words must be ordered after every load of them so far: their readers have
-/// given them back. One thread at a time, and not for words that somebody may still look at.
+/// given them back. One thread at a time, and not for words that another thread may still read.
 pub fn overwriting<R>(act: impl FnOnce() -> R) -> R {
     claiming(Claim::Overwriting, act)
 }
 
-/// Nobody else modifies meanwhile what `act` stores to: its stores remain stores, which do not hand on
+/// No other thread modifies meanwhile what `act` stores to: its stores remain stores, which do not hand on
 /// what was released before. One thread at a time.
 pub fn uncontended<R>(act: impl FnOnce() -> R) -> R {
     claiming(Claim::Uncontended, act)
@@ -182,7 +182,7 @@ impl AtomicU32 {
 }
 
 impl AtomicU64 {
-    /// Loads the value of a word that nobody stores to meanwhile: a store that is not ordered with
+    /// Loads the value of a word that no thread stores to meanwhile: a store that is not ordered with
     /// this fails the model.
     pub fn load_settled(&self, _scope: Scope) -> u64 {
         self.1.settled.with_mut(|_| ());
@@ -201,7 +201,7 @@ pub fn fence(order: Order, _scope: Scope) {
     }
 }
 
-/// `value`, in a way that the compiler does not see through. What is made of it is made anew each time:
+/// `value`, in a way that the compiler does not see through. What is computed from it is computed again each time:
 /// a GPU has more instructions to spare than registers.
 #[inline(always)]
 pub fn opaque(value: u32) -> u32 {

@@ -163,10 +163,10 @@ atomic!(AtomicU32, u32);
 atomic!(AtomicU64, u64);
 
 impl AtomicU64 {
-    /// Loads the value of a word that nobody stores to meanwhile: a store that is not ordered with this
+    /// Loads the value of a word that no thread stores to meanwhile: a store that is not ordered with this
     /// is a race.
     pub fn load_settled(&self, _scope: Scope) -> u64 {
-        // SAFETY: a live word. That nobody stores to it meanwhile is what the sanitizer checks.
+        // SAFETY: a live word. That no thread stores to it meanwhile is what the sanitizer checks.
         unsafe { self.0.as_ptr().read() }
     }
 }

@@ -27,14 +27,15 @@ const FENCES: [&str; 6] = [
     ".sync()",
     ".publish()",
     "doorbell.ring(",
-    "self.fetched(",
-    "self.count(",
+    "self.wait_until_entry_reusable(",
+    "self.count_read(",
 ];
 /// What others wait for or act on.
-const SIGNALS: [&str; 14] = [
+const SIGNALS: [&str; 15] = [
     "ring_fenced(",
     "store_mmio(",
-    ".mark(",
+    ".sequence(",
+    ".free_ring(",
     "rung().store(",
     ".fetch_",
     ".swap(",
@@ -45,7 +46,7 @@ const SIGNALS: [&str; 14] = [
     "refuse(",
     "self.published = ",
     "self.rung = ",
-    "strike",
+    "take_out_of_flight",
 ];
 /// What is announced by them.
 const DATA: [&str; 6] = [
@@ -54,7 +55,7 @@ const DATA: [&str; 6] = [
     ".write(",
     ".write_word(",
     "cells.set(",
-    ".put_back(",
+    ".return_slots(",
 ];
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
