@@ -15,7 +15,7 @@
 //! `nvme-gpu-kernel/examples/gpu-histogram` is a whole crate: manifest, kernel and the host's side of its argument.
 //! `cargo xtask ptx` compiles it for the GPU, so it stays true. Its kernel, in short:
 //!
-//! ```ignore
+//! ```text
 //! #[unsafe(no_mangle)]
 //! pub unsafe extern "ptx-kernel" fn histogram(args: Args) {
 //!     let Some(queue) = (unsafe { args.queues.shared(index) }) else { return };

@@ -3,19 +3,8 @@
 use std::fs;
 use std::path::{Component, Path, PathBuf};
 
-/// Columns of a line of text.
+/// Columns of a line that is no row of a table and no target of a link.
 const COLUMNS: usize = 120;
-
-/// Pages that may have longer lines, until they are rewritten.
-const LONG_LINES: [&str; 7] = [
-    "docs/benchmarks.md",
-    "docs/memory-model.md",
-    "docs/ptx.md",
-    "docs/simulator.md",
-    "docs/spec-coverage.md",
-    "docs/verification.md",
-    "docs/vfio-user.md",
-];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR"))
@@ -200,6 +189,11 @@ fn the_book_has_every_page_once() {
     assert_eq!(listed, there);
 }
 
+/// Neither can be broken.
+fn may_be_long(line: &str) -> bool {
+    line.starts_with('|') || (line.starts_with('[') && line.contains("]: "))
+}
+
 #[test]
 fn lines_are_short() {
     let mut offenders = Vec::new();
@@ -207,10 +201,10 @@ fn lines_are_short() {
         let long: Vec<usize> = read(&page)
             .lines()
             .enumerate()
-            .filter(|(_, line)| line.chars().count() > COLUMNS)
+            .filter(|(_, line)| line.chars().count() > COLUMNS && !may_be_long(line))
             .map(|(index, _)| index + 1)
             .collect();
-        if !long.is_empty() && !LONG_LINES.contains(&page.as_str()) {
+        if !long.is_empty() {
             offenders.push(format!("{page}: longer than {COLUMNS}: {long:?}"));
         }
     }
