@@ -48,18 +48,44 @@ fn to_json(registers: &dyn Registers) -> Value {
     })
 }
 
-fn to_text(registers: &dyn Registers) -> String {
-    let mut text = String::new();
-    let mut register = |name: &str, value: u64, fields: &[(&str, String)]| {
-        text.push_str(&format!("{name:<7} : {value:#x}\n"));
+/// Registers as lines, each with its fields below it.
+#[derive(Default)]
+struct Text(String);
+
+impl Text {
+    fn register(&mut self, name: &str, value: u64, fields: &[(&str, String)]) {
+        self.0.push_str(&format!("{name:<7} : {value:#x}\n"));
         for (name, value) in fields {
-            text.push_str(&format!("    {name:<42} : {value}\n"));
+            self.0.push_str(&format!("    {name:<42} : {value}\n"));
         }
-    };
-    let yes = |set: bool| if set { "yes" } else { "no" }.to_owned();
-    let pages = |mps: u8| format!("{} bytes", 4096u64 << mps);
+    }
+}
+
+fn to_text(registers: &dyn Registers) -> String {
+    let mut text = Text::default();
+    capabilities(&mut text, registers);
+    version(&mut text, registers);
+    configuration(&mut text, registers);
+    status(&mut text, registers);
+    admin_queues(&mut text, registers);
+    memory_buffer(&mut text, registers);
+    timeouts(&mut text, registers);
+    text.0
+}
+
+fn yes(set: bool) -> String {
+    if set { "yes" } else { "no" }.to_owned()
+}
+
+/// A page size of CAP or CC in bytes.
+fn pages(mps: u8) -> String {
+    format!("{} bytes", 4096u64 << mps)
+}
+
+/// CAP.
+fn capabilities(text: &mut Text, registers: &dyn Registers) {
     let cap = Cap(registers.read64(offset::CAP));
-    register(
+    text.register(
         "cap",
         cap.0,
         &[
@@ -84,8 +110,12 @@ fn to_text(registers: &dyn Registers) -> String {
             ),
         ],
     );
+}
+
+/// VS.
+fn version(text: &mut Text, registers: &dyn Registers) {
     let vs = Vs(registers.read32(offset::VS));
-    register(
+    text.register(
         "version",
         vs.0.into(),
         &[(
@@ -93,8 +123,12 @@ fn to_text(registers: &dyn Registers) -> String {
             format!("{}.{}.{}", vs.mjr(), vs.mnr(), vs.ter()),
         )],
     );
+}
+
+/// CC.
+fn configuration(text: &mut Text, registers: &dyn Registers) {
     let cc = Cc(registers.read32(offset::CC));
-    register(
+    text.register(
         "cc",
         cc.0.into(),
         &[
@@ -113,6 +147,10 @@ fn to_text(registers: &dyn Registers) -> String {
             ("Enable (EN)", yes(cc.en())),
         ],
     );
+}
+
+/// CSTS.
+fn status(text: &mut Text, registers: &dyn Registers) {
     let csts = Csts(registers.read32(offset::CSTS));
     let shst = match csts.shst() {
         0 => "normal operation",
@@ -120,7 +158,7 @@ fn to_text(registers: &dyn Registers) -> String {
         2 => "complete",
         _ => "reserved",
     };
-    register(
+    text.register(
         "csts",
         csts.0.into(),
         &[
@@ -131,8 +169,12 @@ fn to_text(registers: &dyn Registers) -> String {
             ("Ready (RDY)", yes(csts.rdy())),
         ],
     );
+}
+
+/// AQA, ASQ and ACQ.
+fn admin_queues(text: &mut Text, registers: &dyn Registers) {
     let aqa = Aqa(registers.read32(offset::AQA));
-    register(
+    text.register(
         "aqa",
         aqa.0.into(),
         &[
@@ -146,8 +188,12 @@ fn to_text(registers: &dyn Registers) -> String {
             ),
         ],
     );
-    register("asq", registers.read64(offset::ASQ), &[]);
-    register("acq", registers.read64(offset::ACQ), &[]);
+    text.register("asq", registers.read64(offset::ASQ), &[]);
+    text.register("acq", registers.read64(offset::ACQ), &[]);
+}
+
+/// CMBLOC and CMBSZ.
+fn memory_buffer(text: &mut Text, registers: &dyn Registers) {
     let (location, size) = (
         Cmbloc(registers.read32(offset::CMBLOC)),
         Cmbsz(registers.read32(offset::CMBSZ)),
@@ -160,18 +206,22 @@ fn to_text(registers: &dyn Registers) -> String {
             text
         }
     };
-    register(
+    text.register(
         "cmbloc",
         location.0.into(),
         &[("Base (BIR)", memory(format!("BAR {}", location.bir())))],
     );
-    register(
+    text.register(
         "cmbsz",
         size.0.into(),
         &[("Size", memory(format!("{} bytes", size.bytes())))],
     );
+}
+
+/// CRTO.
+fn timeouts(text: &mut Text, registers: &dyn Registers) {
     let crto = Crto(registers.read32(offset::CRTO));
-    register(
+    text.register(
         "crto",
         crto.0.into(),
         &[
@@ -185,5 +235,4 @@ fn to_text(registers: &dyn Registers) -> String {
             ),
         ],
     );
-    text
 }
