@@ -1,9 +1,6 @@
 //! `demo` and `bench`: figures that add up, plots, faults and Ctrl-C.
-#![cfg(feature = "sim")]
 
-mod common;
-
-use common::{Folder, Place, Ran, bytes};
+use crate::common::{Folder, Place, Ran, bytes};
 use serde_json::Value;
 use std::time::Duration;
 

@@ -1,9 +1,6 @@
 //! The command line as a user runs it: round trips, every input error, what is printed.
-#![cfg(feature = "sim")]
 
-mod common;
-
-use common::{Folder, Place, bytes, data};
+use crate::common::{Folder, Place, bytes, data};
 
 const BLOCK: usize = 4096;
 

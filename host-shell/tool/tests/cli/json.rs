@@ -1,9 +1,6 @@
 //! What is printed with --json against docs/json-schema.json: each result and each kind of error.
-#![cfg(feature = "sim")]
 
-mod common;
-
-use common::{Folder, Place};
+use crate::common::{Folder, Place};
 use serde_json::Value;
 use std::io::Write;
 use std::process::Stdio;
@@ -11,7 +8,7 @@ use std::process::Stdio;
 const BLOCK: usize = 4096;
 
 fn schema() -> Value {
-    let text = include_str!("../../../docs/json-schema.json");
+    let text = include_str!("../../../../docs/json-schema.json");
     serde_json::from_str(text).unwrap()
 }
 

@@ -1,0 +1,144 @@
+//! Inputs and outputs that cannot be used, and what a failed command leaves behind.
+
+use super::rows::{check, fault, folder, shell};
+
+#[test]
+fn inputs_and_outputs_that_cannot_be_used() {
+    check(
+        "
+        2 | read -d sim:disk.img -o disk.img | the image of the device itself
+        2 | read -d sim:disk.img -o ./folder/../disk.img | the image of the device itself
+        2 | read -d sim:disk.img -o link | the image of the device itself
+        2 | read -d sim:disk.img -o hard | the image of the device itself
+        2 | read -d sim:link -o hard | the image of the device itself
+        2 | bench -d sim:disk.img --plot disk.img | neither .svg
+        4 | read -d sim:disk.img -o folder | not a folder
+        4 | read -d sim:disk.img -o . | not a folder
+        4 | read -d sim:disk.img -o / | not a folder
+        4 | read -d sim:disk.img -o no/such | check the path
+        4 | read -d sim:disk.img -o in/x | in/x
+        2 | read -d sim:disk.img -o '' | --out
+        4 | read -d sim:disk.img -o /dev/full | free space
+        4 | read -d sim:disk.img -o /proc/version | /proc/version
+    ",
+    );
+    let both = "
+        2 | VERB -d sim:disk.img -i disk.img | the image of the device itself
+        2 | VERB -d sim:disk.img -i link | the image of the device itself
+        2 | VERB -d sim:disk.img -i hard | the image of the device itself
+        2 | VERB -d sim:disk.img -i odd | whole number of 4096-byte blocks
+        2 | VERB -d sim:disk.img -i empty | at least one block of data
+        4 | VERB -d sim:disk.img -i missing | missing
+        2 | VERB -d sim:disk.img -i '' | --in
+        4 | VERB -d sim:disk.img -i folder | not a folder
+        4 | VERB -d sim:disk.img -i loop | circle
+        4 | VERB -d sim:disk.img -i dangling | check the path
+        4 | VERB -d sim:disk.img -i in/x | not a folder
+        2 | VERB -d sim:disk.img -i /dev/null | --blocks
+        2 | VERB -d sim:disk.img -i /dev/null -b 1 | ended after 0 bytes
+        2 | VERB -d sim:disk.img -i /dev/zero | --blocks
+        2 | VERB -d sim:disk.img -i - | --blocks
+        4 | VERB -d sim:new.img -i in | new.img
+        4 | VERB -d sim:new.img?size=1MiB -i missing | missing
+    ";
+    for verb in ["write", "compare"] {
+        check(&both.replace("VERB", verb));
+    }
+}
+
+/// A command that fails leaves no image, and one that only reads does not make one.
+#[test]
+fn no_command_that_fails_or_reads_leaves_an_image() {
+    check(
+        "
+        4 | read -d sim:new.img?size=64KiB | No such file
+        4 | compare -d sim:new.img?size=64KiB -i in | No such file
+        4 | identify ctrl -d sim:new.img?size=64KiB | No such file
+        4 | identify ns -d sim:new.img?size=64KiB | No such file
+        4 | list-ns -d sim:new.img?size=64KiB | No such file
+        4 | smart-log -d sim:new.img?size=64KiB | No such file
+        4 | error-log -d sim:new.img?size=64KiB | No such file
+        4 | get-feature -d sim:new.img?size=64KiB -f 7 | No such file
+        4 | flush -d sim:new.img?size=64KiB | No such file
+        4 | regs -d sim:new.img?size=64KiB | No such file
+        4 | stream -d sim:new.img?size=64KiB | No such file
+        4 | bench -d sim:new.img?size=64KiB --io-size 4k | No such file
+        4 | p2p -d sim:new.img?size=64KiB --peer in | No such file
+        2 | write -d sim:new.img?size=64KiB -i odd | whole number
+        2 | write -d sim:new.img?size=64KiB -i long | the last LBA is 15
+        2 | write -d sim:new.img?size=64KiB -i in --lba 15 | the last LBA is 15
+        2 | write -d sim:new.img?size=64KiB -i in -b 1 | 2 blocks, not 1
+        2 | write -d sim:new.img?size=64KiB -i in -n 2 | no namespace 2
+        2 | write -d sim:new.img?size=64KiB -i in --irq | leave --irq out
+        2 | write-zeroes -d sim:new.img?size=64KiB -s 16 -b 1 | the last LBA is 15
+        2 | dsm -d sim:new.img?size=64KiB --ad -s 16 -b 1 | the last LBA is 15
+        2 | bench -d sim:new.img?size=64KiB --rw write --size 1MiB | use at most 65536
+        2 | bench -d sim:new.img?size=64KiB --rw write --bs 1MiB | --bs
+        2 | set-feature -d sim:new.img?size=64KiB -f 6 --value 0 -n 5 | no namespace 5
+        2 | demo -d sim:new.img?size=64KiB --size 1MiB | past namespace 1
+        2 | write -d sim:new.img?size=64KiB&ns=3 -i in -n 4 | no namespace 4
+        1 | write -d sim:new.img?size=64KiB&fault=status:0x281@op=write -i in | 0x0281
+        1 | write -d sim:folder/new.img?size=64KiB&fault=cfs@op=identify -i in | CSTS.CFS
+    ",
+    );
+}
+
+/// The whole of an input was held once: 40 GiB of zeroes would not fit.
+#[test]
+fn long_inputs_are_sent_in_bounded_memory() {
+    let folder = folder();
+    for line in [
+        "ulimit -v 1500000; $B write -d sim:null -i /dev/zero --blocks 524288",
+        "ulimit -v 1500000; head -c 2147483648 /dev/zero | $B write -d sim:null -i -",
+        "truncate -s 2G sparse; ulimit -v 1500000; $B write -d sim:null -i sparse",
+    ] {
+        let (code, said) = shell(&folder, line);
+        assert_eq!((code, said.as_str()), (Some(0), ""), "{line}");
+    }
+}
+
+/// Another user's files. Needs root to become that user; what is not run says so.
+#[test]
+fn files_of_others_are_named_with_their_remedy() {
+    use std::os::unix::fs::PermissionsExt;
+    let folder = folder();
+    let only_owner = |name: &str| {
+        let mode = std::fs::Permissions::from_mode(0o600);
+        std::fs::set_permissions(folder.path(name), mode).unwrap();
+    };
+    only_owner("disk.img");
+    only_owner("in");
+    let binary = folder.path("tool");
+    std::fs::copy(env!("CARGO_BIN_EXE_nvme-gpu"), &binary).unwrap();
+    let user = "setpriv --reuid 65534 --regid 65534 --clear-groups";
+    if shell(&folder, &format!("{user} ./tool --version")).0 != Some(0) {
+        eprintln!("skipped: cannot become another user here");
+        return;
+    }
+    for (line, code, text) in [
+        ("./tool read -d sim:disk.img", 4, "check the permissions"),
+        ("./tool write -d sim:mem -i in", 4, "check the permissions"),
+        (
+            "./tool read -d sim:mem -b 1 -o out",
+            4,
+            "check the permissions",
+        ),
+        (
+            "./tool write -d 'sim:new.img?size=1MiB' -i long",
+            4,
+            "check the permissions",
+        ),
+        (
+            "./tool serve -d sim:mem -s cntrl",
+            2,
+            "folder that you may write to",
+        ),
+    ] {
+        let (came, said) = shell(&folder, &format!("{user} {line}"));
+        assert_eq!(
+            fault(came, code, "", &said, text, false),
+            None,
+            "{line}: {said}"
+        );
+    }
+}

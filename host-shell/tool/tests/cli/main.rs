@@ -1,0 +1,20 @@
+//! The command line as a user runs it, by subject.
+#![cfg(feature = "sim")]
+
+#[macro_use]
+#[path = "../common/mod.rs"]
+mod common;
+
+mod about;
+mod bad_devices;
+mod bad_files;
+mod bad_values;
+mod bench;
+mod commands;
+mod erase;
+mod json;
+mod log_pages;
+mod passthru;
+mod resets;
+mod rows;
+mod streams;
