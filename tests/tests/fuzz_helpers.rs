@@ -30,6 +30,32 @@ fn every_seed_of_every_corpus_passes() {
     }
 }
 
+/// Every option, fault and condition of the simulator's tables is a word of the dictionary.
+#[test]
+fn the_dictionary_of_device_strings_has_every_name() {
+    let path =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/dictionaries/device_string.dict");
+    let text = std::fs::read_to_string(path).unwrap();
+    let has = |word: String| {
+        text.lines()
+            .any(|line| line.starts_with(&format!("\"{word}")))
+    };
+    let missing = |words: Vec<String>| -> Vec<String> {
+        words
+            .into_iter()
+            .filter(|word| !has(word.clone()))
+            .collect()
+    };
+    use nvme_sim::config::{CONDITIONS, FAULTS, OPTIONS};
+    let mut words: Vec<String> = OPTIONS.iter().map(|row| format!("{}=", row.name)).collect();
+    words.extend(CONDITIONS.iter().map(|row| format!("{}=", row.name)));
+    words.extend(FAULTS.iter().map(|row| match row.value {
+        "" => format!("{}\"", row.name),
+        _ => format!("{}:\"", row.name),
+    }));
+    assert_eq!(missing(words), Vec::<String>::new());
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
 

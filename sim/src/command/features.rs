@@ -163,20 +163,7 @@ pub(crate) fn set_features(
             }
             features.error_recovery = dword & 0xFFFF;
         }
-        fid::VOLATILE_WRITE_CACHE => {
-            let write_cache = VolatileWriteCache(dword).wce();
-            device.write_back.store(write_cache, Ordering::Relaxed);
-            if !write_cache {
-                device.barrier();
-                if device.namespaces.iter().any(|one| one.flush().is_err()) {
-                    device
-                        .write_back
-                        .store(features.write_cache, Ordering::Relaxed);
-                    return Err(Status::WRITE_FAULT.into());
-                }
-            }
-            features.write_cache = write_cache;
-        }
+        fid::VOLATILE_WRITE_CACHE => write_cache(device, features, dword)?,
         fid::NUMBER_OF_QUEUES => return number_of_queues(device, features, dword),
         fid::INTERRUPT_COALESCING => {
             features.coalescing = dword & 0xFFFF;
@@ -206,28 +193,47 @@ pub(crate) fn set_features(
             features.timestamp = (u64::from_le_bytes(bytes) & 0xFFFF_FFFF_FFFF, now_ns, true);
         }
         fid::KEEP_ALIVE => features.keep_alive = dword,
-        fid::HOST_BEHAVIOR => {
-            let mut bytes = [0; size_of::<HostBehavior>()];
-            data::receive(device.page(), dma, sqe, &mut bytes)?;
-            let behavior =
-                HostBehavior::read_from_bytes(&bytes).map_err(|_| Status::INTERNAL_ERROR)?;
-            let HostBehavior {
-                acre,
-                etdas,
-                lbafee,
-                ..
-            } = behavior;
-            if acre.max(etdas).max(lbafee) > 1 {
-                return Err(Status::INVALID_FIELD.into());
-            }
-            features.host_behavior = behavior;
-        }
+        fid::HOST_BEHAVIOR => features.host_behavior = host_behavior(device, dma, sqe)?,
         _ => return Err(Status::INVALID_FIELD.into()),
     }
     if save {
         control.saved.save(&control.features, id);
     }
     Ok(0)
+}
+
+/// Turns the volatile write cache on or off; what it holds is flushed first.
+fn write_cache(device: &Device, features: &mut Features, dword: u32) -> Result<(), Refusal> {
+    let enabled = VolatileWriteCache(dword).wce();
+    device.write_back.store(enabled, Ordering::Relaxed);
+    if !enabled {
+        device.barrier();
+        if device.namespaces.iter().any(|one| one.flush().is_err()) {
+            device
+                .write_back
+                .store(features.write_cache, Ordering::Relaxed);
+            return Err(Status::WRITE_FAULT.into());
+        }
+    }
+    features.write_cache = enabled;
+    Ok(())
+}
+
+/// Host Behavior Support as the host gives it, if it says nothing that is not defined.
+fn host_behavior(device: &Device, dma: &Dma<'_>, sqe: &Sqe) -> Result<HostBehavior, Refusal> {
+    let mut bytes = [0; size_of::<HostBehavior>()];
+    data::receive(device.page(), dma, sqe, &mut bytes)?;
+    let behavior = HostBehavior::read_from_bytes(&bytes).map_err(|_| Status::INTERNAL_ERROR)?;
+    let HostBehavior {
+        acre,
+        etdas,
+        lbafee,
+        ..
+    } = behavior;
+    if acre.max(etdas).max(lbafee) > 1 {
+        return Err(Status::INVALID_FIELD.into());
+    }
+    Ok(behavior)
 }
 
 fn number_of_queues(device: &Device, features: &mut Features, dword: u32) -> Result<u32, Refusal> {

@@ -4,85 +4,75 @@ use crate::setup::COMMAND_NS;
 use nvme_core::spec::Status;
 use nvme_sim::Fault;
 
-/// What goes wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
-    /// A command is fetched and never completes.
-    Drop,
-    /// A command takes longer, and is in time.
-    Delay,
-    /// A command's data and completion come after its deadline; an Abort finds it.
-    Late,
-    /// The same, and an Abort says that it was aborted although it goes on.
-    Stubborn,
-    /// A completion overtakes others.
-    Reorder,
-    /// A completion comes twice in a row.
-    Duplicate,
-    /// A completion comes again later, when its slot may be in use again.
-    Echo,
-    /// The data move after the completion, when the slot may be in use again.
-    LateData,
-    /// A completion names a command that does not exist.
-    WrongCid,
-    /// A completion names an earlier or later command of its slot.
-    StaleCid,
-    /// A completion has the phase tag of the pass before.
-    WrongPhase,
-    /// A completion has another submission queue head.
-    BadSqhd,
-    /// A completion's phase tag is there before its first dwords are.
-    TornCqe,
-    /// A command ends with any status.
-    Status,
-    /// The controller stops with CSTS.CFS.
-    Cfs,
-    /// CSTS.RDY does not follow CC.EN.
-    StuckReady,
-    /// The controller reads as all ones for a while.
-    AllOnes,
-    /// The controller is pulled out, and comes back after a loss of power.
-    Removal,
-    /// The host resets the controller.
-    Reset,
-    /// The controller restarts by itself; queue memory is as it was.
-    Restart,
-    /// Power fails and comes back; the write cache is lost.
-    PowerCut,
-    /// A tail doorbell does not arrive.
-    LostTail,
-    /// A head doorbell does not arrive.
-    LostHead,
+/// An enumeration, and a list of its values in their order.
+macro_rules! listed {
+    ($(#[$doc:meta])* $name:ident { $($(#[$of:meta])* $value:ident,)* }) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+        pub enum $name {
+            $($(#[$of])* $value,)*
+        }
+
+        impl $name {
+            /// Every value.
+            pub const ALL: [Self; [$(Self::$value),*].len()] = [$(Self::$value),*];
+        }
+    };
+}
+
+listed! {
+    /// What goes wrong.
+    Kind {
+        /// A command is fetched and never completes.
+        Drop,
+        /// A command takes longer, and is in time.
+        Delay,
+        /// A command's data and completion come after its deadline; an Abort finds it.
+        Late,
+        /// The same, and an Abort says that it was aborted although it goes on.
+        Stubborn,
+        /// A completion overtakes others.
+        Reorder,
+        /// A completion comes twice in a row.
+        Duplicate,
+        /// A completion comes again later, when its slot may be in use again.
+        Echo,
+        /// The data move after the completion, when the slot may be in use again.
+        LateData,
+        /// A completion names a command that does not exist.
+        WrongCid,
+        /// A completion names an earlier or later command of its slot.
+        StaleCid,
+        /// A completion has the phase tag of the pass before.
+        WrongPhase,
+        /// A completion has another submission queue head.
+        BadSqhd,
+        /// A completion's phase tag is there before its first dwords are.
+        TornCqe,
+        /// A command ends with any status.
+        Status,
+        /// The controller stops with CSTS.CFS.
+        Cfs,
+        /// CSTS.RDY does not follow CC.EN.
+        StuckReady,
+        /// The controller reads as all ones for a while.
+        AllOnes,
+        /// The controller is pulled out, and comes back after a loss of power.
+        Removal,
+        /// The host resets the controller.
+        Reset,
+        /// The controller restarts by itself; queue memory is as it was.
+        Restart,
+        /// Power fails and comes back; the write cache is lost.
+        PowerCut,
+        /// A tail doorbell does not arrive.
+        LostTail,
+        /// A head doorbell does not arrive.
+        LostHead,
+    }
 }
 
 impl Kind {
-    /// Every kind.
-    pub const ALL: [Self; 23] = [
-        Self::Drop,
-        Self::Delay,
-        Self::Late,
-        Self::Stubborn,
-        Self::Reorder,
-        Self::Duplicate,
-        Self::Echo,
-        Self::LateData,
-        Self::WrongCid,
-        Self::StaleCid,
-        Self::WrongPhase,
-        Self::BadSqhd,
-        Self::TornCqe,
-        Self::Status,
-        Self::Cfs,
-        Self::StuckReady,
-        Self::AllOnes,
-        Self::Removal,
-        Self::Reset,
-        Self::Restart,
-        Self::PowerCut,
-        Self::LostTail,
-        Self::LostHead,
-    ];
-
     /// What the controller is to do to a command, or to a change of CC.EN; `None` for what befalls the
     /// controller itself. `value` is any number.
     pub fn armed(self, value: u64) -> Option<Fault> {
@@ -158,42 +148,28 @@ fn any_status(value: u64) -> Status {
     }
 }
 
-/// What the driver is doing.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum State {
-    /// The first bring-up, or one after a shutdown.
-    BringUp,
-    /// Up, with nothing in flight.
-    Idle,
-    /// Up, with commands in flight.
-    InFlight,
-    /// Up, with a queue that takes no more.
-    Full,
-    /// A command is past its deadline, and nothing was done about it yet.
-    TimedOut,
-    /// A command is being aborted.
-    Aborting,
-    /// No more commands are taken; those in flight end, then the queues are deleted.
-    Draining,
-    /// The controller is reset and brought up again after trouble.
-    Recovering,
-    /// The controller is being shut down, or is.
-    ShutDown,
-}
-
-impl State {
-    /// Every state.
-    pub const ALL: [Self; 9] = [
-        Self::BringUp,
-        Self::Idle,
-        Self::InFlight,
-        Self::Full,
-        Self::TimedOut,
-        Self::Aborting,
-        Self::Draining,
-        Self::Recovering,
-        Self::ShutDown,
-    ];
+listed! {
+    /// What the driver is doing.
+    State {
+        /// The first bring-up, or one after a shutdown.
+        BringUp,
+        /// Up, with nothing in flight.
+        Idle,
+        /// Up, with commands in flight.
+        InFlight,
+        /// Up, with a queue that takes no more.
+        Full,
+        /// A command is past its deadline, and nothing was done about it yet.
+        TimedOut,
+        /// A command is being aborted.
+        Aborting,
+        /// No more commands are taken; those in flight end, then the queues are deleted.
+        Draining,
+        /// The controller is reset and brought up again after trouble.
+        Recovering,
+        /// The controller is being shut down, or is.
+        ShutDown,
+    }
 }
 
 /// Why `kind` cannot happen in `state`; `None` when it can.
