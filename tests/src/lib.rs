@@ -7,6 +7,8 @@
 pub mod audit;
 #[cfg(not(loom))]
 mod bar;
+#[cfg(not(loom))]
+pub mod bringup;
 #[cfg(all(not(loom), feature = "fuzz"))]
 pub mod fuzz;
 pub mod hand;

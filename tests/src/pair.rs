@@ -1,13 +1,14 @@
 //! The pair: a driver made of the core's parts, a simulated controller, and a clock between them.
 
+use crate::bringup::Host;
 use crate::memory::{Area, Memory, doorbell};
 use crate::{Bar, Rng, Seed, audit};
-use nvme_core::bringup::{self, Bringup, Capabilities, Info, QueuePlan};
+use nvme_core::bringup::{self, Bringup, Capabilities, Info, QueuePlan, Step};
 use nvme_core::spec::{Cid, Iova, Lba, Nsid, PageSize, Qid, Sqe, Status};
 use nvme_core::transfer::{self, Limits};
 use nvme_core::{
     BringupError, Completion, ControllerFault, Data, Identity, ListMemory, Outcome, QueueMemory,
-    QueuePair, Registers, Rejected, Slot, SubmitError,
+    QueuePair, Quiesced, Registers, Rejected, Slot, SubmitError,
 };
 use nvme_sim::{Config, Controller, Rule};
 use std::collections::HashSet;
@@ -199,32 +200,9 @@ impl<'a> Pair<'a> {
         };
         let bar = self.bar;
         let mut machine = Bringup::new(&bar, config, self.memory.words(self.identify))?;
-        loop {
-            match machine.step(&bar, &mut self.admin, self.now_ns)? {
-                bringup::Step::Wait { until_ns } => {
-                    assert!(until_ns > self.now_ns, "a wait that does not wait");
-                    self.sleep_until(until_ns);
-                }
-                bringup::Step::Disabled(proof) => {
-                    while let Some(done) = self.admin.reclaim(&proof) {
-                        self.account(done);
-                    }
-                    for index in 0..self.io.len() {
-                        while let Some(done) = self.io[index].reclaim(&proof) {
-                            self.account(done);
-                        }
-                        self.io[index].restart(&proof);
-                    }
-                    self.admin.restart(&proof);
-                    machine.enable(proof);
-                }
-                bringup::Step::HostMemory { .. } => machine.host_memory(None),
-                bringup::Step::Ready => {
-                    self.info = Some(machine.info().clone());
-                    return Ok(());
-                }
-            }
-        }
+        crate::bringup::bring_up(&mut machine, &bar, self)?;
+        self.info = Some(machine.info().clone());
+        Ok(())
     }
 
     /// Lets the controller work at the present time, then moves the clock: to the controller's next
@@ -405,6 +383,34 @@ impl<'a> Pair<'a> {
     /// Commands that were submitted and have not ended.
     pub fn outstanding(&self) -> usize {
         self.lent.len()
+    }
+}
+
+impl Host for Pair<'_> {
+    fn step<'r>(
+        &mut self,
+        machine: &mut Bringup<'_>,
+        registers: &'r dyn Registers,
+    ) -> Result<Step<'r>, BringupError> {
+        machine.step(registers, &mut self.admin, self.now_ns)
+    }
+
+    fn wait(&mut self, until_ns: u64) {
+        assert!(until_ns > self.now_ns, "a wait that does not wait");
+        self.sleep_until(until_ns);
+    }
+
+    fn disabled(&mut self, proof: &Quiesced<'_>) {
+        while let Some(done) = self.admin.reclaim(proof) {
+            self.account(done);
+        }
+        for index in 0..self.io.len() {
+            while let Some(done) = self.io[index].reclaim(proof) {
+                self.account(done);
+            }
+            self.io[index].restart(proof);
+        }
+        self.admin.restart(proof);
     }
 }
 

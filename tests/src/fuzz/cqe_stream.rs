@@ -37,6 +37,8 @@ pub fn cqe_stream(bytes: &[u8]) {
     // The position of each command that was placed.
     let mut places: HashMap<u16, usize> = HashMap::new();
     let mut pushed = 0usize;
+    // Positions before this one are published.
+    let mut rung = 0usize;
     let mut controller = is_audited(bytes).then(|| Controller::new(&sq_cells, cq_entries, &bells));
     while !input.is_empty() {
         match input.byte() % 4 {
@@ -52,11 +54,15 @@ pub fn cqe_stream(bytes: &[u8]) {
                 }
                 next_buffer += 1;
             }
-            1 => pair.ring(),
+            1 => {
+                pair.ring();
+                rung = pushed;
+            }
             kind => {
                 let honest = kind == 2;
-                fetched = (fetched + 1).min(pushed);
-                let mut cids: Vec<u16> = lent.keys().copied().collect();
+                fetched = (fetched + 1).min(rung);
+                let published = |cid: &u16| places.get(cid).is_some_and(|place| *place < rung);
+                let mut cids: Vec<u16> = lent.keys().copied().filter(published).collect();
                 cids.sort_unstable();
                 let pick = usize::from(input.byte());
                 let cid = if honest && !cids.is_empty() {
@@ -65,7 +71,7 @@ pub fn cqe_stream(bytes: &[u8]) {
                     input.half()
                 };
                 // An honest controller has fetched what it completes.
-                let place = places.get(&cid).filter(|_| honest);
+                let place = places.get(&cid).filter(|_| honest && published(&cid));
                 fetched = fetched.max(place.map_or(0, |place| place + 1));
                 if let Some(controller) = &mut controller {
                     controller.fetch(fetched);
@@ -93,7 +99,7 @@ pub fn cqe_stream(bytes: &[u8]) {
                 }
                 cq_cells[posted % cq_entries].post(cqe);
                 posted += 1;
-                check(&mut lent, pair.poll());
+                check(&mut lent, published, pair.poll());
             }
         }
         assert_eq!(pair.in_flight() as usize, lent.len());
@@ -163,6 +169,7 @@ impl<'a> Controller<'a> {
 
 fn check(
     lent: &mut HashMap<u16, u32>,
+    published: impl Fn(&u16) -> bool,
     polled: Result<Option<nvme_core::Completion<u32>>, ControllerFault>,
 ) {
     match polled {
@@ -178,8 +185,8 @@ fn check(
         Ok(None) => panic!("an entry with the right phase tag was not seen"),
         Err(ControllerFault::UnknownCid(Cid(cid)) | ControllerFault::StaleCid(Cid(cid))) => {
             assert!(
-                !lent.contains_key(&cid),
-                "a command in flight was called unknown"
+                !lent.contains_key(&cid) || !published(&cid),
+                "a command that was published was called unknown"
             );
         }
         Err(_) => {}

@@ -3,8 +3,9 @@
 //! the driver breaks no rule before the controller does.
 
 use super::bad_controller::{BadController, LISTS, Rings};
+use crate::bringup::Host;
 use arbitrary::Arbitrary;
-use nvme_core::bringup::{self, Bringup, Capabilities, HostMemory, QueuePlan};
+use nvme_core::bringup::{self, Bringup, Capabilities, HostMemory, QueuePlan, Step};
 use nvme_core::mem::{CqRing, DmaWords, Doorbell, SqRing};
 use nvme_core::recovery::{self, AbortAttempt, DeletionStep, QueueDeletion};
 use nvme_core::shutdown::{self, Kind, Shutdown};
@@ -46,6 +47,8 @@ struct Driver<'a> {
     next: u32,
     now_ns: u64,
     jump_ns: u64,
+    /// Steps of the bring-up.
+    turns: u32,
     /// What the controller was like when it first worked.
     made_for: Option<Capabilities>,
 }
@@ -63,6 +66,7 @@ pub fn hostile_controller(bytes: &[u8]) {
         next: 0,
         now_ns: 0,
         jump_ns: MS,
+        turns: 0,
         made_for: None,
     };
     for _ in 0..3 {
@@ -87,6 +91,38 @@ fn pair<'a>(identity: &Identity, rings: &'a Rings, lists: &'a [AtomicU64]) -> Pa
     };
     let slots = (0..SLOTS).map(|_| Slot::new()).collect();
     QueuePair::new(identity, Qid(rings.qid), memory, slots)
+}
+
+impl Host for Driver<'_> {
+    fn step<'r>(
+        &mut self,
+        machine: &mut Bringup<'_>,
+        registers: &'r dyn Registers,
+    ) -> Result<Step<'r>, BringupError> {
+        self.turns += 1;
+        assert!(self.turns <= MOST_TURNS, "bring-up has no end");
+        machine.step(registers, &mut self.admin, self.now_ns)
+    }
+
+    fn wait(&mut self, until_ns: u64) {
+        Driver::wait(self, until_ns);
+    }
+
+    fn disabled(&mut self, proof: &Quiesced<'_>) {
+        self.reclaim(proof);
+        self.controller.may_enable.set(true);
+    }
+
+    fn host_memory(&mut self, preferred: u64, minimum: u64) -> Option<HostMemory> {
+        assert!(preferred > 0 && minimum <= u64::from(u32::MAX) * 4096);
+        let memory = HostMemory {
+            pages: 1,
+            list: Iova(0x50_0000),
+            entries: 1,
+        };
+        let given = self.controller.next::<bool>().unwrap_or(true);
+        given.then_some(memory)
+    }
 }
 
 impl Driver<'_> {
@@ -121,60 +157,35 @@ impl Driver<'_> {
         self.jump_ns = MS;
         let controller = self.controller;
         let mut machine = Bringup::new(controller, config, controller.words())?;
-        for _ in 0..MOST_TURNS {
-            match machine.step(controller, &mut self.admin, self.now_ns) {
-                Ok(bringup::Step::Wait { until_ns }) => self.wait(until_ns),
-                Ok(bringup::Step::Disabled(proof)) => {
-                    self.reclaim(&proof);
-                    controller.may_enable.set(true);
-                    machine.enable(proof);
-                }
-                Ok(bringup::Step::HostMemory { preferred, minimum }) => {
-                    assert!(preferred > 0 && minimum <= u64::from(u32::MAX) * 4096);
-                    machine.host_memory(controller.next::<bool>().unwrap_or(true).then_some(
-                        HostMemory {
-                            pages: 1,
-                            list: Iova(0x50_0000),
-                            entries: 1,
-                        },
-                    ));
-                }
-                Ok(bringup::Step::Ready) => {
-                    controller.may_enable.set(false);
-                    let info = machine.info();
-                    assert!(
-                        (1..=3).contains(&info.queue_pairs) && info.created == 1,
-                        "{info:?}"
-                    );
-                    assert!(info.namespaces.is_sorted_by(|one, two| one.nsid < two.nsid));
-                    assert!(
-                        info.namespaces
-                            .iter()
-                            .all(|one| one.nsid.0 <= info.max_nsid)
-                    );
-                    // The lists have pages of 4 KiB.
-                    let fits = info.capabilities.page == PageSize::KIB4;
-                    assert!(fits || self.made_for.is_none(), "enabled with other pages");
-                    if fits {
-                        self.made_for.get_or_insert(info.capabilities);
-                    }
-                    return Ok(fits);
-                }
-                Err(error) => {
-                    controller.may_enable.set(false);
-                    let again = machine.step(controller, &mut self.admin, self.now_ns + MS);
-                    let gone = Some(BringupError::DeviceGone);
-                    let told = again.err();
-                    assert!(
-                        told == Some(error) || told == gone,
-                        "{error:?}, then {told:?}"
-                    );
-                    assert!(!error.to_string().contains('\n'));
-                    return Err(error);
-                }
-            }
+        self.turns = 0;
+        let result = crate::bringup::bring_up(&mut machine, controller, self);
+        controller.may_enable.set(false);
+        if let Err(error) = result {
+            let again = machine.step(controller, &mut self.admin, self.now_ns + MS);
+            let gone = Some(BringupError::DeviceGone);
+            let told = again.err();
+            assert!(
+                told == Some(error) || told == gone,
+                "{error:?}, then {told:?}"
+            );
+            assert!(!error.to_string().contains('\n'));
+            return Err(error);
         }
-        panic!("bring-up has no end");
+        let info = machine.info();
+        assert!(
+            (1..=3).contains(&info.queue_pairs) && info.created == 1,
+            "{info:?}"
+        );
+        let namespaces = &info.namespaces;
+        assert!(namespaces.is_sorted_by(|one, two| one.nsid < two.nsid));
+        assert!(namespaces.iter().all(|one| one.nsid.0 <= info.max_nsid));
+        // The lists have pages of 4 KiB.
+        let fits = info.capabilities.page == PageSize::KIB4;
+        assert!(fits || self.made_for.is_none(), "enabled with other pages");
+        if fits {
+            self.made_for.get_or_insert(info.capabilities);
+        }
+        Ok(fits)
     }
 
     /// The controller has let go of everything: all commands end.

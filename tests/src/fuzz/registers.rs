@@ -3,14 +3,17 @@
 
 use super::is_audited;
 use crate::audit::controller_is_right;
+use crate::bringup::Host;
 use arbitrary::{Arbitrary, Unstructured};
-use nvme_core::bringup::{self, Bringup};
+use nvme_core::bringup::{self, Bringup, HostMemory, Step};
 use nvme_core::mem::{CqCell, CqRing, DmaWords, Doorbell, SqCell, SqRing};
 use nvme_core::shutdown::{self, Kind, Shutdown};
 use nvme_core::spec::register::{Aqa, Cc, Csts, offset};
 use nvme_core::spec::{Iova, PageSize, Qid};
 use nvme_core::sync::{AtomicU32, AtomicU64};
-use nvme_core::{Identity, ListMemory, QueueMemory, QueuePair, Registers, Slot};
+use nvme_core::{
+    BringupError, Identity, ListMemory, QueueMemory, QueuePair, Quiesced, Registers, Slot,
+};
 use nvme_sim::config::NamespaceConfig;
 use nvme_sim::{Config, Controller, Null, VecMemory};
 use std::cell::{Cell, RefCell};
@@ -237,6 +240,38 @@ const LOOK_NS: u64 = 100_000 * MS;
 /// be ready and to be off may take the same 32,768 s each.
 const PROMPT_LOOKS: u32 = 400;
 
+/// A bring-up whose commands get no answers.
+struct Unanswered<'a> {
+    admin: QueuePair<'a, (), [Slot<()>; 1]>,
+    now: u64,
+    looks: u32,
+}
+
+impl Host for Unanswered<'_> {
+    fn step<'r>(
+        &mut self,
+        machine: &mut Bringup<'_>,
+        registers: &'r dyn Registers,
+    ) -> Result<Step<'r>, BringupError> {
+        self.looks += 1;
+        assert!(self.looks <= LOOKS, "bring-up has no end");
+        machine.step(registers, &mut self.admin, self.now)
+    }
+
+    fn wait(&mut self, until_ns: u64) {
+        assert!(until_ns > self.now);
+        self.now = until_ns + LOOK_NS;
+    }
+
+    fn disabled(&mut self, proof: &Quiesced<'_>) {
+        self.admin.restart(proof);
+    }
+
+    fn host_memory(&mut self, _preferred: u64, _minimum: u64) -> Option<HostMemory> {
+        panic!("nothing has answered Identify")
+    }
+}
+
 fn machines(bytes: &[u8]) {
     let answers = Answers {
         script: RefCell::new(Unstructured::new(bytes)),
@@ -254,32 +289,20 @@ fn machines(bytes: &[u8]) {
         cq_doorbell: Doorbell::new(&bells[1]),
         lists: ListMemory::new(DmaWords::new(&[], Iova(0)), PageSize::KIB4, 0),
     };
-    let mut admin: QueuePair<'_, (), [Slot<()>; 1]> =
+    let admin: QueuePair<'_, (), [Slot<()>; 1]> =
         QueuePair::new(answers.identity(), Qid(0), memory, [Slot::new()]);
-    let mut now = 0;
     let words = DmaWords::new(&page, Iova(0));
+    let mut host = Unanswered {
+        admin,
+        now: 0,
+        looks: 0,
+    };
     if let Ok(mut machine) = Bringup::new(&answers, bringup::Config::default(), words) {
-        let mut ended = false;
-        for _ in 0..LOOKS {
-            match machine.step(&answers, &mut admin, now) {
-                Ok(bringup::Step::Wait { until_ns }) => {
-                    assert!(until_ns > now);
-                    now = until_ns + LOOK_NS;
-                }
-                Ok(bringup::Step::Disabled(proof)) => {
-                    admin.restart(&proof);
-                    machine.enable(proof);
-                }
-                Ok(other) => panic!("nobody has answered Identify: {other:?}"),
-                Err(error) => {
-                    assert!(!error.to_string().is_empty());
-                    ended = true;
-                    break;
-                }
-            }
-        }
-        assert!(ended, "bring-up has no end");
+        let error = crate::bringup::bring_up(&mut machine, &answers, &mut host);
+        let error = error.expect_err("nothing has answered Identify");
+        assert!(!error.to_string().is_empty());
     }
+    let mut now = host.now;
     for kind in [Kind::Normal, Kind::Abrupt] {
         let mut machine = Shutdown::new(kind, 3);
         let mut ended = false;

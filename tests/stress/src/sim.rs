@@ -7,9 +7,11 @@ use nvme_core::queue_state::{QueueState, words};
 use nvme_core::spec::{Lba, Nsid, PageSize, Qid, Status, nvm};
 use nvme_core::sync::{AtomicU32, AtomicU64};
 use nvme_core::{
-    Cells, Command, Data, Identity, ListMemory, Outcome, QueueMemory, QueuePair, Slot,
+    BringupError, Cells, Command, Data, Identity, ListMemory, Outcome, QueueMemory, QueuePair,
+    Quiesced, Registers, Slot,
 };
 use nvme_sim::{Controller, HostMemory, NamespaceConfig, Rule, Runner, Store};
+use nvme_tests::bringup::{Host, bring_up as bring_up_with};
 use nvme_tests::memory::{doorbell, host};
 use nvme_tests::{Area, Bar, Memory, PAGE, Rng};
 use std::sync::Arc;
@@ -105,7 +107,7 @@ fn memory<'a>(
 fn bring_up(ground: &Ground, bar: Bar<'_, HostMemory>, round: &Round) -> Result<(), String> {
     let sim = bar.sim;
     let slots: Vec<Slot<()>> = (0..7).map(|_| Slot::new()).collect();
-    let mut admin = QueuePair::new(
+    let admin = QueuePair::new(
         bar.identity,
         Qid::ADMIN,
         memory(ground, sim, 0, ADMIN_ENTRIES),
@@ -132,19 +134,35 @@ fn bring_up(ground: &Ground, bar: Bar<'_, HostMemory>, round: &Round) -> Result<
     let page = ground.memory.words(ground.admin[2]);
     let machine = Bringup::new(&bar, config, page);
     let mut machine = machine.map_err(|error| error.to_string())?;
-    let began = Instant::now();
-    loop {
-        let now_ns = began.elapsed().as_nanos() as u64;
-        let step = machine.step(&bar, &mut admin, now_ns);
-        match step.map_err(|error| format!("bring-up: {error}"))? {
-            Step::Ready => return Ok(()),
-            Step::Wait { .. } => std::thread::yield_now(),
-            Step::Disabled(proof) => {
-                admin.restart(&proof);
-                machine.enable(proof);
-            }
-            Step::HostMemory { .. } => machine.host_memory(None),
-        }
+    let mut host = Booting {
+        admin,
+        began: Instant::now(),
+    };
+    bring_up_with(&mut machine, &bar, &mut host).map_err(|error| format!("bring-up: {error}"))
+}
+
+/// The admin queue of a bring-up, whose clock is the time since its start.
+struct Booting<'a> {
+    admin: QueuePair<'a, (), Vec<Slot<()>>>,
+    began: Instant,
+}
+
+impl Host for Booting<'_> {
+    fn step<'r>(
+        &mut self,
+        machine: &mut Bringup<'_>,
+        registers: &'r dyn Registers,
+    ) -> Result<Step<'r>, BringupError> {
+        let now_ns = self.began.elapsed().as_nanos() as u64;
+        machine.step(registers, &mut self.admin, now_ns)
+    }
+
+    fn wait(&mut self, _until_ns: u64) {
+        std::thread::yield_now();
+    }
+
+    fn disabled(&mut self, proof: &Quiesced<'_>) {
+        self.admin.restart(proof);
     }
 }
 
