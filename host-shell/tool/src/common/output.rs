@@ -43,9 +43,9 @@ pub fn warnings(as_json: bool) -> Notify {
         let line = match (as_json, notice) {
             (false, _) => visible::line(&format!("warning: {text}")),
             (true, Notice::Event(event)) => {
-                json!({ "warning": text, "event": event_json(event) }).to_string()
+                versioned(&json!({ "warning": text, "event": event_json(event) })).to_string()
             }
-            (true, _) => json!({ "warning": text }).to_string(),
+            (true, _) => versioned(&json!({ "warning": text })).to_string(),
         };
         crate::common::say::warn(|| line);
     })

@@ -294,6 +294,24 @@ fn the_lines_of_a_server_follow_the_schema() {
 }
 
 #[test]
+fn an_event_on_standard_error_follows_the_schema() {
+    let (folder, root) = (Folder::new(Place::Embedded), schema());
+    let action = ["sanitize", "-d", "sim:mem", "-a", "start-block-erase"];
+    // The event may come after the command's end, which drops it.
+    let seen = (0..20).any(|_| {
+        let mut command = folder.command();
+        let ran = command.args(action).arg("--json").output().unwrap();
+        assert!(ran.status.success());
+        let text = String::from_utf8(ran.stderr).unwrap();
+        let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+        let lines: Vec<Value> = lines.collect();
+        lines.iter().for_each(|line| check(&root, "warning", line));
+        lines.iter().any(|line| line["event"]["event_type"] == 6)
+    });
+    assert!(seen, "no event in 20 runs");
+}
+
+#[test]
 fn every_kind_of_error_follows_the_schema() {
     let (folder, root) = (Folder::new(Place::Embedded), schema());
     folder.file("disk.img", 64 * BLOCK, 1);
