@@ -1,4 +1,4 @@
-//! A software NVMe controller that a stranger's driver could use.
+//! A software NVMe controller for any driver.
 //!
 //! - [`Controller`]: registers with their side effects, doorbells as memory, and `step`: everything
 //!   that is due at a virtual time, deterministically.

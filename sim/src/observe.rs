@@ -1,4 +1,4 @@
-//! Tells a protocol auditor what happens at the controller's edge: doorbells, fetches, completions.
+//! Reports to a protocol auditor what happens at the controller's edge: doorbells, fetches, completions.
 //!
 //! Only with [`Config::audit`](crate::Config): otherwise queues have no [`Watch`] and the fast path is
 //! compiled without it. A completion is reported before its entry is written, and a queue's events
@@ -16,7 +16,7 @@ use nvme_core::spec::{Cqe, PageSize, Sqe};
 pub(crate) struct Observer(Arc<Lock<Auditor>>);
 
 impl Observer {
-    /// What tells of queue `qid`.
+    /// What reports the events of queue `qid`.
     pub fn watch(&self, qid: u16) -> Watch {
         Watch {
             observer: self.clone(),
@@ -58,7 +58,7 @@ impl Observer {
     }
 }
 
-/// Tells of one queue.
+/// Reports the events of one queue.
 #[derive(Clone)]
 pub(crate) struct Watch {
     observer: Observer,

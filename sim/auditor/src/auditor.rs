@@ -83,7 +83,7 @@ impl Auditor {
     }
 
     /// Whether the driver has used an identifier twice on queue `qid`, or on the admin queue, which makes
-    /// the others: which of two commands a completion ends nobody can tell.
+    /// the others: which of two commands a completion ends is unknown.
     fn is_doubtful(&self, qid: u16) -> bool {
         let mut queues = [0, qid].into_iter().filter_map(|qid| self.sqs.get(&qid));
         queues.any(|sq| sq.doubtful)

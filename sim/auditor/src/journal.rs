@@ -11,7 +11,7 @@ use alloc::vec::Vec;
 #[derive(Debug, Default)]
 pub struct Journal {
     in_flight: BTreeSet<(u16, u16)>,
-    /// Of them, those whose thread no longer waits: nobody may be there to record their ends.
+    /// Of them, those whose thread no longer waits: their ends may not be recorded.
     expired: BTreeSet<(u16, u16)>,
     /// Commands that were submitted in lines of the trace.
     known: BTreeSet<(u16, u16)>,

@@ -284,7 +284,7 @@ impl SharedStats {
         ];
         for (sum, add) in self.0.iter().zip(all) {
             if add != 0 {
-                // The queue's lock is held: nobody else writes.
+                // The queue's lock is held: no other thread writes.
                 sum.store(
                     sum.load(Ordering::Relaxed).wrapping_add(add),
                     Ordering::Relaxed,

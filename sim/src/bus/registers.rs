@@ -55,7 +55,7 @@ impl Registers {
         Csts(self.csts.load(Ordering::Acquire)) // Acquire: pairs with change_csts.
     }
 
-    /// Changes CSTS. Release: whoever sees RDY = 0 also sees that every access to its memory is over.
+    /// Changes CSTS. Release: a driver that sees RDY = 0 also sees that every access to its memory is over.
     pub fn change_csts(&self, change: impl Fn(&mut Csts)) {
         let mut old = self.csts.load(Ordering::Relaxed);
         loop {
@@ -234,7 +234,7 @@ mod tests {
     }
 
     /// NVMe Base 2.0c, "Asynchronous Event Information - Error Status": Write to Invalid Doorbell
-    /// Register. A controller that is not enabled tells nobody.
+    /// Register. A controller that is not enabled raises no event.
     #[test]
     fn a_doorbell_of_no_queue_is_an_event() {
         for enabled in [false, true] {

@@ -1,6 +1,6 @@
 //! Where the entries of a queue lie.
 //!
-//! Every index is below the number of entries: whoever takes one from a driver has checked it.
+//! Every index is below the number of entries: indices from a driver are checked before they get here.
 
 use crate::memory::{Dma, Span};
 use alloc::vec::Vec;

@@ -47,7 +47,7 @@ fn padded<const N: usize>(text: &str) -> [u8; N] {
     out
 }
 
-/// Tells the auditor what the controller is, at first and when a namespace has another format.
+/// Gives the auditor what Identify reports, at first and when a namespace has another format.
 pub(crate) fn describe(device: &Device) {
     if let Some(observer) = &device.observer {
         let mut account = Account::new(device.registers.cap, &identify_controller(device));

@@ -87,7 +87,7 @@ pub struct Config {
     pub vectors: u16,
     /// Threads that a [`Runner`](crate::Runner) is to have, 1 to 64.
     pub threads: usize,
-    /// Image files that were made for this configuration: whoever fails before they are of use removes
+    /// Image files that were made for this configuration: a caller that fails before they are of use removes
     /// them, as [`vfio_user::Server::bind`](crate::vfio_user::Server::bind) does.
     #[cfg(feature = "std")]
     pub created: Vec<std::path::PathBuf>,

@@ -28,7 +28,7 @@ struct OneShots {
 pub(crate) struct Faults {
     rules: Box<[(FaultRule, AtomicU64)]>,
     seed: u64,
-    /// Somebody arms faults, and takes what was fired.
+    /// Faults were armed; those that fire are recorded.
     watched: AtomicBool,
     one_shots: Lock<OneShots>,
 }

@@ -259,7 +259,7 @@ impl<'g> Batch<'_, 'g> {
         if let Some(watch) = &self.sq.watch {
             watch.moved(sqe);
         }
-        // Nobody is there to be told how it went.
+        // Its status is lost: the completion was posted before.
         let _ = self.io.execute(sqe, &mut self.sq.scratch, &mut self.stats);
         Ok(())
     }

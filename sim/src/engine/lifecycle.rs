@@ -215,7 +215,7 @@ pub(crate) fn power_cut(device: &Device) {
 /// Resets the PCI function: queues and registers, but no data.
 pub(crate) fn function_reset(device: &Device) {
     if device.is_gone() {
-        return; // Nobody hears it.
+        return; // It does not reach the function.
     }
     let mut control = device.control.lock();
     disable(device, &mut control);

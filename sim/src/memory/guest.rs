@@ -92,7 +92,7 @@ impl GuestMemory {
             mmap(null_mut(), bytes, access, MapFlags::SHARED, fd, at)?
         };
         let Some(entry) = enter(start.addr(), bytes) else {
-            // SAFETY: the mapping that was just made, known to nobody.
+            // SAFETY: the mapping that was just made, not shared yet.
             let _ = unsafe { munmap(start, bytes) };
             return Err(IoError::from_raw_os_error(libc::ENOSPC));
         };
@@ -132,7 +132,7 @@ impl Drop for GuestMemory {
     fn drop(&mut self) {
         // Left first, so that the address is not reused while it is in the table.
         self.entry.len.store(0, Ordering::Relaxed);
-        // SAFETY: our own mapping, which nobody reaches any more.
+        // SAFETY: our own mapping, which is not reached any more.
         let _ = unsafe { munmap(self.start.cast(), self.len) };
         self.entry.lost.store(false, Ordering::Relaxed);
         self.entry.start.store(0, Ordering::Release); // Release: pairs with the claim in `enter`.

@@ -92,7 +92,7 @@ impl Default for Inner {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        // SAFETY: the pointer is from Box::into_raw and nobody else holds it.
+        // SAFETY: the pointer is from Box::into_raw and nothing else holds it.
         drop(unsafe { Box::from_raw(*self.table.get_mut()) });
     }
 }
@@ -130,7 +130,7 @@ impl HostMemory {
     ///
     /// # Safety
     /// The bytes stay readable and writable, from any thread, until they are unmapped or the
-    /// last clone is dropped; whoever else uses them meanwhile does so through atomics, raw
+    /// last clone is dropped; all other uses of them meanwhile are through atomics, raw
     /// pointers, or while no command is in flight for them.
     pub unsafe fn map(&self, iova: u64, ptr: *mut u8, len: u64) -> Result<(), MapError> {
         self.insert(iova, ptr, len, None, None)

@@ -5,7 +5,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use std::io::Result as IoResult;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-/// A mapped memfd whose size nobody can change.
+/// A mapped memfd whose size cannot change.
 pub(crate) struct SharedMemory {
     start: *mut u8,
     len: usize,

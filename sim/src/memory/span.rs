@@ -82,7 +82,7 @@ impl<'a> Span<'a> {
     /// `len` bytes at `ptr`.
     ///
     /// # Safety
-    /// They are readable and writable for 'a; whoever else uses them meanwhile does so through
+    /// They are readable and writable for 'a; all other uses of them meanwhile are through
     /// atomics or raw pointers, or does not mind torn bytes.
     pub unsafe fn from_raw(ptr: *mut u8, len: usize) -> Self {
         Self {

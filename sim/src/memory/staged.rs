@@ -14,7 +14,7 @@ use std::vec::Vec;
 /// Bytes fetched at once.
 const PAGE: u64 = 4096;
 
-/// Memory that is read and written by asking somebody.
+/// Memory that is read and written by requests to its owner.
 pub(crate) trait Remote: Send + Sync {
     /// Reads from address `at` on; `false` when that failed.
     fn read(&self, at: u64, into: &mut [u8]) -> bool;

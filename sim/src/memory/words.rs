@@ -71,7 +71,7 @@ impl Deref for Words {
 
     #[inline]
     fn deref(&self) -> &[AtomicU32] {
-        // SAFETY: the owner keeps `len` aligned words at `start`, and nobody sees them as plain data.
+        // SAFETY: the owner keeps `len` aligned words at `start`, and they are never seen as plain data.
         unsafe { core::slice::from_raw_parts(self.start, self.len) }
     }
 }

@@ -25,7 +25,7 @@ const INTERRUPT_STATUS: u8 = 1 << 3;
 /// Device Control: Initiate Function Level Reset.
 const INITIATE_FLR: u16 = 1 << 15;
 
-/// Sizes that configuration space tells.
+/// Sizes that configuration space reports.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Layout {
     /// Bytes of BAR 0, a power of two.

@@ -163,7 +163,7 @@ impl Function {
         self.recheck_pin();
     }
 
-    /// Tells the threads how long they may sleep: a disabled controller has nothing to poll.
+    /// Sets how long the threads may sleep: a disabled controller has nothing to poll.
     pub fn pace(&self) {
         let cc = self.controller.read32(offset::CC);
         let enabled = cc != ALL_ONES && Cc(cc).en();

@@ -69,7 +69,7 @@ impl Irqs {
         }
     }
 
-    /// Tells the client that the pin is asserted, once: it masks itself until it is unmasked.
+    /// Signals the client that the pin is asserted, once: it masks itself until it is unmasked.
     fn assert_pin(&self) {
         let mut pin = lock(&self.pin);
         if pin.fd.is_some() && !pin.masked && self.pin_enabled.load(Ordering::Relaxed) {
@@ -78,7 +78,7 @@ impl Irqs {
         }
     }
 
-    /// The pin may have been asserted while nobody could be told.
+    /// The pin may have been asserted while it could not be signalled.
     pub fn recheck_pin(&self, level: impl FnOnce() -> bool) {
         if !self.msix.load(Ordering::Relaxed) && lock(&self.pin).fd.is_some() && level() {
             self.assert_pin();

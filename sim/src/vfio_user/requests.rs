@@ -2,7 +2,7 @@
 //!
 //! A thread of the controller sends and waits; the thread that receives hands it the reply. Since that
 //! thread may itself be waiting for the controller (to unmap memory, to stop it), a wait is cut short
-//! while it is busy: the access fails, and nobody waits for ever.
+//! while it is busy: the access fails instead of waiting for ever.
 
 use super::channel::{Channel, front};
 use super::wire::{self, DmaAccess, Header, command};
@@ -78,13 +78,13 @@ impl Requests {
             || hurried.is_some_and(|since| since.elapsed() > HURRIED_TIME)
     }
 
-    /// The client is gone: whoever waits has failed.
+    /// The client is gone: every wait for it has failed.
     pub fn close(&self) {
         self.closed.store(true, Ordering::Relaxed);
         self.arrived.notify_all();
     }
 
-    /// Takes a reply. One that nobody waits for is dropped.
+    /// Takes a reply. One that is not waited for is dropped.
     pub fn reply(&self, header: &Header, body: Vec<u8>) {
         let mut pending = self.lock();
         if let Some(reply) = pending.replies.get_mut(&header.id) {

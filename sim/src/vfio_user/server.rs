@@ -278,7 +278,7 @@ fn exchange(
     Ok(())
 }
 
-/// Whether a message rings a doorbell, which waits for nobody: however long this thread is put aside
+/// Whether a message rings a doorbell, which never waits: however long this thread is put aside
 /// meanwhile, the controller's accesses may take their time.
 fn is_doorbell(code: u16, body: &[u8]) -> bool {
     let access = wire::RegionAccess::read_from_prefix(body);

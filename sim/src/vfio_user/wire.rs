@@ -1,6 +1,6 @@
 //! The messages of vfio-user as they lie on the socket, for servers and clients alike.
 //!
-//! All numbers have the byte order of the host. Nothing here is checked: whoever receives a message
+//! All numbers have the byte order of the host. Nothing here is checked: the receiver of a message
 //! checks its size, its flags and every field that it uses.
 //!
 //! "vfio-user Protocol Specification", version 0.9.2; the shadow ioeventfd is libvfio-user's.

@@ -161,7 +161,7 @@ fn deleting_a_queue_ends_the_commands_that_wait_in_it() {
     );
 }
 
-/// The highest identifier that was granted, rings of two entries, and a vector that nobody asked for.
+/// The highest identifier that was granted, rings of two entries, and a vector that was not requested.
 #[test]
 fn queues_at_the_limits_are_created() {
     let mut driver = Driver::with_queue(config());

@@ -220,7 +220,7 @@ fn a_power_cut_without_a_shutdown_is_counted() {
     assert_eq!(unsafe_shutdowns(0), (first.0 + 2, 2));
 }
 
-/// A queue whose commands wait holds no more of them than it has entries, whoever makes them wait.
+/// A queue whose commands wait holds no more of them than it has entries, whatever makes them wait.
 #[test]
 fn commands_that_wait_are_bounded_by_their_queue() {
     const MS: u64 = 1_000_000;
@@ -326,7 +326,7 @@ fn a_function_reset_forgets_the_registers_and_keeps_the_data() {
     assert_eq!(driver.bytes(DATA, 512), [9; 512]);
 }
 
-/// A controller that left the bus hears no reset; back in its slot it can be reset and used again.
+/// A controller that left the bus sees no reset; back in its slot it can be reset and used again.
 #[test]
 fn a_controller_that_is_plugged_in_again_works_after_a_reset() {
     let mut driver = Driver::with_queue(config());

@@ -73,7 +73,7 @@ fn a_client_may_die_at_any_byte() {
     // Connections without a whole message are not clients. The last one may end with the server.
     let first = size_of::<Header>() + version.as_bytes().len();
     assert!(left.len() >= (first..=whole.len()).count(), "{left:?}");
-    // A reply that finds nobody is a client that has closed.
+    // A reply that cannot be sent is a client that has closed.
     assert!(left.iter().all(|one| *one == Left::Closed), "{left:?}");
 }
 
