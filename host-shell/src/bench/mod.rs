@@ -20,10 +20,8 @@ use crate::controller::outage::{self, Outages};
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use nvme_core::bringup::NamespaceInfo;
-use pattern::Written;
-use shared::{Counts, Shared};
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use shared::Shared;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use worker::{Pending, Tally, Worker};
 
@@ -57,38 +55,7 @@ pub fn run(
     mut progress: impl FnMut(&Progress),
 ) -> Result<(Controller, Report)> {
     let info = check(&controller, job)?;
-    let blocks_per_io = u64::from(job.bytes) / u64::from(info.block_bytes);
-    let span = if job.span_blocks == 0 {
-        info.blocks
-    } else {
-        job.span_blocks.min(info.blocks)
-    };
-    let units = span / blocks_per_io;
-    if units == 0 {
-        return Err(Error::usage(
-            "one command is longer than the namespace",
-            "use a smaller --bs",
-        ));
-    }
-    let total = match job.limit {
-        Limit::Bytes(bytes) => Some(bytes.div_ceil(u64::from(job.bytes)).max(1)),
-        Limit::Time(_) => None,
-    };
-    let shared = Shared {
-        job,
-        info,
-        blocks_per_io,
-        units,
-        issued: AtomicU64::new(0),
-        total,
-        written: job.verify.then(|| Written::new(units)),
-        goes_on: go_on.is_some(),
-        opened: AtomicU64::new(0),
-        stop: AtomicBool::new(false),
-        failure: Mutex::new(None),
-        interrupted: AtomicBool::new(false),
-        done: (0..job.queues).map(|_| Counts::default()).collect(),
-    };
+    let shared = Shared::new(job, info, go_on.is_some())?;
     let mut report = Report::new(&controller, job);
     let mut on = Running::start(controller, &shared)?;
     let mut outages = Outages::default();
@@ -120,31 +87,8 @@ pub fn run(
     }
     // Their queue pairs are needed again.
     on.let_workers_go(&mut report, &mut outages);
-    if let (Some(written), false) = (&shared.written, report.interrupted) {
-        let mut tries = 0;
-        loop {
-            let before = report.verified_bytes;
-            let checked = &mut report.verified_bytes;
-            let result = read_back::read_back(&on.controller, &shared, written, checked);
-            let Err(error) = result else { break };
-            let came_on = report.verified_bytes > before;
-            tries = if came_on { 0 } else { tries + 1 };
-            if !shared.goes_on || tries == MOST_TRIES {
-                return Err(error);
-            }
-            match error {
-                Error::Timeout { .. } => {
-                    outages.lost += 1;
-                    outages.retried += 1;
-                    outages.note(error.to_string());
-                }
-                Error::Gone { .. } => {
-                    on = on.after(error, go_on, &mut report, &mut outages)?;
-                    on.let_workers_go(&mut report, &mut outages);
-                }
-                error => return Err(error),
-            }
-        }
+    if !report.interrupted {
+        on = on.read_back(go_on, &mut report, &mut outages)?;
     }
     outages.resets += u64::from(on.controller.resets());
     report.outages = go_on.map(|_| outages);
@@ -181,6 +125,45 @@ impl<'a> Running<'a> {
             again
         };
         self.workers.drain(..).map(leave).collect()
+    }
+
+    /// Reads back what was written and checks it, if the job asks for that.
+    fn read_back(
+        mut self,
+        go_on: Option<&GoOn<'_>>,
+        report: &mut Report,
+        outages: &mut Outages,
+    ) -> Result<Self> {
+        let shared = self.shared;
+        let Some(written) = &shared.written else {
+            return Ok(self);
+        };
+        let mut tries = 0;
+        loop {
+            let before = report.verified_bytes;
+            let checked = &mut report.verified_bytes;
+            let result = read_back::read_back(&self.controller, shared, written, checked);
+            let Err(error) = result else {
+                return Ok(self);
+            };
+            let came_on = report.verified_bytes > before;
+            tries = if came_on { 0 } else { tries + 1 };
+            if !shared.goes_on || tries == MOST_TRIES {
+                return Err(error);
+            }
+            match error {
+                Error::Timeout { .. } => {
+                    outages.lost += 1;
+                    outages.retried += 1;
+                    outages.note(error.to_string());
+                }
+                Error::Gone { .. } => {
+                    self = self.after(error, go_on, report, outages)?;
+                    self.let_workers_go(report, outages);
+                }
+                error => return Err(error),
+            }
+        }
     }
 
     /// Goes on with the device opened anew, when `error` is that it left and `go_on` allows that.

@@ -1,8 +1,8 @@
 //! What the threads of a run share.
 
-use super::job::Job;
+use super::job::{Job, Limit};
 use super::pattern::Written;
-use crate::error::Error;
+use crate::error::{Error, Result};
 use crate::lock::lock;
 use nvme_core::bringup::NamespaceInfo;
 use std::sync::Mutex;
@@ -56,7 +56,46 @@ pub struct Progress {
     pub latency_ns: u64,
 }
 
-impl Shared<'_> {
+impl<'a> Shared<'a> {
+    /// Nothing done yet.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when not even one command fits.
+    pub fn new(job: &'a Job, info: NamespaceInfo, goes_on: bool) -> Result<Self> {
+        let blocks_per_io = u64::from(job.bytes) / u64::from(info.block_bytes);
+        let span = if job.span_blocks == 0 {
+            info.blocks
+        } else {
+            job.span_blocks.min(info.blocks)
+        };
+        let units = span / blocks_per_io;
+        if units == 0 {
+            return Err(Error::usage(
+                "one command is longer than the namespace",
+                "use a smaller --bs",
+            ));
+        }
+        let total = match job.limit {
+            Limit::Bytes(bytes) => Some(bytes.div_ceil(u64::from(job.bytes)).max(1)),
+            Limit::Time(_) => None,
+        };
+        Ok(Self {
+            job,
+            info,
+            blocks_per_io,
+            units,
+            issued: AtomicU64::new(0),
+            total,
+            written: job.verify.then(|| Written::new(units)),
+            goes_on,
+            opened: AtomicU64::new(0),
+            stop: AtomicBool::new(false),
+            failure: Mutex::new(None),
+            interrupted: AtomicBool::new(false),
+            done: (0..job.queues).map(|_| Counts::default()).collect(),
+        })
+    }
+
     pub fn progress(&self, start: Instant) -> Progress {
         let sum = |of: fn(&Counts) -> &AtomicU64| -> u64 {
             self.done

@@ -1,13 +1,13 @@
 //! `bench --gpu`: a workload driven by kernels, and the suite of measurements.
 
 use crate::common::{DeviceArgs, beyond, check_stop, output, progress};
-use crate::gpu::reconnecting::{Reconnecting, Source};
+use crate::gpu::reconnecting::{Reconnecting, SessionReport, Source};
 use crate::gpu::transfer::{GpuArgs, Totals};
 use clap::{Args, ValueEnum};
 use nvme_host::core::spec::Nsid;
 use nvme_host::core::spec::nvm::opcode;
-use nvme_host::cuda::Work;
 use nvme_host::cuda::bench::{self, Options};
+use nvme_host::cuda::{GpuSession, Work};
 use nvme_host::{Device, Error, Result, units};
 use serde_json::{Value, json};
 use std::sync::Arc;
@@ -73,7 +73,6 @@ impl SuiteArgs {
 
 /// A workload for kernels.
 pub struct Job<'a> {
-    pub opened: Arc<dyn Device>,
     pub device: &'a DeviceArgs,
     pub nsid: Nsid,
     pub gpu: &'a GpuArgs,
@@ -89,8 +88,8 @@ pub struct Job<'a> {
     pub seed: u64,
 }
 
-/// Runs `job` and prints what it came to.
-pub fn run(job: Job<'_>) -> Result<()> {
+/// Runs `job` on `opened`, its device, and prints what it came to.
+pub fn run(job: &Job<'_>, opened: Arc<dyn Device>) -> Result<()> {
     let setup = job.gpu.setup(job.queues, job.depth, job.nsid, false);
     let source = Source {
         device: &job.device.device,
@@ -101,41 +100,8 @@ pub fn run(job: Job<'_>) -> Result<()> {
         bytes: job.bytes,
         data_bytes: 0,
     };
-    let mut reconnecting = Reconnecting::open(source, job.opened)?;
-    let session = reconnecting.session()?;
-    if session.command_bytes() != job.bytes {
-        return Err(Error::usage(
-            format!("--bs {} is not what a command can move", job.bytes),
-            format!("use {} or less, whole blocks", session.command_bytes()),
-        ));
-    }
-    let block = u64::from(session.info().block_bytes);
-    let all = session.info().blocks * block;
-    if let Some(size) = job.size.filter(|size| *size > all) {
-        return Err(beyond(size, all));
-    }
-    let units = job.size.unwrap_or(all) / job.bytes;
-    if units == 0 {
-        return Err(Error::usage(
-            "one command is longer than --size or the namespace",
-            "use a smaller --bs",
-        ));
-    }
-    let mut work = Work {
-        opcode: if job.read {
-            opcode::READ
-        } else {
-            opcode::WRITE
-        },
-        lba: 0,
-        blocks: (job.bytes / block) as u32,
-        commands: u64::from(job.queues) * u64::from(job.depth) * 20,
-        units,
-        random: job.random,
-        seed: job.seed,
-        linear: false,
-        data_at: 0,
-    };
+    let mut reconnecting = Reconnecting::open(source, opened)?;
+    let mut work = work_of(job, reconnecting.session()?)?;
     let what = if job.read { "Read" } else { "Write" };
     let total = job.io_size.map(|bytes| bytes.div_ceil(job.bytes).max(1));
     // The first launch warms up and says how many commands half a second is.
@@ -170,7 +136,47 @@ pub fn run(job: Job<'_>) -> Result<()> {
         }
     }
     bar.finish_and_clear();
-    let report = reconnecting.close()?;
+    report(job, what, &totals, reconnecting.close()?)
+}
+
+/// The work of one launch before the first one is measured.
+fn work_of(job: &Job<'_>, session: &GpuSession) -> Result<Work> {
+    if session.command_bytes() != job.bytes {
+        return Err(Error::usage(
+            format!("--bs {} is not what a command can move", job.bytes),
+            format!("use {} or less, whole blocks", session.command_bytes()),
+        ));
+    }
+    let block = u64::from(session.info().block_bytes);
+    let all = session.info().blocks * block;
+    if let Some(size) = job.size.filter(|size| *size > all) {
+        return Err(beyond(size, all));
+    }
+    let units = job.size.unwrap_or(all) / job.bytes;
+    if units == 0 {
+        return Err(Error::usage(
+            "one command is longer than --size or the namespace",
+            "use a smaller --bs",
+        ));
+    }
+    Ok(Work {
+        opcode: if job.read {
+            opcode::READ
+        } else {
+            opcode::WRITE
+        },
+        lba: 0,
+        blocks: (job.bytes / block) as u32,
+        commands: u64::from(job.queues) * u64::from(job.depth) * 20,
+        units,
+        random: job.random,
+        seed: job.seed,
+        linear: false,
+        data_at: 0,
+    })
+}
+
+fn report(job: &Job<'_>, what: &str, totals: &Totals, report: SessionReport) -> Result<()> {
     let iops = totals.commands as f64 / totals.seconds.max(1e-9);
     let gbps = iops * job.bytes as f64 / 1e9;
     if job.device.json {

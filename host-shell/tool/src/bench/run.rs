@@ -257,8 +257,7 @@ impl Bench {
             true => device.open()?,
             false => device.open_to_write(&self.write, "this workload")?,
         };
-        super::gpu::run(super::gpu::Job {
-            opened,
+        let job = super::gpu::Job {
             device: &self.namespace.device,
             nsid: self.namespace.nsid(),
             gpu: &self.gpu,
@@ -274,7 +273,8 @@ impl Bench {
             runtime: self.runtime.unwrap_or(Duration::from_secs(5)),
             recover: self.recover,
             seed: self.seed,
-        })
+        };
+        super::gpu::run(&job, opened)
     }
 
     fn span(&self, block: u64, blocks: u64) -> Result<u64> {

@@ -4,14 +4,14 @@
 use super::image::Image;
 use super::options::Demo;
 use crate::common::output;
-use crate::gpu::reconnecting::Source;
-use crate::gpu::transfer::{self, Transfer};
+use crate::gpu::reconnecting::{SessionReport, Source};
+use crate::gpu::transfer::{self, Totals, Transfer};
 use nvme_host::core::spec::{Nsid, nvm};
 use nvme_host::cuda::bench::Mode;
 use nvme_host::cuda::{Setup, TierRequest};
 use nvme_host::{Error, Result, units};
 use serde_json::json;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use xxhash_rust::xxh3::xxh3_64;
 
 /// Runs the demo on GPU `index`; every read is one command.
@@ -80,8 +80,20 @@ pub fn run(demo: &Demo, index: u32) -> Result<()> {
             .collect::<Vec<u8>>(),
     );
     let name = transfer.reconnecting.session()?.gpu().name().to_owned();
-    let report = transfer.reconnecting.close()?;
-    let (by, tier) = (report.gpu, report.tier);
+    let session = transfer.reconnecting.close()?;
+    report(demo, &image, &totals, &name, session, digest, bring_up)
+}
+
+fn report(
+    demo: &Demo,
+    image: &Image,
+    totals: &Totals,
+    name: &str,
+    session: SessionReport,
+    digest: u64,
+    bring_up: Duration,
+) -> Result<()> {
+    let (by, tier) = (session.gpu, session.tier);
     let gbps = demo.size as f64 / totals.seconds.max(1e-9) / 1e9;
     let rate = totals.commands as f64 / totals.seconds.max(1e-9);
     let path = image.path.as_ref().filter(|_| demo.keep);
