@@ -2,7 +2,7 @@
 //!
 //! A request has no deadline: it ends with an event, with a reset or with the shutdown, and no time-out, Abort or
 //! reset is ever due to one. An event's log page is read once, which lets the next event of its type through. That
-//! read has a deadline, but nobody waits for it: an event whose page does not come is reported without.
+//! read has a deadline, but no call waits for it: an event whose page does not come is reported without.
 //!
 //! NVMe Base 2.0c, 5.2 (Asynchronous Event Request command), 5.27.1.8 (Asynchronous Event Configuration).
 
@@ -77,7 +77,7 @@ impl Events {
         self.requests.len() > before
     }
 
-    /// Takes the end of an admin command that nobody waits for.
+    /// Takes the end of an admin command that no call waits for.
     pub fn take(&mut self, done: Completion<Lease>) {
         if let Some(at) = self.requests.iter().position(|cid| *cid == done.cid) {
             self.requests.swap_remove(at);

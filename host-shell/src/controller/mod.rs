@@ -396,7 +396,7 @@ impl Controller {
 
 impl Drop for Controller {
     fn drop(&mut self) {
-        // Nobody to tell: `shut_down` is for callers who want to know.
+        // Callers who want the result call `shut_down`.
         let _ = self.session.shut_down();
     }
 }

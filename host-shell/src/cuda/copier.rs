@@ -35,7 +35,7 @@ impl std::fmt::Debug for Copier {
     }
 }
 
-/// Registered images, as long as somebody copies: one registration serves all copiers.
+/// Registered images, as long as a copier exists: one registration serves all copiers.
 #[derive(Default)]
 pub struct Images(Mutex<Weak<Vec<Registered>>>);
 

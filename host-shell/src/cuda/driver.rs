@@ -18,7 +18,7 @@ const OLDEST_GPU: (i32, i32) = (8, 0);
 /// Which of a GPU's readers see writes of other PCIe devices in order, without a flush.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Order {
-    /// Nobody: a completion in host memory may be seen before the data in GPU memory.
+    /// None: a completion in host memory may be seen before the data in GPU memory.
     None,
     /// The GPU that owns the memory.
     Owner,

@@ -64,7 +64,7 @@ impl Kernel {
         Self::SqeWrites,
     ];
 
-    /// Whether its queues belong to nobody: results are told to cells.
+    /// Whether its queues are shared by all threads: results go to cells.
     pub fn shares(self) -> bool {
         matches!(
             self,

@@ -1,6 +1,6 @@
 //! Queue pairs of a controller that a GPU drives, and what happens when a command does not end.
 //!
-//! Invariant: while a kernel runs the queues' locks are held, so that nobody resets the controller
+//! Invariant: while a kernel runs the queues' locks are held, so that no thread resets the controller
 //! under it; data memory that a command may still reach is kept until the command has ended.
 // UNSAFETY: launches are told of data memory by address.
 #![allow(unsafe_code)]
@@ -173,7 +173,7 @@ impl GpuQueuePairs {
         let mut entries: Vec<_> = self.queues.iter().collect();
         entries.sort_by_key(|queue| queue.qid().0);
         let held: Vec<_> = entries.iter().map(|queue| lock(queue.inner())).collect();
-        // SAFETY: the data is kept in `self.data` until nothing is in flight; the locks keep everybody
+        // SAFETY: the data is kept in `self.data` until nothing is in flight; the locks keep every thread
         // else from the queues.
         let ran = unsafe { self.set.run(grid, launch, accounts, limit, || Ok(())) };
         drop(held);
@@ -334,7 +334,7 @@ fn drain_owned(memory: QueueMemory<'_>, state: QueueState<'_>) -> u32 {
 }
 
 fn drain_shared(memory: QueueMemory<'_>, state: QueueState<'_>) -> u32 {
-    // Nobody waits for the results any more: there are no cells.
+    // No wait for the results is left: there are no cells.
     let queue = SharedQueue::new(memory, state, Cells::new(&[]));
     let mut taken = 0;
     while let Drained::Took(count @ 1..) = queue.drain(&Alone) {

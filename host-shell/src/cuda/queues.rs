@@ -193,7 +193,7 @@ impl GpuQueues {
     ///
     /// # Safety
     /// `launch` names data memory that stays valid for the controller and the GPU until every command
-    /// has ended, and nobody else uses the queues.
+    /// has ended, and nothing else uses the queues.
     ///
     /// # Errors
     /// [`Error::Gone`] when the kernel has not ended within `limit`, [`Error::Device`] when it died.

@@ -19,7 +19,7 @@ use nvme_gpu_kernel::work::{Launch, pattern};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// Threads of [`Mode::Shared`] for each queue, when nobody says how many.
+/// Threads of [`Mode::Shared`] for each queue, by default.
 const THREADS_PER_QUEUE: u32 = 256;
 /// The host's patience with a launch, beyond what its commands may take.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -307,7 +307,7 @@ impl GpuSession {
         }
     }
 
-    /// Runs `work`. When commands got no answer or the controller posted nonsense, the kernel has
+    /// Runs `work`. When commands got no answer or the controller broke the protocol, the kernel has
     /// returned, the controller was recovered, and what happened comes back beside the counts: nothing is
     /// in flight and the session can be used again. `what` is the command in words.
     ///

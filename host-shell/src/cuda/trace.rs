@@ -131,7 +131,7 @@ fn is_kind(record: &Traced, of: Event) -> bool {
 }
 
 /// The ends of commands that have none in `records`: those in flight, and those that expired, since a
-/// completion that comes when nobody waits is not recorded.
+/// completion that comes after its wait ended is not recorded.
 fn reclaimed(records: &[Traced], in_flight: &[(Qid, Cid)]) -> Vec<Traced> {
     let (qid, cid) = (Qid(0), Cid(0));
     let [submitted, completed, expired, reclaimed] = [
@@ -304,7 +304,7 @@ mod tests {
         let ends = reclaimed(&records, &in_flight);
         let end = record(Event::reclaimed(Qid(3), Cid(2)), 1, 5_500);
         assert_eq!(ends, [end], "one was not submitted here, and one has ended");
-        // Nobody waited for it any more: it has ended, in flight or not.
+        // Its wait had ended: it has ended, in flight or not.
         records.push(record(Event::expired(Qid(3), Cid(2), 5_000), 1, 5_000));
         assert_eq!(reclaimed(&records, &[]), [end]);
         records.push(end);

@@ -154,7 +154,7 @@ impl MappedFile {
 #[cfg(feature = "vfio-user")]
 impl Drop for MappedFile {
     fn drop(&mut self) {
-        // SAFETY: our mapping; the device goes away, and with it everybody who had its doorbells.
+        // SAFETY: our mapping; the device goes away, and with it every holder of its doorbells.
         unsafe { libc::munmap(self.start.as_ptr().cast(), self.bytes) };
     }
 }

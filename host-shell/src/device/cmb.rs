@@ -1,6 +1,6 @@
 //! Memory inside the controller (the controller memory buffer), where rings can lie.
 //!
-//! Invariant: a stretch belongs to one [`Piece`] at a time, and to nobody else before that is dropped.
+//! Invariant: a stretch belongs to one [`Piece`] at a time, and to no other before that is dropped.
 // UNSAFETY: the buffer arrives as a mapped BAR, a raw pointer.
 #![allow(unsafe_code)]
 
@@ -41,7 +41,7 @@ impl ControllerMemory {
     ///
     /// # Safety
     /// `start` is page aligned and valid for volatile and atomic accesses to `bytes` bytes while `keep`
-    /// lives; nobody else uses that memory.
+    /// lives; nothing else uses that memory.
     pub unsafe fn new(
         start: NonNull<u8>,
         bytes: u64,

@@ -35,7 +35,7 @@ impl Interrupts {
             return;
         };
         let mut fds = [PollFd::new(event, PollFlags::IN)];
-        // A signal may end it early; whoever waits looks again.
+        // A signal may end it early; the waiter looks again.
         let nap = Timespec {
             tv_sec: 0,
             tv_nsec: i64::from(most.min(NAP).subsec_nanos()),

@@ -127,11 +127,11 @@ pub trait Device: Send + Sync {
         None
     }
 
-    /// Ends the connection to a device that is of no more use, where there is one, although somebody may
-    /// still hold its memory: it is [`gone`](Self::gone) afterwards. The default has none.
+    /// Ends the connection to a device that is of no more use, where there is one, although its memory may
+    /// still be held: it is [`gone`](Self::gone) afterwards. The default has none.
     fn leave(&self) {}
 
-    /// Whether the medium may be somebody's disk, so that commands which change it need a clear word.
+    /// Whether the medium may hold a user's data, so that commands which change it need a clear word.
     fn guards_data(&self) -> bool {
         false
     }

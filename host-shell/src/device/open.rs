@@ -60,7 +60,7 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
     }
 }
 
-/// As [`open`], for who only reads: an image of the simulator is shared with other readers, and is not
+/// As [`open`], for reading only: an image of the simulator is shared with other readers, and is not
 /// created. Other devices are opened as they are by [`open`].
 ///
 /// # Errors

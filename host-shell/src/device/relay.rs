@@ -1,6 +1,6 @@
 //! Doorbells that are plain words of this process's memory, relayed to the controller by a thread.
 //!
-//! For whoever cannot store to the BAR (tier 0: a GPU whose driver does not map it): it stores to
+//! For what cannot store to the BAR (tier 0: a GPU whose driver does not map it): it stores to
 //! [`Relay::words`], laid out as the BAR is from 1000h on, and the thread passes the newest value on.
 //! Several rings between two looks cost one write to the controller.
 //!
@@ -195,7 +195,7 @@ fn pass<'a>(
             if word.load(Ordering::Relaxed) == NONE {
                 continue;
             }
-            // Acquire: pairs with the release of whoever stored the word; its entries are visible
+            // Acquire: pairs with the release of the store to the word; its entries are visible
             // before the controller is told of them.
             let value = word.swap(NONE, Ordering::Acquire);
             if value != NONE {
@@ -206,7 +206,7 @@ fn pass<'a>(
         passed
     };
     let mut passed = sweep(2..count);
-    // Acquire: pairs with the release of whoever stored the word; its earlier rings of I/O queues are
+    // Acquire: pairs with the release of the store to the word; its earlier rings of I/O queues are
     // visible to the second sweep, so a queue is never deleted before its last ring arrives.
     if (0..2).any(|index| word(index).load(Ordering::Acquire) != NONE) {
         passed += sweep(2..count);

@@ -90,7 +90,7 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
     embed(text).map(|(device, _)| device)
 }
 
-/// As [`open`], for who only reads: images are opened for reading, are shared with other readers, and
+/// As [`open`], for reading only: images are opened for reading, are shared with other readers, and
 /// none is created.
 ///
 /// # Errors
@@ -100,7 +100,7 @@ pub fn open_reading(text: &str) -> Result<Arc<dyn Device>> {
     start(text, config).map(|(device, _)| device)
 }
 
-/// As [`open`], and the controller in it: for who wants to look behind the driver's back.
+/// As [`open`], and the controller in it: for tests that look at both sides.
 ///
 /// # Errors
 /// As [`open`].

@@ -2,7 +2,7 @@
 //! process can map too.
 //!
 //! Invariant: memory that is made here is whole granules, at a multiple of the granule; a part of
-//! somebody's file is whole pages.
+//! a file of another process is whole pages.
 // UNSAFETY: mmap and munmap take raw addresses.
 #![allow(unsafe_code)]
 
@@ -47,7 +47,7 @@ impl Pages {
     /// Maps at least `bytes` bytes of a memory file that another process can map as well.
     ///
     /// 2 MiB and more come in huge pages where the system has some free, and are rounded up to
-    /// 2 MiB then, else to 64 KiB. The file is sealed: nobody can change its size.
+    /// 2 MiB then, else to 64 KiB. The file is sealed: its size cannot change.
     pub fn shared(bytes: usize) -> Result<Self> {
         if bytes >= HUGE {
             let huge = Self::of_memory_file(rounded(bytes, HUGE)?, HUGE, MemfdFlags::HUGETLB);
@@ -125,7 +125,7 @@ impl Pages {
     /// Sets the first `bytes` bytes to zero. Nothing else has their address yet.
     #[cfg(feature = "vfio-user")]
     pub(crate) fn clear(&mut self, bytes: usize) {
-        // SAFETY: inside our mapping, which is ours alone: `&mut self`, and nobody was given its address.
+        // SAFETY: inside our mapping, which is ours alone: `&mut self`, and its address was not handed out.
         unsafe { self.start.as_ptr().write_bytes(0, bytes.min(self.len)) };
     }
 
@@ -254,7 +254,7 @@ mod tests {
             let pages = Pages::shared(bytes).unwrap();
             assert!(pages.len() >= bytes && pages.len().is_multiple_of(GRANULE));
             assert!(pages.start().addr().is_multiple_of(GRANULE));
-            // SAFETY: our own mapping, used by nobody else.
+            // SAFETY: our own mapping, not used elsewhere.
             unsafe { pages.start().add(bytes - 1).write(7) };
             let file = File::from(pages.file().unwrap().try_clone_to_owned().unwrap());
             assert_eq!(file.metadata().unwrap().len(), pages.len() as u64);
@@ -274,7 +274,7 @@ mod tests {
         file.write_all_at(b"peer", 8192).unwrap();
         let pages = Pages::of_file(fd.try_clone().unwrap(), 8192, 4096).unwrap();
         assert_eq!(pages.len(), 4096);
-        // SAFETY: our own mapping, used by nobody else.
+        // SAFETY: our own mapping, not used elsewhere.
         let first = unsafe { pages.start().cast::<[u8; 4]>().read() };
         assert_eq!(&first, b"peer");
         assert!(pages.file().is_none(), "not a file from its start on");

@@ -115,7 +115,7 @@ impl Session {
                 DeletionStep::Wait { until_ns } => self.sleep_until(until_ns),
                 DeletionStep::Emptied(proof) => {
                     let mut inner = lock(inner);
-                    // Nobody waits for these ends any more; what matters is that the buffers come back.
+                    // No call waits for these ends any more; what matters is that the buffers come back.
                     let _ = inner.drain(|| self.now_ns());
                     while inner.pair.queue().reclaim(&proof).is_some() {}
                 }

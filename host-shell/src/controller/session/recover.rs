@@ -160,7 +160,7 @@ impl Session {
         let Some(nsid) = self.reformatted(&admin.info) else {
             return Ok(());
         };
-        // Nobody can have sent anything: the caller has every queue.
+        // No command can have been sent: the caller has every queue.
         let left = match self.device.disable() {
             Ok(()) => String::new(),
             Err(error) => format!(" ({error})"),

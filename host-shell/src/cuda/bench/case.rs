@@ -4,7 +4,7 @@ use super::super::kernels::Kernel;
 use super::super::null::Model;
 use super::super::queues::Grid;
 
-/// Threads of a block that owns a queue, when nobody says how many.
+/// Threads of a block that owns a queue, by default.
 const BLOCK_THREADS: u32 = 128;
 
 /// Who submits.
@@ -16,7 +16,7 @@ pub enum Mode {
     Warp,
     /// One block owns a queue.
     Block,
-    /// Any thread uses a queue, which belongs to nobody.
+    /// Any thread uses any queue.
     Shared,
 }
 

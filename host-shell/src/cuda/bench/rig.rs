@@ -118,7 +118,7 @@ impl Bench {
     /// Runs `commands` commands as `case` says, against `threads` controller threads.
     ///
     /// # Errors
-    /// [`Error::Device`] when a command did not succeed, or the controller saw nonsense.
+    /// [`Error::Device`] when a command did not succeed, or the controller saw an invalid entry or doorbell.
     pub fn run(&mut self, case: &Case, commands: u64, threads: usize) -> Result<Run> {
         self.set.restart(&Identity::new(), 0)?;
         let running = self.null.start(threads, case.model)?;
@@ -140,7 +140,7 @@ impl Bench {
         };
         let grid = case.grid();
         // SAFETY: the data memory is the null controller's, which is stopped before this returns;
-        // nobody else uses its queues.
+        // nothing else uses its queues.
         let ran = unsafe { self.set.run(grid, launch, false, LIMIT, || Ok(())) };
         let account = running.stop();
         if let Some(fault) = &account.fault {

@@ -1,7 +1,7 @@
 //! A controller that moves no data: CPU threads that take submission queue entries and post
 //! completions as fast as they can, or as fast as a drive does ([`Model`]).
 //!
-//! It has no admin queue: the rings are there from the start. It believes nothing: an unknown opcode,
+//! It has no admin queue: the rings are there from the start. It checks everything: an unknown opcode,
 //! a doorbell outside its ring or an overrun of the completion queue stops it with a [`Fault`].
 //!
 //! Every thread counts the time that it was busy, so that a run tells whether this controller or its
@@ -139,7 +139,7 @@ impl Null {
 
     /// Rings and doorbells of zeroes, as after a reset.
     fn clear(&self) {
-        // SAFETY: inside our pages; nobody uses the rings between two runs.
+        // SAFETY: inside our pages; the rings are not in use between two runs.
         unsafe { self.pages.start().write_bytes(0, self.data_at) };
     }
 
@@ -149,7 +149,7 @@ impl Null {
 
     fn word(&self, address: u64) -> &AtomicU32 {
         // SAFETY: an address of `words`, so a doorbell inside our pages, aligned to 4, reached through
-        // atomics by everyone.
+        // atomics by every thread.
         unsafe { &*(address as usize as *const AtomicU32) }
     }
 }

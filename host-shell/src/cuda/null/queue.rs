@@ -233,7 +233,7 @@ impl Queue {
         if prp1 < timed.data.start || end > timed.data.end {
             return Err(self.fault(format!("PRP1 {prp1:#x} is outside the data memory")));
         }
-        // SAFETY: inside the data memory, checked above, which nobody reads before the completion.
+        // SAFETY: inside the data memory, checked above, which is not read before the completion.
         unsafe {
             std::ptr::copy_nonoverlapping(MEDIUM.as_ptr(), prp1 as usize as *mut u8, bytes);
         }

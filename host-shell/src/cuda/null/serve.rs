@@ -301,7 +301,7 @@ mod tests {
         assert!(begin.elapsed() >= Duration::from_millis(11));
         assert_eq!(fed.commands, 1_000);
         assert_eq!(running.stop().fault, None);
-        // SAFETY: the data memory, which nobody writes any more.
+        // SAFETY: the data memory, which is not written any more.
         let byte = unsafe { (null.data() as usize as *const u8).read() };
         assert_eq!(byte, 0xA5, "the data was moved");
     }

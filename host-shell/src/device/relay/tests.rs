@@ -109,7 +109,7 @@ fn the_last_value_stored_is_never_lost() {
     });
 }
 
-/// A word that nobody rings.
+/// A word that is never rung.
 static NOTHING: AtomicU32 = AtomicU32::new(NONE);
 
 /// A queue of the same number rings the same values again; none is taken for an old one, and no

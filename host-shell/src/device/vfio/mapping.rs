@@ -3,7 +3,7 @@
 //!
 //! An access to a mapping that was taken away raises SIGBUS. The handler here puts a page of ones over
 //! the place, as an absent PCI device reads, marks the mapping as lost and lets the access happen
-//! again. Faults elsewhere go to whoever handled SIGBUS before.
+//! again. Faults elsewhere go to the handler of SIGBUS before it.
 // UNSAFETY: mmap, and a signal handler that replaces pages of our own mappings.
 #![allow(unsafe_code)]
 
@@ -220,7 +220,7 @@ extern "C" fn on_bus_error(
             return;
         }
     }
-    // Not ours: the access happens again and meets whoever was there before.
+    // Not ours: the access happens again and meets the handler that was there before.
     if let Some(before) = BEFORE.get() {
         // SAFETY: an action that was in force before.
         unsafe { libc::sigaction(libc::SIGBUS, before, std::ptr::null_mut()) };

@@ -13,7 +13,7 @@ use vfio_bindings::bindings::vfio::{VFIO_PCI_ERR_IRQ_INDEX, VFIO_PCI_REQ_IRQ_IND
 /// Why the device has to be let go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// Somebody unbinds or removes it, and the kernel waits for us.
+    /// It is being unbound or removed, and the kernel waits for us.
     Wanted,
     /// It reported an uncorrectable error.
     Failed,

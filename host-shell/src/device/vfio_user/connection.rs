@@ -1,7 +1,7 @@
 //! The socket to a vfio-user server: one request and its reply at a time.
 //!
 //! Invariant: every wait ends at the request's deadline. A connection that broke in the middle of a
-//! message is of no further use: whoever gets [`Fault::Broken`] drops it.
+//! message is of no further use: the caller that gets [`Fault::Broken`] drops it.
 
 use nvme_sim::vfio_user::wire::{COMMAND, ERROR, Header, NO_REPLY, REPLY, TYPE_MASK};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};

@@ -76,7 +76,7 @@ struct Bar(Link, Identity);
 /// Connects to the socket at `path`, checks that an NVMe controller is behind it and enables its DMA.
 ///
 /// # Errors
-/// [`Error::File`] when nobody listens there, [`Error::Device`] when it is no NVMe controller that can
+/// [`Error::File`] when no server listens there, [`Error::Device`] when it is no NVMe controller that can
 /// be driven, [`Error::Gone`] when the server does not answer or breaks the protocol.
 pub fn open(path: &str) -> Result<Arc<dyn Device>> {
     let connection =
@@ -385,7 +385,7 @@ impl Device for VfioUser {
         };
         match self.link().tell(command::DMA_UNMAP, unmap.as_bytes(), None) {
             // A server that is gone, or not to be reached, has its own mapping of the file: what it
-            // writes there is seen by nobody once ours is gone, and no part of it is mapped again.
+            // writes there is not seen once ours is gone, and no part of it is mapped again.
             Ok(()) | Err(Failed::Gone) => {
                 mapped.remove(&address);
                 Ok(())

@@ -95,7 +95,7 @@ impl Host {
     /// The number of the user called `name`, or that number itself.
     ///
     /// # Errors
-    /// [`Error::Usage`] when nobody is called that.
+    /// [`Error::Usage`] when no driver has that name.
     pub fn user_id(&self, name: &str) -> Result<u32> {
         let table = self.text("etc/passwd").unwrap_or_default();
         let id = |line: &str| {
@@ -172,7 +172,7 @@ impl Host {
     }
 
     /// Takes the function from its driver and offers it to the one that `wish` (or its identity)
-    /// names, then to `driver` by name should nobody have taken it.
+    /// names, then to `driver` by name if no other driver has taken it.
     fn move_to(&self, function: &Function, wish: Option<&str>, driver: &str) -> Result<()> {
         let address = function.address;
         let folder = format!("sys/bus/pci/devices/{address}");
@@ -264,7 +264,7 @@ mod tests {
 
     #[test]
     fn what_vfio_does_not_take_gets_its_driver_back() {
-        // Nobody obeys in a made-up tree: the controller stays with nvme.
+        // No kernel acts on a made-up tree: the controller stays with nvme.
         let tree = tree("nvme");
         let said = error(tree.host().bind(address()));
         assert!(said.contains("not taken by vfio-pci"), "{said}");

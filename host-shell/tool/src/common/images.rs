@@ -82,7 +82,7 @@ pub fn refuse_output(path: &Path) -> Result<()> {
             "write to another file",
         ));
     }
-    // Only a regular file is replaced. Whoever may not open it for writing can still see that it is in use.
+    // Only a regular file is replaced. A user who may not open it for writing can still see that it is in use.
     let open = || {
         let file = File::options().read(true).write(true).open(path);
         let shared = || (File::open(path), FlockOperation::NonBlockingLockShared);

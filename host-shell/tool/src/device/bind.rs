@@ -38,7 +38,7 @@ impl Bind {
     pub fn run(self) -> Result<()> {
         let host = Host::here();
         let address = parse(&self.address)?;
-        // A name that nobody has is found before anything changes.
+        // A name of no driver is found before anything changes.
         let user = self
             .user
             .as_deref()

@@ -64,7 +64,7 @@ fn to_text(one: &Value) -> String {
             .filter_map(Value::as_str);
         visible::line(&parts.collect::<Vec<_>>().join(", "))
     };
-    // Without Linux's driver nobody told the model.
+    // Without Linux's driver the model is unknown.
     let model = one["model"]
         .as_str()
         .map_or_else(|| text("id"), visible::line);
