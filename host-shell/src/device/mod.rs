@@ -131,7 +131,7 @@ pub trait Device: Send + Sync {
     /// still be held: it is [`gone`](Self::gone) afterwards. The default has none.
     fn leave(&self) {}
 
-    /// Whether the medium may hold a user's data, so that commands which change it need a clear word.
+    /// Whether a disk in use may be behind it: commands that change data then need `--allow-write`.
     fn guards_data(&self) -> bool {
         false
     }

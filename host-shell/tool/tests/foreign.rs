@@ -182,7 +182,9 @@ fn setup(resettable: bool) -> Setup {
 fn every_byte_goes_there_and_back() {
     let Setup { folder, device, .. } = &setup(false);
     let input = bytes(&folder.file("in", 100 * BLOCK, 1));
-    folder.ok(&["write", "-d", device, "--lba", "99", "--in", "in"]);
+    let write = ["write", "-d", device, "--lba", "99", "--in", "in"];
+    folder.fails(&write, 2, "--allow-write");
+    folder.ok(&[&write[..], &["--allow-write"]].concat());
     folder.ok(&[
         "read", "-d", device, "--lba", "99", "--blocks", "100", "--out", "out",
     ]);

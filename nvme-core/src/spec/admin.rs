@@ -283,12 +283,13 @@ bitfield! {
 }
 
 impl Format {
-    /// LBA format `lbaf` (0 to 63) with secure erase settings `ses`; no metadata settings, no protection.
+    /// LBA format `lbaf` (0 to 63) with secure erase settings `ses` (0 to 7); no metadata settings, no
+    /// protection. A number past these makes a command with `ses` 7, which is reserved: it is refused.
     pub fn new(lbaf: u8, ses: u8) -> Self {
         let mut format = Self(0);
         format.set_lbafl(lbaf & 0xF);
         format.set_lbafu(lbaf >> 4 & 3);
-        format.set_ses(ses & 7);
+        format.set_ses(if lbaf > 63 { 7 } else { ses.min(7) });
         format
     }
 
@@ -431,6 +432,17 @@ mod tests {
     }
 
     /// NVMe Base 2.0c, "Number of Dwords (NUMDL, NUMDU)": 0's based.
+    #[test]
+    fn a_format_past_the_last_is_sent_as_one_that_is_refused() {
+        let fields = |lbaf, ses| {
+            let format = Format::new(lbaf, ses);
+            (format.lbafl(), format.lbafu(), format.ses())
+        };
+        assert_eq!(fields(63, 2), (15, 3, 2));
+        assert_eq!(fields(64, 0).2, 7);
+        assert_eq!(fields(1, 200), (1, 0, 7));
+    }
+
     #[test]
     fn a_log_page_is_never_longer_than_the_bytes_asked_for() {
         for (bytes, dwords) in [(0, 1), (3, 1), (4, 1), (7, 1), (8, 2), (4096, 1024)] {

@@ -5,13 +5,14 @@
 //!
 //! PCI Express Base 5.0, "Configuration Space"; NVMe over PCIe Transport 1.0, "PCI Express Registers".
 
-use crate::command::identify::PCI_VENDOR as VENDOR;
+use super::wire::SIMULATOR;
 use std::boxed::Box;
 use std::vec;
 
 /// Bytes of configuration space; the extended part is empty.
 pub(crate) const BYTES: usize = 4096;
-const DEVICE: u16 = 0x0001;
+const VENDOR: u16 = SIMULATOR[0];
+const DEVICE: u16 = SIMULATOR[1];
 
 const COMMAND: usize = 0x04;
 const STATUS: usize = 0x06;

@@ -13,6 +13,10 @@ pub const MAJOR: u16 = 0;
 /// Highest minor protocol version that is spoken here.
 pub const MINOR: u16 = 1;
 
+/// Vendor and device in the first four bytes of the simulator's configuration space, by which a client knows
+/// that no disk is behind it.
+pub const SIMULATOR: [u16; 2] = [crate::command::identify::PCI_VENDOR, 0x0001];
+
 /// Command numbers.
 pub mod command {
     /// Negotiates version and capabilities; the first message of a client.

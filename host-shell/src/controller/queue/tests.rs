@@ -115,3 +115,18 @@ fn what_recovery_takes_after_the_deadline_is_late() {
     skip(&controller, HOUR);
     assert!(queue.wait().unwrap().unwrap().late);
 }
+
+#[test]
+fn a_queue_whose_submission_side_is_refused_leaves_nothing_behind() {
+    let create_sq = nvme_core::spec::admin::opcode::CREATE_IO_SQ;
+    let controller = start(&format!(
+        "sim:mem?size=1MiB&fault=status:0x101@qid=0,op={create_sq},nth=1"
+    ));
+    let error = controller.create_queue_pair(8).unwrap_err().to_string();
+    assert!(error.contains("Create I/O Submission Queue"), "{error}");
+    let mut queue = controller.create_queue_pair(8).unwrap();
+    send(&controller, &mut queue, 3);
+    for _ in 0..3 {
+        assert!(queue.wait().unwrap().unwrap().is_success());
+    }
+}

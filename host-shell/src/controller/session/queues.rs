@@ -58,12 +58,18 @@ impl Session {
             admin::create_io_cq(cq, plan.vector),
             None,
         )?;
-        self.admin_locked(
+        let created = self.admin_locked(
             &mut admin,
             "Create I/O Submission Queue",
             admin::create_io_sq(sq, qid),
             None,
-        )?;
+        );
+        if let Err(error) = created {
+            // Or the identifier stays in use. That this fails too says nothing new.
+            let delete = admin::delete_io_cq(qid);
+            let _ = self.admin_locked(&mut admin, "Delete I/O Completion Queue", delete, None);
+            return Err(error);
+        }
         let statistics = Statistics::default();
         let inner = QueueInner {
             pair,

@@ -27,7 +27,7 @@ use nvme_core::spec::register::{ALL_ONES, offset};
 use nvme_core::{Identity, Registers};
 use nvme_sim::vfio_user::wire::{
     Capabilities, DEFAULT_DMA_MAPS, DEVICE_PCI, DEVICE_RESETS, DMA_READABLE, DMA_WRITABLE,
-    DeviceInfo, DmaMap, DmaUnmap, command, region as regions,
+    DeviceInfo, DmaMap, DmaUnmap, SIMULATOR, command, region as regions,
 };
 use region::Region;
 use std::collections::BTreeMap;
@@ -59,6 +59,8 @@ pub struct VfioUser {
     resets: bool,
     max_maps: usize,
     pool: Pool,
+    /// Not the simulator of this project: a disk may be behind it.
+    foreign: bool,
     /// By first address.
     mapped: Mutex<BTreeMap<u64, Mapped>>,
     path: String,
@@ -89,7 +91,7 @@ impl VfioUser {
         let link = Link::new(format!("vfio-user:{path}"), connection);
         let max_maps = check_limits(&link, &link.negotiate()?)?;
         let info = link.device_info()?;
-        check_function(&link, &info)?;
+        let foreign = check_function(&link, &info)? != SIMULATOR;
         let (region, file) = link.region(regions::BAR0)?;
         let (area, doorbells) = map_doorbells(&link, &region, file)?;
         let device = Self {
@@ -98,6 +100,7 @@ impl VfioUser {
             doorbells,
             resets: info.flags & DEVICE_RESETS != 0,
             max_maps,
+            foreign,
             pool: Pool::new(max_maps.min(USUAL_MAPS)),
             mapped: Mutex::default(),
             path: path.to_owned(),
@@ -188,8 +191,8 @@ fn check_limits(link: &Link, limits: &Capabilities) -> Result<usize> {
     Ok(usize::try_from(maps).unwrap_or(usize::MAX))
 }
 
-/// Whether the function is an NVMe controller.
-fn check_function(link: &Link, info: &DeviceInfo) -> Result<()> {
+/// Checks that the function is an NVMe controller; its vendor and device.
+fn check_function(link: &Link, info: &DeviceInfo) -> Result<[u16; 2]> {
     let none = |what: String| {
         Error::device(
             format!("{}: {what}", link.name()),
@@ -208,7 +211,10 @@ fn check_function(link: &Link, info: &DeviceInfo) -> Result<()> {
             "the device is no NVMe controller, its class is {base:02x}{sub:02x}{interface:02x}"
         )));
     }
-    Ok(())
+    let [v0, v1, d0, d1]: [u8; 4] = link
+        .read(regions::CONFIG, 0)
+        .map_err(|failed| link.error("a read of vendor and device", failed))?;
+    Ok([[v0, v1], [d0, d1]].map(u16::from_le_bytes))
 }
 
 /// Maps the area of BAR0 that the doorbells lie in; where they begin in it.
@@ -318,6 +324,10 @@ impl Device for VfioUser {
 
     fn describe(&self) -> String {
         format!("vfio-user controller behind {}", self.path)
+    }
+
+    fn guards_data(&self) -> bool {
+        self.foreign
     }
 
     fn registers(&self) -> &(dyn Registers + Sync) {

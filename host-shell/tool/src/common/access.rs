@@ -38,7 +38,7 @@ enum Doorbells {
 /// For commands that change what is stored.
 #[derive(Args)]
 pub struct WriteArgs {
-    /// Allow changes on a real device (not needed for the simulator)
+    /// Allow changes on a device that may hold data: any but the simulator
     #[arg(long)]
     pub allow_write: bool,
 }
