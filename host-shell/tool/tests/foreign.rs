@@ -207,6 +207,7 @@ fn every_byte_goes_there_and_back() {
         "--queues",
         "2",
         "--verify",
+        "--allow-write",
     ]);
     assert!(report["verified_bytes"].as_u64().unwrap() > 0);
 }

@@ -122,7 +122,7 @@ fn a_queue_whose_submission_side_is_refused_leaves_nothing_behind() {
     let controller = start(&format!(
         "sim:mem?size=1MiB&fault=status:0x101@qid=0,op={create_sq},nth=1"
     ));
-    let error = controller.create_queue_pair(8).unwrap_err().to_string();
+    let error = controller.create_queue_pair(8).err().unwrap().to_string();
     assert!(error.contains("Create I/O Submission Queue"), "{error}");
     let mut queue = controller.create_queue_pair(8).unwrap();
     send(&controller, &mut queue, 3);
