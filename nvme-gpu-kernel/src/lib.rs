@@ -2,7 +2,7 @@
 //!
 //! - [`Queues`]: queues as the host hands them to a kernel of yours; see docs/link-the-core.md.
 //! - `Gpu`, `Warp`, `Block`, `Lanes`, `arch` (on the GPU only): where code runs, and who acts together.
-//! - [`work`], [`PTX`]: the kernels of the demo, the benchmark and the tests (feature `kernels`), and
+//! - [`work`], [`Kernel`], [`PTX`] (the last two on the host only): the kernels of the demo, the benchmark and the tests (feature `kernels`), and
 //!   the words of a launch's parameters and results.
 //! - Feature `device-library`: the shared queue for CUDA C++, see `include/nvme_gpu_device.cuh`.
 //!
@@ -66,11 +66,15 @@ mod probes;
 mod queues;
 #[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
 mod shared;
+#[cfg(not(target_arch = "nvptx64"))]
+mod table;
 pub mod work;
 
 #[cfg(target_arch = "nvptx64")]
 pub use groups::{Block, Gpu, Lanes, Warp};
 pub use queues::Queues;
+#[cfg(not(target_arch = "nvptx64"))]
+pub use table::Kernel;
 
 /// The kernels as PTX, for any GPU from sm_80 on; `cargo xtask ptx --refresh` writes it.
 #[cfg(not(target_arch = "nvptx64"))]

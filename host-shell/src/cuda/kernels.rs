@@ -7,90 +7,13 @@ use super::module::{Function, Module};
 use super::stream::Stream;
 use crate::error::Result;
 use crate::lock::lock;
+pub use nvme_gpu_kernel::Kernel;
 use nvme_gpu_kernel::work::Launch;
 use std::sync::{Arc, Mutex};
 
 /// Registers of [`Kernel::SharedNarrow`]: a quarter of what the compiler takes when it is free to. Four
 /// times as many warps fit; what does not is kept in local memory, which costs the bus nothing.
 const FEW_REGISTERS: u32 = 64;
-
-/// An entry point of the kernels.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kernel {
-    /// One thread per queue: one thread in each block.
-    Owner,
-    /// One warp per queue.
-    Warp,
-    /// One block of 128 threads per queue.
-    Block,
-    /// As [`Owner`](Self::Owner), recording what it does.
-    OwnerTraced,
-    /// As [`Warp`](Self::Warp), recording what it does.
-    WarpTraced,
-    /// As [`Block`](Self::Block), recording what it does.
-    BlockTraced,
-    /// As [`Shared`](Self::Shared), recording what it does.
-    SharedTraced,
-    /// Any thread on any queue.
-    Shared,
-    /// The same with shorter passes, compiled for no more than 64 registers per thread: more warps at a
-    /// time, each slower.
-    SharedNarrow,
-    /// Any thread on any queue, several commands each, waited for in reverse.
-    Tokens,
-    /// Checks data that was read.
-    Verify,
-    /// Bare limit: 64 bytes, a fence, a flag, an answer of 16 bytes.
-    PingPong,
-    /// Bare limit: submission queue entries as fast as the link takes them.
-    SqeWrites,
-}
-
-impl Kernel {
-    /// Every one.
-    pub const ALL: [Self; 13] = [
-        Self::Owner,
-        Self::Warp,
-        Self::Block,
-        Self::OwnerTraced,
-        Self::WarpTraced,
-        Self::BlockTraced,
-        Self::SharedTraced,
-        Self::Shared,
-        Self::SharedNarrow,
-        Self::Tokens,
-        Self::Verify,
-        Self::PingPong,
-        Self::SqeWrites,
-    ];
-
-    /// Whether its queues are shared by all threads: results go to cells.
-    pub fn shares(self) -> bool {
-        matches!(
-            self,
-            Self::Shared | Self::SharedNarrow | Self::SharedTraced | Self::Tokens
-        )
-    }
-
-    /// The symbol.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Owner => "nvme_owner",
-            Self::Warp => "nvme_warp",
-            Self::Block => "nvme_block",
-            Self::OwnerTraced => "nvme_owner_traced",
-            Self::WarpTraced => "nvme_warp_traced",
-            Self::BlockTraced => "nvme_block_traced",
-            Self::SharedTraced => "nvme_shared_traced",
-            Self::Shared => "nvme_shared",
-            Self::SharedNarrow => "nvme_shared_narrow",
-            Self::Tokens => "nvme_tokens",
-            Self::Verify => "nvme_verify",
-            Self::PingPong => "nvme_pingpong",
-            Self::SqeWrites => "nvme_sqe_writes",
-        }
-    }
-}
 
 /// The kernels, loaded for one GPU.
 pub struct Kernels {

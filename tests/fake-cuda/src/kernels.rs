@@ -12,21 +12,20 @@ use nvme_core::trace::Event;
 use nvme_core::{
     Cells, Collective, Command, Data, Finished, Outcome, SharedQueue, SubmitError, WaitError,
 };
+use nvme_gpu_kernel::Kernel;
 use nvme_gpu_kernel::work::{Launch, Report, Traced, account, data_word, pattern};
 use std::cell::{Cell, RefCell};
 use std::sync::OnceLock;
 use std::time::Instant;
 
-/// Runs the kernel `name`.
-pub fn run(name: &str, launch: &Launch) {
+/// Runs `kernel`.
+pub fn run(kernel: Kernel, launch: &Launch) {
     let mut report = Report::default();
-    match name {
-        "nvme_verify" => verify(launch, &mut report),
-        "nvme_pingpong" => ping_pong(launch, &mut report),
-        "nvme_sqe_writes" => sqe_writes(launch, &mut report),
-        "nvme_shared" | "nvme_shared_narrow" | "nvme_shared_traced" | "nvme_tokens" => {
-            each(launch, &mut report, shared)
-        }
+    match kernel {
+        Kernel::Verify => verify(launch, &mut report),
+        Kernel::PingPong => ping_pong(launch, &mut report),
+        Kernel::SqeWrites => sqe_writes(launch, &mut report),
+        kernel if kernel.shares() => each(launch, &mut report, shared),
         _ => each(launch, &mut report, owned),
     }
     if fault("badtrace") && launch.trace != 0 {

@@ -17,11 +17,12 @@ mod kernels;
 mod litmus;
 mod streams;
 
+use nvme_gpu_kernel::Kernel;
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 type Status = c_int;
 const SUCCESS: Status = 0;
@@ -33,24 +34,12 @@ const NOT_FOUND: Status = 500;
 const NOT_READY: Status = 600;
 
 /// The kernel whose argument is not a `Launch`.
-const LITMUS: &str = "nvme_litmus\0";
-/// Names of the kernels, as handles.
-const KERNELS: [&str; 14] = [
-    "nvme_owner\0",
-    "nvme_warp\0",
-    "nvme_block\0",
-    "nvme_owner_traced\0",
-    "nvme_warp_traced\0",
-    "nvme_block_traced\0",
-    "nvme_shared_traced\0",
-    "nvme_shared\0",
-    "nvme_shared_narrow\0",
-    "nvme_tokens\0",
-    "nvme_verify\0",
-    "nvme_pingpong\0",
-    "nvme_sqe_writes\0",
-    LITMUS,
-];
+const LITMUS: &CStr = c"nvme_litmus";
+/// Handles of kernels: the places of their names here.
+static KERNELS: LazyLock<Vec<&'static CStr>> = LazyLock::new(|| {
+    let kernels = Kernel::ALL.iter().map(|kernel| kernel.symbol());
+    kernels.chain([LITMUS]).collect()
+});
 
 /// Allocations and registrations: address to bytes.
 static MEMORY: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
@@ -184,12 +173,12 @@ pub unsafe extern "C" fn cuModuleGetFunction(
     name: *const c_char,
 ) -> Status {
     // SAFETY: the caller gives a terminated name.
-    let name = unsafe { CStr::from_ptr(name) }.to_bytes_with_nul();
-    let Some(known) = KERNELS.iter().find(|known| known.as_bytes() == name) else {
+    let name = unsafe { CStr::from_ptr(name) };
+    let Some(known) = KERNELS.iter().find(|known| **known == name) else {
         return NOT_FOUND;
     };
     // SAFETY: the caller gives a place for one handle.
-    unsafe { *function = known.as_ptr() };
+    unsafe { *function = known.as_ptr().cast() };
     SUCCESS
 }
 

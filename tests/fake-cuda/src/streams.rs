@@ -6,11 +6,10 @@
     reason = "the CUDA driver API documents them"
 )]
 
-use crate::{
-    INVALID_VALUE, KERNELS, LITMUS, NOT_READY, SUCCESS, Status, fault, kernels, litmus, lock,
-};
+use crate::{INVALID_VALUE, KERNELS, NOT_READY, SUCCESS, Status, fault, kernels, litmus, lock};
+use nvme_gpu_kernel::Kernel;
 use nvme_gpu_kernel::work::Launch;
-use std::ffi::{c_uint, c_void};
+use std::ffi::{CStr, c_uint, c_void};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -158,17 +157,21 @@ pub unsafe extern "C" fn cuLaunchKernel(
     if grid == 0 || block == 0 || block > 1024 {
         return INVALID_VALUE;
     }
-    let Some(kernel) = KERNELS.iter().position(|name| name.as_ptr() == function) else {
+    let handle_of = |name: &&CStr| name.as_ptr().cast() == function;
+    let Some(index) = KERNELS.iter().position(handle_of) else {
         return INVALID_VALUE;
     };
-    let run: Box<dyn FnOnce() + Send> = if KERNELS[kernel] == LITMUS {
-        // SAFETY: this kernel takes one `Args`.
-        let args = unsafe { **parameters.cast::<*const gpu_litmus::Args>() };
-        Box::new(move || litmus::run(&args, grid, block))
-    } else {
-        // SAFETY: every other kernel here takes one `Launch`.
-        let launch = unsafe { **parameters.cast::<*const Launch>() };
-        Box::new(move || kernels::run(KERNELS[kernel].trim_end_matches('\0'), &launch))
+    let run: Box<dyn FnOnce() + Send> = match Kernel::ALL.get(index) {
+        Some(kernel) => {
+            // SAFETY: these kernels take one `Launch`.
+            let launch = unsafe { **parameters.cast::<*const Launch>() };
+            Box::new(move || kernels::run(*kernel, &launch))
+        }
+        None => {
+            // SAFETY: the litmus kernel takes one `Args`.
+            let args = unsafe { **parameters.cast::<*const gpu_litmus::Args>() };
+            Box::new(move || litmus::run(&args, grid, block))
+        }
     };
     // SAFETY: the caller's handle.
     let mut stream = lock(unsafe { stream(handle) });
