@@ -81,7 +81,7 @@ const fn word_count(entries: u32) -> u32 {
 }
 
 /// The state of a queue, whichever kind of queue uses it. Words that mean different things to the two kinds
-/// are read through [`SharedState`] and [`OwnedState`].
+/// are read through views of it, `SharedState` and `OwnedState`.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueState<'a> {
     all: CyclicWords<'a>,

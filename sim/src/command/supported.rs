@@ -50,7 +50,9 @@ pub(crate) fn commands_supported() -> CommandsSupported {
         nvm_opcode::VERIFY,
     ];
     for code in reads {
-        commands.iocs[usize::from(code)] = effects::SUPPORTED | effects::SCOPE_NAMESPACE;
+        // Without a scope, which may be left out: Linux 6.12 warns of effects of I/O commands that it does
+        // not know.
+        commands.iocs[usize::from(code)] = effects::SUPPORTED;
     }
     let writes = [
         nvm_opcode::WRITE,
@@ -59,8 +61,7 @@ pub(crate) fn commands_supported() -> CommandsSupported {
         nvm_opcode::DATASET_MANAGEMENT,
     ];
     for code in writes {
-        commands.iocs[usize::from(code)] =
-            effects::SUPPORTED | effects::BLOCK_CONTENT | effects::SCOPE_NAMESPACE;
+        commands.iocs[usize::from(code)] = effects::SUPPORTED | effects::BLOCK_CONTENT;
     }
     commands
 }

@@ -69,7 +69,8 @@ pub fn collective(bytes: &[u8]) {
         posted: Posted::default(),
         lent: HashMap::new(),
         next: 0,
-        now_ns: 0,
+        // A deadline of 0 ns passes a tick late: 0 stands for none.
+        now_ns: TICK_NS,
         refused: false,
     };
     while !input.is_empty() {

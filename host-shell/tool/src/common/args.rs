@@ -66,6 +66,13 @@ impl DeviceArgs {
         nvme_host::open(&self.device)
     }
 
+    /// Starts the device for a command that only reads blocks: images are shared with other readers.
+    pub fn start_reading(&self) -> Result<Controller> {
+        images::must_exist(&self.device)?;
+        let device = nvme_host::open_reading(&self.device)?;
+        self.access.start(device, &self.config())
+    }
+
     /// Opens the device for `what`, a command that changes what is stored. An image that this creates is
     /// removed when the command fails.
     pub fn open_to_write(&self, write: &WriteArgs, what: &str) -> Result<Arc<dyn Device>> {

@@ -29,7 +29,7 @@ pub struct Compare {
 impl Compare {
     pub fn run(self) -> Result<()> {
         let input = Input::open(&self.input)?;
-        let controller = self.namespace.device.start()?;
+        let controller = self.namespace.device.start_reading()?;
         let mut namespace = controller.namespace(self.namespace.nsid())?;
         let block = namespace.block_bytes();
         let target = Target {

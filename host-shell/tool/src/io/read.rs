@@ -41,7 +41,7 @@ impl Read {
         if self.by_gpu.gpu.gpu.is_some() {
             return self.run_on_gpu();
         }
-        let controller = self.namespace.device.start()?;
+        let controller = self.namespace.device.start_reading()?;
         let mut namespace = controller.namespace(self.namespace.nsid())?;
         let blocks = self
             .blocks

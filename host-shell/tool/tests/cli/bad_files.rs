@@ -1,6 +1,9 @@
 //! Inputs and outputs that cannot be used, and what a failed command leaves behind.
 
 use super::rows::{check, fault, folder, shell};
+use crate::common::{Folder, Place};
+
+const BLOCK: usize = 4096;
 
 #[test]
 fn inputs_and_outputs_that_cannot_be_used() {
@@ -141,4 +144,18 @@ fn files_of_others_are_named_with_their_remedy() {
             "{line}: {said}"
         );
     }
+}
+
+#[test]
+fn an_image_is_shared_by_those_who_read() {
+    let folder = Folder::new(Place::Embedded);
+    folder.file("disk.img", 64 * BLOCK, 1);
+    folder.file("in", BLOCK, 2);
+    let device = format!("sim:{}", folder.path("disk.img").display());
+    let reader = nvme_host::open_reading(&device).unwrap();
+    folder.ok(&["read", "-d", &device, "-b", "1", "-o", "out"]);
+    folder.ok(&["compare", "-d", &device, "-i", "out"]);
+    folder.fails(&["write", "-d", &device, "-i", "in"], 2, "another process");
+    drop(reader);
+    folder.ok(&["write", "-d", &device, "-i", "in"]);
 }
