@@ -140,6 +140,13 @@ pub fn check_space(path: &Path, bytes: u64) -> Result<(), ConfigError> {
 
 /// Opens or creates one image; whether it was created.
 fn one(path: &Path, draft: &Draft) -> Result<(File, bool), ConfigError> {
+    // A folder can be opened for reading, and has a length.
+    if path.is_dir() {
+        return Err(failed(
+            path,
+            &std::io::Error::from_raw_os_error(libc::EISDIR),
+        ));
+    }
     let creates = draft.size.filter(|_| !path.exists());
     let store = match creates {
         Some(size) => File::create(path, size),

@@ -444,6 +444,19 @@ fn the_documentation_has_the_tables() {
 }
 
 #[test]
+fn a_folder_is_no_image_to_read_either() {
+    let folder = std::env::temp_dir();
+    for options in ["", "?ro=on"] {
+        let text = format!("{}{options}", folder.display());
+        let why = parse_for(&text, Access::Read)
+            .err()
+            .expect("a folder")
+            .errno;
+        assert_eq!(why, Some(libc::EISDIR), "{text}");
+    }
+}
+
+#[test]
 fn the_help_has_every_row_in_the_width_asked_for() {
     let text = help(100);
     assert!(
