@@ -34,7 +34,7 @@ pub struct Config {
     pub interrupts: bool,
     /// When set, waiting calls return [`Error::Interrupted`].
     pub stop: Option<Arc<AtomicBool>>,
-    /// Who is told of events of the controller, and of waits that are long.
+    /// Called with events of the controller, and with waits that are long.
     pub notify: Notify,
 }
 

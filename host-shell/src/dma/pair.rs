@@ -175,7 +175,7 @@ impl Pair {
         &mut self.queue
     }
 
-    /// How the controller is told of this pair when it is created.
+    /// What the commands that create this pair on the controller say.
     pub(crate) fn plan(&self) -> QueuePlan {
         QueuePlan {
             qid: self.queue.qid(),

@@ -50,6 +50,12 @@ fn client(path: &Path) -> UnixStream {
     client
 }
 
+fn hang_up(child: &Child) {
+    let pid = child.id().to_string();
+    let kill = Command::new("kill").args(["-HUP", &pid]).status();
+    assert!(kill.unwrap().success());
+}
+
 /// Waits for the end; a server that does not end is killed.
 fn end(mut child: Child) -> Output {
     let begin = Instant::now();
@@ -187,14 +193,7 @@ fn a_hangup_ends_a_server_as_sigterm_does() {
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
     out.read_line(&mut line).unwrap();
-    let pid = child.id().to_string();
-    assert!(
-        Command::new("kill")
-            .args(["-HUP", &pid])
-            .status()
-            .unwrap()
-            .success()
-    );
+    hang_up(&child);
     let output = end(child);
     assert_eq!(output.status.code(), Some(0));
     assert!(!folder.0.join("cntrl").exists());
@@ -218,14 +217,7 @@ fn a_hangup_that_was_ignored_at_the_start_stays_ignored() {
     let mut out = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
     out.read_line(&mut line).unwrap();
-    let pid = child.id().to_string();
-    assert!(
-        Command::new("kill")
-            .args(["-HUP", &pid])
-            .status()
-            .unwrap()
-            .success()
-    );
+    hang_up(&child);
     std::thread::sleep(Duration::from_millis(300));
     assert!(child.try_wait().unwrap().is_none(), "it goes on");
     drop(client(&folder.0.join("cntrl")));

@@ -1,5 +1,5 @@
 //! The null controller registered with a GPU, and runs of the kernels against it.
-// UNSAFETY: launches are told of the null controller's memory by address.
+// UNSAFETY: launches get the null controller's memory by address.
 #![allow(unsafe_code)]
 
 use super::super::kernels::{Kernel, Kernels};

@@ -184,7 +184,7 @@ fn a_pipe_without_its_other_end_ends_at_once_with_a_signal() {
         ("write -d sim:disk.img -i -", INT),
         ("read -d sim:mem", INT),
     ] {
-        // Whoever runs the tests may ignore SIGHUP.
+        // SIGHUP may be ignored where the tests run.
         let mut child = Command::new("env")
             .args(["--default-signal=HUP", env!("CARGO_BIN_EXE_nvme-gpu")])
             .current_dir(folder.path(""))
