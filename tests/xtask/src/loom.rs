@@ -45,6 +45,7 @@ fn explore(deeper: u32) -> Result<Counts, Failure> {
     if deeper == 0 {
         // The models run for seconds: most of the time is the compiler's.
         test.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "1");
+        test.env("CARGO_PROFILE_RELEASE_DEBUG", "0");
     }
     // Each model says its property and its bound.
     test.args(["--", "--nocapture"]);

@@ -4,7 +4,7 @@
 //! A patch begins with `Bug:`, `Carried by:` (which published system has it), `Test:` and `Auditor:`: a
 //! rule and the test in whose output it is named, or `no:` and why a wire cannot show it.
 
-use crate::process::{Failure, root};
+use crate::process::{Failure, check, root};
 use crate::report::Counts;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -70,16 +70,17 @@ fn run(only: &[&str]) -> Result<Counts, Failure> {
         ));
     }
     let began = Instant::now();
+    let lanes: Vec<Lane> = (0..LANES.min(chosen.len())).map(Lane::new).collect();
+    prepare(&lanes, &chosen)?;
+    println!("ready after {:.0} s", began.elapsed().as_secs_f64());
     let next = Mutex::new(chosen.iter());
     let verdicts = Mutex::new(Vec::new());
     let troubles = Mutex::new(Vec::new());
     std::thread::scope(|scope| {
-        for number in 0..LANES.min(chosen.len()) {
+        for lane in &lanes {
             let (next, verdicts, troubles) = (&next, &verdicts, &troubles);
             scope.spawn(move || {
-                let lane = Lane::new(number);
                 let work = || -> Result<(), Failure> {
-                    copy_tree(&lane.tree)?;
                     loop {
                         let one = next.lock().expect("no panic").next();
                         let Some(one) = one else { return Ok(()) };
@@ -113,6 +114,32 @@ fn run(only: &[&str]) -> Result<Counts, Failure> {
         });
     }
     Ok(counts)
+}
+
+/// Copies the tree into each lane. What the tests depend on is compiled once, in the first lane.
+fn prepare(lanes: &[Lane], chosen: &[Planted]) -> Result<(), Failure> {
+    for lane in lanes {
+        copy_tree(&lane.tree)?;
+    }
+    let Some((first, others)) = lanes.split_first() else {
+        return Ok(());
+    };
+    if others.iter().all(|lane| lane.target.exists()) {
+        return Ok(());
+    }
+    let tests = chosen.iter().map(|one| &one.test);
+    let packages: BTreeSet<&str> = tests.map(|test| test.package.as_str()).collect();
+    for package in packages {
+        let mut build = first.cargo(package);
+        check(build.args(["--no-run", "--quiet", "--lib"]))?;
+    }
+    for lane in others {
+        if !lane.target.exists() {
+            let mut copy = Command::new("cp");
+            check(copy.arg("-a").arg(&first.target).arg(&lane.target))?;
+        }
+    }
+    Ok(())
 }
 
 /// The patches in the order of their numbers.
@@ -317,30 +344,35 @@ impl Lane {
         }
     }
 
-    /// Builds and runs one test; everything that was printed.
-    fn run(&self, test: &Test) -> Result<String, Failure> {
+    /// `cargo test` of a package in this lane.
+    fn cargo(&self, package: &str) -> Command {
         let mut cargo = Command::new("timeout");
         cargo.arg(LIMIT.as_secs().to_string());
         cargo.arg(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        cargo.args(["test", "--package", &test.package]);
-        if test.package == "nvme-tests" {
+        cargo.args(["test", "--package", package]);
+        if package == "nvme-tests" {
             cargo.arg("--no-default-features");
         }
-        match test.target.as_str() {
-            "lib" => cargo.arg("--lib"),
-            name => cargo.args(["--test", name]),
-        };
-        cargo.args(["--", "--exact", &test.name]);
         cargo
             .current_dir(&self.tree)
             .env("CARGO_TARGET_DIR", &self.target)
-            // Mostly compile time: what is built runs once.
             // Each bug is compiled once and run once.
             .env("CARGO_PROFILE_DEV_OPT_LEVEL", "0")
             .env("CARGO_PROFILE_DEV_DEBUG", "none")
             .env("CARGO_INCREMENTAL", "1")
             .env("RUST_BACKTRACE", "0")
             .stdin(Stdio::null());
+        cargo
+    }
+
+    /// Builds and runs one test; everything that was printed.
+    fn run(&self, test: &Test) -> Result<String, Failure> {
+        let mut cargo = self.cargo(&test.package);
+        match test.target.as_str() {
+            "lib" => cargo.arg("--lib"),
+            name => cargo.args(["--test", name]),
+        };
+        cargo.args(["--", "--exact", &test.name]);
         let output = cargo.output();
         let output =
             output.map_err(|error| Failure::new(format!("timeout cargo test: {error}")))?;
