@@ -164,6 +164,7 @@ pub mod group;
 pub mod handoff;
 mod inflight;
 pub mod mem;
+mod outcome;
 pub mod prp;
 mod queue_pair;
 #[doc(hidden)]
@@ -187,9 +188,8 @@ pub use command::Command;
 pub use cq::CompletionQueue;
 pub use error::{BringupError, ControllerFault, MapError, SubmitError, WaitError};
 pub use inflight::{MAX_IN_FLIGHT, Slot};
-pub use queue_pair::{
-    AbortReason, Completion, Data, ListMemory, Outcome, QueueMemory, QueuePair, Rejected,
-};
+pub use outcome::{AbortReason, Outcome};
+pub use queue_pair::{Completion, Data, ListMemory, QueueMemory, QueuePair, Rejected};
 pub use quiesced::{ClosedQueue, Identity, Quiesced};
 pub use registers::{RegisterBlock, Registers};
 pub use shared_queue::{Cells, Drained, SharedQueue, Token};

@@ -8,10 +8,11 @@ use crate::cq::CompletionQueue;
 use crate::error::{ControllerFault, MapError, SubmitError};
 use crate::inflight::{Inflight, MAX_IN_FLIGHT, Released, Slot};
 use crate::mem::{CqRing, DmaWords, Doorbell, SqRing};
+use crate::outcome::Outcome;
 use crate::prp;
 use crate::quiesced::{Binding, ClosedQueue, ControllerId, Identity, Quiesced};
 use crate::sgl;
-use crate::spec::{Cid, Cqe, Iova, PageSize, Qid, Sqe, Status};
+use crate::spec::{Cid, Cqe, Iova, PageSize, Qid, Sqe};
 use crate::sq::SubmissionQueue;
 use crate::trace::{Event, Tracer};
 
@@ -199,24 +200,6 @@ pub struct Rejected<B> {
     pub error: SubmitError,
     /// What was to be lent.
     pub buffer: B,
-}
-
-/// Why a command ended without a completion.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum AbortReason {
-    /// The controller was reset.
-    ControllerReset,
-    /// The queue was deleted.
-    QueueDeleted,
-}
-
-/// How a command ended.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Outcome {
-    /// The controller completed it with this status.
-    Done(Status),
-    /// It never completed; whether it took effect is unknown.
-    Aborted(AbortReason),
 }
 
 /// The end of a command.

@@ -132,13 +132,11 @@ impl<'a> QueueState<'a> {
         for field in [TAIL, RUNG, HEAD, START] {
             self.at(field).store(start, Order::Relaxed, Scope::Sys);
         }
-        let shared = SharedState::of(*self);
         let drain = DrainWord::at(start);
-        shared
-            .drain_word()
+        self.at(DRAIN)
             .store(drain.bits(), Order::Relaxed, Scope::Sys);
         for quarter in 0..4 {
-            let read = shared.read_of(quarter);
+            let read = self.at(QUARTERS + quarter);
             read.store(start >> 2, Order::Relaxed, Scope::Sys);
         }
         for field in [RING_LOCK, FAULT] {
@@ -147,15 +145,12 @@ impl<'a> QueueState<'a> {
         for word in 0..free_words(self.mask + 1) {
             let bits = self.slots.saturating_sub(word * 32).min(32);
             let free = ((1u64 << bits) - 1) as u32;
-            shared
-                .free_bits(word)
-                .store(free, Order::Relaxed, Scope::Sys);
+            self.at(FREE + word).store(free, Order::Relaxed, Scope::Sys);
         }
         for index in 0..=self.mask {
             // No first ticket of this entry has this sequence number.
             let never = start.wrapping_add(index).wrapping_sub(self.mask);
-            shared
-                .sequence(index)
+            self.array(SEQUENCES, index)
                 .store(never, Order::Relaxed, Scope::Sys);
             // Generations go on: a completion from before does not pass for one of a new command.
             let old = self.slot(index).load(Order::Relaxed, Scope::Sys);

@@ -6,7 +6,7 @@
 //!
 //! docs/adr/0007-what-a-proof-is-bound-to.md has the reasons.
 
-use crate::queue_pair::AbortReason;
+use crate::outcome::AbortReason;
 use crate::spec::Qid;
 use crate::sync::serial::{self, LastEvent};
 

@@ -13,7 +13,8 @@
 //! NVMe Base 2.0c, 5.1 (Abort command), "Controller Level Reset".
 
 use crate::inflight::Slot;
-use crate::queue_pair::{Completion, Data, Outcome, QueuePair};
+use crate::outcome::Outcome;
+use crate::queue_pair::{Completion, Data, QueuePair};
 use crate::quiesced::{ClosedQueue, ControllerId, Quiesced};
 use crate::spec::{Cid, Qid, Sqe, Status, admin};
 

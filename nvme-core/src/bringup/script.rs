@@ -1,10 +1,12 @@
 //! The admin commands of bring-up, one after the other.
 
-use super::{Config, HostMemory, Info, MAX_NAMESPACES, NamespaceInfo, POLL_NS, Step};
+use super::namespace::NamespaceInfo;
+use super::plan::{Config, HostMemory, Info, MAX_NAMESPACES, POLL_NS, Step};
 use crate::error::BringupError;
 use crate::inflight::Slot;
 use crate::mem::DmaWords;
-use crate::queue_pair::{Data, Outcome, QueuePair};
+use crate::outcome::Outcome;
+use crate::queue_pair::{Data, QueuePair};
 use crate::spec::admin::{self, QueueParams, cns};
 use crate::spec::feature::{self, NumberOfQueues, fid};
 use crate::spec::identify::{IdentifyController, IdentifyNamespace, sgls};

@@ -4,7 +4,7 @@ use super::{Drained, SharedQueue, Token, ended};
 use crate::command::Command;
 use crate::error::{SubmitError, WaitError};
 use crate::group::{ExecContext, Group, GroupOp, Traffic};
-use crate::queue_pair::Outcome;
+use crate::outcome::Outcome;
 use crate::spec::Sqe;
 use crate::sync::{Order, Scope};
 use crate::trace::Event;

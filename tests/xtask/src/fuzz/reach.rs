@@ -24,6 +24,7 @@ const FILES: [(&str, &[&str]); 14] = [
         "hostile_controller",
         &[
             "nvme-core/src/bringup.rs",
+            "nvme-core/src/bringup/plan.rs",
             "nvme-core/src/bringup/script.rs",
             "nvme-core/src/recovery.rs",
             "nvme-core/src/shutdown.rs",
@@ -127,6 +128,7 @@ const FILES: [(&str, &[&str]); 14] = [
             "sim/src/engine/lifecycle.rs",
             "sim/src/engine/properties.rs",
             "nvme-core/src/bringup.rs",
+            "nvme-core/src/bringup/plan.rs",
             "nvme-core/src/shutdown.rs",
         ],
     ),
