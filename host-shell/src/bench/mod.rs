@@ -21,6 +21,7 @@ use crate::error::{Error, Result};
 use crate::lock::lock;
 use nvme_core::bringup::NamespaceInfo;
 use shared::Shared;
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 use worker::{Pending, Tally, Worker};
@@ -188,14 +189,20 @@ impl<'a> Running<'a> {
         shared.stop.store(false, Ordering::Relaxed);
         let open = || {
             let controller = (go_on.open)()?;
-            let info = check(&controller, shared.job)?;
-            if (info.blocks, info.block_bytes) != (shared.info.blocks, shared.info.block_bytes) {
-                return Err(Error::usage(
-                    "a namespace of another size came back",
-                    "start again",
-                ));
-            }
-            Self::start(controller, shared)
+            let device = Arc::clone(controller.device());
+            let start = || {
+                let info = check(&controller, shared.job)?;
+                let was = (shared.info.blocks, shared.info.block_bytes);
+                if (info.blocks, info.block_bytes) != was {
+                    return Err(Error::usage(
+                        "a namespace of another size came back",
+                        "start again",
+                    ));
+                }
+                Self::start(controller, shared)
+            };
+            // A device that leaves again meanwhile is let go of: the next attempt opens it anew.
+            start().inspect_err(|_| device.leave())
         };
         let is_stopped = || {
             stop.as_ref()

@@ -330,3 +330,30 @@ fn what_identify_does_not_offer_is_never_sent() {
     let server = server.lock().unwrap();
     assert_eq!([5, 8, 9].map(|opcode| server.executed(opcode)), [0; 3]);
 }
+
+/// Write Zeroes is there, and Identify Namespace does not offer its Deallocate bit (DLFEAT is 0).
+#[test]
+fn write_zeroes_does_not_deallocate_where_dlfeat_has_no_bit() {
+    let Setup {
+        controller: server,
+        folder,
+        device,
+        ..
+    } = &setup(false);
+    server.lock().unwrap().oncs = 1 << 3;
+    let zeroes = [
+        "write-zeroes",
+        "-d",
+        device,
+        "-s",
+        "0",
+        "-b",
+        "1",
+        "--allow-write",
+    ];
+    let deallocating = [&zeroes[..], &["--deac"]].concat();
+    folder.fails(&deallocating, 1, "bit 3 of DLFEAT is 0");
+    assert_eq!(server.lock().unwrap().executed(8), 0, "nothing is sent");
+    folder.ok(&zeroes);
+    assert_eq!(server.lock().unwrap().executed(8), 1);
+}

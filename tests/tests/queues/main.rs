@@ -2,6 +2,7 @@
 #![cfg(not(loom))]
 
 mod collective;
+mod dead_kernels;
 mod edges;
 mod lanes;
 mod queue_pair;

@@ -16,7 +16,7 @@ fn command(tag: u32, wants_dw0: bool) -> Command<'static> {
 }
 
 /// A lone member that does something at each meeting of its group.
-struct Meets<F>(F);
+pub struct Meets<F>(pub F);
 
 impl<F: Fn()> Group for Meets<F> {
     fn size(&self) -> u32 {

@@ -17,9 +17,9 @@ pub fn command(words: &[&str]) -> Result<(), Failure> {
             Ok(more) => run(more),
             Err(_) => Err(Failure::new("loom --deeper: give a number of preemptions")),
         },
-        ["--mutants", only @ ..] => mutants::run(only),
+        ["--mutants", words @ ..] => mutants::run(words),
         _ => Err(Failure::new(
-            "usage: cargo xtask loom [--deeper N | --mutants [NAME...]]",
+            "usage: cargo xtask loom [--deeper N | --mutants [--part K/N] [NAME...]]",
         )),
     }
 }

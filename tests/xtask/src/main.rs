@@ -17,6 +17,7 @@ mod simulate;
 mod stress;
 mod test;
 mod tools;
+mod write_cache;
 
 use process::Failure;
 use std::process::ExitCode;
@@ -40,7 +41,7 @@ usage: cargo xtask <command>
   guest [--list | --prepare | --shell [BOOT] | NAME...]
                      boot Linux in QEMU and run the tests that need a kernel of their own;
                      --prepare: only download and build what they need
-  loom [--deeper N | --mutants [NAME...]]
+  loom [--deeper N | --mutants [--part K/N] [NAME...]]
                      model-check the memory ordering of the queues; --deeper: with N more
                      preemptions; --mutants: weaken each order in turn, leave out and move each
                      statement that stores, rings or locks: some model must fail
@@ -57,6 +58,9 @@ usage: cargo xtask <command>
   record SUBJECT -- COMMAND...
                      run a command and add what it said last to docs/results/runs.tsv
   results            write docs/results/README.md: the last run of each subject
+  write-cache [--seconds N]
+                     writes of 128 KiB to a served controller with and without its write cache,
+                     in turns: with it they have 0.9 of the rate
   planted [NAME...]  plant each bug of tests/mutants (or those whose names contain NAME): its test
                      has to fail, and the protocol auditor to find it
 ";
@@ -82,6 +86,7 @@ fn main() -> ExitCode {
             ["coverage"] => coverage::command(),
             ["fuzz", rest @ ..] => fuzz::command(rest),
             ["planted", rest @ ..] => planted::command(rest),
+            ["write-cache", rest @ ..] => write_cache::command(rest),
             ["results"] => results::write_page(),
             [] | ["help" | "-h" | "--help"] => {
                 print!("{USAGE}");

@@ -2,10 +2,11 @@
 
 use crate::common::{DeviceArgs, output};
 use clap::Args;
-use nvme_host::Result;
+use nvme_host::core::spec::Nsid;
+use nvme_host::{Controller, Error, Result};
 use serde_json::{Value, json};
 
-/// List the active namespaces
+/// List the active namespaces, and why one cannot be read and written
 #[derive(Args)]
 pub struct ListNs {
     #[command(flatten)]
@@ -16,15 +17,38 @@ impl ListNs {
     pub fn run(self) -> Result<()> {
         let controller = self.device.start()?;
         let all = controller.namespaces()?;
+        let all: Vec<(Nsid, Option<String>)> = all
+            .into_iter()
+            .map(|nsid| Ok((nsid, why_unusable(&controller, nsid)?)))
+            .collect::<Result<_>>()?;
         if self.device.json {
-            let list: Value = all.iter().map(|nsid| json!({ "nsid": nsid.0 })).collect();
+            let list: Value = all.iter().map(to_json).collect();
             return output::json(&json!({ "nsid_list": list }));
         }
         let lines: Vec<String> = all
             .iter()
             .enumerate()
-            .map(|(n, nsid)| format!("[{n:4}]:{:#x}", nsid.0))
+            .map(|(n, (nsid, why))| {
+                let why = why.as_ref().map_or(String::new(), |why| format!("  {why}"));
+                format!("[{n:4}]:{:#x}{why}", nsid.0)
+            })
             .collect();
         output::print(&lines.join("\n"))
+    }
+}
+
+/// Why this program cannot read and write a namespace, if it cannot.
+fn why_unusable(controller: &Controller, nsid: Nsid) -> Result<Option<String>> {
+    match controller.usable_namespace(nsid) {
+        Ok(_) => Ok(None),
+        Err(error @ (Error::Device { .. } | Error::Usage { .. })) => Ok(Some(error.to_string())),
+        Err(error) => Err(error),
+    }
+}
+
+fn to_json((nsid, why): &(Nsid, Option<String>)) -> Value {
+    match why {
+        None => json!({ "nsid": nsid.0 }),
+        Some(why) => json!({ "nsid": nsid.0, "unusable": why }),
     }
 }

@@ -61,7 +61,9 @@ impl AccessArgs {
         };
         say::step(|| format!("opened {}: {}", device.name(), device.describe()));
         let start = Instant::now();
-        let controller = Controller::start(device, &config)?;
+        // A device that is not used is let go of, although its memory may be held: a server has one client.
+        let controller = Controller::start(Arc::clone(&device), &config);
+        let controller = controller.inspect_err(|_| device.leave())?;
         say::step(|| in_words(&controller, start));
         Ok(controller)
     }

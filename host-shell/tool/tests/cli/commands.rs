@@ -349,6 +349,13 @@ fn json_has_the_names_that_nvme_cli_uses(place: Place) {
             "schema_version": 1, "nsid_list": [{ "nsid": 1 }, { "nsid": 2 }, { "nsid": 3 }],
         })
     );
+    let with_metadata = ["list-ns", "-d", "sim:mem?meta=8"];
+    let why = "namespace 1 cannot be used: it has 8 bytes of metadata per block";
+    assert_eq!(folder.json(&with_metadata)["nsid_list"][0]["unusable"], why);
+    assert_eq!(
+        folder.ok(&with_metadata).trim(),
+        format!("[   0]:0x1  {why}")
+    );
     let smart = folder.json(&["smart-log", "-d", d]);
     assert!(smart["temperature"].as_u64().unwrap() > 273, "{smart}");
     assert!(smart["host_read_commands"].is_u64());

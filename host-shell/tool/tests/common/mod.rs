@@ -252,9 +252,19 @@ pub fn judged(stderr: &[u8]) -> String {
         .collect()
 }
 
-/// The binary.
+/// Where util-linux has it: it gives the program that it becomes a signal for when its parent ends.
+const SETPRIV: &str = "/usr/bin/setpriv";
+
+/// The binary. Where `setpriv` is there, it is killed when the thread that starts it ends, however that is: a
+/// test run that is killed leaves no server behind.
 pub fn binary() -> Command {
-    Command::new(env!("CARGO_BIN_EXE_nvme-gpu"))
+    let program = env!("CARGO_BIN_EXE_nvme-gpu");
+    if !Path::new(SETPRIV).exists() {
+        return Command::new(program);
+    }
+    let mut command = Command::new(SETPRIV);
+    command.args(["--pdeathsig", "KILL", "--", program]);
+    command
 }
 
 /// An empty folder for temporary files.

@@ -57,6 +57,8 @@ pub struct Controller {
     /// INTx is not disabled in the PCI Command register. Nobody takes such an interrupt here, so the
     /// controller fails on its first completion, as SPDK's target does.
     pub intx: bool,
+    /// Optional commands that Identify Controller offers. Only bit 3, Write Zeroes, is implemented.
+    pub oncs: u16,
 }
 
 impl Controller {
@@ -71,6 +73,7 @@ impl Controller {
             executed: BTreeMap::new(),
             resets: 0,
             intx: false,
+            oncs: 0,
         };
         controller.reset();
         controller
@@ -237,7 +240,7 @@ impl Controller {
             }
             (0, 0x04) => drop(self.cqs.remove(&(low as usize))),
             (0, 0x05) => drop(self.cqs.insert(low as usize, Ring::new(prp(0), high, 0))),
-            (0, 0x06) => self.store(prp(0), &identify(dword(10) as u8, dword(1))),
+            (0, 0x06) => self.store(prp(0), &identify(dword(10) as u8, dword(1), self.oncs)),
             // As many queue pairs as there are, whatever was asked for.
             (0, 0x09) if dword(10) as u8 == 7 => return Some(((PAIRS - 1) * 0x1_0001, 0)),
             (0, 0x09 | 0x0A) => {}
@@ -260,13 +263,19 @@ impl Controller {
                     }
                 }
             }
+            (1.., 0x08) if self.oncs & 1 << 3 != 0 => {
+                assert_eq!(dword(12) & 1 << 25, 0, "Deallocate, and DLFEAT is 0");
+                let at = dword(10) as usize * BLOCK;
+                let count = (dword(12) & 0xFFFF) as usize + 1;
+                self.disk[at..at + count * BLOCK].fill(0);
+            }
             _ => return Some((0, 0x01)),
         }
         Some((0, 0))
     }
 }
 
-fn identify(cns: u8, nsid: u32) -> [u8; 4096] {
+fn identify(cns: u8, nsid: u32, oncs: u16) -> [u8; 4096] {
     let mut data = [0; 4096];
     match cns {
         0 if nsid == 1 => {
@@ -283,6 +292,7 @@ fn identify(cns: u8, nsid: u32) -> [u8; 4096] {
             data[80..84].copy_from_slice(&0x0001_0400u32.to_le_bytes());
             (data[512], data[513]) = (0x66, 0x44);
             data[516] = 1;
+            data[520..522].copy_from_slice(&oncs.to_le_bytes());
         }
         2 if nsid == 0 => data[0] = 1,
         _ => {}

@@ -1,7 +1,8 @@
 //! `cargo xtask loom --mutants`: each order weakened, each statement left out or moved; some model has to fail.
 //!
 //! What no model fails for is in `tests/mutants/loom-survivors.txt`, each with its reason. Another survivor is a
-//! failure; so is one in the list that a model has found, or that is no mutant any more.
+//! failure; so is one in the list that a model has found, or that is no mutant any more. A model that does not end
+//! within its limit has found the mutant too; the report names those that were found in no other way.
 
 use super::statements::{self, FILES, Mutant};
 use super::{Model, models_of, test_command, weaker};
@@ -13,8 +14,10 @@ use std::process::{Command, Stdio};
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-/// How long a model may take with a mutant, beside twenty times what it takes by itself.
+/// How long a model may take with a mutant, beside ten times what it takes by itself.
 const LIMIT: Duration = Duration::from_secs(30);
+/// Models that are tried in all for a mutant with which one of them does not end.
+const HANGS: usize = 2;
 const SURVIVORS: &str = "tests/mutants/loom-survivors.txt";
 /// Attempts to leave out what does not compile.
 const BUILDS: usize = 6;
@@ -36,8 +39,42 @@ enum End {
     Survives,
 }
 
-/// Tries every mutant whose name has one of `only` in it, or all.
-pub fn run(only: &[&str]) -> Result<(), Failure> {
+/// Which mutants are tried.
+#[derive(Debug, PartialEq, Eq)]
+struct Choice<'a> {
+    /// Every `of`th one, from this one on (1 is the first).
+    part: usize,
+    of: usize,
+    /// Those whose name has one of these in it; all where there is none.
+    words: &'a [&'a str],
+}
+
+impl<'a> Choice<'a> {
+    /// `[--part K/N] [NAME...]`
+    fn parse(words: &'a [&'a str]) -> Result<Self, Failure> {
+        let (text, words) = match words {
+            ["--part", text, words @ ..] => (*text, words),
+            ["--part"] => ("", words),
+            _ => ("1/1", words),
+        };
+        let part = text.split_once('/');
+        let part = part.and_then(|(part, of)| Some((part.parse().ok()?, of.parse().ok()?)));
+        match part {
+            Some((part, of)) if (1..=of).contains(&part) => Ok(Self { part, of, words }),
+            _ => Err(Failure::new("loom --mutants --part: give K/N, as in 1/4")),
+        }
+    }
+
+    fn has(&self, number: usize, key: &str) -> bool {
+        let named = self.words.is_empty() || self.words.iter().any(|word| key.contains(word));
+        named && number % self.of == self.part - 1
+    }
+}
+
+/// Tries the mutants that `words` choose.
+pub fn run(words: &[&str]) -> Result<(), Failure> {
+    let choice = Choice::parse(words)?;
+    let began = Instant::now();
     let tree = root().join("target/loom-mutants");
     copy_tree(&tree)?;
     let (mutants, mut models) = built(&tree)?;
@@ -58,14 +95,23 @@ pub fn run(only: &[&str]) -> Result<(), Failure> {
             reached.entry(place.to_string()).or_default().push(number);
         }
     }
-    let tries = tries(&tree, &mutants, &reached);
+    let all = tries(&tree, &mutants, &reached);
+    let keys: BTreeSet<String> = all.iter().map(|one| one.key.clone()).collect();
+    let tries = all.into_iter().enumerate();
     let tries: Vec<Try> = tries
-        .into_iter()
-        .filter(|one| only.is_empty() || only.iter().any(|word| one.key.contains(word)))
+        .filter(|(number, one)| choice.has(*number, &one.key))
+        .map(|(_, one)| one)
         .collect();
-    println!("{} mutants, {} models", tries.len(), models.len());
+    println!(
+        "{} of {} mutants, {} models, after {} s",
+        tries.len(),
+        keys.len(),
+        models.len(),
+        began.elapsed().as_secs()
+    );
     let ends = judge_all(&tries, &models)?;
-    report(&tries, &ends, only.is_empty())
+    println!("after {} s", began.elapsed().as_secs());
+    report(&tries, &ends, &keys)
 }
 
 /// The tree's models with every mutant in them; those that do not compile are left out.
@@ -166,20 +212,32 @@ fn order_key(tree: &Path, weak: &str) -> String {
     let source = source.and_then(|path| std::fs::read_to_string(path).ok());
     let source = source.unwrap_or_default();
     let lines: Vec<&str> = source.lines().collect();
-    let text = lines.get(line).copied().unwrap_or("").trim();
-    // Without what the mutants of statements are wrapped in.
-    let text = match text.split_once("]) { ") {
-        Some((_, inner)) if text.starts_with("if ") => inner.trim_end_matches(" }"),
-        _ => text,
-    };
-    let function = lines.iter().take(line + 1).rev().find_map(|line| {
+    let text = unwrapped(lines.get(line).copied().unwrap_or(""));
+    let function = lines.iter().enumerate().take(line + 1).rev();
+    let function = function.filter_map(|(at, line)| {
         let (_, rest) = line
             .trim_start()
             .split_once("fn ")
             .filter(|_| !line.contains("//"))?;
-        rest.split(['(', '<']).next()
+        Some((at, rest.split(['(', '<']).next()?))
     });
-    format!("{file} {}: `{text}` as {order}", function.unwrap_or(""))
+    let (from, function) = function.into_iter().next().unwrap_or((0, ""));
+    // The second one of a function and more get a number, as those of statements do.
+    let same = lines[from..lines.len().min(line)].iter();
+    let number = match same.filter(|line| unwrapped(line) == text).count() {
+        0 => String::new(),
+        before => format!(" ({})", before + 1),
+    };
+    format!("{file} {function}: `{text}` as {order}{number}")
+}
+
+/// A line without what the mutants of statements are wrapped in.
+fn unwrapped(line: &str) -> &str {
+    let text = line.trim();
+    match text.split_once("]) { ") {
+        Some((_, inner)) if text.starts_with("if !crate") => inner.trim_end_matches(" }"),
+        _ => text,
+    }
 }
 
 fn found(folder: &Path, name: &str) -> Option<PathBuf> {
@@ -235,18 +293,26 @@ fn judge(one: &Try, models: &[Model]) -> Result<End, Failure> {
     let mut mine: Vec<&Model> = one.models.iter().map(|number| &models[*number]).collect();
     mine.sort_by_key(|model| model.took);
     let (key, value) = &one.variable;
+    let mut hangs = Vec::new();
     for model in mine {
-        match judged(model, (key, value), model.took * 20 + LIMIT)? {
+        match judged(model, (key, value), model.took * 10 + LIMIT)? {
             End::Survives => {}
-            end => return Ok(end),
+            End::Hangs(model) => hangs.push(model),
+            found => return Ok(found),
+        }
+        if hangs.len() >= HANGS {
+            break;
         }
     }
-    Ok(End::Survives)
+    // An assertion says more than a time limit: that is the answer where no model fails by one.
+    Ok(hangs.pop().map_or(End::Survives, End::Hangs))
 }
 
 /// What a model says with this variable set.
 fn judged(model: &Model, (key, value): (&str, &str), limit: Duration) -> Result<End, Failure> {
     let mut command = Command::new("timeout");
+    // Killed outright where it does not end by itself.
+    command.args(["--kill-after", "5"]);
     command.arg(limit.as_secs().max(1).to_string());
     command.arg(&model.program).args(["--exact", &model.name]);
     command
@@ -258,7 +324,8 @@ fn judged(model: &Model, (key, value): (&str, &str), limit: Duration) -> Result<
     if output.status.success() {
         return Ok(End::Survives);
     }
-    if output.status.code() == Some(124) {
+    // 137: killed, which `timeout` passes on.
+    if matches!(output.status.code(), Some(124 | 137)) {
         return Ok(End::Hangs(model.name.clone()));
     }
     let text = String::from_utf8_lossy(&output.stdout);
@@ -270,34 +337,33 @@ fn judged(model: &Model, (key, value): (&str, &str), limit: Duration) -> Result<
     Ok(End::Found(model.name.clone(), says))
 }
 
-/// Against the list of survivors. `all`: nothing was left out.
-fn report(tries: &[Try], ends: &[End], all: bool) -> Result<(), Failure> {
+/// Against the list of survivors. `keys`: of every mutant, tried or not.
+fn report(tries: &[Try], ends: &[End], keys: &BTreeSet<String>) -> Result<(), Failure> {
     let path = root().join(SURVIVORS);
     let text = std::fs::read_to_string(&path)
         .map_err(|error| Failure::new(format!("{}: {error}", path.display())))?;
     let listed = listed(&text)?;
     let mut faults = Vec::new();
-    let mut survivors = 0;
+    let (mut survivors, mut hangs) = (0, 0);
     for (one, end) in tries.iter().zip(ends) {
         let known = listed.contains_key(&one.key);
         match end {
-            // One that has too many executions to try is listed, too.
-            End::Survives | End::Hangs(_) if known => survivors += 1,
+            End::Survives if known => survivors += 1,
             End::Survives => faults.push(format!("no model fails: {}", one.key)),
-            End::Hangs(model) => faults.push(format!("{model} does not end: {}", one.key)),
-            End::Found(model, _) if known => {
+            End::Hangs(model) | End::Found(model, _) if known => {
                 faults.push(format!("listed, but {model} fails: {}", one.key));
+            }
+            End::Hangs(model) => {
+                hangs += 1;
+                println!("found by the time limit of {model}: {}", one.key);
             }
             End::Found(..) => {}
         }
     }
-    let tried: BTreeSet<&str> = tries.iter().map(|one| one.key.as_str()).collect();
-    if all {
-        let gone = listed.keys().filter(|key| !tried.contains(key.as_str()));
-        faults.extend(gone.map(|key| format!("listed, but no mutant: {key}")));
-    }
+    let gone = listed.keys().filter(|key| !keys.contains(key.as_str()));
+    faults.extend(gone.map(|key| format!("listed, but no mutant: {key}")));
     println!(
-        "{} mutants: {survivors} survive, each with its reason in {SURVIVORS}",
+        "{} mutants: {survivors} survive, each with its reason in {SURVIVORS}; {hangs} found by a time limit alone",
         tries.len()
     );
     if faults.is_empty() {
@@ -333,6 +399,22 @@ fn listed(text: &str) -> Result<BTreeMap<String, String>, Failure> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn parts_are_apart_and_make_the_whole() {
+        let parts = ["1/3", "2/3", "3/3"].map(|part| ["--part", part]);
+        let chosen =
+            |words: &[&str], number| Choice::parse(words).unwrap().has(number, "sq.rs push");
+        for number in 0..10 {
+            let count = parts.iter().filter(|part| chosen(*part, number)).count();
+            assert_eq!(count, 1);
+            assert!(chosen(&[], number) && chosen(&["push"], number) && !chosen(&["ring"], number));
+        }
+        for wrong in ["0/3", "4/3", "1", "a/b", "1/0"] {
+            assert!(Choice::parse(&["--part", wrong]).is_err(), "{wrong}");
+        }
+        assert!(Choice::parse(&["--part"]).is_err());
+    }
 
     #[test]
     fn a_survivor_has_a_reason() {

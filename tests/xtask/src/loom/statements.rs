@@ -131,6 +131,7 @@ pub fn mutate(
         next,
         without,
         mutants: Vec::new(),
+        keys: BTreeMap::new(),
         inserted: BTreeMap::new(),
         wrapped: BTreeMap::new(),
     };
@@ -172,6 +173,8 @@ struct Edits<'a> {
     next: &'a mut u32,
     without: &'a BTreeSet<String>,
     mutants: Vec<Mutant>,
+    /// How often each name came: the second one and more get a number.
+    keys: BTreeMap<String, u32>,
     /// Text before the line of this index.
     inserted: BTreeMap<usize, Vec<String>>,
     /// By first line: the last one, the text, and the mutants in which it is not there.
@@ -238,13 +241,18 @@ impl Edits<'_> {
     }
 
     fn add(&mut self, statement: &Statement, what: String, to: Option<usize>) {
-        let key = format!(
+        let mut key = format!(
             "{} {}: `{}` {what}",
             self.file,
             self.function,
             statement.short()
         );
-        if self.without.contains(&key) || self.mutants.iter().any(|known| known.key == key) {
+        let count = self.keys.entry(key.clone()).or_insert(0);
+        *count += 1;
+        if *count > 1 {
+            key += &format!(" ({count})");
+        }
+        if self.without.contains(&key) {
             return;
         }
         let number = *self.next;
@@ -337,7 +345,8 @@ fn statements(lines: &[&str], from: usize, to: usize) -> Vec<Statement> {
         found.push(Statement {
             first,
             last: at,
-            text: text.join(" "),
+            // As if it were in one line: what rustfmt breaks is known by the same words.
+            text: text.join(" ").replace(" .", ".").replace("( ", "("),
             blocks,
         });
         at += 1;
@@ -404,7 +413,7 @@ impl Queue<'_> {
     #[test]
     fn each_statement_is_left_out_and_moved_past_what_matters() {
         let (text, keys) = keys(&[]);
-        let rung = "q.rs ring: `state .rung() .store(to, Order::Relaxed, Scope::Gpu);`";
+        let rung = "q.rs ring: `state.rung().store(to, Order::Relaxed, Scope::Gpu);`";
         let fence = "q.rs ring: `fence(Order::AcqRel, Scope::Sys);`";
         let bell = "q.rs ring: `self.sq_doorbell.ring_fenced(to);`";
         for expected in [
