@@ -1,4 +1,5 @@
-//! Loom models: memory operations of queues in every interleaving. `cargo xtask loom` runs them.
+//! Loom models: memory operations of queues in the interleavings that each model's bound allows. `cargo xtask loom`
+//! runs them and prints the bounds.
 #![cfg(loom)]
 
 mod abort;
