@@ -1,4 +1,4 @@
-//! Both rings with two entries each, a driver and a controller in every interleaving.
+//! Both rings with two entries each, a driver and a controller, up to three preemptions.
 
 use loom::sync::Arc;
 use loom::thread;
