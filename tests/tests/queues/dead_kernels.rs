@@ -40,7 +40,9 @@ fn no_command_has_two_ends_wherever_a_kernel_died() {
         let done = RefCell::new(Vec::new());
         let died = catch_unwind(AssertUnwindSafe(|| {
             let mut queue = rig.collective(group);
-            queue.reap::<4>(|end| done.borrow_mut().push(end.tag)).unwrap();
+            queue
+                .reap::<4>(|end| done.borrow_mut().push(end.tag))
+                .unwrap();
             queue.suspend();
         }));
         deaths += u32::from(died.is_err());
@@ -63,5 +65,8 @@ fn no_command_has_two_ends_wherever_a_kernel_died() {
         }
     }
     assert!(deaths >= 6, "only {deaths} kernels died");
-    assert!(without_an_end > 0, "Collective::recover says that there are such");
+    assert!(
+        without_an_end > 0,
+        "Collective::recover says that there are such"
+    );
 }
