@@ -1,5 +1,6 @@
 //! The host side of nvme-gpu: bring up an NVMe controller and move blocks, from ordinary threads.
 //!
+//! - [`Store`]: bytes on a drive or in a file, at any offset, from any thread; [`Table`]: rows by ids.
 //! - [`Device`]: how a controller is reached. [`open`] makes one from the text of `--device`.
 //! - [`Controller`]: bring-up, admin commands, shutdown on drop.
 //! - [`Namespace`]: blocking reads and writes of any range.
@@ -54,6 +55,7 @@ mod error;
 mod lock;
 mod machine;
 mod remedy;
+pub mod store;
 pub mod units;
 
 pub use controller::config::{Config, Rings};
@@ -77,6 +79,7 @@ pub use dma::{DmaBuffer, Pages};
 pub use error::{Error, Result, exit};
 pub use machine::{doctor, pci, sysfs};
 pub use nvme_core as core;
+pub use store::{Store, StoreOptions, Table};
 
 /// The Rust of the README compiles and runs.
 #[cfg(all(doctest, feature = "sim"))]

@@ -91,6 +91,13 @@ impl Host {
         found.into_iter().collect()
     }
 
+    /// Everything that uses a block device, such as nvme0n1 or one of its partitions.
+    pub fn users_of_disk(&self, device: &str) -> Vec<User> {
+        let mut found = BTreeSet::new();
+        self.users_of(device, &mut BTreeSet::new(), &mut found);
+        found.into_iter().collect()
+    }
+
     /// The users of a block device, of its partitions and of what lies on them.
     fn users_of(&self, device: &str, seen: &mut BTreeSet<String>, found: &mut BTreeSet<User>) {
         if !seen.insert(device.to_owned()) {

@@ -1,0 +1,306 @@
+//! Lanes over queues of our own driver: each command moves a buffer of DMA memory of this process.
+
+use super::lane::{Command, Ended, Failure, LARGE_BYTES, LARGE_SLOTS, Lane, Op, Pool, SMALL_BYTES};
+use super::member::Member;
+use super::options::{DataPath, StoreOptions};
+use crate::controller::Controller;
+use crate::controller::config::Config;
+use crate::controller::queue::Queue;
+use crate::device::Device;
+use crate::dma::DmaBuffer;
+use crate::error::{Error, Result};
+use crate::lock::lock;
+use nvme_core::SubmitError;
+use nvme_core::bringup::NamespaceInfo;
+use nvme_core::spec::{Lba, Nsid, Sqe, nvm};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex};
+
+/// Brings up the controller behind `device` and makes its lanes.
+///
+/// # Errors
+/// Those of [`Controller::start`]; [`Error::Usage`] for an unknown namespace, or without any queue.
+pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Member> {
+    let config = Config {
+        queue_pairs: options.queues,
+        timeout: options.timeout,
+        ..Config::default()
+    };
+    let read_only = read_only(&*device, options);
+    let controller = Controller::start(device, &config)?;
+    let info = controller.usable_namespace(Nsid(options.nsid))?;
+    controller.session().uses(info);
+    let controller = Arc::new(controller);
+    let gone = Arc::new(Mutex::new(None));
+    let queues = controller.info().queue_pairs.min(options.queues).max(1);
+    let lane = |_| DriveLane::new(&controller, info, options.depth, &gone);
+    let lanes = (0..queues).map(lane).collect::<Result<Vec<_>>>()?;
+    let pool = Pool::new(lanes, options.depth);
+    let block = info.block_bytes;
+    Ok(Member {
+        pool,
+        len: info.blocks * u64::from(block),
+        block_bytes: block,
+        read_bytes: block,
+        most_bytes: large_bytes(&controller, block),
+        boundary_bytes: u64::from(info.boundary_blocks) * u64::from(block),
+        read_only,
+        path: path(&controller, queues),
+        controller: Some(controller),
+    })
+}
+
+fn read_only(device: &dyn Device, options: &StoreOptions) -> Option<(String, &'static str)> {
+    let name = device.name();
+    if options.read_only {
+        let cause = format!("{name} was opened for reading only");
+        return Some((cause, "open it without read_only"));
+    }
+    let guarded = device.guards_data() && !options.allow_write;
+    guarded.then(|| {
+        let cause = format!("{name} is a real device, which is opened for reading only");
+        (cause, "open it with allow_write if its data may change")
+    })
+}
+
+fn path(controller: &Controller, queues: u32) -> DataPath {
+    let device = controller.device();
+    DataPath {
+        device: device.name(),
+        data: "host",
+        tier: None,
+        path: format!("{queues} queues of this process to {}", device.describe()),
+        why: "no GPU was asked for: commands come from CPU threads, data pass through host memory"
+            .to_owned(),
+    }
+}
+
+/// The most bytes of one command: whole blocks, one at least.
+fn large_bytes(controller: &Controller, block: u32) -> u32 {
+    let most = controller.max_transfer().min(u64::from(LARGE_BYTES)) as u32;
+    (most / block * block).max(block)
+}
+
+/// What became of a command's slot.
+struct Placed {
+    /// None once the call that sent it has ended.
+    tag: Option<u32>,
+    is_large: bool,
+    command: Command,
+}
+
+struct DriveLane {
+    queue: Queue,
+    controller: Arc<Controller>,
+    info: NamespaceInfo,
+    /// By command identifier.
+    placed: HashMap<u16, Placed>,
+    /// Of them, those with a tag.
+    in_flight: usize,
+    small: Vec<DmaBuffer>,
+    large: Vec<DmaBuffer>,
+    small_bytes: u32,
+    large_bytes: u32,
+    is_made: bool,
+    /// Why no lane of this controller is of use any more.
+    gone: Arc<Mutex<Option<String>>>,
+}
+
+impl DriveLane {
+    fn new(
+        controller: &Arc<Controller>,
+        info: NamespaceInfo,
+        depth: u32,
+        gone: &Arc<Mutex<Option<String>>>,
+    ) -> Result<Box<dyn Lane>> {
+        // One entry of a ring stays empty.
+        let queue = controller.create_queue_pair(depth + 1)?;
+        let large_bytes = large_bytes(controller, info.block_bytes);
+        let small_bytes = SMALL_BYTES.max(info.block_bytes).min(large_bytes);
+        Ok(Box::new(Self {
+            queue,
+            controller: Arc::clone(controller),
+            info,
+            placed: HashMap::new(),
+            in_flight: 0,
+            small: Vec::new(),
+            large: Vec::new(),
+            small_bytes: small_bytes / info.block_bytes * info.block_bytes,
+            large_bytes,
+            is_made: false,
+            gone: Arc::clone(gone),
+        }))
+    }
+
+    /// The buffers, made on first use.
+    fn make(&mut self) -> Result<()> {
+        let device = self.controller.device();
+        let (small, large) = (self.small_bytes as usize, self.large_bytes as usize);
+        let depth = self.queue.depth() as usize;
+        self.small = DmaBuffer::several(device, small, depth)?;
+        self.large = DmaBuffer::several(device, large, LARGE_SLOTS.min(depth))?;
+        self.is_made = true;
+        Ok(())
+    }
+
+    fn give_back(&mut self, buffer: Option<DmaBuffer>, is_large: bool) {
+        match is_large {
+            true => self.large.extend(buffer),
+            false => self.small.extend(buffer),
+        }
+    }
+
+    fn sqe(&self, command: &Command) -> Sqe {
+        let nsid = self.info.nsid;
+        let lba = Lba(command.offset / u64::from(self.info.block_bytes));
+        let blocks = command.bytes / self.info.block_bytes;
+        match command.op {
+            Op::Read => nvm::read(nsid, lba, blocks),
+            Op::Write => nvm::write(nsid, lba, blocks),
+            Op::WriteFua => {
+                let mut sqe = nvm::write(nsid, lba, blocks);
+                sqe.cdw12 |= nvm::FUA;
+                sqe
+            }
+            Op::Flush => nvm::flush(nsid),
+        }
+    }
+
+    fn in_words(&self, command: &Command) -> String {
+        let what = match command.op {
+            Op::Read => "Read",
+            Op::Write => "Write",
+            Op::WriteFua => "Write (FUA)",
+            Op::Flush => return "Flush".to_owned(),
+        };
+        let block = u64::from(self.info.block_bytes);
+        let (lba, blocks) = (command.offset / block, u64::from(command.bytes) / block);
+        match blocks {
+            1 => format!("{what} of LBA {lba}"),
+            _ => format!("{what} of {blocks} blocks from LBA {lba}"),
+        }
+    }
+
+    fn check_there(&self) -> Result<()> {
+        match &*lock(&self.gone) {
+            Some(cause) => Err(Error::Gone {
+                cause: cause.clone(),
+            }),
+            None => Ok(()),
+        }
+    }
+
+    /// Notes that the controller is gone for all lanes.
+    fn note(&self, error: Error) -> Error {
+        if let Error::Gone { cause } = &error {
+            lock(&self.gone).get_or_insert_with(|| cause.clone());
+        }
+        error
+    }
+}
+
+impl Lane for DriveLane {
+    fn begin(&mut self) -> Result<()> {
+        self.check_there()?;
+        self.controller.session().check_current(&self.info)?;
+        if !self.is_made {
+            self.make()?;
+        }
+        Ok(())
+    }
+
+    fn submit(
+        &mut self,
+        command: &Command,
+        tag: u32,
+        fill: &mut dyn FnMut(&mut [u8]),
+    ) -> Result<bool> {
+        let is_large = command.bytes > self.small_bytes;
+        let buffer = match (command.op, is_large) {
+            (Op::Flush, _) => None,
+            (_, is_large) => {
+                let free = if is_large {
+                    &mut self.large
+                } else {
+                    &mut self.small
+                };
+                let Some(mut buffer) = free.pop() else {
+                    return Ok(false);
+                };
+                buffer.resize(command.bytes as usize);
+                if command.op.is_write() {
+                    fill(buffer.as_mut_slice());
+                }
+                Some(buffer)
+            }
+        };
+        match self.queue.submit(self.sqe(command), buffer) {
+            Ok(cid) => {
+                let placed = Placed {
+                    tag: Some(tag),
+                    is_large,
+                    command: *command,
+                };
+                self.placed.insert(cid.0, placed);
+                self.in_flight += 1;
+                Ok(true)
+            }
+            Err(rejected) => {
+                self.give_back(rejected.buffer, is_large);
+                if rejected.error == SubmitError::QueueFull && self.queue.in_flight() > 0 {
+                    return Ok(false);
+                }
+                self.check_there()?;
+                let what = self.in_words(command);
+                let cause = format!("{what} could not be queued: {}", rejected.error);
+                Err(Error::device(cause, "open the device again"))
+            }
+        }
+    }
+
+    fn ring(&mut self) -> Result<()> {
+        self.queue.ring();
+        Ok(())
+    }
+
+    fn poll(&mut self, ended: Ended<'_>) -> Result<()> {
+        let most = self.placed.len();
+        let mut all = Vec::new();
+        let polled = self.queue.poll_batch(most, |done| all.push(done));
+        for done in all {
+            let Some(placed) = self.placed.remove(&done.cid.0) else {
+                continue;
+            };
+            if let Some(tag) = placed.tag {
+                self.in_flight -= 1;
+                if done.is_success() {
+                    let read = done.buffer.as_ref();
+                    let read = read.filter(|_| placed.command.op == Op::Read);
+                    ended(tag, Ok(read.map_or(&[], DmaBuffer::as_slice)));
+                } else {
+                    let what = self.in_words(&placed.command);
+                    let error = self.queue.error_of(&done, &what);
+                    let retry = done.may_retry();
+                    ended(tag, Err(Failure { error, retry }));
+                }
+            }
+            self.give_back(done.buffer, placed.is_large);
+        }
+        polled.map(drop).map_err(|error| self.note(error))
+    }
+
+    fn in_flight(&self) -> usize {
+        self.in_flight
+    }
+
+    fn pause(&mut self, spins: u32) {
+        self.queue.pause(spins);
+    }
+
+    fn abandon(&mut self) {
+        for placed in self.placed.values_mut() {
+            placed.tag = None;
+        }
+        self.in_flight = 0;
+    }
+}

@@ -1,0 +1,174 @@
+//! A file or a block device as a member: by `io_uring`, or by `pread` where that is refused.
+//!
+//! Bytes are the blocks here: the kernel reads and writes any range, so that nothing is read before a write,
+//! and stores of several processes see each other's writes.
+
+mod pread;
+mod regular;
+mod uring;
+
+use super::lane::{LARGE_BYTES, Lane, Pool};
+use super::member::Member;
+use super::options::{DataPath, FileIo, StoreOptions};
+use crate::error::{Error, Result};
+use crate::machine::sysfs::Host;
+use pread::PreadLane;
+use regular::Regular;
+use std::fs::{File, OpenOptions};
+use std::io::{self, Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use uring::UringLane;
+
+/// Reads of rows are rounded to pages of the page cache.
+const PAGE: u32 = 4096;
+
+/// Opens the file or block device at `path`.
+///
+/// # Errors
+/// [`Error::File`]; [`Error::Usage`] for what is neither, and for a block device that is in use.
+pub(crate) fn open(path: &str, options: &StoreOptions) -> Result<Member> {
+    open_on(path, options, &Host::here())
+}
+
+fn open_on(path: &str, options: &StoreOptions, host: &Host) -> Result<Member> {
+    let path = Path::new(path);
+    let kind = std::fs::metadata(path).map_err(Error::file("open", path))?;
+    let is_block = kind.file_type().is_block_device();
+    if !is_block && !kind.is_file() {
+        return Err(Error::usage(
+            format!("{} is neither a file nor a block device", path.display()),
+            "name a file, or a block device such as /dev/nvme0n1",
+        ));
+    }
+    if is_block {
+        check_unused(host, path, kind.rdev())?;
+    }
+    let guarded = is_block && !options.allow_write;
+    let (file, read_only) = open_file(path, options, guarded)?;
+    let len = length(&file).map_err(Error::file("measure", path))?;
+    let file = Arc::new(Regular {
+        file,
+        path: path.to_owned(),
+    });
+    member(file, len, read_only, options)
+}
+
+/// A member over an open file of `len` bytes.
+fn member(
+    file: Arc<Regular>,
+    len: u64,
+    read_only: Option<(String, &'static str)>,
+    options: &StoreOptions,
+) -> Result<Member> {
+    let (lanes, path) = lanes(&file, options)?;
+    Ok(Member {
+        pool: Pool::new(lanes, options.depth),
+        controller: None,
+        len,
+        block_bytes: 1,
+        read_bytes: PAGE,
+        most_bytes: LARGE_BYTES,
+        boundary_bytes: 0,
+        read_only,
+        path,
+    })
+}
+
+/// Opens for writing where that is allowed; else says why the store is for reading only.
+fn open_file(
+    path: &Path,
+    options: &StoreOptions,
+    guarded: bool,
+) -> Result<(File, Option<(String, &'static str)>)> {
+    let name = path.display();
+    let mut how = OpenOptions::new();
+    how.read(true).custom_flags(libc::O_CLOEXEC);
+    let (cause, remedy) = if options.read_only {
+        let cause = format!("{name} was opened for reading only");
+        (cause, "open it without read_only")
+    } else if guarded {
+        let cause = format!("{name} is a real device, which is opened for reading only");
+        (cause, "open it with allow_write if its data may change")
+    } else {
+        match how.write(true).open(path) {
+            Ok(file) => return Ok((file, None)),
+            Err(error) if is_denied(&error) && !options.allow_write => {
+                let cause = format!("{name} cannot be written: {error}");
+                (cause, "change the permissions, then open it again")
+            }
+            Err(error) => return Err(Error::file("open", path)(error)),
+        }
+    };
+    let file = how
+        .write(false)
+        .open(path)
+        .map_err(Error::file("open", path))?;
+    Ok((file, Some((cause, remedy))))
+}
+
+fn is_denied(error: &io::Error) -> bool {
+    let denied = [
+        io::ErrorKind::PermissionDenied,
+        io::ErrorKind::ReadOnlyFilesystem,
+        io::ErrorKind::ExecutableFileBusy,
+    ];
+    denied.contains(&error.kind())
+}
+
+/// Size of a file or block device.
+fn length(mut file: &File) -> io::Result<u64> {
+    file.seek(SeekFrom::End(0))
+}
+
+/// # Errors
+/// [`Error::Usage`] for a block device that holds a mounted file system, swap, or a part of something.
+fn check_unused(host: &Host, path: &Path, number: u64) -> Result<()> {
+    let (major, minor) = (libc::major(number), libc::minor(number));
+    let name = host.link_name(format!("sys/dev/block/{major}:{minor}"));
+    let name = name.or_else(|| Some(path.file_name()?.to_str()?.to_owned()));
+    let users = name.map_or(Vec::new(), |name| host.users_of_disk(&name));
+    if users.is_empty() {
+        return Ok(());
+    }
+    let users: Vec<String> = users.iter().map(ToString::to_string).collect();
+    Err(Error::usage(
+        format!("{} is in use: {}", path.display(), users.join("; ")),
+        "unmount it and end what uses it, or choose another device",
+    ))
+}
+
+/// The lanes of a file, and what they are.
+fn lanes(file: &Arc<Regular>, options: &StoreOptions) -> Result<(Vec<Box<dyn Lane>>, DataPath)> {
+    let mut why = "a file has no queues that a GPU could drive: for that, give a free NVMe drive to vfio-pci \
+                   (`nvme-gpu bind`) and open vfio:BDF; `nvme-gpu doctor` says what is missing"
+        .to_owned();
+    let path = |path: &str, why: String| DataPath {
+        device: format!("file:{}", file.path.display()),
+        data: "host",
+        tier: None,
+        path: path.to_owned(),
+        why,
+    };
+    if options.file_io != FileIo::Pread {
+        let lane = |_| UringLane::new(file, options.depth).map(|lane| Box::new(lane) as _);
+        match (0..options.queues)
+            .map(lane)
+            .collect::<io::Result<Vec<_>>>()
+        {
+            Ok(lanes) => return Ok((lanes, path("io_uring", why))),
+            Err(source) if options.file_io == FileIo::Uring => {
+                let call = "io_uring_setup";
+                return Err(Error::System { call, source });
+            }
+            Err(source) => why = format!("io_uring was refused ({source}); {why}"),
+        }
+    }
+    let lane = |_| Box::new(PreadLane::new(file, options.depth)) as _;
+    let lanes = (0..options.queues).map(lane).collect();
+    Ok((lanes, path("pread", why)))
+}
+
+#[cfg(test)]
+mod tests;

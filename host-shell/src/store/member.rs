@@ -1,0 +1,27 @@
+//! One device of a store: its size, its limits, and the lanes that reach it.
+
+use super::lane::Pool;
+use super::options::DataPath;
+use crate::controller::Controller;
+use std::sync::Arc;
+
+/// A device that a store lies on.
+pub(crate) struct Member {
+    // The queues go before their controller is shut down.
+    pub pool: Pool,
+    /// Present for a controller that this process drives.
+    pub controller: Option<Arc<Controller>>,
+    /// Size in bytes.
+    pub len: u64,
+    /// What is read and written is whole multiples of this.
+    pub block_bytes: u32,
+    /// Reads of rows are rounded to this, a multiple of the block, so that neighbours share one.
+    pub read_bytes: u32,
+    /// The most bytes of one command.
+    pub most_bytes: u32,
+    /// Commands do not cross multiples of this; 0 for none.
+    pub boundary_bytes: u64,
+    /// Why it cannot be written, and what to do.
+    pub read_only: Option<(String, &'static str)>,
+    pub path: DataPath,
+}

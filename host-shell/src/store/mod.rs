@@ -1,0 +1,304 @@
+//! Bytes on a device: any offset, any length, from any number of threads; and tables of rows in them.
+//!
+//! - [`Store`]: a drive, a file, or several of them in stripes, as one range of bytes.
+//! - [`Table`]: rows of one size in a store; gather and scatter by ids.
+//! - [`status`]: how a row ended, as a number.
+
+mod drive;
+mod element;
+mod engine;
+mod file;
+mod lane;
+mod member;
+mod options;
+mod ranges;
+mod scatter;
+mod space;
+pub mod status;
+mod table;
+#[cfg(test)]
+mod testing;
+mod transfer;
+
+pub use element::Element;
+pub use options::{DataPath, FileIo, StoreOptions, StoreStats};
+pub use scatter::Duplicates;
+pub use table::{FailedRow, Ids, RowReport, Table};
+
+use crate::device::{self, Device};
+use crate::error::{Error, Result};
+use member::Member;
+use space::Space;
+use std::sync::Arc;
+
+/// The stripe of `stripe:` without `?stripe=`.
+const STRIPE_BYTES: u64 = 128 << 10;
+
+/// What a store can lie on.
+const NAMES: &str = "write sim:PATH, vfio:BDF, vfio-user:SOCKET, file:PATH, a path, or \
+                     stripe:DEVICE|DEVICE?stripe=128KiB";
+
+/// A drive, a file or a stripe of them as one range of bytes, for blocking calls from any number of threads.
+///
+/// Offsets and lengths are of bytes and need no alignment. A range past the end is an error before anything is
+/// sent. A read sees every write that had returned when the read began; of a write under way it may see some
+/// blocks and not others. Writes of the same block go one after the other, and none undoes bytes that it was not
+/// given. Written data are durable after [`flush`](Self::flush).
+///
+/// ```
+/// use nvme_host::{Store, StoreOptions};
+///
+/// # fn main() -> nvme_host::Result<()> {
+/// # #[cfg(feature = "sim")] {
+/// let store = Store::open("sim:mem?size=16MiB", &StoreOptions::default())?;
+/// store.write_at(1_000_001, b"hello")?;
+/// store.flush()?;
+/// let mut back = [0; 5];
+/// store.read_at(1_000_001, &mut back)?;
+/// assert_eq!(&back, b"hello");
+/// // What does not fit is refused.
+/// assert!(store.read_at(store.len() - 4, &mut back).is_err());
+/// # }
+/// # Ok(())
+/// # }
+/// ```
+pub struct Store {
+    space: Arc<Space>,
+}
+
+impl std::fmt::Debug for Store {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let devices = self.space.members.iter().map(|one| &one.path.device);
+        f.debug_struct("Store")
+            .field("devices", &devices.collect::<Vec<_>>())
+            .field("len", &self.len())
+            .finish()
+    }
+}
+
+impl Store {
+    /// Opens `sim:...`, `vfio:BDF`, `vfio-user:SOCKET`, `file:PATH`, or `stripe:DEVICE|DEVICE|...?stripe=SIZE`. A
+    /// path that begins with `/` or `./` means `file:`.
+    ///
+    /// A real device is opened for reading only unless [`allow_write`](StoreOptions::allow_write) is set. A
+    /// drive has one store in a process: a second one of the same image or function is refused. Several stores
+    /// on one file see each other's writes.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for names and options that cannot be, and for a block device that is in use; else those
+    /// of [`open`](crate::open), of [`Controller::start`](crate::Controller::start), and of opening a file.
+    pub fn open(device: &str, options: &StoreOptions) -> Result<Self> {
+        options.check()?;
+        if let Some(rest) = device.strip_prefix("stripe:") {
+            return open_stripe(rest, options);
+        }
+        if let Some(path) = file_path(device) {
+            let member = file::open(path, options)?;
+            return Ok(Self::of(member));
+        }
+        if !device.contains(':') {
+            let cause = format!("'{device}' names no device");
+            return Err(Error::usage(cause, NAMES));
+        }
+        let device = match options.read_only {
+            true => device::open::open_reading(device)?,
+            false => device::open::open(device)?,
+        };
+        Self::over(device, options)
+    }
+
+    /// A store over a device that is open already.
+    ///
+    /// # Errors
+    /// Those of [`Controller::start`](crate::Controller::start); [`Error::Usage`] for a namespace that is not
+    /// there.
+    pub fn over(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Self> {
+        options.check()?;
+        Ok(Self::of(drive::open(device, options)?))
+    }
+
+    fn of(member: Member) -> Self {
+        let space = Arc::new(Space::of(member));
+        Self { space }
+    }
+
+    /// Several stores as one: `stripe_bytes` bytes of the first, then of the second, and so on. All of them are as
+    /// long as the shortest, cut to whole stripes.
+    ///
+    /// When a member fails, the calls that need it end with an error that names it; others go on.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for no members, for a stripe that is no multiple of each member's block or longer than a
+    /// member, and for members that have tables or are stripes themselves.
+    pub fn stripe(members: Vec<Self>, stripe_bytes: u64) -> Result<Self> {
+        let mut all = Vec::new();
+        for (index, member) in members.into_iter().enumerate() {
+            let space = Arc::try_unwrap(member.space).map_err(|_| {
+                Error::usage(
+                    format!("member {index} has tables, whose writes the stripe would not see"),
+                    "make tables of the stripe",
+                )
+            })?;
+            let mut of_member = space.members;
+            match (of_member.pop(), of_member.is_empty()) {
+                (Some(member), true) => all.push(member),
+                _ => {
+                    return Err(Error::usage(
+                        format!("member {index} is a stripe itself"),
+                        "name all devices in one stripe",
+                    ));
+                }
+            }
+        }
+        check_stripe(&all, stripe_bytes)?;
+        let space = Arc::new(Space::striped(all, stripe_bytes));
+        Ok(Self { space })
+    }
+
+    /// Size in bytes.
+    pub fn len(&self) -> u64 {
+        self.space.len
+    }
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// The unit that the device writes. Writes of whole blocks need no read before them. 1 for a file.
+    pub fn block_bytes(&self) -> u32 {
+        self.space.block_bytes
+    }
+
+    /// What carries the data, and why.
+    pub fn path(&self) -> DataPath {
+        let mut members = self.member_paths();
+        if members.len() == 1 {
+            return members.remove(0);
+        }
+        let all = |of: fn(&DataPath) -> &str| {
+            let texts: Vec<&str> = members.iter().map(of).collect();
+            texts.join("|")
+        };
+        let stripe = nvme_units::bytes(self.space.stripe_bytes);
+        DataPath {
+            device: format!("stripe:{}", all(|one| &one.device)),
+            data: "host",
+            tier: None,
+            path: all(|one| &one.path),
+            why: format!("{} members in stripes of {stripe}", members.len()),
+        }
+    }
+
+    /// What carries the data of each member.
+    pub fn member_paths(&self) -> Vec<DataPath> {
+        let members = self.space.members.iter();
+        members.map(|member| member.path.clone()).collect()
+    }
+
+    /// Counts since the store was opened.
+    pub fn stats(&self) -> StoreStats {
+        self.space.stats()
+    }
+
+    /// Controllers of the members, where this process drives them.
+    pub fn controllers(&self) -> impl Iterator<Item = &Arc<crate::Controller>> {
+        let members = self.space.members.iter();
+        members.filter_map(|member| member.controller.as_ref())
+    }
+
+    /// Reads `data.len()` bytes from byte `offset` on.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a range past the end. After another error `data` may have changed in part.
+    pub fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<()> {
+        transfer::read(&self.space, offset, data)
+    }
+
+    /// Writes `data` from byte `offset` on. Durable after [`flush`](Self::flush).
+    ///
+    /// Blocks that are written in part are read first.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a range past the end or a store for reading only; nothing was sent then. After
+    /// another error some blocks may have been written; bytes outside the range have not changed.
+    pub fn write_at(&self, offset: u64, data: &[u8]) -> Result<()> {
+        transfer::write(&self.space, offset, data, lane::Op::Write)
+    }
+
+    /// As [`write_at`](Self::write_at), with force unit access: durable when this returns.
+    ///
+    /// # Errors
+    /// As [`write_at`](Self::write_at).
+    pub fn write_at_fua(&self, offset: u64, data: &[u8]) -> Result<()> {
+        transfer::write(&self.space, offset, data, lane::Op::WriteFua)
+    }
+
+    /// Makes everything durable that was written before, on all members.
+    ///
+    /// # Errors
+    /// What the first member says that fails; the others are flushed all the same.
+    pub fn flush(&self) -> Result<()> {
+        transfer::flush(&self.space)
+    }
+
+    /// `rows` rows of `row_bytes` bytes from byte `offset` on.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for rows of no bytes, and for a table that ends past the store.
+    pub fn table(&self, offset: u64, rows: u64, row_bytes: u64) -> Result<Table> {
+        Table::new(Arc::clone(&self.space), offset, rows, row_bytes)
+    }
+}
+
+/// The path of `file:PATH`, or of a text that is a path.
+fn file_path(device: &str) -> Option<&str> {
+    let is_path = device.starts_with('/') || device.starts_with("./");
+    match device.strip_prefix("file:") {
+        Some(path) => Some(path),
+        None => is_path.then_some(device),
+    }
+}
+
+/// Opens what follows `stripe:`.
+fn open_stripe(text: &str, options: &StoreOptions) -> Result<Store> {
+    let (devices, stripe_bytes) = match text.rsplit_once("?stripe=") {
+        Some((devices, size)) => {
+            let size = nvme_units::parse_bytes(size);
+            let size = size.map_err(|why| Error::usage(format!("stripe: {why}"), NAMES))?;
+            (devices, size)
+        }
+        None => (text, STRIPE_BYTES),
+    };
+    let open = |device: &str| Store::open(device, options);
+    let members = devices.split('|').map(open).collect::<Result<Vec<_>>>()?;
+    Store::stripe(members, stripe_bytes)
+}
+
+fn check_stripe(members: &[Member], stripe_bytes: u64) -> Result<()> {
+    if members.is_empty() {
+        return Err(Error::usage("a stripe has no members", NAMES));
+    }
+    for (index, member) in members.iter().enumerate() {
+        let block = u64::from(member.block_bytes);
+        if stripe_bytes == 0 || !stripe_bytes.is_multiple_of(block) {
+            return Err(Error::usage(
+                format!("{stripe_bytes} bytes are no multiple of member {index}'s blocks"),
+                format!("use a multiple of {block}"),
+            ));
+        }
+        if member.len < stripe_bytes {
+            return Err(Error::usage(
+                format!(
+                    "member {index} has {} bytes, less than one stripe",
+                    member.len
+                ),
+                "use shorter stripes, or larger members",
+            ));
+        }
+    }
+    Ok(())
+}
+
+#[cfg(all(test, feature = "sim"))]
+mod tests;

@@ -1,0 +1,102 @@
+//! How a store is opened, and what carries its data.
+
+use crate::error::{Error, Result};
+use std::time::Duration;
+
+/// How a store is opened.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoreOptions {
+    /// Allows writes to a real device: a function behind VFIO, a block device.
+    pub allow_write: bool,
+    /// Allows no writes at all. An image of the simulator is then shared with other readers.
+    pub read_only: bool,
+    /// The namespace of a controller.
+    pub nsid: u32,
+    /// Queue pairs, or rings of `io_uring`, that all calls share; a controller may grant fewer.
+    pub queues: u32,
+    /// Commands in flight of each.
+    pub depth: u32,
+    /// How long a command of a controller may take before it is aborted. Files have no such limit.
+    pub timeout: Duration,
+    /// How files are read and written.
+    pub file_io: FileIo,
+}
+
+/// How files are read and written.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum FileIo {
+    /// By `io_uring` where the system allows it, else by `pread` and `pwrite`.
+    #[default]
+    Auto,
+    /// By `io_uring`, or not at all.
+    Uring,
+    /// By `pread` and `pwrite`.
+    Pread,
+}
+
+impl Default for StoreOptions {
+    /// Namespace 1, 8 queues of 64 commands, 5 s per command; real devices read-only.
+    fn default() -> Self {
+        Self {
+            allow_write: false,
+            read_only: false,
+            nsid: 1,
+            queues: 8,
+            depth: 64,
+            timeout: Duration::from_secs(5),
+            file_io: FileIo::Auto,
+        }
+    }
+}
+
+impl StoreOptions {
+    /// The most queues, and the most commands of each.
+    const MOST: u32 = 4095;
+
+    /// # Errors
+    /// [`Error::Usage`] for values that no store can be opened with.
+    pub(crate) fn check(&self) -> Result<()> {
+        for (name, value) in [("queues", self.queues), ("depth", self.depth)] {
+            if !(1..=Self::MOST).contains(&value) {
+                return Err(Error::usage(
+                    format!("{name} is {value}"),
+                    format!("use 1 to {}", Self::MOST),
+                ));
+            }
+        }
+        if self.allow_write && self.read_only {
+            return Err(Error::usage(
+                "allow_write and read_only exclude each other",
+                "set one of them",
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// What carries the data of a store, and why.
+#[derive(Clone, Debug, PartialEq, Eq, serde::Serialize)]
+pub struct DataPath {
+    /// The device as it was named.
+    pub device: String,
+    /// Where the device puts the data: `host`.
+    pub data: &'static str,
+    /// The tier of a GPU; none without one.
+    pub tier: Option<u32>,
+    /// What moves it.
+    pub path: String,
+    /// Why this and nothing faster.
+    pub why: String,
+}
+
+/// Counts since a store was opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize)]
+pub struct StoreStats {
+    /// Commands sent, or system calls to a file.
+    pub commands: u64,
+    /// Bytes that they moved.
+    pub bytes: u64,
+    /// Commands that were sent again.
+    pub retries: u64,
+}

@@ -1,0 +1,199 @@
+//! The bytes of a store: one member, or several in stripes; locks and counts of all of it.
+
+use super::member::Member;
+use super::options::StoreStats;
+use super::ranges::RangeLocks;
+use crate::error::{Error, Result};
+use std::ops::Range;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// The members of a store as one range of bytes.
+pub(crate) struct Space {
+    pub members: Vec<Member>,
+    /// Bytes of one member before the next one follows; without meaning for one member.
+    pub stripe_bytes: u64,
+    pub len: u64,
+    /// The largest block of a member.
+    pub block_bytes: u32,
+    pub read_bytes: u32,
+    pub locks: RangeLocks,
+    commands: AtomicU64,
+    bytes: AtomicU64,
+    retries: AtomicU64,
+}
+
+/// What one command moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Piece {
+    pub member: usize,
+    /// Place in the member.
+    pub offset: u64,
+    /// Place in the store.
+    pub at: u64,
+    pub bytes: u32,
+    /// What the piece is a part of: its user's business.
+    pub key: usize,
+}
+
+impl Piece {
+    /// Its bytes in the store.
+    pub fn range(&self) -> Range<u64> {
+        self.at..self.at + u64::from(self.bytes)
+    }
+}
+
+/// The bytes that two ranges share; empty when there are none.
+pub(crate) fn common(one: &Range<u64>, other: &Range<u64>) -> Range<u64> {
+    let start = one.start.max(other.start);
+    start..one.end.min(other.end).max(start)
+}
+
+impl Space {
+    pub fn of(member: Member) -> Self {
+        let len = member.len;
+        Self::new(vec![member], len.max(1), len)
+    }
+
+    /// Several members in stripes, whose size was checked.
+    pub fn striped(members: Vec<Member>, stripe_bytes: u64) -> Self {
+        let shortest = members.iter().map(|member| member.len).min().unwrap_or(0);
+        let stripes = shortest / stripe_bytes;
+        let len = stripes * stripe_bytes * members.len() as u64;
+        Self::new(members, stripe_bytes, len)
+    }
+
+    fn new(members: Vec<Member>, stripe_bytes: u64, len: u64) -> Self {
+        let largest = |of: fn(&Member) -> u32| members.iter().map(of).max().unwrap_or(1);
+        Self {
+            block_bytes: largest(|member| member.block_bytes),
+            read_bytes: largest(|member| member.read_bytes),
+            members,
+            stripe_bytes,
+            len,
+            locks: RangeLocks::default(),
+            commands: AtomicU64::new(0),
+            bytes: AtomicU64::new(0),
+            retries: AtomicU64::new(0),
+        }
+    }
+
+    /// Checks that `bytes` bytes from `offset` on lie in the store: their range.
+    ///
+    /// # Errors
+    /// [`Error::Usage`].
+    pub fn check(&self, offset: u64, bytes: u64) -> Result<Range<u64>> {
+        let end = offset.checked_add(bytes).filter(|end| *end <= self.len);
+        let end = end.ok_or_else(|| {
+            Error::usage(
+                format!(
+                    "{bytes} bytes from {offset} on end past the store, which has {} bytes",
+                    self.len
+                ),
+                "ask for a range inside the store",
+            )
+        })?;
+        Ok(offset..end)
+    }
+
+    /// # Errors
+    /// [`Error::Usage`] when a member cannot be written.
+    pub fn check_writable(&self) -> Result<()> {
+        let why = self.members.iter().find_map(|one| one.read_only.as_ref());
+        match why {
+            Some((cause, remedy)) => Err(Error::usage(cause.clone(), *remedy)),
+            None => Ok(()),
+        }
+    }
+
+    /// `range` with its ends moved out to multiples of `unit`, as far as the store goes.
+    pub fn rounded(&self, range: &Range<u64>, unit: u32) -> Range<u64> {
+        let unit = u64::from(unit);
+        let end = range.end.checked_next_multiple_of(unit);
+        range.start / unit * unit..end.map_or(self.len, |end| end.min(self.len))
+    }
+
+    /// Appends the commands that move `range`, whole blocks, in order.
+    pub fn split(&self, range: Range<u64>, key: usize, pieces: &mut Vec<Piece>) {
+        let mut at = range.start;
+        while at < range.end {
+            let (member, offset, room) = self.place(at);
+            let of = &self.members[member];
+            let mut bytes = (range.end - at).min(room).min(u64::from(of.most_bytes));
+            if of.boundary_bytes > 0 {
+                bytes = bytes.min(of.boundary_bytes - offset % of.boundary_bytes);
+            }
+            pieces.push(Piece {
+                member,
+                offset,
+                at,
+                // At most `most_bytes`.
+                bytes: bytes as u32,
+                key,
+            });
+            at += bytes;
+        }
+    }
+
+    /// Where byte `at` lies: member, offset there, and bytes up to the end of the stripe.
+    fn place(&self, at: u64) -> (usize, u64, u64) {
+        let count = self.members.len() as u64;
+        if count == 1 {
+            return (0, at, u64::MAX);
+        }
+        let (stripe, within) = (at / self.stripe_bytes, at % self.stripe_bytes);
+        let offset = stripe / count * self.stripe_bytes + within;
+        (
+            (stripe % count) as usize,
+            offset,
+            self.stripe_bytes - within,
+        )
+    }
+
+    /// `error` of a member, with its name where there are several.
+    pub fn of_member(&self, member: usize, error: Error) -> Error {
+        if self.members.len() == 1 {
+            return error;
+        }
+        let name = format!("member {member} ({})", self.members[member].path.device);
+        match error {
+            Error::Gone { cause } => Error::Gone {
+                cause: format!("{name}: {cause}"),
+            },
+            Error::Command { what, status } => Error::Command {
+                what: format!("{name}: {what}"),
+                status,
+            },
+            Error::Timeout {
+                qid,
+                cid,
+                timeout_ms,
+                account,
+            } => Error::Timeout {
+                qid,
+                cid,
+                timeout_ms,
+                account: format!("{name}: {account}"),
+            },
+            Error::Device { cause, remedy } => Error::Device {
+                cause: format!("{name}: {cause}"),
+                remedy,
+            },
+            // Files name themselves.
+            other => other,
+        }
+    }
+
+    pub fn count(&self, commands: u64, bytes: u64, retries: u64) {
+        self.commands.fetch_add(commands, Ordering::Relaxed);
+        self.bytes.fetch_add(bytes, Ordering::Relaxed);
+        self.retries.fetch_add(retries, Ordering::Relaxed);
+    }
+
+    pub fn stats(&self) -> StoreStats {
+        StoreStats {
+            commands: self.commands.load(Ordering::Relaxed),
+            bytes: self.bytes.load(Ordering::Relaxed),
+            retries: self.retries.load(Ordering::Relaxed),
+        }
+    }
+}
