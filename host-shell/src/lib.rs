@@ -85,3 +85,8 @@ pub use store::{Store, StoreOptions, Table};
 #[cfg(all(doctest, feature = "sim"))]
 #[doc = include_str!("../../README.md")]
 struct Readme;
+
+/// So does that of the guide to stores.
+#[cfg(all(doctest, feature = "sim"))]
+#[doc = include_str!("../../docs/guide/store.md")]
+struct StoreGuide;

@@ -176,8 +176,8 @@ fn a_failed_command_fails_its_rows_and_harms_no_others() {
         let device = format!("sim:mem?size=1MiB&block=4096&fault={fault}");
         let store = Store::open(&device, &options).unwrap();
         store.write_at(0, &[5; 200 * 1024]).unwrap();
-        let table = store.table(10, 100, 1000).unwrap();
-        let ids: Vec<i64> = (0..20).map(|at| at * 5).collect();
+        let table = store.table(10, 200, 1000).unwrap();
+        let ids: Vec<i64> = (0..20).map(|at| at * 10).collect();
         let mut status = [9; 20];
         let src = vec![6; 20_000];
         let report = table.scatter(ids[..].into(), &src, Duplicates::Last, Some(&mut status));
@@ -191,7 +191,7 @@ fn a_failed_command_fails_its_rows_and_harms_no_others() {
             assert!(failed > 0, "{fault}");
             continue;
         }
-        let mut back = vec![0; 100_010];
+        let mut back = vec![0; 200_010];
         store.read_at(0, &mut back).unwrap();
         for (row, id) in ids.iter().enumerate() {
             let at = 10 + *id as usize * 1000;

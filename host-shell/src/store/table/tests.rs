@@ -129,7 +129,7 @@ fn rows_of_one_block_share_a_read_and_neighbours_are_joined() {
     let table = store.table(0, 2048, 512).unwrap();
     let commands = |ids: &[i64]| {
         let before = store.stats().commands;
-        check(&table, &all, ids);
+        let _ = check(&table, &all, ids);
         store.stats().commands - before
     };
     assert_eq!(commands(&[0, 3, 7, 3, 0]), 1, "one block");
@@ -253,7 +253,7 @@ fn no_planned_fault_makes_a_row_wrong() {
             gather_with(&format!("{fault}@op=read,nth={nth}"));
         }
     }
-    gather_with("cfs@op=read,nth=2&fault=stuckready");
+    gather_with("cfs@op=read,nth=2&fault=stuckready@nth=2");
 }
 
 fn gather_with(fault: &str) {
