@@ -33,7 +33,10 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
     let controller = Arc::new(controller);
     let gone = Arc::new(Mutex::new(None));
     let queues = controller.info().queue_pairs.min(options.queues).max(1);
-    let lane = |_| DriveLane::new(&controller, info, options.depth, &gone);
+    let lane = |_| -> Result<Box<dyn Lane>> {
+        let lane = DriveLane::new(&controller, info, options.depth, &gone)?;
+        Ok(Box::new(lane))
+    };
     let lanes = (0..queues).map(lane).collect::<Result<Vec<_>>>()?;
     let pool = Pool::new(lanes, options.depth);
     let block = info.block_bytes;
@@ -112,12 +115,12 @@ impl DriveLane {
         info: NamespaceInfo,
         depth: u32,
         gone: &Arc<Mutex<Option<String>>>,
-    ) -> Result<Box<dyn Lane>> {
+    ) -> Result<Self> {
         // One entry of a ring stays empty.
         let queue = controller.create_queue_pair(depth + 1)?;
         let large_bytes = large_bytes(controller, info.block_bytes);
         let small_bytes = SMALL_BYTES.max(info.block_bytes).min(large_bytes);
-        Ok(Box::new(Self {
+        Ok(Self {
             queue,
             controller: Arc::clone(controller),
             info,
@@ -129,7 +132,7 @@ impl DriveLane {
             large_bytes,
             is_made: false,
             gone: Arc::clone(gone),
-        }))
+        })
     }
 
     /// The buffers, made on first use.

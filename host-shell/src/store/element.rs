@@ -76,7 +76,7 @@ fn f32_of_f16(half: u16) -> f32 {
         // A subnormal number: a multiple of 2^-24.
         0 => (fraction as f32 / 16_777_216.0).to_bits(),
         0x1F => 0x7F80_0000 | fraction << 13,
-        _ => exponent + 112 << 23 | fraction << 13,
+        _ => (exponent + 112) << 23 | fraction << 13,
     };
     f32::from_bits(sign | magnitude)
 }

@@ -267,7 +267,7 @@ impl Run<'_> {
         let copy = cause_of(&error);
         let mut first = Some(error);
         for task in tasks {
-            let error = first.take().unwrap_or_else(|| copy());
+            let error = first.take().unwrap_or_else(&copy);
             let error = self.space.of_member(share.member, error);
             // Nothing can be sent again, in parts or not.
             if self.work.failed(&task.piece, error) == After::Stop {

@@ -24,7 +24,8 @@ pub(crate) struct Held<'a> {
 
 impl RangeLocks {
     /// Waits until none of `ranges` overlaps one that is held, then holds them. They do not overlap each other.
-    pub fn hold(&self, ranges: Vec<Range<u64>>) -> Held<'_> {
+    pub fn hold(&self, ranges: impl IntoIterator<Item = Range<u64>>) -> Held<'_> {
+        let ranges: Vec<Range<u64>> = ranges.into_iter().collect();
         let mut held = lock(&self.held);
         while ranges.iter().any(|range| overlaps(&held, range)) {
             held = self
@@ -62,6 +63,7 @@ impl Drop for Held<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::iter::once;
     use std::sync::atomic::{AtomicU32, Ordering};
     use std::time::Duration;
 
@@ -86,14 +88,14 @@ mod tests {
     fn an_overlapping_range_waits_for_the_one_that_is_held() {
         let locks = RangeLocks::default();
         let step = AtomicU32::new(0);
-        let first = locks.hold(vec![0..8, 16..24]);
+        let first = locks.hold([0..8, 16..24]);
         std::thread::scope(|scope| {
             scope.spawn(|| {
-                let _second = locks.hold(vec![8..16, 20..21]);
+                let _second = locks.hold([8..16, 20..21]);
                 assert_eq!(step.load(Ordering::SeqCst), 1);
             });
             // One that does not overlap does not wait.
-            drop(locks.hold(vec![24..30]));
+            drop(locks.hold(once(24..30)));
             std::thread::sleep(Duration::from_millis(20));
             step.store(1, Ordering::SeqCst);
             drop(first);

@@ -8,6 +8,7 @@ use super::status::{self, RowStatus};
 use super::table::{Ids, Outcome, RowReport, Table};
 use super::transfer::within;
 use crate::error::{Error, Result};
+use std::iter::once;
 use std::ops::Range;
 
 /// Bytes that are changed under one lock, unless one row is longer.
@@ -174,9 +175,7 @@ impl Request<'_> {
     /// Reads, changes and writes; the rows have their status afterwards.
     fn carry_out(&self, mut runs: Vec<Run>, outcome: &mut Outcome) {
         let space = &self.table.space;
-        let _held = space
-            .locks
-            .hold(runs.iter().map(|run| run.blocks.clone()).collect());
+        let _held = space.locks.hold(runs.iter().map(|run| run.blocks.clone()));
         let mut pieces = Vec::new();
         for (key, run) in runs.iter_mut().enumerate() {
             run.bytes
@@ -217,13 +216,13 @@ impl Request<'_> {
     /// The blocks whose content is needed: all that rows are added to, else those that rows do not cover.
     fn needed(&self, run: &Run) -> Vec<Range<u64>> {
         if matches!(self.change, Change::Add(_)) {
-            return vec![run.blocks.clone()];
+            return once(run.blocks.clone()).collect();
         }
         let space = &self.table.space;
         let mut needed: Vec<Range<u64>> = Vec::new();
         let mut covered = run.blocks.start;
         let ends = run.rows.clone().map(|index| self.place(index));
-        for place in ends.chain([run.blocks.end..run.blocks.end]) {
+        for place in ends.chain(once(run.blocks.end..run.blocks.end)) {
             if covered < place.start {
                 let gap = space.rounded(&(covered..place.start), space.block_bytes);
                 match needed.last_mut().filter(|last| gap.start <= last.end) {
@@ -278,7 +277,7 @@ fn good(run: &Run) -> Vec<Range<u64>> {
     bad.sort_unstable_by_key(|blocks| blocks.start);
     let mut good = Vec::new();
     let mut at = run.blocks.start;
-    for blocks in bad.into_iter().chain([run.blocks.end..run.blocks.end]) {
+    for blocks in bad.into_iter().chain(once(run.blocks.end..run.blocks.end)) {
         if at < blocks.start {
             good.push(at..blocks.start);
         }

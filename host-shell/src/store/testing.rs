@@ -60,6 +60,7 @@ pub fn has_uring() -> bool {
     }
 }
 
+#[cfg(feature = "sim")]
 pub fn of_file(file: &TestFile, file_io: FileIo) -> Store {
     let options = StoreOptions {
         file_io,
@@ -101,6 +102,7 @@ pub fn every_kind() -> Vec<(&'static str, Store, Option<TestFile>)> {
 }
 
 /// Bytes that say where they lie, and `seed`.
+#[cfg(feature = "sim")]
 pub fn pattern(offset: u64, seed: u64, data: &mut [u8]) {
     for (at, byte) in (offset..).zip(data) {
         *byte = (at.wrapping_mul(0x9E37_79B9_7F4A_7C15).wrapping_add(seed) >> 29) as u8;

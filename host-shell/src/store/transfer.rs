@@ -57,7 +57,7 @@ pub(crate) fn write(space: &Space, offset: u64, data: &[u8], op: Op) -> Result<(
         return Ok(());
     }
     let blocks = space.rounded(&range, space.block_bytes);
-    let _held = space.locks.hold(vec![blocks.clone()]);
+    let _held = space.locks.hold(std::iter::once(blocks.clone()));
     let edges = edges(space, &range, &blocks)?;
     let mut pieces = Vec::new();
     space.split(blocks, 0, &mut pieces);
