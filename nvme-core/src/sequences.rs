@@ -9,9 +9,11 @@ mod lanes;
 mod memory;
 mod rules;
 
-use crate::group::Group;
+use crate::group::{Group, Vote};
 use crate::queue_pair::{Data, QueuePair};
+use crate::queue_state::SharedState;
 use crate::spec::{Iova, Nsid, Qid, Sqe};
+use crate::sync::{AtomicU32, Order, Scope};
 use crate::{Collective, Command, Identity, Slot};
 use lanes::Lane;
 use memory::{Controller, Memory};
@@ -226,4 +228,57 @@ fn each_operation_does_what_the_memory_model_says_in_its_order() {
         );
     }
     panic!("the sequences have become longer or shorter; they are printed above");
+}
+
+/// A member of a group, and another thread that asks for the doorbell whenever the leader looks at the ring lock.
+struct Asked<'m> {
+    lane: Lane<'m>,
+    lock: &'m AtomicU32,
+}
+
+impl Group for Asked<'_> {
+    fn size(&self) -> u32 {
+        self.lane.size()
+    }
+
+    fn rank(&self) -> u32 {
+        self.lane.rank()
+    }
+
+    fn sync(&self) {
+        self.lane.sync();
+    }
+
+    fn vote(&self, mine: bool) -> Vote {
+        self.lane.vote(mine)
+    }
+
+    fn broadcast(&self, value: u32) -> u32 {
+        if self.leads() {
+            self.lock.fetch_add(1, Order::Relaxed, Scope::Gpu);
+        }
+        self.lane.broadcast(value)
+    }
+}
+
+/// The holder of the ring lock gives up after some rounds, by a store. Of a second one the lock's next holder would
+/// know nothing.
+#[test]
+fn the_leader_alone_releases_a_lock_that_is_asked_for_too_often() {
+    let memory = Memory::new(16, 8);
+    let state = SharedState::of(memory.state());
+    let steps = Lane::run(4, |lane| {
+        let group = Asked {
+            lane,
+            lock: state.ring_lock(),
+        };
+        memory.sequence(|| memory.shared().ring(&group))
+    });
+    assert_eq!(state.ring_lock().load(Order::Relaxed, Scope::Gpu), 0);
+    let releases = |steps: &[String]| {
+        let swaps = |step: &&String| step.starts_with("swap") && step.ends_with("ring lock");
+        steps.iter().filter(swaps).count()
+    };
+    let counts: Vec<usize> = steps.iter().map(|steps| releases(steps)).collect();
+    assert_eq!(counts, [1, 0, 0, 0], "{steps:#?}");
 }

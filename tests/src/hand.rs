@@ -263,7 +263,8 @@ impl<'a> Hand<'a> {
         let phase = self.posted & (self.mask() + 1) == 0;
         Cqe {
             dw0,
-            dw1: 0,
+            // Anything: no queue looks at it.
+            dw1: !dw0,
             sqhd: (self.fetched & self.mask()) as u16,
             sqid: self.rig.qid.0,
             cid: cid.0,

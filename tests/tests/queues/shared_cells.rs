@@ -153,6 +153,40 @@ fn two_commands_with_one_cell_never_pass_for_each_other() {
     }
 }
 
+/// A member whose command is refused for a busy cell leaves that cell to the command that has it.
+#[test]
+fn a_command_whose_cell_another_one_asked_for_has_its_end() {
+    let rig = Rig::new(8, 7, 8, 0);
+    let queue = rig.shared();
+    let token = queue.place(&Alone, command(5, false)).unwrap();
+    let placed = Team::run(2, |team| {
+        let tag = 5 + team.rank();
+        let placed = rig.shared().place(team, command(tag, false));
+        placed.map(Token::words)
+    });
+    let (refused, other) = (&placed[0], &placed[1]);
+    assert_eq!(*refused, Err(SubmitError::CellBusy));
+    let other = Token::from_words(*other.as_ref().expect("its cell is free"));
+    assert_eq!(queue.recover(&rig.reset()), Some(2));
+    let aborted = Some((Outcome::Aborted(AbortReason::ControllerReset), 0));
+    assert_eq!([queue.poll(&token), queue.poll(&other)], [aborted; 2]);
+}
+
+/// Dword 1 of a completion is the command set's: nothing of it is in a result.
+#[test]
+fn a_controller_that_sets_dword_1_changes_no_result() {
+    let rig = Rig::new(8, 7, 8, 0);
+    let queue = rig.shared();
+    let token = queue.place(&Alone, command(0, true)).unwrap();
+    queue.ring(&Alone);
+    let mut hand = Hand::new(&rig);
+    let cid = hand.fetch().unwrap().cid();
+    hand.complete(cid, Status::SUCCESS, 7);
+    while queue.drain(&Alone) != Drained::Took(0) {}
+    let done = Outcome::Done(Status::SUCCESS);
+    assert_eq!(queue.poll(&token), Some((done, 7)));
+}
+
 /// Whoever takes a slot waits for the count of its last command; so the slot is free after the count, not
 /// before, or one thread in the middle of a drain makes all others wait.
 #[test]

@@ -39,7 +39,7 @@ fn devices_that_are_none_say_which_there_are() {
         4 | read -d sim:dangling | dangling
         4 | read -d LONG | shorter path
         2 | read -d sim:odd | multiple of
-        2 | read -d sim:empty | multiple of
+        2 | read -d sim:empty | truncate -s 1GiB
         2 | read -d sim:mem?size=12x | size
         2 | read -d sim:mem?size=+4096 | size
         2 | read -d sim:mem?size=4097 | size

@@ -159,7 +159,13 @@ fn one(path: &Path, draft: &Draft) -> Result<(File, bool), ConfigError> {
         return Err(bad("size", why));
     }
     if bytes == 0 || !bytes.is_multiple_of(u64::from(draft.block)) {
-        let why = format!("{bytes} bytes are not a multiple of block={}", draft.block);
+        let (name, block) = (path.display(), draft.block);
+        let why = match bytes {
+            0 => format!("the image has 0 bytes; `truncate -s 1GiB {name}` makes it larger"),
+            _ => format!(
+                "{bytes} bytes are not a multiple of block={block}; `truncate -s %{block} {name}` makes them one"
+            ),
+        };
         return Err(bad(&path.display().to_string(), why));
     }
     Ok((store, creates.is_some()))
