@@ -278,6 +278,11 @@ impl<'a> Hand<'a> {
     /// When the driver has not made room.
     pub fn post(&mut self, cqe: Cqe) {
         assert!(self.has_room(), "the completion queue is full");
+        self.post_anyway(cqe);
+    }
+
+    /// Posts an entry, whether or not the driver has made room, as no controller may.
+    pub fn post_anyway(&mut self, cqe: Cqe) {
         let index = self.posted & self.mask();
         self.watch.posted(self.rig.qid.0, index, &cqe);
         self.rig.cq[index as usize].post(cqe);

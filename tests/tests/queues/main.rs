@@ -5,6 +5,7 @@ mod collective;
 mod dead_kernels;
 mod edges;
 mod lanes;
+mod overrun;
 mod queue_pair;
 mod rings;
 mod shared_cells;

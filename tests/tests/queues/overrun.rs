@@ -1,0 +1,52 @@
+//! A controller that heeds no head doorbell: it posts over completions that were read and not given back.
+
+use nvme_core::group::Alone;
+use nvme_core::spec::{Nsid, Sqe, Status};
+use nvme_core::{Command, Data, Drained, Outcome, SubmitError};
+use nvme_tests::hand::{Hand, Rig};
+
+const SLOTS: u32 = 7;
+
+/// A look takes no more than what is owed to the controller leaves, so that the word which counts that never runs
+/// over, and every command has its own end.
+#[test]
+fn completions_past_what_was_given_back_wait_for_it() {
+    for start in [0, 0u32.wrapping_sub(9)] {
+        let rig = Rig::new(8, SLOTS, 64, start);
+        let queue = rig.shared();
+        let mut hand = Hand::new(&rig);
+        let mut tokens = Vec::new();
+        for turn in 0..64 {
+            let sqe = Sqe::new(2, Nsid(1));
+            match queue.place(&Alone, Command::new(sqe, Data::None, turn)) {
+                Ok(token) => tokens.push(token),
+                Err(error) => assert_eq!(error, SubmitError::QueueFull),
+            }
+            queue.ring(&Alone);
+            if turn % SLOTS != SLOTS - 1 {
+                continue;
+            }
+            complete_all(&mut hand);
+            // Once, so that what is owed grows.
+            assert_ne!(queue.drain(&Alone), Drained::Busy);
+        }
+        complete_all(&mut hand);
+        // Each look gives one quarter of the ring back.
+        for _ in 0..64 {
+            queue.drain(&Alone);
+        }
+        let done = Some((Outcome::Done(Status::SUCCESS), 0));
+        assert!(tokens.len() > 20, "{} commands", tokens.len());
+        for token in &tokens {
+            assert_eq!(queue.poll(token), done, "start {start}, {token:?}");
+        }
+        assert_eq!(queue.fault(), None);
+    }
+}
+
+fn complete_all(hand: &mut Hand<'_>) {
+    while let Some(sqe) = hand.fetch() {
+        let cqe = hand.completion(sqe.cid(), Status::SUCCESS, 0);
+        hand.post_anyway(cqe);
+    }
+}
