@@ -326,3 +326,114 @@ fn kind_remedy(source: &io::Error) -> &'static str {
         _ => "check the file and its file system",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_errno_of_a_file_has_its_remedy() {
+        for (errno, part) in [
+            (libc::EBADF, "leave it open"),
+            (libc::ENXIO, "vfio-user:"),
+            (libc::ELOOP, "circle"),
+            (libc::ENOTDIR, "not a folder"),
+            (libc::EROFS, "mounted for writing"),
+            (libc::EFBIG, "ulimit -f"),
+            (libc::EIO, "the medium below"),
+            (libc::EINVAL, "file system that supports this"),
+            (libc::ENOENT, "check the path"),
+            (libc::EACCES, "check the permissions"),
+            (libc::ENOSPC, "free space"),
+            (libc::EDQUOT, "free space"),
+            (libc::EBUSY, "wait for the other process"),
+            (libc::EISDIR, "name a file"),
+            (libc::EPIPE, "reader of the pipe"),
+            (libc::ENAMETOOLONG, "shorter path"),
+            (libc::ECONNREFUSED, "start the server"),
+            (libc::EAGAIN, "busy with another client"),
+            (libc::EXDEV, "its file system"),
+            (libc::EMFILE, "ulimit -n"),
+        ] {
+            let error = Error::file("open", "a")(io::Error::from_raw_os_error(errno));
+            assert!(error.remedy().contains(part), "{errno}: {}", error.remedy());
+            let shortage = errno == libc::EMFILE;
+            let code = if shortage {
+                exit::ENVIRONMENT
+            } else {
+                exit::FILE
+            };
+            assert_eq!((error.exit_code(), error.code()), (code, "file"), "{errno}");
+        }
+    }
+
+    #[test]
+    fn every_errno_of_the_system_has_its_remedy() {
+        for (errno, part) in [
+            (libc::EMFILE, "open files"),
+            (libc::ENFILE, "the whole system"),
+            (libc::ENOMEM, "free memory"),
+            (libc::EAGAIN, "fewer threads"),
+            (libc::EPERM, "a user who may"),
+            (libc::ENOSYS, "a kernel that has"),
+            (libc::EIO, "doctor"),
+        ] {
+            let source = io::Error::from_raw_os_error(errno);
+            let error = Error::System {
+                call: "mmap",
+                source,
+            };
+            assert!(error.remedy().contains(part), "{errno}: {}", error.remedy());
+            assert_eq!(
+                (error.exit_code(), error.code()),
+                (exit::ENVIRONMENT, "system")
+            );
+        }
+    }
+
+    #[test]
+    fn every_kind_has_a_code_an_exit_code_and_a_remedy() {
+        let text = || "x".to_owned();
+        for (error, code, exit) in [
+            (Error::usage("x", "y"), "usage", exit::USAGE),
+            (Error::device("x", "y"), "device", exit::DEVICE),
+            (
+                Error::environment("x", "y"),
+                "environment",
+                exit::ENVIRONMENT,
+            ),
+            (Error::internal("x"), "internal", exit::INTERNAL),
+            (
+                Error::Unsupported {
+                    what: "Verify",
+                    bit: "bit 7 of ONCS",
+                },
+                "unsupported",
+                exit::DEVICE,
+            ),
+            (
+                Error::Unfinished {
+                    cause: text(),
+                    remedy: text(),
+                },
+                "unfinished",
+                exit::TIMEOUT,
+            ),
+            (Error::Mismatch { what: text() }, "mismatch", exit::MISMATCH),
+            (Error::Gone { cause: text() }, "gone", exit::TIMEOUT),
+            (Error::Interrupted, "interrupted", exit::INTERRUPTED),
+            (
+                Error::Command {
+                    what: text(),
+                    status: Status::COMPARE_FAILURE,
+                },
+                "command",
+                exit::MISMATCH,
+            ),
+        ] {
+            assert_eq!((error.code(), error.exit_code()), (code, exit), "{error}");
+            let remedy = error.remedy();
+            assert!(!remedy.is_empty() && !remedy.ends_with('.'), "{remedy}");
+        }
+    }
+}

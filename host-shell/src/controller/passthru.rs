@@ -305,6 +305,78 @@ mod tests {
     use super::*;
 
     #[test]
+    fn every_opcode_of_the_specification_has_one_name() {
+        for (set, count) in [(Set::Admin, 20), (Set::Nvm, 9)] {
+            let names: Vec<&str> = (0..=255).filter_map(|code| set.name(code)).collect();
+            let mut different = names.clone();
+            different.sort_unstable();
+            different.dedup();
+            assert_eq!((names.len(), different.len()), (count, count));
+        }
+        assert_eq!(in_words(Set::Admin, opcode::ABORT), "Abort (0x08)");
+        assert_eq!(in_words(Set::Nvm, 0xC1), "I/O command 0xc1");
+        assert_eq!(in_words(Set::Admin, 0xC1), "admin command 0xc1");
+    }
+
+    #[test]
+    fn commands_that_name_their_length_are_held_to_it() {
+        let bytes = |set: Set, code, dwords: [u32; 3]| {
+            let mut sqe = Sqe::new(code, Nsid(1));
+            [sqe.cdw10, sqe.cdw11, sqe.cdw12] = dwords;
+            set.bytes(&sqe, 512)
+        };
+        use nvm::opcode as io;
+        for (set, code, dwords, expected) in [
+            (Set::Admin, opcode::IDENTIFY, [1, 0, 0], Some(4096)),
+            (Set::Admin, opcode::NAMESPACE_ATTACHMENT, [0; 3], Some(4096)),
+            (Set::Admin, opcode::NAMESPACE_MANAGEMENT, [0; 3], Some(4096)),
+            (Set::Admin, opcode::NAMESPACE_MANAGEMENT, [1, 0, 0], Some(0)),
+            (
+                Set::Admin,
+                opcode::GET_LOG_PAGE,
+                [0x7F_0002, 0, 0],
+                Some(512),
+            ),
+            (
+                Set::Admin,
+                opcode::FIRMWARE_DOWNLOAD,
+                [255, 0, 0],
+                Some(1024),
+            ),
+            (Set::Admin, opcode::GET_LBA_STATUS, [0, 0, 3], Some(16)),
+            (Set::Nvm, io::RESERVATION_REPORT, [15, 0, 0], Some(64)),
+            (Set::Nvm, io::READ, [0, 0, 7], Some(4096)),
+            (Set::Nvm, io::DATASET_MANAGEMENT, [255, 4, 0], Some(4096)),
+            (Set::Nvm, io::FLUSH, [0; 3], None),
+        ] {
+            assert_eq!(bytes(set, code, dwords), expected, "{set:?} {code:#x}");
+        }
+    }
+
+    #[test]
+    fn what_the_driver_needs_for_itself_is_refused() {
+        for (code, cdw10, part) in [
+            (
+                opcode::CREATE_IO_CQ,
+                0,
+                "Create I/O Completion Queue is refused: queues",
+            ),
+            (opcode::ASYNC_EVENT_REQUEST, 0, "asynchronous events"),
+            (opcode::DOORBELL_BUFFER_CONFIG, 0, "doorbell buffer"),
+            (opcode::SET_FEATURES, 0x07, "this feature is set"),
+            (opcode::SET_FEATURES, 0x0D, "this feature is set"),
+        ] {
+            let mut sqe = Sqe::new(code, Nsid::NONE);
+            sqe.cdw10 = cdw10;
+            let error = Set::Admin.check_owner(&sqe).unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+        let mut sqe = Sqe::new(opcode::SET_FEATURES, Nsid::NONE);
+        sqe.cdw10 = 0x04;
+        assert!(Set::Admin.check_owner(&sqe).is_ok());
+    }
+
+    #[test]
     fn every_named_opcode_that_writes_is_no_harmless_one() {
         let harmless =
             |set: Set| -> Vec<u8> { (0..=255).filter(|code| set.is_harmless(*code)).collect() };

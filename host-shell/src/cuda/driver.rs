@@ -318,6 +318,52 @@ mod tests {
     use super::*;
 
     #[test]
+    fn answers_of_the_driver_have_their_remedies() {
+        use CUresult as R;
+        for (result, what, remedy) in [
+            (R::CUDA_ERROR_NO_DEVICE, "finds no GPU", "nvidia-smi"),
+            (R::CUDA_ERROR_OUT_OF_MEMORY, "out of memory", "fewer queues"),
+            (R::CUDA_ERROR_DEVICE_UNAVAILABLE, "exclusively", "--gpu N"),
+            (
+                R::CUDA_ERROR_SYSTEM_NOT_READY,
+                "do not fit together",
+                "reboot",
+            ),
+            (
+                R::CUDA_ERROR_NO_BINARY_FOR_GPU,
+                "does not know this PTX",
+                "later driver",
+            ),
+            (
+                R::CUDA_ERROR_LAUNCH_OUT_OF_RESOURCES,
+                "registers",
+                "fewer --threads",
+            ),
+            (
+                R::CUDA_ERROR_LAUNCH_TIMEOUT,
+                "watchdog",
+                "without a display",
+            ),
+            (
+                R::CUDA_ERROR_ILLEGAL_ADDRESS,
+                "the kernel died",
+                "compute-sanitizer",
+            ),
+            (
+                R::CUDA_ERROR_NOT_PERMITTED,
+                "does not allow",
+                "docs/hardware.md",
+            ),
+            (R::CUDA_ERROR_UNKNOWN, "refused", "dmesg"),
+        ] {
+            let error = check("cuTest", result).unwrap_err();
+            assert!(error.to_string().contains(what), "{error}");
+            assert!(error.remedy().contains(remedy), "{}", error.remedy());
+        }
+        assert!(check("cuTest", R::CUDA_SUCCESS).is_ok());
+    }
+
+    #[test]
     fn the_drivers_answers_become_one_line_with_a_remedy() {
         for (result, part) in [
             (CUresult::CUDA_ERROR_NO_DEVICE, "finds no GPU"),

@@ -136,3 +136,100 @@ pub trait Device: Send + Sync {
         false
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvme_core::Identity;
+
+    /// A controller whose status register says one thing.
+    struct Stuck {
+        csts: u32,
+        identity: Identity,
+    }
+
+    impl Stuck {
+        fn at(csts: u32) -> Self {
+            Self {
+                csts,
+                identity: Identity::new(),
+            }
+        }
+    }
+
+    impl Registers for Stuck {
+        fn identity(&self) -> &Identity {
+            &self.identity
+        }
+
+        fn read32(&self, _: u32) -> u32 {
+            self.csts
+        }
+
+        fn read64(&self, _: u32) -> u64 {
+            0
+        }
+
+        fn write32(&self, _: u32, _: u32) {}
+
+        fn write64(&self, _: u32, _: u64) {}
+    }
+
+    impl Device for Stuck {
+        fn name(&self) -> String {
+            "stuck".to_owned()
+        }
+
+        fn describe(&self) -> String {
+            self.name()
+        }
+
+        fn registers(&self) -> &(dyn Registers + Sync) {
+            self
+        }
+
+        fn doorbells(&self) -> DoorbellMap {
+            DoorbellMap::of_words(&[], 0)
+        }
+
+        fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova> {
+            Ok(Iova(pages.len() as u64))
+        }
+
+        fn unmap_dma(&self, _: Iova, _: usize) -> Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_controller_is_disabled_or_the_reason_is_told() {
+        let ready = 1;
+        assert!(Stuck::at(0).reset().is_ok());
+        for (csts, part) in [
+            (ALL_ONES, "reads as all ones"),
+            (ready, "does not become disabled"),
+        ] {
+            let error = Stuck::at(csts).reset().unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_transport_that_offers_nothing_more_says_so() {
+        let device = Stuck::at(0);
+        assert!(device.alloc_dma(4096).unwrap().len() >= 4096);
+        let refused = [
+            device.controller_memory().map(drop),
+            device.interrupts(1).map(drop),
+        ];
+        for (result, part) in refused
+            .into_iter()
+            .zip(["controller memory", "no interrupts"])
+        {
+            let error = result.unwrap_err().to_string();
+            assert!(error.contains(part), "{error}");
+        }
+        device.leave();
+        assert!(device.gone().is_none() && !device.guards_data());
+    }
+}

@@ -340,7 +340,7 @@ fn write_zeroes_does_not_deallocate_where_dlfeat_has_no_bit() {
         device,
         ..
     } = &setup(false);
-    server.lock().unwrap().oncs = 1 << 3;
+    server.lock().unwrap().identify = vec![(1, 520, 1 << 3)];
     let zeroes = [
         "write-zeroes",
         "-d",
@@ -356,4 +356,91 @@ fn write_zeroes_does_not_deallocate_where_dlfeat_has_no_bit() {
     assert_eq!(server.lock().unwrap().executed(8), 0, "nothing is sent");
     folder.ok(&zeroes);
     assert_eq!(server.lock().unwrap().executed(8), 1);
+}
+
+/// What a controller with other Identify data is: bytes by CNS and offset.
+fn with(identify: &[(u8, usize, u8)]) -> (Setup, nvme_host::Controller) {
+    let setup = setup(false);
+    setup.controller.lock().unwrap().identify = identify.to_vec();
+    let opened = nvme_host::open(&setup.device).unwrap();
+    let controller = nvme_host::Controller::start(opened, &nvme_host::Config::default());
+    (setup, controller.unwrap())
+}
+
+fn refused<T>(result: std::result::Result<T, nvme_host::Error>, part: &str) {
+    let error = result.map(drop).unwrap_err();
+    assert!(error.to_string().contains(part), "{part}: {error}");
+}
+
+#[test]
+fn an_erasure_that_the_controller_does_not_have_is_never_sent() {
+    use nvme_host::core::spec::admin::{Format, Sanitize, SanitizeAction};
+    const MINUTE: Duration = Duration::from_secs(60);
+    let (_setup, controller) = with(&[]);
+    let format = |controller: &nvme_host::Controller, nsid, ses| {
+        controller.format(Nsid(nsid), Format::new(0, ses), MINUTE)
+    };
+    refused(format(&controller, 1, 0), "does not have Format NVM");
+    for action in [
+        SanitizeAction::BlockErase,
+        SanitizeAction::CryptoErase,
+        SanitizeAction::Overwrite,
+        SanitizeAction::ExitFailureMode,
+    ] {
+        let sanitize = controller.sanitize(Sanitize::new(action));
+        refused(sanitize, "does not have this sanitize action");
+    }
+    drop(controller);
+    // OACS bit 1; FNA bit 3; SANICAP bits 1 and 29.
+    let (_setup, controller) = with(&[(1, 256, 2), (1, 524, 8), (1, 328, 2), (1, 331, 0x20)]);
+    refused(format(&controller, 1, 2), "secure erase settings 2");
+    refused(format(&controller, u32::MAX, 0), "every namespace at once");
+    let keep = Sanitize {
+        no_deallocate: true,
+        ..Sanitize::new(SanitizeAction::BlockErase)
+    };
+    refused(controller.sanitize(keep), "inhibits no-deallocate");
+    drop(controller);
+    // FNA bit 0, and namespaces 1 and 2.
+    let (_setup, controller) = with(&[(1, 256, 2), (1, 524, 1), (2, 4, 2)]);
+    refused(format(&controller, 1, 0), "would format all 2 namespaces");
+}
+
+#[test]
+fn a_namespace_that_cannot_be_used_says_why() {
+    // Blocks of 2 bytes, and of 64 KiB.
+    let (_setup, controller) = with(&[(0, 130, 1)]);
+    refused(controller.namespace(Nsid(1)), "cannot be used");
+    drop(controller);
+    let (_setup, controller) = with(&[(0, 128, 8)]);
+    refused(controller.namespace(Nsid(1)), "8 bytes of metadata");
+    drop(controller);
+    let (_setup, controller) = with(&[(0, 130, 16)]);
+    let namespace = controller.namespace(Nsid(1));
+    let checked = namespace.and_then(|namespace| namespace.check(Lba(0), 1));
+    refused(checked, "longer than the controller's largest transfer");
+    drop(controller);
+    // ONCS bit 3 without DLFEAT bit 3.
+    let (_setup, controller) = with(&[(1, 520, 8)]);
+    let mut namespace = controller.namespace(Nsid(1)).unwrap();
+    refused(namespace.write_zeroes(Lba(0), 1, true), "bit 3 of DLFEAT");
+    refused(namespace.write_zeroes(Lba(0), 0, false), "no blocks");
+    refused(namespace.deallocate(&[]), "bit 2 of ONCS");
+    refused(namespace.write(Lba(0), &[0; 7]), "not a whole number");
+    assert_eq!(namespace.info().nsid, Nsid(1));
+    assert_eq!(namespace.limits().block_bytes as usize, BLOCK);
+    assert_eq!(namespace.queue().statistics().expired, 0);
+    refused(controller.namespace(Nsid(7)), "no namespace 7");
+}
+
+#[test]
+fn a_subsystem_reset_is_seen_or_told_to_be_missing() {
+    let before = setup(false);
+    let reset = ["reset", "-d", &before.device, "--subsystem"];
+    before.folder.fails(&reset, 2, "--allow-write");
+    let (setup, controller) = with(&[]);
+    refused(controller.reset_subsystem(), "CAP.NSSRS is 0");
+    // It says that it has one, and nothing happens.
+    setup.controller.lock().unwrap().set(0x04, 1 << 5 | 1 << 4);
+    refused(controller.reset_subsystem(), "CSTS.NSSRO");
 }

@@ -327,3 +327,80 @@ fn kernels_go_on_with_a_server_that_is_started_again() {
     server.stop();
     assert!(bytes(&image) == bytes(&input));
 }
+
+#[test]
+fn reports_of_kernels_are_text_without_json() {
+    let folder = Folder::new(Place::Embedded);
+    let device = "sim:null?queues=4&block=512";
+    let bench = [
+        "bench", "-d", device, "--gpu", "--queues", "2", "--depth", "7",
+    ];
+    let bench = [&bench[..], &["--bs", "512"]].concat();
+    for (rw, what) in [("read", "Read"), ("randwrite", "Write")] {
+        let text = ok(
+            &folder,
+            &[&bench[..], &["--rw", rw, "--io-size", "64KiB"]].concat(),
+        );
+        assert!(text.starts_with(&format!("{what}: ")), "{text}");
+        assert!(
+            text.contains("128 commands in ") && text.contains("per command: "),
+            "{text}"
+        );
+    }
+    let text = ok(
+        &folder,
+        &[&bench[..], &["--runtime", "100ms", "--recover"]].concat(),
+    );
+    assert!(text.contains("driven by GPU 0 (Stand-in)"), "{text}");
+    let demo = [
+        "demo", "--audit", "--size", "1MiB", "--image", "kept.img", "--keep",
+    ];
+    let text = ok(&folder, &demo);
+    assert!(text.contains("on the GPU and again on the CPU"), "{text}");
+    assert!(text.contains("image kept: "), "{text}");
+    assert_eq!(bytes(&folder.path("kept.img")).len(), 1 << 20);
+}
+
+#[test]
+fn what_kernels_cannot_do_is_refused_before_they_run() {
+    let folder = Folder::new(Place::Embedded);
+    folder.file("in", 4096, 1);
+    let device = "sim:mem?size=1MiB&queues=4";
+    let refused = |command: &str, part: &str| {
+        let words: Vec<&str> = command.split(' ').collect();
+        let words = [&words[..], &["-d", device, "--gpu"]].concat();
+        let line = fails(&folder, "", 2, &words);
+        assert!(line.contains(part), "{command}: {line}");
+    };
+    refused("bench --rw rw", "do not mix reads and writes");
+    refused("bench --rw randrw", "do not mix reads and writes");
+    refused("bench --verify --rw write", "leave them out");
+    refused("bench --interval 1s", "leave them out");
+    refused("bench --bs 64MiB", "is not what a command can move");
+    refused("bench --size 2MiB", "use at most 1048576");
+    refused("bench --bs 8KiB --size 4KiB", "longer than --size");
+    refused("write -i in --fua", "without force unit access");
+    refused("write -i in -s 256", "the last LBA is 255");
+    refused("stream --lba 256", "less than one command");
+    refused(
+        "read -b 1 --queues 1 --depth 60000 -o out",
+        "use a --depth below",
+    );
+}
+
+/// Every launch meets an outage: at some point that is the end.
+#[test]
+fn outages_without_an_end_are_told() {
+    let folder = Folder::new(Place::Embedded);
+    let device = "sim:mem?size=1MiB&queues=4&fault=drop@every=1";
+    let go_on = "--gpu --bytes 4KiB --queues 1 --depth 4 --timeout-ms 300 --recover";
+    let go_on: Vec<&str> = go_on.split(' ').collect();
+    for command in [
+        &["bench", "--io-size", "64KiB"][..],
+        &["read", "-b", "64", "-o", "out"],
+    ] {
+        let words = [command, &["-d", device], &go_on[..]].concat();
+        let line = fails(&folder, "", 5, &words);
+        assert!(line.contains("outages one after the other"), "{line}");
+    }
+}

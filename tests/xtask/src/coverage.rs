@@ -33,6 +33,9 @@ const TESTS: [&[&str]; 3] = [
         "nvme-gpu",
         "--package",
         "nvme-units",
+        // Runs the host's side of CUDA over the stand-in.
+        "--package",
+        "nvme-gpu-tests",
     ],
 ];
 

@@ -305,8 +305,8 @@ impl Suite<'_> {
             }
             _ => value["depth"] = json!(case.depth),
         }
-        self.judge(&mut value, case, target, rate);
-        value["limiter"] = json!(self.limiter(case, rate, busy));
+        judge(&self.limits, &mut value, case, target, rate);
+        value["limiter"] = json!(limiter(&self.limits, case, rate, busy));
         value["controller_busy"] = json!(busy);
         value["controller_threads"] = json!(self.threads(case).min(case.queues as usize));
         if let Some(run) = runs.first() {
@@ -327,53 +327,53 @@ impl Suite<'_> {
         }
         value
     }
+}
 
-    fn judge(&self, value: &mut Value, case: &Case, target: Target, rate: f64) {
-        match target {
-            Target::Rate(least) => {
-                value["target"] = json!(least);
-                value["met"] = json!(rate >= least);
-            }
-            Target::OfLimit(share) => {
-                let limit = self.limits.sqe_writes.min(self.limits.controller) / 1e6;
-                value["target"] = json!(limit * share);
-                value["met"] = json!(rate >= limit * share);
-            }
-            Target::OfPing(times) => {
-                let ns = 1e3 / rate;
-                value["value"] = json!(ns);
-                value["unit"] = json!("ns");
-                value["target"] = json!(self.limits.ping_pong_ns * times);
-                value["of_ping_pong"] = json!(ns / self.limits.ping_pong_ns);
-                value["met"] = json!(ns <= self.limits.ping_pong_ns * times);
-            }
-            Target::OfDrives(share) => {
-                let drives =
-                    case.model.map_or(0.0, |model| model.rate) * f64::from(case.queues) / 1e6;
-                value["target"] = json!(drives * share);
-                value["of_drives"] = json!(rate / drives);
-                value["met"] = json!(rate >= drives * share);
-            }
-            Target::Group => {}
+/// What the case is held to, and whether it was met.
+fn judge(limits: &Limits, value: &mut Value, case: &Case, target: Target, rate: f64) {
+    match target {
+        Target::Rate(least) => {
+            value["target"] = json!(least);
+            value["met"] = json!(rate >= least);
         }
+        Target::OfLimit(share) => {
+            let limit = limits.sqe_writes.min(limits.controller) / 1e6;
+            value["target"] = json!(limit * share);
+            value["met"] = json!(rate >= limit * share);
+        }
+        Target::OfPing(times) => {
+            let ns = 1e3 / rate;
+            value["value"] = json!(ns);
+            value["unit"] = json!("ns");
+            value["target"] = json!(limits.ping_pong_ns * times);
+            value["of_ping_pong"] = json!(ns / limits.ping_pong_ns);
+            value["met"] = json!(ns <= limits.ping_pong_ns * times);
+        }
+        Target::OfDrives(share) => {
+            let drives = case.model.map_or(0.0, |model| model.rate) * f64::from(case.queues) / 1e6;
+            value["target"] = json!(drives * share);
+            value["of_drives"] = json!(rate / drives);
+            value["met"] = json!(rate >= drives * share);
+        }
+        Target::Group => {}
     }
+}
 
-    /// What kept the rate from being higher, as far as the counts tell.
-    fn limiter(&self, case: &Case, rate: f64, busy: f64) -> &'static str {
-        let drives = case
-            .model
-            .map(|model| model.rate * f64::from(case.queues) / 1e6);
-        if drives.is_some_and(|drives| rate >= drives * 0.98) {
-            "the drives"
-        } else if rate >= self.limits.sqe_writes / 1e6 * 0.9 {
-            "PCIe: submission queue entries"
-        } else if case.queues >= 128 && rate >= self.limits.served / 1e6 * 0.9 {
-            "PCIe and the host's memory, with a controller on the other side"
-        } else if busy >= 0.9 {
-            "the null controller"
-        } else {
-            "the kernel and its round trips over PCIe"
-        }
+/// What kept the rate from being higher, as far as the counts tell.
+fn limiter(limits: &Limits, case: &Case, rate: f64, busy: f64) -> &'static str {
+    let drives = case
+        .model
+        .map(|model| model.rate * f64::from(case.queues) / 1e6);
+    if drives.is_some_and(|drives| rate >= drives * 0.98) {
+        "the drives"
+    } else if rate >= limits.sqe_writes / 1e6 * 0.9 {
+        "PCIe: submission queue entries"
+    } else if case.queues >= 128 && rate >= limits.served / 1e6 * 0.9 {
+        "PCIe and the host's memory, with a controller on the other side"
+    } else if busy >= 0.9 {
+        "the null controller"
+    } else {
+        "the kernel and its round trips over PCIe"
     }
 }
 
@@ -394,6 +394,103 @@ mod tests {
         assert_eq!(names.len(), rows.len());
         for row in rows {
             assert!(row.case.depth < super::super::rig::ENTRIES, "{}", row.name);
+        }
+    }
+
+    const LIMITS: Limits = Limits {
+        sqe_writes: 100e6,
+        served: 40e6,
+        ping_pong_ns: 2000.0,
+        copy_in: 5e10,
+        controller: 50e6,
+    };
+
+    #[test]
+    fn a_case_is_held_to_its_target() {
+        let ssds = Case {
+            model: Some(Model::SSD),
+            ..case(Mode::Warp, 2, 512)
+        };
+        let drives = 2.0 * Model::SSD.rate / 1e6;
+        for (target, case, rate, met, aim) in [
+            (
+                Target::Rate(16.0),
+                case(Mode::Warp, 1, 992),
+                16.0,
+                true,
+                16.0,
+            ),
+            (
+                Target::Rate(16.0),
+                case(Mode::Warp, 1, 992),
+                15.9,
+                false,
+                16.0,
+            ),
+            (
+                Target::OfLimit(0.9),
+                case(Mode::Warp, 128, 992),
+                46.0,
+                true,
+                45.0,
+            ),
+            (
+                Target::OfLimit(0.9),
+                case(Mode::Warp, 128, 992),
+                44.0,
+                false,
+                45.0,
+            ),
+            (
+                Target::OfPing(1.1),
+                case(Mode::Owner, 1, 1),
+                0.5,
+                true,
+                2200.0,
+            ),
+            (
+                Target::OfPing(1.1),
+                case(Mode::Owner, 1, 1),
+                0.4,
+                false,
+                2200.0,
+            ),
+            (Target::OfDrives(0.98), ssds, drives, true, drives * 0.98),
+            (
+                Target::OfDrives(0.98),
+                ssds,
+                drives / 2.0,
+                false,
+                drives * 0.98,
+            ),
+        ] {
+            let mut value = json!({});
+            judge(&LIMITS, &mut value, &case, target, rate);
+            assert_eq!(value["met"], met, "{value}");
+            let told = value["target"].as_f64().unwrap();
+            assert!((told - aim).abs() < aim * 1e-9, "{told} for {aim}");
+        }
+        let mut value = json!({});
+        judge(&LIMITS, &mut value, &ssds, Target::Group, 1.0);
+        assert_eq!(value, json!({}));
+    }
+
+    #[test]
+    fn what_limits_a_case_is_named() {
+        let ssd = Case {
+            model: Some(Model::SSD),
+            ..case(Mode::Warp, 1, 512)
+        };
+        let (few, many) = (case(Mode::Warp, 16, 992), case(Mode::Warp, 128, 992));
+        for (case, rate, busy, part) in [
+            (ssd, Model::SSD.rate / 1e6, 0.1, "the drives"),
+            (few, 95.0, 0.1, "submission queue entries"),
+            (many, 37.0, 0.1, "the host's memory"),
+            (few, 37.0, 0.95, "the null controller"),
+            (few, 37.0, 0.1, "the kernel and its round trips"),
+        ] {
+            let said = limiter(&LIMITS, &case, rate, busy);
+            assert!(said.contains(part), "{said}");
         }
     }
 }

@@ -171,3 +171,25 @@ fn as_many_queues_are_relayed_as_have_doorbells() {
     let words = relay.words().len() * PAGE_WORDS;
     assert!(relay.shared.doorbells.iter().all(|(at, _)| *at < words));
 }
+
+#[test]
+fn everything_but_doorbells_is_the_device_s_own() {
+    let (_judge, relay, controller) = relayed("size=1MiB", 2);
+    let own = &relay.shared.device;
+    assert_eq!(relay.name(), own.name());
+    assert_eq!(
+        relay.describe(),
+        format!("{}, relayed doorbells", own.describe())
+    );
+    assert_eq!(relay.guards_data(), own.guards_data());
+    assert!(relay.gone().is_none());
+    for error in [
+        relay.controller_memory().map(drop),
+        relay.interrupts(1).map(drop),
+    ] {
+        assert!(error.is_err());
+    }
+    controller.shut_down().unwrap();
+    relay.reset().unwrap();
+    relay.leave();
+}

@@ -2,9 +2,9 @@
 
 use crate::common::{DeviceArgs, number, output};
 use clap::Args;
+use nvme_host::Result;
 use nvme_host::core::spec::Nsid;
 use nvme_host::core::spec::log_page::{ErrorEntry, lid};
-use nvme_host::{Error, Result};
 use serde_json::{Value, json};
 use zerocopy::FromBytes;
 
@@ -23,12 +23,6 @@ impl ErrorLog {
         let controller = self.device.start()?;
         let most = u32::from(controller.identify().elpe) + 1;
         let wanted = self.log_entries.unwrap_or(most);
-        if wanted == 0 {
-            return Err(Error::usage(
-                "no entries were asked for",
-                format!("use --log-entries 1 to {most}"),
-            ));
-        }
         let entries = wanted.min(most) as usize;
         let bytes =
             controller.log_page(lid::ERROR, Nsid::ALL, entries * size_of::<ErrorEntry>())?;

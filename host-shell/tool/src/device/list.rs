@@ -16,12 +16,7 @@ pub struct List {
 
 impl List {
     pub fn run(self) -> Result<()> {
-        let host = Host::here();
-        let all: Vec<Value> = host
-            .controllers()
-            .iter()
-            .map(|one| to_json(&host, one))
-            .collect();
+        let all = controllers(&Host::here());
         if self.json {
             return output::json(&json!({ "controllers": all }));
         }
@@ -31,6 +26,11 @@ impl List {
         let lines: Vec<String> = all.iter().map(to_text).collect();
         output::print(&lines.join("\n"))
     }
+}
+
+fn controllers(host: &Host) -> Vec<Value> {
+    let controllers = host.controllers();
+    controllers.iter().map(|one| to_json(host, one)).collect()
 }
 
 fn to_json(host: &Host, function: &Function) -> Value {
@@ -89,6 +89,37 @@ fn to_text(one: &Value) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::device::testing::{ADDRESS, Machine};
+
+    #[test]
+    fn a_controller_is_found_with_what_uses_it() {
+        let machine = Machine::new("nvme");
+        let folder = format!("sys/bus/pci/devices/{ADDRESS}/nvme/nvme0");
+        machine.file(&format!("{folder}/model"), b"Fast SSD  \n");
+        machine.file(&format!("{folder}/serial"), b"S1\n");
+        machine.file(&format!("{folder}/nvme0n1/dev"), b"259:0\n");
+        machine.file("sys/class/block/nvme0n1/dev", b"259:0\n");
+        machine.file("proc/swaps", b"Filename Type\n/dev/nvme0n1 partition\n");
+        let found = controllers(&machine.host());
+        assert_eq!(found.len(), 1);
+        let one = &found[0];
+        assert_eq!(
+            (&one["address"], &one["driver"]),
+            (&ADDRESS.into(), &"nvme".into())
+        );
+        assert_eq!(
+            (&one["iommu_group"], &one["id"]),
+            (&7.into(), &"144d:a80a".into())
+        );
+        assert_eq!(
+            (&one["model"], &one["serial"]),
+            (&"Fast SSD".into(), &"S1".into())
+        );
+        assert_eq!(one["disks"], json!(["nvme0n1"]));
+        assert!(one["link"].is_null(), "{one}");
+        assert!(!one["users"].as_array().unwrap().is_empty(), "{one}");
+        assert!(controllers(&Host::at("/nowhere")).is_empty());
+    }
 
     #[test]
     fn a_line_tells_what_is_known() {

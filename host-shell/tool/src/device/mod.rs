@@ -11,3 +11,5 @@ pub mod regs;
 pub mod reset;
 #[cfg(feature = "sim")]
 pub mod serve;
+#[cfg(test)]
+mod testing;

@@ -18,3 +18,4 @@ mod passthru;
 mod resets;
 mod rows;
 mod streams;
+mod texts;

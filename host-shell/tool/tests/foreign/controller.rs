@@ -54,11 +54,11 @@ pub struct Controller {
     disk: Vec<u8>,
     executed: BTreeMap<u8, u32>,
     pub resets: u32,
+    /// Bytes of Identify data that are other ones: CNS, offset, value.
+    pub identify: Vec<(u8, usize, u8)>,
     /// INTx is not disabled in the PCI Command register. Nobody takes such an interrupt here, so the
     /// controller fails on its first completion, as SPDK's target does.
     pub intx: bool,
-    /// Optional commands that Identify Controller offers. Only bit 3, Write Zeroes, is implemented.
-    pub oncs: u16,
 }
 
 impl Controller {
@@ -72,8 +72,8 @@ impl Controller {
             disk: vec![0; BLOCKS as usize * BLOCK],
             executed: BTreeMap::new(),
             resets: 0,
+            identify: Vec::new(),
             intx: false,
-            oncs: 0,
         };
         controller.reset();
         controller
@@ -95,6 +95,11 @@ impl Controller {
         self.cqs.clear();
         self.bar.write_all_at(&[0; 4096], DOORBELLS).unwrap();
         self.registers.insert(0x1C, 0);
+    }
+
+    /// Sets a register, as firmware does.
+    pub fn set(&mut self, register: u64, value: u32) {
+        self.registers.insert(register, value);
     }
 
     pub fn read(&self, register: u64) -> u32 {
@@ -240,7 +245,14 @@ impl Controller {
             }
             (0, 0x04) => drop(self.cqs.remove(&(low as usize))),
             (0, 0x05) => drop(self.cqs.insert(low as usize, Ring::new(prp(0), high, 0))),
-            (0, 0x06) => self.store(prp(0), &identify(dword(10) as u8, dword(1), self.oncs)),
+            (0, 0x06) => {
+                let cns = dword(10) as u8;
+                let mut data = identify(cns, dword(1));
+                for (_, at, value) in self.identify.iter().filter(|other| other.0 == cns) {
+                    data[*at] = *value;
+                }
+                self.store(prp(0), &data);
+            }
             // As many queue pairs as there are, whatever was asked for.
             (0, 0x09) if dword(10) as u8 == 7 => return Some(((PAIRS - 1) * 0x1_0001, 0)),
             (0, 0x09 | 0x0A) => {}
@@ -263,7 +275,7 @@ impl Controller {
                     }
                 }
             }
-            (1.., 0x08) if self.oncs & 1 << 3 != 0 => {
+            (1.., 0x08) if self.identify.contains(&(1, 520, 1 << 3)) => {
                 assert_eq!(dword(12) & 1 << 25, 0, "Deallocate, and DLFEAT is 0");
                 let at = dword(10) as usize * BLOCK;
                 let count = (dword(12) & 0xFFFF) as usize + 1;
@@ -275,7 +287,7 @@ impl Controller {
     }
 }
 
-fn identify(cns: u8, nsid: u32, oncs: u16) -> [u8; 4096] {
+fn identify(cns: u8, nsid: u32) -> [u8; 4096] {
     let mut data = [0; 4096];
     match cns {
         0 if nsid == 1 => {
@@ -292,7 +304,6 @@ fn identify(cns: u8, nsid: u32, oncs: u16) -> [u8; 4096] {
             data[80..84].copy_from_slice(&0x0001_0400u32.to_le_bytes());
             (data[512], data[513]) = (0x66, 0x44);
             data[516] = 1;
-            data[520..522].copy_from_slice(&oncs.to_le_bytes());
         }
         2 if nsid == 0 => data[0] = 1,
         _ => {}
