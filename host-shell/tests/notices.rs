@@ -144,7 +144,7 @@ fn the_last_events_come_with_the_shutdown() {
     assert_eq!(told.lock().unwrap().len(), 1);
 }
 
-/// An event whose log page does not come is reported without it. That read costs no reset: nobody waits for it.
+/// An event whose log page does not come is reported without it. That read costs no reset: no call waits for it.
 #[test]
 fn an_event_is_reported_although_its_log_page_cannot_be_read() {
     let refused = Err(PageError::Failed(Status::INVALID_FIELD));

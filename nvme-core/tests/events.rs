@@ -109,7 +109,7 @@ fn a_queue_pair_tells_its_tracer_what_happens() {
     assert_eq!(
         ring.recorded(),
         0,
-        "nobody is told before there is a tracer"
+        "no event is recorded before there is a tracer"
     );
 
     pair.set_tracer(Tracer::into_ring(ring));

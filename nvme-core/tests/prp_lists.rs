@@ -10,7 +10,7 @@ use nvme_core::sync::AtomicU64;
 
 /// Where list memory begins; nothing else has addresses there.
 const LISTS: u64 = 0x4000_0000_0000;
-/// A word that nobody wrote. No entry and no pointer has this value.
+/// A word that was never written. No entry and no pointer has this value.
 const UNWRITTEN: u64 = 0xA5A5_A5A5_A5A5_A5A5;
 
 /// List memory as the controller finds it.

@@ -287,7 +287,7 @@ mod tests {
             .sq_tail(1)
             .store(1, Ordering::Release);
         std::thread::sleep(Duration::from_millis(5));
-        assert_eq!(stats(1), 2000, "nobody steps any more");
+        assert_eq!(stats(1), 2000, "no thread steps any more");
     }
 
     #[test]

@@ -15,7 +15,7 @@ stty -echo -onlcr
 
 . /tests/plan # TESTS, LIMIT, SHELL
 
-# A guest must end by itself even when nobody is left to kill it.
+# A guest must end by itself even when nothing is left to kill it.
 if [ -n "$LIMIT" ]; then
     (sleep "$LIMIT"; echo "@watchdog"; poweroff -f) &
 fi

@@ -119,7 +119,7 @@ pub fn place(queue: &SharedQueue<'_>, number: u32, cell: u32) -> Token {
     token
 }
 
-/// As [`place`], a command whose dword 0 nobody wants: [`finish`] finds 0.
+/// As [`place`], a command whose dword 0 is not wanted: [`finish`] finds 0.
 pub fn place_plain(queue: &SharedQueue<'_>, number: u32, cell: u32) -> Token {
     let command = command(number, cell).wanting_dw0(false);
     let token = queue.place(&Alone, command).unwrap();

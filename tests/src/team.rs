@@ -49,7 +49,7 @@ impl<P: Place, const READS: u32> Member<P, READS> {
             values: [row(), row()],
             place: P::new(size),
         });
-        // The sanitizer does not see how the last of several owners is found: nobody ends it there.
+        // The sanitizer does not see how the last of several owners is found: it is not ended there.
         #[cfg(tsan)]
         std::mem::forget(all.clone());
         let member = |rank| Self {

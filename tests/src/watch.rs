@@ -1,7 +1,7 @@
 //! The protocol auditor beside a controller that a test plays by hand.
 //!
 //! The hand may post nonsense on purpose; the driver may not answer it by breaking a rule itself. Under
-//! loom nobody watches: the auditor would be part of the model.
+//! loom nothing watches: the auditor would be part of the model.
 
 use nvme_core::spec::{Cqe, Sqe};
 
@@ -80,7 +80,7 @@ mod seen {
     }
 }
 
-/// Nobody watches.
+/// Watches nothing.
 #[cfg(loom)]
 pub struct Watch;
 

@@ -1,4 +1,4 @@
-//! Our client on somebody else's server (`vfio_user` of rust-vmm) with a controller that shares no code
+//! Our client on another project's server (`vfio_user` of rust-vmm) with a controller that shares no code
 //! with ours: what both of our own sides got wrong together would show here.
 #![cfg(feature = "vfio-user")]
 

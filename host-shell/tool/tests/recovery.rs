@@ -243,7 +243,7 @@ fn dropping_a_queue_ends_what_is_in_flight_and_frees_the_queue(place: Place) {
     rig.shut_down();
 }
 
-/// What a handle reads and writes lies elsewhere once somebody has formatted its namespace with other blocks:
+/// What a handle reads and writes lies elsewhere once its namespace was formatted with other blocks:
 /// the reset that tells of it is the end. A handle that was made since is no reason for that.
 #[test]
 fn a_namespace_with_other_blocks_after_a_reset_is_left_alone() {

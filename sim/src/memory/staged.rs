@@ -20,7 +20,7 @@ pub(crate) trait Remote: Send + Sync {
     fn read(&self, at: u64, into: &mut [u8]) -> bool;
 
     /// Writes from address `at` on; `false` when that failed. Like a posted write on a bus, it has
-    /// nobody to report to.
+    /// no place to report to.
     fn write(&self, at: u64, from: &[u8]) -> bool;
 }
 

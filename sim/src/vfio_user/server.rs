@@ -385,7 +385,7 @@ mod tests {
     use zerocopy::IntoBytes;
 
     #[test]
-    fn only_a_doorbell_waits_for_nobody() {
+    fn only_a_doorbell_waits_for_no_reply() {
         let write = |region, offset: u32| {
             let access = wire::RegionAccess {
                 offset: offset.into(),

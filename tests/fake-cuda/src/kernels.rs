@@ -104,7 +104,7 @@ fn tell(launch: &Launch, index: u64, word: u32) {
 
 fn owned(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
     let words = words(launch, number);
-    // SAFETY: the host vouches for the words; nobody else uses the queue.
+    // SAFETY: the host vouches for the words; nothing else uses the queue.
     let (memory, state) = unsafe { words.attach() }.expect("possible sizes");
     let mut queue = Collective::resume(Alone, memory, state);
     let (slots, qid) = (u64::from(queue.depth()), Qid(words.qid as u16));
@@ -210,7 +210,7 @@ fn shared(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
 
 fn share(here: &Bus, launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
     let words = words(launch, number);
-    // SAFETY: the host vouches for the words; nobody else uses the queue.
+    // SAFETY: the host vouches for the words; nothing else uses the queue.
     let (memory, state) = unsafe { words.attach() }.expect("possible sizes");
     let cells = launch.cells as usize as *const AtomicU64;
     // SAFETY: the host gives `cell_count` cells.
@@ -343,7 +343,7 @@ fn sqe_writes(launch: &Launch, report: &mut Report) {
                 while memory.cq.upper(index, Order::Acquire) >> 48 & 1 == u64::from(lap & 1) {
                     assert!(
                         begin.elapsed().as_secs() < 20,
-                        "nobody serves entry {index}"
+                        "entry {index} is not served"
                     );
                     std::thread::yield_now();
                 }

@@ -12,7 +12,7 @@ pub fn run(args: &Args, grid: u32, threads: u32) {
     if torn {
         for instance in 0..args.instances {
             let y = args.y + u64::from(instance) * u64::from(args.stride);
-            // SAFETY: location y of an instance, which nobody uses yet.
+            // SAFETY: location y of an instance, which is not used yet.
             unsafe { (y as usize as *mut u32).write(args.iterations) };
         }
     }

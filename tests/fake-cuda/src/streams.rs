@@ -113,7 +113,7 @@ pub unsafe extern "C" fn cuEventRecord(event: *mut c_void, handle: *mut c_void) 
     SUCCESS
 }
 
-/// Copies are over when they are put into a stream, and nobody waits for the moment of a kernel.
+/// Copies are over when they are put into a stream, and no call waits for the moment of a kernel.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventSynchronize(_event: *mut c_void) -> Status {
     SUCCESS

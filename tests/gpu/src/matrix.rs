@@ -309,7 +309,7 @@ pub fn accounts_agree(outcome: &Outcome, in_flight: u32) -> Result<(), String> {
         ));
     }
     // What was submitted has ended or is in flight; a late completion may have been taken for a command
-    // that nobody waited for any more.
+    // that was not waited for any more.
     let ended = report.completed + report.failed + u64::from(in_flight);
     let given_up = report.timed_out + report.refused;
     if report.sqes < ended || report.sqes > ended + given_up {

@@ -337,7 +337,7 @@ mod tests {
         assert!(!check(&outcome, &have), "neither the old nor the new");
         have[FIRST * SIZE] = 1;
         have[0] = 0;
-        assert!(!check(&outcome, &have), "a block that nobody named");
+        assert!(!check(&outcome, &have), "a block that no command named");
     }
 
     #[test]

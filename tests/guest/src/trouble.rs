@@ -92,7 +92,7 @@ pub fn reset(device: &str) -> Outcome {
     controller.shut_down().map_err(said)
 }
 
-/// Reads into an address that was never mapped: nothing of ours changes, and nobody finds the data.
+/// Reads into an address that was never mapped: nothing of ours changes, and the data are not found.
 pub fn confine(device: &str) -> Outcome {
     let controller = start(device, Duration::from_secs(2))?;
     let nsid = Nsid(1);

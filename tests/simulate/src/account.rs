@@ -366,7 +366,7 @@ impl<'a> Accounts<'a> {
         Err(Failure::new("memory", text))
     }
 
-    /// At the very end: everything has ended, and nobody has written where nothing was lent.
+    /// At the very end: everything has ended, and nothing was written where nothing was lent.
     pub fn check_closed(&self) -> Result<(), Failure> {
         if let Some(id) = self.records.iter().position(|record| !record.ended) {
             return Err(Failure::new(

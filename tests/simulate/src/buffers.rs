@@ -121,7 +121,7 @@ impl<'a> Pool<'a> {
         before.chain(after).all(|at| words.get(at) == CANARY)
     }
 
-    /// A free buffer that somebody has written to, if there is one.
+    /// A free buffer that was written to, if there is one.
     pub fn spoilt(&self) -> Option<usize> {
         self.buffers.iter().position(|buffer| {
             let whole = |at| buffer.words.get(at) == CANARY;

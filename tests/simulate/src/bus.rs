@@ -29,7 +29,7 @@ pub enum Side {
 }
 
 impl Bells {
-    /// Doorbells that nobody has rung, of submission rings of so many entries.
+    /// Doorbells that were not rung, of submission rings of so many entries.
     pub fn new(entries: [u32; 3]) -> Self {
         Self {
             words: [(); 3].map(|()| [(); 2].map(|()| AtomicU32::new(QUIET))),

@@ -103,7 +103,7 @@ impl World<'_> {
         }
     }
 
-    /// An identifier came round while an echo of its last command may come: nobody could tell them
+    /// An identifier came round while an echo of its last command may come: they could not be told
     /// apart, and a host that knew would reset the controller.
     fn beware_of_echo(&mut self, queue: usize, cid: Cid) -> Result<(), Failure> {
         if self.accounts.is_haunted(queue, cid) {

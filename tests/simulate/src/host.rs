@@ -22,7 +22,7 @@ const ABORT_NS: u64 = 2 * GRACE_NS + NAP_NS;
 pub(crate) enum Mode<'a> {
     /// The controller is disabled; it is brought up after so many turns.
     Off { turns: u32 },
-    /// It is being brought up, after so many turns in which nobody does anything.
+    /// It is being brought up, after so many turns in which nothing is done.
     Raising {
         machine: Box<Bringup<'a>>,
         since_ns: u64,

@@ -289,7 +289,7 @@ impl World<'_> {
         for _ in 0..TURNS {
             match self.mode {
                 Mode::Off { .. } => return self.accounts.check_closed(),
-                // At first, and when a duplicate that nobody had looked for led to one more reset.
+                // At first, and when a duplicate that was not looked for led to one more reset.
                 Mode::Up { .. } => self.leave(false, Some(false)),
                 _ => self.turn()?,
             }
@@ -376,7 +376,7 @@ impl World<'_> {
             }
         }
         self.settle()?;
-        // An echo of the bring-up's own commands may still come; nobody looks for it now.
+        // An echo of the bring-up's own commands may still come; it is not looked for now.
         if self.recovered != before {
             return Err(Failure::new("recovery", "trouble with nothing wrong"));
         }

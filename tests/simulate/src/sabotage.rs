@@ -23,7 +23,7 @@ pub enum Sabotage {
     Overrun,
     /// The buffer of an expired command is taken back at once.
     EarlyRelease,
-    /// Nobody looks at deadlines.
+    /// Deadlines are not looked at.
     NoDeadlines,
     /// Flush does nothing.
     NoFlush,

@@ -96,7 +96,7 @@ impl Setup {
         }
     }
 
-    /// The same from a moment of `seed`'s own: often a little before a clock wraps that somebody may count in, so
+    /// The same from a moment of `seed`'s own: often a little before a clock wraps that may be counted in, so
     /// that deadlines lie on both sides.
     pub fn with_clock(self, seed: u64) -> Self {
         let rng = &mut Rng::new(seed ^ 0xC10C);

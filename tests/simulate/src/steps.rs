@@ -13,7 +13,7 @@ use nvme_core::{BringupError, Quiesced};
 
 /// The longest that a bring-up may take: three waits for CSTS.RDY of a second, and its commands.
 const RAISE_NS: u64 = 3_000_000_000 + 16 * (ADMIN_NS + NAP_NS);
-/// Failed attempts in a row after which somebody turns the power off and on.
+/// Failed attempts in a row after which the power is turned off and on.
 const ATTEMPTS: u32 = 4;
 
 impl<'a> World<'a> {

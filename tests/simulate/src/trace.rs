@@ -1,4 +1,4 @@
-//! What happened in a run: always as a hash, as lines when somebody wants to read them.
+//! What happened in a run: always as a hash, as lines when they are asked for.
 
 use std::fmt;
 use std::hash::{Hash, Hasher};

@@ -18,7 +18,7 @@ use nvme_core::{QueuePair, Slot};
 use nvme_sim::Controller;
 use nvme_tests::Bar;
 
-/// The admin queue's buffers are numbers that nobody looks at.
+/// The admin queue's buffers are numbers that are never looked at.
 pub(crate) type Admin<'a> = QueuePair<'a, u32, Vec<Slot<u32>>>;
 
 /// What lies outside of the world: it borrows all of it.

@@ -76,7 +76,7 @@ fn a_buffer_that_is_taken_back_when_its_command_is_late() {
 }
 
 #[test]
-fn deadlines_that_nobody_looks_at() {
+fn deadlines_that_are_not_looked_at() {
     is_found(Sabotage::NoDeadlines, &["deadline"]);
 }
 

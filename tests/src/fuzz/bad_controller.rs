@@ -59,7 +59,7 @@ enum Turn {
         sqhd: Option<u16>,
         sqid: Option<u16>,
     },
-    /// Posts an entry that nobody asked for.
+    /// Posts an entry that answers no command.
     Post {
         io: bool,
         cid: u16,

@@ -202,7 +202,7 @@ impl Model<'_> {
         assert_eq!((one.cid, one.expired), (end.cid, end.late));
         let mut told = self.posted.told(end.cid, end.status, one.since);
         let right = told.any(|cqe| cqe.dw0 == end.dw0 || !one.wants_dw0);
-        assert!(right, "{end:?}: nobody said that");
+        assert!(right, "{end:?}: the controller did not say that");
         assert!(one.wants_dw0 || end.dw0 == 0);
     }
 }

@@ -171,7 +171,7 @@ impl Model<'_> {
     }
 
     fn drained(&self, drained: Drained) {
-        assert_ne!(drained, Drained::Busy, "nobody else drains");
+        assert_ne!(drained, Drained::Busy, "no other thread drains");
     }
 
     fn post(&self, entry: Entry) {
@@ -216,7 +216,7 @@ impl Model<'_> {
                 let dw0_told = |entry: &nvme_core::spec::Cqe| entry.dw0 == dw0;
                 assert!(
                     told.clone().any(|entry| dw0_told(entry) || !one.wants_dw0),
-                    "{} ended with {status}, {dw0:#x}: nobody said that",
+                    "{} ended with {status}, {dw0:#x}: the controller did not say that",
                     one.token.cid()
                 );
                 false
@@ -248,7 +248,7 @@ impl Model<'_> {
                 let told = posted.told(cid, status, since).any(|one| one.dw0 == dw0);
                 assert!(
                     told,
-                    "{cid} ended with {status}, {dw0:#x}: nobody said that"
+                    "{cid} ended with {status}, {dw0:#x}: the controller did not say that"
                 );
                 assert_eq!(end, Some(Event::completed(qid, cid, status, 0)));
             }

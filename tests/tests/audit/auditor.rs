@@ -39,7 +39,7 @@ fn found(fault: Fault) -> Vec<Finding> {
             let ended = pair.wait(0, id).is_ok_and(|end| end.is_some());
             pair.now_ns += 1_000;
             if !ended {
-                // As after a deadline or a completion that nobody understands.
+                // As after a deadline or a completion that fits no command.
                 pair.sim.power_cut();
                 pair.bring_up().unwrap();
             }
@@ -122,7 +122,7 @@ fn a_buffer_that_is_lent_twice_fails_the_test() {
     });
 }
 
-/// An auditor of queue 1 with four entries in rings that nobody shows it.
+/// An auditor of queue 1 with four entries in rings that it is not shown.
 fn of_one_queue() -> Auditor {
     let mut auditor = Auditor::new();
     auditor.add_pair(1, (None, 4), (None, 4));
@@ -174,7 +174,7 @@ fn a_head_that_was_too_far_counts_once_it_is_reached() {
 }
 
 #[test]
-fn of_commands_with_one_identifier_nobody_can_tell_which_has_ended() {
+fn of_commands_with_one_identifier_it_is_unknown_which_has_ended() {
     let mut auditor = of_one_queue();
     auditor.sq_doorbell(1, 2, &|_| None);
     fetch(&mut auditor, 0, 7);

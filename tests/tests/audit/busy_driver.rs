@@ -51,7 +51,7 @@ fn config() -> Config {
     config
 }
 
-/// Buffers that nobody holds, the one that came back last on top.
+/// Buffers that are free, the one that came back last on top.
 struct Buffers {
     free: Vec<Area>,
     lent: HashMap<u64, Area>,

@@ -134,7 +134,7 @@ impl Controller {
                 }
                 Step::Wait { until_ns } => {
                     assert!(until_ns > START && until_ns <= START + MS);
-                    // Memory that nobody asks for goes nowhere, and no command is left out for it.
+                    // Memory that was not asked for goes nowhere, and no command is left out for it.
                     machine.host_memory(Some(other));
                     let sqe = hand.fetch().expect("a machine that waits has asked");
                     let cid = sqe.cid();

@@ -447,7 +447,7 @@ fn admin_rings_that_the_controller_cannot_take_are_refused() {
     }
 }
 
-/// Commands of somebody else in the admin queue: their ends are not answers, their deadlines not ours.
+/// Commands of another caller in the admin queue: their ends are not answers, their deadlines not ours.
 #[test]
 fn only_its_own_commands_matter_to_bring_up() {
     let (rig, bar) = (Rig::new(8, 7, 0, 0), Properties::new());

@@ -14,7 +14,7 @@ const TARGET: (Qid, Cid) = (Qid(3), Cid(0x1234));
 
 type Admin<'a> = QueuePair<'a, u32, Vec<Slot<u32>>>;
 
-/// An admin queue of four slots, its controller, and what is in flight there for somebody else.
+/// An admin queue of four slots, its controller, and what is in flight there for another caller.
 fn with_admin(others: u32, test: impl FnOnce(&mut Admin<'_>, &mut Hand<'_>, Vec<Cid>)) {
     let rig = Rig::of(Qid::ADMIN, 8, 4, 0, 0);
     let slots = (0..4).map(|_| Slot::new()).collect();
@@ -45,7 +45,7 @@ fn abort() -> AbortAttempt {
     AbortAttempt::new(TARGET.0, TARGET.1, GRACE)
 }
 
-/// Steps an attempt; nobody else's completion may come.
+/// Steps an attempt; no other completion may come.
 fn step(attempt: &mut AbortAttempt, admin: &mut Admin<'_>, in_flight: bool, now_ns: u64) -> Step {
     attempt.step(admin, in_flight, now_ns, |other| panic!("{other:?}"))
 }

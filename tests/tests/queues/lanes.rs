@@ -481,7 +481,7 @@ fn a_drain_beside_another_one_is_busy() {
     assert_eq!(busy.get(), 1);
 }
 
-/// Somebody who counts what the queue does on the bus.
+/// Counts what the queue does on the bus.
 struct Counts<'a, G> {
     group: &'a G,
     seen: RefCell<Vec<Traffic>>,

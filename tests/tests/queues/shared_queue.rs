@@ -443,7 +443,7 @@ fn submit_drains_while_the_queue_is_full() {
         hand.borrow_mut().serve();
     });
     let tokens = [0, 1, 2].map(|tag| queue.submit(&here, command(tag, tag), FOREVER).unwrap());
-    // In reverse: tokens that nobody has waited for pin no slot.
+    // In reverse: tokens that were not waited for pin no slot.
     for (token, number) in tokens.into_iter().zip([0, 1, 2]).rev() {
         let end = queue.wait(&here, token, FOREVER).unwrap();
         assert_eq!(end, (Outcome::Done(Status::SUCCESS), number));
@@ -466,7 +466,7 @@ fn run_is_submit_and_wait() {
         let end = queue.run(&here, || command(number, 0), FOREVER).unwrap();
         assert_eq!(end, Ok((Outcome::Done(Status::SUCCESS), number)));
     }
-    // Nobody answers: the command stays in flight and its token comes back.
+    // No answer comes: the command stays in flight and its token comes back.
     let stuck = Paused::new(|| ());
     let (error, late) = queue.run(&stuck, || command(20, 0), 100).unwrap_err();
     assert_eq!(error, WaitError::TimedOut);

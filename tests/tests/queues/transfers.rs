@@ -164,7 +164,7 @@ fn transfers_stop_at_the_namespaces_boundaries() {
     });
 }
 
-/// Pages in no order, and an SGL with a piece that nobody wants.
+/// Pages in no order, and an SGL with a piece that goes nowhere.
 #[test]
 fn scattered_buffers_arrive_in_order() {
     with_pair(config(512, 0), Setup::default(), |pair| {

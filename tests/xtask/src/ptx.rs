@@ -40,7 +40,7 @@ const LIBRARY: Image = Image {
     library: true,
     committed: Some("nvme-gpu-kernel/ptx/nvme_gpu_device.ptx"),
 };
-/// A kernel of somebody else that links the core.
+/// A kernel outside this crate that links the core.
 const EXAMPLE: Image = Image {
     name: "histogram",
     package: "gpu-histogram",

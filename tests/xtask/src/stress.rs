@@ -138,7 +138,7 @@ fn mutants() -> Result<(), Failure> {
     let sites = root().join("target/tsan/sites.txt");
     // Absent on the first run.
     let _ = std::fs::remove_file(&sites);
-    // Nobody judges this run: the list of places is under a lock that the sanitizer does not see.
+    // This run is not judged: the list of places is under a lock that the sanitizer does not see.
     let mut run = Command::new(&program);
     run.args(SANITIZED).env("NVME_LOOM_SITES", &sites);
     check(run.env("TSAN_OPTIONS", "report_bugs=0"))?;

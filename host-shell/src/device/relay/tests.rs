@@ -166,7 +166,7 @@ fn as_many_queues_are_relayed_as_have_doorbells() {
     assert_eq!(
         known(relay_of_two.doorbells()).count(),
         3,
-        "no word that nobody passes on"
+        "no word that is never passed on"
     );
     let words = relay.words().len() * PAGE_WORDS;
     assert!(relay.shared.doorbells.iter().all(|(at, _)| *at < words));

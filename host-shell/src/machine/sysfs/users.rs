@@ -271,7 +271,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_nobody_uses_has_no_users() {
+    fn a_disk_that_is_not_used_has_no_users() {
         assert!(users(&tree()).is_empty());
         let tree = Tree::new();
         tree.controller(BDF, "vfio-pci", 7);

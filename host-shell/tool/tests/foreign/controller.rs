@@ -56,7 +56,7 @@ pub struct Controller {
     pub resets: u32,
     /// Bytes of Identify data that are other ones: CNS, offset, value.
     pub identify: Vec<(u8, usize, u8)>,
-    /// INTx is not disabled in the PCI Command register. Nobody takes such an interrupt here, so the
+    /// INTx is not disabled in the PCI Command register. Such an interrupt is never taken here, so the
     /// controller fails on its first completion, as SPDK's target does.
     pub intx: bool,
 }
@@ -298,7 +298,7 @@ fn identify(cns: u8, nsid: u32) -> [u8; 4096] {
         }
         1 => {
             data[4..24].copy_from_slice(b"FOREIGN-1           ");
-            data[24..64].copy_from_slice(b"a controller of somebody else           ");
+            data[24..64].copy_from_slice(b"a controller of another project         ");
             data[64..72].copy_from_slice(b"1       ");
             data[77] = 1;
             data[80..84].copy_from_slice(&0x0001_0400u32.to_le_bytes());

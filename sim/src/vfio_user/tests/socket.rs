@@ -109,7 +109,7 @@ fn a_client_that_loses_the_protocol_is_put_out() {
 }
 
 #[test]
-fn replies_that_nobody_waits_for_are_dropped() {
+fn replies_that_are_not_waited_for_are_dropped() {
     let mut client = Served::simple().hold_client();
     for code in [command::DMA_READ, command::VERSION, 77] {
         client.post(code, wire::REPLY, &[1; 40], &[]);

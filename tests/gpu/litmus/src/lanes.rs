@@ -35,7 +35,7 @@ fn sync<const FLAVOUR: u32>() {
 
 /// Lanes write one word each: 0 to 7 of the entry, 8 to 15 of the buffer. The leader rings.
 ///
-/// Ends after its iterations: nobody here waits for another block.
+/// Ends after its iterations: no block here waits for another.
 #[inline(always)]
 pub fn submit<const FLAVOUR: u32>(part: &mut Part<'_>) {
     let args = part.args;
@@ -64,7 +64,7 @@ pub fn submit<const FLAVOUR: u32>(part: &mut Part<'_>) {
                 _ => bell.ring_fenced(number),
             }
         }
-        // Nobody writes the next words before the doorbell: what is read is at least as new as it.
+        // The next words are not written before the doorbell: what is read is at least as new as it.
         part.rest();
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! A launch runs many instances of one [`Shape`] side by side, each over memory of its own and for many
 //! iterations; numbers grow, so that a reader that sees a message and not what came before it has seen
-//! a forbidden outcome, and nobody waits for anybody. [`run`] is a thread's part: the kernel
+//! a forbidden outcome, and no thread waits for another. [`run`] is a thread's part: the kernel
 //! `nvme_litmus` calls it, and so does the stand-in for the driver.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx, asm_experimental_arch))]

@@ -36,9 +36,9 @@ impl Ground {
         })
     }
 
-    /// Zeroes everything. While nobody uses it.
+    /// Zeroes everything. While it is not used.
     pub fn clear(&self) -> Result<()> {
-        // SAFETY: our own pages, which nobody uses between two launches.
+        // SAFETY: our own pages, which are not used between two launches.
         unsafe { self.pages.start().write_bytes(0, 3 * BYTES) };
         self.device.zero()
     }

@@ -16,7 +16,7 @@ pub struct Cost {
     pub spills: u32,
 }
 
-/// Assembles `ptx` for `gpu`. A library keeps functions that nobody calls; a program may not name
+/// Assembles `ptx` for `gpu`. A library keeps functions that are never called; a program may not name
 /// functions that it lacks.
 pub fn assemble(ptxas: &Path, gpu: &str, ptx: &Path, library: bool) -> Result<Vec<Cost>, Failure> {
     let mut command = Command::new(ptxas);

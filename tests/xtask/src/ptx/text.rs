@@ -150,7 +150,7 @@ pub fn complaints(ptx: &str) -> Vec<String> {
 }
 
 /// Registers that point into tables of constants, which the compiler makes of a `match` over numbers:
-/// nobody writes to those, so they may be loaded by any path.
+/// those are never written, so they may be loaded by any path.
 #[derive(Default)]
 struct Tables<'a>(Vec<&'a str>);
 
