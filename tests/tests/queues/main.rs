@@ -2,6 +2,7 @@
 #![cfg(not(loom))]
 
 mod collective;
+mod collective_faults;
 mod dead_kernels;
 mod edges;
 mod lanes;
@@ -10,5 +11,6 @@ mod queue_pair;
 mod rings;
 mod shared_cells;
 mod shared_queue;
+mod shared_queue_faults;
 mod sixteen_at_once;
 mod transfers;
