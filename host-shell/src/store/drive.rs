@@ -6,6 +6,7 @@ use super::options::{DataPath, StoreOptions};
 use crate::controller::Controller;
 use crate::controller::config::Config;
 use crate::controller::queue::Queue;
+use crate::controller::queue_inner::Completion;
 use crate::device::Device;
 use crate::dma::DmaBuffer;
 use crate::error::{Error, Result};
@@ -13,7 +14,7 @@ use crate::lock::lock;
 use nvme_core::SubmitError;
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::{Lba, Nsid, Sqe, nvm};
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 
 /// Brings up the controller behind `device` and makes its lanes.
@@ -98,7 +99,9 @@ struct DriveLane {
     info: NamespaceInfo,
     /// By command identifier.
     placed: HashMap<u16, Placed>,
-    /// Of them, those with a tag.
+    /// Commands that ended, until they are handed out.
+    ends: VecDeque<Completion>,
+    /// Commands with a tag.
     in_flight: usize,
     small: Vec<DmaBuffer>,
     large: Vec<DmaBuffer>,
@@ -125,6 +128,7 @@ impl DriveLane {
             controller: Arc::clone(controller),
             info,
             placed: HashMap::new(),
+            ends: VecDeque::new(),
             in_flight: 0,
             small: Vec::new(),
             large: Vec::new(),
@@ -193,6 +197,18 @@ impl DriveLane {
         }
     }
 
+    /// Without a free buffer or slot and without commands of this call, those of an earlier call that ended early
+    /// hold them: takes what has ended of them.
+    fn wait_for_a_buffer(&mut self) -> Result<()> {
+        if self.in_flight > 0 {
+            return Ok(());
+        }
+        if self.placed.is_empty() {
+            return Err(Error::internal("the buffers of a queue were lost"));
+        }
+        self.poll(&mut |_, _| ())
+    }
+
     /// Notes that the controller is gone for all lanes.
     fn note(&self, error: Error) -> Error {
         if let Error::Gone { cause } = &error {
@@ -219,24 +235,21 @@ impl Lane for DriveLane {
         fill: &mut dyn FnMut(&mut [u8]),
     ) -> Result<bool> {
         let is_large = command.bytes > self.small_bytes;
-        let buffer = match (command.op, is_large) {
-            (Op::Flush, _) => None,
-            (_, is_large) => {
-                let free = if is_large {
-                    &mut self.large
-                } else {
-                    &mut self.small
-                };
-                let Some(mut buffer) = free.pop() else {
-                    return Ok(false);
-                };
-                buffer.resize(command.bytes as usize);
-                if command.op.is_write() {
-                    fill(buffer.as_mut_slice());
-                }
-                Some(buffer)
-            }
+        let free = match is_large {
+            true => &mut self.large,
+            false => &mut self.small,
         };
+        let mut buffer = None;
+        if command.op != Op::Flush {
+            let Some(mut free) = free.pop() else {
+                return self.wait_for_a_buffer().map(|()| false);
+            };
+            free.resize(command.bytes as usize);
+            if command.op.is_write() {
+                fill(free.as_mut_slice());
+            }
+            buffer = Some(free);
+        }
         match self.queue.submit(self.sqe(command), buffer) {
             Ok(cid) => {
                 let placed = Placed {
@@ -250,8 +263,8 @@ impl Lane for DriveLane {
             }
             Err(rejected) => {
                 self.give_back(rejected.buffer, is_large);
-                if rejected.error == SubmitError::QueueFull && self.queue.in_flight() > 0 {
-                    return Ok(false);
+                if rejected.error == SubmitError::QueueFull {
+                    return self.wait_for_a_buffer().map(|()| false);
                 }
                 self.check_there()?;
                 let what = self.in_words(command);
@@ -268,9 +281,9 @@ impl Lane for DriveLane {
 
     fn poll(&mut self, ended: Ended<'_>) -> Result<()> {
         let most = self.placed.len();
-        let mut all = Vec::new();
-        let polled = self.queue.poll_batch(most, |done| all.push(done));
-        for done in all {
+        let ends = &mut self.ends;
+        let polled = self.queue.poll_batch(most, |done| ends.push_back(done));
+        while let Some(done) = self.ends.pop_front() {
             let Some(placed) = self.placed.remove(&done.cid.0) else {
                 continue;
             };

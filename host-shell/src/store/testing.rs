@@ -34,6 +34,10 @@ impl Drop for TestFile {
     }
 }
 
+/// The time of a command in tests of lost ones: machines that run tests are busy.
+#[cfg(feature = "sim")]
+pub const SHORT: Duration = Duration::from_secs(1);
+
 /// Few small queues, a short time.
 pub fn options() -> StoreOptions {
     StoreOptions {

@@ -1,8 +1,7 @@
-use super::testing::{TestFile, every_kind, of_file, of_sim, options, pattern};
+use super::testing::{SHORT, TestFile, every_kind, of_file, of_sim, options, pattern};
 use super::*;
 use proptest::prelude::*;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
 
 fn cause(error: Error) -> String {
     error.to_string()
@@ -309,7 +308,7 @@ fn flushed_and_forced_data_survive_a_power_cut() {
 fn a_store_works_after_a_lost_command() {
     for fault in ["drop@op=read,nth=3", "stubborn:10s@op=read,nth=3"] {
         let options = StoreOptions {
-            timeout: Duration::from_millis(150),
+            timeout: SHORT,
             ..options()
         };
         let store = Store::open(&format!("sim:mem?size=4MiB&fault={fault}"), &options).unwrap();
@@ -334,6 +333,40 @@ fn a_command_that_a_reset_took_away_is_sent_again() {
     store.read_at(0, &mut back).unwrap();
     assert!(back == all);
     assert!(store.stats().retries > 0);
+}
+
+/// Commands of a call that ended early hold their buffers until they end, and are none of the next call's.
+#[test]
+fn a_call_that_ended_early_harms_no_later_one() {
+    let mut stores = every_kind();
+    let delayed = of_sim("size=1MiB&fault=delay:2ms@op=read,every=2");
+    stores.push(("delayed", delayed, None));
+    for (name, store, _file) in stores {
+        for round in 1..10u8 {
+            for member in &store.space.members {
+                let mut lanes = member.pool.take(1000, 1 << 30);
+                for lane in &mut lanes.lanes {
+                    lane.begin().unwrap();
+                    for bytes in [member.most_bytes, 4096] {
+                        let op = lane::Op::Read;
+                        let command = lane::Command {
+                            op,
+                            offset: 0,
+                            bytes,
+                        };
+                        while lane.submit(&command, 0, &mut |_| ()).unwrap() {}
+                    }
+                    lane.ring().unwrap();
+                    assert!(round > 1 || lane.in_flight() >= 8, "{name}");
+                }
+            }
+            let data = vec![round; 300_000];
+            store.write_at(1, &data).unwrap();
+            let mut back = vec![0; data.len()];
+            store.read_at(1, &mut back).unwrap();
+            assert!(back == data, "{name}");
+        }
+    }
 }
 
 #[test]
@@ -405,7 +438,7 @@ fn a_dead_member_ends_what_needs_it_and_nothing_else() {
 fn errors_of_members_are_named() {
     for (fault, word) in [("status:0x281", "Unrecovered"), ("drop", "got no answer")] {
         let options = StoreOptions {
-            timeout: Duration::from_millis(150),
+            timeout: SHORT,
             ..options()
         };
         let text = format!(

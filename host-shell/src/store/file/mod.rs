@@ -46,7 +46,9 @@ fn open_on(path: &str, options: &StoreOptions, host: &Host) -> Result<Member> {
         check_unused(host, path, kind.rdev())?;
     }
     let guarded = is_block && !options.allow_write;
-    let (file, read_only) = open_file(path, options, guarded)?;
+    // Linux mounts no block device that is open exclusively, and opens none that is mounted.
+    let flags = if is_block { libc::O_EXCL } else { 0 };
+    let (file, read_only) = open_file(path, options, guarded, flags)?;
     let len = length(&file).map_err(Error::file("measure", path))?;
     let file = Arc::new(Regular {
         file,
@@ -81,10 +83,11 @@ fn open_file(
     path: &Path,
     options: &StoreOptions,
     guarded: bool,
+    flags: i32,
 ) -> Result<(File, Option<(String, &'static str)>)> {
     let name = path.display();
     let mut how = OpenOptions::new();
-    how.read(true).custom_flags(libc::O_CLOEXEC);
+    how.read(true);
     let (cause, remedy) = if options.read_only {
         let cause = format!("{name} was opened for reading only");
         (cause, "open it without read_only")
@@ -92,7 +95,7 @@ fn open_file(
         let cause = format!("{name} is a real device, which is opened for reading only");
         (cause, "open it with allow_write if its data may change")
     } else {
-        match how.write(true).open(path) {
+        match how.write(true).custom_flags(flags).open(path) {
             Ok(file) => return Ok((file, None)),
             Err(error) if is_denied(&error) && !options.allow_write => {
                 let cause = format!("{name} cannot be written: {error}");
@@ -103,6 +106,7 @@ fn open_file(
     };
     let file = how
         .write(false)
+        .custom_flags(0)
         .open(path)
         .map_err(Error::file("open", path))?;
     Ok((file, Some((cause, remedy))))

@@ -1,8 +1,8 @@
 use super::*;
 use crate::machine::sysfs::testing::Tree;
-use crate::store::engine;
 use crate::store::lane::Op;
 use crate::store::space::Space;
+use crate::store::table::Table;
 use crate::store::testing::{TestFile, has_uring, options};
 use crate::store::transfer;
 
@@ -91,57 +91,38 @@ fn forced_and_flushed_writes_reach_the_file() {
     }
 }
 
-/// A call that ends early leaves commands in flight: their ends are those of no later call.
 #[test]
-fn commands_of_a_call_that_ended_are_not_those_of_the_next() {
-    struct Stops(u32);
-    impl engine::Work for Stops {
-        fn done(&mut self, _: &crate::store::space::Piece, _: &[u8]) {
-            self.0 += 1;
-            assert!(self.0 < 3, "stops here");
-        }
-        fn failed(&mut self, _: &crate::store::space::Piece, error: Error) -> engine::After {
-            panic!("{error}");
-        }
-    }
+fn an_error_of_the_medium_is_the_status_of_its_rows() {
     for options in ways() {
-        let file = TestFile::new(8 << 20);
-        let space = Space::of(open(&file.text(), &options).unwrap());
-        let stop = std::panic::AssertUnwindSafe(|| {
-            let mut pieces = Vec::new();
-            space.split(0..8 << 20, 0, &mut pieces);
-            engine::run(&space, Op::Read, pieces, &mut Stops(0));
-        });
-        std::panic::catch_unwind(stop).unwrap_err();
-        for byte in 1..20u8 {
-            let data = vec![byte; 300_000];
-            transfer::write(&space, 1, &data, Op::Write).unwrap();
-            let mut back = vec![0; data.len()];
-            transfer::read(&space, 1, &mut back).unwrap();
-            assert!(back == data);
-        }
+        let space = pretend("/proc/self/mem", 1 << 20, &options);
+        let table = Table::new(Arc::new(space), 0, 100, 1000).unwrap();
+        let mut status = [9; 3];
+        let report = table.gather((&[0i64, 1, -1]).into(), &mut [1; 3000], Some(&mut status));
+        let report = report.unwrap();
+        assert_eq!((status, report.errno), ([-4, -4, -1], Some(libc::EIO)));
+        assert!(matches!(report.check().unwrap_err(), Error::File { .. }));
     }
 }
 
 #[test]
 fn files_that_may_not_be_written_are_opened_for_reading() {
     let file = TestFile::new(4096);
-    let (_, why) = open_file(file.path(), &options(), false).unwrap();
+    let (_, why) = open_file(file.path(), &options(), false, 0).unwrap();
     assert!(why.is_none());
-    let (_, why) = open_file(file.path(), &options(), true).unwrap();
+    let (_, why) = open_file(file.path(), &options(), true, libc::O_EXCL).unwrap();
     assert!(why.unwrap().0.contains("a real device"));
     assert!(is_denied(&io::Error::from_raw_os_error(libc::EROFS)));
     assert!(is_denied(&io::Error::from_raw_os_error(libc::EACCES)));
     assert!(!is_denied(&io::Error::from_raw_os_error(libc::EIO)));
     // A program that runs may not be written, not even by root.
     let program = std::env::current_exe().unwrap();
-    let (_, why) = open_file(&program, &options(), false).unwrap();
+    let (_, why) = open_file(&program, &options(), false, 0).unwrap();
     assert!(why.unwrap().0.contains("cannot be written"));
     let forced = StoreOptions {
         allow_write: true,
         ..options()
     };
-    assert!(open_file(&program, &forced, false).is_err());
+    assert!(open_file(&program, &forced, false, 0).is_err());
 }
 
 #[test]

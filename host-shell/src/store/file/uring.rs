@@ -221,6 +221,14 @@ impl Lane for UringLane {
             false => &mut self.free_small,
         };
         let Some(slot) = free.pop() else {
+            if self.with_kernel == 0 {
+                return Err(crate::Error::internal("the slots of a ring were lost"));
+            }
+            if self.in_flight == 0 {
+                // Operations of an earlier call that ended early hold the slots.
+                self.enter(1).map_err(Self::system)?;
+                self.reap(&mut |_, _| ());
+            }
             return Ok(false);
         };
         if command.op.is_write() {

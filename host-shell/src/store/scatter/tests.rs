@@ -1,5 +1,5 @@
 use super::*;
-use crate::store::testing::{every_kind, of_sim, options, pattern};
+use crate::store::testing::{SHORT, every_kind, of_sim, options, pattern};
 use crate::store::{Store, StoreOptions};
 use proptest::prelude::*;
 
@@ -170,7 +170,7 @@ fn a_failed_command_fails_its_rows_and_harms_no_others() {
         ("allones@op=write,nth=3", -3),
     ] {
         let options = StoreOptions {
-            timeout: std::time::Duration::from_millis(100),
+            timeout: SHORT,
             ..options()
         };
         let device = format!("sim:mem?size=1MiB&block=4096&fault={fault}");

@@ -1,8 +1,7 @@
 use super::*;
-use crate::store::testing::{TestFile, every_kind, of_file, of_sim, options, pattern};
+use crate::store::testing::{SHORT, TestFile, every_kind, of_file, of_sim, options, pattern};
 use crate::store::{FileIo, Store, StoreOptions};
 use proptest::prelude::*;
-use std::time::Duration;
 
 /// A store with a pattern, and the pattern.
 fn filled(store: &Store) -> Vec<u8> {
@@ -230,35 +229,46 @@ fn exactly_the_rows_of_a_bad_block_fail() {
 /// come after its completion (`latedata`) cannot be found out, and is not here.
 #[test]
 fn no_planned_fault_makes_a_row_wrong() {
-    for fault in [
-        "drop",
-        "delay:5ms",
-        "delay:10s",
-        "stubborn:10s",
-        "reorder",
-        "duplicate",
-        "echo:1ms",
-        "wrongcid:4095",
-        "flippedcid:1",
-        "flippedcid:0x1000",
-        "wrongphase",
-        "badsqhd:500",
-        "torncqe",
-        "status:0x6",
-        "status:0x281",
-        "cfs",
-        "allones",
-    ] {
-        for nth in [1, 4, 11] {
+    let names = FAULTS.map(|fault| fault.split(':').next().unwrap());
+    for row in nvme_sim::config::FAULTS {
+        let apart = ["latedata", "sanitizefail", "stuckready"].contains(&row.name);
+        assert!(
+            apart || names.contains(&row.name),
+            "{} is missing",
+            row.name
+        );
+    }
+    for fault in FAULTS {
+        for nth in [1, 11] {
             gather_with(&format!("{fault}@op=read,nth={nth}"));
         }
     }
     gather_with("cfs@op=read,nth=2&fault=stuckready@nth=2");
 }
 
+const FAULTS: [&str; 17] = [
+    "drop",
+    "delay:5ms",
+    "delay:10s",
+    "stubborn:10s",
+    "reorder",
+    "duplicate",
+    "echo:1ms",
+    "wrongcid:4095",
+    "flippedcid:1",
+    "flippedcid:0x1000",
+    "wrongphase",
+    "badsqhd:500",
+    "torncqe",
+    "status:0x6",
+    "status:0x281",
+    "cfs",
+    "allones",
+];
+
 fn gather_with(fault: &str) {
     let options = StoreOptions {
-        timeout: Duration::from_millis(100),
+        timeout: SHORT,
         ..options()
     };
     let device = format!("sim:mem?size=1MiB&block=512&fault={fault}");
