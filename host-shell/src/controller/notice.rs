@@ -172,6 +172,13 @@ impl fmt::Debug for Notify {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_notify_says_whether_it_has_a_reader() {
+        assert_eq!(format!("{:?}", Notify::default()), "Notify");
+        assert_eq!(format!("{:?}", Notify::new(|_| ())), "Notify(..)");
+    }
+
     use zerocopy::{FromZeros, IntoBytes};
 
     fn event(dw0: u32, page: std::result::Result<Vec<u8>, PageError>) -> String {

@@ -304,6 +304,32 @@ fn nvm_name(code: u8) -> Option<&'static str> {
 mod tests {
     use super::*;
 
+    #[cfg(feature = "sim")]
+    #[test]
+    fn what_would_move_other_data_than_there_is_is_never_sent() {
+        use crate::controller::Config;
+        let start = |device| Controller::start(crate::open(device).unwrap(), &Config::default());
+        let controller = start("sim:mem?size=1MiB&meta=8").unwrap();
+        let read = nvm::read(Nsid(1), nvme_core::spec::Lba(0), 1);
+        let flush = Sqe::new(nvm::opcode::FLUSH, Nsid(1));
+        for (sqe, bytes, part) in [
+            (read, 4096, "8 bytes of metadata"),
+            (flush, 512, "moves no data"),
+            (read, 1 << 30, "more than one command moves"),
+        ] {
+            let error = controller
+                .check_passthru(Set::Nvm, &sqe, bytes)
+                .unwrap_err();
+            assert!(error.to_string().contains(part), "{error}");
+        }
+        let plain = start("sim:mem?size=1MiB").unwrap();
+        let error = plain.passthru(Set::Nvm, read, &[0; 512]).unwrap_err();
+        assert!(error.to_string().contains("moves 4096 bytes"), "{error}");
+        let mut namespace = plain.namespace(Nsid(1)).unwrap();
+        let error = namespace.deallocate(&[]).unwrap_err();
+        assert!(error.to_string().contains("no ranges"), "{error}");
+    }
+
     #[test]
     fn every_opcode_of_the_specification_has_one_name() {
         for (set, count) in [(Set::Admin, 20), (Set::Nvm, 9)] {

@@ -137,11 +137,6 @@ impl Gpu {
         self.batch_copy
     }
 
-    /// Its number.
-    pub fn index(&self) -> u32 {
-        self.index
-    }
-
     /// Its name, as the driver gives it.
     pub fn name(&self) -> &str {
         &self.name
@@ -173,17 +168,6 @@ impl Gpu {
             Attribute::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING,
         )?;
         Ok(ordering(value))
-    }
-
-    /// Free and total bytes of its memory.
-    pub fn memory(&self) -> Result<(u64, u64)> {
-        self.bind()?;
-        let (mut free, mut total) = (0, 0);
-        // SAFETY: writes two integers.
-        check("cuMemGetInfo", unsafe {
-            sys::cuMemGetInfo_v2(&mut free, &mut total)
-        })?;
-        Ok((free as u64, total as u64))
     }
 
     /// From now on nothing is freed: a kernel did not end.

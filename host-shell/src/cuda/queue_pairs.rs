@@ -118,11 +118,6 @@ impl GpuQueuePairs {
         Ok(pairs)
     }
 
-    /// The queues as the GPU has them.
-    pub fn set(&mut self) -> &mut GpuQueues {
-        &mut self.set
-    }
-
     /// Runs a kernel of the queues (not a bare limit) with its data in `data`, and waits for it.
     ///
     /// The data fields of `launch` are filled in here; its `data` says how far into `data` it begins. Each kernel bounds its own time; `limit` bounds

@@ -137,11 +137,6 @@ impl GpuQueues {
         self.host.first().map_or(0, state_bytes)
     }
 
-    /// Queue `index` by host addresses.
-    pub fn host_words(&self, index: usize) -> Option<&QueueWords> {
-        self.host.get(index)
-    }
-
     /// Makes all queues new ones, for rings that were zeroed. Forgets what was in flight.
     pub fn restart(&mut self, identity: &Identity, start: u32) -> Result<()> {
         let size = self.host.iter().map(state_bytes).max().unwrap_or(0);

@@ -78,16 +78,6 @@ impl Trace {
         &mut self.recorded
     }
 
-    /// Events recorded and kept.
-    pub fn len(&self) -> usize {
-        self.recorded.records.len()
-    }
-
-    /// Whether nothing was recorded.
-    pub fn is_empty(&self) -> bool {
-        self.recorded.records.is_empty()
-    }
-
     /// Writes `path`: for a name that ends in `.json` a Chrome trace, which ui.perfetto.dev shows, else
     /// one line of text for each event.
     ///

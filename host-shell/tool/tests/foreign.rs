@@ -444,3 +444,46 @@ fn a_subsystem_reset_is_seen_or_told_to_be_missing() {
     setup.controller.lock().unwrap().set(0x04, 1 << 5 | 1 << 4);
     refused(controller.reset_subsystem(), "CSTS.NSSRO");
 }
+
+#[test]
+fn a_namespace_of_another_command_set_is_named() {
+    for (csi, part) in [
+        (1, "the Key Value command set"),
+        (2, "the Zoned Namespace command set"),
+        (0x30, "the 0x30 command set"),
+        (0, "Invalid Namespace or Format"),
+    ] {
+        // A descriptor: NIDT 4, one byte.
+        let (setup, controller) = with(&[(3, 0, 4), (3, 1, 1), (3, 4, csi)]);
+        setup.controller.lock().unwrap().refused = Some(0);
+        refused(controller.usable_namespace(Nsid(1)), part);
+    }
+}
+
+#[test]
+fn parts_of_log_pages_that_no_command_can_name_are_refused() {
+    use nvme_host::core::spec::admin::LogOptions;
+    let options = LogOptions::default();
+    let (_setup, controller) = with(&[]);
+    let read = |options, range| controller.log_page_range(2, Nsid::ALL, range, options, |_| ());
+    refused(read(options, 512..1024), "does not take an offset");
+    drop(controller);
+    // LPA bit 2.
+    let (_setup, controller) = with(&[(1, 261, 4)]);
+    let by_index = LogOptions {
+        index_offset: true,
+        ..options
+    };
+    let read = controller.log_page_range(2, Nsid::ALL, 0..1 << 20, by_index, |_| ());
+    refused(read, "cannot be split");
+    // Counts of the queues that there are.
+    assert!(controller.statistics().is_empty());
+    let queue = controller.create_queue_pair(8).unwrap();
+    assert_eq!(controller.statistics().len(), 1);
+    let mut buffer = controller.alloc(8).unwrap();
+    buffer.resize(4);
+    assert!(!buffer.is_empty() && format!("{buffer:?}").contains("len: 4"));
+    let many = nvme_host::DmaBuffer::several(controller.device(), 1 << 40, 1 << 40);
+    refused(many, "do not fit into memory");
+    drop(queue);
+}

@@ -404,3 +404,33 @@ fn outages_without_an_end_are_told() {
         assert!(line.contains("outages one after the other"), "{line}");
     }
 }
+
+#[test]
+fn the_suite_compares_numbers_of_threads() {
+    let folder = Folder::new(Place::Embedded);
+    let suite = ["bench", "--gpu", "--suite", "queue", "--quick", "--only"];
+    let text = ok(&folder, &[&suite[..], &["shared_divergent_q16"]].concat());
+    let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
+    let cases: Vec<serde_json::Value> = lines
+        .filter(|line: &serde_json::Value| line["case"].is_string())
+        .collect();
+    let names: Vec<_> = cases
+        .iter()
+        .filter_map(|case| case["case"].as_str())
+        .collect();
+    let expected = [
+        "shared_divergent_q16_t32",
+        "shared_divergent_q16_t256",
+        "shared_divergent_q16",
+    ];
+    assert_eq!(names, expected, "{text}");
+    for case in &cases[..2] {
+        assert!(case["error"].is_null(), "{case}");
+        assert!(case["registers"].is_number(), "{case}");
+    }
+    assert!(
+        [32, 256]
+            .map(Some)
+            .contains(&cases[2]["best_threads"].as_u64())
+    );
+}

@@ -76,6 +76,7 @@ pub fn run(options: &Options, emit: &mut dyn FnMut(Value)) -> Result<()> {
         cores,
         threads,
         share,
+        quick: options.quick,
         limits,
         bench: None,
         emit,
@@ -155,6 +156,7 @@ struct Suite<'a> {
     cores: usize,
     threads: usize,
     share: f64,
+    quick: bool,
     limits: Limits,
     bench: Option<Bench>,
     emit: &'a mut dyn FnMut(Value),
@@ -198,6 +200,7 @@ impl Suite<'_> {
             32 => &[32, 256, 1024, 4096, 16_384, 65_536],
             _ => &[32, 256, 1024, 4096, 16_384],
         };
+        let counts = &counts[..if self.quick { 2 } else { counts.len() }];
         let (mut best, mut best_threads, mut last) = (0.0, 0, 0.0);
         for threads in counts {
             let name = format!("{name}_t{threads}");

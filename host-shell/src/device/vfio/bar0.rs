@@ -163,6 +163,11 @@ mod tests {
         let bar = Bar0::new(&file, info, None).unwrap();
         bar.write32(0x14, 0x0046_0001);
         assert_eq!(bar.read32(0x14), 0x0046_0001);
+        bar.write64(0x28, 0x1234_5678_9ABC_D000);
+        assert_eq!(bar.read64(0x28), 0x1234_5678_9ABC_D000);
+        assert!(std::ptr::eq(bar.identity(), bar.identity()));
+        let pair = |qid| bar.doorbells().pair(nvme_core::spec::Qid(qid), 0);
+        assert!(pair(1).is_ok() && pair(4000).is_err());
         assert_eq!(bar.gone(), None);
         file.set_len(0).unwrap();
         assert_eq!(bar.read64(0), u64::MAX);

@@ -125,6 +125,42 @@ fn the_log_of_a_sanitize_says_how_it_ended() {
     );
 }
 
+#[test]
+fn steps_of_a_ramp_are_rows_and_each_workload_has_its_name() {
+    let folder = Folder::new(Place::Embedded);
+    let ramp = [
+        "bench",
+        "-d",
+        "sim:null",
+        "--ramp",
+        "1000:2000:2",
+        "--runtime",
+        "200ms",
+    ];
+    let text = folder.ok(&ramp);
+    let head = text
+        .lines()
+        .position(|line| line.trim_start().starts_with("rate"));
+    let rows: Vec<&str> = text.lines().skip(head.unwrap() + 1).take(2).collect();
+    assert!(
+        rows.iter().all(|row| row.split_whitespace().count() >= 5),
+        "{text}"
+    );
+    for name in ["read", "write", "rw", "randread", "randwrite", "randrw"] {
+        let bench = [
+            "bench",
+            "-d",
+            "sim:null",
+            "--io-size",
+            "64KiB",
+            "--rw",
+            name,
+        ];
+        let text = folder.ok(&bench);
+        assert!(text.contains(&format!("rw={name},")), "{text}");
+    }
+}
+
 #[cfg(feature = "vfio-user")]
 mod kept {
     use super::*;

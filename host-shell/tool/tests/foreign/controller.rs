@@ -54,6 +54,8 @@ pub struct Controller {
     disk: Vec<u8>,
     executed: BTreeMap<u8, u32>,
     pub resets: u32,
+    /// Identify with this CNS ends with Invalid Namespace or Format.
+    pub refused: Option<u8>,
     /// Bytes of Identify data that are other ones: CNS, offset, value.
     pub identify: Vec<(u8, usize, u8)>,
     /// INTx is not disabled in the PCI Command register. Such an interrupt is never taken here, so the
@@ -72,6 +74,7 @@ impl Controller {
             disk: vec![0; BLOCKS as usize * BLOCK],
             executed: BTreeMap::new(),
             resets: 0,
+            refused: None,
             identify: Vec::new(),
             intx: false,
         };
@@ -245,6 +248,7 @@ impl Controller {
             }
             (0, 0x04) => drop(self.cqs.remove(&(low as usize))),
             (0, 0x05) => drop(self.cqs.insert(low as usize, Ring::new(prp(0), high, 0))),
+            (0, 0x06) if self.refused == Some(dword(10) as u8) => return Some((0, 0x0B)),
             (0, 0x06) => {
                 let cns = dword(10) as u8;
                 let mut data = identify(cns, dword(1));
