@@ -14,6 +14,14 @@ fn usage<T: std::fmt::Debug>(result: Result<T>) -> String {
     error.to_string()
 }
 
+/// Any thread may use them, several at once.
+#[test]
+fn stores_and_tables_are_shared_by_threads() {
+    fn is_shared<T: Send + Sync + 'static>() {}
+    is_shared::<Store>();
+    is_shared::<Table>();
+}
+
 #[test]
 fn any_range_is_read_as_it_was_written() {
     let edges = [
