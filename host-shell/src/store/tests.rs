@@ -258,6 +258,66 @@ fn a_store_for_reading_only_is_not_written() {
     }
 }
 
+/// A simulated drive that says that a disk in use may be behind it, as VFIO does.
+struct Guarded(Arc<dyn Device>);
+
+impl Device for Guarded {
+    fn name(&self) -> String {
+        "guarded".to_owned()
+    }
+
+    fn describe(&self) -> String {
+        self.0.describe()
+    }
+
+    fn registers(&self) -> &(dyn nvme_core::Registers + Sync) {
+        self.0.registers()
+    }
+
+    fn doorbells(&self) -> crate::DoorbellMap {
+        self.0.doorbells()
+    }
+
+    fn map_dma(&self, pages: &Arc<crate::Pages>) -> Result<nvme_core::spec::Iova> {
+        self.0.map_dma(pages)
+    }
+
+    fn unmap_dma(&self, iova: nvme_core::spec::Iova, bytes: usize) -> Result<()> {
+        self.0.unmap_dma(iova, bytes)
+    }
+
+    fn guards_data(&self) -> bool {
+        true
+    }
+}
+
+#[test]
+fn a_real_device_is_written_only_where_that_is_allowed() {
+    let open = |allow_write| {
+        let device = Guarded(crate::open("sim:mem?size=1MiB").unwrap());
+        let options = StoreOptions {
+            allow_write,
+            ..options()
+        };
+        Store::over(Arc::new(device), &options).unwrap()
+    };
+    let store = open(false);
+    let text = usage(store.write_at(0, &[1]));
+    assert!(text.contains("guarded is a real device"), "{text}");
+    let table = store.table(0, 10, 4).unwrap();
+    let change = table.scatter_add((&[1i64]).into(), &[1; 4], Element::I32, None);
+    usage(change);
+    store.read_at(0, &mut [0; 10]).unwrap();
+    open(true).write_at(0, &[1]).unwrap();
+}
+
+#[test]
+fn a_forced_write_that_fails_says_so() {
+    let store = of_sim("size=1MiB&fault=status:0x280@op=write,nth=1");
+    let text = cause(store.write_at_fua(0, &[0; 4096]).unwrap_err());
+    assert!(text.contains("Write (FUA) of LBA 0"), "{text}");
+}
+
 /// One store drives a drive: a second one of the same image is refused, and has not disturbed the first.
 #[test]
 fn a_second_store_on_an_image_is_refused() {
