@@ -176,7 +176,7 @@ impl<'a> Bringup<'a> {
                 Phase::Ready => return Ok(Step::Ready),
                 Phase::Disabled => {
                     return Ok(Step::Wait {
-                        until_ns: now_ns + POLL_NS,
+                        until_ns: now_ns.saturating_add(POLL_NS),
                     });
                 }
                 Phase::Start => {
@@ -193,7 +193,7 @@ impl<'a> Bringup<'a> {
                     // A controller that never rises is disabled all the same: there is no other way.
                     if !csts.rdy() && !csts.cfs() && now_ns < *deadline_ns {
                         return Ok(Step::Wait {
-                            until_ns: now_ns + POLL_NS,
+                            until_ns: now_ns.saturating_add(POLL_NS),
                         });
                     }
                     clear_enable(registers, Cc(registers.read32(offset::CC)));
@@ -256,7 +256,7 @@ impl<'a> Bringup<'a> {
     }
 
     fn ready_deadline(&self, now_ns: u64) -> u64 {
-        now_ns + u64::from(self.ready_timeout_ms()) * NS_PER_MS
+        now_ns.saturating_add(u64::from(self.ready_timeout_ms()) * NS_PER_MS)
     }
 
     fn wait_ready(
@@ -272,7 +272,7 @@ impl<'a> Bringup<'a> {
             });
         }
         Ok(Step::Wait {
-            until_ns: deadline_ns.min(now_ns + POLL_NS),
+            until_ns: deadline_ns.min(now_ns.saturating_add(POLL_NS)),
         })
     }
 

@@ -282,3 +282,32 @@ fn the_leader_alone_releases_a_lock_that_is_asked_for_too_often() {
     let counts: Vec<usize> = steps.iter().map(|steps| releases(steps)).collect();
     assert_eq!(counts, [1, 0, 0, 0], "{steps:#?}");
 }
+
+/// What was published and not rung before a kernel ended is published again by the next one, before its doorbell.
+#[test]
+fn a_queue_that_goes_on_fences_what_it_rings_for() {
+    for size in [1, 8] {
+        let memory = Memory::new(4 * size as u32, 2 * size as u32);
+        let accounts = Lane::run(size, |lane| {
+            let mut queue = Collective::resume(lane, memory.queue(), memory.state());
+            let placed = queue.submit(true, |_| command(lane.rank(), false), NEVER);
+            assert!(placed.is_ok());
+            queue.publish();
+            queue.suspend();
+            lane.meet();
+            memory.sequence(|| {
+                Collective::resume(lane, memory.queue(), memory.state()).ring();
+            })
+        });
+        let leader = &accounts[0];
+        let at = |wanted: &str| leader.iter().position(|step| step == wanted);
+        let (fence, bell) = (
+            at("fence release sys"),
+            at("store mmio relaxed sys: tail doorbell"),
+        );
+        assert!(
+            bell.is_some() && fence.is_some() && fence < bell,
+            "{leader:#?}"
+        );
+    }
+}

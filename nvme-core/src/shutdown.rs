@@ -113,7 +113,7 @@ impl Shutdown {
                 csts => Csts(csts),
             };
             let wait = Step::Wait {
-                until_ns: now_ns + POLL_NS,
+                until_ns: now_ns.saturating_add(POLL_NS),
             };
             match self.phase {
                 Phase::Start => {
@@ -183,7 +183,7 @@ impl Shutdown {
 }
 
 fn after(now_ns: u64, ms: u32) -> u64 {
-    now_ns + u64::from(ms) * NS_PER_MS
+    now_ns.saturating_add(u64::from(ms) * NS_PER_MS)
 }
 
 /// How long CSTS.RDY may take to follow CC.EN.

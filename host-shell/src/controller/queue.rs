@@ -199,7 +199,10 @@ impl Queue {
     #[inline]
     pub fn batch(&mut self) -> Batch<'_> {
         Batch {
-            deadline_ns: self.session.now_ns() + self.session.timeout_ns(),
+            deadline_ns: self
+                .session
+                .now_ns()
+                .saturating_add(self.session.timeout_ns()),
             inner: lock(&self.inner),
         }
     }

@@ -131,7 +131,7 @@ impl Session {
 
     #[inline]
     pub fn timeout_ns(&self) -> u64 {
-        self.config.timeout.as_nanos() as u64
+        u64::try_from(self.config.timeout.as_nanos()).unwrap_or(u64::MAX)
     }
 
     pub fn is_interrupted(&self) -> bool {

@@ -278,7 +278,7 @@ impl GpuSession {
             lba: work.lba,
             units: work.units.max(1),
             seed: work.seed,
-            timeout_ns: self.timeout.as_nanos() as u64,
+            timeout_ns: u64::try_from(self.timeout.as_nanos()).unwrap_or(u64::MAX),
             nsid: self.info.nsid.0,
             opcode: u32::from(work.opcode),
             blocks: work.blocks,
@@ -315,7 +315,11 @@ impl GpuSession {
     /// [`Error::Command`] with a status when a command failed; [`Error::Gone`] when the controller does not
     /// come back.
     pub fn attempt(&mut self, what: &str, work: &Work) -> Result<(LaunchResult, Option<Lost>)> {
-        let limit = PATIENCE + self.timeout * 10 + SLOWEST * work.commands.min(1 << 20) as u32;
+        let slowest = SLOWEST * work.commands.min(1 << 20) as u32;
+        let limit = self
+            .timeout
+            .saturating_mul(10)
+            .saturating_add(PATIENCE + slowest);
         let launch = self.launch(work);
         let launch = match &self.trace {
             Some(trace) => trace.attach(launch),

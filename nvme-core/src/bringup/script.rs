@@ -70,7 +70,7 @@ impl Script {
             if let Some((cid, opcode)) = self.sent {
                 let Some((status, dw0)) = answer(admin, cid, opcode, now_ns)? else {
                     return Ok(Step::Wait {
-                        until_ns: now_ns + POLL_NS,
+                        until_ns: now_ns.saturating_add(POLL_NS),
                     });
                 };
                 self.sent = None;
@@ -102,7 +102,7 @@ impl Script {
             if self.todo == Todo::PowerStates {
                 (0..32).for_each(|word| page.set(word, 0));
             }
-            let deadline_ns = now_ns + config.command_timeout_ns;
+            let deadline_ns = now_ns.saturating_add(config.command_timeout_ns);
             let cid = admin
                 .submit(sqe, data, B::default(), deadline_ns)
                 .map_err(|rejected| BringupError::Submit(rejected.error))?;

@@ -513,3 +513,27 @@ fn only_its_own_commands_matter_to_bring_up() {
     let fault = ControllerFault::UnknownCid(Cid(0x7FF));
     assert_eq!(error, BringupError::Fault(fault));
 }
+
+/// A time-out of `u64::MAX` is none, and times near the end of the clock are times.
+#[test]
+fn a_command_without_time_out_is_waited_for() {
+    for now in [1, START, u64::MAX - 1] {
+        let (rig, bar) = (Rig::new(8, 7, 0, 0), Properties::new());
+        let slots = (0..7).map(|_| Slot::new()).collect();
+        let mut admin: Admin<'_> = QueuePair::new(bar.identity(), QID, rig.memory(), slots);
+        let words: Vec<AtomicU64> = (0..512).map(|_| AtomicU64::new(0)).collect();
+        let config = Config {
+            command_timeout_ns: u64::MAX,
+            ..Config::default()
+        };
+        let mut machine = Bringup::new(&bar, config, DmaWords::new(&words, Iova(0x8000))).unwrap();
+        let Ok(Step::Disabled(proof)) = machine.step(&bar, &mut admin, now) else {
+            panic!("it is disabled")
+        };
+        machine.enable(proof);
+        for _ in 0..3 {
+            let step = machine.step(&bar, &mut admin, now);
+            assert!(matches!(step, Ok(Step::Wait { .. })), "at {now}: {step:?}");
+        }
+    }
+}

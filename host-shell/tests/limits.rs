@@ -1,11 +1,34 @@
-//! `bench` over a device that left: what it opens in its place and cannot use, it lets go of.
+//! Ends of the library that few programs meet: a device that came back and is of no use, and the longest time-out.
 #![cfg(feature = "sim")]
 
 use nvme_host::bench::{self, GoOn, Job, Limit, Pattern};
-use nvme_host::core::spec::Nsid;
+use nvme_host::core::spec::{Lba, Nsid};
 use nvme_host::{Config, Controller, Error};
 use std::cell::RefCell;
 use std::time::Duration;
+
+/// The longest time that there is says: wait for ever.
+#[test]
+fn a_time_out_that_never_comes_is_one() {
+    for timeout in [
+        Duration::MAX,
+        Duration::from_nanos(u64::MAX),
+        Duration::from_secs(18_446_744_074),
+    ] {
+        let config = Config {
+            timeout,
+            ..Config::default()
+        };
+        let (device, _) = nvme_host::sim::embed("mem?size=1MiB").unwrap();
+        let controller = Controller::start(device, &config).unwrap();
+        let mut namespace = controller.namespace(Nsid(1)).unwrap();
+        let mut block = vec![0; namespace.block_bytes() as usize];
+        namespace.write(Lba(0), &block).unwrap();
+        controller.reset().unwrap();
+        namespace.read(Lba(0), &mut block).unwrap();
+        assert_eq!(controller.resets(), 1, "{timeout:?}");
+    }
+}
 
 #[test]
 fn a_device_that_came_back_and_cannot_be_used_is_let_go_of() {
