@@ -19,6 +19,9 @@ use nvme_gpu_kernel::work::{Launch, pattern};
 use std::sync::Arc;
 use std::time::Duration;
 
+/// A `Collective` tells deadlines from past ones up to 36 minutes ahead.
+const LONGEST_TIMEOUT: Duration = Duration::from_secs(35 * 60);
+
 /// Threads of [`Mode::Shared`] for each queue, by default.
 const THREADS_PER_QUEUE: u32 = 256;
 /// The host's patience with a launch, beyond what its commands may take.
@@ -134,6 +137,16 @@ impl GpuSession {
             return Err(Error::usage(
                 format!("a block of {} threads", setup.threads),
                 "use --threads 1024 or less",
+            ));
+        }
+        if config.timeout > LONGEST_TIMEOUT {
+            return Err(Error::usage(
+                format!("a time-out of {} s with a GPU", config.timeout.as_secs()),
+                format!(
+                    "use {} s (--timeout-ms {}) or less: a kernel keeps deadlines in 32 bits",
+                    LONGEST_TIMEOUT.as_secs(),
+                    LONGEST_TIMEOUT.as_millis()
+                ),
             ));
         }
         let gpu = Gpu::open(setup.gpu)?;

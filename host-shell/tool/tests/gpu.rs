@@ -113,6 +113,17 @@ fn bench_runs_in_every_mode() {
     }
     let many = [&bench[..], &["--mode", "block", "--threads", "1025"]].concat();
     assert!(fails(&folder, "", 2, &many).contains("a block of 1025 threads"));
+    let long = [
+        "read",
+        "-d",
+        "sim:mem?size=1MiB",
+        "--gpu",
+        "-t",
+        "2100001",
+        "-o",
+        "out",
+    ];
+    assert!(fails(&folder, "", 2, &long).contains("use 2100 s (--timeout-ms 2100000) or less"));
 }
 
 #[test]
