@@ -19,7 +19,7 @@ use nvme_gpu_kernel::work::{Launch, pattern};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// A `Collective` tells deadlines from past ones up to 36 minutes ahead.
+/// A `Collective` takes deadlines more than 36 minutes ahead for past ones.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(35 * 60);
 
 /// Threads of [`Mode::Shared`] for each queue, by default.
