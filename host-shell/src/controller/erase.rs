@@ -1,10 +1,11 @@
 //! Format NVM and Sanitize: what the controller can do of them is checked before anything is sent.
 
 use crate::controller::Controller;
+use crate::controller::session::Watch;
 use crate::error::{Error, Result};
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::Nsid;
-use nvme_core::spec::admin::{self, Format, Sanitize, SanitizeAction};
+use nvme_core::spec::admin::{self, Format, Sanitize, SanitizeAction, cns};
 use nvme_core::spec::identify::{IdentifyNamespace, fna, oacs, sanicap};
 use nvme_core::spec::log_page::{SanitizeStatus, lid};
 use std::time::Duration;
@@ -12,7 +13,8 @@ use zerocopy::FromBytes;
 
 impl Controller {
     /// Format NVM of namespace `nsid`, or of every one ([`Nsid::ALL`]): their data is lost, their blocks
-    /// may have another size afterwards. Returns what each is now. It may take `timeout`.
+    /// may have another size afterwards. Returns what each is now. It may take `timeout`; `progress` is called twice
+    /// a second with the percents that are done, where the controller says so (FPI) and answers meanwhile.
     ///
     /// A [`Namespace`](crate::Namespace) that was opened before is refused from then on if its blocks
     /// changed; open it again.
@@ -25,10 +27,21 @@ impl Controller {
         nsid: Nsid,
         format: Format,
         timeout: Duration,
+        mut progress: impl FnMut(u8),
     ) -> Result<Vec<NamespaceInfo>> {
         let affected = self.formats(nsid, format)?;
+        let one = affected.first().copied().unwrap_or(nsid);
+        let mut seen = |bytes: &[u8]| {
+            let identify = IdentifyNamespace::ref_from_prefix(bytes);
+            let fpi = identify.map_or(0, |(identify, _)| identify.fpi);
+            // Bit 7: supported; below it the percents that remain.
+            if fpi & 0x80 != 0 {
+                progress(100 - (fpi & 0x7F).min(100));
+            }
+        };
+        let mut watch = Watch::new(admin::identify(cns::NAMESPACE, one), &mut seen);
         self.session()
-            .admin_for("Format NVM", format.command(nsid), None, timeout)?;
+            .admin_for("Format NVM", format.command(nsid), timeout, &mut watch)?;
         let mut now = Vec::new();
         for nsid in affected {
             let info = NamespaceInfo::from_identify(nsid, &self.identify_namespace(nsid)?);

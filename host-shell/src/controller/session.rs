@@ -7,6 +7,9 @@
 mod events;
 mod queues;
 mod recover;
+mod watch;
+
+pub(crate) use watch::Watch;
 
 use crate::controller::config::Config;
 use crate::controller::events::Events;
@@ -189,17 +192,18 @@ impl Session {
         self.admin_locked(&mut admin, what, sqe, buffer)
     }
 
-    /// As [`admin`](Self::admin), for a command that may take `timeout`, whatever others may.
+    /// As [`admin`](Self::admin), for a command without data that may take `timeout`, whatever others may;
+    /// `watch` asks something else meanwhile.
     pub fn admin_for(
         &self,
         what: &str,
         sqe: Sqe,
-        buffer: Option<DmaBuffer>,
         timeout: Duration,
+        watch: &mut Watch<'_>,
     ) -> Result<(u32, Option<DmaBuffer>)> {
         let timeout_ns = u64::try_from(timeout.as_nanos()).unwrap_or(u64::MAX);
         let mut admin = lock(&self.admin);
-        self.admin_within(&mut admin, timeout_ns, what, sqe, buffer)
+        self.admin_within(&mut admin, timeout_ns, what, (sqe, None), Some(watch))
     }
 
     pub(crate) fn admin_locked(
@@ -209,7 +213,7 @@ impl Session {
         sqe: Sqe,
         buffer: Option<DmaBuffer>,
     ) -> Result<(u32, Option<DmaBuffer>)> {
-        self.admin_within(admin, self.timeout_ns(), what, sqe, buffer)
+        self.admin_within(admin, self.timeout_ns(), what, (sqe, buffer), None)
     }
 
     fn admin_within(
@@ -217,8 +221,8 @@ impl Session {
         admin: &mut Admin,
         timeout_ns: u64,
         what: &str,
-        sqe: Sqe,
-        buffer: Option<DmaBuffer>,
+        (sqe, buffer): (Sqe, Option<DmaBuffer>),
+        mut watch: Option<&mut Watch<'_>>,
     ) -> Result<(u32, Option<DmaBuffer>)> {
         if let Some(cause) = &admin.failed {
             return Err(Error::Gone {
@@ -254,7 +258,13 @@ impl Session {
                     true
                 }
                 Ok(Some(other)) => {
-                    admin.events.take(other);
+                    let other = match &mut watch {
+                        Some(watch) => watch.take(other),
+                        None => Some(other),
+                    };
+                    if let Some(other) = other {
+                        admin.events.take(other);
+                    }
                     false
                 }
                 Ok(None) => false,
@@ -294,6 +304,9 @@ impl Session {
             }
             if self.is_interrupted() {
                 return Err(Error::Interrupted);
+            }
+            if let Some(watch) = &mut watch {
+                watch.ask(self, admin);
             }
             spins += 1;
             relax(spins);

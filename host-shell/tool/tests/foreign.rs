@@ -378,7 +378,7 @@ fn an_erasure_that_the_controller_does_not_have_is_never_sent() {
     const MINUTE: Duration = Duration::from_secs(60);
     let (_setup, controller) = with(&[]);
     let format = |controller: &nvme_host::Controller, nsid, ses| {
-        controller.format(Nsid(nsid), Format::new(0, ses), MINUTE)
+        controller.format(Nsid(nsid), Format::new(0, ses), MINUTE, |_| ())
     };
     refused(format(&controller, 1, 0), "does not have Format NVM");
     for action in [
@@ -486,4 +486,22 @@ fn parts_of_log_pages_that_no_command_can_name_are_refused() {
     let many = nvme_host::DmaBuffer::several(controller.device(), 1 << 40, 1 << 40);
     refused(many, "do not fit into memory");
     drop(queue);
+}
+
+/// A controller that says how far a Format NVM is (FPI), in answers to Identify Namespace meanwhile.
+#[test]
+fn a_format_says_how_far_it_is() {
+    // OACS bit 1.
+    let (_setup, controller) = with(&[(1, 256, 2)]);
+    let mut percents = Vec::new();
+    let limit = Duration::from_secs(60);
+    let settings = nvme_host::core::spec::admin::Format::new(0, 0);
+    let now = controller.format(Nsid(1), settings, limit, |percent| percents.push(percent));
+    assert_eq!(now.unwrap()[0].blocks, BLOCKS);
+    // The answer to the second question may come after that to the format.
+    assert!(
+        percents == [10, 55] || percents == [10, 55, 78],
+        "{percents:?}"
+    );
+    controller.shut_down().unwrap();
 }

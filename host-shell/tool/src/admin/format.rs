@@ -54,7 +54,9 @@ impl Format {
         settings.set_pil(self.pil == 1);
         settings.set_mset(self.ms == 1);
         let bar = progress::spinner("formatting");
-        let formatted = controller.format(nsid, settings, self.wait);
+        let formatted = controller.format(nsid, settings, self.wait, |percent| {
+            bar.set_message(format!("formatting: {percent} %"));
+        });
         bar.finish_and_clear();
         let now = formatted?;
         controller.shut_down()?;

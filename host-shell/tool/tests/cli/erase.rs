@@ -80,7 +80,7 @@ fn a_handle_from_before_a_format_is_refused_and_a_new_one_has_the_new_blocks() {
     };
     // The same blocks, empty: the handle goes on.
     let now = controller
-        .format(Nsid(1), Format::new(is(4096), 0), MINUTE)
+        .format(Nsid(1), Format::new(is(4096), 0), MINUTE, |_| ())
         .unwrap();
     assert_eq!((now.len(), now[0].block_bytes), (1, 4096));
     let mut block = vec![1; BLOCK];
@@ -88,7 +88,7 @@ fn a_handle_from_before_a_format_is_refused_and_a_new_one_has_the_new_blocks() {
     assert!(block.iter().all(|byte| *byte == 0));
     // Other blocks: what the handle would read lies elsewhere.
     let now = controller
-        .format(Nsid(1), Format::new(is(512), 0), MINUTE)
+        .format(Nsid(1), Format::new(is(512), 0), MINUTE, |_| ())
         .unwrap();
     assert_eq!((now[0].block_bytes, now[0].blocks), (512, 2048));
     let refused = [
@@ -119,7 +119,12 @@ fn a_format_that_is_not_answered_ends_at_its_own_deadline() {
     let (device, judge) = crate::common::embedded("sim:mem?size=1MiB&fault=drop@op=format");
     let controller = Controller::start(device, &Config::default()).unwrap();
     let start = Instant::now();
-    let result = controller.format(Nsid(1), Format::new(0, 0), Duration::from_millis(300));
+    let result = controller.format(
+        Nsid(1),
+        Format::new(0, 0),
+        Duration::from_millis(300),
+        |_| (),
+    );
     assert!(
         matches!(
             result,

@@ -61,6 +61,8 @@ pub struct Controller {
     /// INTx is not disabled in the PCI Command register. Such an interrupt is never taken here, so the
     /// controller fails on its first completion, as SPDK's target does.
     pub intx: bool,
+    /// A Format NVM, and the percents that remain of it: each Identify Namespace takes half of them.
+    format: Option<([u8; 64], u8)>,
 }
 
 impl Controller {
@@ -77,6 +79,7 @@ impl Controller {
             refused: None,
             identify: Vec::new(),
             intx: false,
+            format: None,
         };
         controller.reset();
         controller
@@ -195,6 +198,9 @@ impl Controller {
                 if let Some((dw0, status)) = self.execute(qid, &sqe) {
                     self.complete(qid, cq, head, &sqe, dw0, status);
                 }
+                if let Some((format, _)) = self.format.take_if(|(_, left)| *left == 0) {
+                    self.complete(0, 0, head, &format, 0, 0);
+                }
             }
         }
     }
@@ -252,10 +258,18 @@ impl Controller {
             (0, 0x06) => {
                 let cns = dword(10) as u8;
                 let mut data = identify(cns, dword(1));
+                if let (0, Some((_, left))) = (cns, &mut self.format) {
+                    data[32] = 0x80 | *left;
+                    *left = if *left > 40 { *left / 2 } else { 0 };
+                }
                 for (_, at, value) in self.identify.iter().filter(|other| other.0 == cns) {
                     data[*at] = *value;
                 }
                 self.store(prp(0), &data);
+            }
+            (0, 0x80) => {
+                self.format = Some((*sqe, 90));
+                return None;
             }
             // As many queue pairs as there are, whatever was asked for.
             (0, 0x09) if dword(10) as u8 == 7 => return Some(((PAIRS - 1) * 0x1_0001, 0)),

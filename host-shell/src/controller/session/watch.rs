@@ -1,0 +1,64 @@
+//! What is asked now and then while an admin command runs that takes long.
+
+use super::{Admin, Session};
+use crate::dma::{DmaBuffer, Lease};
+use nvme_core::spec::identify::IDENTIFY_BYTES;
+use nvme_core::spec::{Cid, Sqe, Status};
+use nvme_core::{Completion, Data, Outcome};
+
+/// From the start, or from an answer, to the next question.
+const PAUSE_NS: u64 = 500_000_000;
+
+/// One question, an Identify command, and where its answers go.
+///
+/// The last one may be under way when the watched command ends. Its answer is dropped by the next admin command, or
+/// by a reset.
+pub(crate) struct Watch<'a> {
+    sqe: Sqe,
+    seen: &'a mut dyn FnMut(&[u8]),
+    asked: Option<Cid>,
+    next_ns: Option<u64>,
+}
+
+impl<'a> Watch<'a> {
+    pub fn new(sqe: Sqe, seen: &'a mut dyn FnMut(&[u8])) -> Self {
+        Self {
+            sqe,
+            seen,
+            asked: None,
+            next_ns: None,
+        }
+    }
+
+    /// Asks when it is time. What cannot be asked is not: the answers are for information.
+    pub(super) fn ask(&mut self, session: &Session, admin: &mut Admin) {
+        let now_ns = session.now_ns();
+        let next_ns = *self.next_ns.get_or_insert(now_ns.saturating_add(PAUSE_NS));
+        if self.asked.is_some() || now_ns < next_ns {
+            return;
+        }
+        self.next_ns = None;
+        let Ok(buffer) = DmaBuffer::new(&session.device, IDENTIFY_BYTES) else {
+            return;
+        };
+        let data = Data::Contiguous {
+            iova: buffer.iova(),
+            len: buffer.len() as u64,
+        };
+        let queue = admin.pair.queue();
+        self.asked = queue.submit(self.sqe, data, Some(buffer), u64::MAX).ok();
+        queue.ring();
+    }
+
+    /// Takes its own answer, and gives anything else back.
+    pub(super) fn take(&mut self, done: Completion<Lease>) -> Option<Completion<Lease>> {
+        if self.asked != Some(done.cid) {
+            return Some(done);
+        }
+        self.asked = None;
+        if let (Outcome::Done(Status::SUCCESS), Some(buffer)) = (done.outcome, &done.buffer) {
+            (self.seen)(buffer.as_slice());
+        }
+        None
+    }
+}
