@@ -54,7 +54,8 @@ impl Table {
     /// Adds place `i` of `src` to row `ids[i]`, for every `i`. Rows with the same id are summed, in the order of
     /// `ids`.
     ///
-    /// Additions of several threads to one row are all counted.
+    /// Additions of several threads to one row are all counted, through one store: several stores on one file have a
+    /// lock each.
     ///
     /// # Errors
     /// As [`scatter`](Self::scatter); [`Error::Usage`] when a row is not a whole number of elements.
