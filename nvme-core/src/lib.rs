@@ -160,6 +160,7 @@ mod collective;
 mod command;
 mod cq;
 mod error;
+pub mod gate;
 pub mod group;
 pub mod handoff;
 mod inflight;

@@ -152,6 +152,135 @@ pub unsafe fn raise(counter: *mut u64, value: u64) {
     };
 }
 
+/// Copies 16 bytes.
+///
+/// # Safety
+/// Both addresses are valid and multiples of 16.
+#[cfg(feature = "rows")]
+#[inline(always)]
+pub unsafe fn copy_16(to: u64, from: u64) {
+    // SAFETY: the caller vouches for both.
+    unsafe {
+        asm!("{{ .reg .b64 a, b; ld.global.v2.b64 {{a, b}}, [{from}]; st.global.v2.b64 [{to}], {{a, b}}; }}",
+            to = in(reg64) to, from = in(reg64) from, options(nostack));
+    }
+}
+
+/// Copies 16 bytes at each of eight places, 512 bytes apart: all are loaded before the first is stored.
+///
+/// # Safety
+/// As [`copy_16`], for each.
+#[cfg(feature = "rows")]
+#[inline(always)]
+pub unsafe fn copy_128(to: u64, from: u64) {
+    // SAFETY: the caller vouches for all.
+    unsafe {
+        asm!(
+            "{{ .reg .b64 a<8>, b<8>;",
+            "ld.global.v2.b64 {{a0, b0}}, [{from}];",
+            "ld.global.v2.b64 {{a1, b1}}, [{from}+512];",
+            "ld.global.v2.b64 {{a2, b2}}, [{from}+1024];",
+            "ld.global.v2.b64 {{a3, b3}}, [{from}+1536];",
+            "ld.global.v2.b64 {{a4, b4}}, [{from}+2048];",
+            "ld.global.v2.b64 {{a5, b5}}, [{from}+2560];",
+            "ld.global.v2.b64 {{a6, b6}}, [{from}+3072];",
+            "ld.global.v2.b64 {{a7, b7}}, [{from}+3584];",
+            "st.global.v2.b64 [{to}], {{a0, b0}};",
+            "st.global.v2.b64 [{to}+512], {{a1, b1}};",
+            "st.global.v2.b64 [{to}+1024], {{a2, b2}};",
+            "st.global.v2.b64 [{to}+1536], {{a3, b3}};",
+            "st.global.v2.b64 [{to}+2048], {{a4, b4}};",
+            "st.global.v2.b64 [{to}+2560], {{a5, b5}};",
+            "st.global.v2.b64 [{to}+3072], {{a6, b6}};",
+            "st.global.v2.b64 [{to}+3584], {{a7, b7}}; }}",
+            to = in(reg64) to, from = in(reg64) from, options(nostack));
+    }
+}
+
+/// Copies 4 bytes.
+///
+/// # Safety
+/// Both addresses are valid and multiples of 4.
+#[cfg(feature = "rows")]
+#[inline(always)]
+pub unsafe fn copy_4(to: u64, from: u64) {
+    // SAFETY: the caller vouches for both.
+    unsafe {
+        asm!("{{ .reg .b32 a; ld.global.b32 a, [{from}]; st.global.b32 [{to}], a; }}",
+            to = in(reg64) to, from = in(reg64) from, options(nostack));
+    }
+}
+
+/// Copies a byte.
+///
+/// # Safety
+/// Both addresses are valid.
+#[cfg(feature = "rows")]
+#[inline(always)]
+pub unsafe fn copy_1(to: u64, from: u64) {
+    // SAFETY: the caller vouches for both.
+    unsafe {
+        asm!("{{ .reg .b16 a; ld.global.b8 a, [{from}]; st.global.b8 [{to}], a; }}",
+            to = in(reg64) to, from = in(reg64) from, options(nostack));
+    }
+}
+
+/// Sets a byte to zero.
+///
+/// # Safety
+/// The address is valid.
+#[cfg(feature = "rows")]
+#[inline(always)]
+pub unsafe fn store_zero(to: u64) {
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        asm!("{{ .reg .b16 a; mov.b16 a, 0; st.global.b8 [{to}], a; }}", to = in(reg64) to, options(nostack))
+    };
+}
+
+/// Stores 4 bytes.
+///
+/// # Safety
+/// The address is valid and a multiple of 4.
+#[cfg(feature = "rows")]
+#[inline(always)]
+pub unsafe fn store_u32(to: u64, value: u32) {
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        asm!("st.global.b32 [{to}], {value};", to = in(reg64) to, value = in(reg32) value, options(nostack))
+    };
+}
+
+/// Loads 4 bytes.
+///
+/// # Safety
+/// The address is valid and a multiple of 4; nothing writes to it meanwhile.
+#[cfg(feature = "rows")]
+#[inline(always)]
+pub unsafe fn load_u32(from: u64) -> u32 {
+    let value: u32;
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        asm!("ld.global.b32 {value}, [{from}];", from = in(reg64) from, value = out(reg32) value, options(nostack))
+    };
+    value
+}
+
+/// Loads 8 bytes.
+///
+/// # Safety
+/// The address is valid and a multiple of 8; nothing writes to it meanwhile.
+#[cfg(feature = "rows")]
+#[inline(always)]
+pub unsafe fn load_u64(from: u64) -> u64 {
+    let value: u64;
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        asm!("ld.global.b64 {value}, [{from}];", from = in(reg64) from, value = out(reg64) value, options(nostack))
+    };
+    value
+}
+
 /// Nanoseconds of the GPU's global timer.
 #[inline(always)]
 pub fn now_ns() -> u64 {

@@ -55,6 +55,8 @@ mod assignment;
 mod bare;
 #[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
 mod entry;
+#[cfg(all(target_arch = "nvptx64", feature = "rows"))]
+mod gather;
 #[cfg(target_arch = "nvptx64")]
 mod groups;
 #[cfg(all(target_arch = "nvptx64", feature = "device-library"))]
@@ -64,6 +66,7 @@ mod owned;
 #[cfg(all(target_arch = "nvptx64", feature = "probes"))]
 mod probes;
 mod queues;
+pub mod rows;
 #[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
 mod shared;
 #[cfg(not(target_arch = "nvptx64"))]
@@ -79,3 +82,7 @@ pub use table::Kernel;
 /// The kernels as PTX, for any GPU from sm_80 on; `cargo xtask ptx --refresh` writes it.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const PTX: &str = include_str!("../ptx/nvme_gpu_kernel.ptx");
+
+/// `nvme_gather` as PTX, as [`PTX`] is.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const ROWS_PTX: &str = include_str!("../ptx/nvme_gpu_rows.ptx");

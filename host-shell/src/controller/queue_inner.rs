@@ -81,14 +81,21 @@ pub(crate) struct QueueInner {
     /// Commands that expired, and what became of them.
     pub expired: Vec<Expired>,
     pub statistics: Statistics,
-    /// Present while a GPU drives the queue in the pair's stead: called with the proof of each reset.
+    /// Present while a GPU drives the queue in the pair's stead.
     #[cfg(feature = "cuda")]
-    pub lent: Option<Lent>,
+    pub lent: Option<Box<dyn Lent>>,
 }
 
-/// Ends the commands that a GPU had in flight, once the controller can do nothing to them any more.
+/// What a reset of the controller does to a queue that a GPU drives.
 #[cfg(feature = "cuda")]
-pub(crate) type Lent = Box<dyn FnMut(&nvme_core::Quiesced<'_>) + Send>;
+pub(crate) trait Lent: Send {
+    /// Before the reset: the GPU uses the queue no more when this returns.
+    fn stop(&mut self);
+    /// Ends the commands that the GPU had in flight: the controller can do nothing to them any more.
+    fn end(&mut self, proof: &nvme_core::Quiesced<'_>);
+    /// After the reset: whether the queue exists again.
+    fn resume(&mut self, works: bool);
+}
 
 impl QueueInner {
     /// Moves what the controller has posted into the backlog. `clock` is read afterwards, so nothing that

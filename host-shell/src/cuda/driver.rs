@@ -175,16 +175,28 @@ impl Gpu {
         self.lost.store(true, Ordering::Release);
     }
 
-    /// Makes its context the calling thread's. Every call that needs one does it first.
-    ///
     /// # Errors
-    /// [`Error::Gone`] after a kernel that did not end: most calls would wait for it.
-    pub(super) fn bind(&self) -> Result<()> {
+    /// [`Error::Gone`] after a kernel that did not end.
+    pub(super) fn check_not_lost(&self) -> Result<()> {
         if self.lost.load(Ordering::Acquire) {
             return Err(Error::Gone {
                 cause: format!("a kernel on GPU {} did not end", self.index),
             });
         }
+        Ok(())
+    }
+
+    /// Its context.
+    pub(super) fn context(&self) -> sys::CUcontext {
+        self.context
+    }
+
+    /// Makes its context the calling thread's. Every call that needs one does it first.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] after a kernel that did not end: most calls would wait for it.
+    pub(super) fn bind(&self) -> Result<()> {
+        self.check_not_lost()?;
         // SAFETY: the context is retained until drop.
         check("cuCtxSetCurrent", unsafe {
             sys::cuCtxSetCurrent(self.context)

@@ -102,24 +102,68 @@ impl Module {
         argument: &T,
     ) -> Result<()> {
         self.gpu.bind()?;
-        let mut parameters = [std::ptr::from_ref(argument).cast_mut().cast::<c_void>()];
-        // SAFETY: the caller vouches for kernel and argument, which the driver copies before it returns.
-        check("cuLaunchKernel", unsafe {
-            sys::cuLaunchKernel(
-                function.0,
-                grid,
-                1,
-                1,
-                block,
-                1,
-                1,
-                0,
-                stream.raw(),
-                parameters.as_mut_ptr(),
-                null_mut(),
-            )
-        })
+        // SAFETY: the caller's.
+        unsafe { launch(stream.raw(), function, grid, block, argument) }
     }
+
+    /// The same in the stream `stream` of the calling thread's context, a `CUstream`.
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch); the context is the one that this module is loaded for.
+    pub(super) unsafe fn launch_on<T: Copy>(
+        &self,
+        stream: u64,
+        function: Function,
+        grid: u32,
+        block: u32,
+        argument: &T,
+    ) -> Result<()> {
+        // SAFETY: the caller's.
+        unsafe { launch(handle(stream), function, grid, block, argument) }
+    }
+
+    /// Whether `stream`, a `CUstream` of this module's context, is being captured.
+    pub(super) fn is_capturing(&self, stream: u64) -> Result<bool> {
+        let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+        // SAFETY: writes one value; the driver checks the handle.
+        check("cuStreamIsCapturing", unsafe {
+            sys::cuStreamIsCapturing(handle(stream), &mut status)
+        })?;
+        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+}
+
+/// The driver's handle of a stream that came as a number.
+fn handle(stream: u64) -> sys::CUstream {
+    std::ptr::with_exposed_provenance_mut(stream as usize)
+}
+
+/// # Safety
+/// As [`Module::launch`].
+unsafe fn launch<T: Copy>(
+    stream: sys::CUstream,
+    function: Function,
+    grid: u32,
+    block: u32,
+    argument: &T,
+) -> Result<()> {
+    let mut parameters = [std::ptr::from_ref(argument).cast_mut().cast::<c_void>()];
+    // SAFETY: the caller vouches for kernel and argument, which the driver copies before it returns.
+    check("cuLaunchKernel", unsafe {
+        sys::cuLaunchKernel(
+            function.0,
+            grid,
+            1,
+            1,
+            block,
+            1,
+            1,
+            0,
+            stream,
+            parameters.as_mut_ptr(),
+            null_mut(),
+        )
+    })
 }
 
 impl Drop for Module {

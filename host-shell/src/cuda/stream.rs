@@ -44,6 +44,11 @@ impl Stream {
         self.raw
     }
 
+    /// The driver's handle, as a number.
+    pub fn handle(&self) -> u64 {
+        self.raw.expose_provenance() as u64
+    }
+
     pub(super) fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
     }

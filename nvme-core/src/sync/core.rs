@@ -136,6 +136,13 @@ pub fn fence(order: Order, _scope: Scope) {
     }
 }
 
+/// A fence that all such fences are in one order with: a store before it and a load after it are not exchanged.
+#[inline]
+pub fn fence_seq_cst(_scope: Scope) {
+    note!("fence sc", Order::AcqRel, _scope, &());
+    atomic::fence(Ordering::SeqCst);
+}
+
 /// `value`, in a way that the compiler does not see through. What is computed from it is computed again each time:
 /// a GPU has more instructions to spare than registers.
 #[inline(always)]

@@ -201,6 +201,16 @@ pub fn fence(order: Order, _scope: Scope) {
     }
 }
 
+/// loom's fence in the one order of all such fences; weakened, an ordinary one.
+#[track_caller]
+pub fn fence_seq_cst(_scope: Scope) {
+    match at_site(Order::AcqRel) {
+        Order::AcqRel => atomic::fence(Ordering::SeqCst),
+        Order::Relaxed => {}
+        _ => atomic::fence(Ordering::AcqRel),
+    }
+}
+
 /// `value`, in a way that the compiler does not see through. What is computed from it is computed again each time:
 /// a GPU has more instructions to spare than registers.
 #[inline(always)]

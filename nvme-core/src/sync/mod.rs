@@ -48,7 +48,7 @@ pub(crate) mod record;
 pub(crate) mod serial;
 #[cfg(any(loom, tsan))]
 mod site;
-pub use backend::{AtomicU32, AtomicU64, fence, opaque, spin};
+pub use backend::{AtomicU32, AtomicU64, fence, fence_seq_cst, opaque, spin};
 #[cfg(loom)]
 pub use backend::{begin_execution, overwriting, uncontended};
 #[cfg(any(loom, tsan))]

@@ -191,6 +191,12 @@ pub fn fence(order: Order, scope: Scope) {
     }
 }
 
+/// `fence.sc` at the given scope.
+#[inline(always)]
+pub fn fence_seq_cst(scope: Scope) {
+    by_scope!(scope, "fence.sc", "", ";", options(nostack));
+}
+
 /// `value`, in a way that the compiler does not see through. What is computed from it is computed again each time:
 /// a GPU has more instructions to spare than registers.
 #[inline(always)]

@@ -248,6 +248,13 @@ pub fn fence(order: Order, _scope: Scope) {
     }
 }
 
+/// A fence in the one order of all such fences, which the sanitizer takes for one of both directions.
+#[track_caller]
+pub fn fence_seq_cst(scope: Scope) {
+    atomic::fence(Ordering::SeqCst);
+    fence(Order::AcqRel, scope);
+}
+
 /// `value`: there is nothing to hide from the compiler here.
 #[inline(always)]
 pub fn opaque(value: u32) -> u32 {

@@ -278,7 +278,7 @@ fn now_ns() -> u64 {
 
 /// What a host thread by itself did.
 #[derive(Default)]
-struct Bus {
+pub struct Bus {
     /// Doorbells of both kinds, loads of completions.
     traffic: Cell<[u64; 3]>,
     /// What happened to its command, and when.

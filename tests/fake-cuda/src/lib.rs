@@ -15,6 +15,7 @@
 
 mod kernels;
 mod litmus;
+mod rows;
 mod streams;
 
 use nvme_gpu_kernel::Kernel;
@@ -35,10 +36,10 @@ const NOT_READY: Status = 600;
 
 /// The kernel whose argument is not a `Launch`.
 const LITMUS: &CStr = c"nvme_litmus";
-/// Handles of kernels: the places of their names here.
+/// Handles of kernels: the places of their names here, those of `Kernel`, of `rows` and the litmus kernel's.
 static KERNELS: LazyLock<Vec<&'static CStr>> = LazyLock::new(|| {
     let kernels = Kernel::ALL.iter().map(|kernel| kernel.symbol());
-    kernels.chain([LITMUS]).collect()
+    kernels.chain(rows::NAMES).chain([LITMUS]).collect()
 });
 
 /// Allocations and registrations: address to bytes.
@@ -126,7 +127,51 @@ pub extern "C" fn cuDevicePrimaryCtxRelease_v2(_device: c_int) -> Status {
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuCtxSetCurrent(_context: *mut c_void) -> Status {
+pub extern "C" fn cuCtxSetCurrent(context: *mut c_void) -> Status {
+    let mut contexts = CONTEXTS.take();
+    contexts.pop();
+    contexts.push(context);
+    CONTEXTS.set(contexts);
+    SUCCESS
+}
+
+thread_local! {
+    /// The contexts of a thread, the current one last.
+    static CONTEXTS: std::cell::Cell<Vec<*mut c_void>> = const { std::cell::Cell::new(Vec::new()) };
+    /// The mode in which a thread takes part in captures: 0 is global, 2 relaxed.
+    static CAPTURE_MODE: std::cell::Cell<c_uint> = const { std::cell::Cell::new(0) };
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut *mut c_void) -> Status {
+    let contexts = CONTEXTS.take();
+    // SAFETY: the caller gives a place for one handle.
+    unsafe { *context = contexts.last().copied().unwrap_or_default() };
+    CONTEXTS.set(contexts);
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxPushCurrent_v2(context: *mut c_void) -> Status {
+    let mut contexts = CONTEXTS.take();
+    contexts.push(context);
+    CONTEXTS.set(contexts);
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut *mut c_void) -> Status {
+    let mut contexts = CONTEXTS.take();
+    // SAFETY: the caller gives a place for one handle.
+    unsafe { *context = contexts.pop().unwrap_or_default() };
+    CONTEXTS.set(contexts);
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_uint) -> Status {
+    // SAFETY: the caller gives a mode, and a place for the one before it.
+    unsafe { *mode = CAPTURE_MODE.replace(*mode) };
     SUCCESS
 }
 

@@ -6,8 +6,11 @@
     reason = "the CUDA driver API documents them"
 )]
 
-use crate::{INVALID_VALUE, KERNELS, NOT_READY, SUCCESS, Status, fault, kernels, litmus, lock};
+use crate::{
+    INVALID_VALUE, KERNELS, NOT_READY, SUCCESS, Status, fault, kernels, litmus, lock, rows,
+};
 use nvme_gpu_kernel::Kernel;
+use nvme_gpu_kernel::rows::{Check, Gather};
 use nvme_gpu_kernel::work::Launch;
 use std::ffi::{CStr, c_uint, c_void};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -80,6 +83,13 @@ pub unsafe extern "C" fn cuStreamQuery(handle: *mut c_void) -> Status {
         Some(kernel) if !kernel.is_finished() => NOT_READY,
         _ => SUCCESS,
     }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamIsCapturing(_stream: *mut c_void, status: *mut c_uint) -> Status {
+    // SAFETY: the caller gives a place for one value.
+    unsafe { *status = 0 };
+    SUCCESS
 }
 
 #[unsafe(no_mangle)]
@@ -161,13 +171,26 @@ pub unsafe extern "C" fn cuLaunchKernel(
     let Some(index) = KERNELS.iter().position(handle_of) else {
         return INVALID_VALUE;
     };
-    let run: Box<dyn FnOnce() + Send> = match Kernel::ALL.get(index) {
-        Some(kernel) => {
+    let run: Box<dyn FnOnce() + Send> = match (Kernel::ALL.get(index), KERNELS[index]) {
+        (Some(kernel), _) => {
             // SAFETY: these kernels take one `Launch`.
             let launch = unsafe { **parameters.cast::<*const Launch>() };
             Box::new(move || kernels::run(*kernel, &launch))
         }
-        None => {
+        (None, name) if name == rows::NAMES[2] => {
+            // SAFETY: this kernel takes one `Check`.
+            let check = unsafe { **parameters.cast::<*const Check>() };
+            Box::new(move || rows::check(&check))
+        }
+        (None, name) if rows::NAMES.contains(&name) => {
+            // SAFETY: these kernels take one `Gather`.
+            let gather = unsafe { **parameters.cast::<*const Gather>() };
+            match name == rows::NAMES[0] {
+                true => Box::new(move || rows::gather(&gather, grid)),
+                false => Box::new(move || rows::copy(&gather)),
+            }
+        }
+        (None, _) => {
             // SAFETY: the litmus kernel takes one `Args`.
             let args = unsafe { **parameters.cast::<*const gpu_litmus::Args>() };
             Box::new(move || litmus::run(&args, grid, block))

@@ -7,6 +7,7 @@ mod collective_queue;
 mod collective_slots;
 mod doorbell;
 mod drain_lock;
+mod gate;
 mod phase_tag;
 mod round_trip;
 mod shared;

@@ -32,6 +32,14 @@ const KERNELS: Image = Image {
     library: false,
     committed: Some("nvme-gpu-kernel/ptx/nvme_gpu_kernel.ptx"),
 };
+/// The kernels that gather rows, which the host embeds beside the others.
+const ROWS: Image = Image {
+    name: "nvme_gpu_rows",
+    package: "nvme-gpu-kernel",
+    features: "rows",
+    library: false,
+    committed: Some("nvme-gpu-kernel/ptx/nvme_gpu_rows.ptx"),
+};
 /// The functions that CUDA C++ links.
 const LIBRARY: Image = Image {
     name: "nvme_gpu_device",
@@ -135,7 +143,7 @@ fn build_and_check(refresh: bool, accept_fences: bool) -> Result<(), Failure> {
     let documented = section(&document, "kernels")?;
     let (mut kernels, mut table, mut same) = (String::new(), pins::Table::new(&ASSEMBLE_FOR), true);
     let mut images = Vec::new();
-    for image in [&KERNELS, &EXAMPLE, &LITMUS, &LIBRARY] {
+    for image in [&KERNELS, &ROWS, &EXAMPLE, &LITMUS, &LIBRARY] {
         images.push((image, image.build(&compiler)?));
     }
     check_fences(&images, refresh, accept_fences)?;

@@ -116,6 +116,10 @@ impl Session {
         let table: Vec<_> = lock(&self.queues).values().cloned().collect();
         let mut inners: Vec<_> = table.iter().map(|inner| lock(inner)).collect();
         let plans: Vec<QueuePlan> = inners.iter().map(|inner| inner.pair.plan()).collect();
+        #[cfg(feature = "cuda")]
+        for lent in inners.iter_mut().filter_map(|inner| inner.lent.as_mut()) {
+            lent.stop();
+        }
         admin.resets += 1;
         let mut reset = Reset {
             cause: cause.to_owned(),
@@ -142,6 +146,10 @@ impl Session {
         let result = result
             .map_err(|error| self.device.gone().unwrap_or_else(|| error.to_string()))
             .and_then(|()| self.is_as_before(admin, plans.len()));
+        #[cfg(feature = "cuda")]
+        for lent in inners.iter_mut().filter_map(|inner| inner.lent.as_mut()) {
+            lent.resume(result.is_ok());
+        }
         result.map_err(|error| {
             let cause = format!("{cause}; the controller reset failed: {error}");
             admin.failed = Some(cause.clone());
@@ -239,7 +247,7 @@ impl BringupRun<'_> {
                         inner.pair.queue().restart(&proof);
                         #[cfg(feature = "cuda")]
                         if let Some(lent) = &mut inner.lent {
-                            lent(&proof);
+                            lent.end(&proof);
                         }
                     }
                     while let Some(ended) = pair.queue().reclaim(&proof) {

@@ -4,12 +4,14 @@
 //! and the controller's own speed; each line names which of them was the limit.
 
 mod case;
+mod gather;
 mod limits;
 mod rig;
 mod stream;
 mod suite;
 
 pub use case::{Case, Mode};
+pub use gather::{GatherJob, gather};
 pub use limits::Limits;
 pub use rig::{Bench, Run};
 pub use suite::{Options, run};

@@ -76,6 +76,9 @@ pub struct Bench {
     #[cfg(feature = "cuda")]
     #[command(flatten)]
     suite: super::gpu::SuiteArgs,
+    #[cfg(feature = "cuda")]
+    #[command(flatten)]
+    gather: super::gather::GatherArgs,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -112,6 +115,10 @@ impl Bench {
         #[cfg(feature = "cuda")]
         if self.suite.suite.is_some() {
             return self.suite.run(self.gpu.gpu);
+        }
+        #[cfg(feature = "cuda")]
+        if self.gather.gather {
+            return self.gather_rows();
         }
         #[cfg(feature = "cuda")]
         if self.gpu.gpu.is_some() {
@@ -227,6 +234,20 @@ impl Bench {
             }) => Err(error),
             _ => Ok(ended),
         }
+    }
+
+    /// Rows by ids that lie in GPU memory.
+    #[cfg(feature = "cuda")]
+    fn gather_rows(self) -> Result<()> {
+        let device = &self.namespace.device;
+        let opened = device.open_to_write(&self.write, "the table of --gather")?;
+        let rest = super::gather::Rest {
+            gpu: self.gpu.gpu.unwrap_or(0),
+            nsid: self.namespace.nsid(),
+            queues: self.queues,
+            seed: self.seed,
+        };
+        self.gather.run(opened, &device.config(), rest)
     }
 
     /// The same workload with queues that a GPU drives.

@@ -1,0 +1,377 @@
+//! `out = table[ids]` measured: rows by ids that lie in GPU memory, beside the bare limit and rivals on the same data.
+//!
+//! The table's words are a function of their place, so that each row gathered is checked on the GPU.
+// UNSAFETY: launches kernels over this module's own memory.
+#![allow(unsafe_code)]
+
+use super::super::driver::Gpu;
+use super::super::memory::DeviceMemory;
+use super::super::module::{Function, Module};
+use super::super::registered::Registered;
+use super::super::rows::{GpuRows, Request, RowTable, RowsOptions};
+use super::super::stream::{Event, Stream};
+use super::super::tier::{Access, Tier, TierRequest};
+use super::rig::median;
+use crate::controller::Controller;
+use crate::controller::config::Config;
+use crate::device::Device;
+use crate::dma::pages::Pages;
+use crate::error::{Error, Result};
+use nvme_core::spec::{Lba, Nsid};
+use nvme_gpu_kernel::ROWS_PTX;
+use nvme_gpu_kernel::rows::{BLOCK_THREADS, Check, Gather};
+use nvme_gpu_kernel::work::data_word;
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use zerocopy::{FromBytes, IntoBytes};
+
+/// The host's patience with one gather.
+const PATIENCE: Duration = Duration::from_secs(60);
+/// Bytes written at a time when the table is laid out.
+const CHUNK: usize = 4 << 20;
+/// Blocks of the kernels that have no queue.
+const FREE_BLOCKS: u32 = 128;
+
+/// What is measured.
+#[derive(Clone, Debug)]
+pub struct GatherJob {
+    /// The GPU.
+    pub gpu: u32,
+    /// Namespace.
+    pub nsid: Nsid,
+    /// Bytes of the table: from the namespace's start on, which is overwritten.
+    pub table_bytes: u64,
+    /// Bytes of a row, one case each: multiples of 8.
+    pub row_bytes: Vec<u32>,
+    /// Rows of each gather; 0 is as many as make a long run.
+    pub rows: u64,
+    /// Runs of each, of which the middle one counts.
+    pub runs: usize,
+    /// Seed of the table and of the ids.
+    pub seed: u64,
+    /// Queues and stations.
+    pub options: RowsOptions,
+}
+
+struct Rig {
+    job: GatherJob,
+    rows: GpuRows,
+    module: Module,
+    copy: Function,
+    check: Function,
+    stream: Stream,
+    /// The table once more, in memory of the host, as rivals have it.
+    mirror: Registered,
+    mirror_pages: Arc<Pages>,
+}
+
+/// Runs the cases on `device`; `emit` gets one object each.
+///
+/// # Errors
+/// What keeps a case from running, and rows that are wrong.
+pub fn gather(
+    device: Arc<dyn Device>,
+    config: &Config,
+    job: &GatherJob,
+    emit: &mut dyn FnMut(Value),
+) -> Result<()> {
+    let gpu = Gpu::open(job.gpu)?;
+    let queues = u16::try_from(job.options.queues).unwrap_or(u16::MAX);
+    let exactly = TierRequest::Exactly(Tier::Direct);
+    let access = Arc::new(Access::find(&gpu, device, queues, exactly)?);
+    let config = Config {
+        queue_pairs: job.options.queues.saturating_add(2),
+        ..config.clone()
+    };
+    let controller = Controller::start(Arc::clone(access.device()), &config)?;
+    let info = controller.usable_namespace(job.nsid)?;
+    let begin = Instant::now();
+    lay_out(&controller, job)?;
+    let mirror_pages = Arc::new(Pages::new(job.table_bytes as usize)?);
+    fill(&mirror_pages, job.seed);
+    let laid_out = begin.elapsed();
+    let module = Module::load(&gpu, ROWS_PTX.as_bytes())?;
+    let rows = GpuRows::create(&controller, &access, info, job.options, config.timeout)?;
+    let (registers, local) = rows.cost()?;
+    emit(json!({
+        "gpu": gpu.describe(), "device": access.device().describe(), "tier": access.describe(),
+        "table_bytes": job.table_bytes, "block_bytes": info.block_bytes, "queues": job.options.queues,
+        "stations": job.options.stations, "registers": registers, "local_bytes": local,
+        "cores": std::thread::available_parallelism().map_or(1, usize::from),
+        "lay_out_s": laid_out.as_secs_f64(),
+    }));
+    let rig = Rig {
+        copy: module.function("nvme_copy_rows")?,
+        check: module.function("nvme_check_rows")?,
+        stream: Stream::new(&gpu)?,
+        mirror: Registered::pages(&gpu, &mirror_pages)?,
+        mirror_pages,
+        module,
+        rows,
+        job: job.clone(),
+    };
+    for row_bytes in &job.row_bytes {
+        emit(rig.case(*row_bytes)?);
+    }
+    drop(rig);
+    controller.shut_down()
+}
+
+/// Writes the table to the drive.
+fn lay_out(controller: &Controller, job: &GatherJob) -> Result<()> {
+    let mut namespace = controller.namespace(job.nsid)?;
+    let block = u64::from(namespace.block_bytes());
+    let mut chunk = vec![0u64; CHUNK / 8];
+    let mut at = 0;
+    while at < job.table_bytes {
+        let bytes = (job.table_bytes - at).min(CHUNK as u64) as usize;
+        for (index, word) in chunk[..bytes / 8].iter_mut().enumerate() {
+            *word = data_word(job.seed, at / 8 + index as u64);
+        }
+        namespace.write(Lba(at / block), chunk[..bytes / 8].as_bytes())?;
+        at += bytes as u64;
+    }
+    Ok(())
+}
+
+/// The same in memory.
+fn fill(pages: &Pages, seed: u64) {
+    let words = pages.len() / 8;
+    let threads = std::thread::available_parallelism().map_or(1, usize::from);
+    let start = pages.start().cast::<u64>().expose_provenance();
+    std::thread::scope(|scope| {
+        for part in 0..threads {
+            let range = words * part / threads..words * (part + 1) / threads;
+            scope.spawn(move || {
+                let start = std::ptr::with_exposed_provenance_mut::<u64>(start);
+                for index in range {
+                    // SAFETY: inside the pages, each word by one thread, which ends before they are used.
+                    unsafe { start.add(index).write(data_word(seed, index as u64)) };
+                }
+            });
+        }
+    });
+}
+
+/// Memory of one case.
+struct Case {
+    table: RowTable,
+    count: u64,
+    ids: DeviceMemory,
+    host_ids: Vec<i64>,
+    out: DeviceMemory,
+    wrong: DeviceMemory,
+    staging: Arc<Pages>,
+    staged: Registered,
+}
+
+impl Rig {
+    fn gpu(&self) -> &Arc<Gpu> {
+        self.rows.gpu()
+    }
+
+    fn case(&self, row_bytes: u32) -> Result<Value> {
+        let case = self.memory(row_bytes)?;
+        let (mut ours, mut bound, mut indexed) = (Vec::new(), Vec::new(), Vec::new());
+        self.gather(&case)?;
+        for _ in 0..self.job.runs {
+            ours.push(self.gather(&case)?);
+            self.verify(&case)?;
+            bound.push(self.bound(&case)?);
+            self.verify(&case)?;
+            indexed.push(self.indexed(&case)?);
+            self.verify(&case)?;
+        }
+        let hop = self.hop(&case)?;
+        let rate = |runs: &[f64]| case.count as f64 / median(runs);
+        let rates = [&ours, &bound, &indexed].map(|runs| rate(runs));
+        Ok(json!({
+            "case": format!("gather_{row_bytes}"),
+            "row_bytes": row_bytes, "rows": case.count,
+            "rows_per_s": rates[0], "gb_per_s": rates[0] * f64::from(row_bytes) / 1e9,
+            "bound_rows_per_s": rates[1], "of_bound": rates[0] / rates[1],
+            "index_and_copy_rows_per_s": rates[2], "of_index_and_copy": rates[0] / rates[2],
+            "hop_32_rows_us": hop,
+            "seconds": { "gather": ours, "bound": bound, "index_and_copy": indexed },
+            "checked": true,
+        }))
+    }
+
+    fn memory(&self, row_bytes: u32) -> Result<Case> {
+        let job = &self.job;
+        let rows = job.table_bytes / u64::from(row_bytes);
+        let table = RowTable {
+            first_byte: 0,
+            rows,
+            row_bytes,
+        };
+        let count = match job.rows {
+            0 => (2u64 << 30) / u64::from(row_bytes.max(1024)),
+            rows => rows,
+        };
+        let gpu = self.gpu();
+        let host_ids: Vec<i64> = (0..count)
+            .map(|index| (data_word(job.seed ^ 0x1D5, index) % rows) as i64)
+            .collect();
+        let ids = DeviceMemory::new(gpu, host_ids.len() * 8)?;
+        ids.upload(0, host_ids.as_bytes())?;
+        let bytes = count as usize * row_bytes as usize;
+        let staging = Arc::new(Pages::new(bytes)?);
+        Ok(Case {
+            table,
+            count,
+            ids,
+            host_ids,
+            out: DeviceMemory::new(gpu, bytes)?,
+            wrong: DeviceMemory::new(gpu, 8)?,
+            staged: Registered::pages(gpu, &staging)?,
+            staging,
+        })
+    }
+
+    fn request(&self, case: &Case, count: u64) -> Request {
+        Request {
+            ids: case.ids.address(),
+            wide_ids: true,
+            count,
+            out: case.out.address(),
+            out_stride: u64::from(case.table.row_bytes),
+            status: 0,
+        }
+    }
+
+    /// Seconds of one gather of all rows.
+    fn gather(&self, case: &Case) -> Result<f64> {
+        let request = self.request(case, case.count);
+        let begin = Event::record(&self.stream)?;
+        // SAFETY: our own memory, which outlives the launch: it is waited for.
+        let pending = unsafe {
+            self.rows
+                .gather(&case.table, &request, self.stream.handle())?
+        };
+        let end = Event::record(&self.stream)?;
+        let gathered = pending.wait(PATIENCE)?;
+        if gathered.failures.rows > 0 {
+            return Err(Error::device(
+                format!("rows were not read: {:?}", gathered.failures),
+                "see docs/troubleshooting.md",
+            ));
+        }
+        self.stream.wait(PATIENCE, || Ok(()))?;
+        end.seconds_since(&begin)
+    }
+
+    /// Microseconds of a gather of 32 rows, from the launch to the host's knowledge of its end: the median of 200.
+    fn hop(&self, case: &Case) -> Result<f64> {
+        let request = self.request(case, 32.min(case.count));
+        let mut took = Vec::new();
+        for _ in 0..200 {
+            let begin = Instant::now();
+            // SAFETY: as in `gather`.
+            let pending = unsafe {
+                self.rows
+                    .gather(&case.table, &request, self.stream.handle())?
+            };
+            pending.wait(PATIENCE)?;
+            took.push(begin.elapsed().as_secs_f64() * 1e6);
+        }
+        Ok(median(&took))
+    }
+
+    /// Seconds of the same rows out of memory of the host, by a kernel that only copies.
+    fn bound(&self, case: &Case) -> Result<f64> {
+        let launch = Gather {
+            slots: self.mirror.address(),
+            lanes: 32,
+            unit_shift: u64::from(case.table.row_bytes).trailing_zeros().min(4),
+            block_shift: 12,
+            ..self.bare(case)
+        };
+        let begin = Event::record(&self.stream)?;
+        // SAFETY: as in `gather`.
+        unsafe {
+            self.module
+                .launch(&self.stream, self.copy, FREE_BLOCKS, BLOCK_THREADS, &launch)?;
+        }
+        let end = Event::record(&self.stream)?;
+        self.stream.wait(PATIENCE, || Ok(()))?;
+        end.seconds_since(&begin)
+    }
+
+    /// Seconds of the same rows by the host's threads, out of the same memory into pinned memory, and one copy.
+    fn indexed(&self, case: &Case) -> Result<f64> {
+        let begin = Instant::now();
+        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let (from, to) = (
+            self.mirror_pages.start().addr(),
+            case.staging.start().addr(),
+        );
+        let row = case.table.row_bytes as usize;
+        std::thread::scope(|scope| {
+            for part in 0..threads {
+                let range = case.host_ids.len() * part / threads
+                    ..case.host_ids.len() * (part + 1) / threads;
+                let ids = &case.host_ids[range.clone()];
+                scope.spawn(move || {
+                    for (index, id) in range.zip(ids) {
+                        // SAFETY: rows of the mirror and of the staging memory, each written by one thread.
+                        unsafe {
+                            std::ptr::copy_nonoverlapping(
+                                std::ptr::with_exposed_provenance::<u8>(from + *id as usize * row),
+                                std::ptr::with_exposed_provenance_mut::<u8>(to + index * row),
+                                row,
+                            );
+                        }
+                    }
+                });
+            }
+        });
+        let bytes = case.host_ids.len() * row;
+        // SAFETY: both are ours and outlive the copy, which is waited for.
+        unsafe {
+            let from = case.staging.start();
+            self.stream.copy_in(case.out.address(), from, bytes)?;
+        }
+        self.stream.finish()?;
+        let _ = &case.staged;
+        Ok(begin.elapsed().as_secs_f64())
+    }
+
+    fn bare(&self, case: &Case) -> Gather {
+        Gather {
+            ids: case.ids.address(),
+            wide_ids: 1,
+            count: case.count,
+            out: case.out.address(),
+            out_stride: u64::from(case.table.row_bytes),
+            rows: case.table.rows,
+            row_bytes: case.table.row_bytes,
+            ..Gather::default()
+        }
+    }
+
+    /// Checks every word of the output, and overwrites it.
+    fn verify(&self, case: &Case) -> Result<()> {
+        let check = Check {
+            gather: self.bare(case),
+            seed: self.job.seed,
+            wrong: case.wrong.address(),
+        };
+        case.wrong.zero()?;
+        // SAFETY: as in `gather`.
+        unsafe {
+            self.module
+                .launch(&self.stream, self.check, FREE_BLOCKS, BLOCK_THREADS, &check)?;
+        }
+        self.stream.wait(PATIENCE, || Ok(()))?;
+        let mut wrong = [0; 8];
+        case.wrong.download(0, &mut wrong)?;
+        match u64::read_from_bytes(&wrong).unwrap_or(u64::MAX) {
+            0 => case.out.zero(),
+            wrong => Err(Error::Mismatch {
+                what: format!("{wrong} of {} rows are wrong", case.count),
+            }),
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! Queue pairs of a controller lent to a GPU: created, and recovered when a command does not end.
+//!
+//! A reset ends what the GPU had in flight by way of a hook in each queue; whoever lends the queues sees to it
+//! that no kernel uses them meanwhile.
+
+use super::driver::Gpu;
+use super::queue_set::{QueueSet, Remote};
+use super::registered::Registered;
+use super::rows::RowsState;
+use super::tier::Access;
+use crate::controller::Controller;
+use crate::controller::queue::Queue;
+use crate::controller::queue_inner::Lent;
+use crate::controller::session::Session;
+use crate::error::{Error, Result};
+use crate::lock::lock;
+use nvme_core::group::Alone;
+use nvme_core::queue_state::QueueState;
+use nvme_core::spec::{Cid, Qid};
+use nvme_core::{Cells, Collective, ControllerFault, Drained, QueueMemory, Quiesced, SharedQueue};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+/// Commands in flight that are aborted one by one; more of them are ended by a reset.
+const MOST_ABORTS: usize = 8;
+
+/// What recovery did.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Recovered {
+    /// Completions that had come late.
+    pub late: u32,
+    /// Commands ended by Abort.
+    pub aborted: u32,
+    /// Commands ended by a controller reset.
+    pub reset: u32,
+    /// Why the controller was reset, if it was.
+    pub cause: Option<String>,
+}
+
+/// How the words of the states were last used: owned and shared queues lay them out differently.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum QueueKind {
+    Owned,
+    Shared,
+}
+
+/// Queue pairs of one controller in the hands of a GPU. Deleted on drop.
+pub(super) struct LentQueues {
+    pub set: QueueSet,
+    pub kind: Option<QueueKind>,
+    pub session: Arc<Session>,
+    pub queues: Vec<Queue>,
+    /// A reset took the commands away: cells begin anew.
+    fresh: Arc<AtomicBool>,
+    /// A reset could not be told to the GPU.
+    dead: Arc<AtomicBool>,
+    rows: Option<Arc<RowsState>>,
+    _rings: Vec<Registered>,
+    _access: Arc<Access>,
+}
+
+impl LentQueues {
+    /// `rows` is present when launches use them that the host does not wait for.
+    ///
+    /// Creates `count` queue pairs of at least `entries` entries (rounded up to a power of two) and hands
+    /// them to the GPU.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when the controller has not as many or not as large ones.
+    pub fn create(
+        gpu: &Arc<Gpu>,
+        controller: &Controller,
+        access: &Arc<Access>,
+        count: u32,
+        entries: u32,
+        rows: Option<Arc<RowsState>>,
+    ) -> Result<Self> {
+        let entries = entries.max(2).next_power_of_two();
+        let most = controller.info().capabilities.max_entries;
+        if entries > most {
+            return Err(Error::usage(
+                format!("queues of {entries} entries; the controller has {most} at most"),
+                format!("use a --depth below {most}"),
+            ));
+        }
+        let (mut queues, mut rings, mut words) = (Vec::new(), Vec::new(), Vec::new());
+        for _ in 0..count {
+            let queue = controller.create_queue_pair(entries)?;
+            {
+                let inner = lock(queue.inner());
+                words.push(inner.pair.words());
+                rings.push(Registered::pages(access.gpu(), inner.pair.pages())?);
+            }
+            queues.push(queue);
+        }
+        let translate = |host: u64| {
+            let of_rings = rings.iter().find_map(|ring| ring.translate(host).ok());
+            of_rings.map_or_else(|| access.doorbell(host), Ok)
+        };
+        let identity = controller.device().registers().identity();
+        let set = QueueSet::new(gpu, identity, &words, 0, translate)?;
+        let lent = Self {
+            set,
+            kind: None,
+            session: Arc::clone(controller.session()),
+            queues,
+            fresh: Arc::default(),
+            dead: Arc::default(),
+            rows,
+            _rings: rings,
+            _access: Arc::clone(access),
+        };
+        for (index, queue) in lent.queues.iter().enumerate() {
+            let hook = lent.hook(index);
+            lock(queue.inner()).lent = Some(hook);
+        }
+        Ok(lent)
+    }
+
+    /// Whether a reset has taken commands away since the last call: their cells have to be cleared.
+    pub fn take_fresh(&self) -> bool {
+        self.fresh.swap(false, Ordering::AcqRel)
+    }
+
+    /// Takes late completions, aborts what is in flight, and resets the controller when that does not help.
+    /// Afterwards nothing is in flight.
+    ///
+    /// # Errors
+    /// [`Error::Gone`] when the controller does not come back.
+    pub fn end_all(&self) -> Result<Recovered> {
+        self.check_alive()?;
+        let mut recovered = Recovered::default();
+        for index in 0..self.queues.len() {
+            let qid = self.queues[index].qid();
+            let (late, fault, cids) = self.drain(index)?;
+            recovered.late += late;
+            let cause = match fault {
+                Some(fault) => Some(fault.to_string()),
+                None if cids.len() > MOST_ABORTS => {
+                    Some(format!("{} commands got no answer", cids.len()))
+                }
+                None => self.abort(index, qid, &cids, &mut recovered)?,
+            };
+            if let Some(cause) = cause {
+                recovered.reset = self.in_flight()?.len() as u32;
+                self.session.reset(&cause)?;
+                self.check_alive()?;
+                recovered.cause = Some(cause);
+                return Ok(recovered);
+            }
+        }
+        self.fresh.store(true, Ordering::Release);
+        Ok(recovered)
+    }
+
+    /// Aborts commands one after the other; the reason for a reset when one does not end.
+    fn abort(
+        &self,
+        index: usize,
+        qid: Qid,
+        cids: &[Cid],
+        recovered: &mut Recovered,
+    ) -> Result<Option<String>> {
+        let session = Arc::clone(&self.session);
+        for cid in cids {
+            let mut failure = None;
+            let cause = session.abort_lent(qid, *cid, || match self.drain(index) {
+                Ok((_, None, left)) => left.contains(cid),
+                Ok((_, Some(fault), _)) => {
+                    failure.get_or_insert_with(|| Ok(fault.to_string()));
+                    false
+                }
+                Err(error) => {
+                    failure.get_or_insert(Err(error));
+                    false
+                }
+            });
+            match failure {
+                Some(Ok(fault)) => return Ok(Some(fault)),
+                Some(Err(error)) => return Err(error),
+                None => {}
+            }
+            if let Some(cause) = cause {
+                return Ok(Some(format!("abort: {cause}")));
+            }
+            recovered.aborted += 1;
+        }
+        Ok(None)
+    }
+
+    /// Takes the completions that are there: how many, a fault, and what is still in flight.
+    fn drain(&self, index: usize) -> Result<(u32, Option<ControllerFault>, Vec<Cid>)> {
+        let kind = self.kind;
+        self.set.inspect(index, |memory, state| {
+            let late = match kind {
+                Some(QueueKind::Owned) => drain_owned(memory, state),
+                _ => drain_shared(memory, state),
+            };
+            (late, state.fault(), state.cids().collect())
+        })
+    }
+
+    /// The commands in flight, with their queues.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when GPU memory cannot be read.
+    pub fn in_flight(&self) -> Result<Vec<(Qid, Cid)>> {
+        let mut all = Vec::new();
+        for index in 0..self.queues.len() {
+            let qid = self.queues[index].qid();
+            let cids: Vec<Cid> = self.set.inspect(index, |_, state| state.cids().collect())?;
+            all.extend(cids.into_iter().map(|cid| (qid, cid)));
+        }
+        Ok(all)
+    }
+
+    /// # Errors
+    /// [`Error::Gone`] once the GPU's side of the queues is not known.
+    pub fn check_alive(&self) -> Result<()> {
+        if self.dead.load(Ordering::Acquire) {
+            return Err(Error::Gone {
+                cause: "the GPU could not be told of a controller reset".to_owned(),
+            });
+        }
+        Ok(())
+    }
+
+    /// What a reset does to queue `index`.
+    fn hook(&self, index: usize) -> Box<dyn Lent> {
+        Box::new(Hook {
+            remote: self.set.remote(index),
+            fresh: Arc::clone(&self.fresh),
+            dead: Arc::clone(&self.dead),
+            rows: self.rows.clone(),
+            is_stopped: true,
+        })
+    }
+}
+
+/// A queue's side of a reset.
+struct Hook {
+    remote: Remote,
+    fresh: Arc<AtomicBool>,
+    dead: Arc<AtomicBool>,
+    /// Of queues that launches use which the host does not wait for.
+    rows: Option<Arc<RowsState>>,
+    is_stopped: bool,
+}
+
+impl Lent for Hook {
+    fn stop(&mut self) {
+        self.is_stopped = self.rows.as_ref().is_none_or(|rows| rows.stop());
+    }
+
+    fn end(&mut self, proof: &Quiesced<'_>) {
+        let told = || -> Result<bool> {
+            let _guest = self.remote.gpu().enter()?;
+            self.remote.inspect(|memory, state| {
+                SharedQueue::new(memory, state, Cells::new(&[]))
+                    .recover(proof)
+                    .is_some()
+            })
+        };
+        // A kernel that did not leave the queue has it for good.
+        if !self.is_stopped || !matches!(told(), Ok(true)) {
+            self.dead.store(true, Ordering::Release);
+        }
+        self.fresh.store(true, Ordering::Release);
+    }
+
+    fn resume(&mut self, works: bool) {
+        if let Some(rows) = &self.rows {
+            rows.resume(works && !self.dead.load(Ordering::Acquire));
+        }
+    }
+}
+
+impl Drop for LentQueues {
+    fn drop(&mut self) {
+        for queue in &self.queues {
+            lock(queue.inner()).lent = None;
+        }
+    }
+}
+
+fn drain_owned(memory: QueueMemory<'_>, state: QueueState<'_>) -> u32 {
+    let mut queue = Collective::resume(Alone, memory, state);
+    let mut taken = 0;
+    // A fault is in the state afterwards.
+    while let Ok(count @ 1..) = queue.reap::<1>(|_| {}) {
+        taken += count;
+    }
+    queue.suspend();
+    taken
+}
+
+fn drain_shared(memory: QueueMemory<'_>, state: QueueState<'_>) -> u32 {
+    // No wait for the results is left: there are no cells.
+    let queue = SharedQueue::new(memory, state, Cells::new(&[]));
+    let mut taken = 0;
+    while let Drained::Took(count @ 1..) = queue.drain(&Alone) {
+        taken += count;
+    }
+    taken
+}

@@ -1,0 +1,109 @@
+//! Words in memory of the host by which kernels and the host tell each other what they do.
+//!
+//! A launch may be captured in a graph, and replayed when the store that it was made for is gone: these words are
+//! never freed. A kernel reads in them that it may touch nothing else.
+// UNSAFETY: the words are leaked memory, used as atomics.
+#![allow(unsafe_code)]
+
+use super::super::driver::Gpu;
+use super::super::registered::Registered;
+use crate::dma::pages::Pages;
+use crate::error::Result;
+use nvme_core::gate::{self, Gate};
+use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
+use nvme_gpu_kernel::rows::{Summary, of_worst};
+use std::sync::Arc;
+
+/// A [`Summary`] as the host reads it while a kernel writes it.
+#[derive(Debug)]
+#[repr(C)]
+struct SummaryWords {
+    failed: AtomicU64,
+    worst: AtomicU64,
+    ended: AtomicU32,
+    reserved: AtomicU32,
+}
+const _: () = assert!(size_of::<SummaryWords>() == size_of::<Summary>());
+
+/// Rows of a launch that were not read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Failures {
+    /// How many.
+    pub rows: u64,
+    /// The first of them in the order of the ids, and its code.
+    pub first: Option<(u64, i32)>,
+}
+
+/// The gate and the summaries of launches. Its memory stays for good.
+#[derive(Debug)]
+pub(super) struct Board {
+    gate: &'static [AtomicU32],
+    gate_address: u64,
+    summaries: &'static [SummaryWords],
+    summaries_address: u64,
+}
+
+impl Board {
+    /// Words for `stations` stations and `launches` launches at a time.
+    ///
+    /// # Errors
+    /// Without memory that the GPU reaches.
+    pub fn new(gpu: &Arc<Gpu>, stations: u32, launches: u32) -> Result<Self> {
+        let words = gate::words(stations);
+        let gate_bytes = (words * 4).next_multiple_of(64);
+        let bytes = gate_bytes + launches as usize * size_of::<SummaryWords>();
+        let pages = Arc::new(Pages::new(bytes)?);
+        let registered = Registered::pages(gpu, &pages)?;
+        let (start, address) = (pages.start(), registered.address());
+        std::mem::forget(registered);
+        std::mem::forget(pages);
+        // SAFETY: `bytes` zeroed bytes, aligned to a page, that are never freed: the registration and the pages
+        // were forgotten. Both sides use them as atomics alone.
+        let (gate, summaries) = unsafe {
+            let gate = std::slice::from_raw_parts(start.cast::<AtomicU32>(), words);
+            let first = start.add(gate_bytes).cast::<SummaryWords>();
+            (gate, std::slice::from_raw_parts(first, launches as usize))
+        };
+        Ok(Self {
+            gate,
+            gate_address: address,
+            summaries,
+            summaries_address: address + gate_bytes as u64,
+        })
+    }
+
+    pub fn gate(&self) -> Gate<'static> {
+        // There are words of a gate: `new` made them.
+        Gate::new(self.gate).unwrap_or_else(|| unreachable!())
+    }
+
+    /// The GPU's address of the gate's words.
+    pub fn gate_address(&self) -> u64 {
+        self.gate_address
+    }
+
+    /// The GPU's address of summary `index`.
+    pub fn summary_address(&self, index: u32) -> u64 {
+        self.summaries_address + u64::from(index) * size_of::<SummaryWords>() as u64
+    }
+
+    /// How many launches with summary `index` have ended.
+    pub fn ended(&self, index: u32) -> u32 {
+        // Acquire: pairs with the fence of the launch's last block; its rows are there.
+        let summary = self.summaries.get(index as usize);
+        summary.map_or(0, |summary| summary.ended.load(Order::Acquire, Scope::Sys))
+    }
+
+    /// What the last launch with summary `index` did not read.
+    pub fn failures(&self, index: u32) -> Failures {
+        let Some(summary) = self.summaries.get(index as usize) else {
+            return Failures::default();
+        };
+        let rows = summary.failed.load(Order::Relaxed, Scope::Sys);
+        let worst = summary.worst.load(Order::Relaxed, Scope::Sys);
+        Failures {
+            rows,
+            first: (rows > 0).then(|| of_worst(worst)),
+        }
+    }
+}

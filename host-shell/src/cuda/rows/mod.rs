@@ -1,0 +1,359 @@
+//! `out = table[ids]`: rows from a drive by ids that lie in GPU memory, on the caller's stream.
+//!
+//! The rule: while a kernel may wait for the drive, no thread of ours calls the GPU's driver. A launch returns at
+//! once; a recovery closes a gate that every kernel passes and waits for those inside in memory that both sides see
+//! (docs/adr/0008).
+//!
+//! - [`GpuRows`]: the queues, slots and kernel of one controller.
+//! - [`RowTable`]: where rows lie.
+//! - [`Pending`]: a gather under way.
+//! - `board`, `state`: the words and the memory that launches and their recovery share.
+// UNSAFETY: launches a kernel over addresses that the caller vouches for.
+#![allow(unsafe_code)]
+
+mod board;
+mod pending;
+mod state;
+
+pub use board::Failures;
+pub use pending::{Gathered, Pending};
+pub(super) use state::RowsState;
+
+use super::driver::Gpu;
+use super::lent::LentQueues;
+use super::module::{Function, Module};
+use super::tier::{Access, GpuData};
+use crate::controller::Controller;
+use crate::controller::session::Session;
+use crate::error::{Error, Result};
+use nvme_core::bringup::NamespaceInfo;
+use nvme_gpu_kernel::rows::{
+    BLOCK_THREADS, BLOCK_WARPS, Gather, Progress, STATION_BYTES, STATION_CELLS, WARP_BYTES,
+    slot_bytes,
+};
+use nvme_gpu_kernel::{Queues, ROWS_PTX};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, mpsc};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+/// How often the watch looks for trouble.
+const LOOK: Duration = Duration::from_millis(2);
+
+/// What a [`GpuRows`] is made of.
+#[derive(Clone, Copy, Debug)]
+pub struct RowsOptions {
+    /// Queue pairs that the GPU drives.
+    pub queues: u32,
+    /// Entries of each, rounded up to a power of two.
+    pub entries: u32,
+    /// Blocks of a launch that run at a time, each with 1 MiB of slot memory.
+    pub stations: u32,
+}
+
+impl Default for RowsOptions {
+    fn default() -> Self {
+        Self {
+            queues: 16,
+            entries: 1024,
+            stations: 32,
+        }
+    }
+}
+
+/// Rows of one size, one after the other, from any byte of a namespace on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowTable {
+    /// Where row 0 begins, in bytes.
+    pub first_byte: u64,
+    /// How many.
+    pub rows: u64,
+    /// Bytes of each.
+    pub row_bytes: u32,
+}
+
+/// Rows that are asked for, and where they go. Addresses are the GPU's.
+#[derive(Clone, Copy, Debug)]
+pub struct Request {
+    /// `count` ids, `i64` when `wide_ids`, else `i32`.
+    pub ids: u64,
+    /// Whether ids are `i64`.
+    pub wide_ids: bool,
+    /// How many ids.
+    pub count: u64,
+    /// Where the first row goes.
+    pub out: u64,
+    /// Bytes from one row to the next there.
+    pub out_stride: u64,
+    /// An `i32` for each row that says what became of it, or 0.
+    pub status: u64,
+}
+
+/// Queues, slots and kernel by which a GPU gathers rows from one namespace.
+pub struct GpuRows {
+    watch: Option<Watch>,
+    lent: Option<LentQueues>,
+    state: Arc<RowsState>,
+    slots: Option<GpuData>,
+    module: Option<Module>,
+    gather: Function,
+    info: NamespaceInfo,
+    max_transfer: u64,
+    timeout: Duration,
+}
+
+impl GpuRows {
+    /// Lends queues of `controller` to the GPU of `access` for rows of namespace `info`.
+    ///
+    /// # Errors
+    /// As [`GpuQueuePairs::create`](super::GpuQueuePairs::create), and without memory.
+    pub fn create(
+        controller: &Controller,
+        access: &Arc<Access>,
+        info: NamespaceInfo,
+        options: RowsOptions,
+        timeout: Duration,
+    ) -> Result<Self> {
+        let gpu = access.gpu();
+        let _guest = gpu.enter()?;
+        let stations = options.stations.clamp(1, gpu.multiprocessors()?);
+        let state = Arc::new(RowsState::new(gpu, stations, timeout)?);
+        let bytes = stations as usize * STATION_BYTES as usize;
+        let slots = GpuData::pinned(gpu, controller.device(), bytes)?;
+        let module = Module::load(gpu, ROWS_PTX.as_bytes())?;
+        let gather = module.function("nvme_gather")?;
+        let rows = Some(Arc::clone(&state));
+        let lent = LentQueues::create(
+            gpu,
+            controller,
+            access,
+            options.queues,
+            options.entries,
+            rows,
+        )?;
+        controller.session().uses(info);
+        Ok(Self {
+            watch: Some(Watch::start(&state, controller.session())?),
+            lent: Some(lent),
+            state,
+            slots: Some(slots),
+            module: Some(module),
+            gather,
+            info,
+            max_transfer: controller.max_transfer(),
+            timeout,
+        })
+    }
+
+    /// The GPU.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.state.gpu
+    }
+
+    /// Registers and bytes of local memory of a thread of the kernel, as compiled for this GPU.
+    ///
+    /// # Errors
+    /// As [`Module::cost`].
+    pub fn cost(&self) -> Result<(u32, u32)> {
+        match &self.module {
+            Some(module) => module.cost(self.gather),
+            None => Ok((0, 0)),
+        }
+    }
+
+    /// Checks that `table` lies inside the namespace and that its rows fit into slots.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] otherwise.
+    pub fn check(&self, table: &RowTable) -> Result<()> {
+        let row = u64::from(table.row_bytes);
+        let end = table
+            .rows
+            .checked_mul(row)
+            .and_then(|bytes| bytes.checked_add(table.first_byte));
+        let size = self.info.blocks * u64::from(self.info.block_bytes);
+        if row == 0 || end.is_none_or(|end| end > size) {
+            return Err(Error::usage(
+                format!(
+                    "{} rows of {row} bytes from byte {} on do not lie inside the {size} bytes of namespace {}",
+                    table.rows, table.first_byte, self.info.nsid
+                ),
+                "check offset, rows and row size",
+            ));
+        }
+        let slot = self.slot_bytes(table);
+        let most = WARP_BYTES.min(self.max_transfer);
+        if slot > most {
+            return Err(Error::usage(
+                format!(
+                    "rows of {row} bytes touch {slot} bytes of blocks; a read moves {most} at most"
+                ),
+                "use smaller rows, or read them as several",
+            ));
+        }
+        Ok(())
+    }
+
+    fn slot_bytes(&self, table: &RowTable) -> u64 {
+        slot_bytes(
+            table.first_byte,
+            table.row_bytes,
+            self.info.block_bytes.trailing_zeros(),
+        )
+    }
+
+    /// Puts a gather into `stream`, a `CUstream` of this GPU (0 is the default one). Returns before it runs. The
+    /// caller's context and capture mode stay as they are; the stream may be captured.
+    ///
+    /// # Safety
+    /// The addresses in `request` are valid on the GPU for what it says until the gather has ended, and for as
+    /// long as a graph that captured it may be launched.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check); [`Error::Environment`] with the driver's answer, or with too many under way.
+    pub unsafe fn gather(
+        &self,
+        table: &RowTable,
+        request: &Request,
+        stream: u64,
+    ) -> Result<Pending> {
+        self.check(table)?;
+        let (Some(module), Some(launch)) = (&self.module, self.launch(table, request)) else {
+            return Err(Error::Gone {
+                cause: "the store was closed".to_owned(),
+            });
+        };
+        if request.count == 0 {
+            return Ok(Pending::nothing(&self.state));
+        }
+        let _guest = self.gpu().enter()?;
+        let is_captured = module.is_capturing(stream)?;
+        if is_captured {
+            self.state.is_captured.store(true, Ordering::Release);
+        }
+        let (number, before) = self.state.take_launch()?;
+        let pending = Pending::new(&self.state, number, before, is_captured);
+        let launch = Gather {
+            progress: self.state.progress.address()
+                + u64::from(number) * size_of::<Progress>() as u64,
+            summary: self.state.board.summary_address(number),
+            ..launch
+        };
+        let chunks = request.count.div_ceil(u64::from(launch.lanes));
+        let blocks = chunks.div_ceil(u64::from(BLOCK_WARPS));
+        let blocks = blocks.min(u64::from(self.state.stations)) as u32;
+        // SAFETY: the kernel takes one `Gather`; the caller vouches for the request's addresses, the others are
+        // ours until the gate is shut for good and nothing is inside.
+        let launched =
+            unsafe { module.launch_on(stream, self.gather, blocks, BLOCK_THREADS, &launch) };
+        match launched {
+            Ok(()) => Ok(pending),
+            Err(error) => {
+                pending.never_ran();
+                Err(error)
+            }
+        }
+    }
+
+    /// The launch, but for what is of this one alone.
+    fn launch(&self, table: &RowTable, request: &Request) -> Option<Gather> {
+        let (lent, slots) = (self.lent.as_ref()?, self.slots.as_ref()?);
+        let slot = self.slot_bytes(table);
+        let fit = (WARP_BYTES / slot).clamp(1, 32);
+        let lanes = 1 << fit.ilog2();
+        let units =
+            table.first_byte | u64::from(table.row_bytes) | request.out | request.out_stride;
+        Some(Gather {
+            queues: Queues {
+                queues: lent.set.address(),
+                cells: self.state.cells.address(),
+                queue_count: lent.set.len() as u32,
+                cell_count: self.state.stations * STATION_CELLS,
+            },
+            gate: self.state.board.gate_address(),
+            stations: self.state.free.address(),
+            slots: slots.address(),
+            slots_iova: slots.iova().0,
+            ids: request.ids,
+            out: request.out,
+            status: request.status,
+            count: request.count,
+            first_byte: table.first_byte,
+            rows: table.rows,
+            out_stride: request.out_stride,
+            timeout_ns: self.timeout.as_nanos() as u64,
+            row_bytes: table.row_bytes,
+            slot_bytes: slot as u32,
+            run_rows: (self.max_transfer / slot).clamp(1, 32) as u32,
+            block_shift: self.info.block_bytes.trailing_zeros(),
+            unit_shift: units.trailing_zeros().min(4),
+            nsid: self.info.nsid.0,
+            wide_ids: u32::from(request.wide_ids),
+            station_count: self.state.stations,
+            lanes,
+            ..Gather::default()
+        })
+    }
+}
+
+impl Drop for GpuRows {
+    fn drop(&mut self) {
+        drop(self.watch.take());
+        let is_idle = self.state.end();
+        if !is_idle {
+            // A kernel may still use all of it.
+            std::mem::forget(self.lent.take());
+            std::mem::forget(self.slots.take());
+        }
+        if !is_idle || self.state.is_captured.load(Ordering::Acquire) {
+            // A graph may name the kernel, and the words of its launch.
+            std::mem::forget(self.module.take());
+            std::mem::forget(Arc::clone(&self.state));
+        }
+    }
+}
+
+/// Recovers the controller when a kernel reports trouble.
+struct Watch {
+    stop: Option<mpsc::Sender<()>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Watch {
+    fn start(state: &Arc<RowsState>, session: &Arc<Session>) -> Result<Self> {
+        let (stop, stopped) = mpsc::channel::<()>();
+        let (state, session) = (Arc::clone(state), Arc::clone(session));
+        let watch = move || {
+            while stopped.recv_timeout(LOOK) == Err(mpsc::RecvTimeoutError::Timeout) {
+                if !state.board.gate().has_trouble() {
+                    continue;
+                }
+                let reset = session.reset("a read of a GPU's gather got no answer");
+                // A reset that did not take place opened nothing either.
+                if reset.is_err() {
+                    state.board.gate().close_for_good();
+                    return;
+                }
+            }
+        };
+        let thread = std::thread::Builder::new()
+            .name("nvme-gpu-watch".to_owned())
+            .spawn(watch);
+        let call = "starting the watch over gathers";
+        let thread = thread.map_err(|source| Error::System { call, source })?;
+        Ok(Self {
+            stop: Some(stop),
+            thread: Some(thread),
+        })
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        drop(self.stop.take());
+        if let Some(thread) = self.thread.take() {
+            // It panics only where a lock is poisoned, and has ended then.
+            let _ = thread.join();
+        }
+    }
+}

@@ -1,0 +1,169 @@
+//! What launches, their recovery and those who wait for them share.
+
+use super::super::driver::Gpu;
+use super::super::memory::DeviceMemory;
+use super::board::Board;
+use crate::error::{Error, Result};
+use crate::lock::lock;
+use nvme_core::gate::Shut;
+use nvme_gpu_kernel::rows::{Progress, STATION_CELLS};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use zerocopy::IntoBytes;
+
+/// Launches under way at a time, captured ones included.
+pub(super) const LAUNCHES: u32 = 4096;
+/// Looks at the gate without a pause, then with one.
+const NAP: Duration = Duration::from_micros(20);
+
+/// What launches of one store share.
+pub(in super::super) struct RowsState {
+    pub gpu: Arc<Gpu>,
+    pub(super) board: Board,
+    pub stations: u32,
+    /// How long the groups inside may need to leave.
+    patience: Duration,
+    /// A bit for each free station.
+    pub free: DeviceMemory,
+    /// A result cell for each row under way.
+    pub cells: DeviceMemory,
+    /// A [`Progress`] for each launch.
+    pub progress: DeviceMemory,
+    /// Numbers of launches that are not in use, and those whose handle went away before their end.
+    launches: Mutex<Launches>,
+    /// The host has the queues.
+    is_stopped: AtomicBool,
+    /// Groups did not leave: the GPU may still use everything.
+    is_stuck: AtomicBool,
+    /// A launch was captured in a graph, which may be replayed at any time.
+    pub is_captured: AtomicBool,
+}
+
+#[derive(Default)]
+struct Launches {
+    free: Vec<u32>,
+    /// Number, and how many had ended before it.
+    abandoned: Vec<(u32, u32)>,
+}
+
+impl RowsState {
+    /// Words and memory for `stations` stations; reads take `timeout` at most.
+    ///
+    /// # Errors
+    /// Without memory.
+    pub fn new(gpu: &Arc<Gpu>, stations: u32, timeout: Duration) -> Result<Self> {
+        let state = Self {
+            gpu: Arc::clone(gpu),
+            board: Board::new(gpu, stations, LAUNCHES)?,
+            stations,
+            // Two passes over a chunk of rows, each with the grace of a wait, and time to spare.
+            patience: timeout * 3 + Duration::from_secs(2),
+            free: DeviceMemory::new(gpu, stations.div_ceil(32) as usize * 4)?,
+            cells: DeviceMemory::new(gpu, stations as usize * STATION_CELLS as usize * 8)?,
+            progress: DeviceMemory::new(gpu, LAUNCHES as usize * size_of::<Progress>())?,
+            launches: Mutex::new(Launches {
+                free: (0..LAUNCHES).rev().collect(),
+                abandoned: Vec::new(),
+            }),
+            is_stopped: AtomicBool::new(false),
+            is_stuck: AtomicBool::new(false),
+            is_captured: AtomicBool::new(false),
+        };
+        state.free_all()?;
+        Ok(state)
+    }
+
+    /// Gives all stations and cells back: no group has any.
+    fn free_all(&self) -> Result<()> {
+        let words: Vec<u32> = (0..self.stations.div_ceil(32))
+            .map(|word| match self.stations - word * 32 {
+                32.. => u32::MAX,
+                few => (1 << few) - 1,
+            })
+            .collect();
+        self.free.upload(0, words.as_bytes())?;
+        self.cells.zero()
+    }
+
+    /// Closes the gate and waits until no group is inside; whether none is. No call into the driver.
+    pub fn stop(&self) -> bool {
+        if self.is_stopped.swap(true, Ordering::AcqRel) {
+            return !self.is_stuck.load(Ordering::Acquire);
+        }
+        let gate = self.board.gate();
+        if gate.look() != Err(Shut::ForGood) {
+            gate.close();
+        }
+        let begin = Instant::now();
+        while !gate.is_idle() {
+            if begin.elapsed() > self.patience {
+                self.is_stuck.store(true, Ordering::Release);
+                return false;
+            }
+            std::thread::sleep(NAP);
+        }
+        true
+    }
+
+    /// After [`stop`](Self::stop): lets groups pass again, or never again.
+    pub fn resume(&self, works: bool) {
+        if !self.is_stopped.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        let gate = self.board.gate();
+        let is_stuck = self.is_stuck.load(Ordering::Acquire);
+        // The GPU's driver is called while the gate is shut and nothing is inside: nothing waits for the drive.
+        let freed = || -> Result<()> {
+            let _guest = self.gpu.enter()?;
+            self.free_all()
+        };
+        if works && !is_stuck && gate.look() != Err(Shut::ForGood) && freed().is_ok() {
+            gate.open();
+        } else {
+            gate.close_for_good();
+        }
+    }
+
+    /// Lets no launch touch the queues from now on, and waits for those that do; whether none does any more.
+    pub fn end(&self) -> bool {
+        self.board.gate().close_for_good();
+        let idle = self.stop();
+        self.is_stopped.store(false, Ordering::Release);
+        idle
+    }
+
+    /// A number for a launch, and how many launches with it have ended.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] when all are under way.
+    pub(super) fn take_launch(&self) -> Result<(u32, u32)> {
+        let mut launches = lock(&self.launches);
+        if launches.free.is_empty() {
+            let Launches { free, abandoned } = &mut *launches;
+            abandoned.retain(|&(number, before)| {
+                let is_over = self.board.ended(number) != before;
+                if is_over {
+                    free.push(number);
+                }
+                !is_over
+            });
+        }
+        let number = launches.free.pop().ok_or_else(|| {
+            Error::environment(
+                format!("{LAUNCHES} gathers are under way or captured"),
+                "wait for some of them, or open another store for more graphs",
+            )
+        })?;
+        Ok((number, self.board.ended(number)))
+    }
+
+    /// The launch's handle goes away.
+    pub(super) fn give_back(&self, number: u32, before: u32, is_over: bool) {
+        let mut launches = lock(&self.launches);
+        match is_over {
+            true => launches.free.push(number),
+            false => launches.abandoned.push((number, before)),
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Rows of a table: where a row's bytes lie on the drive, and the words of a launch that gathers rows.
+//!
+//! Addresses are device addresses. `nvme_gather` takes one [`Gather`] by value.
+
+use crate::Queues;
+
+/// Threads of each block of `nvme_gather`.
+pub const BLOCK_THREADS: u32 = 256;
+/// Warps of each block: each gathers 32 rows at a time.
+pub const BLOCK_WARPS: u32 = BLOCK_THREADS / 32;
+/// Result cells of one station: rows that a block has under way at most.
+pub const STATION_CELLS: u32 = BLOCK_THREADS;
+/// Bytes of the slots of one warp.
+pub const WARP_BYTES: u64 = 128 << 10;
+/// Bytes of the slots of one station.
+pub const STATION_BYTES: u64 = WARP_BYTES * BLOCK_WARPS as u64;
+
+/// What became of a row: 0 and the NVMe status (SCT << 8 | SC) of its read are 0 or more, these are less.
+pub mod code {
+    /// The row's bytes are where they were asked for.
+    pub const OK: i32 = 0;
+    /// The table has no such row.
+    pub const OUT_OF_RANGE: i32 = -1;
+    /// The read got no answer before its deadline.
+    pub const TIMED_OUT: i32 = -2;
+    /// The controller was reset meanwhile, or is gone.
+    pub const GONE: i32 = -3;
+    /// The launch gave up before it came to this row.
+    pub const NOT_RUN: i32 = -5;
+}
+
+/// A launch that gathers rows, and the memory that it uses.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Gather {
+    /// The queues, with a result cell for each row of each station.
+    pub queues: Queues,
+    /// The words of the [`Gate`](nvme_core::gate::Gate), in memory of the host.
+    pub gate: u64,
+    /// A bit for each free station, 32 to a word.
+    pub stations: u64,
+    /// Slot memory: [`STATION_BYTES`] for each station.
+    pub slots: u64,
+    /// Where the controller finds it.
+    pub slots_iova: u64,
+    /// The rows asked for, `i32` or `i64` each.
+    pub ids: u64,
+    /// Where row k goes: `out + k * out_stride`.
+    pub out: u64,
+    /// One `i32` for each row ([`code`]), or 0 for none.
+    pub status: u64,
+    /// One [`Progress`], zeroed.
+    pub progress: u64,
+    /// One [`Summary`] in memory of the host.
+    pub summary: u64,
+    /// How many rows are asked for.
+    pub count: u64,
+    /// Where row 0 begins in the namespace, in bytes.
+    pub first_byte: u64,
+    /// Rows of the table.
+    pub rows: u64,
+    /// Bytes from one row to the next in the output.
+    pub out_stride: u64,
+    /// How long each read may take.
+    pub timeout_ns: u64,
+    /// Bytes of a row.
+    pub row_bytes: u32,
+    /// Bytes of a slot: the blocks that one row can touch.
+    pub slot_bytes: u32,
+    /// Neighbouring rows that one command may read together, at least 1.
+    pub run_rows: u32,
+    /// log2 of the bytes of a block.
+    pub block_shift: u32,
+    /// log2 of the bytes that all addresses and lengths here are multiples of, 0 to 4.
+    pub unit_shift: u32,
+    /// Namespace.
+    pub nsid: u32,
+    /// Whether ids are `i64`.
+    pub wide_ids: u32,
+    /// Stations.
+    pub station_count: u32,
+    /// Rows that a warp has under way, 1 to 32.
+    pub lanes: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// A launch that checks gathered rows of a table whose words count up: `nvme_check_rows`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Check {
+    /// Ids and output of the gather; rows of a multiple of 8 bytes.
+    pub gather: Gather,
+    /// Seed of the [`data_word`](crate::work::data_word)s of the table.
+    pub seed: u64,
+    /// A count of rows with a wrong word, `u64`.
+    pub wrong: u64,
+}
+
+/// Counts of a launch that is under way, in memory of the GPU. Zero before and after.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Progress {
+    /// Rows that were not read.
+    pub failed: u64,
+    /// [`worst`] of the first of them.
+    pub worst: u64,
+    /// Blocks that have ended.
+    pub blocks: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// What a launch came to, in memory of the host.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Summary {
+    /// As in [`Progress`].
+    pub failed: u64,
+    /// As in [`Progress`].
+    pub worst: u64,
+    /// How many launches with this summary have ended: stored last.
+    pub ended: u32,
+    /// Zero.
+    pub reserved: u32,
+}
+
+/// The number of a row that failed and its code, in a word that is larger for a lower number. Never 0.
+pub const fn worst(row: u64, code: i32) -> u64 {
+    (!row) << 16 | code as u16 as u64
+}
+
+/// The row and the code of [`worst`], for numbers below 2^47.
+pub const fn of_worst(word: u64) -> (u64, i32) {
+    (!(word >> 16) & ((1 << 48) - 1), word as u16 as i16 as i32)
+}
+
+/// Where a row lies: the blocks that hold it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Place {
+    /// Its first byte in the namespace.
+    pub byte: u64,
+    /// The block that holds that byte.
+    pub block: u64,
+    /// How many blocks hold the row.
+    pub blocks: u32,
+}
+
+impl Gather {
+    /// Where row `id` lies, if the table has it. The host has checked that the table ends inside the namespace.
+    #[inline(always)]
+    pub fn place(&self, id: i64) -> Option<Place> {
+        let row = id as u64;
+        if id < 0 || row >= self.rows {
+            return None;
+        }
+        let byte = self
+            .first_byte
+            .wrapping_add(row.wrapping_mul(u64::from(self.row_bytes)));
+        let block = byte >> self.block_shift;
+        let last = byte.wrapping_add(u64::from(self.row_bytes) - 1) >> self.block_shift;
+        let blocks = (last.wrapping_sub(block) as u32).wrapping_add(1);
+        Some(Place {
+            byte,
+            block,
+            blocks,
+        })
+    }
+}
+
+/// Bytes of a slot for rows of `row_bytes` bytes that begin at multiples of `row_bytes` from `first_byte` on.
+pub const fn slot_bytes(first_byte: u64, row_bytes: u32, block_shift: u32) -> u64 {
+    let block = 1u64 << block_shift;
+    let row = row_bytes as u64;
+    // A row that begins at the last byte of a block touches the most; rows that begin at multiples of a unit
+    // begin at most at the block's last unit.
+    let unit = 1u64 << tz(first_byte | row | block);
+    let worst = (block - unit) + row;
+    worst.div_ceil(block) << block_shift
+}
+
+const fn tz(value: u64) -> u32 {
+    value.trailing_zeros()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn table(first_byte: u64, row_bytes: u32, block_shift: u32) -> Gather {
+        Gather {
+            first_byte,
+            rows: 1000,
+            row_bytes,
+            block_shift,
+            ..Gather::default()
+        }
+    }
+
+    #[test]
+    fn rows_are_found_at_any_alignment() {
+        let rows = table(96, 512, 12);
+        let at = |id| rows.place(id).unwrap();
+        assert_eq!((at(0).byte, at(0).block, at(0).blocks), (96, 0, 1));
+        assert_eq!((at(7).byte, at(7).block, at(7).blocks), (3680, 0, 2));
+        assert_eq!((at(8).byte, at(8).block, at(8).blocks), (4192, 1, 1));
+        assert_eq!(rows.place(-1), None);
+        assert_eq!(rows.place(1000), None);
+        assert!(rows.place(999).is_some());
+    }
+
+    #[test]
+    fn a_slot_holds_every_row_and_not_a_block_more_than_one_of_them_needs() {
+        for (first_byte, row_bytes) in [
+            (0, 4096),
+            (0, 512),
+            (96, 512),
+            (1, 1),
+            (4095, 4097),
+            (8, 1536),
+            (0, 16),
+            (152, 65536),
+        ] {
+            for block_shift in [9, 12] {
+                let rows = table(first_byte, row_bytes, block_shift);
+                let slot = slot_bytes(first_byte, row_bytes, block_shift);
+                let most = (0..1000).map(|id| rows.place(id).unwrap().blocks).max();
+                let most = u64::from(most.unwrap()) << block_shift;
+                assert!(most <= slot, "{first_byte} {row_bytes} {block_shift}");
+                if row_bytes != 65536 {
+                    assert_eq!(most, slot, "{first_byte} {row_bytes} {block_shift}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn the_first_row_that_failed_is_the_worst() {
+        assert!(worst(3, code::GONE) > worst(4, code::TIMED_OUT));
+        assert_eq!(of_worst(worst(3, code::GONE)), (3, code::GONE));
+        assert_eq!(of_worst(worst(1 << 40, 0x281)), (1 << 40, 0x281));
+        assert_ne!(worst(0, -1), 0);
+    }
+}

@@ -1,0 +1,256 @@
+//! The kernels that gather rows as a host thread: block after block, row after row.
+// UNSAFETY: launches hold addresses that the host vouches for, as on a GPU.
+#![allow(unsafe_code)]
+
+use crate::kernels::Bus;
+use nvme_core::gate::{Gate, words};
+use nvme_core::group::ExecContext;
+use nvme_core::handoff::QueueWords;
+use nvme_core::spec::{Iova, Lba, Nsid, nvm};
+use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
+use nvme_core::{Cells, Command, Data, Outcome, SharedQueue, SubmitError, WaitError};
+use nvme_gpu_kernel::rows::{
+    BLOCK_WARPS, Check, Gather, Place, Progress, STATION_BYTES, STATION_CELLS, Summary, code, worst,
+};
+use nvme_gpu_kernel::work::data_word;
+use std::sync::Mutex;
+
+/// The symbols, in the order in which the driver numbers them.
+pub const NAMES: [&std::ffi::CStr; 3] = [c"nvme_gather", c"nvme_copy_rows", c"nvme_check_rows"];
+
+/// One gather at a time: the blocks of a launch take turns, and a launch is one thread.
+static TURN: Mutex<()> = Mutex::new(());
+
+fn ids(rows: &Gather) -> impl Iterator<Item = i64> {
+    let (at, is_wide) = (rows.ids as usize, rows.wide_ids != 0);
+    (0..rows.count as usize).map(move |index| match is_wide {
+        // SAFETY: the host gives `count` ids.
+        true => unsafe { *(at as *const i64).add(index) },
+        // SAFETY: as above.
+        false => i64::from(unsafe { *(at as *const i32).add(index) }),
+    })
+}
+
+/// The output's row `index`.
+fn out(rows: &Gather, index: usize) -> *mut u8 {
+    (rows.out + index as u64 * rows.out_stride) as usize as *mut u8
+}
+
+pub fn copy(rows: &Gather) {
+    for (index, id) in ids(rows).enumerate() {
+        if let Some(place) = rows.place(id) {
+            let from = (rows.slots + place.byte) as usize as *const u8;
+            // SAFETY: a row of the table and one of the output, which the host vouches for.
+            unsafe { from.copy_to(out(rows, index), rows.row_bytes as usize) };
+        }
+    }
+}
+
+pub fn check(check: &Check) {
+    let mut wrong = 0;
+    for (index, id) in ids(&check.gather).enumerate() {
+        let Some(place) = check.gather.place(id) else {
+            wrong += 1;
+            continue;
+        };
+        let have = out(&check.gather, index).cast::<u64>();
+        let words = 0..check.gather.row_bytes as usize / 8;
+        let is_right = |at: usize| {
+            // SAFETY: inside the output's row.
+            let have = unsafe { have.add(at).read_unaligned() };
+            have == data_word(check.seed, place.byte / 8 + at as u64)
+        };
+        wrong += u64::from(!words.into_iter().all(is_right));
+    }
+    // SAFETY: the host gives the count.
+    unsafe { *(check.wrong as usize as *mut u64) += wrong };
+}
+
+/// All blocks of a launch of `blocks` blocks.
+pub fn gather(rows: &Gather, blocks: u32) {
+    let gate = rows.gate as usize as *const AtomicU32;
+    // SAFETY: the host gives the words of a gate.
+    let gate = unsafe { std::slice::from_raw_parts(gate, words(rows.station_count)) };
+    let gate = Gate::new(gate).expect("words of a gate");
+    let asked: Vec<i64> = ids(rows).collect();
+    let (mut failed, mut first) = (0, 0);
+    for block in 0..blocks {
+        let _turn = TURN.lock();
+        let mut thread = Thread::enter(rows, gate);
+        let lanes = (rows.lanes * BLOCK_WARPS) as usize;
+        let chunks = asked.chunks(lanes).enumerate();
+        for (chunk, asked) in chunks.skip(block as usize).step_by(blocks as usize) {
+            for (lane, id) in asked.iter().enumerate() {
+                let index = chunk * lanes + lane;
+                let code = thread.row(index, *id, lane as u32);
+                if rows.status != 0 {
+                    // SAFETY: the host gives a word for each row.
+                    unsafe { *(rows.status as usize as *mut i32).add(index) = code };
+                }
+                if code != code::OK {
+                    failed += 1;
+                    first = worst(index as u64, code).max(first);
+                }
+            }
+        }
+        thread.leave();
+    }
+    finish(rows, failed, first);
+}
+
+/// Tells the host of a launch's end.
+fn finish(rows: &Gather, failed: u64, first: u64) {
+    // SAFETY: the host gives both; the progress stays zero, as the kernel leaves it.
+    unsafe {
+        assert_eq!(
+            *(rows.progress as usize as *const Progress),
+            Progress::default()
+        );
+        let summary = rows.summary as usize as *mut Summary;
+        (&*(&raw const (*summary).failed).cast::<AtomicU64>()).store(
+            failed,
+            Order::Relaxed,
+            Scope::Sys,
+        );
+        (&*(&raw const (*summary).worst).cast::<AtomicU64>()).store(
+            first,
+            Order::Relaxed,
+            Scope::Sys,
+        );
+        let ended = &*(&raw const (*summary).ended).cast::<AtomicU32>();
+        let before = ended.load(Order::Relaxed, Scope::Sys);
+        ended.store(before.wrapping_add(1), Order::Release, Scope::Sys);
+    }
+}
+
+/// What a block is here.
+struct Thread<'r> {
+    rows: &'r Gather,
+    gate: Gate<'r>,
+    station: Option<u32>,
+    queue: Option<SharedQueue<'r>>,
+    ends: i32,
+    has_lost: bool,
+}
+
+impl<'r> Thread<'r> {
+    fn enter(rows: &'r Gather, gate: Gate<'r>) -> Self {
+        let station = claim(rows, &gate);
+        let ends = match station {
+            Some(_) => code::OK,
+            None if gate.look().is_err() => code::GONE,
+            None => code::NOT_RUN,
+        };
+        Self {
+            rows,
+            gate,
+            station,
+            queue: station.map(|station| queue(rows, station)),
+            ends,
+            has_lost: false,
+        }
+    }
+
+    /// Reads one row and copies it, or zeroes its place.
+    fn row(&mut self, index: usize, id: i64, lane: u32) -> i32 {
+        let rows = self.rows;
+        if self.ends == code::OK && self.gate.look().is_err() {
+            self.ends = code::GONE;
+        }
+        let place = rows.place(id);
+        let code = match place {
+            None => code::OUT_OF_RANGE,
+            Some(place) if self.ends == code::OK => self.read(place, lane),
+            Some(_) => self.ends,
+        };
+        let to = out(rows, index);
+        match (code, place) {
+            (code::OK, Some(place)) => {
+                let block = place.block << rows.block_shift;
+                let from = rows.slots + self.slot(lane) + (place.byte - block);
+                // SAFETY: the row's bytes in its slot, and its place in the output.
+                unsafe { (from as usize as *const u8).copy_to(to, rows.row_bytes as usize) };
+            }
+            // SAFETY: the row's place in the output.
+            _ => unsafe { to.write_bytes(0, rows.row_bytes as usize) },
+        }
+        code
+    }
+
+    fn slot(&self, lane: u32) -> u64 {
+        let station = u64::from(self.station.unwrap_or(0)) * STATION_BYTES;
+        station + u64::from(lane) * u64::from(self.rows.slot_bytes)
+    }
+
+    fn read(&mut self, place: Place, lane: u32) -> i32 {
+        let (rows, here) = (self.rows, Bus::default());
+        let (Some(queue), Some(station)) = (&self.queue, self.station) else {
+            return code::GONE;
+        };
+        let data = Data::Contiguous {
+            iova: Iova(rows.slots_iova + self.slot(lane)),
+            len: u64::from(place.blocks) << rows.block_shift,
+        };
+        let sqe = nvm::read(Nsid(rows.nsid), Lba(place.block), place.blocks);
+        let command = || Command::new(sqe, data, station * STATION_CELLS + lane);
+        let code = match queue.run(&here, command, here.now_ns() + rows.timeout_ns) {
+            Ok(Ok((Outcome::Done(status), _))) => i32::from(status.code()),
+            Ok(Ok((Outcome::Aborted(_), _))) => code::GONE,
+            Ok(Err(SubmitError::Refused)) | Err((WaitError::Refused, _)) => code::GONE,
+            Ok(Err(SubmitError::QueueFull)) | Err((WaitError::TimedOut, _)) => code::TIMED_OUT,
+            Ok(Err(_)) => code::NOT_RUN,
+        };
+        if code == code::TIMED_OUT || code == code::GONE {
+            self.has_lost = true;
+            self.ends = code::NOT_RUN;
+        }
+        code
+    }
+
+    fn leave(self) {
+        if self.has_lost {
+            self.gate.report_trouble();
+        }
+        if let Some(station) = self.station {
+            self.gate.leave(station);
+            if !self.has_lost {
+                free(self.rows, station).fetch_or(1 << (station % 32), Order::Release, Scope::Gpu);
+            }
+        }
+    }
+}
+
+fn free(rows: &Gather, station: u32) -> &AtomicU32 {
+    let words = rows.stations as usize as *const AtomicU32;
+    // SAFETY: the host gives a bit for each station.
+    unsafe { &*words.add(station as usize / 32) }
+}
+
+fn claim(rows: &Gather, gate: &Gate<'_>) -> Option<u32> {
+    gate.look().ok()?;
+    for station in 0..rows.station_count {
+        let bit = 1 << (station % 32);
+        let was = free(rows, station).fetch_and(!bit, Order::Acquire, Scope::Gpu);
+        if was & bit == 0 {
+            continue;
+        }
+        if gate.enter(station).is_ok() {
+            return Some(station);
+        }
+        free(rows, station).fetch_or(bit, Order::Release, Scope::Gpu);
+        return None;
+    }
+    None
+}
+
+fn queue(rows: &Gather, station: u32) -> SharedQueue<'static> {
+    let words = rows.queues.queues as usize as *const QueueWords;
+    // SAFETY: the host vouches for the queues and the cells.
+    unsafe {
+        let words = &*words.add((station % rows.queues.queue_count) as usize);
+        let (memory, state) = words.attach().expect("possible sizes");
+        let cells = rows.queues.cells as usize as *const AtomicU64;
+        let cells = std::slice::from_raw_parts(cells, rows.queues.cell_count as usize);
+        SharedQueue::new(memory, state, Cells::new(cells))
+    }
+}

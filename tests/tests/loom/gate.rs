@@ -1,0 +1,106 @@
+//! The gate under loom: groups that pass and leave, and a host that recovers what they use.
+
+use loom::thread;
+use nvme_core::gate::{Gate, Shut, words};
+use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope, spin};
+use nvme_tests::model::{Bound, check};
+use std::sync::Arc;
+
+/// A gate, and a word behind it: groups store to it, also at the same time; the host reads it as settled, which
+/// fails the model beside any store that is not ordered with it.
+struct Yard {
+    words: Vec<AtomicU32>,
+    queues: AtomicU64,
+}
+
+impl Yard {
+    fn new(stations: u32) -> Self {
+        Self {
+            words: (0..words(stations)).map(|_| AtomicU32::new(0)).collect(),
+            queues: AtomicU64::new(0),
+        }
+    }
+
+    fn gate(&self) -> Gate<'_> {
+        Gate::new(&self.words).unwrap()
+    }
+
+    /// Passes at `station` and uses the queues.
+    fn use_queues(&self, station: u32) -> Result<(), Shut> {
+        let gate = self.gate();
+        gate.enter(station)?;
+        self.queues.store(1, Order::Relaxed, Scope::Sys);
+        gate.leave(station);
+        Ok(())
+    }
+
+    fn recover(&self) {
+        self.gate().close();
+        while !self.gate().is_idle() {
+            spin();
+        }
+        self.queues.load_settled(Scope::Sys);
+    }
+}
+
+#[test]
+fn two_groups_and_a_recovery() {
+    check(
+        "no group is inside while the host recovers the queues, nor after it has until the gate is open",
+        Bound::Preemptions(3),
+        || {
+            let yard = Arc::new(Yard::new(2));
+            let groups = [0, 1].map(|station| {
+                let yard = yard.clone();
+                thread::spawn(move || yard.use_queues(station))
+            });
+            yard.recover();
+            yard.gate().open();
+            for group in groups {
+                assert!(matches!(group.join().unwrap(), Ok(()) | Err(Shut::ForNow)));
+            }
+            assert_eq!(yard.use_queues(0), Ok(()));
+        },
+    );
+}
+
+#[test]
+fn a_station_that_changes_hands() {
+    check(
+        "a group that takes over a station is seen as the one before it was",
+        Bound::Preemptions(3),
+        || {
+            let yard = Arc::new(Yard::new(1));
+            let other = yard.clone();
+            let groups = thread::spawn(move || {
+                // One after the other, as the claim of a station orders them.
+                let _ = other.use_queues(0);
+                let _ = other.use_queues(0);
+            });
+            yard.recover();
+            yard.gate().close_for_good();
+            groups.join().unwrap();
+            assert_eq!(yard.use_queues(0), Err(Shut::ForGood));
+        },
+    );
+}
+
+#[test]
+fn trouble_reaches_the_host() {
+    check(
+        "who sees the report of trouble sees what the group wrote before it",
+        Bound::Exhaustive,
+        || {
+            let yard = Arc::new(Yard::new(1));
+            let other = yard.clone();
+            let group = thread::spawn(move || {
+                other.queues.store(1, Order::Relaxed, Scope::Sys);
+                other.gate().report_trouble();
+            });
+            if yard.gate().has_trouble() {
+                assert_eq!(yard.queues.load_settled(Scope::Sys), 1);
+            }
+            group.join().unwrap();
+        },
+    );
+}
