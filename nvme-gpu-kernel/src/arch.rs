@@ -166,34 +166,53 @@ pub unsafe fn copy_16(to: u64, from: u64) {
     }
 }
 
-/// Copies 16 bytes at each of eight places, 512 bytes apart: all are loaded before the first is stored.
+/// Copies 16 bytes from each address of `from` whose bit of `there` is set to that of `to`: all are loaded before the
+/// first is stored.
 ///
 /// # Safety
-/// As [`copy_16`], for each.
+/// As [`copy_16`], for each whose bit is set.
 #[cfg(feature = "rows")]
 #[inline(always)]
-pub unsafe fn copy_128(to: u64, from: u64) {
+pub unsafe fn copy_pieces(to: [u64; 8], from: [u64; 8], there: u32) {
     // SAFETY: the caller vouches for all.
     unsafe {
         asm!(
-            "{{ .reg .b64 a<8>, b<8>;",
-            "ld.global.v2.b64 {{a0, b0}}, [{from}];",
-            "ld.global.v2.b64 {{a1, b1}}, [{from}+512];",
-            "ld.global.v2.b64 {{a2, b2}}, [{from}+1024];",
-            "ld.global.v2.b64 {{a3, b3}}, [{from}+1536];",
-            "ld.global.v2.b64 {{a4, b4}}, [{from}+2048];",
-            "ld.global.v2.b64 {{a5, b5}}, [{from}+2560];",
-            "ld.global.v2.b64 {{a6, b6}}, [{from}+3072];",
-            "ld.global.v2.b64 {{a7, b7}}, [{from}+3584];",
-            "st.global.v2.b64 [{to}], {{a0, b0}};",
-            "st.global.v2.b64 [{to}+512], {{a1, b1}};",
-            "st.global.v2.b64 [{to}+1024], {{a2, b2}};",
-            "st.global.v2.b64 [{to}+1536], {{a3, b3}};",
-            "st.global.v2.b64 [{to}+2048], {{a4, b4}};",
-            "st.global.v2.b64 [{to}+2560], {{a5, b5}};",
-            "st.global.v2.b64 [{to}+3072], {{a6, b6}};",
-            "st.global.v2.b64 [{to}+3584], {{a7, b7}}; }}",
-            to = in(reg64) to, from = in(reg64) from, options(nostack));
+            "{{ .reg .b64 a<8>, b<8>; .reg .pred p<8>; .reg .b32 m;",
+            "and.b32 m, {there}, 1; setp.ne.u32 p0, m, 0;",
+            "and.b32 m, {there}, 2; setp.ne.u32 p1, m, 0;",
+            "and.b32 m, {there}, 4; setp.ne.u32 p2, m, 0;",
+            "and.b32 m, {there}, 8; setp.ne.u32 p3, m, 0;",
+            "and.b32 m, {there}, 16; setp.ne.u32 p4, m, 0;",
+            "and.b32 m, {there}, 32; setp.ne.u32 p5, m, 0;",
+            "and.b32 m, {there}, 64; setp.ne.u32 p6, m, 0;",
+            "and.b32 m, {there}, 128; setp.ne.u32 p7, m, 0;",
+            "@p0 ld.global.v2.b64 {{a0, b0}}, [{f0}];",
+            "@p1 ld.global.v2.b64 {{a1, b1}}, [{f1}];",
+            "@p2 ld.global.v2.b64 {{a2, b2}}, [{f2}];",
+            "@p3 ld.global.v2.b64 {{a3, b3}}, [{f3}];",
+            "@p4 ld.global.v2.b64 {{a4, b4}}, [{f4}];",
+            "@p5 ld.global.v2.b64 {{a5, b5}}, [{f5}];",
+            "@p6 ld.global.v2.b64 {{a6, b6}}, [{f6}];",
+            "@p7 ld.global.v2.b64 {{a7, b7}}, [{f7}];",
+            "@p0 st.global.v2.b64 [{t0}], {{a0, b0}};",
+            "@p1 st.global.v2.b64 [{t1}], {{a1, b1}};",
+            "@p2 st.global.v2.b64 [{t2}], {{a2, b2}};",
+            "@p3 st.global.v2.b64 [{t3}], {{a3, b3}};",
+            "@p4 st.global.v2.b64 [{t4}], {{a4, b4}};",
+            "@p5 st.global.v2.b64 [{t5}], {{a5, b5}};",
+            "@p6 st.global.v2.b64 [{t6}], {{a6, b6}};",
+            "@p7 st.global.v2.b64 [{t7}], {{a7, b7}};",
+            "}}",
+            there = in(reg32) there,
+            t0 = in(reg64) to[0], f0 = in(reg64) from[0],
+            t1 = in(reg64) to[1], f1 = in(reg64) from[1],
+            t2 = in(reg64) to[2], f2 = in(reg64) from[2],
+            t3 = in(reg64) to[3], f3 = in(reg64) from[3],
+            t4 = in(reg64) to[4], f4 = in(reg64) from[4],
+            t5 = in(reg64) to[5], f5 = in(reg64) from[5],
+            t6 = in(reg64) to[6], f6 = in(reg64) from[6],
+            t7 = in(reg64) to[7], f7 = in(reg64) from[7],
+            options(nostack));
     }
 }
 

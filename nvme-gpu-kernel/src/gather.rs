@@ -11,13 +11,13 @@
 #![allow(unsafe_code)]
 
 use crate::arch;
-use crate::groups::{Block, Gpu};
+use crate::groups::{Block, Gpu, Narrow, converged};
 use crate::rows::{
     BLOCK_WARPS, Check, Gather, Place, Progress, STATION_CELLS, Summary, WARP_BYTES, code, worst,
 };
 use crate::work::data_word;
 use nvme_core::gate::{Gate, words};
-use nvme_core::group::{ExecContext, Group};
+use nvme_core::group::{ExecContext, Group, GroupOp};
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope, fence};
 use nvme_core::{Command, Data, Outcome, SharedQueue, SubmitError, WaitError};
@@ -144,9 +144,6 @@ pub unsafe extern "ptx-kernel" fn nvme_check_rows(check: Check) {
 /// Takes a free station and passes the gate with it.
 #[inline(always)]
 fn claim(rows: &Gather, gate: &Gate<'_>) -> u32 {
-    if gate.look().is_err() {
-        return NO_STATION;
-    }
     let deadline_ns = Gpu
         .now_ns()
         .saturating_add(rows.timeout_ns.saturating_mul(STATION_PATIENCE));
@@ -196,9 +193,10 @@ fn end_block(rows: &Gather) {
     let progress = rows.progress as usize as *mut Progress;
     let summary = rows.summary as usize as *mut Summary;
     // SAFETY: the host gives both; the fields are used as atomics while blocks run.
-    let (blocks, failed, first) = unsafe {
+    let (blocks, launches, failed, first) = unsafe {
         (
             &*(&raw const (*progress).blocks).cast::<AtomicU32>(),
+            &*(&raw const (*progress).launches).cast::<AtomicU32>(),
             &*(&raw const (*progress).failed).cast::<AtomicU64>(),
             &*(&raw const (*progress).worst).cast::<AtomicU64>(),
         )
@@ -222,10 +220,31 @@ fn end_block(rows: &Gather) {
     };
     to_failed.store(count, Order::Relaxed, Scope::Sys);
     to_worst.store(word, Order::Relaxed, Scope::Sys);
-    let before = ended.load(Order::Relaxed, Scope::Sys);
+    let now = launches.load(Order::Relaxed, Scope::Gpu).wrapping_add(1);
+    launches.store(now, Order::Relaxed, Scope::Gpu);
     // Release: who sees the count sees the rows.
     fence(Order::Release, Scope::Sys);
-    ended.store(before.wrapping_add(1), Order::Relaxed, Scope::Sys);
+    ended.store(now, Order::Relaxed, Scope::Sys);
+}
+
+/// A thread that gathers: alone, it keeps few reads of the completion ring under way, and has registers to copy with.
+struct Gatherer;
+
+impl ExecContext for Gatherer {
+    #[inline(always)]
+    fn now_ns(&self) -> u64 {
+        Gpu.now_ns()
+    }
+
+    #[inline(always)]
+    fn pause(&self, turn: u32) {
+        Gpu.pause(turn);
+    }
+
+    #[inline(always)]
+    fn converged<A: GroupOp>(&self, key: u64, op: A) -> A::Output {
+        converged(Narrow, key, op)
+    }
 }
 
 /// A row as its lane has it.
@@ -279,7 +298,9 @@ impl<'r> Warp<'r, '_> {
         let mut chunk = u64::from(first);
         while chunk < chunks {
             let index = chunk * lanes + u64::from(arch::lane());
-            if self.ends == code::OK && self.gate.is_none_or(|gate| gate.look().is_err()) {
+            // The block has passed the gate just now.
+            let again = chunk != u64::from(first);
+            if again && self.ends == code::OK && self.gate.is_none_or(|gate| gate.look().is_err()) {
                 self.ends = code::GONE;
             }
             // One lane's look decides for all.
@@ -293,23 +314,19 @@ impl<'r> Warp<'r, '_> {
     fn gather_chunk(&mut self, index: u64) {
         let is_live = index < self.rows.count && arch::lane() < self.rows.lanes;
         let mut row = self.row(index, is_live);
+        let (mut wants, mut together) = (row.code == code::OK, true);
         if self.ends == code::OK {
-            let is_shared = self.read(&mut row, true);
-            self.copy(index, &row, row.code == code::OK);
-            // A read that failed for several rows: each by itself, now that the others are copied.
-            let again = is_shared && row.code > 0;
-            if self.ends == code::OK && arch::ballot(arch::FULL, again) != 0 {
-                let mut alone = Row {
-                    code: if again { code::OK } else { code::NOT_RUN },
-                    ..row
-                };
-                self.read(&mut alone, false);
-                self.copy(index, &alone, alone.code == code::OK);
-                if again {
-                    row = alone;
+            loop {
+                let is_shared = self.read(&mut row, wants, together);
+                self.copy(index, &row, wants && row.code == code::OK);
+                // A read that failed for several rows: each by itself, now that the others are copied.
+                wants &= is_shared && row.code > 0;
+                if self.ends != code::OK || arch::ballot(arch::FULL, wants) == 0 {
+                    break;
                 }
+                together = false;
             }
-        } else if row.code == code::OK {
+        } else if wants {
             row.code = self.ends;
         }
         self.clear(index, is_live && row.code != code::OK);
@@ -346,12 +363,11 @@ impl<'r> Warp<'r, '_> {
         }
     }
 
-    /// Reads the rows whose code is OK into the slots, and finds their bytes there or why not. Whether the row's
-    /// read was another row's, too.
+    /// Reads the rows of the lanes that want it into the slots, and finds their bytes there or why not. Whether the
+    /// row's read was another row's, too.
     #[inline(always)]
-    fn read(&mut self, row: &mut Row, together: bool) -> bool {
+    fn read(&mut self, row: &mut Row, wants: bool, together: bool) -> bool {
         let lane = arch::lane();
-        let wants = row.code == code::OK;
         // Lanes with the same first block: the lowest reads for all, and one more block when one of them ends there.
         let key = match wants && together {
             true => row.place.block,
@@ -453,7 +469,11 @@ impl<'r> Warp<'r, '_> {
                 self.cell + arch::lane(),
             )
         };
-        match queue.run(&Gpu, read, Gpu.now_ns().saturating_add(rows.timeout_ns)) {
+        match queue.run(
+            &Gatherer,
+            read,
+            Gpu.now_ns().saturating_add(rows.timeout_ns),
+        ) {
             Ok(Ok((Outcome::Done(status), _))) => i32::from(status.code()),
             Ok(Ok((Outcome::Aborted(_), _))) => code::GONE,
             Ok(Err(SubmitError::Refused)) | Err((WaitError::Refused, _)) => code::GONE,
@@ -469,7 +489,7 @@ impl<'r> Warp<'r, '_> {
         let first = index - u64::from(arch::lane());
         let rows = self.rows;
         match rows.unit_shift {
-            4 if rows.row_bytes >= 512 => self.copy_long(first, row.from, wanted),
+            4 if rows.row_bytes % 512 == 0 => self.copy_pieces(first, row.from, wanted),
             4 => self.copy_units::<4>(first, row.from, wanted),
             2 | 3 => self.copy_units::<2>(first, row.from, wanted),
             _ => self.copy_units::<0>(first, row.from, wanted),
@@ -478,28 +498,39 @@ impl<'r> Warp<'r, '_> {
         arch::sync_warp(arch::FULL);
     }
 
-    /// Rows of 512 bytes and more, one after the other; eight loads of 16 bytes under way in each lane.
+    /// Rows of a multiple of 512 bytes, in pieces of 512: a warp loads eight pieces before it stores the first,
+    /// whichever rows they are of.
     #[inline(always)]
-    fn copy_long(&self, first: u64, from: u64, wanted: u32) {
+    fn copy_pieces(&self, first: u64, from: u64, wanted: u32) {
         let rows = self.rows;
+        let lane = u64::from(arch::lane()) * 16;
         let bytes = u64::from(rows.row_bytes);
-        let mut left = wanted;
+        let (mut left, mut at) = (wanted, 0);
         while left != 0 {
-            let lane = left.trailing_zeros();
-            left &= left - 1;
-            let from = shuffle64(from, lane);
-            let to = rows.out + (first + u64::from(lane)) * rows.out_stride;
-            let mut at = u64::from(arch::lane()) * 16;
-            while at + 7 * 512 < bytes {
-                // SAFETY: inside the row, in the slots and in the output.
-                unsafe { arch::copy_128(to + at, from + at) };
-                at += 8 * 512;
-            }
-            while at < bytes {
-                // SAFETY: as above.
-                unsafe { arch::copy_16(to + at, from + at) };
+            let mut there = 0;
+            let mut next = |bit: u32| {
+                let row = left.trailing_zeros() & 31;
+                let to = rows.out + (first + u64::from(row)) * rows.out_stride + at + lane;
+                let from = shuffle64(from, row) + at + lane;
+                if left != 0 {
+                    there |= bit;
+                }
                 at += 512;
-            }
+                if at >= bytes {
+                    at = 0;
+                    left &= left.wrapping_sub(1);
+                }
+                (to, from)
+            };
+            // One by one: what an array would put on a stack stays in registers.
+            let ((t0, f0), (t1, f1)) = (next(1), next(2));
+            let ((t2, f2), (t3, f3)) = (next(4), next(8));
+            let ((t4, f4), (t5, f5)) = (next(16), next(32));
+            let ((t6, f6), (t7, f7)) = (next(64), next(128));
+            let to = [t0, t1, t2, t3, t4, t5, t6, t7];
+            let from = [f0, f1, f2, f3, f4, f5, f6, f7];
+            // SAFETY: inside rows, in the slots and in the output, where a bit is set.
+            unsafe { arch::copy_pieces(to, from, there) };
         }
     }
 

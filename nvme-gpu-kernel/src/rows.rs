@@ -49,7 +49,7 @@ pub struct Gather {
     pub out: u64,
     /// One `i32` for each row ([`code`]), or 0 for none.
     pub status: u64,
-    /// One [`Progress`], zeroed.
+    /// One [`Progress`], which belongs to the summary.
     pub progress: u64,
     /// One [`Summary`] in memory of the host.
     pub summary: u64,
@@ -97,7 +97,7 @@ pub struct Check {
     pub wrong: u64,
 }
 
-/// Counts of a launch that is under way, in memory of the GPU. Zero before and after.
+/// Counts of a launch that is under way, in memory of the GPU, zeroed before the first one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Progress {
@@ -107,8 +107,8 @@ pub struct Progress {
     pub worst: u64,
     /// Blocks that have ended.
     pub blocks: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// Launches that have ended: not zeroed.
+    pub launches: u32,
 }
 
 /// What a launch came to, in memory of the host.
@@ -119,7 +119,7 @@ pub struct Summary {
     pub failed: u64,
     /// As in [`Progress`].
     pub worst: u64,
-    /// How many launches with this summary have ended: stored last.
+    /// How many launches with this summary have ended, stored last: `launches` of [`Progress`].
     pub ended: u32,
     /// Zero.
     pub reserved: u32,

@@ -445,3 +445,43 @@ fn the_suite_compares_numbers_of_threads() {
             .contains(&cases[2]["best_threads"].as_u64())
     );
 }
+
+#[test]
+fn rows_are_gathered_by_ids_and_checked() {
+    let folder = Folder::new(Place::Embedded);
+    let device = "sim:mem?size=8MiB&block=4096&queues=8&threads=2";
+    let gather = [
+        "bench",
+        "-d",
+        device,
+        "--gpu",
+        "--gather",
+        "--table",
+        "4MiB",
+        "--row",
+        "4096,512,24",
+        "--rows",
+        "300",
+        "--runs",
+        "1",
+        "--stations",
+        "2",
+        "--queues",
+        "3",
+    ];
+    let text = ok(&folder, &gather);
+    let lines: Vec<serde_json::Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    assert_eq!(lines[0]["table_bytes"], 4 << 20);
+    for (line, row) in lines[1..].iter().zip([4096, 512, 24]) {
+        assert_eq!(
+            (&line["row_bytes"], &line["rows"]),
+            (&row.into(), &300.into())
+        );
+        assert_eq!(line["checked"], true);
+        assert!(line["rows_per_s"].as_f64().unwrap() > 0.0);
+    }
+    assert_eq!(lines.len(), 4);
+}

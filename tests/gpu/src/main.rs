@@ -7,6 +7,7 @@ mod audit;
 mod bench;
 mod data;
 mod example;
+mod gather;
 mod late;
 mod litmus;
 mod matrix;
@@ -107,6 +108,7 @@ fn main() -> ExitCode {
     // What a kernel that never ends would spoil most comes first.
     example::all(&mut report, &bench);
     data::all(&mut report, &bench);
+    gather::all(&mut report, &bench);
     late::all(&mut report, &bench);
     matrix::all(&mut report, &bench);
     ops::all(&mut report, &bench);

@@ -259,8 +259,7 @@ impl GpuRows {
     fn launch(&self, table: &RowTable, request: &Request) -> Option<Gather> {
         let (lent, slots) = (self.lent.as_ref()?, self.slots.as_ref()?);
         let slot = self.slot_bytes(table);
-        let fit = (WARP_BYTES / slot).clamp(1, 32);
-        let lanes = 1 << fit.ilog2();
+        let lanes = lanes(slot, request.count, self.state.stations);
         let units =
             table.first_byte | u64::from(table.row_bytes) | request.out | request.out_stride;
         Some(Gather {
@@ -294,6 +293,14 @@ impl GpuRows {
             ..Gather::default()
         })
     }
+}
+
+/// Rows that a warp has under way: as many as its slots hold, and fewer where there are warps for all of them.
+fn lanes(slot_bytes: u64, count: u64, stations: u32) -> u32 {
+    let fit = (WARP_BYTES / slot_bytes).clamp(1, 32);
+    let warps = u64::from(stations * BLOCK_WARPS);
+    let share = count.div_ceil(warps).next_power_of_two();
+    1 << fit.ilog2().min(share.ilog2())
 }
 
 impl Drop for GpuRows {
@@ -355,5 +362,20 @@ impl Drop for Watch {
             // It panics only where a lock is poisoned, and has ended then.
             let _ = thread.join();
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn few_rows_are_spread_over_the_warps_and_many_fill_them() {
+        assert_eq!(lanes(4096, 32, 32), 1);
+        assert_eq!(lanes(4096, 257, 32), 2);
+        assert_eq!(lanes(4096, 1 << 20, 32), 32);
+        assert_eq!(lanes(64 << 10, 1 << 20, 32), 2);
+        assert_eq!(lanes(128 << 10, 1, 1), 1);
+        assert_eq!(lanes(8192, 1 << 20, 32), 16);
     }
 }

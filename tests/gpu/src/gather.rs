@@ -1,0 +1,388 @@
+//! `out = table[ids]`: rows of every shape, by every kind of id, against bytes that the host works out; and what
+//! becomes of rows whose reads fail.
+// UNSAFETY: gathers are told of memory by address.
+#![allow(unsafe_code)]
+
+use crate::bench::Bench;
+use crate::report::Report;
+use nvme_core::spec::{Lba, Nsid};
+use nvme_gpu_kernel::rows::code;
+use nvme_gpu_kernel::work::data_word;
+use nvme_host::cuda::{
+    Access, DeviceMemory, GpuRows, Pending, Request, RowTable, RowsOptions, Stream, Tier,
+    TierRequest,
+};
+use nvme_host::{Config, Controller};
+use std::sync::Arc;
+use std::time::Duration;
+
+const SEED: u64 = 0x60A7;
+const BYTES: u64 = 8 << 20;
+const WAIT: Duration = Duration::from_secs(20);
+/// What the output holds before a gather.
+const CANARY: u8 = 0xA5;
+
+type Outcome<T> = Result<T, String>;
+
+fn text(error: nvme_host::Error) -> String {
+    format!("{error} ({})", error.remedy())
+}
+
+/// A drive whose words count up, and the GPU's way to its rows.
+struct Drive {
+    rows: GpuRows,
+    stream: Stream,
+    image: Vec<u8>,
+    _controller: Controller,
+}
+
+impl Drive {
+    fn new(bench: &Bench, block: u32, fault: &str, timeout: Duration) -> Outcome<Self> {
+        let fault = match fault {
+            "" => String::new(),
+            fault => format!("&fault={fault}"),
+        };
+        let name = format!("sim:mem?size=8MiB&block={block}&queues=8&threads=4{fault}");
+        let open = || -> nvme_host::Result<Self> {
+            let device = nvme_host::open(&name)?;
+            let exactly = TierRequest::Exactly(Tier::Direct);
+            let access = Arc::new(Access::find(&bench.gpu, device, 4, exactly)?);
+            let config = Config {
+                timeout,
+                queue_pairs: 6,
+                ..Config::default()
+            };
+            let controller = Controller::start(Arc::clone(access.device()), &config)?;
+            let info = controller.usable_namespace(Nsid(1))?;
+            let words = (0..BYTES / 8).map(|index| data_word(SEED, index));
+            let image: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+            controller.namespace(Nsid(1))?.write(Lba(0), &image)?;
+            let options = RowsOptions {
+                queues: 4,
+                entries: 128,
+                stations: 4,
+            };
+            Ok(Self {
+                rows: GpuRows::create(&controller, &access, info, options, timeout)?,
+                stream: Stream::new(&bench.gpu)?,
+                image,
+                _controller: controller,
+            })
+        };
+        open().map_err(text)
+    }
+
+    fn gpu(&self) -> &Arc<nvme_host::cuda::Gpu> {
+        self.rows.gpu()
+    }
+}
+
+/// One gather and its memory.
+struct Job {
+    table: RowTable,
+    ids: Vec<i64>,
+    wide: bool,
+    stride: u64,
+    device_ids: DeviceMemory,
+    out: DeviceMemory,
+    status: DeviceMemory,
+}
+
+impl Job {
+    fn new(drive: &Drive, table: RowTable, ids: Vec<i64>, wide: bool, pad: u64) -> Outcome<Self> {
+        let bytes: Vec<u8> = match wide {
+            true => ids.iter().flat_map(|id| id.to_le_bytes()).collect(),
+            false => ids
+                .iter()
+                .flat_map(|id| (*id as i32).to_le_bytes())
+                .collect(),
+        };
+        let stride = u64::from(table.row_bytes) + pad;
+        let len = ids.len() * stride as usize;
+        let make = || -> nvme_host::Result<Self> {
+            let device_ids = DeviceMemory::new(drive.gpu(), bytes.len())?;
+            device_ids.upload(0, &bytes)?;
+            let job = Self {
+                table,
+                wide,
+                stride,
+                device_ids,
+                out: DeviceMemory::new(drive.gpu(), len)?,
+                status: DeviceMemory::new(drive.gpu(), ids.len() * 4)?,
+                ids,
+            };
+            job.out.upload(0, &vec![CANARY; len])?;
+            job.status.upload(0, &vec![CANARY; job.ids.len() * 4])?;
+            Ok(job)
+        };
+        make().map_err(text)
+    }
+
+    fn start(&self, drive: &Drive, stream: &Stream) -> Outcome<Pending> {
+        let request = Request {
+            ids: self.device_ids.address(),
+            wide_ids: self.wide,
+            count: self.ids.len() as u64,
+            out: self.out.address(),
+            out_stride: self.stride,
+            status: self.status.address(),
+        };
+        drive.gather(&self.table, &request, stream)
+    }
+
+    fn codes(&self) -> Outcome<Vec<i32>> {
+        let mut bytes = vec![0; self.ids.len() * 4];
+        self.status.download(0, &mut bytes).map_err(text)?;
+        let words = bytes.chunks_exact(4);
+        Ok(words
+            .map(|word| i32::from_le_bytes(word.try_into().unwrap_or_default()))
+            .collect())
+    }
+
+    /// Checks each row against its code: the row's bytes, or zeros; and nothing between rows has changed.
+    fn check(&self, drive: &Drive) -> Outcome<Vec<i32>> {
+        let codes = self.codes()?;
+        let mut out = vec![0; self.ids.len() * self.stride as usize];
+        self.out.download(0, &mut out).map_err(text)?;
+        let row = self.table.row_bytes as usize;
+        for (index, (id, code)) in self.ids.iter().zip(&codes).enumerate() {
+            let have = &out[index * self.stride as usize..][..self.stride as usize];
+            let is_row = (0..self.table.rows as i64).contains(id);
+            if is_row == (*code == code::OUT_OF_RANGE) {
+                return Err(format!("row {index}, id {id}: code {code}"));
+            }
+            let holds = match *code {
+                code::OK => {
+                    let at = self.table.first_byte as usize + *id as usize * row;
+                    have[..row] == drive.image[at..at + row]
+                }
+                _ => have[..row].iter().all(|byte| *byte == 0),
+            };
+            if !holds {
+                return Err(format!(
+                    "row {index}, id {id}, code {code}: its bytes are wrong"
+                ));
+            }
+            if have[row..].iter().any(|byte| *byte != CANARY) {
+                return Err(format!("row {index}: bytes after it were written"));
+            }
+        }
+        Ok(codes)
+    }
+}
+
+impl Drive {
+    fn gather(&self, table: &RowTable, request: &Request, stream: &Stream) -> Outcome<Pending> {
+        // SAFETY: the jobs' memory outlives the gathers, which are waited for.
+        unsafe { self.rows.gather(table, request, stream.handle()) }.map_err(text)
+    }
+
+    /// Runs one gather; its codes, after every row was checked.
+    fn run(&self, job: &Job) -> Outcome<Vec<i32>> {
+        let pending = job.start(self, &self.stream)?;
+        let gathered = pending.wait(WAIT).map_err(text)?;
+        let codes = job.check(self)?;
+        let failed = codes.iter().filter(|code| **code != code::OK).count() as u64;
+        let first = codes.iter().position(|code| *code != code::OK);
+        let first = first.map(|index| (index as u64, codes[index]));
+        if (gathered.failures.rows, gathered.failures.first) != (failed, first) {
+            return Err(format!(
+                "{gathered:?}, but {failed} rows failed, first {first:?}"
+            ));
+        }
+        Ok(codes)
+    }
+
+    fn table(&self, first_byte: u64, row_bytes: u32) -> RowTable {
+        RowTable {
+            first_byte,
+            rows: (BYTES - first_byte) / u64::from(row_bytes),
+            row_bytes,
+        }
+    }
+}
+
+pub fn all(report: &mut Report, bench: &Bench) {
+    for block in [512, 4096] {
+        report.test(&format!("gather/shapes/block-{block}"), |_| {
+            shapes(bench, block)
+        });
+    }
+    report.test("gather/ids", |_| ids(bench));
+    report.test("gather/streams", |_| streams(bench));
+    for (name, fault) in [
+        ("status", "status:0x281@op=read,nth=7"),
+        ("dropped", "drop@op=read,nth=7"),
+        ("late", "delay:600ms@op=read,nth=7"),
+        ("wrong-cid", "wrongcid:0xfff@op=read,nth=7"),
+        ("dead-cfs", "cfs@op=read,nth=7"),
+        ("all-ones", "allones@op=read,nth=7"),
+    ] {
+        report.test(&format!("gather/fault/{name}"), |_| {
+            faults(bench, name, fault)
+        });
+    }
+}
+
+/// Numbers that look random and repeat.
+fn dice(seed: u64) -> impl FnMut(u64) -> u64 {
+    let mut at = 0;
+    move |limit| {
+        at += 1;
+        data_word(seed, at) % limit.max(1)
+    }
+}
+
+fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
+    let drive = Drive::new(bench, block, "", Duration::from_secs(5))?;
+    let mut throw = dice(u64::from(block));
+    let mut done = 0;
+    for (row_bytes, first_byte, pad) in [
+        (4096, 0, 0),
+        (4096, 4096, 512),
+        (512, 96, 0),
+        (512, 0, 16),
+        (1536, 152, 0),
+        (16, 0, 0),
+        (24, 8, 8),
+        (100, 4, 4),
+        (7, 3, 0),
+        (1, 0, 0),
+        (4097, 1, 2),
+        (16 << 10, 0, 0),
+        (64 << 10, 512, 0),
+    ] {
+        for count in [1, 31, 33, 700] {
+            let table = drive.table(first_byte, row_bytes);
+            let mut ids: Vec<i64> = (0..count).map(|_| throw(table.rows) as i64).collect();
+            // The last row, a run of neighbours, and one row often.
+            ids[0] = table.rows as i64 - 1;
+            for at in 0..(count as usize / 3) {
+                ids[at] = ids[0] - at as i64 / 2;
+            }
+            let wide = throw(2) == 0;
+            let job = Job::new(&drive, table, ids, wide, pad)?;
+            let codes = drive.run(&job)?;
+            if codes.iter().any(|code| *code != code::OK) {
+                return Err(format!("{table:?}: {codes:?}"));
+            }
+            done += count;
+        }
+    }
+    Ok(format!("{done} rows compared"))
+}
+
+fn ids(bench: &Bench) -> Outcome<String> {
+    let drive = Drive::new(bench, 4096, "", Duration::from_secs(5))?;
+    let table = RowTable {
+        rows: 100,
+        ..drive.table(0, 4096)
+    };
+    let odd = [-1, 100, i64::from(i32::MIN), i64::from(i32::MAX)];
+    let mut asked: Vec<i64> = (0..300).map(|index| index % 130).collect();
+    for (place, id) in odd.into_iter().enumerate() {
+        asked[place * 41] = id;
+    }
+    for wide in [false, true] {
+        if wide {
+            asked.extend([i64::MIN, i64::MAX, 1 << 32, (1 << 32) + 5]);
+        }
+        let job = Job::new(&drive, table, asked.clone(), wide, 0)?;
+        drive.run(&job)?;
+    }
+    let none = Job::new(&drive, table, Vec::new(), true, 0)?;
+    drive.run(&none)?;
+    // No word for the rows' codes.
+    let job = Job::new(&drive, table, vec![1, -1], true, 0)?;
+    let request = Request {
+        ids: job.device_ids.address(),
+        wide_ids: true,
+        count: 2,
+        out: job.out.address(),
+        out_stride: 4096,
+        status: 0,
+    };
+    let pending = drive.gather(&table, &request, &drive.stream)?;
+    let gathered = pending.wait(WAIT).map_err(text)?;
+    if gathered.failures.first != Some((1, code::OUT_OF_RANGE)) {
+        return Err(format!("{gathered:?}"));
+    }
+    let outside = RowTable {
+        rows: table.rows + BYTES,
+        ..table
+    };
+    match drive.rows.check(&outside) {
+        Err(nvme_host::Error::Usage { .. }) => Ok(format!("{} ids", asked.len())),
+        other => Err(format!("a table past the end: {other:?}")),
+    }
+}
+
+fn streams(bench: &Bench) -> Outcome<String> {
+    let drive = Drive::new(bench, 4096, "", Duration::from_secs(5))?;
+    let mut throw = dice(77);
+    let table = drive.table(0, 512);
+    let streams: Vec<Stream> = (0..4)
+        .map(|_| Stream::new(&bench.gpu).map_err(text))
+        .collect::<Outcome<_>>()?;
+    let mut rows = 0;
+    for _ in 0..20 {
+        let jobs: Vec<Job> = (0..8)
+            .map(|_| {
+                let ids = (0..500).map(|_| throw(table.rows) as i64).collect();
+                Job::new(&drive, table, ids, true, 0)
+            })
+            .collect::<Outcome<_>>()?;
+        let pending: Vec<Pending> = (jobs.iter().zip(streams.iter().cycle()))
+            .map(|(job, stream)| job.start(&drive, stream))
+            .collect::<Outcome<_>>()?;
+        for (job, pending) in jobs.iter().zip(&pending) {
+            pending.wait(WAIT).map_err(text)?;
+            let codes = job.check(&drive)?;
+            if codes.iter().any(|code| *code != code::OK) {
+                return Err(format!("{codes:?}"));
+            }
+            rows += codes.len();
+        }
+    }
+    Ok(format!("{rows} rows over 4 streams"))
+}
+
+/// Rows whose reads fail say so, no row is wrong, and a later gather works where the controller comes back.
+fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
+    let timeout = Duration::from_millis(200) * bench.patience as u32;
+    let drive = Drive::new(bench, 4096, fault, timeout)?;
+    let table = drive.table(0, 4096);
+    let mut throw = dice(5);
+    let mut ids = || -> Vec<i64> { (0..600).map(|_| throw(table.rows) as i64).collect() };
+    let job = Job::new(&drive, table, ids(), true, 0)?;
+    let codes = drive.run(&job)?;
+    let failed = codes.iter().filter(|code| **code != code::OK).count();
+    if failed == 0 {
+        return Err("no row failed".to_owned());
+    }
+    if name == "status" {
+        let is_expected = |code: &i32| matches!(*code, code::OK | 0x281);
+        if !codes.iter().all(is_expected) || failed > 1 {
+            return Err(format!("{failed} rows failed: {codes:?}"));
+        }
+    }
+    let begin = std::time::Instant::now();
+    loop {
+        let job = Job::new(&drive, table, ids(), true, 0)?;
+        let codes = drive.run(&job)?;
+        if codes.iter().all(|code| *code == code::OK) {
+            break;
+        }
+        let gone = codes.iter().all(|code| *code == code::GONE);
+        if name == "all-ones" && gone && begin.elapsed() > Duration::from_secs(3) {
+            return Ok(format!(
+                "{failed} rows failed, and all of a controller that is gone"
+            ));
+        }
+        if begin.elapsed() > WAIT {
+            return Err(format!("rows fail for {WAIT:?} after the fault: {codes:?}"));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(format!("{failed} rows failed, then none"))
+}
