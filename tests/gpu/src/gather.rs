@@ -18,26 +18,26 @@ use std::time::Duration;
 
 const SEED: u64 = 0x60A7;
 const BYTES: u64 = 8 << 20;
-const WAIT: Duration = Duration::from_secs(20);
+pub const WAIT: Duration = Duration::from_secs(20);
 /// What the output holds before a gather.
 const CANARY: u8 = 0xA5;
 
 type Outcome<T> = Result<T, String>;
 
-fn text(error: nvme_host::Error) -> String {
+pub fn text(error: nvme_host::Error) -> String {
     format!("{error} ({})", error.remedy())
 }
 
 /// A drive whose words count up, and the GPU's way to its rows.
-struct Drive {
+pub struct Drive {
     rows: GpuRows,
-    stream: Stream,
+    pub stream: Stream,
     image: Vec<u8>,
     _controller: Controller,
 }
 
 impl Drive {
-    fn new(bench: &Bench, block: u32, fault: &str, timeout: Duration) -> Outcome<Self> {
+    pub fn new(bench: &Bench, block: u32, fault: &str, timeout: Duration) -> Outcome<Self> {
         let fault = match fault {
             "" => String::new(),
             fault => format!("&fault={fault}"),
@@ -72,13 +72,18 @@ impl Drive {
         open().map_err(text)
     }
 
-    fn gpu(&self) -> &Arc<nvme_host::cuda::Gpu> {
+    /// Closes the store; what the drive held.
+    pub fn close(self) -> Vec<u8> {
+        self.image
+    }
+
+    pub fn gpu(&self) -> &Arc<nvme_host::cuda::Gpu> {
         self.rows.gpu()
     }
 }
 
 /// One gather and its memory.
-struct Job {
+pub struct Job {
     table: RowTable,
     ids: Vec<i64>,
     wide: bool,
@@ -89,7 +94,13 @@ struct Job {
 }
 
 impl Job {
-    fn new(drive: &Drive, table: RowTable, ids: Vec<i64>, wide: bool, pad: u64) -> Outcome<Self> {
+    pub fn new(
+        drive: &Drive,
+        table: RowTable,
+        ids: Vec<i64>,
+        wide: bool,
+        pad: u64,
+    ) -> Outcome<Self> {
         let bytes: Vec<u8> = match wide {
             true => ids.iter().flat_map(|id| id.to_le_bytes()).collect(),
             false => ids
@@ -118,7 +129,12 @@ impl Job {
         make().map_err(text)
     }
 
-    fn start(&self, drive: &Drive, stream: &Stream) -> Outcome<Pending> {
+    pub fn start(&self, drive: &Drive, stream: &Stream) -> Outcome<Pending> {
+        self.start_on(drive, stream.handle())
+    }
+
+    /// In `stream`, a `CUstream`.
+    pub fn start_on(&self, drive: &Drive, stream: u64) -> Outcome<Pending> {
         let request = Request {
             ids: self.device_ids.address(),
             wide_ids: self.wide,
@@ -139,8 +155,20 @@ impl Job {
             .collect())
     }
 
+    /// Other ids, as many.
+    pub fn replace_ids(&mut self, ids: Vec<i64>) -> Outcome<()> {
+        let bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        self.ids = ids;
+        self.device_ids.upload(0, &bytes).map_err(text)
+    }
+
     /// Checks each row against its code: the row's bytes, or zeros; and nothing between rows has changed.
-    fn check(&self, drive: &Drive) -> Outcome<Vec<i32>> {
+    pub fn check(&self, drive: &Drive) -> Outcome<Vec<i32>> {
+        self.check_against(&drive.image)
+    }
+
+    /// The same against the bytes of a drive.
+    pub fn check_against(&self, image: &[u8]) -> Outcome<Vec<i32>> {
         let codes = self.codes()?;
         let mut out = vec![0; self.ids.len() * self.stride as usize];
         self.out.download(0, &mut out).map_err(text)?;
@@ -154,7 +182,7 @@ impl Job {
             let holds = match *code {
                 code::OK => {
                     let at = self.table.first_byte as usize + *id as usize * row;
-                    have[..row] == drive.image[at..at + row]
+                    have[..row] == image[at..at + row]
                 }
                 _ => have[..row].iter().all(|byte| *byte == 0),
             };
@@ -172,9 +200,9 @@ impl Job {
 }
 
 impl Drive {
-    fn gather(&self, table: &RowTable, request: &Request, stream: &Stream) -> Outcome<Pending> {
+    fn gather(&self, table: &RowTable, request: &Request, stream: u64) -> Outcome<Pending> {
         // SAFETY: the jobs' memory outlives the gathers, which are waited for.
-        unsafe { self.rows.gather(table, request, stream.handle()) }.map_err(text)
+        unsafe { self.rows.gather(table, request, stream) }.map_err(text)
     }
 
     /// Runs one gather; its codes, after every row was checked.
@@ -193,7 +221,7 @@ impl Drive {
         Ok(codes)
     }
 
-    fn table(&self, first_byte: u64, row_bytes: u32) -> RowTable {
+    pub fn table(&self, first_byte: u64, row_bytes: u32) -> RowTable {
         RowTable {
             first_byte,
             rows: (BYTES - first_byte) / u64::from(row_bytes),
@@ -225,7 +253,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
 }
 
 /// Numbers that look random and repeat.
-fn dice(seed: u64) -> impl FnMut(u64) -> u64 {
+pub fn dice(seed: u64) -> impl FnMut(u64) -> u64 {
     let mut at = 0;
     move |limit| {
         at += 1;
@@ -302,7 +330,7 @@ fn ids(bench: &Bench) -> Outcome<String> {
         out_stride: 4096,
         status: 0,
     };
-    let pending = drive.gather(&table, &request, &drive.stream)?;
+    let pending = drive.gather(&table, &request, drive.stream.handle())?;
     let gathered = pending.wait(WAIT).map_err(text)?;
     if gathered.failures.first != Some((1, code::OUT_OF_RANGE)) {
         return Err(format!("{gathered:?}"));

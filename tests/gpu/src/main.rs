@@ -8,6 +8,7 @@ mod bench;
 mod data;
 mod example;
 mod gather;
+mod hazards;
 mod late;
 mod litmus;
 mod matrix;
@@ -109,6 +110,7 @@ fn main() -> ExitCode {
     example::all(&mut report, &bench);
     data::all(&mut report, &bench);
     gather::all(&mut report, &bench);
+    hazards::all(&mut report, &bench);
     late::all(&mut report, &bench);
     matrix::all(&mut report, &bench);
     ops::all(&mut report, &bench);

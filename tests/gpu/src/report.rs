@@ -12,6 +12,15 @@ pub enum End {
     Skipped(String),
 }
 
+impl From<Result<String, String>> for End {
+    fn from(result: Result<String, String>) -> Self {
+        match result {
+            Ok(seen) => Self::Passed(seen),
+            Err(why) => Self::Failed(why),
+        }
+    }
+}
+
 /// What the user chose.
 #[derive(Clone, Debug)]
 pub struct Options {

@@ -30,6 +30,9 @@ use zerocopy::{FromBytes, IntoBytes};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes written at a time when the table is laid out.
 const CHUNK: usize = 4 << 20;
+/// Rows of a hop, and how many hops are measured.
+const HOP_ROWS: u64 = 32;
+const HOPS: usize = 200;
 /// Blocks of the kernels that have no queue.
 const FREE_BLOCKS: u32 = 128;
 
@@ -192,7 +195,7 @@ impl Rig {
             "rows_per_s": rates[0], "gb_per_s": rates[0] * f64::from(row_bytes) / 1e9,
             "bound_rows_per_s": rates[1], "of_bound": rates[0] / rates[1],
             "index_and_copy_rows_per_s": rates[2], "of_index_and_copy": rates[0] / rates[2],
-            "hop_32_rows_us": hop,
+            "hop_32_rows": hop,
             "seconds": { "gather": ours, "bound": bound, "index_and_copy": indexed },
             "checked": true,
         }))
@@ -262,32 +265,61 @@ impl Rig {
         end.seconds_since(&begin)
     }
 
-    /// Microseconds of a gather of 32 rows, from the launch to the host's knowledge of its end: the median of 200.
-    fn hop(&self, case: &Case) -> Result<f64> {
-        let request = self.request(case, 32.min(case.count));
-        let mut took = Vec::new();
-        for _ in 0..200 {
+    /// A gather of 32 rows beside the bare kernel that copies as many: microseconds from the launch to the host's
+    /// knowledge of the end, and of the GPU alone. Medians of 200 each, in turns.
+    fn hop(&self, case: &Case) -> Result<Value> {
+        let request = self.request(case, HOP_ROWS.min(case.count));
+        let bare = Gather {
+            count: request.count,
+            lanes: 1,
+            ..self.copied(case)
+        };
+        let (mut ours, mut bound) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+        for _ in 0..HOPS {
             let begin = Instant::now();
+            let first = Event::record(&self.stream)?;
             // SAFETY: as in `gather`.
             let pending = unsafe {
                 self.rows
                     .gather(&case.table, &request, self.stream.handle())?
             };
+            let last = Event::record(&self.stream)?;
             pending.wait(PATIENCE)?;
-            took.push(begin.elapsed().as_secs_f64() * 1e6);
+            ours[0].push(begin.elapsed().as_secs_f64() * 1e6);
+            self.stream.wait(PATIENCE, || Ok(()))?;
+            ours[1].push(last.seconds_since(&first)? * 1e6);
+            let begin = Instant::now();
+            let first = Event::record(&self.stream)?;
+            // SAFETY: as in `gather`.
+            unsafe {
+                self.module
+                    .launch(&self.stream, self.copy, 4, BLOCK_THREADS, &bare)?;
+            }
+            let last = Event::record(&self.stream)?;
+            self.stream.wait(PATIENCE, || Ok(()))?;
+            bound[0].push(begin.elapsed().as_secs_f64() * 1e6);
+            bound[1].push(last.seconds_since(&first)? * 1e6);
         }
-        Ok(median(&took))
+        Ok(json!({
+            "us": median(&ours[0]), "gpu_us": median(&ours[1]),
+            "bare_us": median(&bound[0]), "bare_gpu_us": median(&bound[1]),
+        }))
     }
 
-    /// Seconds of the same rows out of memory of the host, by a kernel that only copies.
-    fn bound(&self, case: &Case) -> Result<f64> {
-        let launch = Gather {
+    /// The launch of the kernel that only copies.
+    fn copied(&self, case: &Case) -> Gather {
+        Gather {
             slots: self.mirror.address(),
             lanes: 32,
             unit_shift: u64::from(case.table.row_bytes).trailing_zeros().min(4),
             block_shift: 12,
             ..self.bare(case)
-        };
+        }
+    }
+
+    /// Seconds of the same rows out of memory of the host, by a kernel that only copies.
+    fn bound(&self, case: &Case) -> Result<f64> {
+        let launch = self.copied(case);
         let begin = Event::record(&self.stream)?;
         // SAFETY: as in `gather`.
         unsafe {

@@ -1,0 +1,376 @@
+//! What a user's program does with CUDA while a gather waits for the drive: none of it may wait for the drive for
+//! good, and none of it may be disturbed. docs/adr/0008 has the reasons.
+// UNSAFETY: calls into the driver library, as a user's program makes them.
+#![allow(unsafe_code)]
+
+use crate::bench::Bench;
+use crate::gather::{Drive, Job, WAIT, dice, text};
+use crate::report::Report;
+use cudarc::driver::sys::{self, CUresult};
+use nvme_gpu_kernel::rows::code;
+use nvme_host::cuda::{Pending, Stream};
+use std::ptr::null_mut;
+use std::time::{Duration, Instant};
+
+type Outcome<T> = Result<T, String>;
+
+/// Every 40th read takes this long, so that a gather waits while the user's call runs.
+const SLOW: &str = "delay:3ms@op=read,every=40";
+const ROWS: usize = 400;
+/// How long a gather and a user's call beside it may take.
+const LIMIT: Duration = Duration::from_secs(2);
+
+fn check(call: &str, result: CUresult) -> Outcome<()> {
+    match result {
+        CUresult::CUDA_SUCCESS => Ok(()),
+        other => Err(format!("{call}: {other:?}")),
+    }
+}
+
+pub fn all(report: &mut Report, bench: &Bench) {
+    type Call = fn(&Drive) -> Outcome<()>;
+    let calls: [(&str, Call); 7] = [
+        ("synchronize", synchronize),
+        ("free", free),
+        ("free-host", free_host),
+        ("module-load", load_module),
+        ("many-launches", queue_copies),
+        ("capture-elsewhere", capture_elsewhere),
+        ("nothing", |_| Ok(())),
+    ];
+    for (name, call) in calls {
+        report.case(&format!("gather/beside/{name}"), |options| {
+            let rounds = (options.commands / 1000).clamp(3, 1000);
+            beside(bench, call, rounds).into()
+        });
+    }
+    report.case("gather/graph/replay", |options| {
+        replay(bench, (options.commands / 1000).clamp(3, 1000)).into()
+    });
+    report.case("gather/graph/outlives-its-store", |_| {
+        outlives(bench).into()
+    });
+    report.case("gather/context", |_| context(bench).into());
+    report.case("gather/full-gpu", |_| full(bench).into());
+}
+
+/// Gathers and, while each waits, what a user does.
+fn beside(bench: &Bench, call: fn(&Drive) -> Outcome<()>, rounds: u64) -> Outcome<String> {
+    let drive = Drive::new(bench, 4096, SLOW, Duration::from_secs(4))?;
+    let mut throw = dice(rounds);
+    let table = drive.table(0, 4096);
+    let mut worst = Duration::ZERO;
+    for round in 0..rounds {
+        let ids = (0..ROWS).map(|_| throw(table.rows) as i64).collect();
+        let job = Job::new(&drive, table, ids, true, 0)?;
+        let begin = Instant::now();
+        let pending = job.start(&drive, &drive.stream)?;
+        let called = std::thread::scope(|scope| {
+            let user = scope.spawn(|| current(&drive).and_then(|()| call(&drive)));
+            user.join()
+                .unwrap_or_else(|_| Err("the user's thread panicked".to_owned()))
+        });
+        let gathered = pending.wait(WAIT).map_err(text);
+        let took = begin.elapsed();
+        worst = worst.max(took);
+        called?;
+        if gathered?.failures.rows != 0 || took > LIMIT * bench.patience as u32 {
+            return Err(format!("round {round}: {:?} in {took:?}", pending.last()));
+        }
+        if job.check(&drive)?.iter().any(|code| *code != code::OK) {
+            return Err(format!("round {round}: rows failed"));
+        }
+    }
+    Ok(format!(
+        "{rounds} rounds, {:.1} ms at worst",
+        worst.as_secs_f64() * 1e3
+    ))
+}
+
+/// Makes the GPU's primary context the thread's, as a user's program has it.
+fn current(drive: &Drive) -> Outcome<()> {
+    let mut context = null_mut();
+    // SAFETY: retains the primary context once more, which the program keeps.
+    check("cuDevicePrimaryCtxRetain", unsafe {
+        sys::cuDevicePrimaryCtxRetain(&mut context, drive.gpu().index() as i32)
+    })?;
+    // SAFETY: a context that is retained.
+    check("cuCtxSetCurrent", unsafe { sys::cuCtxSetCurrent(context) })
+}
+
+fn synchronize(_: &Drive) -> Outcome<()> {
+    // SAFETY: no arguments.
+    check("cuCtxSynchronize", unsafe { sys::cuCtxSynchronize() })
+}
+
+fn free(_: &Drive) -> Outcome<()> {
+    let mut address = 0;
+    // SAFETY: writes one address.
+    check("cuMemAlloc", unsafe {
+        sys::cuMemAlloc_v2(&mut address, 1 << 20)
+    })?;
+    // SAFETY: allocated above.
+    check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
+}
+
+fn free_host(_: &Drive) -> Outcome<()> {
+    let mut memory = null_mut();
+    // SAFETY: writes one address.
+    check("cuMemHostAlloc", unsafe {
+        sys::cuMemHostAlloc(&mut memory, 1 << 20, 0)
+    })?;
+    // SAFETY: allocated above.
+    check("cuMemFreeHost", unsafe { sys::cuMemFreeHost(memory) })
+}
+
+/// A module that was not loaded before, and the first launch of a kernel in it.
+fn load_module(_: &Drive) -> Outcome<()> {
+    let image =
+        b".version 7.0\n.target sm_80\n.address_size 64\n.visible .entry nothing() { ret; }\n\0";
+    let mut module = null_mut();
+    // SAFETY: terminated text; writes one handle.
+    check("cuModuleLoadData", unsafe {
+        sys::cuModuleLoadData(&mut module, image.as_ptr().cast())
+    })?;
+    let mut function = null_mut();
+    // SAFETY: the module above; a terminated name; writes one handle.
+    check("cuModuleGetFunction", unsafe {
+        sys::cuModuleGetFunction(&mut function, module, c"nothing".as_ptr())
+    })?;
+    let stream = OwnStream::new()?;
+    stream.launch(function)?;
+    stream.synchronize()?;
+    // SAFETY: loaded above; its kernel has ended.
+    check("cuModuleUnload", unsafe { sys::cuModuleUnload(module) })
+}
+
+/// 2,000 operations in another stream.
+fn queue_copies(_: &Drive) -> Outcome<()> {
+    let stream = OwnStream::new()?;
+    let mut address = 0;
+    // SAFETY: writes one address.
+    check("cuMemAlloc", unsafe {
+        sys::cuMemAlloc_v2(&mut address, 4096)
+    })?;
+    for value in 0..2000u32 {
+        // SAFETY: inside the allocation.
+        check("cuMemsetD8Async", unsafe {
+            sys::cuMemsetD8Async(address, value as u8, 4096, stream.0)
+        })?;
+    }
+    stream.synchronize()?;
+    // SAFETY: allocated above.
+    check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
+}
+
+/// A capture in global mode, which any thread's careless call ends.
+fn capture_elsewhere(_: &Drive) -> Outcome<()> {
+    let stream = OwnStream::new()?;
+    stream.begin_capture()?;
+    std::thread::sleep(Duration::from_millis(5));
+    stream.end_capture().map(|graph| {
+        // SAFETY: a graph of ours.
+        let _ = unsafe { sys::cuGraphDestroy(graph) };
+    })
+}
+
+/// A stream as a user has it.
+struct OwnStream(sys::CUstream);
+
+impl OwnStream {
+    fn new() -> Outcome<Self> {
+        let mut stream = null_mut();
+        // SAFETY: writes one handle.
+        check("cuStreamCreate", unsafe {
+            sys::cuStreamCreate(&mut stream, 1)
+        })?;
+        Ok(Self(stream))
+    }
+
+    fn launch(&self, function: sys::CUfunction) -> Outcome<()> {
+        // SAFETY: a kernel without parameters.
+        check("cuLaunchKernel", unsafe {
+            sys::cuLaunchKernel(
+                function,
+                1,
+                1,
+                1,
+                1,
+                1,
+                1,
+                0,
+                self.0,
+                null_mut(),
+                null_mut(),
+            )
+        })
+    }
+
+    fn synchronize(&self) -> Outcome<()> {
+        // SAFETY: our own stream.
+        check("cuStreamSynchronize", unsafe {
+            sys::cuStreamSynchronize(self.0)
+        })
+    }
+
+    fn begin_capture(&self) -> Outcome<()> {
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_GLOBAL;
+        // SAFETY: our own stream.
+        check("cuStreamBeginCapture", unsafe {
+            sys::cuStreamBeginCapture_v2(self.0, mode)
+        })
+    }
+
+    fn end_capture(&self) -> Outcome<sys::CUgraph> {
+        let mut graph = null_mut();
+        // SAFETY: our own stream; writes one handle.
+        check("cuStreamEndCapture", unsafe {
+            sys::cuStreamEndCapture(self.0, &mut graph)
+        })?;
+        Ok(graph)
+    }
+}
+
+impl Drop for OwnStream {
+    fn drop(&mut self) {
+        // SAFETY: created in `new`.
+        let _ = unsafe { sys::cuStreamDestroy_v2(self.0) };
+    }
+}
+
+/// A graph that is ready to be launched.
+struct Graph(sys::CUgraphExec);
+
+impl Graph {
+    /// Captures the gather of `job` in global mode.
+    fn of(drive: &Drive, job: &Job, stream: &OwnStream) -> Outcome<(Self, Pending)> {
+        stream.begin_capture()?;
+        let pending = job.start_on(drive, stream.0.expose_provenance() as u64);
+        let graph = stream.end_capture()?;
+        let pending = pending?;
+        let mut exec = null_mut();
+        // SAFETY: the graph above; writes one handle.
+        check("cuGraphInstantiate", unsafe {
+            sys::cuGraphInstantiateWithFlags(&mut exec, graph, 0)
+        })?;
+        Ok((Self(exec), pending))
+    }
+
+    fn launch(&self, stream: &OwnStream) -> Outcome<()> {
+        // SAFETY: both are alive.
+        check("cuGraphLaunch", unsafe {
+            sys::cuGraphLaunch(self.0, stream.0)
+        })
+    }
+}
+
+/// A gather in a graph, replayed with other ids.
+fn replay(bench: &Bench, rounds: u64) -> Outcome<String> {
+    let drive = Drive::new(bench, 4096, "", Duration::from_secs(4))?;
+    current(&drive)?;
+    let table = drive.table(0, 4096);
+    let mut throw = dice(3);
+    let mut ids = || -> Vec<i64> { (0..1024).map(|_| throw(table.rows) as i64).collect() };
+    let mut job = Job::new(&drive, table, ids(), true, 0)?;
+    let stream = OwnStream::new()?;
+    let (graph, pending) = Graph::of(&drive, &job, &stream)?;
+    if !pending.is_captured() || pending.is_done() {
+        return Err("the gather ran while it was captured".to_owned());
+    }
+    let mut took = Vec::new();
+    for round in 0..rounds {
+        job.replace_ids(ids())?;
+        let begin = Instant::now();
+        graph.launch(&stream)?;
+        while u64::from(pending.ended()) <= round {
+            if begin.elapsed() > WAIT {
+                return Err(format!("replay {round} does not end"));
+            }
+        }
+        took.push(begin.elapsed().as_secs_f64() * 1e6);
+        if job.check(&drive)?.iter().any(|code| *code != code::OK) {
+            return Err(format!("replay {round}: rows failed"));
+        }
+    }
+    took.sort_by(f64::total_cmp);
+    let at = |share: usize| took[(took.len() * share / 100).min(took.len() - 1)];
+    Ok(format!(
+        "{rounds} replays of 1,024 rows of 4 KiB: p50 {:.0} us, p99 {:.0} us",
+        at(50),
+        at(99)
+    ))
+}
+
+/// A graph that is launched when its store is gone: each row is zero, and says so.
+fn outlives(bench: &Bench) -> Outcome<String> {
+    let drive = Drive::new(bench, 4096, "", Duration::from_secs(4))?;
+    current(&drive)?;
+    let table = drive.table(0, 4096);
+    let job = Job::new(&drive, table, (0..300).collect(), true, 0)?;
+    let stream = OwnStream::new()?;
+    let (graph, pending) = Graph::of(&drive, &job, &stream)?;
+    graph.launch(&stream)?;
+    stream.synchronize()?;
+    if job.check(&drive)?.iter().any(|code| *code != code::OK) {
+        return Err("rows failed while the store was there".to_owned());
+    }
+    let image = drive.close();
+    graph.launch(&stream)?;
+    stream.synchronize()?;
+    let codes = job.check_against(&image)?;
+    match codes.iter().all(|code| *code == code::GONE) && pending.ended() == 2 {
+        true => Ok("300 rows are zero and GONE".to_owned()),
+        false => Err(format!("{codes:?}")),
+    }
+}
+
+/// A thread without a context has none after a gather, either.
+fn context(bench: &Bench) -> Outcome<String> {
+    let drive = Drive::new(bench, 4096, "", Duration::from_secs(4))?;
+    let table = drive.table(0, 4096);
+    let job = Job::new(&drive, table, vec![1, 2, 3], true, 0)?;
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| -> Outcome<()> {
+            let pending = job.start(&drive, &drive.stream)?;
+            pending.wait(WAIT).map_err(text)?;
+            let mut context = null_mut();
+            // SAFETY: writes one handle.
+            check("cuCtxGetCurrent", unsafe {
+                sys::cuCtxGetCurrent(&mut context)
+            })?;
+            match context.is_null() {
+                true => Ok(()),
+                false => Err("the thread has a context now".to_owned()),
+            }
+        });
+        thread.join().unwrap_or_else(|_| Err("panicked".to_owned()))
+    })?;
+    Ok("the thread's context is as it was".to_owned())
+}
+
+/// More blocks than the GPU holds, of several launches at once.
+fn full(bench: &Bench) -> Outcome<String> {
+    let drive = Drive::new(bench, 512, "", Duration::from_secs(4))?;
+    let table = drive.table(0, 512);
+    let mut throw = dice(9);
+    let streams: Vec<Stream> = (0..16)
+        .map(|_| Stream::new(&bench.gpu).map_err(text))
+        .collect::<Outcome<_>>()?;
+    let jobs: Vec<Job> = (0..200)
+        .map(|_| {
+            let ids = (0..3000).map(|_| throw(table.rows) as i64).collect();
+            Job::new(&drive, table, ids, true, 0)
+        })
+        .collect::<Outcome<_>>()?;
+    let started = jobs.iter().zip(streams.iter().cycle());
+    let pending: Vec<Pending> = started
+        .map(|(job, stream)| job.start(&drive, stream))
+        .collect::<Outcome<_>>()?;
+    for (job, pending) in jobs.iter().zip(&pending) {
+        pending.wait(WAIT).map_err(text)?;
+        if job.check(&drive)?.iter().any(|code| *code != code::OK) {
+            return Err("rows failed".to_owned());
+        }
+    }
+    Ok("200 gathers of 3,000 rows over 16 streams and 4 stations".to_owned())
+}
