@@ -9,7 +9,7 @@ use std::marker::PhantomData;
 use std::ptr::null_mut;
 
 /// The calling thread with our context, and without a share in captures of other threads: until this is dropped.
-pub(super) struct Guest {
+pub(crate) struct Guest {
     pops: bool,
     mode: CUstreamCaptureMode,
     /// Context and mode are the thread's.
@@ -22,7 +22,7 @@ impl Gpu {
     ///
     /// # Errors
     /// [`Error::Gone`](crate::Error::Gone) after a kernel that did not end.
-    pub(super) fn enter(&self) -> Result<Guest> {
+    pub(crate) fn enter(&self) -> Result<Guest> {
         self.check_not_lost()?;
         let mut current = null_mut();
         // SAFETY: writes one handle.

@@ -2,6 +2,8 @@
 
 use super::lane::{Command, Ended, Failure, LARGE_BYTES, LARGE_SLOTS, Lane, Op, Pool, SMALL_BYTES};
 use super::member::Member;
+#[cfg(feature = "cuda")]
+use super::on_gpu;
 use super::options::{DataPath, StoreOptions};
 use crate::controller::Controller;
 use crate::controller::config::Config;
@@ -22,18 +24,25 @@ use std::sync::{Arc, Mutex};
 /// # Errors
 /// Those of [`Controller::start`]; [`Error::Usage`] for an unknown namespace, or without any queue.
 pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Member> {
+    let read_only = read_only(&*device, options);
+    #[cfg(feature = "cuda")]
+    let (device, access) = on_gpu::reach(device, options)?;
     let config = Config {
-        queue_pairs: options.queues,
+        queue_pairs: options.queues.saturating_add(gpu_queues(options)),
         timeout: options.timeout,
         ..Config::default()
     };
-    let read_only = read_only(&*device, options);
     let controller = Controller::start(device, &config)?;
     let info = controller.usable_namespace(Nsid(options.nsid))?;
     controller.session().uses(info);
     let controller = Arc::new(controller);
+    let granted = controller.info().queue_pairs;
+    // One queue of the CPU at least.
+    let of_gpu = gpu_queues(options).min(granted.saturating_sub(1));
+    #[cfg(feature = "cuda")]
+    let rows = on_gpu::rows(access.as_ref(), &controller, info, of_gpu, options)?;
     let gone = Arc::new(Mutex::new(None));
-    let queues = controller.info().queue_pairs.min(options.queues).max(1);
+    let queues = granted.saturating_sub(of_gpu).min(options.queues).max(1);
     let lane = |_| -> Result<Box<dyn Lane>> {
         let lane = DriveLane::new(&controller, info, options.depth, &gone)?;
         Ok(Box::new(lane))
@@ -41,7 +50,13 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
     let lanes = (0..queues).map(lane).collect::<Result<Vec<_>>>()?;
     let pool = Pool::new(lanes, options.depth);
     let block = info.block_bytes;
+    #[cfg(feature = "cuda")]
+    let path = on_gpu::path(access.as_deref(), path(&controller, queues));
+    #[cfg(not(feature = "cuda"))]
+    let path = path(&controller, queues);
     Ok(Member {
+        #[cfg(feature = "cuda")]
+        rows,
         pool,
         len: info.blocks * u64::from(block),
         block_bytes: block,
@@ -49,9 +64,21 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
         most_bytes: large_bytes(&controller, block),
         boundary_bytes: u64::from(info.boundary_blocks) * u64::from(block),
         read_only,
-        path: path(&controller, queues),
+        path,
         controller: Some(controller),
     })
+}
+
+/// Queues that a GPU gets.
+fn gpu_queues(options: &StoreOptions) -> u32 {
+    #[cfg(feature = "cuda")]
+    let queues = options.gpu.map_or(0, |gpu| gpu.rows.queues);
+    #[cfg(not(feature = "cuda"))]
+    let queues = {
+        let _ = options;
+        0
+    };
+    queues
 }
 
 fn read_only(device: &dyn Device, options: &StoreOptions) -> Option<(String, &'static str)> {

@@ -7,6 +7,9 @@ use std::sync::Arc;
 
 /// A device that a store lies on.
 pub(crate) struct Member {
+    /// Present when a GPU gathers rows: its queues go first.
+    #[cfg(feature = "cuda")]
+    pub rows: Option<std::sync::Arc<crate::cuda::GpuRows>>,
     // The queues go before their controller is shut down.
     pub pool: Pool,
     /// Present for a controller that this process drives.

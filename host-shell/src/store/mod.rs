@@ -10,6 +10,8 @@ mod engine;
 mod file;
 mod lane;
 mod member;
+#[cfg(feature = "cuda")]
+mod on_gpu;
 mod options;
 mod ranges;
 mod scatter;
@@ -21,6 +23,8 @@ mod testing;
 mod transfer;
 
 pub use element::Element;
+#[cfg(feature = "cuda")]
+pub use options::GpuOptions;
 pub use options::{DataPath, FileIo, StoreOptions, StoreStats};
 pub use scatter::Duplicates;
 pub use table::{FailedRow, Ids, RowReport, Table};
@@ -93,6 +97,13 @@ impl Store {
             return open_stripe(rest, options);
         }
         if let Some(path) = file_path(device) {
+            #[cfg(feature = "cuda")]
+            if options.gpu.is_some() {
+                return Err(Error::usage(
+                    format!("{device}: a GPU gathers from drives, not from files"),
+                    "open it without a GPU, gather on the CPU and copy; or bind the drive to vfio-pci",
+                ));
+            }
             let member = file::open(path, options)?;
             return Ok(Self::of(member));
         }

@@ -20,6 +20,19 @@ pub struct StoreOptions {
     pub timeout: Duration,
     /// How files are read and written.
     pub file_io: FileIo,
+    /// The GPU that gathers rows by itself, and how; none without. Only for drives.
+    #[cfg(feature = "cuda")]
+    pub gpu: Option<GpuOptions>,
+}
+
+/// How a GPU reaches a store.
+#[cfg(feature = "cuda")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct GpuOptions {
+    /// Which GPU, as the driver counts them.
+    pub index: u32,
+    /// Queues and slots that it gets, besides those of the CPU.
+    pub rows: crate::cuda::RowsOptions,
 }
 
 /// How files are read and written.
@@ -46,6 +59,8 @@ impl Default for StoreOptions {
             depth: 64,
             timeout: Duration::from_secs(5),
             file_io: FileIo::Auto,
+            #[cfg(feature = "cuda")]
+            gpu: None,
         }
     }
 }

@@ -47,6 +47,10 @@ pub(crate) fn serve<'g>(
         return Served::default();
     }
     let Some(sq) = sq_held.as_mut() else {
+        // Deleted since this thread saw work in it.
+        if tail == slot.settled.load(Ordering::Relaxed) {
+            return Served::default();
+        }
         slot.settled.store(tail, Ordering::Relaxed);
         if let Some(observer) = &device.observer {
             observer.absent(qid, tail, dma);

@@ -5,14 +5,11 @@
 
 use crate::bench::Bench;
 use crate::report::Report;
-use nvme_core::spec::{Lba, Nsid};
 use nvme_gpu_kernel::rows::code;
 use nvme_gpu_kernel::work::data_word;
-use nvme_host::cuda::{
-    Access, DeviceMemory, GpuRows, Pending, Request, RowTable, RowsOptions, Stream, Tier,
-    TierRequest,
-};
-use nvme_host::{Config, Controller};
+use nvme_host::cuda::{DeviceMemory, Gpu, Pending, Request, RowTable, RowsOptions, Stream};
+use nvme_host::store::GpuOptions;
+use nvme_host::{Store, StoreOptions, Table};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -30,10 +27,10 @@ pub fn text(error: nvme_host::Error) -> String {
 
 /// A drive whose words count up, and the GPU's way to its rows.
 pub struct Drive {
-    rows: GpuRows,
+    store: Store,
     pub stream: Stream,
+    gpu: Arc<Gpu>,
     image: Vec<u8>,
-    _controller: Controller,
 }
 
 impl Drive {
@@ -44,29 +41,28 @@ impl Drive {
         };
         let name = format!("sim:mem?size=8MiB&block={block}&queues=8&threads=4{fault}");
         let open = || -> nvme_host::Result<Self> {
-            let device = nvme_host::open(&name)?;
-            let exactly = TierRequest::Exactly(Tier::Direct);
-            let access = Arc::new(Access::find(&bench.gpu, device, 4, exactly)?);
-            let config = Config {
+            let options = StoreOptions {
+                queues: 2,
                 timeout,
-                queue_pairs: 6,
-                ..Config::default()
+                gpu: Some(GpuOptions {
+                    index: bench.gpu.index(),
+                    rows: RowsOptions {
+                        queues: 4,
+                        entries: 128,
+                        stations: 4,
+                    },
+                }),
+                ..StoreOptions::default()
             };
-            let controller = Controller::start(Arc::clone(access.device()), &config)?;
-            let info = controller.usable_namespace(Nsid(1))?;
+            let store = Store::open(&name, &options)?;
             let words = (0..BYTES / 8).map(|index| data_word(SEED, index));
             let image: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
-            controller.namespace(Nsid(1))?.write(Lba(0), &image)?;
-            let options = RowsOptions {
-                queues: 4,
-                entries: 128,
-                stations: 4,
-            };
+            store.write_at(0, &image)?;
             Ok(Self {
-                rows: GpuRows::create(&controller, &access, info, options, timeout)?,
+                store,
                 stream: Stream::new(&bench.gpu)?,
+                gpu: Arc::clone(&bench.gpu),
                 image,
-                _controller: controller,
             })
         };
         open().map_err(text)
@@ -77,8 +73,8 @@ impl Drive {
         self.image
     }
 
-    pub fn gpu(&self) -> &Arc<nvme_host::cuda::Gpu> {
-        self.rows.gpu()
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
     }
 }
 
@@ -201,8 +197,16 @@ impl Job {
 
 impl Drive {
     fn gather(&self, table: &RowTable, request: &Request, stream: u64) -> Outcome<Pending> {
+        let table = self.rows(table)?;
         // SAFETY: the jobs' memory outlives the gathers, which are waited for.
-        unsafe { self.rows.gather(table, request, stream) }.map_err(text)
+        unsafe { table.gather_on_gpu(request, stream) }.map_err(text)
+    }
+
+    fn rows(&self, table: &RowTable) -> Outcome<Table> {
+        let row_bytes = u64::from(table.row_bytes);
+        self.store
+            .table(table.first_byte, table.rows, row_bytes)
+            .map_err(text)
     }
 
     /// Runs one gather; its codes, after every row was checked.
@@ -230,6 +234,25 @@ impl Drive {
     }
 }
 
+/// A gather sees what was written before it began, and not what is written afterwards.
+fn writes(bench: &Bench) -> Outcome<String> {
+    let mut drive = Drive::new(bench, 4096, "", Duration::from_secs(5))?;
+    let table = drive.table(96, 512);
+    let mut throw = dice(11);
+    for round in 0..50u8 {
+        let at = 96 + throw(table.rows - 40) * 512;
+        let new: Vec<u8> = (0..700).map(|byte| round ^ byte as u8).collect();
+        drive.store.write_at(at, &new).map_err(text)?;
+        drive.image[at as usize..][..new.len()].copy_from_slice(&new);
+        let first = ((at - 96) / 512) as i64;
+        let job = Job::new(&drive, table, (first..first + 40).collect(), false, 0)?;
+        if drive.run(&job)?.iter().any(|code| *code != code::OK) {
+            return Err("rows failed".to_owned());
+        }
+    }
+    Ok("50 writes, each seen".to_owned())
+}
+
 pub fn all(report: &mut Report, bench: &Bench) {
     for block in [512, 4096] {
         report.test(&format!("gather/shapes/block-{block}"), |_| {
@@ -237,11 +260,12 @@ pub fn all(report: &mut Report, bench: &Bench) {
         });
     }
     report.test("gather/ids", |_| ids(bench));
+    report.test("gather/after-writes", |_| writes(bench));
     report.test("gather/streams", |_| streams(bench));
     for (name, fault) in [
         ("status", "status:0x281@op=read,nth=7"),
         ("dropped", "drop@op=read,nth=7"),
-        ("late", "delay:600ms@op=read,nth=7"),
+        ("late", "delay:LATE@op=read,nth=7"),
         ("wrong-cid", "wrongcid:0xfff@op=read,nth=7"),
         ("dead-cfs", "cfs@op=read,nth=7"),
         ("all-ones", "allones@op=read,nth=7"),
@@ -339,9 +363,9 @@ fn ids(bench: &Bench) -> Outcome<String> {
         rows: table.rows + BYTES,
         ..table
     };
-    match drive.rows.check(&outside) {
-        Err(nvme_host::Error::Usage { .. }) => Ok(format!("{} ids", asked.len())),
-        other => Err(format!("a table past the end: {other:?}")),
+    match drive.rows(&outside) {
+        Err(_) => Ok(format!("{} ids", asked.len())),
+        Ok(_) => Err("a table past the end".to_owned()),
     }
 }
 
@@ -378,7 +402,8 @@ fn streams(bench: &Bench) -> Outcome<String> {
 /// Rows whose reads fail say so, no row is wrong, and a later gather works where the controller comes back.
 fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
     let timeout = Duration::from_millis(200) * bench.patience as u32;
-    let drive = Drive::new(bench, 4096, fault, timeout)?;
+    let fault = fault.replace("LATE", &format!("{}ms", timeout.as_millis() * 4));
+    let drive = Drive::new(bench, 4096, &fault, timeout)?;
     let table = drive.table(0, 4096);
     let mut throw = dice(5);
     let mut ids = || -> Vec<i64> { (0..600).map(|_| throw(table.rows) as i64).collect() };

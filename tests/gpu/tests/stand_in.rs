@@ -52,6 +52,11 @@ fn all_is_well() {
         "ops/owner/tier1/compare/dropped",
         "ops/owner/tier0/deallocate",
         "ops/warp/tier2/write-zeroes",
+        "gather/shapes",
+        "gather/ids",
+        "gather/after-writes",
+        "gather/streams",
+        "gather/fault",
     ];
     // A busy machine may take three times as long.
     let small = ["--commands", "900", "--patience", "3"];
@@ -59,7 +64,7 @@ fn all_is_well() {
     let text = text(&output);
     assert!(output.status.success(), "{text}");
     let counts = text.lines().last().unwrap();
-    assert_eq!(counts, "19 passed, 0 failed, 0 skipped", "{text}");
+    assert_eq!(counts, "30 passed, 0 failed, 0 skipped", "{text}");
 }
 
 /// Every shape once, ordered, and the doorbell that many ring.

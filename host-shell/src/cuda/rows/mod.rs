@@ -41,7 +41,7 @@ use std::time::Duration;
 const LOOK: Duration = Duration::from_millis(2);
 
 /// What a [`GpuRows`] is made of.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowsOptions {
     /// Queue pairs that the GPU drives.
     pub queues: u32,

@@ -66,6 +66,8 @@ fn member(
 ) -> Result<Member> {
     let (lanes, path) = lanes(&file, options)?;
     Ok(Member {
+        #[cfg(feature = "cuda")]
+        rows: None,
         pool: Pool::new(lanes, options.depth),
         controller: None,
         len,
