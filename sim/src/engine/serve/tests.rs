@@ -7,7 +7,7 @@ use crate::testing::{DATA, Driver, ENTRIES, config, sq_at};
 use alloc::vec::Vec;
 use nvme_auditor::Rule;
 use nvme_core::spec::register::{ALL_ONES, offset};
-use nvme_core::spec::{Lba, Nsid, Sqe, Status, admin};
+use nvme_core::spec::{Lba, Nsid, Qid, Sqe, Status, admin};
 
 /// Completions as (CID, status code).
 type Done = Vec<(u16, u16)>;
@@ -258,6 +258,23 @@ fn impossible_doorbells_are_events_and_change_nothing() {
     driver.controller.write32(offset::DOORBELLS + 0x800, 1);
     driver.step();
     assert!(driver.csts().rdy() && !driver.csts().cfs());
+}
+
+/// A thread saw work in the queue, and comes when it was deleted: nothing was written to its doorbell since.
+#[test]
+fn a_queue_that_was_deleted_meanwhile_is_no_event() {
+    let mut driver = Driver::with_queue(config());
+    driver.push(0, admin::async_event_request());
+    driver.ring(0);
+    driver.step();
+    driver.push(1, read());
+    driver.ring(1);
+    driver.step();
+    driver.drain(1);
+    assert_eq!(driver.admin(admin::delete_io_sq(Qid(1))), Ok(0));
+    assert_eq!(driver.controller.serve(1, driver.now_ns), 0);
+    driver.step();
+    assert_eq!(driver.pop(0), None, "an event of a doorbell");
 }
 
 #[test]
