@@ -26,7 +26,11 @@ use std::sync::{Arc, Mutex};
 pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Member> {
     let read_only = read_only(&*device, options);
     #[cfg(feature = "cuda")]
-    let (device, access) = on_gpu::reach(device, options)?;
+    let access = on_gpu::reach(&device, options)?;
+    #[cfg(feature = "cuda")]
+    let device = access
+        .as_ref()
+        .map_or(device, |access| Arc::clone(access.device()));
     let config = Config {
         queue_pairs: options.queues.saturating_add(gpu_queues(options)),
         timeout: options.timeout,

@@ -13,19 +13,19 @@ use std::sync::Arc;
 
 /// The device as the GPU of `options` reaches it, when there is one.
 pub(super) fn reach(
-    device: Arc<dyn Device>,
+    device: &Arc<dyn Device>,
     options: &StoreOptions,
-) -> Result<(Arc<dyn Device>, Option<Arc<Access>>)> {
+) -> Result<Option<Arc<Access>>> {
     let Some(of_gpu) = options.gpu else {
-        return Ok((device, None));
+        return Ok(None);
     };
     let gpu = Gpu::open(of_gpu.index)?;
     let _guest = gpu.enter()?;
     let queues = of_gpu.rows.queues.saturating_add(options.queues);
     let queues = u16::try_from(queues).unwrap_or(u16::MAX);
     let auto = TierRequest::Auto { gpu_memory: false };
-    let access = Access::find(&gpu, device, queues, auto)?;
-    Ok((Arc::clone(access.device()), Some(Arc::new(access))))
+    let access = Access::find(&gpu, Arc::clone(device), queues, auto)?;
+    Ok(Some(Arc::new(access)))
 }
 
 /// Lends `queues` queues to the GPU.
