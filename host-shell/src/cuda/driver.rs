@@ -137,6 +137,11 @@ impl Gpu {
         self.batch_copy
     }
 
+    /// Its number.
+    pub fn index(&self) -> u32 {
+        self.index
+    }
+
     /// Its name, as the driver gives it.
     pub fn name(&self) -> &str {
         &self.name
