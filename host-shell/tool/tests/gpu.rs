@@ -474,6 +474,18 @@ fn rows_are_gathered_by_ids_and_checked() {
         .lines()
         .map(|line| serde_json::from_str(line).unwrap())
         .collect();
+    let schema = include_str!("../../../docs/json-schema.json");
+    let schema: serde_json::Value = serde_json::from_str(schema).unwrap();
+    let members = |value: &serde_json::Value| -> std::collections::BTreeSet<String> {
+        value.as_object().unwrap().keys().cloned().collect()
+    };
+    for (line, name) in lines
+        .iter()
+        .zip(["gather-rig", "gather-case", "gather-case"])
+    {
+        let said = &schema["$defs"][name]["properties"];
+        assert_eq!(members(line), members(said), "{name}");
+    }
     assert_eq!(lines[0]["table_bytes"], 4 << 20);
     for (line, row) in lines[1..].iter().zip([4096, 512, 24]) {
         assert_eq!(
