@@ -306,7 +306,7 @@ impl Session {
                 return Err(Error::Interrupted);
             }
             if let Some(watch) = &mut watch {
-                watch.ask(self, admin);
+                watch.ask(&self.device, self.now_ns(), &mut admin.pair);
             }
             spins += 1;
             relax(spins);

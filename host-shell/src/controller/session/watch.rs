@@ -1,10 +1,11 @@
 //! What is asked now and then while an admin command runs that takes long.
 
-use super::{Admin, Session};
-use crate::dma::{DmaBuffer, Lease};
+use crate::device::Device;
+use crate::dma::{DmaBuffer, Lease, Pair};
 use nvme_core::spec::identify::IDENTIFY_BYTES;
 use nvme_core::spec::{Cid, Sqe, Status};
 use nvme_core::{Completion, Data, Outcome};
+use std::sync::Arc;
 
 /// From the start, or from an answer, to the next question.
 const PAUSE_NS: u64 = 500_000_000;
@@ -31,21 +32,20 @@ impl<'a> Watch<'a> {
     }
 
     /// Asks when it is time. What cannot be asked is not: the answers are for information.
-    pub(super) fn ask(&mut self, session: &Session, admin: &mut Admin) {
-        let now_ns = session.now_ns();
+    pub(super) fn ask(&mut self, device: &Arc<dyn Device>, now_ns: u64, admin: &mut Pair) {
         let next_ns = *self.next_ns.get_or_insert(now_ns.saturating_add(PAUSE_NS));
         if self.asked.is_some() || now_ns < next_ns {
             return;
         }
         self.next_ns = None;
-        let Ok(buffer) = DmaBuffer::new(&session.device, IDENTIFY_BYTES) else {
+        let Ok(buffer) = DmaBuffer::new(device, IDENTIFY_BYTES) else {
             return;
         };
         let data = Data::Contiguous {
             iova: buffer.iova(),
             len: buffer.len() as u64,
         };
-        let queue = admin.pair.queue();
+        let queue = admin.queue();
         self.asked = queue.submit(self.sqe, data, Some(buffer), u64::MAX).ok();
         queue.ring();
     }
