@@ -54,7 +54,7 @@ impl GpuQueuePairs {
     ///
     /// # Errors
     /// [`Error::Usage`] for a kernel that keeps other books than the last one, otherwise as
-    /// [`GpuQueues::run`].
+    /// [`GpuQueues::run`](super::GpuQueues::run).
     pub fn run(
         &mut self,
         grid: Grid,

@@ -212,9 +212,9 @@ pub enum Step<'r> {
         /// On the caller's clock.
         until_ns: u64,
     },
-    /// The controller is disabled: reclaim and restart queues, then call [`Bringup::enable`].
+    /// The controller is disabled: reclaim and restart queues, then call [`Bringup::enable`](super::Bringup::enable).
     Disabled(Quiesced<'r>),
-    /// The controller would like a host memory buffer: call [`Bringup::host_memory`].
+    /// The controller would like a host memory buffer: call [`Bringup::host_memory`](super::Bringup::host_memory).
     HostMemory {
         /// Preferred size in bytes.
         preferred: u64,
