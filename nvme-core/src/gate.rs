@@ -29,6 +29,8 @@ const STATIONS: usize = 32;
 /// What a station's group does.
 const AWAY: u32 = 0;
 const INSIDE: u32 = 1;
+/// It has left, and a command that it sent has no end: its buffer is not free.
+const LOST: u32 = 2;
 
 /// Words of a gate for `stations` groups at a time.
 pub const fn words(stations: u32) -> usize {
@@ -100,6 +102,13 @@ impl<'a> Gate<'a> {
         self.store(STATIONS + station as usize, AWAY, Order::Release);
     }
 
+    /// As [`leave`](Self::leave), with a command under way that was given up: the station is not used again until the
+    /// host has [found](Self::take_lost) it.
+    #[inline(always)]
+    pub fn leave_lost(&self, station: u32) {
+        self.store(STATIONS + station as usize, LOST, Order::Release);
+    }
+
     /// Whether a group that is inside may go on; one that need not leaves soon.
     ///
     /// # Errors
@@ -135,7 +144,19 @@ impl<'a> Gate<'a> {
     pub fn is_idle(&self) -> bool {
         self.words[STATIONS..]
             .iter()
-            .all(|station| station.load(Order::Acquire, Scope::Sys) == AWAY)
+            .all(|station| station.load(Order::Acquire, Scope::Sys) != INSIDE)
+    }
+
+    /// The host, once no command is under way any more: a station that was lost, which it gives back.
+    pub fn take_lost(&self) -> Option<u32> {
+        let stations = self.words[STATIONS..].iter();
+        let lost = stations
+            .zip(0..)
+            .find(|(word, _)| word.load(Order::Acquire, Scope::Sys) == LOST);
+        lost.map(|(word, station)| {
+            word.store(AWAY, Order::Relaxed, Scope::Sys);
+            station
+        })
     }
 
     /// The host: lets groups pass again, which see all that it did meanwhile.
@@ -189,6 +210,18 @@ mod tests {
         gate.leave(0);
         gate.close_for_good();
         assert_eq!(gate.enter(0), Err(Shut::ForGood));
+    }
+
+    #[test]
+    fn a_lost_station_is_empty_and_found_once() {
+        let words = words_of(3);
+        let gate = Gate::new(&words).unwrap();
+        assert_eq!((gate.enter(1), gate.enter(2)), (Ok(()), Ok(())));
+        gate.leave_lost(2);
+        assert!(!gate.is_idle());
+        gate.leave(1);
+        assert!(gate.is_idle());
+        assert_eq!((gate.take_lost(), gate.take_lost()), (Some(2), None));
     }
 
     #[test]

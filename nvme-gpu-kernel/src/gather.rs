@@ -24,6 +24,9 @@ use nvme_core::{Command, Data, Outcome, SharedQueue, SubmitError, WaitError};
 
 /// No station was free in time, or the gate is shut.
 const NO_STATION: u32 = u32::MAX;
+/// Whether a block has a station.
+const FREE: u32 = 0;
+const TAKEN: u32 = 1;
 /// How much longer than one read a block waits for a station.
 const STATION_PATIENCE: u64 = 16;
 
@@ -84,8 +87,10 @@ pub unsafe extern "ptx-kernel" fn nvme_gather(rows: Gather) {
     let keeps = block.vote(work.has_lost).total > 0;
     if block.leads() {
         if station != NO_STATION {
-            gate.leave(station);
-            if !keeps {
+            if keeps {
+                gate.leave_lost(station);
+            } else {
+                gate.leave(station);
                 give_back(&rows, station);
             }
         }
@@ -147,24 +152,26 @@ fn claim(rows: &Gather, gate: &Gate<'_>) -> u32 {
     let deadline_ns = Gpu
         .now_ns()
         .saturating_add(rows.timeout_ns.saturating_mul(STATION_PATIENCE));
-    let count = rows.station_count.div_ceil(32);
+    let count = rows.station_count.max(1);
+    // Launches begin at different stations.
+    let first = (rows.summary as u32 / size_of::<Summary>() as u32).wrapping_add(arch::block());
     let mut turn = 0;
     loop {
-        let mut word = 0;
-        while word < count {
-            let free = free_bits(rows, word);
-            let seen = free.load(Order::Relaxed, Scope::Gpu);
-            let bit = seen & seen.wrapping_neg();
+        let mut next = 0;
+        while next < count {
+            let station = first.wrapping_add(next) % count;
+            let owner = owner(rows, station);
             // Acquire: pairs with the release of who had the station.
-            if bit != 0 && free.fetch_and(!bit, Order::Acquire, Scope::Gpu) & bit != 0 {
-                let station = word * 32 + bit.trailing_zeros();
+            if owner.load(Order::Relaxed, Scope::Gpu) == FREE
+                && owner.compare_exchange(FREE, TAKEN, Order::Acquire, Scope::Gpu) == FREE
+            {
                 if gate.enter(station).is_ok() {
                     return station;
                 }
                 give_back(rows, station);
                 return NO_STATION;
             }
-            word += 1;
+            next += 1;
         }
         if gate.look().is_err() || Gpu.now_ns() >= deadline_ns {
             return NO_STATION;
@@ -177,14 +184,14 @@ fn claim(rows: &Gather, gate: &Gate<'_>) -> u32 {
 #[inline(always)]
 fn give_back(rows: &Gather, station: u32) {
     // Release: pairs with the claim; the slots are not touched after this.
-    free_bits(rows, station / 32).fetch_or(1 << (station % 32), Order::Release, Scope::Gpu);
+    owner(rows, station).store(FREE, Order::Release, Scope::Gpu);
 }
 
 #[inline(always)]
-fn free_bits(rows: &Gather, word: u32) -> &AtomicU32 {
+fn owner(rows: &Gather, station: u32) -> &AtomicU32 {
     let words = rows.stations as usize as *const AtomicU32;
-    // SAFETY: the host gives a bit for each station, and word is below their words.
-    unsafe { &*words.add(word as usize) }
+    // SAFETY: the host gives a word for each station.
+    unsafe { &*words.add(station as usize) }
 }
 
 /// Accounts for a block that has ended; the last one tells the host.

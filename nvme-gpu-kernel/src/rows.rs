@@ -37,7 +37,7 @@ pub struct Gather {
     pub queues: Queues,
     /// The words of the [`Gate`](nvme_core::gate::Gate), in memory of the host.
     pub gate: u64,
-    /// A bit for each free station, 32 to a word.
+    /// A `u32` for each station: 0 while it is free.
     pub stations: u64,
     /// Slot memory: [`STATION_BYTES`] for each station.
     pub slots: u64,

@@ -208,33 +208,33 @@ impl<'r> Thread<'r> {
         if self.has_lost {
             self.gate.report_trouble();
         }
-        if let Some(station) = self.station {
+        let Some(station) = self.station else { return };
+        if self.has_lost {
+            self.gate.leave_lost(station);
+        } else {
             self.gate.leave(station);
-            if !self.has_lost {
-                free(self.rows, station).fetch_or(1 << (station % 32), Order::Release, Scope::Gpu);
-            }
+            owner(self.rows, station).store(0, Order::Release, Scope::Gpu);
         }
     }
 }
 
-fn free(rows: &Gather, station: u32) -> &AtomicU32 {
+fn owner(rows: &Gather, station: u32) -> &AtomicU32 {
     let words = rows.stations as usize as *const AtomicU32;
-    // SAFETY: the host gives a bit for each station.
-    unsafe { &*words.add(station as usize / 32) }
+    // SAFETY: the host gives a word for each station.
+    unsafe { &*words.add(station as usize) }
 }
 
 fn claim(rows: &Gather, gate: &Gate<'_>) -> Option<u32> {
     gate.look().ok()?;
     for station in 0..rows.station_count {
-        let bit = 1 << (station % 32);
-        let was = free(rows, station).fetch_and(!bit, Order::Acquire, Scope::Gpu);
-        if was & bit == 0 {
+        let owner = owner(rows, station);
+        if owner.compare_exchange(0, 1, Order::Acquire, Scope::Gpu) != 0 {
             continue;
         }
         if gate.enter(station).is_ok() {
             return Some(station);
         }
-        free(rows, station).fetch_or(bit, Order::Release, Scope::Gpu);
+        owner.store(0, Order::Release, Scope::Gpu);
         return None;
     }
     None

@@ -262,6 +262,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
     report.test("gather/ids", |_| ids(bench));
     report.test("gather/after-writes", |_| writes(bench));
     report.test("gather/streams", |_| streams(bench));
+    report.test("gather/fault/over-and-over", |_| outages(bench));
     for (name, fault) in [
         ("status", "status:0x281@op=read,nth=7"),
         ("dropped", "drop@op=read,nth=7"),
@@ -397,6 +398,40 @@ fn streams(bench: &Bench) -> Outcome<String> {
         }
     }
     Ok(format!("{rows} rows over 4 streams"))
+}
+
+/// Reads are lost again and again while launches go on over several streams: no row is wrong, and no station is lost.
+fn outages(bench: &Bench) -> Outcome<String> {
+    let timeout = Duration::from_millis(60) * bench.patience as u32;
+    let drive = Drive::new(bench, 4096, "drop@op=read,every=3000", timeout)?;
+    let table = drive.table(0, 4096);
+    let mut throw = dice(21);
+    let streams: Vec<Stream> = (0..4)
+        .map(|_| Stream::new(&bench.gpu).map_err(text))
+        .collect::<Outcome<_>>()?;
+    let (mut failed, mut rows) = (0, 0);
+    for _ in 0..25 {
+        let jobs: Vec<Job> = (0..12)
+            .map(|_| {
+                let ids = (0..300).map(|_| throw(table.rows) as i64).collect();
+                Job::new(&drive, table, ids, true, 0)
+            })
+            .collect::<Outcome<_>>()?;
+        let pending: Vec<Pending> = (jobs.iter().zip(streams.iter().cycle()))
+            .map(|(job, stream)| job.start(&drive, stream))
+            .collect::<Outcome<_>>()?;
+        for (job, pending) in jobs.iter().zip(&pending) {
+            pending.wait(WAIT).map_err(text)?;
+            let codes = job.check(&drive)?;
+            rows += codes.len();
+            failed += codes.iter().filter(|code| **code != code::OK).count();
+        }
+    }
+    match failed {
+        0 => Err("no row failed".to_owned()),
+        all if all == rows => Err("every row failed".to_owned()),
+        _ => Ok(format!("{failed} of {rows} rows failed, none is wrong")),
+    }
 }
 
 /// Rows whose reads fail say so, no row is wrong, and a later gather works where the controller comes back.

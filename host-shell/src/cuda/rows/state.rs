@@ -10,7 +10,6 @@ use nvme_gpu_kernel::rows::{Progress, STATION_CELLS};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use zerocopy::IntoBytes;
 
 /// Launches under way at a time, captured ones included.
 pub(super) const LAUNCHES: u32 = 4096;
@@ -24,7 +23,7 @@ pub(in super::super) struct RowsState {
     pub stations: u32,
     /// How long the groups inside may need to leave.
     patience: Duration,
-    /// A bit for each free station.
+    /// A word for each station, 0 while it is free.
     pub free: DeviceMemory,
     /// A result cell for each row under way.
     pub cells: DeviceMemory,
@@ -53,13 +52,13 @@ impl RowsState {
     /// # Errors
     /// Without memory.
     pub fn new(gpu: &Arc<Gpu>, stations: u32, timeout: Duration) -> Result<Self> {
-        let state = Self {
+        Ok(Self {
             gpu: Arc::clone(gpu),
             board: Board::new(gpu, stations, LAUNCHES)?,
             stations,
             // Two passes over a chunk of rows, each with the grace of a wait, and time to spare.
             patience: timeout * 3 + Duration::from_secs(2),
-            free: DeviceMemory::new(gpu, stations.div_ceil(32) as usize * 4)?,
+            free: DeviceMemory::new(gpu, stations as usize * 4)?,
             cells: DeviceMemory::new(gpu, stations as usize * STATION_CELLS as usize * 8)?,
             progress: DeviceMemory::new(gpu, LAUNCHES as usize * size_of::<Progress>())?,
             launches: Mutex::new(Launches {
@@ -69,21 +68,20 @@ impl RowsState {
             is_stopped: AtomicBool::new(false),
             is_stuck: AtomicBool::new(false),
             is_captured: AtomicBool::new(false),
-        };
-        state.free_all()?;
-        Ok(state)
+        })
     }
 
-    /// Gives all stations and cells back: no group has any.
-    fn free_all(&self) -> Result<()> {
-        let words: Vec<u32> = (0..self.stations.div_ceil(32))
-            .map(|word| match self.stations - word * 32 {
-                32.. => u32::MAX,
-                few => (1 << few) - 1,
-            })
-            .collect();
-        self.free.upload(0, words.as_bytes())?;
-        self.cells.zero()
+    /// Gives lost stations back, with their cells: their commands have ended. A block that has claimed another one
+    /// and not passed the gate yet keeps it.
+    fn free_lost(&self) -> Result<()> {
+        let gate = self.board.gate();
+        while let Some(station) = gate.take_lost() {
+            let cells = STATION_CELLS as usize * 8;
+            self.cells
+                .upload(station as usize * cells, &vec![0; cells])?;
+            self.free.upload(station as usize * 4, &[0; 4])?;
+        }
+        Ok(())
     }
 
     /// Closes the gate and waits until no group is inside; whether none is. No call into the driver.
@@ -116,7 +114,7 @@ impl RowsState {
         // The GPU's driver is called while the gate is shut and nothing is inside: nothing waits for the drive.
         let freed = || -> Result<()> {
             let _guest = self.gpu.enter()?;
-            self.free_all()
+            self.free_lost()
         };
         if works && !is_stuck && gate.look() != Err(Shut::ForGood) && freed().is_ok() {
             gate.open();
