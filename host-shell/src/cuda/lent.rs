@@ -1,7 +1,7 @@
 //! Queue pairs of a controller lent to a GPU: created, and recovered when a command does not end.
 //!
-//! A reset ends what the GPU had in flight by way of a hook in each queue; whoever lends the queues sees to it
-//! that no kernel uses them meanwhile.
+//! A reset ends what the GPU had in flight by way of a hook in each queue. No kernel uses the queues meanwhile: the
+//! caller holds their locks while one runs, or their launches pass a gate (`RowsState`).
 
 use super::driver::Gpu;
 use super::queue_set::{QueueSet, Remote};
@@ -60,10 +60,8 @@ pub(super) struct LentQueues {
 }
 
 impl LentQueues {
-    /// `rows` is present when launches use them that the host does not wait for.
-    ///
     /// Creates `count` queue pairs of at least `entries` entries (rounded up to a power of two) and hands
-    /// them to the GPU.
+    /// them to the GPU. `rows` is present when launches use them that the host does not wait for.
     ///
     /// # Errors
     /// [`Error::Usage`] when the controller has not as many or not as large ones.

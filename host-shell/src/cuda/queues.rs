@@ -1,5 +1,5 @@
 //! Launches of the workload kernels over queue pairs, and what such a launch needs beside them.
-// UNSAFETY: launches are told of data memory by address, and a report is made of its words.
+// UNSAFETY: launches hold addresses of data memory, and a report is made of its words.
 #![allow(unsafe_code)]
 
 use super::driver::Gpu;

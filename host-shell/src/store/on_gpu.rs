@@ -1,5 +1,5 @@
 //! A GPU that gathers rows of a store by itself, from and to its own memory, on the caller's stream.
-// UNSAFETY: gathers are told of GPU memory by address, for which the caller vouches.
+// UNSAFETY: requests hold addresses of GPU memory, for which the caller vouches.
 #![allow(unsafe_code)]
 
 use super::options::{DataPath, StoreOptions};
@@ -110,5 +110,25 @@ impl Table {
         };
         // SAFETY: the caller's.
         unsafe { rows.gather(&table, request, stream) }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::store::status::RowStatus;
+    use nvme_gpu_kernel::rows::code;
+
+    /// The kernel's numbers are in a crate that a build without CUDA lacks.
+    #[test]
+    fn rows_end_with_the_same_numbers_on_a_gpu_and_on_the_cpu() {
+        for (status, code) in [
+            (RowStatus::OutOfRange, code::OUT_OF_RANGE),
+            (RowStatus::TimedOut, code::TIMED_OUT),
+            (RowStatus::Gone, code::GONE),
+            (RowStatus::NotRun, code::NOT_RUN),
+        ] {
+            assert_eq!(status.code(), code);
+        }
+        assert_eq!(crate::store::status::OK, code::OK);
     }
 }

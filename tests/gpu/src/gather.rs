@@ -1,6 +1,6 @@
 //! `out = table[ids]`: rows of every shape, by every kind of id, against bytes that the host works out; and what
 //! becomes of rows whose reads fail.
-// UNSAFETY: gathers are told of memory by address.
+// UNSAFETY: requests hold addresses of memory.
 #![allow(unsafe_code)]
 
 use crate::bench::Bench;
@@ -370,27 +370,50 @@ fn ids(bench: &Bench) -> Outcome<String> {
     }
 }
 
+/// Several streams of the GPU.
+pub fn several_streams(bench: &Bench, count: usize) -> Outcome<Vec<Stream>> {
+    let stream = |_| Stream::new(&bench.gpu).map_err(text);
+    (0..count).map(stream).collect()
+}
+
+/// So many gathers of so many random rows each.
+pub fn random_jobs(
+    drive: &Drive,
+    table: RowTable,
+    (jobs, rows): (usize, usize),
+    throw: &mut impl FnMut(u64) -> u64,
+) -> Outcome<Vec<Job>> {
+    let mut job = |_| {
+        let ids = (0..rows).map(|_| throw(table.rows) as i64).collect();
+        Job::new(drive, table, ids, true, 0)
+    };
+    (0..jobs).map(&mut job).collect()
+}
+
+/// Starts all of them, on the streams in turns, and waits: the codes of each, after every row was checked.
+pub fn run_over(drive: &Drive, jobs: &[Job], streams: &[Stream]) -> Outcome<Vec<Vec<i32>>> {
+    let started = jobs.iter().zip(streams.iter().cycle());
+    let pending: Vec<Pending> = started
+        .map(|(job, stream)| job.start(drive, stream))
+        .collect::<Outcome<_>>()?;
+    let ended = jobs.iter().zip(&pending);
+    ended
+        .map(|(job, pending)| {
+            pending.wait(WAIT).map_err(text)?;
+            job.check(drive)
+        })
+        .collect()
+}
+
 fn streams(bench: &Bench) -> Outcome<String> {
     let drive = Drive::new(bench, 4096, "", Duration::from_secs(5))?;
     let mut throw = dice(77);
     let table = drive.table(0, 512);
-    let streams: Vec<Stream> = (0..4)
-        .map(|_| Stream::new(&bench.gpu).map_err(text))
-        .collect::<Outcome<_>>()?;
+    let streams = several_streams(bench, 4)?;
     let mut rows = 0;
     for _ in 0..20 {
-        let jobs: Vec<Job> = (0..8)
-            .map(|_| {
-                let ids = (0..500).map(|_| throw(table.rows) as i64).collect();
-                Job::new(&drive, table, ids, true, 0)
-            })
-            .collect::<Outcome<_>>()?;
-        let pending: Vec<Pending> = (jobs.iter().zip(streams.iter().cycle()))
-            .map(|(job, stream)| job.start(&drive, stream))
-            .collect::<Outcome<_>>()?;
-        for (job, pending) in jobs.iter().zip(&pending) {
-            pending.wait(WAIT).map_err(text)?;
-            let codes = job.check(&drive)?;
+        let jobs = random_jobs(&drive, table, (8, 500), &mut throw)?;
+        for codes in run_over(&drive, &jobs, &streams)? {
             if codes.iter().any(|code| *code != code::OK) {
                 return Err(format!("{codes:?}"));
             }
@@ -406,23 +429,11 @@ fn outages(bench: &Bench) -> Outcome<String> {
     let drive = Drive::new(bench, 4096, "drop@op=read,every=3000", timeout)?;
     let table = drive.table(0, 4096);
     let mut throw = dice(21);
-    let streams: Vec<Stream> = (0..4)
-        .map(|_| Stream::new(&bench.gpu).map_err(text))
-        .collect::<Outcome<_>>()?;
+    let streams = several_streams(bench, 4)?;
     let (mut failed, mut rows) = (0, 0);
     for _ in 0..25 {
-        let jobs: Vec<Job> = (0..12)
-            .map(|_| {
-                let ids = (0..300).map(|_| throw(table.rows) as i64).collect();
-                Job::new(&drive, table, ids, true, 0)
-            })
-            .collect::<Outcome<_>>()?;
-        let pending: Vec<Pending> = (jobs.iter().zip(streams.iter().cycle()))
-            .map(|(job, stream)| job.start(&drive, stream))
-            .collect::<Outcome<_>>()?;
-        for (job, pending) in jobs.iter().zip(&pending) {
-            pending.wait(WAIT).map_err(text)?;
-            let codes = job.check(&drive)?;
+        let jobs = random_jobs(&drive, table, (12, 300), &mut throw)?;
+        for codes in run_over(&drive, &jobs, &streams)? {
             rows += codes.len();
             failed += codes.iter().filter(|code| **code != code::OK).count();
         }

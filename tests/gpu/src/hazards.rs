@@ -4,11 +4,11 @@
 #![allow(unsafe_code)]
 
 use crate::bench::Bench;
-use crate::gather::{Drive, Job, WAIT, dice, text};
+use crate::gather::{Drive, Job, WAIT, dice, random_jobs, run_over, several_streams, text};
 use crate::report::Report;
 use cudarc::driver::sys::{self, CUresult};
 use nvme_gpu_kernel::rows::code;
-use nvme_host::cuda::{Pending, Stream};
+use nvme_host::cuda::Pending;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
 
@@ -353,22 +353,10 @@ fn full(bench: &Bench) -> Outcome<String> {
     let drive = Drive::new(bench, 512, "", Duration::from_secs(4))?;
     let table = drive.table(0, 512);
     let mut throw = dice(9);
-    let streams: Vec<Stream> = (0..16)
-        .map(|_| Stream::new(&bench.gpu).map_err(text))
-        .collect::<Outcome<_>>()?;
-    let jobs: Vec<Job> = (0..200)
-        .map(|_| {
-            let ids = (0..3000).map(|_| throw(table.rows) as i64).collect();
-            Job::new(&drive, table, ids, true, 0)
-        })
-        .collect::<Outcome<_>>()?;
-    let started = jobs.iter().zip(streams.iter().cycle());
-    let pending: Vec<Pending> = started
-        .map(|(job, stream)| job.start(&drive, stream))
-        .collect::<Outcome<_>>()?;
-    for (job, pending) in jobs.iter().zip(&pending) {
-        pending.wait(WAIT).map_err(text)?;
-        if job.check(&drive)?.iter().any(|code| *code != code::OK) {
+    let streams = several_streams(bench, 16)?;
+    let jobs = random_jobs(&drive, table, (200, 3000), &mut throw)?;
+    for codes in run_over(&drive, &jobs, &streams)? {
+        if codes.iter().any(|code| *code != code::OK) {
             return Err("rows failed".to_owned());
         }
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// Launches under way at a time, captured ones included.
 pub(super) const LAUNCHES: u32 = 4096;
-/// Looks at the gate without a pause, then with one.
+/// Between two looks at the gate.
 const NAP: Duration = Duration::from_micros(20);
 
 /// What launches of one store share.
