@@ -4,6 +4,7 @@
 //! - [`Table`]: rows of one size in a store; gather and scatter by ids.
 //! - [`status`]: how a row ended, as a number.
 
+mod background;
 mod drive;
 mod element;
 mod engine;
@@ -22,6 +23,7 @@ mod table;
 mod testing;
 mod transfer;
 
+pub use background::Operation;
 pub use element::Element;
 #[cfg(feature = "cuda")]
 pub use options::GpuOptions;
@@ -251,6 +253,45 @@ impl Store {
     /// What the first member says that fails; the others are flushed all the same.
     pub fn flush(&self) -> Result<()> {
         transfer::flush(&self.space)
+    }
+
+    /// Runs `job` on a thread of the store, up to 16 of them at once, and returns at once. Jobs begin in the order
+    /// of the calls; they end in any.
+    ///
+    /// The job owns what it uses: give it the buffers, or what keeps them alive. A store that is dropped meanwhile
+    /// carries out what was started; its device is free when the last of it has ended.
+    ///
+    /// ```
+    /// use nvme_host::{Store, StoreOptions};
+    /// use std::time::Duration;
+    ///
+    /// # fn main() -> nvme_host::Result<()> {
+    /// # #[cfg(feature = "sim")] {
+    /// let store = Store::open("sim:mem?size=16MiB", &StoreOptions::default())?;
+    /// let read = store.in_background(|store| {
+    ///     let mut data = vec![0; 4096];
+    ///     store.read_at(12_345, &mut data).map(|()| data)
+    /// })?;
+    /// while !read.wait(Duration::from_millis(100)) {
+    ///     // Other work, signals, a deadline of one's own.
+    /// }
+    /// // The outer error is a panic of the job.
+    /// let data = read.take().expect("ended, not taken")??;
+    /// assert_eq!(data.len(), 4096);
+    /// # }
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::System`] when no thread can be started.
+    pub fn in_background<T, J>(&self, job: J) -> Result<Operation<T>>
+    where
+        T: Send + 'static,
+        J: FnOnce(&Self) -> T + Send + 'static,
+    {
+        let space = Arc::clone(&self.space);
+        self.space.background.start(Self { space }, job)
     }
 
     /// `rows` rows of `row_bytes` bytes from byte `offset` on.

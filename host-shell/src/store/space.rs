@@ -1,5 +1,6 @@
 //! The bytes of a store: one member, or several in stripes; locks and counts of all of it.
 
+use super::background::Background;
 use super::member::Member;
 use super::options::StoreStats;
 use super::ranges::RangeLocks;
@@ -17,6 +18,7 @@ pub(crate) struct Space {
     pub block_bytes: u32,
     pub read_bytes: u32,
     pub locks: RangeLocks,
+    pub background: Background,
     commands: AtomicU64,
     bytes: AtomicU64,
     retries: AtomicU64,
@@ -71,6 +73,7 @@ impl Space {
             stripe_bytes,
             len,
             locks: RangeLocks::default(),
+            background: Background::default(),
             commands: AtomicU64::new(0),
             bytes: AtomicU64::new(0),
             retries: AtomicU64::new(0),

@@ -1,5 +1,6 @@
 //! Rows of one size in a store, and their gather by ids.
 
+use super::background::Operation;
 use super::engine::{self, After, Work};
 use super::lane::{LARGE_BYTES, Op};
 use super::space::{Piece, Space, common};
@@ -234,6 +235,18 @@ impl Table {
             }
         }
         Ok(outcome.report(ids, status))
+    }
+
+    /// As [`Store::in_background`](super::Store::in_background), for gathers and scatters.
+    ///
+    /// # Errors
+    /// [`Error::System`] when no thread can be started.
+    pub fn in_background<T, J>(&self, job: J) -> Result<Operation<T>>
+    where
+        T: Send + 'static,
+        J: FnOnce(&Self) -> T + Send + 'static,
+    {
+        self.space.background.start(self.clone(), job)
     }
 
     /// # Errors
