@@ -349,6 +349,7 @@ impl<'r> Warp<'r, '_> {
             // SAFETY: the host gives `count` ids.
             id = unsafe {
                 match rows.wide_ids {
+                    _ if rows.ids == 0 => index as i64,
                     0 => i64::from(arch::load_u32(rows.ids + index * 4) as i32),
                     _ => arch::load_u64(rows.ids + index * 8) as i64,
                 }

@@ -43,7 +43,7 @@ pub struct Gather {
     pub slots: u64,
     /// Where the controller finds it.
     pub slots_iova: u64,
-    /// The rows asked for, `i32` or `i64` each.
+    /// The rows asked for, `i32` or `i64` each; 0 for rows 0, 1, 2 and so on.
     pub ids: u64,
     /// Where row k goes: `out + k * out_stride`.
     pub out: u64,

@@ -48,7 +48,10 @@ pub use module::{Function, Module};
 pub use queue_pairs::{GpuQueuePairs, Recovered};
 pub use queues::{GpuQueues, Grid, LaunchResult};
 pub use registered::Registered;
-pub use rows::{Failures, Gathered, GpuRows, Pending, Request, RowTable, RowsOptions};
+pub use rows::{
+    Direction, Failures, Gathered, GpuRows, HostRows, MoveRows, Pending, Request, RowTable,
+    RowsOptions,
+};
 pub use session::{GpuSession, Lost, Setup, Work};
 pub use stream::{Event, Stream};
 pub use tier::{Access, GpuData, Tier, TierRequest};

@@ -61,6 +61,8 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
     Ok(Member {
         #[cfg(feature = "cuda")]
         rows,
+        #[cfg(feature = "cuda")]
+        gpu: on_gpu::by_host(options)?,
         pool,
         len: info.blocks * u64::from(block),
         block_bytes: block,

@@ -10,6 +10,9 @@ pub(crate) struct Member {
     /// Present when a GPU gathers rows: its queues go first.
     #[cfg(feature = "cuda")]
     pub rows: Option<std::sync::Arc<crate::cuda::GpuRows>>,
+    /// Present when the store was opened with a GPU: for rows that the GPU does not move itself.
+    #[cfg(feature = "cuda")]
+    pub gpu: Option<crate::cuda::HostRows>,
     // The queues go before their controller is shut down.
     pub pool: Pool,
     /// Present for a controller that this process drives.

@@ -99,13 +99,6 @@ impl Store {
             return open_stripe(rest, options);
         }
         if let Some(path) = file_path(device) {
-            #[cfg(feature = "cuda")]
-            if options.gpu.is_some() {
-                return Err(Error::usage(
-                    format!("{device}: a GPU gathers from drives, not from files"),
-                    "open it without a GPU, gather on the CPU and copy; or bind the drive to vfio-pci",
-                ));
-            }
             let member = file::open(path, options)?;
             return Ok(Self::of(member));
         }

@@ -1,11 +1,19 @@
-//! A GPU that gathers rows of a store by itself, from and to its own memory, on the caller's stream.
+//! Rows and bytes of a store from and to GPU memory, on the caller's stream: by the GPU itself, or by a host thread.
 // UNSAFETY: requests hold addresses of GPU memory, for which the caller vouches.
 #![allow(unsafe_code)]
 
+use super::Store;
+use super::element::Element;
 use super::options::{DataPath, StoreOptions};
-use super::table::Table;
+use super::scatter::Duplicates;
+use super::space::Space;
+use super::status::{self, RowStatus};
+use super::table::{Ids, Table};
 use crate::controller::Controller;
-use crate::cuda::{Access, Gpu, GpuRows, Pending, Request, RowTable, RowsOptions, TierRequest};
+use crate::cuda::{
+    Access, Direction, Gpu, GpuRows, HostRows, MoveRows, Pending, Request, RowTable, RowsOptions,
+    TierRequest,
+};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use nvme_core::bringup::NamespaceInfo;
@@ -26,6 +34,14 @@ pub(super) fn reach(
     let auto = TierRequest::Auto { gpu_memory: false };
     let access = Access::find(&gpu, Arc::clone(device), queues, auto)?;
     Ok(Some(Arc::new(access)))
+}
+
+/// How a host thread moves rows for the GPU of `options`, when there is one.
+pub(super) fn by_host(options: &StoreOptions) -> Result<Option<HostRows>> {
+    let Some(of_gpu) = options.gpu else {
+        return Ok(None);
+    };
+    Ok(Some(HostRows::new(&Gpu::open(of_gpu.index)?)))
 }
 
 /// Lends `queues` queues to the GPU.
@@ -69,10 +85,134 @@ pub(super) fn path(access: Option<&Access>, path: DataPath) -> DataPath {
     }
 }
 
+/// Who moves the rows of an operation of a GPU.
+enum By<'t> {
+    /// The GPU.
+    Gpu(&'t GpuRows),
+    /// A host thread, in the order of the stream.
+    Host(&'t HostRows),
+}
+
+/// Bytes of the rows as which [`Store::read_on_gpu`] reads: large reads for a drive, many at a time.
+const ROW_BYTES: u64 = 64 << 10;
+
+/// What carries the data of a file with a GPU.
+pub(super) fn path_by_host(options: &StoreOptions, path: DataPath) -> DataPath {
+    if options.gpu.is_none() {
+        return path;
+    }
+    DataPath {
+        why: format!(
+            "{}; for a GPU a host thread moves rows through pinned memory: bind the drive to vfio-pci for reads \
+             that the GPU submits",
+            path.why
+        ),
+        ..path
+    }
+}
+
+impl Store {
+    /// Reads `bytes` bytes from byte `offset` on to address `to` of the store's GPU: puts it into `stream`, a
+    /// `CUstream`, and returns before it runs.
+    ///
+    /// A row of the [`Pending`] is a part of 64 KiB.
+    ///
+    /// # Safety
+    /// As [`Table::gather_on_gpu`], for `bytes` bytes at `to`.
+    ///
+    /// # Errors
+    /// As [`Table::gather_on_gpu`]; [`Error::Usage`] for a range past the end.
+    pub unsafe fn read_on_gpu(
+        &self,
+        offset: u64,
+        bytes: u64,
+        to: u64,
+        stream: u64,
+    ) -> Result<Pending> {
+        let read = |table: &Table, request: &Request| {
+            // SAFETY: the caller's.
+            unsafe { table.gather_on_gpu(request, stream) }
+        };
+        self.in_rows(offset, bytes, to, read)
+    }
+
+    /// Writes `bytes` bytes at address `from` of the store's GPU from byte `offset` of the store on: puts it into
+    /// `stream`, a `CUstream`, and returns before it runs. Blocks that are written in part keep their other bytes.
+    ///
+    /// # Safety
+    /// As [`Table::scatter_on_gpu`], for `bytes` bytes at `from`.
+    ///
+    /// # Errors
+    /// As [`Table::scatter_on_gpu`]; [`Error::Usage`] for a range past the end.
+    pub unsafe fn write_from_gpu(
+        &self,
+        offset: u64,
+        bytes: u64,
+        from: u64,
+        stream: u64,
+    ) -> Result<Pending> {
+        let write = |table: &Table, request: &Request| {
+            // SAFETY: the caller's.
+            unsafe { table.scatter_on_gpu(request, stream) }
+        };
+        self.in_rows(offset, bytes, from, write)
+    }
+
+    /// All whole rows of a range, and what is left as one more.
+    fn in_rows(
+        &self,
+        offset: u64,
+        bytes: u64,
+        address: u64,
+        mut start: impl FnMut(&Table, &Request) -> Result<Pending>,
+    ) -> Result<Pending> {
+        self.space.check(offset, bytes)?;
+        self.space.gpu()?;
+        let whole = bytes / ROW_BYTES;
+        let mut pending = Pending::nothing();
+        for (rows, row_bytes, at) in [
+            (whole, ROW_BYTES, 0),
+            (1, bytes % ROW_BYTES, whole * ROW_BYTES),
+        ] {
+            if rows == 0 || row_bytes == 0 {
+                continue;
+            }
+            let table = self.table(offset + at, rows, row_bytes)?;
+            let request = Request {
+                ids: 0,
+                wide_ids: true,
+                count: rows,
+                out: address + at,
+                out_stride: row_bytes,
+                status: 0,
+            };
+            pending = pending.and(start(&table, &request)?, at / ROW_BYTES);
+        }
+        Ok(pending)
+    }
+}
+
+impl Space {
+    /// # Errors
+    /// [`Error::Usage`] for a store without a GPU.
+    fn gpu(&self) -> Result<&HostRows> {
+        let gpu = self.members.first().and_then(|member| member.gpu.as_ref());
+        gpu.ok_or_else(|| {
+            Error::usage(
+                "the store was opened without a GPU",
+                "set `gpu` in the options of the store",
+            )
+        })
+    }
+}
+
 impl Table {
     /// Gathers rows on a GPU: puts it into `stream`, a `CUstream` of the store's GPU (0 is the default one), and
     /// returns before it runs. Ids, output and row status lie in GPU memory, or in memory of the host that the GPU
     /// reaches.
+    ///
+    /// The GPU submits the reads of a drive itself. Rows of a file, of a stripe, and rows that no slot holds are
+    /// read by a host thread when the stream comes to them.
     ///
     /// It sees every write of the store that had returned before it begins on the GPU. The caller's context and
     /// capture mode stay as they are; the stream may be captured.
@@ -82,34 +222,128 @@ impl Table {
     /// long as a graph that captured it may be launched.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a store without a GPU, of several members, or with rows that no slot holds;
-    /// [`Error::Environment`] with the driver's answer.
+    /// [`Error::Usage`] for a store without a GPU; [`Error::Environment`] with the driver's answer.
     pub unsafe fn gather_on_gpu(&self, request: &Request, stream: u64) -> Result<Pending> {
-        let [member] = &self.space.members[..] else {
-            return Err(Error::usage(
-                "a GPU gathers from one device, not from a stripe",
-                "open the devices one by one, or gather on the CPU",
-            ));
-        };
-        let rows = member.rows.as_ref().ok_or_else(|| {
-            Error::usage(
-                format!("{} was opened without a GPU", member.path.device),
-                "set `gpu` in the options of a drive (sim:, vfio:, vfio-user:)",
-            )
-        })?;
-        let row_bytes = u32::try_from(self.row_bytes()).map_err(|_| {
-            Error::usage(
-                format!("rows of {} bytes", self.row_bytes()),
-                "use rows of 124 KiB at most",
-            )
-        })?;
-        let table = RowTable {
+        match self.by()? {
+            By::Gpu(rows) => {
+                // SAFETY: the caller's.
+                unsafe { rows.gather(&self.of_namespace(), request, stream) }
+            }
+            By::Host(host) => {
+                let gather = self.by_host(|table, ids, data, status| {
+                    table.gather(ids, data, Some(status)).map(drop)
+                });
+                let read = Direction::Read;
+                // SAFETY: the caller's.
+                unsafe { host.start(self.row_bytes(), request, read, gather, stream) }
+            }
+        }
+    }
+
+    /// Writes rows that lie in GPU memory, at `out` of the request: puts it into `stream` as
+    /// [`gather_on_gpu`](Self::gather_on_gpu) does. Of rows with the same id the last one is written. A host thread
+    /// sends the commands.
+    ///
+    /// Operations that come after it in the stream see what it wrote.
+    ///
+    /// # Safety
+    /// As [`gather_on_gpu`](Self::gather_on_gpu).
+    ///
+    /// # Errors
+    /// As [`gather_on_gpu`](Self::gather_on_gpu); [`Error::Usage`] for a store that is for reading only.
+    pub unsafe fn scatter_on_gpu(&self, request: &Request, stream: u64) -> Result<Pending> {
+        let scatter = self.by_host(|table, ids, data, status| {
+            let last = Duplicates::Last;
+            table.scatter(ids, data, last, Some(status)).map(drop)
+        });
+        // SAFETY: the caller's.
+        unsafe { self.write_on_gpu(request, scatter, stream) }
+    }
+
+    /// Adds rows that lie in GPU memory to rows of the table, as [`scatter_on_gpu`](Self::scatter_on_gpu) writes
+    /// them. Rows with the same id are summed.
+    ///
+    /// # Safety
+    /// As [`gather_on_gpu`](Self::gather_on_gpu).
+    ///
+    /// # Errors
+    /// As [`scatter_on_gpu`](Self::scatter_on_gpu) and [`scatter_add`](Self::scatter_add).
+    pub unsafe fn scatter_add_on_gpu(
+        &self,
+        request: &Request,
+        element: Element,
+        stream: u64,
+    ) -> Result<Pending> {
+        self.check_elements(element)?;
+        let add = self.by_host(move |table, ids, data, status| {
+            table
+                .scatter_add(ids, data, element, Some(status))
+                .map(drop)
+        });
+        // SAFETY: the caller's.
+        unsafe { self.write_on_gpu(request, add, stream) }
+    }
+
+    /// # Safety
+    /// As [`gather_on_gpu`](Self::gather_on_gpu).
+    unsafe fn write_on_gpu(
+        &self,
+        request: &Request,
+        rows: MoveRows,
+        stream: u64,
+    ) -> Result<Pending> {
+        self.space.check_writable()?;
+        let host = self.space.gpu()?;
+        // SAFETY: the caller's.
+        unsafe { host.start(self.row_bytes(), request, Direction::Write, rows, stream) }
+    }
+
+    /// Who gathers this table's rows.
+    fn by(&self) -> Result<By<'_>> {
+        let host = self.space.gpu()?;
+        if let [member] = &self.space.members[..]
+            && let Some(rows) = &member.rows
+            && rows.fits(&self.of_namespace())
+        {
+            return Ok(By::Gpu(rows));
+        }
+        Ok(By::Host(host))
+    }
+
+    fn of_namespace(&self) -> RowTable {
+        RowTable {
             first_byte: self.offset(),
             rows: self.rows(),
-            row_bytes,
-        };
-        // SAFETY: the caller's.
-        unsafe { rows.gather(&table, request, stream) }
+            row_bytes: u32::try_from(self.row_bytes()).unwrap_or(u32::MAX),
+        }
+    }
+
+    /// What a host thread does with rows of this table for as long as its store is there.
+    fn by_host(
+        &self,
+        run: impl Fn(&Self, Ids<'_>, &mut [u8], &mut [i32]) -> Result<()> + Send + Sync + 'static,
+    ) -> MoveRows {
+        let space = Arc::downgrade(&self.space);
+        let (offset, rows, row_bytes) = (self.offset(), self.rows(), self.row_bytes());
+        Box::new(move |ids, data, status| {
+            let Some(space) = space.upgrade() else {
+                data.fill(0);
+                status.fill(RowStatus::Gone.code());
+                return;
+            };
+            let ran = Self::new(space, offset, rows, row_bytes).and_then(|table| {
+                let ran = run(&table, Ids::I64(ids), data, status);
+                // The last owner of a store ends it, with calls into the driver, which this thread may not make.
+                if let Some(space) = Arc::into_inner(table.space) {
+                    std::thread::spawn(move || drop(space));
+                }
+                ran
+            });
+            if let Err(error) = ran {
+                data.fill(0);
+                status.fill(status::of_error(&error));
+            }
+        })
     }
 }
 

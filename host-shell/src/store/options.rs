@@ -20,7 +20,7 @@ pub struct StoreOptions {
     pub timeout: Duration,
     /// How files are read and written.
     pub file_io: FileIo,
-    /// The GPU that gathers rows by itself, and how; none without. Only for drives.
+    /// The GPU whose memory rows come to and go from, and how; none without. It gathers rows of drives by itself.
     #[cfg(feature = "cuda")]
     pub gpu: Option<GpuOptions>,
 }

@@ -66,6 +66,14 @@ impl Table {
         element: Element,
         status: Option<&mut [i32]>,
     ) -> Result<RowReport> {
+        self.check_elements(element)?;
+        let change = Change::Add(element);
+        self.change(ids, src, change, Duplicates::Last, status)
+    }
+
+    /// # Errors
+    /// [`Error::Usage`] when a row is not a whole number of elements.
+    pub(super) fn check_elements(&self, element: Element) -> Result<()> {
         let size = element.bytes() as u64;
         if !self.row_bytes().is_multiple_of(size) {
             return Err(Error::usage(
@@ -76,8 +84,7 @@ impl Table {
                 "use another type of element",
             ));
         }
-        let change = Change::Add(element);
-        self.change(ids, src, change, Duplicates::Last, status)
+        Ok(())
     }
 
     fn change(

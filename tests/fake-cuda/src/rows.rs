@@ -24,6 +24,7 @@ static TURN: Mutex<()> = Mutex::new(());
 fn ids(rows: &Gather) -> impl Iterator<Item = i64> {
     let (at, is_wide) = (rows.ids as usize, rows.wide_ids != 0);
     (0..rows.count as usize).map(move |index| match is_wide {
+        _ if at == 0 => index as i64,
         // SAFETY: the host gives `count` ids.
         true => unsafe { *(at as *const i64).add(index) },
         // SAFETY: as above.

@@ -57,11 +57,18 @@ pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, _: c_uint) -> 
     SUCCESS
 }
 
-/// The stream behind a handle.
+/// The stream behind a handle: the default one has none.
 ///
 /// # Safety
-/// The handle is from `cuStreamCreate` and was not destroyed.
+/// The handle is null, or from `cuStreamCreate` and was not destroyed.
 unsafe fn stream<'a>(handle: *mut c_void) -> &'a Mutex<Stream> {
+    static DEFAULT: Mutex<Stream> = Mutex::new(Stream {
+        running: None,
+        end: None,
+    });
+    if handle.is_null() {
+        return &DEFAULT;
+    }
     // SAFETY: the caller's.
     unsafe { &*handle.cast::<Mutex<Stream>>() }
 }
@@ -97,6 +104,93 @@ pub unsafe extern "C" fn cuStreamSynchronize(handle: *mut c_void) -> Status {
     // SAFETY: the caller's handle.
     lock(unsafe { stream(handle) }).finish();
     SUCCESS
+}
+
+/// Copies between any two memories, after what is in the stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpyAsync(
+    to: u64,
+    from: u64,
+    bytes: usize,
+    handle: *mut c_void,
+) -> Status {
+    // SAFETY: the caller's handle.
+    lock(unsafe { stream(handle) }).finish();
+    let from: *const u8 = std::ptr::with_exposed_provenance(from as usize);
+    // SAFETY: the caller vouches for both sides.
+    unsafe { from.copy_to(to as usize as *mut u8, bytes) };
+    SUCCESS
+}
+
+/// The driver's `CUDA_MEMCPY2D`.
+#[repr(C)]
+pub struct Copy2d {
+    from_x: usize,
+    from_y: usize,
+    from_type: c_uint,
+    from_host: u64,
+    from: u64,
+    from_array: u64,
+    from_pitch: usize,
+    to_x: usize,
+    to_y: usize,
+    to_type: c_uint,
+    to_host: u64,
+    to: u64,
+    to_array: u64,
+    to_pitch: usize,
+    width: usize,
+    height: usize,
+}
+
+/// Rows between unified addresses.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpy2DAsync_v2(copy: *const Copy2d, handle: *mut c_void) -> Status {
+    // SAFETY: the caller gives one.
+    let copy = unsafe { &*copy };
+    const UNIFIED: c_uint = 4;
+    if copy.from_type != UNIFIED
+        || copy.to_type != UNIFIED
+        || copy.width > copy.from_pitch.min(copy.to_pitch)
+    {
+        return INVALID_VALUE;
+    }
+    for row in 0..copy.height {
+        let (to, from) = (row * copy.to_pitch, row * copy.from_pitch);
+        // SAFETY: the caller's.
+        unsafe {
+            cuMemcpyAsync(
+                copy.to + to as u64,
+                copy.from + from as u64,
+                copy.width,
+                handle,
+            )
+        };
+    }
+    SUCCESS
+}
+
+/// A function of the host, on another thread, after what is in the stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuLaunchHostFunc(
+    handle: *mut c_void,
+    function: Option<unsafe extern "C" fn(*mut c_void)>,
+    data: *mut c_void,
+) -> Status {
+    let Some(function) = function else {
+        return INVALID_VALUE;
+    };
+    let data = data.expose_provenance();
+    // SAFETY: the caller's handle.
+    lock(unsafe { stream(handle) }).finish();
+    let ran = std::thread::spawn(move || {
+        // SAFETY: the caller vouches for function and data.
+        unsafe { function(std::ptr::with_exposed_provenance_mut(data)) };
+    });
+    match ran.join() {
+        Ok(()) => SUCCESS,
+        Err(_) => INVALID_VALUE,
+    }
 }
 
 #[unsafe(no_mangle)]

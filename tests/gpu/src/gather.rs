@@ -8,16 +8,16 @@ use crate::report::Report;
 use nvme_gpu_kernel::rows::code;
 use nvme_gpu_kernel::work::data_word;
 use nvme_host::cuda::{DeviceMemory, Gpu, Pending, Request, RowTable, RowsOptions, Stream};
-use nvme_host::store::GpuOptions;
+use nvme_host::store::{Element, GpuOptions};
 use nvme_host::{Store, StoreOptions, Table};
 use std::sync::Arc;
 use std::time::Duration;
 
 const SEED: u64 = 0x60A7;
-const BYTES: u64 = 8 << 20;
+pub const BYTES: u64 = 8 << 20;
 pub const WAIT: Duration = Duration::from_secs(20);
 /// What the output holds before a gather.
-const CANARY: u8 = 0xA5;
+pub const CANARY: u8 = 0xA5;
 
 type Outcome<T> = Result<T, String>;
 
@@ -40,6 +40,11 @@ impl Drive {
             fault => format!("&fault={fault}"),
         };
         let name = format!("sim:mem?size=8MiB&block={block}&queues=8&threads=4{fault}");
+        Self::open(bench, &name, timeout)
+    }
+
+    /// A device of [`BYTES`] bytes, which are written.
+    pub fn open(bench: &Bench, name: &str, timeout: Duration) -> Outcome<Self> {
         let open = || -> nvme_host::Result<Self> {
             let options = StoreOptions {
                 queues: 2,
@@ -54,7 +59,7 @@ impl Drive {
                 }),
                 ..StoreOptions::default()
             };
-            let store = Store::open(&name, &options)?;
+            let store = Store::open(name, &options)?;
             let words = (0..BYTES / 8).map(|index| data_word(SEED, index));
             let image: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
             store.write_at(0, &image)?;
@@ -75,6 +80,22 @@ impl Drive {
 
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
+    }
+
+    pub fn store(&self) -> &Store {
+        &self.store
+    }
+
+    /// What the drive has to hold.
+    pub fn image_mut(&mut self) -> &mut Vec<u8> {
+        &mut self.image
+    }
+
+    /// What it holds.
+    pub fn read_all(&self) -> Outcome<Vec<u8>> {
+        let mut all = vec![0; BYTES as usize];
+        self.store.read_at(0, &mut all).map_err(text)?;
+        Ok(all)
     }
 }
 
@@ -131,15 +152,51 @@ impl Job {
 
     /// In `stream`, a `CUstream`.
     pub fn start_on(&self, drive: &Drive, stream: u64) -> Outcome<Pending> {
-        let request = Request {
+        drive.gather(&self.table, &self.request(), stream)
+    }
+
+    fn request(&self) -> Request {
+        Request {
             ids: self.device_ids.address(),
             wide_ids: self.wide,
             count: self.ids.len() as u64,
             out: self.out.address(),
             out_stride: self.stride,
             status: self.status.address(),
-        };
-        drive.gather(&self.table, &request, stream)
+        }
+    }
+
+    /// Writes the output's rows to the drive.
+    pub fn scatter(&self, drive: &Drive) -> Outcome<Pending> {
+        let table = drive.rows(&self.table)?;
+        // SAFETY: the job's memory outlives the operation, which is waited for.
+        unsafe { table.scatter_on_gpu(&self.request(), drive.stream.handle()) }.map_err(text)
+    }
+
+    /// Adds the output's rows to those of the drive.
+    pub fn add(&self, drive: &Drive, element: Element) -> Outcome<Pending> {
+        let (table, stream) = (drive.rows(&self.table)?, drive.stream.handle());
+        // SAFETY: as above.
+        unsafe { table.scatter_add_on_gpu(&self.request(), element, stream) }.map_err(text)
+    }
+
+    pub fn ids(&self) -> &[i64] {
+        &self.ids
+    }
+
+    /// Fills the output with other bytes; its rows.
+    pub fn fill(&self, throw: &mut impl FnMut(u64) -> u64) -> Outcome<Vec<Vec<u8>>> {
+        let bytes = self.ids.len() * self.stride as usize;
+        let bytes: Vec<u8> = (0..bytes).map(|_| throw(256) as u8).collect();
+        self.fill_with(&bytes)?;
+        let rows = bytes.chunks_exact(self.stride as usize);
+        Ok(rows
+            .map(|row| row[..self.table.row_bytes as usize].to_vec())
+            .collect())
+    }
+
+    pub fn fill_with(&self, bytes: &[u8]) -> Outcome<()> {
+        self.out.upload(0, bytes).map_err(text)
     }
 
     fn codes(&self) -> Outcome<Vec<i32>> {
@@ -210,7 +267,7 @@ impl Drive {
     }
 
     /// Runs one gather; its codes, after every row was checked.
-    fn run(&self, job: &Job) -> Outcome<Vec<i32>> {
+    pub fn run(&self, job: &Job) -> Outcome<Vec<i32>> {
         let pending = job.start(self, &self.stream)?;
         let gathered = pending.wait(WAIT).map_err(text)?;
         let codes = job.check(self)?;
@@ -256,7 +313,8 @@ fn writes(bench: &Bench) -> Outcome<String> {
 pub fn all(report: &mut Report, bench: &Bench) {
     for block in [512, 4096] {
         report.test(&format!("gather/shapes/block-{block}"), |_| {
-            shapes(bench, block)
+            let drive = Drive::new(bench, block, "", Duration::from_secs(5))?;
+            shapes_of(&drive, u64::from(block))
         });
     }
     report.test("gather/ids", |_| ids(bench));
@@ -286,9 +344,9 @@ pub fn dice(seed: u64) -> impl FnMut(u64) -> u64 {
     }
 }
 
-fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
-    let drive = Drive::new(bench, block, "", Duration::from_secs(5))?;
-    let mut throw = dice(u64::from(block));
+/// Rows of many sizes at many places.
+pub fn shapes_of(drive: &Drive, seed: u64) -> Outcome<String> {
+    let mut throw = dice(seed);
     let mut done = 0;
     for (row_bytes, first_byte, pad) in [
         (4096, 0, 0),
@@ -314,7 +372,7 @@ fn shapes(bench: &Bench, block: u32) -> Outcome<String> {
                 ids[at] = ids[0] - at as i64 / 2;
             }
             let wide = throw(2) == 0;
-            let job = Job::new(&drive, table, ids, wide, pad)?;
+            let job = Job::new(drive, table, ids, wide, pad)?;
             let codes = drive.run(&job)?;
             if codes.iter().any(|code| *code != code::OK) {
                 return Err(format!("{table:?}: {codes:?}"));

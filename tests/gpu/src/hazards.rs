@@ -4,6 +4,7 @@
 #![allow(unsafe_code)]
 
 use crate::bench::Bench;
+use crate::by_host::Scratch;
 use crate::gather::{Drive, Job, WAIT, dice, random_jobs, run_over, several_streams, text};
 use crate::report::Report;
 use cudarc::driver::sys::{self, CUresult};
@@ -45,10 +46,28 @@ pub fn all(report: &mut Report, bench: &Bench) {
         });
     }
     report.case("gather/graph/replay", |options| {
-        replay(bench, (options.commands / 1000).clamp(3, 1000)).into()
+        let drive = Drive::new(bench, 4096, "", Duration::from_secs(4));
+        let rounds = (options.commands / 1000).clamp(3, 1000);
+        drive.and_then(|drive| replay(&drive, rounds)).into()
     });
     report.case("gather/graph/outlives-its-store", |_| {
-        outlives(bench).into()
+        let drive = Drive::new(bench, 4096, "", Duration::from_secs(4));
+        drive.and_then(outlives).into()
+    });
+    report.case("gather/graph/file-outlives-its-store", |_| {
+        let run = || {
+            let file = Scratch::new()?;
+            outlives(Drive::open(bench, &file.device(), Duration::from_secs(4))?)
+        };
+        run().into()
+    });
+    report.case("gather/graph/replay-by-host", |options| {
+        let run = || {
+            let file = Scratch::new()?;
+            let drive = Drive::open(bench, &file.device(), Duration::from_secs(4))?;
+            replay(&drive, (options.commands / 10_000).clamp(3, 100))
+        };
+        run().into()
     });
     report.case("gather/context", |_| context(bench).into());
     report.case("gather/full-gpu", |_| full(bench).into());
@@ -265,15 +284,14 @@ impl Graph {
 }
 
 /// A gather in a graph, replayed with other ids.
-fn replay(bench: &Bench, rounds: u64) -> Outcome<String> {
-    let drive = Drive::new(bench, 4096, "", Duration::from_secs(4))?;
-    current(&drive)?;
+fn replay(drive: &Drive, rounds: u64) -> Outcome<String> {
+    current(drive)?;
     let table = drive.table(0, 4096);
     let mut throw = dice(3);
     let mut ids = || -> Vec<i64> { (0..1024).map(|_| throw(table.rows) as i64).collect() };
-    let mut job = Job::new(&drive, table, ids(), true, 0)?;
+    let mut job = Job::new(drive, table, ids(), true, 0)?;
     let stream = OwnStream::new()?;
-    let (graph, pending) = Graph::of(&drive, &job, &stream)?;
+    let (graph, pending) = Graph::of(drive, &job, &stream)?;
     if !pending.is_captured() || pending.is_done() {
         return Err("the gather ran while it was captured".to_owned());
     }
@@ -288,7 +306,7 @@ fn replay(bench: &Bench, rounds: u64) -> Outcome<String> {
             }
         }
         took.push(begin.elapsed().as_secs_f64() * 1e6);
-        if job.check(&drive)?.iter().any(|code| *code != code::OK) {
+        if job.check(drive)?.iter().any(|code| *code != code::OK) {
             return Err(format!("replay {round}: rows failed"));
         }
     }
@@ -302,8 +320,7 @@ fn replay(bench: &Bench, rounds: u64) -> Outcome<String> {
 }
 
 /// A graph that is launched when its store is gone: each row is zero, and says so.
-fn outlives(bench: &Bench) -> Outcome<String> {
-    let drive = Drive::new(bench, 4096, "", Duration::from_secs(4))?;
+fn outlives(drive: Drive) -> Outcome<String> {
     current(&drive)?;
     let table = drive.table(0, 4096);
     let job = Job::new(&drive, table, (0..300).collect(), true, 0)?;

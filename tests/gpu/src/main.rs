@@ -5,6 +5,7 @@
 mod admin;
 mod audit;
 mod bench;
+mod by_host;
 mod data;
 mod example;
 mod gather;
@@ -111,6 +112,7 @@ fn main() -> ExitCode {
     data::all(&mut report, &bench);
     gather::all(&mut report, &bench);
     hazards::all(&mut report, &bench);
+    by_host::all(&mut report, &bench);
     late::all(&mut report, &bench);
     matrix::all(&mut report, &bench);
     ops::all(&mut report, &bench);

@@ -12,16 +12,18 @@
 #![allow(unsafe_code)]
 
 mod board;
+mod by_host;
 mod pending;
 mod state;
 
 pub use board::Failures;
+pub use by_host::{Direction, HostRows, MoveRows};
 pub use pending::{Gathered, Pending};
 pub(super) use state::RowsState;
 
 use super::driver::Gpu;
 use super::lent::LentQueues;
-use super::module::{Function, Module};
+use super::module::{Function, Module, is_capturing};
 use super::tier::{Access, GpuData};
 use crate::controller::Controller;
 use crate::controller::session::Session;
@@ -72,16 +74,16 @@ pub struct RowTable {
     pub row_bytes: u32,
 }
 
-/// Rows that are asked for, and where they go. Addresses are the GPU's.
+/// Rows that are asked for, and where they go; of a scatter where they come from. Addresses are the GPU's.
 #[derive(Clone, Copy, Debug)]
 pub struct Request {
-    /// `count` ids, `i64` when `wide_ids`, else `i32`.
+    /// `count` ids, `i64` when `wide_ids`, else `i32`. 0 means rows 0, 1, 2 and so on.
     pub ids: u64,
     /// Whether ids are `i64`.
     pub wide_ids: bool,
     /// How many ids.
     pub count: u64,
-    /// Where the first row goes.
+    /// Where the first row goes, or comes from.
     pub out: u64,
     /// Bytes from one row to the next there.
     pub out_stride: u64,
@@ -181,9 +183,8 @@ impl GpuRows {
                 "check offset, rows and row size",
             ));
         }
-        let slot = self.slot_bytes(table);
-        let most = WARP_BYTES.min(self.max_transfer);
-        if slot > most {
+        if !self.fits(table) {
+            let (slot, most) = (self.slot_bytes(table), self.most_bytes());
             return Err(Error::usage(
                 format!(
                     "rows of {row} bytes touch {slot} bytes of blocks; a read moves {most} at most"
@@ -192,6 +193,15 @@ impl GpuRows {
             ));
         }
         Ok(())
+    }
+
+    /// Whether a slot holds a row of `table`.
+    pub fn fits(&self, table: &RowTable) -> bool {
+        self.slot_bytes(table) <= self.most_bytes()
+    }
+
+    fn most_bytes(&self) -> u64 {
+        WARP_BYTES.min(self.max_transfer)
     }
 
     fn slot_bytes(&self, table: &RowTable) -> u64 {
@@ -224,15 +234,15 @@ impl GpuRows {
             });
         };
         if request.count == 0 {
-            return Ok(Pending::nothing(&self.state));
+            return Ok(Pending::nothing());
         }
         let _guest = self.gpu().enter()?;
-        let is_captured = module.is_capturing(stream)?;
+        let is_captured = is_capturing(stream)?;
         if is_captured {
             self.state.is_captured.store(true, Ordering::Release);
         }
         let (number, before) = self.state.take_launch()?;
-        let pending = Pending::new(&self.state, number, before, is_captured);
+        let pending = Pending::of_kernel(&self.state, number, before, is_captured);
         let launch = Gather {
             progress: self.state.progress.address()
                 + u64::from(number) * size_of::<Progress>() as u64,

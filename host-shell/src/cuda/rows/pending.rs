@@ -1,6 +1,7 @@
-//! A gather under way: polled and waited for in memory of the host, without a call into the driver.
+//! An operation under way: polled and waited for in memory of the host, without a call into the driver.
 
 use super::board::Failures;
+use super::by_host::Ended;
 use super::state::RowsState;
 use crate::error::{Error, Result};
 use std::sync::Arc;
@@ -10,71 +11,88 @@ use std::time::{Duration, Instant};
 const SPIN_LOOKS: u32 = 20_000;
 const NAP: Duration = Duration::from_micros(20);
 
-/// What a gather came to.
+/// What a gather or scatter came to.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Gathered {
-    /// Rows that were not read.
+    /// Rows that were not moved.
     pub failures: Failures,
 }
 
-/// A gather in a stream. Dropping it lets the gather go on.
+/// An operation in a stream. Dropping it lets the operation go on.
 #[must_use = "failed rows are known from the result"]
 pub struct Pending {
-    state: Arc<RowsState>,
-    launch: Option<Launch>,
+    parts: Vec<Part>,
 }
 
-struct Launch {
-    number: u32,
-    /// How many launches with this number had ended before it.
+/// A launch, or an operation of a host thread.
+struct Part {
+    by: By,
+    /// How many had ended before it.
     before: u32,
     is_captured: bool,
+    /// The number of its first row in the whole.
+    first_row: u64,
+}
+
+enum By {
+    Kernel { state: Arc<RowsState>, number: u32 },
+    Host(Arc<Ended>),
 }
 
 impl Pending {
-    pub(super) fn new(state: &Arc<RowsState>, number: u32, before: u32, is_captured: bool) -> Self {
-        Self {
-            state: Arc::clone(state),
-            launch: Some(Launch {
-                number,
-                before,
-                is_captured,
-            }),
-        }
+    pub(super) fn of_kernel(
+        state: &Arc<RowsState>,
+        number: u32,
+        before: u32,
+        is_captured: bool,
+    ) -> Self {
+        let state = Arc::clone(state);
+        Self::of(By::Kernel { state, number }, before, is_captured)
     }
 
-    /// Of a gather of no rows: it has ended.
-    pub(super) fn nothing(state: &Arc<RowsState>) -> Self {
-        Self {
-            state: Arc::clone(state),
-            launch: None,
+    pub(super) fn of_host(ended: Arc<Ended>, is_captured: bool) -> Self {
+        Self::of(By::Host(ended), 0, is_captured)
+    }
+
+    fn of(by: By, before: u32, is_captured: bool) -> Self {
+        let part = Part {
+            by,
+            before,
+            is_captured,
+            first_row: 0,
+        };
+        Self { parts: vec![part] }
+    }
+
+    /// Of an operation over no rows: it has ended.
+    pub fn nothing() -> Self {
+        Self { parts: Vec::new() }
+    }
+
+    /// This and `other`, which was put into the same stream after it, as one: row 0 of `other` is row `first_row`.
+    pub fn and(mut self, mut other: Self, first_row: u64) -> Self {
+        for part in &mut other.parts {
+            part.first_row += first_row;
         }
+        self.parts.append(&mut other.parts);
+        self
     }
 
     /// The launch was refused: its number is free again.
     pub(super) fn never_ran(mut self) {
-        if let Some(launch) = self.launch.take() {
-            self.state.give_back(launch.number, launch.before, true);
+        for part in self.parts.drain(..) {
+            part.give_back(true);
         }
     }
 
     /// Whether the launch is one of a graph that was captured: it runs each time the graph does.
     pub fn is_captured(&self) -> bool {
-        self.launch
-            .as_ref()
-            .is_some_and(|launch| launch.is_captured)
+        self.parts.iter().any(|part| part.is_captured)
     }
 
     /// How often it has ended: 0 or 1, and for a captured one once for each time the graph was launched.
     pub fn ended(&self) -> u32 {
-        match &self.launch {
-            Some(launch) => self
-                .state
-                .board
-                .ended(launch.number)
-                .wrapping_sub(launch.before),
-            None => 1,
-        }
+        self.parts.iter().map(Part::ended).min().unwrap_or(1)
     }
 
     /// Whether it has ended, a captured one at least once.
@@ -84,11 +102,16 @@ impl Pending {
 
     /// What the last one that ended came to.
     pub fn last(&self) -> Gathered {
-        let failures = match &self.launch {
-            Some(launch) if self.is_done() => self.state.board.failures(launch.number),
-            _ => Failures::default(),
-        };
-        Gathered { failures }
+        let mut all = Failures::default();
+        for part in &self.parts {
+            let failures = part.failures();
+            all.rows += failures.rows;
+            let first = failures.first;
+            all.first = all
+                .first
+                .or(first.map(|(row, code)| (row + part.first_row, code)));
+        }
+        Gathered { failures: all }
     }
 
     /// Waits until it has ended, `limit` at most.
@@ -101,7 +124,10 @@ impl Pending {
         while !self.is_done() {
             if begin.elapsed() > limit {
                 return Err(Error::Unfinished {
-                    cause: format!("a gather has not ended within {} ms", limit.as_millis()),
+                    cause: format!(
+                        "the operation has not ended within {} ms",
+                        limit.as_millis()
+                    ),
                     remedy: match self.is_captured() {
                         true => "launch the graph that it was captured in".to_owned(),
                         false => "wait for what the stream does before it, or longer".to_owned(),
@@ -118,14 +144,39 @@ impl Pending {
     }
 }
 
+impl Part {
+    fn ended(&self) -> u32 {
+        let ended = match &self.by {
+            By::Kernel { state, number } => state.board.ended(*number),
+            By::Host(ended) => ended.count(),
+        };
+        ended.wrapping_sub(self.before)
+    }
+
+    fn failures(&self) -> Failures {
+        match &self.by {
+            _ if self.ended() == 0 => Failures::default(),
+            By::Kernel { state, number } => state.board.failures(*number),
+            By::Host(ended) => ended.failures(),
+        }
+    }
+
+    /// The handle goes away.
+    fn give_back(self, is_over: bool) {
+        match self.by {
+            // A graph may launch it again at any time.
+            _ if self.is_captured => {}
+            By::Kernel { state, number } => state.give_back(number, self.before, is_over),
+            By::Host(_) => {}
+        }
+    }
+}
+
 impl Drop for Pending {
     fn drop(&mut self) {
-        let is_done = self.is_done();
-        match self.launch.take() {
-            // A graph may launch it again at any time.
-            Some(launch) if launch.is_captured => {}
-            Some(launch) => self.state.give_back(launch.number, launch.before, is_done),
-            None => {}
+        for part in self.parts.drain(..) {
+            let is_over = part.ended() != 0;
+            part.give_back(is_over);
         }
     }
 }

@@ -65,9 +65,13 @@ fn member(
     options: &StoreOptions,
 ) -> Result<Member> {
     let (lanes, path) = lanes(&file, options)?;
+    #[cfg(feature = "cuda")]
+    let path = super::on_gpu::path_by_host(options, path);
     Ok(Member {
         #[cfg(feature = "cuda")]
         rows: None,
+        #[cfg(feature = "cuda")]
+        gpu: super::on_gpu::by_host(options)?,
         pool: Pool::new(lanes, options.depth),
         controller: None,
         len,
