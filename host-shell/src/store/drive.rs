@@ -2,9 +2,9 @@
 
 use super::lane::{Command, Ended, Failure, LARGE_BYTES, LARGE_SLOTS, Lane, Op, Pool, SMALL_BYTES};
 use super::member::Member;
-#[cfg(feature = "cuda")]
-use super::on_gpu;
 use super::options::{DataPath, StoreOptions};
+#[cfg(feature = "cuda")]
+use super::with_gpu;
 use crate::controller::Controller;
 use crate::controller::config::Config;
 use crate::controller::queue::Queue;
@@ -26,7 +26,7 @@ use std::sync::{Arc, Mutex};
 pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Member> {
     let read_only = read_only(&*device, options);
     #[cfg(feature = "cuda")]
-    let access = on_gpu::reach(&device, options)?;
+    let access = with_gpu::reach(&device, options)?;
     #[cfg(feature = "cuda")]
     let device = access
         .as_ref()
@@ -44,7 +44,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
     // One queue of the CPU at least.
     let of_gpu = gpu_queues(options).min(granted.saturating_sub(1));
     #[cfg(feature = "cuda")]
-    let rows = on_gpu::rows(access.as_ref(), &controller, info, of_gpu, options)?;
+    let rows = with_gpu::rows(access.as_ref(), &controller, info, of_gpu, options)?;
     let gone = Arc::new(Mutex::new(None));
     let queues = granted.saturating_sub(of_gpu).min(options.queues).max(1);
     let lane = |_| -> Result<Box<dyn Lane>> {
@@ -55,14 +55,14 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
     let pool = Pool::new(lanes, options.depth);
     let block = info.block_bytes;
     #[cfg(feature = "cuda")]
-    let path = on_gpu::path(access.as_deref(), path(&controller, queues));
+    let path = with_gpu::path(access.as_deref(), path(&controller, queues));
     #[cfg(not(feature = "cuda"))]
     let path = path(&controller, queues);
     Ok(Member {
         #[cfg(feature = "cuda")]
         rows,
         #[cfg(feature = "cuda")]
-        gpu: on_gpu::by_host(options)?,
+        gpu: with_gpu::by_host(options)?,
         pool,
         len: info.blocks * u64::from(block),
         block_bytes: block,

@@ -22,6 +22,8 @@ mod table;
 #[cfg(test)]
 mod testing;
 mod transfer;
+#[cfg(feature = "cuda")]
+mod with_gpu;
 
 pub use background::Operation;
 pub use element::Element;

@@ -4,86 +4,13 @@
 
 use super::Store;
 use super::element::Element;
-use super::options::{DataPath, StoreOptions};
 use super::scatter::Duplicates;
 use super::space::Space;
 use super::status::{self, RowStatus};
 use super::table::{Ids, Table};
-use crate::controller::Controller;
-use crate::cuda::{
-    Access, Direction, Gpu, GpuRows, HostRows, MoveRows, Pending, Request, RowTable, RowsOptions,
-    TierRequest,
-};
-use crate::device::Device;
+use crate::cuda::{Direction, GpuRows, HostRows, MoveRows, Pending, Request, RowTable};
 use crate::error::{Error, Result};
-use nvme_core::bringup::NamespaceInfo;
 use std::sync::Arc;
-
-/// The device as the GPU of `options` reaches it, when there is one.
-pub(super) fn reach(
-    device: &Arc<dyn Device>,
-    options: &StoreOptions,
-) -> Result<Option<Arc<Access>>> {
-    let Some(of_gpu) = options.gpu else {
-        return Ok(None);
-    };
-    let gpu = Gpu::open(of_gpu.index)?;
-    let _guest = gpu.enter()?;
-    let queues = of_gpu.rows.queues.saturating_add(options.queues);
-    let queues = u16::try_from(queues).unwrap_or(u16::MAX);
-    let auto = TierRequest::Auto { gpu_memory: false };
-    let access = Access::find(&gpu, Arc::clone(device), queues, auto)?;
-    Ok(Some(Arc::new(access)))
-}
-
-/// How a host thread moves rows for the GPU of `options`, when there is one.
-pub(super) fn by_host(options: &StoreOptions) -> Result<Option<HostRows>> {
-    let Some(of_gpu) = options.gpu else {
-        return Ok(None);
-    };
-    Ok(Some(HostRows::new(&Gpu::open(of_gpu.index)?)))
-}
-
-/// Lends `queues` queues to the GPU.
-pub(super) fn rows(
-    access: Option<&Arc<Access>>,
-    controller: &Controller,
-    info: NamespaceInfo,
-    queues: u32,
-    options: &StoreOptions,
-) -> Result<Option<Arc<GpuRows>>> {
-    let (Some(access), Some(of_gpu)) = (access, options.gpu) else {
-        return Ok(None);
-    };
-    if queues == 0 {
-        return Err(Error::usage(
-            "the controller grants one queue pair, which leaves none for the GPU",
-            "use a controller with more queues (simulator: queues=16)",
-        ));
-    }
-    let entries = of_gpu.rows.entries.max(2).next_power_of_two();
-    let lent = RowsOptions {
-        queues,
-        entries: entries.min(controller.info().capabilities.max_entries),
-        ..of_gpu.rows
-    };
-    let rows = GpuRows::create(controller, access, info, lent, options.timeout)?;
-    Ok(Some(Arc::new(rows)))
-}
-
-/// What carries the data with a GPU beside the CPU's queues.
-pub(super) fn path(access: Option<&Access>, path: DataPath) -> DataPath {
-    let Some(access) = access else { return path };
-    DataPath {
-        data: "gpu",
-        tier: Some(access.tier().number()),
-        why: format!(
-            "{}; the GPU copies rows out of pinned slots to their places",
-            access.describe()
-        ),
-        ..path
-    }
-}
 
 /// Who moves the rows of an operation of a GPU.
 enum By<'t> {
@@ -95,21 +22,6 @@ enum By<'t> {
 
 /// Bytes of the rows as which [`Store::read_on_gpu`] reads: large reads for a drive, many at a time.
 const ROW_BYTES: u64 = 64 << 10;
-
-/// What carries the data of a file with a GPU.
-pub(super) fn path_by_host(options: &StoreOptions, path: DataPath) -> DataPath {
-    if options.gpu.is_none() {
-        return path;
-    }
-    DataPath {
-        why: format!(
-            "{}; for a GPU a host thread moves rows through pinned memory: bind the drive to vfio-pci for reads \
-             that the GPU submits",
-            path.why
-        ),
-        ..path
-    }
-}
 
 impl Store {
     /// Reads `bytes` bytes from byte `offset` on to address `to` of the store's GPU: puts it into `stream`, a

@@ -10,9 +10,10 @@
 use super::super::driver::{Gpu, check};
 use super::super::module::{handle, is_capturing};
 use super::super::registered::Registered;
-use super::Request;
 use super::board::Failures;
+use super::ended::Ended;
 use super::pending::Pending;
+use super::request::Request;
 use crate::dma::pages::Pages;
 use crate::error::Result;
 use crate::lock::lock;
@@ -20,7 +21,6 @@ use cudarc::driver::sys;
 use nvme_gpu_kernel::rows::code;
 use std::ffi::c_void;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
 /// Bytes of rows that are staged at a time, unless one row is longer.
@@ -71,33 +71,6 @@ impl Layout {
             status,
             data,
             bytes: data + (rows * row_bytes) as usize,
-        }
-    }
-}
-
-/// What an operation came to, for those who wait for it.
-#[derive(Debug, Default)]
-pub(super) struct Ended {
-    rows: AtomicU64,
-    first: AtomicU64,
-    code: AtomicU32,
-    ended: AtomicU32,
-}
-
-impl Ended {
-    /// How often it has ended.
-    pub fn count(&self) -> u32 {
-        self.ended.load(Ordering::Acquire)
-    }
-
-    /// Rows that the last one did not move.
-    pub fn failures(&self) -> Failures {
-        let rows = self.rows.load(Ordering::Relaxed);
-        let first = self.first.load(Ordering::Relaxed);
-        let code = self.code.load(Ordering::Relaxed) as i32;
-        Failures {
-            rows,
-            first: (rows > 0).then_some((first, code)),
         }
     }
 }
@@ -397,10 +370,6 @@ unsafe extern "C" fn end(data: *mut c_void) {
     // SAFETY: the caller's.
     let of = unsafe { &*operation };
     let failures = std::mem::take(&mut *lock(&of.failures));
-    let (first, code) = failures.first.unwrap_or_default();
-    of.ended.rows.store(failures.rows, Ordering::Relaxed);
-    of.ended.first.store(first, Ordering::Relaxed);
-    of.ended.code.store(code as u32, Ordering::Relaxed);
     let ended = Arc::clone(&of.ended);
     if !of.is_captured {
         // SAFETY: the last function of an operation that nothing runs again.
@@ -413,5 +382,5 @@ unsafe extern "C" fn end(data: *mut c_void) {
             }
         }
     }
-    ended.ended.fetch_add(1, Ordering::Release);
+    ended.add(failures);
 }

@@ -13,12 +13,15 @@
 
 mod board;
 mod by_host;
+mod ended;
 mod pending;
+mod request;
 mod state;
 
 pub use board::Failures;
 pub use by_host::{Direction, HostRows, MoveRows};
 pub use pending::{Gathered, Pending};
+pub use request::{Request, RowTable};
 pub(super) use state::RowsState;
 
 use super::driver::Gpu;
@@ -61,34 +64,6 @@ impl Default for RowsOptions {
             stations: 32,
         }
     }
-}
-
-/// Rows of one size, one after the other, from any byte of a namespace on.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct RowTable {
-    /// Where row 0 begins, in bytes.
-    pub first_byte: u64,
-    /// How many.
-    pub rows: u64,
-    /// Bytes of each.
-    pub row_bytes: u32,
-}
-
-/// Rows that are asked for, and where they go; of a scatter where they come from. Addresses are the GPU's.
-#[derive(Clone, Copy, Debug)]
-pub struct Request {
-    /// `count` ids, `i64` when `wide_ids`, else `i32`. 0 means rows 0, 1, 2 and so on.
-    pub ids: u64,
-    /// Whether ids are `i64`.
-    pub wide_ids: bool,
-    /// How many ids.
-    pub count: u64,
-    /// Where the first row goes, or comes from.
-    pub out: u64,
-    /// Bytes from one row to the next there.
-    pub out_stride: u64,
-    /// An `i32` for each row that says what became of it, or 0.
-    pub status: u64,
 }
 
 /// Queues, slots and kernel by which a GPU gathers rows from one namespace.

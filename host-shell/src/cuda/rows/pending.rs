@@ -1,7 +1,7 @@
 //! An operation under way: polled and waited for in memory of the host, without a call into the driver.
 
 use super::board::Failures;
-use super::by_host::Ended;
+use super::ended::Ended;
 use super::state::RowsState;
 use crate::error::{Error, Result};
 use std::sync::Arc;

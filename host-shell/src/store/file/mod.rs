@@ -66,12 +66,12 @@ fn member(
 ) -> Result<Member> {
     let (lanes, path) = lanes(&file, options)?;
     #[cfg(feature = "cuda")]
-    let path = super::on_gpu::path_by_host(options, path);
+    let path = super::with_gpu::path_by_host(options, path);
     Ok(Member {
         #[cfg(feature = "cuda")]
         rows: None,
         #[cfg(feature = "cuda")]
-        gpu: super::on_gpu::by_host(options)?,
+        gpu: super::with_gpu::by_host(options)?,
         pool: Pool::new(lanes, options.depth),
         controller: None,
         len,

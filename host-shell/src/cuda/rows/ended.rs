@@ -1,0 +1,41 @@
+//! What an operation of a host thread came to.
+
+use super::board::Failures;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+/// What an operation came to, for those who wait for it.
+#[derive(Debug, Default)]
+pub(super) struct Ended {
+    rows: AtomicU64,
+    first: AtomicU64,
+    code: AtomicU32,
+    ended: AtomicU32,
+}
+
+impl Ended {
+    /// It has ended with `failures`.
+    pub fn add(&self, failures: Failures) {
+        let (first, code) = failures.first.unwrap_or_default();
+        self.rows.store(failures.rows, Ordering::Relaxed);
+        self.first.store(first, Ordering::Relaxed);
+        self.code.store(code as u32, Ordering::Relaxed);
+        // Release: who sees the count sees what the operation came to.
+        self.ended.fetch_add(1, Ordering::Release);
+    }
+
+    /// How often it has ended.
+    pub fn count(&self) -> u32 {
+        self.ended.load(Ordering::Acquire)
+    }
+
+    /// Rows that the last one did not move.
+    pub fn failures(&self) -> Failures {
+        let rows = self.rows.load(Ordering::Relaxed);
+        let first = self.first.load(Ordering::Relaxed);
+        let code = self.code.load(Ordering::Relaxed) as i32;
+        Failures {
+            rows,
+            first: (rows > 0).then_some((first, code)),
+        }
+    }
+}
