@@ -83,6 +83,10 @@ pub use table::Kernel;
 #[cfg(not(target_arch = "nvptx64"))]
 pub const PTX: &str = include_str!("../ptx/nvme_gpu_kernel.ptx");
 
+/// The version of the kernels in [`PTX`] and [`ROWS_PTX`].
+#[cfg(not(target_arch = "nvptx64"))]
+pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 /// `nvme_gather` as PTX, as [`PTX`] is.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const ROWS_PTX: &str = include_str!("../ptx/nvme_gpu_rows.ptx");

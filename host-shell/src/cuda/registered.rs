@@ -108,6 +108,15 @@ impl Registered {
         unsafe { Self::new(gpu, start, bytes, false, owner) }
     }
 
+    /// Registers memory of a caller.
+    ///
+    /// # Safety
+    /// The bytes stay mapped until this is dropped.
+    pub(super) unsafe fn of_caller(gpu: &Arc<Gpu>, start: *mut u8, bytes: usize) -> Result<Self> {
+        // SAFETY: the caller's.
+        unsafe { Self::new(gpu, start, bytes, false, Arc::new(())) }
+    }
+
     /// # Safety
     /// `bytes` bytes at `host` stay mapped for as long as `owner` lives.
     unsafe fn new(

@@ -5,6 +5,7 @@
 //! - [`status`]: how a row ended, as a number.
 
 mod background;
+mod batch;
 mod drive;
 mod element;
 mod engine;
@@ -26,6 +27,7 @@ mod transfer;
 mod with_gpu;
 
 pub use background::Operation;
+pub use batch::Transfer;
 pub use element::Element;
 #[cfg(feature = "cuda")]
 pub use options::GpuOptions;
@@ -240,6 +242,15 @@ impl Store {
     /// As [`write_at`](Self::write_at).
     pub fn write_at_fua(&self, offset: u64, data: &[u8]) -> Result<()> {
         transfer::write(&self.space, offset, data, lane::Op::WriteFua)
+    }
+
+    /// Carries out reads and writes with the commands of all of them in flight together; how each ended, in their
+    /// order. They are not ordered among each other: none may write bytes that another one reads or writes.
+    ///
+    /// One that fails spares the others; its errors are those of [`read_at`](Self::read_at) and
+    /// [`write_at`](Self::write_at).
+    pub fn transfer_all(&self, transfers: &mut [Transfer<'_>]) -> Vec<Result<()>> {
+        batch::run(&self.space, transfers)
     }
 
     /// Makes everything durable that was written before, on all members.

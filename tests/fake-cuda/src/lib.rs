@@ -271,6 +271,32 @@ pub unsafe extern "C" fn cuMemHostGetDevicePointer_v2(
     SUCCESS
 }
 
+/// Type of memory (1 is the host's, 2 the GPU's), whether it is managed, and the GPU's number.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuPointerGetAttribute(
+    to: *mut c_uint,
+    attribute: c_uint,
+    address: u64,
+) -> Status {
+    let holds = |all: &BTreeMap<u64, usize>| {
+        let before = all.range(..=address).next_back();
+        before.is_some_and(|(start, bytes)| address - start < *bytes as u64)
+    };
+    let kind = match (holds(&lock(&MEMORY)), holds(&lock(&REGISTERED))) {
+        (true, _) => 2,
+        (_, true) => 1,
+        _ => return INVALID_VALUE,
+    };
+    let value = match attribute {
+        2 => kind,
+        8 | 9 => 0,
+        _ => return INVALID_VALUE,
+    };
+    // SAFETY: the caller gives a place for one integer.
+    unsafe { *to = value };
+    SUCCESS
+}
+
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> Status {
     if fault("oom") {

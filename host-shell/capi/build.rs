@@ -1,0 +1,11 @@
+//! Name and loading of the shared library.
+
+/// Raised when a program that was linked before would not work any more.
+const ABI: u32 = 0;
+
+fn main() {
+    // Threads of a store run code of the library: it is never unloaded.
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
+    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libnvme_gpu.so.{ABI}");
+    println!("cargo::rerun-if-changed=build.rs");
+}

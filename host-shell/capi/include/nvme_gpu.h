@@ -1,0 +1,744 @@
+/* nvme_gpu.h: reads and writes of NVMe drives and files, rows of tables by ids, gathers by a GPU.
+ *
+ * Made from host-shell/capi/src by `UPDATE_HEADER=1 cargo test -p nvme-gpu-capi --test header`, not by hand.
+ * Guide: docs/guide/c.md.
+ *
+ * Errors: functions return 0 or a status: see nvme_gpu_status. nvme_gpu_last_error() and nvme_gpu_last_remedy() say
+ * in words what went wrong in this thread and what to do. No function ends the process or throws.
+ * Threads: every function may be called by any thread, several at once, also on one handle. A signal handler may
+ * call none. After fork() the child may use what it opens itself, and nothing of its parent.
+ * Handles: nvme_gpu_t, nvme_gpu_table_t and nvme_gpu_pending_t are numbers that are looked up. One that was closed,
+ * and NULL, ends with NVME_GPU_ERROR_CLOSED; closing it again does nothing.
+ * Pointers: point to as much memory as the function says, for the time that it says; NULL where nothing else is
+ * said is NVME_GPU_ERROR_USAGE. Texts end with a 0. Sizes and offsets are in bytes.
+ * Structures: begin with their size, which the caller sets. Fields that a smaller size lacks have their default;
+ * of a larger one the fields that the library does not know have to be 0.
+ */
+
+#ifndef NVME_GPU_H
+#define NVME_GPU_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+/*
+ Success.
+ */
+#define NVME_GPU_OK 0
+
+/*
+ Status of a row: the id is negative, or not below the number of rows.
+ */
+#define NVME_GPU_ROW_OUT_OF_RANGE -1
+
+/*
+ Status of a row: a command that the row needed was not answered in time.
+ */
+#define NVME_GPU_ROW_TIMED_OUT -2
+
+/*
+ Status of a row: the device, or the member of a stripe that holds the row, is gone.
+ */
+#define NVME_GPU_ROW_GONE -3
+
+/*
+ Status of a row: a file or the system failed.
+ */
+#define NVME_GPU_ROW_IO -4
+
+/*
+ Status of a row: the operation ended before a command for the row was sent.
+ */
+#define NVME_GPU_ROW_NOT_RUN -5
+
+/*
+ An argument that cannot be obeyed; nothing was sent to the device.
+ */
+#define NVME_GPU_ERROR_USAGE -101
+
+/*
+ A file operation failed.
+ */
+#define NVME_GPU_ERROR_FILE -102
+
+/*
+ A system call that is not about a file failed.
+ */
+#define NVME_GPU_ERROR_SYSTEM -103
+
+/*
+ The device could not be opened or brought up, or rows of it failed.
+ */
+#define NVME_GPU_ERROR_DEVICE -104
+
+/*
+ This machine lacks something: a permission, a driver, an IOMMU, a GPU.
+ */
+#define NVME_GPU_ERROR_ENVIRONMENT -105
+
+/*
+ A fault of this library.
+ */
+#define NVME_GPU_ERROR_INTERNAL -106
+
+/*
+ The controller cannot do this.
+ */
+#define NVME_GPU_ERROR_UNSUPPORTED -107
+
+/*
+ What was asked about has not ended: an operation goes on.
+ */
+#define NVME_GPU_ERROR_UNFINISHED -108
+
+/*
+ Data differ from what they were compared with.
+ */
+#define NVME_GPU_ERROR_MISMATCH -109
+
+/*
+ A command was not answered in time.
+ */
+#define NVME_GPU_ERROR_TIMEOUT -110
+
+/*
+ The device is gone: open it again.
+ */
+#define NVME_GPU_ERROR_GONE -111
+
+/*
+ The call was interrupted.
+ */
+#define NVME_GPU_ERROR_INTERRUPTED -112
+
+/*
+ Header and library are of versions that do not fit.
+ */
+#define NVME_GPU_ERROR_VERSION -113
+
+/*
+ The handle is NULL, was closed, or is none of this library.
+ */
+#define NVME_GPU_ERROR_CLOSED -114
+
+/*
+ The version of this header: (major << 16) | (minor << 8) | patch.
+ */
+#define NVME_GPU_VERSION 256
+
+/*
+ nvme_gpu_features(): simulated drives, `sim:`.
+ */
+#define NVME_GPU_HAS_SIM 1
+
+/*
+ nvme_gpu_features(): drives behind VFIO, `vfio:`.
+ */
+#define NVME_GPU_HAS_VFIO 2
+
+/*
+ nvme_gpu_features(): controllers of other processes, `vfio-user:`.
+ */
+#define NVME_GPU_HAS_VFIO_USER 4
+
+/*
+ nvme_gpu_features(): GPUs. libcuda.so.1 is looked up when a store is opened with one.
+ */
+#define NVME_GPU_HAS_CUDA 8
+
+/*
+ nvme_gpu_options.flags: allows writes to a real device (a function behind VFIO, a block device).
+ */
+#define NVME_GPU_ALLOW_WRITE 1
+
+/*
+ nvme_gpu_options.flags: allows no writes at all. An image of the simulator is then shared with other readers.
+ */
+#define NVME_GPU_READ_ONLY 2
+
+/*
+ nvme_gpu_options.flags: files by io_uring, or not at all.
+ */
+#define NVME_GPU_FILE_URING 4
+
+/*
+ nvme_gpu_options.flags: files by pread and pwrite.
+ */
+#define NVME_GPU_FILE_PREAD 8
+
+/*
+ nvme_gpu_io.operation: read.
+ */
+#define NVME_GPU_READ 0
+
+/*
+ nvme_gpu_io.operation: write.
+ */
+#define NVME_GPU_WRITE 1
+
+/*
+ Type of ids: int32_t.
+ */
+#define NVME_GPU_I32 4
+
+/*
+ Type of ids: int64_t.
+ */
+#define NVME_GPU_I64 8
+
+/*
+ Elements of nvme_gpu_scatter_add(): IEEE 754 binary32.
+ */
+#define NVME_GPU_ADD_F32 1
+
+/*
+ Elements of nvme_gpu_scatter_add(): IEEE 754 binary16, summed as binary32.
+ */
+#define NVME_GPU_ADD_F16 2
+
+/*
+ Elements of nvme_gpu_scatter_add(): bfloat16, summed as binary32.
+ */
+#define NVME_GPU_ADD_BF16 3
+
+/*
+ Elements of nvme_gpu_scatter_add(): int32_t; sums wrap.
+ */
+#define NVME_GPU_ADD_I32 4
+
+/*
+ nvme_gpu_scatter(): the last of several rows with the same id is written.
+ */
+#define NVME_GPU_DUPLICATES_LAST 0
+
+/*
+ nvme_gpu_scatter(): an id that comes twice is NVME_GPU_ERROR_USAGE, and nothing is written.
+ */
+#define NVME_GPU_DUPLICATES_ERROR 1
+
+/*
+ An operation under way, or ended. Opaque; independent of the store's handle.
+ */
+typedef struct nvme_gpu_pending_t nvme_gpu_pending_t;
+
+/*
+ A store: a drive, a file, or several in stripes. Opaque.
+ */
+typedef struct nvme_gpu_t nvme_gpu_t;
+
+/*
+ Rows of one size in a store. Opaque; closed with its store.
+ */
+typedef struct nvme_gpu_table_t nvme_gpu_table_t;
+
+/*
+ How a call ended: 0 is success; above 0 is what the controller answered (SCT << 8 | SC, as in NVMe Base 2.0c,
+ "Status Field Definition"); -1 to -99 is the status of a row; -100 and below is an error of this library.
+ */
+typedef int32_t nvme_gpu_status;
+
+/*
+ nvme_gpu_version(): set `size` to sizeof(nvme_gpu_versions) before the call. Numbers are as in NVME_GPU_VERSION.
+ */
+typedef struct nvme_gpu_versions {
+  size_t size;
+  /*
+   Of the library that is loaded.
+   */
+  uint32_t library;
+  /*
+   Of the GPU kernels inside; 0 without CUDA.
+   */
+  uint32_t ptx;
+} nvme_gpu_versions;
+
+/*
+ How a store is opened. Begin with NVME_GPU_OPTIONS_INIT, then set fields; 0 stands for the default of a field.
+ */
+typedef struct nvme_gpu_options {
+  /*
+   sizeof(nvme_gpu_options).
+   */
+  size_t size;
+  /*
+   NVME_GPU_VERSION: compared with the version of the library.
+   */
+  uint32_t version;
+  /*
+   NVME_GPU_ALLOW_WRITE and so on, or-ed.
+   */
+  uint32_t flags;
+  /*
+   Namespace of a controller, from 1 on. Default 1.
+   */
+  uint32_t nsid;
+  /*
+   Queue pairs, or rings of io_uring, that all calls share: 1 to 4095. Default 8. A controller may grant fewer.
+   */
+  uint32_t queues;
+  /*
+   Commands in flight of each: 1 to 4095. Default 64.
+   */
+  uint32_t depth;
+  /*
+   How long a command of a controller may take before it is aborted, in ms. Default 5000. Files have no limit.
+   */
+  uint32_t timeout_ms;
+  /*
+   With a GPU: queue pairs that the GPU drives, besides those of the CPU. Default 16.
+   */
+  uint32_t gpu_queues;
+  /*
+   With a GPU: entries of each, rounded up to a power of two. Default 1024.
+   */
+  uint32_t gpu_entries;
+  /*
+   With a GPU: blocks of a launch that run at a time, each with 1 MiB of slot memory. Default 32.
+   */
+  uint32_t gpu_stations;
+  /*
+   0.
+   */
+  uint32_t reserved;
+} nvme_gpu_options;
+
+/*
+ nvme_gpu_path(): set `size` to sizeof(nvme_gpu_path_info) before the call. Texts end with a 0; those that are too
+ long are cut.
+ */
+typedef struct nvme_gpu_path_info {
+  size_t size;
+  /*
+   -1 without a GPU, else how the GPU reaches the device: 0 relayed, 1 its own doorbells, 2 data in its memory.
+   */
+  int32_t tier;
+  /*
+   0.
+   */
+  int32_t reserved;
+  /*
+   Where rows end: `host`, or `gpu` where a GPU gathers.
+   */
+  char data[16];
+  /*
+   The device as it was named.
+   */
+  char device[1024];
+  /*
+   What moves the data: as in `io_uring`.
+   */
+  char path[512];
+  /*
+   Why this and nothing faster.
+   */
+  char why[1024];
+} nvme_gpu_path_info;
+
+/*
+ nvme_gpu_stats(): set `size` to sizeof(nvme_gpu_statistics) before the call. Counts since the store was opened.
+ */
+typedef struct nvme_gpu_statistics {
+  size_t size;
+  /*
+   Commands sent by the CPU, or system calls to a file.
+   */
+  uint64_t commands;
+  /*
+   Bytes that they moved.
+   */
+  uint64_t bytes;
+  /*
+   Commands that were sent again.
+   */
+  uint64_t retries;
+  /*
+   Operations in the background that failed, whether or not they were waited for.
+   */
+  uint64_t background_failures;
+} nvme_gpu_statistics;
+
+/*
+ A stream of the GPU: a CUstream or cudaStream_t, or NULL for the default stream. Ignored for host memory.
+ */
+typedef void *nvme_gpu_stream;
+
+/*
+ One read or write of a batch.
+ */
+typedef struct nvme_gpu_io {
+  /*
+   NVME_GPU_READ or NVME_GPU_WRITE.
+   */
+  uint32_t operation;
+  /*
+   Written at the end: NVME_GPU_OK, or why it failed.
+   */
+  nvme_gpu_status status;
+  /*
+   First byte in the store.
+   */
+  uint64_t offset;
+  /*
+   How many.
+   */
+  size_t bytes;
+  /*
+   Host memory; not changed by a write.
+   */
+  void *data;
+} nvme_gpu_io;
+
+/*
+ What rows came to. Set `size` to sizeof(nvme_gpu_report) before the call.
+ */
+typedef struct nvme_gpu_report {
+  size_t size;
+  /*
+   Rows asked for; 0 where they were not counted: reads and writes, and gathers of a GPU.
+   */
+  uint64_t rows;
+  /*
+   Rows whose status is not 0.
+   */
+  uint64_t failed;
+  /*
+   Place in the request of the first of them; 0 without one.
+   */
+  uint64_t first_row;
+  /*
+   Status of the first of them; 0 without one.
+   */
+  int32_t first_status;
+  /*
+   What the system said to the first command of a file that failed; 0 without one.
+   */
+  int32_t error_number;
+} nvme_gpu_report;
+
+
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+/*
+ What went wrong in the last call of this thread that failed: one line of UTF-8, never NULL, empty before the
+ first failure. Valid until the next failure of this thread. Failures of operations in the background are not
+ here before nvme_gpu_pending_poll() or nvme_gpu_pending_wait() returned them.
+ */
+const char *nvme_gpu_last_error(void);
+
+/*
+ What to do about the failure of nvme_gpu_last_error(): one clause, valid as long as that is.
+ */
+const char *nvme_gpu_last_remedy(void);
+
+/*
+ The name of a status of a call or of a row, as in `Success`, `Unrecovered Read Error`, `Id Out of Range`. Never
+ NULL, valid for good.
+ */
+const char *nvme_gpu_status_text(nvme_gpu_status status);
+
+/*
+ What to do about a status of a call or of a row: one clause. Never NULL, valid for good.
+ */
+const char *nvme_gpu_status_remedy(nvme_gpu_status status);
+
+/*
+ The versions of the library and of the GPU kernels in it. nvme_gpu_open() compares that of the header, which
+ NVME_GPU_OPTIONS_INIT puts into the options, and refuses another minor version (from 1.0 on: major version)
+ with NVME_GPU_ERROR_VERSION.
+ */
+nvme_gpu_status nvme_gpu_version(struct nvme_gpu_versions *versions);
+
+/*
+ What this library was built with: NVME_GPU_HAS_... or-ed.
+ */
+uint32_t nvme_gpu_features(void);
+
+/*
+ Opens a device: `sim:PATH`, `sim:mem?size=1GiB`, `vfio:BDF`, `vfio-user:SOCKET`, `file:PATH`, a path that begins
+ with `/` or `./`, or `stripe:DEVICE|DEVICE?stripe=128KiB`. UTF-8.
+
+ `gpu` is the number of a GPU, which gathers rows by itself (drives only), or -1. `options` may be NULL: defaults,
+ and versions are not compared. On success `*store` is a handle for nvme_gpu_close(), else NULL.
+
+ Errors: NVME_GPU_ERROR_VERSION; NVME_GPU_ERROR_USAGE for names and options that cannot be, for a block device
+ that is in use, and for a drive that has a store already; NVME_GPU_ERROR_FILE, _DEVICE, _ENVIRONMENT, _TIMEOUT.
+ */
+nvme_gpu_status nvme_gpu_open(const char *device,
+                              int32_t gpu,
+                              const struct nvme_gpu_options *options,
+                              struct nvme_gpu_t **store);
+
+/*
+ Closes a store, and its tables. NULL and a closed handle are ignored.
+
+ Does not wait for the operations of the store: those that were started go on to their end, their memory has to
+ stay, and nvme_gpu_pending_t handles stay good. The device is free when the last of them has ended. Calls of
+ other threads that are inside end as if the store were open. A captured graph may be launched afterwards: its
+ gathers zero each row, with status NVME_GPU_ROW_GONE. Memory that was registered is no longer. With no operation
+ under way the controller is shut down here, which takes the time that the drive needs for it.
+ */
+void nvme_gpu_close(struct nvme_gpu_t *store);
+
+/*
+ Size of a store in bytes; 0 for a closed handle, with nvme_gpu_last_error().
+ */
+uint64_t nvme_gpu_len(const struct nvme_gpu_t *store);
+
+/*
+ The unit that the device writes, in bytes: writes of whole blocks need no read before them. 1 for a file, 0 for a
+ closed handle, with nvme_gpu_last_error().
+ */
+uint32_t nvme_gpu_block_size(const struct nvme_gpu_t *store);
+
+/*
+ Which way the data of a store take, and why.
+ */
+nvme_gpu_status nvme_gpu_path(const struct nvme_gpu_t *store, struct nvme_gpu_path_info *info);
+
+/*
+ Counts of a store.
+ */
+nvme_gpu_status nvme_gpu_stats(const struct nvme_gpu_t *store, struct nvme_gpu_statistics *statistics);
+
+/*
+ Makes everything durable that was written before by calls that have returned and by operations that have ended.
+ */
+nvme_gpu_status nvme_gpu_flush(struct nvme_gpu_t *store);
+
+/*
+ Lets the GPU of a store reach `bytes` bytes of host memory at `memory`, until nvme_gpu_unregister() or
+ nvme_gpu_close(): gathers on a stream may then have ids and row status there. The pages are pinned. Without a GPU,
+ and for GPU memory, it is recorded and changes nothing.
+
+ The memory must not be freed, nor a stream use it, before it is unregistered, nor be registered twice.
+ Errors: NVME_GPU_ERROR_USAGE; NVME_GPU_ERROR_ENVIRONMENT with the driver's answer.
+ */
+nvme_gpu_status nvme_gpu_register(struct nvme_gpu_t *store, void *memory, size_t bytes);
+
+/*
+ Ends the registration of the memory that begins at `memory`. Nothing may use it on the GPU any more.
+ Errors: NVME_GPU_ERROR_USAGE when none begins there.
+ */
+nvme_gpu_status nvme_gpu_unregister(struct nvme_gpu_t *store, void *memory);
+
+/*
+ Reads `bytes` bytes from byte `offset` on into host memory at `data`. Any offset, length and alignment.
+
+ Errors: NVME_GPU_ERROR_USAGE for a range past the end and for GPU memory, before anything is sent. After another
+ error `data` may have changed in part.
+ */
+nvme_gpu_status nvme_gpu_pread(struct nvme_gpu_t *store, void *data, size_t bytes, uint64_t offset);
+
+/*
+ Writes `bytes` bytes at `data`, in host memory, from byte `offset` on. Durable after nvme_gpu_flush().
+
+ Errors: as nvme_gpu_pread(), and NVME_GPU_ERROR_USAGE for a store that is for reading only. After another error
+ some blocks may have been written; bytes outside the range have not changed.
+ */
+nvme_gpu_status nvme_gpu_pwrite(struct nvme_gpu_t *store, const void *data, size_t bytes, uint64_t offset);
+
+/*
+ As nvme_gpu_pread(), and returns at once: threads of the library read, up to 16 operations of a store at a time.
+ `data` must stay, unused, until the operation has ended.
+
+ `*pending` is a handle for nvme_gpu_pending_wait() and nvme_gpu_pending_free(); with NULL the operation is let go,
+ and a failure is only counted (nvme_gpu_statistics.background_failures). What is known to be wrong at once is
+ returned here, and `*pending` is not written.
+ */
+nvme_gpu_status nvme_gpu_pread_async(struct nvme_gpu_t *store,
+                                     void *data,
+                                     size_t bytes,
+                                     uint64_t offset,
+                                     nvme_gpu_stream stream,
+                                     struct nvme_gpu_pending_t **pending);
+
+/*
+ As nvme_gpu_pwrite(), and returns at once: see nvme_gpu_pread_async(). Operations of a store are not ordered: wait
+ for one before another that shall see its bytes.
+ */
+nvme_gpu_status nvme_gpu_pwrite_async(struct nvme_gpu_t *store,
+                                      const void *data,
+                                      size_t bytes,
+                                      uint64_t offset,
+                                      nvme_gpu_stream stream,
+                                      struct nvme_gpu_pending_t **pending);
+
+/*
+ Carries out `count` reads and writes, with many commands in flight, and waits for all. Those of one batch are not
+ ordered: none may write bytes that another one reads or writes.
+
+ Each entry gets its status. Returns that of the first one that failed; the others were carried out all the same.
+ An entry that cannot be obeyed is refused with NVME_GPU_ERROR_USAGE before anything is sent or written.
+ */
+nvme_gpu_status nvme_gpu_batch(struct nvme_gpu_t *store, struct nvme_gpu_io *ios, size_t count);
+
+/*
+ As nvme_gpu_batch(), and returns at once: see nvme_gpu_pread_async(). `ios` must stay until the end; its statuses
+ are written before that.
+ */
+nvme_gpu_status nvme_gpu_batch_async(struct nvme_gpu_t *store,
+                                     struct nvme_gpu_io *ios,
+                                     size_t count,
+                                     nvme_gpu_stream stream,
+                                     struct nvme_gpu_pending_t **pending);
+
+/*
+ Opens a table: `rows` rows of `row_bytes` bytes (1 and more), from byte `offset` of the store on. On success
+ `*table` is a handle for nvme_gpu_table_close(), else NULL. Errors: NVME_GPU_ERROR_USAGE.
+ */
+nvme_gpu_status nvme_gpu_table_open(struct nvme_gpu_t *store,
+                                    uint64_t offset,
+                                    uint64_t rows,
+                                    uint64_t row_bytes,
+                                    struct nvme_gpu_table_t **table);
+
+/*
+ Closes a table; operations of it go on. NULL and a closed handle are ignored.
+ */
+void nvme_gpu_table_close(struct nvme_gpu_table_t *table);
+
+/*
+ Number of rows; 0 for a closed handle, with nvme_gpu_last_error().
+ */
+uint64_t nvme_gpu_table_rows(const struct nvme_gpu_table_t *table);
+
+/*
+ Bytes of a row; 0 for a closed handle, with nvme_gpu_last_error().
+ */
+uint64_t nvme_gpu_table_row_bytes(const struct nvme_gpu_table_t *table);
+
+/*
+ Copies row `ids[i]` of the table to place `i` of `out`, for every `i`, and waits.
+
+ `ids` are `count` int32_t (NVME_GPU_I32) or int64_t (NVME_GPU_I64); they may repeat. `out_stride` is the distance
+ of two rows in `out` in bytes; 0 stands for rows without gaps. `row_status` is NULL or has `count` places: 0, what
+ the controller answered, or NVME_GPU_ROW_... `report` is NULL or written.
+
+ All lie in host memory, or all in memory of the store's GPU: then the GPU reads the rows by itself, after what
+ `stream` did before (ids and row status may also be in registered host memory).
+
+ A row that was not read is zero in `out`, and has its status; the others are right. Returns the status of the first
+ row that failed. Errors: NVME_GPU_ERROR_USAGE before anything is read.
+ */
+nvme_gpu_status nvme_gpu_gather(struct nvme_gpu_table_t *table,
+                                const void *ids,
+                                uint32_t id_type,
+                                uint64_t count,
+                                void *out,
+                                uint64_t out_stride,
+                                int32_t *row_status,
+                                nvme_gpu_stream stream,
+                                struct nvme_gpu_report *report);
+
+/*
+ As nvme_gpu_gather(), and returns at once. With GPU memory it is a part of `stream`, which may be captured: a graph
+ gathers by the ids that are there when it is launched. No call is made that waits for the GPU. With host memory
+ threads of the library gather. All memory must stay until the end; `pending` is as in nvme_gpu_pread_async().
+ */
+nvme_gpu_status nvme_gpu_gather_async(struct nvme_gpu_table_t *table,
+                                      const void *ids,
+                                      uint32_t id_type,
+                                      uint64_t count,
+                                      void *out,
+                                      uint64_t out_stride,
+                                      int32_t *row_status,
+                                      nvme_gpu_stream stream,
+                                      struct nvme_gpu_pending_t **pending);
+
+/*
+ Writes place `i` of `rows` to row `ids[i]` of the table, for every `i`, and waits. Bytes beside the rows do not
+ change. `duplicates` is NVME_GPU_DUPLICATES_LAST or NVME_GPU_DUPLICATES_ERROR; the rest is as in nvme_gpu_gather().
+
+ A row that failed may have been written in part. Durable after nvme_gpu_flush(). Errors: NVME_GPU_ERROR_USAGE, also
+ for a store that is for reading only, before anything is written.
+ */
+nvme_gpu_status nvme_gpu_scatter(struct nvme_gpu_table_t *table,
+                                 const void *ids,
+                                 uint32_t id_type,
+                                 uint64_t count,
+                                 const void *rows,
+                                 uint64_t stride,
+                                 uint32_t duplicates,
+                                 int32_t *row_status,
+                                 nvme_gpu_stream stream,
+                                 struct nvme_gpu_report *report);
+
+/*
+ As nvme_gpu_scatter(), and returns at once: see nvme_gpu_gather_async().
+ */
+nvme_gpu_status nvme_gpu_scatter_async(struct nvme_gpu_table_t *table,
+                                       const void *ids,
+                                       uint32_t id_type,
+                                       uint64_t count,
+                                       const void *rows,
+                                       uint64_t stride,
+                                       uint32_t duplicates,
+                                       int32_t *row_status,
+                                       nvme_gpu_stream stream,
+                                       struct nvme_gpu_pending_t **pending);
+
+/*
+ Adds place `i` of `rows` to row `ids[i]` of the table, for every `i`, and waits. `element` is NVME_GPU_ADD_F32,
+ _F16, _BF16 or _I32, little-endian. Rows with the same id are summed in the order of `ids`; additions of several
+ threads through one store are all counted. The rest is as in nvme_gpu_scatter().
+ */
+nvme_gpu_status nvme_gpu_scatter_add(struct nvme_gpu_table_t *table,
+                                     const void *ids,
+                                     uint32_t id_type,
+                                     uint64_t count,
+                                     const void *rows,
+                                     uint64_t stride,
+                                     uint32_t element,
+                                     int32_t *row_status,
+                                     nvme_gpu_stream stream,
+                                     struct nvme_gpu_report *report);
+
+/*
+ As nvme_gpu_scatter_add(), and returns at once: see nvme_gpu_gather_async().
+ */
+nvme_gpu_status nvme_gpu_scatter_add_async(struct nvme_gpu_table_t *table,
+                                           const void *ids,
+                                           uint32_t id_type,
+                                           uint64_t count,
+                                           const void *rows,
+                                           uint64_t stride,
+                                           uint32_t element,
+                                           int32_t *row_status,
+                                           nvme_gpu_stream stream,
+                                           struct nvme_gpu_pending_t **pending);
+
+/*
+ Whether an operation has ended: its status, or NVME_GPU_ERROR_UNFINISHED. Does not wait. May be asked again, and
+ by several threads. The status of a gather or scatter is that of the first row that failed.
+ */
+nvme_gpu_status nvme_gpu_pending_poll(struct nvme_gpu_pending_t *pending);
+
+/*
+ Waits until an operation has ended, `timeout_ms` at most (UINT64_MAX: without limit): as nvme_gpu_pending_poll(). A
+ gather that was captured ends when its graph was launched and ran.
+ */
+nvme_gpu_status nvme_gpu_pending_wait(struct nvme_gpu_pending_t *pending, uint64_t timeout_ms);
+
+/*
+ What an operation that has ended came to, row by row. Returns NVME_GPU_OK also where rows failed;
+ NVME_GPU_ERROR_UNFINISHED before the end.
+ */
+nvme_gpu_status nvme_gpu_pending_report(struct nvme_gpu_pending_t *pending, struct nvme_gpu_report *report);
+
+/*
+ Lets an operation go: it goes on, and its memory has to stay until it has ended. NULL and a handle that was freed
+ are ignored.
+ */
+void nvme_gpu_pending_free(struct nvme_gpu_pending_t *pending);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* NVME_GPU_H */
+
+/* nvme_gpu_options options = NVME_GPU_OPTIONS_INIT; */
+#define NVME_GPU_OPTIONS_INIT { sizeof(nvme_gpu_options), NVME_GPU_VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0 }

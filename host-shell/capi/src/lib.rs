@@ -1,0 +1,22 @@
+//! The C interface of nvme-gpu: `nvme_gpu.h` is made from these files.
+//!
+//! Invariant: nothing that C passes in is trusted but the extent of its memory. Handles are numbers that are looked
+//! up, structures begin with their size, and a panic ends as [`status::NVME_GPU_ERROR_INTERNAL`].
+//!
+//! - [`status`]: numbers and texts of errors, those of this thread.
+//! - [`handles`]: what is open.
+//! - [`border`]: the way in and out of each call.
+//! - [`version`], [`store`], [`transfer`], [`batch`], [`table`], [`pending`]: the functions.
+// The functions document themselves for readers of the header: what is owed for pointers is in its head.
+#![allow(clippy::missing_safety_doc)]
+
+pub mod batch;
+pub mod border;
+pub mod handles;
+pub mod memory;
+pub mod pending;
+pub mod status;
+pub mod store;
+pub mod table;
+pub mod transfer;
+pub mod version;

@@ -1,0 +1,117 @@
+//! Memory of the caller, by address: where it lies, and its way into jobs.
+// UNSAFETY: makes slices of memory that C vouches for.
+#![allow(unsafe_code)]
+
+use crate::border::{Answer, null};
+use crate::status::Failure;
+use crate::store::Opened;
+
+/// Memory that C lends to a call until the call, or its operation, has ended.
+#[derive(Clone, Copy)]
+pub struct Lent {
+    start: usize,
+    bytes: usize,
+}
+
+impl Lent {
+    /// `bytes` bytes at `start`.
+    ///
+    /// # Safety
+    /// They are there, for reads and if need be for writes, until the last use of this.
+    ///
+    /// # Errors
+    /// Usage: NULL, or more bytes than memory can have.
+    pub unsafe fn new<T>(start: *const T, bytes: usize, what: &str) -> Answer<Self> {
+        if start.is_null() && bytes > 0 {
+            return Err(null(what));
+        }
+        let end = start.addr().checked_add(bytes);
+        if isize::try_from(bytes).is_err() || end.is_none() {
+            return Err(Failure::usage(
+                format!("{bytes} bytes at {what} are more than memory has"),
+                "check the length",
+            ));
+        }
+        Ok(Self {
+            start: start.expose_provenance(),
+            bytes,
+        })
+    }
+
+    /// `count` elements of `size` bytes at `start`.
+    ///
+    /// # Safety
+    /// As [`new`](Self::new).
+    pub unsafe fn elements<T>(
+        start: *const T,
+        count: u64,
+        size: usize,
+        what: &str,
+    ) -> Answer<Self> {
+        let count = usize::try_from(count).ok();
+        let bytes = count.and_then(|count| count.checked_mul(size));
+        // SAFETY: the caller's; as many bytes as an `isize` cannot count are refused.
+        unsafe { Self::new(start, bytes.unwrap_or(usize::MAX), what) }
+    }
+
+    pub fn address(&self) -> u64 {
+        self.start as u64
+    }
+
+    /// The bytes, to be read.
+    ///
+    /// # Safety
+    /// As [`new`](Self::new) says, and nothing writes them meanwhile.
+    pub unsafe fn bytes<'a>(&self) -> &'a [u8] {
+        if self.bytes == 0 {
+            return &[];
+        }
+        // SAFETY: the caller's.
+        unsafe {
+            std::slice::from_raw_parts(std::ptr::with_exposed_provenance(self.start), self.bytes)
+        }
+    }
+
+    /// The bytes, to be written.
+    ///
+    /// # Safety
+    /// As [`new`](Self::new) says, and nothing else uses them meanwhile.
+    pub unsafe fn bytes_mut<'a>(&self) -> &'a mut [u8] {
+        if self.bytes == 0 {
+            return &mut [];
+        }
+        // SAFETY: the caller's.
+        unsafe {
+            std::slice::from_raw_parts_mut(
+                std::ptr::with_exposed_provenance_mut(self.start),
+                self.bytes,
+            )
+        }
+    }
+}
+
+/// Where memory of a call lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Where {
+    Host,
+    /// In memory of the store's GPU.
+    Gpu,
+}
+
+/// Where `memory` lies, for a store.
+pub fn place(opened: &Opened, memory: &Lent, what: &str) -> Answer<Where> {
+    #[cfg(feature = "cuda")]
+    if let Some(gpu) = &opened.gpu {
+        use nvme_host::cuda::Place;
+        return match gpu.place_of(memory.address())? {
+            Place::Host | Place::Pinned => Ok(Where::Host),
+            Place::Gpu => Ok(Where::Gpu),
+            Place::OtherGpu => Err(Failure::usage(
+                format!("{what} lies in memory of another GPU"),
+                "use memory of the GPU that the store was opened with",
+            )),
+        };
+    }
+    let _ = (opened, memory, what);
+    Ok(Where::Host)
+}

@@ -1,0 +1,328 @@
+//! Operations under way: polled, waited for, let go.
+// UNSAFETY: functions of the C interface.
+#![allow(unsafe_code)]
+
+use crate::border::{Answer, Sized0, call, give, put, value};
+use crate::handles::Handles;
+use crate::status::{Failure, NVME_GPU_ERROR_UNFINISHED, nvme_gpu_status};
+use crate::store::Opened;
+use nvme_host::store::{Operation, RowReport};
+use nvme_host::{Store, Table};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// An operation under way, or ended. Opaque; independent of the store's handle.
+pub struct PendingHandle {
+    _opaque: [u8; 0],
+}
+
+/// What rows came to. Set `size` to sizeof(nvme_gpu_report) before the call.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct Report {
+    pub size: usize,
+    /// Rows asked for; 0 where they were not counted: reads and writes, and gathers of a GPU.
+    pub rows: u64,
+    /// Rows whose status is not 0.
+    pub failed: u64,
+    /// Place in the request of the first of them; 0 without one.
+    pub first_row: u64,
+    /// Status of the first of them; 0 without one.
+    pub first_status: i32,
+    /// What the system said to the first command of a file that failed; 0 without one.
+    pub error_number: i32,
+}
+
+// SAFETY: integers, the size first.
+unsafe impl Sized0 for Report {
+    const NAME: &'static str = "nvme_gpu_report";
+}
+
+const NOTHING: Report = Report {
+    size: 0,
+    rows: 0,
+    failed: 0,
+    first_row: 0,
+    first_status: 0,
+    error_number: 0,
+};
+
+/// How an operation ended.
+#[derive(Clone)]
+pub struct Outcome {
+    pub report: Report,
+    pub failure: Option<Failure>,
+}
+
+impl Outcome {
+    pub const SUCCESS: Self = Self {
+        report: NOTHING,
+        failure: None,
+    };
+
+    /// What rows on the CPU came to.
+    pub fn of_rows(report: RowReport) -> Self {
+        let first = report.first.as_ref();
+        let numbers = Report {
+            rows: report.rows as u64,
+            failed: report.failed as u64,
+            first_row: first.map_or(0, |first| first.row as u64),
+            first_status: first.map_or(0, |first| first.status),
+            error_number: report.errno.unwrap_or(0),
+            ..NOTHING
+        };
+        let status = numbers.first_status;
+        Self {
+            report: numbers,
+            // The number is that of the row.
+            failure: report.check().err().map(|error| Failure {
+                status,
+                ..Failure::from(error)
+            }),
+        }
+    }
+
+    #[cfg(feature = "cuda")]
+    fn of_gpu(gathered: nvme_host::cuda::Gathered) -> Self {
+        let Some((row, status)) = gathered.failures.first else {
+            return Self::SUCCESS;
+        };
+        let (name, remedy) = nvme_host::store::status::describe(status);
+        let failed = gathered.failures.rows;
+        Self {
+            report: Report {
+                failed,
+                first_row: row,
+                first_status: status,
+                ..NOTHING
+            },
+            failure: Some(Failure::new(
+                status,
+                format!("row {row}: {name}; {failed} rows failed"),
+                remedy,
+            )),
+        }
+    }
+
+    pub fn result(self) -> Answer<()> {
+        self.failure.map_or(Ok(()), Err)
+    }
+}
+
+impl From<Failure> for Outcome {
+    fn from(failure: Failure) -> Self {
+        Self {
+            report: NOTHING,
+            failure: Some(failure),
+        }
+    }
+}
+
+impl From<nvme_host::Result<()>> for Outcome {
+    fn from(result: nvme_host::Result<()>) -> Self {
+        result.map_or_else(|error| Failure::from(error).into(), |()| Self::SUCCESS)
+    }
+}
+
+/// What goes on.
+enum Under {
+    Threads(Operation<Outcome>),
+    #[cfg(feature = "cuda")]
+    Gpu(nvme_host::cuda::Pending),
+    Ended,
+}
+
+/// What a handle stands for.
+pub struct Waiting {
+    under: Under,
+    ended: Mutex<Option<Outcome>>,
+}
+
+static PENDING: Handles<Arc<Waiting>> = Handles::new();
+
+impl Waiting {
+    /// How it ended, if it has within `limit`.
+    fn settle(&self, limit: Duration) -> Option<Outcome> {
+        match &self.under {
+            Under::Threads(operation) if operation.wait(limit) => {
+                let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(result) = operation.take() {
+                    *ended = Some(result.unwrap_or_else(|error| Failure::from(error).into()));
+                }
+                ended.clone()
+            }
+            Under::Threads(_) => None,
+            #[cfg(feature = "cuda")]
+            Under::Gpu(pending) => pending.wait(limit).ok().map(Outcome::of_gpu),
+            Under::Ended => Some(Outcome::SUCCESS),
+        }
+    }
+
+    fn status(&self, limit: Duration) -> Answer<()> {
+        match self.settle(limit) {
+            Some(outcome) => outcome.result(),
+            None => Err(Failure::new(
+                NVME_GPU_ERROR_UNFINISHED,
+                "the operation has not ended",
+                "wait for it, or longer; launch the graph that it was captured in",
+            )),
+        }
+    }
+}
+
+/// Where the handle of an operation goes: nowhere for one that is let go.
+///
+/// # Safety
+/// `to` is NULL or valid for a write.
+unsafe fn hand_out(to: *mut *mut PendingHandle, under: Under) -> Answer<()> {
+    if to.is_null() {
+        return Ok(());
+    }
+    let waiting = Waiting {
+        under,
+        ended: Mutex::new(None),
+    };
+    // SAFETY: the caller's.
+    unsafe { put(to, PENDING.open(Arc::new(waiting)), "pending") }
+}
+
+/// Counts a failure that a caller may not ask for.
+fn counted(failures: &AtomicU64, outcome: Outcome) -> Outcome {
+    failures.fetch_add(u64::from(outcome.failure.is_some()), Ordering::Relaxed);
+    outcome
+}
+
+/// Runs `job` on a thread of the store.
+///
+/// # Safety
+/// `to` is NULL or valid for a write; the memory that `job` uses stays until it has ended.
+pub unsafe fn start(
+    opened: &Opened,
+    to: *mut *mut PendingHandle,
+    job: impl FnOnce(&Store) -> Outcome + Send + 'static,
+) -> Answer<()> {
+    let failures = Arc::clone(&opened.background_failures);
+    let job = move |store: &Store| counted(&failures, job(store));
+    let operation = opened.store.in_background(job)?;
+    // SAFETY: the caller's.
+    unsafe { hand_out(to, Under::Threads(operation)) }
+}
+
+/// As [`start`], for a table of the store.
+///
+/// # Safety
+/// As [`start`].
+pub unsafe fn start_rows(
+    opened: &Opened,
+    table: &Table,
+    to: *mut *mut PendingHandle,
+    job: impl FnOnce(&Table) -> Outcome + Send + 'static,
+) -> Answer<()> {
+    let failures = Arc::clone(&opened.background_failures);
+    let operation = table.in_background(move |table| counted(&failures, job(table)))?;
+    // SAFETY: the caller's.
+    unsafe { hand_out(to, Under::Threads(operation)) }
+}
+
+/// Hands out an operation on a stream.
+///
+/// # Safety
+/// `to` is NULL or valid for a write.
+#[cfg(feature = "cuda")]
+pub unsafe fn on_stream(
+    to: *mut *mut PendingHandle,
+    pending: nvme_host::cuda::Pending,
+) -> Answer<()> {
+    // SAFETY: the caller's.
+    unsafe { hand_out(to, Under::Gpu(pending)) }
+}
+
+/// Hands out an operation that had nothing to do.
+///
+/// # Safety
+/// `to` is NULL or valid for a write.
+pub unsafe fn nothing(to: *mut *mut PendingHandle) -> Answer<()> {
+    // SAFETY: the caller's.
+    unsafe { hand_out(to, Under::Ended) }
+}
+
+/// Waits for an operation on a stream for as long as the stream takes.
+#[cfg(feature = "cuda")]
+pub fn wait_for_stream(pending: nvme_host::cuda::Pending) -> Answer<Outcome> {
+    if pending.is_captured() {
+        return Err(Failure::usage(
+            "a stream that is captured runs nothing that could be waited for",
+            "use the asynchronous call",
+        ));
+    }
+    let waiting = Waiting {
+        under: Under::Gpu(pending),
+        ended: Mutex::new(None),
+    };
+    loop {
+        if let Some(outcome) = waiting.settle(Duration::from_secs(1)) {
+            return Ok(outcome);
+        }
+    }
+}
+
+/// Whether an operation has ended: its status, or NVME_GPU_ERROR_UNFINISHED. Does not wait. May be asked again, and
+/// by several threads. The status of a gather or scatter is that of the first row that failed.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvme_gpu_pending_poll(pending: *mut PendingHandle) -> nvme_gpu_status {
+    call(|| {
+        PENDING
+            .get(pending, "pending operation")?
+            .status(Duration::ZERO)
+    })
+}
+
+/// Waits until an operation has ended, `timeout_ms` at most (UINT64_MAX: without limit): as nvme_gpu_pending_poll(). A
+/// gather that was captured ends when its graph was launched and ran.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvme_gpu_pending_wait(
+    pending: *mut PendingHandle,
+    timeout_ms: u64,
+) -> nvme_gpu_status {
+    call(|| {
+        let waiting = PENDING.get(pending, "pending operation")?;
+        if timeout_ms != u64::MAX {
+            return waiting.status(Duration::from_millis(timeout_ms));
+        }
+        loop {
+            match waiting.status(Duration::from_secs(60)) {
+                Err(failure) if failure.status == NVME_GPU_ERROR_UNFINISHED => {}
+                ended => return ended,
+            }
+        }
+    })
+}
+
+/// What an operation that has ended came to, row by row. Returns NVME_GPU_OK also where rows failed;
+/// NVME_GPU_ERROR_UNFINISHED before the end.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvme_gpu_pending_report(
+    pending: *mut PendingHandle,
+    report: *mut Report,
+) -> nvme_gpu_status {
+    call(|| {
+        let waiting = PENDING.get(pending, "pending operation")?;
+        let outcome = waiting.settle(Duration::ZERO).ok_or_else(|| {
+            let cause = "the operation has not ended";
+            Failure::new(NVME_GPU_ERROR_UNFINISHED, cause, "wait for it")
+        })?;
+        // SAFETY: as the header says.
+        unsafe { give(report, &outcome.report) }
+    })
+}
+
+/// Lets an operation go: it goes on, and its memory has to stay until it has ended. NULL and a handle that was freed
+/// are ignored.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvme_gpu_pending_free(pending: *mut PendingHandle) {
+    value((), || {
+        drop(PENDING.close(pending));
+        Ok(())
+    });
+}

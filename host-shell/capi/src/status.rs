@@ -1,0 +1,256 @@
+//! How calls end: numbers, their texts, and the cause and remedy of the last failure of each thread.
+// UNSAFETY: functions of the C interface.
+#![allow(unsafe_code)]
+
+use nvme_host::Error;
+use nvme_host::store::status;
+use std::cell::RefCell;
+use std::ffi::{CStr, CString, c_char};
+
+/// How a call ended: 0 is success; above 0 is what the controller answered (SCT << 8 | SC, as in NVMe Base 2.0c,
+/// "Status Field Definition"); -1 to -99 is the status of a row; -100 and below is an error of this library.
+#[allow(non_camel_case_types)]
+pub type nvme_gpu_status = i32;
+
+/// Success.
+pub const NVME_GPU_OK: i32 = 0;
+/// Status of a row: the id is negative, or not below the number of rows.
+pub const NVME_GPU_ROW_OUT_OF_RANGE: i32 = -1;
+/// Status of a row: a command that the row needed was not answered in time.
+pub const NVME_GPU_ROW_TIMED_OUT: i32 = -2;
+/// Status of a row: the device, or the member of a stripe that holds the row, is gone.
+pub const NVME_GPU_ROW_GONE: i32 = -3;
+/// Status of a row: a file or the system failed.
+pub const NVME_GPU_ROW_IO: i32 = -4;
+/// Status of a row: the operation ended before a command for the row was sent.
+pub const NVME_GPU_ROW_NOT_RUN: i32 = -5;
+
+/// An argument that cannot be obeyed; nothing was sent to the device.
+pub const NVME_GPU_ERROR_USAGE: i32 = -101;
+/// A file operation failed.
+pub const NVME_GPU_ERROR_FILE: i32 = -102;
+/// A system call that is not about a file failed.
+pub const NVME_GPU_ERROR_SYSTEM: i32 = -103;
+/// The device could not be opened or brought up, or rows of it failed.
+pub const NVME_GPU_ERROR_DEVICE: i32 = -104;
+/// This machine lacks something: a permission, a driver, an IOMMU, a GPU.
+pub const NVME_GPU_ERROR_ENVIRONMENT: i32 = -105;
+/// A fault of this library.
+pub const NVME_GPU_ERROR_INTERNAL: i32 = -106;
+/// The controller cannot do this.
+pub const NVME_GPU_ERROR_UNSUPPORTED: i32 = -107;
+/// What was asked about has not ended: an operation goes on.
+pub const NVME_GPU_ERROR_UNFINISHED: i32 = -108;
+/// Data differ from what they were compared with.
+pub const NVME_GPU_ERROR_MISMATCH: i32 = -109;
+/// A command was not answered in time.
+pub const NVME_GPU_ERROR_TIMEOUT: i32 = -110;
+/// The device is gone: open it again.
+pub const NVME_GPU_ERROR_GONE: i32 = -111;
+/// The call was interrupted.
+pub const NVME_GPU_ERROR_INTERRUPTED: i32 = -112;
+/// Header and library are of versions that do not fit.
+pub const NVME_GPU_ERROR_VERSION: i32 = -113;
+/// The handle is NULL, was closed, or is none of this library.
+pub const NVME_GPU_ERROR_CLOSED: i32 = -114;
+
+/// The errors of this library: number, name, and what to do.
+const OWN: [(i32, &CStr, &CStr); 14] = [
+    (
+        NVME_GPU_ERROR_USAGE,
+        c"Usage",
+        c"nvme_gpu_last_remedy() says what to write instead",
+    ),
+    (
+        NVME_GPU_ERROR_FILE,
+        c"File Error",
+        c"check the file and its file system",
+    ),
+    (
+        NVME_GPU_ERROR_SYSTEM,
+        c"System Error",
+        c"`nvme-gpu doctor` shows what this machine lacks",
+    ),
+    (
+        NVME_GPU_ERROR_DEVICE,
+        c"Device Error",
+        c"nvme_gpu_last_remedy() says what to do",
+    ),
+    (
+        NVME_GPU_ERROR_ENVIRONMENT,
+        c"Environment",
+        c"`nvme-gpu doctor` shows what this machine lacks",
+    ),
+    (
+        NVME_GPU_ERROR_INTERNAL,
+        c"Internal Error",
+        c"this is a fault of the library: report it",
+    ),
+    (
+        NVME_GPU_ERROR_UNSUPPORTED,
+        c"Unsupported",
+        c"use a controller that has it",
+    ),
+    (
+        NVME_GPU_ERROR_UNFINISHED,
+        c"Unfinished",
+        c"wait for it, or longer",
+    ),
+    (
+        NVME_GPU_ERROR_MISMATCH,
+        c"Mismatch",
+        c"read both sides again",
+    ),
+    (
+        NVME_GPU_ERROR_TIMEOUT,
+        c"Timeout",
+        c"raise timeout_ms if the device is slow, else check it",
+    ),
+    (
+        NVME_GPU_ERROR_GONE,
+        c"Device Gone",
+        c"check that the device is there, then open it again",
+    ),
+    (NVME_GPU_ERROR_INTERRUPTED, c"Interrupted", c"call it again"),
+    (
+        NVME_GPU_ERROR_VERSION,
+        c"Version Mismatch",
+        c"compile with the header of the library that is loaded",
+    ),
+    (
+        NVME_GPU_ERROR_CLOSED,
+        c"Closed Handle",
+        c"use a handle between its opening and its closing",
+    ),
+];
+
+thread_local! {
+    static LAST: RefCell<(CString, CString)> = RefCell::default();
+}
+
+/// A failure on its way to C.
+#[derive(Clone, Debug)]
+pub struct Failure {
+    pub status: nvme_gpu_status,
+    pub cause: String,
+    pub remedy: String,
+}
+
+impl Failure {
+    pub fn new(status: i32, cause: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self {
+            status,
+            cause: cause.into(),
+            remedy: remedy.into(),
+        }
+    }
+
+    pub fn usage(cause: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::new(NVME_GPU_ERROR_USAGE, cause, remedy)
+    }
+
+    /// Keeps cause and remedy for this thread; the number.
+    pub fn set_last(self) -> nvme_gpu_status {
+        let text = |text: String| CString::new(text.replace('\0', "?")).unwrap_or_default();
+        let texts = (text(self.cause), text(self.remedy));
+        // A thread that ends keeps nothing.
+        let _ = LAST.try_with(|last| last.replace(texts));
+        self.status
+    }
+}
+
+impl From<Error> for Failure {
+    fn from(error: Error) -> Self {
+        let status = match &error {
+            Error::Usage { .. } => NVME_GPU_ERROR_USAGE,
+            Error::File { .. } => NVME_GPU_ERROR_FILE,
+            Error::System { .. } => NVME_GPU_ERROR_SYSTEM,
+            Error::Device { .. } => NVME_GPU_ERROR_DEVICE,
+            Error::Environment { .. } => NVME_GPU_ERROR_ENVIRONMENT,
+            Error::Internal { .. } => NVME_GPU_ERROR_INTERNAL,
+            Error::Command { status, .. } => i32::from(status.code()),
+            Error::Unsupported { .. } => NVME_GPU_ERROR_UNSUPPORTED,
+            Error::Unfinished { .. } => NVME_GPU_ERROR_UNFINISHED,
+            Error::Mismatch { .. } => NVME_GPU_ERROR_MISMATCH,
+            Error::Timeout { .. } => NVME_GPU_ERROR_TIMEOUT,
+            Error::Gone { .. } => NVME_GPU_ERROR_GONE,
+            Error::Interrupted => NVME_GPU_ERROR_INTERRUPTED,
+        };
+        Self::new(status, error.to_string(), error.remedy())
+    }
+}
+
+/// What went wrong in the last call of this thread that failed: one line of UTF-8, never NULL, empty before the
+/// first failure. Valid until the next failure of this thread. Failures of operations in the background are not
+/// here before nvme_gpu_pending_poll() or nvme_gpu_pending_wait() returned them.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvme_gpu_last_error() -> *const c_char {
+    let text = LAST.try_with(|last| last.borrow().0.as_ptr());
+    text.unwrap_or(c"".as_ptr())
+}
+
+/// What to do about the failure of nvme_gpu_last_error(): one clause, valid as long as that is.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvme_gpu_last_remedy() -> *const c_char {
+    let text = LAST.try_with(|last| last.borrow().1.as_ptr());
+    text.unwrap_or(c"".as_ptr())
+}
+
+/// The name of a status of a call or of a row, as in `Success`, `Unrecovered Read Error`, `Id Out of Range`. Never
+/// NULL, valid for good.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvme_gpu_status_text(status: nvme_gpu_status) -> *const c_char {
+    describe(status).0.as_ptr()
+}
+
+/// What to do about a status of a call or of a row: one clause. Never NULL, valid for good.
+#[unsafe(no_mangle)]
+pub extern "C" fn nvme_gpu_status_remedy(status: nvme_gpu_status) -> *const c_char {
+    describe(status).1.as_ptr()
+}
+
+fn describe(code: i32) -> (&'static CStr, &'static CStr) {
+    if let Some((_, name, remedy)) = OWN.iter().find(|(known, ..)| *known == code) {
+        return (name, remedy);
+    }
+    let (name, remedy) = status::describe(code);
+    (kept(name), kept(remedy))
+}
+
+/// A text with a 0 at its end. There are as many as there are statuses.
+fn kept(text: &'static str) -> &'static CStr {
+    use std::collections::BTreeMap;
+    use std::sync::{Mutex, PoisonError};
+    static KEPT: Mutex<BTreeMap<&'static str, &'static CStr>> = Mutex::new(BTreeMap::new());
+    let mut all = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    all.entry(text).or_insert_with(|| {
+        let text = CString::new(text).unwrap_or_default();
+        Box::leak(text.into_boxed_c_str())
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_has_a_name_and_a_remedy_of_its_own() {
+        for (code, name, remedy) in OWN {
+            assert_eq!(describe(code), (name, remedy));
+            assert!(!remedy.to_bytes().ends_with(b"."));
+            assert_eq!(status::describe(code).0, "Unknown", "{code}");
+        }
+        assert_eq!(describe(0).0, c"Success");
+        assert_eq!(describe(0x281).0, c"Unrecovered Read Error");
+        assert_eq!(describe(NVME_GPU_ROW_GONE).0, c"Device Gone");
+        assert_eq!(describe(i32::MIN).0, c"Unknown");
+    }
+
+    #[test]
+    fn numbers_of_rows_are_those_of_the_library() {
+        let codes = status::RowStatus::ALL.map(status::RowStatus::code);
+        assert_eq!(codes, [-1, -2, -3, -4, -5]);
+        assert_eq!(codes[0], NVME_GPU_ROW_OUT_OF_RANGE);
+        assert_eq!(codes[4], NVME_GPU_ROW_NOT_RUN);
+    }
+}

@@ -1,0 +1,436 @@
+//! Stores: opening, closing, what they are.
+// UNSAFETY: functions of the C interface.
+#![allow(unsafe_code)]
+
+use crate::border::{Answer, Sized0, call, give, put, take, text, value};
+use crate::handles::Handles;
+use crate::memory::Lent;
+use crate::status::{Failure, nvme_gpu_status};
+use crate::table::TABLES;
+use crate::version;
+use nvme_host::store::{DataPath, FileIo};
+use nvme_host::{Store, StoreOptions};
+use std::collections::BTreeMap;
+use std::ffi::c_char;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+/// A store: a drive, a file, or several in stripes. Opaque.
+pub struct StoreHandle {
+    _opaque: [u8; 0],
+}
+
+/// nvme_gpu_options.flags: allows writes to a real device (a function behind VFIO, a block device).
+pub const NVME_GPU_ALLOW_WRITE: u32 = 1;
+/// nvme_gpu_options.flags: allows no writes at all. An image of the simulator is then shared with other readers.
+pub const NVME_GPU_READ_ONLY: u32 = 2;
+/// nvme_gpu_options.flags: files by io_uring, or not at all.
+pub const NVME_GPU_FILE_URING: u32 = 4;
+/// nvme_gpu_options.flags: files by pread and pwrite.
+pub const NVME_GPU_FILE_PREAD: u32 = 8;
+
+const ALL_FLAGS: u32 = 15;
+
+/// How a store is opened. Begin with NVME_GPU_OPTIONS_INIT, then set fields; 0 stands for the default of a field.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Options {
+    /// sizeof(nvme_gpu_options).
+    pub size: usize,
+    /// NVME_GPU_VERSION: compared with the version of the library.
+    pub version: u32,
+    /// NVME_GPU_ALLOW_WRITE and so on, or-ed.
+    pub flags: u32,
+    /// Namespace of a controller, from 1 on. Default 1.
+    pub nsid: u32,
+    /// Queue pairs, or rings of io_uring, that all calls share: 1 to 4095. Default 8. A controller may grant fewer.
+    pub queues: u32,
+    /// Commands in flight of each: 1 to 4095. Default 64.
+    pub depth: u32,
+    /// How long a command of a controller may take before it is aborted, in ms. Default 5000. Files have no limit.
+    pub timeout_ms: u32,
+    /// With a GPU: queue pairs that the GPU drives, besides those of the CPU. Default 16.
+    pub gpu_queues: u32,
+    /// With a GPU: entries of each, rounded up to a power of two. Default 1024.
+    pub gpu_entries: u32,
+    /// With a GPU: blocks of a launch that run at a time, each with 1 MiB of slot memory. Default 32.
+    pub gpu_stations: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+// SAFETY: integers, the size first.
+unsafe impl Sized0 for Options {
+    const NAME: &'static str = "nvme_gpu_options";
+}
+
+/// nvme_gpu_stats(): set `size` to sizeof(nvme_gpu_statistics) before the call. Counts since the store was opened.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Statistics {
+    pub size: usize,
+    /// Commands sent by the CPU, or system calls to a file.
+    pub commands: u64,
+    /// Bytes that they moved.
+    pub bytes: u64,
+    /// Commands that were sent again.
+    pub retries: u64,
+    /// Operations in the background that failed, whether or not they were waited for.
+    pub background_failures: u64,
+}
+
+// SAFETY: integers, the size first.
+unsafe impl Sized0 for Statistics {
+    const NAME: &'static str = "nvme_gpu_statistics";
+}
+
+/// nvme_gpu_path(): set `size` to sizeof(nvme_gpu_path_info) before the call. Texts end with a 0; those that are too
+/// long are cut.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct PathInfo {
+    pub size: usize,
+    /// -1 without a GPU, else how the GPU reaches the device: 0 relayed, 1 its own doorbells, 2 data in its memory.
+    pub tier: i32,
+    /// 0.
+    pub reserved: i32,
+    /// Where rows end: `host`, or `gpu` where a GPU gathers.
+    pub data: [c_char; 16],
+    /// The device as it was named.
+    pub device: [c_char; 1024],
+    /// What moves the data: as in `io_uring`.
+    pub path: [c_char; 512],
+    /// Why this and nothing faster.
+    pub why: [c_char; 1024],
+}
+
+// SAFETY: integers, the size first.
+unsafe impl Sized0 for PathInfo {
+    const NAME: &'static str = "nvme_gpu_path_info";
+}
+
+/// What a handle of a store stands for.
+pub struct Opened {
+    pub store: Store,
+    #[cfg(feature = "cuda")]
+    pub gpu: Option<Arc<nvme_host::cuda::Gpu>>,
+    registered: Mutex<BTreeMap<usize, Registration>>,
+    pub background_failures: Arc<AtomicU64>,
+}
+
+/// Memory that was registered: its length, and what the GPU's driver knows of it.
+struct Registration {
+    bytes: usize,
+    #[cfg(feature = "cuda")]
+    _memory: Option<nvme_host::cuda::CallerMemory>,
+}
+
+pub static STORES: Handles<Arc<Opened>> = Handles::new();
+
+/// What `store` stands for.
+pub fn opened(store: *const StoreHandle) -> Answer<Arc<Opened>> {
+    STORES.get(store, "store")
+}
+
+fn or(value: u32, default: u32) -> u32 {
+    match value {
+        0 => default,
+        value => value,
+    }
+}
+
+fn store_options(options: &Options, gpu: i32) -> Answer<StoreOptions> {
+    if options.flags & !ALL_FLAGS != 0 || options.reserved != 0 {
+        return Err(Failure::usage(
+            format!(
+                "unknown flags {:#x} in nvme_gpu_options",
+                options.flags & !ALL_FLAGS
+            ),
+            "begin with NVME_GPU_OPTIONS_INIT",
+        ));
+    }
+    let has = |flag: u32| options.flags & flag != 0;
+    let file_io = match (has(NVME_GPU_FILE_URING), has(NVME_GPU_FILE_PREAD)) {
+        (false, false) => FileIo::Auto,
+        (true, false) => FileIo::Uring,
+        (false, true) => FileIo::Pread,
+        (true, true) => {
+            return Err(Failure::usage(
+                "NVME_GPU_FILE_URING and NVME_GPU_FILE_PREAD exclude each other",
+                "set one of them",
+            ));
+        }
+    };
+    let default = StoreOptions::default();
+    let timeout = match options.timeout_ms {
+        0 => default.timeout,
+        ms => Duration::from_millis(ms.into()),
+    };
+    Ok(StoreOptions {
+        allow_write: has(NVME_GPU_ALLOW_WRITE),
+        read_only: has(NVME_GPU_READ_ONLY),
+        nsid: or(options.nsid, default.nsid),
+        queues: or(options.queues, default.queues),
+        depth: or(options.depth, default.depth),
+        timeout,
+        file_io,
+        #[cfg(feature = "cuda")]
+        gpu: of_gpu(options, gpu),
+    })
+    .and_then(|store| match (gpu, cfg!(feature = "cuda")) {
+        (i32::MIN..=-2, _) => Err(Failure::usage(
+            format!("there is no GPU {gpu}"),
+            "use -1 for none",
+        )),
+        (0.., false) => Err(Failure::usage(
+            "this library was built without CUDA",
+            "use -1 for no GPU",
+        )),
+        _ => Ok(store),
+    })
+}
+
+#[cfg(feature = "cuda")]
+fn of_gpu(options: &Options, gpu: i32) -> Option<nvme_host::store::GpuOptions> {
+    let index = u32::try_from(gpu).ok()?;
+    let default = nvme_host::cuda::RowsOptions::default();
+    let rows = nvme_host::cuda::RowsOptions {
+        queues: or(options.gpu_queues, default.queues),
+        entries: or(options.gpu_entries, default.entries),
+        stations: or(options.gpu_stations, default.stations),
+    };
+    Some(nvme_host::store::GpuOptions { index, rows })
+}
+
+fn open(device: &str, gpu: i32, options: &Options) -> Answer<Opened> {
+    version::check(options.version)?;
+    let options = store_options(options, gpu)?;
+    Ok(Opened {
+        store: Store::open(device, &options)?,
+        #[cfg(feature = "cuda")]
+        gpu: options
+            .gpu
+            .map(|gpu| nvme_host::cuda::Gpu::open(gpu.index))
+            .transpose()?,
+        registered: Mutex::default(),
+        background_failures: Arc::default(),
+    })
+}
+
+/// Opens a device: `sim:PATH`, `sim:mem?size=1GiB`, `vfio:BDF`, `vfio-user:SOCKET`, `file:PATH`, a path that begins
+/// with `/` or `./`, or `stripe:DEVICE|DEVICE?stripe=128KiB`. UTF-8.
+///
+/// `gpu` is the number of a GPU, which gathers rows by itself (drives only), or -1. `options` may be NULL: defaults,
+/// and versions are not compared. On success `*store` is a handle for nvme_gpu_close(), else NULL.
+///
+/// Errors: NVME_GPU_ERROR_VERSION; NVME_GPU_ERROR_USAGE for names and options that cannot be, for a block device
+/// that is in use, and for a drive that has a store already; NVME_GPU_ERROR_FILE, _DEVICE, _ENVIRONMENT, _TIMEOUT.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvme_gpu_open(
+    device: *const c_char,
+    gpu: i32,
+    options: *const Options,
+    store: *mut *mut StoreHandle,
+) -> nvme_gpu_status {
+    call(|| {
+        // SAFETY: as the header says.
+        unsafe { put(store, std::ptr::null_mut(), "store") }?;
+        // SAFETY: as the header says.
+        let device = unsafe { text(device, "device") }?;
+        let options = match options.is_null() {
+            true => Options {
+                size: 0,
+                version: version::NVME_GPU_VERSION,
+                flags: 0,
+                nsid: 0,
+                queues: 0,
+                depth: 0,
+                timeout_ms: 0,
+                gpu_queues: 0,
+                gpu_entries: 0,
+                gpu_stations: 0,
+                reserved: 0,
+            },
+            // SAFETY: as the header says.
+            false => unsafe { take(options) }?,
+        };
+        let opened = open(device, gpu, &options)?;
+        let handle = STORES.open(Arc::new(opened));
+        // SAFETY: written once already.
+        unsafe { put(store, handle, "store") }
+    })
+}
+
+/// Closes a store, and its tables. NULL and a closed handle are ignored.
+///
+/// Does not wait for the operations of the store: those that were started go on to their end, their memory has to
+/// stay, and nvme_gpu_pending_t handles stay good. The device is free when the last of them has ended. Calls of
+/// other threads that are inside end as if the store were open. A captured graph may be launched afterwards: its
+/// gathers zero each row, with status NVME_GPU_ROW_GONE. Memory that was registered is no longer. With no operation
+/// under way the controller is shut down here, which takes the time that the drive needs for it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvme_gpu_close(store: *mut StoreHandle) {
+    value((), || {
+        let closed = STORES.close(store);
+        let tables = TABLES.close_all(|table| table.store == store.addr());
+        if let Some(opened) = &closed {
+            lock(&opened.registered).clear();
+        }
+        drop(tables);
+        drop(closed);
+        Ok(())
+    });
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Size of a store in bytes; 0 for a closed handle, with nvme_gpu_last_error().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvme_gpu_len(store: *const StoreHandle) -> u64 {
+    value(0, || Ok(opened(store)?.store.len()))
+}
+
+/// The unit that the device writes, in bytes: writes of whole blocks need no read before them. 1 for a file, 0 for a
+/// closed handle, with nvme_gpu_last_error().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvme_gpu_block_size(store: *const StoreHandle) -> u32 {
+    value(0, || Ok(opened(store)?.store.block_bytes()))
+}
+
+/// Which way the data of a store take, and why.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvme_gpu_path(
+    store: *const StoreHandle,
+    info: *mut PathInfo,
+) -> nvme_gpu_status {
+    call(|| {
+        let DataPath {
+            device,
+            data,
+            tier,
+            path,
+            why,
+        } = opened(store)?.store.path();
+        let known = PathInfo {
+            size: 0,
+            tier: tier.and_then(|tier| i32::try_from(tier).ok()).unwrap_or(-1),
+            reserved: 0,
+            data: fixed(data),
+            device: fixed(&device),
+            path: fixed(&path),
+            why: fixed(&why),
+        };
+        // SAFETY: as the header says.
+        unsafe { give(info, &known) }
+    })
+}
+
+/// As much of `text` as fits before a 0.
+fn fixed<const N: usize>(text: &str) -> [c_char; N] {
+    let mut room = [0; N];
+    let cut = text.floor_char_boundary(N - 1);
+    for (to, from) in room.iter_mut().zip(text[..cut].bytes()) {
+        *to = from as c_char;
+    }
+    room
+}
+
+/// Counts of a store.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvme_gpu_stats(
+    store: *const StoreHandle,
+    statistics: *mut Statistics,
+) -> nvme_gpu_status {
+    call(|| {
+        let opened = opened(store)?;
+        let stats = opened.store.stats();
+        let known = Statistics {
+            size: 0,
+            commands: stats.commands,
+            bytes: stats.bytes,
+            retries: stats.retries,
+            background_failures: opened.background_failures.load(Ordering::Relaxed),
+        };
+        // SAFETY: as the header says.
+        unsafe { give(statistics, &known) }
+    })
+}
+
+/// Makes everything durable that was written before by calls that have returned and by operations that have ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvme_gpu_flush(store: *mut StoreHandle) -> nvme_gpu_status {
+    call(|| Ok(opened(store)?.store.flush()?))
+}
+
+/// Lets the GPU of a store reach `bytes` bytes of host memory at `memory`, until nvme_gpu_unregister() or
+/// nvme_gpu_close(): gathers on a stream may then have ids and row status there. The pages are pinned. Without a GPU,
+/// and for GPU memory, it is recorded and changes nothing.
+///
+/// The memory must not be freed, nor a stream use it, before it is unregistered, nor be registered twice.
+/// Errors: NVME_GPU_ERROR_USAGE; NVME_GPU_ERROR_ENVIRONMENT with the driver's answer.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvme_gpu_register(
+    store: *mut StoreHandle,
+    memory: *mut std::ffi::c_void,
+    bytes: usize,
+) -> nvme_gpu_status {
+    call(|| {
+        let opened = opened(store)?;
+        // SAFETY: as the header says.
+        let lent = unsafe { Lent::new(memory, bytes, "memory") }?;
+        if bytes == 0 {
+            return Err(Failure::usage("there are no bytes", "register 1 or more"));
+        }
+        let start = memory.addr();
+        let mut registered = lock(&opened.registered);
+        let before = registered.range(..start + bytes).next_back();
+        if before.is_some_and(|(at, one)| at + one.bytes > start) {
+            return Err(Failure::usage(
+                "some of these bytes are registered already",
+                "register memory once",
+            ));
+        }
+        #[cfg(feature = "cuda")]
+        let pinned = match &opened.gpu {
+            Some(gpu)
+                if crate::memory::place(&opened, &lent, "memory")?
+                    == crate::memory::Where::Host =>
+            {
+                // SAFETY: as the header says.
+                Some(unsafe { nvme_host::cuda::CallerMemory::register(gpu, memory.cast(), bytes) }?)
+            }
+            _ => None,
+        };
+        let _ = lent;
+        let registration = Registration {
+            bytes,
+            #[cfg(feature = "cuda")]
+            _memory: pinned,
+        };
+        registered.insert(start, registration);
+        Ok(())
+    })
+}
+
+/// Ends the registration of the memory that begins at `memory`. Nothing may use it on the GPU any more.
+/// Errors: NVME_GPU_ERROR_USAGE when none begins there.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvme_gpu_unregister(
+    store: *mut StoreHandle,
+    memory: *mut std::ffi::c_void,
+) -> nvme_gpu_status {
+    call(|| {
+        let opened = opened(store)?;
+        let taken = lock(&opened.registered).remove(&memory.addr());
+        match taken {
+            Some(_) => Ok(()),
+            None => Err(Failure::usage(
+                "no registered memory begins there",
+                "give the address that was registered",
+            )),
+        }
+    })
+}

@@ -1,0 +1,206 @@
+/* Every function on the device that is named, from one thread and from several. */
+#include "nvme_gpu.h"
+#include "check.h"
+#include <pthread.h>
+
+enum { ROWS = 64, ROW = 300, FIRST = 96 };
+
+static void transfers(nvme_gpu_t *store)
+{
+    unsigned char out[5000], in[5000];
+    nvme_gpu_pending_t *pending = NULL, *other = NULL;
+    nvme_gpu_report report = { sizeof(report), 0, 0, 0, 0, 0 };
+    for (size_t i = 0; i < sizeof(out); ++i) out[i] = (unsigned char)(i * 7);
+    OK(nvme_gpu_pwrite(store, out, sizeof(out), 100001));
+    OK(nvme_gpu_flush(store));
+    OK(nvme_gpu_pread(store, in, sizeof(in), 100001));
+    CHECK(memcmp(in, out, sizeof(in)) == 0);
+    OK(nvme_gpu_pread(store, NULL, 0, 0));
+
+    OK(nvme_gpu_pwrite_async(store, out, sizeof(out), 200001, NULL, &pending));
+    OK(nvme_gpu_pending_wait(pending, UINT64_MAX));
+    OK(nvme_gpu_pending_poll(pending));
+    OK(nvme_gpu_pending_report(pending, &report));
+    CHECK(report.failed == 0);
+    memset(in, 0, sizeof(in));
+    OK(nvme_gpu_pread_async(store, in, sizeof(in), 200001, NULL, &other));
+    OK(nvme_gpu_pending_wait(other, 60000));
+    CHECK(memcmp(in, out, sizeof(in)) == 0);
+    nvme_gpu_pending_free(other);
+    nvme_gpu_pending_free(pending);
+    CLOSED(nvme_gpu_pending_poll(pending));
+
+    nvme_gpu_io ios[3] = {
+        { NVME_GPU_WRITE, 1, 300001, 1000, out },
+        { NVME_GPU_READ, 1, 100001, 1000, in },
+        { NVME_GPU_READ, 1, 200001, 1000, in + 1000 },
+    };
+    OK(nvme_gpu_batch(store, ios, 3));
+    CHECK(ios[0].status == 0 && ios[1].status == 0 && ios[2].status == 0);
+    CHECK(memcmp(in, out, 1000) == 0 && memcmp(in + 1000, out, 1000) == 0);
+    memset(in, 0, sizeof(in));
+    ios[0].operation = NVME_GPU_READ;
+    ios[0].data = in + 2000;
+    OK(nvme_gpu_batch_async(store, ios, 3, NULL, &pending));
+    OK(nvme_gpu_pending_wait(pending, UINT64_MAX));
+    OK(nvme_gpu_pending_report(pending, &report));
+    CHECK(report.rows == 3 && memcmp(in + 2000, out, 1000) == 0);
+    nvme_gpu_pending_free(pending);
+    OK(nvme_gpu_batch(store, NULL, 0));
+
+    OK(nvme_gpu_register(store, in, sizeof(in)));
+    USAGE(nvme_gpu_register(store, in + 1, 1));
+    OK(nvme_gpu_unregister(store, in));
+    USAGE(nvme_gpu_unregister(store, in));
+}
+
+static void rows(nvme_gpu_t *store)
+{
+    nvme_gpu_table_t *table;
+    static unsigned char all[ROWS * ROW];
+    unsigned char out[4 * 512];
+    int64_t ids[ROWS];
+    int32_t narrow[4] = { 5, 63, 5, 64 }, status[4] = { 9, 9, 9, 9 };
+    nvme_gpu_report report = { sizeof(report), 0, 0, 0, 0, 0 };
+    nvme_gpu_pending_t *pending = NULL;
+    OK(nvme_gpu_table_open(store, FIRST, ROWS, ROW, &table));
+    CHECK(nvme_gpu_table_rows(table) == ROWS && nvme_gpu_table_row_bytes(table) == ROW);
+    for (int i = 0; i < ROWS; ++i) {
+        ids[i] = i;
+        memset(all + i * ROW, i + 1, ROW);
+    }
+    OK(nvme_gpu_scatter(table, ids, NVME_GPU_I64, ROWS, all, 0, NVME_GPU_DUPLICATES_ERROR, NULL, NULL, &report));
+    CHECK(report.rows == ROWS && report.failed == 0);
+
+    memset(out, 0xEE, sizeof(out));
+    FAILS(NVME_GPU_ROW_OUT_OF_RANGE,
+          nvme_gpu_gather(table, narrow, NVME_GPU_I32, 4, out, 512, status, NULL, &report));
+    CHECK(report.failed == 1 && report.first_row == 3 && report.first_status == NVME_GPU_ROW_OUT_OF_RANGE);
+    CHECK(status[0] == 0 && status[1] == 0 && status[2] == 0 && status[3] == NVME_GPU_ROW_OUT_OF_RANGE);
+    CHECK(out[0] == 6 && out[299] == 6 && out[300] == 0xEE && out[512] == 64 && out[1024] == 6);
+    CHECK(out[3 * 512] == 0 && out[3 * 512 + 299] == 0 && out[3 * 512 + 300] == 0xEE);
+
+    /* Strided, in the background. */
+    for (int i = 0; i < 4; ++i) memset(out + i * 512, 100 + i, 512);
+    narrow[3] = 7;
+    OK(nvme_gpu_scatter_async(table, narrow, NVME_GPU_I32, 4, out, 512, NVME_GPU_DUPLICATES_LAST, status, NULL,
+                              &pending));
+    OK(nvme_gpu_pending_wait(pending, UINT64_MAX));
+    nvme_gpu_pending_free(pending);
+    OK(nvme_gpu_gather_async(table, ids, NVME_GPU_I64, ROWS, all, 0, NULL, NULL, &pending));
+    OK(nvme_gpu_pending_wait(pending, UINT64_MAX));
+    nvme_gpu_pending_free(pending);
+    CHECK(all[5 * ROW] == 102 && all[7 * ROW + 299] == 103 && all[63 * ROW] == 101 && all[6 * ROW] == 7);
+
+    int32_t ones[ROW / 4];
+    for (int i = 0; i < ROW / 4; ++i) ones[i] = 1;
+    OK(nvme_gpu_scatter_add(table, ids + 6, NVME_GPU_I64, 1, ones, 0, NVME_GPU_ADD_I32, NULL, NULL, NULL));
+    OK(nvme_gpu_scatter_add_async(table, ids + 6, NVME_GPU_I64, 1, ones, 0, NVME_GPU_ADD_I32, NULL, NULL, &pending));
+    OK(nvme_gpu_pending_wait(pending, UINT64_MAX));
+    nvme_gpu_pending_free(pending);
+    int32_t sum[ROW / 4];
+    OK(nvme_gpu_gather(table, ids + 6, NVME_GPU_I64, 1, sum, 0, NULL, NULL, NULL));
+    CHECK(sum[0] == 0x07070707 + 2 && sum[74] == sum[0]);
+    OK(nvme_gpu_gather_async(table, NULL, NVME_GPU_I64, 0, NULL, 0, NULL, NULL, &pending));
+    OK(nvme_gpu_pending_poll(pending));
+    nvme_gpu_pending_free(pending);
+
+    int32_t twice[2] = { 1, 1 };
+    USAGE(nvme_gpu_scatter(table, twice, NVME_GPU_I32, 2, all, 0, NVME_GPU_DUPLICATES_ERROR, NULL, NULL, NULL));
+    USAGE(nvme_gpu_gather(table, ids, 2, 1, out, 0, NULL, NULL, NULL));
+    USAGE(nvme_gpu_gather(table, ids, NVME_GPU_I64, 1, out, ROW - 1, NULL, NULL, NULL));
+    USAGE(nvme_gpu_gather(table, ids, NVME_GPU_I64, UINT64_MAX, out, 0, NULL, NULL, NULL));
+    USAGE(nvme_gpu_gather(table, NULL, NVME_GPU_I64, 1, out, 0, NULL, NULL, NULL));
+    USAGE(nvme_gpu_gather(table, ids, NVME_GPU_I64, 1, NULL, 0, NULL, NULL, NULL));
+    USAGE(nvme_gpu_scatter(table, ids, NVME_GPU_I64, 1, all, 0, 2, NULL, NULL, NULL));
+    USAGE(nvme_gpu_scatter_add(table, ids, NVME_GPU_I64, 1, all, 0, 5, NULL, NULL, NULL));
+    nvme_gpu_table_close(table);
+    nvme_gpu_table_close(table);
+    CLOSED(nvme_gpu_gather(table, ids, NVME_GPU_I64, 1, out, 0, NULL, NULL, NULL));
+    CHECK(nvme_gpu_table_rows(table) == 0);
+}
+
+struct work {
+    nvme_gpu_t *store;
+    unsigned number;
+};
+
+/* Reads and writes of its own bytes; its errors are its own. */
+static void *thread(void *argument)
+{
+    struct work *work = argument;
+    unsigned char out[777], in[777];
+    CHECK(nvme_gpu_last_error()[0] == 0);
+    for (int round = 0; round < 20; ++round) {
+        uint64_t place = 400000 + work->number * 777;
+        memset(out, (int)(work->number + round), sizeof(out));
+        OK(nvme_gpu_pwrite(work->store, out, sizeof(out), place));
+        OK(nvme_gpu_pread(work->store, in, sizeof(in), place));
+        CHECK(memcmp(in, out, sizeof(in)) == 0);
+        CHECK(nvme_gpu_last_error()[0] == 0 || round > 0);
+        USAGE(nvme_gpu_pread(work->store, in, work->number + 1, UINT64_MAX));
+        char wanted[16];
+        snprintf(wanted, sizeof(wanted), "%u bytes", work->number + 1);
+        CHECK(strstr(nvme_gpu_last_error(), wanted) != NULL);
+    }
+    return NULL;
+}
+
+int main(int count, char **arguments)
+{
+    nvme_gpu_options options = NVME_GPU_OPTIONS_INIT;
+    nvme_gpu_t *store;
+    nvme_gpu_versions versions = { sizeof(versions), 0, 0 };
+    nvme_gpu_path_info path = { .size = sizeof(path) };
+    nvme_gpu_statistics statistics = { sizeof(statistics), 0, 0, 0, 0 };
+    if (count != 2) return 2;
+    CHECK(nvme_gpu_last_error()[0] == 0 && nvme_gpu_last_remedy()[0] == 0);
+    OK(nvme_gpu_version(&versions));
+    CHECK(versions.library == NVME_GPU_VERSION && versions.ptx == versions.library);
+    CHECK(nvme_gpu_features() & NVME_GPU_HAS_SIM);
+    options.queues = 3;
+    options.depth = 8;
+    options.flags = NVME_GPU_FILE_PREAD;
+    OK(nvme_gpu_open(arguments[1], -1, &options, &store));
+    CHECK(nvme_gpu_len(store) >= 1 << 20 && nvme_gpu_block_size(store) >= 1);
+    OK(nvme_gpu_path(store, &path));
+    CHECK(path.tier == -1 && strcmp(path.data, "host") == 0 && path.path[0] && path.why[0]);
+    transfers(store);
+    rows(store);
+
+    pthread_t threads[4];
+    struct work works[4];
+    for (unsigned i = 0; i < 4; ++i) {
+        works[i] = (struct work){ store, i };
+        CHECK(pthread_create(&threads[i], NULL, thread, &works[i]) == 0);
+    }
+    for (int i = 0; i < 4; ++i) pthread_join(threads[i], NULL);
+    OK(nvme_gpu_stats(store, &statistics));
+    CHECK(statistics.commands > 100 && statistics.bytes > 100000 && statistics.background_failures == 0);
+
+    /* Closed with operations under way: they end, their handles stay good. */
+    enum { UNDER_WAY = 40, BYTES = 4096 };
+    static unsigned char data[UNDER_WAY][BYTES];
+    nvme_gpu_pending_t *pending[UNDER_WAY];
+    nvme_gpu_table_t *table;
+    OK(nvme_gpu_table_open(store, 0, 4, 16, &table));
+    for (int i = 0; i < UNDER_WAY; ++i)
+        OK(nvme_gpu_pread_async(store, data[i], BYTES, (uint64_t)i * BYTES, NULL, &pending[i]));
+    nvme_gpu_close(store);
+    CLOSED(nvme_gpu_flush(store));
+    CLOSED(nvme_gpu_gather(table, &(int64_t){ 0 }, NVME_GPU_I64, 1, data, 0, NULL, NULL, NULL));
+    nvme_gpu_table_close(table);
+    for (int i = 0; i < UNDER_WAY; ++i) {
+        OK(nvme_gpu_pending_wait(pending[i], UINT64_MAX));
+        nvme_gpu_pending_free(pending[i]);
+    }
+    nvme_gpu_close(store);
+    /* The device is free again. */
+    OK(nvme_gpu_open(arguments[1], -1, NULL, &store));
+    /* Let go. */
+    OK(nvme_gpu_pread_async(store, data[0], BYTES, 0, NULL, NULL));
+    OK(nvme_gpu_pwrite_async(store, data[0], BYTES, 0, NULL, NULL));
+    nvme_gpu_close(store);
+    puts("every: ok");
+    return 0;
+}

@@ -1,0 +1,88 @@
+/* Gathers of a GPU on a stream: ids, rows and row status in its memory. */
+#include "nvme_gpu.h"
+#include "check.h"
+#include <dlfcn.h>
+
+typedef int (*alloc_t)(uint64_t *, size_t);
+typedef int (*free_t)(uint64_t);
+
+int main(void)
+{
+    enum { ROWS = 1000, ROW = 512, MANY = 100 };
+    nvme_gpu_options options = NVME_GPU_OPTIONS_INIT;
+    nvme_gpu_t *store;
+    nvme_gpu_table_t *table;
+    nvme_gpu_pending_t *pending;
+    nvme_gpu_report report = { sizeof(report), 0, 0, 0, 0, 0 };
+    nvme_gpu_path_info path = { .size = sizeof(path) };
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    CHECK(library != NULL);
+    alloc_t alloc;
+    free_t release;
+    *(void **)&alloc = dlsym(library, "cuMemAlloc_v2");
+    *(void **)&release = dlsym(library, "cuMemFree_v2");
+    options.gpu_queues = 4;
+    options.gpu_entries = 64;
+    options.gpu_stations = 4;
+    OK(nvme_gpu_open("sim:mem?size=4MiB&queues=32", 0, &options, &store));
+    OK(nvme_gpu_path(store, &path));
+    CHECK(path.tier >= 0 && strcmp(path.data, "gpu") == 0);
+    unsigned char row[ROW];
+    OK(nvme_gpu_table_open(store, 96, ROWS, ROW, &table));
+    for (int i = 0; i < ROWS; ++i) {
+        memset(row, i % 251, ROW);
+        OK(nvme_gpu_pwrite(store, row, ROW, 96 + (uint64_t)i * ROW));
+    }
+    uint64_t ids_at, out_at, status_at;
+    CHECK(alloc(&ids_at, MANY * 8) == 0 && alloc(&out_at, MANY * ROW) == 0 && alloc(&status_at, MANY * 4) == 0);
+    /* The stand-in's GPU memory is host memory. */
+    int64_t *ids = (int64_t *)(uintptr_t)ids_at;
+    unsigned char *out = (unsigned char *)(uintptr_t)out_at;
+    int32_t *status = (int32_t *)(uintptr_t)status_at;
+    for (int i = 0; i < MANY; ++i) ids[i] = (i * 37) % ROWS;
+    OK(nvme_gpu_gather_async(table, ids, NVME_GPU_I64, MANY, out, 0, status, NULL, &pending));
+    OK(nvme_gpu_pending_wait(pending, 60000));
+    OK(nvme_gpu_pending_poll(pending));
+    nvme_gpu_pending_free(pending);
+    for (int i = 0; i < MANY; ++i)
+        CHECK(status[i] == 0 && out[i * ROW] == ids[i] % 251 && out[i * ROW + ROW - 1] == ids[i] % 251);
+
+    ids[3] = -1;
+    ids[9] = ROWS;
+    memset(out, 0xEE, MANY * ROW);
+    FAILS(NVME_GPU_ROW_OUT_OF_RANGE,
+          nvme_gpu_gather(table, ids, NVME_GPU_I64, MANY, out, 0, status, NULL, &report));
+    CHECK(report.failed == 2 && report.first_row == 3 && out[3 * ROW] == 0 && status[9] == NVME_GPU_ROW_OUT_OF_RANGE);
+    CHECK(out[4 * ROW] == ids[4] % 251);
+
+    /* Memory of the host: by threads of the CPU, also beside a GPU. */
+    static int64_t on_host[2] = { 5, 6 };
+    unsigned char rows[2 * ROW];
+    OK(nvme_gpu_gather(table, on_host, NVME_GPU_I64, 2, rows, 0, NULL, NULL, NULL));
+    CHECK(rows[0] == 5 && rows[ROW] == 6);
+    /* Registered ids are reached by the GPU. */
+    OK(nvme_gpu_register(store, on_host, sizeof(on_host)));
+    OK(nvme_gpu_gather(table, on_host, NVME_GPU_I64, 2, out, 0, NULL, NULL, NULL));
+    CHECK(out[0] == 5 && out[ROW] == 6);
+    OK(nvme_gpu_unregister(store, on_host));
+
+    USAGE(nvme_gpu_gather(table, ids, NVME_GPU_I64, 2, rows, 0, NULL, NULL, NULL));
+
+    nvme_gpu_t *none;
+    USAGE(nvme_gpu_open("sim:mem?size=4MiB", 1, &options, &none));
+    USAGE(nvme_gpu_open("file:/dev/null", 0, &options, &none));
+
+    /* Closed with a gather under way: it ends, and its handle stays good. */
+    ids[3] = 1;
+    ids[9] = 2;
+    OK(nvme_gpu_gather_async(table, ids, NVME_GPU_I64, MANY, out, 0, status, NULL, &pending));
+    nvme_gpu_close(store);
+    CHECK(nvme_gpu_pending_wait(pending, 60000) != NVME_GPU_ERROR_UNFINISHED);
+    for (int i = 0; i < MANY; ++i)
+        CHECK(status[i] == NVME_GPU_ROW_GONE ? out[i * ROW] == 0 : out[i * ROW] == ids[i] % 251);
+    nvme_gpu_pending_free(pending);
+    CLOSED(nvme_gpu_gather_async(table, ids, NVME_GPU_I64, MANY, out, 0, status, NULL, &pending));
+    CHECK(release(ids_at) == 0 && release(out_at) == 0 && release(status_at) == 0);
+    puts("gpu: ok");
+    return 0;
+}
