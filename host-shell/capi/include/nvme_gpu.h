@@ -525,15 +525,17 @@ nvme_gpu_status nvme_gpu_register(struct nvme_gpu_t *store, void *memory, size_t
 nvme_gpu_status nvme_gpu_unregister(struct nvme_gpu_t *store, void *memory);
 
 /*
- Reads `bytes` bytes from byte `offset` on into host memory at `data`. Any offset, length and alignment.
+ Reads `bytes` bytes from byte `offset` on to `data`, in host memory or in memory of the store's GPU, and waits. Any
+ offset, length and alignment. With GPU memory it is ordered after the default stream.
 
- Errors: NVME_GPU_ERROR_USAGE for a range past the end and for GPU memory, before anything is sent. After another
- error `data` may have changed in part.
+ Errors: NVME_GPU_ERROR_USAGE for a range past the end, before anything is sent. After another error `data` may have
+ changed in part. A read to GPU memory returns the status of its first part of 64 KiB that failed.
  */
 nvme_gpu_status nvme_gpu_pread(struct nvme_gpu_t *store, void *data, size_t bytes, uint64_t offset);
 
 /*
- Writes `bytes` bytes at `data`, in host memory, from byte `offset` on. Durable after nvme_gpu_flush().
+ Writes `bytes` bytes at `data`, in host memory or in memory of the store's GPU, from byte `offset` on, and waits.
+ Durable after nvme_gpu_flush().
 
  Errors: as nvme_gpu_pread(), and NVME_GPU_ERROR_USAGE for a store that is for reading only. After another error
  some blocks may have been written; bytes outside the range have not changed.
@@ -541,12 +543,12 @@ nvme_gpu_status nvme_gpu_pread(struct nvme_gpu_t *store, void *data, size_t byte
 nvme_gpu_status nvme_gpu_pwrite(struct nvme_gpu_t *store, const void *data, size_t bytes, uint64_t offset);
 
 /*
- As nvme_gpu_pread(), and returns at once: threads of the library read, up to 16 operations of a store at a time.
- `data` must stay, unused, until the operation has ended.
+ As nvme_gpu_pread(), and returns at once. With host memory threads of the library read, up to 16 operations of a
+ store at a time; with GPU memory it is a part of `stream`. `data` must stay, unused, until the operation has ended.
 
  `*pending` is a handle for nvme_gpu_pending_wait() and nvme_gpu_pending_free(); with NULL the operation is let go,
- and a failure is only counted (nvme_gpu_statistics.background_failures). What is known to be wrong at once is
- returned here, and `*pending` is not written.
+ and a failure is only counted (nvme_gpu_statistics.background_failures; host memory). What is known to be wrong at
+ once is returned here, and `*pending` is not written.
  */
 nvme_gpu_status nvme_gpu_pread_async(struct nvme_gpu_t *store,
                                      void *data,
@@ -556,8 +558,8 @@ nvme_gpu_status nvme_gpu_pread_async(struct nvme_gpu_t *store,
                                      struct nvme_gpu_pending_t **pending);
 
 /*
- As nvme_gpu_pwrite(), and returns at once: see nvme_gpu_pread_async(). Operations of a store are not ordered: wait
- for one before another that shall see its bytes.
+ As nvme_gpu_pwrite(), and returns at once: see nvme_gpu_pread_async(). Operations on host memory are not ordered:
+ wait for one before another that shall see its bytes. Those of one stream are.
  */
 nvme_gpu_status nvme_gpu_pwrite_async(struct nvme_gpu_t *store,
                                       const void *data,
@@ -617,8 +619,9 @@ uint64_t nvme_gpu_table_row_bytes(const struct nvme_gpu_table_t *table);
  of two rows in `out` in bytes; 0 stands for rows without gaps. `row_status` is NULL or has `count` places: 0, what
  the controller answered, or NVME_GPU_ROW_... `report` is NULL or written.
 
- All lie in host memory, or all in memory of the store's GPU: then the GPU reads the rows by itself, after what
- `stream` did before (ids and row status may also be in registered host memory).
+ All lie in host memory, or all in memory of the store's GPU: then it comes after what `stream` did before, and the
+ GPU reads rows of a drive by itself, a host thread those of a file or a stripe. Ids and row status may also be in
+ registered host memory.
 
  A row that was not read is zero in `out`, and has its status; the others are right. Returns the status of the first
  row that failed. Errors: NVME_GPU_ERROR_USAGE before anything is read.
@@ -650,7 +653,8 @@ nvme_gpu_status nvme_gpu_gather_async(struct nvme_gpu_table_t *table,
 
 /*
  Writes place `i` of `rows` to row `ids[i]` of the table, for every `i`, and waits. Bytes beside the rows do not
- change. `duplicates` is NVME_GPU_DUPLICATES_LAST or NVME_GPU_DUPLICATES_ERROR; the rest is as in nvme_gpu_gather().
+ change. `duplicates` is NVME_GPU_DUPLICATES_LAST or NVME_GPU_DUPLICATES_ERROR (host memory); the rest is as in
+ nvme_gpu_gather(). Rows in GPU memory are written by a host thread, in the order of the stream.
 
  A row that failed may have been written in part. Durable after nvme_gpu_flush(). Errors: NVME_GPU_ERROR_USAGE, also
  for a store that is for reading only, before anything is written.

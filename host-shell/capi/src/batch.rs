@@ -3,11 +3,11 @@
 #![allow(unsafe_code)]
 
 use crate::border::{Answer, call, null};
-use crate::memory::Lent;
+use crate::memory::{Lent, Where, place};
 use crate::pending::{self, Outcome, PendingHandle};
 use crate::status::{Failure, NVME_GPU_OK, NVME_GPU_ROW_NOT_RUN, nvme_gpu_status};
 use crate::store::{Opened, StoreHandle, opened};
-use crate::transfer::{check_range, nvme_gpu_stream, on_host};
+use crate::transfer::{check_range, nvme_gpu_stream};
 use nvme_host::Store;
 use nvme_host::store::Transfer;
 use std::ffi::c_void;
@@ -31,6 +31,18 @@ pub struct Io {
     pub bytes: usize,
     /// Host memory; not changed by a write.
     pub data: *mut c_void,
+}
+
+/// # Errors
+/// Usage for GPU memory.
+fn on_host(opened: &Opened, memory: &Lent, what: &str) -> Answer<()> {
+    match place(opened, memory, what)? {
+        Where::Host => Ok(()),
+        Where::Gpu => Err(Failure::usage(
+            format!("{what} lies in GPU memory, which batches do not take"),
+            "read it by nvme_gpu_pread_async, or gather rows",
+        )),
+    }
 }
 
 /// A batch on its way: the entries, where each status goes.

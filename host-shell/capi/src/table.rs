@@ -311,10 +311,10 @@ unsafe fn launch(
     rows: &Rows,
     stream: nvme_gpu_stream,
 ) -> Answer<nvme_host::cuda::Pending> {
-    if !matches!(verb, Verb::Gather) {
+    if matches!(verb, Verb::Scatter(Duplicates::Error)) {
         return Err(Failure::usage(
-            "the rows lie in GPU memory, which this version does not scatter from",
-            "copy them to host memory first",
+            "the ids lie in GPU memory: whether one comes twice is not known before the stream runs",
+            "use NVME_GPU_DUPLICATES_LAST",
         ));
     }
     let request = nvme_host::cuda::Request {
@@ -325,8 +325,16 @@ unsafe fn launch(
         out_stride: rows.stride,
         status: rows.status.map_or(0, |status| status.address()),
     };
+    let (table, stream) = (&open.table, stream.addr() as u64);
     // SAFETY: the caller's.
-    Ok(unsafe { open.table.gather_on_gpu(&request, stream.addr() as u64) }?)
+    let pending = unsafe {
+        match verb {
+            Verb::Gather => table.gather_on_gpu(&request, stream),
+            Verb::Scatter(_) => table.scatter_on_gpu(&request, stream),
+            Verb::ScatterAdd(element) => table.scatter_add_on_gpu(&request, element, stream),
+        }
+    };
+    Ok(pending?)
 }
 
 /// Waits for `verb`.
@@ -394,8 +402,9 @@ unsafe fn later(
 /// of two rows in `out` in bytes; 0 stands for rows without gaps. `row_status` is NULL or has `count` places: 0, what
 /// the controller answered, or NVME_GPU_ROW_... `report` is NULL or written.
 ///
-/// All lie in host memory, or all in memory of the store's GPU: then the GPU reads the rows by itself, after what
-/// `stream` did before (ids and row status may also be in registered host memory).
+/// All lie in host memory, or all in memory of the store's GPU: then it comes after what `stream` did before, and the
+/// GPU reads rows of a drive by itself, a host thread those of a file or a stripe. Ids and row status may also be in
+/// registered host memory.
 ///
 /// A row that was not read is zero in `out`, and has its status; the others are right. Returns the status of the first
 /// row that failed. Errors: NVME_GPU_ERROR_USAGE before anything is read.
@@ -474,7 +483,8 @@ fn duplicates(number: u32) -> Answer<Duplicates> {
 }
 
 /// Writes place `i` of `rows` to row `ids[i]` of the table, for every `i`, and waits. Bytes beside the rows do not
-/// change. `duplicates` is NVME_GPU_DUPLICATES_LAST or NVME_GPU_DUPLICATES_ERROR; the rest is as in nvme_gpu_gather().
+/// change. `duplicates` is NVME_GPU_DUPLICATES_LAST or NVME_GPU_DUPLICATES_ERROR (host memory); the rest is as in
+/// nvme_gpu_gather(). Rows in GPU memory are written by a host thread, in the order of the stream.
 ///
 /// A row that failed may have been written in part. Durable after nvme_gpu_flush(). Errors: NVME_GPU_ERROR_USAGE, also
 /// for a store that is for reading only, before anything is written.

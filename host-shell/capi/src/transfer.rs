@@ -7,6 +7,7 @@ use crate::memory::{Lent, Where, place};
 use crate::pending::{self, Outcome, PendingHandle};
 use crate::status::{Failure, nvme_gpu_status};
 use crate::store::{Opened, StoreHandle, opened};
+use nvme_host::Store;
 use std::ffi::c_void;
 
 /// A stream of the GPU: a CUstream or cudaStream_t, or NULL for the default stream. Ignored for host memory.
@@ -27,22 +28,130 @@ pub fn check_range(opened: &Opened, offset: u64, bytes: usize) -> Answer<()> {
     }
 }
 
-/// # Errors
-/// Usage for GPU memory.
-pub fn on_host(opened: &Opened, memory: &Lent, what: &str) -> Answer<()> {
-    match place(opened, memory, what)? {
-        Where::Host => Ok(()),
-        Where::Gpu => Err(Failure::usage(
-            format!("{what} lies in GPU memory, which this version reads and writes by rows only"),
-            "gather into it, or use host memory and copy",
-        )),
+/// Which way the bytes go.
+#[derive(Clone, Copy)]
+enum Way {
+    Read,
+    Write,
+}
+
+/// A read or write of a call.
+#[derive(Clone, Copy)]
+struct Range {
+    way: Way,
+    data: Lent,
+    bytes: usize,
+    offset: u64,
+}
+
+impl Range {
+    /// # Safety
+    /// As the header says of `data`.
+    unsafe fn new(
+        opened: &Opened,
+        way: Way,
+        data: *const c_void,
+        bytes: usize,
+        offset: u64,
+    ) -> Answer<Self> {
+        // SAFETY: the caller's.
+        let data = unsafe { Lent::new(data, bytes, "data") }?;
+        check_range(opened, offset, bytes)?;
+        Ok(Self {
+            way,
+            data,
+            bytes,
+            offset,
+        })
+    }
+
+    fn place(&self, opened: &Opened) -> Answer<Where> {
+        match self.bytes {
+            0 => Ok(Where::Host),
+            _ => place(opened, &self.data, "data"),
+        }
+    }
+
+    /// # Safety
+    /// As the header says of `data`, which lies in host memory.
+    unsafe fn run(&self, store: &Store) -> nvme_host::Result<()> {
+        match self.way {
+            // SAFETY: the caller's.
+            Way::Read => store.read_at(self.offset, unsafe { self.data.bytes_mut() }),
+            // SAFETY: the caller's.
+            Way::Write => store.write_at(self.offset, unsafe { self.data.bytes() }),
+        }
+    }
+
+    /// # Safety
+    /// As the header says of `data`, which lies in GPU memory.
+    #[cfg(feature = "cuda")]
+    unsafe fn launch(
+        &self,
+        store: &Store,
+        stream: nvme_gpu_stream,
+    ) -> Answer<nvme_host::cuda::Pending> {
+        let (offset, bytes) = (self.offset, self.bytes as u64);
+        let (at, stream) = (self.data.address(), stream.addr() as u64);
+        // SAFETY: the caller's.
+        let pending = unsafe {
+            match self.way {
+                Way::Read => store.read_on_gpu(offset, bytes, at, stream),
+                Way::Write => store.write_from_gpu(offset, bytes, at, stream),
+            }
+        };
+        Ok(pending?)
+    }
+
+    /// Carries it out and waits.
+    ///
+    /// # Safety
+    /// As the header says of `data`.
+    unsafe fn now(&self, opened: &Opened) -> Answer<()> {
+        match self.place(opened)? {
+            // SAFETY: the caller's.
+            Where::Host => Ok(unsafe { self.run(&opened.store) }?),
+            #[cfg(feature = "cuda")]
+            Where::Gpu => {
+                // SAFETY: the caller's.
+                let under_way = unsafe { self.launch(&opened.store, std::ptr::null_mut()) }?;
+                pending::wait_for_stream(under_way)?.result()
+            }
+            #[cfg(not(feature = "cuda"))]
+            Where::Gpu => Err(Failure::usage("built without CUDA", "use host memory")),
+        }
+    }
+
+    /// Starts it.
+    ///
+    /// # Safety
+    /// As the header says of `data`.
+    unsafe fn later(
+        self,
+        opened: &Opened,
+        stream: nvme_gpu_stream,
+        to: *mut *mut PendingHandle,
+    ) -> Answer<()> {
+        let _ = stream;
+        // SAFETY: the caller's, here and below.
+        match self.place(opened)? {
+            Where::Host => unsafe {
+                pending::start(opened, to, move |store| Outcome::from(self.run(store)))
+            },
+            #[cfg(feature = "cuda")]
+            // SAFETY: as above.
+            Where::Gpu => unsafe { pending::on_stream(to, self.launch(&opened.store, stream)?) },
+            #[cfg(not(feature = "cuda"))]
+            Where::Gpu => Err(Failure::usage("built without CUDA", "use host memory")),
+        }
     }
 }
 
-/// Reads `bytes` bytes from byte `offset` on into host memory at `data`. Any offset, length and alignment.
+/// Reads `bytes` bytes from byte `offset` on to `data`, in host memory or in memory of the store's GPU, and waits. Any
+/// offset, length and alignment. With GPU memory it is ordered after the default stream.
 ///
-/// Errors: NVME_GPU_ERROR_USAGE for a range past the end and for GPU memory, before anything is sent. After another
-/// error `data` may have changed in part.
+/// Errors: NVME_GPU_ERROR_USAGE for a range past the end, before anything is sent. After another error `data` may have
+/// changed in part. A read to GPU memory returns the status of its first part of 64 KiB that failed.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_pread(
     store: *mut StoreHandle,
@@ -53,15 +162,12 @@ pub unsafe extern "C" fn nvme_gpu_pread(
     call(|| {
         let opened = opened(store)?;
         // SAFETY: as the header says.
-        let data = unsafe { Lent::new(data, bytes, "data") }?;
-        check_range(&opened, offset, bytes)?;
-        on_host(&opened, &data, "data")?;
-        // SAFETY: as the header says.
-        Ok(opened.store.read_at(offset, unsafe { data.bytes_mut() })?)
+        unsafe { Range::new(&opened, Way::Read, data, bytes, offset)?.now(&opened) }
     })
 }
 
-/// Writes `bytes` bytes at `data`, in host memory, from byte `offset` on. Durable after nvme_gpu_flush().
+/// Writes `bytes` bytes at `data`, in host memory or in memory of the store's GPU, from byte `offset` on, and waits.
+/// Durable after nvme_gpu_flush().
 ///
 /// Errors: as nvme_gpu_pread(), and NVME_GPU_ERROR_USAGE for a store that is for reading only. After another error
 /// some blocks may have been written; bytes outside the range have not changed.
@@ -75,20 +181,16 @@ pub unsafe extern "C" fn nvme_gpu_pwrite(
     call(|| {
         let opened = opened(store)?;
         // SAFETY: as the header says.
-        let data = unsafe { Lent::new(data, bytes, "data") }?;
-        check_range(&opened, offset, bytes)?;
-        on_host(&opened, &data, "data")?;
-        // SAFETY: as the header says.
-        Ok(opened.store.write_at(offset, unsafe { data.bytes() })?)
+        unsafe { Range::new(&opened, Way::Write, data, bytes, offset)?.now(&opened) }
     })
 }
 
-/// As nvme_gpu_pread(), and returns at once: threads of the library read, up to 16 operations of a store at a time.
-/// `data` must stay, unused, until the operation has ended.
+/// As nvme_gpu_pread(), and returns at once. With host memory threads of the library read, up to 16 operations of a
+/// store at a time; with GPU memory it is a part of `stream`. `data` must stay, unused, until the operation has ended.
 ///
 /// `*pending` is a handle for nvme_gpu_pending_wait() and nvme_gpu_pending_free(); with NULL the operation is let go,
-/// and a failure is only counted (nvme_gpu_statistics.background_failures). What is known to be wrong at once is
-/// returned here, and `*pending` is not written.
+/// and a failure is only counted (nvme_gpu_statistics.background_failures; host memory). What is known to be wrong at
+/// once is returned here, and `*pending` is not written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_pread_async(
     store: *mut StoreHandle,
@@ -99,23 +201,16 @@ pub unsafe extern "C" fn nvme_gpu_pread_async(
     pending: *mut *mut PendingHandle,
 ) -> nvme_gpu_status {
     call(|| {
-        let _ = stream;
         let opened = opened(store)?;
         // SAFETY: as the header says.
-        let data = unsafe { Lent::new(data, bytes, "data") }?;
-        check_range(&opened, offset, bytes)?;
-        on_host(&opened, &data, "data")?;
-        // SAFETY: as the header says: the memory stays until the end, and is not used meanwhile.
-        let job = move |store: &nvme_host::Store| {
-            Outcome::from(store.read_at(offset, unsafe { data.bytes_mut() }))
-        };
-        // SAFETY: as the header says.
-        unsafe { pending::start(&opened, pending, job) }
+        unsafe {
+            Range::new(&opened, Way::Read, data, bytes, offset)?.later(&opened, stream, pending)
+        }
     })
 }
 
-/// As nvme_gpu_pwrite(), and returns at once: see nvme_gpu_pread_async(). Operations of a store are not ordered: wait
-/// for one before another that shall see its bytes.
+/// As nvme_gpu_pwrite(), and returns at once: see nvme_gpu_pread_async(). Operations on host memory are not ordered:
+/// wait for one before another that shall see its bytes. Those of one stream are.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_pwrite_async(
     store: *mut StoreHandle,
@@ -126,17 +221,10 @@ pub unsafe extern "C" fn nvme_gpu_pwrite_async(
     pending: *mut *mut PendingHandle,
 ) -> nvme_gpu_status {
     call(|| {
-        let _ = stream;
         let opened = opened(store)?;
         // SAFETY: as the header says.
-        let data = unsafe { Lent::new(data, bytes, "data") }?;
-        check_range(&opened, offset, bytes)?;
-        on_host(&opened, &data, "data")?;
-        // SAFETY: as the header says: the memory stays until the end, and is not written meanwhile.
-        let job = move |store: &nvme_host::Store| {
-            Outcome::from(store.write_at(offset, unsafe { data.bytes() }))
-        };
-        // SAFETY: as the header says.
-        unsafe { pending::start(&opened, pending, job) }
+        unsafe {
+            Range::new(&opened, Way::Write, data, bytes, offset)?.later(&opened, stream, pending)
+        }
     })
 }

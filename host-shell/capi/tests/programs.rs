@@ -149,6 +149,7 @@ fn sanitizers_find_nothing_in_them() {
 #[test]
 #[ignore = "needs valgrind"]
 fn valgrind_finds_nothing_in_them() {
+    let known = format!("--suppressions={}", here("tests/c/valgrind.supp").display());
     let valgrind = [
         "valgrind",
         "--quiet",
@@ -157,6 +158,7 @@ fn valgrind_finds_nothing_in_them() {
         "--errors-for-leak-kinds=definite",
         "--show-leak-kinds=definite",
         "--fair-sched=yes",
+        &known,
     ];
     all("valgrind", &[], &valgrind);
 }

@@ -5,6 +5,7 @@ use crate::process::{Failure, cargo, cargo_test, check, output};
 use crate::report::Counts;
 use crate::{background, fuzz, guest, loom, packages, planted, ptx, simulate, stress};
 use background::Background;
+use std::process::Command;
 use std::time::Instant;
 
 /// Builds that must keep working beside the default one: packages and switches. Those of a line share one
@@ -12,16 +13,20 @@ use std::time::Instant;
 const FEATURES: [(&[&str], &[&str]); 3] = [
     (&["nvme-core"], &["--features", "trace"]),
     (&["nvme-core", "nvme-sim"], &["--no-default-features"]),
-    (&["nvme-host", "nvme-gpu"], &["--no-default-features"]),
+    (
+        &["nvme-host", "nvme-gpu", "nvme-gpu-capi"],
+        &["--no-default-features"],
+    ),
 ];
 
 /// What is compiled without optimisation for the tests, in a quarter of the time: it waits more than it computes.
 /// Core, simulator and the stand-in of CUDA move the bytes, and stay at the level of the profile.
-const UNOPTIMISED: [&str; 9] = [
+const UNOPTIMISED: [&str; 10] = [
     // What is not of the workspace.
     "\"*\"",
     "guest-tests",
     "nvme-gpu",
+    "nvme-gpu-capi",
     "nvme-gpu-tests",
     "nvme-host",
     "nvme-simulate",
@@ -48,7 +53,7 @@ const fn stage(name: &'static str, run: Run) -> Stage {
     }
 }
 
-const STAGES: [Stage; 15] = [
+const STAGES: [Stage; 16] = [
     stage("formatting", formatting),
     Stage {
         name: "ptx",
@@ -57,6 +62,7 @@ const STAGES: [Stage; 15] = [
     },
     stage("clippy", clippy),
     stage("tests", tests),
+    stage("c-interface", c_interface),
     stage("documentation", documentation),
     stage("feature-matrix", feature_matrix),
     stage("packages", packages::pack),
@@ -256,18 +262,40 @@ fn clippy() -> Result<Counts, Failure> {
     Ok(Counts::PASSED)
 }
 
-fn tests() -> Result<Counts, Failure> {
+/// Tests with what they are compiled like.
+fn test_command() -> Command {
     let mut test = cargo();
     test.env("CARGO_INCREMENTAL", "0");
     // A failed test names its line without it.
     test.env("CARGO_PROFILE_DEV_DEBUG", "0");
-    test.args(["test", "--workspace", "--no-fail-fast"]);
+    test.args(["test", "--no-fail-fast"]);
     for package in UNOPTIMISED {
         let level = format!("profile.dev.package.{package}.opt-level=0");
         test.args(["--config", &level]);
     }
+    test
+}
+
+fn tests() -> Result<Counts, Failure> {
+    let mut test = test_command();
+    test.args(["--workspace", "--exclude", "nvme-gpu-capi"]);
     match crate::tools::libnvme() {
         // Every ignored test says which tool it needs, and it is here now.
+        Ok(()) => test.args(["--", "--include-ignored"]),
+        Err(failure) if failure.missing_tool => {
+            println!("SKIPPED: {failure}");
+            &mut test
+        }
+        Err(failure) => return Err(failure),
+    };
+    cargo_test(&mut test)
+}
+
+/// Programs in C and C++ over the C interface: plain, with sanitizers, under valgrind, as installed.
+fn c_interface() -> Result<Counts, Failure> {
+    let mut test = test_command();
+    test.args(["--package", "nvme-gpu-capi"]);
+    match crate::tools::for_c() {
         Ok(()) => test.args(["--", "--include-ignored"]),
         Err(failure) if failure.missing_tool => {
             println!("SKIPPED: {failure}");

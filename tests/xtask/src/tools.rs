@@ -50,6 +50,25 @@ pub fn apt(packages: &[&str], why: &str) -> Result<(), Failure> {
     installed.map_err(|failure| Failure::missing(format!("{why}; {failure}; tried: {line}")))
 }
 
+/// What the tests of the C interface need besides gcc.
+pub fn for_c() -> Result<(), Failure> {
+    let tools = [
+        ("g++", "g++"),
+        ("valgrind", "valgrind"),
+        ("pkg-config", "pkgconf"),
+        ("cmake", "cmake"),
+        ("make", "make"),
+    ];
+    let missing = tools
+        .iter()
+        .filter(|(program, _)| on_path(program).is_none());
+    let packages: Vec<&str> = missing.map(|(_, package)| *package).collect();
+    match packages.as_slice() {
+        [] => Ok(()),
+        packages => apt(packages, "the C interface is tested with them"),
+    }
+}
+
 /// `ptxas`: $PTXAS, the pip package under the target folder, PATH, or the CUDA toolkit's usual place.
 pub fn ptxas() -> Result<PathBuf, Failure> {
     cuda_tool(

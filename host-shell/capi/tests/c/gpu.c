@@ -68,9 +68,36 @@ int main(void)
 
     USAGE(nvme_gpu_gather(table, ids, NVME_GPU_I64, 2, rows, 0, NULL, NULL, NULL));
 
+    /* Bytes, and rows written, in the order of the stream. */
+    memset(out, 9, 50000);
+    OK(nvme_gpu_pwrite(store, out, 50000, 1000001));
+    OK(nvme_gpu_pread(store, row, ROW, 1000001 + 50000 - ROW));
+    CHECK(row[0] == 9 && row[ROW - 1] == 9);
+    memset(out, 0, 50000);
+    OK(nvme_gpu_pread_async(store, out, 50000, 1000001, NULL, &pending));
+    OK(nvme_gpu_pending_wait(pending, 60000));
+    nvme_gpu_pending_free(pending);
+    CHECK(out[0] == 9 && out[49999] == 9);
+    OK(nvme_gpu_pwrite_async(store, out, 100, 3000000, NULL, &pending));
+    OK(nvme_gpu_pending_wait(pending, 60000));
+    nvme_gpu_pending_free(pending);
+    USAGE(nvme_gpu_pread(store, out, 2, nvme_gpu_len(store) - 1));
+    ids[0] = 700;
+    ids[1] = 737;
+    OK(nvme_gpu_scatter(table, ids, NVME_GPU_I64, 2, out, 0, NVME_GPU_DUPLICATES_LAST, NULL, NULL, &report));
+    USAGE(nvme_gpu_scatter(table, ids, NVME_GPU_I64, 2, out, 0, NVME_GPU_DUPLICATES_ERROR, NULL, NULL, NULL));
+    OK(nvme_gpu_scatter_add_async(table, ids, NVME_GPU_I64, 1, out, 0, NVME_GPU_ADD_I32, NULL, NULL, &pending));
+    OK(nvme_gpu_pending_wait(pending, 60000));
+    nvme_gpu_pending_free(pending);
+    OK(nvme_gpu_gather(table, ids, NVME_GPU_I64, 2, out, 0, NULL, NULL, NULL));
+    CHECK(out[0] == 18 && out[ROW] == 9);
+    ids[0] = 0;
+    ids[1] = 37;
+    nvme_gpu_io io = { NVME_GPU_READ, 0, 0, 16, out };
+    USAGE(nvme_gpu_batch(store, &io, 1));
+
     nvme_gpu_t *none;
     USAGE(nvme_gpu_open("sim:mem?size=4MiB", 1, &options, &none));
-    USAGE(nvme_gpu_open("file:/dev/null", 0, &options, &none));
 
     /* Closed with a gather under way: it ends, and its handle stays good. */
     ids[3] = 1;

@@ -1,6 +1,7 @@
 // The header in C++: linkage, types, initializer.
 #include "nvme_gpu.h"
 #include "check.h"
+#include <cstdio>
 #include <memory>
 #include <vector>
 
