@@ -4,9 +4,9 @@
 
 use crate::border::{Answer, call, null};
 use crate::memory::{Lent, Where, place};
+use crate::opened::{Opened, StoreHandle, opened};
 use crate::pending::{self, Outcome, PendingHandle};
 use crate::status::{Failure, NVME_GPU_OK, NVME_GPU_ROW_NOT_RUN, nvme_gpu_status};
-use crate::store::{Opened, StoreHandle, opened};
 use crate::transfer::{check_range, nvme_gpu_stream};
 use nvme_host::Store;
 use nvme_host::store::Transfer;

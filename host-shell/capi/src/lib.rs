@@ -4,7 +4,7 @@
 //! up, structures begin with their size, and a panic ends as [`status::NVME_GPU_ERROR_INTERNAL`].
 //!
 //! - [`status`]: numbers and texts of errors, those of this thread.
-//! - [`handles`]: what is open.
+//! - [`handles`], [`opened`]: what is open.
 //! - [`border`]: the way in and out of each call.
 //! - [`version`], [`store`], [`transfer`], [`batch`], [`table`], [`pending`]: the functions.
 // The functions document themselves for readers of the header: what is owed for pointers is in its head.
@@ -14,6 +14,7 @@ pub mod batch;
 pub mod border;
 pub mod handles;
 pub mod memory;
+pub mod opened;
 pub mod pending;
 pub mod status;
 pub mod store;

@@ -3,8 +3,8 @@
 #![allow(unsafe_code)]
 
 use crate::border::{Answer, null};
+use crate::opened::Opened;
 use crate::status::Failure;
-use crate::store::Opened;
 
 /// Memory that C lends to a call until the call, or its operation, has ended.
 #[derive(Clone, Copy)]

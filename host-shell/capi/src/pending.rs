@@ -4,8 +4,8 @@
 
 use crate::border::{Answer, Sized0, call, give, put, value};
 use crate::handles::Handles;
+use crate::opened::Opened;
 use crate::status::{Failure, NVME_GPU_ERROR_UNFINISHED, nvme_gpu_status};
-use crate::store::Opened;
 use nvme_host::store::{Operation, RowReport};
 use nvme_host::{Store, Table};
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -3,23 +3,16 @@
 #![allow(unsafe_code)]
 
 use crate::border::{Answer, Sized0, call, give, put, take, text, value};
-use crate::handles::Handles;
 use crate::memory::Lent;
+use crate::opened::{Opened, Registration, STORES, StoreHandle, TABLES, opened};
 use crate::status::{Failure, nvme_gpu_status};
-use crate::table::TABLES;
 use crate::version;
 use nvme_host::store::{DataPath, FileIo};
 use nvme_host::{Store, StoreOptions};
-use std::collections::BTreeMap;
 use std::ffi::c_char;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
-
-/// A store: a drive, a file, or several in stripes. Opaque.
-pub struct StoreHandle {
-    _opaque: [u8; 0],
-}
 
 /// nvme_gpu_options.flags: allows writes to a real device (a function behind VFIO, a block device).
 pub const NVME_GPU_ALLOW_WRITE: u32 = 1;
@@ -108,29 +101,6 @@ pub struct PathInfo {
 // SAFETY: integers, the size first.
 unsafe impl Sized0 for PathInfo {
     const NAME: &'static str = "nvme_gpu_path_info";
-}
-
-/// What a handle of a store stands for.
-pub struct Opened {
-    pub store: Store,
-    #[cfg(feature = "cuda")]
-    pub gpu: Option<Arc<nvme_host::cuda::Gpu>>,
-    registered: Mutex<BTreeMap<usize, Registration>>,
-    pub background_failures: Arc<AtomicU64>,
-}
-
-/// Memory that was registered: its length, and what the GPU's driver knows of it.
-struct Registration {
-    bytes: usize,
-    #[cfg(feature = "cuda")]
-    _memory: Option<nvme_host::cuda::CallerMemory>,
-}
-
-pub static STORES: Handles<Arc<Opened>> = Handles::new();
-
-/// What `store` stands for.
-pub fn opened(store: *const StoreHandle) -> Answer<Arc<Opened>> {
-    STORES.get(store, "store")
 }
 
 fn or(value: u32, default: u32) -> u32 {
@@ -408,7 +378,7 @@ pub unsafe extern "C" fn nvme_gpu_register(
         let registration = Registration {
             bytes,
             #[cfg(feature = "cuda")]
-            _memory: pinned,
+            memory: pinned,
         };
         registered.insert(start, registration);
         Ok(())

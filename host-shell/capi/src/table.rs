@@ -3,21 +3,15 @@
 #![allow(unsafe_code)]
 
 use crate::border::{Answer, call, give, put, value};
-use crate::handles::Handles;
 use crate::memory::{Lent, Where, place};
+use crate::opened::{OpenTable, Opened, StoreHandle, TABLES, TableHandle, opened};
 use crate::pending::{self, Outcome, PendingHandle, Report};
 use crate::status::{Failure, nvme_gpu_status};
-use crate::store::{Opened, StoreHandle, opened};
 use crate::transfer::nvme_gpu_stream;
 use nvme_host::Table;
 use nvme_host::store::{Duplicates, Element, Ids, RowReport};
 use std::ffi::c_void;
 use std::sync::Arc;
-
-/// Rows of one size in a store. Opaque; closed with its store.
-pub struct TableHandle {
-    _opaque: [u8; 0],
-}
 
 /// Type of ids: int32_t.
 pub const NVME_GPU_I32: u32 = 4;
@@ -37,17 +31,6 @@ pub const NVME_GPU_ADD_I32: u32 = 4;
 pub const NVME_GPU_DUPLICATES_LAST: u32 = 0;
 /// nvme_gpu_scatter(): an id that comes twice is NVME_GPU_ERROR_USAGE, and nothing is written.
 pub const NVME_GPU_DUPLICATES_ERROR: u32 = 1;
-
-/// What a handle of a table stands for.
-#[derive(Clone)]
-pub struct OpenTable {
-    /// The address of the store's handle.
-    pub store: usize,
-    opened: Arc<Opened>,
-    table: Table,
-}
-
-pub static TABLES: Handles<Arc<OpenTable>> = Handles::new();
 
 /// Opens a table: `rows` rows of `row_bytes` bytes (1 and more), from byte `offset` of the store on. On success
 /// `*table` is a handle for nvme_gpu_table_close(), else NULL. Errors: NVME_GPU_ERROR_USAGE.
@@ -381,15 +364,15 @@ unsafe fn later(
         return unsafe { pending::nothing(to) };
     }
     let _ = stream;
-    // SAFETY: the caller's, here and below.
     match rows.place(&open.opened)? {
+        // SAFETY: the caller's.
         Where::Host => unsafe {
             pending::start_rows(&open.opened, &open.table, to, move |table| {
                 verb.run(table, &rows)
             })
         },
         #[cfg(feature = "cuda")]
-        // SAFETY: as above.
+        // SAFETY: the caller's.
         Where::Gpu => unsafe { pending::on_stream(to, launch(open, verb, &rows, stream)?) },
         #[cfg(not(feature = "cuda"))]
         Where::Gpu => Err(Failure::usage("built without CUDA", "use host memory")),

@@ -4,9 +4,9 @@
 
 use crate::border::{Answer, call};
 use crate::memory::{Lent, Where, place};
+use crate::opened::{Opened, StoreHandle, opened};
 use crate::pending::{self, Outcome, PendingHandle};
 use crate::status::{Failure, nvme_gpu_status};
-use crate::store::{Opened, StoreHandle, opened};
 use nvme_host::Store;
 use std::ffi::c_void;
 
@@ -133,13 +133,13 @@ impl Range {
         to: *mut *mut PendingHandle,
     ) -> Answer<()> {
         let _ = stream;
-        // SAFETY: the caller's, here and below.
         match self.place(opened)? {
+            // SAFETY: the caller's.
             Where::Host => unsafe {
                 pending::start(opened, to, move |store| Outcome::from(self.run(store)))
             },
             #[cfg(feature = "cuda")]
-            // SAFETY: as above.
+            // SAFETY: the caller's.
             Where::Gpu => unsafe { pending::on_stream(to, self.launch(&opened.store, stream)?) },
             #[cfg(not(feature = "cuda"))]
             Where::Gpu => Err(Failure::usage("built without CUDA", "use host memory")),

@@ -41,9 +41,10 @@ const RENAMED: [(&str, &str); 10] = [
 ];
 
 /// The files with functions, in the order of the header.
-const FILES: [&str; 7] = [
+const FILES: [&str; 8] = [
     "status.rs",
     "version.rs",
+    "opened.rs",
     "store.rs",
     "transfer.rs",
     "batch.rs",
@@ -68,7 +69,9 @@ fn made() -> String {
         sys_includes: vec!["stddef.h".to_owned(), "stdint.h".to_owned()],
         export: ExportConfig {
             rename: rename.into_iter().collect(),
-            exclude: vec!["Outcome".to_owned()],
+            exclude: ["Outcome", "Opened", "OpenTable", "Registration"]
+                .map(str::to_owned)
+                .into(),
             ..ExportConfig::default()
         },
         ..Config::default()

@@ -1,0 +1,52 @@
+//! What handles of stores and tables stand for.
+
+use crate::border::Answer;
+use crate::handles::Handles;
+use nvme_host::{Store, Table};
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+
+/// A store: a drive, a file, or several in stripes. Opaque.
+pub struct StoreHandle {
+    _opaque: [u8; 0],
+}
+
+/// Rows of one size in a store. Opaque; closed with its store.
+pub struct TableHandle {
+    _opaque: [u8; 0],
+}
+
+/// What a handle of a store stands for.
+pub struct Opened {
+    pub store: Store,
+    #[cfg(feature = "cuda")]
+    pub gpu: Option<Arc<nvme_host::cuda::Gpu>>,
+    pub registered: Mutex<BTreeMap<usize, Registration>>,
+    pub background_failures: Arc<AtomicU64>,
+}
+
+/// Memory that was registered: its length, and what the GPU's driver knows of it.
+pub struct Registration {
+    pub bytes: usize,
+    #[cfg(feature = "cuda")]
+    pub memory: Option<nvme_host::cuda::CallerMemory>,
+}
+
+pub static STORES: Handles<Arc<Opened>> = Handles::new();
+
+/// What `store` stands for.
+pub fn opened(store: *const StoreHandle) -> Answer<Arc<Opened>> {
+    STORES.get(store, "store")
+}
+
+/// What a handle of a table stands for.
+#[derive(Clone)]
+pub struct OpenTable {
+    /// The address of the store's handle.
+    pub store: usize,
+    pub opened: Arc<Opened>,
+    pub table: Table,
+}
+
+pub static TABLES: Handles<Arc<OpenTable>> = Handles::new();
