@@ -1,6 +1,8 @@
 //! `cargo xtask test`: every stage, with its time, and one line of counts at the end.
 //! `cargo xtask check`: what to run before every commit.
 
+mod programs;
+
 use crate::process::{Failure, cargo, cargo_test, check, output};
 use crate::report::Counts;
 use crate::{background, fuzz, guest, loom, packages, planted, ptx, simulate, stress};
@@ -277,18 +279,20 @@ fn test_command() -> Command {
 }
 
 fn tests() -> Result<Counts, Failure> {
-    let mut test = test_command();
-    test.args(["--workspace", "--exclude", "nvme-gpu-capi"]);
+    let test = || {
+        let mut test = test_command();
+        test.args(["--workspace", "--exclude", "nvme-gpu-capi"]);
+        test
+    };
     match crate::tools::libnvme() {
         // Every ignored test says which tool it needs, and it is here now.
-        Ok(()) => test.args(["--", "--include-ignored"]),
+        Ok(()) => programs::run(test, &["--include-ignored"]),
         Err(failure) if failure.missing_tool => {
             println!("SKIPPED: {failure}");
-            &mut test
+            programs::run(test, &[])
         }
-        Err(failure) => return Err(failure),
-    };
-    cargo_test(&mut test)
+        Err(failure) => Err(failure),
+    }
 }
 
 /// Programs in C and C++ over the C interface: plain, with sanitizers, under valgrind, as installed.

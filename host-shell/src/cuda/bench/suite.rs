@@ -11,7 +11,7 @@ use crate::error::{Error, Result};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Runs of which the middle one counts.
+/// Runs of which the middle one counts; one alone for a look.
 const RUNS: usize = 5;
 /// How long a run should take; a first, short one says how many commands that is.
 const RUN_SECONDS: f64 = 0.06;
@@ -65,17 +65,18 @@ pub fn run(options: &Options, emit: &mut dyn FnMut(Value)) -> Result<()> {
         0 => cores.saturating_sub(2).max(1),
         threads => threads,
     };
+    let (share, runs) = if options.quick { (0.005, 1) } else { (1.0, RUNS) };
     emit(json!({
         "gpu": gpu.name(), "describe": gpu.describe(), "multiprocessors": gpu.multiprocessors()?,
-        "cores": cores, "controller_threads": threads, "runs": RUNS, "quick": options.quick,
+        "cores": cores, "controller_threads": threads, "runs": runs, "quick": options.quick,
     }));
-    let share = if options.quick { 0.005 } else { 1.0 };
     let limits = Limits::measure(&kernels, threads, share, emit)?;
     let mut suite = Suite {
         kernels,
         cores,
         threads,
         share,
+        runs,
         quick: options.quick,
         limits,
         bench: None,
@@ -97,7 +98,7 @@ pub fn run(options: &Options, emit: &mut dyn FnMut(Value)) -> Result<()> {
         }
     }
     if wanted("stream_1mib_tier2") {
-        let line = stream(&suite.kernels, &suite.limits, suite.share, RUNS)
+        let line = stream(&suite.kernels, &suite.limits, suite.share, runs)
             .unwrap_or_else(|error| failed("stream_1mib_tier2", &error));
         (suite.emit)(line);
     }
@@ -156,6 +157,7 @@ struct Suite<'a> {
     cores: usize,
     threads: usize,
     share: f64,
+    runs: usize,
     quick: bool,
     limits: Limits,
     bench: Option<Bench>,
@@ -270,13 +272,13 @@ impl Suite<'_> {
             _ => u64::from(case.queues * case.depth),
         };
         // A first run to warm up and to learn the rate, a second one since the first is short.
-        let mut commands = concurrent * 20;
+        let mut commands = concurrent * if self.quick { 4 } else { 20 };
         for _ in 0..2 {
             let rate = bench.run(case, commands, threads)?.rate();
             let rounds = (rate * RUN_SECONDS * share / concurrent as f64).ceil();
             commands = concurrent * (rounds as u64).clamp(4, 1 << 24);
         }
-        (0..RUNS)
+        (0..self.runs)
             .map(|_| bench.run(case, commands, threads))
             .collect()
     }

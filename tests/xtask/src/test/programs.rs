@@ -1,0 +1,213 @@
+//! The test programs of a `cargo test`, several at a time. Cargo runs one after the other, and most of them wait
+//! more than they compute: for deadlines that pass, for processes that they start.
+
+use crate::process::{Failure, output, shown, target_dir};
+use crate::report::Counts;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Mutex;
+use std::time::{Duration, Instant};
+
+/// How many run at the same time. Each has as many threads as there are processors.
+const AT_ONCE: usize = 2;
+/// Those that take longest, by the name of their target: they start first, so that none of them runs alone at
+/// the end. A name that is missing here costs time, nothing else.
+const LONGEST: [&str; 8] = [
+    "gpu",
+    "cli",
+    "stand_in",
+    "nvme_host",
+    "gpu_trace",
+    "serve",
+    "recovery",
+    "vfio_user",
+];
+
+/// One program, and how it is started.
+struct Program {
+    name: String,
+    start: Command,
+}
+
+/// Builds with `test`, a `cargo test`, and runs its programs and the examples of the documentation, each with
+/// `words`.
+pub fn run(test: impl Fn() -> Command, words: &[&str]) -> Result<Counts, Failure> {
+    let mut build = test();
+    build.args(["--no-run", "--message-format=json-render-diagnostics"]);
+    println!("$ {}", shown(&build));
+    let mut programs = programs(&output(&mut build)?, words);
+    if programs.is_empty() {
+        return Err(Failure::new("tests: built, and no program is there"));
+    }
+    let rank = |name: &str| LONGEST.iter().position(|known| name.starts_with(known));
+    programs.sort_by_key(|program| rank(&program.name).unwrap_or(LONGEST.len()));
+    let mut examples = test();
+    examples.arg("--doc").arg("--").args(words);
+    programs.insert(
+        0,
+        Program {
+            name: "documentation-examples".to_string(),
+            start: examples,
+        },
+    );
+    run_all(programs, &target_dir().join("xtask/tests"))
+}
+
+/// The test programs in what cargo says that it has built, to run in their packages' folders as cargo would.
+fn programs(told: &str, words: &[&str]) -> Vec<Program> {
+    let tests = told.lines().filter(|line| is_test(line));
+    let program = |line| {
+        let file = PathBuf::from(member(line, "executable")?);
+        let folder = Path::new(member(line, "manifest_path")?).parent()?;
+        let mut start = Command::new(&file);
+        start.args(words).current_dir(folder);
+        start.env("CARGO_MANIFEST_DIR", folder);
+        Some(Program {
+            name: file.file_name()?.to_str()?.to_string(),
+            start,
+        })
+    };
+    tests.filter_map(program).collect()
+}
+
+/// Whether a message of cargo's is about a program that libtest is in.
+fn is_test(line: &str) -> bool {
+    let profile = line.split_once(r#""profile":{"#);
+    let profile = profile.and_then(|(_, rest)| rest.split_once('}'));
+    profile.is_some_and(|(profile, _)| profile.contains(r#""test":true"#))
+}
+
+/// A member of a JSON object whose value is a text without escapes.
+fn member<'a>(line: &'a str, name: &str) -> Option<&'a str> {
+    let (_, rest) = line.split_once(&format!("\"{name}\":\""))?;
+    rest.split_once('"').map(|(value, _)| value)
+}
+
+/// Runs all, and prints what each has printed when it ends; their output lies in `logs`, too.
+fn run_all(programs: Vec<Program>, logs: &Path) -> Result<Counts, Failure> {
+    std::fs::create_dir_all(logs)
+        .map_err(|error| Failure::new(format!("{}: {error}", logs.display())))?;
+    let todo = Mutex::new(programs.into_iter());
+    let ended = Mutex::new((Counts::default(), Vec::new()));
+    std::thread::scope(|scope| {
+        for _ in 0..AT_ONCE {
+            scope.spawn(|| {
+                loop {
+                    let Some(program) = todo.lock().expect("no panic under this lock").next()
+                    else {
+                        return;
+                    };
+                    let name = program.name.clone();
+                    let began = Instant::now();
+                    let done = run_one(program, logs);
+                    let took = began.elapsed();
+                    let mut ended = ended.lock().expect("no panic under this lock");
+                    let (counts, text) = done
+                        .unwrap_or_else(|failure| (Counts::FAILED, format!("FAILED: {failure}\n")));
+                    println!("\n     Ran {name} in {:.1} s\n{text}", took.as_secs_f64());
+                    ended.0.add(counts);
+                    ended.1.push((took, name));
+                }
+            });
+        }
+    });
+    let (counts, times) = ended.into_inner().expect("no panic under this lock");
+    println!("longest: {}", longest(times));
+    Ok(counts)
+}
+
+/// Runs one to its end: its counts and what it printed. One that fails without a failed test counts as one.
+fn run_one(mut program: Program, logs: &Path) -> Result<(Counts, String), Failure> {
+    let log = logs.join(format!("{}.log", program.name));
+    let failed = |error: std::io::Error| Failure::new(format!("{}: {error}", log.display()));
+    let out = File::create(&log).map_err(failed)?;
+    let err = out.try_clone().map_err(failed)?;
+    let start = program.start.stdin(Stdio::null()).stdout(out).stderr(err);
+    let status = start.status();
+    let status = status.map_err(|error| Failure::new(format!("{}: {error}", shown(start))))?;
+    let text = std::fs::read(&log).map_err(failed)?;
+    let mut text = String::from_utf8_lossy(&text).into_owned();
+    let mut counts = Counts::default();
+    text.lines()
+        .for_each(|line| counts.add(Counts::of_result_line(line)));
+    if !status.success() {
+        text += &format!("{}: {status}\n", program.name);
+        if counts.failed == 0 {
+            counts.failed = 1;
+        }
+    }
+    Ok((counts, text))
+}
+
+/// The ten that took longest, in one line.
+fn longest(mut times: Vec<(Duration, String)>) -> String {
+    times.sort_by(|a, b| b.cmp(a));
+    let shown = times.iter().take(10);
+    let shown = shown.map(|(took, name)| format!("{name} {:.1} s", took.as_secs_f64()));
+    shown.collect::<Vec<_>>().join(", ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Program, longest, programs, run_all};
+    use crate::process::target_dir;
+    use crate::report::Counts;
+    use std::process::Command;
+    use std::time::Duration;
+
+    #[test]
+    fn test_programs_are_those_with_libtest() {
+        let told = r#"{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"test":true},"profile":{"opt_level":"0","test":true},"executable":"/t/a-1","fresh":true}
+{"reason":"compiler-artifact","manifest_path":"/w/a/Cargo.toml","target":{"test":true},"profile":{"opt_level":"0","test":false},"executable":"/t/tool","fresh":true}
+{"reason":"compiler-artifact","manifest_path":"/w/b/Cargo.toml","profile":{"test":true},"executable":null}
+{"reason":"build-finished","success":true}"#;
+        let found = programs(told, &["--include-ignored"]);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].name, "a-1");
+        let start = &found[0].start;
+        assert_eq!(start.get_program(), "/t/a-1");
+        assert_eq!(start.get_current_dir(), Some("/w/a".as_ref()));
+        assert!(start.get_args().eq(["--include-ignored"]));
+    }
+
+    fn shell(name: &str, script: &str) -> Program {
+        let mut start = Command::new("sh");
+        start.args(["-c", script]);
+        Program {
+            name: name.to_string(),
+            start,
+        }
+    }
+
+    #[test]
+    fn counts_add_up_and_a_program_that_crashes_has_failed() {
+        let result = |words| format!("echo 'test result: {words}'");
+        let mut missing = shell("missing", "");
+        missing.start = Command::new("/no/such/program");
+        let all = vec![
+            shell("passes", &result("ok. 2 passed; 0 failed; 1 ignored")),
+            shell(
+                "fails",
+                &(result("FAILED. 1 passed; 3 failed; 0 ignored") + "; exit 101"),
+            ),
+            shell("crashes", "kill -SEGV $$"),
+            missing,
+        ];
+        let logs = target_dir().join(format!("xtask/programs-{}", std::process::id()));
+        let counts = run_all(all, &logs).unwrap();
+        std::fs::remove_dir_all(&logs).unwrap();
+        let expected = Counts {
+            passed: 3,
+            failed: 3 + 1 + 1,
+            skipped: 1,
+        };
+        assert_eq!(counts, expected);
+    }
+
+    #[test]
+    fn the_longest_come_first() {
+        let times = [1, 3, 2].map(|s| (Duration::from_secs(s), format!("p{s}")));
+        assert_eq!(longest(times.into()), "p3 3.0 s, p2 2.0 s, p1 1.0 s");
+    }
+}
