@@ -127,18 +127,29 @@ impl Memory {
 
     /// Copies bytes out, as the driver's side sees them, at any address.
     pub fn read(&self, iova: Iova, bytes: &mut [u8]) {
-        for (at, byte) in (iova.0..).zip(bytes) {
-            *byte = self.word(at & !7).load(Ordering::Relaxed).to_le_bytes()[(at & 7) as usize];
+        let (mut at, mut rest) = (iova.0, bytes);
+        while !rest.is_empty() {
+            let skip = (at & 7) as usize;
+            let (part, after) = rest.split_at_mut(rest.len().min(8 - skip));
+            let whole = self.word(at & !7).load(Ordering::Relaxed).to_le_bytes();
+            part.copy_from_slice(&whole[skip..skip + part.len()]);
+            at += part.len() as u64;
+            rest = after;
         }
     }
 
     /// Copies bytes in at any address.
     pub fn write(&self, iova: Iova, bytes: &[u8]) {
-        for (at, byte) in (iova.0..).zip(bytes) {
+        let (mut at, mut rest) = (iova.0, bytes);
+        while !rest.is_empty() {
+            let skip = (at & 7) as usize;
+            let (part, after) = rest.split_at(rest.len().min(8 - skip));
             let word = self.word(at & !7);
             let mut whole = word.load(Ordering::Relaxed).to_le_bytes();
-            whole[(at & 7) as usize] = *byte;
+            whole[skip..skip + part.len()].copy_from_slice(part);
             word.store(u64::from_le_bytes(whole), Ordering::Relaxed);
+            at += part.len() as u64;
+            rest = after;
         }
     }
 

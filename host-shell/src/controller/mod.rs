@@ -111,14 +111,7 @@ impl Controller {
             Rings::Host => None,
             Rings::Controller => Some(device.controller_memory()?),
         };
-        let interrupts = match config.interrupts {
-            false => Interrupts::default(),
-            // One for the admin queue, one for each pair, as far as there are so many.
-            true => {
-                let wanted = config.queue_pairs.saturating_add(1).min(2048);
-                Interrupts::new(device.interrupts(wanted as u16)?)
-            }
-        };
+        let interrupts = interrupts(&*device, config)?;
         let pair = Pair::new(&device, shape, None)?;
         let scratch = Scratch::new(&device)?;
         let machine = Bringup::new(
@@ -146,22 +139,10 @@ impl Controller {
             start,
             Instant::now(),
         ));
-        {
-            let mut admin = lock(&session.admin);
-            if let Err(error) = session.bring_up(&mut admin) {
-                admin.failed = Some(error.to_string());
-                drop(admin);
-                if device.gone().is_none() {
-                    // The controller may still write to the rings and to the page for Identify.
-                    std::mem::forget(Arc::clone(&session));
-                }
-                return Err(if session.is_interrupted() {
-                    Error::Interrupted
-                } else {
-                    refused(error)
-                });
-            }
-        }
+        first_bring_up(&session).map_err(|error| match session.is_interrupted() {
+            true => Error::Interrupted,
+            false => refused(error),
+        })?;
         let identify = match session.identify("Identify Controller", cns::CONTROLLER, Nsid::NONE) {
             Ok(buffer) => IdentifyController::read_from_bytes(buffer.as_slice()).map_err(drop),
             Err(error) => {
@@ -399,6 +380,32 @@ impl Drop for Controller {
         // Callers who want the result call `shut_down`.
         let _ = self.session.shut_down();
     }
+}
+
+/// Interrupts as far as they are configured: one for the admin queue, one for each pair, as far as there are so
+/// many.
+fn interrupts(device: &dyn Device, config: &Config) -> Result<Interrupts> {
+    if !config.interrupts {
+        return Ok(Interrupts::default());
+    }
+    let wanted = config.queue_pairs.saturating_add(1).min(2048);
+    Ok(Interrupts::new(device.interrupts(wanted as u16)?))
+}
+
+/// Brings the controller up. A session whose controller does not come up takes no commands; one that the
+/// controller may still write to is leaked.
+fn first_bring_up(session: &Arc<Session>) -> std::result::Result<(), BringupError> {
+    let mut admin = lock(&session.admin);
+    let result = session.bring_up(&mut admin);
+    if let Err(error) = &result {
+        admin.failed = Some(error.to_string());
+        drop(admin);
+        if session.device.gone().is_none() {
+            // The controller may still write to the rings and to the page for Identify.
+            std::mem::forget(Arc::clone(session));
+        }
+    }
+    result
 }
 
 fn refused(device: &dyn Device, error: BringupError) -> Error {

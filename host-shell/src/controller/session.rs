@@ -229,14 +229,8 @@ impl Session {
                 cause: cause.clone(),
             });
         }
-        let data = match &buffer {
-            Some(buffer) => Data::Contiguous {
-                iova: buffer.iova(),
-                len: buffer.len() as u64,
-            },
-            None => Data::None,
-        };
         let deadline_ns = self.now_ns().saturating_add(timeout_ns);
+        let data = data_of(buffer.as_ref());
         let queue = admin.pair.queue();
         let cid = queue
             .submit(sqe, data, buffer, deadline_ns)
@@ -282,25 +276,8 @@ impl Session {
                 return Err(Error::Gone { cause });
             }
             if is_late {
-                let how = match answered {
-                    true => "was answered after its deadline",
-                    false => "got no answer",
-                };
-                let cause = format!("admin command {:#04x} {how}", sqe.opcode());
-                let account = match self.reset_locked(admin, &cause, Some((Qid::ADMIN, cid))) {
-                    Ok(()) if answered => {
-                        format!("the answer came too late; {}", self.last_reset().in_words())
-                    }
-                    Ok(()) => format!("{}; that ended it", self.last_reset().in_words()),
-                    Err(error) => format!("and the reset failed: {error}"),
-                };
                 let timeout_ms = timeout_ns / 1_000_000;
-                return Err(Error::Timeout {
-                    qid: Qid::ADMIN,
-                    cid,
-                    timeout_ms,
-                    account,
-                });
+                return Err(self.end_late(admin, (sqe.opcode(), cid), timeout_ms, answered));
             }
             if self.is_interrupted() {
                 return Err(Error::Interrupted);
@@ -310,6 +287,34 @@ impl Session {
             }
             spins += 1;
             relax(spins);
+        }
+    }
+
+    /// Resets the controller to end an admin command whose deadline has passed; the error that says so.
+    fn end_late(
+        &self,
+        admin: &mut Admin,
+        (opcode, cid): (u8, Cid),
+        timeout_ms: u64,
+        answered: bool,
+    ) -> Error {
+        let how = match answered {
+            true => "was answered after its deadline",
+            false => "got no answer",
+        };
+        let cause = format!("admin command {opcode:#04x} {how}");
+        let account = match self.reset_locked(admin, &cause, Some((Qid::ADMIN, cid))) {
+            Ok(()) if answered => {
+                format!("the answer came too late; {}", self.last_reset().in_words())
+            }
+            Ok(()) => format!("{}; that ended it", self.last_reset().in_words()),
+            Err(error) => format!("and the reset failed: {error}"),
+        };
+        Error::Timeout {
+            qid: Qid::ADMIN,
+            cid,
+            timeout_ms,
+            account,
         }
     }
 
@@ -397,6 +402,14 @@ impl Session {
         let (_, buffer) = self.admin(what, admin::identify(cns, nsid), Some(buffer))?;
         buffer.ok_or_else(|| Error::internal(format!("{what} lost its buffer")))
     }
+}
+
+/// The whole buffer, or nothing, as a command's data.
+fn data_of(buffer: Option<&DmaBuffer>) -> Data<'static> {
+    buffer.map_or(Data::None, |buffer| Data::Contiguous {
+        iova: buffer.iova(),
+        len: buffer.len() as u64,
+    })
 }
 
 fn finish(what: &str, done: Completion) -> Result<(u32, Option<DmaBuffer>)> {

@@ -80,12 +80,7 @@ impl Pair {
         let start = memory.pages.start();
         let iova = memory.iova;
         let rings = sq_bytes + cq_bytes;
-        let inside = |bytes, takes: fn(&ControllerMemory) -> bool| {
-            let cmb = cmb.filter(|cmb| takes(cmb));
-            cmb.map(|cmb| cmb.take(bytes)).transpose()
-        };
-        let sq_piece = inside(sq_bytes, ControllerMemory::takes_submission_queues)?;
-        let cq_piece = inside(cq_bytes, ControllerMemory::takes_completion_queues)?;
+        let [sq_piece, cq_piece] = in_controller(cmb, sq_bytes, cq_bytes)?;
         let place = |piece: &Option<Piece>, offset: usize| match piece {
             Some(piece) => (piece.start(), piece.iova()),
             None => (start.wrapping_add(offset), iova.offset(offset as u64)),
@@ -121,22 +116,19 @@ impl Pair {
             lists,
         };
         #[cfg(feature = "cuda")]
-        let words = {
-            let address = |offset: usize| start.wrapping_add(offset).addr() as u64;
-            nvme_core::handoff::QueueWords {
-                sq: sq_start.addr() as u64,
-                cq: cq_start.addr() as u64,
-                sq_doorbell: map.address(sq_tail_doorbell(shape.qid.0, shape.dstrd)),
-                cq_doorbell: map.address(cq_head_doorbell(shape.qid.0, shape.dstrd)),
-                lists: address(rings),
-                lists_iova: iova.0 + rings as u64,
-                entries: shape.entries,
-                slots: slots as u32,
-                list_words: words_per_slot as u32,
-                page_shift: shape.page.shift(),
-                qid: u32::from(shape.qid.0),
-                ..Default::default()
-            }
+        let words = nvme_core::handoff::QueueWords {
+            sq: sq_start.addr() as u64,
+            cq: cq_start.addr() as u64,
+            sq_doorbell: map.address(sq_tail_doorbell(shape.qid.0, shape.dstrd)),
+            cq_doorbell: map.address(cq_head_doorbell(shape.qid.0, shape.dstrd)),
+            lists: start.wrapping_add(rings).addr() as u64,
+            lists_iova: iova.0 + rings as u64,
+            entries: shape.entries,
+            slots: slots as u32,
+            list_words: words_per_slot as u32,
+            page_shift: shape.page.shift(),
+            qid: u32::from(shape.qid.0),
+            ..Default::default()
         };
         let slots: Box<[Slot<Lease>]> = (0..slots).map(|_| Slot::new()).collect();
         let queue = QueuePair::new(
@@ -191,6 +183,22 @@ impl Pair {
     pub(crate) fn keep_forever(&mut self) {
         self.leaked = true;
     }
+}
+
+/// Room for those rings that the controller's own memory takes: submission, completion.
+fn in_controller(
+    cmb: Option<&Arc<ControllerMemory>>,
+    sq_bytes: usize,
+    cq_bytes: usize,
+) -> Result<[Option<Piece>; 2]> {
+    let inside = |bytes, takes: fn(&ControllerMemory) -> bool| {
+        let cmb = cmb.filter(|cmb| takes(cmb));
+        cmb.map(|cmb| cmb.take(bytes)).transpose()
+    };
+    Ok([
+        inside(sq_bytes, ControllerMemory::takes_submission_queues)?,
+        inside(cq_bytes, ControllerMemory::takes_completion_queues)?,
+    ])
 }
 
 impl Drop for Pair {

@@ -89,6 +89,14 @@ impl<'g> Batch<'_, 'g> {
                 }
             }
         }
+        handled += self.complete_due()?;
+        self.events()?;
+        Ok(handled)
+    }
+
+    /// Completes the admitted commands whose time has come; how many.
+    fn complete_due(&mut self) -> Result<u32, DmaFault> {
+        let mut completed = 0;
         while self.cq.space() != 0
             && !self.is_full()
             && let Some(Reverse(first)) = self.sq.pending.peek()
@@ -96,11 +104,10 @@ impl<'g> Batch<'_, 'g> {
         {
             if let Some(Reverse(Pending { sqe, fault, .. })) = self.sq.pending.pop() {
                 self.complete(&sqe, fault)?;
-                handled += 1;
+                completed += 1;
             }
         }
-        self.events()?;
-        Ok(handled)
+        Ok(completed)
     }
 
     /// Whether enough was copied for one batch.

@@ -3,7 +3,7 @@
 //! A batch holds the queue's lock and that of its completion queue; no command takes another one
 //! unless it fails or writes through the cache.
 
-use crate::bus::queue::QueueStats;
+use crate::bus::queue::{CompletionQueue, QueueStats, SubmissionQueue};
 use crate::command::nvm::Io;
 use crate::device::Device;
 use crate::device::control::Control;
@@ -47,15 +47,7 @@ pub(crate) fn serve<'g>(
         return Served::default();
     }
     let Some(sq) = sq_held.as_mut() else {
-        // Deleted since this thread saw work in it.
-        if tail == slot.settled.load(Ordering::Relaxed) {
-            return Served::default();
-        }
-        slot.settled.store(tail, Ordering::Relaxed);
-        if let Some(observer) = &device.observer {
-            observer.absent(qid, tail, dma);
-        }
-        device.bad_doorbell(false);
+        absent(device, qid, tail, dma);
         return Served::default();
     };
     if let Some(watch) = &sq.watch {
@@ -103,19 +95,13 @@ pub(crate) fn serve<'g>(
     let result = batch.run();
     let Batch { sq, cq, stats, .. } = batch;
     let waiting = sq.waiting() != 0;
-    let stats = QueueStats {
+    slot.stats.add(&QueueStats {
         cq_full: u64::from(waiting && cq.space() == 0),
         ..stats
-    };
-    slot.stats.add(&stats);
-    slot.settled
-        .store(if waiting { u32::MAX } else { tail }, Ordering::Relaxed);
-    let due = sq
-        .pending
-        .peek()
-        .map_or(u64::MAX, |Reverse(first)| first.due_ns);
-    let due = if cq.torn.is_some() { 0 } else { due };
-    slot.next_due_ns.store(due, Ordering::Relaxed);
+    });
+    let settled = if waiting { u32::MAX } else { tail };
+    slot.settled.store(settled, Ordering::Relaxed);
+    slot.next_due_ns.store(next_due(sq, cq), Ordering::Relaxed);
     let posted = cq.vector.map_or(0, |_| cq.ring.distance(first, cq.tail));
     let vector = cq.vector.unwrap_or(0);
     let commands = result.unwrap_or_else(|DmaFault(_)| {
@@ -128,6 +114,28 @@ pub(crate) fn serve<'g>(
         posted,
         vector,
     }
+}
+
+/// A doorbell of a queue that was deleted since this thread saw work in it.
+fn absent(device: &Device, qid: u16, tail: u32, dma: &Dma<'_>) {
+    let settled = &device.slots[usize::from(qid)].settled;
+    if tail == settled.load(Ordering::Relaxed) {
+        return;
+    }
+    settled.store(tail, Ordering::Relaxed);
+    if let Some(observer) = &device.observer {
+        observer.absent(qid, tail, dma);
+    }
+    device.bad_doorbell(false);
+}
+
+/// When the queue has something to do that no doorbell announces.
+fn next_due(sq: &SubmissionQueue, cq: &CompletionQueue) -> u64 {
+    if cq.torn.is_some() {
+        return 0;
+    }
+    let first = sq.pending.peek();
+    first.map_or(u64::MAX, |Reverse(first)| first.due_ns)
 }
 
 #[cfg(test)]

@@ -9,11 +9,11 @@ use crate::controller::queue_inner::{Expired, QueueInner};
 use crate::dma::{DmaBuffer, Region};
 use crate::error::{Error, Result};
 use crate::lock::lock;
-use nvme_core::BringupError;
 use nvme_core::bringup::{self, Bringup, HostMemory, QueuePlan, ReadyWait, Step};
 use nvme_core::recovery::{self, AbortAttempt};
 use nvme_core::spec::feature::HmbDescriptor;
 use nvme_core::spec::{Cid, Qid};
+use nvme_core::{BringupError, Quiesced};
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
@@ -240,16 +240,7 @@ impl BringupRun<'_> {
                 Step::Wait { .. } if session.is_gone() => return Err(BringupError::DeviceGone),
                 Step::Wait { until_ns } => session.sleep_until(until_ns),
                 Step::Disabled(proof) => {
-                    for inner in inners.iter_mut() {
-                        while let Some(done) = inner.pair.queue().reclaim(&proof) {
-                            inner.backlog.push_back(done.into());
-                        }
-                        inner.pair.queue().restart(&proof);
-                        #[cfg(feature = "cuda")]
-                        if let Some(lent) = &mut inner.lent {
-                            lent.end(&proof);
-                        }
-                    }
+                    inners.iter_mut().for_each(|inner| end_all(inner, &proof));
                     while let Some(ended) = pair.queue().reclaim(&proof) {
                         events.take(ended);
                     }
@@ -261,12 +252,7 @@ impl BringupRun<'_> {
                     if host_memory.is_none() {
                         *host_memory = lend(session, page, preferred, minimum);
                     }
-                    let given = host_memory.as_ref().map(|(region, list)| HostMemory {
-                        pages: (region.len() as u64 / page) as u32,
-                        list: list.iova(),
-                        entries: 1,
-                    });
-                    machine.host_memory(given);
+                    machine.host_memory(host_memory.as_ref().map(|lent| described(lent, page)));
                 }
             }
         }
@@ -300,6 +286,27 @@ impl LongWait {
         }
         self.is_told = true;
         Some(wait)
+    }
+}
+
+/// Ends every command of a queue whose controller has let go of it, and makes it ready for the next enabling.
+fn end_all(inner: &mut QueueInner, proof: &Quiesced<'_>) {
+    while let Some(done) = inner.pair.queue().reclaim(proof) {
+        inner.backlog.push_back(done.into());
+    }
+    inner.pair.queue().restart(proof);
+    #[cfg(feature = "cuda")]
+    if let Some(lent) = &mut inner.lent {
+        lent.end(proof);
+    }
+}
+
+/// Memory that was lent to the controller, in its words.
+fn described((region, list): &(Region, DmaBuffer), page: u64) -> HostMemory {
+    HostMemory {
+        pages: (region.len() as u64 / page) as u32,
+        list: list.iova(),
+        entries: 1,
     }
 }
 

@@ -65,7 +65,11 @@ pub fn run(options: &Options, emit: &mut dyn FnMut(Value)) -> Result<()> {
         0 => cores.saturating_sub(2).max(1),
         threads => threads,
     };
-    let (share, runs) = if options.quick { (0.005, 1) } else { (1.0, RUNS) };
+    let (share, runs) = if options.quick {
+        (0.005, 1)
+    } else {
+        (1.0, RUNS)
+    };
     emit(json!({
         "gpu": gpu.name(), "describe": gpu.describe(), "multiprocessors": gpu.multiprocessors()?,
         "cores": cores, "controller_threads": threads, "runs": runs, "quick": options.quick,
@@ -265,20 +269,21 @@ impl Suite<'_> {
     }
 
     fn measure(&mut self, case: &Case) -> Result<Vec<Run>> {
-        let (threads, share) = (self.threads(case), self.share);
+        let (threads, share, runs) = (self.threads(case), self.share, self.runs);
+        let first_rounds = if self.quick { 4 } else { 20 };
         let bench = self.bench(case)?;
         let concurrent = match case.mode {
             Mode::Shared => u64::from(case.threads),
             _ => u64::from(case.queues * case.depth),
         };
         // A first run to warm up and to learn the rate, a second one since the first is short.
-        let mut commands = concurrent * if self.quick { 4 } else { 20 };
+        let mut commands = concurrent * first_rounds;
         for _ in 0..2 {
             let rate = bench.run(case, commands, threads)?.rate();
             let rounds = (rate * RUN_SECONDS * share / concurrent as f64).ceil();
             commands = concurrent * (rounds as u64).clamp(4, 1 << 24);
         }
-        (0..self.runs)
+        (0..runs)
             .map(|_| bench.run(case, commands, threads))
             .collect()
     }

@@ -7,6 +7,7 @@ use plotters::prelude::*;
 use plotters_backend::text_anchor::{HPos, VPos};
 use plotters_backend::{BackendColor, BackendStyle, BackendTextStyle, DrawingErrorKind};
 use std::io;
+use std::ops::Range;
 use std::path::Path;
 
 const SIZE: (u32, u32) = (960, 540);
@@ -90,33 +91,14 @@ fn chart<B: DrawingBackend>(backend: B, report: &Report) -> std::result::Result<
     } else {
         (percentiles(report), "percentile")
     };
-    let points = || lines.iter().flat_map(|line| line.points.iter());
-    let low_y = points()
-        .map(|point| point.1)
-        .fold(f64::MAX, f64::min)
-        .max(0.001)
-        / 1.5;
-    let high_y = points().map(|point| point.1).fold(low_y * 2.0, f64::max) * 1.5;
-    let high_x = if is_ramp {
-        points().map(|point| point.0).fold(1.0, f64::max) * 1.02
-    } else {
-        5.0
-    };
-    let title = format!(
-        "{} {} x{} depth {}: {} IOPS",
-        report.rw(),
-        units::bytes(u64::from(report.job.bytes)),
-        report.job.queues,
-        report.job.depth,
-        units::count(report.total().0.iops() + report.total().1.iops())
-    );
+    let (high_x, y_range) = ranges(&lines, is_ramp);
     let mut chart = ChartBuilder::on(&root)
-        .caption(title, ("sans-serif", 22))
+        .caption(title(report), ("sans-serif", 22))
         .margin(16)
         .margin_right(48)
         .x_label_area_size(48)
         .y_label_area_size(88)
-        .build_cartesian_2d(0.0..high_x, (low_y..high_y).log_scale())
+        .build_cartesian_2d(0.0..high_x, y_range.log_scale())
         .map_err(|error| error.to_string())?;
     let percent = |x: &f64| format!("{}", 100.0 - 100.0 / 10f64.powf(*x));
     let rate = |x: &f64| units::count(*x);
@@ -162,6 +144,32 @@ fn chart<B: DrawingBackend>(backend: B, report: &Report) -> std::result::Result<
         .draw()
         .map_err(|error| error.to_string())?;
     root.present().map_err(|error| error.to_string())
+}
+
+/// The end of the x axis, and the y axis: all points are inside, with room around them.
+fn ranges(lines: &[Line], is_ramp: bool) -> (f64, Range<f64>) {
+    let points = || lines.iter().flat_map(|line| line.points.iter());
+    let lowest = points().map(|point| point.1).fold(f64::MAX, f64::min);
+    let low_y = lowest.max(0.001) / 1.5;
+    let high_y = points().map(|point| point.1).fold(low_y * 2.0, f64::max) * 1.5;
+    let high_x = match is_ramp {
+        true => points().map(|point| point.0).fold(1.0, f64::max) * 1.02,
+        // Five nines.
+        false => 5.0,
+    };
+    (high_x, low_y..high_y)
+}
+
+fn title(report: &Report) -> String {
+    let (read, write) = report.total();
+    format!(
+        "{} {} x{} depth {}: {} IOPS",
+        report.rw(),
+        units::bytes(u64::from(report.job.bytes)),
+        report.job.queues,
+        report.job.depth,
+        units::count(read.iops() + write.iops())
+    )
 }
 
 /// Latency over percentile, the x axis counting nines: 90 % at 1, 99.99 % at 4.

@@ -128,55 +128,19 @@ impl Bench {
             plot::check(path)?;
             crate::common::images::refuse_output(path)?;
         }
-        let (pattern, read_percent) = match self.rw {
-            Workload::Read => (Pattern::Sequential, 100),
-            Workload::Write => (Pattern::Sequential, 0),
-            Workload::Mixed => (Pattern::Sequential, self.rwmixread),
-            Workload::RandRead => (Pattern::Random, 100),
-            Workload::RandWrite => (Pattern::Random, 0),
-            Workload::RandMixed => (Pattern::Random, self.rwmixread),
-        };
-        let limit = match (self.runtime, self.io_size) {
-            (None, Some(bytes)) => Limit::Bytes(bytes),
-            (time, _) => Limit::Time(time.unwrap_or(Duration::from_secs(5))),
-        };
-        let bytes = u32::try_from(self.bs).map_err(|_| {
-            Error::usage(
-                format!("--bs {} is too large", self.bs),
-                "use at most the controller's MDTS",
-            )
-        })?;
         let config = nvme_host::Config {
             queue_pairs: self.queues,
             ..self.namespace.device.config()
         };
         let device = &self.namespace.device;
-        let open = || match read_percent {
-            100 if !self.verify => device.start_with(&config),
+        // Before the device is opened.
+        let bytes = self.command_bytes()?;
+        let open = || match self.accesses() {
+            (_, 100) if !self.verify => device.start_with(&config),
             _ => device.start_writing(&self.write, "this workload", &config),
         };
         let controller = open()?;
-        let (block, blocks) = {
-            let namespace = controller.namespace(self.namespace.nsid())?;
-            (u64::from(namespace.block_bytes()), namespace.blocks())
-        };
-        let job = Job {
-            nsid: self.namespace.nsid(),
-            pattern,
-            read_percent,
-            bytes,
-            queues: self.queues,
-            depth: self.depth,
-            limit,
-            ramp: self.ramp.or(self.rate_iops.map(|rate| Ramp {
-                from: rate.max(1),
-                to: rate.max(1),
-                steps: 1,
-            })),
-            span_blocks: self.span(block, blocks)?,
-            seed: self.seed,
-            verify: self.verify,
-        };
+        let job = self.job(&controller, bytes)?;
         let go_on = self.recover.map(|patience| bench::GoOn {
             patience,
             open: &open,
@@ -195,6 +159,60 @@ impl Bench {
             return Err(Error::Interrupted);
         }
         left
+    }
+
+    /// `--bs`, as one command can have it.
+    fn command_bytes(&self) -> Result<u32> {
+        u32::try_from(self.bs).map_err(|_| {
+            Error::usage(
+                format!("--bs {} is too large", self.bs),
+                "use at most the controller's MDTS",
+            )
+        })
+    }
+
+    /// The order of the blocks, and the percentage of reads.
+    fn accesses(&self) -> (Pattern, u8) {
+        match self.rw {
+            Workload::Read => (Pattern::Sequential, 100),
+            Workload::Write => (Pattern::Sequential, 0),
+            Workload::Mixed => (Pattern::Sequential, self.rwmixread),
+            Workload::RandRead => (Pattern::Random, 100),
+            Workload::RandWrite => (Pattern::Random, 0),
+            Workload::RandMixed => (Pattern::Random, self.rwmixread),
+        }
+    }
+
+    /// The workload that the options ask for, on the namespace that `controller` has.
+    fn job(&self, controller: &Controller, bytes: u32) -> Result<Job> {
+        let (pattern, read_percent) = self.accesses();
+        let (block, blocks) = {
+            let namespace = controller.namespace(self.namespace.nsid())?;
+            (u64::from(namespace.block_bytes()), namespace.blocks())
+        };
+        let constant = |rate: u64| Ramp {
+            from: rate,
+            to: rate,
+            steps: 1,
+        };
+        Ok(Job {
+            nsid: self.namespace.nsid(),
+            pattern,
+            read_percent,
+            bytes,
+            queues: self.queues,
+            depth: self.depth,
+            limit: match (self.runtime, self.io_size) {
+                (None, Some(bytes)) => Limit::Bytes(bytes),
+                (time, _) => Limit::Time(time.unwrap_or(Duration::from_secs(5))),
+            },
+            ramp: self
+                .ramp
+                .or(self.rate_iops.map(|rate| constant(rate.max(1)))),
+            span_blocks: self.span(block, blocks)?,
+            seed: self.seed,
+            verify: self.verify,
+        })
     }
 
     fn measure(

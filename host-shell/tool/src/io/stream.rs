@@ -115,6 +115,26 @@ impl Stream {
         })
     }
 
+    /// Bytes from `--lba` to the end of the namespace: at least one command.
+    #[cfg(feature = "cuda")]
+    fn bytes_left(
+        &self,
+        info: &nvme_host::core::bringup::NamespaceInfo,
+        command: u64,
+    ) -> Result<u64> {
+        let left = info.blocks.saturating_sub(self.lba) * u64::from(info.block_bytes);
+        if left < command {
+            return Err(Error::usage(
+                format!(
+                    "less than one command of {command} bytes from LBA {} on",
+                    self.lba
+                ),
+                "use a smaller --lba or --bytes",
+            ));
+        }
+        Ok(left)
+    }
+
     #[cfg(feature = "cuda")]
     fn run_on_gpu(self) -> Result<()> {
         use nvme_host::core::spec::nvm::opcode;
@@ -131,16 +151,7 @@ impl Stream {
             u64::from(session.info().block_bytes),
             session.command_bytes(),
         );
-        let left = session.info().blocks.saturating_sub(self.lba) * block;
-        if left < command {
-            return Err(Error::usage(
-                format!(
-                    "less than one command of {command} bytes from LBA {} on",
-                    self.lba
-                ),
-                "use a smaller --lba or --bytes",
-            ));
-        }
+        let left = self.bytes_left(session.info(), command)?;
         let size = self.size.unwrap_or(left);
         let (span, commands) = (left / command, size.div_ceil(command).max(1));
         // With a check, a launch reads what fits into the data memory; without, buffers are used again

@@ -13,15 +13,17 @@ use std::time::{Duration, Instant};
 const AT_ONCE: usize = 2;
 /// Those that take longest, by the name of their target: they start first, so that none of them runs alone at
 /// the end. A name that is missing here costs time, nothing else.
-const LONGEST: [&str; 8] = [
-    "gpu",
+const LONGEST: [&str; 10] = [
     "cli",
     "stand_in",
+    "gpu",
+    "queues",
+    "oracles",
     "nvme_host",
+    "xtask",
     "gpu_trace",
-    "serve",
-    "recovery",
-    "vfio_user",
+    "fuzz_helpers",
+    "recovery_in_use",
 ];
 
 /// One program, and how it is started.
@@ -40,8 +42,7 @@ pub fn run(test: impl Fn() -> Command, words: &[&str]) -> Result<Counts, Failure
     if programs.is_empty() {
         return Err(Failure::new("tests: built, and no program is there"));
     }
-    let rank = |name: &str| LONGEST.iter().position(|known| name.starts_with(known));
-    programs.sort_by_key(|program| rank(&program.name).unwrap_or(LONGEST.len()));
+    programs.sort_by_key(|program| rank(&program.name));
     let mut examples = test();
     examples.arg("--doc").arg("--").args(words);
     programs.insert(
@@ -69,6 +70,13 @@ fn programs(told: &str, words: &[&str]) -> Vec<Program> {
         })
     };
     tests.filter_map(program).collect()
+}
+
+/// The place in the queue of a program named `TARGET-HASH`.
+fn rank(name: &str) -> usize {
+    let target = name.rsplit_once('-').map_or(name, |(target, _)| target);
+    let known = LONGEST.iter().position(|known| *known == target);
+    known.unwrap_or(LONGEST.len())
 }
 
 /// Whether a message of cargo's is about a program that libtest is in.
@@ -150,7 +158,7 @@ fn longest(mut times: Vec<(Duration, String)>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{Program, longest, programs, run_all};
+    use super::{LONGEST, Program, longest, programs, rank, run_all};
     use crate::process::target_dir;
     use crate::report::Counts;
     use std::process::Command;
@@ -206,7 +214,13 @@ mod tests {
     }
 
     #[test]
-    fn the_longest_come_first() {
+    fn a_program_is_ranked_by_its_whole_name() {
+        assert_eq!(rank("gpu-0123456789abcdef"), 2);
+        assert_eq!(rank("gpu_test-0123456789abcdef"), LONGEST.len());
+    }
+
+    #[test]
+    fn the_longest_are_named_first() {
         let times = [1, 3, 2].map(|s| (Duration::from_secs(s), format!("p{s}")));
         assert_eq!(longest(times.into()), "p3 3.0 s, p2 2.0 s, p1 1.0 s");
     }
