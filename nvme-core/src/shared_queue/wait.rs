@@ -1,4 +1,7 @@
 //! Waiting on a shared queue: submit, wait, and both together, by a group that stays together.
+//!
+//! Three loops, for what is alive from turn to turn differs: a kernel that only waits holds no command, one that
+//! only submits holds no result, and each is compiled to the registers that it needs.
 
 use super::{Drained, SharedQueue, Token, ended};
 use crate::command::Command;

@@ -68,7 +68,11 @@ const STAGES: [Stage; 16] = [
     stage("documentation", documentation),
     stage("feature-matrix", feature_matrix),
     stage("packages", packages::pack),
-    stage("second-compiler", packages::second_compiler),
+    Stage {
+        name: "second-compiler",
+        run: packages::second_compiler,
+        beside: true,
+    },
     stage("loom", loom::models),
     stage("stress", stress::slices),
     stage("simulate", simulate::stage),
