@@ -166,6 +166,27 @@ impl Drop for Stream {
     }
 }
 
+impl Gpu {
+    /// What stream `then` does from now on comes after all that stream `first` does now. Both are `CUstream`s of
+    /// this GPU; 0 is the default one. Returns at once; the caller's context and capture mode stay as they are.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] with the driver's answer.
+    pub fn order(self: &Arc<Self>, first: u64, then: u64) -> Result<()> {
+        let _guest = self.enter()?;
+        let event = Event::untimed(self)?;
+        let stream = |handle: u64| std::ptr::with_exposed_provenance_mut(handle as usize);
+        // SAFETY: our own event; the driver checks the handles of streams.
+        check("cuEventRecord", unsafe {
+            sys::cuEventRecord(event.raw, stream(first))
+        })?;
+        // SAFETY: as above. An event that is destroyed before it happens is kept by the driver.
+        check("cuStreamWaitEvent", unsafe {
+            sys::cuStreamWaitEvent(stream(then), event.raw, 0)
+        })
+    }
+}
+
 /// A moment in a stream, on the GPU's clock.
 pub struct Event {
     gpu: Arc<Gpu>,

@@ -13,7 +13,7 @@ use nvme_gpu_kernel::Kernel;
 use nvme_gpu_kernel::rows::{Check, Gather};
 use nvme_gpu_kernel::work::Launch;
 use std::ffi::{CStr, c_uint, c_void};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -57,17 +57,19 @@ pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, _: c_uint) -> 
     SUCCESS
 }
 
-/// The stream behind a handle: the default one has none.
+/// The streams that need no handle: 0 and 1 are the default one, 2 is that of a thread.
+static DEFAULT: LazyLock<[Mutex<Stream>; 3]> = LazyLock::new(Default::default);
+
+/// The stream behind a handle.
 ///
 /// # Safety
-/// The handle is null, or from `cuStreamCreate` and was not destroyed.
+/// The handle is that of a default stream, or from `cuStreamCreate` and was not destroyed.
 unsafe fn stream<'a>(handle: *mut c_void) -> &'a Mutex<Stream> {
-    static DEFAULT: Mutex<Stream> = Mutex::new(Stream {
-        running: None,
-        end: None,
-    });
-    if handle.is_null() {
-        return &DEFAULT;
+    if let Some(stream) = DEFAULT.get(handle.addr()) {
+        return match handle.addr() {
+            1 => &DEFAULT[0],
+            _ => stream,
+        };
     }
     // SAFETY: the caller's.
     unsafe { &*handle.cast::<Mutex<Stream>>() }
@@ -214,6 +216,21 @@ pub unsafe extern "C" fn cuEventRecord(event: *mut c_void, handle: *mut c_void) 
     };
     // SAFETY: the caller's handle; one thread records it.
     unsafe { *event.cast::<Event>() = new };
+    SUCCESS
+}
+
+/// Work that is put into the stream from now on begins after the event: this waits for it.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamWaitEvent(
+    _stream: *mut c_void,
+    event: *mut c_void,
+    _: c_uint,
+) -> Status {
+    // SAFETY: the caller's handle.
+    let after = unsafe { &*event.cast::<Event>() }.after.clone();
+    while after.as_ref().is_some_and(|end| end.get().is_none()) {
+        std::thread::sleep(Duration::from_micros(50));
+    }
     SUCCESS
 }
 

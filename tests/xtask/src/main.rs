@@ -10,6 +10,7 @@ mod packages;
 mod planted;
 mod process;
 mod ptx;
+mod python;
 mod release;
 mod report;
 mod results;

@@ -5,7 +5,7 @@ mod programs;
 
 use crate::process::{Failure, cargo, cargo_test, check, output};
 use crate::report::Counts;
-use crate::{background, fuzz, guest, loom, packages, planted, ptx, simulate, stress};
+use crate::{background, fuzz, guest, loom, packages, planted, ptx, python, simulate, stress};
 use background::Background;
 use std::process::Command;
 use std::time::Instant;
@@ -55,7 +55,7 @@ const fn stage(name: &'static str, run: Run) -> Stage {
     }
 }
 
-const STAGES: [Stage; 16] = [
+const STAGES: [Stage; 17] = [
     stage("formatting", formatting),
     Stage {
         name: "ptx",
@@ -79,6 +79,7 @@ const STAGES: [Stage; 16] = [
     stage("planted", planted::stage),
     stage("fuzz", fuzz::stage),
     stage("demo", demo),
+    stage("python", python::stage),
     stage("guest", guest::stage),
 ];
 

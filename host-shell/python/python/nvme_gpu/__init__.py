@@ -1,0 +1,34 @@
+"""Rows of a table on NVMe by ids: ``out = table[ids]``, on the CPU or by a GPU.
+
+>>> import nvme_gpu
+>>> store = nvme_gpu.open("sim:mem?size=16MiB")
+>>> table = store.table(0, shape=(1000, 4), dtype="int32")
+>>> table.scatter([7, 3], [[7, 7, 7, 7], [3, 3, 3, 3]])
+>>> table[[3, 7, 3]].tolist()
+[[3, 3, 3, 3], [7, 7, 7, 7], [3, 3, 3, 3]]
+>>> store.close()
+
+Offsets and lengths are in bytes. Buffers are those of numpy, torch, cupy, and of any object with the buffer protocol,
+DLPack or ``__cuda_array_interface__``; numpy is not needed. Errors are :class:`NvmeGpuError`, with ``cause``,
+``remedy`` and ``code``. Waits release the GIL, and Ctrl-C ends them. The logger is ``nvme_gpu``.
+"""
+
+from __future__ import annotations
+
+from ._errors import Gone, NvmeGpuError, Status, Timeout, Usage
+from ._native import Array, __version__
+from ._store import Pending, Store, Table, open
+
+__all__ = [
+    "Array",
+    "Gone",
+    "NvmeGpuError",
+    "Pending",
+    "Status",
+    "Store",
+    "Table",
+    "Timeout",
+    "Usage",
+    "__version__",
+    "open",
+]

@@ -1,0 +1,200 @@
+"""Buffers of any library as views, and streams as numbers."""
+
+from __future__ import annotations
+
+import re
+import sys
+from array import array
+from typing import Any
+
+from . import _dtypes
+from ._errors import Usage
+from ._native import View
+
+CPU = (1, 3)
+"""Device types whose memory the host reaches: CPU, and pinned memory."""
+CUDA = 2
+
+
+def torch() -> Any | None:
+    """torch, when it is loaded."""
+    return sys.modules.get("torch")
+
+
+def numpy() -> Any | None:
+    """numpy, where it is installed."""
+    try:
+        import numpy as found
+    except ImportError:
+        return None
+    return found
+
+
+def is_tensor(value: Any) -> bool:
+    """Whether ``value`` is a tensor of torch."""
+    loaded = torch()
+    return loaded is not None and isinstance(value, getattr(loaded, "Tensor", ()))
+
+
+def of_tensor(tensor: Any, what: str) -> View:
+    """A view of a tensor of torch. Its memory is that of its storage, which the view keeps."""
+    if not tensor.is_contiguous():
+        raise Usage(f"{what} is not contiguous", "pass a copy: tensor.contiguous()")
+    if tensor.layout is not torch().strided:  # type: ignore[union-attr]
+        raise Usage(f"{what} has the layout {tensor.layout}", "pass a dense tensor")
+    kind = tensor.device.type
+    if kind not in ("cpu", "cuda"):
+        raise Usage(f"{what} is on the device {tensor.device}", "use the CPU, or a GPU of CUDA")
+    device = (1, 0) if kind == "cpu" else (CUDA, tensor.device.index or 0)
+    name = _dtypes.name_of(tensor.dtype)
+    nbytes = tensor.numel() * tensor.element_size()
+    return View.raw(tensor, tensor.data_ptr(), nbytes, tuple(tensor.shape), name, device, False)
+
+
+def of_cuda_array(value: Any, what: str, store: Any, stream: int) -> View:
+    """A view of an object with ``__cuda_array_interface__``; ``stream`` waits for the object's own."""
+    interface = value.__cuda_array_interface__
+    try:
+        shape = tuple(int(length) for length in interface["shape"])
+        name = _dtypes.name_of(_typestr(interface["typestr"]))
+        address, readonly = interface["data"]
+    except (KeyError, TypeError) as error:
+        raise Usage(f"{what} has half a __cuda_array_interface__: {error!r}", "pass an array of version 3") from error
+    size = _dtypes.SIZES[name][0]
+    strides = interface.get("strides")
+    nbytes = size
+    for length in shape:
+        nbytes *= length
+    if strides is not None and nbytes:
+        expected = size
+        for length, stride in zip(reversed(shape), reversed(tuple(strides))):
+            if length > 1 and stride != expected:
+                raise Usage(f"{what} is not C-contiguous", "pass a contiguous copy")
+            expected *= length
+    if interface.get("mask") is not None:
+        raise Usage(f"{what} has a mask", "pass an array without one")
+    address = int(address or 0)
+    if min((0, *shape)) < 0 or address + nbytes >= 1 << 63 or (nbytes and not address):
+        raise Usage(f"{what} says that it has the shape {shape} at address {address}", "pass an array that is there")
+    producer = interface.get("stream")
+    if producer is not None and store is not None and store.gpu_index is not None:
+        store.order(0 if producer == 1 else int(producer), stream)
+    device = (CUDA, int(getattr(getattr(value, "device", None), "id", store.gpu_index or 0 if store else 0)))
+    return View.raw(value, address, nbytes, shape, name, device, bool(readonly))
+
+
+def _typestr(text: str) -> str:
+    names = {"|b1": "bool", "|i1": "int8", "|u1": "uint8", "<V2": "bfloat16", "|V2": "bfloat16"}
+    kinds = {"i": "int", "u": "uint", "f": "float", "c": "complex"}
+    if text in names:
+        return names[text]
+    if text[:1] in "<|" and text[1:2] in kinds and text[2:].isdigit():
+        return f"{kinds[text[1]]}{int(text[2:]) * 8}"
+    return text
+
+
+def view(value: Any, what: str, *, writable: bool, store: Any = None, stream: int = 0) -> View:
+    """``value`` as memory: a tensor, ``__cuda_array_interface__``, the buffer protocol, or DLPack."""
+    if is_tensor(value):
+        return of_tensor(value, what)
+    if hasattr(value, "__cuda_array_interface__"):
+        return of_cuda_array(value, what, store, stream)
+    try:
+        found = View.from_buffer(value, writable)
+        # Names of fields stand between colons.
+        if set(re.sub(":[^:]*:", "", found.dtype)) & set("OP&"):
+            raise Usage(f"{what} holds objects of Python, or addresses", "use an array of numbers")
+        return found
+    except TypeError:
+        pass
+    except Usage:
+        raise
+    except (BufferError, ValueError) as error:
+        # numpy names elements that the buffer protocol has no format for as a ValueError.
+        if not hasattr(value, "__dlpack__") or isinstance(error, BufferError):
+            raise Usage(f"{what}: {error}", "pass memory that is contiguous and, to read into, writable") from error
+    if hasattr(value, "__dlpack__"):
+        return _of_dlpack(value, what, writable, stream)
+    raise TypeError(
+        f"{what} is of the type {type(value).__name__}: pass an array of numpy or torch, or any object with the buffer "
+        "protocol, DLPack or __cuda_array_interface__"
+    )
+
+
+def _of_dlpack(value: Any, what: str, writable: bool, stream: int) -> View:
+    kind, _ = value.__dlpack_device__()
+    words: dict[str, Any] = {}
+    if kind == CUDA:
+        words["stream"] = stream or 1
+    try:
+        try:
+            capsule = value.__dlpack__(max_version=(1, 0), copy=False, **words)
+        except TypeError:
+            # From before DLPack 1.0.
+            capsule = value.__dlpack__(**words)
+        found = View.from_dlpack(capsule)
+    except BufferError as error:
+        raise Usage(f"{what}: {error}", "pass a contiguous array") from error
+    if writable and found.readonly:
+        raise Usage(f"{what} is read-only", "pass memory that may be written")
+    return found
+
+
+def flattened(value: Any) -> tuple[array[int], tuple[int, ...]]:
+    """Whole numbers in lists of lists as one array of 64 bits, and their shape."""
+    shape: list[int] = []
+    probe = value
+    while isinstance(probe, (list, tuple, range)):
+        shape.append(len(probe))
+        if not len(probe):
+            break
+        probe = probe[0]
+    flat = array("q")
+    _flatten(value, tuple(shape), flat)
+    return flat, tuple(shape)
+
+
+def _flatten(value: Any, shape: tuple[int, ...], into: array[int]) -> None:
+    if not shape:
+        if isinstance(value, bool) or not hasattr(value, "__index__"):
+            raise TypeError(f"an id of the type {type(value).__name__}: ids are whole numbers")
+        number = value.__index__()
+        if not -(1 << 63) <= number < 1 << 63:
+            raise Usage(f"the id {number} has more than 64 bits", "use ids from 0 to the number of rows - 1")
+        into.append(number)
+        return
+    if not isinstance(value, (list, tuple, range)) or len(value) != shape[0]:
+        raise Usage("the lists of ids have different lengths", "give as many ids in each, or one flat list")
+    for one in value:
+        _flatten(one, shape[1:], into)
+
+
+def stream_of(value: Any) -> int:
+    """A stream as CUDA counts it.
+
+    None is torch's current one when torch uses the GPU, else the default one (0). Otherwise a number, or an object
+    with ``cuda_stream`` (torch), ``ptr`` (cupy), ``handle`` (pycuda, numba) or ``__cuda_stream__`` (cuda.core).
+    """
+    if value is None:
+        loaded = torch()
+        if loaded is not None and hasattr(loaded, "cuda") and loaded.cuda.is_initialized():
+            return int(loaded.cuda.current_stream().cuda_stream)
+        return 0
+    found = value
+    if not isinstance(value, int):
+        method = getattr(value, "__cuda_stream__", None)
+        if method is not None:
+            found = (method() if callable(method) else method)[1]
+        else:
+            for name in ("cuda_stream", "ptr", "handle"):
+                if hasattr(value, name):
+                    found = getattr(value, name)
+                    break
+            found = getattr(found, "value", found)
+            found = 0 if found is None else found
+    if isinstance(found, bool) or not hasattr(found, "__index__"):
+        raise TypeError(f"a stream of the type {type(value).__name__}: pass a number, or a stream of torch or cupy")
+    number = int(found)
+    if not 0 <= number < 1 << 64:
+        raise Usage(f"{number} is no stream", "pass the address of a CUstream, or 0 for the default one")
+    return number

@@ -1,0 +1,82 @@
+"""Exceptions: each has its cause, a remedy, and one word for its kind."""
+
+from __future__ import annotations
+
+__all__ = ["Gone", "NvmeGpuError", "Status", "Timeout", "Usage"]
+
+
+class NvmeGpuError(Exception):
+    """What went wrong (``cause``), what to do about it (``remedy``), and its kind in one word (``code``).
+
+    ``code`` is one of ``usage``, ``file``, ``system``, ``device``, ``environment``, ``internal``, ``command``,
+    ``unsupported``, ``unfinished``, ``mismatch``, ``timeout``, ``gone``, ``interrupted``: those of the tool.
+
+    Of a gather or scatter, ``row`` is the place of the first row that failed, counted over the flattened ids, and
+    ``id`` its id where it is known. ``errno`` is the number of a failed system call, else None.
+    """
+
+    def __init__(
+        self,
+        cause: str,
+        remedy: str = "",
+        code: str = "usage",
+        *,
+        row: int | None = None,
+        id: int | None = None,
+        errno: int | None = None,
+    ) -> None:
+        super().__init__(f"{cause}: {remedy}" if remedy else cause)
+        self.cause = cause
+        self.remedy = remedy
+        self.code = code
+        self.row = row
+        self.id = id
+        self.errno = errno
+
+    def __str__(self) -> str:
+        return f"{self.cause}: {self.remedy}" if self.remedy else self.cause
+
+
+class Usage(NvmeGpuError, ValueError):
+    """The call cannot be: a range, an id, a dtype, a device or a closed store. Nothing was sent to the device,
+    except where a row of a gather is named."""
+
+
+class Status(NvmeGpuError):
+    """The controller answered a command with an error: status code type ``sct`` and status code ``sc`` of NVMe."""
+
+    sct: int = 0
+    sc: int = 0
+
+
+class Timeout(NvmeGpuError, TimeoutError):
+    """What was waited for has not ended in time. The buffers of a transfer are kept until it has."""
+
+
+class Gone(NvmeGpuError):
+    """The device left, or did not come back from a reset. Open it again."""
+
+
+_CLASSES: dict[str, type[NvmeGpuError]] = {
+    "usage": Usage,
+    "command": Status,
+    "timeout": Timeout,
+    "unfinished": Timeout,
+    "gone": Gone,
+}
+
+
+def make(
+    code: str,
+    cause: str,
+    remedy: str,
+    status: int | None,
+    row: int | None,
+    id: int | None,
+    errno: int | None,
+) -> NvmeGpuError:
+    """The exception for an error of the extension module."""
+    error = _CLASSES.get(code, NvmeGpuError)(cause, remedy, code, row=row, id=id, errno=errno)
+    if isinstance(error, Status) and status is not None:
+        error.sct, error.sc = status >> 8 & 7, status & 0xFF
+    return error

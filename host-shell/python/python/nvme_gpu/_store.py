@@ -1,0 +1,772 @@
+"""Stores, tables and what is under way."""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import sys
+import weakref
+from typing import Any, Literal, NoReturn, Protocol
+
+from . import _buffers, _dtypes, _native
+from ._errors import Timeout, Usage
+from ._native import Array, View
+
+_LOG = logging.getLogger("nvme_gpu")
+_OPEN: weakref.WeakSet[Store] = weakref.WeakSet()
+Check = Literal["now", "later"]
+
+
+class _Operation(Protocol):
+    def done(self) -> bool: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
+    def check(self) -> None: ...
+
+
+def _whole(name: str, value: Any, least: int, most: int) -> int:
+    if isinstance(value, bool) or not hasattr(value, "__index__"):
+        raise TypeError(f"{name} is of the type {type(value).__name__}: pass a whole number")
+    number = int(value.__index__())
+    if not least <= number <= most:
+        raise Usage(f"{name} is {number}", f"use {least} to {most}")
+    return number
+
+
+def _known(check: Any) -> None:
+    if check not in (None, "now", "later"):
+        raise Usage(f"check is {check!r}", "use 'now' or 'later'")
+
+
+def _refuse_pickling(value: Any) -> NoReturn:
+    raise Usage(
+        f"a {type(value).__name__} belongs to one process and cannot be pickled",
+        "open the store in each process that uses it; let worker processes start by 'spawn'",
+    )
+
+
+class Pending:
+    """A transfer under way. Its buffers are kept until it has ended, also when this object is dropped.
+
+    It may be used from any thread. Nothing is cancelled: a transfer ends by itself, at the latest after the time-out
+    of its commands and a reset of the controller.
+    """
+
+    __slots__ = ("_operation", "_result", "_seen", "__weakref__")
+
+    def __init__(self, operation: _Operation, result: Any) -> None:
+        self._operation = operation
+        self._result = result
+        self._seen = False
+
+    def done(self) -> bool:
+        """Whether it has ended, well or not. Returns at once."""
+        return self._operation.done()
+
+    def result(self, timeout: float | None = None) -> Any:
+        """Waits ``timeout`` seconds at most (None: without a limit) and returns the buffer.
+
+        The GIL is released and Ctrl-C ends the wait, not the transfer.
+
+        Raises :class:`Timeout` when it has not ended in time: it goes on, and ``result`` may be called again.
+        Otherwise what the transfer ended with.
+        """
+        if not self._operation.wait(timeout):
+            raise Timeout(
+                f"the transfer has not ended within {timeout} s",
+                "wait again: it goes on, and its buffers are kept",
+                "unfinished",
+            )
+        self._seen = True
+        self._operation.check()
+        return self._result
+
+    def __reduce__(self) -> NoReturn:
+        _refuse_pickling(self)
+
+    def __repr__(self) -> str:
+        return f"<nvme_gpu.Pending {'done' if self.done() else 'under way'}>"
+
+    def __del__(self) -> None:
+        if getattr(self, "_seen", True) or not self._operation.done():
+            return
+        try:
+            self._operation.check()
+        except Exception as error:
+            _LOG.warning("a transfer whose result was not asked for: %s", error)
+
+
+def open(
+    device: str | os.PathLike[str],
+    gpu: int | None = None,
+    *,
+    queues: int = 8,
+    depth: int = 64,
+    timeout_ms: int = 5000,
+    allow_write: bool = False,
+    read_only: bool = False,
+    nsid: int = 1,
+    gpu_queues: int = 16,
+    file_io: Literal["auto", "uring", "pread"] = "auto",
+) -> Store:
+    """Opens a device.
+
+    ``device``: ``sim:PATH?size=1GiB`` or ``sim:mem?size=1GiB`` (a simulated drive), ``file:PATH`` or a path that begins
+    with ``/`` or ``./``, ``vfio:BDF``, ``vfio-user:SOCKET``, or ``stripe:DEVICE|DEVICE?stripe=128KiB``.
+
+    ``gpu``: the number of the GPU that gathers by itself, as CUDA counts it; None: the CPU gathers.
+    ``queues``, ``depth``: queue pairs for the CPU, and commands in flight of each, 1 to 4095. ``gpu_queues``: queue
+    pairs for the GPU. ``timeout_ms``: how long a command may take, in milliseconds, before it is aborted.
+    ``allow_write``: allows writes to real devices, which are opened for reading only without it; ``read_only`` allows
+    none at all. ``nsid``: the namespace. ``file_io``: how files are read and written.
+
+    Raises :class:`Usage` for names and options that cannot be, and :class:`NvmeGpuError` when the device or the GPU
+    cannot be opened.
+    """
+    return Store(
+        device,
+        gpu,
+        queues=queues,
+        depth=depth,
+        timeout_ms=timeout_ms,
+        allow_write=allow_write,
+        read_only=read_only,
+        nsid=nsid,
+        gpu_queues=gpu_queues,
+        file_io=file_io,
+    )
+
+
+class Store:
+    """A drive, a file, or several of them as one range of bytes. Made by :func:`open`.
+
+    Any number of threads may use it. It belongs to the process that opened it: after a fork the child's calls raise
+    :class:`Usage`. As a context manager it closes itself.
+    """
+
+    __slots__ = ("_native", "_device", "_timeout", "__weakref__")
+
+    def __init__(
+        self,
+        device: str | os.PathLike[str],
+        gpu: int | None = None,
+        *,
+        queues: int = 8,
+        depth: int = 64,
+        timeout_ms: int = 5000,
+        allow_write: bool = False,
+        read_only: bool = False,
+        nsid: int = 1,
+        gpu_queues: int = 16,
+        file_io: Literal["auto", "uring", "pread"] = "auto",
+    ) -> None:
+        name = os.fspath(device)
+        if not isinstance(name, str):
+            raise TypeError(f"device is of the type {type(device).__name__}: pass text, such as 'sim:mem?size=1GiB'")
+        if "\0" in name:
+            raise Usage("the name of the device has a zero byte", "check the name")
+        if not name.isprintable():
+            raise Usage(f"the name of the device has a character that cannot be printed: {name!r}", "check the name")
+        self._device = name
+        self._timeout = _whole("timeout_ms", timeout_ms, 1, 86_400_000) / 1000
+        self._native = _native.Store(
+            name,
+            gpu=None if gpu is None else _whole("gpu", gpu, 0, 4095),
+            queues=_whole("queues", queues, 1, 4095),
+            depth=_whole("depth", depth, 1, 4095),
+            timeout_ms=int(timeout_ms),
+            allow_write=bool(allow_write),
+            read_only=bool(read_only),
+            nsid=_whole("nsid", nsid, 1, 0xFFFF_FFFE),
+            gpu_queues=_whole("gpu_queues", gpu_queues, 1, 4095),
+            file_io=file_io,
+        )
+        _OPEN.add(self)
+        _LOG.info("opened %s: %s", name, self.path)
+
+    def __enter__(self) -> Store:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Closes it: waits for gathers on the GPU, as long as their commands may take, then lets go of the device.
+
+        What still is under way keeps its buffers, and the device, until it has ended. A second call does nothing.
+        Graphs that captured a gather may be launched afterwards: each row is zero then.
+        """
+        if self._native.is_open:
+            _LOG.info("closing %s", self._device)
+        self._native.close(timeout=3 * self._timeout + 2)
+        _OPEN.discard(self)
+
+    @property
+    def closed(self) -> bool:
+        """Whether it is closed, or belongs to another process."""
+        return not self._native.is_open
+
+    @property
+    def nbytes(self) -> int:
+        """Size in bytes."""
+        return self._native.nbytes
+
+    @property
+    def block_bytes(self) -> int:
+        """The unit that the device writes, in bytes. Writes of whole units need no read before them."""
+        return self._native.block_bytes
+
+    @property
+    def gpu(self) -> int | None:
+        """The GPU that gathers; None without one."""
+        return self._native.gpu_index
+
+    @property
+    def path(self) -> dict[str, Any]:
+        """What carries the data, and why: ``device``, ``data`` (``host`` or ``gpu``), ``tier``, ``path``, ``why``."""
+        found: dict[str, Any] = json.loads(self._native.path())
+        return found
+
+    def stats(self) -> dict[str, int]:
+        """Counts since it was opened: ``commands`` sent, ``bytes`` moved, ``retries``. Of the CPU's queues."""
+        found: dict[str, int] = json.loads(self._native.stats())
+        return found
+
+    def read_into(self, buf: Any, offset: int = 0, *, stream: Any = None) -> Pending:
+        """Starts to fill ``buf`` from byte ``offset`` on; any alignment.
+
+        ``buf``: contiguous and writable memory of the host, or of the store's GPU, of any shape and dtype; its bytes
+        are filled. The range must lie inside the store. ``stream``: for memory of a GPU, as in :meth:`Table.gather`;
+        the read comes after what the stream does before it.
+
+        Raises :class:`Usage` for a buffer or a range that cannot be. What the device says comes with
+        :meth:`Pending.result`.
+        """
+        return self._move(buf, offset, stream, True, False)
+
+    def write_from(self, buf: Any, offset: int = 0, *, stream: Any = None, durable: bool = False) -> Pending:
+        """Starts to write the bytes of ``buf`` from byte ``offset`` on; any alignment.
+
+        ``buf``: contiguous memory of the host, or of the store's GPU. It must not change before the write has ended.
+        With ``durable`` the data are on the medium when it has (force unit access; memory of the host alone); else
+        after :meth:`flush`. ``stream``: as in :meth:`read_into`.
+
+        Raises :class:`Usage` for a buffer or a range that cannot be, and for a store that is for reading only.
+        """
+        return self._move(buf, offset, stream, False, bool(durable))
+
+    def read(self, nbytes: int, offset: int = 0) -> bytes:
+        """``nbytes`` bytes from byte ``offset`` on. Waits for them."""
+        offset = _whole("offset", offset, 0, (1 << 64) - 1)
+        nbytes = _whole("nbytes", nbytes, 0, sys.maxsize)
+        if offset + nbytes > self.nbytes:
+            raise Usage(
+                f"{nbytes} bytes at {offset} do not lie inside the store's {self.nbytes} bytes",
+                "check offset and length, which are in bytes",
+            )
+        data = bytearray(nbytes)
+        self.read_into(data, offset).result()
+        return bytes(data)
+
+    def write(self, data: Any, offset: int = 0, *, durable: bool = False) -> None:
+        """Writes ``data``, bytes or any buffer of the host, from byte ``offset`` on. Waits for it."""
+        self.write_from(data, offset, durable=durable).result()
+
+    def flush(self) -> None:
+        """Makes durable what was written before. Waits for it."""
+        Pending(self._native.flush(), None).result()
+
+    def table(self, offset: int = 0, *, shape: Any, dtype: Any) -> Table:
+        """Rows from byte ``offset`` on, of any alignment.
+
+        ``shape``: ``(N, *row)``, rows one after the other in the order of C. ``dtype``: a name such as ``"float16"`` or
+        ``"bfloat16"``, or a dtype of numpy or torch; little-endian.
+
+        Raises :class:`Usage` for a table that does not lie inside the store, or rows of no bytes.
+        """
+        return Table(self, offset, shape, dtype)
+
+    def _move(self, buf: Any, offset: Any, stream: Any, is_read: bool, durable: bool) -> Pending:
+        at = _whole("offset", offset, 0, (1 << 64) - 1)
+        is_of_gpu = _is_of_gpu(buf)
+        number = _buffers.stream_of(stream) if is_of_gpu or stream is not None else 0
+        view = _buffers.view(buf, "buf", writable=is_read, store=self._native, stream=number)
+        if view.device[0] in _buffers.CPU:
+            native = self._native
+            return Pending(native.read(view, at) if is_read else native.write(view, at, durable), buf)
+        _same_gpu(self._native.gpu_index, view.device, "buf")
+        if is_read and view.readonly:
+            raise Usage("buf is read-only", "use memory that may be written")
+        if durable:
+            raise Usage("a durable write from memory of a GPU", "write, wait for the result, and flush")
+        _after_current(self._native, buf, number)
+        held = (view, buf)
+        return Pending(self._native.move_on_gpu(not is_read, at, view.nbytes, view.address, number, held), buf)
+
+    def __reduce__(self) -> NoReturn:
+        _refuse_pickling(self)
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{self.nbytes} bytes"
+        return f"<nvme_gpu.Store {self._device!r}, {state}>"
+
+
+class Table:
+    """Rows of one size and dtype in a store. Made by :meth:`Store.table`. Any number of threads may use it.
+
+    ``table[ids]`` is ``table.gather(ids)``.
+    """
+
+    __slots__ = ("_native", "_store", "_shape", "_row", "_dtype", "_size", "_row_bytes", "_torch", "__weakref__")
+
+    def __init__(self, store: Store, offset: int, shape: Any, dtype: Any) -> None:
+        if not isinstance(store, Store):
+            raise TypeError("store is not a nvme_gpu.Store: use store.table(...)")
+        offset = _whole("offset", offset, 0, (1 << 64) - 1)
+        if isinstance(shape, (str, bytes)) or not hasattr(shape, "__iter__"):
+            raise TypeError("shape is not a tuple: pass (rows, *row)")
+        lengths = tuple(_whole("a length of the shape", one, 0, (1 << 63) - 1) for one in shape)
+        if not lengths:
+            raise Usage("the shape has no length", "pass (rows, *row)")
+        self._dtype = _dtypes.name_of(dtype)
+        self._size = _dtypes.SIZES[self._dtype][0]
+        self._store = store
+        self._shape, self._row = lengths, lengths[1:]
+        row_bytes = self._size
+        for one in self._row:
+            row_bytes *= one
+        if row_bytes >= 1 << 63:
+            raise Usage(f"rows of {row_bytes} bytes", "use a smaller shape")
+        self._row_bytes = row_bytes
+        self._native = _native.Table(store._native, offset, lengths[0], row_bytes)
+        self._torch: Any = None
+
+    @property
+    def store(self) -> Store:
+        """The store in which it lies."""
+        return self._store
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """``(rows, *row)``."""
+        return self._shape
+
+    @property
+    def dtype(self) -> str:
+        """The name of the dtype."""
+        return self._dtype
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row."""
+        return self._row_bytes
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all rows."""
+        return self._row_bytes * self._shape[0]
+
+    def __len__(self) -> int:
+        return self._shape[0]
+
+    def __getitem__(self, ids: Any) -> Any:
+        return self.gather(ids)
+
+    def __setitem__(self, ids: Any, rows: Any) -> None:
+        self.scatter(ids, rows)
+
+    def __iter__(self) -> NoReturn:
+        raise TypeError("a table is not iterated over row by row: gather many rows at a time")
+
+    def __reduce__(self) -> NoReturn:
+        _refuse_pickling(self)
+
+    def __repr__(self) -> str:
+        return f"<nvme_gpu.Table {self._shape} {self._dtype} of {self._store!r}>"
+
+    def gather(
+        self,
+        ids: Any,
+        out: Any = None,
+        dtype: Any = None,
+        stream: Any = None,
+        check: Check | None = None,
+        status: Any = None,
+    ) -> Any:
+        """Rows by ids: ``out[i] = table[ids[i]]``, of the shape ``(*ids.shape, *row)``.
+
+        ``ids``: int32 or int64, of any shape: a number, a slice, lists, or an array. Where they lie decides who
+        gathers: the CPU for memory of the host, the GPU of the store for its memory. The result comes from the
+        library of the ids: a tensor of torch for tensors; for others an array of numpy, or :class:`Array` (with
+        ``__dlpack__``) on a GPU and without numpy.
+
+        An id that is negative or too large gives a row of zeros and an error. So does a row that could not be read.
+
+        ``out``: contiguous memory of the table's dtype on the same device, which is filled and returned.
+        ``dtype``: what the rows are converted to, by the library of the result.
+        ``stream``: on a GPU, where the gather is put: None is the current stream of torch where torch uses the GPU,
+        else the default one; a number, or a stream of torch, cupy, pycuda, numba or cuda.core. It may be captured.
+        ``check``: ``"now"`` waits and raises; ``"later"`` leaves errors to :meth:`check` and to the next gather.
+        None is ``"now"`` on the CPU and ``"later"`` on a GPU; a captured gather is always ``"later"``.
+        ``status``: int32 for each id on the same device: 0, an NVMe status (SCT << 8 | SC), or a number below 0.
+
+        Raises :class:`Usage`, :class:`Status`, :class:`Timeout` or :class:`Gone`, with ``row`` and ``id``. With
+        ``out`` the other rows are right then.
+        """
+        _known(check)
+        if _buffers.is_tensor(ids):
+            return self._gather_tensor(ids, out, dtype, stream, check, status)
+        view, shape, owner = self._ids(ids, stream)
+        if view.device[0] in _buffers.CPU:
+            return self._gather_on_cpu(view, shape, out, dtype, check, status)
+        return self._gather_on_gpu(view, shape, owner, out, dtype, stream, check, status)
+
+    def scatter(
+        self,
+        ids: Any,
+        rows: Any,
+        *,
+        unique: bool = False,
+        stream: Any = None,
+        check: Check | None = None,
+        status: Any = None,
+    ) -> None:
+        """Writes rows by ids: ``table[ids[i]] = rows[i]``.
+
+        ``ids``: as in :meth:`gather`. ``rows``: memory of the table's dtype and the shape ``(*ids.shape, *row)`` on the
+        same device; with ids in memory of the host also lists of numbers, where numpy is installed. With memory of the
+        host this waits. With memory of the GPU it is put into ``stream`` and a host thread sends the commands: gathers
+        that come after it in the stream see the rows.
+
+        Of several rows with the same id the last is written; with ``unique`` that is an error, and nothing is written.
+        Bytes beside the rows do not change. ``check``, ``status``: as in :meth:`gather`.
+
+        Raises as :meth:`gather`, and :class:`Usage` for a store that is for reading only.
+        """
+        self._change(ids, rows, status, stream, check, bool(unique), False)
+
+    def scatter_add(
+        self, ids: Any, rows: Any, *, stream: Any = None, check: Check | None = None, status: Any = None
+    ) -> None:
+        """Adds rows by ids: ``table[ids[i]] += rows[i]``; otherwise as :meth:`scatter`.
+
+        Sums are made in 32 bits and rounded once; rows of the same id are summed. The dtype is float32, float16,
+        bfloat16 or int32. Additions of several threads through one store are all counted.
+
+        Raises as :meth:`scatter`.
+        """
+        self._change(ids, rows, status, stream, check, False, True)
+
+    def check(self, timeout: float | None = None) -> None:
+        """Waits for the gathers on the GPU that came before, and raises the first failure that was not raised yet.
+
+        Of captured gathers it looks at their last run that has ended. ``timeout``: seconds; None is without a limit.
+
+        Raises :class:`Timeout` when they have not ended in time, else what :meth:`gather` raises.
+        """
+        if not self._native.check(timeout):
+            raise Timeout(
+                f"gathers of this table have not ended within {timeout} s",
+                "wait for what their streams do before them, or longer",
+                "unfinished",
+            )
+
+    # ---- ids and places
+
+    def _ids(self, ids: Any, stream: Any) -> tuple[View, tuple[int, ...], Any]:
+        if isinstance(ids, slice):
+            ids = range(*ids.indices(self._shape[0]))
+        if isinstance(ids, tuple) and any(isinstance(one, (slice, type(...), type(None))) for one in ids):
+            raise Usage("a table is indexed by rows alone", "gather rows, and index the result")
+        plain = isinstance(ids, (list, tuple, range)) or hasattr(ids, "__index__") and not hasattr(ids, "__len__")
+        if plain and not hasattr(ids, "dtype"):
+            flat, shape = _buffers.flattened(ids)
+            return View.from_buffer(flat, False), shape, flat
+        number = _buffers.stream_of(stream) if hasattr(ids, "__cuda_array_interface__") or stream is not None else 0
+        view = _buffers.view(ids, "ids", writable=False, store=self._store._native, stream=number)
+        self._wide(view)
+        return view, view.shape, ids
+
+    @staticmethod
+    def _wide(view: View) -> bool:
+        name = _dtypes.of_format(view.dtype)
+        if name not in ("int32", "int64"):
+            remedy = "use ids[mask.nonzero()], or numbers" if name == "bool" else "convert them"
+            raise Usage(f"ids are {name}: they must be int32 or int64", remedy)
+        return name == "int64"
+
+    def _place(self, value: Any, what: str, shape: tuple[int, ...], writable: bool, stream: int = 0) -> View:
+        """Memory for rows of ``shape``."""
+        view = _buffers.view(value, what, writable=writable, store=self._store._native, stream=stream)
+        self._fits(view, what, shape)
+        return view
+
+    def _fits(self, view: View, what: str, shape: tuple[int, ...]) -> None:
+        wanted = (*shape, *self._row)
+        name = _dtypes.of_format(view.dtype)
+        if name != self._dtype and not (name == "uint8" or self._dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2")):
+            raise Usage(f"{what} is {name}, the table {self._dtype}", f"use {self._dtype}")
+        nbytes = self._row_bytes
+        for one in shape:
+            nbytes *= one
+        if view.nbytes != nbytes or (name == self._dtype and tuple(view.shape) != wanted):
+            raise Usage(f"{what} has the shape {tuple(view.shape)} in place of {wanted}", "use one row for each id")
+
+    def _status(self, status: Any, stream: int = 0) -> View | None:
+        if status is None:
+            return None
+        view = _buffers.view(status, "status", writable=True, store=self._store._native, stream=stream)
+        if _dtypes.of_format(view.dtype) != "int32":
+            raise Usage(f"status is {_dtypes.of_format(view.dtype)}", "use int32")
+        return view
+
+    # ---- the CPU
+
+    def _new(self, shape: tuple[int, ...]) -> Any:
+        """Memory of the host for rows of ``shape``."""
+        shape = (*shape, *self._row)
+        numpy = _buffers.numpy()
+        if numpy is not None and hasattr(numpy, self._dtype if self._dtype != "bool" else "bool_"):
+            try:
+                return numpy.empty(shape, dtype=self._dtype)
+            except (ValueError, OverflowError) as error:
+                raise MemoryError(str(error)) from error
+        return Array(shape, self._dtype, self._size)
+
+    def _gather_on_cpu(
+        self, ids: View, shape: tuple[int, ...], out: Any, dtype: Any, check: Check | None, status: Any
+    ) -> Any:
+        if out is None:
+            out = self._new(shape)
+        places = _view_of_array(out) if isinstance(out, Array) else self._place(out, "out", shape, True)
+        operation = self._native.gather(ids, self._wide(ids), places, self._status(status))
+        operation.wait()
+        if check != "later":
+            operation.check()
+        return out if dtype is None else _converted(out, dtype)
+
+    def _change(
+        self, ids: Any, rows: Any, status: Any, stream: Any, check: Check | None, unique: bool, add: bool
+    ) -> None:
+        _known(check)
+        if _buffers.is_tensor(ids):
+            view, shape = _buffers.of_tensor(ids.contiguous(), "ids"), tuple(ids.shape)
+        else:
+            view, shape, _ = self._ids(ids, stream)
+        if isinstance(rows, (list, tuple)):
+            numpy = _buffers.numpy()
+            if numpy is None:
+                raise Usage("lists of numbers need numpy", "install it, or pass an array")
+            try:
+                rows = numpy.asarray(rows, dtype=self._dtype)
+            except (ValueError, TypeError, OverflowError) as error:
+                raise Usage(f"rows: {error}", "give lists of numbers, one row for each id") from error
+        if _buffers.is_tensor(rows):
+            rows = rows.detach().contiguous()
+        if view.device[0] not in _buffers.CPU:
+            self._change_on_gpu(view, shape, ids, rows, status, stream, check, unique, add)
+            return
+        source = self._place(rows, "rows", shape, False)
+        wide, places = self._wide(view), self._status(status)
+        if add:
+            operation = self._native.scatter_add(view, wide, source, places, self._dtype)
+        else:
+            operation = self._native.scatter(view, wide, source, places, unique)
+        operation.wait()
+        if check != "later":
+            operation.check()
+
+    # ---- the GPU
+
+    def _gather_on_gpu(
+        self,
+        ids: View,
+        shape: tuple[int, ...],
+        owner: Any,
+        out: Any,
+        dtype: Any,
+        stream: Any,
+        check: Check | None,
+        status: Any,
+    ) -> Any:
+        number = _buffers.stream_of(stream)
+        _same_gpu(self._store._native.gpu_index, ids.device, "ids")
+        made = None
+        if out is None:
+            out = made = Array((*shape, *self._row), self._dtype, self._size, self._store._native)
+            address, place = made.address, None
+        else:
+            place = self._place(out, "out", shape, True, number)
+            _same_gpu(self._store._native.gpu_index, place.device, "out")
+            if place.readonly:
+                raise Usage("out is read-only", "use memory that may be written")
+            address = place.address
+        places = self._status(status, number)
+        count = 1
+        for one in shape:
+            count *= one
+        self._status_fits(places, count)
+        wide, where = self._wide(ids), places.address if places is not None else 0
+        held = (ids, owner, out, place, places)
+        operation = self._native.gather_on_gpu(ids.address, wide, count, address, where, number, held, made)
+        self._checked(operation, check)
+        if dtype is not None and _dtypes.name_of(dtype) != self._dtype:
+            raise Usage("dtype= needs a library that converts", "gather with tensors of torch, or convert the result")
+        return out
+
+    @staticmethod
+    def _status_fits(places: View | None, count: int) -> None:
+        if places is not None and places.nbytes != 4 * count:
+            raise Usage(f"status has {places.nbytes // 4} places for {count} ids", "use an int32 for each id")
+
+    @staticmethod
+    def _checked(operation: _native.GpuOperation, check: Check | None) -> None:
+        if check == "now" and not operation.is_captured:
+            operation.wait()
+            operation.check()
+
+    def _change_on_gpu(
+        self,
+        ids: View,
+        shape: tuple[int, ...],
+        owner: Any,
+        rows: Any,
+        status: Any,
+        stream: Any,
+        check: Check | None,
+        unique: bool,
+        add: bool,
+    ) -> None:
+        if unique:
+            raise Usage("unique= with ids in memory of a GPU", "leave it out: the last row of equal ids is written")
+        number = _buffers.stream_of(stream)
+        source = self._place(rows, "rows", shape, False, number)
+        places = self._status(status, number)
+        for one, what in ((ids, "ids"), (source, "rows"), (places, "status")):
+            if one is not None:
+                _same_gpu(self._store._native.gpu_index, one.device, what)
+        count = 1
+        for length in shape:
+            count *= length
+        self._status_fits(places, count)
+        _after_current(self._store._native, owner, number)
+        where = places.address if places is not None else 0
+        held = (ids, owner, source, rows, places)
+        operation = self._native.change_on_gpu(
+            ids.address, self._wide(ids), count, source.address, where, number, held, self._dtype if add else None
+        )
+        self._checked(operation, check)
+
+    # ---- tensors of torch
+
+    def _gather_tensor(self, ids: Any, out: Any, dtype: Any, stream: Any, check: Check | None, status: Any) -> Any:
+        torch = _buffers.torch()
+        assert torch is not None
+        if self._torch is None:
+            kind = getattr(torch, self._dtype, None)
+            if kind is None:
+                raise Usage(f"this torch has no {self._dtype}", "use another dtype for the table")
+            self._torch = kind
+        kind = ids.dtype
+        if kind is not torch.int64 and kind is not torch.int32:
+            remedy = "use mask.nonzero()" if kind is torch.bool else "convert them: ids.long()"
+            raise Usage(f"ids are {kind}: they must be int32 or int64", remedy)
+        if not ids.is_contiguous():
+            ids = ids.contiguous()
+        if out is None:
+            out = torch.empty((*ids.shape, *self._row), dtype=self._torch, device=ids.device)
+        elif not _buffers.is_tensor(out):
+            raise Usage("ids are a tensor, out is none", "use a tensor for both")
+        else:
+            self._fits(_buffers.of_tensor(out, "out"), "out", tuple(ids.shape))
+            if out.device != ids.device:
+                raise Usage(f"out is on {out.device}, ids are on {ids.device}", "use one device for both")
+        if ids.is_cuda:
+            self._gather_cuda(torch, ids, out, stream, check, status)
+        else:
+            views = _buffers.of_tensor(ids, "ids"), _buffers.of_tensor(out, "out")
+            operation = self._native.gather(views[0], kind is torch.int64, views[1], self._status(status))
+            operation.wait()
+            if check != "later":
+                operation.check()
+        return out if dtype is None else out.to(getattr(torch, _dtypes.name_of(dtype)))
+
+    def _gather_cuda(self, torch: Any, ids: Any, out: Any, stream: Any, check: Check | None, status: Any) -> None:
+        gpu = ids.device.index
+        if gpu != self._store._native.gpu_index:
+            _same_gpu(self._store._native.gpu_index, (_buffers.CUDA, gpu), "ids")
+        current = torch._C._cuda_getCurrentRawStream(gpu)
+        held = None
+        number = current
+        if stream is not None:
+            number = _buffers.stream_of(stream)
+            if number != current:
+                # Another stream than the one in whose order torch gives out memory.
+                self._store._native.order(current, number)
+                held = (ids, out, status)
+        count, where = ids.numel(), 0
+        if status is not None:
+            places = self._status(status, number)
+            assert places is not None
+            _same_gpu(self._store._native.gpu_index, places.device, "status")
+            self._status_fits(places, count)
+            where = places.address
+        operation = self._native.gather_on_gpu(
+            ids.data_ptr(), ids.dtype is torch.int64, count, out.data_ptr(), where, number, held
+        )
+        self._checked(operation, check)
+
+
+def _same_gpu(gpu: int | None, device: tuple[int, int], what: str) -> None:
+    if gpu is None:
+        raise Usage(
+            f"{what} lies in memory of a GPU, and the store was opened without a GPU",
+            "open it with gpu=0, or use memory of the host",
+        )
+    if device[0] in _buffers.CPU:
+        raise Usage(f"{what} lies in memory of the host, the ids on GPU {gpu}", "use memory of the GPU for both")
+    if device[1] != gpu:
+        raise Usage(f"{what} lies on GPU {device[1]}, the store uses GPU {gpu}", f"use GPU {gpu} for both")
+
+
+def _is_of_gpu(value: Any) -> bool:
+    """Whether a stream matters for this buffer."""
+    if _buffers.is_tensor(value):
+        return bool(value.is_cuda)
+    if hasattr(value, "__cuda_array_interface__"):
+        return True
+    return hasattr(value, "__dlpack_device__") and value.__dlpack_device__()[0] == _buffers.CUDA
+
+
+def _after_current(store: _native.Store, value: Any, stream: int) -> None:
+    """``stream`` waits for torch's current one, in whose order torch gives out memory."""
+    torch = _buffers.torch()
+    if torch is not None and _buffers.is_tensor(value) and value.is_cuda:
+        store.order(torch._C._cuda_getCurrentRawStream(value.device.index), stream)
+
+
+def _view_of_array(value: Array) -> View:
+    device = (1, 0) if value.device == "cpu" else (2, int(value.device.rpartition(":")[2]))
+    return View.raw(value, value.address, value.nbytes, value.shape, value.dtype, device, False)
+
+
+def _converted(value: Any, dtype: Any) -> Any:
+    name = _dtypes.name_of(dtype)
+    if isinstance(value, Array):
+        if name == value.dtype:
+            return value
+        raise Usage("dtype= needs a library that converts", "install numpy, or convert the result")
+    return value.astype(name, copy=False)
+
+
+def _close_all() -> None:
+    """At exit: the stores that are open, so that drives are shut down and files are complete."""
+    for store in list(_OPEN):
+        try:
+            store.close()
+        except Exception as error:
+            _LOG.warning("closing %r at exit: %s", store, error)
+
+
+atexit.register(_close_all)

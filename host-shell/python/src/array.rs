@@ -1,0 +1,265 @@
+//! Memory of ours: what a gather gives where no library of arrays gave its own.
+
+use crate::dlpack::{self, Described};
+use crate::error::{Fault, OrRaise};
+use crate::pool::lock;
+use crate::store::{Flight, Store};
+use crate::wait;
+use nvme_host::cuda::{DeviceMemory, Gpu};
+use pyo3::exceptions::{PyAttributeError, PyBufferError, PyMemoryError};
+use pyo3::prelude::*;
+use pyo3::types::{PyBytes, PyDict, PyTuple};
+use std::sync::{Arc, Mutex};
+
+/// As much of the host's memory as a line of its cache.
+#[derive(Clone, Copy)]
+#[repr(align(64))]
+struct Line([u8; 64]);
+
+enum Memory {
+    Host(Vec<Line>),
+    Gpu(DeviceMemory, Arc<Gpu>),
+}
+
+/// An array of ours in memory of the host or of a GPU, C-contiguous.
+///
+/// It gives its memory on by `__dlpack__`, and by `__cuda_array_interface__` or `__array_interface__`.
+#[pyclass(frozen, module = "nvme_gpu._native")]
+pub struct Array {
+    memory: Arc<Memory>,
+    shape: Vec<u64>,
+    dtype: String,
+    bytes: usize,
+    address: u64,
+    /// The stream that fills it, and the gather that does.
+    filled: Mutex<(u64, Option<Arc<Flight>>)>,
+}
+
+impl Array {
+    fn device(&self) -> (i32, i32) {
+        match &*self.memory {
+            Memory::Host(_) => (dlpack::CPU, 0),
+            Memory::Gpu(_, gpu) => (dlpack::CUDA, gpu.index() as i32),
+        }
+    }
+
+    /// What both interfaces of arrays have.
+    fn interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let (kind, bits) = dlpack::kind(&self.dtype).ok_or_else(|| {
+            let what = format!("{} has no code in array interfaces: use DLPack", self.dtype);
+            PyAttributeError::new_err(what)
+        })?;
+        let order = if bits == 8 { '|' } else { '<' };
+        let dict = PyDict::new(py);
+        dict.set_item("version", 3)?;
+        dict.set_item("shape", self.shape(py)?)?;
+        dict.set_item("typestr", format!("{order}{kind}{}", bits / 8))?;
+        dict.set_item("data", (self.address, false))?;
+        dict.set_item("strides", py.None())?;
+        Ok(dict)
+    }
+
+    /// `flight` on `stream` fills it.
+    pub fn is_filled_by(&self, stream: u64, flight: &Arc<Flight>) {
+        *lock(&self.filled) = (stream, Some(Arc::clone(flight)));
+    }
+}
+
+#[pymethods]
+impl Array {
+    /// Zeroed memory; on the GPU of `store` when one is given.
+    #[new]
+    #[pyo3(signature = (shape, dtype, itemsize, store=None))]
+    fn new(
+        py: Python<'_>,
+        shape: Vec<u64>,
+        dtype: String,
+        itemsize: u64,
+        store: Option<&Store>,
+    ) -> PyResult<Self> {
+        let bytes = shape
+            .iter()
+            .try_fold(itemsize, |all, one| all.checked_mul(*one));
+        let bytes = bytes.and_then(|bytes| usize::try_from(bytes).ok());
+        let bytes = bytes.filter(|bytes| *bytes <= isize::MAX as usize / 2);
+        let Some(bytes) = bytes else {
+            return Err(PyMemoryError::new_err("an array of more bytes than can be"));
+        };
+        let (memory, address) = match store {
+            Some(store) => {
+                let gpu = store.gpu()?;
+                let memory = py.detach(|| DeviceMemory::new(&gpu, bytes)).or_raise()?;
+                let address = memory.address();
+                (Memory::Gpu(memory, gpu), address)
+            }
+            None => {
+                let mut lines = Vec::new();
+                let count = bytes.div_ceil(64);
+                let refused = |_| PyMemoryError::new_err(format!("{bytes} bytes"));
+                lines.try_reserve_exact(count).map_err(refused)?;
+                lines.resize(count, Line([0; 64]));
+                let address = lines.as_ptr().expose_provenance() as u64;
+                (Memory::Host(lines), address)
+            }
+        };
+        Ok(Self {
+            memory: Arc::new(memory),
+            shape,
+            dtype,
+            bytes,
+            address,
+            filled: Mutex::new((0, None)),
+        })
+    }
+
+    #[getter]
+    fn shape<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, &self.shape)
+    }
+
+    #[getter]
+    fn dtype(&self) -> &str {
+        &self.dtype
+    }
+
+    #[getter]
+    fn nbytes(&self) -> usize {
+        self.bytes
+    }
+
+    /// Where it begins.
+    #[getter]
+    fn address(&self) -> u64 {
+        self.address
+    }
+
+    /// "cpu" or "cuda:0".
+    #[getter(device)]
+    fn device_name(&self) -> String {
+        match self.device() {
+            (dlpack::CPU, _) => "cpu".to_owned(),
+            (_, index) => format!("cuda:{index}"),
+        }
+    }
+
+    /// The stream that fills it, as CUDA counts it; 0 in memory of the host.
+    #[getter]
+    fn stream(&self) -> u64 {
+        lock(&self.filled).0
+    }
+
+    /// A copy of its bytes; of memory of a GPU once it is filled.
+    fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let flight = lock(&self.filled).1.clone();
+        if let Some(flight) = flight {
+            wait::until(py, None, |slice| flight.wait(slice))?;
+        }
+        let mut bytes = vec![0; self.bytes];
+        match &*self.memory {
+            Memory::Host(lines) => {
+                for (to, from) in bytes.chunks_mut(64).zip(lines) {
+                    to.copy_from_slice(&from.0[..to.len()]);
+                }
+            }
+            Memory::Gpu(memory, _) => py.detach(|| memory.download(0, &mut bytes)).or_raise()?,
+        }
+        Ok(PyBytes::new(py, &bytes))
+    }
+
+    /// Its numbers as lists of lists, of memory of a GPU once it is filled.
+    fn tolist<'py>(slf: &Bound<'py, Self>) -> PyResult<Bound<'py, PyAny>> {
+        let module = slf.py().import("nvme_gpu._dtypes")?;
+        module.getattr("numbers")?.call1((slf,))
+    }
+
+    fn __repr__(&self) -> String {
+        let device = self.device_name();
+        format!(
+            "<nvme_gpu.Array {:?} {} on {device}>",
+            self.shape, self.dtype
+        )
+    }
+
+    /// Of memory of a GPU, version 3: consumers wait for `stream`.
+    #[getter(__cuda_array_interface__)]
+    fn cuda_array_interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        if let Memory::Host(_) = &*self.memory {
+            return Err(PyAttributeError::new_err(
+                "the array lies in memory of the host",
+            ));
+        }
+        let dict = self.interface(py)?;
+        // The default stream has the number 1 here.
+        dict.set_item("stream", lock(&self.filled).0.max(1))?;
+        Ok(dict)
+    }
+
+    /// Of memory of the host, as numpy reads it.
+    #[getter(__array_interface__)]
+    fn array_interface<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        if let Memory::Gpu(..) = &*self.memory {
+            return Err(PyAttributeError::new_err(
+                "the array lies in memory of a GPU",
+            ));
+        }
+        self.interface(py)
+    }
+
+    fn __dlpack_device__(&self) -> (i32, i32) {
+        self.device()
+    }
+
+    /// A capsule. On a GPU `stream` waits for what fills the array: None and 1 are the default stream, 2 is that of
+    /// the thread, -1 asks for no order.
+    #[pyo3(signature = (*, stream=None, max_version=None, dl_device=None, copy=None))]
+    fn __dlpack__<'py>(
+        &self,
+        py: Python<'py>,
+        stream: Option<i64>,
+        max_version: Option<(u32, u32)>,
+        dl_device: Option<(i32, i32)>,
+        copy: Option<bool>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        if dl_device.is_some_and(|device| device != self.device()) {
+            return Err(PyBufferError::new_err("the array lies on another device"));
+        }
+        let is_copy = copy == Some(true);
+        if is_copy && matches!(&*self.memory, Memory::Gpu(..)) {
+            return Err(PyBufferError::new_err("copy=True is not offered on a GPU"));
+        }
+        if let Memory::Gpu(_, gpu) = &*self.memory {
+            let first = lock(&self.filled).0;
+            let then = match stream {
+                None | Some(1) => Some(0),
+                Some(-1) => None,
+                Some(other) => Some(u64::try_from(other).map_err(|_| {
+                    PyErr::from(Fault::usage(
+                        format!("{other} is no stream of DLPack"),
+                        "give 1, 2, -1 or the address of a stream",
+                    ))
+                })?),
+            };
+            if let Some(then) = then.filter(|then| *then != first) {
+                gpu.order(first, then).or_raise()?;
+            }
+        }
+        let mut described = Described {
+            address: self.address,
+            bytes: self.bytes,
+            shape: self.shape.clone(),
+            dtype: self.dtype.clone(),
+            device: self.device(),
+            readonly: false,
+        };
+        let owner: Box<dyn Send + Sync> = match &*self.memory {
+            Memory::Host(lines) if is_copy => {
+                let copied = lines.clone();
+                described.address = copied.as_ptr().expose_provenance() as u64;
+                Box::new(Memory::Host(copied))
+            }
+            _ => Box::new(Arc::clone(&self.memory)),
+        };
+        let is_versioned = max_version.is_some_and(|version| version.0 >= 1);
+        dlpack::hand_out(py, &described, owner, is_versioned, is_copy)
+    }
+}

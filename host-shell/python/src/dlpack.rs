@@ -1,0 +1,323 @@
+//! DLPack: tensors of others taken in, ours handed out. The structures are those of DLPack 1.0.
+// UNSAFETY: capsules hold pointers to structures with a function that frees them.
+#![allow(unsafe_code)]
+
+use pyo3::exceptions::{PyBufferError, PyTypeError};
+use pyo3::ffi;
+use pyo3::prelude::*;
+use std::ffi::{CStr, c_void};
+
+pub const CPU: i32 = 1;
+pub const CUDA: i32 = 2;
+pub const CUDA_HOST: i32 = 3;
+
+const OLD: &CStr = c"dltensor";
+const OLD_USED: &CStr = c"used_dltensor";
+const NEW: &CStr = c"dltensor_versioned";
+const NEW_USED: &CStr = c"used_dltensor_versioned";
+const READ_ONLY: u64 = 1;
+const IS_COPIED: u64 = 2;
+
+/// (code, bits, name) of the element types that have a name.
+const TYPES: [(u8, u8, &str); 16] = [
+    (0, 8, "int8"),
+    (0, 16, "int16"),
+    (0, 32, "int32"),
+    (0, 64, "int64"),
+    (1, 8, "uint8"),
+    (1, 16, "uint16"),
+    (1, 32, "uint32"),
+    (1, 64, "uint64"),
+    (2, 16, "float16"),
+    (2, 32, "float32"),
+    (2, 64, "float64"),
+    (4, 16, "bfloat16"),
+    (5, 64, "complex64"),
+    (5, 128, "complex128"),
+    (6, 8, "bool"),
+    // A name for bytes whose meaning is not known.
+    (3, 8, "opaque"),
+];
+
+/// Letter and bits of a type in array interfaces.
+pub fn kind(name: &str) -> Option<(char, u8)> {
+    let known = TYPES.iter().find(|one| one.2 == name)?;
+    let letter = match known.0 {
+        0 => 'i',
+        1 => 'u',
+        2 => 'f',
+        5 => 'c',
+        6 => 'b',
+        _ => return None,
+    };
+    Some((letter, known.1))
+}
+
+#[repr(C)]
+struct DlTensor {
+    data: *mut c_void,
+    device_type: i32,
+    device_id: i32,
+    ndim: i32,
+    code: u8,
+    bits: u8,
+    lanes: u16,
+    shape: *mut i64,
+    strides: *mut i64,
+    byte_offset: u64,
+}
+
+#[repr(C)]
+struct Managed {
+    tensor: DlTensor,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Managed)>,
+}
+
+#[repr(C)]
+struct Versioned {
+    major: u32,
+    minor: u32,
+    context: *mut c_void,
+    deleter: Option<unsafe extern "C" fn(*mut Versioned)>,
+    flags: u64,
+    tensor: DlTensor,
+}
+
+/// A tensor taken out of a capsule; its owner is told on drop.
+pub enum Tensor {
+    #[expect(private_interfaces, reason = "looked at here alone")]
+    Old(*mut Managed),
+    #[expect(private_interfaces, reason = "looked at here alone")]
+    New(*mut Versioned),
+}
+
+/// What a tensor says of itself.
+pub struct Described {
+    pub address: u64,
+    pub bytes: usize,
+    pub shape: Vec<u64>,
+    pub dtype: String,
+    pub device: (i32, i32),
+    pub readonly: bool,
+}
+
+impl Tensor {
+    /// Takes the tensor out of a capsule that was not used.
+    pub fn take(capsule: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let raw = capsule.as_ptr();
+        let take = |name: &CStr, used: &'static CStr| {
+            // SAFETY: a live object; both calls only look at it.
+            if unsafe { ffi::PyCapsule_IsValid(raw, name.as_ptr()) } == 0 {
+                return None;
+            }
+            // SAFETY: a valid capsule with this name.
+            let pointer = unsafe { ffi::PyCapsule_GetPointer(raw, name.as_ptr()) };
+            // SAFETY: as above; the name is static.
+            unsafe { ffi::PyCapsule_SetName(raw, used.as_ptr()) };
+            Some(pointer)
+        };
+        if let Some(pointer) = take(NEW, NEW_USED) {
+            return Ok(Self::New(pointer.cast()));
+        }
+        if let Some(pointer) = take(OLD, OLD_USED) {
+            return Ok(Self::Old(pointer.cast()));
+        }
+        Err(PyTypeError::new_err(
+            "not a DLPack capsule, or one that was used",
+        ))
+    }
+
+    /// # Errors
+    /// BufferError for what no table can hold.
+    pub fn describe(&self) -> PyResult<Described> {
+        let (tensor, readonly) = match *self {
+            // SAFETY: taken from a capsule and not deleted before drop.
+            Self::Old(managed) => (unsafe { &(*managed).tensor }, false),
+            Self::New(versioned) => {
+                // SAFETY: as above; the version stands first in each version.
+                if unsafe { (*versioned).major } != 1 {
+                    return Err(PyBufferError::new_err("a version of DLPack other than 1"));
+                }
+                // SAFETY: as above.
+                let one = unsafe { &*versioned };
+                (&one.tensor, one.flags & READ_ONLY != 0)
+            }
+        };
+        let known = TYPES
+            .iter()
+            .find(|one| (one.0, one.1) == (tensor.code, tensor.bits));
+        let Some(&(_, bits, name)) = known.filter(|_| tensor.lanes == 1) else {
+            return Err(PyBufferError::new_err(format!(
+                "DLPack elements of code {}, {} bits, {} lanes",
+                tensor.code, tensor.bits, tensor.lanes
+            )));
+        };
+        let dimensions = usize::try_from(tensor.ndim).unwrap_or(0);
+        let list = |from: *mut i64| match dimensions {
+            0 => &[][..],
+            // SAFETY: the owner gives `ndim` of each.
+            _ => unsafe { std::slice::from_raw_parts(from, dimensions) },
+        };
+        let shape: Vec<u64> = list(tensor.shape)
+            .iter()
+            .map(|length| u64::try_from(*length).unwrap_or(0))
+            .collect();
+        let elements = shape
+            .iter()
+            .try_fold(1u64, |all, one| all.checked_mul(*one));
+        let bytes = elements.and_then(|count| count.checked_mul(u64::from(bits) / 8));
+        let Some((elements, bytes)) = elements.zip(bytes) else {
+            return Err(PyBufferError::new_err("a tensor of more than 2^64 bytes"));
+        };
+        if !tensor.strides.is_null() && elements > 1 {
+            let mut expected = 1;
+            for (length, stride) in shape.iter().zip(list(tensor.strides)).rev() {
+                if *length > 1 && *stride != expected {
+                    return Err(PyBufferError::new_err("the tensor is not C-contiguous"));
+                }
+                expected *= *length as i64;
+            }
+        }
+        Ok(Described {
+            address: (tensor.data.addr() as u64).wrapping_add(tensor.byte_offset),
+            bytes: bytes as usize,
+            shape,
+            dtype: name.to_owned(),
+            device: (tensor.device_type, tensor.device_id),
+            readonly,
+        })
+    }
+}
+
+impl Drop for Tensor {
+    fn drop(&mut self) {
+        match *self {
+            Self::Old(managed) => {
+                // SAFETY: taken from a capsule, deleted once.
+                if let Some(delete) = unsafe { (*managed).deleter } {
+                    // SAFETY: as above.
+                    unsafe { delete(managed) }
+                }
+            }
+            Self::New(versioned) => {
+                // SAFETY: as above.
+                if let Some(delete) = unsafe { (*versioned).deleter } {
+                    // SAFETY: as above.
+                    unsafe { delete(versioned) }
+                }
+            }
+        }
+    }
+}
+
+/// What is handed out: the lists and the owner of the memory behind one pointer.
+struct Handed {
+    shape: Vec<i64>,
+    strides: Vec<i64>,
+    #[expect(dead_code, reason = "dropped when the consumer is done")]
+    owner: Box<dyn Send + Sync>,
+}
+
+/// A new capsule over memory that `owner` keeps; versioned or as before DLPack 1.0.
+pub fn hand_out<'py>(
+    py: Python<'py>,
+    described: &Described,
+    owner: Box<dyn Send + Sync>,
+    is_versioned: bool,
+    is_copied: bool,
+) -> PyResult<Bound<'py, PyAny>> {
+    let known = TYPES.iter().find(|one| one.2 == described.dtype);
+    let Some(&(code, bits, _)) = known else {
+        return Err(PyBufferError::new_err(format!(
+            "DLPack has no {}",
+            described.dtype
+        )));
+    };
+    let shape: Vec<i64> = described
+        .shape
+        .iter()
+        .map(|length| *length as i64)
+        .collect();
+    let mut strides = vec![1i64; shape.len()];
+    for index in (1..shape.len()).rev() {
+        strides[index - 1] = strides[index].wrapping_mul(shape[index]);
+    }
+    let mut handed = Box::new(Handed {
+        shape,
+        strides,
+        owner,
+    });
+    let tensor = DlTensor {
+        data: std::ptr::with_exposed_provenance_mut(described.address as usize),
+        device_type: described.device.0,
+        device_id: described.device.1,
+        ndim: handed.shape.len() as i32,
+        code,
+        bits,
+        lanes: 1,
+        shape: handed.shape.as_mut_ptr(),
+        strides: handed.strides.as_mut_ptr(),
+        byte_offset: 0,
+    };
+    let context = Box::into_raw(handed).cast();
+    let capsule = match is_versioned {
+        true => {
+            let flags = if is_copied { IS_COPIED } else { 0 };
+            let managed = Box::into_raw(Box::new(Versioned {
+                major: 1,
+                minor: 0,
+                context,
+                deleter: Some(delete_versioned),
+                flags,
+                tensor,
+            }));
+            // SAFETY: a new structure; the name is static.
+            unsafe { ffi::PyCapsule_New(managed.cast(), NEW.as_ptr(), Some(forget_versioned)) }
+        }
+        false => {
+            let managed = Box::into_raw(Box::new(Managed {
+                tensor,
+                context,
+                deleter: Some(delete_old),
+            }));
+            // SAFETY: as above.
+            unsafe { ffi::PyCapsule_New(managed.cast(), OLD.as_ptr(), Some(forget_old)) }
+        }
+    };
+    // SAFETY: a new reference, or null with an exception set.
+    unsafe { Bound::from_owned_ptr_or_err(py, capsule) }
+}
+
+unsafe extern "C" fn delete_old(managed: *mut Managed) {
+    // SAFETY: made by `hand_out`; the consumer deletes it once.
+    let managed = unsafe { Box::from_raw(managed) };
+    // SAFETY: as above.
+    drop(unsafe { Box::from_raw(managed.context.cast::<Handed>()) });
+}
+
+unsafe extern "C" fn delete_versioned(managed: *mut Versioned) {
+    // SAFETY: made by `hand_out`; the consumer deletes it once.
+    let managed = unsafe { Box::from_raw(managed) };
+    // SAFETY: as above.
+    drop(unsafe { Box::from_raw(managed.context.cast::<Handed>()) });
+}
+
+/// A capsule ends; one that was not used still has what it was made with.
+unsafe extern "C" fn forget_old(capsule: *mut ffi::PyObject) {
+    // SAFETY: called by Python with the capsule.
+    unsafe {
+        if ffi::PyCapsule_IsValid(capsule, OLD.as_ptr()) != 0 {
+            delete_old(ffi::PyCapsule_GetPointer(capsule, OLD.as_ptr()).cast());
+        }
+    }
+}
+
+unsafe extern "C" fn forget_versioned(capsule: *mut ffi::PyObject) {
+    // SAFETY: called by Python with the capsule.
+    unsafe {
+        if ffi::PyCapsule_IsValid(capsule, NEW.as_ptr()) != 0 {
+            delete_versioned(ffi::PyCapsule_GetPointer(capsule, NEW.as_ptr()).cast());
+        }
+    }
+}

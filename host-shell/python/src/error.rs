@@ -1,0 +1,120 @@
+//! Errors of the library as exceptions of Python. Their classes are in `nvme_gpu/_errors.py`.
+
+use nvme_host::Error;
+use nvme_host::store::status;
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+
+static RAISE: PyOnceLock<Py<PyAny>> = PyOnceLock::new();
+
+/// What an exception is made of.
+#[derive(Clone)]
+pub struct Fault {
+    /// One word for its kind, from which Python finds the class.
+    pub code: &'static str,
+    pub cause: String,
+    pub remedy: String,
+    /// The controller's answer: status code type and status code.
+    pub status: Option<u16>,
+    /// Place of the first failed row in the request.
+    pub row: Option<u64>,
+    /// Its id, where it is known.
+    pub id: Option<i64>,
+    pub errno: Option<i32>,
+}
+
+impl Fault {
+    /// Wrong use of a function.
+    pub fn usage(cause: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::of(&Error::usage(cause, remedy))
+    }
+
+    pub fn of(error: &Error) -> Self {
+        let status = match error {
+            Error::Command { status, .. } => Some(status.code()),
+            _ => None,
+        };
+        let errno = match error {
+            Error::File { source, .. } | Error::System { source, .. } => source.raw_os_error(),
+            _ => None,
+        };
+        Self {
+            code: error.code(),
+            cause: error.to_string(),
+            remedy: error.remedy(),
+            status,
+            row: None,
+            id: None,
+            errno,
+        }
+    }
+
+    /// A row that ended with `code`; `what` says of which call.
+    pub fn row(code: i32, row: u64, id: Option<i64>, what: &str, failed: u64) -> Self {
+        let (name, remedy) = status::describe(code);
+        let of_id = id.map_or_else(String::new, |id| format!(" (id {id})"));
+        let word = match code {
+            -1 => "usage",
+            -2 => "timeout",
+            -3 => "gone",
+            1.. => "command",
+            _ => "device",
+        };
+        Self {
+            code: word,
+            cause: format!("{what}: row {row}{of_id}: {name}; rows that failed: {failed}"),
+            remedy: remedy.to_owned(),
+            status: u16::try_from(code).ok().filter(|code| *code != 0),
+            row: Some(row),
+            id,
+            errno: None,
+        }
+    }
+
+    /// The exception.
+    pub fn raise(self, py: Python<'_>) -> PyErr {
+        let make = RAISE.get_or_try_init(py, || -> PyResult<Py<PyAny>> {
+            let module = py.import("nvme_gpu._errors")?;
+            Ok(module.getattr("make")?.unbind())
+        });
+        let made = make.and_then(|make| {
+            let parts = (
+                self.code,
+                self.cause,
+                self.remedy,
+                self.status,
+                self.row,
+                self.id,
+                self.errno,
+            );
+            make.bind(py).call1(parts)
+        });
+        match made {
+            Ok(exception) => PyErr::from_value(exception),
+            Err(error) => error,
+        }
+    }
+}
+
+impl From<Error> for Fault {
+    fn from(error: Error) -> Self {
+        Self::of(&error)
+    }
+}
+
+impl From<Fault> for PyErr {
+    fn from(fault: Fault) -> Self {
+        Python::attach(|py| fault.raise(py))
+    }
+}
+
+/// Turns errors of the library into exceptions.
+pub trait OrRaise<T> {
+    fn or_raise(self) -> PyResult<T>;
+}
+
+impl<T> OrRaise<T> for nvme_host::Result<T> {
+    fn or_raise(self) -> PyResult<T> {
+        self.map_err(|error| Fault::of(&error).into())
+    }
+}

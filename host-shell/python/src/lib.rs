@@ -1,0 +1,56 @@
+//! The Python face: the extension module `nvme_gpu._native`. The package `nvme_gpu` in `python/` is what users call;
+//! this module has what needs addresses, threads and the library.
+//!
+//! - [`view`]: memory of others, kept alive; [`array`]: memory of ours.
+//! - [`store`]: stores, tables, and what is under way.
+//! - [`pool`]: threads that wait in place of the caller; [`wait`]: waits that Ctrl-C ends.
+//! - [`dlpack`], [`error`]: tensors and exceptions.
+
+mod array;
+mod dlpack;
+mod error;
+mod pool;
+mod store;
+mod view;
+mod wait;
+
+use error::Fault;
+use pyo3::prelude::*;
+
+/// What `nvme-gpu doctor` finds on this machine, as JSON.
+#[pyfunction]
+fn doctor() -> PyResult<String> {
+    let report = nvme_host::doctor::examine(&nvme_host::sysfs::Host::here());
+    let text = serde_json::to_string(&report);
+    text.map_err(|error| Fault::usage(error.to_string(), "report it").into())
+}
+
+/// Name of GPU `index`, or why there is none.
+#[pyfunction]
+fn gpu(py: Python<'_>, index: u32) -> PyResult<String> {
+    use error::OrRaise;
+    let gpu = py.detach(|| nvme_host::cuda::Gpu::open(index)).or_raise()?;
+    Ok(gpu.describe())
+}
+
+/// How many calls have not ended that this process started.
+#[pyfunction]
+fn calls_under_way() -> usize {
+    pool::under_way()
+}
+
+/// The extension module.
+#[pymodule]
+fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<view::View>()?;
+    module.add_class::<array::Array>()?;
+    module.add_class::<store::Store>()?;
+    module.add_class::<store::Table>()?;
+    module.add_class::<store::Operation>()?;
+    module.add_class::<store::GpuOperation>()?;
+    module.add_function(wrap_pyfunction!(doctor, module)?)?;
+    module.add_function(wrap_pyfunction!(gpu, module)?)?;
+    module.add_function(wrap_pyfunction!(calls_under_way, module)?)?;
+    module.add_function(wrap_pyfunction!(store::kept_buffers, module)?)?;
+    module.add("__version__", env!("CARGO_PKG_VERSION"))
+}

