@@ -203,7 +203,7 @@ def test_rows_are_written_from_memory_of_the_gpu(gpu_store):
     table = rows_of(gpu_store, 100, 4)
     table.scatter(Device([5, 9]), Device(range(8), "<i4", shape=(2, 4)), stream=2)
     found = table.gather(Device([9, 5]), stream=2)
-    table.scatter_add(Device([5, 5]), Device([1] * 8, "<i4", shape=(2, 4)), check="now")
+    table.scatter_add(Device([5, 5]), Device([1] * 8, "<i4", shape=(2, 4)), stream=2, check="now")
     assert values(found) == [[4, 5, 6, 7], [0, 1, 2, 3]]
     assert table[5].tolist() == [2, 3, 4, 5]
     table.scatter(Device([-1]), Device([1] * 4, "<i4", shape=(1, 4)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import ctypes
 import json
 import logging
 import os
@@ -749,6 +750,13 @@ def _after_current(store: _native.Store, value: Any, stream: int) -> None:
 def _view_of_array(value: Array) -> View:
     device = (1, 0) if value.device == "cpu" else (2, int(value.device.rpartition(":")[2]))
     return View.raw(value, value.address, value.nbytes, value.shape, value.dtype, device, False)
+
+
+def _host_bytes(value: Array) -> Any:
+    """The bytes of an array of the host, to read into; they keep the array."""
+    memory = (ctypes.c_char * value.nbytes).from_address(value.address)
+    memory._array = value  # type: ignore[attr-defined]
+    return memory
 
 
 def _converted(value: Any, dtype: Any) -> Any:

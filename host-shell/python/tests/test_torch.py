@@ -1,0 +1,276 @@
+"""Tensors, operations and the embedding, on the CPU: with Debian's torch 1.13 in CI."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import nvme_gpu
+from conftest import SIM, Device, rows_of
+
+torch = pytest.importorskip("torch")
+import nvme_gpu.torch  # noqa: E402
+
+OPS = torch.ops.nvme_ops
+
+
+def floats(store, rows, width, dtype="float32", seed=1):
+    torch.manual_seed(seed)
+    values = torch.randn(rows, width).to(getattr(torch, dtype))
+    table = store.table(0, shape=(rows, width), dtype=dtype)
+    table.scatter(torch.arange(rows), values)
+    return table, values
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "bfloat16"])
+@pytest.mark.parametrize("kind", [torch.int32, torch.int64])
+def test_tensors_give_tensors(store, dtype, kind):
+    table, values = floats(store, 100, 6, dtype)
+    ids = torch.randint(0, 100, (3, 5))
+    found = table[ids.to(kind)]
+    assert found.dtype == values.dtype and torch.equal(found, values[ids])
+    out = torch.empty(3, 5, 6, dtype=values.dtype)
+    assert table.gather(ids, out=out) is out and torch.equal(out, values[ids])
+    assert torch.equal(table[ids.t()], values[ids.t()]), "ids that are not contiguous"
+    assert table.gather(ids, dtype=torch.float64).dtype == torch.float64
+    assert table[torch.tensor(5)].shape == (6,) and table[torch.empty(0, dtype=kind)].shape == (0, 6)
+
+
+def test_a_tensor_is_read_into_and_written_from(store):
+    values = torch.randn(4, 5).to(torch.bfloat16)
+    store.write_from(values, 77).result()
+    back = torch.zeros_like(values)
+    assert store.read_into(back, 77).result() is back and torch.equal(back, values)
+
+
+def test_bad_tensors_end_in_typed_errors(store):
+    table, _ = floats(store, 10, 4)
+    bad = (
+        lambda: table[torch.zeros(3)],
+        lambda: table[torch.zeros(10, dtype=torch.bool)],
+        lambda: table[torch.zeros(3, dtype=torch.int16)],
+        lambda: table[torch.tensor([-1])],
+        lambda: table[torch.tensor([10])],
+        lambda: table[torch.zeros(3, dtype=torch.long, device="meta")],
+        lambda: table.gather(torch.tensor([1]), out=torch.empty(1, 4, dtype=torch.float64)),
+        lambda: table.gather(torch.tensor([1]), out=torch.empty(2, 4)),
+        lambda: table.gather(torch.tensor([1]), out=torch.empty(4, 1).t()[:, ::2]),
+        lambda: table.gather(torch.tensor([1]), out=bytearray(16)),
+        lambda: table.gather(torch.tensor([1]), out=torch.empty(1, 4, device="meta")),
+        lambda: table.scatter(torch.tensor([1]), torch.empty(2, 4)),
+        lambda: store.read_into(torch.empty(4, 4)[:, 1]),
+        lambda: store.read_into(torch.empty(4).to_sparse()),
+        lambda: OPS.gather(torch.zeros(9999, dtype=torch.uint8), torch.tensor([1])),
+        lambda: OPS.gather(torch.zeros(2, 2), torch.tensor([1])),
+    )
+    for index, call in enumerate(bad):
+        with pytest.raises((nvme_gpu.NvmeGpuError, TypeError)) as caught:
+            call()
+        assert caught.value, index
+
+
+def test_operations_gather_and_scatter_by_the_state(store):
+    table, values = floats(store, 50, 3)
+    state = nvme_gpu.torch.state(table)
+    assert nvme_gpu.torch.state(table) is state and state.dim() == 1
+    ids = torch.tensor([[1, 2], [49, 1]])
+    assert torch.equal(OPS.gather(state, ids), values[ids])
+    assert torch.equal(OPS.gather(state.clone(), ids), values[ids]), "a copy stands for the same table"
+    out = torch.empty(2, 2, 3)
+    OPS.gather_out(state, ids, out)
+    assert torch.equal(out, values[ids])
+    OPS.scatter(state, torch.tensor([4]), torch.full((1, 3), 7.0))
+    OPS.scatter_add(state, torch.tensor([4, 4]), torch.ones(2, 3))
+    assert table[4].tolist() == [9.0] * 3
+    other = store.table(4096, shape=(50, 3), dtype="float32")
+    assert nvme_gpu.torch.state(other).shape != state.shape
+
+
+def test_operations_have_shapes_without_data(store):
+    table, _ = floats(store, 50, 3, "float16")
+    with torch.inference_mode():
+        state = nvme_gpu.torch.state(table, "meta")
+        ids = torch.empty(4, 5, dtype=torch.int64, device="meta")
+        found = OPS.gather(state, ids)
+        assert found.shape == (4, 5, 3) and found.dtype == torch.float16 and found.device.type == "meta"
+        OPS.scatter(state, ids, found)
+        OPS.gather_out(state, ids, found)
+        OPS.read_into_tensor(found, "sim:never-opened", 0)
+
+
+def test_schemas_are_those_that_were_promised():
+    schemas = {
+        "gather": "nvme_ops::gather(Tensor state, Tensor ids) -> Tensor",
+        "gather_out": "nvme_ops::gather_out(Tensor state, Tensor ids, Tensor(a!) out) -> ()",
+        "scatter": "nvme_ops::scatter(Tensor(a!) state, Tensor ids, Tensor src) -> ()",
+        "read_into_tensor": "nvme_ops::read_into_tensor(Tensor(a!) t, str device_path, int offset) -> ()",
+    }
+    for name, schema in schemas.items():
+        assert str(getattr(OPS, name).default._schema) == schema
+    assert "SymInt[] shape, ScalarType? dtype, Device device" in str(OPS.read_tensor.default._schema)
+
+
+def test_a_tensor_is_read_from_a_device_by_name(tmp_path):
+    path = tmp_path / "data.bin"
+    values = torch.arange(100, dtype=torch.float32)
+    path.write_bytes(values.numpy().tobytes())
+    device = f"file:{path}"
+    found = OPS.read_tensor(device, 40, [2, 5], torch.float32, torch.device("cpu"))
+    assert torch.equal(found, values[10:20].view(2, 5))
+    assert OPS.read_tensor(device, 0, [8], None, torch.device("cpu")).dtype == torch.uint8
+    tensor = torch.empty(5)
+    OPS.read_into_tensor(tensor, device, 8)
+    assert torch.equal(tensor, values[2:7])
+    nvme_gpu.torch.store_of(device).close()
+
+
+def _trained(embedding, optimizer, steps, rows, width):
+    """Rows after some steps: with torch's optimizer, or (None) one inside of backward."""
+    torch.manual_seed(3)
+    weight = torch.randn(width)
+    for _ in range(steps):
+        ids = torch.randint(0, rows, (4, 6))
+        loss = (embedding(ids) * weight).pow(2).sum()
+        if optimizer is not None:
+            optimizer.zero_grad()
+        loss.backward()
+        if optimizer is not None:
+            optimizer.step()
+
+
+def test_sgd_is_that_of_nn_embedding(store):
+    rows, width = 40, 8
+    table, values = floats(store, rows, width)
+    dense = torch.nn.Embedding(rows, width, _weight=values.clone())
+    _trained(dense, torch.optim.SGD(dense.parameters(), lr=0.05), 20, rows, width)
+    disk = nvme_gpu.torch.DiskEmbedding(table, "sgd", lr=0.05)
+    _trained(disk, None, 20, rows, width)
+    torch.testing.assert_close(table[torch.arange(rows)], dense.weight.detach(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("padding", [None, 7])
+def test_row_wise_adagrad_is_that_of_a_dense_sum(store, padding):
+    rows, width, lr, eps = 40, 8, 0.1, 1e-10
+    table, values = floats(store, rows, width)
+    dense = torch.nn.Embedding(rows, width, _weight=values.clone(), padding_idx=padding)
+
+    class RowWise:
+        """Row-wise Adagrad in memory: one sum for each row."""
+
+        sums = torch.zeros(rows)
+
+        def zero_grad(self):
+            dense.weight.grad = None
+
+        def step(self):
+            grad = dense.weight.grad
+            self.sums = self.sums + grad.pow(2).mean(1)
+            with torch.no_grad():
+                dense.weight -= lr * grad / (self.sums.sqrt() + eps).unsqueeze(1)
+
+    reference = RowWise()
+    _trained(dense, reference, 20, rows, width)
+    disk = nvme_gpu.torch.DiskEmbedding(table, "adagrad", lr=lr, eps=eps, padding_idx=padding)
+    _trained(disk, None, 20, rows, width)
+    torch.testing.assert_close(disk.sums, reference.sums, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(table[torch.arange(rows)], dense.weight.detach(), rtol=1e-4, atol=1e-5)
+    assert set(disk.state_dict()) == {"sums"}
+
+
+def test_rows_change_in_training_alone(store):
+    table, values = floats(store, 20, 4)
+    disk = nvme_gpu.torch.DiskEmbedding(table, "sgd", lr=0.5)
+    assert disk(torch.tensor([1])).requires_grad
+    assert not disk.eval()(torch.tensor([1])).requires_grad
+    disk.train()
+    with torch.no_grad():
+        assert not disk(torch.tensor([1])).requires_grad
+    frozen = nvme_gpu.torch.DiskEmbedding(table, None)
+    assert not frozen(torch.tensor([1])).requires_grad
+    assert torch.equal(table[torch.arange(20)], values)
+    disk(torch.tensor([], dtype=torch.long)).sum().backward()
+    disk(torch.tensor([3, 3], dtype=torch.int32)).sum().backward()
+    torch.testing.assert_close(table[torch.tensor(3)], values[3] - 1.0)
+    assert torch.equal(table[torch.tensor(4)], values[4]) and "optimizer=sgd" in repr(disk)
+
+
+def test_an_embedding_that_cannot_be_is_refused(store):
+    table, _ = floats(store, 20, 4)
+    for make in (
+        lambda: nvme_gpu.torch.DiskEmbedding(store.table(0, shape=(20,), dtype="float32")),
+        lambda: nvme_gpu.torch.DiskEmbedding(store.table(0, shape=(20, 4), dtype="int32")),
+        lambda: nvme_gpu.torch.DiskEmbedding(table, "adam"),
+        lambda: nvme_gpu.torch.DiskEmbedding(table, padding_idx=20),
+    ):
+        with pytest.raises(nvme_gpu.Usage):
+            make()
+
+
+def test_the_names_of_the_drafts_work(tmp_path, monkeypatch):
+    import torch_nvme
+
+    path = tmp_path / "data.bin"
+    values = torch.arange(1024, dtype=torch.float32)
+    path.write_bytes(values.numpy().tobytes())
+    with pytest.raises(nvme_gpu.Usage, match="NVME_GPU_DEVICE"):
+        torch_nvme.read_into_tensor(torch.empty(4))
+    tensor = torch.empty(2, 4)
+    assert torch_nvme.read_into_tensor(tensor, lba=1, device=str(path)) is tensor
+    assert torch.equal(tensor, values[128:136].view(2, 4))
+    monkeypatch.setenv("NVME_GPU_DEVICE", str(path))
+    torch_nvme.read_into_tensor(tensor, lba=0)
+    assert tensor[0, 1] == 1
+    torch_nvme.init(str(path))
+    torch_nvme.read_into_tensor(tensor, lba=2)
+    assert tensor[0, 0] == 256
+    nvme_gpu.torch.store_of(str(path)).close()
+    torch_nvme._DEVICE = None
+
+
+def test_blocks_are_read_to_addresses_of_the_gpu(gpu_store):
+    import ctypes
+
+    import pycuda_nvme
+
+    del gpu_store
+    with pycuda_nvme.NVMeGPU("sim:mem?size=32MiB&queues=32&threads=2") as nvme:
+        rows_of(nvme.store, 3000, 4)
+        memory = Device([0] * 2048, "<i4")
+        nvme.read(lba=1, count=2, gpu_ptr=ctypes.addressof(memory.memory))
+        assert memory.tolist()[:4] == [256000, 256001, 256002, 256003]
+        nvme.read(lba=0, count=2, gpu_ptr=memory)
+        assert memory.tolist()[4:8] == [1000, 1001, 1002, 1003]
+        data = nvme.read_to_gpu(lba=0, size_mb=0.25)
+        assert data.nbytes == 1 << 18 and data.device == "cuda:0" and data.tobytes()[16:18] == b"\xe8\x03"
+    with pycuda_nvme.NVMeGPU(SIM, gpu=None) as nvme:
+        rows_of(nvme.store, 10, 4)
+        assert nvme.read_to_gpu(size_mb=0.01).tobytes()[16:18] == b"\xe8\x03"
+
+
+@pytest.mark.parametrize("words", [["demo", "--cpu"], ["demo"], ["doctor"]])
+def test_the_command_line_answers_in_json(words):
+    more = ["--rows", "5000", "--ids", "500", "--seconds", "0.01"] if words[0] == "demo" else []
+    done = subprocess.run(
+        [sys.executable, "-m", "nvme_gpu", *words, *more, "--json"], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr
+    answer = json.loads(done.stdout)
+    if words[0] == "doctor":
+        assert answer["findings"] and answer["version"] == nvme_gpu.__version__
+        return
+    assert answer["verified"] and len(answer["ways"]) >= 5
+    by_gpu = [one for one in answer["ways"] if "GPU" in one["way"]]
+    assert bool(by_gpu) == (answer["no_gpu"] is None) and ("--cpu" in words) != bool(by_gpu)
+
+
+def test_the_command_line_is_for_people_too():
+    words = ["demo", "--rows", "2000", "--ids", "100", "--seconds", "0.01", "--cpu"]
+    done = subprocess.run([sys.executable, "-m", "nvme_gpu", *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "without a GPU" in done.stdout and "WRONG" not in done.stdout
+    done = subprocess.run([sys.executable, "-m", "nvme_gpu", "doctor"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.startswith("nvme_gpu ")
+    done = subprocess.run([sys.executable, "-m", "nvme_gpu", "demo", "--ids", "0"], capture_output=True, text=True)
+    assert done.returncode == 2
