@@ -4,8 +4,9 @@
 const ABI: u32 = 0;
 
 fn main() {
+    // Not `rustc-cdylib-link-arg`, which cargo passes on to libraries over this one. Programs ignore both.
     // Threads of a store run code of the library: it is never unloaded.
-    println!("cargo::rustc-cdylib-link-arg=-Wl,-z,nodelete");
-    println!("cargo::rustc-cdylib-link-arg=-Wl,-soname,libnvme_gpu.so.{ABI}");
+    println!("cargo::rustc-link-arg=-Wl,-z,nodelete");
+    println!("cargo::rustc-link-arg=-Wl,-soname,libnvme_gpu.so.{ABI}");
     println!("cargo::rerun-if-changed=build.rs");
 }

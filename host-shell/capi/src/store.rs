@@ -58,6 +58,20 @@ unsafe impl Sized0 for Options {
     const NAME: &'static str = "nvme_gpu_options";
 }
 
+const DEFAULTS: Options = Options {
+    size: 0,
+    version: version::NVME_GPU_VERSION,
+    flags: 0,
+    nsid: 0,
+    queues: 0,
+    depth: 0,
+    timeout_ms: 0,
+    gpu_queues: 0,
+    gpu_entries: 0,
+    gpu_stations: 0,
+    reserved: 0,
+};
+
 /// nvme_gpu_stats(): set `size` to sizeof(nvme_gpu_statistics) before the call. Counts since the store was opened.
 #[derive(Clone, Copy)]
 #[repr(C)]
@@ -188,6 +202,12 @@ fn open(device: &str, gpu: i32, options: &Options) -> Answer<Opened> {
     })
 }
 
+/// Opens `device` with defaults, for libraries over this one.
+pub fn open_device(device: &str, gpu: i32, flags: u32) -> Answer<*mut StoreHandle> {
+    let options = Options { flags, ..DEFAULTS };
+    Ok(STORES.open(Arc::new(open(device, gpu, &options)?)))
+}
+
 /// Opens a device: `sim:PATH`, `sim:mem?size=1GiB`, `vfio:BDF`, `vfio-user:SOCKET`, `file:PATH`, a path that begins
 /// with `/` or `./`, or `stripe:DEVICE|DEVICE?stripe=128KiB`. UTF-8.
 ///
@@ -209,19 +229,7 @@ pub unsafe extern "C" fn nvme_gpu_open(
         // SAFETY: as the header says.
         let device = unsafe { text(device, "device") }?;
         let options = match options.is_null() {
-            true => Options {
-                size: 0,
-                version: version::NVME_GPU_VERSION,
-                flags: 0,
-                nsid: 0,
-                queues: 0,
-                depth: 0,
-                timeout_ms: 0,
-                gpu_queues: 0,
-                gpu_entries: 0,
-                gpu_stations: 0,
-                reserved: 0,
-            },
+            true => DEFAULTS,
             // SAFETY: as the header says.
             false => unsafe { take(options) }?,
         };

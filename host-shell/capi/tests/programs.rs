@@ -45,6 +45,10 @@ fn folder(name: &str) -> Folder {
     for name in ["libnvme_gpu.so", "libnvme_gpu.so.0"] {
         std::os::unix::fs::symlink(&library, folder.path(name)).unwrap();
     }
+    let compat = built("libnvme_gpu_compat.so");
+    for name in ["libnvme_gpu_compat.so", "libnvme_gpu_compat.so.0"] {
+        std::os::unix::fs::symlink(&compat, folder.path(name)).unwrap();
+    }
     let stand_in = built("libnvme_fake_cuda.so");
     std::os::unix::fs::symlink(stand_in, folder.path("libcuda.so.1")).unwrap();
     folder
@@ -58,11 +62,18 @@ fn said(output: &Output) -> String {
 /// Compiles `source` with more `flags`, warnings as errors.
 fn compile(folder: &Folder, source: &str, flags: &[&str]) -> PathBuf {
     let is_c = source.ends_with(".c");
-    let program = folder.path(&source.replace('.', "-"));
+    let name = Path::new(source).file_name().unwrap().to_str().unwrap();
+    let program = folder.path(&name.replace('.', "-"));
     let (compiler, standard) = if is_c {
         ("cc", "-std=c11")
     } else {
         ("c++", "-std=c++17")
+    };
+    let is_compat = name.starts_with("compat") || name.starts_with("loader");
+    let library = if is_compat {
+        "-lnvme_gpu_compat"
+    } else {
+        "-lnvme_gpu"
     };
     let mut command = Command::new(compiler);
     command
@@ -79,12 +90,14 @@ fn compile(folder: &Folder, source: &str, flags: &[&str]) -> PathBuf {
         .args(flags)
         .arg("-I")
         .arg(here("include"))
+        .arg("-I")
+        .arg(here("compat/include"))
         .arg(here("tests/c").join(source))
         .arg("-o")
         .arg(&program)
         .arg("-L")
         .arg(&folder.0)
-        .args(["-lnvme_gpu", "-lpthread", "-ldl"]);
+        .args([library, "-lpthread", "-ldl"]);
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}\n{}", said(&output));
     program
@@ -126,6 +139,10 @@ fn all(name: &str, flags: &[&str], before: &[&str]) {
     for device in &devices {
         run(&folder, before, &every, &[device]);
     }
+    for source in ["compat.c", "loader.cpp"] {
+        let program = compile(&folder, source, flags);
+        run(&folder, before, &program, &[image]);
+    }
     for source in ["errors.c", "gpu.c", "plus.cpp"] {
         let program = compile(&folder, source, flags);
         run(&folder, before, &program, &[]);
@@ -163,15 +180,134 @@ fn valgrind_finds_nothing_in_them() {
     all("valgrind", &[], &valgrind);
 }
 
-/// What the library gives to the linker, and the name that programs ask the loader for.
+/// Installed under a prefix, as docs/guide/c.md says.
+fn installed(folder: &Folder) -> PathBuf {
+    let prefix = folder.path("prefix");
+    let mut install = Command::new(env!("CARGO"));
+    install.args(["run", "--quiet", "--package", "xtask", "--", "install-c"]);
+    install
+        .arg(&prefix)
+        .arg("--built")
+        .arg(built("libnvme_gpu_capi.so").parent().unwrap());
+    let output = install.current_dir(here("../..")).output().unwrap();
+    assert!(output.status.success(), "{}", said(&output));
+    prefix
+}
+
+/// The C blocks of the guide, in order.
+fn guide() -> Vec<String> {
+    let text = std::fs::read_to_string(here("../../docs/guide/c.md")).unwrap();
+    let blocks = text.split("```c\n").skip(1);
+    blocks
+        .map(|rest| rest.split("```").next().unwrap().to_owned())
+        .collect()
+}
+
 #[test]
-fn symbols_and_name_of_the_library_are_pinned() {
-    let library = built("libnvme_gpu_capi.so");
-    let output = Command::new("nm")
-        .args(["--dynamic", "--defined-only", "--format=posix"])
-        .arg(&library)
-        .output()
+#[ignore = "needs pkg-config and cmake"]
+fn what_is_installed_is_found_by_pkg_config_and_cmake() {
+    let folder = Folder::new("installed");
+    let prefix = installed(&folder);
+    let (source, program) = (folder.path("guide.c"), folder.path("guide"));
+    std::fs::write(&source, &guide()[0]).unwrap();
+    let flags = |more: &[&str]| {
+        let mut ask = Command::new("pkg-config");
+        ask.args(["--cflags", "--libs"]).args(more).arg("nvme_gpu");
+        let output = ask
+            .env("PKG_CONFIG_PATH", prefix.join("lib/pkgconfig"))
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{}", said(&output));
+        let words = String::from_utf8(output.stdout).unwrap();
+        words
+            .split_whitespace()
+            .map(str::to_owned)
+            .collect::<Vec<String>>()
+    };
+    let path = format!("-Wl,-rpath,{}", prefix.join("lib").display());
+    let library = prefix.join("lib/libnvme_gpu.a").display().to_string();
+    let fixed: Vec<String> = flags(&["--static"])
+        .into_iter()
+        .map(|word| match word.as_str() {
+            "-lnvme_gpu" => library.clone(),
+            _ => word,
+        })
+        .collect();
+    for (name, words) in [("shared", flags(&[])), ("static", fixed)] {
+        let mut compile = Command::new("cc");
+        compile
+            .arg("-Wall")
+            .arg("-Werror")
+            .arg(&source)
+            .arg("-o")
+            .arg(&program)
+            .args(words)
+            .arg(&path);
+        let output = compile.output().unwrap();
+        assert!(output.status.success(), "{name}: {}", said(&output));
+        let output = Command::new(&program)
+            .current_dir(&folder.0)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "{name}: {}", said(&output));
+    }
+    let project = "cmake_minimum_required(VERSION 3.16)\nproject(p C)\nfind_package(nvme_gpu 0.1 REQUIRED)\n\
+                   add_executable(p guide.c)\ntarget_link_libraries(p nvme_gpu::nvme_gpu)\n\
+                   add_executable(s guide.c)\ntarget_link_libraries(s nvme_gpu::nvme_gpu_static)\n";
+    std::fs::write(folder.path("CMakeLists.txt"), project).unwrap();
+    let build = folder.path("build");
+    let mut configure = Command::new("cmake");
+    configure.arg("-S").arg(&folder.0).arg("-B").arg(&build);
+    configure.arg(format!("-DCMAKE_PREFIX_PATH={}", prefix.display()));
+    let mut make = Command::new("cmake");
+    make.arg("--build").arg(&build);
+    for mut command in [
+        configure,
+        make,
+        Command::new(build.join("p")),
+        Command::new(build.join("s")),
+    ] {
+        let output = command.output().unwrap();
+        assert!(output.status.success(), "{command:?}: {}", said(&output));
+    }
+}
+
+/// Each C block of the guide is a program that ends with 0, and so are the lines of the README.
+#[test]
+fn the_programs_of_the_guide_run() {
+    let folder = folder("guide");
+    let blocks = guide();
+    assert!(blocks.len() >= 4, "{}", blocks.len());
+    let readme = std::fs::read_to_string(here("../../README.md")).unwrap();
+    let lines = readme
+        .split("```c\n")
+        .nth(1)
+        .unwrap()
+        .split("```")
+        .next()
         .unwrap();
+    let readme = format!(
+        "#include <nvme_gpu.h>\nint main(void)\n{{\nchar data[512];\n{lines}return status;\n}}\n"
+    );
+    for (index, block) in blocks.iter().chain([&readme]).enumerate() {
+        let source = folder.path(&format!("guide{index}.c"));
+        std::fs::write(&source, block).unwrap();
+        let program = compile(&folder, source.to_str().unwrap(), &[]);
+        let mut command = Command::new(program);
+        let output = command
+            .env("LD_LIBRARY_PATH", &folder.0)
+            .current_dir(&folder.0)
+            .output()
+            .unwrap();
+        assert!(output.status.success(), "block {index}: {}", said(&output));
+    }
+}
+
+/// The symbols that a library gives to the linker are those of `pinned`.
+fn check_symbols(library: &Path, pinned: &Path) {
+    let mut names = Command::new("nm");
+    names.args(["--dynamic", "--defined-only", "--format=posix"]);
+    let output = names.arg(library).output().unwrap();
     assert!(output.status.success(), "{}", said(&output));
     let text = String::from_utf8(output.stdout).unwrap();
     let mut symbols: Vec<&str> = text
@@ -179,21 +315,40 @@ fn symbols_and_name_of_the_library_are_pinned() {
         .filter_map(|line| line.split(' ').next())
         .collect();
     symbols.sort_unstable();
-    let pinned = here("tests/symbols.txt");
     let listed = symbols.join("\n") + "\n";
     if std::env::var_os("UPDATE_HEADER").is_some() {
-        std::fs::write(&pinned, &listed).unwrap();
+        std::fs::write(pinned, &listed).unwrap();
     }
     assert_eq!(std::fs::read_to_string(pinned).unwrap(), listed);
-    let output = Command::new("readelf")
-        .arg("-d")
-        .arg(&library)
-        .output()
-        .unwrap();
-    let text = said(&output);
-    assert!(
-        text.contains("[libnvme_gpu.so.0]") && text.contains("NODELETE"),
-        "{text}"
-    );
-    assert!(!text.contains("libcuda"), "{text}");
+}
+
+/// Symbols, and the names that programs ask the loader for.
+#[test]
+fn symbols_and_names_of_the_libraries_are_pinned() {
+    for (library, name, pinned) in [
+        (
+            "libnvme_gpu_capi.so",
+            "libnvme_gpu.so.0",
+            "tests/symbols.txt",
+        ),
+        (
+            "libnvme_gpu_compat.so",
+            "libnvme_gpu_compat.so.0",
+            "compat/symbols.txt",
+        ),
+    ] {
+        let library = built(library);
+        check_symbols(&library, &here(pinned));
+        let output = Command::new("readelf")
+            .arg("-d")
+            .arg(&library)
+            .output()
+            .unwrap();
+        let text = said(&output);
+        assert!(
+            text.contains(&format!("[{name}]")) && text.contains("NODELETE"),
+            "{text}"
+        );
+        assert!(!text.contains("libcuda"), "{text}");
+    }
 }

@@ -5,6 +5,7 @@ mod coverage;
 mod fuzz;
 mod gpu_test;
 mod guest;
+mod install_c;
 mod loom;
 mod packages;
 mod planted;
@@ -59,6 +60,9 @@ usage: cargo xtask <command>
   record SUBJECT -- COMMAND...
                      run a command and add what it said last to docs/results/runs.tsv
   results            write docs/results/README.md: the last run of each subject
+  install-c PREFIX [--built FOLDER]
+                     build the C interface and install headers, libraries, pkg-config file and CMake
+                     package under PREFIX; --built: from libraries that cargo has built there
   write-cache [--seconds N]
                      writes of 128 KiB to a served controller with and without its write cache,
                      in turns: with it they have 0.9 of the rate
@@ -82,6 +86,7 @@ fn main() -> ExitCode {
             ["gpu-test", rest @ ..] => gpu_test::command(rest),
             ["loom", rest @ ..] => loom::command(rest),
             ["guest", rest @ ..] => guest::command(rest),
+            ["install-c", rest @ ..] => install_c::command(rest),
             ["stress", rest @ ..] => stress::command(rest),
             ["simulate", rest @ ..] => simulate::command(rest),
             ["coverage"] => coverage::command(),

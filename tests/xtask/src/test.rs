@@ -16,19 +16,20 @@ const FEATURES: [(&[&str], &[&str]); 3] = [
     (&["nvme-core"], &["--features", "trace"]),
     (&["nvme-core", "nvme-sim"], &["--no-default-features"]),
     (
-        &["nvme-host", "nvme-gpu", "nvme-gpu-capi"],
+        &["nvme-host", "nvme-gpu", "nvme-gpu-capi", "nvme-gpu-compat"],
         &["--no-default-features"],
     ),
 ];
 
 /// What is compiled without optimisation for the tests, in a quarter of the time: it waits more than it computes.
 /// Core, simulator and the stand-in of CUDA move the bytes, and stay at the level of the profile.
-const UNOPTIMISED: [&str; 10] = [
+const UNOPTIMISED: [&str; 11] = [
     // What is not of the workspace.
     "\"*\"",
     "guest-tests",
     "nvme-gpu",
     "nvme-gpu-capi",
+    "nvme-gpu-compat",
     "nvme-gpu-tests",
     "nvme-host",
     "nvme-simulate",
@@ -287,6 +288,7 @@ fn tests() -> Result<Counts, Failure> {
     let test = || {
         let mut test = test_command();
         test.args(["--workspace", "--exclude", "nvme-gpu-capi"]);
+        test.args(["--exclude", "nvme-gpu-compat"]);
         test
     };
     match crate::tools::libnvme() {

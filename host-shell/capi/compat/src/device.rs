@@ -1,0 +1,132 @@
+//! Stores by path: opened when first used, closed together. Answers as `errno`.
+// UNSAFETY: writes errno.
+
+use nvme_gpu_capi::border::Answer;
+use nvme_gpu_capi::opened::{STORES, StoreHandle};
+use nvme_gpu_capi::status::*;
+use nvme_gpu_capi::store::{NVME_GPU_ALLOW_WRITE, open_device};
+use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+static BY_PATH: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
+
+pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn variable(name: &str) -> Option<String> {
+    std::env::var(name).ok().filter(|text| !text.is_empty())
+}
+
+/// The GPU of `NVME_GPU_INDEX`; without it the first one where there is one.
+fn gpu() -> Answer<Option<i32>> {
+    let Some(text) = variable("NVME_GPU_INDEX") else {
+        return Ok(None);
+    };
+    let number = text.parse().map_err(|_| {
+        let cause = format!("NVME_GPU_INDEX is '{text}'");
+        Failure::usage(cause, "set it to the number of a GPU, or to -1 for none")
+    });
+    number.map(Some)
+}
+
+/// Opens `device`, with a GPU if there is one.
+pub fn open(device: &str) -> Answer<*mut StoreHandle> {
+    let flags = match variable("NVME_GPU_ALLOW_WRITE").as_deref() {
+        Some("1") => NVME_GPU_ALLOW_WRITE,
+        _ => 0,
+    };
+    match gpu()? {
+        Some(gpu) => open_device(device, gpu, flags),
+        None if cfg!(feature = "cuda") => match open_device(device, 0, flags) {
+            Err(failure) if failure.status == NVME_GPU_ERROR_ENVIRONMENT => {
+                open_device(device, -1, flags)
+            }
+            answer => answer,
+        },
+        None => open_device(device, -1, flags),
+    }
+}
+
+/// The store of `device`, opened if need be.
+pub fn by_path(device: &str) -> Answer<*mut StoreHandle> {
+    let mut all = lock(&BY_PATH);
+    if let Some(known) = all.get(device) {
+        return Ok(std::ptr::without_provenance_mut(*known));
+    }
+    let handle = open(device)?;
+    all.insert(device.to_owned(), handle.addr());
+    Ok(handle)
+}
+
+/// The store of the device that `NVME_GPU_DEVICE` names.
+pub fn of_environment() -> Answer<*mut StoreHandle> {
+    let device = variable("NVME_GPU_DEVICE").ok_or_else(|| {
+        Failure::usage(
+            "NVME_GPU_DEVICE is not set",
+            "set it to a device, as in vfio:0000:01:00.0 or sim:mem?size=1GiB",
+        )
+    })?;
+    by_path(&device)
+}
+
+/// Closes all stores that were opened by path.
+pub fn close_all() {
+    for (_, handle) in std::mem::take(&mut *lock(&BY_PATH)) {
+        drop(STORES.close::<StoreHandle>(std::ptr::without_provenance_mut(handle)));
+    }
+}
+
+/// What a call of the C interface returned.
+pub fn check(status: nvme_gpu_status) -> Result<(), i32> {
+    match status {
+        NVME_GPU_OK => Ok(()),
+        status => Err(status),
+    }
+}
+
+/// A failure, kept for this thread; its number.
+pub fn kept<T>(answer: Answer<T>) -> Result<T, i32> {
+    answer.map_err(Failure::set_last)
+}
+
+fn errno(status: nvme_gpu_status) -> i32 {
+    match status {
+        NVME_GPU_ERROR_USAGE | NVME_GPU_ERROR_VERSION => libc::EINVAL,
+        NVME_GPU_ERROR_CLOSED => libc::EBADF,
+        NVME_GPU_ERROR_GONE => libc::ENODEV,
+        NVME_GPU_ERROR_TIMEOUT => libc::ETIMEDOUT,
+        NVME_GPU_ERROR_UNFINISHED => libc::EAGAIN,
+        NVME_GPU_ERROR_ENVIRONMENT | NVME_GPU_ERROR_UNSUPPORTED => libc::ENOTSUP,
+        _ => libc::EIO,
+    }
+}
+
+/// The value of a call, or -1 with `errno` and the last error of this thread.
+pub fn answer<T: From<i8>>(body: impl FnOnce() -> Result<T, nvme_gpu_status>) -> T {
+    let status = match catch_unwind(AssertUnwindSafe(body)) {
+        Ok(Ok(value)) => return value,
+        Ok(Err(status)) => status,
+        Err(_) => {
+            Failure::new(NVME_GPU_ERROR_INTERNAL, "the library panicked", "report it").set_last()
+        }
+    };
+    set_errno(errno(status));
+    T::from(-1)
+}
+
+#[allow(unsafe_code)]
+pub fn set_errno(number: i32) {
+    // SAFETY: the address of this thread's errno.
+    unsafe { *libc::__errno_location() = number };
+}
+
+/// Bytes as the result of a call.
+pub fn size(bytes: u64) -> Result<isize, nvme_gpu_status> {
+    isize::try_from(bytes).map_err(|_| usage(format!("{bytes} bytes"), "ask for less"))
+}
+
+pub fn usage(cause: impl Into<String>, remedy: &str) -> nvme_gpu_status {
+    Failure::usage(cause, remedy).set_last()
+}

@@ -1,0 +1,162 @@
+//! Layers of a model, one read each.
+// UNSAFETY: functions of the C interface, over memory that C vouches for.
+#![allow(unsafe_code)]
+
+use crate::device::{answer, check, kept, open, size, usage};
+use nvme_gpu_capi::border::text;
+use nvme_gpu_capi::opened::{StoreHandle, opened};
+use nvme_gpu_capi::store::nvme_gpu_close;
+use nvme_gpu_capi::transfer::nvme_gpu_pread;
+use std::ffi::{c_char, c_int, c_void};
+
+/// `gpunvme_layer_loader_t`.
+#[repr(C)]
+pub struct LayerLoader {
+    store: *mut StoreHandle,
+    max_layer_bytes: usize,
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpunvme_layer_loader_init(
+    loader: *mut LayerLoader,
+    bdf: *const c_char,
+    max_layer_bytes: usize,
+    depth: u32,
+) -> c_int {
+    answer(|| {
+        if loader.is_null() {
+            return Err(usage("loader is NULL", "give a pointer"));
+        }
+        // SAFETY: as the header says.
+        let device = kept(unsafe { text(bdf, "bdf") })?;
+        let is_address = device.split(':').count() == 3
+            && device
+                .bytes()
+                .all(|one| one.is_ascii_hexdigit() || matches!(one, b':' | b'.'));
+        if depth == 0 {
+            return Err(usage("depth is 0", "use 1 or more"));
+        }
+        let store = kept(open(&match is_address {
+            true => format!("vfio:{device}"),
+            false => device.to_owned(),
+        }))?;
+        let made = LayerLoader {
+            store,
+            max_layer_bytes,
+        };
+        // SAFETY: as the header says.
+        unsafe { loader.write(made) };
+        Ok(0)
+    })
+}
+
+/// # Safety
+/// `loader` is NULL or was initialized.
+unsafe fn of<'a>(loader: *const LayerLoader) -> Result<&'a LayerLoader, i32> {
+    // SAFETY: the caller's.
+    let loader = unsafe { loader.as_ref() };
+    loader.ok_or_else(|| usage("loader is NULL", "give one that was initialized"))
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpunvme_load_layer(
+    loader: *mut LayerLoader,
+    start_lba: u64,
+    bytes: usize,
+    dst: *mut c_void,
+) -> c_int {
+    answer(|| {
+        // SAFETY: as the header says.
+        let loader = unsafe { of(loader) }?;
+        if bytes > loader.max_layer_bytes {
+            let cause = format!(
+                "a layer of {bytes} bytes; {} were named",
+                loader.max_layer_bytes
+            );
+            return Err(usage(
+                cause,
+                "name the longest layer when the loader is initialized",
+            ));
+        }
+        let block = block_bytes(loader)?;
+        let offset = start_lba.checked_mul(block.into());
+        let offset =
+            offset.ok_or_else(|| usage(format!("LBA {start_lba}"), "use one of the device"))?;
+        // SAFETY: as the header says.
+        check(unsafe { nvme_gpu_pread(loader.store, dst, bytes, offset) })?;
+        Ok(0)
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpunvme_layer_loader_load_layer(
+    loader: *mut LayerLoader,
+    start_lba: u64,
+    bytes: usize,
+    dst: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { gpunvme_load_layer(loader, start_lba, bytes, dst) }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpunvme_load_layer_vram(
+    loader: *mut LayerLoader,
+    start_lba: u64,
+    bytes: usize,
+    dst: *mut c_void,
+) -> c_int {
+    // SAFETY: the caller's.
+    unsafe { gpunvme_load_layer(loader, start_lba, bytes, dst) }
+}
+
+/// The unit of LBAs: a file's is 512.
+pub fn block_bytes(loader: &LayerLoader) -> Result<u32, i32> {
+    let opened = kept(opened(loader.store))?;
+    Ok(match opened.store.block_bytes() {
+        1 => 512,
+        bytes => bytes,
+    })
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpunvme_layer_loader_block_size(loader: *const LayerLoader) -> u32 {
+    // SAFETY: as the header says.
+    let bytes = answer(|| block_bytes(unsafe { of(loader) }?).map(i64::from));
+    u32::try_from(bytes).unwrap_or(0)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpunvme_layer_loader_max_transfer(loader: *const LayerLoader) -> u64 {
+    let bytes: isize = answer(|| {
+        // SAFETY: as the header says.
+        let opened = kept(opened(unsafe { of(loader) }?.store))?;
+        let most = opened
+            .store
+            .controllers()
+            .map(|one| one.max_transfer())
+            .min();
+        size(most.unwrap_or(256 << 10))
+    });
+    u64::try_from(bytes).unwrap_or(0)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpunvme_layer_loader_ns_blocks(loader: *const LayerLoader) -> u64 {
+    let blocks: isize = answer(|| {
+        // SAFETY: as the header says.
+        let loader = unsafe { of(loader) }?;
+        let len = kept(opened(loader.store))?.store.len();
+        size(len / u64::from(block_bytes(loader)?))
+    });
+    u64::try_from(blocks).unwrap_or(0)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn gpunvme_layer_loader_destroy(loader: *mut LayerLoader) {
+    // SAFETY: as the header says.
+    if let Ok(loader) = unsafe { of(loader) } {
+        // SAFETY: any handle may be closed.
+        unsafe { nvme_gpu_close(loader.store) };
+    }
+}

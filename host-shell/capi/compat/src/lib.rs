@@ -1,0 +1,12 @@
+//! `nvme_gpu_compat.h`: reads and writes under the names of other projects' sketches, over the C interface.
+//!
+//! - [`device`]: stores by path, and the one that `NVME_GPU_DEVICE` names.
+//! - [`gds`], [`spdk`], [`dictionary`], [`layers`]: the functions.
+// The header documents the functions, and what is owed for their pointers.
+#![allow(clippy::missing_safety_doc)]
+
+pub mod device;
+pub mod dictionary;
+pub mod gds;
+pub mod layers;
+pub mod spdk;

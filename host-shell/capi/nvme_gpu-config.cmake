@@ -1,0 +1,14 @@
+# find_package(nvme_gpu): targets nvme_gpu::nvme_gpu (shared) and nvme_gpu::nvme_gpu_static.
+get_filename_component(_nvme_gpu_prefix "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
+if(NOT TARGET nvme_gpu::nvme_gpu)
+  add_library(nvme_gpu::nvme_gpu SHARED IMPORTED)
+  set_target_properties(nvme_gpu::nvme_gpu PROPERTIES
+    IMPORTED_LOCATION "${_nvme_gpu_prefix}/lib/libnvme_gpu.so"
+    INTERFACE_INCLUDE_DIRECTORIES "${_nvme_gpu_prefix}/include")
+  add_library(nvme_gpu::nvme_gpu_static STATIC IMPORTED)
+  set_target_properties(nvme_gpu::nvme_gpu_static PROPERTIES
+    IMPORTED_LOCATION "${_nvme_gpu_prefix}/lib/libnvme_gpu.a"
+    INTERFACE_LINK_LIBRARIES "gcc_s;pthread;dl;m"
+    INTERFACE_INCLUDE_DIRECTORIES "${_nvme_gpu_prefix}/include")
+endif()
+unset(_nvme_gpu_prefix)

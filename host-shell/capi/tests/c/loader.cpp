@@ -1,0 +1,45 @@
+// The classes of nvme_gpu_compat.h.
+#include "nvme_gpu_compat.h"
+#include "check.h"
+
+int main(int count, char **arguments) {
+    if (count != 2) return 2;
+    std::vector<unsigned char> out(8192);
+    for (size_t i = 0; i < out.size(); ++i) out[i] = static_cast<unsigned char>(i / 512);
+    CHECK(setenv("NVME_GPU_INDEX", "-1", 1) == 0 && setenv("NVME_GPU_DEVICE", arguments[1], 1) == 0);
+    CHECK(write_gpu_to_nvme(arguments[1], 0, out.size(), out.data()) == 8192);
+
+    NVMeReadRequest request{{{1, {2, 4}}}, nullptr, 0};
+    unsigned char in[1024];
+    CHECK(read_nvme_kind(request, 1, 1, 2, in) == 1024 && in[0] == 3 && in[1023] == 4);
+    CHECK(read_nvme_kind(request, 1, 3, 2, in) == -1 && errno == EINVAL);
+    CHECK(read_nvme_kind(request, 2, 0, 1, in) == -1);
+    nvme_gpu_cleanup();
+
+    NVMeDataLoader loader(arguments[1], 1024);
+    loader.set_prefetch_depth(1);
+    auto batch = static_cast<unsigned char *>(loader.load_batch_to_gpu(1));
+    loader.prefetch_next_batch();
+    CHECK(batch[0] == 2 && batch[1023] == 3);
+    auto next = static_cast<unsigned char *>(loader.get_pinned_buffer());
+    CHECK(next[0] == 4 && next[1023] == 5);
+    loader.prefetch_next_batch();
+    int thrown = 0;
+    try {
+        loader.set_prefetch_depth(2);
+    } catch (const std::invalid_argument &) {
+        ++thrown;
+    }
+    try {
+        loader.load_batch_to_gpu(SIZE_MAX / 2048);
+    } catch (const NVMeGPUError &error) {
+        thrown += error.status == NVME_GPU_ERROR_USAGE;
+    }
+    try {
+        NVMeGPUReader("nothing");
+    } catch (const NVMeGPUError &error) {
+        thrown += error.what()[0] != 0;
+    }
+    CHECK(thrown == 3);
+    std::puts("loader: ok");
+}

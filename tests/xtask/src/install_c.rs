@@ -1,0 +1,120 @@
+//! `cargo xtask install-c PREFIX`: headers, shared and static library, pkg-config file and CMake package.
+
+use crate::process::{Failure, cargo, check, root, target_dir};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// As in host-shell/capi/build.rs.
+const ABI: u32 = 0;
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+const LIBRARIES: [&str; 2] = ["nvme_gpu", "nvme_gpu_compat"];
+
+/// `install-c PREFIX [--built FOLDER]`: from FOLDER, or built here for release.
+pub fn command(words: &[&str]) -> Result<(), Failure> {
+    let (prefix, built) = match words {
+        [prefix] => (Path::new(prefix), None),
+        [prefix, "--built", folder] => (Path::new(prefix), Some(PathBuf::from(folder))),
+        _ => {
+            let usage = "usage: cargo xtask install-c PREFIX [--built FOLDER]";
+            return Err(Failure::new(usage));
+        }
+    };
+    let prefix = std::path::absolute(prefix);
+    let prefix = prefix.map_err(|error| Failure::new(format!("the prefix: {error}")))?;
+    let built = match built {
+        Some(folder) => folder,
+        None => {
+            let mut build = cargo();
+            build.args(["build", "--release", "--package", "nvme-gpu-capi"]);
+            check(build.args(["--package", "nvme-gpu-compat"]))?;
+            target_dir().join("release")
+        }
+    };
+    install(&prefix, &built)
+}
+
+fn install(prefix: &Path, built: &Path) -> Result<(), Failure> {
+    let capi = root().join("host-shell/capi");
+    let kernel = root().join("nvme-gpu-kernel");
+    let (include, lib) = (prefix.join("include"), prefix.join("lib"));
+    let (pkgconfig, cmake) = (lib.join("pkgconfig"), lib.join("cmake/nvme_gpu"));
+    let share = prefix.join("share/nvme_gpu");
+    for folder in [&include, &pkgconfig, &cmake, &share] {
+        fs::create_dir_all(folder).map_err(|error| failed("create", folder, &error))?;
+    }
+    copy(
+        &capi.join("include/nvme_gpu.h"),
+        &include.join("nvme_gpu.h"),
+    )?;
+    let compat = "include/nvme_gpu_compat.h";
+    copy(&capi.join("compat").join(compat), &prefix.join(compat))?;
+    let device = "include/nvme_gpu_device.cuh";
+    copy(&kernel.join(device), &prefix.join(device))?;
+    copy(
+        &kernel.join("ptx/nvme_gpu_device.ptx"),
+        &share.join("nvme_gpu_device.ptx"),
+    )?;
+    for name in LIBRARIES {
+        let crate_name = if name == "nvme_gpu" {
+            "nvme_gpu_capi"
+        } else {
+            name
+        };
+        let full = format!("lib{name}.so.{VERSION}");
+        copy(&built.join(format!("lib{crate_name}.so")), &lib.join(&full))?;
+        for link in [format!("lib{name}.so.{ABI}"), format!("lib{name}.so")] {
+            let link = lib.join(link);
+            if link.is_symlink() {
+                fs::remove_file(&link).map_err(|error| failed("replace", &link, &error))?;
+            }
+            std::os::unix::fs::symlink(&full, &link)
+                .map_err(|error| failed("create", &link, &error))?;
+        }
+    }
+    copy(
+        &built.join("libnvme_gpu_capi.a"),
+        &lib.join("libnvme_gpu.a"),
+    )?;
+    fill(
+        &capi.join("nvme_gpu.pc.in"),
+        &pkgconfig.join("nvme_gpu.pc"),
+        prefix,
+    )?;
+    copy(
+        &capi.join("nvme_gpu-config.cmake"),
+        &cmake.join("nvme_gpu-config.cmake"),
+    )?;
+    let version = "nvme_gpu-config-version.cmake";
+    fill(
+        &capi.join(format!("{version}.in")),
+        &cmake.join(version),
+        prefix,
+    )?;
+    println!("installed under {}", prefix.display());
+    Ok(())
+}
+
+fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
+    // A library in use keeps its old file.
+    if to.exists() {
+        fs::remove_file(to).map_err(|error| failed("replace", to, &error))?;
+    }
+    let copied = fs::copy(from, to);
+    copied
+        .map(drop)
+        .map_err(|error| failed("copy", from, &error))
+}
+
+/// Copies with the marks filled in.
+fn fill(from: &Path, to: &Path, prefix: &Path) -> Result<(), Failure> {
+    let text = fs::read_to_string(from).map_err(|error| failed("read", from, &error))?;
+    let prefix = prefix.display().to_string();
+    let text = text
+        .replace("@PREFIX@", &prefix)
+        .replace("@VERSION@", VERSION);
+    fs::write(to, text).map_err(|error| failed("write", to, &error))
+}
+
+fn failed(action: &str, path: &Path, error: &std::io::Error) -> Failure {
+    Failure::new(format!("cannot {action} {}: {error}", path.display()))
+}
