@@ -173,6 +173,7 @@ pub mod queue_state;
 mod quiesced;
 pub mod recovery;
 mod registers;
+pub mod row_cache;
 #[cfg(all(test, not(any(loom, tsan))))]
 mod sequences;
 pub mod sgl;

@@ -62,6 +62,35 @@ struct nvme_gpu_token {
     uint32_t queue;
 };
 
+// A table's rows for kernels, filled by the host (nvme_host's Table::device_rows). Pass it to a kernel by value; it
+// may be used until the store is closed, and kernels that use it later get NVME_GPU_ROW_GONE.
+struct nvme_gpu_rows {
+    nvme_gpu_queues queues;
+    uint64_t internal[10];
+    uint64_t first_byte;   // where row 0 begins in the namespace
+    uint64_t rows;
+    uint64_t internal_too;
+    uint64_t timeout_ns;   // of each read
+    uint32_t row_bytes;
+    uint32_t slot_bytes;
+    uint32_t internal_words[8];
+};
+
+// What a thread holds between nvme_gpu_rows_enter and nvme_gpu_rows_leave.
+struct nvme_gpu_rows_here {
+    uint64_t words[3];
+};
+
+// Why a row was not read, beside the controller's status (SCT << 8 | SC, above 0); 0 is success.
+enum {
+    NVME_GPU_ROW_OUT_OF_RANGE = -1,  // the table has no such row
+    NVME_GPU_ROW_TIMED_OUT = -2,     // the read got no answer; the host recovers the controller
+    NVME_GPU_ROW_GONE = -3,          // the controller is being recovered, or the store was closed
+    NVME_GPU_ROW_NOT_RUN = -5,       // no station was free in time, or a read of this thread was given up before
+};
+
+static_assert(sizeof(nvme_gpu_rows) == 176, "as in Rust");
+static_assert(sizeof(nvme_gpu_rows_here) == 24, "as in Rust");
 static_assert(sizeof(nvme_gpu_queues) == 24, "as in Rust");
 static_assert(sizeof(nvme_gpu_command) == 56, "as in Rust");
 static_assert(sizeof(nvme_gpu_token) == 16, "as in Rust");
@@ -85,5 +114,18 @@ __device__ int nvme_gpu_poll(const nvme_gpu_queues* queues, const nvme_gpu_token
 
 // Rings for everyone and takes completions for everyone, without waiting: how many, or PENDING.
 __device__ int nvme_gpu_drain(const nvme_gpu_queues* queues, uint32_t queue);
+
+// Lets the threads of a block read rows; waits while all stations are in use by other blocks. Every thread of the
+// block calls it: whole warps, and as many threads as 1 MiB / slot_bytes, 256 at most. Returns 0, NVME_GPU_ROW_GONE or
+// NVME_GPU_ROW_NOT_RUN; nvme_gpu_row then gives the same, and nvme_gpu_rows_leave is called all the same.
+__device__ int nvme_gpu_rows_enter(const nvme_gpu_rows* rows, nvme_gpu_rows_here* here);
+
+// Reads row `id` and gives the address of its bytes, which lie in memory of the host and stay until the thread's next
+// call: load each once, through a volatile pointer. Any thread calls it, from divergent code too. Returns 0, the
+// controller's status, or a NVME_GPU_ROW_ code.
+__device__ int nvme_gpu_row(nvme_gpu_rows_here* here, int64_t id, const volatile void** bytes);
+
+// Lets another block read rows. Every thread of the block calls it.
+__device__ void nvme_gpu_rows_leave(nvme_gpu_rows_here* here);
 
 }  // extern "C"

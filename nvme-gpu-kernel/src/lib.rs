@@ -1,6 +1,7 @@
 //! What a GPU adds to `nvme-core`: its groups and its clock, and kernels.
 //!
 //! - [`Queues`]: queues as the host hands them to a kernel of yours; see docs/link-the-core.md.
+//! - `TableRows` (on the GPU only), [`rows`]: rows of a table by ids, read by any thread.
 //! - `Gpu`, `Warp`, `Block`, `Lanes`, `arch` (on the GPU only): where code runs, and who acts together.
 //! - [`work`], [`Kernel`], [`PTX`] (the last two on the host only): the kernels of the demo, the benchmark and the tests (feature `kernels`), and
 //!   the words of a launch's parameters and results.
@@ -69,8 +70,12 @@ mod queues;
 pub mod rows;
 #[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
 mod shared;
+#[cfg(target_arch = "nvptx64")]
+mod station;
 #[cfg(not(target_arch = "nvptx64"))]
 mod table;
+#[cfg(target_arch = "nvptx64")]
+mod table_rows;
 pub mod work;
 
 #[cfg(target_arch = "nvptx64")]
@@ -78,6 +83,8 @@ pub use groups::{Block, Gpu, Lanes, Warp};
 pub use queues::Queues;
 #[cfg(not(target_arch = "nvptx64"))]
 pub use table::Kernel;
+#[cfg(target_arch = "nvptx64")]
+pub use table_rows::TableRows;
 
 /// The kernels as PTX, for any GPU from sm_80 on; `cargo xtask ptx --refresh` writes it.
 #[cfg(not(target_arch = "nvptx64"))]

@@ -7,6 +7,8 @@
 #![allow(unsafe_code)]
 
 use crate::arch;
+use crate::rows::Gather;
+use crate::table_rows::Here;
 use crate::{Gpu, Queues};
 use nvme_core::group::ExecContext;
 use nvme_core::spec::{Iova, Lba, Nsid, Sqe, nvm};
@@ -208,4 +210,63 @@ unsafe extern "C" fn nvme_gpu_drain(queues: *const Queues, queue: u32) -> i32 {
         Drained::Busy => PENDING,
         Drained::Took(count) => count as i32,
     }
+}
+
+/// `nvme_gpu_rows_here`.
+#[repr(C)]
+struct HereWords {
+    rows: *const Gather,
+    here: Here,
+    reserved: u32,
+}
+const _: () = assert!(size_of::<HereWords>() == 24);
+
+/// Enters; see the header.
+///
+/// # Safety
+/// As the header says of the pointers.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvme_gpu_rows_enter(rows: *const Gather, to: *mut HereWords) -> i32 {
+    // SAFETY: the caller vouches for the table.
+    let here = unsafe { Here::enter(&*rows) };
+    let ends = here.ends;
+    let words = HereWords {
+        rows,
+        here,
+        reserved: 0,
+    };
+    // SAFETY: the caller vouches for the place.
+    unsafe { to.write(words) };
+    ends
+}
+
+/// Reads a row; see the header.
+///
+/// # Safety
+/// As the header says of the pointers.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvme_gpu_row(here: *mut HereWords, id: i64, bytes: *mut u64) -> i32 {
+    // SAFETY: the caller vouches for what `nvme_gpu_rows_enter` wrote.
+    let (words, rows) = unsafe { (&mut *here, &*(*here).rows) };
+    // SAFETY: as above.
+    let queue = unsafe { words.here.queue(rows) };
+    match words.here.row(rows, queue.as_ref(), id) {
+        Ok(address) => {
+            // SAFETY: the caller vouches for the place.
+            unsafe { bytes.write(address) };
+            0
+        }
+        Err(code) => code,
+    }
+}
+
+/// Leaves; see the header.
+///
+/// # Safety
+/// As the header says of the pointers.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn nvme_gpu_rows_leave(here: *mut HereWords) {
+    // SAFETY: the caller vouches for what `nvme_gpu_rows_enter` wrote.
+    let (here, rows) = unsafe { ((*here).here, &*(*here).rows) };
+    here.leave(rows);
 }

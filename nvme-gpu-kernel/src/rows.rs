@@ -85,6 +85,33 @@ pub struct Gather {
     pub reserved: u32,
 }
 
+// As `nvme_gpu_rows` of nvme_gpu_device.cuh.
+const _: () = assert!(size_of::<Gather>() == 176);
+const _: () = assert!(core::mem::offset_of!(Gather, first_byte) == 104);
+const _: () = assert!(core::mem::offset_of!(Gather, timeout_ns) == 128);
+
+/// A launch that gathers rows by way of a cache of them: `nvme_gather_cached`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Cached {
+    /// The launch. Its `unit_shift` holds for `data` and `line_bytes`, too.
+    pub gather: Gather,
+    /// The words of the [`RowCache`](nvme_core::row_cache::RowCache): a `u32`, a `u64` and a `u32` for each line.
+    pub states: u64,
+    /// As above.
+    pub ids: u64,
+    /// As above.
+    pub epochs: u64,
+    /// `line_bytes` bytes for each line.
+    pub data: u64,
+    /// A `u32` in memory of the host: how many writes have ended.
+    pub epoch: u64,
+    /// Lines.
+    pub lines: u32,
+    /// Bytes from one line to the next: those of a row, rounded up to 16.
+    pub line_bytes: u32,
+}
+
 /// A launch that checks gathered rows of a table whose words count up: `nvme_check_rows`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -147,6 +174,19 @@ pub struct Place {
 }
 
 impl Gather {
+    /// Threads of a block that read rows by themselves at a time: each has a slot and a cell of the station.
+    pub const fn threads(&self) -> u32 {
+        let slots = match STATION_BYTES.checked_div(self.slot_bytes as u64) {
+            Some(slots) => slots,
+            None => 0,
+        };
+        if slots < STATION_CELLS as u64 {
+            slots as u32
+        } else {
+            STATION_CELLS
+        }
+    }
+
     /// Where row `id` lies, if the table has it. The host has checked that the table ends inside the namespace.
     #[inline(always)]
     pub fn place(&self, id: i64) -> Option<Place> {

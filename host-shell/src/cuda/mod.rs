@@ -52,7 +52,7 @@ pub use queues::{GpuQueues, Grid, LaunchResult};
 pub use registered::Registered;
 pub use rows::{
     Direction, Failures, Gathered, GpuRows, HostRows, MoveRows, Pending, Request, RowTable,
-    RowsOptions,
+    RowsOptions, TableCache,
 };
 pub use session::{GpuSession, Lost, Setup, Work};
 pub use stream::{Event, Stream};

@@ -99,6 +99,13 @@ struct Run<'a> {
 
 /// Carries out `op` on every piece. Returns when no command of this call is in flight.
 pub(crate) fn run(space: &Space, op: Op, pieces: Vec<Piece>, work: &mut dyn Work) {
+    run_all(space, op, pieces, work);
+    if op.is_write() {
+        space.wrote();
+    }
+}
+
+fn run_all(space: &Space, op: Op, pieces: Vec<Piece>, work: &mut dyn Work) {
     let mut shares = shares(space, pieces);
     let mut run = Run {
         space,

@@ -139,7 +139,7 @@ impl Table {
         match self.by()? {
             By::Gpu(rows) => {
                 // SAFETY: the caller's.
-                unsafe { rows.gather(&self.of_namespace(), request, stream) }
+                unsafe { rows.gather(&self.of_namespace(), request, self.cache.as_deref(), stream) }
             }
             By::Host(host) => {
                 let gather = self.by_host(|table, ids, data, status| {
@@ -150,6 +150,42 @@ impl Table {
                 unsafe { host.start(self.row_bytes(), request, read, gather, stream) }
             }
         }
+    }
+
+    /// This table with a cache of `bytes` bytes of GPU memory: [`gather_on_gpu`](Self::gather_on_gpu) takes rows that
+    /// were gathered not long ago from there. Clones of it share the cache.
+    ///
+    /// A write through the store makes all of it stale, so that no gather gives an old row. It is of use where rows
+    /// are read many times between two writes.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] where the GPU does not submit the reads itself, and for too few bytes;
+    /// [`Error::Environment`] without memory.
+    pub fn cached(mut self, bytes: u64) -> Result<Self> {
+        let By::Gpu(rows) = self.by()? else {
+            return Err(self.not_by_gpu("a cache of rows"));
+        };
+        self.cache = Some(Arc::new(rows.cache(&self.of_namespace(), bytes)?));
+        Ok(self)
+    }
+
+    /// What a kernel of your own reads rows of this table by, passed by value: `nvme_gpu_kernel::TableRows` in Rust,
+    /// `nvme_gpu_rows_enter` in CUDA C++ (docs/guide/kernels.md).
+    ///
+    /// # Errors
+    /// [`Error::Usage`] where the GPU does not submit the reads itself.
+    pub fn device_rows(&self) -> Result<nvme_gpu_kernel::rows::Gather> {
+        match self.by()? {
+            By::Gpu(rows) => rows.device_rows(&self.of_namespace()),
+            By::Host(_) => Err(self.not_by_gpu("reads by a kernel")),
+        }
+    }
+
+    fn not_by_gpu(&self, what: &str) -> Error {
+        Error::usage(
+            format!("{what}: rows of this table are read by a host thread"),
+            "use one drive (sim:, vfio:, vfio-user:) and rows of 124 KiB at most",
+        )
     }
 
     /// Writes rows that lie in GPU memory, at `out` of the request: puts it into `stream` as

@@ -80,6 +80,18 @@ impl Space {
         }
     }
 
+    /// Writes have ended: rows that a GPU keeps are old.
+    pub fn wrote(&self) {
+        #[cfg(feature = "cuda")]
+        for rows in self
+            .members
+            .iter()
+            .filter_map(|member| member.rows.as_ref())
+        {
+            rows.wrote();
+        }
+    }
+
     /// Checks that `bytes` bytes from `offset` on lie in the store: their range.
     ///
     /// # Errors

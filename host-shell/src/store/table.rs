@@ -152,6 +152,9 @@ pub struct Table {
     offset: u64,
     rows: u64,
     row_bytes: u64,
+    /// Rows that a GPU keeps.
+    #[cfg(feature = "cuda")]
+    pub(super) cache: Option<Arc<crate::cuda::TableCache>>,
 }
 
 impl std::fmt::Debug for Table {
@@ -181,6 +184,8 @@ impl Table {
             offset,
             rows,
             row_bytes,
+            #[cfg(feature = "cuda")]
+            cache: None,
         })
     }
 

@@ -6,17 +6,24 @@ use crate::kernels::Bus;
 use nvme_core::gate::{Gate, words};
 use nvme_core::group::ExecContext;
 use nvme_core::handoff::QueueWords;
+use nvme_core::row_cache::{Line, RowCache};
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_core::{Cells, Command, Data, Outcome, SharedQueue, SubmitError, WaitError};
 use nvme_gpu_kernel::rows::{
-    BLOCK_WARPS, Check, Gather, Place, Progress, STATION_BYTES, STATION_CELLS, Summary, code, worst,
+    BLOCK_WARPS, Cached, Check, Gather, Place, Progress, STATION_BYTES, STATION_CELLS, Summary,
+    code, worst,
 };
 use nvme_gpu_kernel::work::data_word;
 use std::sync::Mutex;
 
 /// The symbols, in the order in which the driver numbers them.
-pub const NAMES: [&std::ffi::CStr; 3] = [c"nvme_gather", c"nvme_copy_rows", c"nvme_check_rows"];
+pub const NAMES: [&std::ffi::CStr; 4] = [
+    c"nvme_gather",
+    c"nvme_copy_rows",
+    c"nvme_check_rows",
+    c"nvme_gather_cached",
+];
 
 /// One gather at a time: the blocks of a launch take turns, and a launch is one thread.
 static TURN: Mutex<()> = Mutex::new(());
@@ -67,8 +74,45 @@ pub fn check(check: &Check) {
     unsafe { *(check.wrong as usize as *mut u64) += wrong };
 }
 
-/// All blocks of a launch of `blocks` blocks.
+/// The cache of a launch.
+struct CacheOf<'r> {
+    cache: RowCache<'r>,
+    epoch: u32,
+    data: u64,
+    line_bytes: u64,
+}
+
+impl CacheOf<'_> {
+    fn bytes(&self, line: Line) -> *mut u8 {
+        (self.data + u64::from(line.index()) * self.line_bytes) as usize as *mut u8
+    }
+}
+
+/// The same by way of a cache.
+pub fn gather_cached(rows: &Cached, blocks: u32) {
+    let lines = rows.lines as usize;
+    // SAFETY: the host gives as many words of each kind, and the epoch's.
+    let of = unsafe {
+        let states = std::slice::from_raw_parts(rows.states as usize as *const AtomicU32, lines);
+        let ids = std::slice::from_raw_parts(rows.ids as usize as *const AtomicU64, lines);
+        let epochs = std::slice::from_raw_parts(rows.epochs as usize as *const AtomicU32, lines);
+        let epoch = &*(rows.epoch as usize as *const AtomicU32);
+        CacheOf {
+            cache: RowCache::new(states, ids, epochs).expect("a set of lines"),
+            epoch: epoch.load(Order::Acquire, Scope::Sys),
+            data: rows.data,
+            line_bytes: u64::from(rows.line_bytes),
+        }
+    };
+    run(&rows.gather, blocks, Some(&of));
+}
+
 pub fn gather(rows: &Gather, blocks: u32) {
+    run(rows, blocks, None);
+}
+
+/// All blocks of a launch of `blocks` blocks.
+fn run(rows: &Gather, blocks: u32, cache: Option<&CacheOf<'_>>) {
     let gate = rows.gate as usize as *const AtomicU32;
     // SAFETY: the host gives the words of a gate.
     let gate = unsafe { std::slice::from_raw_parts(gate, words(rows.station_count)) };
@@ -77,7 +121,7 @@ pub fn gather(rows: &Gather, blocks: u32) {
     let (mut failed, mut first) = (0, 0);
     for block in 0..blocks {
         let _turn = TURN.lock();
-        let mut thread = Thread::enter(rows, gate);
+        let mut thread = Thread::enter(rows, gate, cache);
         let lanes = (rows.lanes * BLOCK_WARPS) as usize;
         let chunks = asked.chunks(lanes).enumerate();
         for (chunk, asked) in chunks.skip(block as usize).step_by(blocks as usize) {
@@ -129,10 +173,11 @@ struct Thread<'r> {
     queue: Option<SharedQueue<'r>>,
     ends: i32,
     has_lost: bool,
+    cache: Option<&'r CacheOf<'r>>,
 }
 
 impl<'r> Thread<'r> {
-    fn enter(rows: &'r Gather, gate: Gate<'r>) -> Self {
+    fn enter(rows: &'r Gather, gate: Gate<'r>, cache: Option<&'r CacheOf<'r>>) -> Self {
         let station = claim(rows, &gate);
         let ends = match station {
             Some(_) => code::OK,
@@ -146,6 +191,7 @@ impl<'r> Thread<'r> {
             queue: station.map(|station| queue(rows, station)),
             ends,
             has_lost: false,
+            cache,
         }
     }
 
@@ -156,21 +202,40 @@ impl<'r> Thread<'r> {
             self.ends = code::GONE;
         }
         let place = rows.place(id);
+        let to = out(rows, index);
+        let bytes = rows.row_bytes as usize;
+        let cache = self
+            .cache
+            .filter(|_| place.is_some() && self.ends == code::OK);
+        if let Some(of) = cache
+            && let Some(line) = of.cache.find(id as u64, of.epoch)
+        {
+            // SAFETY: the row's line, and its place in the output.
+            unsafe { of.bytes(line).copy_to(to, bytes) };
+            of.cache.release(line);
+            return code::OK;
+        }
         let code = match place {
             None => code::OUT_OF_RANGE,
             Some(place) if self.ends == code::OK => self.read(place, lane),
             Some(_) => self.ends,
         };
-        let to = out(rows, index);
         match (code, place) {
             (code::OK, Some(place)) => {
                 let block = place.block << rows.block_shift;
                 let from = rows.slots + self.slot(lane) + (place.byte - block);
                 // SAFETY: the row's bytes in its slot, and its place in the output.
-                unsafe { (from as usize as *const u8).copy_to(to, rows.row_bytes as usize) };
+                unsafe { (from as usize as *const u8).copy_to(to, bytes) };
             }
             // SAFETY: the row's place in the output.
-            _ => unsafe { to.write_bytes(0, rows.row_bytes as usize) },
+            _ => unsafe { to.write_bytes(0, bytes) },
+        }
+        if let Some(of) = cache.filter(|_| code == code::OK)
+            && let Some(line) = of.cache.claim(id as u64, of.epoch, index as u32)
+        {
+            // SAFETY: as above.
+            unsafe { to.copy_to(of.bytes(line), bytes) };
+            of.cache.publish(line, id as u64, of.epoch);
         }
         code
     }

@@ -10,7 +10,7 @@ use crate::{
     INVALID_VALUE, KERNELS, NOT_READY, SUCCESS, Status, fault, kernels, litmus, lock, rows,
 };
 use nvme_gpu_kernel::Kernel;
-use nvme_gpu_kernel::rows::{Check, Gather};
+use nvme_gpu_kernel::rows::{Cached, Check, Gather};
 use nvme_gpu_kernel::work::Launch;
 use std::ffi::{CStr, c_uint, c_void};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
@@ -292,6 +292,11 @@ pub unsafe extern "C" fn cuLaunchKernel(
             // SAFETY: this kernel takes one `Check`.
             let check = unsafe { **parameters.cast::<*const Check>() };
             Box::new(move || rows::check(&check))
+        }
+        (None, name) if name == rows::NAMES[3] => {
+            // SAFETY: this kernel takes one `Cached`.
+            let cached = unsafe { **parameters.cast::<*const Cached>() };
+            Box::new(move || rows::gather_cached(&cached, grid))
         }
         (None, name) if rows::NAMES.contains(&name) => {
             // SAFETY: these kernels take one `Gather`.

@@ -3,10 +3,12 @@
 #![allow(unsafe_code)]
 
 use crate::bench::{Bench, Tier};
+use crate::gather::{Drive, WAIT};
 use crate::report::{End, Report};
 use crate::rig::{Rig, Shape};
 use crate::sim::{BLOCK, IMAGE_SEED, Model};
-use gpu_histogram::Args;
+use gpu_histogram::{Args, Walk};
+use nvme_gpu_kernel::rows::code;
 use nvme_gpu_kernel::work::data_word;
 use nvme_host::cuda::{DeviceMemory, Module};
 use std::time::Duration;
@@ -44,6 +46,88 @@ pub fn all(report: &mut Report, bench: &Bench) {
             Err(why) => End::Failed(why),
         }
     });
+    report.test("example/rust-walk", |_| {
+        walk(bench, gpu_histogram::PTX.as_bytes())
+    });
+    report.case("example/cuda-walk", |_| match for_this_gpu(bench) {
+        Ok(image) => walk(bench, image).into(),
+        Err(why) => End::Skipped(why.to_owned()),
+    });
+}
+
+/// Walks from row to row by ids that the rows hold; then a walk with ids out of range, and one over a closed store.
+fn walk(bench: &Bench, image: &[u8]) -> Result<String, String> {
+    const WALKS: u32 = 500;
+    const STEPS: u32 = 40;
+    let text = |error: nvme_host::Error| error.to_string();
+    let module = Module::load(&bench.gpu, image).map_err(text)?;
+    let function = module.function("walk").map_err(text)?;
+    let drive = Drive::new(bench, 512, "", Duration::from_secs(4))?;
+    let table = drive.table(8, 1544);
+    let rows = drive.rows(&table)?;
+    let starts: Vec<i64> = (0..i64::from(WALKS))
+        .map(|walk| if walk == 7 { -1 } else { walk })
+        .collect();
+    let make = || -> nvme_host::Result<_> {
+        let memory = DeviceMemory::new(&bench.gpu, WALKS as usize * 16)?;
+        let ids: Vec<u8> = starts.iter().flat_map(|id| id.to_le_bytes()).collect();
+        memory.upload(0, &ids)?;
+        Ok((memory, rows.device_rows()?))
+    };
+    let (memory, words) = make().map_err(text)?;
+    let args = Walk {
+        table: words,
+        starts: memory.address(),
+        ends: memory.address() + u64::from(WALKS) * 8,
+        walks: WALKS,
+        steps: STEPS,
+    };
+    let run = || -> Result<Vec<i64>, String> {
+        // SAFETY: the kernel takes one `Walk`, whose memory outlives it: it is waited for.
+        let launched = unsafe { module.launch(&drive.stream, function, 8, 64, &args) };
+        launched.map_err(text)?;
+        drive.stream.wait(WAIT, || Ok(())).map_err(text)?;
+        let mut ends = vec![0; WALKS as usize * 8];
+        memory.download(ends.len(), &mut ends).map_err(text)?;
+        let ends = ends.as_chunks::<8>().0;
+        Ok(ends.iter().map(|end| i64::from_le_bytes(*end)).collect())
+    };
+    let begin = std::time::Instant::now();
+    let ends = run()?;
+    let took = begin.elapsed();
+    let image = drive.read_all()?;
+    for (start, end) in starts.iter().zip(&ends) {
+        let mut id = *start;
+        for _ in 0..STEPS {
+            if id < 0 {
+                id = i64::from(code::OUT_OF_RANGE) - (1 << 32);
+                break;
+            }
+            let at = 8 + id as usize * 1544;
+            let word = image[at..at + 8].try_into().map_or(0, u64::from_le_bytes);
+            id = (word % table.rows) as i64;
+        }
+        if id != *end {
+            return Err(format!("the walk from {start} ends at {end}, not {id}"));
+        }
+    }
+    drop(rows);
+    let stream = drive.leave_stream();
+    // SAFETY: as above; the store is closed, so the kernel touches nothing of it.
+    let launched = unsafe { module.launch(&stream, function, 8, 64, &args) };
+    launched.map_err(text)?;
+    stream.wait(WAIT, || Ok(())).map_err(text)?;
+    let mut last = [0; 8];
+    memory
+        .download(WALKS as usize * 16 - 8, &mut last)
+        .map_err(text)?;
+    match i64::from_le_bytes(last) + (1 << 32) == i64::from(code::GONE) {
+        true => Ok(format!(
+            "{WALKS} walks of {STEPS} rows, {:.1} us a row of each",
+            took.as_secs_f64() * 1e6 / f64::from(STEPS)
+        )),
+        false => Err(format!("over a closed store: {last:?}")),
+    }
 }
 
 /// The embedded image that this GPU takes.

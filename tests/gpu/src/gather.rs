@@ -31,6 +31,8 @@ pub struct Drive {
     pub stream: Stream,
     gpu: Arc<Gpu>,
     image: Vec<u8>,
+    /// The table with a cache by which all gathers go.
+    cached: Option<Table>,
 }
 
 impl Drive {
@@ -68,6 +70,7 @@ impl Drive {
                 stream: Stream::new(&bench.gpu)?,
                 gpu: Arc::clone(&bench.gpu),
                 image,
+                cached: None,
             })
         };
         open().map_err(text)
@@ -76,6 +79,11 @@ impl Drive {
     /// Closes the store; what the drive held.
     pub fn close(self) -> Vec<u8> {
         self.image
+    }
+
+    /// Closes the store, but not the stream.
+    pub fn leave_stream(self) -> Stream {
+        self.stream
     }
 
     pub fn gpu(&self) -> &Arc<Gpu> {
@@ -254,12 +262,15 @@ impl Job {
 
 impl Drive {
     fn gather(&self, table: &RowTable, request: &Request, stream: u64) -> Outcome<Pending> {
-        let table = self.rows(table)?;
+        let table = match &self.cached {
+            Some(cached) => cached.clone(),
+            None => self.rows(table)?,
+        };
         // SAFETY: the jobs' memory outlives the gathers, which are waited for.
         unsafe { table.gather_on_gpu(request, stream) }.map_err(text)
     }
 
-    fn rows(&self, table: &RowTable) -> Outcome<Table> {
+    pub fn rows(&self, table: &RowTable) -> Outcome<Table> {
         let row_bytes = u64::from(table.row_bytes);
         self.store
             .table(table.first_byte, table.rows, row_bytes)
@@ -320,6 +331,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
     report.test("gather/ids", |_| ids(bench));
     report.test("gather/after-writes", |_| writes(bench));
     report.test("gather/streams", |_| streams(bench));
+    report.test("gather/cache", |_| cached(bench));
     report.test("gather/fault/over-and-over", |_| outages(bench));
     for (name, fault) in [
         ("status", "status:0x281@op=read,nth=7"),
@@ -479,6 +491,45 @@ fn streams(bench: &Bench) -> Outcome<String> {
         }
     }
     Ok(format!("{rows} rows over 4 streams"))
+}
+
+/// Rows by way of a cache that is smaller than the table, from several streams, between writes.
+fn cached(bench: &Bench) -> Outcome<String> {
+    let mut drive = Drive::new(bench, 4096, "", Duration::from_secs(5))?;
+    let mut throw = dice(123);
+    let streams = several_streams(bench, 4)?;
+    let mut rows = 0;
+    for (row_bytes, first_byte, bytes) in [(4096, 0, 200 << 12), (512, 96, 20_000), (100, 4, 9000)]
+    {
+        let table = drive.table(first_byte, row_bytes);
+        drive.cached = Some(drive.rows(&table)?.cached(bytes).map_err(text)?);
+        for round in 0..20u8 {
+            // Few rows often, and every other row now and then.
+            let mut job = |_| {
+                let id = |_| match throw(4) {
+                    0 => throw(table.rows) as i64,
+                    _ => throw(40) as i64,
+                };
+                Job::new(&drive, table, (0..400).map(id).collect(), true, 0)
+            };
+            let jobs: Vec<Job> = (0..6).map(&mut job).collect::<Outcome<_>>()?;
+            for codes in run_over(&drive, &jobs, &streams)? {
+                if codes.iter().any(|code| *code != code::OK) {
+                    return Err(format!("{codes:?}"));
+                }
+                rows += codes.len();
+            }
+            let at = u64::from(first_byte as u32) + throw(30) * u64::from(row_bytes);
+            let new = [round; 50];
+            drive.store.write_at(at, &new).map_err(text)?;
+            drive.image[at as usize..][..new.len()].copy_from_slice(&new);
+        }
+    }
+    let too_few = drive.rows(&drive.table(0, 4096))?.cached(4096).is_err();
+    match too_few {
+        true => Ok(format!("{rows} rows between 60 writes")),
+        false => Err("a cache of less than a set".to_owned()),
+    }
 }
 
 /// Reads are lost again and again while launches go on over several streams: no row is wrong, and no station is lost.

@@ -56,6 +56,7 @@ fn all_is_well() {
         "gather/ids",
         "gather/after-writes",
         "gather/streams",
+        "gather/cache",
         "gather/fault",
         "by-host/",
     ];
@@ -65,7 +66,7 @@ fn all_is_well() {
     let text = text(&output);
     assert!(output.status.success(), "{text}");
     let counts = text.lines().last().unwrap();
-    assert_eq!(counts, "41 passed, 0 failed, 0 skipped", "{text}");
+    assert_eq!(counts, "42 passed, 0 failed, 0 skipped", "{text}");
 }
 
 /// Every shape once, ordered, and the doorbell that many ring.

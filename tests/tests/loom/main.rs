@@ -10,6 +10,7 @@ mod drain_lock;
 mod gate;
 mod phase_tag;
 mod round_trip;
+mod row_cache;
 mod shared;
 mod shared_lanes;
 mod shared_stages;

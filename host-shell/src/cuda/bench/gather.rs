@@ -8,7 +8,7 @@ use super::super::driver::Gpu;
 use super::super::memory::DeviceMemory;
 use super::super::module::{Function, Module};
 use super::super::registered::Registered;
-use super::super::rows::{GpuRows, Request, RowTable, RowsOptions};
+use super::super::rows::{GpuRows, Request, RowTable, RowsOptions, TableCache};
 use super::super::stream::{Event, Stream};
 use super::super::tier::{Access, Tier, TierRequest};
 use super::rig::median;
@@ -53,6 +53,10 @@ pub struct GatherJob {
     pub runs: usize,
     /// Seed of the table and of the ids.
     pub seed: u64,
+    /// Ids by Zipf's law with exponent 0.99 instead of uniform ones.
+    pub zipf: bool,
+    /// Bytes of GPU memory of a cache, for a second measurement beside the one without; 0 for none.
+    pub cache_bytes: u64,
     /// Queues and stations.
     pub options: RowsOptions,
 }
@@ -163,10 +167,23 @@ struct Case {
     count: u64,
     ids: DeviceMemory,
     host_ids: Vec<i64>,
+    /// Sums of the weights of the ranks, by Zipf's law; empty for uniform ids.
+    ranks: Vec<f64>,
     out: DeviceMemory,
     wrong: DeviceMemory,
     staging: Arc<Pages>,
     staged: Registered,
+}
+
+fn ranks(rows: u64) -> Vec<f64> {
+    let mut sum = 0.0;
+    let weights = (1..=rows).map(|rank| (rank as f64).powf(-0.99));
+    weights
+        .map(|weight| {
+            sum += weight;
+            sum
+        })
+        .collect()
 }
 
 impl Rig {
@@ -175,12 +192,25 @@ impl Rig {
     }
 
     fn case(&self, row_bytes: u32) -> Result<Value> {
-        let case = self.memory(row_bytes)?;
+        let mut case = self.memory(row_bytes)?;
         let (mut ours, mut bound, mut indexed) = (Vec::new(), Vec::new(), Vec::new());
-        self.gather(&case)?;
-        for _ in 0..self.job.runs {
-            ours.push(self.gather(&case)?);
+        let mut cached = Vec::new();
+        let cache = match self.job.cache_bytes {
+            0 => None,
+            bytes => Some(self.rows.cache(&case.table, bytes)?),
+        };
+        self.gather(&case, None)?;
+        if cache.is_some() {
+            self.gather(&case, cache.as_ref())?;
+        }
+        for run in 0..self.job.runs {
+            self.ask(&mut case, run as u64 + 1)?;
+            ours.push(self.gather(&case, None)?);
             self.verify(&case)?;
+            if cache.is_some() {
+                cached.push(self.gather(&case, cache.as_ref())?);
+                self.verify(&case)?;
+            }
             bound.push(self.bound(&case)?);
             self.verify(&case)?;
             indexed.push(self.indexed(&case)?);
@@ -196,6 +226,11 @@ impl Rig {
             "bound_rows_per_s": rates[1], "of_bound": rates[0] / rates[1],
             "index_and_copy_rows_per_s": rates[2], "of_index_and_copy": rates[0] / rates[2],
             "hop_32_rows": hop,
+            "ids": if self.job.zipf { "zipf_0.99" } else { "uniform" },
+            "cache": cache.map(|cache| json!({
+                "rows": cache.rows(), "of_table": f64::from(cache.rows()) / case.table.rows as f64,
+                "rows_per_s": rate(&cached), "of_uncached": rate(&cached) / rates[0], "seconds": cached,
+            })),
             "seconds": { "gather": ours, "bound": bound, "index_and_copy": indexed },
             "checked": true,
         }))
@@ -214,23 +249,39 @@ impl Rig {
             rows => rows,
         };
         let gpu = self.gpu();
-        let host_ids: Vec<i64> = (0..count)
-            .map(|index| (data_word(job.seed ^ 0x1D5, index) % rows) as i64)
-            .collect();
-        let ids = DeviceMemory::new(gpu, host_ids.len() * 8)?;
-        ids.upload(0, host_ids.as_bytes())?;
+        let ids = DeviceMemory::new(gpu, count as usize * 8)?;
         let bytes = count as usize * row_bytes as usize;
         let staging = Arc::new(Pages::new(bytes)?);
-        Ok(Case {
+        let mut case = Case {
             table,
             count,
             ids,
-            host_ids,
+            ranks: if job.zipf { ranks(rows) } else { Vec::new() },
+            host_ids: Vec::new(),
             out: DeviceMemory::new(gpu, bytes)?,
             wrong: DeviceMemory::new(gpu, 8)?,
             staged: Registered::pages(gpu, &staging)?,
             staging,
-        })
+        };
+        self.ask(&mut case, 0)?;
+        Ok(case)
+    }
+
+    /// Asks for other rows.
+    fn ask(&self, case: &mut Case, run: u64) -> Result<()> {
+        let (rows, seed) = (case.table.rows, self.job.seed ^ 0x1D5 ^ run << 32);
+        let id = |index| {
+            let word = data_word(seed, index);
+            let Some(total) = case.ranks.last() else {
+                return (word % rows) as i64;
+            };
+            let at = (word >> 11) as f64 / (1u64 << 53) as f64 * total;
+            let rank = case.ranks.partition_point(|sum| *sum < at) as u64;
+            // Rows that are read often lie anywhere: the multiplier is a prime.
+            (rank.wrapping_mul(2_654_435_761) % rows) as i64
+        };
+        case.host_ids = (0..case.count).map(id).collect();
+        case.ids.upload(0, case.host_ids.as_bytes())
     }
 
     fn request(&self, case: &Case, count: u64) -> Request {
@@ -245,13 +296,13 @@ impl Rig {
     }
 
     /// Seconds of one gather of all rows.
-    fn gather(&self, case: &Case) -> Result<f64> {
+    fn gather(&self, case: &Case, cache: Option<&TableCache>) -> Result<f64> {
         let request = self.request(case, case.count);
         let begin = Event::record(&self.stream)?;
         // SAFETY: our own memory, which outlives the launch: it is waited for.
         let pending = unsafe {
-            self.rows
-                .gather(&case.table, &request, self.stream.handle())?
+            let stream = self.stream.handle();
+            self.rows.gather(&case.table, &request, cache, stream)?
         };
         let end = Event::record(&self.stream)?;
         let gathered = pending.wait(PATIENCE)?;
@@ -280,8 +331,8 @@ impl Rig {
             let first = Event::record(&self.stream)?;
             // SAFETY: as in `gather`.
             let pending = unsafe {
-                self.rows
-                    .gather(&case.table, &request, self.stream.handle())?
+                let stream = self.stream.handle();
+                self.rows.gather(&case.table, &request, None, stream)?
             };
             let last = Event::record(&self.stream)?;
             pending.wait(PATIENCE)?;

@@ -13,6 +13,7 @@
 
 mod board;
 mod by_host;
+mod cache;
 mod ended;
 mod pending;
 mod request;
@@ -20,6 +21,7 @@ mod state;
 
 pub use board::Failures;
 pub use by_host::{Direction, HostRows, MoveRows};
+pub use cache::TableCache;
 pub use pending::{Gathered, Pending};
 pub use request::{Request, RowTable};
 pub(super) use state::RowsState;
@@ -74,6 +76,7 @@ pub struct GpuRows {
     slots: Option<GpuData>,
     module: Option<Module>,
     gather: Function,
+    gather_cached: Function,
     info: NamespaceInfo,
     max_transfer: u64,
     timeout: Duration,
@@ -99,6 +102,7 @@ impl GpuRows {
         let slots = GpuData::pinned(gpu, controller.device(), bytes)?;
         let module = Module::load(gpu, ROWS_PTX.as_bytes())?;
         let gather = module.function("nvme_gather")?;
+        let gather_cached = module.function("nvme_gather_cached")?;
         let rows = Some(Arc::clone(&state));
         let lent = LentQueues::create(
             gpu,
@@ -116,6 +120,7 @@ impl GpuRows {
             slots: Some(slots),
             module: Some(module),
             gather,
+            gather_cached,
             info,
             max_transfer: controller.max_transfer(),
             timeout,
@@ -200,6 +205,7 @@ impl GpuRows {
         &self,
         table: &RowTable,
         request: &Request,
+        cache: Option<&TableCache>,
         stream: u64,
     ) -> Result<Pending> {
         self.check(table)?;
@@ -227,10 +233,17 @@ impl GpuRows {
         let chunks = request.count.div_ceil(u64::from(launch.lanes));
         let blocks = chunks.div_ceil(u64::from(BLOCK_WARPS));
         let blocks = blocks.min(u64::from(self.state.stations)) as u32;
-        // SAFETY: the kernel takes one `Gather`; the caller vouches for the request's addresses, the others are
-        // ours until the gate is shut for good and nothing is inside.
-        let launched =
-            unsafe { module.launch_on(stream, self.gather, blocks, BLOCK_THREADS, &launch) };
+        let cached = cache.map(|cache| cache.launch(launch, &self.state.board));
+        // SAFETY: the kernels take one `Gather` or `Cached`; the caller vouches for the request's addresses, the
+        // others are ours until the gate is shut for good and nothing is inside.
+        let launched = unsafe {
+            match &cached {
+                Some(cached) => {
+                    module.launch_on(stream, self.gather_cached, blocks, BLOCK_THREADS, cached)
+                }
+                None => module.launch_on(stream, self.gather, blocks, BLOCK_THREADS, &launch),
+            }
+        };
         match launched {
             Ok(()) => Ok(pending),
             Err(error) => {
@@ -238,6 +251,42 @@ impl GpuRows {
                 Err(error)
             }
         }
+    }
+
+    /// Memory of the GPU for a cache of `bytes` bytes of rows of `table`.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for less than a set of lines, [`Error::Environment`] without memory.
+    pub fn cache(&self, table: &RowTable, bytes: u64) -> Result<TableCache> {
+        self.check(table)?;
+        TableCache::new(&self.state, table, bytes)
+    }
+
+    /// What a kernel of the caller's reads rows of `table` by: see `nvme_gpu_kernel`'s `TableRows`. It can be passed
+    /// to kernels until the store is closed; those that run then, or later, get no more rows.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check).
+    pub fn device_rows(&self, table: &RowTable) -> Result<Gather> {
+        self.check(table)?;
+        let request = Request {
+            ids: 0,
+            wide_ids: true,
+            count: 0,
+            out: 0,
+            out_stride: 0,
+            status: 0,
+        };
+        // Kernels that are not ours are not seen to end.
+        self.state.is_captured.store(true, Ordering::Release);
+        self.launch(table, &request).ok_or_else(|| Error::Gone {
+            cause: "the store was closed".to_owned(),
+        })
+    }
+
+    /// A write of the host has ended.
+    pub fn wrote(&self) {
+        self.state.board.wrote();
     }
 
     /// The launch, but for what is of this one alone.
@@ -297,8 +346,9 @@ impl Drop for GpuRows {
             std::mem::forget(self.lent.take());
             std::mem::forget(self.slots.take());
         }
-        if !is_idle || self.state.is_captured.load(Ordering::Acquire) {
-            // A graph may name the kernel, and the words of its launch.
+        if !is_idle || !self.state.is_over() {
+            // A graph, or a launch that its stream has not come to, names the kernel and the words of its launch. To
+            // free memory of the GPU would wait for that stream, too.
             std::mem::forget(self.module.take());
             std::mem::forget(Arc::clone(&self.state));
         }

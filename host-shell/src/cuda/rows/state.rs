@@ -7,6 +7,7 @@ use crate::error::{Error, Result};
 use crate::lock::lock;
 use nvme_core::gate::Shut;
 use nvme_gpu_kernel::rows::{Progress, STATION_CELLS};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
@@ -42,7 +43,9 @@ pub(in super::super) struct RowsState {
 #[derive(Default)]
 struct Launches {
     free: Vec<u32>,
-    /// Number, and how many had ended before it.
+    /// Launches that have a handle: number, and how many had ended before it.
+    held: HashMap<u32, u32>,
+    /// Those whose handle went away before their end.
     abandoned: Vec<(u32, u32)>,
 }
 
@@ -63,7 +66,7 @@ impl RowsState {
             progress: DeviceMemory::new(gpu, LAUNCHES as usize * size_of::<Progress>())?,
             launches: Mutex::new(Launches {
                 free: (0..LAUNCHES).rev().collect(),
-                abandoned: Vec::new(),
+                ..Launches::default()
             }),
             is_stopped: AtomicBool::new(false),
             is_stuck: AtomicBool::new(false),
@@ -138,7 +141,9 @@ impl RowsState {
     pub(super) fn take_launch(&self) -> Result<(u32, u32)> {
         let mut launches = lock(&self.launches);
         if launches.free.is_empty() {
-            let Launches { free, abandoned } = &mut *launches;
+            let Launches {
+                free, abandoned, ..
+            } = &mut *launches;
             abandoned.retain(|&(number, before)| {
                 let is_over = self.board.ended(number) != before;
                 if is_over {
@@ -153,12 +158,27 @@ impl RowsState {
                 "wait for some of them, or open another store for more graphs",
             )
         })?;
-        Ok((number, self.board.ended(number)))
+        let before = self.board.ended(number);
+        launches.held.insert(number, before);
+        Ok((number, before))
+    }
+
+    /// Whether every launch has ended, and none may be launched again: nothing on the GPU names this memory.
+    pub(super) fn is_over(&self) -> bool {
+        let launches = lock(&self.launches);
+        let has_ended = |(number, before): (u32, u32)| self.board.ended(number) != before;
+        let held = launches
+            .held
+            .iter()
+            .map(|(number, before)| (*number, *before));
+        let mut all = held.chain(launches.abandoned.iter().copied());
+        !self.is_captured.load(Ordering::Acquire) && all.all(has_ended)
     }
 
     /// The launch's handle goes away.
     pub(super) fn give_back(&self, number: u32, before: u32, is_over: bool) {
         let mut launches = lock(&self.launches);
+        launches.held.remove(&number);
         match is_over {
             true => launches.free.push(number),
             false => launches.abandoned.push((number, before)),

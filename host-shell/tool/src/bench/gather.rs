@@ -29,6 +29,12 @@ pub struct GatherArgs {
     /// Blocks of threads that gather at a time
     #[arg(long, value_name = "N", default_value_t = RowsOptions::default().stations, value_parser = number::<u32>(1..=1024), requires = "gather")]
     stations: u32,
+    /// Ids by Zipf's law, exponent 0.99, instead of uniform ones
+    #[arg(long, requires = "gather")]
+    zipf: bool,
+    /// Measure each case with a cache of so many bytes of GPU memory, too
+    #[arg(long, value_name = "BYTES", value_parser = some_bytes, requires = "gather")]
+    cache: Option<u64>,
     /// Runs of each, of which the middle one counts
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = number::<usize>(1..=1000), requires = "gather")]
     runs: usize,
@@ -65,6 +71,8 @@ impl GatherArgs {
             rows: self.rows,
             runs: self.runs,
             seed: rest.seed,
+            zipf: self.zipf,
+            cache_bytes: self.cache.unwrap_or(0),
             options: RowsOptions {
                 queues: match rest.queues {
                     1 => defaults.queues,

@@ -1,5 +1,5 @@
 //! A histogram of the bytes on a drive: each thread reads its blocks by itself, one ahead of the one
-//! that it counts.
+//! that it counts. And walks from row to row of a table, by ids that the row before holds.
 //!
 //! The host's side is [`Args`] and [`PTX`]; `cargo xtask ptx` builds the kernel.
 #![cfg_attr(target_arch = "nvptx64", no_std)]
@@ -7,10 +7,13 @@
 
 #[cfg(target_arch = "nvptx64")]
 mod kernel;
+#[cfg(target_arch = "nvptx64")]
+mod walk;
 
 use nvme_gpu_kernel::Queues;
+use nvme_gpu_kernel::rows::Gather;
 
-/// The kernel `histogram` as PTX.
+/// The kernels `histogram` and `walk` as PTX.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const PTX: &str = include_str!("../histogram.ptx");
 
@@ -44,3 +47,19 @@ pub struct Args {
     pub reserved: u32,
 }
 const _: () = assert!(size_of::<Args>() == 96);
+
+/// The argument of `walk`. Addresses are device addresses.
+#[derive(Clone, Copy, Debug, Default)]
+#[repr(C)]
+pub struct Walk {
+    /// The table, from `nvme_host`'s `Table::device_rows`: rows of a multiple of 8 bytes, from a multiple of 8 on.
+    pub table: Gather,
+    /// Where each walk begins: an id each, of 8 bytes.
+    pub starts: u64,
+    /// Where each ends: 8 bytes each.
+    pub ends: u64,
+    /// Walks, one for each thread.
+    pub walks: u32,
+    /// Rows of each.
+    pub steps: u32,
+}

@@ -1,0 +1,377 @@
+//! Lines of a cache of rows: which row each holds, who reads it, and which one goes when another comes.
+//!
+//! Set-associative: a row has [`WAYS`] lines where it may be. A line that is read is marked recent; the clock takes
+//! the first line that is not, and takes the marks away as it passes. The lines' bytes are the user's business: a
+//! reader has a line [pinned](RowCache::find) while it copies out of it, a filler has it to
+//! [itself](RowCache::claim).
+//!
+//! Writes make every line stale at once: each line has the epoch in which the read of its row began, and a line of
+//! another epoch is no hit. Who writes to the drive counts the epoch up after the write, before it says so.
+//!
+//! Invariant: while a line is busy nothing else pins or claims it; it is claimed only while nothing pins it. So
+//! `id` and `epoch` of a pinned line do not change. Loom checks it (`tests/tests/loom/row_cache.rs`).
+
+use crate::sync::{AtomicU32, AtomicU64, Order, Scope};
+
+/// Lines of a set; fewer for loom, whose executions grow with each load.
+pub const WAYS: usize = if cfg!(loom) { 2 } else { 16 };
+/// Tries to change a word that others change, too. Giving up is a miss.
+const TRIES: u32 = 8;
+
+/// A filler has the line.
+const BUSY: u32 = 1;
+/// It was read since the clock passed.
+const RECENT: u32 = 2;
+/// One reader.
+const READER: u32 = 4;
+const READERS: u32 = 0xFF * READER;
+/// Bits of the row's hash, so that other rows are seen without a look at `id`; 0 for an empty line.
+const CHECK_SHIFT: u32 = 10;
+
+/// The words of a cache, zeroed before their first use.
+#[derive(Clone, Copy, Debug)]
+pub struct RowCache<'a> {
+    states: &'a [AtomicU32],
+    ids: &'a [AtomicU64],
+    epochs: &'a [AtomicU32],
+    sets: u32,
+}
+
+/// A pinned or claimed line.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Line(u32);
+
+impl Line {
+    /// Its number.
+    pub fn index(self) -> u32 {
+        self.0
+    }
+}
+
+/// Where a row may be.
+#[derive(Clone, Copy)]
+struct Spot {
+    first: u32,
+    check: u32,
+}
+
+impl<'a> RowCache<'a> {
+    /// A cache over its words, as many of each; `None` for less than a set.
+    #[inline(always)]
+    pub fn new(
+        states: &'a [AtomicU32],
+        ids: &'a [AtomicU64],
+        epochs: &'a [AtomicU32],
+    ) -> Option<Self> {
+        let lines = states.len().min(ids.len()).min(epochs.len());
+        let sets = (lines / WAYS) as u32;
+        (sets > 0).then_some(Self {
+            states,
+            ids,
+            epochs,
+            sets,
+        })
+    }
+
+    #[inline(always)]
+    fn spot(&self, id: u64) -> Spot {
+        // The finalizer of SplitMix64.
+        let mut hash = id.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        hash = (hash ^ hash >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        hash = (hash ^ hash >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        hash ^= hash >> 31;
+        let set = ((hash >> 32) * u64::from(self.sets)) >> 32;
+        Spot {
+            first: set as u32 * WAYS as u32,
+            check: hash as u32 >> CHECK_SHIFT << CHECK_SHIFT | 1 << CHECK_SHIFT,
+        }
+    }
+
+    #[inline(always)]
+    fn state(&self, line: u32) -> Option<&'a AtomicU32> {
+        self.states.get(line as usize)
+    }
+
+    /// Whether a line that nothing fills holds row `id` of epoch `epoch`.
+    #[inline(always)]
+    fn holds(&self, line: u32, id: u64, epoch: u32) -> bool {
+        let at = line as usize;
+        let has = |id: &AtomicU64| id.load(Order::Relaxed, Scope::Gpu);
+        self.ids.get(at).map(has) == Some(id) && self.is_of(line, epoch)
+    }
+
+    #[inline(always)]
+    fn is_of(&self, line: u32, epoch: u32) -> bool {
+        let at = line as usize;
+        let has = |epoch: &AtomicU32| epoch.load(Order::Relaxed, Scope::Gpu);
+        self.epochs.get(at).map(has) == Some(epoch)
+    }
+
+    /// Pins the line of row `id`, if it was read in epoch `epoch`: its bytes stay until [`release`](Self::release).
+    #[inline(always)]
+    pub fn find(&self, id: u64, epoch: u32) -> Option<Line> {
+        let spot = self.spot(id);
+        let mut ways = self.ways(spot);
+        while ways != 0 {
+            let line = spot.first + ways.trailing_zeros();
+            ways &= ways - 1;
+            if !self.pin(line, spot.check) {
+                continue;
+            }
+            if self.holds(line, id, epoch) {
+                return Some(Line(line));
+            }
+            self.release(Line(line));
+        }
+        None
+    }
+
+    /// The lines of a set that may hold a row: a bit for each. All words are loaded before the first is looked at.
+    #[inline(always)]
+    fn ways(&self, spot: Spot) -> u32 {
+        let (mut ways, mut way) = (0, 0);
+        while way < WAYS as u32 {
+            let state = self.state(spot.first + way);
+            let was = state.map_or(0, |state| state.load(Order::Relaxed, Scope::Gpu));
+            let may = (was ^ spot.check) >> CHECK_SHIFT == 0;
+            ways |= u32::from(may) << way;
+            way += 1;
+        }
+        ways
+    }
+
+    #[inline(always)]
+    fn pin(&self, line: u32, check: u32) -> bool {
+        let Some(state) = self.state(line) else {
+            return false;
+        };
+        let mut was = state.load(Order::Relaxed, Scope::Gpu);
+        let mut tries = 0;
+        while tries < TRIES {
+            let is_other = was >> CHECK_SHIFT != check >> CHECK_SHIFT;
+            if is_other || was & BUSY != 0 || was & READERS == READERS {
+                return false;
+            }
+            // Acquire: pairs with the release of the filler; its bytes, id and epoch are there.
+            let new = (was | RECENT) + READER;
+            let seen = state.compare_exchange(was, new, Order::Acquire, Scope::Gpu);
+            if seen == was {
+                return true;
+            }
+            was = seen;
+            tries += 1;
+        }
+        false
+    }
+
+    /// The pinned line's bytes are not read any more.
+    #[inline(always)]
+    pub fn release(&self, line: Line) {
+        if let Some(state) = self.state(line.0) {
+            // Release: pairs with the claim of the next filler.
+            state.fetch_add(READER.wrapping_neg(), Order::Release, Scope::Gpu);
+        }
+    }
+
+    /// Takes a line for row `id`, whose read began in epoch `epoch`. `hand` is where the clock begins: any number
+    /// that changes from call to call. `None` when the row is there already, or every line is in use.
+    #[inline(always)]
+    pub fn claim(&self, id: u64, epoch: u32, hand: u32) -> Option<Line> {
+        let spot = self.spot(id);
+        let mut ways = self.ways(spot);
+        while ways != 0 {
+            // Maybe not for long; then the row is read once more.
+            if self.holds(spot.first + ways.trailing_zeros(), id, epoch) {
+                return None;
+            }
+            ways &= ways - 1;
+        }
+        let mut turn = 0;
+        while turn < 3 * WAYS as u32 {
+            let line = spot.first + (hand.wrapping_add(turn)) % WAYS as u32;
+            let state = self.state(line)?;
+            let was = state.load(Order::Relaxed, Scope::Gpu);
+            // The first time round lines that hold nothing of use.
+            let takes_any = turn >= WAYS as u32;
+            turn += 1;
+            if was & (BUSY | READERS) != 0 {
+                continue;
+            }
+            let is_idle = was == 0 || !self.is_of(line, epoch);
+            if !is_idle && !takes_any {
+                continue;
+            }
+            if !is_idle && was & RECENT != 0 {
+                state.compare_exchange(was, was & !RECENT, Order::Relaxed, Scope::Gpu);
+                continue;
+            }
+            // Acquire: pairs with the release of the readers before.
+            let seen = state.compare_exchange(was, BUSY, Order::Acquire, Scope::Gpu);
+            if seen == was {
+                return Some(Line(line));
+            }
+        }
+        None
+    }
+
+    /// The claimed line holds row `id` now, whose read began in epoch `epoch`.
+    #[inline(always)]
+    pub fn publish(&self, line: Line, id: u64, epoch: u32) {
+        let at = line.0 as usize;
+        if let (Some(its_id), Some(its_epoch)) = (self.ids.get(at), self.epochs.get(at)) {
+            its_id.store(id, Order::Relaxed, Scope::Gpu);
+            its_epoch.store(epoch, Order::Relaxed, Scope::Gpu);
+        }
+        if let Some(state) = self.state(line.0) {
+            // Release: pairs with the pin; bytes, id and epoch come before.
+            state.store(self.spot(id).check, Order::Release, Scope::Gpu);
+        }
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::vec::Vec;
+
+    struct Words(Vec<AtomicU32>, Vec<AtomicU64>, Vec<AtomicU32>);
+
+    impl Words {
+        fn new(lines: usize) -> Self {
+            Self(
+                (0..lines).map(|_| AtomicU32::new(0)).collect(),
+                (0..lines).map(|_| AtomicU64::new(0)).collect(),
+                (0..lines).map(|_| AtomicU32::new(0)).collect(),
+            )
+        }
+
+        fn cache(&self) -> RowCache<'_> {
+            RowCache::new(&self.0, &self.1, &self.2).unwrap()
+        }
+    }
+
+    #[test]
+    fn a_row_is_found_in_its_epoch_alone() {
+        let words = Words::new(32);
+        let cache = words.cache();
+        assert_eq!(cache.find(7, 1), None);
+        let line = cache.claim(7, 1, 5).unwrap();
+        assert_eq!(cache.find(7, 1), None, "it is being filled");
+        cache.publish(line, 7, 1);
+        assert_eq!(cache.find(7, 1), Some(line));
+        cache.release(line);
+        assert_eq!(cache.find(7, 2), None);
+        assert_eq!(cache.find(8, 1), None);
+        assert_eq!(cache.claim(7, 1, 0), None, "it is there");
+        assert_eq!(
+            RowCache::new(&words.0[..15], &words.1, &words.2).map(drop),
+            None
+        );
+    }
+
+    #[test]
+    fn a_pinned_line_stays_and_the_clock_takes_one_that_is_not_recent() {
+        let words = Words::new(WAYS);
+        let cache = words.cache();
+        for id in 0..WAYS as u64 {
+            let line = cache.claim(id, 0, 0).unwrap();
+            cache.publish(line, id, 0);
+        }
+        // All were read but row 9; row 3 still is.
+        for id in (0..WAYS as u64).filter(|id| *id != 9) {
+            let line = cache.find(id, 0).unwrap();
+            if id != 3 {
+                cache.release(line);
+            }
+        }
+        let line = cache.claim(100, 0, 11).unwrap();
+        cache.publish(line, 100, 0);
+        assert_eq!(cache.find(9, 0), None);
+        let kept = (0..WAYS as u64).filter(|id| cache.find(*id, 0).is_some());
+        assert_eq!(kept.count(), WAYS - 1);
+        // Every line is pinned now but the new one, then that one, too.
+        assert!(cache.find(100, 0).is_some());
+        assert_eq!(cache.claim(200, 0, 1), None);
+    }
+
+    #[test]
+    fn stale_lines_go_first() {
+        let words = Words::new(WAYS);
+        let cache = words.cache();
+        let claimed: Vec<Line> = (0..WAYS as u64)
+            .map(|id| cache.claim(id, 0, 0).unwrap())
+            .collect();
+        for (id, line) in (0..).zip(claimed) {
+            cache.publish(line, id, u32::from(id != 4));
+        }
+        let line = cache.claim(50, 1, 9).unwrap();
+        cache.publish(line, 50, 1);
+        for id in (0..WAYS as u64).filter(|id| *id != 4) {
+            assert!(cache.find(id, 1).is_some(), "{id}");
+        }
+    }
+
+    /// Zipf's ids over a cache of a tenth of the rows, beside an LRU list of as many.
+    #[test]
+    fn the_clock_hits_nearly_as_often_as_an_ideal_lru() {
+        const ROWS: usize = 20_000;
+        let lines = ROWS / 10;
+        let words = Words::new(lines);
+        let cache = words.cache();
+        let mut sums: Vec<f64> = Vec::new();
+        for rank in 1..=ROWS {
+            let before = sums.last().copied().unwrap_or(0.0);
+            sums.push(before + (rank as f64).powf(-0.99));
+        }
+        let total = sums[ROWS - 1];
+        let mut seed = 1u64;
+        let mut throw = || {
+            seed = seed
+                .wrapping_mul(6364136223846793005)
+                .wrapping_add(1442695040888963407);
+            let at = (seed >> 11) as f64 / (1u64 << 53) as f64 * total;
+            sums.partition_point(|sum| *sum < at) as u64
+        };
+        let (mut hits, mut ideal, mut asked) = (0, 0, 0);
+        let (mut last, mut order) = (
+            std::collections::HashMap::new(),
+            std::collections::BTreeMap::new(),
+        );
+        for turn in 0..200_000u32 {
+            let id = throw();
+            let counts = u32::from(turn >= 50_000);
+            asked += counts;
+            match cache.find(id, 0) {
+                Some(line) => {
+                    hits += counts;
+                    cache.release(line);
+                }
+                None => {
+                    if let Some(line) = cache.claim(id, 0, turn) {
+                        cache.publish(line, id, 0);
+                    }
+                }
+            }
+            match last.insert(id, turn) {
+                Some(before) => {
+                    ideal += counts;
+                    order.remove(&before);
+                }
+                None if last.len() > lines => {
+                    let (_, oldest) = order.pop_first().unwrap();
+                    last.remove(&oldest);
+                }
+                None => {}
+            }
+            order.insert(turn, id);
+        }
+        let share = |count: u32| f64::from(count) / f64::from(asked);
+        assert!(
+            share(hits) > share(ideal) - 0.02,
+            "{} {}",
+            share(hits),
+            share(ideal)
+        );
+        assert!(share(ideal) > 0.5, "{}", share(ideal));
+    }
+}

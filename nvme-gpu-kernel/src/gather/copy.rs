@@ -1,0 +1,91 @@
+//! A warp copies rows, all lanes of it together.
+// UNSAFETY: copies between addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+use crate::arch;
+use crate::rows::Gather;
+
+/// Copies a row from `from` of each lane whose bit is set in `wanted` to `to` of that lane. Every lane calls it, and
+/// `to` is called by all lanes with the same lane.
+#[inline(always)]
+pub fn rows(rows: &Gather, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
+    match rows.unit_shift {
+        4 if rows.row_bytes % 512 == 0 => copy_pieces(rows, from, to, wanted),
+        4 => copy_units::<4>(rows, from, to, wanted),
+        2 | 3 => copy_units::<2>(rows, from, to, wanted),
+        _ => copy_units::<0>(rows, from, to, wanted),
+    }
+    // The rows are read before the next reads into the same slots are published.
+    arch::sync_warp(arch::FULL);
+}
+
+/// Rows of a multiple of 512 bytes, in pieces of 512: a warp loads eight pieces before it stores the first,
+/// whichever rows they are of.
+#[inline(always)]
+fn copy_pieces(rows: &Gather, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
+    let lane = u64::from(arch::lane()) * 16;
+    let bytes = u64::from(rows.row_bytes);
+    let (mut left, mut at) = (wanted, 0);
+    while left != 0 {
+        let mut there = 0;
+        let mut next = |bit: u32| {
+            let row = left.trailing_zeros() & 31;
+            let to = to(row) + at + lane;
+            let from = shuffle64(from, row) + at + lane;
+            if left != 0 {
+                there |= bit;
+            }
+            at += 512;
+            if at >= bytes {
+                at = 0;
+                left &= left.wrapping_sub(1);
+            }
+            (to, from)
+        };
+        // One by one: what an array would put on a stack stays in registers.
+        let ((t0, f0), (t1, f1)) = (next(1), next(2));
+        let ((t2, f2), (t3, f3)) = (next(4), next(8));
+        let ((t4, f4), (t5, f5)) = (next(16), next(32));
+        let ((t6, f6), (t7, f7)) = (next(64), next(128));
+        let to = [t0, t1, t2, t3, t4, t5, t6, t7];
+        let from = [f0, f1, f2, f3, f4, f5, f6, f7];
+        // SAFETY: inside rows, in the slots and in the output, where a bit is set.
+        unsafe { arch::copy_pieces(to, from, there) };
+    }
+}
+
+/// Rows in units of 16, 4 or 1 bytes, all of them together: lane after lane takes the next unit.
+#[inline(always)]
+fn copy_units<const SHIFT: u32>(rows: &Gather, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
+    let units = rows.row_bytes >> SHIFT;
+    let mut at = arch::lane();
+    // All lanes go round as often: they exchange addresses.
+    let mut left = units;
+    while left != 0 {
+        left -= 1;
+        // Never by zero: a row has a unit at least.
+        let lane = at.checked_div(units).unwrap_or(0);
+        let offset = u64::from(at - lane * units) << SHIFT;
+        let from = shuffle64(from, lane) + offset;
+        let to = to(lane) + offset;
+        if wanted >> lane & 1 == 1 {
+            // SAFETY: inside the row, in the slots and in the output.
+            unsafe {
+                match SHIFT {
+                    4 => arch::copy_16(to, from),
+                    2 => arch::copy_4(to, from),
+                    _ => arch::copy_1(to, from),
+                }
+            }
+        }
+        at += 32;
+    }
+}
+
+/// The value of lane `from`. Every lane of the warp calls it.
+#[inline(always)]
+pub fn shuffle64(value: u64, from: u32) -> u64 {
+    let low = arch::shuffle(arch::FULL, value as u32, from);
+    let high = arch::shuffle(arch::FULL, (value >> 32) as u32, from);
+    u64::from(high) << 32 | u64::from(low)
+}

@@ -1,0 +1,363 @@
+//! A warp that gathers rows: 32 ids at a time.
+//!
+//! Each lane finds its row's blocks; lanes with the same first block share one read, and reads of neighbouring blocks
+//! by neighbouring lanes become one command, into the slots of those lanes, which lie one after the other. When the
+//! reads have ended, the warp copies the rows from the slots to their places. A read that failed for several rows is
+//! done again for each by itself, so that a row fails for its own blocks only.
+// UNSAFETY: launches hold addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+use super::copy;
+use crate::arch;
+use crate::rows::{Gather, Place, Progress, code, worst};
+use crate::station;
+use nvme_core::SharedQueue;
+use nvme_core::gate::Gate;
+use nvme_core::row_cache::{Line, RowCache};
+
+/// A row as its lane has it.
+#[derive(Clone, Copy)]
+pub struct Row {
+    id: u64,
+    pub place: Place,
+    /// Its bytes in the slots, or in the line of the cache, once they are there.
+    pub from: u64,
+    pub code: i32,
+}
+
+/// The cache of a launch's rows.
+pub struct CacheOf<'r> {
+    pub cache: RowCache<'r>,
+    /// When the launch began: lines of before the last write are none of it.
+    pub epoch: u32,
+    pub data: u64,
+    pub line_bytes: u32,
+}
+
+impl CacheOf<'_> {
+    #[inline(always)]
+    fn at(&self, line: Line) -> u64 {
+        self.data + u64::from(line.index()) * u64::from(self.line_bytes)
+    }
+}
+
+/// A warp of a gather.
+pub struct Warp<'r, 'q> {
+    pub rows: &'r Gather,
+    pub gate: Option<Gate<'r>>,
+    pub queue: Option<SharedQueue<'q>>,
+    pub cache: Option<CacheOf<'r>>,
+    /// Its first result cell.
+    pub cell: u32,
+    /// Where its slots begin in the slot memory.
+    pub slots: u64,
+    /// What the rows get that are left, once the warp cannot go on.
+    pub ends: i32,
+    /// A read has no end: the controller may still write to its slots.
+    pub has_lost: bool,
+    pub failed: u64,
+    pub worst: u64,
+}
+
+impl<'r> Warp<'r, '_> {
+    /// A warp that only moves rows.
+    #[inline(always)]
+    pub fn without_queue(rows: &'r Gather) -> Self {
+        Self {
+            rows,
+            gate: None,
+            queue: None,
+            cache: None,
+            cell: 0,
+            slots: 0,
+            ends: code::OK,
+            has_lost: false,
+            failed: 0,
+            worst: 0,
+        }
+    }
+
+    /// Gathers as many rows at a time as the warp has slots: the warps take turns.
+    #[inline(always)]
+    pub fn gather_all(&mut self, first: u32, step: u32) {
+        let lanes = u64::from(self.rows.lanes.clamp(1, 32));
+        let chunks = self.rows.count.div_ceil(lanes);
+        let mut chunk = u64::from(first);
+        while chunk < chunks {
+            let index = chunk * lanes + u64::from(arch::lane());
+            // The block has passed the gate just now.
+            let again = chunk != u64::from(first);
+            if again && self.ends == code::OK && self.gate.is_none_or(|gate| gate.look().is_err()) {
+                self.ends = code::GONE;
+            }
+            // One lane's look decides for all.
+            self.ends = arch::shuffle(arch::FULL, self.ends as u32, 0) as i32;
+            self.gather_chunk(index);
+            chunk += u64::from(step);
+        }
+    }
+
+    #[inline(always)]
+    fn gather_chunk(&mut self, index: u64) {
+        let is_live = index < self.rows.count && arch::lane() < self.rows.lanes;
+        let mut row = self.row(index, is_live);
+        let (mut wants, mut together) = (row.code == code::OK, true);
+        if self.ends == code::OK {
+            let line = self.find(&mut row, wants);
+            wants &= line.is_none();
+            let misses = wants;
+            loop {
+                let is_shared = self.read(&mut row, wants, together);
+                let is_hit = together && line.is_some();
+                self.copy(index, &row, (wants || is_hit) && row.code == code::OK);
+                // A read that failed for several rows: each by itself, now that the others are copied.
+                wants &= is_shared && row.code > 0;
+                if self.ends != code::OK || arch::ballot(arch::FULL, wants) == 0 {
+                    break;
+                }
+                together = false;
+            }
+            self.keep(index, &row, line, misses && row.code == code::OK);
+        } else if wants {
+            row.code = self.ends;
+        }
+        self.clear(index, is_live && row.code != code::OK);
+        self.account(index, is_live, row.code);
+    }
+
+    /// The line of the cache that holds the lane's row, pinned: the row comes from there.
+    #[inline(always)]
+    fn find(&self, row: &mut Row, wants: bool) -> Option<Line> {
+        let of = self.cache.as_ref()?;
+        let line = match wants {
+            true => of.cache.find(row.id, of.epoch)?,
+            false => return None,
+        };
+        row.from = of.at(line);
+        Some(line)
+    }
+
+    /// After the rows were copied to the output: lets go of the lines that they came from, and puts those that were
+    /// `read` into other lines.
+    #[inline(always)]
+    fn keep(&self, index: u64, row: &Row, line: Option<Line>, read: bool) {
+        let Some(of) = &self.cache else { return };
+        if let Some(line) = line {
+            of.cache.release(line);
+        }
+        // One of the lanes with the same row.
+        let key = if read {
+            row.id
+        } else {
+            1 << 63 | u64::from(arch::lane())
+        };
+        let leads = arch::same(arch::FULL, key).trailing_zeros() == arch::lane();
+        let claimed = match read && leads {
+            true => of.cache.claim(row.id, of.epoch, arch::now_ns() as u32 >> 5),
+            false => None,
+        };
+        let wanted = arch::ballot(arch::FULL, claimed.is_some());
+        if wanted == 0 {
+            return;
+        }
+        // From the output, which is in GPU memory.
+        let from = self.rows.out + index * self.rows.out_stride;
+        let line = claimed.map_or(0, |line| of.at(line));
+        copy::rows(self.rows, from, |lane| copy::shuffle64(line, lane), wanted);
+        if let Some(line) = claimed {
+            of.cache.publish(line, row.id, of.epoch);
+        }
+    }
+
+    /// The row that this lane is asked for.
+    #[inline(always)]
+    pub fn row(&self, index: u64, is_live: bool) -> Row {
+        let rows = self.rows;
+        let mut id = -1;
+        if is_live {
+            // SAFETY: the host gives `count` ids.
+            id = unsafe {
+                match rows.wide_ids {
+                    _ if rows.ids == 0 => index as i64,
+                    0 => i64::from(arch::load_u32(rows.ids + index * 4) as i32),
+                    _ => arch::load_u64(rows.ids + index * 8) as i64,
+                }
+            };
+        }
+        let nowhere = Place {
+            byte: 0,
+            block: 0,
+            blocks: 0,
+        };
+        let place = rows.place(id);
+        Row {
+            id: id as u64,
+            place: place.unwrap_or(nowhere),
+            from: 0,
+            code: match place {
+                Some(_) => code::OK,
+                None => code::OUT_OF_RANGE,
+            },
+        }
+    }
+
+    /// Reads the rows of the lanes that want it into the slots, and finds their bytes there or why not. Whether the
+    /// row's read was another row's, too.
+    #[inline(always)]
+    fn read(&mut self, row: &mut Row, wants: bool, together: bool) -> bool {
+        let lane = arch::lane();
+        // Lanes with the same first block: the lowest reads for all, and one more block when one of them ends there.
+        let key = match wants && together {
+            true => row.place.block,
+            false => 1 << 63 | u64::from(lane),
+        };
+        let peers = arch::same(arch::FULL, key);
+        let least = self.least_blocks();
+        let longer = arch::ballot(arch::FULL, wants && row.place.blocks > least);
+        let blocks = match together {
+            true => least + u32::from(longer & peers != 0),
+            false => row.place.blocks,
+        };
+        let leader = peers.trailing_zeros();
+        let leads = wants && leader == lane;
+        let (head, last) = self.run_of(row.place.block, blocks, leads, together);
+        let first_block = copy::shuffle64(row.place.block, head);
+        let end = copy::shuffle64(row.place.block + u64::from(blocks), last);
+        let mut ended = code::OK;
+        if leads && head == lane {
+            ended = self.read_blocks(row.place.block, (end - row.place.block) as u32);
+        }
+        arch::sync_warp(arch::FULL);
+        // What the leader knows of its run, for those that it reads for.
+        let head = arch::shuffle(arch::FULL, head, leader);
+        let first_block_of_run = copy::shuffle64(first_block, leader);
+        let result = arch::shuffle(arch::FULL, ended as u32, head) as i32;
+        let alone = arch::shuffle(arch::FULL, u32::from(last == lane), head) == 1
+            && peers.is_power_of_two();
+        if wants {
+            row.code = result;
+            let at = row
+                .place
+                .byte
+                .wrapping_sub(first_block_of_run << self.rows.block_shift);
+            row.from = self.rows.slots + self.slot(head) + at;
+        }
+        // A command without an end keeps its slots, so the warp uses none of its slots any more.
+        let is_lost = result == code::TIMED_OUT || result == code::GONE;
+        if arch::ballot(arch::FULL, is_lost) != 0 {
+            self.has_lost = true;
+            self.ends = code::NOT_RUN;
+        }
+        wants && !alone
+    }
+
+    /// Blocks of a row that begins where a block does, at least.
+    #[inline(always)]
+    fn least_blocks(&self) -> u32 {
+        (self.rows.row_bytes - 1 >> self.rows.block_shift) + 1
+    }
+
+    /// The lanes at which the run of this lane's read begins and ends: reads of blocks that follow on each other,
+    /// by leading lanes that follow on each other. Means nothing for lanes that do not lead.
+    #[inline(always)]
+    fn run_of(&self, block: u64, blocks: u32, leads: bool, together: bool) -> (u32, u32) {
+        let lane = arch::lane();
+        let leaders = arch::ballot(arch::FULL, leads);
+        if !together {
+            return (lane, lane);
+        }
+        let below = leaders & arch::lanes_below();
+        let before = 31 - (below | 1).leading_zeros();
+        let from = copy::shuffle64(block, before);
+        let to = copy::shuffle64(block + u64::from(blocks), before);
+        let follows = leads && below != 0 && block >= from && block <= to;
+        let heads = arch::ballot(arch::FULL, leads && !follows);
+        let up_to_me = arch::lanes_below() | 1 << lane;
+        let head = 31 - (heads & up_to_me | 1).leading_zeros();
+        let number = (below >> head).count_ones();
+        let cuts = leads && number.checked_rem(self.rows.run_rows).unwrap_or(0) == 0;
+        let heads = heads | arch::ballot(arch::FULL, cuts);
+        let head = 31 - (heads & up_to_me | 1).leading_zeros();
+        let next = heads & !up_to_me;
+        let mine = leaders & (next & next.wrapping_neg()).wrapping_sub(1);
+        (head, 31 - (mine | 1).leading_zeros())
+    }
+
+    /// Where the slot of `lane` begins in the slot memory.
+    #[inline(always)]
+    fn slot(&self, lane: u32) -> u64 {
+        self.slots + u64::from(lane) * u64::from(self.rows.slot_bytes)
+    }
+
+    /// Reads `blocks` blocks from `block` on into the slots from this lane's on, and waits for that.
+    #[inline(always)]
+    fn read_blocks(&self, block: u64, blocks: u32) -> i32 {
+        let Some(queue) = &self.queue else {
+            return code::GONE;
+        };
+        let (slot, cell) = (self.slot(arch::lane()), self.cell + arch::lane());
+        station::read_blocks(self.rows, queue, (block, blocks), slot, cell)
+    }
+
+    /// The warp copies the rows of the lanes that want it to the output.
+    #[inline(always)]
+    pub fn copy(&self, index: u64, row: &Row, wants: bool) {
+        let wanted = arch::ballot(arch::FULL, wants);
+        let first = index - u64::from(arch::lane());
+        let rows = self.rows;
+        let to = |lane| rows.out + (first + u64::from(lane)) * rows.out_stride;
+        copy::rows(rows, row.from, to, wanted);
+    }
+
+    /// The warp zeroes the rows of the lanes that want it.
+    #[inline(always)]
+    fn clear(&self, index: u64, wants: bool) {
+        let mut left = arch::ballot(arch::FULL, wants);
+        let first = index - u64::from(arch::lane());
+        let rows = self.rows;
+        while left != 0 {
+            let lane = left.trailing_zeros();
+            left &= left - 1;
+            let to = rows.out + (first + u64::from(lane)) * rows.out_stride;
+            let mut at = u64::from(arch::lane());
+            while at < u64::from(rows.row_bytes) {
+                // SAFETY: inside the output's row.
+                unsafe { arch::store_zero(to + at) };
+                at += 32;
+            }
+        }
+    }
+
+    /// Notes what became of the lane's row.
+    #[inline(always)]
+    fn account(&mut self, index: u64, is_live: bool, code: i32) {
+        if is_live && self.rows.status != 0 {
+            // SAFETY: the host gives an `i32` for each row.
+            unsafe { arch::store_u32(self.rows.status + index * 4, code as u32) };
+        }
+        let failed = arch::ballot(arch::FULL, is_live && code != code::OK);
+        if failed == 0 {
+            return;
+        }
+        self.failed += u64::from(failed.count_ones());
+        let lane = failed.trailing_zeros();
+        let word = copy::shuffle64(worst(index, code), lane);
+        if word > self.worst {
+            self.worst = word;
+        }
+    }
+
+    /// Adds the warp's counts to the launch's. One lane calls it.
+    #[inline(always)]
+    pub fn report(&self) {
+        if self.failed == 0 {
+            return;
+        }
+        let progress = self.rows.progress as usize as *mut Progress;
+        // SAFETY: the host gives it; only such instructions and the last block touch it.
+        unsafe {
+            arch::add(&raw mut (*progress).failed, self.failed);
+            arch::raise(&raw mut (*progress).worst, self.worst);
+        }
+    }
+}

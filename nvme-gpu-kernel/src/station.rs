@@ -1,0 +1,160 @@
+//! Stations: what a block of threads holds while it reads rows. Slots and result cells that no other block uses, and
+//! a word at the gate.
+//!
+//! A station with a read that got no answer is not given back: the read may still write to its slot.
+// UNSAFETY: launches hold addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+use crate::arch;
+use crate::groups::{Gpu, Narrow, converged};
+use crate::rows::{BLOCK_WARPS, Gather, Summary, code};
+use nvme_core::gate::{Gate, words};
+use nvme_core::group::{ExecContext, GroupOp};
+use nvme_core::spec::{Iova, Lba, Nsid, nvm};
+use nvme_core::sync::{AtomicU32, Order, Scope};
+use nvme_core::{Command, Data, Outcome, SharedQueue, SubmitError, WaitError};
+
+/// No station was free in time, or the gate is shut.
+pub const NO_STATION: u32 = u32::MAX;
+/// Whether a block has a station.
+const FREE: u32 = 0;
+const TAKEN: u32 = 1;
+/// How much longer than one read a block waits for a station.
+const STATION_PATIENCE: u64 = 16;
+
+/// The gate of a launch.
+///
+/// # Safety
+/// The host gives the words of a gate for `station_count` stations.
+#[inline(always)]
+pub unsafe fn gate(rows: &Gather) -> Option<Gate<'_>> {
+    let gate = rows.gate as usize as *const AtomicU32;
+    // SAFETY: the caller's; they are atomics.
+    let gate = unsafe { core::slice::from_raw_parts(gate, words(rows.station_count)) };
+    Gate::new(gate)
+}
+
+/// The queue of warp `warp` of the block at `station`.
+#[inline(always)]
+pub fn queue_number(rows: &Gather, station: u32, warp: u32) -> u32 {
+    let number = station.wrapping_mul(BLOCK_WARPS).wrapping_add(warp);
+    number.checked_rem(rows.queues.queue_count).unwrap_or(0)
+}
+
+/// Why a block without a station reads no rows.
+#[inline(always)]
+pub fn why_none(gate: &Gate<'_>) -> i32 {
+    match gate.look() {
+        Ok(()) => code::NOT_RUN,
+        Err(_) => code::GONE,
+    }
+}
+
+/// Takes a free station and passes the gate with it.
+#[inline(always)]
+pub fn claim(rows: &Gather, gate: &Gate<'_>) -> u32 {
+    let deadline_ns = Gpu
+        .now_ns()
+        .saturating_add(rows.timeout_ns.saturating_mul(STATION_PATIENCE));
+    let count = rows.station_count.max(1);
+    // Launches begin at different stations.
+    let first = (rows.summary as u32 / size_of::<Summary>() as u32).wrapping_add(arch::block());
+    let mut turn = 0;
+    loop {
+        let mut next = 0;
+        while next < count {
+            let station = first.wrapping_add(next) % count;
+            let owner = owner(rows, station);
+            // Acquire: pairs with the release of who had the station.
+            if owner.load(Order::Relaxed, Scope::Gpu) == FREE
+                && owner.compare_exchange(FREE, TAKEN, Order::Acquire, Scope::Gpu) == FREE
+            {
+                if gate.enter(station).is_ok() {
+                    return station;
+                }
+                give_back(rows, station);
+                return NO_STATION;
+            }
+            next += 1;
+        }
+        if gate.look().is_err() || Gpu.now_ns() >= deadline_ns {
+            return NO_STATION;
+        }
+        Gpu.pause(turn);
+        turn += 1;
+    }
+}
+
+/// The block leaves its station; `keeps` when a read has no end.
+#[inline(always)]
+pub fn leave(rows: &Gather, gate: &Gate<'_>, station: u32, keeps: bool) {
+    if station == NO_STATION {
+        return;
+    }
+    if keeps {
+        gate.leave_lost(station);
+    } else {
+        gate.leave(station);
+        give_back(rows, station);
+    }
+}
+
+#[inline(always)]
+fn give_back(rows: &Gather, station: u32) {
+    // Release: pairs with the claim; the slots are not touched after this.
+    owner(rows, station).store(FREE, Order::Release, Scope::Gpu);
+}
+
+#[inline(always)]
+fn owner(rows: &Gather, station: u32) -> &AtomicU32 {
+    let words = rows.stations as usize as *const AtomicU32;
+    // SAFETY: the host gives a word for each station.
+    unsafe { &*words.add(station as usize) }
+}
+
+/// Reads `blocks` blocks from `block` on to `slot`, counted in bytes of the slot memory, and waits for that.
+#[inline(always)]
+pub fn read_blocks(
+    rows: &Gather,
+    queue: &SharedQueue<'_>,
+    (block, blocks): (u64, u32),
+    slot: u64,
+    cell: u32,
+) -> i32 {
+    let data = || Data::Contiguous {
+        iova: Iova(rows.slots_iova + slot),
+        len: u64::from(blocks) << rows.block_shift,
+    };
+    let read = || Command::new(nvm::read(Nsid(rows.nsid), Lba(block), blocks), data(), cell);
+    match queue.run(
+        &Gatherer,
+        read,
+        Gpu.now_ns().saturating_add(rows.timeout_ns),
+    ) {
+        Ok(Ok((Outcome::Done(status), _))) => i32::from(status.code()),
+        Ok(Ok((Outcome::Aborted(_), _))) => code::GONE,
+        Ok(Err(SubmitError::Refused)) | Err((WaitError::Refused, _)) => code::GONE,
+        Ok(Err(SubmitError::QueueFull)) | Err((WaitError::TimedOut, _)) => code::TIMED_OUT,
+        Ok(Err(_)) => code::NOT_RUN,
+    }
+}
+
+/// A thread that reads rows: alone, it keeps few reads of the completion ring under way, and has registers to copy with.
+struct Gatherer;
+
+impl ExecContext for Gatherer {
+    #[inline(always)]
+    fn now_ns(&self) -> u64 {
+        Gpu.now_ns()
+    }
+
+    #[inline(always)]
+    fn pause(&self, turn: u32) {
+        Gpu.pause(turn);
+    }
+
+    #[inline(always)]
+    fn converged<A: GroupOp>(&self, key: u64, op: A) -> A::Output {
+        converged(Narrow, key, op)
+    }
+}

@@ -1,0 +1,153 @@
+//! `table.row(id)`: rows that a thread of any kernel reads by itself, by ids that it has just worked out.
+// UNSAFETY: launches hold addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+use crate::arch;
+use crate::groups::Block;
+use crate::rows::{BLOCK_WARPS, Gather, STATION_BYTES, STATION_CELLS, code};
+use crate::station::{self, NO_STATION};
+use nvme_core::SharedQueue;
+use nvme_core::group::Group;
+
+/// A block of threads that reads rows of a table.
+///
+/// All threads of the block [enter](Self::enter), any of them [read rows](Self::row) at any time, also from divergent
+/// code, and all of them [leave](Self::leave). While a thread waits for its row it takes completions for others.
+pub struct TableRows<'r> {
+    rows: &'r Gather,
+    queue: Option<SharedQueue<'r>>,
+    here: Here,
+}
+
+/// What a thread knows between two calls.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub(crate) struct Here {
+    pub station: u32,
+    /// What rows get, once the thread cannot go on.
+    pub ends: i32,
+    /// A read has no end: the controller may still write to its slot.
+    pub has_lost: u32,
+}
+
+impl Here {
+    /// Every thread of the block calls it.
+    #[inline(always)]
+    pub unsafe fn enter(rows: &Gather) -> Self {
+        let block = Block::here();
+        // SAFETY: the caller vouches for the gate.
+        let gate = unsafe { station::gate(rows) };
+        let mut station = NO_STATION;
+        if block.leads()
+            && let Some(gate) = &gate
+        {
+            station = station::claim(rows, gate);
+        }
+        let station = block.broadcast(station);
+        let ends = match (station, &gate) {
+            (NO_STATION, Some(gate)) => station::why_none(gate),
+            (NO_STATION, None) => code::GONE,
+            _ if arch::thread() >= rows.threads() => code::NOT_RUN,
+            _ => code::OK,
+        };
+        Self {
+            station,
+            ends,
+            has_lost: 0,
+        }
+    }
+
+    /// # Safety
+    /// The host vouches for the queues.
+    #[inline(always)]
+    pub unsafe fn queue<'r>(&self, rows: &Gather) -> Option<SharedQueue<'r>> {
+        if self.station == NO_STATION {
+            return None;
+        }
+        let warp = arch::thread() / 32 % BLOCK_WARPS;
+        let number = station::queue_number(rows, self.station, warp);
+        // SAFETY: the caller's.
+        unsafe { rows.queues.shared(number) }
+    }
+
+    /// The address of row `id`, or the code of why it was not read.
+    #[inline(always)]
+    pub fn row(
+        &mut self,
+        rows: &Gather,
+        queue: Option<&SharedQueue<'_>>,
+        id: i64,
+    ) -> Result<u64, i32> {
+        let Some(place) = rows.place(id) else {
+            return Err(code::OUT_OF_RANGE);
+        };
+        // SAFETY: the host gives the words of a gate.
+        let gate = unsafe { station::gate(rows) };
+        if self.ends == code::OK && gate.is_none_or(|gate| gate.look().is_err()) {
+            self.ends = code::GONE;
+        }
+        let Some(queue) = queue.filter(|_| self.ends == code::OK) else {
+            return Err(self.ends);
+        };
+        let slot = u64::from(self.station) * STATION_BYTES
+            + u64::from(arch::thread()) * u64::from(rows.slot_bytes);
+        let cell = self.station * STATION_CELLS + arch::thread();
+        let ended = station::read_blocks(rows, queue, (place.block, place.blocks), slot, cell);
+        if ended == code::TIMED_OUT || ended == code::GONE {
+            self.has_lost = 1;
+            self.ends = code::NOT_RUN;
+        }
+        match ended {
+            code::OK => Ok(rows.slots + slot + (place.byte - (place.block << rows.block_shift))),
+            other => Err(other),
+        }
+    }
+
+    /// Every thread of the block calls it, after its last row was used.
+    #[inline(always)]
+    pub fn leave(self, rows: &Gather) {
+        let block = Block::here();
+        // SAFETY: as in `row`.
+        let gate = unsafe { station::gate(rows) };
+        let Some(gate) = gate else { return };
+        if self.has_lost != 0 {
+            gate.report_trouble();
+        }
+        let keeps = block.vote(self.has_lost != 0).total > 0;
+        if block.leads() {
+            station::leave(rows, &gate, self.station, keeps);
+        }
+    }
+}
+
+impl<'r> TableRows<'r> {
+    /// Makes the block one that reads rows. Waits while as many blocks as there are stations do. Every thread of the
+    /// block calls it; the block has whole warps, and [`Gather::threads`] threads at most.
+    ///
+    /// # Safety
+    /// `rows` is what `nvme_host`'s `Table::device_rows` gave, whose store is open or was closed since.
+    #[inline(always)]
+    pub unsafe fn enter(rows: &'r Gather) -> Self {
+        // SAFETY: the caller's.
+        let here = unsafe { Here::enter(rows) };
+        // SAFETY: as above.
+        let queue = unsafe { here.queue(rows) };
+        Self { rows, queue, here }
+    }
+
+    /// The address of the bytes of row `id`, which lie in memory of the host: load each once, with volatile loads.
+    /// They stay until the thread's next call. Any thread calls it.
+    ///
+    /// # Errors
+    /// The [`code`] of why the row was not read, or the status that the controller gave (SCT << 8 | SC).
+    #[inline(always)]
+    pub fn row(&mut self, id: i64) -> Result<u64, i32> {
+        self.here.row(self.rows, self.queue.as_ref(), id)
+    }
+
+    /// Lets other blocks read rows. Every thread of the block calls it.
+    #[inline(always)]
+    pub fn leave(self) {
+        self.here.leave(self.rows);
+    }
+}

@@ -1,0 +1,112 @@
+//! Lines of a row cache under loom: readers that copy out of a line, fillers that copy into it, and writes that make
+//! it stale.
+
+use loom::cell::UnsafeCell;
+use loom::thread;
+use nvme_core::row_cache::{RowCache, WAYS};
+use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
+use nvme_tests::model::{Bound, check};
+use std::sync::Arc;
+
+/// One set, of which a single line is free: the others are pinned for good.
+struct Set {
+    states: Vec<AtomicU32>,
+    ids: Vec<AtomicU64>,
+    epochs: Vec<AtomicU32>,
+    /// The bytes of the line: two halves, which a filler stores one after the other.
+    halves: [AtomicU64; 2],
+    /// Read beside each load of the halves, written beside each store: the model fails when the two race.
+    bytes: UnsafeCell<()>,
+    /// The drive's row and the epoch of its writes.
+    drive: AtomicU64,
+    epoch: AtomicU32,
+}
+
+impl Set {
+    fn new() -> Self {
+        // More readers than a word counts: nothing pins or claims these.
+        let pinned = 0x3FC;
+        Self {
+            states: (0..WAYS as u32)
+                .map(|way| AtomicU32::new(if way == 0 { 0 } else { pinned }))
+                .collect(),
+            ids: (0..WAYS).map(|_| AtomicU64::new(0)).collect(),
+            epochs: (0..WAYS).map(|_| AtomicU32::new(0)).collect(),
+            halves: [AtomicU64::new(0), AtomicU64::new(0)],
+            bytes: UnsafeCell::new(()),
+            drive: AtomicU64::new(0),
+            epoch: AtomicU32::new(0),
+        }
+    }
+
+    fn cache(&self) -> RowCache<'_> {
+        RowCache::new(&self.states, &self.ids, &self.epochs).unwrap()
+    }
+
+    /// What a gather of row `id` gives, whose bytes on the drive are `row`: from the line, or from the drive and
+    /// then into the line.
+    fn gather(&self, id: u64, row: impl Fn() -> u64) -> u64 {
+        let epoch = self.epoch.load(Order::Acquire, Scope::Sys);
+        let cache = self.cache();
+        if let Some(line) = cache.find(id, epoch) {
+            self.bytes.with(|_| ());
+            let halves = [0, 1].map(|half| self.halves[half].load(Order::Relaxed, Scope::Gpu));
+            cache.release(line);
+            assert_eq!(halves[0], halves[1], "half of a row");
+            return halves[0];
+        }
+        let row = row();
+        if let Some(line) = cache.claim(id, epoch, 0) {
+            self.bytes.with_mut(|_| ());
+            for half in &self.halves {
+                half.store(row, Order::Relaxed, Scope::Gpu);
+            }
+            cache.publish(line, id, epoch);
+        }
+        row
+    }
+}
+
+#[test]
+fn gathers_of_two_rows_share_a_line() {
+    check(
+        "a row out of the cache is the row that was asked for, whole",
+        Bound::Preemptions(2),
+        || {
+            let set = Arc::new(Set::new());
+            let groups = [11u64, 22].map(|id| {
+                let set = set.clone();
+                thread::spawn(move || assert_eq!(set.gather(id, || id * 100), id * 100))
+            });
+            for _ in 0..2 {
+                assert_eq!(set.gather(11, || 1100), 1100);
+            }
+            for group in groups {
+                group.join().unwrap();
+            }
+        },
+    );
+}
+
+#[test]
+fn a_gather_after_a_write_sees_it() {
+    check(
+        "a gather that begins after a write has returned gives what was written",
+        Bound::Preemptions(2),
+        || {
+            let set = Arc::new(Set::new());
+            let of_drive = |set: &Set| set.drive.load(Order::Acquire, Scope::Sys);
+            let other = set.clone();
+            let group = thread::spawn(move || {
+                let row = other.gather(5, || of_drive(&other));
+                assert!(row == 0 || row == 1);
+            });
+            set.drive.store(1, Order::Release, Scope::Sys);
+            set.epoch.fetch_add(1, Order::AcqRel, Scope::Sys);
+            for _ in 0..2 {
+                assert_eq!(set.gather(5, || of_drive(&set)), 1);
+            }
+            group.join().unwrap();
+        },
+    );
+}
