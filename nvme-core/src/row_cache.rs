@@ -55,6 +55,51 @@ struct Spot {
     check: u32,
 }
 
+impl Spot {
+    /// Whether a line with the word `state` may hold the row.
+    #[inline(always)]
+    fn may_be(self, state: u32) -> bool {
+        (state ^ self.check) >> CHECK_SHIFT == 0
+    }
+}
+
+/// Lines of a set, a bit for each.
+#[derive(Clone, Copy, Default)]
+struct Ways {
+    /// May hold the row.
+    may: u32,
+    /// Neither pinned nor busy.
+    free: u32,
+    recent: u32,
+    /// Holds nothing of use.
+    idle: u32,
+}
+
+impl Ways {
+    /// The line that goes, as the clock that stands at `hand` finds it, and those that it passes and takes the mark
+    /// from.
+    #[inline(always)]
+    fn victim(self, hand: u32) -> Option<(u32, u32)> {
+        const ALL: u32 = (1 << WAYS) - 1;
+        let from_hand = |ways: u32| (ways >> hand | ways << (WAYS as u32 - hand)) & ALL;
+        let from_first = |ways: u32| (ways << hand | ways >> (WAYS as u32 - hand)) & ALL;
+        let (idle, old) = (self.free & self.idle, self.free & !self.recent);
+        let (choice, passes) = match (idle, old) {
+            (0, 0) => (self.free, ALL),
+            (0, old) => {
+                let first = from_hand(old).trailing_zeros();
+                (old, (1 << first) - 1)
+            }
+            (idle, _) => (idle, 0),
+        };
+        if choice == 0 {
+            return None;
+        }
+        let way = (from_hand(choice).trailing_zeros() + hand) % WAYS as u32;
+        Some((way, from_first(passes) & self.free & self.recent))
+    }
+}
+
 impl<'a> RowCache<'a> {
     /// A cache over its words, as many of each; `None` for less than a set.
     #[inline(always)]
@@ -131,10 +176,30 @@ impl<'a> RowCache<'a> {
     fn ways(&self, spot: Spot) -> u32 {
         let (mut ways, mut way) = (0, 0);
         while way < WAYS as u32 {
-            let state = self.state(spot.first + way);
-            let was = state.map_or(0, |state| state.load(Order::Relaxed, Scope::Gpu));
-            let may = (was ^ spot.check) >> CHECK_SHIFT == 0;
-            ways |= u32::from(may) << way;
+            let was = self.load(spot.first + way);
+            ways |= u32::from(spot.may_be(was)) << way;
+            way += 1;
+        }
+        ways
+    }
+
+    #[inline(always)]
+    fn load(&self, line: u32) -> u32 {
+        let state = self.state(line);
+        state.map_or(BUSY, |state| state.load(Order::Relaxed, Scope::Gpu))
+    }
+
+    /// The lines of a set as a filler sees them, for row `id` of epoch `epoch`.
+    #[inline(always)]
+    fn look(&self, spot: Spot, epoch: u32) -> Ways {
+        let (mut ways, mut way) = (Ways::default(), 0);
+        while way < WAYS as u32 {
+            let was = self.load(spot.first + way);
+            let is_stale = !self.is_of(spot.first + way, epoch);
+            ways.may |= u32::from(spot.may_be(was)) << way;
+            ways.free |= u32::from(was & (BUSY | READERS) == 0) << way;
+            ways.recent |= u32::from(was & RECENT != 0) << way;
+            ways.idle |= u32::from(was == 0 || is_stale) << way;
             way += 1;
         }
         ways
@@ -178,40 +243,32 @@ impl<'a> RowCache<'a> {
     #[inline(always)]
     pub fn claim(&self, id: u64, epoch: u32, hand: u32) -> Option<Line> {
         let spot = self.spot(id);
-        let mut ways = self.ways(spot);
-        while ways != 0 {
+        let ways = self.look(spot, epoch);
+        let mut may = ways.may;
+        while may != 0 {
             // Maybe not for long; then the row is read once more.
-            if self.holds(spot.first + ways.trailing_zeros(), id, epoch) {
+            if self.holds(spot.first + may.trailing_zeros(), id, epoch) {
                 return None;
             }
-            ways &= ways - 1;
+            may &= may - 1;
         }
-        let mut turn = 0;
-        while turn < 3 * WAYS as u32 {
-            let line = spot.first + (hand.wrapping_add(turn)) % WAYS as u32;
-            let state = self.state(line)?;
-            let was = state.load(Order::Relaxed, Scope::Gpu);
-            // The first time round lines that hold nothing of use.
-            let takes_any = turn >= WAYS as u32;
-            turn += 1;
-            if was & (BUSY | READERS) != 0 {
-                continue;
+        let (way, passed) = ways.victim(hand % WAYS as u32)?;
+        let mut marked = passed;
+        while marked != 0 {
+            if let Some(state) = self.state(spot.first + marked.trailing_zeros()) {
+                state.fetch_and(!RECENT, Order::Relaxed, Scope::Gpu);
             }
-            let is_idle = was == 0 || !self.is_of(line, epoch);
-            if !is_idle && !takes_any {
-                continue;
-            }
-            if !is_idle && was & RECENT != 0 {
-                state.compare_exchange(was, was & !RECENT, Order::Relaxed, Scope::Gpu);
-                continue;
-            }
-            // Acquire: pairs with the release of the readers before.
-            let seen = state.compare_exchange(was, BUSY, Order::Acquire, Scope::Gpu);
-            if seen == was {
-                return Some(Line(line));
-            }
+            marked &= marked - 1;
         }
-        None
+        let line = spot.first + way;
+        let state = self.state(line)?;
+        let was = state.load(Order::Relaxed, Scope::Gpu);
+        if was & (BUSY | READERS) != 0 {
+            return None;
+        }
+        // Acquire: pairs with the release of the readers before.
+        let seen = state.compare_exchange(was, BUSY, Order::Acquire, Scope::Gpu);
+        (seen == was).then_some(Line(line))
     }
 
     /// The claimed line holds row `id` now, whose read began in epoch `epoch`.

@@ -12,7 +12,7 @@ struct walk_args {
     uint32_t steps;
 };
 
-extern "C" __global__ void walk(const __grid_constant__ walk_args args, uint64_t table_rows) {
+extern "C" __global__ void walk(const __grid_constant__ walk_args args) {
     const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;
     nvme_gpu_rows_here here;
     nvme_gpu_rows_enter(&args.table, &here);
