@@ -45,14 +45,19 @@ pub unsafe extern "C" fn nvme_gpu_table_open(
     call(|| {
         // SAFETY: as the header says.
         unsafe { put(table, std::ptr::null_mut(), "table") }?;
-        let opened = opened(store)?;
+        let opened = self::opened(store)?;
         let of_store = opened.store.table(offset, rows, row_bytes)?;
         let open = OpenTable {
             store: store.addr(),
             opened,
             table: of_store,
         };
-        let handle = TABLES.open(Arc::new(open));
+        let handle: *mut TableHandle = TABLES.open(Arc::new(open));
+        // A store that was closed meanwhile has taken its tables with it, but for this one.
+        if let Err(failure) = self::opened(store) {
+            drop(TABLES.close(handle));
+            return Err(failure);
+        }
         // SAFETY: written once already.
         unsafe { put(table, handle, "table") }
     })

@@ -146,6 +146,16 @@ static void *thread(void *argument)
     return NULL;
 }
 
+/* Opens tables until their store is closed. */
+static void *opens(void *store)
+{
+    nvme_gpu_table_t *table;
+    while (nvme_gpu_table_open(store, 0, 4, 16, &table) == NVME_GPU_OK) {
+    }
+    CHECK(table == NULL && strstr(nvme_gpu_last_error(), "closed") != NULL);
+    return NULL;
+}
+
 int main(int count, char **arguments)
 {
     nvme_gpu_options options = NVME_GPU_OPTIONS_INIT;
@@ -197,6 +207,13 @@ int main(int count, char **arguments)
     nvme_gpu_close(store);
     /* The device is free again. */
     OK(nvme_gpu_open(arguments[1], -1, NULL, &store));
+    /* No table keeps it, also one that is opened while the store is closed. */
+    for (int round = 0; round < 10; ++round) {
+        CHECK(pthread_create(&threads[0], NULL, opens, store) == 0);
+        nvme_gpu_close(store);
+        pthread_join(threads[0], NULL);
+        OK(nvme_gpu_open(arguments[1], -1, NULL, &store));
+    }
     /* Let go. */
     OK(nvme_gpu_pread_async(store, data[0], BYTES, 0, NULL, NULL));
     OK(nvme_gpu_pwrite_async(store, data[0], BYTES, 0, NULL, NULL));
