@@ -198,3 +198,23 @@ def test_a_table_ends_with_its_store():
     for call in (lambda: table[[1]], lambda: table.scatter([1], numpy.zeros((1, 4), "int32")), table.check):
         with pytest.raises(nvme_gpu.Usage, match="closed"):
             call()
+
+
+def test_dtypes_of_every_library_have_one_name():
+    from nvme_gpu import _dtypes
+
+    for dtype, name in (
+        ("half", "float16"),
+        ("<f4", "float32"),
+        (numpy.dtype("int16"), "int16"),
+        (numpy.float64, "float64"),
+        (float, "float64"),
+        ("float8_e5m2", "float8_e5m2"),
+        ("torch.bfloat16", "bfloat16"),
+    ):
+        assert _dtypes.name_of(dtype) == name
+    assert nvme_gpu.Array((2, 0), "int8", 1).tolist() == [[], []]
+    assert nvme_gpu.Array((), "float32", 4).tolist() == 0
+    with pytest.raises(nvme_gpu.Usage):
+        nvme_gpu.Array((1,), "bfloat16", 2).tolist()
+    assert "Array" in repr(nvme_gpu.Array((1,), "bool", 1))

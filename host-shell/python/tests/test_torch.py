@@ -274,3 +274,54 @@ def test_the_command_line_is_for_people_too():
     assert done.returncode == 0 and done.stdout.startswith("nvme_gpu ")
     done = subprocess.run([sys.executable, "-m", "nvme_gpu", "demo", "--ids", "0"], capture_output=True, text=True)
     assert done.returncode == 2
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """Tensors that say that they lie on the GPU: the stand-in's memory is that of the host."""
+
+    class OnGpu(torch.Tensor):
+        is_cuda = property(lambda self: True)
+        device = property(lambda self: torch.device("cuda", 0))
+
+    def made(*words, device=None, **more):
+        tensor = empty(*words, **more)
+        return tensor.as_subclass(OnGpu) if device is not None and device.type == "cuda" else tensor
+
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", made)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
+    return lambda tensor: tensor.as_subclass(OnGpu)
+
+
+def test_tensors_of_the_gpu_are_gathered_by_the_gpu(gpu_store, cuda):
+    table, values = floats(gpu_store, 100, 4)
+    ids = torch.tensor([[3, 99], [0, 3]])
+    before = gpu_store.stats()["commands"]
+    found = table[cuda(ids)]
+    table.check()
+    assert found.is_cuda and found.shape == (2, 2, 4)
+    assert gpu_store.stats()["commands"] == before, "the CPU's queues moved nothing"
+    assert torch.equal(found.as_subclass(torch.Tensor), values[ids])
+    out, status = torch.zeros(4, 2, 4), torch.full((4, 2), 9, dtype=torch.int32)
+    ids = torch.tensor([[1, 2], [3, 4], [-1, 5], [6, 100]], dtype=torch.int32)
+    same = cuda(out)
+    assert table.gather(cuda(ids), out=same, stream=2, status=cuda(status)) is same
+    with pytest.raises(nvme_gpu.Usage, match="row 4"):
+        table.check()
+    assert status.tolist() == [[0, 0], [0, 0], [-1, 0], [0, -1]]
+    assert torch.equal(out[:2], values[ids[:2].long()]) and not out[2, 0].any()
+    with pytest.raises(nvme_gpu.Usage):
+        table.gather(cuda(torch.tensor([100])), check="now")
+    table.scatter(cuda(torch.tensor([7])), cuda(torch.ones(1, 4)), stream=2, check="now")
+    assert torch.equal(table[torch.tensor([7])], torch.ones(1, 4))
+    back = torch.zeros(4)
+    gpu_store.read_into(cuda(back), 7 * 16).result()
+    assert torch.equal(back, torch.ones(4))
+    with pytest.raises(nvme_gpu.Usage, match="one device"):
+        table.gather(cuda(torch.tensor([1])), out=torch.empty(1, 4))
+    with pytest.raises(nvme_gpu.Usage, match="status has 1 places for 2"):
+        table.gather(cuda(torch.tensor([1, 2])), status=cuda(torch.zeros(1, dtype=torch.int32)))
+    with nvme_gpu.open(SIM) as plain:
+        with pytest.raises(nvme_gpu.Usage, match="without a GPU"):
+            plain.table(0, shape=(10, 4), dtype="float32")[cuda(torch.tensor([1]))]
