@@ -1,10 +1,10 @@
 //! The Python face: the extension module `nvme_gpu._native`. The package `nvme_gpu` in `python/` is what users call;
 //! this module has what needs addresses, threads and the library.
 //!
-//! - [`view`]: memory of others, kept alive; [`array`]: memory of ours.
-//! - [`store`]: stores, tables, and what is under way.
-//! - [`pool`]: threads that wait in place of the caller; [`wait`]: waits that Ctrl-C ends.
-//! - [`dlpack`], [`error`]: tensors and exceptions.
+//! - `view`: memory of others, kept alive; `array`: memory of ours.
+//! - `store`: stores, tables, and what is under way.
+//! - `pool`: threads that wait in place of the caller; `wait`: waits that Ctrl-C ends.
+//! - `dlpack`, `error`: tensors and exceptions.
 
 mod array;
 mod dlpack;
