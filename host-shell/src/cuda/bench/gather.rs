@@ -30,9 +30,9 @@ use zerocopy::{FromBytes, IntoBytes};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes written at a time when the table is laid out.
 const CHUNK: usize = 4 << 20;
-/// Rows of a hop, and how many hops are measured.
+/// Rows of a hop, and how many hops are measured in each run.
 const HOP_ROWS: u64 = 32;
-const HOPS: usize = 200;
+const HOPS: usize = 40;
 /// Blocks of the kernels that have no queue.
 const FREE_BLOCKS: u32 = 128;
 
@@ -317,7 +317,7 @@ impl Rig {
     }
 
     /// A gather of 32 rows beside the bare kernel that copies as many: microseconds from the launch to the host's
-    /// knowledge of the end, and of the GPU alone. Medians of 200 each, in turns.
+    /// knowledge of the end, and of the GPU alone. Medians of 40 for each run, in turns.
     fn hop(&self, case: &Case) -> Result<Value> {
         let request = self.request(case, HOP_ROWS.min(case.count));
         let bare = Gather {
@@ -326,7 +326,7 @@ impl Rig {
             ..self.copied(case)
         };
         let (mut ours, mut bound) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
-        for _ in 0..HOPS {
+        for _ in 0..HOPS * self.job.runs {
             let begin = Instant::now();
             let first = Event::record(&self.stream)?;
             // SAFETY: as in `gather`.

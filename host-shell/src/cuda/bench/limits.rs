@@ -14,8 +14,6 @@ use crate::error::{Error, Result};
 use serde_json::{Value, json};
 use std::sync::Arc;
 
-/// Runs of each measurement.
-const RUNS: usize = 5;
 const COPY_BYTES: usize = 64 << 20;
 const COPIES: f64 = 16.0;
 const SQES: u64 = 20_000_000;
@@ -41,19 +39,19 @@ pub struct Limits {
 impl Limits {
     /// Measures all of them. `threads` is the number of the null controller's threads in the suite;
     /// `emit` gets one line each.
-    /// `share` is how much of the usual work is done, above 0.
+    /// `share` is how much of the usual work is done in each of `runs` runs, above 0.
     pub fn measure(
         kernels: &Arc<Kernels>,
         threads: usize,
-        share: f64,
+        (share, runs): (f64, usize),
         emit: &mut dyn FnMut(Value),
     ) -> Result<Self> {
         let mut bench = Bench::new(kernels, 128, 4)?;
         let part = |whole: u64| ((whole as f64 * share) as u64).max(128);
         let limits = Self {
-            controller: controller(bench.null(), threads, part(FED), emit)?,
-            sqe_writes: sqe_writes(kernels, part(SQES), emit)?,
-            served: match served(kernels, threads, part(SQES), emit) {
+            controller: controller(bench.null(), threads, (part(FED), runs), emit)?,
+            sqe_writes: sqe_writes(kernels, (part(SQES), runs), emit)?,
+            served: match served(kernels, threads, (part(SQES), runs), emit) {
                 Ok(rate) => rate,
                 Err(error) => {
                     let error = error.to_string();
@@ -61,8 +59,8 @@ impl Limits {
                     0.0
                 }
             },
-            ping_pong_ns: ping_pong(&mut bench, part(PINGS), emit)?,
-            copy_in: copy_in(kernels, ((COPIES * share) as usize).max(1), emit)?,
+            ping_pong_ns: ping_pong(&mut bench, (part(PINGS), runs), emit)?,
+            copy_in: copy_in(kernels, (((COPIES * share) as usize).max(1), runs), emit)?,
         };
         Ok(limits)
     }
@@ -78,12 +76,12 @@ fn line(name: &str, unit: &str, runs: &[f64]) -> Value {
 fn controller(
     null: &Null,
     threads: usize,
-    commands: u64,
+    work: (u64, usize),
     emit: &mut dyn FnMut(Value),
 ) -> Result<f64> {
     let cores = std::thread::available_parallelism().map_or(2, usize::from);
     let left = |serving: usize| cores.saturating_sub(serving).max(1);
-    let (light, mut value) = fed(null, threads, left(threads), false, commands)?;
+    let (light, mut value) = fed(null, threads, left(threads), false, work)?;
     value["limit"] = json!("null_controller");
     emit(value);
     let mut splits = [cores / 2, cores * 5 / 8, cores * 3 / 4, threads]
@@ -93,7 +91,7 @@ fn controller(
     splits.dedup();
     let mut best = 0.0f64;
     for serving in splits {
-        let (rate, mut value) = fed(null, serving, left(serving), true, commands)?;
+        let (rate, mut value) = fed(null, serving, left(serving), true, work)?;
         value["limit"] = json!("null_controller_with_drivers");
         emit(value);
         best = best.max(rate);
@@ -107,7 +105,7 @@ fn fed(
     serving: usize,
     feeding: usize,
     thorough: bool,
-    commands: u64,
+    (commands, runs): (u64, usize),
 ) -> Result<(f64, Value)> {
     let how = Feed {
         threads: feeding,
@@ -116,7 +114,7 @@ fn fed(
         thorough,
     };
     let (mut rates, mut busy) = (Vec::new(), Vec::new());
-    for _ in 0..RUNS {
+    for _ in 0..runs {
         let running = null.start(serving, None)?;
         let fed = feed(null, how)?;
         let account = running.stop();
@@ -140,7 +138,11 @@ fn fed(
 
 /// Entries into the ring of one queue and into 128 rings, eight lanes an entry and a warp's four side by
 /// side, and nothing else.
-fn sqe_writes(kernels: &Arc<Kernels>, entries: u64, emit: &mut dyn FnMut(Value)) -> Result<f64> {
+fn sqe_writes(
+    kernels: &Arc<Kernels>,
+    (entries, runs): (u64, usize),
+    emit: &mut dyn FnMut(Value),
+) -> Result<f64> {
     let mut best = 0.0f64;
     for (name, queues, ring) in [
         ("pcie_sqe_writes", 1, 1 << 16),
@@ -156,7 +158,7 @@ fn sqe_writes(kernels: &Arc<Kernels>, entries: u64, emit: &mut dyn FnMut(Value))
             };
             let mut rates = Vec::new();
             bench.bare(grid, entries / 10)?;
-            for _ in 0..RUNS {
+            for _ in 0..runs {
                 let ran = bench.bare(grid, entries)?;
                 rates.push(entries as f64 / ran.seconds / 1e6);
             }
@@ -179,14 +181,14 @@ fn sqe_writes(kernels: &Arc<Kernels>, entries: u64, emit: &mut dyn FnMut(Value))
 fn served(
     kernels: &Arc<Kernels>,
     threads: usize,
-    entries: u64,
+    (entries, runs): (u64, usize),
     emit: &mut dyn FnMut(Value),
 ) -> Result<f64> {
     let mut bench = Bench::of_rings(kernels, 128, ENTRIES)?;
     let mut rates = Vec::new();
     // Threads that only just start miss laps, so this one's answer says nothing.
     let _ = bench.served(entries / 10, threads);
-    for _ in 0..RUNS {
+    for _ in 0..runs {
         let ran = bench.served(entries, threads)?;
         rates.push(entries as f64 / ran.seconds / 1e6);
     }
@@ -196,14 +198,18 @@ fn served(
     Ok(median(&rates) * 1e6)
 }
 
-fn ping_pong(bench: &mut Bench, rounds: u64, emit: &mut dyn FnMut(Value)) -> Result<f64> {
+fn ping_pong(
+    bench: &mut Bench,
+    (rounds, runs): (u64, usize),
+    emit: &mut dyn FnMut(Value),
+) -> Result<f64> {
     let mut times = Vec::new();
     let grid = Grid {
         kernel: Kernel::PingPong,
         blocks: 1,
         threads: 1,
     };
-    for _ in 0..RUNS {
+    for _ in 0..runs {
         let echo = Echo::start(bench.null())?;
         let ran = bench.bare(grid, rounds);
         let torn = echo.stop();
@@ -220,14 +226,18 @@ fn ping_pong(bench: &mut Bench, rounds: u64, emit: &mut dyn FnMut(Value)) -> Res
     Ok(median(&times))
 }
 
-fn copy_in(kernels: &Arc<Kernels>, copies: usize, emit: &mut dyn FnMut(Value)) -> Result<f64> {
+fn copy_in(
+    kernels: &Arc<Kernels>,
+    (copies, runs): (usize, usize),
+    emit: &mut dyn FnMut(Value),
+) -> Result<f64> {
     let gpu = kernels.gpu();
     let pages = Arc::new(Pages::new(COPY_BYTES)?);
     let _registered = Registered::pages(gpu, &pages)?;
     let memory = DeviceMemory::new(gpu, COPY_BYTES)?;
     let stream = Stream::new(gpu)?;
     let mut rates = Vec::new();
-    for _ in 0..=RUNS {
+    for _ in 0..=runs {
         let begin = Event::record(&stream)?;
         for _ in 0..copies {
             // SAFETY: both ranges are ours and outlive the stream's work, which ends below.

@@ -74,7 +74,7 @@ pub fn run(options: &Options, emit: &mut dyn FnMut(Value)) -> Result<()> {
         "gpu": gpu.name(), "describe": gpu.describe(), "multiprocessors": gpu.multiprocessors()?,
         "cores": cores, "controller_threads": threads, "runs": runs, "quick": options.quick,
     }));
-    let limits = Limits::measure(&kernels, threads, share, emit)?;
+    let limits = Limits::measure(&kernels, threads, (share, runs), emit)?;
     let mut suite = Suite {
         kernels,
         cores,
