@@ -6,7 +6,7 @@
 
 mod reap;
 
-pub use reap::Finished;
+pub use reap::TaggedCompletion;
 
 use crate::command::{Command, NO_ENTRY, ROW, entry_of, write_entries};
 use crate::error::SubmitError;

@@ -185,7 +185,7 @@ pub mod sync;
 pub mod trace;
 pub mod transfer;
 
-pub use collective::{Collective, Finished};
+pub use collective::{Collective, TaggedCompletion};
 pub use command::Command;
 pub use cq::CompletionQueue;
 pub use error::{BringupError, ControllerFault, MapError, SubmitError, WaitError};

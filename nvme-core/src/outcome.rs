@@ -15,7 +15,7 @@ pub enum AbortReason {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Outcome {
     /// The controller completed it with this status.
-    Done(Status),
+    Completed(Status),
     /// It never completed; whether it took effect is unknown.
     Aborted(AbortReason),
 }

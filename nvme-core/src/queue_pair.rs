@@ -225,7 +225,7 @@ impl<B> Completion<B> {
     /// Dword 0 and the buffer of a command that succeeded; otherwise how it ended, and the buffer.
     pub fn result(self) -> Result<(u32, B), (Outcome, B)> {
         match self.outcome {
-            Outcome::Done(status) if status.is_success() => Ok((self.dw0, self.buffer)),
+            Outcome::Completed(status) if status.is_success() => Ok((self.dw0, self.buffer)),
             outcome => Err((outcome, self.buffer)),
         }
     }
@@ -430,7 +430,7 @@ impl<'a, B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>> QueuePair<'a, B, S> {
         Ok(Completion {
             cid,
             buffer: lease,
-            outcome: Outcome::Done(cqe.status()),
+            outcome: Outcome::Completed(cqe.status()),
             dw0: cqe.dw0,
             dw1: cqe.dw1,
             deadline_ns,

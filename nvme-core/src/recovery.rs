@@ -117,7 +117,7 @@ impl AbortAttempt {
                     Ok(Some(done)) if done.cid == abort => {
                         self.deadline_ns = now_ns.saturating_add(self.grace_ns);
                         self.phase = match done.outcome {
-                            Outcome::Done(status) if !status.is_success() && in_flight => {
+                            Outcome::Completed(status) if !status.is_success() && in_flight => {
                                 Phase::Over(ResetCause::Refused(status))
                             }
                             _ => Phase::Answered,
@@ -218,7 +218,7 @@ impl QueueDeletion {
                 }
                 DeletionPhase::Sent { cid, last } => match admin.poll() {
                     Ok(Some(done)) if done.cid == cid => match done.outcome {
-                        Outcome::Done(status) if !status.is_success() => {
+                        Outcome::Completed(status) if !status.is_success() => {
                             self.phase = DeletionPhase::Over(ResetCause::Refused(status));
                         }
                         _ if last => self.phase = DeletionPhase::Done,

@@ -419,7 +419,7 @@ impl<'a> SharedQueue<'a> {
 #[inline(always)]
 fn ended(value: u64) -> (Outcome, u32) {
     let outcome = match (value & DONE, value & DELETED) {
-        (DONE, _) => Outcome::Done(Status((value >> 49) as u16)),
+        (DONE, _) => Outcome::Completed(Status((value >> 49) as u16)),
         (_, 0) => Outcome::Aborted(AbortReason::ControllerReset),
         _ => Outcome::Aborted(AbortReason::QueueDeleted),
     };

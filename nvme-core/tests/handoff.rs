@@ -110,7 +110,7 @@ fn an_attached_queue_uses_the_memory_that_its_words_name() {
         phase_status: status.0 << 1 | 1,
     });
     queue.drain(&Alone);
-    assert_eq!(queue.poll(&token), Some((Outcome::Done(status), 0)));
+    assert_eq!(queue.poll(&token), Some((Outcome::Completed(status), 0)));
     assert_eq!(queue.state().in_flight(), 0);
     assert_eq!(queue.fault(), None);
 }

@@ -34,8 +34,8 @@ impl Tally {
     #[inline(always)]
     pub fn end(&mut self, work: &Work, index: u64, outcome: Outcome) {
         match outcome {
-            Outcome::Done(status) if status.is_success() => self.completed += 1,
-            Outcome::Done(status) => {
+            Outcome::Completed(status) if status.is_success() => self.completed += 1,
+            Outcome::Completed(status) => {
                 // SAFETY: the host vouches for the report; only these instructions touch it.
                 unsafe {
                     arch::add(work.count(|report| &raw mut (*report).failed), 1);
@@ -51,7 +51,7 @@ impl Tally {
         work.account(
             index,
             match outcome {
-                Outcome::Done(status) => account::DONE | u32::from(status.0),
+                Outcome::Completed(status) => account::DONE | u32::from(status.0),
                 Outcome::Aborted(_) => account::ABORTED,
             },
         );

@@ -99,7 +99,7 @@ fn refusal(error: SubmitError) -> i32 {
 #[inline(always)]
 fn answer(outcome: Outcome) -> i32 {
     match outcome {
-        Outcome::Done(status) => i32::from(status.0),
+        Outcome::Completed(status) => i32::from(status.0),
         Outcome::Aborted(_) => ABORTED,
     }
 }

@@ -8,7 +8,7 @@ use crate::work::Launch;
 use nvme_core::group::Group;
 use nvme_core::spec::{Cid, Qid};
 use nvme_core::trace::Event;
-use nvme_core::{Collective, Finished, Outcome};
+use nvme_core::{Collective, Outcome, TaggedCompletion};
 
 /// Rounds of a busy queue between two looks at the clock for deadlines.
 const ROUNDS: u32 = 64;
@@ -88,9 +88,9 @@ pub fn drive<G: Group, const FEW: usize, const MANY: usize, const TRACED: bool>(
         }
         // Wide reads only where the last one was full: an empty one costs the bus as much.
         let mut late = 0;
-        let took = |done: Finished| {
+        let took = |done: TaggedCompletion| {
             let index = nth(restore(u64::from(done.tag), next));
-            tally.end(&work, index, Outcome::Done(done.status));
+            tally.end(&work, index, Outcome::Completed(done.status));
             if TRACED {
                 work.record(index, Event::completed(qid, done.cid, done.status, 0));
             }

@@ -131,7 +131,7 @@ pub fn read_blocks(
         read,
         Gpu.now_ns().saturating_add(rows.timeout_ns),
     ) {
-        Ok(Ok((Outcome::Done(status), _))) => i32::from(status.code()),
+        Ok(Ok((Outcome::Completed(status), _))) => i32::from(status.code()),
         Ok(Ok((Outcome::Aborted(_), _))) => code::GONE,
         Ok(Err(SubmitError::Refused)) | Err((WaitError::Refused, _)) => code::GONE,
         Ok(Err(SubmitError::QueueFull)) | Err((WaitError::TimedOut, _)) => code::TIMED_OUT,

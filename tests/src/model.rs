@@ -134,7 +134,7 @@ pub fn place_plain(queue: &SharedQueue<'_>, number: u32, cell: u32) -> Token {
 pub fn finish(queue: &SharedQueue<'_>, token: &Token, number: u32) {
     loop {
         if let Some(end) = queue.poll(token) {
-            assert_eq!(end, (Outcome::Done(Status::SUCCESS), number));
+            assert_eq!(end, (Outcome::Completed(Status::SUCCESS), number));
             return;
         }
         assert_eq!(queue.fault(), None);

@@ -305,7 +305,7 @@ impl<'a> Pair<'a> {
             .expect("honest completions")
             .map(|end| end.outcome)
         {
-            Some(Outcome::Done(status)) => status,
+            Some(Outcome::Completed(status)) => status,
             other => panic!("no status: {other:?}"),
         }
     }
@@ -324,7 +324,7 @@ impl<'a> Pair<'a> {
         while self.now_ns < deadline {
             self.sim.step(self.now_ns);
             while let Some(done) = self.admin.poll().expect("honest completions") {
-                if let (true, Outcome::Done(status)) = (done.cid == cid, done.outcome) {
+                if let (true, Outcome::Completed(status)) = (done.cid == cid, done.outcome) {
                     return (status, done.dw0);
                 }
             }

@@ -292,7 +292,7 @@ impl<'a> Worker<'a> {
                 again.extend(pending[buffer.index()].take());
                 free.push(buffer);
                 outages.lost += 1;
-                outages.aborted += u64::from(matches!(done.outcome, Outcome::Done(_)));
+                outages.aborted += u64::from(matches!(done.outcome, Outcome::Completed(_)));
                 lost.get_or_insert(done);
                 return;
             }

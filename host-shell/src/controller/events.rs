@@ -82,9 +82,9 @@ impl Events {
         if let Some(at) = self.requests.iter().position(|cid| *cid == done.cid) {
             self.requests.swap_remove(at);
             match done.outcome {
-                Outcome::Done(Status::SUCCESS) => self.note(AsyncEvent(done.dw0)),
+                Outcome::Completed(Status::SUCCESS) => self.note(AsyncEvent(done.dw0)),
                 // The controller takes fewer than it said: one that was refused is not posted again.
-                Outcome::Done(_) => self.most = self.most.saturating_sub(1),
+                Outcome::Completed(_) => self.most = self.most.saturating_sub(1),
                 Outcome::Aborted(_) => {}
             }
             return;
@@ -93,8 +93,10 @@ impl Events {
             return;
         };
         let page = match (done.outcome, done.buffer) {
-            (Outcome::Done(Status::SUCCESS), Some(buffer)) => Ok(buffer.as_slice().to_vec()),
-            (Outcome::Done(status), _) if !status.is_success() => Err(PageError::Failed(status)),
+            (Outcome::Completed(Status::SUCCESS), Some(buffer)) => Ok(buffer.as_slice().to_vec()),
+            (Outcome::Completed(status), _) if !status.is_success() => {
+                Err(PageError::Failed(status))
+            }
             _ => Err(PageError::NotRead),
         };
         self.end(reading.event, page);

@@ -431,7 +431,7 @@ impl Namespace {
 
     fn error_of_piece(&self, done: &Completion, what: &str, piece: Piece) -> Error {
         match done.outcome {
-            Outcome::Done(status)
+            Outcome::Completed(status)
                 if status.code() == Status::COMPARE_FAILURE.code() && !done.late =>
             {
                 Error::Mismatch {

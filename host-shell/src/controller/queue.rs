@@ -326,7 +326,7 @@ impl Queue {
         };
         let timeout_ms = self.session.timeout_ns() / 1_000_000;
         match done.outcome {
-            Outcome::Done(status) if !done.late => {
+            Outcome::Completed(status) if !done.late => {
                 let what = what.to_owned();
                 Error::Command { what, status }
             }
@@ -335,7 +335,7 @@ impl Queue {
                 cid: done.cid,
                 timeout_ms,
                 account: account.unwrap_or_else(|| match done.outcome {
-                    Outcome::Done(status) => {
+                    Outcome::Completed(status) => {
                         format!("its answer came after the deadline: {status}")
                     }
                     Outcome::Aborted(_) => "a controller reset ended it".to_owned(),

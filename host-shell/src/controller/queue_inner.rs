@@ -26,7 +26,7 @@ impl Completion {
     /// Whether the controller completed the command with success, in time.
     #[inline]
     pub fn is_success(&self) -> bool {
-        !self.late && self.outcome == Outcome::Done(Status::SUCCESS)
+        !self.late && self.outcome == Outcome::Completed(Status::SUCCESS)
     }
 
     /// Marks a command late that was not known to be; whether it did.
@@ -148,8 +148,8 @@ impl QueueInner {
             }
             self.statistics.completed += 1;
             match done.outcome {
-                Outcome::Done(Status::SUCCESS) => {}
-                Outcome::Done(_) => self.statistics.errors += 1,
+                Outcome::Completed(Status::SUCCESS) => {}
+                Outcome::Completed(_) => self.statistics.errors += 1,
                 Outcome::Aborted(_) => self.statistics.aborted += 1,
             }
         }

@@ -414,8 +414,8 @@ fn data_of(buffer: Option<&DmaBuffer>) -> Data<'static> {
 
 fn finish(what: &str, done: Completion) -> Result<(u32, Option<DmaBuffer>)> {
     match done.outcome {
-        Outcome::Done(Status::SUCCESS) => Ok((done.dw0, done.buffer)),
-        Outcome::Done(status) => Err(Error::Command {
+        Outcome::Completed(Status::SUCCESS) => Ok((done.dw0, done.buffer)),
+        Outcome::Completed(status) => Err(Error::Command {
             what: what.to_owned(),
             status,
         }),

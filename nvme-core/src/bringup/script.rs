@@ -260,7 +260,7 @@ fn answer<B, S: AsMut<[Slot<B>]> + AsRef<[Slot<B>]>>(
     now_ns: u64,
 ) -> Result<Option<(Status, u32)>, BringupError> {
     while let Some(done) = admin.poll().map_err(BringupError::Fault)? {
-        if let (true, Outcome::Done(status)) = (done.cid == cid, done.outcome) {
+        if let (true, Outcome::Completed(status)) = (done.cid == cid, done.outcome) {
             return Ok(Some((status, done.dw0)));
         }
     }

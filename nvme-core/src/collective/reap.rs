@@ -11,9 +11,9 @@ use crate::sync::{Order, Scope, fence};
 /// Completion queue entries in a line of memory of 128 bytes.
 const LINE: u32 = 8;
 
-/// A command that ended, as the member that read its completion sees it.
+/// A command that the controller completed, as the member that read its completion sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Finished {
+pub struct TaggedCompletion {
     /// What the command carried.
     pub tag: u32,
     /// The command's identifier.
@@ -37,7 +37,7 @@ impl<G: Group> Collective<'_, G> {
     #[inline(always)]
     pub fn reap<const ENTRIES: usize>(
         &mut self,
-        mut done: impl FnMut(Finished),
+        mut done: impl FnMut(TaggedCompletion),
     ) -> Result<u32, ControllerFault> {
         let (state, cq, group) = (self.state, &self.memory.cq, &self.group);
         let (head, rung) = (self.head, self.rung);
@@ -145,7 +145,7 @@ impl<G: Group> Collective<'_, G> {
                 let slot = slot_of(uppers[k]);
                 let place = state.free_ring(end.wrapping_add(index));
                 place.store(ends[k].free(slot), Order::Relaxed, Scope::Cta);
-                done(Finished {
+                done(TaggedCompletion {
                     tag: ends[k].tag(),
                     cid: ends[k].cid(slot),
                     status: status_of(uppers[k]),

@@ -140,7 +140,7 @@ impl<'a> SharedQueue<'a> {
         let (qid, cid) = (self.state.qid(), token.cid);
         match (value, ended(value).0) {
             (0, _) => Event::expired(qid, cid, here.now_ns()),
-            (_, Outcome::Done(status)) => Event::completed(qid, cid, status, 0),
+            (_, Outcome::Completed(status)) => Event::completed(qid, cid, status, 0),
             (_, Outcome::Aborted(_)) => Event::reclaimed(qid, cid),
         }
     }

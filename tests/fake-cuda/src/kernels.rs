@@ -10,7 +10,8 @@ use nvme_core::spec::{Iova, Lba, Nsid, Qid, Sqe};
 use nvme_core::sync::{AtomicU64, Order, Scope};
 use nvme_core::trace::Event;
 use nvme_core::{
-    Cells, Collective, Command, Data, Finished, Outcome, SharedQueue, SubmitError, WaitError,
+    Cells, Collective, Command, Data, Outcome, SharedQueue, SubmitError, TaggedCompletion,
+    WaitError,
 };
 use nvme_gpu_kernel::Kernel;
 use nvme_gpu_kernel::work::{Launch, Report, Traced, account, data_word, pattern};
@@ -131,7 +132,7 @@ fn owned(launch: &Launch, number: u32, mine: &[u64], report: &mut Report) {
         }
         queue.ring();
         let (mut good, mut bad, mut after) = (0, None, 0);
-        let reaped = queue.reap::<1>(|done: Finished| {
+        let reaped = queue.reap::<1>(|done: TaggedCompletion| {
             let event = Event::completed(qid, done.cid, done.status, 0);
             record(launch, report, event, mine[done.tag as usize], now_ns());
             let word = account::DONE | u32::from(done.status.0);
@@ -242,11 +243,11 @@ fn share(here: &Bus, launch: &Launch, number: u32, mine: &[u64], report: &mut Re
         };
         report.sqes += 1;
         match ended {
-            Ok((Outcome::Done(status), _)) if status.is_success() => {
+            Ok((Outcome::Completed(status), _)) if status.is_success() => {
                 tell(launch, *index, account::DONE);
                 report.completed += 1;
             }
-            Ok((Outcome::Done(status), _)) => {
+            Ok((Outcome::Completed(status), _)) => {
                 tell(launch, *index, account::DONE | u32::from(status.0));
                 report.failed += 1;
                 report.status = u64::from(status.0);

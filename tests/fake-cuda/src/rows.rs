@@ -257,7 +257,7 @@ impl<'r> Thread<'r> {
         let sqe = nvm::read(Nsid(rows.nsid), Lba(place.block), place.blocks);
         let command = || Command::new(sqe, data, station * STATION_CELLS + lane);
         let code = match queue.run(&here, command, here.now_ns() + rows.timeout_ns) {
-            Ok(Ok((Outcome::Done(status), _))) => i32::from(status.code()),
+            Ok(Ok((Outcome::Completed(status), _))) => i32::from(status.code()),
             Ok(Ok((Outcome::Aborted(_), _))) => code::GONE,
             Ok(Err(SubmitError::Refused)) | Err((WaitError::Refused, _)) => code::GONE,
             Ok(Err(SubmitError::QueueFull)) | Err((WaitError::TimedOut, _)) => code::TIMED_OUT,

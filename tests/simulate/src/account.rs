@@ -324,7 +324,7 @@ impl<'a> Accounts<'a> {
                 return wrong(format!("command {id} ended as aborted without a proof"));
             }
             Outcome::Aborted(_) => {}
-            Outcome::Done(status) => check_status(id, &record, status, record.cuts != cuts)?,
+            Outcome::Completed(status) => check_status(id, &record, status, record.cuts != cuts)?,
         }
         if let Some((buffer, start, len)) = record.buffer
             && !self.pool.is_whole_beside(buffer, start, len)
@@ -338,7 +338,7 @@ impl<'a> Accounts<'a> {
         let later =
             !record.laid && matches!(record.fault, Some(Fault::Echo(_) | Fault::LateData(_)));
         // An aborted command has no second part.
-        if later && matches!(end.outcome, Outcome::Done(status) if !is_aborted(status)) {
+        if later && matches!(end.outcome, Outcome::Completed(status) if !is_aborted(status)) {
             if let Some((buffer, ..)) = record.buffer {
                 self.pool.unmap(buffer);
             }

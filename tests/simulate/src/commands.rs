@@ -210,7 +210,7 @@ impl World<'_> {
         self.sabotage.of_ends(&mut ended, &mut self.accounts);
         for end in &ended {
             let status = match end.outcome {
-                Outcome::Done(status) => status.0,
+                Outcome::Completed(status) => status.0,
                 Outcome::Aborted(_) => u16::MAX,
             };
             self.trace

@@ -48,8 +48,8 @@ impl Sabotage {
             Self::EndIsLost => ended.retain(|end| end.id != TARGET),
             Self::ErrorIsSuccess => {
                 for end in ended {
-                    if matches!(end.outcome, Outcome::Done(_)) {
-                        end.outcome = Outcome::Done(Status::SUCCESS);
+                    if matches!(end.outcome, Outcome::Completed(_)) {
+                        end.outcome = Outcome::Completed(Status::SUCCESS);
                     }
                 }
             }

@@ -6,7 +6,7 @@ use crate::hand::{Hand, Rig};
 use arbitrary::{Arbitrary, Unstructured};
 use nvme_core::group::Alone;
 use nvme_core::spec::{Cid, Iova, Nsid, Sqe};
-use nvme_core::{Collective, Command, Data, Finished, SubmitError};
+use nvme_core::{Collective, Command, Data, SubmitError, TaggedCompletion};
 use std::collections::HashMap;
 
 /// The unit in which deadlines are kept.
@@ -194,7 +194,7 @@ impl Model<'_> {
         }
     }
 
-    fn end(&mut self, end: Finished) {
+    fn end(&mut self, end: TaggedCompletion) {
         let one = self
             .lent
             .remove(&end.tag)

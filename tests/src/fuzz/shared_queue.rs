@@ -211,7 +211,7 @@ impl Model<'_> {
         let (queue, posted) = (&self.queue, self.posted.borrow());
         self.lent.retain(|one| match queue.poll(&one.token) {
             None => true,
-            Some((Outcome::Done(status), dw0)) => {
+            Some((Outcome::Completed(status), dw0)) => {
                 let told = posted.told(one.token.cid(), status, one.since);
                 let dw0_told = |entry: &nvme_core::spec::Cqe| entry.dw0 == dw0;
                 assert!(
@@ -242,7 +242,7 @@ impl Model<'_> {
                 assert_eq!((placed, end), (None, None));
                 self.placed(Err(error), &command);
             }
-            Ok(Ok((Outcome::Done(status), dw0))) => {
+            Ok(Ok((Outcome::Completed(status), dw0))) => {
                 let (cid, since) = placed.expect("it was placed");
                 let posted = self.posted.borrow();
                 let told = posted.told(cid, status, since).any(|one| one.dw0 == dw0);

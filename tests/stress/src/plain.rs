@@ -52,7 +52,7 @@ impl Port for Buffers {
     }
 
     fn ended(&self, place: u32, number: u64, outcome: Outcome) -> Result<(), String> {
-        if outcome != Outcome::Done(Status::SUCCESS) {
+        if outcome != Outcome::Completed(Status::SUCCESS) {
             return Err(format!("command {number:#x}: {outcome:?}"));
         }
         match self.answers[place as usize].holds(!number) {

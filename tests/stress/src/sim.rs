@@ -208,7 +208,7 @@ impl Port for Reads<'_> {
     }
 
     fn ended(&self, place: u32, number: u64, outcome: Outcome) -> Result<(), String> {
-        let Outcome::Done(status) = outcome else {
+        let Outcome::Completed(status) = outcome else {
             return Err(format!("command {number:#x}: {outcome:?}"));
         };
         // Without More and Do Not Retry.

@@ -206,7 +206,7 @@ fn own<const READS: u32, const ENTRIES: usize>(
         }
         let reaped = queue.reap::<ENTRIES>(|end| {
             let slot = u32::from(end.cid.0 & 0xFFF);
-            let ended = port.ended(slot, u64::from(end.tag), Outcome::Done(end.status));
+            let ended = port.ended(slot, u64::from(end.tag), Outcome::Completed(end.status));
             wrong = wrong.take().or(ended.err());
             count += 1;
         });

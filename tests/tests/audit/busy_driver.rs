@@ -63,7 +63,7 @@ impl Buffers {
         for end in &pair.ended[self.seen..] {
             let area = self.lent.remove(&end.id).expect("a command of ours");
             self.free.push(area);
-            if let Outcome::Done(status) = end.outcome {
+            if let Outcome::Completed(status) = end.outcome {
                 assert!(
                     status.is_success() || status.is(nvme_core::spec::Status::ABORT_REQUESTED),
                     "{status}"

@@ -63,7 +63,7 @@ fn recovers(pair: &mut Pair<'_>) {
     );
     let id = read(pair, 9);
     let end = pair.wait(0, id).unwrap().unwrap();
-    assert_eq!(end.outcome, Outcome::Done(Status::SUCCESS));
+    assert_eq!(end.outcome, Outcome::Completed(Status::SUCCESS));
 }
 
 fn outcomes(pair: &Pair<'_>) -> Vec<Outcome> {
@@ -72,7 +72,7 @@ fn outcomes(pair: &Pair<'_>) -> Vec<Outcome> {
     ends.iter().map(|end| end.outcome).collect()
 }
 
-const OK: Outcome = Outcome::Done(Status::SUCCESS);
+const OK: Outcome = Outcome::Completed(Status::SUCCESS);
 const RESET: Outcome = Outcome::Aborted(AbortReason::ControllerReset);
 
 #[test]
@@ -255,7 +255,7 @@ fn a_status_comes_back_with_the_buffer() {
     with_pair(faulty(Fault::Status(status), 2), Setup::default(), |pair| {
         four_reads(pair).unwrap();
         assert_eq!(pair.outstanding(), 0);
-        let Outcome::Done(got) = outcomes(pair)[1] else {
+        let Outcome::Completed(got) = outcomes(pair)[1] else {
             panic!("no status")
         };
         assert!(got.is(status), "{got}");
@@ -312,7 +312,7 @@ fn an_abort_ends_a_slow_command_by_its_own_completion() {
             assert_eq!(attempt(pair, cid), Step::Ended);
             let end = *pair.ended.last().unwrap();
             assert!(
-                matches!(end.outcome, Outcome::Done(status) if status.is(Status::ABORT_REQUESTED)),
+                matches!(end.outcome, Outcome::Completed(status) if status.is(Status::ABORT_REQUESTED)),
                 "{end:?}"
             );
             assert!(end.late && end.id == id);

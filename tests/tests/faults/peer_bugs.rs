@@ -53,7 +53,7 @@ fn a_shared_queue_tells_each_command_its_own_status() {
     while queue.drain(&Alone) != Drained::Took(0) {}
     for (token, status) in tokens.iter().rev().zip(STATUSES) {
         let (outcome, _) = queue.poll(token).expect("it has ended");
-        assert_eq!(outcome, Outcome::Done(Status(status)));
+        assert_eq!(outcome, Outcome::Completed(Status(status)));
     }
 }
 

@@ -57,7 +57,7 @@ fn an_answer_to_abort_frees_nothing() {
                     Step::ResetNeeded(cause) => panic!("{cause:?}"),
                 }
             }
-            assert_eq!(ended, Some(Outcome::Done(Status::ABORT_REQUESTED)));
+            assert_eq!(ended, Some(Outcome::Completed(Status::ABORT_REQUESTED)));
             assert_eq!(io.in_flight(), 0);
             // An Abort that was never sent, because the command had ended, is not answered.
             if admin.in_flight() == 0 {

@@ -64,7 +64,7 @@ fn submit_and_submit() {
             let others = Token::from_words(other.join().unwrap());
             for (token, number) in [(mine, 0), (others, 1)] {
                 let end = queue.wait(&Looks::default(), token, NEVER).unwrap();
-                assert_eq!(end, (Outcome::Done(Status::SUCCESS), number));
+                assert_eq!(end, (Outcome::Completed(Status::SUCCESS), number));
             }
             device.join().unwrap();
             assert_eq!(queue.state().in_flight(), 0);
@@ -190,7 +190,7 @@ fn run_and_run() {
                     .shared()
                     .run(&Looks::default(), || command(number, number), NEVER);
                 let end = end.map_err(|(error, _)| error).unwrap().unwrap();
-                assert_eq!(end, (Outcome::Done(Status::SUCCESS), number));
+                assert_eq!(end, (Outcome::Completed(Status::SUCCESS), number));
             };
             let other = thread::spawn(move || run(&other, 1));
             run(&rig, 0);
@@ -310,7 +310,7 @@ fn a_timeout_while_the_completion_is_drained() {
             });
             let queue = rig.shared();
             match queue.wait(&Looks::default(), token, 0) {
-                Ok(end) => assert_eq!(end, (Outcome::Done(Status::SUCCESS), 5)),
+                Ok(end) => assert_eq!(end, (Outcome::Completed(Status::SUCCESS), 5)),
                 Err((error, token)) => {
                     assert_eq!(error, WaitError::TimedOut);
                     // Its slot or its cell, unless it has ended meanwhile.
@@ -428,7 +428,7 @@ fn the_host_takes_over_from_a_kernel() {
             let queue = rig.shared();
             for (token, number) in tokens.into_iter().zip(0..) {
                 let end = queue.wait(&Looks::default(), token, NEVER).unwrap();
-                assert_eq!(end, (Outcome::Done(Status::SUCCESS), number));
+                assert_eq!(end, (Outcome::Completed(Status::SUCCESS), number));
             }
             let token = place(&queue, 2, 0);
             finish(&queue, &token, 2);

@@ -329,7 +329,7 @@ fn who_asks_in_the_last_round_rings_when_it_waits() {
             let device = controller(&rig, 2);
             for (token, number) in [(last, 1), (mine, 0)] {
                 let end = queue.wait(&Looks::default(), token, u64::MAX).unwrap();
-                assert_eq!(end, (Outcome::Done(Status::SUCCESS), number));
+                assert_eq!(end, (Outcome::Completed(Status::SUCCESS), number));
             }
             device.join().unwrap();
         },

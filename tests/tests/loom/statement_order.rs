@@ -35,7 +35,7 @@ fn one_places_and_another_rings_and_drains() {
             let queue = rig.shared();
             let token = queue.place(&Alone, model::command(0, 0)).unwrap();
             other.join().unwrap();
-            let done = Outcome::Done(Status::SUCCESS);
+            let done = Outcome::Completed(Status::SUCCESS);
             assert_eq!(queue.poll(&token), Some((done, 0)));
             device.join().unwrap();
         },

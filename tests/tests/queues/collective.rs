@@ -4,7 +4,7 @@ use nvme_core::group::{Alone, Group};
 use nvme_core::mem::Doorbell;
 use nvme_core::spec::{Nsid, Sqe, Status};
 use nvme_core::sync::{AtomicU32, Order, Scope};
-use nvme_core::{Collective, Command, Data, Finished, SubmitError};
+use nvme_core::{Collective, Command, Data, SubmitError, TaggedCompletion};
 use nvme_tests::Rng;
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::team::Team;
@@ -41,7 +41,7 @@ pub fn serve(hand: &mut Hand<'_>, held: &mut Vec<Sqe>, rng: &mut Rng) {
     }
 }
 
-pub fn check(end: Finished) -> u32 {
+pub fn check(end: TaggedCompletion) -> u32 {
     assert_eq!(end.status, Status::SUCCESS);
     let dw0 = if end.tag.is_multiple_of(3) {
         end.tag

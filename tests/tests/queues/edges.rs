@@ -145,7 +145,7 @@ fn a_shared_queue_goes_round_rings_of_every_size_at_every_position() {
                         "{entries} entries from {start}: completions are not given back"
                     );
                 };
-                assert_eq!(end, (Outcome::Done(Status::SUCCESS), ended));
+                assert_eq!(end, (Outcome::Completed(Status::SUCCESS), ended));
                 ended += 1;
             }
         }

@@ -25,7 +25,7 @@ fn command(cell: u32) -> Command<'static> {
 }
 
 fn done(cell: u32) -> (Outcome, u32) {
-    (Outcome::Done(Status::SUCCESS), cell)
+    (Outcome::Completed(Status::SUCCESS), cell)
 }
 
 /// Whoever rings does not do so for ever for those who keep coming; what is left is rung by those who
@@ -217,7 +217,7 @@ fn recorded(
         });
         let here = Recorder { lane, log: &log };
         let ended = run(in_one, &rig.shared(), &here, team.rank(), limit);
-        matches!(ended, Ok((Outcome::Done(_), _)))
+        matches!(ended, Ok((Outcome::Completed(_), _)))
     });
     (ends, log.into_inner().unwrap())
 }

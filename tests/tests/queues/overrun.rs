@@ -35,7 +35,7 @@ fn completions_past_what_was_given_back_wait_for_it() {
         for _ in 0..64 {
             queue.drain(&Alone);
         }
-        let done = Some((Outcome::Done(Status::SUCCESS), 0));
+        let done = Some((Outcome::Completed(Status::SUCCESS), 0));
         assert!(tokens.len() > 20, "{} commands", tokens.len());
         for token in &tokens {
             assert_eq!(queue.poll(token), done, "start {start}, {token:?}");

@@ -73,7 +73,7 @@ fn a_result_is_dword_0_of_a_success_and_the_status_of_a_failure() {
         let expected = if status.is_success() {
             Ok((0x55, buffer))
         } else {
-            Err((Outcome::Done(status), buffer))
+            Err((Outcome::Completed(status), buffer))
         };
         assert_eq!(done.result(), expected);
     }

@@ -77,7 +77,7 @@ fn wrap(entries: (u32, u32), slots: usize, commands: u64, seed: u64) {
             }
             for end in &pair.ended[seen..] {
                 let (buffer, block) = holders.remove(&end.id).expect("a command of ours");
-                assert!(matches!(end.outcome, Outcome::Done(status) if status.is_success()));
+                assert!(matches!(end.outcome, Outcome::Completed(status) if status.is_success()));
                 let mut got = [0; 512];
                 pair.memory
                     .read(buffers.iova.offset(buffer * 512), &mut got);

@@ -113,7 +113,7 @@ fn recovery_leaves_cells_that_are_of_no_command_alone() {
     }));
     assert!(placed.is_err(), "it dies between claim and submission");
     assert_eq!(queue.recover(&rig.reset()), Some(0));
-    let done = Outcome::Done(Status::SUCCESS);
+    let done = Outcome::Completed(Status::SUCCESS);
     assert_eq!(
         queue.poll(&token),
         Some((done, 0)),
@@ -145,7 +145,7 @@ fn two_commands_with_one_cell_never_pass_for_each_other() {
     let [first, second] = cids;
     let busy = queue.place(&Alone, command(5, false)).map(Token::words);
     assert_eq!(busy, Err(SubmitError::CellBusy));
-    let failed = Outcome::Done(Status::INTERNAL_ERROR);
+    let failed = Outcome::Completed(Status::INTERNAL_ERROR);
     for (cid, other) in [(first, second), (second, first)] {
         hand.complete(cid, Status::INTERNAL_ERROR, 0);
         while queue.drain(&Alone) != Drained::Took(0) {}
@@ -183,7 +183,7 @@ fn a_controller_that_sets_dword_1_changes_no_result() {
     let cid = hand.fetch().unwrap().cid();
     hand.complete(cid, Status::SUCCESS, 7);
     while queue.drain(&Alone) != Drained::Took(0) {}
-    let done = Outcome::Done(Status::SUCCESS);
+    let done = Outcome::Completed(Status::SUCCESS);
     assert_eq!(queue.poll(&token), Some((done, 7)));
 }
 

@@ -95,7 +95,7 @@ fn each_command_ends_once_in_its_own_cell() {
                     team.sync();
                     drain_all(&queue, team);
                     let end = queue.poll(&token);
-                    assert_eq!(end, Some((Outcome::Done(Status::SUCCESS), number)));
+                    assert_eq!(end, Some((Outcome::Completed(Status::SUCCESS), number)));
                 }
                 assert_eq!(queue.fault(), None);
                 assert_eq!(queue.state().in_flight(), 0);
@@ -147,7 +147,7 @@ fn a_timeout_ends_the_wait_and_not_the_command() {
     assert_eq!(queue.wait(&here, two, FOREVER).unwrap().1, 1);
     hand.complete(first.cid(), Status::LBA_OUT_OF_RANGE, 0);
     let (outcome, _) = queue.wait(&here, one, FOREVER).unwrap();
-    assert_eq!(outcome, Outcome::Done(Status::LBA_OUT_OF_RANGE));
+    assert_eq!(outcome, Outcome::Completed(Status::LBA_OUT_OF_RANGE));
     assert_eq!(queue.fault(), None);
     let _token = submit(&queue, alone, command(0, 0)).unwrap();
 }
@@ -164,7 +164,7 @@ fn a_wait_does_not_time_out_on_a_completion_that_is_there() {
     assert_eq!(Hand::new(&rig).serve(), 255);
     let last = tokens.pop().unwrap();
     let end = queue.wait(&Paused::new(|| ()), last, 0);
-    assert_eq!(end.unwrap(), (Outcome::Done(Status::SUCCESS), 254));
+    assert_eq!(end.unwrap(), (Outcome::Completed(Status::SUCCESS), 254));
 }
 
 #[test]
@@ -204,7 +204,7 @@ fn cells_that_no_slot_can_name_are_busy() {
     let last = submit(&queue, &Alone, command(7, MAX_TAGS - 1)).unwrap();
     assert_eq!(Hand::new(&rig).serve(), 1);
     assert_eq!(queue.drain(&Alone), Drained::Took(1));
-    let done = (Outcome::Done(Status::SUCCESS), 7);
+    let done = (Outcome::Completed(Status::SUCCESS), 7);
     assert_eq!(queue.poll(&last), Some(done));
 }
 
@@ -285,7 +285,7 @@ fn a_reset_ends_what_was_in_flight_and_the_queue_goes_on() {
             let token = submit(&queue, alone, command(number, 0)).unwrap();
             assert_eq!(hand.serve(), 1);
             drain_all(&queue, &Team::of(1)[0]);
-            let done = Some((Outcome::Done(Status::SUCCESS), number));
+            let done = Some((Outcome::Completed(Status::SUCCESS), number));
             assert_eq!(queue.poll(&token), done);
         }
         // A completion from before the reset is not taken for one of now.
@@ -317,7 +317,7 @@ fn submit_drains_while_the_queue_is_full() {
     // In reverse: tokens that were not waited for pin no slot.
     for (token, number) in tokens.into_iter().zip([0, 1, 2]).rev() {
         let end = queue.wait(&here, token, FOREVER).unwrap();
-        assert_eq!(end, (Outcome::Done(Status::SUCCESS), number));
+        assert_eq!(end, (Outcome::Completed(Status::SUCCESS), number));
     }
     let stuck = Paused::new(|| ());
     let _token = queue.submit(&stuck, command(0, 0), FOREVER).unwrap();
@@ -335,7 +335,7 @@ fn run_is_submit_and_wait() {
     });
     for number in 0..20 {
         let end = queue.run(&here, || command(number, 0), FOREVER).unwrap();
-        assert_eq!(end, Ok((Outcome::Done(Status::SUCCESS), number)));
+        assert_eq!(end, Ok((Outcome::Completed(Status::SUCCESS), number)));
     }
     // No answer comes: the command stays in flight and its token comes back.
     let stuck = Paused::new(|| ());
@@ -347,7 +347,7 @@ fn run_is_submit_and_wait() {
     let full = queue.run(&stuck, || command(23, 2), 100).unwrap();
     assert_eq!(full, Err(SubmitError::QueueFull));
     let end = queue.wait(&here, late, FOREVER).unwrap();
-    assert_eq!(end, (Outcome::Done(Status::SUCCESS), 20));
+    assert_eq!(end, (Outcome::Completed(Status::SUCCESS), 20));
     // Nonsense ends it at once.
     let wrong = Paused::new(|| hand.borrow_mut().complete(Cid(0xFFF), Status::SUCCESS, 0));
     let (error, token) = queue.run(&wrong, || command(24, 0), FOREVER).unwrap_err();
@@ -371,7 +371,7 @@ fn run_does_not_time_out_on_a_completion_that_is_there() {
         hand.borrow_mut().serve();
     });
     let end = queue.run(&here, || command(254, 254), 0).unwrap();
-    assert_eq!(end, Ok((Outcome::Done(Status::SUCCESS), 254)));
+    assert_eq!(end, Ok((Outcome::Completed(Status::SUCCESS), 254)));
 }
 
 /// A command that was never placed is not waited for, whatever its cell is used for.
@@ -424,10 +424,10 @@ fn run_rings_for_what_fills_the_queue() {
     });
     let placed = submit(&queue, &Alone, command(0, 0)).unwrap();
     let end = queue.run(&here, || command(1, 1), FOREVER).unwrap();
-    assert_eq!(end, Ok((Outcome::Done(Status::SUCCESS), 1)));
+    assert_eq!(end, Ok((Outcome::Completed(Status::SUCCESS), 1)));
     assert_eq!(
         queue.poll(&placed),
-        Some((Outcome::Done(Status::SUCCESS), 0))
+        Some((Outcome::Completed(Status::SUCCESS), 0))
     );
 }
 
@@ -469,11 +469,14 @@ fn tokens_held_by_many_threads_do_not_deadlock() {
                     });
                     for (number, token) in tokens.into_iter().rev() {
                         let end = queue.wait(&here, token, FOREVER).unwrap();
-                        assert_eq!(end, (Outcome::Done(Status::SUCCESS), number));
+                        assert_eq!(end, (Outcome::Completed(Status::SUCCESS), number));
                     }
                     let number = thread << 16 | round << 2 | 3;
                     let end = queue.run(&here, || command(number, thread * 3), FOREVER);
-                    assert_eq!(end.unwrap(), Ok((Outcome::Done(Status::SUCCESS), number)));
+                    assert_eq!(
+                        end.unwrap(),
+                        Ok((Outcome::Completed(Status::SUCCESS), number))
+                    );
                 }
                 if left.fetch_sub(1, Ordering::Relaxed) == 1 {
                     stop.store(true, Ordering::Relaxed);

@@ -58,7 +58,7 @@ fn violations_refuses_the_queue_and_the_honest_completions_with_it_count() {
             });
             let queue = rig.shared();
             let [one, two] = tokens;
-            let done = Some((Outcome::Done(Status::SUCCESS), 1));
+            let done = Some((Outcome::Completed(Status::SUCCESS), 1));
             assert_eq!(queue.poll(&two), done, "{what}, team of {size}");
             let (error, one) = queue.wait(&Paused::new(|| ()), one, 100).unwrap_err();
             assert_eq!(error, WaitError::Refused, "{what}");
@@ -84,7 +84,7 @@ fn a_head_may_be_older_than_one_before() {
             assert_eq!(queue.fault(), None);
             for token in &tokens {
                 let end = queue.poll(token).expect("it has completed");
-                assert_eq!(end.0, Outcome::Done(Status::SUCCESS));
+                assert_eq!(end.0, Outcome::Completed(Status::SUCCESS));
             }
         }
     }
@@ -105,7 +105,7 @@ fn a_command_that_was_not_published_does_not_end() {
         assert_eq!(queue.fault(), Some(ControllerFault::UnknownCid(late.cid())));
         for (token, number) in tokens.iter().zip(0..) {
             let end = queue.poll(token);
-            assert_eq!(end, Some((Outcome::Done(Status::SUCCESS), number)));
+            assert_eq!(end, Some((Outcome::Completed(Status::SUCCESS), number)));
         }
         assert_eq!((queue.poll(&late), queue.state().in_flight()), (None, 1));
         assert_eq!(queue.recover(&rig.reset()), Some(1));
@@ -126,8 +126,8 @@ fn the_same_completion_twice_in_one_pass_ends_one_command() {
         // Within a pass either may come first; it is told whole, and the other is the fault.
         let end = queue.poll(&one).expect("it ended");
         let either = [
-            (Outcome::Done(Status::SUCCESS), 3),
-            (Outcome::Done(Status::INVALID_FIELD), 4),
+            (Outcome::Completed(Status::SUCCESS), 3),
+            (Outcome::Completed(Status::INVALID_FIELD), 4),
         ];
         assert!(either.contains(&end), "{end:?}");
         let fault = ControllerFault::UnknownCid(first.cid());

@@ -56,7 +56,7 @@ impl<'a> Watch<'a> {
             return Some(done);
         }
         self.asked = None;
-        if let (Outcome::Done(Status::SUCCESS), Some(buffer)) = (done.outcome, &done.buffer) {
+        if let (Outcome::Completed(Status::SUCCESS), Some(buffer)) = (done.outcome, &done.buffer) {
             (self.seen)(buffer.as_slice());
         }
         None

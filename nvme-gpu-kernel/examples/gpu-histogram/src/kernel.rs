@@ -46,7 +46,7 @@ impl Reader<'_> {
             return false;
         };
         let end = self.queue.wait(&Gpu, token, deadline_ns);
-        matches!(end, Ok((Outcome::Done(status), _)) if status.is_success())
+        matches!(end, Ok((Outcome::Completed(status), _)) if status.is_success())
     }
 
     #[inline(always)]

@@ -21,10 +21,10 @@ impl Accounts<'_> {
         } = record.order;
         let same_power = record.cuts == self.cuts;
         let honest = !matches!(record.fault, Some(Fault::LateData(_)));
-        let success = matches!(outcome, Outcome::Done(status) if status.is_success());
+        let success = matches!(outcome, Outcome::Completed(status) if status.is_success());
         let refused = match (outcome, record.fault) {
             // A status that was made up: the command was not executed.
-            (Outcome::Done(status), Some(Fault::Status(given))) => status == given,
+            (Outcome::Completed(status), Some(Fault::Status(given))) => status == given,
             _ => false,
         };
         let durable = verb == Verb::WriteThrough;

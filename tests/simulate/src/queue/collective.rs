@@ -72,7 +72,7 @@ impl<'a, F: Fn() -> QueueMemory<'a>> IoQueue for Lane<'a, F> {
             self.queue().reap::<READS>(|done| {
                 ended.push(End {
                     id: done.tag,
-                    outcome: Outcome::Done(done.status),
+                    outcome: Outcome::Completed(done.status),
                     late: Some(done.late),
                 });
             })
