@@ -128,7 +128,7 @@ mod tests {
             let mut writes = [
                 Transfer::Write(0, &a),
                 Transfer::Write(4 * block + 5, &b),
-                Transfer::Write(64 * block, &a),
+                Transfer::Write(128 * block, &a),
                 Transfer::Write(200_003, &c),
                 Transfer::Read(0, &mut nothing),
             ];
@@ -148,7 +148,7 @@ mod tests {
             assert!(d == b && e[1..70_001] == c && e[0] == 0 && e[70_001] == 0);
             assert_eq!(f, [9; 4]);
             let mut g = vec![0; 2 * block as usize];
-            store.read_at(64 * block, &mut g).unwrap();
+            store.read_at(128 * block, &mut g).unwrap();
             assert!(g[..block as usize] == a && g[block as usize..].iter().all(|&one| one == 0));
         }
     }
