@@ -15,18 +15,16 @@ use crate::sync::{AtomicU32, AtomicU64, Order, Scope};
 
 /// Lines of a set; fewer for loom, whose executions grow with each load.
 pub const WAYS: usize = if cfg!(loom) { 2 } else { 16 };
-/// Tries to change a word that others change, too. Giving up is a miss.
-const TRIES: u32 = 8;
-
 /// A filler has the line.
 const BUSY: u32 = 1;
 /// It was read since the clock passed.
 const RECENT: u32 = 2;
-/// One reader.
+/// One reader, or one that is about to see that the line is none of its row.
 const READER: u32 = 4;
-const READERS: u32 = 0xFF * READER;
-/// Bits of the row's hash, so that other rows are seen without a look at `id`; 0 for an empty line.
-const CHECK_SHIFT: u32 = 10;
+/// Of at most 4,095 groups that use a cache at a time, each of which pins a line once.
+const READERS: u32 = 0xFFF * READER;
+/// Bits of the row's hash, so that other rows are seen without a look at `id`; 0 for a line that is empty or busy.
+const CHECK_SHIFT: u32 = 14;
 
 /// The words of a cache, zeroed before their first use.
 #[derive(Clone, Copy, Debug)]
@@ -153,6 +151,7 @@ impl<'a> RowCache<'a> {
     }
 
     /// Pins the line of row `id`, if it was read in epoch `epoch`: its bytes stay until [`release`](Self::release).
+    /// Of threads that want the same row at the same time one should call it for all.
     #[inline(always)]
     pub fn find(&self, id: u64, epoch: u32) -> Option<Line> {
         let spot = self.spot(id);
@@ -210,23 +209,17 @@ impl<'a> RowCache<'a> {
         let Some(state) = self.state(line) else {
             return false;
         };
-        let mut was = state.load(Order::Relaxed, Scope::Gpu);
-        let mut tries = 0;
-        while tries < TRIES {
-            let is_other = was >> CHECK_SHIFT != check >> CHECK_SHIFT;
-            if is_other || was & BUSY != 0 || was & READERS == READERS {
-                return false;
-            }
-            // Acquire: pairs with the release of the filler; its bytes, id and epoch are there.
-            let new = (was | RECENT) + READER;
-            let seen = state.compare_exchange(was, new, Order::Acquire, Scope::Gpu);
-            if seen == was {
-                return true;
-            }
-            was = seen;
-            tries += 1;
+        // Acquire: pairs with the release of the filler; its bytes, id and epoch are there. Added and not exchanged:
+        // of many groups that want the same line none has to try again.
+        let was = state.fetch_add(READER, Order::Acquire, Scope::Gpu);
+        if (was ^ check) >> CHECK_SHIFT != 0 || was & BUSY != 0 {
+            state.fetch_add(READER.wrapping_neg(), Order::Relaxed, Scope::Gpu);
+            return false;
         }
-        false
+        if was & RECENT == 0 {
+            state.fetch_or(RECENT, Order::Relaxed, Scope::Gpu);
+        }
+        true
     }
 
     /// The pinned line's bytes are not read any more.
@@ -280,8 +273,10 @@ impl<'a> RowCache<'a> {
             its_epoch.store(epoch, Order::Relaxed, Scope::Gpu);
         }
         if let Some(state) = self.state(line.0) {
-            // Release: pairs with the pin; bytes, id and epoch come before.
-            state.store(self.spot(id).check, Order::Release, Scope::Gpu);
+            // Release: pairs with the pin; bytes, id and epoch come before. Added, since groups that look whose line
+            // this is count as readers meanwhile.
+            let published = self.spot(id).check.wrapping_sub(BUSY);
+            state.fetch_add(published, Order::Release, Scope::Gpu);
         }
     }
 }

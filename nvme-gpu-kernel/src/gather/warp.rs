@@ -103,13 +103,13 @@ impl<'r> Warp<'r, '_> {
         let mut row = self.row(index, is_live);
         let (mut wants, mut together) = (row.code == code::OK, true);
         if self.ends == code::OK {
-            let line = self.find(&mut row, wants);
-            wants &= line.is_none();
+            let (line, is_hit) = self.find(&mut row, wants);
+            wants &= !is_hit;
             let misses = wants;
             loop {
                 let is_shared = self.read(&mut row, wants, together);
-                let is_hit = together && line.is_some();
-                self.copy(index, &row, (wants || is_hit) && row.code == code::OK);
+                let copies = wants || together && is_hit;
+                self.copy(index, &row, copies && row.code == code::OK);
                 // A read that failed for several rows: each by itself, now that the others are copied.
                 wants &= is_shared && row.code > 0;
                 if self.ends != code::OK || arch::ballot(arch::FULL, wants) == 0 {
@@ -125,16 +125,24 @@ impl<'r> Warp<'r, '_> {
         self.account(index, is_live, row.code);
     }
 
-    /// The line of the cache that holds the lane's row, pinned: the row comes from there.
+    /// Whether a line of the cache holds the lane's row, which comes from there then. One of the lanes with the same
+    /// row has the line, pinned.
     #[inline(always)]
-    fn find(&self, row: &mut Row, wants: bool) -> Option<Line> {
-        let of = self.cache.as_ref()?;
-        let line = match wants {
-            true => of.cache.find(row.id, of.epoch)?,
-            false => return None,
+    fn find(&self, row: &mut Row, wants: bool) -> (Option<Line>, bool) {
+        let Some(of) = &self.cache else {
+            return (None, false);
         };
-        row.from = of.at(line);
-        Some(line)
+        let leader = leader_of(row.id, wants);
+        let line = match wants && leader == arch::lane() {
+            true => of.cache.find(row.id, of.epoch),
+            false => None,
+        };
+        let at = copy::shuffle64(line.map_or(0, |line| of.at(line)), leader);
+        let is_hit = wants && at != 0;
+        if is_hit {
+            row.from = at;
+        }
+        (line, is_hit)
     }
 
     /// After the rows were copied to the output: lets go of the lines that they came from, and puts those that were
@@ -145,13 +153,7 @@ impl<'r> Warp<'r, '_> {
         if let Some(line) = line {
             of.cache.release(line);
         }
-        // One of the lanes with the same row.
-        let key = if read {
-            row.id
-        } else {
-            1 << 63 | u64::from(arch::lane())
-        };
-        let leads = arch::same(arch::FULL, key).trailing_zeros() == arch::lane();
+        let leads = leader_of(row.id, read) == arch::lane();
         let claimed = match read && leads {
             true => of.cache.claim(row.id, of.epoch, arch::now_ns() as u32 >> 5),
             false => None,
@@ -360,4 +362,14 @@ impl<'r> Warp<'r, '_> {
             arch::raise(&raw mut (*progress).worst, self.worst);
         }
     }
+}
+
+/// The lowest of the lanes that want the same row. Every lane of the warp calls it.
+#[inline(always)]
+fn leader_of(id: u64, wants: bool) -> u32 {
+    let key = match wants {
+        true => id,
+        false => 1 << 63 | u64::from(arch::lane()),
+    };
+    arch::same(arch::FULL, key).trailing_zeros()
 }
