@@ -85,12 +85,11 @@ impl<'r> Warp<'r, '_> {
         let mut chunk = u64::from(first);
         while chunk < chunks {
             let index = chunk * lanes + u64::from(arch::lane());
-            // The block has passed the gate just now.
-            let again = chunk != u64::from(first);
-            if again && self.ends == code::OK && self.gate.is_none_or(|gate| gate.look().is_err()) {
+            // The block has passed the gate just now. One lane looks for all: each look is a read over PCIe.
+            let looks = chunk != u64::from(first) && arch::lane() == 0;
+            if looks && self.ends == code::OK && self.gate.is_none_or(|gate| gate.look().is_err()) {
                 self.ends = code::GONE;
             }
-            // One lane's look decides for all.
             self.ends = arch::shuffle(arch::FULL, self.ends as u32, 0) as i32;
             self.gather_chunk(index);
             chunk += u64::from(step);

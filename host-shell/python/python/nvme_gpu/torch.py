@@ -12,8 +12,9 @@
 The operations are defined by ``torch.library`` alone and use no ABI of torch. ``table[ids]`` takes tensors without this
 module; its operations are for code that is compiled or exported.
 
-A table is passed as its *state*: a tensor that stands for its content. ``scatter`` changes it as far as torch knows, so
-that a compiled program drops no scatter and moves no gather over one. Its shape names the table, so that no operation
+A table is passed as its *state*: a tensor that stands for its content. All operations change it as far as torch knows,
+gathers too: a compiler copies a tensor before it is changed, and would move a gather that only reads the first one over
+a scatter to its copy. So a compiled program drops, merges and moves none of them. Its shape names the table, so that no operation
 reads it: a copy of it stands for the same table.
 """
 
@@ -127,8 +128,8 @@ def _read_into_tensor(t: Any, device_path: str, offset: int) -> None:
 
 _LIBRARY = _torch.library.Library("nvme_ops", "DEF")
 for _schema in (
-    "gather(Tensor state, Tensor ids) -> Tensor",
-    "gather_out(Tensor state, Tensor ids, Tensor(a!) out) -> ()",
+    "gather(Tensor(a!) state, Tensor ids) -> Tensor",
+    "gather_out(Tensor(a!) state, Tensor ids, Tensor(b!) out) -> ()",
     "scatter(Tensor(a!) state, Tensor ids, Tensor src) -> ()",
     "scatter_add(Tensor(a!) state, Tensor ids, Tensor src) -> ()",
     "read_tensor(str device_path, int offset, SymInt[] shape, ScalarType? dtype, Device device) -> Tensor",
