@@ -103,8 +103,8 @@ def test_operations_have_shapes_without_data(store):
 
 def test_schemas_are_those_that_were_promised():
     schemas = {
-        "gather": "nvme_ops::gather(Tensor state, Tensor ids) -> Tensor",
-        "gather_out": "nvme_ops::gather_out(Tensor state, Tensor ids, Tensor(a!) out) -> ()",
+        "gather": "nvme_ops::gather(Tensor(a!) state, Tensor ids) -> Tensor",
+        "gather_out": "nvme_ops::gather_out(Tensor(a!) state, Tensor ids, Tensor(b!) out) -> ()",
         "scatter": "nvme_ops::scatter(Tensor(a!) state, Tensor ids, Tensor src) -> ()",
         "read_into_tensor": "nvme_ops::read_into_tensor(Tensor(a!) t, str device_path, int offset) -> ()",
     }
