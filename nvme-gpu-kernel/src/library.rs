@@ -217,7 +217,6 @@ unsafe extern "C" fn nvme_gpu_drain(queues: *const Queues, queue: u32) -> i32 {
 struct HereWords {
     rows: *const Gather,
     here: Here,
-    reserved: u32,
 }
 const _: () = assert!(size_of::<HereWords>() == 24);
 
@@ -230,11 +229,7 @@ unsafe extern "C" fn nvme_gpu_rows_enter(rows: *const Gather, to: *mut HereWords
     // SAFETY: the caller vouches for the table.
     let here = unsafe { Here::enter(&*rows) };
     let ends = here.ends;
-    let words = HereWords {
-        rows,
-        here,
-        reserved: 0,
-    };
+    let words = HereWords { rows, here };
     // SAFETY: the caller vouches for the place.
     unsafe { to.write(words) };
     ends

@@ -19,6 +19,10 @@ pub const NO_STATION: u32 = u32::MAX;
 /// Whether a block has a station.
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
+/// How long a group goes on between two looks at the gate.
+pub const LOOK_NS: u64 = 1 << LOOK_SHIFT;
+/// log2 of that.
+pub const LOOK_SHIFT: u32 = 20;
 /// How much longer than one read a block waits for a station.
 const STATION_PATIENCE: u64 = 16;
 

@@ -5,7 +5,7 @@
 use crate::arch;
 use crate::groups::Block;
 use crate::rows::{BLOCK_WARPS, Gather, STATION_BYTES, STATION_CELLS, code};
-use crate::station::{self, NO_STATION};
+use crate::station::{self, LOOK_SHIFT, NO_STATION};
 use nvme_core::SharedQueue;
 use nvme_core::group::Group;
 
@@ -28,6 +28,13 @@ pub(crate) struct Here {
     pub ends: i32,
     /// A read has no end: the controller may still write to its slot.
     pub has_lost: u32,
+    /// When it looked at the gate last, in units of about a millisecond.
+    pub looked: u32,
+}
+
+#[inline(always)]
+fn now() -> u32 {
+    (arch::now_ns() >> LOOK_SHIFT) as u32
 }
 
 impl Here {
@@ -54,6 +61,7 @@ impl Here {
             station,
             ends,
             has_lost: 0,
+            looked: now(),
         }
     }
 
@@ -70,18 +78,15 @@ impl Here {
         unsafe { rows.queues.shared(number) }
     }
 
-    /// The address of row `id`, or the code of why it was not read.
+    /// Looks at the gate, if that was long ago. One of the lanes that run together looks for all: reads of one word of
+    /// the host by all warps follow one another.
     #[inline(always)]
-    pub fn row(
-        &mut self,
-        rows: &Gather,
-        queue: Option<&SharedQueue<'_>>,
-        id: i64,
-    ) -> Result<u64, i32> {
-        let Some(place) = rows.place(id) else {
-            return Err(code::OUT_OF_RANGE);
-        };
-        // One of the lanes that run together looks for all: each look is a read over PCIe.
+    fn look(&mut self, rows: &Gather) {
+        let now = now();
+        if now == self.looked {
+            return;
+        }
+        self.looked = now;
         let mask = arch::active();
         let first = mask.trailing_zeros();
         let mut is_shut = false;
@@ -94,6 +99,20 @@ impl Here {
         if self.ends == code::OK && is_shut {
             self.ends = code::GONE;
         }
+    }
+
+    /// The address of row `id`, or the code of why it was not read.
+    #[inline(always)]
+    pub fn row(
+        &mut self,
+        rows: &Gather,
+        queue: Option<&SharedQueue<'_>>,
+        id: i64,
+    ) -> Result<u64, i32> {
+        let Some(place) = rows.place(id) else {
+            return Err(code::OUT_OF_RANGE);
+        };
+        self.look(rows);
         let Some(queue) = queue.filter(|_| self.ends == code::OK) else {
             return Err(self.ends);
         };

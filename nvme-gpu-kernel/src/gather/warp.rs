@@ -9,10 +9,12 @@
 
 use super::copy;
 use crate::arch;
+use crate::groups::Gpu;
 use crate::rows::{Gather, Place, Progress, code, worst};
-use crate::station;
+use crate::station::{self, LOOK_NS};
 use nvme_core::SharedQueue;
 use nvme_core::gate::Gate;
+use nvme_core::group::ExecContext;
 use nvme_core::row_cache::{Line, RowCache};
 
 /// A row as its lane has it.
@@ -83,12 +85,19 @@ impl<'r> Warp<'r, '_> {
         let lanes = u64::from(self.rows.lanes.clamp(1, 32));
         let chunks = self.rows.count.div_ceil(lanes);
         let mut chunk = u64::from(first);
+        // The block has passed the gate just now.
+        let mut looked_ns = Gpu.now_ns();
         while chunk < chunks {
             let index = chunk * lanes + u64::from(arch::lane());
-            // The block has passed the gate just now. One lane looks for all: each look is a read over PCIe.
-            let looks = chunk != u64::from(first) && arch::lane() == 0;
-            if looks && self.ends == code::OK && self.gate.is_none_or(|gate| gate.look().is_err()) {
-                self.ends = code::GONE;
+            // One lane looks for all, and not for each chunk: reads of one word of the host by all warps follow one
+            // another.
+            let now_ns = Gpu.now_ns();
+            if now_ns.wrapping_sub(looked_ns) > LOOK_NS && self.ends == code::OK {
+                looked_ns = now_ns;
+                let looks = arch::lane() == 0;
+                if looks && self.gate.is_none_or(|gate| gate.look().is_err()) {
+                    self.ends = code::GONE;
+                }
             }
             self.ends = arch::shuffle(arch::FULL, self.ends as u32, 0) as i32;
             self.gather_chunk(index);
