@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::driver::{Gpu, check};
-use super::stream::Stream;
+use super::stream::{Stream, handle};
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUfunction_attribute as Attribute, CUresult};
 use std::ffi::{CString, c_void};
@@ -121,21 +121,6 @@ impl Module {
         // SAFETY: the caller's.
         unsafe { launch(handle(stream), function, grid, block, argument) }
     }
-}
-
-/// Whether `stream`, a `CUstream` of the calling thread's context, is being captured.
-pub(super) fn is_capturing(stream: u64) -> Result<bool> {
-    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
-    // SAFETY: writes one value; the driver checks the handle.
-    check("cuStreamIsCapturing", unsafe {
-        sys::cuStreamIsCapturing(handle(stream), &mut status)
-    })?;
-    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
-}
-
-/// The driver's handle of a stream that came as a number.
-pub(super) fn handle(stream: u64) -> sys::CUstream {
-    std::ptr::with_exposed_provenance_mut(stream as usize)
 }
 
 /// # Safety

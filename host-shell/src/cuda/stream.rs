@@ -166,6 +166,21 @@ impl Drop for Stream {
     }
 }
 
+/// Whether `stream`, a `CUstream` of the calling thread's context, is being captured.
+pub(super) fn is_capturing(stream: u64) -> Result<bool> {
+    let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
+    // SAFETY: writes one value; the driver checks the handle.
+    check("cuStreamIsCapturing", unsafe {
+        sys::cuStreamIsCapturing(handle(stream), &mut status)
+    })?;
+    Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+}
+
+/// The driver's handle of a stream that came as a number.
+pub(super) fn handle(stream: u64) -> sys::CUstream {
+    std::ptr::with_exposed_provenance_mut(stream as usize)
+}
+
 impl Gpu {
     /// What stream `then` does from now on comes after all that stream `first` does now. Both are `CUstream`s of
     /// this GPU; 0 is the default one. Returns at once; the caller's context and capture mode stay as they are.
@@ -175,14 +190,13 @@ impl Gpu {
     pub fn order(self: &Arc<Self>, first: u64, then: u64) -> Result<()> {
         let _guest = self.enter()?;
         let event = Event::untimed(self)?;
-        let stream = |handle: u64| std::ptr::with_exposed_provenance_mut(handle as usize);
         // SAFETY: our own event; the driver checks the handles of streams.
         check("cuEventRecord", unsafe {
-            sys::cuEventRecord(event.raw, stream(first))
+            sys::cuEventRecord(event.raw, handle(first))
         })?;
         // SAFETY: as above. An event that is destroyed before it happens is kept by the driver.
         check("cuStreamWaitEvent", unsafe {
-            sys::cuStreamWaitEvent(stream(then), event.raw, 0)
+            sys::cuStreamWaitEvent(handle(then), event.raw, 0)
         })
     }
 }

@@ -62,7 +62,9 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
         #[cfg(feature = "cuda")]
         rows,
         #[cfg(feature = "cuda")]
-        gpu: with_gpu::by_host(options)?,
+        gpu: access
+            .as_ref()
+            .map(|access| crate::cuda::HostRows::new(access.gpu())),
         pool,
         len: info.blocks * u64::from(block),
         block_bytes: block,

@@ -8,8 +8,8 @@
 #![allow(unsafe_code)]
 
 use super::super::driver::{Gpu, check};
-use super::super::module::{handle, is_capturing};
 use super::super::registered::Registered;
+use super::super::stream::{handle, is_capturing};
 use super::board::Failures;
 use super::ended::Ended;
 use super::pending::Pending;
@@ -109,11 +109,6 @@ impl HostRows {
             gpu: Arc::clone(gpu),
             pool: Arc::default(),
         }
-    }
-
-    /// The GPU.
-    pub fn gpu(&self) -> &Arc<Gpu> {
-        &self.gpu
     }
 
     /// Puts an operation over rows of `row_bytes` bytes into `stream`, a `CUstream`. Returns before it runs.

@@ -28,7 +28,8 @@ pub(super) use state::RowsState;
 
 use super::driver::Gpu;
 use super::lent::LentQueues;
-use super::module::{Function, Module, is_capturing};
+use super::module::{Function, Module};
+use super::stream::is_capturing;
 use super::tier::{Access, GpuData};
 use crate::controller::Controller;
 use crate::controller::session::Session;
@@ -220,7 +221,7 @@ impl GpuRows {
         let _guest = self.gpu().enter()?;
         let is_captured = is_capturing(stream)?;
         if is_captured {
-            self.state.is_captured.store(true, Ordering::Release);
+            self.state.is_kept.store(true, Ordering::Release);
         }
         let (number, before) = self.state.take_launch()?;
         let pending = Pending::of_kernel(&self.state, number, before, is_captured);
@@ -278,7 +279,7 @@ impl GpuRows {
             status: 0,
         };
         // Kernels that are not ours are not seen to end.
-        self.state.is_captured.store(true, Ordering::Release);
+        self.state.is_kept.store(true, Ordering::Release);
         self.launch(table, &request).ok_or_else(|| Error::Gone {
             cause: "the store was closed".to_owned(),
         })

@@ -36,8 +36,8 @@ pub(in super::super) struct RowsState {
     is_stopped: AtomicBool,
     /// Groups did not leave: the GPU may still use everything.
     is_stuck: AtomicBool,
-    /// A launch was captured in a graph, which may be replayed at any time.
-    pub is_captured: AtomicBool,
+    /// A graph, or a kernel of the caller's, may name this memory at any time: it is never freed.
+    pub is_kept: AtomicBool,
 }
 
 #[derive(Default)]
@@ -70,7 +70,7 @@ impl RowsState {
             }),
             is_stopped: AtomicBool::new(false),
             is_stuck: AtomicBool::new(false),
-            is_captured: AtomicBool::new(false),
+            is_kept: AtomicBool::new(false),
         })
     }
 
@@ -172,7 +172,7 @@ impl RowsState {
             .iter()
             .map(|(number, before)| (*number, *before));
         let mut all = held.chain(launches.abandoned.iter().copied());
-        !self.is_captured.load(Ordering::Acquire) && all.all(has_ended)
+        !self.is_kept.load(Ordering::Acquire) && all.all(has_ended)
     }
 
     /// The launch's handle goes away.
