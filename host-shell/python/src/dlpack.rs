@@ -84,7 +84,7 @@ struct Versioned {
     tensor: DlTensor,
 }
 
-/// A tensor taken out of a capsule; its owner is told on drop.
+/// A tensor taken out of a capsule; dropping it calls the deleter that its owner gave.
 pub enum Tensor {
     #[expect(private_interfaces, reason = "looked at here alone")]
     Old(*mut Managed),
