@@ -2,8 +2,9 @@
 
 use crate::dlpack::{self, Described};
 use crate::error::{Fault, OrRaise};
+use crate::flight::Flight;
 use crate::pool::lock;
-use crate::store::{Flight, Store};
+use crate::store::Store;
 use crate::wait;
 use nvme_host::cuda::{DeviceMemory, Gpu};
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyMemoryError};

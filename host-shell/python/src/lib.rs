@@ -2,15 +2,20 @@
 //! this module has what needs addresses, threads and the library.
 //!
 //! - `view`: memory of others, kept alive; `array`: memory of ours.
-//! - `store`: stores, tables, and what is under way.
+//! - `store`, `table`: bytes and rows; `operation`, `flight`: transfers by threads and by a GPU; `left`: those whose
+//!   buffers are kept because their owner went away before they ended.
 //! - `pool`: threads that wait in place of the caller; `wait`: waits that Ctrl-C ends.
 //! - `dlpack`, `error`: tensors and exceptions.
 
 mod array;
 mod dlpack;
 mod error;
+mod flight;
+mod left;
+mod operation;
 mod pool;
 mod store;
+mod table;
 mod view;
 mod wait;
 
@@ -45,12 +50,12 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<view::View>()?;
     module.add_class::<array::Array>()?;
     module.add_class::<store::Store>()?;
-    module.add_class::<store::Table>()?;
-    module.add_class::<store::Operation>()?;
-    module.add_class::<store::GpuOperation>()?;
+    module.add_class::<table::Table>()?;
+    module.add_class::<operation::Operation>()?;
+    module.add_class::<flight::GpuOperation>()?;
     module.add_function(wrap_pyfunction!(doctor, module)?)?;
     module.add_function(wrap_pyfunction!(gpu, module)?)?;
     module.add_function(wrap_pyfunction!(calls_under_way, module)?)?;
-    module.add_function(wrap_pyfunction!(store::kept_buffers, module)?)?;
+    module.add_function(wrap_pyfunction!(left::kept_buffers, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

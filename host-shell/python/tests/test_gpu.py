@@ -149,7 +149,7 @@ def test_buffers_stay_until_their_gather_has_ended():
 
 
 def test_a_table_and_a_store_may_go_before_their_gathers():
-    device = "sim:mem?size=32MiB&queues=32&fault=delay:200ms@op=read"
+    device = "sim:mem?size=32MiB&queues=32&fault=delay:1s@op=read"
     store = nvme_gpu.open(device, gpu=0)
     table = store.table(0, shape=(100, 4), dtype="int32")
     found = table[Device([1])]

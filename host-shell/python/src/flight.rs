@@ -1,0 +1,221 @@
+//! Transfers on a GPU that were launched, and what they need until they have ended.
+
+use crate::error::{Fault, OrRaise};
+use crate::left::{self, UnderWay};
+use crate::pool::lock;
+use crate::wait;
+use pyo3::prelude::*;
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+/// A gather, or another transfer on a GPU, that was launched.
+pub struct Flight {
+    pending: nvme_host::cuda::Pending,
+    word: &'static str,
+    number: u64,
+    /// Rows, or bytes of a read or write.
+    count: u64,
+    is_reported: AtomicBool,
+    /// Of a captured one: how many of its runs were looked at.
+    seen: AtomicU32,
+}
+
+impl Flight {
+    /// Waits `limit` at most; whether it has ended.
+    pub fn wait(&self, limit: Duration) -> bool {
+        self.pending.wait(limit).is_ok()
+    }
+
+    /// What went wrong, once.
+    fn fault(&self) -> Option<Fault> {
+        if self.pending.is_captured() {
+            let ended = self.pending.ended();
+            if self.seen.swap(ended, Ordering::AcqRel) == ended {
+                return None;
+            }
+        } else if !self.pending.is_done() || self.is_reported.swap(true, Ordering::AcqRel) {
+            return None;
+        }
+        self.describe()
+    }
+
+    fn describe(&self) -> Option<Fault> {
+        let failures = self.pending.last().failures;
+        let (row, code) = failures.first?;
+        let (word, number, count) = (self.word, self.number, self.count);
+        let what = match word {
+            "read" | "write" => {
+                format!("{word} {number} of {count} bytes on the GPU, in rows of 64 KiB")
+            }
+            _ => format!("{word} {number} of {count} rows on the GPU"),
+        };
+        Some(Fault::row(code, row, None, &what, failures.rows))
+    }
+}
+
+/// A gather under way, with what it needs.
+struct Held {
+    flight: Arc<Flight>,
+    #[expect(dead_code, reason = "kept until the gather has ended")]
+    store: Arc<nvme_host::Store>,
+    #[expect(dead_code, reason = "kept until the gather has ended")]
+    buffers: Option<Py<PyAny>>,
+}
+
+/// The gathers of one table, or the transfers of bytes of one store.
+#[derive(Default)]
+pub struct Flights {
+    held: Mutex<VecDeque<Held>>,
+    captured: Mutex<Vec<Arc<Flight>>>,
+    failed: Mutex<Option<Fault>>,
+    launched: AtomicU64,
+}
+
+impl Flights {
+    /// Puts a transfer into a stream by `launch`, and keeps what it needs until it has ended.
+    pub fn launch(
+        self: &Arc<Self>,
+        py: Python<'_>,
+        store: Arc<nvme_host::Store>,
+        (word, count): (&'static str, u64),
+        buffers: Option<Py<PyAny>>,
+        launch: impl FnOnce() -> nvme_host::Result<nvme_host::cuda::Pending> + Send,
+    ) -> PyResult<GpuOperation> {
+        let flight = Arc::new(Flight {
+            pending: py.detach(launch).or_raise()?,
+            word,
+            number: self.launched.fetch_add(1, Ordering::Relaxed),
+            count,
+            is_reported: AtomicBool::new(false),
+            seen: AtomicU32::new(0),
+        });
+        if flight.pending.is_captured() {
+            lock(&self.captured).push(Arc::clone(&flight));
+        } else {
+            lock(&self.held).push_back(Held {
+                flight: Arc::clone(&flight),
+                store,
+                buffers,
+            });
+        }
+        Ok(GpuOperation {
+            flight,
+            flights: Arc::clone(self),
+        })
+    }
+
+    /// Gives back the buffers of those that have ended, and keeps the first failure.
+    pub fn reap(&self) {
+        let mut over = Vec::new();
+        {
+            let mut held = lock(&self.held);
+            // Those of one stream end in order; of several streams, a long list is looked through.
+            if held.len() > 32 {
+                let (done, left): (Vec<Held>, Vec<Held>) =
+                    held.drain(..).partition(|one| one.flight.pending.is_done());
+                over = done;
+                *held = VecDeque::from(left);
+            } else {
+                while held.front().is_some_and(|one| one.flight.pending.is_done()) {
+                    over.extend(held.pop_front());
+                }
+            }
+        }
+        for one in &over {
+            if let Some(fault) = one.flight.fault() {
+                lock(&self.failed).get_or_insert(fault);
+            }
+        }
+    }
+
+    /// Keeps the first failure of captured ones that ended again.
+    pub fn look_at_captured(&self) {
+        for flight in lock(&self.captured).iter() {
+            if let Some(fault) = flight.fault() {
+                lock(&self.failed).get_or_insert(fault);
+            }
+        }
+    }
+
+    /// # Errors
+    /// The first failure that was not reported yet.
+    pub fn check(&self) -> Result<(), Fault> {
+        match lock(&self.failed).take() {
+            Some(fault) => Err(fault),
+            None => Ok(()),
+        }
+    }
+
+    pub fn is_idle(&self) -> bool {
+        lock(&self.held).is_empty()
+    }
+
+    /// Those that have not been given back, in the order of their launch.
+    pub fn under_way(&self) -> Vec<Arc<Flight>> {
+        let held = lock(&self.held);
+        held.iter().map(|one| Arc::clone(&one.flight)).collect()
+    }
+}
+
+impl UnderWay for Held {
+    fn is_done(&self) -> bool {
+        self.flight.pending.is_done()
+    }
+}
+
+impl Drop for Flights {
+    fn drop(&mut self) {
+        for one in std::mem::take(&mut *lock(&self.held)) {
+            if !one.is_done() {
+                left::keep(one);
+            }
+        }
+    }
+}
+
+/// A gather on a GPU.
+#[pyclass(frozen, module = "nvme_gpu._native")]
+pub struct GpuOperation {
+    flight: Arc<Flight>,
+    flights: Arc<Flights>,
+}
+
+impl GpuOperation {
+    pub fn flight(&self) -> &Arc<Flight> {
+        &self.flight
+    }
+}
+
+#[pymethods]
+impl GpuOperation {
+    /// Whether it has ended, a captured one at least once.
+    fn done(&self) -> bool {
+        self.flight.pending.is_done()
+    }
+
+    /// Whether it is part of a graph.
+    #[getter]
+    fn is_captured(&self) -> bool {
+        self.flight.pending.is_captured()
+    }
+
+    /// Waits `timeout` seconds at most, or without a limit; whether it has ended. Ctrl-C ends the wait.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let limit = wait::seconds(timeout)?;
+        wait::until(py, limit, |slice| self.flight.wait(slice))
+    }
+
+    /// Raises what went wrong, if it has ended and something did; it is not raised again elsewhere.
+    fn check(&self) -> PyResult<()> {
+        if !self.flight.pending.is_done() {
+            return Ok(());
+        }
+        self.flight.is_reported.store(true, Ordering::Release);
+        let fault = self.flight.describe();
+        self.flights.reap();
+        fault.map_or(Ok(()), |fault| Err(fault.into()))
+    }
+}

@@ -1,0 +1,34 @@
+//! What was left under way by those who started it: kept until it has ended.
+
+use crate::pool::lock;
+use pyo3::prelude::*;
+use std::sync::Mutex;
+
+/// A transfer with the buffers that it uses.
+pub trait UnderWay: Send {
+    fn is_done(&self) -> bool;
+}
+
+static LEFT: Mutex<Vec<Box<dyn UnderWay>>> = Mutex::new(Vec::new());
+
+/// Keeps `one` until it has ended.
+pub fn keep(one: impl UnderWay + 'static) {
+    lock(&LEFT).push(Box::new(one));
+}
+
+/// Gives back what has ended. With the GIL held.
+pub fn reap() {
+    let over: Vec<_> = {
+        let mut left = lock(&LEFT);
+        left.extract_if(.., |one| one.is_done()).collect()
+    };
+    // Outside the lock: buffers may run code of Python when they go.
+    drop(over);
+}
+
+/// How many buffers are kept for transfers that were left under way.
+#[pyfunction]
+pub fn kept_buffers() -> usize {
+    reap();
+    lock(&LEFT).len()
+}

@@ -1,0 +1,80 @@
+//! Transfers on threads of the pool.
+
+use crate::error::Fault;
+use crate::left::{self, UnderWay};
+use crate::pool::{Job, lock};
+use crate::view::View;
+use crate::wait;
+use pyo3::prelude::*;
+use std::sync::{Arc, Mutex};
+
+/// A transfer on a thread of the pool.
+#[pyclass(frozen, module = "nvme_gpu._native")]
+pub struct Operation {
+    job: Arc<Job>,
+    buffers: Mutex<Vec<Py<View>>>,
+}
+
+impl Operation {
+    /// Runs `work`, which uses `buffers`, on a thread of the pool.
+    pub fn start(
+        buffers: Vec<Py<View>>,
+        work: impl FnOnce() -> Result<(), Fault> + Send + 'static,
+    ) -> PyResult<Self> {
+        left::reap();
+        let job = Job::start(work)?;
+        Ok(Self {
+            job,
+            buffers: Mutex::new(buffers),
+        })
+    }
+}
+
+#[pymethods]
+impl Operation {
+    /// Whether it has ended, well or not.
+    fn done(&self) -> bool {
+        self.job.is_done()
+    }
+
+    /// Waits `timeout` seconds at most, or without a limit; whether it has ended. Ctrl-C ends the wait.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let limit = wait::seconds(timeout)?;
+        let is_done = wait::until(py, limit, |slice| self.job.wait(slice))?;
+        if is_done {
+            // The buffers go when the GIL is held, which is now.
+            let buffers = std::mem::take(&mut *lock(&self.buffers));
+            drop(buffers);
+        }
+        Ok(is_done)
+    }
+
+    /// Raises what went wrong, if it has ended and something did.
+    fn check(&self) -> PyResult<()> {
+        Ok(self.job.result()?)
+    }
+}
+
+impl Drop for Operation {
+    fn drop(&mut self) {
+        if !self.job.is_done() {
+            left::keep(Left {
+                job: Arc::clone(&self.job),
+                buffers: std::mem::take(&mut *lock(&self.buffers)),
+            });
+        }
+    }
+}
+
+struct Left {
+    job: Arc<Job>,
+    #[expect(dead_code, reason = "kept until the job has ended")]
+    buffers: Vec<Py<View>>,
+}
+
+impl UnderWay for Left {
+    fn is_done(&self) -> bool {
+        self.job.is_done()
+    }
+}

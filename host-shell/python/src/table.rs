@@ -1,0 +1,345 @@
+//! Tables: rows by ids, by the CPU or by the GPU.
+// UNSAFETY: threads of the pool and the GPU use memory by address; its owners are kept until they have ended.
+#![allow(unsafe_code)]
+
+use crate::array::Array;
+use crate::error::Fault;
+use crate::flight::{Flights, GpuOperation};
+use crate::operation::Operation;
+use crate::store::{Open, Store};
+use crate::view::{Memory, View};
+use crate::wait;
+use nvme_host::cuda::Request;
+use nvme_host::store::{Duplicates, Element, Ids, RowReport};
+use pyo3::prelude::*;
+use std::sync::Arc;
+
+/// Ids in memory of the host, as slices want them.
+enum OwnedIds {
+    I32(Vec<i32>),
+    I64(Vec<i64>),
+}
+
+impl OwnedIds {
+    /// # Safety
+    /// The memory is valid for the length of the call.
+    unsafe fn copy(memory: Memory, is_wide: bool) -> Self {
+        // SAFETY: the caller's.
+        let bytes = unsafe { memory.slice() };
+        match is_wide {
+            true => Self::I64(
+                bytes
+                    .as_chunks()
+                    .0
+                    .iter()
+                    .map(|one| i64::from_le_bytes(*one))
+                    .collect(),
+            ),
+            false => Self::I32(
+                bytes
+                    .as_chunks()
+                    .0
+                    .iter()
+                    .map(|one| i32::from_le_bytes(*one))
+                    .collect(),
+            ),
+        }
+    }
+
+    fn get(&self) -> Ids<'_> {
+        match self {
+            Self::I32(ids) => Ids::I32(ids),
+            Self::I64(ids) => Ids::I64(ids),
+        }
+    }
+}
+
+/// # Errors
+/// For what cannot be added.
+fn element(dtype: &str) -> Result<Element, Fault> {
+    match dtype {
+        "float32" => Ok(Element::F32),
+        "float16" => Ok(Element::F16),
+        "bfloat16" => Ok(Element::Bf16),
+        "int32" => Ok(Element::I32),
+        other => {
+            let cause = format!("rows of {other} cannot be added to");
+            let remedy = "use float32, float16, bfloat16 or int32";
+            Err(Fault::usage(cause, remedy))
+        }
+    }
+}
+
+/// What is done with rows in memory of the host.
+enum Rows {
+    Gather,
+    Scatter(Duplicates),
+    Add(Element),
+}
+
+/// Rows of one size in a store.
+#[pyclass(frozen, module = "nvme_gpu._native")]
+pub struct Table {
+    store: Py<Store>,
+    offset: u64,
+    rows: u64,
+    row_bytes: u64,
+    flights: Arc<Flights>,
+}
+
+impl Table {
+    fn get(&self) -> Result<(Open, nvme_host::Table), Fault> {
+        let store = self.store.get().get()?;
+        let table = store.table(self.offset, self.rows, self.row_bytes)?;
+        Ok((store, table))
+    }
+
+    fn run(
+        &self,
+        ids: Py<View>,
+        rows: Py<View>,
+        status: Option<Py<View>>,
+        wide: bool,
+        what: Rows,
+    ) -> PyResult<Operation> {
+        let (store, table) = self.get()?;
+        let is_gather = matches!(what, Rows::Gather);
+        let of_ids = ids.get().of_host("ids", false)?;
+        let name = if is_gather { "out" } else { "the source" };
+        let of_rows = rows.get().of_host(name, is_gather)?;
+        let of_status = status
+            .as_ref()
+            .map(|view| view.get().of_host("status", true));
+        let of_status = of_status.transpose()?;
+        let count = of_ids.bytes / if wide { 8 } else { 4 };
+        if of_status.is_some_and(|memory| memory.bytes != count * 4) {
+            let cause = format!("status has another length than {count} rows of 4 bytes");
+            return Err(Fault::usage(cause, "give an int32 for each id").into());
+        }
+        if is_gather && of_rows.overlaps(of_ids)
+            || of_status.is_some_and(|one| one.overlaps(of_ids) || one.overlaps(of_rows))
+        {
+            let remedy = "use memory of its own for each";
+            return Err(Fault::usage("ids, rows or status share memory", remedy).into());
+        }
+        let mut buffers = vec![ids, rows];
+        buffers.extend(status);
+        Operation::start(buffers, move || {
+            let _store = store;
+            // SAFETY: the views are kept until this ended.
+            let ids = unsafe { OwnedIds::copy(of_ids, wide) };
+            let mut codes = vec![0; if of_status.is_some() { count } else { 0 }];
+            let places = of_status.is_some().then_some(&mut codes[..]);
+            let (report, word) = match what {
+                // SAFETY: as above; ids and status lie elsewhere.
+                Rows::Gather => (
+                    table.gather(ids.get(), unsafe { of_rows.slice_mut() }, places)?,
+                    "gather",
+                ),
+                Rows::Scatter(duplicates) => (
+                    // SAFETY: as above.
+                    table.scatter(ids.get(), unsafe { of_rows.slice() }, duplicates, places)?,
+                    "scatter",
+                ),
+                Rows::Add(element) => (
+                    // SAFETY: as above.
+                    table.scatter_add(ids.get(), unsafe { of_rows.slice() }, element, places)?,
+                    "scatter_add",
+                ),
+            };
+            if let Some(memory) = of_status {
+                // SAFETY: as above.
+                let bytes = unsafe { memory.slice_mut() };
+                for (to, code) in bytes.as_chunks_mut().0.iter_mut().zip(&codes) {
+                    *to = code.to_le_bytes();
+                }
+            }
+            verdict(report, word)
+        })
+    }
+}
+
+/// # Errors
+/// The first row that failed.
+fn verdict(report: RowReport, word: &str) -> Result<(), Fault> {
+    let Some(first) = &report.first else {
+        return Ok(());
+    };
+    let what = format!("{word} of {} rows", report.rows);
+    let mut fault = Fault::row(
+        first.status,
+        first.row as u64,
+        Some(first.id),
+        &what,
+        report.failed as u64,
+    );
+    if let Some(error) = &first.error {
+        let of_command = Fault::of(error);
+        fault.code = of_command.code;
+        fault.cause = format!("{}: {}", fault.cause, of_command.cause);
+        fault.remedy = of_command.remedy;
+    }
+    fault.errno = report.errno;
+    Err(fault)
+}
+
+#[pymethods]
+impl Table {
+    #[new]
+    fn new(store: Py<Store>, offset: u64, rows: u64, row_bytes: u64) -> PyResult<Self> {
+        let table = Self {
+            store,
+            offset,
+            rows,
+            row_bytes,
+            flights: Arc::default(),
+        };
+        table.get()?;
+        table.store.get().add_table(&table.flights);
+        Ok(table)
+    }
+
+    fn gather(
+        &self,
+        ids: Py<View>,
+        wide: bool,
+        out: Py<View>,
+        status: Option<Py<View>>,
+    ) -> PyResult<Operation> {
+        self.run(ids, out, status, wide, Rows::Gather)
+    }
+
+    fn scatter(
+        &self,
+        ids: Py<View>,
+        wide: bool,
+        source: Py<View>,
+        status: Option<Py<View>>,
+        unique: bool,
+    ) -> PyResult<Operation> {
+        let duplicates = match unique {
+            true => Duplicates::Error,
+            false => Duplicates::Last,
+        };
+        self.run(ids, source, status, wide, Rows::Scatter(duplicates))
+    }
+
+    fn scatter_add(
+        &self,
+        ids: Py<View>,
+        wide: bool,
+        source: Py<View>,
+        status: Option<Py<View>>,
+        dtype: &str,
+    ) -> PyResult<Operation> {
+        let element = element(dtype)?;
+        self.run(ids, source, status, wide, Rows::Add(element))
+    }
+
+    /// Puts a gather into `stream` of the store's GPU; addresses are the GPU's. `buffers` is kept until it has
+    /// ended, unless it is captured.
+    #[pyo3(signature = (ids, wide, count, out, status, stream, buffers=None, array=None))]
+    #[expect(clippy::too_many_arguments, reason = "one call for speed")]
+    fn gather_on_gpu(
+        &self,
+        py: Python<'_>,
+        ids: u64,
+        wide: bool,
+        count: u64,
+        out: u64,
+        status: u64,
+        stream: u64,
+        buffers: Option<Py<PyAny>>,
+        array: Option<&Array>,
+    ) -> PyResult<GpuOperation> {
+        let flights = &self.flights;
+        flights.reap();
+        flights.check()?;
+        let (store, table) = self.get()?;
+        let request = Request {
+            ids,
+            wide_ids: wide,
+            count,
+            out,
+            out_stride: self.row_bytes,
+            status,
+        };
+        let what = ("gather", count);
+        let made = flights.launch(py, store, what, buffers, || {
+            // SAFETY: the addresses are of the buffers, which are kept until the gather has ended; those that a
+            // graph uses are its user's to keep.
+            unsafe { table.gather_on_gpu(&request, stream) }
+        })?;
+        if let Some(array) = array {
+            array.is_filled_by(stream, made.flight());
+        }
+        Ok(made)
+    }
+
+    /// Puts a scatter into `stream`, or with `dtype` an addition; as `gather_on_gpu`.
+    #[pyo3(signature = (ids, wide, count, rows, status, stream, buffers=None, dtype=None))]
+    #[expect(clippy::too_many_arguments, reason = "one call for speed")]
+    fn change_on_gpu(
+        &self,
+        py: Python<'_>,
+        ids: u64,
+        wide: bool,
+        count: u64,
+        rows: u64,
+        status: u64,
+        stream: u64,
+        buffers: Option<Py<PyAny>>,
+        dtype: Option<&str>,
+    ) -> PyResult<GpuOperation> {
+        let flights = &self.flights;
+        flights.reap();
+        flights.check()?;
+        let (store, table) = self.get()?;
+        let element = dtype.map(element).transpose()?;
+        let request = Request {
+            ids,
+            wide_ids: wide,
+            count,
+            out: rows,
+            out_stride: self.row_bytes,
+            status,
+        };
+        let word = if element.is_some() {
+            "scatter_add"
+        } else {
+            "scatter"
+        };
+        flights.launch(py, store, (word, count), buffers, || {
+            // SAFETY: as for a gather.
+            unsafe {
+                match element {
+                    Some(element) => table.scatter_add_on_gpu(&request, element, stream),
+                    None => table.scatter_on_gpu(&request, stream),
+                }
+            }
+        })
+    }
+
+    /// Waits for the gathers on the GPU that were launched before, and raises the first failure that was not raised
+    /// yet; of captured ones, that of their last run that ended.
+    #[pyo3(signature = (timeout=None))]
+    fn check(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let limit = wait::seconds(timeout)?;
+        self.store.get().get()?;
+        for flight in self.flights.under_way() {
+            if !wait::until(py, limit, |slice| flight.wait(slice))? {
+                return Ok(false);
+            }
+        }
+        self.flights.reap();
+        self.flights.look_at_captured();
+        self.flights.check()?;
+        Ok(true)
+    }
+
+    /// Whether no gather is under way on the GPU.
+    fn is_idle(&self) -> bool {
+        self.flights.reap();
+        self.flights.is_idle()
+    }
+}
