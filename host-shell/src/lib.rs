@@ -68,6 +68,7 @@ pub use controller::{Controller, outage, passthru};
 pub use device::bar::DoorbellMap;
 pub use device::cmb::{ControllerMemory, Piece};
 pub use device::open::{open, open_reading};
+pub use device::peer::PeerMemory;
 #[cfg(feature = "sim")]
 pub use device::sim;
 #[cfg(feature = "vfio")]

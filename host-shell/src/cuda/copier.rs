@@ -13,6 +13,7 @@ use super::stream::{Event, Stream};
 use crate::error::Result;
 use crate::lock::lock;
 use std::any::Any;
+use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
@@ -23,7 +24,7 @@ pub struct Copier {
     out: Mutex<Stream>,
     idle: Mutex<Vec<Event>>,
     lost: AtomicBool,
-    _images: Arc<Vec<Registered>>,
+    _images: Vec<Arc<Registered>>,
 }
 
 impl std::fmt::Debug for Copier {
@@ -35,52 +36,50 @@ impl std::fmt::Debug for Copier {
     }
 }
 
-/// Registered images, as long as a copier exists: one registration serves all copiers.
-#[derive(Default)]
-pub struct Images(Mutex<Weak<Vec<Registered>>>);
+/// Images (address, bytes) that are registered now: the driver takes each once, for all copiers and GPUs.
+static REGISTERED: Mutex<BTreeMap<(usize, usize), Weak<Registered>>> = Mutex::new(BTreeMap::new());
 
-impl Images {
-    /// Registers `images` (address, bytes), which are mapped as long as `owner` lives, unless they are.
-    fn registered(
-        &self,
-        gpu: &Arc<Gpu>,
-        images: &[(usize, usize)],
-        owner: Arc<dyn Any + Send + Sync>,
-    ) -> Result<Arc<Vec<Registered>>> {
-        let mut held = lock(&self.0);
-        if let Some(all) = held.upgrade() {
-            return Ok(all);
-        }
-        let register = |(address, bytes): &(usize, usize)| {
-            // SAFETY: the image is mapped as long as its owner lives.
-            unsafe { Registered::image(gpu, *address, *bytes, Arc::clone(&owner)) }
-        };
-        let all: Result<Vec<Registered>> = images.iter().map(register).collect();
-        let all = Arc::new(all?);
-        *held = Arc::downgrade(&all);
-        Ok(all)
+/// Registers `image` (address, bytes), which is mapped as long as `owner` lives, unless it is registered.
+fn register(
+    gpu: &Arc<Gpu>,
+    image: (usize, usize),
+    owner: &Arc<dyn Any + Send + Sync>,
+) -> Result<Arc<Registered>> {
+    let mut all = lock(&REGISTERED);
+    if let Some(registered) = all.get(&image).and_then(Weak::upgrade) {
+        return Ok(registered);
     }
+    // SAFETY: the image is mapped as long as its owner lives.
+    let registered = unsafe { Registered::image(gpu, image.0, image.1, Arc::clone(owner)) }?;
+    let registered = Arc::new(registered);
+    all.retain(|_, held| held.strong_count() > 0);
+    all.insert(image, Arc::downgrade(&registered));
+    Ok(registered)
 }
 
 impl Copier {
-    /// A copier for `memory`. `places` (address, bytes) is where the data comes from and goes to, mapped
-    /// as long as `owner` lives; it is registered, so that the engine reaches it without a detour.
+    /// A copier for `memory`. `images` (address, bytes) are where the data comes from and goes to, mapped
+    /// as long as `owner` lives; they are registered, so that the engine reaches them without a detour.
     ///
     /// # Errors
     /// [`Error::Device`](crate::Error::Device) when an image cannot be registered.
     pub fn new(
         memory: &Arc<DeviceMemory>,
-        images: &Images,
-        places: &[(usize, usize)],
+        images: &[(usize, usize)],
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Result<Self> {
+        let gpu = memory.gpu();
+        let images: Result<_> = images
+            .iter()
+            .map(|image| register(gpu, *image, &owner))
+            .collect();
         Ok(Self {
             memory: Arc::clone(memory),
-            into: Mutex::new(Stream::new(memory.gpu())?),
-            out: Mutex::new(Stream::new(memory.gpu())?),
+            into: Mutex::new(Stream::new(gpu)?),
+            out: Mutex::new(Stream::new(gpu)?),
             idle: Mutex::default(),
             lost: AtomicBool::new(false),
-            _images: images.registered(memory.gpu(), places, owner)?,
+            _images: images?,
         })
     }
 

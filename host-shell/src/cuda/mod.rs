@@ -41,7 +41,7 @@ mod tier;
 pub mod trace;
 
 #[cfg(feature = "sim")]
-pub use copier::{Copier, Images};
+pub use copier::Copier;
 pub use driver::{Gpu, Order};
 pub use kernels::{Kernel, Kernels};
 pub use lender::{CallerMemory, Place};

@@ -1,9 +1,12 @@
 //! How near the GPU gets to a controller: which tier is used, and why not a higher one.
 
+#[cfg(feature = "sim")]
+use super::copier::Copier;
 use super::driver::{Gpu, Order};
 use super::memory::DeviceMemory;
 use super::registered::Registered;
 use crate::device::Device;
+use crate::device::peer::PeerMemory;
 use crate::device::relay::Relay;
 use crate::dma::DmaBuffer;
 use crate::error::{Error, Result};
@@ -227,7 +230,15 @@ impl GpuData {
     /// GPU memory of `bytes` bytes.
     pub fn on_gpu(gpu: &Arc<Gpu>, device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
         let memory = Arc::new(DeviceMemory::new(gpu, bytes)?);
-        let iova = device.map_gpu(&memory)?;
+        let iova = device.map_peer(PeerMemory {
+            address: memory.address(),
+            bytes,
+            #[cfg(feature = "sim")]
+            copier: {
+                let memory = Arc::clone(&memory);
+                Box::new(move |images, owner| Ok(Arc::new(Copier::new(&memory, images, owner)?)))
+            },
+        })?;
         Ok(Self::OnGpu {
             memory,
             iova,

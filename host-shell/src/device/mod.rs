@@ -4,6 +4,7 @@ pub(crate) mod bar;
 pub(crate) mod cmb;
 pub(crate) mod interrupt;
 pub(crate) mod open;
+pub(crate) mod peer;
 pub mod relay;
 #[cfg(feature = "sim")]
 pub mod sim;
@@ -14,6 +15,7 @@ pub mod vfio_user;
 
 use crate::device::bar::DoorbellMap;
 use crate::device::cmb::ControllerMemory;
+use crate::device::peer::PeerMemory;
 use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
 use nvme_core::Registers;
@@ -56,9 +58,11 @@ pub trait Device: Send + Sync {
 
     /// Lets the controller move data into and out of `memory` of a GPU; returns the address that it
     /// uses. [`unmap_dma`](Self::unmap_dma) ends that. The default cannot.
-    #[cfg(feature = "cuda")]
-    fn map_gpu(&self, memory: &Arc<crate::cuda::DeviceMemory>) -> Result<Iova> {
-        let _ = memory;
+    ///
+    /// # Errors
+    /// [`Error::Usage`] where the transport has no way to such memory.
+    fn map_peer(&self, memory: PeerMemory) -> Result<Iova> {
+        drop(memory);
         Err(Error::usage(
             format!("{} cannot reach GPU memory", self.name()),
             "use --tier 1 or 0",
@@ -218,14 +222,18 @@ mod tests {
     fn a_transport_that_offers_nothing_more_says_so() {
         let device = Stuck::at(0);
         assert!(device.alloc_dma(4096).unwrap().len() >= 4096);
+        let memory = PeerMemory {
+            address: 0x1000,
+            bytes: 4096,
+            #[cfg(feature = "sim")]
+            copier: Box::new(|_, _| Err(Error::internal("a copier for this device"))),
+        };
         let refused = [
-            device.controller_memory().map(drop),
-            device.interrupts(1).map(drop),
+            (device.controller_memory().map(drop), "controller memory"),
+            (device.interrupts(1).map(drop), "no interrupts"),
+            (device.map_peer(memory).map(drop), "cannot reach GPU memory"),
         ];
-        for (result, part) in refused
-            .into_iter()
-            .zip(["controller memory", "no interrupts"])
-        {
+        for (result, part) in refused {
             let error = result.unwrap_err().to_string();
             assert!(error.contains(part), "{error}");
         }

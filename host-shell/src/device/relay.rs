@@ -13,6 +13,7 @@ use super::bar::{DoorbellMap, PAGE_WORDS};
 pub use super::bar::{NONE, WordPage};
 use crate::device::Device;
 use crate::device::cmb::ControllerMemory;
+use crate::device::peer::PeerMemory;
 use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
 use nvme_core::mem::Doorbell;
@@ -269,9 +270,8 @@ impl Device for Relay {
         self.shared.device.unmap_dma(iova, bytes)
     }
 
-    #[cfg(feature = "cuda")]
-    fn map_gpu(&self, memory: &Arc<crate::cuda::DeviceMemory>) -> Result<Iova> {
-        self.shared.device.map_gpu(memory)
+    fn map_peer(&self, memory: PeerMemory) -> Result<Iova> {
+        self.shared.device.map_peer(memory)
     }
 
     fn reset(&self) -> Result<()> {

@@ -3,6 +3,7 @@
 
 use crate::device::Device;
 use crate::device::bar::DoorbellMap;
+use crate::device::peer::PeerMemory;
 use crate::dma::{Pages, SharedPages};
 use crate::error::{Error, Result};
 use nvme_core::spec::Iova;
@@ -71,10 +72,7 @@ pub struct Simulator {
     name: String,
     threads: usize,
     /// Address and length of each namespace that lies in memory.
-    #[cfg(feature = "cuda")]
     images: Vec<(usize, usize)>,
-    #[cfg(feature = "cuda")]
-    registered: crate::cuda::Images,
 }
 
 /// The embedded simulator as a device, and the controller in it.
@@ -111,9 +109,7 @@ pub fn embed(text: &str) -> Result<Embedded> {
 fn start(text: &str, config: Config) -> Result<Embedded> {
     let threads = config.threads;
     let pages = SharedPages::new();
-    #[cfg(feature = "cuda")]
     let images = config.namespaces.iter().filter_map(|one| one.store.span());
-    #[cfg(feature = "cuda")]
     let images = images
         .map(|span| (span.address().addr(), span.len()))
         .collect();
@@ -139,10 +135,7 @@ fn start(text: &str, config: Config) -> Result<Embedded> {
         pages,
         name: format!("sim:{text}"),
         threads,
-        #[cfg(feature = "cuda")]
         images,
-        #[cfg(feature = "cuda")]
-        registered: crate::cuda::Images::default(),
     });
     Ok((device, controller))
 }
@@ -219,12 +212,9 @@ impl Device for Simulator {
         self.pages.map(pages)
     }
 
-    #[cfg(feature = "cuda")]
-    fn map_gpu(&self, memory: &Arc<crate::cuda::DeviceMemory>) -> Result<Iova> {
-        let owner = Arc::clone(&self.bar.0) as _;
-        let copier = crate::cuda::Copier::new(memory, &self.registered, &self.images, owner)?;
-        self.pages
-            .map_peer(memory.address(), memory.len(), Arc::new(copier))
+    fn map_peer(&self, memory: PeerMemory) -> Result<Iova> {
+        let copier = (memory.copier)(&self.images, Arc::clone(&self.bar.0) as _)?;
+        self.pages.map_peer(memory.address, memory.bytes, copier)
     }
 
     fn unmap_dma(&self, iova: Iova, bytes: usize) -> Result<()> {

@@ -40,7 +40,6 @@ impl SharedPages {
     }
 
     /// Lets the simulator reach `bytes` bytes of `peer` at `address`, by copies of the peer's own.
-    #[cfg(feature = "cuda")]
     pub(crate) fn map_peer(
         &self,
         address: u64,

@@ -6,7 +6,7 @@ use crate::audit;
 use nvme_core::Registers;
 use nvme_core::spec::Iova;
 use nvme_gpu_kernel::work::data_word;
-use nvme_host::cuda::{Copier, DeviceMemory, Images};
+use nvme_host::cuda::{Copier, DeviceMemory};
 use nvme_host::sim::Bar;
 use nvme_host::{Device, DoorbellMap, Error, Pages, Result};
 use nvme_sim::{Controller, HostMemory, Memory, NamespaceConfig, Rule, Runner, Store};
@@ -88,12 +88,7 @@ impl Sim {
     /// Lets the controller reach GPU memory, at the GPU's own addresses, by copies.
     pub fn map_gpu_memory(&self, memory: &Arc<DeviceMemory>) -> Result<()> {
         let owner = Arc::clone(&self.bar.0);
-        let copier = Arc::new(Copier::new(
-            memory,
-            &Images::default(),
-            self.image.as_slice(),
-            owner,
-        )?);
+        let copier = Arc::new(Copier::new(memory, self.image.as_slice(), owner)?);
         let address = memory.address();
         let mapped = self
             .memory

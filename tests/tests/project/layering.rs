@@ -117,6 +117,48 @@ fn dependencies_point_one_way() {
     }
 }
 
+/// Of the folders of the host library, those that reach controllers know nothing of GPUs, and the store is
+/// above both.
+#[test]
+fn the_folders_of_the_host_library_point_one_way() {
+    for (folder, banned) in [
+        ("device", &["controller", "cuda", "store", "bench"][..]),
+        ("dma", &["controller", "cuda", "store", "bench"]),
+        ("controller", &["cuda", "store", "bench"]),
+        ("cuda", &["store"]),
+    ] {
+        let mut offenders = Vec::new();
+        for (path, text) in sources(&format!("host-shell/src/{folder}")) {
+            for (number, line) in text.lines().enumerate() {
+                let line = code(line);
+                if banned.iter().any(|other| names_folder(line, other)) {
+                    offenders.push(format!("{path}:{}: {line}", number + 1));
+                }
+            }
+        }
+        report(offenders);
+    }
+}
+
+/// Whether `line` names the module `folder` of the crate's root.
+fn names_folder(line: &str, folder: &str) -> bool {
+    let mut paths = line.split("crate::").skip(1);
+    paths.any(|path| {
+        path.split(|c: char| !c.is_alphanumeric() && c != '_')
+            .next()
+            == Some(folder)
+    })
+}
+
+#[test]
+fn a_folder_that_is_named_would_be_found() {
+    assert!(names_folder(
+        "    memory: &Arc<crate::cuda::DeviceMemory>,",
+        "cuda"
+    ));
+    assert!(!names_folder("use crate::cuda_like::X;", "cuda"));
+}
+
 /// What links the host library gets none of what only the tool needs: command line, charts, progress.
 #[test]
 fn the_host_library_is_free_of_what_only_the_tool_needs() {
