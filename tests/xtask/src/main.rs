@@ -66,6 +66,7 @@ usage: cargo xtask <command>
   write-cache [--seconds N]
                      writes of 128 KiB to a served controller with and without its write cache,
                      in turns: with it they have 0.9 of the rate
+  python --asan      the tests of the Python face with its extension module under AddressSanitizer
   planted [NAME...]  plant each bug of tests/mutants (or those whose names contain NAME): its test
                      has to fail, and the protocol auditor to find it
 ";
@@ -91,6 +92,7 @@ fn main() -> ExitCode {
             ["simulate", rest @ ..] => simulate::command(rest),
             ["coverage"] => coverage::command(),
             ["fuzz", rest @ ..] => fuzz::command(rest),
+            ["python", rest @ ..] => python::command(rest),
             ["planted", rest @ ..] => planted::command(rest),
             ["write-cache", rest @ ..] => write_cache::command(rest),
             ["results"] => results::write_page(),

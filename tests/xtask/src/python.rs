@@ -2,6 +2,10 @@
 //!
 //! The wheel is built in the release profile of the workspace, so that it shares what the demo compiled.
 
+mod sanitized;
+
+pub use sanitized::command;
+
 use crate::process::{Failure, NETWORK, cargo, check, check_retried, root, shown, target_dir};
 use crate::report::Counts;
 use crate::tools::{apt, is_root};
@@ -57,32 +61,28 @@ pub fn stage() -> Result<Counts, Failure> {
     }
 
     let mut tests = tools.run("python");
-    tests.args([
-        "-X",
-        "dev",
-        "-m",
-        "pytest",
-        "--color=no",
-        "-p",
-        "no:cacheprovider",
-    ]);
-    tests
-        .current_dir(&folder)
-        .env("LD_LIBRARY_PATH", stand_in()?);
-    println!("$ {}", shown(&tests));
-    let ran = tests.stdin(Stdio::null()).output();
+    tests.args(["-X", "dev"]);
+    counts.add(pytest(tests.env("LD_LIBRARY_PATH", stand_in()?))?);
+    Ok(counts)
+}
+
+/// Runs the tests by `python`.
+fn pytest(python: &mut Command) -> Result<Counts, Failure> {
+    python.args(["-m", "pytest", "--color=no", "-p", "no:cacheprovider"]);
+    python.current_dir(root().join(FOLDER));
+    println!("$ {}", shown(python));
+    let ran = python.stdin(Stdio::null()).output();
     let ran = ran.map_err(|error| Failure::new(format!("pytest: {error}")))?;
     let text = String::from_utf8_lossy(&ran.stdout);
     println!("{text}{}", String::from_utf8_lossy(&ran.stderr));
-    let mut of_tests = text
+    let mut counts = text
         .lines()
         .rev()
         .find_map(of_closing_line)
         .unwrap_or_default();
-    if !ran.status.success() && of_tests.failed == 0 || of_tests.passed == 0 {
-        of_tests.failed = 1;
+    if !ran.status.success() && counts.failed == 0 || counts.passed == 0 {
+        counts.failed = 1;
     }
-    counts.add(of_tests);
     Ok(counts)
 }
 
@@ -186,16 +186,17 @@ fn stand_in() -> Result<PathBuf, Failure> {
     ]))?;
     let folder = target_dir().join("tools/fake-cuda");
     let built = target_dir().join("release/libnvme_fake_cuda.so");
-    let copy = |to: &Path| -> std::io::Result<()> {
-        fs::create_dir_all(to)?;
-        for name in ["libcuda.so.1", "libcuda.so"] {
-            fs::copy(&built, to.join(name))?;
-        }
-        Ok(())
-    };
-    let copied = copy(&folder);
-    copied.map_err(|error| Failure::new(format!("{}: {error}", folder.display())))?;
+    for name in ["libcuda.so.1", "libcuda.so"] {
+        copy(&built, &folder.join(name))?;
+    }
     Ok(folder)
+}
+
+fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
+    let folder = to.parent().unwrap_or(to);
+    let copied = fs::create_dir_all(folder).and_then(|()| fs::copy(from, to));
+    copied.map_err(|error| Failure::new(format!("{}: {error}", to.display())))?;
+    Ok(())
 }
 
 #[cfg(test)]
