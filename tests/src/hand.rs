@@ -2,6 +2,11 @@
 //!
 //! The controller's side checks what any controller may rely on: the tail doorbell never goes back and
 //! never passes more entries than there are slots.
+//!
+//! The fake of a controller's queues for all tests of the core. Others model another side: `fuzz/bad_controller`
+//! answers by a fuzzer's script, registers and Identify data too; `fuzz/cqe_stream` posts raw completions and
+//! records what the auditor sees; `properties` is registers without queues; `sequences/memory` of the core
+//! records each atomic operation, below the core's public surface.
 
 use crate::watch::Watch;
 use nvme_core::group::Group;

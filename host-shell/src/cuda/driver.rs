@@ -52,70 +52,10 @@ impl Gpu {
     /// capability 8.0 or later, or when the GPU cannot be used now; [`Error::Usage`] for an index that
     /// does not exist.
     pub fn open(index: u32) -> Result<Arc<Self>> {
-        // SAFETY: loads the library and runs its initializers, as any CUDA program does.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(Error::environment(
-                "no NVIDIA driver: libcuda.so.1 is not on this machine",
-                "install one, or leave --gpu out",
-            ));
-        }
-        let mut driver = 0;
-        // SAFETY: writes one integer.
-        check("cuDriverGetVersion", unsafe {
-            sys::cuDriverGetVersion(&mut driver)
-        })?;
-        if driver < OLDEST_DRIVER {
-            return Err(Error::environment(
-                format!(
-                    "the NVIDIA driver is one for CUDA {}, the kernels need CUDA {}",
-                    version(driver),
-                    version(OLDEST_DRIVER)
-                ),
-                "install driver 535 or later, or use --cpu",
-            ));
-        }
-        // SAFETY: no arguments that matter.
-        check("cuInit", unsafe { sys::cuInit(0) })?;
-        let mut count = 0;
-        // SAFETY: writes one integer.
-        check("cuDeviceGetCount", unsafe {
-            sys::cuDeviceGetCount(&mut count)
-        })?;
-        let ordinal = i32::try_from(index).unwrap_or(i32::MAX);
-        if count <= 0 {
-            return Err(no_gpu());
-        }
-        if ordinal >= count {
-            return Err(Error::usage(
-                format!("there is no GPU {index}: this machine has {count}"),
-                format!("use --gpu 0 to {}", count - 1),
-            ));
-        }
-        let mut device = 0;
-        // SAFETY: writes one integer.
-        check("cuDeviceGet", unsafe {
-            sys::cuDeviceGet(&mut device, ordinal)
-        })?;
+        let driver = loaded_driver()?;
+        let device = device(index)?;
         let name = name_of(device)?;
-        let capability = (
-            attribute(
-                device,
-                Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-            )?,
-            attribute(
-                device,
-                Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-            )?,
-        );
-        if capability < OLDEST_GPU {
-            return Err(Error::environment(
-                format!(
-                    "GPU {index} ({name}) has compute capability {}.{}, the kernels need {}.{}",
-                    capability.0, capability.1, OLDEST_GPU.0, OLDEST_GPU.1
-                ),
-                "choose another with --gpu, or use --cpu",
-            ));
-        }
+        check_capability(index, &name, device)?;
         let mut context = null_mut();
         // SAFETY: writes one handle; released on drop.
         check("cuDevicePrimaryCtxRetain", unsafe {
@@ -217,6 +157,84 @@ impl Drop for Gpu {
         // SAFETY: retained once, in `open`; nothing refers to the context any more.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
     }
+}
+
+/// Loads the driver's library and returns its version.
+fn loaded_driver() -> Result<i32> {
+    // SAFETY: loads the library and runs its initializers, as any CUDA program does.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Error::environment(
+            "no NVIDIA driver: libcuda.so.1 is not on this machine",
+            "install one, or leave --gpu out",
+        ));
+    }
+    let mut driver = 0;
+    // SAFETY: writes one integer.
+    check("cuDriverGetVersion", unsafe {
+        sys::cuDriverGetVersion(&mut driver)
+    })?;
+    if driver < OLDEST_DRIVER {
+        return Err(Error::environment(
+            format!(
+                "the NVIDIA driver is one for CUDA {}, the kernels need CUDA {}",
+                version(driver),
+                version(OLDEST_DRIVER)
+            ),
+            "install driver 535 or later, or use --cpu",
+        ));
+    }
+    Ok(driver)
+}
+
+/// The driver's handle of GPU `index`.
+fn device(index: u32) -> Result<sys::CUdevice> {
+    // SAFETY: no arguments that matter.
+    check("cuInit", unsafe { sys::cuInit(0) })?;
+    let mut count = 0;
+    // SAFETY: writes one integer.
+    check("cuDeviceGetCount", unsafe {
+        sys::cuDeviceGetCount(&mut count)
+    })?;
+    let ordinal = i32::try_from(index).unwrap_or(i32::MAX);
+    if count <= 0 {
+        return Err(no_gpu());
+    }
+    if ordinal >= count {
+        return Err(Error::usage(
+            format!("there is no GPU {index}: this machine has {count}"),
+            format!("use --gpu 0 to {}", count - 1),
+        ));
+    }
+    let mut device = 0;
+    // SAFETY: writes one integer.
+    check("cuDeviceGet", unsafe {
+        sys::cuDeviceGet(&mut device, ordinal)
+    })?;
+    Ok(device)
+}
+
+/// Whether the kernels run on GPU `index`.
+fn check_capability(index: u32, name: &str, device: sys::CUdevice) -> Result<()> {
+    let capability = (
+        attribute(
+            device,
+            Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+        )?,
+        attribute(
+            device,
+            Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        )?,
+    );
+    if capability < OLDEST_GPU {
+        return Err(Error::environment(
+            format!(
+                "GPU {index} ({name}) has compute capability {}.{}, the kernels need {}.{}",
+                capability.0, capability.1, OLDEST_GPU.0, OLDEST_GPU.1
+            ),
+            "choose another with --gpu, or use --cpu",
+        ));
+    }
+    Ok(())
 }
 
 fn name_of(device: sys::CUdevice) -> Result<String> {

@@ -12,6 +12,7 @@ use alloc::collections::BinaryHeap;
 use core::cmp::Reverse;
 use core::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use nvme_core::spec::{CQE_BYTES, Cqe, SQE_BYTES, Sqe};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, transmute};
 
 /// A command that is due later: the profile's latency, or a fault.
 #[derive(Clone, Debug)]
@@ -236,7 +237,10 @@ impl CompletionQueue {
 }
 
 /// Counts of one queue identifier since power on. Deleting the queue keeps them.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(
+    Clone, Copy, Debug, Default, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout,
+)]
+#[repr(C)]
 pub struct QueueStats {
     /// Commands completed, with any status.
     pub commands: u64,
@@ -262,26 +266,7 @@ pub(crate) struct SharedStats([AtomicU64; 8]);
 
 impl SharedStats {
     pub fn add(&self, batch: &QueueStats) {
-        let QueueStats {
-            commands,
-            reads,
-            writes,
-            read_bytes,
-            written_bytes,
-            errors,
-            batches,
-            cq_full,
-        } = *batch;
-        let all = [
-            commands,
-            reads,
-            writes,
-            read_bytes,
-            written_bytes,
-            errors,
-            batches,
-            cq_full,
-        ];
+        let all: [u64; 8] = transmute!(*batch);
         for (sum, add) in self.0.iter().zip(all) {
             if add != 0 {
                 // The queue's lock is held: no other thread writes.
@@ -294,26 +279,8 @@ impl SharedStats {
     }
 
     pub fn get(&self) -> QueueStats {
-        let [
-            commands,
-            reads,
-            writes,
-            read_bytes,
-            written_bytes,
-            errors,
-            batches,
-            cq_full,
-        ] = core::array::from_fn(|i| self.0[i].load(Ordering::Relaxed));
-        QueueStats {
-            commands,
-            reads,
-            writes,
-            read_bytes,
-            written_bytes,
-            errors,
-            batches,
-            cq_full,
-        }
+        let all: [u64; 8] = core::array::from_fn(|i| self.0[i].load(Ordering::Relaxed));
+        transmute!(all)
     }
 }
 

@@ -93,12 +93,6 @@ pub(crate) fn sanitize(device: &Device, sqe: &Sqe) -> Result<(), Refusal> {
         namespace.repair(0, u64::MAX);
     }
     device.logs.lock().forget_sanitize();
-    let passes = match (action, (sqe.cdw10 & sanitize_bits::OWPASS) >> 4) {
-        (SanitizeAction::Overwrite, 0) => 16,
-        (SanitizeAction::Overwrite, passes) => u64::from(passes),
-        _ => 1,
-    };
-    let kept = |one: &&Namespace| !one.null;
     let now_ns = device.clock_ns.load(Ordering::Relaxed);
     let mut state = sanitize.state.lock();
     *state = State {
@@ -106,26 +100,32 @@ pub(crate) fn sanitize(device: &Device, sqe: &Sqe) -> Result<(), Refusal> {
         scdw10: sqe.cdw10,
         passes: 0,
         restricted: !unrestricted,
-        operation: Some(Operation {
-            action,
-            passes,
-            invert: sqe.cdw10 & sanitize_bits::OIPBP != 0,
-            pattern: sqe.cdw11,
-            no_deallocate: sqe.cdw10 & sanitize_bits::NDAS != 0,
-            started_ns: now_ns,
-            duration_ns: device.config.sanitize_ns.saturating_mul(passes),
-            pass_bytes: device
-                .namespaces
-                .iter()
-                .filter(kept)
-                .map(Namespace::bytes)
-                .sum(),
-            done: 0,
-            fails: device.faults.sanitize_fails(),
-        }),
+        operation: Some(operation(device, sqe, action, now_ns)),
     };
     sanitize.due_ns.store(now_ns, Ordering::Relaxed);
     Ok(())
+}
+
+/// What `sqe` asks for, from `now_ns` on.
+fn operation(device: &Device, sqe: &Sqe, action: SanitizeAction, now_ns: u64) -> Operation {
+    let passes = match (action, (sqe.cdw10 & sanitize_bits::OWPASS) >> 4) {
+        (SanitizeAction::Overwrite, 0) => 16,
+        (SanitizeAction::Overwrite, passes) => u64::from(passes),
+        _ => 1,
+    };
+    let kept = device.namespaces.iter().filter(|one| !one.null);
+    Operation {
+        action,
+        passes,
+        invert: sqe.cdw10 & sanitize_bits::OIPBP != 0,
+        pattern: sqe.cdw11,
+        no_deallocate: sqe.cdw10 & sanitize_bits::NDAS != 0,
+        started_ns: now_ns,
+        duration_ns: device.config.sanitize_ns.saturating_mul(passes),
+        pass_bytes: kept.map(Namespace::bytes).sum(),
+        done: 0,
+        fails: device.faults.sanitize_fails(),
+    }
 }
 
 /// Takes the operation in progress one turn further, when it is due at `now_ns`. Whether it is due

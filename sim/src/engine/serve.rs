@@ -74,16 +74,7 @@ pub(crate) fn serve<'g>(
         sq_whole: sq.ring.whole(dma),
         cq_whole: cq.ring.whole(dma),
         staged: dma.staged_bytes().is_some(),
-        io: Io {
-            namespaces: &device.namespaces,
-            dma,
-            page: device.page(),
-            max_bytes: device.max_bytes(),
-            sgl: device.config.sgl,
-            write_back: device.write_back.load(Ordering::Relaxed),
-            bar: device.sanitize.bar(),
-            erased: &device.sanitize.erased,
-        },
+        io: io(device, dma),
         sq,
         cq,
         stats: QueueStats {
@@ -113,6 +104,20 @@ pub(crate) fn serve<'g>(
         commands,
         posted,
         vector,
+    }
+}
+
+/// What commands of NVM execute on, as the controller's state is now.
+fn io<'a, 'g>(device: &'g Device, dma: &'a Dma<'g>) -> Io<'a, 'g> {
+    Io {
+        namespaces: &device.namespaces,
+        dma,
+        page: device.page(),
+        max_bytes: device.max_bytes(),
+        sgl: device.config.sgl,
+        write_back: device.write_back.load(Ordering::Relaxed),
+        bar: device.sanitize.bar(),
+        erased: &device.sanitize.erased,
     }
 }
 

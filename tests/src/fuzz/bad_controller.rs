@@ -1,6 +1,7 @@
 //! A controller that answers what it likes: in registers, in completion rings, in the Identify page.
 //!
-//! It is honest unless the fuzzer's bytes say otherwise, so that a driver gets far. Invariant: it
+//! Not [`Hand`](crate::hand::Hand): a script decides each answer, and the rings lie where the driver's registers
+//! say. It is honest unless the fuzzer's bytes say otherwise, so that a driver gets far. Invariant: it
 //! remembers what the driver did to its registers and fails the run when no driver may do that. The auditor
 //! watches the queues.
 

@@ -34,10 +34,27 @@ fn team(size: usize, rig: &Arc<Rig>, lane: fn(&Rig, Team)) {
     }
 }
 
+/// Submits command `number` if this member `wants` to.
+fn submit<G: Group>(queue: &mut Collective<'_, G>, wants: bool, number: u32, wants_dw0: bool) {
+    queue
+        .submit(wants, |_| command(number, wants_dw0), NEVER)
+        .unwrap();
+}
+
+/// Each member submits a command with its rank as number, the leader rings.
+fn submit_and_leave<const DW0: bool>(rig: &Rig, member: Team) {
+    let mut queue = rig.collective(member.clone());
+    submit(&mut queue, true, member.rank(), DW0);
+    queue.ring();
+    queue.suspend();
+}
+
 /// Reaps until nothing is in flight, and checks dword 0.
-fn end_all<G: Group>(queue: &mut Collective<'_, G>) {
+fn end_all<const READS: usize, G: Group>(queue: &mut Collective<'_, G>) {
     while queue.in_flight() > 0 {
-        let taken = queue.reap::<1>(|end| assert_eq!(end.dw0, end.tag)).unwrap();
+        let taken = queue
+            .reap::<READS>(|end| assert_eq!(end.dw0, end.tag))
+            .unwrap();
         if taken == 0 {
             spin();
         }
@@ -49,7 +66,7 @@ fn rounds<const ROUNDS: u32, const DW0: bool>(rig: &Rig, member: Team) {
     let mut queue = rig.collective(member.clone());
     for round in 0..ROUNDS {
         let number = round * 10 + member.rank();
-        queue.submit(true, |_| command(number, DW0), NEVER).unwrap();
+        submit(&mut queue, true, number, DW0);
         queue.ring();
         let mut left = member.size();
         while left > 0 {
@@ -96,10 +113,7 @@ fn two_lanes_submit() {
                 // One after the other: the second lane takes what the first one put into the free ring.
                 for turn in [1, 0] {
                     let wants = member.rank() == turn;
-                    let number = member.rank();
-                    queue
-                        .submit(wants, |_| command(number, false), NEVER)
-                        .unwrap();
+                    submit(&mut queue, wants, member.rank(), false);
                 }
                 queue.ring();
                 queue.suspend();
@@ -117,14 +131,7 @@ fn three_lanes_submit() {
         || {
             let rig = Arc::new(Rig::new(4, 3, 0, 0));
             let device = controller(&rig, 3);
-            team(3, &rig, |rig, member| {
-                let mut queue = rig.collective(member.clone());
-                queue
-                    .submit(true, |_| command(member.rank(), false), NEVER)
-                    .unwrap();
-                queue.ring();
-                queue.suspend();
-            });
+            team(3, &rig, submit_and_leave::<false>);
             device.join().unwrap();
         },
     );
@@ -139,9 +146,7 @@ fn two_lanes_reap() {
             let rig = Arc::new(Rig::new(4, 3, 0, 0));
             let mut queue = rig.collective(Alone);
             for number in [0, 1] {
-                queue
-                    .submit(true, |_| command(number, true), NEVER)
-                    .unwrap();
+                submit(&mut queue, true, number, true);
             }
             queue.ring();
             queue.suspend();
@@ -164,7 +169,7 @@ fn two_lanes_reap() {
             });
             device.join().unwrap();
             let mut queue = rig.collective(Alone);
-            end_all(&mut queue);
+            end_all::<1, _>(&mut queue);
         },
     );
 }
@@ -181,10 +186,7 @@ fn two_lanes_submit_and_reap_before_they_ring() {
                 let mut queue = rig.collective(member.clone());
                 for turn in [0, 1] {
                     let wants = member.rank() == turn;
-                    let number = member.rank();
-                    queue
-                        .submit(wants, |_| command(number, false), NEVER)
-                        .unwrap();
+                    submit(&mut queue, wants, member.rank(), false);
                     match turn {
                         0 => queue.ring(),
                         _ => {
@@ -228,20 +230,10 @@ fn the_host_takes_over_from_a_kernel() {
         || {
             let rig = Arc::new(Rig::new(4, 3, 0, 0));
             let device = controller(&rig, 2);
-            team(2, &rig, |rig, member| {
-                let mut queue = rig.collective(member.clone());
-                queue
-                    .submit(true, |_| command(member.rank(), true), NEVER)
-                    .unwrap();
-                queue.ring();
-                queue.suspend();
-            });
+            team(2, &rig, submit_and_leave::<true>);
             let mut queue = rig.collective(Alone);
             assert_eq!(queue.in_flight(), 2);
-            while queue.in_flight() > 0 {
-                queue.reap::<2>(|end| assert_eq!(end.dw0, end.tag)).unwrap();
-                spin();
-            }
+            end_all::<2, _>(&mut queue);
             device.join().unwrap();
         },
     );

@@ -66,22 +66,23 @@ pub fn run(demo: &Demo, index: u32) -> Result<()> {
         },
     )?;
     bar.finish_and_clear();
+    let digest = compared(&sums, &image)?;
+    let name = transfer.reconnecting.session()?.gpu().name().to_owned();
+    let session = transfer.reconnecting.close()?;
+    report(demo, &image, &totals, &name, session, digest, bring_up)
+}
+
+/// The digest of `sums`, which are those of the image's units.
+fn compared(sums: &[u64], image: &Image) -> Result<u64> {
     let different = sums.iter().zip(&image.sums).position(|(a, b)| a != b);
     if different.is_some() || sums.len() != image.sums.len() {
-        let lba = different.unwrap_or(sums.len()) as u64 * unit / block;
+        let lba = different.unwrap_or(sums.len()) as u64 * image.unit / image.block;
         return Err(Error::Mismatch {
             what: format!("the CPU finds that the blocks from LBA {lba} on are not the image's"),
         });
     }
-    let digest = xxh3_64(
-        &sums
-            .iter()
-            .flat_map(|sum| sum.to_le_bytes())
-            .collect::<Vec<u8>>(),
-    );
-    let name = transfer.reconnecting.session()?.gpu().name().to_owned();
-    let session = transfer.reconnecting.close()?;
-    report(demo, &image, &totals, &name, session, digest, bring_up)
+    let bytes: Vec<u8> = sums.iter().flat_map(|sum| sum.to_le_bytes()).collect();
+    Ok(xxh3_64(&bytes))
 }
 
 fn report(

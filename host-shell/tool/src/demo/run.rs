@@ -131,12 +131,7 @@ impl Demo {
         digest: u64,
         no_gpu: &str,
     ) -> Result<()> {
-        let mut latency = new_histogram();
-        for part in parts {
-            latency
-                .add(&part.latency)
-                .map_err(|_| Error::internal("histograms differ"))?;
-        }
+        let latency = merged(parts)?;
         let commands = image.sums.len() as u64;
         let seconds = elapsed.as_secs_f64();
         let [p50, p99] = [50.0, 99.0].map(|p| latency.value_at_percentile(p));
@@ -170,10 +165,11 @@ impl Demo {
                 "queues": queues_json(&queues),
             }));
         }
+        let statistics: String = parts.iter().map(statistics_line).collect();
         let mut text = format!(
             "verified {} ({} bytes): every byte read is the image's (xxh3 {digest:016x})\n\
              {gbps:.2} GB/s, {} commands/s, {commands} commands in {seconds:.3} s, bring-up {:.1} ms\n\
-             latency p50 {}, p99 {}, max {}\n",
+             latency p50 {}, p99 {}, max {}\n{statistics}driven by {engine}\n",
             units::bytes(self.size),
             self.size,
             units::count(rate),
@@ -182,21 +178,35 @@ impl Demo {
             units::nanoseconds(p99),
             units::nanoseconds(max)
         );
-        for Part {
-            qid, statistics, ..
-        } in parts
-        {
-            text.push_str(&format!(
-                "queue {qid}: {} commands, {} doorbell rings, at most {} in flight, {} errors, {} expired\n",
-                statistics.submitted, statistics.rings, statistics.peak, statistics.errors, statistics.expired
-            ));
-        }
-        text.push_str(&format!("driven by {engine}\n"));
         if let Some(path) = kept {
             text.push_str(&format!("image kept: {path}\n"));
         }
         output::print(&text)
     }
+}
+
+fn statistics_line(part: &Part) -> String {
+    let statistics = &part.statistics;
+    format!(
+        "queue {}: {} commands, {} doorbell rings, at most {} in flight, {} errors, {} expired\n",
+        part.qid,
+        statistics.submitted,
+        statistics.rings,
+        statistics.peak,
+        statistics.errors,
+        statistics.expired
+    )
+}
+
+/// The latencies of all queues.
+fn merged(parts: &[Part]) -> Result<Histogram<u64>> {
+    let mut latency = new_histogram();
+    for part in parts {
+        latency
+            .add(&part.latency)
+            .map_err(|_| Error::internal("histograms differ"))?;
+    }
+    Ok(latency)
 }
 
 fn new_histogram() -> Histogram<u64> {
@@ -217,46 +227,58 @@ fn read_queue(mut queue: Queue, mut free: Vec<DmaBuffer>, work: &Work<'_>) -> Re
     })
 }
 
+/// A command in flight: its identifier, which unit it reads, and when it was submitted.
+type InFlight = (u16, usize, Instant);
+
+/// Submits a read for each free buffer while there are units left, and rings.
+fn submit_units(
+    queue: &mut Queue,
+    free: &mut Vec<DmaBuffer>,
+    work: &Work<'_>,
+    pending: &mut Vec<InFlight>,
+) -> Result<()> {
+    let before = pending.len();
+    while !work.stop.load(Ordering::Relaxed) && !free.is_empty() {
+        let index = work.next.fetch_add(1, Ordering::Relaxed);
+        if index >= work.sums.len() {
+            break;
+        }
+        let Some(mut buffer) = free.pop() else { break };
+        let lba = index as u64 * work.blocks_per_unit;
+        let blocks = work.blocks_per_unit.min(work.blocks - lba);
+        buffer.resize(blocks as usize * work.block_bytes);
+        let now = Instant::now();
+        match queue.submit(nvm::read(Nsid(1), Lba(lba), blocks as u32), Some(buffer)) {
+            Ok(cid) => pending.push((cid.0, index, now)),
+            Err(refused) if refused.error == SubmitError::QueueFull => {
+                return Err(Error::device(
+                    "the queue is smaller than its depth",
+                    "use a smaller --depth",
+                ));
+            }
+            Err(refused) => {
+                return Err(Error::device(
+                    refused.error.to_string(),
+                    "use a smaller --bs",
+                ));
+            }
+        }
+    }
+    if pending.len() > before {
+        queue.ring();
+    }
+    Ok(())
+}
+
 fn read_units(
     queue: &mut Queue,
     free: &mut Vec<DmaBuffer>,
     work: &Work<'_>,
 ) -> Result<Histogram<u64>> {
     let mut latency = new_histogram();
-    // By command: which unit, and when it was submitted.
-    let mut pending: Vec<(u16, usize, Instant)> = Vec::with_capacity(free.len());
+    let mut pending = Vec::with_capacity(free.len());
     loop {
-        let mut submitted = false;
-        while !work.stop.load(Ordering::Relaxed) && !free.is_empty() {
-            let index = work.next.fetch_add(1, Ordering::Relaxed);
-            if index >= work.sums.len() {
-                break;
-            }
-            let Some(mut buffer) = free.pop() else { break };
-            let lba = index as u64 * work.blocks_per_unit;
-            let blocks = work.blocks_per_unit.min(work.blocks - lba);
-            buffer.resize(blocks as usize * work.block_bytes);
-            let now = Instant::now();
-            match queue.submit(nvm::read(Nsid(1), Lba(lba), blocks as u32), Some(buffer)) {
-                Ok(cid) => pending.push((cid.0, index, now)),
-                Err(refused) if refused.error == SubmitError::QueueFull => {
-                    return Err(Error::device(
-                        "the queue is smaller than its depth",
-                        "use a smaller --depth",
-                    ));
-                }
-                Err(refused) => {
-                    return Err(Error::device(
-                        refused.error.to_string(),
-                        "use a smaller --bs",
-                    ));
-                }
-            }
-            submitted = true;
-        }
-        if submitted {
-            queue.ring();
-        }
+        submit_units(queue, free, work, &mut pending)?;
         if pending.is_empty() {
             return Ok(latency);
         }

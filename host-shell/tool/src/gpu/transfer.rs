@@ -6,6 +6,7 @@ use clap::{Args, ValueEnum};
 use indicatif::ProgressBar;
 use nvme_host::bench::SplitMix;
 use nvme_host::core::spec::Nsid;
+use nvme_host::core::spec::nvm::opcode;
 use nvme_host::cuda::bench::Mode;
 use nvme_host::cuda::{GpuSession, LaunchResult, Setup, Tier, TierRequest, Work};
 use nvme_host::{Device, Error, Result};
@@ -16,6 +17,19 @@ use std::time::Duration;
 
 /// Data memory of one launch of a transfer: what is moved between two looks at Ctrl-C.
 pub const CHUNK: u64 = 256 << 20;
+
+/// One Flush.
+pub const FLUSH: Work = Work {
+    opcode: opcode::FLUSH,
+    lba: 0,
+    blocks: 0,
+    commands: 1,
+    units: 1,
+    random: false,
+    seed: 0,
+    linear: false,
+    data_at: 0,
+};
 
 /// Who drives the queues
 #[derive(Args)]
@@ -238,29 +252,7 @@ impl<'a> Transfer<'a> {
             let start = lba + done;
             let bytes = count * each * block;
             before(self.reconnecting.session_mut()?, start, bytes)?;
-            let mut whole = true;
-            for (first, commands) in self.pieces(count, start) {
-                let work = Work {
-                    opcode,
-                    lba: start + first * each,
-                    blocks: each as u32,
-                    commands,
-                    units: commands,
-                    random: false,
-                    seed: 1,
-                    linear: true,
-                    data_at: first * each * block,
-                };
-                let (ran, all) = self.reconnecting.run("transfer", &work)?;
-                if let Some(ran) = &ran {
-                    totals.add(ran, ran.report.completed);
-                }
-                whole &= all;
-                if !whole {
-                    break;
-                }
-            }
-            if !whole {
+            if !self.run_chunk(opcode, start, (count, each, block), &mut totals)? {
                 failures += 1;
                 most = (count / 2).max(1);
                 if failures == MOST_FAILURES {
@@ -274,6 +266,37 @@ impl<'a> Transfer<'a> {
             (most, failures) = ((most * 2).min(self.commands), 0);
         }
         Ok(totals)
+    }
+
+    /// Runs the `count` commands of a chunk, each of `each` blocks of `block` bytes; whether all completed.
+    fn run_chunk(
+        &mut self,
+        opcode: u8,
+        start: u64,
+        (count, each, block): (u64, u64, u64),
+        totals: &mut Totals,
+    ) -> Result<bool> {
+        for (first, commands) in self.pieces(count, start) {
+            let work = Work {
+                opcode,
+                lba: start + first * each,
+                blocks: each as u32,
+                commands,
+                units: commands,
+                random: false,
+                seed: 1,
+                linear: true,
+                data_at: first * each * block,
+            };
+            let (ran, all) = self.reconnecting.run("transfer", &work)?;
+            if let Some(ran) = &ran {
+                totals.add(ran, ran.report.completed);
+            }
+            if !all {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// The launches of a chunk of `count` commands: first command and number of each. One, in their order;

@@ -5,6 +5,10 @@ use crate::common::{NamespaceArgs, check_stop, number, output, progress, some_by
 use crate::gpu::transfer::{self, GpuArgs, PatternArg, Totals};
 use clap::Args;
 use nvme_host::bench::{self, Job, Limit, Pattern};
+#[cfg(feature = "cuda")]
+use nvme_host::core::spec::nvm;
+#[cfg(feature = "cuda")]
+use nvme_host::cuda::Work;
 use nvme_host::units;
 use nvme_host::{Config, Error, Result};
 use serde_json::{Value, json};
@@ -135,10 +139,24 @@ impl Stream {
         Ok(left)
     }
 
+    /// `commands` reads of `blocks` blocks among `units` places, the first of them place `first`.
+    #[cfg(feature = "cuda")]
+    fn launch(&self, first: u64, blocks: u32, commands: u64, units: u64, seed: u64) -> Work {
+        Work {
+            opcode: nvm::opcode::READ,
+            lba: self.lba + first * u64::from(blocks),
+            blocks,
+            commands,
+            units,
+            random: self.pattern == PatternArg::Random,
+            seed,
+            linear: self.verify,
+            data_at: 0,
+        }
+    }
+
     #[cfg(feature = "cuda")]
     fn run_on_gpu(self) -> Result<()> {
-        use nvme_host::core::spec::nvm::opcode;
-        use nvme_host::cuda::Work;
         let device = &self.namespace.device;
         let nsid = self.namespace.nsid();
         let setup = self.gpu.setup(self.queues, self.depth, nsid, true);
@@ -171,20 +189,14 @@ impl Stream {
         let (mut done, mut unit) = (0, 0);
         while done < commands {
             check_stop()?;
-            let count = match random {
-                true => per_launch.min(commands - done),
-                false => per_launch.min(commands - done).min(span - unit),
-            };
-            let work = Work {
-                opcode: opcode::READ,
-                lba: self.lba + if random { 0 } else { unit * command / block },
-                blocks: (command / block) as u32,
-                commands: count,
-                units: if random { span } else { count },
-                random,
-                seed: done + 1,
-                linear: self.verify,
-                data_at: 0,
+            let most = per_launch.min(commands - done);
+            let blocks = (command / block) as u32;
+            let (work, count) = match random {
+                true => (self.launch(0, blocks, most, span, done + 1), most),
+                false => {
+                    let count = most.min(span - unit);
+                    (self.launch(unit, blocks, count, count, done + 1), count)
+                }
             };
             let ran = session.run("Read", &work);
             let ran = self.gpu.keep(&session, ran)?;

@@ -89,7 +89,6 @@ impl Write {
     fn run_on_gpu(self) -> Result<()> {
         use crate::gpu::transfer as gpu;
         use nvme_host::core::spec::nvm::opcode;
-        use nvme_host::cuda::Work;
         if self.fua {
             return Err(nvme_host::Error::usage(
                 "kernels write without force unit access",
@@ -127,18 +126,7 @@ impl Write {
             totals.merge(&moved);
             lba += blocks;
         }
-        let flush = Work {
-            opcode: opcode::FLUSH,
-            lba: 0,
-            blocks: 0,
-            commands: 1,
-            units: 1,
-            random: false,
-            seed: 0,
-            linear: false,
-            data_at: 0,
-        };
-        transfer.reconnecting.run_whole("Flush", &flush)?;
+        transfer.reconnecting.run_whole("Flush", &gpu::FLUSH)?;
         bar.finish_and_clear();
         let report = transfer.reconnecting.close()?;
         if device.json {

@@ -19,6 +19,11 @@ in_each_place!(
     intervals_add_up_to_the_report,
 );
 
+/// The arguments of a command line without quotes.
+fn words(line: &str) -> Vec<&str> {
+    line.split_whitespace().collect()
+}
+
 fn number(value: &Value) -> f64 {
     value
         .as_f64()
@@ -101,43 +106,20 @@ fn demo_on_a_device_uses_its_first_blocks_alone() {
 
 fn relayed_doorbells_carry_a_verified_workload(place: Place) {
     let folder = Folder::new(place);
-    let report = folder.ok(&[
-        "bench",
-        "-d",
-        "sim:mem?size=8MiB",
-        "--rw",
-        "randrw",
-        "--io-size",
-        "4MiB",
-        "--queues",
-        "2",
-        "--depth",
-        "8",
-        "--verify",
-        "--doorbells",
-        "relay",
-    ]);
+    let report = folder.ok(&words(
+        "bench -d sim:mem?size=8MiB --rw randrw --io-size 4MiB --queues 2 \
+         --depth 8 --verify --doorbells relay",
+    ));
     assert!(report.contains("relayed doorbells"), "{report}");
     assert!(report.contains("every byte as written"), "{report}");
 }
 
 fn bench_by_bytes_moves_exactly_those(place: Place) {
     let folder = Folder::new(place);
-    let report = folder.json(&[
-        "bench",
-        "-d",
-        "sim:mem?size=8MiB",
-        "--rw",
-        "read",
-        "--bs",
-        "16KiB",
-        "--queues",
-        "2",
-        "--depth",
-        "4",
-        "--io-size",
-        "12MiB",
-    ]);
+    let report = folder.json(&words(
+        "bench -d sim:mem?size=8MiB --rw read --bs 16KiB --queues 2 \
+         --depth 4 --io-size 12MiB",
+    ));
     let read = &report["jobs"][0]["read"];
     assert_eq!(read["io_bytes"], 12 << 20);
     assert_eq!(read["total_ios"], 768);
@@ -164,15 +146,7 @@ fn bench_by_bytes_moves_exactly_those(place: Place) {
 
 fn bench_by_time_takes_that_long(place: Place) {
     let folder = Folder::new(place);
-    let report = folder.json(&[
-        "bench",
-        "-d",
-        "sim:mem",
-        "--runtime",
-        "500ms",
-        "--depth",
-        "8",
-    ]);
+    let report = folder.json(&words("bench -d sim:mem --runtime 500ms --depth 8"));
     let read = &report["jobs"][0]["read"];
     let runtime = number(&read["runtime"]);
     // How much longer depends on what else the machine does.
@@ -182,17 +156,7 @@ fn bench_by_time_takes_that_long(place: Place) {
 
 fn bench_keeps_the_mix(place: Place) {
     let folder = Folder::new(place);
-    let arguments = [
-        "bench",
-        "-d",
-        "sim:mem",
-        "--rw",
-        "randrw",
-        "--rwmixread",
-        "75",
-        "--io-size",
-        "16MiB",
-    ];
+    let arguments = words("bench -d sim:mem --rw randrw --rwmixread 75 --io-size 16MiB");
     let report = folder.json(&arguments);
     let job = &report["jobs"][0];
     let reads = number(&job["read"]["total_ios"]);
@@ -203,17 +167,9 @@ fn bench_keeps_the_mix(place: Place) {
 
 fn bench_keeps_to_its_rate(place: Place) {
     let folder = Folder::new(place);
-    let report = folder.json(&[
-        "bench",
-        "-d",
-        "sim:null",
-        "--ramp",
-        "1000:3000:3",
-        "--runtime",
-        "1500ms",
-        "--plot",
-        "ramp.svg",
-    ]);
+    let report = folder.json(&words(
+        "bench -d sim:null --ramp 1000:3000:3 --runtime 1500ms --plot ramp.svg",
+    ));
     let steps = report["jobs"][0]["steps"].as_array().unwrap();
     assert_eq!(steps.len(), 3);
     for (step, rate) in steps.iter().zip([1000.0, 2000.0, 3000.0]) {
@@ -233,22 +189,10 @@ fn bench_keeps_to_its_rate(place: Place) {
 fn verify_reads_back_what_was_written(place: Place) {
     let folder = Folder::new(place);
     folder.file("disk.img", 4 << 20, 1);
-    let report = folder.json(&[
-        "bench",
-        "-d",
-        "sim:disk.img",
-        "--rw",
-        "randrw",
-        "--bs",
-        "8KiB",
-        "--queues",
-        "2",
-        "--io-size",
-        "8MiB",
-        "--verify",
-        "--plot",
-        "a.png",
-    ]);
+    let report = folder.json(&words(
+        "bench -d sim:disk.img --rw randrw --bs 8KiB --queues 2 \
+         --io-size 8MiB --verify --plot a.png",
+    ));
     let written = number(&report["jobs"][0]["write"]["io_bytes"]);
     let verified = number(&report["verified_bytes"]);
     assert!(
@@ -298,34 +242,17 @@ fn bench_refuses_what_cannot_be(place: Place) {
 
 fn bench_over_a_lost_command_times_out(place: Place) {
     let folder = Folder::new(place);
-    let arguments = [
-        "bench",
-        "-d",
-        "sim:mem?fault=drop@op=read,nth=100",
-        "--timeout-ms",
-        "1000",
-        "--io-size",
-        "4MiB",
-    ];
+    let arguments = words(
+        "bench -d sim:mem?fault=drop@op=read,nth=100 --timeout-ms 1000 \
+         --io-size 4MiB",
+    );
     folder.fails(&arguments, 5, "no answer within 1000 ms");
 }
 
 fn ctrl_c_ends_with_130_and_removes_the_image(place: Place) {
     let folder = Folder::new(place);
-    let commands: [&[&str]; 2] = [
-        &["bench", "-d", "sim:mem", "--runtime", "60s"],
-        &["demo", "--audit", "--size", "4GiB"],
-    ];
-    for arguments in commands {
-        let started = folder.start(arguments).unwrap();
-        std::thread::sleep(Duration::from_millis(500));
-        let sent = std::process::Command::new("kill")
-            .args(["-INT", &started.child.id().to_string()])
-            .status()
-            .unwrap();
-        assert!(sent.success());
-        let ran = Ran::new(arguments, started.output());
-        assert_eq!(ran.code, 130, "{arguments:?}: {}", ran.stderr);
+    for line in ["bench -d sim:mem --runtime 60s", "demo --audit --size 4GiB"] {
+        let ran = interrupted(&folder, &words(line), Duration::from_millis(500));
         assert!(
             ran.stderr.starts_with("error: interrupted: "),
             "{}",
@@ -340,20 +267,10 @@ fn verify_reads_back_at_the_depth_of_the_run() {
     let folder = Folder::new(Place::Embedded);
     // Each read takes 20 ms: one after the other the 256 would take 5 s.
     let begin = std::time::Instant::now();
-    let report = folder.json(&[
-        "bench",
-        "-d",
-        "sim:mem?size=1MiB&fault=delay:20ms@op=read",
-        "--rw",
-        "write",
-        "--bs",
-        "4KiB",
-        "--depth",
-        "64",
-        "--io-size",
-        "1MiB",
-        "--verify",
-    ]);
+    let report = folder.json(&words(
+        "bench -d sim:mem?size=1MiB&fault=delay:20ms@op=read --rw write \
+         --bs 4KiB --depth 64 --io-size 1MiB --verify",
+    ));
     assert_eq!(report["verified_bytes"], 1 << 20);
     assert!(begin.elapsed() < Duration::from_millis(2500), "depth 1");
 }
@@ -374,18 +291,7 @@ fn interrupted(folder: &Folder, arguments: &[&str], after: Duration) -> Ran {
 
 fn ctrl_c_leaves_the_figures_of_what_ran(place: Place) {
     let folder = Folder::new(place);
-    let bench = [
-        "bench",
-        "-d",
-        "sim:mem?size=8MiB",
-        "--rw",
-        "randrw",
-        "--verify",
-        "--runtime",
-        "60s",
-        "--queues",
-        "2",
-    ];
+    let bench = words("bench -d sim:mem?size=8MiB --rw randrw --verify --runtime 60s --queues 2");
     let json = interrupted(
         &folder,
         &[&bench[..], &["--json"]].concat(),
@@ -427,16 +333,10 @@ fn ctrl_c_leaves_the_figures_of_what_ran(place: Place) {
 
 fn ctrl_c_does_not_wait_for_a_lost_command(place: Place) {
     let folder = Folder::new(place);
-    let bench = [
-        "bench",
-        "-d",
-        "sim:mem?size=8MiB&fault=drop@op=read,nth=100",
-        "--timeout-ms",
-        "600000",
-        "--io-size",
-        "64MiB",
-        "--json",
-    ];
+    let bench = words(
+        "bench -d sim:mem?size=8MiB&fault=drop@op=read,nth=100 \
+         --timeout-ms 600000 --io-size 64MiB --json",
+    );
     let start = std::time::Instant::now();
     let ran = interrupted(&folder, &bench, Duration::from_millis(1500));
     assert!(
@@ -451,17 +351,7 @@ fn ctrl_c_does_not_wait_for_a_lost_command(place: Place) {
 
 fn intervals_add_up_to_the_report(place: Place) {
     let folder = Folder::new(place);
-    let bench = [
-        "bench",
-        "-d",
-        "sim:mem?size=8MiB",
-        "--rw",
-        "randrw",
-        "--runtime",
-        "1500ms",
-        "--interval",
-        "300ms",
-    ];
+    let bench = words("bench -d sim:mem?size=8MiB --rw randrw --runtime 1500ms --interval 300ms");
     let lines = folder.ok(&[&bench[..], &["--json"]].concat());
     let lines: Vec<Value> = lines
         .lines()

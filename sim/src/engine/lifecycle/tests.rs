@@ -9,6 +9,17 @@ use nvme_core::spec::register::{ALL_ONES, SUBSYSTEM_RESET, offset};
 use nvme_core::spec::{Lba, Nsid, admin, nvm};
 use zerocopy::FromBytes;
 
+/// A controller that takes 1000 ns to become ready, and to become disabled; CC.EN was set at 0.
+fn enabled_with_a_delay_of_1000() -> Driver {
+    let mut config = config();
+    config.ready_delay_ns = 1000;
+    let mut driver = Driver::cold(config);
+    driver.breaks(&[Rule::BufferShared]);
+    driver.controller.write32(offset::AQA, 15 << 16 | 15);
+    driver.controller.write32(offset::CC, Driver::cc().0);
+    driver
+}
+
 #[test]
 fn a_reset_keeps_the_admin_queue_registers_and_drops_the_queues() {
     let mut driver = Driver::with_queue(config());
@@ -54,12 +65,7 @@ fn impossible_configurations_are_fatal_until_reset() {
 /// Found by fuzzing: the shutdown took the place of the reset, and RDY stayed 1 for ever.
 #[test]
 fn a_shutdown_request_does_not_stop_a_reset() {
-    let mut config = config();
-    config.ready_delay_ns = 1000;
-    let mut driver = Driver::cold(config);
-    driver.breaks(&[Rule::BufferShared]);
-    driver.controller.write32(offset::AQA, 15 << 16 | 15);
-    driver.controller.write32(offset::CC, Driver::cc().0);
+    let driver = enabled_with_a_delay_of_1000();
     driver.controller.step(1000);
     assert!(driver.csts().rdy());
     let mut cc = Cc(0);
@@ -71,12 +77,7 @@ fn a_shutdown_request_does_not_stop_a_reset() {
 
 #[test]
 fn ready_follows_after_its_delay() {
-    let mut config = config();
-    config.ready_delay_ns = 1000;
-    let mut driver = Driver::cold(config);
-    driver.breaks(&[Rule::BufferShared]);
-    driver.controller.write32(offset::AQA, 15 << 16 | 15);
-    driver.controller.write32(offset::CC, Driver::cc().0);
+    let driver = enabled_with_a_delay_of_1000();
     assert_eq!(driver.controller.step(999).next_event_ns, Some(1000));
     assert!(!driver.csts().rdy());
     driver.controller.step(1000);
@@ -188,12 +189,7 @@ fn registers_survive_any_access() {
 /// A step that comes late finds every transition that was due before it.
 #[test]
 fn a_transition_is_over_at_the_next_step_however_late() {
-    let mut config = config();
-    config.ready_delay_ns = 1000;
-    let mut driver = Driver::cold(config);
-    driver.breaks(&[Rule::BufferShared]);
-    driver.controller.write32(offset::AQA, 15 << 16 | 15);
-    driver.controller.write32(offset::CC, Driver::cc().0);
+    let driver = enabled_with_a_delay_of_1000();
     driver.controller.step(1_000_000);
     assert!(driver.csts().rdy());
 }

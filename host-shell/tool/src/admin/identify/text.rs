@@ -7,6 +7,9 @@ use nvme_host::core::spec::identify::{
 };
 use serde_json::{Value, json};
 
+/// A bit, and the name that the text has for it.
+type Bit = (u64, &'static str);
+
 /// Fields of Identify Controller that are numbers in hex without names for their bits.
 const CONTROLLER_HEX: [&str; 19] = [
     "vid", "ssvid", "cntlid", "ctratt", "rrls", "nvmsr", "vwci", "mec", "avscc", "apsta", "rpmbs",
@@ -16,7 +19,7 @@ const NAMESPACE_HEX: [&str; 9] = [
     "nsze", "ncap", "nuse", "mc", "dpc", "nmic", "rescap", "fpi", "nsattr",
 ];
 
-const OACS: [(u64, &str); 11] = [
+const OACS: [Bit; 11] = [
     (oacs::SECURITY as u64, "Security Send/Receive"),
     (oacs::FORMAT as u64, "Format NVM"),
     (oacs::FIRMWARE as u64, "Firmware Commit/Download"),
@@ -29,7 +32,7 @@ const OACS: [(u64, &str); 11] = [
     (oacs::GET_LBA_STATUS as u64, "Get LBA Status"),
     (oacs::LOCKDOWN as u64, "Lockdown"),
 ];
-const ONCS: [(u64, &str); 9] = [
+const ONCS: [Bit; 9] = [
     (oncs::COMPARE as u64, "Compare"),
     (oncs::WRITE_UNCORRECTABLE as u64, "Write Uncorrectable"),
     (oncs::DATASET_MANAGEMENT as u64, "Dataset Management"),
@@ -40,7 +43,7 @@ const ONCS: [(u64, &str); 9] = [
     (oncs::VERIFY as u64, "Verify"),
     (oncs::COPY as u64, "Copy"),
 ];
-const OAES: [(u64, &str); 4] = [
+const OAES: [Bit; 4] = [
     (
         oaes::NAMESPACE_ATTRIBUTE as u64,
         "Namespace Attribute Notices",
@@ -52,7 +55,7 @@ const OAES: [(u64, &str); 4] = [
     (oaes::ANA_CHANGE as u64, "ANA Change Notices"),
     (oaes::SUBSYSTEM_SHUTDOWN as u64, "Subsystem Shutdown Events"),
 ];
-const LPA: [(u64, &str); 6] = [
+const LPA: [Bit; 6] = [
     (lpa::SMART_PER_NAMESPACE as u64, "SMART per namespace"),
     (
         lpa::COMMANDS_SUPPORTED as u64,
@@ -66,13 +69,23 @@ const LPA: [(u64, &str); 6] = [
         "Supported Log Pages and effects",
     ),
 ];
-const FNA: [(u64, &str); 4] = [
+const CMIC: [Bit; 4] = [
+    (1, "several ports"),
+    (2, "several controllers"),
+    (4, "SR-IOV"),
+    (8, "ANA"),
+];
+const FRMW: [Bit; 2] = [
+    (1, "slot 1 read only"),
+    (1 << 4, "activation without reset"),
+];
+const FNA: [Bit; 4] = [
     (fna::FORMAT_ALL as u64, "format applies to all namespaces"),
     (fna::ERASE_ALL as u64, "erase applies to all namespaces"),
     (fna::CRYPTO_ERASE as u64, "cryptographic erase"),
     (fna::NO_BROADCAST as u64, "no broadcast NSID"),
 ];
-const SGLS: [(u64, &str); 4] = [
+const SGLS: [Bit; 4] = [
     (sgls::BIT_BUCKET as u64, "bit bucket"),
     (sgls::BYTE_ALIGNED_MPTR as u64, "byte aligned MPTR"),
     (
@@ -81,7 +94,7 @@ const SGLS: [(u64, &str); 4] = [
     ),
     (sgls::MPTR_SGL as u64, "MPTR as SGL"),
 ];
-const SANICAP: [(u64, &str); 4] = [
+const SANICAP: [Bit; 4] = [
     (sanicap::CRYPTO_ERASE as u64, "crypto erase"),
     (sanicap::BLOCK_ERASE as u64, "block erase"),
     (sanicap::OVERWRITE as u64, "overwrite"),
@@ -90,7 +103,7 @@ const SANICAP: [(u64, &str); 4] = [
         "no-deallocate inhibited",
     ),
 ];
-const NSFEAT: [(u64, &str); 5] = [
+const NSFEAT: [Bit; 5] = [
     (nsfeat::THIN as u64, "thin provisioning"),
     (nsfeat::ATOMICS as u64, "NAWUN, NAWUPF, NACWU"),
     (nsfeat::DEALLOCATED_ERROR as u64, "deallocated block error"),
@@ -107,40 +120,29 @@ pub fn controller(mut value: Value, id: &IdentifyController) -> Value {
     value["ver"] = json!(format!("{:#x} ({version})", id.ver));
     value["rtd3r"] = json!(format!("{:#x} ({} us)", id.rtd3r, id.rtd3r));
     value["rtd3e"] = json!(format!("{:#x} ({} us)", id.rtd3e, id.rtd3e));
-    value["oaes"] = json!(hex::bits(id.oaes.into(), &OAES));
-    value["oacs"] = json!(hex::bits(id.oacs.into(), &OACS));
-    value["oncs"] = json!(hex::bits(id.oncs.into(), &ONCS));
-    value["lpa"] = json!(hex::bits(id.lpa.into(), &LPA));
-    value["fna"] = json!(hex::bits(id.fna.into(), &FNA));
-    value["sanicap"] = json!(hex::bits(id.sanicap.into(), &SANICAP));
-    let cmic = [
-        (1, "several ports"),
-        (2, "several controllers"),
-        (4, "SR-IOV"),
-        (8, "ANA"),
-    ];
-    value["cmic"] = json!(hex::bits(id.cmic.into(), &cmic));
-    let frmw = [
-        (1, "slot 1 read only"),
-        (1 << 4, "activation without reset"),
-    ];
-    let slots = id.frmw >> 1 & 7;
-    value["frmw"] = json!(format!(
-        "{}, {slots} slots",
-        hex::bits(id.frmw.into(), &frmw)
-    ));
-    value["fuses"] = json!(hex::bits(id.fuses.into(), &[(1, "Compare and Write")]));
-    value["vwc"] = json!(hex::bits(
-        id.vwc.into(),
-        &[(vwc::PRESENT.into(), "present")]
-    ));
     let alignment = match id.sgls & sgls::SUPPORT {
         sgls::ANY_ALIGNMENT => [(sgls::ANY_ALIGNMENT.into(), "any alignment")],
         sgls::DWORD_ALIGNMENT => [(sgls::DWORD_ALIGNMENT.into(), "dword aligned")],
         _ => [(0, "")],
     };
-    let names = [&alignment[..], &SGLS].concat();
-    value["sgls"] = json!(hex::bits(id.sgls.into(), &names));
+    let sgls = [&alignment[..], &SGLS].concat();
+    let fields: [(&str, u64, &[Bit]); 10] = [
+        ("oaes", id.oaes.into(), &OAES),
+        ("oacs", id.oacs.into(), &OACS),
+        ("oncs", id.oncs.into(), &ONCS),
+        ("lpa", id.lpa.into(), &LPA),
+        ("fna", id.fna.into(), &FNA),
+        ("sanicap", id.sanicap.into(), &SANICAP),
+        ("cmic", id.cmic.into(), &CMIC),
+        ("fuses", id.fuses.into(), &[(1, "Compare and Write")]),
+        ("vwc", id.vwc.into(), &[(vwc::PRESENT as u64, "present")]),
+        ("sgls", id.sgls.into(), &sgls),
+    ];
+    for (name, bits, names) in fields {
+        value[name] = json!(hex::bits(bits, names));
+    }
+    let frmw = hex::bits(id.frmw.into(), &FRMW);
+    value["frmw"] = json!(format!("{frmw}, {} slots", id.frmw >> 1 & 7));
     value
 }
 
