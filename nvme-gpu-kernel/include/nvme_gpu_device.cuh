@@ -20,6 +20,10 @@
 
 #include <stdint.h>
 
+// Compared with that of the library by nvme_gpu_device_queues and nvme_gpu_device_rows (nvme_gpu.h), as is that of the
+// linked nvme_gpu_device.ptx by nvme_gpu_device_check: the structures below are filled by the host.
+#define NVME_GPU_DEVICE_LAYOUT 1
+
 // What the functions return: 0 is success; 1 to 0x7FFF is the controller's status field (status code
 // 7:0, type 10:8, do not retry 14) as in NVMe Base 2.0c, "Status Field Definition"; less than 0 is:
 enum {
@@ -33,17 +37,17 @@ enum {
     NVME_GPU_NO_QUEUE = -8,   // there is no such queue
 };
 
-// Queues and result cells, filled by the host (nvme_gpu_kernel::Queues). Pass it to a kernel by value.
-struct nvme_gpu_queues {
+// Queues and result cells, filled by the host: nvme_gpu_device_queues of nvme_gpu.h. Pass it to a kernel by value.
+typedef struct nvme_gpu_queues {
     uint64_t queues;       // device address of the queues' words, 80 bytes each
     uint64_t cells;        // device address of the result cells, 8 bytes each, zeroed
     uint32_t queue_count;
     uint32_t cell_count;
-};
+} nvme_gpu_queues;
 
 // A command. `cell` is the index of a result cell that no other command in flight uses; a simple choice
 // is thread * (commands per thread) + k.
-struct nvme_gpu_command {
+typedef struct nvme_gpu_command {
     uint64_t lba;       // first block
     uint64_t data;      // address of the data; with `pages`, its offset into the first page
     uint64_t pages;     // 0, or device address of a table of the pages' addresses, 8 bytes each
@@ -54,17 +58,17 @@ struct nvme_gpu_command {
     uint32_t flags;     // or-ed into CDW12: 1 << 30 is force unit access
     uint32_t cell;
     uint32_t reserved;  // 0
-};
+} nvme_gpu_command;
 
 // A command in flight: made by nvme_gpu_submit, ended by nvme_gpu_wait or nvme_gpu_poll.
-struct nvme_gpu_token {
+typedef struct nvme_gpu_token {
     uint32_t words[3];
     uint32_t queue;
-};
+} nvme_gpu_token;
 
-// A table's rows for kernels, filled by the host (nvme_host's Table::device_rows). Pass it to a kernel by value; it
+// A table's rows for kernels, filled by the host: nvme_gpu_device_rows of nvme_gpu.h. Pass it to a kernel by value; it
 // may be used until the store is closed, and kernels that use it later get NVME_GPU_ROW_GONE.
-struct nvme_gpu_rows {
+typedef struct nvme_gpu_rows {
     nvme_gpu_queues queues;
     uint64_t internal[10];
     uint64_t first_byte;   // where row 0 begins in the namespace
@@ -74,27 +78,33 @@ struct nvme_gpu_rows {
     uint32_t row_bytes;
     uint32_t slot_bytes;
     uint32_t internal_words[8];
-};
+} nvme_gpu_rows;
 
 // What a thread holds between nvme_gpu_rows_enter and nvme_gpu_rows_leave.
-struct nvme_gpu_rows_here {
+typedef struct nvme_gpu_rows_here {
     uint64_t words[3];
-};
+} nvme_gpu_rows_here;
 
-// Why a row was not read, beside the controller's status (SCT << 8 | SC, above 0); 0 is success.
+// Why a row was not read, beside the controller's status (SCT << 8 | SC, above 0); 0 is success. As in nvme_gpu.h.
+#ifndef NVME_GPU_ROW_OUT_OF_RANGE
 enum {
     NVME_GPU_ROW_OUT_OF_RANGE = -1,  // the table has no such row
     NVME_GPU_ROW_TIMED_OUT = -2,     // the read got no answer; the host recovers the controller
     NVME_GPU_ROW_GONE = -3,          // the controller is being recovered, or the store was closed
     NVME_GPU_ROW_NOT_RUN = -5,       // no station was free in time, or a read of this thread was given up before
 };
+#endif
 
+#ifdef __cplusplus
 static_assert(sizeof(nvme_gpu_rows) == 176, "as in Rust");
 static_assert(sizeof(nvme_gpu_rows_here) == 24, "as in Rust");
 static_assert(sizeof(nvme_gpu_queues) == 24, "as in Rust");
 static_assert(sizeof(nvme_gpu_command) == 56, "as in Rust");
 static_assert(sizeof(nvme_gpu_token) == 16, "as in Rust");
+#endif
 
+// Host code includes this file for the structures alone: in C, C++ or CUDA C++.
+#ifdef __CUDACC__
 extern "C" {
 
 // Submits on queue `queue` (from 0) and rings; threads of a warp that call it together share the work.
@@ -129,3 +139,4 @@ __device__ int nvme_gpu_row(nvme_gpu_rows_here* here, int64_t id, const volatile
 __device__ void nvme_gpu_rows_leave(nvme_gpu_rows_here* here);
 
 }  // extern "C"
+#endif

@@ -86,6 +86,10 @@ pub use table::Kernel;
 #[cfg(target_arch = "nvptx64")]
 pub use table_rows::TableRows;
 
+/// Raised when what the host fills for kernels of others changes: `nvme_gpu_queues` and `nvme_gpu_rows` of
+/// `nvme_gpu_device.cuh`, and what they point to. The device library carries it.
+pub const DEVICE_LAYOUT: u32 = 1;
+
 /// The kernels as PTX, for any GPU from sm_80 on; `cargo xtask ptx --refresh` writes it.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const PTX: &str = include_str!("../ptx/nvme_gpu_kernel.ptx");

@@ -24,6 +24,11 @@ const REFUSED: i32 = -6;
 const ABORTED: i32 = -7;
 const NO_QUEUE: i32 = -8;
 
+/// The host compares it with the structures that it fills.
+#[unsafe(export_name = "nvme_gpu_device_layout")]
+#[used]
+static LAYOUT: u32 = crate::DEVICE_LAYOUT;
+
 /// `nvme_gpu_command`.
 #[derive(Clone, Copy)]
 #[repr(C)]

@@ -217,9 +217,24 @@
 #define NVME_GPU_DUPLICATES_ERROR 1
 
 /*
+ Queues, result cells and a buffer for kernels of a program. Opaque; closed with its store.
+ */
+typedef struct nvme_gpu_device_t nvme_gpu_device_t;
+
+/*
  An operation under way, or ended. Opaque; independent of the store's handle.
  */
 typedef struct nvme_gpu_pending_t nvme_gpu_pending_t;
+
+/*
+ `struct nvme_gpu_queues` of nvme_gpu_device.cuh, which a kernel takes by value.
+ */
+typedef struct nvme_gpu_queues nvme_gpu_queues;
+
+/*
+ `struct nvme_gpu_rows` of nvme_gpu_device.cuh, which a kernel takes by value.
+ */
+typedef struct nvme_gpu_rows nvme_gpu_rows;
 
 /*
  A store: a drive, a file, or several in stripes. Opaque.
@@ -297,9 +312,9 @@ typedef struct nvme_gpu_options {
    */
   uint32_t gpu_stations;
   /*
-   0.
+   With a GPU: queue pairs that are kept for kernels of your own, nvme_gpu_device_queues(). Default none.
    */
-  uint32_t reserved;
+  uint32_t gpu_kernel_queues;
 } nvme_gpu_options;
 
 /*
@@ -355,6 +370,10 @@ typedef struct nvme_gpu_statistics {
    Operations in the background that failed, whether or not they were waited for.
    */
   uint64_t background_failures;
+  /*
+   Calls into this library since the process began, this one included: a graph that is launched again adds none.
+   */
+  uint64_t calls;
 } nvme_gpu_statistics;
 
 /*
@@ -415,6 +434,62 @@ typedef struct nvme_gpu_report {
   int32_t error_number;
 } nvme_gpu_report;
 
+/*
+ nvme_gpu_device_queues(): what is asked for, and what the kernels need besides. Set `size` to
+ sizeof(nvme_gpu_device_setup); 0 stands for the default of a field.
+ */
+typedef struct nvme_gpu_device_setup {
+  size_t size;
+  /*
+   NVME_GPU_DEVICE_LAYOUT of the nvme_gpu_device.cuh that the program is compiled with.
+   */
+  uint32_t layout;
+  /*
+   Queue pairs. Default nvme_gpu_options.gpu_kernel_queues, which is also the most.
+   */
+  uint32_t queues;
+  /*
+   Entries of each, rounded up to a power of two. Default 256.
+   */
+  uint32_t entries;
+  /*
+   Result cells: one for each command that may be in flight or not waited for yet. Default 65536.
+   */
+  uint32_t cells;
+  /*
+   Bytes of a buffer that the controller and the kernels reach, in host memory. Default none.
+   */
+  uint64_t buffer_bytes;
+  /*
+   Written: the address of the buffer for kernels.
+   */
+  uint64_t buffer;
+  /*
+   Written: the address of the buffer for nvme_gpu_command.data.
+   */
+  uint64_t buffer_iova;
+  /*
+   Written: blocks of the namespace.
+   */
+  uint64_t blocks;
+  /*
+   Written: for nvme_gpu_command.nsid.
+   */
+  uint32_t nsid;
+  /*
+   Written: bytes of a block.
+   */
+  uint32_t block_bytes;
+  /*
+   Written: the most bytes of one command.
+   */
+  uint32_t most_bytes;
+  /*
+   0.
+   */
+  uint32_t reserved;
+} nvme_gpu_device_setup;
+
 
 
 #ifdef __cplusplus
@@ -472,7 +547,7 @@ nvme_gpu_status nvme_gpu_open(const char *device,
                               struct nvme_gpu_t **store);
 
 /*
- Closes a store, and its tables. NULL and a closed handle are ignored.
+ Closes a store, its tables, and its queues for kernels. NULL and a closed handle are ignored.
 
  Does not wait for the operations of the store: those that were started go on to their end, their memory has to
  stay, and nvme_gpu_pending_t handles stay good. The device is free when the last of them has ended. Calls of
@@ -737,6 +812,65 @@ nvme_gpu_status nvme_gpu_pending_report(struct nvme_gpu_pending_t *pending, stru
  are ignored.
  */
 void nvme_gpu_pending_free(struct nvme_gpu_pending_t *pending);
+
+/*
+ Lends queue pairs of a drive to kernels of your own: nvme_gpu_submit() and the other functions of
+ nvme_gpu_device.cuh. The store was opened with a GPU and with nvme_gpu_options.gpu_kernel_queues. Writes `*queues`,
+ which a kernel takes by value, the fields of `*setup` that say so, and on success a handle for
+ nvme_gpu_device_close() to `*device`, else NULL.
+
+ Kernels use the queues between nvme_gpu_device_begin() and nvme_gpu_device_end(). They may send any command: what
+ they write is not ordered with calls of the store.
+
+ Errors: NVME_GPU_ERROR_VERSION for another layout; NVME_GPU_ERROR_USAGE for a file, a stripe, a store for reading
+ only or without a GPU, and for more queue pairs than are left; NVME_GPU_ERROR_ENVIRONMENT without memory.
+ */
+nvme_gpu_status nvme_gpu_device_queues(struct nvme_gpu_t *store,
+                                       struct nvme_gpu_device_setup *setup,
+                                       struct nvme_gpu_queues *queues,
+                                       struct nvme_gpu_device_t **device);
+
+/*
+ Before launches of kernels that use the queues: until nvme_gpu_device_end() the library leaves them alone. Result
+ cells are zeroed. May be called several times, also by several threads; each needs its own end. Waits while the
+ controller is being reset. Errors: NVME_GPU_ERROR_GONE.
+ */
+nvme_gpu_status nvme_gpu_device_begin(struct nvme_gpu_device_t *device);
+
+/*
+ After those kernels have ended: synchronise their streams before. The last end ends commands that kernels gave up:
+ it takes late completions, aborts, and resets the controller when that does not help. `*ended` gets their number,
+ unless `ended` is NULL.
+
+ A reset that the controller needs for another reason waits for the end, 3 time-outs and 2 s; then the queues are of
+ no use any more. Errors: NVME_GPU_ERROR_USAGE without a begin; NVME_GPU_ERROR_GONE.
+ */
+nvme_gpu_status nvme_gpu_device_end(struct nvme_gpu_device_t *device, uint32_t *ended);
+
+/*
+ Deletes the queues, and frees cells and buffer. NULL and a closed handle are ignored. Between a begin and its end
+ all of it stays for ever, as kernels may use it, and the device with it.
+ */
+void nvme_gpu_device_close(struct nvme_gpu_device_t *device);
+
+/*
+ Writes `*rows`, by which kernels of your own read rows of a table: nvme_gpu_rows_enter(), nvme_gpu_row() and
+ nvme_gpu_rows_leave() of nvme_gpu_device.cuh. `layout` is NVME_GPU_DEVICE_LAYOUT. No begin is needed; kernels that
+ run after the store was closed get NVME_GPU_ROW_GONE.
+
+ Errors: NVME_GPU_ERROR_VERSION for another layout; NVME_GPU_ERROR_USAGE for a file, a stripe, rows above 124 KiB,
+ and a store without a GPU.
+ */
+nvme_gpu_status nvme_gpu_device_rows(struct nvme_gpu_table_t *table, uint32_t layout, struct nvme_gpu_rows *rows);
+
+/*
+ Compares what a kernel was linked with: the layout that its nvme_gpu_device.ptx carries. `kernel` is a CUfunction,
+ from cuModuleGetFunction() or cudaGetFuncBySymbol(), loaded on the GPU of the store.
+
+ Errors: NVME_GPU_ERROR_VERSION for another layout and for a kernel without the device library;
+ NVME_GPU_ERROR_USAGE for NULL and for a store without a GPU; NVME_GPU_ERROR_ENVIRONMENT with the driver's answer.
+ */
+nvme_gpu_status nvme_gpu_device_check(struct nvme_gpu_t *store, void *kernel);
 
 #ifdef __cplusplus
 }  // extern "C"

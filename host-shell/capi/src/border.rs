@@ -5,11 +5,21 @@
 use crate::status::{Failure, NVME_GPU_ERROR_INTERNAL, NVME_GPU_OK, nvme_gpu_status};
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::{AtomicU64, Ordering};
 
 pub type Answer<T> = Result<T, Failure>;
 
+/// Calls into the library.
+static CALLS: AtomicU64 = AtomicU64::new(0);
+
+/// How many calls there were.
+pub fn calls() -> u64 {
+    CALLS.load(Ordering::Relaxed)
+}
+
 /// Runs the body of a function of the interface.
 pub fn call(body: impl FnOnce() -> Answer<()>) -> nvme_gpu_status {
+    CALLS.fetch_add(1, Ordering::Relaxed);
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(())) => NVME_GPU_OK,
         Ok(Err(failure)) => failure.set_last(),
@@ -19,6 +29,7 @@ pub fn call(body: impl FnOnce() -> Answer<()>) -> nvme_gpu_status {
 
 /// As [`call`] for functions that return a value, or `otherwise` after a failure.
 pub fn value<T>(otherwise: T, body: impl FnOnce() -> Answer<T>) -> T {
+    CALLS.fetch_add(1, Ordering::Relaxed);
     match catch_unwind(AssertUnwindSafe(body)) {
         Ok(Ok(value)) => value,
         Ok(Err(failure)) => {

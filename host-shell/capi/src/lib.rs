@@ -6,12 +6,14 @@
 //! - [`status`]: numbers and texts of errors, those of this thread.
 //! - [`handles`], [`opened`]: what is open.
 //! - [`border`]: the way in and out of each call.
-//! - [`version`], [`store`], [`transfer`], [`batch`], [`table`], [`pending`]: the functions.
+//! - [`version`], [`store`], [`transfer`], [`batch`], [`table`], [`pending`],
+//!   [`device`]: the functions.
 // The functions document themselves for readers of the header: what is owed for pointers is in its head.
 #![allow(clippy::missing_safety_doc)]
 
 pub mod batch;
 pub mod border;
+pub mod device;
 pub mod handles;
 pub mod memory;
 pub mod opened;

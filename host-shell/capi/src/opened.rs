@@ -22,6 +22,9 @@ pub struct Opened {
     pub store: Store,
     #[cfg(feature = "cuda")]
     pub gpu: Option<Arc<nvme_host::cuda::Gpu>>,
+    /// Queue pairs that are kept for kernels.
+    #[cfg(feature = "cuda")]
+    pub kernel_queues: u32,
     pub registered: Mutex<BTreeMap<usize, Registration>>,
     pub background_failures: Arc<AtomicU64>,
 }
@@ -48,5 +51,20 @@ pub struct OpenTable {
     pub opened: Arc<Opened>,
     pub table: Table,
 }
+
+/// Queues, result cells and a buffer for kernels of a program. Opaque; closed with its store.
+pub struct DeviceHandle {
+    _opaque: [u8; 0],
+}
+
+/// What a handle of queues for kernels stands for.
+pub struct OpenDevice {
+    /// The address of the store's handle.
+    pub store: usize,
+    #[cfg(feature = "cuda")]
+    pub queues: nvme_host::cuda::KernelQueues,
+}
+
+pub static DEVICES: Handles<Arc<OpenDevice>> = Handles::new();
 
 pub static TABLES: Handles<Arc<OpenTable>> = Handles::new();

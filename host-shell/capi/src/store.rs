@@ -2,9 +2,9 @@
 // UNSAFETY: functions of the C interface.
 #![allow(unsafe_code)]
 
-use crate::border::{Answer, Sized0, call, give, put, take, text, value};
+use crate::border::{Answer, Sized0, call, calls, give, put, take, text, value};
 use crate::memory::Lent;
-use crate::opened::{Opened, Registration, STORES, StoreHandle, TABLES, opened};
+use crate::opened::{DEVICES, Opened, Registration, STORES, StoreHandle, TABLES, opened};
 use crate::status::{Failure, nvme_gpu_status};
 use crate::version;
 use nvme_host::store::{DataPath, FileIo};
@@ -49,8 +49,8 @@ pub struct Options {
     pub gpu_entries: u32,
     /// With a GPU: blocks of a launch that run at a time, each with 1 MiB of slot memory. Default 32.
     pub gpu_stations: u32,
-    /// 0.
-    pub reserved: u32,
+    /// With a GPU: queue pairs that are kept for kernels of your own, nvme_gpu_device_queues(). Default none.
+    pub gpu_kernel_queues: u32,
 }
 
 // SAFETY: integers, the size first.
@@ -69,7 +69,7 @@ const DEFAULTS: Options = Options {
     gpu_queues: 0,
     gpu_entries: 0,
     gpu_stations: 0,
-    reserved: 0,
+    gpu_kernel_queues: 0,
 };
 
 /// nvme_gpu_stats(): set `size` to sizeof(nvme_gpu_statistics) before the call. Counts since the store was opened.
@@ -85,6 +85,8 @@ pub struct Statistics {
     pub retries: u64,
     /// Operations in the background that failed, whether or not they were waited for.
     pub background_failures: u64,
+    /// Calls into this library since the process began, this one included: a graph that is launched again adds none.
+    pub calls: u64,
 }
 
 // SAFETY: integers, the size first.
@@ -125,7 +127,7 @@ fn or(value: u32, default: u32) -> u32 {
 }
 
 fn store_options(options: &Options, gpu: i32) -> Answer<StoreOptions> {
-    if options.flags & !ALL_FLAGS != 0 || options.reserved != 0 {
+    if options.flags & !ALL_FLAGS != 0 {
         return Err(Failure::usage(
             format!(
                 "unknown flags {:#x} in nvme_gpu_options",
@@ -161,6 +163,8 @@ fn store_options(options: &Options, gpu: i32) -> Answer<StoreOptions> {
         file_io,
         #[cfg(feature = "cuda")]
         gpu: of_gpu(options, gpu),
+        #[cfg(feature = "cuda")]
+        kernel_queues: options.gpu_kernel_queues,
     })
     .and_then(|store| match (gpu, cfg!(feature = "cuda")) {
         (i32::MIN..=-2, _) => Err(Failure::usage(
@@ -197,6 +201,8 @@ fn open(device: &str, gpu: i32, options: &Options) -> Answer<Opened> {
             .gpu
             .map(|gpu| nvme_host::cuda::Gpu::open(gpu.index))
             .transpose()?,
+        #[cfg(feature = "cuda")]
+        kernel_queues: options.kernel_queues,
         registered: Mutex::default(),
         background_failures: Arc::default(),
     })
@@ -240,7 +246,7 @@ pub unsafe extern "C" fn nvme_gpu_open(
     })
 }
 
-/// Closes a store, and its tables. NULL and a closed handle are ignored.
+/// Closes a store, its tables, and its queues for kernels. NULL and a closed handle are ignored.
 ///
 /// Does not wait for the operations of the store: those that were started go on to their end, their memory has to
 /// stay, and nvme_gpu_pending_t handles stay good. The device is free when the last of them has ended. Calls of
@@ -251,10 +257,12 @@ pub unsafe extern "C" fn nvme_gpu_open(
 pub unsafe extern "C" fn nvme_gpu_close(store: *mut StoreHandle) {
     value((), || {
         let closed = STORES.close(store);
+        let devices = DEVICES.close_all(|device| device.store == store.addr());
         let tables = TABLES.close_all(|table| table.store == store.addr());
         if let Some(opened) = &closed {
             lock(&opened.registered).clear();
         }
+        drop(devices);
         drop(tables);
         drop(closed);
         Ok(())
@@ -331,6 +339,7 @@ pub unsafe extern "C" fn nvme_gpu_stats(
             bytes: stats.bytes,
             retries: stats.retries,
             background_failures: opened.background_failures.load(Ordering::Relaxed),
+            calls: calls(),
         };
         // SAFETY: as the header says.
         unsafe { give(statistics, &known) }

@@ -27,7 +27,7 @@ const TAIL: &str = "\
 #define NVME_GPU_OPTIONS_INIT { sizeof(nvme_gpu_options), NVME_GPU_VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 ";
 
-const RENAMED: [(&str, &str); 10] = [
+const RENAMED: [(&str, &str); 13] = [
     ("StoreHandle", "nvme_gpu_t"),
     ("TableHandle", "nvme_gpu_table_t"),
     ("PendingHandle", "nvme_gpu_pending_t"),
@@ -37,11 +37,14 @@ const RENAMED: [(&str, &str); 10] = [
     ("PathInfo", "nvme_gpu_path_info"),
     ("Report", "nvme_gpu_report"),
     ("Io", "nvme_gpu_io"),
-    ("DeviceQueues", "nvme_gpu_device_queues_t"),
+    ("DeviceHandle", "nvme_gpu_device_t"),
+    ("DeviceSetup", "nvme_gpu_device_setup"),
+    ("QueueWords", "nvme_gpu_queues"),
+    ("RowWords", "nvme_gpu_rows"),
 ];
 
 /// The files with functions, in the order of the header.
-const FILES: [&str; 8] = [
+const FILES: [&str; 9] = [
     "status.rs",
     "version.rs",
     "opened.rs",
@@ -50,6 +53,7 @@ const FILES: [&str; 8] = [
     "batch.rs",
     "table.rs",
     "pending.rs",
+    "device.rs",
 ];
 
 fn made() -> String {
@@ -69,9 +73,15 @@ fn made() -> String {
         sys_includes: vec!["stddef.h".to_owned(), "stdint.h".to_owned()],
         export: ExportConfig {
             rename: rename.into_iter().collect(),
-            exclude: ["Outcome", "Opened", "OpenTable", "Registration"]
-                .map(str::to_owned)
-                .into(),
+            exclude: [
+                "Outcome",
+                "Opened",
+                "OpenTable",
+                "OpenDevice",
+                "Registration",
+            ]
+            .map(str::to_owned)
+            .into(),
             ..ExportConfig::default()
         },
         ..Config::default()

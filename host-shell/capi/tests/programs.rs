@@ -75,6 +75,11 @@ fn compile(folder: &Folder, source: &str, flags: &[&str]) -> PathBuf {
     } else {
         "-lnvme_gpu"
     };
+    // Programs over the CUDA driver itself.
+    let cuda: &[&str] = match name {
+        "stream.c" | "device.c" | "main.cpp" => &["-l:libcuda.so.1"],
+        _ => &[],
+    };
     let mut command = Command::new(compiler);
     command
         .args([
@@ -92,12 +97,19 @@ fn compile(folder: &Folder, source: &str, flags: &[&str]) -> PathBuf {
         .arg(here("include"))
         .arg("-I")
         .arg(here("compat/include"))
+        .arg("-I")
+        .arg(here("../../nvme-gpu-kernel/include"))
+        .arg("-I")
+        .arg(here("tests/c/stand_in"))
+        .arg("-I")
+        .arg(here("../../nvme-gpu-kernel/examples/cuda-histogram"))
         .arg(here("tests/c").join(source))
         .arg("-o")
         .arg(&program)
         .arg("-L")
         .arg(&folder.0)
-        .args([library, "-lpthread", "-ldl"]);
+        .args([library, "-lpthread", "-ldl"])
+        .args(cuda);
     let output = command.output().unwrap();
     assert!(output.status.success(), "{command:?}\n{}", said(&output));
     program
@@ -143,11 +155,40 @@ fn all(name: &str, flags: &[&str], before: &[&str]) {
         let program = compile(&folder, source, flags);
         run(&folder, before, &program, &[image]);
     }
-    for source in ["errors.c", "gpu.c", "plus.cpp"] {
+    for source in ["errors.c", "gpu.c", "plus.cpp", "stream.c"] {
         let program = compile(&folder, source, flags);
         run(&folder, before, &program, &[]);
     }
+    // Programs that a CUDA C++ user starts from: the image is not executed, its kernels are the stand-in's own.
+    let example = here("../../nvme-gpu-kernel/examples/cuda-histogram/main.cpp");
+    let program = compile(&folder, example.to_str().unwrap(), flags);
+    let device = here("../../nvme-gpu-kernel/ptx/nvme_gpu_device.ptx");
+    run(&folder, before, &program, &[device.to_str().unwrap()]);
+    let program = compile(&folder, "device.c", flags);
+    run(&folder, before, &program, &[device.to_str().unwrap()]);
 }
+
+/// What goes wrong: many calls that cannot be obeyed, and every fault of the controller.
+fn bad(name: &str, flags: &[&str]) {
+    let folder = folder(name);
+    let program = compile(&folder, "bad.c", flags);
+    run(&folder, &[], &program, &[]);
+    let image = folder.path("image");
+    let program = compile(&folder, "faults.c", flags);
+    run(&folder, &[], &program, &[image.to_str().unwrap()]);
+}
+
+#[test]
+fn what_goes_wrong_ends_with_a_status() {
+    bad("bad", &[]);
+}
+
+#[test]
+fn what_goes_wrong_is_clean_under_sanitizers() {
+    bad("bad-sanitized", &SANITIZERS);
+}
+
+const SANITIZERS: [&str; 2] = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
 
 #[test]
 fn programs_in_c_and_cpp_use_every_function() {
@@ -156,11 +197,7 @@ fn programs_in_c_and_cpp_use_every_function() {
 
 #[test]
 fn sanitizers_find_nothing_in_them() {
-    all(
-        "sanitized",
-        &["-fsanitize=address,undefined", "-fno-sanitize-recover=all"],
-        &[],
-    );
+    all("sanitized", &SANITIZERS, &[]);
 }
 
 #[test]

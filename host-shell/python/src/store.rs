@@ -108,6 +108,7 @@ impl Store {
             timeout: Duration::from_millis(timeout_ms),
             file_io,
             gpu: gpu.map(of_gpu),
+            ..StoreOptions::default()
         };
         left::reap();
         // What is opened after Ctrl-C is closed by the thread that opened it.

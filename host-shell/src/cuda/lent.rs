@@ -44,6 +44,25 @@ pub(super) enum QueueKind {
     Shared,
 }
 
+/// Those who use lent queues while the host does not wait for them.
+pub(super) trait Users: Send + Sync {
+    /// Keeps them out, and waits until none is inside; whether none is. Called once for each queue.
+    fn stop(&self) -> bool;
+
+    /// After [`stop`](Self::stop): lets them in again, or never again.
+    fn resume(&self, works: bool);
+}
+
+impl Users for RowsState {
+    fn stop(&self) -> bool {
+        RowsState::stop(self)
+    }
+
+    fn resume(&self, works: bool) {
+        RowsState::resume(self, works);
+    }
+}
+
 /// Queue pairs of one controller in the hands of a GPU. Deleted on drop.
 pub(super) struct LentQueues {
     pub set: QueueSet,
@@ -54,7 +73,7 @@ pub(super) struct LentQueues {
     fresh: Arc<AtomicBool>,
     /// A reset could not be told to the GPU.
     dead: Arc<AtomicBool>,
-    rows: Option<Arc<RowsState>>,
+    users: Option<Arc<dyn Users>>,
     _rings: Vec<Registered>,
     _access: Arc<Access>,
 }
@@ -72,6 +91,22 @@ impl LentQueues {
         count: u32,
         entries: u32,
         rows: Option<Arc<RowsState>>,
+    ) -> Result<Self> {
+        let users = rows.map(|rows| rows as Arc<dyn Users>);
+        Self::create_for(gpu, controller, access, count, entries, users)
+    }
+
+    /// The same for any users.
+    ///
+    /// # Errors
+    /// As [`create`](Self::create).
+    pub fn create_for(
+        gpu: &Arc<Gpu>,
+        controller: &Controller,
+        access: &Arc<Access>,
+        count: u32,
+        entries: u32,
+        users: Option<Arc<dyn Users>>,
     ) -> Result<Self> {
         let entries = entries.max(2).next_power_of_two();
         let most = controller.info().capabilities.max_entries;
@@ -104,7 +139,7 @@ impl LentQueues {
             queues,
             fresh: Arc::default(),
             dead: Arc::default(),
-            rows,
+            users,
             _rings: rings,
             _access: Arc::clone(access),
         };
@@ -229,7 +264,7 @@ impl LentQueues {
             remote: self.set.remote(index),
             fresh: Arc::clone(&self.fresh),
             dead: Arc::clone(&self.dead),
-            rows: self.rows.clone(),
+            users: self.users.clone(),
             is_stopped: true,
         })
     }
@@ -241,13 +276,13 @@ struct Hook {
     fresh: Arc<AtomicBool>,
     dead: Arc<AtomicBool>,
     /// Of queues that launches use which the host does not wait for.
-    rows: Option<Arc<RowsState>>,
+    users: Option<Arc<dyn Users>>,
     is_stopped: bool,
 }
 
 impl Lent for Hook {
     fn stop(&mut self) {
-        self.is_stopped = self.rows.as_ref().is_none_or(|rows| rows.stop());
+        self.is_stopped = self.users.as_ref().is_none_or(|users| users.stop());
     }
 
     fn end(&mut self, proof: &Quiesced<'_>) {
@@ -267,8 +302,8 @@ impl Lent for Hook {
     }
 
     fn resume(&mut self, works: bool) {
-        if let Some(rows) = &self.rows {
-            rows.resume(works && !self.dead.load(Ordering::Acquire));
+        if let Some(users) = &self.users {
+            users.resume(works && !self.dead.load(Ordering::Acquire));
         }
     }
 }

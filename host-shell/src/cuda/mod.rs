@@ -10,6 +10,7 @@
 //! - [`Access`], [`GpuData`]: the tier: how the GPU rings doorbells and where data lies.
 //! - [`GpuQueues`]: queue pairs in the GPU's hands, and launches over them.
 //! - [`GpuQueuePairs`]: queue pairs of a controller in the GPU's hands, and their recovery.
+//! - [`KernelQueues`]: queue pairs for kernels that the caller launches.
 //! - [`Trace`]: what kernels recorded.
 //! - [`GpuSession`]: all of that for one namespace, as the command line uses it.
 //! - [`mod@bench`]: the suite of measurements.
@@ -24,6 +25,7 @@ mod copier;
 mod driver;
 mod guest;
 mod held;
+mod kernel_queues;
 mod kernels;
 mod lender;
 mod lent;
@@ -43,6 +45,7 @@ pub mod trace;
 #[cfg(feature = "sim")]
 pub use copier::Copier;
 pub use driver::{Gpu, Order};
+pub use kernel_queues::{KernelQueues, KernelQueuesOptions};
 pub use kernels::{Kernel, Kernels};
 pub use lender::{CallerMemory, Place};
 pub use memory::DeviceMemory;
@@ -59,5 +62,6 @@ pub use stream::{Event, Stream};
 pub use tier::{Access, GpuData, Tier, TierRequest};
 pub use trace::Trace;
 
+pub use nvme_gpu_kernel::DEVICE_LAYOUT;
 pub use nvme_gpu_kernel::VERSION as PTX_VERSION;
 pub use nvme_gpu_kernel::work::data_word;

@@ -32,7 +32,9 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
         .as_ref()
         .map_or(device, |access| Arc::clone(access.device()));
     let config = Config {
-        queue_pairs: options.queues.saturating_add(gpu_queues(options)),
+        queue_pairs: [gpu_queues(options), kernel_queues(options)]
+            .into_iter()
+            .fold(options.queues, u32::saturating_add),
         timeout: options.timeout,
         ..Config::default()
     };
@@ -41,12 +43,21 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
     controller.session().uses(info);
     let controller = Arc::new(controller);
     let granted = controller.info().queue_pairs;
+    let of_kernels = kernel_queues(options);
     // One queue of the CPU at least.
-    let of_gpu = gpu_queues(options).min(granted.saturating_sub(1));
+    let left = granted.saturating_sub(1);
+    if of_kernels > 0 && of_kernels >= left {
+        return Err(Error::usage(
+            format!("{of_kernels} queue pairs for kernels; the controller grants {granted} in all"),
+            "ask for fewer, or use a controller with more (simulator: queues=32)",
+        ));
+    }
+    let of_gpu = gpu_queues(options).min(left - of_kernels);
     #[cfg(feature = "cuda")]
     let rows = with_gpu::rows(access.as_ref(), &controller, info, of_gpu, options)?;
     let gone = Arc::new(Mutex::new(None));
-    let queues = granted.saturating_sub(of_gpu).min(options.queues).max(1);
+    let queues = (granted.saturating_sub(of_gpu + of_kernels)).min(options.queues);
+    let queues = queues.max(1);
     let lane = |_| -> Result<Box<dyn Lane>> {
         let lane = DriveLane::new(&controller, info, options.depth, &gone)?;
         Ok(Box::new(lane))
@@ -65,6 +76,13 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
         gpu: access
             .as_ref()
             .map(|access| crate::cuda::HostRows::new(access.gpu())),
+        #[cfg(feature = "cuda")]
+        kernels: access.map(|access| super::kernel_queues::ForKernels {
+            access,
+            info,
+            kept: of_kernels,
+            timeout: options.timeout,
+        }),
         pool,
         len: info.blocks * u64::from(block),
         block_bytes: block,
@@ -81,6 +99,18 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
 fn gpu_queues(options: &StoreOptions) -> u32 {
     #[cfg(feature = "cuda")]
     let queues = options.gpu.map_or(0, |gpu| gpu.rows.queues);
+    #[cfg(not(feature = "cuda"))]
+    let queues = {
+        let _ = options;
+        0
+    };
+    queues
+}
+
+/// Queues that are kept for kernels of the caller's.
+fn kernel_queues(options: &StoreOptions) -> u32 {
+    #[cfg(feature = "cuda")]
+    let queues = options.kernel_queues;
     #[cfg(not(feature = "cuda"))]
     let queues = {
         let _ = options;

@@ -13,6 +13,9 @@ pub(crate) struct Member {
     /// Present when the store was opened with a GPU: for rows that the GPU does not move itself.
     #[cfg(feature = "cuda")]
     pub gpu: Option<crate::cuda::HostRows>,
+    /// Present for a drive of a store with a GPU: what queues for kernels are made of.
+    #[cfg(feature = "cuda")]
+    pub kernels: Option<super::kernel_queues::ForKernels>,
     // The queues go before their controller is shut down.
     pub pool: Pool,
     /// Present for a controller that this process drives.

@@ -10,6 +10,8 @@ mod drive;
 mod element;
 mod engine;
 mod file;
+#[cfg(feature = "cuda")]
+mod kernel_queues;
 mod lane;
 mod member;
 #[cfg(feature = "cuda")]

@@ -23,6 +23,9 @@ pub struct StoreOptions {
     /// The GPU whose memory rows come to and go from, and how; none without. It gathers rows of drives by itself.
     #[cfg(feature = "cuda")]
     pub gpu: Option<GpuOptions>,
+    /// Queue pairs that are kept for kernels of the caller's: [`Store::kernel_queues`](super::Store::kernel_queues).
+    #[cfg(feature = "cuda")]
+    pub kernel_queues: u32,
 }
 
 /// How a GPU reaches a store.
@@ -61,6 +64,8 @@ impl Default for StoreOptions {
             file_io: FileIo::Auto,
             #[cfg(feature = "cuda")]
             gpu: None,
+            #[cfg(feature = "cuda")]
+            kernel_queues: 0,
         }
     }
 }
@@ -79,6 +84,13 @@ impl StoreOptions {
                     format!("use 1 to {}", Self::MOST),
                 ));
             }
+        }
+        #[cfg(feature = "cuda")]
+        if self.kernel_queues > 0 && self.gpu.is_none() {
+            return Err(Error::usage(
+                "queues for kernels of a store without a GPU",
+                "open it with a GPU, or without kernel_queues",
+            ));
         }
         if self.allow_write && self.read_only {
             return Err(Error::usage(

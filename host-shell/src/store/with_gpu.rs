@@ -19,6 +19,7 @@ pub(super) fn reach(
     let gpu = Gpu::open(of_gpu.index)?;
     let _guest = gpu.enter()?;
     let queues = of_gpu.rows.queues.saturating_add(options.queues);
+    let queues = queues.saturating_add(options.kernel_queues);
     let queues = u16::try_from(queues).unwrap_or(u16::MAX);
     let auto = TierRequest::Auto { gpu_memory: false };
     let access = Access::find(&gpu, Arc::clone(device), queues, auto)?;

@@ -1,25 +1,9 @@
 // A histogram of the bytes on a drive: each thread reads its blocks by itself, one ahead of the one that
 // it counts. The same kernel as nvme-gpu-kernel/examples/gpu-histogram, in CUDA C++.
 //
-//     ./build.sh sm_90     writes histogram.cubin; `gpu-test --image histogram.cubin` runs it
+//     ./build.sh sm_90     writes histogram.cubin; main.cpp runs it, and so does `gpu-test --image histogram.cubin`
 
-#include "nvme_gpu_device.cuh"
-
-// As `Args` of nvme-gpu-kernel/examples/gpu-histogram.
-struct histogram_args {
-    nvme_gpu_queues queues;
-    uint64_t lba;
-    uint64_t units;
-    uint64_t buffers;
-    uint64_t buffers_iova;
-    uint64_t bins;
-    uint64_t failed;
-    uint64_t timeout_ns;
-    uint32_t nsid;
-    uint32_t blocks;
-    uint32_t unit_bytes;
-    uint32_t reserved;
-};
+#include "histogram.h"
 
 struct reader {
     const histogram_args& args;

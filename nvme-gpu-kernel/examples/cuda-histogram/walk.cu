@@ -1,16 +1,7 @@
 // Each thread walks from row to row of a table, by ids that only the row before it holds. The same kernel as `walk` of
 // nvme-gpu-kernel/examples/gpu-histogram, in CUDA C++.
 
-#include "nvme_gpu_device.cuh"
-
-// As `Walk` of nvme-gpu-kernel/examples/gpu-histogram.
-struct walk_args {
-    nvme_gpu_rows table;
-    uint64_t starts;
-    uint64_t ends;
-    uint32_t walks;
-    uint32_t steps;
-};
+#include "histogram.h"
 
 extern "C" __global__ void walk(const __grid_constant__ walk_args args) {
     const uint32_t thread = blockIdx.x * blockDim.x + threadIdx.x;

@@ -13,6 +13,7 @@
     reason = "the CUDA driver API documents them"
 )]
 
+mod examples;
 mod kernels;
 mod litmus;
 mod rows;
@@ -36,10 +37,12 @@ const NOT_READY: Status = 600;
 
 /// The kernel whose argument is not a `Launch`.
 const LITMUS: &CStr = c"nvme_litmus";
-/// Handles of kernels: the places of their names here, those of `Kernel`, of `rows` and the litmus kernel's.
+/// Handles of kernels: the places of their names here, those of `Kernel`, of `rows`, of the examples
+/// and the litmus kernel's.
 static KERNELS: LazyLock<Vec<&'static CStr>> = LazyLock::new(|| {
     let kernels = Kernel::ALL.iter().map(|kernel| kernel.symbol());
-    kernels.chain(rows::NAMES).chain([LITMUS]).collect()
+    let kernels = kernels.chain(rows::NAMES).chain(examples::NAMES);
+    kernels.chain([LITMUS]).collect()
 });
 
 /// Allocations and registrations: address to bytes.
@@ -201,9 +204,65 @@ pub unsafe extern "C" fn cuModuleLoadDataEx(
         }
         return INVALID_PTX;
     }
+    let layout = text.split_once("nvme_gpu_device_layout[4] = {");
+    let layout = layout.and_then(|(_, rest)| rest.split_once('}')?.0.parse().ok());
+    let new = Box::new(Loaded { layout });
     // SAFETY: the caller gives a place for one handle.
-    unsafe { *module = std::ptr::dangling_mut::<u64>().cast() };
+    unsafe { *module = Box::into_raw(new).cast() };
     SUCCESS
+}
+
+/// A module: the layout that the device library in it carries. Never freed: functions may be asked for theirs.
+struct Loaded {
+    layout: Option<u32>,
+}
+
+/// The modules that functions were got from last: a function's handle is its name's address.
+static MODULE_OF: Mutex<BTreeMap<usize, usize>> = Mutex::new(BTreeMap::new());
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuFuncGetModule(module: *mut *mut c_void, function: *const u8) -> Status {
+    let Some(of) = lock(&MODULE_OF).get(&function.addr()).copied() else {
+        return INVALID_VALUE;
+    };
+    // SAFETY: the caller gives a place for one handle.
+    unsafe { *module = std::ptr::with_exposed_provenance_mut(of) };
+    SUCCESS
+}
+
+/// Knows one variable.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleGetGlobal_v2(
+    address: *mut u64,
+    bytes: *mut usize,
+    module: *mut c_void,
+    name: *const c_char,
+) -> Status {
+    // SAFETY: the caller gives a terminated name, and a module that `cuModuleLoadDataEx` made.
+    let (name, module) = unsafe { (CStr::from_ptr(name), &*module.cast::<Loaded>()) };
+    let Some(layout) = module.layout.filter(|_| name == c"nvme_gpu_device_layout") else {
+        return NOT_FOUND;
+    };
+    let mut place = 0;
+    // SAFETY: `place` is one.
+    if unsafe { cuMemAlloc_v2(&mut place, 4) } != SUCCESS {
+        return OUT_OF_MEMORY;
+    }
+    // SAFETY: allocated above; the caller gives a place for one address and one length.
+    unsafe {
+        (place as usize as *mut u32).write(layout);
+        (*address, *bytes) = (place, 4);
+    }
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuModuleLoadData(
+    module: *mut *mut c_void,
+    image: *const c_void,
+) -> Status {
+    // SAFETY: the caller's; there are no options.
+    unsafe { cuModuleLoadDataEx(module, image, 0, std::ptr::null_mut(), std::ptr::null_mut()) }
 }
 
 #[unsafe(no_mangle)]
@@ -214,7 +273,7 @@ pub extern "C" fn cuModuleUnload(_module: *mut c_void) -> Status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuModuleGetFunction(
     function: *mut *const u8,
-    _module: *mut c_void,
+    module: *mut c_void,
     name: *const c_char,
 ) -> Status {
     // SAFETY: the caller gives a terminated name.
@@ -222,8 +281,10 @@ pub unsafe extern "C" fn cuModuleGetFunction(
     let Some(known) = KERNELS.iter().find(|known| **known == name) else {
         return NOT_FOUND;
     };
+    let handle = known.as_ptr();
+    lock(&MODULE_OF).insert(handle.addr(), module.expose_provenance());
     // SAFETY: the caller gives a place for one handle.
-    unsafe { *function = known.as_ptr().cast() };
+    unsafe { *function = handle.cast() };
     SUCCESS
 }
 
@@ -311,6 +372,28 @@ pub unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> Status {
     // SAFETY: the caller gives a place for one address.
     unsafe { *to = start.expose_provenance() as u64 };
     SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const u8, bytes: usize) -> Status {
+    // SAFETY: the caller's.
+    unsafe { cuMemcpyHtoDAsync_v2(to, from, bytes, std::ptr::null_mut()) }
+}
+
+/// After what is in the default stream.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemcpyDtoH_v2(to: *mut u8, from: u64, bytes: usize) -> Status {
+    // SAFETY: the caller's.
+    unsafe {
+        streams::cuStreamSynchronize(std::ptr::null_mut());
+        cuMemcpyDtoHAsync_v2(to, from, bytes, std::ptr::null_mut())
+    }
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuMemsetD8_v2(to: u64, value: u8, bytes: usize) -> Status {
+    // SAFETY: the caller's.
+    unsafe { cuMemsetD8Async(to, value, bytes, std::ptr::null_mut()) }
 }
 
 #[unsafe(no_mangle)]

@@ -165,6 +165,44 @@ fn finish(rows: &Gather, failed: u64, first: u64) {
     }
 }
 
+/// A block that reads rows by itself, without a gather.
+pub struct Reader<'r>(Thread<'r>);
+
+impl<'r> Reader<'r> {
+    pub fn enter(rows: &'r Gather) -> Self {
+        let gate = rows.gate as usize as *const AtomicU32;
+        // SAFETY: the host gives the words of a gate.
+        let gate = unsafe { std::slice::from_raw_parts(gate, words(rows.station_count)) };
+        let gate = Gate::new(gate).expect("words of a gate");
+        Self(Thread::enter(rows, gate, None))
+    }
+
+    /// The address of row `id` in the slot of `thread`, or why it was not read.
+    pub fn row(&mut self, id: i64, thread: u32) -> Result<u64, i32> {
+        let here = &mut self.0;
+        let Some(place) = here.rows.place(id) else {
+            return Err(code::OUT_OF_RANGE);
+        };
+        if here.ends == code::OK && here.gate.look().is_err() {
+            here.ends = code::GONE;
+        }
+        let ended = match here.ends {
+            code::OK if thread >= here.rows.threads() => code::NOT_RUN,
+            code::OK => here.read(place, thread),
+            other => other,
+        };
+        let block = place.block << here.rows.block_shift;
+        match ended {
+            code::OK => Ok(here.rows.slots + here.slot(thread) + (place.byte - block)),
+            other => Err(other),
+        }
+    }
+
+    pub fn leave(self) {
+        self.0.leave();
+    }
+}
+
 /// What a block is here.
 struct Thread<'r> {
     rows: &'r Gather,

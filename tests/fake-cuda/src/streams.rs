@@ -7,7 +7,8 @@
 )]
 
 use crate::{
-    INVALID_VALUE, KERNELS, NOT_READY, SUCCESS, Status, fault, kernels, litmus, lock, rows,
+    INVALID_VALUE, KERNELS, NOT_READY, SUCCESS, Status, examples, fault, kernels, litmus, lock,
+    rows,
 };
 use nvme_gpu_kernel::Kernel;
 use nvme_gpu_kernel::rows::{Cached, Check, Gather};
@@ -20,11 +21,15 @@ use std::time::{Duration, Instant};
 /// When a kernel ended, once it has.
 type End = Arc<OnceLock<Instant>>;
 
-/// A stream: the kernel that was launched last.
+/// What a kernel, a copy or a function of the host does: once, or each time that its graph is launched.
+type Work = Arc<dyn Fn() + Send + Sync>;
+
+/// A stream: the kernel that was launched last, and what it captures.
 #[derive(Default)]
 struct Stream {
     running: Option<JoinHandle<()>>,
     end: Option<End>,
+    captured: Option<Vec<Work>>,
 }
 
 /// A moment in a stream: now, or when the kernel in it ends.
@@ -46,6 +51,27 @@ impl Stream {
             // A kernel that panicked has printed why, and reports nothing.
             let _ = kernel.join();
         }
+    }
+
+    /// Runs `work` on a thread after what is in the stream, or captures it.
+    fn put(&mut self, work: Work) {
+        if let Some(captured) = &mut self.captured {
+            captured.push(work);
+            return;
+        }
+        self.finish();
+        let end = End::default();
+        self.end = Some(Arc::clone(&end));
+        self.running = Some(std::thread::spawn(move || {
+            while fault("hang") {
+                std::thread::sleep(Duration::from_millis(50));
+            }
+            if !fault("idle") {
+                work();
+            }
+            // Set once, here.
+            let _ = end.set(Instant::now());
+        }));
     }
 }
 
@@ -95,9 +121,72 @@ pub unsafe extern "C" fn cuStreamQuery(handle: *mut c_void) -> Status {
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuStreamIsCapturing(_stream: *mut c_void, status: *mut c_uint) -> Status {
-    // SAFETY: the caller gives a place for one value.
-    unsafe { *status = 0 };
+pub unsafe extern "C" fn cuStreamIsCapturing(handle: *mut c_void, status: *mut c_uint) -> Status {
+    // SAFETY: the caller's handle, and a place for one value.
+    unsafe { *status = lock(stream(handle)).captured.is_some().into() };
+    SUCCESS
+}
+
+/// The mode is not looked at: what captures forbid is for a GPU to show.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamBeginCapture_v2(handle: *mut c_void, _mode: c_uint) -> Status {
+    // SAFETY: the caller's handle.
+    let mut stream = lock(unsafe { stream(handle) });
+    if handle.is_null() || stream.captured.is_some() {
+        return INVALID_VALUE;
+    }
+    stream.captured = Some(Vec::new());
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamEndCapture(
+    handle: *mut c_void,
+    graph: *mut *mut c_void,
+) -> Status {
+    // SAFETY: the caller's handle.
+    let Some(captured) = lock(unsafe { stream(handle) }).captured.take() else {
+        return INVALID_VALUE;
+    };
+    // SAFETY: the caller gives a place for one handle.
+    unsafe { *graph = Box::into_raw(Box::new(captured)).cast() };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGraphInstantiateWithFlags(
+    exec: *mut *mut c_void,
+    graph: *mut c_void,
+    _flags: u64,
+) -> Status {
+    // SAFETY: the caller's graph, and a place for one handle.
+    unsafe {
+        let all = (*graph.cast::<Vec<Work>>()).clone();
+        *exec = Box::into_raw(Box::new(all)).cast();
+    }
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGraphLaunch(exec: *mut c_void, handle: *mut c_void) -> Status {
+    // SAFETY: the caller's handles.
+    let (all, stream) = unsafe { (&*exec.cast::<Vec<Work>>(), stream(handle)) };
+    let all = all.clone();
+    lock(stream).put(Arc::new(move || all.iter().for_each(|work| work())));
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGraphDestroy(graph: *mut c_void) -> Status {
+    // SAFETY: the caller destroys a handle once.
+    drop(unsafe { Box::from_raw(graph.cast::<Vec<Work>>()) });
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuGraphExecDestroy(exec: *mut c_void) -> Status {
+    // SAFETY: the caller destroys a handle once.
+    drop(unsafe { Box::from_raw(exec.cast::<Vec<Work>>()) });
     SUCCESS
 }
 
@@ -116,11 +205,20 @@ pub unsafe extern "C" fn cuMemcpyAsync(
     bytes: usize,
     handle: *mut c_void,
 ) -> Status {
+    let copy = move || {
+        let from: *const u8 = std::ptr::with_exposed_provenance(from as usize);
+        // SAFETY: the caller vouches for both sides.
+        unsafe { from.copy_to(to as usize as *mut u8, bytes) };
+    };
     // SAFETY: the caller's handle.
-    lock(unsafe { stream(handle) }).finish();
-    let from: *const u8 = std::ptr::with_exposed_provenance(from as usize);
-    // SAFETY: the caller vouches for both sides.
-    unsafe { from.copy_to(to as usize as *mut u8, bytes) };
+    let mut stream = lock(unsafe { stream(handle) });
+    match &mut stream.captured {
+        Some(captured) => captured.push(Arc::new(copy)),
+        None => {
+            stream.finish();
+            copy();
+        }
+    }
     SUCCESS
 }
 
@@ -183,12 +281,20 @@ pub unsafe extern "C" fn cuLaunchHostFunc(
         return INVALID_VALUE;
     };
     let data = data.expose_provenance();
-    // SAFETY: the caller's handle.
-    lock(unsafe { stream(handle) }).finish();
-    let ran = std::thread::spawn(move || {
+    let run = move || {
         // SAFETY: the caller vouches for function and data.
         unsafe { function(std::ptr::with_exposed_provenance_mut(data)) };
-    });
+    };
+    {
+        // SAFETY: the caller's handle.
+        let mut stream = lock(unsafe { stream(handle) });
+        if let Some(captured) = &mut stream.captured {
+            captured.push(Arc::new(run));
+            return SUCCESS;
+        }
+        stream.finish();
+    }
+    let ran = std::thread::spawn(run);
     match ran.join() {
         Ok(()) => SUCCESS,
         Err(_) => INVALID_VALUE,
@@ -282,50 +388,48 @@ pub unsafe extern "C" fn cuLaunchKernel(
     let Some(index) = KERNELS.iter().position(handle_of) else {
         return INVALID_VALUE;
     };
-    let run: Box<dyn FnOnce() + Send> = match (Kernel::ALL.get(index), KERNELS[index]) {
+    let work: Work = match (Kernel::ALL.get(index), KERNELS[index]) {
         (Some(kernel), _) => {
             // SAFETY: these kernels take one `Launch`.
             let launch = unsafe { **parameters.cast::<*const Launch>() };
-            Box::new(move || kernels::run(*kernel, &launch))
+            Arc::new(move || kernels::run(*kernel, &launch))
         }
         (None, name) if name == rows::NAMES[2] => {
             // SAFETY: this kernel takes one `Check`.
             let check = unsafe { **parameters.cast::<*const Check>() };
-            Box::new(move || rows::check(&check))
+            Arc::new(move || rows::check(&check))
         }
         (None, name) if name == rows::NAMES[3] => {
             // SAFETY: this kernel takes one `Cached`.
             let cached = unsafe { **parameters.cast::<*const Cached>() };
-            Box::new(move || rows::gather_cached(&cached, grid))
+            Arc::new(move || rows::gather_cached(&cached, grid))
         }
         (None, name) if rows::NAMES.contains(&name) => {
             // SAFETY: these kernels take one `Gather`.
             let gather = unsafe { **parameters.cast::<*const Gather>() };
             match name == rows::NAMES[0] {
-                true => Box::new(move || rows::gather(&gather, grid)),
-                false => Box::new(move || rows::copy(&gather)),
+                true => Arc::new(move || rows::gather(&gather, grid)),
+                false => Arc::new(move || rows::copy(&gather)),
             }
         }
+        (None, name) if name == examples::NAMES[0] => {
+            // SAFETY: this kernel takes one `Args`.
+            let args = unsafe { **parameters.cast::<*const gpu_histogram::Args>() };
+            Arc::new(move || examples::histogram(&args))
+        }
+        (None, name) if name == examples::NAMES[1] => {
+            // SAFETY: this kernel takes one `Walk`.
+            let walk = unsafe { **parameters.cast::<*const gpu_histogram::Walk>() };
+            Arc::new(move || examples::walk(&walk, grid, block))
+        }
+        (None, name) if name == examples::NAMES[2] => Arc::new(|| {}),
         (None, _) => {
             // SAFETY: the litmus kernel takes one `Args`.
             let args = unsafe { **parameters.cast::<*const gpu_litmus::Args>() };
-            Box::new(move || litmus::run(&args, grid, block))
+            Arc::new(move || litmus::run(&args, grid, block))
         }
     };
     // SAFETY: the caller's handle.
-    let mut stream = lock(unsafe { stream(handle) });
-    stream.finish();
-    let end = End::default();
-    stream.end = Some(Arc::clone(&end));
-    stream.running = Some(std::thread::spawn(move || {
-        while fault("hang") {
-            std::thread::sleep(Duration::from_millis(50));
-        }
-        if !fault("idle") {
-            run();
-        }
-        // Set once, here.
-        let _ = end.set(Instant::now());
-    }));
+    lock(unsafe { stream(handle) }).put(work);
     SUCCESS
 }

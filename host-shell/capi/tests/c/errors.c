@@ -53,7 +53,7 @@ int main(int count, char **arguments)
     changed.flags = NVME_GPU_FILE_URING | NVME_GPU_FILE_PREAD;
     USAGE(open_with(changed, &store));
     changed = options;
-    changed.reserved = 1;
+    changed.gpu_kernel_queues = 1;
     USAGE(open_with(changed, &store));
     changed = options;
     changed.queues = UINT32_MAX;
@@ -76,7 +76,7 @@ int main(int count, char **arguments)
     changed.size = offsetof(nvme_gpu_options, nsid);
     changed.nsid = 99;
     OK(open_with(changed, &good));
-    nvme_gpu_statistics small = { 16, 7, 7, 7, 7 };
+    nvme_gpu_statistics small = { 16, 7, 7, 7, 7, 7 };
     OK(nvme_gpu_stats(good, &small));
     CHECK(small.size == 16 && small.commands == 0 && small.bytes == 7);
     small.size = 7;

@@ -72,6 +72,8 @@ fn member(
         rows: None,
         #[cfg(feature = "cuda")]
         gpu: super::with_gpu::by_host(options)?,
+        #[cfg(feature = "cuda")]
+        kernels: None,
         pool: Pool::new(lanes, options.depth),
         controller: None,
         len,

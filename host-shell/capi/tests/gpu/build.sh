@@ -1,0 +1,30 @@
+#!/bin/sh
+# Puts what the C face needs on a machine with a GPU into FOLDER: the library, the test programs, and the CUDA C++
+# example with its image. Then, there: `FOLDER/run.sh`. Wants nvcc (NVCC may be set), a C and a C++ compiler, and the
+# library of `cargo build --release -p nvme-gpu-capi -p nvme-fake-cuda` (BUILT may name its folder), whose stand-in
+# for libcuda.so.1 is only linked against.
+set -eu
+folder=${1:?usage: build.sh FOLDER [sm_NN]}
+arch=${2:-sm_90}
+root=$(cd "$(dirname "$0")/../../../.." && pwd)
+capi=$root/host-shell/capi
+example=$root/nvme-gpu-kernel/examples/cuda-histogram
+built=${BUILT:-$root/target/release}
+mkdir -p "$folder/link"
+strip -o "$folder/libnvme_gpu.so.0" "$built/libnvme_gpu_capi.so"
+ln -sf ../libnvme_gpu.so.0 "$folder/link/libnvme_gpu.so"
+ln -sf "$(realpath "$built/libnvme_fake_cuda.so")" "$folder/link/libcuda.so.1"
+flags="-O2 -g -D_GNU_SOURCE -I $capi/include -I $root/nvme-gpu-kernel/include -I $example -I $capi/tests/c \
+    -I $capi/tests/c/stand_in -L $folder/link"
+libraries="-lnvme_gpu -l:libcuda.so.1 -lpthread -ldl -Wl,-rpath,\$ORIGIN"
+for name in stream device bad faults; do
+    # shellcheck disable=SC2086
+    cc -std=c11 $flags "$capi/tests/c/$name.c" $libraries -o "$folder/$name"
+done
+# shellcheck disable=SC2086
+c++ -std=c++17 $flags "$example/main.cpp" $libraries -o "$folder/histogram"
+OUT=$folder/image "$example/build.sh" "$arch"
+mv "$folder/image/histogram.cubin" "$folder/"
+rm -r "$folder/link" "$folder/image"
+cp "$capi/tests/gpu/run.sh" "$folder/run.sh"
+ls -l "$folder"
