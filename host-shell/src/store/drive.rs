@@ -77,7 +77,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
             .as_ref()
             .map(|access| crate::cuda::HostRows::new(access.gpu())),
         #[cfg(feature = "cuda")]
-        kernels: access.map(|access| super::kernel_queues::ForKernels {
+        kernels: access.map(|access| with_gpu::ForKernels {
             access,
             info,
             kept: of_kernels,

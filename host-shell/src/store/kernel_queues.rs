@@ -1,20 +1,9 @@
 //! Queues of a store's drive for kernels that the caller launches.
 
 use super::Store;
-use crate::cuda::{Access, KernelQueues, KernelQueuesOptions};
+use super::with_gpu::ForKernels;
+use crate::cuda::{KernelQueues, KernelQueuesOptions};
 use crate::error::{Error, Result};
-use nvme_core::bringup::NamespaceInfo;
-use std::sync::Arc;
-use std::time::Duration;
-
-/// What queues for kernels are made of.
-pub(crate) struct ForKernels {
-    pub access: Arc<Access>,
-    pub info: NamespaceInfo,
-    /// Queue pairs that were kept for them.
-    pub kept: u32,
-    pub timeout: Duration,
-}
 
 impl Store {
     /// Queue pairs, result cells and a buffer for kernels of your own, which submit commands by themselves

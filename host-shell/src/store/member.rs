@@ -15,7 +15,7 @@ pub(crate) struct Member {
     pub gpu: Option<crate::cuda::HostRows>,
     /// Present for a drive of a store with a GPU: what queues for kernels are made of.
     #[cfg(feature = "cuda")]
-    pub kernels: Option<super::kernel_queues::ForKernels>,
+    pub kernels: Option<super::with_gpu::ForKernels>,
     // The queues go before their controller is shut down.
     pub pool: Pool,
     /// Present for a controller that this process drives.

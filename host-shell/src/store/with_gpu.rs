@@ -7,6 +7,16 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use nvme_core::bringup::NamespaceInfo;
 use std::sync::Arc;
+use std::time::Duration;
+
+/// What queues for kernels of the caller's are made of.
+pub(crate) struct ForKernels {
+    pub access: Arc<Access>,
+    pub info: NamespaceInfo,
+    /// Queue pairs that were kept for them.
+    pub kept: u32,
+    pub timeout: Duration,
+}
 
 /// The device as the GPU of `options` reaches it, when there is one.
 pub(super) fn reach(
