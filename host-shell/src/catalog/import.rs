@@ -1,0 +1,87 @@
+//! A file's bytes onto a store, compared afterwards.
+
+use super::{Catalog, FileSource, Source};
+use crate::error::{Error, Result};
+use crate::store::Store;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+/// Bytes that are copied at a time.
+const PIECE: u64 = 8 << 20;
+
+/// How far an import is: bytes done and bytes in all; a verified import counts each byte twice. `Break` ends it.
+pub type OnProgress<'a> = &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>;
+
+impl Catalog {
+    /// Writes the file at `path` to `store` from byte `offset` on; what it holds, at its places in the store.
+    ///
+    /// The header is checked before anything is written. The data are flushed; with `verify` they are read back
+    /// then and compared with the file. `on_progress` is called after each 8 MiB.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a file of no known format and for one that does not fit; [`Error::File`];
+    /// [`Error::Mismatch`] for bytes that came back otherwise, also of a file that changed meanwhile;
+    /// [`Error::Interrupted`] when `on_progress` ended it; else those of the store. Part of the range may have been
+    /// written then.
+    pub fn import(
+        store: &Store,
+        path: &Path,
+        offset: u64,
+        verify: bool,
+        on_progress: OnProgress<'_>,
+    ) -> Result<Self> {
+        let file = FileSource::open(path)?;
+        let catalog = Self::of(&file)?;
+        let bytes = file.len();
+        if offset
+            .checked_add(bytes)
+            .is_none_or(|end| end > store.len())
+        {
+            let cause = format!(
+                "{} has {bytes} bytes, which do not fit at byte {offset} of a store of {}",
+                path.display(),
+                store.len()
+            );
+            return Err(Error::usage(cause, "use a larger store or another offset"));
+        }
+        let total = if verify { 2 * bytes } else { bytes };
+        let mut report = |done| match on_progress(done, total) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(Error::Interrupted),
+        };
+        let mut piece = vec![0; bytes.min(PIECE) as usize];
+        for (at, length) in pieces(bytes) {
+            let piece = &mut piece[..length];
+            file.read_at(at, piece)?;
+            store.write_at(offset + at, piece)?;
+            report(at + length as u64)?;
+        }
+        store.flush()?;
+        if verify {
+            let mut back = vec![0; piece.len()];
+            for (at, length) in pieces(bytes) {
+                let (piece, back) = (&mut piece[..length], &mut back[..length]);
+                file.read_at(at, piece)?;
+                store.read_at(offset + at, back)?;
+                if let Some(first) = piece.iter().zip(&*back).position(|(a, b)| a != b) {
+                    let what = format!(
+                        "byte {} of {} is {:#04x} in the file and {:#04x} on the device",
+                        at + first as u64,
+                        path.display(),
+                        piece[first],
+                        back[first]
+                    );
+                    return Err(Error::Mismatch { what });
+                }
+                report(bytes + at + length as u64)?;
+            }
+        }
+        Ok(catalog.at(offset))
+    }
+}
+
+/// Offset and length of each piece.
+fn pieces(bytes: u64) -> impl Iterator<Item = (u64, usize)> {
+    let begins = (0..bytes).step_by(PIECE as usize);
+    begins.map(move |at| (at, (bytes - at).min(PIECE) as usize))
+}

@@ -1,0 +1,78 @@
+//! A file of tensors is not trusted: its header is read, or refused, and what it describes lies inside of it.
+
+use nvme_host::catalog::{Catalog, Format, Source};
+
+/// A file whose first bytes are given; the rest is zeros.
+struct Padded<'a> {
+    head: &'a [u8],
+    len: u64,
+    is_exact: bool,
+}
+
+impl Source for Padded<'_> {
+    fn len(&self) -> u64 {
+        self.len
+    }
+
+    fn read_at(&self, offset: u64, data: &mut [u8]) -> nvme_host::Result<()> {
+        let end = offset.checked_add(data.len() as u64);
+        assert!(
+            end.is_some_and(|end| end <= self.len),
+            "a read past the end"
+        );
+        data.fill(0);
+        let known = usize::try_from(offset)
+            .ok()
+            .and_then(|begin| self.head.get(begin..))
+            .unwrap_or(&[]);
+        let length = known.len().min(data.len());
+        data[..length].copy_from_slice(&known[..length]);
+        Ok(())
+    }
+
+    fn is_exact(&self) -> bool {
+        self.is_exact
+    }
+
+    fn name(&self) -> String {
+        "file".to_owned()
+    }
+}
+
+/// The last two bytes say what follows the others: nothing, zeros, or a device.
+pub fn catalog(bytes: &[u8]) {
+    let Some((head, [kind, shift])) = bytes.split_last_chunk::<2>() else {
+        return;
+    };
+    let len = head.len() as u64;
+    let source = Padded {
+        head,
+        len: match kind % 3 {
+            0 => len,
+            1 => len + u64::from(*shift),
+            _ => len + (1 << (shift % 63)),
+        },
+        is_exact: kind % 3 != 2,
+    };
+    match Catalog::of(&source) {
+        Ok(found) => judge(&found, &source),
+        Err(nvme_host::Error::Usage { cause, remedy }) => {
+            assert!(!cause.is_empty() && !remedy.is_empty());
+        }
+        Err(other) => panic!("{other}"),
+    }
+}
+
+fn judge(found: &Catalog, source: &Padded<'_>) {
+    assert!(found.bytes() <= source.len);
+    assert!(!source.is_exact || found.bytes() == source.len);
+    assert!(found.format() != Format::Npy || found.entries().len() == 1);
+    let mut end = 0;
+    for entry in found.entries() {
+        assert!(entry.offset >= end.max(2), "{} overlaps", entry.name);
+        end = entry.offset + entry.bytes;
+        let elements = entry.shape.iter().product::<u64>();
+        assert_eq!(entry.dtype.bytes(elements), Some(entry.bytes));
+    }
+    assert!(end <= found.bytes());
+}
