@@ -2,11 +2,14 @@
 // UNSAFETY: functions of the C interface.
 #![allow(unsafe_code)]
 
-use crate::border::{Answer, Sized0, call, give, null, put, take, value};
-use crate::opened::{DEVICES, DeviceHandle, OpenDevice, StoreHandle, TABLES, TableHandle, opened};
+#[cfg(feature = "cuda")]
+use crate::border::give;
+use crate::border::{Answer, Sized0, call, null, put, take, value};
+#[cfg(feature = "cuda")]
+use crate::opened::OpenDevice;
+use crate::opened::{DEVICES, DeviceHandle, StoreHandle, TABLES, TableHandle, opened};
 use crate::status::{Failure, NVME_GPU_ERROR_VERSION, nvme_gpu_status};
 use std::ffi::c_void;
-use std::sync::Arc;
 
 /// `struct nvme_gpu_queues` of nvme_gpu_device.cuh, which a kernel takes by value.
 pub struct QueueWords {
@@ -169,7 +172,7 @@ unsafe fn lend(
     // SAFETY: the caller's: the structure of this layout.
     unsafe { put(words.cast(), by_value, "queues") }?;
     let store = store.addr();
-    let handle: *mut DeviceHandle = DEVICES.open(Arc::new(OpenDevice { store, queues }));
+    let handle: *mut DeviceHandle = DEVICES.open(std::sync::Arc::new(OpenDevice { store, queues }));
     // A store that was closed meanwhile has taken its queues with it, but for these.
     if let Err(failure) = self::opened(std::ptr::without_provenance::<StoreHandle>(store)) {
         drop(DEVICES.close(handle));

@@ -36,6 +36,8 @@ static void choose(unsigned round)
     for (unsigned i = 0; i < MANY; ++i) ids[i] = (i * 37 + round * 101) % ROWS;
     CUDA(cuMemcpyHtoD(ids_at, ids, sizeof(ids)));
     CUDA(cuMemsetD8(out_at, 0xEE, sizeof(out)));
+    /* The stream of the graph does not wait for the default one. */
+    CUDA(cuStreamSynchronize(NULL));
 }
 
 static void check_rows(void)
