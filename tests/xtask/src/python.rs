@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// What builds and judges the wheel, and what examples use. Tests use the Debian packages of numpy and torch.
-const PACKAGES: [&str; 9] = [
+const PACKAGES: [&str; 11] = [
     "maturin==1.16.0",
     "pytest==9.2.0",
     "mypy==2.4.1",
@@ -24,6 +24,8 @@ const PACKAGES: [&str; 9] = [
     "tokenizers==0.23.3",
     "pydantic==2.14.3",
     "requests>=2.28",
+    "toml==0.10.2",
+    "torch_geometric==2.6.1",
 ];
 /// Installed without what they ask for: numpy 2, with which Debian's torch does not work. What examples use of it
 /// works with numpy 1.
