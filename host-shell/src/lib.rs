@@ -58,6 +58,7 @@ mod machine;
 mod remedy;
 pub mod store;
 pub mod units;
+mod widen;
 
 pub use catalog::Catalog;
 pub use controller::config::{Config, Rings};

@@ -270,6 +270,34 @@ pub unsafe fn store_u32(to: u64, value: u32) {
     };
 }
 
+/// Stores 2 bytes.
+///
+/// # Safety
+/// The address is valid and a multiple of 2.
+#[cfg(feature = "rows")]
+#[inline(always)]
+pub unsafe fn store_u16(to: u64, value: u16) {
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        asm!("st.global.b16 [{to}], {value};", to = in(reg64) to, value = in(reg16) value, options(nostack))
+    };
+}
+
+/// Loads a byte.
+///
+/// # Safety
+/// The address is valid.
+#[cfg(feature = "rows")]
+#[inline(always)]
+pub unsafe fn load_u8(from: u64) -> u8 {
+    let value: u16;
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        asm!("ld.global.u8 {value}, [{from}];", from = in(reg64) from, value = out(reg16) value, options(nostack))
+    };
+    value as u8
+}
+
 /// Loads 4 bytes.
 ///
 /// # Safety

@@ -112,6 +112,24 @@ pub struct Cached {
     pub line_bytes: u32,
 }
 
+/// A launch that gathers rows and widens their elements: `nvme_gather_wide`.
+///
+/// `out` of the gather is where the stored row of row 0 goes: the last bytes of the place of its wide one.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Widened {
+    /// The launch; a cache of no lines is none.
+    pub cached: Cached,
+    /// A [`Format`](nvme_formats::Format).
+    pub format: u32,
+    /// A [`Wide`](nvme_formats::Wide).
+    pub wide: u32,
+    /// Elements of a row.
+    pub elements: u32,
+    /// Bytes from where a wide row begins to where its stored row does.
+    pub before: u32,
+}
+
 /// A launch that checks gathered rows of a table whose words count up: `nvme_check_rows`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]

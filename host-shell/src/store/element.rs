@@ -1,5 +1,7 @@
 //! Elements of rows that can be added: sums in 32 bits, rounded once at the end.
 
+use nvme_formats::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
+
 /// The type of the elements of a row, little-endian.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize)]
 #[serde(rename_all = "snake_case")]
@@ -46,7 +48,7 @@ impl Element {
     fn widen(self, bytes: &[u8]) -> f32 {
         match self {
             Self::F16 => f32_of_f16(two(bytes)),
-            Self::Bf16 => f32::from_bits(u32::from(two(bytes)) << 16),
+            Self::Bf16 => f32_of_bf16(two(bytes)),
             Self::F32 | Self::I32 => f32::from_le_bytes(four(bytes)),
         }
     }
@@ -68,104 +70,9 @@ fn two(bytes: &[u8]) -> u16 {
     u16::from_le_bytes([bytes[0], bytes[1]])
 }
 
-/// Widens; exact.
-fn f32_of_f16(half: u16) -> f32 {
-    let sign = u32::from(half & 0x8000) << 16;
-    let (exponent, fraction) = (u32::from(half >> 10 & 0x1F), u32::from(half & 0x3FF));
-    let magnitude = match exponent {
-        // A subnormal number: a multiple of 2^-24.
-        0 => (fraction as f32 / 16_777_216.0).to_bits(),
-        0x1F => 0x7F80_0000 | fraction << 13,
-        _ => (exponent + 112) << 23 | fraction << 13,
-    };
-    f32::from_bits(sign | magnitude)
-}
-
-/// Rounds to the nearest, ties to even.
-fn f16_of_f32(value: f32) -> u16 {
-    let bits = value.to_bits();
-    let sign = (bits >> 16) as u16 & 0x8000;
-    let magnitude = bits & 0x7FFF_FFFF;
-    if magnitude > 0x7F80_0000 {
-        return sign | 0x7E00;
-    }
-    // 65,520 and above round to infinity.
-    if magnitude >= 0x477F_F000 {
-        return sign | 0x7C00;
-    }
-    if magnitude < 0x3880_0000 {
-        // Below 2^-14: in units of 2^-24. Adding 2^-1 rounds at that place.
-        let shifted = f32::from_bits(magnitude) + 0.5;
-        return sign | (shifted.to_bits() - 0.5f32.to_bits()) as u16;
-    }
-    let rounded = magnitude + 0xFFF + (magnitude >> 13 & 1);
-    sign | ((rounded >> 13) - (112 << 10)) as u16
-}
-
-/// Rounds to the nearest, ties to even.
-fn bf16_of_f32(value: f32) -> u16 {
-    let bits = value.to_bits();
-    if value.is_nan() {
-        return (bits >> 16) as u16 | 0x40;
-    }
-    ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16) as u16
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn every_half_survives_the_way_there_and_back() {
-        for half in 0..=u16::MAX {
-            let wide = f32_of_f16(half);
-            if wide.is_nan() {
-                assert_eq!(f16_of_f32(wide) & 0x7E00, 0x7E00);
-            } else {
-                assert_eq!(f16_of_f32(wide), half, "{half:#06x}");
-            }
-        }
-    }
-
-    #[test]
-    fn halves_are_rounded_to_the_nearest_and_ties_to_even() {
-        for (value, half) in [
-            (1.0, 0x3C00),
-            (-2.0, 0xC000),
-            (65504.0, 0x7BFF),
-            (65519.9, 0x7BFF),
-            (65520.0, 0x7C00),
-            (f32::INFINITY, 0x7C00),
-            (f32::NEG_INFINITY, 0xFC00),
-            (1.0 + 1.0 / 2048.0, 0x3C00),
-            (1.0 + 3.0 / 2048.0, 0x3C02),
-            (5.960_464_5e-8, 0x0001),
-            (2.980_232_2e-8, 0x0000),
-            (2.980_232_6e-8, 0x0001),
-            (6.103_515_6e-5, 0x0400),
-            (6.100_5e-5, 0x03FF),
-            (-0.0, 0x8000),
-        ] {
-            assert_eq!(f16_of_f32(value), half, "{value}");
-        }
-        assert_eq!(f32_of_f16(0x0001), 5.960_464_5e-8);
-        assert_eq!(f32_of_f16(0x7C00), f32::INFINITY);
-    }
-
-    #[test]
-    fn bf16_is_rounded_to_the_nearest_and_ties_to_even() {
-        for (bits, expected) in [
-            (0x3F80_0000, 0x3F80),
-            (0x3F80_8000, 0x3F80),
-            (0x3F81_8000, 0x3F82),
-            (0x3F80_8001, 0x3F81),
-            (0x7F7F_FFFF, 0x7F80),
-            (0x7F80_0001, 0x7FC0),
-            (0xFF80_0000, 0xFF80),
-        ] {
-            assert_eq!(bf16_of_f32(f32::from_bits(bits)), expected, "{bits:#x}");
-        }
-    }
 
     #[test]
     fn rows_are_summed_in_order() {

@@ -25,12 +25,15 @@ mod table;
 #[cfg(test)]
 mod testing;
 mod transfer;
+mod wide;
 #[cfg(feature = "cuda")]
 mod with_gpu;
 
+pub use crate::widen::Widen;
 pub use background::Operation;
 pub use batch::Transfer;
 pub use element::Element;
+pub use nvme_formats::{Format, Wide};
 #[cfg(feature = "cuda")]
 pub use options::GpuOptions;
 pub use options::{DataPath, FileIo, StoreOptions, StoreStats};

@@ -8,8 +8,9 @@ use super::scatter::Duplicates;
 use super::space::Space;
 use super::status::{self, RowStatus};
 use super::table::{Ids, Table};
-use crate::cuda::{Direction, GpuRows, HostRows, MoveRows, Pending, Request, RowTable};
+use crate::cuda::{Direction, GpuRows, HostRows, MoveRows, Pending, Request, RowTable, Ways};
 use crate::error::{Error, Result};
+use crate::widen::Widen;
 use std::sync::Arc;
 
 /// Who moves the rows of an operation of a GPU.
@@ -136,18 +137,61 @@ impl Table {
     /// # Errors
     /// [`Error::Usage`] for a store without a GPU; [`Error::Environment`] with the driver's answer.
     pub unsafe fn gather_on_gpu(&self, request: &Request, stream: u64) -> Result<Pending> {
+        // SAFETY: the caller's.
+        unsafe { self.gather_by(request, None, stream) }
+    }
+
+    /// As [`gather_on_gpu`](Self::gather_on_gpu), with elements that come out wider: rows of [`Widen::row_bytes`]
+    /// bytes go to `out` of the request. A cache keeps the rows as they are stored.
+    ///
+    /// # Safety
+    /// As [`gather_on_gpu`](Self::gather_on_gpu), with the wide rows.
+    ///
+    /// # Errors
+    /// As [`gather_on_gpu`](Self::gather_on_gpu) and [`Widen::row_bytes`]; [`Error::Usage`] for an output that is not
+    /// aligned to its elements, or too narrow.
+    pub unsafe fn gather_as_on_gpu(
+        &self,
+        request: &Request,
+        widen: Widen,
+        stream: u64,
+    ) -> Result<Pending> {
+        // SAFETY: the caller's.
+        unsafe { self.gather_by(request, Some(widen), stream) }
+    }
+
+    /// # Safety
+    /// As [`gather_as_on_gpu`](Self::gather_as_on_gpu).
+    unsafe fn gather_by(
+        &self,
+        request: &Request,
+        widen: Option<Widen>,
+        stream: u64,
+    ) -> Result<Pending> {
         match self.by()? {
             By::Gpu(rows) => {
+                let ways = Ways {
+                    cache: self.cache.as_deref(),
+                    widen,
+                };
                 // SAFETY: the caller's.
-                unsafe { rows.gather(&self.of_namespace(), request, self.cache.as_deref(), stream) }
+                unsafe { rows.gather(&self.of_namespace(), request, ways, stream) }
             }
             By::Host(host) => {
-                let gather = self.by_host(|table, ids, data, status| {
-                    table.gather(ids, data, Some(status)).map(drop)
+                let row_bytes = match widen {
+                    Some(widen) => widen.row_bytes(self.row_bytes())?,
+                    None => self.row_bytes(),
+                };
+                let gather = self.by_host(move |table, ids, data, status| {
+                    let report = match widen {
+                        Some(widen) => table.gather_as(ids, widen, data, Some(status)),
+                        None => table.gather(ids, data, Some(status)),
+                    };
+                    report.map(drop)
                 });
                 let read = Direction::Read;
                 // SAFETY: the caller's.
-                unsafe { host.start(self.row_bytes(), request, read, gather, stream) }
+                unsafe { host.start(row_bytes, request, read, gather, stream) }
             }
         }
     }

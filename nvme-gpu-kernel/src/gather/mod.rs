@@ -8,17 +8,19 @@
 mod copy;
 mod probe;
 mod warp;
+mod wide;
 
 use crate::arch;
 use crate::groups::Block;
 use crate::rows::{
-    BLOCK_WARPS, Cached, Gather, Progress, STATION_CELLS, Summary, WARP_BYTES, code,
+    BLOCK_WARPS, Cached, Gather, Progress, STATION_CELLS, Summary, WARP_BYTES, Widened, code,
 };
 use crate::station::{self, NO_STATION};
 use nvme_core::group::Group;
 use nvme_core::row_cache::RowCache;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope, fence};
 use warp::{CacheOf, Warp};
+use wide::Widening;
 
 /// Gathers rows: blocks of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads, as many as are useful.
 ///
@@ -27,7 +29,7 @@ use warp::{CacheOf, Warp};
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_gather(rows: Gather) {
     // SAFETY: the caller's.
-    unsafe { gather(&rows, None) }
+    unsafe { gather(&rows, None, None) }
 }
 
 /// The same with a cache of rows in GPU memory.
@@ -36,7 +38,38 @@ pub unsafe extern "ptx-kernel" fn nvme_gather(rows: Gather) {
 /// As [`nvme_gather`]; the words of the cache are what [`Cached`] says.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_gather_cached(rows: Cached) {
+    // SAFETY: the caller's.
+    let Some(cache) = (unsafe { cache_of(&rows) }) else {
+        return;
+    };
+    // SAFETY: the caller's.
+    unsafe { gather(&rows.gather, Some(cache), None) }
+}
+
+/// The same with elements that become wider on the way, with a cache where there are lines.
+///
+/// # Safety
+/// As [`nvme_gather_cached`]; the wide rows are where [`Widened`] says.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_gather_wide(rows: Widened) {
+    let Some(widening) = Widening::new(&rows) else {
+        return;
+    };
+    // SAFETY: the caller's.
+    unsafe {
+        let cache = cache_of(&rows.cached);
+        gather(&rows.cached.gather, cache, Some(widening));
+    }
+}
+
+/// # Safety
+/// As [`nvme_gather_cached`].
+#[inline(always)]
+unsafe fn cache_of(rows: &Cached) -> Option<CacheOf<'_>> {
     let lines = rows.lines as usize;
+    if lines == 0 {
+        return None;
+    }
     // SAFETY: the caller's: as many words of each kind as lines, which are atomics; and the word of the epoch.
     let (states, ids, epochs, epoch) = unsafe {
         (
@@ -46,25 +79,20 @@ pub unsafe extern "ptx-kernel" fn nvme_gather_cached(rows: Cached) {
             &*(rows.epoch as usize as *const AtomicU32),
         )
     };
-    let Some(cache) = RowCache::new(states, ids, epochs) else {
-        return;
-    };
-    // Acquire: pairs with who counted it up, after a write.
-    let epoch = epoch.load(Order::Acquire, Scope::Sys);
-    let of = CacheOf {
+    let cache = RowCache::new(states, ids, epochs)?;
+    Some(CacheOf {
         cache,
-        epoch,
+        // Acquire: pairs with who counted it up, after a write.
+        epoch: epoch.load(Order::Acquire, Scope::Sys),
         data: rows.data,
         line_bytes: rows.line_bytes,
-    };
-    // SAFETY: the caller's.
-    unsafe { gather(&rows.gather, Some(of)) }
+    })
 }
 
 /// # Safety
 /// As [`nvme_gather`].
 #[inline(always)]
-unsafe fn gather(rows: &Gather, cache: Option<CacheOf<'_>>) {
+unsafe fn gather(rows: &Gather, cache: Option<CacheOf<'_>>, widening: Option<Widening>) {
     // SAFETY: the caller's.
     let Some(gate) = (unsafe { station::gate(rows) }) else {
         return;
@@ -87,6 +115,7 @@ unsafe fn gather(rows: &Gather, cache: Option<CacheOf<'_>>) {
         gate: Some(gate),
         queue,
         cache,
+        widening,
         cell: station * STATION_CELLS + warp * 32,
         slots: (u64::from(station) * u64::from(BLOCK_WARPS) + u64::from(warp)) * WARP_BYTES,
         // A warp without a station writes codes alone.

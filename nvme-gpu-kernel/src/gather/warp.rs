@@ -8,6 +8,7 @@
 #![allow(unsafe_code)]
 
 use super::copy;
+use super::wide::Widening;
 use crate::arch;
 use crate::groups::Gpu;
 use crate::rows::{Gather, Place, Progress, code, worst};
@@ -49,6 +50,7 @@ pub struct Warp<'r, 'q> {
     pub gate: Option<Gate<'r>>,
     pub queue: Option<SharedQueue<'q>>,
     pub cache: Option<CacheOf<'r>>,
+    pub widening: Option<Widening>,
     /// Its first result cell.
     pub cell: u32,
     /// Where its slots begin in the slot memory.
@@ -70,6 +72,7 @@ impl<'r> Warp<'r, '_> {
             gate: None,
             queue: None,
             cache: None,
+            widening: None,
             cell: 0,
             slots: 0,
             ends: code::OK,
@@ -128,6 +131,10 @@ impl<'r> Warp<'r, '_> {
             self.keep(index, &row, line, misses && row.code == code::OK);
         } else if wants {
             row.code = self.ends;
+        }
+        if let Some(widening) = &self.widening {
+            let is_there = arch::ballot(arch::FULL, is_live && row.code == code::OK);
+            widening.rows(self.rows, index - u64::from(arch::lane()), is_there);
         }
         self.clear(index, is_live && row.code != code::OK);
         self.account(index, is_live, row.code);
@@ -325,12 +332,16 @@ impl<'r> Warp<'r, '_> {
         let mut left = arch::ballot(arch::FULL, wants);
         let first = index - u64::from(arch::lane());
         let rows = self.rows;
+        let (before, bytes) = match &self.widening {
+            Some(widening) => (widening.before, widening.before + rows.row_bytes),
+            None => (0, rows.row_bytes),
+        };
         while left != 0 {
             let lane = left.trailing_zeros();
             left &= left - 1;
-            let to = rows.out + (first + u64::from(lane)) * rows.out_stride;
+            let to = rows.out + (first + u64::from(lane)) * rows.out_stride - u64::from(before);
             let mut at = u64::from(arch::lane());
-            while at < u64::from(rows.row_bytes) {
+            while at < u64::from(bytes) {
                 // SAFETY: inside the output's row.
                 unsafe { arch::store_zero(to + at) };
                 at += 32;

@@ -10,19 +10,21 @@ use nvme_core::row_cache::{Line, RowCache};
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_core::{Cells, Command, Data, Outcome, SharedQueue, SubmitError, WaitError};
+use nvme_formats::{Format, Wide};
 use nvme_gpu_kernel::rows::{
     BLOCK_WARPS, Cached, Check, Gather, Place, Progress, STATION_BYTES, STATION_CELLS, Summary,
-    code, worst,
+    Widened, code, worst,
 };
 use nvme_gpu_kernel::work::data_word;
 use std::sync::Mutex;
 
 /// The symbols, in the order in which the driver numbers them.
-pub const NAMES: [&std::ffi::CStr; 4] = [
+pub const NAMES: [&std::ffi::CStr; 5] = [
     c"nvme_gather",
     c"nvme_copy_rows",
     c"nvme_check_rows",
     c"nvme_gather_cached",
+    c"nvme_gather_wide",
 ];
 
 /// One gather at a time: the blocks of a launch take turns, and a launch is one thread.
@@ -90,29 +92,45 @@ impl CacheOf<'_> {
 
 /// The same by way of a cache.
 pub fn gather_cached(rows: &Cached, blocks: u32) {
+    run(&rows.gather, blocks, cache_of(rows).as_ref(), None);
+}
+
+/// The same with elements that become wider, in place.
+pub fn gather_wide(rows: &Widened, blocks: u32) {
+    run(
+        &rows.cached.gather,
+        blocks,
+        cache_of(&rows.cached).as_ref(),
+        Some(rows),
+    );
+}
+
+fn cache_of(rows: &Cached) -> Option<CacheOf<'_>> {
     let lines = rows.lines as usize;
+    if lines == 0 {
+        return None;
+    }
     // SAFETY: the host gives as many words of each kind, and the epoch's.
-    let of = unsafe {
+    unsafe {
         let states = std::slice::from_raw_parts(rows.states as usize as *const AtomicU32, lines);
         let ids = std::slice::from_raw_parts(rows.ids as usize as *const AtomicU64, lines);
         let epochs = std::slice::from_raw_parts(rows.epochs as usize as *const AtomicU32, lines);
         let epoch = &*(rows.epoch as usize as *const AtomicU32);
-        CacheOf {
+        Some(CacheOf {
             cache: RowCache::new(states, ids, epochs).expect("a set of lines"),
             epoch: epoch.load(Order::Acquire, Scope::Sys),
             data: rows.data,
             line_bytes: u64::from(rows.line_bytes),
-        }
-    };
-    run(&rows.gather, blocks, Some(&of));
+        })
+    }
 }
 
 pub fn gather(rows: &Gather, blocks: u32) {
-    run(rows, blocks, None);
+    run(rows, blocks, None, None);
 }
 
 /// All blocks of a launch of `blocks` blocks.
-fn run(rows: &Gather, blocks: u32, cache: Option<&CacheOf<'_>>) {
+fn run(rows: &Gather, blocks: u32, cache: Option<&CacheOf<'_>>, wide: Option<&Widened>) {
     let gate = rows.gate as usize as *const AtomicU32;
     // SAFETY: the host gives the words of a gate.
     let gate = unsafe { std::slice::from_raw_parts(gate, words(rows.station_count)) };
@@ -128,6 +146,9 @@ fn run(rows: &Gather, blocks: u32, cache: Option<&CacheOf<'_>>) {
             for (lane, id) in asked.iter().enumerate() {
                 let index = chunk * lanes + lane;
                 let code = thread.row(index, *id, lane as u32);
+                if let Some(wide) = wide {
+                    widen_row(wide, index, code);
+                }
                 if rows.status != 0 {
                     // SAFETY: the host gives a word for each row.
                     unsafe { *(rows.status as usize as *mut i32).add(index) = code };
@@ -141,6 +162,24 @@ fn run(rows: &Gather, blocks: u32, cache: Option<&CacheOf<'_>>) {
         thread.leave();
     }
     finish(rows, failed, first);
+}
+
+/// Widens the output's row `index` in place, or zeroes it.
+fn widen_row(wide: &Widened, index: usize, code: i32) {
+    let format = Format::of_number(wide.format).expect("a format");
+    let to = Wide::of_number(wide.wide).expect("a wide one");
+    let rows = &wide.cached.gather;
+    let bytes = (wide.elements * to.bytes()) as usize;
+    // SAFETY: the wide row, whose last bytes the stored one is; the host vouches for it.
+    let row = unsafe {
+        let begin = out(rows, index).sub(wide.before as usize);
+        std::slice::from_raw_parts_mut(begin, bytes)
+    };
+    let stored = row[wide.before as usize..].to_vec();
+    match code {
+        code::OK => assert!(nvme_formats::widen(format, to, &stored, row)),
+        _ => row.fill(0),
+    }
 }
 
 /// Tells the host of a launch's end.

@@ -11,7 +11,7 @@ use crate::{
     rows,
 };
 use nvme_gpu_kernel::Kernel;
-use nvme_gpu_kernel::rows::{Cached, Check, Gather};
+use nvme_gpu_kernel::rows::{Cached, Check, Gather, Widened};
 use nvme_gpu_kernel::work::Launch;
 use std::ffi::{CStr, c_uint, c_void};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
@@ -403,6 +403,11 @@ pub unsafe extern "C" fn cuLaunchKernel(
             // SAFETY: this kernel takes one `Cached`.
             let cached = unsafe { **parameters.cast::<*const Cached>() };
             Arc::new(move || rows::gather_cached(&cached, grid))
+        }
+        (None, name) if name == rows::NAMES[4] => {
+            // SAFETY: this kernel takes one `Widened`.
+            let wide = unsafe { **parameters.cast::<*const Widened>() };
+            Box::new(move || rows::gather_wide(&wide, grid))
         }
         (None, name) if rows::NAMES.contains(&name) => {
             // SAFETY: these kernels take one `Gather`.

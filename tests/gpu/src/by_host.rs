@@ -15,8 +15,9 @@ use std::time::Duration;
 type Outcome<T> = Result<T, String>;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
-const STRIPE: &str = "stripe:sim:mem?size=4MiB&queues=8|sim:mem?size=4MiB&queues=8?stripe=16KiB";
-const DRIVE: &str = "sim:mem?size=8MiB&block=4096&queues=8&threads=4";
+pub const STRIPE: &str =
+    "stripe:sim:mem?size=4MiB&queues=8|sim:mem?size=4MiB&queues=8?stripe=16KiB";
+pub const DRIVE: &str = "sim:mem?size=8MiB&block=4096&queues=8&threads=4";
 
 /// A file that goes away with this.
 pub struct Scratch(PathBuf);

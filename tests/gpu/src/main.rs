@@ -20,6 +20,7 @@ mod sanitizer;
 mod sim;
 mod tokens;
 mod volume;
+mod wide;
 
 use bench::Bench;
 use report::{Options, Report};
@@ -113,6 +114,7 @@ fn main() -> ExitCode {
     gather::all(&mut report, &bench);
     hazards::all(&mut report, &bench);
     by_host::all(&mut report, &bench);
+    wide::all(&mut report, &bench);
     late::all(&mut report, &bench);
     matrix::all(&mut report, &bench);
     ops::all(&mut report, &bench);

@@ -8,7 +8,7 @@ use super::super::driver::Gpu;
 use super::super::memory::DeviceMemory;
 use super::super::module::{Function, Module};
 use super::super::registered::Registered;
-use super::super::rows::{GpuRows, Request, RowTable, RowsOptions, TableCache};
+use super::super::rows::{GpuRows, Request, RowTable, RowsOptions, TableCache, Ways};
 use super::super::stream::{Event, Stream};
 use super::super::tier::{Access, Tier, TierRequest};
 use super::rig::median;
@@ -298,11 +298,12 @@ impl Rig {
     /// Seconds of one gather of all rows.
     fn gather(&self, case: &Case, cache: Option<&TableCache>) -> Result<f64> {
         let request = self.request(case, case.count);
+        let ways = Ways { cache, widen: None };
         let begin = Event::record(&self.stream)?;
         // SAFETY: our own memory, which outlives the launch: it is waited for.
         let pending = unsafe {
             let stream = self.stream.handle();
-            self.rows.gather(&case.table, &request, cache, stream)?
+            self.rows.gather(&case.table, &request, ways, stream)?
         };
         let end = Event::record(&self.stream)?;
         let gathered = pending.wait(PATIENCE)?;
@@ -332,7 +333,8 @@ impl Rig {
             // SAFETY: as in `gather`.
             let pending = unsafe {
                 let stream = self.stream.handle();
-                self.rows.gather(&case.table, &request, None, stream)?
+                self.rows
+                    .gather(&case.table, &request, Ways::default(), stream)?
             };
             let last = Event::record(&self.stream)?;
             pending.wait(PATIENCE)?;

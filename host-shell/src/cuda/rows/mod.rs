@@ -34,10 +34,11 @@ use super::tier::{Access, GpuData};
 use crate::controller::Controller;
 use crate::controller::session::Session;
 use crate::error::{Error, Result};
+use crate::widen::Widen;
 use nvme_core::bringup::NamespaceInfo;
 use nvme_gpu_kernel::rows::{
-    BLOCK_THREADS, BLOCK_WARPS, Gather, Progress, STATION_BYTES, STATION_CELLS, WARP_BYTES,
-    slot_bytes,
+    BLOCK_THREADS, BLOCK_WARPS, Cached, Gather, Progress, STATION_BYTES, STATION_CELLS, WARP_BYTES,
+    Widened, slot_bytes,
 };
 use nvme_gpu_kernel::{Queues, ROWS_PTX};
 use std::sync::atomic::Ordering;
@@ -78,6 +79,7 @@ pub struct GpuRows {
     module: Option<Module>,
     gather: Function,
     gather_cached: Function,
+    gather_wide: Function,
     info: NamespaceInfo,
     max_transfer: u64,
     timeout: Duration,
@@ -104,6 +106,7 @@ impl GpuRows {
         let module = Module::load(gpu, ROWS_PTX.as_bytes())?;
         let gather = module.function("nvme_gather")?;
         let gather_cached = module.function("nvme_gather_cached")?;
+        let gather_wide = module.function("nvme_gather_wide")?;
         let rows = Some(Arc::clone(&state));
         let lent = LentQueues::create(
             gpu,
@@ -122,6 +125,7 @@ impl GpuRows {
             module: Some(module),
             gather,
             gather_cached,
+            gather_wide,
             info,
             max_transfer: controller.max_transfer(),
             timeout,
@@ -206,11 +210,16 @@ impl GpuRows {
         &self,
         table: &RowTable,
         request: &Request,
-        cache: Option<&TableCache>,
+        ways: Ways<'_>,
         stream: u64,
     ) -> Result<Pending> {
         self.check(table)?;
-        let (Some(module), Some(launch)) = (&self.module, self.launch(table, request)) else {
+        let wide = match ways.widen {
+            Some(widen) => Some(wide(table, request, widen)?),
+            None => None,
+        };
+        let stored = wide.map_or(*request, |(stored, _)| stored);
+        let (Some(module), Some(launch)) = (&self.module, self.launch(table, &stored)) else {
             return Err(Error::Gone {
                 cause: "the store was closed".to_owned(),
             });
@@ -234,15 +243,30 @@ impl GpuRows {
         let chunks = request.count.div_ceil(u64::from(launch.lanes));
         let blocks = chunks.div_ceil(u64::from(BLOCK_WARPS));
         let blocks = blocks.min(u64::from(self.state.stations)) as u32;
-        let cached = cache.map(|cache| cache.launch(launch, &self.state.board));
-        // SAFETY: the kernels take one `Gather` or `Cached`; the caller vouches for the request's addresses, the
-        // others are ours until the gate is shut for good and nothing is inside.
+        let cached = ways
+            .cache
+            .map(|cache| cache.launch(launch, &self.state.board));
+        // SAFETY: the kernels take one `Gather`, `Cached` or `Widened`; the caller vouches for the request's addresses,
+        // the others are ours until the gate is shut for good and nothing is inside.
         let launched = unsafe {
-            match &cached {
-                Some(cached) => {
+            match (wide, &cached) {
+                (Some((_, widened)), _) => {
+                    let without = Cached {
+                        gather: launch,
+                        ..Cached::default()
+                    };
+                    let widened = Widened {
+                        cached: cached.unwrap_or(without),
+                        ..widened
+                    };
+                    module.launch_on(stream, self.gather_wide, blocks, BLOCK_THREADS, &widened)
+                }
+                (None, Some(cached)) => {
                     module.launch_on(stream, self.gather_cached, blocks, BLOCK_THREADS, cached)
                 }
-                None => module.launch_on(stream, self.gather, blocks, BLOCK_THREADS, &launch),
+                (None, None) => {
+                    module.launch_on(stream, self.gather, blocks, BLOCK_THREADS, &launch)
+                }
             }
         };
         match launched {
@@ -328,6 +352,47 @@ impl GpuRows {
             ..Gather::default()
         })
     }
+}
+
+/// What happens to rows on their way.
+#[derive(Clone, Copy, Default)]
+pub struct Ways<'a> {
+    /// Rows that were read not long ago are taken from there.
+    pub cache: Option<&'a TableCache>,
+    /// Their elements come out wider.
+    pub widen: Option<Widen>,
+}
+
+/// The request for the stored rows, which go to the last bytes of the places of the wide ones, and the words of the
+/// launch that says so.
+fn wide(table: &RowTable, request: &Request, widen: Widen) -> Result<(Request, Widened)> {
+    let stored = u64::from(table.row_bytes);
+    let elements = widen.elements(stored)?;
+    let bytes = widen.row_bytes(stored)?;
+    let unit = u64::from(widen.to.bytes());
+    if !(request.out | request.out_stride).is_multiple_of(unit) || request.out_stride < bytes {
+        return Err(Error::usage(
+            format!(
+                "wide rows of {bytes} bytes at address {:#x}, {} bytes apart",
+                request.out, request.out_stride
+            ),
+            format!("use multiples of {unit} bytes, and rows that do not overlap"),
+        ));
+    }
+    let before = bytes - stored;
+    let stored = Request {
+        out: request.out + before,
+        ..*request
+    };
+    // Rows that fit into slots have fewer than 2^32 elements.
+    let widened = Widened {
+        format: widen.from as u32,
+        wide: widen.to as u32,
+        elements: elements as u32,
+        before: before as u32,
+        ..Widened::default()
+    };
+    Ok((stored, widened))
 }
 
 /// Rows that a warp has under way: as many as its slots hold, and fewer where there are warps for all of them.

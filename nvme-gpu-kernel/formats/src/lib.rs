@@ -1,0 +1,195 @@
+//! Number formats of tensors: what an element's bytes mean, on the GPU as on the CPU.
+//!
+//! Every function is plain integer and `f32` arithmetic, so that both sides get the same bits. Bytes are
+//! little-endian.
+//!
+//! ```
+//! use nvme_formats::{Format, Wide, value};
+//!
+//! // Two bytes of scale (0.5), then 32 signed bytes.
+//! let mut block = vec![0x00, 0x38];
+//! block.extend((0..32).map(|number| number as u8));
+//! let at = |byte: u32| block[byte as usize];
+//! assert_eq!(value(Format::Q8_0, 6, at), 3.0);
+//! assert_eq!(Format::Q8_0.elements(68), Some(64));
+//! assert_eq!(Wide::F16.bits_of(3.0), 0x4200);
+//! ```
+#![cfg_attr(not(test), no_std)]
+#![forbid(unsafe_code)]
+#![deny(missing_docs)]
+
+mod narrow;
+mod wide;
+
+pub use narrow::{bf16_of_f32, f16_of_f32};
+pub use wide::{f32_of_bf16, f32_of_f8_e4m3, f32_of_f8_e5m2, f32_of_f16};
+
+/// The format of stored elements. The numbers are those that kernels get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Format {
+    /// IEEE 754 binary16.
+    F16 = 1,
+    /// The upper half of binary32.
+    Bf16 = 2,
+    /// OCP FP8 E4M3: no infinities, NaN is all ones (torch's `float8_e4m3fn`).
+    F8E4M3 = 3,
+    /// OCP FP8 E5M2: the upper half of binary16.
+    F8E5M2 = 4,
+    /// GGUF: 32 elements in 34 bytes, a binary16 scale and 32 signed bytes.
+    Q8_0 = 5,
+    /// GGUF: 32 elements in 18 bytes, a binary16 scale and 32 numbers of 4 bits, less 8 each.
+    Q4_0 = 6,
+    /// GGUF: 32 elements in 20 bytes, a binary16 scale and least value, and 32 numbers of 4 bits.
+    Q4_1 = 7,
+}
+
+impl Format {
+    /// All of them.
+    pub const ALL: [Self; 7] = [
+        Self::F16,
+        Self::Bf16,
+        Self::F8E4M3,
+        Self::F8E5M2,
+        Self::Q8_0,
+        Self::Q4_0,
+        Self::Q4_1,
+    ];
+
+    /// The format with this number.
+    #[inline(always)]
+    pub const fn of_number(number: u32) -> Option<Self> {
+        Some(match number {
+            1 => Self::F16,
+            2 => Self::Bf16,
+            3 => Self::F8E4M3,
+            4 => Self::F8E5M2,
+            5 => Self::Q8_0,
+            6 => Self::Q4_0,
+            7 => Self::Q4_1,
+            _ => return None,
+        })
+    }
+
+    /// Elements that are stored together.
+    #[inline(always)]
+    pub const fn block_elements(self) -> u32 {
+        match self {
+            Self::F16 | Self::Bf16 | Self::F8E4M3 | Self::F8E5M2 => 1,
+            Self::Q8_0 | Self::Q4_0 | Self::Q4_1 => 32,
+        }
+    }
+
+    /// Bytes of those.
+    #[inline(always)]
+    pub const fn block_bytes(self) -> u32 {
+        match self {
+            Self::F16 | Self::Bf16 => 2,
+            Self::F8E4M3 | Self::F8E5M2 => 1,
+            Self::Q8_0 => 34,
+            Self::Q4_0 => 18,
+            Self::Q4_1 => 20,
+        }
+    }
+
+    /// Elements in `bytes` bytes; `None` unless those are whole blocks.
+    pub const fn elements(self, bytes: u64) -> Option<u64> {
+        let block = self.block_bytes() as u64;
+        match bytes % block {
+            0 => Some(bytes / block * self.block_elements() as u64),
+            _ => None,
+        }
+    }
+}
+
+/// What stored elements become.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Wide {
+    /// IEEE 754 binary16: rounded to the nearest, ties to even.
+    F16 = 1,
+    /// IEEE 754 binary32: exact.
+    F32 = 2,
+}
+
+impl Wide {
+    /// The one with this number.
+    #[inline(always)]
+    pub const fn of_number(number: u32) -> Option<Self> {
+        match number {
+            1 => Some(Self::F16),
+            2 => Some(Self::F32),
+            _ => None,
+        }
+    }
+
+    /// Bytes of one.
+    #[inline(always)]
+    pub const fn bytes(self) -> u32 {
+        match self {
+            Self::F16 => 2,
+            Self::F32 => 4,
+        }
+    }
+
+    /// The bits of `value`, in the lower half for 16 of them.
+    #[inline(always)]
+    pub fn bits_of(self, value: f32) -> u32 {
+        match self {
+            Self::F16 => u32::from(f16_of_f32(value)),
+            Self::F32 => value.to_bits(),
+        }
+    }
+}
+
+/// The value of element `index` of elements whose byte number `k` is `at(k)`.
+#[inline(always)]
+pub fn value(format: Format, index: u32, at: impl Fn(u32) -> u8) -> f32 {
+    let half = |byte: u32| u16::from_le_bytes([at(byte), at(byte + 1)]);
+    let (block, place) = (index / 32, index % 32);
+    let four_bits = |first: u32| {
+        let byte = at(first + place % 16);
+        u32::from(if place < 16 { byte & 0xF } else { byte >> 4 }) as f32
+    };
+    match format {
+        Format::F16 => f32_of_f16(half(index * 2)),
+        Format::Bf16 => f32_of_bf16(half(index * 2)),
+        Format::F8E4M3 => f32_of_f8_e4m3(at(index)),
+        Format::F8E5M2 => f32_of_f8_e5m2(at(index)),
+        Format::Q8_0 => {
+            let first = block * 34;
+            f32_of_f16(half(first)) * f32::from(at(first + 2 + place) as i8)
+        }
+        Format::Q4_0 => {
+            let first = block * 18;
+            f32_of_f16(half(first)) * (four_bits(first + 2) - 8.0)
+        }
+        Format::Q4_1 => {
+            let first = block * 20;
+            // Two roundings, as ggml has them.
+            let product = f32_of_f16(half(first)) * four_bits(first + 4);
+            product + f32_of_f16(half(first + 2))
+        }
+    }
+}
+
+/// Widens the elements of `from`, which are whole blocks, to `out`, which has room for exactly those; `false`, and
+/// nothing done, for other lengths.
+pub fn widen(format: Format, wide: Wide, from: &[u8], out: &mut [u8]) -> bool {
+    let bytes = wide.bytes() as usize;
+    let wanted = format.elements(from.len() as u64);
+    if wanted.is_none_or(|elements| elements * bytes as u64 != out.len() as u64) {
+        return false;
+    }
+    for (index, to) in out.chunks_exact_mut(bytes).enumerate() {
+        let at = |byte: u32| from.get(byte as usize).copied().unwrap_or(0);
+        let bits = wide.bits_of(value(format, index as u32, at)).to_le_bytes();
+        if let Some(bits) = bits.get(..bytes) {
+            to.copy_from_slice(bits);
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests;

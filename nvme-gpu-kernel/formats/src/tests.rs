@@ -1,0 +1,160 @@
+use super::*;
+
+#[test]
+fn every_half_survives_the_way_there_and_back() {
+    for half in 0..=u16::MAX {
+        let wide = f32_of_f16(half);
+        if wide.is_nan() {
+            assert_eq!(f16_of_f32(wide) & 0x7E00, 0x7E00);
+        } else {
+            assert_eq!(f16_of_f32(wide), half, "{half:#06x}");
+        }
+    }
+}
+
+#[test]
+fn halves_are_rounded_to_the_nearest_and_ties_to_even() {
+    for (value, half) in [
+        (1.0, 0x3C00),
+        (-2.0, 0xC000),
+        (65504.0, 0x7BFF),
+        (65519.9, 0x7BFF),
+        (65520.0, 0x7C00),
+        (f32::INFINITY, 0x7C00),
+        (f32::NEG_INFINITY, 0xFC00),
+        (1.0 + 1.0 / 2048.0, 0x3C00),
+        (1.0 + 3.0 / 2048.0, 0x3C02),
+        (5.960_464_5e-8, 0x0001),
+        (2.980_232_2e-8, 0x0000),
+        (2.980_232_6e-8, 0x0001),
+        (6.103_515_6e-5, 0x0400),
+        (6.100_5e-5, 0x03FF),
+        (-0.0, 0x8000),
+    ] {
+        assert_eq!(f16_of_f32(value), half, "{value}");
+    }
+    assert_eq!(f32_of_f16(0x0001), 5.960_464_5e-8);
+    assert_eq!(f32_of_f16(0x7C00), f32::INFINITY);
+}
+
+#[test]
+fn bf16_is_rounded_to_the_nearest_and_ties_to_even() {
+    for (bits, expected) in [
+        (0x3F80_0000, 0x3F80),
+        (0x3F80_8000, 0x3F80),
+        (0x3F81_8000, 0x3F82),
+        (0x3F80_8001, 0x3F81),
+        (0x7F7F_FFFF, 0x7F80),
+        (0x7F80_0001, 0x7FC0),
+        (0xFF80_0000, 0xFF80),
+    ] {
+        assert_eq!(bf16_of_f32(f32::from_bits(bits)), expected, "{bits:#x}");
+    }
+}
+
+/// The value by the definition of a format: exponent and fraction of given widths and bias.
+fn by_definition(byte: u8, exponent_bits: u32, fraction_bits: u32) -> f64 {
+    let bias = (1 << (exponent_bits - 1)) - 1;
+    let sign = if byte & 0x80 == 0 { 1.0 } else { -1.0 };
+    let exponent = i32::from(byte >> fraction_bits) & ((1 << exponent_bits) - 1);
+    let fraction =
+        f64::from(u32::from(byte) & ((1 << fraction_bits) - 1)) / f64::from(1 << fraction_bits);
+    sign * match exponent {
+        0 => fraction * 2f64.powi(1 - bias),
+        _ => (1.0 + fraction) * 2f64.powi(exponent - bias),
+    }
+}
+
+#[test]
+fn every_f8_is_what_its_definition_says() {
+    for byte in 0..=u8::MAX {
+        let wide = f32_of_f8_e4m3(byte);
+        match byte & 0x7F {
+            0x7F => assert!(wide.is_nan()),
+            _ => assert_eq!(f64::from(wide), by_definition(byte, 4, 3), "{byte:#x}"),
+        }
+        let wide = f32_of_f8_e5m2(byte);
+        match byte & 0x7F {
+            0x7C => assert_eq!(wide.abs(), f32::INFINITY),
+            0x7D..=0x7F => assert!(wide.is_nan()),
+            _ => assert_eq!(f64::from(wide), by_definition(byte, 5, 2), "{byte:#x}"),
+        }
+    }
+    assert_eq!(f32_of_f8_e4m3(0x7E), 448.0);
+    assert_eq!(f32_of_f8_e5m2(0x7B), 57344.0);
+    assert_eq!(f32_of_f8_e4m3(0x80).to_bits(), 0x8000_0000);
+}
+
+#[test]
+fn blocks_have_scale_least_value_and_numbers_in_their_places() {
+    // 0.25, then -16 to 15.
+    let mut q8 = vec![0x00, 0x34];
+    q8.extend((0..32).map(|number| (number - 16i8) as u8));
+    let all: Vec<f32> = (0..32)
+        .map(|index| value(Format::Q8_0, index, |at| q8[at as usize]))
+        .collect();
+    assert!((0..32).all(|index| all[index] == (index as f32 - 16.0) / 4.0));
+    // Number k and number k + 16 share byte k.
+    let nibbles: Vec<u8> = (0..16).map(|byte| byte | (15 - byte) << 4).collect();
+    let numbers: Vec<f32> = (0..16)
+        .chain((0..16).rev())
+        .map(|number| number as f32)
+        .collect();
+    let q4_0 = [&[0x00, 0x38][..], &nibbles].concat();
+    // 2.0 and -1.0.
+    let q4_1 = [&[0x00, 0x40, 0x00, 0xBC][..], &nibbles].concat();
+    for index in 0..32 {
+        let number = numbers[index as usize];
+        assert_eq!(
+            value(Format::Q4_0, index, |at| q4_0[at as usize]),
+            0.5 * (number - 8.0)
+        );
+        assert_eq!(
+            value(Format::Q4_1, index, |at| q4_1[at as usize]),
+            2.0 * number - 1.0
+        );
+    }
+    // The second block of two.
+    let two = [q4_1.clone(), q4_1].concat();
+    assert_eq!(
+        value(Format::Q4_1, 33, |at| two[at as usize]),
+        2.0 * numbers[1] - 1.0
+    );
+}
+
+#[test]
+fn whole_blocks_are_widened_and_nothing_else() {
+    let from: Vec<u8> = (0..68).collect();
+    let mut out = vec![0xFF; 256];
+    assert!(widen(Format::Q8_0, Wide::F32, &from, &mut out));
+    let last = f32::from_le_bytes(out[252..].try_into().unwrap());
+    assert_eq!(last, value(Format::Q8_0, 63, |at| from[at as usize]));
+    let mut halves = vec![0; 128];
+    assert!(widen(Format::Q8_0, Wide::F16, &from, &mut halves));
+    let first = u16::from_le_bytes([halves[0], halves[1]]);
+    assert_eq!(
+        first,
+        f16_of_f32(value(Format::Q8_0, 0, |at| from[at as usize]))
+    );
+    let before = out.clone();
+    assert!(!widen(Format::Q8_0, Wide::F32, &from[1..], &mut out));
+    assert!(!widen(Format::Q8_0, Wide::F32, &from, &mut out[4..]));
+    assert_eq!(out, before);
+    assert!(widen(Format::F16, Wide::F32, &[], &mut []));
+}
+
+#[test]
+fn numbers_of_formats_are_their_own() {
+    for format in Format::ALL {
+        assert_eq!(Format::of_number(format as u32), Some(format));
+        assert_eq!(
+            format.elements(u64::from(format.block_bytes())),
+            Some(u64::from(format.block_elements()))
+        );
+    }
+    assert_eq!((Format::of_number(0), Format::of_number(8)), (None, None));
+    for wide in [Wide::F16, Wide::F32] {
+        assert_eq!(Wide::of_number(wide as u32), Some(wide));
+    }
+    assert_eq!(Wide::of_number(0), None);
+}
