@@ -135,18 +135,6 @@ impl Gpu {
     pub(super) fn context(&self) -> sys::CUcontext {
         self.context
     }
-
-    /// Makes its context the calling thread's. Every call that needs one does it first.
-    ///
-    /// # Errors
-    /// [`Error::Gone`] after a kernel that did not end: most calls would wait for it.
-    pub(super) fn bind(&self) -> Result<()> {
-        self.check_not_lost()?;
-        // SAFETY: the context is retained until drop.
-        check("cuCtxSetCurrent", unsafe {
-            sys::cuCtxSetCurrent(self.context)
-        })
-    }
 }
 
 impl Drop for Gpu {

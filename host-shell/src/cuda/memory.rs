@@ -21,7 +21,7 @@ impl DeviceMemory {
     /// # Errors
     /// [`Error::Device`] when there is not as much.
     pub fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
-        gpu.bind()?;
+        let _guest = gpu.enter()?;
         let mut address = 0;
         // SAFETY: writes one address.
         check("cuMemAlloc", unsafe {
@@ -126,7 +126,7 @@ impl DeviceMemory {
 
 impl Drop for DeviceMemory {
     fn drop(&mut self) {
-        if self.gpu.bind().is_ok() {
+        if let Ok(_guest) = self.gpu.enter() {
             // SAFETY: allocated in `new`; waits for kernels that use it. A refusal means that the
             // context is gone, and with it the memory.
             let _ = unsafe { sys::cuMemFree_v2(self.address) };

@@ -64,7 +64,7 @@ impl Module {
     /// # Errors
     /// [`Error::Device`] when the image has no such kernel.
     pub fn function(&self, name: &str) -> Result<Function> {
-        self.gpu.bind()?;
+        let _guest = self.gpu.enter()?;
         let symbol = CString::new(name)
             .map_err(|_| Error::usage("the kernel's name has a zero byte", "name it otherwise"))?;
         let mut function = null_mut();
@@ -79,7 +79,7 @@ impl Module {
 
     /// Registers per thread and bytes of local memory per thread, as compiled for this GPU.
     pub fn cost(&self, function: Function) -> Result<(u32, u32)> {
-        self.gpu.bind()?;
+        let _guest = self.gpu.enter()?;
         let registers = attribute(function.0, Attribute::CU_FUNC_ATTRIBUTE_NUM_REGS)?;
         let local = attribute(function.0, Attribute::CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES)?;
         Ok((registers as u32, local as u32))
@@ -101,7 +101,7 @@ impl Module {
         block: u32,
         argument: &T,
     ) -> Result<()> {
-        self.gpu.bind()?;
+        let _guest = self.gpu.enter()?;
         // SAFETY: the caller's.
         unsafe { launch(stream.raw(), function, grid, block, argument) }
     }
@@ -153,7 +153,7 @@ unsafe fn launch<T: Copy>(
 
 impl Drop for Module {
     fn drop(&mut self) {
-        if self.gpu.bind().is_ok() {
+        if let Ok(_guest) = self.gpu.enter() {
             // SAFETY: loaded in `compile`, unloaded once.
             let _ = unsafe { sys::cuModuleUnload(self.raw) };
         }
@@ -170,7 +170,7 @@ fn attribute(function: sys::CUfunction, which: Attribute) -> Result<i32> {
 }
 
 fn compile(gpu: &Gpu, image: &[u8], registers: Option<u32>) -> Result<sys::CUmodule> {
-    gpu.bind()?;
+    let _guest = gpu.enter()?;
     // PTX has to end in a zero byte; a cubin knows its own length.
     let mut text = image.to_vec();
     text.push(0);

@@ -126,7 +126,7 @@ impl Registered {
         io: bool,
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Result<Self> {
-        gpu.bind()?;
+        let _guest = gpu.enter()?;
         let flags = sys::CU_MEMHOSTREGISTER_DEVICEMAP
             | sys::CU_MEMHOSTREGISTER_PORTABLE
             | if io {
@@ -187,11 +187,11 @@ impl Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        if self.gpu.bind().is_err() {
+        let Ok(_guest) = self.gpu.enter() else {
             // A kernel that did not end may still use it: the memory stays.
             std::mem::forget(Arc::clone(&self.owner));
             return;
-        }
+        };
         // SAFETY: registered in `new`. A refusal means that the context is gone, and with it the
         // registration.
         let _ = unsafe { sys::cuMemHostUnregister(self.host.cast()) };

@@ -27,7 +27,7 @@ unsafe impl Sync for Stream {}
 impl Stream {
     /// An empty stream.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        gpu.bind()?;
+        let _guest = gpu.enter()?;
         let mut raw = null_mut();
         let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
         // SAFETY: writes one handle.
@@ -55,7 +55,7 @@ impl Stream {
 
     /// Waits for everything in the stream: copies and fills, which end by themselves.
     pub fn finish(&self) -> Result<()> {
-        self.gpu.bind()?;
+        let _guest = self.gpu.enter()?;
         // SAFETY: our own stream.
         check("cuStreamSynchronize", unsafe {
             sys::cuStreamSynchronize(self.raw)
@@ -67,7 +67,7 @@ impl Stream {
     /// # Errors
     /// [`Error::Device`] when a kernel died.
     pub fn is_done(&self) -> Result<bool> {
-        self.gpu.bind()?;
+        let _guest = self.gpu.enter()?;
         // SAFETY: our own stream.
         match unsafe { sys::cuStreamQuery(self.raw) } {
             CUresult::CUDA_ERROR_NOT_READY => Ok(false),
@@ -108,7 +108,7 @@ impl Stream {
     /// # Safety
     /// Both ranges are valid for the copy's life. It overlaps with others only from registered memory.
     pub unsafe fn copy_in(&self, to: u64, from: *const u8, bytes: usize) -> Result<()> {
-        self.gpu.bind()?;
+        let _guest = self.gpu.enter()?;
         // SAFETY: the caller vouches for both.
         check("cuMemcpyHtoDAsync", unsafe {
             sys::cuMemcpyHtoDAsync_v2(to, from.cast(), bytes, self.raw)
@@ -131,7 +131,7 @@ impl Stream {
             }
             return Ok(());
         };
-        self.gpu.bind()?;
+        let _guest = self.gpu.enter()?;
         let (mut to, mut from, mut bytes) = (Vec::new(), Vec::new(), Vec::new());
         for copy in copies {
             to.push(copy.0);
@@ -149,7 +149,7 @@ impl Stream {
     /// # Safety
     /// As [`copy_in`](Self::copy_in).
     pub unsafe fn copy_out(&self, to: *mut u8, from: u64, bytes: usize) -> Result<()> {
-        self.gpu.bind()?;
+        let _guest = self.gpu.enter()?;
         // SAFETY: the caller vouches for both.
         check("cuMemcpyDtoHAsync", unsafe {
             sys::cuMemcpyDtoHAsync_v2(to.cast(), from, bytes, self.raw)
@@ -159,7 +159,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        if self.gpu.bind().is_ok() {
+        if let Ok(_guest) = self.gpu.enter() {
             // SAFETY: created in `new`; work in it still ends.
             let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
         }
@@ -226,7 +226,7 @@ impl Event {
     }
 
     fn new(gpu: &Arc<Gpu>, flags: sys::CUevent_flags) -> Result<Self> {
-        gpu.bind()?;
+        let _guest = gpu.enter()?;
         let mut raw = null_mut();
         // SAFETY: writes one handle.
         check("cuEventCreate", unsafe {
@@ -240,7 +240,7 @@ impl Event {
 
     /// Means from now on the end of everything now in `stream`.
     pub fn record_in(&self, stream: &Stream) -> Result<()> {
-        self.gpu.bind()?;
+        let _guest = self.gpu.enter()?;
         // SAFETY: both handles are ours.
         check("cuEventRecord", unsafe {
             sys::cuEventRecord(self.raw, stream.raw())
@@ -249,7 +249,7 @@ impl Event {
 
     /// Waits for it: the end of copies and fills, which end by themselves.
     pub fn wait(&self) -> Result<()> {
-        self.gpu.bind()?;
+        let _guest = self.gpu.enter()?;
         // SAFETY: our own event.
         check("cuEventSynchronize", unsafe {
             sys::cuEventSynchronize(self.raw)
@@ -258,7 +258,7 @@ impl Event {
 
     /// Seconds from `earlier` to this, once the stream is done.
     pub fn seconds_since(&self, earlier: &Event) -> Result<f64> {
-        self.gpu.bind()?;
+        let _guest = self.gpu.enter()?;
         let mut milliseconds = 0.0f32;
         // SAFETY: both handles are ours; writes one number.
         check("cuEventElapsedTime", unsafe {
@@ -270,7 +270,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        if self.gpu.bind().is_ok() {
+        if let Ok(_guest) = self.gpu.enter() {
             // SAFETY: created in `new`.
             let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
         }

@@ -78,7 +78,7 @@ pub extern "C" fn cuInit(_flags: c_uint) -> Status {
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuDeviceGetCount(count: *mut c_int) -> Status {
     // SAFETY: the caller gives a place for one integer.
-    unsafe { *count = 1 };
+    unsafe { *count = if fault("two-gpus") { 2 } else { 1 } };
     SUCCESS
 }
 
@@ -118,9 +118,13 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(
 }
 
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(context: *mut *mut c_void, _: c_int) -> Status {
+pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(
+    context: *mut *mut c_void,
+    device: c_int,
+) -> Status {
+    let handle = std::ptr::without_provenance_mut(8 + device as usize);
     // SAFETY: the caller gives a place for one handle.
-    unsafe { *context = std::ptr::dangling_mut::<u64>().cast() };
+    unsafe { *context = handle };
     SUCCESS
 }
 

@@ -47,12 +47,17 @@ impl Drive {
 
     /// A device of [`BYTES`] bytes, which are written.
     pub fn open(bench: &Bench, name: &str, timeout: Duration) -> Outcome<Self> {
+        Self::open_on(&bench.gpu, name, timeout)
+    }
+
+    /// The same for any GPU.
+    pub fn open_on(gpu: &Arc<Gpu>, name: &str, timeout: Duration) -> Outcome<Self> {
         let open = || -> nvme_host::Result<Self> {
             let options = StoreOptions {
                 queues: 2,
                 timeout,
                 gpu: Some(GpuOptions {
-                    index: bench.gpu.index(),
+                    index: gpu.index(),
                     rows: RowsOptions {
                         queues: 4,
                         entries: 128,
@@ -67,8 +72,8 @@ impl Drive {
             store.write_at(0, &image)?;
             Ok(Self {
                 store,
-                stream: Stream::new(&bench.gpu)?,
-                gpu: Arc::clone(&bench.gpu),
+                stream: Stream::new(gpu)?,
+                gpu: Arc::clone(gpu),
                 image,
                 cached: None,
             })

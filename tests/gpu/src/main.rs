@@ -19,6 +19,7 @@ mod rig;
 mod sanitizer;
 mod sim;
 mod tokens;
+mod two_gpus;
 mod volume;
 mod wide;
 
@@ -115,6 +116,7 @@ fn main() -> ExitCode {
     hazards::all(&mut report, &bench);
     by_host::all(&mut report, &bench);
     wide::all(&mut report, &bench);
+    two_gpus::all(&mut report, &bench);
     late::all(&mut report, &bench);
     matrix::all(&mut report, &bench);
     ops::all(&mut report, &bench);

@@ -58,6 +58,7 @@ fn all_is_well() {
         "gather/streams",
         "gather/cache",
         "gather/fault",
+        "gather/wide",
         "by-host/",
     ];
     // A busy machine may take three times as long.
@@ -66,7 +67,20 @@ fn all_is_well() {
     let text = text(&output);
     assert!(output.status.success(), "{text}");
     let counts = text.lines().last().unwrap();
-    assert_eq!(counts, "42 passed, 0 failed, 0 skipped", "{text}");
+    assert_eq!(counts, "45 passed, 0 failed, 0 skipped", "{text}");
+}
+
+/// Stores of two GPUs at once leave the caller's context as it is; with one GPU the test says so.
+#[test]
+fn two_gpus_in_one_process() {
+    for (fault, counts) in [
+        ("two-gpus", "1 passed, 0 failed, 0 skipped"),
+        ("", "0 passed, 0 failed, 1 skipped"),
+    ] {
+        let output = run("two", fault, &["--patience", "3", "two-gpus"]);
+        let text = text(&output);
+        assert_eq!(text.lines().last(), Some(counts), "{text}");
+    }
 }
 
 /// Every shape once, ordered, and the doorbell that many ring.
