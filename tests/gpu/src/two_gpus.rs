@@ -1,4 +1,4 @@
-//! Two GPUs in one process: each with a store of its own, while the user's context is another one than either call needs.
+//! Two GPUs in one process: each with a store of its own, under a context of the caller that stays current.
 // UNSAFETY: calls into the driver library, as a user's program makes them.
 #![allow(unsafe_code)]
 
