@@ -407,7 +407,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
         (None, name) if name == rows::NAMES[4] => {
             // SAFETY: this kernel takes one `Widened`.
             let wide = unsafe { **parameters.cast::<*const Widened>() };
-            Box::new(move || rows::gather_wide(&wide, grid))
+            Arc::new(move || rows::gather_wide(&wide, grid))
         }
         (None, name) if rows::NAMES.contains(&name) => {
             // SAFETY: these kernels take one `Gather`.
