@@ -13,6 +13,7 @@ use nvme_host::cuda::{Gpu, RowsOptions};
 use nvme_host::store::{FileIo, GpuOptions};
 use nvme_host::{Error, StoreOptions};
 use pyo3::prelude::*;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
@@ -27,14 +28,25 @@ pub struct Store {
     tables: Mutex<Vec<Weak<Flights>>>,
     /// Reads and writes of bytes on the GPU.
     flights: Arc<Flights>,
+    /// Calls that use the device.
+    calls: AtomicU64,
 }
 
 impl Store {
+    /// The store for a call that uses the device, which is counted.
+    ///
+    /// # Errors
+    /// As [`look`](Self::look).
+    pub fn get(&self) -> Result<Open, Fault> {
+        self.calls.fetch_add(1, Ordering::Relaxed);
+        self.look()
+    }
+
     /// The store, while it is open and in the process that opened it.
     ///
     /// # Errors
     /// When it is not.
-    pub fn get(&self) -> Result<Open, Fault> {
+    fn look(&self) -> Result<Open, Fault> {
         if self.process != std::process::id() {
             return Err(Fault::usage(
                 "this store was opened by another process, before a fork",
@@ -132,12 +144,19 @@ impl Store {
             gpu,
             tables: Mutex::default(),
             flights: Arc::default(),
+            calls: AtomicU64::new(0),
         })
+    }
+
+    /// How many calls used the device, or tried to.
+    #[getter]
+    fn calls(&self) -> u64 {
+        self.calls.load(Ordering::Relaxed)
     }
 
     #[getter]
     fn is_open(&self) -> bool {
-        self.get().is_ok()
+        self.look().is_ok()
     }
 
     /// Which GPU gathers; None without one.
@@ -148,23 +167,23 @@ impl Store {
 
     #[getter]
     fn nbytes(&self) -> PyResult<u64> {
-        Ok(self.get()?.len())
+        Ok(self.look()?.len())
     }
 
     #[getter]
     fn block_bytes(&self) -> PyResult<u32> {
-        Ok(self.get()?.block_bytes())
+        Ok(self.look()?.block_bytes())
     }
 
     /// What carries the data, as JSON.
     fn path(&self) -> PyResult<String> {
-        let path = serde_json::to_string(&self.get()?.path());
+        let path = serde_json::to_string(&self.look()?.path());
         Ok(path.unwrap_or_default())
     }
 
     /// Counts, as JSON.
     fn stats(&self) -> PyResult<String> {
-        let stats = serde_json::to_string(&self.get()?.stats());
+        let stats = serde_json::to_string(&self.look()?.stats());
         Ok(stats.unwrap_or_default())
     }
 
@@ -208,7 +227,8 @@ impl Store {
         buffers: Option<Py<PyAny>>,
     ) -> PyResult<GpuOperation> {
         self.flights.reap();
-        let (store, used) = (self.get()?, self.get()?);
+        let store = self.get()?;
+        let used = Arc::clone(&store);
         let word = if is_write { "write" } else { "read" };
         // SAFETY: the address is of the buffers, which are kept until the transfer has ended; that of a graph is its
         // user's to keep.

@@ -259,8 +259,11 @@ ALL = {
 FOREIGN = {"bytes: read with a broken index": RuntimeError}
 
 
-def test_there_are_more_than_a_hundred():
-    assert len(ALL) > 150
+def test_there_are_two_hundred_with_those_of_files_and_tensors():
+    import test_catalog
+    import test_torch
+
+    assert len(ALL) + len(test_catalog.BAD) + len(test_torch.BAD) >= 200
 
 
 @pytest.fixture(scope="module")
@@ -311,19 +314,51 @@ def test_it_does_so_on_other_threads(shared):
     assert table[[99]].tolist() == [[99000, 99001, 99002, 99003]]
 
 
-def test_a_write_guard_holds(tmp_path):
+@pytest.mark.parametrize("device", ["file", "sim"])
+def test_a_write_guard_holds(tmp_path, device):
     path = tmp_path / "data.bin"
-    path.write_bytes(bytes(8192))
-    with nvme_gpu.open(path, read_only=True) as store:
+    path.write_bytes(bytes(4 << 20))
+    row = array.array("i", [1] * 4).tobytes()
+    model = tmp_path / "model.npy"
+    numpy.save(model, numpy.ones(5))
+    with nvme_gpu.open(f"{device}:{path}", read_only=True) as store:
         table = store.table(0, shape=(8, 4), dtype="int32")
         for call in (
             lambda: store.write(b"x"),
-            lambda: table.scatter([1], array.array("i", [1] * 4).tobytes()),
-            lambda: table.scatter_add([1], array.array("i", [1] * 4).tobytes()),
+            lambda: store.write(b"x", durable=True),
+            lambda: store.write_from(bytearray(4096)).result(),
+            lambda: table.scatter([1], row),
+            lambda: table.scatter_add([1], row),
+            lambda: table.__setitem__([1], row),
+            lambda: nvme_gpu.import_file(store, model),
         ):
             with pytest.raises(nvme_gpu.Usage, match="read"):
                 call()
-    assert path.read_bytes() == bytes(8192)
+        assert table[[1]].tolist() == [[0] * 4]
+    assert path.read_bytes() == bytes(4 << 20)
+
+
+def test_a_write_guard_holds_for_the_gpu_and_torch(tmp_path):
+    torch = pytest.importorskip("torch")
+    import nvme_gpu.torch
+
+    path = tmp_path / "data.img"
+    path.write_bytes(bytes(4 << 20))
+    with nvme_gpu.open(f"sim:{path}?queues=32", gpu=0, read_only=True) as store:
+        table = store.table(0, shape=(8, 4), dtype="int32")
+        rows = Device([1] * 4, "<i4", shape=(1, 4))
+        state = nvme_gpu.torch.state(table, "cpu")
+        for call in (
+            lambda: table.scatter(Device([1]), rows, check="now"),
+            lambda: table.scatter_add(Device([1]), rows, check="now"),
+            lambda: store.write_from(rows).result(),
+            lambda: torch.ops.nvme_ops.scatter(state, torch.tensor([1]), torch.ones(1, 4, dtype=torch.int32)),
+            lambda: torch.ops.nvme_ops.scatter_add(state, torch.tensor([1]), torch.ones(1, 4, dtype=torch.int32)),
+        ):
+            with pytest.raises(nvme_gpu.Usage, match="read"):
+                call()
+        assert table[[1]].tolist() == [[0] * 4]
+    assert path.read_bytes() == bytes(4 << 20)
 
 
 def test_the_extension_module_checks_addresses_itself():

@@ -153,3 +153,15 @@ def test_opening_and_closing_is_logged(caplog):
         nvme_gpu.open(SIM).close()
     texts = [record.message for record in caplog.records]
     assert any(text.startswith("opened sim:") for text in texts) and any("closing" in text for text in texts)
+
+
+def test_calls_that_use_the_device_are_counted(store):
+    first = store.stats()["calls"]
+    assert store.stats()["calls"] == first and store.nbytes and store.path and not store.closed
+    store.write(b"12")
+    store.read(2)
+    table = store.table(0, shape=(10, 4), dtype="int32")
+    opened = store.stats()["calls"]
+    assert opened > first + 1
+    table.gather([1, 2])
+    assert store.stats()["calls"] == opened + 1

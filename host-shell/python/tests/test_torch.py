@@ -46,30 +46,59 @@ def test_a_tensor_is_read_into_and_written_from(store):
     assert store.read_into(back, 77).result() is back and torch.equal(back, values)
 
 
-def test_bad_tensors_end_in_typed_errors(store):
-    table, _ = floats(store, 10, 4)
-    bad = (
-        lambda: table[torch.zeros(3)],
-        lambda: table[torch.zeros(10, dtype=torch.bool)],
-        lambda: table[torch.zeros(3, dtype=torch.int16)],
-        lambda: table[torch.tensor([-1])],
-        lambda: table[torch.tensor([10])],
-        lambda: table[torch.zeros(3, dtype=torch.long, device="meta")],
-        lambda: table.gather(torch.tensor([1]), out=torch.empty(1, 4, dtype=torch.float64)),
-        lambda: table.gather(torch.tensor([1]), out=torch.empty(2, 4)),
-        lambda: table.gather(torch.tensor([1]), out=torch.empty(4, 1).t()[:, ::2]),
-        lambda: table.gather(torch.tensor([1]), out=bytearray(16)),
-        lambda: table.gather(torch.tensor([1]), out=torch.empty(1, 4, device="meta")),
-        lambda: table.scatter(torch.tensor([1]), torch.empty(2, 4)),
-        lambda: store.read_into(torch.empty(4, 4)[:, 1]),
-        lambda: store.read_into(torch.empty(4).to_sparse()),
-        lambda: OPS.gather(torch.zeros(9999, dtype=torch.uint8), torch.tensor([1])),
-        lambda: OPS.gather(torch.zeros(2, 2), torch.tensor([1])),
-    )
-    for index, call in enumerate(bad):
-        with pytest.raises((nvme_gpu.NvmeGpuError, TypeError)) as caught:
-            call()
-        assert caught.value, index
+def ids(*values):
+    return torch.tensor(values)
+
+
+BAD = {
+    "ids that are fractions": lambda s, t: t[torch.zeros(3)],
+    "a mask": lambda s, t: t[torch.zeros(10, dtype=torch.bool)],
+    "ids of 16 bits": lambda s, t: t[torch.zeros(3, dtype=torch.int16)],
+    "a negative id": lambda s, t: t[ids(-1)],
+    "an id too large": lambda s, t: t[ids(10)],
+    "ids without data": lambda s, t: t[torch.zeros(3, dtype=torch.long, device="meta")],
+    "sparse ids": lambda s, t: t[torch.zeros(3, dtype=torch.long).to_sparse()],
+    "complex ids": lambda s, t: t[torch.zeros(3, dtype=torch.complex64)],
+    "out of another dtype": lambda s, t: t.gather(ids(1), out=torch.empty(1, 4, dtype=torch.float64)),
+    "out of another shape": lambda s, t: t.gather(ids(1), out=torch.empty(2, 4)),
+    "out with gaps": lambda s, t: t.gather(ids(1), out=torch.empty(4, 1).t()[:, ::2]),
+    "out of another library": lambda s, t: t.gather(ids(1), out=bytearray(16)),
+    "out without data": lambda s, t: t.gather(ids(1), out=torch.empty(1, 4, device="meta")),
+    "a status of 64 bits": lambda s, t: t.gather(ids(1), status=torch.zeros(1, dtype=torch.long)),
+    "a short status": lambda s, t: t.gather(ids(1, 2), status=torch.zeros(1, dtype=torch.int32)),
+    "ids that share memory with out": lambda s, t: shared(t),
+    "too few rows": lambda s, t: t.scatter(ids(1), torch.empty(2, 4)),
+    "rows of another dtype": lambda s, t: t.scatter(ids(1), torch.empty(1, 4, dtype=torch.float16)),
+    "rows to a negative id": lambda s, t: t.scatter(ids(-2), torch.empty(1, 4)),
+    "rows twice": lambda s, t: t.scatter(ids(1, 1), torch.empty(2, 4), unique=True),
+    "a column to read into": lambda s, t: s.read_into(torch.empty(4, 4)[:, 1]),
+    "a sparse tensor to read into": lambda s, t: s.read_into(torch.empty(4).to_sparse()),
+    "a tensor without data to read into": lambda s, t: s.read_into(torch.empty(4, device="meta")),
+    "a tensor past the end": lambda s, t: s.read_into(torch.empty(4), s.nbytes - 15),
+    "a tensor of quantised numbers": lambda s, t: s.read_into(torch.quantize_per_tensor(torch.zeros(4), 1, 0, torch.qint8)),
+    "a state of no table": lambda s, t: OPS.gather(torch.zeros(9999, dtype=torch.uint8), ids(1)),
+    "a state of two lengths": lambda s, t: OPS.gather(torch.zeros(2, 2), ids(1)),
+    "an operation's bad id": lambda s, t: OPS.gather(nvme_gpu.torch.state(t), ids(10)),
+    "an operation's bad rows": lambda s, t: OPS.scatter(nvme_gpu.torch.state(t), ids(1), torch.empty(1, 5)),
+    "a device that is none": lambda s, t: OPS.read_tensor("floppy:0", 0, [1], None, torch.device("cpu")),
+    "a read past the end": lambda s, t: OPS.read_tensor("sim:mem?size=1MiB", 1 << 40, [1], None, torch.device("cpu")),
+    "a read before the begin": lambda s, t: OPS.read_into_tensor(torch.empty(4), "sim:mem?size=1MiB", -1),
+}
+
+
+def shared(table):
+    memory = torch.zeros(8, dtype=torch.long)
+    return table.gather(memory[:4], out=memory.view(torch.float32)[:16].view(4, 4))
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_tensors_end_in_typed_errors(store, name):
+    table, values = floats(store, 10, 4)
+    with pytest.raises((nvme_gpu.NvmeGpuError, TypeError)) as caught:
+        BAD[name](store, table)
+    if isinstance(caught.value, nvme_gpu.NvmeGpuError):
+        assert caught.value.cause and caught.value.remedy
+    assert torch.equal(table[ids(9)], values[[9]])
 
 
 def test_operations_gather_and_scatter_by_the_state(store):

@@ -230,8 +230,10 @@ class Store:
         return found
 
     def stats(self) -> dict[str, int]:
-        """Counts since it was opened: ``commands`` sent, ``bytes`` moved, ``retries``. Of the CPU's queues."""
+        """Counts since it was opened: ``commands`` sent, ``bytes`` moved, ``retries``, all of the CPU's queues; ``calls``
+        from Python that use the device. A launch of a graph is none."""
         found: dict[str, int] = json.loads(self._native.stats())
+        found["calls"] = self._native.calls
         return found
 
     def read_into(self, buf: Any, offset: int = 0, *, stream: Any = None) -> Pending:

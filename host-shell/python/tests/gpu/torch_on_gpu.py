@@ -203,10 +203,12 @@ def no_synchronisation_by_capture(_):
             table.gather(ids, out=out)
             double = out * 2
         replays = 50
+        before = store.stats()
         for _ in range(replays):
             ids.copy_(torch.randint(0, ROWS, (64,), device="cuda"))
             graph.replay()
             equal(double, values[ids] * 2, "replay with other ids")
+        assert store.stats() == before, "a replay called the library, or a thread of it sent a command"
         table.check()
         ids.fill_(-1)
         graph.replay()

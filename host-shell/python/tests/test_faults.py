@@ -1,0 +1,129 @@
+"""Each planned fault of the simulator through each way in: right data or a typed error, nothing lost, a usable store."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+import nvme_gpu
+from conftest import Device, stand_in
+
+numpy = pytest.importorskip("numpy")
+
+ROWS, WIDTH = 4096, 64
+STATUS = nvme_gpu.Status
+# What the CPU's callers see; None: nothing, the driver recovers and sends again what the fault took. Of a row that ended
+# with a status, the blocks are read or written again one by one, and the fault is over then.
+FAULTS = {
+    "drop": nvme_gpu.Timeout,
+    "delay:50ms": None,
+    "delay:2s": nvme_gpu.Timeout,
+    "stubborn:600ms": nvme_gpu.Timeout,
+    "reorder": None,
+    "duplicate": None,
+    "echo:50ms": None,
+    "wrongcid:0x1234": None,
+    "flippedcid:0x8000": None,
+    "wrongphase": nvme_gpu.Timeout,
+    "badsqhd:0xffff": None,
+    "torncqe": None,
+    "status:0x281": STATUS,
+    "status:0x006": STATUS,
+    "cfs": None,
+    "allones": nvme_gpu.Gone,
+}
+# Of the GPU: gathers that a recovery met end with Gone, and later ones work.
+UNSEEN_BY_THE_GPU = ("delay:50ms", "reorder", "torncqe")
+
+
+def content():
+    return (numpy.arange(ROWS * WIDTH, dtype=numpy.int32) * 7).reshape(ROWS, WIDTH)
+
+
+def by_bytes(store, table, values):
+    for begin in range(0, ROWS, 512):
+        buffer = bytearray(512 * WIDTH * 4)
+        store.read_into(buffer, begin * WIDTH * 4).result(30)
+        assert bytes(buffer) == values[begin : begin + 512].tobytes()
+
+
+def by_rows(store, table, values):
+    for begin in range(0, ROWS, 512):
+        ids = numpy.arange(begin, begin + 512, 5)
+        assert (table[ids] == values[ids]).all()
+
+
+def by_operations(store, table, values):
+    torch = pytest.importorskip("torch")
+    import nvme_gpu.torch
+
+    state = nvme_gpu.torch.state(table, "cpu")
+    for begin in range(0, ROWS, 512):
+        ids = torch.arange(begin, begin + 512, 7)
+        found = torch.ops.nvme_ops.gather(state, ids)
+        assert torch.equal(found, torch.from_numpy(values)[ids])
+
+
+def by_the_gpu(store, table, values):
+    for begin in range(0, ROWS, 512):
+        ids = list(range(begin, begin + 512, 9))
+        found = table.gather(Device(ids), check="now")
+        assert (numpy.array(found.tolist()) == values[ids]).all()
+
+
+def by_writes(store, table, values):
+    for begin in range(0, ROWS, 512):
+        table.scatter(numpy.arange(begin, begin + 512), values[begin : begin + 512])
+
+
+FACES = {"bytes": by_bytes, "rows": by_rows, "torch": by_operations, "the GPU": by_the_gpu, "writes": by_writes}
+
+
+@pytest.mark.parametrize("face", FACES)
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_is_a_typed_error_and_nothing_is_lost(fault, face):
+    gpu = 0 if face == "the GPU" else None
+    assert gpu is None or stand_in(), "needs the stand-in of CUDA"
+    values, op = content(), "write" if face == "writes" else "read"
+    options = "&queues=32&threads=2" if gpu is not None else ""
+    # The content is written by writes of their own: the fault meets the commands that follow.
+    nth = 3 if face != "writes" else 9
+    device = f"sim:mem?size=4MiB{options}&fault={fault}@op={op},nth={nth}"
+    with nvme_gpu.open(device, gpu, timeout_ms=250, queues=4) as store:
+        for begin in range(0, ROWS, 512):
+            store.write(values[begin : begin + 512], begin * WIDTH * 4)
+        table = store.table(0, shape=(ROWS, WIDTH), dtype="int32")
+        seen, begin = [], time.monotonic()
+        while not seen or seen[-1] is not None:
+            assert time.monotonic() - begin < 20, seen
+            try:
+                FACES[face](store, table, values)
+                seen.append(None)
+            except nvme_gpu.NvmeGpuError as error:
+                assert error.cause and error.remedy and error.code
+                seen.append(type(error))
+                if fault == "allones" and type(error) is nvme_gpu.Gone:
+                    break
+                if gpu is not None:
+                    time.sleep(0.02)
+        wanted = FAULTS[fault]
+        if gpu is not None:
+            kinds = {STATUS} if wanted is STATUS else {nvme_gpu.Timeout, nvme_gpu.Gone}
+            assert set(seen) <= kinds | {None}
+            # An echo is seen when a command with the same identifier is in flight then.
+            assert (seen == [None]) == (fault in UNSEEN_BY_THE_GPU) or fault.startswith("echo")
+        elif wanted is None or wanted is STATUS and face != "bytes":
+            assert seen == [None]
+        elif wanted is not nvme_gpu.Gone:
+            assert seen == [wanted, None]
+        if fault == "allones":
+            assert seen[-1] is nvme_gpu.Gone
+            with pytest.raises(nvme_gpu.Gone):
+                store.read(512)
+            return
+        FACES[face](store, table, values)
+        assert store.read(values.nbytes) == values.tobytes()
+    while nvme_gpu._native.calls_under_way():
+        time.sleep(0.01)
+    assert nvme_gpu._native.kept_buffers() == 0
