@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
-
 import pytest
 
 import nvme_gpu
@@ -277,32 +273,6 @@ def test_blocks_are_read_to_addresses_of_the_gpu(gpu_store):
     with pycuda_nvme.NVMeGPU(SIM, gpu=None) as nvme:
         rows_of(nvme.store, 10, 4)
         assert nvme.read_to_gpu(size_mb=0.01).tobytes()[16:18] == b"\xe8\x03"
-
-
-@pytest.mark.parametrize("words", [["demo", "--cpu"], ["demo"], ["doctor"]])
-def test_the_command_line_answers_in_json(words):
-    more = ["--rows", "5000", "--ids", "500", "--seconds", "0.01"] if words[0] == "demo" else []
-    done = subprocess.run(
-        [sys.executable, "-m", "nvme_gpu", *words, *more, "--json"], capture_output=True, text=True, timeout=120
-    )
-    assert done.returncode == 0, done.stderr
-    answer = json.loads(done.stdout)
-    if words[0] == "doctor":
-        assert answer["findings"] and answer["version"] == nvme_gpu.__version__
-        return
-    assert answer["verified"] and len(answer["ways"]) >= 5
-    by_gpu = [one for one in answer["ways"] if "GPU" in one["way"]]
-    assert bool(by_gpu) == (answer["no_gpu"] is None) and ("--cpu" in words) != bool(by_gpu)
-
-
-def test_the_command_line_is_for_people_too():
-    words = ["demo", "--rows", "2000", "--ids", "100", "--seconds", "0.01", "--cpu"]
-    done = subprocess.run([sys.executable, "-m", "nvme_gpu", *words], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and "without a GPU" in done.stdout and "WRONG" not in done.stdout
-    done = subprocess.run([sys.executable, "-m", "nvme_gpu", "doctor"], capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0 and done.stdout.startswith("nvme_gpu ")
-    done = subprocess.run([sys.executable, "-m", "nvme_gpu", "demo", "--ids", "0"], capture_output=True, text=True)
-    assert done.returncode == 2
 
 
 @pytest.fixture

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import builtins
+import importlib.util
 import json
 import mmap
 import os
@@ -13,10 +15,11 @@ import time
 from array import array
 from typing import Any, Callable
 
-from . import Array, NvmeGpuError, __version__, _native, _store, open
+from . import Array, Catalog, Entry, NvmeGpuError, Table, Usage, __version__, catalog, import_file, open
+from . import _buffers, _native, _store
 
-ROW_WORDS = 64
-"""8-byte words of a row: 512 bytes."""
+GENERATED = (32_000, 512)
+"""Rows of a table that is made up, and bytes of a row."""
 
 
 def doctor(as_json: bool) -> int:
@@ -48,88 +51,135 @@ def _best(call: Callable[[], Any], seconds: float) -> tuple[float, Any]:
     return best, found
 
 
-def _fill(path: str, rows: int) -> None:
-    """Row ``i``: the words ``i * 64``, ``i * 64 + 1`` and so on."""
-    with tempfile.NamedTemporaryFile(dir=os.path.dirname(path), delete=False) as file:
+def _generated(path: str, rows: int) -> str:
+    """A file of .npy with random rows."""
+    head = f"{{'descr': '<f2', 'fortran_order': False, 'shape': ({rows}, {GENERATED[1] // 2}), }}\n".encode()
+    generator = random.Random(1)
+    with builtins.open(path, "wb") as file:
+        file.write(b"\x93NUMPY\x01\x00" + len(head).to_bytes(2, "little") + head)
         for first in range(0, rows, 4096):
-            last = min(first + 4096, rows)
-            file.write(array("q", range(first * ROW_WORDS, last * ROW_WORDS)).tobytes())
-        file.flush()
-        os.replace(file.name, path)
+            file.write(generator.randbytes(min(4096, rows - first) * GENERATED[1]))
+    return path
 
 
-def _right(data: bytes, ids: array[int]) -> bool:
-    """Whether every word of every row is right."""
-    words = memoryview(data).cast("q")
-    for index, row in enumerate(ids):
-        begin = row * ROW_WORDS
-        if words[index * ROW_WORDS : (index + 1) * ROW_WORDS].tolist() != list(range(begin, begin + ROW_WORDS)):
-            return False
-    return len(words) == len(ids) * ROW_WORDS
+def _source(folder: str, rows: int | None, file: str | None) -> tuple[str, str, dict[str, int]]:
+    """A file of tensors, what it is, and the rows of words, where they are known."""
+    if file is not None:
+        return file, file, {}
+    path = os.path.join(folder, "generated.npy")
+    if rows is not None:
+        return _generated(path, rows), "a table that was generated: --rows was given", {}
+    found = importlib.util.find_spec("wordllama")
+    package = os.path.dirname(found.origin) if found is not None and found.origin is not None else ""
+    weights = os.path.join(package, "weights", "l2_supercat_256.safetensors")
+    words_of = os.path.join(package, "tokenizers", "l2_supercat_tokenizer_config.json")
+    if not package or not os.path.exists(weights):
+        return _generated(path, GENERATED[0]), "a table that was generated: wordllama is not installed", {}
+    words: dict[str, int] = {}
+    if os.path.exists(words_of):
+        with builtins.open(words_of, encoding="utf-8") as text:
+            words = json.load(text)["model"]["vocab"]
+    return weights, "word vectors of the package wordllama", words
 
 
-def demo(rows: int, count: int, seconds: float, use_gpu: bool, as_json: bool) -> int:
-    """A table in a file behind the simulated drive: rows by ids, every word checked, beside other ways."""
-    ids = array("q", (random.Random(1).randrange(rows) for _ in range(count)))
+def _nearest(table: Table, words: dict[str, int], word: str) -> list[str]:
+    """The words whose rows are most like that of ``word``."""
+    numpy = _buffers.numpy()
+    start = words.get("\u2581" + word)
+    if numpy is None or start is None:
+        return []
+    # Whole words of some length: the others are parts of words.
+    known = {one[1:].lower(): row for one, row in words.items() if one[:1] == "\u2581" and one[1:].isalpha() and len(one) > 4}
+    rows = table[list(known.values())].astype(numpy.float32)
+    own = table[start].astype(numpy.float32)
+    likeness = rows @ own / (numpy.linalg.norm(rows, axis=1) * numpy.linalg.norm(own))
+    names = list(known)
+    best = [names[place] for place in numpy.argsort(-likeness)[:12]]
+    return [one for one in best if not one.startswith(word)][:5]
+
+
+def _largest(found: Catalog) -> Entry:
+    """The largest tensor that has rows."""
+    with_rows = [one for one in found.values() if len(one.shape) > 1 and one.nbytes]
+    if not with_rows:
+        raise Usage("the file has no tensor with rows", "name one with a matrix")
+    return max(with_rows, key=lambda one: one.nbytes)
+
+
+def demo(rows: int | None, file: str | None, count: int, seconds: float, use_gpu: bool, as_json: bool) -> int:
+    """Rows of a table by ids, every byte checked against the file, beside other ways."""
     results: list[dict[str, Any]] = []
-
-    def add(name: str, call: Callable[[], bytes], note: str = "") -> None:
-        best, data = _best(call, seconds)
-        results.append({"way": name, "rows_per_s": round(count / best), "right": _right(data, ids), "note": note})
-
-    why = ""
+    near: list[str] = []
+    why = "" if use_gpu else "--cpu was given"
     with tempfile.TemporaryDirectory() as folder:
-        path = os.path.join(folder, "table.img")
-        _fill(path, rows)
-        shape = (rows, ROW_WORDS)
-        if use_gpu:
-            try:
-                with open(f"sim:{path}?queues=32&threads=2", gpu=0) as store:
-                    # The ids come from the drive, too: no library of arrays is needed.
-                    table = store.table(0, shape=shape, dtype="int64")
-                    on_gpu = _ids_on_gpu(store, ids)
-                    add("table[ids] by the GPU", lambda: table.gather(on_gpu, check="now").tobytes(), store.path["why"])
-            except NvmeGpuError as error:
-                why = str(error)
-        else:
-            why = "--cpu was given"
-        with open(f"sim:{path}", read_only=True) as store:
-            table = store.table(0, shape=shape, dtype="int64")
-            out = bytearray(count * ROW_WORDS * 8)
-            add("table[ids] by CPU threads", lambda: bytes(table.gather(ids, out=out)), "simulated drive")
+        path, what, words = _source(folder, rows, file)
         with open(path, read_only=True) as store:
-            table = store.table(0, shape=shape, dtype="int64")
-            add("table[ids] of the file", lambda: bytes(table.gather(ids, out=out)), store.path["path"])
-        size = ROW_WORDS * 8
-        with _reading(path) as file, mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ) as mapped:
-            add("mmap and slices", lambda: b"".join([mapped[one * size : (one + 1) * size] for one in ids]), "page cache")
-            number = file.fileno()
-            add("os.pread", lambda: b"".join([os.pread(number, size, one * size) for one in ids]), "page cache")
-            try:
-                import numpy
-            except ImportError:
-                pass
-            else:
-                words = numpy.frombuffer(mapped, dtype=numpy.int64).reshape(shape)
+            entry = _largest(catalog(store))
+        shape, begin = entry.shape, entry.offset
+        size = entry.nbytes // shape[0]
+        ids = array("q", (random.Random(1).randrange(shape[0]) for _ in range(count)))
+        with _reading(path) as opened, mmap.mmap(opened.fileno(), 0, prot=mmap.PROT_READ) as mapped:
+            number = opened.fileno()
+
+            def slices() -> bytes:
+                return b"".join([mapped[begin + one * size : begin + (one + 1) * size] for one in ids])
+
+            want = slices()
+
+            def add(name: str, call: Callable[[], bytes], note: str = "") -> None:
+                best, data = _best(call, seconds)
+                results.append({"way": name, "rows_per_s": round(count / best), "right": data == want, "note": note})
+
+            nbytes = (os.path.getsize(path) + (2 << 20)) >> 20 << 20
+            device = f"sim:mem?size={nbytes}"
+            if use_gpu:
+                try:
+                    with open(device + "&queues=32&threads=2", gpu=0) as store:
+                        table = _largest(import_file(store, path)).as_table()
+                        # The ids come from a drive, too: no library of arrays is needed.
+                        on_gpu = _ids_on_gpu(store, ids)
+                        add("table[ids] by the GPU", lambda: table.gather(on_gpu, check="now").tobytes(), store.path["why"])
+                except NvmeGpuError as error:
+                    why = str(error)
+            out = bytearray(count * size)
+            with open(device) as store:
+                table = _largest(import_file(store, path, progress=_progress if sys.stderr.isatty() else None)).as_table()
+                near = _nearest(table, words, "king")
+                add("table[ids] by CPU threads", lambda: bytes(table.gather(ids, out=out)), "simulated drive")
+            with open(path, read_only=True) as store:
+                table = _largest(catalog(store)).as_table()
+                add("table[ids] of the file", lambda: bytes(table.gather(ids, out=out)), store.path["path"])
+            add("mmap and slices", slices, "page cache")
+            add("os.pread", lambda: b"".join([os.pread(number, size, begin + one * size) for one in ids]), "page cache")
+            numpy = _buffers.numpy()
+            if numpy is not None:
+                data = numpy.frombuffer(mapped, dtype=numpy.uint8, count=entry.nbytes, offset=begin)
                 index = numpy.frombuffer(ids, dtype=numpy.int64)
-                add("numpy.memmap[ids]", lambda: words[index].tobytes(), "page cache")
-                del words
+                add("numpy.memmap[ids]", lambda: data.reshape(shape[0], size)[index].tobytes(), "page cache")
+                del data
     all_right = all(one["right"] for one in results)
     if as_json:
-        print(json.dumps({"rows": rows, "ids": count, "no_gpu": why or None, "verified": all_right, "ways": results}))
+        answer = {"table": what, "rows": shape[0], "row_bytes": size, "offset": begin, "ids": count}
+        answer |= {"nearest_to_king": near, "no_gpu": why or None, "verified": all_right, "ways": results}
+        print(json.dumps(answer))
         return 0 if all_right else 3
-    print(f"{count} of {rows} rows of {size} bytes by random ids, best of {seconds} s each")
+    print(f"{what}: {shape[0]} rows of {size} bytes that begin at byte {begin}, imported and compared")
+    if near:
+        print(f'rows most like that of "king": {", ".join(near)}')
+    print(f"{count} rows by random ids, best of {seconds} s each")
     if why:
         print(f"by CPU threads, without a GPU: {why}")
     for one in results:
-        word = "every word right" if one["right"] else "WRONG"
+        word = "every byte right" if one["right"] else "WRONG"
         print(f"{one['way']:28} {one['rows_per_s']:>12,} rows/s  {word}  {one['note']}")
     return 0 if all_right else 3
 
 
-def _reading(path: str) -> Any:
-    import builtins
+def _progress(done: int, total: int) -> None:
+    print(f"\rimport: {done * 100 // total} %", end="" if done < total else "\n", file=sys.stderr)
 
+
+def _reading(path: str) -> Any:
     return builtins.open(path, "rb")
 
 
@@ -146,7 +196,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m nvme_gpu", description="Rows of a table on NVMe by ids.")
     commands = parser.add_subparsers(dest="command", required=True)
     shown = commands.add_parser("demo", help="gather rows of a real table, check every word, compare")
-    shown.add_argument("--rows", type=int, default=65_536, help="rows of 512 bytes in the table")
+    shown.add_argument("--rows", type=int, help="a generated table of so many rows, in place of wordllama's")
+    shown.add_argument("--file", help="a file of tensors: safetensors or .npy")
     shown.add_argument("--ids", type=int, default=20_000, help="ids of a gather")
     shown.add_argument("--seconds", type=float, default=0.5, help="how long each way runs")
     shown.add_argument("--cpu", action="store_true", help="use no GPU")
@@ -157,9 +208,9 @@ def main() -> int:
     try:
         if words.command == "doctor":
             return doctor(words.json)
-        if min(words.rows, words.ids) < 1:
+        if words.ids < 1 or words.rows is not None and words.rows < 1:
             parser.error("--rows and --ids are 1 at least")
-        return demo(words.rows, words.ids, words.seconds, not words.cpu, words.json)
+        return demo(words.rows, words.file, words.ids, words.seconds, not words.cpu, words.json)
     except NvmeGpuError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

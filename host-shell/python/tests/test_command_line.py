@@ -1,0 +1,110 @@
+"""`python -m nvme_gpu`: in processes of their own, and in this one where lines are counted."""
+
+from __future__ import annotations
+
+import json
+import runpy
+import subprocess
+import sys
+
+import pytest
+
+import nvme_gpu
+from nvme_gpu import __main__ as command_line
+
+SMALL = ["--ids", "300", "--seconds", "0.01"]
+
+
+def answer(capsys, monkeypatch, *words):
+    """Exit status and what was printed."""
+    monkeypatch.setattr(sys, "argv", ["nvme_gpu", *words])
+    status = command_line.main()
+    return status, capsys.readouterr()
+
+
+@pytest.mark.parametrize("more", [[], ["--cpu"], ["--rows", "5000"]])
+def test_the_demo_answers_in_json(capsys, monkeypatch, more):
+    status, printed = answer(capsys, monkeypatch, "demo", *SMALL, *more, "--json")
+    found = json.loads(printed.out)
+    assert status == 0 and found["verified"] and len(found["ways"]) >= 5 and found["row_bytes"] == 512
+    by_gpu = [one for one in found["ways"] if "GPU" in one["way"]]
+    assert bool(by_gpu) == (found["no_gpu"] is None) and ("--cpu" in more) != bool(by_gpu)
+    if "--rows" in more:
+        assert found["rows"] == 5000 and "generated" in found["table"]
+
+
+def test_the_demo_takes_the_words_of_a_real_model(capsys, monkeypatch):
+    pytest.importorskip("wordllama", reason="wordllama is not installed")
+    status, printed = answer(capsys, monkeypatch, "demo", *SMALL, "--cpu", "--json")
+    found = json.loads(printed.out)
+    assert status == 0 and (found["rows"], found["offset"]) == (32_000, 96)
+    assert "prince" in found["nearest_to_king"] or "queen" in found["nearest_to_king"], found
+
+
+def test_the_demo_generates_a_table_without_a_model(capsys, monkeypatch):
+    monkeypatch.setattr(command_line.importlib.util, "find_spec", lambda name: None)
+    status, printed = answer(capsys, monkeypatch, "demo", *SMALL, "--cpu")
+    assert status == 0 and "wordllama is not installed" in printed.out and "WRONG" not in printed.out
+
+
+def test_the_demo_takes_a_file(capsys, monkeypatch, tmp_path):
+    numpy = pytest.importorskip("numpy")
+    numpy.save(tmp_path / "own.npy", numpy.random.default_rng(1).random((400, 3)))
+    numpy.save(tmp_path / "flat.npy", numpy.zeros(5))
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    status, printed = answer(capsys, monkeypatch, "demo", *SMALL, "--cpu", "--file", str(tmp_path / "own.npy"))
+    assert status == 0 and "400 rows of 24 bytes" in printed.out and "100 %" in printed.err
+    status, printed = answer(capsys, monkeypatch, "demo", *SMALL, "--file", str(tmp_path / "flat.npy"))
+    assert status == 1 and "no tensor with rows" in printed.err
+    status, printed = answer(capsys, monkeypatch, "demo", "--file", str(tmp_path / "missing.npy"))
+    assert status == 1 and "missing.npy" in printed.err
+
+
+def test_wrong_bytes_are_an_exit_status(capsys, monkeypatch):
+    real = command_line._best
+    monkeypatch.setattr(command_line, "_best", lambda call, seconds: (real(call, seconds)[0], b"wrong"))
+    for more in ([], ["--json"]):
+        status, printed = answer(capsys, monkeypatch, "demo", *SMALL, "--cpu", "--rows", "100", *more)
+        assert status == 3 and ("WRONG" in printed.out or not json.loads(printed.out)["verified"])
+
+
+@pytest.mark.parametrize("more", [[], ["--json"]])
+def test_the_doctor_answers(capsys, monkeypatch, more):
+    status, printed = answer(capsys, monkeypatch, "doctor", *more)
+    assert status == 0
+    if more:
+        found = json.loads(printed.out)
+        assert found["findings"] and found["version"] == nvme_gpu.__version__
+    else:
+        assert printed.out.startswith("nvme_gpu ") and "GPU 0" in printed.out
+
+
+def test_the_doctor_says_what_is_missing(capsys, monkeypatch):
+    def gpu(_):
+        raise nvme_gpu.NvmeGpuError("no driver", "install it", "environment")
+
+    monkeypatch.setattr(command_line._native, "gpu", gpu)
+    status, printed = answer(capsys, monkeypatch, "doctor")
+    assert status == 0 and "GPU 0: no driver: install it" in printed.out
+
+
+@pytest.mark.parametrize("words", [["demo", "--ids", "0"], ["demo", "--rows", "0"], ["frob"], []])
+def test_words_that_cannot_be_end_with_2(capsys, monkeypatch, words):
+    with pytest.raises(SystemExit) as caught:
+        answer(capsys, monkeypatch, *words)
+    assert caught.value.code == 2
+
+
+def test_it_is_a_program():
+    done = subprocess.run([sys.executable, "-m", "nvme_gpu", "doctor"], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and done.stdout.startswith("nvme_gpu ")
+    words = [sys.executable, "-m", "nvme_gpu", "demo", *SMALL, "--cpu"]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0 and "without a GPU" in done.stdout and "WRONG" not in done.stdout
+
+
+def test_it_runs_as_a_module(monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["nvme_gpu", "doctor", "--json"])
+    with pytest.raises(SystemExit) as caught:
+        runpy.run_module("nvme_gpu", run_name="__main__")
+    assert caught.value.code == 0
