@@ -1,7 +1,7 @@
 //! Line coverage: which lines of each library the tests reach, held to the floors of tests/coverage.txt.
 
 use crate::process::{Failure, cargo, check, output, root, shown, target_dir};
-use crate::tools;
+use crate::{python, tools};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -10,7 +10,7 @@ use std::process::Command;
 const FLOORS: &str = "tests/coverage.txt";
 /// The tests that count: of core and simulator, those of both together, the simulation's, and those of the
 /// host's side; the seeds of the fuzz targets are not among them.
-const TESTS: [&[&str]; 3] = [
+const TESTS: [&[&str]; 4] = [
     &[
         "--package",
         "nvme-core",
@@ -37,7 +37,11 @@ const TESTS: [&[&str]; 3] = [
         "--package",
         "nvme-gpu-tests",
     ],
+    // Their programs in C and C++ load the shared libraries that are built beside them.
+    &["--package", "nvme-gpu-capi", "--package", "nvme-gpu-compat"],
 ];
+/// What the tests of Python load.
+const OF_PYTHON: [&str; 2] = ["nvme-gpu-python", "nvme-fake-cuda"];
 
 /// `cargo xtask coverage`
 pub fn command() -> Result<(), Failure> {
@@ -64,12 +68,25 @@ pub fn command() -> Result<(), Failure> {
             test
         };
         let told = output(&mut test(&["--no-run", "--message-format=json"]))?;
-        programs.extend(executables(&told));
+        programs.extend(executables(&told).chain(libraries(&told)));
         // What a failing test reached is measured too.
         if let Err(failure) = check(&mut test(&["--quiet", "--no-fail-fast"])) {
             low.push(failure.to_string());
         }
     }
+    let mut build = instrumented(&built);
+    build.arg("build");
+    OF_PYTHON.iter().for_each(|package| {
+        build.args(["--package", package]);
+    });
+    check(&mut build)?;
+    let debug = built.join("debug");
+    match python::measured(&debug, &raw.join("%p-%m.profraw")) {
+        Ok(counts) if counts.failed == 0 => (),
+        Ok(counts) => low.push(format!("the tests of Python: {counts}")),
+        Err(failure) => low.push(failure.to_string()),
+    }
+    programs.push(debug.join("lib_native.so"));
     let profiles = std::fs::read_dir(&raw)
         .map_err(|error| Failure::new(format!("{}: {error}", raw.display())))?;
     let profiles: Vec<PathBuf> = profiles.flatten().map(|entry| entry.path()).collect();
@@ -173,6 +190,15 @@ pub fn instrumented(built: &Path) -> Command {
 fn executables(told: &str) -> impl Iterator<Item = PathBuf> {
     let parts = told.split("\"executable\":\"").skip(1);
     parts.filter_map(|part| part.split('"').next().map(PathBuf::from))
+}
+
+/// The shared libraries of the C interface in what cargo tells.
+fn libraries(told: &str) -> impl Iterator<Item = PathBuf> {
+    let files = told.split('"').filter(|text| {
+        let name = text.rsplit('/').next().unwrap_or_default();
+        name.starts_with("libnvme_gpu_") && name.ends_with(".so")
+    });
+    files.map(PathBuf::from)
 }
 
 /// LLVM's tools, of the version with which rustc instruments.

@@ -95,6 +95,49 @@ fn pytest(python: &mut Command) -> Result<Counts, Failure> {
     Ok(counts)
 }
 
+/// The tests over an extension module and a stand-in of CUDA that count lines, both in `built`.
+pub fn measured(built: &Path, profile: &Path) -> Result<Counts, Failure> {
+    let mut python = python_over(&environment()?, built, built)?;
+    pytest(python.env("LLVM_PROFILE_FILE", profile))
+}
+
+/// Python with the packages of the sources, and the extension module and the stand-in of CUDA of `built`. The
+/// copies are in `folder`.
+fn python_over(tools: &Tools, folder: &Path, built: &Path) -> Result<Command, Failure> {
+    let (package, cuda) = (folder.join("package"), folder.join("cuda"));
+    let _ = fs::remove_dir_all(&package);
+    copy_sources(&root().join(FOLDER).join("python"), &package)?;
+    let module = package.join("nvme_gpu/_native.abi3.so");
+    copy(&built.join("lib_native.so"), &module)?;
+    copy(
+        &built.join("libnvme_fake_cuda.so"),
+        &cuda.join("libcuda.so.1"),
+    )?;
+    let mut python = tools.run("python");
+    python
+        .env("PYTHONPATH", &package)
+        .env("PYTHONDONTWRITEBYTECODE", "1")
+        .env("LD_LIBRARY_PATH", &cuda);
+    Ok(python)
+}
+
+/// Copies the sources of the packages, and no module that was built in their folder.
+fn copy_sources(from: &Path, to: &Path) -> Result<(), Failure> {
+    let failed = |error| Failure::new(format!("{}: {error}", from.display()));
+    for entry in fs::read_dir(from).map_err(failed)? {
+        let path: PathBuf = entry.map_err(failed)?.path();
+        let Some(name) = path.file_name() else {
+            continue;
+        };
+        if path.is_dir() {
+            copy_sources(&path, &to.join(name))?;
+        } else if path.extension().is_some_and(|end| end == "py") {
+            copy(&path, &to.join(name))?;
+        }
+    }
+    Ok(())
+}
+
 /// The counts of pytest's closing line.
 fn of_closing_line(line: &str) -> Option<Counts> {
     let line = line.trim_matches(['=', ' ']);

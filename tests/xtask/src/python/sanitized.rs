@@ -4,11 +4,10 @@
 //! Not a stage: the build takes minutes, and it shares nothing with others. The interpreter is Debian's: it loads
 //! the sanitizer's runtime first, and takes each object from malloc, so that what it frees is known.
 
-use super::{FOLDER, Tools, copy, environment, pytest};
-use crate::process::{Failure, cargo, check, output, root, target_dir};
+use super::{Tools, environment, pytest, python_over};
+use crate::process::{Failure, cargo, check, output, target_dir};
 use crate::report::Counts;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
@@ -38,25 +37,12 @@ fn run(tools: &Tools) -> Result<Counts, Failure> {
     check(&mut build)?;
 
     let built = folder.join(TRIPLE).join("debug");
-    let (package, cuda) = (folder.join("package"), folder.join("cuda"));
-    let _ = fs::remove_dir_all(&package);
-    copy_sources(&root().join(FOLDER).join("python"), &package)?;
-    let module = package.join("nvme_gpu/_native.abi3.so");
-    copy(&built.join("lib_native.so"), &module)?;
-    copy(
-        &built.join("libnvme_fake_cuda.so"),
-        &cuda.join("libcuda.so.1"),
-    )?;
-
     // With the library of C++ the runtime sees exceptions of torch.
     let runtimes = [runtime("libasan.so")?, runtime("libstdc++.so")?];
-    let mut python = tools.run("python");
+    let mut python = python_over(tools, &folder, &built)?;
     python
         .env("LD_PRELOAD", runtimes.join(" "))
-        .env("PYTHONPATH", &package)
         .env("PYTHONMALLOC", "malloc")
-        .env("PYTHONDONTWRITEBYTECODE", "1")
-        .env("LD_LIBRARY_PATH", &cuda)
         .env("NVME_GPU_ASAN", "1")
         // What Python keeps until its end are no leaks; sizes that cannot be are errors of Python.
         .env("ASAN_OPTIONS", "detect_leaks=0:allocator_may_return_null=1");
@@ -72,21 +58,4 @@ fn runtime(name: &str) -> Result<String, Failure> {
         true => Ok(found),
         false => Err(Failure::missing(format!("gcc has no {name}"))),
     }
-}
-
-/// Copies the sources of the packages, and no module that was built in their folder.
-fn copy_sources(from: &Path, to: &Path) -> Result<(), Failure> {
-    let failed = |error| Failure::new(format!("{}: {error}", from.display()));
-    for entry in fs::read_dir(from).map_err(failed)? {
-        let path: PathBuf = entry.map_err(failed)?.path();
-        let Some(name) = path.file_name() else {
-            continue;
-        };
-        if path.is_dir() {
-            copy_sources(&path, &to.join(name))?;
-        } else if path.extension().is_some_and(|end| end == "py") {
-            copy(&path, &to.join(name))?;
-        }
-    }
-    Ok(())
 }
