@@ -1,4 +1,4 @@
-//! How a command ended.
+//! How a command ended: completed with a status by the controller, or aborted by a proof (`Quiesced`).
 
 use crate::spec::Status;
 

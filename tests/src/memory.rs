@@ -171,7 +171,7 @@ impl Memory {
 ///
 /// # Panics
 /// Never: the pages are consecutive.
-pub fn host(memory: &'static Memory) -> HostMemory {
+pub fn host_memory(memory: &'static Memory) -> HostMemory {
     let host = HostMemory::new();
     let start = memory.pages.as_ptr().cast_mut().cast();
     // SAFETY: the pages live for ever and are used as atomics on both sides.

@@ -1,4 +1,4 @@
-//! Randomness that repeats.
+//! Random numbers of the tests: drawn from a seed that a failing test prints.
 
 use nvme_units::SplitMix;
 

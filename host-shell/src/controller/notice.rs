@@ -1,5 +1,5 @@
-//! What there is to say about a controller beside the answers to commands: its asynchronous events, and waits
-//! that are longer than a command's deadline lets expect.
+//! What the library reports beside the results of commands: asynchronous events of the controller, and waits
+//! that last longer than a command's deadline.
 
 use nvme_core::spec::Status;
 use nvme_core::spec::log_page::{AsyncEvent, ErrorEntry, Smart, critical_warning, event_type, lid};

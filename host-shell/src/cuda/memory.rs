@@ -1,4 +1,4 @@
-//! Memory of the GPU.
+//! Memory of the GPU that this process allocates, and copies between it and slices of the host.
 // UNSAFETY: copies take raw addresses.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! The command line.
+//! The options of `nvme-stress`.
 
 /// The words of `--help`.
 pub const USAGE: &str = "\

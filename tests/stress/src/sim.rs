@@ -12,7 +12,7 @@ use nvme_core::{
 };
 use nvme_sim::{Controller, HostMemory, NamespaceConfig, Rule, Runner, Store};
 use nvme_tests::bringup::{Host, bring_up as bring_up_with};
-use nvme_tests::memory::{doorbell, host};
+use nvme_tests::memory::{doorbell, host_memory};
 use nvme_tests::{Area, Bar, Memory, PAGE, Rng};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -51,7 +51,7 @@ impl Ground {
             })
             .collect();
         Self {
-            host: host(memory),
+            host: host_memory(memory),
             memory,
             admin,
             queues,

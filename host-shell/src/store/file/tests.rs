@@ -1,3 +1,5 @@
+//! Tests of stores on files: both ways of IO, errors of the medium, durability.
+
 use super::*;
 use crate::machine::sysfs::testing::Tree;
 use crate::store::lane::Op;

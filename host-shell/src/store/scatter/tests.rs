@@ -1,3 +1,5 @@
+//! Tests of scatter: repeated ids, additions, threads, against rows written one at a time.
+
 use super::*;
 use crate::store::testing::{SHORT, every_kind, of_sim, options, pattern};
 use crate::store::{Store, StoreOptions};

@@ -1,3 +1,5 @@
+//! Tests of tables: rows of any size and place, against the bytes of the store.
+
 use super::*;
 use crate::store::testing::{SHORT, TestFile, every_kind, of_file, of_sim, options, pattern};
 use crate::store::{FileIo, Store, StoreOptions};

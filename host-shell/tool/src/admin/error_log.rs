@@ -1,4 +1,4 @@
-//! `error-log`.
+//! `error-log`: the entries of the Error Information log page.
 
 use crate::common::{DeviceArgs, number, output};
 use clap::Args;

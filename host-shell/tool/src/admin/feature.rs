@@ -1,4 +1,4 @@
-//! `get-feature` and `set-feature`.
+//! `get-feature` and `set-feature`: one feature, as numbers and as text.
 
 use crate::common::{NamespaceArgs, WriteArgs, output};
 use clap::{Args, ValueEnum};

@@ -1,4 +1,4 @@
-//! `list-ns`.
+//! `list-ns`: the active namespaces of a controller, and why one cannot be used.
 
 use crate::common::{DeviceArgs, output};
 use clap::Args;

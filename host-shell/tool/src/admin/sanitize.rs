@@ -1,4 +1,4 @@
-//! `sanitize` and `sanitize-log`.
+//! `sanitize`, which erases the whole device, and `sanitize-log`, which shows how far it is.
 
 use crate::admin::passthru::dword;
 use crate::common::{DeviceArgs, WriteArgs, check_stop, duration, hex, output, progress};

@@ -1,4 +1,4 @@
-//! `smart-log`.
+//! `smart-log`: the SMART / Health Information log page.
 
 use crate::common::{DeviceArgs, hex, number, output};
 use clap::Args;

@@ -1,4 +1,4 @@
-//! Options of `demo`.
+//! Options of `demo`: the image, its size, queues, and who drives them.
 
 use crate::common::{AccessArgs, WriteArgs, duration, number, output, some_bytes, stop_flag};
 use clap::Args;

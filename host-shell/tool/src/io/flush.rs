@@ -1,4 +1,4 @@
-//! `flush`.
+//! `flush`: makes what was written durable.
 
 use crate::common::{NamespaceArgs, output};
 use clap::Args;

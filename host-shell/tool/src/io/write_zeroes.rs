@@ -1,4 +1,4 @@
-//! `write-zeroes`.
+//! `write-zeroes`: sets blocks to zero without moving data.
 
 use crate::common::{NamespaceArgs, WriteArgs, number, output};
 use clap::Args;

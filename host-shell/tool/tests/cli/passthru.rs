@@ -1,4 +1,4 @@
-//! Commands made by hand.
+//! `admin-passthru` and `io-passthru`: commands whose dwords the user gives.
 
 use crate::common::{Folder, Place, bytes};
 

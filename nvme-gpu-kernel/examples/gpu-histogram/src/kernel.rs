@@ -1,4 +1,4 @@
-//! The kernel.
+//! The kernel: each thread reads blocks of the namespace by itself and counts their bytes by value.
 // UNSAFETY: the kernel's argument holds addresses that the host vouches for.
 #![allow(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! Tests of `lifecycle`.
+//! Tests of `lifecycle`: enable, reset, shutdown, power.
 
 use super::*;
 use crate::config::fault::{Fault, FaultRule, When};

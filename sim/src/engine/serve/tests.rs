@@ -1,4 +1,4 @@
-//! Tests of `serve`.
+//! Tests of `serve`: every fault of a command, and late events.
 
 use super::*;
 use crate::config::fault::{Fault, FaultRule, When};

@@ -1,4 +1,4 @@
-//! Tests of `host`.
+//! Tests of `host`: mapping, unmapping under a batch, memory of a peer.
 
 use super::*;
 use crate::memory::Dma;

@@ -1,4 +1,4 @@
-//! The kernel.
+//! The entry point of the litmus kernel: one launch runs one shape.
 // UNSAFETY: the kernel's argument holds addresses that the host vouches for.
 #![allow(unsafe_code)]
 

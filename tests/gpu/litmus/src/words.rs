@@ -1,4 +1,4 @@
-//! Shapes of two words.
+//! Litmus shapes of two words of memory: who writes, who reads, and with which orders.
 
 use crate::Flavour;
 use crate::device;

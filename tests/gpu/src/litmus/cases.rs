@@ -1,4 +1,4 @@
-//! The list of cases.
+//! The litmus cases: each shape with its variants, where its words lie, and who runs it.
 
 use gpu_litmus::{Flavour, Shape, Within};
 

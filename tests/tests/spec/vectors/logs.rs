@@ -1,4 +1,4 @@
-//! Log pages.
+//! Log pages: their fields, bits and identifiers.
 
 use super::{hex, page};
 use nvme_core::spec::Status;
