@@ -1,12 +1,13 @@
 //! The stage `python`: the wheel, its tests over the stand-in of CUDA, its types, and its claim about old systems.
 //!
-//! The wheel is built in the release profile of the workspace, so that it shares what the demo compiled.
+//! The wheel is built as the demo is ([`release::lighter`]), so that it shares what was compiled for that.
 
 mod sanitized;
 
 pub use sanitized::command;
 
 use crate::process::{Failure, NETWORK, cargo, check, check_retried, root, shown, target_dir};
+use crate::release;
 use crate::report::Counts;
 use crate::tools::{apt, is_root};
 use std::fs;
@@ -204,13 +205,14 @@ fn environment() -> Result<Tools, Failure> {
     Ok(tools)
 }
 
-/// The wheel, in the release profile of the workspace.
+/// The wheel.
 fn build(tools: &Tools) -> Result<PathBuf, Failure> {
     let wheels = target_dir().join("wheels");
     // One of another version would be found in place of this one.
     let _ = fs::remove_dir_all(&wheels);
     let mut maturin = tools.run("maturin");
-    maturin.args(["build", "--release", "--quiet", "--compatibility", PLATFORM]);
+    release::lighter(maturin.args(["build", "--release", "--quiet"]));
+    maturin.args(["--compatibility", PLATFORM]);
     maturin
         .arg("--manifest-path")
         .arg(root().join(FOLDER).join("Cargo.toml"));
@@ -227,13 +229,9 @@ fn build(tools: &Tools) -> Result<PathBuf, Failure> {
 
 /// A folder with the stand-in as `libcuda.so.1`.
 fn stand_in() -> Result<PathBuf, Failure> {
-    check(cargo().args([
-        "build",
-        "--quiet",
-        "--release",
-        "--package",
-        "nvme-fake-cuda",
-    ]))?;
+    let mut build = cargo();
+    release::lighter(build.args(["build", "--quiet", "--release"]));
+    check(build.args(["--package", "nvme-fake-cuda"]))?;
     let folder = target_dir().join("tools/fake-cuda");
     let built = target_dir().join("release/libnvme_fake_cuda.so");
     for name in ["libcuda.so.1", "libcuda.so"] {

@@ -5,7 +5,9 @@ mod programs;
 
 use crate::process::{Failure, cargo, cargo_test, check, output};
 use crate::report::Counts;
-use crate::{background, fuzz, guest, loom, packages, planted, ptx, python, simulate, stress};
+use crate::{
+    background, fuzz, guest, loom, packages, planted, ptx, python, release, simulate, stress,
+};
 use background::Background;
 use std::process::Command;
 use std::time::Instant;
@@ -344,7 +346,8 @@ fn feature_matrix() -> Result<Counts, Failure> {
 /// The first command of the README, and what it must answer: every byte verified.
 fn demo() -> Result<Counts, Failure> {
     let mut demo = cargo();
-    demo.args(["run", "--quiet", "--release", "--", "demo", "--json"]);
+    release::lighter(demo.args(["run", "--quiet", "--release"]));
+    demo.args(["--", "demo", "--json"]);
     println!("$ cargo run --release -- demo --json");
     let json = output(&mut demo)?;
     println!("{}", json.trim());
