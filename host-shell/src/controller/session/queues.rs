@@ -6,7 +6,7 @@ use crate::controller::statistics::Statistics;
 use crate::dma::{Pair, PairShape};
 use crate::error::{Error, Result};
 use crate::lock::lock;
-use nvme_core::bringup::Info;
+use nvme_core::bringup::{Info, QueuePlan};
 use nvme_core::recovery::{DeletionStep, QueueDeletion};
 use nvme_core::shutdown;
 use nvme_core::spec::Qid;
@@ -20,17 +20,7 @@ impl Session {
     pub fn create_queue(self: &Arc<Self>, entries: u32) -> Result<Arc<Mutex<QueueInner>>> {
         let mut admin = lock(&self.admin);
         let capabilities = admin.info.capabilities;
-        let qid = {
-            let queues = lock(&self.queues);
-            let most = admin.info.queue_pairs.min(65_535) as u16;
-            let free = (1..=most).find(|qid| !queues.contains_key(qid));
-            Qid(free.ok_or_else(|| {
-                Error::usage(
-                    format!("all {most} queue pairs that the controller grants are in use"),
-                    "use fewer queues",
-                )
-            })?)
-        };
+        let qid = self.free_qid(&admin.info)?;
         let shape = PairShape {
             qid,
             entries: entries.clamp(2, capabilities.max_entries),
@@ -41,35 +31,7 @@ impl Session {
             vector: self.interrupts.vector(qid),
         };
         let pair = Pair::new(&self.device, shape, self.cmb.as_ref())?;
-        let plan = pair.plan();
-        let cq = QueueParams {
-            qid,
-            entries: plan.cq_entries,
-            iova: plan.cq_iova,
-        };
-        let sq = QueueParams {
-            qid,
-            entries: plan.sq_entries,
-            iova: plan.sq_iova,
-        };
-        self.admin_locked(
-            &mut admin,
-            "Create I/O Completion Queue",
-            admin::create_io_cq(cq, plan.vector),
-            None,
-        )?;
-        let created = self.admin_locked(
-            &mut admin,
-            "Create I/O Submission Queue",
-            admin::create_io_sq(sq, qid),
-            None,
-        );
-        if let Err(error) = created {
-            // Or the identifier stays in use. That this fails too says nothing new.
-            let delete = admin::delete_io_cq(qid);
-            let _ = self.admin_locked(&mut admin, "Delete I/O Completion Queue", delete, None);
-            return Err(error);
-        }
+        self.create_at_controller(&mut admin, &pair.plan())?;
         let statistics = Statistics::default();
         let inner = QueueInner {
             pair,
@@ -82,6 +44,44 @@ impl Session {
         let inner = Arc::new(Mutex::new(inner));
         lock(&self.queues).insert(qid.0, Arc::clone(&inner));
         Ok(inner)
+    }
+
+    /// The lowest identifier that no queue has.
+    fn free_qid(&self, info: &Info) -> Result<Qid> {
+        let queues = lock(&self.queues);
+        let most = info.queue_pairs.min(65_535) as u16;
+        let free = (1..=most).find(|qid| !queues.contains_key(qid));
+        free.map(Qid).ok_or_else(|| {
+            Error::usage(
+                format!("all {most} queue pairs that the controller grants are in use"),
+                "use fewer queues",
+            )
+        })
+    }
+
+    /// Creates both queues of `plan`, or neither.
+    fn create_at_controller(&self, admin: &mut Admin, plan: &QueuePlan) -> Result<()> {
+        let qid = plan.qid;
+        let cq = QueueParams {
+            qid,
+            entries: plan.cq_entries,
+            iova: plan.cq_iova,
+        };
+        let sq = QueueParams {
+            qid,
+            entries: plan.sq_entries,
+            iova: plan.sq_iova,
+        };
+        let create = admin::create_io_cq(cq, plan.vector);
+        self.admin_locked(admin, "Create I/O Completion Queue", create, None)?;
+        let create = admin::create_io_sq(sq, qid);
+        let created = self.admin_locked(admin, "Create I/O Submission Queue", create, None);
+        if created.is_err() {
+            // Or the identifier stays in use. That this fails too says nothing new.
+            let delete = admin::delete_io_cq(qid);
+            let _ = self.admin_locked(admin, "Delete I/O Completion Queue", delete, None);
+        }
+        created.map(drop)
     }
 
     /// The longest transfer of one command, in bytes.
