@@ -135,7 +135,7 @@ def test_an_array_goes_on_by_both_interfaces(gpu_store):
 
 def test_buffers_stay_until_their_gather_has_ended():
     # The first reads take a while, and all names of their buffers go at once.
-    device = "sim:mem?size=32MiB&queues=32&fault=delay:300ms@op=read"
+    device = "sim:mem?size=32MiB&queues=32&fault=delay:1s@op=read"
     with nvme_gpu.open(device, gpu=0) as store:
         table = store.table(0, shape=(100, 4), dtype="int32")
         ids, out = Device([1, 2]), Device([7] * 8, "<i4", shape=(2, 4))

@@ -66,7 +66,9 @@ usage: cargo xtask <command>
   write-cache [--seconds N]
                      writes of 128 KiB to a served controller with and without its write cache,
                      in turns: with it they have 0.9 of the rate
-  python --asan      the tests of the Python face with its extension module under AddressSanitizer
+  python --asan | --coverage
+                     the tests of the Python face with its extension module under AddressSanitizer;
+                     the lines of the package that they reach: fails below the floor in pyproject.toml
   planted [NAME...]  plant each bug of tests/mutants (or those whose names contain NAME): its test
                      has to fail, and the protocol auditor to find it
 ";

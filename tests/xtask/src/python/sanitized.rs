@@ -4,7 +4,7 @@
 //! Not a stage: the build takes minutes, and it shares nothing with others. The interpreter is Debian's: it loads
 //! the sanitizer's runtime first, and takes each object from malloc, so that what it frees is known.
 
-use super::{Tools, environment, pytest, python_over};
+use super::{Tools, pytest, python_over};
 use crate::process::{Failure, cargo, check, output, target_dir};
 use crate::report::Counts;
 use std::path::Path;
@@ -12,19 +12,7 @@ use std::process::Command;
 
 const TRIPLE: &str = "x86_64-unknown-linux-gnu";
 
-pub fn command(words: &[&str]) -> Result<(), Failure> {
-    if words != ["--asan"] {
-        return Err(Failure::new("usage: cargo xtask python --asan"));
-    }
-    let counts = run(&environment()?)?;
-    println!("{counts}");
-    match counts.failed {
-        0 => Ok(()),
-        failed => Err(Failure::new(format!("{failed} tests failed"))),
-    }
-}
-
-fn run(tools: &Tools) -> Result<Counts, Failure> {
+pub fn run(tools: &Tools) -> Result<Counts, Failure> {
     let folder = target_dir().join("asan");
     let mut build = cargo();
     build.args(["build", "--package", "nvme-gpu-python"]);
