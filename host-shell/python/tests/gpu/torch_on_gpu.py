@@ -349,6 +349,65 @@ def compile_of_table_indexing(_):
 
 
 @case
+def embedding_under_compile(_):
+    """DiskEmbedding in a compiled module: rows, the step in backward, and two uses in one function, as without."""
+    import torch
+
+    from nvme_gpu.torch import DiskEmbedding
+
+    class Model(torch.nn.Module):
+        def __init__(self, table, optimizer):
+            super().__init__()
+            self.rows = DiskEmbedding(table, optimizer, lr=0.05)
+            torch.manual_seed(4)
+            self.head = torch.nn.Linear(WIDTH, 3)
+
+        def forward(self, ids, others):
+            return self.head(self.rows(ids) * 2 + self.rows(others)).pow(2).mean()
+
+    answers = {}
+    with opened() as store:
+        for optimizer in ("sgd", "adagrad"):
+            for backend in ("eager", "aot_eager", "inductor"):
+                found = []
+                for compiled in (False, True):
+                    table, values = filled(store)
+                    model = Model(table, optimizer).cuda()
+                    torch._dynamo.reset()
+                    run = torch.compile(model, backend=backend) if compiled else model
+                    torch.manual_seed(5)
+                    losses = []
+                    try:
+                        for _ in range(6):
+                            ids, others = torch.randint(0, ROWS, (2, 64), device="cuda")
+                            loss = run(ids, others)
+                            loss.backward()
+                            losses.append(loss.detach())
+                    except Exception as error:
+                        if backend == "inductor" and "compiler" in str(error).lower():
+                            answers[f"{optimizer} {backend}"] = f"skipped: {error}"[:200]
+                            break
+                        raise
+                    table.check()
+                    found.append((torch.stack(losses), table[torch.arange(ROWS, device="cuda")].clone()))
+                if len(found) == 2:
+                    torch.testing.assert_close(found[1][0], found[0][0], rtol=1e-4, atol=1e-5)
+                    torch.testing.assert_close(found[1][1], found[0][1], rtol=1e-4, atol=1e-4)
+                    assert not torch.equal(found[1][1], values), "the step changed nothing"
+                    answers[f"{optimizer} {backend}"] = "same"
+        return answers
+
+
+@case
+def exchange_by_c(_):
+    """Whether this torch has the C exchange of DLPack, and what its way through Python costs without it."""
+    import torch
+
+    has = [name for name in ("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__") if hasattr(torch.Tensor, name)]
+    return {"torch": torch.__version__, "names": has}
+
+
+@case
 def embedding_beside_torch(_):
     import torch
 
