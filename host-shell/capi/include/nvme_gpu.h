@@ -167,6 +167,17 @@
 #define NVME_GPU_FILE_PREAD 8
 
 /*
+ nvme_gpu_options.flags, for files with a GPU: nvme_gpu_pread() into its memory by NVIDIA's cuFile where that takes
+ the file, else by host threads. libcufile.so.0 is looked up when the file is opened; nvme_gpu_path() shows what it says.
+ */
+#define NVME_GPU_GDS 16
+
+/*
+ nvme_gpu_options.flags: as NVME_GPU_GDS, and the file is not opened, or not read, where cuFile refuses.
+ */
+#define NVME_GPU_GDS_REQUIRE 32
+
+/*
  nvme_gpu_io.operation: read.
  */
 #define NVME_GPU_READ 0

@@ -23,7 +23,13 @@ pub const NVME_GPU_FILE_URING: u32 = 4;
 /// nvme_gpu_options.flags: files by pread and pwrite.
 pub const NVME_GPU_FILE_PREAD: u32 = 8;
 
-const ALL_FLAGS: u32 = 15;
+/// nvme_gpu_options.flags, for files with a GPU: nvme_gpu_pread() into its memory by NVIDIA's cuFile where that takes
+/// the file, else by host threads. libcufile.so.0 is looked up when the file is opened; nvme_gpu_path() shows what it says.
+pub const NVME_GPU_GDS: u32 = 16;
+/// nvme_gpu_options.flags: as NVME_GPU_GDS, and the file is not opened, or not read, where cuFile refuses.
+pub const NVME_GPU_GDS_REQUIRE: u32 = 32;
+
+const ALL_FLAGS: u32 = 63;
 
 /// How a store is opened. Begin with NVME_GPU_OPTIONS_INIT, then set fields; 0 stands for the default of a field.
 #[derive(Clone, Copy)]
@@ -165,6 +171,12 @@ fn store_options(options: &Options, gpu: i32) -> Answer<StoreOptions> {
         gpu: of_gpu(options, gpu),
         #[cfg(feature = "cuda")]
         kernel_queues: options.gpu_kernel_queues,
+        #[cfg(feature = "cuda")]
+        gds: match (has(NVME_GPU_GDS), has(NVME_GPU_GDS_REQUIRE)) {
+            (_, true) => nvme_host::store::Gds::Require,
+            (true, _) => nvme_host::store::Gds::Auto,
+            _ => nvme_host::store::Gds::Off,
+        },
     })
     .and_then(|store| match (gpu, cfg!(feature = "cuda")) {
         (i32::MIN..=-2, _) => Err(Failure::usage(

@@ -113,6 +113,13 @@ impl Range {
             Where::Host => Ok(unsafe { self.run(&opened.store) }?),
             #[cfg(feature = "cuda")]
             Where::Gpu => {
+                let (at, bytes) = (self.data.address(), self.bytes as u64);
+                if matches!(self.way, Way::Read)
+                    // SAFETY: the caller's.
+                    && unsafe { opened.store.read_by_cufile(self.offset, bytes, at) }?
+                {
+                    return Ok(());
+                }
                 // SAFETY: the caller's.
                 let under_way = unsafe { self.launch(&opened.store, std::ptr::null_mut()) }?;
                 pending::wait_for_stream(under_way)?.result()

@@ -69,7 +69,9 @@ fn compile(folder: &Folder, source: &str, flags: &[&str]) -> PathBuf {
     } else {
         ("c++", "-std=c++17")
     };
-    let is_compat = name.starts_with("compat") || name.starts_with("loader");
+    let is_compat = ["compat", "loader", "seeds", "demo_"]
+        .iter()
+        .any(|start| name.starts_with(start));
     let library = if is_compat {
         "-lnvme_gpu_compat"
     } else {
@@ -77,7 +79,8 @@ fn compile(folder: &Folder, source: &str, flags: &[&str]) -> PathBuf {
     };
     // Programs over the CUDA driver itself.
     let cuda: &[&str] = match name {
-        "stream.c" | "device.c" | "main.cpp" => &["-l:libcuda.so.1"],
+        "stream.c" | "device.c" | "gds.c" | "main.cpp" => &["-l:libcuda.so.1"],
+        "seeds.cpp" | "demo_gds.cpp" | "demo_spdk.cpp" => &["-l:libcuda.so.1"],
         _ => &[],
     };
     let mut command = Command::new(compiler);
@@ -174,6 +177,31 @@ fn all(name: &str, flags: &[&str], before: &[&str]) {
     run(&folder, before, &program, &[device.to_str().unwrap()]);
     let program = compile(&folder, "device.c", flags);
     run(&folder, before, &program, &[device.to_str().unwrap()]);
+    seeds(&folder, flags, before);
+    let program = compile(&folder, "gds.c", flags);
+    let image = folder.path("by-cufile");
+    let image = image.to_str().unwrap();
+    run(&folder, before, &program, &[image, "refused"]);
+    let stand_in = built("libnvme_fake_cufile.so");
+    std::os::unix::fs::symlink(stand_in, folder.path("libcufile.so.0")).unwrap();
+    run(&folder, before, &program, &[image, "by direct"]);
+}
+
+/// The programs and test cases that the sketches name.
+fn seeds(folder: &Folder, flags: &[&str], before: &[&str]) {
+    let file = folder.path("seeds-file");
+    let file = file.to_str().unwrap();
+    let program = compile(folder, "seeds.cpp", flags);
+    run(folder, before, &program, &[file]);
+    let example = |name: &str| {
+        let source = here("compat/examples").join(name);
+        compile(folder, source.to_str().unwrap(), flags)
+    };
+    let program = example("demo_gds.cpp");
+    run(folder, before, &program, &[file, "12345", "4194304"]);
+    let program = example("demo_spdk.cpp");
+    let device = "NVME_GPU_DEVICE=sim:mem?size=4MiB&queues=32";
+    run(folder, &[&["env", device], before].concat(), &program, &[]);
 }
 
 /// What goes wrong: many calls that cannot be obeyed, and every fault of the controller.

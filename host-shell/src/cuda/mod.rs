@@ -7,6 +7,7 @@
 //!   memory of the GPU.
 //! - [`Kernels`], [`Stream`]: the embedded kernels, launches, and a watch over them with a deadline.
 //! - [`Module`]: kernels of others, from PTX or a cubin.
+//! - [`GdsFile`]: files into GPU memory by cuFile, where it is there.
 //! - [`Access`], [`GpuData`]: the tier: how the GPU rings doorbells and where data lies.
 //! - [`GpuQueues`]: queue pairs in the GPU's hands, and launches over them.
 //! - [`GpuQueuePairs`]: queue pairs of a controller in the GPU's hands, and their recovery.
@@ -22,6 +23,7 @@ mod batch_copy;
 pub mod bench;
 #[cfg(feature = "sim")]
 mod copier;
+mod cufile;
 mod driver;
 mod guest;
 mod held;
@@ -44,6 +46,7 @@ pub mod trace;
 
 #[cfg(feature = "sim")]
 pub use copier::Copier;
+pub use cufile::{BATCH, GdsBuffer, GdsFile, GdsIo, GdsPending, GdsWay, is_of_cufile};
 pub use driver::{Gpu, Order};
 pub use kernel_queues::{KernelQueues, KernelQueuesOptions};
 pub use kernels::{Kernel, Kernels};

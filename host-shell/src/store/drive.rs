@@ -26,6 +26,8 @@ use std::sync::{Arc, Mutex};
 pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Member> {
     let read_only = read_only(&*device, options);
     #[cfg(feature = "cuda")]
+    with_gpu::check_drive(options)?;
+    #[cfg(feature = "cuda")]
     let access = with_gpu::reach(&device, options)?;
     #[cfg(feature = "cuda")]
     let device = access
@@ -76,6 +78,8 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
         gpu: access
             .as_ref()
             .map(|access| crate::cuda::HostRows::new(access.gpu())),
+        #[cfg(feature = "cuda")]
+        gds: None,
         #[cfg(feature = "cuda")]
         kernels: access.map(|access| with_gpu::ForKernels {
             access,

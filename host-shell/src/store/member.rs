@@ -16,6 +16,9 @@ pub(crate) struct Member {
     /// Present for a drive of a store with a GPU: what queues for kernels are made of.
     #[cfg(feature = "cuda")]
     pub kernels: Option<super::with_gpu::ForKernels>,
+    /// Present for a file that cuFile takes.
+    #[cfg(feature = "cuda")]
+    pub gds: Option<super::with_gpu::ByCuFile>,
     // The queues go before their controller is shut down.
     pub pool: Pool,
     /// Present for a controller that this process drives.

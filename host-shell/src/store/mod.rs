@@ -11,6 +11,8 @@ mod element;
 mod engine;
 mod file;
 #[cfg(feature = "cuda")]
+mod gds;
+#[cfg(feature = "cuda")]
 mod kernel_queues;
 mod lane;
 mod member;
@@ -34,9 +36,9 @@ pub use background::Operation;
 pub use batch::Transfer;
 pub use element::Element;
 pub use nvme_formats::{Format, Wide};
-#[cfg(feature = "cuda")]
-pub use options::GpuOptions;
 pub use options::{DataPath, FileIo, StoreOptions, StoreStats};
+#[cfg(feature = "cuda")]
+pub use options::{Gds, GpuOptions};
 pub use scatter::Duplicates;
 pub use table::{FailedRow, Ids, RowReport, Table};
 

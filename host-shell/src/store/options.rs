@@ -26,6 +26,22 @@ pub struct StoreOptions {
     /// Queue pairs that are kept for kernels of the caller's: [`Store::kernel_queues`](super::Store::kernel_queues).
     #[cfg(feature = "cuda")]
     pub kernel_queues: u32,
+    /// Whether cuFile reads a file into GPU memory: [`Store::read_by_cufile`](super::Store::read_by_cufile).
+    #[cfg(feature = "cuda")]
+    pub gds: Gds,
+}
+
+/// Whether NVIDIA's cuFile reads files into GPU memory.
+#[cfg(feature = "cuda")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Gds {
+    /// It is not loaded.
+    #[default]
+    Off,
+    /// Where it takes the file; else host threads read it.
+    Auto,
+    /// It does, or the file is not opened.
+    Require,
 }
 
 /// How a GPU reaches a store.
@@ -66,6 +82,8 @@ impl Default for StoreOptions {
             gpu: None,
             #[cfg(feature = "cuda")]
             kernel_queues: 0,
+            #[cfg(feature = "cuda")]
+            gds: Gds::Off,
         }
     }
 }
@@ -90,6 +108,13 @@ impl StoreOptions {
             return Err(Error::usage(
                 "queues for kernels of a store without a GPU",
                 "open it with a GPU, or without kernel_queues",
+            ));
+        }
+        #[cfg(feature = "cuda")]
+        if self.gds == Gds::Require && self.gpu.is_none() {
+            return Err(Error::usage(
+                "gds=require of a store without a GPU",
+                "open it with a GPU, or with gds=off",
             ));
         }
         if self.allow_write && self.read_only {

@@ -1,11 +1,12 @@
 //! What a store that is opened with a GPU has besides: queues in its hands, or a host thread that moves rows for it.
 
-use super::options::{DataPath, StoreOptions};
+use super::options::{DataPath, Gds, StoreOptions};
 use crate::controller::Controller;
-use crate::cuda::{Access, Gpu, GpuRows, HostRows, RowsOptions, TierRequest};
+use crate::cuda::{Access, GdsFile, Gpu, GpuRows, HostRows, RowsOptions, TierRequest};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use nvme_core::bringup::NamespaceInfo;
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -16,6 +17,55 @@ pub(crate) struct ForKernels {
     /// Queue pairs that were kept for them.
     pub kept: u32,
     pub timeout: Duration,
+}
+
+/// A file that cuFile reads for the GPU.
+pub(crate) struct ByCuFile {
+    pub file: GdsFile,
+    /// Nothing else may read it in its place.
+    pub is_required: bool,
+}
+
+/// # Errors
+/// [`Error::Usage`] where cuFile is required: it reads files.
+pub(super) fn check_drive(options: &StoreOptions) -> Result<()> {
+    match options.gds {
+        Gds::Require => Err(Error::usage(
+            "gds=require is for files: this process drives the controller itself",
+            "open a file, or use gds=off",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// The file at `path` as cuFile has it, and what carries its data then.
+///
+/// # Errors
+/// Why cuFile does not take it, where it is required.
+pub(super) fn by_cufile(
+    path: &Path,
+    options: &StoreOptions,
+    shown: DataPath,
+) -> Result<(Option<ByCuFile>, DataPath)> {
+    let Some(of_gpu) = options.gpu.filter(|_| options.gds != Gds::Off) else {
+        return Ok((None, shown));
+    };
+    let is_required = options.gds == Gds::Require;
+    match GdsFile::open(&Gpu::open(of_gpu.index)?, path, false) {
+        Ok(file) => {
+            let way = file.way().name();
+            let path = format!("{}; reads into GPU memory by cuFile ({way})", shown.path);
+            Ok((
+                Some(ByCuFile { file, is_required }),
+                DataPath { path, ..shown },
+            ))
+        }
+        Err(error) if is_required => Err(error),
+        Err(error) => {
+            let why = format!("cuFile was refused ({error}); {}", shown.why);
+            Ok((None, DataPath { why, ..shown }))
+        }
+    }
 }
 
 /// The device as the GPU of `options` reaches it, when there is one.

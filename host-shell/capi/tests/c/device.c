@@ -37,7 +37,7 @@ static struct lent open_with(const char *fault)
     options.gpu_entries = 64;
     options.gpu_stations = 2;
     options.gpu_kernel_queues = 2;
-    options.timeout_ms = 300;
+    options.timeout_ms = 1000;
     OK(nvme_gpu_open(device, 0, &options, &lent.store));
     lent.setup.cells = 2 * THREADS;
     lent.setup.buffer_bytes = 2 * THREADS * UNIT;
@@ -55,7 +55,7 @@ static uint64_t count(const struct lent *lent)
         .buffers_iova = lent->setup.buffer_iova,
         .bins = counts,
         .failed = counts + 256 * 8,
-        .timeout_ns = 300000000,
+        .timeout_ns = 2000000000,
         .nsid = lent->setup.nsid,
         .blocks = UNIT / lent->setup.block_bytes,
         .unit_bytes = UNIT,

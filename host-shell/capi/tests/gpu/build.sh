@@ -1,8 +1,8 @@
 #!/bin/sh
 # Puts what the C face needs on a machine with a GPU into FOLDER: the library, the test programs, and the CUDA C++
 # example with its image. Then, there: `FOLDER/run.sh`. Wants nvcc (NVCC may be set), a C and a C++ compiler, and the
-# library of `cargo build --release -p nvme-gpu-capi -p nvme-fake-cuda` (BUILT may name its folder), whose stand-in
-# for libcuda.so.1 is only linked against.
+# libraries of `cargo build --release -p nvme-gpu-capi -p nvme-gpu-compat -p nvme-fake-cuda` (BUILT may name their
+# folder), whose stand-in for libcuda.so.1 is only linked against.
 set -eu
 folder=${1:?usage: build.sh FOLDER [sm_NN]}
 arch=${2:-sm_90}
@@ -12,17 +12,24 @@ example=$root/nvme-gpu-kernel/examples/cuda-histogram
 built=${BUILT:-$root/target/release}
 mkdir -p "$folder/link"
 strip -o "$folder/libnvme_gpu.so.0" "$built/libnvme_gpu_capi.so"
+strip -o "$folder/libnvme_gpu_compat.so.0" "$built/libnvme_gpu_compat.so"
 ln -sf ../libnvme_gpu.so.0 "$folder/link/libnvme_gpu.so"
+ln -sf ../libnvme_gpu_compat.so.0 "$folder/link/libnvme_gpu_compat.so"
 ln -sf "$(realpath "$built/libnvme_fake_cuda.so")" "$folder/link/libcuda.so.1"
-flags="-O2 -g -D_GNU_SOURCE -I $capi/include -I $root/nvme-gpu-kernel/include -I $example -I $capi/tests/c \
+flags="-O2 -g -D_GNU_SOURCE -I $capi/include -I $capi/compat/include -I $root/nvme-gpu-kernel/include -I $example -I $capi/tests/c \
     -I $capi/tests/c/stand_in -L $folder/link"
 libraries="-lnvme_gpu -l:libcuda.so.1 -lpthread -ldl -Wl,-rpath,\$ORIGIN"
-for name in stream device bad faults; do
+for name in stream device bad faults gds; do
     # shellcheck disable=SC2086
     cc -std=c11 $flags "$capi/tests/c/$name.c" $libraries -o "$folder/$name"
 done
 # shellcheck disable=SC2086
 c++ -std=c++17 $flags "$example/main.cpp" $libraries -o "$folder/histogram"
+compat="-lnvme_gpu_compat -l:libcuda.so.1 -lpthread -ldl -Wl,-rpath,\$ORIGIN"
+for source in compat/examples/demo_gds compat/examples/demo_spdk tests/c/seeds; do
+    # shellcheck disable=SC2086
+    c++ -std=c++17 $flags "$capi/$source.cpp" $compat -o "$folder/$(basename $source)"
+done
 OUT=$folder/image "$example/build.sh" "$arch"
 mv "$folder/image/histogram.cubin" "$folder/"
 rm -r "$folder/link" "$folder/image"

@@ -14,6 +14,16 @@ try ./stream 5000
 try ./stream 5000
 try ./bad
 try ./faults /tmp/nvme-gpu-c-image
+try ./seeds ./seeds-file 0.5
+try ./demo_gds ./seeds-file 12345 4194304
+export NVME_GPU_DEVICE="sim:mem?size=16MiB&queues=32"
+try ./demo_spdk
+unset NVME_GPU_DEVICE
+rm -f ./seeds-file
+# What this machine's cuFile answers, on its disk and on tmpfs.
+try ./gds ./gds-file any
+try ./gds /dev/shm/nvme-gpu-gds-file any
+rm -f ./gds-file /dev/shm/nvme-gpu-gds-file
 if command -v compute-sanitizer >/dev/null; then
     try compute-sanitizer --error-exitcode 9 ./histogram ./histogram.cubin
 fi

@@ -67,6 +67,8 @@ fn member(
     let (lanes, path) = lanes(&file, options)?;
     #[cfg(feature = "cuda")]
     let path = super::with_gpu::path_by_host(options, path);
+    #[cfg(feature = "cuda")]
+    let (gds, path) = super::with_gpu::by_cufile(&file.path, options, path)?;
     Ok(Member {
         #[cfg(feature = "cuda")]
         rows: None,
@@ -74,6 +76,8 @@ fn member(
         gpu: super::with_gpu::by_host(options)?,
         #[cfg(feature = "cuda")]
         kernels: None,
+        #[cfg(feature = "cuda")]
+        gds,
         pool: Pool::new(lanes, options.depth),
         controller: None,
         len,

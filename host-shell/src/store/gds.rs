@@ -1,0 +1,35 @@
+//! Reads of a file into GPU memory by cuFile.
+// UNSAFETY: reads go to addresses of GPU memory, for which the caller vouches.
+#![allow(unsafe_code)]
+
+use super::Store;
+use crate::cuda::is_of_cufile;
+use crate::error::Result;
+
+impl Store {
+    /// Reads `bytes` bytes from byte `offset` on to address `to` of the store's GPU by cuFile, and waits; whether it
+    /// did. `false` without [`gds`](super::StoreOptions::gds), and with `Auto` where cuFile refuses: then
+    /// [`read_on_gpu`](Self::read_on_gpu) reads it. Comes after what the default stream did before.
+    ///
+    /// # Safety
+    /// The bytes at `to` are valid for writes, and nothing else uses them meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Usage`](crate::Error::Usage) for a range past the end; [`Error::File`](crate::Error::File);
+    /// [`Error::Environment`](crate::Error::Environment) where cuFile refuses and is required.
+    pub unsafe fn read_by_cufile(&self, offset: u64, bytes: u64, to: u64) -> Result<bool> {
+        self.space.check(offset, bytes)?;
+        let [member] = &self.space.members[..] else {
+            return Ok(false);
+        };
+        let Some(gds) = &member.gds else {
+            return Ok(false);
+        };
+        // SAFETY: the caller's.
+        match unsafe { gds.file.read(offset, bytes, to) } {
+            Ok(()) => Ok(true),
+            Err(error) if !gds.is_required && is_of_cufile(&error) => Ok(false),
+            Err(error) => Err(error),
+        }
+    }
+}

@@ -1,0 +1,339 @@
+//! Everything that cuFile answers, over the stand-ins: each case runs in a process of its own, which loads them.
+// UNSAFETY: transfers name GPU memory by address.
+#![allow(unsafe_code)]
+
+use nvme_fake_cufile as _;
+use nvme_host::cuda::{DeviceMemory, GdsBuffer, GdsFile, GdsIo, Gpu};
+use nvme_host::store::Gds;
+use nvme_host::{Error, Store, StoreOptions};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+
+const BYTES: usize = 1 << 20;
+
+fn data() -> Vec<u8> {
+    (0..BYTES).map(|at| (at * 7 + at / 4096) as u8).collect()
+}
+
+/// A file of [`data`], removed with its folder.
+struct Folder(PathBuf);
+
+impl Folder {
+    fn new(name: &str) -> Self {
+        let folder =
+            std::env::temp_dir().join(format!("nvme-cufile-{}-{name}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        std::fs::write(folder.join("data"), data()).unwrap();
+        Self(folder)
+    }
+
+    fn file(&self) -> PathBuf {
+        self.0.join("data")
+    }
+}
+
+impl Drop for Folder {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.0);
+    }
+}
+
+fn built(name: &str) -> PathBuf {
+    let tests = std::env::current_exe().unwrap();
+    let folder = tests.parent().unwrap();
+    let places = [folder.join(name), folder.join("..").join(name)];
+    let found = places.into_iter().find(|path| path.exists());
+    found.unwrap_or_else(|| panic!("cargo builds {name}"))
+}
+
+/// Runs the test `case` in another process, where cuFile answers as `fault` says.
+fn under(fault: &str, case: &str) {
+    let folder = Folder::new(&format!("{case}-{}", fault.replace(':', "-")));
+    let link = std::os::unix::fs::symlink::<PathBuf, PathBuf>;
+    link(built("libnvme_fake_cuda.so"), folder.0.join("libcuda.so.1")).unwrap();
+    if fault != "missing" {
+        let stand_in = built("libnvme_fake_cufile.so");
+        link(stand_in, folder.0.join("libcufile.so.0")).unwrap();
+    }
+    let output = Command::new(std::env::current_exe().unwrap())
+        .args(["--exact", case, "--nocapture"])
+        .env("LD_LIBRARY_PATH", &folder.0)
+        .env("FAKE_CUFILE", fault)
+        .env("FILE_OF_CUFILE", folder.file())
+        .output()
+        .unwrap();
+    let text = String::from_utf8_lossy(&output.stdout).into_owned()
+        + &String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{fault}: {text}");
+    assert!(text.contains("1 passed"), "{fault}: {text}");
+}
+
+/// What [`under`] gives a case; nothing where the test was not started by it.
+fn given() -> Option<(PathBuf, String)> {
+    let file = PathBuf::from(std::env::var_os("FILE_OF_CUFILE")?);
+    Some((file, std::env::var("FAKE_CUFILE").ok()?))
+}
+
+fn memory(gpu: &Arc<Gpu>) -> DeviceMemory {
+    DeviceMemory::new(gpu, BYTES).unwrap()
+}
+
+fn content(memory: &DeviceMemory, bytes: usize) -> Vec<u8> {
+    let mut all = vec![0; bytes];
+    memory.download(0, &mut all).unwrap();
+    all
+}
+
+#[test]
+fn files_are_read_and_written_every_way() {
+    for fault in ["", "p2pdma", "compat", "short"] {
+        under(fault, "moves");
+    }
+}
+
+#[test]
+fn moves() {
+    let Some((path, fault)) = given() else { return };
+    let gpu = Gpu::open(0).unwrap();
+    let (memory, data) = (memory(&gpu), data());
+    let file = Arc::new(GdsFile::open(&gpu, &path, true).unwrap());
+    let way = match &fault[..] {
+        "p2pdma" | "compat" => &fault,
+        _ => "direct",
+    };
+    assert_eq!(file.way().name(), way);
+    // SAFETY: inside the memory, here and below.
+    unsafe {
+        let _registered = GdsBuffer::register(&gpu, memory.address(), BYTES).unwrap();
+        assert!(GdsBuffer::register(&gpu, memory.address(), BYTES).is_err());
+        file.read(0, BYTES as u64, memory.address()).unwrap();
+        assert!(content(&memory, BYTES) == data);
+        file.read(12_345, 54_321, memory.address()).unwrap();
+        assert!(content(&memory, 54_321) == data[12_345..12_345 + 54_321]);
+        let ended = file.read(BYTES as u64 - 10, 20, memory.address());
+        assert!(matches!(ended, Err(Error::File { .. })), "{ended:?}");
+        memory.upload(0, &[9; 5000]).unwrap();
+        file.write(8192, 5000, memory.address()).unwrap();
+        let pending = file.read_async(4096, 16_384, memory.address(), 0).unwrap();
+        match (&fault[..], pending.wait()) {
+            ("short", Err(error)) => {
+                assert!(error.to_string().contains("15384 of 16384"), "{error}")
+            }
+            (_, waited) => {
+                waited.unwrap();
+                let read = content(&memory, 16_384);
+                assert!(read[..4096] == data[4096..8192] && read[4096..9096] == [9; 5000]);
+            }
+        }
+        drop(file.read_async(0, 4096, memory.address(), 0).unwrap());
+    }
+    // More than a batch, each to its own place.
+    let ios: Vec<GdsIo> = (0..200)
+        .map(|index| GdsIo {
+            is_write: false,
+            offset: (199 - index) * 4096 + 65536,
+            address: memory.address() + index * 4096,
+            bytes: 4096,
+        })
+        .collect();
+    // SAFETY: as above.
+    let ended = unsafe { file.batch(&ios) }.unwrap();
+    assert!(
+        ended.len() == 200 && ended.iter().all(Result::is_ok),
+        "{ended:?}"
+    );
+    let read = content(&memory, 200 * 4096);
+    for (index, io) in ios.iter().enumerate() {
+        let from = io.offset as usize;
+        assert!(
+            read[index * 4096..][..4096] == data[from..from + 4096],
+            "{index}"
+        );
+    }
+}
+
+#[test]
+fn what_it_refuses_has_a_number_and_a_remedy() {
+    for fault in [
+        "missing",
+        "unopened:5007",
+        "unregistered:5008",
+        "unregistered:5027",
+        "unregistered:5030",
+        "failing:5008",
+        "failing:5030",
+        "errno",
+        "aligned",
+        "ends",
+        "nobatch",
+        "stray",
+    ] {
+        under(fault, "refusals");
+    }
+}
+
+#[test]
+fn refusals() {
+    let Some((path, fault)) = given() else { return };
+    let gpu = Gpu::open(0).unwrap();
+    let memory = memory(&gpu);
+    let word = match &fault[..] {
+        "missing" => "libcufile.so.0 cannot be loaded",
+        "errno" => "Input/output error",
+        "aligned" => "5022",
+        "ends" => "shorter",
+        "nobatch" => "5035",
+        "stray" => "not in the batch",
+        other => other.split(':').nth(1).unwrap(),
+    };
+    let io = GdsIo {
+        is_write: false,
+        offset: 1,
+        address: memory.address(),
+        bytes: 4095,
+    };
+    let tried = || -> nvme_host::Result<()> {
+        let file = GdsFile::open(&gpu, &path, false)?;
+        // SAFETY: inside the memory.
+        unsafe {
+            if fault != "nobatch" && fault != "stray" {
+                file.read(1, 4095, memory.address())?;
+            }
+            for ended in file.batch(&[io])? {
+                ended?;
+            }
+        }
+        Ok(())
+    };
+    let error = tried().unwrap_err();
+    assert!(error.to_string().contains(word), "{fault}: {error}");
+    assert!(!error.remedy().is_empty(), "{fault}");
+    let is_of_file = matches!(error, Error::File { .. });
+    assert_eq!(is_of_file, fault == "errno" || fault == "ends", "{error}");
+    if fault.starts_with("failing") || fault == "errno" {
+        let file = GdsFile::open(&gpu, &path, false).unwrap();
+        // SAFETY: as above.
+        let ended = unsafe { file.batch(&[io]) }.unwrap();
+        assert!(ended[0].is_err(), "{fault}");
+    }
+}
+
+#[test]
+fn stores_choose_their_way_and_say_so() {
+    for fault in [
+        "",
+        "p2pdma",
+        "compat",
+        "short",
+        "missing",
+        "unopened:5001",
+        "unregistered:5008",
+        "unregistered:5027",
+        "unregistered:5030",
+        "failing:5030",
+        "aligned",
+        "errno",
+    ] {
+        under(fault, "chosen");
+    }
+}
+
+fn open(path: &Path, gds: Gds) -> nvme_host::Result<Store> {
+    let options = StoreOptions {
+        gpu: Some(nvme_host::store::GpuOptions::default()),
+        gds,
+        ..StoreOptions::default()
+    };
+    Store::open(&format!("file:{}", path.display()), &options)
+}
+
+/// Reads through a store: whether cuFile did it.
+fn read(
+    store: &Store,
+    offset: usize,
+    bytes: usize,
+    memory: &DeviceMemory,
+) -> nvme_host::Result<bool> {
+    memory.zero()?;
+    // SAFETY: inside the memory.
+    let read = unsafe { store.read_by_cufile(offset as u64, bytes as u64, memory.address()) }?;
+    if read {
+        let data = data();
+        assert!(content(memory, bytes) == data[offset..offset + bytes]);
+    }
+    Ok(read)
+}
+
+#[test]
+fn chosen() {
+    let Some((path, fault)) = given() else { return };
+    let gpu = Gpu::open(0).unwrap();
+    let memory = memory(&gpu);
+    let can_open = !["missing", "unopened", "unregistered"]
+        .iter()
+        .any(|one| fault.starts_with(one));
+
+    let off = open(&path, Gds::Off).unwrap();
+    assert!(!read(&off, 0, 4096, &memory).unwrap());
+    assert!(!off.path().path.contains("cuFile"));
+
+    let auto = open(&path, Gds::Auto).unwrap();
+    let way = match &fault[..] {
+        "p2pdma" | "compat" => &fault,
+        _ if can_open => "direct",
+        _ => "refused",
+    };
+    let shown = auto.path();
+    match can_open {
+        true => assert!(shown.path.contains(&format!("cuFile ({way})")), "{shown:?}"),
+        false => assert!(
+            !shown.path.contains("cuFile") && shown.why.contains("cuFile was refused"),
+            "{shown:?}"
+        ),
+    }
+    let by_it = read(&auto, 0, 65536, &memory);
+    match &fault[..] {
+        "errno" => assert!(matches!(by_it, Err(Error::File { .. })), "{by_it:?}"),
+        "failing:5030" => assert!(!by_it.unwrap()),
+        _ => assert_eq!(by_it.unwrap(), can_open, "{fault}"),
+    }
+    if fault == "aligned" {
+        assert!(!read(&auto, 1, 4096, &memory).unwrap());
+        assert!(read(&auto, 4096, 4096, &memory).unwrap());
+    }
+
+    let required = open(&path, Gds::Require);
+    match (can_open, required) {
+        (false, required) => {
+            let error = required.unwrap_err();
+            assert!(matches!(error, Error::Environment { .. }), "{error}");
+            assert!(!error.remedy().is_empty());
+        }
+        (true, Ok(store)) => {
+            let by_it = read(&store, 1, 4096, &memory);
+            match &fault[..] {
+                "failing:5030" | "aligned" => {
+                    assert!(matches!(by_it, Err(Error::Environment { .. })), "{by_it:?}");
+                }
+                "errno" => assert!(by_it.is_err()),
+                _ => assert!(by_it.unwrap()),
+            }
+            assert!(read(&store, BYTES, 1, &memory).is_err(), "past the end");
+        }
+        (true, Err(error)) => panic!("{error}"),
+    }
+    // What is no file cannot ask for it.
+    let options = StoreOptions {
+        gpu: Some(nvme_host::store::GpuOptions::default()),
+        gds: Gds::Require,
+        ..StoreOptions::default()
+    };
+    let of_sim = Store::open("sim:mem?size=1MiB&queues=32", &options);
+    assert!(matches!(of_sim, Err(Error::Usage { .. })), "{of_sim:?}");
+    let without_gpu = StoreOptions {
+        gds: Gds::Require,
+        ..StoreOptions::default()
+    };
+    assert!(Store::open(&format!("file:{}", path.display()), &without_gpu).is_err());
+}
