@@ -137,7 +137,8 @@ unsafe fn transfer(is_write: bool, handle: usize, at: u64, bytes: usize, offset:
         unsafe { *libc::__errno_location() = libc::EIO };
         return -1;
     }
-    if fault("aligned") && (at | bytes as u64 | offset as u64) % 4096 != 0 {
+    let all = at | bytes as u64 | offset as u64;
+    if fault("aligned") && !all.is_multiple_of(4096) {
         return -5022;
     }
     let bytes = match bytes {
