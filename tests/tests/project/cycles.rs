@@ -84,8 +84,11 @@ fn tokens(text: &str) -> Vec<(String, usize)> {
             in_tests = line != "}";
             continue;
         }
-        let code = line.split("//").next().unwrap_or("");
-        let mut rest = code;
+        let mut code = line.split("//").next().unwrap_or("").to_string();
+        for literal in ["'{'", "'}'", "'\"'"] {
+            code = code.replace(literal, "");
+        }
+        let mut rest = code.as_str();
         while let Some(first) = rest.chars().next() {
             let word = |c: char| c.is_alphanumeric() || c == '_';
             let len = match first {
@@ -209,7 +212,9 @@ impl File {
             match token(at) {
                 "{" => depth += 1,
                 "}" => {
-                    depth -= 1;
+                    depth = depth
+                        .checked_sub(1)
+                        .unwrap_or_else(|| panic!("{module:?}: a brace too many"));
                     inline.pop_if(|opened| *opened == depth);
                 }
                 "mod" if token(at + 2) == "{" => inline.push(depth),

@@ -159,6 +159,49 @@ fn a_folder_that_is_named_would_be_found() {
     assert!(!names_folder("use crate::cuda_like::X;", "cuda"));
 }
 
+/// Lines of the functions of a formatted file, from `fn` to the brace that closes it.
+fn functions(text: &str) -> Vec<(usize, usize)> {
+    let lines: Vec<&str> = text.lines().collect();
+    let mut found = Vec::new();
+    for (first, line) in lines.iter().enumerate() {
+        let code = line.trim_start();
+        let indent = &line[..line.len() - code.len()];
+        let is_function =
+            code.starts_with("fn ") || code.contains(" fn ") && code.starts_with("pub");
+        if !is_function || line.ends_with(';') || line.ends_with('}') {
+            continue;
+        }
+        let close = format!("{indent}}}");
+        let rest = lines[first..].iter();
+        let end = rest.clone().position(|line| *line == close);
+        found.push((first + 1, end.map_or(0, |end| end + 1)));
+    }
+    found
+}
+
+/// The threshold of clippy.toml, whose lint is in no group that is on.
+#[test]
+fn no_function_is_longer_than_the_longest_today() {
+    let clippy = fs::read_to_string(root().join("clippy.toml")).unwrap();
+    let most = clippy
+        .lines()
+        .find_map(|line| line.strip_prefix("too-many-lines-threshold = "));
+    let most: usize = most.unwrap().parse().unwrap();
+    let (mut offenders, mut longest) = (Vec::new(), 0);
+    for folder in ["nvme-core/src", "nvme-gpu-kernel/src", "host-shell", "sim"] {
+        for (path, text) in sources(folder) {
+            for (line, lines) in functions(&text) {
+                longest = longest.max(lines);
+                if lines > most {
+                    offenders.push(format!("{path}:{line}: {lines} lines"));
+                }
+            }
+        }
+    }
+    assert!(longest > most / 2, "functions are found: {longest}");
+    report(offenders);
+}
+
 /// What links the host library gets none of what only the tool needs: command line, charts, progress.
 #[test]
 fn the_host_library_is_free_of_what_only_the_tool_needs() {
