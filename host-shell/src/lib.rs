@@ -55,6 +55,7 @@ mod dma;
 mod error;
 mod lock;
 mod machine;
+mod measure;
 mod remedy;
 pub mod store;
 pub mod units;

@@ -3,6 +3,7 @@
 //! One thread drives each queue and keeps it full. Latency runs from the moment a command was due (or
 //! submitted, without a rate) to the moment its completion was seen.
 
+mod gather;
 mod job;
 mod pattern;
 mod read_back;
@@ -10,6 +11,7 @@ mod report;
 mod shared;
 mod worker;
 
+pub use gather::{CpuGather, gather_by_cpu};
 pub use job::{Job, Limit, Ramp};
 pub use pattern::{Access, Pattern, SplitMix};
 pub use report::{Direction, Report, Step, queues_json};

@@ -132,10 +132,13 @@ impl Wide {
         }
     }
 
-    /// The bits of `value`, in the lower half for 16 of them.
+    /// The bits of `value`, in the lower half for 16 of them. Any NaN becomes the same one: processors differ in the
+    /// sign and the rest of a NaN that they compute.
     #[inline(always)]
     pub fn bits_of(self, value: f32) -> u32 {
         match self {
+            Self::F16 if value.is_nan() => 0x7E00,
+            Self::F32 if value.is_nan() => 0x7FC0_0000,
             Self::F16 => u32::from(f16_of_f32(value)),
             Self::F32 => value.to_bits(),
         }

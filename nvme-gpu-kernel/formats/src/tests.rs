@@ -158,3 +158,12 @@ fn numbers_of_formats_are_their_own() {
     }
     assert_eq!(Wide::of_number(0), None);
 }
+
+#[test]
+fn every_nan_comes_out_as_the_same_one() {
+    for bits in [0x7F80_0001u32, 0xFF80_0001, 0xFFC0_0000, 0x7FFF_FFFF] {
+        assert_eq!(Wide::F32.bits_of(f32::from_bits(bits)), 0x7FC0_0000);
+        assert_eq!(Wide::F16.bits_of(f32::from_bits(bits)), 0x7E00);
+    }
+    assert_eq!(Wide::F16.bits_of(f32::NEG_INFINITY), 0xFC00);
+}

@@ -14,6 +14,7 @@ mod hostile_driver;
 mod pages;
 mod prp_round_trip;
 mod registers;
+mod rows;
 mod sgl_round_trip;
 mod shared_queue;
 mod trace_decoder;
@@ -29,6 +30,7 @@ pub use hostile_driver::hostile_driver;
 pub use pages::{device_string, identify_log_pages};
 pub use prp_round_trip::prp_round_trip;
 pub use registers::registers;
+pub use rows::rows;
 pub use sgl_round_trip::sgl_round_trip;
 pub use shared_queue::shared_queue;
 pub use trace_decoder::trace_decoder;
@@ -39,7 +41,7 @@ pub use vfio_user_message::vfio_user_message;
 pub type Target = fn(&[u8]);
 
 /// Every target, by its name in fuzz/Cargo.toml.
-pub const TARGETS: [(&str, Target); 15] = [
+pub const TARGETS: [(&str, Target); 16] = [
     ("prp_round_trip", prp_round_trip),
     ("cqe_stream", cqe_stream),
     ("hostile_driver", hostile_driver),
@@ -55,6 +57,7 @@ pub const TARGETS: [(&str, Target); 15] = [
     ("registers", registers),
     ("trace_decoder", trace_decoder),
     ("catalog", catalog),
+    ("rows", rows),
 ];
 
 /// Whether the auditor watches this input: one in eight, where it would take too much of the fuzzer's time.

@@ -8,9 +8,10 @@ use super::super::null::{Echo, Feed, Null, feed};
 use super::super::queues::Grid;
 use super::super::registered::Registered;
 use super::super::stream::{Event, Stream};
-use super::rig::{Bench, ENTRIES, median};
+use super::rig::{Bench, ENTRIES};
 use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
+use crate::measure::median;
 use serde_json::{Value, json};
 use std::sync::Arc;
 

@@ -210,21 +210,3 @@ impl Bench {
         }
     }
 }
-
-/// The middle one of an odd number of values.
-pub(super) fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_unstable_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_median_is_not_moved_by_an_outlier() {
-        assert_eq!(median(&[5.0, 1.0, 4.0, 100.0, 3.0]), 4.0);
-        assert_eq!(median(&[]), 0.0);
-    }
-}

@@ -5,9 +5,10 @@ use super::super::kernels::Kernels;
 use super::super::null::Model;
 use super::case::{Case, Mode};
 use super::limits::Limits;
-use super::rig::{Bench, Run, median};
+use super::rig::{Bench, Run};
 use super::stream::stream;
 use crate::error::{Error, Result};
+use crate::measure::median;
 use serde_json::{Value, json};
 use std::sync::Arc;
 

@@ -1,21 +1,21 @@
-//! `bench --gather`: rows by ids that lie in GPU memory, beside the bare limit and rivals on the same data.
+//! `bench --gather`: rows by ids, beside the bare limit and rivals on the same data.
 
+use super::plot;
 use crate::common::{number, output, some_bytes};
 use clap::Args;
-use nvme_host::core::spec::Nsid;
-use nvme_host::cuda::RowsOptions;
-use nvme_host::cuda::bench::{GatherJob, gather};
-use nvme_host::{Config, Device, Error, Result};
+use nvme_host::bench::{CpuGather, gather_by_cpu};
+use nvme_host::{Config, Device, Error, Result, Store, StoreOptions};
 use serde_json::Value;
+use std::path::PathBuf;
 use std::sync::Arc;
 
-/// Rows gathered by a GPU
+/// Rows by ids
 #[derive(Args)]
-#[command(next_help_heading = "GPU")]
+#[command(next_help_heading = "Rows by ids")]
 pub struct GatherArgs {
     /// Measure `out = table[ids]`, one object a line: lays out a table from the namespace's start on, and gathers
-    /// rows by random ids; each row is checked
-    #[arg(long, requires = "gpu")]
+    /// rows by random ids, into GPU memory with --gpu; each row is checked
+    #[arg(long)]
     pub gather: bool,
     /// Bytes of the table, which overwrites the namespace
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = some_bytes, requires = "gather")]
@@ -26,31 +26,103 @@ pub struct GatherArgs {
     /// Rows of each gather; as many as make a long run when missing
     #[arg(long, value_name = "N", default_value_t = 0, hide_default_value = true, value_parser = number::<u64>(0..=1 << 32), requires = "gather")]
     rows: u64,
-    /// Blocks of threads that gather at a time
-    #[arg(long, value_name = "N", default_value_t = RowsOptions::default().stations, value_parser = number::<u32>(1..=1024), requires = "gather")]
-    stations: u32,
     /// Ids by Zipf's law, exponent 0.99, instead of uniform ones
     #[arg(long, requires = "gather")]
     zipf: bool,
-    /// Measure each case with a cache of so many bytes of GPU memory, too
-    #[arg(long, value_name = "BYTES", value_parser = some_bytes, requires = "gather")]
-    cache: Option<u64>,
     /// Runs of each, of which the middle one counts
     #[arg(long, value_name = "N", default_value_t = 5, value_parser = number::<usize>(1..=1000), requires = "gather")]
     runs: usize,
+    #[cfg(feature = "cuda")]
+    #[command(flatten)]
+    on_gpu: OnGpuArgs,
 }
+
+/// Rows gathered by a GPU
+#[cfg(feature = "cuda")]
+#[derive(Args)]
+struct OnGpuArgs {
+    /// Blocks of threads that gather at a time
+    #[arg(long, value_name = "N", default_value_t = RowsOptions::default().stations, value_parser = number::<u32>(1..=1024), requires_all = ["gather", "gpu"])]
+    stations: u32,
+    /// Measure each case with a cache of so many bytes of GPU memory, too
+    #[arg(long, value_name = "BYTES", value_parser = some_bytes, requires_all = ["gather", "gpu"])]
+    cache: Option<u64>,
+}
+
+#[cfg(feature = "cuda")]
+use nvme_host::cuda::{RowsOptions, bench::GatherJob, bench::gather};
 
 /// What of the job other options say.
 pub struct Rest {
-    pub gpu: u32,
-    pub nsid: Nsid,
+    #[cfg(feature = "cuda")]
+    pub gpu: Option<u32>,
+    pub nsid: u32,
     pub queues: u32,
     pub seed: u64,
+    pub plot: Option<PathBuf>,
+}
+
+/// The lines that were printed, for the chart; the first failure to print one.
+#[derive(Default)]
+struct Lines {
+    printed: Vec<Value>,
+    failure: Option<Error>,
+}
+
+impl Lines {
+    fn emit(&mut self, line: Value) {
+        if let Err(error) = output::line(&line) {
+            self.failure.get_or_insert(error);
+        }
+        self.printed.push(line);
+    }
+
+    fn end(self, plot: Option<PathBuf>) -> Result<()> {
+        if let Some(path) = plot {
+            plot::draw(&path, &plot::rows::chart(&self.printed))?;
+        }
+        self.failure.map_or(Ok(()), Err)
+    }
 }
 
 impl GatherArgs {
     /// Measures every case on `device`, which may be written to.
     pub fn run(&self, device: Arc<dyn Device>, config: &Config, rest: Rest) -> Result<()> {
+        let mut lines = Lines::default();
+        let emit = &mut |line| lines.emit(line);
+        #[cfg(feature = "cuda")]
+        let is_by_gpu = match rest.gpu {
+            Some(gpu) => {
+                gather(Arc::clone(&device), config, &self.job(gpu, &rest)?, emit)?;
+                true
+            }
+            None => false,
+        };
+        #[cfg(not(feature = "cuda"))]
+        let is_by_gpu = false;
+        if !is_by_gpu {
+            let options = StoreOptions {
+                allow_write: true,
+                nsid: rest.nsid,
+                queues: rest.queues,
+                timeout: config.timeout,
+                ..StoreOptions::default()
+            };
+            let job = CpuGather {
+                table_bytes: self.table,
+                row_bytes: self.row_bytes()?,
+                rows: self.rows,
+                runs: self.runs,
+                seed: rest.seed,
+                zipf: self.zipf,
+                threads: rest.queues as usize,
+            };
+            gather_by_cpu(&Store::over(device, &options)?, &job, emit)?;
+        }
+        lines.end(rest.plot)
+    }
+
+    fn row_bytes(&self) -> Result<Vec<u32>> {
         let row_bytes = self.row.iter().map(|bytes| {
             let small = u32::try_from(*bytes).ok();
             small
@@ -62,32 +134,30 @@ impl GatherArgs {
                     )
                 })
         });
+        row_bytes.collect()
+    }
+
+    #[cfg(feature = "cuda")]
+    fn job(&self, gpu: u32, rest: &Rest) -> Result<GatherJob> {
         let defaults = RowsOptions::default();
-        let job = GatherJob {
-            gpu: rest.gpu,
-            nsid: rest.nsid,
+        Ok(GatherJob {
+            gpu,
+            nsid: nvme_host::core::spec::Nsid(rest.nsid),
             table_bytes: self.table,
-            row_bytes: row_bytes.collect::<Result<_>>()?,
+            row_bytes: self.row_bytes()?,
             rows: self.rows,
             runs: self.runs,
             seed: rest.seed,
             zipf: self.zipf,
-            cache_bytes: self.cache.unwrap_or(0),
+            cache_bytes: self.on_gpu.cache.unwrap_or(0),
             options: RowsOptions {
                 queues: match rest.queues {
                     1 => defaults.queues,
                     queues => queues,
                 },
-                stations: self.stations,
+                stations: self.on_gpu.stations,
                 ..defaults
             },
-        };
-        let mut failure = None;
-        gather(device, config, &job, &mut |line: Value| {
-            if let Err(error) = output::line(&line) {
-                failure.get_or_insert(error);
-            }
-        })?;
-        failure.map_or(Ok(()), Err)
+        })
     }
 }

@@ -1,6 +1,5 @@
 //! `bench`: workloads from the CPU or a GPU, live rates, charts.
 
-#[cfg(feature = "cuda")]
 mod gather;
 #[cfg(feature = "cuda")]
 mod gpu;

@@ -63,7 +63,8 @@ pub struct Bench {
     /// "bw_bytes", "lat_ns_mean"}}
     #[arg(long, value_name = "TIME", value_parser = duration)]
     interval: Option<Duration>,
-    /// Draw latency percentiles (or latency over rate, with --ramp) into FILE.svg or FILE.png
+    /// Draw latency percentiles (or latency over rate, with --ramp; rows over their size, with --gather) into FILE.svg
+    /// or FILE.png
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
     #[cfg(feature = "cuda")]
@@ -76,7 +77,6 @@ pub struct Bench {
     #[cfg(feature = "cuda")]
     #[command(flatten)]
     suite: super::gpu::SuiteArgs,
-    #[cfg(feature = "cuda")]
     #[command(flatten)]
     gather: super::gather::GatherArgs,
 }
@@ -116,17 +116,16 @@ impl Bench {
         if self.suite.suite.is_some() {
             return self.suite.run(self.gpu.gpu);
         }
-        #[cfg(feature = "cuda")]
+        if let Some(path) = &self.plot {
+            plot::check(path)?;
+            crate::common::images::refuse_output(path)?;
+        }
         if self.gather.gather {
             return self.gather_rows();
         }
         #[cfg(feature = "cuda")]
         if self.gpu.gpu.is_some() {
             return self.run_on_gpu();
-        }
-        if let Some(path) = &self.plot {
-            plot::check(path)?;
-            crate::common::images::refuse_output(path)?;
         }
         let config = nvme_host::Config {
             queue_pairs: self.queues,
@@ -148,7 +147,7 @@ impl Bench {
         let (controller, report) = self.measure(controller, &job, go_on.as_ref())?;
         let left = controller.shut_down();
         if let Some(path) = &self.plot {
-            plot::draw(path, &report)?;
+            plot::draw(path, &plot::latency::chart(&report))?;
         }
         match (device.json, self.interval) {
             (true, Some(_)) => output::line(&report.to_json())?,
@@ -254,16 +253,17 @@ impl Bench {
         }
     }
 
-    /// Rows by ids that lie in GPU memory.
-    #[cfg(feature = "cuda")]
+    /// Rows by ids.
     fn gather_rows(self) -> Result<()> {
         let device = &self.namespace.device;
         let opened = device.open_to_write(&self.write, "the table of --gather")?;
         let rest = super::gather::Rest {
-            gpu: self.gpu.gpu.unwrap_or(0),
-            nsid: self.namespace.nsid(),
+            #[cfg(feature = "cuda")]
+            gpu: self.gpu.gpu,
+            nsid: self.namespace.nsid().0,
             queues: self.queues,
             seed: self.seed,
+            plot: self.plot,
         };
         self.gather.run(opened, &device.config(), rest)
     }

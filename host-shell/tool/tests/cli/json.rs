@@ -273,6 +273,28 @@ fn the_lines_of_an_interval_follow_the_schema() {
 }
 
 #[test]
+fn the_lines_of_a_gather_without_a_gpu_follow_the_schema() {
+    let (folder, root) = (Folder::new(Place::Embedded), schema());
+    let run = "bench -d sim:mem?size=8MiB --gather --table 2MiB --row 512,4096 --rows 100 --runs 2 --queues 2 \
+               --zipf --plot rows.svg";
+    let text = folder.ok(&run.split_whitespace().collect::<Vec<_>>());
+    let lines: Vec<Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    check(&root, "gather-cpu-rig", &lines[0]);
+    assert_eq!((&lines[0]["threads"], lines.len()), (&2.into(), 3));
+    for (line, row_bytes) in lines[1..].iter().zip([512, 4096]) {
+        check(&root, "gather-cpu-case", line);
+        let case = (&line["row_bytes"], &line["rows"], &line["ids"]);
+        assert_eq!(case, (&row_bytes.into(), &100.into(), &"zipf_0.99".into()));
+    }
+    let svg = std::fs::read_to_string(folder.path("rows.svg")).unwrap();
+    assert!(svg.contains("M rows/s") && svg.contains("the rows out of memory"));
+    assert!(!svg.contains("and one copy"), "nothing of a GPU");
+}
+
+#[test]
 fn the_lines_of_a_server_follow_the_schema() {
     let (folder, root) = (Folder::new(Place::Embedded), schema());
     let mut child = folder

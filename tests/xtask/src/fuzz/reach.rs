@@ -5,7 +5,7 @@ use crate::process::{Failure, check, root, target_dir};
 use std::process::Command;
 
 /// The files that a target is for.
-const FILES: [(&str, &[&str]); 15] = [
+const FILES: [(&str, &[&str]); 16] = [
     ("prp_round_trip", &["nvme-core/src/prp.rs"]),
     (
         "sgl_round_trip",
@@ -137,6 +137,15 @@ const FILES: [(&str, &[&str]); 15] = [
         &[
             "host-shell/src/catalog/npy.rs",
             "host-shell/src/catalog/safetensors.rs",
+        ],
+    ),
+    (
+        "rows",
+        &[
+            "host-shell/src/store/table.rs",
+            "host-shell/src/store/scatter.rs",
+            "host-shell/src/store/wide.rs",
+            "host-shell/src/store/space.rs",
         ],
     ),
     (

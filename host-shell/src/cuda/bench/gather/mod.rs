@@ -4,19 +4,21 @@
 // UNSAFETY: launches kernels over this module's own memory.
 #![allow(unsafe_code)]
 
-use super::super::driver::Gpu;
-use super::super::memory::DeviceMemory;
-use super::super::module::{Function, Module};
-use super::super::registered::Registered;
-use super::super::rows::{GpuRows, Request, RowTable, RowsOptions, TableCache, Ways};
-use super::super::stream::{Event, Stream};
-use super::super::tier::{Access, Tier, TierRequest};
-use super::rig::median;
+mod latency;
+
 use crate::controller::Controller;
 use crate::controller::config::Config;
+use crate::cuda::driver::Gpu;
+use crate::cuda::memory::DeviceMemory;
+use crate::cuda::module::{Function, Module};
+use crate::cuda::registered::Registered;
+use crate::cuda::rows::{GpuRows, Request, RowTable, RowsOptions, TableCache, Ways};
+use crate::cuda::stream::{Event, Stream};
+use crate::cuda::tier::{Access, Tier, TierRequest};
 use crate::device::Device;
 use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
+use crate::measure::{Ids, median};
 use nvme_core::spec::{Lba, Nsid};
 use nvme_gpu_kernel::ROWS_PTX;
 use nvme_gpu_kernel::rows::{BLOCK_THREADS, Check, Gather};
@@ -30,9 +32,6 @@ use zerocopy::{FromBytes, IntoBytes};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes written at a time when the table is laid out.
 const CHUNK: usize = 4 << 20;
-/// Rows of a hop, and how many hops are measured in each run.
-const HOP_ROWS: u64 = 32;
-const HOPS: usize = 40;
 /// Blocks of the kernels that have no queue.
 const FREE_BLOCKS: u32 = 128;
 
@@ -167,23 +166,11 @@ struct Case {
     count: u64,
     ids: DeviceMemory,
     host_ids: Vec<i64>,
-    /// Sums of the weights of the ranks, by Zipf's law; empty for uniform ids.
-    ranks: Vec<f64>,
+    asked: Ids,
     out: DeviceMemory,
     wrong: DeviceMemory,
     staging: Arc<Pages>,
     staged: Registered,
-}
-
-fn ranks(rows: u64) -> Vec<f64> {
-    let mut sum = 0.0;
-    let weights = (1..=rows).map(|rank| (rank as f64).powf(-0.99));
-    weights
-        .map(|weight| {
-            sum += weight;
-            sum
-        })
-        .collect()
 }
 
 impl Rig {
@@ -216,7 +203,7 @@ impl Rig {
             indexed.push(self.indexed(&case)?);
             self.verify(&case)?;
         }
-        let hop = self.hop(&case)?;
+        let (hop, replay) = (self.hop(&case)?, self.replay(&case)?);
         let rate = |runs: &[f64]| case.count as f64 / median(runs);
         let rates = [&ours, &bound, &indexed].map(|runs| rate(runs));
         Ok(json!({
@@ -225,8 +212,8 @@ impl Rig {
             "rows_per_s": rates[0], "gb_per_s": rates[0] * f64::from(row_bytes) / 1e9,
             "bound_rows_per_s": rates[1], "of_bound": rates[0] / rates[1],
             "index_and_copy_rows_per_s": rates[2], "of_index_and_copy": rates[0] / rates[2],
-            "hop_32_rows": hop,
-            "ids": if self.job.zipf { "zipf_0.99" } else { "uniform" },
+            "hop_32_rows": hop, "graph_1024_rows": replay,
+            "ids": case.asked.law(),
             "cache": cache.map(|cache| json!({
                 "rows": cache.rows(), "of_table": f64::from(cache.rows()) / case.table.rows as f64,
                 "rows_per_s": rate(&cached), "of_uncached": rate(&cached) / rates[0], "seconds": cached,
@@ -256,7 +243,7 @@ impl Rig {
             table,
             count,
             ids,
-            ranks: if job.zipf { ranks(rows) } else { Vec::new() },
+            asked: Ids::new(rows, job.zipf),
             host_ids: Vec::new(),
             out: DeviceMemory::new(gpu, bytes)?,
             wrong: DeviceMemory::new(gpu, 8)?,
@@ -269,18 +256,7 @@ impl Rig {
 
     /// Asks for other rows.
     fn ask(&self, case: &mut Case, run: u64) -> Result<()> {
-        let (rows, seed) = (case.table.rows, self.job.seed ^ 0x1D5 ^ run << 32);
-        let id = |index| {
-            let word = data_word(seed, index);
-            let Some(total) = case.ranks.last() else {
-                return (word % rows) as i64;
-            };
-            let at = (word >> 11) as f64 / (1u64 << 53) as f64 * total;
-            let rank = case.ranks.partition_point(|sum| *sum < at) as u64;
-            // Rows that are read often lie anywhere: the multiplier is a prime.
-            (rank.wrapping_mul(2_654_435_761) % rows) as i64
-        };
-        case.host_ids = (0..case.count).map(id).collect();
+        case.host_ids = case.asked.draw(case.count, self.job.seed ^ run << 32);
         case.ids.upload(0, case.host_ids.as_bytes())
     }
 
@@ -315,48 +291,6 @@ impl Rig {
         }
         self.stream.wait(PATIENCE, || Ok(()))?;
         end.seconds_since(&begin)
-    }
-
-    /// A gather of 32 rows beside the bare kernel that copies as many: microseconds from the launch to the host's
-    /// knowledge of the end, and of the GPU alone. Medians of 40 for each run, in turns.
-    fn hop(&self, case: &Case) -> Result<Value> {
-        let request = self.request(case, HOP_ROWS.min(case.count));
-        let bare = Gather {
-            count: request.count,
-            lanes: 1,
-            ..self.copied(case)
-        };
-        let (mut ours, mut bound) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
-        for _ in 0..HOPS * self.job.runs {
-            let begin = Instant::now();
-            let first = Event::record(&self.stream)?;
-            // SAFETY: as in `gather`.
-            let pending = unsafe {
-                let stream = self.stream.handle();
-                self.rows
-                    .gather(&case.table, &request, Ways::default(), stream)?
-            };
-            let last = Event::record(&self.stream)?;
-            pending.wait(PATIENCE)?;
-            ours[0].push(begin.elapsed().as_secs_f64() * 1e6);
-            self.stream.wait(PATIENCE, || Ok(()))?;
-            ours[1].push(last.seconds_since(&first)? * 1e6);
-            let begin = Instant::now();
-            let first = Event::record(&self.stream)?;
-            // SAFETY: as in `gather`.
-            unsafe {
-                self.module
-                    .launch(&self.stream, self.copy, 4, BLOCK_THREADS, &bare)?;
-            }
-            let last = Event::record(&self.stream)?;
-            self.stream.wait(PATIENCE, || Ok(()))?;
-            bound[0].push(begin.elapsed().as_secs_f64() * 1e6);
-            bound[1].push(last.seconds_since(&first)? * 1e6);
-        }
-        Ok(json!({
-            "us": median(&ours[0]), "gpu_us": median(&ours[1]),
-            "bare_us": median(&bound[0]), "bare_gpu_us": median(&bound[1]),
-        }))
     }
 
     /// The launch of the kernel that only copies.

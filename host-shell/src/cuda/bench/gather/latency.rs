@@ -1,0 +1,134 @@
+//! How long small gathers take: launched one after the other, and as a graph.
+// UNSAFETY: launches kernels over the rig's own memory.
+#![allow(unsafe_code)]
+
+use super::{Case, PATIENCE, Rig};
+use crate::cuda::graph::Graph;
+use crate::cuda::rows::Ways;
+use crate::cuda::stream::Event;
+use crate::error::{Error, Result};
+use crate::measure::median;
+use nvme_gpu_kernel::rows::{BLOCK_THREADS, BLOCK_WARPS, Gather};
+use serde_json::{Value, json};
+use std::time::Instant;
+
+/// Rows of a hop, and how many hops are measured in each run.
+const HOP_ROWS: u64 = 32;
+const HOPS: usize = 40;
+/// Rows of the gather in a graph, and how often it is launched in each run.
+const GRAPH_ROWS: u64 = 1024;
+const REPLAYS: usize = 100;
+
+impl Rig {
+    /// A gather of 32 rows beside the bare kernel that copies as many: microseconds from the launch to the host's
+    /// knowledge of the end, and of the GPU alone. Medians of 40 for each run, in turns.
+    pub(super) fn hop(&self, case: &Case) -> Result<Value> {
+        let request = self.request(case, HOP_ROWS.min(case.count));
+        let bare = Gather {
+            count: request.count,
+            lanes: 1,
+            ..self.copied(case)
+        };
+        let (mut ours, mut bound) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
+        for _ in 0..HOPS * self.job.runs {
+            let begin = Instant::now();
+            let first = Event::record(&self.stream)?;
+            // SAFETY: as in `gather`.
+            let pending = unsafe {
+                let stream = self.stream.handle();
+                self.rows
+                    .gather(&case.table, &request, Ways::default(), stream)?
+            };
+            let last = Event::record(&self.stream)?;
+            pending.wait(PATIENCE)?;
+            ours[0].push(begin.elapsed().as_secs_f64() * 1e6);
+            self.stream.wait(PATIENCE, || Ok(()))?;
+            ours[1].push(last.seconds_since(&first)? * 1e6);
+            let begin = Instant::now();
+            let first = Event::record(&self.stream)?;
+            // SAFETY: as in `gather`.
+            unsafe {
+                self.module
+                    .launch(&self.stream, self.copy, 4, BLOCK_THREADS, &bare)?;
+            }
+            let last = Event::record(&self.stream)?;
+            self.stream.wait(PATIENCE, || Ok(()))?;
+            bound[0].push(begin.elapsed().as_secs_f64() * 1e6);
+            bound[1].push(last.seconds_since(&first)? * 1e6);
+        }
+        Ok(json!({
+            "us": median(&ours[0]), "gpu_us": median(&ours[1]),
+            "bare_us": median(&bound[0]), "bare_gpu_us": median(&bound[1]),
+        }))
+    }
+
+    /// A graph of one gather beside a graph of the bare kernel: microseconds from its launch to the host's knowledge of
+    /// the end, in turns.
+    pub(super) fn replay(&self, case: &Case) -> Result<Value> {
+        let rows = GRAPH_ROWS.min(case.count);
+        let request = self.request(case, rows);
+        let (graph, pending) = Graph::capture(&self.stream, |stream| {
+            // SAFETY: our own memory, which outlives the graph: its launches are waited for.
+            unsafe {
+                self.rows
+                    .gather(&case.table, &request, Ways::default(), stream)
+            }
+        })?;
+        let bare = Gather {
+            count: rows,
+            lanes: 8,
+            ..self.copied(case)
+        };
+        let blocks = rows.div_ceil(u64::from(bare.lanes * BLOCK_WARPS)) as u32;
+        let (copies, ()) = Graph::capture(&self.stream, |_| {
+            // SAFETY: as above.
+            unsafe {
+                self.module
+                    .launch(&self.stream, self.copy, blocks, BLOCK_THREADS, &bare)
+            }
+        })?;
+        let (mut ours, mut bound) = (Vec::new(), Vec::new());
+        for round in 1..=(REPLAYS * self.job.runs) as u32 {
+            let begin = Instant::now();
+            graph.launch(&self.stream)?;
+            // Without a pause, which would be longer than what is measured.
+            spin(|| Ok(pending.ended() >= round))?;
+            ours.push(begin.elapsed().as_secs_f64() * 1e6);
+            if pending.last().failures.rows > 0 {
+                let failures = pending.last().failures;
+                return Err(Error::device(
+                    format!("rows were not read: {failures:?}"),
+                    "see docs/troubleshooting.md",
+                ));
+            }
+            self.stream.wait(PATIENCE, || Ok(()))?;
+            let begin = Instant::now();
+            copies.launch(&self.stream)?;
+            spin(|| self.stream.is_done())?;
+            bound.push(begin.elapsed().as_secs_f64() * 1e6);
+        }
+        ours.sort_unstable_by(f64::total_cmp);
+        let p99 = ours.get(ours.len() * 99 / 100).copied().unwrap_or(0.0);
+        Ok(json!({
+            "rows": rows, "us_p50": median(&ours), "us_p99": p99, "bare_us_p50": median(&bound),
+        }))
+    }
+}
+
+/// Looks until `is_done`.
+///
+/// # Errors
+/// Past the host's patience.
+fn spin(mut is_done: impl FnMut() -> Result<bool>) -> Result<()> {
+    let begin = Instant::now();
+    while !is_done()? {
+        if begin.elapsed() > PATIENCE {
+            return Err(Error::device(
+                "a graph did not end",
+                "see docs/troubleshooting.md",
+            ));
+        }
+        std::hint::spin_loop();
+    }
+    Ok(())
+}

@@ -1,0 +1,74 @@
+//! Work of a stream as a graph, which is launched as often as one likes.
+// UNSAFETY: calls into the CUDA driver library with handles.
+#![allow(unsafe_code)]
+
+use super::driver::{Gpu, check};
+use super::stream::Stream;
+use crate::error::Result;
+use cudarc::driver::sys;
+use std::ptr::null_mut;
+use std::sync::Arc;
+
+/// A graph that is ready to be launched.
+pub struct Graph {
+    gpu: Arc<Gpu>,
+    raw: sys::CUgraphExec,
+}
+
+// SAFETY: handles of graphs may be used from any thread, by one at a time: launching takes a stream's order.
+unsafe impl Send for Graph {}
+
+impl Graph {
+    /// What `work` puts into the stream, whose handle it gets, without running it.
+    ///
+    /// # Errors
+    /// Those of `work`, and [`Error::Environment`](crate::Error::Environment) with the driver's answer.
+    pub fn capture<T>(stream: &Stream, work: impl FnOnce(u64) -> Result<T>) -> Result<(Self, T)> {
+        let gpu = Arc::clone(stream.gpu());
+        let _guest = gpu.enter()?;
+        let mode = sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL;
+        // SAFETY: our own stream.
+        check("cuStreamBeginCapture", unsafe {
+            sys::cuStreamBeginCapture_v2(stream.raw(), mode)
+        })?;
+        let put = work(stream.handle());
+        let mut graph = null_mut();
+        // SAFETY: the capture that began above; writes one handle.
+        let ended = check("cuStreamEndCapture", unsafe {
+            sys::cuStreamEndCapture(stream.raw(), &mut graph)
+        });
+        let put = put?;
+        ended?;
+        let mut raw = null_mut();
+        // SAFETY: the graph above, which is not needed afterwards; writes one handle.
+        let made = check("cuGraphInstantiate", unsafe {
+            let made = sys::cuGraphInstantiateWithFlags(&mut raw, graph, 0);
+            sys::cuGraphDestroy(graph);
+            made
+        });
+        made?;
+        drop(_guest);
+        Ok((Self { gpu, raw }, put))
+    }
+
+    /// Launches it in `stream`. Returns before it runs.
+    ///
+    /// # Errors
+    /// [`Error::Environment`](crate::Error::Environment) with the driver's answer.
+    pub fn launch(&self, stream: &Stream) -> Result<()> {
+        let _guest = self.gpu.enter()?;
+        // SAFETY: both handles are ours.
+        check("cuGraphLaunch", unsafe {
+            sys::cuGraphLaunch(self.raw, stream.raw())
+        })
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        if let Ok(_guest) = self.gpu.enter() {
+            // SAFETY: made in `capture`. A launch that still runs keeps what it needs.
+            let _ = unsafe { sys::cuGraphExecDestroy(self.raw) };
+        }
+    }
+}

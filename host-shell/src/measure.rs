@@ -1,0 +1,84 @@
+//! What the benchmarks of CPU and GPU have in common: the ids of rows that they ask for, and the median.
+
+use nvme_units::SplitMix;
+
+/// The middle one of an odd number of values; 0 without any.
+pub(crate) fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
+}
+
+/// Which rows are asked for.
+#[derive(Clone, Debug)]
+pub(crate) struct Ids {
+    rows: u64,
+    /// Sums of the weights of the ranks; empty for uniform ids.
+    ranks: Vec<f64>,
+}
+
+impl Ids {
+    /// Ids of a table of `rows` rows; `zipf` is Zipf's law with exponent 0.99.
+    pub fn new(rows: u64, zipf: bool) -> Self {
+        let mut sum = 0.0;
+        let weights = (1..=if zipf { rows } else { 0 }).map(|rank| (rank as f64).powf(-0.99));
+        let ranks = weights.map(|weight| {
+            sum += weight;
+            sum
+        });
+        Self {
+            rows,
+            ranks: ranks.collect(),
+        }
+    }
+
+    /// What the ids follow, for reports.
+    pub fn law(&self) -> &'static str {
+        match self.ranks.is_empty() {
+            true => "uniform",
+            false => "zipf_0.99",
+        }
+    }
+
+    /// `count` ids; the same for the same seed.
+    pub fn draw(&self, count: u64, seed: u64) -> Vec<i64> {
+        let mut random = SplitMix::new(seed);
+        let id = |_| {
+            let Some(total) = self.ranks.last() else {
+                return random.below(self.rows) as i64;
+            };
+            let at = (random.next_word() >> 11) as f64 / (1u64 << 53) as f64 * total;
+            let rank = self.ranks.partition_point(|sum| *sum < at) as u64;
+            // Rows that are read often lie anywhere: the multiplier is a prime.
+            (rank.wrapping_mul(2_654_435_761) % self.rows) as i64
+        };
+        (0..count).map(id).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_median_is_not_moved_by_an_outlier() {
+        assert_eq!(median(&[5.0, 1.0, 4.0, 100.0, 3.0]), 4.0);
+        assert_eq!(median(&[]), 0.0);
+    }
+
+    #[test]
+    fn ids_are_rows_and_few_of_them_are_frequent_by_zipfs_law() {
+        for zipf in [false, true] {
+            let ids = Ids::new(1000, zipf).draw(20_000, 7);
+            assert!(ids.iter().all(|id| (0..1000).contains(id)));
+            let mut counts = vec![0; 1000];
+            ids.iter().for_each(|id| counts[*id as usize] += 1);
+            counts.sort_unstable();
+            let tenth: u32 = counts[900..].iter().sum();
+            // A tenth of the rows: 10 % of uniform ids, about 68 % by Zipf's law.
+            let expected = if zipf { 12_000..15_000 } else { 2_000..3_500 };
+            assert!(expected.contains(&tenth), "{zipf} {tenth}");
+        }
+        assert_eq!(Ids::new(10, true).draw(5, 3), Ids::new(10, true).draw(5, 3));
+    }
+}

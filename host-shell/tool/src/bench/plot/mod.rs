@@ -1,0 +1,160 @@
+//! Charts of what was measured, as SVG or PNG.
+
+pub mod latency;
+mod lettered;
+pub mod rows;
+
+use lettered::Lettered;
+use nvme_host::{Error, Result};
+use plotters::prelude::*;
+use std::io;
+use std::ops::Range;
+use std::path::Path;
+
+const SIZE: (u32, u32) = (960, 540);
+
+/// Refuses a file name that no chart can be written to, before anything is measured.
+pub fn check(path: &Path) -> Result<()> {
+    if !matches!(extension(path).as_str(), "svg" | "png") {
+        return Err(Error::usage(
+            format!("'{}' is neither .svg nor .png", path.display()),
+            "name the plot FILE.svg or FILE.png",
+        ));
+    }
+    match path
+        .parent()
+        .filter(|folder| !folder.as_os_str().is_empty())
+    {
+        Some(folder) if !folder.is_dir() => {
+            Err(Error::file("create", path)(io::ErrorKind::NotFound.into()))
+        }
+        _ => Ok(()),
+    }
+}
+
+fn extension(path: &Path) -> String {
+    path.extension()
+        .map(|extension| extension.to_string_lossy().to_ascii_lowercase())
+        .unwrap_or_default()
+}
+
+/// Draws `chart` into `path`.
+pub fn draw(path: &Path, chart: &Chart) -> Result<()> {
+    let bytes = if extension(path) == "svg" {
+        let mut text = String::new();
+        draw_on(SVGBackend::with_string(&mut text, SIZE), chart).map_err(failed)?;
+        text.into_bytes()
+    } else {
+        let mut pixels = vec![0; (SIZE.0 * SIZE.1 * 3) as usize];
+        let bitmap = Lettered(BitMapBackend::with_buffer(&mut pixels, SIZE));
+        draw_on(bitmap, chart).map_err(failed)?;
+        encode(&pixels).map_err(|error| Error::device(format!("PNG: {error}"), "try .svg"))?
+    };
+    let mut out = crate::common::file::Output::create(Some(path))?;
+    out.write(&bytes)?;
+    out.commit()
+}
+
+fn failed(cause: String) -> Error {
+    Error::device(
+        format!("the plot could not be drawn: {cause}"),
+        "leave --plot out",
+    )
+}
+
+fn encode(pixels: &[u8]) -> std::result::Result<Vec<u8>, png::EncodingError> {
+    let mut bytes = Vec::new();
+    let mut encoder = png::Encoder::new(&mut bytes, SIZE.0, SIZE.1);
+    encoder.set_color(png::ColorType::Rgb);
+    encoder.set_depth(png::BitDepth::Eight);
+    let mut writer = encoder.write_header()?;
+    writer.write_image_data(pixels)?;
+    writer.finish()?;
+    Ok(bytes)
+}
+
+/// Lines over a linear x axis and a logarithmic y axis.
+pub struct Chart {
+    title: String,
+    x_name: &'static str,
+    y_name: &'static str,
+    x: Range<f64>,
+    x_label: fn(f64) -> String,
+    lines: Vec<Line>,
+}
+
+/// A named line.
+struct Line {
+    name: &'static str,
+    color: RGBColor,
+    points: Vec<(f64, f64)>,
+}
+
+fn draw_on<B: DrawingBackend>(backend: B, picture: &Chart) -> std::result::Result<(), String> {
+    let root = backend.into_drawing_area();
+    root.fill(&WHITE).map_err(|error| error.to_string())?;
+    let mut chart = ChartBuilder::on(&root)
+        .caption(&picture.title, ("sans-serif", 22))
+        .margin(16)
+        .margin_right(48)
+        .x_label_area_size(48)
+        .y_label_area_size(88)
+        .build_cartesian_2d(picture.x.clone(), y_range(&picture.lines).log_scale())
+        .map_err(|error| error.to_string())?;
+    chart
+        .configure_mesh()
+        .x_desc(picture.x_name)
+        .y_desc(picture.y_name)
+        .x_labels(6)
+        .x_label_formatter(&|x| (picture.x_label)(*x))
+        .y_label_formatter(&|y| {
+            if *y < 10.0 {
+                format!("{y:.1}")
+            } else {
+                format!("{y:.0}")
+            }
+        })
+        .label_style(("sans-serif", 14))
+        .draw()
+        .map_err(|error| error.to_string())?;
+    for line in &picture.lines {
+        let color = line.color;
+        // Points too: a line of one point is not seen.
+        let dots = line.points.iter().filter(|_| line.points.len() < 20);
+        chart
+            .draw_series(dots.map(|point| Circle::new(*point, 3, color.filled())))
+            .map_err(|error| error.to_string())?;
+        chart
+            .draw_series(LineSeries::new(
+                line.points.iter().copied(),
+                ShapeStyle::from(color).stroke_width(2),
+            ))
+            .map_err(|error| error.to_string())?
+            .label(line.name)
+            .legend(move |(x, y)| {
+                PathElement::new(
+                    [(x, y), (x + 18, y)],
+                    ShapeStyle::from(color).stroke_width(2),
+                )
+            });
+    }
+    chart
+        .configure_series_labels()
+        .border_style(BLACK)
+        .background_style(WHITE)
+        .position(SeriesLabelPosition::UpperLeft)
+        .label_font(("sans-serif", 14))
+        .draw()
+        .map_err(|error| error.to_string())?;
+    root.present().map_err(|error| error.to_string())
+}
+
+/// The y axis: all points are inside, with room around them.
+fn y_range(lines: &[Line]) -> Range<f64> {
+    let heights = || {
+        let points = lines.iter().flat_map(|line| line.points.iter());
+        points.map(|point| point.1)
+    };
+    let low = heights().fold(f64::MAX, f64::min).max(0.001) / 1.5;
+    low..heights().fold(low * 2.0, f64::max) * 1.5
+}

@@ -1,0 +1,250 @@
+//! Rows and bytes of a store are what a plain array of bytes would hold, whatever is asked of it in whatever order.
+
+use super::Input;
+use nvme_host::store::{Duplicates, Element, Format, Ids, Wide, Widen};
+use nvme_host::{Error, Store, StoreOptions, Table};
+use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
+
+const BYTES: usize = 64 << 10;
+const DEVICES: [&str; 3] = [
+    "sim:mem?size=64KiB&threads=1&queues=2",
+    "sim:mem?size=64KiB&block=4096&threads=1&queues=2",
+    "stripe:sim:mem?size=32KiB&threads=1&queues=2|sim:mem?size=32KiB&threads=1&queues=2?stripe=4KiB",
+];
+
+/// One of the stores, which all inputs share.
+fn store(which: u8) -> MutexGuard<'static, Store> {
+    static STORES: [OnceLock<Mutex<Store>>; 3] = [const { OnceLock::new() }; 3];
+    let which = usize::from(which) % STORES.len();
+    let open = || {
+        let options = StoreOptions {
+            queues: 1,
+            ..StoreOptions::default()
+        };
+        Mutex::new(Store::open(DEVICES[which], &options).expect("the simulator"))
+    };
+    let store = STORES[which].get_or_init(open);
+    store.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// A table, and what lies where it does.
+struct Scene<'a> {
+    store: &'a Store,
+    table: Table,
+    image: Vec<u8>,
+}
+
+/// Carries out what `bytes` say, beside an array.
+pub fn rows(bytes: &[u8]) {
+    let mut input = Input::new(bytes);
+    let store = store(input.byte());
+    let (offset, row) = (u64::from(input.half()), u64::from(input.half() % 9000));
+    let rows = u64::from(input.byte());
+    let ends = offset + row * rows;
+    let table = match store.table(offset, rows, row) {
+        Ok(table) => table,
+        Err(Error::Usage { .. }) => {
+            assert!(row == 0 || ends > BYTES as u64, "{offset} {rows} {row}");
+            return;
+        }
+        Err(other) => panic!("{other}"),
+    };
+    let image: Vec<u8> = (0..BYTES).map(|at| (at * 37 + at / 256) as u8).collect();
+    store.write_at(0, &image).expect("a write");
+    let mut scene = Scene {
+        store: &store,
+        table,
+        image,
+    };
+    for _ in 0..12 {
+        if input.is_empty() {
+            break;
+        }
+        scene.step(&mut input);
+    }
+    let mut all = vec![0; BYTES];
+    store.read_at(0, &mut all).expect("a read");
+    assert_eq!(first_difference(&all, &scene.image), None);
+}
+
+fn first_difference(have: &[u8], expected: &[u8]) -> Option<usize> {
+    let same = have.len() == expected.len();
+    assert!(same, "{} bytes for {}", have.len(), expected.len());
+    have.iter().zip(expected).position(|(a, b)| a != b)
+}
+
+impl Scene<'_> {
+    fn step(&mut self, input: &mut Input<'_>) {
+        let operation = input.byte();
+        if operation % 6 >= 4 {
+            return self.bytes(operation % 6 == 4, input);
+        }
+        let count = usize::from(input.byte() % 24);
+        let ids: Vec<i64> = (0..count).map(|_| i64::from(input.byte() as i8)).collect();
+        let narrow: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
+        let asked = match operation & 0x80 {
+            0 => Ids::I64(&ids),
+            _ => Ids::I32(&narrow),
+        };
+        match operation % 6 {
+            0 => self.gather(asked),
+            1 => self.gather_as(asked, input.byte()),
+            2 => self.scatter(asked, input),
+            _ => self.add(asked, input),
+        }
+    }
+
+    /// Where row `id` lies.
+    fn place(&self, id: i64) -> Option<std::ops::Range<usize>> {
+        let row = self.table.row_bytes() as usize;
+        let id = usize::try_from(id).ok()?;
+        let begin = self.table.offset() as usize + id * row;
+        (id < self.table.rows() as usize).then_some(begin..begin + row)
+    }
+
+    /// Checks the status of each row.
+    fn judge(&self, ids: Ids<'_>, status: &[i32], failed: usize) {
+        let wanted = (0..ids.len()).map(|row| match self.place(ids.get(row)) {
+            Some(_) => 0,
+            None => -1,
+        });
+        assert!(wanted.eq(status.iter().copied()), "{status:?}");
+        assert_eq!(status.iter().filter(|code| **code != 0).count(), failed);
+    }
+
+    fn gather(&self, ids: Ids<'_>) {
+        let row = self.table.row_bytes() as usize;
+        let (mut out, mut status) = (vec![0xA5; ids.len() * row], vec![9; ids.len()]);
+        let report = self.table.gather(ids, &mut out, Some(&mut status));
+        self.judge(ids, &status, report.expect("lengths that fit").failed);
+        for (index, have) in out.chunks_exact(row).enumerate() {
+            match self.place(ids.get(index)) {
+                Some(place) => assert_eq!(first_difference(have, &self.image[place]), None),
+                None => assert!(have.iter().all(|byte| *byte == 0)),
+            }
+        }
+    }
+
+    fn gather_as(&self, ids: Ids<'_>, choice: u8) {
+        let widen = Widen {
+            from: Format::ALL[usize::from(choice >> 1) % Format::ALL.len()],
+            to: if choice & 1 == 0 {
+                Wide::F16
+            } else {
+                Wide::F32
+            },
+        };
+        let Ok(wide) = widen.row_bytes(self.table.row_bytes()) else {
+            let refused = self.table.gather_as(ids, widen, &mut [], None);
+            assert!(matches!(refused, Err(Error::Usage { .. })));
+            return;
+        };
+        let wide = wide as usize;
+        let (mut out, mut status) = (vec![0xA5; ids.len() * wide], vec![9; ids.len()]);
+        let report = self
+            .table
+            .gather_as(ids, widen, &mut out, Some(&mut status));
+        self.judge(ids, &status, report.expect("lengths that fit").failed);
+        let mut expected = vec![0; wide];
+        for (index, have) in out.chunks_exact(wide).enumerate() {
+            expected.fill(0);
+            if let Some(place) = self.place(ids.get(index)) {
+                let stored = &self.image[place];
+                assert!(nvme_formats::widen(
+                    widen.from,
+                    widen.to,
+                    stored,
+                    &mut expected
+                ));
+            }
+            assert_eq!(first_difference(have, &expected), None);
+        }
+    }
+
+    fn scatter(&mut self, ids: Ids<'_>, input: &mut Input<'_>) {
+        let row = self.table.row_bytes() as usize;
+        let (first, refuses) = (input.byte(), input.byte() & 1 == 1);
+        let src: Vec<u8> = (0..ids.len() * row)
+            .map(|at| first.wrapping_add((at / 3) as u8))
+            .collect();
+        let duplicates = match refuses {
+            true => Duplicates::Error,
+            false => Duplicates::Last,
+        };
+        let mut status = vec![9; ids.len()];
+        let mut seen = Vec::new();
+        let twice = (0..ids.len()).any(|index| {
+            let id = ids.get(index);
+            let again = self.place(id).is_some() && seen.contains(&id);
+            seen.push(id);
+            again
+        });
+        match self.table.scatter(ids, &src, duplicates, Some(&mut status)) {
+            Ok(report) => {
+                assert!(!(twice && refuses), "an id that comes twice");
+                self.judge(ids, &status, report.failed);
+                for (index, from) in src.chunks_exact(row).enumerate() {
+                    if let Some(place) = self.place(ids.get(index)) {
+                        self.image[place].copy_from_slice(from);
+                    }
+                }
+            }
+            Err(Error::Usage { .. }) => assert!(twice && refuses),
+            Err(other) => panic!("{other}"),
+        }
+    }
+
+    fn add(&mut self, ids: Ids<'_>, input: &mut Input<'_>) {
+        let row = self.table.row_bytes() as usize;
+        let first = input.word();
+        let words = (0..ids.len() * row / 4).map(|at| first.wrapping_mul(at as u32 + 1));
+        let mut src: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
+        src.resize(ids.len() * row, 0);
+        let mut status = vec![9; ids.len()];
+        let added = self
+            .table
+            .scatter_add(ids, &src, Element::I32, Some(&mut status));
+        if !row.is_multiple_of(4) {
+            assert!(matches!(added, Err(Error::Usage { .. })));
+            return;
+        }
+        self.judge(ids, &status, added.expect("lengths that fit").failed);
+        for (index, from) in src.chunks_exact(row).enumerate() {
+            let Some(place) = self.place(ids.get(index)) else {
+                continue;
+            };
+            for (to, term) in self.image[place]
+                .chunks_exact_mut(4)
+                .zip(from.chunks_exact(4))
+            {
+                let number =
+                    |bytes: &[u8]| u32::from_le_bytes(bytes.try_into().expect("four bytes"));
+                let sum = number(to).wrapping_add(number(term));
+                to.copy_from_slice(&sum.to_le_bytes());
+            }
+        }
+    }
+
+    /// Bytes of any place and length, also past the end.
+    fn bytes(&mut self, writes: bool, input: &mut Input<'_>) {
+        let (offset, length) = (
+            usize::from(input.half()) + 100,
+            usize::from(input.half()) / 4,
+        );
+        let fits = offset + length <= BYTES;
+        let mut data = vec![input.byte(); length];
+        let done = match writes {
+            true => self.store.write_at(offset as u64, &data),
+            false => self.store.read_at(offset as u64, &mut data),
+        };
+        match (done, fits) {
+            (Ok(()), true) if writes => self.image[offset..offset + length].copy_from_slice(&data),
+            (Ok(()), true) => {
+                let expected = &self.image[offset..offset + length];
+                assert_eq!(first_difference(&data, expected), None);
+            }
+            (Err(Error::Usage { .. }), false) => {}
+            (done, _) => panic!("{length} bytes at {offset}: {done:?}"),
+        }
+    }
+}
