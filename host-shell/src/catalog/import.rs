@@ -1,6 +1,7 @@
 //! A file's bytes onto a store, compared afterwards.
 
-use super::{Catalog, FileSource, Source};
+use super::Catalog;
+use super::source::{FileSource, Source};
 use crate::error::{Error, Result};
 use crate::store::Store;
 use std::ops::ControlFlow;

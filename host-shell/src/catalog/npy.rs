@@ -1,6 +1,8 @@
 //! .npy: one array of numpy. A magic number, the length of the header, and the header as a dictionary of Python.
 
-use super::{Dtype, Entry, Fault, Parsed, Source, read_head};
+use super::dtype::Dtype;
+use super::entry::{Entry, Parsed};
+use super::source::{Fault, Source, read_head};
 
 const MAGIC: &[u8] = b"\x93NUMPY";
 /// The longest header: numpy refuses to evaluate more than 10,000 bytes without being asked to.

@@ -1,6 +1,8 @@
 //! safetensors: eight bytes of length, a header in JSON, and the data of all tensors without gaps.
 
-use super::{Dtype, Entry, Fault, Parsed, Source, read_head};
+use super::dtype::Dtype;
+use super::entry::{Entry, Parsed};
+use super::source::{Fault, Source, read_head};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use std::collections::HashSet;

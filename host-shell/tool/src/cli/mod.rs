@@ -84,7 +84,7 @@ enum Command {
     WriteZeroes(write_zeroes::WriteZeroes),
     Compare(compare::Compare),
     Dsm(dsm::Dsm),
-    Bench(Bench),
+    Bench(Box<Bench>),
     Stream(stream::Stream),
     #[command(visible_alias = "show-regs")]
     Regs(regs::Regs),

@@ -1,0 +1,76 @@
+//! A tensor of a file, and what a format's reader finds.
+
+use super::dtype::Dtype;
+use super::source::Fault;
+use crate::error::{Error, Result};
+use crate::store::{Store, Table};
+use serde::Serialize;
+
+/// A tensor.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Entry {
+    /// Its name in the file.
+    pub name: String,
+    /// The type of its elements.
+    pub dtype: Dtype,
+    /// Lengths, the slowest first; none for a single number.
+    pub shape: Vec<u64>,
+    /// First byte in the file, or in the store.
+    pub offset: u64,
+    /// Its bytes, in the order of C.
+    pub bytes: u64,
+}
+
+impl Entry {
+    pub(super) fn new(
+        name: String,
+        dtype: Dtype,
+        shape: Vec<u64>,
+        offset: u64,
+        bytes: u64,
+    ) -> std::result::Result<Self, Fault> {
+        let elements = shape
+            .iter()
+            .try_fold(1u64, |all, one| all.checked_mul(*one));
+        let needed = elements.and_then(|elements| dtype.bytes(elements));
+        if needed != Some(bytes) || offset.checked_add(bytes).is_none() {
+            return Err(format!(
+                "{name:?} of {} and the shape {shape:?} has {bytes} bytes at byte {offset}",
+                dtype.name()
+            ));
+        }
+        Ok(Self {
+            name,
+            dtype,
+            shape,
+            offset,
+            bytes,
+        })
+    }
+
+    /// Its rows in `store`, each all lengths but the first.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a single number, for rows that are empty or end inside a byte, and for what does not lie
+    /// in the store.
+    pub fn table(&self, store: &Store) -> Result<Table> {
+        let rows = self.shape.first().copied().unwrap_or(0);
+        let row_bytes = match rows {
+            0 => None,
+            rows => self.bytes.is_multiple_of(rows).then(|| self.bytes / rows),
+        };
+        let Some(row_bytes) = row_bytes else {
+            let cause = format!("'{}' of the shape {:?} has no rows", self.name, self.shape);
+            return Err(Error::usage(cause, "read its bytes"));
+        };
+        store.table(self.offset, rows, row_bytes)
+    }
+}
+
+/// What a format's reader finds.
+pub(super) struct Parsed {
+    pub entries: Vec<Entry>,
+    pub metadata: Vec<(String, String)>,
+    /// Header and data.
+    pub bytes: u64,
+}
