@@ -111,7 +111,7 @@ static void ranges(nvme_gpu_t *store)
 static void tables(nvme_gpu_t *store, nvme_gpu_table_t *table)
 {
     nvme_gpu_table_t *made = (nvme_gpu_table_t *)1;
-    static unsigned char data[ROWS * ROW];
+    unsigned char data[ROWS * ROW];
     int64_t ids[3] = { 1, 2, 1 };
     int32_t row_status[3];
     nvme_gpu_report report = { .size = sizeof(report) };

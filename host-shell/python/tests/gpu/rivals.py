@@ -139,6 +139,7 @@ def fbgemm(words, weights):
 
 def kvikio_gathers(words, weights):
     import kvikio
+    import kvikio.defaults
 
     with tempfile.NamedTemporaryFile() as file:
         weights.numpy().tofile(file.name)
