@@ -10,7 +10,7 @@ use crate::store::{Open, Store};
 use crate::view::{Memory, View};
 use crate::wait;
 use nvme_host::cuda::Request;
-use nvme_host::store::{Duplicates, Element, Ids, RowReport};
+use nvme_host::store::{Duplicates, Element, Format, Ids, RowReport, Wide, Widen};
 use pyo3::prelude::*;
 use std::sync::Arc;
 
@@ -70,6 +70,36 @@ fn element(dtype: &str) -> Result<Element, Fault> {
     }
 }
 
+/// What rows of `stored` become as `dtype`.
+///
+/// # Errors
+/// For what is not widened.
+fn widening(stored: &str, dtype: &str) -> Result<Widen, Fault> {
+    let from = match stored {
+        "float16" => Some(Format::F16),
+        "bfloat16" => Some(Format::Bf16),
+        "float8_e4m3fn" => Some(Format::F8E4M3),
+        "float8_e5m2" => Some(Format::F8E5M2),
+        "q8_0" => Some(Format::Q8_0),
+        "q4_0" => Some(Format::Q4_0),
+        "q4_1" => Some(Format::Q4_1),
+        _ => None,
+    };
+    let to = match dtype {
+        "float16" => Some(Wide::F16),
+        "float32" => Some(Wide::F32),
+        _ => None,
+    };
+    match (from, to) {
+        (Some(from), Some(to)) => Ok(Widen { from, to }),
+        _ => {
+            let cause = format!("rows of {stored} do not come out as {dtype}");
+            let remedy = "rows of float16, bfloat16, float8, q8_0, q4_0 and q4_1 come out as float16 or float32";
+            Err(Fault::usage(cause, remedy))
+        }
+    }
+}
+
 /// What is done with rows in memory of the host.
 enum Rows {
     Gather,
@@ -84,10 +114,24 @@ pub struct Table {
     offset: u64,
     rows: u64,
     row_bytes: u64,
+    /// What gathers make of the elements, and the bytes of a row then.
+    widen: Option<(Widen, u64)>,
     flights: Arc<Flights>,
 }
 
 impl Table {
+    /// # Errors
+    /// For rows that come out wider: what they are made of is not known backwards.
+    fn check_stored(&self) -> Result<(), Fault> {
+        match self.widen {
+            None => Ok(()),
+            Some(_) => Err(Fault::usage(
+                "rows that come out wider than they are stored are not written",
+                "write through a table of the stored dtype, or write_from",
+            )),
+        }
+    }
+
     fn get(&self) -> Result<(Open, nvme_host::Table), Fault> {
         let store = self.store.get().get()?;
         let table = store.table(self.offset, self.rows, self.row_bytes)?;
@@ -104,6 +148,10 @@ impl Table {
     ) -> PyResult<Operation> {
         let (store, table) = self.get()?;
         let is_gather = matches!(what, Rows::Gather);
+        if !is_gather {
+            self.check_stored()?;
+        }
+        let widen = self.widen.map(|(widen, _)| widen);
         let of_ids = ids.get().of_host("ids", false)?;
         let name = if is_gather { "out" } else { "the source" };
         let of_rows = rows.get().of_host(name, is_gather)?;
@@ -131,11 +179,15 @@ impl Table {
             let mut codes = vec![0; if of_status.is_some() { count } else { 0 }];
             let places = of_status.is_some().then_some(&mut codes[..]);
             let (report, word) = match what {
-                // SAFETY: as above; ids and status lie elsewhere.
-                Rows::Gather => (
-                    table.gather(ids.get(), unsafe { of_rows.slice_mut() }, places)?,
-                    "gather",
-                ),
+                Rows::Gather => {
+                    // SAFETY: as above; ids and status lie elsewhere.
+                    let out = unsafe { of_rows.slice_mut() };
+                    let report = match widen {
+                        Some(widen) => table.gather_as(ids.get(), widen, out, places)?,
+                        None => table.gather(ids.get(), out, places)?,
+                    };
+                    (report, "gather")
+                }
                 Rows::Scatter(duplicates) => (
                     // SAFETY: as above.
                     table.scatter(ids.get(), unsafe { of_rows.slice() }, duplicates, places)?,
@@ -192,11 +244,26 @@ impl Table {
             offset,
             rows,
             row_bytes,
+            widen: None,
             flights: Arc::default(),
         };
         table.get()?;
         table.store.get().add_table(&table.flights);
         Ok(table)
+    }
+
+    /// The same rows, whose elements of the dtype `stored` come out as `dtype`. Failures are those of this table.
+    fn widened(&self, py: Python<'_>, stored: &str, dtype: &str) -> PyResult<Self> {
+        let widen = widening(stored, dtype)?;
+        let wide_bytes = widen.row_bytes(self.row_bytes).map_err(Fault::from)?;
+        Ok(Self {
+            store: self.store.clone_ref(py),
+            offset: self.offset,
+            rows: self.rows,
+            row_bytes: self.row_bytes,
+            widen: Some((widen, wide_bytes)),
+            flights: Arc::clone(&self.flights),
+        })
     }
 
     fn gather(
@@ -261,14 +328,19 @@ impl Table {
             wide_ids: wide,
             count,
             out,
-            out_stride: self.row_bytes,
+            out_stride: self.widen.map_or(self.row_bytes, |(_, bytes)| bytes),
             status,
         };
         let what = ("gather", count);
         let made = flights.launch(py, store, what, buffers, || {
             // SAFETY: the addresses are of the buffers, which are kept until the gather has ended; those that a
             // graph uses are its user's to keep.
-            unsafe { table.gather_on_gpu(&request, stream) }
+            unsafe {
+                match self.widen {
+                    Some((widen, _)) => table.gather_as_on_gpu(&request, widen, stream),
+                    None => table.gather_on_gpu(&request, stream),
+                }
+            }
         })?;
         if let Some(array) = array {
             array.is_filled_by(stream, made.flight());
@@ -295,6 +367,7 @@ impl Table {
         flights.reap();
         flights.check()?;
         let (store, table) = self.get()?;
+        self.check_stored()?;
         let element = dtype.map(element).transpose()?;
         let request = Request {
             ids,

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The published libraries; nothing of them needs another package of the workspace than these.
-const LIBRARIES: [&str; 6] = [
+const LIBRARIES: [&str; 7] = [
     "nvme-core",
+    "nvme-formats",
     "nvme-gpu-kernel",
     "nvme-units",
     "nvme-auditor",

@@ -27,9 +27,9 @@ const PACKAGES: [&str; 12] = [
     "toml==0.10.2",
     "torch_geometric==2.6.1",
 ];
-/// Installed without what they ask for: numpy 2, with which Debian's torch does not work. What examples use of it
-/// works with numpy 1.
-const ALONE: [&str; 1] = ["wordllama==0.4.0.post1"];
+/// Installed without what they ask for: numpy 2, with which Debian's torch does not work. What examples and tests use of
+/// them works with numpy 1.
+const ALONE: [&str; 2] = ["wordllama==0.4.0.post1", "gguf==0.19.0"];
 const DEBIAN: [&str; 4] = [
     "python3-venv",
     "python3-pip",

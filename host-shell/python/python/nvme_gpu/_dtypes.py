@@ -27,6 +27,11 @@ SIZES: dict[str, tuple[int, str | None]] = {
     "float8_e4m3fn": (1, None),
     "float8_e5m2": (1, None),
 }
+# Elements that are stored in blocks, as GGUF has them: how many, in how many bytes.
+BLOCKS: dict[str, tuple[int, int]] = {"q8_0": (32, 34), "q4_0": (32, 18), "q4_1": (32, 20)}
+# What gathers widen, and to what.
+WIDENED = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
+WIDE = ("float16", "float32")
 _ALIASES = {"half": "float16", "float": "float32", "double": "float64", "int": "int64", "long": "int64"}
 _FORMATS = {fmt: name for name, (_, fmt) in SIZES.items() if fmt is not None}
 _FORMATS |= {"l": "int64", "L": "uint64", "c": "uint8", "Zf": "complex64", "Zd": "complex128", "n": "int64"}

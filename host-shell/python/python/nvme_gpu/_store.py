@@ -280,15 +280,19 @@ class Store:
         """Makes durable what was written before. Waits for it."""
         Pending(self._native.flush(), None).result()
 
-    def table(self, offset: int = 0, *, shape: Any, dtype: Any) -> Table:
+    def table(self, offset: int = 0, *, shape: Any, dtype: Any, to: Any = None) -> Table:
         """Rows from byte ``offset`` on, of any alignment.
 
         ``shape``: ``(N, *row)``, rows one after the other in the order of C. ``dtype``: a name such as ``"float16"`` or
-        ``"bfloat16"``, or a dtype of numpy or torch; little-endian.
+        ``"bfloat16"``, or a dtype of numpy or torch; little-endian. ``"q8_0"``, ``"q4_0"`` and ``"q4_1"`` are the
+        blocks of GGUF; the elements of a row are whole blocks of 32.
+
+        ``to``: ``"float16"`` or ``"float32"``, what gathers make of stored float16, bfloat16, float8 or blocks on the
+        way; only the stored bytes are read. Blocks come out as float16 without it. Such a table is not written to.
 
         Raises :class:`Usage` for a table that does not lie inside the store, or rows of no bytes.
         """
-        return Table(self, offset, shape, dtype)
+        return Table(self, offset, shape, dtype, to)
 
     def _move(self, buf: Any, offset: Any, stream: Any, is_read: bool, durable: bool) -> Pending:
         at = _whole("offset", offset, 0, (1 << 64) - 1)
@@ -321,9 +325,22 @@ class Table:
     ``table[ids]`` is ``table.gather(ids)``.
     """
 
-    __slots__ = ("_native", "_store", "_shape", "_row", "_dtype", "_size", "_row_bytes", "_torch", "__weakref__")
+    __slots__ = (
+        "_native",
+        "_store",
+        "_shape",
+        "_row",
+        "_stored",
+        "_stored_bytes",
+        "_dtype",
+        "_size",
+        "_row_bytes",
+        "_others",
+        "_torch",
+        "__weakref__",
+    )
 
-    def __init__(self, store: Store, offset: int, shape: Any, dtype: Any) -> None:
+    def __init__(self, store: Store, offset: int, shape: Any, dtype: Any, to: Any = None) -> None:
         if not isinstance(store, Store):
             raise TypeError("store is not a nvme_gpu.Store: use store.table(...)")
         offset = _whole("offset", offset, 0, (1 << 64) - 1)
@@ -332,17 +349,32 @@ class Table:
         lengths = tuple(_whole("a length of the shape", one, 0, (1 << 63) - 1) for one in shape)
         if not lengths:
             raise Usage("the shape has no length", "pass (rows, *row)")
-        self._dtype = _dtypes.name_of(dtype)
-        self._size = _dtypes.SIZES[self._dtype][0]
         self._store = store
         self._shape, self._row = lengths, lengths[1:]
-        row_bytes = self._size
+        elements = 1
         for one in self._row:
-            row_bytes *= one
-        if row_bytes >= 1 << 63:
-            raise Usage(f"rows of {row_bytes} bytes", "use a smaller shape")
-        self._row_bytes = row_bytes
-        self._native = _native.Table(store._native, offset, lengths[0], row_bytes)
+            elements *= one
+        is_blocks = isinstance(dtype, str) and dtype in _dtypes.BLOCKS
+        if is_blocks:
+            self._stored = dtype
+            block, block_bytes = _dtypes.BLOCKS[dtype]
+            if elements % block:
+                raise Usage(f"rows of {elements} elements of {dtype}", f"use a multiple of {block}")
+            self._stored_bytes = elements // block * block_bytes
+        else:
+            self._stored = _dtypes.name_of(dtype)
+            self._stored_bytes = elements * _dtypes.SIZES[self._stored][0]
+        if max(self._stored_bytes, 4 * elements) >= 1 << 63:
+            raise Usage(f"rows of {self._stored_bytes} bytes", "use a smaller shape")
+        self._native = _native.Table(store._native, offset, lengths[0], self._stored_bytes)
+        self._dtype = "float16" if is_blocks else self._stored
+        if to is not None:
+            self._dtype = _dtypes.name_of(to)
+        if is_blocks or self._dtype != self._stored:
+            self._native = self._native.widened(self._stored, self._dtype)
+        self._size = _dtypes.SIZES[self._dtype][0]
+        self._row_bytes = elements * self._size
+        self._others: dict[str, Table] = {}
         self._torch: Any = None
 
     @property
@@ -357,18 +389,23 @@ class Table:
 
     @property
     def dtype(self) -> str:
-        """The name of the dtype."""
+        """The name of the dtype of gathered rows."""
         return self._dtype
 
     @property
+    def stored_dtype(self) -> str:
+        """The name of the dtype of rows in the store."""
+        return self._stored
+
+    @property
     def row_bytes(self) -> int:
-        """Bytes of a row."""
-        return self._row_bytes
+        """Bytes of a row in the store."""
+        return self._stored_bytes
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all rows."""
-        return self._row_bytes * self._shape[0]
+        """Bytes of all rows in the store."""
+        return self._stored_bytes * self._shape[0]
 
     def __len__(self) -> int:
         return self._shape[0]
@@ -407,7 +444,8 @@ class Table:
         An id that is negative or too large gives a row of zeros and an error. So does a row that could not be read.
 
         ``out``: contiguous memory of the table's dtype on the same device, which is filled and returned.
-        ``dtype``: what the rows are converted to, by the library of the result.
+        ``dtype``: what the rows are converted to: float16, bfloat16 and float8 to float16 or float32 on the way, as
+        ``to`` of :meth:`Store.table` does; else by the library of the result.
         ``stream``: on a GPU, where the gather is put: None is the current stream of torch where torch uses the GPU,
         else the default one; a number, or a stream of torch, cupy, pycuda, numba or cuda.core. It may be captured.
         ``check``: ``"now"`` waits and raises; ``"later"`` leaves errors to :meth:`check` and to the next gather.
@@ -418,6 +456,8 @@ class Table:
         ``out`` the other rows are right then.
         """
         _known(check)
+        if dtype is not None and out is None and (wide := self._widened(dtype)) is not None:
+            return wide.gather(ids, None, None, stream, check, status)
         if _buffers.is_tensor(ids):
             return self._gather_tensor(ids, out, dtype, stream, check, status)
         view, shape, owner = self._ids(ids, stream)
@@ -474,6 +514,25 @@ class Table:
                 "wait for what their streams do before them, or longer",
                 "unfinished",
             )
+
+    def _widened(self, dtype: Any) -> Table | None:
+        """This table with elements that come out as ``dtype``, where a gather makes that on the way."""
+        name = _dtypes.name_of(dtype)
+        if name == self._dtype or self._stored != self._dtype:
+            return None
+        if self._stored not in _dtypes.WIDENED or name not in _dtypes.WIDE:
+            return None
+        wide = self._others.get(name)
+        if wide is None:
+            wide = object.__new__(Table)
+            wide._native = self._native.widened(self._stored, name)
+            wide._store, wide._shape, wide._row = self._store, self._shape, self._row
+            wide._stored, wide._stored_bytes, wide._dtype = self._stored, self._stored_bytes, name
+            wide._size = _dtypes.SIZES[name][0]
+            wide._row_bytes = self._row_bytes // self._size * wide._size
+            wide._others, wide._torch = {}, None
+            self._others[name] = wide
+        return wide
 
     # ---- ids and places
 
