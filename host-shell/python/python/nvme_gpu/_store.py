@@ -356,7 +356,7 @@ class Table:
             elements *= one
         is_blocks = isinstance(dtype, str) and dtype in _dtypes.BLOCKS
         if is_blocks:
-            self._stored = dtype
+            self._stored = str(dtype)
             block, block_bytes = _dtypes.BLOCKS[dtype]
             if elements % block:
                 raise Usage(f"rows of {elements} elements of {dtype}", f"use a multiple of {block}")
