@@ -62,7 +62,7 @@ pub trait Device: Send + Sync {
     /// # Errors
     /// [`Error::Usage`] where the transport has no way to such memory.
     fn map_peer(&self, memory: PeerMemory) -> Result<Iova> {
-        drop(memory);
+        let _ = memory;
         Err(Error::usage(
             format!("{} cannot reach GPU memory", self.name()),
             "use --tier 1 or 0",
