@@ -1,11 +1,10 @@
 //! The stage `python`: the wheel, its tests over the stand-in of CUDA, its types, and its claim about old systems.
 //!
-//! The wheel is built as the demo is ([`release::lighter`]), so that it shares what was compiled for that.
+//! The wheel is built in the release profile of the workspace, so that it shares what the demo compiled.
 
 mod sanitized;
 
 use crate::process::{Failure, NETWORK, cargo, check, check_retried, root, shown, target_dir};
-use crate::release;
 use crate::report::Counts;
 use crate::tools::{apt, is_root};
 use std::fs;
@@ -244,14 +243,13 @@ fn environment() -> Result<Tools, Failure> {
     Ok(tools)
 }
 
-/// The wheel.
+/// The wheel, in the release profile of the workspace.
 fn build(tools: &Tools) -> Result<PathBuf, Failure> {
     let wheels = target_dir().join("wheels");
     // One of another version would be found in place of this one.
     let _ = fs::remove_dir_all(&wheels);
     let mut maturin = tools.run("maturin");
-    release::lighter(maturin.args(["build", "--release", "--quiet"]));
-    maturin.args(["--compatibility", PLATFORM]);
+    maturin.args(["build", "--release", "--quiet", "--compatibility", PLATFORM]);
     maturin
         .arg("--manifest-path")
         .arg(root().join(FOLDER).join("Cargo.toml"));
@@ -268,9 +266,13 @@ fn build(tools: &Tools) -> Result<PathBuf, Failure> {
 
 /// A folder with the stand-in as `libcuda.so.1`.
 fn stand_in() -> Result<PathBuf, Failure> {
-    let mut build = cargo();
-    release::lighter(build.args(["build", "--quiet", "--release"]));
-    check(build.args(["--package", "nvme-fake-cuda"]))?;
+    check(cargo().args([
+        "build",
+        "--quiet",
+        "--release",
+        "--package",
+        "nvme-fake-cuda",
+    ]))?;
     let folder = target_dir().join("tools/fake-cuda");
     let built = target_dir().join("release/libnvme_fake_cuda.so");
     for name in ["libcuda.so.1", "libcuda.so"] {

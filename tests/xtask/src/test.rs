@@ -5,9 +5,7 @@ mod programs;
 
 use crate::process::{Failure, cargo, cargo_test, check, output};
 use crate::report::Counts;
-use crate::{
-    background, fuzz, guest, loom, packages, planted, ptx, python, release, simulate, stress,
-};
+use crate::{background, fuzz, guest, loom, packages, planted, ptx, python, simulate, stress};
 use background::Background;
 use std::process::Command;
 use std::time::Instant;
@@ -346,8 +344,7 @@ fn feature_matrix() -> Result<Counts, Failure> {
 /// The first command of the README, and what it must answer: every byte verified.
 fn demo() -> Result<Counts, Failure> {
     let mut demo = cargo();
-    release::lighter(demo.args(["run", "--quiet", "--release"]));
-    demo.args(["--", "demo", "--json"]);
+    demo.args(["run", "--quiet", "--release", "--", "demo", "--json"]);
     println!("$ cargo run --release -- demo --json");
     let json = output(&mut demo)?;
     println!("{}", json.trim());
