@@ -1,6 +1,23 @@
-//! What the benchmarks of CPU and GPU have in common: the ids of rows that they ask for, and the median.
+//! What the benchmarks of CPU and GPU have in common: cases of gathers, ids of rows, and the median.
 
 use nvme_units::SplitMix;
+
+/// The table that rows are gathered from, and the cases that are measured.
+#[derive(Clone, Debug)]
+pub struct GatherCases {
+    /// Bytes of the table: from the start of the namespace or store on, which is overwritten.
+    pub table_bytes: u64,
+    /// Bytes of a row, one case each; for a GPU multiples of 8.
+    pub row_bytes: Vec<u32>,
+    /// Rows of each gather; 0 is as many as make a long run.
+    pub rows: u64,
+    /// Runs of each, of which the middle one counts.
+    pub runs: usize,
+    /// Seed of the table and of the ids.
+    pub seed: u64,
+    /// Ids by Zipf's law with exponent 0.99 instead of uniform ones.
+    pub zipf: bool,
+}
 
 /// The middle one of an odd number of values; 0 without any.
 pub(crate) fn median(values: &[f64]) -> f64 {

@@ -1,7 +1,7 @@
 //! Rows by ids without a GPU: a store's gather beside the same rows out of memory.
 
 use crate::error::{Error, Result};
-use crate::measure::{Ids, median};
+use crate::measure::{GatherCases, Ids, median};
 use crate::store::{Store, Table};
 use hdrhistogram::Histogram;
 use nvme_units::SplitMix;
@@ -19,18 +19,8 @@ const HOPS: u64 = 400;
 /// What is measured.
 #[derive(Clone, Debug)]
 pub struct CpuGather {
-    /// Bytes of the table: from the store's start on, which is overwritten.
-    pub table_bytes: u64,
-    /// Bytes of a row, one case each.
-    pub row_bytes: Vec<u32>,
-    /// Rows of each gather; 0 is as many as make a long run.
-    pub rows: u64,
-    /// Runs of each, of which the middle one counts.
-    pub runs: usize,
-    /// Seed of the table and of the ids.
-    pub seed: u64,
-    /// Ids by Zipf's law with exponent 0.99 instead of uniform ones.
-    pub zipf: bool,
+    /// The table and the cases.
+    pub cases: GatherCases,
     /// Threads that gather, each a share of the rows.
     pub threads: usize,
 }
@@ -41,19 +31,19 @@ pub struct CpuGather {
 /// What keeps a case from running, and rows that are wrong.
 pub fn gather_by_cpu(store: &Store, job: &CpuGather, emit: &mut dyn FnMut(Value)) -> Result<()> {
     let begin = Instant::now();
-    let mut mirror = vec![0; job.table_bytes as usize];
-    SplitMix::new(job.seed).fill(&mut mirror);
+    let mut mirror = vec![0; job.cases.table_bytes as usize];
+    SplitMix::new(job.cases.seed).fill(&mut mirror);
     for (index, chunk) in mirror.chunks(CHUNK).enumerate() {
         store.write_at((index * CHUNK) as u64, chunk)?;
     }
     let path = store.path();
     emit(json!({
         "device": path.device, "path": path.path, "why": path.why,
-        "table_bytes": job.table_bytes, "threads": job.threads,
+        "table_bytes": job.cases.table_bytes, "threads": job.threads,
         "cores": std::thread::available_parallelism().map_or(1, usize::from),
         "lay_out_s": begin.elapsed().as_secs_f64(),
     }));
-    for row_bytes in &job.row_bytes {
+    for row_bytes in &job.cases.row_bytes {
         emit(case(store, job, &mirror, *row_bytes)?);
     }
     Ok(())
@@ -61,20 +51,20 @@ pub fn gather_by_cpu(store: &Store, job: &CpuGather, emit: &mut dyn FnMut(Value)
 
 fn case(store: &Store, job: &CpuGather, mirror: &[u8], row_bytes: u32) -> Result<Value> {
     let row = row_bytes as usize;
-    let rows = job.table_bytes / u64::from(row_bytes);
+    let rows = job.cases.table_bytes / u64::from(row_bytes);
     let table = store.table(0, rows, u64::from(row_bytes))?;
-    let count = match job.rows {
+    let count = match job.cases.rows {
         0 => GATHERED / u64::from(row_bytes.max(1024)),
         rows => rows,
     };
-    let ids = Ids::new(rows, job.zipf);
+    let ids = Ids::new(rows, job.cases.zipf);
     let mut out = vec![0; count as usize * row];
     let share = (count as usize).div_ceil(job.threads.max(1)).max(1);
     let (mut ours, mut bound) = (Vec::new(), Vec::new());
     let mut hops = Histogram::<u64>::new(3)
         .map_err(|error| Error::internal(format!("a histogram: {error}")))?;
-    for run in 0..=job.runs as u64 {
-        let asked = ids.draw(count, job.seed ^ (run + 1) << 32);
+    for run in 0..=job.cases.runs as u64 {
+        let asked = ids.draw(count, job.cases.seed ^ (run + 1) << 32);
         let gather = |ids: &[i64], out: &mut [u8]| {
             let report = table.gather(ids.into(), out, None)?;
             report.check()
@@ -170,15 +160,15 @@ mod tests {
     #[test]
     fn each_size_of_rows_is_gathered_and_checked() {
         let store = Store::open("sim:mem?size=4MiB", &StoreOptions::default()).unwrap();
-        let job = CpuGather {
+        let cases = GatherCases {
             table_bytes: 1 << 20,
             row_bytes: vec![512, 24, 4096],
             rows: 50,
             runs: 2,
             seed: 1,
             zipf: true,
-            threads: 3,
         };
+        let job = CpuGather { cases, threads: 3 };
         let mut lines = Vec::new();
         gather_by_cpu(&store, &job, &mut |line| lines.push(line)).unwrap();
         assert_eq!(lines.len(), 4);

@@ -11,6 +11,7 @@ mod report;
 mod shared;
 mod worker;
 
+pub use crate::measure::GatherCases;
 pub use gather::{CpuGather, gather_by_cpu};
 pub use job::{Job, Limit, Ramp};
 pub use pattern::{Access, Pattern, SplitMix};

@@ -75,13 +75,13 @@ impl KernelQueues {
             changed: Condvar::new(),
             patience: timeout * 3 + Duration::from_secs(2),
         });
-        let mut lent = LentQueues::create_for(
+        let mut lent = LentQueues::create(
             gpu,
             controller,
             access,
             options.queues,
             options.entries,
-            Some(Arc::clone(&turns) as Arc<dyn Users>),
+            Some(Arc::clone(&turns) as _),
         )?;
         lent.kind = Some(QueueKind::Shared);
         let buffer = match options.buffer_bytes {

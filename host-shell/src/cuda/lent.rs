@@ -1,12 +1,11 @@
 //! Queue pairs of a controller lent to a GPU: created, and recovered when a command does not end.
 //!
 //! A reset ends what the GPU had in flight by way of a hook in each queue. No kernel uses the queues meanwhile: the
-//! caller holds their locks while one runs, or their launches pass a gate (`RowsState`).
+//! caller holds their locks while one runs, or [`Users`] keep their launches out.
 
 use super::driver::Gpu;
 use super::queue_set::{QueueSet, Remote};
 use super::registered::Registered;
-use super::rows::RowsState;
 use super::tier::Access;
 use crate::controller::Controller;
 use crate::controller::queue::Queue;
@@ -53,16 +52,6 @@ pub(super) trait Users: Send + Sync {
     fn resume(&self, works: bool);
 }
 
-impl Users for RowsState {
-    fn stop(&self) -> bool {
-        RowsState::stop(self)
-    }
-
-    fn resume(&self, works: bool) {
-        RowsState::resume(self, works);
-    }
-}
-
 /// Queue pairs of one controller in the hands of a GPU. Deleted on drop.
 pub(super) struct LentQueues {
     pub set: QueueSet,
@@ -80,27 +69,11 @@ pub(super) struct LentQueues {
 
 impl LentQueues {
     /// Creates `count` queue pairs of at least `entries` entries (rounded up to a power of two) and hands
-    /// them to the GPU. `rows` is present when launches use them that the host does not wait for.
+    /// them to the GPU. `users` are there when launches use them that the host does not wait for.
     ///
     /// # Errors
     /// [`Error::Usage`] when the controller has not as many or not as large ones.
     pub fn create(
-        gpu: &Arc<Gpu>,
-        controller: &Controller,
-        access: &Arc<Access>,
-        count: u32,
-        entries: u32,
-        rows: Option<Arc<RowsState>>,
-    ) -> Result<Self> {
-        let users = rows.map(|rows| rows as Arc<dyn Users>);
-        Self::create_for(gpu, controller, access, count, entries, users)
-    }
-
-    /// The same for any users.
-    ///
-    /// # Errors
-    /// As [`create`](Self::create).
-    pub fn create_for(
         gpu: &Arc<Gpu>,
         controller: &Controller,
         access: &Arc<Access>,

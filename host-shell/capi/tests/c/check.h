@@ -24,6 +24,15 @@
         }                                                                                         \
         CHECK(nvme_gpu_last_error()[0] && nvme_gpu_last_remedy()[0]);                             \
     } while (0)
+/* Of functions of CUDA, whose success is 0. */
+#define CUDA(call)                                                                                \
+    do {                                                                                          \
+        int got_ = (int)(call);                                                                   \
+        if (got_ != 0) {                                                                          \
+            fprintf(stderr, "%s:%d: %s is %d\n", __FILE__, __LINE__, #call, got_);                \
+            exit(1);                                                                              \
+        }                                                                                         \
+    } while (0)
 #define USAGE(call) FAILS(NVME_GPU_ERROR_USAGE, call)
 #define CLOSED(call) FAILS(NVME_GPU_ERROR_CLOSED, call)
 #endif

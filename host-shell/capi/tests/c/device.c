@@ -6,15 +6,6 @@
 #include <cuda.h>
 #include <time.h>
 
-#define CUDA(call)                                                                                \
-    do {                                                                                          \
-        int got_ = (int)(call);                                                                   \
-        if (got_ != 0) {                                                                          \
-            fprintf(stderr, "%s:%d: %s is %d\n", __FILE__, __LINE__, #call, got_);                \
-            exit(1);                                                                              \
-        }                                                                                         \
-    } while (0)
-
 enum { UNITS = 64, UNIT = 4096, THREADS = 32 };
 
 static CUfunction histogram;

@@ -6,15 +6,6 @@
 #include <cuda.h>
 #include <time.h>
 
-#define CUDA(call)                                                                                \
-    do {                                                                                          \
-        int got_ = (int)(call);                                                                   \
-        if (got_ != 0) {                                                                          \
-            fprintf(stderr, "%s:%d: %s is %d\n", __FILE__, __LINE__, #call, got_);                \
-            exit(1);                                                                              \
-        }                                                                                         \
-    } while (0)
-
 enum { ROWS = 4000, ROW = 512, MANY = 300, REPLAYS = 50, FIRST = 96 };
 
 static const char NOTHING[] = ".version 8.2\n.target sm_80\n.address_size 64\n"

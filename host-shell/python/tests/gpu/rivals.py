@@ -137,6 +137,24 @@ def fbgemm(words, weights):
         return seconds, None
 
 
+def gathers(words, weights, gather):
+    """Rows a second of ``gather``; the first is not counted, and no comparison of rows is."""
+    seconds = 0.0
+    for number, ids in enumerate(ids_of(words)):
+        if number == 4:
+            break
+        ids = ids[: words.gather]
+        torch.cuda.synchronize()
+        begin = time.perf_counter()
+        rows = gather(ids)
+        torch.cuda.synchronize()
+        if number:
+            seconds += time.perf_counter() - begin
+        if not torch.equal(rows.cpu(), weights[ids.cpu()]):
+            raise AssertionError("wrong rows")
+    return round(3 * words.gather / seconds)
+
+
 def kvikio_gathers(words, weights):
     import kvikio
     import kvikio.defaults
@@ -146,21 +164,15 @@ def kvikio_gathers(words, weights):
         out = torch.empty(words.gather, words.width, device="cuda")
         row = words.width * 4
         opened = kvikio.CuFile(file.name, "r")
-        seconds = 0.0
-        for number, ids in enumerate(ids_of(words)):
-            if number == 4:
-                break
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            waits = [opened.pread(out[at], row, one * row) for at, one in enumerate(ids[: words.gather].tolist())]
+
+        def gather(ids):
+            waits = [opened.pread(out[at], row, one * row) for at, one in enumerate(ids.tolist())]
             for one in waits:
                 one.get()
-            torch.cuda.synchronize()
-            if not torch.equal(out.cpu(), weights[ids[: words.gather].cpu()]):
-                raise AssertionError("wrong rows")
-            if number:
-                seconds += time.perf_counter() - begin
-        return {"rows_per_s": round(3 * words.gather / seconds), "compat": str(kvikio.defaults.get("compat_mode"))}
+            return out
+
+        rate = gathers(words, weights, gather)
+        return {"rows_per_s": rate, "compat": str(kvikio.defaults.get("compat_mode"))}
 
 
 def our_gathers(words, weights):
@@ -168,19 +180,7 @@ def our_gathers(words, weights):
     with nvme_gpu.open(device, 0) as store:
         store.write_from(weights).result()
         table = store.table(0, shape=tuple(weights.shape), dtype="float32")
-        seconds = 0.0
-        for number, ids in enumerate(ids_of(words)):
-            if number == 4:
-                break
-            torch.cuda.synchronize()
-            begin = time.perf_counter()
-            rows = table[ids[: words.gather]]
-            torch.cuda.synchronize()
-            if number:
-                seconds += time.perf_counter() - begin
-            if not torch.equal(rows.cpu(), weights[ids[: words.gather].cpu()]):
-                raise AssertionError("wrong rows")
-        return {"rows_per_s": round(3 * words.gather / seconds)}
+        return {"rows_per_s": gathers(words, weights, lambda ids: table[ids])}
 
 
 def main() -> int:

@@ -370,7 +370,7 @@ impl Drop for BatchId {
     }
 }
 
-/// What a read in a stream is told by, and tells.
+/// What cuFile reads of a read in a stream, and the number of bytes that it writes there.
 struct Words {
     bytes: usize,
     file_offset: i64,

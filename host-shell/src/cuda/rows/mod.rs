@@ -109,14 +109,13 @@ impl GpuRows {
         let gather = module.function("nvme_gather")?;
         let gather_cached = module.function("nvme_gather_cached")?;
         let gather_wide = module.function("nvme_gather_wide")?;
-        let rows = Some(Arc::clone(&state));
         let lent = LentQueues::create(
             gpu,
             controller,
             access,
             options.queues,
             options.entries,
-            rows,
+            Some(Arc::clone(&state) as _),
         )?;
         controller.session().uses(info);
         Ok(Self {

@@ -1,6 +1,7 @@
 //! What launches, their recovery and those who wait for them share.
 
 use super::super::driver::Gpu;
+use super::super::lent::Users;
 use super::super::memory::DeviceMemory;
 use super::board::Board;
 use crate::error::{Error, Result};
@@ -87,45 +88,6 @@ impl RowsState {
         Ok(())
     }
 
-    /// Closes the gate and waits until no group is inside; whether none is. No call into the driver.
-    pub fn stop(&self) -> bool {
-        if self.is_stopped.swap(true, Ordering::AcqRel) {
-            return !self.is_stuck.load(Ordering::Acquire);
-        }
-        let gate = self.board.gate();
-        if gate.look() != Err(Shut::ForGood) {
-            gate.close();
-        }
-        let begin = Instant::now();
-        while !gate.is_idle() {
-            if begin.elapsed() > self.patience {
-                self.is_stuck.store(true, Ordering::Release);
-                return false;
-            }
-            std::thread::sleep(NAP);
-        }
-        true
-    }
-
-    /// After [`stop`](Self::stop): lets groups pass again, or never again.
-    pub fn resume(&self, works: bool) {
-        if !self.is_stopped.swap(false, Ordering::AcqRel) {
-            return;
-        }
-        let gate = self.board.gate();
-        let is_stuck = self.is_stuck.load(Ordering::Acquire);
-        // The GPU's driver is called while the gate is shut and nothing is inside: nothing waits for the drive.
-        let freed = || -> Result<()> {
-            let _guest = self.gpu.enter()?;
-            self.free_lost()
-        };
-        if works && !is_stuck && gate.look() != Err(Shut::ForGood) && freed().is_ok() {
-            gate.open();
-        } else {
-            gate.close_for_good();
-        }
-    }
-
     /// Lets no launch touch the queues from now on, and waits for those that do; whether none does any more.
     pub fn end(&self) -> bool {
         self.board.gate().close_for_good();
@@ -182,6 +144,46 @@ impl RowsState {
         match is_over {
             true => launches.free.push(number),
             false => launches.abandoned.push((number, before)),
+        }
+    }
+}
+
+impl Users for RowsState {
+    /// Closes the gate and waits until no group is inside; whether none is. No call into the driver.
+    fn stop(&self) -> bool {
+        if self.is_stopped.swap(true, Ordering::AcqRel) {
+            return !self.is_stuck.load(Ordering::Acquire);
+        }
+        let gate = self.board.gate();
+        if gate.look() != Err(Shut::ForGood) {
+            gate.close();
+        }
+        let begin = Instant::now();
+        while !gate.is_idle() {
+            if begin.elapsed() > self.patience {
+                self.is_stuck.store(true, Ordering::Release);
+                return false;
+            }
+            std::thread::sleep(NAP);
+        }
+        true
+    }
+
+    fn resume(&self, works: bool) {
+        if !self.is_stopped.swap(false, Ordering::AcqRel) {
+            return;
+        }
+        let gate = self.board.gate();
+        let is_stuck = self.is_stuck.load(Ordering::Acquire);
+        // The GPU's driver is called while the gate is shut and nothing is inside: nothing waits for the drive.
+        let freed = || -> Result<()> {
+            let _guest = self.gpu.enter()?;
+            self.free_lost()
+        };
+        if works && !is_stuck && gate.look() != Err(Shut::ForGood) && freed().is_ok() {
+            gate.open();
+        } else {
+            gate.close_for_good();
         }
     }
 }

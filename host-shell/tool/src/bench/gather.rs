@@ -3,7 +3,7 @@
 use super::plot;
 use crate::common::{number, output, some_bytes};
 use clap::Args;
-use nvme_host::bench::{CpuGather, gather_by_cpu};
+use nvme_host::bench::{CpuGather, GatherCases, gather_by_cpu};
 use nvme_host::{Config, Device, Error, Result, Store, StoreOptions};
 use serde_json::Value;
 use std::path::PathBuf;
@@ -109,12 +109,7 @@ impl GatherArgs {
                 ..StoreOptions::default()
             };
             let job = CpuGather {
-                table_bytes: self.table,
-                row_bytes: self.row_bytes()?,
-                rows: self.rows,
-                runs: self.runs,
-                seed: rest.seed,
-                zipf: self.zipf,
+                cases: self.cases(rest.seed)?,
                 threads: rest.queues as usize,
             };
             gather_by_cpu(&Store::over(device, &options)?, &job, emit)?;
@@ -122,7 +117,7 @@ impl GatherArgs {
         lines.end(rest.plot)
     }
 
-    fn row_bytes(&self) -> Result<Vec<u32>> {
+    fn cases(&self, seed: u64) -> Result<GatherCases> {
         let row_bytes = self.row.iter().map(|bytes| {
             let small = u32::try_from(*bytes).ok();
             small
@@ -134,7 +129,14 @@ impl GatherArgs {
                     )
                 })
         });
-        row_bytes.collect()
+        Ok(GatherCases {
+            table_bytes: self.table,
+            row_bytes: row_bytes.collect::<Result<_>>()?,
+            rows: self.rows,
+            runs: self.runs,
+            seed,
+            zipf: self.zipf,
+        })
     }
 
     #[cfg(feature = "cuda")]
@@ -143,12 +145,7 @@ impl GatherArgs {
         Ok(GatherJob {
             gpu,
             nsid: nvme_host::core::spec::Nsid(rest.nsid),
-            table_bytes: self.table,
-            row_bytes: self.row_bytes()?,
-            rows: self.rows,
-            runs: self.runs,
-            seed: rest.seed,
-            zipf: self.zipf,
+            cases: self.cases(rest.seed)?,
             cache_bytes: self.on_gpu.cache.unwrap_or(0),
             options: RowsOptions {
                 queues: match rest.queues {

@@ -30,7 +30,7 @@ impl Rig {
             ..self.copied(case)
         };
         let (mut ours, mut bound) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
-        for _ in 0..HOPS * self.job.runs {
+        for _ in 0..HOPS * self.job.cases.runs {
             let begin = Instant::now();
             let first = Event::record(&self.stream)?;
             // SAFETY: as in `gather`.
@@ -88,7 +88,7 @@ impl Rig {
             }
         })?;
         let (mut ours, mut bound) = (Vec::new(), Vec::new());
-        for round in 1..=(REPLAYS * self.job.runs) as u32 {
+        for round in 1..=(REPLAYS * self.job.cases.runs) as u32 {
             let begin = Instant::now();
             graph.launch(&self.stream)?;
             // Without a pause, which would be longer than what is measured.

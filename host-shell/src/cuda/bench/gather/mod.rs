@@ -18,7 +18,7 @@ use crate::cuda::tier::{Access, Tier, TierRequest};
 use crate::device::Device;
 use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
-use crate::measure::{Ids, median};
+use crate::measure::{GatherCases, Ids, median};
 use nvme_core::spec::{Lba, Nsid};
 use nvme_gpu_kernel::ROWS_PTX;
 use nvme_gpu_kernel::rows::{BLOCK_THREADS, Check, Gather};
@@ -42,18 +42,8 @@ pub struct GatherJob {
     pub gpu: u32,
     /// Namespace.
     pub nsid: Nsid,
-    /// Bytes of the table: from the namespace's start on, which is overwritten.
-    pub table_bytes: u64,
-    /// Bytes of a row, one case each: multiples of 8.
-    pub row_bytes: Vec<u32>,
-    /// Rows of each gather; 0 is as many as make a long run.
-    pub rows: u64,
-    /// Runs of each, of which the middle one counts.
-    pub runs: usize,
-    /// Seed of the table and of the ids.
-    pub seed: u64,
-    /// Ids by Zipf's law with exponent 0.99 instead of uniform ones.
-    pub zipf: bool,
+    /// The table and the cases.
+    pub cases: GatherCases,
     /// Bytes of GPU memory of a cache, for a second measurement beside the one without; 0 for none.
     pub cache_bytes: u64,
     /// Queues and stations.
@@ -94,15 +84,15 @@ pub fn gather(
     let info = controller.usable_namespace(job.nsid)?;
     let begin = Instant::now();
     lay_out(&controller, job)?;
-    let mirror_pages = Arc::new(Pages::new(job.table_bytes as usize)?);
-    fill(&mirror_pages, job.seed);
+    let mirror_pages = Arc::new(Pages::new(job.cases.table_bytes as usize)?);
+    fill(&mirror_pages, job.cases.seed);
     let laid_out = begin.elapsed();
     let module = Module::load(&gpu, ROWS_PTX.as_bytes())?;
     let rows = GpuRows::create(&controller, &access, info, job.options, config.timeout)?;
     let (registers, local) = rows.cost()?;
     emit(json!({
         "gpu": gpu.describe(), "device": access.device().describe(), "tier": access.describe(),
-        "table_bytes": job.table_bytes, "block_bytes": info.block_bytes, "queues": job.options.queues,
+        "table_bytes": job.cases.table_bytes, "block_bytes": info.block_bytes, "queues": job.options.queues,
         "stations": job.options.stations, "registers": registers, "local_bytes": local,
         "cores": std::thread::available_parallelism().map_or(1, usize::from),
         "lay_out_s": laid_out.as_secs_f64(),
@@ -117,7 +107,7 @@ pub fn gather(
         rows,
         job: job.clone(),
     };
-    for row_bytes in &job.row_bytes {
+    for row_bytes in &job.cases.row_bytes {
         emit(rig.case(*row_bytes)?);
     }
     drop(rig);
@@ -130,10 +120,10 @@ fn lay_out(controller: &Controller, job: &GatherJob) -> Result<()> {
     let block = u64::from(namespace.block_bytes());
     let mut chunk = vec![0u64; CHUNK / 8];
     let mut at = 0;
-    while at < job.table_bytes {
-        let bytes = (job.table_bytes - at).min(CHUNK as u64) as usize;
+    while at < job.cases.table_bytes {
+        let bytes = (job.cases.table_bytes - at).min(CHUNK as u64) as usize;
         for (index, word) in chunk[..bytes / 8].iter_mut().enumerate() {
-            *word = data_word(job.seed, at / 8 + index as u64);
+            *word = data_word(job.cases.seed, at / 8 + index as u64);
         }
         namespace.write(Lba(at / block), chunk[..bytes / 8].as_bytes())?;
         at += bytes as u64;
@@ -190,7 +180,7 @@ impl Rig {
         if cache.is_some() {
             self.gather(&case, cache.as_ref())?;
         }
-        for run in 0..self.job.runs {
+        for run in 0..self.job.cases.runs {
             self.ask(&mut case, run as u64 + 1)?;
             ours.push(self.gather(&case, None)?);
             self.verify(&case)?;
@@ -225,13 +215,13 @@ impl Rig {
 
     fn memory(&self, row_bytes: u32) -> Result<Case> {
         let job = &self.job;
-        let rows = job.table_bytes / u64::from(row_bytes);
+        let rows = job.cases.table_bytes / u64::from(row_bytes);
         let table = RowTable {
             first_byte: 0,
             rows,
             row_bytes,
         };
-        let count = match job.rows {
+        let count = match job.cases.rows {
             0 => (2u64 << 30) / u64::from(row_bytes.max(1024)),
             rows => rows,
         };
@@ -243,7 +233,7 @@ impl Rig {
             table,
             count,
             ids,
-            asked: Ids::new(rows, job.zipf),
+            asked: Ids::new(rows, job.cases.zipf),
             host_ids: Vec::new(),
             out: DeviceMemory::new(gpu, bytes)?,
             wrong: DeviceMemory::new(gpu, 8)?,
@@ -256,7 +246,7 @@ impl Rig {
 
     /// Asks for other rows.
     fn ask(&self, case: &mut Case, run: u64) -> Result<()> {
-        case.host_ids = case.asked.draw(case.count, self.job.seed ^ run << 32);
+        case.host_ids = case.asked.draw(case.count, self.job.cases.seed ^ run << 32);
         case.ids.upload(0, case.host_ids.as_bytes())
     }
 
@@ -374,7 +364,7 @@ impl Rig {
     fn verify(&self, case: &Case) -> Result<()> {
         let check = Check {
             gather: self.bare(case),
-            seed: self.job.seed,
+            seed: self.job.cases.seed,
             wrong: case.wrong.address(),
         };
         case.wrong.zero()?;
