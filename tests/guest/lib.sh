@@ -61,6 +61,7 @@ linux_up() {
     modprobe nvme "$@"
     wait_for 20 disk_of "$_serial" 1
     _disk=$(disk_of "$_serial" 1)
+    [ ! -f "$_disk" ] || fail "$_disk is a regular file: a test wrote to it while it had no node"
     wait_for 20 test -b "$_disk"
 }
 
