@@ -99,14 +99,24 @@ struct Run<'a> {
 
 /// Carries out `op` on every piece. Returns when no command of this call is in flight.
 pub(crate) fn run(space: &Space, op: Op, pieces: Vec<Piece>, work: &mut dyn Work) {
-    run_all(space, op, pieces, work);
+    run_all(space, op, pieces, work, usize::MAX);
     if op.is_write() {
         space.wrote();
     }
 }
 
-fn run_all(space: &Space, op: Op, pieces: Vec<Piece>, work: &mut dyn Work) {
-    let mut shares = shares(space, pieces);
+/// Reads every piece.
+pub(crate) fn read(space: &Space, pieces: Vec<Piece>, work: &mut dyn Work) {
+    run(space, Op::Read, pieces, work);
+}
+
+/// As [`read`], on one lane of each member: other threads do other parts of the same call.
+pub(crate) fn read_beside_others(space: &Space, pieces: Vec<Piece>, work: &mut dyn Work) {
+    run_all(space, Op::Read, pieces, work, 1);
+}
+
+fn run_all(space: &Space, op: Op, pieces: Vec<Piece>, work: &mut dyn Work, most_lanes: usize) {
+    let mut shares = shares(space, pieces, most_lanes);
     let mut run = Run {
         space,
         op,
@@ -134,7 +144,7 @@ fn run_all(space: &Space, op: Op, pieces: Vec<Piece>, work: &mut dyn Work) {
 
 /// The pieces by member, each member with lanes. Members are taken in order, so that calls cannot wait for
 /// each other's lanes in a circle.
-fn shares(space: &Space, pieces: Vec<Piece>) -> Vec<Share<'_>> {
+fn shares(space: &Space, pieces: Vec<Piece>, most_lanes: usize) -> Vec<Share<'_>> {
     let mut waiting = vec![VecDeque::new(); space.members.len()];
     for piece in pieces {
         waiting[piece.member].push_back(Task { piece, tries: 0 });
@@ -143,7 +153,8 @@ fn shares(space: &Space, pieces: Vec<Piece>) -> Vec<Share<'_>> {
     let with_work = with_work.filter(|(_, waiting)| !waiting.is_empty());
     let share = |(member, waiting): (usize, VecDeque<Task>)| {
         let bytes = waiting.iter().map(|task| u64::from(task.piece.bytes));
-        let lanes = space.members[member].pool.take(waiting.len(), bytes.sum());
+        let pool = &space.members[member].pool;
+        let lanes = pool.take(waiting.len(), bytes.sum(), most_lanes);
         Share {
             member,
             waiting,

@@ -105,12 +105,17 @@ impl Pool {
         }
     }
 
-    /// Lanes for `commands` commands of `bytes` bytes together: one or more. Waits for the first.
-    pub fn take(&self, commands: usize, bytes: u64) -> Lanes<'_> {
+    /// The most lanes of one call: others find some.
+    pub fn per_call(&self) -> usize {
+        self.per_call
+    }
+
+    /// Lanes for `commands` commands of `bytes` bytes together: 1 to `most`. Waits for the first.
+    pub fn take(&self, commands: usize, bytes: u64, most: usize) -> Lanes<'_> {
         let large = u64::from(LARGE_BYTES) * LARGE_SLOTS as u64;
         let by_bytes = usize::try_from(bytes.div_ceil(large)).unwrap_or(usize::MAX);
         let wanted = commands.div_ceil(self.depth).max(by_bytes);
-        let wanted = wanted.clamp(1, self.per_call);
+        let wanted = wanted.min(most).clamp(1, self.per_call);
         let mut free = lock(&self.free);
         while free.is_empty() {
             free = self

@@ -19,6 +19,7 @@ mod member;
 #[cfg(feature = "cuda")]
 mod on_gpu;
 mod options;
+mod parallel;
 mod ranges;
 mod scatter;
 mod space;

@@ -2,7 +2,8 @@
 
 use super::background::Operation;
 use super::engine::{self, After, Work};
-use super::lane::{LARGE_BYTES, Op};
+use super::lane::LARGE_BYTES;
+use super::parallel;
 use super::space::{Piece, Space, common};
 use super::status::{self, RowStatus};
 use super::transfer::within;
@@ -220,6 +221,21 @@ impl Table {
         status: Option<&mut [i32]>,
     ) -> Result<RowReport> {
         self.check_lengths(ids, out.len(), status.as_deref())?;
+        let threads = parallel::threads(&self.space, ids.len());
+        if threads > 1 {
+            return Ok(parallel::gather(self, ids, out, status, threads));
+        }
+        Ok(self.gather_checked(engine::read, ids, out, status))
+    }
+
+    /// Gathers by `read`, which carries out the reads. The lengths were checked.
+    pub(super) fn gather_checked(
+        &self,
+        read: fn(&Space, Vec<Piece>, &mut dyn Work),
+        ids: Ids<'_>,
+        out: &mut [u8],
+        status: Option<&mut [i32]>,
+    ) -> RowReport {
         let mut outcome = Outcome::new(ids.len());
         let order = self.order(ids, &mut outcome);
         let (reads, pieces) = self.plan(&order);
@@ -231,7 +247,7 @@ impl Table {
             out,
             outcome,
         };
-        engine::run(&self.space, Op::Read, pieces, &mut work);
+        read(&self.space, pieces, &mut work);
         let Gather { outcome, out, .. } = work;
         let row = self.row_bytes as usize;
         for (index, code) in outcome.status.iter().enumerate() {
@@ -239,7 +255,7 @@ impl Table {
                 out[index * row..][..row].fill(0);
             }
         }
-        Ok(outcome.report(ids, status))
+        outcome.report(ids, status)
     }
 
     /// As [`Store::in_background`](super::Store::in_background), for gathers and scatters.

@@ -414,7 +414,7 @@ fn a_call_that_ended_early_harms_no_later_one() {
     for (name, store, _file) in stores {
         for round in 1..10u8 {
             for member in &store.space.members {
-                let mut lanes = member.pool.take(1000, 1 << 30);
+                let mut lanes = member.pool.take(1000, 1 << 30, usize::MAX);
                 for lane in &mut lanes.lanes {
                     lane.begin().unwrap();
                     for bytes in [member.most_bytes, 4096] {

@@ -1,0 +1,197 @@
+//! A gather from files by several threads, each of which gets a share of the request: the thread that reads a file
+//! pays for the system calls and for the copies out of the page cache.
+//!
+//! Commands of a drive are submitted and polled by one thread, which waits more than it works.
+
+use super::engine::read_beside_others;
+use super::space::Space;
+use super::table::{Ids, RowReport, Table};
+use crate::lock::lock;
+use std::ops::Range;
+use std::sync::Mutex;
+use std::thread::{Builder, available_parallelism, scope};
+
+/// Rows for which one more thread pays.
+const ROWS_OF_THREAD: usize = 512;
+/// Shares of a thread: one that finds its rows in memory takes more of them than one that waits for the medium.
+const SHARES_OF_THREAD: usize = 4;
+
+/// What one thread does at a time.
+struct Share<'a> {
+    first: usize,
+    ids: Ids<'a>,
+    out: &'a mut [u8],
+    status: Option<&'a mut [i32]>,
+}
+
+/// How many threads gather `rows` rows: no more than lanes that one call may have.
+pub(super) fn threads(space: &Space, rows: usize) -> usize {
+    let by_files = space.members.iter().all(|one| one.controller.is_none());
+    let lanes = space.members.iter().map(|one| one.pool.per_call()).min();
+    let processors = available_parallelism().map_or(1, usize::from);
+    match lanes {
+        Some(lanes) if by_files => (rows / ROWS_OF_THREAD).clamp(1, lanes.min(processors)),
+        _ => 1,
+    }
+}
+
+/// Gathers by `threads` threads. The lengths are those that [`Table::gather`] has checked.
+pub(super) fn gather(
+    table: &Table,
+    ids: Ids<'_>,
+    out: &mut [u8],
+    status: Option<&mut [i32]>,
+    threads: usize,
+) -> RowReport {
+    let rows = ids.len().div_ceil(threads * SHARES_OF_THREAD).max(1);
+    let todo = Mutex::new(shares(table, ids, out, status, rows));
+    let reports = Mutex::new(Vec::new());
+    let work = || {
+        loop {
+            let share = lock(&todo).pop();
+            let Some(share) = share else { return };
+            let report =
+                table.gather_checked(read_beside_others, share.ids, share.out, share.status);
+            lock(&reports).push((share.first, report));
+        }
+    };
+    scope(|scope| {
+        for _ in 1..threads {
+            // Without a thread the others do its share.
+            let thread = Builder::new().name("gather".to_owned());
+            if thread.spawn_scoped(scope, work).is_err() {
+                break;
+            }
+        }
+        work();
+    });
+    let reports = reports.into_inner();
+    joined(reports.unwrap_or_else(std::sync::PoisonError::into_inner))
+}
+
+/// The request in shares of `rows` rows.
+fn shares<'a>(
+    table: &Table,
+    ids: Ids<'a>,
+    out: &'a mut [u8],
+    status: Option<&'a mut [i32]>,
+    rows: usize,
+) -> Vec<Share<'a>> {
+    let mut status = status.map(|status| status.chunks_mut(rows));
+    let out = out.chunks_mut(rows * table.row_bytes() as usize);
+    let share = |(index, out): (usize, &'a mut [u8])| {
+        let first = index * rows;
+        Share {
+            first,
+            ids: ids.part(first..(first + rows).min(ids.len())),
+            out,
+            status: status.as_mut().and_then(Iterator::next),
+        }
+    };
+    out.enumerate().map(share).collect()
+}
+
+/// The reports of all shares as the report of one call.
+fn joined(mut reports: Vec<(usize, RowReport)>) -> RowReport {
+    reports.sort_by_key(|(first, _)| *first);
+    let mut all = RowReport::default();
+    for (begin, report) in reports {
+        all.rows += report.rows;
+        all.failed += report.failed;
+        all.errno = all.errno.or(report.errno);
+        if all.first.is_none() {
+            all.first = report.first;
+            if let Some(first) = &mut all.first {
+                first.row += begin;
+            }
+        }
+    }
+    all
+}
+
+impl<'a> Ids<'a> {
+    /// The ids at these places.
+    fn part(self, range: Range<usize>) -> Ids<'a> {
+        match self {
+            Self::I32(ids) => Self::I32(&ids[range]),
+            Self::I64(ids) => Self::I64(&ids[range]),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::Error;
+    use crate::store::Store;
+    use crate::store::status;
+    use crate::store::testing::{TestFile, options};
+
+    const ROW: usize = 100;
+
+    /// A table over a file whose row `id` begins with `id`.
+    fn table(file: &TestFile, rows: usize) -> Table {
+        let mut data = vec![0; rows * ROW];
+        for (id, row) in data.chunks_mut(ROW).enumerate() {
+            row[..8].copy_from_slice(&(id as u64).to_le_bytes());
+        }
+        std::fs::write(file.path(), &data).unwrap();
+        let store = Store::open(&format!("file:{}", file.text()), &options()).unwrap();
+        store.table(0, rows as u64, ROW as u64).unwrap()
+    }
+
+    #[test]
+    fn shares_come_to_what_one_call_gives() {
+        let file = TestFile::new(1 << 20);
+        let table = table(&file, 5000);
+        let ids: Vec<i64> = (0..4001).map(|at| (at * 7919) % 5003 - 1).collect();
+        let run = |threads| {
+            let (mut out, mut status) = (vec![0xFF; ids.len() * ROW], vec![7; ids.len()]);
+            let ids = ids.as_slice().into();
+            let report = gather(&table, ids, &mut out, Some(&mut status), threads);
+            let first = report.first.as_ref().map(|first| (first.row, first.id));
+            (out, status, report.rows, report.failed, first)
+        };
+        let alone = run(1);
+        let wrong = |id: &i64| *id < 0 || *id >= 5000;
+        assert_eq!(alone.3, ids.iter().filter(|id| wrong(id)).count());
+        assert_eq!(alone.4.unwrap().0, ids.iter().position(wrong).unwrap());
+        for (row, id) in ids.iter().enumerate().filter(|(_, id)| !wrong(id)) {
+            assert_eq!(alone.0[row * ROW..][..8], id.to_le_bytes());
+        }
+        assert!([2, 3, 16].into_iter().all(|threads| run(threads) == alone));
+    }
+
+    #[test]
+    fn errors_of_a_share_are_errors_of_the_call() {
+        let file = TestFile::new(1 << 20);
+        let table = table(&file, 5000);
+        let shorter = std::fs::OpenOptions::new().write(true).open(file.path());
+        shorter.unwrap().set_len(2500 * ROW as u64).unwrap();
+        let ids: Vec<i32> = (0..5000).collect();
+        let mut out = vec![0xFF; ids.len() * ROW];
+        let report = gather(&table, ids.as_slice().into(), &mut out, None, 3);
+        // The row that the file ends in shares its page with others.
+        assert!((2460..=2540).contains(&report.failed), "{}", report.failed);
+        let first = report.first.as_ref().unwrap();
+        assert_eq!(first.row as i64, first.id);
+        assert_ne!(first.status, status::OK);
+        assert!(out[first.row * ROW..].iter().all(|byte| *byte == 0));
+        assert!(matches!(report.check(), Err(Error::File { .. })));
+    }
+
+    #[test]
+    fn small_requests_and_drives_have_one_thread() {
+        let file = TestFile::new(1 << 20);
+        let table = table(&file, 100);
+        assert_eq!(threads(&table.space, 1000), 1);
+        let processors = available_parallelism().unwrap().get();
+        assert_eq!(threads(&table.space, 1 << 20), processors.min(4));
+        #[cfg(feature = "sim")]
+        {
+            let drive = Store::open("sim:mem?size=1MiB", &options()).unwrap();
+            let table = drive.table(0, 10, 10).unwrap();
+            assert_eq!(threads(&table.space, 1 << 20), 1);
+        }
+    }
+}
