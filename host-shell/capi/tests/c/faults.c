@@ -87,7 +87,7 @@ static void under(const char *fault, nvme_gpu_status first, nvme_gpu_status row,
     nvme_gpu_options options = NVME_GPU_OPTIONS_INIT;
     nvme_gpu_t *store;
     nvme_gpu_table_t *table;
-    options.timeout_ms = 250;
+    options.timeout_ms = 1000;
     snprintf(device, sizeof(device), "sim:mem?size=1MiB&fault=%s@op=read,nth=2", fault);
     OK(nvme_gpu_open(device, -1, &options, &store));
     OK(nvme_gpu_table_open(store, 0, ROWS, ROW, &table));

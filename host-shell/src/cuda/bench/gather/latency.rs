@@ -12,16 +12,19 @@ use nvme_gpu_kernel::rows::{BLOCK_THREADS, BLOCK_WARPS, Gather};
 use serde_json::{Value, json};
 use std::time::Instant;
 
-/// Rows of a hop, and how many hops are measured in each run.
+/// Rows of a hop, and the most hops of each run.
 const HOP_ROWS: u64 = 32;
-const HOPS: usize = 40;
-/// Rows of the gather in a graph, and how often it is launched in each run.
+const HOPS: u64 = 40;
+/// Rows of the gather in a graph, and how often it is launched in each run at most.
 const GRAPH_ROWS: u64 = 1024;
-const REPLAYS: usize = 100;
+const REPLAYS: u64 = 100;
+/// What is measured is measured this often at least.
+const FEWEST: u64 = 10;
 
 impl Rig {
     /// A gather of 32 rows beside the bare kernel that copies as many: microseconds from the launch to the host's
-    /// knowledge of the end, and of the GPU alone. Medians of 40 for each run, in turns.
+    /// knowledge of the end, and of the GPU alone. Medians, in turns, of 40 for each run, or of fewer where a run
+    /// gathers fewer rows than that.
     pub(super) fn hop(&self, case: &Case) -> Result<Value> {
         let request = self.request(case, HOP_ROWS.min(case.count));
         let bare = Gather {
@@ -30,7 +33,8 @@ impl Rig {
             ..self.copied(case)
         };
         let (mut ours, mut bound) = ([Vec::new(), Vec::new()], [Vec::new(), Vec::new()]);
-        for _ in 0..HOPS * self.job.cases.runs {
+        let hops = (case.count / HOP_ROWS).clamp(FEWEST, HOPS);
+        for _ in 0..hops * self.job.cases.runs as u64 {
             let begin = Instant::now();
             let first = Event::record(&self.stream)?;
             // SAFETY: as in `gather`.
@@ -88,10 +92,11 @@ impl Rig {
             }
         })?;
         let (mut ours, mut bound) = (Vec::new(), Vec::new());
-        for round in 1..=(REPLAYS * self.job.cases.runs) as u32 {
+        let replays = (case.count / GRAPH_ROWS).clamp(FEWEST, REPLAYS);
+        for round in 1..=(replays * self.job.cases.runs as u64) as u32 {
             let begin = Instant::now();
             graph.launch(&self.stream)?;
-            // Without a pause, which would be longer than what is measured.
+            // Without a sleep, which would be longer than what is measured.
             spin(|| Ok(pending.ended() >= round))?;
             ours.push(begin.elapsed().as_secs_f64() * 1e6);
             if pending.last().failures.rows > 0 {
@@ -128,7 +133,7 @@ fn spin(mut is_done: impl FnMut() -> Result<bool>) -> Result<()> {
                 "see docs/troubleshooting.md",
             ));
         }
-        std::hint::spin_loop();
+        std::thread::yield_now();
     }
     Ok(())
 }
