@@ -116,6 +116,125 @@ def test_the_library_of_the_format_agrees(store, tmp_path):
         assert (found[name].as_table()[numpy.arange(len(array))] == array).all()
 
 
+def random_gguf(path, seed):
+    """A file of the package gguf; what it has to hold is read by its own reader."""
+    gguf = pytest.importorskip("gguf", reason="gguf is not installed")
+    kinds = gguf.GGMLQuantizationType
+    chance = random.Random(seed)
+    generator = numpy.random.default_rng(seed)
+    writer = gguf.GGUFWriter(path, "llama")
+    if seed % 3:
+        writer.add_custom_alignment(8 << 3 * (seed % 4))
+    for number, (add, value) in enumerate(
+        [
+            (writer.add_uint8, 200),
+            (writer.add_int8, -7),
+            (writer.add_uint16, 40_000),
+            (writer.add_int16, -400),
+            (writer.add_uint32, 1 << 31),
+            (writer.add_int32, -(1 << 31)),
+            (writer.add_float32, 1e-5),
+            (writer.add_bool, True),
+            (writer.add_string, "naïve \0 text"),
+            (writer.add_uint64, (1 << 64) - 1),
+            (writer.add_int64, -(1 << 63)),
+            (writer.add_float64, 0.1),
+            (writer.add_array, [f"token {one}" for one in range(chance.randrange(1, 3000))]),
+            (writer.add_array, [chance.random() for _ in range(9)]),
+            (writer.add_array, [True, False]),
+        ]
+    ):
+        add(f"test.{number}", value)
+    raw = [("Q4_0", 18), ("Q4_1", 20), ("Q5_0", 22), ("Q8_0", 34), ("Q4_K", 144), ("Q5_K", 176), ("Q6_K", 210), ("MXFP4", 17), ("BF16", 2)]
+    for number in range(chance.randrange(1, 30)):
+        lengths = [chance.randrange(1, 6) for _ in range(chance.randrange(1, 5))]
+        if chance.random() < 0.5:
+            dtype = chance.choice(["float32", "float16", "float64", "int8", "int16", "int32", "int64"])
+            writer.add_tensor(f"blk.{number}.weight", generator.integers(0, 99, lengths).astype(dtype))
+        else:
+            name, block = chance.choice(raw)
+            array = generator.integers(0, 256, (*lengths[:-1], lengths[-1] * block), dtype="uint8")
+            writer.add_tensor(f"blk.{number}.weight", array, raw_dtype=getattr(kinds, name))
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return gguf.GGUFReader(path)
+
+
+THEIRS = {"f32": "float32", "f16": "float16", "bf16": "bfloat16", "f64": "float64"}
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_gguf_is_read_as_its_own_package_reads_it(store, tmp_path, seed):
+    path = tmp_path / "model.gguf"
+    reader = random_gguf(path, seed)
+    found = nvme_gpu.import_file(store, path, 4096)
+    assert (found.format, found.nbytes) == ("gguf", path.stat().st_size)
+    assert set(found) == {one.name for one in reader.tensors} and not found.files
+    for theirs in reader.tensors:
+        entry = found[theirs.name]
+        kind = theirs.tensor_type.name.lower()
+        assert entry.dtype == THEIRS.get(kind, f"int{kind[1:]}" if kind[0] == "i" else kind)
+        assert entry.shape == tuple(int(one) for one in reversed(theirs.shape))
+        assert (entry.offset - 4096, entry.nbytes) == (theirs.data_offset, theirs.n_bytes)
+        assert store.read(entry.nbytes, entry.offset) == theirs.data.tobytes()
+    values = found.metadata
+    fields = {name: field for name, field in reader.fields.items() if not name.startswith("GGUF.")}
+    assert set(values) == set(fields)
+    for name, field in fields.items():
+        ours, theirs = values[name], field.contents()
+        if field.types[-1].name == "FLOAT32":
+            # Ours are the shortest decimals that mean them.
+            ours, theirs = numpy.float32(ours).tolist(), numpy.float32(theirs).tolist()
+        assert ours == theirs, name
+
+
+def test_blocks_of_gguf_are_tables(store, tmp_path):
+    gguf = pytest.importorskip("gguf", reason="gguf is not installed")
+    kinds = gguf.GGMLQuantizationType
+    numbers = numpy.random.default_rng(5).standard_normal((20, 64)).astype("float32")
+    path = tmp_path / "model.gguf"
+    writer = gguf.GGUFWriter(path, "llama")
+    stored = {name: gguf.quantize(numbers, getattr(kinds, name)) for name in ("Q8_0", "Q4_0", "Q4_1")}
+    for name, array in stored.items():
+        writer.add_tensor(name, array, raw_dtype=getattr(kinds, name))
+    writer.add_tensor("Q6_K", numpy.zeros((2, 210), "uint8"), raw_dtype=kinds.Q6_K)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    found = nvme_gpu.import_file(store, path)
+    for name, array in stored.items():
+        want = gguf.dequantize(array, getattr(kinds, name)).astype("float16")
+        table = found[name].as_table()
+        assert table.shape == (20, 64) and (table[[19, 0]] == want[[19, 0]]).all()
+    with pytest.raises(nvme_gpu.Usage, match="q6_k"):
+        found["Q6_K"].as_table()
+
+
+def test_a_model_in_several_files_is_one_catalog(store, tmp_path):
+    other = pytest.importorskip("safetensors.numpy", reason="safetensors is not installed")
+    arrays = {f"layer.{one}": numpy.random.default_rng(one).random((one + 1, 5)).astype("float32") for one in range(9)}
+    names = [f"model-{one + 1:05}-of-00003.safetensors" for one in range(3)]
+    places = {name: names[int(name[6:]) % 3] for name in arrays}
+    for file in names:
+        other.save_file({name: array for name, array in arrays.items() if places[name] == file}, str(tmp_path / file))
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {"total_size": 900}, "weight_map": places}))
+    found = nvme_gpu.import_file(store, index, 100)
+    assert set(found) == set(arrays) and found.metadata == {"total_size": 900}
+    assert list(found.files) == names and found.files[names[0]] == 100
+    for name, array in arrays.items():
+        assert (found[name].as_table()[numpy.arange(len(array))] == array).all()
+    alone = nvme_gpu.catalog(store, found.files[names[1]])
+    assert {one: alone[one].offset for one in alone} == {one: found[one].offset for one in arrays if places[one] == names[1]}
+    (tmp_path / names[1]).unlink()
+    (tmp_path / names[2]).unlink()
+    with pytest.raises(nvme_gpu.Usage, match=f"2 of 3 files are missing: {names[1]}, {names[2]}"):
+        nvme_gpu.import_file(store, index)
+
+
 def saved(array, **words):
     file = io.BytesIO()
     numpy.save(file, array, **words)

@@ -27,57 +27,125 @@ pub enum Dtype {
     F6E2M3,
     F6E3M2,
     F4,
+    Q4_0,
+    Q4_1,
+    Q5_0,
+    Q5_1,
+    Q8_0,
+    Q2K,
+    Q3K,
+    Q4K,
+    Q5K,
+    Q6K,
+    Mxfp4,
 }
 
-/// (type, name in safetensors, name in numpy and torch, bits).
-const ALL: [(Dtype, &str, &str, u64); 21] = [
-    (Dtype::Bool, "BOOL", "bool", 8),
-    (Dtype::U8, "U8", "uint8", 8),
-    (Dtype::I8, "I8", "int8", 8),
-    (Dtype::U16, "U16", "uint16", 16),
-    (Dtype::I16, "I16", "int16", 16),
-    (Dtype::U32, "U32", "uint32", 32),
-    (Dtype::I32, "I32", "int32", 32),
-    (Dtype::U64, "U64", "uint64", 64),
-    (Dtype::I64, "I64", "int64", 64),
-    (Dtype::F16, "F16", "float16", 16),
-    (Dtype::Bf16, "BF16", "bfloat16", 16),
-    (Dtype::F32, "F32", "float32", 32),
-    (Dtype::F64, "F64", "float64", 64),
-    (Dtype::C64, "C64", "complex64", 64),
-    (Dtype::C128, "C128", "complex128", 128),
-    (Dtype::F8E4M3, "F8_E4M3", "float8_e4m3fn", 8),
-    (Dtype::F8E5M2, "F8_E5M2", "float8_e5m2", 8),
-    (Dtype::F8E8M0, "F8_E8M0", "float8_e8m0fnu", 8),
-    (Dtype::F6E2M3, "F6_E2M3", "float6_e2m3fn", 6),
-    (Dtype::F6E3M2, "F6_E3M2", "float6_e3m2fn", 6),
-    (Dtype::F4, "F4", "float4_e2m1fn_x2", 4),
+/// What is known of a type.
+struct Row {
+    dtype: Dtype,
+    safetensors: Option<&'static str>,
+    /// The name in numpy and torch, or that of GGUF in small letters.
+    name: &'static str,
+    /// The number in GGUF.
+    gguf: Option<u32>,
+    /// The fewest elements that are whole bytes, and those bytes.
+    block: (u64, u64),
+}
+
+const fn both(
+    dtype: Dtype,
+    safetensors: &'static str,
+    name: &'static str,
+    gguf: Option<u32>,
+    block: (u64, u64),
+) -> Row {
+    Row {
+        dtype,
+        safetensors: Some(safetensors),
+        name,
+        gguf,
+        block,
+    }
+}
+
+const fn blocks(dtype: Dtype, name: &'static str, gguf: u32, block: (u64, u64)) -> Row {
+    Row {
+        dtype,
+        safetensors: None,
+        name,
+        gguf: Some(gguf),
+        block,
+    }
+}
+
+const ALL: [Row; 32] = [
+    both(Dtype::Bool, "BOOL", "bool", None, (1, 1)),
+    both(Dtype::U8, "U8", "uint8", None, (1, 1)),
+    both(Dtype::I8, "I8", "int8", Some(24), (1, 1)),
+    both(Dtype::U16, "U16", "uint16", None, (1, 2)),
+    both(Dtype::I16, "I16", "int16", Some(25), (1, 2)),
+    both(Dtype::U32, "U32", "uint32", None, (1, 4)),
+    both(Dtype::I32, "I32", "int32", Some(26), (1, 4)),
+    both(Dtype::U64, "U64", "uint64", None, (1, 8)),
+    both(Dtype::I64, "I64", "int64", Some(27), (1, 8)),
+    both(Dtype::F16, "F16", "float16", Some(1), (1, 2)),
+    both(Dtype::Bf16, "BF16", "bfloat16", Some(30), (1, 2)),
+    both(Dtype::F32, "F32", "float32", Some(0), (1, 4)),
+    both(Dtype::F64, "F64", "float64", Some(28), (1, 8)),
+    both(Dtype::C64, "C64", "complex64", None, (1, 8)),
+    both(Dtype::C128, "C128", "complex128", None, (1, 16)),
+    both(Dtype::F8E4M3, "F8_E4M3", "float8_e4m3fn", None, (1, 1)),
+    both(Dtype::F8E5M2, "F8_E5M2", "float8_e5m2", None, (1, 1)),
+    both(Dtype::F8E8M0, "F8_E8M0", "float8_e8m0fnu", None, (1, 1)),
+    both(Dtype::F6E2M3, "F6_E2M3", "float6_e2m3fn", None, (4, 3)),
+    both(Dtype::F6E3M2, "F6_E3M2", "float6_e3m2fn", None, (4, 3)),
+    both(Dtype::F4, "F4", "float4_e2m1fn_x2", None, (2, 1)),
+    blocks(Dtype::Q4_0, "q4_0", 2, (32, 18)),
+    blocks(Dtype::Q4_1, "q4_1", 3, (32, 20)),
+    blocks(Dtype::Q5_0, "q5_0", 6, (32, 22)),
+    blocks(Dtype::Q5_1, "q5_1", 7, (32, 24)),
+    blocks(Dtype::Q8_0, "q8_0", 8, (32, 34)),
+    blocks(Dtype::Q2K, "q2_k", 10, (256, 84)),
+    blocks(Dtype::Q3K, "q3_k", 11, (256, 110)),
+    blocks(Dtype::Q4K, "q4_k", 12, (256, 144)),
+    blocks(Dtype::Q5K, "q5_k", 13, (256, 176)),
+    blocks(Dtype::Q6K, "q6_k", 14, (256, 210)),
+    blocks(Dtype::Mxfp4, "mxfp4", 39, (32, 17)),
 ];
 
 impl Dtype {
-    fn row(self) -> &'static (Self, &'static str, &'static str, u64) {
+    fn row(self) -> &'static Row {
         // The table has each type once, in the order of the enum.
         &ALL[self as usize]
     }
 
-    /// The name in numpy, ml_dtypes and torch: `float16`.
+    /// The name in numpy, ml_dtypes and torch: `float16`; of GGUF's blocks their name in small letters: `q8_0`.
     pub fn name(self) -> &'static str {
-        self.row().2
+        self.row().name
     }
 
-    /// Bits of an element.
-    pub fn bits(self) -> u64 {
-        self.row().3
+    /// The fewest elements that are whole bytes, and how many bytes: `(1, 4)` of `float32`, `(32, 34)` of `q8_0`.
+    pub fn block(self) -> (u64, u64) {
+        self.row().block
     }
 
-    /// Bytes of `elements` elements; none when they end inside a byte or are more than 2^64.
+    /// Bytes of `elements` elements; none when they end inside a block or have 2^64 bytes or more.
     pub fn bytes(self, elements: u64) -> Option<u64> {
-        let bits = elements.checked_mul(self.bits())?;
-        bits.is_multiple_of(8).then_some(bits / 8)
+        let (block, bytes) = self.block();
+        match elements % block {
+            0 => (elements / block).checked_mul(bytes),
+            _ => None,
+        }
     }
 
     pub(super) fn of_safetensors(name: &str) -> Option<Self> {
-        ALL.iter().find(|one| one.1 == name).map(|one| one.0)
+        let found = ALL.iter().find(|one| one.safetensors == Some(name));
+        found.map(|one| one.dtype)
+    }
+
+    pub(super) fn of_gguf(number: u32) -> Option<Self> {
+        let found = ALL.iter().find(|one| one.gguf == Some(number));
+        found.map(|one| one.dtype)
     }
 
     /// By letter and bytes of an array interface: `('f', 2)`.
@@ -94,8 +162,9 @@ impl Dtype {
             'b' => word.to_owned(),
             _ => format!("{word}{}", bytes.checked_mul(8)?),
         };
-        let found = ALL.iter().find(|one| one.2 == name && one.3 / 8 == bytes);
-        found.map(|one| one.0)
+        let mut all = ALL.iter();
+        let found = all.find(|one| one.name == name && one.block == (1, bytes));
+        found.map(|one| one.dtype)
     }
 }
 
@@ -111,19 +180,28 @@ mod tests {
 
     #[test]
     fn the_table_has_each_type_at_its_place() {
-        for (index, (dtype, safetensors, _, bits)) in ALL.into_iter().enumerate() {
-            assert_eq!(dtype as usize, index);
-            assert_eq!(Dtype::of_safetensors(safetensors), Some(dtype));
-            assert_eq!(dtype.bits(), bits);
+        for (index, row) in ALL.iter().enumerate() {
+            assert_eq!(row.dtype as usize, index);
+            assert_eq!(row.dtype.name(), row.name);
+            let found = row.safetensors.map(|name| Dtype::of_safetensors(name));
+            assert!(found.is_none_or(|found| found == Some(row.dtype)));
+            let found = row.gguf.map(Dtype::of_gguf);
+            assert!(found.is_none_or(|found| found == Some(row.dtype)));
+            assert!(row.safetensors.is_some() || row.gguf.is_some());
         }
+        assert_eq!(Dtype::of_gguf(4), None);
+        assert_eq!(Dtype::of_safetensors("q8_0"), None);
     }
 
     #[test]
-    fn elements_that_end_inside_a_byte_have_no_bytes() {
+    fn elements_that_end_inside_a_byte_or_block_have_no_bytes() {
         assert_eq!(Dtype::F4.bytes(6), Some(3));
         assert_eq!(Dtype::F4.bytes(7), None);
         assert_eq!(Dtype::F6E2M3.bytes(4), Some(3));
         assert_eq!(Dtype::F64.bytes(1 << 61), None);
+        assert_eq!(Dtype::Q6K.bytes(512), Some(420));
+        assert_eq!(Dtype::Q6K.bytes(511), None);
+        assert_eq!(Dtype::Q8_0.bytes(u64::MAX - 31), None);
     }
 
     #[test]

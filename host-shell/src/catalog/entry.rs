@@ -2,6 +2,7 @@
 
 use super::dtype::Dtype;
 use super::source::Fault;
+use super::value::Value;
 use crate::error::{Error, Result};
 use crate::store::{Store, Table};
 use serde::Serialize;
@@ -67,10 +68,44 @@ impl Entry {
     }
 }
 
+/// A file of a catalog.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Member {
+    /// Its name, without its folder.
+    pub name: String,
+    /// Where it begins.
+    pub offset: u64,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
 /// What a format's reader finds.
 pub(super) struct Parsed {
     pub entries: Vec<Entry>,
-    pub metadata: Vec<(String, String)>,
+    pub metadata: Vec<(String, Value)>,
     /// Header and data.
     pub bytes: u64,
+    /// The same with what may follow the last tensor.
+    pub padded: u64,
+}
+
+/// Sorts tensors by their data, which must not overlap; where the last data end, if there are tensors.
+pub(super) fn in_order(entries: &mut [Entry]) -> std::result::Result<Option<u64>, Fault> {
+    entries.sort_by(|a, b| (a.offset, a.bytes, &a.name).cmp(&(b.offset, b.bytes, &b.name)));
+    let mut last: Option<&Entry> = None;
+    for entry in &*entries {
+        if let Some(last) = last
+            && entry.offset < last.offset + last.bytes
+        {
+            return Err(format!(
+                "{:?} begins at byte {} of the file, inside of {:?}, which ends at {}",
+                entry.name,
+                entry.offset,
+                last.name,
+                last.offset + last.bytes
+            ));
+        }
+        last = Some(entry);
+    }
+    Ok(last.map(|last| last.offset + last.bytes))
 }

@@ -1,7 +1,8 @@
 //! A file's bytes onto a store, compared afterwards.
 
 use super::Catalog;
-use super::source::{FileSource, Source};
+use super::shards;
+use super::source::Source;
 use crate::error::{Error, Result};
 use crate::store::Store;
 use std::ops::ControlFlow;
@@ -14,7 +15,9 @@ const PIECE: u64 = 8 << 20;
 pub type OnProgress<'a> = &'a mut dyn FnMut(u64, u64) -> ControlFlow<()>;
 
 impl Catalog {
-    /// Writes the file at `path` to `store` from byte `offset` on; what it holds, at its places in the store.
+    /// Writes the file at `path` to `store` from byte `offset` on; what it holds, at its places in the store. The files
+    /// of an index (see [`of_file`](Self::of_file)) are written one after another, each from a multiple of 4,096 after
+    /// `offset` on; the index itself is not.
     ///
     /// The header is checked before anything is written. The data are flushed; with `verify` they are read back
     /// then and compared with the file. `on_progress` is called after each 8 MiB.
@@ -31,53 +34,76 @@ impl Catalog {
         verify: bool,
         on_progress: OnProgress<'_>,
     ) -> Result<Self> {
-        let file = FileSource::open(path)?;
-        let catalog = Self::of(&file)?;
-        let bytes = file.len();
+        let opened = shards::open(path)?;
+        let catalog = opened.catalog;
         if offset
-            .checked_add(bytes)
+            .checked_add(catalog.bytes)
             .is_none_or(|end| end > store.len())
         {
             let cause = format!(
-                "{} has {bytes} bytes, which do not fit at byte {offset} of a store of {}",
+                "{} has {} bytes, which do not fit at byte {offset} of a store of {}",
                 path.display(),
+                catalog.bytes,
                 store.len()
             );
             return Err(Error::usage(cause, "use a larger store or another offset"));
         }
-        let total = if verify { 2 * bytes } else { bytes };
-        let mut report = |done| match on_progress(done, total) {
-            ControlFlow::Continue(()) => Ok(()),
-            ControlFlow::Break(()) => Err(Error::Interrupted),
+        let catalog = catalog.at(offset);
+        let bytes: u64 = opened.files.iter().map(|(file, _)| file.len()).sum();
+        let mut progress = Progress {
+            done: 0,
+            total: if verify { 2 * bytes } else { bytes },
+            on_progress,
         };
         let mut piece = vec![0; bytes.min(PIECE) as usize];
-        for (at, length) in pieces(bytes) {
-            let piece = &mut piece[..length];
-            file.read_at(at, piece)?;
-            store.write_at(offset + at, piece)?;
-            report(at + length as u64)?;
+        for (file, begin) in &opened.files {
+            for (at, length) in pieces(file.len()) {
+                let piece = &mut piece[..length];
+                file.read_at(at, piece)?;
+                store.write_at(offset + begin + at, piece)?;
+                progress.add(length)?;
+            }
         }
         store.flush()?;
         if verify {
             let mut back = vec![0; piece.len()];
-            for (at, length) in pieces(bytes) {
-                let (piece, back) = (&mut piece[..length], &mut back[..length]);
-                file.read_at(at, piece)?;
-                store.read_at(offset + at, back)?;
-                if let Some(first) = piece.iter().zip(&*back).position(|(a, b)| a != b) {
-                    let what = format!(
-                        "byte {} of {} is {:#04x} in the file and {:#04x} on the device",
-                        at + first as u64,
-                        path.display(),
-                        piece[first],
-                        back[first]
-                    );
-                    return Err(Error::Mismatch { what });
+            for (file, begin) in &opened.files {
+                for (at, length) in pieces(file.len()) {
+                    let (piece, back) = (&mut piece[..length], &mut back[..length]);
+                    file.read_at(at, piece)?;
+                    store.read_at(offset + begin + at, back)?;
+                    if let Some(first) = piece.iter().zip(&*back).position(|(a, b)| a != b) {
+                        let what = format!(
+                            "byte {} of {} is {:#04x} in the file and {:#04x} on the device",
+                            at + first as u64,
+                            file.label(),
+                            piece[first],
+                            back[first]
+                        );
+                        return Err(Error::Mismatch { what });
+                    }
+                    progress.add(length)?;
                 }
-                report(bytes + at + length as u64)?;
             }
         }
-        Ok(catalog.at(offset))
+        Ok(catalog)
+    }
+}
+
+/// Bytes done so far.
+struct Progress<'a> {
+    done: u64,
+    total: u64,
+    on_progress: OnProgress<'a>,
+}
+
+impl Progress<'_> {
+    fn add(&mut self, bytes: usize) -> Result<()> {
+        self.done += bytes as u64;
+        match (self.on_progress)(self.done, self.total) {
+            ControlFlow::Continue(()) => Ok(()),
+            ControlFlow::Break(()) => Err(Error::Interrupted),
+        }
     }
 }
 

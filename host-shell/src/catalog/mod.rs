@@ -28,23 +28,26 @@
 
 mod dtype;
 mod entry;
+mod gguf;
 mod import;
 mod npy;
 mod safetensors;
+mod shards;
 mod source;
 #[cfg(test)]
 mod tests;
+mod value;
 
 pub use dtype::Dtype;
-pub use entry::Entry;
+pub use entry::{Entry, Member};
 pub use import::OnProgress;
 pub use source::Source;
+pub use value::Value;
 
 use crate::error::{Error, Result};
 use crate::store::Store;
 use serde::Serialize;
-use source::{Fault, FileSource, StoreSource, read_head};
-use std::path::Path;
+use source::{Fault, StoreSource, read_head};
 
 /// Formats that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -54,30 +57,25 @@ pub enum Format {
     Safetensors,
     /// `.npy`: one array under the name of the file.
     Npy,
+    /// `.gguf`, versions 2 and 3.
+    Gguf,
 }
 
 /// The tensors of a file.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Catalog {
     format: Format,
     bytes: u64,
-    metadata: Vec<(String, String)>,
+    metadata: Vec<(String, Value)>,
+    files: Vec<Member>,
     entries: Vec<Entry>,
 }
 
 impl Catalog {
-    /// The tensors of the file at `path`, at their places in the file.
-    ///
-    /// # Errors
-    /// [`Error::File`], and [`Error::Usage`] for what is no file of a known format or is not complete.
-    pub fn of_file(path: &Path) -> Result<Self> {
-        Self::of(&FileSource::open(path)?)
-    }
-
     /// The tensors of a file that lies in `store` from byte `offset` on, at their places in the store.
     ///
     /// # Errors
-    /// As [`of_file`](Self::of_file).
+    /// Those of the store, and as [`of`](Self::of).
     pub fn of_store(store: &Store, offset: u64) -> Result<Self> {
         if offset > store.len() {
             let cause = format!("byte {offset} of a store of {} bytes", store.len());
@@ -89,18 +87,21 @@ impl Catalog {
     /// The tensors of a file whose bytes are `source`.
     ///
     /// # Errors
-    /// As [`of_file`](Self::of_file).
+    /// [`Error::Usage`] for what is no file of a known format or is not complete.
     pub fn of(source: &dyn Source) -> Result<Self> {
         Self::parse(source).map_err(|fault| {
             let cause = format!("{}: {fault}", source.label());
-            let remedy = "check that the file is complete and of the format safetensors or .npy";
+            let remedy =
+                "check that the file is complete and of the format safetensors, GGUF or .npy";
             Error::usage(cause, remedy)
         })
     }
 
     fn parse(source: &dyn Source) -> std::result::Result<Self, Fault> {
         let head = read_head(source, 0, source.len().min(16))?;
-        let (format, parsed) = if npy::is_likely(&head) {
+        let (format, parsed) = if gguf::is_likely(&head) {
+            (Format::Gguf, gguf::parse(source)?)
+        } else if npy::is_likely(&head) {
             (Format::Npy, npy::parse(source, &source.name())?)
         } else if safetensors::is_likely(&head) {
             (Format::Safetensors, safetensors::parse(source)?)
@@ -108,12 +109,13 @@ impl Catalog {
             return Err("it is of no known format".to_owned());
         };
         let (needed, have) = (parsed.bytes, source.len());
-        if needed > have || source.is_exact() && needed != have {
+        if needed > have || source.is_exact() && have > parsed.padded {
             return Err(format!("its header describes {needed} bytes of {have}"));
         }
         Ok(Self {
             format,
-            bytes: needed,
+            bytes: parsed.padded.min(have),
+            files: Vec::new(),
             metadata: parsed.metadata,
             entries: parsed.entries,
         })
@@ -124,14 +126,19 @@ impl Catalog {
         self.format
     }
 
-    /// Bytes of the file, its header with it.
+    /// Bytes of the file, its header with it; of several files with what lies between them.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Pairs of texts that the header has beside the tensors.
-    pub fn metadata(&self) -> &[(String, String)] {
+    /// What the header has beside the tensors: texts for safetensors, typed values for GGUF.
+    pub fn metadata(&self) -> &[(String, Value)] {
         &self.metadata
+    }
+
+    /// The files of an index, in the order of their places; none for a single file.
+    pub fn files(&self) -> &[Member] {
+        &self.files
     }
 
     /// The tensors in the order of their data.
@@ -148,6 +155,9 @@ impl Catalog {
     fn at(mut self, offset: u64) -> Self {
         for entry in &mut self.entries {
             entry.offset += offset;
+        }
+        for file in &mut self.files {
+            file.offset += offset;
         }
         self
     }

@@ -47,8 +47,10 @@ pub fn parse(source: &dyn Source, name: &str) -> Result<Parsed, Fault> {
     let bytes = bytes.ok_or("more than 2^64 bytes")?;
     let offset = prefix + length;
     let entry = Entry::new(name.to_owned(), dtype, header.shape, offset, bytes)?;
+    let end = offset.checked_add(bytes).ok_or("more than 2^64 bytes")?;
     Ok(Parsed {
-        bytes: offset.checked_add(bytes).ok_or("more than 2^64 bytes")?,
+        bytes: end,
+        padded: end,
         entries: vec![entry],
         metadata: Vec::new(),
     })
@@ -65,7 +67,7 @@ fn dtype(descr: &str) -> Result<Dtype, Fault> {
     let known = known.ok_or_else(|| format!("elements of the type {descr:?}"))?;
     match order {
         Some('<' | '|') => Ok(known),
-        _ if known.bits() == 8 => Ok(known),
+        _ if known.block() == (1, 1) => Ok(known),
         _ => Err(format!(
             "elements {descr:?} are not little-endian: save a copy that is"
         )),

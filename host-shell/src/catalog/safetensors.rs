@@ -1,8 +1,9 @@
 //! safetensors: eight bytes of length, a header in JSON, and the data of all tensors without gaps.
 
 use super::dtype::Dtype;
-use super::entry::{Entry, Parsed};
+use super::entry::{Entry, Parsed, in_order};
 use super::source::{Fault, Source, read_head};
+use super::value::Value as Meta;
 use serde::Deserialize;
 use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use std::collections::HashSet;
@@ -24,12 +25,12 @@ struct Tensor {
 
 /// The header in the order of its names, which are unique.
 struct Header {
-    metadata: Vec<(String, String)>,
+    metadata: Vec<(String, Meta)>,
     tensors: Vec<(String, Tensor)>,
 }
 
 /// Pairs of a JSON object; an error for a name that is there twice.
-struct Pairs<T>(Vec<(String, T)>);
+pub struct Pairs<T>(pub Vec<(String, T)>);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Pairs<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -75,7 +76,10 @@ impl Header {
         };
         for (name, value) in pairs.0 {
             match value {
-                Value::Metadata(pairs) if name == "__metadata__" => header.metadata = pairs.0,
+                Value::Metadata(pairs) if name == "__metadata__" => {
+                    let pairs = pairs.0.into_iter();
+                    header.metadata = pairs.map(|(key, text)| (key, Meta::Text(text))).collect();
+                }
                 Value::Tensor(tensor) if name != "__metadata__" => {
                     header.tensors.push((name, tensor));
                 }
@@ -115,7 +119,7 @@ pub fn parse(source: &dyn Source) -> Result<Parsed, Fault> {
         let offset = offset.ok_or_else(|| format!("{name:?} begins at {begin}"))?;
         entries.push(Entry::new(name, dtype, tensor.shape, offset, bytes)?);
     }
-    entries.sort_by(|a, b| (a.offset, a.bytes, &a.name).cmp(&(b.offset, b.bytes, &b.name)));
+    in_order(&mut entries)?;
     let mut end = data;
     for entry in &entries {
         if entry.offset != end {
@@ -130,5 +134,6 @@ pub fn parse(source: &dyn Source) -> Result<Parsed, Fault> {
         entries,
         metadata: header.metadata,
         bytes: end,
+        padded: end,
     })
 }

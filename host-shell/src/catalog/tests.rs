@@ -1,4 +1,7 @@
-use super::{Catalog, Dtype, Format};
+mod gguf;
+mod shards;
+
+use super::{Catalog, Dtype, Format, Value};
 use crate::error::Error;
 use std::path::{Path, PathBuf};
 
@@ -59,7 +62,10 @@ fn tensors_of_safetensors_stand_in_the_order_of_their_data() {
     let data = 8 + TWO.len() as u64;
     assert_eq!(catalog.format(), Format::Safetensors);
     assert_eq!(catalog.bytes(), data + 30);
-    assert_eq!(catalog.metadata(), [("format".to_owned(), "pt".to_owned())]);
+    assert_eq!(
+        catalog.metadata(),
+        [("format".to_owned(), Value::Text("pt".to_owned()))]
+    );
     let names: Vec<&str> = catalog
         .entries()
         .iter()
@@ -213,7 +219,7 @@ fn what_is_no_complete_file_says_what_is_wrong() {
     cases.push((b"\x93NUMPY".to_vec(), "inside of its header"));
     cases.push((Vec::new(), "no known format"));
     cases.push((vec![0; 100], "no known format"));
-    cases.push((b"GGUF and more of it".to_vec(), "no known format"));
+    cases.push((b"GGML and more of it".to_vec(), "no known format"));
     let mut long = safetensors("{}", 0);
     long[..8].copy_from_slice(&200_000_000u64.to_le_bytes());
     cases.push((long.clone(), "above"));

@@ -63,6 +63,11 @@ pub fn catalog(bytes: &[u8]) {
     }
 }
 
+/// The same for what follows the first bytes of a GGUF file.
+pub fn gguf(bytes: &[u8]) {
+    catalog(&[b"GGUF\x03\0\0\0", bytes].concat());
+}
+
 fn judge(found: &Catalog, source: &Padded<'_>) {
     assert!(found.bytes() <= source.len);
     assert!(!source.is_exact || found.bytes() == source.len);

@@ -21,7 +21,7 @@ mod trace_decoder;
 mod vfio_answers;
 mod vfio_user_message;
 
-pub use catalog::catalog;
+pub use catalog::{catalog, gguf};
 pub use collective::collective;
 pub use cqe_stream::cqe_stream;
 pub use guest_memory::guest_memory;
@@ -41,7 +41,7 @@ pub use vfio_user_message::vfio_user_message;
 pub type Target = fn(&[u8]);
 
 /// Every target, by its name in fuzz/Cargo.toml.
-pub const TARGETS: [(&str, Target); 16] = [
+pub const TARGETS: [(&str, Target); 17] = [
     ("prp_round_trip", prp_round_trip),
     ("cqe_stream", cqe_stream),
     ("hostile_driver", hostile_driver),
@@ -57,6 +57,7 @@ pub const TARGETS: [(&str, Target); 16] = [
     ("registers", registers),
     ("trace_decoder", trace_decoder),
     ("catalog", catalog),
+    ("gguf", gguf),
     ("rows", rows),
 ];
 

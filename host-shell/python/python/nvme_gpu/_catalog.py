@@ -1,4 +1,4 @@
-"""Files of tensors on a store: safetensors and .npy."""
+"""Files of tensors on a store: safetensors, GGUF and .npy."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Entry:
 
     @property
     def dtype(self) -> str:
-        """The name of its dtype, as numpy, ml_dtypes and torch have it."""
+        """The name of its dtype, as numpy, ml_dtypes and torch have it; GGUF's blocks have theirs, as ``"q8_0"``."""
         return self._dtype
 
     @property
@@ -69,7 +69,7 @@ class Entry:
 class Catalog(Mapping[str, Entry]):
     """The tensors of a file by name, in the order of their data. Made by :func:`import_file` and :func:`catalog`."""
 
-    __slots__ = ("_store", "_entries", "_format", "_nbytes", "_metadata")
+    __slots__ = ("_store", "_entries", "_format", "_nbytes", "_metadata", "_files")
 
     def __init__(self, store: Store, text: str) -> None:
         found = json.loads(text)
@@ -77,11 +77,12 @@ class Catalog(Mapping[str, Entry]):
         self._entries = {one["name"]: Entry(store, one) for one in found["entries"]}
         self._format: str = found["format"]
         self._nbytes: int = found["bytes"]
-        self._metadata: dict[str, str] = dict(found["metadata"])
+        self._metadata: dict[str, Any] = dict(found["metadata"])
+        self._files: dict[str, int] = {one["name"]: one["offset"] for one in found["files"]}
 
     @property
     def format(self) -> str:
-        """``"safetensors"`` or ``"npy"``."""
+        """``"safetensors"``, ``"gguf"`` or ``"npy"``."""
         return self._format
 
     @property
@@ -90,9 +91,16 @@ class Catalog(Mapping[str, Entry]):
         return self._nbytes
 
     @property
-    def metadata(self) -> dict[str, str]:
-        """Texts that the header has beside the tensors."""
+    def metadata(self) -> dict[str, Any]:
+        """What the header has beside the tensors: texts for safetensors; for GGUF texts, numbers, truth values, and lists
+        of them. A number that is not finite is None, a text that is not UTF-8 a list of its bytes.
+        """
         return dict(self._metadata)
+
+    @property
+    def files(self) -> dict[str, int]:
+        """Where each file of an index begins in the store; empty for a single file."""
+        return dict(self._files)
 
     def __getitem__(self, name: str) -> Entry:
         return self._entries[name]
@@ -118,14 +126,17 @@ def import_file(
     verify: bool = True,
     progress: Callable[[int, int], object] | None = None,
 ) -> Catalog:
-    """Writes a file of tensors, safetensors or ``.npy``, to ``store`` from byte ``offset`` on, and waits for it.
+    """Writes a file of tensors, safetensors, GGUF or ``.npy``, to ``store`` from byte ``offset`` on, and waits for it.
+
+    A path that ends with ``.json`` names the index of a model in several safetensors files. They are written one after
+    another, each from a multiple of 4,096 after ``offset`` on; the catalog has the tensors that the index names.
 
     The header is checked before anything is written. The data are flushed; with ``verify`` they are read back and
     compared with the file. ``progress(done, total)`` is called now and then and at the end, with bytes; a verified import
     counts each byte twice. What it raises, and Ctrl-C, end the import after at most 8 MiB more.
 
-    Raises :class:`Usage` for a file that is of neither format, is not complete or does not fit, and for a store that is
-    for reading only; :class:`NvmeGpuError` with the code ``file`` for one that cannot be read, with the code ``mismatch``
+    Raises :class:`Usage` for a file that is of no such format, is not complete or does not fit, for an index whose files
+    are missing or lack a tensor, and for a store that is for reading only; :class:`NvmeGpuError` with the code ``file`` for one that cannot be read, with the code ``mismatch``
     when bytes came back otherwise.
     """
     started = Import.of_file(_checked(store)._native, os.fspath(path), _place(offset), bool(verify))

@@ -139,6 +139,7 @@ const FILES: [(&str, &[&str]); 16] = [
             "host-shell/src/catalog/safetensors.rs",
         ],
     ),
+    ("gguf", &["host-shell/src/catalog/gguf.rs"]),
     (
         "rows",
         &[

@@ -1,0 +1,314 @@
+//! GGUF: keys with typed values, descriptions of tensors, and their data at aligned places.
+//!
+//! ggml, docs/gguf.md, versions 2 and 3, little-endian.
+
+use super::dtype::Dtype;
+use super::entry::{Entry, Parsed, in_order};
+use super::source::{Fault, Source, read_head};
+use super::value::Value;
+use std::collections::HashSet;
+
+const MAGIC: &[u8] = b"GGUF";
+/// The longest header, as for safetensors.
+const MOST_BYTES: u64 = 100_000_000;
+/// The most values of all keys and arrays: each takes 32 bytes of memory.
+const MOST_VALUES: u64 = 8 << 20;
+/// The longest name of a key or tensor: the format's limit for keys.
+const MOST_NAME: u64 = 65_535;
+/// The most lengths of a tensor: the format's limit.
+const MOST_LENGTHS: u32 = 4;
+/// How deep arrays may lie in arrays.
+const MOST_DEPTH: u32 = 4;
+const ALIGNMENT_KEY: &str = "general.alignment";
+const ALIGNMENT: u64 = 32;
+const MOST_ALIGNMENT: u64 = 1 << 30;
+/// Bytes that are read at first, and at most, in one go.
+const CHUNK: u64 = 64 << 10;
+const MOST_CHUNK: u64 = 4 << 20;
+
+/// Whether bytes at the begin of a file are of this format.
+pub fn is_likely(head: &[u8]) -> bool {
+    head.starts_with(MAGIC)
+}
+
+/// The tensors of the file, in the order of their data.
+pub fn parse(source: &dyn Source) -> Result<Parsed, Fault> {
+    let mut reader = Reader::new(source);
+    reader.take(MAGIC.len() as u64)?;
+    let version = reader.u32()?;
+    if !(2..=3).contains(&version) {
+        let order = match version & 0xFFFF {
+            0 => "big-endian, ",
+            _ => "",
+        };
+        return Err(format!(
+            "at byte 4: {order}version {version:#x} of GGUF; 2 and 3 are read, little-endian"
+        ));
+    }
+    let (tensors, keys) = (reader.u64()?, reader.u64()?);
+    let metadata = reader.metadata(keys)?;
+    let alignment = alignment(&metadata)?;
+    let described = reader.tensors(tensors)?;
+    let end = reader.at;
+    let data = end.next_multiple_of(alignment);
+    let len = source.len();
+    let mut entries = Vec::new();
+    for one in described {
+        let at = one.described_at;
+        let offset = data.checked_add(one.offset);
+        let stop = offset.and_then(|offset| offset.checked_add(one.bytes));
+        let (Some(offset), Some(stop)) = (offset, stop) else {
+            return Err(format!(
+                "at byte {at}: the data of {:?} end past 2^64",
+                one.name
+            ));
+        };
+        if !one.offset.is_multiple_of(alignment) {
+            return Err(format!(
+                "at byte {at}: the data of {:?} begin at {}, no multiple of the alignment {alignment}",
+                one.name, one.offset
+            ));
+        }
+        if stop > len {
+            return Err(format!(
+                "at byte {at}: the data of {:?} end at byte {stop} of {len}",
+                one.name
+            ));
+        }
+        let entry = Entry::new(one.name, one.dtype, one.shape, offset, one.bytes);
+        entries.push(entry.map_err(|fault| format!("at byte {at}: {fault}"))?);
+    }
+    let bytes = in_order(&mut entries)?.unwrap_or(end);
+    Ok(Parsed {
+        // The data of the last tensor may be padded.
+        padded: bytes.checked_next_multiple_of(alignment).unwrap_or(bytes),
+        bytes,
+        entries,
+        metadata,
+    })
+}
+
+fn alignment(metadata: &[(String, Value)]) -> Result<u64, Fault> {
+    let Some((_, value)) = metadata.iter().find(|(key, _)| key == ALIGNMENT_KEY) else {
+        return Ok(ALIGNMENT);
+    };
+    match value {
+        Value::U32(value) if value.is_power_of_two() && u64::from(*value) <= MOST_ALIGNMENT => {
+            Ok(u64::from(*value))
+        }
+        other => Err(format!(
+            "{ALIGNMENT_KEY} is {other:?}, no power of two of 32 bits up to {MOST_ALIGNMENT}"
+        )),
+    }
+}
+
+/// What the header says of a tensor.
+struct Described {
+    described_at: u64,
+    name: String,
+    dtype: Dtype,
+    shape: Vec<u64>,
+    /// From the begin of the data on.
+    offset: u64,
+    bytes: u64,
+}
+
+/// Reads a header from its begin to its end.
+struct Reader<'a> {
+    source: &'a dyn Source,
+    /// The next byte.
+    at: u64,
+    /// Bytes from `begin` on.
+    bytes: Vec<u8>,
+    begin: u64,
+    chunk: u64,
+    /// Values so far.
+    values: u64,
+}
+
+impl<'a> Reader<'a> {
+    fn new(source: &'a dyn Source) -> Self {
+        Self {
+            source,
+            at: 0,
+            bytes: Vec::new(),
+            begin: 0,
+            chunk: CHUNK,
+            values: 0,
+        }
+    }
+
+    /// The next `bytes` bytes.
+    fn take(&mut self, bytes: u64) -> Result<&[u8], Fault> {
+        let (at, len) = (self.at, self.source.len());
+        let end = at.checked_add(bytes);
+        let Some(end) = end.filter(|end| *end <= len) else {
+            return Err(format!(
+                "at byte {at}: {bytes} bytes of the header, where {} are left",
+                len - at
+            ));
+        };
+        if end > MOST_BYTES {
+            return Err(format!(
+                "at byte {at}: the header goes on past {MOST_BYTES} bytes"
+            ));
+        }
+        if end > self.begin + self.bytes.len() as u64 {
+            let bytes = bytes.max(self.chunk).min(len - at);
+            self.bytes = read_head(self.source, at, bytes)?;
+            self.begin = at;
+            self.chunk = (self.chunk * 2).min(MOST_CHUNK);
+        }
+        self.at = end;
+        let from = (at - self.begin) as usize;
+        Ok(&self.bytes[from..from + bytes as usize])
+    }
+
+    fn array<const N: usize>(&mut self) -> Result<[u8; N], Fault> {
+        let mut bytes = [0; N];
+        bytes.copy_from_slice(self.take(N as u64)?);
+        Ok(bytes)
+    }
+
+    fn u32(&mut self) -> Result<u32, Fault> {
+        self.array().map(u32::from_le_bytes)
+    }
+
+    fn u64(&mut self) -> Result<u64, Fault> {
+        self.array().map(u64::from_le_bytes)
+    }
+
+    fn name(&mut self, what: &str) -> Result<String, Fault> {
+        let at = self.at;
+        let length = self.u64()?;
+        if length > MOST_NAME {
+            return Err(format!(
+                "at byte {at}: the name of a {what} has {length} bytes, above {MOST_NAME}"
+            ));
+        }
+        let name = std::str::from_utf8(self.take(length)?);
+        let name = name.map_err(|error| format!("at byte {at}: the name of a {what}: {error}"))?;
+        Ok(name.to_owned())
+    }
+
+    fn metadata(&mut self, keys: u64) -> Result<Vec<(String, Value)>, Fault> {
+        let mut found = Vec::new();
+        let mut names = HashSet::new();
+        for _ in 0..keys {
+            let at = self.at;
+            let key = self.name("key")?;
+            if !names.insert(key.clone()) {
+                return Err(format!("at byte {at}: the key {key:?} is there twice"));
+            }
+            let kind = self.u32()?;
+            let value = self
+                .value(kind, 0)
+                .map_err(|fault| format!("{fault} (key {key:?})"))?;
+            found.push((key, value));
+        }
+        Ok(found)
+    }
+
+    /// A value of the type `kind`.
+    fn value(&mut self, kind: u32, depth: u32) -> Result<Value, Fault> {
+        let at = self.at;
+        self.values += 1;
+        if self.values > MOST_VALUES {
+            return Err(format!("at byte {at}: more than {MOST_VALUES} values"));
+        }
+        Ok(match kind {
+            0 => Value::U8(self.array::<1>()?[0]),
+            1 => Value::I8(i8::from_le_bytes(self.array()?)),
+            2 => Value::U16(u16::from_le_bytes(self.array()?)),
+            3 => Value::I16(i16::from_le_bytes(self.array()?)),
+            4 => Value::U32(self.u32()?),
+            5 => Value::I32(i32::from_le_bytes(self.array()?)),
+            6 => Value::F32(f32::from_le_bytes(self.array()?)),
+            7 => match self.array::<1>()?[0] {
+                0 => Value::Bool(false),
+                1 => Value::Bool(true),
+                other => return Err(format!("at byte {at}: {other} as a truth value")),
+            },
+            8 => {
+                let length = self.u64()?;
+                match String::from_utf8(self.take(length)?.to_vec()) {
+                    Ok(text) => Value::Text(text),
+                    Err(error) => Value::Bytes(error.into_bytes()),
+                }
+            }
+            9 if depth < MOST_DEPTH => {
+                let (kind, length) = (self.u32()?, self.u64()?);
+                let mut values = Vec::new();
+                for _ in 0..length {
+                    values.push(self.value(kind, depth + 1)?);
+                }
+                Value::Array(values)
+            }
+            9 => return Err(format!("at byte {at}: arrays deeper than {MOST_DEPTH}")),
+            10 => Value::U64(self.u64()?),
+            11 => Value::I64(i64::from_le_bytes(self.array()?)),
+            12 => Value::F64(f64::from_le_bytes(self.array()?)),
+            other => return Err(format!("at byte {at}: a value of the unknown type {other}")),
+        })
+    }
+
+    fn tensors(&mut self, tensors: u64) -> Result<Vec<Described>, Fault> {
+        let mut found = Vec::new();
+        let mut names = HashSet::new();
+        for _ in 0..tensors {
+            let one = self.tensor()?;
+            if !names.insert(one.name.clone()) {
+                return Err(format!(
+                    "at byte {}: the tensor {:?} is there twice",
+                    one.described_at, one.name
+                ));
+            }
+            found.push(one);
+        }
+        Ok(found)
+    }
+
+    fn tensor(&mut self) -> Result<Described, Fault> {
+        let described_at = self.at;
+        let name = self.name("tensor")?;
+        let fault = |what: String| format!("at byte {described_at}: {name:?} {what}");
+        let lengths = self.u32()?;
+        if lengths > MOST_LENGTHS {
+            return Err(fault(format!(
+                "has {lengths} lengths, above {MOST_LENGTHS}"
+            )));
+        }
+        let mut shape = Vec::new();
+        for _ in 0..lengths {
+            shape.push(self.u64()?);
+        }
+        let number = self.u32()?;
+        let offset = self.u64()?;
+        let dtype = Dtype::of_gguf(number)
+            .ok_or_else(|| fault(format!("is of the type {number}, which is not read")))?;
+        let (block, _) = dtype.block();
+        // The fastest comes first here.
+        let row = shape.first().copied().unwrap_or(1);
+        if !row.is_multiple_of(block) {
+            return Err(fault(format!(
+                "has rows of {row} elements, no whole blocks of {block} of {}",
+                dtype.name()
+            )));
+        }
+        shape.reverse();
+        let elements = shape
+            .iter()
+            .try_fold(1u64, |all, one| all.checked_mul(*one));
+        let bytes = elements.and_then(|elements| dtype.bytes(elements));
+        let bytes =
+            bytes.ok_or_else(|| fault(format!("of the shape {shape:?} has 2^64 bytes or more")))?;
+        Ok(Described {
+            described_at,
+            name,
+            dtype,
+            shape,
+            offset,
+            bytes,
+        })
+    }
+}

@@ -1,0 +1,178 @@
+//! Files of tensors by path: one file, or the index of a model in several safetensors files.
+
+use super::entry::Member;
+use super::safetensors::Pairs;
+use super::source::{FileSource, Source};
+use super::{Catalog, Format, Value};
+use crate::error::{Error, Result};
+use serde::Deserialize;
+use std::collections::{BTreeSet, HashMap};
+use std::path::{Component, Path};
+
+/// Shards begin at multiples of this.
+const ALIGNMENT: u64 = 4096;
+/// The longest index.
+const MOST: u64 = 100_000_000;
+
+/// `model.safetensors.index.json`.
+#[derive(Deserialize)]
+struct Index {
+    #[serde(default)]
+    metadata: serde_json::Map<String, serde_json::Value>,
+    /// Names of tensors and the files that they lie in.
+    weight_map: Pairs<String>,
+}
+
+/// Files that are open, and what they hold together.
+pub(super) struct Opened {
+    pub catalog: Catalog,
+    /// Each file and where it begins.
+    pub files: Vec<(FileSource, u64)>,
+}
+
+impl Catalog {
+    /// The tensors of the file at `path`, at their places in the file.
+    ///
+    /// A path that ends with `.json` names the index of a model in several safetensors files beside it. Its catalog has
+    /// the tensors that the index names, at the places that they have when the files lie one after another, each from a
+    /// multiple of 4,096 on: as [`import`](Self::import) writes them.
+    ///
+    /// # Errors
+    /// [`Error::File`]; [`Error::Usage`] for what is no file of a known format or is not complete, and for an index
+    /// whose files are missing or lack a tensor.
+    pub fn of_file(path: &Path) -> Result<Self> {
+        open(path).map(|opened| opened.catalog)
+    }
+}
+
+/// Opens the file, or the files of the index, at `path`.
+pub(super) fn open(path: &Path) -> Result<Opened> {
+    if path
+        .extension()
+        .is_some_and(|extension| extension == "json")
+    {
+        return open_index(path);
+    }
+    let file = FileSource::open(path)?;
+    let catalog = Catalog::of(&file)?;
+    Ok(Opened {
+        catalog,
+        files: vec![(file, 0)],
+    })
+}
+
+fn open_index(path: &Path) -> Result<Opened> {
+    let fault = |what: String| {
+        let remedy = "get the model's files again, all into one folder";
+        Error::usage(format!("{}: {what}", path.display()), remedy)
+    };
+    let index = read_index(path).map_err(|error| match error {
+        Ok(what) => fault(what),
+        Err(error) => error,
+    })?;
+    let wanted = index.weight_map.0;
+    let names: BTreeSet<&str> = wanted.iter().map(|(_, file)| file.as_str()).collect();
+    let folder = path.parent().unwrap_or(Path::new(""));
+    if let Some(name) = names.iter().find(|name| !is_plain(name)) {
+        return Err(fault(format!("{name:?} is no name of a file beside it")));
+    }
+    let is_missing = |name: &&&str| !folder.join(name).exists();
+    let missing: Vec<&str> = names.iter().filter(is_missing).copied().collect();
+    if !missing.is_empty() {
+        return Err(fault(format!(
+            "{} of {} files are missing: {}",
+            missing.len(),
+            names.len(),
+            missing.join(", ")
+        )));
+    }
+    let mut opened = Opened {
+        catalog: Catalog {
+            format: Format::Safetensors,
+            bytes: 0,
+            metadata: metadata(index.metadata),
+            files: Vec::new(),
+            entries: Vec::new(),
+        },
+        files: Vec::new(),
+    };
+    let mut of_tensor: HashMap<&str, &str> = HashMap::new();
+    of_tensor.extend(wanted.iter().map(|(name, file)| (&**name, &**file)));
+    for name in names {
+        let file = FileSource::open(&folder.join(name))?;
+        let shard = Catalog::of(&file)?;
+        if shard.format != Format::Safetensors {
+            return Err(fault(format!("{name:?} is no file of safetensors")));
+        }
+        let all = &mut opened.catalog;
+        let offset = all.bytes.next_multiple_of(ALIGNMENT);
+        all.bytes = offset + file.len();
+        all.files.push(Member {
+            name: name.to_owned(),
+            offset,
+            bytes: file.len(),
+        });
+        for mut entry in shard.entries {
+            if of_tensor.get(&*entry.name) == Some(&name) {
+                of_tensor.remove(&*entry.name);
+                entry.offset += offset;
+                all.entries.push(entry);
+            }
+        }
+        opened.files.push((file, offset));
+    }
+    // The first in the index's order.
+    let left = wanted
+        .iter()
+        .find(|(name, _)| of_tensor.contains_key(&**name));
+    match left {
+        Some((name, file)) => Err(fault(format!(
+            "{name:?} is not in {file:?}; {} of {} tensors are missing",
+            of_tensor.len(),
+            wanted.len()
+        ))),
+        None => Ok(opened),
+    }
+}
+
+/// The index; else what is wrong with its text, or why it could not be read.
+fn read_index(path: &Path) -> std::result::Result<Index, std::result::Result<String, Error>> {
+    let file = FileSource::open(path).map_err(Err)?;
+    if file.len() > MOST {
+        return Err(Ok(format!(
+            "an index of {} bytes, above {MOST}",
+            file.len()
+        )));
+    }
+    let mut text = vec![0; file.len() as usize];
+    file.read_at(0, &mut text).map_err(Err)?;
+    serde_json::from_slice(&text).map_err(|error| Ok(format!("no index of safetensors: {error}")))
+}
+
+/// Whether `name` is a name alone.
+fn is_plain(name: &str) -> bool {
+    let mut parts = Path::new(name).components();
+    matches!(parts.next(), Some(Component::Normal(part)) if part == name) && parts.next().is_none()
+}
+
+fn metadata(members: serde_json::Map<String, serde_json::Value>) -> Vec<(String, Value)> {
+    let members = members.into_iter();
+    members.map(|(key, json)| (key, value(json))).collect()
+}
+
+/// What JSON has no type for becomes its text.
+fn value(json: serde_json::Value) -> Value {
+    use serde_json::Value as Json;
+    match json {
+        Json::Bool(value) => Value::Bool(value),
+        Json::String(text) => Value::Text(text),
+        Json::Array(values) => Value::Array(values.into_iter().map(value).collect()),
+        Json::Number(number) => match (number.as_u64(), number.as_i64(), number.as_f64()) {
+            (Some(number), _, _) => Value::U64(number),
+            (_, Some(number), _) => Value::I64(number),
+            (_, _, Some(number)) => Value::F64(number),
+            _ => Value::Text(number.to_string()),
+        },
+        other => Value::Text(other.to_string()),
+    }
+}
