@@ -183,7 +183,7 @@ mod tests {
         for (index, row) in ALL.iter().enumerate() {
             assert_eq!(row.dtype as usize, index);
             assert_eq!(row.dtype.name(), row.name);
-            let found = row.safetensors.map(|name| Dtype::of_safetensors(name));
+            let found = row.safetensors.map(Dtype::of_safetensors);
             assert!(found.is_none_or(|found| found == Some(row.dtype)));
             let found = row.gguf.map(Dtype::of_gguf);
             assert!(found.is_none_or(|found| found == Some(row.dtype)));
