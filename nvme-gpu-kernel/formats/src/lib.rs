@@ -18,9 +18,11 @@
 #![forbid(unsafe_code)]
 #![deny(missing_docs)]
 
+mod block;
 mod narrow;
 mod wide;
 
+pub use block::Block;
 pub use narrow::{bf16_of_f32, f16_of_f32};
 pub use wide::{f32_of_bf16, f32_of_f8_e4m3, f32_of_f8_e5m2, f32_of_f16};
 

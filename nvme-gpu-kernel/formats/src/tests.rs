@@ -167,3 +167,53 @@ fn every_nan_comes_out_as_the_same_one() {
     }
     assert_eq!(Wide::F16.bits_of(f32::NEG_INFINITY), 0xFC00);
 }
+
+/// Bytes in which nothing repeats; binary16 at `halves` of each block are finite.
+fn blocks(format: Block, count: u32, halves: &[usize]) -> Vec<u8> {
+    let bytes = format.block_bytes();
+    let all = (0..count * bytes).map(|at| (at.wrapping_mul(2_654_435_761) >> 13) as u8);
+    let mut all: Vec<u8> = all.collect();
+    for block in all.chunks_exact_mut(bytes as usize) {
+        halves.iter().for_each(|half| block[half + 1] &= 0xBF);
+    }
+    all
+}
+
+/// FNV-1a over the bits of what `gguf.quants.dequantize` of the package gguf 0.19.0 makes of the same blocks.
+#[test]
+fn larger_blocks_are_what_gguf_makes_of_them() {
+    for (format, halves, first, expected) in [
+        (Block::Q4K, &[0, 2][..], -500.498_3, 0xAAFB_6AB4_4241_E8C1),
+        (Block::Q6K, &[208], -0.0, 0xCC73_32BB_44FC_7ED6),
+        (Block::Mxfp4, &[], -8.816_208e-39, 0xD1AA_12E5_F38F_87AB),
+    ] {
+        let from = blocks(format, 300, halves);
+        let mut out = vec![f32::NAN; 300 * format.block_elements() as usize];
+        assert!(format.unpack(&from, &mut out));
+        assert_eq!(out[0], first, "{format:?}");
+        let bytes = out.iter().flat_map(|value| value.to_le_bytes());
+        let hash = bytes.fold(0xCBF2_9CE4_8422_2325u64, |hash, byte| {
+            (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01B3)
+        });
+        assert_eq!(hash, expected, "{format:?}");
+    }
+}
+
+#[test]
+fn whole_larger_blocks_are_unpacked_and_nothing_else() {
+    for format in Block::ALL {
+        let (bytes, elements) = (
+            format.block_bytes() as usize,
+            format.block_elements() as usize,
+        );
+        let mut out = vec![7.0; 2 * elements];
+        let before = out.clone();
+        assert!(!format.unpack(&vec![1; 2 * bytes - 1], &mut out));
+        assert!(!format.unpack(&vec![1; bytes], &mut out));
+        assert!(!format.unpack(&[], &mut out));
+        assert_eq!(out, before);
+        assert!(format.unpack(&vec![0; 2 * bytes], &mut out));
+        assert!(out.iter().all(|value| *value == 0.0));
+        assert!(format.unpack(&[], &mut []));
+    }
+}

@@ -8,8 +8,9 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The published libraries; nothing of them needs another package of the workspace than these.
-const LIBRARIES: [&str; 7] = [
+const LIBRARIES: [&str; 8] = [
     "nvme-core",
+    "nvme-ext4",
     "nvme-formats",
     "nvme-gpu-kernel",
     "nvme-units",

@@ -285,10 +285,21 @@ fn test_command() -> Command {
 }
 
 fn tests() -> Result<Counts, Failure> {
+    let has_ext4 = match crate::tools::for_ext4() {
+        Ok(()) => true,
+        Err(failure) if failure.missing_tool => {
+            println!("SKIPPED: {failure}");
+            false
+        }
+        Err(failure) => return Err(failure),
+    };
     let test = || {
         let mut test = test_command();
         test.args(["--workspace", "--exclude", "nvme-gpu-capi"]);
         test.args(["--exclude", "nvme-gpu-compat"]);
+        if !has_ext4 {
+            test.args(["--exclude", "nvme-ext4"]);
+        }
         test
     };
     match crate::tools::libnvme() {

@@ -69,6 +69,18 @@ pub fn for_c() -> Result<(), Failure> {
     }
 }
 
+/// What makes the images that the reader of ext4 is tested with.
+pub fn for_ext4() -> Result<(), Failure> {
+    let has = |program: &str| {
+        let sbin = ["/usr/sbin", "/sbin"].map(|folder| Path::new(folder).join(program));
+        on_path(program).is_some() || sbin.iter().any(|file| file.is_file())
+    };
+    match ["mke2fs", "debugfs", "e2fsck"].into_iter().all(has) {
+        true => Ok(()),
+        false => apt(&["e2fsprogs"], "the reader of ext4 is tested with images"),
+    }
+}
+
 /// `ptxas`: $PTXAS, the pip package under the target folder, PATH, or the CUDA toolkit's usual place.
 pub fn ptxas() -> Result<PathBuf, Failure> {
     cuda_tool(

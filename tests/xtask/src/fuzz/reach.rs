@@ -5,7 +5,7 @@ use crate::process::{Failure, check, root, target_dir};
 use std::process::Command;
 
 /// The files that a target is for.
-const FILES: [(&str, &[&str]); 17] = [
+const FILES: [(&str, &[&str]); 18] = [
     ("prp_round_trip", &["nvme-core/src/prp.rs"]),
     (
         "sgl_round_trip",
@@ -137,6 +137,18 @@ const FILES: [(&str, &[&str]); 17] = [
         &[
             "host-shell/src/catalog/npy.rs",
             "host-shell/src/catalog/safetensors.rs",
+        ],
+    ),
+    (
+        "ext4",
+        &[
+            "host-shell/ext4/src/directory.rs",
+            "host-shell/ext4/src/extents.rs",
+            "host-shell/ext4/src/group.rs",
+            "host-shell/ext4/src/inline.rs",
+            "host-shell/ext4/src/inode.rs",
+            "host-shell/ext4/src/superblock.rs",
+            "host-shell/ext4/src/volume.rs",
         ],
     ),
     ("gguf", &["host-shell/src/catalog/gguf.rs"]),

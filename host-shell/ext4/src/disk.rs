@@ -1,0 +1,41 @@
+//! Reads of a device, checked against its length and that of the file system.
+
+use crate::error::{Error, Result};
+use crate::source::Source;
+use crate::superblock::Superblock;
+
+/// A device and what is known of the file system.
+pub struct Disk<'a> {
+    pub source: &'a dyn Source,
+    pub superblock: &'a Superblock,
+}
+
+impl Disk<'_> {
+    /// Reads `data.len()` bytes from byte `offset` of the device on.
+    pub fn read(&self, offset: u64, data: &mut [u8]) -> Result<()> {
+        let (bytes, len) = (data.len() as u64, self.source.len());
+        if offset.checked_add(bytes).is_none_or(|end| end > len) {
+            let what = format!("{bytes} bytes on a device of {len} bytes");
+            return Err(Error::corrupt(offset, what));
+        }
+        let read = self.source.read_at(offset, data);
+        read.map_err(|source| Error::Read {
+            offset,
+            bytes,
+            source,
+        })
+    }
+
+    /// Block `block`, which byte `from` of the device names, and its first byte on the device.
+    pub fn block(&self, block: u64, from: u64) -> Result<(Vec<u8>, u64)> {
+        let info = &self.superblock.info;
+        if block == 0 || block >= info.blocks {
+            let what = format!("block {block} of {}", info.blocks);
+            return Err(Error::corrupt(from, what));
+        }
+        let mut data = vec![0; info.block_bytes as usize];
+        let offset = block * u64::from(info.block_bytes);
+        self.read(offset, &mut data)?;
+        Ok((data, offset))
+    }
+}

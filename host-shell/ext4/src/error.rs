@@ -1,0 +1,185 @@
+//! What can go wrong.
+
+use crate::source::SourceError;
+use std::fmt;
+
+/// What functions of this crate return.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// Why a file or file system is not read.
+#[derive(Debug)]
+pub enum Error {
+    /// The device could not be read.
+    Read {
+        /// First byte of the device.
+        offset: u64,
+        /// How many were asked for.
+        bytes: u64,
+        /// What the device said.
+        source: SourceError,
+    },
+    /// The device holds no ext4.
+    NotExt4 {
+        /// What is there in its place.
+        what: String,
+    },
+    /// The file system has a feature that is not read.
+    Unsupported {
+        /// Which.
+        feature: String,
+        /// What to do about it.
+        remedy: &'static str,
+    },
+    /// What the device says cannot be.
+    Corrupt {
+        /// The byte of the device where it stands.
+        offset: u64,
+        /// What it is.
+        what: String,
+    },
+    /// A checksum does not fit what it covers.
+    Checksum {
+        /// The first byte of the device that it covers.
+        offset: u64,
+        /// What it covers.
+        what: String,
+    },
+    /// There is no such file.
+    NotFound {
+        /// Its path, up to the part that is not there.
+        path: String,
+    },
+    /// A file that is no directory, where one has to be; or the other way around.
+    WrongKind {
+        /// The inode.
+        inode: u32,
+        /// What it is not.
+        wanted: &'static str,
+    },
+    /// More links in a row than are followed.
+    TooManyLinks {
+        /// The path that was looked up.
+        path: String,
+    },
+    /// This file's data cannot be had this way.
+    Refused {
+        /// The inode.
+        inode: u32,
+        /// Why.
+        why: Refusal,
+    },
+    /// The inode is not the one that was read before.
+    Changed {
+        /// The inode.
+        inode: u32,
+    },
+}
+
+/// Why the data of a file are not read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Refusal {
+    /// They are encrypted.
+    Encrypted,
+    /// They are compressed (e2compr).
+    Compressed,
+    /// They are found by a block map of ext2 and ext3, not by extents.
+    BlockMap,
+    /// They lie in the inode and have no blocks of their own. Only extents are refused.
+    Inline,
+}
+
+impl fmt::Display for Refusal {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Encrypted => "its data or names are encrypted",
+            Self::Compressed => "its data are compressed",
+            Self::BlockMap => "it has a block map of ext2 or ext3 in place of extents",
+            Self::Inline => "its data lie in the inode, without blocks of their own",
+        })
+    }
+}
+
+impl Refusal {
+    /// What to do about it.
+    pub fn remedy(self) -> &'static str {
+        match self {
+            Self::Encrypted => "copy the file where it is unlocked",
+            Self::Compressed => "copy the file without compression",
+            Self::BlockMap => "copy the file on a file system with extents",
+            Self::Inline => "read the file by its bytes",
+        }
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Read {
+                offset,
+                bytes,
+                source,
+            } => write!(
+                f,
+                "cannot read {bytes} bytes from byte {offset} on: {source}"
+            ),
+            Self::NotExt4 { what } => write!(f, "no ext4: {what}"),
+            Self::Unsupported { feature, .. } => write!(f, "the ext4 is not read: {feature}"),
+            Self::Corrupt { offset, what } => {
+                write!(f, "the ext4 is damaged at byte {offset}: {what}")
+            }
+            Self::Checksum { offset, what } => {
+                write!(
+                    f,
+                    "the ext4 is damaged at byte {offset}: the checksum of {what} is wrong"
+                )
+            }
+            Self::NotFound { path } => write!(f, "{path} does not exist"),
+            Self::WrongKind { inode, wanted } => write!(f, "inode {inode} is no {wanted}"),
+            Self::TooManyLinks { path } => write!(f, "{path}: too many symbolic links"),
+            Self::Refused { inode, why } => write!(f, "inode {inode} is not read: {why}"),
+            Self::Changed { inode } => write!(f, "inode {inode} has changed since it was read"),
+        }
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Read { source, .. } => Some(&**source),
+            _ => None,
+        }
+    }
+}
+
+impl Error {
+    /// What to do about it: one clause without a full stop.
+    pub fn remedy(&self) -> &'static str {
+        match self {
+            Self::Read { .. } => "check the device",
+            Self::NotExt4 { .. } => "name the device or partition that holds the ext4",
+            Self::Unsupported { remedy, .. } => remedy,
+            Self::Corrupt { .. } | Self::Checksum { .. } => {
+                "unmount the file system if it is mounted, and run e2fsck on it"
+            }
+            Self::NotFound { .. } => "list the directory and check the spelling",
+            Self::WrongKind { .. } => "look at what kind of file it is with stat",
+            Self::TooManyLinks { .. } => "name the file that the links should lead to",
+            Self::Refused { why, .. } => why.remedy(),
+            Self::Changed { .. } => "unmount the file system elsewhere, and open the file again",
+        }
+    }
+
+    pub(crate) fn corrupt(offset: u64, what: impl Into<String>) -> Self {
+        Self::Corrupt {
+            offset,
+            what: what.into(),
+        }
+    }
+
+    pub(crate) fn checksum(offset: u64, what: impl Into<String>) -> Self {
+        Self::Checksum {
+            offset,
+            what: what.into(),
+        }
+    }
+}

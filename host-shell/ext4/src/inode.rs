@@ -1,0 +1,207 @@
+//! Inodes: what a file is.
+//!
+//! Linux, Documentation/filesystems/ext4, "Index Nodes".
+
+use crate::bytes::{u16_at, u32_at};
+use crate::crc::crc32c;
+use crate::error::{Error, Result};
+
+/// The inode of the root directory.
+pub const ROOT: u32 = 2;
+/// Bytes of an inode of ext2; more hold further times and attributes.
+pub const OLD_BYTES: usize = 128;
+const CHECKSUM_LOW: usize = 0x7C;
+const CHECKSUM_HIGH: usize = 0x82;
+
+/// Bits of [`Inode::flags`].
+pub mod flags {
+    /// Some blocks are compressed (e2compr).
+    pub const COMPRESSED_BLOCKS: u32 = 0x200;
+    /// The file does not change.
+    pub const IMMUTABLE: u32 = 0x10;
+    /// Data and names are encrypted.
+    pub const ENCRYPTED: u32 = 0x800;
+    /// A directory with an index of hashes.
+    pub const INDEX: u32 = 0x1000;
+    /// The file's blocks are extents.
+    pub const EXTENTS: u32 = 0x8_0000;
+    /// The file is protected by fs-verity.
+    pub const VERITY: u32 = 0x10_0000;
+    /// The data lie in the inode.
+    pub const INLINE_DATA: u32 = 0x1000_0000;
+    /// A directory whose names are looked up without regard to case.
+    pub const CASEFOLD: u32 = 0x4000_0000;
+}
+
+/// What kind of file it is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Bytes.
+    File,
+    /// Names of other files.
+    Directory,
+    /// A path to another file.
+    Symlink,
+    /// A named pipe.
+    Fifo,
+    /// A device of characters.
+    CharDevice,
+    /// A device of blocks.
+    BlockDevice,
+    /// A socket.
+    Socket,
+}
+
+impl Kind {
+    fn of_mode(mode: u16) -> Option<Self> {
+        Some(match mode >> 12 {
+            0x1 => Self::Fifo,
+            0x2 => Self::CharDevice,
+            0x4 => Self::Directory,
+            0x6 => Self::BlockDevice,
+            0x8 => Self::File,
+            0xA => Self::Symlink,
+            0xC => Self::Socket,
+            _ => return None,
+        })
+    }
+
+    /// By the number that directories have.
+    pub(crate) fn of_entry(number: u8) -> Option<Self> {
+        Some(match number {
+            1 => Self::File,
+            2 => Self::Directory,
+            3 => Self::CharDevice,
+            4 => Self::BlockDevice,
+            5 => Self::Fifo,
+            6 => Self::Socket,
+            7 => Self::Symlink,
+            _ => return None,
+        })
+    }
+
+    /// One word for it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::File => "file",
+            Self::Directory => "directory",
+            Self::Symlink => "symlink",
+            Self::Fifo => "fifo",
+            Self::CharDevice => "char-device",
+            Self::BlockDevice => "block-device",
+            Self::Socket => "socket",
+        }
+    }
+}
+
+/// A file's inode.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Inode {
+    /// Its number.
+    pub number: u32,
+    /// What kind of file it is.
+    pub kind: Kind,
+    /// The lower 12 bits of the mode: permissions, sticky, set-uid and set-gid.
+    pub permissions: u16,
+    /// User.
+    pub uid: u32,
+    /// Group.
+    pub gid: u32,
+    /// Bytes of data.
+    pub size: u64,
+    /// Names that it has.
+    pub links: u16,
+    /// Bits of [`flags`].
+    pub flags: u32,
+    /// Differs between files that had the same number one after the other.
+    pub generation: u32,
+    /// Seconds since 1970 and nanoseconds of the last change of the data.
+    pub modified: (i64, u32),
+    /// The same of the last change of the inode.
+    pub changed: (i64, u32),
+    /// Where it lies on the device.
+    pub(crate) offset: u64,
+    /// The root of the tree of extents, a link's target, or data.
+    pub(crate) root: Vec<u8>,
+    /// What follows the known members: attributes.
+    pub(crate) attributes: Vec<u8>,
+    /// For checksums of what belongs to it.
+    pub(crate) seed: Option<u32>,
+}
+
+impl Inode {
+    /// Reads the inode `number`, whose `bytes` lie at byte `offset` of the device.
+    pub(crate) fn parse(number: u32, bytes: &[u8], offset: u64, seed: Option<u32>) -> Result<Self> {
+        let generation = u32_at(bytes, 0x64);
+        let extra = match bytes.len() {
+            ..=OLD_BYTES => 0,
+            _ => usize::from(u16_at(bytes, 0x80)),
+        };
+        if OLD_BYTES + extra > bytes.len() || !extra.is_multiple_of(4) {
+            let what = format!("inode {number} with {extra} extra bytes of {}", bytes.len());
+            return Err(Error::corrupt(offset, what));
+        }
+        let known = OLD_BYTES + extra;
+        let seed = seed.map(|seed| {
+            let seed = crc32c(seed, &number.to_le_bytes());
+            crc32c(seed, &generation.to_le_bytes())
+        });
+        if seed.is_some_and(|seed| !is_sound(bytes, known, seed)) {
+            return Err(Error::checksum(offset, format!("inode {number}")));
+        }
+        let mode = u16_at(bytes, 0);
+        let Some(kind) = Kind::of_mode(mode) else {
+            let what = format!("inode {number} has the mode {mode:#o}");
+            return Err(Error::corrupt(offset, what));
+        };
+        let halves = |low: usize, high: usize| {
+            u32::from(u16_at(bytes, high)) << 16 | u32::from(u16_at(bytes, low))
+        };
+        let time = |at: usize, extra_at: usize| {
+            let seconds = i64::from(u32_at(bytes, at) as i32);
+            match extra_at + 4 <= known {
+                true => {
+                    let extra = u32_at(bytes, extra_at);
+                    (seconds + (i64::from(extra & 3) << 32), extra >> 2)
+                }
+                false => (seconds, 0),
+            }
+        };
+        Ok(Self {
+            number,
+            kind,
+            permissions: mode & 0xFFF,
+            uid: halves(0x2, 0x78),
+            gid: halves(0x18, 0x7A),
+            size: u64::from(u32_at(bytes, 0x6C)) << 32 | u64::from(u32_at(bytes, 0x4)),
+            links: u16_at(bytes, 0x1A),
+            flags: u32_at(bytes, 0x20),
+            generation,
+            modified: time(0x10, 0x88),
+            changed: time(0xC, 0x84),
+            offset,
+            root: bytes[0x28..0x64].to_vec(),
+            attributes: bytes[known..].to_vec(),
+            seed,
+        })
+    }
+
+    /// Whether it has the bit `flag` of [`flags`].
+    pub fn has(&self, flag: u32) -> bool {
+        self.flags & flag != 0
+    }
+}
+
+/// Whether the checksum fits; `known` bytes are members.
+fn is_sound(bytes: &[u8], known: usize, seed: u32) -> bool {
+    let mut cleared = bytes.to_vec();
+    cleared[CHECKSUM_LOW..CHECKSUM_LOW + 2].fill(0);
+    let low = u16_at(bytes, CHECKSUM_LOW);
+    if known >= CHECKSUM_HIGH + 2 {
+        cleared[CHECKSUM_HIGH..CHECKSUM_HIGH + 2].fill(0);
+        let stored = u32::from(u16_at(bytes, CHECKSUM_HIGH)) << 16 | u32::from(low);
+        crc32c(seed, &cleared) == stored
+    } else {
+        crc32c(seed, &cleared) as u16 == low
+    }
+}

@@ -1,0 +1,44 @@
+//! The bytes of a device.
+
+/// What a device says when a read fails.
+pub type SourceError = Box<dyn std::error::Error + Send + Sync>;
+
+/// The bytes of a device or partition.
+pub trait Source {
+    /// How many there are.
+    fn len(&self) -> u64;
+
+    /// Whether there are none.
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Reads `data.len()` bytes from byte `offset` on. The range lies inside of [`len`](Self::len).
+    ///
+    /// # Errors
+    /// What the device says.
+    fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<(), SourceError>;
+}
+
+impl<S: Source + ?Sized> Source for &S {
+    fn len(&self) -> u64 {
+        S::len(self)
+    }
+
+    fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<(), SourceError> {
+        S::read_at(self, offset, data)
+    }
+}
+
+impl Source for Vec<u8> {
+    fn len(&self) -> u64 {
+        Vec::len(self) as u64
+    }
+
+    fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<(), SourceError> {
+        let begin = usize::try_from(offset)?;
+        let from = self.get(begin..).and_then(|from| from.get(..data.len()));
+        data.copy_from_slice(from.ok_or("a read past the end")?);
+        Ok(())
+    }
+}

@@ -1,0 +1,262 @@
+//! The superblock: sizes and features.
+//!
+//! Linux, Documentation/filesystems/ext4, "Super Block".
+
+use crate::bytes::{u16_at, u32_at, wide};
+use crate::crc::crc32c;
+use crate::error::{Error, Result};
+
+/// Where it lies on the device.
+pub const OFFSET: u64 = 1024;
+pub const BYTES: usize = 1024;
+const MAGIC: u16 = 0xEF53;
+/// The largest block: 64 KiB.
+const MOST_LOG_BLOCK: u32 = 6;
+const OLDEST_INODE: u32 = 11;
+const ERRORS: u16 = 2;
+
+mod compat {
+    pub const SPARSE_SUPER2: u32 = 0x200;
+}
+
+mod incompat {
+    pub const COMPRESSION: u32 = 0x1;
+    pub const FILETYPE: u32 = 0x2;
+    pub const RECOVER: u32 = 0x4;
+    pub const JOURNAL_DEV: u32 = 0x8;
+    pub const META_BG: u32 = 0x10;
+    pub const EXTENTS: u32 = 0x40;
+    pub const BITS_64: u32 = 0x80;
+    pub const MMP: u32 = 0x100;
+    pub const FLEX_BG: u32 = 0x200;
+    pub const EA_INODE: u32 = 0x400;
+    pub const CSUM_SEED: u32 = 0x2000;
+    pub const LARGEDIR: u32 = 0x4000;
+    pub const INLINE_DATA: u32 = 0x8000;
+    pub const ENCRYPT: u32 = 0x1_0000;
+    pub const CASEFOLD: u32 = 0x2_0000;
+    pub const READ: u32 = FILETYPE
+        | META_BG
+        | EXTENTS
+        | BITS_64
+        | MMP
+        | FLEX_BG
+        | EA_INODE
+        | CSUM_SEED
+        | LARGEDIR
+        | INLINE_DATA
+        | ENCRYPT
+        | CASEFOLD;
+}
+
+mod ro_compat {
+    pub const SPARSE_SUPER: u32 = 0x1;
+    pub const GDT_CSUM: u32 = 0x10;
+    pub const METADATA_CSUM: u32 = 0x400;
+}
+
+/// What a file system says of itself.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Info {
+    /// Bytes of a block.
+    pub block_bytes: u32,
+    /// Blocks in all.
+    pub blocks: u64,
+    /// Inodes in all.
+    pub inodes: u32,
+    /// Its UUID.
+    pub uuid: [u8; 16],
+    /// Its label.
+    pub label: String,
+    /// Whether its metadata have checksums, which are verified.
+    pub has_checksums: bool,
+    /// Whether the kernel noted errors in it.
+    pub has_errors: bool,
+}
+
+/// How group descriptors are protected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupChecksum {
+    None,
+    Crc16,
+    Crc32c,
+}
+
+#[derive(Clone, Debug)]
+pub struct Superblock {
+    pub info: Info,
+    pub first_data_block: u64,
+    pub blocks_per_group: u64,
+    pub inodes_per_group: u32,
+    pub inode_bytes: u16,
+    pub descriptor_bytes: u16,
+    /// Before this one, descriptors lie together.
+    pub first_meta_group: Option<u64>,
+    pub has_file_types: bool,
+    pub is_sparse: bool,
+    /// Groups with copies of the superblock, of sparse_super2.
+    pub backups: Option<[u32; 2]>,
+    /// For checksums of metadata, where there are any.
+    pub seed: Option<u32>,
+    pub group_checksum: GroupChecksum,
+}
+
+impl Superblock {
+    /// Reads it; the device has `len` bytes.
+    pub fn parse(bytes: &[u8], len: u64) -> Result<Self> {
+        let magic = u16_at(bytes, 0x38);
+        if magic != MAGIC {
+            return Err(Error::NotExt4 {
+                what: format!("the magic number is {magic:#06x}, not {MAGIC:#06x}"),
+            });
+        }
+        let corrupt = |at: u64, what: String| Error::corrupt(OFFSET + at, what);
+        if u32_at(bytes, 0x4C) == 0 {
+            return Err(Error::Unsupported {
+                feature: "revision 0".to_owned(),
+                remedy: "copy its files to an ext4",
+            });
+        }
+        let features = u32_at(bytes, 0x60);
+        let read_only = u32_at(bytes, 0x64);
+        let has_checksums = read_only & ro_compat::METADATA_CSUM != 0;
+        if has_checksums {
+            let kind = bytes.get(0x175).copied().unwrap_or(0);
+            if kind != 1 {
+                return Err(corrupt(0x175, format!("checksums of the type {kind}")));
+            }
+            if crc32c(!0, &bytes[..0x3FC]) != u32_at(bytes, 0x3FC) {
+                return Err(Error::checksum(OFFSET, "the superblock"));
+            }
+        }
+        check_features(features)?;
+        let log_block = u32_at(bytes, 0x18);
+        if log_block > MOST_LOG_BLOCK {
+            return Err(corrupt(0x18, format!("blocks of 2^{log_block} KiB")));
+        }
+        let block_bytes = 1024u32 << log_block;
+        let is_wide = features & incompat::BITS_64 != 0;
+        let blocks = match is_wide {
+            true => wide(bytes, 0x4, 0x150),
+            false => u64::from(u32_at(bytes, 0x4)),
+        };
+        if blocks
+            .checked_mul(u64::from(block_bytes))
+            .is_none_or(|bytes| bytes > len)
+        {
+            return Err(corrupt(
+                0x4,
+                format!("{blocks} blocks of {block_bytes} bytes on a device of {len} bytes"),
+            ));
+        }
+        let first_data_block = u64::from(u32_at(bytes, 0x14));
+        if first_data_block > 1 || first_data_block >= blocks {
+            return Err(corrupt(
+                0x14,
+                format!("the first data block {first_data_block}"),
+            ));
+        }
+        let blocks_per_group = u64::from(u32_at(bytes, 0x20));
+        if blocks_per_group == 0 {
+            return Err(corrupt(0x20, "no blocks in a group".to_owned()));
+        }
+        let groups = (blocks - first_data_block).div_ceil(blocks_per_group);
+        let inode_bytes = u16_at(bytes, 0x58);
+        if inode_bytes < 128
+            || !inode_bytes.is_power_of_two()
+            || u32::from(inode_bytes) > block_bytes
+        {
+            return Err(corrupt(0x58, format!("inodes of {inode_bytes} bytes")));
+        }
+        let inodes_per_group = u32_at(bytes, 0x28);
+        let inodes = u32_at(bytes, 0x0);
+        let most = groups.checked_mul(u64::from(inodes_per_group));
+        if inodes < OLDEST_INODE || most.is_none_or(|most| u64::from(inodes) > most) {
+            return Err(corrupt(
+                0x0,
+                format!("{inodes} inodes in {groups} groups of {inodes_per_group}"),
+            ));
+        }
+        let descriptor_bytes = match is_wide {
+            true => u16_at(bytes, 0xFE),
+            false => 32,
+        };
+        let is_fit = u32::from(descriptor_bytes) <= block_bytes.min(1024);
+        if !is_fit || !descriptor_bytes.is_power_of_two() || is_wide && descriptor_bytes < 64 {
+            return Err(corrupt(
+                0xFE,
+                format!("descriptors of {descriptor_bytes} bytes"),
+            ));
+        }
+        let uuid: [u8; 16] = std::array::from_fn(|at| bytes[0x68 + at]);
+        let label = &bytes[0x78..0x88];
+        let label = label.split(|byte| *byte == 0).next().unwrap_or(&[]);
+        let seed = match features & incompat::CSUM_SEED {
+            0 => crc32c(!0, &uuid),
+            _ => u32_at(bytes, 0x270),
+        };
+        Ok(Self {
+            info: Info {
+                block_bytes,
+                blocks,
+                inodes,
+                uuid,
+                label: String::from_utf8_lossy(label).into_owned(),
+                has_checksums,
+                has_errors: u16_at(bytes, 0x3A) & ERRORS != 0,
+            },
+            first_data_block,
+            blocks_per_group,
+            inodes_per_group,
+            inode_bytes,
+            descriptor_bytes,
+            first_meta_group: (features & incompat::META_BG != 0)
+                .then(|| u64::from(u32_at(bytes, 0x104))),
+            has_file_types: features & incompat::FILETYPE != 0,
+            is_sparse: read_only & ro_compat::SPARSE_SUPER != 0,
+            backups: (u32_at(bytes, 0x5C) & compat::SPARSE_SUPER2 != 0)
+                .then(|| [u32_at(bytes, 0x24C), u32_at(bytes, 0x250)]),
+            seed: has_checksums.then_some(seed),
+            group_checksum: match () {
+                () if has_checksums => GroupChecksum::Crc32c,
+                () if read_only & ro_compat::GDT_CSUM != 0 => GroupChecksum::Crc16,
+                () => GroupChecksum::None,
+            },
+        })
+    }
+}
+
+fn check_features(features: u32) -> Result<()> {
+    let known = [
+        (
+            incompat::RECOVER,
+            "its journal has to be replayed",
+            "mount and unmount it, or run e2fsck on it",
+        ),
+        (
+            incompat::JOURNAL_DEV,
+            "it is the journal of another file system",
+            "name the device that holds the files",
+        ),
+        (
+            incompat::COMPRESSION,
+            "it has compressed files",
+            "copy its files to an ext4",
+        ),
+    ];
+    for (flag, feature, remedy) in known {
+        if features & flag != 0 {
+            return Err(Error::Unsupported {
+                feature: feature.to_owned(),
+                remedy,
+            });
+        }
+    }
+    match features & !incompat::READ {
+        0 => Ok(()),
+        unknown => Err(Error::Unsupported {
+            feature: format!("the unknown incompatible features {unknown:#x}"),
+            remedy: "copy its files to an ext4 without them",
+        }),
+    }
+}

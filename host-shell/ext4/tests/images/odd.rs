@@ -1,0 +1,257 @@
+//! What tools can make of a file system, and what a driver has to refuse.
+
+use crate::image::{Failing, Folder, open, read};
+use nvme_ext4::{Error, Ext4, Kind, Refusal, flags};
+
+fn simple(name: &str) -> Folder {
+    let folder = Folder::new(name);
+    folder.write("file", &[7; 20_000]);
+    folder.write("directory/inside", b"x");
+    folder.link("link", "file");
+    folder
+}
+
+/// Sets flags of a file beside those that it has.
+fn set_flags(image: &crate::image::Image, path: &str, more: u32) {
+    let flags = image.open().lookup_link(path).unwrap().flags | more;
+    image.debugfs(&format!("set_inode_field {path} flags {flags:#x}"));
+    assert!(image.open().lookup_link(path).unwrap().has(more));
+}
+
+#[test]
+fn generation_flags_and_times_are_those_of_the_inode() {
+    let folder = simple("stat");
+    let image = folder.image(&["-t", "ext4"], "8M");
+    image.debugfs("set_inode_field file generation 3405691582");
+    image.debugfs("set_inode_field file mtime_extra 0x00000005");
+    image.debugfs("set_inode_field file mtime 0x80000000");
+    image.debugfs("set_inode_field file uid 70000");
+    set_flags(&image, "file", flags::IMMUTABLE);
+    let volume = image.open();
+    let file = volume.lookup("file").unwrap();
+    assert_eq!(
+        (file.generation, file.uid, file.links),
+        (0xCAFE_BABE, 70_000, 1)
+    );
+    // The lower two bits are the upper ones of the seconds, the others are nanoseconds.
+    assert_eq!(file.modified, ((1 << 32) - (1 << 31), 1));
+    assert!(file.has(flags::IMMUTABLE) && file.has(flags::EXTENTS));
+    let info = volume.info();
+    assert_eq!(info.uuid[..4], [0x01, 0x23, 0x45, 0x67]);
+    assert_eq!(info.block_bytes as u64 * info.blocks, 8 << 20);
+    assert!(info.has_checksums && !info.has_errors);
+}
+
+#[test]
+fn unwritten_extents_are_zeros_and_shown() {
+    let folder = simple("unwritten");
+    let image = folder.image(&["-t", "ext4", "-b", "1024", "-L", "models"], "8M");
+    image.debugfs("fallocate file 10 60");
+    image.debugfs("set_inode_field file size 50000");
+    let volume = image.open();
+    assert_eq!(volume.info().label, "models");
+    let file = volume.file(&volume.lookup("file").unwrap()).unwrap();
+    let extents = file.extents().unwrap();
+    let unwritten: u64 = extents
+        .iter()
+        .filter(|one| !one.is_written)
+        .map(|one| one.bytes)
+        .sum();
+    let written: u64 = extents
+        .iter()
+        .filter(|one| one.is_written)
+        .map(|one| one.bytes)
+        .sum();
+    // 20 blocks of data; the file ends inside of block 48.
+    assert_eq!((written, unwritten), (20 << 10, 29 << 10), "{extents:?}");
+    assert_eq!(file.place(), None);
+    // What the device has there is not the file's.
+    let mut bytes = image.bytes();
+    for one in extents.iter().filter(|one| !one.is_written) {
+        bytes[one.place as usize..(one.place + one.bytes) as usize].fill(0xEE);
+    }
+    let volume = open(&bytes).unwrap();
+    let data = read(&volume, file.inode()).unwrap();
+    assert!(data[..20_000].iter().all(|byte| *byte == 7));
+    assert!(data[20_000..].iter().all(|byte| *byte == 0) && data.len() == 50_000);
+}
+
+#[test]
+fn files_that_cannot_be_read_are_refused_one_by_one() {
+    let folder = simple("refused");
+    let image = folder.image(&["-t", "ext4", "-O", "encrypt"], "8M");
+    set_flags(&image, "file", flags::ENCRYPTED);
+    set_flags(&image, "directory", flags::ENCRYPTED);
+    set_flags(&image, "link", flags::ENCRYPTED);
+    let volume = image.open();
+    let is = |error: Error, expected: Refusal| match error {
+        Error::Refused { why, .. } => assert_eq!(why, expected),
+        other => panic!("{other}"),
+    };
+    let [file, directory, link] =
+        ["file", "directory", "link"].map(|path| volume.lookup_link(path).unwrap());
+    is(volume.file(&file).unwrap_err(), Refusal::Encrypted);
+    is(volume.list(&directory).unwrap_err(), Refusal::Encrypted);
+    is(
+        volume.lookup("directory/inside").unwrap_err(),
+        Refusal::Encrypted,
+    );
+    is(volume.read_link(&link).unwrap_err(), Refusal::Encrypted);
+
+    let image = folder.image(&["-t", "ext4"], "8M");
+    set_flags(&image, "file", flags::COMPRESSED_BLOCKS);
+    let volume = image.open();
+    is(
+        volume.file(&volume.lookup("file").unwrap()).unwrap_err(),
+        Refusal::Compressed,
+    );
+
+    // Directories have block maps there, too: the first path ends the attempt.
+    let image = folder.image(&["-t", "ext4", "-O", "^extents,^64bit"], "8M");
+    let volume = image.open();
+    let error = volume.lookup("file").unwrap_err();
+    assert!(!error.remedy().is_empty());
+    is(error, Refusal::BlockMap);
+
+    let folder = Folder::new("inline");
+    folder.write("file", b"short");
+    let image = folder.image(&["-t", "ext4", "-O", "inline_data"], "8M");
+    let volume = image.open();
+    let file = volume.file(&volume.lookup("file").unwrap()).unwrap();
+    is(file.extents().unwrap_err(), Refusal::Inline);
+    assert_eq!(read(&volume, file.inode()).unwrap(), b"short");
+}
+
+#[test]
+fn files_under_verity_are_read_without_what_follows_their_end() {
+    let folder = simple("verity");
+    let image = folder.image(&["-t", "ext4", "-O", "verity"], "8M");
+    set_flags(&image, "file", flags::VERITY);
+    image.debugfs("fallocate file 16 20");
+    let volume = image.open();
+    let file = volume.file(&volume.lookup("file").unwrap()).unwrap();
+    let bytes: u64 = file.extents().unwrap().iter().map(|one| one.bytes).sum();
+    assert_eq!(bytes, 20_480, "the tree is not the file's");
+    assert_eq!(read(&volume, file.inode()).unwrap(), [7; 20_000]);
+}
+
+#[test]
+fn features_that_are_not_read_end_the_opening() {
+    let folder = simple("features");
+    let image = folder.image(&["-t", "ext4"], "8M");
+    assert!(image.open().lookup("file").is_ok());
+    image.debugfs("feature needs_recovery");
+    let unsupported = |bytes: &[u8], what: &str| match open(bytes) {
+        Err(error @ Error::Unsupported { .. }) => {
+            assert!(error.to_string().contains(what), "{error}, not {what}");
+            assert!(!error.remedy().is_empty());
+        }
+        other => panic!("{what}: {:?}", other.map(|volume| volume.info().clone())),
+    };
+    unsupported(&image.bytes(), "journal");
+    let plain = folder
+        .image(&["-t", "ext4", "-O", "^metadata_csum"], "8M")
+        .bytes();
+    for (bit, what) in [
+        (0x1u32, "compressed"),
+        (0x4, "journal"),
+        (0x8, "journal of another"),
+        (0x1000, "0x1000"),
+        (0x8000_0000, "0x80000000"),
+    ] {
+        let mut bytes = plain.clone();
+        let features = u32::from_le_bytes(bytes[1024 + 0x60..][..4].try_into().unwrap()) | bit;
+        bytes[1024 + 0x60..][..4].copy_from_slice(&features.to_le_bytes());
+        unsupported(&bytes, what);
+    }
+    let mut bytes = plain.clone();
+    bytes[1024 + 0x4C] = 0;
+    unsupported(&bytes, "revision 0");
+    // Unknown features that only writers have to know are no reason.
+    let mut bytes = plain.clone();
+    bytes[1024 + 0x67] |= 0x80;
+    assert!(open(&bytes).unwrap().lookup("file").is_ok());
+    // An error that the kernel noted is shown.
+    bytes[1024 + 0x3A] |= 2;
+    assert!(open(&bytes).unwrap().info().has_errors);
+    for bytes in [&plain[..0], &plain[..2047], &vec![0; 1 << 20]] {
+        assert!(matches!(open(bytes), Err(Error::NotExt4 { .. })));
+    }
+    assert!(matches!(
+        open(&plain[..plain.len() - 1]),
+        Err(Error::Corrupt { .. })
+    ));
+}
+
+#[test]
+fn a_file_that_was_replaced_is_noticed() {
+    let folder = simple("changed");
+    let image = folder.image(&["-t", "ext4"], "8M");
+    let before = image.open();
+    let file = before.file(&before.lookup("file").unwrap()).unwrap();
+    before.check_unchanged(&file).unwrap();
+    for command in [
+        "set_inode_field file generation 5",
+        "set_inode_field file mtime 7",
+        "rm file",
+    ] {
+        image.debugfs(command);
+        let error = image.open().check_unchanged(&file).unwrap_err();
+        assert!(matches!(error, Error::Changed { .. }), "{command}: {error}");
+    }
+}
+
+#[test]
+fn what_the_device_says_is_handed_on() {
+    let folder = simple("gone");
+    let bytes = folder.image(&["-t", "ext4", "-b", "1024"], "8M").bytes();
+    let volume = Ext4::open(bytes.clone()).unwrap();
+    let file = volume.file(&volume.lookup("file").unwrap()).unwrap();
+    let place = file.place().unwrap();
+    let is_read = |error: Error| {
+        assert!(matches!(error, Error::Read { .. }), "{error}");
+        assert!(error.to_string().contains("the device is gone"));
+        assert!(std::error::Error::source(&error).is_some());
+    };
+    is_read(Ext4::open(Failing(bytes.clone(), 0)).unwrap_err());
+    is_read(
+        Ext4::open(Failing(bytes.clone(), 2048))
+            .unwrap()
+            .lookup("/")
+            .unwrap_err(),
+    );
+    let volume = Ext4::open(Failing(bytes, place)).unwrap();
+    is_read(volume.read_at(&file, 0, &mut [0; 100]).unwrap_err());
+    assert_eq!(volume.source().1, place);
+}
+
+#[test]
+fn other_kinds_of_files_are_known_by_their_kind() {
+    let folder = simple("kinds");
+    let image = folder.image(&["-t", "ext4"], "8M");
+    image.debugfs("mknod pipe p");
+    image.debugfs("mknod characters c 1 3");
+    image.debugfs("mknod blocks b 8 0");
+    let volume = image.open();
+    let root = volume.lookup("/").unwrap();
+    for (name, kind) in [
+        ("pipe", Kind::Fifo),
+        ("characters", Kind::CharDevice),
+        ("blocks", Kind::BlockDevice),
+        ("link", Kind::Symlink),
+        ("file", Kind::File),
+        ("directory", Kind::Directory),
+    ] {
+        let inode = volume.lookup_link(name).unwrap();
+        assert_eq!(inode.kind, kind, "{name}");
+        let entries = volume.list(&root).unwrap();
+        let entry = entries
+            .iter()
+            .find(|one| one.name == name.as_bytes())
+            .unwrap();
+        assert_eq!((entry.kind, entry.inode), (Some(kind), inode.number));
+        assert!(!kind.name().is_empty());
+        let is_file = volume.file(&inode).is_ok();
+        assert_eq!(is_file, kind == Kind::File);
+    }
+}
