@@ -1,6 +1,10 @@
 //! What the benchmarks of CPU and GPU have in common: cases of gathers, ids of rows, and the median.
 
+use crate::error::{Error, Result};
 use nvme_units::SplitMix;
+use std::sync::Barrier;
+use std::thread::ScopedJoinHandle;
+use std::time::Instant;
 
 /// The table that rows are gathered from, and the cases that are measured.
 #[derive(Clone, Debug)]
@@ -17,6 +21,35 @@ pub struct GatherCases {
     pub seed: u64,
     /// Ids by Zipf's law with exponent 0.99 instead of uniform ones.
     pub zipf: bool,
+}
+
+/// Seconds of all of `jobs`, a thread for each, from the moment on when every thread is there.
+///
+/// # Errors
+/// What one of them says.
+pub(crate) fn side_by_side<J: FnOnce() -> Result<()> + Send>(jobs: Vec<J>) -> Result<f64> {
+    let all_there = Barrier::new(jobs.len());
+    std::thread::scope(|scope| {
+        let start = |job: J| {
+            let all_there = &all_there;
+            scope.spawn(move || {
+                all_there.wait();
+                let begin = Instant::now();
+                job().map(|()| (begin, Instant::now()))
+            })
+        };
+        let threads: Vec<_> = jobs.into_iter().map(start).collect();
+        let ended = |thread: ScopedJoinHandle<'_, Result<(Instant, Instant)>>| {
+            let panicked = |_| Err(Error::internal("a thread of the benchmark panicked"));
+            thread.join().unwrap_or_else(panicked)
+        };
+        let times = threads.into_iter().map(ended).collect::<Result<Vec<_>>>()?;
+        let begin = times.iter().map(|time| time.0).min();
+        let end = times.iter().map(|time| time.1).max();
+        Ok(begin
+            .zip(end)
+            .map_or(0.0, |(begin, end)| (end - begin).as_secs_f64()))
+    })
 }
 
 /// The middle one of an odd number of values; 0 without any.
@@ -81,6 +114,20 @@ mod tests {
     fn the_median_is_not_moved_by_an_outlier() {
         assert_eq!(median(&[5.0, 1.0, 4.0, 100.0, 3.0]), 4.0);
         assert_eq!(median(&[]), 0.0);
+    }
+
+    #[test]
+    fn jobs_side_by_side_take_as_long_as_the_longest() {
+        let sleep = |ms| {
+            move || {
+                std::thread::sleep(std::time::Duration::from_millis(ms));
+                Ok(())
+            }
+        };
+        let seconds = side_by_side(vec![sleep(30), sleep(1)]).unwrap();
+        assert!(seconds >= 0.03, "{seconds}");
+        let failing = || Err(Error::internal("no"));
+        assert!(side_by_side(vec![failing]).is_err());
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! Rows by ids without a GPU: a store's gather beside the same rows out of memory.
 
 use crate::error::{Error, Result};
-use crate::measure::{GatherCases, Ids, median};
+use crate::measure::{GatherCases, Ids, median, side_by_side};
 use crate::store::{Store, Table};
 use hdrhistogram::Histogram;
 use nvme_units::SplitMix;
@@ -111,22 +111,9 @@ fn in_shares(
     row: usize,
     work: &(impl Fn(&[i64], &mut [u8]) -> Result<()> + Sync),
 ) -> Result<f64> {
-    let begin = Instant::now();
-    std::thread::scope(|scope| {
-        let shares = ids.chunks(share).zip(out.chunks_mut(share * row));
-        let threads: Vec<_> = shares
-            .map(|(ids, out)| scope.spawn(move || work(ids, out)))
-            .collect();
-        threads.into_iter().try_for_each(|thread| {
-            let panicked = |_| {
-                Err(Error::internal(
-                    "a thread of the benchmark panicked".to_owned(),
-                ))
-            };
-            thread.join().unwrap_or_else(panicked)
-        })
-    })?;
-    Ok(begin.elapsed().as_secs_f64())
+    let job = |(ids, out)| move || work(ids, out);
+    let shares = ids.chunks(share).zip(out.chunks_mut(share * row));
+    side_by_side(shares.map(job).collect())
 }
 
 fn check(ids: &[i64], out: &[u8], mirror: &[u8], row: usize) -> Result<()> {

@@ -5,6 +5,7 @@
 
 mod gather;
 mod job;
+mod paths;
 mod pattern;
 mod read_back;
 mod report;
@@ -14,6 +15,7 @@ mod worker;
 pub use crate::measure::GatherCases;
 pub use gather::{CpuGather, gather_by_cpu};
 pub use job::{Job, Limit, Ramp};
+pub use paths::{PathsJob, paths};
 pub use pattern::{Access, Pattern, SplitMix};
 pub use report::{Direction, Report, Step, queues_json};
 pub use shared::Progress;

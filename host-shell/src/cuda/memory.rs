@@ -58,13 +58,18 @@ impl DeviceMemory {
 
     /// Sets every byte to zero.
     pub fn zero(&self) -> Result<()> {
+        self.fill(0)
+    }
+
+    /// Sets every byte to `value`.
+    pub fn fill(&self, value: u8) -> Result<()> {
         if self.bytes == 0 {
             return Ok(());
         }
         let stream = Stream::new(&self.gpu)?;
         // SAFETY: the whole of our own allocation.
         check("cuMemsetD8Async", unsafe {
-            sys::cuMemsetD8Async(self.address, 0, self.bytes, stream.raw())
+            sys::cuMemsetD8Async(self.address, value, self.bytes, stream.raw())
         })?;
         stream.finish()
     }

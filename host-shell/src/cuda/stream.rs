@@ -115,6 +115,18 @@ impl Stream {
         })
     }
 
+    /// Copies `bytes` bytes inside the GPU's memory, in order, without waiting.
+    ///
+    /// # Safety
+    /// As [`copy_in`](Self::copy_in).
+    pub unsafe fn copy_within(&self, to: u64, from: u64, bytes: usize) -> Result<()> {
+        let _guest = self.gpu.enter()?;
+        // SAFETY: the caller vouches for both.
+        check("cuMemcpyAsync", unsafe {
+            sys::cuMemcpyAsync(to, from, bytes, self.raw)
+        })
+    }
+
     /// Copies from host to GPU memory, without waiting and in any order among each other: (GPU address,
     /// host address, bytes) each. One call of the driver where it has one for that.
     ///

@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::stand_in::{command, fails, ok, run};
+use common::stand_in::{built, command, fails, ok, run};
 use common::{Folder, Place, bytes};
 use std::process::Output;
 
@@ -444,6 +444,66 @@ fn the_suite_compares_numbers_of_threads() {
             .map(Some)
             .contains(&cases[2]["best_threads"].as_u64())
     );
+}
+
+/// Runs `bench --paths` over the stand-ins, where cuFile answers as `fault` says.
+fn by_all_paths(folder: &Folder, fault: &str) -> serde_json::Value {
+    let library = folder.path("libcufile.so.0");
+    if !library.exists() {
+        std::os::unix::fs::symlink(built("libnvme_fake_cufile.so"), &library).unwrap();
+    }
+    let run = "bench --paths file --gpu --sizes 4KiB,64KiB,512KiB --runs 1 --cpu-threads 2 --json --plot ways.svg";
+    let run: Vec<&str> = run.split_whitespace().collect();
+    let mut command = command(folder, "", &run);
+    let output = command.env("FAKE_CUFILE", fault).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{fault}: {error}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(text.lines().count(), 1);
+    serde_json::from_str(&text).unwrap()
+}
+
+#[test]
+fn a_file_goes_to_the_gpu_by_every_way() {
+    let folder = Folder::new(Place::Embedded);
+    folder.file("file", 1 << 20 | 512, 5);
+    let report = by_all_paths(&folder, "");
+    assert_eq!(
+        (&report["to"], &report["bytes"]),
+        (&"GPU memory".into(), &(1 << 20).into())
+    );
+    assert!(report["link_gb_per_s"].as_f64().unwrap() > 0.0);
+    let names = ["gpu-direct", "cufile", "cpu-memcpy", "cpu-pinned"];
+    let cases = report["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 4 * 5);
+    for (index, case) in cases.iter().enumerate() {
+        assert_eq!(case["way"], names[index % 4], "{case}");
+        assert!(case["of_link"].as_f64().unwrap() > 0.0 && case["checked"] == true);
+        let has_steps = index % 4 >= 2;
+        assert_eq!(case["overlap"].is_number(), has_steps, "{case}");
+    }
+    let svg = std::fs::read_to_string(folder.path("ways.svg")).unwrap();
+    assert!(svg.contains("cufile") && svg.contains("gpu-direct"));
+    for (fault, left, why) in [
+        ("unregistered:5027", 15, "5027"),
+        ("failing:5030", 15, "5030"),
+        ("nobatch", 19, "5035"),
+    ] {
+        let report = by_all_paths(&folder, fault);
+        assert_eq!(report["cases"].as_array().unwrap().len(), left, "{fault}");
+        let cufile = &report["ways"][1];
+        assert!(
+            cufile["why_not"].as_str().unwrap().contains(why),
+            "{cufile}"
+        );
+        assert!(!cufile["remedy"].as_str().unwrap().is_empty());
+    }
+    let without = run(
+        &folder,
+        "nogpu",
+        &["bench", "--paths", "file", "--gpu", "--runs", "1"],
+    );
+    assert_eq!(without.status.code(), Some(6));
 }
 
 #[test]

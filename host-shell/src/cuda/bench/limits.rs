@@ -2,6 +2,7 @@
 // UNSAFETY: copies take raw addresses.
 #![allow(unsafe_code)]
 
+use super::super::driver::Gpu;
 use super::super::kernels::{Kernel, Kernels};
 use super::super::memory::DeviceMemory;
 use super::super::null::{Echo, Feed, Null, feed};
@@ -236,20 +237,49 @@ fn copy_in(
     let pages = Arc::new(Pages::new(COPY_BYTES)?);
     let _registered = Registered::pages(gpu, &pages)?;
     let memory = DeviceMemory::new(gpu, COPY_BYTES)?;
+    let rates = rates(gpu, (copies, runs), |stream| {
+        // SAFETY: both ranges are ours and outlive the stream's work, which ends before `rates` does.
+        unsafe { stream.copy_in(memory.address(), pages.start(), COPY_BYTES) }
+    })?;
+    emit(line("copy_engine_host_to_gpu", "GB/s", &rates));
+    Ok(median(&rates) * 1e9)
+}
+
+/// GB/s of `runs` runs of `copies` copies of [`COPY_BYTES`] each.
+fn rates(
+    gpu: &Arc<Gpu>,
+    (copies, runs): (usize, usize),
+    copy: impl Fn(&Stream) -> Result<()>,
+) -> Result<Vec<f64>> {
     let stream = Stream::new(gpu)?;
     let mut rates = Vec::new();
     for _ in 0..=runs {
         let begin = Event::record(&stream)?;
-        for _ in 0..copies {
-            // SAFETY: both ranges are ours and outlive the stream's work, which ends below.
-            unsafe { stream.copy_in(memory.address(), pages.start(), COPY_BYTES)? };
-        }
+        let copied = (0..copies).try_for_each(|_| copy(&stream));
         let end = Event::record(&stream)?;
         stream.finish()?;
+        copied?;
         rates.push((COPY_BYTES * copies) as f64 / end.seconds_since(&begin)? / 1e9);
     }
     // The first one warms up.
-    let rates = &rates[1..];
-    emit(line("copy_engine_host_to_gpu", "GB/s", rates));
-    Ok(median(rates) * 1e9)
+    Ok(rates.split_off(1))
+}
+
+/// Bytes a second of the copy engine from pinned host memory to the GPU, and of copies inside the GPU's memory, each
+/// byte counted as read and as written.
+///
+/// # Errors
+/// Without memory, and with the driver's answer.
+pub(crate) fn copy_rates(gpu: &Arc<Gpu>, runs: usize) -> Result<(f64, f64)> {
+    let pages = Arc::new(Pages::new(COPY_BYTES)?);
+    let _registered = Registered::pages(gpu, &pages)?;
+    let memory = DeviceMemory::new(gpu, 2 * COPY_BYTES)?;
+    let (to, from) = (memory.address(), memory.address() + COPY_BYTES as u64);
+    // SAFETY: as in `copy_in`.
+    let link = |stream: &Stream| unsafe { stream.copy_in(to, pages.start(), COPY_BYTES) };
+    // SAFETY: as above.
+    let within = |stream: &Stream| unsafe { stream.copy_within(to, from, COPY_BYTES) };
+    let link = rates(gpu, (4, runs), link)?;
+    let within = rates(gpu, (COPIES as usize, runs), within)?;
+    Ok((median(&link) * 1e9, 2.0 * median(&within) * 1e9))
 }

@@ -13,5 +13,6 @@ mod suite;
 pub use case::{Case, Mode};
 pub use gather::{GatherJob, gather};
 pub use limits::Limits;
+pub(crate) use limits::copy_rates;
 pub use rig::{Bench, Run};
 pub use suite::{Options, run};

@@ -15,7 +15,7 @@ use std::sync::Arc;
 pub struct GatherArgs {
     /// Measure `out = table[ids]`, one object a line: lays out a table from the namespace's start on, and gathers
     /// rows by random ids, into GPU memory with --gpu; each row is checked
-    #[arg(long)]
+    #[arg(long, group = "in_turns")]
     pub gather: bool,
     /// Bytes of the table, which overwrites the namespace
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = some_bytes, requires = "gather")]
@@ -30,8 +30,8 @@ pub struct GatherArgs {
     #[arg(long, requires = "gather")]
     zipf: bool,
     /// Runs of each, of which the middle one counts
-    #[arg(long, value_name = "N", default_value_t = 5, value_parser = number::<usize>(1..=1000), requires = "gather")]
-    runs: usize,
+    #[arg(long, value_name = "N", default_value_t = 5, value_parser = number::<usize>(1..=1000), requires = "in_turns")]
+    pub runs: usize,
     #[cfg(feature = "cuda")]
     #[command(flatten)]
     on_gpu: OnGpuArgs,

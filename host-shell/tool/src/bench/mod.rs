@@ -4,7 +4,12 @@ mod gather;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod intervals;
+mod paths;
 mod plot;
 mod run;
 
 pub use run::Bench;
+
+/// The option that needs no --device, and what stands for the device then.
+pub const NO_DEVICE_FOR: &str = "paths";
+pub const NO_DEVICE: &str = "none";

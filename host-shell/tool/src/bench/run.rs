@@ -36,10 +36,11 @@ pub struct Bench {
     /// How long to run: 10s, 500ms
     #[arg(long, value_parser = duration, conflicts_with = "io_size")]
     runtime: Option<Duration>,
-    /// Bytes to move, instead of a time
+    /// Bytes to move, instead of a time; with --paths bytes of one run, 256 MiB when missing
     #[arg(long, value_parser = some_bytes)]
     io_size: Option<u64>,
-    /// Bytes of the namespace to use, from its start on; all when missing
+    /// Bytes of the namespace to use, from its start on, all when missing; with --paths bytes of the file, 1 GiB at
+    /// most when missing, and 256 MiB of one that is made
     #[arg(long, value_parser = some_bytes)]
     size: Option<u64>,
     /// Commands per second over all queues
@@ -63,8 +64,8 @@ pub struct Bench {
     /// "bw_bytes", "lat_ns_mean"}}
     #[arg(long, value_name = "TIME", value_parser = duration)]
     interval: Option<Duration>,
-    /// Draw latency percentiles (or latency over rate, with --ramp; rows over their size, with --gather) into FILE.svg
-    /// or FILE.png
+    /// Draw latency percentiles (or latency over rate, with --ramp; rows over their size, with --gather; GB/s over the size
+    /// of reads, with --paths) into FILE.svg or FILE.png
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
     #[cfg(feature = "cuda")]
@@ -79,6 +80,8 @@ pub struct Bench {
     suite: super::gpu::SuiteArgs,
     #[command(flatten)]
     gather: super::gather::GatherArgs,
+    #[command(flatten)]
+    paths: super::paths::PathsArgs,
 }
 
 #[derive(Clone, Copy, PartialEq, ValueEnum)]
@@ -122,6 +125,9 @@ impl Bench {
         }
         if self.gather.gather {
             return self.gather_rows();
+        }
+        if let Some(file) = self.paths.paths.clone() {
+            return self.read_by_all_paths(file);
         }
         #[cfg(feature = "cuda")]
         if self.gpu.gpu.is_some() {
@@ -266,6 +272,25 @@ impl Bench {
             plot: self.plot,
         };
         self.gather.run(opened, &device.config(), rest)
+    }
+
+    /// One file by several ways.
+    fn read_by_all_paths(self, file: PathBuf) -> Result<()> {
+        let rest = super::paths::Rest {
+            #[cfg(feature = "cuda")]
+            gpu: self.gpu.gpu,
+            #[cfg(not(feature = "cuda"))]
+            gpu: None,
+            namespace: self.namespace,
+            write: self.write,
+            queues: self.queues,
+            size: self.size,
+            io_size: self.io_size,
+            runs: self.gather.runs,
+            seed: self.seed,
+            plot: self.plot,
+        };
+        self.paths.run(file, rest)
     }
 
     /// The same workload with queues that a GPU drives.

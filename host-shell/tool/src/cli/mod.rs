@@ -7,7 +7,7 @@ mod refusal;
 use crate::admin::{
     error_log, feature, format, get_log, identify, list_ns, passthru, sanitize, smart_log,
 };
-use crate::bench::Bench;
+use crate::bench::{Bench, NO_DEVICE, NO_DEVICE_FOR};
 use crate::common::{images, output, say, stop_flag};
 use crate::demo::Demo;
 use crate::device::{bind, doctor, events, list, p2p, regs, reset};
@@ -189,20 +189,22 @@ fn parse(arguments: &[OsString]) -> std::result::Result<Cli, Result<()>> {
     })
 }
 
-/// The grammar of the command line. The suite of `bench` needs no device.
+/// The grammar of the command line. Some ways to `bench` need no device.
 fn command_line() -> clap::Command {
-    let command = Cli::command();
-    #[cfg(feature = "cuda")]
-    let command = command.mut_subcommand("bench", |bench| {
+    let without = if cfg!(feature = "cuda") {
+        &["suite", NO_DEVICE_FOR][..]
+    } else {
+        &[NO_DEVICE_FOR]
+    };
+    Cli::command().mut_subcommand("bench", |bench| {
         bench.mut_arg("device", |device| {
-            let none = clap::builder::ArgPredicate::IsPresent;
+            let given = || clap::builder::ArgPredicate::IsPresent;
             device
                 .required(false)
-                .required_unless_present("suite")
-                .default_value_if("suite", none, "none")
+                .required_unless_present_any(without)
+                .default_value_ifs(without.iter().map(|name| (*name, given(), NO_DEVICE)))
         })
-    });
-    command
+    })
 }
 
 /// What was given as --device, to whatever subcommand.

@@ -295,6 +295,46 @@ fn the_lines_of_a_gather_without_a_gpu_follow_the_schema() {
 }
 
 #[test]
+fn the_ways_of_a_file_to_memory_follow_the_schema() {
+    let (folder, root) = (Folder::new(Place::Embedded), schema());
+    let run = "bench --paths made --size 1MiB --sizes 4KiB,256KiB --runs 1 --cpu-threads 2 --batch 8 --plot ways.svg";
+    let report = folder.json(&run.split_whitespace().collect::<Vec<_>>());
+    check(&root, "bench-paths", &report);
+    assert_eq!(
+        (&report["to"], &report["bytes"]),
+        (&"host memory".into(), &(1 << 20).into())
+    );
+    let cases = report["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 8, "two sizes, random and batch by two ways");
+    assert!(cases.iter().all(|case| case["checked"] == true));
+    let svg = std::fs::read_to_string(folder.path("ways.svg")).unwrap();
+    assert!(svg.contains("GB/s") && svg.contains("cpu-memcpy") && !svg.contains("cufile"));
+    assert_eq!(
+        folder.names(),
+        ["ways.svg"],
+        "the file that was made is removed"
+    );
+    // A file that is there stays as it is, and a device of one's own is given its bytes.
+    let before = std::fs::read(folder.file("kept", 64 << 10, 3)).unwrap();
+    let run = "bench --paths kept -d sim:disk.img?size=1MiB --sizes 4KiB --runs 1";
+    let text = folder.ok(&run.split_whitespace().collect::<Vec<_>>());
+    assert!(
+        text.contains("cpu-pinned: not measured: there is no GPU"),
+        "{text}"
+    );
+    assert!(text.contains("every byte compared"), "{text}");
+    assert!(std::fs::read(folder.path("kept")).unwrap() == before);
+    assert!(std::fs::read(folder.path("disk.img")).unwrap()[..64 << 10] == before);
+    folder.fails(
+        &["bench", "--paths", "kept", "--sizes", "1000"],
+        2,
+        "multiples of 4096",
+    );
+    folder.fails(&["bench", "--sizes", "4096", "-d", "sim:mem"], 2, "--paths");
+    folder.fails(&["bench"], 2, "--device");
+}
+
+#[test]
 fn the_lines_of_a_server_follow_the_schema() {
     let (folder, root) = (Folder::new(Place::Embedded), schema());
     let mut child = folder

@@ -4,16 +4,13 @@ use super::{Folder, audited, judged};
 use std::path::PathBuf;
 use std::process::{Command, Output};
 
-/// The stand-in, built beside the tests.
-fn stand_in() -> PathBuf {
+/// A stand-in, built beside the tests.
+pub fn built(name: &str) -> PathBuf {
     let tests = std::env::current_exe().unwrap();
     let folder = tests.parent().unwrap();
-    let names = ["libnvme_fake_cuda.so", "../libnvme_fake_cuda.so"];
-    let found = names
-        .iter()
-        .map(|name| folder.join(name))
-        .find(|path| path.exists());
-    found.expect("cargo builds the stand-in as a dependency of this test")
+    let places = [folder.join(name), folder.join("..").join(name)];
+    let found = places.into_iter().find(|path| path.exists());
+    found.expect("cargo builds the stand-ins as dependencies of this test")
 }
 
 /// Runs the binary with the stand-in as the driver, which misbehaves as `fault` says.
@@ -27,7 +24,7 @@ pub fn command(folder: &Folder, fault: &str, arguments: &[&str]) -> Command {
     let library = folder.path("libcuda.so.1");
     if !library.exists() {
         for name in ["libcuda.so.1", "libcuda.so"] {
-            std::os::unix::fs::symlink(stand_in(), folder.path(name)).unwrap();
+            std::os::unix::fs::symlink(built("libnvme_fake_cuda.so"), folder.path(name)).unwrap();
         }
     }
     let mut command = folder.command();

@@ -2,6 +2,7 @@
 
 pub mod latency;
 mod lettered;
+pub mod paths;
 pub mod rows;
 
 use lettered::Lettered;

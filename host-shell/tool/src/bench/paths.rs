@@ -1,0 +1,210 @@
+//! `bench --paths`: one file to memory by our driver, cuFile, and `pread` with a copy.
+
+use super::{NO_DEVICE, plot};
+use crate::common::{
+    NamespaceArgs, WriteArgs, check_stop, images, number, output, progress, some_bytes, visible,
+};
+use clap::Args;
+use nvme_host::bench::{PathsJob, SplitMix, paths};
+use nvme_host::{Error, Result, Store, StoreOptions, units};
+use serde_json::Value;
+use std::fs::File;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// Bytes of a file that is made.
+const MADE: u64 = 256 << 20;
+/// Bytes that it is written in.
+const CHUNK: usize = 4 << 20;
+
+/// Ways to memory
+#[derive(Args)]
+#[command(next_help_heading = "Ways to memory")]
+pub struct PathsArgs {
+    /// Read FILE into memory by each way in turns, of the GPU with --gpu: our driver (over -d, which holds the same bytes
+    /// or is given them; the simulator over FILE when missing), cuFile, pread into pageable memory and a copy, pread into
+    /// pinned memory and an asynchronous copy. A FILE that is missing is made, and removed at the end. Every byte is
+    /// compared. FILE is read from the page cache where it is there
+    #[arg(long, value_name = "FILE", group = "in_turns")]
+    pub paths: Option<PathBuf>,
+    /// Bytes of the sequential reads, multiples of 4096; those that do not fit into a run are left out
+    #[arg(
+        long,
+        value_name = "BYTES",
+        value_delimiter = ',',
+        default_value = "4KiB,16KiB,64KiB,256KiB,1MiB,4MiB,16MiB,64MiB",
+        value_parser = some_bytes,
+        requires = "paths"
+    )]
+    sizes: Vec<u64>,
+    /// Reads of 4 KiB in a batch; the next batch waits for all of them
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = number::<usize>(1..=4096), requires = "paths")]
+    batch: usize,
+    /// Threads of the ways of a CPU, and of cuFile; one for each processor, 16 at most, when missing
+    #[arg(long, value_name = "N", value_parser = number::<usize>(1..=256), requires = "paths")]
+    cpu_threads: Option<usize>,
+}
+
+/// What other options say.
+pub struct Rest {
+    pub gpu: Option<u32>,
+    pub namespace: NamespaceArgs,
+    pub write: WriteArgs,
+    pub queues: u32,
+    pub size: Option<u64>,
+    pub io_size: Option<u64>,
+    pub runs: usize,
+    pub seed: u64,
+    pub plot: Option<PathBuf>,
+}
+
+/// A file that is removed at the end.
+struct Made(PathBuf);
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        // It is of no use to anything else; where it stays, it can be seen.
+        let _ = std::fs::remove_file(&self.0);
+    }
+}
+
+impl PathsArgs {
+    pub fn run(self, file: PathBuf, rest: Rest) -> Result<()> {
+        let made = match file.exists() {
+            true => None,
+            false => Some(make(&file, rest.size.unwrap_or(MADE), rest.seed)?),
+        };
+        let device = &rest.namespace.device;
+        let is_given = device.device != NO_DEVICE;
+        let mut job = PathsJob::new(file);
+        job.bytes = rest.size.unwrap_or(job.bytes);
+        job.gpu = rest.gpu;
+        job.sizes = self.sizes;
+        job.run_bytes = rest.io_size.unwrap_or(job.run_bytes);
+        job.batch = self.batch;
+        job.threads = self.cpu_threads.unwrap_or(job.threads);
+        (job.runs, job.seed, job.lay_out) = (rest.runs, rest.seed, is_given);
+        let options = StoreOptions {
+            allow_write: is_given,
+            read_only: !is_given,
+            nsid: rest.namespace.nsid().0,
+            queues: rest.queues.max(8),
+            timeout: Duration::from_millis(device.timeout_ms),
+            #[cfg(feature = "cuda")]
+            gpu: rest.gpu.map(|index| nvme_host::store::GpuOptions {
+                index,
+                ..Default::default()
+            }),
+            ..StoreOptions::default()
+        };
+        let store = match is_given {
+            true => {
+                let opened = device.open_to_write(&rest.write, "the content of the file")?;
+                Store::over(opened, &options)
+            }
+            false => Store::open(&simulator(&job.file)?, &options),
+        };
+        let bar = progress::spinner("bench");
+        let report = paths(store, &job, &mut |case| {
+            bar.set_message(case.to_owned());
+            check_stop()
+        })?;
+        bar.finish_and_clear();
+        drop(made);
+        if let Some(path) = rest.plot {
+            plot::draw(&path, &plot::paths::chart(&report))?;
+        }
+        match device.json {
+            true => output::line(&report),
+            false => output::print(&to_text(&report)),
+        }
+    }
+}
+
+/// The embedded simulator over the file, which stays as it is.
+fn simulator(file: &Path) -> Result<String> {
+    let Some(path) = file.to_str() else {
+        return Err(Error::usage(
+            format!("'{}' is no text", file.display()),
+            "rename the file, or name a device with -d",
+        ));
+    };
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = cores.saturating_sub(2).clamp(1, 12);
+    Ok(format!(
+        "sim:{}?block=4096&queues=32&threads={threads}",
+        images::escaped(path)
+    ))
+}
+
+/// Makes a file of `bytes` bytes that no pattern repeats.
+fn make(path: &Path, bytes: u64, seed: u64) -> Result<Made> {
+    let failed = Error::file("create", path);
+    let mut file = File::create_new(path).map_err(failed)?;
+    let made = Made(path.to_owned());
+    let mut random = SplitMix::new(seed);
+    let mut chunk = vec![0; CHUNK];
+    let mut left = bytes;
+    while left > 0 {
+        check_stop()?;
+        let part = &mut chunk[..left.min(CHUNK as u64) as usize];
+        random.fill(part);
+        file.write_all(part).map_err(Error::file("write", path))?;
+        left -= part.len() as u64;
+    }
+    Ok(made)
+}
+
+fn to_text(report: &Value) -> String {
+    let text = |value: &Value| visible::line(value.as_str().unwrap_or("-"));
+    let number = |value: &Value| value.as_f64().unwrap_or(0.0);
+    let percent = |value: &Value| match value.as_f64() {
+        Some(share) => format!("{:.0} %", share * 100.0),
+        None => "-".to_owned(),
+    };
+    let mut out = format!(
+        "{}: {} to {}, {} threads, medians of {} in turns, every byte compared\n",
+        text(&report["file"]),
+        units::bytes(report["bytes"].as_u64().unwrap_or(0)),
+        text(&report["to"]),
+        report["threads"],
+        report["runs"],
+    );
+    if let Some(link) = report["link_gb_per_s"].as_f64() {
+        out += &format!("link: {link:.1} GB/s, copies out of pinned memory\n");
+    }
+    let memory = number(&report["memory_gb_per_s"]);
+    out += &format!("memory: {memory:.1} GB/s, read and written by copies inside of it\n");
+    for way in report["ways"].as_array().into_iter().flatten() {
+        let name = text(&way["way"]);
+        out += &match way["why_not"].as_str() {
+            None => format!("{name}: {}\n", text(&way["how"])),
+            Some(why) => format!(
+                "{name}: not measured: {}\n  -> {}\n",
+                visible::line(why),
+                text(&way["remedy"])
+            ),
+        };
+    }
+    out += &format!(
+        "{:<12}{:<11}{:<12}{:>9}{:>11}{:>8}{:>8}{:>9}{:>12}\n",
+        "pattern", "bytes", "way", "GB/s", "reads/s", "link", "memory", "overlap", "us/batch"
+    );
+    for case in report["cases"].as_array().into_iter().flatten() {
+        let batch = case["us_per_batch"].as_f64();
+        out += &format!(
+            "{:<12}{:<11}{:<12}{:>9.2}{:>11}{:>8}{:>8}{:>9}{:>12}\n",
+            text(&case["pattern"]),
+            units::bytes(case["read_bytes"].as_u64().unwrap_or(0)),
+            text(&case["way"]),
+            number(&case["gb_per_s"]),
+            units::count(number(&case["iops"])),
+            percent(&case["of_link"]),
+            percent(&case["of_memory"]),
+            percent(&case["overlap"]),
+            batch.map_or_else(|| "-".to_owned(), |us| format!("{us:.1}")),
+        );
+    }
+    out
+}
