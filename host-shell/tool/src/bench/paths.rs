@@ -130,10 +130,18 @@ fn simulator(file: &Path) -> Result<String> {
             "rename the file, or name a device with -d",
         ));
     };
+    let length = std::fs::metadata(file)
+        .map_err(Error::file("open", file))?
+        .len();
+    let block = if length.is_multiple_of(4096) {
+        4096
+    } else {
+        512
+    };
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     let threads = cores.saturating_sub(2).clamp(1, 12);
     Ok(format!(
-        "sim:{}?block=4096&queues=32&threads={threads}",
+        "sim:{}?block={block}&queues=32&threads={threads}",
         images::escaped(path)
     ))
 }
