@@ -206,13 +206,11 @@ fn of_gpu(options: &Options, gpu: i32) -> Option<nvme_host::store::GpuOptions> {
 fn open(device: &str, gpu: i32, options: &Options) -> Answer<Opened> {
     version::check(options.version)?;
     let options = store_options(options, gpu)?;
+    let store = Store::open(device, &options)?;
     Ok(Opened {
-        store: Store::open(device, &options)?,
         #[cfg(feature = "cuda")]
-        gpu: options
-            .gpu
-            .map(|gpu| nvme_host::cuda::Gpu::open(gpu.index))
-            .transpose()?,
+        gpu: store.gpu().cloned(),
+        store,
         #[cfg(feature = "cuda")]
         kernel_queues: options.kernel_queues,
         registered: Mutex::default(),

@@ -26,8 +26,8 @@ use pyo3::prelude::*;
 
 /// What `nvme-gpu doctor` finds on this machine, as JSON.
 #[pyfunction]
-fn doctor() -> PyResult<String> {
-    let report = nvme_host::doctor::examine(&nvme_host::sysfs::Host::here());
+fn doctor(py: Python<'_>) -> PyResult<String> {
+    let report = py.detach(nvme_host::doctor::examine_here);
     let text = serde_json::to_string(&report);
     text.map_err(|error| Fault::usage(error.to_string(), "report it").into())
 }

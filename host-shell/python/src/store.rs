@@ -10,7 +10,7 @@ use crate::pool::{Job, lock};
 use crate::view::View;
 use crate::wait;
 use nvme_host::cuda::{Gpu, RowsOptions};
-use nvme_host::store::{FileIo, GpuOptions};
+use nvme_host::store::{FileIo, Gds, GpuOptions};
 use nvme_host::{Error, StoreOptions};
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -80,7 +80,7 @@ impl Store {
 #[pymethods]
 impl Store {
     #[new]
-    #[pyo3(signature = (device, *, gpu=None, queues=8, depth=64, timeout_ms=5000, allow_write=false, read_only=false, nsid=1, gpu_queues=16, file_io="auto"))]
+    #[pyo3(signature = (device, *, gpu=None, queues=8, depth=64, timeout_ms=5000, allow_write=false, read_only=false, nsid=1, gpu_queues=16, file_io="auto", gds="off"))]
     #[expect(clippy::too_many_arguments, reason = "options of Python")]
     fn new(
         py: Python<'_>,
@@ -94,6 +94,7 @@ impl Store {
         nsid: u32,
         gpu_queues: u32,
         file_io: &str,
+        gds: &str,
     ) -> PyResult<Self> {
         let file_io = match file_io {
             "auto" => FileIo::Auto,
@@ -102,6 +103,15 @@ impl Store {
             other => {
                 let cause = format!("file_io is '{other}'");
                 return Err(Fault::usage(cause, "use 'auto', 'uring' or 'pread'").into());
+            }
+        };
+        let gds = match gds {
+            "off" => Gds::Off,
+            "auto" => Gds::Auto,
+            "require" => Gds::Require,
+            other => {
+                let cause = format!("gds is '{other}'");
+                return Err(Fault::usage(cause, "use 'off', 'auto' or 'require'").into());
             }
         };
         let of_gpu = |index| GpuOptions {
@@ -120,6 +130,7 @@ impl Store {
             timeout: Duration::from_millis(timeout_ms),
             file_io,
             gpu: gpu.map(of_gpu),
+            gds,
             ..StoreOptions::default()
         };
         left::reap();
@@ -127,21 +138,19 @@ impl Store {
         let opened = Arc::new(Mutex::new(None));
         let (device, place) = (device.to_owned(), Arc::clone(&opened));
         let job = Job::start(move || {
-            let store = nvme_host::Store::open(&device, &options)?;
-            let gpu = gpu.map(Gpu::open).transpose()?;
-            *lock(&place) = Some((store, gpu));
+            *lock(&place) = Some(nvme_host::Store::open(&device, &options)?);
             Ok(())
         })?;
         wait::until(py, None, |slice| job.wait(slice))?;
         job.result()?;
         let taken = lock(&opened).take();
-        let Some((store, gpu)) = taken else {
+        let Some(store) = taken else {
             return Err(Fault::of(&Error::internal("nothing was opened")).into());
         };
         Ok(Self {
             process: std::process::id(),
+            gpu: store.gpu().cloned(),
             open: Mutex::new(Some(Arc::new(store))),
-            gpu,
             tables: Mutex::default(),
             flights: Arc::default(),
             calls: AtomicU64::new(0),
@@ -239,6 +248,21 @@ impl Store {
                     false => used.read_on_gpu(offset, bytes, address, stream),
                 }
             })
+    }
+
+    /// Reads as [`move_on_gpu`](Self::move_on_gpu) does, by cuFile; whether it did. It has ended then.
+    fn read_by_cufile(
+        &self,
+        py: Python<'_>,
+        offset: u64,
+        bytes: u64,
+        address: u64,
+        stream: u64,
+    ) -> PyResult<bool> {
+        let store = self.get()?;
+        // SAFETY: the caller keeps the buffer of the address, and the read has ended when this returns.
+        py.detach(|| unsafe { store.read_by_cufile_after(stream, offset, bytes, address) })
+            .or_raise()
     }
 
     fn flush(&self) -> PyResult<Operation> {

@@ -68,6 +68,41 @@ def test_wrong_bytes_are_an_exit_status(capsys, monkeypatch):
         assert status == 3 and ("WRONG" in printed.out or not json.loads(printed.out)["verified"])
 
 
+def test_the_bench_reads_a_file_by_every_way(capsys, monkeypatch, tmp_path):
+    words = ["bench", "--size", "1048576", "--sizes", "4096,262144,1073741824", "--runs", "1"]
+    status, printed = answer(capsys, monkeypatch, *words, "--json")
+    found = json.loads(printed.out)
+    assert status == 0 and found["verified"] and found["bytes"] == 1 << 20
+    by_way = {}
+    for one in found["ways"]:
+        assert one["gb_per_s"] > 0 and one["iops"] > 0 and len(one["seconds"]) == 1
+        by_way.setdefault(one["way"], []).append((one["pattern"], one["read_bytes"], one["reads"]))
+    wanted = [("sequential", 4096, 256), ("sequential", 262_144, 4), ("random", 4096, 256)]
+    assert all(rows == wanted for rows in by_way.values())
+    assert {"read_into by CPU threads", "mmap and slices"} <= set(by_way)
+    named = set(by_way) | set(found["missing"])
+    assert {"read_into by the GPU", "read_into of the file, gds='auto'"} <= named
+    assert any(name.startswith("torch.from_file") for name in named)
+    # A file of one's own, of no whole number of blocks of 4096 bytes.
+    own = tmp_path / "own"
+    own.write_bytes(bytes(range(256)) * 18)
+    status, printed = answer(capsys, monkeypatch, "bench", str(own), "--runs", "1", "--cpu", "--sizes", "4096")
+    assert status == 0 and "4096 bytes, one read" in printed.out and "WRONG" not in printed.out
+    assert "GPU" not in printed.out
+    status, printed = answer(capsys, monkeypatch, "bench", str(own), "--sizes", "1000")
+    assert status == 1 and "multiples of 4096" in printed.err
+    with pytest.raises(SystemExit):
+        answer(capsys, monkeypatch, "bench", "--runs", "0")
+
+
+def test_the_bench_says_what_is_missing_and_what_is_wrong(capsys, monkeypatch):
+    monkeypatch.setattr(command_line._bench, "_torch", lambda: None)
+    monkeypatch.setattr(command_line._bench, "_mapped", lambda mapped: lambda nbytes: (lambda offset: None, lambda: b"no"))
+    words = ["bench", "--size", "8192", "--sizes", "4096", "--runs", "1"]
+    status, printed = answer(capsys, monkeypatch, *words)
+    assert status == 3 and "torch is not installed" in printed.out and "WRONG" in printed.out
+
+
 @pytest.mark.parametrize("more", [[], ["--json"]])
 def test_the_doctor_answers(capsys, monkeypatch, more):
     status, printed = answer(capsys, monkeypatch, "doctor", *more)

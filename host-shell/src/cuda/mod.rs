@@ -47,7 +47,9 @@ pub mod trace;
 
 #[cfg(feature = "sim")]
 pub use copier::Copier;
-pub use cufile::{BATCH, GdsBuffer, GdsFile, GdsIo, GdsPending, GdsWay, is_of_cufile};
+pub use cufile::{
+    BATCH, GdsBuffer, GdsFile, GdsIo, GdsPending, GdsWay, is_of_cufile, probe as probe_cufile,
+};
 pub use driver::{Gpu, Order};
 pub use graph::Graph;
 pub use kernel_queues::{KernelQueues, KernelQueuesOptions};

@@ -194,6 +194,27 @@ pub(super) fn handle(stream: u64) -> sys::CUstream {
 }
 
 impl Gpu {
+    /// Whether `stream`, a `CUstream` of this GPU (0 is the default one), is being captured.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] with the driver's answer.
+    pub fn is_captured(&self, stream: u64) -> Result<bool> {
+        let _guest = self.enter()?;
+        is_capturing(stream)
+    }
+
+    /// Waits for everything in `stream`, as above: copies, fills and kernels that end by themselves.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] with the driver's answer.
+    pub fn finish(&self, stream: u64) -> Result<()> {
+        let _guest = self.enter()?;
+        // SAFETY: the driver checks the handle.
+        check("cuStreamSynchronize", unsafe {
+            sys::cuStreamSynchronize(handle(stream))
+        })
+    }
+
     /// What stream `then` does from now on comes after all that stream `first` does now. Both are `CUstream`s of
     /// this GPU; 0 is the default one. Returns at once; the caller's context and capture mode stay as they are.
     ///

@@ -4,7 +4,7 @@
 
 use super::Store;
 use crate::cuda::is_of_cufile;
-use crate::error::Result;
+use crate::error::{Error, Result};
 
 impl Store {
     /// Reads `bytes` bytes from byte `offset` on to address `to` of the store's GPU by cuFile, and waits; whether it
@@ -18,6 +18,26 @@ impl Store {
     /// [`Error::Usage`](crate::Error::Usage) for a range past the end; [`Error::File`](crate::Error::File);
     /// [`Error::Environment`](crate::Error::Environment) where cuFile refuses and is required.
     pub unsafe fn read_by_cufile(&self, offset: u64, bytes: u64, to: u64) -> Result<bool> {
+        // SAFETY: the caller's.
+        unsafe { self.read_by_cufile_after(0, offset, bytes, to) }
+    }
+
+    /// As [`read_by_cufile`](Self::read_by_cufile), and after what `stream`, a `CUstream`, did before. A stream that is
+    /// being captured is not waited for: `false` with `Auto`.
+    ///
+    /// # Safety
+    /// As [`read_by_cufile`](Self::read_by_cufile).
+    ///
+    /// # Errors
+    /// As [`read_by_cufile`](Self::read_by_cufile); [`Error::Usage`] for a stream that is being captured where cuFile is
+    /// required.
+    pub unsafe fn read_by_cufile_after(
+        &self,
+        stream: u64,
+        offset: u64,
+        bytes: u64,
+        to: u64,
+    ) -> Result<bool> {
         self.space.check(offset, bytes)?;
         let [member] = &self.space.members[..] else {
             return Ok(false);
@@ -25,6 +45,16 @@ impl Store {
         let Some(gds) = &member.gds else {
             return Ok(false);
         };
+        if gds.file.gpu().is_captured(stream)? {
+            return match gds.is_required {
+                true => Err(Error::usage(
+                    "a read by cuFile while its stream is being captured",
+                    "read before the capture, or open the file with gds=auto",
+                )),
+                false => Ok(false),
+            };
+        }
+        gds.file.gpu().finish(stream)?;
         // SAFETY: the caller's.
         match unsafe { gds.file.read(offset, bytes, to) } {
             Ok(()) => Ok(true),

@@ -8,7 +8,7 @@ use super::scatter::Duplicates;
 use super::space::Space;
 use super::status::{self, RowStatus};
 use super::table::{Ids, Table};
-use crate::cuda::{Direction, GpuRows, HostRows, MoveRows, Pending, Request, RowTable, Ways};
+use crate::cuda::{Direction, Gpu, GpuRows, HostRows, MoveRows, Pending, Request, RowTable, Ways};
 use crate::error::{Error, Result};
 use crate::widen::Widen;
 use std::sync::Arc;
@@ -25,6 +25,11 @@ enum By<'t> {
 const ROW_BYTES: u64 = 64 << 10;
 
 impl Store {
+    /// The GPU that it was opened with.
+    pub fn gpu(&self) -> Option<&Arc<Gpu>> {
+        self.space.gpu().ok().map(HostRows::gpu)
+    }
+
     /// Reads `bytes` bytes from byte `offset` on to address `to` of the store's GPU: puts it into `stream`, a
     /// `CUstream`, and returns before it runs.
     ///

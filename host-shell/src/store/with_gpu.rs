@@ -2,7 +2,7 @@
 
 use super::options::{DataPath, Gds, StoreOptions};
 use crate::controller::Controller;
-use crate::cuda::{Access, GdsFile, Gpu, GpuRows, HostRows, RowsOptions, TierRequest};
+use crate::cuda::{Access, GdsFile, Gpu, GpuRows, RowsOptions, TierRequest};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use nvme_core::bringup::NamespaceInfo;
@@ -45,13 +45,14 @@ pub(super) fn check_drive(options: &StoreOptions) -> Result<()> {
 pub(super) fn by_cufile(
     path: &Path,
     options: &StoreOptions,
+    gpu: Option<&Arc<Gpu>>,
     shown: DataPath,
 ) -> Result<(Option<ByCuFile>, DataPath)> {
-    let Some(of_gpu) = options.gpu.filter(|_| options.gds != Gds::Off) else {
+    let Some(gpu) = gpu.filter(|_| options.gds != Gds::Off) else {
         return Ok((None, shown));
     };
     let is_required = options.gds == Gds::Require;
-    match GdsFile::open(&Gpu::open(of_gpu.index)?, path, false) {
+    match GdsFile::open(gpu, path, false) {
         Ok(file) => {
             let way = file.way().name();
             let path = format!("{}; reads into GPU memory by cuFile ({way})", shown.path);
@@ -73,10 +74,9 @@ pub(super) fn reach(
     device: &Arc<dyn Device>,
     options: &StoreOptions,
 ) -> Result<Option<Arc<Access>>> {
-    let Some(of_gpu) = options.gpu else {
+    let (Some(gpu), Some(of_gpu)) = (gpu(options)?, options.gpu) else {
         return Ok(None);
     };
-    let gpu = Gpu::open(of_gpu.index)?;
     let _guest = gpu.enter()?;
     let queues = of_gpu.rows.queues.saturating_add(options.queues);
     let queues = queues.saturating_add(options.kernel_queues);
@@ -86,12 +86,10 @@ pub(super) fn reach(
     Ok(Some(Arc::new(access)))
 }
 
-/// How a host thread moves rows for the GPU of `options`, when there is one.
-pub(super) fn by_host(options: &StoreOptions) -> Result<Option<HostRows>> {
-    let Some(of_gpu) = options.gpu else {
-        return Ok(None);
-    };
-    Ok(Some(HostRows::new(&Gpu::open(of_gpu.index)?)))
+/// The GPU of `options`, when there is one.
+pub(super) fn gpu(options: &StoreOptions) -> Result<Option<Arc<Gpu>>> {
+    let index = options.gpu.map(|of_gpu| of_gpu.index);
+    index.map(Gpu::open).transpose()
 }
 
 /// Lends `queues` queues to the GPU.

@@ -464,6 +464,39 @@ fn by_all_paths(folder: &Folder, fault: &str) -> serde_json::Value {
 }
 
 #[test]
+fn the_doctor_says_what_cufile_answers() {
+    let folder = Folder::new(Place::Embedded);
+    let found = |fault: &str| {
+        let mut command = command(&folder, "", &["doctor", "--json"]);
+        let output = command.env("FAKE_CUFILE", fault).output().unwrap();
+        assert!(output.status.success());
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let mut all = report["findings"].as_array().unwrap().iter();
+        let one = all.find(|one| one["check"] == "cuFile").unwrap();
+        ["status", "text", "remedy"].map(|name| one[name].as_str().unwrap().to_owned())
+    };
+    let [status, text, remedy] = found("");
+    assert!(
+        status == "note" && text.contains("cannot be loaded"),
+        "{text}"
+    );
+    assert!(remedy.contains("gds=off"), "{remedy}");
+    let library = folder.path("libcufile.so.0");
+    std::os::unix::fs::symlink(built("libnvme_fake_cufile.so"), &library).unwrap();
+    let [status, text, remedy] = found("");
+    assert!(
+        status == "ok" && text.contains("libcufile.so.0: cuFileDriverOpen answered 0"),
+        "{text}"
+    );
+    assert!(remedy.contains("5027"), "{remedy}");
+    let [status, text, remedy] = found("unopened:5001");
+    assert!(status == "warning" && text.contains("5001"), "{text}");
+    assert!(remedy.contains("modprobe nvidia-fs"), "{remedy}");
+    let text = run(&folder, "", &["doctor"]).stdout;
+    assert!(String::from_utf8(text).unwrap().contains("cuFile: "));
+}
+
+#[test]
 fn a_file_goes_to_the_gpu_by_every_way() {
     let folder = Folder::new(Place::Embedded);
     folder.file("file", 1 << 20 | 512, 5);

@@ -23,7 +23,7 @@ use nvme_gpu_kernel::Kernel;
 use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 type Status = c_int;
@@ -49,6 +49,7 @@ static KERNELS: LazyLock<Vec<&'static CStr>> = LazyLock::new(|| {
 static MEMORY: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
 /// A registration was refused, as `FAKE_CUDA=bar` asks.
 static REFUSED: AtomicBool = AtomicBool::new(false);
+static RETAINED: AtomicU32 = AtomicU32::new(0);
 static REGISTERED: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -125,7 +126,14 @@ pub unsafe extern "C" fn cuDevicePrimaryCtxRetain(
     let handle = std::ptr::without_provenance_mut(8 + device as usize);
     // SAFETY: the caller gives a place for one handle.
     unsafe { *context = handle };
+    RETAINED.fetch_add(1, Ordering::Relaxed);
     SUCCESS
+}
+
+/// How often a GPU's context was retained. Not of the driver: for tests.
+#[unsafe(no_mangle)]
+pub extern "C" fn fake_cuda_retained() -> c_uint {
+    RETAINED.load(Ordering::Relaxed)
 }
 
 #[unsafe(no_mangle)]

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use nvme_fake_cufile as _;
-use nvme_host::cuda::{DeviceMemory, GdsBuffer, GdsFile, GdsIo, Gpu};
+use nvme_host::cuda::{DeviceMemory, GdsBuffer, GdsFile, GdsIo, Gpu, Graph, Stream};
 use nvme_host::store::Gds;
 use nvme_host::{Error, Store, StoreOptions};
 use std::path::{Path, PathBuf};
@@ -265,6 +265,33 @@ fn read(
     Ok(read)
 }
 
+/// How often the stand-in for CUDA was opened.
+fn retained() -> u32 {
+    // SAFETY: a library that is loaded already, and a function of that type in it.
+    unsafe {
+        let library = libc::dlopen(c"libcuda.so.1".as_ptr(), libc::RTLD_NOW);
+        let function = libc::dlsym(library, c"fake_cuda_retained".as_ptr());
+        assert!(!function.is_null());
+        std::mem::transmute::<*mut libc::c_void, extern "C" fn() -> u32>(function)()
+    }
+}
+
+/// A stream that is being captured is not waited for.
+fn captured(gpu: &Arc<Gpu>, path: &Path, auto: &Store, can_open: bool) {
+    let (memory, stream) = (memory(gpu), Stream::new(gpu).unwrap());
+    let read = |store: &Store, stream| {
+        // SAFETY: inside the memory.
+        unsafe { store.read_by_cufile_after(stream, 0, 4096, memory.address()) }
+    };
+    let (_, by_it) = Graph::capture(&stream, |stream| read(auto, stream)).unwrap();
+    assert!(!by_it);
+    if can_open {
+        let required = open(path, Gds::Require).unwrap();
+        let refused = Graph::capture(&stream, |stream| read(&required, stream));
+        assert!(matches!(refused, Err(Error::Usage { .. })));
+    }
+}
+
 #[test]
 fn chosen() {
     let Some((path, fault)) = given() else { return };
@@ -278,7 +305,10 @@ fn chosen() {
     assert!(!read(&off, 0, 4096, &memory).unwrap());
     assert!(!off.path().path.contains("cuFile"));
 
+    let before = retained();
     let auto = open(&path, Gds::Auto).unwrap();
+    assert_eq!(retained() - before, 1, "the GPU is opened once");
+    assert_eq!(auto.gpu().unwrap().index(), 0);
     let way = match &fault[..] {
         "p2pdma" | "compat" => &fault,
         _ if can_open => "direct",
@@ -302,6 +332,8 @@ fn chosen() {
         assert!(!read(&auto, 1, 4096, &memory).unwrap());
         assert!(read(&auto, 4096, 4096, &memory).unwrap());
     }
+
+    captured(&gpu, &path, &auto, can_open);
 
     let required = open(&path, Gds::Require);
     match (can_open, required) {

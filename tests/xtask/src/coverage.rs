@@ -41,7 +41,7 @@ const TESTS: [&[&str]; 4] = [
     &["--package", "nvme-gpu-capi", "--package", "nvme-gpu-compat"],
 ];
 /// What the tests of Python load.
-const OF_PYTHON: [&str; 2] = ["nvme-gpu-python", "nvme-fake-cuda"];
+const OF_PYTHON: [&str; 3] = ["nvme-gpu-python", "nvme-fake-cuda", "nvme-fake-cufile"];
 
 /// `cargo xtask coverage`
 pub fn command() -> Result<(), Failure> {

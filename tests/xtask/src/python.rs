@@ -37,6 +37,12 @@ const DEBIAN: [&str; 4] = [
 ];
 /// The oldest system that the wheel runs on: glibc 2.34.
 const PLATFORM: &str = "manylinux_2_34";
+/// Libraries that stand for NVIDIA's, and their names.
+const STAND_INS: [(&str, &str); 3] = [
+    ("libnvme_fake_cuda.so", "libcuda.so.1"),
+    ("libnvme_fake_cuda.so", "libcuda.so"),
+    ("libnvme_fake_cufile.so", "libcufile.so.0"),
+];
 const FOLDER: &str = "host-shell/python";
 
 /// `cargo xtask python --asan | --coverage`
@@ -148,10 +154,9 @@ fn python_over(tools: &Tools, folder: &Path, built: &Path) -> Result<Command, Fa
     copy_sources(&root().join(FOLDER).join("python"), &package)?;
     let module = package.join("nvme_gpu/_native.abi3.so");
     copy(&built.join("lib_native.so"), &module)?;
-    copy(
-        &built.join("libnvme_fake_cuda.so"),
-        &cuda.join("libcuda.so.1"),
-    )?;
+    for (library, name) in STAND_INS {
+        copy(&built.join(library), &cuda.join(name))?;
+    }
     let mut python = tools.run("python");
     python
         .env("PYTHONPATH", &package)
@@ -264,19 +269,23 @@ fn build(tools: &Tools) -> Result<PathBuf, Failure> {
     wheel.ok_or_else(|| Failure::new("maturin built no wheel"))
 }
 
-/// A folder with the stand-in as `libcuda.so.1`.
+/// A folder with the stand-ins by the names of what they stand for.
 fn stand_in() -> Result<PathBuf, Failure> {
-    check(cargo().args([
-        "build",
-        "--quiet",
-        "--release",
+    let mut build = cargo();
+    build.args(["build", "--quiet", "--release"]);
+    build.args([
         "--package",
         "nvme-fake-cuda",
-    ]))?;
+        "--package",
+        "nvme-fake-cufile",
+    ]);
+    check(&mut build)?;
     let folder = target_dir().join("tools/fake-cuda");
-    let built = target_dir().join("release/libnvme_fake_cuda.so");
-    for name in ["libcuda.so.1", "libcuda.so"] {
-        copy(&built, &folder.join(name))?;
+    for (library, name) in STAND_INS {
+        copy(
+            &target_dir().join("release").join(library),
+            &folder.join(name),
+        )?;
     }
     Ok(folder)
 }

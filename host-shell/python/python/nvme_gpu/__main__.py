@@ -1,4 +1,4 @@
-"""``python -m nvme_gpu demo|doctor``."""
+"""``python -m nvme_gpu demo|bench|doctor``."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from array import array
 from typing import Any, Callable
 
 from . import Array, Catalog, Entry, NvmeGpuError, Table, Usage, __version__, catalog, import_file, open
-from . import _buffers, _native, _store
+from . import _bench, _buffers, _native, _store
 
 GENERATED = (32_000, 512)
 """Rows of a table that is made up, and bytes of a row."""
@@ -175,6 +175,27 @@ def demo(rows: int | None, file: str | None, count: int, seconds: float, use_gpu
     return 0 if all_right else 3
 
 
+def bench(words: argparse.Namespace) -> int:
+    """One file by each way of this package and of torch."""
+    found = _bench.bench(words.file, words.size, words.sizes, words.runs, not words.cpu)
+    all_right = all(one["right"] for one in found["ways"])
+    if words.json:
+        print(json.dumps(found | {"verified": all_right}))
+        return 0 if all_right else 3
+    print(f"{found['file']}: {found['bytes']} bytes, one read after the other, medians of {found['runs']} in turns")
+    for name, why in found["missing"].items():
+        print(f"{name}: not measured: {why}")
+    for one in found["ways"]:
+        word = "every byte right" if one["right"] else "WRONG"
+        head = f"{one['pattern']:10} {one['read_bytes']:>9} {one['way']:38} to {one['to']:12}"
+        print(f"{head}{one['gb_per_s']:8.2f} GB/s {one['iops']:>11,.0f}/s  {word}  {one['note']}")
+    return 0 if all_right else 3
+
+
+def _sizes(text: str) -> list[int]:
+    return [int(one) for one in text.split(",")]
+
+
 def _progress(done: int, total: int) -> None:
     print(f"\rimport: {done * 100 // total} %", end="" if done < total else "\n", file=sys.stderr)
 
@@ -202,12 +223,23 @@ def main() -> int:
     shown.add_argument("--seconds", type=float, default=0.5, help="how long each way runs")
     shown.add_argument("--cpu", action="store_true", help="use no GPU")
     shown.add_argument("--json", action="store_true", help="one JSON object")
+    read = commands.add_parser("bench", help="one file into memory by this package and by torch, every byte compared")
+    read.add_argument("file", nargs="?", help="a file is made when missing")
+    read.add_argument("--size", type=int, default=64 << 20, help="bytes of a file that is made")
+    read.add_argument("--sizes", type=_sizes, default=[4 << (10 + 2 * step) for step in range(8)], help="bytes of reads: 4096,65536")
+    read.add_argument("--runs", type=int, default=5)
+    read.add_argument("--cpu", action="store_true", help="use no GPU")
+    read.add_argument("--json", action="store_true", help="one JSON object")
     looked = commands.add_parser("doctor", help="what this machine can do")
     looked.add_argument("--json", action="store_true", help="one JSON object")
     words = parser.parse_args()
     try:
         if words.command == "doctor":
             return doctor(words.json)
+        if words.command == "bench":
+            if words.runs < 1:
+                parser.error("--runs is 1 at least")
+            return bench(words)
         if words.ids < 1 or words.rows is not None and words.rows < 1:
             parser.error("--rows and --ids are 1 at least")
         return demo(words.rows, words.file, words.ids, words.seconds, not words.cpu, words.json)

@@ -26,6 +26,22 @@ class _Operation(Protocol):
     def check(self) -> None: ...
 
 
+class _Ended:
+    """An operation that has ended well."""
+
+    def done(self) -> bool:
+        return True
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return True
+
+    def check(self) -> None:
+        return None
+
+
+_ENDED = _Ended()
+
+
 def _whole(name: str, value: Any, least: int, most: int) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise TypeError(f"{name} is of the type {type(value).__name__}: pass a whole number")
@@ -110,6 +126,7 @@ def open(
     nsid: int = 1,
     gpu_queues: int = 16,
     file_io: Literal["auto", "uring", "pread"] = "auto",
+    gds: Literal["off", "auto", "require"] = "off",
 ) -> Store:
     """Opens a device.
 
@@ -121,6 +138,10 @@ def open(
     pairs for the GPU. ``timeout_ms``: how long a command may take, in milliseconds, before it is aborted.
     ``allow_write``: allows writes to real devices, which are opened for reading only without it; ``read_only`` allows
     none at all. ``nsid``: the namespace. ``file_io``: how files are read and written.
+
+    ``gds``: whether NVIDIA's cuFile (GPUDirect Storage) reads a file into memory of the GPU for :meth:`Store.read_into`:
+    ``"off"``; ``"auto"``, where it takes the file, else host threads; ``"require"``: it does, or the file is not opened.
+    :attr:`Store.path` says which way it took, or why it was refused. Gathers and writes go by host threads.
 
     Raises :class:`Usage` for names and options that cannot be, and :class:`NvmeGpuError` when the device or the GPU
     cannot be opened.
@@ -136,6 +157,7 @@ def open(
         nsid=nsid,
         gpu_queues=gpu_queues,
         file_io=file_io,
+        gds=gds,
     )
 
 
@@ -146,7 +168,7 @@ class Store:
     :class:`Usage`. As a context manager it closes itself.
     """
 
-    __slots__ = ("_native", "_device", "_timeout", "__weakref__")
+    __slots__ = ("_native", "_device", "_timeout", "_gds", "__weakref__")
 
     def __init__(
         self,
@@ -161,6 +183,7 @@ class Store:
         nsid: int = 1,
         gpu_queues: int = 16,
         file_io: Literal["auto", "uring", "pread"] = "auto",
+        gds: Literal["off", "auto", "require"] = "off",
     ) -> None:
         name = os.fspath(device)
         if not isinstance(name, str):
@@ -182,7 +205,9 @@ class Store:
             nsid=_whole("nsid", nsid, 1, 0xFFFF_FFFE),
             gpu_queues=_whole("gpu_queues", gpu_queues, 1, 4095),
             file_io=file_io,
+            gds=gds,
         )
+        self._gds = gds != "off"
         _OPEN.add(self)
         _LOG.info("opened %s: %s", name, self.path)
 
@@ -241,7 +266,9 @@ class Store:
 
         ``buf``: contiguous and writable memory of the host, or of the store's GPU, of any shape and dtype; its bytes
         are filled. The range must lie inside the store. ``stream``: for memory of a GPU, as in :meth:`Table.gather`;
-        the read comes after what the stream does before it.
+        the read comes after what the stream does before it. With ``gds`` cuFile reads into memory of a GPU: it waits for
+        the stream, and has ended when this returns; it raises :class:`Usage` while a graph is captured where ``gds`` is
+        ``"require"``.
 
         Raises :class:`Usage` for a buffer or a range that cannot be. What the device says comes with
         :meth:`Pending.result`.
@@ -308,6 +335,8 @@ class Store:
         if durable:
             raise Usage("a durable write from memory of a GPU", "write, wait for the result, and flush")
         _after_current(self._native, buf, number)
+        if is_read and self._gds and self._native.read_by_cufile(at, view.nbytes, view.address, number):
+            return Pending(_ENDED, buf)
         held = (view, buf)
         return Pending(self._native.move_on_gpu(not is_read, at, view.nbytes, view.address, number, held), buf)
 

@@ -89,7 +89,7 @@ macro_rules! library {
         impl Library {
             /// # Errors
             /// [`Error::Environment`] without the library, or without one of its functions.
-            fn load() -> Result<Self> {
+            pub fn load() -> Result<Self> {
                 // SAFETY: loads a library of the system and runs its initialisers, as linking it would.
                 let library = unsafe { libc::dlopen(NAME.as_ptr(), libc::RTLD_NOW | libc::RTLD_LOCAL) };
                 if library.is_null() {
@@ -124,6 +124,21 @@ library! {
     batch_status c"cuFileBatchIOGetStatus"
         unsafe extern "C" fn(usize, c_uint, *mut c_uint, *mut IoEvent, *mut libc::timespec) -> CuFileError;
     batch_destroy c"cuFileBatchIODestroy" unsafe extern "C" fn(usize);
+}
+
+impl Library {
+    /// The file that it was loaded from.
+    pub fn file(&self) -> String {
+        let mut found = std::mem::MaybeUninit::<libc::Dl_info>::zeroed();
+        let function = self.driver_open as *const c_void;
+        // SAFETY: fills the structure when it answers other than 0; the name is the loader's, and stays.
+        unsafe {
+            if libc::dladdr(function, found.as_mut_ptr()) == 0 {
+                return NAME.to_string_lossy().into_owned();
+            }
+            said(found.assume_init().dli_fname)
+        }
+    }
 }
 
 /// # Safety

@@ -137,6 +137,11 @@ impl GdsFile {
         })
     }
 
+    /// The GPU that it was opened for.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
     /// Which way its bytes take.
     pub fn way(&self) -> GdsWay {
         self.way
@@ -455,6 +460,20 @@ impl Drop for GdsBuffer {
             let _ = unsafe { (self.library.deregister_buffer)(self.address) };
         }
     }
+}
+
+/// Which libcufile is here, and what it answers when it is opened, with the remedy where that is an error. Opens the
+/// library for this process, on GPU 0.
+///
+/// # Errors
+/// Without the library.
+pub fn probe() -> Result<(String, Result<()>)> {
+    let file = Library::load()?.file();
+    let opened = Gpu::open(0).and_then(|gpu| {
+        let _guest = gpu.enter()?;
+        library().map(drop)
+    });
+    Ok((file, opened))
 }
 
 /// Whether an error of [`GdsFile`] is about cuFile, so that another way may do.

@@ -111,6 +111,11 @@ impl HostRows {
         }
     }
 
+    /// The GPU.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
     /// Puts an operation over rows of `row_bytes` bytes into `stream`, a `CUstream`. Returns before it runs.
     ///
     /// # Safety

@@ -1,8 +1,11 @@
 //! What this machine can and cannot do, and what to change: the findings behind `nvme-gpu doctor`.
 //!
-//! Everything is read through a [`Host`], nothing is opened for use and nothing is changed.
+//! Everything is read through a [`Host`], nothing is opened for use and nothing is changed; but for cuFile, whose library
+//! is asked where this machine has one.
 
 mod controller;
+#[cfg(feature = "cuda")]
+mod cufile;
 mod finding;
 mod gpu;
 mod machine;
@@ -24,7 +27,22 @@ pub struct Report {
     pub tiers: Vec<Verdict>,
 }
 
-/// Looks at everything.
+/// Looks at everything of this machine, and asks libcufile.
+pub fn examine_here() -> Report {
+    #[cfg_attr(not(feature = "cuda"), expect(unused_mut))]
+    let mut report = examine(&Host::here());
+    #[cfg(feature = "cuda")]
+    {
+        let of_machine = |finding: &Finding| finding.subject == MACHINE;
+        let end = report.findings.iter().filter(|one| of_machine(one)).count();
+        report
+            .findings
+            .insert(end, cufile::examine(crate::cuda::probe_cufile()));
+    }
+    report
+}
+
+/// Looks at everything that files of the system say.
 pub fn examine(host: &Host) -> Report {
     let mut findings = machine::examine(host);
     let controllers = host.controllers();

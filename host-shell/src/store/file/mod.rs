@@ -68,12 +68,14 @@ fn member(
     #[cfg(feature = "cuda")]
     let path = super::with_gpu::path_by_host(options, path);
     #[cfg(feature = "cuda")]
-    let (gds, path) = super::with_gpu::by_cufile(&file.path, options, path)?;
+    let gpu = super::with_gpu::gpu(options)?;
+    #[cfg(feature = "cuda")]
+    let (gds, path) = super::with_gpu::by_cufile(&file.path, options, gpu.as_ref(), path)?;
     Ok(Member {
         #[cfg(feature = "cuda")]
         rows: None,
         #[cfg(feature = "cuda")]
-        gpu: super::with_gpu::by_host(options)?,
+        gpu: gpu.as_ref().map(crate::cuda::HostRows::new),
         #[cfg(feature = "cuda")]
         kernels: None,
         #[cfg(feature = "cuda")]

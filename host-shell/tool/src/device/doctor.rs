@@ -2,13 +2,13 @@
 
 use crate::common::{output, visible};
 use clap::Args;
-use nvme_host::doctor::{Report, Status, examine};
-use nvme_host::sysfs::Host;
+use nvme_host::doctor::{Report, Status, examine_here};
 use nvme_host::{Error, Result};
 
 /// Show what this machine can and cannot do with its controllers and GPUs, and the remedy for each
 ///
-/// Looks, and changes nothing. As root it sees more: capabilities of PCI functions, exclusive use.
+/// Looks, and changes nothing; libcufile is opened where there is one, and may write cufile.log here. As root it sees
+/// more: capabilities of PCI functions, exclusive use.
 #[derive(Args)]
 pub struct Doctor {
     /// Print one JSON object
@@ -18,7 +18,7 @@ pub struct Doctor {
 
 impl Doctor {
     pub fn run(self) -> Result<()> {
-        let report = examine(&Host::here());
+        let report = examine_here();
         if self.json {
             let value = serde_json::to_value(&report)
                 .map_err(|error| Error::internal(error.to_string()))?;

@@ -16,7 +16,13 @@ pub fn run(tools: &Tools) -> Result<Counts, Failure> {
     let folder = target_dir().join("asan");
     let mut build = cargo();
     build.args(["build", "--package", "nvme-gpu-python"]);
-    build.args(["--package", "nvme-fake-cuda", "--target", TRIPLE]);
+    build.args([
+        "--package",
+        "nvme-fake-cuda",
+        "--package",
+        "nvme-fake-cufile",
+    ]);
+    build.args(["--target", TRIPLE]);
     build
         .arg("--target-dir")
         .arg(&folder)
