@@ -139,14 +139,14 @@ def _ways(kept: ExitStack, path: str, total: int, use_gpu: bool) -> tuple[list[t
         if with_gpu:
             file = kept.enter_context(open_file(path, "rb", buffering=0))
             ways.append(("pread into pinned memory and .copy_()", to, f"torch {torch.__version__}", _pinned(torch, file)))
-    file = kept.enter_context(open_file(path, "rb"))
-    mapped = kept.enter_context(mmap.mmap(file.fileno(), total, prot=mmap.PROT_READ))
+    whole = kept.enter_context(open_file(path, "rb"))
+    mapped = kept.enter_context(mmap.mmap(whole.fileno(), total, prot=mmap.PROT_READ))
     ways.append(("mmap and slices", "host memory", "page cache", _mapped(mapped)))
     return ways, missing
 
 
 def bench(path: str | None, nbytes: int, sizes: list[int], runs: int, use_gpu: bool) -> dict[str, Any]:
-    """Reads of each of ``sizes`` from start to end of the file, and reads of 4 KiB at random places, one after the other.
+    """Reads of each of ``sizes`` from start to end of the whole, and reads of 4 KiB at random places, one after the other.
 
     Medians of ``runs`` runs in turns. Every byte of each read is compared with the file, outside of the timed part. The
     result holds a row for each way and size.
