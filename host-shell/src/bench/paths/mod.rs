@@ -1,114 +1,33 @@
 //! One file to memory by several ways, in turns on the same bytes: our driver, cuFile, `pread` into pageable memory and
 //! a copy, `pread` into pinned memory and an asynchronous copy.
 //!
-//! - `plan`: what is read.
+//! - `job`, `plan`: what is read.
 //! - `by_pread`: the ways of a CPU.
-//! - `on_gpu`, `on_host`: the destination, and the ways to it.
+//! - `place`, `on_gpu`, `on_host`: the destination, and the ways to it.
 
 mod by_pread;
+mod job;
 #[cfg(feature = "cuda")]
 mod on_gpu;
 mod on_host;
+mod place;
 mod plan;
+
+pub use job::PathsJob;
 
 use crate::error::{Error, Result};
 use crate::measure::median;
 use crate::store::Store;
+use place::{Place, Way};
 use plan::Plan;
 use serde_json::{Value, json};
 use std::fs::File;
 use std::io::Read;
-use std::path::PathBuf;
 
 /// Bytes that the device's content is compared and written in.
 const CHUNK: usize = 4 << 20;
 /// The unit of the file that is used.
 const BLOCK: u64 = 4096;
-/// What each byte of the destination is before a way fills it.
-const SPOILT: u8 = 0xA5;
-
-/// What is measured.
-#[derive(Clone, Debug)]
-pub struct PathsJob {
-    /// The file, or block device.
-    pub file: PathBuf,
-    /// The most bytes of it that are used, from its start on.
-    pub bytes: u64,
-    /// The GPU into whose memory it goes; host memory when missing.
-    pub gpu: Option<u32>,
-    /// Bytes of sequential reads, one case each.
-    pub sizes: Vec<u64>,
-    /// The most bytes of one run.
-    pub run_bytes: u64,
-    /// Reads of a batch.
-    pub batch: usize,
-    /// Threads of the ways of a CPU.
-    pub threads: usize,
-    /// Runs of each, of which the middle one counts.
-    pub runs: usize,
-    /// Seed of random places.
-    pub seed: u64,
-    /// Writes the file's content to the device where that has other bytes.
-    pub lay_out: bool,
-}
-
-impl PathsJob {
-    /// Reads of 4 KiB to 64 MiB in the first GiB, 5 runs of 256 MiB, batches of 32, a thread for each processor up to 16.
-    pub fn new(file: PathBuf) -> Self {
-        Self {
-            file,
-            bytes: 1 << 30,
-            gpu: None,
-            sizes: (0..8).map(|step| 4096 << (2 * step)).collect(),
-            run_bytes: 256 << 20,
-            batch: 32,
-            threads: std::thread::available_parallelism()
-                .map_or(1, usize::from)
-                .min(16),
-            runs: 5,
-            seed: 1,
-            lay_out: false,
-        }
-    }
-}
-
-/// A way of the bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Way {
-    /// Our driver.
-    Direct,
-    CuFile,
-    /// `pread` into pageable memory, then a copy.
-    Pageable,
-    /// `pread` into pinned memory, copies beside it.
-    Pinned,
-}
-
-/// Where the bytes go, and the ways that lead there.
-trait Place {
-    /// Each way, its name, and how it goes or why not.
-    fn ways(&mut self) -> Vec<(Way, &'static str, Result<String>)>;
-
-    /// What comes before `plan` is run, and is not timed.
-    fn prepare(&mut self, plan: &Plan) -> Result<()>;
-
-    /// Seconds of `plan` by `way`.
-    fn run(&mut self, way: Way, plan: &Plan) -> Result<f64>;
-
-    /// Seconds of its reads alone and of its copies alone, where they can be told apart.
-    fn steps(&mut self, way: Way, plan: &Plan) -> Result<Option<(f64, f64)>>;
-
-    /// The first bytes of the destination.
-    fn take(&mut self, into: &mut [u8]) -> Result<()>;
-
-    /// Overwrites the destination.
-    fn spoil(&mut self) -> Result<()>;
-
-    /// Bytes a second of copies to the destination, where a link leads there, and of copies inside of its memory, each
-    /// byte counted as read and as written.
-    fn limits(&mut self, runs: usize) -> Result<(Option<f64>, f64)>;
-}
-
 /// Runs every case by every way and gives one object; `step` is called between runs, with the name of the case.
 ///
 /// `store` holds the same bytes as the file, from its start on, and reaches the job's GPU; where it was not opened, our
@@ -362,6 +281,7 @@ mod tests {
     use super::*;
     use crate::store::StoreOptions;
     use nvme_units::SplitMix;
+    use std::path::PathBuf;
 
     struct Removed(PathBuf);
 

@@ -3,8 +3,9 @@
 #![allow(unsafe_code)]
 
 use super::by_pread::{self, Pass, STAGE, Sink};
+use super::job::PathsJob;
+use super::place::{self, Place, Way};
 use super::plan::Plan;
-use super::{PathsJob, Place, Way};
 use crate::cuda::bench::copy_rates;
 use crate::cuda::{DeviceMemory, Event, GdsFile, GdsIo, Gpu, Pending, Registered, Request, Stream};
 use crate::dma::Pages;
@@ -310,7 +311,7 @@ impl Place for OnGpu<'_> {
     }
 
     fn spoil(&mut self) -> Result<()> {
-        self.out.fill(super::SPOILT)
+        self.out.fill(place::SPOILT)
     }
 
     fn limits(&mut self, runs: usize) -> Result<(Option<f64>, f64)> {

@@ -1,8 +1,8 @@
 //! The ways into memory of the host, on a machine without a GPU.
 
 use super::by_pread::{self, Pass, STAGE, Sink};
+use super::place::{self, Place, Way};
 use super::plan::Plan;
-use super::{Place, Way};
 use crate::error::{Error, Result};
 use crate::measure::{median, side_by_side};
 use crate::store::{Store, Transfer};
@@ -141,7 +141,7 @@ impl Place for OnHost<'_> {
     }
 
     fn spoil(&mut self) -> Result<()> {
-        self.out.fill(super::SPOILT);
+        self.out.fill(place::SPOILT);
         Ok(())
     }
 

@@ -1,6 +1,6 @@
 //! What is read: which parts of the file, and how many of them at a time.
 
-use super::PathsJob;
+use super::job::PathsJob;
 use nvme_units::SplitMix;
 use std::ops::Range;
 
