@@ -53,6 +53,7 @@ pub mod cuda;
 mod device;
 mod dma;
 mod error;
+pub mod files;
 mod lock;
 mod machine;
 mod measure;

@@ -6,6 +6,7 @@ mod cli;
 mod common;
 mod demo;
 mod device;
+mod files;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod io;

@@ -9,6 +9,7 @@ mod collective;
 mod cqe_stream;
 mod entries;
 mod ext4;
+mod gpt;
 mod guest_memory;
 mod hostile_controller;
 mod hostile_driver;
@@ -26,6 +27,7 @@ pub use catalog::{catalog, gguf};
 pub use collective::collective;
 pub use cqe_stream::cqe_stream;
 pub use ext4::ext4;
+pub use gpt::gpt;
 pub use guest_memory::guest_memory;
 pub use hostile_controller::hostile_controller;
 pub use hostile_driver::hostile_driver;
@@ -43,7 +45,7 @@ pub use vfio_user_message::vfio_user_message;
 pub type Target = fn(&[u8]);
 
 /// Every target, by its name in fuzz/Cargo.toml.
-pub const TARGETS: [(&str, Target); 18] = [
+pub const TARGETS: [(&str, Target); 19] = [
     ("prp_round_trip", prp_round_trip),
     ("cqe_stream", cqe_stream),
     ("hostile_driver", hostile_driver),
@@ -62,6 +64,7 @@ pub const TARGETS: [(&str, Target); 18] = [
     ("gguf", gguf),
     ("rows", rows),
     ("ext4", ext4),
+    ("gpt", gpt),
 ];
 
 /// Whether the auditor watches this input: one in eight, where it would take too much of the fuzzer's time.

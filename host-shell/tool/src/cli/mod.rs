@@ -13,6 +13,7 @@ use crate::demo::Demo;
 use crate::device::{bind, doctor, events, list, p2p, regs, reset};
 #[cfg(feature = "sim")]
 use crate::device::{devices, serve};
+use crate::files::{cat, catalog, cp, ls, pack, stat};
 use crate::io::{compare, dsm, flush, read, stream, write, write_zeroes};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use nvme_host::{Error, Result, exit};
@@ -36,6 +37,11 @@ Devices:
                                 `nvme-gpu devices` lists every option and fault of sim:
   vfio:BDF                      a controller on PCIe that is bound to vfio-pci (`nvme-gpu list`, `bind`, `doctor`)
   vfio-user:SOCKET              a controller in another process, e.g. one that `nvme-gpu serve` offers
+
+Files on a drive that no kernel mounts (ls, cat, cp, stat, catalog):
+  DEVICE:/path                  a path of the ext4 on the device; file:PATH and a path that begins with / or ./ are
+                                devices, too. part=N among the options, or after ?, names a partition of a GPT:
+                                vfio:0000:01:00.0?part=1:/models/model.gguf
 
 Sizes take KiB, MiB, GiB, TiB (or K, M, G, T; 1024) and kB, MB, GB, TB (1000); times need ns, us, ms, s or m;
 numbers may be hexadecimal with 0x.
@@ -86,6 +92,12 @@ enum Command {
     Dsm(dsm::Dsm),
     Bench(Box<Bench>),
     Stream(stream::Stream),
+    Ls(ls::Ls),
+    Cat(cat::Cat),
+    Cp(cp::Cp),
+    Stat(stat::Stat),
+    Catalog(catalog::CatalogArgs),
+    Pack(pack::Pack),
     #[command(visible_alias = "show-regs")]
     Regs(regs::Regs),
     GetLog(get_log::GetLog),
@@ -151,6 +163,12 @@ fn run_command(cli: Cli) -> Result<()> {
         Command::Dsm(command) => command.run(),
         Command::Bench(command) => command.run(),
         Command::Stream(command) => command.run(),
+        Command::Ls(command) => command.run(),
+        Command::Cat(command) => command.run(),
+        Command::Cp(command) => command.run(),
+        Command::Stat(command) => command.run(),
+        Command::Catalog(command) => command.run(),
+        Command::Pack(command) => command.run(),
         Command::Regs(command) => command.run(),
         Command::GetLog(command) => command.run(),
         Command::AdminPassthru(command) => command.run(),

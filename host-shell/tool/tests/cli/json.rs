@@ -109,6 +109,11 @@ fn broken(root: &Value, rule: &Value, value: &Value, place: &str) -> Result<(), 
     Ok(())
 }
 
+/// Whether `value` follows the definition `name`.
+pub fn check_value(name: &str, value: &Value) {
+    check(&schema(), name, value);
+}
+
 fn check(root: &Value, name: &str, value: &Value) {
     let rule = &root["$defs"][name];
     assert!(rule.is_object(), "docs/json-schema.json has no {name}");
@@ -146,6 +151,7 @@ fn every_result_follows_the_schema() {
     let (folder, root) = (Folder::new(Place::Embedded), schema());
     folder.file("disk.img", 64 * BLOCK, 1);
     folder.file("in", 2 * BLOCK, 2);
+    super::files::write_image(&folder);
     let d = "sim:disk.img";
     let rows: &[(&str, &[&str])] = &[
         ("write", &["write", "-d", d, "-i", "in"]),
@@ -215,6 +221,12 @@ fn every_result_follows_the_schema() {
             ],
         ),
         ("stream", &["stream", "-d", d]),
+        ("ls", &["ls", "./ext4.img:/"]),
+        ("cp", &["cp", "./ext4.img:/f", "copied"]),
+        ("stat", &["stat", "./ext4.img:/f"]),
+        ("stat", &["stat", "./ext4.img:/l"]),
+        ("catalog", &["catalog", "two.safetensors"]),
+        ("catalog", &["catalog", "--metadata", "two.safetensors"]),
         ("doctor", &["doctor"]),
         ("list", &["list"]),
     ];

@@ -12,6 +12,7 @@ mod bad_values;
 mod bench;
 mod commands;
 mod erase;
+mod files;
 mod json;
 mod log_pages;
 mod passthru;

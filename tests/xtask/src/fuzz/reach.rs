@@ -5,7 +5,7 @@ use crate::process::{Failure, check, root, target_dir};
 use std::process::Command;
 
 /// The files that a target is for.
-const FILES: [(&str, &[&str]); 18] = [
+const FILES: [(&str, &[&str]); 19] = [
     ("prp_round_trip", &["nvme-core/src/prp.rs"]),
     (
         "sgl_round_trip",
@@ -151,6 +151,7 @@ const FILES: [(&str, &[&str]); 18] = [
             "host-shell/ext4/src/volume.rs",
         ],
     ),
+    ("gpt", &["host-shell/src/files/gpt.rs"]),
     ("gguf", &["host-shell/src/catalog/gguf.rs"]),
     (
         "rows",

@@ -1,0 +1,18 @@
+//! Files on a drive that no kernel mounts: partitions, ext4, and where a file's data lie in the store.
+//!
+//! - [`Location`]: `DEVICE:/path`, with `part=N` in the device.
+//! - [`Partitions`]: the GPT of a drive.
+//! - [`Volume`]: the ext4 of a store or partition; [`DriveFile`]: a file of it.
+
+mod gpt;
+mod location;
+mod part;
+#[cfg(all(test, feature = "sim"))]
+mod tests;
+mod volume;
+
+pub use gpt::{Partition, Partitions};
+pub use location::Location;
+pub use nvme_ext4::{DirEntry, Extent, Info, Inode, Kind, flags};
+pub use part::Part;
+pub use volume::{DriveFile, Volume};

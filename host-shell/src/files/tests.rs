@@ -1,0 +1,178 @@
+//! Volumes on stores, over the images that the reader of ext4 is fuzzed with.
+
+use super::gpt::tests::disk;
+use super::{Part, Volume};
+use crate::catalog::{Dtype, Entry, Source};
+use crate::{Error, Store, StoreOptions};
+use std::path::Path;
+
+/// The image of a seed: its size, then numbers of blocks with what they hold.
+fn image(seed: &str) -> Vec<u8> {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../fuzz/corpus/ext4");
+    let seed = std::fs::read(corpus.join(seed)).unwrap();
+    let number = |at: usize| usize::from(u16::from_le_bytes([seed[at], seed[at + 1]]));
+    let mut image = vec![0; (number(0) + 4) * 1024];
+    for at in (2..seed.len()).step_by(1026) {
+        image[number(at) * 1024..][..1024].copy_from_slice(&seed[at + 2..at + 1026]);
+    }
+    image
+}
+
+fn store(device: &str, bytes: &[u8]) -> Store {
+    let store = Store::open(device, &StoreOptions::default()).unwrap();
+    store.write_at(0, bytes).unwrap();
+    store
+}
+
+/// The seed in partition 2 of a disk.
+fn parted() -> Vec<u8> {
+    let image = image("plain");
+    let blocks = image.len() as u64 / 4096;
+    let mut disk = disk(4096, &[(6, 9), (20, 19 + blocks)]);
+    disk[20 * 4096..][..image.len()].copy_from_slice(&image);
+    disk
+}
+
+#[test]
+fn files_of_a_partition_are_read_where_they_lie() {
+    let store = store("sim:mem?size=400KiB&block=4096", &parted());
+    let volume = Volume::open(&store, Some(2)).unwrap();
+    assert_eq!((volume.damage(), volume.info().block_bytes), (None, 1024));
+    let names: Vec<String> = volume
+        .list("/")
+        .unwrap()
+        .into_iter()
+        .map(|(entry, _)| String::from_utf8(entry.name).unwrap())
+        .collect();
+    assert_eq!(names, ["d", "f", "far", "l"]);
+    assert_eq!(volume.read_link("/l").unwrap(), b"f");
+    let file = volume.file("/far").unwrap();
+    assert_eq!(*file.inode(), volume.stat("/f").unwrap());
+    assert_ne!(volume.stat_link("/l").unwrap().number, file.inode().number);
+    let place = file.place(8, 32).unwrap();
+    let mut data = [0; 32];
+    store.read_at(place, &mut data).unwrap();
+    assert_eq!(data, *b"datadatadatadatadatadatadatadata");
+    assert_eq!(file.extents().unwrap()[0].place, place - 8);
+    let mut part = [0; 4];
+    file.read_at(36, &mut part).unwrap();
+    assert_eq!(part, *b"data");
+    assert!(matches!(
+        file.read_at(37, &mut part),
+        Err(Error::Usage { .. })
+    ));
+    assert_eq!(
+        (file.name(), file.label()),
+        ("far".to_owned(), "/far".to_owned())
+    );
+    file.check_unchanged().unwrap();
+    let entry = Entry {
+        name: "rows".to_owned(),
+        dtype: Dtype::U8,
+        shape: vec![9, 4],
+        offset: 4,
+        bytes: 36,
+    };
+    let table = file.table(&entry).unwrap();
+    let mut row = [0; 4];
+    let ended = table.gather((&[8i64]).into(), &mut row, None).unwrap();
+    ended.check().unwrap();
+    assert_eq!(row, *b"data");
+    assert!(matches!(file.catalog(), Err(Error::Usage { .. })));
+    // The file is written anew: its inode has another time.
+    let inode = file.inode().clone();
+    let mut all = vec![0; store.len() as usize];
+    store.read_at(0, &mut all).unwrap();
+    let time = (inode.modified.0 as u32).to_le_bytes();
+    let at = (0..all.len() - 4)
+        .step_by(4)
+        .filter(|at| all[*at..at + 4] == time);
+    for at in at {
+        store.write_at(at as u64, &[0x55; 4]).unwrap();
+    }
+    assert!(matches!(
+        file.check_unchanged(),
+        Err(Error::Mismatch { .. })
+    ));
+}
+
+#[test]
+fn a_damaged_table_is_said_and_a_missing_partition_lists_the_others() {
+    let mut bytes = parted();
+    bytes[4096] = 0;
+    let damaged = store("sim:mem?size=400KiB&block=4096", &bytes);
+    let volume = Volume::open(&damaged, Some(2)).unwrap();
+    assert!(
+        volume
+            .damage()
+            .is_some_and(|what| what.contains("no header"))
+    );
+    assert!(volume.stat("/f").is_ok());
+    match Volume::open(&damaged, Some(3)) {
+        Err(Error::Usage { cause, remedy }) => {
+            assert!(
+                cause.contains("no partition 3") && remedy.contains("2 (100.0 KiB, 'näme')"),
+                "{remedy}"
+            );
+        }
+        other => panic!("{other:?}"),
+    }
+    // A file has no blocks: both sizes are tried.
+    let path = std::env::temp_dir().join(format!("nvme-gpu-part-{}", std::process::id()));
+    std::fs::write(&path, parted()).unwrap();
+    let file = Store::open(path.to_str().unwrap(), &StoreOptions::default()).unwrap();
+    let (part, damage) = Part::partition(&file, 2).unwrap();
+    assert_eq!(
+        (part.offset(), damage, part.store().len()),
+        (20 * 4096, None, file.len())
+    );
+    std::fs::remove_file(&path).unwrap();
+    let plain = store("sim:mem?size=1MiB", &image("plain"));
+    assert!(matches!(
+        Volume::open(&plain, Some(1)),
+        Err(Error::Device { .. })
+    ));
+    assert!(Volume::open(&plain, None).is_ok());
+}
+
+#[test]
+fn errors_keep_their_kinds() {
+    let fragments = store("sim:mem?size=1MiB", &image("fragments"));
+    let volume = Volume::open(&fragments, None).unwrap();
+    let file = volume.file("/f").unwrap();
+    for (offset, bytes) in [(0, file.len()), (0, 2048), (file.len(), 1), (u64::MAX, 2)] {
+        let refused = file.place(offset, bytes);
+        assert!(
+            matches!(refused, Err(Error::Usage { .. })),
+            "{offset}, {bytes}"
+        );
+    }
+    assert!(file.place(0, 1024).is_ok());
+    let kinds = [
+        volume.stat("/none").unwrap_err().code(),
+        volume.stat("/f/x").unwrap_err().code(),
+        volume.file("/").unwrap_err().code(),
+        volume.read_link("/f").unwrap_err().code(),
+        volume.list("/f").unwrap_err().code(),
+    ];
+    assert_eq!(kinds, ["file", "usage", "usage", "usage", "usage"]);
+    let empty = store("sim:mem?size=1MiB", &[]);
+    assert_eq!(Volume::open(&empty, None).unwrap_err().code(), "device");
+    let mut broken = image("checksums");
+    broken[1024 + 0x78] ^= 1;
+    let broken = store("sim:mem?size=1MiB", &broken);
+    assert_eq!(Volume::open(&broken, None).unwrap_err().code(), "device");
+    let inline = store("sim:mem?size=1MiB", &image("inline"));
+    let volume = Volume::open(&inline, None).unwrap();
+    let file = volume.file("/f").unwrap();
+    assert_eq!(file.extents().unwrap_err().code(), "usage");
+    let mut data = vec![0; 100];
+    file.read_at(0, &mut data).unwrap();
+    assert_eq!(data, [b'i'; 100]);
+    let failing = store(
+        "sim:mem?size=1MiB&fault=status:0x281@op=read,nth=2",
+        &image("plain"),
+    );
+    let failed = Volume::open(&failing, None).and_then(|volume| volume.stat("/f"));
+    assert!(matches!(failed, Err(Error::Command { .. })), "{failed:?}");
+}

@@ -1,0 +1,240 @@
+//! An ext4 on a store, and its files.
+
+use super::part::Part;
+use crate::catalog::{Catalog, Entry, Source};
+use crate::error::{Error, Result};
+use crate::store::{Store, Table};
+use nvme_ext4::{DirEntry, Ext4, Extent, File, Info, Inode};
+use std::io;
+
+/// The ext4 of a store or of one of its partitions. Only read; nothing else may change it meanwhile.
+#[derive(Debug)]
+pub struct Volume<'a> {
+    ext4: Ext4<Part<'a>>,
+    damage: Option<String>,
+}
+
+/// A file on a [`Volume`].
+#[derive(Debug)]
+pub struct DriveFile<'a> {
+    volume: &'a Volume<'a>,
+    file: File,
+    path: String,
+}
+
+impl<'a> Volume<'a> {
+    /// Opens the ext4 on all of `store`, or on its partition `part`.
+    ///
+    /// # Errors
+    /// [`Error::Device`] for what is no ext4, has features that are not read, or is damaged; those of
+    /// [`Part::partition`] and of the store.
+    pub fn open(store: &'a Store, part: Option<u32>) -> Result<Self> {
+        let (part, damage) = match part {
+            None => (Part::whole(store), None),
+            Some(number) => Part::partition(store, number)?,
+        };
+        let ext4 = Ext4::open(part).map_err(|error| of_ext4(error, "/"))?;
+        Ok(Self { ext4, damage })
+    }
+
+    /// What the file system says of itself.
+    pub fn info(&self) -> &Info {
+        self.ext4.info()
+    }
+
+    /// What is wrong with the partition table at the begin of the drive, if that at its end was used.
+    pub fn damage(&self) -> Option<&str> {
+        self.damage.as_deref()
+    }
+
+    /// The inode that `path` names. Links are followed.
+    ///
+    /// # Errors
+    /// [`Error::File`] where there is none; [`Error::Usage`] for a path through what is no directory, for links without
+    /// an end and for encrypted directories; [`Error::Device`] for a damaged file system.
+    pub fn stat(&self, path: &str) -> Result<Inode> {
+        self.ext4.lookup(path).map_err(|error| of_ext4(error, path))
+    }
+
+    /// As [`stat`](Self::stat), of a link itself.
+    ///
+    /// # Errors
+    /// As [`stat`](Self::stat).
+    pub fn stat_link(&self, path: &str) -> Result<Inode> {
+        let found = self.ext4.lookup_link(path);
+        found.map_err(|error| of_ext4(error, path))
+    }
+
+    /// The target of the link at `path`.
+    ///
+    /// # Errors
+    /// As [`stat`](Self::stat); [`Error::Usage`] for what is no link.
+    pub fn read_link(&self, path: &str) -> Result<Vec<u8>> {
+        let link = self.stat_link(path)?;
+        self.ext4
+            .read_link(&link)
+            .map_err(|error| of_ext4(error, path))
+    }
+
+    /// The names in the directory at `path` with their inodes, by name.
+    ///
+    /// # Errors
+    /// As [`stat`](Self::stat); [`Error::Usage`] for what is no directory.
+    pub fn list(&self, path: &str) -> Result<Vec<(DirEntry, Inode)>> {
+        let directory = self.stat(path)?;
+        let error = |error| of_ext4(error, path);
+        let mut entries = self.ext4.list(&directory).map_err(error)?;
+        entries.sort_by(|a, b| a.name.cmp(&b.name));
+        let entries = entries.into_iter().map(|entry| {
+            let inode = self.ext4.inode(entry.inode).map_err(error)?;
+            Ok((entry, inode))
+        });
+        entries.collect()
+    }
+
+    /// The file at `path`.
+    ///
+    /// # Errors
+    /// As [`stat`](Self::stat); [`Error::Usage`] for what is no regular file, and for one that is encrypted, compressed,
+    /// or has a block map of ext2 in place of extents.
+    pub fn file(&'a self, path: &str) -> Result<DriveFile<'a>> {
+        let inode = self.stat(path)?;
+        let file = self.ext4.file(&inode);
+        Ok(DriveFile {
+            volume: self,
+            file: file.map_err(|error| of_ext4(error, path))?,
+            path: path.to_owned(),
+        })
+    }
+}
+
+impl DriveFile<'_> {
+    /// Its inode.
+    pub fn inode(&self) -> &Inode {
+        self.file.inode()
+    }
+
+    /// Where its data lie in the store: written extents with `place` as a byte of the store, in the order of the file.
+    /// What none of them covers is zeros.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a small file whose data lie in its inode.
+    pub fn extents(&self) -> Result<Vec<Extent>> {
+        let found = self.file.extents();
+        let mut found = found.map_err(|error| of_ext4(error, &self.path))?;
+        let offset = self.volume.ext4.source().offset();
+        for extent in &mut found {
+            extent.place += offset;
+        }
+        Ok(found)
+    }
+
+    /// Where the `bytes` bytes from byte `offset` of the file on lie in the store, if they lie there in one piece.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for bytes in several pieces, in a hole or past the end.
+    pub fn place(&self, offset: u64, bytes: u64) -> Result<u64> {
+        let end = offset.checked_add(bytes);
+        let end = end.filter(|end| *end <= self.file.len());
+        let extents = self.extents()?;
+        let covers = |one: &&Extent| {
+            let last = one.logical + one.bytes;
+            one.is_written && one.logical <= offset && end.is_some_and(|end| end <= last)
+        };
+        match extents.iter().find(covers) {
+            Some(one) => Ok(one.place + (offset - one.logical)),
+            None => Err(Error::usage(
+                format!(
+                    "bytes {offset} to {} of {} do not lie in one piece on the drive",
+                    offset.saturating_add(bytes),
+                    self.path
+                ),
+                "copy the file onto an empty file system; read its bytes",
+            )),
+        }
+    }
+
+    /// The tensors of the file, at their places in the file.
+    ///
+    /// # Errors
+    /// As [`Catalog::of`].
+    pub fn catalog(&self) -> Result<Catalog> {
+        Catalog::of(self)
+    }
+
+    /// The rows of a tensor of [`catalog`](Self::catalog), read from where they lie.
+    ///
+    /// # Errors
+    /// As [`place`](Self::place) and [`Entry::table`].
+    pub fn table(&self, entry: &Entry) -> Result<Table> {
+        let mut placed = entry.clone();
+        placed.offset = self.place(entry.offset, entry.bytes)?;
+        placed.table(self.volume.ext4.source().store())
+    }
+
+    /// Whether the file is still what it was when it was opened.
+    ///
+    /// # Errors
+    /// [`Error::Mismatch`] if not; those of the store.
+    pub fn check_unchanged(&self) -> Result<()> {
+        let checked = self.volume.ext4.check_unchanged(&self.file);
+        checked.map_err(|error| of_ext4(error, &self.path))
+    }
+}
+
+impl Source for DriveFile<'_> {
+    fn len(&self) -> u64 {
+        self.file.len()
+    }
+
+    fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<()> {
+        let read = self.volume.ext4.read_at(&self.file, offset, data);
+        match read.map_err(|error| of_ext4(error, &self.path))? {
+            bytes if bytes == data.len() => Ok(()),
+            bytes => {
+                let (wanted, path) = (data.len(), &self.path);
+                let cause = format!("{bytes} of {wanted} bytes from byte {offset} of {path} on");
+                Err(Error::usage(cause, "read up to the end of the file"))
+            }
+        }
+    }
+
+    fn name(&self) -> String {
+        let name = self.path.rsplit('/').next().unwrap_or("");
+        let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
+        stem.to_owned()
+    }
+
+    fn label(&self) -> String {
+        self.path.clone()
+    }
+}
+
+/// An error of the file system, met at `path`.
+fn of_ext4(error: nvme_ext4::Error, path: &str) -> Error {
+    use nvme_ext4::Error as Own;
+    let remedy = error.remedy();
+    let cause = match &error {
+        Own::NotExt4 { .. } | Own::Unsupported { .. } | Own::NotFound { .. } => error.to_string(),
+        _ => format!("{path}: {error}"),
+    };
+    match error {
+        Own::Read { source, .. } => match source.downcast::<Error>() {
+            Ok(own) => *own,
+            Err(other) => Error::device(format!("{path}: {other}"), remedy),
+        },
+        Own::NotFound { .. } => Error::File {
+            action: "find",
+            path: path.into(),
+            source: io::ErrorKind::NotFound.into(),
+        },
+        Own::WrongKind { .. } | Own::TooManyLinks { .. } | Own::Refused { .. } => {
+            Error::usage(cause, remedy)
+        }
+        Own::Changed { .. } => Error::Mismatch { what: cause },
+        Own::NotExt4 { .. }
+        | Own::Unsupported { .. }
+        | Own::Corrupt { .. }
+        | Own::Checksum { .. } => Error::device(cause, remedy),
+    }
+}

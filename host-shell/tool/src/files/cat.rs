@@ -1,0 +1,25 @@
+//! `cat`: a file of a drive to standard output.
+
+use super::{DriveArgs, copy, volume};
+use clap::Args;
+use nvme_host::Result;
+use nvme_host::files::Location;
+
+/// Write a file of an ext4 on a drive to standard output
+#[derive(Args)]
+pub struct Cat {
+    /// File: DEVICE:/path; a partition is part=N in the device
+    #[arg(value_name = "DEVICE:/PATH")]
+    location: String,
+    #[command(flatten)]
+    drive: DriveArgs,
+}
+
+impl Cat {
+    pub fn run(self) -> Result<()> {
+        let location = Location::parse(&self.location)?;
+        let store = self.drive.store(&location)?;
+        let volume = volume(&store, &location)?;
+        copy(&volume.file(&location.path)?, None)
+    }
+}

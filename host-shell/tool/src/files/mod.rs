@@ -1,0 +1,130 @@
+//! Files on a drive that no kernel mounts, and what files of tensors hold.
+
+pub mod cat;
+pub mod catalog;
+pub mod cp;
+pub mod ls;
+pub mod pack;
+pub mod stat;
+
+use crate::common::{check_stop, file::Output, images, number, progress, say};
+use clap::Args;
+use nvme_host::catalog::Source;
+use nvme_host::files::{DriveFile, Kind, Location, Volume};
+use nvme_host::{Result, Store, StoreOptions};
+use std::path::Path;
+use std::time::Duration;
+
+/// Bytes that are copied at a time.
+const PIECE: u64 = 8 << 20;
+
+/// How the drive is reached.
+#[derive(Args)]
+pub struct DriveArgs {
+    /// Namespace
+    #[arg(long, short = 'n', value_name = "NSID", default_value_t = 1, value_parser = number::<u32>(1..=0xFFFF_FFFE))]
+    namespace_id: u32,
+    /// How long a command may take before it is aborted
+    #[arg(long, short = 't', visible_alias = "timeout", value_name = "MS", default_value_t = 5000, value_parser = number::<u64>(1..=3_600_000))]
+    timeout_ms: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl DriveArgs {
+    /// Opens the store for reading alone.
+    fn store(&self, location: &Location) -> Result<Store> {
+        images::must_exist(&location.device)?;
+        let options = StoreOptions {
+            read_only: true,
+            nsid: self.namespace_id,
+            timeout: Duration::from_millis(self.timeout_ms),
+            ..StoreOptions::default()
+        };
+        Store::open(&location.device, &options)
+    }
+}
+
+/// The file system that `location` names.
+fn volume<'a>(store: &'a Store, location: &Location) -> Result<Volume<'a>> {
+    let volume = Volume::open(store, location.part)?;
+    if let Some(what) = volume.damage() {
+        say::warn(|| {
+            format!(
+                "warning: the partition table at the end of the drive is used: in the first, {what}"
+            )
+        });
+    }
+    Ok(volume)
+}
+
+/// Writes all of `file` to `out`, or to standard output.
+fn copy(file: &DriveFile<'_>, out: Option<&Path>) -> Result<()> {
+    let bytes = file.len();
+    let mut out = Output::create(out)?;
+    let bar = progress::bytes(bytes, "copying");
+    let mut piece = vec![0; bytes.min(PIECE) as usize];
+    let mut at = 0;
+    while at < bytes {
+        check_stop()?;
+        let part = (bytes - at).min(PIECE) as usize;
+        let part = &mut piece[..part];
+        file.read_at(at, part)?;
+        out.write(part)?;
+        at += part.len() as u64;
+        bar.inc(part.len() as u64);
+    }
+    // What changed meanwhile is no copy of anything.
+    file.check_unchanged()?;
+    bar.finish_and_clear();
+    out.commit()
+}
+
+/// The mode as `ls -l` writes it.
+fn mode(kind: Kind, permissions: u16) -> String {
+    let mut text = String::new();
+    text.push(match kind {
+        Kind::File => '-',
+        Kind::Directory => 'd',
+        Kind::Symlink => 'l',
+        Kind::Fifo => 'p',
+        Kind::CharDevice => 'c',
+        Kind::BlockDevice => 'b',
+        Kind::Socket => 's',
+    });
+    for shift in [6, 3, 0] {
+        for (bit, letter) in [(4, 'r'), (2, 'w'), (1, 'x')] {
+            let is_set = permissions >> shift & bit != 0;
+            text.push(if is_set { letter } else { '-' });
+        }
+    }
+    text
+}
+
+/// A name or target as text; bytes that are no text become a sign for that.
+fn text(bytes: &[u8]) -> String {
+    String::from_utf8_lossy(bytes).into_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use nvme_host::files::Kind;
+
+    #[test]
+    fn modes_are_written_as_ls_writes_them() {
+        let kinds = [
+            (Kind::File, "-rw-r-----"),
+            (Kind::Directory, "drw-r-----"),
+            (Kind::Symlink, "lrw-r-----"),
+            (Kind::Fifo, "prw-r-----"),
+            (Kind::CharDevice, "crw-r-----"),
+            (Kind::BlockDevice, "brw-r-----"),
+            (Kind::Socket, "srw-r-----"),
+        ];
+        for (kind, expected) in kinds {
+            assert_eq!(super::mode(kind, 0o640), expected);
+        }
+        assert_eq!(super::mode(Kind::File, 0o755), "-rwxr-xr-x");
+    }
+}

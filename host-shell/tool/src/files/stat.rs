@@ -1,0 +1,102 @@
+//! `stat`: a file of a drive, and where its data lie.
+
+use super::{DriveArgs, mode, text, volume};
+use crate::common::output;
+use clap::Args;
+use nvme_host::files::{Extent, Inode, Kind, Location, flags};
+use nvme_host::{Error, Result};
+use serde_json::{Value, json};
+
+/// Blocks of what has none of its own.
+const BLOCK: u64 = 512;
+
+/// Describe a file of an ext4 on a drive: size, flags, generation, and the blocks that hold its data
+#[derive(Args)]
+pub struct Stat {
+    /// File: DEVICE:/path; a partition is part=N in the device
+    #[arg(value_name = "DEVICE:/PATH")]
+    location: String,
+    #[command(flatten)]
+    drive: DriveArgs,
+}
+
+impl Stat {
+    pub fn run(self) -> Result<()> {
+        let location = Location::parse(&self.location)?;
+        let store = self.drive.store(&location)?;
+        let volume = volume(&store, &location)?;
+        let inode = volume.stat_link(&location.path)?;
+        let target = match inode.kind {
+            Kind::Symlink => Some(text(&volume.read_link(&location.path)?)),
+            _ => None,
+        };
+        let (extents, why) = match inode.kind {
+            Kind::File => match volume.file(&location.path).and_then(|file| file.extents()) {
+                Ok(extents) => (extents, None),
+                // What cannot be read can be described.
+                Err(Error::Usage { cause, .. }) => (Vec::new(), Some(cause)),
+                Err(error) => return Err(error),
+            },
+            _ => (Vec::new(), None),
+        };
+        let block = match u64::from(store.block_bytes()) {
+            ..BLOCK => BLOCK,
+            block => block,
+        };
+        let extents: Vec<Value> = extents.iter().map(|one| to_json(one, block)).collect();
+        let mut found = json!({
+            "path": location.path,
+            "kind": inode.kind.name(),
+            "inode": inode.number,
+            "generation": inode.generation,
+            "bytes": inode.size,
+            "mode": mode(inode.kind, inode.permissions),
+            "uid": inode.uid,
+            "gid": inode.gid,
+            "links": inode.links,
+            "modified": inode.modified.0,
+            "flags": names(&inode),
+        });
+        let more = json!({
+            "target": target,
+            "no_extents": why,
+            "block_bytes": block,
+            "extents": extents,
+        });
+        if let (Value::Object(found), Value::Object(more)) = (&mut found, more) {
+            let is_there = |value: &Value| self.drive.json || !value.is_null();
+            found.extend(more.into_iter().filter(|(_, value)| is_there(value)));
+        }
+        match self.drive.json {
+            true => output::json(&found),
+            false => output::table("", &found),
+        }
+    }
+}
+
+/// Its LBA counts from the begin of the namespace, also on a partition.
+fn to_json(extent: &Extent, block: u64) -> Value {
+    json!({
+        "logical": extent.logical,
+        "place": extent.place,
+        "bytes": extent.bytes,
+        "lba": extent.place.is_multiple_of(block).then(|| extent.place / block),
+        "blocks": extent.bytes.is_multiple_of(block).then(|| extent.bytes / block),
+        "written": extent.is_written,
+    })
+}
+
+fn names(inode: &Inode) -> Vec<&'static str> {
+    let all = [
+        (flags::IMMUTABLE, "immutable"),
+        (flags::COMPRESSED_BLOCKS, "compressed"),
+        (flags::ENCRYPTED, "encrypted"),
+        (flags::INDEX, "index"),
+        (flags::EXTENTS, "extents"),
+        (flags::VERITY, "verity"),
+        (flags::INLINE_DATA, "inline_data"),
+        (flags::CASEFOLD, "casefold"),
+    ];
+    let set = all.into_iter().filter(|(flag, _)| inode.has(*flag));
+    set.map(|(_, name)| name).collect()
+}
