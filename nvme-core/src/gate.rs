@@ -172,6 +172,60 @@ impl<'a> Gate<'a> {
     }
 }
 
+/// Unless 0: so many groups have not left, and above this bit, as many left with a command that has no end.
+const GROUPS: u32 = 0xFF;
+
+/// One station of a gate for several groups at once, which leave it one by one: the last of them leaves the gate.
+///
+/// Its word is 0 while it is free. The groups of one party come one party after the other: what gives them the
+/// station orders that.
+#[derive(Clone, Copy, Debug)]
+pub struct Party<'a> {
+    /// Zeroed before its first use, and by the host when it takes the station as [lost](Gate::take_lost).
+    pub word: &'a AtomicU32,
+    /// The gate.
+    pub gate: Gate<'a>,
+    /// The station, which belongs to the word.
+    pub station: u32,
+}
+
+impl Party<'_> {
+    /// One for all: passes the gate for `groups` groups, at most 255. Whether they have passed; they have left
+    /// otherwise.
+    #[inline(always)]
+    pub fn enter(&self, groups: u32) -> bool {
+        // Acquire: pairs with the host, or with the last group of the party before.
+        let was = self
+            .word
+            .compare_exchange(0, groups, Order::Acquire, Scope::Gpu);
+        if was != 0 {
+            return false;
+        }
+        let passed = self.gate.enter(self.station).is_ok();
+        if !passed {
+            self.word.store(0, Order::Release, Scope::Gpu);
+        }
+        passed
+    }
+
+    /// `groups` groups, which have passed, touch nothing any more; `lost` when a command that they sent was given up.
+    #[inline(always)]
+    pub fn leave(&self, groups: u32, lost: bool) {
+        let lost = if lost { GROUPS + 1 } else { 0 };
+        let change = lost.wrapping_sub(groups);
+        // Release and acquire: what all groups did comes before the last one leaves the gate.
+        let was = self.word.fetch_add(change, Order::AcqRel, Scope::Gpu);
+        let now = was.wrapping_add(change);
+        if now & GROUPS != 0 {
+            return;
+        }
+        match now {
+            0 => self.gate.leave(self.station),
+            _ => self.gate.leave_lost(self.station),
+        }
+    }
+}
+
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
@@ -232,5 +286,36 @@ mod tests {
         assert_eq!(gate.enter(7), Ok(()));
         gate.leave(7);
         assert!(gate.is_idle());
+    }
+
+    #[test]
+    fn a_party_leaves_with_the_last_of_its_groups() {
+        let (words, word) = (words_of(2), AtomicU32::new(0));
+        let gate = Gate::new(&words).unwrap();
+        let party = Party {
+            word: &word,
+            gate,
+            station: 1,
+        };
+        assert!(party.enter(8));
+        assert!(!party.enter(8), "one party at a time");
+        gate.close();
+        party.leave(1, false);
+        party.leave(6, false);
+        assert!(!gate.is_idle());
+        party.leave(1, false);
+        assert!(gate.is_idle());
+        assert_eq!(gate.take_lost(), None);
+        assert!(!party.enter(2), "the gate is closed");
+        gate.open();
+        assert!(party.enter(2));
+        party.leave(1, true);
+        assert!(!gate.is_idle());
+        party.leave(1, false);
+        assert!(gate.is_idle());
+        assert!(!party.enter(2), "lost");
+        assert_eq!(gate.take_lost(), Some(1));
+        word.store(0, Order::Relaxed, Scope::Gpu);
+        assert!(party.enter(2));
     }
 }

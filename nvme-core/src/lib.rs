@@ -12,7 +12,7 @@
 //! - [`SharedQueue`]: any thread submits and waits, from divergent code.
 //! - [`handoff`]: how the host gives a queue to a kernel and takes it back.
 //! - [`bringup`], [`shutdown`], [`recovery`]: state machines without IO; time is an argument.
-//! - [`transfer`]: splits a range of blocks into commands.
+//! - [`transfer`]: splits a range of blocks into commands; [`stripes`]: over which of several drives.
 //! - [`trace`]: what happened, as binary events.
 //!
 //! The core never reads a clock, sleeps, allocates, or panics on what a device says.
@@ -181,6 +181,7 @@ mod shared_queue;
 pub mod shutdown;
 pub mod spec;
 mod sq;
+pub mod stripes;
 pub mod sync;
 pub mod trace;
 pub mod transfer;

@@ -46,6 +46,17 @@ special!(
     lanes_below, "lanemask_lt"
 );
 
+/// The value as one that the compiler knows nothing of: what follows from it is worked out where it is used, and takes
+/// no register meanwhile.
+#[cfg(feature = "rows")]
+#[inline(always)]
+pub fn opaque(value: u32) -> u32 {
+    let same: u32;
+    // SAFETY: moves a register. Not pure: it is not moved out of loops.
+    unsafe { asm!("mov.b32 {}, {};", out(reg32) same, in(reg32) value, options(nostack)) };
+    same
+}
+
 /// The lanes that run this instruction together.
 #[inline(always)]
 pub fn active() -> u32 {
@@ -342,6 +353,14 @@ pub fn now_ns() -> u64 {
 pub fn sleep_ns(ns: u32) {
     // SAFETY: touches no memory.
     unsafe { asm!("nanosleep.u32 {};", in(reg32) ns, options(nostack)) };
+}
+
+/// Ends the kernel with an error that the host sees.
+#[cfg(feature = "rows")]
+#[inline(always)]
+pub fn trap() -> ! {
+    // SAFETY: touches no memory.
+    unsafe { core::arch::nvptx::trap() }
 }
 
 #[panic_handler]

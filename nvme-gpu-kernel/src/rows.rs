@@ -130,6 +130,46 @@ pub struct Widened {
     pub before: u32,
 }
 
+/// Members that a launch over stripes has at most: each is the business of one lane of a warp.
+pub const MEMBERS: u32 = 32;
+
+/// One of the drives that a launch over stripes reads, as it lies in memory of the GPU.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Member {
+    /// Its queues, with a result cell for each row of each station.
+    pub queues: Queues,
+    /// The words of its gate, for as many stations as the launch has.
+    pub gate: u64,
+    /// A `u32` for each station: the word of a [`Party`](nvme_core::gate::Party) of the station's warps.
+    pub stations: u64,
+    /// Slot memory of its own: [`STATION_BYTES`] for each station.
+    pub slots: u64,
+    /// Where its controller finds it.
+    pub slots_iova: u64,
+    /// Namespace.
+    pub nsid: u32,
+    /// log2 of the bytes of its blocks.
+    pub block_shift: u32,
+}
+
+/// A launch that gathers rows of several drives in stripes: `nvme_gather_striped`.
+///
+/// `queues`, `gate`, `slots` and `nsid` of the gather mean nothing: each member has its own. A row touches two members
+/// at most.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Striped {
+    /// The launch.
+    pub gather: Gather,
+    /// A [`Member`] for each.
+    pub members: u64,
+    /// log2 of the bytes of one member before the next one follows: fewer than 2^32 times in all.
+    pub stripe_shift: u32,
+    /// How many members, [`MEMBERS`] at most.
+    pub member_count: u32,
+}
+
 /// A launch that checks gathered rows of a table whose words count up: `nvme_check_rows`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -170,14 +210,24 @@ pub struct Summary {
     pub reserved: u32,
 }
 
-/// The number of a row that failed and its code, in a word that is larger for a lower number. Never 0.
-pub const fn worst(row: u64, code: i32) -> u64 {
-    (!row) << 16 | code as u16 as u64
+/// The number of a row that failed, the member of a stripe that failed it, and its code, in a word that is larger for a
+/// lower number. Never 0.
+pub const fn worst(row: u64, member: Option<u32>, code: i32) -> u64 {
+    let member = match member {
+        Some(member) => (member as u64 + 1) & 0xFF,
+        None => 0,
+    };
+    (!row) << 24 | member << 16 | code as u16 as u64
 }
 
-/// The row and the code of [`worst`], for numbers below 2^47.
-pub const fn of_worst(word: u64) -> (u64, i32) {
-    (!(word >> 16) & ((1 << 48) - 1), word as u16 as i16 as i32)
+/// The row, the member and the code of [`worst`], for numbers below 2^39 and members below 255.
+pub const fn of_worst(word: u64) -> (u64, Option<u32>, i32) {
+    let member = (word >> 16) as u32 & 0xFF;
+    (
+        !(word >> 24) & ((1 << 40) - 1),
+        member.checked_sub(1),
+        word as u16 as i16 as i32,
+    )
 }
 
 /// Where a row lies: the blocks that hold it.
@@ -294,9 +344,14 @@ mod tests {
 
     #[test]
     fn the_first_row_that_failed_is_the_worst() {
-        assert!(worst(3, code::GONE) > worst(4, code::TIMED_OUT));
-        assert_eq!(of_worst(worst(3, code::GONE)), (3, code::GONE));
-        assert_eq!(of_worst(worst(1 << 40, 0x281)), (1 << 40, 0x281));
-        assert_ne!(worst(0, -1), 0);
+        assert!(worst(3, None, code::GONE) > worst(4, Some(31), code::TIMED_OUT));
+        for (row, member, code) in [
+            (3, None, code::GONE),
+            (1 << 38, Some(0), 0x281),
+            (0, Some(31), code::NOT_RUN),
+        ] {
+            assert_eq!(of_worst(worst(row, member, code)), (row, member, code));
+        }
+        assert_ne!(worst(0, None, -1), 0);
     }
 }

@@ -5,7 +5,10 @@
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
+use crate::Queues;
 use crate::arch;
+#[cfg(feature = "rows")]
+use crate::groups::converged_few;
 use crate::groups::{Gpu, Narrow, converged};
 use crate::rows::{BLOCK_WARPS, Gather, Summary, code};
 use nvme_core::gate::{Gate, words};
@@ -41,8 +44,14 @@ pub unsafe fn gate(rows: &Gather) -> Option<Gate<'_>> {
 /// The queue of warp `warp` of the block at `station`.
 #[inline(always)]
 pub fn queue_number(rows: &Gather, station: u32, warp: u32) -> u32 {
+    number(&rows.queues, station, warp)
+}
+
+/// The same of any queues.
+#[inline(always)]
+pub fn number(queues: &Queues, station: u32, warp: u32) -> u32 {
     let number = station.wrapping_mul(BLOCK_WARPS).wrapping_add(warp);
-    number.checked_rem(rows.queues.queue_count).unwrap_or(0)
+    number.checked_rem(queues.queue_count).unwrap_or(0)
 }
 
 /// Why a block without a station reads no rows.
@@ -57,6 +66,13 @@ pub fn why_none(gate: &Gate<'_>) -> i32 {
 /// Takes a free station and passes the gate with it.
 #[inline(always)]
 pub fn claim(rows: &Gather, gate: &Gate<'_>) -> u32 {
+    let enter = |station| gate.enter(station).is_ok();
+    claim_by(rows, enter, || gate.look().is_err())
+}
+
+/// Takes a free station, and gives it back unless `enter` says that it may be used. Gives up when all `is_shut`.
+#[inline(always)]
+pub fn claim_by(rows: &Gather, enter: impl Fn(u32) -> bool, is_shut: impl Fn() -> bool) -> u32 {
     let deadline_ns = Gpu
         .now_ns()
         .saturating_add(rows.timeout_ns.saturating_mul(STATION_PATIENCE));
@@ -73,7 +89,7 @@ pub fn claim(rows: &Gather, gate: &Gate<'_>) -> u32 {
             if owner.load(Order::Relaxed, Scope::Gpu) == FREE
                 && owner.compare_exchange(FREE, TAKEN, Order::Acquire, Scope::Gpu) == FREE
             {
-                if gate.enter(station).is_ok() {
+                if enter(station) {
                     return station;
                 }
                 give_back(rows, station);
@@ -81,7 +97,7 @@ pub fn claim(rows: &Gather, gate: &Gate<'_>) -> u32 {
             }
             next += 1;
         }
-        if gate.look().is_err() || Gpu.now_ns() >= deadline_ns {
+        if is_shut() || Gpu.now_ns() >= deadline_ns {
             return NO_STATION;
         }
         Gpu.pause(turn);
@@ -103,8 +119,9 @@ pub fn leave(rows: &Gather, gate: &Gate<'_>, station: u32, keeps: bool) {
     }
 }
 
+/// The station is free.
 #[inline(always)]
-fn give_back(rows: &Gather, station: u32) {
+pub fn give_back(rows: &Gather, station: u32) {
     // Release: pairs with the claim; the slots are not touched after this.
     owner(rows, station).store(FREE, Order::Release, Scope::Gpu);
 }
@@ -130,11 +147,19 @@ pub fn read_blocks(
         len: u64::from(blocks) << rows.block_shift,
     };
     let read = || Command::new(nvm::read(Nsid(rows.nsid), Lba(block), blocks), data(), cell);
-    match queue.run(
-        &Gatherer,
-        read,
-        Gpu.now_ns().saturating_add(rows.timeout_ns),
-    ) {
+    run(&Gatherer, queue, read, rows.timeout_ns)
+}
+
+/// Carries out a command: 0, its status, or the code of why it has no end.
+#[inline(always)]
+pub fn run<'d>(
+    here: &impl ExecContext,
+    queue: &SharedQueue<'_>,
+    command: impl Fn() -> Command<'d>,
+    timeout_ns: u64,
+) -> i32 {
+    let deadline_ns = Gpu.now_ns().saturating_add(timeout_ns);
+    match queue.run(here, command, deadline_ns) {
         Ok(Ok((Outcome::Completed(status), _))) => i32::from(status.code()),
         Ok(Ok((Outcome::Aborted(_), _))) => code::GONE,
         Ok(Err(SubmitError::Refused)) | Err((WaitError::Refused, _)) => code::GONE,
@@ -160,5 +185,27 @@ impl ExecContext for Gatherer {
     #[inline(always)]
     fn converged<A: GroupOp>(&self, key: u64, op: A) -> A::Output {
         converged(Narrow, key, op)
+    }
+}
+
+/// A thread that reads rows of several drives: the lanes beside it seldom all use the same queue.
+#[cfg(feature = "rows")]
+pub struct Scattered;
+
+#[cfg(feature = "rows")]
+impl ExecContext for Scattered {
+    #[inline(always)]
+    fn now_ns(&self) -> u64 {
+        Gpu.now_ns()
+    }
+
+    #[inline(always)]
+    fn pause(&self, turn: u32) {
+        Gpu.pause(turn);
+    }
+
+    #[inline(always)]
+    fn converged<A: GroupOp>(&self, key: u64, op: A) -> A::Output {
+        converged_few(key, op)
     }
 }

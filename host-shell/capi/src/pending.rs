@@ -90,6 +90,8 @@ impl Outcome {
         };
         let (name, remedy) = nvme_host::store::status::describe(status);
         let failed = gathered.failures.rows;
+        let member = gathered.failures.member;
+        let of = member.map_or_else(String::new, |member| format!(" (member {member} of the stripe)"));
         Self {
             report: Report {
                 failed,
@@ -99,7 +101,7 @@ impl Outcome {
             },
             failure: Some(Failure::new(
                 status,
-                format!("row {row}: {name}; {failed} rows failed"),
+                format!("row {row}{of}: {name}; {failed} rows failed"),
                 remedy,
             )),
         }

@@ -51,6 +51,10 @@ impl Flight {
             }
             _ => format!("{word} {number} of {count} rows on the GPU"),
         };
+        let what = match failures.member {
+            Some(member) => format!("{what} (member {member} of the stripe)"),
+            None => what,
+        };
         Some(Fault::row(code, row, None, &what, failures.rows))
     }
 }

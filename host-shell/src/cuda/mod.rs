@@ -62,7 +62,7 @@ pub use queues::{GpuQueues, Grid, LaunchResult};
 pub use registered::Registered;
 pub use rows::{
     Direction, Failures, Gathered, GpuRows, HostRows, MoveRows, Pending, Request, RowTable,
-    RowsOptions, TableCache, Ways,
+    RowsOptions, StripedRows, TableCache, Ways,
 };
 pub use session::{GpuSession, Lost, Setup, Work};
 pub use stream::{Event, Stream};

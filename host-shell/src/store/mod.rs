@@ -169,7 +169,7 @@ impl Store {
             }
         }
         check_stripe(&all, stripe_bytes)?;
-        let space = Arc::new(Space::striped(all, stripe_bytes));
+        let space = Arc::new(Space::striped(all, stripe_bytes)?);
         Ok(Self { space })
     }
 
@@ -199,13 +199,17 @@ impl Store {
             texts.join("|")
         };
         let stripe = nvme_units::bytes(self.space.stripe_bytes);
-        DataPath {
+        #[cfg_attr(not(feature = "cuda"), expect(unused_mut))]
+        let mut shown = DataPath {
             device: format!("stripe:{}", all(|one| &one.device)),
             data: "host",
             tier: None,
             path: all(|one| &one.path),
             why: format!("{} members in stripes of {stripe}", members.len()),
-        }
+        };
+        #[cfg(feature = "cuda")]
+        with_gpu::path_of_stripes(&self.space, &mut shown);
+        shown
     }
 
     /// What carries the data of each member.

@@ -8,7 +8,9 @@ use super::scatter::Duplicates;
 use super::space::Space;
 use super::status::{self, RowStatus};
 use super::table::{Ids, Table};
-use crate::cuda::{Direction, Gpu, GpuRows, HostRows, MoveRows, Pending, Request, RowTable, Ways};
+use crate::cuda::{
+    Direction, Gpu, GpuRows, HostRows, MoveRows, Pending, Request, RowTable, StripedRows, Ways,
+};
 use crate::error::{Error, Result};
 use crate::widen::Widen;
 use std::sync::Arc;
@@ -17,8 +19,10 @@ use std::sync::Arc;
 enum By<'t> {
     /// The GPU.
     Gpu(&'t GpuRows),
+    /// The GPU, over several drives.
+    Striped(&'t StripedRows),
     /// A host thread, in the order of the stream.
-    Host(&'t HostRows),
+    Host,
 }
 
 /// Bytes of the rows as which [`Store::read_on_gpu`] reads: large reads for a drive, many at a time.
@@ -129,8 +133,9 @@ impl Table {
     /// returns before it runs. Ids, output and row status lie in GPU memory, or in memory of the host that the GPU
     /// reaches.
     ///
-    /// The GPU submits the reads of a drive itself. Rows of a file, of a stripe, and rows that no slot holds are
-    /// read by a host thread when the stream comes to them.
+    /// The GPU submits the reads of a drive, or of drives in stripes, itself. Rows of a file, rows that no slot holds,
+    /// and rows longer than a stripe are read by a host thread when the stream comes to them. A member of a stripe that
+    /// is gone fails the rows that need it; [`Failures::member`](crate::cuda::Failures::member) names it.
     ///
     /// It sees every write of the store that had returned before it begins on the GPU. The caller's context and
     /// capture mode stay as they are; the stream may be captured.
@@ -182,7 +187,12 @@ impl Table {
                 // SAFETY: the caller's.
                 unsafe { rows.gather(&self.of_namespace(), request, ways, stream) }
             }
-            By::Host(host) => {
+            By::Striped(rows) if widen.is_none() => {
+                // SAFETY: the caller's.
+                unsafe { rows.gather(&self.of_namespace(), request, stream) }
+            }
+            By::Striped(_) | By::Host => {
+                let host = self.space.gpu()?;
                 let row_bytes = match widen {
                     Some(widen) => widen.row_bytes(self.row_bytes())?,
                     None => self.row_bytes(),
@@ -226,13 +236,13 @@ impl Table {
     pub fn device_rows(&self) -> Result<nvme_gpu_kernel::rows::Gather> {
         match self.by()? {
             By::Gpu(rows) => rows.device_rows(&self.of_namespace()),
-            By::Host(_) => Err(self.not_by_gpu("reads by a kernel")),
+            By::Striped(_) | By::Host => Err(self.not_by_gpu("reads by a kernel")),
         }
     }
 
     fn not_by_gpu(&self, what: &str) -> Error {
         Error::usage(
-            format!("{what}: rows of this table are read by a host thread"),
+            format!("{what}: it is for rows that the GPU reads from one drive"),
             "use one drive (sim:, vfio:, vfio-user:) and rows of 124 KiB at most",
         )
     }
@@ -297,14 +307,19 @@ impl Table {
 
     /// Who gathers this table's rows.
     fn by(&self) -> Result<By<'_>> {
-        let host = self.space.gpu()?;
+        self.space.gpu()?;
         if let [member] = &self.space.members[..]
             && let Some(rows) = &member.rows
             && rows.fits(&self.of_namespace())
         {
             return Ok(By::Gpu(rows));
         }
-        Ok(By::Host(host))
+        if let Some(rows) = &self.space.striped
+            && rows.fits(&self.of_namespace())
+        {
+            return Ok(By::Striped(rows));
+        }
+        Ok(By::Host)
     }
 
     fn of_namespace(&self) -> RowTable {

@@ -5,11 +5,15 @@ use super::member::Member;
 use super::options::StoreStats;
 use super::ranges::RangeLocks;
 use crate::error::{Error, Result};
+use nvme_core::stripes::Stripes;
 use std::ops::Range;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 /// The members of a store as one range of bytes.
 pub(crate) struct Space {
+    /// Present when a GPU gathers rows of all members: it names their queues, and goes first.
+    #[cfg(feature = "cuda")]
+    pub striped: Option<crate::cuda::StripedRows>,
     pub members: Vec<Member>,
     /// Bytes of one member before the next one follows; without meaning for one member.
     pub stripe_bytes: u64,
@@ -57,16 +61,27 @@ impl Space {
     }
 
     /// Several members in stripes, whose size was checked.
-    pub fn striped(members: Vec<Member>, stripe_bytes: u64) -> Self {
+    ///
+    /// # Errors
+    /// Without memory of the GPU.
+    pub fn striped(members: Vec<Member>, stripe_bytes: u64) -> Result<Self> {
         let shortest = members.iter().map(|member| member.len).min().unwrap_or(0);
         let stripes = shortest / stripe_bytes;
         let len = stripes * stripe_bytes * members.len() as u64;
-        Self::new(members, stripe_bytes, len)
+        #[cfg(feature = "cuda")]
+        let striped = super::with_gpu::striped(&members, stripe_bytes, len)?;
+        Ok(Self {
+            #[cfg(feature = "cuda")]
+            striped,
+            ..Self::new(members, stripe_bytes, len)
+        })
     }
 
     fn new(members: Vec<Member>, stripe_bytes: u64, len: u64) -> Self {
         let largest = |of: fn(&Member) -> u32| members.iter().map(of).max().unwrap_or(1);
         Self {
+            #[cfg(feature = "cuda")]
+            striped: None,
             block_bytes: largest(|member| member.block_bytes),
             read_bytes: largest(|member| member.read_bytes),
             members,
@@ -151,17 +166,14 @@ impl Space {
 
     /// Where byte `at` lies: member, offset there, and bytes up to the end of the stripe.
     fn place(&self, at: u64) -> (usize, u64, u64) {
-        let count = self.members.len() as u64;
-        if count == 1 {
-            return (0, at, u64::MAX);
+        let several = Stripes::new(self.stripe_bytes, self.members.len() as u32);
+        match several.filter(|_| self.members.len() > 1) {
+            Some(stripes) => {
+                let spot = stripes.spot(at);
+                (spot.member as usize, spot.offset, spot.room)
+            }
+            None => (0, at, u64::MAX),
         }
-        let (stripe, within) = (at / self.stripe_bytes, at % self.stripe_bytes);
-        let offset = stripe / count * self.stripe_bytes + within;
-        (
-            (stripe % count) as usize,
-            offset,
-            self.stripe_bytes - within,
-        )
     }
 
     /// `error` of a member, with its name where there are several.

@@ -5,26 +5,91 @@
 use crate::arch;
 use crate::rows::Gather;
 
+/// What a warp copies: rows of so many bytes. A lane's number, as the compiler may know it or not.
+#[derive(Clone, Copy)]
+pub struct Shape {
+    pub row_bytes: u32,
+    pub unit_shift: u32,
+    pub lane: u32,
+}
+
+impl Shape {
+    #[inline(always)]
+    pub fn of(rows: &Gather) -> Self {
+        Self {
+            row_bytes: rows.row_bytes,
+            unit_shift: rows.unit_shift,
+            lane: arch::lane(),
+        }
+    }
+
+    /// The same for kernels that are short of registers.
+    #[inline(always)]
+    pub fn opaque(self) -> Self {
+        Self {
+            row_bytes: arch::opaque(self.row_bytes),
+            unit_shift: self.unit_shift,
+            lane: arch::opaque(self.lane),
+        }
+    }
+}
+
 /// Copies a row from `from` of each lane whose bit is set in `wanted` to `to` of that lane. Every lane calls it, and
 /// `to` is called by all lanes with the same lane.
 #[inline(always)]
-pub fn rows(rows: &Gather, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
-    match rows.unit_shift {
-        4 if rows.row_bytes % 512 == 0 => copy_pieces(rows, from, to, wanted),
-        4 => copy_units::<4>(rows, from, to, wanted),
-        2 | 3 => copy_units::<2>(rows, from, to, wanted),
-        _ => copy_units::<0>(rows, from, to, wanted),
+pub fn rows(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
+    match shape.unit_shift {
+        4 if shape.row_bytes % 512 == 0 => copy_pieces(shape, from, to, wanted),
+        4 => copy_units::<4>(shape, from, to, wanted),
+        2 | 3 => copy_units::<2>(shape, from, to, wanted),
+        _ => copy_units::<0>(shape, from, to, wanted),
     }
     // The rows are read before the next reads into the same slots are published.
     arch::sync_warp(arch::FULL);
 }
 
+/// Copies `bytes` bytes from `from` to `to` of each lane whose bit is set in `wanted`, one lane's after the other's.
+/// Every lane calls it.
+#[inline(always)]
+pub fn parts(shape: Shape, from: u64, to: u64, bytes: u64, wanted: u32) {
+    let mut left = wanted;
+    while left != 0 {
+        let lane = left.trailing_zeros();
+        left &= left - 1;
+        let (from, to) = (shuffle64(from, lane), shuffle64(to, lane));
+        let bytes = shuffle64(bytes, lane);
+        match shape.unit_shift {
+            4 => copy_part::<4>(shape, from, to, bytes),
+            2 | 3 => copy_part::<2>(shape, from, to, bytes),
+            _ => copy_part::<0>(shape, from, to, bytes),
+        }
+    }
+    // As above.
+    arch::sync_warp(arch::FULL);
+}
+
+#[inline(always)]
+fn copy_part<const SHIFT: u32>(shape: Shape, from: u64, to: u64, bytes: u64) {
+    let mut at = u64::from(shape.lane) << SHIFT;
+    while at < bytes {
+        // SAFETY: inside the part, in the slots and in the output.
+        unsafe {
+            match SHIFT {
+                4 => arch::copy_16(to + at, from + at),
+                2 => arch::copy_4(to + at, from + at),
+                _ => arch::copy_1(to + at, from + at),
+            }
+        }
+        at += 32 << SHIFT;
+    }
+}
+
 /// Rows of a multiple of 512 bytes, in pieces of 512: a warp loads eight pieces before it stores the first,
 /// whichever rows they are of.
 #[inline(always)]
-fn copy_pieces(rows: &Gather, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
-    let lane = u64::from(arch::lane()) * 16;
-    let bytes = u64::from(rows.row_bytes);
+fn copy_pieces(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
+    let lane = u64::from(shape.lane) * 16;
+    let bytes = u64::from(shape.row_bytes);
     let (mut left, mut at) = (wanted, 0);
     while left != 0 {
         let mut there = 0;
@@ -56,9 +121,9 @@ fn copy_pieces(rows: &Gather, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
 
 /// Rows in units of 16, 4 or 1 bytes, all of them together: lane after lane takes the next unit.
 #[inline(always)]
-fn copy_units<const SHIFT: u32>(rows: &Gather, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
-    let units = rows.row_bytes >> SHIFT;
-    let mut at = arch::lane();
+fn copy_units<const SHIFT: u32>(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
+    let units = shape.row_bytes >> SHIFT;
+    let mut at = shape.lane;
     // All lanes go round as often: they exchange addresses.
     let mut left = units;
     while left != 0 {

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 mod copy;
+mod members;
 mod probe;
 mod warp;
 mod wide;
@@ -13,11 +14,14 @@ mod wide;
 use crate::arch;
 use crate::groups::Block;
 use crate::rows::{
-    BLOCK_WARPS, Cached, Gather, Progress, STATION_CELLS, Summary, WARP_BYTES, Widened, code,
+    BLOCK_WARPS, Cached, Gather, Progress, STATION_CELLS, Striped, Summary, WARP_BYTES, Widened,
+    code,
 };
 use crate::station::{self, NO_STATION};
+use members::Members;
 use nvme_core::group::Group;
 use nvme_core::row_cache::RowCache;
+use nvme_core::stripes::Stripes;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope, fence};
 use warp::{CacheOf, Warp};
 use wide::Widening;
@@ -60,6 +64,15 @@ pub unsafe extern "ptx-kernel" fn nvme_gather_wide(rows: Widened) {
         let cache = cache_of(&rows.cached);
         gather(&rows.cached.gather, cache, Some(widening));
     }
+}
+
+/// Gathers rows of several drives in stripes.
+///
+/// # Safety
+/// As [`nvme_gather`]; the members are what [`Striped`] says.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_gather_striped(rows: Striped) {
+    gather_striped(&rows);
 }
 
 /// # Safety
@@ -116,6 +129,7 @@ unsafe fn gather(rows: &Gather, cache: Option<CacheOf<'_>>, widening: Option<Wid
         queue,
         cache,
         widening,
+        members: None,
         cell: station * STATION_CELLS + warp * 32,
         slots: (u64::from(station) * u64::from(BLOCK_WARPS) + u64::from(warp)) * WARP_BYTES,
         // A warp without a station writes codes alone.
@@ -141,6 +155,58 @@ unsafe fn gather(rows: &Gather, cache: Option<CacheOf<'_>>, widening: Option<Wid
     let keeps = block.vote(work.has_lost).total > 0;
     if block.leads() {
         station::leave(rows, &gate, station, keeps);
+        end_block(rows);
+    }
+}
+
+#[inline(always)]
+fn gather_striped(striped: &Striped) {
+    let rows = &striped.gather;
+    let Some(stripes) = Stripes::shifted(striped.stripe_shift, striped.member_count) else {
+        return;
+    };
+    let block = Block::here();
+    let warp = arch::thread() / 32;
+    let (mut station, mut inside) = (NO_STATION, 0);
+    if warp == 0 {
+        (station, inside) = members::enter(striped);
+    }
+    let station = block.broadcast(station);
+    let inside = block.broadcast(inside);
+    let mut work = Warp {
+        rows,
+        gate: None,
+        queue: None,
+        cache: None,
+        widening: None,
+        members: Some(Members::new(striped, stripes, station, inside)),
+        cell: station * STATION_CELLS + warp * 32,
+        slots: (u64::from(station) * u64::from(BLOCK_WARPS) + u64::from(warp)) * WARP_BYTES,
+        ends: match (station, inside) {
+            (NO_STATION, 0) => code::GONE,
+            (NO_STATION, _) => code::NOT_RUN,
+            _ => code::OK,
+        },
+        has_lost: false,
+        failed: 0,
+        worst: 0,
+    };
+    work.gather_all(
+        arch::block() * BLOCK_WARPS + warp,
+        arch::blocks() * BLOCK_WARPS,
+    );
+    if let Some(members) = &mut work.members {
+        members.leave();
+    }
+    if arch::lane() == 0 {
+        work.report();
+    }
+    // Every warp has left its slots and the members.
+    block.sync();
+    if block.leads() {
+        if station != NO_STATION {
+            station::give_back(rows, station);
+        }
         end_block(rows);
     }
 }

@@ -3,11 +3,13 @@
 //! Each lane finds its row's blocks; lanes with the same first block share one read, and reads of neighbouring blocks
 //! by neighbouring lanes become one command, into the slots of those lanes, which lie one after the other. When the
 //! reads have ended, the warp copies the rows from the slots to their places. A read that failed for several rows is
-//! done again for each by itself, so that a row fails for its own blocks only.
+//! done again for each by itself, so that a row fails for its own blocks only. Of drives in stripes, rows that begin
+//! in one stripe and end in the next are read by themselves, in two parts.
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
 use super::copy;
+use super::members::{Members, Way};
 use super::wide::Widening;
 use crate::arch;
 use crate::groups::Gpu;
@@ -26,6 +28,8 @@ pub struct Row {
     /// Its bytes in the slots, or in the line of the cache, once they are there.
     pub from: u64,
     pub code: i32,
+    /// The member of a stripe that its code is of.
+    member: Option<u32>,
 }
 
 /// The cache of a launch's rows.
@@ -51,6 +55,8 @@ pub struct Warp<'r, 'q> {
     pub queue: Option<SharedQueue<'q>>,
     pub cache: Option<CacheOf<'r>>,
     pub widening: Option<Widening>,
+    /// In place of gate and queue: several drives.
+    pub members: Option<Members<'r>>,
     /// Its first result cell.
     pub cell: u32,
     /// Where its slots begin in the slot memory.
@@ -73,6 +79,7 @@ impl<'r> Warp<'r, '_> {
             queue: None,
             cache: None,
             widening: None,
+            members: None,
             cell: 0,
             slots: 0,
             ends: code::OK,
@@ -95,7 +102,13 @@ impl<'r> Warp<'r, '_> {
             // One lane looks for all, and not for each chunk: reads of one word of the host by all warps follow one
             // another.
             let now_ns = Gpu.now_ns();
-            if now_ns.wrapping_sub(looked_ns) > LOOK_NS && self.ends == code::OK {
+            if let Some(members) = &mut self.members {
+                let now_ns = copy::shuffle64(now_ns, 0);
+                if now_ns.wrapping_sub(looked_ns) > LOOK_NS {
+                    looked_ns = now_ns;
+                    members.look();
+                }
+            } else if now_ns.wrapping_sub(looked_ns) > LOOK_NS && self.ends == code::OK {
                 looked_ns = now_ns;
                 let looks = arch::lane() == 0;
                 if looks && self.gate.is_none_or(|gate| gate.look().is_err()) {
@@ -117,12 +130,20 @@ impl<'r> Warp<'r, '_> {
             let (line, is_hit) = self.find(&mut row, wants);
             wants &= !is_hit;
             let misses = wants;
+            let is_cut = wants && self.cut(&mut row.place);
             loop {
-                let is_shared = self.read(&mut row, wants, together);
-                let copies = wants || together && is_hit;
+                if self.is_alone() {
+                    self.refuse(&mut row, wants);
+                    break;
+                }
+                let is_shared = self.read(&mut row, wants, is_cut, together);
+                let copies = wants && !is_cut || together && is_hit;
                 self.copy(index, &row, copies && row.code == code::OK);
+                let is_part = wants && is_cut && row.code == code::OK;
+                let goes_on = self.next_part(index, &mut row, is_part);
                 // A read that failed for several rows: each by itself, now that the others are copied.
                 wants &= is_shared && row.code > 0;
+                wants |= goes_on;
                 if self.ends != code::OK || arch::ballot(arch::FULL, wants) == 0 {
                     break;
                 }
@@ -137,7 +158,7 @@ impl<'r> Warp<'r, '_> {
             widening.rows(self.rows, index - u64::from(arch::lane()), is_there);
         }
         self.clear(index, is_live && row.code != code::OK);
-        self.account(index, is_live, row.code);
+        self.account(index, is_live, &row);
     }
 
     /// Whether a line of the cache holds the lane's row, which comes from there then. One of the lanes with the same
@@ -180,7 +201,8 @@ impl<'r> Warp<'r, '_> {
         // From the output, which is in GPU memory.
         let from = self.rows.out + index * self.rows.out_stride;
         let line = claimed.map_or(0, |line| of.at(line));
-        copy::rows(self.rows, from, |lane| copy::shuffle64(line, lane), wanted);
+        let to = |lane| copy::shuffle64(line, lane);
+        copy::rows(self.shape(), from, to, wanted);
         if let Some(line) = claimed {
             of.cache.publish(line, row.id, of.epoch);
         }
@@ -215,34 +237,44 @@ impl<'r> Warp<'r, '_> {
                 Some(_) => code::OK,
                 None => code::OUT_OF_RANGE,
             },
+            member: None,
         }
     }
 
     /// Reads the rows of the lanes that want it into the slots, and finds their bytes there or why not. Whether the
-    /// row's read was another row's, too.
+    /// row's read was another row's, too. One that `is_cut` is read by itself.
     #[inline(always)]
-    fn read(&mut self, row: &mut Row, wants: bool, together: bool) -> bool {
+    fn read(&mut self, row: &mut Row, wants: bool, is_cut: bool, together: bool) -> bool {
         let lane = arch::lane();
         // Lanes with the same first block: the lowest reads for all, and one more block when one of them ends there.
-        let key = match wants && together {
+        let shares = wants && together && !is_cut;
+        let key = match shares {
             true => row.place.block,
             false => 1 << 63 | u64::from(lane),
         };
         let peers = arch::same(arch::FULL, key);
         let least = self.least_blocks();
         let longer = arch::ballot(arch::FULL, wants && row.place.blocks > least);
-        let blocks = match together {
+        let blocks = match together && !is_cut {
             true => least + u32::from(longer & peers != 0),
             false => row.place.blocks,
         };
         let leader = peers.trailing_zeros();
         let leads = wants && leader == lane;
-        let (head, last) = self.run_of(row.place.block, blocks, leads, together);
+        let spot = self.members.as_ref().map(|of| of.spot(row.place.block));
+        let stripe = spot.map(|spot| (spot.stripe, is_cut));
+        let (head, last) = self.run_of((row.place.block, blocks), stripe, leads, together);
         let first_block = copy::shuffle64(row.place.block, head);
         let end = copy::shuffle64(row.place.block + u64::from(blocks), last);
+        let way = self
+            .members
+            .as_ref()
+            .zip(spot)
+            .map(|(of, spot)| of.way(spot));
         let mut ended = code::OK;
         if leads && head == lane {
-            ended = self.read_blocks(row.place.block, (end - row.place.block) as u32);
+            let blocks = (end - row.place.block) as u32;
+            ended = self.read_blocks(way, row.place.block, blocks);
         }
         arch::sync_warp(arch::FULL);
         // What the leader knows of its run, for those that it reads for.
@@ -251,21 +283,97 @@ impl<'r> Warp<'r, '_> {
         let result = arch::shuffle(arch::FULL, ended as u32, head) as i32;
         let alone = arch::shuffle(arch::FULL, u32::from(last == lane), head) == 1
             && peers.is_power_of_two();
+        let member = spot.map(|spot| spot.member);
         if wants {
             row.code = result;
+            row.member = member;
             let at = row
                 .place
                 .byte
                 .wrapping_sub(first_block_of_run << self.rows.block_shift);
-            row.from = self.rows.slots + self.slot(head) + at;
+            row.from = self.slots_of(member) + self.slot(head) + at;
         }
-        // A command without an end keeps its slots, so the warp uses none of its slots any more.
+        self.note_lost(wants, result, member);
+        wants && !alone
+    }
+
+    /// A command without an end keeps its slots: the warp uses none of its slots any more, of several members none of
+    /// that one.
+    #[inline(always)]
+    fn note_lost(&mut self, wants: bool, result: i32, member: Option<u32>) {
         let is_lost = result == code::TIMED_OUT || result == code::GONE;
-        if arch::ballot(arch::FULL, is_lost) != 0 {
+        if let (Some(members), Some(member)) = (&mut self.members, member) {
+            members.lose(wants && is_lost, member);
+        } else if arch::ballot(arch::FULL, is_lost) != 0 {
             self.has_lost = true;
             self.ends = code::NOT_RUN;
         }
-        wants && !alone
+    }
+
+    /// Whether no member of a stripe is left.
+    #[inline(always)]
+    fn is_alone(&self) -> bool {
+        self.members.as_ref().is_some_and(Members::is_alone)
+    }
+
+    /// The row fails for a member that the warp has left.
+    #[inline(always)]
+    fn refuse(&self, row: &mut Row, wants: bool) {
+        if let Some(members) = self.members.as_ref().filter(|_| wants) {
+            let member = members.spot(row.place.block).member;
+            row.code = members.refusal(member);
+            row.member = Some(member);
+        }
+    }
+
+    /// The slot memory that a row of `member` comes through.
+    #[inline(always)]
+    fn slots_of(&self, member: Option<u32>) -> u64 {
+        match (&self.members, member) {
+            (Some(members), Some(member)) => members.slots(member),
+            _ => self.rows.slots,
+        }
+    }
+
+    /// Leaves of a row that begins in one stripe and ends in the next the part up to the end of the first; whether it
+    /// is such a row.
+    #[inline(always)]
+    fn cut(&self, place: &mut Place) -> bool {
+        let Some(members) = &self.members else {
+            return false;
+        };
+        let room = members.spot(place.block).room >> self.rows.block_shift;
+        let is_longer = room < u64::from(place.blocks);
+        if is_longer {
+            place.blocks = room as u32;
+        }
+        is_longer
+    }
+
+    /// Copies the parts that were read of rows over two stripes, and goes to their second parts: whether the lane has
+    /// one.
+    #[inline(always)]
+    fn next_part(&self, index: u64, row: &mut Row, is_there: bool) -> bool {
+        let wanted = arch::ballot(arch::FULL, is_there);
+        if self.members.is_none() || wanted == 0 {
+            return false;
+        }
+        let (rows, shift) = (self.rows, self.rows.block_shift);
+        let Some(whole) = rows.place(row.id as i64) else {
+            return false;
+        };
+        let border = row.place.block + u64::from(row.place.blocks);
+        let end_byte = whole.byte + u64::from(rows.row_bytes);
+        let until = end_byte.min(border << shift);
+        let to = rows.out + index * rows.out_stride + (row.place.byte - whole.byte);
+        copy::parts(self.shape(), row.from, to, until - row.place.byte, wanted);
+        let left = (whole.block + u64::from(whole.blocks)).wrapping_sub(border);
+        row.place = Place {
+            byte: until,
+            block: border,
+            blocks: left as u32,
+        };
+        is_there && left != 0
     }
 
     /// Blocks of a row that begins where a block does, at least.
@@ -277,7 +385,13 @@ impl<'r> Warp<'r, '_> {
     /// The lanes at which the run of this lane's read begins and ends: reads of blocks that follow on each other,
     /// by leading lanes that follow on each other. Means nothing for lanes that do not lead.
     #[inline(always)]
-    fn run_of(&self, block: u64, blocks: u32, leads: bool, together: bool) -> (u32, u32) {
+    fn run_of(
+        &self,
+        (block, blocks): (u64, u32),
+        stripe: Option<(u64, bool)>,
+        leads: bool,
+        together: bool,
+    ) -> (u32, u32) {
         let lane = arch::lane();
         let leaders = arch::ballot(arch::FULL, leads);
         if !together {
@@ -287,7 +401,13 @@ impl<'r> Warp<'r, '_> {
         let before = 31 - (below | 1).leading_zeros();
         let from = copy::shuffle64(block, before);
         let to = copy::shuffle64(block + u64::from(blocks), before);
-        let follows = leads && below != 0 && block >= from && block <= to;
+        let mut follows = leads && below != 0 && block >= from && block <= to;
+        if let Some((stripe, is_cut)) = stripe {
+            // A command stays in one stripe; a part of a row is a read of its own.
+            let stripe_before = copy::shuffle64(stripe, before);
+            let cut = arch::ballot(arch::FULL, is_cut);
+            follows &= stripe == stripe_before && (cut >> lane | cut >> before) & 1 == 0;
+        }
         let heads = arch::ballot(arch::FULL, leads && !follows);
         let up_to_me = arch::lanes_below() | 1 << lane;
         let head = 31 - (heads & up_to_me | 1).leading_zeros();
@@ -308,12 +428,25 @@ impl<'r> Warp<'r, '_> {
 
     /// Reads `blocks` blocks from `block` on into the slots from this lane's on, and waits for that.
     #[inline(always)]
-    fn read_blocks(&self, block: u64, blocks: u32) -> i32 {
+    fn read_blocks(&self, way: Option<Way<'r>>, block: u64, blocks: u32) -> i32 {
+        let (slot, cell) = (self.slot(arch::lane()), self.cell + arch::lane());
+        if let (Some(members), Some(way)) = (&self.members, &way) {
+            return members.read_blocks(way, blocks, slot, cell);
+        }
         let Some(queue) = &self.queue else {
             return code::GONE;
         };
-        let (slot, cell) = (self.slot(arch::lane()), self.cell + arch::lane());
         station::read_blocks(self.rows, queue, (block, blocks), slot, cell)
+    }
+
+    /// What is copied.
+    #[inline(always)]
+    fn shape(&self) -> copy::Shape {
+        let shape = copy::Shape::of(self.rows);
+        match self.members {
+            Some(_) => shape.opaque(),
+            None => shape,
+        }
     }
 
     /// The warp copies the rows of the lanes that want it to the output.
@@ -323,7 +456,7 @@ impl<'r> Warp<'r, '_> {
         let first = index - u64::from(arch::lane());
         let rows = self.rows;
         let to = |lane| rows.out + (first + u64::from(lane)) * rows.out_stride;
-        copy::rows(rows, row.from, to, wanted);
+        copy::rows(self.shape(), row.from, to, wanted);
     }
 
     /// The warp zeroes the rows of the lanes that want it.
@@ -351,7 +484,8 @@ impl<'r> Warp<'r, '_> {
 
     /// Notes what became of the lane's row.
     #[inline(always)]
-    fn account(&mut self, index: u64, is_live: bool, code: i32) {
+    fn account(&mut self, index: u64, is_live: bool, row: &Row) {
+        let code = row.code;
         if is_live && self.rows.status != 0 {
             // SAFETY: the host gives an `i32` for each row.
             unsafe { arch::store_u32(self.rows.status + index * 4, code as u32) };
@@ -362,7 +496,7 @@ impl<'r> Warp<'r, '_> {
         }
         self.failed += u64::from(failed.count_ones());
         let lane = failed.trailing_zeros();
-        let word = copy::shuffle64(worst(index, code), lane);
+        let word = copy::shuffle64(worst(index, row.member, code), lane);
         if word > self.worst {
             self.worst = word;
         }

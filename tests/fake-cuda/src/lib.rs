@@ -18,6 +18,7 @@ mod kernels;
 mod litmus;
 mod rows;
 mod streams;
+mod striped;
 
 use nvme_gpu_kernel::Kernel;
 use std::alloc::{Layout, alloc, dealloc};

@@ -11,6 +11,7 @@ use nvme_core::spec::{Iova, Lba, Nsid, nvm};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_core::{Cells, Command, Data, Outcome, SharedQueue, SubmitError, WaitError};
 use nvme_formats::{Format, Wide};
+use nvme_gpu_kernel::Queues;
 use nvme_gpu_kernel::rows::{
     BLOCK_WARPS, Cached, Check, Gather, Place, Progress, STATION_BYTES, STATION_CELLS, Summary,
     Widened, code, worst,
@@ -19,18 +20,19 @@ use nvme_gpu_kernel::work::data_word;
 use std::sync::Mutex;
 
 /// The symbols, in the order in which the driver numbers them.
-pub const NAMES: [&std::ffi::CStr; 5] = [
+pub const NAMES: [&std::ffi::CStr; 6] = [
     c"nvme_gather",
     c"nvme_copy_rows",
     c"nvme_check_rows",
     c"nvme_gather_cached",
     c"nvme_gather_wide",
+    c"nvme_gather_striped",
 ];
 
 /// One gather at a time: the blocks of a launch take turns, and a launch is one thread.
-static TURN: Mutex<()> = Mutex::new(());
+pub(crate) static TURN: Mutex<()> = Mutex::new(());
 
-fn ids(rows: &Gather) -> impl Iterator<Item = i64> {
+pub(crate) fn ids(rows: &Gather) -> impl Iterator<Item = i64> {
     let (at, is_wide) = (rows.ids as usize, rows.wide_ids != 0);
     (0..rows.count as usize).map(move |index| match is_wide {
         _ if at == 0 => index as i64,
@@ -42,7 +44,7 @@ fn ids(rows: &Gather) -> impl Iterator<Item = i64> {
 }
 
 /// The output's row `index`.
-fn out(rows: &Gather, index: usize) -> *mut u8 {
+pub(crate) fn out(rows: &Gather, index: usize) -> *mut u8 {
     (rows.out + index as u64 * rows.out_stride) as usize as *mut u8
 }
 
@@ -155,7 +157,7 @@ fn run(rows: &Gather, blocks: u32, cache: Option<&CacheOf<'_>>, wide: Option<&Wi
                 }
                 if code != code::OK {
                     failed += 1;
-                    first = worst(index as u64, code).max(first);
+                    first = worst(index as u64, None, code).max(first);
                 }
             }
         }
@@ -183,7 +185,7 @@ fn widen_row(wide: &Widened, index: usize, code: i32) {
 }
 
 /// Tells the host of a launch's end.
-fn finish(rows: &Gather, failed: u64, first: u64) {
+pub(crate) fn finish(rows: &Gather, failed: u64, first: u64) {
     // SAFETY: the host gives both; the progress stays zero, as the kernel leaves it.
     unsafe {
         let progress = &mut *(rows.progress as usize as *mut Progress);
@@ -265,7 +267,7 @@ impl<'r> Thread<'r> {
             rows,
             gate,
             station,
-            queue: station.map(|station| queue(rows, station)),
+            queue: station.map(|station| queue(&rows.queues, station)),
             ends,
             has_lost: false,
             cache,
@@ -323,7 +325,7 @@ impl<'r> Thread<'r> {
     }
 
     fn read(&mut self, place: Place, lane: u32) -> i32 {
-        let (rows, here) = (self.rows, Bus::default());
+        let rows = self.rows;
         let (Some(queue), Some(station)) = (&self.queue, self.station) else {
             return code::GONE;
         };
@@ -333,13 +335,7 @@ impl<'r> Thread<'r> {
         };
         let sqe = nvm::read(Nsid(rows.nsid), Lba(place.block), place.blocks);
         let command = || Command::new(sqe, data, station * STATION_CELLS + lane);
-        let code = match queue.run(&here, command, here.now_ns() + rows.timeout_ns) {
-            Ok(Ok((Outcome::Completed(status), _))) => i32::from(status.code()),
-            Ok(Ok((Outcome::Aborted(_), _))) => code::GONE,
-            Ok(Err(SubmitError::Refused)) | Err((WaitError::Refused, _)) => code::GONE,
-            Ok(Err(SubmitError::QueueFull)) | Err((WaitError::TimedOut, _)) => code::TIMED_OUT,
-            Ok(Err(_)) => code::NOT_RUN,
-        };
+        let code = run_command(queue, command, rows.timeout_ns);
         if code == code::TIMED_OUT || code == code::GONE {
             self.has_lost = true;
             self.ends = code::NOT_RUN;
@@ -361,7 +357,23 @@ impl<'r> Thread<'r> {
     }
 }
 
-fn owner(rows: &Gather, station: u32) -> &AtomicU32 {
+/// Carries out a command: 0, its status, or why it has no end.
+pub(crate) fn run_command<'d>(
+    queue: &SharedQueue<'_>,
+    command: impl Fn() -> Command<'d>,
+    timeout_ns: u64,
+) -> i32 {
+    let here = Bus::default();
+    match queue.run(&here, command, here.now_ns() + timeout_ns) {
+        Ok(Ok((Outcome::Completed(status), _))) => i32::from(status.code()),
+        Ok(Ok((Outcome::Aborted(_), _))) => code::GONE,
+        Ok(Err(SubmitError::Refused)) | Err((WaitError::Refused, _)) => code::GONE,
+        Ok(Err(SubmitError::QueueFull)) | Err((WaitError::TimedOut, _)) => code::TIMED_OUT,
+        Ok(Err(_)) => code::NOT_RUN,
+    }
+}
+
+pub(crate) fn owner(rows: &Gather, station: u32) -> &AtomicU32 {
     let words = rows.stations as usize as *const AtomicU32;
     // SAFETY: the host gives a word for each station.
     unsafe { &*words.add(station as usize) }
@@ -383,14 +395,14 @@ fn claim(rows: &Gather, gate: &Gate<'_>) -> Option<u32> {
     None
 }
 
-fn queue(rows: &Gather, station: u32) -> SharedQueue<'static> {
-    let words = rows.queues.queues as usize as *const QueueWords;
+pub(crate) fn queue(queues: &Queues, station: u32) -> SharedQueue<'static> {
+    let words = queues.queues as usize as *const QueueWords;
     // SAFETY: the host vouches for the queues and the cells.
     unsafe {
-        let words = &*words.add((station % rows.queues.queue_count) as usize);
+        let words = &*words.add((station % queues.queue_count) as usize);
         let (memory, state) = words.attach().expect("possible sizes");
-        let cells = rows.queues.cells as usize as *const AtomicU64;
-        let cells = std::slice::from_raw_parts(cells, rows.queues.cell_count as usize);
+        let cells = queues.cells as usize as *const AtomicU64;
+        let cells = std::slice::from_raw_parts(cells, queues.cell_count as usize);
         SharedQueue::new(memory, state, Cells::new(cells))
     }
 }

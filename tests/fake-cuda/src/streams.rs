@@ -8,10 +8,10 @@
 
 use crate::{
     INVALID_VALUE, KERNELS, NOT_READY, SUCCESS, Status, examples, fault, kernels, litmus, lock,
-    rows,
+    rows, striped,
 };
 use nvme_gpu_kernel::Kernel;
-use nvme_gpu_kernel::rows::{Cached, Check, Gather, Widened};
+use nvme_gpu_kernel::rows::{Cached, Check, Gather, Striped, Widened};
 use nvme_gpu_kernel::work::Launch;
 use std::ffi::{CStr, c_uint, c_void};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
@@ -408,6 +408,11 @@ pub unsafe extern "C" fn cuLaunchKernel(
             // SAFETY: this kernel takes one `Widened`.
             let wide = unsafe { **parameters.cast::<*const Widened>() };
             Arc::new(move || rows::gather_wide(&wide, grid))
+        }
+        (None, name) if name == rows::NAMES[5] => {
+            // SAFETY: this kernel takes one `Striped`.
+            let rows = unsafe { **parameters.cast::<*const Striped>() };
+            Arc::new(move || striped::gather(&rows, grid))
         }
         (None, name) if rows::NAMES.contains(&name) => {
             // SAFETY: these kernels take one `Gather`.

@@ -7,7 +7,9 @@ use crate::bench::Bench;
 use crate::report::Report;
 use nvme_gpu_kernel::rows::code;
 use nvme_gpu_kernel::work::data_word;
-use nvme_host::cuda::{DeviceMemory, Gpu, Pending, Request, RowTable, RowsOptions, Stream};
+use nvme_host::cuda::{
+    DeviceMemory, Failures, Gpu, Pending, Request, RowTable, RowsOptions, Stream,
+};
 use nvme_host::store::{Element, GpuOptions};
 use nvme_host::{Store, StoreOptions, Table};
 use std::sync::Arc;
@@ -284,6 +286,11 @@ impl Drive {
 
     /// Runs one gather; its codes, after every row was checked.
     pub fn run(&self, job: &Job) -> Outcome<Vec<i32>> {
+        self.run_and_tell(job).map(|(codes, _)| codes)
+    }
+
+    /// The same, with what it came to.
+    pub fn run_and_tell(&self, job: &Job) -> Outcome<(Vec<i32>, Failures)> {
         let pending = job.start(self, &self.stream)?;
         let gathered = pending.wait(WAIT).map_err(text)?;
         let codes = job.check(self)?;
@@ -295,7 +302,7 @@ impl Drive {
                 "{gathered:?}, but {failed} rows failed, first {first:?}"
             ));
         }
-        Ok(codes)
+        Ok((codes, gathered.failures))
     }
 
     pub fn table(&self, first_byte: u64, row_bytes: u32) -> RowTable {
@@ -541,13 +548,17 @@ fn cached(bench: &Bench) -> Outcome<String> {
 fn outages(bench: &Bench) -> Outcome<String> {
     let timeout = Duration::from_millis(60) * bench.patience as u32;
     let drive = Drive::new(bench, 4096, "drop@op=read,every=3000", timeout)?;
+    outages_of(bench, &drive)
+}
+
+pub fn outages_of(bench: &Bench, drive: &Drive) -> Outcome<String> {
     let table = drive.table(0, 4096);
     let mut throw = dice(21);
     let streams = several_streams(bench, 4)?;
     let (mut failed, mut rows) = (0, 0);
     for _ in 0..25 {
-        let jobs = random_jobs(&drive, table, (12, 300), &mut throw)?;
-        for codes in run_over(&drive, &jobs, &streams)? {
+        let jobs = random_jobs(drive, table, (12, 300), &mut throw)?;
+        for codes in run_over(drive, &jobs, &streams)? {
             rows += codes.len();
             failed += codes.iter().filter(|code| **code != code::OK).count();
         }

@@ -284,7 +284,7 @@ impl Graph {
 }
 
 /// A gather in a graph, replayed with other ids.
-fn replay(drive: &Drive, rounds: u64) -> Outcome<String> {
+pub fn replay(drive: &Drive, rounds: u64) -> Outcome<String> {
     current(drive)?;
     let table = drive.table(0, 4096);
     let mut throw = dice(3);
@@ -320,7 +320,7 @@ fn replay(drive: &Drive, rounds: u64) -> Outcome<String> {
 }
 
 /// A graph that is launched when its store is gone: each row is zero, and says so.
-fn outlives(drive: Drive) -> Outcome<String> {
+pub fn outlives(drive: Drive) -> Outcome<String> {
     current(&drive)?;
     let table = drive.table(0, 4096);
     let job = Job::new(&drive, table, (0..300).collect(), true, 0)?;

@@ -18,6 +18,7 @@ mod report;
 mod rig;
 mod sanitizer;
 mod sim;
+mod stripes;
 mod tokens;
 mod two_gpus;
 mod volume;
@@ -114,6 +115,7 @@ fn main() -> ExitCode {
     data::all(&mut report, &bench);
     gather::all(&mut report, &bench);
     hazards::all(&mut report, &bench);
+    stripes::all(&mut report, &bench);
     by_host::all(&mut report, &bench);
     wide::all(&mut report, &bench);
     two_gpus::all(&mut report, &bench);

@@ -32,6 +32,8 @@ pub struct Failures {
     pub rows: u64,
     /// The first of them in the order of the ids, and its code.
     pub first: Option<(u64, i32)>,
+    /// The member of a stripe that failed it, where the GPU read it.
+    pub member: Option<u32>,
 }
 
 /// The gate and the summaries of launches. Its memory stays for good.
@@ -121,9 +123,14 @@ impl Board {
         };
         let rows = summary.failed.load(Order::Relaxed, Scope::Sys);
         let worst = summary.worst.load(Order::Relaxed, Scope::Sys);
+        if rows == 0 {
+            return Failures::default();
+        }
+        let (row, member, code) = of_worst(worst);
         Failures {
             rows,
-            first: (rows > 0).then(|| of_worst(worst)),
+            first: Some((row, code)),
+            member,
         }
     }
 }

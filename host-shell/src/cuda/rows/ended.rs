@@ -36,6 +36,7 @@ impl Ended {
         Failures {
             rows,
             first: (rows > 0).then_some((first, code)),
+            member: None,
         }
     }
 }

@@ -4,7 +4,7 @@
 //! once; a recovery closes a gate that every kernel passes and waits for those inside in memory that both sides see
 //! (docs/adr/0008).
 //!
-//! - [`GpuRows`]: the queues, slots and kernel of one controller.
+//! - [`GpuRows`]: the queues, slots and kernel of one controller; [`StripedRows`]: those of several.
 //! - [`RowTable`]: where rows lie.
 //! - [`Pending`]: a gather under way.
 //! - `board`, `state`: the words and the memory that launches and their recovery share.
@@ -18,6 +18,7 @@ mod ended;
 mod pending;
 mod request;
 mod state;
+mod striped;
 
 pub use board::Failures;
 pub use by_host::{Direction, HostRows, MoveRows};
@@ -25,6 +26,7 @@ pub use cache::TableCache;
 pub use pending::{Gathered, Pending};
 pub use request::{Request, RowTable};
 pub(super) use state::RowsState;
+pub use striped::StripedRows;
 
 use super::driver::Gpu;
 use super::lent::LentQueues;
@@ -82,6 +84,7 @@ pub struct GpuRows {
     gather: Function,
     gather_cached: Function,
     gather_wide: Function,
+    gather_striped: Function,
     info: NamespaceInfo,
     max_transfer: u64,
     timeout: Duration,
@@ -109,6 +112,7 @@ impl GpuRows {
         let gather = module.function("nvme_gather")?;
         let gather_cached = module.function("nvme_gather_cached")?;
         let gather_wide = module.function("nvme_gather_wide")?;
+        let gather_striped = module.function("nvme_gather_striped")?;
         let lent = LentQueues::create(
             gpu,
             controller,
@@ -127,6 +131,7 @@ impl GpuRows {
             gather,
             gather_cached,
             gather_wide,
+            gather_striped,
             info,
             max_transfer: controller.max_transfer(),
             timeout,
@@ -220,12 +225,45 @@ impl GpuRows {
             None => None,
         };
         let stored = wide.map_or(*request, |(stored, _)| stored);
-        let (Some(module), Some(launch)) = (&self.module, self.launch(table, &stored)) else {
-            return Err(Error::Gone {
-                cause: "the store was closed".to_owned(),
-            });
-        };
-        if request.count == 0 {
+        let launch = self.launch(table, &stored).ok_or_else(closed)?;
+        self.start(launch, stream, |module, launch, blocks| {
+            let cached = ways
+                .cache
+                .map(|cache| cache.launch(launch, &self.state.board));
+            let threads = BLOCK_THREADS;
+            // SAFETY: the kernels take one `Gather`, `Cached` or `Widened`; the caller vouches for the request's
+            // addresses, the others are ours until the gate is shut for good and nothing is inside.
+            unsafe {
+                match (wide, &cached) {
+                    (Some((_, widened)), _) => {
+                        let without = Cached {
+                            gather: launch,
+                            ..Cached::default()
+                        };
+                        let widened = Widened {
+                            cached: cached.unwrap_or(without),
+                            ..widened
+                        };
+                        module.launch_on(stream, self.gather_wide, blocks, threads, &widened)
+                    }
+                    (None, Some(cached)) => {
+                        module.launch_on(stream, self.gather_cached, blocks, threads, cached)
+                    }
+                    (None, None) => module.launch_on(stream, self.gather, blocks, threads, &launch),
+                }
+            }
+        })
+    }
+
+    /// Puts `launch` into `stream` by `put`, which gets it with words of its own and the number of its blocks.
+    fn start(
+        &self,
+        launch: Gather,
+        stream: u64,
+        put: impl FnOnce(&Module, Gather, u32) -> Result<()>,
+    ) -> Result<Pending> {
+        let module = self.module.as_ref().ok_or_else(closed)?;
+        if launch.count == 0 {
             return Ok(Pending::nothing());
         }
         let _guest = self.gpu().enter()?;
@@ -241,36 +279,10 @@ impl GpuRows {
             summary: self.state.board.summary_address(number),
             ..launch
         };
-        let chunks = request.count.div_ceil(u64::from(launch.lanes));
+        let chunks = launch.count.div_ceil(u64::from(launch.lanes));
         let blocks = chunks.div_ceil(u64::from(BLOCK_WARPS));
-        let blocks = blocks.min(u64::from(self.state.stations)) as u32;
-        let cached = ways
-            .cache
-            .map(|cache| cache.launch(launch, &self.state.board));
-        // SAFETY: the kernels take one `Gather`, `Cached` or `Widened`; the caller vouches for the request's addresses,
-        // the others are ours until the gate is shut for good and nothing is inside.
-        let launched = unsafe {
-            match (wide, &cached) {
-                (Some((_, widened)), _) => {
-                    let without = Cached {
-                        gather: launch,
-                        ..Cached::default()
-                    };
-                    let widened = Widened {
-                        cached: cached.unwrap_or(without),
-                        ..widened
-                    };
-                    module.launch_on(stream, self.gather_wide, blocks, BLOCK_THREADS, &widened)
-                }
-                (None, Some(cached)) => {
-                    module.launch_on(stream, self.gather_cached, blocks, BLOCK_THREADS, cached)
-                }
-                (None, None) => {
-                    module.launch_on(stream, self.gather, blocks, BLOCK_THREADS, &launch)
-                }
-            }
-        };
-        match launched {
+        let blocks = blocks.min(u64::from(launch.station_count)) as u32;
+        match put(module, launch, blocks) {
             Ok(()) => Ok(pending),
             Err(error) => {
                 pending.never_ran();
@@ -305,9 +317,7 @@ impl GpuRows {
         };
         // Kernels that are not ours are not seen to end.
         self.state.is_kept.store(true, Ordering::Release);
-        self.launch(table, &request).ok_or_else(|| Error::Gone {
-            cause: "the store was closed".to_owned(),
-        })
+        self.launch(table, &request).ok_or_else(closed)
     }
 
     /// A write of the host has ended.
@@ -352,6 +362,12 @@ impl GpuRows {
             lanes,
             ..Gather::default()
         })
+    }
+}
+
+fn closed() -> Error {
+    Error::Gone {
+        cause: "the store was closed".to_owned(),
     }
 }
 

@@ -106,10 +106,10 @@ impl Pending {
         for part in &self.parts {
             let failures = part.failures();
             all.rows += failures.rows;
-            let first = failures.first;
-            all.first = all
-                .first
-                .or(first.map(|(row, code)| (row + part.first_row, code)));
+            if let (None, Some((row, code))) = (all.first, failures.first) {
+                all.first = Some((row + part.first_row, code));
+                all.member = failures.member;
+            }
         }
         Gathered { failures: all }
     }

@@ -44,6 +44,9 @@ struct OnGpuArgs {
     /// Blocks of threads that gather at a time
     #[arg(long, value_name = "N", default_value_t = RowsOptions::default().stations, value_parser = number::<u32>(1..=1024), requires_all = ["gather", "gpu"])]
     stations: u32,
+    /// Drives of the same name in stripes of 128 KiB, for `sim:mem`: the table lies on all of them
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<u32>(1..=32), requires_all = ["gather", "gpu"])]
+    members: u32,
     /// Measure each case with a cache of so many bytes of GPU memory, too
     #[arg(long, value_name = "BYTES", value_parser = some_bytes, requires_all = ["gather", "gpu"])]
     cache: Option<u64>,
@@ -86,14 +89,21 @@ impl Lines {
 }
 
 impl GatherArgs {
-    /// Measures every case on `device`, which may be written to.
-    pub fn run(&self, device: Arc<dyn Device>, config: &Config, rest: Rest) -> Result<()> {
+    /// Measures every case on what `open` opens, which may be written to.
+    pub fn run(
+        &self,
+        open: impl Fn() -> Result<Arc<dyn Device>>,
+        config: &Config,
+        rest: Rest,
+    ) -> Result<()> {
         let mut lines = Lines::default();
         let emit = &mut |line| lines.emit(line);
         #[cfg(feature = "cuda")]
         let is_by_gpu = match rest.gpu {
             Some(gpu) => {
-                gather(Arc::clone(&device), config, &self.job(gpu, &rest)?, emit)?;
+                let job = self.job(gpu, &rest)?;
+                let devices = (0..self.on_gpu.members).map(|_| open());
+                gather(devices.collect::<Result<_>>()?, config, &job, emit)?;
                 true
             }
             None => false,
@@ -112,7 +122,7 @@ impl GatherArgs {
                 cases: self.cases(rest.seed)?,
                 threads: rest.queues as usize,
             };
-            gather_by_cpu(&Store::over(device, &options)?, &job, emit)?;
+            gather_by_cpu(&Store::over(open()?, &options)?, &job, emit)?;
         }
         lines.end(rest.plot)
     }

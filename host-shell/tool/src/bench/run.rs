@@ -262,7 +262,7 @@ impl Bench {
     /// Rows by ids.
     fn gather_rows(self) -> Result<()> {
         let device = &self.namespace.device;
-        let opened = device.open_to_write(&self.write, "the table of --gather")?;
+        let open = || device.open_to_write(&self.write, "the table of --gather");
         let rest = super::gather::Rest {
             #[cfg(feature = "cuda")]
             gpu: self.gpu.gpu,
@@ -271,7 +271,7 @@ impl Bench {
             seed: self.seed,
             plot: self.plot,
         };
-        self.gather.run(opened, &device.config(), rest)
+        self.gather.run(open, &device.config(), rest)
     }
 
     /// One file by several ways.

@@ -213,19 +213,35 @@ impl Fences {
 
 /// Whether the doorbell is a submission queue's; `None` when its address comes from somewhere else.
 fn is_tail(flow: &Flow<'_>, doorbell: usize) -> Option<bool> {
-    let register = flow.code[doorbell].split(['[', ']']).nth(1)?;
-    let loads = flow.code.iter().filter(|line| {
-        let mut words = line.split([' ', '\t', ',']).filter(|word| !word.is_empty());
-        words.next().is_some_and(|opcode| opcode.starts_with("ld."))
-            && words.next() == Some(register)
-    });
-    let sites: BTreeSet<Option<bool>> = loads
-        .map(|line| match line {
-            line if line.ends_with(TAIL_AT) => Some(true),
-            line if line.ends_with(HEAD_AT) => Some(false),
-            _ => None,
-        })
-        .collect();
+    let mut registers = vec![flow.code[doorbell].split(['[', ']']).nth(1)?];
+    let mut sites = BTreeSet::new();
+    let mut next = 0;
+    // The address may have been moved from register to register since it was loaded.
+    while let Some(register) = registers.get(next).copied() {
+        next += 1;
+        for line in &flow.code {
+            let mut words = line.split([' ', '\t', ',']).filter(|word| !word.is_empty());
+            let kind = words.next().unwrap_or("");
+            if words.next() != Some(register) {
+                continue;
+            }
+            if kind.starts_with("ld.") {
+                sites.insert(match line {
+                    line if line.ends_with(TAIL_AT) => Some(true),
+                    line if line.ends_with(HEAD_AT) => Some(false),
+                    _ => None,
+                });
+            } else if kind == "mov.b64" {
+                match words.next().filter(|from| from.starts_with('%')) {
+                    Some(from) if !registers.contains(&from) => registers.push(from),
+                    Some(_) => {}
+                    None => {
+                        sites.insert(None);
+                    }
+                }
+            }
+        }
+    }
     match sites.into_iter().collect::<Vec<_>>()[..] {
         [site] => site,
         _ => None,

@@ -4,7 +4,6 @@
 
 use super::{Case, PATIENCE, Rig};
 use crate::cuda::graph::Graph;
-use crate::cuda::rows::Ways;
 use crate::cuda::stream::Event;
 use crate::error::{Error, Result};
 use crate::measure::median;
@@ -40,8 +39,7 @@ impl Rig {
             // SAFETY: as in `gather`.
             let pending = unsafe {
                 let stream = self.stream.handle();
-                self.rows
-                    .gather(&case.table, &request, Ways::default(), stream)?
+                self.drives.gather(&case.table, &request, None, stream)?
             };
             let last = Event::record(&self.stream)?;
             pending.wait(PATIENCE)?;
@@ -73,10 +71,7 @@ impl Rig {
         let request = self.request(case, rows);
         let (graph, pending) = Graph::capture(&self.stream, |stream| {
             // SAFETY: our own memory, which outlives the graph: its launches are waited for.
-            unsafe {
-                self.rows
-                    .gather(&case.table, &request, Ways::default(), stream)
-            }
+            unsafe { self.drives.gather(&case.table, &request, None, stream) }
         })?;
         let bare = Gather {
             count: rows,

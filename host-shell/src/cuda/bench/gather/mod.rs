@@ -12,14 +12,18 @@ use crate::cuda::driver::Gpu;
 use crate::cuda::memory::DeviceMemory;
 use crate::cuda::module::{Function, Module};
 use crate::cuda::registered::Registered;
-use crate::cuda::rows::{GpuRows, Request, RowTable, RowsOptions, TableCache, Ways};
+use crate::cuda::rows::{
+    GpuRows, Pending, Request, RowTable, RowsOptions, StripedRows, TableCache, Ways,
+};
 use crate::cuda::stream::{Event, Stream};
 use crate::cuda::tier::{Access, Tier, TierRequest};
 use crate::device::Device;
 use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
 use crate::measure::{GatherCases, Ids, median};
+use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::{Lba, Nsid};
+use nvme_core::stripes::Stripes;
 use nvme_gpu_kernel::ROWS_PTX;
 use nvme_gpu_kernel::rows::{BLOCK_THREADS, Check, Gather};
 use nvme_gpu_kernel::work::data_word;
@@ -32,6 +36,8 @@ use zerocopy::{FromBytes, IntoBytes};
 const PATIENCE: Duration = Duration::from_secs(60);
 /// Bytes written at a time when the table is laid out.
 const CHUNK: usize = 4 << 20;
+/// Bytes of a stripe.
+const STRIPE_BYTES: u64 = 128 << 10;
 /// Blocks of the kernels that have no queue.
 const FREE_BLOCKS: u32 = 128;
 
@@ -52,7 +58,7 @@ pub struct GatherJob {
 
 struct Rig {
     job: GatherJob,
-    rows: GpuRows,
+    drives: Drives,
     module: Module,
     copy: Function,
     check: Function,
@@ -62,37 +68,111 @@ struct Rig {
     mirror_pages: Arc<Pages>,
 }
 
-/// Runs the cases on `device`; `emit` gets one object each.
+/// One drive, or several in stripes.
+struct Drives {
+    striped: Option<StripedRows>,
+    first: Arc<GpuRows>,
+}
+
+impl Drives {
+    fn new(rows: Vec<Arc<GpuRows>>, table_bytes: u64) -> Result<Self> {
+        let none = || Error::usage("there is no drive", "name one");
+        let first = Arc::clone(rows.first().ok_or_else(none)?);
+        if rows.len() == 1 {
+            let striped = None;
+            return Ok(Self { striped, first });
+        }
+        let most = nvme_gpu_kernel::rows::MEMBERS;
+        let striped = StripedRows::new(rows, STRIPE_BYTES, table_bytes)?.ok_or_else(|| {
+            Error::usage(
+                "too many drives for one launch",
+                format!("use {most} at most"),
+            )
+        })?;
+        Ok(Self {
+            striped: Some(striped),
+            first,
+        })
+    }
+
+    /// # Safety
+    /// As [`GpuRows::gather`].
+    ///
+    /// # Errors
+    /// As [`GpuRows::gather`].
+    unsafe fn gather(
+        &self,
+        table: &RowTable,
+        request: &Request,
+        cache: Option<&TableCache>,
+        stream: u64,
+    ) -> Result<Pending> {
+        let ways = Ways { cache, widen: None };
+        // SAFETY: the caller's.
+        unsafe {
+            match &self.striped {
+                Some(rows) => rows.gather(table, request, stream),
+                None => self.first.gather(table, request, ways, stream),
+            }
+        }
+    }
+}
+
+/// Runs the cases on `devices`, in stripes where there are several; `emit` gets one object each.
 ///
 /// # Errors
 /// What keeps a case from running, and rows that are wrong.
 pub fn gather(
-    device: Arc<dyn Device>,
+    devices: Vec<Arc<dyn Device>>,
     config: &Config,
     job: &GatherJob,
     emit: &mut dyn FnMut(Value),
 ) -> Result<()> {
     let gpu = Gpu::open(job.gpu)?;
     let queues = u16::try_from(job.options.queues).unwrap_or(u16::MAX);
-    let exactly = TierRequest::Exactly(Tier::Direct);
-    let access = Arc::new(Access::find(&gpu, device, queues, exactly)?);
     let config = Config {
         queue_pairs: job.options.queues.saturating_add(2),
         ..config.clone()
     };
-    let controller = Controller::start(Arc::clone(access.device()), &config)?;
-    let info = controller.usable_namespace(job.nsid)?;
+    if devices.len() > 1 && job.cache_bytes > 0 {
+        return Err(Error::usage(
+            "a cache of rows of several drives",
+            "measure one drive with a cache",
+        ));
+    }
+    let (mut controllers, mut accesses) = (Vec::new(), Vec::new());
+    for device in devices {
+        let exactly = TierRequest::Exactly(Tier::Direct);
+        let access = Arc::new(Access::find(&gpu, device, queues, exactly)?);
+        let controller = Controller::start(Arc::clone(access.device()), &config)?;
+        let info = controller.usable_namespace(job.nsid)?;
+        controllers.push((controller, info));
+        accesses.push(access);
+    }
     let begin = Instant::now();
-    lay_out(&controller, job)?;
+    lay_out(&controllers, job)?;
     let mirror_pages = Arc::new(Pages::new(job.cases.table_bytes as usize)?);
     fill(&mirror_pages, job.cases.seed);
     let laid_out = begin.elapsed();
     let module = Module::load(&gpu, ROWS_PTX.as_bytes())?;
-    let rows = GpuRows::create(&controller, &access, info, job.options, config.timeout)?;
-    let (registers, local) = rows.cost()?;
+    let rows = controllers.iter().zip(&accesses);
+    let rows = rows.map(|((controller, info), access)| {
+        let rows = GpuRows::create(controller, access, *info, job.options, config.timeout);
+        rows.map(Arc::new)
+    });
+    let drives = Drives::new(rows.collect::<Result<_>>()?, job.cases.table_bytes)?;
+    let (registers, local) = match drives.striped {
+        Some(_) => module.cost(module.function("nvme_gather_striped")?)?,
+        None => drives.first.cost()?,
+    };
+    let one = (controllers.first(), accesses.first());
     emit(json!({
-        "gpu": gpu.describe(), "device": access.device().describe(), "tier": access.describe(),
-        "table_bytes": job.cases.table_bytes, "block_bytes": info.block_bytes, "queues": job.options.queues,
+        "gpu": gpu.describe(),
+        "device": one.1.map(|access| access.device().describe()),
+        "tier": one.1.map(|access| access.describe()),
+        "members": controllers.len(),
+        "table_bytes": job.cases.table_bytes,
+        "block_bytes": one.0.map(|(_, info)| info.block_bytes), "queues": job.options.queues,
         "stations": job.options.stations, "registers": registers, "local_bytes": local,
         "cores": std::thread::available_parallelism().map_or(1, usize::from),
         "lay_out_s": laid_out.as_secs_f64(),
@@ -104,28 +184,43 @@ pub fn gather(
         mirror: Registered::pages(&gpu, &mirror_pages)?,
         mirror_pages,
         module,
-        rows,
+        drives,
         job: job.clone(),
     };
     for row_bytes in &job.cases.row_bytes {
         emit(rig.case(*row_bytes)?);
     }
     drop(rig);
-    controller.shut_down()
+    controllers
+        .into_iter()
+        .try_for_each(|(controller, _)| controller.shut_down())
 }
 
-/// Writes the table to the drive.
-fn lay_out(controller: &Controller, job: &GatherJob) -> Result<()> {
-    let mut namespace = controller.namespace(job.nsid)?;
-    let block = u64::from(namespace.block_bytes());
+/// Writes the table to the drives.
+fn lay_out(controllers: &[(Controller, NamespaceInfo)], job: &GatherJob) -> Result<()> {
+    let mut namespaces = controllers
+        .iter()
+        .map(|(controller, _)| controller.namespace(job.nsid))
+        .collect::<Result<Vec<_>>>()?;
+    let stripe_bytes = match controllers.len() {
+        1 => u64::MAX,
+        _ => STRIPE_BYTES,
+    };
+    let none = || Error::usage("there is no drive", "name one");
+    let stripes = Stripes::new(stripe_bytes, controllers.len() as u32).ok_or_else(none)?;
     let mut chunk = vec![0u64; CHUNK / 8];
     let mut at = 0;
     while at < job.cases.table_bytes {
-        let bytes = (job.cases.table_bytes - at).min(CHUNK as u64) as usize;
+        let spot = stripes.spot(at);
+        let bytes = (job.cases.table_bytes - at)
+            .min(CHUNK as u64)
+            .min(spot.room) as usize;
         for (index, word) in chunk[..bytes / 8].iter_mut().enumerate() {
             *word = data_word(job.cases.seed, at / 8 + index as u64);
         }
-        namespace.write(Lba(at / block), chunk[..bytes / 8].as_bytes())?;
+        let namespace = &mut namespaces[spot.member as usize];
+        let lba = Lba(spot.offset / u64::from(namespace.block_bytes()));
+        namespace.write(lba, chunk[..bytes / 8].as_bytes())?;
         at += bytes as u64;
     }
     Ok(())
@@ -165,7 +260,7 @@ struct Case {
 
 impl Rig {
     fn gpu(&self) -> &Arc<Gpu> {
-        self.rows.gpu()
+        self.drives.first.gpu()
     }
 
     fn case(&self, row_bytes: u32) -> Result<Value> {
@@ -174,7 +269,7 @@ impl Rig {
         let mut cached = Vec::new();
         let cache = match self.job.cache_bytes {
             0 => None,
-            bytes => Some(self.rows.cache(&case.table, bytes)?),
+            bytes => Some(self.drives.first.cache(&case.table, bytes)?),
         };
         self.gather(&case, None)?;
         if cache.is_some() {
@@ -264,12 +359,11 @@ impl Rig {
     /// Seconds of one gather of all rows.
     fn gather(&self, case: &Case, cache: Option<&TableCache>) -> Result<f64> {
         let request = self.request(case, case.count);
-        let ways = Ways { cache, widen: None };
         let begin = Event::record(&self.stream)?;
         // SAFETY: our own memory, which outlives the launch: it is waited for.
         let pending = unsafe {
             let stream = self.stream.handle();
-            self.rows.gather(&case.table, &request, ways, stream)?
+            self.drives.gather(&case.table, &request, cache, stream)?
         };
         let end = Event::record(&self.stream)?;
         let gathered = pending.wait(PATIENCE)?;

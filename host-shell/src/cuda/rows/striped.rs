@@ -1,0 +1,220 @@
+//! Rows of several drives in stripes: the GPU submits to the queues of all of them.
+//!
+//! Each member keeps what it has for rows of its own: queues, a gate, slots, its watch. A launch takes the words of its
+//! end from the first one.
+// UNSAFETY: launches a kernel over addresses that the caller vouches for.
+#![allow(unsafe_code)]
+
+use super::super::memory::DeviceMemory;
+use super::super::stream::is_capturing;
+use super::{GpuRows, Pending, Request, RowTable, closed, lanes};
+use crate::error::{Error, Result};
+use nvme_gpu_kernel::Queues;
+use nvme_gpu_kernel::rows::{
+    BLOCK_THREADS, Gather, MEMBERS, Member, STATION_CELLS, Striped, WARP_BYTES, slot_bytes,
+};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Drives in stripes in the hands of a GPU.
+pub struct StripedRows {
+    members: Vec<Arc<GpuRows>>,
+    /// A word for each station, 0 while it is free, and a [`Member`] for each drive.
+    words: Option<DeviceMemory>,
+    stations: u32,
+    stripe_shift: u32,
+    block_shift: u32,
+    max_transfer: u64,
+    timeout: Duration,
+}
+
+impl StripedRows {
+    /// The members in stripes of `stripe_bytes` bytes, `len` bytes in all. `None` for what the kernel does not know:
+    /// members of several GPUs, more than [`MEMBERS`] of them, stripes of other sizes than a power of two, and 2^32
+    /// stripes or more.
+    ///
+    /// # Errors
+    /// Without memory.
+    pub fn new(members: Vec<Arc<GpuRows>>, stripe_bytes: u64, len: u64) -> Result<Option<Self>> {
+        let Some(first) = members.first() else {
+            return Ok(None);
+        };
+        let is_one_gpu = members
+            .iter()
+            .all(|one| one.gpu().index() == first.gpu().index());
+        let is_few = members.len() as u64 <= u64::from(MEMBERS)
+            && stripe_bytes.is_power_of_two()
+            && len / stripe_bytes < 1 << 32;
+        if !is_one_gpu || !is_few {
+            return Ok(None);
+        }
+        let least = |of: fn(&GpuRows) -> u64| members.iter().map(|one| of(one)).min().unwrap_or(0);
+        let block = |one: &Arc<GpuRows>| one.info.block_bytes.trailing_zeros();
+        // Of stations that all have.
+        let stations = least(|one| u64::from(one.state.stations)) as u32;
+        let words = members
+            .iter()
+            .map(|one| one.member().ok_or_else(closed))
+            .collect::<Result<Vec<Member>>>()?;
+        let _guest = first.gpu().enter()?;
+        let head = head(stations);
+        let memory = DeviceMemory::new(
+            first.gpu(),
+            head as usize + words.len() * size_of::<Member>(),
+        )?;
+        let bytes = words.iter().flat_map(bytes_of).collect::<Vec<u8>>();
+        memory.upload(head as usize, &bytes)?;
+        Ok(Some(Self {
+            words: Some(memory),
+            stations,
+            stripe_shift: stripe_bytes.trailing_zeros(),
+            block_shift: members.iter().map(block).max().unwrap_or(0),
+            max_transfer: least(|one| one.max_transfer),
+            timeout: members
+                .iter()
+                .map(|one| one.timeout)
+                .max()
+                .unwrap_or_default(),
+            members,
+        }))
+    }
+
+    /// Whether a slot holds a row of `table`, which touches two members at most.
+    pub fn fits(&self, table: &RowTable) -> bool {
+        let most = WARP_BYTES
+            .min(self.max_transfer)
+            .min(1 << self.stripe_shift);
+        self.slot_bytes(table) <= most
+    }
+
+    fn slot_bytes(&self, table: &RowTable) -> u64 {
+        slot_bytes(table.first_byte, table.row_bytes, self.block_shift)
+    }
+
+    /// As [`GpuRows::gather`], of a table that [fits](Self::fits).
+    ///
+    /// # Safety
+    /// As [`GpuRows::gather`].
+    ///
+    /// # Errors
+    /// As [`GpuRows::gather`].
+    pub unsafe fn gather(
+        &self,
+        table: &RowTable,
+        request: &Request,
+        stream: u64,
+    ) -> Result<Pending> {
+        let (Some(first), Some(words)) = (self.members.first(), &self.words) else {
+            return Err(closed());
+        };
+        if !self.fits(table) {
+            return Err(Error::usage(
+                format!("rows of {} bytes do not fit into slots", table.row_bytes),
+                "use smaller rows, or longer stripes",
+            ));
+        }
+        {
+            let _guest = first.gpu().enter()?;
+            if is_capturing(stream)? {
+                self.keep();
+            }
+        }
+        let launch = self.launch(words, table, request);
+        first.start(launch, stream, |module, gather, blocks| {
+            let striped = Striped {
+                gather,
+                members: words.address() + head(self.stations),
+                stripe_shift: self.stripe_shift,
+                member_count: self.members.len() as u32,
+            };
+            // SAFETY: the kernel takes one `Striped`; the caller vouches for the request's addresses, the others are
+            // ours until each gate is shut for good and nothing is inside.
+            unsafe {
+                module.launch_on(
+                    stream,
+                    first.gather_striped,
+                    blocks,
+                    BLOCK_THREADS,
+                    &striped,
+                )
+            }
+        })
+    }
+
+    fn launch(&self, words: &DeviceMemory, table: &RowTable, request: &Request) -> Gather {
+        let slot = self.slot_bytes(table);
+        let units =
+            table.first_byte | u64::from(table.row_bytes) | request.out | request.out_stride;
+        Gather {
+            stations: words.address(),
+            ids: request.ids,
+            out: request.out,
+            status: request.status,
+            count: request.count,
+            first_byte: table.first_byte,
+            rows: table.rows,
+            out_stride: request.out_stride,
+            timeout_ns: self.timeout.as_nanos() as u64,
+            row_bytes: table.row_bytes,
+            slot_bytes: slot as u32,
+            run_rows: (self.max_transfer / slot).clamp(1, 32) as u32,
+            block_shift: self.block_shift,
+            unit_shift: units.trailing_zeros().min(4),
+            wide_ids: u32::from(request.wide_ids),
+            station_count: self.stations,
+            lanes: lanes(slot, request.count, self.stations),
+            ..Gather::default()
+        }
+    }
+
+    /// A launch may name the memory of all members at any time: it is never freed.
+    fn keep(&self) {
+        for member in &self.members {
+            member.state.is_kept.store(true, Ordering::Release);
+        }
+    }
+}
+
+impl GpuRows {
+    /// What a launch over stripes has of this drive; `None` once the store was closed.
+    fn member(&self) -> Option<Member> {
+        let (lent, slots) = (self.lent.as_ref()?, self.slots.as_ref()?);
+        Some(Member {
+            queues: Queues {
+                queues: lent.set.address(),
+                cells: self.state.cells.address(),
+                queue_count: lent.set.len() as u32,
+                cell_count: self.state.stations * STATION_CELLS,
+            },
+            gate: self.state.board.gate_address(),
+            stations: self.state.free.address(),
+            slots: slots.address(),
+            slots_iova: slots.iova().0,
+            nsid: self.info.nsid.0,
+            block_shift: self.info.block_bytes.trailing_zeros(),
+        })
+    }
+}
+
+/// Bytes of the words of the stations: the members come after them.
+fn head(stations: u32) -> u64 {
+    (u64::from(stations) * 4).next_multiple_of(64)
+}
+
+fn bytes_of(member: &Member) -> [u8; size_of::<Member>()] {
+    // SAFETY: integers alone, without padding: 64 bytes.
+    unsafe { std::mem::transmute(*member) }
+}
+
+impl Drop for StripedRows {
+    fn drop(&mut self) {
+        // A launch that runs, or that its stream has not come to, names all members. The numbers of launches are of the
+        // first.
+        let is_over = self.members.first().is_none_or(|one| one.state.is_over());
+        if !is_over {
+            self.keep();
+            std::mem::forget(self.words.take());
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Stripes: several members as one range of bytes. The host and kernels work out by the same lines where a byte lies.
+
+/// How bytes are spread: a stripe of the first member, then of the second, and so on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Stripes {
+    size: Size,
+    members: u32,
+}
+
+/// Bytes of a stripe.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Size {
+    Bytes(u64),
+    /// As many as 1 shifted left by this; numbers of stripes have 32 bits.
+    Shifted(u32),
+}
+
+/// Where a byte lies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spot {
+    /// The number of the stripe, counted over all members.
+    pub stripe: u64,
+    /// The member that has it.
+    pub member: u32,
+    /// The byte's place in the member.
+    pub offset: u64,
+    /// Bytes from it to the end of the stripe.
+    pub room: u64,
+}
+
+impl Stripes {
+    /// `None` for no members, or stripes of no bytes.
+    pub const fn new(stripe_bytes: u64, members: u32) -> Option<Self> {
+        if stripe_bytes == 0 || members == 0 {
+            return None;
+        }
+        Some(Self {
+            size: Size::Bytes(stripe_bytes),
+            members,
+        })
+    }
+
+    /// Stripes of `1 << shift` bytes, fewer than 2^32 of them: found without a division of 64 bits, which takes a GPU
+    /// long. `None` for no members, or a shift of 64 and more.
+    #[inline(always)]
+    pub const fn shifted(shift: u32, members: u32) -> Option<Self> {
+        if shift >= u64::BITS || members == 0 {
+            return None;
+        }
+        Some(Self {
+            size: Size::Shifted(shift),
+            members,
+        })
+    }
+
+    /// Where byte `at` lies.
+    #[inline(always)]
+    pub const fn spot(&self, at: u64) -> Spot {
+        // No divisor is 0.
+        match self.size {
+            Size::Bytes(bytes) => {
+                let (stripe, within) = divided(at, bytes);
+                let (row, member) = divided(stripe, self.members as u64);
+                Spot {
+                    stripe,
+                    // Below the number of members.
+                    member: member as u32,
+                    offset: row.wrapping_mul(bytes).wrapping_add(within),
+                    room: bytes - within,
+                }
+            }
+            Size::Shifted(shift) => {
+                let (stripe, within) = (at >> shift, at & ((1 << shift) - 1));
+                let row = match (stripe as u32).checked_div(self.members) {
+                    Some(row) => row,
+                    None => 0,
+                };
+                Spot {
+                    stripe,
+                    member: (stripe as u32).wrapping_sub(row.wrapping_mul(self.members)),
+                    offset: (row as u64) << shift | within,
+                    room: (1 << shift) - within,
+                }
+            }
+        }
+    }
+}
+
+#[inline(always)]
+const fn divided(value: u64, by: u64) -> (u64, u64) {
+    match value.checked_div(by) {
+        Some(quotient) => (quotient, value.wrapping_sub(quotient.wrapping_mul(by))),
+        None => (0, 0),
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_byte_lies_in_one_place() {
+        for (stripe_bytes, members) in [(4, 3), (512, 1), (6, 2), (1, 5)] {
+            let stripes = Stripes::new(stripe_bytes, members).unwrap();
+            let mut next = std::vec![0; members as usize];
+            for at in 0..stripe_bytes * u64::from(members) * 3 {
+                let spot = stripes.spot(at);
+                // Each member is filled from its begin on, without a gap.
+                let offset = &mut next[spot.member as usize];
+                assert_eq!(spot.offset, *offset, "{at}");
+                *offset += 1;
+                assert_eq!(spot.stripe, at / stripe_bytes);
+                assert_eq!(spot.room, stripe_bytes - at % stripe_bytes);
+                assert_eq!(u64::from(spot.member), spot.stripe % u64::from(members));
+            }
+        }
+    }
+
+    #[test]
+    fn a_shift_finds_what_a_division_does() {
+        for (shift, members) in [(0, 3), (9, 1), (17, 8), (12, 5), (63, 2)] {
+            let divides = Stripes::new(1 << shift, members).unwrap();
+            let shifts = Stripes::shifted(shift, members).unwrap();
+            for stripe in [0, 1, 7, 8, 9, 1000, u64::from(u32::MAX)] {
+                for within in [0, 1, 511, (1u64 << shift) - 1] {
+                    let Some(at) = stripe.checked_shl(shift).filter(|at| at >> shift == stripe)
+                    else {
+                        continue;
+                    };
+                    let at = at | within & ((1 << shift) - 1);
+                    assert_eq!(shifts.spot(at), divides.spot(at), "{shift} {members} {at}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn there_are_no_stripes_of_nothing() {
+        assert_eq!((Stripes::new(0, 2), Stripes::new(2, 0)), (None, None));
+        assert_eq!(
+            (Stripes::shifted(64, 1), Stripes::shifted(9, 0)),
+            (None, None)
+        );
+        let last = Stripes::new(u64::MAX, 1).unwrap().spot(u64::MAX);
+        assert_eq!((last.stripe, last.offset), (1, u64::MAX));
+    }
+}

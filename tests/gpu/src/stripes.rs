@@ -1,0 +1,113 @@
+//! Gathers over drives in stripes, whose reads the GPU submits to all of them: every row, also those that begin in one
+//! stripe and end in the next, and what becomes of rows when a member fails.
+
+use crate::bench::Bench;
+use crate::gather::{Drive, Job, WAIT, dice, outages_of, shapes_of};
+use crate::hazards::{outlives, replay};
+use crate::report::Report;
+use nvme_gpu_kernel::rows::code;
+use nvme_host::cuda::RowTable;
+use std::time::{Duration, Instant};
+
+type Outcome<T> = Result<T, String>;
+
+const TIMEOUT: Duration = Duration::from_secs(4);
+const STRIPE_BYTES: u64 = 32 << 10;
+const MEMBERS: u64 = 3;
+/// The member with a fault.
+const BAD: u64 = 1;
+
+pub fn all(report: &mut Report, bench: &Bench) {
+    report.test("stripes/shapes", |_| {
+        let drive = open(bench, "", TIMEOUT)?;
+        let path = drive.store().path();
+        match (path.data, path.tier) {
+            ("gpu", Some(_)) => shapes_of(&drive, 3),
+            _ => Err(format!("{path:?}")),
+        }
+    });
+    report.test("stripes/outages", |_| {
+        let timeout = Duration::from_millis(60) * bench.patience as u32;
+        let drive = open(bench, "drop@op=read,every=1500", timeout)?;
+        outages_of(bench, &drive)
+    });
+    for (name, fault, comes_back) in [
+        ("status", "status:0x281@op=read,nth=7", true),
+        ("dropped", "drop@op=read,nth=7", true),
+        ("dead-cfs", "cfs@op=read,nth=7", true),
+        ("all-ones", "allones@op=read,nth=7", false),
+    ] {
+        report.test(&format!("stripes/fault/{name}"), |_| {
+            fault_of(bench, fault, comes_back)
+        });
+    }
+    report.case("stripes/graph/replay", |options| {
+        let rounds = (options.commands / 1000).clamp(3, 1000);
+        let drive = open(bench, "", TIMEOUT);
+        drive.and_then(|drive| replay(&drive, rounds)).into()
+    });
+    report.case("stripes/graph/outlives-its-store", |_| {
+        open(bench, "", TIMEOUT).and_then(outlives).into()
+    });
+}
+
+/// Drives with blocks of two sizes, the one of which may have a fault.
+fn open(bench: &Bench, fault: &str, timeout: Duration) -> Outcome<Drive> {
+    let members = (0..MEMBERS).map(|member| {
+        let block = if member == 2 { 4096 } else { 512 };
+        let fault = match (member, fault) {
+            (BAD, "") | (0 | 2.., _) => String::new(),
+            (_, fault) => format!("&fault={fault}"),
+        };
+        format!("sim:mem?size=4MiB&block={block}&queues=8&threads=2{fault}")
+    });
+    let members = members.collect::<Vec<_>>().join("|");
+    let name = format!("stripe:{members}?stripe={}KiB", STRIPE_BYTES >> 10);
+    Drive::open(bench, &name, timeout)
+}
+
+/// Whether row `id` needs the member with the fault.
+fn needs_bad(table: &RowTable, id: i64) -> bool {
+    let first = table.first_byte + id as u64 * u64::from(table.row_bytes);
+    let last = first + u64::from(table.row_bytes) - 1;
+    (first / STRIPE_BYTES..=last / STRIPE_BYTES).any(|stripe| stripe % MEMBERS == BAD)
+}
+
+/// Rows of one member fail, which is named; those of the others never do.
+fn fault_of(bench: &Bench, fault: &str, comes_back: bool) -> Outcome<String> {
+    let timeout = Duration::from_millis(200) * bench.patience as u32;
+    let drive = open(bench, fault, timeout)?;
+    let mut throw = dice(9);
+    // Rows of no whole blocks: every eighth or so lies on two members.
+    let table = drive.table(100, 5000);
+    let (begin, mut failed, mut launches) = (Instant::now(), 0, 0);
+    loop {
+        let ids = (0..600).map(|_| throw(table.rows) as i64).collect();
+        let job = Job::new(&drive, table, ids, true, 0)?;
+        let (codes, failures) = drive.run_and_tell(&job)?;
+        launches += 1;
+        let mut wrong = job.ids().iter().zip(&codes);
+        let wrong = wrong.find(|(id, code)| **code != code::OK && !needs_bad(&table, **id));
+        if let Some((id, code)) = wrong {
+            return Err(format!("row {id} of a member that works: {code}"));
+        }
+        let bad = codes.iter().filter(|code| **code != code::OK).count();
+        if bad > 0 && failures.member != Some(BAD as u32) {
+            return Err(format!("{failures:?}, but member {BAD} failed"));
+        }
+        failed += bad;
+        let asked = job.ids().iter().zip(&codes);
+        let mut of_bad = asked.filter(|(id, _)| needs_bad(&table, **id));
+        let is_over = match comes_back {
+            true => bad == 0,
+            false => of_bad.all(|(_, code)| *code == code::GONE),
+        };
+        if failed > 0 && is_over {
+            return Ok(format!("{failed} rows failed in {launches} gathers"));
+        }
+        if begin.elapsed() > WAIT {
+            return Err(format!("{bad} rows fail after {WAIT:?}: {codes:?}"));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
