@@ -91,7 +91,9 @@ impl Outcome {
         let (name, remedy) = nvme_host::store::status::describe(status);
         let failed = gathered.failures.rows;
         let member = gathered.failures.member;
-        let of = member.map_or_else(String::new, |member| format!(" (member {member} of the stripe)"));
+        let of = member.map_or_else(String::new, |member| {
+            format!(" (member {member} of the stripe)")
+        });
         Self {
             report: Report {
                 failed,

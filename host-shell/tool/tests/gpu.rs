@@ -580,6 +580,27 @@ fn rows_are_gathered_by_ids_and_checked() {
         assert_eq!(members(line), members(said), "{name}");
     }
     assert_eq!(lines[0]["table_bytes"], 4 << 20);
+    assert_eq!(lines[0]["members"], 1);
+    // Over two drives, and what they do not have.
+    let small = "sim:mem?size=4MiB&queues=8";
+    let on = |more: &[&'static str]| {
+        let begin = ["bench", "-d", small, "--gpu", "--gather", "--table", "4MiB"];
+        let rest = [
+            "--rows",
+            "20",
+            "--runs",
+            "1",
+            "--queues",
+            "2",
+            "--members",
+            "2",
+        ];
+        [&begin[..], &rest, more].concat()
+    };
+    let striped = ok(&folder, &on(&[]));
+    assert!(striped.contains(r#""members":2"#), "{striped}");
+    let why = fails(&folder, "", 2, &on(&["--cache", "1MiB"]));
+    assert!(why.contains("a cache of rows of several drives"), "{why}");
     for (line, row) in lines[1..].iter().zip([4096, 512, 24]) {
         assert_eq!(
             (&line["row_bytes"], &line["rows"]),
