@@ -208,7 +208,7 @@ impl Store {
             why: format!("{} members in stripes of {stripe}", members.len()),
         };
         #[cfg(feature = "cuda")]
-        with_gpu::path_of_stripes(&self.space, &mut shown);
+        self.space.path_of_stripes(&mut shown);
         shown
     }
 

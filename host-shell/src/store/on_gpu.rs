@@ -4,6 +4,7 @@
 
 use super::Store;
 use super::element::Element;
+use super::options::DataPath;
 use super::scatter::Duplicates;
 use super::space::Space;
 use super::status::{self, RowStatus};
@@ -115,6 +116,24 @@ impl Store {
 }
 
 impl Space {
+    /// What carries the data of members in stripes with a GPU.
+    pub(super) fn path_of_stripes(&self, shown: &mut DataPath) {
+        let has_gpu = self.members.iter().any(|member| member.gpu.is_some());
+        let why = match &self.striped {
+            Some(_) => {
+                shown.data = "gpu";
+                shown.tier = self.members.first().and_then(|member| member.path.tier);
+                "the GPU submits the reads of rows that are no longer than a stripe; a host thread moves the others, \
+                 writes and widened rows"
+            }
+            None if has_gpu => {
+                "a host thread moves rows for the GPU, which submits to up to 32 drives in stripes of a power of two"
+            }
+            None => return,
+        };
+        shown.why = format!("{}; {why}", shown.why);
+    }
+
     /// # Errors
     /// [`Error::Usage`] for a store without a GPU.
     fn gpu(&self) -> Result<&HostRows> {

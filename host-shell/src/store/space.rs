@@ -69,7 +69,14 @@ impl Space {
         let stripes = shortest / stripe_bytes;
         let len = stripes * stripe_bytes * members.len() as u64;
         #[cfg(feature = "cuda")]
-        let striped = super::with_gpu::striped(&members, stripe_bytes, len)?;
+        let striped = {
+            // Where a GPU has queues of each.
+            let rows = members.iter().map(|member| member.rows.clone());
+            match rows.collect::<Option<Vec<_>>>() {
+                Some(rows) => crate::cuda::StripedRows::new(rows, stripe_bytes, len)?,
+                None => None,
+            }
+        };
         Ok(Self {
             #[cfg(feature = "cuda")]
             striped,

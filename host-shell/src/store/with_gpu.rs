@@ -1,10 +1,8 @@
 //! What a store that is opened with a GPU has besides: queues in its hands, or a host thread that moves rows for it.
 
-use super::member::Member;
 use super::options::{DataPath, Gds, StoreOptions};
-use super::space::Space;
 use crate::controller::Controller;
-use crate::cuda::{Access, GdsFile, Gpu, GpuRows, RowsOptions, StripedRows, TierRequest};
+use crate::cuda::{Access, GdsFile, Gpu, GpuRows, RowsOptions, TierRequest};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use nvme_core::bringup::NamespaceInfo;
@@ -121,22 +119,6 @@ pub(super) fn rows(
     Ok(Some(Arc::new(rows)))
 }
 
-/// The queues of all members as those of one, where a GPU has queues of each.
-///
-/// # Errors
-/// Without memory of the GPU.
-pub(super) fn striped(
-    members: &[Member],
-    stripe_bytes: u64,
-    len: u64,
-) -> Result<Option<StripedRows>> {
-    let rows = members.iter().map(|member| member.rows.clone());
-    match rows.collect::<Option<Vec<_>>>() {
-        Some(rows) => StripedRows::new(rows, stripe_bytes, len),
-        None => Ok(None),
-    }
-}
-
 /// What carries the data with a GPU beside the CPU's queues.
 pub(super) fn path(access: Option<&Access>, path: DataPath) -> DataPath {
     let Some(access) = access else { return path };
@@ -149,24 +131,6 @@ pub(super) fn path(access: Option<&Access>, path: DataPath) -> DataPath {
         ),
         ..path
     }
-}
-
-/// What carries the data of members in stripes with a GPU.
-pub(super) fn path_of_stripes(space: &Space, shown: &mut DataPath) {
-    let has_gpu = space.members.iter().any(|member| member.gpu.is_some());
-    let why = match &space.striped {
-        Some(_) => {
-            shown.data = "gpu";
-            shown.tier = space.members.first().and_then(|member| member.path.tier);
-            "the GPU submits the reads of rows that are no longer than a stripe; a host thread moves the others, writes \
-             and widened rows"
-        }
-        None if has_gpu => {
-            "a host thread moves rows for the GPU, which submits to up to 32 drives in stripes of a power of two"
-        }
-        None => return,
-    };
-    shown.why = format!("{}; {why}", shown.why);
 }
 
 /// What carries the data of a file with a GPU.
