@@ -1,6 +1,9 @@
 //! Programs in C and C++ over the shared library, as a user builds them: plain, with the compiler's sanitizers, and
 //! under valgrind.
 
+#[path = "programs/fio.rs"]
+mod fio;
+
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
@@ -267,10 +270,11 @@ fn installed(folder: &Folder) -> PathBuf {
     prefix
 }
 
-/// The C blocks of the guide, in order.
-fn guide() -> Vec<String> {
+/// The blocks of the guide in a language, in order.
+fn guide(language: &str) -> Vec<String> {
     let text = std::fs::read_to_string(here("../../docs/guide/c.md")).unwrap();
-    let blocks = text.split("```c\n").skip(1);
+    let fence = format!("```{language}\n");
+    let blocks = text.split(&fence).skip(1);
     blocks
         .map(|rest| rest.split("```").next().unwrap().to_owned())
         .collect()
@@ -282,7 +286,7 @@ fn what_is_installed_is_found_by_pkg_config_and_cmake() {
     let folder = Folder::new("installed");
     let prefix = installed(&folder);
     let (source, program) = (folder.path("guide.c"), folder.path("guide"));
-    std::fs::write(&source, &guide()[0]).unwrap();
+    std::fs::write(&source, &guide("c")[0]).unwrap();
     let flags = |more: &[&str]| {
         let mut ask = Command::new("pkg-config");
         ask.args(["--cflags", "--libs"]).args(more).arg("nvme_gpu");
@@ -349,8 +353,8 @@ fn what_is_installed_is_found_by_pkg_config_and_cmake() {
 #[test]
 fn the_programs_of_the_guide_run() {
     let folder = folder("guide");
-    let blocks = guide();
-    assert!(blocks.len() >= 4, "{}", blocks.len());
+    let (blocks, in_cpp) = (guide("c"), guide("cpp"));
+    assert!(blocks.len() >= 4 && !in_cpp.is_empty(), "{}", blocks.len());
     let readme = std::fs::read_to_string(here("../../README.md")).unwrap();
     let lines = readme
         .split("```c\n")
@@ -362,8 +366,10 @@ fn the_programs_of_the_guide_run() {
     let readme = format!(
         "#include <nvme_gpu.h>\nint main(void)\n{{\nchar data[512];\n{lines}return status;\n}}\n"
     );
-    for (index, block) in blocks.iter().chain([&readme]).enumerate() {
-        let source = folder.path(&format!("guide{index}.c"));
+    let in_c = blocks.iter().chain([&readme]).map(|block| (block, "c"));
+    let all = in_c.chain(in_cpp.iter().map(|block| (block, "cpp")));
+    for (index, (block, language)) in all.enumerate() {
+        let source = folder.path(&format!("guide{index}.{language}"));
         std::fs::write(&source, block).unwrap();
         let program = compile(&folder, source.to_str().unwrap(), &[]);
         let mut command = Command::new(program);

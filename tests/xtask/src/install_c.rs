@@ -42,10 +42,9 @@ fn install(prefix: &Path, built: &Path) -> Result<(), Failure> {
     for folder in [&include, &pkgconfig, &cmake, &share] {
         fs::create_dir_all(folder).map_err(|error| failed("create", folder, &error))?;
     }
-    copy(
-        &capi.join("include/nvme_gpu.h"),
-        &include.join("nvme_gpu.h"),
-    )?;
+    for header in ["nvme_gpu.h", "nvme_gpu.hpp"] {
+        copy(&capi.join("include").join(header), &include.join(header))?;
+    }
     let compat = "include/nvme_gpu_compat.h";
     copy(&capi.join("compat").join(compat), &prefix.join(compat))?;
     let device = "include/nvme_gpu_device.cuh";

@@ -2,6 +2,7 @@
 
 mod background;
 mod coverage;
+mod fio;
 mod fuzz;
 mod gpu_test;
 mod guest;
@@ -63,6 +64,9 @@ usage: cargo xtask <command>
   install-c PREFIX [--built FOLDER]
                      build the C interface and install headers, libraries, pkg-config file and CMake
                      package under PREFIX; --built: from libraries that cargo has built there
+  fio PREFIX [--built FOLDER]
+                     as install-c, and the engine for the fio that is installed, built with its headers
+                     from the source package
   write-cache [--seconds N]
                      writes of 128 KiB to a served controller with and without its write cache,
                      in turns: with it they have 0.9 of the rate
@@ -89,6 +93,7 @@ fn main() -> ExitCode {
             ["gpu-test", rest @ ..] => gpu_test::command(rest),
             ["loom", rest @ ..] => loom::command(rest),
             ["guest", rest @ ..] => guest::command(rest),
+            ["fio", rest @ ..] => fio::command(rest),
             ["install-c", rest @ ..] => install_c::command(rest),
             ["stress", rest @ ..] => stress::command(rest),
             ["simulate", rest @ ..] => simulate::command(rest),

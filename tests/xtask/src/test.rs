@@ -313,12 +313,16 @@ fn tests() -> Result<Counts, Failure> {
     }
 }
 
-/// Programs in C and C++ over the C interface: plain, with sanitizers, under valgrind, as installed.
+/// Programs in C and C++ over the C interface: plain, with sanitizers, under valgrind, as installed; fio.
 fn c_interface() -> Result<Counts, Failure> {
     let mut test = test_command();
     test.args(["--package", "nvme-gpu-capi"]);
-    match crate::tools::for_c() {
-        Ok(()) => test.args(["--", "--include-ignored"]),
+    let source = crate::tools::for_c().and_then(|()| crate::fio::source());
+    match source {
+        Ok(source) => {
+            test.env("FIO_SOURCE", source);
+            test.args(["--", "--include-ignored"])
+        }
         Err(failure) if failure.missing_tool => {
             println!("SKIPPED: {failure}");
             &mut test

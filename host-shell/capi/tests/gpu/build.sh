@@ -2,7 +2,8 @@
 # Puts what the C face needs on a machine with a GPU into FOLDER: the library, the test programs, and the CUDA C++
 # example with its image. Then, there: `FOLDER/run.sh`. Wants nvcc (NVCC may be set), a C and a C++ compiler, and the
 # libraries of `cargo build --release -p nvme-gpu-capi -p nvme-gpu-compat -p nvme-fake-cuda` (BUILT may name their
-# folder), whose stand-in for libcuda.so.1 is only linked against.
+# folder), whose stand-in for libcuda.so.1 is only linked against. With FIO=SOURCES (`cargo xtask fio PREFIX` puts them
+# under target/tools/fio) also fio, built from them, and the engine.
 set -eu
 folder=${1:?usage: build.sh FOLDER [sm_NN]}
 arch=${2:-sm_90}
@@ -32,6 +33,14 @@ for source in compat/examples/demo_gds compat/examples/demo_spdk tests/c/seeds; 
 done
 OUT=$folder/image "$example/build.sh" "$arch"
 mv "$folder/image/histogram.cubin" "$folder/"
+if test -n "${FIO:-}"; then
+    FIO=$(realpath "$FIO")
+    make -s -C "$FIO" fio
+    strip -o "$folder/fio" "$FIO/fio"
+    ldd "$FIO/fio" | awk '/libaio|libnuma/ { print $3 }' | xargs -I {} cp {} "$folder/"
+    make -s -C "$root/host-shell/fio" FIO="$FIO" BUILD="$(realpath "$folder")" NVME_GPU_CFLAGS="-I $capi/include" \
+        NVME_GPU_LIBS="-L $(realpath "$folder/link") -lnvme_gpu -Wl,-rpath,\\\$\$ORIGIN"
+fi
 rm -r "$folder/link" "$folder/image"
 cp "$capi/tests/gpu/run.sh" "$folder/run.sh"
 ls -l "$folder"

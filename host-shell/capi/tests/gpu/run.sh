@@ -24,6 +24,15 @@ rm -f ./seeds-file
 try ./gds ./gds-file any
 try ./gds /dev/shm/nvme-gpu-gds-file any
 rm -f ./gds-file /dev/shm/nvme-gpu-gds-file
+if test -x ./fio; then
+    job="env LD_LIBRARY_PATH=. ./fio --ioengine=external:./fio-nvme_gpu.so --name=a --bs=4k --iodepth=128 --size=64m"
+    try $job --device='sim:./fio.img?size=64MiB&queues=32&threads=8' --data=gpu --rw=write --verify=crc32c
+    read="--device=sim:./fio.img?queues=32&threads=8 --data=gpu --rw=randread"
+    try $job $read --initiator=gpu --verify=crc32c
+    try $job $read --initiator=gpu --time_based --runtime=3
+    try $job $read --initiator=cpu --time_based --runtime=3
+    rm -f ./fio.img
+fi
 if command -v compute-sanitizer >/dev/null; then
     try compute-sanitizer --report-api-errors no --error-exitcode 9 ./histogram ./histogram.cubin
 fi
