@@ -13,7 +13,7 @@ use crate::demo::Demo;
 use crate::device::{bind, doctor, events, list, p2p, regs, reset};
 #[cfg(feature = "sim")]
 use crate::device::{devices, serve};
-use crate::files::{cat, catalog, cp, ls, pack, stat};
+use crate::files::{cat, catalog, cp, import, ls, pack, stat};
 use crate::io::{compare, dsm, flush, read, stream, write, write_zeroes};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use nvme_host::{Error, Result, exit};
@@ -98,6 +98,8 @@ enum Command {
     Stat(stat::Stat),
     Catalog(catalog::CatalogArgs),
     Pack(pack::Pack),
+    Import(import::Import),
+    Verify(import::Verify),
     #[command(visible_alias = "show-regs")]
     Regs(regs::Regs),
     GetLog(get_log::GetLog),
@@ -169,6 +171,8 @@ fn run_command(cli: Cli) -> Result<()> {
         Command::Stat(command) => command.run(),
         Command::Catalog(command) => command.run(),
         Command::Pack(command) => command.run(),
+        Command::Import(command) => command.run(),
+        Command::Verify(command) => command.run(),
         Command::Regs(command) => command.run(),
         Command::GetLog(command) => command.run(),
         Command::AdminPassthru(command) => command.run(),

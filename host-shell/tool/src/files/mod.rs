@@ -3,6 +3,7 @@
 pub mod cat;
 pub mod catalog;
 pub mod cp;
+pub mod import;
 pub mod ls;
 pub mod pack;
 pub mod stat;

@@ -237,6 +237,94 @@ fn an_image_that_cannot_be_made_is_not_there() {
 }
 
 #[test]
+fn a_file_is_written_found_again_and_resumed() {
+    let folder = Folder::new(Place::Embedded);
+    let long = folder.file("long", 20 << 20, 1);
+    folder.file("other", 5000, 2);
+    let at = ["long", "-d", "sim:disk.img?size=32MiB", "--offset", "4097"];
+    let with = |verb: &'static str, more: &[&'static str]| -> Vec<&'static str> {
+        [&[verb], &at[..], more].concat()
+    };
+    let first = json(&folder, &with("import", &[]));
+    assert_eq!(first["written"], 20 << 20);
+    let verified = json(&folder, &with("verify", &[]));
+    assert_eq!(
+        (&verified["xxh3"], &verified["written"]),
+        (&first["xxh3"], &serde_json::Value::Null)
+    );
+    // One piece of three was not written yet.
+    use std::os::unix::fs::FileExt;
+    let image = std::fs::File::options()
+        .write(true)
+        .open(folder.path("disk.img"))
+        .unwrap();
+    image.write_all_at(b"changed", 9 << 20).unwrap();
+    let output = folder.command().args(with("verify", &[])).output().unwrap();
+    assert_eq!(output.status.code(), Some(3));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("XXH3"));
+    let resumed = json(&folder, &with("import", &["--resume"]));
+    assert_eq!(
+        (&resumed["written"], &resumed["xxh3"]),
+        (&(8 << 20).into(), &first["xxh3"])
+    );
+    let stored = std::fs::read(folder.path("disk.img")).unwrap();
+    assert!(stored[4097..][..20 << 20] == std::fs::read(&long).unwrap());
+    // A packed image is a device, too.
+    std::fs::write(folder.path("plain"), vec![0; 1 << 20]).unwrap();
+    let text = ok(
+        &folder,
+        &["import", "other", "-d", "file:plain", "--offset", "1KiB"],
+    );
+    assert!(text.contains("5000 of them written"), "{text}");
+    ok(
+        &folder,
+        &["verify", "other", "-d", "./plain", "--offset", "1024"],
+    );
+    let refused = |words: &[&str], code: i32, what: &str| {
+        let output = folder.command().args(words).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(code), "{words:?}: {said}");
+        assert!(said.contains(what), "{words:?}: {said}");
+    };
+    for verb in ["import", "verify"] {
+        refused(
+            &[verb, "long", "-d", "file:plain"],
+            2,
+            "use a larger device",
+        );
+        refused(&[verb, "none", "-d", "file:plain"], 4, "none");
+        refused(&[verb, ".", "-d", "file:plain"], 2, "no regular file");
+        refused(
+            &[verb, "disk.img", "-d", "sim:disk.img"],
+            2,
+            "is the image of the device itself",
+        );
+    }
+    refused(
+        &["verify", "other", "-d", "sim:new.img?size=1MiB"],
+        4,
+        "new.img",
+    );
+    // An image that was made for an import that failed goes with it.
+    refused(
+        &["import", "long", "-d", "sim:new.img?size=1MiB"],
+        2,
+        "use a larger device",
+    );
+    assert!(!folder.path("new.img").exists());
+    refused(
+        &[
+            "import",
+            "other",
+            "-d",
+            "sim:mem?fault=status:0x281@op=read,nth=2",
+        ],
+        1,
+        "Unrecovered Read Error",
+    );
+}
+
+#[test]
 fn what_is_no_file_on_a_drive_is_refused() {
     let folder = Folder::new(Place::Embedded);
     write_image(&folder);

@@ -227,6 +227,8 @@ fn every_result_follows_the_schema() {
         ("stat", &["stat", "./ext4.img:/l"]),
         ("catalog", &["catalog", "two.safetensors"]),
         ("catalog", &["catalog", "--metadata", "two.safetensors"]),
+        ("import", &["import", "in", "-d", d, "--offset", "512"]),
+        ("verify", &["verify", "in", "-d", d, "--offset", "512"]),
         ("doctor", &["doctor"]),
         ("list", &["list"]),
     ];
