@@ -14,6 +14,12 @@ import sys
 import time
 import traceback
 
+try:
+    import triton
+    from triton import language
+except ImportError:
+    triton = None
+
 ROWS, WIDTH = 16_384, 128
 CASES = []
 
@@ -106,6 +112,65 @@ def first_launch_of_another_kernel_right_after(_):
         table.check()
         equal(table[ids], values[ids])
         return {"seconds": round(time.perf_counter() - begin, 3)}
+
+
+def add_number(address, number: "language.constexpr"):
+    at = language.arange(0, 32)
+    language.store(address + at, language.load(address + at) + number)
+
+
+def beside(rounds, call):
+    """`call(turn)` while a gather waits for a slow drive, `rounds` times: the longest round in milliseconds.
+
+    No round takes as long as the time-out of the drive's commands, 5 s: no call waits for a gather that waits for it.
+    """
+    import torch
+
+    worst = 0.0
+    with opened("&fault=delay:5ms@op=read,every=50") as store:
+        table, values = filled(store)
+        for turn in range(rounds):
+            ids = torch.randint(0, ROWS, (512,), device="cuda")
+            begin = time.perf_counter()
+            found = table[ids]
+            call(turn)
+            torch.cuda.synchronize()
+            took = time.perf_counter() - begin
+            table.check()
+            equal(found, values[ids], f"round {turn}")
+            assert took < 4.5, f"round {turn} took {took:.3f} s"
+            worst = max(worst, took)
+    return {"rounds": rounds, "worst_ms": round(worst * 1e3, 1)}
+
+
+@case
+def beside_empty_cache(seconds):
+    """torch gives its memory back by cudaFree, which waits for the GPU, while a gather is under way."""
+    import torch
+
+    def call(_):
+        spare = torch.empty(1 << 20, device="cuda")
+        del spare
+        torch.cuda.empty_cache()
+
+    return beside(int(seconds * 500), call)
+
+
+@case
+def beside_a_compile_of_triton(seconds):
+    """A kernel of Triton is compiled, loaded and launched while a gather is under way: another one in each round."""
+    import torch
+
+    if triton is None:
+        raise Skip("triton is not installed")
+    kernel = triton.jit(add_number)
+    data = torch.zeros(32, dtype=torch.int64, device="cuda")
+    # A number that no cache on the disk has a kernel for.
+    first = time.time_ns() % 1_000_003
+    rounds = max(5, int(seconds * 10))
+    result = beside(rounds, lambda turn: kernel[(1,)](data, number=first + turn))
+    assert data[0].item() == sum(first + turn for turn in range(rounds))
+    return result
 
 
 @case
