@@ -73,7 +73,7 @@ linux_down() {
 # Nothing at warning level or worse since the test began: of nvme, the block layer, the IOMMU, or the
 # kernel itself. Arguments are extended regular expressions of lines that the test provokes.
 dmesg_clean() {
-    _allow='^$'
+    _allow='^$|nvme_gpu: (loading out-of-tree module|module verification failed)'
     for _pattern in "$@"; do
         _allow="$_allow|$_pattern"
     done
@@ -83,13 +83,30 @@ dmesg_clean() {
     fail "the kernel complained"
 }
 
-# Gives the function $1 to vfio-pci by our tool, taking it away from Linux's driver.
+# What lends functions to our driver, and how our driver names the function $BDF then: the boot may choose.
+LENDER=${LENDER:-vfio-pci}
+DEVICE=${DEVICE:-vfio:${BDF:-}}
+
+# Loads the lender.
+lender_up() {
+    case $LENDER in
+    vfio-pci)
+        modprobe vfio_iommu_type1
+        modprobe vfio-pci
+        ;;
+    nvme_gpu)
+        [ -d /sys/module/nvme_gpu ] || insmod /kmod/nvme_gpu.ko
+        ;;
+    esac
+}
+
+# Gives the function $1 to the lender by our tool, taking it away from Linux's driver.
 take() {
     modprobe nvme
     wait_for 20 test -d "/sys/bus/pci/devices/$1/driver"
     wait_for 20 live "$1"
-    nvme-gpu bind "$1"
-    [ "$(driver_of "$1")" = vfio-pci ] || fail "$1 is not bound to vfio-pci"
+    nvme-gpu bind --driver "$LENDER" "$1"
+    [ "$(driver_of "$1")" = "$LENDER" ] || fail "$1 is not bound to $LENDER"
 }
 
 # Linux's driver has finished with the start of the function $1.

@@ -3,6 +3,8 @@
 pub(crate) mod bar;
 pub(crate) mod cmb;
 pub(crate) mod interrupt;
+#[cfg(feature = "vfio")]
+pub mod kmod;
 pub(crate) mod open;
 pub(crate) mod peer;
 pub mod relay;

@@ -5,10 +5,11 @@ use crate::error::{Error, Result};
 use std::sync::Arc;
 
 /// The remedy for a name that is none.
-const NAMES: &str = "write sim:PATH, sim:mem?size=1GiB, sim:null, vfio:BDF or vfio-user:SOCKET";
+const NAMES: &str =
+    "write sim:PATH, sim:mem?size=1GiB, sim:null, vfio:BDF, kmod:BDF or vfio-user:SOCKET";
 
 /// Opens the device that `text` names: `sim:PATH[?option=value&...]`, `sim:null`, `sim:mem`,
-/// `vfio:BDF`, `vfio-user:SOCKET`.
+/// `vfio:BDF`, `kmod:BDF`, `vfio-user:SOCKET`.
 ///
 /// ```
 /// # #[cfg(feature = "sim")] {
@@ -49,9 +50,12 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
             "this build has no vfio-user",
             "build it with the feature `vfio-user`",
         )),
+        #[cfg(feature = "vfio")]
+        "kmod" => crate::device::kmod::open(rest),
+        #[cfg(not(feature = "vfio"))]
         "kmod" => Err(Error::usage(
-            format!("'{kind}:{rest}': this build has no {kind} devices"),
-            NAMES,
+            "this build has no kmod devices",
+            "build it with the feature `vfio`",
         )),
         _ => Err(Error::usage(
             format!("unknown kind of device '{kind}'"),

@@ -26,6 +26,8 @@ pub struct Pages {
     start: NonNull<u8>,
     len: usize,
     file: Option<OwnedFd>,
+    /// What it is a mapping of, where that is a whole dma-buf.
+    dma_buf: Option<OwnedFd>,
     /// The mapping that this is a part of, and what takes the part back on drop.
     part: Option<(Arc<Pages>, Keep)>,
 }
@@ -98,8 +100,14 @@ impl Pages {
             start,
             len: bytes,
             file: None,
+            dma_buf: (at == 0 && is_dma_buf(&file)).then_some(file),
             part: None,
         })
+    }
+
+    /// The dma-buf that this is a mapping of. The kernel cannot lock its pages, but a driver can import it.
+    pub(crate) fn dma_buf(&self) -> Option<BorrowedFd<'_>> {
+        self.dma_buf.as_ref().map(AsFd::as_fd)
     }
 
     /// The bytes `range` of `whole`, whole granules, as memory of their own; `keep` is dropped when they are
@@ -118,6 +126,7 @@ impl Pages {
             start,
             len: range.len(),
             file: None,
+            dma_buf: None,
             part: Some((Arc::clone(whole), keep)),
         })
     }
@@ -192,6 +201,7 @@ impl Pages {
             start,
             len,
             file: None,
+            dma_buf: None,
             part: None,
         })
     }
@@ -236,6 +246,12 @@ fn rounded(bytes: usize, granule: usize) -> Result<usize> {
 
 fn too_much() -> Error {
     system("mmap", io::Error::from_raw_os_error(libc::ENOMEM))
+}
+
+/// Whether a file is a dma-buf: each lies in the kernel's own file system for them.
+fn is_dma_buf(file: &OwnedFd) -> bool {
+    const DMA_BUF_MAGIC: u64 = 0x444D_4142;
+    rustix::fs::fstatfs(file).is_ok_and(|found| found.f_type as u64 == DMA_BUF_MAGIC)
 }
 
 fn system(call: &'static str, source: io::Error) -> Error {

@@ -1,6 +1,7 @@
 //! Tests of the driver on any `--device`, for the guest: each subcommand is one test and exits with 0
 //! when it passed. They write to the namespace that they are given.
 
+mod kmod;
 mod mixed;
 mod pattern;
 mod peer;
@@ -23,10 +24,13 @@ usage: guest-tests <test>
   transfers DEVICE NSID       sizes and offsets around every boundary, by PRP and SGL
   queues DEVICE NSID          the smallest queue, the largest, all of them at once
   refusals DEVICE NSID        commands that the controller must refuse
-  peer DEVICE RESOURCE MIB    transfers with the memory of another PCI device
+  peer DEVICE RESOURCE MIB    transfers with the memory of another PCI device, or of a dma-buf of
+                              this machine's memory (RESOURCE: udmabuf)
   unplug DEVICE OTHER ID      I/O while QEMU takes the device ID away, then I/O on another
   reset DEVICE                I/O while the function is reset
   confine DEVICE              a transfer to an address that was never mapped
+  kmod-calls BDF SECONDS      calls of the module nvme_gpu with good and bad arguments
+  kmod-deaf BDF               hold a function until the module takes it away
   mixed DEVICE NSID SECONDS SEED
                               random verified I/O, and a look for leaks
 ";
@@ -61,6 +65,10 @@ fn main() -> ExitCode {
         ["unplug", leaving, staying, id] => trouble::unplug(leaving, staying, id),
         ["reset", device] => trouble::reset(device),
         ["confine", device] => trouble::confine(device),
+        ["kmod-calls", address, seconds] => {
+            number(seconds).and_then(|seconds| kmod::calls(address, seconds))
+        }
+        ["kmod-deaf", address] => kmod::deaf(address),
         ["mixed", device, nsid, seconds, seed] => number(nsid).and_then(|nsid| {
             mixed::run(device, Nsid(nsid as u32), number(seconds)?, number(seed)?)
         }),

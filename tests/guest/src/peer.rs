@@ -1,23 +1,75 @@
-//! Transfers between a namespace and the memory of another PCI device, without a copy in between.
+//! Transfers between a namespace and the memory of another PCI device, or a dma-buf, without a copy in between.
+// UNSAFETY: an ioctl takes a raw pointer, and gives a descriptor that is ours.
+#![allow(unsafe_code)]
 
 use crate::{Outcome, pattern, said};
 use nvme_host::core::Data;
 use nvme_host::core::spec::{Iova, Lba, Nsid, Sqe, nvm};
 use nvme_host::{Controller, DmaBuffer, Namespace, Pages, Queue};
+use std::fs::File;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 const NSID: Nsid = Nsid(1);
 /// The host looks for this at the start of the peer's memory.
 const MARK: &[u8] = b"from the disk";
 
+fn open(path: &str) -> Result<File, String> {
+    let file = File::options().read(true).write(true).open(path);
+    file.map_err(|error| format!("{path}: {error}"))
+}
+
+/// A dma-buf of `bytes` bytes of this machine's memory.
+fn udmabuf(bytes: u64) -> Result<OwnedFd, String> {
+    /// `struct udmabuf_create` and `UDMABUF_CREATE` of linux/udmabuf.h.
+    #[repr(C)]
+    struct Create {
+        memfd: u32,
+        flags: u32,
+        offset: u64,
+        size: u64,
+    }
+    const CREATE: libc::c_ulong = 0x4018_7542;
+    let last = |call: &str| format!("{call}: {}", std::io::Error::last_os_error());
+    // SAFETY: a name that ends with a zero byte.
+    let memfd = unsafe {
+        libc::memfd_create(
+            c"udmabuf".as_ptr(),
+            libc::MFD_ALLOW_SEALING | libc::MFD_CLOEXEC,
+        )
+    };
+    if memfd < 0 {
+        return Err(last("memfd_create"));
+    }
+    // SAFETY: a new descriptor, ours alone.
+    let memory = unsafe { File::from_raw_fd(memfd) };
+    memory.set_len(bytes).map_err(|error| error.to_string())?;
+    // SAFETY: takes an integer.
+    if unsafe { libc::fcntl(memfd, libc::F_ADD_SEALS, libc::F_SEAL_SHRINK) } != 0 {
+        return Err(last("F_ADD_SEALS"));
+    }
+    let mut create = Create {
+        memfd: memfd as u32,
+        flags: 1,
+        offset: 0,
+        size: bytes,
+    };
+    let device = open("/dev/udmabuf")?;
+    // SAFETY: the kernel reads the structure of that number.
+    match unsafe { libc::ioctl(device.as_raw_fd(), CREATE as _, &mut create) } {
+        // SAFETY: a new descriptor, ours alone.
+        fd @ 0.. => Ok(unsafe { OwnedFd::from_raw_fd(fd) }),
+        _ => Err(last("UDMABUF_CREATE")),
+    }
+}
+
 /// Runs between `controller` and the first `mib` mebibytes of the BAR in the sysfs file `resource`.
 pub fn run(controller: &Controller, resource: &str, mib: u64) -> Outcome {
-    let file = std::fs::File::options()
-        .read(true)
-        .write(true)
-        .open(resource)
-        .map_err(|error| format!("{resource}: {error}"))?;
-    let pages = Pages::of_file(file.into(), 0, (mib << 20) as usize).map_err(said)?;
+    let file = match resource {
+        "udmabuf" => udmabuf(mib << 20)?,
+        _ => open(resource)?.into(),
+    };
+    let pages = Pages::of_file(file, 0, (mib << 20) as usize).map_err(said)?;
     let mut bar = DmaBuffer::over(controller.device(), Arc::new(pages)).map_err(said)?;
     let mut namespace = controller.namespace(NSID).map_err(said)?;
     let mut queue = controller.create_queue_pair(16).map_err(said)?;

@@ -7,12 +7,17 @@ mod apt;
 mod audit;
 mod boots;
 mod cpio;
+mod headers;
 mod machine;
 mod programs;
 mod run;
 mod server;
 mod tree;
 
+pub use headers::KernelHeaders;
+pub use tree::Tree;
+
+use crate::kmod;
 use crate::process::Failure;
 use crate::report::Counts;
 use boots::{BOOTS, Boot};
@@ -111,15 +116,17 @@ fn no_such(name: &str) -> Failure {
 fn bench() -> Result<Bench, Failure> {
     let began = Instant::now();
     let (tree, programs) = std::thread::scope(|scope| {
-        let tree = scope.spawn(tree::Tree::prepare);
+        let tree = scope.spawn(Tree::prepare);
         let programs = programs::build();
         let tree = tree
             .join()
             .unwrap_or_else(|_| Err(Failure::new("the thread that prepares the tree panicked")));
         (tree, programs)
     });
+    let tree = tree?;
     let bench = Bench {
-        tree: tree?,
+        module: kmod::for_guest(&tree)?,
+        tree,
         programs: programs?,
     };
     println!("ready after {:.1} s", began.elapsed().as_secs_f64());

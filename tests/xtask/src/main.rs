@@ -7,6 +7,7 @@ mod fuzz;
 mod gpu_test;
 mod guest;
 mod install_c;
+mod kmod;
 mod loom;
 mod packages;
 mod planted;
@@ -44,6 +45,9 @@ usage: cargo xtask <command>
   guest [--list | --prepare | --shell [BOOT] | NAME...]
                      boot Linux in QEMU and run the tests that need a kernel of their own;
                      --prepare: only download and build what they need
+  kmod build [--guest] | install | remove
+                     build the kernel module against the headers of the running kernel (--guest: of
+                     the guests' kernel); install it by dkms and load it, as root; take it away
   loom [--deeper N | --mutants [--part K/N] [NAME...]]
                      model-check the memory ordering of the queues; --deeper: with N more
                      preemptions; --mutants: weaken each order in turn, leave out and move each
@@ -94,6 +98,7 @@ fn main() -> ExitCode {
             ["loom", rest @ ..] => loom::command(rest),
             ["guest", rest @ ..] => guest::command(rest),
             ["fio", rest @ ..] => fio::command(rest),
+            ["kmod", rest @ ..] => kmod::command(rest),
             ["install-c", rest @ ..] => install_c::command(rest),
             ["stress", rest @ ..] => stress::command(rest),
             ["simulate", rest @ ..] => simulate::command(rest),

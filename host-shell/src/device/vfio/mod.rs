@@ -8,14 +8,14 @@
 //! the kernel when it closes the descriptors of a process that died. A controller that a dead process
 //! left enabled is disabled before it may start DMA again.
 
-mod bar0;
+pub(super) mod bar0;
 mod cmb;
 mod group;
 pub mod info;
 mod inner;
 mod ioctl;
 mod mapping;
-mod watch;
+pub(super) mod watch;
 
 use crate::device::Device;
 use crate::device::bar::DoorbellMap;

@@ -1,4 +1,4 @@
-//! The two events that VFIO tells of a device: it is wanted back, or it reported a fatal error.
+//! The two events of a device behind the kernel: it is wanted back, or it reported a fatal error.
 
 use super::ioctl;
 use crate::error::{Error, Result};
@@ -40,15 +40,25 @@ impl Watch {
     ///
     /// A kernel without one of the events has nothing to tell of it.
     pub fn start(device: &File, then: impl FnOnce(Event) + Send + 'static) -> Result<Self> {
-        let (wanted, failed, stop) = (event()?, event()?, Arc::new(event()?));
+        let (wanted, failed) = (event()?, event()?);
         let arm = |index, event: &OwnedFd| match ioctl::irq_count(device, index) {
             Ok(0) | Err(_) => Ok(()),
             Ok(_) => ioctl::set_irqs(device, index, &[event.as_fd()]),
         };
         arm(VFIO_PCI_REQ_IRQ_INDEX, &wanted).map_err(system("arming the device request"))?;
         arm(VFIO_PCI_ERR_IRQ_INDEX, &failed).map_err(system("arming the error event"))?;
+        Self::over(wanted, failed, then)
+    }
+
+    /// As [`start`](Self::start), for events that are armed.
+    pub fn over(
+        wanted: OwnedFd,
+        failed: OwnedFd,
+        then: impl FnOnce(Event) + Send + 'static,
+    ) -> Result<Self> {
+        let stop = Arc::new(event()?);
         let thread = std::thread::Builder::new()
-            .name("vfio-events".to_owned())
+            .name("device-events".to_owned())
             .spawn({
                 let stop = Arc::clone(&stop);
                 move || {
@@ -57,7 +67,7 @@ impl Watch {
                     }
                 }
             })
-            .map_err(system("starting the thread for VFIO's events"))?;
+            .map_err(system("starting the thread for the events of a device"))?;
         Ok(Self {
             stop,
             thread: Some(thread),

@@ -2,7 +2,7 @@
 
 use super::finding::{Finding, Notes, Status};
 use crate::machine::pci::Link;
-use crate::machine::sysfs::{Function, Host};
+use crate::machine::sysfs::{Function, Host, Lender};
 use nvme_core::spec::register::Cmbsz;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -14,6 +14,7 @@ pub fn examine(host: &Host, function: &Function) -> Vec<Finding> {
     let mut notes = Notes::about(function.address);
     driver(host, function, &mut notes);
     group(host, function, &mut notes);
+    translation(host, function, &mut notes);
     acs(host, function, &mut notes);
     rights(host, function, &mut notes);
     link(function, &mut notes);
@@ -28,7 +29,7 @@ fn driver(host: &Host, function: &Function, notes: &mut Notes) {
     let address = function.address;
     let users = host.users(function);
     match function.driver.as_deref() {
-        Some("vfio-pci") => notes.ok("driver", "vfio-pci"),
+        Some(name) if Lender::of(name).is_some() => notes.ok("driver", name),
         _ if !users.is_empty() => {
             let list: Vec<String> = users.iter().map(ToString::to_string).collect();
             notes.add(
@@ -76,6 +77,43 @@ fn group(host: &Host, function: &Function, notes: &mut Notes) {
         format!("{number} is shared with {}", list.join(", ")),
         "use another slot, or give all of them to vfio-pci",
     );
+}
+
+/// How the IOMMU translates, where the module asks for more than VFIO does.
+fn translation(host: &Host, function: &Function, notes: &mut Notes) {
+    let (Some(Lender::Module), Some(group)) = (
+        function.driver.as_deref().and_then(Lender::of),
+        function.group,
+    ) else {
+        return;
+    };
+    let kind = host.text(format!("sys/kernel/iommu_groups/{group}/type"));
+    let kind = kind.unwrap_or_default();
+    let again = format!(
+        "`nvme-gpu unbind {0}`, then `nvme-gpu bind --driver nvme_gpu {0}` as root",
+        function.address
+    );
+    match kind.trim() {
+        "DMA" => notes.ok("translation", "strict: memory is out of reach when it is unmapped"),
+        "DMA-FQ" => notes.add(
+            "translation",
+            Status::Missing,
+            "lazy: unmapped memory stays within reach for a while, so that the module maps none",
+            again,
+        ),
+        "identity" => notes.add(
+            "translation",
+            Status::Missing,
+            "none: the IOMMU lets every address through, so that the module maps none",
+            again,
+        ),
+        other => notes.add(
+            "translation",
+            Status::Unknown,
+            format!("of type '{other}'"),
+            "use Linux 6.12 or newer",
+        ),
+    }
 }
 
 /// Bridges that do not isolate put functions into one group; those that do send peers' traffic up.

@@ -1,6 +1,6 @@
-//! Gives a controller to vfio-pci, and back.
+//! Gives a controller to vfio-pci or to the module nvme_gpu, and back.
 //!
-//! Invariant: a controller whose disks are in use keeps its driver, and one that vfio-pci does not
+//! Invariant: a controller whose disks are in use keeps its driver, and one that the new driver does not
 //! take gets its driver back.
 
 use super::{Address, Function, Host};
@@ -9,33 +9,70 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-const VFIO: &str = "vfio-pci";
+/// A driver of the kernel that lends a controller to a program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lender {
+    /// vfio-pci, for `vfio:BDF`.
+    #[default]
+    Vfio,
+    /// This project's module nvme_gpu, for `kmod:BDF`.
+    Module,
+}
+
+impl Lender {
+    const ALL: [Self; 2] = [Self::Vfio, Self::Module];
+
+    /// Its name as a driver.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Vfio => "vfio-pci",
+            Self::Module => "nvme_gpu",
+        }
+    }
+
+    /// The node by which a program opens the controller at `address`.
+    pub fn node(self, address: Address, group: Option<u32>) -> String {
+        match (self, group) {
+            (Self::Vfio, Some(group)) => format!("/dev/vfio/{group}"),
+            (Self::Vfio, None) => "/dev/vfio".to_owned(),
+            (Self::Module, _) => format!("/dev/nvme-gpu-{address}"),
+        }
+    }
+
+    /// The lender whose name as a driver is `name`.
+    pub fn of(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|one| one.name() == name)
+    }
+}
 
 /// What [`Host::bind`] did.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bound {
     /// The driver before.
     pub before: Option<String>,
-    /// The IOMMU group, as in /dev/vfio/GROUP.
-    pub group: u32,
+    /// The IOMMU group, as in /dev/vfio/GROUP; none without an IOMMU.
+    pub group: Option<u32>,
     /// Other functions of the group that keep VFIO from using it, with their drivers.
     pub in_the_way: Vec<(Address, String)>,
 }
 
 impl Host {
-    /// Binds the controller at `address` to vfio-pci. Needs root.
+    /// Binds the controller at `address` to `lender`. Needs root.
+    ///
+    /// For the module, the group of the controller is set to strict translation, if it has no other type already
+    /// that the module accepts.
     ///
     /// # Errors
     /// [`Error::Usage`] when something uses its disks, which is named; [`Error::Device`] when it
     /// cannot be bound; [`Error::File`] without the rights.
-    pub fn bind(&self, address: Address) -> Result<Bound> {
+    pub fn bind(&self, address: Address, lender: Lender) -> Result<Bound> {
         let function = self.nvme(address)?;
-        let group = function.group.ok_or_else(|| {
-            Error::environment(
+        if function.group.is_none() && lender == Lender::Vfio {
+            return Err(Error::environment(
                 format!("{address} is in no IOMMU group: the IOMMU is off"),
                 "switch it on (`nvme-gpu doctor` says how)",
-            )
-        })?;
+            ));
+        }
         let users = self.users(&function);
         if !users.is_empty() {
             let list: Vec<String> = users.iter().map(ToString::to_string).collect();
@@ -46,28 +83,36 @@ impl Host {
         }
         let bound = Bound {
             before: function.driver.clone(),
-            group,
-            in_the_way: self.in_the_way(&function),
+            group: function.group,
+            in_the_way: match lender {
+                Lender::Vfio => self.in_the_way(&function),
+                Lender::Module => Vec::new(),
+            },
         };
-        if function.driver.as_deref() == Some(VFIO) {
+        let name = lender.name();
+        if function.driver.as_deref() == Some(name) {
             return Ok(bound);
         }
-        if !self.exists(format!("sys/bus/pci/drivers/{VFIO}")) {
+        if !self.exists(format!("sys/bus/pci/drivers/{name}")) {
+            let module = name.replace('-', "_");
             return Err(Error::environment(
-                "the driver vfio-pci is not loaded",
-                "load it: `modprobe vfio-pci`",
+                format!("the driver {name} is not loaded"),
+                format!("load it: `modprobe {module}`"),
             ));
         }
-        self.remember(address, function.driver.as_deref())?;
-        let result = self.move_to(&function, Some(VFIO), VFIO).and_then(|()| {
-            match self.driver(address).as_deref() {
-                Some(VFIO) => Ok(()),
-                _ => Err(Error::environment(
-                    format!("{address} was not taken by vfio-pci"),
-                    "see the system's log (`dmesg | tail`)",
-                )),
-            }
-        });
+        // From one lender to the other: the driver before is known already.
+        if function.driver.as_deref().and_then(Lender::of).is_none() {
+            self.remember(address, function.driver.as_deref())?;
+        }
+        let result =
+            self.move_to(&function, Some(lender), name)
+                .and_then(|()| match self.driver(address) {
+                    Some(driver) if driver == name => Ok(()),
+                    _ => Err(Error::environment(
+                        format!("{address} was not taken by {name}"),
+                        "see the system's log (`dmesg | tail`)",
+                    )),
+                });
         if result.is_err() {
             // Best effort: the first error is the one to tell.
             let _ = self.give_back(address);
@@ -79,13 +124,13 @@ impl Host {
     /// to the one that the kernel chooses. The driver's name, or none when it has none now.
     ///
     /// # Errors
-    /// As [`bind`](Self::bind), also when it is not bound to vfio-pci.
+    /// As [`bind`](Self::bind), also when it is bound to none of the [lenders](Lender).
     pub fn unbind(&self, address: Address) -> Result<Option<String>> {
         let function = self.nvme(address)?;
-        if function.driver.as_deref() != Some(VFIO) {
+        if function.driver.as_deref().and_then(Lender::of).is_none() {
             let driver = function.driver.as_deref().unwrap_or("no driver");
             return Err(Error::usage(
-                format!("{address} is bound to {driver}, not to vfio-pci"),
+                format!("{address} is bound to {driver}, not to vfio-pci or nvme_gpu"),
                 "nothing is to be done",
             ));
         }
@@ -118,7 +163,11 @@ impl Host {
         std::os::unix::fs::chown(&path, Some(id), None).map_err(Error::file("give away", &path))
     }
 
-    fn nvme(&self, address: Address) -> Result<Function> {
+    /// The NVMe controller at `address`.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] when nothing is there, [`Error::Usage`] when it is something else.
+    pub(crate) fn nvme(&self, address: Address) -> Result<Function> {
         let list = "`nvme-gpu list` shows the controllers";
         let function = self.function(address).ok_or_else(|| {
             Error::environment(format!("there is no PCI function {address}"), list)
@@ -141,7 +190,7 @@ impl Host {
         };
         let others = self.group(group).into_iter().filter_map(|other| {
             let driver = other.driver?;
-            let harmless = matches!(driver.as_str(), VFIO | "pcieport" | "pci-stub");
+            let harmless = matches!(driver.as_str(), "vfio-pci" | "pcieport" | "pci-stub");
             let is_other = other.address != function.address && !harmless;
             is_other.then_some((other.address, driver))
         });
@@ -173,13 +222,16 @@ impl Host {
 
     /// Takes the function from its driver and offers it to the one that `wish` (or its identity)
     /// names, then to `driver` by name if no other driver has taken it.
-    fn move_to(&self, function: &Function, wish: Option<&str>, driver: &str) -> Result<()> {
+    fn move_to(&self, function: &Function, wish: Option<Lender>, driver: &str) -> Result<()> {
         let address = function.address;
         let folder = format!("sys/bus/pci/devices/{address}");
         // A line feed takes the wish back.
-        let wish = wish.map_or_else(|| "\n".to_owned(), |wish| format!("{wish}\n"));
-        self.write(format!("{folder}/driver_override"), &wish)?;
+        let name = wish.map_or("", Lender::name);
+        self.write(format!("{folder}/driver_override"), &format!("{name}\n"))?;
         self.release(function)?;
+        if wish == Some(Lender::Module) {
+            self.translate_strictly(function)?;
+        }
         self.write("sys/bus/pci/drivers_probe", &format!("{address}\n"))?;
         let free = self.driver(address).is_none();
         if free && !driver.is_empty() {
@@ -189,6 +241,24 @@ impl Host {
             )?;
         }
         Ok(())
+    }
+
+    /// Has the group of a function without a driver translate, and forget addresses when they are unmapped.
+    fn translate_strictly(&self, function: &Function) -> Result<()> {
+        const STRICT: &str = "DMA";
+        let Some(group) = function.group else {
+            return Ok(());
+        };
+        let path = format!("sys/kernel/iommu_groups/{group}/type");
+        if self.text(&path).is_none_or(|kind| kind.trim() == STRICT) {
+            return Ok(());
+        }
+        self.write(&path, STRICT).map_err(|error| {
+            Error::environment(
+                format!("IOMMU group {group} cannot be set to strict translation: {error}"),
+                "take the drivers of the other devices of the group away first, or boot with iommu.strict=1",
+            )
+        })
     }
 
     fn release(&self, function: &Function) -> Result<()> {
@@ -266,7 +336,7 @@ mod tests {
     fn what_vfio_does_not_take_gets_its_driver_back() {
         // No kernel acts on a made-up tree: the controller stays with nvme.
         let tree = tree("nvme");
-        let said = error(tree.host().bind(address()));
+        let said = error(tree.host().bind(address(), Lender::Vfio));
         assert!(said.contains("not taken by vfio-pci"), "{said}");
         let line = format!("{BDF}\n");
         assert_eq!(tree.text("sys/bus/pci/drivers/nvme/unbind"), line);
@@ -280,8 +350,11 @@ mod tests {
     #[test]
     fn a_controller_of_vfio_is_bound_already() {
         let tree = tree("vfio-pci");
-        let bound = tree.host().bind(address()).unwrap();
-        assert_eq!((bound.before.as_deref(), bound.group), (Some(VFIO), 7));
+        let bound = tree.host().bind(address(), Lender::Vfio).unwrap();
+        assert_eq!(
+            (bound.before.as_deref(), bound.group),
+            (Some("vfio-pci"), Some(7))
+        );
         assert!(bound.in_the_way.is_empty());
         assert_eq!(tree.text("sys/bus/pci/drivers/vfio-pci/unbind"), "");
     }
@@ -294,7 +367,7 @@ mod tests {
             "proc/self/mountinfo",
             "36 21 259:0 / /srv rw - ext4 /dev/nvme0n1 rw\n",
         );
-        let said = error(tree.host().bind(address()));
+        let said = error(tree.host().bind(address(), Lender::Vfio));
         assert!(
             said.contains("in use: nvme0n1 is mounted at /srv: unmount it"),
             "{said}"
@@ -305,20 +378,20 @@ mod tests {
     #[test]
     fn every_reason_not_to_bind_is_told() {
         let tree = Tree::new();
-        let said = error(tree.host().bind(address()));
+        let said = error(tree.host().bind(address(), Lender::Vfio));
         assert!(said.contains("no PCI function"), "{said}");
         tree.function(BDF, &Tree::config(1, 2, 0x02_00_00), "e1000", 7);
-        let said = error(tree.host().bind(address()));
+        let said = error(tree.host().bind(address(), Lender::Vfio));
         assert!(said.contains("its class is 020000"), "{said}");
         tree.controller(BDF, "nvme", 7);
-        let said = error(tree.host().bind(address()));
-        assert!(said.contains("modprobe vfio-pci"), "{said}");
+        let said = error(tree.host().bind(address(), Lender::Vfio));
+        assert!(said.contains("modprobe vfio_pci"), "{said}");
         fs::remove_file(
             tree.host()
                 .path(format!("sys/bus/pci/devices/{BDF}/iommu_group")),
         )
         .unwrap();
-        let said = error(tree.host().bind(address()));
+        let said = error(tree.host().bind(address(), Lender::Vfio));
         assert!(said.contains("IOMMU is off"), "{said}");
     }
 
@@ -332,9 +405,35 @@ mod tests {
             7,
         );
         tree.function("0000:02:00.0", &Tree::config(1, 2, 0x02_00_00), "e1000", 7);
-        let bound = tree.host().bind(address()).unwrap();
+        let bound = tree.host().bind(address(), Lender::Vfio).unwrap();
         let other = "0000:02:00.0".parse().unwrap();
         assert_eq!(bound.in_the_way, [(other, "e1000".to_owned())]);
+    }
+
+    #[test]
+    fn the_module_gets_a_group_of_strict_translation() {
+        let tree = tree("vfio-pci");
+        tree.file(&memory(address()), "nvme");
+        tree.file("sys/bus/pci/drivers/nvme/bind", "");
+        let said = error(tree.host().bind(address(), Lender::Module));
+        assert!(
+            said.contains("nvme_gpu is not loaded: load it: `modprobe nvme_gpu`"),
+            "{said}"
+        );
+        tree.file("sys/bus/pci/drivers/nvme_gpu/bind", "");
+        tree.file("sys/kernel/iommu_groups/7/type", "DMA-FQ\n");
+        // No kernel acts on a made-up tree: the controller is not taken, and is given back.
+        let said = error(tree.host().bind(address(), Lender::Module));
+        assert!(said.contains("not taken by nvme_gpu"), "{said}");
+        assert_eq!(tree.text("sys/kernel/iommu_groups/7/type"), "DMA");
+        let line = format!("{BDF}\n");
+        assert_eq!(tree.text("sys/bus/pci/drivers/vfio-pci/unbind"), line);
+        assert!(
+            !tree.host().exists(memory(address())),
+            "it went back to the driver before both"
+        );
+        let node = Lender::Module.node(address(), Some(7));
+        assert_eq!(node, format!("/dev/nvme-gpu-{BDF}"));
     }
 
     #[test]
@@ -378,6 +477,9 @@ mod tests {
     #[test]
     fn only_what_vfio_has_is_given_back() {
         let said = error(tree("nvme").host().unbind(address()));
-        assert!(said.contains("bound to nvme, not to vfio-pci"), "{said}");
+        assert!(
+            said.contains("bound to nvme, not to vfio-pci or nvme_gpu"),
+            "{said}"
+        );
     }
 }

@@ -12,7 +12,7 @@ pub(crate) mod testing;
 mod users;
 
 pub use address::Address;
-pub use bind::Bound;
+pub use bind::{Bound, Lender};
 pub use function::{Function, Resource};
 pub use users::User;
 

@@ -1,16 +1,20 @@
-//! `bind` and `unbind`: a controller to vfio-pci, and back.
+//! `bind` and `unbind`: a controller to vfio-pci or to the module nvme_gpu, and back.
 
 use crate::common::output;
 use clap::Args;
-use nvme_host::sysfs::{Address, Bound, Host};
+use nvme_host::sysfs::{Address, Bound, Host, Lender};
 use nvme_host::{Error, Result};
 use serde_json::{Value, json};
 
-/// Give a controller to vfio-pci, for --device vfio:BDF; refused while its disks are in use. Needs root
+/// Give a controller to vfio-pci, for --device vfio:BDF, or to the module nvme_gpu, for kmod:BDF; refused while its
+/// disks are in use. Needs root
 #[derive(Args)]
 pub struct Bind {
     /// PCI address, as `nvme-gpu list` shows it
     address: String,
+    /// The driver that it is given to: vfio-pci or nvme_gpu
+    #[arg(long, value_name = "NAME", default_value = "vfio-pci", value_parser = ["vfio-pci", "nvme_gpu"])]
+    driver: String,
     /// Let this user open the device: /dev/vfio/GROUP becomes his
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
@@ -37,20 +41,27 @@ fn parse(text: &str) -> Result<Address> {
 impl Bind {
     pub fn run(self) -> Result<()> {
         let address = parse(&self.address)?;
-        let bound = self.on(&Host::here(), address)?;
+        let lender = Lender::of(&self.driver).unwrap_or_default();
+        let bound = self.on(&Host::here(), address, lender)?;
         match self.json {
-            true => output::json(&to_json(address, &bound)),
-            false => output::print(&to_text(address, &bound)),
+            true => output::json(&to_json(address, lender, &bound)),
+            false => output::print(&to_text(address, lender, &bound)),
         }
     }
 
-    fn on(&self, host: &Host, address: Address) -> Result<Bound> {
+    fn on(&self, host: &Host, address: Address, lender: Lender) -> Result<Bound> {
+        if lender == Lender::Module && self.user.is_some() {
+            return Err(Error::usage(
+                "--user with --driver nvme_gpu: the module asks for CAP_SYS_RAWIO, whoever owns its node",
+                "leave --user out, or use vfio-pci",
+            ));
+        }
         // A name of no driver is found before anything changes.
         let user = self.user.as_deref();
         let user = user.map(|name| host.user_id(name)).transpose()?;
-        let bound = host.bind(address)?;
-        if let Some(id) = user {
-            host.give_node(bound.group, id)?;
+        let bound = host.bind(address, lender)?;
+        if let (Some(id), Some(group)) = (user, bound.group) {
+            host.give_node(group, id)?;
         }
         Ok(bound)
     }
@@ -63,18 +74,19 @@ fn in_the_way(bound: &Bound) -> Vec<String> {
         .collect()
 }
 
-fn to_json(address: Address, bound: &Bound) -> Value {
+fn to_json(address: Address, lender: Lender, bound: &Bound) -> Value {
     json!({
         "address": address.to_string(),
-        "driver": "vfio-pci",
+        "driver": lender.name(),
         "driver_before": bound.before,
         "iommu_group": bound.group,
         "in_the_way": in_the_way(bound),
     })
 }
 
-fn to_text(address: Address, bound: &Bound) -> String {
-    let mut text = format!("{address}: vfio-pci, /dev/vfio/{}", bound.group);
+fn to_text(address: Address, lender: Lender, bound: &Bound) -> String {
+    let node = lender.node(address, bound.group);
+    let mut text = format!("{address}: {}, {node}", lender.name());
     let in_the_way = in_the_way(bound);
     if !in_the_way.is_empty() {
         text.push_str(&format!(
@@ -105,6 +117,7 @@ mod tests {
     fn bind(user: Option<String>) -> (Bind, Address) {
         let bind = Bind {
             address: ADDRESS.to_owned(),
+            driver: "vfio-pci".to_owned(),
             user,
             json: false,
         };
@@ -117,12 +130,12 @@ mod tests {
         let machine = Machine::new("vfio-pci");
         let me = rustix::process::getuid().as_raw().to_string();
         let (bind, address) = bind(Some(me));
-        let bound = bind.on(&machine.host(), address).unwrap();
+        let bound = bind.on(&machine.host(), address, Lender::Vfio).unwrap();
         assert_eq!(
-            to_text(address, &bound),
+            to_text(address, Lender::Vfio, &bound),
             format!("{ADDRESS}: vfio-pci, /dev/vfio/7")
         );
-        let object = to_json(address, &bound);
+        let object = to_json(address, Lender::Vfio, &bound);
         assert_eq!(object["driver_before"], "vfio-pci");
         assert_eq!(object["iommu_group"], 7);
     }
@@ -131,19 +144,23 @@ mod tests {
     fn an_unknown_user_is_refused_before_anything_changes() {
         let machine = Machine::new("nvme");
         let (bind, address) = bind(Some("nemo".to_owned()));
-        let error = bind.on(&machine.host(), address).unwrap_err();
+        let error = bind.on(&machine.host(), address, Lender::Vfio).unwrap_err();
         assert_eq!(error.to_string(), "there is no user 'nemo'");
         assert!(parse("one").is_err());
+        let error = bind
+            .on(&machine.host(), address, Lender::Module)
+            .unwrap_err();
+        assert!(error.to_string().starts_with("--user with"), "{error}");
     }
 
     #[test]
     fn others_of_the_group_are_in_the_text() {
         let bound = Bound {
             before: None,
-            group: 9,
+            group: Some(9),
             in_the_way: vec![("0000:00:01.0".parse().unwrap(), "e1000".to_owned())],
         };
-        let text = to_text(parse(ADDRESS).unwrap(), &bound);
+        let text = to_text(parse(ADDRESS).unwrap(), Lender::Vfio, &bound);
         assert!(text.ends_with("too: 0000:00:01.0 (e1000)"), "{text}");
     }
 }

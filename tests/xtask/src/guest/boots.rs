@@ -126,7 +126,7 @@ pub const BOOTS: &[Boot] = &[
         variables: "SERIAL=S0 BDF=0000:00:10.0",
         iommu: true,
         audit: &[1],
-        tests: &["vfio-cli", "vfio-transfers", "vfio-queues"],
+        tests: &["driver-cli", "driver-transfers", "driver-queues"],
         ..PLAIN
     },
     Boot {
@@ -139,12 +139,12 @@ pub const BOOTS: &[Boot] = &[
         ..PLAIN
     },
     Boot {
-        name: "vfio-kill",
+        name: "driver-kill",
         images: &[("d0.img", 64)],
         devices: PLAIN_VFIO,
         variables: "SERIAL=S0 BDF=0000:00:10.0",
         iommu: true,
-        tests: &["vfio-kill"],
+        tests: &["driver-kill"],
         ..PLAIN
     },
     Boot {
@@ -167,7 +167,7 @@ pub const BOOTS: &[Boot] = &[
         left_behind: &[("shm", 0, "from the disk")],
         tests: &[
             "vfio-errors",
-            "vfio-confine",
+            "driver-confine",
             "vfio-relay",
             "vfio-irq",
             "vfio-p2p",
@@ -190,7 +190,7 @@ pub const BOOTS: &[Boot] = &[
         iommu: true,
         // Doorbells of queues that a reset took away are rung: that is the point of the test.
         defined: false,
-        tests: &["vfio-reset", "vfio-unplug"],
+        tests: &["driver-reset", "vfio-unplug"],
         ..PLAIN
     },
     Boot {
@@ -249,6 +249,33 @@ pub const BOOTS: &[Boot] = &[
         tests: &["vfio-cmb"],
         ..PLAIN
     },
+    // Our driver on QEMU's controller, behind the module nvme_gpu and the IOMMU.
+    Boot {
+        name: "kmod-plain",
+        images: &[("d0.img", 1024)],
+        devices: PLAIN_VFIO,
+        variables: "SERIAL=S0 BDF=0000:00:10.0 LENDER=nvme_gpu DEVICE=kmod:0000:00:10.0",
+        iommu: true,
+        audit: &[1],
+        tests: &["driver-cli", "driver-transfers", "kmod-peer"],
+        ..PLAIN
+    },
+    Boot {
+        name: "kmod-edges",
+        images: &[("d0.img", 64)],
+        devices: PLAIN_VFIO,
+        variables: "SERIAL=S0 BDF=0000:00:10.0 LENDER=nvme_gpu DEVICE=kmod:0000:00:10.0",
+        iommu: true,
+        // Calls reset the function under the tests' own commands.
+        defined: false,
+        tests: &[
+            "kmod-edges",
+            "driver-reset",
+            "driver-confine",
+            "driver-kill",
+        ],
+        ..PLAIN
+    },
     // Both ends ours, with the kernel's VFIO and IOMMU between them. No limit on transfers, which QEMU's
     // controller does not offer, so that PRP lists are chained.
     Boot {
@@ -257,7 +284,7 @@ pub const BOOTS: &[Boot] = &[
         servers: &["sim:{dir}/d0.img?serial=S0&wc=on&mdts=0&mqes=256"],
         variables: "SERIAL=S0 BDF=0000:00:10.0",
         iommu: true,
-        tests: &["vfio-transfers", "vfio-reset"],
+        tests: &["driver-transfers", "driver-reset"],
         ..PLAIN
     },
     // Fifteen minutes; not in CI.

@@ -20,6 +20,8 @@ pub struct Bench {
     pub tree: Tree,
     /// Where our programs were built.
     pub programs: PathBuf,
+    /// The kernel module.
+    pub module: PathBuf,
 }
 
 /// How a boot went.
@@ -148,6 +150,7 @@ impl Bench {
         for (_, program) in PROGRAMS {
             overlay.file(&format!("usr/bin/{program}"), &self.programs.join(program))?;
         }
+        overlay.file("kmod/nvme_gpu.ko", &self.module)?;
         let limit = limit_s.map(|limit| limit.to_string()).unwrap_or_default();
         let shell = if limit_s.is_none() { "yes" } else { "" };
         let plan = format!(

@@ -103,6 +103,13 @@ impl Tree {
         image.ok_or_else(|| Failure::new("the kernel package holds no vmlinuz"))
     }
 
+    /// The version of the kernel, as its packages are named by it.
+    pub fn kernel_version(&self) -> Result<String, Failure> {
+        let image = self.kernel()?;
+        let name = image.file_name().unwrap_or_default().to_string_lossy();
+        Ok(name.trim_start_matches("vmlinuz-").to_string())
+    }
+
     /// A program of sid, run by sid's own loader and libraries on this machine.
     pub fn program(&self, path: &str) -> Command {
         let mut loader = self.loader();

@@ -42,6 +42,23 @@ fn the_driver_and_what_uses_it_are_told() {
 }
 
 #[test]
+fn the_module_asks_for_strict_translation() {
+    let tree = with("nvme_gpu");
+    assert_eq!(found(&tree, "driver"), "Ok: nvme_gpu: -");
+    let kind = "sys/kernel/iommu_groups/7/type";
+    for (text, said) in [
+        ("DMA\n", "Ok: strict"),
+        ("DMA-FQ\n", "Missing: lazy"),
+        ("identity\n", "Missing: none"),
+        ("", "Unknown: of type ''"),
+    ] {
+        tree.file(kind, text);
+        let found = found(&tree, "translation");
+        assert!(found.starts_with(said), "{found}");
+    }
+}
+
+#[test]
 fn a_shared_group_names_the_others() {
     let tree = with("nvme");
     assert_eq!(found(&tree, "group"), "Ok: 7, isolated: -");

@@ -1,7 +1,6 @@
 # Transfers around every boundary, by PRP and SGL.
-modprobe vfio_iommu_type1
-modprobe vfio-pci
+lender_up
 take "$BDF"
-guest-tests transfers "vfio:$BDF" 1
+guest-tests transfers "$DEVICE" 1
 leave "$BDF"
 dmesg_clean

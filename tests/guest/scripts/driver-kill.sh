@@ -1,8 +1,7 @@
 # kill -9 at random moments, 50 times; every fresh start works, and Linux can take the device back.
-modprobe vfio_iommu_type1
-modprobe vfio-pci
+lender_up
 take "$BDF"
-device=vfio:$BDF
+device=$DEVICE
 early=0
 for round in $(seq 50); do
     nvme-gpu bench --device "$device" --rw randrw --runtime 60s --queues 2 --depth 16 --allow-write >/dev/null 2>&1 &

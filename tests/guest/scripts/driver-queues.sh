@@ -1,7 +1,6 @@
 # Queues of 2 and of the largest size, wrapped often, and 64 of them.
-modprobe vfio_iommu_type1
-modprobe vfio-pci
+lender_up
 take "$BDF"
-guest-tests queues "vfio:$BDF" 1
+guest-tests queues "$DEVICE" 1
 leave "$BDF"
 dmesg_clean

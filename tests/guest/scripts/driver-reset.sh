@@ -1,7 +1,6 @@
 # A reset of the function under a full queue: typed errors, then the same process works on.
-modprobe vfio_iommu_type1
-modprobe vfio-pci
+lender_up
 take "$BDF"
-guest-tests reset "vfio:$BDF"
+guest-tests reset "$DEVICE"
 leave "$BDF"
 dmesg_clean

@@ -1,15 +1,14 @@
-# Every command of the tool on a controller behind vfio-pci.
-modprobe vfio_iommu_type1
-modprobe vfio-pci
+# Every command of the tool on a controller behind vfio-pci, or behind the module nvme_gpu.
+lender_up
 nvme-gpu list
 take "$BDF"
 nvme-gpu list
 nvme-gpu doctor >/tmp/doctor
 cat /tmp/doctor
 grep -q "ok *iommu: on" /tmp/doctor
-grep -q "ok *driver: vfio-pci" /tmp/doctor
+grep -q "ok *driver: $LENDER" /tmp/doctor
 grep -q "ok *group: .*isolated" /tmp/doctor
-device=vfio:$BDF
+device=$DEVICE
 nvme-gpu regs --device "$device" --raw
 nvme-gpu regs --device "$device" --json >/tmp/regs
 grep -q '"CAP"\|"cap"' /tmp/regs
@@ -67,7 +66,7 @@ nvme-gpu stream --device "$device" --size 16MiB --json
 fails_with 2 nvme-gpu bench --device "$device" --rw randwrite --io-size 1MiB
 fails_with 2 nvme-gpu read --device "$device" --lba 999999999 --blocks 1
 fails_with 2 nvme-gpu read --device "$device" --namespace-id 77 --blocks 1
-fails_with 6 nvme-gpu read --device vfio:0000:00:1d.7 --blocks 1
+fails_with 6 nvme-gpu read --device "${DEVICE%%:*}:0000:00:1d.7" --blocks 1
 give_back "$BDF" "$SERIAL"
 disk=$(disk_of "$SERIAL" 1)
 dd if="$disk" bs=512 skip=65536 count=2048 iflag=direct 2>/dev/null | cmp - /tmp/data

@@ -1,8 +1,7 @@
 # A transfer to an address that was never mapped: the IOMMU stops it and says so.
-modprobe vfio_iommu_type1
-modprobe vfio-pci
+lender_up
 take "$BDF"
-guest-tests confine "vfio:$BDF"
+guest-tests confine "$DEVICE"
 dmesg | grep 'DMAR:.*fault' || fail "the IOMMU reported no fault"
 dmesg | grep -q "DMAR:.*${BDF#0000:}" || fail "the fault is not of $BDF"
 leave "$BDF"

@@ -1,0 +1,339 @@
+//! A controller behind the kernel module nvme_gpu: `kmod:BDF`.
+//!
+//! The module maps memory of this process, and dma-bufs: memory of a GPU, which VFIO cannot map. It stops and
+//! resets the controller before it takes a mapping back, whatever way this process ends (kmod/README.md).
+
+mod uapi;
+
+use crate::device::Device;
+use crate::device::bar::DoorbellMap;
+use crate::device::vfio::bar0::Bar0;
+use crate::device::vfio::info::RegionInfo;
+use crate::device::vfio::watch::{self, Event, Watch};
+use crate::dma::pages::Pages;
+use crate::error::{Error, Result};
+use crate::lock::lock;
+use crate::machine::sysfs::{Address, Function, Host};
+use nvme_core::Registers;
+use nvme_core::spec::Iova;
+use std::collections::BTreeMap;
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::fd::AsRawFd;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex};
+use uapi::{Info, Map, Segment, flag, iommu};
+
+/// The module's name as a driver.
+pub const DRIVER: &str = "nvme_gpu";
+
+/// Opens the controller at PCI address `text`, the text after `kmod:`.
+///
+/// # Errors
+/// [`Error::Usage`] for text that is no address; [`Error::Device`], with the remedy, for a device that is absent,
+/// is no NVMe controller, is not bound to the module, is in use or may not be opened.
+pub fn open(text: &str) -> Result<Arc<dyn Device>> {
+    let address: Address = text
+        .parse()
+        .map_err(|cause: String| Error::usage(cause, "`nvme-gpu list` shows the controllers"))?;
+    let function = Host::here().nvme(address)?;
+    Ok(Arc::new(Kmod::open(&function)?))
+}
+
+fn system(call: &'static str) -> impl FnOnce(io::Error) -> Error {
+    move |source| Error::System { call, source }
+}
+
+/// What the module reaches memory by, and what it has mapped.
+struct Inner {
+    address: Address,
+    bar: Bar0,
+    /// None once the device was given back.
+    node: Mutex<Option<File>>,
+    /// By first address.
+    mapped: Mutex<BTreeMap<u64, Mapped>>,
+    iommu: u32,
+}
+
+/// Memory that the controller reaches.
+struct Mapped {
+    handle: u32,
+    /// Outlives the mapping.
+    pages: Arc<Pages>,
+}
+
+/// A controller opened through the module.
+struct Kmod {
+    _watch: Watch,
+    inner: Arc<Inner>,
+}
+
+impl Kmod {
+    fn open(function: &Function) -> Result<Self> {
+        let address = function.address;
+        if function.driver.as_deref() != Some(DRIVER) {
+            let driver = function.driver.as_deref().unwrap_or("no driver");
+            return Err(Error::environment(
+                format!("{address} is bound to {driver}, not to the module {DRIVER}"),
+                format!("run `nvme-gpu bind --driver {DRIVER} {address}` as root"),
+            ));
+        }
+        let path = PathBuf::from(format!("/dev/nvme-gpu-{address}"));
+        let node = OpenOptions::new().read(true).write(true).open(&path);
+        let node = node.map_err(|source| refused(&path, address, source))?;
+        let info = uapi::info(&node).map_err(|source| unknown(address, source))?;
+        if info.abi != uapi::ABI {
+            return Err(Error::environment(
+                format!(
+                    "the module {DRIVER} has version {} of its interface, and this program {}",
+                    info.abi,
+                    uapi::ABI
+                ),
+                "install module and program of one version",
+            ));
+        }
+        may_map(address, &info)?;
+        let whole = 0..info.bar0_bytes;
+        let region = RegionInfo {
+            size: whole.end,
+            mappable: vec![whole],
+            msix_mappable: true,
+            ..RegionInfo::default()
+        };
+        let bar = Bar0::new(&node, region, function.config.msix)?;
+        let wanted = watch::event()?;
+        uapi::watch(&node, wanted.as_raw_fd()).map_err(system("NVME_GPU_KMOD_EVENT"))?;
+        let inner = Arc::new(Inner {
+            address,
+            bar,
+            node: Mutex::new(Some(node)),
+            mapped: Mutex::default(),
+            iommu: info.iommu,
+        });
+        let watch = {
+            let inner = Arc::clone(&inner);
+            Watch::over(wanted, watch::event()?, move |event| inner.let_go(event))?
+        };
+        let device = Self {
+            _watch: watch,
+            inner,
+        };
+        if device.disable().is_err() {
+            device.reset()?;
+        }
+        Ok(device)
+    }
+}
+
+/// What a node says that cannot be opened.
+fn refused(path: &std::path::Path, address: Address, source: io::Error) -> Error {
+    let name = path.display();
+    match source.raw_os_error() {
+        Some(libc::EBUSY) => Error::environment(
+            format!("{address} is in use: another process has {name} open"),
+            "end that process first",
+        ),
+        Some(libc::EPERM | libc::EACCES) => Error::environment(
+            format!("no permission to open {name}"),
+            "run this command as root: the module asks for CAP_SYS_RAWIO",
+        ),
+        Some(libc::ENODEV) => Error::Gone {
+            cause: format!("{address} is being given back"),
+        },
+        _ => Error::file("open", path)(source),
+    }
+}
+
+fn unknown(address: Address, source: io::Error) -> Error {
+    match source.raw_os_error() {
+        Some(libc::EINVAL | libc::ENOTTY) => Error::environment(
+            format!("the module of {address} has another interface than this program"),
+            "install module and program of one version",
+        ),
+        _ => system("NVME_GPU_KMOD_INFO")(source),
+    }
+}
+
+/// # Errors
+/// [`Error::Environment`] when the module maps nothing for this function, and why.
+fn may_map(address: Address, info: &Info) -> Result<()> {
+    if info.flags & flag::MAY_MAP != 0 {
+        return Ok(());
+    }
+    let (cause, remedy) = match info.iommu {
+        iommu::NONE => (
+            "the IOMMU is off",
+            "switch it on (`nvme-gpu doctor` says how)",
+        ),
+        iommu::IDENTITY => (
+            "the IOMMU lets every address through",
+            "run `nvme-gpu unbind` and `nvme-gpu bind` again, which set the type of its group, or boot without iommu=pt",
+        ),
+        iommu::LAZY => (
+            "the IOMMU forgets addresses late (DMA-FQ)",
+            "run `nvme-gpu unbind` and `nvme-gpu bind` again, which set the type of its group",
+        ),
+        _ => (
+            "its interrupts are not isolated from those of other devices",
+            "switch interrupt remapping on in the firmware",
+        ),
+    };
+    Err(Error::environment(
+        format!("the module maps no memory for {address}: {cause}"),
+        remedy,
+    ))
+}
+
+impl Inner {
+    fn with_node<T>(&self, call: impl FnOnce(&File) -> Result<T>) -> Result<T> {
+        match &*lock(&self.node) {
+            Some(node) => call(node),
+            None => Err(Error::Gone {
+                cause: self
+                    .bar
+                    .gone()
+                    .unwrap_or_else(|| format!("{} was given back", self.address)),
+            }),
+        }
+    }
+
+    /// Gives the device back: the module stops and resets it when its node is closed.
+    fn let_go(&self, _: Event) {
+        let mut node = lock(&self.node);
+        let flags = node.as_ref().and_then(|node| uapi::info(node).ok());
+        let why = match flags.map(|info| info.flags) {
+            Some(flags) if flags & flag::REVOKED != 0 => {
+                "memory of a GPU that it reached was taken back"
+            }
+            _ => "the system wants the device back (it is being unbound or removed)",
+        };
+        // The mapping of the BAR holds the node open.
+        let _ = self.bar.let_go(&format!("{}: {why}", self.address));
+        *node = None;
+    }
+
+    fn map(&self, ask: Map, pages: &Arc<Pages>) -> Result<Iova> {
+        let mut list = [Segment::default(); 1];
+        let made = self.with_node(|node| {
+            uapi::map(node, ask, &mut list).map_err(|(source, told)| self.unmapped(source, &told))
+        })?;
+        let iova = list[0].iova;
+        let entry = Mapped {
+            handle: made.handle,
+            pages: Arc::clone(pages),
+        };
+        lock(&self.mapped).insert(iova, entry);
+        Ok(Iova(iova))
+    }
+
+    /// Why the module did not map.
+    fn unmapped(&self, source: io::Error, told: &Map) -> Error {
+        match source.raw_os_error() {
+            Some(libc::ENOSPC) => Error::environment(
+                format!(
+                    "the memory lies at {} places for {}, and a buffer needs one",
+                    told.segments, self.address
+                ),
+                "switch the IOMMU on: it makes one place of them",
+            ),
+            Some(libc::ENOMEM) => Error::environment(
+                format!("the system locks no more memory for {}", self.address),
+                "raise the limit on locked memory (`ulimit -l`), or use less memory",
+            ),
+            Some(libc::EREMOTEIO) => Error::environment(
+                "the GPU's driver gave addresses that the IOMMU does not know".to_owned(),
+                "use another version of the GPU's driver (docs/troubleshooting.md)",
+            ),
+            _ => system("NVME_GPU_KMOD_MAP")(source),
+        }
+    }
+}
+
+impl Device for Kmod {
+    fn name(&self) -> String {
+        format!("kmod:{}", self.inner.address)
+    }
+
+    fn describe(&self) -> String {
+        let between = match self.inner.iommu {
+            iommu::NONE => "without an IOMMU",
+            iommu::IDENTITY => "an IOMMU that translates nothing",
+            _ => "behind the IOMMU",
+        };
+        format!(
+            "PCIe {} through the module {DRIVER}, {between}",
+            self.inner.address
+        )
+    }
+
+    fn registers(&self) -> &(dyn Registers + Sync) {
+        &self.inner.bar
+    }
+
+    fn doorbells(&self) -> DoorbellMap {
+        self.inner.bar.doorbells()
+    }
+
+    fn alloc_dma(&self, bytes: usize) -> Result<Pages> {
+        Pages::shared(bytes)
+    }
+
+    fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova> {
+        let bytes = pages.len() as u64;
+        let ask = match pages.dma_buf() {
+            Some(fd) => Map {
+                kind: uapi::MAP_DMABUF,
+                fd: fd.as_raw_fd(),
+                ..Map::default()
+            },
+            None => Map {
+                kind: uapi::MAP_USER,
+                address: pages.start().expose_provenance() as u64,
+                bytes,
+                ..Map::default()
+            },
+        };
+        self.inner.map(ask, pages)
+    }
+
+    fn unmap_dma(&self, iova: Iova, bytes: usize) -> Result<()> {
+        let mut mapped = lock(&self.inner.mapped);
+        let whole = mapped.get(&iova.0);
+        let whole = whole.filter(|one| one.pages.len() == bytes);
+        let Some(handle) = whole.map(|one| one.handle) else {
+            return Err(Error::internal(
+                "an address that was not mapped, or a part of a mapping",
+            ));
+        };
+        let done = self
+            .inner
+            .with_node(|node| uapi::unmap(node, handle).map_err(system("NVME_GPU_KMOD_UNMAP")));
+        match done {
+            // What is gone has nothing mapped any more.
+            Ok(()) | Err(Error::Gone { .. }) => {
+                mapped.remove(&iova.0);
+                Ok(())
+            }
+            Err(error) => Err(error),
+        }
+    }
+
+    fn reset(&self) -> Result<()> {
+        let info = self.inner.with_node(|node| {
+            uapi::reset(node).map_err(system("NVME_GPU_KMOD_RESET"))?;
+            uapi::info(node).map_err(system("NVME_GPU_KMOD_INFO"))
+        })?;
+        if info.flags & flag::RESET == 0 {
+            self.disable()?;
+        }
+        Ok(())
+    }
+
+    fn gone(&self) -> Option<String> {
+        self.inner.bar.gone()
+    }
+
+    fn guards_data(&self) -> bool {
+        true
+    }
+}

@@ -1,0 +1,67 @@
+# The edges of the module: what it refuses, an unbind while it is open, malformed calls, and that nothing is left.
+lender_up
+take "$BDF"
+node=/dev/nvme-gpu-$BDF
+[ "$(stat -c %a "$node")" = 600 ] || fail "other users may open $node"
+says() {
+    cat /tmp/said
+    grep -q "$1" /tmp/said || fail "not said: $1"
+}
+
+# One opener at a time.
+nvme-gpu bench --device "$DEVICE" --runtime 60s --queues 2 --depth 16 >/tmp/first 2>&1 &
+first=$!
+wait_for 20 fuser "$node"
+fails_with 6 nvme-gpu read --device "$DEVICE" --blocks 8 --out /dev/null 2>/tmp/said
+says 'another process has'
+
+# An unbind asks the opener to leave, which does: the command under way ends with the cause.
+nvme-gpu unbind "$BDF"
+wait $first && fail "a bench without a device succeeded"
+cat /tmp/first
+grep -q 'wants the device back' /tmp/first || fail "the cause is not said"
+wait_for 20 live "$BDF"
+[ ! -e "$node" ] || fail "$node is left"
+
+# An opener that does not listen loses the device all the same.
+take "$BDF"
+guest-tests kmod-deaf "$BDF" >/tmp/deaf 2>&1 &
+deaf=$!
+wait_for 20 fuser "$node"
+nvme-gpu unbind "$BDF"
+wait $deaf || { cat /tmp/deaf; fail "what a deaf opener saw"; }
+cat /tmp/deaf
+wait_for 20 live "$BDF"
+
+# Translation that forgets addresses late is refused, and the tool sets the group's type.
+group=$(basename "$(readlink "/sys/bus/pci/devices/$BDF/iommu_group")")
+echo "$BDF" >/sys/bus/pci/drivers/nvme/unbind
+echo DMA-FQ >"/sys/kernel/iommu_groups/$group/type"
+echo nvme_gpu >"/sys/bus/pci/devices/$BDF/driver_override"
+echo "$BDF" >/sys/bus/pci/drivers_probe
+fails_with 6 nvme-gpu read --device "$DEVICE" --blocks 8 --out /dev/null 2>/tmp/said
+says 'forgets addresses late'
+nvme-gpu unbind "$BDF"
+take "$BDF"
+[ "$(cat "/sys/kernel/iommu_groups/$group/type")" = DMA ] || fail "the group's type is not DMA"
+nvme-gpu read --device "$DEVICE" --blocks 8 --out /dev/null
+
+# Without privileges, and with too little memory that may be locked.
+mkdir -p /etc
+echo 'root:x:0:0::/:/bin/sh
+reader:x:1000:1000::/:/bin/sh' >/etc/passwd
+echo 'root:x:0:
+reader:x:1000:' >/etc/group
+chmod 666 "$node"
+fails_with 6 su reader -s /bin/sh -c "nvme-gpu read --device '$DEVICE' --blocks 8 --out /dev/null" 2>/tmp/said
+says 'CAP_SYS_RAWIO'
+chmod 600 "$node"
+
+# Calls with every kind of wrong argument, for as long as the boot says; the function works afterwards.
+guest-tests kmod-calls "$BDF" "${CALL_SECONDS:-20}"
+nvme-gpu read --device "$DEVICE" --blocks 8 --out /dev/null
+
+leave "$BDF"
+rmmod nvme_gpu
+[ "$(grep -c nvme_gpu /proc/iomem)" = 0 ] || fail "a BAR is still claimed"
+dmesg_clean

@@ -1,0 +1,171 @@
+//! The module's own calls, without the driver in between: malformed ones, and an opener that ignores events.
+// UNSAFETY: ioctl and mmap take raw pointers and numbers; the memory that they name is this module's own, or none.
+#![allow(unsafe_code)]
+
+use crate::Outcome;
+use nvme_units::SplitMix;
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::time::{Duration, Instant};
+
+/// Bytes of the memory that calls may name.
+const ARENA: usize = 1 << 20;
+const PAGE: u64 = 4096;
+/// Numbers of the module's calls with their sizes, and what is none of them.
+const CALLS: [u64; 7] = [
+    0xC020_4EE0,
+    0xC030_4EE1,
+    0x4008_4EE2,
+    0x0000_4EE3,
+    0x4008_4EE4,
+    0x4008_4EE5,
+    0,
+];
+const MAP: u64 = CALLS[1];
+const UNMAP: u64 = CALLS[2];
+
+fn open(address: &str) -> Result<File, String> {
+    let path = format!("/dev/nvme-gpu-{address}");
+    let file = File::options().read(true).write(true).open(&path);
+    file.map_err(|error| format!("{path}: {error}"))
+}
+
+fn call(file: &File, number: u64, argument: &mut [u64]) -> io::Result<()> {
+    // SAFETY: whatever the number, the kernel reads and writes at most 48 bytes of the argument, which has more, and
+    // what it names: this module's arena or memory of nothing.
+    match unsafe { libc::ioctl(file.as_raw_fd(), number as _, argument.as_mut_ptr()) } {
+        0.. => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// Anonymous memory that calls may name.
+fn arena() -> Result<*mut u8, String> {
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+    let raw = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            ARENA,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS,
+            -1,
+            0,
+        )
+    };
+    match raw == libc::MAP_FAILED {
+        true => Err(io::Error::last_os_error().to_string()),
+        false => Ok(raw.cast()),
+    }
+}
+
+/// One of a list, by chance.
+fn one_of<T: Copy>(dice: &mut SplitMix, list: &[T]) -> T {
+    list[dice.below(list.len() as u64) as usize]
+}
+
+/// Calls of all kinds with good and bad arguments for `seconds` seconds, then with everything taken back.
+pub fn calls(address: &str, seconds: u64) -> Outcome {
+    let file = open(address)?;
+    let memory = arena()? as u64;
+    let mut dice = SplitMix::new(seconds);
+    let mut handles = Vec::new();
+    let mut ends: BTreeMap<(u64, i32), u64> = BTreeMap::new();
+    let begin = Instant::now();
+    while begin.elapsed() < Duration::from_secs(seconds) {
+        let number = one_of(&mut dice, &CALLS);
+        let size = one_of(&mut dice, &[32u64, 48, 8, 0, u64::from(u32::MAX)]);
+        let kind = one_of(&mut dice, &[0u64, 0, 0, 1, 2, u64::from(u32::MAX)]);
+        let random = dice.next_word();
+        let pages = dice.next_word() % 300;
+        let address = one_of(
+            &mut dice,
+            &[
+                memory,
+                memory + PAGE * (random % 300),
+                memory + 1,
+                0,
+                PAGE,
+                !0xFFF,
+                random,
+            ],
+        );
+        let bytes = one_of(&mut dice, &[PAGE * pages, 1, 0, 1 << 33, !0xFFF, random]);
+        let fd = one_of(
+            &mut dice,
+            &[u64::from(u32::MAX), 0, 1, file.as_raw_fd() as u64, 999],
+        );
+        let flags = one_of(&mut dice, &[0u64, 0, 0, 1, 2, u64::from(u32::MAX)]);
+        let places = one_of(&mut dice, &[1u64, 16, 0, u64::from(u32::MAX)]);
+        let list = one_of(&mut dice, &[memory, 0, !7, PAGE]);
+        let mut argument = [0u64; 16];
+        argument[0] = size | kind << 32;
+        argument[1] = address;
+        argument[2] = bytes;
+        argument[3] = fd | flags << 32;
+        argument[4] = places << 32;
+        argument[5] = list;
+        if number == UNMAP {
+            let handle = handles.pop().unwrap_or(random as u32);
+            argument[0] = one_of(&mut dice, &[8u64, 8, 8, 9]) | u64::from(handle) << 32;
+        }
+        // Well-formed more often than chance would have it.
+        if number == MAP && dice.next_word().is_multiple_of(2) {
+            argument[0] = 48;
+            argument[3] = 0;
+        }
+        let end = call(&file, number, &mut argument);
+        if number == MAP && end.is_ok() {
+            handles.push(argument[4] as u32);
+        }
+        let code = end
+            .err()
+            .and_then(|error| error.raw_os_error())
+            .unwrap_or(0);
+        *ends.entry((number, code)).or_default() += 1;
+    }
+    println!("ends by call and errno: {ends:x?}");
+    let succeeded = |number| ends.get(&(number, 0)).copied().unwrap_or(0);
+    if succeeded(MAP) < 10 || succeeded(UNMAP) < 10 {
+        return Err("too few calls were good ones".to_owned());
+    }
+    Ok(())
+}
+
+/// Opens the function, maps its registers, and holds both until the function is taken away.
+pub fn deaf(address: &str) -> Outcome {
+    let file = open(address)?;
+    // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
+    let raw = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            PAGE as usize,
+            libc::PROT_READ,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            0,
+        )
+    };
+    if raw == libc::MAP_FAILED {
+        return Err(format!("mapping BAR 0: {}", io::Error::last_os_error()));
+    }
+    let version = raw.cast::<u32>().wrapping_add(2);
+    // SAFETY: inside the page that is mapped, or a SIGBUS, which ends this process.
+    let first = unsafe { version.read_volatile() };
+    println!("the controller is of version {first:#x}");
+    let mut argument = [0u64; 8];
+    let begin = Instant::now();
+    loop {
+        argument[0] = 32;
+        match call(&file, CALLS[0], &mut argument) {
+            Ok(()) if begin.elapsed() < Duration::from_secs(30) => {}
+            Ok(()) => return Err("the device was not taken away within 30 s".to_owned()),
+            Err(error) if error.raw_os_error() == Some(libc::ENODEV) => break,
+            Err(error) => return Err(format!("INFO: {error}")),
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    println!("taken away after {} ms", begin.elapsed().as_millis());
+    Ok(())
+}

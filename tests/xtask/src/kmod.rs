@@ -1,0 +1,141 @@
+//! `cargo xtask kmod`: the kernel module, built for the running kernel or for that of the guests.
+
+use crate::guest::{KernelHeaders, Tree};
+use crate::process::{Failure, check, output, root, target_dir};
+use crate::tools::on_path;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// What the module is made of, in kmod/.
+const SOURCES: [&str; 5] = [
+    "Kbuild",
+    "main.c",
+    "mapping.c",
+    "nvme_gpu.h",
+    "nvme_gpu_uapi.h",
+];
+const MODULE: &str = "nvme_gpu.ko";
+/// What dkms knows it by.
+const PACKAGE: &str = concat!("nvme-gpu/", env!("CARGO_PKG_VERSION"));
+const USAGE: &str = "usage: cargo xtask kmod build [--guest] | install | remove";
+
+/// `cargo xtask kmod build [--guest] | install | remove`
+pub fn command(words: &[&str]) -> Result<(), Failure> {
+    match words {
+        ["build"] => {
+            let module = build(&running()?, &target_dir().join("kmod"))?;
+            println!("{}", module.display());
+            Ok(())
+        }
+        ["build", "--guest"] => {
+            let module = for_guest(&Tree::prepare()?)?;
+            println!("{}", module.display());
+            Ok(())
+        }
+        ["install"] => install(),
+        ["remove"] => remove(),
+        _ => Err(Failure::new(USAGE)),
+    }
+}
+
+/// The module for the guests' kernel.
+pub fn for_guest(tree: &Tree) -> Result<PathBuf, Failure> {
+    let headers = KernelHeaders::prepare(tree)?;
+    build(&headers.build(), &tree.folder().join("kmod"))
+}
+
+/// The folder that modules for the running kernel are built by.
+fn running() -> Result<PathBuf, Failure> {
+    let version = output(Command::new("uname").arg("-r"))?;
+    let version = version.trim();
+    let folder = Path::new("/lib/modules").join(version).join("build");
+    match folder.join("Makefile").is_file() {
+        true => Ok(folder),
+        false => Err(Failure::missing(format!(
+            "{} is not here: install the headers of the running kernel (on Debian: apt-get install linux-headers-{version})",
+            folder.display()
+        ))),
+    }
+}
+
+/// Compiles the module against `kernel` in `folder`, with every warning an error.
+fn build(kernel: &Path, folder: &Path) -> Result<PathBuf, Failure> {
+    if on_path("make").is_none() || on_path("gcc").is_none() {
+        return Err(Failure::missing(
+            "make or gcc is not here: apt-get install build-essential",
+        ));
+    }
+    copy_sources(folder)?;
+    let mut make = Command::new("make");
+    make.arg("-C")
+        .arg(kernel)
+        .arg(format!("M={}", folder.display()));
+    make.args(["W=1", "KCFLAGS=-Werror", "CC=gcc", "modules"]);
+    // Its warnings about another version of the compiler are no warnings of the module.
+    let text = output(&mut make)?;
+    println!("{text}");
+    let module = folder.join(MODULE);
+    match module.is_file() {
+        true => Ok(module),
+        false => Err(Failure::new(format!("make left no {}", module.display()))),
+    }
+}
+
+/// Copies what has changed, so that nothing else is compiled again.
+fn copy_sources(folder: &Path) -> Result<(), Failure> {
+    let failed =
+        |path: &Path, error: std::io::Error| Failure::new(format!("{}: {error}", path.display()));
+    fs::create_dir_all(folder).map_err(|error| failed(folder, error))?;
+    for name in SOURCES {
+        let (from, to) = (root().join("kmod").join(name), folder.join(name));
+        let bytes = fs::read(&from).map_err(|error| failed(&from, error))?;
+        if fs::read(&to).ok().as_ref() != Some(&bytes) {
+            fs::write(&to, bytes).map_err(|error| failed(&to, error))?;
+        }
+    }
+    Ok(())
+}
+
+/// Gives the module to dkms, which builds it again for each new kernel.
+fn install() -> Result<(), Failure> {
+    if on_path("dkms").is_none() {
+        return Err(Failure::missing("dkms is not here: apt-get install dkms"));
+    }
+    let sources = PathBuf::from("/usr/src").join(PACKAGE.replace('/', "-"));
+    copy_sources(&sources)?;
+    let from = root().join("kmod/dkms.conf");
+    let to = sources.join("dkms.conf");
+    fs::copy(&from, &to).map_err(|error| Failure::new(format!("{}: {error}", to.display())))?;
+    check(Command::new("dkms").args(["install", "--force", PACKAGE]))?;
+    check(Command::new("modprobe").arg("nvme_gpu"))
+}
+
+/// Takes the module away, from dkms and from the running kernel.
+fn remove() -> Result<(), Failure> {
+    if Path::new("/sys/module/nvme_gpu").exists() {
+        check(Command::new("modprobe").args(["-r", "nvme_gpu"]))?;
+    }
+    check(Command::new("dkms").args(["remove", PACKAGE, "--all"]))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PACKAGE, SOURCES};
+    use crate::process::root;
+
+    #[test]
+    fn every_source_is_known_and_dkms_has_our_version() {
+        let folder = root().join("kmod");
+        for entry in std::fs::read_dir(&folder).unwrap().flatten() {
+            let name = entry.file_name().into_string().unwrap();
+            if name.ends_with(".c") || name.ends_with(".h") || name == "Kbuild" {
+                assert!(SOURCES.contains(&name.as_str()), "{name}");
+            }
+        }
+        let version = PACKAGE.rsplit('/').next().unwrap();
+        let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap();
+        assert!(read("dkms.conf").contains(&format!("PACKAGE_VERSION=\"{version}\"")));
+        assert!(read("main.c").contains(&format!("MODULE_VERSION(\"{version}\")")));
+    }
+}
