@@ -3,12 +3,10 @@
 //!
 //! Commands of a drive are submitted and polled by one thread, which waits more than it works.
 
-use super::engine::read_beside_others;
 use super::space::Space;
-use super::table::{Ids, RowReport, Table};
 use crate::lock::lock;
 use std::ops::Range;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use std::thread::{Builder, available_parallelism, scope};
 
 /// Rows for which one more thread pays.
@@ -18,8 +16,7 @@ const SHARES_OF_THREAD: usize = 4;
 
 /// What one thread does at a time.
 struct Share<'a> {
-    first: usize,
-    ids: Ids<'a>,
+    rows: Range<usize>,
     out: &'a mut [u8],
     status: Option<&'a mut [i32]>,
 }
@@ -35,24 +32,24 @@ pub(super) fn threads(space: &Space, rows: usize) -> usize {
     }
 }
 
-/// Gathers by `threads` threads. The lengths are those that [`Table::gather`] has checked.
-pub(super) fn gather(
-    table: &Table,
-    ids: Ids<'_>,
+/// Has `gather` called by `threads` threads, each time with some of `count` rows and their parts of `out` and `status`,
+/// which are as long as that many rows ask for. What it gave, with the first row of each, in order.
+pub(super) fn gather<R: Send>(
+    count: usize,
     out: &mut [u8],
     status: Option<&mut [i32]>,
     threads: usize,
-) -> RowReport {
-    let rows = ids.len().div_ceil(threads * SHARES_OF_THREAD).max(1);
-    let todo = Mutex::new(shares(table, ids, out, status, rows));
-    let reports = Mutex::new(Vec::new());
+    gather: impl Fn(Range<usize>, &mut [u8], Option<&mut [i32]>) -> R + Sync,
+) -> Vec<(usize, R)> {
+    let todo = Mutex::new(shares(count, out, status, threads * SHARES_OF_THREAD));
+    let done = Mutex::new(Vec::new());
     let work = || {
         loop {
             let share = lock(&todo).pop();
             let Some(share) = share else { return };
-            let report =
-                table.gather_checked(read_beside_others, share.ids, share.out, share.status);
-            lock(&reports).push((share.first, report));
+            let first = share.rows.start;
+            let result = gather(share.rows, share.out, share.status);
+            lock(&done).push((first, result));
         }
     };
     scope(|scope| {
@@ -65,67 +62,41 @@ pub(super) fn gather(
         }
         work();
     });
-    let reports = reports.into_inner();
-    joined(reports.unwrap_or_else(std::sync::PoisonError::into_inner))
+    let done = done.into_inner();
+    let mut done = done.unwrap_or_else(PoisonError::into_inner);
+    done.sort_by_key(|(first, _)| *first);
+    done
 }
 
-/// The request in shares of `rows` rows.
+/// The request in `parts` shares, the last of which may be smaller.
 fn shares<'a>(
-    table: &Table,
-    ids: Ids<'a>,
+    count: usize,
     out: &'a mut [u8],
     status: Option<&'a mut [i32]>,
-    rows: usize,
+    parts: usize,
 ) -> Vec<Share<'a>> {
+    let rows = count.div_ceil(parts).max(1);
+    let row_bytes = out.len() / count.max(1);
     let mut status = status.map(|status| status.chunks_mut(rows));
-    let out = out.chunks_mut(rows * table.row_bytes() as usize);
     let share = |(index, out): (usize, &'a mut [u8])| {
         let first = index * rows;
         Share {
-            first,
-            ids: ids.part(first..(first + rows).min(ids.len())),
+            rows: first..(first + rows).min(count),
             out,
             status: status.as_mut().and_then(Iterator::next),
         }
     };
+    let out = out.chunks_mut((rows * row_bytes).max(1));
     out.enumerate().map(share).collect()
-}
-
-/// The reports of all shares as the report of one call.
-fn joined(mut reports: Vec<(usize, RowReport)>) -> RowReport {
-    reports.sort_by_key(|(first, _)| *first);
-    let mut all = RowReport::default();
-    for (begin, report) in reports {
-        all.rows += report.rows;
-        all.failed += report.failed;
-        all.errno = all.errno.or(report.errno);
-        if all.first.is_none() {
-            all.first = report.first;
-            if let Some(first) = &mut all.first {
-                first.row += begin;
-            }
-        }
-    }
-    all
-}
-
-impl<'a> Ids<'a> {
-    /// The ids at these places.
-    fn part(self, range: Range<usize>) -> Ids<'a> {
-        match self {
-            Self::I32(ids) => Self::I32(&ids[range]),
-            Self::I64(ids) => Self::I64(&ids[range]),
-        }
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::threads;
     use crate::error::Error;
-    use crate::store::Store;
-    use crate::store::status;
     use crate::store::testing::{TestFile, options};
+    use crate::store::{Store, Table, status};
+    use std::thread::available_parallelism;
 
     const ROW: usize = 100;
 
@@ -148,7 +119,7 @@ mod tests {
         let run = |threads| {
             let (mut out, mut status) = (vec![0xFF; ids.len() * ROW], vec![7; ids.len()]);
             let ids = ids.as_slice().into();
-            let report = gather(&table, ids, &mut out, Some(&mut status), threads);
+            let report = table.gather_by_threads(ids, &mut out, Some(&mut status), threads);
             let first = report.first.as_ref().map(|first| (first.row, first.id));
             (out, status, report.rows, report.failed, first)
         };
@@ -170,7 +141,7 @@ mod tests {
         shorter.unwrap().set_len(2500 * ROW as u64).unwrap();
         let ids: Vec<i32> = (0..5000).collect();
         let mut out = vec![0xFF; ids.len() * ROW];
-        let report = gather(&table, ids.as_slice().into(), &mut out, None, 3);
+        let report = table.gather_by_threads(ids.as_slice().into(), &mut out, None, 3);
         // The row that the file ends in shares its page with others.
         assert!((2460..=2540).contains(&report.failed), "{}", report.failed);
         let first = report.first.as_ref().unwrap();

@@ -37,6 +37,14 @@ impl Ids<'_> {
         self.len() == 0
     }
 
+    /// The ids at these places.
+    fn part(self, range: Range<usize>) -> Self {
+        match self {
+            Self::I32(ids) => Self::I32(&ids[range]),
+            Self::I64(ids) => Self::I64(&ids[range]),
+        }
+    }
+
     /// The id of row `index` of a request.
     ///
     /// # Panics
@@ -101,6 +109,19 @@ pub struct RowReport {
 }
 
 impl RowReport {
+    /// Adds the report of the rows from `begin` on, which follow those of this one.
+    fn add(&mut self, begin: usize, next: Self) {
+        self.rows += next.rows;
+        self.failed += next.failed;
+        self.errno = self.errno.or(next.errno);
+        if self.first.is_none() {
+            self.first = next.first;
+            if let Some(first) = &mut self.first {
+                first.row += begin;
+            }
+        }
+    }
+
     /// The report as an error unless every row was moved.
     ///
     /// # Errors
@@ -223,9 +244,27 @@ impl Table {
         self.check_lengths(ids, out.len(), status.as_deref())?;
         let threads = parallel::threads(&self.space, ids.len());
         if threads > 1 {
-            return Ok(parallel::gather(self, ids, out, status, threads));
+            return Ok(self.gather_by_threads(ids, out, status, threads));
         }
         Ok(self.gather_checked(engine::read, ids, out, status))
+    }
+
+    /// Gathers by several threads. The lengths were checked.
+    pub(super) fn gather_by_threads(
+        &self,
+        ids: Ids<'_>,
+        out: &mut [u8],
+        status: Option<&mut [i32]>,
+        threads: usize,
+    ) -> RowReport {
+        let share = |rows, out: &mut [u8], status: Option<&mut [i32]>| {
+            self.gather_checked(engine::read_beside_others, ids.part(rows), out, status)
+        };
+        let mut all = RowReport::default();
+        for (begin, report) in parallel::gather(ids.len(), out, status, threads, share) {
+            all.add(begin, report);
+        }
+        all
     }
 
     /// Gathers by `read`, which carries out the reads. The lengths were checked.

@@ -7,11 +7,15 @@ says() {
     cat /tmp/said
     grep -q "$1" /tmp/said || fail "not said: $1"
 }
+# Some process has $1 open.
+is_open() {
+    ls -l /proc/[0-9]*/fd 2>/dev/null | grep -q "$1"
+}
 
 # One opener at a time.
 nvme-gpu bench --device "$DEVICE" --runtime 60s --queues 2 --depth 16 >/tmp/first 2>&1 &
 first=$!
-wait_for 20 fuser "$node"
+wait_for 20 is_open "$node"
 fails_with 6 nvme-gpu read --device "$DEVICE" --blocks 8 --out /dev/null 2>/tmp/said
 says 'another process has'
 
@@ -27,7 +31,7 @@ wait_for 20 live "$BDF"
 take "$BDF"
 guest-tests kmod-deaf "$BDF" >/tmp/deaf 2>&1 &
 deaf=$!
-wait_for 20 fuser "$node"
+wait_for 20 is_open "$node"
 nvme-gpu unbind "$BDF"
 wait $deaf || { cat /tmp/deaf; fail "what a deaf opener saw"; }
 cat /tmp/deaf

@@ -25,6 +25,7 @@ const CALLS: [u64; 7] = [
 ];
 const MAP: u64 = CALLS[1];
 const UNMAP: u64 = CALLS[2];
+const RESET: u64 = CALLS[3];
 
 fn open(address: &str) -> Result<File, String> {
     let path = format!("/dev/nvme-gpu-{address}");
@@ -110,13 +111,21 @@ pub fn calls(address: &str, seconds: u64) -> Outcome {
             let handle = handles.pop().unwrap_or(random as u32);
             argument[0] = one_of(&mut dice, &[8u64, 8, 8, 9]) | u64::from(handle) << 32;
         }
-        // Well-formed more often than chance would have it.
-        if number == MAP && dice.next_word().is_multiple_of(2) {
+        // Good calls, which chance would rarely make.
+        if number == MAP && dice.below(2) == 0 {
             argument[0] = 48;
+            argument[1] = memory + PAGE * (1 + dice.below(200));
+            argument[2] = PAGE * (1 + dice.below(50));
             argument[3] = 0;
+            argument[4] = 16 << 32;
+            argument[5] = memory;
+        }
+        // A reset takes a tenth of a second.
+        if number == RESET && dice.below(50) > 0 {
+            continue;
         }
         let end = call(&file, number, &mut argument);
-        if number == MAP && end.is_ok() {
+        if number == MAP && end.is_ok() && handles.len() < 100 {
             handles.push(argument[4] as u32);
         }
         let code = end

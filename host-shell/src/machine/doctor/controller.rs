@@ -94,7 +94,10 @@ fn translation(host: &Host, function: &Function, notes: &mut Notes) {
         function.address
     );
     match kind.trim() {
-        "DMA" => notes.ok("translation", "strict: memory is out of reach when it is unmapped"),
+        "DMA" => notes.ok(
+            "translation",
+            "strict: memory is out of reach when it is unmapped",
+        ),
         "DMA-FQ" => notes.add(
             "translation",
             Status::Missing,

@@ -36,6 +36,7 @@ Devices:
   sim:null[?size=1TiB]          reads zeroes, forgets writes
                                 `nvme-gpu devices` lists every option and fault of sim:
   vfio:BDF                      a controller on PCIe that is bound to vfio-pci (`nvme-gpu list`, `bind`, `doctor`)
+  kmod:BDF                      a controller on PCIe that is bound to the module nvme_gpu (docs/kmod.md)
   vfio-user:SOCKET              a controller in another process, e.g. one that `nvme-gpu serve` offers
 
 Files on a drive that no kernel mounts (ls, cat, cp, stat, catalog):

@@ -13,7 +13,7 @@ use std::time::Duration;
 /// The device and how it is used.
 #[derive(Args)]
 pub struct DeviceArgs {
-    /// Device: sim:PATH[?options], sim:mem, sim:null, vfio:BDF, vfio-user:SOCKET (see `nvme-gpu --help`)
+    /// Device: sim:PATH[?options], sim:mem, sim:null, vfio:BDF, kmod:BDF, vfio-user:SOCKET (see `nvme-gpu --help`)
     #[arg(long, short = 'd')]
     pub device: String,
     /// How long a command may take before it is aborted
