@@ -1,7 +1,7 @@
 //! The gate under loom: groups that pass and leave, and a host that recovers what they use.
 
 use loom::thread;
-use nvme_core::gate::{Gate, Shut, words};
+use nvme_core::gate::{Gate, Party, Shut, words};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope, spin};
 use nvme_tests::model::{Bound, check};
 use std::sync::Arc;
@@ -100,6 +100,82 @@ fn trouble_reaches_the_host() {
             if yard.gate().has_trouble() {
                 assert_eq!(yard.queues.load_settled(Scope::Sys), 1);
             }
+            group.join().unwrap();
+        },
+    );
+}
+
+/// A station of several groups, which store to the word behind the gate.
+struct Station {
+    yard: Yard,
+    word: AtomicU32,
+}
+
+impl Station {
+    fn party(&self) -> Party<'_> {
+        Party {
+            word: &self.word,
+            gate: self.yard.gate(),
+            station: 0,
+        }
+    }
+
+    /// One of two groups, which have passed.
+    fn act(&self, lost: bool) {
+        self.yard.queues.store(1, Order::Relaxed, Scope::Sys);
+        self.party().leave(1, lost);
+    }
+}
+
+#[test]
+fn groups_leave_a_station_one_by_one() {
+    check(
+        "the host sees a station empty after the last of its groups has left, and lost when one of them lost a read",
+        Bound::Preemptions(3),
+        || {
+            let station = Arc::new(Station {
+                yard: Yard::new(1),
+                word: AtomicU32::new(0),
+            });
+            let passed = station.party().enter(2);
+            assert!(passed);
+            let groups = [false, true].map(|lost| {
+                let station = station.clone();
+                thread::spawn(move || station.act(lost))
+            });
+            station.yard.recover();
+            assert_eq!(station.yard.gate().take_lost(), Some(0));
+            station.word.store(0, Order::Relaxed, Scope::Gpu);
+            station.yard.gate().open();
+            assert!(station.party().enter(1));
+            station.party().leave(1, false);
+            for group in groups {
+                group.join().unwrap();
+            }
+        },
+    );
+}
+
+#[test]
+fn a_party_passes_or_the_host_sees_it() {
+    check(
+        "a party is inside before the host recovers, or does not pass",
+        Bound::Preemptions(3),
+        || {
+            let station = Arc::new(Station {
+                yard: Yard::new(1),
+                word: AtomicU32::new(0),
+            });
+            let other = station.clone();
+            let group = thread::spawn(move || {
+                // One party after the other, as the claim of a station orders them.
+                for _ in 0..2 {
+                    if other.party().enter(1) {
+                        other.act(false);
+                    }
+                }
+            });
+            station.yard.recover();
             group.join().unwrap();
         },
     );
