@@ -277,6 +277,15 @@ fn failed(call: &str, result: CUresult) -> Error {
     use CUresult as R;
     let (what, remedy) = match result {
         R::CUDA_ERROR_NO_DEVICE => return no_gpu(),
+        R::CUDA_ERROR_INVALID_HANDLE
+        | R::CUDA_ERROR_INVALID_CONTEXT
+        | R::CUDA_ERROR_CONTEXT_IS_DESTROYED => {
+            return Error::usage(
+                format!("{call}: the stream is not one of the GPU's primary context ({result:?})"),
+                "give a stream that was made while the primary context of the store's GPU was current, as CUDA's \
+                 runtime and torch make them, and that was not destroyed",
+            );
+        }
         R::CUDA_ERROR_OUT_OF_MEMORY => (
             "out of memory",
             "use fewer queues, a smaller depth or smaller buffers, or end other users of the GPU",
@@ -362,6 +371,11 @@ mod tests {
                 "docs/hardware.md",
             ),
             (R::CUDA_ERROR_UNKNOWN, "refused", "dmesg"),
+            (
+                R::CUDA_ERROR_INVALID_HANDLE,
+                "not one of the GPU's primary context",
+                "torch make them",
+            ),
         ] {
             let error = check("cuTest", result).unwrap_err();
             assert!(error.to_string().contains(what), "{error}");

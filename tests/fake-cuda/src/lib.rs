@@ -33,6 +33,7 @@ const INVALID_VALUE: Status = 1;
 const OUT_OF_MEMORY: Status = 2;
 const NO_DEVICE: Status = 100;
 const INVALID_PTX: Status = 218;
+const INVALID_HANDLE: Status = 400;
 const NOT_FOUND: Status = 500;
 const NOT_READY: Status = 600;
 
@@ -164,6 +165,29 @@ pub unsafe extern "C" fn cuCtxGetCurrent(context: *mut *mut c_void) -> Status {
     // SAFETY: the caller gives a place for one handle.
     unsafe { *context = contexts.last().copied().unwrap_or_default() };
     CONTEXTS.set(contexts);
+    SUCCESS
+}
+
+/// The current context of the calling thread, 0 without one.
+fn current_context() -> usize {
+    let contexts = CONTEXTS.take();
+    let current = contexts.last().map_or(0, |context| context.addr());
+    CONTEXTS.set(contexts);
+    current
+}
+
+/// A context beside the primary one, current from now on.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxCreate_v2(context: *mut *mut c_void, _: c_uint, _: c_int) -> Status {
+    static NEXT: AtomicU32 = AtomicU32::new(1000);
+    let handle = std::ptr::without_provenance_mut(NEXT.fetch_add(1, Ordering::Relaxed) as usize);
+    // SAFETY: the caller gives a place for one handle.
+    unsafe { *context = handle };
+    cuCtxPushCurrent_v2(handle)
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxDestroy_v2(_: *mut c_void) -> Status {
     SUCCESS
 }
 

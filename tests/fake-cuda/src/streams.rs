@@ -7,8 +7,8 @@
 )]
 
 use crate::{
-    INVALID_VALUE, KERNELS, NOT_READY, SUCCESS, Status, examples, fault, kernels, litmus, lock,
-    rows, striped,
+    INVALID_HANDLE, INVALID_VALUE, KERNELS, NOT_READY, SUCCESS, Status, current_context, examples,
+    fault, kernels, litmus, lock, rows, striped,
 };
 use nvme_gpu_kernel::Kernel;
 use nvme_gpu_kernel::rows::{Cached, Check, Gather, Striped, Widened};
@@ -30,6 +30,8 @@ struct Stream {
     running: Option<JoinHandle<()>>,
     end: Option<End>,
     captured: Option<Vec<Work>>,
+    /// The context that was current when it was made; 0 for none, which goes with every one.
+    context: usize,
 }
 
 /// A moment in a stream: now, or when the kernel in it ends.
@@ -46,6 +48,11 @@ impl Event {
 }
 
 impl Stream {
+    /// Whether it is of another context than the current one: kernels are not launched then; copies are carried out.
+    fn is_foreign(&self) -> bool {
+        self.context != 0 && self.context != current_context()
+    }
+
     fn finish(&mut self) {
         if let Some(kernel) = self.running.take() {
             // A kernel that panicked has printed why, and reports nothing.
@@ -77,7 +84,10 @@ impl Stream {
 
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, _: c_uint) -> Status {
-    let new = Box::new(Mutex::new(Stream::default()));
+    let new = Box::new(Mutex::new(Stream {
+        context: current_context(),
+        ..Stream::default()
+    }));
     // SAFETY: the caller gives a place for one handle.
     unsafe { *stream = Box::into_raw(new).cast() };
     SUCCESS
@@ -440,6 +450,10 @@ pub unsafe extern "C" fn cuLaunchKernel(
         }
     };
     // SAFETY: the caller's handle.
-    lock(unsafe { stream(handle) }).put(work);
+    let mut stream = lock(unsafe { stream(handle) });
+    if stream.is_foreign() {
+        return INVALID_HANDLE;
+    }
+    stream.put(work);
     SUCCESS
 }

@@ -187,6 +187,25 @@ int main(int count, char **arguments)
     check_rows();
     nvme_gpu_pending_free(pending);
 
+    // A stream of another context: nothing is launched, and the next gather is as before.
+    CUcontext other;
+    CUstream foreign;
+    CUDA(cuCtxCreate(&other, 0, gpu));
+    CUDA(cuStreamCreate(&foreign, CU_STREAM_NON_BLOCKING));
+    CUDA(cuCtxSetCurrent(context));
+    USAGE(nvme_gpu_gather_async(table, ids_gpu, NVME_GPU_I64, MANY, out_gpu, 0, status_gpu, (nvme_gpu_stream)foreign,
+                                &pending));
+    CHECK(strstr(nvme_gpu_last_error(), "primary context"));
+    USAGE(nvme_gpu_pread_async(store, out_gpu, ROW, FIRST, (nvme_gpu_stream)foreign, &pending));
+    CUDA(cuStreamDestroy(foreign));
+    CUDA(cuCtxDestroy(other));
+    choose(1001);
+    OK(nvme_gpu_gather_async(table, ids_gpu, NVME_GPU_I64, MANY, out_gpu, 0, status_gpu, (nvme_gpu_stream)stream,
+                             &pending));
+    OK(nvme_gpu_pending_wait(pending, 60000));
+    check_rows();
+    nvme_gpu_pending_free(pending);
+
     CUDA(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
     OK(nvme_gpu_gather_async(table, ids_gpu, NVME_GPU_I64, MANY, out_gpu, 0, status_gpu, (nvme_gpu_stream)stream,
                              &pending));
