@@ -15,8 +15,8 @@ impl Store {
     /// The bytes at `to` are valid for writes, and nothing else uses them meanwhile.
     ///
     /// # Errors
-    /// [`Error::Usage`](crate::Error::Usage) for a range past the end; [`Error::File`](crate::Error::File);
-    /// [`Error::Environment`](crate::Error::Environment) where cuFile refuses and is required.
+    /// [`Error::Usage`] for a range past the end; [`Error::File`];
+    /// [`Error::Environment`] where cuFile refuses and is required.
     pub unsafe fn read_by_cufile(&self, offset: u64, bytes: u64, to: u64) -> Result<bool> {
         // SAFETY: the caller's.
         unsafe { self.read_by_cufile_after(0, offset, bytes, to) }
