@@ -359,20 +359,23 @@ impl<'r> Warp<'r, '_> {
             return false;
         }
         let (rows, shift) = (self.rows, self.rows.block_shift);
-        let Some(whole) = rows.place(row.id as i64) else {
-            return false;
-        };
+        // Every lane goes on: they exchange addresses. Those without a row have their own place, which none asks for.
+        let whole = rows.place(row.id as i64).unwrap_or(row.place);
         let border = row.place.block + u64::from(row.place.blocks);
         let end_byte = whole.byte + u64::from(rows.row_bytes);
         let until = end_byte.min(border << shift);
-        let to = rows.out + index * rows.out_stride + (row.place.byte - whole.byte);
-        copy::parts(self.shape(), row.from, to, until - row.place.byte, wanted);
+        let to = rows.out + index * rows.out_stride + row.place.byte.wrapping_sub(whole.byte);
+        let bytes = until.wrapping_sub(row.place.byte);
+        copy::parts(self.shape(), row.from, to, bytes, wanted);
         let left = (whole.block + u64::from(whole.blocks)).wrapping_sub(border);
-        row.place = Place {
-            byte: until,
-            block: border,
-            blocks: left as u32,
-        };
+        // Others may read their row once more, by itself.
+        if is_there {
+            row.place = Place {
+                byte: until,
+                block: border,
+                blocks: left as u32,
+            };
+        }
         is_there && left != 0
     }
 
