@@ -17,7 +17,7 @@
 //!     println!("{}", entry.name.escape_ascii());
 //! }
 //! let file = volume.file(&volume.lookup("/model.gguf")?)?;
-//! for extent in file.extents() {
+//! for extent in file.extents()? {
 //!     println!("{} bytes from byte {} of the device on", extent.bytes, extent.place);
 //! }
 //! # Ok(())

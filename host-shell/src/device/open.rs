@@ -54,7 +54,7 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
         "kmod" => crate::device::kmod::open(rest),
         #[cfg(not(feature = "vfio"))]
         "kmod" => Err(Error::usage(
-            "this build has no kmod devices",
+            format!("'{kind}:{rest}': this build has no {kind} devices"),
             "build it with the feature `vfio`",
         )),
         _ => Err(Error::usage(

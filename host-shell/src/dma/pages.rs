@@ -27,6 +27,7 @@ pub struct Pages {
     len: usize,
     file: Option<OwnedFd>,
     /// What it is a mapping of, where that is a whole dma-buf.
+    #[cfg(feature = "vfio")]
     dma_buf: Option<OwnedFd>,
     /// The mapping that this is a part of, and what takes the part back on drop.
     part: Option<(Arc<Pages>, Keep)>,
@@ -100,12 +101,14 @@ impl Pages {
             start,
             len: bytes,
             file: None,
+            #[cfg(feature = "vfio")]
             dma_buf: (at == 0 && is_dma_buf(&file)).then_some(file),
             part: None,
         })
     }
 
     /// The dma-buf that this is a mapping of. The kernel cannot lock its pages, but a driver can import it.
+    #[cfg(feature = "vfio")]
     pub(crate) fn dma_buf(&self) -> Option<BorrowedFd<'_>> {
         self.dma_buf.as_ref().map(AsFd::as_fd)
     }
@@ -126,6 +129,7 @@ impl Pages {
             start,
             len: range.len(),
             file: None,
+            #[cfg(feature = "vfio")]
             dma_buf: None,
             part: Some((Arc::clone(whole), keep)),
         })
@@ -201,6 +205,7 @@ impl Pages {
             start,
             len,
             file: None,
+            #[cfg(feature = "vfio")]
             dma_buf: None,
             part: None,
         })
@@ -249,6 +254,7 @@ fn too_much() -> Error {
 }
 
 /// Whether a file is a dma-buf: each lies in the kernel's own file system for them.
+#[cfg(feature = "vfio")]
 fn is_dma_buf(file: &OwnedFd) -> bool {
     const DMA_BUF_MAGIC: u64 = 0x444D_4142;
     rustix::fs::fstatfs(file).is_ok_and(|found| found.f_type as u64 == DMA_BUF_MAGIC)

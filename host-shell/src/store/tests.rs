@@ -168,7 +168,7 @@ fn a_read_sees_every_write_that_returned_before_it_began() {
 
 #[test]
 fn names_of_devices_are_checked() {
-    for text in ["", "nvme0", "floppy:a", "kmod:0000:01:00.0"] {
+    for text in ["", "nvme0", "floppy:a", "kmod:x"] {
         usage(Store::open(text, &options()));
     }
     let missing = Store::open("/nowhere/at/all", &options()).unwrap_err();

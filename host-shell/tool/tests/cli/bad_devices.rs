@@ -29,7 +29,7 @@ fn devices_that_are_none_say_which_there_are() {
         2 | read -d disk.img | names no device
         2 | read -d usb:1 | unknown kind
         2 | read -d SIM:mem | unknown kind
-        2 | read -d kmod:x | this build has no
+        2 | read -d kmod:x | not a PCI address
         2 | read -d sim: | path
         4 | read -d sim:missing.img | No such file
         4 | read -d sim:folder/missing.img | No such file
