@@ -21,6 +21,37 @@ pub struct Widen {
 }
 
 impl Widen {
+    /// By the names of the dtypes, as Python and C use them: `float16`, `bfloat16`, `float8_e4m3fn`, `float8_e5m2`,
+    /// `q8_0`, `q4_0` and `q4_1` come out as `float16` or `float32`.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for other names.
+    pub fn of_names(stored: &str, dtype: &str) -> Result<Self> {
+        let from = match stored {
+            "float16" => Some(Format::F16),
+            "bfloat16" => Some(Format::Bf16),
+            "float8_e4m3fn" => Some(Format::F8E4M3),
+            "float8_e5m2" => Some(Format::F8E5M2),
+            "q8_0" => Some(Format::Q8_0),
+            "q4_0" => Some(Format::Q4_0),
+            "q4_1" => Some(Format::Q4_1),
+            _ => None,
+        };
+        let to = match dtype {
+            "float16" => Some(Wide::F16),
+            "float32" => Some(Wide::F32),
+            _ => None,
+        };
+        match (from, to) {
+            (Some(from), Some(to)) => Ok(Self { from, to }),
+            _ => Err(Error::usage(
+                format!("rows of {stored} do not come out as {dtype}"),
+                "rows of float16, bfloat16, float8_e4m3fn, float8_e5m2, q8_0, q4_0 and q4_1 come out as float16 or \
+                 float32",
+            )),
+        }
+    }
+
     /// Bytes of a wide row whose stored row has `stored` bytes.
     ///
     /// # Errors

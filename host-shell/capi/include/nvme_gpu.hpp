@@ -165,6 +165,31 @@ public:
             nvme_gpu_gather_async(raw_.get(), ids, id_type<Id>::value, count, out, stride, status, stream, &made));
         return pending(made);
     }
+    /* Rows whose elements of `stored` come out as `dtype`: names as in nvme_gpu_gather_as(), also with memory of the
+       GPU. */
+    uint64_t row_bytes_as(const char *stored, const char *dtype) const noexcept {
+        return nvme_gpu_table_row_bytes_as(raw_.get(), stored, dtype);
+    }
+    template <typename Id>
+    std::vector<unsigned char> gather_as(const char *stored, const char *dtype, const std::vector<Id> &ids) const {
+        std::vector<unsigned char> out(ids.size() * row_bytes_as(stored, dtype));
+        gather_as(stored, dtype, ids.data(), ids.size(), out.data());
+        return out;
+    }
+    template <typename Id>
+    void gather_as(const char *stored, const char *dtype, const Id *ids, uint64_t count, void *out,
+                   int32_t *status = nullptr, uint64_t stride = 0, nvme_gpu_stream stream = nullptr) const {
+        detail::check(nvme_gpu_gather_as(raw_.get(), stored, dtype, ids, id_type<Id>::value, count, out, stride, status,
+                                         stream, nullptr));
+    }
+    template <typename Id>
+    pending gather_as_async(const char *stored, const char *dtype, const Id *ids, uint64_t count, void *out,
+                            nvme_gpu_stream stream = nullptr, int32_t *status = nullptr, uint64_t stride = 0) const {
+        nvme_gpu_pending_t *made = nullptr;
+        detail::check(nvme_gpu_gather_as_async(raw_.get(), stored, dtype, ids, id_type<Id>::value, count, out, stride,
+                                               status, stream, &made));
+        return pending(made);
+    }
     template <typename Id>
     void scatter(const Id *ids, uint64_t count, const void *rows, uint32_t duplicates = NVME_GPU_DUPLICATES_LAST,
                  int32_t *status = nullptr, uint64_t stride = 0, nvme_gpu_stream stream = nullptr) {

@@ -64,7 +64,7 @@ pub unsafe fn text<'a>(text: *const c_char, what: &str) -> Answer<&'a str> {
     bytes.to_str().map_err(|_| {
         Failure::usage(
             format!("{what} is no UTF-8: {}", bytes.to_string_lossy()),
-            "use a path of UTF-8, or a link to it",
+            "use text of UTF-8; for a path a link to it",
         )
     })
 }

@@ -2,15 +2,15 @@
 // UNSAFETY: functions of the C interface, over memory that C vouches for.
 #![allow(unsafe_code)]
 
-use crate::border::{Answer, call, give, put, value};
+use crate::border::{Answer, call, give, put, text, value};
 use crate::memory::{Lent, Where, place};
 use crate::opened::{OpenTable, Opened, StoreHandle, TABLES, TableHandle, opened};
 use crate::pending::{self, Outcome, PendingHandle, Report};
 use crate::status::{Failure, nvme_gpu_status};
 use crate::transfer::nvme_gpu_stream;
 use nvme_host::Table;
-use nvme_host::store::{Duplicates, Element, Ids, RowReport};
-use std::ffi::c_void;
+use nvme_host::store::{Duplicates, Element, Ids, RowReport, Widen};
+use std::ffi::{c_char, c_void};
 use std::sync::Arc;
 
 /// Type of ids: int32_t.
@@ -94,13 +94,15 @@ struct Rows {
     row_bytes: u64,
     stride: u64,
     status: Option<Lent>,
+    /// What gathers make of the elements; `row_bytes` are those of a row then.
+    widen: Option<Widen>,
 }
 
 impl Rows {
     /// # Safety
     /// As the header says of the pointers.
     unsafe fn new<T>(
-        table: &Table,
+        row_bytes: u64,
         ids: *const c_void,
         id_type: u32,
         count: u64,
@@ -118,7 +120,6 @@ impl Rows {
                 ));
             }
         };
-        let row_bytes = table.row_bytes();
         let stride = match stride {
             0 => row_bytes,
             stride if stride < row_bytes => {
@@ -146,6 +147,7 @@ impl Rows {
                     true => None,
                     false => Some(Lent::elements(row_status, count, 4, "row_status")?),
                 },
+                widen: None,
             })
         }
     }
@@ -183,12 +185,16 @@ impl Rows {
         // SAFETY: the caller's.
         let (ids, out) = unsafe { (self.ids(), self.rows.bytes_mut()) };
         let mut status = vec![0; ids.len()];
+        let mut gather = |out: &mut [u8]| match self.widen {
+            Some(widen) => table.gather_as((&ids[..]).into(), widen, out, Some(&mut status)),
+            None => table.gather((&ids[..]).into(), out, Some(&mut status)),
+        };
         let result = match self.is_dense() {
-            true => table.gather((&ids[..]).into(), out, Some(&mut status)),
+            true => gather(out),
             false => {
                 let row = self.row_bytes as usize;
                 let mut dense = vec![0; row * ids.len()];
-                let result = table.gather((&ids[..]).into(), &mut dense, Some(&mut status));
+                let result = gather(&mut dense);
                 if result.is_ok() {
                     let places = out.chunks_mut(self.stride as usize);
                     for (from, to) in dense.chunks_exact(row).zip(places) {
@@ -317,7 +323,10 @@ unsafe fn launch(
     // SAFETY: the caller's.
     let pending = unsafe {
         match verb {
-            Verb::Gather => table.gather_on_gpu(&request, stream),
+            Verb::Gather => match rows.widen {
+                Some(widen) => table.gather_as_on_gpu(&request, widen, stream),
+                None => table.gather_on_gpu(&request, stream),
+            },
             Verb::Scatter(_) => table.scatter_on_gpu(&request, stream),
             Verb::ScatterAdd(element) => table.scatter_add_on_gpu(&request, element, stream),
         }
@@ -413,7 +422,7 @@ pub unsafe extern "C" fn nvme_gpu_gather(
         // SAFETY: as the header says.
         unsafe {
             let rows = Rows::new(
-                &open.table,
+                open.table.row_bytes(),
                 ids,
                 id_type,
                 count,
@@ -446,7 +455,7 @@ pub unsafe extern "C" fn nvme_gpu_gather_async(
         // SAFETY: as the header says.
         unsafe {
             let rows = Rows::new(
-                &open.table,
+                open.table.row_bytes(),
                 ids,
                 id_type,
                 count,
@@ -454,6 +463,97 @@ pub unsafe extern "C" fn nvme_gpu_gather_async(
                 out_stride,
                 row_status,
             )?;
+            later(&open, Verb::Gather, rows, stream, pending)
+        }
+    })
+}
+
+/// # Safety
+/// The names are NULL or end with a 0.
+unsafe fn widening(stored: *const c_char, dtype: *const c_char) -> Answer<Widen> {
+    // SAFETY: the caller's.
+    let (stored, dtype) = unsafe { (text(stored, "stored")?, text(dtype, "dtype")?) };
+    Ok(Widen::of_names(stored, dtype)?)
+}
+
+/// Bytes of a row of the table that nvme_gpu_gather_as() makes: the row has elements of `stored`, which come out as
+/// `dtype`. 0 after an error, with nvme_gpu_last_error().
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvme_gpu_table_row_bytes_as(
+    table: *const TableHandle,
+    stored: *const c_char,
+    dtype: *const c_char,
+) -> u64 {
+    value(0, || {
+        let open = TABLES.get(table, "table")?;
+        // SAFETY: as the header says.
+        let widen = unsafe { widening(stored, dtype) }?;
+        Ok(widen.row_bytes(open.table.row_bytes())?)
+    })
+}
+
+/// As nvme_gpu_gather(), and makes the elements wider on the way: they are stored as `stored` and come out as `dtype`,
+/// in places of nvme_gpu_table_row_bytes_as() bytes. Only stored bytes are read.
+///
+/// `stored` is "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", or "q8_0", "q4_0", "q4_1" for GGUF's blocks of 32
+/// elements; `dtype` is "float16" or "float32". The row has to be whole blocks. In memory of a GPU `out` and
+/// `out_stride` are multiples of an element's bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvme_gpu_gather_as(
+    table: *mut TableHandle,
+    stored: *const c_char,
+    dtype: *const c_char,
+    ids: *const c_void,
+    id_type: u32,
+    count: u64,
+    out: *mut c_void,
+    out_stride: u64,
+    row_status: *mut i32,
+    stream: nvme_gpu_stream,
+    report: *mut Report,
+) -> nvme_gpu_status {
+    call(|| {
+        let open = TABLES.get(table, "table")?;
+        // SAFETY: as the header says.
+        unsafe {
+            let widen = widening(stored, dtype)?;
+            let row_bytes = widen.row_bytes(open.table.row_bytes())?;
+            let rows = Rows::new(row_bytes, ids, id_type, count, out, out_stride, row_status)?;
+            let rows = Rows {
+                widen: Some(widen),
+                ..rows
+            };
+            now(&open, Verb::Gather, &rows, stream, report)
+        }
+    })
+}
+
+/// As nvme_gpu_gather_as(), and returns at once: see nvme_gpu_gather_async(). The names are copied.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn nvme_gpu_gather_as_async(
+    table: *mut TableHandle,
+    stored: *const c_char,
+    dtype: *const c_char,
+    ids: *const c_void,
+    id_type: u32,
+    count: u64,
+    out: *mut c_void,
+    out_stride: u64,
+    row_status: *mut i32,
+    stream: nvme_gpu_stream,
+    pending: *mut *mut PendingHandle,
+) -> nvme_gpu_status {
+    call(|| {
+        let open = TABLES.get(table, "table")?;
+        // SAFETY: as the header says.
+        unsafe {
+            let widen = widening(stored, dtype)?;
+            let row_bytes = widen.row_bytes(open.table.row_bytes())?;
+            let rows = Rows::new(row_bytes, ids, id_type, count, out, out_stride, row_status)?;
+            let rows = Rows {
+                widen: Some(widen),
+                ..rows
+            };
             later(&open, Verb::Gather, rows, stream, pending)
         }
     })
@@ -494,7 +594,15 @@ pub unsafe extern "C" fn nvme_gpu_scatter(
         let verb = Verb::Scatter(self::duplicates(duplicates)?);
         // SAFETY: as the header says.
         unsafe {
-            let rows = Rows::new(&open.table, ids, id_type, count, rows, stride, row_status)?;
+            let rows = Rows::new(
+                open.table.row_bytes(),
+                ids,
+                id_type,
+                count,
+                rows,
+                stride,
+                row_status,
+            )?;
             now(&open, verb, &rows, stream, report)
         }
     })
@@ -519,7 +627,15 @@ pub unsafe extern "C" fn nvme_gpu_scatter_async(
         let verb = Verb::Scatter(self::duplicates(duplicates)?);
         // SAFETY: as the header says.
         unsafe {
-            let rows = Rows::new(&open.table, ids, id_type, count, rows, stride, row_status)?;
+            let rows = Rows::new(
+                open.table.row_bytes(),
+                ids,
+                id_type,
+                count,
+                rows,
+                stride,
+                row_status,
+            )?;
             later(&open, verb, rows, stream, pending)
         }
     })
@@ -559,7 +675,15 @@ pub unsafe extern "C" fn nvme_gpu_scatter_add(
         let verb = Verb::ScatterAdd(self::element(element)?);
         // SAFETY: as the header says.
         unsafe {
-            let rows = Rows::new(&open.table, ids, id_type, count, rows, stride, row_status)?;
+            let rows = Rows::new(
+                open.table.row_bytes(),
+                ids,
+                id_type,
+                count,
+                rows,
+                stride,
+                row_status,
+            )?;
             now(&open, verb, &rows, stream, report)
         }
     })
@@ -584,7 +708,15 @@ pub unsafe extern "C" fn nvme_gpu_scatter_add_async(
         let verb = Verb::ScatterAdd(self::element(element)?);
         // SAFETY: as the header says.
         unsafe {
-            let rows = Rows::new(&open.table, ids, id_type, count, rows, stride, row_status)?;
+            let rows = Rows::new(
+                open.table.row_bytes(),
+                ids,
+                id_type,
+                count,
+                rows,
+                stride,
+                row_status,
+            )?;
             later(&open, verb, rows, stream, pending)
         }
     })

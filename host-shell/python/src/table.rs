@@ -10,7 +10,7 @@ use crate::store::{Open, Store};
 use crate::view::{Memory, View};
 use crate::wait;
 use nvme_host::cuda::Request;
-use nvme_host::store::{Duplicates, Element, Format, Ids, RowReport, Wide, Widen};
+use nvme_host::store::{Duplicates, Element, Ids, RowReport, Widen};
 use pyo3::prelude::*;
 use std::sync::Arc;
 
@@ -65,36 +65,6 @@ fn element(dtype: &str) -> Result<Element, Fault> {
         other => {
             let cause = format!("rows of {other} cannot be added to");
             let remedy = "use float32, float16, bfloat16 or int32";
-            Err(Fault::usage(cause, remedy))
-        }
-    }
-}
-
-/// What rows of `stored` become as `dtype`.
-///
-/// # Errors
-/// For what is not widened.
-fn widening(stored: &str, dtype: &str) -> Result<Widen, Fault> {
-    let from = match stored {
-        "float16" => Some(Format::F16),
-        "bfloat16" => Some(Format::Bf16),
-        "float8_e4m3fn" => Some(Format::F8E4M3),
-        "float8_e5m2" => Some(Format::F8E5M2),
-        "q8_0" => Some(Format::Q8_0),
-        "q4_0" => Some(Format::Q4_0),
-        "q4_1" => Some(Format::Q4_1),
-        _ => None,
-    };
-    let to = match dtype {
-        "float16" => Some(Wide::F16),
-        "float32" => Some(Wide::F32),
-        _ => None,
-    };
-    match (from, to) {
-        (Some(from), Some(to)) => Ok(Widen { from, to }),
-        _ => {
-            let cause = format!("rows of {stored} do not come out as {dtype}");
-            let remedy = "rows of float16, bfloat16, float8, q8_0, q4_0 and q4_1 come out as float16 or float32";
             Err(Fault::usage(cause, remedy))
         }
     }
@@ -254,7 +224,7 @@ impl Table {
 
     /// The same rows, whose elements of the dtype `stored` come out as `dtype`. Failures are those of this table.
     fn widened(&self, py: Python<'_>, stored: &str, dtype: &str) -> PyResult<Self> {
-        let widen = widening(stored, dtype)?;
+        let widen = Widen::of_names(stored, dtype).map_err(Fault::from)?;
         let wide_bytes = widen.row_bytes(self.row_bytes).map_err(Fault::from)?;
         Ok(Self {
             store: self.store.clone_ref(py),

@@ -52,6 +52,8 @@ static void handles(void *none)
     BAD(closed, nvme_gpu_table_open(store, 0, 1, 16, &made));
     BAD(closed, nvme_gpu_gather(table, &id, NVME_GPU_I64, 1, data, 0, &row_status, NULL, &report));
     BAD(closed, nvme_gpu_gather_async(table, &id, NVME_GPU_I64, 1, data, 0, &row_status, NULL, &later));
+    BAD(closed, nvme_gpu_gather_as(table, "float16", "float32", &id, NVME_GPU_I64, 1, data, 0, NULL, NULL, &report));
+    BAD(closed, nvme_gpu_gather_as_async(table, "float16", "float32", &id, NVME_GPU_I64, 1, data, 0, NULL, NULL, &later));
     BAD(closed, nvme_gpu_scatter(table, &id, NVME_GPU_I64, 1, data, 0, 0, &row_status, NULL, &report));
     BAD(closed, nvme_gpu_scatter_async(table, &id, NVME_GPU_I64, 1, data, 0, 0, &row_status, NULL, &later));
     BAD(closed, nvme_gpu_scatter_add(table, &id, NVME_GPU_I64, 1, data, 0, NVME_GPU_ADD_I32, NULL, NULL, &report));
@@ -66,6 +68,7 @@ static void handles(void *none)
     BAD(closed, nvme_gpu_device_check(store, data));
     CHECK(nvme_gpu_len(store) == 0 && nvme_gpu_block_size(store) == 0);
     CHECK(nvme_gpu_table_rows(table) == 0 && nvme_gpu_table_row_bytes(table) == 0);
+    CHECK(nvme_gpu_table_row_bytes_as(table, "float16", "float32") == 0);
     nvme_gpu_close(store);
     nvme_gpu_table_close(table);
     nvme_gpu_pending_free(pending);
@@ -159,8 +162,25 @@ static void tables(nvme_gpu_t *store, nvme_gpu_table_t *table)
         CHECK(report.failed == 1 && report.first_row == 1 && row_status[1] == NVME_GPU_ROW_OUT_OF_RANGE);
         CHECK(row_status[0] == 0 && data[0] == 1 && data[ROW] == 0 && data[2 * ROW - 1] == 0 && data[2 * ROW] == 1);
     }
-    report.size = 3;
     ids[1] = 2;
+    /* Rows of 48 bytes are 24 halves, and no whole blocks of the others. */
+    static const char *const names[][2] = {
+        { NULL, "float32" }, { "float16", NULL }, { "", "" }, { "float16", "float64" }, { "float16", "int32" },
+        { "float32", "float32" }, { "float32", "float16" }, { "int8", "float16" }, { "Float16", "float32" },
+        { "q5_0", "float16" }, { "q8_0", "float16" }, { "q4_0", "float32" }, { "q4_1", "float16" },
+        { "float16 ", "float32" }, { "\xff", "float32" }, { "float16", "\xc3" },
+    };
+    EACH(i, names)
+    {
+        BAD(usage, nvme_gpu_gather_as(table, names[i][0], names[i][1], ids, NVME_GPU_I64, 2, data, 0, NULL, NULL, NULL));
+        BAD(usage, nvme_gpu_gather_as_async(table, names[i][0], names[i][1], ids, NVME_GPU_I64, 2, data, 0, NULL, NULL,
+                                            NULL));
+        CHECK(nvme_gpu_table_row_bytes_as(table, names[i][0], names[i][1]) == 0 && nvme_gpu_last_remedy()[0]);
+    }
+    BAD(usage, nvme_gpu_gather_as(table, "float16", "float32", ids, NVME_GPU_I64, 2, data, 2 * ROW - 1, NULL, NULL, NULL));
+    BAD(usage, nvme_gpu_gather_as(table, "float16", "float32", ids, 3, 2, data, 0, NULL, NULL, NULL));
+    BAD(usage, nvme_gpu_gather_as(table, "float16", "float32", ids, NVME_GPU_I64, INT64_MAX, data, 0, NULL, NULL, NULL));
+    report.size = 3;
     BAD(usage, nvme_gpu_gather(table, ids, NVME_GPU_I64, 2, data, 0, NULL, NULL, &report));
 }
 

@@ -120,6 +120,59 @@ static void rows(nvme_gpu_t *store)
     CHECK(nvme_gpu_table_rows(table) == 0);
 }
 
+/* Rows whose first two elements are 1 and -2, in each format, and those of them that are not there. */
+static const struct {
+    const char *stored;
+    unsigned char row[34];
+    uint64_t bytes, elements;
+} WIDENED[] = {
+    { "float16", { 0x00, 0x3C, 0x00, 0xC0 }, 4, 2 },
+    { "bfloat16", { 0x80, 0x3F, 0x00, 0xC0 }, 4, 2 },
+    { "float8_e4m3fn", { 0x38, 0xC0 }, 2, 2 },
+    { "float8_e5m2", { 0x3C, 0xC0 }, 2, 2 },
+    { "q8_0", { 0x00, 0x3C, 1, 0xFE }, 34, 32 },
+    { "q4_0", { 0x00, 0x3C, 0x09, 0x06 }, 18, 32 },
+    { "q4_1", { 0x00, 0x3C, 0x00, 0xC0, 0x03, 0x00 }, 20, 32 },
+};
+
+static void widened(nvme_gpu_t *store)
+{
+    static const float single[] = { 1.0f, -2.0f };
+    static const uint16_t half[] = { 0x3C00, 0xC000 };
+    nvme_gpu_table_t *table;
+    nvme_gpu_pending_t *pending;
+    int64_t ids[] = { 1, 5, 1 };
+    int32_t status[3];
+    unsigned char out[3 * 160];
+    for (size_t i = 0; i < sizeof(WIDENED) / sizeof(*WIDENED); ++i) {
+        const char *stored = WIDENED[i].stored;
+        OK(nvme_gpu_table_open(store, 77, 5, WIDENED[i].bytes, &table));
+        OK(nvme_gpu_pwrite(store, WIDENED[i].row, WIDENED[i].bytes, 77 + WIDENED[i].bytes));
+        for (unsigned bytes = 2; bytes <= 4; bytes += 2) {
+            const char *dtype = bytes == 4 ? "float32" : "float16";
+            const void *wanted = bytes == 4 ? (const void *)single : (const void *)half;
+            uint64_t row = nvme_gpu_table_row_bytes_as(table, stored, dtype);
+            CHECK(row == WIDENED[i].elements * bytes);
+            for (uint64_t stride = 0; stride <= 160; stride += 160) {
+                uint64_t place = stride ? stride : row;
+                memset(out, 0xEE, sizeof(out));
+                FAILS(NVME_GPU_ROW_OUT_OF_RANGE,
+                      nvme_gpu_gather_as(table, stored, dtype, ids, NVME_GPU_I64, 3, out, stride, status, NULL, NULL));
+                CHECK(status[0] == 0 && status[1] == NVME_GPU_ROW_OUT_OF_RANGE && status[2] == 0);
+                CHECK(memcmp(out, wanted, 2 * bytes) == 0 && memcmp(out + 2 * place, wanted, 2 * bytes) == 0);
+                for (uint64_t at = 0; at < row; ++at) CHECK(out[place + at] == 0);
+                CHECK(out[2 * place + row] == 0xEE && (!stride || out[row] == 0xEE));
+            }
+            memset(out, 0xEE, sizeof(out));
+            OK(nvme_gpu_gather_as_async(table, stored, dtype, ids, NVME_GPU_I64, 1, out, 0, NULL, NULL, &pending));
+            OK(nvme_gpu_pending_wait(pending, UINT64_MAX));
+            nvme_gpu_pending_free(pending);
+            CHECK(memcmp(out, wanted, 2 * bytes) == 0 && out[row] == 0xEE);
+        }
+        nvme_gpu_table_close(table);
+    }
+}
+
 struct work {
     nvme_gpu_t *store;
     unsigned number;
@@ -177,6 +230,7 @@ int main(int count, char **arguments)
     CHECK(path.tier == -1 && strcmp(path.data, "host") == 0 && path.path[0] && path.why[0]);
     transfers(store);
     rows(store);
+    widened(store);
 
     pthread_t threads[4];
     struct work works[4];

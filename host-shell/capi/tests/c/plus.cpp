@@ -80,6 +80,16 @@ static void rows() {
     auto later = table.gather_async(ids.data(), ids.size(), found, nullptr, status);
     later.wait();
     CHECK(status[0] == 0 && status[1] == 0 && later.report().failed == 0);
+    // The upper half of 8.0f is a bfloat16, as the lower one is.
+    float wide[8];
+    CHECK(table.row_bytes_as("bfloat16", "float32") == 16 && table.row_bytes_as("q8_0", "float16") == 0);
+    auto of_rows = table.gather_as("bfloat16", "float32", ids);
+    CHECK(of_rows.size() == sizeof(wide));
+    std::memcpy(wide, of_rows.data(), sizeof(wide));
+    CHECK(wide[0] == 0.0f && wide[1] == 2.0f && wide[6] == 0.0f && wide[7] == 8.0f);
+    table.gather_as_async("bfloat16", "float32", ids.data(), 1, wide + 4).wait();
+    CHECK(wide[5] == 2.0f);
+    throws<nvme_gpu::usage>(NVME_GPU_ERROR_USAGE, "q8_0", [&] { table.gather_as("q8_0", "int8", ids); });
     ids[1] = 50;
     throws<nvme_gpu::usage>(NVME_GPU_ROW_OUT_OF_RANGE, "", [&] { table.gather(ids); });
     throws<nvme_gpu::usage>(NVME_GPU_ERROR_USAGE, "", [&] { store.open_table(0, 1, 0); });

@@ -63,6 +63,43 @@ static void replay(nvme_gpu_t *store, CUgraphExec graph, CUstream stream)
            (unsigned long long)(after.commands - before.commands));
 }
 
+/* Halves become float32 on the way to the GPU's memory, into places with gaps. */
+static void widened(nvme_gpu_t *store, CUstream stream)
+{
+    enum { COUNT = 64, STRIDE = 4 * COUNT + 8, FROM = 3 << 20, IN = 500 };
+    static uint16_t halves[IN][COUNT];
+    nvme_gpu_table_t *table;
+    nvme_gpu_pending_t *pending;
+    void *ids_gpu = (void *)(uintptr_t)ids_at, *out_gpu = (void *)(uintptr_t)out_at;
+    for (int row = 0; row < IN; ++row)
+        for (int at = 0; at < COUNT; ++at) halves[row][at] = (uint16_t)((row * COUNT + at) & 0x7EFF);
+    OK(nvme_gpu_pwrite(store, halves, sizeof(halves), FROM + 1));
+    OK(nvme_gpu_table_open(store, FROM + 1, IN, sizeof(*halves), &table));
+    CHECK(nvme_gpu_table_row_bytes_as(table, "bfloat16", "float32") == 4 * COUNT);
+    choose(3);
+    for (int i = 0; i < MANY; ++i) ids[i] %= IN;
+    ids[5] = IN;
+    CUDA(cuMemcpyHtoD(ids_at, ids, sizeof(ids)));
+    OK(nvme_gpu_gather_as_async(table, "bfloat16", "float32", ids_gpu, NVME_GPU_I64, MANY, out_gpu, STRIDE,
+                                (int32_t *)(uintptr_t)status_at, (nvme_gpu_stream)stream, &pending));
+    FAILS(NVME_GPU_ROW_OUT_OF_RANGE, nvme_gpu_pending_wait(pending, 60000));
+    nvme_gpu_pending_free(pending);
+    fetch();
+    for (int i = 0; i < MANY; ++i) {
+        CHECK(row_status[i] == (i == 5 ? NVME_GPU_ROW_OUT_OF_RANGE : 0));
+        for (int at = 0; at < COUNT; ++at) {
+            uint32_t found;
+            memcpy(&found, out + i * STRIDE + at * 4, 4);
+            CHECK(found == (i == 5 ? 0 : (uint32_t)halves[ids[i]][at] << 16));
+        }
+        CHECK(out[i * STRIDE + 4 * COUNT] == 0xEE);
+    }
+    /* Elements lie at multiples of their size. */
+    USAGE(nvme_gpu_gather_as_async(table, "bfloat16", "float32", ids_gpu, NVME_GPU_I64, 1, (char *)out_gpu + 2, 0, NULL,
+                                   (nvme_gpu_stream)stream, NULL));
+    nvme_gpu_table_close(table);
+}
+
 static double now_us(void)
 {
     struct timespec now;
@@ -206,6 +243,8 @@ int main(int count, char **arguments)
     check_rows();
     nvme_gpu_pending_free(pending);
 
+    widened(store, stream);
+    choose(1002);
     CUDA(cuStreamBeginCapture(stream, CU_STREAM_CAPTURE_MODE_GLOBAL));
     OK(nvme_gpu_gather_async(table, ids_gpu, NVME_GPU_I64, MANY, out_gpu, 0, status_gpu, (nvme_gpu_stream)stream,
                              &pending));
