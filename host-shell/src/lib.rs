@@ -1,6 +1,7 @@
 //! The host side of nvme-gpu: bring up an NVMe controller and move blocks, from ordinary threads.
 //!
 //! - [`Store`]: bytes on a drive or in a file, at any offset, from any thread; [`Table`]: rows by ids.
+//! - [`LayerLoader`](loader::LayerLoader): layers of a model, read while others are used.
 //! - [`Device`]: how a controller is reached. [`open`] makes one from the text of `--device`.
 //! - [`Controller`]: bring-up, admin commands, shutdown on drop.
 //! - [`Namespace`]: blocking reads and writes of any range.
@@ -54,6 +55,7 @@ mod device;
 mod dma;
 mod error;
 pub mod files;
+pub mod loader;
 mod lock;
 mod machine;
 mod measure;

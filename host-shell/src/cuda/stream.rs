@@ -40,6 +40,26 @@ impl Stream {
         })
     }
 
+    /// As [`new`](Self::new), for work that the GPU begins before that of other streams when it has room for one alone.
+    pub fn urgent(gpu: &Arc<Gpu>) -> Result<Self> {
+        let _guest = gpu.enter()?;
+        let (mut least, mut greatest) = (0, 0);
+        // SAFETY: writes two numbers.
+        check("cuCtxGetStreamPriorityRange", unsafe {
+            sys::cuCtxGetStreamPriorityRange(&mut least, &mut greatest)
+        })?;
+        let mut raw = null_mut();
+        let flags = sys::CUstream_flags::CU_STREAM_NON_BLOCKING as u32;
+        // SAFETY: writes one handle.
+        check("cuStreamCreateWithPriority", unsafe {
+            sys::cuStreamCreateWithPriority(&mut raw, flags, greatest)
+        })?;
+        Ok(Self {
+            gpu: Arc::clone(gpu),
+            raw,
+        })
+    }
+
     pub(super) fn raw(&self) -> sys::CUstream {
         self.raw
     }
@@ -223,14 +243,8 @@ impl Gpu {
     pub fn order(self: &Arc<Self>, first: u64, then: u64) -> Result<()> {
         let _guest = self.enter()?;
         let event = Event::untimed(self)?;
-        // SAFETY: our own event; the driver checks the handles of streams.
-        check("cuEventRecord", unsafe {
-            sys::cuEventRecord(event.raw, handle(first))
-        })?;
-        // SAFETY: as above. An event that is destroyed before it happens is kept by the driver.
-        check("cuStreamWaitEvent", unsafe {
-            sys::cuStreamWaitEvent(handle(then), event.raw, 0)
-        })
+        event.record_at(first)?;
+        event.before(then)
     }
 }
 
@@ -277,6 +291,30 @@ impl Event {
         // SAFETY: both handles are ours.
         check("cuEventRecord", unsafe {
             sys::cuEventRecord(self.raw, stream.raw())
+        })
+    }
+
+    /// Means from now on the end of everything now in `stream`, a `CUstream` of the GPU; 0 is the default one.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] with the driver's answer.
+    pub fn record_at(&self, stream: u64) -> Result<()> {
+        let _guest = self.gpu.enter()?;
+        // SAFETY: our own event; the driver checks the handle of the stream.
+        check("cuEventRecord", unsafe {
+            sys::cuEventRecord(self.raw, handle(stream))
+        })
+    }
+
+    /// What `stream`, a `CUstream` of the GPU, does from now on comes after it. Returns at once.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] with the driver's answer.
+    pub fn before(&self, stream: u64) -> Result<()> {
+        let _guest = self.gpu.enter()?;
+        // SAFETY: our own event, which the driver keeps until it has happened; it checks the handle of the stream.
+        check("cuStreamWaitEvent", unsafe {
+            sys::cuStreamWaitEvent(handle(stream), self.raw, 0)
         })
     }
 

@@ -13,7 +13,7 @@ use crate::{
 use nvme_gpu_kernel::Kernel;
 use nvme_gpu_kernel::rows::{Cached, Check, Gather, Striped, Widened};
 use nvme_gpu_kernel::work::Launch;
-use std::ffi::{CStr, c_uint, c_void};
+use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -90,6 +90,27 @@ pub unsafe extern "C" fn cuStreamCreate(stream: *mut *mut c_void, _: c_uint) -> 
     }));
     // SAFETY: the caller gives a place for one handle.
     unsafe { *stream = Box::into_raw(new).cast() };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuStreamCreateWithPriority(
+    stream: *mut *mut c_void,
+    flags: c_uint,
+    _priority: c_int,
+) -> Status {
+    // SAFETY: the caller's.
+    unsafe { cuStreamCreate(stream, flags) }
+}
+
+/// The range of one H200's driver.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuCtxGetStreamPriorityRange(
+    least: *mut c_int,
+    greatest: *mut c_int,
+) -> Status {
+    // SAFETY: the caller gives places for two numbers.
+    unsafe { (*least, *greatest) = (0, -5) };
     SUCCESS
 }
 

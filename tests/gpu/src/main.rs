@@ -11,6 +11,7 @@ mod example;
 mod gather;
 mod hazards;
 mod late;
+mod layers;
 mod litmus;
 mod matrix;
 mod ops;
@@ -118,6 +119,7 @@ fn main() -> ExitCode {
     stripes::all(&mut report, &bench);
     by_host::all(&mut report, &bench);
     wide::all(&mut report, &bench);
+    layers::all(&mut report, &bench);
     two_gpus::all(&mut report, &bench);
     late::all(&mut report, &bench);
     matrix::all(&mut report, &bench);

@@ -1,0 +1,522 @@
+//! Layers of a model that are read while others are used: the next ones come into slots of memory, of a GPU or of the
+//! host, ahead of the program that asks for them.
+//!
+//! - [`Layers`]: which bytes make a layer, from a [`Catalog`](crate::Catalog) or from ranges.
+//! - [`LayerLoader`]: slots, and reads ahead in an order that is given or learned.
+//! - [`Layer`]: a layer that is there; its slot is used again after it is dropped.
+//!
+//! ```
+//! use nvme_host::loader::{LayerLoader, Layers, LoaderOptions};
+//! use nvme_host::{Store, StoreOptions};
+//! use std::sync::Arc;
+//!
+//! # fn main() -> nvme_host::Result<()> {
+//! # #[cfg(feature = "sim")] {
+//! let store = Arc::new(Store::open("sim:mem?size=16MiB", &StoreOptions::default())?);
+//! for layer in 0..8u8 {
+//!     store.write_at(u64::from(layer) * 10_000, &[layer; 10_000])?;
+//! }
+//! let ranges = (0..8u64).map(|layer| (format!("layer {layer}"), layer * 10_000..(layer + 1) * 10_000));
+//! let loader = LayerLoader::new(&store, Layers::of_ranges(ranges)?, &LoaderOptions::default())?;
+//! for _pass in 0..2 {
+//!     for layer in 0..8 {
+//!         let loaded = loader.layer(layer)?;
+//!         assert_eq!(loaded.bytes().unwrap(), [layer as u8; 10_000]);
+//!     }
+//! }
+//! assert_eq!(loader.stats().ready, 15);
+//! # }
+//! # Ok(())
+//! # }
+//! ```
+
+#[cfg(feature = "cuda")]
+mod on_gpu;
+mod on_host;
+mod options;
+mod order;
+mod plan;
+mod state;
+#[cfg(all(test, feature = "sim"))]
+mod tests;
+mod told;
+
+pub use options::{LayerMemory, LayerOrder, LoaderOptions, LoaderPath, LoaderStats, Resident};
+pub use plan::{LayerPlan, LayerTensor, Layers, Piece};
+
+use crate::error::{Error, Result};
+use crate::lock::lock;
+use crate::store::Store;
+use options::is_resident;
+use order::Course;
+use state::{Cell, Load, Room, State};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+use told::told;
+
+#[cfg(feature = "cuda")]
+use on_gpu::OnGpu;
+#[cfg(not(feature = "cuda"))]
+enum OnGpu {}
+
+/// Reads layers into slots ahead of their use.
+///
+/// [`layer`](Self::layer) gives a layer and starts to read those that come after it into slots that no [`Layer`] holds.
+///
+/// **On a GPU** nothing of it waits: reads lie in a stream of the loader's own, the caller's stream waits by an event
+/// until the layer is there, and a slot is read into again when the caller's stream has come to where its [`Layer`] was
+/// dropped. A read that fails is known when it has ended: the layer is zero in the parts that were not read, and the next
+/// call of [`layer`](Self::layer) or [`check`](Self::check) returns the error, which names the layer. What the caller's
+/// stream computed from that layer on is wrong: call [`check`](Self::check) before a result is used, or
+/// [`Layer::wait`] before a layer is. No layer is given out that is known to have failed.
+///
+/// **In memory of the host** [`layer`](Self::layer) waits until the layer is there, and returns the errors of its reads.
+///
+/// After an error the layer is read again when it is asked for again. A file that changes while it is read gives layers
+/// of old and new bytes: nothing finds that. Writes through the store are seen by reads that begin after them: a layer
+/// that is in a slot, or resident, is not read again.
+///
+/// Any number of threads may use a loader.
+pub struct LayerLoader {
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    layers: Layers,
+    path: LoaderPath,
+    ahead: usize,
+    state: Mutex<State>,
+    /// Behind the state, whose events and loads name its streams and memory.
+    gpu: Option<OnGpu>,
+}
+
+impl std::fmt::Debug for LayerLoader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("LayerLoader")
+            .field("layers", &self.shared.layers.len())
+            .field("path", &self.shared.path)
+            .finish()
+    }
+}
+
+impl LayerLoader {
+    /// A loader of `layers` from `store`. Memory is allocated now; nothing is read yet.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for layers past the end of the store, for no slots, for an order of layers that are not there,
+    /// and for memory of a GPU with a store that has none; [`Error::Environment`] without memory.
+    pub fn new(store: &Arc<Store>, layers: Layers, options: &LoaderOptions) -> Result<Self> {
+        check(store, &layers, options)?;
+        let course = Course::new(&options.order, layers.len())?;
+        let resident: Vec<usize> = (0..layers.len())
+            .filter(|layer| is_resident(&options.resident, &layers, *layer))
+            .collect();
+        let bytes_of = |layer: usize| layers.get(layer).map_or(0, LayerPlan::bytes);
+        let others = (0..layers.len()).filter(|layer| !resident.contains(layer));
+        let slot_bytes = others.clone().map(bytes_of).max().unwrap_or(0);
+        // More slots than layers are of no use.
+        let slots = options.slots.min(others.count());
+        let rooms: Vec<u64> = resident
+            .iter()
+            .map(|layer| bytes_of(*layer))
+            .chain(std::iter::repeat_n(slot_bytes, slots))
+            .collect();
+        let is_on_gpu = options.is_on_gpu(store)?;
+        let (gpu, rooms) = memory(store, is_on_gpu, &rooms)?;
+        let cells = rooms.into_iter().enumerate().map(|(cell, room)| Cell {
+            layer: resident.get(cell).copied(),
+            is_resident: cell < resident.len(),
+            is_lost: false,
+            users: 0,
+            room,
+            load: None,
+        });
+        let path = LoaderPath::new(
+            store,
+            is_on_gpu,
+            (slots, slot_bytes),
+            (
+                resident.len(),
+                resident.iter().map(|layer| bytes_of(*layer)).sum(),
+            ),
+        );
+        let state = State::new(store, cells.collect(), course);
+        Ok(Self {
+            shared: Arc::new(Shared {
+                layers,
+                path,
+                ahead: options.ahead.unwrap_or(slots),
+                state: Mutex::new(state),
+                gpu,
+            }),
+        })
+    }
+
+    /// The layers.
+    pub fn layers(&self) -> &Layers {
+        &self.shared.layers
+    }
+
+    /// Where layers lie, and what brings them there.
+    pub fn path(&self) -> &LoaderPath {
+        &self.shared.path
+    }
+
+    /// Counts since it was made.
+    pub fn stats(&self) -> LoaderStats {
+        lock(&self.shared.state).stats
+    }
+
+    /// Whether the order of the layers is known: it was given, or a pass has ended.
+    pub fn knows_order(&self) -> bool {
+        lock(&self.shared.state).course.is_known()
+    }
+
+    /// Layer `index`, and reads ahead. On a GPU for use in its default stream: [`layer_for`](Self::layer_for).
+    ///
+    /// # Errors
+    /// As [`layer_for`](Self::layer_for).
+    pub fn layer(&self, index: usize) -> Result<Layer> {
+        self.layer_for(index, 0)
+    }
+
+    /// Layer `index` for use in `stream`, a `CUstream` of the store's GPU that is there for as long as the layer; in
+    /// memory of the host the stream means nothing.
+    ///
+    /// What the stream does from now on, until the layer is dropped, may read the layer. Other streams have to be
+    /// ordered with this one.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a layer that is not there, when all slots are held, for a stream that is being captured and
+    /// after [`close`](Self::close). Those of the store, with the name of the layer: of this one, and on a GPU of any
+    /// that was given out before. The call may be repeated.
+    pub fn layer_for(&self, index: usize, stream: u64) -> Result<Layer> {
+        let shared = &self.shared;
+        if shared.layers.get(index).is_none() {
+            return Err(Error::usage(
+                format!(
+                    "there is no layer {index}: there are {}",
+                    shared.layers.len()
+                ),
+                "use numbers from 0 on",
+            ));
+        }
+        shared.check_stream(stream)?;
+        let mut state = lock(&shared.state);
+        let store = state.store()?;
+        state.look();
+        if let Some(failed) = state.take_failure(index) {
+            return Err(shared.name(failed.layer, &failed.error()));
+        }
+        state.course.asked(index);
+        state.stats.asked += 1;
+        let known = state.find(index);
+        state.make_room()?;
+        let cell = match known {
+            Some(cell) => cell,
+            None => state.victim(&[index]).ok_or_else(|| state.no_room())?,
+        };
+        match &state.cells[cell].load {
+            Some(_) if known.is_some() => state.stats.ready += 1,
+            _ => shared.start(&mut state, &store, cell, index)?,
+        }
+        let Some(load) = state.give(cell) else {
+            return Err(Error::internal("a layer that was started has no read"));
+        };
+        let mut layer = Layer {
+            shared: Arc::clone(shared),
+            index,
+            cell,
+            load,
+            stream,
+            is_ordered: false,
+        };
+        shared.read_ahead(&mut state, &store, index);
+        drop(state);
+        layer.come()?;
+        Ok(layer)
+    }
+
+    /// Waits until all layers that were given out are there, `limit` at most. In memory of the host they are.
+    ///
+    /// # Errors
+    /// The first error of them, with the name of its layer; [`Error::Unfinished`] past the limit.
+    pub fn check(&self, limit: Duration) -> Result<()> {
+        let begin = Instant::now();
+        loop {
+            let load = {
+                let mut state = lock(&self.shared.state);
+                state.look();
+                if let Some(failed) = state.take_given_failure() {
+                    return Err(self.shared.name(failed.layer, &failed.error()));
+                }
+                match state.first_given() {
+                    Some(load) => load,
+                    None => return Ok(()),
+                }
+            };
+            load.wait(limit.saturating_sub(begin.elapsed()))?;
+        }
+    }
+
+    /// Waits for the reads under way, `limit` at most, and lets go of the store. Layers that were given out stay; later
+    /// calls for layers are errors.
+    ///
+    /// # Errors
+    /// [`Error::Unfinished`] past the limit: nothing has changed.
+    pub fn close(&self, limit: Duration) -> Result<()> {
+        let begin = Instant::now();
+        let mut state = lock(&self.shared.state);
+        for load in state.loads() {
+            load.wait(limit.saturating_sub(begin.elapsed()))?;
+        }
+        let store = state.store.take();
+        drop(state);
+        // It may be the last user, and closes the device.
+        drop(store);
+        Ok(())
+    }
+}
+
+/// # Errors
+/// As [`LayerLoader::new`].
+fn check(store: &Store, layers: &Layers, options: &LoaderOptions) -> Result<()> {
+    for (index, layer) in layers.iter().enumerate() {
+        for piece in layer.pieces() {
+            let end = piece.offset.checked_add(piece.bytes);
+            if end.is_none_or(|end| end > store.len()) {
+                return Err(Error::usage(
+                    format!(
+                        "layer {index} ({}): {} bytes from byte {} on end past the store, which has {} bytes",
+                        layer.name(),
+                        piece.bytes,
+                        piece.offset,
+                        store.len()
+                    ),
+                    "use a catalog of this store",
+                ));
+            }
+        }
+    }
+    if options.slots == 0 {
+        return Err(Error::usage("no slots for layers", "use 2 or more"));
+    }
+    Ok(())
+}
+
+/// Memory of the given sizes.
+#[cfg(feature = "cuda")]
+fn memory(store: &Store, is_on_gpu: bool, rooms: &[u64]) -> Result<(Option<OnGpu>, Vec<Room>)> {
+    if !is_on_gpu {
+        return Ok((None, on_host::rooms(rooms)?));
+    }
+    let (gpu, rooms) = OnGpu::new(store, rooms)?;
+    Ok((Some(gpu), rooms))
+}
+
+#[cfg(not(feature = "cuda"))]
+fn memory(_: &Store, _: bool, rooms: &[u64]) -> Result<(Option<OnGpu>, Vec<Room>)> {
+    Ok((None, on_host::rooms(rooms)?))
+}
+
+impl Drop for Shared {
+    fn drop(&mut self) {
+        #[cfg(feature = "cuda")]
+        if let Some(gpu) = &self.gpu {
+            gpu.finish();
+        }
+    }
+}
+
+impl Shared {
+    /// Starts to read `layer` into a cell that nothing uses.
+    fn start(
+        &self,
+        state: &mut State,
+        store: &Arc<Store>,
+        cell: usize,
+        layer: usize,
+    ) -> Result<()> {
+        let plan = self
+            .layers
+            .get(layer)
+            .ok_or_else(|| Error::internal("no such layer"))?;
+        // Until it has started, nothing is there.
+        state.forget(cell);
+        let room = &mut state.cells[cell].room;
+        let load = match (&self.gpu, room) {
+            (_, Room::Host(buffer)) => on_host::start(store, plan, buffer)?,
+            #[cfg(feature = "cuda")]
+            (Some(gpu), Room::Gpu(room)) => gpu.start(store, plan, room)?,
+            #[cfg(feature = "cuda")]
+            (None, Room::Gpu(_)) => return Err(Error::internal("memory of no GPU")),
+        };
+        state.stats.reads += 1;
+        state.stats.bytes += plan.read_bytes();
+        state.started(cell, layer, Arc::new(load));
+        Ok(())
+    }
+
+    /// Starts the reads of layers that come after `index`, as far as there are slots.
+    fn read_ahead(&self, state: &mut State, store: &Arc<Store>, index: usize) {
+        let mut wanted = vec![index];
+        let mut ahead = 0;
+        for layer in state.course.next() {
+            if ahead == self.ahead {
+                return;
+            }
+            if wanted.contains(&layer) {
+                continue;
+            }
+            wanted.push(layer);
+            let known = state.find(layer);
+            if known.is_some_and(|cell| state.cells[cell].is_there_for_good()) {
+                continue;
+            }
+            ahead += 1;
+            let cell = match known {
+                Some(cell) if state.cells[cell].load.is_some() => continue,
+                Some(cell) => Some(cell),
+                None => state.victim(&wanted),
+            };
+            let may_start = !state.has_failed(layer) && !state.is_full();
+            let Some(cell) = cell.filter(|_| may_start) else {
+                return;
+            };
+            // What refuses it is an error of the call that asks for the layer.
+            if self.start(state, store, cell, layer).is_err() {
+                return;
+            }
+        }
+    }
+
+    /// `error` with the name of a layer.
+    fn name(&self, layer: usize, error: &Error) -> Error {
+        let name = self.layers.get(layer).map_or("", LayerPlan::name);
+        told(error, &format!("layer {layer} ({name})"))
+    }
+
+    /// # Errors
+    /// [`Error::Usage`] for a stream that is being captured.
+    fn check_stream(&self, stream: u64) -> Result<()> {
+        #[cfg(feature = "cuda")]
+        if let Some(gpu) = &self.gpu {
+            return gpu.check_stream(stream);
+        }
+        let _ = stream;
+        Ok(())
+    }
+}
+
+/// A layer that was given out: its slot holds it until this is dropped.
+///
+/// On a GPU it is there for what its stream does from [`LayerLoader::layer_for`] on; work that is in the stream when it is
+/// dropped may still read it.
+#[must_use = "its slot is read into again when it is dropped"]
+pub struct Layer {
+    shared: Arc<Shared>,
+    index: usize,
+    cell: usize,
+    load: Arc<Load>,
+    stream: u64,
+    /// The stream waits for it, and the slot for the stream.
+    is_ordered: bool,
+}
+
+impl std::fmt::Debug for Layer {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let mut text = f.debug_struct("Layer");
+        text.field("index", &self.index)
+            .field("name", &self.plan().name())
+            .finish()
+    }
+}
+
+impl Layer {
+    /// Its number.
+    pub fn index(&self) -> usize {
+        self.index
+    }
+
+    /// Its name, its tensors and what was read.
+    pub fn plan(&self) -> &LayerPlan {
+        // Checked when it was asked for.
+        &self.shared.layers.all()[self.index]
+    }
+
+    /// Its bytes, where they lie in memory of the host.
+    pub fn bytes(&self) -> Option<&[u8]> {
+        self.load.bytes()
+    }
+
+    /// The bytes of the tensor with this name, whole or without the layer's, where they lie in memory of the host.
+    pub fn tensor_bytes(&self, name: &str) -> Option<&[u8]> {
+        let tensor = self.plan().tensor(name)?;
+        self.bytes()?
+            .get(tensor.at as usize..(tensor.at + tensor.bytes) as usize)
+    }
+
+    /// The address of its first byte, of the host or of the GPU: a multiple of 64.
+    pub fn address(&self) -> u64 {
+        self.load.address()
+    }
+
+    /// Whether it lies in memory of a GPU.
+    pub fn is_on_gpu(&self) -> bool {
+        self.shared.gpu.is_some()
+    }
+
+    /// The stream that it is for.
+    pub fn stream(&self) -> u64 {
+        self.stream
+    }
+
+    /// Waits until it is there, `limit` at most. In memory of the host it is.
+    ///
+    /// # Errors
+    /// Why it could not be read, with its name: what its stream made of it is wrong. [`Error::Unfinished`] past the
+    /// limit.
+    pub fn wait(&self, limit: Duration) -> Result<()> {
+        self.load.wait(limit)?;
+        let mut state = lock(&self.shared.state);
+        state.look();
+        // This is told of it, so that no later call has to be.
+        state.drop_failure(&self.load);
+        match self.load.failure() {
+            Some(error) => Err(self.shared.name(self.index, &error)),
+            None => Ok(()),
+        }
+    }
+
+    /// Waits for it, in memory of the host; on a GPU lets its stream wait.
+    fn come(&mut self) -> Result<()> {
+        match &*self.load {
+            Load::Host(load) => {
+                if let Some(error) = load.finish() {
+                    lock(&self.shared.state).failed(self.cell, &self.load);
+                    return Err(self.shared.name(self.index, error));
+                }
+            }
+            #[cfg(feature = "cuda")]
+            Load::Gpu(load) => load.before(self.stream)?,
+        }
+        self.is_ordered = true;
+        Ok(())
+    }
+}
+
+impl Drop for Layer {
+    fn drop(&mut self) {
+        let mut state = lock(&self.shared.state);
+        let cell = &mut state.cells[self.cell];
+        cell.users -= 1;
+        #[cfg(feature = "cuda")]
+        if let (Some(gpu), Room::Gpu(room)) = (&self.shared.gpu, &mut cell.room)
+            && self.is_ordered
+            && gpu.used_until_now(room, self.stream).is_err()
+        {
+            // The stream is gone: nothing says when the slot is free.
+            cell.is_lost = true;
+        }
+    }
+}

@@ -1,0 +1,177 @@
+//! Layers in memory of a GPU, read in a stream of their own.
+//!
+//! The rule of docs/adr/0008 holds: no thread of ours calls the driver. Calls are made by the threads of the caller that
+//! ask for a layer, drop one, or drop the loader.
+// UNSAFETY: reads go to addresses of GPU memory, which the loader has.
+#![allow(unsafe_code)]
+
+use super::plan::LayerPlan;
+use super::state::{Load, Room};
+use crate::cuda::{DeviceMemory, Event, Gpu, Pending, Stream};
+use crate::error::{Error, Result};
+use crate::store::Store;
+use crate::store::status::{self, RowStatus};
+use nvme_core::spec::Status;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Cells begin at a multiple of this.
+const ALIGNMENT: u64 = 4096;
+
+/// Stream and memory of a loader.
+pub(super) struct OnGpu {
+    gpu: Arc<Gpu>,
+    stream: Stream,
+    _memory: DeviceMemory,
+}
+
+/// The memory of a cell.
+pub(super) struct GpuRoom {
+    address: u64,
+    /// Moments in streams of the caller after which nothing reads it.
+    free: Vec<Event>,
+    /// Events that are not in use.
+    spare: Vec<Event>,
+}
+
+/// The read of a layer in the loader's stream.
+pub(super) struct GpuLoad {
+    address: u64,
+    pending: Vec<Pending>,
+    /// When it has ended.
+    loaded: Event,
+}
+
+impl OnGpu {
+    /// Memory for cells of these sizes.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] without as much.
+    pub fn new(store: &Store, rooms: &[u64]) -> Result<(Self, Vec<Room>)> {
+        let gpu = store.gpu().cloned();
+        let gpu = gpu.ok_or_else(|| Error::internal("the store has no GPU"))?;
+        let mut begins = Vec::with_capacity(rooms.len());
+        let mut all = Some(0u64);
+        for bytes in rooms {
+            begins.push(all.unwrap_or(0));
+            let end = all.and_then(|all| all.checked_add(*bytes));
+            all = end.and_then(|end| end.checked_next_multiple_of(ALIGNMENT));
+        }
+        let bytes = all.and_then(|all| usize::try_from(all).ok());
+        let bytes = bytes
+            .ok_or_else(|| Error::usage("more memory than a GPU can have", "use fewer slots"))?;
+        let memory = DeviceMemory::new(&gpu, bytes)?;
+        let rooms = begins.into_iter().map(|begin| {
+            Room::Gpu(GpuRoom {
+                address: memory.address() + begin,
+                free: Vec::new(),
+                spare: Vec::new(),
+            })
+        });
+        let rooms = rooms.collect();
+        let stream = Stream::urgent(&gpu)?;
+        let made = Self {
+            gpu,
+            stream,
+            _memory: memory,
+        };
+        Ok((made, rooms))
+    }
+
+    /// # Errors
+    /// [`Error::Usage`] for a stream that is being captured.
+    pub fn check_stream(&self, stream: u64) -> Result<()> {
+        match self.gpu.is_captured(stream)? {
+            true => Err(Error::usage(
+                "a layer for a stream that is being captured: a graph would not read it again",
+                "ask for the layer outside of the capture",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// Puts the reads of a layer into the stream, after all that reads the cell.
+    pub fn start(&self, store: &Store, plan: &LayerPlan, room: &mut GpuRoom) -> Result<Load> {
+        while let Some(event) = room.free.last() {
+            event.before(self.stream.handle())?;
+            room.spare.extend(room.free.pop());
+        }
+        let stream = self.stream.handle();
+        let mut pending = Vec::with_capacity(plan.pieces().len());
+        for piece in plan.pieces() {
+            let to = room.address + piece.at;
+            // SAFETY: the cell lies in memory of the loader, which is freed after the stream has ended.
+            pending.push(unsafe { store.read_on_gpu(piece.offset, piece.bytes, to, stream)? });
+        }
+        let loaded = Event::untimed(&self.gpu)?;
+        loaded.record_in(&self.stream)?;
+        Ok(Load::Gpu(GpuLoad {
+            address: room.address,
+            pending,
+            loaded,
+        }))
+    }
+
+    /// Waits until nothing is read into the memory any more. Freeing it waits for the streams of the caller.
+    pub fn finish(&self) {
+        // After a refusal the context is gone, and the memory with it.
+        let _ = self.stream.finish();
+    }
+
+    /// Whatever `stream` does until now may read the cell.
+    ///
+    /// # Errors
+    /// The driver's.
+    pub fn used_until_now(&self, room: &mut GpuRoom, stream: u64) -> Result<()> {
+        let event = match room.spare.pop() {
+            Some(event) => event,
+            None => Event::untimed(&self.gpu)?,
+        };
+        event.record_at(stream)?;
+        room.free.push(event);
+        Ok(())
+    }
+}
+
+impl GpuLoad {
+    /// What `stream` does from now on comes after it.
+    pub fn before(&self, stream: u64) -> Result<()> {
+        self.loaded.before(stream)
+    }
+
+    pub fn address(&self) -> u64 {
+        self.address
+    }
+
+    pub fn is_done(&self) -> bool {
+        self.pending.iter().all(Pending::is_done)
+    }
+
+    /// Waits until it has ended, `limit` at most; whether it has.
+    pub fn wait(&self, limit: Duration) -> bool {
+        self.pending.iter().all(|one| one.wait(limit).is_ok())
+    }
+
+    /// Why it failed, once it has ended.
+    pub fn failure(&self) -> Option<Error> {
+        let mut failures = self.pending.iter().map(|one| one.last().failures);
+        let failed = failures.find(|one| one.rows > 0)?;
+        let (_, code) = failed.first.unwrap_or((0, RowStatus::NotRun.code()));
+        Some(of_code(code))
+    }
+}
+
+/// The error of a read that ended with a row status.
+fn of_code(code: i32) -> Error {
+    let (name, remedy) = status::describe(code);
+    match u16::try_from(code) {
+        Ok(code) if code > 0 => Error::Command {
+            what: "a read by the GPU".to_owned(),
+            status: Status(code),
+        },
+        _ if code == RowStatus::Gone.code() => Error::Gone {
+            cause: format!("a read by the GPU: {name}"),
+        },
+        _ => Error::device(format!("a read by the GPU: {name}"), remedy),
+    }
+}

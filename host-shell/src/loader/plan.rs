@@ -1,0 +1,428 @@
+//! Which bytes of a store make a layer, and where its tensors lie in the layer's memory.
+
+use crate::catalog::{Catalog, Dtype, Entry};
+use crate::error::{Error, Result};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+/// Tensors that begin at a multiple of this from each other are read by one read.
+const ALIGNMENT: u64 = 64;
+/// Bytes of others between two tensors that are read with them, to save a read.
+const MOST_GAP: u64 = 16 << 10;
+
+/// The layers of a model in their order: names, tensors, and the ranges of bytes that are read for each.
+///
+/// ```
+/// use nvme_host::loader::Layers;
+///
+/// # fn main() -> nvme_host::Result<()> {
+/// let layers = Layers::of_ranges([("first", 4096..8192), ("second", 10_000..10_100)])?;
+/// assert_eq!((layers.len(), layers.get(1).unwrap().bytes()), (2, 100));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct Layers {
+    layers: Vec<LayerPlan>,
+}
+
+/// A layer: its tensors, and what is read for them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct LayerPlan {
+    name: String,
+    pieces: Vec<Piece>,
+    tensors: Vec<LayerTensor>,
+    bytes: u64,
+}
+
+/// A range of the store, and where it goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// First byte in the store.
+    pub offset: u64,
+    /// How many.
+    pub bytes: u64,
+    /// First byte in the layer's memory.
+    pub at: u64,
+}
+
+/// A tensor of a layer.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LayerTensor {
+    /// Its name in the file.
+    pub name: String,
+    /// The type of its elements.
+    pub dtype: Dtype,
+    /// Lengths, the slowest first.
+    pub shape: Vec<u64>,
+    /// First byte in the layer's memory: a multiple of 64.
+    pub at: u64,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+impl LayerPlan {
+    /// Its name: the beginning of its tensors' names.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// What is read for it, in the order of the store.
+    pub fn pieces(&self) -> &[Piece] {
+        &self.pieces
+    }
+
+    /// Its tensors, in the order of their data.
+    pub fn tensors(&self) -> &[LayerTensor] {
+        &self.tensors
+    }
+
+    /// The tensor with this name, whole or without the layer's name before it.
+    pub fn tensor(&self, name: &str) -> Option<&LayerTensor> {
+        let is = |one: &&LayerTensor| {
+            one.name == name || one.name.strip_prefix(&self.name) == Some(name)
+        };
+        self.tensors.iter().find(is)
+    }
+
+    /// Bytes of memory that it takes.
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Bytes that are read for it.
+    pub fn read_bytes(&self) -> u64 {
+        self.pieces.iter().map(|piece| piece.bytes).sum()
+    }
+
+    fn of_entries(name: String, mut entries: Vec<&Entry>) -> Result<Self> {
+        entries.sort_by_key(|entry| (entry.offset, entry.bytes));
+        let mut plan = Self {
+            name,
+            pieces: Vec::new(),
+            tensors: Vec::with_capacity(entries.len()),
+            bytes: 0,
+        };
+        for entry in entries {
+            let at = plan.room_for(entry.offset, entry.bytes)?;
+            plan.tensors.push(LayerTensor {
+                name: entry.name.clone(),
+                dtype: entry.dtype,
+                shape: entry.shape.clone(),
+                at,
+                bytes: entry.bytes,
+            });
+        }
+        Ok(plan)
+    }
+
+    /// Where bytes of the store go that begin behind all before them: behind those by the same read if they are close,
+    /// else at the begin of another one.
+    fn room_for(&mut self, offset: u64, bytes: u64) -> Result<u64> {
+        let end = offset.checked_add(bytes);
+        let end = end.ok_or_else(|| too_long(&self.name))?;
+        if let Some(last) = self.pieces.last_mut() {
+            let past = last.offset + last.bytes;
+            let is_close = offset >= past && offset - past <= MOST_GAP;
+            if is_close && (offset - last.offset).is_multiple_of(ALIGNMENT) {
+                last.bytes = end - last.offset;
+                self.bytes = last.at + last.bytes;
+                return Ok(last.at + (offset - last.offset));
+            }
+        }
+        let at = self.bytes.checked_next_multiple_of(ALIGNMENT);
+        let at = at.filter(|at| at.checked_add(bytes).is_some());
+        let at = at.ok_or_else(|| too_long(&self.name))?;
+        if bytes > 0 {
+            self.pieces.push(Piece { offset, bytes, at });
+            self.bytes = at + bytes;
+        }
+        Ok(at)
+    }
+}
+
+impl Layers {
+    /// A layer for each range of bytes, without tensors.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for no ranges, and for a range that ends before it begins.
+    pub fn of_ranges<N: Into<String>>(
+        ranges: impl IntoIterator<Item = (N, Range<u64>)>,
+    ) -> Result<Self> {
+        let layers = ranges.into_iter().map(|(name, range)| {
+            let name = name.into();
+            let bytes = range.end.checked_sub(range.start).ok_or_else(|| {
+                let cause = format!("layer {name}: bytes {} to {}", range.start, range.end);
+                Error::usage(cause, "give ranges that end behind their begin")
+            })?;
+            let piece = Piece {
+                offset: range.start,
+                bytes,
+                at: 0,
+            };
+            Ok(LayerPlan {
+                name,
+                pieces: if bytes > 0 { vec![piece] } else { Vec::new() },
+                tensors: Vec::new(),
+                bytes,
+            })
+        });
+        Self::of(layers.collect::<Result<_>>()?)
+    }
+
+    /// A layer for each prefix: the tensors whose names begin with it. A tensor belongs to the longest prefix that fits.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for no prefixes, for one that no tensor has, and for one that is there twice.
+    pub fn by_prefix(catalog: &Catalog, prefixes: &[impl AsRef<str>]) -> Result<Self> {
+        let mut found: Vec<Vec<&Entry>> = vec![Vec::new(); prefixes.len()];
+        for entry in catalog.entries() {
+            let fitting = prefixes.iter().enumerate();
+            let fitting = fitting.filter(|(_, prefix)| entry.name.starts_with(prefix.as_ref()));
+            // Of equal ones the first.
+            let longest = fitting
+                .rev()
+                .max_by_key(|(_, prefix)| prefix.as_ref().len());
+            if let Some((index, _)) = longest {
+                found[index].push(entry);
+            }
+        }
+        let mut layers = Vec::with_capacity(prefixes.len());
+        for (prefix, entries) in prefixes.iter().zip(found) {
+            let prefix = prefix.as_ref();
+            if entries.is_empty() {
+                return Err(Error::usage(
+                    format!("no tensor is left for a layer '{prefix}'"),
+                    "give each layer a prefix of its own that names of tensors begin with",
+                ));
+            }
+            layers.push(LayerPlan::of_entries(prefix.to_owned(), entries)?);
+        }
+        Self::of(layers)
+    }
+
+    /// A layer for each number in the tensors' names, as in `model.layers.7.` and `blk.7.`: the part up to the first
+    /// number between dots. Tensors without one are in no layer.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a catalog without such names.
+    pub fn numbered(catalog: &Catalog) -> Result<Self> {
+        // The stems in the order of their data, each with its numbers in theirs.
+        let mut stems: Vec<&str> = Vec::new();
+        let mut found: BTreeMap<(usize, u64, &str), Vec<&Entry>> = BTreeMap::new();
+        for entry in catalog.entries() {
+            let Some((stem, number, prefix)) = numbered_prefix(&entry.name) else {
+                continue;
+            };
+            let known = stems.iter().position(|one| *one == stem);
+            let known = known.unwrap_or_else(|| {
+                stems.push(stem);
+                stems.len() - 1
+            });
+            found
+                .entry((known, number, prefix))
+                .or_default()
+                .push(entry);
+        }
+        let layers = found
+            .into_iter()
+            .map(|((_, _, prefix), entries)| LayerPlan::of_entries(prefix.to_owned(), entries));
+        Self::of(layers.collect::<Result<_>>()?)
+    }
+
+    /// A layer for each list of tensors' names.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for no lists, and for a tensor that is not in the catalog.
+    pub fn of_names<L, T>(
+        catalog: &Catalog,
+        layers: impl IntoIterator<Item = (L, Vec<T>)>,
+    ) -> Result<Self>
+    where
+        L: Into<String>,
+        T: AsRef<str>,
+    {
+        let layers = layers.into_iter().map(|(name, tensors)| {
+            let entries = tensors.iter().map(|tensor| {
+                let tensor = tensor.as_ref();
+                catalog.get(tensor).ok_or_else(|| {
+                    let cause = format!("the catalog has no tensor '{tensor}'");
+                    Error::usage(cause, "use names of the catalog's tensors")
+                })
+            });
+            LayerPlan::of_entries(name.into(), entries.collect::<Result<_>>()?)
+        });
+        Self::of(layers.collect::<Result<_>>()?)
+    }
+
+    fn of(layers: Vec<LayerPlan>) -> Result<Self> {
+        if layers.is_empty() {
+            return Err(Error::usage(
+                "there are no layers",
+                "give prefixes of tensors' names, such as 'model.layers.0.', or ranges of bytes",
+            ));
+        }
+        Ok(Self { layers })
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Whether there are none: never.
+    pub fn is_empty(&self) -> bool {
+        self.layers.is_empty()
+    }
+
+    /// Layer `index`.
+    pub fn get(&self, index: usize) -> Option<&LayerPlan> {
+        self.layers.get(index)
+    }
+
+    pub(super) fn all(&self) -> &[LayerPlan] {
+        &self.layers
+    }
+
+    /// All of them.
+    pub fn iter(&self) -> impl ExactSizeIterator<Item = &LayerPlan> {
+        self.layers.iter()
+    }
+
+    /// The number of the layer with this name.
+    pub fn position(&self, name: &str) -> Option<usize> {
+        self.layers.iter().position(|layer| layer.name == name)
+    }
+}
+
+/// Of `model.layers.7.mlp.weight`: `model.layers.`, 7, and `model.layers.7.`.
+fn numbered_prefix(name: &str) -> Option<(&str, u64, &str)> {
+    let mut begin = 0;
+    while let Some(dot) = name[begin..].find('.') {
+        let end = begin + dot;
+        let is_number = end > begin && name[begin..end].bytes().all(|one| one.is_ascii_digit());
+        if is_number && let Ok(number) = name[begin..end].parse() {
+            return Some((&name[..begin], number, &name[..=end]));
+        }
+        begin = end + 1;
+    }
+    None
+}
+
+fn too_long(name: &str) -> Error {
+    Error::usage(
+        format!("layer {name} is longer than memory can be"),
+        "check the ranges of the layer",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A catalog of tensors of bytes: name, first byte of the data, and bytes; the data begin at `base`.
+    fn catalog(tensors: &[(&str, u64, u64)]) -> Catalog {
+        let header = tensors.iter().map(|(name, at, bytes)| {
+            format!(
+                r#""{name}":{{"dtype":"U8","shape":[{bytes}],"data_offsets":[{at},{}]}}"#,
+                at + bytes
+            )
+        });
+        let mut header = format!("{{{}}}", header.collect::<Vec<_>>().join(","));
+        header.push_str(&" ".repeat(header.len().next_multiple_of(8) - header.len()));
+        let mut file = (header.len() as u64).to_le_bytes().to_vec();
+        file.extend(header.as_bytes());
+        let data = tensors.iter().map(|(_, at, bytes)| at + bytes).max();
+        file.resize(file.len() + data.unwrap() as usize, 0);
+        Catalog::of(&file.as_slice()).unwrap()
+    }
+
+    #[test]
+    fn numbers_in_names_make_layers_in_their_order() {
+        let catalog = catalog(&[
+            ("embed", 0, 8),
+            ("enc.layers.10.w", 8, 8),
+            ("enc.layers.2.w", 16, 8),
+            ("enc.layers.2.b", 24, 8),
+            ("dec.0.w", 32, 8),
+            ("v1.5x.norm", 40, 8),
+        ]);
+        let layers = Layers::numbered(&catalog).unwrap();
+        let names: Vec<_> = layers.iter().map(LayerPlan::name).collect();
+        assert_eq!(names, ["enc.layers.2.", "enc.layers.10.", "dec.0."]);
+        let second = layers.get(0).unwrap();
+        assert_eq!(second.tensors().len(), 2);
+        assert_eq!(
+            second.tensor("w").unwrap(),
+            second.tensor("enc.layers.2.w").unwrap()
+        );
+        assert_eq!(layers.position("dec.0."), Some(2));
+        assert!(second.tensor("x").is_none() && layers.get(3).is_none());
+    }
+
+    #[test]
+    fn tensors_that_lie_close_are_one_read_and_each_is_aligned() {
+        let catalog = catalog(&[
+            ("a.x", 0, 64),
+            ("a.y", 64, 100),
+            // 164 is no multiple of 64 behind the first: a read of its own.
+            ("a.z", 164, 28),
+            ("b.x", 192, 20_000),
+            ("a.far", 20_192, 64),
+        ]);
+        let base = catalog.get("a.x").unwrap().offset;
+        let layers = Layers::by_prefix(&catalog, &["a.", "b."]).unwrap();
+        let a = layers.get(0).unwrap();
+        let pieces: Vec<_> = a
+            .pieces()
+            .iter()
+            .map(|piece| (piece.offset - base, piece.bytes, piece.at))
+            .collect();
+        assert_eq!(pieces, [(0, 164, 0), (164, 28, 192), (20_192, 64, 256)]);
+        let places: Vec<_> = a.tensors().iter().map(|tensor| tensor.at).collect();
+        assert_eq!(places, [0, 64, 192, 256]);
+        assert_eq!((a.bytes(), a.read_bytes()), (320, 256));
+    }
+
+    #[test]
+    fn gaps_are_read_when_they_are_small() {
+        let catalog = catalog(&[("a.x", 0, 64), ("b.x", 64, 64), ("a.y", 128, 64)]);
+        let layers = Layers::by_prefix(&catalog, &["a."]).unwrap();
+        let a = layers.get(0).unwrap();
+        assert_eq!((a.pieces().len(), a.read_bytes()), (1, 192));
+        assert_eq!(a.tensor("y").unwrap().at, 128);
+    }
+
+    #[test]
+    fn the_longest_prefix_has_a_tensor() {
+        let catalog = catalog(&[("out.w", 0, 8), ("out_norm.w", 8, 8)]);
+        let layers = Layers::by_prefix(&catalog, &["out", "out_norm"]).unwrap();
+        let first = layers.iter().map(|layer| layer.tensors()[0].name.as_str());
+        assert_eq!(first.collect::<Vec<_>>(), ["out.w", "out_norm.w"]);
+        let layers = Layers::of_names(&catalog, [("both", vec!["out.w", "out_norm.w"])]).unwrap();
+        assert_eq!(layers.get(0).unwrap().tensors().len(), 2);
+    }
+
+    #[test]
+    fn what_names_no_layer_is_refused() {
+        let catalog = catalog(&[("a.w", 0, 8)]);
+        let none: [&str; 0] = [];
+        for (refused, what) in [
+            (Layers::by_prefix(&catalog, &none), "no layers"),
+            (Layers::by_prefix(&catalog, &["b"]), "'b'"),
+            (Layers::by_prefix(&catalog, &["a", "a"]), "'a'"),
+            (Layers::numbered(&catalog), "no layers"),
+            (Layers::of_names(&catalog, [("x", vec!["b"])]), "'b'"),
+            (
+                Layers::of_ranges([("x", Range { start: 2, end: 1 })]),
+                "2 to 1",
+            ),
+        ] {
+            let error = refused.unwrap_err();
+            assert!(matches!(&error, Error::Usage { .. }), "{error}");
+            assert!(error.to_string().contains(what), "{error}");
+        }
+        let empty = Layers::of_ranges([("x", 5..5)]).unwrap();
+        assert!(empty.get(0).unwrap().pieces().is_empty() && !empty.is_empty());
+    }
+}

@@ -1,0 +1,338 @@
+//! Cells of memory, what lies in them, and the reads under way.
+
+use super::on_host::{HostLoad, Place};
+use super::options::LoaderStats;
+use super::order::Course;
+use crate::error::{Error, Result};
+use crate::store::Store;
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Duration;
+
+#[cfg(feature = "cuda")]
+use super::on_gpu::{GpuLoad, GpuRoom};
+
+/// Reads that a program may be ahead of its GPU.
+const MOST_UNDER_WAY: usize = 64;
+/// How long a call waits for the oldest of so many reads.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// A piece of memory for one layer at a time.
+pub(super) struct Cell {
+    /// What it holds or is read into it; of a resident layer always that one.
+    pub layer: Option<usize>,
+    pub is_resident: bool,
+    /// Nothing says when it is free.
+    pub is_lost: bool,
+    /// Layers given out that lie here.
+    pub users: usize,
+    pub room: Room,
+    /// The read that brought the layer, or is bringing it.
+    pub load: Option<Arc<Load>>,
+}
+
+/// The memory of a cell.
+pub(super) enum Room {
+    Host(Place),
+    #[cfg(feature = "cuda")]
+    Gpu(GpuRoom),
+}
+
+/// The read of a layer.
+pub(super) enum Load {
+    Host(Arc<HostLoad>),
+    #[cfg(feature = "cuda")]
+    Gpu(GpuLoad),
+}
+
+/// A layer on a GPU that was not read.
+pub(super) struct Failed {
+    pub layer: usize,
+    load: Arc<Load>,
+    /// It was given out before that was known.
+    is_given: bool,
+}
+
+struct UnderWay {
+    layer: usize,
+    cell: usize,
+    load: Arc<Load>,
+    is_given: bool,
+}
+
+pub(super) struct State {
+    pub store: Option<Arc<Store>>,
+    pub cells: Vec<Cell>,
+    pub course: Course,
+    pub stats: LoaderStats,
+    /// Reads of a GPU whose end was not looked at, in the order of their stream.
+    under_way: VecDeque<UnderWay>,
+    failures: Vec<Failed>,
+}
+
+impl Cell {
+    /// A resident layer that was read, or is being read.
+    pub fn is_there_for_good(&self) -> bool {
+        self.is_resident && self.load.is_some()
+    }
+}
+
+impl Load {
+    /// Waits until it has ended, well or not.
+    ///
+    /// # Errors
+    /// [`Error::Unfinished`] past the limit.
+    pub fn wait(&self, limit: Duration) -> Result<()> {
+        let has_ended = match self {
+            Self::Host(load) => load.wait(limit),
+            #[cfg(feature = "cuda")]
+            Self::Gpu(load) => load.wait(limit),
+        };
+        match has_ended {
+            true => Ok(()),
+            false => Err(Error::Unfinished {
+                cause: format!(
+                    "the read of a layer has not ended within {} ms",
+                    limit.as_millis()
+                ),
+                remedy: "wait longer, and for what the stream does before it".to_owned(),
+            }),
+        }
+    }
+
+    /// Why it failed, once it has ended.
+    pub fn failure(&self) -> Option<Error> {
+        match self {
+            // Known before the layer is given out.
+            Self::Host(_) => None,
+            #[cfg(feature = "cuda")]
+            Self::Gpu(load) => load.failure(),
+        }
+    }
+
+    pub fn bytes(&self) -> Option<&[u8]> {
+        match self {
+            Self::Host(load) => load.bytes(),
+            #[cfg(feature = "cuda")]
+            Self::Gpu(_) => None,
+        }
+    }
+
+    pub fn address(&self) -> u64 {
+        match self {
+            Self::Host(load) => {
+                let bytes = load.bytes();
+                bytes.map_or(0, |bytes| bytes.as_ptr().expose_provenance() as u64)
+            }
+            #[cfg(feature = "cuda")]
+            Self::Gpu(load) => load.address(),
+        }
+    }
+
+    fn is_done(&self) -> bool {
+        match self {
+            Self::Host(_) => true,
+            #[cfg(feature = "cuda")]
+            Self::Gpu(load) => load.is_done(),
+        }
+    }
+}
+
+impl Failed {
+    pub fn error(&self) -> Error {
+        let error = self.load.failure();
+        error.unwrap_or_else(|| Error::internal("a read that failed says nothing"))
+    }
+}
+
+impl State {
+    pub fn new(store: &Arc<Store>, cells: Vec<Cell>, course: Course) -> Self {
+        Self {
+            store: Some(Arc::clone(store)),
+            cells,
+            course,
+            stats: LoaderStats::default(),
+            under_way: VecDeque::new(),
+            failures: Vec::new(),
+        }
+    }
+
+    /// # Errors
+    /// [`Error::Usage`] after the end.
+    pub fn store(&self) -> Result<Arc<Store>> {
+        self.store.clone().ok_or_else(|| {
+            Error::usage(
+                "the loader is closed",
+                "ask for layers before it, or its store, is closed",
+            )
+        })
+    }
+
+    /// The cell that holds a layer, or that it is read into.
+    pub fn find(&self, layer: usize) -> Option<usize> {
+        self.cells.iter().position(|cell| cell.layer == Some(layer))
+    }
+
+    /// A slot to read into: one that nothing uses, whose layer is not wanted now and will be wanted last.
+    pub fn victim(&self, wanted: &[usize]) -> Option<usize> {
+        let next = self.course.next();
+        let away = |cell: &Cell| match cell.layer {
+            None => usize::MAX,
+            Some(layer) => {
+                let place = next.iter().position(|one| *one == layer);
+                place.unwrap_or(usize::MAX - 1)
+            }
+        };
+        let may = |cell: &Cell| {
+            let is_wanted = cell.layer.is_some_and(|layer| wanted.contains(&layer));
+            cell.users == 0 && !cell.is_resident && !cell.is_lost && !is_wanted
+        };
+        let cells = self.cells.iter().enumerate().filter(|(_, cell)| may(cell));
+        cells
+            .max_by_key(|(_, cell)| away(cell))
+            .map(|(index, _)| index)
+    }
+
+    /// Why there is no slot.
+    pub fn no_room(&self) -> Error {
+        let slots = self.cells.iter().filter(|cell| !cell.is_resident);
+        let lost = slots.clone().filter(|cell| cell.is_lost).count();
+        let held: Vec<String> = slots
+            .clone()
+            .filter(|cell| cell.users > 0)
+            .map(|cell| {
+                cell.layer
+                    .map_or("a failed one".to_owned(), |layer| layer.to_string())
+            })
+            .collect();
+        let of_lost = match lost {
+            0 => String::new(),
+            _ => format!("; {lost} are lost with their streams"),
+        };
+        Error::usage(
+            format!(
+                "no slot of {} is free: layers {} are in use{of_lost}",
+                slots.count(),
+                held.join(", ")
+            ),
+            "let go of a layer, and of arrays of it, before the next one, or use more slots",
+        )
+    }
+
+    /// Nothing lies in the cell.
+    pub fn forget(&mut self, cell: usize) {
+        let cell = &mut self.cells[cell];
+        cell.load = None;
+        if !cell.is_resident {
+            cell.layer = None;
+        }
+    }
+
+    /// A read of `layer` into the cell has started.
+    pub fn started(&mut self, cell: usize, layer: usize, load: Arc<Load>) {
+        if !load.is_done() {
+            self.under_way.push_back(UnderWay {
+                layer,
+                cell,
+                load: Arc::clone(&load),
+                is_given: false,
+            });
+        }
+        self.cells[cell].layer = Some(layer);
+        self.cells[cell].load = Some(load);
+    }
+
+    /// What lies in the cell is given out: its read.
+    pub fn give(&mut self, cell: usize) -> Option<Arc<Load>> {
+        let load = self.cells[cell].load.clone()?;
+        self.cells[cell].users += 1;
+        let same = self
+            .under_way
+            .iter_mut()
+            .find(|one| Arc::ptr_eq(&one.load, &load));
+        if let Some(one) = same {
+            one.is_given = true;
+        }
+        Some(load)
+    }
+
+    /// Looks at the reads that have ended. Those of one stream end in their order.
+    pub fn look(&mut self) {
+        while self.under_way.front().is_some_and(|one| one.load.is_done()) {
+            let Some(one) = self.under_way.pop_front() else {
+                return;
+            };
+            if one.load.failure().is_some() {
+                self.failed(one.cell, &one.load);
+                self.failures.push(Failed {
+                    layer: one.layer,
+                    load: one.load,
+                    is_given: one.is_given,
+                });
+            }
+        }
+    }
+
+    /// What this read brought into the cell is not the layer.
+    pub fn failed(&mut self, cell: usize, load: &Arc<Load>) {
+        let held = self.cells[cell].load.as_ref();
+        if held.is_some_and(|held| Arc::ptr_eq(held, load)) {
+            self.forget(cell);
+        }
+    }
+
+    /// What a call for `layer` has to return: the failure of a layer that was given out, or of this one.
+    pub fn take_failure(&mut self, layer: usize) -> Option<Failed> {
+        let place = self.failures.iter().position(|one| one.is_given);
+        let place = place.or_else(|| self.failures.iter().position(|one| one.layer == layer))?;
+        Some(self.failures.remove(place))
+    }
+
+    /// The failure of a layer that was given out.
+    pub fn take_given_failure(&mut self) -> Option<Failed> {
+        let place = self.failures.iter().position(|one| one.is_given)?;
+        Some(self.failures.remove(place))
+    }
+
+    /// The failure of this read was told.
+    pub fn drop_failure(&mut self, load: &Arc<Load>) {
+        self.failures.retain(|one| !Arc::ptr_eq(&one.load, load));
+    }
+
+    /// Whether the last read of `layer` failed, and no call has said so.
+    pub fn has_failed(&self, layer: usize) -> bool {
+        self.failures.iter().any(|one| one.layer == layer)
+    }
+
+    /// Whether so many reads are under way that none is started ahead.
+    pub fn is_full(&self) -> bool {
+        self.under_way.len() >= MOST_UNDER_WAY
+    }
+
+    /// Waits until there is room for one more read.
+    ///
+    /// # Errors
+    /// [`Error::Unfinished`].
+    pub fn make_room(&mut self) -> Result<()> {
+        while self.is_full() {
+            if let Some(first) = self.under_way.front() {
+                first.load.wait(PATIENCE)?;
+            }
+            self.look();
+        }
+        Ok(())
+    }
+
+    /// The oldest read whose layer was given out.
+    pub fn first_given(&self) -> Option<Arc<Load>> {
+        let mut given = self.under_way.iter().filter(|one| one.is_given);
+        given.next().map(|one| Arc::clone(&one.load))
+    }
+
+    /// Reads whose layers lie in cells, and those under way.
+    pub fn loads(&self) -> Vec<Arc<Load>> {
+        let of_cells = self.cells.iter().filter_map(|cell| cell.load.clone());
+        let under_way = self.under_way.iter().map(|one| Arc::clone(&one.load));
+        of_cells.chain(under_way).collect()
+    }
+}

@@ -1,0 +1,236 @@
+//! Layers that are read ahead in a stream of the loader's while the caller's stream uses those before them.
+// UNSAFETY: copies take addresses of layers and of the output.
+#![allow(unsafe_code)]
+
+use crate::bench::Bench;
+use crate::by_host::{DRIVE, STRIPE, Scratch};
+use crate::gather::{BYTES, CANARY, WAIT, text};
+use crate::report::Report;
+use nvme_gpu_kernel::work::data_word;
+use nvme_host::cuda::{DeviceMemory, Gpu, RowsOptions, Stream};
+use nvme_host::loader::{LayerLoader, Layers, LoaderOptions, Resident};
+use nvme_host::store::GpuOptions;
+use nvme_host::{Store, StoreOptions};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+type Outcome<T> = Result<T, String>;
+
+const SEED: u64 = 0x1A7E;
+const LAYERS: u64 = 7;
+/// Bytes from one layer to the next; they are a little shorter and begin at an odd byte.
+const STEP: u64 = 1 << 20;
+const LAYER: u64 = STEP - 1001;
+
+/// A store with layers, a loader, and a stream that uses them.
+struct Model {
+    image: Vec<u8>,
+    loader: LayerLoader,
+    stream: Stream,
+    out: DeviceMemory,
+    /// Copied to and fro to keep the stream busy.
+    ballast: DeviceMemory,
+}
+
+impl Model {
+    fn new(gpu: &Arc<Gpu>, device: &str, options: &LoaderOptions) -> Outcome<Self> {
+        let make = || -> nvme_host::Result<Self> {
+            let of_store = StoreOptions {
+                queues: 2,
+                timeout: Duration::from_secs(1),
+                gpu: Some(GpuOptions {
+                    index: gpu.index(),
+                    rows: RowsOptions {
+                        queues: 4,
+                        entries: 128,
+                        stations: 4,
+                    },
+                }),
+                ..StoreOptions::default()
+            };
+            let store = Arc::new(Store::open(device, &of_store)?);
+            let words = (0..BYTES / 8).map(|index| data_word(SEED, index));
+            let image: Vec<u8> = words.flat_map(u64::to_le_bytes).collect();
+            store.write_at(0, &image)?;
+            let ranges = (0..LAYERS).map(|layer| {
+                let begin = layer * STEP + 13;
+                (format!("layer {layer}"), begin..begin + LAYER)
+            });
+            Ok(Self {
+                image,
+                loader: LayerLoader::new(&store, Layers::of_ranges(ranges)?, options)?,
+                stream: Stream::new(gpu)?,
+                out: DeviceMemory::new(gpu, (LAYERS * LAYER) as usize)?,
+                ballast: DeviceMemory::new(gpu, 16 << 20)?,
+            })
+        };
+        make().map_err(text)
+    }
+
+    /// Puts a pass over all layers into the stream: each is copied out after `busy` copies of 8 MiB.
+    fn pass(&self, busy: u32) -> nvme_host::Result<()> {
+        let half = self.ballast.len() / 2;
+        for index in 0..LAYERS as usize {
+            let layer = self.loader.layer_for(index, self.stream.handle())?;
+            let (begin, to) = (self.ballast.address(), self.out.address());
+            // SAFETY: two halves of one memory; the layer and its place in the output.
+            unsafe {
+                for _ in 0..busy {
+                    self.stream.copy_within(begin + half as u64, begin, half)?;
+                }
+                let place = to + index as u64 * LAYER;
+                self.stream
+                    .copy_within(place, layer.address(), LAYER as usize)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What the pass copied out is what the store has.
+    fn check(&self) -> Outcome<()> {
+        self.stream.finish().map_err(text)?;
+        let mut have = vec![0; self.out.len()];
+        self.out.download(0, &mut have).map_err(text)?;
+        self.out.fill(CANARY).map_err(text)?;
+        for (layer, have) in have.chunks_exact(LAYER as usize).enumerate() {
+            let begin = layer * STEP as usize + 13;
+            let want = &self.image[begin..begin + LAYER as usize];
+            if let Some(at) = have.iter().zip(want).position(|(a, b)| a != b) {
+                return Err(format!("layer {layer} is wrong from byte {at} on"));
+            }
+        }
+        Ok(())
+    }
+}
+
+pub fn all(report: &mut Report, bench: &Bench) {
+    for (name, device) in [("drive", DRIVE), ("stripe", STRIPE)] {
+        report.test(&format!("layers/passes/{name}"), |_| passes(bench, device));
+    }
+    report.test("layers/passes/file", |_| {
+        let file = Scratch::new()?;
+        passes(bench, &file.device())
+    });
+    report.test("layers/errors", |_| errors(bench));
+    report.test("layers/lost", |_| lost(bench));
+    report.test("layers/closed", |_| closed(bench));
+}
+
+/// Passes by few slots and many, with some layers that stay, and a stream that is slower than the drive or faster.
+fn passes(bench: &Bench, device: &str) -> Outcome<String> {
+    let (mut checked, mut ahead) = (0, 0);
+    for (slots, resident, busy) in [
+        (1, 0, 4),
+        (2, 0, 16),
+        (2, 2 * STEP, 0),
+        (4, 0, 4),
+        (9, 0, 1),
+    ] {
+        let options = LoaderOptions {
+            slots,
+            resident: Resident::Bytes(resident),
+            ..LoaderOptions::default()
+        };
+        let model = Model::new(&bench.gpu, device, &options)?;
+        for _ in 0..3 {
+            model.pass(busy).map_err(text)?;
+            ahead += u32::from(!model.stream.is_done().map_err(text)?);
+            model.loader.check(WAIT).map_err(text)?;
+            model.check()?;
+            checked += LAYERS;
+        }
+        let stats = model.loader.stats();
+        // With one slot nothing is read ahead; else all but the first are.
+        let ready = if slots == 1 { 0 } else { stats.asked - 1 };
+        if stats.ready != ready {
+            return Err(format!("{slots} slots: {stats:?}"));
+        }
+    }
+    Ok(format!(
+        "{checked} layers; the host was ahead of the stream after {ahead} of 15 passes"
+    ))
+}
+
+/// Runs passes until `errors` of them have failed and the last one is right; the errors.
+fn until_right(model: &Model, errors: usize) -> Outcome<Vec<String>> {
+    let begin = Instant::now();
+    let mut seen = Vec::new();
+    while begin.elapsed() < WAIT {
+        let passed = model.pass(1).and_then(|()| model.loader.check(WAIT));
+        match passed {
+            Ok(()) => {
+                model.check()?;
+                if seen.len() >= errors {
+                    return Ok(seen);
+                }
+            }
+            Err(error) => {
+                if !error.to_string().contains("layer ") {
+                    return Err(format!("no layer is named: {error}"));
+                }
+                seen.push(error.code().to_owned());
+            }
+        }
+    }
+    Err(format!("no pass was right again after {seen:?}"))
+}
+
+/// Reads that the drive refuses are errors of their layers; a pass that says nothing is right.
+fn errors(bench: &Bench) -> Outcome<String> {
+    let faults: String = (60..90)
+        .map(|nth| format!("&fault=status:0x281@op=read,nth={nth}"))
+        .collect();
+    let model = Model::new(
+        &bench.gpu,
+        &format!("{DRIVE}{faults}"),
+        &LoaderOptions::default(),
+    )?;
+    let seen = until_right(&model, 1)?;
+    match seen.iter().all(|code| code == "command") {
+        true => Ok(format!("{} errors, then right", seen.len())),
+        false => Err(format!("{seen:?}")),
+    }
+}
+
+/// A command without an end: its layer fails, those meanwhile too, and the controller is reset.
+fn lost(bench: &Bench) -> Outcome<String> {
+    let device = format!("{DRIVE}&fault=drop@op=read,nth=50");
+    let model = Model::new(&bench.gpu, &device, &LoaderOptions::default())?;
+    let seen = until_right(&model, 1)?;
+    match seen.iter().all(|code| code == "device" || code == "gone") {
+        true => Ok(format!("{} errors, then right", seen.len())),
+        false => Err(format!("{seen:?}")),
+    }
+}
+
+/// A layer that was given out stays when its loader and its store are closed.
+fn closed(bench: &Bench) -> Outcome<String> {
+    let model = Model::new(&bench.gpu, DRIVE, &LoaderOptions::default())?;
+    let close = || -> nvme_host::Result<bool> {
+        let layer = model.loader.layer_for(3, model.stream.handle())?;
+        model.loader.close(WAIT)?;
+        layer.wait(WAIT)?;
+        let to = model.out.address() + 3 * LAYER;
+        // SAFETY: the layer's place in the output.
+        unsafe {
+            model
+                .stream
+                .copy_within(to, layer.address(), LAYER as usize)?
+        };
+        Ok(model.loader.layer(0).is_err())
+    };
+    if !close().map_err(text)? {
+        return Err("a closed loader gave a layer".to_owned());
+    }
+    model.stream.finish().map_err(text)?;
+    let mut have = vec![0; LAYER as usize];
+    model
+        .out
+        .download(3 * LAYER as usize, &mut have)
+        .map_err(text)?;
+    let begin = 3 * STEP as usize + 13;
+    match have == model.image[begin..begin + have.len()] {
+        true => Ok("the layer is whole".to_owned()),
+        false => Err("the layer is wrong".to_owned()),
+    }
+}
