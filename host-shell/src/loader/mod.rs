@@ -305,18 +305,15 @@ fn check(store: &Store, layers: &Layers, options: &LoaderOptions) -> Result<()> 
 }
 
 /// Memory of the given sizes.
-#[cfg(feature = "cuda")]
 fn memory(store: &Store, is_on_gpu: bool, rooms: &[u64]) -> Result<(Option<OnGpu>, Vec<Room>)> {
-    if !is_on_gpu {
-        return Ok((None, on_host::rooms(rooms)?));
+    #[cfg(feature = "cuda")]
+    if is_on_gpu {
+        let (gpu, rooms) = OnGpu::new(store, rooms)?;
+        return Ok((Some(gpu), rooms.into_iter().map(Room::Gpu).collect()));
     }
-    let (gpu, rooms) = OnGpu::new(store, rooms)?;
-    Ok((Some(gpu), rooms))
-}
-
-#[cfg(not(feature = "cuda"))]
-fn memory(_: &Store, _: bool, rooms: &[u64]) -> Result<(Option<OnGpu>, Vec<Room>)> {
-    Ok((None, on_host::rooms(rooms)?))
+    let _ = (store, is_on_gpu);
+    let rooms = on_host::rooms(rooms)?;
+    Ok((None, rooms.into_iter().map(Room::Host).collect()))
 }
 
 impl Drop for Shared {
@@ -345,9 +342,9 @@ impl Shared {
         state.forget(cell);
         let room = &mut state.cells[cell].room;
         let load = match (&self.gpu, room) {
-            (_, Room::Host(buffer)) => on_host::start(store, plan, buffer)?,
+            (_, Room::Host(place)) => Load::Host(on_host::start(store, plan, place)?),
             #[cfg(feature = "cuda")]
-            (Some(gpu), Room::Gpu(room)) => gpu.start(store, plan, room)?,
+            (Some(gpu), Room::Gpu(room)) => Load::Gpu(gpu.start(store, plan, room)?),
             #[cfg(feature = "cuda")]
             (None, Room::Gpu(_)) => return Err(Error::internal("memory of no GPU")),
         };

@@ -6,7 +6,6 @@
 #![allow(unsafe_code)]
 
 use super::plan::LayerPlan;
-use super::state::{Load, Room};
 use crate::cuda::{DeviceMemory, Event, Gpu, Pending, Stream};
 use crate::error::{Error, Result};
 use crate::store::Store;
@@ -47,7 +46,7 @@ impl OnGpu {
     ///
     /// # Errors
     /// [`Error::Environment`] without as much.
-    pub fn new(store: &Store, rooms: &[u64]) -> Result<(Self, Vec<Room>)> {
+    pub fn new(store: &Store, rooms: &[u64]) -> Result<(Self, Vec<GpuRoom>)> {
         let gpu = store.gpu().cloned();
         let gpu = gpu.ok_or_else(|| Error::internal("the store has no GPU"))?;
         let mut begins = Vec::with_capacity(rooms.len());
@@ -61,12 +60,10 @@ impl OnGpu {
         let bytes = bytes
             .ok_or_else(|| Error::usage("more memory than a GPU can have", "use fewer slots"))?;
         let memory = DeviceMemory::new(&gpu, bytes)?;
-        let rooms = begins.into_iter().map(|begin| {
-            Room::Gpu(GpuRoom {
-                address: memory.address() + begin,
-                free: Vec::new(),
-                spare: Vec::new(),
-            })
+        let rooms = begins.into_iter().map(|begin| GpuRoom {
+            address: memory.address() + begin,
+            free: Vec::new(),
+            spare: Vec::new(),
         });
         let rooms = rooms.collect();
         let stream = Stream::urgent(&gpu)?;
@@ -91,7 +88,7 @@ impl OnGpu {
     }
 
     /// Puts the reads of a layer into the stream, after all that reads the cell.
-    pub fn start(&self, store: &Store, plan: &LayerPlan, room: &mut GpuRoom) -> Result<Load> {
+    pub fn start(&self, store: &Store, plan: &LayerPlan, room: &mut GpuRoom) -> Result<GpuLoad> {
         while let Some(event) = room.free.last() {
             event.before(self.stream.handle())?;
             room.spare.extend(room.free.pop());
@@ -105,11 +102,11 @@ impl OnGpu {
         }
         let loaded = Event::untimed(&self.gpu)?;
         loaded.record_in(&self.stream)?;
-        Ok(Load::Gpu(GpuLoad {
+        Ok(GpuLoad {
             address: room.address,
             pending,
             loaded,
-        }))
+        })
     }
 
     /// Waits until nothing is read into the memory any more. Freeing it waits for the streams of the caller.

@@ -1,7 +1,6 @@
 //! Layers in memory of the host, read by threads of the store.
 
 use super::plan::LayerPlan;
-use super::state::{Load, Room};
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use crate::store::{Operation, Store, Transfer};
@@ -55,11 +54,9 @@ impl Buffer {
 ///
 /// # Errors
 /// Without memory.
-pub(super) fn rooms(bytes: &[u64]) -> Result<Vec<Room>> {
+pub(super) fn rooms(bytes: &[u64]) -> Result<Vec<Place>> {
     let rooms = bytes.iter().map(|bytes| Buffer::new(*bytes));
-    rooms
-        .map(|room| Ok(Room::Host(Place::Free(room?))))
-        .collect()
+    rooms.map(|room| Ok(Place::Free(room?))).collect()
 }
 
 /// Where the memory of a cell is.
@@ -90,7 +87,7 @@ struct End {
 ///
 /// # Errors
 /// Without a thread, and without memory where a panic of an earlier read took it.
-pub(super) fn start(store: &Store, plan: &LayerPlan, place: &mut Place) -> Result<Load> {
+pub(super) fn start(store: &Store, plan: &LayerPlan, place: &mut Place) -> Result<Arc<HostLoad>> {
     let mut buffer = place.take(plan.bytes())?;
     let pieces = plan.pieces().to_vec();
     let bytes = buffer.bytes as u64;
@@ -115,7 +112,7 @@ pub(super) fn start(store: &Store, plan: &LayerPlan, place: &mut Place) -> Resul
         looking: Mutex::default(),
     });
     *place = Place::Read(Arc::clone(&load));
-    Ok(Load::Host(load))
+    Ok(load)
 }
 
 impl Place {
