@@ -215,6 +215,11 @@ fn bad(name: &str, flags: &[&str]) {
     let image = folder.path("image");
     let program = compile(&folder, "faults.c", flags);
     run(&folder, &[], &program, &[image.to_str().unwrap()]);
+    // Once: the header adds types alone.
+    if !flags.is_empty() {
+        let program = compile(&folder, "faults.cpp", flags);
+        run(&folder, &[], &program, &[]);
+    }
 }
 
 #[test]

@@ -1,8 +1,9 @@
-/* Every fault of the simulated controller, through every way of reading: a typed end in time, right data whenever it is
- * a success, and a store that works afterwards. And the guard over writes. */
+/* Every fault of the simulated controller, through every way of reading and writing: a typed end in time, right data
+ * whenever it is a success, and a store that works afterwards. And the guard over writes. */
 #include "nvme_gpu.h"
 #include "nvme_gpu_device.cuh"
 #include "check.h"
+#include <pthread.h>
 
 enum { ROWS = 32, ROW = 600, BYTES = ROWS * ROW };
 
@@ -55,7 +56,27 @@ static nvme_gpu_status by_gather(nvme_gpu_t *store, nvme_gpu_table_t *table, uns
     return status;
 }
 
-static verb *const VERBS[] = { by_pread, by_pread_async, by_batch, by_gather };
+static nvme_gpu_status by_pwrite(nvme_gpu_t *store, nvme_gpu_table_t *table, unsigned char *data)
+{
+    (void)table;
+    return nvme_gpu_pwrite(store, data, BYTES, 0);
+}
+
+static nvme_gpu_status by_scatter(nvme_gpu_t *store, nvme_gpu_table_t *table, unsigned char *data)
+{
+    int32_t ids[ROWS];
+    (void)store;
+    for (int i = 0; i < ROWS; ++i) ids[i] = i;
+    return nvme_gpu_scatter(table, ids, NVME_GPU_I32, ROWS, data, 0, NVME_GPU_DUPLICATES_LAST, NULL, NULL, NULL);
+}
+
+static const struct {
+    verb *call;
+    const char *op;
+} VERBS[] = {
+    { by_pread, "read" },   { by_pread_async, "read" }, { by_batch, "read" },
+    { by_gather, "read" },  { by_pwrite, "write" },     { by_scatter, "write" },
+};
 
 /* A fault, and the only end that it may have, or 0 for a success or any typed failure: of gathers, whose reads of several
  * rows are done again for each row, and of others. */
@@ -80,29 +101,32 @@ static const struct {
     { "cfs", 0, 0 },
 };
 
-static void under(const char *fault, nvme_gpu_status first, nvme_gpu_status row, verb *read)
+static void under(const char *fault, nvme_gpu_status first, nvme_gpu_status row, verb *verb, const char *op)
 {
     char device[128];
-    static unsigned char data[BYTES];
+    static _Thread_local unsigned char data[BYTES], back[BYTES];
     nvme_gpu_options options = NVME_GPU_OPTIONS_INIT;
     nvme_gpu_t *store;
     nvme_gpu_table_t *table;
+    const int reads = op[0] == 'r';
     options.timeout_ms = 1000;
-    snprintf(device, sizeof(device), "sim:mem?size=1MiB&fault=%s@op=read,nth=2", fault);
+    /* Of commands that write, the first is what the reads are compared with. */
+    snprintf(device, sizeof(device), "sim:mem?size=1MiB&fault=%s@op=%s,nth=2", fault, op);
     OK(nvme_gpu_open(device, -1, &options, &store));
     OK(nvme_gpu_table_open(store, 0, ROWS, ROW, &table));
     OK(nvme_gpu_pwrite(store, image, BYTES, 0));
-    /* The first read, or the second, meets it: whole blocks are written without a read. */
-    nvme_gpu_status wanted = read == by_gather ? row : first, worst = NVME_GPU_OK;
+    nvme_gpu_status wanted = verb == by_gather || verb == by_scatter ? row : first, worst = NVME_GPU_OK;
     for (int attempt = 0; attempt < 4; ++attempt) {
-        memset(data, 0xEE, BYTES);
-        nvme_gpu_status status = read(store, table, data);
+        for (int i = 0; i < BYTES; ++i) data[i] = reads ? 0xEE : (unsigned char)(image[i] + attempt);
+        nvme_gpu_status status = verb(store, table, data);
         if (status == NVME_GPU_OK) {
-            CHECK(memcmp(data, image, BYTES) == 0);
+            if (!reads) OK(nvme_gpu_pread(store, back, BYTES, 0));
+            CHECK(memcmp(data, reads ? image : back, BYTES) == 0);
             continue;
         }
         CHECK(nvme_gpu_last_error()[0] && nvme_gpu_last_remedy()[0] && nvme_gpu_status_text(status)[0]);
         if (worst == NVME_GPU_OK) worst = status;
+        if (first == NVME_GPU_ERROR_GONE) break;
     }
     if (worst != wanted && wanted != 0) {
         fprintf(stderr, "%s ends with %d, not %d\n", device, worst, wanted);
@@ -116,6 +140,15 @@ static void under(const char *fault, nvme_gpu_status first, nvme_gpu_status row,
         OK(nvme_gpu_flush(store));
     }
     nvme_gpu_close(store);
+}
+
+/* The faults from `*begin` on, in steps of two: half of them wait. */
+static void *half(void *begin)
+{
+    for (size_t fault = *(size_t *)begin; fault < sizeof(FAULTS) / sizeof(*FAULTS); fault += 2)
+        for (size_t verb = 0; verb < sizeof(VERBS) / sizeof(*VERBS); ++verb)
+            under(FAULTS[fault].fault, FAULTS[fault].first, FAULTS[fault].row, VERBS[verb].call, VERBS[verb].op);
+    return NULL;
 }
 
 /* No way of writing changes what is open for reading only. */
@@ -155,9 +188,11 @@ static unsigned char *of_zeroes(void)
 int main(int count, char **arguments)
 {
     fill(image);
-    for (size_t fault = 0; fault < sizeof(FAULTS) / sizeof(*FAULTS); ++fault)
-        for (size_t verb = 0; verb < sizeof(VERBS) / sizeof(*VERBS); ++verb)
-            under(FAULTS[fault].fault, FAULTS[fault].first, FAULTS[fault].row, VERBS[verb]);
+    size_t begins[] = { 0, 1 };
+    pthread_t other;
+    CHECK(pthread_create(&other, NULL, half, &begins[1]) == 0);
+    half(&begins[0]);
+    pthread_join(other, NULL);
     guard("sim:mem?size=1MiB", of_zeroes);
     if (count > 1) {
         FILE *file = fopen(arguments[1], "wb");

@@ -179,6 +179,53 @@ fn fio_reads_into_memory_of_a_gpu_by_either_initiator() {
     );
 }
 
+/// Each fault of the controller in the way of reads that verify: an error of the system, or right data. A job for each,
+/// in one process: none disturbs another.
+#[test]
+#[ignore = "needs fio and its sources"]
+fn fio_ends_with_a_number_of_the_system_under_each_fault() {
+    const RECOVERED: &[i32] = &[0, 5, 110];
+    const FAULTS: [(&str, &[i32]); 15] = [
+        ("drop", &[110]),
+        ("stubborn:10s", &[110]),
+        ("status:0x281", &[5]),
+        ("status:0x6", &[5]),
+        ("allones", &[19]),
+        ("delay:5ms", &[0]),
+        ("reorder", &[0]),
+        ("duplicate", RECOVERED),
+        ("echo:2ms", RECOVERED),
+        ("wrongcid:4095", RECOVERED),
+        ("flippedcid:1", RECOVERED),
+        ("wrongphase", RECOVERED),
+        ("badsqhd:60000", RECOVERED),
+        ("torncqe", RECOVERED),
+        ("cfs", RECOVERED),
+    ];
+    let fio = Fio::new("fio-faults", "");
+    let jobs = FAULTS.iter().enumerate().flat_map(|(number, (fault, _))| {
+        let device = format!("sim:mem?size=1MiB&queues=4&fault={fault}@op=read,nth=60");
+        [format!("--name=f{number}-"), format!("--device={device}")]
+    });
+    let words = "--bs=4k --iodepth=32 --rw=randwrite --verify=crc32c --size=512k --timeout_ms=2000";
+    let words: Vec<String> = words.split(' ').map(str::to_owned).chain(jobs).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).collect();
+    let output = fio.run(&words);
+    let text = said(&output);
+    assert!(output.status.code().is_some_and(|code| code != 0), "{text}");
+    for (number, (fault, wanted)) in FAULTS.iter().enumerate() {
+        let name = format!("f{number}-: (groupid=");
+        let line = text.lines().find(|line| line.starts_with(&name));
+        let error = line.and_then(|line| line.split("err=").nth(1));
+        let digits = error.and_then(|rest| rest.trim().split([' ', ':']).next());
+        let number = digits.and_then(|digits| digits.parse::<i32>().ok());
+        assert!(
+            number.is_some_and(|number| wanted.contains(&number)),
+            "{fault} {number:?}: {text}"
+        );
+    }
+}
+
 /// The lines of the guide that start fio, with the engine that was built here.
 #[test]
 #[ignore = "needs fio and its sources"]
