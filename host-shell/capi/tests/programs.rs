@@ -361,18 +361,21 @@ fn the_programs_of_the_guide_run() {
     let (blocks, in_cpp) = (guide("c"), guide("cpp"));
     assert!(blocks.len() >= 4 && !in_cpp.is_empty(), "{}", blocks.len());
     let readme = std::fs::read_to_string(here("../../README.md")).unwrap();
-    let lines = readme
-        .split("```c\n")
-        .nth(1)
-        .unwrap()
-        .split("```")
-        .next()
-        .unwrap();
+    let of_readme = |fence: &str| {
+        let rest = readme.split(fence).nth(1).unwrap();
+        rest.split("```").next().unwrap().to_owned()
+    };
+    let lines = of_readme("```cpp\n");
+    let of_cpp = format!(
+        "#include <nvme_gpu.hpp>\nint main() {{\n{lines}return rows[0] != 'o' || rows[1] != 'h';\n}}\n"
+    );
+    let lines = of_readme("```c\n");
     let readme = format!(
         "#include <nvme_gpu.h>\nint main(void)\n{{\nchar data[512];\n{lines}return status;\n}}\n"
     );
     let in_c = blocks.iter().chain([&readme]).map(|block| (block, "c"));
-    let all = in_c.chain(in_cpp.iter().map(|block| (block, "cpp")));
+    let in_cpp = in_cpp.iter().chain([&of_cpp]);
+    let all = in_c.chain(in_cpp.map(|block| (block, "cpp")));
     for (index, (block, language)) in all.enumerate() {
         let source = folder.path(&format!("guide{index}.{language}"));
         std::fs::write(&source, block).unwrap();

@@ -12,14 +12,36 @@ use std::time::Instant;
 
 /// Builds that must keep working beside the default one: packages and switches. Those of a line share one
 /// build of what they depend on.
-const FEATURES: [(&[&str], &[&str]); 3] = [
+const FEATURES: [(&[&str], &[&str]); 7] = [
     (&["nvme-core"], &["--features", "trace"]),
     (&["nvme-core", "nvme-sim"], &["--no-default-features"]),
     (
         &["nvme-host", "nvme-gpu", "nvme-gpu-capi", "nvme-gpu-compat"],
         &["--no-default-features"],
     ),
+    (
+        LIBRARIES,
+        &[BARE, "--features=nvme-host/sim,nvme-gpu-capi/sim"],
+    ),
+    (
+        LIBRARIES,
+        &[
+            BARE,
+            "--features=nvme-host/vfio-user,nvme-gpu-capi/vfio-user",
+        ],
+    ),
+    (
+        LIBRARIES,
+        &[BARE, "--features=nvme-host/vfio,nvme-gpu-capi/vfio"],
+    ),
+    (
+        LIBRARIES,
+        &[BARE, "--features=nvme-host/cuda,nvme-gpu-capi/cuda"],
+    ),
 ];
+/// What each feature is a part of, alone.
+const LIBRARIES: &[&str] = &["nvme-host", "nvme-gpu-capi"];
+const BARE: &str = "--no-default-features";
 
 /// What is compiled without optimisation for the tests, in a quarter of the time: it waits more than it computes.
 /// Core, simulator and the stand-in of CUDA move the bytes, and stay at the level of the profile.

@@ -226,12 +226,13 @@ fn fio_ends_with_a_number_of_the_system_under_each_fault() {
     }
 }
 
-/// The lines of the guide that start fio, with the engine that was built here.
+/// The lines of the guide and of the README that start fio, with the engine that was built here.
 #[test]
 #[ignore = "needs fio and its sources"]
 fn fio_runs_the_lines_of_the_guide() {
     let fio = Fio::new("fio-guide", "");
-    let text = std::fs::read_to_string(here("../../docs/guide/fio.md")).unwrap();
+    let read = |page| std::fs::read_to_string(here(page)).unwrap();
+    let text = read("../../docs/guide/fio.md") + &read("../../README.md");
     let text = text.replace("\\\n", "");
     let lines = text.lines().filter(|line| line.starts_with("fio "));
     let mut ran = 0;
@@ -251,5 +252,5 @@ fn fio_runs_the_lines_of_the_guide() {
         );
         ran += 1;
     }
-    assert!(ran >= 3 && built("libnvme_gpu_capi.so").exists(), "{ran}");
+    assert!(ran >= 4 && built("libnvme_gpu_capi.so").exists(), "{ran}");
 }
