@@ -163,6 +163,26 @@ pub unsafe fn raise(counter: *mut u64, value: u64) {
     };
 }
 
+/// The `u64` at byte `at` of the parameter of `nvme_read_ranges`, straight from where parameters lie. By way of Rust the
+/// whole parameter would be copied to the thread's stack first, where `at` is no constant.
+///
+/// # Safety
+/// `at` is a multiple of 8 inside the parameter. Only what is inlined into that kernel calls it: the name is unknown
+/// elsewhere, and the assembler refuses it.
+#[cfg(feature = "rows")]
+#[inline(always)]
+pub unsafe fn word_of_ranges(at: u32) -> u64 {
+    let value: u64;
+    // SAFETY: the caller vouches for the place; parameters never change.
+    unsafe {
+        asm!(
+            "{{ .reg .b64 a, b; mov.b64 a, nvme_read_ranges_param_0; cvt.u64.u32 b, {at}; add.s64 a, a, b;",
+            "ld.param.b64 {value}, [a]; }}",
+            at = in(reg32) at, value = out(reg64) value, options(pure, nomem, nostack));
+    }
+    value
+}
+
 /// Copies 16 bytes.
 ///
 /// # Safety

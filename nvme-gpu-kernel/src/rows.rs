@@ -3,6 +3,7 @@
 //! Addresses are device addresses. `nvme_gather` takes one [`Gather`] by value.
 
 use crate::Queues;
+use core::mem::offset_of;
 
 /// Threads of each block of `nvme_gather`.
 pub const BLOCK_THREADS: u32 = 256;
@@ -87,8 +88,8 @@ pub struct Gather {
 
 // As `nvme_gpu_rows` of nvme_gpu_device.cuh.
 const _: () = assert!(size_of::<Gather>() == 176);
-const _: () = assert!(core::mem::offset_of!(Gather, first_byte) == 104);
-const _: () = assert!(core::mem::offset_of!(Gather, timeout_ns) == 128);
+const _: () = assert!(offset_of!(Gather, first_byte) == 104);
+const _: () = assert!(offset_of!(Gather, timeout_ns) == 128);
 
 /// A launch that gathers rows by way of a cache of them: `nvme_gather_cached`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -168,6 +169,64 @@ pub struct Striped {
     pub stripe_shift: u32,
     /// How many members, [`MEMBERS`] at most.
     pub member_count: u32,
+}
+
+/// Ranges that a launch reads at most: what the parameters of a kernel hold.
+pub const RANGES: usize = 96;
+
+/// A range of bytes of a drive, and where it goes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Range {
+    /// Its first byte in the namespace.
+    pub byte: u64,
+    /// How many, at least 1.
+    pub bytes: u64,
+    /// Where they go.
+    pub to: u64,
+    /// Pieces of the ranges before it.
+    pub first: u64,
+}
+
+/// Ranges, and the pieces in which they are read.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Split {
+    /// How many are set, at least 1.
+    pub range_count: u32,
+    /// log2 of the bytes of a piece.
+    pub piece_shift: u32,
+}
+
+/// A launch that reads ranges of bytes: `nvme_read_ranges`. A piece of a range ends where the drive's bytes are a
+/// multiple of `row_bytes`, a power of two of whole blocks.
+///
+/// `count` of the gather is the pieces of all ranges. Its ids, table, output and row status mean nothing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(C)]
+pub struct Ranges {
+    /// The launch. Its `unit_shift` holds for pieces of `row_bytes` bytes.
+    pub gather: Gather,
+    /// How the ranges are split.
+    pub split: Split,
+    /// The ranges.
+    pub ranges: [Range; RANGES],
+}
+
+// What kernels for sm_80 take.
+const _: () = assert!(size_of::<Ranges>() <= 4096);
+
+/// A piece of a range.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Piece {
+    /// Its range.
+    pub range: u32,
+    /// Its first byte in the namespace.
+    pub byte: u64,
+    /// How many.
+    pub bytes: u32,
+    /// Where they go.
+    pub to: u64,
 }
 
 /// A launch that checks gathered rows of a table whose words count up: `nvme_check_rows`.
@@ -274,6 +333,76 @@ impl Gather {
             blocks,
         })
     }
+
+    /// The blocks that hold `bytes` bytes from `byte` on.
+    #[inline(always)]
+    pub fn blocks_of(&self, byte: u64, bytes: u32) -> Place {
+        let block = byte >> self.block_shift;
+        let last = byte.wrapping_add(u64::from(bytes) - 1) >> self.block_shift;
+        let blocks = (last.wrapping_sub(block) as u32).wrapping_add(1);
+        Place {
+            byte,
+            block,
+            blocks,
+        }
+    }
+}
+
+impl Range {
+    /// Its pieces.
+    pub const fn pieces(&self, piece_shift: u32) -> u64 {
+        ((self.byte + self.bytes - 1) >> piece_shift) - (self.byte >> piece_shift) + 1
+    }
+}
+
+impl Split {
+    /// Piece `index` of all. `word` gives the `u64` at a byte of the ranges.
+    #[inline(always)]
+    pub fn piece(&self, index: u64, word: impl Fn(u32) -> u64) -> Piece {
+        let of = |range: u32, field: usize| word(range * size_of::<Range>() as u32 + field as u32);
+        // The last range that begins at it or before.
+        let mut at = 0;
+        let mut step = (RANGES as u32).next_power_of_two() / 2;
+        while step != 0 {
+            let next = at + step;
+            if next < self.range_count && of(next, offset_of!(Range, first)) <= index {
+                at = next;
+            }
+            step /= 2;
+        }
+        let first = of(at, offset_of!(Range, byte));
+        let past = first + of(at, offset_of!(Range, bytes));
+        let number = (first >> self.piece_shift) + (index - of(at, offset_of!(Range, first)));
+        let byte = first.max(number << self.piece_shift);
+        let end = past.min((number + 1) << self.piece_shift);
+        Piece {
+            range: at,
+            byte,
+            bytes: (end - byte) as u32,
+            to: of(at, offset_of!(Range, to)) + (byte - first),
+        }
+    }
+}
+
+impl Ranges {
+    /// Piece `index` of all.
+    pub fn piece(&self, index: u64) -> Piece {
+        self.split.piece(index, |at| self.word(at))
+    }
+
+    /// The `u64` at byte `at` of the ranges; 0 past the last one.
+    fn word(&self, at: u32) -> u64 {
+        let at = at as usize;
+        let Some(range) = self.ranges.get(at / size_of::<Range>()) else {
+            return 0;
+        };
+        match at % size_of::<Range>() / 8 {
+            0 => range.byte,
+            1 => range.bytes,
+            2 => range.to,
+            _ => range.first,
+        }
+    }
 }
 
 /// Bytes of a slot for rows of `row_bytes` bytes that begin at multiples of `row_bytes` from `first_byte` on.
@@ -340,6 +469,47 @@ mod tests {
                 }
             }
         }
+    }
+
+    #[test]
+    fn pieces_cover_each_range_once_and_end_at_borders_of_the_drive() {
+        let lengths = [1, 4096, 5, 70_000, 4095, 8192, 1 << 20];
+        let mut all = Ranges {
+            gather: Gather::default(),
+            split: Split {
+                range_count: lengths.len() as u32,
+                piece_shift: 12,
+            },
+            ranges: [Range::default(); RANGES],
+        };
+        let mut first = 0;
+        for (range, bytes) in all.ranges.iter_mut().zip(lengths) {
+            let byte = bytes * 7 % 9000;
+            let to = 1 << 40 | bytes << 20;
+            *range = Range {
+                byte,
+                bytes,
+                to,
+                first,
+            };
+            first += range.pieces(12);
+        }
+        let mut index = 0;
+        for (number, range) in all.ranges[..lengths.len()].iter().enumerate() {
+            let mut at = 0;
+            while at < range.bytes {
+                let piece = all.piece(index);
+                assert_eq!(piece.range as usize, number);
+                assert_eq!((piece.byte, piece.to), (range.byte + at, range.to + at));
+                at += u64::from(piece.bytes);
+                let ends = piece.byte + u64::from(piece.bytes);
+                assert!(piece.bytes > 0 && (ends.is_multiple_of(4096) || at == range.bytes));
+                assert_eq!(piece.byte / 4096, (ends - 1) / 4096);
+                index += 1;
+            }
+            assert_eq!(at, range.bytes);
+        }
+        assert_eq!(index, first);
     }
 
     #[test]

@@ -10,7 +10,8 @@ use super::space::Space;
 use super::status::{self, RowStatus};
 use super::table::{Ids, Table};
 use crate::cuda::{
-    Direction, Gpu, GpuRows, HostRows, MoveRows, Pending, Request, RowTable, StripedRows, Ways,
+    Direction, Gpu, GpuRows, HostRows, MoveRows, Pending, ReadRange, Request, RowTable,
+    StripedRows, Ways,
 };
 use crate::error::{Error, Result};
 use crate::widen::Widen;
@@ -26,8 +27,10 @@ enum By<'t> {
     Host,
 }
 
-/// Bytes of the rows as which [`Store::read_on_gpu`] reads: large reads for a drive, many at a time.
+/// Bytes of the rows as which a host thread moves ranges.
 const ROW_BYTES: u64 = 64 << 10;
+/// Bytes of the rows as which the GPU reads ranges of stripes: many warps take part in a short one.
+const PIECE_BYTES: u64 = 4 << 10;
 
 impl Store {
     /// The GPU that it was opened with.
@@ -36,9 +39,9 @@ impl Store {
     }
 
     /// Reads `bytes` bytes from byte `offset` on to address `to` of the store's GPU: puts it into `stream`, a
-    /// `CUstream`, and returns before it runs.
+    /// `CUstream`, and returns before it runs. Any offset, length and address.
     ///
-    /// A row of the [`Pending`] is a part of 64 KiB.
+    /// A row of the [`Pending`] is a part as which it was read: 4 KiB or a block of one drive, 64 KiB of a file.
     ///
     /// # Safety
     /// As [`Table::gather_on_gpu`], for `bytes` bytes at `to`.
@@ -52,11 +55,48 @@ impl Store {
         to: u64,
         stream: u64,
     ) -> Result<Pending> {
+        let range = ReadRange { offset, bytes, to };
+        // SAFETY: the caller's.
+        unsafe { self.read_ranges_on_gpu(&[range], stream) }
+    }
+
+    /// As [`read_on_gpu`](Self::read_on_gpu), for many ranges: those of one drive share a launch, 96 of them at most, and
+    /// are read side by side. Operations in a stream follow one another: many reads by as many calls are slower.
+    ///
+    /// The parts of all ranges are counted through as rows of the [`Pending`]. Ranges whose places overlap leave the
+    /// bytes of any of them there.
+    ///
+    /// # Safety
+    /// As [`read_on_gpu`](Self::read_on_gpu), for each.
+    ///
+    /// # Errors
+    /// As [`read_on_gpu`](Self::read_on_gpu); nothing is read then.
+    pub unsafe fn read_ranges_on_gpu(&self, ranges: &[ReadRange], stream: u64) -> Result<Pending> {
+        for range in ranges {
+            self.space.check(range.offset, range.bytes)?;
+        }
+        self.space.gpu()?;
+        if let [member] = &self.space.members[..]
+            && let Some(rows) = member.rows.as_ref().filter(|rows| rows.reads_ranges())
+        {
+            // SAFETY: the caller's; the ranges lie inside the store.
+            return unsafe { rows.read_ranges(ranges, stream) };
+        }
         let read = |table: &Table, request: &Request| {
             // SAFETY: the caller's.
             unsafe { table.gather_on_gpu(request, stream) }
         };
-        self.in_rows(offset, bytes, to, read)
+        let row_bytes = match &self.space.striped {
+            Some(_) => PIECE_BYTES,
+            None => ROW_BYTES,
+        };
+        let (mut pending, mut before) = (Pending::nothing(), 0);
+        for range in ranges {
+            let part = self.in_rows((range.offset, range.bytes), row_bytes, range.to, read)?;
+            pending = pending.and(part, before);
+            before += range.bytes.div_ceil(row_bytes);
+        }
+        Ok(pending)
     }
 
     /// Writes `bytes` bytes at address `from` of the store's GPU from byte `offset` of the store on: puts it into
@@ -78,38 +118,38 @@ impl Store {
             // SAFETY: the caller's.
             unsafe { table.scatter_on_gpu(request, stream) }
         };
-        self.in_rows(offset, bytes, from, write)
+        self.in_rows((offset, bytes), ROW_BYTES, from, write)
     }
 
     /// All whole rows of a range, and what is left as one more.
     fn in_rows(
         &self,
-        offset: u64,
-        bytes: u64,
+        (offset, bytes): (u64, u64),
+        row_bytes: u64,
         address: u64,
         mut start: impl FnMut(&Table, &Request) -> Result<Pending>,
     ) -> Result<Pending> {
         self.space.check(offset, bytes)?;
         self.space.gpu()?;
-        let whole = bytes / ROW_BYTES;
+        let whole = bytes / row_bytes;
         let mut pending = Pending::nothing();
-        for (rows, row_bytes, at) in [
-            (whole, ROW_BYTES, 0),
-            (1, bytes % ROW_BYTES, whole * ROW_BYTES),
+        for (rows, bytes, at) in [
+            (whole, row_bytes, 0),
+            (1, bytes % row_bytes, whole * row_bytes),
         ] {
-            if rows == 0 || row_bytes == 0 {
+            if rows == 0 || bytes == 0 {
                 continue;
             }
-            let table = self.table(offset + at, rows, row_bytes)?;
+            let table = self.table(offset + at, rows, bytes)?;
             let request = Request {
                 ids: 0,
                 wide_ids: true,
                 count: rows,
                 out: address + at,
-                out_stride: row_bytes,
+                out_stride: bytes,
                 status: 0,
             };
-            pending = pending.and(start(&table, &request)?, at / ROW_BYTES);
+            pending = pending.and(start(&table, &request)?, at / row_bytes);
         }
         Ok(pending)
     }

@@ -48,17 +48,23 @@ pub fn rows(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
     arch::sync_warp(arch::FULL);
 }
 
-/// Copies `bytes` bytes from `from` to `to` of each lane whose bit is set in `wanted`, one lane's after the other's.
-/// Every lane calls it.
+/// log2 of the unit in which such a part is copied, from both its addresses and its length in one word.
 #[inline(always)]
-pub fn parts(shape: Shape, from: u64, to: u64, bytes: u64, wanted: u32) {
+pub fn unit_of(word: u64) -> u32 {
+    (word | 16).trailing_zeros()
+}
+
+/// Copies `bytes` bytes from `from` to `to` of each lane whose bit is set in `wanted`, one lane's after the other's.
+/// Every lane calls it. `unit` is log2 of the bytes of which addresses and length are multiples.
+#[inline(always)]
+pub fn parts(shape: Shape, from: u64, to: u64, bytes: u64, wanted: u32, unit: impl Fn(u64) -> u32) {
     let mut left = wanted;
     while left != 0 {
         let lane = left.trailing_zeros();
         left &= left - 1;
         let (from, to) = (shuffle64(from, lane), shuffle64(to, lane));
         let bytes = shuffle64(bytes, lane);
-        match shape.unit_shift {
+        match unit(from | to | bytes) {
             4 => copy_part::<4>(shape, from, to, bytes),
             2 | 3 => copy_part::<2>(shape, from, to, bytes),
             _ => copy_part::<0>(shape, from, to, bytes),

@@ -14,8 +14,8 @@ mod wide;
 use crate::arch;
 use crate::groups::Block;
 use crate::rows::{
-    BLOCK_WARPS, Cached, Gather, Progress, STATION_CELLS, Striped, Summary, WARP_BYTES, Widened,
-    code,
+    BLOCK_WARPS, Cached, Gather, Progress, Ranges, STATION_CELLS, Split, Striped, Summary,
+    WARP_BYTES, Widened, code,
 };
 use crate::station::{self, NO_STATION};
 use members::Members;
@@ -33,7 +33,7 @@ use wide::Widening;
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_gather(rows: Gather) {
     // SAFETY: the caller's.
-    unsafe { gather(&rows, None, None) }
+    unsafe { gather(&rows, None, None, None) }
 }
 
 /// The same with a cache of rows in GPU memory.
@@ -47,7 +47,7 @@ pub unsafe extern "ptx-kernel" fn nvme_gather_cached(rows: Cached) {
         return;
     };
     // SAFETY: the caller's.
-    unsafe { gather(&rows.gather, Some(cache), None) }
+    unsafe { gather(&rows.gather, Some(cache), None, None) }
 }
 
 /// The same with elements that become wider on the way, with a cache where there are lines.
@@ -62,8 +62,18 @@ pub unsafe extern "ptx-kernel" fn nvme_gather_wide(rows: Widened) {
     // SAFETY: the caller's.
     unsafe {
         let cache = cache_of(&rows.cached);
-        gather(&rows.cached.gather, cache, Some(widening));
+        gather(&rows.cached.gather, cache, Some(widening), None);
     }
+}
+
+/// Reads ranges of bytes.
+///
+/// # Safety
+/// As [`nvme_gather`]; the ranges are what [`Ranges`] says.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_read_ranges(ranges: Ranges) {
+    // SAFETY: the caller's.
+    unsafe { gather(&ranges.gather, None, None, Some(ranges.split)) }
 }
 
 /// Gathers rows of several drives in stripes.
@@ -105,7 +115,12 @@ unsafe fn cache_of(rows: &Cached) -> Option<CacheOf<'_>> {
 /// # Safety
 /// As [`nvme_gather`].
 #[inline(always)]
-unsafe fn gather(rows: &Gather, cache: Option<CacheOf<'_>>, widening: Option<Widening>) {
+unsafe fn gather(
+    rows: &Gather,
+    cache: Option<CacheOf<'_>>,
+    widening: Option<Widening>,
+    ranges: Option<Split>,
+) {
     // SAFETY: the caller's.
     let Some(gate) = (unsafe { station::gate(rows) }) else {
         return;
@@ -129,6 +144,7 @@ unsafe fn gather(rows: &Gather, cache: Option<CacheOf<'_>>, widening: Option<Wid
         queue,
         cache,
         widening,
+        ranges,
         members: None,
         cell: station * STATION_CELLS + warp * 32,
         slots: (u64::from(station) * u64::from(BLOCK_WARPS) + u64::from(warp)) * WARP_BYTES,
@@ -179,6 +195,7 @@ fn gather_striped(striped: &Striped) {
         queue: None,
         cache: None,
         widening: None,
+        ranges: None,
         members: Some(Members::new(striped, stripes, station, inside)),
         cell: station * STATION_CELLS + warp * 32,
         slots: (u64::from(station) * u64::from(BLOCK_WARPS) + u64::from(warp)) * WARP_BYTES,

@@ -13,8 +13,9 @@ use super::members::{Members, Way};
 use super::wide::Widening;
 use crate::arch;
 use crate::groups::Gpu;
-use crate::rows::{Gather, Place, Progress, code, worst};
+use crate::rows::{Gather, Piece, Place, Progress, Ranges, Split, code, worst};
 use crate::station::{self, LOOK_NS};
+use core::mem::offset_of;
 use nvme_core::SharedQueue;
 use nvme_core::gate::Gate;
 use nvme_core::group::ExecContext;
@@ -55,6 +56,8 @@ pub struct Warp<'r, 'q> {
     pub queue: Option<SharedQueue<'q>>,
     pub cache: Option<CacheOf<'r>>,
     pub widening: Option<Widening>,
+    /// In place of a table: its rows are pieces of ranges.
+    pub ranges: Option<Split>,
     /// In place of gate and queue: several drives.
     pub members: Option<Members<'r>>,
     /// Its first result cell.
@@ -79,6 +82,7 @@ impl<'r> Warp<'r, '_> {
             queue: None,
             cache: None,
             widening: None,
+            ranges: None,
             members: None,
             cell: 0,
             slots: 0,
@@ -124,7 +128,13 @@ impl<'r> Warp<'r, '_> {
     #[inline(always)]
     fn gather_chunk(&mut self, index: u64) {
         let is_live = index < self.rows.count && arch::lane() < self.rows.lanes;
-        let mut row = self.row(index, is_live);
+        let (piece, mut row) = match self.ranges {
+            Some(split) => {
+                let (piece, row) = self.piece(split, index, is_live);
+                (Some(piece), row)
+            }
+            None => (None, self.row(index, is_live)),
+        };
         let (mut wants, mut together) = (row.code == code::OK, true);
         if self.ends == code::OK {
             let (line, is_hit) = self.find(&mut row, wants);
@@ -136,9 +146,13 @@ impl<'r> Warp<'r, '_> {
                     self.refuse(&mut row, wants);
                     break;
                 }
-                let is_shared = self.read(&mut row, wants, is_cut, together);
+                let is_shared = self.read(&mut row, piece, wants, is_cut, together);
                 let copies = wants && !is_cut || together && is_hit;
-                self.copy(index, &row, copies && row.code == code::OK);
+                let copies = copies && row.code == code::OK;
+                match piece {
+                    Some(piece) => self.copy_piece(piece, row.from, copies),
+                    None => self.copy(index, &row, copies),
+                }
                 let is_part = wants && is_cut && row.code == code::OK;
                 let goes_on = self.next_part(index, &mut row, is_part);
                 // A read that failed for several rows: each by itself, now that the others are copied.
@@ -157,7 +171,11 @@ impl<'r> Warp<'r, '_> {
             let is_there = arch::ballot(arch::FULL, is_live && row.code == code::OK);
             widening.rows(self.rows, index - u64::from(arch::lane()), is_there);
         }
-        self.clear(index, is_live && row.code != code::OK);
+        let is_bad = is_live && row.code != code::OK;
+        match piece {
+            Some(piece) => self.clear_pieces(piece, is_bad),
+            None => self.clear(index, is_bad),
+        }
         self.account(index, is_live, &row);
     }
 
@@ -241,13 +259,44 @@ impl<'r> Warp<'r, '_> {
         }
     }
 
+    /// The piece of a range that this lane reads, and where that lies.
+    #[inline(always)]
+    fn piece(&self, split: Split, index: u64, is_live: bool) -> (Piece, Row) {
+        let word = |at| {
+            // SAFETY: in `nvme_read_ranges` alone there are ranges.
+            unsafe { arch::word_of_ranges(offset_of!(Ranges, ranges) as u32 + at) }
+        };
+        // For every lane alike: those past the end have the last one.
+        let piece = split.piece(index.min(self.rows.count - 1), word);
+        let row = Row {
+            id: index,
+            place: self.rows.blocks_of(piece.byte, piece.bytes),
+            from: 0,
+            code: match is_live {
+                true => code::OK,
+                false => code::OUT_OF_RANGE,
+            },
+            member: None,
+        };
+        (piece, row)
+    }
+
     /// Reads the rows of the lanes that want it into the slots, and finds their bytes there or why not. Whether the
     /// row's read was another row's, too. One that `is_cut` is read by itself.
     #[inline(always)]
-    fn read(&mut self, row: &mut Row, wants: bool, is_cut: bool, together: bool) -> bool {
+    fn read(
+        &mut self,
+        row: &mut Row,
+        piece: Option<Piece>,
+        wants: bool,
+        is_cut: bool,
+        together: bool,
+    ) -> bool {
         let lane = arch::lane();
         // Lanes with the same first block: the lowest reads for all, and one more block when one of them ends there.
-        let shares = wants && together && !is_cut;
+        // Pieces of ranges share no block.
+        let is_alike = together && !is_cut && piece.is_none();
+        let shares = wants && is_alike;
         let key = match shares {
             true => row.place.block,
             false => 1 << 63 | u64::from(lane),
@@ -255,14 +304,18 @@ impl<'r> Warp<'r, '_> {
         let peers = arch::same(arch::FULL, key);
         let least = self.least_blocks();
         let longer = arch::ballot(arch::FULL, wants && row.place.blocks > least);
-        let blocks = match together && !is_cut {
+        let blocks = match is_alike {
             true => least + u32::from(longer & peers != 0),
             false => row.place.blocks,
         };
         let leader = peers.trailing_zeros();
         let leads = wants && leader == lane;
         let spot = self.members.as_ref().map(|of| of.spot(row.place.block));
-        let stripe = spot.map(|spot| (spot.stripe, is_cut));
+        // Ranges may overlap: a command reads pieces of one.
+        let stripe = match piece {
+            Some(piece) => Some((u64::from(piece.range), false)),
+            None => spot.map(|spot| (spot.stripe, is_cut)),
+        };
         let (head, last) = self.run_of((row.place.block, blocks), stripe, leads, together);
         let first_block = copy::shuffle64(row.place.block, head);
         let end = copy::shuffle64(row.place.block + u64::from(blocks), last);
@@ -366,7 +419,8 @@ impl<'r> Warp<'r, '_> {
         let until = end_byte.min(border << shift);
         let to = rows.out + index * rows.out_stride + row.place.byte.wrapping_sub(whole.byte);
         let bytes = until.wrapping_sub(row.place.byte);
-        copy::parts(self.shape(), row.from, to, bytes, wanted);
+        let unit = |_| rows.unit_shift;
+        copy::parts(self.shape(), row.from, to, bytes, wanted, unit);
         let left = (whole.block + u64::from(whole.blocks)).wrapping_sub(border);
         // Others may read their row once more, by itself.
         if is_there {
@@ -462,6 +516,32 @@ impl<'r> Warp<'r, '_> {
         copy::rows(self.shape(), row.from, to, wanted);
     }
 
+    /// The warp copies the pieces of the lanes that want it to their places.
+    #[inline(always)]
+    fn copy_piece(&self, piece: Piece, from: u64, wants: bool) {
+        let Piece { to, bytes, .. } = piece;
+        let is_whole = bytes == self.rows.row_bytes;
+        let whole = arch::ballot(arch::FULL, wants && is_whole);
+        let place = |lane| copy::shuffle64(to, lane);
+        copy::rows(self.shape(), from, place, whole);
+        let part = arch::ballot(arch::FULL, wants && !is_whole);
+        let bytes = u64::from(bytes);
+        copy::parts(self.shape(), from, to, bytes, part, copy::unit_of);
+    }
+
+    /// The warp zeroes the pieces of the lanes that want it.
+    #[inline(always)]
+    fn clear_pieces(&self, piece: Piece, wants: bool) {
+        let mut left = arch::ballot(arch::FULL, wants);
+        while left != 0 {
+            let lane = left.trailing_zeros();
+            left &= left - 1;
+            let to = copy::shuffle64(piece.to, lane);
+            let bytes = arch::shuffle(arch::FULL, piece.bytes, lane);
+            zero(to, bytes);
+        }
+    }
+
     /// The warp zeroes the rows of the lanes that want it.
     #[inline(always)]
     fn clear(&self, index: u64, wants: bool) {
@@ -476,12 +556,7 @@ impl<'r> Warp<'r, '_> {
             let lane = left.trailing_zeros();
             left &= left - 1;
             let to = rows.out + (first + u64::from(lane)) * rows.out_stride - u64::from(before);
-            let mut at = u64::from(arch::lane());
-            while at < u64::from(bytes) {
-                // SAFETY: inside the output's row.
-                unsafe { arch::store_zero(to + at) };
-                at += 32;
-            }
+            zero(to, bytes);
         }
     }
 
@@ -517,6 +592,17 @@ impl<'r> Warp<'r, '_> {
             arch::add(&raw mut (*progress).failed, self.failed);
             arch::raise(&raw mut (*progress).worst, self.worst);
         }
+    }
+}
+
+/// Zeroes `bytes` bytes of the output at `to`. Every lane calls it, with the same.
+#[inline(always)]
+fn zero(to: u64, bytes: u32) {
+    let mut at = u64::from(arch::lane());
+    while at < u64::from(bytes) {
+        // SAFETY: inside the output's row.
+        unsafe { arch::store_zero(to + at) };
+        at += 32;
     }
 }
 

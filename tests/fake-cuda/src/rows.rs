@@ -13,20 +13,21 @@ use nvme_core::{Cells, Command, Data, Outcome, SharedQueue, SubmitError, WaitErr
 use nvme_formats::{Format, Wide};
 use nvme_gpu_kernel::Queues;
 use nvme_gpu_kernel::rows::{
-    BLOCK_WARPS, Cached, Check, Gather, Place, Progress, STATION_BYTES, STATION_CELLS, Summary,
-    Widened, code, worst,
+    BLOCK_WARPS, Cached, Check, Gather, Place, Progress, Ranges, STATION_BYTES, STATION_CELLS,
+    Summary, Widened, code, worst,
 };
 use nvme_gpu_kernel::work::data_word;
 use std::sync::Mutex;
 
 /// The symbols, in the order in which the driver numbers them.
-pub const NAMES: [&std::ffi::CStr; 6] = [
+pub const NAMES: [&std::ffi::CStr; 7] = [
     c"nvme_gather",
     c"nvme_copy_rows",
     c"nvme_check_rows",
     c"nvme_gather_cached",
     c"nvme_gather_wide",
     c"nvme_gather_striped",
+    c"nvme_read_ranges",
 ];
 
 /// One gather at a time: the blocks of a launch take turns, and a launch is one thread.
@@ -131,12 +132,41 @@ pub fn gather(rows: &Gather, blocks: u32) {
     run(rows, blocks, None, None);
 }
 
-/// All blocks of a launch of `blocks` blocks.
-fn run(rows: &Gather, blocks: u32, cache: Option<&CacheOf<'_>>, wide: Option<&Widened>) {
+/// Pieces of ranges, one by one.
+pub fn read_ranges(ranges: &Ranges, blocks: u32) {
+    let rows = &ranges.gather;
+    let (mut failed, mut first) = (0, 0);
+    for block in 0..u64::from(blocks) {
+        let _turn = TURN.lock();
+        let mut thread = Thread::enter(rows, gate_of(rows), None);
+        let lanes = u64::from(rows.lanes * BLOCK_WARPS);
+        let mine = |index: &u64| index / lanes % u64::from(blocks) == block;
+        for index in (0..rows.count).filter(mine) {
+            let piece = ranges.piece(index);
+            let place = rows.blocks_of(piece.byte, piece.bytes);
+            let to = piece.to as usize as *mut u8;
+            let bytes = piece.bytes as usize;
+            let code = thread.move_to(Some(place), (to, bytes), (index % lanes) as u32);
+            if code != code::OK {
+                failed += 1;
+                first = worst(index, None, code).max(first);
+            }
+        }
+        thread.leave();
+    }
+    finish(rows, failed, first);
+}
+
+fn gate_of(rows: &Gather) -> Gate<'_> {
     let gate = rows.gate as usize as *const AtomicU32;
     // SAFETY: the host gives the words of a gate.
     let gate = unsafe { std::slice::from_raw_parts(gate, words(rows.station_count)) };
-    let gate = Gate::new(gate).expect("words of a gate");
+    Gate::new(gate).expect("words of a gate")
+}
+
+/// All blocks of a launch of `blocks` blocks.
+fn run(rows: &Gather, blocks: u32, cache: Option<&CacheOf<'_>>, wide: Option<&Widened>) {
+    let gate = gate_of(rows);
     let asked: Vec<i64> = ids(rows).collect();
     let (mut failed, mut first) = (0, 0);
     for block in 0..blocks {
@@ -211,11 +241,7 @@ pub struct Reader<'r>(Thread<'r>);
 
 impl<'r> Reader<'r> {
     pub fn enter(rows: &'r Gather) -> Self {
-        let gate = rows.gate as usize as *const AtomicU32;
-        // SAFETY: the host gives the words of a gate.
-        let gate = unsafe { std::slice::from_raw_parts(gate, words(rows.station_count)) };
-        let gate = Gate::new(gate).expect("words of a gate");
-        Self(Thread::enter(rows, gate, None))
+        Self(Thread::enter(rows, gate_of(rows), None))
     }
 
     /// The address of row `id` in the slot of `thread`, or why it was not read.
@@ -277,12 +303,10 @@ impl<'r> Thread<'r> {
     /// Reads one row and copies it, or zeroes its place.
     fn row(&mut self, index: usize, id: i64, lane: u32) -> i32 {
         let rows = self.rows;
-        if self.ends == code::OK && self.gate.look().is_err() {
-            self.ends = code::GONE;
-        }
         let place = rows.place(id);
         let to = out(rows, index);
         let bytes = rows.row_bytes as usize;
+        self.look();
         let cache = self
             .cache
             .filter(|_| place.is_some() && self.ends == code::OK);
@@ -294,6 +318,27 @@ impl<'r> Thread<'r> {
             of.cache.release(line);
             return code::OK;
         }
+        let code = self.move_to(place, (to, bytes), lane);
+        if let Some(of) = cache.filter(|_| code == code::OK)
+            && let Some(line) = of.cache.claim(id as u64, of.epoch, index as u32)
+        {
+            // SAFETY: as above.
+            unsafe { to.copy_to(of.bytes(line), bytes) };
+            of.cache.publish(line, id as u64, of.epoch);
+        }
+        code
+    }
+
+    fn look(&mut self) {
+        if self.ends == code::OK && self.gate.look().is_err() {
+            self.ends = code::GONE;
+        }
+    }
+
+    /// Reads the bytes at `place` and copies them, or zeroes where they go.
+    fn move_to(&mut self, place: Option<Place>, (to, bytes): (*mut u8, usize), lane: u32) -> i32 {
+        let rows = self.rows;
+        self.look();
         let code = match place {
             None => code::OUT_OF_RANGE,
             Some(place) if self.ends == code::OK => self.read(place, lane),
@@ -303,18 +348,11 @@ impl<'r> Thread<'r> {
             (code::OK, Some(place)) => {
                 let block = place.block << rows.block_shift;
                 let from = rows.slots + self.slot(lane) + (place.byte - block);
-                // SAFETY: the row's bytes in its slot, and its place in the output.
+                // SAFETY: the bytes in their slot, and their place in the output.
                 unsafe { (from as usize as *const u8).copy_to(to, bytes) };
             }
-            // SAFETY: the row's place in the output.
+            // SAFETY: the place in the output.
             _ => unsafe { to.write_bytes(0, bytes) },
-        }
-        if let Some(of) = cache.filter(|_| code == code::OK)
-            && let Some(line) = of.cache.claim(id as u64, of.epoch, index as u32)
-        {
-            // SAFETY: as above.
-            unsafe { to.copy_to(of.bytes(line), bytes) };
-            of.cache.publish(line, id as u64, of.epoch);
         }
         code
     }

@@ -11,7 +11,7 @@ use crate::{
     fault, kernels, litmus, lock, rows, striped,
 };
 use nvme_gpu_kernel::Kernel;
-use nvme_gpu_kernel::rows::{Cached, Check, Gather, Striped, Widened};
+use nvme_gpu_kernel::rows::{Cached, Check, Gather, Ranges, Striped, Widened};
 use nvme_gpu_kernel::work::Launch;
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
@@ -444,6 +444,11 @@ pub unsafe extern "C" fn cuLaunchKernel(
             // SAFETY: this kernel takes one `Striped`.
             let rows = unsafe { **parameters.cast::<*const Striped>() };
             Arc::new(move || striped::gather(&rows, grid))
+        }
+        (None, name) if name == rows::NAMES[6] => {
+            // SAFETY: this kernel takes one `Ranges`.
+            let ranges = unsafe { **parameters.cast::<*const Ranges>() };
+            Arc::new(move || rows::read_ranges(&ranges, grid))
         }
         (None, name) if rows::NAMES.contains(&name) => {
             // SAFETY: these kernels take one `Gather`.

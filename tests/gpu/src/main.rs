@@ -15,6 +15,7 @@ mod layers;
 mod litmus;
 mod matrix;
 mod ops;
+mod ranges;
 mod report;
 mod rig;
 mod sanitizer;
@@ -118,6 +119,7 @@ fn main() -> ExitCode {
     hazards::all(&mut report, &bench);
     stripes::all(&mut report, &bench);
     by_host::all(&mut report, &bench);
+    ranges::all(&mut report, &bench);
     wide::all(&mut report, &bench);
     layers::all(&mut report, &bench);
     two_gpus::all(&mut report, &bench);

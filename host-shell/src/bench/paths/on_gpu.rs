@@ -7,7 +7,9 @@ use super::job::PathsJob;
 use super::place::{self, Place, Way};
 use super::plan::Plan;
 use crate::cuda::bench::copy_rates;
-use crate::cuda::{DeviceMemory, Event, GdsFile, GdsIo, Gpu, Pending, Registered, Request, Stream};
+use crate::cuda::{
+    DeviceMemory, Event, GdsFile, GdsIo, Gpu, Pending, ReadRange, Registered, Request, Stream,
+};
 use crate::dma::Pages;
 use crate::error::{Error, Result};
 use crate::measure::side_by_side;
@@ -19,10 +21,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::IntoBytes;
 
-/// The largest reads that are rows of one gather. A larger one is an operation of its own.
+/// The largest reads that are rows of one gather. Larger ones are ranges.
 const ROW: usize = 64 << 10;
-/// Operations in the stream at a time.
-const UNDER_WAY: usize = 32;
 /// The host's patience with an operation.
 const PATIENCE: Duration = Duration::from_secs(60);
 
@@ -161,7 +161,7 @@ impl<'a> OnGpu<'a> {
         by_pread::run(plan, self.file, shares.zip(sinks), pass)
     }
 
-    /// Gathers of rows by ids that lie in GPU memory, and of larger reads one operation each.
+    /// Gathers of rows by ids that lie in GPU memory; larger reads as ranges.
     fn direct(&self, store: &Store, plan: &Plan) -> Result<f64> {
         let rows = store.len() / plan.bytes as u64;
         let table = store.table(0, rows, plan.bytes as u64)?;
@@ -182,16 +182,14 @@ impl<'a> OnGpu<'a> {
                 // is waited for.
                 under_way.push_back(unsafe { table.gather_on_gpu(&request, stream)? });
             } else {
-                for index in group {
-                    if under_way.len() >= UNDER_WAY {
-                        wait(&mut under_way)?;
-                    }
-                    let (offset, to) = (plan.offsets[index], out + (index * plan.bytes) as u64);
-                    // SAFETY: as above.
-                    under_way.push_back(unsafe {
-                        store.read_on_gpu(offset, plan.bytes as u64, to, stream)?
-                    });
-                }
+                let range = |index: usize| ReadRange {
+                    offset: plan.offsets[index],
+                    bytes: plan.bytes as u64,
+                    to: out + (index * plan.bytes) as u64,
+                };
+                let ranges: Vec<ReadRange> = group.map(range).collect();
+                // SAFETY: as above.
+                under_way.push_back(unsafe { store.read_ranges_on_gpu(&ranges, stream)? });
             }
             while !under_way.is_empty() {
                 wait(&mut under_way)?;

@@ -7,6 +7,7 @@
 //! - [`GpuRows`]: the queues, slots and kernel of one controller; [`StripedRows`]: those of several.
 //! - [`RowTable`]: where rows lie.
 //! - [`Pending`]: a gather under way.
+//! - `ranges`: reads of any length, many in one launch.
 //! - `board`, `state`: the words and the memory that launches and their recovery share.
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
@@ -16,6 +17,7 @@ mod by_host;
 mod cache;
 mod ended;
 mod pending;
+mod ranges;
 mod request;
 mod state;
 mod striped;
@@ -24,7 +26,7 @@ pub use board::Failures;
 pub use by_host::{Direction, HostRows, MoveRows};
 pub use cache::TableCache;
 pub use pending::{Gathered, Pending};
-pub use request::{Request, RowTable};
+pub use request::{ReadRange, Request, RowTable};
 pub(super) use state::RowsState;
 pub use striped::StripedRows;
 
@@ -85,6 +87,7 @@ pub struct GpuRows {
     gather_cached: Function,
     gather_wide: Function,
     gather_striped: Function,
+    read_ranges: Function,
     info: NamespaceInfo,
     max_transfer: u64,
     timeout: Duration,
@@ -113,6 +116,7 @@ impl GpuRows {
         let gather_cached = module.function("nvme_gather_cached")?;
         let gather_wide = module.function("nvme_gather_wide")?;
         let gather_striped = module.function("nvme_gather_striped")?;
+        let read_ranges = module.function("nvme_read_ranges")?;
         let lent = LentQueues::create(
             gpu,
             controller,
@@ -132,6 +136,7 @@ impl GpuRows {
             gather_cached,
             gather_wide,
             gather_striped,
+            read_ranges,
             info,
             max_transfer: controller.max_transfer(),
             timeout,

@@ -27,3 +27,14 @@ pub struct Request {
     /// An `i32` for each row that says what became of it, or 0.
     pub status: u64,
 }
+
+/// Bytes that are asked for, and where they go on the GPU.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadRange {
+    /// The first byte.
+    pub offset: u64,
+    /// How many.
+    pub bytes: u64,
+    /// Where they go: an address of the GPU.
+    pub to: u64,
+}

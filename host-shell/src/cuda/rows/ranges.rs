@@ -1,0 +1,155 @@
+//! Ranges of bytes, many in one launch: each is read in pieces by as many warps as there are.
+// UNSAFETY: launches a kernel over addresses that the caller vouches for.
+#![allow(unsafe_code)]
+
+use super::{GpuRows, Pending, ReadRange, Request, RowTable};
+use crate::error::Result;
+use nvme_gpu_kernel::rows::{BLOCK_THREADS, Gather, RANGES, Range, Ranges, Split};
+
+/// Bytes of a piece, unless a block is longer. Neighbouring pieces of a warp are one command, so that a short range is
+/// spread over many warps and a long one is read in long commands.
+const PIECE_BYTES: u32 = 4096;
+
+impl GpuRows {
+    /// Whether a slot holds a piece.
+    pub fn reads_ranges(&self) -> bool {
+        self.fits(&self.pieces(0))
+    }
+
+    /// Bytes of a piece at most.
+    fn piece_bytes(&self) -> u32 {
+        PIECE_BYTES.max(self.info.block_bytes)
+    }
+
+    fn pieces(&self, count: u64) -> RowTable {
+        RowTable {
+            first_byte: 0,
+            rows: count,
+            row_bytes: self.piece_bytes(),
+        }
+    }
+
+    /// Puts reads of `ranges` of the namespace into `stream`, as [`gather`](Self::gather) does: a launch for each
+    /// [`RANGES`] of them. A row of the [`Pending`] is a piece; the pieces of all ranges are counted through.
+    ///
+    /// # Safety
+    /// As [`gather`](Self::gather), for the addresses in `ranges`. The ranges lie inside the namespace.
+    ///
+    /// # Errors
+    /// As [`gather`](Self::gather).
+    pub unsafe fn read_ranges(&self, ranges: &[ReadRange], stream: u64) -> Result<Pending> {
+        let shift = self.piece_bytes().trailing_zeros();
+        let some: Vec<&ReadRange> = ranges.iter().filter(|range| range.bytes > 0).collect();
+        let (mut pending, mut before) = (Pending::nothing(), 0);
+        for some in some.chunks(RANGES) {
+            let (ranges, count) = parts(some, shift);
+            let request = Request {
+                ids: 0,
+                wide_ids: true,
+                count,
+                out: 0,
+                out_stride: 0,
+                status: 0,
+            };
+            let launch = self.launch(&self.pieces(count), &request);
+            let launch = Gather {
+                unit_shift: unit_shift(some, shift),
+                ..launch.ok_or_else(super::closed)?
+            };
+            let part = self.start(launch, stream, |module, gather, blocks| {
+                let ranges = Ranges {
+                    gather,
+                    split: Split {
+                        range_count: some.len() as u32,
+                        piece_shift: shift,
+                    },
+                    ranges,
+                };
+                // SAFETY: the kernel takes one `Ranges`; the caller vouches for the ranges' addresses, the others are
+                // ours until the gate is shut for good and nothing is inside.
+                unsafe {
+                    module.launch_on(stream, self.read_ranges, blocks, BLOCK_THREADS, &ranges)
+                }
+            })?;
+            pending = pending.and(part, before);
+            before += count;
+        }
+        Ok(pending)
+    }
+}
+
+/// The words of a launch over `some`, and how many pieces they have.
+fn parts(some: &[&ReadRange], shift: u32) -> ([Range; RANGES], u64) {
+    let mut ranges = [Range::default(); RANGES];
+    let mut first = 0;
+    for (range, one) in ranges.iter_mut().zip(some) {
+        *range = Range {
+            byte: one.offset,
+            bytes: one.bytes,
+            to: one.to,
+            first,
+        };
+        first += range.pieces(shift);
+    }
+    (ranges, first)
+}
+
+/// log2 of the bytes of which the address of each whole piece is a multiple, 4 at most.
+fn unit_shift(some: &[&ReadRange], shift: u32) -> u32 {
+    // A whole piece begins where the drive's bytes are a multiple of it.
+    let begins = some.iter().map(|one| {
+        let first = one.offset.next_multiple_of(1 << shift);
+        one.to.wrapping_add(first - one.offset)
+    });
+    begins.fold(16, |all, to| all | to).trailing_zeros()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn whole_pieces_are_copied_in_the_units_that_their_addresses_have() {
+        for (offset, to, shift) in [
+            (0, 0, 4),
+            (0, 8, 3),
+            (1, 1, 4),
+            (4095, 15, 4),
+            (5, 7, 1),
+            (5, 8, 0),
+            (8192, 1 << 40, 4),
+        ] {
+            let range = ReadRange {
+                offset,
+                bytes: 1,
+                to,
+            };
+            assert_eq!(unit_shift(&[&range], 12), shift, "{offset} {to}");
+            let aligned = ReadRange {
+                offset: 0,
+                bytes: 1,
+                to: 0,
+            };
+            assert_eq!(unit_shift(&[&aligned, &range], 12), shift);
+        }
+    }
+
+    #[test]
+    fn pieces_are_counted_through() {
+        let range = |offset, bytes| ReadRange {
+            offset,
+            bytes,
+            to: 0,
+        };
+        let some = [
+            range(0, 4096),
+            range(4095, 2),
+            range(7, 1 << 20),
+            range(9, 1),
+        ];
+        let (ranges, count) = parts(&some.each_ref(), 12);
+        let first = ranges.map(|range| range.first);
+        assert_eq!(first[..4], [0, 1, 3, 260]);
+        assert_eq!(count, 261);
+    }
+}
