@@ -4,7 +4,7 @@
 //! - `view`: memory of others, kept alive; `array`: memory of ours.
 //! - `store`, `table`: bytes and rows; `operation`, `flight`: transfers by threads and by a GPU; `left`: those whose
 //!   buffers are kept because their owner went away before they ended.
-//! - `catalog`: files of tensors.
+//! - `catalog`: files of tensors; `loader`: their layers, read ahead.
 //! - `pool`: threads that wait in place of the caller; `wait`: waits that Ctrl-C ends.
 //! - `dlpack`, `error`: tensors and exceptions.
 
@@ -14,6 +14,7 @@ mod dlpack;
 mod error;
 mod flight;
 mod left;
+mod loader;
 mod operation;
 mod pool;
 mod store;
@@ -54,6 +55,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<catalog::Import>()?;
     module.add_class::<store::Store>()?;
     module.add_class::<table::Table>()?;
+    module.add_class::<loader::LayerLoader>()?;
+    module.add_class::<loader::Layer>()?;
     module.add_class::<operation::Operation>()?;
     module.add_class::<flight::GpuOperation>()?;
     module.add_function(wrap_pyfunction!(doctor, module)?)?;

@@ -10,6 +10,7 @@ use crate::pool::{Job, lock};
 use crate::view::View;
 use crate::wait;
 use nvme_host::cuda::{Gpu, RowsOptions};
+use nvme_host::loader::LayerLoader;
 use nvme_host::store::{FileIo, Gds, GpuOptions};
 use nvme_host::{Error, StoreOptions};
 use pyo3::prelude::*;
@@ -26,6 +27,7 @@ pub struct Store {
     open: Mutex<Option<Open>>,
     gpu: Option<Arc<Gpu>>,
     tables: Mutex<Vec<Weak<Flights>>>,
+    loaders: Mutex<Vec<Weak<LayerLoader>>>,
     /// Reads and writes of bytes on the GPU.
     flights: Arc<Flights>,
     /// Calls that use the device.
@@ -63,6 +65,13 @@ impl Store {
         let mut tables = lock(&self.tables);
         tables.retain(|one| one.strong_count() > 0);
         tables.push(Arc::downgrade(flights));
+    }
+
+    /// `close` closes the loader first.
+    pub fn add_loader(&self, loader: &Arc<LayerLoader>) {
+        let mut loaders = lock(&self.loaders);
+        loaders.retain(|one| one.strong_count() > 0);
+        loaders.push(Arc::downgrade(loader));
     }
 
     /// # Errors
@@ -152,6 +161,7 @@ impl Store {
             gpu: store.gpu().cloned(),
             open: Mutex::new(Some(Arc::new(store))),
             tables: Mutex::default(),
+            loaders: Mutex::default(),
             flights: Arc::default(),
             calls: AtomicU64::new(0),
         })
@@ -297,8 +307,13 @@ impl Store {
             table.reap();
         }
         left::reap();
+        let loaders = std::mem::take(&mut *lock(&self.loaders));
         if let Some(open) = open {
             let job = Job::start(move || {
+                for loader in loaders.iter().filter_map(Weak::upgrade) {
+                    // Past the limit the loader keeps the store.
+                    let _ = loader.close(limit.unwrap_or(Duration::MAX));
+                }
                 drop(open);
                 Ok(())
             })?;

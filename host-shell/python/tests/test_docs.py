@@ -11,7 +11,13 @@ import pytest
 import nvme_gpu
 
 ROOT = Path(__file__).parents[3]
-PAGES = ["README.md", "docs/guide/python.md", "docs/guide/torch.md", "host-shell/python/README.md"]
+PAGES = [
+    "README.md",
+    "docs/guide/python.md",
+    "docs/guide/torch.md",
+    "docs/guide/models.md",
+    "host-shell/python/README.md",
+]
 
 
 def blocks():

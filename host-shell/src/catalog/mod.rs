@@ -162,3 +162,9 @@ impl Catalog {
         self
     }
 }
+
+impl AsRef<[Entry]> for Catalog {
+    fn as_ref(&self) -> &[Entry] {
+        &self.entries
+    }
+}

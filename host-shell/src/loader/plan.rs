@@ -1,6 +1,6 @@
 //! Which bytes of a store make a layer, and where its tensors lie in the layer's memory.
 
-use crate::catalog::{Catalog, Dtype, Entry};
+use crate::catalog::{Dtype, Entry};
 use crate::error::{Error, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -10,7 +10,8 @@ const ALIGNMENT: u64 = 64;
 /// Bytes of others between two tensors that are read with them, to save a read.
 const MOST_GAP: u64 = 16 << 10;
 
-/// The layers of a model in their order: names, tensors, and the ranges of bytes that are read for each.
+/// The layers of a model in their order: names, tensors, and the ranges of bytes that are read for each. Tensors come
+/// from a [`Catalog`](crate::Catalog), or a list of [`Entry`].
 ///
 /// ```
 /// use nvme_host::loader::Layers;
@@ -174,9 +175,12 @@ impl Layers {
     ///
     /// # Errors
     /// [`Error::Usage`] for no prefixes, for one that no tensor has, and for one that is there twice.
-    pub fn by_prefix(catalog: &Catalog, prefixes: &[impl AsRef<str>]) -> Result<Self> {
+    pub fn by_prefix(
+        tensors: &(impl AsRef<[Entry]> + ?Sized),
+        prefixes: &[impl AsRef<str>],
+    ) -> Result<Self> {
         let mut found: Vec<Vec<&Entry>> = vec![Vec::new(); prefixes.len()];
-        for entry in catalog.entries() {
+        for entry in tensors.as_ref() {
             let fitting = prefixes.iter().enumerate();
             let fitting = fitting.filter(|(_, prefix)| entry.name.starts_with(prefix.as_ref()));
             // Of equal ones the first.
@@ -205,12 +209,12 @@ impl Layers {
     /// number between dots. Tensors without one are in no layer.
     ///
     /// # Errors
-    /// [`Error::Usage`] for a catalog without such names.
-    pub fn numbered(catalog: &Catalog) -> Result<Self> {
+    /// [`Error::Usage`] for tensors without such names.
+    pub fn numbered(tensors: &(impl AsRef<[Entry]> + ?Sized)) -> Result<Self> {
         // The stems in the order of their data, each with its numbers in theirs.
         let mut stems: Vec<&str> = Vec::new();
         let mut found: BTreeMap<(usize, u64, &str), Vec<&Entry>> = BTreeMap::new();
-        for entry in catalog.entries() {
+        for entry in tensors.as_ref() {
             let Some((stem, number, prefix)) = numbered_prefix(&entry.name) else {
                 continue;
             };
@@ -233,20 +237,22 @@ impl Layers {
     /// A layer for each list of tensors' names.
     ///
     /// # Errors
-    /// [`Error::Usage`] for no lists, and for a tensor that is not in the catalog.
+    /// [`Error::Usage`] for no lists, and for a tensor that is not there.
     pub fn of_names<L, T>(
-        catalog: &Catalog,
+        tensors: &(impl AsRef<[Entry]> + ?Sized),
         layers: impl IntoIterator<Item = (L, Vec<T>)>,
     ) -> Result<Self>
     where
         L: Into<String>,
         T: AsRef<str>,
     {
-        let layers = layers.into_iter().map(|(name, tensors)| {
-            let entries = tensors.iter().map(|tensor| {
+        let all = tensors.as_ref();
+        let layers = layers.into_iter().map(|(name, names)| {
+            let entries = names.iter().map(|tensor| {
                 let tensor = tensor.as_ref();
-                catalog.get(tensor).ok_or_else(|| {
-                    let cause = format!("the catalog has no tensor '{tensor}'");
+                let found = all.iter().find(|entry| entry.name == tensor);
+                found.ok_or_else(|| {
+                    let cause = format!("there is no tensor '{tensor}'");
                     Error::usage(cause, "use names of the catalog's tensors")
                 })
             });
@@ -319,6 +325,7 @@ fn too_long(name: &str) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::Catalog;
 
     /// A catalog of tensors of bytes: name, first byte of the data, and bytes; the data begin at `base`.
     fn catalog(tensors: &[(&str, u64, u64)]) -> Catalog {

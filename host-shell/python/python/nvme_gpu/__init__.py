@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from ._catalog import Catalog, Entry, catalog, import_file
 from ._errors import Gone, NvmeGpuError, Status, Timeout, Usage
+from ._loaders import Layer, LayerLoader
 from ._native import Array, __version__
 from ._store import Pending, Store, Table, open
 
@@ -25,6 +26,8 @@ __all__ = [
     "Catalog",
     "Entry",
     "Gone",
+    "Layer",
+    "LayerLoader",
     "NvmeGpuError",
     "Pending",
     "Status",

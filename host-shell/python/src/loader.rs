@@ -1,0 +1,249 @@
+//! Layers of a model that are read ahead. Names, dtypes and arrays are Python's; here are places and reads.
+
+use crate::error::{Fault, OrRaise};
+use crate::pool::{Job, lock};
+use crate::store::Store;
+use crate::wait;
+use nvme_host::catalog::{Dtype, Entry};
+use nvme_host::loader::{self, LayerOrder, Layers, LoaderOptions, Resident};
+use pyo3::prelude::*;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+pub type Open = Arc<loader::LayerLoader>;
+
+/// Longer than any wait.
+const FOR_EVER: Duration = Duration::from_secs(1 << 31);
+
+/// A tensor: its name, where it begins, and its bytes.
+type Place = (String, u64, u64);
+
+/// Which tensors make a layer: all with a number, those with these prefixes, or these.
+#[derive(FromPyObject)]
+enum Which {
+    Prefixes(Vec<String>),
+    Names(Vec<(String, Vec<String>)>),
+}
+
+/// How many bytes stay, or which layers.
+#[derive(FromPyObject)]
+enum Stay {
+    Bytes(u64),
+    Layers(Vec<usize>),
+}
+
+/// Slots of memory, and reads ahead into them.
+#[pyclass(frozen, module = "nvme_gpu._native")]
+pub struct LayerLoader {
+    process: u32,
+    loader: Option<Open>,
+}
+
+impl LayerLoader {
+    /// # Errors
+    /// In a process that did not make it.
+    fn get(&self) -> Result<&Open, Fault> {
+        let is_ours = self.process == std::process::id();
+        self.loader.as_ref().filter(|_| is_ours).ok_or_else(|| {
+            Fault::usage(
+                "this loader was made by another process, before a fork",
+                "make it in the process that uses it; let worker processes start by 'spawn'",
+            )
+        })
+    }
+}
+
+#[pymethods]
+impl LayerLoader {
+    /// `order` is None for one layer after the other; an empty one is learned.
+    #[new]
+    #[pyo3(signature = (store, tensors, which, slots, ahead, resident, order, on_gpu))]
+    #[expect(clippy::too_many_arguments, reason = "options of Python")]
+    fn new(
+        py: Python<'_>,
+        store: &Store,
+        tensors: Vec<Place>,
+        which: Option<Which>,
+        slots: usize,
+        ahead: Option<usize>,
+        resident: Stay,
+        order: Option<Vec<usize>>,
+        on_gpu: Option<bool>,
+    ) -> PyResult<Self> {
+        let entries: Vec<Entry> = tensors
+            .into_iter()
+            .map(|(name, offset, bytes)| Entry {
+                name,
+                dtype: Dtype::U8,
+                shape: vec![bytes],
+                offset,
+                bytes,
+            })
+            .collect();
+        let layers = match which {
+            None => Layers::numbered(&entries),
+            Some(Which::Prefixes(prefixes)) => Layers::by_prefix(&entries, &prefixes),
+            Some(Which::Names(names)) => Layers::of_names(&entries, names),
+        };
+        let layers = layers.or_raise()?;
+        let options = LoaderOptions {
+            slots,
+            ahead,
+            resident: match resident {
+                Stay::Bytes(bytes) => Resident::Bytes(bytes),
+                Stay::Layers(layers) => Resident::Layers(layers),
+            },
+            order: match order {
+                None => LayerOrder::Sequential,
+                Some(pass) if pass.is_empty() => LayerOrder::Learned,
+                Some(pass) => LayerOrder::Given(pass),
+            },
+            memory: match on_gpu {
+                None => loader::LayerMemory::Auto,
+                Some(true) => loader::LayerMemory::Gpu,
+                Some(false) => loader::LayerMemory::Host,
+            },
+        };
+        let opened = store.get()?;
+        let made = py.detach(|| loader::LayerLoader::new(&opened, layers, &options));
+        let made = Arc::new(made.or_raise()?);
+        store.add_loader(&made);
+        Ok(Self {
+            process: std::process::id(),
+            loader: Some(made),
+        })
+    }
+
+    /// Of each layer its name, its bytes in memory, and its tensors with their places there.
+    fn layers(&self) -> PyResult<Vec<(String, u64, Vec<Place>)>> {
+        let loader = self.get()?;
+        let layers = loader.layers().iter().map(|layer| {
+            let tensors = layer.tensors().iter();
+            let tensors = tensors.map(|one| (one.name.clone(), one.at, one.bytes));
+            (layer.name().to_owned(), layer.bytes(), tensors.collect())
+        });
+        Ok(layers.collect())
+    }
+
+    /// Where layers lie, as JSON.
+    fn path(&self) -> PyResult<String> {
+        Ok(serde_json::to_string(self.get()?.path()).unwrap_or_default())
+    }
+
+    /// Counts, as JSON.
+    fn stats(&self) -> PyResult<String> {
+        Ok(serde_json::to_string(&self.get()?.stats()).unwrap_or_default())
+    }
+
+    /// Layer `index` for use in `stream`. In memory of the host it waits for it, and Ctrl-C ends the wait.
+    fn layer(&self, py: Python<'_>, index: usize, stream: u64) -> PyResult<Layer> {
+        let loader = Arc::clone(self.get()?);
+        let given = if loader.path().memory == "gpu" {
+            // Streams of threads are those of the calling one.
+            py.detach(|| loader.layer_for(index, stream)).or_raise()?
+        } else {
+            let place = Arc::new(Mutex::new(None));
+            let to = Arc::clone(&place);
+            // A layer that comes after Ctrl-C goes back at once.
+            let job = Job::start(move || {
+                *lock(&to) = Some(loader.layer(index)?);
+                Ok(())
+            })?;
+            wait::until(py, None, |slice| job.wait(slice))?;
+            job.result()?;
+            let given = lock(&place).take();
+            given.ok_or_else(|| Fault::of(&nvme_host::Error::internal("no layer was given")))?
+        };
+        Ok(Layer {
+            process: self.process,
+            address: given.address(),
+            bytes: given.plan().bytes(),
+            is_on_gpu: given.is_on_gpu(),
+            given: Some(Arc::new(given)),
+        })
+    }
+
+    /// Waits for all layers that were given out, and raises the first error of them.
+    #[pyo3(signature = (timeout=None))]
+    fn check(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let limit = wait::seconds(timeout)?.unwrap_or(FOR_EVER);
+        let loader = Arc::clone(self.get()?);
+        let job = Job::start(move || Ok(loader.check(limit)?))?;
+        wait::until(py, None, |slice| job.wait(slice))?;
+        Ok(job.result()?)
+    }
+
+    /// Waits for reads under way, and lets go of the store.
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        if self.process != std::process::id() {
+            return Ok(());
+        }
+        let loader = Arc::clone(self.get()?);
+        let job = Job::start(move || Ok(loader.close(FOR_EVER)?))?;
+        wait::until(py, None, |slice| job.wait(slice))?;
+        Ok(job.result()?)
+    }
+}
+
+impl Drop for LayerLoader {
+    fn drop(&mut self) {
+        drop_elsewhere(self.process, self.loader.take());
+    }
+}
+
+/// A layer that was given out; its slot holds it until this goes.
+#[pyclass(frozen, module = "nvme_gpu._native")]
+pub struct Layer {
+    process: u32,
+    address: u64,
+    bytes: u64,
+    is_on_gpu: bool,
+    given: Option<Arc<loader::Layer>>,
+}
+
+#[pymethods]
+impl Layer {
+    #[getter]
+    fn address(&self) -> u64 {
+        self.address
+    }
+
+    #[getter]
+    fn nbytes(&self) -> u64 {
+        self.bytes
+    }
+
+    #[getter]
+    fn is_on_gpu(&self) -> bool {
+        self.is_on_gpu
+    }
+
+    /// Waits until it is there, and raises why it is not.
+    #[pyo3(signature = (timeout=None))]
+    fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
+        let limit = wait::seconds(timeout)?.unwrap_or(FOR_EVER);
+        let Some(given) = self.given.clone() else {
+            return Ok(());
+        };
+        let job = Job::start(move || Ok(given.wait(limit)?))?;
+        wait::until(py, None, |slice| job.wait(slice))?;
+        Ok(job.result()?)
+    }
+}
+
+impl Drop for Layer {
+    fn drop(&mut self) {
+        drop_elsewhere(self.process, self.given.take());
+    }
+}
+
+/// Drops what may be the last owner of a store without the GIL; in a child of a fork not at all.
+fn drop_elsewhere<T: Send>(process: u32, value: Option<T>) {
+    match value {
+        Some(value) if process == std::process::id() => {
+            Python::attach(|py| py.detach(|| drop(value)));
+        }
+        // The parent's.
+        other => std::mem::forget(other),
+    }
+}
