@@ -215,6 +215,30 @@ impl View {
         })
     }
 
+    /// A new object `bytes` with any content, and a view of its memory, to be filled before another piece of code sees
+    /// the object.
+    #[staticmethod]
+    fn of_new_bytes(py: Python<'_>, nbytes: usize) -> PyResult<(Self, Py<PyAny>)> {
+        let size = isize::try_from(nbytes).unwrap_or(isize::MAX);
+        // SAFETY: NULL stands for memory that is filled later.
+        let raw = unsafe { ffi::PyBytes_FromStringAndSize(std::ptr::null(), size) };
+        // SAFETY: a new reference, or null with an exception set.
+        let object = unsafe { Bound::from_owned_ptr_or_err(py, raw) }?;
+        // SAFETY: an object of type bytes.
+        let address = unsafe { ffi::PyBytes_AsString(raw) }.expose_provenance() as u64;
+        let object = object.unbind();
+        let view = Self {
+            owner: Owner::Object(object.clone_ref(py)),
+            address,
+            bytes: nbytes,
+            shape: vec![nbytes as u64],
+            dtype: "uint8".to_owned(),
+            device: (dlpack::CPU, 0),
+            readonly: false,
+        };
+        Ok((view, object))
+    }
+
     /// `nbytes` bytes at `address` that `owner` keeps: device type 1 is the host, 2 a GPU of CUDA.
     #[staticmethod]
     #[pyo3(signature = (owner, address, nbytes, shape, dtype, device, readonly))]

@@ -37,7 +37,11 @@ def is_tensor(value: Any) -> bool:
 
 
 def of_tensor(tensor: Any, what: str) -> View:
-    """A view of a tensor of torch. Its memory is that of its storage, which the view keeps."""
+    """A view of a tensor of torch. Its memory is that of its storage, which the view keeps.
+
+    Not by DLPack's exchange in C (``__dlpack_c_exchange_api__``): gathers on a GPU make no view, and elsewhere a view is
+    a few percent of a call. It would be a second way, which torch before 2.10 does not have.
+    """
     if not tensor.is_contiguous():
         raise Usage(f"{what} is not contiguous", "pass a copy: tensor.contiguous()")
     if tensor.layout is not torch().strided:  # type: ignore[union-attr]

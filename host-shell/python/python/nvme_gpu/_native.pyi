@@ -28,6 +28,8 @@ class View:
     @staticmethod
     def from_dlpack(capsule: Any) -> View: ...
     @staticmethod
+    def of_new_bytes(nbytes: int) -> tuple[View, bytes]: ...
+    @staticmethod
     def raw(
         owner: Any,
         address: int,

@@ -295,9 +295,9 @@ class Store:
                 f"{nbytes} bytes at {offset} do not lie inside the store's {self.nbytes} bytes",
                 "check offset and length, which are in bytes",
             )
-        data = bytearray(nbytes)
-        self.read_into(data, offset).result()
-        return bytes(data)
+        view, data = View.of_new_bytes(nbytes)
+        Pending(self._native.read(view, offset), data).result()
+        return data
 
     def write(self, data: Any, offset: int = 0, *, durable: bool = False) -> None:
         """Writes ``data``, bytes or any buffer of the host, from byte ``offset`` on. Waits for it."""

@@ -464,12 +464,22 @@ def embedding_under_compile(_):
 
 
 @case
-def exchange_by_c(_):
-    """Whether this torch has the C exchange of DLPack, and what its way through Python costs without it."""
+def exchange_by_c(seconds):
+    """What a tensor's attributes cost that a gather reads: the most that DLPack's exchange in C could save of it."""
     import torch
 
     has = [name for name in ("__dlpack_c_exchange_api__", "__c_dlpack_exchange_api__") if hasattr(torch.Tensor, name)]
-    return {"torch": torch.__version__, "names": has}
+    ids = torch.randint(0, ROWS, (32,), device="cuda")
+    out = torch.empty(32, WIDTH, device="cuda")
+
+    def attributes():
+        return (ids.dtype, ids.is_contiguous(), ids.is_cuda, ids.device.index, ids.numel(), ids.data_ptr(), out.data_ptr())
+
+    with opened() as store:
+        table, _ = filled(store)
+        whole, read, empty = (p50(call, seconds) for call in (lambda: table[ids], attributes, lambda: None))
+        table.check()
+    return {"torch": torch.__version__, "names": has, "attributes_us": round(read - empty, 2), "table[ids]_us": round(whole, 2)}
 
 
 @case
