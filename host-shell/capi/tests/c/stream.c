@@ -80,6 +80,7 @@ static void widened(nvme_gpu_t *store, CUstream stream)
     for (int i = 0; i < MANY; ++i) ids[i] %= IN;
     ids[5] = IN;
     CUDA(cuMemcpyHtoD(ids_at, ids, sizeof(ids)));
+    CUDA(cuStreamSynchronize(NULL));
     OK(nvme_gpu_gather_as_async(table, "bfloat16", "float32", ids_gpu, NVME_GPU_I64, MANY, out_gpu, STRIDE,
                                 (int32_t *)(uintptr_t)status_at, (nvme_gpu_stream)stream, &pending));
     FAILS(NVME_GPU_ROW_OUT_OF_RANGE, nvme_gpu_pending_wait(pending, 60000));
