@@ -91,6 +91,27 @@ def test_streams_of_every_library_are_numbers(gpu_store):
             table.gather(Device([3]), stream=bad)
 
 
+def test_a_stream_of_another_context_is_refused(gpu_store):
+    cuda = ctypes.CDLL("libcuda.so.1")
+    table, data = rows_of(gpu_store, 100, 4), Device([0] * 16, "<i4")
+    before, other, stream = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
+    assert cuda.cuCtxGetCurrent(ctypes.byref(before)) == 0
+    assert cuda.cuCtxCreate_v2(ctypes.byref(other), 0, 0) == 0
+    try:
+        assert cuda.cuStreamCreate(ctypes.byref(stream), 1) == 0
+        assert cuda.cuCtxSetCurrent(before) == 0
+        for call in (
+            lambda: table.gather(Device([3]), stream=stream.value),
+            lambda: gpu_store.read_into(data, stream=stream.value).result(),
+        ):
+            with pytest.raises(nvme_gpu.Usage, match="context"):
+                call()
+        assert cuda.cuStreamDestroy_v2(stream) == 0
+    finally:
+        assert cuda.cuCtxDestroy_v2(other) == 0
+    assert values(table.gather(Device([3]), check="now"))[0][0] == 3000 and data.tolist() == [0] * 16
+
+
 def test_the_stream_of_a_producer_is_waited_for(gpu_store):
     table = rows_of(gpu_store, 100, 4)
     assert values(table.gather(Device([3], stream=2), check="now"))[0][0] == 3000
