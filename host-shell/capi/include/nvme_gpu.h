@@ -413,7 +413,7 @@ typedef struct nvme_gpu_io {
    */
   size_t bytes;
   /*
-   Host memory; not changed by a write.
+   Not changed by a write. Host memory; of a read by nvme_gpu_batch() also memory of the store's GPU.
    */
   void *data;
 } nvme_gpu_io;
@@ -660,11 +660,14 @@ nvme_gpu_status nvme_gpu_pwrite_async(struct nvme_gpu_t *store,
 
  Each entry gets its status. Returns that of the first one that failed; the others were carried out all the same.
  An entry that cannot be obeyed is refused with NVME_GPU_ERROR_USAGE before anything is sent or written.
+
+ Reads may go to memory of the store's GPU, ordered after the default stream: up to 96 of one drive are one launch.
+ Where one of them fails, each is read once more for its status.
  */
 nvme_gpu_status nvme_gpu_batch(struct nvme_gpu_t *store, struct nvme_gpu_io *ios, size_t count);
 
 /*
- As nvme_gpu_batch(), and returns at once: see nvme_gpu_pread_async(). `ios` must stay until the end; its statuses
+ As nvme_gpu_batch() in host memory, and returns at once: see nvme_gpu_pread_async(). `ios` must stay until the end; its statuses
  are written before that.
  */
 nvme_gpu_status nvme_gpu_batch_async(struct nvme_gpu_t *store,

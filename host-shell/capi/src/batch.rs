@@ -9,6 +9,8 @@ use crate::pending::{self, Outcome, PendingHandle};
 use crate::status::{Failure, NVME_GPU_OK, NVME_GPU_ROW_NOT_RUN, nvme_gpu_status};
 use crate::transfer::{check_range, nvme_gpu_stream};
 use nvme_host::Store;
+#[cfg(feature = "cuda")]
+use nvme_host::cuda::ReadRange;
 use nvme_host::store::Transfer;
 use std::ffi::c_void;
 
@@ -29,26 +31,36 @@ pub struct Io {
     pub offset: u64,
     /// How many.
     pub bytes: usize,
-    /// Host memory; not changed by a write.
+    /// Not changed by a write. Host memory; of a read by nvme_gpu_batch() also memory of the store's GPU.
     pub data: *mut c_void,
 }
 
+/// Where the memory of an entry lies.
+///
 /// # Errors
-/// Usage for GPU memory.
-fn on_host(opened: &Opened, memory: &Lent, what: &str) -> Answer<()> {
-    match place(opened, memory, what)? {
-        Where::Host => Ok(()),
-        Where::Gpu => Err(Failure::usage(
-            format!("{what} lies in GPU memory, which batches do not take"),
-            "read it by nvme_gpu_pread_async, or gather rows",
+/// Usage for GPU memory, unless `takes_gpu`.
+fn place_of(opened: &Opened, memory: &Lent, takes_gpu: bool) -> Answer<Where> {
+    match place(opened, memory, "data")? {
+        Where::Gpu if !takes_gpu => Err(Failure::usage(
+            "data lies in GPU memory, which batches take for reads by nvme_gpu_batch alone",
+            "use nvme_gpu_batch for reads, or nvme_gpu_pread_async and nvme_gpu_pwrite_async",
         )),
+        at => Ok(at),
     }
 }
 
 /// A batch on its way: the entries, where each status goes.
 struct Batch {
     entries: Lent,
-    ios: Vec<(bool, u64, Lent)>,
+    ios: Vec<Entry>,
+}
+
+struct Entry {
+    is_write: bool,
+    offset: u64,
+    data: Lent,
+    bytes: usize,
+    at: Where,
 }
 
 impl Batch {
@@ -56,7 +68,12 @@ impl Batch {
     ///
     /// # Safety
     /// As the header says of `entries`.
-    unsafe fn take(opened: &Opened, entries: *mut Io, count: usize) -> Answer<Self> {
+    unsafe fn take(
+        opened: &Opened,
+        entries: *mut Io,
+        count: usize,
+        takes_gpu: bool,
+    ) -> Answer<Self> {
         if entries.is_null() && count > 0 {
             return Err(null("ios"));
         }
@@ -82,8 +99,17 @@ impl Batch {
             // SAFETY: the caller's.
             let data = unsafe { Lent::new(io.data, io.bytes, "data") }.map_err(named)?;
             check_range(opened, io.offset, io.bytes).map_err(named)?;
-            on_host(opened, &data, "data").map_err(named)?;
-            ios.push((is_write, io.offset, data));
+            let at = match io.bytes {
+                0 => Where::Host,
+                _ => place_of(opened, &data, takes_gpu && !is_write).map_err(named)?,
+            };
+            ios.push(Entry {
+                is_write,
+                offset: io.offset,
+                data,
+                bytes: io.bytes,
+                at,
+            });
         }
         let batch = Self { entries: lent, ios };
         for index in 0..count {
@@ -98,20 +124,34 @@ impl Batch {
         unsafe { (&raw mut (*entries.add(index)).status).write_unaligned(status) };
     }
 
-    fn run(self, store: &Store) -> Outcome {
+    /// The entries of a kind of memory, with their numbers.
+    fn entries_in(&self, at: Where) -> impl Iterator<Item = (usize, &Entry)> {
+        let entries = self.ios.iter().enumerate();
+        entries.filter(move |(_, entry)| entry.at == at)
+    }
+
+    /// Those in host memory.
+    fn run(&self, store: &Store) -> Outcome {
         let transfers = self
-            .ios
-            .iter()
-            .map(|(is_write, offset, data)| match is_write {
+            .entries_in(Where::Host)
+            .map(|(_, entry)| match entry.is_write {
                 // SAFETY: as the header says: the memory stays until the end, and is not used meanwhile.
-                false => Transfer::Read(*offset, unsafe { data.bytes_mut() }),
+                false => Transfer::Read(entry.offset, unsafe { entry.data.bytes_mut() }),
                 // SAFETY: as above.
-                true => Transfer::Write(*offset, unsafe { data.bytes() }),
+                true => Transfer::Write(entry.offset, unsafe { entry.data.bytes() }),
             });
         let results = store.transfer_all(&mut transfers.collect::<Vec<_>>());
+        let failures = results
+            .into_iter()
+            .map(|result| result.err().map(Failure::from));
+        let numbers = self.entries_in(Where::Host).map(|(index, _)| index);
+        self.conclude(numbers.zip(failures))
+    }
+
+    /// Writes the status of each of `ends`; what they came to.
+    fn conclude(&self, ends: impl Iterator<Item = (usize, Option<Failure>)>) -> Outcome {
         let mut first = Outcome::SUCCESS;
-        for (index, result) in results.into_iter().enumerate() {
-            let failure = result.err().map(Failure::from);
+        for (index, failure) in ends {
             self.set(
                 index,
                 failure.as_ref().map_or(NVME_GPU_OK, |one| one.status),
@@ -130,6 +170,55 @@ impl Batch {
         first.report.rows = self.ios.len() as u64;
         first
     }
+
+    /// All of them: reads into GPU memory in launches that they share, beside the others.
+    fn now(&self, opened: &Opened) -> Answer<()> {
+        #[cfg(feature = "cuda")]
+        {
+            let ranges: Vec<ReadRange> = self
+                .entries_in(Where::Gpu)
+                .map(|(_, entry)| entry.range())
+                .collect();
+            if ranges.is_empty() {
+                return self.run(&opened.store).result();
+            }
+            // SAFETY: as the header says: the memory stays until the end, which is waited for.
+            let read = |ranges: &[ReadRange]| unsafe { opened.store.read_ranges_on_gpu(ranges, 0) };
+            let under_way = read(&ranges)?;
+            let of_host = self.run(&opened.store);
+            let all = pending::wait_for_stream(under_way)?;
+            // Parts are counted through all entries: to know which one failed, each is read once more by itself.
+            let alone = |(index, entry): (usize, &Entry)| {
+                let failure = match all.failure {
+                    None => None,
+                    Some(_) => read(&[entry.range()])
+                        .map_err(Failure::from)
+                        .and_then(pending::wait_for_stream)
+                        .and_then(Outcome::result)
+                        .err(),
+                };
+                (index, failure)
+            };
+            let of_gpu = self.conclude(self.entries_in(Where::Gpu).map(alone));
+            let mut ends = [of_host, of_gpu];
+            ends.sort_by_key(|end| (end.failure.is_none(), end.report.first_row));
+            let [first, _] = ends;
+            first.result()
+        }
+        #[cfg(not(feature = "cuda"))]
+        self.run(&opened.store).result()
+    }
+}
+
+#[cfg(feature = "cuda")]
+impl Entry {
+    fn range(&self) -> ReadRange {
+        ReadRange {
+            offset: self.offset,
+            bytes: self.bytes as u64,
+            to: self.data.address(),
+        }
+    }
 }
 
 /// Carries out `count` reads and writes, with many commands in flight, and waits for all. Those of one batch are not
@@ -137,6 +226,9 @@ impl Batch {
 ///
 /// Each entry gets its status. Returns that of the first one that failed; the others were carried out all the same.
 /// An entry that cannot be obeyed is refused with NVME_GPU_ERROR_USAGE before anything is sent or written.
+///
+/// Reads may go to memory of the store's GPU, ordered after the default stream: up to 96 of one drive are one launch.
+/// Where one of them fails, each is read once more for its status.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_batch(
     store: *mut StoreHandle,
@@ -146,12 +238,12 @@ pub unsafe extern "C" fn nvme_gpu_batch(
     call(|| {
         let opened = opened(store)?;
         // SAFETY: as the header says.
-        let batch = unsafe { Batch::take(&opened, ios, count) }?;
-        batch.run(&opened.store).result()
+        let batch = unsafe { Batch::take(&opened, ios, count, true) }?;
+        batch.now(&opened)
     })
 }
 
-/// As nvme_gpu_batch(), and returns at once: see nvme_gpu_pread_async(). `ios` must stay until the end; its statuses
+/// As nvme_gpu_batch() in host memory, and returns at once: see nvme_gpu_pread_async(). `ios` must stay until the end; its statuses
 /// are written before that.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_batch_async(
@@ -165,7 +257,7 @@ pub unsafe extern "C" fn nvme_gpu_batch_async(
         let _ = stream;
         let opened = opened(store)?;
         // SAFETY: as the header says.
-        let batch = unsafe { Batch::take(&opened, ios, count) }?;
+        let batch = unsafe { Batch::take(&opened, ios, count, false) }?;
         // SAFETY: as the header says.
         unsafe { pending::start(&opened, pending, move |store| batch.run(store)) }
     })

@@ -93,8 +93,22 @@ int main(void)
     CHECK(out[0] == 18 && out[ROW] == 9);
     ids[0] = 0;
     ids[1] = 37;
-    nvme_gpu_io io = { NVME_GPU_READ, 0, 0, 16, out };
-    USAGE(nvme_gpu_batch(store, &io, 1));
+
+    /* A batch: reads into memory of the GPU beside host memory; writes from there are refused. */
+    nvme_gpu_io ios[4] = {
+        { NVME_GPU_READ, 1, 1000001, 30000, out + 1 }, { NVME_GPU_READ, 1, 1000000, sizeof(rows), rows },
+        { NVME_GPU_READ, 1, 1030001, 20000, out + 30001 }, { NVME_GPU_READ, 1, 96 + 5 * ROW, 16, out + 50200 },
+    };
+    memset(out, 0, MANY * ROW);
+    memset(rows, 0, sizeof(rows));
+    OK(nvme_gpu_batch(store, ios, 4));
+    for (int i = 0; i < 4; ++i) CHECK(ios[i].status == NVME_GPU_OK);
+    for (int i = 0; i < 50000; ++i) CHECK(out[1 + i] == 9);
+    CHECK(out[0] == 0 && out[50001] == 0 && rows[1] == 9 && rows[sizeof(rows) - 1] == 9);
+    CHECK(out[50199] == 0 && out[50200] == 5 && out[50215] == 5 && out[50216] == 0);
+    USAGE(nvme_gpu_batch_async(store, ios, 4, NULL, &pending));
+    ios[3].operation = NVME_GPU_WRITE;
+    USAGE(nvme_gpu_batch(store, ios, 4));
 
     nvme_gpu_t *none;
     USAGE(nvme_gpu_open("sim:mem?size=4MiB", 1, &options, &none));
