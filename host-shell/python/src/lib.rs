@@ -4,7 +4,7 @@
 //! - `view`: memory of others, kept alive; `array`: memory of ours.
 //! - `store`, `table`: bytes and rows; `operation`, `flight`: transfers by threads and by a GPU; `left`: those whose
 //!   buffers are kept because their owner went away before they ended.
-//! - `catalog`: files of tensors; `loader`: their layers, read ahead.
+//! - `catalog`: files of tensors; `loader`: their layers, read ahead; `sampler`: rows of batches.
 //! - `pool`: threads that wait in place of the caller; `wait`: waits that Ctrl-C ends.
 //! - `dlpack`, `error`: tensors and exceptions.
 
@@ -17,6 +17,7 @@ mod left;
 mod loader;
 mod operation;
 mod pool;
+mod sampler;
 mod store;
 mod table;
 mod view;
@@ -57,6 +58,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<table::Table>()?;
     module.add_class::<loader::LayerLoader>()?;
     module.add_class::<loader::Layer>()?;
+    module.add_class::<sampler::Sampler>()?;
     module.add_class::<operation::Operation>()?;
     module.add_class::<flight::GpuOperation>()?;
     module.add_function(wrap_pyfunction!(doctor, module)?)?;

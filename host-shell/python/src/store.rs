@@ -89,7 +89,7 @@ impl Store {
 #[pymethods]
 impl Store {
     #[new]
-    #[pyo3(signature = (device, *, gpu=None, queues=8, depth=64, timeout_ms=5000, allow_write=false, read_only=false, nsid=1, gpu_queues=16, file_io="auto", gds="off"))]
+    #[pyo3(signature = (device, *, gpu=None, queues=8, depth=64, timeout_ms=5000, allow_write=false, read_only=false, nsid=1, gpu_queues=16, gpu_blocks=32, file_io="auto", gds="off"))]
     #[expect(clippy::too_many_arguments, reason = "options of Python")]
     fn new(
         py: Python<'_>,
@@ -102,6 +102,7 @@ impl Store {
         read_only: bool,
         nsid: u32,
         gpu_queues: u32,
+        gpu_blocks: u32,
         file_io: &str,
         gds: &str,
     ) -> PyResult<Self> {
@@ -127,6 +128,7 @@ impl Store {
             index,
             rows: RowsOptions {
                 queues: gpu_queues,
+                stations: gpu_blocks,
                 ..RowsOptions::default()
             },
         };

@@ -4,6 +4,7 @@
 //! - [`Layers`]: which bytes make a layer, from a [`Catalog`](crate::Catalog) or from ranges.
 //! - [`LayerLoader`]: slots, and reads ahead in an order that is given or learned.
 //! - [`Layer`]: a layer that is there; its slot is used again after it is dropped.
+//! - [`Sampler`]: the rows of each batch of a table, shuffled and shared out among processes.
 //!
 //! ```
 //! use nvme_host::loader::{LayerLoader, Layers, LoaderOptions};
@@ -36,6 +37,7 @@ mod on_host;
 mod options;
 mod order;
 mod plan;
+mod sampler;
 mod state;
 #[cfg(all(test, feature = "sim"))]
 mod tests;
@@ -43,6 +45,7 @@ mod told;
 
 pub use options::{LayerMemory, LayerOrder, LoaderOptions, LoaderPath, LoaderStats, Resident};
 pub use plan::{LayerPlan, LayerTensor, Layers, Piece};
+pub use sampler::{Sampler, Shuffle};
 
 use crate::error::{Error, Result};
 use crate::lock::lock;

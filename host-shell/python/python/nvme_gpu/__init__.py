@@ -15,6 +15,7 @@ DLPack or ``__cuda_array_interface__``; numpy is not needed. Errors are :class:`
 
 from __future__ import annotations
 
+from ._batches import DataLoader
 from ._catalog import Catalog, Entry, catalog, import_file
 from ._errors import Gone, NvmeGpuError, Status, Timeout, Usage
 from ._loaders import Layer, LayerLoader
@@ -24,6 +25,7 @@ from ._store import Pending, Store, Table, open
 __all__ = [
     "Array",
     "Catalog",
+    "DataLoader",
     "Entry",
     "Gone",
     "Layer",

@@ -10,6 +10,7 @@ __all__ = [
     "Layer",
     "LayerLoader",
     "Operation",
+    "Sampler",
     "Store",
     "Table",
     "View",
@@ -128,6 +129,7 @@ class Store:
         read_only: bool = False,
         nsid: int = 1,
         gpu_queues: int = 16,
+        gpu_blocks: int = 32,
         file_io: Literal["auto", "uring", "pread"] = "auto",
         gds: Literal["off", "auto", "require"] = "off",
     ) -> Store: ...
@@ -220,6 +222,22 @@ class Layer:
     @property
     def is_on_gpu(self) -> bool: ...
     def wait(self, timeout: float | None = None) -> None: ...
+
+@final
+class Sampler:
+    def __new__(
+        cls,
+        rows: int,
+        batch: int,
+        seed: int | None,
+        rank: int,
+        world: int,
+        drops_uneven: bool,
+        drops_last: bool,
+    ) -> Sampler: ...
+    @property
+    def batches(self) -> int: ...
+    def batch(self, epoch: int, batch: int) -> bytes: ...
 
 def calls_under_way() -> int: ...
 def doctor() -> str: ...

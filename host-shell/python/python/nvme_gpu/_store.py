@@ -125,6 +125,7 @@ def open(
     read_only: bool = False,
     nsid: int = 1,
     gpu_queues: int = 16,
+    gpu_blocks: int = 32,
     file_io: Literal["auto", "uring", "pread"] = "auto",
     gds: Literal["off", "auto", "require"] = "off",
 ) -> Store:
@@ -135,7 +136,8 @@ def open(
 
     ``gpu``: the number of the GPU that gathers by itself, as CUDA counts it; None: the CPU gathers.
     ``queues``, ``depth``: queue pairs for the CPU, and commands in flight of each, 1 to 4095. ``gpu_queues``: queue
-    pairs for the GPU. ``timeout_ms``: how long a command may take, in milliseconds, before it is aborted.
+    pairs for the GPU, ``gpu_blocks`` blocks of threads that read at a time: fewer leave more of the GPU to other
+    kernels. ``timeout_ms``: how long a command may take, in milliseconds, before it is aborted.
     ``allow_write``: allows writes to real devices, which are opened for reading only without it; ``read_only`` allows
     none at all. ``nsid``: the namespace. ``file_io``: how files are read and written.
 
@@ -156,6 +158,7 @@ def open(
         read_only=read_only,
         nsid=nsid,
         gpu_queues=gpu_queues,
+        gpu_blocks=gpu_blocks,
         file_io=file_io,
         gds=gds,
     )
@@ -182,6 +185,7 @@ class Store:
         read_only: bool = False,
         nsid: int = 1,
         gpu_queues: int = 16,
+        gpu_blocks: int = 32,
         file_io: Literal["auto", "uring", "pread"] = "auto",
         gds: Literal["off", "auto", "require"] = "off",
     ) -> None:
@@ -204,6 +208,7 @@ class Store:
             read_only=bool(read_only),
             nsid=_whole("nsid", nsid, 1, 0xFFFF_FFFE),
             gpu_queues=_whole("gpu_queues", gpu_queues, 1, 4095),
+            gpu_blocks=_whole("gpu_blocks", gpu_blocks, 1, 4095),
             file_io=file_io,
             gds=gds,
         )

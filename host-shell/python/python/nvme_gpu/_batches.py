@@ -1,0 +1,307 @@
+"""Batches of rows of a table, read while others are used."""
+
+from __future__ import annotations
+
+from array import array
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, Literal, NoReturn
+
+from . import _buffers, _native
+from ._errors import Usage
+from ._native import Array, View
+from ._store import Table, _refuse_pickling, _same_gpu, _view_of_array, _whole
+
+_MOST = (1 << 63) - 1
+
+
+class DataLoader:
+    """Iterates over the rows of a table in batches, and reads the next ones meanwhile.
+
+    ``for rows in loader`` gives one epoch: arrays of the shape ``(batch_size, *row)``, tensors of torch where torch is
+    loaded; with ``with_ids`` pairs of row numbers and rows.
+
+    ``shuffle``: another order of the rows in each epoch, which ``seed`` and the epoch's number give, the same on every
+    machine. ``rank`` and ``world``: of ``world`` processes this one has every ``world``-th row from ``rank`` on, as
+    ``torch.utils.data.DistributedSampler`` has it: each has as many, for which the first rows come again at the end; with
+    ``pad=False`` the last ones are left out instead. ``drop_last`` leaves out a last batch that is shorter.
+    ``sampler`` gives the row numbers of an epoch in place of all that, such as a sampler of torch; its ``set_epoch`` is
+    called, if it has one.
+
+    ``prefetch_depth``: batches that are read ahead. ``device``: None or ``"cpu"``: rows in memory of the host; ``"cuda"``:
+    tensors of torch on the store's GPU, read in ``streams`` streams of the loader's own; the current stream waits for
+    them. ``staging``: ``"gpu"``: the GPU gathers the rows; ``"pinned"``: the CPU does, into pinned memory, from where
+    they are copied.
+
+    A batch that cannot be read raises when its turn comes, with the first row that failed. Iterating again goes on with
+    the batch after the last one that was given out; :meth:`set_epoch` begins an epoch. One iterator at a time.
+    """
+
+    __slots__ = (
+        "_table",
+        "_size",
+        "_config",
+        "_sampler",
+        "_own",
+        "_depth",
+        "_streams",
+        "_staging",
+        "_on_gpu",
+        "_with_ids",
+        "_epoch",
+        "_batch",
+        "_drop_last",
+    )
+
+    def __init__(
+        self,
+        table: Table,
+        batch_size: int,
+        *,
+        sampler: Iterable[int] | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        rank: int = 0,
+        world: int = 1,
+        pad: bool = True,
+        drop_last: bool = False,
+        prefetch_depth: int = 2,
+        streams: int = 2,
+        staging: Literal["gpu", "pinned"] = "gpu",
+        device: Any = None,
+        with_ids: bool = False,
+    ) -> None:
+        if not isinstance(table, Table):
+            raise TypeError(f"table is of the type {type(table).__name__}: pass a nvme_gpu.Table")
+        if staging not in ("gpu", "pinned"):
+            raise Usage(f"staging is {staging!r}", "use 'gpu' or 'pinned'")
+        if sampler is not None and (shuffle or world != 1):
+            raise Usage("a sampler beside shuffle or world", "let the sampler do it, or leave it out")
+        self._table = table
+        self._size = _whole("batch_size", batch_size, 1, _MOST)
+        self._depth = _whole("prefetch_depth", prefetch_depth, 0, 1 << 16)
+        world = _whole("world", world, 1, 1 << 32)
+        # What has to be the same where a state is loaded.
+        self._config: dict[str, Any] = {
+            "rows": len(table),
+            "batch_size": self._size,
+            "shuffle": bool(shuffle),
+            "seed": _whole("seed", seed, 0, (1 << 64) - 1),
+            "world": world,
+            "pad": bool(pad),
+            "drop_last": bool(drop_last),
+            "has_sampler": sampler is not None,
+        }
+        self._sampler = sampler
+        self._drop_last = bool(drop_last)
+        self._own = _native.Sampler(
+            len(table),
+            self._size,
+            self._config["seed"] if shuffle else None,
+            _whole("rank", rank, 0, world - 1),
+            world,
+            not pad,
+            self._drop_last,
+        )
+        self._staging = staging
+        self._with_ids = bool(with_ids)
+        self._epoch = self._batch = 0
+        count = _whole("streams", streams, 1, 64)
+        self._on_gpu = _is_on_gpu(device, table)
+        self._streams: list[Any] = []
+        if self._on_gpu:
+            torch = _buffers.torch()
+            if torch is None:
+                raise Usage("batches on a GPU are tensors of torch, which is not loaded", "import torch first")
+            self._streams = [torch.cuda.Stream(device=table.store.gpu) for _ in range(count)]
+
+    def __len__(self) -> int:
+        """Batches of an epoch."""
+        if self._sampler is None:
+            return self._own.batches
+        samples = len(self._sampler)  # type: ignore[arg-type]
+        return samples // self._size if self._drop_last else -(-samples // self._size)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch under way, or that begins next; from 0 on."""
+        return self._epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iterator begins this epoch."""
+        self._epoch, self._batch = _whole("epoch", epoch, 0, _MOST), 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What :meth:`load_state_dict` goes on from: the epoch, and how many of its batches were given out. Plain numbers."""
+        return {"version": 1, "epoch": self._epoch, "batch": self._batch, **self._config}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """The next iterator goes on behind the last batch that the state counts.
+
+        Raises :class:`Usage` for the state of a loader with other rows, batches, seed or processes.
+        """
+        if not isinstance(state, dict) or state.get("version") != 1:
+            raise Usage("this is no state of a DataLoader", "pass what state_dict() returned")
+        for name, mine in self._config.items():
+            if state.get(name) != mine:
+                raise Usage(f"the state is of a loader with {name}={state.get(name)}, this one has {mine}", "make it the same")
+        epoch = _whole("epoch", state.get("epoch"), 0, _MOST)
+        self._epoch, self._batch = epoch, _whole("batch", state.get("batch"), 0, _MOST)
+
+    def __iter__(self) -> Iterator[Any]:
+        epoch, at = self._epoch, self._batch
+        numbers = self._numbers(epoch)
+        ahead: deque[_Batch] = deque()
+        started = at
+        while True:
+            while len(ahead) <= self._depth:
+                ids = numbers(started)
+                if not ids:
+                    break
+                ahead.append(self._start(ids, started))
+                started += 1
+            for one in ahead:
+                one.go_on()
+            if not ahead:
+                break
+            rows = ahead.popleft().result()
+            at += 1
+            self._epoch, self._batch = epoch, at
+            yield rows
+        self._epoch, self._batch = epoch + 1, 0
+
+    def _numbers(self, epoch: int) -> Any:
+        """The row numbers of a batch by its number, of one epoch."""
+        if self._sampler is None:
+
+            def own(batch: int) -> array[int]:
+                found = array("q")
+                found.frombytes(self._own.batch(epoch, batch))
+                return found
+
+            return own
+        if hasattr(self._sampler, "set_epoch"):
+            self._sampler.set_epoch(epoch)
+        all_of_it, _ = _buffers.flattened([int(one) for one in self._sampler])
+
+        def given(batch: int) -> array[int]:
+            part = all_of_it[batch * self._size : (batch + 1) * self._size]
+            return array("q") if self._drop_last and len(part) < self._size else part
+
+        return given
+
+    def _start(self, ids: array[int], number: int) -> _Batch:
+        if not self._on_gpu:
+            return _Batch(self._table, ids, self._with_ids, False)
+        stream = self._streams[number % len(self._streams)]
+        kind = _Gathered if self._staging == "gpu" else _Copied
+        return kind(self._table, ids, self._with_ids, stream)
+
+    def __reduce__(self) -> NoReturn:
+        _refuse_pickling(self)
+
+    def __repr__(self) -> str:
+        return f"<nvme_gpu.DataLoader {len(self)} batches of {self._size} rows of {self._table!r}>"
+
+
+class _Batch:
+    """Rows that threads of the host gather into memory of the host."""
+
+    def __init__(self, table: Table, ids: array[int], with_ids: bool, is_pinned: bool) -> None:
+        self._ids, self._with_ids = ids, with_ids
+        torch = _buffers.torch()
+        kind = getattr(torch, table.dtype, None)
+        shape = (len(ids), *table.shape[1:])
+        self._rows: Any
+        if kind is not None:
+            assert torch is not None
+            self._rows = torch.empty(shape, dtype=kind, pin_memory=is_pinned)
+            place = _buffers.of_tensor(self._rows, "rows")
+        else:
+            self._rows = table._new((len(ids),))
+            is_own = isinstance(self._rows, Array)
+            place = _view_of_array(self._rows) if is_own else table._place(self._rows, "rows", (len(ids),), True)
+        self._operation = table._native.gather(View.from_buffer(ids, False), True, place, None)
+
+    def go_on(self) -> None:
+        """Does what can be done without a wait."""
+
+    def result(self) -> Any:
+        self._operation.wait()
+        self._operation.check()
+        return self._given(self._rows)
+
+    def _given(self, rows: Any) -> Any:
+        return (list(self._ids), rows) if self._with_ids else rows
+
+
+class _Copied(_Batch):
+    """Rows that are gathered into pinned memory and copied to the GPU."""
+
+    def __init__(self, table: Table, ids: array[int], with_ids: bool, stream: Any) -> None:
+        super().__init__(table, ids, with_ids, True)
+        self._stream = stream
+        self._event: Any = None
+
+    def go_on(self) -> None:
+        if self._event is None and self._operation.done():
+            self._copy()
+
+    def _copy(self) -> None:
+        self._operation.wait()
+        self._operation.check()
+        torch: Any = _buffers.torch()
+        with torch.cuda.stream(self._stream):
+            self._rows = self._rows.to(self._stream.device, non_blocking=True)
+            self._event = self._stream.record_event()
+
+    def result(self) -> Any:
+        if self._event is None:
+            self._copy()
+        return self._given(_used_now(self._rows, self._stream, self._event))
+
+
+class _Gathered(_Batch):
+    """Rows that the GPU gathers."""
+
+    def __init__(self, table: Table, ids: array[int], with_ids: bool, stream: Any) -> None:
+        torch: Any = _buffers.torch()
+        self._ids, self._with_ids, self._stream = ids, with_ids, stream
+        kind = getattr(torch, table.dtype)
+        pinned = torch.frombuffer(ids, dtype=torch.int64).pin_memory()
+        with torch.cuda.stream(stream):
+            on_gpu = pinned.to(stream.device, non_blocking=True)
+            self._rows = torch.empty((len(ids), *table.shape[1:]), dtype=kind, device=stream.device)
+            held = (pinned, on_gpu, self._rows)
+            self._launched = table._native.gather_on_gpu(
+                on_gpu.data_ptr(), True, len(ids), self._rows.data_ptr(), 0, stream.cuda_stream, held
+            )
+            self._event = stream.record_event()
+
+    def result(self) -> Any:
+        # Its end is known without a call of CUDA; the current stream is ordered all the same.
+        self._launched.wait()
+        self._launched.check()
+        return self._given(_used_now(self._rows, self._stream, self._event))
+
+
+def _used_now(rows: Any, stream: Any, event: Any) -> Any:
+    """What the current stream may use: it waits, and the memory is not given out again before it has ended."""
+    torch: Any = _buffers.torch()
+    current = torch.cuda.current_stream(stream.device)
+    current.wait_event(event)
+    rows.record_stream(current)
+    return rows
+
+
+def _is_on_gpu(device: Any, table: Table) -> bool:
+    if device is None:
+        return False
+    kind, _, number = str(device).partition(":")
+    if kind == "cpu":
+        return False
+    if kind != "cuda" or (number and not number.isdigit()):
+        raise Usage(f"device is {str(device)!r}", "use 'cpu' or 'cuda'")
+    gpu = table.store.gpu
+    _same_gpu(gpu, (_buffers.CUDA, int(number) if number else gpu or 0), "the batch")
+    return True

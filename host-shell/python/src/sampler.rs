@@ -1,0 +1,46 @@
+//! Which rows make a batch.
+
+use crate::error::OrRaise;
+use nvme_host::loader::{self, Shuffle};
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+/// The rows of each batch of each epoch.
+#[pyclass(frozen, module = "nvme_gpu._native")]
+pub struct Sampler(loader::Sampler);
+
+#[pymethods]
+impl Sampler {
+    /// Without `seed` rows come in their order.
+    #[new]
+    #[pyo3(signature = (rows, batch, seed, rank, world, drops_uneven, drops_last))]
+    fn new(
+        rows: u64,
+        batch: u64,
+        seed: Option<u64>,
+        rank: u64,
+        world: u64,
+        drops_uneven: bool,
+        drops_last: bool,
+    ) -> PyResult<Self> {
+        let shuffle = seed.map_or(Shuffle::Off, Shuffle::Seed);
+        let sampler = loader::Sampler::new(rows, batch, shuffle).or_raise()?;
+        let sampler = sampler.shard(rank, world, drops_uneven).or_raise()?;
+        Ok(Self(match drops_last {
+            true => sampler.without_short_batch(),
+            false => sampler,
+        }))
+    }
+
+    #[getter]
+    fn batches(&self) -> u64 {
+        self.0.batches()
+    }
+
+    /// Row numbers of 64 bits, one after the other.
+    fn batch<'py>(&self, py: Python<'py>, epoch: u64, batch: u64) -> Bound<'py, PyBytes> {
+        let rows = self.0.batch(epoch, batch);
+        let bytes: Vec<u8> = rows.into_iter().flat_map(u64::to_le_bytes).collect();
+        PyBytes::new(py, &bytes)
+    }
+}

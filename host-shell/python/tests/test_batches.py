@@ -1,0 +1,163 @@
+"""Batches of rows: their order, shares, states and faults."""
+
+from __future__ import annotations
+
+import gc
+import pickle
+
+import pytest
+
+import nvme_gpu
+from conftest import SIM, python, rows_of
+
+ROWS, WIDTH = 103, 5
+
+
+@pytest.fixture
+def table(store):
+    return rows_of(store, ROWS, WIDTH, 77)
+
+
+def numbers(batches):
+    """The row numbers of batches, whose rows are checked."""
+    found = []
+    for batch in batches:
+        for row in batch.tolist():
+            assert row == [row[0] + column for column in range(WIDTH)]
+            found.append(row[0] // 1000)
+    return found
+
+
+def test_an_epoch_has_each_row_once(table):
+    loader = nvme_gpu.DataLoader(table, 10)
+    assert len(loader) == 11 and "11 batches" in repr(loader)
+    batches = list(loader)
+    assert tuple(batches[0].shape) == (10, WIDTH) and tuple(batches[-1].shape) == (3, WIDTH)
+    assert numbers(batches) == list(range(ROWS)) and loader.epoch == 1
+    assert len(list(nvme_gpu.DataLoader(table, 10, drop_last=True))) == 10
+    for depth in (0, 1, 50):
+        assert numbers(nvme_gpu.DataLoader(table, 7, prefetch_depth=depth)) == list(range(ROWS))
+    assert next(iter(nvme_gpu.DataLoader(table, 2, with_ids=True)))[0] == [0, 1]
+
+
+def test_a_shuffle_is_the_same_each_time_and_another_in_each_epoch(table):
+    loader = nvme_gpu.DataLoader(table, 10, shuffle=True, seed=7)
+    epochs = [numbers(loader) for _ in range(3)]
+    assert epochs == [numbers(one) for one in [nvme_gpu.DataLoader(table, 10, shuffle=True, seed=7)] for _ in range(3)]
+    assert all(sorted(one) == list(range(ROWS)) for one in epochs)
+    assert epochs[0] != epochs[1] != epochs[2] != epochs[0]
+    assert numbers(nvme_gpu.DataLoader(table, 10, shuffle=True, seed=8)) != epochs[0]
+    loader.set_epoch(1)
+    assert numbers(loader) == epochs[1]
+
+
+def test_processes_share_rows_as_torch_does(table):
+    torch = pytest.importorskip("torch")
+    from torch.utils.data import DistributedSampler
+
+    for world in (1, 2, 3, 8):
+        for pad in (True, False):
+            for rank in range(world):
+                theirs = DistributedSampler(range(ROWS), world, rank, shuffle=False, drop_last=not pad)
+                ours = nvme_gpu.DataLoader(table, 10, rank=rank, world=world, pad=pad)
+                assert numbers(ours) == list(theirs), (world, pad, rank)
+    # torch's own permutation, by its sampler.
+    theirs = DistributedSampler(range(ROWS), 2, 1, shuffle=True, seed=3)
+    ours = nvme_gpu.DataLoader(table, 10, sampler=theirs)
+    for epoch in range(2):
+        found = numbers(ours)
+        theirs.set_epoch(epoch)
+        assert found == list(theirs) and len(ours) == 6
+    generator = torch.Generator().manual_seed(5)
+    plain = torch.utils.data.RandomSampler(range(ROWS), generator=generator)
+    assert sorted(numbers(nvme_gpu.DataLoader(table, 10, sampler=plain, drop_last=True))) != list(range(ROWS))
+
+
+def test_a_state_goes_on_in_another_loader(table):
+    new = lambda: nvme_gpu.DataLoader(table, 10, shuffle=True, seed=1, rank=1, world=2)  # noqa: E731
+    whole = [numbers([batch]) for loader in [new()] for _ in range(2) for batch in loader]
+    first = new()
+    seen, states = [], [first.state_dict()]
+    for _ in range(2):
+        for batch in first:
+            seen.append(numbers([batch]))
+            states.append(first.state_dict())
+    assert seen == whole and states[0]["epoch"] == 0
+    for given, state in enumerate(states):
+        second = new()
+        second.load_state_dict(state)
+        rest = [numbers([batch]) for batch in second]
+        if second.epoch < 2:
+            rest += [numbers([batch]) for batch in second]
+        assert rest == whole[given:], given
+    # A loop that was left goes on, too.
+    third = new()
+    for batch in third:
+        break
+    assert [numbers([one]) for one in third] == whole[1:6]
+    for wrong in ({}, None, {**states[0], "seed": 2}, {**states[0], "batch": -1}, {**states[0], "version": 2}):
+        with pytest.raises(nvme_gpu.Usage):
+            third.load_state_dict(wrong)
+
+
+def test_a_batch_that_fails_raises_in_its_turn_and_comes_when_asked_again():
+    with nvme_gpu.open(f"{SIM}&block=4096&fault=status:0x281@op=read,nth=5") as store:
+        table = rows_of(store, 64, 1024)
+        loader = nvme_gpu.DataLoader(table, 4, prefetch_depth=3)
+        seen, failed = [], 0
+        while loader.epoch == 0:
+            try:
+                for batch in loader:
+                    seen += [row[0] // 1000 for row in batch.tolist()]
+            except nvme_gpu.Status as error:
+                assert error.row is not None and loader.state_dict()["batch"] == len(seen) // 4
+                failed += 1
+        assert seen == list(range(64)) and failed <= 1
+
+
+def test_a_closed_store_ends_it(table):
+    loader = nvme_gpu.DataLoader(table, 10)
+    batches = iter(loader)
+    numbers([next(batches)])
+    table.store.close()
+    with pytest.raises(nvme_gpu.Usage, match="closed"):
+        for _ in batches:
+            pass
+    del batches
+    gc.collect()
+
+
+def test_what_cannot_be_is_refused(table):
+    for wrong in (
+        {"batch_size": 0},
+        {"rank": 1},
+        {"rank": -1},
+        {"world": 0},
+        {"prefetch_depth": -1},
+        {"streams": 0},
+        {"staging": "disk"},
+        {"device": "cuda"},
+        {"device": "tpu"},
+        {"seed": -1},
+        {"sampler": range(5), "shuffle": True},
+    ):
+        with pytest.raises(nvme_gpu.Usage):
+            nvme_gpu.DataLoader(table, **{"batch_size": 4, **wrong})
+    with pytest.raises(TypeError):
+        nvme_gpu.DataLoader([1], 4)
+    loader = nvme_gpu.DataLoader(table, 4, sampler=[5, ROWS], device="cpu")
+    with pytest.raises(nvme_gpu.Usage):
+        list(loader)
+    with pytest.raises(nvme_gpu.Usage):
+        pickle.dumps(loader)
+
+
+def test_batches_without_torch_are_arrays():
+    text = """
+        import nvme_gpu
+        with nvme_gpu.open("sim:mem?size=16MiB") as store:
+            table = store.table(0, shape=(10, 4), dtype="int32")
+            for rows in nvme_gpu.DataLoader(table, 4, shuffle=True):
+                print(type(rows).__module__, tuple(rows.shape))
+    """
+    assert python(text).stdout.count("numpy") == 3
