@@ -59,6 +59,7 @@ struct Entry {
     is_write: bool,
     offset: u64,
     data: Lent,
+    #[cfg(feature = "cuda")]
     bytes: usize,
     at: Where,
 }
@@ -107,6 +108,7 @@ impl Batch {
                 is_write,
                 offset: io.offset,
                 data,
+                #[cfg(feature = "cuda")]
                 bytes: io.bytes,
                 at,
             });
