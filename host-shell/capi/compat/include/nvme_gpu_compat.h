@@ -210,74 +210,119 @@ private:
     nvme_gpu_t *store_ = nullptr;
 };
 
-/* Batches of one size, one after the other on a device: one is read while another is used. One thread at a time. */
+/* Batches of one size, one after the other on a device: the next ones are read while one is used. One thread at a
+ * time. */
 class NVMeDataLoader {
 public:
     /* `gpu_buffer`, in host or GPU memory, has room for a batch; NULL: batches stay in host memory. */
     NVMeDataLoader(const char *device, size_t batch_bytes, void *gpu_buffer = nullptr, int gpu = -1)
-        : reader_(device, gpu), bytes_(batch_bytes), gpu_buffer_(gpu_buffer), staging_(batch_bytes)
+        : reader_(device, gpu), bytes_(batch_bytes), gpu_buffer_(gpu_buffer), own_(batch_bytes)
     {
-        if (gpu_buffer_ == nullptr) {
-            own_.resize(batch_bytes);
-            gpu_buffer_ = own_.data();
-        }
     }
-    ~NVMeDataLoader() { end(); }
+    ~NVMeDataLoader() { drop_but(0, 0); }
     NVMeDataLoader(const NVMeDataLoader &) = delete;
     NVMeDataLoader &operator=(const NVMeDataLoader &) = delete;
 
-    /* Batch `batch_idx` in the buffer; valid until the next call. */
+    /* Batch `batch_idx` in the buffer; valid until the next call. One that was read ahead is taken from there when the
+     * batches stay in host memory. */
     void *load_batch_to_gpu(size_t batch_idx)
     {
-        reader_.read(offset(batch_idx), bytes_, gpu_buffer_);
+        auto found = ahead_.find(batch_idx);
+        if (gpu_buffer_ == nullptr && found != ahead_.end()) {
+            finish(found->second);
+            own_.swap(found->second.data);
+            ahead_.erase(found);
+        } else {
+            reader_.read(offset(batch_idx), bytes_, gpu_buffer_ == nullptr ? own_.data() : gpu_buffer_);
+        }
         next_ = batch_idx + 1;
-        return gpu_buffer_;
+        return gpu_buffer_ == nullptr ? own_.data() : gpu_buffer_;
     }
-    /* Starts to read the batch after the last one into the pinned buffer, which is then filled. */
+    /* Starts to read the batches after the last one that was loaded into host memory: as many as the depth says, those
+     * that are not there yet, up to the end of the device. */
     void prefetch_next_batch()
     {
-        end();
-        NVMeGPUReader::check(nvme_gpu_pread_async(reader_.handle(), staging_.data(), bytes_, offset(next_), nullptr,
-                                                  &pending_));
+        drop_but(next_, depth_);
+        for (size_t batch = next_; batch - next_ < depth_; ++batch) {
+            if (batch > next_ && offset(batch) > reader_.size() - bytes_) return;
+            if (ahead_.count(batch) != 0) continue;
+            Ahead &one = ahead_[batch];
+            one.data.resize(bytes_);
+            nvme_gpu_status status = nvme_gpu_pread_async(reader_.handle(), one.data.data(), bytes_, offset(batch),
+                                                          nullptr, &one.pending);
+            if (status != NVME_GPU_OK) {
+                ahead_.erase(batch);
+                NVMeGPUReader::check(status);
+            }
+        }
     }
-    /* The host buffer, after the read of prefetch_next_batch() has ended. */
+    /* The host buffer of the batch after the last one that was loaded, when its read has ended; NULL when
+     * prefetch_next_batch() has not started it. Valid until that batch is loaded. */
     void *get_pinned_buffer()
     {
-        if (pending_ != nullptr) {
-            nvme_gpu_status status = nvme_gpu_pending_wait(pending_, UINT64_MAX);
-            nvme_gpu_pending_free(pending_);
-            pending_ = nullptr;
-            NVMeGPUReader::check(status);
-        }
-        return staging_.data();
+        auto found = ahead_.find(next_);
+        if (found == ahead_.end()) return nullptr;
+        finish(found->second);
+        return found->second.data.data();
     }
-    /* 1; more is not there yet. */
+    /* How many batches are read ahead: 1 without it. */
     void set_prefetch_depth(int depth)
     {
-        if (depth != 1) throw std::invalid_argument("prefetch depth: 1 is the only one that there is");
+        if (depth < 1) throw std::invalid_argument("prefetch depth: use 1 or more");
+        depth_ = static_cast<size_t>(depth);
     }
 
 private:
+    struct Ahead {
+        std::vector<unsigned char> data;
+        nvme_gpu_pending_t *pending = nullptr;
+    };
+
     uint64_t offset(size_t batch) const
     {
         if (bytes_ == 0 || batch > UINT64_MAX / bytes_) throw std::out_of_range("batch");
         return static_cast<uint64_t>(batch) * bytes_;
     }
-    void end()
+    static nvme_gpu_status end(Ahead &one)
     {
-        if (pending_ != nullptr) {
-            nvme_gpu_pending_wait(pending_, UINT64_MAX);
-            nvme_gpu_pending_free(pending_);
-            pending_ = nullptr;
+        if (one.pending == nullptr) return NVME_GPU_OK;
+        nvme_gpu_status status = nvme_gpu_pending_wait(one.pending, UINT64_MAX);
+        nvme_gpu_pending_free(one.pending);
+        one.pending = nullptr;
+        return status;
+    }
+    /* Waits; a batch that was not read is forgotten, so that it is read again when it is asked for again. */
+    void finish(Ahead &one)
+    {
+        nvme_gpu_status status = end(one);
+        if (status == NVME_GPU_OK) return;
+        for (auto at = ahead_.begin(); at != ahead_.end(); ++at) {
+            if (&at->second == &one) {
+                ahead_.erase(at);
+                break;
+            }
+        }
+        NVMeGPUReader::check(status);
+    }
+    /* Forgets the batches but `count` from `first` on. */
+    void drop_but(size_t first, size_t count)
+    {
+        for (auto at = ahead_.begin(); at != ahead_.end();) {
+            if (at->first >= first && at->first - first < count) {
+                ++at;
+                continue;
+            }
+            end(at->second);
+            at = ahead_.erase(at);
         }
     }
 
     NVMeGPUReader reader_;
     size_t bytes_;
     void *gpu_buffer_;
-    std::vector<unsigned char> staging_, own_;
-    nvme_gpu_pending_t *pending_ = nullptr;
-    size_t next_ = 0;
+    std::vector<unsigned char> own_;
+    std::map<size_t, Ahead> ahead_;
+    size_t next_ = 0, depth_ = 1;
 };
 #endif /* __cplusplus */
 

@@ -24,9 +24,29 @@ int main(int count, char **arguments) {
     auto next = static_cast<unsigned char *>(loader.get_pinned_buffer());
     CHECK(next[0] == 4 && next[1023] == 5);
     loader.prefetch_next_batch();
+    CHECK(loader.get_pinned_buffer() == next);
+    batch = static_cast<unsigned char *>(loader.load_batch_to_gpu(2));
+    CHECK(batch[0] == 4 && batch[1023] == 5 && loader.get_pinned_buffer() == nullptr);
+    loader.set_prefetch_depth(3);
+    for (size_t i = 3; i < 8; ++i) {
+        loader.prefetch_next_batch();
+        batch = static_cast<unsigned char *>(loader.load_batch_to_gpu(i));
+        CHECK(batch[0] == 2 * i && batch[1023] == 2 * i + 1);
+    }
+    // Out of turn, and the last one: nothing lies behind it.
+    NVMeGPUReader reader(arguments[1]);
+    size_t last = reader.size() / 1024 - 1;
+    loader.load_batch_to_gpu(last - 1);
+    loader.prefetch_next_batch();
+    void *ahead = loader.get_pinned_buffer();
+    CHECK(ahead != nullptr && loader.load_batch_to_gpu(last) == ahead);
+    std::vector<unsigned char> mine(1024);
+    NVMeDataLoader other(arguments[1], 1024, mine.data());
+    other.prefetch_next_batch();
+    CHECK(other.load_batch_to_gpu(1) == mine.data() && mine[0] == 2 && mine[1023] == 3);
     int thrown = 0;
     try {
-        loader.set_prefetch_depth(2);
+        loader.set_prefetch_depth(0);
     } catch (const std::invalid_argument &) {
         ++thrown;
     }
