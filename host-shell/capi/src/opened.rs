@@ -19,7 +19,7 @@ pub struct TableHandle {
 
 /// What a handle of a store stands for.
 pub struct Opened {
-    pub store: Store,
+    pub store: Arc<Store>,
     #[cfg(feature = "cuda")]
     pub gpu: Option<Arc<nvme_host::cuda::Gpu>>,
     /// Queue pairs that are kept for kernels.

@@ -210,7 +210,7 @@ fn open(device: &str, gpu: i32, options: &Options) -> Answer<Opened> {
     Ok(Opened {
         #[cfg(feature = "cuda")]
         gpu: store.gpu().cloned(),
-        store,
+        store: Arc::new(store),
         #[cfg(feature = "cuda")]
         kernel_queues: options.kernel_queues,
         registered: Mutex::default(),

@@ -124,10 +124,13 @@ void nvme_gpu_release_request(int request_id);
 typedef struct gpunvme_layer_loader_t {
     nvme_gpu_t *store;
     size_t max_layer_bytes;
+    void *ahead; /* of the library */
 } gpunvme_layer_loader_t;
 
-/* Opens `bdf`, a PCI address or what nvme_gpu_open() takes. One layer is under way at a time, whatever `depth` (1 and
- * more) says. 0, or -1. */
+/* Opens `bdf`, a PCI address or what nvme_gpu_open() takes. With a `depth` of 2 and more the library has memory for so
+ * many layers, and reads those that come next while the caller uses this one, once the first layer has been asked for
+ * again: the order of that pass is the order of the next ones. Layers in that memory are not read again after a write:
+ * use a depth of 1 for a device that changes. 0, or -1. */
 int gpunvme_layer_loader_init(gpunvme_layer_loader_t *loader, const char *bdf, size_t max_layer_bytes, uint32_t depth);
 /* Reads `bytes` bytes from LBA `start_lba` on to `dst`, in host or GPU memory, and waits: 0, or -1. */
 int gpunvme_load_layer(gpunvme_layer_loader_t *loader, uint64_t start_lba, size_t bytes, void *dst);

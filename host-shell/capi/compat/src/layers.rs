@@ -1,7 +1,9 @@
-//! Layers of a model, one read each.
+//! Layers of a model, one read each; with a depth of 2 and more those that come next are read ahead, once a pass over the
+//! layers has shown their order.
 // UNSAFETY: functions of the C interface, over memory that C vouches for.
 #![allow(unsafe_code)]
 
+use crate::ahead::Ahead;
 use crate::device::{answer, check, kept, open, size, usage};
 use nvme_gpu_capi::border::text;
 use nvme_gpu_capi::opened::{StoreHandle, opened};
@@ -14,6 +16,8 @@ use std::ffi::{c_char, c_int, c_void};
 pub struct LayerLoader {
     store: *mut StoreHandle,
     max_layer_bytes: usize,
+    /// NULL without reads ahead.
+    ahead: *mut Ahead,
 }
 
 #[unsafe(no_mangle)]
@@ -43,6 +47,10 @@ pub unsafe extern "C" fn gpunvme_layer_loader_init(
         let made = LayerLoader {
             store,
             max_layer_bytes,
+            ahead: match depth {
+                1 => std::ptr::null_mut(),
+                _ => Box::into_raw(Box::new(Ahead::new(depth as usize))),
+            },
         };
         // SAFETY: as the header says.
         unsafe { loader.write(made) };
@@ -82,6 +90,14 @@ pub unsafe extern "C" fn gpunvme_load_layer(
         let offset = start_lba.checked_mul(block.into());
         let offset =
             offset.ok_or_else(|| usage(format!("LBA {start_lba}"), "use one of the device"))?;
+        let opened = kept(opened(loader.store))?;
+        // SAFETY: made in `init` and freed in `destroy`; one thread at a time uses a loader.
+        if let Some(ahead) = unsafe { loader.ahead.as_ref() } {
+            // SAFETY: as the header says of `dst`.
+            if kept(unsafe { ahead.load(&opened, offset, dst, bytes) })? {
+                return Ok(0);
+            }
+        }
         // SAFETY: as the header says.
         check(unsafe { nvme_gpu_pread(loader.store, dst, bytes, offset) })?;
         Ok(0)
@@ -155,7 +171,12 @@ pub unsafe extern "C" fn gpunvme_layer_loader_ns_blocks(loader: *const LayerLoad
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn gpunvme_layer_loader_destroy(loader: *mut LayerLoader) {
     // SAFETY: as the header says.
-    if let Ok(loader) = unsafe { of(loader) } {
+    if let Some(loader) = unsafe { loader.as_mut() } {
+        let ahead = std::mem::replace(&mut loader.ahead, std::ptr::null_mut());
+        if !ahead.is_null() {
+            // SAFETY: made in `init`, and freed once.
+            drop(unsafe { Box::from_raw(ahead) });
+        }
         // SAFETY: any handle may be closed.
         unsafe { nvme_gpu_close(loader.store) };
     }

@@ -1,10 +1,12 @@
 //! `nvme_gpu_compat.h`: reads and writes under the names of other projects' sketches, over the C interface.
 //!
 //! - [`device`]: stores by path, and the one that `NVME_GPU_DEVICE` names.
-//! - [`gds`], [`spdk`], [`dictionary`], [`layers`]: the functions.
+//! - [`gds`], [`spdk`], [`dictionary`], [`layers`]: the functions; [`ahead`]: layers that are read
+//!   before they are asked for.
 // The header documents the functions, and what is owed for their pointers.
 #![allow(clippy::missing_safety_doc)]
 
+pub mod ahead;
 pub mod device;
 pub mod dictionary;
 pub mod gds;

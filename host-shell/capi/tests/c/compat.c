@@ -130,6 +130,20 @@ int main(int count, char **arguments)
     FAILED(EINVAL, gpunvme_layer_loader_init(NULL, path, 1, 1));
     FAILED(EINVAL, gpunvme_layer_loader_init(&loader, path, 1, 0));
     CHECK(gpunvme_layer_loader_init(&loader, "ffff:ff:1f.7", 1, 1) == -1 && errno != 0);
+    // With a depth, passes after the first one are read ahead; lengths and places are odd, and one comes out of turn.
+    CHECK(gpunvme_layer_loader_init(&loader, path, 4096, 2) == 0);
+    for (int pass = 0; pass < 4; ++pass) {
+        for (int layer = 0; layer < 5; ++layer) {
+            memset(in, 0xEE, sizeof in);
+            size_t bytes = 700 + 13 * layer;
+            CHECK(gpunvme_load_layer(&loader, 2 * layer, bytes, in) == 0);
+            CHECK(memcmp(in, out + 1024 * layer, bytes) == 0 && (unsigned char)in[bytes] == 0xEE);
+            if (pass == 2) CHECK(gpunvme_load_layer(&loader, 1, 512, in) == 0 && memcmp(in, out + 512, 512) == 0);
+        }
+    }
+    FAILED(EINVAL, gpunvme_load_layer(&loader, UINT64_MAX / 512, 512, in));
+    gpunvme_layer_loader_destroy(&loader);
+    FAILED(EBADF, gpunvme_load_layer(&loader, 0, 700, in));
     CHECK(gpunvme_layer_loader_init(&loader, "sim:mem?size=4MiB&block=4096", 1 << 20, 2) == 0);
     CHECK(gpunvme_layer_loader_block_size(&loader) == 4096 && gpunvme_layer_loader_ns_blocks(&loader) == 1024);
     gpunvme_layer_loader_destroy(&loader);

@@ -1,0 +1,144 @@
+//! Reads ahead of calls for layers: the first pass over them shows their order.
+// UNSAFETY: layers go to memory that C vouches for.
+#![allow(unsafe_code)]
+
+use crate::device::lock;
+use nvme_gpu_capi::border::Answer;
+use nvme_gpu_capi::memory::{Lent, Where, place};
+use nvme_gpu_capi::opened::Opened;
+use nvme_host::loader::{Layer, LayerLoader, LayerMemory, Layers, LoaderOptions};
+use std::ffi::c_void;
+use std::ops::Range;
+use std::sync::Mutex;
+use std::time::Duration;
+
+/// Longer than any read.
+const PATIENCE: Duration = Duration::from_secs(3600);
+
+/// The passes over the layers of one loader.
+pub struct Ahead {
+    slots: usize,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// The layers of the first pass, in their order.
+    pass: Vec<Range<u64>>,
+    loader: Option<(LayerLoader, Where)>,
+    /// There is no memory for it.
+    is_off: bool,
+}
+
+impl Ahead {
+    /// With memory for `slots` layers.
+    pub fn new(slots: usize) -> Self {
+        Self {
+            slots,
+            state: Mutex::default(),
+        }
+    }
+
+    /// Fills `dst` with a layer of a pass that is known; whether it did.
+    ///
+    /// # Safety
+    /// `bytes` bytes at `dst` are valid for writes, and nothing else uses them meanwhile.
+    pub unsafe fn load(
+        &self,
+        opened: &Opened,
+        offset: u64,
+        dst: *mut c_void,
+        bytes: usize,
+    ) -> Answer<bool> {
+        // SAFETY: the caller's.
+        let to = unsafe { Lent::new(dst, bytes, "dst") }?;
+        let range = offset..offset.saturating_add(bytes as u64);
+        let mut state = lock(&self.state);
+        if bytes == 0 || state.is_off || range.end > opened.store.len() {
+            return Ok(false);
+        }
+        let place = place(opened, &to, "dst")?;
+        if state.loader.is_none() && state.pass.first() == Some(&range) && state.pass.len() > 1 {
+            state.begin(opened, self.slots, place);
+        }
+        let State { pass, loader, .. } = &mut *state;
+        let Some((loader, of_loader)) = loader else {
+            if !pass.contains(&range) {
+                pass.push(range);
+            }
+            return Ok(false);
+        };
+        let Some(index) = pass.iter().position(|one| *one == range) else {
+            return Ok(false);
+        };
+        if *of_loader != place {
+            return Ok(false);
+        }
+        let layer = loader.layer(index)?;
+        match layer.bytes() {
+            // SAFETY: the caller's.
+            Some(data) => unsafe { to.bytes_mut() }.copy_from_slice(&data[..bytes]),
+            // SAFETY: the caller's.
+            None => unsafe { copy_on_gpu(opened, &layer, &to, bytes) }?,
+        }
+        Ok(true)
+    }
+}
+
+impl Drop for Ahead {
+    /// Waits for reads under way, so that the device is free when it is closed.
+    fn drop(&mut self) {
+        if let Some((loader, _)) = &lock(&self.state).loader {
+            let _ = loader.close(PATIENCE);
+        }
+    }
+}
+
+impl State {
+    /// The second pass begins.
+    fn begin(&mut self, opened: &Opened, slots: usize, place: Where) {
+        let ranges = self.pass.iter().cloned();
+        let named = ranges.map(|range| (format!("at byte {}", range.start), range));
+        let options = LoaderOptions {
+            slots,
+            memory: match place {
+                Where::Host => LayerMemory::Host,
+                Where::Gpu => LayerMemory::Gpu,
+            },
+            ..LoaderOptions::default()
+        };
+        let layers = Layers::of_ranges(named);
+        let made = layers.and_then(|layers| LayerLoader::new(&opened.store, layers, &options));
+        match made {
+            Ok(loader) => self.loader = Some((loader, place)),
+            Err(_) => self.is_off = true,
+        }
+    }
+}
+
+/// # Safety
+/// `to` is memory of the GPU for `bytes` bytes.
+#[cfg(feature = "cuda")]
+unsafe fn copy_on_gpu(opened: &Opened, layer: &Layer, to: &Lent, bytes: usize) -> Answer<()> {
+    use nvme_gpu_capi::status::Failure;
+    use nvme_host::cuda::Stream;
+    let Some(gpu) = &opened.gpu else {
+        return Err(Failure::usage(
+            "a layer of no GPU",
+            "open the device with a GPU",
+        ));
+    };
+    layer.wait(PATIENCE)?;
+    // The layer is there, so that a stream of any order may copy it.
+    let stream = Stream::new(gpu)?;
+    // SAFETY: the caller's; the layer is held until the copy has ended.
+    unsafe { stream.copy_within(to.address(), layer.address(), bytes)? };
+    Ok(stream.finish()?)
+}
+
+/// # Safety
+/// As above.
+#[cfg(not(feature = "cuda"))]
+unsafe fn copy_on_gpu(_: &Opened, _: &Layer, _: &Lent, _: usize) -> Answer<()> {
+    Ok(())
+}
