@@ -33,6 +33,8 @@ const TESTS: [&[&str]; 4] = [
         "nvme-gpu",
         "--package",
         "nvme-units",
+        "--package",
+        "nvme-ext4",
         // Runs the host's side of CUDA over the stand-in.
         "--package",
         "nvme-gpu-tests",
@@ -299,7 +301,8 @@ impl Lines {
                     && (line as u32) < end
                 {
                     let file = files.entry(name.clone()).or_default();
-                    *file.0.entry(line as u32).or_default() += count;
+                    let sum = file.0.entry(line as u32).or_default();
+                    *sum = sum.saturating_add(count);
                 }
             }
         }

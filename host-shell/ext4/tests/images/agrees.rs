@@ -43,7 +43,7 @@ fn fill(folder: &Folder) {
     );
     folder.write("a/b/c/d/deep", b"deep");
     folder.write("a/naïve name with spaces", b"x");
-    for number in 0..150 {
+    for number in 0..300 {
         folder.write(
             &format!("many/file with a long name and the number {number}"),
             &[number as u8],
@@ -159,6 +159,15 @@ fn extents(file: &nvme_ext4::File, image: &[u8], expected: &[u8], block: u64, te
     assert_eq!(file.place(), is_whole.then(|| extents[0].place), "{text}");
 }
 
+/// Options for 96 groups with 8 inodes each, so that the files lie in groups of several meta groups.
+fn layout_of_groups(features: &str) -> [&str; 10] {
+    let groups = ["-t", "ext4", "-b", "1024", "-g", "256", "-N", "768"];
+    let mut words = [""; 10];
+    words[..8].copy_from_slice(&groups);
+    words[8..].copy_from_slice(&["-O", features]);
+    words
+}
+
 #[test]
 fn every_layout_has_the_files_that_went_in() {
     let folder = Folder::new("agrees");
@@ -176,44 +185,14 @@ fn every_layout_has_the_files_that_went_in() {
         ("no file types", &["-t", "ext4", "-O", "^filetype"]),
         ("seed", &["-t", "ext4", "-O", "metadata_csum_seed"]),
         ("inline", &["-t", "ext4", "-I", "512", "-O", "inline_data"]),
-        (
-            "meta_bg",
-            &[
-                "-t",
-                "ext4",
-                "-b",
-                "1024",
-                "-g",
-                "1024",
-                "-O",
-                "meta_bg,^resize_inode",
-            ],
-        ),
+        ("meta_bg", &layout_of_groups("meta_bg,^resize_inode")),
         (
             "meta_bg, no 64bit",
-            &[
-                "-t",
-                "ext4",
-                "-b",
-                "1024",
-                "-g",
-                "512",
-                "-O",
-                "meta_bg,^resize_inode,^64bit,^sparse_super",
-            ],
+            &layout_of_groups("meta_bg,^resize_inode,^64bit,^sparse_super"),
         ),
         (
             "sparse_super2",
-            &[
-                "-t",
-                "ext4",
-                "-b",
-                "1024",
-                "-g",
-                "1024",
-                "-O",
-                "meta_bg,^resize_inode,sparse_super2",
-            ],
+            &layout_of_groups("meta_bg,^resize_inode,sparse_super2"),
         ),
         ("bigalloc", &["-t", "ext4", "-O", "bigalloc", "-C", "65536"]),
         (
