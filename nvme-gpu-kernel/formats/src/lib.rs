@@ -20,10 +20,12 @@
 
 mod block;
 mod narrow;
+mod stored;
 mod wide;
 
 pub use block::Block;
 pub use narrow::{bf16_of_f32, f16_of_f32};
+pub use stored::{Stored, UNIT};
 pub use wide::{f32_of_bf16, f32_of_f8_e4m3, f32_of_f8_e5m2, f32_of_f16};
 
 /// The format of stored elements. The numbers are those that kernels get.

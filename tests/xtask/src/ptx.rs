@@ -40,6 +40,14 @@ const ROWS: Image = Image {
     library: false,
     committed: Some("nvme-gpu-kernel/ptx/nvme_gpu_rows.ptx"),
 };
+/// The kernels that compute with weights.
+const COMPUTE: Image = Image {
+    name: "compute",
+    package: "nvme-compute-kernel",
+    features: "",
+    library: false,
+    committed: Some("nvme-gpu-kernel/compute/compute.ptx"),
+};
 /// The functions that CUDA C++ links.
 const LIBRARY: Image = Image {
     name: "nvme_gpu_device",
@@ -76,9 +84,10 @@ const DOCUMENT: &str = "docs/ptx.md";
 /// Fences and scopes of every function but the litmus tests', some of which are too weak on purpose.
 const FENCES: &str = "nvme-gpu-kernel/ptx/fences.txt";
 /// Sources that are compiled for the GPU.
-const DEVICE_SOURCES: [&str; 4] = [
+const DEVICE_SOURCES: [&str; 5] = [
     "nvme-core/src",
     "nvme-gpu-kernel/src",
+    "nvme-gpu-kernel/compute/src",
     "nvme-gpu-kernel/examples/gpu-histogram/src",
     "tests/gpu/litmus/src",
 ];
@@ -143,7 +152,7 @@ fn build_and_check(refresh: bool, accept_fences: bool) -> Result<(), Failure> {
     let documented = section(&document, "kernels")?;
     let (mut kernels, mut table, mut same) = (String::new(), pins::Table::new(&ASSEMBLE_FOR), true);
     let mut images = Vec::new();
-    for image in [&KERNELS, &ROWS, &EXAMPLE, &LITMUS, &LIBRARY] {
+    for image in [&KERNELS, &ROWS, &COMPUTE, &EXAMPLE, &LITMUS, &LIBRARY] {
         images.push((image, image.build(&compiler)?));
     }
     check_fences(&images, refresh, accept_fences)?;

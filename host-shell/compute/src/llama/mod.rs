@@ -1,0 +1,246 @@
+//! Models of the architecture `llama`: SmolLM2, Llama 2 and 3, Mistral and others of their shape.
+
+mod config;
+pub(crate) mod weights;
+
+pub use config::Config;
+
+use crate::machine::{Buffer, Machine, Sizes, Vectors};
+use nvme_host::loader::{LayerLoader, LoaderOptions, LoaderPath, LoaderStats, Resident};
+use nvme_host::{Catalog, Error, Result, Store};
+use std::sync::Arc;
+use weights::{Block, Weights};
+
+/// Tokens that go through the layers together, at most.
+pub const MOST_TOKENS: u32 = 64;
+
+/// How a model is run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Options {
+    /// Bytes of memory for weights, of the GPU or of the host: what is not in them streams. Those of two layers at
+    /// least.
+    pub budget: u64,
+    /// Tokens of a text, the prompt with them, at most.
+    pub positions: u32,
+}
+
+/// A model, and one text that it goes on with.
+///
+/// The embedding of a token is read from the store by its number, the layers and the pieces of the last matrix stream
+/// through slots. Where the store has a GPU, its kernels read the embeddings by the number that they computed.
+pub struct Llama {
+    config: Config,
+    weights: Weights,
+    loader: LayerLoader,
+    machine: Box<dyn Machine>,
+    position: u32,
+    positions: u32,
+}
+
+impl Llama {
+    /// The model that `catalog` describes. Its bytes lie in `store`: those from byte `offset` of the file on at
+    /// `place(offset, bytes)`, or at the same offset without a `place`.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a model of another kind, for a budget that is too small, and for more positions than the
+    /// model has; those of the store; [`Error::Environment`] without memory.
+    pub fn open(
+        store: &Arc<Store>,
+        catalog: &Catalog,
+        place: &dyn Fn(u64, u64) -> Result<u64>,
+        options: Options,
+    ) -> Result<Self> {
+        let config = Config::of(catalog)?;
+        if options.positions == 0 || options.positions > config.context {
+            return Err(Error::usage(
+                format!(
+                    "{} positions of a model with {}",
+                    options.positions, config.context
+                ),
+                "use a shorter prompt, or fewer tokens",
+            ));
+        }
+        let (weights, layers) = Weights::of(&config, catalog, store, place)?;
+        let slot = layers.iter().map(|layer| layer.bytes()).max().unwrap_or(0);
+        let all: u64 = layers.iter().map(|layer| layer.bytes()).sum();
+        if options.budget < 2 * slot {
+            return Err(Error::usage(
+                format!(
+                    "a budget of {} bytes for layers of {slot}",
+                    options.budget
+                ),
+                format!("allow {} bytes or more: two layers", 2 * slot),
+            ));
+        }
+        // A third slot hides a layer that takes longer; what is left keeps layers.
+        let slots = match options.budget {
+            budget if budget >= all => 1,
+            budget => (budget / slot).min(3),
+        };
+        let loader = LayerLoader::new(
+            store,
+            layers,
+            &LoaderOptions {
+                slots: slots as usize,
+                resident: Resident::Bytes(if options.budget >= all {
+                    all
+                } else {
+                    options.budget - slots * slot
+                }),
+                ..LoaderOptions::default()
+            },
+        )?;
+        let sizes = Sizes {
+            config: config.clone(),
+            tokens: MOST_TOKENS,
+            positions: options.positions,
+        };
+        let machine = crate::machine::of(store, sizes, &weights)?;
+        Ok(Self {
+            config,
+            weights,
+            loader,
+            machine,
+            position: 0,
+            positions: options.positions,
+        })
+    }
+
+    /// What the file says of the model.
+    pub fn config(&self) -> &Config {
+        &self.config
+    }
+
+    /// Where the layers lie, and what moves them.
+    pub fn path(&self) -> &LoaderPath {
+        self.loader.path()
+    }
+
+    /// Counts of layers and bytes since it was opened.
+    pub fn stats(&self) -> LoaderStats {
+        self.loader.stats()
+    }
+
+    /// What computes: the GPU's name, or the CPU.
+    pub fn machine(&self) -> &str {
+        self.machine.name()
+    }
+
+    /// Tokens of the text so far.
+    pub fn position(&self) -> u32 {
+        self.position
+    }
+
+    /// Forgets the text.
+    pub fn clear(&mut self) {
+        self.position = 0;
+    }
+
+    /// Appends `tokens` to the text and returns the most likely next one. After an error the text is as before, and the
+    /// call may be repeated.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for no tokens, for one that is not in the vocabulary, and for too many; those of the store, with
+    /// the name of the layer.
+    pub fn feed(&mut self, tokens: &[u32]) -> Result<u32> {
+        self.check(tokens)?;
+        let before = self.position;
+        let mut next = 0;
+        for part in tokens.chunks(MOST_TOKENS as usize) {
+            match self.forward(part) {
+                Ok(token) => {
+                    next = token;
+                    self.position += part.len() as u32;
+                }
+                Err(error) => {
+                    self.position = before;
+                    return Err(error);
+                }
+            }
+        }
+        Ok(next)
+    }
+
+    /// The numbers from which the last next token was taken, one for each token of the vocabulary.
+    ///
+    /// # Errors
+    /// Those of the GPU.
+    pub fn logits(&mut self) -> Result<Vec<f32>> {
+        self.machine.logits()
+    }
+
+    fn check(&self, tokens: &[u32]) -> Result<()> {
+        let remedy = "use the tokens of this model's tokenizer";
+        if let Some(token) = tokens.iter().find(|id| **id >= self.config.vocabulary) {
+            let cause = format!("token {token} of a vocabulary of {}", self.config.vocabulary);
+            return Err(Error::usage(cause, remedy));
+        }
+        if tokens.is_empty() {
+            return Err(Error::usage("no tokens", remedy));
+        }
+        if tokens.len() as u64 > u64::from(self.positions - self.position) {
+            return Err(Error::usage(
+                format!(
+                    "{} tokens behind {} of {} positions",
+                    tokens.len(),
+                    self.position,
+                    self.positions
+                ),
+                "open the model with more positions, or clear the text",
+            ));
+        }
+        Ok(())
+    }
+
+    /// Puts `tokens` through the model; the next token.
+    fn forward(&mut self, tokens: &[u32]) -> Result<u32> {
+        let count = tokens.len() as u32;
+        let machine = &mut *self.machine;
+        machine.embed(tokens)?;
+        for (index, block) in self.weights.blocks.iter().enumerate() {
+            let layer = self.loader.layer_for(index, machine.stream())?;
+            block_forward(machine, &layer, index, block, self.position, count)?;
+        }
+        machine.last_norm(count - 1)?;
+        for piece in &self.weights.head {
+            let layer = self.loader.layer_for(piece.layer, machine.stream())?;
+            let last = Vectors {
+                y_first: piece.first_row,
+                ..Vectors::one(Buffer::Normed, Buffer::Logits)
+            };
+            machine.product(&layer, &piece.matrix, last)?;
+        }
+        machine.next_token(&self.loader)
+    }
+}
+
+/// One layer of the model over the tokens in [`Buffer::Hidden`].
+fn block_forward(
+    machine: &mut dyn Machine,
+    layer: &nvme_host::loader::Layer,
+    index: usize,
+    block: &Block,
+    position: u32,
+    tokens: u32,
+) -> Result<()> {
+    use Buffer::{Attended, Gate, Hidden, Keys, Normed, Queries, Up, Values};
+    let each = |x, y| Vectors {
+        tokens,
+        ..Vectors::one(x, y)
+    };
+    let added = |x| Vectors {
+        adds: true,
+        ..each(x, Hidden)
+    };
+    machine.norm(layer, block.attention_norm, tokens)?;
+    machine.product(layer, &block.query, each(Normed, Queries))?;
+    machine.product(layer, &block.key, each(Normed, Keys))?;
+    machine.product(layer, &block.value, each(Normed, Values))?;
+    machine.attend(index, position, tokens)?;
+    machine.product(layer, &block.output, added(Attended))?;
+    machine.norm(layer, block.hidden_norm, tokens)?;
+    machine.product(layer, &block.gate, each(Normed, Gate))?;
+    machine.product(layer, &block.up, each(Normed, Up))?;
+    machine.activate(tokens)?;
+    machine.product(layer, &block.down, added(Gate))
+}

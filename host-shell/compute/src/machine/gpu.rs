@@ -1,0 +1,304 @@
+//! Kernels of a GPU, in a stream of its own.
+// UNSAFETY: launches kernels over addresses of memory that the machine owns, or that a layer holds.
+#![allow(unsafe_code)]
+
+use super::{Buffer, Machine, Sizes, Vectors};
+use crate::llama::weights::{Embedding, Matrix, Weights};
+use nvme_compute_kernel::{
+    Argmax, Attention, BLOCK_THREADS, Gemv, PTX, RmsNorm, Rope, SiluMul, Unpack, kernel, reference,
+};
+use nvme_host::cuda::{DeviceMemory, Function, Gpu, Module, Pending, Request, Stream};
+use nvme_host::loader::{Layer, LayerLoader};
+use nvme_host::store::status;
+use nvme_host::{Error, Result, Table};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long a step may take, beside the reads of its layers, which have deadlines of their own.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Blocks of a launch at most: as many as a large GPU runs at a time.
+const MOST_BLOCKS: u64 = 2048;
+
+/// The kernels by name.
+struct Kernels {
+    module: Module,
+    gemv: Function,
+    norm: Function,
+    rope: Function,
+    attention: Function,
+    silu_mul: Function,
+    argmax: Function,
+    take_token: Function,
+    unpack: Function,
+}
+
+impl Kernels {
+    fn load(gpu: &Arc<Gpu>) -> Result<Self> {
+        let module = Module::load(gpu, PTX.as_bytes())?;
+        Ok(Self {
+            gemv: module.function(kernel::GEMV)?,
+            norm: module.function(kernel::RMS_NORM)?,
+            rope: module.function(kernel::ROPE)?,
+            attention: module.function(kernel::ATTENTION)?,
+            silu_mul: module.function(kernel::SILU_MUL)?,
+            argmax: module.function(kernel::ARGMAX)?,
+            take_token: module.function(kernel::TAKE_TOKEN)?,
+            unpack: module.function(kernel::UNPACK)?,
+            module,
+        })
+    }
+}
+
+pub struct GpuMachine {
+    kernels: Kernels,
+    stream: Stream,
+    sizes: Sizes,
+    buffers: Vec<DeviceMemory>,
+    /// Keys and values of each layer, by position.
+    cache: Vec<(DeviceMemory, DeviceMemory)>,
+    angles: DeviceMemory,
+    last_norm: DeviceMemory,
+    /// Numbers of the tokens of a step, as `i64`; the first is the one that was computed last.
+    ids: DeviceMemory,
+    /// What `nvme_argmax` raises.
+    best: DeviceMemory,
+    /// Rows of embeddings as they are stored.
+    rows: DeviceMemory,
+    embedding: Embedding,
+    /// The gather of the step.
+    pending: Option<Pending>,
+    /// The token in `ids`, once one was computed.
+    computed: Option<u32>,
+    name: String,
+}
+
+impl GpuMachine {
+    pub fn new(gpu: &Arc<Gpu>, sizes: Sizes, weights: &Weights) -> Result<Self> {
+        let floats = |count: usize| DeviceMemory::new(gpu, count * 4);
+        let config = &sizes.config;
+        let cached = sizes.positions as usize * sizes.cached() as usize;
+        let angles = reference::angles(sizes.positions, config.head_elements, config.rope_base);
+        let buffers = Buffer::ALL.map(|buffer| floats(sizes.all_elements(buffer)));
+        let cache = (0..config.layers).map(|_| Ok((floats(cached)?, floats(cached)?)));
+        let tokens = sizes.tokens as usize;
+        let row_bytes = weights.embedding.table.row_bytes() as usize;
+        Ok(Self {
+            kernels: Kernels::load(gpu)?,
+            stream: Stream::new(gpu)?,
+            buffers: buffers.into_iter().collect::<Result<_>>()?,
+            cache: cache.collect::<Result<_>>()?,
+            angles: uploaded(gpu, &angles)?,
+            last_norm: uploaded(gpu, &weights.last_norm)?,
+            ids: DeviceMemory::new(gpu, tokens * 8)?,
+            best: DeviceMemory::new(gpu, 8)?,
+            rows: DeviceMemory::new(gpu, tokens * row_bytes.next_multiple_of(16))?,
+            embedding: weights.embedding.clone(),
+            pending: None,
+            computed: None,
+            name: gpu.describe(),
+            sizes,
+        })
+    }
+
+    fn address(&self, buffer: Buffer) -> u64 {
+        self.buffers[buffer as usize].address()
+    }
+
+    /// Launches `function` with a thread for each of `threads` pieces of work, or fewer that take several.
+    fn launch<T: Copy>(&self, function: Function, threads: u64, argument: &T) -> Result<()> {
+        let blocks = threads.div_ceil(BLOCK_THREADS.into()).clamp(1, MOST_BLOCKS);
+        // SAFETY: `argument` names memory of this machine, or of a layer whose slot is not read into before the
+        // stream is past what uses it.
+        unsafe {
+            self.kernels
+                .module
+                .launch(&self.stream, function, blocks as u32, BLOCK_THREADS, argument)
+        }
+    }
+
+    fn norm_by(&self, weight: u64, first: u32, tokens: u32) -> Result<()> {
+        let width = self.sizes.config.width;
+        let norm = RmsNorm {
+            x: self.address(Buffer::Hidden) + u64::from(first) * u64::from(width) * 4,
+            weight,
+            y: self.address(Buffer::Normed),
+            elements: width,
+            tokens,
+            epsilon: self.sizes.config.epsilon,
+            reserved: 0,
+        };
+        self.launch(self.kernels.norm, u64::from(tokens) * 32, &norm)
+    }
+
+    /// The table of embeddings, and bytes from one row to the next where they are gathered.
+    fn table(&self) -> (&Table, u64) {
+        let table = &self.embedding.table;
+        (table, table.row_bytes().next_multiple_of(16))
+    }
+}
+
+/// Numbers in memory of the GPU.
+fn uploaded(gpu: &Arc<Gpu>, numbers: &[f32]) -> Result<DeviceMemory> {
+    let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    let memory = DeviceMemory::new(gpu, bytes.len())?;
+    memory.upload(0, &bytes)?;
+    Ok(memory)
+}
+
+impl Machine for GpuMachine {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn stream(&self) -> u64 {
+        self.stream.handle()
+    }
+
+    fn embed(&mut self, tokens: &[u32]) -> Result<()> {
+        // After a failed step the stream may still hold what that step put into it.
+        if self.computed.take() != tokens.first().copied() || tokens.len() != 1 {
+            self.stream.wait(LIMIT, || Ok(()))?;
+            let ids = tokens.iter().flat_map(|token| i64::from(*token).to_le_bytes());
+            self.ids.upload(0, &ids.collect::<Vec<_>>())?;
+        }
+        let (table, stride) = self.table();
+        let request = Request {
+            ids: self.ids.address(),
+            wide_ids: true,
+            count: tokens.len() as u64,
+            out: self.rows.address(),
+            out_stride: stride,
+            status: 0,
+        };
+        // SAFETY: ids and rows are memory of this machine, which waits for the gather before it is dropped.
+        let pending = unsafe { table.gather_on_gpu(&request, self.stream.handle())? };
+        self.pending = Some(pending);
+        let unpack = Unpack {
+            rows: self.rows.address(),
+            y: self.address(Buffer::Hidden),
+            row_stride: stride,
+            columns: self.sizes.config.width,
+            tokens: tokens.len() as u32,
+            stored: self.embedding.stored as u32,
+            reserved: 0,
+        };
+        let elements = u64::from(unpack.columns) * u64::from(unpack.tokens);
+        self.launch(self.kernels.unpack, elements, &unpack)
+    }
+
+    fn norm(&mut self, layer: &Layer, weight: u64, tokens: u32) -> Result<()> {
+        self.norm_by(layer.address() + weight, 0, tokens)
+    }
+
+    fn last_norm(&mut self, token: u32) -> Result<()> {
+        self.norm_by(self.last_norm.address(), token, 1)
+    }
+
+    fn product(&mut self, layer: &Layer, matrix: &Matrix, vectors: Vectors) -> Result<()> {
+        let gemv = Gemv {
+            weights: layer.address() + matrix.at,
+            x: self.address(vectors.x),
+            y: self.address(vectors.y) + u64::from(vectors.y_first) * 4,
+            row_bytes: matrix.row_bytes,
+            rows: matrix.rows,
+            columns: matrix.columns,
+            stride: self.sizes.elements(vectors.y),
+            tokens: vectors.tokens,
+            stored: matrix.stored as u32,
+            adds: vectors.adds.into(),
+        };
+        let warps = u64::from(matrix.rows) * u64::from(vectors.tokens);
+        self.launch(self.kernels.gemv, warps * 32, &gemv)
+    }
+
+    fn attend(&mut self, block: usize, position: u32, tokens: u32) -> Result<()> {
+        let config = &self.sizes.config;
+        let (key_cache, value_cache) = (
+            self.cache[block].0.address(),
+            self.cache[block].1.address(),
+        );
+        let rope = Rope {
+            queries: self.address(Buffer::Queries),
+            keys: self.address(Buffer::Keys),
+            values: self.address(Buffer::Values),
+            angles: self.angles.address(),
+            key_cache,
+            value_cache,
+            position,
+            tokens,
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_elements: config.head_elements,
+            reserved: 0,
+        };
+        let heads = u64::from(config.heads + config.kv_heads) * u64::from(tokens);
+        let pairs = heads * u64::from(config.head_elements / 2);
+        self.launch(self.kernels.rope, pairs, &rope)?;
+        let attention = Attention {
+            queries: rope.queries,
+            key_cache,
+            value_cache,
+            y: self.address(Buffer::Attended),
+            position,
+            tokens,
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_elements: config.head_elements,
+            scale: self.sizes.scale(),
+        };
+        let warps = u64::from(config.heads) * u64::from(tokens);
+        self.launch(self.kernels.attention, warps * 32, &attention)
+    }
+
+    fn activate(&mut self, tokens: u32) -> Result<()> {
+        let gate = self.address(Buffer::Gate);
+        let silu = SiluMul {
+            x: gate,
+            factor: self.address(Buffer::Up),
+            y: gate,
+            elements: u64::from(self.sizes.config.hidden) * u64::from(tokens),
+        };
+        self.launch(self.kernels.silu_mul, silu.elements, &silu)
+    }
+
+    fn next_token(&mut self, loader: &LayerLoader) -> Result<u32> {
+        let argmax = Argmax {
+            x: self.address(Buffer::Logits),
+            best: self.best.address(),
+            index: self.ids.address(),
+            elements: self.sizes.config.vocabulary.into(),
+        };
+        self.launch(self.kernels.argmax, argmax.elements, &argmax)?;
+        self.launch(self.kernels.take_token, 1, &argmax)?;
+        self.stream.wait(LIMIT, || Ok(()))?;
+        loader.check(LIMIT)?;
+        if let Some(pending) = self.pending.take() {
+            if let Some((row, code)) = pending.wait(LIMIT)?.failures.first {
+                let (what, remedy) = status::describe(code);
+                return Err(Error::device(format!("the embedding of token {row} of the step: {what}"), remedy));
+            }
+        }
+        let mut token = [0; 8];
+        self.ids.download(0, &mut token)?;
+        let token = u32::try_from(i64::from_le_bytes(token));
+        let token = token.map_err(|_| Error::internal("a token below 0"))?;
+        self.computed = Some(token);
+        Ok(token)
+    }
+
+    fn logits(&mut self) -> Result<Vec<f32>> {
+        self.stream.wait(LIMIT, || Ok(()))?;
+        let memory = &self.buffers[Buffer::Logits as usize];
+        let mut bytes = vec![0; memory.len()];
+        memory.download(0, &mut bytes)?;
+        let numbers = bytes.as_chunks::<4>().0.iter();
+        Ok(numbers.map(|bytes| f32::from_le_bytes(*bytes)).collect())
+    }
+}
+
+impl Drop for GpuMachine {
+    fn drop(&mut self) {
+        // What does not end keeps its memory: the watch of the store ends reads, and kernels end by themselves.
+        let _ = self.stream.wait(LIMIT, || Ok(()));
+    }
+}

@@ -1,0 +1,151 @@
+//! What computes: threads of the CPU, or kernels of a GPU. Vectors of a few names stay with it between steps.
+
+mod cpu;
+#[cfg(feature = "cuda")]
+mod gpu;
+
+use crate::llama::Config;
+use crate::llama::weights::{Matrix, Weights};
+use nvme_host::loader::{Layer, LayerLoader};
+use nvme_host::{Result, Store};
+use std::sync::Arc;
+
+/// Vectors, one for each token.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Buffer {
+    /// What goes from layer to layer.
+    Hidden,
+    Normed,
+    Queries,
+    Keys,
+    Values,
+    Attended,
+    Gate,
+    Up,
+    /// One vector alone.
+    Logits,
+}
+
+impl Buffer {
+    /// How many.
+    pub const COUNT: usize = Self::Logits as usize + 1;
+    pub const ALL: [Self; Self::COUNT] = [
+        Self::Hidden,
+        Self::Normed,
+        Self::Queries,
+        Self::Keys,
+        Self::Values,
+        Self::Attended,
+        Self::Gate,
+        Self::Up,
+        Self::Logits,
+    ];
+}
+
+/// What a machine makes room for.
+#[derive(Clone, Debug)]
+pub struct Sizes {
+    pub config: Config,
+    /// Tokens of a step, at most.
+    pub tokens: u32,
+    /// Positions of the text, at most.
+    pub positions: u32,
+}
+
+impl Sizes {
+    /// Elements of a vector.
+    pub fn elements(&self, buffer: Buffer) -> u32 {
+        let config = &self.config;
+        match buffer {
+            Buffer::Hidden | Buffer::Normed => config.width,
+            Buffer::Queries | Buffer::Attended => config.heads * config.head_elements,
+            Buffer::Keys | Buffer::Values => self.cached(),
+            Buffer::Gate | Buffer::Up => config.hidden,
+            Buffer::Logits => config.vocabulary,
+        }
+    }
+
+    /// Elements of all vectors of a name.
+    pub fn all_elements(&self, buffer: Buffer) -> usize {
+        let vectors = if buffer == Buffer::Logits { 1 } else { self.tokens };
+        self.elements(buffer) as usize * vectors as usize
+    }
+
+    /// Elements of the keys of a position.
+    pub fn cached(&self) -> u32 {
+        self.config.kv_heads * self.config.head_elements
+    }
+
+    /// By what products of queries and keys are multiplied.
+    pub fn scale(&self) -> f32 {
+        1.0 / (self.config.head_elements as f32).sqrt()
+    }
+}
+
+/// The vectors of a product.
+#[derive(Clone, Copy, Debug)]
+pub struct Vectors {
+    pub x: Buffer,
+    pub y: Buffer,
+    /// The first element of each vector of `y` that is written.
+    pub y_first: u32,
+    pub tokens: u32,
+    /// Added to what `y` holds.
+    pub adds: bool,
+}
+
+impl Vectors {
+    /// The first vector of `x`, into the first of `y`.
+    pub fn one(x: Buffer, y: Buffer) -> Self {
+        Self {
+            x,
+            y,
+            y_first: 0,
+            tokens: 1,
+            adds: false,
+        }
+    }
+}
+
+/// The steps of a model.
+pub trait Machine: Send {
+    /// Its name.
+    fn name(&self) -> &str;
+
+    /// The stream for which layers are asked.
+    fn stream(&self) -> u64;
+
+    /// The embeddings of `tokens` into [`Buffer::Hidden`].
+    fn embed(&mut self, tokens: &[u32]) -> Result<()>;
+
+    /// [`Buffer::Hidden`] into [`Buffer::Normed`], by the factors at byte `weight` of the layer.
+    fn norm(&mut self, layer: &Layer, weight: u64, tokens: u32) -> Result<()>;
+
+    /// Vector `token` of [`Buffer::Hidden`] into the first of [`Buffer::Normed`], by the factors of the last norm.
+    fn last_norm(&mut self, token: u32) -> Result<()>;
+
+    /// A product.
+    fn product(&mut self, layer: &Layer, matrix: &Matrix, vectors: Vectors) -> Result<()>;
+
+    /// Queries, keys and values of layer `block` from `position` on into [`Buffer::Attended`].
+    fn attend(&mut self, block: usize, position: u32, tokens: u32) -> Result<()>;
+
+    /// [`Buffer::Gate`] and [`Buffer::Up`] into the first.
+    fn activate(&mut self, tokens: u32) -> Result<()>;
+
+    /// The token with the largest number in [`Buffer::Logits`], when all before it has ended and was right.
+    fn next_token(&mut self, loader: &LayerLoader) -> Result<u32>;
+
+    /// The numbers in [`Buffer::Logits`].
+    fn logits(&mut self) -> Result<Vec<f32>>;
+}
+
+/// The machine of a store: its GPU, or the CPU.
+pub fn of(store: &Arc<Store>, sizes: Sizes, weights: &Weights) -> Result<Box<dyn Machine>> {
+    #[cfg(feature = "cuda")]
+    if let Some(gpu) = store.gpu() {
+        return Ok(Box::new(gpu::GpuMachine::new(gpu, sizes, weights)?));
+    }
+    let _ = store;
+    Ok(Box::new(cpu::CpuMachine::new(sizes, weights)))
+}

@@ -1,0 +1,130 @@
+//! Positions, the cache of keys and values, and attention over it.
+// UNSAFETY: kernel parameters hold addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+use crate::arch::{Numbers, exp, sum_of_warp, thread, warp};
+use crate::{Attention, Rope};
+use nvme_gpu_kernel::arch;
+
+/// A thread takes a pair of elements at a time.
+///
+/// # Safety
+/// What [`Rope`] names is there.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_rope(rope: Rope) {
+    // SAFETY: the caller's.
+    let numbers = |address| unsafe { Numbers::at(address) };
+    let (queries, keys, values) = (
+        numbers(rope.queries),
+        numbers(rope.keys),
+        numbers(rope.values),
+    );
+    let (key_cache, value_cache) = (numbers(rope.key_cache), numbers(rope.value_cache));
+    let angles = numbers(rope.angles);
+    let pairs = u64::from(rope.head_elements / 2);
+    let heads = u64::from(rope.heads + rope.kv_heads);
+    let (mut at, threads) = thread();
+    while at < u64::from(rope.tokens) * heads * pairs && heads != 0 && pairs != 0 {
+        let (pair, head, token) = (at % pairs, at / pairs % heads, at / pairs / heads);
+        let position = token + u64::from(rope.position);
+        let angle = (position * pairs + pair) * 2;
+        let (cos, sin) = (angles.load(angle), angles.load(angle + 1));
+        let turned = |from: Numbers, first: u64| {
+            let (a, b) = (from.load(first), from.load(first + 1));
+            (a * cos - b * sin, a * sin + b * cos)
+        };
+        if head < u64::from(rope.heads) {
+            let first = ((token * u64::from(rope.heads) + head) * pairs + pair) * 2;
+            let (a, b) = turned(queries, first);
+            queries.store(first, a);
+            queries.store(first + 1, b);
+        } else {
+            let (head, kv_heads) = (head - u64::from(rope.heads), u64::from(rope.kv_heads));
+            let first = ((token * kv_heads + head) * pairs + pair) * 2;
+            let to = ((position * kv_heads + head) * pairs + pair) * 2;
+            let (a, b) = turned(keys, first);
+            key_cache.store(to, a);
+            key_cache.store(to + 1, b);
+            value_cache.store(to, values.load(first));
+            value_cache.store(to + 1, values.load(first + 1));
+        }
+        at += threads;
+    }
+}
+
+/// A warp takes a head of a token at a time: it goes over the positions once, and rescales what it has when a larger
+/// product comes.
+///
+/// # Safety
+/// What [`Attention`] names is there.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_attention(attention: Attention) {
+    // SAFETY: the caller's.
+    unsafe {
+        match attention.head_elements {
+            ..=64 => heads::<2>(&attention),
+            65..=128 => heads::<4>(&attention),
+            _ => heads::<8>(&attention),
+        }
+    }
+}
+
+/// With `EACH` elements of a head in each lane.
+///
+/// # Safety
+/// As [`nvme_attention`].
+#[inline(always)]
+unsafe fn heads<const EACH: usize>(attention: &Attention) {
+    // SAFETY: the caller's.
+    let numbers = |address| unsafe { Numbers::at(address) };
+    let (queries, keys, values, y) = (
+        numbers(attention.queries),
+        numbers(attention.key_cache),
+        numbers(attention.value_cache),
+        numbers(attention.y),
+    );
+    let elements = u64::from(attention.head_elements);
+    let (heads, kv_heads) = (u64::from(attention.heads), u64::from(attention.kv_heads));
+    let lane = u64::from(arch::lane());
+    // Element `lane + 32 * each` of a vector that begins at `first`; 0 past its end.
+    let own = |from: Numbers, first: u64, each: usize| {
+        let element = lane + 32 * each as u64;
+        match element < elements {
+            true => from.load(first + element),
+            false => 0.0,
+        }
+    };
+    let (mut at, warps) = warp();
+    while at < heads * u64::from(attention.tokens) && heads != 0 {
+        let (head, token) = (at % heads, at / heads);
+        let first = at * elements;
+        let kv_head = head * kv_heads / heads;
+        let (mut query, mut sums) = ([0.0; EACH], [0.0; EACH]);
+        for each in 0..EACH {
+            query[each] = own(queries, first, each) * attention.scale;
+        }
+        let (mut largest, mut total) = (f32::NEG_INFINITY, 0.0);
+        for position in 0..=u64::from(attention.position) + token {
+            let vector = (position * kv_heads + kv_head) * elements;
+            let mut product = 0.0;
+            for each in 0..EACH {
+                product += query[each] * own(keys, vector, each);
+            }
+            let product = sum_of_warp(product);
+            let next = if product > largest { product } else { largest };
+            let (before, now) = (exp(largest - next), exp(product - next));
+            total = total * before + now;
+            for each in 0..EACH {
+                sums[each] = sums[each] * before + now * own(values, vector, each);
+            }
+            largest = next;
+        }
+        for each in 0..EACH {
+            let element = lane + 32 * each as u64;
+            if element < elements {
+                y.store(first + element, sums[each] / total);
+            }
+        }
+        at += warps;
+    }
+}

@@ -1,0 +1,265 @@
+//! Kernels that compute with weights as they come from NVMe: what one token of a transformer takes.
+//!
+//! Each kernel takes one argument of this crate by value; addresses are device addresses, matrices lie row after row,
+//! and every number but weights is `f32`. Blocks have [`BLOCK_THREADS`] threads; any number of blocks is right.
+//! `cargo xtask ptx` compiles them for the GPU; `nvme_compute` launches them, and has each for the CPU.
+#![cfg_attr(target_arch = "nvptx64", no_std)]
+#![cfg_attr(
+    target_arch = "nvptx64",
+    feature(abi_ptx, stdarch_nvptx, asm_experimental_arch)
+)]
+#![deny(missing_docs)]
+
+#[cfg(target_arch = "nvptx64")]
+mod arch;
+#[cfg(target_arch = "nvptx64")]
+mod attention;
+#[cfg(target_arch = "nvptx64")]
+mod elements;
+#[cfg(target_arch = "nvptx64")]
+mod gemv;
+#[cfg(not(target_arch = "nvptx64"))]
+pub mod reference;
+
+/// The kernels as PTX, for any GPU from sm_80 on; `cargo xtask ptx --refresh` writes it.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const PTX: &str = include_str!("../compute.ptx");
+
+/// Threads of each block.
+pub const BLOCK_THREADS: u32 = 256;
+
+/// Elements of a head at most: a warp holds them.
+pub const MOST_HEAD_ELEMENTS: u32 = 256;
+
+/// The names of the kernels.
+pub mod kernel {
+    /// Takes a [`Gemv`](crate::Gemv).
+    pub const GEMV: &str = "nvme_gemv";
+    /// Takes a [`RmsNorm`](crate::RmsNorm).
+    pub const RMS_NORM: &str = "nvme_rms_norm";
+    /// Takes a [`Rope`](crate::Rope).
+    pub const ROPE: &str = "nvme_rope";
+    /// Takes an [`Attention`](crate::Attention).
+    pub const ATTENTION: &str = "nvme_attention";
+    /// Takes a [`SiluMul`](crate::SiluMul).
+    pub const SILU_MUL: &str = "nvme_silu_mul";
+    /// Takes an [`Argmax`](crate::Argmax).
+    pub const ARGMAX: &str = "nvme_argmax";
+    /// Takes an [`Argmax`](crate::Argmax).
+    pub const TAKE_TOKEN: &str = "nvme_take_token";
+    /// Takes an [`Unpack`](crate::Unpack).
+    pub const UNPACK: &str = "nvme_unpack";
+
+    /// All of them.
+    pub const ALL: [&str; 8] = [
+        GEMV, RMS_NORM, ROPE, ATTENTION, SILU_MUL, ARGMAX, TAKE_TOKEN, UNPACK,
+    ];
+}
+
+/// `y[t] = W x[t]`, or `y[t] += W x[t]`, for each of `tokens` vectors.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Gemv {
+    /// `rows` rows of `row_bytes` bytes; even.
+    pub weights: u64,
+    /// `tokens` vectors of `columns` elements.
+    pub x: u64,
+    /// `tokens` vectors of `stride` elements, of which `rows` are written.
+    pub y: u64,
+    /// Bytes of a row: [`Stored::row_bytes`](nvme_formats::Stored::row_bytes).
+    pub row_bytes: u64,
+    /// Rows of the matrix.
+    pub rows: u32,
+    /// Its columns, a multiple of [`UNIT`](nvme_formats::UNIT).
+    pub columns: u32,
+    /// From one vector of `y` to the next, in elements.
+    pub stride: u32,
+    /// How many vectors.
+    pub tokens: u32,
+    /// The [`Stored`](nvme_formats::Stored) of the matrix.
+    pub stored: u32,
+    /// 1 to add to what `y` holds, 0 to write it.
+    pub adds: u32,
+}
+
+/// `y[t]` is the numbers of row `t`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Unpack {
+    /// `tokens` rows, `row_stride` bytes apart, an even number.
+    pub rows: u64,
+    /// `tokens` vectors of `columns` elements.
+    pub y: u64,
+    /// From one row to the next, in bytes.
+    pub row_stride: u64,
+    /// Elements of a row, a multiple of [`UNIT`](nvme_formats::UNIT).
+    pub columns: u32,
+    /// How many rows.
+    pub tokens: u32,
+    /// The [`Stored`](nvme_formats::Stored) of the rows.
+    pub stored: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// `y = x / sqrt(mean(x^2) + epsilon) * weight` for each vector.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[repr(C)]
+pub struct RmsNorm {
+    /// `tokens` vectors of `elements` elements.
+    pub x: u64,
+    /// `elements` factors.
+    pub weight: u64,
+    /// As `x`; may be `x`.
+    pub y: u64,
+    /// Elements of a vector.
+    pub elements: u32,
+    /// How many vectors.
+    pub tokens: u32,
+    /// What is added to the mean.
+    pub epsilon: f32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// Turns queries and keys by their positions (RoPE, neighbouring elements are pairs), and puts keys and values into
+/// the cache.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Rope {
+    /// `tokens` times `heads` vectors of `head_elements`: turned in place.
+    pub queries: u64,
+    /// `tokens` times `kv_heads` vectors of `head_elements`.
+    pub keys: u64,
+    /// As `keys`.
+    pub values: u64,
+    /// Cosine and sine of each pair of each position: `head_elements` numbers a position.
+    pub angles: u64,
+    /// Keys by position, `kv_heads` vectors of `head_elements` each.
+    pub key_cache: u64,
+    /// As `key_cache`.
+    pub value_cache: u64,
+    /// Position of the first token.
+    pub position: u32,
+    /// How many tokens.
+    pub tokens: u32,
+    /// Heads of queries.
+    pub heads: u32,
+    /// Heads of keys and values.
+    pub kv_heads: u32,
+    /// Elements of a head, even.
+    pub head_elements: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// Each query over the keys of its position and of those before.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[repr(C)]
+pub struct Attention {
+    /// As [`Rope::queries`].
+    pub queries: u64,
+    /// As [`Rope::key_cache`].
+    pub key_cache: u64,
+    /// As [`Rope::key_cache`].
+    pub value_cache: u64,
+    /// As the queries.
+    pub y: u64,
+    /// Position of the first token.
+    pub position: u32,
+    /// How many tokens.
+    pub tokens: u32,
+    /// Heads of queries.
+    pub heads: u32,
+    /// Heads of keys and values: `heads` is a multiple.
+    pub kv_heads: u32,
+    /// Elements of a head, at most [`MOST_HEAD_ELEMENTS`].
+    pub head_elements: u32,
+    /// By what products of queries and keys are multiplied.
+    pub scale: f32,
+}
+
+/// `y = x / (1 + exp(-x)) * factor`, element by element.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct SiluMul {
+    /// `elements` numbers.
+    pub x: u64,
+    /// As many.
+    pub factor: u64,
+    /// As many; may be `x`.
+    pub y: u64,
+    /// How many.
+    pub elements: u64,
+}
+
+/// The index of the largest number, the first of equal ones; `nvme_argmax` finds it, `nvme_take_token` hands it on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Argmax {
+    /// `elements` numbers.
+    pub x: u64,
+    /// 8 bytes: 0 before and after both kernels.
+    pub best: u64,
+    /// An `i64` that gets the index.
+    pub index: u64,
+    /// How many numbers.
+    pub elements: u64,
+}
+
+/// `value` and its index as a number that is larger for a larger value, and for equal ones for a smaller index. Never 0.
+/// NaN is below every number.
+#[inline(always)]
+pub fn ranked(value: f32, index: u32) -> u64 {
+    let bits = value.to_bits();
+    let order = match bits >> 31 {
+        0 => bits | 1 << 31,
+        _ => !bits,
+    };
+    let order = if value.is_nan() { 0 } else { order };
+    u64::from(order) << 32 | u64::from(!index)
+}
+
+/// The index in what [`ranked`] gives.
+#[inline(always)]
+pub fn index_of(ranked: u64) -> u32 {
+    !(ranked as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_have_the_order_of_numbers_and_then_of_places() {
+        let numbers = [
+            f32::NEG_INFINITY,
+            -3.5,
+            -0.5,
+            0.0,
+            1e-40,
+            2.0,
+            f32::INFINITY,
+        ];
+        for pair in numbers.windows(2) {
+            assert!(ranked(pair[0], 0) < ranked(pair[1], 9), "{pair:?}");
+        }
+        assert!(ranked(1.0, 3) > ranked(1.0, 4));
+        assert!(ranked(f32::NAN, 0) < ranked(f32::NEG_INFINITY, 9));
+        assert_eq!(index_of(ranked(1.0, 77)), 77);
+        assert_ne!(ranked(f32::NAN, u32::MAX - 1), 0);
+    }
+
+    #[test]
+    fn the_names_are_those_of_the_ptx() {
+        let mut found: Vec<&str> = PTX
+            .split(".visible .entry ")
+            .skip(1)
+            .filter_map(|rest| rest.split('(').next())
+            .collect();
+        let mut named = kernel::ALL;
+        found.sort_unstable();
+        named.sort_unstable();
+        assert_eq!(found, named);
+    }
+}

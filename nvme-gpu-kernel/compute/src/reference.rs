@@ -1,0 +1,184 @@
+//! What each kernel computes, for one vector, on the CPU.
+
+use crate::{index_of, ranked};
+use nvme_formats::{Stored, UNIT};
+
+/// The product of a row of a matrix, as it is stored, and a vector of as many elements.
+pub fn dot(stored: Stored, row: &[u8], x: &[f32]) -> f32 {
+    let half = half_of(row);
+    let units = x.as_chunks::<{ UNIT as usize }>().0;
+    let products = units.iter().enumerate().map(|(unit, x)| {
+        let x = |i: u32| x[i as usize];
+        stored.dot(unit as u32, half, x)
+    });
+    products.sum()
+}
+
+/// The numbers of a row.
+pub fn unpack(stored: Stored, row: &[u8], y: &mut [f32]) {
+    let half = half_of(row);
+    for (column, y) in y.iter_mut().enumerate() {
+        let column = column as u32;
+        let one = |i: u32| f32::from(u8::from(i == column % UNIT));
+        *y = stored.dot(column / UNIT, half, one);
+    }
+}
+
+/// Words of 16 bits of a row; 0 past its end.
+fn half_of(row: &[u8]) -> impl Fn(u32) -> u16 + Copy {
+    let words = row.as_chunks::<2>().0;
+    |k: u32| {
+        words
+            .get(k as usize)
+            .map_or(0, |word| u16::from_le_bytes(*word))
+    }
+}
+
+/// As [`RmsNorm`](crate::RmsNorm).
+pub fn rms_norm(x: &[f32], weight: &[f32], epsilon: f32, y: &mut [f32]) {
+    let sum: f32 = x.iter().map(|x| x * x).sum();
+    let factor = 1.0 / (sum / x.len() as f32 + epsilon).sqrt();
+    for ((y, x), weight) in y.iter_mut().zip(x).zip(weight) {
+        *y = x * factor * weight;
+    }
+}
+
+/// Turns a head by the cosines and sines of its position, a pair of neighbours each.
+pub fn turn(head: &mut [f32], angles: &[f32]) {
+    let (pairs, angles) = (head.as_chunks_mut::<2>().0, angles.as_chunks::<2>().0);
+    for ([a, b], [cos, sin]) in pairs.iter_mut().zip(angles) {
+        (*a, *b) = (*a * cos - *b * sin, *a * sin + *b * cos);
+    }
+}
+
+/// Cosine and sine of each pair of each of `positions` positions, for [`turn`] and [`Rope::angles`](crate::Rope::angles).
+pub fn angles(positions: u32, head_elements: u32, base: f64) -> Vec<f32> {
+    let pairs = head_elements / 2;
+    let of = |position: u32, pair: u32| {
+        let exponent = -2.0 * f64::from(pair) / f64::from(head_elements);
+        let angle = f64::from(position) * base.powf(exponent);
+        [angle.cos() as f32, angle.sin() as f32]
+    };
+    (0..positions)
+        .flat_map(|position| (0..pairs).flat_map(move |pair| of(position, pair)))
+        .collect()
+}
+
+/// The head of a query over the keys and values of its kind: one of `stride` elements for each position.
+pub fn attend(
+    query: &[f32],
+    keys: &[f32],
+    values: &[f32],
+    stride: usize,
+    scale: f32,
+    y: &mut [f32],
+) {
+    let products: Vec<f32> = keys
+        .chunks(stride)
+        .map(|key| query.iter().zip(key).map(|(a, b)| a * scale * b).sum())
+        .collect();
+    let largest = products.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    let mut total = 0.0;
+    y.fill(0.0);
+    for (product, value) in products.iter().zip(values.chunks(stride)) {
+        let weight = (product - largest).exp();
+        total += weight;
+        for (y, value) in y.iter_mut().zip(value) {
+            *y += weight * value;
+        }
+    }
+    y.iter_mut().for_each(|y| *y /= total);
+}
+
+/// As [`SiluMul`](crate::SiluMul), into `x`.
+pub fn silu_mul(x: &mut [f32], factor: &[f32]) {
+    for (x, factor) in x.iter_mut().zip(factor) {
+        *x = *x / (1.0 + (-*x).exp()) * factor;
+    }
+}
+
+/// As [`Argmax`](crate::Argmax).
+pub fn argmax(x: &[f32]) -> u32 {
+    let ranks = x
+        .iter()
+        .zip(0..)
+        .map(|(value, index)| ranked(*value, index));
+    index_of(ranks.max().unwrap_or(u64::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn products_are_those_of_the_numbers() {
+        for stored in Stored::ALL {
+            let row: Vec<u8> = (0..stored.row_bytes(512).unwrap())
+                .map(|at| (at * 37 % 61) as u8)
+                .collect();
+            let mut numbers = [0.0; 512];
+            unpack(stored, &row, &mut numbers);
+            let x: Vec<f32> = (0..512u16).map(|at| f32::from(at % 7) - 3.0).collect();
+            let pairs = numbers.iter().zip(&x);
+            let expected: f64 = pairs.map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
+            let size: f64 = numbers.iter().map(|a| f64::from(a.abs()) * 3.0).sum();
+            let found = f64::from(dot(stored, &row, &x));
+            assert!((found - expected).abs() <= 1e-5 * size, "{stored:?}");
+        }
+    }
+
+    #[test]
+    fn a_norm_has_the_mean_square_one() {
+        let x = [3.0, -4.0, 0.0, 5.0];
+        let mut y = [0.0; 4];
+        rms_norm(&x, &[1.0, 1.0, 1.0, 2.0], 0.0, &mut y);
+        let factor = 1.0 / (50.0f32 / 4.0).sqrt();
+        for (y, x) in y.iter().zip([3.0, -4.0, 0.0, 10.0]) {
+            assert!((y - x * factor).abs() < 1e-6);
+        }
+    }
+
+    #[test]
+    fn a_turn_keeps_lengths_and_adds_angles() {
+        let angles = angles(8, 4, 10_000.0);
+        let of = |position: usize| &angles[position * 4..][..4];
+        let mut twice = [1.0, 2.0, 3.0, 4.0];
+        turn(&mut twice, of(2));
+        turn(&mut twice, of(3));
+        let mut once = [1.0, 2.0, 3.0, 4.0];
+        turn(&mut once, of(5));
+        for (twice, once) in twice.iter().zip(once) {
+            assert!((twice - once).abs() < 1e-5);
+        }
+        assert!((once[0].hypot(once[1]) - 5f32.sqrt()).abs() < 1e-5);
+        assert_eq!(&angles[..4], [1.0, 0.0, 1.0, 0.0]);
+    }
+
+    #[test]
+    fn attention_weighs_values_by_the_products() {
+        let (keys, values) = ([1.0, 0.0, 0.0, 1.0], [10.0, 20.0, 30.0, 40.0]);
+        let mut y = [0.0; 2];
+        attend(&[0.0, 0.0], &keys, &values, 2, 1.0, &mut y);
+        assert_eq!(y, [20.0, 30.0]);
+        // e^2 to 1.
+        attend(&[4.0, 0.0], &keys, &values, 2, 0.5, &mut y);
+        let share = 1.0 / (1.0 + 2f32.exp());
+        assert!((y[0] - (10.0 + 20.0 * share)).abs() < 1e-4);
+    }
+
+    #[test]
+    fn the_first_of_the_largest_numbers_is_taken() {
+        assert_eq!(argmax(&[-1.0, -0.5, -0.5, f32::NAN]), 1);
+        assert_eq!(argmax(&[f32::NEG_INFINITY]), 0);
+        assert_eq!(argmax(&[]), 0);
+    }
+
+    #[test]
+    fn the_activation_is_x_times_its_logistic() {
+        let mut x = [0.0, 1.0, -20.0];
+        silu_mul(&mut x, &[5.0, 2.0, 1.0]);
+        assert_eq!(x[0], 0.0);
+        assert!((x[1] - 2.0 * 0.731_058_6).abs() < 1e-6);
+        assert!(x[2].abs() < 1e-6);
+    }
+}

@@ -1,0 +1,283 @@
+//! Rows of matrices as they are stored, 32 elements at a time: what a product with a vector reads.
+
+use crate::wide::{f32_of_bf16, f32_of_f16};
+
+/// Elements of a unit: each row is whole units.
+pub const UNIT: u32 = 32;
+
+/// How the elements of a row are stored. The numbers are GGUF's; kernels get them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Stored {
+    /// IEEE 754 binary32.
+    F32 = 0,
+    /// IEEE 754 binary16.
+    F16 = 1,
+    /// As [`Format::Q4_0`](crate::Format::Q4_0).
+    Q4_0 = 2,
+    /// As [`Format::Q4_1`](crate::Format::Q4_1).
+    Q4_1 = 3,
+    /// As [`Format::Q8_0`](crate::Format::Q8_0).
+    Q8_0 = 8,
+    /// As [`Block::Q4K`](crate::Block::Q4K).
+    Q4K = 12,
+    /// As [`Block::Q6K`](crate::Block::Q6K).
+    Q6K = 14,
+    /// The upper half of binary32.
+    Bf16 = 30,
+}
+
+impl Stored {
+    /// All of them.
+    pub const ALL: [Self; 8] = [
+        Self::F32,
+        Self::F16,
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q8_0,
+        Self::Q4K,
+        Self::Q6K,
+        Self::Bf16,
+    ];
+
+    /// The one with this number.
+    #[inline(always)]
+    pub const fn of_number(number: u32) -> Option<Self> {
+        Some(match number {
+            0 => Self::F32,
+            1 => Self::F16,
+            2 => Self::Q4_0,
+            3 => Self::Q4_1,
+            8 => Self::Q8_0,
+            12 => Self::Q4K,
+            14 => Self::Q6K,
+            30 => Self::Bf16,
+            _ => return None,
+        })
+    }
+
+    /// Elements that are stored together, and their bytes, an even number.
+    #[inline(always)]
+    pub const fn block(self) -> (u32, u32) {
+        match self {
+            Self::F32 => (1, 4),
+            Self::F16 | Self::Bf16 => (1, 2),
+            Self::Q4_0 => (32, 18),
+            Self::Q4_1 => (32, 20),
+            Self::Q8_0 => (32, 34),
+            Self::Q4K => (256, 144),
+            Self::Q6K => (256, 210),
+        }
+    }
+
+    /// Bytes of a row of `columns` elements; none unless those are whole blocks and units.
+    pub const fn row_bytes(self, columns: u32) -> Option<u64> {
+        let (elements, bytes) = self.block();
+        match columns % elements == 0 && columns % UNIT == 0 {
+            true => Some((columns / elements) as u64 * bytes as u64),
+            false => None,
+        }
+    }
+
+    /// The sum of the products of the 32 elements of unit `unit` of a row with those of a vector, in their order: the
+    /// row's 16-bit word number `k` is `half(k)`, the vector's element `i` of the unit `x(i)`.
+    #[inline(always)]
+    pub fn dot(self, unit: u32, half: impl Fn(u32) -> u16, x: impl Fn(u32) -> f32) -> f32 {
+        let first = unit * UNIT;
+        match self {
+            Self::F32 => sum(|i| {
+                let at = (first + i) * 2;
+                let bits = u32::from(half(at)) | u32::from(half(at + 1)) << 16;
+                f32::from_bits(bits) * x(i)
+            }),
+            Self::F16 => sum(|i| f32_of_f16(half(first + i)) * x(i)),
+            Self::Bf16 => sum(|i| f32_of_bf16(half(first + i)) * x(i)),
+            Self::Q4_0 => {
+                let block = unit * 9;
+                let scale = f32_of_f16(half(block));
+                halves_of_16(
+                    |pair| half(block + 1 + pair),
+                    |number| scale * (number - 8.0),
+                    x,
+                )
+            }
+            Self::Q4_1 => {
+                let block = unit * 10;
+                let (scale, least) = (f32_of_f16(half(block)), f32_of_f16(half(block + 1)));
+                halves_of_16(
+                    |pair| half(block + 2 + pair),
+                    |number| scale * number + least,
+                    x,
+                )
+            }
+            Self::Q8_0 => {
+                let block = unit * 17;
+                let scale = f32_of_f16(half(block));
+                let mut sum = 0.0;
+                for pair in 0..16 {
+                    let [low, high] = half(block + 1 + pair).to_le_bytes();
+                    sum += scale * f32::from(low as i8) * x(2 * pair);
+                    sum += scale * f32::from(high as i8) * x(2 * pair + 1);
+                }
+                sum
+            }
+            Self::Q4K => {
+                let (block, group) = (unit / 8 * 72, unit % 8);
+                let byte = |at: u32| byte_of(&half, block, at);
+                // Groups from 4 on have their upper two bits beside the first four.
+                let (scale, least) = match group {
+                    0..4 => (byte(4 + group) & 0x3F, byte(8 + group) & 0x3F),
+                    _ => {
+                        let low = byte(8 + group);
+                        let (scale, least) = (byte(group), byte(4 + group));
+                        (low & 0xF | scale >> 2 & 0x30, low >> 4 | least >> 2 & 0x30)
+                    }
+                };
+                let scale = f32_of_f16(half(block)) * f32::from(scale);
+                let least = f32_of_f16(half(block + 1)) * f32::from(least);
+                let shift = 4 * (group % 2);
+                let numbers = block + 8 + group / 2 * 16;
+                let mut sum = 0.0;
+                for pair in 0..16 {
+                    let both = half(numbers + pair) >> shift;
+                    sum += (scale * f32::from(both & 0xF) - least) * x(2 * pair);
+                    sum += (scale * f32::from(both >> 8 & 0xF) - least) * x(2 * pair + 1);
+                }
+                sum
+            }
+            Self::Q6K => {
+                let (block, part, quarter) = (unit / 8 * 105, unit / 4 % 2, unit % 4);
+                let all = f32_of_f16(half(block + 104));
+                let scales = half(block + 96 + unit % 8);
+                let (low_shift, high_shift) = (4 * (quarter / 2), 2 * quarter);
+                let lows = block + part * 32 + quarter % 2 * 16;
+                let highs = block + 64 + part * 16;
+                let mut sum = 0.0;
+                for pair in 0..16 {
+                    let low = half(lows + pair) >> low_shift;
+                    let high = half(highs + pair) >> high_shift;
+                    let [first, second] = scales.to_le_bytes();
+                    let scale = all * f32::from(if pair < 8 { first } else { second } as i8);
+                    let number = |low: u16, high: u16| (low & 0xF | (high & 3) << 4) as i16 - 32;
+                    sum += scale * f32::from(number(low, high)) * x(2 * pair);
+                    sum += scale * f32::from(number(low >> 8, high >> 8)) * x(2 * pair + 1);
+                }
+                sum
+            }
+        }
+    }
+}
+
+#[inline(always)]
+fn sum(product: impl Fn(u32) -> f32) -> f32 {
+    let mut sum = 0.0;
+    for i in 0..UNIT {
+        sum += product(i);
+    }
+    sum
+}
+
+/// 32 numbers of 4 bits: the lower halves of 16 bytes, then the upper ones.
+#[inline(always)]
+fn halves_of_16(
+    pairs: impl Fn(u32) -> u16,
+    value: impl Fn(f32) -> f32,
+    x: impl Fn(u32) -> f32,
+) -> f32 {
+    let mut sum = 0.0;
+    for upper in 0..2 {
+        for pair in 0..8 {
+            let both = pairs(pair) >> (4 * upper);
+            let at = upper * 16 + 2 * pair;
+            sum += value(f32::from(both & 0xF)) * x(at);
+            sum += value(f32::from(both >> 8 & 0xF)) * x(at + 1);
+        }
+    }
+    sum
+}
+
+/// Byte `at` of the block whose first word is `block`.
+#[inline(always)]
+fn byte_of(half: &impl Fn(u32) -> u16, block: u32, at: u32) -> u8 {
+    (half(block + at / 2) >> (8 * (at % 2))) as u8
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{Stored, UNIT};
+    use crate::{Block, Format, value};
+
+    /// Bytes whose scales are finite.
+    fn blocks(stored: Stored, blocks: usize) -> Vec<u8> {
+        let (_, bytes) = stored.block();
+        let mut state = 7u32;
+        let mut row: Vec<u8> = (0..blocks * bytes as usize)
+            .map(|_| {
+                state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+                (state >> 24) as u8
+            })
+            .collect();
+        let scales: &[usize] = match stored {
+            Stored::Q4_0 | Stored::Q8_0 => &[0],
+            Stored::Q4_1 | Stored::Q4K => &[0, 2],
+            Stored::Q6K => &[208],
+            Stored::F32 => &[2],
+            Stored::F16 | Stored::Bf16 => &[0],
+        };
+        for block in row.chunks_exact_mut(bytes as usize) {
+            for at in scales {
+                block[at + 1] &= 0xBF;
+            }
+        }
+        row
+    }
+
+    /// The element as the other functions of this crate have it.
+    fn expected(stored: Stored, row: &[u8], index: u32) -> f32 {
+        let at = |byte: u32| row[byte as usize];
+        let of = |format| value(format, index, at);
+        let of_block = |block: Block| {
+            let (elements, bytes) = (block.block_elements(), block.block_bytes());
+            block.value(index % elements, |byte| at(index / elements * bytes + byte))
+        };
+        match stored {
+            Stored::F32 => f32::from_le_bytes([0, 1, 2, 3].map(|byte| at(index * 4 + byte))),
+            Stored::F16 => of(Format::F16),
+            Stored::Bf16 => of(Format::Bf16),
+            Stored::Q4_0 => of(Format::Q4_0),
+            Stored::Q4_1 => of(Format::Q4_1),
+            Stored::Q8_0 => of(Format::Q8_0),
+            Stored::Q4K => of_block(Block::Q4K),
+            Stored::Q6K => of_block(Block::Q6K),
+        }
+    }
+
+    #[test]
+    fn each_element_has_the_value_of_its_format() {
+        for stored in Stored::ALL {
+            let columns = 512;
+            let (elements, _) = stored.block();
+            let row = blocks(stored, (columns / elements) as usize);
+            assert_eq!(stored.row_bytes(columns), Some(row.len() as u64));
+            let half = |k: u32| u16::from_le_bytes([row[2 * k as usize], row[2 * k as usize + 1]]);
+            for index in 0..columns {
+                let one = |i: u32| f32::from(u8::from(i == index % UNIT));
+                let found = stored.dot(index / UNIT, half, one);
+                let expected = expected(stored, &row, index);
+                assert!(expected.is_finite(), "{stored:?}");
+                assert_eq!(found, expected, "{stored:?} {index}");
+            }
+        }
+    }
+
+    #[test]
+    fn rows_end_with_blocks_and_units() {
+        assert_eq!(Stored::Q6K.row_bytes(256), Some(210));
+        assert_eq!(Stored::Q6K.row_bytes(288), None);
+        assert_eq!(Stored::F16.row_bytes(16), None);
+        for stored in Stored::ALL {
+            assert_eq!(Stored::of_number(stored as u32), Some(stored));
+        }
+        assert_eq!(Stored::of_number(4), None);
+    }
+}
