@@ -6,8 +6,7 @@ use nvme_host::{Catalog, Error, Result};
 use std::collections::HashMap;
 
 /// Words, numbers, signs and spaces: what GPT-2 never merges across.
-const WORDS: &str =
-    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+const WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 /// One digit at a time.
 const DIGITS: &str = r"\p{N}";
 /// The type of tokens that are written in a text as they are.
@@ -49,7 +48,9 @@ impl Tokenizer {
         let splits = splits.map_err(|error| Error::internal(error.to_string()))?;
         let texts = |name: &str| -> Result<Vec<String>> {
             let values = get(name).and_then(Value::as_array).unwrap_or_default();
-            let texts = values.iter().map(|value| value.as_text().map(str::to_owned));
+            let texts = values
+                .iter()
+                .map(|value| value.as_text().map(str::to_owned));
             let texts: Option<Vec<String>> = texts.collect();
             let texts = texts.filter(|texts| !texts.is_empty());
             texts.ok_or_else(|| other(format!("{name} is no list of texts")))
@@ -163,7 +164,9 @@ impl Tokenizer {
     pub fn decode(&self, tokens: &[u32]) -> Vec<u8> {
         let shown = tokens.iter().filter(|token| !self.controls.contains(token));
         let texts = shown.filter_map(|token| self.tokens.get(*token as usize));
-        texts.flat_map(|text| text.chars().flat_map(bytes_of)).collect()
+        texts
+            .flat_map(|text| text.chars().flat_map(bytes_of))
+            .collect()
     }
 }
 

@@ -10,6 +10,7 @@ mod files;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod io;
+mod model;
 mod stdio;
 
 use std::process::ExitCode;

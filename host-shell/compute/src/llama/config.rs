@@ -77,10 +77,16 @@ impl Config {
                 "{heads} heads of {head_elements} elements, of which {turned} are turned, {kv_heads} of keys"
             )));
         }
-        if scaling.is_some_and(|scaling| scaling != "none") || catalog.get("rope_freqs.weight").is_some() {
+        if scaling.is_some_and(|scaling| scaling != "none")
+            || catalog.get("rope_freqs.weight").is_some()
+        {
             return Err(other("its angles of positions are scaled".to_owned()));
         }
-        if keys.get("llama.expert_count").and_then(Value::as_u64).is_some_and(|count| count > 0) {
+        if keys
+            .get("llama.expert_count")
+            .and_then(Value::as_u64)
+            .is_some_and(|count| count > 0)
+        {
             return Err(other("it has experts".to_owned()));
         }
         Ok(config)

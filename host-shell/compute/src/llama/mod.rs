@@ -65,10 +65,7 @@ impl Llama {
         let all: u64 = layers.iter().map(|layer| layer.bytes()).sum();
         if options.budget < 2 * slot {
             return Err(Error::usage(
-                format!(
-                    "a budget of {} bytes for layers of {slot}",
-                    options.budget
-                ),
+                format!("a budget of {} bytes for layers of {slot}", options.budget),
                 format!("allow {} bytes or more: two layers", 2 * slot),
             ));
         }
@@ -172,7 +169,10 @@ impl Llama {
     fn check(&self, tokens: &[u32]) -> Result<()> {
         let remedy = "use the tokens of this model's tokenizer";
         if let Some(token) = tokens.iter().find(|id| **id >= self.config.vocabulary) {
-            let cause = format!("token {token} of a vocabulary of {}", self.config.vocabulary);
+            let cause = format!(
+                "token {token} of a vocabulary of {}",
+                self.config.vocabulary
+            );
             return Err(Error::usage(cause, remedy));
         }
         if tokens.is_empty() {

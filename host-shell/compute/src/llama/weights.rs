@@ -85,7 +85,10 @@ impl Weights {
             Some(_) => file.matrix("output.weight", config.vocabulary, config.width, 0)?,
             None => embedding,
         };
-        let longest = ranges.iter().map(|(_, range)| range.end - range.start).max();
+        let longest = ranges
+            .iter()
+            .map(|(_, range)| range.end - range.start)
+            .max();
         let head = pieces(&last, longest.unwrap_or(0), blocks.len());
         for piece in &head {
             let bytes = piece.matrix.row_bytes * u64::from(piece.matrix.rows);
@@ -182,14 +185,16 @@ impl<'a> File<'a> {
     /// The matrix `name`, whose first byte is counted from `begin` on.
     fn matrix(self, name: &str, rows: u32, columns: u32, begin: u64) -> Result<Matrix> {
         let entry = self.entry(name)?;
-        let stored = stored(entry.dtype).ok_or_else(|| {
-            refused(format!("{name} is of {}", entry.dtype.name()))
-        })?;
+        let stored = stored(entry.dtype)
+            .ok_or_else(|| refused(format!("{name} is of {}", entry.dtype.name())))?;
         let row_bytes = stored.row_bytes(columns);
         let is_so = entry.shape == [u64::from(rows), u64::from(columns)];
         let row_bytes = row_bytes.filter(|_| is_so && (entry.offset - begin) % 2 == 0);
         let row_bytes = row_bytes.ok_or_else(|| {
-            refused(format!("{name} has the shape {:?}, not {rows} times {columns}", entry.shape))
+            refused(format!(
+                "{name} has the shape {:?}, not {rows} times {columns}",
+                entry.shape
+            ))
         })?;
         Ok(Matrix {
             at: entry.offset - begin,
@@ -206,7 +211,9 @@ impl<'a> File<'a> {
         let is_so = entry.dtype == Dtype::F32 && entry.shape == [u64::from(elements)];
         match is_so && (entry.offset - begin) % 4 == 0 {
             true => Ok(entry.offset - begin),
-            false => Err(refused(format!("{name} is no vector of {elements} float32"))),
+            false => Err(refused(format!(
+                "{name} is no vector of {elements} float32"
+            ))),
         }
     }
 }

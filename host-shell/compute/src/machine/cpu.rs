@@ -86,7 +86,9 @@ impl Machine for CpuMachine {
         let row_bytes = self.table.row_bytes() as usize;
         let mut rows = vec![0; row_bytes * tokens.len()];
         let ids: Vec<i64> = tokens.iter().map(|token| i64::from(*token)).collect();
-        self.table.gather((&ids[..]).into(), &mut rows, None)?.check()?;
+        self.table
+            .gather((&ids[..]).into(), &mut rows, None)?
+            .check()?;
         let (width, stored) = (self.sizes.config.width as usize, self.stored);
         let hidden = self.buffers[Buffer::Hidden as usize].chunks_mut(width);
         for (row, hidden) in rows.chunks(row_bytes).zip(hidden) {
@@ -160,7 +162,8 @@ impl Machine for CpuMachine {
             key.copy_from_slice(&keys[token * cached..][..cached]);
             let heads = key.chunks_mut(elements);
             heads.for_each(|head| reference::turn(head, angles));
-            value_cache[at * cached..][..cached].copy_from_slice(&values[token * cached..][..cached]);
+            value_cache[at * cached..][..cached]
+                .copy_from_slice(&values[token * cached..][..cached]);
         }
         let scale = self.sizes.scale();
         let heads = attended[..tokens as usize * queries_each].par_chunks_mut(elements);

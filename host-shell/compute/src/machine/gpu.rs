@@ -110,9 +110,13 @@ impl GpuMachine {
         // SAFETY: `argument` names memory of this machine, or of a layer whose slot is not read into before the
         // stream is past what uses it.
         unsafe {
-            self.kernels
-                .module
-                .launch(&self.stream, function, blocks as u32, BLOCK_THREADS, argument)
+            self.kernels.module.launch(
+                &self.stream,
+                function,
+                blocks as u32,
+                BLOCK_THREADS,
+                argument,
+            )
         }
     }
 
@@ -139,7 +143,10 @@ impl GpuMachine {
 
 /// Numbers in memory of the GPU.
 fn uploaded(gpu: &Arc<Gpu>, numbers: &[f32]) -> Result<DeviceMemory> {
-    let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+    let bytes: Vec<u8> = numbers
+        .iter()
+        .flat_map(|number| number.to_le_bytes())
+        .collect();
     let memory = DeviceMemory::new(gpu, bytes.len())?;
     memory.upload(0, &bytes)?;
     Ok(memory)
@@ -158,7 +165,9 @@ impl Machine for GpuMachine {
         // After a failed step the stream may still hold what that step put into it.
         if self.computed.take() != tokens.first().copied() || tokens.len() != 1 {
             self.stream.wait(LIMIT, || Ok(()))?;
-            let ids = tokens.iter().flat_map(|token| i64::from(*token).to_le_bytes());
+            let ids = tokens
+                .iter()
+                .flat_map(|token| i64::from(*token).to_le_bytes());
             self.ids.upload(0, &ids.collect::<Vec<_>>())?;
         }
         let (table, stride) = self.table();
@@ -213,10 +222,8 @@ impl Machine for GpuMachine {
 
     fn attend(&mut self, block: usize, position: u32, tokens: u32) -> Result<()> {
         let config = &self.sizes.config;
-        let (key_cache, value_cache) = (
-            self.cache[block].0.address(),
-            self.cache[block].1.address(),
-        );
+        let (key_cache, value_cache) =
+            (self.cache[block].0.address(), self.cache[block].1.address());
         let rope = Rope {
             queries: self.address(Buffer::Queries),
             keys: self.address(Buffer::Keys),
@@ -275,7 +282,10 @@ impl Machine for GpuMachine {
         if let Some(pending) = self.pending.take() {
             if let Some((row, code)) = pending.wait(LIMIT)?.failures.first {
                 let (what, remedy) = status::describe(code);
-                return Err(Error::device(format!("the embedding of token {row} of the step: {what}"), remedy));
+                return Err(Error::device(
+                    format!("the embedding of token {row} of the step: {what}"),
+                    remedy,
+                ));
             }
         }
         let mut token = [0; 8];

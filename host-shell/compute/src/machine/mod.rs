@@ -67,7 +67,11 @@ impl Sizes {
 
     /// Elements of all vectors of a name.
     pub fn all_elements(&self, buffer: Buffer) -> usize {
-        let vectors = if buffer == Buffer::Logits { 1 } else { self.tokens };
+        let vectors = if buffer == Buffer::Logits {
+            1
+        } else {
+            self.tokens
+        };
         self.elements(buffer) as usize * vectors as usize
     }
 

@@ -15,6 +15,7 @@ use crate::device::{bind, doctor, events, list, p2p, regs, reset};
 use crate::device::{devices, serve};
 use crate::files::{cat, catalog, cp, import, ls, pack, stat};
 use crate::io::{compare, dsm, flush, read, stream, write, write_zeroes};
+use crate::model::generate;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use nvme_host::{Error, Result, exit};
 use std::ffi::OsString;
@@ -101,6 +102,7 @@ enum Command {
     Pack(pack::Pack),
     Import(import::Import),
     Verify(import::Verify),
+    Generate(Box<generate::Generate>),
     #[command(visible_alias = "show-regs")]
     Regs(regs::Regs),
     GetLog(get_log::GetLog),
@@ -174,6 +176,7 @@ fn run_command(cli: Cli) -> Result<()> {
         Command::Pack(command) => command.run(),
         Command::Import(command) => command.run(),
         Command::Verify(command) => command.run(),
+        Command::Generate(command) => command.run(),
         Command::Regs(command) => command.run(),
         Command::GetLog(command) => command.run(),
         Command::AdminPassthru(command) => command.run(),

@@ -1,0 +1,248 @@
+//! `generate`: text by a model whose weights stream from a drive.
+
+use crate::common::{check_stop, images, number, output, say, visible};
+use clap::Args;
+use nvme_compute::Tokenizer;
+use nvme_compute::llama::{Llama, Options};
+use nvme_host::catalog::Source;
+use nvme_host::files::{Location, Volume};
+use nvme_host::units::{self, parse_bytes};
+use nvme_host::{Catalog, Error, Result, Store, StoreOptions};
+use serde_json::json;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Generate text with a GGUF model of the architecture llama, whose weights stream from a drive
+#[derive(Args)]
+pub struct Generate {
+    /// A file of this machine, DEVICE:/path for one on a drive (a partition is part=N), or with --offset a device
+    #[arg(value_name = "MODEL")]
+    model: String,
+    /// MODEL is a device, and the file lies there from this byte on, as `import` writes it
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
+    offset: Option<u64>,
+    /// Text that the model goes on with
+    #[arg(
+        long,
+        short = 'p',
+        value_name = "TEXT",
+        required_unless_present = "chat"
+    )]
+    prompt: Option<String>,
+    /// Question that the model answers, in the turns of ChatML
+    #[arg(long, value_name = "TEXT", conflicts_with = "prompt")]
+    chat: Option<String>,
+    /// Tokens, at most: the model may end before
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = number::<u32>(1..=1_000_000))]
+    tokens: u32,
+    /// Memory for weights: what is not in it streams, layer by layer
+    #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = parse_bytes)]
+    budget: u64,
+    /// Compute on GPU N (0 without a number), which reads the drive by itself; without it on the CPU
+    #[cfg(feature = "cuda")]
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", value_parser = number::<u32>(0..=1023))]
+    gpu: Option<u32>,
+    /// Namespace
+    #[arg(long, short = 'n', value_name = "NSID", default_value_t = 1, value_parser = number::<u32>(1..=0xFFFF_FFFE))]
+    namespace_id: u32,
+    /// How long a command may take before it is aborted
+    #[arg(long, short = 't', visible_alias = "timeout", value_name = "MS", default_value_t = 5000, value_parser = number::<u64>(1..=3_600_000))]
+    timeout_ms: u64,
+    /// Print one JSON object at the end
+    #[arg(long)]
+    json: bool,
+}
+
+/// How long the parts took.
+struct Times {
+    open: Duration,
+    prompt: Duration,
+    tokens: Duration,
+}
+
+impl Generate {
+    pub fn run(self) -> Result<()> {
+        let begin = Instant::now();
+        let (tokenizer, mut model, prompt) = self.open()?;
+        let opened = Instant::now();
+        say::step(|| format!("{} computes; {}", model.machine(), model.path().mover));
+        let mut next = model.feed(&prompt)?;
+        let answered = Instant::now();
+        let (mut made, mut text) = (Vec::new(), Text::default());
+        loop {
+            made.push(next);
+            if tokenizer.end() == Some(next) {
+                break;
+            }
+            text.add(&tokenizer.decode(&[next]), self.json)?;
+            if made.len() as u64 == u64::from(self.tokens) {
+                break;
+            }
+            check_stop()?;
+            next = model.feed(&[next])?;
+        }
+        let times = Times {
+            open: opened - begin,
+            prompt: answered - opened,
+            tokens: answered.elapsed(),
+        };
+        text.end(self.json)?;
+        self.report(&model, &prompt, &made, &text, &times)
+    }
+
+    /// The tokenizer, the model, and the tokens of the prompt.
+    fn open(&self) -> Result<(Tokenizer, Llama, Vec<u32>)> {
+        let device = match (self.offset, Location::is_one(&self.model)) {
+            (Some(_), _) => self.model.clone(),
+            (None, true) => Location::parse(&self.model)?.device,
+            (None, false) => format!("file:{}", self.model),
+        };
+        if self.offset.is_none()
+            && !Location::is_one(&self.model)
+            && !Path::new(&self.model).is_file()
+        {
+            let cause = format!("{} is no file", self.model);
+            let remedy = "name a GGUF file, DEVICE:/path, or a device with --offset";
+            return Err(Error::usage(cause, remedy));
+        }
+        images::must_exist(&device)?;
+        let store = Arc::new(Store::open(&device, &self.options())?);
+        let at_once = |offset: u64, _: u64| Ok(offset);
+        if self.offset.is_some() || !Location::is_one(&self.model) {
+            let catalog = Catalog::of_store(&store, self.offset.unwrap_or(0))?;
+            return self.load(&store, &catalog, &at_once);
+        }
+        let location = Location::parse(&self.model)?;
+        let volume = Volume::open(&store, location.part)?;
+        let file = volume.file(&location.path)?;
+        let catalog = Catalog::of(&file as &dyn Source)?;
+        self.load(&store, &catalog, &|offset, bytes| file.place(offset, bytes))
+    }
+
+    fn load(
+        &self,
+        store: &Arc<Store>,
+        catalog: &Catalog,
+        place: &dyn Fn(u64, u64) -> Result<u64>,
+    ) -> Result<(Tokenizer, Llama, Vec<u32>)> {
+        let tokenizer = Tokenizer::of(catalog)?;
+        let prompt = match (&self.chat, &self.prompt) {
+            (Some(question), _) => chat(&tokenizer, question)?,
+            (None, Some(prompt)) => prompt.clone(),
+            (None, None) => String::new(),
+        };
+        let prompt = tokenizer.encode(&prompt)?;
+        if prompt.is_empty() {
+            return Err(Error::usage("an empty prompt", "write some text"));
+        }
+        let positions = (prompt.len() as u64 + u64::from(self.tokens)).min(u32::MAX.into());
+        let options = Options {
+            budget: self.budget,
+            positions: positions as u32,
+        };
+        let model = Llama::open(store, catalog, place, options)?;
+        Ok((tokenizer, model, prompt))
+    }
+
+    fn options(&self) -> StoreOptions {
+        StoreOptions {
+            read_only: true,
+            nsid: self.namespace_id,
+            timeout: Duration::from_millis(self.timeout_ms),
+            #[cfg(feature = "cuda")]
+            gpu: self.gpu.map(|index| nvme_host::store::GpuOptions {
+                index,
+                ..nvme_host::store::GpuOptions::default()
+            }),
+            ..StoreOptions::default()
+        }
+    }
+
+    fn report(
+        &self,
+        model: &Llama,
+        prompt: &[u32],
+        made: &[u32],
+        text: &Text,
+        times: &Times,
+    ) -> Result<()> {
+        let (path, stats) = (model.path(), model.stats());
+        // The first token comes with the prompt.
+        let steps = made.len() - 1;
+        let rate = (steps > 0).then(|| steps as f64 / times.tokens.as_secs_f64());
+        let read = stats.bytes as f64 / (times.prompt + times.tokens).as_secs_f64() / 1e9;
+        if self.json {
+            return output::json(&json!({
+                "text": text.whole,
+                "prompt_tokens": prompt,
+                "tokens": made,
+                "tokens_per_second": rate,
+                "open_ms": times.open.as_secs_f64() * 1e3,
+                "prompt_ms": times.prompt.as_secs_f64() * 1e3,
+                "layers": { "path": path, "stats": stats },
+                "weights_bytes": path.memory_bytes(),
+                "gigabytes_per_second": read,
+                "machine": model.machine(),
+            }));
+        }
+        say::show(&format!(
+            "{} tokens{}; weights in {} of memory, {} read ({read:.2} GB/s)\n{}; {}\n",
+            made.len(),
+            rate.map_or(String::new(), |rate| format!(", {rate:.1} a second")),
+            units::bytes(path.memory_bytes()),
+            units::bytes(stats.bytes),
+            model.machine(),
+            path.mover,
+        ));
+        Ok(())
+    }
+}
+
+/// The question as ChatML has it.
+fn chat(tokenizer: &Tokenizer, question: &str) -> Result<String> {
+    if tokenizer.token("<|im_start|>").is_none() {
+        return Err(Error::usage(
+            "the model has no tokens for turns of ChatML",
+            "use --prompt",
+        ));
+    }
+    Ok(format!(
+        "<|im_start|>user\n{question}<|im_end|>\n<|im_start|>assistant\n"
+    ))
+}
+
+/// Text that comes in pieces, which may end inside a character.
+#[derive(Default)]
+struct Text {
+    whole: String,
+    rest: Vec<u8>,
+}
+
+impl Text {
+    fn add(&mut self, bytes: &[u8], is_silent: bool) -> Result<()> {
+        self.rest.extend(bytes);
+        let end = match std::str::from_utf8(&self.rest) {
+            Ok(text) => text.len(),
+            Err(error) if error.error_len().is_none() => error.valid_up_to(),
+            Err(_) => self.rest.len(),
+        };
+        let rest = self.rest.split_off(end);
+        let text = String::from_utf8_lossy(&self.rest).into_owned();
+        self.rest = rest;
+        self.whole.push_str(&text);
+        match is_silent {
+            true => Ok(()),
+            false => output::bytes(visible::lines(&text).as_bytes()),
+        }
+    }
+
+    fn end(&mut self, is_silent: bool) -> Result<()> {
+        let rest = String::from_utf8_lossy(&std::mem::take(&mut self.rest)).into_owned();
+        self.whole.push_str(&rest);
+        match is_silent {
+            true => Ok(()),
+            false => output::bytes(format!("{rest}\n").as_bytes()),
+        }
+    }
+}

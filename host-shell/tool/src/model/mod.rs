@@ -1,0 +1,3 @@
+//! Models whose weights stream from a drive.
+
+pub mod generate;
