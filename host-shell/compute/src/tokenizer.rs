@@ -200,7 +200,7 @@ fn is_itself(byte: u8) -> bool {
 }
 
 /// The character with which GPT-2 writes a byte: itself, or one of those from U+0100 on, in the order of the bytes.
-fn sign(byte: u8) -> char {
+pub(crate) fn sign(byte: u8) -> char {
     match is_itself(byte) {
         true => char::from(byte),
         false => {

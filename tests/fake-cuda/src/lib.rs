@@ -13,6 +13,7 @@
     reason = "the CUDA driver API documents them"
 )]
 
+mod compute;
 mod examples;
 mod kernels;
 mod litmus;
@@ -39,12 +40,12 @@ const NOT_READY: Status = 600;
 
 /// The kernel whose argument is not a `Launch`.
 const LITMUS: &CStr = c"nvme_litmus";
-/// Handles of kernels: the places of their names here, those of `Kernel`, of `rows`, of the examples
-/// and the litmus kernel's.
+/// Handles of kernels: the places of their names here, those of `Kernel`, of `rows`, of the examples,
+/// of those that compute, and the litmus kernel's.
 static KERNELS: LazyLock<Vec<&'static CStr>> = LazyLock::new(|| {
     let kernels = Kernel::ALL.iter().map(|kernel| kernel.symbol());
     let kernels = kernels.chain(rows::NAMES).chain(examples::NAMES);
-    kernels.chain([LITMUS]).collect()
+    kernels.chain(compute::NAMES).chain([LITMUS]).collect()
 });
 
 /// Allocations and registrations: address to bytes.

@@ -7,8 +7,8 @@
 )]
 
 use crate::{
-    INVALID_HANDLE, INVALID_VALUE, KERNELS, NOT_READY, SUCCESS, Status, current_context, examples,
-    fault, kernels, litmus, lock, rows, striped,
+    INVALID_HANDLE, INVALID_VALUE, KERNELS, NOT_READY, SUCCESS, Status, compute, current_context,
+    examples, fault, kernels, litmus, lock, rows, striped,
 };
 use nvme_gpu_kernel::Kernel;
 use nvme_gpu_kernel::rows::{Cached, Check, Gather, Ranges, Striped, Widened};
@@ -469,6 +469,10 @@ pub unsafe extern "C" fn cuLaunchKernel(
             Arc::new(move || examples::walk(&walk, grid, block))
         }
         (None, name) if name == examples::NAMES[2] => Arc::new(|| {}),
+        (None, name) if compute::NAMES.contains(&name) => {
+            // SAFETY: the caller's.
+            unsafe { compute::launch(name, parameters) }
+        }
         (None, _) => {
             // SAFETY: the litmus kernel takes one `Args`.
             let args = unsafe { **parameters.cast::<*const gpu_litmus::Args>() };

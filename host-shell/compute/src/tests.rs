@@ -1,0 +1,225 @@
+//! A small model of random weights through every kind of store, and files that are no model.
+
+use crate::Tokenizer;
+use crate::llama::{Config, Llama, Options};
+use crate::synthetic::Synthetic;
+use nvme_formats::Stored;
+use nvme_host::{Catalog, Error, Store, StoreOptions};
+use std::sync::Arc;
+
+const PLACE: u64 = 12_288;
+
+fn small() -> Synthetic {
+    Synthetic {
+        config: Config {
+            layers: 3,
+            width: 256,
+            hidden: 512,
+            heads: 8,
+            kv_heads: 2,
+            head_elements: 32,
+            vocabulary: 300,
+            context: 128,
+            epsilon: 1e-5,
+            rope_base: 10_000.0,
+        },
+        stored: Stored::Q4_1,
+        stored_head: Stored::Q8_0,
+        seed: 1,
+    }
+}
+
+/// The file of a model.
+fn file(model: &Synthetic) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    model.write(&mut bytes, &mut |_| ()).unwrap();
+    bytes
+}
+
+/// A store that holds `bytes` at [`PLACE`].
+fn store(bytes: &[u8], more: &str) -> Arc<Store> {
+    let device = format!("sim:mem?size=16MiB{more}");
+    let store = Store::open(&device, &StoreOptions::default()).unwrap();
+    store.write_at(PLACE, bytes).unwrap();
+    Arc::new(store)
+}
+
+fn open(store: &Arc<Store>, budget: u64) -> nvme_host::Result<Llama> {
+    let catalog = Catalog::of_store(store, PLACE)?;
+    let options = Options {
+        budget,
+        positions: 100,
+    };
+    Llama::open(store, &catalog, &|offset, _| Ok(offset), options)
+}
+
+/// Tokens that follow, and the numbers of the last.
+fn follow(model: &mut Llama, prompt: &[u32], count: usize) -> (Vec<u32>, Vec<f32>) {
+    let mut tokens = vec![model.feed(prompt).unwrap()];
+    while tokens.len() < count {
+        tokens.push(model.feed(&tokens[tokens.len() - 1..]).unwrap());
+    }
+    (tokens, model.logits().unwrap())
+}
+
+#[test]
+fn text_is_the_same_whatever_streams_and_however_it_is_fed() {
+    for stored in Stored::ALL {
+        let model = Synthetic { stored, ..small() };
+        let store = store(&file(&model), "");
+        let prompt: Vec<u32> = (0..70).map(|at| at * 37 % 300).collect();
+        let mut whole = open(&store, 1 << 30).unwrap();
+        assert_eq!(whole.path().slots, 0);
+        let (tokens, logits) = follow(&mut whole, &prompt, 5);
+        let spread = |logits: &[f32]| {
+            let most = logits.iter().copied().fold(f32::MIN, f32::max);
+            most - logits.iter().copied().fold(f32::MAX, f32::min)
+        };
+        assert!(spread(&logits) > 0.01, "{stored:?}: {}", spread(&logits));
+        let budget = whole.path().resident_bytes / 4 * 3;
+        let mut streamed = open(&store, budget).unwrap();
+        assert!(streamed.path().memory_bytes() <= budget);
+        // One by one: each position sees the same.
+        for token in &prompt[..69] {
+            streamed.feed(&[*token]).unwrap();
+        }
+        let (found, found_logits) = follow(&mut streamed, &prompt[69..], 5);
+        assert_eq!(found, tokens, "{stored:?}");
+        assert_eq!(found_logits, logits, "{stored:?}");
+        assert_eq!(streamed.position(), 74);
+        streamed.clear();
+        assert_eq!(follow(&mut streamed, &prompt, 1).0[0], tokens[0]);
+    }
+}
+
+#[test]
+fn a_step_that_fails_can_be_repeated() {
+    let bytes = file(&small());
+    let good = store(&bytes, "");
+    let mut model = open(&good, 1 << 30).unwrap();
+    let (expected, _) = follow(&mut model, &[5, 6, 7], 6);
+    // Reads end with an error now and then.
+    let store = store(&bytes, "&fault=status:0x281@op=read,every=40");
+    let mut model = (0..10)
+        .find_map(|_| open(&store, 800 << 10).ok())
+        .expect("reads succeed mostly");
+    let (mut tokens, mut failed) = (Vec::new(), 0);
+    let mut next = vec![5, 6, 7];
+    while tokens.len() < expected.len() {
+        let before = model.position();
+        match model.feed(&next) {
+            Ok(token) => {
+                tokens.push(token);
+                next = vec![token];
+            }
+            Err(error) => {
+                failed += 1;
+                assert!(failed < 100, "{error}");
+                assert_eq!(model.position(), before);
+                assert!(
+                    matches!(error, Error::Command { .. } | Error::Device { .. }),
+                    "{error}"
+                );
+            }
+        }
+    }
+    assert_eq!(tokens, expected);
+    assert!(failed > 0);
+}
+
+#[test]
+fn what_is_no_model_or_does_not_fit_is_refused() {
+    let good = small();
+    let small_store = store(&file(&good), "");
+    let error = |result: nvme_host::Result<Llama>| match result {
+        Ok(_) => panic!("it was opened"),
+        Err(error) => {
+            assert!(matches!(error, Error::Usage { .. }), "{error}");
+            error.to_string()
+        }
+    };
+    assert!(error(open(&small_store, 1000)).contains("a budget of 1000 bytes"));
+    let catalog = Catalog::of_store(&small_store, PLACE).unwrap();
+    let at = |offset: u64, _: u64| Ok(offset);
+    let options = Options {
+        budget: 1 << 30,
+        positions: 129,
+    };
+    let long = error(Llama::open(&small_store, &catalog, &at, options));
+    assert!(long.contains("129 positions of a model with 128"));
+    let mut model = open(&small_store, 1 << 30).unwrap();
+    for (tokens, cause) in [
+        (vec![], "no tokens"),
+        (vec![1, 300], "token 300 of a vocabulary of 300"),
+        (vec![1; 101], "101 tokens behind 0 of 100"),
+    ] {
+        let error = model.feed(&tokens).unwrap_err();
+        assert!(error.to_string().contains(cause), "{error}");
+        assert_eq!(error.code(), "usage");
+    }
+    let config = |change: fn(&mut Config)| {
+        let mut model = small();
+        change(&mut model.config);
+        model
+    };
+    for (model, cause) in [
+        (config(|config| config.kv_heads = 3), "8 heads"),
+        (config(|config| config.layers = 0), "block_count"),
+        (
+            config(|config| config.head_elements = 512),
+            "8 heads of 512",
+        ),
+        (config(|config| config.epsilon = 0.0), "epsilon"),
+    ] {
+        let store = store(&file(&model), "");
+        assert!(error(open(&store, 1 << 30)).contains(cause), "{cause}");
+    }
+    // Names that are cut: the tensors of the second layer, the norms, the architecture.
+    for (from, to, cause) in [
+        ("blk.1.", "blq.1.", "there is no blk.1."),
+        ("output_norm.weight", "output_norm.weighs", "no output_norm"),
+        (
+            "blk.2.attn_k.weight",
+            "blk.2.attn_j.weight",
+            "no blk.2.attn_k",
+        ),
+        ("token_embd.weight", "token_embd.weighs", "no token_embd"),
+        (
+            "general.architecture",
+            "general.architectura",
+            "architecture is none",
+        ),
+    ] {
+        let mut bytes = file(&good);
+        let places: Vec<usize> = (0..bytes.len().min(20_000) - from.len())
+            .filter(|at| bytes[*at..].starts_with(from.as_bytes()))
+            .collect();
+        for at in places {
+            bytes[at..at + to.len()].copy_from_slice(to.as_bytes());
+        }
+        let store = store(&bytes, "");
+        let found = error(open(&store, 1 << 30));
+        assert!(found.contains(cause), "{cause}: {found}");
+    }
+    let odd = Synthetic {
+        stored: Stored::Q6K,
+        config: Config {
+            hidden: 288,
+            ..good.config.clone()
+        },
+        ..good
+    };
+    assert!(odd.write(&mut Vec::new(), &mut |_| ()).is_err());
+}
+
+#[test]
+fn a_tokenizer_writes_every_byte() {
+    let store = store(&file(&small()), "");
+    let tokenizer = Tokenizer::of(&Catalog::of_store(&store, PLACE).unwrap()).unwrap();
+    assert_eq!((tokenizer.len(), tokenizer.end()), (300, None));
+    let text = "Grüße, 123 \u{1F600}\n\t 'll  end";
+    let tokens = tokenizer.encode(text).unwrap();
+    assert_eq!(tokens.len(), text.len());
+    assert_eq!(tokenizer.decode(&tokens), text.as_bytes());
+    assert!(tokenizer.encode("").unwrap().is_empty());
+}

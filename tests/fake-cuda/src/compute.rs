@@ -1,0 +1,170 @@
+//! The kernels that compute as a host thread.
+// UNSAFETY: launches hold addresses that the host vouches for, as on a GPU.
+#![allow(unsafe_code)]
+
+use nvme_compute_kernel::{
+    Argmax, Attention, Gemv, RmsNorm, Rope, SiluMul, Unpack, index_of, ranked, reference,
+};
+use nvme_formats::Stored;
+use std::ffi::{CStr, c_void};
+use std::slice::{from_raw_parts, from_raw_parts_mut};
+
+/// The symbols.
+pub const NAMES: [&CStr; 8] = [
+    c"nvme_gemv",
+    c"nvme_rms_norm",
+    c"nvme_rope",
+    c"nvme_attention",
+    c"nvme_silu_mul",
+    c"nvme_argmax",
+    c"nvme_take_token",
+    c"nvme_unpack",
+];
+
+/// What a launch of a kernel does.
+pub type Run = std::sync::Arc<dyn Fn() + Send + Sync>;
+
+/// A launch of the kernel `name`, one of [`NAMES`].
+///
+/// # Safety
+/// `parameters` holds the address of the kernel's argument.
+pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void) -> Run {
+    /// The argument, and what runs with it.
+    fn of<T: Copy + Send + Sync + 'static>(parameters: *mut *mut c_void, run: fn(&T)) -> Run {
+        // SAFETY: the caller's.
+        let argument = unsafe { **parameters.cast::<*const T>() };
+        std::sync::Arc::new(move || run(&argument))
+    }
+    match name.to_bytes() {
+        b"nvme_gemv" => of(parameters, gemv),
+        b"nvme_rms_norm" => of(parameters, rms_norm),
+        b"nvme_rope" => of(parameters, rope),
+        b"nvme_attention" => of(parameters, attention),
+        b"nvme_silu_mul" => of(parameters, silu_mul),
+        b"nvme_argmax" => of(parameters, argmax),
+        b"nvme_take_token" => of(parameters, take_token),
+        _ => of(parameters, unpack),
+    }
+}
+
+/// Numbers that a launch names.
+fn numbers<'a>(address: u64, count: usize) -> &'a [f32] {
+    // SAFETY: the host vouches for them.
+    unsafe { from_raw_parts(address as usize as *const f32, count) }
+}
+
+/// The same, to be written. A kernel whose output is one of its inputs reads what it needs before it writes.
+fn outputs<'a>(address: u64, count: usize) -> &'a mut [f32] {
+    // SAFETY: as above.
+    unsafe { from_raw_parts_mut(address as usize as *mut f32, count) }
+}
+
+fn rows<'a>(address: u64, bytes: usize) -> &'a [u8] {
+    // SAFETY: as above.
+    unsafe { from_raw_parts(address as usize as *const u8, bytes) }
+}
+
+fn gemv(gemv: &Gemv) {
+    let stored = Stored::of_number(gemv.stored).expect("a format");
+    let (rows_count, columns) = (gemv.rows as usize, gemv.columns as usize);
+    assert_eq!(stored.row_bytes(gemv.columns), Some(gemv.row_bytes));
+    assert!(gemv.weights.is_multiple_of(2), "rows of 16-bit words");
+    let weights = rows(gemv.weights, rows_count * gemv.row_bytes as usize);
+    for token in 0..gemv.tokens as usize {
+        let x = numbers(gemv.x + token as u64 * u64::from(gemv.columns) * 4, columns);
+        let y = gemv.y + token as u64 * u64::from(gemv.stride) * 4;
+        let y = outputs(y, rows_count);
+        for (y, row) in y.iter_mut().zip(weights.chunks(gemv.row_bytes as usize)) {
+            let before = if gemv.adds == 0 { 0.0 } else { *y };
+            *y = before + reference::dot(stored, row, x);
+        }
+    }
+}
+
+fn unpack(unpack: &Unpack) {
+    let stored = Stored::of_number(unpack.stored).expect("a format");
+    let row_bytes = stored.row_bytes(unpack.columns).expect("whole blocks");
+    for token in 0..u64::from(unpack.tokens) {
+        let row = rows(unpack.rows + token * unpack.row_stride, row_bytes as usize);
+        let y = unpack.y + token * u64::from(unpack.columns) * 4;
+        reference::unpack(stored, row, outputs(y, unpack.columns as usize));
+    }
+}
+
+fn rms_norm(norm: &RmsNorm) {
+    let elements = norm.elements as usize;
+    let weight = numbers(norm.weight, elements);
+    for token in 0..u64::from(norm.tokens) {
+        let first = token * u64::from(norm.elements) * 4;
+        let x = numbers(norm.x + first, elements).to_vec();
+        reference::rms_norm(&x, weight, norm.epsilon, outputs(norm.y + first, elements));
+    }
+}
+
+fn rope(rope: &Rope) {
+    let elements = rope.head_elements as usize;
+    let cached = rope.kv_heads as usize * elements;
+    for token in 0..u64::from(rope.tokens) {
+        let position = token + u64::from(rope.position);
+        let vector = |address: u64, index: u64, count: usize| address + index * count as u64 * 4;
+        let angles = numbers(vector(rope.angles, position, elements), elements);
+        let each = rope.heads as usize * elements;
+        let queries = outputs(vector(rope.queries, token, each), each);
+        let heads = queries.chunks_mut(elements);
+        heads.for_each(|head| reference::turn(head, angles));
+        let key = outputs(vector(rope.key_cache, position, cached), cached);
+        key.copy_from_slice(numbers(vector(rope.keys, token, cached), cached));
+        let heads = key.chunks_mut(elements);
+        heads.for_each(|head| reference::turn(head, angles));
+        let value = outputs(vector(rope.value_cache, position, cached), cached);
+        value.copy_from_slice(numbers(vector(rope.values, token, cached), cached));
+    }
+}
+
+fn attention(attention: &Attention) {
+    let elements = attention.head_elements as usize;
+    let stride = attention.kv_heads as usize * elements;
+    for token in 0..attention.tokens {
+        let seen = (attention.position + token + 1) as usize * stride;
+        for head in 0..attention.heads {
+            let index = u64::from(token * attention.heads + head) * elements as u64 * 4;
+            let kv_head = head * attention.kv_heads / attention.heads;
+            let (first, count) = (kv_head as usize * elements, seen);
+            let keys = &numbers(attention.key_cache, count)[first..];
+            let values = &numbers(attention.value_cache, count)[first..];
+            let query = numbers(attention.queries + index, elements);
+            let y = outputs(attention.y + index, elements);
+            reference::attend(query, keys, values, stride, attention.scale, y);
+        }
+    }
+}
+
+fn silu_mul(silu: &SiluMul) {
+    let count = silu.elements as usize;
+    let mut x = numbers(silu.x, count).to_vec();
+    reference::silu_mul(&mut x, numbers(silu.factor, count));
+    outputs(silu.y, count).copy_from_slice(&x);
+}
+
+fn argmax(argmax: &Argmax) {
+    let x = numbers(argmax.x, argmax.elements as usize);
+    let ranks = x
+        .iter()
+        .zip(0..)
+        .map(|(value, index)| ranked(*value, index));
+    let best = argmax.best as usize as *mut u64;
+    // SAFETY: the host gives 8 bytes.
+    unsafe { *best = (*best).max(ranks.max().unwrap_or(0)) };
+}
+
+fn take_token(argmax: &Argmax) {
+    let (best, index) = (
+        argmax.best as usize as *mut u64,
+        argmax.index as usize as *mut i64,
+    );
+    // SAFETY: the host gives 8 bytes each.
+    unsafe {
+        *index = i64::from(index_of(*best));
+        *best = 0;
+    }
+}
