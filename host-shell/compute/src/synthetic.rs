@@ -2,7 +2,8 @@
 
 use crate::llama::Config;
 use crate::tokenizer::sign;
-use nvme_formats::{Stored, bf16_of_f32, f16_of_f32};
+pub use nvme_formats::Stored;
+use nvme_formats::{bf16_of_f32, f16_of_f32};
 use std::io::{self, Write};
 
 /// Tensors begin at multiples of this.

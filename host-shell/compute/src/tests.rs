@@ -67,7 +67,9 @@ fn text_is_the_same_whatever_streams_and_however_it_is_fed() {
     for stored in Stored::ALL {
         let model = Synthetic { stored, ..small() };
         let store = store(&file(&model), "");
-        let prompt: Vec<u32> = (0..70).map(|at| at * 37 % 300).collect();
+        // More than go through the layers together, once.
+        let length = if stored == Stored::Q4_1 { 70 } else { 6 };
+        let prompt: Vec<u32> = (0..length).map(|at| at * 37 % 300).collect();
         let mut whole = open(&store, 1 << 30).unwrap();
         assert_eq!(whole.path().slots, 0);
         let (tokens, logits) = follow(&mut whole, &prompt, 5);
@@ -80,13 +82,14 @@ fn text_is_the_same_whatever_streams_and_however_it_is_fed() {
         let mut streamed = open(&store, budget).unwrap();
         assert!(streamed.path().memory_bytes() <= budget);
         // One by one: each position sees the same.
-        for token in &prompt[..69] {
+        let (last, others) = prompt.split_last().unwrap();
+        for token in others {
             streamed.feed(&[*token]).unwrap();
         }
-        let (found, found_logits) = follow(&mut streamed, &prompt[69..], 5);
+        let (found, found_logits) = follow(&mut streamed, &[*last], 5);
         assert_eq!(found, tokens, "{stored:?}");
         assert_eq!(found_logits, logits, "{stored:?}");
-        assert_eq!(streamed.position(), 74);
+        assert_eq!(streamed.position(), length + 4);
         streamed.clear();
         assert_eq!(follow(&mut streamed, &prompt, 1).0[0], tokens[0]);
     }

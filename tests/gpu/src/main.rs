@@ -14,6 +14,7 @@ mod late;
 mod layers;
 mod litmus;
 mod matrix;
+mod model;
 mod ops;
 mod ranges;
 mod report;
@@ -122,6 +123,7 @@ fn main() -> ExitCode {
     ranges::all(&mut report, &bench);
     wide::all(&mut report, &bench);
     layers::all(&mut report, &bench);
+    model::all(&mut report, &bench);
     two_gpus::all(&mut report, &bench);
     late::all(&mut report, &bench);
     matrix::all(&mut report, &bench);

@@ -1,5 +1,6 @@
 //! `generate`: text by a model whose weights stream from a drive.
 
+use crate::common::file::Output;
 use crate::common::{check_stop, images, number, output, say, visible};
 use clap::Args;
 use nvme_compute::Tokenizer;
@@ -9,7 +10,7 @@ use nvme_host::files::{Location, Volume};
 use nvme_host::units::{self, parse_bytes};
 use nvme_host::{Catalog, Error, Result, Store, StoreOptions};
 use serde_json::json;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -49,6 +50,9 @@ pub struct Generate {
     /// How long a command may take before it is aborted
     #[arg(long, short = 't', visible_alias = "timeout", value_name = "MS", default_value_t = 5000, value_parser = number::<u64>(1..=3_600_000))]
     timeout_ms: u64,
+    /// Write the numbers from which each token was taken: an array of float32, tokens times vocabulary, as .npy
+    #[arg(long, value_name = "FILE")]
+    logits: Option<PathBuf>,
     /// Print one JSON object at the end
     #[arg(long)]
     json: bool,
@@ -70,8 +74,12 @@ impl Generate {
         let mut next = model.feed(&prompt)?;
         let answered = Instant::now();
         let (mut made, mut text) = (Vec::new(), Text::default());
+        let mut logits = Vec::new();
         loop {
             made.push(next);
+            if self.logits.is_some() {
+                logits.extend(model.logits()?);
+            }
             if tokenizer.end() == Some(next) {
                 break;
             }
@@ -88,6 +96,9 @@ impl Generate {
             tokens: answered.elapsed(),
         };
         text.end(self.json)?;
+        if let Some(path) = &self.logits {
+            write_npy(path, made.len(), &logits)?;
+        }
         self.report(&model, &prompt, &made, &text, &times)
     }
 
@@ -197,6 +208,23 @@ impl Generate {
         ));
         Ok(())
     }
+}
+
+/// Writes `numbers` in `rows` rows of equal length.
+fn write_npy(path: &Path, rows: usize, numbers: &[f32]) -> Result<()> {
+    let shape = format!("({rows}, {})", numbers.len() / rows);
+    let dict = format!("{{'descr': '<f4', 'fortran_order': False, 'shape': {shape}, }}");
+    // Head and dictionary are a multiple of 64 bytes, with a line feed at the end.
+    let padded = (10 + dict.len() + 1).next_multiple_of(64) - 10;
+    let mut out = Output::create(Some(path))?;
+    out.write(b"\x93NUMPY\x01\x00")?;
+    out.write(&(padded as u16).to_le_bytes())?;
+    out.write(format!("{dict:<width$}\n", width = padded - 1).as_bytes())?;
+    for numbers in numbers.chunks(1 << 16) {
+        let bytes: Vec<u8> = numbers.iter().flat_map(|one| one.to_le_bytes()).collect();
+        out.write(&bytes)?;
+    }
+    out.commit()
 }
 
 /// The question as ChatML has it.

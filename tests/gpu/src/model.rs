@@ -1,0 +1,162 @@
+//! A model whose weights stream to the GPU, beside the same model on the CPU.
+
+use crate::bench::Bench;
+use crate::by_host::Scratch;
+use crate::gather::text;
+use crate::report::Report;
+use nvme_compute::llama::{Config, Llama, Options};
+use nvme_compute::synthetic::{Stored, Synthetic};
+use nvme_host::cuda::RowsOptions;
+use nvme_host::store::GpuOptions;
+use nvme_host::{Catalog, Store, StoreOptions};
+use std::sync::Arc;
+use std::time::Duration;
+
+type Outcome<T> = Result<T, String>;
+
+const PLACE: u64 = 4096 * 3;
+const DRIVE: &str = "sim:mem?size=16MiB&block=4096&queues=8&threads=2";
+/// How far numbers of the GPU may lie from those of the CPU, in parts of the distance of largest and smallest: other
+/// orders of sums, and an exponential to two units of the last place.
+const TOLERANCE: f32 = 1e-4;
+const TOKENS: usize = 6;
+
+pub fn all(report: &mut Report, bench: &Bench) {
+    for stored in Stored::ALL {
+        let name = format!("{stored:?}").to_lowercase();
+        report.test(&format!("model/{name}"), |_| {
+            compare(bench, DRIVE, stored, 5)
+        });
+    }
+    report.test("model/file", |_| {
+        let file = Scratch::new()?;
+        // More than go through the layers together.
+        compare(bench, &file.device(), Stored::Q4_1, 70)
+    });
+    report.test("model/errors", |_| errors(bench));
+}
+
+fn bytes_of(stored: Stored) -> Outcome<Vec<u8>> {
+    let model = Synthetic {
+        config: Config {
+            layers: 3,
+            width: 256,
+            hidden: 512,
+            heads: 8,
+            kv_heads: 2,
+            head_elements: 32,
+            vocabulary: 1000,
+            context: 128,
+            epsilon: 1e-5,
+            rope_base: 10_000.0,
+        },
+        stored,
+        stored_head: Stored::Q8_0,
+        seed: 9,
+    };
+    let mut bytes = Vec::new();
+    let written = model.write(&mut bytes, &mut |_| ());
+    written.map_err(|error| error.to_string())?;
+    Ok(bytes)
+}
+
+/// The model in memory of the store's GPU, or of the host without one: less than all of its layers at a time.
+fn open(device: &str, gpu: Option<u32>, bytes: &[u8]) -> nvme_host::Result<Llama> {
+    let options = StoreOptions {
+        queues: 2,
+        timeout: Duration::from_secs(5),
+        gpu: gpu.map(|index| GpuOptions {
+            index,
+            rows: RowsOptions {
+                queues: 4,
+                entries: 128,
+                stations: 4,
+            },
+        }),
+        ..StoreOptions::default()
+    };
+    let store = Arc::new(Store::open(device, &options)?);
+    store.write_at(PLACE, bytes)?;
+    let catalog = Catalog::of_store(&store, PLACE)?;
+    let layer: u64 = catalog
+        .entries()
+        .iter()
+        .filter(|entry| entry.name.starts_with("blk.0."))
+        .map(|entry| entry.bytes.next_multiple_of(64))
+        .sum();
+    let options = Options {
+        budget: 5 * layer / 2,
+        positions: 100,
+    };
+    Llama::open(&store, &catalog, &|offset, _| Ok(offset), options)
+}
+
+fn prompt(length: u32) -> Vec<u32> {
+    (0..length).map(|at| at * 37 % 1000).collect()
+}
+
+/// Tokens that follow a prompt, and the numbers of the last.
+fn follow(model: &mut Llama, prompt: &[u32]) -> nvme_host::Result<(Vec<u32>, Vec<f32>)> {
+    let mut tokens = vec![model.feed(prompt)?];
+    while tokens.len() < TOKENS {
+        tokens.push(model.feed(&tokens[tokens.len() - 1..])?);
+    }
+    Ok((tokens, model.logits()?))
+}
+
+fn compare(bench: &Bench, device: &str, stored: Stored, length: u32) -> Outcome<String> {
+    let bytes = bytes_of(stored)?;
+    let mut of_cpu = open("sim:mem?size=16MiB", None, &bytes).map_err(text)?;
+    let (expected, cpu) = follow(&mut of_cpu, &prompt(length)).map_err(text)?;
+    let mut of_gpu = open(device, Some(bench.gpu.index()), &bytes).map_err(text)?;
+    let (tokens, gpu) = follow(&mut of_gpu, &prompt(length)).map_err(text)?;
+    if tokens != expected {
+        return Err(format!("{tokens:?}, of the CPU {expected:?}"));
+    }
+    let largest = cpu.iter().copied().fold(f32::MIN, f32::max);
+    let distance = largest - cpu.iter().copied().fold(f32::MAX, f32::min);
+    let apart = cpu.iter().zip(&gpu).map(|(cpu, gpu)| (cpu - gpu).abs());
+    let most = apart.fold(0.0, f32::max) / distance;
+    if most.is_nan() || most > TOLERANCE {
+        return Err(format!("numbers {most:e} apart"));
+    }
+    Ok(format!("{TOKENS} tokens, numbers {most:.1e} apart"))
+}
+
+/// Reads that fail end a step, which is repeated.
+fn errors(bench: &Bench) -> Outcome<String> {
+    let bytes = bytes_of(Stored::Q6K)?;
+    let mut of_cpu = open("sim:mem?size=16MiB", None, &bytes).map_err(text)?;
+    let (expected, _) = follow(&mut of_cpu, &prompt(5)).map_err(text)?;
+    // Behind the reads of the opening.
+    let faults = [60, 61, 400, 1000].map(|nth| format!("&fault=status:0x281@op=read,nth={nth}"));
+    let device = format!("{DRIVE}{}", faults.concat());
+    let mut model = open(&device, Some(bench.gpu.index()), &bytes).map_err(text)?;
+    let (mut tokens, mut failed) = (Vec::new(), 0);
+    let mut next = prompt(5);
+    while tokens.len() < expected.len() {
+        let before = model.position();
+        match model.feed(&next) {
+            Ok(token) => {
+                tokens.push(token);
+                next = vec![token];
+            }
+            Err(error) if failed == 4 => return Err(text(error)),
+            Err(error) => {
+                failed += 1;
+                if model.position() != before {
+                    return Err("a failed step moved the text".to_owned());
+                }
+                let said = text(error);
+                if !said.contains("Unrecovered Read Error") {
+                    return Err(said);
+                }
+            }
+        }
+    }
+    match (tokens == expected, failed) {
+        (true, 1..) => Ok(format!("{failed} steps failed and were repeated")),
+        (true, _) => Err("no step failed".to_owned()),
+        (false, _) => Err(format!("{tokens:?}, not {expected:?}")),
+    }
+}
