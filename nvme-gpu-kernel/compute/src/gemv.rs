@@ -68,7 +68,7 @@ unsafe fn rows(gemv: &Gemv, stored: Stored) {
     }
 }
 
-/// A thread takes an element at a time.
+/// A thread takes a unit at a time.
 ///
 /// # Safety
 /// What [`Unpack`] names is there.
@@ -77,17 +77,19 @@ pub unsafe extern "ptx-kernel" fn nvme_unpack(unpack: Unpack) {
     let Some(stored) = Stored::of_number(unpack.stored) else {
         return;
     };
+    let Some(units) = NonZeroU64::new(u64::from(unpack.columns / UNIT)) else {
+        return;
+    };
     // SAFETY: the caller's.
     let y = unsafe { Numbers::at(unpack.y) };
-    let columns = u64::from(unpack.columns);
     let (mut at, threads) = thread();
-    while at < columns * u64::from(unpack.tokens) && columns != 0 {
-        let (column, token) = ((at % columns) as u32, at / columns);
+    while at < units.get() * u64::from(unpack.tokens) {
+        let (unit, token) = ((at % units) as u32, at / units);
         let row = (unpack.rows + token * unpack.row_stride) as usize as *const u16;
         // SAFETY: the caller's: the words of the row.
         let half = |k: u32| unsafe { *row.add(k as usize) };
-        let one = |i: u32| f32::from(u8::from(i == column % UNIT));
-        y.store(at, stored.dot(column / UNIT, half, one));
+        let first = at * u64::from(UNIT);
+        stored.each(unit, half, |i, value| y.store(first + u64::from(i), value));
         at += threads;
     }
 }

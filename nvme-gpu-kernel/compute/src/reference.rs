@@ -3,25 +3,40 @@
 use crate::{index_of, ranked};
 use nvme_formats::{Stored, UNIT};
 
+/// Elements of a unit.
+type Numbers = [f32; UNIT as usize];
+
 /// The product of a row of a matrix, as it is stored, and a vector of as many elements.
 pub fn dot(stored: Stored, row: &[u8], x: &[f32]) -> f32 {
     let half = half_of(row);
-    let units = x.as_chunks::<{ UNIT as usize }>().0;
-    let products = units.iter().enumerate().map(|(unit, x)| {
-        let x = |i: u32| x[i as usize];
-        stored.dot(unit as u32, half, x)
-    });
-    products.sum()
+    let mut sums: Numbers = [0.0; UNIT as usize];
+    for (unit, x) in x.as_chunks::<{ UNIT as usize }>().0.iter().enumerate() {
+        let numbers = numbers(stored, unit as u32, half);
+        for ((sum, number), x) in sums.iter_mut().zip(numbers).zip(x) {
+            *sum += number * x;
+        }
+    }
+    sums.iter().sum()
 }
 
 /// The numbers of a row.
 pub fn unpack(stored: Stored, row: &[u8], y: &mut [f32]) {
     let half = half_of(row);
-    for (column, y) in y.iter_mut().enumerate() {
-        let column = column as u32;
-        let one = |i: u32| f32::from(u8::from(i == column % UNIT));
-        *y = stored.dot(column / UNIT, half, one);
+    for (unit, y) in y
+        .as_chunks_mut::<{ UNIT as usize }>()
+        .0
+        .iter_mut()
+        .enumerate()
+    {
+        *y = numbers(stored, unit as u32, half);
     }
+}
+
+#[inline(always)]
+fn numbers(stored: Stored, unit: u32, half: impl Fn(u32) -> u16) -> Numbers {
+    let mut numbers = [0.0; UNIT as usize];
+    stored.each(unit, half, |i, value| numbers[i as usize] = value);
+    numbers
 }
 
 /// Words of 16 bits of a row; 0 past its end.

@@ -79,47 +79,50 @@ impl Stored {
         }
     }
 
-    /// The sum of the products of the 32 elements of unit `unit` of a row with those of a vector, in their order: the
-    /// row's 16-bit word number `k` is `half(k)`, the vector's element `i` of the unit `x(i)`.
+    /// Hands the 32 elements of unit `unit` of a row to `take`, in their order, with their numbers in the unit. The row's
+    /// 16-bit word number `k` is `half(k)`.
     #[inline(always)]
-    pub fn dot(self, unit: u32, half: impl Fn(u32) -> u16, x: impl Fn(u32) -> f32) -> f32 {
+    pub fn each(self, unit: u32, half: impl Fn(u32) -> u16, mut take: impl FnMut(u32, f32)) {
         let first = unit * UNIT;
         match self {
-            Self::F32 => sum(|i| {
-                let at = (first + i) * 2;
-                let bits = u32::from(half(at)) | u32::from(half(at + 1)) << 16;
-                f32::from_bits(bits) * x(i)
-            }),
-            Self::F16 => sum(|i| f32_of_f16(half(first + i)) * x(i)),
-            Self::Bf16 => sum(|i| f32_of_bf16(half(first + i)) * x(i)),
+            Self::F32 => {
+                for i in 0..UNIT {
+                    let at = (first + i) * 2;
+                    let bits = u32::from(half(at)) | u32::from(half(at + 1)) << 16;
+                    take(i, f32::from_bits(bits));
+                }
+            }
+            Self::F16 => {
+                for i in 0..UNIT {
+                    take(i, f32_of_f16(half(first + i)));
+                }
+            }
+            Self::Bf16 => {
+                for i in 0..UNIT {
+                    take(i, f32_of_bf16(half(first + i)));
+                }
+            }
             Self::Q4_0 => {
                 let block = unit * 9;
                 let scale = f32_of_f16(half(block));
-                halves_of_16(
-                    |pair| half(block + 1 + pair),
-                    |number| scale * (number - 8.0),
-                    x,
-                )
+                let value = |number: f32| scale * (number - 8.0);
+                numbers_of_4_bits(|pair| half(block + 1 + pair), value, take);
             }
             Self::Q4_1 => {
                 let block = unit * 10;
                 let (scale, least) = (f32_of_f16(half(block)), f32_of_f16(half(block + 1)));
-                halves_of_16(
-                    |pair| half(block + 2 + pair),
-                    |number| scale * number + least,
-                    x,
-                )
+                // Two roundings, as ggml has them.
+                let value = |number: f32| scale * number + least;
+                numbers_of_4_bits(|pair| half(block + 2 + pair), value, take);
             }
             Self::Q8_0 => {
                 let block = unit * 17;
                 let scale = f32_of_f16(half(block));
-                let mut sum = 0.0;
                 for pair in 0..16 {
                     let [low, high] = half(block + 1 + pair).to_le_bytes();
-                    sum += scale * f32::from(low as i8) * x(2 * pair);
-                    sum += scale * f32::from(high as i8) * x(2 * pair + 1);
+                    take(2 * pair, scale * f32::from(low as i8));
+                    take(2 * pair + 1, scale * f32::from(high as i8));
                 }
-                sum
             }
             Self::Q4K => {
                 let (block, group) = (unit / 8 * 72, unit % 8);
@@ -137,63 +140,56 @@ impl Stored {
                 let least = f32_of_f16(half(block + 1)) * f32::from(least);
                 let shift = 4 * (group % 2);
                 let numbers = block + 8 + group / 2 * 16;
-                let mut sum = 0.0;
                 for pair in 0..16 {
                     let both = half(numbers + pair) >> shift;
-                    sum += (scale * f32::from(both & 0xF) - least) * x(2 * pair);
-                    sum += (scale * f32::from(both >> 8 & 0xF) - least) * x(2 * pair + 1);
+                    take(2 * pair, scale * f32::from(both & 0xF) - least);
+                    take(2 * pair + 1, scale * f32::from(both >> 8 & 0xF) - least);
                 }
-                sum
             }
             Self::Q6K => {
                 let (block, part, quarter) = (unit / 8 * 105, unit / 4 % 2, unit % 4);
                 let all = f32_of_f16(half(block + 104));
-                let scales = half(block + 96 + unit % 8);
+                let [first, second] = half(block + 96 + unit % 8).to_le_bytes();
                 let (low_shift, high_shift) = (4 * (quarter / 2), 2 * quarter);
                 let lows = block + part * 32 + quarter % 2 * 16;
                 let highs = block + 64 + part * 16;
-                let mut sum = 0.0;
                 for pair in 0..16 {
                     let low = half(lows + pair) >> low_shift;
                     let high = half(highs + pair) >> high_shift;
-                    let [first, second] = scales.to_le_bytes();
                     let scale = all * f32::from(if pair < 8 { first } else { second } as i8);
                     let number = |low: u16, high: u16| (low & 0xF | (high & 3) << 4) as i16 - 32;
-                    sum += scale * f32::from(number(low, high)) * x(2 * pair);
-                    sum += scale * f32::from(number(low >> 8, high >> 8)) * x(2 * pair + 1);
+                    take(2 * pair, scale * f32::from(number(low, high)));
+                    take(2 * pair + 1, scale * f32::from(number(low >> 8, high >> 8)));
                 }
-                sum
             }
         }
     }
-}
 
-#[inline(always)]
-fn sum(product: impl Fn(u32) -> f32) -> f32 {
-    let mut sum = 0.0;
-    for i in 0..UNIT {
-        sum += product(i);
+    /// The sum of the products of the 32 elements of unit `unit` of a row with those of a vector, in their order: the
+    /// vector's element `i` of the unit is `x(i)`.
+    #[inline(always)]
+    pub fn dot(self, unit: u32, half: impl Fn(u32) -> u16, x: impl Fn(u32) -> f32) -> f32 {
+        let mut sum = 0.0;
+        self.each(unit, half, |i, value| sum += value * x(i));
+        sum
     }
-    sum
 }
 
 /// 32 numbers of 4 bits: the lower halves of 16 bytes, then the upper ones.
 #[inline(always)]
-fn halves_of_16(
+fn numbers_of_4_bits(
     pairs: impl Fn(u32) -> u16,
     value: impl Fn(f32) -> f32,
-    x: impl Fn(u32) -> f32,
-) -> f32 {
-    let mut sum = 0.0;
+    mut take: impl FnMut(u32, f32),
+) {
     for upper in 0..2 {
         for pair in 0..8 {
             let both = pairs(pair) >> (4 * upper);
             let at = upper * 16 + 2 * pair;
-            sum += value(f32::from(both & 0xF)) * x(at);
-            sum += value(f32::from(both >> 8 & 0xF)) * x(at + 1);
+            take(at, value(f32::from(both & 0xF)));
+            take(at + 1, value(f32::from(both >> 8 & 0xF)));
         }
     }
-    sum
 }
 
 /// Byte `at` of the block whose first word is `block`.
@@ -261,8 +257,10 @@ mod tests {
             assert_eq!(stored.row_bytes(columns), Some(row.len() as u64));
             let half = |k: u32| u16::from_le_bytes([row[2 * k as usize], row[2 * k as usize + 1]]);
             for index in 0..columns {
-                let one = |i: u32| f32::from(u8::from(i == index % UNIT));
-                let found = stored.dot(index / UNIT, half, one);
+                let mut found = f32::NAN;
+                stored.each(index / UNIT, half, |i, value| {
+                    found = if i == index % UNIT { value } else { found };
+                });
                 let expected = expected(stored, &row, index);
                 assert!(expected.is_finite(), "{stored:?}");
                 assert_eq!(found, expected, "{stored:?} {index}");

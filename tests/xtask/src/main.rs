@@ -9,6 +9,7 @@ mod guest;
 mod install_c;
 mod kmod;
 mod loom;
+mod model;
 mod packages;
 mod planted;
 mod process;

@@ -5,7 +5,9 @@ mod programs;
 
 use crate::process::{Failure, cargo, cargo_test, check, output};
 use crate::report::Counts;
-use crate::{background, fuzz, guest, loom, packages, planted, ptx, python, simulate, stress};
+use crate::{
+    background, fuzz, guest, loom, model, packages, planted, ptx, python, simulate, stress,
+};
 use background::Background;
 use std::process::Command;
 use std::time::Instant;
@@ -78,7 +80,7 @@ const fn stage(name: &'static str, run: Run) -> Stage {
     }
 }
 
-const STAGES: [Stage; 17] = [
+const STAGES: [Stage; 18] = [
     stage("formatting", formatting),
     Stage {
         name: "ptx",
@@ -102,6 +104,7 @@ const STAGES: [Stage; 17] = [
     stage("planted", planted::stage),
     stage("fuzz", fuzz::stage),
     stage("demo", demo),
+    stage("model", model::stage),
     stage("python", python::stage),
     stage("guest", guest::stage),
 ];

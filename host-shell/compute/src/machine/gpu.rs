@@ -7,6 +7,7 @@ use crate::llama::weights::{Embedding, Matrix, Weights};
 use nvme_compute_kernel::{
     Argmax, Attention, BLOCK_THREADS, Gemv, PTX, RmsNorm, Rope, SiluMul, Unpack, kernel, reference,
 };
+use nvme_formats::UNIT;
 use nvme_host::cuda::{DeviceMemory, Function, Gpu, Module, Pending, Request, Stream};
 use nvme_host::loader::{Layer, LayerLoader};
 use nvme_host::store::status;
@@ -191,8 +192,8 @@ impl Machine for GpuMachine {
             stored: self.embedding.stored as u32,
             reserved: 0,
         };
-        let elements = u64::from(unpack.columns) * u64::from(unpack.tokens);
-        self.launch(self.kernels.unpack, elements, &unpack)
+        let units = u64::from(unpack.columns / UNIT) * u64::from(unpack.tokens);
+        self.launch(self.kernels.unpack, units, &unpack)
     }
 
     fn norm(&mut self, layer: &Layer, weight: u64, tokens: u32) -> Result<()> {
