@@ -50,7 +50,17 @@ fn open(store: &Arc<Store>, budget: u64) -> nvme_host::Result<Llama> {
         budget,
         positions: 100,
     };
-    Llama::open(store, &catalog, &|offset, _| Ok(offset), options)
+    Llama::open(store, &catalog, &places, options)
+}
+
+/// Bytes of the file in three parts each, as on a file system that is full.
+fn places(offset: u64, bytes: u64) -> nvme_host::Result<Vec<std::ops::Range<u64>>> {
+    let (end, third) = (offset + bytes, (bytes / 3).next_multiple_of(2));
+    Ok(vec![
+        offset..offset + third,
+        offset + third..end - third,
+        end - third..end,
+    ])
 }
 
 /// Tokens that follow, and the numbers of the last.
@@ -143,12 +153,11 @@ fn what_is_no_model_or_does_not_fit_is_refused() {
     };
     assert!(error(open(&small_store, 1000)).contains("a budget of 1000 bytes"));
     let catalog = Catalog::of_store(&small_store, PLACE).unwrap();
-    let at = |offset: u64, _: u64| Ok(offset);
     let options = Options {
         budget: 1 << 30,
         positions: 129,
     };
-    let long = error(Llama::open(&small_store, &catalog, &at, options));
+    let long = error(Llama::open(&small_store, &catalog, &places, options));
     assert!(long.contains("129 positions of a model with 128"));
     let mut model = open(&small_store, 1 << 30).unwrap();
     for (tokens, cause) in [

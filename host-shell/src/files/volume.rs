@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::store::{Store, Table};
 use nvme_ext4::{DirEntry, Ext4, Extent, File, Info, Inode};
 use std::io;
+use std::ops::Range;
 
 /// The ext4 of a store or of one of its partitions. Only read; nothing else may change it meanwhile.
 #[derive(Debug)]
@@ -129,25 +130,55 @@ impl DriveFile<'_> {
         Ok(found)
     }
 
+    /// Where the `bytes` bytes from byte `offset` of the file on lie in the store: as few ranges as there are, in the order
+    /// of the file.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for bytes in a hole or past the end.
+    pub fn pieces(&self, offset: u64, bytes: u64) -> Result<Vec<Range<u64>>> {
+        let end = offset.checked_add(bytes);
+        let end = end.filter(|end| *end <= self.file.len());
+        let mut pieces = Vec::<Range<u64>>::new();
+        let mut at = offset;
+        for extent in self.extents()?.iter().filter(|one| one.is_written) {
+            let last = end.map_or(at, |end| end.min(extent.logical + extent.bytes));
+            if extent.logical > at || last <= at {
+                continue;
+            }
+            let first = extent.place + (at - extent.logical);
+            let next = first..first + (last - at);
+            match pieces.last_mut() {
+                Some(before) if before.end == next.start => before.end = next.end,
+                _ => pieces.push(next),
+            }
+            at = last;
+        }
+        match Some(at) == end {
+            true => Ok(pieces),
+            false => Err(Error::usage(
+                format!(
+                    "bytes {offset} to {} of {} do not all lie on the drive",
+                    offset.saturating_add(bytes),
+                    self.path
+                ),
+                "read the file's bytes, of which some are zeros that no block holds",
+            )),
+        }
+    }
+
     /// Where the `bytes` bytes from byte `offset` of the file on lie in the store, if they lie there in one piece.
     ///
     /// # Errors
     /// [`Error::Usage`] for bytes in several pieces, in a hole or past the end.
     pub fn place(&self, offset: u64, bytes: u64) -> Result<u64> {
-        let end = offset.checked_add(bytes);
-        let end = end.filter(|end| *end <= self.file.len());
-        let extents = self.extents()?;
-        let covers = |one: &&Extent| {
-            let last = one.logical + one.bytes;
-            one.is_written && one.logical <= offset && end.is_some_and(|end| end <= last)
-        };
-        match extents.iter().find(covers) {
-            Some(one) => Ok(one.place + (offset - one.logical)),
-            None => Err(Error::usage(
+        match &self.pieces(offset, bytes)?[..] {
+            [one] => Ok(one.start),
+            several => Err(Error::usage(
                 format!(
-                    "bytes {offset} to {} of {} do not lie in one piece on the drive",
+                    "bytes {offset} to {} of {} lie in {} pieces on the drive",
                     offset.saturating_add(bytes),
-                    self.path
+                    self.path,
+                    several.len()
                 ),
                 "copy the file onto an empty file system; read its bytes",
             )),

@@ -10,7 +10,7 @@ use std::time::Duration;
 /// Layers begin at a multiple of this.
 const PAGE: usize = 4096;
 
-/// Memory of a cell. Whoever reads into it, or out of it, owns it meanwhile.
+/// Memory of a cell. The read that fills it, or the layer that is given out, owns it meanwhile.
 pub(super) struct Buffer {
     memory: Vec<u8>,
     begin: usize,

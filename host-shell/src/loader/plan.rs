@@ -150,23 +150,39 @@ impl Layers {
     pub fn of_ranges<N: Into<String>>(
         ranges: impl IntoIterator<Item = (N, Range<u64>)>,
     ) -> Result<Self> {
-        let layers = ranges.into_iter().map(|(name, range)| {
-            let name = name.into();
-            let bytes = range.end.checked_sub(range.start).ok_or_else(|| {
-                let cause = format!("layer {name}: bytes {} to {}", range.start, range.end);
-                Error::usage(cause, "give ranges that end behind their begin")
-            })?;
-            let piece = Piece {
-                offset: range.start,
-                bytes,
-                at: 0,
-            };
-            Ok(LayerPlan {
-                name,
-                pieces: if bytes > 0 { vec![piece] } else { Vec::new() },
+        Self::of_parts(ranges.into_iter().map(|(name, range)| (name, [range])))
+    }
+
+    /// A layer for each list of ranges of bytes, which lie one behind the other in the layer's memory: a file in several
+    /// pieces ([`DriveFile::pieces`](crate::files::DriveFile::pieces)).
+    ///
+    /// # Errors
+    /// As [`of_ranges`](Self::of_ranges); for layers of 2^64 bytes and more.
+    pub fn of_parts<N: Into<String>, P: IntoIterator<Item = Range<u64>>>(
+        layers: impl IntoIterator<Item = (N, P)>,
+    ) -> Result<Self> {
+        let layers = layers.into_iter().map(|(name, parts)| {
+            let mut plan = LayerPlan {
+                name: name.into(),
+                pieces: Vec::new(),
                 tensors: Vec::new(),
-                bytes,
-            })
+                bytes: 0,
+            };
+            for part in parts {
+                let bytes = part.end.checked_sub(part.start).ok_or_else(|| {
+                    let cause =
+                        format!("layer {}: bytes {} to {}", plan.name, part.start, part.end);
+                    Error::usage(cause, "give ranges that end behind their begin")
+                })?;
+                let at = plan.bytes;
+                let end = at.checked_add(bytes);
+                plan.bytes = end.ok_or_else(|| too_long(&plan.name))?;
+                if bytes > 0 {
+                    let offset = part.start;
+                    plan.pieces.push(Piece { offset, bytes, at });
+                }
+            }
+            Ok(plan)
         });
         Self::of(layers.collect::<Result<_>>()?)
     }

@@ -88,7 +88,8 @@ fn open(device: &str, gpu: Option<u32>, bytes: &[u8]) -> nvme_host::Result<Llama
         budget: 5 * layer / 2,
         positions: 100,
     };
-    Llama::open(&store, &catalog, &|offset, _| Ok(offset), options)
+    let places = |offset: u64, bytes: u64| Ok(vec![offset..offset + bytes]);
+    Llama::open(&store, &catalog, &places, options)
 }
 
 fn prompt(length: u32) -> Vec<u32> {

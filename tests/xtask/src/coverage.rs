@@ -35,6 +35,10 @@ const TESTS: [&[&str]; 4] = [
         "nvme-units",
         "--package",
         "nvme-ext4",
+        "--package",
+        "nvme-compute",
+        "--package",
+        "nvme-compute-kernel",
         // Runs the host's side of CUDA over the stand-in.
         "--package",
         "nvme-gpu-tests",

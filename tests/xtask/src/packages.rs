@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 
 /// The published libraries; nothing of them needs another package of the workspace than these.
-const LIBRARIES: [&str; 8] = [
+const LIBRARIES: [&str; 10] = [
     "nvme-core",
     "nvme-ext4",
     "nvme-formats",
@@ -17,6 +17,8 @@ const LIBRARIES: [&str; 8] = [
     "nvme-auditor",
     "nvme-sim",
     "nvme-host",
+    "nvme-compute-kernel",
+    "nvme-compute",
 ];
 const TOOL: &str = "nvme-gpu";
 const EACH_HAS: [&str; 4] = ["Cargo.toml", "LICENSE-APACHE", "LICENSE-MIT", "README.md"];

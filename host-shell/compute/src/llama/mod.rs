@@ -8,6 +8,7 @@ pub use config::Config;
 use crate::machine::{Buffer, Machine, Sizes, Vectors};
 use nvme_host::loader::{LayerLoader, LoaderOptions, LoaderPath, LoaderStats, Resident};
 use nvme_host::{Catalog, Error, Result, Store};
+use std::ops::Range;
 use std::sync::Arc;
 use weights::{Block, Weights};
 
@@ -26,8 +27,7 @@ pub struct Options {
 
 /// A model, and one text that it goes on with.
 ///
-/// The embedding of a token is read from the store by its number, the layers and the pieces of the last matrix stream
-/// through slots. Where the store has a GPU, its kernels read the embeddings by the number that they computed.
+/// The embedding of a token is read from the store, the layers and the pieces of the last matrix stream through slots.
 pub struct Llama {
     config: Config,
     weights: Weights,
@@ -38,8 +38,8 @@ pub struct Llama {
 }
 
 impl Llama {
-    /// The model that `catalog` describes. Its bytes lie in `store`: those from byte `offset` of the file on at
-    /// `place(offset, bytes)`, or at the same offset without a `place`.
+    /// The model that `catalog` describes. Its bytes lie in `store`: so many from a byte of the catalog on in the ranges
+    /// that `places` gives, one behind the other.
     ///
     /// # Errors
     /// [`Error::Usage`] for a model of another kind, for a budget that is too small, and for more positions than the
@@ -47,7 +47,7 @@ impl Llama {
     pub fn open(
         store: &Arc<Store>,
         catalog: &Catalog,
-        place: &dyn Fn(u64, u64) -> Result<u64>,
+        places: &dyn Fn(u64, u64) -> Result<Vec<Range<u64>>>,
         options: Options,
     ) -> Result<Self> {
         let config = Config::of(catalog)?;
@@ -60,7 +60,7 @@ impl Llama {
                 "use a shorter prompt, or fewer tokens",
             ));
         }
-        let (weights, layers) = Weights::of(&config, catalog, store, place)?;
+        let (weights, layers) = Weights::of(&config, catalog, store, places)?;
         let slot = layers.iter().map(|layer| layer.bytes()).max().unwrap_or(0);
         let all: u64 = layers.iter().map(|layer| layer.bytes()).sum();
         if options.budget < 2 * slot {
@@ -92,7 +92,7 @@ impl Llama {
             tokens: MOST_TOKENS,
             positions: options.positions,
         };
-        let machine = crate::machine::of(store, sizes, &weights)?;
+        let machine = crate::machine::of(sizes, &weights)?;
         Ok(Self {
             config,
             weights,

@@ -4,8 +4,9 @@ use super::config::Config;
 use nvme_formats::Stored;
 use nvme_host::catalog::{Dtype, Entry};
 use nvme_host::loader::Layers;
-use nvme_host::{Catalog, Error, Result, Store, Table};
+use nvme_host::{Catalog, Error, Result, Store};
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A matrix inside of a layer's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -45,8 +46,44 @@ pub struct Piece {
 /// The embeddings, read row by row.
 #[derive(Clone)]
 pub struct Embedding {
-    pub table: Table,
+    pub store: Arc<Store>,
+    /// Where they lie in the store, in their order.
+    pub places: Vec<Range<u64>>,
+    pub row_bytes: u64,
     pub stored: Stored,
+}
+
+/// A part of a row.
+pub struct Part {
+    /// First byte in the store.
+    pub offset: u64,
+    pub bytes: u64,
+    /// First byte among the rows that are read together, `stride` bytes each.
+    pub at: u64,
+}
+
+impl Embedding {
+    /// What is read for the rows of `tokens`.
+    pub fn parts(&self, tokens: &[u32], stride: u64) -> Vec<Part> {
+        let mut parts = Vec::new();
+        for (token, row) in tokens.iter().zip(0u64..) {
+            let first = u64::from(*token) * self.row_bytes;
+            let (mut begin, end) = (0, first + self.row_bytes);
+            for place in &self.places {
+                let place_end = begin + (place.end - place.start);
+                let (from, to) = (first.max(begin), end.min(place_end));
+                if from < to {
+                    parts.push(Part {
+                        offset: place.start + (from - begin),
+                        bytes: to - from,
+                        at: row * stride + (from - first),
+                    });
+                }
+                begin = place_end;
+            }
+        }
+        parts
+    }
 }
 
 /// All of a model.
@@ -58,8 +95,8 @@ pub struct Weights {
     pub embedding: Embedding,
 }
 
-/// Of the file to that of the store.
-type Place<'a> = &'a dyn Fn(u64, u64) -> Result<u64>;
+/// Where so many bytes from a byte of the file on lie in the store, in their order.
+pub type Places<'a> = &'a dyn Fn(u64, u64) -> Result<Vec<Range<u64>>>;
 
 impl Weights {
     /// # Errors
@@ -67,56 +104,53 @@ impl Weights {
     pub fn of(
         config: &Config,
         catalog: &Catalog,
-        store: &Store,
-        place: Place<'_>,
+        store: &Arc<Store>,
+        places: Places<'_>,
     ) -> Result<(Self, Layers)> {
         let file = File { catalog };
-        let (mut ranges, mut blocks) = (Vec::new(), Vec::new());
+        let (mut layers, mut blocks, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
         for index in 0..config.layers {
             let prefix = format!("blk.{index}.");
             let range = file.range(&prefix)?;
             blocks.push(block(config, file, &prefix, range.start)?);
-            let bytes = range.end - range.start;
-            let first = place(range.start, bytes)?;
-            ranges.push((prefix, first..first + bytes));
+            lengths.push(range.end - range.start);
+            layers.push((prefix, places(range.start, range.end - range.start)?));
         }
         let embedding = file.matrix("token_embd.weight", config.vocabulary, config.width, 0)?;
         let last = match catalog.get("output.weight") {
             Some(_) => file.matrix("output.weight", config.vocabulary, config.width, 0)?,
             None => embedding,
         };
-        let longest = ranges
-            .iter()
-            .map(|(_, range)| range.end - range.start)
-            .max();
+        let longest = lengths.into_iter().max();
         let head = pieces(&last, longest.unwrap_or(0), blocks.len());
         for piece in &head {
             let bytes = piece.matrix.row_bytes * u64::from(piece.matrix.rows);
             let begin = last.at + u64::from(piece.first_row) * last.row_bytes;
-            let first = place(begin, bytes)?;
             let name = format!("output.{}", piece.first_row);
-            ranges.push((name, first..first + bytes));
+            layers.push((name, places(begin, bytes)?));
         }
         let bytes = embedding.row_bytes * u64::from(embedding.rows);
-        let table = store.table(
-            place(embedding.at, bytes)?,
-            embedding.rows.into(),
-            embedding.row_bytes,
-        )?;
+        let embeddings = places(embedding.at, bytes)?;
         let norm = file.vector("output_norm.weight", config.width, 0)?;
-        let mut bytes = vec![0; config.width as usize * 4];
-        store.read_at(place(norm, bytes.len() as u64)?, &mut bytes)?;
+        let mut bytes = Vec::new();
+        for place in places(norm, u64::from(config.width) * 4)? {
+            let begin = bytes.len();
+            bytes.resize(begin + (place.end - place.start) as usize, 0);
+            store.read_at(place.start, &mut bytes[begin..])?;
+        }
         let last_norm = bytes.as_chunks::<4>().0.iter();
         let weights = Self {
             blocks,
             last_norm: last_norm.map(|bytes| f32::from_le_bytes(*bytes)).collect(),
             head,
             embedding: Embedding {
-                table,
+                store: Arc::clone(store),
+                places: embeddings,
+                row_bytes: embedding.row_bytes,
                 stored: embedding.stored,
             },
         };
-        Ok((weights, Layers::of_ranges(ranges)?))
+        Ok((weights, Layers::of_parts(layers)?))
     }
 }
 

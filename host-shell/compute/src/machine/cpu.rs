@@ -1,11 +1,10 @@
 //! Threads of the CPU.
 
 use super::{Buffer, Machine, Sizes, Vectors};
-use crate::llama::weights::{Matrix, Weights};
+use crate::llama::weights::{Embedding, Matrix, Weights};
 use nvme_compute_kernel::reference;
-use nvme_formats::Stored;
 use nvme_host::loader::{Layer, LayerLoader};
-use nvme_host::{Error, Result, Table};
+use nvme_host::{Error, Result};
 use rayon::prelude::*;
 
 /// Rows of a product that a thread takes at a time.
@@ -18,8 +17,7 @@ pub struct CpuMachine {
     cache: Vec<(Vec<f32>, Vec<f32>)>,
     angles: Vec<f32>,
     last_norm: Vec<f32>,
-    table: Table,
-    stored: Stored,
+    embedding: Embedding,
     name: String,
 }
 
@@ -35,8 +33,7 @@ impl CpuMachine {
                 .collect(),
             angles: reference::angles(sizes.positions, config.head_elements, config.rope_base),
             last_norm: weights.last_norm.clone(),
-            table: weights.embedding.table.clone(),
-            stored: weights.embedding.stored,
+            embedding: weights.embedding.clone(),
             name: format!("{} threads of the CPU", rayon::current_num_threads()),
             sizes,
         }
@@ -83,13 +80,13 @@ impl Machine for CpuMachine {
     }
 
     fn embed(&mut self, tokens: &[u32]) -> Result<()> {
-        let row_bytes = self.table.row_bytes() as usize;
+        let row_bytes = self.embedding.row_bytes as usize;
         let mut rows = vec![0; row_bytes * tokens.len()];
-        let ids: Vec<i64> = tokens.iter().map(|token| i64::from(*token)).collect();
-        self.table
-            .gather((&ids[..]).into(), &mut rows, None)?
-            .check()?;
-        let (width, stored) = (self.sizes.config.width as usize, self.stored);
+        for part in self.embedding.parts(tokens, row_bytes as u64) {
+            let rows = &mut rows[part.at as usize..][..part.bytes as usize];
+            self.embedding.store.read_at(part.offset, rows)?;
+        }
+        let (width, stored) = (self.sizes.config.width as usize, self.embedding.stored);
         let hidden = self.buffers[Buffer::Hidden as usize].chunks_mut(width);
         for (row, hidden) in rows.chunks(row_bytes).zip(hidden) {
             reference::unpack(stored, row, hidden);

@@ -8,10 +8,10 @@ use nvme_compute_kernel::{
     Argmax, Attention, BLOCK_THREADS, Gemv, PTX, RmsNorm, Rope, SiluMul, Unpack, kernel, reference,
 };
 use nvme_formats::UNIT;
-use nvme_host::cuda::{DeviceMemory, Function, Gpu, Module, Pending, Request, Stream};
+use nvme_host::cuda::{DeviceMemory, Function, Gpu, Module, Pending, ReadRange, Stream};
 use nvme_host::loader::{Layer, LayerLoader};
 use nvme_host::store::status;
-use nvme_host::{Error, Result, Table};
+use nvme_host::{Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -59,17 +59,15 @@ pub struct GpuMachine {
     cache: Vec<(DeviceMemory, DeviceMemory)>,
     angles: DeviceMemory,
     last_norm: DeviceMemory,
-    /// Numbers of the tokens of a step, as `i64`; the first is the one that was computed last.
-    ids: DeviceMemory,
+    /// The number of the token that was computed last, an `i64`.
+    index: DeviceMemory,
     /// What `nvme_argmax` raises.
     best: DeviceMemory,
     /// Rows of embeddings as they are stored.
     rows: DeviceMemory,
     embedding: Embedding,
-    /// The gather of the step.
+    /// The read of the step's embeddings.
     pending: Option<Pending>,
-    /// The token in `ids`, once one was computed.
-    computed: Option<u32>,
     name: String,
 }
 
@@ -82,7 +80,7 @@ impl GpuMachine {
         let buffers = Buffer::ALL.map(|buffer| floats(sizes.all_elements(buffer)));
         let cache = (0..config.layers).map(|_| Ok((floats(cached)?, floats(cached)?)));
         let tokens = sizes.tokens as usize;
-        let row_bytes = weights.embedding.table.row_bytes() as usize;
+        let row_bytes = weights.embedding.row_bytes as usize;
         Ok(Self {
             kernels: Kernels::load(gpu)?,
             stream: Stream::new(gpu)?,
@@ -90,12 +88,11 @@ impl GpuMachine {
             cache: cache.collect::<Result<_>>()?,
             angles: uploaded(gpu, &angles)?,
             last_norm: uploaded(gpu, &weights.last_norm)?,
-            ids: DeviceMemory::new(gpu, tokens * 8)?,
+            index: DeviceMemory::new(gpu, 8)?,
             best: DeviceMemory::new(gpu, 8)?,
             rows: DeviceMemory::new(gpu, tokens * row_bytes.next_multiple_of(16))?,
             embedding: weights.embedding.clone(),
             pending: None,
-            computed: None,
             name: gpu.describe(),
             sizes,
         })
@@ -135,10 +132,9 @@ impl GpuMachine {
         self.launch(self.kernels.norm, u64::from(tokens) * 32, &norm)
     }
 
-    /// The table of embeddings, and bytes from one row to the next where they are gathered.
-    fn table(&self) -> (&Table, u64) {
-        let table = &self.embedding.table;
-        (table, table.row_bytes().next_multiple_of(16))
+    /// Bytes from one row of embeddings to the next where they are read.
+    fn row_stride(&self) -> u64 {
+        self.embedding.row_bytes.next_multiple_of(16)
     }
 }
 
@@ -163,25 +159,17 @@ impl Machine for GpuMachine {
     }
 
     fn embed(&mut self, tokens: &[u32]) -> Result<()> {
-        // After a failed step the stream may still hold what that step put into it.
-        if self.computed.take() != tokens.first().copied() || tokens.len() != 1 {
-            self.stream.wait(LIMIT, || Ok(()))?;
-            let ids = tokens
-                .iter()
-                .flat_map(|token| i64::from(*token).to_le_bytes());
-            self.ids.upload(0, &ids.collect::<Vec<_>>())?;
-        }
-        let (table, stride) = self.table();
-        let request = Request {
-            ids: self.ids.address(),
-            wide_ids: true,
-            count: tokens.len() as u64,
-            out: self.rows.address(),
-            out_stride: stride,
-            status: 0,
-        };
-        // SAFETY: ids and rows are memory of this machine, which waits for the gather before it is dropped.
-        let pending = unsafe { table.gather_on_gpu(&request, self.stream.handle())? };
+        let stride = self.row_stride();
+        let parts = self.embedding.parts(tokens, stride);
+        let ranges = parts.iter().map(|part| ReadRange {
+            offset: part.offset,
+            bytes: part.bytes,
+            to: self.rows.address() + part.at,
+        });
+        let ranges: Vec<ReadRange> = ranges.collect();
+        let store = &self.embedding.store;
+        // SAFETY: the rows are memory of this machine, which waits for its stream before it is dropped.
+        let pending = unsafe { store.read_ranges_on_gpu(&ranges, self.stream.handle())? };
         self.pending = Some(pending);
         let unpack = Unpack {
             rows: self.rows.address(),
@@ -273,7 +261,7 @@ impl Machine for GpuMachine {
         let argmax = Argmax {
             x: self.address(Buffer::Logits),
             best: self.best.address(),
-            index: self.ids.address(),
+            index: self.index.address(),
             elements: self.sizes.config.vocabulary.into(),
         };
         self.launch(self.kernels.argmax, argmax.elements, &argmax)?;
@@ -284,17 +272,15 @@ impl Machine for GpuMachine {
             if let Some((row, code)) = pending.wait(LIMIT)?.failures.first {
                 let (what, remedy) = status::describe(code);
                 return Err(Error::device(
-                    format!("the embedding of token {row} of the step: {what}"),
+                    format!("part {row} of the embeddings of the step: {what}"),
                     remedy,
                 ));
             }
         }
         let mut token = [0; 8];
-        self.ids.download(0, &mut token)?;
+        self.index.download(0, &mut token)?;
         let token = u32::try_from(i64::from_le_bytes(token));
-        let token = token.map_err(|_| Error::internal("a token below 0"))?;
-        self.computed = Some(token);
-        Ok(token)
+        token.map_err(|_| Error::internal("a token below 0"))
     }
 
     fn logits(&mut self) -> Result<Vec<f32>> {

@@ -6,9 +6,8 @@ mod gpu;
 
 use crate::llama::Config;
 use crate::llama::weights::{Matrix, Weights};
+use nvme_host::Result;
 use nvme_host::loader::{Layer, LayerLoader};
-use nvme_host::{Result, Store};
-use std::sync::Arc;
 
 /// Vectors, one for each token.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -145,11 +144,10 @@ pub trait Machine: Send {
 }
 
 /// The machine of a store: its GPU, or the CPU.
-pub fn of(store: &Arc<Store>, sizes: Sizes, weights: &Weights) -> Result<Box<dyn Machine>> {
+pub fn of(sizes: Sizes, weights: &Weights) -> Result<Box<dyn Machine>> {
     #[cfg(feature = "cuda")]
-    if let Some(gpu) = store.gpu() {
+    if let Some(gpu) = weights.embedding.store.gpu() {
         return Ok(Box::new(gpu::GpuMachine::new(gpu, sizes, weights)?));
     }
-    let _ = store;
     Ok(Box::new(cpu::CpuMachine::new(sizes, weights)))
 }

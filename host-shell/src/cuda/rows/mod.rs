@@ -333,21 +333,52 @@ impl GpuRows {
     /// The launch, but for what is of this one alone.
     fn launch(&self, table: &RowTable, request: &Request) -> Option<Gather> {
         let (lent, slots) = (self.lent.as_ref()?, self.slots.as_ref()?);
-        let slot = self.slot_bytes(table);
-        let lanes = lanes(slot, request.count, self.state.stations);
-        let units =
-            table.first_byte | u64::from(table.row_bytes) | request.out | request.out_stride;
+        let common = Common {
+            slot: self.slot_bytes(table),
+            max_transfer: self.max_transfer,
+            timeout: self.timeout,
+            block_shift: self.info.block_bytes.trailing_zeros(),
+            stations: self.state.stations,
+        };
         Some(Gather {
-            queues: Queues {
-                queues: lent.set.address(),
-                cells: self.state.cells.address(),
-                queue_count: lent.set.len() as u32,
-                cell_count: self.state.stations * STATION_CELLS,
-            },
+            queues: self.queues(lent),
             gate: self.state.board.gate_address(),
             stations: self.state.free.address(),
             slots: slots.address(),
             slots_iova: slots.iova().0,
+            nsid: self.info.nsid.0,
+            ..common.gather(table, request)
+        })
+    }
+
+    /// The queues that are lent, with a result cell for each row of each station.
+    fn queues(&self, lent: &LentQueues) -> Queues {
+        Queues {
+            queues: lent.set.address(),
+            cells: self.state.cells.address(),
+            queue_count: lent.set.len() as u32,
+            cell_count: self.state.stations * STATION_CELLS,
+        }
+    }
+}
+
+/// What decides the shape of a launch, over one drive or over drives in stripes.
+struct Common {
+    /// Bytes of the slot of a row.
+    slot: u64,
+    /// Bytes of a command at most.
+    max_transfer: u64,
+    timeout: Duration,
+    block_shift: u32,
+    stations: u32,
+}
+
+impl Common {
+    /// The words that come from table and request; those of queues and memory are 0.
+    fn gather(&self, table: &RowTable, request: &Request) -> Gather {
+        let units =
+            table.first_byte | u64::from(table.row_bytes) | request.out | request.out_stride;
+        Gather {
             ids: request.ids,
             out: request.out,
             status: request.status,
@@ -357,16 +388,15 @@ impl GpuRows {
             out_stride: request.out_stride,
             timeout_ns: self.timeout.as_nanos() as u64,
             row_bytes: table.row_bytes,
-            slot_bytes: slot as u32,
-            run_rows: (self.max_transfer / slot).clamp(1, 32) as u32,
-            block_shift: self.info.block_bytes.trailing_zeros(),
+            slot_bytes: self.slot as u32,
+            run_rows: (self.max_transfer / self.slot).clamp(1, 32) as u32,
+            block_shift: self.block_shift,
             unit_shift: units.trailing_zeros().min(4),
-            nsid: self.info.nsid.0,
             wide_ids: u32::from(request.wide_ids),
-            station_count: self.state.stations,
-            lanes,
+            station_count: self.stations,
+            lanes: lanes(self.slot, request.count, self.stations),
             ..Gather::default()
-        })
+        }
     }
 }
 

@@ -7,11 +7,10 @@
 
 use super::super::memory::DeviceMemory;
 use super::super::stream::is_capturing;
-use super::{GpuRows, Pending, Request, RowTable, closed, lanes};
+use super::{Common, GpuRows, Pending, Request, RowTable, closed};
 use crate::error::{Error, Result};
-use nvme_gpu_kernel::Queues;
 use nvme_gpu_kernel::rows::{
-    BLOCK_THREADS, Gather, MEMBERS, Member, STATION_CELLS, Striped, WARP_BYTES, slot_bytes,
+    BLOCK_THREADS, Gather, MEMBERS, Member, Striped, WARP_BYTES, slot_bytes,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -143,28 +142,16 @@ impl StripedRows {
     }
 
     fn launch(&self, words: &DeviceMemory, table: &RowTable, request: &Request) -> Gather {
-        let slot = self.slot_bytes(table);
-        let units =
-            table.first_byte | u64::from(table.row_bytes) | request.out | request.out_stride;
+        let common = Common {
+            slot: self.slot_bytes(table),
+            max_transfer: self.max_transfer,
+            timeout: self.timeout,
+            block_shift: self.block_shift,
+            stations: self.stations,
+        };
         Gather {
             stations: words.address(),
-            ids: request.ids,
-            out: request.out,
-            status: request.status,
-            count: request.count,
-            first_byte: table.first_byte,
-            rows: table.rows,
-            out_stride: request.out_stride,
-            timeout_ns: self.timeout.as_nanos() as u64,
-            row_bytes: table.row_bytes,
-            slot_bytes: slot as u32,
-            run_rows: (self.max_transfer / slot).clamp(1, 32) as u32,
-            block_shift: self.block_shift,
-            unit_shift: units.trailing_zeros().min(4),
-            wide_ids: u32::from(request.wide_ids),
-            station_count: self.stations,
-            lanes: lanes(slot, request.count, self.stations),
-            ..Gather::default()
+            ..common.gather(table, request)
         }
     }
 
@@ -181,12 +168,7 @@ impl GpuRows {
     fn member(&self) -> Option<Member> {
         let (lent, slots) = (self.lent.as_ref()?, self.slots.as_ref()?);
         Some(Member {
-            queues: Queues {
-                queues: lent.set.address(),
-                cells: self.state.cells.address(),
-                queue_count: lent.set.len() as u32,
-                cell_count: self.state.stations * STATION_CELLS,
-            },
+            queues: self.queues(lent),
             gate: self.state.board.gate_address(),
             stations: self.state.free.address(),
             slots: slots.address(),

@@ -20,7 +20,7 @@ use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::fd::AsRawFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use uapi::{Info, Map, Segment, flag, iommu};
 
@@ -126,7 +126,7 @@ impl Kmod {
 }
 
 /// What a node says that cannot be opened.
-fn refused(path: &std::path::Path, address: Address, source: io::Error) -> Error {
+fn refused(path: &Path, address: Address, source: io::Error) -> Error {
     let name = path.display();
     match source.raw_os_error() {
         Some(libc::EBUSY) => Error::environment(

@@ -10,6 +10,7 @@ use nvme_host::files::{Location, Volume};
 use nvme_host::units::{self, parse_bytes};
 use nvme_host::{Catalog, Error, Result, Store, StoreOptions};
 use serde_json::json;
+use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -119,7 +120,7 @@ impl Generate {
         }
         images::must_exist(&device)?;
         let store = Arc::new(Store::open(&device, &self.options())?);
-        let at_once = |offset: u64, _: u64| Ok(offset);
+        let at_once = |offset: u64, bytes: u64| Ok(vec![offset..offset + bytes]);
         if self.offset.is_some() || !Location::is_one(&self.model) {
             let catalog = Catalog::of_store(&store, self.offset.unwrap_or(0))?;
             return self.load(&store, &catalog, &at_once);
@@ -128,14 +129,16 @@ impl Generate {
         let volume = Volume::open(&store, location.part)?;
         let file = volume.file(&location.path)?;
         let catalog = Catalog::of(&file as &dyn Source)?;
-        self.load(&store, &catalog, &|offset, bytes| file.place(offset, bytes))
+        self.load(&store, &catalog, &|offset, bytes| {
+            file.pieces(offset, bytes)
+        })
     }
 
     fn load(
         &self,
         store: &Arc<Store>,
         catalog: &Catalog,
-        place: &dyn Fn(u64, u64) -> Result<u64>,
+        places: &dyn Fn(u64, u64) -> Result<Vec<Range<u64>>>,
     ) -> Result<(Tokenizer, Llama, Vec<u32>)> {
         let tokenizer = Tokenizer::of(catalog)?;
         let prompt = match (&self.chat, &self.prompt) {
@@ -152,7 +155,7 @@ impl Generate {
             budget: self.budget,
             positions: positions as u32,
         };
-        let model = Llama::open(store, catalog, place, options)?;
+        let model = Llama::open(store, catalog, places, options)?;
         Ok((tokenizer, model, prompt))
     }
 
