@@ -73,7 +73,7 @@ impl Stored {
     /// Bytes of a row of `columns` elements; none unless those are whole blocks and units.
     pub const fn row_bytes(self, columns: u32) -> Option<u64> {
         let (elements, bytes) = self.block();
-        match columns % elements == 0 && columns % UNIT == 0 {
+        match columns.is_multiple_of(elements) && columns.is_multiple_of(UNIT) {
             true => Some((columns / elements) as u64 * bytes as u64),
             false => None,
         }

@@ -88,7 +88,10 @@ fn open(device: &str, gpu: Option<u32>, bytes: &[u8]) -> nvme_host::Result<Llama
         budget: 5 * layer / 2,
         positions: 100,
     };
-    let places = |offset: u64, bytes: u64| Ok(vec![offset..offset + bytes]);
+    let places = |offset: u64, bytes: u64| {
+        let all = offset..offset + bytes;
+        Ok(vec![all])
+    };
     Llama::open(&store, &catalog, &places, options)
 }
 

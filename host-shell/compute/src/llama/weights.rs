@@ -116,9 +116,9 @@ impl Weights {
             lengths.push(range.end - range.start);
             layers.push((prefix, places(range.start, range.end - range.start)?));
         }
-        let embedding = file.matrix("token_embd.weight", config.vocabulary, config.width, 0)?;
+        let embedding = file.alone("token_embd.weight", config)?;
         let last = match catalog.get("output.weight") {
-            Some(_) => file.matrix("output.weight", config.vocabulary, config.width, 0)?,
+            Some(_) => file.alone("output.weight", config)?,
             None => embedding,
         };
         let longest = lengths.into_iter().max();
@@ -131,7 +131,8 @@ impl Weights {
         }
         let bytes = embedding.row_bytes * u64::from(embedding.rows);
         let embeddings = places(embedding.at, bytes)?;
-        let norm = file.vector("output_norm.weight", config.width, 0)?;
+        let norm = file.entry("output_norm.weight")?.offset;
+        file.vector("output_norm.weight", config.width, norm)?;
         let mut bytes = Vec::new();
         for place in places(norm, u64::from(config.width) * 4)? {
             let begin = bytes.len();
@@ -223,7 +224,7 @@ impl<'a> File<'a> {
             .ok_or_else(|| refused(format!("{name} is of {}", entry.dtype.name())))?;
         let row_bytes = stored.row_bytes(columns);
         let is_so = entry.shape == [u64::from(rows), u64::from(columns)];
-        let row_bytes = row_bytes.filter(|_| is_so && (entry.offset - begin) % 2 == 0);
+        let row_bytes = row_bytes.filter(|_| is_so && (entry.offset - begin).is_multiple_of(2));
         let row_bytes = row_bytes.ok_or_else(|| {
             refused(format!(
                 "{name} has the shape {:?}, not {rows} times {columns}",
@@ -239,11 +240,18 @@ impl<'a> File<'a> {
         })
     }
 
+    /// A matrix with a row for each token, which is loaded by itself; its first byte is that of the file.
+    fn alone(self, name: &str, config: &Config) -> Result<Matrix> {
+        let at = self.entry(name)?.offset;
+        let matrix = self.matrix(name, config.vocabulary, config.width, at)?;
+        Ok(Matrix { at, ..matrix })
+    }
+
     /// The first byte of a vector of `f32`, counted from `begin` on.
     fn vector(self, name: &str, elements: u32, begin: u64) -> Result<u64> {
         let entry = self.entry(name)?;
         let is_so = entry.dtype == Dtype::F32 && entry.shape == [u64::from(elements)];
-        match is_so && (entry.offset - begin) % 4 == 0 {
+        match is_so && (entry.offset - begin).is_multiple_of(4) {
             true => Ok(entry.offset - begin),
             false => Err(refused(format!(
                 "{name} is no vector of {elements} float32"

@@ -268,14 +268,12 @@ impl Machine for GpuMachine {
         self.launch(self.kernels.take_token, 1, &argmax)?;
         self.stream.wait(LIMIT, || Ok(()))?;
         loader.check(LIMIT)?;
-        if let Some(pending) = self.pending.take() {
-            if let Some((row, code)) = pending.wait(LIMIT)?.failures.first {
-                let (what, remedy) = status::describe(code);
-                return Err(Error::device(
-                    format!("part {row} of the embeddings of the step: {what}"),
-                    remedy,
-                ));
-            }
+        if let Some(pending) = self.pending.take()
+            && let Some((row, code)) = pending.wait(LIMIT)?.failures.first
+        {
+            let (what, remedy) = status::describe(code);
+            let cause = format!("part {row} of the embeddings of the step: {what}");
+            return Err(Error::device(cause, remedy));
         }
         let mut token = [0; 8];
         self.index.download(0, &mut token)?;

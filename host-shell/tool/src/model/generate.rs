@@ -120,7 +120,10 @@ impl Generate {
         }
         images::must_exist(&device)?;
         let store = Arc::new(Store::open(&device, &self.options())?);
-        let at_once = |offset: u64, bytes: u64| Ok(vec![offset..offset + bytes]);
+        let at_once = |offset: u64, bytes: u64| {
+            let all = offset..offset + bytes;
+            Ok(vec![all])
+        };
         if self.offset.is_some() || !Location::is_one(&self.model) {
             let catalog = Catalog::of_store(&store, self.offset.unwrap_or(0))?;
             return self.load(&store, &catalog, &at_once);

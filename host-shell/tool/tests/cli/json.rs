@@ -229,9 +229,14 @@ fn every_result_follows_the_schema() {
         ("catalog", &["catalog", "--metadata", "two.safetensors"]),
         ("import", &["import", "in", "-d", d, "--offset", "512"]),
         ("verify", &["verify", "in", "-d", d, "--offset", "512"]),
+        (
+            "generate",
+            &["generate", "model.gguf", "-p", "Hi", "--tokens", "2"],
+        ),
         ("doctor", &["doctor"]),
         ("list", &["list"]),
     ];
+    std::fs::write(folder.path("model.gguf"), super::generate::model()).unwrap();
     for (name, arguments) in rows {
         let value = folder.json(arguments);
         check(&root, name, &value);

@@ -1,0 +1,99 @@
+//! `generate`: a small model of random weights, from files, devices and file systems.
+
+use super::common::{Folder, Place};
+use nvme_compute::llama::Config;
+use nvme_compute::synthetic::{Stored, Synthetic};
+
+/// A model of 300 tokens, as GGUF.
+pub fn model() -> Vec<u8> {
+    let model = Synthetic {
+        config: Config {
+            layers: 2,
+            width: 64,
+            hidden: 128,
+            heads: 2,
+            kv_heads: 1,
+            head_elements: 32,
+            vocabulary: 300,
+            context: 64,
+            epsilon: 1e-5,
+            rope_base: 10_000.0,
+        },
+        stored: Stored::Q8_0,
+        stored_head: Stored::Q8_0,
+        seed: 3,
+    };
+    let mut bytes = Vec::new();
+    model.write(&mut bytes, &mut |_| ()).unwrap();
+    bytes
+}
+
+#[test]
+fn the_same_text_comes_from_everywhere() {
+    let folder = Folder::new(Place::Embedded);
+    std::fs::create_dir(folder.path("models")).unwrap();
+    std::fs::write(folder.path("models/model.gguf"), model()).unwrap();
+    folder.ok(&["pack", "models", "ext4.img"]);
+    let import = ["import", "models/model.gguf", "--offset", "8191"];
+    folder.ok(&[&import[..], &["-d", "sim:raw.img?size=4MiB"]].concat());
+    let words = ["-p", "Hello", "--tokens", "5"];
+    let generate = |model: &[&str]| folder.json(&[&["generate"][..], model, &words].concat());
+    let file = generate(&["models/model.gguf"]);
+    assert_eq!(file["tokens"].as_array().unwrap().len(), 5);
+    assert_eq!(file["prompt_tokens"].as_array().unwrap().len(), 5);
+    for (model, budget) in [
+        (&["./ext4.img:/model.gguf"][..], "1GiB"),
+        (&["sim:raw.img", "--offset", "8191"], "85kB"),
+    ] {
+        let found = generate(&[model, &["--budget", budget]].concat());
+        assert_eq!(found["tokens"], file["tokens"]);
+        assert_eq!(found["text"], file["text"]);
+    }
+    // For a person: the text, and what it took on standard error.
+    let more = ["--logits", "numbers.npy", "--tokens", "2", "-p", "Hello"];
+    let shown = folder.run(&[&["generate", "models/model.gguf"][..], &more].concat());
+    assert!(shown.stderr.contains("2 tokens"), "{}", shown.stderr);
+    let numbers = std::fs::read(folder.path("numbers.npy")).unwrap();
+    assert_eq!(numbers.len(), 128 + 2 * 300 * 4);
+    let catalog = folder.json(&["catalog", "numbers.npy"]);
+    assert_eq!(catalog["tensors"][0]["shape"], serde_json::json!([2, 300]));
+}
+
+#[test]
+fn what_cannot_be_generated_says_why() {
+    let folder = Folder::new(Place::Embedded);
+    std::fs::write(folder.path("model.gguf"), model()).unwrap();
+    std::fs::write(folder.path("cut.gguf"), &model()[..40_000]).unwrap();
+    for (words, text) in [
+        ("generate nothing.gguf -p a", "nothing.gguf is no file"),
+        ("generate cut.gguf -p a", "end at byte"),
+        ("generate model.gguf", "--prompt"),
+        (
+            "generate model.gguf --chat a",
+            "no tokens for turns of ChatML",
+        ),
+        (
+            "generate model.gguf -p a --tokens 64",
+            "65 positions of a model with 64",
+        ),
+        (
+            "generate model.gguf -p a --tokens 2 --budget 1kB",
+            "a budget of 1000 bytes",
+        ),
+        ("generate model.gguf -p a --tokens 0", "0"),
+    ] {
+        let words: Vec<&str> = words.split(' ').collect();
+        folder.fails(&words, 2, text);
+    }
+    folder.fails(&["generate", "model.gguf", "-p", ""], 2, "an empty prompt");
+    let fault = "sim:drive.img?fault=status:0x281@op=read,nth=30";
+    folder.ok(&["import", "model.gguf", "-d", "sim:drive.img?size=4MiB"]);
+    let words = [
+        "--offset", "0", "-p", "a", "--tokens", "9", "--budget", "85kB",
+    ];
+    folder.fails(
+        &[&["generate", fault][..], &words].concat(),
+        1,
+        "Unrecovered Read Error",
+    );
+}
