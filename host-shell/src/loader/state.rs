@@ -230,7 +230,8 @@ impl State {
 
     /// A read of `layer` into the cell has started.
     pub fn started(&mut self, cell: usize, layer: usize, load: Arc<Load>) {
-        if !load.is_done() {
+        // One that has ended already may have failed: that is found as of the others.
+        if !load.is_done() || load.failure().is_some() {
             self.under_way.push_back(UnderWay {
                 layer,
                 cell,
