@@ -64,6 +64,8 @@ pub struct When {
     pub opcode: Option<u8>,
     /// Only the n-th match, from 1.
     pub nth: Option<u64>,
+    /// With `nth`: those after it, too, up to this one.
+    pub until: Option<u64>,
     /// Every n-th match.
     pub every: Option<u64>,
     /// Matches per million, drawn from the plan's seed.

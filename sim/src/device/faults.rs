@@ -133,11 +133,12 @@ impl Faults {
             let n = count.fetch_add(1, Ordering::Relaxed) + 1;
             let When {
                 nth,
+                until,
                 every,
                 per_million,
                 ..
             } = rule.when;
-            let fires = nth.is_none_or(|nth| n == nth)
+            let fires = nth.is_none_or(|nth| (nth..=until.unwrap_or(nth)).contains(&n))
                 && every.is_none_or(|every| every != 0 && n.is_multiple_of(every))
                 && per_million.is_none_or(|p| {
                     SplitMix::new(self.seed ^ (i as u64) << 48 ^ n).next_word() % 1_000_000
@@ -177,6 +178,17 @@ mod tests {
             .map(|op| faults.of_command(1, op, 0, true).is_some())
             .into();
         assert_eq!(hits, [false, false, true, false]);
+    }
+
+    #[test]
+    fn a_rule_with_a_last_match_hits_all_up_to_it() {
+        let faults = plan(When {
+            nth: Some(2),
+            until: Some(4),
+            ..When::default()
+        });
+        let hits = [(); 6].map(|()| faults.of_command(1, 2, 0, true).is_some());
+        assert_eq!(hits, [false, true, true, true, false, false]);
     }
 
     #[test]

@@ -90,8 +90,13 @@ pub const CONDITIONS: &[ConditionRow] = conditions! {
         when.qid = if is_admin { Some(0) } else { when.qid };
         Ok(())
     };
-    "nth" "N" "the N-th match alone, from 1" => |when, text| {
-        when.nth = Some(positive(text)?);
+    "nth" "N|A-B" "the N-th match alone, from 1, or the A-th to the B-th" => |when, text| {
+        let (first, last) = text.split_once('-').unwrap_or((text, text));
+        let (first, last) = (positive(first)?, positive(last)?);
+        if last < first {
+            return Err(format!("{last} comes before {first}"));
+        }
+        (when.nth, when.until) = (Some(first), Some(last));
         Ok(())
     };
     "every" "N" "every N-th match, from 1" => |when, text| {

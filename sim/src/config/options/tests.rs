@@ -32,6 +32,10 @@ fn options_become_a_configuration() {
     );
     assert_eq!(rules[1].what, Fault::Delay(5_000_000));
     assert_eq!(rules[1].when.qid, Some(1));
+    let when = |text| parse(text).unwrap().faults.rules[0].when;
+    let places = |text| (when(text).nth, when(text).until);
+    assert_eq!(places("mem?fault=drop@nth=3-9"), (Some(3), Some(9)));
+    assert_eq!(places("mem?fault=drop@nth=4"), (Some(4), Some(4)));
 }
 
 #[test]
@@ -239,6 +243,8 @@ fn what_cannot_be_meant_is_refused_with_its_reason() {
         ("mem?model=a\tb", "model", "printable"),
         ("mem?ready=5", "ready", ""),
         ("mem?fault=drop@nth=0", "fault", "nth: counts from 1"),
+        ("mem?fault=drop@nth=0-2", "fault", "nth: counts from 1"),
+        ("mem?fault=drop@nth=3-2", "fault", "2 comes before 3"),
         ("mem?fault=drop@every=0", "fault", "every: counts from 1"),
         ("mem?fault=drop@p=0", "fault", "0.000001 to 1"),
         ("mem?fault=drop@p=2", "fault", "0.000001 to 1"),
