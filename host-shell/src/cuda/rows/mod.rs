@@ -52,6 +52,8 @@ use std::time::Duration;
 
 /// Rows that a warp reads at a time, unless its slots hold fewer.
 const FEW: u64 = 4;
+/// Bytes of so many, where rows are long.
+const FEW_BYTES: u64 = 16 << 10;
 /// How often the watch looks for trouble.
 const LOOK: Duration = Duration::from_millis(2);
 
@@ -448,12 +450,15 @@ fn wide(table: &RowTable, request: &Request, widen: Widen) -> Result<(Request, W
 }
 
 /// Rows that a warp has under way: as many as its slots hold, and fewer where there are warps for all of them. Half the
-/// warps are used then, with [`FEW`] rows at least: a round costs a warp more than another row in it.
+/// warps are used then, with [`FEW`] rows at least, or [`FEW_BYTES`]: a round costs a warp more than another row in it,
+/// but it copies 4 KiB at a time. Of 32 rows a warp has two: its queue is shared with few others then.
 fn lanes(slot_bytes: u64, count: u64, stations: u32) -> u32 {
     let fit = (WARP_BYTES / slot_bytes).clamp(1, 32);
     let warps = u64::from(stations * BLOCK_WARPS);
-    let share = count.div_ceil(warps).next_power_of_two() * 2;
-    1 << fit.ilog2().min(share.max(FEW).ilog2())
+    let share = count.div_ceil(warps / 2).next_power_of_two();
+    let few = (FEW_BYTES / slot_bytes).clamp(1, FEW);
+    let few = if count <= 32 { few.min(2) } else { few };
+    1 << fit.ilog2().min(share.max(few).ilog2())
 }
 
 impl Drop for GpuRows {
@@ -525,8 +530,11 @@ mod tests {
 
     #[test]
     fn few_rows_are_spread_over_the_warps_and_many_fill_them() {
-        assert_eq!(lanes(4096, 32, 32), 4);
+        assert_eq!(lanes(4096, 32, 32), 2);
+        assert_eq!(lanes(4096, 33, 32), 4);
+        assert_eq!(lanes(16 << 10, 32, 32), 1);
         assert_eq!(lanes(4096, 257, 32), 4);
+        assert_eq!(lanes(16 << 10, 257, 32), 4);
         assert_eq!(lanes(4096, 1024, 32), 8);
         assert_eq!(lanes(4096, 2048, 32), 16);
         assert_eq!(lanes(4096, 1 << 20, 32), 32);
