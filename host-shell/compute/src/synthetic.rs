@@ -4,6 +4,7 @@ use crate::llama::Config;
 use crate::tokenizer::sign;
 pub use nvme_formats::Stored;
 use nvme_formats::{bf16_of_f32, f16_of_f32};
+use nvme_units::SplitMix;
 use std::io::{self, Write};
 
 /// Tensors begin at multiples of this.
@@ -69,7 +70,7 @@ impl Synthetic {
         }
         head.resize(head.len().next_multiple_of(ALIGNMENT as usize), 0);
         out.write_all(&head)?;
-        let mut random = Random(self.seed);
+        let mut random = SplitMix::new(self.seed);
         for tensor in &tensors {
             let (mut left, padded) = (tensor.bytes(), tensor.bytes().next_multiple_of(ALIGNMENT));
             let padding = padded - left;
@@ -79,7 +80,7 @@ impl Synthetic {
                 let mut piece = vec![0; left.min(most) as usize];
                 match tensor.shape.len() {
                     1 => piece.as_chunks_mut::<4>().0.fill(1f32.to_le_bytes()),
-                    _ => random.weights(tensor.stored, &mut piece),
+                    _ => fill_weights(&mut random, tensor.stored, &mut piece),
                 }
                 out.write_all(&piece)?;
                 progress(piece.len() as u64);
@@ -209,59 +210,44 @@ fn text(bytes: &mut Vec<u8>, text: &str) {
     bytes.extend(text.as_bytes());
 }
 
-/// SplitMix64 (Steele, Lea, Flood: Fast splittable pseudorandom number generators).
-struct Random(u64);
+/// From -0.1 to 0.1.
+fn weight(random: &mut SplitMix) -> f32 {
+    (random.next_word() >> 40) as f32 / (1 << 24) as f32 * 0.2 - 0.1
+}
 
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut mixed = self.0;
-        mixed = (mixed ^ mixed >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
-        mixed ^ mixed >> 31
-    }
-
-    /// From -0.1 to 0.1.
-    fn number(&mut self) -> f32 {
-        (self.next() >> 40) as f32 / (1 << 24) as f32 * 0.2 - 0.1
-    }
-
-    /// Weights of about that size.
-    fn weights(&mut self, stored: Stored, bytes: &mut [u8]) {
-        let half = |value: f32| f16_of_f32(value).to_le_bytes();
-        match stored {
-            Stored::F32 => {
-                let numbers = bytes.as_chunks_mut::<4>().0;
-                numbers
-                    .iter_mut()
-                    .for_each(|to| *to = self.number().to_le_bytes());
-            }
-            Stored::F16 => {
-                let numbers = bytes.as_chunks_mut::<2>().0;
-                numbers.iter_mut().for_each(|to| *to = half(self.number()));
-            }
-            Stored::Bf16 => {
-                let numbers = bytes.as_chunks_mut::<2>().0;
-                let mut number = || bf16_of_f32(self.number()).to_le_bytes();
-                numbers.iter_mut().for_each(|to| *to = number());
-            }
-            _ => {
-                for to in bytes.chunks_mut(8) {
-                    to.copy_from_slice(&self.next().to_le_bytes()[..to.len()]);
-                }
-                // Where scales and least values of a block lie, and what they are.
-                let scales: &[(usize, f32)] = match stored {
-                    Stored::Q4_0 => &[(0, 0.0125)],
-                    Stored::Q4_1 => &[(0, 0.0133), (2, -0.1)],
-                    Stored::Q8_0 => &[(0, 0.000_78)],
-                    Stored::Q4K => &[(0, 0.000_4), (2, 0.003)],
-                    _ => &[(208, 0.000_05)],
-                };
-                let (_, block) = stored.block();
-                for block in bytes.chunks_exact_mut(block as usize) {
-                    for (at, value) in scales {
-                        block[*at..at + 2].copy_from_slice(&half(*value));
-                    }
+/// Fills `bytes` with weights of about that size, as `stored` has them.
+fn fill_weights(random: &mut SplitMix, stored: Stored, bytes: &mut [u8]) {
+    let half = |value: f32| f16_of_f32(value).to_le_bytes();
+    match stored {
+        Stored::F32 => {
+            let numbers = bytes.as_chunks_mut::<4>().0;
+            numbers
+                .iter_mut()
+                .for_each(|to| *to = weight(random).to_le_bytes());
+        }
+        Stored::F16 => {
+            let numbers = bytes.as_chunks_mut::<2>().0;
+            numbers.iter_mut().for_each(|to| *to = half(weight(random)));
+        }
+        Stored::Bf16 => {
+            let numbers = bytes.as_chunks_mut::<2>().0;
+            let mut number = || bf16_of_f32(weight(random)).to_le_bytes();
+            numbers.iter_mut().for_each(|to| *to = number());
+        }
+        _ => {
+            random.fill(bytes);
+            // Where scales and least values of a block lie, and what they are.
+            let scales: &[(usize, f32)] = match stored {
+                Stored::Q4_0 => &[(0, 0.0125)],
+                Stored::Q4_1 => &[(0, 0.0133), (2, -0.1)],
+                Stored::Q8_0 => &[(0, 0.000_78)],
+                Stored::Q4K => &[(0, 0.000_4), (2, 0.003)],
+                _ => &[(208, 0.000_05)],
+            };
+            let (_, block) = stored.block();
+            for block in bytes.chunks_exact_mut(block as usize) {
+                for (at, value) in scales {
+                    block[*at..at + 2].copy_from_slice(&half(*value));
                 }
             }
         }
