@@ -2,6 +2,8 @@
 //!
 //! `Display` is the cause alone; [`Error::remedy`] is what to do about it.
 
+mod context;
+
 use nvme_core::spec::{Cid, Qid, Status};
 use std::io;
 use std::path::PathBuf;

@@ -41,7 +41,6 @@ mod sampler;
 mod state;
 #[cfg(all(test, feature = "sim"))]
 mod tests;
-mod told;
 
 pub use options::{LayerMemory, LayerOrder, LoaderOptions, LoaderPath, LoaderStats, Resident};
 pub use plan::{LayerPlan, LayerTensor, Layers, Piece};
@@ -55,7 +54,6 @@ use order::Course;
 use state::{Cell, Load, Room, State};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
-use told::told;
 
 #[cfg(feature = "cuda")]
 use on_gpu::OnGpu;
@@ -393,7 +391,7 @@ impl Shared {
     /// `error` with the name of a layer.
     fn name(&self, layer: usize, error: &Error) -> Error {
         let name = self.layers.get(layer).map_or("", LayerPlan::name);
-        told(error, &format!("layer {layer} ({name})"))
+        error.with_context(&format!("layer {layer} ({name})"))
     }
 
     /// # Errors
@@ -480,7 +478,7 @@ impl Layer {
         self.load.wait(limit)?;
         let mut state = lock(&self.shared.state);
         state.look();
-        // This is told of it, so that no later call has to be.
+        // This call reports the failure; no later one repeats it.
         state.drop_failure(&self.load);
         match self.load.failure() {
             Some(error) => Err(self.shared.name(self.index, &error)),

@@ -295,7 +295,7 @@ impl State {
         Some(self.failures.remove(place))
     }
 
-    /// The failure of this read was told.
+    /// The failure of this read was returned to a caller.
     pub fn drop_failure(&mut self, load: &Arc<Load>) {
         self.failures.retain(|one| !Arc::ptr_eq(&one.load, load));
     }

@@ -189,31 +189,13 @@ impl Space {
             return error;
         }
         let name = format!("member {member} ({})", self.members[member].path.device);
-        match error {
-            Error::Gone { cause } => Error::Gone {
-                cause: format!("{name}: {cause}"),
-            },
-            Error::Command { what, status } => Error::Command {
-                what: format!("{name}: {what}"),
-                status,
-            },
-            Error::Timeout {
-                qid,
-                cid,
-                timeout_ms,
-                account,
-            } => Error::Timeout {
-                qid,
-                cid,
-                timeout_ms,
-                account: format!("{name}: {account}"),
-            },
-            Error::Device { cause, remedy } => Error::Device {
-                cause: format!("{name}: {cause}"),
-                remedy,
-            },
+        match &error {
+            Error::Gone { .. }
+            | Error::Command { .. }
+            | Error::Timeout { .. }
+            | Error::Device { .. } => error.with_context(&name),
             // Files name themselves.
-            other => other,
+            _ => error,
         }
     }
 
