@@ -1,7 +1,6 @@
 //! A tensor of a file, and what a format's reader finds.
 
 use super::dtype::Dtype;
-use super::source::Fault;
 use super::value::Value;
 use crate::error::{Error, Result};
 use crate::store::{Store, Table};
@@ -29,7 +28,7 @@ impl Entry {
         shape: Vec<u64>,
         offset: u64,
         bytes: u64,
-    ) -> std::result::Result<Self, Fault> {
+    ) -> std::result::Result<Self, String> {
         let elements = shape
             .iter()
             .try_fold(1u64, |all, one| all.checked_mul(*one));
@@ -90,7 +89,7 @@ pub(super) struct Parsed {
 }
 
 /// Sorts tensors by their data, which must not overlap; where the last data end, if there are tensors.
-pub(super) fn in_order(entries: &mut [Entry]) -> std::result::Result<Option<u64>, Fault> {
+pub(super) fn in_order(entries: &mut [Entry]) -> std::result::Result<Option<u64>, String> {
     entries.sort_by(|a, b| (a.offset, a.bytes, &a.name).cmp(&(b.offset, b.bytes, &b.name)));
     let mut last: Option<&Entry> = None;
     for entry in &*entries {

@@ -43,7 +43,8 @@ pub fn parse(source: &dyn Source) -> Result<Parsed, Fault> {
         };
         return Err(format!(
             "at byte 4: {order}version {version:#x} of GGUF; 2 and 3 are read, little-endian"
-        ));
+        )
+        .into());
     }
     let (tensors, keys) = (reader.u64()?, reader.u64()?);
     let metadata = reader.metadata(keys)?;
@@ -58,22 +59,20 @@ pub fn parse(source: &dyn Source) -> Result<Parsed, Fault> {
         let offset = data.checked_add(one.offset);
         let stop = offset.and_then(|offset| offset.checked_add(one.bytes));
         let (Some(offset), Some(stop)) = (offset, stop) else {
-            return Err(format!(
-                "at byte {at}: the data of {:?} end past 2^64",
-                one.name
-            ));
+            return Err(format!("at byte {at}: the data of {:?} end past 2^64", one.name).into());
         };
         if !one.offset.is_multiple_of(alignment) {
             return Err(format!(
                 "at byte {at}: the data of {:?} begin at {}, no multiple of the alignment {alignment}",
                 one.name, one.offset
-            ));
+            ).into());
         }
         if stop > len {
             return Err(format!(
                 "at byte {at}: the data of {:?} end at byte {stop} of {len}",
                 one.name
-            ));
+            )
+            .into());
         }
         let entry = Entry::new(one.name, one.dtype, one.shape, offset, one.bytes);
         entries.push(entry.map_err(|fault| format!("at byte {at}: {fault}"))?);
@@ -88,7 +87,7 @@ pub fn parse(source: &dyn Source) -> Result<Parsed, Fault> {
     })
 }
 
-fn alignment(metadata: &[(String, Value)]) -> Result<u64, Fault> {
+fn alignment(metadata: &[(String, Value)]) -> Result<u64, String> {
     let Some((_, value)) = metadata.iter().find(|(key, _)| key == ALIGNMENT_KEY) else {
         return Ok(ALIGNMENT);
     };
@@ -146,12 +145,11 @@ impl<'a> Reader<'a> {
             return Err(format!(
                 "at byte {at}: {bytes} bytes of the header, where {} are left",
                 len - at
-            ));
+            )
+            .into());
         };
         if end > MOST_BYTES {
-            return Err(format!(
-                "at byte {at}: the header goes on past {MOST_BYTES} bytes"
-            ));
+            return Err(format!("at byte {at}: the header goes on past {MOST_BYTES} bytes").into());
         }
         if end > self.begin + self.bytes.len() as u64 {
             let bytes = bytes.max(self.chunk).min(len - at);
@@ -184,7 +182,8 @@ impl<'a> Reader<'a> {
         if length > MOST_NAME {
             return Err(format!(
                 "at byte {at}: the name of a {what} has {length} bytes, above {MOST_NAME}"
-            ));
+            )
+            .into());
         }
         let name = std::str::from_utf8(self.take(length)?);
         let name = name.map_err(|error| format!("at byte {at}: the name of a {what}: {error}"))?;
@@ -198,12 +197,12 @@ impl<'a> Reader<'a> {
             let at = self.at;
             let key = self.name("key")?;
             if !names.insert(key.clone()) {
-                return Err(format!("at byte {at}: the key {key:?} is there twice"));
+                return Err(format!("at byte {at}: the key {key:?} is there twice").into());
             }
             let kind = self.u32()?;
             let value = self
                 .value(kind, 0)
-                .map_err(|fault| format!("{fault} (key {key:?})"))?;
+                .map_err(|fault| fault.map(|text| format!("{text} (key {key:?})")))?;
             found.push((key, value));
         }
         Ok(found)
@@ -214,7 +213,7 @@ impl<'a> Reader<'a> {
         let at = self.at;
         self.values += 1;
         if self.values > MOST_VALUES {
-            return Err(format!("at byte {at}: more than {MOST_VALUES} values"));
+            return Err(format!("at byte {at}: more than {MOST_VALUES} values").into());
         }
         Ok(match kind {
             0 => Value::U8(self.array::<1>()?[0]),
@@ -227,7 +226,9 @@ impl<'a> Reader<'a> {
             7 => match self.array::<1>()?[0] {
                 0 => Value::Bool(false),
                 1 => Value::Bool(true),
-                other => return Err(format!("at byte {at}: {other} as a truth value")),
+                other => {
+                    return Err(format!("at byte {at}: {other} as a truth value").into());
+                }
             },
             8 => {
                 let length = self.u64()?;
@@ -244,11 +245,15 @@ impl<'a> Reader<'a> {
                 }
                 Value::Array(values)
             }
-            9 => return Err(format!("at byte {at}: arrays deeper than {MOST_DEPTH}")),
+            9 => {
+                return Err(format!("at byte {at}: arrays deeper than {MOST_DEPTH}").into());
+            }
             10 => Value::U64(self.u64()?),
             11 => Value::I64(i64::from_le_bytes(self.array()?)),
             12 => Value::F64(f64::from_le_bytes(self.array()?)),
-            other => return Err(format!("at byte {at}: a value of the unknown type {other}")),
+            other => {
+                return Err(format!("at byte {at}: a value of the unknown type {other}").into());
+            }
         })
     }
 
@@ -261,7 +266,8 @@ impl<'a> Reader<'a> {
                 return Err(format!(
                     "at byte {}: the tensor {:?} is there twice",
                     one.described_at, one.name
-                ));
+                )
+                .into());
             }
             found.push(one);
         }
@@ -271,7 +277,8 @@ impl<'a> Reader<'a> {
     fn tensor(&mut self) -> Result<Described, Fault> {
         let described_at = self.at;
         let name = self.name("tensor")?;
-        let fault = |what: String| format!("at byte {described_at}: {name:?} {what}");
+        let fault =
+            |what: String| Fault::Format(format!("at byte {described_at}: {name:?} {what}"));
         let lengths = self.u32()?;
         if lengths > MOST_LENGTHS {
             return Err(fault(format!(

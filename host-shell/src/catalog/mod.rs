@@ -87,13 +87,15 @@ impl Catalog {
     /// The tensors of a file whose bytes are `source`.
     ///
     /// # Errors
-    /// [`Error::Usage`] for what is no file of a known format or is not complete.
+    /// [`Error::Usage`] for what is no file of a known format or is not complete; those of the source for bytes that
+    /// were not read.
     pub fn of(source: &dyn Source) -> Result<Self> {
-        Self::parse(source).map_err(|fault| {
-            let cause = format!("{}: {fault}", source.label());
-            let remedy =
-                "check that the file is complete and of the format safetensors, GGUF or .npy";
-            Error::usage(cause, remedy)
+        Self::parse(source).map_err(|fault| match fault {
+            Fault::Format(what) => Error::usage(
+                format!("{}: {what}", source.label()),
+                "check that the file is complete and of the format safetensors, GGUF or .npy",
+            ),
+            Fault::Read(error) => error,
         })
     }
 
@@ -106,11 +108,11 @@ impl Catalog {
         } else if safetensors::is_likely(&head) {
             (Format::Safetensors, safetensors::parse(source)?)
         } else {
-            return Err("it is of no known format".to_owned());
+            return Err("it is of no known format".into());
         };
         let (needed, have) = (parsed.bytes, source.len());
         if needed > have || source.is_exact() && have > parsed.padded {
-            return Err(format!("its header describes {needed} bytes of {have}"));
+            return Err(format!("its header describes {needed} bytes of {have}").into());
         }
         Ok(Self {
             format,

@@ -27,16 +27,16 @@ pub fn parse(source: &dyn Source, name: &str) -> Result<Parsed, Fault> {
             let length = u32::from_le_bytes([bytes[0], bytes[1], bytes[2], bytes[3]]);
             (12, u64::from(length))
         }
-        _ => return Err(format!("version {major}.{minor} of .npy")),
+        _ => return Err(format!("version {major}.{minor} of .npy").into()),
     };
     if length > MOST {
-        return Err(format!("a header of {length} bytes, above {MOST}"));
+        return Err(format!("a header of {length} bytes, above {MOST}").into());
     }
     let text = read_head(source, prefix, length)?;
     let text = std::str::from_utf8(&text).map_err(|error| format!("its header: {error}"))?;
     let header = Reader(text).header()?;
     if header.is_fortran && header.shape.iter().filter(|length| **length > 1).count() > 1 {
-        return Err("an array in the order of Fortran: save a copy in the order of C".to_owned());
+        return Err("an array in the order of Fortran: save a copy in the order of C".into());
     }
     let dtype = dtype(&header.descr)?;
     let elements = header
@@ -57,7 +57,7 @@ pub fn parse(source: &dyn Source, name: &str) -> Result<Parsed, Fault> {
 }
 
 /// The type of a `descr` such as `<f4`.
-fn dtype(descr: &str) -> Result<Dtype, Fault> {
+fn dtype(descr: &str) -> Result<Dtype, String> {
     let mut letters = descr.chars();
     let (order, kind) = (letters.next(), letters.next());
     let size: Option<u64> = letters.as_str().parse().ok();
@@ -84,7 +84,7 @@ struct Header {
 struct Reader<'a>(&'a str);
 
 impl Reader<'_> {
-    fn header(mut self) -> Result<Header, Fault> {
+    fn header(mut self) -> Result<Header, String> {
         let (mut descr, mut is_fortran, mut shape) = (None, None, None);
         self.expect('{')?;
         while !self.take('}') {
@@ -124,7 +124,7 @@ impl Reader<'_> {
         rest.is_some()
     }
 
-    fn expect(&mut self, letter: char) -> Result<(), Fault> {
+    fn expect(&mut self, letter: char) -> Result<(), String> {
         match self.take(letter) {
             true => Ok(()),
             false => Err(format!("its header has no {letter:?} at {:?}", self.here())),
@@ -136,7 +136,7 @@ impl Reader<'_> {
         self.0.chars().take(20).collect()
     }
 
-    fn text(&mut self) -> Result<String, Fault> {
+    fn text(&mut self) -> Result<String, String> {
         let quote = if self.take('\'') { '\'' } else { '"' };
         if quote == '"' {
             self.expect('"')?;
@@ -154,7 +154,7 @@ impl Reader<'_> {
         Ok(text)
     }
 
-    fn truth(&mut self) -> Result<bool, Fault> {
+    fn truth(&mut self) -> Result<bool, String> {
         self.0 = self.0.trim_start();
         for (word, value) in [("True", true), ("False", false)] {
             if let Some(rest) = self.0.strip_prefix(word) {
@@ -168,7 +168,7 @@ impl Reader<'_> {
         ))
     }
 
-    fn tuple(&mut self) -> Result<Vec<u64>, Fault> {
+    fn tuple(&mut self) -> Result<Vec<u64>, String> {
         let mut found = Vec::new();
         self.expect('(')?;
         while !self.take(')') {

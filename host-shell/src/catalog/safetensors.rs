@@ -67,7 +67,7 @@ enum Value {
 }
 
 impl Header {
-    fn read(text: &[u8]) -> Result<Self, Fault> {
+    fn read(text: &[u8]) -> Result<Self, String> {
         let pairs: Pairs<Value> =
             serde_json::from_slice(text).map_err(|error| format!("its header: {error}"))?;
         let mut header = Self {
@@ -103,7 +103,7 @@ pub fn parse(source: &dyn Source) -> Result<Parsed, Fault> {
         .rev()
         .fold(0, |all, byte| all << 8 | u64::from(*byte));
     if length > MOST {
-        return Err(format!("a header of {length} bytes, above {MOST}"));
+        return Err(format!("a header of {length} bytes, above {MOST}").into());
     }
     let header = Header::read(&read_head(source, PREFIX, length)?)?;
     let data = PREFIX + length;
@@ -124,9 +124,7 @@ pub fn parse(source: &dyn Source) -> Result<Parsed, Fault> {
     for entry in &entries {
         if entry.offset != end {
             let (name, at) = (&entry.name, entry.offset);
-            return Err(format!(
-                "{name:?} begins at byte {at} of the file, not at {end}"
-            ));
+            return Err(format!("{name:?} begins at byte {at} of the file, not at {end}").into());
         }
         end += entry.bytes;
     }

@@ -6,8 +6,36 @@ use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
-/// What is wrong with a file, as the end of a sentence that begins with its name.
-pub(super) type Fault = String;
+/// Why the header of a file cannot be used.
+#[derive(Debug)]
+pub(super) enum Fault {
+    /// What is wrong with the file, as the end of a sentence that begins with its name.
+    Format(String),
+    /// The file or device was not read.
+    Read(Error),
+}
+
+impl Fault {
+    /// What is wrong with the file, put into other words by `with`; reads that failed stay as they are.
+    pub fn map(self, with: impl FnOnce(String) -> String) -> Self {
+        match self {
+            Self::Format(text) => Self::Format(with(text)),
+            Self::Read(error) => Self::Read(error),
+        }
+    }
+}
+
+impl From<&str> for Fault {
+    fn from(text: &str) -> Self {
+        Self::Format(text.to_owned())
+    }
+}
+
+impl From<String> for Fault {
+    fn from(text: String) -> Self {
+        Self::Format(text)
+    }
+}
 
 /// Bytes that may hold a file.
 pub trait Source {
@@ -22,7 +50,7 @@ pub trait Source {
     /// Reads `data.len()` bytes from byte `offset` on.
     ///
     /// # Errors
-    /// Those of the file or device.
+    /// Those of the file or device, which name it.
     fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<()>;
 
     /// Whether the file ends where the source does.
@@ -94,7 +122,8 @@ impl Source for StoreSource<'_> {
     }
 
     fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<()> {
-        self.store.read_at(self.offset + offset, data)
+        let read = self.store.read_at(self.offset + offset, data);
+        read.map_err(|error| error.with_context(&self.label()))
     }
 
     fn is_exact(&self) -> bool {
@@ -138,10 +167,10 @@ pub(super) fn read_head(
     if offset.checked_add(bytes).is_none_or(|end| end > have) {
         return Err(format!(
             "it ends at byte {have}, inside of its header: {bytes} bytes from {offset} on"
-        ));
+        )
+        .into());
     }
     let mut data = vec![0; bytes as usize];
-    let read = source.read_at(offset, &mut data);
-    read.map_err(|error| error.to_string())?;
+    source.read_at(offset, &mut data).map_err(Fault::Read)?;
     Ok(data)
 }

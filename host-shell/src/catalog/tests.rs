@@ -351,6 +351,42 @@ mod onto_a_store {
     }
 
     #[test]
+    fn a_header_that_cannot_be_read_is_an_error_of_the_device() {
+        let array = "{'descr': '<f2', 'fortran_order': False, 'shape': (2, 5), }";
+        let long = format!("{{\"__metadata__\":{{\"a\":\"{}\"}}}}", "x".repeat(9000));
+        for (mut bytes, reads) in [
+            (safetensors(&long, 0), 3),
+            (npy(1, array, 20), 4),
+            (b"GGUF\x03\0\0\0".repeat(2), 2),
+        ] {
+            // Whole blocks are written without a read.
+            bytes.resize(bytes.len().next_multiple_of(512), 0);
+            for nth in 1..=reads {
+                let fault = format!("status:0x281@op=read,nth={nth}");
+                let store = open(&format!("sim:mem?size=16MiB&block=512&fault={fault}"));
+                store.write_at(4096, &bytes).unwrap();
+                let failed = Catalog::of_store(&store, 4096).unwrap_err();
+                let text = failed.to_string();
+                assert_eq!(
+                    (failed.code(), failed.exit_code()),
+                    ("command", 1),
+                    "{nth}: {text}"
+                );
+                assert!(
+                    text.starts_with("what lies at byte 4096 of the store: "),
+                    "{text}"
+                );
+                assert!(text.contains("Unrecovered Read Error"), "{text}");
+                assert!(
+                    !failed.remedy().contains("safetensors"),
+                    "{}",
+                    failed.remedy()
+                );
+            }
+        }
+    }
+
+    #[test]
     fn an_error_of_the_device_ends_an_import() {
         for fault in ["status:0x80@op=write", "status:0x281@op=read"] {
             let store = open(&format!("sim:mem?size=16MiB&fault={fault}"));

@@ -176,3 +176,19 @@ fn errors_keep_their_kinds() {
     let failed = Volume::open(&failing, None).and_then(|volume| volume.stat("/f"));
     assert!(matches!(failed, Err(Error::Command { .. })), "{failed:?}");
 }
+
+#[test]
+fn a_header_that_the_drive_cannot_read_is_an_error_of_the_drive() {
+    // The first fault that lets the file be opened meets the first read of its header.
+    let failed = (1..1000).find_map(|nth| {
+        let device = format!("sim:mem?size=1MiB&fault=status:0x281@op=read,nth={nth}");
+        let failing = store(&device, &image("plain"));
+        let volume = Volume::open(&failing, None).ok()?;
+        let file = volume.file("/far").ok()?;
+        Some(file.catalog().unwrap_err())
+    });
+    let failed = failed.unwrap();
+    assert_eq!(failed.code(), "command", "{failed}");
+    assert!(failed.to_string().starts_with("/far: "), "{failed}");
+    assert!(!failed.remedy().contains("safetensors"));
+}

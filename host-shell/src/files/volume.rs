@@ -251,7 +251,7 @@ fn of_ext4(error: nvme_ext4::Error, path: &str) -> Error {
     };
     match error {
         Own::Read { source, .. } => match source.downcast::<Error>() {
-            Ok(own) => *own,
+            Ok(own) => own.with_context(path),
             Err(other) => Error::device(format!("{path}: {other}"), remedy),
         },
         Own::NotFound { .. } => Error::File {
