@@ -47,8 +47,8 @@ impl DriveArgs {
     }
 }
 
-/// The file system that `location` names.
-fn volume<'a>(store: &'a Store, location: &Location) -> Result<Volume<'a>> {
+/// The file system that `location` names, with a warning for a damaged partition table.
+pub fn volume<'a>(store: &'a Store, location: &Location) -> Result<Volume<'a>> {
     let volume = Volume::open(store, location.part)?;
     if let Some(what) = volume.damage() {
         say::warn(|| {

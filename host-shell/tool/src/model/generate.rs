@@ -2,11 +2,11 @@
 
 use crate::common::file::Output;
 use crate::common::{check_stop, images, number, output, say, visible};
+use crate::files::volume;
 use clap::Args;
 use nvme_compute::Tokenizer;
 use nvme_compute::llama::{Llama, Options};
-use nvme_host::catalog::Source;
-use nvme_host::files::{Location, Volume};
+use nvme_host::files::Location;
 use nvme_host::units::{self, parse_bytes};
 use nvme_host::{Catalog, Error, Result, Store, StoreOptions};
 use serde_json::json;
@@ -105,36 +105,34 @@ impl Generate {
 
     /// The tokenizer, the model, and the tokens of the prompt.
     fn open(&self) -> Result<(Tokenizer, Llama, Vec<u32>)> {
-        let device = match (self.offset, Location::is_one(&self.model)) {
-            (Some(_), _) => self.model.clone(),
-            (None, true) => Location::parse(&self.model)?.device,
-            (None, false) => format!("file:{}", self.model),
-        };
-        if self.offset.is_none()
-            && !Location::is_one(&self.model)
-            && !Path::new(&self.model).is_file()
-        {
-            let cause = format!("{} is no file", self.model);
-            let remedy = "name a GGUF file, DEVICE:/path, or a device with --offset";
-            return Err(Error::usage(cause, remedy));
-        }
-        images::must_exist(&device)?;
-        let store = Arc::new(Store::open(&device, &self.options())?);
         let at_once = |offset: u64, bytes: u64| {
             let all = offset..offset + bytes;
             Ok(vec![all])
         };
-        if self.offset.is_some() || !Location::is_one(&self.model) {
-            let catalog = Catalog::of_store(&store, self.offset.unwrap_or(0))?;
-            return self.load(&store, &catalog, &at_once);
+        if let Some(offset) = self.offset {
+            let store = self.store(&self.model)?;
+            return self.load(&store, &Catalog::of_store(&store, offset)?, &at_once);
         }
-        let location = Location::parse(&self.model)?;
-        let volume = Volume::open(&store, location.part)?;
-        let file = volume.file(&location.path)?;
-        let catalog = Catalog::of(&file as &dyn Source)?;
-        self.load(&store, &catalog, &|offset, bytes| {
-            file.pieces(offset, bytes)
-        })
+        if Location::is_one(&self.model) {
+            let location = Location::parse(&self.model)?;
+            let store = self.store(&location.device)?;
+            let volume = volume(&store, &location)?;
+            let file = volume.file(&location.path)?;
+            let places = |offset, bytes| file.pieces(offset, bytes);
+            return self.load(&store, &file.catalog()?, &places);
+        }
+        if !Path::new(&self.model).is_file() {
+            let cause = format!("{} is no file", self.model);
+            let remedy = "name a GGUF file, DEVICE:/path, or a device with --offset";
+            return Err(Error::usage(cause, remedy));
+        }
+        let store = self.store(&format!("file:{}", self.model))?;
+        self.load(&store, &Catalog::of_store(&store, 0)?, &at_once)
+    }
+
+    fn store(&self, device: &str) -> Result<Arc<Store>> {
+        images::must_exist(device)?;
+        Ok(Arc::new(Store::open(device, &self.options())?))
     }
 
     fn load(

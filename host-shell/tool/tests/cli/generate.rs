@@ -88,6 +88,9 @@ fn what_cannot_be_generated_says_why() {
     folder.fails(&["generate", "model.gguf", "-p", ""], 2, "an empty prompt");
     let fault = "sim:drive.img?fault=status:0x281@op=read,nth=30";
     folder.ok(&["import", "model.gguf", "-d", "sim:drive.img?size=4MiB"]);
+    let header = "sim:drive.img?fault=status:0x281@op=read,nth=1";
+    let words = ["generate", header, "--offset", "0", "-p", "a"];
+    folder.fails(&words, 1, "what lies at byte 0 of the store: Read of LBA 0");
     let words = [
         "--offset", "0", "-p", "a", "--tokens", "9", "--budget", "85kB",
     ];

@@ -16,6 +16,7 @@ mod files;
 mod generate;
 mod json;
 mod log_pages;
+mod partitions;
 mod passthru;
 mod resets;
 mod rows;
