@@ -741,47 +741,6 @@ nvme_gpu_status nvme_gpu_gather_async(struct nvme_gpu_table_t *table,
                                       struct nvme_gpu_pending_t **pending);
 
 /*
- Bytes of a row of the table that nvme_gpu_gather_as() makes: the row has elements of `stored`, which come out as
- `dtype`. 0 after an error, with nvme_gpu_last_error().
- */
-uint64_t nvme_gpu_table_row_bytes_as(const struct nvme_gpu_table_t *table, const char *stored, const char *dtype);
-
-/*
- As nvme_gpu_gather(), and makes the elements wider on the way: they are stored as `stored` and come out as `dtype`,
- in places of nvme_gpu_table_row_bytes_as() bytes. Only stored bytes are read.
-
- `stored` is "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", or "q8_0", "q4_0", "q4_1" for GGUF's blocks of 32
- elements; `dtype` is "float16" or "float32". The row has to be whole blocks. In memory of a GPU `out` and
- `out_stride` are multiples of an element's bytes.
- */
-nvme_gpu_status nvme_gpu_gather_as(struct nvme_gpu_table_t *table,
-                                   const char *stored,
-                                   const char *dtype,
-                                   const void *ids,
-                                   uint32_t id_type,
-                                   uint64_t count,
-                                   void *out,
-                                   uint64_t out_stride,
-                                   int32_t *row_status,
-                                   nvme_gpu_stream stream,
-                                   struct nvme_gpu_report *report);
-
-/*
- As nvme_gpu_gather_as(), and returns at once: see nvme_gpu_gather_async(). The names are copied.
- */
-nvme_gpu_status nvme_gpu_gather_as_async(struct nvme_gpu_table_t *table,
-                                         const char *stored,
-                                         const char *dtype,
-                                         const void *ids,
-                                         uint32_t id_type,
-                                         uint64_t count,
-                                         void *out,
-                                         uint64_t out_stride,
-                                         int32_t *row_status,
-                                         nvme_gpu_stream stream,
-                                         struct nvme_gpu_pending_t **pending);
-
-/*
  Writes place `i` of `rows` to row `ids[i]` of the table, for every `i`, and waits. Bytes beside the rows do not
  change. `duplicates` is NVME_GPU_DUPLICATES_LAST or NVME_GPU_DUPLICATES_ERROR (host memory); the rest is as in
  nvme_gpu_gather(). Rows in GPU memory are written by a host thread, in the order of the stream.
@@ -843,6 +802,47 @@ nvme_gpu_status nvme_gpu_scatter_add_async(struct nvme_gpu_table_t *table,
                                            int32_t *row_status,
                                            nvme_gpu_stream stream,
                                            struct nvme_gpu_pending_t **pending);
+
+/*
+ Bytes of a row of the table that nvme_gpu_gather_as() makes: the row has elements of `stored`, which come out as
+ `dtype`. 0 after an error, with nvme_gpu_last_error().
+ */
+uint64_t nvme_gpu_table_row_bytes_as(const struct nvme_gpu_table_t *table, const char *stored, const char *dtype);
+
+/*
+ As nvme_gpu_gather(), and makes the elements wider on the way: they are stored as `stored` and come out as `dtype`,
+ in places of nvme_gpu_table_row_bytes_as() bytes. Only stored bytes are read.
+
+ `stored` is "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", or "q8_0", "q4_0", "q4_1" for GGUF's blocks of 32
+ elements; `dtype` is "float16" or "float32". The row has to be whole blocks. In memory of a GPU `out` and
+ `out_stride` are multiples of an element's bytes.
+ */
+nvme_gpu_status nvme_gpu_gather_as(struct nvme_gpu_table_t *table,
+                                   const char *stored,
+                                   const char *dtype,
+                                   const void *ids,
+                                   uint32_t id_type,
+                                   uint64_t count,
+                                   void *out,
+                                   uint64_t out_stride,
+                                   int32_t *row_status,
+                                   nvme_gpu_stream stream,
+                                   struct nvme_gpu_report *report);
+
+/*
+ As nvme_gpu_gather_as(), and returns at once: see nvme_gpu_gather_async(). The names are copied.
+ */
+nvme_gpu_status nvme_gpu_gather_as_async(struct nvme_gpu_table_t *table,
+                                         const char *stored,
+                                         const char *dtype,
+                                         const void *ids,
+                                         uint32_t id_type,
+                                         uint64_t count,
+                                         void *out,
+                                         uint64_t out_stride,
+                                         int32_t *row_status,
+                                         nvme_gpu_stream stream,
+                                         struct nvme_gpu_pending_t **pending);
 
 /*
  Whether an operation has ended: its status, or NVME_GPU_ERROR_UNFINISHED. Does not wait. May be asked again, and

@@ -6,7 +6,8 @@
 //! - [`status`]: numbers and texts of errors, those of this thread.
 //! - [`handles`], [`opened`]: what is open.
 //! - [`border`]: the way in and out of each call.
-//! - [`version`], [`store`], [`transfer`], [`batch`], [`table`], [`pending`],
+//! - [`rows`]: what functions of tables share.
+//! - [`version`], [`store`], [`transfer`], [`batch`], [`table`], [`widened`], [`pending`],
 //!   [`device`]: the functions.
 // The functions document themselves for readers of the header: what is owed for pointers is in its head.
 #![allow(clippy::missing_safety_doc)]
@@ -18,8 +19,10 @@ pub mod handles;
 pub mod memory;
 pub mod opened;
 pub mod pending;
+pub mod rows;
 pub mod status;
 pub mod store;
 pub mod table;
 pub mod transfer;
 pub mod version;
+pub mod widened;

@@ -44,14 +44,16 @@ const RENAMED: [(&str, &str); 13] = [
 ];
 
 /// The files with functions, in the order of the header.
-const FILES: [&str; 9] = [
+const FILES: [&str; 11] = [
     "status.rs",
     "version.rs",
     "opened.rs",
     "store.rs",
     "transfer.rs",
     "batch.rs",
+    "rows.rs",
     "table.rs",
+    "widened.rs",
     "pending.rs",
     "device.rs",
 ];

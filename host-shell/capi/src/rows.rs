@@ -1,0 +1,327 @@
+//! Rows by ids in memory of the caller, moved by the CPU or in a stream of the GPU.
+// UNSAFETY: functions of the C interface, over memory that C vouches for.
+#![allow(unsafe_code)]
+
+use crate::border::{Answer, give};
+use crate::memory::{Lent, Where, place};
+use crate::opened::{OpenTable, Opened};
+use crate::pending::{self, Outcome, PendingHandle, Report};
+use crate::status::Failure;
+use crate::transfer::nvme_gpu_stream;
+use nvme_host::Table;
+use nvme_host::store::{Duplicates, Element, Ids, RowReport, Widen};
+use std::ffi::c_void;
+
+/// Type of ids: int32_t.
+pub const NVME_GPU_I32: u32 = 4;
+/// Type of ids: int64_t.
+pub const NVME_GPU_I64: u32 = 8;
+
+/// Ids, rows and row status of a call, in memory of the caller.
+#[derive(Clone, Copy)]
+pub struct Rows {
+    ids: Lent,
+    is_wide: bool,
+    count: u64,
+    rows: Lent,
+    row_bytes: u64,
+    stride: u64,
+    status: Option<Lent>,
+    /// What gathers make of the elements; `row_bytes` are those of a row then.
+    pub widen: Option<Widen>,
+}
+
+impl Rows {
+    /// # Safety
+    /// As the header says of the pointers.
+    pub unsafe fn new<T>(
+        row_bytes: u64,
+        ids: *const c_void,
+        id_type: u32,
+        count: u64,
+        rows: *const T,
+        stride: u64,
+        row_status: *mut i32,
+    ) -> Answer<Self> {
+        let is_wide = match id_type {
+            NVME_GPU_I32 => false,
+            NVME_GPU_I64 => true,
+            other => {
+                return Err(Failure::usage(
+                    format!("ids of type {other}"),
+                    "use NVME_GPU_I32 or NVME_GPU_I64",
+                ));
+            }
+        };
+        let stride = match stride {
+            0 => row_bytes,
+            stride if stride < row_bytes => {
+                return Err(Failure::usage(
+                    format!("rows of {row_bytes} bytes every {stride} bytes"),
+                    "use a stride of 0 (rows without gaps), or one that a row fits into",
+                ));
+            }
+            stride => stride,
+        };
+        let before_last = count.saturating_sub(1).checked_mul(stride);
+        let bytes = before_last
+            .and_then(|bytes| bytes.checked_add(row_bytes.min(count.saturating_mul(row_bytes))));
+        let bytes = bytes.unwrap_or(u64::MAX);
+        // SAFETY: the caller's.
+        unsafe {
+            Ok(Self {
+                ids: Lent::elements(ids, count, id_type as usize, "ids")?,
+                is_wide,
+                count,
+                rows: Lent::elements(rows, bytes, 1, "rows")?,
+                row_bytes,
+                stride,
+                status: match row_status.is_null() {
+                    true => None,
+                    false => Some(Lent::elements(row_status, count, 4, "row_status")?),
+                },
+                widen: None,
+            })
+        }
+    }
+
+    /// # Safety
+    /// The ids are there, in host memory.
+    unsafe fn ids(&self) -> Vec<i64> {
+        // SAFETY: the caller's.
+        let bytes = unsafe { self.ids.bytes() };
+        match self.is_wide {
+            true => bytes
+                .as_chunks()
+                .0
+                .iter()
+                .map(|one| i64::from_ne_bytes(*one))
+                .collect(),
+            false => bytes
+                .as_chunks()
+                .0
+                .iter()
+                .map(|one| i32::from_ne_bytes(*one).into())
+                .collect(),
+        }
+    }
+
+    fn is_dense(&self) -> bool {
+        self.stride == self.row_bytes
+    }
+
+    /// Runs `gather` over ids, places (one after the other) and status, and puts the rows where they belong.
+    ///
+    /// # Safety
+    /// All memory is there, in host memory, and used by nothing else.
+    unsafe fn gather(&self, table: &Table) -> Outcome {
+        // SAFETY: the caller's.
+        let (ids, out) = unsafe { (self.ids(), self.rows.bytes_mut()) };
+        let mut status = vec![0; ids.len()];
+        let mut gather = |out: &mut [u8]| match self.widen {
+            Some(widen) => table.gather_as((&ids[..]).into(), widen, out, Some(&mut status)),
+            None => table.gather((&ids[..]).into(), out, Some(&mut status)),
+        };
+        let result = match self.is_dense() {
+            true => gather(out),
+            false => {
+                let row = self.row_bytes as usize;
+                let mut dense = vec![0; row * ids.len()];
+                let result = gather(&mut dense);
+                if result.is_ok() {
+                    let places = out.chunks_mut(self.stride as usize);
+                    for (from, to) in dense.chunks_exact(row).zip(places) {
+                        to[..row].copy_from_slice(from);
+                    }
+                }
+                result
+            }
+        };
+        // SAFETY: the caller's.
+        unsafe { self.report(result, &status) }
+    }
+
+    /// Runs `change` over ids, rows (one after the other) and status.
+    ///
+    /// # Safety
+    /// All memory is there, in host memory, and changed by nothing else.
+    unsafe fn change(
+        &self,
+        change: impl FnOnce(Ids<'_>, &[u8], &mut [i32]) -> nvme_host::Result<RowReport>,
+    ) -> Outcome {
+        // SAFETY: the caller's.
+        let (ids, rows) = unsafe { (self.ids(), self.rows.bytes()) };
+        let mut status = vec![0; ids.len()];
+        let result = match self.is_dense() {
+            true => change((&ids[..]).into(), rows, &mut status),
+            false => {
+                let row = self.row_bytes as usize;
+                let places = rows.chunks(self.stride as usize);
+                let dense: Vec<u8> = places.flat_map(|place| &place[..row]).copied().collect();
+                change((&ids[..]).into(), &dense, &mut status)
+            }
+        };
+        // SAFETY: the caller's.
+        unsafe { self.report(result, &status) }
+    }
+
+    /// Copies the status of each row out, unless the call was refused.
+    ///
+    /// # Safety
+    /// The memory for it is there, and used by nothing else.
+    unsafe fn report(&self, result: nvme_host::Result<RowReport>, status: &[i32]) -> Outcome {
+        let report = match result {
+            Ok(report) => report,
+            Err(error) => return Failure::from(error).into(),
+        };
+        if let Some(out) = self.status {
+            // SAFETY: the caller's.
+            let (places, _) = unsafe { out.bytes_mut() }.as_chunks_mut();
+            for (to, from) in places.iter_mut().zip(status) {
+                *to = from.to_ne_bytes();
+            }
+        }
+        Outcome::of_rows(report)
+    }
+
+    /// Where the rows lie; ids and status have to be where the same hand reaches them.
+    fn place(&self, opened: &Opened) -> Answer<Where> {
+        if self.count == 0 {
+            return Ok(Where::Host);
+        }
+        let rows = place(opened, &self.rows, "rows")?;
+        if rows == Where::Host && place(opened, &self.ids, "ids")? == Where::Gpu {
+            return Err(Failure::usage(
+                "the ids lie in GPU memory and the rows do not",
+                "have both in GPU memory, or both in host memory",
+            ));
+        }
+        Ok(rows)
+    }
+}
+
+/// What a gather, a scatter or a scatter-add does on the CPU.
+#[derive(Clone, Copy)]
+pub enum Verb {
+    Gather,
+    Scatter(Duplicates),
+    ScatterAdd(Element),
+}
+
+impl Verb {
+    /// # Safety
+    /// The memory of `rows` is there, in host memory, and used by nothing else.
+    unsafe fn run(self, table: &Table, rows: &Rows) -> Outcome {
+        // SAFETY: the caller's.
+        unsafe {
+            match self {
+                Self::Gather => rows.gather(table),
+                Self::Scatter(duplicates) => rows.change(|ids, bytes, status| {
+                    table.scatter(ids, bytes, duplicates, Some(status))
+                }),
+                Self::ScatterAdd(element) => rows.change(|ids, bytes, status| {
+                    table.scatter_add(ids, bytes, element, Some(status))
+                }),
+            }
+        }
+    }
+}
+
+/// Puts `verb` into a stream of the GPU.
+///
+/// # Safety
+/// As the header says of the pointers.
+#[cfg(feature = "cuda")]
+unsafe fn launch(
+    open: &OpenTable,
+    verb: Verb,
+    rows: &Rows,
+    stream: nvme_gpu_stream,
+) -> Answer<nvme_host::cuda::Pending> {
+    if matches!(verb, Verb::Scatter(Duplicates::Error)) {
+        return Err(Failure::usage(
+            "the ids lie in GPU memory: whether one comes twice is not known before the stream runs",
+            "use NVME_GPU_DUPLICATES_LAST",
+        ));
+    }
+    let request = nvme_host::cuda::Request {
+        ids: rows.ids.address(),
+        wide_ids: rows.is_wide,
+        count: rows.count,
+        out: rows.rows.address(),
+        out_stride: rows.stride,
+        status: rows.status.map_or(0, |status| status.address()),
+    };
+    let (table, stream) = (&open.table, stream.addr() as u64);
+    // SAFETY: the caller's.
+    let pending = unsafe {
+        match verb {
+            Verb::Gather => match rows.widen {
+                Some(widen) => table.gather_as_on_gpu(&request, widen, stream),
+                None => table.gather_on_gpu(&request, stream),
+            },
+            Verb::Scatter(_) => table.scatter_on_gpu(&request, stream),
+            Verb::ScatterAdd(element) => table.scatter_add_on_gpu(&request, element, stream),
+        }
+    };
+    Ok(pending?)
+}
+
+/// Waits for `verb`.
+///
+/// # Safety
+/// As the header says of the pointers.
+pub unsafe fn now(
+    open: &OpenTable,
+    verb: Verb,
+    rows: &Rows,
+    stream: nvme_gpu_stream,
+    report: *mut Report,
+) -> Answer<()> {
+    let outcome = match rows.place(&open.opened)? {
+        // SAFETY: the caller's.
+        Where::Host => unsafe { verb.run(&open.table, rows) },
+        #[cfg(feature = "cuda")]
+        // SAFETY: the caller's.
+        Where::Gpu => pending::wait_for_stream(unsafe { launch(open, verb, rows, stream) }?)?,
+        #[cfg(not(feature = "cuda"))]
+        Where::Gpu => return Err(Failure::usage("built without CUDA", "use host memory")),
+    };
+    let _ = stream;
+    if !report.is_null() {
+        // SAFETY: the caller's.
+        unsafe { give(report, &outcome.report) }?;
+    }
+    outcome.result()
+}
+
+/// Starts `verb`.
+///
+/// # Safety
+/// As the header says of the pointers.
+pub unsafe fn later(
+    open: &OpenTable,
+    verb: Verb,
+    rows: Rows,
+    stream: nvme_gpu_stream,
+    to: *mut *mut PendingHandle,
+) -> Answer<()> {
+    if rows.count == 0 {
+        // SAFETY: the caller's.
+        return unsafe { pending::nothing(to) };
+    }
+    let _ = stream;
+    match rows.place(&open.opened)? {
+        // SAFETY: the caller's.
+        Where::Host => unsafe {
+            pending::start_rows(&open.opened, &open.table, to, move |table| {
+                verb.run(table, &rows)
+            })
+        },
+        #[cfg(feature = "cuda")]
+        // SAFETY: the caller's.
+        Where::Gpu => unsafe { pending::on_stream(to, launch(open, verb, &rows, stream)?) },
+        #[cfg(not(feature = "cuda"))]
+        Where::Gpu => Err(Failure::usage("built without CUDA", "use host memory")),
+    }
+}
