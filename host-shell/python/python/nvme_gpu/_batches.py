@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn
 from . import _buffers, _native
 from ._errors import Usage
 from ._native import Array, View
-from ._store import Table, _refuse_pickling, _same_gpu, _view_of_array, _whole
+from ._store import Table, _device, _refuse_pickling, _same_gpu, _view_of_array, _whole
 
 _MOST = (1 << 63) - 1
 
@@ -295,13 +295,8 @@ def _used_now(rows: Any, stream: Any, event: Any) -> Any:
 
 
 def _is_on_gpu(device: Any, table: Table) -> bool:
-    if device is None:
-        return False
-    kind, _, number = str(device).partition(":")
-    if kind == "cpu":
-        return False
-    if kind != "cuda" or (number and not number.isdigit()):
-        raise Usage(f"device is {str(device)!r}", "use 'cpu' or 'cuda'")
-    gpu = table.store.gpu
-    _same_gpu(gpu, (_buffers.CUDA, int(number) if number else gpu or 0), "the batch")
-    return True
+    is_gpu, number = _device("cpu" if device is None else device)
+    if is_gpu:
+        gpu = table.store.gpu
+        _same_gpu(gpu, (_buffers.CUDA, number if number is not None else gpu or 0), "the batch")
+    return is_gpu

@@ -10,7 +10,7 @@ from typing import Any, Literal, NoReturn
 from . import _buffers, _dtypes, _native
 from ._catalog import Catalog, Entry
 from ._errors import Usage
-from ._store import Store, _refuse_pickling, _same_gpu, _whole
+from ._store import Store, _device, _refuse_pickling, _same_gpu, _whole
 
 Layers = Sequence[str] | Mapping[str, Sequence[str]] | None
 
@@ -372,11 +372,7 @@ def _on_gpu(device: Any, store: Store) -> bool | None:
     """Whether layers lie on the store's GPU; None where the store decides."""
     if device is None:
         return None
-    kind, _, number = str(device).partition(":")
-    if kind == "cpu":
-        return False
-    if kind != "cuda" or (number and not number.isdigit()):
-        raise Usage(f"device is {str(device)!r}", "use 'cpu' or 'cuda'")
-    if number:
-        _same_gpu(store.gpu, (_buffers.CUDA, int(number)), "device")
-    return True
+    is_gpu, number = _device(device)
+    if number is not None:
+        _same_gpu(store.gpu, (_buffers.CUDA, number), "device")
+    return is_gpu

@@ -814,6 +814,16 @@ class Table:
         self._checked(operation, check)
 
 
+def _device(device: Any) -> tuple[bool, int | None]:
+    """Whether ``device``, a name or a torch.device, is a GPU, and the number that it gives."""
+    kind, _, number = str(device).partition(":")
+    if kind == "cpu":
+        return False, None
+    if kind != "cuda" or (number and not number.isdecimal()):
+        raise Usage(f"device is {str(device)!r}", "use 'cpu' or 'cuda'")
+    return True, int(number) if number else None
+
+
 def _same_gpu(gpu: int | None, device: tuple[int, int], what: str) -> None:
     if gpu is None:
         raise Usage(
