@@ -15,6 +15,7 @@ EXAMPLES = {
     "embedding_training.py": (("torch",), ["--rows", "1000", "--steps", "100"]),
     "rerank.py": (("numpy", "wordllama", "tokenizers", "safetensors"), []),
     "gnn.py": (("torch", "torch_geometric"), ["--nodes", "2000"]),
+    "generate.py": (("numpy",), ["--layers", "3"]),
 }
 
 
