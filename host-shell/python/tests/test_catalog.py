@@ -373,3 +373,13 @@ def test_an_error_of_the_device_ends_an_import_and_spares_the_store(model):
             nvme_gpu.import_file(store, model[0], 512)
         assert (caught.value.sct, caught.value.sc) == (2, 0x81)
         assert "norm" in nvme_gpu.import_file(store, model[0], 512)
+
+
+def test_a_catalog_is_there_when_its_import_has_ended(tmp_path):
+    path = tmp_path / "late.npy"
+    numpy.save(path, numpy.arange(1024))
+    with nvme_gpu.open("sim:mem?size=16MiB&fault=delay:1500ms@op=write,nth=1") as store:
+        late = nvme_gpu._native.Import.of_file(store._native, path, 0, True)
+        with pytest.raises(nvme_gpu.Usage, match="the import has not ended"):
+            late.catalog()
+        assert late.wait() and "late" in late.catalog()

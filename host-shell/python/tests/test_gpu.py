@@ -8,7 +8,7 @@ import gc
 import pytest
 
 import nvme_gpu
-from conftest import SIM, Device, rows_of
+from conftest import SIM, SIM_GPU, Device, rows_of
 
 
 def values(array):
@@ -199,6 +199,21 @@ def test_more_gathers_than_are_looked_at_one_by_one(gpu_store):
     found = [table.gather(Device([one]), stream=one % 3) for one in range(80)]
     table.check()
     assert [values(one)[0][0] for one in found] == [one * 1000 for one in range(80)]
+
+
+def test_a_read_that_fails_names_its_part_and_the_member():
+    fault = "fault=status:0x281@op=read,nth=1"
+    with nvme_gpu.open(SIM_GPU + "&" + fault, gpu=0) as store:
+        memory = Device(bytes(8192), "|u1")
+        with pytest.raises(nvme_gpu.Status, match="of 8192 bytes on the GPU"):
+            store.read_into(memory, 4096).result(timeout=20)
+        store.read_into(memory, 4096).result(timeout=20)
+    member = "sim:mem?size=1MiB&queues=32&threads=2"
+    with nvme_gpu.open(f"stripe:{member}|{member}&{fault}?stripe=64KiB", gpu=0) as store:
+        table = rows_of(store, 1024, 4, 65536)
+        with pytest.raises(nvme_gpu.Status, match="member 1 of the stripe"):
+            table.gather(Device([3]), check="now")
+        assert values(table.gather(Device([3]), check="now"))[0][0] == 3000
 
 
 def test_memory_of_the_wrong_side_is_refused(gpu_store):

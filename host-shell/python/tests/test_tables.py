@@ -218,3 +218,40 @@ def test_dtypes_of_every_library_have_one_name():
     with pytest.raises(nvme_gpu.Usage):
         nvme_gpu.Array((1,), "bfloat16", 2).tolist()
     assert "Array" in repr(nvme_gpu.Array((1,), "bool", 1))
+
+
+@pytest.mark.parametrize("dtype, size, typestr", [("bool", 1, "|b1"), ("complex64", 8, "<c8"), ("uint16", 2, "<u2")])
+def test_an_array_names_its_type(dtype, size, typestr):
+    made = nvme_gpu._native.Array((2, 3), dtype, size)
+    assert made.__array_interface__["typestr"] == typestr and made.nbytes == 6 * size
+    assert not hasattr(made, "__cuda_array_interface__")
+
+
+def test_a_type_without_a_code_is_refused():
+    with pytest.raises(AttributeError, match="bfloat16 has no code"):
+        nvme_gpu._native.Array((2,), "bfloat16", 2).__array_interface__
+    with pytest.raises(BufferError, match="DLPack has no q8_0"):
+        nvme_gpu._native.Array((2,), "q8_0", 34).__dlpack__()
+
+
+def test_a_copy_by_dlpack_is_memory_of_its_own(store):
+    table = rows_of(store, 100, 4)
+    made = nvme_gpu._native.Array((1, 4), "int32", 4)
+
+    class Copied:
+        def __dlpack_device__(self):
+            return made.__dlpack_device__()
+
+        def __dlpack__(self, **words):
+            return made.__dlpack__(**words, copy=True)
+
+    table.gather([3], out=made)
+    shared, copied = numpy.from_dlpack(made), numpy.from_dlpack(Copied())
+    table.gather([5], out=made)
+    assert (shared[0][0], copied[0][0]) == (5000, 3000)
+
+
+def test_memory_that_may_not_be_written_is_no_place_for_a_read(store):
+    view = nvme_gpu._native.View.from_buffer(b"abcd", False)
+    with pytest.raises(nvme_gpu.Usage, match="read-only"):
+        store._native.read(view, 0)
