@@ -11,6 +11,8 @@ use std::thread::{Builder, available_parallelism, scope};
 
 /// Rows for which one more thread pays.
 const ROWS_OF_THREAD: usize = 512;
+/// Bytes of rows for which one more thread pays, however few rows they are.
+const BYTES_OF_THREAD: u64 = 2 << 20;
 /// Shares of a thread: one that finds its rows in memory takes more of them than one that waits for the medium.
 const SHARES_OF_THREAD: usize = 4;
 
@@ -21,13 +23,18 @@ struct Share<'a> {
     status: Option<&'a mut [i32]>,
 }
 
-/// How many threads gather `rows` rows: no more than lanes that one call may have.
-pub(super) fn threads(space: &Space, rows: usize) -> usize {
+/// How many threads gather `rows` rows of `row_bytes` bytes: no more than lanes that one call may have.
+pub(super) fn threads(space: &Space, rows: usize, row_bytes: u64) -> usize {
     let by_files = space.members.iter().all(|one| one.controller.is_none());
     let lanes = space.members.iter().map(|one| one.pool.per_call()).min();
     let processors = available_parallelism().map_or(1, usize::from);
     match lanes {
-        Some(lanes) if by_files => (rows / ROWS_OF_THREAD).clamp(1, lanes.min(processors)),
+        Some(lanes) if by_files => {
+            let by_bytes = (rows as u64).saturating_mul(row_bytes) / BYTES_OF_THREAD;
+            let by_bytes = usize::try_from(by_bytes).unwrap_or(usize::MAX);
+            let most = lanes.min(processors);
+            by_bytes.max(rows / ROWS_OF_THREAD).clamp(1, most)
+        }
         _ => 1,
     }
 }
@@ -155,14 +162,16 @@ mod tests {
     fn small_requests_and_drives_have_one_thread() {
         let file = TestFile::new(1 << 20);
         let table = table(&file, 100);
-        assert_eq!(threads(&table.space, 1000), 1);
+        assert_eq!(threads(&table.space, 1000, 100), 1);
+        assert_eq!(threads(&table.space, 31, 64 << 10), 1);
         let processors = available_parallelism().unwrap().get();
-        assert_eq!(threads(&table.space, 1 << 20), processors.min(4));
+        assert_eq!(threads(&table.space, 1 << 20, 100), processors.min(4));
+        assert_eq!(threads(&table.space, 256, 64 << 10), processors.min(4));
         #[cfg(feature = "sim")]
         {
             let drive = Store::open("sim:mem?size=1MiB", &options()).unwrap();
             let table = drive.table(0, 10, 10).unwrap();
-            assert_eq!(threads(&table.space, 1 << 20), 1);
+            assert_eq!(threads(&table.space, 1 << 20, 10), 1);
         }
     }
 }

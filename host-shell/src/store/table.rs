@@ -242,7 +242,7 @@ impl Table {
         status: Option<&mut [i32]>,
     ) -> Result<RowReport> {
         self.check_lengths(ids, out.len(), status.as_deref())?;
-        let threads = parallel::threads(&self.space, ids.len());
+        let threads = parallel::threads(&self.space, ids.len(), self.row_bytes);
         if threads > 1 {
             return Ok(self.gather_by_threads(ids, out, status, threads));
         }
