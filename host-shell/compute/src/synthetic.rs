@@ -5,12 +5,15 @@ use crate::tokenizer::sign;
 pub use nvme_formats::Stored;
 use nvme_formats::{bf16_of_f32, f16_of_f32};
 use nvme_units::SplitMix;
+use rayon::prelude::*;
 use std::io::{self, Write};
 
 /// Tensors begin at multiples of this.
 const ALIGNMENT: u64 = 32;
-/// Bytes of random weights that are made at a time.
+/// Bytes of random weights that a thread makes at a time.
 const PIECE: u64 = 1 << 20;
+/// Pieces that are made before the first of them is written.
+const AT_ONCE: usize = 64;
 
 /// A model to be written.
 #[derive(Clone, Debug)]
@@ -72,20 +75,28 @@ impl Synthetic {
         out.write_all(&head)?;
         let mut random = SplitMix::new(self.seed);
         for tensor in &tensors {
-            let (mut left, padded) = (tensor.bytes(), tensor.bytes().next_multiple_of(ALIGNMENT));
-            let padding = padded - left;
+            let (bytes, is_vector) = (tensor.bytes(), tensor.shape.len() == 1);
             let (_, block) = tensor.stored.block();
             let most = PIECE / u64::from(block) * u64::from(block);
-            while left > 0 {
-                let mut piece = vec![0; left.min(most) as usize];
-                match tensor.shape.len() {
-                    1 => piece.as_chunks_mut::<4>().0.fill(1f32.to_le_bytes()),
-                    _ => fill_weights(&mut random, tensor.stored, &mut piece),
+            let pieces: Vec<(u64, u64)> = (0..bytes)
+                .step_by(most as usize)
+                .map(|at| (random.next_word(), most.min(bytes - at)))
+                .collect();
+            for some in pieces.chunks(AT_ONCE) {
+                let made = some.par_iter().map(|(seed, len)| {
+                    let mut piece = vec![0; *len as usize];
+                    match is_vector {
+                        true => piece.as_chunks_mut::<4>().0.fill(1f32.to_le_bytes()),
+                        false => fill_weights(&mut SplitMix::new(*seed), tensor.stored, &mut piece),
+                    }
+                    piece
+                });
+                for piece in made.collect::<Vec<_>>() {
+                    out.write_all(&piece)?;
+                    progress(piece.len() as u64);
                 }
-                out.write_all(&piece)?;
-                progress(piece.len() as u64);
-                left -= piece.len() as u64;
             }
+            let padding = bytes.next_multiple_of(ALIGNMENT) - bytes;
             out.write_all(&vec![0; padding as usize])?;
         }
         out.flush()
