@@ -1,0 +1,170 @@
+//! Measurements that compare ways to a GPU: a file by our driver and by cuFile, rows by ids.
+
+use crate::common::stand_in::{built, command, fails, ok, run};
+use crate::common::{Folder, Place};
+
+/// Runs `bench --paths` over the stand-ins, where cuFile answers as `fault` says.
+fn by_all_paths(folder: &Folder, fault: &str) -> serde_json::Value {
+    let library = folder.path("libcufile.so.0");
+    if !library.exists() {
+        std::os::unix::fs::symlink(built("libnvme_fake_cufile.so"), &library).unwrap();
+    }
+    let run = "bench --paths file --gpu --sizes 4KiB,64KiB,512KiB --runs 1 --cpu-threads 2 --json --plot ways.svg";
+    let run: Vec<&str> = run.split_whitespace().collect();
+    let mut command = command(folder, "", &run);
+    let output = command.env("FAKE_CUFILE", fault).output().unwrap();
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{fault}: {error}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(text.lines().count(), 1);
+    serde_json::from_str(&text).unwrap()
+}
+
+#[test]
+fn the_doctor_says_what_cufile_answers() {
+    let folder = Folder::new(Place::Embedded);
+    let found = |fault: &str| {
+        let mut command = command(&folder, "", &["doctor", "--json"]);
+        let output = command.env("FAKE_CUFILE", fault).output().unwrap();
+        assert!(output.status.success());
+        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+        let mut all = report["findings"].as_array().unwrap().iter();
+        let one = all.find(|one| one["check"] == "cuFile").unwrap();
+        ["status", "text", "remedy"].map(|name| one[name].as_str().unwrap().to_owned())
+    };
+    let [status, text, remedy] = found("");
+    assert!(
+        status == "note" && text.contains("cannot be loaded"),
+        "{text}"
+    );
+    assert!(remedy.contains("gds=off"), "{remedy}");
+    let library = folder.path("libcufile.so.0");
+    std::os::unix::fs::symlink(built("libnvme_fake_cufile.so"), &library).unwrap();
+    let [status, text, remedy] = found("");
+    assert!(
+        status == "ok" && text.contains("libcufile.so.0: cuFileDriverOpen answered 0"),
+        "{text}"
+    );
+    assert!(remedy.contains("5027"), "{remedy}");
+    let [status, text, remedy] = found("unopened:5001");
+    assert!(status == "warning" && text.contains("5001"), "{text}");
+    assert!(remedy.contains("modprobe nvidia-fs"), "{remedy}");
+    let text = run(&folder, "", &["doctor"]).stdout;
+    assert!(String::from_utf8(text).unwrap().contains("cuFile: "));
+}
+
+#[test]
+fn a_file_goes_to_the_gpu_by_every_way() {
+    let folder = Folder::new(Place::Embedded);
+    folder.file("file", 1 << 20 | 512, 5);
+    let report = by_all_paths(&folder, "");
+    assert_eq!(
+        (&report["to"], &report["bytes"]),
+        (&"GPU memory".into(), &(1 << 20).into())
+    );
+    assert!(report["link_gb_per_s"].as_f64().unwrap() > 0.0);
+    let names = ["gpu-direct", "cufile", "cpu-memcpy", "cpu-pinned"];
+    let cases = report["cases"].as_array().unwrap();
+    assert_eq!(cases.len(), 4 * 5);
+    for (index, case) in cases.iter().enumerate() {
+        assert_eq!(case["way"], names[index % 4], "{case}");
+        assert!(case["of_link"].as_f64().unwrap() > 0.0 && case["checked"] == true);
+        let has_steps = index % 4 >= 2;
+        assert_eq!(case["overlap"].is_number(), has_steps, "{case}");
+    }
+    let svg = std::fs::read_to_string(folder.path("ways.svg")).unwrap();
+    assert!(svg.contains("cufile") && svg.contains("gpu-direct"));
+    for (fault, left, why) in [
+        ("unregistered:5027", 15, "5027"),
+        ("failing:5030", 15, "5030"),
+        ("nobatch", 19, "5035"),
+    ] {
+        let report = by_all_paths(&folder, fault);
+        assert_eq!(report["cases"].as_array().unwrap().len(), left, "{fault}");
+        let cufile = &report["ways"][1];
+        assert!(
+            cufile["why_not"].as_str().unwrap().contains(why),
+            "{cufile}"
+        );
+        assert!(!cufile["remedy"].as_str().unwrap().is_empty());
+    }
+    let without = run(
+        &folder,
+        "nogpu",
+        &["bench", "--paths", "file", "--gpu", "--runs", "1"],
+    );
+    assert_eq!(without.status.code(), Some(6));
+}
+
+#[test]
+fn rows_are_gathered_by_ids_and_checked() {
+    let folder = Folder::new(Place::Embedded);
+    let device = "sim:mem?size=8MiB&block=4096&queues=8&threads=2";
+    let gather = [
+        "bench",
+        "-d",
+        device,
+        "--gpu",
+        "--gather",
+        "--table",
+        "4MiB",
+        "--row",
+        "4096,512,24",
+        "--rows",
+        "300",
+        "--runs",
+        "1",
+        "--stations",
+        "2",
+        "--queues",
+        "3",
+    ];
+    let text = ok(&folder, &gather);
+    let lines: Vec<serde_json::Value> = text
+        .lines()
+        .map(|line| serde_json::from_str(line).unwrap())
+        .collect();
+    let schema = include_str!("../../../../docs/json-schema.json");
+    let schema: serde_json::Value = serde_json::from_str(schema).unwrap();
+    let members = |value: &serde_json::Value| -> std::collections::BTreeSet<String> {
+        value.as_object().unwrap().keys().cloned().collect()
+    };
+    for (line, name) in lines
+        .iter()
+        .zip(["gather-rig", "gather-case", "gather-case"])
+    {
+        let said = &schema["$defs"][name]["properties"];
+        assert_eq!(members(line), members(said), "{name}");
+    }
+    assert_eq!(lines[0]["table_bytes"], 4 << 20);
+    assert_eq!(lines[0]["members"], 1);
+    // Over two drives, and what they do not have.
+    let small = "sim:mem?size=4MiB&queues=8";
+    let on = |more: &[&'static str]| {
+        let begin = ["bench", "-d", small, "--gpu", "--gather", "--table", "4MiB"];
+        let rest = [
+            "--rows",
+            "20",
+            "--runs",
+            "1",
+            "--queues",
+            "2",
+            "--members",
+            "2",
+        ];
+        [&begin[..], &rest, more].concat()
+    };
+    let striped = ok(&folder, &on(&[]));
+    assert!(striped.contains(r#""members":2"#), "{striped}");
+    let why = fails(&folder, "", 2, &on(&["--cache", "1MiB"]));
+    assert!(why.contains("a cache of rows of several drives"), "{why}");
+    for (line, row) in lines[1..].iter().zip([4096, 512, 24]) {
+        assert_eq!(
+            (&line["row_bytes"], &line["rows"]),
+            (&row.into(), &300.into())
+        );
+        assert_eq!(line["checked"], true);
+        assert!(line["rows_per_s"].as_f64().unwrap() > 0.0);
+    }
+    assert_eq!(lines.len(), 4);
+}
