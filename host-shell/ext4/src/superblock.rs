@@ -101,6 +101,16 @@ pub struct Superblock {
     pub group_checksum: GroupChecksum,
 }
 
+impl GroupChecksum {
+    fn of(read_only_features: u32) -> Self {
+        match read_only_features {
+            found if found & ro_compat::METADATA_CSUM != 0 => Self::Crc32c,
+            found if found & ro_compat::GDT_CSUM != 0 => Self::Crc16,
+            _ => Self::None,
+        }
+    }
+}
+
 impl Superblock {
     /// Reads it; the device has `len` bytes.
     pub fn parse(bytes: &[u8], len: u64) -> Result<Self> {
@@ -110,7 +120,6 @@ impl Superblock {
                 what: format!("the magic number is {magic:#06x}, not {MAGIC:#06x}"),
             });
         }
-        let corrupt = |at: u64, what: String| Error::corrupt(OFFSET + at, what);
         if u32_at(bytes, 0x4C) == 0 {
             return Err(Error::Unsupported {
                 feature: "revision 0".to_owned(),
@@ -121,73 +130,15 @@ impl Superblock {
         let read_only = u32_at(bytes, 0x64);
         let has_checksums = read_only & ro_compat::METADATA_CSUM != 0;
         if has_checksums {
-            let kind = bytes.get(0x175).copied().unwrap_or(0);
-            if kind != 1 {
-                return Err(corrupt(0x175, format!("checksums of the type {kind}")));
-            }
-            if crc32c(!0, &bytes[..0x3FC]) != u32_at(bytes, 0x3FC) {
-                return Err(Error::checksum(OFFSET, "the superblock"));
-            }
+            check_sum(bytes)?;
         }
         check_features(features)?;
-        let log_block = u32_at(bytes, 0x18);
-        if log_block > MOST_LOG_BLOCK {
-            return Err(corrupt(0x18, format!("blocks of 2^{log_block} KiB")));
-        }
-        let block_bytes = 1024u32 << log_block;
         let is_wide = features & incompat::BITS_64 != 0;
-        let blocks = match is_wide {
-            true => wide(bytes, 0x4, 0x150),
-            false => u64::from(u32_at(bytes, 0x4)),
-        };
-        if blocks
-            .checked_mul(u64::from(block_bytes))
-            .is_none_or(|bytes| bytes > len)
-        {
-            return Err(corrupt(
-                0x4,
-                format!("{blocks} blocks of {block_bytes} bytes on a device of {len} bytes"),
-            ));
-        }
-        let first_data_block = u64::from(u32_at(bytes, 0x14));
-        if first_data_block > 1 || first_data_block >= blocks {
-            return Err(corrupt(
-                0x14,
-                format!("the first data block {first_data_block}"),
-            ));
-        }
-        let blocks_per_group = u64::from(u32_at(bytes, 0x20));
-        if blocks_per_group == 0 {
-            return Err(corrupt(0x20, "no blocks in a group".to_owned()));
-        }
+        let (block_bytes, blocks) = blocks(bytes, len, is_wide)?;
+        let (first_data_block, blocks_per_group) = groups(bytes, blocks)?;
         let groups = (blocks - first_data_block).div_ceil(blocks_per_group);
-        let inode_bytes = u16_at(bytes, 0x58);
-        if inode_bytes < 128
-            || !inode_bytes.is_power_of_two()
-            || u32::from(inode_bytes) > block_bytes
-        {
-            return Err(corrupt(0x58, format!("inodes of {inode_bytes} bytes")));
-        }
-        let inodes_per_group = u32_at(bytes, 0x28);
-        let inodes = u32_at(bytes, 0x0);
-        let most = groups.checked_mul(u64::from(inodes_per_group));
-        if inodes < OLDEST_INODE || most.is_none_or(|most| u64::from(inodes) > most) {
-            return Err(corrupt(
-                0x0,
-                format!("{inodes} inodes in {groups} groups of {inodes_per_group}"),
-            ));
-        }
-        let descriptor_bytes = match is_wide {
-            true => u16_at(bytes, 0xFE),
-            false => 32,
-        };
-        let is_fit = u32::from(descriptor_bytes) <= block_bytes.min(1024);
-        if !is_fit || !descriptor_bytes.is_power_of_two() || is_wide && descriptor_bytes < 64 {
-            return Err(corrupt(
-                0xFE,
-                format!("descriptors of {descriptor_bytes} bytes"),
-            ));
-        }
+        let (inode_bytes, inodes, inodes_per_group) = inodes(bytes, block_bytes, groups)?;
+        let descriptor_bytes = descriptor_bytes(bytes, block_bytes, is_wide)?;
         let uuid: [u8; 16] = std::array::from_fn(|at| bytes[0x68 + at]);
         let label = &bytes[0x78..0x88];
         let label = label.split(|byte| *byte == 0).next().unwrap_or(&[]);
@@ -217,12 +168,90 @@ impl Superblock {
             backups: (u32_at(bytes, 0x5C) & compat::SPARSE_SUPER2 != 0)
                 .then(|| [u32_at(bytes, 0x24C), u32_at(bytes, 0x250)]),
             seed: has_checksums.then_some(seed),
-            group_checksum: match () {
-                () if has_checksums => GroupChecksum::Crc32c,
-                () if read_only & ro_compat::GDT_CSUM != 0 => GroupChecksum::Crc16,
-                () => GroupChecksum::None,
-            },
+            group_checksum: GroupChecksum::of(read_only),
         })
+    }
+}
+
+fn corrupt(at: u64, what: String) -> Error {
+    Error::corrupt(OFFSET + at, what)
+}
+
+fn check_sum(bytes: &[u8]) -> Result<()> {
+    let kind = bytes.get(0x175).copied().unwrap_or(0);
+    if kind != 1 {
+        return Err(corrupt(0x175, format!("checksums of the type {kind}")));
+    }
+    match crc32c(!0, &bytes[..0x3FC]) == u32_at(bytes, 0x3FC) {
+        true => Ok(()),
+        false => Err(Error::checksum(OFFSET, "the superblock")),
+    }
+}
+
+/// Bytes of a block, and how many there are on a device of `len` bytes.
+fn blocks(bytes: &[u8], len: u64, is_wide: bool) -> Result<(u32, u64)> {
+    let log_block = u32_at(bytes, 0x18);
+    if log_block > MOST_LOG_BLOCK {
+        return Err(corrupt(0x18, format!("blocks of 2^{log_block} KiB")));
+    }
+    let block_bytes = 1024u32 << log_block;
+    let blocks = match is_wide {
+        true => wide(bytes, 0x4, 0x150),
+        false => u64::from(u32_at(bytes, 0x4)),
+    };
+    let end = blocks.checked_mul(u64::from(block_bytes));
+    match end.is_some_and(|end| end <= len) {
+        true => Ok((block_bytes, blocks)),
+        false => Err(corrupt(
+            0x4,
+            format!("{blocks} blocks of {block_bytes} bytes on a device of {len} bytes"),
+        )),
+    }
+}
+
+/// The block with which the first group begins, and the blocks of a group.
+fn groups(bytes: &[u8], blocks: u64) -> Result<(u64, u64)> {
+    let first_data_block = u64::from(u32_at(bytes, 0x14));
+    if first_data_block > 1 || first_data_block >= blocks {
+        return Err(corrupt(
+            0x14,
+            format!("the first data block {first_data_block}"),
+        ));
+    }
+    match u64::from(u32_at(bytes, 0x20)) {
+        0 => Err(corrupt(0x20, "no blocks in a group".to_owned())),
+        blocks_per_group => Ok((first_data_block, blocks_per_group)),
+    }
+}
+
+/// Bytes of an inode, how many there are, and how many in a group.
+fn inodes(bytes: &[u8], block_bytes: u32, groups: u64) -> Result<(u16, u32, u32)> {
+    let inode_bytes = u16_at(bytes, 0x58);
+    let is_fit = inode_bytes >= 128 && u32::from(inode_bytes) <= block_bytes;
+    if !is_fit || !inode_bytes.is_power_of_two() {
+        return Err(corrupt(0x58, format!("inodes of {inode_bytes} bytes")));
+    }
+    let inodes_per_group = u32_at(bytes, 0x28);
+    let inodes = u32_at(bytes, 0x0);
+    let most = groups.checked_mul(u64::from(inodes_per_group));
+    if inodes < OLDEST_INODE || most.is_none_or(|most| u64::from(inodes) > most) {
+        return Err(corrupt(
+            0x0,
+            format!("{inodes} inodes in {groups} groups of {inodes_per_group}"),
+        ));
+    }
+    Ok((inode_bytes, inodes, inodes_per_group))
+}
+
+fn descriptor_bytes(bytes: &[u8], block_bytes: u32, is_wide: bool) -> Result<u16> {
+    let found = match is_wide {
+        true => u16_at(bytes, 0xFE),
+        false => 32,
+    };
+    let is_fit = u32::from(found) <= block_bytes.min(1024);
+    match !is_fit || !found.is_power_of_two() || is_wide && found < 64 {
+        true => Err(corrupt(0xFE, format!("descriptors of {found} bytes"))),
+        false => Ok(found),
     }
 }
 

@@ -86,6 +86,30 @@ impl Store {
     }
 }
 
+fn file_io_of(name: &str) -> PyResult<FileIo> {
+    match name {
+        "auto" => Ok(FileIo::Auto),
+        "uring" => Ok(FileIo::Uring),
+        "pread" => Ok(FileIo::Pread),
+        other => {
+            let cause = format!("file_io is '{other}'");
+            Err(Fault::usage(cause, "use 'auto', 'uring' or 'pread'").into())
+        }
+    }
+}
+
+fn gds_of(name: &str) -> PyResult<Gds> {
+    match name {
+        "off" => Ok(Gds::Off),
+        "auto" => Ok(Gds::Auto),
+        "require" => Ok(Gds::Require),
+        other => {
+            let cause = format!("gds is '{other}'");
+            Err(Fault::usage(cause, "use 'off', 'auto' or 'require'").into())
+        }
+    }
+}
+
 #[pymethods]
 impl Store {
     #[new]
@@ -106,24 +130,6 @@ impl Store {
         file_io: &str,
         gds: &str,
     ) -> PyResult<Self> {
-        let file_io = match file_io {
-            "auto" => FileIo::Auto,
-            "uring" => FileIo::Uring,
-            "pread" => FileIo::Pread,
-            other => {
-                let cause = format!("file_io is '{other}'");
-                return Err(Fault::usage(cause, "use 'auto', 'uring' or 'pread'").into());
-            }
-        };
-        let gds = match gds {
-            "off" => Gds::Off,
-            "auto" => Gds::Auto,
-            "require" => Gds::Require,
-            other => {
-                let cause = format!("gds is '{other}'");
-                return Err(Fault::usage(cause, "use 'off', 'auto' or 'require'").into());
-            }
-        };
         let of_gpu = |index| GpuOptions {
             index,
             rows: RowsOptions {
@@ -139,9 +145,9 @@ impl Store {
             queues,
             depth,
             timeout: Duration::from_millis(timeout_ms),
-            file_io,
+            file_io: file_io_of(file_io)?,
             gpu: gpu.map(of_gpu),
-            gds,
+            gds: gds_of(gds)?,
             ..StoreOptions::default()
         };
         left::reap();

@@ -2,7 +2,7 @@
 
 use super::Catalog;
 use super::shards;
-use super::source::Source;
+use super::source::{FileSource, Source};
 use crate::error::{Error, Result};
 use crate::store::Store;
 use std::ops::ControlFlow;
@@ -55,38 +55,57 @@ impl Catalog {
             total: if verify { 2 * bytes } else { bytes },
             on_progress,
         };
-        let mut piece = vec![0; bytes.min(PIECE) as usize];
-        for (file, begin) in &opened.files {
+        let onto = Onto { store, offset };
+        onto.write(&opened.files, &mut progress)?;
+        store.flush()?;
+        if verify {
+            onto.compare(&opened.files, &mut progress)?;
+        }
+        Ok(catalog)
+    }
+}
+
+/// Where files go.
+struct Onto<'a> {
+    store: &'a Store,
+    offset: u64,
+}
+
+impl Onto<'_> {
+    fn write(&self, files: &[(FileSource, u64)], progress: &mut Progress<'_>) -> Result<()> {
+        let mut buffer = vec![0; PIECE as usize];
+        for (file, begin) in files {
             for (at, length) in pieces(file.len()) {
-                let piece = &mut piece[..length];
+                let piece = &mut buffer[..length];
                 file.read_at(at, piece)?;
-                store.write_at(offset + begin + at, piece)?;
+                self.store.write_at(self.offset + begin + at, piece)?;
                 progress.add(length)?;
             }
         }
-        store.flush()?;
-        if verify {
-            let mut back = vec![0; piece.len()];
-            for (file, begin) in &opened.files {
-                for (at, length) in pieces(file.len()) {
-                    let (piece, back) = (&mut piece[..length], &mut back[..length]);
-                    file.read_at(at, piece)?;
-                    store.read_at(offset + begin + at, back)?;
-                    if let Some(first) = piece.iter().zip(&*back).position(|(a, b)| a != b) {
-                        let what = format!(
-                            "byte {} of {} is {:#04x} in the file and {:#04x} on the device",
-                            at + first as u64,
-                            file.label(),
-                            piece[first],
-                            back[first]
-                        );
-                        return Err(Error::Mismatch { what });
-                    }
-                    progress.add(length)?;
+        Ok(())
+    }
+
+    fn compare(&self, files: &[(FileSource, u64)], progress: &mut Progress<'_>) -> Result<()> {
+        let (mut ours, mut theirs) = (vec![0; PIECE as usize], vec![0; PIECE as usize]);
+        for (file, begin) in files {
+            for (at, length) in pieces(file.len()) {
+                let (ours, theirs) = (&mut ours[..length], &mut theirs[..length]);
+                file.read_at(at, ours)?;
+                self.store.read_at(self.offset + begin + at, theirs)?;
+                if let Some(first) = ours.iter().zip(&*theirs).position(|(a, b)| a != b) {
+                    let what = format!(
+                        "byte {} of {} is {:#04x} in the file and {:#04x} on the device",
+                        at + first as u64,
+                        file.label(),
+                        ours[first],
+                        theirs[first]
+                    );
+                    return Err(Error::Mismatch { what });
                 }
+                progress.add(length)?;
             }
         }
-        Ok(catalog)
+        Ok(())
     }
 }
 

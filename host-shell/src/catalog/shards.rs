@@ -61,6 +61,56 @@ pub(super) fn open(path: &Path) -> Result<Opened> {
     })
 }
 
+impl Opened {
+    /// Adds the file `name` and those of its tensors that the index has there, which are taken from `of_tensor`.
+    fn add(
+        &mut self,
+        folder: &Path,
+        name: &str,
+        of_tensor: &mut HashMap<&str, &str>,
+        fault: impl Fn(String) -> Error,
+    ) -> Result<()> {
+        let file = FileSource::open(&folder.join(name))?;
+        let shard = Catalog::of(&file)?;
+        if shard.format != Format::Safetensors {
+            return Err(fault(format!("{name:?} is no file of safetensors")));
+        }
+        let all = &mut self.catalog;
+        let offset = all.bytes.next_multiple_of(ALIGNMENT);
+        all.bytes = offset + file.len();
+        all.files.push(Member {
+            name: name.to_owned(),
+            offset,
+            bytes: file.len(),
+        });
+        for mut entry in shard.entries {
+            if of_tensor.get(&*entry.name) == Some(&name) {
+                of_tensor.remove(&*entry.name);
+                entry.offset += offset;
+                all.entries.push(entry);
+            }
+        }
+        self.files.push((file, offset));
+        Ok(())
+    }
+}
+
+/// # Errors
+/// Which files are missing, as the end of a sentence.
+fn check_present(folder: &Path, names: &BTreeSet<&str>) -> std::result::Result<(), String> {
+    let is_missing = |name: &&&str| !folder.join(name).exists();
+    let missing: Vec<&str> = names.iter().filter(is_missing).copied().collect();
+    match missing.is_empty() {
+        true => Ok(()),
+        false => Err(format!(
+            "{} of {} files are missing: {}",
+            missing.len(),
+            names.len(),
+            missing.join(", ")
+        )),
+    }
+}
+
 fn open_index(path: &Path) -> Result<Opened> {
     let fault = |what: String| {
         let remedy = "get the model's files again, all into one folder";
@@ -76,16 +126,7 @@ fn open_index(path: &Path) -> Result<Opened> {
     if let Some(name) = names.iter().find(|name| !is_plain(name)) {
         return Err(fault(format!("{name:?} is no name of a file beside it")));
     }
-    let is_missing = |name: &&&str| !folder.join(name).exists();
-    let missing: Vec<&str> = names.iter().filter(is_missing).copied().collect();
-    if !missing.is_empty() {
-        return Err(fault(format!(
-            "{} of {} files are missing: {}",
-            missing.len(),
-            names.len(),
-            missing.join(", ")
-        )));
-    }
+    check_present(folder, &names).map_err(fault)?;
     let mut opened = Opened {
         catalog: Catalog {
             format: Format::Safetensors,
@@ -99,27 +140,7 @@ fn open_index(path: &Path) -> Result<Opened> {
     let mut of_tensor: HashMap<&str, &str> = HashMap::new();
     of_tensor.extend(wanted.iter().map(|(name, file)| (&**name, &**file)));
     for name in names {
-        let file = FileSource::open(&folder.join(name))?;
-        let shard = Catalog::of(&file)?;
-        if shard.format != Format::Safetensors {
-            return Err(fault(format!("{name:?} is no file of safetensors")));
-        }
-        let all = &mut opened.catalog;
-        let offset = all.bytes.next_multiple_of(ALIGNMENT);
-        all.bytes = offset + file.len();
-        all.files.push(Member {
-            name: name.to_owned(),
-            offset,
-            bytes: file.len(),
-        });
-        for mut entry in shard.entries {
-            if of_tensor.get(&*entry.name) == Some(&name) {
-                of_tensor.remove(&*entry.name);
-                entry.offset += offset;
-                all.entries.push(entry);
-            }
-        }
-        opened.files.push((file, offset));
+        opened.add(folder, name, &mut of_tensor, fault)?;
     }
     // The first in the index's order.
     let left = wanted

@@ -44,22 +44,14 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
     let info = controller.usable_namespace(Nsid(options.nsid))?;
     controller.session().uses(info);
     let controller = Arc::new(controller);
-    let granted = controller.info().queue_pairs;
-    let of_kernels = kernel_queues(options);
-    // One queue of the CPU at least.
-    let left = granted.saturating_sub(1);
-    if of_kernels > 0 && of_kernels >= left {
-        return Err(Error::usage(
-            format!("{of_kernels} queue pairs for kernels; the controller grants {granted} in all"),
-            "ask for fewer, or use a controller with more (simulator: queues=32)",
-        ));
-    }
-    let of_gpu = gpu_queues(options).min(left - of_kernels);
+    let Shares {
+        of_cpu: queues,
+        of_gpu,
+        of_kernels,
+    } = shares(controller.info().queue_pairs, options)?;
     #[cfg(feature = "cuda")]
     let rows = with_gpu::rows(access.as_ref(), &controller, info, of_gpu, options)?;
     let gone = Arc::new(Mutex::new(None));
-    let queues = (granted.saturating_sub(of_gpu + of_kernels)).min(options.queues);
-    let queues = queues.max(1);
     let lane = |_| -> Result<Box<dyn Lane>> {
         let lane = DriveLane::new(&controller, info, options.depth, &gone)?;
         Ok(Box::new(lane))
@@ -96,6 +88,32 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
         read_only,
         path,
         controller: Some(controller),
+    })
+}
+
+/// How the queue pairs of a controller are shared out.
+struct Shares {
+    of_cpu: u32,
+    of_gpu: u32,
+    of_kernels: u32,
+}
+
+fn shares(granted: u32, options: &StoreOptions) -> Result<Shares> {
+    let of_kernels = kernel_queues(options);
+    // One queue of the CPU at least.
+    let left = granted.saturating_sub(1);
+    if of_kernels > 0 && of_kernels >= left {
+        return Err(Error::usage(
+            format!("{of_kernels} queue pairs for kernels; the controller grants {granted} in all"),
+            "ask for fewer, or use a controller with more (simulator: queues=32)",
+        ));
+    }
+    let of_gpu = gpu_queues(options).min(left - of_kernels);
+    let of_cpu = granted.saturating_sub(of_gpu + of_kernels);
+    Ok(Shares {
+        of_cpu: of_cpu.min(options.queues).max(1),
+        of_gpu,
+        of_kernels,
     })
 }
 

@@ -28,6 +28,7 @@ use std::io::Read;
 const CHUNK: usize = 4 << 20;
 /// The unit of the file that is used.
 const BLOCK: u64 = 4096;
+
 /// Runs every case by every way and gives one object; `step` is called between runs, with the name of the case.
 ///
 /// `store` holds the same bytes as the file, from its start on, and reaches the job's GPU; where it was not opened, our
@@ -41,32 +42,14 @@ pub fn paths(
     step: &mut dyn FnMut(&str) -> Result<()>,
 ) -> Result<Value> {
     let file = File::open(&job.file).map_err(Error::file("open", &job.file))?;
-    let mut content = Vec::new();
-    let read = (&file).take(job.bytes).read_to_end(&mut content);
-    read.map_err(Error::file("read", &job.file))?;
-    let bytes = content.len() as u64 / BLOCK * BLOCK;
-    if bytes == 0
-        || job
-            .sizes
-            .iter()
-            .any(|size| *size == 0 || !size.is_multiple_of(BLOCK))
-    {
-        return Err(Error::usage(
-            format!(
-                "a file of {} bytes, reads of {:?}",
-                content.len(),
-                job.sizes
-            ),
-            "use a file of 4096 bytes at least, and multiples of 4096",
-        ));
-    }
-    let (plans, content) = (Plan::all(job, bytes), &content[..bytes as usize]);
+    let content = content_of(&file, job)?;
+    let plans = Plan::all(job, content.len() as u64);
     let (store, refusal) = match store {
         Ok(store) => (Some(store), None),
         Err(error) => (None, Some(error)),
     };
     if let Some(store) = &store {
-        same_content(store, content, job.lay_out)?;
+        same_content(store, &content, job.lay_out)?;
     }
     let longest = plans.iter().map(Plan::len).max().unwrap_or(0);
     let of_file = (&file, job.file.as_path());
@@ -95,14 +78,14 @@ pub fn paths(
             &mut *place,
             plan,
             job,
-            (content, &mut have),
+            (&content, &mut have),
             (limits, &mut ways),
             step,
         )?);
     }
     let path = store.as_ref().map(Store::path);
     Ok(json!({
-        "file": job.file.display().to_string(), "bytes": bytes,
+        "file": job.file.display().to_string(), "bytes": content.len(),
         "to": if job.gpu.is_some() { "GPU memory" } else { "host memory" },
         "device": path.as_ref().map(|path| &path.device), "path": path.as_ref().map(|path| &path.path),
         "why": path.as_ref().map(|path| &path.why),
@@ -111,6 +94,24 @@ pub fn paths(
         "link_gb_per_s": limits.0.map(|rate| rate / 1e9), "memory_gb_per_s": limits.1 / 1e9,
         "ways": ways.0.iter().map(One::to_json).collect::<Vec<_>>(), "cases": cases,
     }))
+}
+
+/// The whole blocks of the file.
+fn content_of(file: &File, job: &PathsJob) -> Result<Vec<u8>> {
+    let mut content = Vec::new();
+    let read = file.take(job.bytes).read_to_end(&mut content);
+    read.map_err(Error::file("read", &job.file))?;
+    let bytes = content.len() as u64 / BLOCK * BLOCK;
+    let is_whole = |size: &u64| *size > 0 && size.is_multiple_of(BLOCK);
+    if bytes == 0 || !job.sizes.iter().all(is_whole) {
+        let (found, sizes) = (content.len(), &job.sizes);
+        return Err(Error::usage(
+            format!("a file of {found} bytes, reads of {sizes:?}"),
+            "use a file of 4096 bytes at least, and multiples of 4096",
+        ));
+    }
+    content.truncate(bytes as usize);
+    Ok(content)
 }
 
 /// # Errors
