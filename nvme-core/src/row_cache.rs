@@ -6,7 +6,8 @@
 //! [itself](RowCache::claim).
 //!
 //! Writes make every line stale at once: each line has the epoch in which the read of its row began, and a line of
-//! another epoch is no hit. Who writes to the drive counts the epoch up after the write, before it says so.
+//! another epoch is no hit. Who writes to the drive counts the epoch up after the write, before it says so. The host and
+//! the GPU each have a count of their own; an [epoch] is both.
 //!
 //! Invariant: while a line is busy nothing else pins or claims it; it is claimed only while nothing pins it. So
 //! `id` and `epoch` of a pinned line do not change. Loom checks it (`tests/tests/loom/row_cache.rs`).
@@ -31,7 +32,7 @@ const CHECK_SHIFT: u32 = 14;
 pub struct RowCache<'a> {
     states: &'a [AtomicU32],
     ids: &'a [AtomicU64],
-    epochs: &'a [AtomicU32],
+    epochs: &'a [AtomicU64],
     sets: u32,
 }
 
@@ -98,13 +99,20 @@ impl Ways {
     }
 }
 
+/// The epoch of a gather that found these counts of ended writes, both of which only grow. Both belong to it: of two
+/// gathers with the same sum, one may have loaded a count before a write that the other one has to see.
+#[inline(always)]
+pub const fn epoch(by_host: u32, by_gpu: u32) -> u64 {
+    (by_host as u64) << 32 | by_gpu as u64
+}
+
 impl<'a> RowCache<'a> {
     /// A cache over its words, as many of each; `None` for less than a set.
     #[inline(always)]
     pub fn new(
         states: &'a [AtomicU32],
         ids: &'a [AtomicU64],
-        epochs: &'a [AtomicU32],
+        epochs: &'a [AtomicU64],
     ) -> Option<Self> {
         let lines = states.len().min(ids.len()).min(epochs.len());
         let sets = (lines / WAYS) as u32;
@@ -137,23 +145,23 @@ impl<'a> RowCache<'a> {
 
     /// Whether a line that nothing fills holds row `id` of epoch `epoch`.
     #[inline(always)]
-    fn holds(&self, line: u32, id: u64, epoch: u32) -> bool {
+    fn holds(&self, line: u32, id: u64, epoch: u64) -> bool {
         let at = line as usize;
         let has = |id: &AtomicU64| id.load(Order::Relaxed, Scope::Gpu);
         self.ids.get(at).map(has) == Some(id) && self.is_of(line, epoch)
     }
 
     #[inline(always)]
-    fn is_of(&self, line: u32, epoch: u32) -> bool {
+    fn is_of(&self, line: u32, epoch: u64) -> bool {
         let at = line as usize;
-        let has = |epoch: &AtomicU32| epoch.load(Order::Relaxed, Scope::Gpu);
+        let has = |epoch: &AtomicU64| epoch.load(Order::Relaxed, Scope::Gpu);
         self.epochs.get(at).map(has) == Some(epoch)
     }
 
     /// Pins the line of row `id`, if it was read in epoch `epoch`: its bytes stay until [`release`](Self::release).
     /// Of threads that want the same row at the same time one should call it for all.
     #[inline(always)]
-    pub fn find(&self, id: u64, epoch: u32) -> Option<Line> {
+    pub fn find(&self, id: u64, epoch: u64) -> Option<Line> {
         let spot = self.spot(id);
         let mut ways = self.ways(spot);
         while ways != 0 {
@@ -190,7 +198,7 @@ impl<'a> RowCache<'a> {
 
     /// The lines of a set as a filler sees them, for row `id` of epoch `epoch`.
     #[inline(always)]
-    fn look(&self, spot: Spot, epoch: u32) -> Ways {
+    fn look(&self, spot: Spot, epoch: u64) -> Ways {
         let (mut ways, mut way) = (Ways::default(), 0);
         while way < WAYS as u32 {
             let was = self.load(spot.first + way);
@@ -234,7 +242,7 @@ impl<'a> RowCache<'a> {
     /// Takes a line for row `id`, whose read began in epoch `epoch`. `hand` is where the clock begins: any number
     /// that changes from call to call. `None` when the row is there already, or every line is in use.
     #[inline(always)]
-    pub fn claim(&self, id: u64, epoch: u32, hand: u32) -> Option<Line> {
+    pub fn claim(&self, id: u64, epoch: u64, hand: u32) -> Option<Line> {
         let spot = self.spot(id);
         let ways = self.look(spot, epoch);
         let mut may = ways.may;
@@ -266,7 +274,7 @@ impl<'a> RowCache<'a> {
 
     /// The claimed line holds row `id` now, whose read began in epoch `epoch`.
     #[inline(always)]
-    pub fn publish(&self, line: Line, id: u64, epoch: u32) {
+    pub fn publish(&self, line: Line, id: u64, epoch: u64) {
         let at = line.0 as usize;
         if let (Some(its_id), Some(its_epoch)) = (self.ids.get(at), self.epochs.get(at)) {
             its_id.store(id, Order::Relaxed, Scope::Gpu);
@@ -286,14 +294,14 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    struct Words(Vec<AtomicU32>, Vec<AtomicU64>, Vec<AtomicU32>);
+    struct Words(Vec<AtomicU32>, Vec<AtomicU64>, Vec<AtomicU64>);
 
     impl Words {
         fn new(lines: usize) -> Self {
             Self(
                 (0..lines).map(|_| AtomicU32::new(0)).collect(),
                 (0..lines).map(|_| AtomicU64::new(0)).collect(),
-                (0..lines).map(|_| AtomicU32::new(0)).collect(),
+                (0..lines).map(|_| AtomicU64::new(0)).collect(),
             )
         }
 
@@ -354,7 +362,7 @@ mod tests {
             .map(|id| cache.claim(id, 0, 0).unwrap())
             .collect();
         for (id, line) in (0..).zip(claimed) {
-            cache.publish(line, id, u32::from(id != 4));
+            cache.publish(line, id, u64::from(id != 4));
         }
         let line = cache.claim(50, 1, 9).unwrap();
         cache.publish(line, 50, 1);

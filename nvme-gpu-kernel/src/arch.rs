@@ -48,7 +48,7 @@ special!(
 
 /// The value as one that the compiler knows nothing of: what follows from it is worked out where it is used, and takes
 /// no register meanwhile.
-#[cfg(feature = "rows")]
+#[cfg(any(feature = "rows", feature = "scatter"))]
 #[inline(always)]
 pub fn opaque(value: u32) -> u32 {
     let same: u32;
@@ -169,7 +169,7 @@ pub unsafe fn raise(counter: *mut u64, value: u64) {
 /// # Safety
 /// `at` is a multiple of 8 inside the parameter. Only what is inlined into that kernel calls it: the name is unknown
 /// elsewhere, and the assembler refuses it.
-#[cfg(feature = "rows")]
+#[cfg(any(feature = "rows", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn word_of_ranges(at: u32) -> u64 {
     let value: u64;
@@ -187,7 +187,7 @@ pub unsafe fn word_of_ranges(at: u32) -> u64 {
 ///
 /// # Safety
 /// Both addresses are valid and multiples of 16.
-#[cfg(feature = "rows")]
+#[cfg(any(feature = "rows", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn copy_16(to: u64, from: u64) {
     // SAFETY: the caller vouches for both.
@@ -202,7 +202,7 @@ pub unsafe fn copy_16(to: u64, from: u64) {
 ///
 /// # Safety
 /// As [`copy_16`], for each whose bit is set.
-#[cfg(feature = "rows")]
+#[cfg(any(feature = "rows", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn copy_pieces(to: [u64; 8], from: [u64; 8], there: u32) {
     // SAFETY: the caller vouches for all.
@@ -251,7 +251,7 @@ pub unsafe fn copy_pieces(to: [u64; 8], from: [u64; 8], there: u32) {
 ///
 /// # Safety
 /// Both addresses are valid and multiples of 4.
-#[cfg(feature = "rows")]
+#[cfg(any(feature = "rows", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn copy_4(to: u64, from: u64) {
     // SAFETY: the caller vouches for both.
@@ -265,7 +265,7 @@ pub unsafe fn copy_4(to: u64, from: u64) {
 ///
 /// # Safety
 /// Both addresses are valid.
-#[cfg(feature = "rows")]
+#[cfg(any(feature = "rows", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn copy_1(to: u64, from: u64) {
     // SAFETY: the caller vouches for both.
@@ -279,7 +279,7 @@ pub unsafe fn copy_1(to: u64, from: u64) {
 ///
 /// # Safety
 /// The address is valid.
-#[cfg(feature = "rows")]
+#[cfg(any(feature = "rows", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn store_zero(to: u64) {
     // SAFETY: the caller vouches for it.
@@ -292,7 +292,7 @@ pub unsafe fn store_zero(to: u64) {
 ///
 /// # Safety
 /// The address is valid and a multiple of 4.
-#[cfg(feature = "rows")]
+#[cfg(any(feature = "rows", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn store_u32(to: u64, value: u32) {
     // SAFETY: the caller vouches for it.
@@ -305,7 +305,7 @@ pub unsafe fn store_u32(to: u64, value: u32) {
 ///
 /// # Safety
 /// The address is valid and a multiple of 2.
-#[cfg(feature = "rows")]
+#[cfg(any(feature = "rows", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn store_u16(to: u64, value: u16) {
     // SAFETY: the caller vouches for it.
@@ -318,7 +318,7 @@ pub unsafe fn store_u16(to: u64, value: u16) {
 ///
 /// # Safety
 /// The address is valid.
-#[cfg(feature = "rows")]
+#[cfg(any(feature = "rows", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn load_u8(from: u64) -> u8 {
     let value: u16;
@@ -333,7 +333,7 @@ pub unsafe fn load_u8(from: u64) -> u8 {
 ///
 /// # Safety
 /// The address is valid and a multiple of 4; nothing writes to it meanwhile.
-#[cfg(feature = "rows")]
+#[cfg(any(feature = "rows", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn load_u32(from: u64) -> u32 {
     let value: u32;
@@ -348,7 +348,7 @@ pub unsafe fn load_u32(from: u64) -> u32 {
 ///
 /// # Safety
 /// The address is valid and a multiple of 8; nothing writes to it meanwhile.
-#[cfg(feature = "rows")]
+#[cfg(any(feature = "rows", feature = "scatter"))]
 #[inline(always)]
 pub unsafe fn load_u64(from: u64) -> u64 {
     let value: u64;
@@ -376,7 +376,7 @@ pub fn sleep_ns(ns: u32) {
 }
 
 /// Ends the kernel with an error that the host sees.
-#[cfg(feature = "rows")]
+#[cfg(any(feature = "rows", feature = "scatter"))]
 #[inline(always)]
 pub fn trap() -> ! {
     // SAFETY: touches no memory.

@@ -54,6 +54,8 @@ pub mod arch;
 mod assignment;
 #[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
 mod bare;
+#[cfg(all(target_arch = "nvptx64", any(feature = "rows", feature = "scatter")))]
+mod copy;
 #[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
 mod entry;
 #[cfg(all(target_arch = "nvptx64", feature = "rows"))]
@@ -62,12 +64,16 @@ mod gather;
 mod groups;
 #[cfg(all(target_arch = "nvptx64", feature = "device-library"))]
 mod library;
+#[cfg(all(target_arch = "nvptx64", any(feature = "rows", feature = "scatter")))]
+mod launch;
 #[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
 mod owned;
 #[cfg(all(target_arch = "nvptx64", feature = "probes"))]
 mod probes;
 mod queues;
 pub mod rows;
+#[cfg(all(target_arch = "nvptx64", feature = "scatter"))]
+mod scatter;
 #[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
 mod shared;
 #[cfg(target_arch = "nvptx64")]
@@ -94,9 +100,13 @@ pub const DEVICE_LAYOUT: u32 = 1;
 #[cfg(not(target_arch = "nvptx64"))]
 pub const PTX: &str = include_str!("../ptx/nvme_gpu_kernel.ptx");
 
-/// The version of the kernels in [`PTX`] and [`ROWS_PTX`].
+/// The version of the kernels in [`PTX`], [`ROWS_PTX`] and [`SCATTER_PTX`].
 #[cfg(not(target_arch = "nvptx64"))]
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
+
+/// `nvme_scatter` as PTX, as [`PTX`] is: an image of its own, beside which the gathers need no more registers.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const SCATTER_PTX: &str = include_str!("../ptx/nvme_gpu_scatter.ptx");
 
 /// `nvme_gather` as PTX, as [`PTX`] is.
 #[cfg(not(target_arch = "nvptx64"))]

@@ -1,4 +1,4 @@
-//! Rows of a table: where a row's bytes lie on the drive, and the words of a launch that gathers rows.
+//! Rows of a table: where a row's bytes lie on the drive, and the words of launches that gather or scatter rows.
 //!
 //! Addresses are device addresses. `nvme_gather` takes one [`Gather`] by value.
 
@@ -97,7 +97,7 @@ const _: () = assert!(offset_of!(Gather, timeout_ns) == 128);
 pub struct Cached {
     /// The launch. Its `unit_shift` holds for `data` and `line_bytes`, too.
     pub gather: Gather,
-    /// The words of the [`RowCache`](nvme_core::row_cache::RowCache): a `u32`, a `u64` and a `u32` for each line.
+    /// The words of the [`RowCache`](nvme_core::row_cache::RowCache): a `u32`, a `u64` and a `u64` for each line.
     pub states: u64,
     /// As above.
     pub ids: u64,
@@ -105,12 +105,27 @@ pub struct Cached {
     pub epochs: u64,
     /// `line_bytes` bytes for each line.
     pub data: u64,
-    /// A `u32` in memory of the host: how many writes have ended.
-    pub epoch: u64,
+    /// A `u32` in memory of the host: how many writes of the host have ended.
+    pub written_by_host: u64,
+    /// A `u32` in memory of the GPU: how many blocks of scatters have ended.
+    pub written_by_gpu: u64,
     /// Lines.
     pub lines: u32,
     /// Bytes from one line to the next: those of a row, rounded up to 16.
     pub line_bytes: u32,
+}
+
+/// Rows that a launch writes at most, where it is given ids: each is compared with all later ones.
+pub const SCATTER_ROWS: u64 = 32_768;
+
+/// A launch that writes rows: `nvme_scatter`. First byte and length of the table's rows are multiples of a block.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Scatter {
+    /// The launch: rows come from `out`.
+    pub gather: Gather,
+    /// A `u32` in memory of the GPU, which each block counts up when its writes have ended.
+    pub written: u64,
 }
 
 /// A launch that gathers rows and widens their elements: `nvme_gather_wide`.

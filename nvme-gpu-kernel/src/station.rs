@@ -142,12 +142,33 @@ pub fn read_blocks(
     slot: u64,
     cell: u32,
 ) -> i32 {
-    let data = || Data::Contiguous {
+    let sqe = || nvm::read(Nsid(rows.nsid), Lba(block), blocks);
+    let read = || Command::new(sqe(), blocks_at(rows, slot, blocks), cell);
+    run(&Gatherer, queue, read, rows.timeout_ns)
+}
+
+/// Writes `blocks` blocks from `block` on out of `slot`, and waits for that. What lies there was fenced for the system.
+#[cfg(feature = "scatter")]
+#[inline(always)]
+pub fn write_blocks(
+    rows: &Gather,
+    queue: &SharedQueue<'_>,
+    (block, blocks): (u64, u32),
+    slot: u64,
+    cell: u32,
+) -> i32 {
+    let sqe = || nvm::write(Nsid(rows.nsid), Lba(block), blocks);
+    let write = || Command::new(sqe(), blocks_at(rows, slot, blocks), cell);
+    run(&Gatherer, queue, write, rows.timeout_ns)
+}
+
+/// `blocks` blocks from `slot` on.
+#[inline(always)]
+fn blocks_at<'d>(rows: &Gather, slot: u64, blocks: u32) -> Data<'d> {
+    Data::Contiguous {
         iova: Iova(rows.slots_iova + slot),
         len: u64::from(blocks) << rows.block_shift,
-    };
-    let read = || Command::new(nvm::read(Nsid(rows.nsid), Lba(block), blocks), data(), cell);
-    run(&Gatherer, queue, read, rows.timeout_ns)
+    }
 }
 
 /// Carries out a command: 0, its status, or the code of why it has no end.
@@ -168,7 +189,7 @@ pub fn run<'d>(
     }
 }
 
-/// A thread that reads rows: alone, it keeps few reads of the completion ring under way, and has registers to copy with.
+/// A thread that reads or writes rows: alone, it keeps few reads of the completion ring under way, and has registers to copy with.
 struct Gatherer;
 
 impl ExecContext for Gatherer {

@@ -5,7 +5,6 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-mod copy;
 mod members;
 mod probe;
 mod warp;
@@ -13,16 +12,16 @@ mod wide;
 
 use crate::arch;
 use crate::groups::Block;
+use crate::launch::{self, Failed, Inside};
 use crate::rows::{
-    BLOCK_WARPS, Cached, Gather, Progress, Ranges, STATION_CELLS, Split, Striped, Summary,
-    WARP_BYTES, Widened, code,
+    BLOCK_WARPS, Cached, Gather, Ranges, STATION_CELLS, Split, Striped, WARP_BYTES, Widened, code,
 };
 use crate::station::{self, NO_STATION};
 use members::Members;
 use nvme_core::group::Group;
-use nvme_core::row_cache::RowCache;
+use nvme_core::row_cache::{RowCache, epoch};
 use nvme_core::stripes::Stripes;
-use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope, fence};
+use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use warp::{CacheOf, Warp};
 use wide::Widening;
 
@@ -93,20 +92,24 @@ unsafe fn cache_of(rows: &Cached) -> Option<CacheOf<'_>> {
     if lines == 0 {
         return None;
     }
-    // SAFETY: the caller's: as many words of each kind as lines, which are atomics; and the word of the epoch.
-    let (states, ids, epochs, epoch) = unsafe {
+    // SAFETY: the caller's: as many words of each kind as lines, which are atomics; and both counts of writes.
+    let (states, ids, epochs, by_host, by_gpu) = unsafe {
         (
             core::slice::from_raw_parts(rows.states as usize as *const AtomicU32, lines),
             core::slice::from_raw_parts(rows.ids as usize as *const AtomicU64, lines),
-            core::slice::from_raw_parts(rows.epochs as usize as *const AtomicU32, lines),
-            &*(rows.epoch as usize as *const AtomicU32),
+            core::slice::from_raw_parts(rows.epochs as usize as *const AtomicU64, lines),
+            &*(rows.written_by_host as usize as *const AtomicU32),
+            &*(rows.written_by_gpu as usize as *const AtomicU32),
         )
     };
     let cache = RowCache::new(states, ids, epochs)?;
     Some(CacheOf {
         cache,
         // Acquire: pairs with who counted it up, after a write.
-        epoch: epoch.load(Order::Acquire, Scope::Sys),
+        epoch: epoch(
+            by_host.load(Order::Acquire, Scope::Sys),
+            by_gpu.load(Order::Acquire, Scope::Gpu),
+        ),
         data: rows.data,
         line_bytes: rows.line_bytes,
     })
@@ -121,58 +124,34 @@ unsafe fn gather(
     widening: Option<Widening>,
     ranges: Option<Split>,
 ) {
+    let block = Block::here();
     // SAFETY: the caller's.
-    let Some(gate) = (unsafe { station::gate(rows) }) else {
+    let Some(inside) = (unsafe { Inside::enter(rows, &block) }) else {
         return;
     };
-    let block = Block::here();
-    let mut station = NO_STATION;
-    if block.leads() {
-        station = station::claim(rows, &gate);
-    }
-    let station = block.broadcast(station);
-    let warp = arch::thread() / 32;
-    let number = station::queue_number(rows, station, warp);
-    let queue = match station {
-        NO_STATION => None,
-        // SAFETY: the host vouches for the queues.
-        _ => unsafe { rows.queues.shared(number) },
-    };
+    let gate = inside.gate;
     let mut work = Warp {
         rows,
         gate: Some(gate),
-        queue,
+        queue: inside.queue,
         cache,
         widening,
         ranges,
         members: None,
-        cell: station * STATION_CELLS + warp * 32,
-        slots: (u64::from(station) * u64::from(BLOCK_WARPS) + u64::from(warp)) * WARP_BYTES,
-        // A warp without a station writes codes alone.
-        ends: match station {
-            NO_STATION => station::why_none(&gate),
-            _ => code::OK,
-        },
+        cell: inside.cell,
+        slots: inside.slots,
+        ends: inside.ends,
         has_lost: false,
-        failed: 0,
-        worst: 0,
+        failed: Failed::default(),
     };
     work.gather_all(
-        arch::block() * BLOCK_WARPS + warp,
+        arch::block() * BLOCK_WARPS + arch::thread() / 32,
         arch::blocks() * BLOCK_WARPS,
     );
     if arch::lane() == 0 {
-        work.report();
-        if work.has_lost {
-            gate.report_trouble();
-        }
+        work.failed.report(rows);
     }
-    // Every warp has left its slots, and its writes are ordered before what the leader does.
-    let keeps = block.vote(work.has_lost).total > 0;
-    if block.leads() {
-        station::leave(rows, &gate, station, keeps);
-        end_block(rows);
-    }
+    launch::leave(rows, (&gate, inside.station), &block, work.has_lost, || {});
 }
 
 #[inline(always)]
@@ -205,8 +184,7 @@ fn gather_striped(striped: &Striped) {
             _ => code::OK,
         },
         has_lost: false,
-        failed: 0,
-        worst: 0,
+        failed: Failed::default(),
     };
     work.gather_all(
         arch::block() * BLOCK_WARPS + warp,
@@ -216,7 +194,7 @@ fn gather_striped(striped: &Striped) {
         members.leave();
     }
     if arch::lane() == 0 {
-        work.report();
+        work.failed.report(rows);
     }
     // Every warp has left its slots and the members.
     block.sync();
@@ -224,46 +202,6 @@ fn gather_striped(striped: &Striped) {
         if station != NO_STATION {
             station::give_back(rows, station);
         }
-        end_block(rows);
+        launch::end_block(rows);
     }
-}
-
-/// Accounts for a block that has ended; the last one tells the host.
-#[inline(always)]
-fn end_block(rows: &Gather) {
-    let progress = rows.progress as usize as *mut Progress;
-    let summary = rows.summary as usize as *mut Summary;
-    // SAFETY: the host gives both; the fields are used as atomics while blocks run.
-    let (blocks, launches, failed, first) = unsafe {
-        (
-            &*(&raw const (*progress).blocks).cast::<AtomicU32>(),
-            &*(&raw const (*progress).launches).cast::<AtomicU32>(),
-            &*(&raw const (*progress).failed).cast::<AtomicU64>(),
-            &*(&raw const (*progress).worst).cast::<AtomicU64>(),
-        )
-    };
-    // Release: rows and counts of this block; acquire: those of the blocks before it.
-    if blocks.fetch_add(1, Order::AcqRel, Scope::Gpu) + 1 != arch::blocks() {
-        return;
-    }
-    let count = failed.load(Order::Relaxed, Scope::Gpu);
-    let word = first.load(Order::Relaxed, Scope::Gpu);
-    failed.store(0, Order::Relaxed, Scope::Gpu);
-    first.store(0, Order::Relaxed, Scope::Gpu);
-    blocks.store(0, Order::Relaxed, Scope::Gpu);
-    // SAFETY: as above; no other launch with this summary runs.
-    let (to_failed, to_worst, ended) = unsafe {
-        (
-            &*(&raw const (*summary).failed).cast::<AtomicU64>(),
-            &*(&raw const (*summary).worst).cast::<AtomicU64>(),
-            &*(&raw const (*summary).ended).cast::<AtomicU32>(),
-        )
-    };
-    to_failed.store(count, Order::Relaxed, Scope::Sys);
-    to_worst.store(word, Order::Relaxed, Scope::Sys);
-    let now = launches.load(Order::Relaxed, Scope::Gpu).wrapping_add(1);
-    launches.store(now, Order::Relaxed, Scope::Gpu);
-    // Release: who sees the count sees the rows.
-    fence(Order::Release, Scope::Sys);
-    ended.store(now, Order::Relaxed, Scope::Sys);
 }

@@ -8,12 +8,13 @@
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::copy;
 use super::members::{Members, Way};
 use super::wide::Widening;
 use crate::arch;
+use crate::copy;
 use crate::groups::Gpu;
-use crate::rows::{Gather, Piece, Place, Progress, Ranges, Split, code, worst};
+use crate::launch::{self, Failed};
+use crate::rows::{Gather, Piece, Place, Ranges, Split, code};
 use crate::station::{self, LOOK_NS};
 use core::mem::offset_of;
 use nvme_core::SharedQueue;
@@ -37,7 +38,7 @@ pub struct Row {
 pub struct CacheOf<'r> {
     pub cache: RowCache<'r>,
     /// When the launch began: lines of before the last write are none of it.
-    pub epoch: u32,
+    pub epoch: u64,
     pub data: u64,
     pub line_bytes: u32,
 }
@@ -68,8 +69,7 @@ pub struct Warp<'r, 'q> {
     pub ends: i32,
     /// A read has no end: the controller may still write to its slots.
     pub has_lost: bool,
-    pub failed: u64,
-    pub worst: u64,
+    pub failed: Failed,
 }
 
 impl<'r> Warp<'r, '_> {
@@ -88,8 +88,7 @@ impl<'r> Warp<'r, '_> {
             slots: 0,
             ends: code::OK,
             has_lost: false,
-            failed: 0,
-            worst: 0,
+            failed: Failed::default(),
         }
     }
 
@@ -103,21 +102,15 @@ impl<'r> Warp<'r, '_> {
         let mut looked_ns = Gpu.now_ns();
         while chunk < chunks {
             let index = chunk * lanes + u64::from(arch::lane());
-            // One lane looks for all, and not for each chunk: reads of one word of the host by all warps follow one
-            // another.
-            let now_ns = Gpu.now_ns();
             if let Some(members) = &mut self.members {
-                let now_ns = copy::shuffle64(now_ns, 0);
+                // As `launch::look` does, once for all members.
+                let now_ns = copy::shuffle64(Gpu.now_ns(), 0);
                 if now_ns.wrapping_sub(looked_ns) > LOOK_NS {
                     looked_ns = now_ns;
                     members.look();
                 }
-            } else if now_ns.wrapping_sub(looked_ns) > LOOK_NS && self.ends == code::OK {
-                looked_ns = now_ns;
-                let looks = arch::lane() == 0;
-                if looks && self.gate.is_none_or(|gate| gate.look().is_err()) {
-                    self.ends = code::GONE;
-                }
+            } else {
+                self.ends = launch::look(self.gate, &mut looked_ns, self.ends);
             }
             self.ends = arch::shuffle(arch::FULL, self.ends as u32, 0) as i32;
             self.gather_chunk(index);
@@ -176,7 +169,8 @@ impl<'r> Warp<'r, '_> {
             Some(piece) => self.clear_pieces(piece, is_bad),
             None => self.clear(index, is_bad),
         }
-        self.account(index, is_live, &row);
+        let became = (row.member, row.code);
+        self.failed.note(self.rows, index, is_live, became);
     }
 
     /// Whether a line of the cache holds the lane's row, which comes from there then. One of the lanes with the same
@@ -233,13 +227,7 @@ impl<'r> Warp<'r, '_> {
         let mut id = -1;
         if is_live {
             // SAFETY: the host gives `count` ids.
-            id = unsafe {
-                match rows.wide_ids {
-                    _ if rows.ids == 0 => index as i64,
-                    0 => i64::from(arch::load_u32(rows.ids + index * 4) as i32),
-                    _ => arch::load_u64(rows.ids + index * 8) as i64,
-                }
-            };
+            id = unsafe { launch::id(rows, index) };
         }
         let nowhere = Place {
             byte: 0,
@@ -316,7 +304,8 @@ impl<'r> Warp<'r, '_> {
             Some(piece) => Some((u64::from(piece.range), false)),
             None => spot.map(|spot| (spot.stripe, is_cut)),
         };
-        let (head, last) = self.run_of((row.place.block, blocks), stripe, leads, together);
+        let most = self.rows.run_rows;
+        let (head, last) = launch::run_of(most, (row.place.block, blocks), stripe, leads, together);
         let first_block = copy::shuffle64(row.place.block, head);
         let end = copy::shuffle64(row.place.block + u64::from(blocks), last);
         let way = self
@@ -439,44 +428,6 @@ impl<'r> Warp<'r, '_> {
         (self.rows.row_bytes - 1 >> self.rows.block_shift) + 1
     }
 
-    /// The lanes at which the run of this lane's read begins and ends: reads of blocks that follow on each other,
-    /// by leading lanes that follow on each other. Means nothing for lanes that do not lead.
-    #[inline(always)]
-    fn run_of(
-        &self,
-        (block, blocks): (u64, u32),
-        stripe: Option<(u64, bool)>,
-        leads: bool,
-        together: bool,
-    ) -> (u32, u32) {
-        let lane = arch::lane();
-        let leaders = arch::ballot(arch::FULL, leads);
-        if !together {
-            return (lane, lane);
-        }
-        let below = leaders & arch::lanes_below();
-        let before = 31 - (below | 1).leading_zeros();
-        let from = copy::shuffle64(block, before);
-        let to = copy::shuffle64(block + u64::from(blocks), before);
-        let mut follows = leads && below != 0 && block >= from && block <= to;
-        if let Some((stripe, is_cut)) = stripe {
-            // A command stays in one stripe; a part of a row is a read of its own.
-            let stripe_before = copy::shuffle64(stripe, before);
-            let cut = arch::ballot(arch::FULL, is_cut);
-            follows &= stripe == stripe_before && (cut >> lane | cut >> before) & 1 == 0;
-        }
-        let heads = arch::ballot(arch::FULL, leads && !follows);
-        let up_to_me = arch::lanes_below() | 1 << lane;
-        let head = 31 - (heads & up_to_me | 1).leading_zeros();
-        let number = (below >> head).count_ones();
-        let cuts = leads && number.checked_rem(self.rows.run_rows).unwrap_or(0) == 0;
-        let heads = heads | arch::ballot(arch::FULL, cuts);
-        let head = 31 - (heads & up_to_me | 1).leading_zeros();
-        let next = heads & !up_to_me;
-        let mine = leaders & (next & next.wrapping_neg()).wrapping_sub(1);
-        (head, 31 - (mine | 1).leading_zeros())
-    }
-
     /// Where the slot of `lane` begins in the slot memory.
     #[inline(always)]
     fn slot(&self, lane: u32) -> u64 {
@@ -557,40 +508,6 @@ impl<'r> Warp<'r, '_> {
             left &= left - 1;
             let to = rows.out + (first + u64::from(lane)) * rows.out_stride - u64::from(before);
             zero(to, bytes);
-        }
-    }
-
-    /// Notes what became of the lane's row.
-    #[inline(always)]
-    fn account(&mut self, index: u64, is_live: bool, row: &Row) {
-        let code = row.code;
-        if is_live && self.rows.status != 0 {
-            // SAFETY: the host gives an `i32` for each row.
-            unsafe { arch::store_u32(self.rows.status + index * 4, code as u32) };
-        }
-        let failed = arch::ballot(arch::FULL, is_live && code != code::OK);
-        if failed == 0 {
-            return;
-        }
-        self.failed += u64::from(failed.count_ones());
-        let lane = failed.trailing_zeros();
-        let word = copy::shuffle64(worst(index, row.member, code), lane);
-        if word > self.worst {
-            self.worst = word;
-        }
-    }
-
-    /// Adds the warp's counts to the launch's. One lane calls it.
-    #[inline(always)]
-    pub fn report(&self) {
-        if self.failed == 0 {
-            return;
-        }
-        let progress = self.rows.progress as usize as *mut Progress;
-        // SAFETY: the host gives it; only such instructions and the last block touch it.
-        unsafe {
-            arch::add(&raw mut (*progress).failed, self.failed);
-            arch::raise(&raw mut (*progress).worst, self.worst);
         }
     }
 }

@@ -40,6 +40,14 @@ const ROWS: Image = Image {
     library: false,
     committed: Some("nvme-gpu-kernel/ptx/nvme_gpu_rows.ptx"),
 };
+/// The kernel that writes rows: beside it the gathers would need more registers.
+const SCATTER: Image = Image {
+    name: "nvme_gpu_scatter",
+    package: "nvme-gpu-kernel",
+    features: "scatter",
+    library: false,
+    committed: Some("nvme-gpu-kernel/ptx/nvme_gpu_scatter.ptx"),
+};
 /// The kernels that compute with weights.
 const COMPUTE: Image = Image {
     name: "compute",
@@ -152,7 +160,7 @@ fn build_and_check(refresh: bool, accept_fences: bool) -> Result<(), Failure> {
     let documented = section(&document, "kernels")?;
     let (mut kernels, mut table, mut same) = (String::new(), pins::Table::new(&ASSEMBLE_FOR), true);
     let mut images = Vec::new();
-    for image in [&KERNELS, &ROWS, &COMPUTE, &EXAMPLE, &LITMUS, &LIBRARY] {
+    for image in [&KERNELS, &ROWS, &SCATTER, &COMPUTE, &EXAMPLE, &LITMUS, &LIBRARY] {
         images.push((image, image.build(&compiler)?));
     }
     check_fences(&images, refresh, accept_fences)?;

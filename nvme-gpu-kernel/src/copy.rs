@@ -24,6 +24,7 @@ impl Shape {
     }
 
     /// The same for kernels that are short of registers.
+    #[cfg(feature = "rows")]
     #[inline(always)]
     pub fn opaque(self) -> Self {
         Self {
@@ -49,6 +50,7 @@ pub fn rows(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
 }
 
 /// log2 of the unit in which such a part is copied, from both its addresses and its length in one word.
+#[cfg(feature = "rows")]
 #[inline(always)]
 pub fn unit_of(word: u64) -> u32 {
     (word | 16).trailing_zeros()
@@ -56,6 +58,7 @@ pub fn unit_of(word: u64) -> u32 {
 
 /// Copies `bytes` bytes from `from` to `to` of each lane whose bit is set in `wanted`, one lane's after the other's.
 /// Every lane calls it. `unit` is log2 of the bytes of which addresses and length are multiples.
+#[cfg(feature = "rows")]
 #[inline(always)]
 pub fn parts(shape: Shape, from: u64, to: u64, bytes: u64, wanted: u32, unit: impl Fn(u64) -> u32) {
     let mut left = wanted;
@@ -74,6 +77,7 @@ pub fn parts(shape: Shape, from: u64, to: u64, bytes: u64, wanted: u32, unit: im
     arch::sync_warp(arch::FULL);
 }
 
+#[cfg(feature = "rows")]
 #[inline(always)]
 fn copy_part<const SHIFT: u32>(shape: Shape, from: u64, to: u64, bytes: u64) {
     let mut at = u64::from(shape.lane) << SHIFT;

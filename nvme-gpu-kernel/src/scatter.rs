@@ -1,0 +1,245 @@
+//! `nvme_scatter`: rows that lie in GPU memory are written to whole blocks of a drive, by ids.
+//!
+//! A block of threads holds a [station](crate::station) while it runs; each warp of it writes 32 rows at a time. A row
+//! whose id comes again in the launch is left out: the last one wins (docs/adr/0014). Rows that follow on each other
+//! are copied into slots that do, too, and become one command. One that failed for several rows is sent again for each
+//! by itself, so that a row fails for its own blocks only.
+// UNSAFETY: kernel parameters hold addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+use crate::arch;
+use crate::copy::{self, shuffle64};
+use crate::groups::{Block, Gpu};
+use crate::launch::{self, Failed, Inside};
+use crate::rows::{BLOCK_WARPS, Gather, Scatter, code};
+use crate::station::{self, NO_STATION};
+use nvme_core::SharedQueue;
+use nvme_core::gate::Gate;
+use nvme_core::group::{ExecContext, Group};
+use nvme_core::sync::{AtomicU32, Order, Scope, fence};
+
+/// Writes rows: blocks of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads, as many as are useful.
+///
+/// # Safety
+/// Every address in `scatter` is what [`Scatter`] says; the queues exist on the controller and are shared.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_scatter(scatter: Scatter) {
+    let rows = &scatter.gather;
+    let block = Block::here();
+    // SAFETY: the caller's.
+    let Some(inside) = (unsafe { Inside::enter(rows, &block) }) else {
+        return;
+    };
+    let gate = inside.gate;
+    // A write without an end may still take place until the recovery: none that the stream orders after it passes it.
+    let mut is_troubled = false;
+    if block.leads() && inside.station != NO_STATION {
+        is_troubled = gate.has_trouble();
+    }
+    let is_troubled = block.broadcast(u32::from(is_troubled)) != 0;
+    let mut work = Writer {
+        rows,
+        gate,
+        queue: inside.queue,
+        cell: inside.cell,
+        slots: inside.slots,
+        ends: match is_troubled {
+            true => code::GONE,
+            false => inside.ends,
+        },
+        has_lost: false,
+        failed: Failed::default(),
+    };
+    work.scatter_all(
+        arch::block() * BLOCK_WARPS + arch::thread() / 32,
+        arch::blocks() * BLOCK_WARPS,
+    );
+    if arch::lane() == 0 {
+        work.failed.report(rows);
+    }
+    launch::leave(rows, (&gate, inside.station), &block, work.has_lost, || {
+        // SAFETY: the host gives the count, in memory of the GPU.
+        let written = unsafe { &*(scatter.written as usize as *const AtomicU32) };
+        // Release: pairs with the load of a gather, which reads what was written.
+        written.fetch_add(1, Order::Release, Scope::Gpu);
+    });
+}
+
+/// A warp of a scatter.
+struct Writer<'r> {
+    rows: &'r Gather,
+    gate: Gate<'r>,
+    queue: Option<SharedQueue<'r>>,
+    /// Its first result cell.
+    cell: u32,
+    /// Where its slots begin in the slot memory.
+    slots: u64,
+    /// What the rows get that are left, once the warp cannot go on.
+    ends: i32,
+    /// A write has no end: the controller may still read its slots.
+    has_lost: bool,
+    failed: Failed,
+}
+
+impl Writer<'_> {
+    /// Writes as many rows at a time as the warp has slots: the warps take turns.
+    #[inline(always)]
+    fn scatter_all(&mut self, first: u32, step: u32) {
+        let lanes = u64::from(self.rows.lanes.clamp(1, 32));
+        let chunks = self.rows.count.div_ceil(lanes);
+        let mut chunk = u64::from(first);
+        // The block has passed the gate just now.
+        let mut looked_ns = Gpu.now_ns();
+        while chunk < chunks {
+            self.ends = launch::look(Some(self.gate), &mut looked_ns, self.ends);
+            self.ends = arch::shuffle(arch::FULL, self.ends as u32, 0) as i32;
+            self.scatter_chunk(chunk * lanes);
+            chunk += u64::from(step);
+        }
+    }
+
+    /// Writes the rows from `first` on. Every lane takes part, also those without a row.
+    #[inline(always)]
+    fn scatter_chunk(&mut self, first: u64) {
+        let (rows, lane) = (self.rows, arch::lane());
+        let index = first + u64::from(lane);
+        let is_live = index < rows.count && lane < rows.lanes;
+        let mut id = -1;
+        if is_live {
+            // SAFETY: the host gives `count` ids.
+            id = unsafe { launch::id(rows, index) };
+        }
+        let place = rows.place(id);
+        let mut became = match place {
+            Some(_) => code::OK,
+            None => code::OUT_OF_RANGE,
+        };
+        if self.ends == code::OK {
+            let wants = self.is_last(first, id) && place.is_some();
+            let block = place.map_or(0, |place| place.block);
+            let written = self.write(index, block, wants);
+            if wants {
+                became = written;
+            }
+        } else if place.is_some() {
+            became = self.ends;
+        }
+        self.failed.note(rows, index, is_live, (None, became));
+    }
+
+    /// Whether no later row of the launch has the lane's id, that of row `first + lane`. Every lane calls it.
+    #[inline(always)]
+    fn is_last(&self, first: u64, id: i64) -> bool {
+        // Without ids there are no two rows alike.
+        if self.rows.ids == 0 {
+            return true;
+        }
+        let mut at = first;
+        // In the first 32 the lanes above this one are later.
+        let mut least = arch::lane() + 1;
+        let mut next = self.id_or_none(at);
+        let mut comes_again = false;
+        while at < self.rows.count {
+            at += 32;
+            // On its way while these are compared.
+            let these = next;
+            next = self.id_or_none(at);
+            let mut lane = 0;
+            while lane < 32 {
+                let other = shuffle64(these, lane) as i64;
+                comes_again |= other == id && lane >= least;
+                lane += 1;
+            }
+            least = 0;
+        }
+        !comes_again
+    }
+
+    /// The id of row `at + lane`; past the end -1, which is none of the table.
+    #[inline(always)]
+    fn id_or_none(&self, at: u64) -> u64 {
+        let index = at + u64::from(arch::lane());
+        if index >= self.rows.count {
+            return u64::MAX;
+        }
+        // SAFETY: the host gives `count` ids.
+        unsafe { launch::id(self.rows, index) as u64 }
+    }
+
+    /// Writes the rows of the lanes that want it: what became of the lane's. Every lane calls it.
+    #[inline(always)]
+    fn write(&mut self, index: u64, block: u64, wants: bool) -> i32 {
+        let (rows, lane) = (self.rows, arch::lane());
+        let blocks = rows.row_bytes >> rows.block_shift;
+        let (mut head, last) =
+            launch::run_of(rows.run_rows, (block, blocks), None, wants, true);
+        // Rows of a run lie one after the other, from the slot of its first lane on.
+        let before = block.wrapping_sub(shuffle64(block, head));
+        let slot = self.slot(head).wrapping_add(before << rows.block_shift);
+        self.stage(index, slot, wants);
+        let end = shuffle64(block, last) + u64::from(blocks);
+        let is_alone = arch::shuffle(arch::FULL, u32::from(last == lane), head) == 1;
+        let mut length = end.wrapping_sub(block) as u32;
+        let mut sends = wants && head == lane;
+        let mut left = wants;
+        let mut is_shared = !is_alone;
+        let mut became = code::OK;
+        loop {
+            let mut ended = code::OK;
+            if sends {
+                ended = self.write_blocks((block, length), slot);
+            }
+            arch::sync_warp(arch::FULL);
+            let result = arch::shuffle(arch::FULL, ended as u32, head) as i32;
+            if left {
+                became = result;
+            }
+            self.note_lost(left && (result == code::TIMED_OUT || result == code::GONE));
+            // A write that failed for several rows: each by itself.
+            left &= is_shared && became > 0;
+            if self.ends != code::OK || arch::ballot(arch::FULL, left) == 0 {
+                return became;
+            }
+            (head, length, is_shared, sends) = (lane, blocks, false, left);
+        }
+    }
+
+    /// Copies the rows of the lanes that want it to `slot` of the slot memory, where the controller sees them. Every
+    /// lane calls it.
+    #[inline(always)]
+    fn stage(&self, index: u64, slot: u64, wants: bool) {
+        let rows = self.rows;
+        let wanted = arch::ballot(arch::FULL, wants);
+        let from = rows.out.wrapping_add(index.wrapping_mul(rows.out_stride));
+        let to = |lane| rows.slots + shuffle64(slot, lane);
+        copy::rows(copy::Shape::of(rows), from, to, wanted);
+        // Release: what each lane has stored is for the controller, before any lane sends a command for it.
+        fence(Order::Release, Scope::Sys);
+        arch::sync_warp(arch::FULL);
+    }
+
+    /// Where the slot of `lane` begins in the slot memory.
+    #[inline(always)]
+    fn slot(&self, lane: u32) -> u64 {
+        self.slots + u64::from(lane) * u64::from(self.rows.slot_bytes)
+    }
+
+    /// Writes `blocks` blocks from `block` on out of `slot`, and waits for that.
+    #[inline(always)]
+    fn write_blocks(&self, (block, blocks): (u64, u32), slot: u64) -> i32 {
+        let Some(queue) = &self.queue else {
+            return code::GONE;
+        };
+        let cell = self.cell + arch::lane();
+        station::write_blocks(self.rows, queue, (block, blocks), slot, cell)
+    }
+
+    /// A command without an end keeps its slots: the warp uses none of its slots any more. Every lane calls it.
+    #[inline(always)]
+    fn note_lost(&mut self, is_lost: bool) {
+        if arch::ballot(arch::FULL, is_lost) != 0 {
+            self.has_lost = true;
+            self.ends = code::NOT_RUN;
+        }
+    }
+}
