@@ -6,9 +6,7 @@
 use crate::arch;
 use crate::copy::shuffle64;
 use crate::groups::{Block, Gpu};
-use crate::rows::{
-    BLOCK_WARPS, Gather, Progress, STATION_CELLS, Summary, WARP_BYTES, code, worst,
-};
+use crate::rows::{BLOCK_WARPS, Gather, Progress, STATION_CELLS, Summary, WARP_BYTES, code, worst};
 use crate::station::{self, LOOK_NS, NO_STATION};
 use nvme_core::SharedQueue;
 use nvme_core::gate::Gate;

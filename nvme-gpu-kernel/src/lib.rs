@@ -62,10 +62,10 @@ mod entry;
 mod gather;
 #[cfg(target_arch = "nvptx64")]
 mod groups;
-#[cfg(all(target_arch = "nvptx64", feature = "device-library"))]
-mod library;
 #[cfg(all(target_arch = "nvptx64", any(feature = "rows", feature = "scatter")))]
 mod launch;
+#[cfg(all(target_arch = "nvptx64", feature = "device-library"))]
+mod library;
 #[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
 mod owned;
 #[cfg(all(target_arch = "nvptx64", feature = "probes"))]

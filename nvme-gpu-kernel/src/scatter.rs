@@ -171,8 +171,7 @@ impl Writer<'_> {
     fn write(&mut self, index: u64, block: u64, wants: bool) -> i32 {
         let (rows, lane) = (self.rows, arch::lane());
         let blocks = rows.row_bytes >> rows.block_shift;
-        let (mut head, last) =
-            launch::run_of(rows.run_rows, (block, blocks), None, wants, true);
+        let (mut head, last) = launch::run_of(rows.run_rows, (block, blocks), None, wants, true);
         // Rows of a run lie one after the other, from the slot of its first lane on.
         let before = block.wrapping_sub(shuffle64(block, head));
         let slot = self.slot(head).wrapping_add(before << rows.block_shift);

@@ -100,7 +100,8 @@ impl Store {
     }
 
     /// Writes `bytes` bytes at address `from` of the store's GPU from byte `offset` of the store on: puts it into
-    /// `stream`, a `CUstream`, and returns before it runs. Blocks that are written in part keep their other bytes.
+    /// `stream`, a `CUstream`, and returns before it runs. Blocks that are written in part keep their other bytes. The GPU
+    /// submits the writes of whole blocks of a drive as [`Table::scatter_on_gpu`] does, 64 KiB each and what is left.
     ///
     /// # Safety
     /// As [`Table::scatter_on_gpu`], for `bytes` bytes at `from`.
@@ -307,10 +308,16 @@ impl Table {
     }
 
     /// Writes rows that lie in GPU memory, at `out` of the request: puts it into `stream` as
-    /// [`gather_on_gpu`](Self::gather_on_gpu) does. Of rows with the same id the last one is written. A host thread
-    /// sends the commands.
+    /// [`gather_on_gpu`](Self::gather_on_gpu) does. Of rows with the same id the last one is written.
     ///
-    /// Operations that come after it in the stream see what it wrote.
+    /// The GPU submits the writes itself where offset and length of the rows are multiples of a block of one drive, and
+    /// rows fit into slots (docs/adr/0014); a host thread sends all others. Operations that come after it in the stream
+    /// see what it wrote.
+    ///
+    /// The GPU takes no lock: two writers of one row have to be ordered by the program, by a stream or by waiting. A
+    /// call of the host at the same time that writes, or adds to, a part of such a row may put the rest of the row back
+    /// to what it was. A row whose write timed out may still be written until the controller was recovered, which
+    /// begins at once: scatters on the GPU fail until then.
     ///
     /// # Safety
     /// As [`gather_on_gpu`](Self::gather_on_gpu).
@@ -318,6 +325,14 @@ impl Table {
     /// # Errors
     /// As [`gather_on_gpu`](Self::gather_on_gpu); [`Error::Usage`] for a store that is for reading only.
     pub unsafe fn scatter_on_gpu(&self, request: &Request, stream: u64) -> Result<Pending> {
+        self.space.check_writable()?;
+        let table = self.of_namespace();
+        if let By::Gpu(rows) = self.by()?
+            && rows.writes(&table, request)
+        {
+            // SAFETY: the caller's.
+            return unsafe { rows.scatter(&table, request, stream) };
+        }
         let scatter = self.by_host(|table, ids, data, status| {
             let last = Duplicates::Last;
             table.scatter(ids, data, last, Some(status)).map(drop)

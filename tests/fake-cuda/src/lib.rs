@@ -18,6 +18,7 @@ mod examples;
 mod kernels;
 mod litmus;
 mod rows;
+mod scatter;
 mod streams;
 mod striped;
 

@@ -6,8 +6,8 @@ use crate::kernels::Bus;
 use nvme_core::gate::{Gate, words};
 use nvme_core::group::ExecContext;
 use nvme_core::handoff::QueueWords;
-use nvme_core::row_cache::{Line, RowCache};
-use nvme_core::spec::{Iova, Lba, Nsid, nvm};
+use nvme_core::row_cache::{Line, RowCache, epoch};
+use nvme_core::spec::{Iova, Lba, Nsid, Sqe, nvm};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_core::{Cells, Command, Data, Outcome, SharedQueue, SubmitError, WaitError};
 use nvme_formats::{Format, Wide};
@@ -20,7 +20,7 @@ use nvme_gpu_kernel::work::data_word;
 use std::sync::Mutex;
 
 /// The symbols, in the order in which the driver numbers them.
-pub const NAMES: [&std::ffi::CStr; 7] = [
+pub const NAMES: [&std::ffi::CStr; 8] = [
     c"nvme_gather",
     c"nvme_copy_rows",
     c"nvme_check_rows",
@@ -28,6 +28,7 @@ pub const NAMES: [&std::ffi::CStr; 7] = [
     c"nvme_gather_wide",
     c"nvme_gather_striped",
     c"nvme_read_ranges",
+    c"nvme_scatter",
 ];
 
 /// One gather at a time: the blocks of a launch take turns, and a launch is one thread.
@@ -82,7 +83,7 @@ pub fn check(check: &Check) {
 /// The cache of a launch.
 struct CacheOf<'r> {
     cache: RowCache<'r>,
-    epoch: u32,
+    epoch: u64,
     data: u64,
     line_bytes: u64,
 }
@@ -113,15 +114,19 @@ fn cache_of(rows: &Cached) -> Option<CacheOf<'_>> {
     if lines == 0 {
         return None;
     }
-    // SAFETY: the host gives as many words of each kind, and the epoch's.
+    // SAFETY: the host gives as many words of each kind, and both counts of writes.
     unsafe {
         let states = std::slice::from_raw_parts(rows.states as usize as *const AtomicU32, lines);
         let ids = std::slice::from_raw_parts(rows.ids as usize as *const AtomicU64, lines);
-        let epochs = std::slice::from_raw_parts(rows.epochs as usize as *const AtomicU32, lines);
-        let epoch = &*(rows.epoch as usize as *const AtomicU32);
+        let epochs = std::slice::from_raw_parts(rows.epochs as usize as *const AtomicU64, lines);
+        let by_host = &*(rows.written_by_host as usize as *const AtomicU32);
+        let by_gpu = &*(rows.written_by_gpu as usize as *const AtomicU32);
         Some(CacheOf {
             cache: RowCache::new(states, ids, epochs).expect("a set of lines"),
-            epoch: epoch.load(Order::Acquire, Scope::Sys),
+            epoch: epoch(
+                by_host.load(Order::Acquire, Scope::Sys),
+                by_gpu.load(Order::Acquire, Scope::Gpu),
+            ),
             data: rows.data,
             line_bytes: u64::from(rows.line_bytes),
         })
@@ -271,17 +276,27 @@ impl<'r> Reader<'r> {
 }
 
 /// What a block is here.
-struct Thread<'r> {
+pub(crate) struct Thread<'r> {
     rows: &'r Gather,
     gate: Gate<'r>,
     station: Option<u32>,
     queue: Option<SharedQueue<'r>>,
-    ends: i32,
+    pub ends: i32,
     has_lost: bool,
     cache: Option<&'r CacheOf<'r>>,
 }
 
 impl<'r> Thread<'r> {
+    /// A block that writes rows: not while a command without an end may still take place.
+    pub(crate) fn enter_to_write(rows: &'r Gather) -> Self {
+        let gate = gate_of(rows);
+        let mut thread = Self::enter(rows, gate, None);
+        if thread.station.is_some() && gate.has_trouble() {
+            thread.ends = code::GONE;
+        }
+        thread
+    }
+
     fn enter(rows: &'r Gather, gate: Gate<'r>, cache: Option<&'r CacheOf<'r>>) -> Self {
         let station = claim(rows, &gate);
         let ends = match station {
@@ -329,7 +344,7 @@ impl<'r> Thread<'r> {
         code
     }
 
-    fn look(&mut self) {
+    pub(crate) fn look(&mut self) {
         if self.ends == code::OK && self.gate.look().is_err() {
             self.ends = code::GONE;
         }
@@ -363,15 +378,30 @@ impl<'r> Thread<'r> {
     }
 
     fn read(&mut self, place: Place, lane: u32) -> i32 {
+        let sqe = nvm::read(Nsid(self.rows.nsid), Lba(place.block), place.blocks);
+        self.carry_out(sqe, place.blocks, lane)
+    }
+
+    /// Writes the blocks at `place` from `from` on.
+    pub(crate) fn write(&mut self, place: Place, from: *const u8, lane: u32) -> i32 {
+        let (rows, slot) = (self.rows, self.slot(lane));
+        let to = (rows.slots + slot) as usize as *mut u8;
+        // SAFETY: a row of the host's, and the slot of the lane.
+        unsafe { from.copy_to(to, rows.row_bytes as usize) };
+        let sqe = nvm::write(Nsid(rows.nsid), Lba(place.block), place.blocks);
+        self.carry_out(sqe, place.blocks, lane)
+    }
+
+    /// A command over the slot of `lane`.
+    fn carry_out(&mut self, sqe: Sqe, blocks: u32, lane: u32) -> i32 {
         let rows = self.rows;
         let (Some(queue), Some(station)) = (&self.queue, self.station) else {
             return code::GONE;
         };
         let data = Data::Contiguous {
             iova: Iova(rows.slots_iova + self.slot(lane)),
-            len: u64::from(place.blocks) << rows.block_shift,
+            len: u64::from(blocks) << rows.block_shift,
         };
-        let sqe = nvm::read(Nsid(rows.nsid), Lba(place.block), place.blocks);
         let command = || Command::new(sqe, data, station * STATION_CELLS + lane);
         let code = run_command(queue, command, rows.timeout_ns);
         if code == code::TIMED_OUT || code == code::GONE {
@@ -381,7 +411,7 @@ impl<'r> Thread<'r> {
         code
     }
 
-    fn leave(self) {
+    pub(crate) fn leave(self) {
         if self.has_lost {
             self.gate.report_trouble();
         }

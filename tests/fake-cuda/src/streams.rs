@@ -8,10 +8,10 @@
 
 use crate::{
     INVALID_HANDLE, INVALID_VALUE, KERNELS, NOT_READY, SUCCESS, Status, compute, current_context,
-    examples, fault, kernels, litmus, lock, rows, striped,
+    examples, fault, kernels, litmus, lock, rows, scatter, striped,
 };
 use nvme_gpu_kernel::Kernel;
-use nvme_gpu_kernel::rows::{Cached, Check, Gather, Ranges, Striped, Widened};
+use nvme_gpu_kernel::rows::{Cached, Check, Gather, Ranges, Scatter, Striped, Widened};
 use nvme_gpu_kernel::work::Launch;
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
@@ -449,6 +449,11 @@ pub unsafe extern "C" fn cuLaunchKernel(
             // SAFETY: this kernel takes one `Ranges`.
             let ranges = unsafe { **parameters.cast::<*const Ranges>() };
             Arc::new(move || rows::read_ranges(&ranges, grid))
+        }
+        (None, name) if name == rows::NAMES[7] => {
+            // SAFETY: this kernel takes one `Scatter`.
+            let rows = unsafe { **parameters.cast::<*const Scatter>() };
+            Arc::new(move || scatter::scatter(&rows, grid))
         }
         (None, name) if rows::NAMES.contains(&name) => {
             // SAFETY: these kernels take one `Gather`.

@@ -160,7 +160,9 @@ fn build_and_check(refresh: bool, accept_fences: bool) -> Result<(), Failure> {
     let documented = section(&document, "kernels")?;
     let (mut kernels, mut table, mut same) = (String::new(), pins::Table::new(&ASSEMBLE_FOR), true);
     let mut images = Vec::new();
-    for image in [&KERNELS, &ROWS, &SCATTER, &COMPUTE, &EXAMPLE, &LITMUS, &LIBRARY] {
+    for image in [
+        &KERNELS, &ROWS, &SCATTER, &COMPUTE, &EXAMPLE, &LITMUS, &LIBRARY,
+    ] {
         images.push((image, image.build(&compiler)?));
     }
     check_fences(&images, refresh, accept_fences)?;

@@ -41,9 +41,9 @@ pub struct Failures {
 pub(super) struct Board {
     gate: &'static [AtomicU32],
     gate_address: u64,
-    /// How many writes have ended.
-    epoch: &'static AtomicU32,
-    epoch_address: u64,
+    /// How many writes of the host have ended.
+    written: &'static AtomicU32,
+    written_address: u64,
     summaries: &'static [SummaryWords],
     summaries_address: u64,
 }
@@ -56,8 +56,8 @@ impl Board {
     pub fn new(gpu: &Arc<Gpu>, stations: u32, launches: u32) -> Result<Self> {
         let words = gate::words(stations);
         let gate_bytes = (words * 4).next_multiple_of(64);
-        let epoch_bytes = 64;
-        let head = gate_bytes + epoch_bytes;
+        let written_bytes = 64;
+        let head = gate_bytes + written_bytes;
         let bytes = head + launches as usize * size_of::<SummaryWords>();
         let pages = Arc::new(Pages::new(bytes)?);
         let registered = Registered::pages(gpu, &pages)?;
@@ -66,18 +66,18 @@ impl Board {
         std::mem::forget(pages);
         // SAFETY: `bytes` zeroed bytes, aligned to a page, that are never freed: the registration and the pages
         // were forgotten. Both sides use them as atomics alone.
-        let (gate, epoch, summaries) = unsafe {
+        let (gate, written, summaries) = unsafe {
             let gate = std::slice::from_raw_parts(start.cast::<AtomicU32>(), words);
-            let epoch = &*start.add(gate_bytes).cast::<AtomicU32>();
+            let written = &*start.add(gate_bytes).cast::<AtomicU32>();
             let first = start.add(head).cast::<SummaryWords>();
             let summaries = std::slice::from_raw_parts(first, launches as usize);
-            (gate, epoch, summaries)
+            (gate, written, summaries)
         };
         Ok(Self {
             gate,
             gate_address: address,
-            epoch,
-            epoch_address: address + gate_bytes as u64,
+            written,
+            written_address: address + gate_bytes as u64,
             summaries,
             summaries_address: address + head as u64,
         })
@@ -94,14 +94,14 @@ impl Board {
     }
 
     /// The GPU's address of the count of writes.
-    pub fn epoch_address(&self) -> u64 {
-        self.epoch_address
+    pub fn written_address(&self) -> u64 {
+        self.written_address
     }
 
     /// A write has ended.
     pub fn wrote(&self) {
         // Release: pairs with the load of a gather, which reads what was written.
-        self.epoch.fetch_add(1, Order::Release, Scope::Sys);
+        self.written.fetch_add(1, Order::Release, Scope::Sys);
     }
 
     /// The GPU's address of summary `index`.

@@ -1,5 +1,5 @@
-//! Rows that a host thread moves in the order of the caller's stream: for files and stripes, whose commands no GPU
-//! submits, and for writes.
+//! Rows that a host thread moves in the order of the caller's stream: those of files and stripes, and writes, as far as
+//! no GPU submits the commands.
 //!
 //! The stream copies ids (and rows to write) into pinned memory, calls a function of the host, and copies rows and
 //! row status back. The function makes no call into the driver, and the thread is the driver's: other functions of

@@ -1,6 +1,5 @@
 //! Rows of a table that are kept in GPU memory.
 
-use super::board::Board;
 use super::request::RowTable;
 use super::state::RowsState;
 use crate::cuda::memory::DeviceMemory;
@@ -10,7 +9,7 @@ use nvme_gpu_kernel::rows::{Cached, Gather};
 use std::sync::Arc;
 
 /// Bytes of the words of a line.
-const WORDS: u64 = 4 + 8 + 4;
+const WORDS: u64 = 8 + 8 + 4;
 /// Lines that a cache has at most.
 const MOST: u64 = 1 << 31;
 
@@ -54,17 +53,18 @@ impl TableCache {
     }
 
     /// The launch by way of the cache.
-    pub(super) fn launch(&self, gather: Gather, board: &Board) -> Cached {
+    pub(super) fn launch(&self, gather: Gather) -> Cached {
         let lines = u64::from(self.lines);
         let at = |memory: &Option<DeviceMemory>| memory.as_ref().map_or(0, DeviceMemory::address);
         let words = at(&self.words);
         Cached {
             gather,
             ids: words,
-            states: words + 8 * lines,
-            epochs: words + 12 * lines,
+            epochs: words + 8 * lines,
+            states: words + 16 * lines,
             data: at(&self.data),
-            epoch: board.epoch_address(),
+            written_by_host: self.state.board.written_address(),
+            written_by_gpu: self.state.written.address(),
             lines: self.lines,
             line_bytes: self.line_bytes,
         }

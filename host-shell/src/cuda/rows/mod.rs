@@ -1,4 +1,5 @@
-//! `out = table[ids]`: rows from a drive by ids that lie in GPU memory, on the caller's stream.
+//! `out = table[ids]` and `table[ids] = rows`: rows from and to a drive by ids that lie in GPU memory, on the caller's
+//! stream.
 //!
 //! The rule: while a kernel may wait for the drive, no thread of ours calls the GPU's driver. A launch returns at
 //! once; a recovery closes a gate that every kernel passes and waits for those inside in memory that both sides see
@@ -7,7 +8,7 @@
 //! - [`GpuRows`]: the queues, slots and kernel of one controller; [`StripedRows`]: those of several.
 //! - [`RowTable`]: where rows lie.
 //! - [`Pending`]: a gather under way.
-//! - `ranges`: reads of any length, many in one launch.
+//! - `ranges`: reads of any length, many in one launch. `scatter`: rows that the GPU writes.
 //! - `board`, `state`: the words and the memory that launches and their recovery share.
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
@@ -16,9 +17,11 @@ mod board;
 mod by_host;
 mod cache;
 mod ended;
+mod kernels;
 mod pending;
 mod ranges;
 mod request;
+mod scatter;
 mod state;
 mod striped;
 
@@ -32,19 +35,19 @@ pub use striped::StripedRows;
 
 use super::driver::Gpu;
 use super::lent::LentQueues;
-use super::module::{Function, Module};
 use super::stream::is_capturing;
 use super::tier::{Access, GpuData};
 use crate::controller::Controller;
 use crate::controller::session::Session;
 use crate::error::{Error, Result};
 use crate::widen::Widen;
+use kernels::RowKernels;
 use nvme_core::bringup::NamespaceInfo;
+use nvme_gpu_kernel::Queues;
 use nvme_gpu_kernel::rows::{
-    BLOCK_THREADS, BLOCK_WARPS, Cached, Gather, Progress, STATION_BYTES, STATION_CELLS, WARP_BYTES,
-    Widened, slot_bytes,
+    BLOCK_WARPS, Cached, Gather, Progress, STATION_BYTES, STATION_CELLS, WARP_BYTES, Widened,
+    slot_bytes,
 };
-use nvme_gpu_kernel::{Queues, ROWS_PTX};
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
@@ -78,18 +81,13 @@ impl Default for RowsOptions {
     }
 }
 
-/// Queues, slots and kernel by which a GPU gathers rows from one namespace.
+/// Queues, slots and kernels by which a GPU gathers rows from one namespace, and writes them.
 pub struct GpuRows {
     watch: Option<Watch>,
     lent: Option<LentQueues>,
     state: Arc<RowsState>,
     slots: Option<GpuData>,
-    module: Option<Module>,
-    gather: Function,
-    gather_cached: Function,
-    gather_wide: Function,
-    gather_striped: Function,
-    read_ranges: Function,
+    kernels: Option<RowKernels>,
     info: NamespaceInfo,
     max_transfer: u64,
     timeout: Duration,
@@ -113,12 +111,7 @@ impl GpuRows {
         let state = Arc::new(RowsState::new(gpu, stations, timeout)?);
         let bytes = stations as usize * STATION_BYTES as usize;
         let slots = GpuData::pinned(gpu, controller.device(), bytes)?;
-        let module = Module::load(gpu, ROWS_PTX.as_bytes())?;
-        let gather = module.function("nvme_gather")?;
-        let gather_cached = module.function("nvme_gather_cached")?;
-        let gather_wide = module.function("nvme_gather_wide")?;
-        let gather_striped = module.function("nvme_gather_striped")?;
-        let read_ranges = module.function("nvme_read_ranges")?;
+        let kernels = RowKernels::load(gpu)?;
         let lent = LentQueues::create(
             gpu,
             controller,
@@ -133,12 +126,7 @@ impl GpuRows {
             lent: Some(lent),
             state,
             slots: Some(slots),
-            module: Some(module),
-            gather,
-            gather_cached,
-            gather_wide,
-            gather_striped,
-            read_ranges,
+            kernels: Some(kernels),
             info,
             max_transfer: controller.max_transfer(),
             timeout,
@@ -155,10 +143,7 @@ impl GpuRows {
     /// # Errors
     /// As [`Module::cost`].
     pub fn cost(&self) -> Result<(u32, u32)> {
-        match &self.module {
-            Some(module) => module.cost(self.gather),
-            None => Ok((0, 0)),
-        }
+        self.kernels.as_ref().map_or(Ok((0, 0)), RowKernels::cost)
     }
 
     /// Checks that `table` lies inside the namespace and that its rows fit into slots.
@@ -233,11 +218,8 @@ impl GpuRows {
         };
         let stored = wide.map_or(*request, |(stored, _)| stored);
         let launch = self.launch(table, &stored).ok_or_else(closed)?;
-        self.start(launch, stream, |module, launch, blocks| {
-            let cached = ways
-                .cache
-                .map(|cache| cache.launch(launch, &self.state.board));
-            let threads = BLOCK_THREADS;
+        self.start(launch, stream, |kernels, launch, blocks| {
+            let cached = ways.cache.map(|cache| cache.launch(launch));
             // SAFETY: the kernels take one `Gather`, `Cached` or `Widened`; the caller vouches for the request's
             // addresses, the others are ours until the gate is shut for good and nothing is inside.
             unsafe {
@@ -251,12 +233,12 @@ impl GpuRows {
                             cached: cached.unwrap_or(without),
                             ..widened
                         };
-                        module.launch_on(stream, self.gather_wide, blocks, threads, &widened)
+                        kernels.launch(stream, kernels.gather_wide, blocks, &widened)
                     }
                     (None, Some(cached)) => {
-                        module.launch_on(stream, self.gather_cached, blocks, threads, cached)
+                        kernels.launch(stream, kernels.gather_cached, blocks, cached)
                     }
-                    (None, None) => module.launch_on(stream, self.gather, blocks, threads, &launch),
+                    (None, None) => kernels.launch(stream, kernels.gather, blocks, &launch),
                 }
             }
         })
@@ -267,9 +249,9 @@ impl GpuRows {
         &self,
         launch: Gather,
         stream: u64,
-        put: impl FnOnce(&Module, Gather, u32) -> Result<()>,
+        put: impl FnOnce(&RowKernels, Gather, u32) -> Result<()>,
     ) -> Result<Pending> {
-        let module = self.module.as_ref().ok_or_else(closed)?;
+        let kernels = self.kernels.as_ref().ok_or_else(closed)?;
         if launch.count == 0 {
             return Ok(Pending::nothing());
         }
@@ -289,7 +271,7 @@ impl GpuRows {
         let chunks = launch.count.div_ceil(u64::from(launch.lanes));
         let blocks = chunks.div_ceil(u64::from(BLOCK_WARPS));
         let blocks = blocks.min(u64::from(launch.station_count)) as u32;
-        match put(module, launch, blocks) {
+        match put(kernels, launch, blocks) {
             Ok(()) => Ok(pending),
             Err(error) => {
                 pending.never_ran();
@@ -471,9 +453,9 @@ impl Drop for GpuRows {
             std::mem::forget(self.slots.take());
         }
         if !is_idle || !self.state.is_over() {
-            // A graph, or a launch that its stream has not come to, names the kernel and the words of its launch. To
+            // A graph, or a launch that its stream has not come to, names its kernel and the words of its launch. To
             // free memory of the GPU would wait for that stream, too.
-            std::mem::forget(self.module.take());
+            std::mem::forget(self.kernels.take());
             std::mem::forget(Arc::clone(&self.state));
         }
     }
@@ -494,7 +476,7 @@ impl Watch {
                 if !state.board.gate().has_trouble() {
                     continue;
                 }
-                let reset = session.reset("a read of a GPU's gather got no answer");
+                let reset = session.reset("a command of a GPU's gather or scatter got no answer");
                 // A reset that did not take place opened nothing either.
                 if reset.is_err() {
                     state.board.gate().close_for_good();

@@ -4,7 +4,7 @@
 
 use super::{GpuRows, Pending, ReadRange, Request, RowTable};
 use crate::error::Result;
-use nvme_gpu_kernel::rows::{BLOCK_THREADS, Gather, RANGES, Range, Ranges, Split};
+use nvme_gpu_kernel::rows::{Gather, RANGES, Range, Ranges, Split};
 
 /// Bytes of a piece, unless a block is longer. Neighbouring pieces of a warp are one command, so that a short range is
 /// spread over many warps and a long one is read in long commands.
@@ -56,7 +56,7 @@ impl GpuRows {
                 unit_shift: unit_shift(some, shift),
                 ..launch.ok_or_else(super::closed)?
             };
-            let part = self.start(launch, stream, |module, gather, blocks| {
+            let part = self.start(launch, stream, |kernels, gather, blocks| {
                 let ranges = Ranges {
                     gather,
                     split: Split {
@@ -67,9 +67,7 @@ impl GpuRows {
                 };
                 // SAFETY: the kernel takes one `Ranges`; the caller vouches for the ranges' addresses, the others are
                 // ours until the gate is shut for good and nothing is inside.
-                unsafe {
-                    module.launch_on(stream, self.read_ranges, blocks, BLOCK_THREADS, &ranges)
-                }
+                unsafe { kernels.launch(stream, kernels.read_ranges, blocks, &ranges) }
             })?;
             pending = pending.and(part, before);
             before += count;

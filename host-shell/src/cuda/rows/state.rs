@@ -29,6 +29,8 @@ pub(in super::super) struct RowsState {
     pub free: DeviceMemory,
     /// A result cell for each row under way.
     pub cells: DeviceMemory,
+    /// A `u32`: how many blocks of scatters have ended.
+    pub written: DeviceMemory,
     /// A [`Progress`] for each launch.
     pub progress: DeviceMemory,
     /// Numbers of launches that are not in use, and those whose handle went away before their end.
@@ -64,6 +66,7 @@ impl RowsState {
             patience: timeout * 3 + Duration::from_secs(2),
             free: DeviceMemory::new(gpu, stations as usize * 4)?,
             cells: DeviceMemory::new(gpu, stations as usize * STATION_CELLS as usize * 8)?,
+            written: DeviceMemory::new(gpu, 4)?,
             progress: DeviceMemory::new(gpu, LAUNCHES as usize * size_of::<Progress>())?,
             launches: Mutex::new(Launches {
                 free: (0..LAUNCHES).rev().collect(),
@@ -116,7 +119,7 @@ impl RowsState {
         }
         let number = launches.free.pop().ok_or_else(|| {
             Error::environment(
-                format!("{LAUNCHES} gathers are under way or captured"),
+                format!("{LAUNCHES} gathers and scatters are under way or captured"),
                 "wait for some of them, or open another store for more graphs",
             )
         })?;
@@ -181,6 +184,8 @@ impl Users for RowsState {
             self.free_lost()
         };
         if works && !is_stuck && gate.look() != Err(Shut::ForGood) && freed().is_ok() {
+            // Writes without an end may have taken place until now.
+            self.board.wrote();
             gate.open();
         } else {
             gate.close_for_good();

@@ -9,9 +9,7 @@ use super::super::memory::DeviceMemory;
 use super::super::stream::is_capturing;
 use super::{Common, GpuRows, Pending, Request, RowTable, closed};
 use crate::error::{Error, Result};
-use nvme_gpu_kernel::rows::{
-    BLOCK_THREADS, Gather, MEMBERS, Member, Striped, WARP_BYTES, slot_bytes,
-};
+use nvme_gpu_kernel::rows::{Gather, MEMBERS, Member, Striped, WARP_BYTES, slot_bytes};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
@@ -120,7 +118,7 @@ impl StripedRows {
             }
         }
         let launch = self.launch(words, table, request);
-        first.start(launch, stream, |module, gather, blocks| {
+        first.start(launch, stream, |kernels, gather, blocks| {
             let striped = Striped {
                 gather,
                 members: words.address() + head(self.stations),
@@ -129,15 +127,7 @@ impl StripedRows {
             };
             // SAFETY: the kernel takes one `Striped`; the caller vouches for the request's addresses, the others are
             // ours until each gate is shut for good and nothing is inside.
-            unsafe {
-                module.launch_on(
-                    stream,
-                    first.gather_striped,
-                    blocks,
-                    BLOCK_THREADS,
-                    &striped,
-                )
-            }
+            unsafe { kernels.launch(stream, kernels.gather_striped, blocks, &striped) }
         })
     }
 

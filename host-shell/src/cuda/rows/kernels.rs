@@ -1,0 +1,70 @@
+//! The kernels over rows, loaded for one GPU.
+// UNSAFETY: launches kernels over addresses that the caller vouches for.
+#![allow(unsafe_code)]
+
+use super::super::driver::Gpu;
+use super::super::module::{Function, Module};
+use crate::error::Result;
+use nvme_gpu_kernel::rows::BLOCK_THREADS;
+use nvme_gpu_kernel::{ROWS_PTX, SCATTER_PTX};
+use std::sync::Arc;
+
+/// The kernels of both images.
+pub(super) struct RowKernels {
+    gathers: Module,
+    _scatters: Module,
+    pub gather: Function,
+    pub gather_cached: Function,
+    pub gather_wide: Function,
+    pub gather_striped: Function,
+    pub read_ranges: Function,
+    pub scatter: Function,
+}
+
+impl RowKernels {
+    /// # Errors
+    /// As [`Module::load`].
+    pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
+        let gathers = Module::load(gpu, ROWS_PTX.as_bytes())?;
+        let scatters = Module::load(gpu, SCATTER_PTX.as_bytes())?;
+        Ok(Self {
+            gather: gathers.function("nvme_gather")?,
+            gather_cached: gathers.function("nvme_gather_cached")?,
+            gather_wide: gathers.function("nvme_gather_wide")?,
+            gather_striped: gathers.function("nvme_gather_striped")?,
+            read_ranges: gathers.function("nvme_read_ranges")?,
+            scatter: scatters.function("nvme_scatter")?,
+            gathers,
+            _scatters: scatters,
+        })
+    }
+
+    /// Registers and bytes of local memory of a thread of `nvme_gather`, as compiled for this GPU.
+    ///
+    /// # Errors
+    /// As [`Module::cost`].
+    pub fn cost(&self) -> Result<(u32, u32)> {
+        self.gathers.cost(self.gather)
+    }
+
+    /// Puts `blocks` blocks of `kernel`, one of these, into `stream`, a `CUstream` of the calling thread's context.
+    ///
+    /// # Safety
+    /// As [`Module::launch_on`].
+    ///
+    /// # Errors
+    /// As [`Module::launch_on`].
+    pub unsafe fn launch<T: Copy>(
+        &self,
+        stream: u64,
+        kernel: Function,
+        blocks: u32,
+        argument: &T,
+    ) -> Result<()> {
+        // SAFETY: the caller's. A function is known to the driver by itself, whichever of the modules has it.
+        unsafe {
+            self.gathers
+                .launch_on(stream, kernel, blocks, BLOCK_THREADS, argument)
+        }
+    }
+}
