@@ -170,7 +170,7 @@ fn cached(bench: &Bench) -> Outcome<String> {
     for (row_bytes, first_byte, bytes) in [(4096, 0, 200 << 12), (512, 96, 20_000), (100, 4, 9000)]
     {
         let table = drive.table(first_byte, row_bytes);
-        drive.cached = Some(drive.rows(&table)?.cached(bytes).map_err(text)?);
+        drive.keep_rows(&table, bytes)?;
         for round in 0..20u8 {
             // Few rows often, and every other row now and then.
             let mut job = |_| {

@@ -107,7 +107,7 @@ fn beside(bench: &Bench, call: fn(&Drive) -> Outcome<()>, rounds: u64) -> Outcom
 }
 
 /// Makes the GPU's primary context the thread's, as a user's program has it.
-fn current(drive: &Drive) -> Outcome<()> {
+pub fn current(drive: &Drive) -> Outcome<()> {
     let mut context = null_mut();
     // SAFETY: retains the primary context once more, which the program keeps.
     check("cuDevicePrimaryCtxRetain", unsafe {
@@ -194,16 +194,21 @@ fn capture_elsewhere(_: &Drive) -> Outcome<()> {
 }
 
 /// A stream as a user has it.
-struct OwnStream(sys::CUstream);
+pub struct OwnStream(sys::CUstream);
 
 impl OwnStream {
-    fn new() -> Outcome<Self> {
+    pub fn new() -> Outcome<Self> {
         let mut stream = null_mut();
         // SAFETY: writes one handle.
         check("cuStreamCreate", unsafe {
             sys::cuStreamCreate(&mut stream, 1)
         })?;
         Ok(Self(stream))
+    }
+
+    /// Its `CUstream`.
+    pub fn handle(&self) -> u64 {
+        self.0.expose_provenance() as u64
     }
 
     fn launch(&self, function: sys::CUfunction) -> Outcome<()> {
@@ -225,7 +230,7 @@ impl OwnStream {
         })
     }
 
-    fn synchronize(&self) -> Outcome<()> {
+    pub fn synchronize(&self) -> Outcome<()> {
         // SAFETY: our own stream.
         check("cuStreamSynchronize", unsafe {
             sys::cuStreamSynchronize(self.0)
@@ -258,13 +263,16 @@ impl Drop for OwnStream {
 }
 
 /// A graph that is ready to be launched.
-struct Graph(sys::CUgraphExec);
+pub struct Graph(sys::CUgraphExec);
 
 impl Graph {
-    /// Captures the gather of `job` in global mode.
-    fn of(drive: &Drive, job: &Job, stream: &OwnStream) -> Outcome<(Self, Pending)> {
+    /// Captures what `start` puts into the stream, in global mode.
+    pub fn of(
+        stream: &OwnStream,
+        start: impl FnOnce(u64) -> Outcome<Pending>,
+    ) -> Outcome<(Self, Pending)> {
         stream.begin_capture()?;
-        let pending = job.start_on(drive, stream.0.expose_provenance() as u64);
+        let pending = start(stream.handle());
         let graph = stream.end_capture()?;
         let pending = pending?;
         let mut exec = null_mut();
@@ -275,7 +283,7 @@ impl Graph {
         Ok((Self(exec), pending))
     }
 
-    fn launch(&self, stream: &OwnStream) -> Outcome<()> {
+    pub fn launch(&self, stream: &OwnStream) -> Outcome<()> {
         // SAFETY: both are alive.
         check("cuGraphLaunch", unsafe {
             sys::cuGraphLaunch(self.0, stream.0)
@@ -291,7 +299,7 @@ pub fn replay(drive: &Drive, rounds: u64) -> Outcome<String> {
     let mut ids = || -> Vec<i64> { (0..1024).map(|_| throw(table.rows) as i64).collect() };
     let mut job = Job::new(drive, table, ids(), true, 0)?;
     let stream = OwnStream::new()?;
-    let (graph, pending) = Graph::of(drive, &job, &stream)?;
+    let (graph, pending) = Graph::of(&stream, |stream| job.start_on(drive, stream))?;
     if !pending.is_captured() || pending.is_done() {
         return Err("the gather ran while it was captured".to_owned());
     }
@@ -325,7 +333,7 @@ pub fn outlives(drive: Drive) -> Outcome<String> {
     let table = drive.table(0, 4096);
     let job = Job::new(&drive, table, (0..300).collect(), true, 0)?;
     let stream = OwnStream::new()?;
-    let (graph, pending) = Graph::of(&drive, &job, &stream)?;
+    let (graph, pending) = Graph::of(&stream, |stream| job.start_on(&drive, stream))?;
     graph.launch(&stream)?;
     stream.synchronize()?;
     if job.check(&drive)?.iter().any(|code| *code != code::OK) {

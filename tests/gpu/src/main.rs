@@ -20,6 +20,7 @@ mod ranges;
 mod report;
 mod rig;
 mod sanitizer;
+mod scatter;
 mod sim;
 mod stripes;
 mod tokens;
@@ -117,6 +118,7 @@ fn main() -> ExitCode {
     example::all(&mut report, &bench);
     data::all(&mut report, &bench);
     gather::all(&mut report, &bench);
+    scatter::all(&mut report, &bench);
     hazards::all(&mut report, &bench);
     stripes::all(&mut report, &bench);
     by_host::all(&mut report, &bench);

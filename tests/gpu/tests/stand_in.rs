@@ -59,6 +59,7 @@ fn all_is_well() {
         "gather/cache",
         "gather/fault",
         "gather/wide",
+        "scatter/",
         "stripes/shapes",
         "stripes/fault",
         "stripes/graph/outlives",
@@ -74,7 +75,7 @@ fn all_is_well() {
     let text = text(&output);
     assert!(output.status.success(), "{text}");
     let counts = text.lines().last().unwrap();
-    assert_eq!(counts, "67 passed, 0 failed, 0 skipped", "{text}");
+    assert_eq!(counts, "84 passed, 0 failed, 0 skipped", "{text}");
 }
 
 /// Stores of two GPUs at once leave the caller's context as it is; with one GPU the test says so.

@@ -3,7 +3,7 @@
 
 use loom::cell::UnsafeCell;
 use loom::thread;
-use nvme_core::row_cache::{RowCache, WAYS};
+use nvme_core::row_cache::{RowCache, WAYS, epoch};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_tests::model::{Bound, check};
 use std::sync::Arc;
@@ -12,14 +12,16 @@ use std::sync::Arc;
 struct Set {
     states: Vec<AtomicU32>,
     ids: Vec<AtomicU64>,
-    epochs: Vec<AtomicU32>,
+    epochs: Vec<AtomicU64>,
     /// The bytes of the line: two halves, which a filler stores one after the other.
     halves: [AtomicU64; 2],
     /// Read beside each load of the halves, written beside each store: the model fails when the two race.
     bytes: UnsafeCell<()>,
-    /// The drive's row and the epoch of its writes.
-    drive: AtomicU64,
-    epoch: AtomicU32,
+    /// The drive's row: a bit for each write.
+    drive: AtomicU32,
+    /// How many writes of the host and of the GPU have ended.
+    by_host: AtomicU32,
+    by_gpu: AtomicU32,
 }
 
 impl Set {
@@ -31,11 +33,12 @@ impl Set {
                 .map(|way| AtomicU32::new(if way == 0 { 0 } else { pinned }))
                 .collect(),
             ids: (0..WAYS).map(|_| AtomicU64::new(0)).collect(),
-            epochs: (0..WAYS).map(|_| AtomicU32::new(0)).collect(),
+            epochs: (0..WAYS).map(|_| AtomicU64::new(0)).collect(),
             halves: [AtomicU64::new(0), AtomicU64::new(0)],
             bytes: UnsafeCell::new(()),
-            drive: AtomicU64::new(0),
-            epoch: AtomicU32::new(0),
+            drive: AtomicU32::new(0),
+            by_host: AtomicU32::new(0),
+            by_gpu: AtomicU32::new(0),
         }
     }
 
@@ -46,7 +49,10 @@ impl Set {
     /// What a gather of row `id` gives, whose bytes on the drive are `row`: from the line, or from the drive and
     /// then into the line.
     fn gather(&self, id: u64, row: impl Fn() -> u64) -> u64 {
-        let epoch = self.epoch.load(Order::Acquire, Scope::Sys);
+        let epoch = epoch(
+            self.by_host.load(Order::Acquire, Scope::Sys),
+            self.by_gpu.load(Order::Acquire, Scope::Gpu),
+        );
         let cache = self.cache();
         if let Some(line) = cache.find(id, epoch) {
             self.bytes.with(|_| ());
@@ -95,18 +101,45 @@ fn a_gather_after_a_write_sees_it() {
         Bound::Preemptions(2),
         || {
             let set = Arc::new(Set::new());
-            let of_drive = |set: &Set| set.drive.load(Order::Acquire, Scope::Sys);
+            let of_drive = |set: &Set| u64::from(set.drive.load(Order::Acquire, Scope::Sys));
             let other = set.clone();
             let group = thread::spawn(move || {
                 let row = other.gather(5, || of_drive(&other));
                 assert!(row == 0 || row == 1);
             });
             set.drive.store(1, Order::Release, Scope::Sys);
-            set.epoch.fetch_add(1, Order::AcqRel, Scope::Sys);
+            set.by_host.fetch_add(1, Order::Release, Scope::Sys);
             for _ in 0..2 {
                 assert_eq!(set.gather(5, || of_drive(&set)), 1);
             }
             group.join().unwrap();
+        },
+    );
+}
+
+/// A write of the host and one of the GPU have no order; the sum of their counts would not tell them apart.
+#[test]
+fn a_gather_sees_the_write_before_it_whichever_side_wrote() {
+    check(
+        "a gather that begins after a write has ended gives what was written, beside a write of the other side",
+        Bound::Preemptions(2),
+        || {
+            let set = Arc::new(Set::new());
+            // What a drive has is in one order for all: a read that changes nothing sees the newest.
+            let of_drive = |set: &Set| u64::from(set.drive.fetch_or(0, Order::AcqRel, Scope::Sys));
+            let (host, gpu) = (set.clone(), set.clone());
+            let by_host = thread::spawn(move || {
+                host.drive.fetch_or(1, Order::AcqRel, Scope::Sys);
+                host.by_host.fetch_add(1, Order::Release, Scope::Sys);
+                assert_eq!(host.gather(5, || of_drive(&host)) & 1, 1);
+            });
+            let by_gpu = thread::spawn(move || {
+                gpu.drive.fetch_or(2, Order::AcqRel, Scope::Sys);
+                gpu.by_gpu.fetch_add(1, Order::Release, Scope::Gpu);
+                assert_eq!(gpu.gather(5, || of_drive(&gpu)) & 2, 2);
+            });
+            by_host.join().unwrap();
+            by_gpu.join().unwrap();
         },
     );
 }

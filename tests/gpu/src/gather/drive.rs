@@ -32,7 +32,7 @@ pub struct Drive {
     gpu: Arc<Gpu>,
     pub(super) image: Vec<u8>,
     /// The table with a cache by which all gathers go.
-    pub(super) cached: Option<Table>,
+    cached: Option<Table>,
 }
 
 impl Drive {
@@ -97,6 +97,12 @@ impl Drive {
 
     pub fn store(&self) -> &Store {
         &self.store
+    }
+
+    /// All gathers go by way of a cache of `bytes` bytes for rows of `table` from now on.
+    pub fn keep_rows(&mut self, table: &RowTable, bytes: u64) -> Outcome<()> {
+        self.cached = Some(self.rows(table)?.cached(bytes).map_err(text)?);
+        Ok(())
     }
 
     /// What the drive has to hold.
@@ -181,9 +187,25 @@ impl Job {
 
     /// Writes the output's rows to the drive.
     pub fn scatter(&self, drive: &Drive) -> Outcome<Pending> {
+        self.scatter_on(drive, drive.stream.handle())
+    }
+
+    /// In `stream`, a `CUstream`.
+    pub fn scatter_on(&self, drive: &Drive, stream: u64) -> Outcome<Pending> {
         let table = drive.rows(&self.table)?;
         // SAFETY: the job's memory outlives the operation, which is waited for.
-        unsafe { table.scatter_on_gpu(&self.request(), drive.stream.handle()) }.map_err(text)
+        unsafe { table.scatter_on_gpu(&self.request(), stream) }.map_err(text)
+    }
+
+    /// Without a word for each row's code.
+    pub fn scatter_without_status(&self, drive: &Drive) -> Outcome<Pending> {
+        let request = Request {
+            status: 0,
+            ..self.request()
+        };
+        let table = drive.rows(&self.table)?;
+        // SAFETY: as above.
+        unsafe { table.scatter_on_gpu(&request, drive.stream.handle()) }.map_err(text)
     }
 
     /// Adds the output's rows to those of the drive.
@@ -212,7 +234,7 @@ impl Job {
         self.out.upload(0, bytes).map_err(text)
     }
 
-    fn codes(&self) -> Outcome<Vec<i32>> {
+    pub fn codes(&self) -> Outcome<Vec<i32>> {
         let mut bytes = vec![0; self.ids.len() * 4];
         self.status.download(0, &mut bytes).map_err(text)?;
         let words = bytes.chunks_exact(4);
