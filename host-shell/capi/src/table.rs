@@ -166,7 +166,12 @@ fn duplicates(number: u32) -> Answer<Duplicates> {
 
 /// Writes place `i` of `rows` to row `ids[i]` of the table, for every `i`, and waits. Bytes beside the rows do not
 /// change. `duplicates` is NVME_GPU_DUPLICATES_LAST or NVME_GPU_DUPLICATES_ERROR (host memory); the rest is as in
-/// nvme_gpu_gather(). Rows in GPU memory are written by a host thread, in the order of the stream.
+/// nvme_gpu_gather().
+///
+/// Rows in GPU memory are written in the order of the stream: by the GPU itself where offset and length of the table's
+/// rows are multiples of a block of one drive, else by a host thread. The GPU takes no lock: two writers of one row
+/// are ordered by a stream or by waiting. A call on host memory that writes a part of such a row at the same time, or
+/// adds to it, may put the rest of the row back to what it was.
 ///
 /// A row that failed may have been written in part. Durable after nvme_gpu_flush(). Errors: NVME_GPU_ERROR_USAGE, also
 /// for a store that is for reading only, before anything is written.

@@ -513,8 +513,13 @@ class Table:
 
         ``ids``: as in :meth:`gather`. ``rows``: memory of the table's dtype and the shape ``(*ids.shape, *row)`` on the
         same device; with ids in memory of the host also lists of numbers, where numpy is installed. With memory of the
-        host this waits. With memory of the GPU it is put into ``stream`` and a host thread sends the commands: gathers
-        that come after it in the stream see the rows.
+        host this waits. With memory of the GPU it is put into ``stream``: gathers that come after it in the stream see
+        the rows. The GPU writes them itself where offset and length of the table's rows are multiples of a block of one
+        drive; a host thread sends the commands for all others.
+
+        The GPU takes no lock: two writers of one row are ordered by a stream or by waiting. A call on memory of the host
+        that writes a part of such a row at the same time, or adds to it, may put the rest of the row back to what it
+        was.
 
         Of several rows with the same id the last is written; with ``unique`` that is an error, and nothing is written.
         Bytes beside the rows do not change. ``check``, ``status``: as in :meth:`gather`.
