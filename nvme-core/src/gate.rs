@@ -128,7 +128,9 @@ impl<'a> Gate<'a> {
         self.store(TROUBLE, 1, Order::Release);
     }
 
-    /// The host: whether a group reported trouble since the gate was last opened.
+    /// Whether a group reported trouble since the gate was last opened: the host recovers the controller then, and new
+    /// groups write nothing until it has.
+    #[inline(always)]
     pub fn has_trouble(&self) -> bool {
         self.load(TROUBLE) != 0
     }

@@ -32,7 +32,7 @@ const CHECK_SHIFT: u32 = 14;
 pub struct RowCache<'a> {
     states: &'a [AtomicU32],
     ids: &'a [AtomicU64],
-    epochs: &'a [AtomicU64],
+    epochs: &'a [AtomicU32],
     sets: u32,
 }
 
@@ -99,11 +99,13 @@ impl Ways {
     }
 }
 
-/// The epoch of a gather that found these counts of ended writes, both of which only grow. Both belong to it: of two
-/// gathers with the same sum, one may have loaded a count before a write that the other one has to see.
+/// The epoch of a gather that found these counts of ended writes, both of which only grow, before it read from the drive.
+///
+/// The sum tells gathers apart: where one of two with the same sum found less by one side, it found more by the other
+/// side, and so began after what the other one has to see.
 #[inline(always)]
-pub const fn epoch(by_host: u32, by_gpu: u32) -> u64 {
-    (by_host as u64) << 32 | by_gpu as u64
+pub const fn epoch(by_host: u32, by_gpu: u32) -> u32 {
+    by_host.wrapping_add(by_gpu)
 }
 
 impl<'a> RowCache<'a> {
@@ -112,7 +114,7 @@ impl<'a> RowCache<'a> {
     pub fn new(
         states: &'a [AtomicU32],
         ids: &'a [AtomicU64],
-        epochs: &'a [AtomicU64],
+        epochs: &'a [AtomicU32],
     ) -> Option<Self> {
         let lines = states.len().min(ids.len()).min(epochs.len());
         let sets = (lines / WAYS) as u32;
@@ -145,23 +147,23 @@ impl<'a> RowCache<'a> {
 
     /// Whether a line that nothing fills holds row `id` of epoch `epoch`.
     #[inline(always)]
-    fn holds(&self, line: u32, id: u64, epoch: u64) -> bool {
+    fn holds(&self, line: u32, id: u64, epoch: u32) -> bool {
         let at = line as usize;
         let has = |id: &AtomicU64| id.load(Order::Relaxed, Scope::Gpu);
         self.ids.get(at).map(has) == Some(id) && self.is_of(line, epoch)
     }
 
     #[inline(always)]
-    fn is_of(&self, line: u32, epoch: u64) -> bool {
+    fn is_of(&self, line: u32, epoch: u32) -> bool {
         let at = line as usize;
-        let has = |epoch: &AtomicU64| epoch.load(Order::Relaxed, Scope::Gpu);
+        let has = |epoch: &AtomicU32| epoch.load(Order::Relaxed, Scope::Gpu);
         self.epochs.get(at).map(has) == Some(epoch)
     }
 
     /// Pins the line of row `id`, if it was read in epoch `epoch`: its bytes stay until [`release`](Self::release).
     /// Of threads that want the same row at the same time one should call it for all.
     #[inline(always)]
-    pub fn find(&self, id: u64, epoch: u64) -> Option<Line> {
+    pub fn find(&self, id: u64, epoch: u32) -> Option<Line> {
         let spot = self.spot(id);
         let mut ways = self.ways(spot);
         while ways != 0 {
@@ -198,7 +200,7 @@ impl<'a> RowCache<'a> {
 
     /// The lines of a set as a filler sees them, for row `id` of epoch `epoch`.
     #[inline(always)]
-    fn look(&self, spot: Spot, epoch: u64) -> Ways {
+    fn look(&self, spot: Spot, epoch: u32) -> Ways {
         let (mut ways, mut way) = (Ways::default(), 0);
         while way < WAYS as u32 {
             let was = self.load(spot.first + way);
@@ -242,7 +244,7 @@ impl<'a> RowCache<'a> {
     /// Takes a line for row `id`, whose read began in epoch `epoch`. `hand` is where the clock begins: any number
     /// that changes from call to call. `None` when the row is there already, or every line is in use.
     #[inline(always)]
-    pub fn claim(&self, id: u64, epoch: u64, hand: u32) -> Option<Line> {
+    pub fn claim(&self, id: u64, epoch: u32, hand: u32) -> Option<Line> {
         let spot = self.spot(id);
         let ways = self.look(spot, epoch);
         let mut may = ways.may;
@@ -274,7 +276,7 @@ impl<'a> RowCache<'a> {
 
     /// The claimed line holds row `id` now, whose read began in epoch `epoch`.
     #[inline(always)]
-    pub fn publish(&self, line: Line, id: u64, epoch: u64) {
+    pub fn publish(&self, line: Line, id: u64, epoch: u32) {
         let at = line.0 as usize;
         if let (Some(its_id), Some(its_epoch)) = (self.ids.get(at), self.epochs.get(at)) {
             its_id.store(id, Order::Relaxed, Scope::Gpu);
@@ -294,14 +296,14 @@ mod tests {
     use super::*;
     use std::vec::Vec;
 
-    struct Words(Vec<AtomicU32>, Vec<AtomicU64>, Vec<AtomicU64>);
+    struct Words(Vec<AtomicU32>, Vec<AtomicU64>, Vec<AtomicU32>);
 
     impl Words {
         fn new(lines: usize) -> Self {
             Self(
                 (0..lines).map(|_| AtomicU32::new(0)).collect(),
                 (0..lines).map(|_| AtomicU64::new(0)).collect(),
-                (0..lines).map(|_| AtomicU64::new(0)).collect(),
+                (0..lines).map(|_| AtomicU32::new(0)).collect(),
             )
         }
 
@@ -362,7 +364,7 @@ mod tests {
             .map(|id| cache.claim(id, 0, 0).unwrap())
             .collect();
         for (id, line) in (0..).zip(claimed) {
-            cache.publish(line, id, u64::from(id != 4));
+            cache.publish(line, id, u32::from(id != 4));
         }
         let line = cache.claim(50, 1, 9).unwrap();
         cache.publish(line, 50, 1);

@@ -97,7 +97,7 @@ const _: () = assert!(offset_of!(Gather, timeout_ns) == 128);
 pub struct Cached {
     /// The launch. Its `unit_shift` holds for `data` and `line_bytes`, too.
     pub gather: Gather,
-    /// The words of the [`RowCache`](nvme_core::row_cache::RowCache): a `u32`, a `u64` and a `u64` for each line.
+    /// The words of the [`RowCache`](nvme_core::row_cache::RowCache): a `u32`, a `u64` and a `u32` for each line.
     pub states: u64,
     /// As above.
     pub ids: u64,

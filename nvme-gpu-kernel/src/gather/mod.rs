@@ -97,7 +97,7 @@ unsafe fn cache_of(rows: &Cached) -> Option<CacheOf<'_>> {
         (
             core::slice::from_raw_parts(rows.states as usize as *const AtomicU32, lines),
             core::slice::from_raw_parts(rows.ids as usize as *const AtomicU64, lines),
-            core::slice::from_raw_parts(rows.epochs as usize as *const AtomicU64, lines),
+            core::slice::from_raw_parts(rows.epochs as usize as *const AtomicU32, lines),
             &*(rows.written_by_host as usize as *const AtomicU32),
             &*(rows.written_by_gpu as usize as *const AtomicU32),
         )

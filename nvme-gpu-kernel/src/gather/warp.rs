@@ -38,7 +38,7 @@ pub struct Row {
 pub struct CacheOf<'r> {
     pub cache: RowCache<'r>,
     /// When the launch began: lines of before the last write are none of it.
-    pub epoch: u64,
+    pub epoch: u32,
     pub data: u64,
     pub line_bytes: u32,
 }

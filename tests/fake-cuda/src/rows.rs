@@ -83,7 +83,7 @@ pub fn check(check: &Check) {
 /// The cache of a launch.
 struct CacheOf<'r> {
     cache: RowCache<'r>,
-    epoch: u64,
+    epoch: u32,
     data: u64,
     line_bytes: u64,
 }
@@ -118,7 +118,7 @@ fn cache_of(rows: &Cached) -> Option<CacheOf<'_>> {
     unsafe {
         let states = std::slice::from_raw_parts(rows.states as usize as *const AtomicU32, lines);
         let ids = std::slice::from_raw_parts(rows.ids as usize as *const AtomicU64, lines);
-        let epochs = std::slice::from_raw_parts(rows.epochs as usize as *const AtomicU64, lines);
+        let epochs = std::slice::from_raw_parts(rows.epochs as usize as *const AtomicU32, lines);
         let by_host = &*(rows.written_by_host as usize as *const AtomicU32);
         let by_gpu = &*(rows.written_by_gpu as usize as *const AtomicU32);
         Some(CacheOf {

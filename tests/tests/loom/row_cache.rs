@@ -12,7 +12,7 @@ use std::sync::Arc;
 struct Set {
     states: Vec<AtomicU32>,
     ids: Vec<AtomicU64>,
-    epochs: Vec<AtomicU64>,
+    epochs: Vec<AtomicU32>,
     /// The bytes of the line: two halves, which a filler stores one after the other.
     halves: [AtomicU64; 2],
     /// Read beside each load of the halves, written beside each store: the model fails when the two race.
@@ -33,7 +33,7 @@ impl Set {
                 .map(|way| AtomicU32::new(if way == 0 { 0 } else { pinned }))
                 .collect(),
             ids: (0..WAYS).map(|_| AtomicU64::new(0)).collect(),
-            epochs: (0..WAYS).map(|_| AtomicU64::new(0)).collect(),
+            epochs: (0..WAYS).map(|_| AtomicU32::new(0)).collect(),
             halves: [AtomicU64::new(0), AtomicU64::new(0)],
             bytes: UnsafeCell::new(()),
             drive: AtomicU32::new(0),
@@ -117,7 +117,7 @@ fn a_gather_after_a_write_sees_it() {
     );
 }
 
-/// A write of the host and one of the GPU have no order; the sum of their counts would not tell them apart.
+/// A write of the host and one of the GPU have no order but the one in which the drive carries them out.
 #[test]
 fn a_gather_sees_the_write_before_it_whichever_side_wrote() {
     check(
@@ -125,7 +125,8 @@ fn a_gather_sees_the_write_before_it_whichever_side_wrote() {
         Bound::Preemptions(2),
         || {
             let set = Arc::new(Set::new());
-            // What a drive has is in one order for all: a read that changes nothing sees the newest.
+            // A drive carries commands out one after the other: a read that changes nothing sees the newest, and who
+            // waits for a command comes after all before it.
             let of_drive = |set: &Set| u64::from(set.drive.fetch_or(0, Order::AcqRel, Scope::Sys));
             let (host, gpu) = (set.clone(), set.clone());
             let by_host = thread::spawn(move || {
