@@ -170,8 +170,8 @@ fn mixed_ids(rows: u64, count: usize, throw: &mut impl FnMut(u64) -> u64) -> Vec
     let mut ids: Vec<i64> = (0..count).map(|_| throw(rows) as i64).collect();
     let third = count / 3;
     let begin = throw(rows.saturating_sub(third as u64)) as i64;
-    for at in 0..third {
-        ids[at] = (begin + at as i64).min(rows as i64 - 1);
+    for (at, id) in ids[..third].iter_mut().enumerate() {
+        *id = (begin + at as i64).min(rows as i64 - 1);
     }
     for at in third..third + third / 2 {
         ids[at] = ids[third - 1 - (at - third) / 2];
