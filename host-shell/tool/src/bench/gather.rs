@@ -14,7 +14,8 @@ use std::sync::Arc;
 #[command(next_help_heading = "Rows by ids")]
 pub struct GatherArgs {
     /// Measure `out = table[ids]`, one object a line: lays out a table from the namespace's start on, and gathers
-    /// rows by random ids, into GPU memory with --gpu; each row is checked
+    /// rows by random ids, into GPU memory with --gpu; each row is checked, and written back where the GPU writes
+    /// such rows (whole blocks of one drive)
     #[arg(long, group = "in_turns")]
     pub gather: bool,
     /// Bytes of the table, which overwrites the namespace

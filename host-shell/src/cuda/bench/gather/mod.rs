@@ -1,10 +1,12 @@
-//! `out = table[ids]` measured: rows by ids that lie in GPU memory, beside the bare limit and rivals on the same data.
+//! `out = table[ids]` measured: rows by ids that lie in GPU memory, beside the bare limit and rivals on the same data;
+//! and the same rows written back.
 //!
 //! The table's words are a function of their place, so that each row gathered is checked on the GPU.
 // UNSAFETY: launches kernels over this module's own memory.
 #![allow(unsafe_code)]
 
 mod latency;
+mod written;
 
 use crate::controller::Controller;
 use crate::controller::config::Config;
@@ -266,7 +268,7 @@ impl Rig {
     fn case(&self, row_bytes: u32) -> Result<Value> {
         let mut case = self.memory(row_bytes)?;
         let (mut ours, mut bound, mut indexed) = (Vec::new(), Vec::new(), Vec::new());
-        let mut cached = Vec::new();
+        let (mut cached, mut written) = (Vec::new(), Vec::new());
         let cache = match self.job.cache_bytes {
             0 => None,
             bytes => Some(self.drives.first.cache(&case.table, bytes)?),
@@ -278,6 +280,7 @@ impl Rig {
         for run in 0..self.job.cases.runs {
             self.ask(&mut case, run as u64 + 1)?;
             ours.push(self.gather(&case, None)?);
+            written.extend(self.scatter(&case)?);
             self.verify(&case)?;
             if cache.is_some() {
                 cached.push(self.gather(&case, cache.as_ref())?);
@@ -298,7 +301,7 @@ impl Rig {
             "bound_rows_per_s": rates[1], "of_bound": rates[0] / rates[1],
             "index_and_copy_rows_per_s": rates[2], "of_index_and_copy": rates[0] / rates[2],
             "hop_32_rows": hop, "graph_1024_rows": replay,
-            "ids": case.asked.law(),
+            "ids": case.asked.law(), "scatter": written::told(&case, &written),
             "cache": cache.map(|cache| json!({
                 "rows": cache.rows(), "of_table": f64::from(cache.rows()) / case.table.rows as f64,
                 "rows_per_s": rate(&cached), "of_uncached": rate(&cached) / rates[0], "seconds": cached,
@@ -359,17 +362,21 @@ impl Rig {
     /// Seconds of one gather of all rows.
     fn gather(&self, case: &Case, cache: Option<&TableCache>) -> Result<f64> {
         let request = self.request(case, case.count);
+        self.timed(|stream| {
+            // SAFETY: our own memory, which outlives the launch: it is waited for.
+            unsafe { self.drives.gather(&case.table, &request, cache, stream) }
+        })
+    }
+
+    /// Seconds of what `start` puts into the stream, none of whose rows may fail.
+    fn timed(&self, start: impl FnOnce(u64) -> Result<Pending>) -> Result<f64> {
         let begin = Event::record(&self.stream)?;
-        // SAFETY: our own memory, which outlives the launch: it is waited for.
-        let pending = unsafe {
-            let stream = self.stream.handle();
-            self.drives.gather(&case.table, &request, cache, stream)?
-        };
+        let pending = start(self.stream.handle())?;
         let end = Event::record(&self.stream)?;
-        let gathered = pending.wait(PATIENCE)?;
-        if gathered.failures.rows > 0 {
+        let moved = pending.wait(PATIENCE)?;
+        if moved.failures.rows > 0 {
             return Err(Error::device(
-                format!("rows were not read: {:?}", gathered.failures),
+                format!("rows were not moved: {:?}", moved.failures),
                 "see docs/troubleshooting.md",
             ));
         }
