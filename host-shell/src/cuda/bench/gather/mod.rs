@@ -301,7 +301,7 @@ impl Rig {
             "bound_rows_per_s": rates[1], "of_bound": rates[0] / rates[1],
             "index_and_copy_rows_per_s": rates[2], "of_index_and_copy": rates[0] / rates[2],
             "hop_32_rows": hop, "graph_1024_rows": replay,
-            "ids": case.asked.law(), "scatter": written::told(&case, &written),
+            "ids": case.asked.law(), "scatter": Self::written(&case, &written),
             "cache": cache.map(|cache| json!({
                 "rows": cache.rows(), "of_table": f64::from(cache.rows()) / case.table.rows as f64,
                 "rows_per_s": rate(&cached), "of_uncached": rate(&cached) / rates[0], "seconds": cached,

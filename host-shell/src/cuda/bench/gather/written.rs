@@ -21,17 +21,17 @@ impl Rig {
         });
         seconds.map(Some)
     }
-}
 
-/// Rows that were asked to be written a second: those whose id came again are among them.
-pub(super) fn told(case: &Case, seconds: &[f64]) -> Option<Value> {
-    if seconds.is_empty() {
-        return None;
+    /// Rows that were asked to be written a second: those whose id came again are among them.
+    pub(super) fn written(case: &Case, seconds: &[f64]) -> Option<Value> {
+        if seconds.is_empty() {
+            return None;
+        }
+        let rate = case.count as f64 / median(seconds);
+        Some(json!({
+            "rows_per_s": rate,
+            "gb_per_s": rate * f64::from(case.table.row_bytes) / 1e9,
+            "seconds": seconds,
+        }))
     }
-    let rate = case.count as f64 / median(seconds);
-    Some(json!({
-        "rows_per_s": rate,
-        "gb_per_s": rate * f64::from(case.table.row_bytes) / 1e9,
-        "seconds": seconds,
-    }))
 }
