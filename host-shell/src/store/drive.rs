@@ -44,25 +44,21 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
     let info = controller.usable_namespace(Nsid(options.nsid))?;
     controller.session().uses(info);
     let controller = Arc::new(controller);
-    let Shares {
-        of_cpu: queues,
-        of_gpu,
-        of_kernels,
-    } = shares(controller.info().queue_pairs, options)?;
+    let shares = shares(controller.info().queue_pairs, options)?;
     #[cfg(feature = "cuda")]
-    let rows = with_gpu::rows(access.as_ref(), &controller, info, of_gpu, options)?;
+    let rows = with_gpu::rows(access.as_ref(), &controller, info, shares.of_gpu, options)?;
     let gone = Arc::new(Mutex::new(None));
     let lane = |_| -> Result<Box<dyn Lane>> {
         let lane = DriveLane::new(&controller, info, options.depth, &gone)?;
         Ok(Box::new(lane))
     };
-    let lanes = (0..queues).map(lane).collect::<Result<Vec<_>>>()?;
+    let lanes = (0..shares.of_cpu).map(lane).collect::<Result<Vec<_>>>()?;
     let pool = Pool::new(lanes, options.depth);
     let block = info.block_bytes;
     #[cfg(feature = "cuda")]
-    let path = with_gpu::path(access.as_deref(), path(&controller, queues));
+    let path = with_gpu::path(access.as_deref(), path(&controller, shares.of_cpu));
     #[cfg(not(feature = "cuda"))]
-    let path = path(&controller, queues);
+    let path = path(&controller, shares.of_cpu);
     Ok(Member {
         #[cfg(feature = "cuda")]
         rows,
@@ -76,7 +72,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
         kernels: access.map(|access| with_gpu::ForKernels {
             access,
             info,
-            kept: of_kernels,
+            kept: shares.of_kernels,
             timeout: options.timeout,
         }),
         pool,
@@ -92,6 +88,10 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
 }
 
 /// How the queue pairs of a controller are shared out.
+#[cfg_attr(
+    not(feature = "cuda"),
+    expect(dead_code, reason = "without a GPU those of the CPU alone are used")
+)]
 struct Shares {
     of_cpu: u32,
     of_gpu: u32,
