@@ -28,7 +28,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
         shapes(bench, &file.device())
     });
     for (name, fault) in [
-        ("status", "status:0x281@op=read,nth=7"),
+        ("status", "status:0x281@op=read,nth=7-60"),
         ("dropped", "drop@op=read,nth=7"),
         ("dead-cfs", "cfs@op=read,nth=7"),
     ] {
