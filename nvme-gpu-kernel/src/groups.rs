@@ -285,7 +285,6 @@ pub fn converged<L: Group, A: GroupOp>(lone: L, key: u64, op: A) -> A::Output {
 }
 
 /// The same with one way for any number of lanes, where they are seldom all or one: less code, and fewer registers.
-#[cfg(feature = "rows")]
 #[inline(always)]
 pub fn converged_few<A: GroupOp>(key: u64, op: A) -> A::Output {
     let mask = arch::same(arch::active(), key);

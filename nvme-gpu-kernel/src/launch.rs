@@ -6,12 +6,11 @@
 use crate::arch;
 use crate::copy::shuffle64;
 use crate::groups::{Block, Gpu};
-use crate::rows::{BLOCK_WARPS, Gather, Progress, STATION_CELLS, Summary, WARP_BYTES, code, worst};
+use crate::rows::{BLOCK_WARPS, Gather, STATION_CELLS, WARP_BYTES, code, worst};
 use crate::station::{self, LOOK_NS, NO_STATION};
 use nvme_core::SharedQueue;
 use nvme_core::gate::Gate;
 use nvme_core::group::{ExecContext, Group};
-use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope, fence};
 
 /// What a warp of a block has of the block's station.
 pub struct Inside<'r> {
@@ -79,7 +78,7 @@ pub fn leave(
     if block.leads() {
         last();
         station::leave(rows, gate, station, keeps);
-        end_block(rows);
+        station::end_block(rows);
     }
 }
 
@@ -189,54 +188,6 @@ impl Failed {
     /// Adds the warp's counts to the launch's. One lane calls it.
     #[inline(always)]
     pub fn report(&self, rows: &Gather) {
-        if self.rows == 0 {
-            return;
-        }
-        let progress = rows.progress as usize as *mut Progress;
-        // SAFETY: the host gives it; only such instructions and the last block touch it.
-        unsafe {
-            arch::add(&raw mut (*progress).failed, self.rows);
-            arch::raise(&raw mut (*progress).worst, self.worst);
-        }
+        station::report(rows, self.rows, self.worst);
     }
-}
-
-/// Accounts for a block that has ended; the last one tells the host.
-#[inline(always)]
-pub fn end_block(rows: &Gather) {
-    let progress = rows.progress as usize as *mut Progress;
-    let summary = rows.summary as usize as *mut Summary;
-    // SAFETY: the host gives both; the fields are used as atomics while blocks run.
-    let (blocks, launches, failed, first) = unsafe {
-        (
-            &*(&raw const (*progress).blocks).cast::<AtomicU32>(),
-            &*(&raw const (*progress).launches).cast::<AtomicU32>(),
-            &*(&raw const (*progress).failed).cast::<AtomicU64>(),
-            &*(&raw const (*progress).worst).cast::<AtomicU64>(),
-        )
-    };
-    // Release: rows and counts of this block; acquire: those of the blocks before it.
-    if blocks.fetch_add(1, Order::AcqRel, Scope::Gpu) + 1 != arch::blocks() {
-        return;
-    }
-    let count = failed.load(Order::Relaxed, Scope::Gpu);
-    let word = first.load(Order::Relaxed, Scope::Gpu);
-    failed.store(0, Order::Relaxed, Scope::Gpu);
-    first.store(0, Order::Relaxed, Scope::Gpu);
-    blocks.store(0, Order::Relaxed, Scope::Gpu);
-    // SAFETY: as above; no other launch with this summary runs.
-    let (to_failed, to_worst, ended) = unsafe {
-        (
-            &*(&raw const (*summary).failed).cast::<AtomicU64>(),
-            &*(&raw const (*summary).worst).cast::<AtomicU64>(),
-            &*(&raw const (*summary).ended).cast::<AtomicU32>(),
-        )
-    };
-    to_failed.store(count, Order::Relaxed, Scope::Sys);
-    to_worst.store(word, Order::Relaxed, Scope::Sys);
-    let now = launches.load(Order::Relaxed, Scope::Gpu).wrapping_add(1);
-    launches.store(now, Order::Relaxed, Scope::Gpu);
-    // Release: who sees the count sees the rows.
-    fence(Order::Release, Scope::Sys);
-    ended.store(now, Order::Relaxed, Scope::Sys);
 }

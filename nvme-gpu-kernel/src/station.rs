@@ -7,14 +7,12 @@
 
 use crate::Queues;
 use crate::arch;
-#[cfg(feature = "rows")]
-use crate::groups::converged_few;
-use crate::groups::{Gpu, Narrow, converged};
-use crate::rows::{BLOCK_WARPS, Gather, Summary, code};
+use crate::groups::{Gpu, Narrow, converged, converged_few};
+use crate::rows::{BLOCK_WARPS, Gather, Progress, Summary, code};
 use nvme_core::gate::{Gate, words};
 use nvme_core::group::{ExecContext, GroupOp};
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
-use nvme_core::sync::{AtomicU32, Order, Scope};
+use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope, fence};
 use nvme_core::{Command, Data, Outcome, SharedQueue, SubmitError, WaitError};
 
 /// No station was free in time, or the gate is shut.
@@ -23,6 +21,7 @@ pub const NO_STATION: u32 = u32::MAX;
 const FREE: u32 = 0;
 const TAKEN: u32 = 1;
 /// How long a group goes on between two looks at the gate.
+#[cfg(any(feature = "rows", feature = "scatter"))]
 pub const LOOK_NS: u64 = 1 << LOOK_SHIFT;
 /// log2 of that.
 pub const LOOK_SHIFT: u32 = 20;
@@ -126,6 +125,46 @@ pub fn give_back(rows: &Gather, station: u32) {
     owner(rows, station).store(FREE, Order::Release, Scope::Gpu);
 }
 
+/// Accounts for a block that has ended; the last one tells the host.
+#[inline(always)]
+pub fn end_block(rows: &Gather) {
+    let progress = rows.progress as usize as *mut Progress;
+    let summary = rows.summary as usize as *mut Summary;
+    // SAFETY: the host gives both; the fields are used as atomics while blocks run.
+    let (blocks, launches, failed, first) = unsafe {
+        (
+            &*(&raw const (*progress).blocks).cast::<AtomicU32>(),
+            &*(&raw const (*progress).launches).cast::<AtomicU32>(),
+            &*(&raw const (*progress).failed).cast::<AtomicU64>(),
+            &*(&raw const (*progress).worst).cast::<AtomicU64>(),
+        )
+    };
+    // Release: rows and counts of this block; acquire: those of the blocks before it.
+    if blocks.fetch_add(1, Order::AcqRel, Scope::Gpu) + 1 != arch::blocks() {
+        return;
+    }
+    let count = failed.load(Order::Relaxed, Scope::Gpu);
+    let word = first.load(Order::Relaxed, Scope::Gpu);
+    failed.store(0, Order::Relaxed, Scope::Gpu);
+    first.store(0, Order::Relaxed, Scope::Gpu);
+    blocks.store(0, Order::Relaxed, Scope::Gpu);
+    // SAFETY: as above; no other launch with this summary runs.
+    let (to_failed, to_worst, ended) = unsafe {
+        (
+            &*(&raw const (*summary).failed).cast::<AtomicU64>(),
+            &*(&raw const (*summary).worst).cast::<AtomicU64>(),
+            &*(&raw const (*summary).ended).cast::<AtomicU32>(),
+        )
+    };
+    to_failed.store(count, Order::Relaxed, Scope::Sys);
+    to_worst.store(word, Order::Relaxed, Scope::Sys);
+    let now = launches.load(Order::Relaxed, Scope::Gpu).wrapping_add(1);
+    launches.store(now, Order::Relaxed, Scope::Gpu);
+    // Release: who sees the count sees the rows.
+    fence(Order::Release, Scope::Sys);
+    ended.store(now, Order::Relaxed, Scope::Sys);
+}
+
 #[inline(always)]
 fn owner(rows: &Gather, station: u32) -> &AtomicU32 {
     let words = rows.stations as usize as *const AtomicU32;
@@ -181,11 +220,43 @@ pub fn run<'d>(
 ) -> i32 {
     let deadline_ns = Gpu.now_ns().saturating_add(timeout_ns);
     match queue.run(here, command, deadline_ns) {
-        Ok(Ok((Outcome::Completed(status), _))) => i32::from(status.code()),
-        Ok(Ok((Outcome::Aborted(_), _))) => code::GONE,
-        Ok(Err(SubmitError::Refused)) | Err((WaitError::Refused, _)) => code::GONE,
-        Ok(Err(SubmitError::QueueFull)) | Err((WaitError::TimedOut, _)) => code::TIMED_OUT,
-        Ok(Err(_)) => code::NOT_RUN,
+        Ok(Ok(ended)) => code_of_end(Ok(ended)),
+        Ok(Err(why)) => code_of_refusal(why),
+        Err((why, _)) => code_of_end(Err(why)),
+    }
+}
+
+/// The code of a command that was waited for.
+#[inline(always)]
+pub fn code_of_end(ended: Result<(Outcome, u32), WaitError>) -> i32 {
+    match ended {
+        Ok((Outcome::Completed(status), _)) => i32::from(status.code()),
+        Ok((Outcome::Aborted(_), _)) | Err(WaitError::Refused) => code::GONE,
+        Err(WaitError::TimedOut) => code::TIMED_OUT,
+    }
+}
+
+/// The code of a command that was not submitted.
+#[inline(always)]
+pub fn code_of_refusal(why: SubmitError) -> i32 {
+    match why {
+        SubmitError::Refused => code::GONE,
+        SubmitError::QueueFull => code::TIMED_OUT,
+        _ => code::NOT_RUN,
+    }
+}
+
+/// Adds a warp's counts to the launch's. One lane calls it.
+#[inline(always)]
+pub fn report(rows: &Gather, failed: u64, worst: u64) {
+    if failed == 0 {
+        return;
+    }
+    let progress = rows.progress as usize as *mut Progress;
+    // SAFETY: the host gives it; only such instructions and the last block touch it.
+    unsafe {
+        arch::add(&raw mut (*progress).failed, failed);
+        arch::raise(&raw mut (*progress).worst, worst);
     }
 }
 
@@ -209,11 +280,9 @@ impl ExecContext for Gatherer {
     }
 }
 
-/// A thread that reads rows of several drives: the lanes beside it seldom all use the same queue.
-#[cfg(feature = "rows")]
+/// A thread beside which seldom all lanes use the same queue: rows of several drives, stages of a ring.
 pub struct Scattered;
 
-#[cfg(feature = "rows")]
 impl ExecContext for Scattered {
     #[inline(always)]
     fn now_ns(&self) -> u64 {

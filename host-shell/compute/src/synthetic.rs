@@ -221,6 +221,11 @@ fn text(bytes: &mut Vec<u8>, text: &str) {
     bytes.extend(text.as_bytes());
 }
 
+/// Fills `bytes`, which are whole blocks of `stored`, with random weights of about 0.1.
+pub fn fill(stored: Stored, seed: u64, bytes: &mut [u8]) {
+    fill_weights(&mut SplitMix::new(seed), stored, bytes);
+}
+
 /// From -0.1 to 0.1.
 fn weight(random: &mut SplitMix) -> f32 {
     (random.next_word() >> 40) as f32 / (1 << 24) as f32 * 0.2 - 0.1

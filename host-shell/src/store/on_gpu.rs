@@ -10,8 +10,8 @@ use super::space::Space;
 use super::status::{self, RowStatus};
 use super::table::{Ids, Table};
 use crate::cuda::{
-    Direction, Gpu, GpuRows, HostRows, MoveRows, Pending, ReadRange, Request, RowTable,
-    StripedRows, Ways,
+    Direction, Function, Gpu, GpuRows, HostRows, Module, MoveRows, Pending, ReadRange, Request,
+    RowTable, StripedRows, Ways,
 };
 use crate::error::{Error, Result};
 use crate::widen::Widen;
@@ -298,6 +298,45 @@ impl Table {
             By::Gpu(rows) => rows.device_rows(&self.of_namespace()),
             By::Striped(_) | By::Host => Err(self.not_by_gpu("reads by a kernel")),
         }
+    }
+
+    /// Puts a kernel of your own into `stream`, a `CUstream` of the store's GPU, whose warps use the rows of this table
+    /// while they read them, by `nvme_gpu_kernel::Stream`: `argument` makes what the kernel takes of the words of its
+    /// rows, in its blocks of 256 threads. Rows of any length. A row that the kernel counts as failed is one of the
+    /// [`Pending`]'s.
+    ///
+    /// # Safety
+    /// `function` is of `module` and takes one `T`; as [`gather_on_gpu`](Self::gather_on_gpu) for the addresses in it.
+    /// The module stays loaded for as long as they stay valid.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] where the GPU does not submit the reads itself, for 2^32 rows and more, and for rows of 4 GiB
+    /// and more; [`Error::Environment`] with the driver's answer.
+    pub unsafe fn stream_on_gpu<T: Copy>(
+        &self,
+        (module, function): (&Module, Function),
+        argument: impl FnOnce(nvme_gpu_kernel::rows::Gather) -> T,
+        stream: u64,
+    ) -> Result<Pending> {
+        self.space.gpu()?;
+        let is_short = |number: u64| u32::try_from(number).is_ok();
+        if !is_short(self.rows()) || !is_short(self.row_bytes()) {
+            return Err(Error::usage(
+                format!("{} rows of {} bytes", self.rows(), self.row_bytes()),
+                "use fewer than 2^32 rows of less than 4 GiB",
+            ));
+        }
+        if let [member] = &self.space.members[..]
+            && let Some(rows) = member.rows.as_ref().filter(|rows| rows.streams())
+        {
+            let (table, kernel) = (self.of_namespace(), (module, function));
+            // SAFETY: the caller's.
+            return unsafe { rows.stream(&table, kernel, argument, stream) };
+        }
+        Err(Error::usage(
+            "rows that a kernel uses while it reads them: the GPU reads them from one drive",
+            "use one drive (sim:, vfio:, vfio-user:) with blocks of 32 KiB at most",
+        ))
     }
 
     fn not_by_gpu(&self, what: &str) -> Error {

@@ -2,10 +2,13 @@
 // UNSAFETY: inline PTX, and loads and stores through addresses that the host vouches for.
 #![allow(unsafe_code)]
 
+#[cfg(feature = "streamed")]
+use crate::strip::WINDOW_BYTES;
 use core::arch::asm;
 use nvme_gpu_kernel::arch;
 
 /// 2 to the power of `x`, to 2 units of the last place.
+#[cfg(feature = "steps")]
 #[inline(always)]
 fn exp2(x: f32) -> f32 {
     let y: f32;
@@ -17,12 +20,14 @@ fn exp2(x: f32) -> f32 {
 }
 
 /// e to the power of `x`.
+#[cfg(feature = "steps")]
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     exp2(x * core::f32::consts::LOG2_E)
 }
 
 /// The square root, rounded.
+#[cfg(feature = "steps")]
 #[inline(always)]
 pub fn sqrt(x: f32) -> f32 {
     let y: f32;
@@ -81,9 +86,94 @@ pub fn warp() -> (u64, u64) {
 }
 
 /// The number of this thread among those of the launch, and how many there are.
+#[cfg(feature = "steps")]
 #[inline(always)]
 pub fn thread() -> (u64, u64) {
     let of_block = arch::block_threads();
     let mine = u64::from(arch::block()) * u64::from(of_block) + u64::from(arch::thread());
     (mine, u64::from(arch::blocks()) * u64::from(of_block))
+}
+
+/// The shared memory of a warp into which it copies bytes of a drive: byte `b` of the drive lies at `b` modulo its
+/// length.
+#[cfg(feature = "streamed")]
+#[derive(Clone, Copy)]
+pub struct Window(u32);
+
+#[cfg(feature = "streamed")]
+impl Window {
+    /// That of the calling warp.
+    #[inline(always)]
+    pub fn here() -> Self {
+        let warp = arch::thread() / 32 % nvme_gpu_kernel::rows::BLOCK_WARPS;
+        Self(windows() + warp * WINDOW_BYTES as u32)
+    }
+
+    /// The 16-bit word at byte `byte` of the drive, an even number.
+    #[inline(always)]
+    pub fn half(self, byte: u32) -> u16 {
+        let at = self.0 + (byte & (WINDOW_BYTES as u32 - 1));
+        let value: u16;
+        // SAFETY: inside the window, and even.
+        unsafe {
+            asm!("ld.shared.u16 {}, [{}];", out(reg16) value, in(reg32) at, options(pure, readonly, nostack))
+        };
+        value
+    }
+
+    /// Copies the tile of the drive's bytes from `tile` on, which lie at `from`, as far as they are of `begin..end`, in
+    /// place of one that all lanes have used: all loads are under way together. Every lane calls it.
+    #[inline(always)]
+    pub fn take(self, tile: u64, from: u64, (begin, end): (u64, u64)) {
+        arch::sync_warp(arch::FULL);
+        self.fill(tile, from, (begin, end));
+        arch::sync_warp(arch::FULL);
+    }
+
+    #[inline(always)]
+    fn fill(self, tile: u64, from: u64, (begin, end): (u64, u64)) {
+        let lane = u64::from(arch::lane()) * 16;
+        let to = self.0 + (tile as u32 & (WINDOW_BYTES as u32 - 1)) + lane as u32;
+        let mut there = 0u32;
+        let mut part = 0;
+        while part < 4 {
+            let at = tile + lane + part * 512;
+            there |= u32::from(at + 16 > begin && at < end) << part;
+            part += 1;
+        }
+        // SAFETY: 2,048 bytes of the window; of the slots those that are asked for, and what is left of their 16 bytes.
+        unsafe {
+            asm!(
+                "{{ .reg .b64 a<4>, b<4>; .reg .pred p<4>; .reg .b32 m;",
+                "and.b32 m, {there}, 1; setp.ne.u32 p0, m, 0;",
+                "and.b32 m, {there}, 2; setp.ne.u32 p1, m, 0;",
+                "and.b32 m, {there}, 4; setp.ne.u32 p2, m, 0;",
+                "and.b32 m, {there}, 8; setp.ne.u32 p3, m, 0;",
+                "@p0 ld.global.v2.b64 {{a0, b0}}, [{from}];",
+                "@p1 ld.global.v2.b64 {{a1, b1}}, [{from}+512];",
+                "@p2 ld.global.v2.b64 {{a2, b2}}, [{from}+1024];",
+                "@p3 ld.global.v2.b64 {{a3, b3}}, [{from}+1536];",
+                "@p0 st.shared.v2.b64 [{to}], {{a0, b0}};",
+                "@p1 st.shared.v2.b64 [{to}+512], {{a1, b1}};",
+                "@p2 st.shared.v2.b64 [{to}+1024], {{a2, b2}};",
+                "@p3 st.shared.v2.b64 [{to}+1536], {{a3, b3}};",
+                "}}",
+                there = in(reg32) there, from = in(reg64) from + lane, to = in(reg32) to,
+                options(nostack));
+        }
+    }
+}
+
+/// Where the windows of a block's warps lie. Not inlined: the array must exist once.
+#[cfg(feature = "streamed")]
+#[inline(never)]
+fn windows() -> u32 {
+    const _: () = assert!(nvme_gpu_kernel::rows::BLOCK_WARPS as u64 * WINDOW_BYTES == 32_768);
+    let address: u32;
+    // SAFETY: names a static shared array; takes its address only.
+    unsafe {
+        asm!("{{ .shared .align 16 .b8 nvme_windows[32768]; mov.u32 {}, nvme_windows; }}",
+            out(reg32) address, options(nostack));
+    }
+    address
 }

@@ -12,18 +12,27 @@
 
 #[cfg(target_arch = "nvptx64")]
 mod arch;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(all(target_arch = "nvptx64", feature = "steps"))]
 mod attention;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(all(target_arch = "nvptx64", feature = "steps"))]
 mod elements;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(all(target_arch = "nvptx64", feature = "steps"))]
 mod gemv;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod reference;
+#[cfg(all(target_arch = "nvptx64", feature = "streamed"))]
+mod streamed;
+pub mod strip;
+
+use nvme_gpu_kernel::rows::Gather;
 
 /// The kernels as PTX, for any GPU from sm_80 on; `cargo xtask ptx --refresh` writes it.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const PTX: &str = include_str!("../compute.ptx");
+
+/// `nvme_gemv_streamed` as PTX, as [`PTX`] is: it has the queues' code and their registers.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const STREAMED_PTX: &str = include_str!("../streamed.ptx");
 
 /// Threads of each block.
 pub const BLOCK_THREADS: u32 = 256;
@@ -50,7 +59,10 @@ pub mod kernel {
     /// Takes an [`Unpack`](crate::Unpack).
     pub const UNPACK: &str = "nvme_unpack";
 
-    /// All of them.
+    /// Takes a [`GemvStreamed`](crate::GemvStreamed). Of [`STREAMED_PTX`](crate::STREAMED_PTX).
+    pub const GEMV_STREAMED: &str = "nvme_gemv_streamed";
+
+    /// All of [`PTX`](crate::PTX).
     pub const ALL: [&str; 8] = [
         GEMV, RMS_NORM, ROPE, ATTENTION, SILU_MUL, ARGMAX, TAKE_TOKEN, UNPACK,
     ];
@@ -80,6 +92,25 @@ pub struct Gemv {
     pub stored: u32,
     /// 1 to add to what `y` holds, 0 to write it.
     pub adds: u32,
+}
+
+/// `y = W x` for one vector and a matrix on a drive, which each warp reads a part of while it multiplies.
+///
+/// A row that was not read whole is NaN, and counted as failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct GemvStreamed {
+    /// The rows: `count` of them from `first_byte` on, an even number, `row_bytes` bytes each, which pass through pieces
+    /// of `slot_bytes` bytes.
+    pub rows: Gather,
+    /// `columns` elements.
+    pub x: u64,
+    /// `count` elements.
+    pub y: u64,
+    /// Columns of the matrix, whole blocks and units, at least one.
+    pub columns: u32,
+    /// The [`Stored`](nvme_formats::Stored) of the matrix.
+    pub stored: u32,
 }
 
 /// `y[t]` is the numbers of row `t`.
@@ -252,14 +283,14 @@ mod tests {
 
     #[test]
     fn the_names_are_those_of_the_ptx() {
-        let mut found: Vec<&str> = PTX
-            .split(".visible .entry ")
-            .skip(1)
-            .filter_map(|rest| rest.split('(').next())
-            .collect();
-        let mut named = kernel::ALL;
+        fn entries(ptx: &str) -> Vec<&str> {
+            let entries = ptx.split(".visible .entry ").skip(1);
+            entries.filter_map(|rest| rest.split('(').next()).collect()
+        }
+        let (mut found, mut named) = (entries(PTX), kernel::ALL);
         found.sort_unstable();
         named.sort_unstable();
         assert_eq!(found, named);
+        assert_eq!(entries(STREAMED_PTX), [kernel::GEMV_STREAMED]);
     }
 }

@@ -126,18 +126,7 @@ impl Stored {
             }
             Self::Q4K => {
                 let (block, group) = (unit / 8 * 72, unit % 8);
-                let byte = |at: u32| byte_of(&half, block, at);
-                // Groups from 4 on have their upper two bits beside the first four.
-                let (scale, least) = match group {
-                    0..4 => (byte(4 + group) & 0x3F, byte(8 + group) & 0x3F),
-                    _ => {
-                        let low = byte(8 + group);
-                        let (scale, least) = (byte(group), byte(4 + group));
-                        (low & 0xF | scale >> 2 & 0x30, low >> 4 | least >> 2 & 0x30)
-                    }
-                };
-                let scale = f32_of_f16(half(block)) * f32::from(scale);
-                let least = f32_of_f16(half(block + 1)) * f32::from(least);
+                let (scale, least) = scales_of_q4k(&half, block, group);
                 let shift = 4 * (group % 2);
                 let numbers = block + 8 + group / 2 * 16;
                 for pair in 0..16 {
@@ -161,6 +150,50 @@ impl Stored {
                     take(2 * pair, scale * f32::from(number(low, high)));
                     take(2 * pair + 1, scale * f32::from(number(low >> 8, high >> 8)));
                 }
+            }
+        }
+    }
+
+    /// Element `i` of unit `unit` of a row, with the same bits as [`each`](Self::each) gives: for 32 lanes with an
+    /// element each.
+    #[inline(always)]
+    pub fn element(self, unit: u32, i: u32, half: impl Fn(u32) -> u16) -> f32 {
+        let at = unit * UNIT + i;
+        let of_4_bits = |first: u32| {
+            let both = half(first + i % 16 / 2);
+            f32::from(both >> (i % 2 * 8 + i / 16 * 4) & 0xF)
+        };
+        match self {
+            Self::F32 => {
+                let bits = u32::from(half(2 * at)) | u32::from(half(2 * at + 1)) << 16;
+                f32::from_bits(bits)
+            }
+            Self::F16 => f32_of_f16(half(at)),
+            Self::Bf16 => f32_of_bf16(half(at)),
+            Self::Q4_0 => f32_of_f16(half(unit * 9)) * (of_4_bits(unit * 9 + 1) - 8.0),
+            Self::Q4_1 => {
+                let product = f32_of_f16(half(unit * 10)) * of_4_bits(unit * 10 + 2);
+                product + f32_of_f16(half(unit * 10 + 1))
+            }
+            Self::Q8_0 => {
+                let byte = byte_of(&half, unit * 17 + 1, i);
+                f32_of_f16(half(unit * 17)) * f32::from(byte as i8)
+            }
+            Self::Q4K => {
+                let (block, group) = (unit / 8 * 72, unit % 8);
+                let (scale, least) = scales_of_q4k(&half, block, group);
+                let both = half(block + 8 + group / 2 * 16 + i / 2);
+                let number = both >> (4 * (group % 2) + 8 * (i % 2)) & 0xF;
+                scale * f32::from(number) - least
+            }
+            Self::Q6K => {
+                let (block, part, quarter) = (unit / 8 * 105, unit / 4 % 2, unit % 4);
+                let low = byte_of(&half, block + part * 32 + quarter % 2 * 16, i);
+                let high = byte_of(&half, block + 64 + part * 16, i);
+                let number = low >> (quarter / 2 * 4) & 0xF | (high >> (quarter * 2) & 3) << 4;
+                let scale = byte_of(&half, block + 96, unit % 8 * 2 + i / 16) as i8;
+                let scale = f32_of_f16(half(block + 104)) * f32::from(scale);
+                scale * f32::from(i16::from(number) - 32)
             }
         }
     }
@@ -190,6 +223,23 @@ fn numbers_of_4_bits(
             take(at + 1, value(f32::from(both >> 8 & 0xF)));
         }
     }
+}
+
+/// Scale and least value of 32 elements of a block of Q4_K.
+#[inline(always)]
+fn scales_of_q4k(half: &impl Fn(u32) -> u16, block: u32, group: u32) -> (f32, f32) {
+    let byte = |at: u32| byte_of(half, block, at);
+    // Groups from 4 on have their upper two bits beside the first four.
+    let (scale, least) = match group {
+        0..4 => (byte(4 + group) & 0x3F, byte(8 + group) & 0x3F),
+        _ => {
+            let low = byte(8 + group);
+            let (scale, least) = (byte(group), byte(4 + group));
+            (low & 0xF | scale >> 2 & 0x30, low >> 4 | least >> 2 & 0x30)
+        }
+    };
+    let of = |word: u32, number: u8| f32_of_f16(half(block + word)) * f32::from(number);
+    (of(0, scale), of(1, least))
 }
 
 /// Byte `at` of the block whose first word is `block`.
@@ -264,6 +314,8 @@ mod tests {
                 let expected = expected(stored, &row, index);
                 assert!(expected.is_finite(), "{stored:?}");
                 assert_eq!(found, expected, "{stored:?} {index}");
+                let alone = stored.element(index / UNIT, index % UNIT, half);
+                assert_eq!(alone, expected, "{stored:?} {index}");
             }
         }
     }

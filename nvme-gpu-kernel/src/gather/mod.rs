@@ -202,6 +202,6 @@ fn gather_striped(striped: &Striped) {
         if station != NO_STATION {
             station::give_back(rows, station);
         }
-        launch::end_block(rows);
+        station::end_block(rows);
     }
 }

@@ -3,14 +3,15 @@
 #![allow(unsafe_code)]
 
 use nvme_compute_kernel::{
-    Argmax, Attention, Gemv, RmsNorm, Rope, SiluMul, Unpack, index_of, ranked, reference,
+    Argmax, Attention, Gemv, GemvStreamed, RmsNorm, Rope, SiluMul, Unpack, index_of, ranked,
+    reference,
 };
 use nvme_formats::Stored;
 use std::ffi::{CStr, c_void};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 /// The symbols.
-pub const NAMES: [&CStr; 8] = [
+pub const NAMES: [&CStr; 9] = [
     c"nvme_gemv",
     c"nvme_rms_norm",
     c"nvme_rope",
@@ -19,16 +20,17 @@ pub const NAMES: [&CStr; 8] = [
     c"nvme_argmax",
     c"nvme_take_token",
     c"nvme_unpack",
+    c"nvme_gemv_streamed",
 ];
 
 /// What a launch of a kernel does.
 pub type Run = std::sync::Arc<dyn Fn() + Send + Sync>;
 
-/// A launch of the kernel `name`, one of [`NAMES`].
+/// A launch of `blocks` blocks of the kernel `name`, one of [`NAMES`].
 ///
 /// # Safety
 /// `parameters` holds the address of the kernel's argument.
-pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void) -> Run {
+pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void, blocks: u32) -> Run {
     /// The argument, and what runs with it.
     fn of<T: Copy + Send + Sync + 'static>(parameters: *mut *mut c_void, run: fn(&T)) -> Run {
         // SAFETY: the caller's.
@@ -43,6 +45,11 @@ pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void) -> Run {
         b"nvme_silu_mul" => of(parameters, silu_mul),
         b"nvme_argmax" => of(parameters, argmax),
         b"nvme_take_token" => of(parameters, take_token),
+        b"nvme_gemv_streamed" => {
+            // SAFETY: the caller's.
+            let argument = unsafe { **parameters.cast::<*const GemvStreamed>() };
+            std::sync::Arc::new(move || crate::streamed::gemv(&argument, blocks))
+        }
         _ => of(parameters, unpack),
     }
 }

@@ -19,6 +19,7 @@ mod kernels;
 mod litmus;
 mod rows;
 mod scatter;
+mod streamed;
 mod streams;
 mod striped;
 

@@ -162,7 +162,7 @@ pub fn read_ranges(ranges: &Ranges, blocks: u32) {
     finish(rows, failed, first);
 }
 
-fn gate_of(rows: &Gather) -> Gate<'_> {
+pub(crate) fn gate_of(rows: &Gather) -> Gate<'_> {
     let gate = rows.gate as usize as *const AtomicU32;
     // SAFETY: the host gives the words of a gate.
     let gate = unsafe { std::slice::from_raw_parts(gate, words(rows.station_count)) };
@@ -447,7 +447,7 @@ pub(crate) fn owner(rows: &Gather, station: u32) -> &AtomicU32 {
     unsafe { &*words.add(station as usize) }
 }
 
-fn claim(rows: &Gather, gate: &Gate<'_>) -> Option<u32> {
+pub(crate) fn claim(rows: &Gather, gate: &Gate<'_>) -> Option<u32> {
     gate.look().ok()?;
     for station in 0..rows.station_count {
         let owner = owner(rows, station);

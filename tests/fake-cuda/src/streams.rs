@@ -476,7 +476,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
         (None, name) if name == examples::NAMES[2] => Arc::new(|| {}),
         (None, name) if compute::NAMES.contains(&name) => {
             // SAFETY: the caller's.
-            unsafe { compute::launch(name, parameters) }
+            unsafe { compute::launch(name, parameters, grid) }
         }
         (None, _) => {
             // SAFETY: the litmus kernel takes one `Args`.

@@ -6,6 +6,7 @@ mod admin;
 mod audit;
 mod bench;
 mod by_host;
+mod compute;
 mod data;
 mod example;
 mod gather;
@@ -123,6 +124,7 @@ fn main() -> ExitCode {
     stripes::all(&mut report, &bench);
     by_host::all(&mut report, &bench);
     ranges::all(&mut report, &bench);
+    compute::all(&mut report, &bench);
     wide::all(&mut report, &bench);
     layers::all(&mut report, &bench);
     model::all(&mut report, &bench);

@@ -52,9 +52,17 @@ const SCATTER: Image = Image {
 const COMPUTE: Image = Image {
     name: "compute",
     package: "nvme-compute-kernel",
-    features: "",
+    features: "steps",
     library: false,
     committed: Some("nvme-gpu-kernel/compute/compute.ptx"),
+};
+/// The kernel that reads the weights that it multiplies.
+const STREAMED: Image = Image {
+    name: "streamed",
+    package: "nvme-compute-kernel",
+    features: "streamed",
+    library: false,
+    committed: Some("nvme-gpu-kernel/compute/streamed.ptx"),
 };
 /// The functions that CUDA C++ links.
 const LIBRARY: Image = Image {
@@ -161,7 +169,7 @@ fn build_and_check(refresh: bool, accept_fences: bool) -> Result<(), Failure> {
     let (mut kernels, mut table, mut same) = (String::new(), pins::Table::new(&ASSEMBLE_FOR), true);
     let mut images = Vec::new();
     for image in [
-        &KERNELS, &ROWS, &SCATTER, &COMPUTE, &EXAMPLE, &LITMUS, &LIBRARY,
+        &KERNELS, &ROWS, &SCATTER, &COMPUTE, &STREAMED, &EXAMPLE, &LITMUS, &LIBRARY,
     ] {
         images.push((image, image.build(&compiler)?));
     }

@@ -8,6 +8,7 @@
 //! - [`GpuRows`]: the queues, slots and kernel of one controller; [`StripedRows`]: those of several.
 //! - [`RowTable`]: where rows lie.
 //! - [`Pending`]: a gather under way.
+//! - `streamed`: rows that a kernel of others uses while it reads them.
 //! - `ranges`: reads of any length, many in one launch. `scatter`: rows that the GPU writes.
 //! - `board`, `state`: the words and the memory that launches and their recovery share.
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
@@ -23,6 +24,7 @@ mod ranges;
 mod request;
 mod scatter;
 mod state;
+mod streamed;
 mod striped;
 
 pub use board::Failures;
@@ -146,11 +148,8 @@ impl GpuRows {
         self.kernels.as_ref().map_or(Ok((0, 0)), RowKernels::cost)
     }
 
-    /// Checks that `table` lies inside the namespace and that its rows fit into slots.
-    ///
-    /// # Errors
-    /// [`Error::Usage`] otherwise.
-    pub fn check(&self, table: &RowTable) -> Result<()> {
+    /// Checks that `table` lies inside the namespace.
+    fn check_inside(&self, table: &RowTable) -> Result<()> {
         let row = u64::from(table.row_bytes);
         let end = table
             .rows
@@ -166,6 +165,16 @@ impl GpuRows {
                 "check offset, rows and row size",
             ));
         }
+        Ok(())
+    }
+
+    /// Checks that `table` lies inside the namespace and that its rows fit into slots.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] otherwise.
+    pub fn check(&self, table: &RowTable) -> Result<()> {
+        self.check_inside(table)?;
+        let row = u64::from(table.row_bytes);
         if !self.fits(table) {
             let (slot, most) = (self.slot_bytes(table), self.most_bytes());
             return Err(Error::usage(

@@ -16,7 +16,7 @@ pub struct GatherArgs {
     /// Measure `out = table[ids]`, one object a line: lays out a table from the namespace's start on, and gathers
     /// rows by random ids, into GPU memory with --gpu; each row is checked, and written back where the GPU writes
     /// such rows (whole blocks of one drive)
-    #[arg(long, group = "in_turns")]
+    #[arg(long, groups = ["in_turns", "by_stations"])]
     pub gather: bool,
     /// Bytes of the table, which overwrites the namespace
     #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = some_bytes, requires = "gather")]
@@ -35,16 +35,16 @@ pub struct GatherArgs {
     pub runs: usize,
     #[cfg(feature = "cuda")]
     #[command(flatten)]
-    on_gpu: OnGpuArgs,
+    pub on_gpu: OnGpuArgs,
 }
 
 /// Rows gathered by a GPU
 #[cfg(feature = "cuda")]
 #[derive(Args)]
-struct OnGpuArgs {
-    /// Blocks of threads that gather at a time
-    #[arg(long, value_name = "N", default_value_t = RowsOptions::default().stations, value_parser = number::<u32>(1..=1024), requires_all = ["gather", "gpu"])]
-    stations: u32,
+pub struct OnGpuArgs {
+    /// Blocks of threads that gather or multiply at a time
+    #[arg(long, value_name = "N", default_value_t = RowsOptions::default().stations, value_parser = number::<u32>(1..=1024), requires_all = ["by_stations", "gpu"])]
+    pub stations: u32,
     /// Drives of the same name in stripes of 128 KiB, for `sim:mem`: the table lies on all of them
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<u32>(1..=32), requires_all = ["gather", "gpu"])]
     members: u32,

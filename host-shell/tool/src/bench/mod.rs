@@ -2,6 +2,8 @@
 
 mod gather;
 #[cfg(feature = "cuda")]
+mod gemv;
+#[cfg(feature = "cuda")]
 mod gpu;
 mod intervals;
 mod paths;

@@ -80,6 +80,9 @@ pub struct Bench {
     suite: super::gpu::SuiteArgs,
     #[command(flatten)]
     gather: super::gather::GatherArgs,
+    #[cfg(feature = "cuda")]
+    #[command(flatten)]
+    gemv: super::gemv::GemvArgs,
     #[command(flatten)]
     paths: super::paths::PathsArgs,
 }
@@ -125,6 +128,10 @@ impl Bench {
         }
         if self.gather.gather {
             return self.gather_rows();
+        }
+        #[cfg(feature = "cuda")]
+        if let Some(shape) = self.gemv.gemv {
+            return self.multiply(shape);
         }
         if let Some(file) = self.paths.paths.clone() {
             return self.read_by_all_paths(file);
@@ -272,6 +279,23 @@ impl Bench {
             plot: self.plot,
         };
         self.gather.run(open, &device.config(), rest)
+    }
+
+    /// Products with matrices on the drive.
+    #[cfg(feature = "cuda")]
+    fn multiply(self, shape: (u32, u32)) -> Result<()> {
+        let device = &self.namespace.device;
+        let opened = device.open_to_write(&self.write, "the matrix of --gemv")?;
+        let rest = super::gemv::Rest {
+            gpu: super::gemv::Rest::gpu_of(self.gpu.gpu)?,
+            nsid: self.namespace.nsid().0,
+            queues: self.queues,
+            stations: self.gather.on_gpu.stations,
+            runs: self.gather.runs,
+            seed: self.seed,
+            timeout: Duration::from_millis(device.timeout_ms),
+        };
+        self.gemv.run(shape, opened, &rest)
     }
 
     /// One file by several ways.

@@ -168,3 +168,62 @@ fn rows_are_gathered_by_ids_and_checked() {
     }
     assert_eq!(lines.len(), 4);
 }
+
+#[test]
+fn products_are_measured_in_four_ways_and_compared() {
+    let folder = Folder::new(Place::Embedded);
+    let gemv = |more: &[&'static str]| {
+        let device = "sim:mem?size=8MiB&block=4096&queues=16&threads=2";
+        let begin = ["bench", "-d", device, "--gpu", "--runs", "1"];
+        [&begin[..], more].concat()
+    };
+    let measured = gemv(&[
+        "--gemv",
+        "300x1024",
+        "--stored",
+        "q4_k,f32",
+        "--stations",
+        "2",
+        "--readers",
+        "2",
+    ]);
+    let text = ok(&folder, &measured);
+    let schema = include_str!("../../../../docs/json-schema.json");
+    let schema: serde_json::Value = serde_json::from_str(schema).unwrap();
+    let said = &schema["$defs"]["gemv-case"]["required"];
+    for (line, case) in text.lines().zip(["gemv_q4k", "gemv_f32"]) {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        let names: Vec<&String> = line.as_object().unwrap().keys().collect();
+        let said: Vec<&str> = said
+            .as_array()
+            .unwrap()
+            .iter()
+            .filter_map(|name| name.as_str())
+            .collect();
+        assert_eq!(names, said);
+        assert_eq!(
+            (&line["case"], &line["checked"]),
+            (&case.into(), &true.into())
+        );
+        assert!(line["streamed"]["gb_per_s"].as_f64().unwrap() > 0.0);
+    }
+    assert_eq!(text.lines().count(), 2);
+    for (more, why) in [
+        (&["--gemv", "300"][..], "ROWSxCOLUMNS"),
+        (
+            &["--gemv", "3x32", "--stored", "q5_k"],
+            "no format is called 'q5_k'",
+        ),
+        (
+            &["--gemv", "3x32", "--stored", "q6_k"],
+            "a multiple of 256 columns",
+        ),
+        (
+            &["--gemv", "3000x4096", "--stored", "f32"],
+            "past the store",
+        ),
+    ] {
+        let said = fails(&folder, "", 2, &gemv(more));
+        assert!(said.contains(why), "{said}");
+    }
+}

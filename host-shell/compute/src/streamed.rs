@@ -1,0 +1,89 @@
+//! Products whose matrix a GPU reads from a drive while it multiplies.
+// UNSAFETY: launches a kernel over addresses that the caller vouches for.
+#![allow(unsafe_code)]
+
+use crate::Matrix;
+use nvme_compute_kernel::{GemvStreamed, STREAMED_PTX, kernel};
+use nvme_host::cuda::{Function, Gathered, Gpu, Module, Pending};
+use nvme_host::store::status;
+use nvme_host::{Error, Result};
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+/// The kernel of such products, for one GPU.
+///
+/// It stays loaded when this is dropped: a launch that is under way, or a graph, may still run it.
+pub struct StreamedProducts {
+    module: ManuallyDrop<Module>,
+    gemv: Function,
+}
+
+impl StreamedProducts {
+    /// Loads the kernel.
+    ///
+    /// # Errors
+    /// Those of [`Module::load`].
+    pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
+        let module = ManuallyDrop::new(Module::load(gpu, STREAMED_PTX.as_bytes())?);
+        let gemv = module.function(kernel::GEMV_STREAMED)?;
+        Ok(Self { module, gemv })
+    }
+
+    /// Registers and bytes of local memory of a thread, as compiled for this GPU.
+    ///
+    /// # Errors
+    /// Those of [`Module::cost`].
+    pub fn cost(&self) -> Result<(u32, u32)> {
+        self.module.cost(self.gemv)
+    }
+
+    /// Puts `y = W x` into `stream`, a `CUstream` of the store's GPU, and returns before it runs. `x` is the address of as
+    /// many `f32` as the matrix has columns, `y` that of as many as it has rows. The stream may be captured.
+    ///
+    /// Rows of the [`Pending`] are elements of `y`. One whose row was not read whole is NaN: [`check`] makes an error of
+    /// it. Each weight crosses the link of the GPU once and lies in no memory of it (docs/compute.md).
+    ///
+    /// # Safety
+    /// `x` and `y` are valid on the GPU until the product has ended, and for as long as a graph that captured it may be
+    /// launched; nothing else writes them meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a store whose reads the GPU does not submit itself, and for addresses that are no multiple of
+    /// 4; [`Error::Environment`] with the driver's answer.
+    pub unsafe fn gemv(&self, matrix: &Matrix, x: u64, y: u64, stream: u64) -> Result<Pending> {
+        if !(x | y).is_multiple_of(4) {
+            return Err(Error::usage(
+                format!("vectors at {x:#x} and {y:#x}"),
+                "use addresses that are multiples of 4",
+            ));
+        }
+        let table = matrix
+            .store
+            .table(matrix.offset, matrix.rows.into(), matrix.row_bytes)?;
+        let argument = |rows| GemvStreamed {
+            rows,
+            x,
+            y,
+            columns: matrix.columns,
+            stored: matrix.stored as u32,
+        };
+        // SAFETY: the kernel takes one `GemvStreamed` and stays loaded; the caller vouches for the vectors.
+        unsafe { table.stream_on_gpu((&self.module, self.gemv), argument, stream) }
+    }
+}
+
+/// The end of a product as an error unless every element was computed.
+///
+/// # Errors
+/// [`Error::Device`] with the first row that was not read, and why.
+pub fn check(ended: Gathered) -> Result<()> {
+    let Some((row, code)) = ended.failures.first else {
+        return Ok(());
+    };
+    let (what, remedy) = status::describe(code);
+    let rows = ended.failures.rows;
+    Err(Error::device(
+        format!("row {row} of a matrix: {what}; {rows} elements of the product are NaN"),
+        remedy,
+    ))
+}

@@ -1,0 +1,138 @@
+//! `bench --gemv`: products with matrices on a drive, read by the kernel that multiplies, beside other ways.
+
+use crate::common::output;
+use clap::Args;
+use nvme_compute::bench::{GemvJob, GemvTimes, gemv, median};
+use nvme_compute::synthetic::Stored;
+use nvme_host::cuda::RowsOptions;
+use nvme_host::store::GpuOptions;
+use nvme_host::{Error, Result, Store, StoreOptions};
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Products with a matrix
+#[derive(Args)]
+#[command(next_help_heading = "Products with a matrix")]
+pub struct GemvArgs {
+    /// Measure `y = W x` with a matrix of so many rows and columns on the drive, one object a line: by the kernel that
+    /// reads it (needs --gpu), by a read into GPU memory and a product, by the product alone, and by reads of the CPU,
+    /// copies and a product; each product is compared. The matrix overwrites the namespace from its start on
+    #[arg(long, value_name = "ROWSxCOLUMNS", value_parser = shape, groups = ["in_turns", "by_stations"], requires = "gpu")]
+    pub gemv: Option<(u32, u32)>,
+    /// Formats of the matrix: one case for each
+    #[arg(long, value_name = "FORMAT", value_delimiter = ',', default_value = "bf16,q8_0,q4_0", value_parser = stored, requires = "gemv")]
+    stored: Vec<Stored>,
+    /// Threads of the way that reads by the CPU
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = crate::common::number::<usize>(1..=256), requires = "gemv")]
+    readers: usize,
+}
+
+/// What other options say.
+pub struct Rest {
+    pub gpu: u32,
+    pub nsid: u32,
+    pub queues: u32,
+    pub stations: u32,
+    pub runs: usize,
+    pub seed: u64,
+    pub timeout: std::time::Duration,
+}
+
+impl GemvArgs {
+    /// Measures every case on `device`, which may be written to.
+    pub fn run(
+        &self,
+        (rows, columns): (u32, u32),
+        device: Arc<dyn nvme_host::Device>,
+        rest: &Rest,
+    ) -> Result<()> {
+        let defaults = RowsOptions::default();
+        let options = StoreOptions {
+            allow_write: true,
+            nsid: rest.nsid,
+            queues: self.readers as u32,
+            timeout: rest.timeout,
+            gpu: Some(GpuOptions {
+                index: rest.gpu,
+                rows: RowsOptions {
+                    queues: match rest.queues {
+                        1 => defaults.queues,
+                        queues => queues,
+                    },
+                    stations: rest.stations,
+                    ..defaults
+                },
+            }),
+            ..StoreOptions::default()
+        };
+        let store = Arc::new(Store::over(device, &options)?);
+        for stored in &self.stored {
+            let job = GemvJob {
+                stored: *stored,
+                rows,
+                columns,
+                runs: rest.runs,
+                threads: self.readers,
+                seed: rest.seed,
+            };
+            let times = gemv(&store, &job)?;
+            output::line(&self.line(&store, &job, &times, rest))?;
+        }
+        Ok(())
+    }
+
+    fn line(&self, store: &Store, job: &GemvJob, times: &GemvTimes, rest: &Rest) -> Value {
+        let rate = |seconds: &[f64]| times.bytes as f64 / median(seconds) / 1e9;
+        let way = |seconds: &[f64]| json!({ "gb_per_s": rate(seconds), "seconds": seconds });
+        let limit = times.limit_bytes as f64 / median(&times.limit) / 1e9;
+        let streamed = rate(&times.streamed);
+        json!({
+            "case": format!("gemv_{:?}", job.stored).to_lowercase(),
+            "gpu": store.gpu().map(|gpu| gpu.describe()),
+            "device": store.path().device,
+            "rows": job.rows, "columns": job.columns, "bytes": times.bytes,
+            "stations": rest.stations, "registers": times.cost.0, "local_bytes": times.cost.1,
+            "cpu_threads": self.readers, "runs": rest.runs,
+            "streamed": way(&times.streamed),
+            "read_then_product": way(&times.ranges),
+            "resident": way(&times.resident),
+            "by_cpu_then_product": way(&times.by_cpu),
+            "host_memory_by_kernel": { "gb_per_s": limit, "bytes": times.limit_bytes, "seconds": times.limit },
+            "of_host_memory": streamed / limit,
+            "of_read_then_product": streamed / rate(&times.ranges),
+            "of_by_cpu": streamed / rate(&times.by_cpu),
+            "checked": true,
+        })
+    }
+}
+
+/// Rows and columns.
+fn shape(text: &str) -> std::result::Result<(u32, u32), String> {
+    let parts = text.split_once('x');
+    let parsed =
+        parts.and_then(|(rows, columns)| Some((rows.parse().ok()?, columns.parse().ok()?)));
+    parsed
+        .filter(|(rows, columns)| *rows > 0 && *columns > 0)
+        .ok_or_else(|| format!("'{text}' is no ROWSxCOLUMNS, as 32768x8192 is"))
+}
+
+fn stored(text: &str) -> std::result::Result<Stored, String> {
+    let name = |stored: &Stored| format!("{stored:?}").to_lowercase();
+    let all = || Stored::ALL.iter();
+    let found = all().find(|stored| name(stored) == text.to_lowercase().replace("_k", "k"));
+    let names: Vec<String> = all().map(name).collect();
+    found.copied().ok_or_else(|| {
+        format!(
+            "no format is called '{text}'; there are {}",
+            names.join(", ")
+        )
+    })
+}
+
+impl Rest {
+    /// # Errors
+    /// Without a GPU: the option is needed.
+    pub fn gpu_of(gpu: Option<u32>) -> Result<u32> {
+        gpu.ok_or_else(|| Error::usage("--gemv without --gpu", "name a GPU by --gpu"))
+    }
+}

@@ -1,0 +1,145 @@
+//! The product of a matrix on a drive and a vector: warps read the matrix by themselves while they multiply.
+// UNSAFETY: kernel parameters hold addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+use crate::GemvStreamed;
+use crate::arch::{self as here, Numbers, Window, sum_of_warp};
+use crate::strip::{Cursor, Shape, TILE_BYTES, first_row};
+use nvme_formats::{Stored, UNIT};
+use nvme_gpu_kernel::ring::Ring;
+use nvme_gpu_kernel::rows::{code, worst};
+use nvme_gpu_kernel::{Stream, arch};
+
+/// A warp takes rows that follow on each other.
+///
+/// # Safety
+/// What [`GemvStreamed`] names is there.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_gemv_streamed(gemv: GemvStreamed) {
+    let Some(stored) = Stored::of_number(gemv.stored) else {
+        return;
+    };
+    let shape = Shape::of(stored, gemv.columns);
+    if shape.groups == 0 {
+        return;
+    }
+    // SAFETY: the caller's.
+    let (mut stream, x, y) = unsafe {
+        (
+            Stream::enter(&gemv.rows),
+            Numbers::at(gemv.x),
+            Numbers::at(gemv.y),
+        )
+    };
+    let (warp, warps) = here::warp();
+    let rows = gemv.rows.count;
+    let first = first_row(rows, warp as u32, warps as u32);
+    let end = first_row(rows, warp as u32 + 1, warps as u32);
+    let byte = |row: u64| gemv.rows.first_byte + row * u64::from(gemv.rows.row_bytes);
+    let mut ended = Ended {
+        failed: 0,
+        worst: 0,
+    };
+    let mut done = |row: u64, sum: f32, code: i32| ended.row(y, row, sum, code);
+    let window = Window::here();
+    let dot = |byte: u64, groups: u32, group: u32| {
+        let units = groups * shape.group_units;
+        let first = u64::from(group * shape.group_units * UNIT + arch::lane());
+        let at = |unit: u32| x.load(first + u64::from(unit * UNIT));
+        sum_of_units(stored, window, byte as u32, units, at)
+    };
+    let mut cursor = Cursor::new(first, byte(first));
+    let ring = Ring {
+        begin: byte(first),
+        end: byte(end),
+        piece_shift: gemv.rows.slot_bytes.trailing_zeros(),
+    };
+    let mut number = ring.first();
+    while first < end && number <= ring.last() {
+        let code = stream.piece(&ring, number);
+        let (begin, until) = ring.piece(number);
+        if code != code::OK {
+            cursor.advance(shape, until, code, dot, &mut done);
+            if code < 0 {
+                break;
+            }
+        }
+        let mut tile = begin & !(TILE_BYTES - 1);
+        while code == code::OK && tile < until {
+            let end = until.min(tile + TILE_BYTES);
+            window.take(tile, stream.address(tile), (begin, end));
+            cursor.advance(shape, end, code::OK, dot, &mut done);
+            tile += TILE_BYTES;
+        }
+        number += 1;
+    }
+    cursor.give_up(end, stream.rest(), &mut done);
+    stream.leave(ended.failed, ended.worst);
+}
+
+/// What became of a warp's rows.
+struct Ended {
+    failed: u64,
+    worst: u64,
+}
+
+impl Ended {
+    /// Row `row` has ended: `sum` is the lane's. Every lane calls it.
+    #[inline(always)]
+    fn row(&mut self, y: Numbers, row: u64, sum: f32, code: i32) {
+        let sum = sum_of_warp(sum);
+        if arch::lane() == 0 {
+            y.store(row, if code == code::OK { sum } else { f32::NAN });
+        }
+        if code != code::OK {
+            self.failed += 1;
+            let this = worst(row, None, code);
+            self.worst = if this > self.worst { this } else { self.worst };
+        }
+    }
+}
+
+/// The lane's elements of `units` units, whose first byte is `byte` of the drive, times those of the vector.
+#[inline(always)]
+fn sum_of_units(
+    stored: Stored,
+    window: Window,
+    byte: u32,
+    units: u32,
+    x: impl Fn(u32) -> f32,
+) -> f32 {
+    // The format is the same for all: one loop each, without a choice inside.
+    match stored {
+        Stored::F32 => sum_of(Stored::F32, window, byte, units, x),
+        Stored::F16 => sum_of(Stored::F16, window, byte, units, x),
+        Stored::Bf16 => sum_of(Stored::Bf16, window, byte, units, x),
+        Stored::Q4_0 => sum_of(Stored::Q4_0, window, byte, units, x),
+        Stored::Q4_1 => sum_of(Stored::Q4_1, window, byte, units, x),
+        Stored::Q8_0 => sum_of(Stored::Q8_0, window, byte, units, x),
+        Stored::Q4K => sum_of(Stored::Q4K, window, byte, units, x),
+        Stored::Q6K => sum_of(Stored::Q6K, window, byte, units, x),
+    }
+}
+
+/// Four units at a time: their loads are under way together.
+#[inline(always)]
+fn sum_of(stored: Stored, window: Window, byte: u32, units: u32, x: impl Fn(u32) -> f32) -> f32 {
+    let lane = arch::lane();
+    let half = |k: u32| window.half(byte + 2 * k);
+    let product = |unit: u32, x: f32| stored.element(unit, lane, half) * x;
+    let (mut a, mut b, mut c, mut d) = (0.0, 0.0, 0.0, 0.0);
+    let mut unit = 0;
+    while unit + 4 <= units {
+        let (x0, x1, x2, x3) = (x(unit), x(unit + 1), x(unit + 2), x(unit + 3));
+        a += product(unit, x0);
+        b += product(unit + 1, x1);
+        c += product(unit + 2, x2);
+        d += product(unit + 3, x3);
+        unit += 4;
+    }
+    while unit < units {
+        a += product(unit, x(unit));
+        unit += 1;
+    }
+    a + b + (c + d)
+}

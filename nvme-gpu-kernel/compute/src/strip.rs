@@ -1,0 +1,259 @@
+//! How a product is shared out: a warp has rows that follow on each other, and takes their bytes as they come.
+//!
+//! A row is whole groups of bytes, in each of which whole units of elements are stored. A group is computed once its
+//! last byte is there; its first one may have come with the bytes before.
+
+use nvme_formats::{Stored, UNIT};
+use nvme_gpu_kernel::rows::code;
+
+/// Bytes that a warp copies to shared memory at a time, where the drive's bytes are a multiple of it.
+pub const TILE_BYTES: u64 = 2048;
+/// Bytes of shared memory of a warp: what begins in one tile and ends in the next lies in both halves.
+pub const WINDOW_BYTES: u64 = 2 * TILE_BYTES;
+
+/// How the elements of a row lie in groups.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// Bytes of a group.
+    pub group_bytes: u32,
+    /// Units of a group.
+    pub group_units: u32,
+    /// Groups of a row.
+    pub groups: u32,
+}
+
+impl Shape {
+    /// Rows of `columns` elements.
+    #[inline(always)]
+    pub fn of(stored: Stored, columns: u32) -> Self {
+        let (elements, bytes) = stored.block();
+        let group = if elements < UNIT { UNIT } else { elements };
+        Self {
+            group_bytes: bytes * (group / elements),
+            group_units: group / UNIT,
+            groups: columns / group,
+        }
+    }
+}
+
+/// The first row of warp `warp` of `warps`; the first of the next one is its end. `rows` is below 2^32.
+#[inline(always)]
+pub fn first_row(rows: u64, warp: u32, warps: u32) -> u64 {
+    let share = rows * u64::from(warp);
+    share.checked_div(u64::from(warps)).unwrap_or(0)
+}
+
+/// Where a warp is in its rows. All lanes have the same words, but each a sum of its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Cursor {
+    /// The first byte of the next group.
+    byte: u64,
+    row: u64,
+    /// The next group of the row.
+    group: u32,
+    /// Of the row's elements that the lane had.
+    sum: f32,
+    /// Why the row is not computed, or [`code::OK`].
+    code: i32,
+}
+
+impl Cursor {
+    /// At the begin of row `row`, whose first byte is `byte`.
+    #[inline(always)]
+    pub fn new(row: u64, byte: u64) -> Self {
+        Self {
+            byte,
+            row,
+            group: 0,
+            sum: 0.0,
+            code: code::OK,
+        }
+    }
+
+    /// Takes the groups that end before byte `until`. They have come where `code` is [`code::OK`]: `dot` gives the
+    /// lane's sum over so many groups from a byte on, the first of which has that number in the row. `done` gets each
+    /// row that ends here: its number, its sum, and why it is not computed. `until` is less than 4 GiB further on.
+    #[inline(always)]
+    pub fn advance(
+        &mut self,
+        shape: Shape,
+        until: u64,
+        code: i32,
+        mut dot: impl FnMut(u64, u32, u32) -> f32,
+        mut done: impl FnMut(u64, f32, i32),
+    ) {
+        loop {
+            let there = (until - self.byte) as u32;
+            let there = there.checked_div(shape.group_bytes).unwrap_or(0);
+            let left = shape.groups - self.group;
+            let ready = if there < left { there } else { left };
+            if self.code == code::OK {
+                self.code = code;
+            }
+            if self.code == code::OK && ready != 0 {
+                self.sum += dot(self.byte, ready, self.group);
+            }
+            self.byte += u64::from(ready * shape.group_bytes);
+            self.group += ready;
+            if self.group < shape.groups {
+                break;
+            }
+            done(self.row, self.sum, self.code);
+            self.next_row();
+        }
+        // The group at the end of a piece begins in it: its row lacks that part. One that begins with the next piece
+        // does not.
+        if self.byte == until && self.group == 0 {
+            self.code = code::OK;
+        }
+    }
+
+    /// The rows from here up to `end` are not computed, because of `code`.
+    #[inline(always)]
+    pub fn give_up(&mut self, end: u64, code: i32, mut done: impl FnMut(u64, f32, i32)) {
+        while self.row < end {
+            let why = if self.code == code::OK {
+                code
+            } else {
+                self.code
+            };
+            done(self.row, self.sum, why);
+            self.next_row();
+        }
+    }
+
+    #[inline(always)]
+    fn next_row(&mut self) {
+        self.row += 1;
+        self.group = 0;
+        self.sum = 0.0;
+        self.code = code::OK;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvme_gpu_kernel::ring::Ring;
+
+    const PIECE_SHIFT: u32 = 12;
+
+    /// The rows of a strip as a warp takes them, where piece `number` ends with `code(number)`: of each its number, the
+    /// groups that were multiplied, and its code. A code below 0 ends the warp.
+    fn rows_of(
+        shape: Shape,
+        rows: core::ops::Range<u64>,
+        first_byte: u64,
+        code_of: impl Fn(u64) -> i32,
+    ) -> Vec<(u64, u32, i32)> {
+        let row_bytes = u64::from(shape.group_bytes * shape.groups);
+        let byte = |row: u64| first_byte + row * row_bytes;
+        let ring = Ring {
+            begin: byte(rows.start),
+            end: byte(rows.end),
+            piece_shift: PIECE_SHIFT,
+        };
+        let mut cursor = Cursor::new(rows.start, ring.begin);
+        let mut found = Vec::new();
+        let mut done = |row, sum: f32, code| found.push((row, sum as u32, code));
+        let mut next = ring.begin;
+        let mut rest = code::OK;
+        for number in ring.first()..=ring.last() {
+            let code = code_of(number);
+            let (begin, until) = ring.piece(number);
+            let mut tile = begin & !(TILE_BYTES - 1);
+            while tile < until {
+                let end = if code == code::OK {
+                    until.min(tile + TILE_BYTES)
+                } else {
+                    until
+                };
+                let dot = |byte: u64, groups: u32, group: u32| {
+                    // In their order, in this tile and the one before, and at their place in the row.
+                    assert!(byte >= next && byte + WINDOW_BYTES > end);
+                    next = byte + u64::from(groups * shape.group_bytes);
+                    assert!(next <= end);
+                    let at = (byte - first_byte) % row_bytes;
+                    assert_eq!(at, u64::from(group * shape.group_bytes));
+                    groups as f32
+                };
+                cursor.advance(shape, end, code, dot, &mut done);
+                tile = end.next_multiple_of(TILE_BYTES).max(tile + TILE_BYTES);
+            }
+            if code < 0 {
+                rest = code::NOT_RUN;
+                break;
+            }
+        }
+        cursor.give_up(rows.end, rest, &mut done);
+        found
+    }
+
+    /// The first code of the pieces that have bytes of a row.
+    fn expected(bytes: (u64, u64), code_of: impl Fn(u64) -> i32) -> i32 {
+        let mut codes = (bytes.0 >> PIECE_SHIFT..=(bytes.1 - 1) >> PIECE_SHIFT).map(code_of);
+        codes.find(|code| *code != code::OK).unwrap_or(code::OK)
+    }
+
+    #[test]
+    fn every_row_is_whole_or_fails_for_the_pieces_that_have_bytes_of_it() {
+        for stored in Stored::ALL {
+            let group = stored.block().0.max(UNIT);
+            for (groups, first_byte) in [(1, 0), (3, 4094), (29, 18), (64, 0), (211, 2)] {
+                let shape = Shape::of(stored, groups * group);
+                assert_eq!(shape.groups, groups);
+                let row_bytes = stored.row_bytes(groups * group).unwrap();
+                assert_eq!(row_bytes, u64::from(shape.group_bytes * shape.groups));
+                for (every, status) in [(u64::MAX, 0), (3, 0x281), (1, 0x281), (5, code::TIMED_OUT)]
+                {
+                    let code_of = |number: u64| match number % every == every - 1 {
+                        true => status,
+                        false => code::OK,
+                    };
+                    let rows = 5..70;
+                    let found = rows_of(shape, rows.clone(), first_byte, code_of);
+                    assert_eq!(found.len(), 65);
+                    let mut has_ended = false;
+                    for ((row, had, code), at) in found.into_iter().zip(rows) {
+                        assert_eq!(row, at);
+                        let begin = first_byte + row * row_bytes;
+                        let mut due = expected((begin, begin + row_bytes), code_of);
+                        // After a piece without an end nothing more is read.
+                        due = if has_ended && (due >= 0 || code == code::NOT_RUN) {
+                            code::NOT_RUN
+                        } else {
+                            due
+                        };
+                        has_ended |= due < 0;
+                        assert_eq!(code, due, "{stored:?} {groups} {every} row {row}");
+                        if code == code::OK {
+                            assert_eq!(had, groups, "{stored:?} row {row}");
+                        }
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn warps_share_all_rows_evenly() {
+        for (rows, warps) in [
+            (0, 8),
+            (1, 8),
+            (7, 8),
+            (8, 8),
+            (1001, 256),
+            (u64::from(u32::MAX), 1056),
+        ] {
+            let shares = (0..warps).map(|warp| {
+                let first = first_row(rows, warp, warps);
+                first_row(rows, warp + 1, warps) - first
+            });
+            let shares: Vec<u64> = shares.collect();
+            assert_eq!(first_row(rows, 0, warps), 0);
+            assert_eq!(shares.iter().sum::<u64>(), rows);
+            let most = shares.iter().max().unwrap();
+            assert!(most - shares.iter().min().unwrap() <= 1);
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! The product of a matrix on a drive and a vector, as a host thread: block after block, warp after warp. The ring of a
+//! warp, its tiles and its rows are worked out by the code of the kernel; the lanes of a warp are one.
+// UNSAFETY: launches hold addresses that the host vouches for, as on a GPU.
+#![allow(unsafe_code)]
+
+use crate::kernels::Bus;
+use crate::rows::{TURN, claim, finish, gate_of, owner, queue};
+use nvme_compute_kernel::GemvStreamed;
+use nvme_compute_kernel::strip::{Cursor, Shape, TILE_BYTES, WINDOW_BYTES, first_row};
+use nvme_core::gate::Gate;
+use nvme_core::group::ExecContext;
+use nvme_core::spec::{Iova, Lba, Nsid, nvm};
+use nvme_core::sync::{Order, Scope};
+use nvme_core::{Command, Data, Outcome, SharedQueue, SubmitError, Token, WaitError};
+use nvme_formats::{Stored, UNIT};
+use nvme_gpu_kernel::ring::Ring;
+use nvme_gpu_kernel::rows::{BLOCK_WARPS, Gather, STATION_CELLS, WARP_BYTES, code, worst};
+
+/// All blocks of a launch of `blocks` blocks.
+pub fn gemv(gemv: &GemvStreamed, blocks: u32) {
+    let rows = &gemv.rows;
+    let (mut failed, mut first) = (0, 0);
+    for block in 0..blocks {
+        let _turn = TURN.lock();
+        let gate = gate_of(rows);
+        let station = claim(rows, &gate);
+        let mut has_lost = false;
+        for warp in 0..BLOCK_WARPS {
+            let place = station.unwrap_or(0) * BLOCK_WARPS + warp;
+            let mut stream = Stream {
+                rows,
+                gate,
+                queue: station.map(|station| queue(&rows.queues, station)),
+                cell: place * (STATION_CELLS / BLOCK_WARPS),
+                slots: u64::from(place) * WARP_BYTES,
+                stages: Vec::new(),
+                ends: match station {
+                    Some(_) => code::OK,
+                    None if gate.look().is_err() => code::GONE,
+                    None => code::NOT_RUN,
+                },
+                has_lost: false,
+                fetched: 0,
+            };
+            strip(
+                gemv,
+                block * BLOCK_WARPS + warp,
+                blocks * BLOCK_WARPS,
+                &mut stream,
+                |row, why| {
+                    failed += 1;
+                    first = worst(row, None, why).max(first);
+                },
+            );
+            has_lost |= stream.has_lost;
+        }
+        if has_lost {
+            gate.report_trouble();
+        }
+        match station {
+            Some(station) if has_lost => gate.leave_lost(station),
+            Some(station) => {
+                gate.leave(station);
+                owner(rows, station).store(0, Order::Release, Scope::Gpu);
+            }
+            None => {}
+        }
+    }
+    finish(rows, failed, first);
+}
+
+/// The rows of one warp.
+fn strip(
+    gemv: &GemvStreamed,
+    warp: u32,
+    warps: u32,
+    stream: &mut Stream<'_>,
+    mut fail: impl FnMut(u64, i32),
+) {
+    let stored = Stored::of_number(gemv.stored).expect("a format");
+    let shape = Shape::of(stored, gemv.columns);
+    let rows = &gemv.rows;
+    assert_eq!(
+        stored.row_bytes(gemv.columns),
+        Some(u64::from(rows.row_bytes))
+    );
+    let (first, end) = (
+        first_row(rows.count, warp, warps),
+        first_row(rows.count, warp + 1, warps),
+    );
+    if first == end {
+        return;
+    }
+    let byte = |row: u64| rows.first_byte + row * u64::from(rows.row_bytes);
+    let mut done = |row: u64, sum: f32, why: i32| {
+        // SAFETY: the host gives an element for each row.
+        let to = unsafe { (gemv.y as usize as *mut f32).add(row as usize) };
+        let value = if why == code::OK { sum } else { f32::NAN };
+        // SAFETY: as above.
+        unsafe { to.write(value) };
+        if why != code::OK {
+            fail(row, why);
+        }
+    };
+    let ring = Ring {
+        begin: byte(first),
+        end: byte(end),
+        piece_shift: rows.slot_bytes.trailing_zeros(),
+    };
+    let mut window = [0u8; WINDOW_BYTES as usize];
+    let mut cursor = Cursor::new(first, byte(first));
+    for number in ring.first()..=ring.last() {
+        let ended = stream.piece(&ring, number);
+        let (begin, until) = ring.piece(number);
+        if ended != code::OK {
+            cursor.advance(shape, until, ended, |_, _, _| 0.0, &mut done);
+            if ended < 0 {
+                break;
+            }
+            continue;
+        }
+        let mut tile = begin & !(TILE_BYTES - 1);
+        while tile < until {
+            let end = until.min(tile + TILE_BYTES);
+            stream.take(&mut window, tile, tile.max(begin)..end);
+            let dot = |byte: u64, groups: u32, group: u32| {
+                dot(gemv, stored, shape, &window, (byte, groups, group))
+            };
+            cursor.advance(shape, end, code::OK, dot, &mut done);
+            tile += TILE_BYTES;
+        }
+    }
+    cursor.give_up(end, stream.ends, &mut done);
+}
+
+/// Sum over the lanes of `groups` groups, the first of which is number `group` of its row and begins at `byte`.
+fn dot(
+    gemv: &GemvStreamed,
+    stored: Stored,
+    shape: Shape,
+    window: &[u8],
+    (byte, groups, group): (u64, u32, u32),
+) -> f32 {
+    let half = |k: u32| {
+        let at = ((byte + 2 * u64::from(k)) % WINDOW_BYTES) as usize;
+        u16::from_le_bytes([window[at], window[at + 1]])
+    };
+    let x = gemv.x as usize as *const f32;
+    let first = group * shape.group_units * UNIT;
+    let of_unit = |unit: u32| {
+        (0..UNIT)
+            .map(|lane| {
+                let at = first + unit * UNIT + lane;
+                assert!(at < gemv.columns, "outside the vector");
+                // SAFETY: the host gives an element for each column.
+                stored.element(unit, lane, half) * unsafe { *x.add(at as usize) }
+            })
+            .sum::<f32>()
+    };
+    (0..groups * shape.group_units).map(of_unit).sum()
+}
+
+/// A warp's reads.
+struct Stream<'r> {
+    rows: &'r Gather,
+    gate: Gate<'r>,
+    queue: Option<SharedQueue<'r>>,
+    /// Its first result cell.
+    cell: u32,
+    slots: u64,
+    /// The read under way at each stage, or the code of the last one.
+    stages: Vec<Result<Token, i32>>,
+    ends: i32,
+    has_lost: bool,
+    fetched: u64,
+}
+
+impl Stream<'_> {
+    /// As `nvme_gpu_kernel::Stream::piece`.
+    fn piece(&mut self, ring: &Ring, number: u64) -> i32 {
+        if self.ends == code::OK && self.gate.look().is_err() {
+            self.ends = code::GONE;
+        }
+        if self.stages.is_empty() {
+            self.stages
+                .resize_with(ring.stages() as usize, || Err(code::OK));
+        }
+        for stage in 0..ring.stages() {
+            let next = ring.next_at(stage, number);
+            if self.ends == code::OK && next >= self.fetched && next <= ring.last() {
+                self.stages[stage as usize] = self.submit(ring, next);
+            }
+        }
+        self.fetched = number + u64::from(ring.stages());
+        if self.ends != code::OK {
+            let all = (0..self.stages.len()).map(|stage| self.wait(stage)).min();
+            self.has_lost |= all.is_some_and(|code| code < 0);
+            return self.ends;
+        }
+        let ended = self.wait(ring.stage(number) as usize);
+        if ended < 0 {
+            self.has_lost = true;
+            self.ends = code::NOT_RUN;
+        }
+        ended
+    }
+
+    /// Copies the bytes `bytes` of the drive, which are of the tile from `tile` on, to their half of the window.
+    fn take(&self, window: &mut [u8], tile: u64, bytes: std::ops::Range<u64>) {
+        let from = (self.rows.slots + self.slots + Ring::place(tile)) as usize as *const u8;
+        let half = &mut window[(tile % WINDOW_BYTES) as usize..][..TILE_BYTES as usize];
+        let (begin, end) = ((bytes.start - tile) as usize, (bytes.end - tile) as usize);
+        for (at, to) in (begin..end).zip(&mut half[begin..end]) {
+            // SAFETY: a tile of a slot of the warp, whose read has ended.
+            *to = unsafe { from.add(at).read_volatile() };
+        }
+    }
+
+    fn submit(&self, ring: &Ring, number: u64) -> Result<Token, i32> {
+        let rows = self.rows;
+        let (begin, end) = ring.piece(number);
+        let place = rows.blocks_of(begin, (end - begin) as u32);
+        let slot = self.slots + Ring::place(place.block << rows.block_shift);
+        let data = Data::Contiguous {
+            iova: Iova(rows.slots_iova + slot),
+            len: u64::from(place.blocks) << rows.block_shift,
+        };
+        let read = nvm::read(Nsid(rows.nsid), Lba(place.block), place.blocks);
+        let command = Command::new(read, data, self.cell + ring.stage(number));
+        let here = Bus::default();
+        let queue = self.queue.as_ref().ok_or(code::GONE)?;
+        let deadline_ns = here.now_ns() + rows.timeout_ns;
+        queue
+            .submit(&here, command, deadline_ns)
+            .map_err(|why| match why {
+                SubmitError::Refused => code::GONE,
+                SubmitError::QueueFull => code::TIMED_OUT,
+                _ => code::NOT_RUN,
+            })
+    }
+
+    /// How the last read of a stage ended.
+    fn wait(&mut self, stage: usize) -> i32 {
+        let here = Bus::default();
+        let (Some(queue), Some(of)) = (&self.queue, self.stages.get_mut(stage)) else {
+            return code::OK;
+        };
+        let code = match std::mem::replace(of, Err(code::OK)) {
+            Err(code) => code,
+            Ok(token) => match queue.wait(&here, token, here.now_ns() + self.rows.timeout_ns) {
+                Ok((Outcome::Completed(status), _)) => i32::from(status.code()),
+                Ok((Outcome::Aborted(_), _)) | Err((WaitError::Refused, _)) => code::GONE,
+                Err((WaitError::TimedOut, _)) => code::TIMED_OUT,
+            },
+        };
+        *of = Err(code);
+        code
+    }
+}
