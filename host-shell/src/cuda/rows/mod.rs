@@ -143,7 +143,7 @@ impl GpuRows {
     /// Registers and bytes of local memory of a thread of the kernel, as compiled for this GPU.
     ///
     /// # Errors
-    /// As [`Module::cost`].
+    /// As [`Module::cost`](crate::cuda::Module::cost).
     pub fn cost(&self) -> Result<(u32, u32)> {
         self.kernels.as_ref().map_or(Ok((0, 0)), RowKernels::cost)
     }

@@ -303,9 +303,11 @@ fn guards(flow: &Flow<'_>, own: &[(usize, usize)]) -> Vec<bool> {
 mod tests {
     use super::*;
 
-    const PTX: [&str; 4] = [
+    const PTX: [&str; 6] = [
         include_str!("../../../../nvme-gpu-kernel/ptx/nvme_gpu_kernel.ptx"),
         include_str!("../../../../nvme-gpu-kernel/ptx/nvme_gpu_rows.ptx"),
+        include_str!("../../../../nvme-gpu-kernel/ptx/nvme_gpu_scatter.ptx"),
+        include_str!("../../../../nvme-gpu-kernel/compute/streamed.ptx"),
         include_str!("../../../../nvme-gpu-kernel/ptx/nvme_gpu_device.ptx"),
         include_str!("../../../../nvme-gpu-kernel/examples/gpu-histogram/histogram.ptx"),
     ];
