@@ -1,6 +1,7 @@
 //! Which rows make a batch: shuffled by a permutation of our own, and shared out among processes.
 
 use crate::error::{Error, Result};
+use nvme_units::SplitMix;
 
 /// Rounds of the permutation.
 const ROUNDS: u64 = 8;
@@ -133,12 +134,8 @@ impl Sampler {
     }
 }
 
-/// The finalizer of SplitMix64, after its increment.
 fn mixed(value: u64) -> u64 {
-    let value = value.wrapping_add(0x9E37_79B9_7F4A_7C15);
-    let value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-    let value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-    value ^ (value >> 31)
+    SplitMix::new(value).next_word()
 }
 
 /// Where the permutation of `0..rows` with this key takes `value`, which is below `rows`.

@@ -2,7 +2,6 @@
 // UNSAFETY: inline PTX, and loads and stores through addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-#[cfg(feature = "streamed")]
 use crate::strip::WINDOW_BYTES;
 use core::arch::asm;
 use nvme_gpu_kernel::arch;
@@ -94,13 +93,11 @@ pub fn thread() -> (u64, u64) {
     (mine, u64::from(arch::blocks()) * u64::from(of_block))
 }
 
-/// The shared memory of a warp into which it copies bytes of a drive: byte `b` of the drive lies at `b` modulo its
+/// The shared memory of a warp into which it copies bytes of a drive, or of memory: byte `b` lies at `b` modulo its
 /// length.
-#[cfg(feature = "streamed")]
 #[derive(Clone, Copy)]
 pub struct Window(u32);
 
-#[cfg(feature = "streamed")]
 impl Window {
     /// That of the calling warp.
     #[inline(always)]
@@ -109,7 +106,7 @@ impl Window {
         Self(windows() + warp * WINDOW_BYTES as u32)
     }
 
-    /// The 16-bit word at byte `byte` of the drive, an even number.
+    /// The 16-bit word at byte `byte`, an even number.
     #[inline(always)]
     pub fn half(self, byte: u32) -> u16 {
         let at = self.0 + (byte & (WINDOW_BYTES as u32 - 1));
@@ -121,7 +118,7 @@ impl Window {
         value
     }
 
-    /// Copies the tile of the drive's bytes from `tile` on, which lie at `from`, as far as they are of `begin..end`, in
+    /// Copies the tile of bytes from `tile` on, which lie at `from`, as far as they are of `begin..end`, in
     /// place of one that all lanes have used: all loads are under way together. Every lane calls it.
     #[inline(always)]
     pub fn take(self, tile: u64, from: u64, (begin, end): (u64, u64)) {
@@ -141,7 +138,7 @@ impl Window {
             there |= u32::from(at + 16 > begin && at < end) << part;
             part += 1;
         }
-        // SAFETY: 2,048 bytes of the window; of the slots those that are asked for, and what is left of their 16 bytes.
+        // SAFETY: 2,048 bytes of the window; of the memory those that are asked for, and what is left of their 16 bytes.
         unsafe {
             asm!(
                 "{{ .reg .b64 a<4>, b<4>; .reg .pred p<4>; .reg .b32 m;",
@@ -165,7 +162,6 @@ impl Window {
 }
 
 /// Where the windows of a block's warps lie. Not inlined: the array must exist once.
-#[cfg(feature = "streamed")]
 #[inline(never)]
 fn windows() -> u32 {
     const _: () = assert!(nvme_gpu_kernel::rows::BLOCK_WARPS as u64 * WINDOW_BYTES == 32_768);

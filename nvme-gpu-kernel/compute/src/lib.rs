@@ -23,6 +23,8 @@ pub mod reference;
 #[cfg(all(target_arch = "nvptx64", feature = "streamed"))]
 mod streamed;
 pub mod strip;
+#[cfg(target_arch = "nvptx64")]
+mod sums;
 
 use nvme_gpu_kernel::rows::Gather;
 
@@ -72,7 +74,7 @@ pub mod kernel {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Gemv {
-    /// `rows` rows of `row_bytes` bytes; even.
+    /// `rows` rows of `row_bytes` bytes, one after the other; even. Up to 15 bytes on either side are loaded, too.
     pub weights: u64,
     /// `tokens` vectors of `columns` elements.
     pub x: u64,

@@ -1,0 +1,50 @@
+//! Sums of products of elements as they are stored: a lane has one element of each unit.
+
+use crate::arch::Window;
+use nvme_formats::Stored;
+use nvme_gpu_kernel::arch;
+
+/// The lane's elements of `units` units, whose first byte is `byte` of the window's memory, times those of the vector.
+#[inline(always)]
+pub fn sum_of_units(
+    stored: Stored,
+    window: Window,
+    byte: u32,
+    units: u32,
+    x: impl Fn(u32) -> f32,
+) -> f32 {
+    // The format is the same for all: one loop each, without a choice inside.
+    match stored {
+        Stored::F32 => sum_of(Stored::F32, window, byte, units, x),
+        Stored::F16 => sum_of(Stored::F16, window, byte, units, x),
+        Stored::Bf16 => sum_of(Stored::Bf16, window, byte, units, x),
+        Stored::Q4_0 => sum_of(Stored::Q4_0, window, byte, units, x),
+        Stored::Q4_1 => sum_of(Stored::Q4_1, window, byte, units, x),
+        Stored::Q8_0 => sum_of(Stored::Q8_0, window, byte, units, x),
+        Stored::Q4K => sum_of(Stored::Q4K, window, byte, units, x),
+        Stored::Q6K => sum_of(Stored::Q6K, window, byte, units, x),
+    }
+}
+
+/// Four units at a time: their loads are under way together.
+#[inline(always)]
+fn sum_of(stored: Stored, window: Window, byte: u32, units: u32, x: impl Fn(u32) -> f32) -> f32 {
+    let lane = arch::lane();
+    let half = |k: u32| window.half(byte + 2 * k);
+    let product = |unit: u32, x: f32| stored.element(unit, lane, half) * x;
+    let (mut a, mut b, mut c, mut d) = (0.0, 0.0, 0.0, 0.0);
+    let mut unit = 0;
+    while unit + 4 <= units {
+        let (x0, x1, x2, x3) = (x(unit), x(unit + 1), x(unit + 2), x(unit + 3));
+        a += product(unit, x0);
+        b += product(unit + 1, x1);
+        c += product(unit + 2, x2);
+        d += product(unit + 3, x3);
+        unit += 4;
+    }
+    while unit < units {
+        a += product(unit, x(unit));
+        unit += 1;
+    }
+    a + b + (c + d)
+}
