@@ -53,7 +53,7 @@ pub(crate) fn side_by_side<J: FnOnce() -> Result<()> + Send>(jobs: Vec<J>) -> Re
 }
 
 /// The middle one of an odd number of values; 0 without any.
-pub(crate) fn median(values: &[f64]) -> f64 {
+pub fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
     sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)

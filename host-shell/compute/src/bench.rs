@@ -60,13 +60,6 @@ pub struct GemvTimes {
     pub cost: (u32, u32),
 }
 
-/// The middle one of an odd number of values; 0 without any.
-pub fn median(values: &[f64]) -> f64 {
-    let mut sorted = values.to_vec();
-    sorted.sort_unstable_by(f64::total_cmp);
-    sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
-}
-
 /// Writes a matrix to `store` and measures its products.
 ///
 /// # Errors

@@ -12,7 +12,7 @@ mod report;
 mod shared;
 mod worker;
 
-pub use crate::measure::GatherCases;
+pub use crate::measure::{GatherCases, median};
 pub use gather::{CpuGather, gather_by_cpu};
 pub use job::{Job, Limit, Ramp};
 pub use paths::{PathsJob, paths};

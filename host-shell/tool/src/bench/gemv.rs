@@ -2,8 +2,9 @@
 
 use crate::common::output;
 use clap::Args;
-use nvme_compute::bench::{GemvJob, GemvTimes, gemv, median};
+use nvme_compute::bench::{GemvJob, GemvTimes, gemv};
 use nvme_compute::synthetic::Stored;
+use nvme_host::bench::median;
 use nvme_host::cuda::RowsOptions;
 use nvme_host::store::GpuOptions;
 use nvme_host::{Error, Result, Store, StoreOptions};
