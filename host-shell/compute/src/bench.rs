@@ -159,7 +159,8 @@ impl Rig {
             module,
             of_rows,
             stream: Stream::new(gpu)?,
-            weights: DeviceMemory::new(gpu, (matrix.bytes().max(ROW)) as usize)?,
+            // The product loads 16 bytes at a time.
+            weights: DeviceMemory::new(gpu, matrix.bytes().max(ROW).next_multiple_of(16) as usize)?,
             x: DeviceMemory::new(gpu, bytes.len())?,
             y: DeviceMemory::new(gpu, job.rows as usize * 4)?,
             registered: Registered::pages(gpu, &mirror)?,
