@@ -115,6 +115,15 @@ impl Gpu {
         Ok(ordering(value))
     }
 
+    /// Whether its memory can be had as a dma-buf.
+    pub fn exports_dma_bufs(&self) -> Result<bool> {
+        let value = attribute(
+            self.device,
+            Attribute::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED,
+        )?;
+        Ok(value != 0)
+    }
+
     /// From now on nothing is freed: a kernel did not end.
     pub(super) fn lose(&self) {
         self.lost.store(true, Ordering::Release);

@@ -6,6 +6,7 @@ use super::driver::{Gpu, check};
 use super::stream::Stream;
 use crate::error::{Error, Result};
 use cudarc::driver::sys;
+use std::os::fd::{FromRawFd, OwnedFd};
 use std::sync::Arc;
 
 /// Memory of the GPU, zeroed. Freed on drop.
@@ -72,6 +73,34 @@ impl DeviceMemory {
             sys::cuMemsetD8Async(self.address, value, self.bytes, stream.raw())
         })?;
         stream.finish()
+    }
+
+    /// The memory as a dma-buf, which drivers of other devices import. Address and length must be whole pages of the
+    /// host, which allocations of multiples of 2 MiB are.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] where the driver exports none.
+    pub fn dma_buf(&self) -> Result<OwnedFd> {
+        let _guest = self.gpu.enter()?;
+        if !self.gpu.exports_dma_bufs()? {
+            return Err(Error::environment(
+                "the NVIDIA driver exports no GPU memory as a dma-buf",
+                "install the open kernel modules (Turing and later; `nvme-gpu doctor`)",
+            ));
+        }
+        let mut fd = -1;
+        // SAFETY: the whole of our own allocation; writes one descriptor.
+        check("cuMemGetHandleForAddressRange", unsafe {
+            sys::cuMemGetHandleForAddressRange(
+                (&raw mut fd).cast(),
+                self.address,
+                self.bytes,
+                sys::CUmemRangeHandleType::CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD,
+                0,
+            )
+        })?;
+        // SAFETY: a new descriptor, ours alone.
+        Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
     /// Copies `from` to `offset`.

@@ -13,6 +13,9 @@ use crate::error::{Error, Result};
 use nvme_core::spec::Iova;
 use std::sync::Arc;
 
+/// Memory that is exported is a multiple of this: the driver puts such allocations at whole pages.
+const EXPORTED: usize = 2 << 20;
+
 /// Where doorbells and data are. Rings are in host memory in each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tier {
@@ -136,6 +139,18 @@ impl Access {
         self.doorbells.translate(host)
     }
 
+    /// `bytes` bytes that the controller writes while kernels wait for that: GPU memory where the tier has it and no
+    /// thread of this process has a part in the transfer (docs/adr/0008).
+    ///
+    /// # Errors
+    /// As [`data`](Self::data).
+    pub(super) fn slots(&self, bytes: usize) -> Result<GpuData> {
+        match self.device.reaches_peers() {
+            true => self.data(bytes),
+            false => GpuData::pinned(&self.gpu, &self.device, bytes),
+        }
+    }
+
     /// `bytes` bytes of data memory where the tier has it.
     ///
     /// # Errors
@@ -227,12 +242,20 @@ impl GpuData {
         Ok(Self::Pinned { buffer, registered })
     }
 
-    /// GPU memory of `bytes` bytes.
+    /// GPU memory of `bytes` bytes, or more: what is exported is rounded up.
     pub fn on_gpu(gpu: &Arc<Gpu>, device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
+        let bytes = match device.reaches_peers() {
+            true => bytes.next_multiple_of(EXPORTED),
+            false => bytes,
+        };
         let memory = Arc::new(DeviceMemory::new(gpu, bytes)?);
         let iova = device.map_peer(PeerMemory {
             address: memory.address(),
             bytes,
+            dma_buf: {
+                let memory = Arc::clone(&memory);
+                Box::new(move || memory.dma_buf())
+            },
             #[cfg(feature = "sim")]
             copier: {
                 let memory = Arc::clone(&memory);

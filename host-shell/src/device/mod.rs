@@ -71,6 +71,12 @@ pub trait Device: Send + Sync {
         ))
     }
 
+    /// Whether the controller moves data of [`map_peer`](Self::map_peer) by itself. A simulated one needs a thread of
+    /// this process that calls the GPU's driver, which waits where kernels wait for the controller.
+    fn reaches_peers(&self) -> bool {
+        false
+    }
+
     /// Resets the function, by default with [`disable`](Self::disable). Every queue, the admin queue
     /// too, is gone afterwards.
     fn reset(&self) -> Result<()> {
@@ -227,6 +233,7 @@ mod tests {
         let memory = PeerMemory {
             address: 0x1000,
             bytes: 4096,
+            dma_buf: Box::new(|| Err(Error::internal("a dma-buf for this device"))),
             #[cfg(feature = "sim")]
             copier: Box::new(|_, _| Err(Error::internal("a copier for this device"))),
         };
@@ -240,6 +247,6 @@ mod tests {
             assert!(error.contains(part), "{error}");
         }
         device.leave();
-        assert!(device.gone().is_none() && !device.guards_data());
+        assert!(device.gone().is_none() && !device.guards_data() && !device.reaches_peers());
     }
 }

@@ -1,7 +1,7 @@
 //! Memory of a GPU, as [`Device::map_peer`](super::Device::map_peer) gets it: this layer knows no GPU.
 
-#[cfg(feature = "sim")]
 use crate::error::Result;
+use std::os::fd::OwnedFd;
 #[cfg(feature = "sim")]
 use std::{any::Any, sync::Arc};
 
@@ -11,10 +11,15 @@ pub struct PeerMemory {
     pub address: u64,
     /// Length in bytes.
     pub bytes: usize,
+    /// Exports it as a dma-buf, which the driver of a controller on the bus imports.
+    pub dma_buf: ExportMemory,
     /// Makes what moves the data of a simulated controller; a controller on the bus does so itself.
     #[cfg(feature = "sim")]
     pub copier: MakeCopier,
 }
+
+/// Exports the memory as a dma-buf.
+pub type ExportMemory = Box<dyn FnOnce() -> Result<OwnedFd>>;
 
 /// Makes what copies between a GPU's memory and a simulated controller. Its arguments: address and length
 /// of each namespace that lies in memory, and what keeps them mapped as long as it lives.

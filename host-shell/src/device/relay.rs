@@ -274,6 +274,10 @@ impl Device for Relay {
         self.shared.device.map_peer(memory)
     }
 
+    fn reaches_peers(&self) -> bool {
+        self.shared.device.reaches_peers()
+    }
+
     fn reset(&self) -> Result<()> {
         self.shared.settle();
         self.shared.device.reset()

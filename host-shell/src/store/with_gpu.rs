@@ -2,7 +2,7 @@
 
 use super::options::{DataPath, Gds, StoreOptions};
 use crate::controller::Controller;
-use crate::cuda::{Access, GdsFile, Gpu, GpuRows, RowsOptions, TierRequest};
+use crate::cuda::{Access, GdsFile, Gpu, GpuRows, RowsOptions, Tier, TierRequest};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use nvme_core::bringup::NamespaceInfo;
@@ -81,7 +81,9 @@ pub(super) fn reach(
     let queues = of_gpu.rows.queues.saturating_add(options.queues);
     let queues = queues.saturating_add(options.kernel_queues);
     let queues = u16::try_from(queues).unwrap_or(u16::MAX);
-    let auto = TierRequest::Auto { gpu_memory: false };
+    let auto = TierRequest::Auto {
+        gpu_memory: device.reaches_peers(),
+    };
     let access = Access::find(&gpu, Arc::clone(device), queues, auto)?;
     Ok(Some(Arc::new(access)))
 }
@@ -126,8 +128,12 @@ pub(super) fn path(access: Option<&Access>, path: DataPath) -> DataPath {
         data: "gpu",
         tier: Some(access.tier().number()),
         why: format!(
-            "{}; the GPU copies rows out of pinned slots to their places",
-            access.describe()
+            "{}; the GPU copies rows out of slots in {} to their places",
+            access.describe(),
+            match access.tier() {
+                Tier::GpuMemory => "its memory",
+                _ => "pinned memory",
+            }
         ),
         ..path
     }

@@ -1,6 +1,7 @@
 //! Tests of the driver on any `--device`, for the guest: each subcommand is one test and exits with 0
 //! when it passed. They write to the namespace that they are given.
 
+mod gathers;
 mod kmod;
 mod mixed;
 mod pattern;
@@ -26,6 +27,7 @@ usage: guest-tests <test>
   refusals DEVICE NSID        commands that the controller must refuse
   peer DEVICE RESOURCE MIB    transfers with the memory of another PCI device, or of a dma-buf of
                               this machine's memory (RESOURCE: udmabuf)
+  gathers DEVICE TIER         rows to and from memory of a GPU, whose data the GPU reaches by TIER
   unplug DEVICE OTHER ID      I/O while QEMU takes the device ID away, then I/O on another
   reset DEVICE                I/O while the function is reset
   confine DEVICE              a transfer to an address that was never mapped
@@ -62,6 +64,9 @@ fn main() -> ExitCode {
         ["peer", device, resource, mib] => on(device, |controller| {
             peer::run(controller, resource, number(mib)?)
         }),
+        ["gathers", device, tier] => {
+            number(tier).and_then(|tier| gathers::run(device, tier as u32))
+        }
         ["unplug", leaving, staying, id] => trouble::unplug(leaving, staying, id),
         ["reset", device] => trouble::reset(device),
         ["confine", device] => trouble::confine(device),

@@ -11,16 +11,20 @@ pub const TOOL: Program = ("nvme-gpu", "nvme-gpu");
 pub const IN_GUEST: Program = ("guest-tests", "guest-tests");
 pub const STRESS: Program = ("nvme-stress", "nvme-stress");
 pub const SIMULATE: Program = ("nvme-simulate", "simulate");
+/// The stand-in of CUDA's driver: a library.
+pub const STAND_IN: &str = "nvme-fake-cuda";
+pub const STAND_IN_FILE: &str = "libnvme_fake_cuda.so";
 /// What the stages of `cargo xtask test` run.
 pub const ALL: [Program; 4] = [TOOL, IN_GUEST, STRESS, SIMULATE];
 
-/// Builds `programs` and returns the folder that they are in.
+/// Builds `programs` and the stand-in of CUDA, and returns the folder that they are in.
 pub fn build(programs: &[Program]) -> Result<PathBuf, Failure> {
     let mut build = cargo();
     build.args(["build", "--quiet", "--release"]);
     for (package, program) in programs {
         build.args(["--package", package, "--bin", program]);
     }
+    build.args(["--package", STAND_IN, "--lib"]);
     check(&mut build)?;
     Ok(target_dir().join("release"))
 }

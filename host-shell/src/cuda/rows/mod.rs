@@ -112,7 +112,7 @@ impl GpuRows {
         let stations = options.stations.clamp(1, gpu.multiprocessors()?);
         let state = Arc::new(RowsState::new(gpu, stations, timeout)?);
         let bytes = stations as usize * STATION_BYTES as usize;
-        let slots = GpuData::pinned(gpu, controller.device(), bytes)?;
+        let slots = access.slots(bytes)?;
         let kernels = RowKernels::load(gpu)?;
         let lent = LentQueues::create(
             gpu,

@@ -7,6 +7,7 @@ mod uapi;
 
 use crate::device::Device;
 use crate::device::bar::DoorbellMap;
+use crate::device::peer::PeerMemory;
 use crate::device::vfio::bar0::Bar0;
 use crate::device::vfio::info::RegionInfo;
 use crate::device::vfio::watch::{self, Event, Watch};
@@ -19,7 +20,7 @@ use nvme_core::spec::Iova;
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
 use uapi::{Info, Map, Segment, flag, iommu};
@@ -58,8 +59,9 @@ struct Inner {
 /// Memory that the controller reaches.
 struct Mapped {
     handle: u32,
-    /// Outlives the mapping.
-    pages: Arc<Pages>,
+    bytes: usize,
+    /// Memory of this process, which outlives the mapping. The module holds dma-bufs itself.
+    _pages: Option<Arc<Pages>>,
 }
 
 /// A controller opened through the module.
@@ -212,7 +214,7 @@ impl Inner {
         *node = None;
     }
 
-    fn map(&self, ask: Map, pages: &Arc<Pages>) -> Result<Iova> {
+    fn map(&self, ask: Map, bytes: usize, pages: Option<Arc<Pages>>) -> Result<Iova> {
         let mut list = [Segment::default(); 1];
         let made = self.with_node(|node| {
             uapi::map(node, ask, &mut list).map_err(|(source, told)| self.unmapped(source, &told))
@@ -220,7 +222,8 @@ impl Inner {
         let iova = list[0].iova;
         let entry = Mapped {
             handle: made.handle,
-            pages: Arc::clone(pages),
+            bytes,
+            _pages: pages,
         };
         lock(&self.mapped).insert(iova, entry);
         Ok(Iova(iova))
@@ -246,6 +249,15 @@ impl Inner {
             ),
             _ => system("NVME_GPU_KMOD_MAP")(source),
         }
+    }
+}
+
+/// A whole dma-buf.
+fn of_dma_buf(fd: BorrowedFd<'_>) -> Map {
+    Map {
+        kind: uapi::MAP_DMABUF,
+        fd: fd.as_raw_fd(),
+        ..Map::default()
     }
 }
 
@@ -279,27 +291,32 @@ impl Device for Kmod {
     }
 
     fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova> {
-        let bytes = pages.len() as u64;
         let ask = match pages.dma_buf() {
-            Some(fd) => Map {
-                kind: uapi::MAP_DMABUF,
-                fd: fd.as_raw_fd(),
-                ..Map::default()
-            },
+            Some(fd) => of_dma_buf(fd),
             None => Map {
                 kind: uapi::MAP_USER,
                 address: pages.start().expose_provenance() as u64,
-                bytes,
+                bytes: pages.len() as u64,
                 ..Map::default()
             },
         };
-        self.inner.map(ask, pages)
+        self.inner.map(ask, pages.len(), Some(Arc::clone(pages)))
+    }
+
+    fn map_peer(&self, memory: PeerMemory) -> Result<Iova> {
+        let exported = (memory.dma_buf)()?;
+        self.inner
+            .map(of_dma_buf(exported.as_fd()), memory.bytes, None)
+    }
+
+    fn reaches_peers(&self) -> bool {
+        true
     }
 
     fn unmap_dma(&self, iova: Iova, bytes: usize) -> Result<()> {
         let mut mapped = lock(&self.inner.mapped);
         let whole = mapped.get(&iova.0);
-        let whole = whole.filter(|one| one.pages.len() == bytes);
+        let whole = whole.filter(|one| one.bytes == bytes);
         let Some(handle) = whole.map(|one| one.handle) else {
             return Err(Error::internal(
                 "an address that was not mapped, or a part of a mapping",

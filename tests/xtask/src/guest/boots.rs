@@ -126,7 +126,12 @@ pub const BOOTS: &[Boot] = &[
         variables: "SERIAL=S0 BDF=0000:00:10.0",
         iommu: true,
         audit: &[1],
-        tests: &["driver-cli", "driver-transfers", "driver-queues"],
+        tests: &[
+            "driver-cli",
+            "driver-transfers",
+            "driver-queues",
+            "driver-gathers",
+        ],
         ..PLAIN
     },
     Boot {
@@ -257,7 +262,12 @@ pub const BOOTS: &[Boot] = &[
         variables: "SERIAL=S0 BDF=0000:00:10.0 LENDER=nvme_gpu DEVICE=kmod:0000:00:10.0",
         iommu: true,
         audit: &[1],
-        tests: &["driver-cli", "driver-transfers", "kmod-peer"],
+        tests: &[
+            "driver-cli",
+            "driver-transfers",
+            "kmod-peer",
+            "driver-gathers",
+        ],
         ..PLAIN
     },
     Boot {

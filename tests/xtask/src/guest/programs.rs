@@ -3,7 +3,7 @@
 
 use super::apt::make_folder;
 use crate::process::{Failure, output, target_dir};
-use crate::release::{self, IN_GUEST, Program, TOOL};
+use crate::release::{self, IN_GUEST, Program, STAND_IN_FILE, TOOL};
 use crate::tools::on_path;
 use std::path::PathBuf;
 use std::process::Command;
@@ -21,7 +21,8 @@ pub fn build() -> Result<PathBuf, Failure> {
     let built = release::build(&PROGRAMS)?;
     let folder = target_dir().join("guest/programs");
     make_folder(&folder)?;
-    for (_, program) in PROGRAMS {
+    let programs = PROGRAMS.map(|(_, program)| program);
+    for program in programs.into_iter().chain([STAND_IN_FILE]) {
         let mut strip = Command::new("strip");
         strip.arg("--strip-debug").arg("-o");
         output(strip.arg(folder.join(program)).arg(built.join(program)))?;

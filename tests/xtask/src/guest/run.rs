@@ -9,6 +9,7 @@ use super::programs::PROGRAMS;
 use super::server::Server;
 use super::tree::Tree;
 use crate::process::{Failure, root};
+use crate::release;
 use crate::report::Counts;
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -150,6 +151,8 @@ impl Bench {
         for (_, program) in PROGRAMS {
             overlay.file(&format!("usr/bin/{program}"), &self.programs.join(program))?;
         }
+        let stand_in = self.programs.join(release::STAND_IN_FILE);
+        overlay.file("usr/lib/fake-cuda/libcuda.so", &stand_in)?;
         overlay.file("kmod/nvme_gpu.ko", &self.module)?;
         let limit = limit_s.map(|limit| limit.to_string()).unwrap_or_default();
         let shell = if limit_s.is_none() { "yes" } else { "" };
