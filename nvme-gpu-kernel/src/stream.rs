@@ -1,13 +1,13 @@
 //! Warps that read a range of bytes by themselves, in pieces, while they use those that have come.
 //!
-//! The slots of a warp are a [`Ring`]; each stage of it is the business of one lane, which submits the stage's read and
+//! The slots of a warp have stages ([`Pieces`]); each is the business of one lane, which submits the stage's read and
 //! waits for it. The bytes are used where they have landed, in memory of the host: they cross the GPU's link once.
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
 use crate::arch;
 use crate::groups::Block;
-use crate::ring::Ring;
+use crate::ring::{Pieces, Ring};
 use crate::rows::{BLOCK_WARPS, Gather, STATION_CELLS, WARP_BYTES, code};
 use crate::station::{self, LOOK_SHIFT, NO_STATION, Scattered};
 use nvme_core::group::Group;
@@ -92,22 +92,28 @@ impl<'r> Stream<'r> {
         }
     }
 
-    /// Reads on, and waits for piece `number`: the warp asks for all pieces of `ring` one by one, and has used those
+    /// The pieces that are asked for from now on are others, numbered anew. All of those before were asked for.
+    #[inline(always)]
+    pub fn begin(&mut self) {
+        self.fetched = 0;
+    }
+
+    /// Reads on, and waits for piece `number`: the warp asks for all of `pieces` one by one, and has used those
     /// before. How the read of the piece ended: its bytes lie at their [addresses](Self::address) after 0, until the next
     /// call. After less than 0 there are no more pieces. Every lane of the warp calls it.
     #[inline(always)]
-    pub fn piece(&mut self, ring: &Ring, number: u64) -> i32 {
+    pub fn piece(&mut self, pieces: &impl Pieces, number: u64) -> i32 {
         self.look();
-        let (lane, stages) = (arch::lane(), ring.stages());
-        let next = ring.next_at(lane, number);
-        let is_new = lane < stages && next >= self.fetched && next <= ring.last();
+        let (lane, stages) = (arch::lane(), pieces.stages());
+        let next = pieces.next_at(lane, number);
+        let is_new = lane < stages && next >= self.fetched && next <= pieces.last();
         if is_new && self.ends == code::OK {
-            self.submit(ring, next);
+            self.submit(pieces, next);
         }
         self.fetched = number + u64::from(stages);
         arch::sync_warp(arch::FULL);
         // A warp that the host wants to leave waits for all that is under way.
-        let waits = lane == ring.stage(number) || self.ends != code::OK;
+        let waits = lane == pieces.stage(number) || self.ends != code::OK;
         if self.is_under_way && waits {
             self.wait();
         }
@@ -117,7 +123,7 @@ impl<'r> Stream<'r> {
             self.has_lost |= arch::ballot(arch::FULL, self.code < 0) != 0;
             return self.ends;
         }
-        let ended = arch::shuffle(arch::FULL, self.code as u32, ring.stage(number)) as i32;
+        let ended = arch::shuffle(arch::FULL, self.code as u32, pieces.stage(number)) as i32;
         if ended < 0 {
             self.has_lost = true;
             self.ends = code::NOT_RUN;
@@ -131,19 +137,25 @@ impl<'r> Stream<'r> {
         self.ends
     }
 
-    /// Where a byte lies that has landed.
+    /// Where a byte of a [`Ring`] lies that has landed.
     #[inline(always)]
     pub fn address(&self, byte: u64) -> u64 {
         self.rows.slots + self.slots + Ring::place(byte)
     }
 
+    /// Where piece `number` lies, which has landed and begins with a block.
+    #[inline(always)]
+    pub fn address_of(&self, pieces: &impl Pieces, number: u64) -> u64 {
+        self.rows.slots + self.slots + pieces.slot(number, pieces.piece(number).0)
+    }
+
     /// The read of piece `number` into the stage of this lane, whose bytes the warp has used.
     #[inline(always)]
-    fn submit(&mut self, ring: &Ring, number: u64) {
+    fn submit(&mut self, pieces: &impl Pieces, number: u64) {
         let rows = self.rows;
-        let (begin, end) = ring.piece(number);
+        let (begin, end) = pieces.piece(number);
         let place = rows.blocks_of(begin, (end - begin) as u32);
-        let slot = self.slots + Ring::place(place.block << rows.block_shift);
+        let slot = self.slots + pieces.slot(number, place.block << rows.block_shift);
         let data = Data::Contiguous {
             iova: Iova(rows.slots_iova + slot),
             len: u64::from(place.blocks) << rows.block_shift,

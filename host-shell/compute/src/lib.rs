@@ -3,20 +3,25 @@
 //! - [`Tokenizer`]: text to tokens and back, by what a GGUF file says.
 //! - [`llama::Llama`]: a model of the architecture `llama`: tokens in, the next token out.
 //! - [`Matrix`], `StreamedProducts`: products with a matrix that a GPU reads from a drive while it multiplies.
+//! - [`KvPages`], `paged`: attention over keys and values that a GPU reads from a drive while it attends.
 //! - [`synthetic::Synthetic`]: models of random weights, for tests and measurements.
 //!
 //! Kernels of a GPU ([`nvme_compute_kernel`]) compute where the store has one, else threads of the CPU.
 
 #[cfg(feature = "cuda")]
 pub mod bench;
+mod kv;
 pub mod llama;
 mod machine;
 mod matrix;
+#[cfg(feature = "cuda")]
+pub mod paged;
 #[cfg(feature = "cuda")]
 pub mod streamed;
 pub mod synthetic;
 mod tokenizer;
 
+pub use kv::{KvPages, KvShape};
 pub use matrix::Matrix;
 #[cfg(feature = "cuda")]
 pub use streamed::StreamedProducts;

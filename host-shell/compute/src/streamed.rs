@@ -60,15 +60,18 @@ impl StreamedProducts {
         let table = matrix
             .store
             .table(matrix.offset, matrix.rows.into(), matrix.row_bytes)?;
-        let argument = |rows| GemvStreamed {
-            rows,
-            x,
-            y,
-            columns: matrix.columns,
-            stored: matrix.stored as u32,
+        let argument = |rows| {
+            Ok(GemvStreamed {
+                rows,
+                x,
+                y,
+                columns: matrix.columns,
+                stored: matrix.stored as u32,
+            })
         };
+        let kernel = (&*self.module, self.gemv);
         // SAFETY: the kernel takes one `GemvStreamed` and stays loaded; the caller vouches for the vectors.
-        unsafe { table.stream_on_gpu((&self.module, self.gemv), argument, stream) }
+        unsafe { table.stream_on_gpu(kernel, matrix.rows.into(), argument, stream) }
     }
 }
 

@@ -106,6 +106,26 @@ impl Module {
         unsafe { launch(stream.raw(), function, grid, block, argument) }
     }
 
+    /// The same in any stream `stream`, a `CUstream` of this module's GPU.
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch).
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    pub unsafe fn launch_in<T: Copy>(
+        &self,
+        stream: u64,
+        function: Function,
+        grid: u32,
+        block: u32,
+        argument: &T,
+    ) -> Result<()> {
+        let _guest = self.gpu.enter()?;
+        // SAFETY: the caller's.
+        unsafe { self.launch_on(stream, function, grid, block, argument) }
+    }
+
     /// The same in the stream `stream` of the calling thread's context, a `CUstream`.
     ///
     /// # Safety

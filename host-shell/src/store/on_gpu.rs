@@ -302,8 +302,8 @@ impl Table {
 
     /// Puts a kernel of your own into `stream`, a `CUstream` of the store's GPU, whose warps use the rows of this table
     /// while they read them, by `nvme_gpu_kernel::Stream`: `argument` makes what the kernel takes of the words of its
-    /// rows, in its blocks of 256 threads. Rows of any length. A row that the kernel counts as failed is one of the
-    /// [`Pending`]'s.
+    /// rows, in its blocks of 256 threads. There is a warp for each of `parts` parts of the work, as far as they fit.
+    /// Rows of any length. What the kernel counts as failed are the failed rows of the [`Pending`].
     ///
     /// # Safety
     /// `function` is of `module` and takes one `T`; as [`gather_on_gpu`](Self::gather_on_gpu) for the addresses in it.
@@ -311,11 +311,12 @@ impl Table {
     ///
     /// # Errors
     /// [`Error::Usage`] where the GPU does not submit the reads itself, for 2^32 rows and more, and for rows of 4 GiB
-    /// and more; [`Error::Environment`] with the driver's answer.
+    /// and more; [`Error::Environment`] with the driver's answer; those of `argument`.
     pub unsafe fn stream_on_gpu<T: Copy>(
         &self,
         (module, function): (&Module, Function),
-        argument: impl FnOnce(nvme_gpu_kernel::rows::Gather) -> T,
+        parts: u64,
+        argument: impl FnOnce(nvme_gpu_kernel::rows::Gather) -> Result<T>,
         stream: u64,
     ) -> Result<Pending> {
         self.space.gpu()?;
@@ -331,7 +332,7 @@ impl Table {
         {
             let (table, kernel) = (self.of_namespace(), (module, function));
             // SAFETY: the caller's.
-            return unsafe { rows.stream(&table, kernel, argument, stream) };
+            return unsafe { rows.stream(&table, kernel, parts, argument, stream) };
         }
         Err(Error::usage(
             "rows that a kernel uses while it reads them: the GPU reads them from one drive",

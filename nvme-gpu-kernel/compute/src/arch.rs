@@ -7,15 +7,83 @@ use core::arch::asm;
 use nvme_gpu_kernel::arch;
 
 /// 2 to the power of `x`, to 2 units of the last place.
-#[cfg(feature = "steps")]
+#[cfg(any(feature = "steps", feature = "paged"))]
 #[inline(always)]
-fn exp2(x: f32) -> f32 {
+pub fn exp2(x: f32) -> f32 {
     let y: f32;
     // SAFETY: arithmetic on registers.
     unsafe {
         asm!("ex2.approx.f32 {}, {};", out(reg32) y, in(reg32) x, options(pure, nomem, nostack))
     };
     y
+}
+
+/// The larger one; NaN is none.
+#[cfg(feature = "paged")]
+#[inline(always)]
+pub fn maximum(a: f32, b: f32) -> f32 {
+    let larger: f32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("max.f32 {}, {}, {};", out(reg32) larger, in(reg32) a, in(reg32) b, options(pure, nomem, nostack))
+    };
+    larger
+}
+
+/// A word of memory.
+///
+/// # Safety
+/// It is there, at a multiple of 4; nothing writes it meanwhile.
+#[cfg(feature = "paged")]
+#[inline(always)]
+pub unsafe fn word(address: u64) -> u32 {
+    // SAFETY: the caller's.
+    unsafe { *(address as usize as *const u32) }
+}
+
+/// 8 bytes of memory, or zeros.
+///
+/// # Safety
+/// Where they are `there`, nothing writes them meanwhile; the address is a multiple of 8.
+#[cfg(feature = "paged")]
+#[inline(always)]
+pub unsafe fn load_8(from: u64, there: bool) -> [u32; 2] {
+    let (a, b): (u32, u32);
+    // SAFETY: the caller's.
+    unsafe {
+        asm!(
+            "{{ .reg .pred p; setp.ne.u32 p, {there}, 0; mov.b32 {a}, 0; mov.b32 {b}, 0;",
+            "@p ld.global.v2.b32 {{{a}, {b}}}, [{from}]; }}",
+            there = in(reg32) u32::from(there), from = in(reg64) from,
+            a = out(reg32) a, b = out(reg32) b, options(nostack));
+    }
+    [a, b]
+}
+
+/// The four numbers in 8 bytes, of bf16 or of f16.
+#[cfg(feature = "paged")]
+#[inline(always)]
+pub fn numbers([low, high]: [u32; 2], is_bf16: bool) -> [f32; 4] {
+    let pair = |word: u32| match is_bf16 {
+        true => (
+            f32::from_bits(word << 16),
+            f32::from_bits(word & 0xFFFF_0000),
+        ),
+        false => (of_f16(word as u16), of_f16((word >> 16) as u16)),
+    };
+    let ((a, b), (c, d)) = (pair(low), pair(high));
+    [a, b, c, d]
+}
+
+#[cfg(feature = "paged")]
+#[inline(always)]
+fn of_f16(bits: u16) -> f32 {
+    let wide: f32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("cvt.f32.f16 {}, {};", out(reg32) wide, in(reg16) bits, options(pure, nomem, nostack))
+    };
+    wide
 }
 
 /// e to the power of `x`.
@@ -116,6 +184,32 @@ impl Window {
             asm!("ld.shared.u16 {}, [{}];", out(reg16) value, in(reg32) at, options(pure, readonly, nostack))
         };
         value
+    }
+
+    /// Sets number `index` of those that it holds in place of bytes.
+    #[cfg(feature = "paged")]
+    #[inline(always)]
+    pub fn put(self, index: u32, value: f32) {
+        let at = self.0 + (index * 4 & (WINDOW_BYTES as u32 - 1));
+        // SAFETY: inside the window.
+        unsafe { asm!("st.shared.f32 [{}], {};", in(reg32) at, in(reg32) value, options(nostack)) };
+    }
+
+    /// Numbers `index`, a multiple of 4, to `index` + 3 of those.
+    #[cfg(feature = "paged")]
+    #[inline(always)]
+    pub fn four_of(self, index: u32) -> [f32; 4] {
+        let at = self.0 + (index * 4 & (WINDOW_BYTES as u32 - 1));
+        let (a, b, c, d): (f32, f32, f32, f32);
+        // SAFETY: inside the window: fours do not cross its end.
+        unsafe {
+            asm!(
+                "ld.shared.v4.f32 {{{a}, {b}, {c}, {d}}}, [{at}];",
+                at = in(reg32) at,
+                a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
+                options(readonly, nostack));
+        }
+        [a, b, c, d]
     }
 
     /// Copies the tile of bytes from `tile` on, which lie at `from`, as far as they are of `begin..end`, in

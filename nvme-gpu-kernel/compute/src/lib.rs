@@ -18,6 +18,9 @@ mod attention;
 mod elements;
 #[cfg(all(target_arch = "nvptx64", feature = "steps"))]
 mod gemv;
+#[cfg(all(target_arch = "nvptx64", feature = "paged"))]
+mod paged;
+pub mod pages;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod reference;
 #[cfg(all(target_arch = "nvptx64", feature = "streamed"))]
@@ -35,6 +38,10 @@ pub const PTX: &str = include_str!("../compute.ptx");
 /// `nvme_gemv_streamed` as PTX, as [`PTX`] is: it has the queues' code and their registers.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const STREAMED_PTX: &str = include_str!("../streamed.ptx");
+
+/// `nvme_attention_paged` and `nvme_attention_join` as PTX, as [`PTX`] is.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const PAGED_PTX: &str = include_str!("../paged.ptx");
 
 /// Threads of each block.
 pub const BLOCK_THREADS: u32 = 256;
@@ -63,6 +70,11 @@ pub mod kernel {
 
     /// Takes a [`GemvStreamed`](crate::GemvStreamed). Of [`STREAMED_PTX`](crate::STREAMED_PTX).
     pub const GEMV_STREAMED: &str = "nvme_gemv_streamed";
+
+    /// Takes a [`PagedAttention`](crate::PagedAttention). Of [`PAGED_PTX`](crate::PAGED_PTX).
+    pub const ATTENTION_PAGED: &str = "nvme_attention_paged";
+    /// Takes a [`PagedAttention`](crate::PagedAttention). Of [`PAGED_PTX`](crate::PAGED_PTX).
+    pub const ATTENTION_JOIN: &str = "nvme_attention_join";
 
     /// All of [`PTX`](crate::PTX).
     pub const ALL: [&str; 8] = [
@@ -113,6 +125,57 @@ pub struct GemvStreamed {
     pub columns: u32,
     /// The [`Stored`](nvme_formats::Stored) of the matrix.
     pub stored: u32,
+}
+
+/// Attention of one query a head over keys and values in pages on a drive.
+///
+/// A page has, for each head of keys and values, `page_tokens` keys and then as many values. What was not read whole is
+/// NaN, and counted as failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[repr(C)]
+pub struct PagedAttention {
+    /// The pages: `rows` of them from `first_byte` on, `row_bytes` bytes each; `slot_bytes` hold a head's part of a page.
+    /// A head's part begins with a block. `count` is the number of [parts](Self::parts).
+    pub rows: Gather,
+    /// `sequences` times `heads` vectors of `head_elements`.
+    pub queries: u64,
+    /// Numbers of pages, `u32`: those of a sequence `sequence_stride` after those of the one before, those of a head
+    /// `head_stride`, or 0 where all heads of a sequence have the same.
+    pub pages: u64,
+    /// How many pages, `u32`: for each sequence, or for each head of each sequence where `head_stride` is not 0.
+    pub counts: u64,
+    /// For each sequence a page in memory of the GPU, whose tokens come behind those on the drive; 0 for none.
+    pub tail: u64,
+    /// How many tokens it has, a `u32` for each sequence.
+    pub tail_counts: u64,
+    /// `splits` times `head_elements` + 2 numbers for each query.
+    pub partial: u64,
+    /// As the queries.
+    pub y: u64,
+    /// How many sequences.
+    pub sequences: u32,
+    /// Heads of queries.
+    pub heads: u32,
+    /// Heads of keys and values: `heads` is a multiple.
+    pub kv_heads: u32,
+    /// Elements of a head, a multiple of 8, at most [`pages::MOST_ELEMENTS`].
+    pub head_elements: u32,
+    /// Tokens of a page.
+    pub page_tokens: u32,
+    /// Parts of a sequence's pages, at most [`pages::MOST_SPLITS`].
+    pub splits: u32,
+    /// Of the table of pages.
+    pub sequence_stride: u32,
+    /// Of the table of pages.
+    pub head_stride: u32,
+    /// Pages of a sequence at most.
+    pub most_pages: u32,
+    /// 1 for bf16, 0 for f16.
+    pub is_bf16: u32,
+    /// By what products of queries and keys are multiplied.
+    pub scale: f32,
+    /// 0.
+    pub reserved: u32,
 }
 
 /// `y[t]` is the numbers of row `t`.
@@ -294,5 +357,8 @@ mod tests {
         named.sort_unstable();
         assert_eq!(found, named);
         assert_eq!(entries(STREAMED_PTX), [kernel::GEMV_STREAMED]);
+        let mut paged = entries(PAGED_PTX);
+        paged.sort_unstable();
+        assert_eq!(paged, [kernel::ATTENTION_JOIN, kernel::ATTENTION_PAGED]);
     }
 }

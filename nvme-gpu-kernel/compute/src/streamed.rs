@@ -7,7 +7,7 @@ use crate::arch::{self as here, Numbers, Window, sum_of_warp};
 use crate::strip::{Cursor, Shape, TILE_BYTES, first_row};
 use crate::sums::sum_of_units;
 use nvme_formats::{Stored, UNIT};
-use nvme_gpu_kernel::ring::Ring;
+use nvme_gpu_kernel::ring::{Pieces, Ring};
 use nvme_gpu_kernel::rows::{code, worst};
 use nvme_gpu_kernel::{Stream, arch};
 

@@ -134,7 +134,7 @@ impl Cursor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use nvme_gpu_kernel::ring::Ring;
+    use nvme_gpu_kernel::ring::{Pieces, Ring};
 
     const PIECE_SHIFT: u32 = 12;
 

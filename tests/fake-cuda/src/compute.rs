@@ -3,15 +3,15 @@
 #![allow(unsafe_code)]
 
 use nvme_compute_kernel::{
-    Argmax, Attention, Gemv, GemvStreamed, RmsNorm, Rope, SiluMul, Unpack, index_of, ranked,
-    reference,
+    Argmax, Attention, Gemv, GemvStreamed, PagedAttention, RmsNorm, Rope, SiluMul, Unpack,
+    index_of, ranked, reference,
 };
 use nvme_formats::Stored;
 use std::ffi::{CStr, c_void};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 /// The symbols.
-pub const NAMES: [&CStr; 9] = [
+pub const NAMES: [&CStr; 11] = [
     c"nvme_gemv",
     c"nvme_rms_norm",
     c"nvme_rope",
@@ -21,6 +21,8 @@ pub const NAMES: [&CStr; 9] = [
     c"nvme_take_token",
     c"nvme_unpack",
     c"nvme_gemv_streamed",
+    c"nvme_attention_paged",
+    c"nvme_attention_join",
 ];
 
 /// What a launch of a kernel does.
@@ -45,6 +47,12 @@ pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void, blocks: u32) -> 
         b"nvme_silu_mul" => of(parameters, silu_mul),
         b"nvme_argmax" => of(parameters, argmax),
         b"nvme_take_token" => of(parameters, take_token),
+        b"nvme_attention_join" => of(parameters, crate::paged::join),
+        b"nvme_attention_paged" => {
+            // SAFETY: the caller's.
+            let argument = unsafe { **parameters.cast::<*const PagedAttention>() };
+            std::sync::Arc::new(move || crate::paged::attend(&argument, blocks))
+        }
         b"nvme_gemv_streamed" => {
             // SAFETY: the caller's.
             let argument = unsafe { **parameters.cast::<*const GemvStreamed>() };

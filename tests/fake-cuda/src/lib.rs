@@ -15,8 +15,10 @@
 
 mod compute;
 mod examples;
+mod export;
 mod kernels;
 mod litmus;
+mod paged;
 mod rows;
 mod scatter;
 mod streamed;
@@ -116,6 +118,7 @@ pub unsafe extern "C" fn cuDeviceGetAttribute(
         75 => 9,
         76 if fault("small") => 5,
         118 => 100,
+        124 => c_int::from(export::is_supported()),
         _ => 0,
     };
     // SAFETY: the caller gives a place for one integer.
@@ -403,14 +406,16 @@ pub unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> Status {
     if fault("oom") {
         return OUT_OF_MEMORY;
     }
-    // SAFETY: the layout is not empty.
-    let start = unsafe { alloc(layout(bytes)) };
-    if start.is_null() {
+    let start = export::allocate(bytes).unwrap_or_else(|| {
+        // SAFETY: the layout is not empty.
+        unsafe { alloc(layout(bytes)) }.expose_provenance() as u64
+    });
+    if start == 0 {
         return OUT_OF_MEMORY;
     }
-    lock(&MEMORY).insert(start.addr() as u64, bytes);
+    lock(&MEMORY).insert(start, bytes);
     // SAFETY: the caller gives a place for one address.
-    unsafe { *to = start.expose_provenance() as u64 };
+    unsafe { *to = start };
     SUCCESS
 }
 
@@ -441,6 +446,9 @@ pub extern "C" fn cuMemFree_v2(address: u64) -> Status {
     let Some(bytes) = lock(&MEMORY).remove(&address) else {
         return INVALID_VALUE;
     };
+    if export::free(address, bytes) {
+        return SUCCESS;
+    }
     // SAFETY: allocated with this layout in `cuMemAlloc_v2`, and freed once.
     unsafe {
         dealloc(

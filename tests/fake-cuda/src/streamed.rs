@@ -1,5 +1,6 @@
-//! The product of a matrix on a drive and a vector, as a host thread: block after block, warp after warp. The ring of a
-//! warp, its tiles and its rows are worked out by the code of the kernel; the lanes of a warp are one.
+//! Kernels that use what they read, as a host thread: block after block, warp after warp. The product of a matrix on a
+//! drive and a vector: the ring of a warp, its tiles and its rows are worked out by the code of the kernel; the lanes of a
+//! warp are one.
 // UNSAFETY: launches hold addresses that the host vouches for, as on a GPU.
 #![allow(unsafe_code)]
 
@@ -13,12 +14,22 @@ use nvme_core::spec::{Iova, Lba, Nsid, nvm};
 use nvme_core::sync::{Order, Scope};
 use nvme_core::{Command, Data, Outcome, SharedQueue, SubmitError, Token, WaitError};
 use nvme_formats::{Stored, UNIT};
-use nvme_gpu_kernel::ring::Ring;
+use nvme_gpu_kernel::ring::{Pieces, Ring};
 use nvme_gpu_kernel::rows::{BLOCK_WARPS, Gather, STATION_CELLS, WARP_BYTES, code, worst};
 
 /// All blocks of a launch of `blocks` blocks.
 pub fn gemv(gemv: &GemvStreamed, blocks: u32) {
-    let rows = &gemv.rows;
+    all_warps(&gemv.rows, blocks, |(warp, warps), stream, fail| {
+        strip(gemv, warp, warps, stream, fail);
+    });
+}
+
+/// Runs `each` for every warp, which gets its number, that of all warps, its reads, and what counts a failed row.
+pub fn all_warps(
+    rows: &Gather,
+    blocks: u32,
+    each: impl Fn((u32, u32), &mut Stream<'_>, &mut dyn FnMut(u64, i32)),
+) {
     let (mut failed, mut first) = (0, 0);
     for block in 0..blocks {
         let _turn = TURN.lock();
@@ -42,16 +53,11 @@ pub fn gemv(gemv: &GemvStreamed, blocks: u32) {
                 has_lost: false,
                 fetched: 0,
             };
-            strip(
-                gemv,
-                block * BLOCK_WARPS + warp,
-                blocks * BLOCK_WARPS,
-                &mut stream,
-                |row, why| {
-                    failed += 1;
-                    first = worst(row, None, why).max(first);
-                },
-            );
+            let number = (block * BLOCK_WARPS + warp, blocks * BLOCK_WARPS);
+            each(number, &mut stream, &mut |row, why| {
+                failed += 1;
+                first = worst(row, None, why).max(first);
+            });
             has_lost |= stream.has_lost;
         }
         if has_lost {
@@ -75,7 +81,7 @@ fn strip(
     warp: u32,
     warps: u32,
     stream: &mut Stream<'_>,
-    mut fail: impl FnMut(u64, i32),
+    fail: &mut dyn FnMut(u64, i32),
 ) {
     let stored = Stored::of_number(gemv.stored).expect("a format");
     let shape = Shape::of(stored, gemv.columns);
@@ -161,7 +167,7 @@ fn dot(
 }
 
 /// A warp's reads.
-struct Stream<'r> {
+pub struct Stream<'r> {
     rows: &'r Gather,
     gate: Gate<'r>,
     queue: Option<SharedQueue<'r>>,
@@ -177,32 +183,54 @@ struct Stream<'r> {
 
 impl Stream<'_> {
     /// As `nvme_gpu_kernel::Stream::piece`.
-    fn piece(&mut self, ring: &Ring, number: u64) -> i32 {
+    pub fn piece(&mut self, pieces: &impl Pieces, number: u64) -> i32 {
         if self.ends == code::OK && self.gate.look().is_err() {
             self.ends = code::GONE;
         }
         if self.stages.is_empty() {
             self.stages
-                .resize_with(ring.stages() as usize, || Err(code::OK));
+                .resize_with(pieces.stages() as usize, || Err(code::OK));
         }
-        for stage in 0..ring.stages() {
-            let next = ring.next_at(stage, number);
-            if self.ends == code::OK && next >= self.fetched && next <= ring.last() {
-                self.stages[stage as usize] = self.submit(ring, next);
+        for stage in 0..pieces.stages() {
+            let next = pieces.next_at(stage, number);
+            if self.ends == code::OK && next >= self.fetched && next <= pieces.last() {
+                self.stages[stage as usize] = self.submit(pieces, next);
             }
         }
-        self.fetched = number + u64::from(ring.stages());
+        self.fetched = number + u64::from(pieces.stages());
         if self.ends != code::OK {
             let all = (0..self.stages.len()).map(|stage| self.wait(stage)).min();
             self.has_lost |= all.is_some_and(|code| code < 0);
             return self.ends;
         }
-        let ended = self.wait(ring.stage(number) as usize);
+        let ended = self.wait(pieces.stage(number) as usize);
         if ended < 0 {
             self.has_lost = true;
             self.ends = code::NOT_RUN;
         }
         ended
+    }
+
+    /// As `nvme_gpu_kernel::Stream::begin`.
+    pub fn begin(&mut self) {
+        self.fetched = 0;
+    }
+
+    /// As `nvme_gpu_kernel::Stream::rest`.
+    pub fn rest(&self) -> i32 {
+        self.ends
+    }
+
+    /// The bytes of piece `number`, which has landed and begins with a block.
+    pub fn bytes(&self, pieces: &impl Pieces, number: u64) -> Vec<u8> {
+        let (begin, end) = pieces.piece(number);
+        let from =
+            (self.rows.slots + self.slots + pieces.slot(number, begin)) as usize as *const u8;
+        let each = (0..(end - begin) as usize).map(|at| {
+            // SAFETY: a stage of the warp's slots, whose read has ended.
+            unsafe { from.add(at).read_volatile() }
+        });
+        each.collect()
     }
 
     /// Copies the bytes `bytes` of the drive, which are of the tile from `tile` on, to their half of the window.
@@ -216,17 +244,17 @@ impl Stream<'_> {
         }
     }
 
-    fn submit(&self, ring: &Ring, number: u64) -> Result<Token, i32> {
+    fn submit(&self, pieces: &impl Pieces, number: u64) -> Result<Token, i32> {
         let rows = self.rows;
-        let (begin, end) = ring.piece(number);
+        let (begin, end) = pieces.piece(number);
         let place = rows.blocks_of(begin, (end - begin) as u32);
-        let slot = self.slots + Ring::place(place.block << rows.block_shift);
+        let slot = self.slots + pieces.slot(number, place.block << rows.block_shift);
         let data = Data::Contiguous {
             iova: Iova(rows.slots_iova + slot),
             len: u64::from(place.blocks) << rows.block_shift,
         };
         let read = nvm::read(Nsid(rows.nsid), Lba(place.block), place.blocks);
-        let command = Command::new(read, data, self.cell + ring.stage(number));
+        let command = Command::new(read, data, self.cell + pieces.stage(number));
         let here = Bus::default();
         let queue = self.queue.as_ref().ok_or(code::GONE)?;
         let deadline_ns = here.now_ns() + rows.timeout_ns;

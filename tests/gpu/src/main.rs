@@ -17,6 +17,7 @@ mod litmus;
 mod matrix;
 mod model;
 mod ops;
+mod paged;
 mod ranges;
 mod report;
 mod rig;
@@ -125,6 +126,7 @@ fn main() -> ExitCode {
     by_host::all(&mut report, &bench);
     ranges::all(&mut report, &bench);
     compute::all(&mut report, &bench);
+    paged::all(&mut report, &bench);
     wide::all(&mut report, &bench);
     layers::all(&mut report, &bench);
     model::all(&mut report, &bench);

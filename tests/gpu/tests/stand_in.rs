@@ -69,6 +69,7 @@ fn all_is_well() {
         "model/q6k",
         "ranges/",
         "gemv/",
+        "paged/",
     ];
     // A busy machine may take three times as long.
     let small = ["--commands", "900", "--patience", "3"];
@@ -76,7 +77,7 @@ fn all_is_well() {
     let text = text(&output);
     assert!(output.status.success(), "{text}");
     let counts = text.lines().last().unwrap();
-    assert_eq!(counts, "115 passed, 0 failed, 0 skipped", "{text}");
+    assert_eq!(counts, "131 passed, 0 failed, 0 skipped", "{text}");
 }
 
 /// Stores of two GPUs at once leave the caller's context as it is; with one GPU the test says so.

@@ -277,8 +277,10 @@ const UNSAFE_MODULES: [&str; 40] = [
     // Launches kernels over its own memory and that of layers.
     "host-shell/compute/src/machine/gpu.rs",
     "host-shell/compute/src/bench.rs",
-    // A product of vectors that the caller knows by address.
+    // Products and attention of vectors that the caller knows by address.
+    "host-shell/compute/src/paged.rs",
     "host-shell/compute/src/streamed.rs",
+    "host-shell/compute/examples/paged_attention.rs",
     // Functions of C, over memory that C vouches for.
     "host-shell/capi/src/",
     "host-shell/capi/compat/src/",
@@ -294,7 +296,8 @@ const UNSAFE_MODULES: [&str; 40] = [
     "tests/fake-cuda/",
     "tests/fake-cufile/",
     "tests/gpu/",
-    // Calls of the kernel module with wrong arguments, and of udmabuf.
+    // Requests of rows, calls of the kernel module with wrong arguments, and of udmabuf.
+    "tests/guest/src/gathers.rs",
     "tests/guest/src/kmod.rs",
     "tests/guest/src/peer.rs",
     "tests/stress/src/plain.rs",

@@ -64,6 +64,14 @@ const STREAMED: Image = Image {
     library: false,
     committed: Some("nvme-gpu-kernel/compute/streamed.ptx"),
 };
+/// The kernels that attend to keys and values that they read.
+const PAGED: Image = Image {
+    name: "paged",
+    package: "nvme-compute-kernel",
+    features: "paged",
+    library: false,
+    committed: Some("nvme-gpu-kernel/compute/paged.ptx"),
+};
 /// The functions that CUDA C++ links.
 const LIBRARY: Image = Image {
     name: "nvme_gpu_device",
@@ -169,7 +177,7 @@ fn build_and_check(refresh: bool, accept_fences: bool) -> Result<(), Failure> {
     let (mut kernels, mut table, mut same) = (String::new(), pins::Table::new(&ASSEMBLE_FOR), true);
     let mut images = Vec::new();
     for image in [
-        &KERNELS, &ROWS, &SCATTER, &COMPUTE, &STREAMED, &EXAMPLE, &LITMUS, &LIBRARY,
+        &KERNELS, &ROWS, &SCATTER, &COMPUTE, &STREAMED, &PAGED, &EXAMPLE, &LITMUS, &LIBRARY,
     ] {
         images.push((image, image.build(&compiler)?));
     }

@@ -20,7 +20,8 @@ impl GpuRows {
     }
 
     /// Puts a kernel of `module` into `stream` whose warps read the rows of `table` by `nvme_gpu_kernel::Stream`, and
-    /// count the rows that they could not use: `argument` makes what it takes of the words of its rows.
+    /// count the rows that they could not use: `argument` makes what it takes of the words of its rows, `count` of which
+    /// is `parts`.
     ///
     /// # Safety
     /// `function` takes one `T`; as [`gather`](Self::gather) for the addresses in it.
@@ -31,7 +32,8 @@ impl GpuRows {
         &self,
         table: &RowTable,
         (module, function): (&Module, Function),
-        argument: impl FnOnce(Gather) -> T,
+        parts: u64,
+        argument: impl FnOnce(Gather) -> Result<T>,
         stream: u64,
     ) -> Result<Pending> {
         self.check_inside(table)?;
@@ -44,20 +46,21 @@ impl GpuRows {
         let request = Request {
             ids: 0,
             wide_ids: true,
-            count: table.rows,
+            count: parts,
             out: 0,
             out_stride: 0,
             status: 0,
         };
         let launch = Gather {
             slot_bytes: 1 << self.piece_shift(),
-            // A row is the business of one warp.
+            // A part is the business of one warp.
             lanes: 1,
             ..self.launch(table, &request).ok_or_else(closed)?
         };
         self.start(launch, stream, |_, rows, blocks| {
+            let argument = argument(rows)?;
             // SAFETY: the caller's; the other addresses are ours until the gate is shut for good and nothing is inside.
-            unsafe { module.launch_on(stream, function, blocks, BLOCK_THREADS, &argument(rows)) }
+            unsafe { module.launch_on(stream, function, blocks, BLOCK_THREADS, &argument) }
         })
     }
 }

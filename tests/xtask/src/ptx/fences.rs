@@ -308,6 +308,7 @@ mod tests {
         include_str!("../../../../nvme-gpu-kernel/ptx/nvme_gpu_rows.ptx"),
         include_str!("../../../../nvme-gpu-kernel/ptx/nvme_gpu_scatter.ptx"),
         include_str!("../../../../nvme-gpu-kernel/compute/streamed.ptx"),
+        include_str!("../../../../nvme-gpu-kernel/compute/paged.ptx"),
         include_str!("../../../../nvme-gpu-kernel/ptx/nvme_gpu_device.ptx"),
         include_str!("../../../../nvme-gpu-kernel/examples/gpu-histogram/histogram.ptx"),
     ];

@@ -1,0 +1,280 @@
+//! Pages of keys and values on a store.
+
+use nvme_compute_kernel::pages::MOST_ELEMENTS;
+use nvme_formats::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
+use nvme_host::{Error, Result, Store, Table};
+use std::sync::Arc;
+
+/// What a page is: for each head of keys and values `page_tokens` keys, then as many values, of 16 bits an element.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct KvShape {
+    /// Heads of keys and values.
+    pub kv_heads: u32,
+    /// Elements of a head: a multiple of 8, 128 at most.
+    pub head_elements: u32,
+    /// Tokens of a page.
+    pub page_tokens: u32,
+    /// Elements are bf16; else f16.
+    pub is_bf16: bool,
+}
+
+impl KvShape {
+    /// Bytes of a head's keys and values in a page.
+    pub fn piece_bytes(&self) -> u64 {
+        u64::from(self.page_tokens) * u64::from(self.head_elements) * 4
+    }
+
+    /// Bytes of a page.
+    pub fn page_bytes(&self) -> u64 {
+        self.piece_bytes() * u64::from(self.kv_heads)
+    }
+
+    /// An element as it is stored.
+    pub fn stored(&self, value: f32) -> u16 {
+        match self.is_bf16 {
+            true => bf16_of_f32(value),
+            false => f16_of_f32(value),
+        }
+    }
+
+    /// An element that was stored.
+    pub fn value(&self, stored: u16) -> f32 {
+        match self.is_bf16 {
+            true => f32_of_bf16(stored),
+            false => f32_of_f16(stored),
+        }
+    }
+}
+
+/// Pages on a store.
+#[derive(Clone, Debug)]
+pub struct KvPages {
+    store: Arc<Store>,
+    table: Table,
+    shape: KvShape,
+}
+
+impl KvPages {
+    /// `pages` pages from byte `offset` of the store on.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a shape that cannot be, where the part of a head does not begin with a block, and for pages
+    /// that end past the store.
+    pub fn new(store: &Arc<Store>, offset: u64, pages: u64, shape: KvShape) -> Result<Self> {
+        let elements = shape.head_elements;
+        if elements == 0 || !elements.is_multiple_of(8) || elements > MOST_ELEMENTS {
+            return Err(Error::usage(
+                format!("heads of {elements} elements"),
+                format!("use a multiple of 8, {MOST_ELEMENTS} at most"),
+            ));
+        }
+        let block = u64::from(store.block_bytes());
+        let piece = shape.piece_bytes();
+        if piece == 0 || shape.kv_heads == 0 || !(piece | offset).is_multiple_of(block) {
+            return Err(Error::usage(
+                format!(
+                    "{} heads of {piece} bytes in a page, from byte {offset} on, with blocks of {block} bytes",
+                    shape.kv_heads
+                ),
+                "use as many tokens a page as make whole blocks of a head, and a multiple of a block as offset",
+            ));
+        }
+        if shape.page_bytes() > u64::from(u32::MAX) || pages > u64::from(u32::MAX) {
+            return Err(Error::usage(
+                format!("{pages} pages of {} bytes", shape.page_bytes()),
+                "use fewer than 2^32 of each",
+            ));
+        }
+        Ok(Self {
+            store: Arc::clone(store),
+            table: store.table(offset, pages, shape.page_bytes())?,
+            shape,
+        })
+    }
+
+    /// What a page is.
+    pub fn shape(&self) -> KvShape {
+        self.shape
+    }
+
+    /// The pages as rows: to write them, by [`Table::scatter_on_gpu`] where they lie in memory of a GPU.
+    pub fn table(&self) -> &Table {
+        &self.table
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// Attention of `queries`, those of one head of queries a vector, over the pages `ids` of the head `kv_head` and the
+    /// first `tail` tokens of a page in memory: by the CPU, as the GPU does it. No token at all gives zeros.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a head or a page that is not there; those of [`Store::read_at`].
+    pub fn attend(
+        &self,
+        queries: &[Vec<f32>],
+        ids: &[u32],
+        kv_head: u32,
+        (tail, tail_tokens): (&[u8], u32),
+        scale: f32,
+    ) -> Result<Vec<Vec<f32>>> {
+        let shape = self.shape;
+        let piece = shape.piece_bytes() as usize;
+        let first = u64::from(kv_head) * shape.piece_bytes();
+        let missing = ids.iter().find(|id| u64::from(**id) >= self.table.rows());
+        if kv_head >= shape.kv_heads || missing.is_some() {
+            return Err(Error::usage(
+                format!("head {kv_head}, page {missing:?}"),
+                format!(
+                    "there are {} heads and {} pages",
+                    shape.kv_heads,
+                    self.table.rows()
+                ),
+            ));
+        }
+        let mut sums: Vec<Sum> = queries.iter().map(|query| Sum::new(query.len())).collect();
+        let mut bytes = vec![0; piece];
+        for id in ids {
+            let page = self.table.offset() + u64::from(*id) * shape.page_bytes();
+            self.store.read_at(page + first, &mut bytes)?;
+            self.add(&mut sums, queries, &bytes, shape.page_tokens, scale);
+        }
+        let tail_tokens = tail_tokens.min(shape.page_tokens);
+        if let Some(tail) = tail.get(first as usize..).filter(|_| tail_tokens > 0) {
+            self.add(&mut sums, queries, tail, tail_tokens, scale);
+        }
+        Ok(sums.into_iter().map(Sum::result).collect())
+    }
+
+    fn add(&self, sums: &mut [Sum], queries: &[Vec<f32>], piece: &[u8], tokens: u32, scale: f32) {
+        let shape = self.shape;
+        let elements = shape.head_elements as usize;
+        let values = shape.page_tokens as usize * elements;
+        let element = |at: usize| {
+            let word = piece.get(at * 2..).and_then(|rest| rest.first_chunk());
+            f64::from(shape.value(u16::from_le_bytes(*word.unwrap_or(&[0; 2]))))
+        };
+        for (sum, query) in sums.iter_mut().zip(queries) {
+            for token in 0..tokens as usize {
+                let at = token * elements;
+                let product = query.iter().enumerate();
+                let product: f64 = product.map(|(e, q)| f64::from(*q) * element(at + e)).sum();
+                sum.add(product * f64::from(scale), |e| element(values + at + e));
+            }
+        }
+    }
+}
+
+/// A softmax that is summed up token by token.
+struct Sum {
+    largest: f64,
+    total: f64,
+    sums: Vec<f64>,
+}
+
+impl Sum {
+    fn new(elements: usize) -> Self {
+        Self {
+            largest: f64::NEG_INFINITY,
+            total: 0.0,
+            sums: vec![0.0; elements],
+        }
+    }
+
+    fn add(&mut self, product: f64, value: impl Fn(usize) -> f64) {
+        let next = self.largest.max(product);
+        let (before, weight) = ((self.largest - next).exp(), (product - next).exp());
+        self.largest = next;
+        self.total = self.total * before + weight;
+        for (element, sum) in self.sums.iter_mut().enumerate() {
+            *sum = *sum * before + weight * value(element);
+        }
+    }
+
+    fn result(self) -> Vec<f32> {
+        let share = |sum: &f64| match self.total == 0.0 {
+            true => 0.0,
+            false => (sum / self.total) as f32,
+        };
+        self.sums.iter().map(share).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nvme_host::StoreOptions;
+
+    fn store() -> Arc<Store> {
+        let device = "sim:mem?size=4MiB&block=512";
+        Arc::new(Store::open(device, &StoreOptions::default()).unwrap())
+    }
+
+    const SHAPE: KvShape = KvShape {
+        kv_heads: 2,
+        head_elements: 8,
+        page_tokens: 16,
+        is_bf16: false,
+    };
+
+    #[test]
+    fn a_softmax_over_pages_is_that_of_all_tokens() {
+        let store = store();
+        let pages = KvPages::new(&store, 512, 4, SHAPE).unwrap();
+        // Keys are zero but for one token, whose values are ones: its weight is e^4 among 47 of weight 1.
+        let mut image = vec![0u8; SHAPE.page_bytes() as usize];
+        let mut put = |at: usize, value: f32| {
+            image[at * 2..][..2].copy_from_slice(&SHAPE.stored(value).to_le_bytes());
+        };
+        let head = SHAPE.piece_bytes() as usize / 2;
+        for element in 0..8 {
+            put(head + 3 * 8 + element, 1.0);
+            put(head + 16 * 8 + 3 * 8 + element, 1.0);
+        }
+        store
+            .write_at(512 + 2 * SHAPE.page_bytes(), &image)
+            .unwrap();
+        let query = vec![vec![1.0; 8]];
+        let found = pages.attend(&query, &[0, 2, 1], 1, (&[], 0), 0.5).unwrap();
+        let weight = 4.0f64.exp();
+        let expected = (weight / (weight + 47.0)) as f32;
+        assert!(
+            found[0].iter().all(|y| (y - expected).abs() < 1e-6),
+            "{found:?}"
+        );
+        // The same page in memory, of which four tokens count.
+        let found = pages.attend(&query, &[], 1, (&image, 4), 0.5).unwrap();
+        let expected = (weight / (weight + 3.0)) as f32;
+        assert!(
+            found[0].iter().all(|y| (y - expected).abs() < 1e-6),
+            "{found:?}"
+        );
+        assert_eq!(
+            pages.attend(&query, &[], 0, (&[], 0), 1.0).unwrap(),
+            [vec![0.0; 8]]
+        );
+    }
+
+    #[test]
+    fn shapes_that_cannot_be_are_refused() {
+        let store = store();
+        let with = |change: fn(&mut KvShape)| {
+            let mut shape = SHAPE;
+            change(&mut shape);
+            KvPages::new(&store, 0, 1, shape).map(drop)
+        };
+        assert!(with(|_| ()).is_ok());
+        assert!(with(|shape| shape.head_elements = 12).is_err());
+        assert!(with(|shape| shape.head_elements = 136).is_err());
+        assert!(with(|shape| shape.page_tokens = 8).is_err());
+        assert!(with(|shape| shape.page_tokens = 0).is_err());
+        assert!(with(|shape| shape.kv_heads = 0).is_err());
+        assert!(KvPages::new(&store, 256, 1, SHAPE).is_err());
+        assert!(KvPages::new(&store, 0, 1 << 20, SHAPE).is_err());
+        let pages = KvPages::new(&store, 0, 4, SHAPE).unwrap();
+        assert!(pages.attend(&[], &[4], 0, (&[], 0), 1.0).is_err());
+        assert!(pages.attend(&[], &[3], 2, (&[], 0), 1.0).is_err());
+    }
+}

@@ -1,0 +1,245 @@
+//! Attention over keys and values that lie in pages on a drive, which a GPU reads while it attends.
+// UNSAFETY: launches kernels over addresses that the caller vouches for.
+#![allow(unsafe_code)]
+
+use crate::KvPages;
+use nvme_compute_kernel::pages::{MOST_SPLITS, QUERIES};
+use nvme_compute_kernel::{BLOCK_THREADS, PAGED_PTX, PagedAttention, kernel};
+use nvme_gpu_kernel::ring::{LEAST_SHIFT, MOST_SHIFT};
+use nvme_gpu_kernel::rows::Gather;
+use nvme_host::cuda::{Function, Gathered, Gpu, Module, Pending};
+use nvme_host::store::status;
+use nvme_host::{Error, Result};
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+/// Warps that a launch has at most, with the stations of a store by default.
+const WARPS: u32 = 256;
+/// Blocks of the second kernel at most.
+const JOINING: u32 = 128;
+
+/// Queries, and the pages that each attends to. Addresses are the GPU's.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Queries {
+    /// `sequences` times `heads` vectors of `f32`.
+    pub queries: u64,
+    /// How many sequences.
+    pub sequences: u32,
+    /// Heads of queries: a multiple of the heads of keys and values.
+    pub heads: u32,
+    /// Numbers of pages, `u32`: `most_pages` for each sequence, or for each head of keys and values of each sequence.
+    pub pages: u64,
+    /// How many of them count, `u32`: for each sequence, or for each head of keys and values of each sequence.
+    pub counts: u64,
+    /// Whether each head has pages of its own.
+    pub per_head: bool,
+    /// Pages of a sequence, or of a head, at most.
+    pub most_pages: u32,
+    /// A page of each sequence in memory of the GPU, whose tokens come behind those on the drive; 0 for none. A multiple
+    /// of 16.
+    pub tail: u64,
+    /// How many tokens of it count, a `u32` for each sequence.
+    pub tail_counts: u64,
+    /// Where the results go: as the queries.
+    pub y: u64,
+    /// Room for partial sums: [`Attending::workspace_bytes`].
+    pub workspace: u64,
+    /// By what products of queries and keys are multiplied: usually 1 / sqrt(elements of a head).
+    pub scale: f32,
+}
+
+/// The kernels of such attention, for one GPU.
+///
+/// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
+pub struct Attending {
+    module: ManuallyDrop<Module>,
+    paged: Function,
+    join: Function,
+}
+
+impl Attending {
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// Those of [`Module::load`].
+    pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
+        let module = ManuallyDrop::new(Module::load(gpu, PAGED_PTX.as_bytes())?);
+        let (paged, join) = (
+            module.function(kernel::ATTENTION_PAGED)?,
+            module.function(kernel::ATTENTION_JOIN)?,
+        );
+        Ok(Self {
+            module,
+            paged,
+            join,
+        })
+    }
+
+    /// Registers and bytes of local memory of a thread, as compiled for this GPU.
+    ///
+    /// # Errors
+    /// Those of [`Module::cost`].
+    pub fn cost(&self) -> Result<(u32, u32)> {
+        self.module.cost(self.paged)
+    }
+
+    /// Bytes of [`Queries::workspace`].
+    pub fn workspace_bytes(pages: &KvPages, queries: &Queries) -> u64 {
+        let vectors = u64::from(queries.sequences) * u64::from(queries.heads);
+        let each = u64::from(pages.shape().head_elements) + 2;
+        vectors * u64::from(splits(pages, queries)) * each * 4
+    }
+
+    /// Puts the attention of one query a head into `stream`, a `CUstream` of the store's GPU, and returns before it runs.
+    /// The stream may be captured; what the tables of pages hold when it runs counts.
+    ///
+    /// The results are there in the order of the stream: the [`Pending`] ends with the reads, before the last kernel. Its
+    /// rows are heads of keys and values, sequence after sequence. The queries of one whose pages were not all read, or
+    /// that names a page which is not there, have NaN as results: [`check`] makes an error of it. Queries of no token
+    /// have zeros.
+    ///
+    /// # Safety
+    /// The addresses are valid on the GPU until the stream has done it, and for as long as a graph that captured it may be
+    /// launched; nothing else writes them meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a store whose reads the GPU does not submit itself, heads that are no multiple, addresses
+    /// between two words, and pages whose parts are longer than a command; [`Error::Environment`] with the driver's
+    /// answer.
+    pub unsafe fn attend(
+        &self,
+        pages: &KvPages,
+        queries: &Queries,
+        stream: u64,
+    ) -> Result<Pending> {
+        check_queries(pages, queries)?;
+        let words = words(pages, queries);
+        let parts = words.parts();
+        if parts == 0 {
+            return Ok(Pending::nothing());
+        }
+        let piece = words.piece_bytes();
+        let argument = |rows: Gather| {
+            let stage_shift = piece
+                .next_power_of_two()
+                .ilog2()
+                .clamp(LEAST_SHIFT, MOST_SHIFT);
+            if 1 << stage_shift < piece || rows.slot_bytes < 1 << stage_shift {
+                return Err(Error::usage(
+                    format!("a head's part of a page has {piece} bytes"),
+                    format!("use fewer tokens a page: {} bytes at most", rows.slot_bytes),
+                ));
+            }
+            let slot_bytes = 1 << stage_shift;
+            Ok(PagedAttention {
+                rows: Gather { slot_bytes, ..rows },
+                ..words
+            })
+        };
+        let table = pages.table();
+        // SAFETY: the kernels take one `PagedAttention` and stay loaded; the caller vouches for the addresses.
+        unsafe {
+            let pending =
+                table.stream_on_gpu((&self.module, self.paged), parts, argument, stream)?;
+            let vectors = queries.sequences * queries.heads;
+            let blocks = vectors.div_ceil(BLOCK_THREADS / 32).min(JOINING);
+            self.module
+                .launch_in(stream, self.join, blocks, BLOCK_THREADS, &words)?;
+            Ok(pending)
+        }
+    }
+}
+
+/// What both kernels take, but for the words of the rows.
+fn words(pages: &KvPages, queries: &Queries) -> PagedAttention {
+    let shape = pages.shape();
+    let most = queries.most_pages;
+    let (sequence_stride, head_stride) = match queries.per_head {
+        true => (most * shape.kv_heads, most),
+        false => (most, 0),
+    };
+    PagedAttention {
+        rows: Gather::default(),
+        queries: queries.queries,
+        pages: queries.pages,
+        counts: queries.counts,
+        tail: queries.tail,
+        tail_counts: queries.tail_counts,
+        partial: queries.workspace,
+        y: queries.y,
+        sequences: queries.sequences,
+        heads: queries.heads,
+        kv_heads: shape.kv_heads,
+        head_elements: shape.head_elements,
+        page_tokens: shape.page_tokens,
+        splits: splits(pages, queries),
+        sequence_stride,
+        head_stride,
+        most_pages: most,
+        is_bf16: u32::from(shape.is_bf16),
+        scale: queries.scale,
+        reserved: 0,
+    }
+}
+
+/// Into how many parts the pages of a head are split, so that every warp has some.
+fn splits(pages: &KvPages, queries: &Queries) -> u32 {
+    let shape = pages.shape();
+    let chunks = (queries.heads / shape.kv_heads).div_ceil(QUERIES as u32);
+    let whole = u64::from(queries.sequences) * u64::from(shape.kv_heads) * u64::from(chunks);
+    let wanted = u64::from(WARPS).div_ceil(whole.max(1));
+    (wanted as u32).clamp(1, MOST_SPLITS.min(queries.most_pages.max(1)))
+}
+
+fn check_queries(pages: &KvPages, queries: &Queries) -> Result<()> {
+    let shape = pages.shape();
+    if queries.heads == 0 || !queries.heads.is_multiple_of(shape.kv_heads) {
+        return Err(Error::usage(
+            format!(
+                "{} heads of queries for {} of keys",
+                queries.heads, shape.kv_heads
+            ),
+            "use a multiple",
+        ));
+    }
+    let words = queries.queries | queries.pages | queries.counts | queries.y | queries.workspace;
+    if !(words | queries.tail_counts).is_multiple_of(4) || !queries.tail.is_multiple_of(16) {
+        return Err(Error::usage(
+            "an address between two words",
+            "use multiples of 4, and of 16 for the tail",
+        ));
+    }
+    let heads = u64::from(queries.sequences) * u64::from(queries.heads);
+    let table = u64::from(shape.kv_heads) * u64::from(queries.most_pages);
+    if heads > u64::from(u32::MAX) || table > u64::from(u32::MAX) {
+        return Err(Error::usage(
+            format!(
+                "{} sequences of {} pages",
+                queries.sequences, queries.most_pages
+            ),
+            "use fewer than 2^32 queries, and tables of fewer numbers",
+        ));
+    }
+    Ok(())
+}
+
+/// The end of the reads as an error unless every page was read.
+///
+/// # Errors
+/// [`Error::Device`] with the first head whose pages were not all read, and why.
+pub fn check(pages: &KvPages, ended: Gathered) -> Result<()> {
+    let Some((row, code)) = ended.failures.first else {
+        return Ok(());
+    };
+    let (what, remedy) = status::describe(code);
+    let kv_heads = u64::from(pages.shape().kv_heads);
+    Err(Error::device(
+        format!(
+            "sequence {}, head {} of its keys: {what}; {} parts of the attention are NaN",
+            row / kv_heads,
+            row % kv_heads,
+            ended.failures.rows
+        ),
+        remedy,
+    ))
+}
