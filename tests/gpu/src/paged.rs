@@ -451,7 +451,8 @@ fn usage(bench: &Bench) -> Outcome<String> {
         ..SHAPE
     };
     let long = KvPages::new(&drive.store, 0, 4, long).map_err(text)?;
-    let changed: [(&str, &KvPages, fn(&mut Queries)); 5] = [
+    type Refused<'p> = (&'static str, &'p KvPages, fn(&mut Queries));
+    let changed: [Refused<'_>; 5] = [
         ("no heads", &job.pages, |words| words.heads = 0),
         ("no multiple", &job.pages, |words| words.heads = 7),
         ("an odd address", &job.pages, |words| words.y += 2),

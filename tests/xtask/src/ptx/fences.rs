@@ -303,7 +303,7 @@ fn guards(flow: &Flow<'_>, own: &[(usize, usize)]) -> Vec<bool> {
 mod tests {
     use super::*;
 
-    const PTX: [&str; 6] = [
+    const PTX: [&str; 7] = [
         include_str!("../../../../nvme-gpu-kernel/ptx/nvme_gpu_kernel.ptx"),
         include_str!("../../../../nvme-gpu-kernel/ptx/nvme_gpu_rows.ptx"),
         include_str!("../../../../nvme-gpu-kernel/ptx/nvme_gpu_scatter.ptx"),
