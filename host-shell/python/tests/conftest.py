@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import time
 
 import pytest
 
@@ -94,3 +97,55 @@ def gpu_store():
         pytest.fail("needs the stand-in of CUDA: LD_LIBRARY_PATH with its libcuda.so.1")
     with nvme_gpu.open(SIM_GPU, gpu=0) as opened:
         yield opened
+
+
+@pytest.fixture
+def cuda(monkeypatch):
+    """torch with a GPU, as far as this package looks at it."""
+    pytest.importorskip("torch")
+    from torch_on_stand_in import Cuda
+
+    return Cuda(monkeypatch)
+
+
+class TooSlow(Exception):
+    """The machine took longer for what a test does during a read than the read was delayed."""
+
+
+def during_reads(test, device: str = "sim:mem?size=16MiB", what: str = "@op=read", **more) -> None:
+    """Calls ``test`` with a store whose reads take a while, and a function that it calls when it has looked at what there
+    is during a read: what it saw does not count where the machine took as long as the read (or as ``times`` of them).
+    Then it is called again, with reads that take ten times as long."""
+    for ms in (300, 3_000, 30_000):
+        slow = f"{device}&fault=delay:{ms}ms{what}"
+        with nvme_gpu.open(slow, timeout_ms=120_000, **more) as opened:
+            begin = time.monotonic()
+
+            def saw(times: int = 1, ms: int = ms, begin: float = begin) -> None:
+                if time.monotonic() - begin >= times * ms / 1000:
+                    raise TooSlow
+
+            try:
+                return test(opened, saw)
+            except TooSlow:
+                drain()
+    pytest.fail("a read ended before the test had looked at it, even one of 30 s")
+
+
+def interrupted(call) -> None:
+    """Calls it, and has Ctrl-C come a little later."""
+    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        timer.start()
+        call()
+        # It ended before: the signal is still to come.
+        timer.join()
+        time.sleep(60)
+
+
+def drain() -> None:
+    """Waits until transfers that were left under way have ended and their buffers are given back."""
+    begin = time.monotonic()
+    while nvme_gpu._native.calls_under_way() or nvme_gpu._native.kept_buffers():
+        assert time.monotonic() - begin < 120, "transfers or buffers that stay for ever"
+        time.sleep(0.01)

@@ -19,18 +19,13 @@ import time
 import pytest
 
 import nvme_gpu
-from conftest import SIM_GPU, Device, python, stand_in
+from conftest import SIM_GPU, Device, drain, python, stand_in
 
 ASAN = bool(os.environ.get("NVME_GPU_ASAN"))
 SLOTS, SLOT = 192, 40_960
 # Reads come from the first half, writes go to the second.
 DRIVE = "sim:mem?size=16MiB&threads=2&fault=delay:30ms@op=read,every=2&fault=delay:40ms@op=write,every=2"
 OF_DRIVE, OF_CANARY = 0xEE, 0x11
-
-
-def drain():
-    while nvme_gpu._native.calls_under_way() or nvme_gpu._native.kept_buffers():
-        time.sleep(0.005)
 
 
 class Memory(bytearray):

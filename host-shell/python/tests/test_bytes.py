@@ -8,9 +8,7 @@ import mmap
 import pytest
 
 import nvme_gpu
-from conftest import SIM
-
-SLOW = "sim:mem?size=16MiB&fault=delay:300ms@op=read"
+from conftest import SIM, during_reads
 
 
 def test_any_offset_and_any_length(store):
@@ -80,26 +78,33 @@ def test_a_store_says_what_it_is(store):
 
 
 def test_a_pending_read_is_asked_and_waited_for():
-    with nvme_gpu.open(SLOW) as store:
+    def ask(store, saw):
         pending = store.read_into(bytearray(100), 7)
-        assert not pending.done() and "under way" in repr(pending)
-        with pytest.raises(nvme_gpu.Timeout) as caught:
+        is_done, text = pending.done(), repr(pending)
+        try:
             pending.result(timeout=0.01)
-        assert caught.value.code == "unfinished" and "wait again" in caught.value.remedy
-        assert isinstance(caught.value, TimeoutError)
+            error = None
+        except nvme_gpu.Timeout as caught:
+            error = caught
+        saw()
+        assert not is_done and "under way" in text
+        assert error is not None and error.code == "unfinished" and "wait again" in error.remedy
+        assert isinstance(error, TimeoutError)
         assert pending.result(timeout=60) == bytearray(100)
         assert pending.done() and pending.result() == bytearray(100)
 
+    during_reads(ask)
+
 
 def test_reads_are_under_way_together():
-    import time
-
-    with nvme_gpu.open(SLOW) as store:
-        begin = time.monotonic()
+    def read(store, saw):
         all_of_them = [store.read_into(bytearray(512), index * 4096) for index in range(8)]
         for one in all_of_them:
             one.result()
-        assert time.monotonic() - begin < 8 * 0.3
+        # One after the other they take as long as eight.
+        saw(8)
+
+    during_reads(read)
 
 
 def test_a_closed_store_refuses_and_closes_again():

@@ -7,14 +7,11 @@ import json
 import os
 import pickle
 import random
-import signal
-import threading
-import time
 
 import pytest
 
 import nvme_gpu
-from conftest import SIM
+from conftest import SIM, drain, during_reads, interrupted
 
 numpy = pytest.importorskip("numpy")
 
@@ -334,18 +331,14 @@ def test_what_progress_raises_ends_the_import(long):
     with nvme_gpu.open("sim:mem?size=64MiB&fault=delay:50ms@op=write,every=8") as store:
         with pytest.raises(Enough):
             nvme_gpu.import_file(store, long, progress=progress)
-        while nvme_gpu._native.calls_under_way():
-            time.sleep(0.01)
+        drain()
         assert store.stats()["bytes"] < 2 * long.stat().st_size
 
 
 def test_ctrl_c_ends_an_import(long):
     with nvme_gpu.open("sim:mem?size=64MiB&fault=delay:200ms@op=write,every=2") as store:
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt):
-            nvme_gpu.import_file(store, long)
-        while nvme_gpu._native.calls_under_way():
-            time.sleep(0.01)
+        interrupted(lambda: nvme_gpu.import_file(store, long))
+        drain()
         assert store.stats()["bytes"] < 2 * long.stat().st_size
 
 
@@ -378,8 +371,16 @@ def test_an_error_of_the_device_ends_an_import_and_spares_the_store(model):
 def test_a_catalog_is_there_when_its_import_has_ended(tmp_path):
     path = tmp_path / "late.npy"
     numpy.save(path, numpy.arange(1024))
-    with nvme_gpu.open("sim:mem?size=16MiB&fault=delay:1500ms@op=write,nth=1") as store:
+
+    def ask(store, saw):
         late = nvme_gpu._native.Import.of_file(store._native, path, 0, True)
-        with pytest.raises(nvme_gpu.Usage, match="the import has not ended"):
+        try:
             late.catalog()
+            error = None
+        except nvme_gpu.Usage as caught:
+            error = caught
+        saw()
+        assert error is not None and "the import has not ended" in error.cause
         assert late.wait() and "late" in late.catalog()
+
+    during_reads(ask, what="@op=write,nth=1")

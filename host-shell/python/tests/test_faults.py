@@ -7,7 +7,7 @@ import time
 import pytest
 
 import nvme_gpu
-from conftest import Device, stand_in
+from conftest import Device, drain, stand_in
 
 numpy = pytest.importorskip("numpy")
 
@@ -139,6 +139,4 @@ def test_a_fault_is_a_typed_error_and_nothing_is_lost(fault, face):
             found.append(run(fault, face))
         except (nvme_gpu.Timeout, nvme_gpu.Gone) as error:
             found.append([type(error), "outside of what is judged"])
-    while nvme_gpu._native.calls_under_way():
-        time.sleep(0.01)
-    assert nvme_gpu._native.kept_buffers() == 0
+    drain()

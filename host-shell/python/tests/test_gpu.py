@@ -8,7 +8,7 @@ import gc
 import pytest
 
 import nvme_gpu
-from conftest import SIM, SIM_GPU, Device, rows_of
+from conftest import SIM, SIM_GPU, Device, drain, during_reads, rows_of
 
 
 def values(array):
@@ -154,44 +154,59 @@ def test_an_array_goes_on_by_both_interfaces(gpu_store):
     assert values(want[Foreign()])[0][1][0] == 6000
 
 
+QUEUES = "sim:mem?size=32MiB&queues=32"
+
+
 def test_buffers_stay_until_their_gather_has_ended():
-    # The first reads take a while, and all names of their buffers go at once.
-    device = "sim:mem?size=32MiB&queues=32&fault=delay:1s@op=read"
-    with nvme_gpu.open(device, gpu=0) as store:
+    def let_go(store, saw):
+        # All names of the gather's buffers go at once.
         table = store.table(0, shape=(100, 4), dtype="int32")
         ids, out = Device([1, 2]), Device([7] * 8, "<i4", shape=(2, 4))
         memory = out.memory
         table.gather(ids, out=out)
         del ids, out
         gc.collect()
-        assert not table._native.is_idle()
+        is_idle = table._native.is_idle()
+        saw()
+        assert not is_idle
         table.check()
         assert table._native.is_idle() and list(memory) == [0] * 8
 
+    during_reads(let_go, QUEUES, gpu=0)
+
 
 def test_a_table_and_a_store_may_go_before_their_gathers():
-    device = "sim:mem?size=32MiB&queues=32&fault=delay:1s@op=read"
-    store = nvme_gpu.open(device, gpu=0)
-    table = store.table(0, shape=(100, 4), dtype="int32")
-    found = table[Device([1])]
-    del table
-    gc.collect()
-    assert nvme_gpu._native.kept_buffers() >= 1
-    del store
-    gc.collect()
-    assert values(found) == [[0] * 4]
-    while nvme_gpu._native.kept_buffers():
-        pass
+    def let_go(store, saw):
+        table = store.table(0, shape=(100, 4), dtype="int32")
+        found = table[Device([1])]
+        del table
+        gc.collect()
+        kept = nvme_gpu._native.kept_buffers()
+        saw()
+        assert kept >= 1
+        store.close()
+        del store
+        gc.collect()
+        assert values(found) == [[0] * 4]
+        drain()
+
+    during_reads(let_go, QUEUES, gpu=0)
 
 
 def test_a_check_with_a_limit_says_that_gathers_go_on():
-    device = "sim:mem?size=32MiB&queues=32&fault=delay:300ms@op=read"
-    with nvme_gpu.open(device, gpu=0) as store:
+    def check(store, saw):
         table = store.table(0, shape=(100, 4), dtype="int32")
         table[Device([1])]
-        with pytest.raises(nvme_gpu.Timeout):
+        try:
             table.check(timeout=0.01)
+        except nvme_gpu.Timeout as error:
+            assert "0.01 s" in error.cause
+        else:
+            saw()
+            pytest.fail("the gather had ended, or the check waited for it")
         table.check()
+
+    during_reads(check, QUEUES, gpu=0)
 
 
 def test_more_gathers_than_are_looked_at_one_by_one(gpu_store):

@@ -14,7 +14,7 @@ import weakref
 import pytest
 
 import nvme_gpu
-from conftest import SIM, python
+from conftest import SIM, drain, during_reads, interrupted, python
 
 SLOW = "sim:mem?size=16MiB&fault=delay:300ms@op=read"
 
@@ -23,23 +23,21 @@ class Buffer(bytearray):
     """A bytearray that can be watched."""
 
 
-def drain():
-    while nvme_gpu._native.calls_under_way():
-        time.sleep(0.01)
-
-
 def test_a_buffer_lives_as_long_as_its_transfer():
-    with nvme_gpu.open(SLOW) as store:
+    def left_under_way(store, saw):
         buffer = Buffer(4096)
         watched = weakref.ref(buffer)
         pending = store.read_into(buffer)
         del buffer, pending
         gc.collect()
-        assert watched() is not None and nvme_gpu._native.kept_buffers() == 1
+        is_alive, kept = watched() is not None, nvme_gpu._native.kept_buffers()
+        saw()
+        assert is_alive and kept == 1
         drain()
-        assert nvme_gpu._native.kept_buffers() == 0
         gc.collect()
         assert watched() is None
+
+    during_reads(left_under_way)
 
 
 def test_a_buffer_is_not_resized_under_a_transfer():
@@ -53,7 +51,7 @@ def test_a_buffer_is_not_resized_under_a_transfer():
 
 
 def test_an_exception_between_start_and_end_keeps_the_buffer():
-    with nvme_gpu.open(SLOW) as store:
+    def with_an_exception(store, saw):
         watched = None
         try:
             buffer = Buffer(4096)
@@ -63,46 +61,54 @@ def test_an_exception_between_start_and_end_keeps_the_buffer():
         except RuntimeError:
             del buffer
         gc.collect()
-        assert watched() is not None
+        is_alive = watched() is not None
+        saw()
+        assert is_alive
         drain()
-        nvme_gpu._native.kept_buffers()
+        gc.collect()
         assert watched() is None
+
+    during_reads(with_an_exception)
 
 
 @pytest.mark.parametrize("call", ["read", "gather", "flush"])
 def test_ctrl_c_ends_the_wait_and_not_the_transfer(call):
-    with nvme_gpu.open("sim:mem?size=16MiB&fault=delay:1500ms") as store:
+    def wait(store, saw):
         table = store.table(0, shape=(100, 4), dtype="int32")
         calls = {"read": lambda: store.read(512), "gather": lambda: table[[1, 2]], "flush": store.flush}
-        timer = threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT))
-        begin = time.monotonic()
-        timer.start()
-        with pytest.raises(KeyboardInterrupt):
-            calls[call]()
-        assert time.monotonic() - begin < 1.2
-        assert nvme_gpu._native.calls_under_way() == 1
+        interrupted(calls[call])
+        under_way = nvme_gpu._native.calls_under_way()
+        saw()
+        assert under_way == 1
         drain()
+
+    during_reads(wait, what="@op=flush" if call == "flush" else "@op=read")
 
 
 def test_ctrl_c_ends_a_wait_for_a_pending_read():
-    with nvme_gpu.open("sim:mem?size=16MiB&fault=delay:1s@op=read") as store:
+    def wait(store, saw):
         pending = store.read_into(bytearray(512))
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
-        with pytest.raises(KeyboardInterrupt):
-            pending.result()
+        interrupted(pending.result)
+        saw()
         assert pending.result() == bytearray(512)
+
+    during_reads(wait)
 
 
 def test_other_threads_run_while_one_waits():
-    counted = 0
-    with nvme_gpu.open(SLOW) as store:
+    def wait(store, saw):
         waiting = threading.Thread(target=store.read, args=(512,))
         waiting.start()
-        while waiting.is_alive():
-            counted += 1
-            time.sleep(0.001)
-        waiting.join()
-    assert counted > 20
+        try:
+            # Comes here before the read has ended where the wait leaves other threads alone.
+            while not nvme_gpu._native.calls_under_way() and waiting.is_alive():
+                time.sleep(0.001)
+            saw()
+            assert waiting.is_alive()
+        finally:
+            waiting.join()
+
+    during_reads(wait)
 
 
 def test_a_store_closes_while_others_use_it():
@@ -184,7 +190,7 @@ def test_a_forked_child_is_refused_and_leaves_the_parents_store_alone(store):
 
 
 def test_a_fork_during_a_transfer_disturbs_neither():
-    with nvme_gpu.open(SLOW) as store:
+    def fork(store, saw):
         pending = store.read_into(bytearray(4096))
         child = os.fork()
         if child == 0:
@@ -192,8 +198,14 @@ def test_a_fork_during_a_transfer_disturbs_neither():
             del pending, store
             gc.collect()
             os._exit(1 if ended else 0)
-        assert os.waitpid(child, 0)[1] == 0
+        try:
+            saw()
+        finally:
+            status = os.waitpid(child, 0)[1]
+        assert status == 0
         assert pending.result() == bytearray(4096)
+
+    during_reads(fork)
 
 
 def _of_a_worker(path):
@@ -232,7 +244,8 @@ def test_a_program_that_is_interrupted_ends_as_others_do():
         import os, signal, threading, nvme_gpu
         store = nvme_gpu.open("sim:mem?size=16MiB&fault=delay:1s@op=read")
         threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-        store.read(512)
+        while True:
+            store.read(512)
         """,
         check=False,
     )

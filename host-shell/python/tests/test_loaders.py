@@ -273,3 +273,62 @@ def test_a_gpu_gets_layers_in_order_of_its_streams(tmp_path, fault):
     assert "warps of the GPU" in out
     # A read for several rows that fails is done again for each.
     assert out.startswith("failed 0" if not fault else "failed "), out
+
+
+def test_arrays_of_numpy_lie_in_the_slot(catalog, monkeypatch):
+    numpy = pytest.importorskip("numpy")
+    monkeypatch.setattr(nvme_gpu._buffers, "torch", lambda: None)
+    with nvme_gpu.LayerLoader(catalog) as loader, loader.layer(2) as w:
+        weight, bias = w["w"], w["b"]
+        assert isinstance(weight, numpy.ndarray) and weight.dtype == numpy.float32 and is_right(2, weight.tolist())
+        assert not weight.flags.writeable and not weight.flags.owndata
+        # numpy has no bfloat16: its bytes are along the last length.
+        assert bias.dtype == numpy.uint8 and bias.tolist() == list(range(6))
+    del w
+    assert is_right(2, weight.tolist()), "an array keeps its slot"
+
+
+def test_arrays_without_a_library_are_views_of_memory(store, tmp_path, monkeypatch):
+    monkeypatch.setattr(nvme_gpu._buffers, "torch", lambda: None)
+    monkeypatch.setattr(nvme_gpu._buffers, "numpy", lambda: None)
+    with nvme_gpu.LayerLoader(nvme_gpu.import_file(store, odd_model(tmp_path / "m.safetensors"))) as loader:
+        with loader.layer(0) as w:
+            found = w["weight"]
+            assert isinstance(found, memoryview) and found.format == "i" and found.tolist() == [[1, 2], [3, 4], [5, 6]]
+            assert w["one"].shape == (1,) and w["one"].tolist() == [7]
+            assert w["half"].format == "B" and w["half"].tolist() == [0, 1, 2, 3]
+            assert w["none"].nbytes == 0
+        with loader.layer(1) as w:
+            assert w["none"].nbytes == 0 and w.nbytes == 0
+
+
+def odd_model(path):
+    """A safetensors file with a layer of a matrix, one number, bfloat16 and no bytes, and a layer of no bytes."""
+    header, data = {}, bytearray()
+    for name, dtype, shape, part in (
+        ("m.0.weight", "I32", [3, 2], b"".join(one.to_bytes(4, "little") for one in range(1, 7))),
+        ("m.0.one", "I64", [], (7).to_bytes(8, "little")),
+        ("m.0.half", "BF16", [2], bytes(range(4))),
+        ("m.0.none", "F32", [0, 4], b""),
+        ("m.1.none", "BF16", [2, 0], b""),
+    ):
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [len(data), len(data) + len(part)]}
+        data.extend(part)
+    text = json.dumps(header).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + data)
+    return path
+
+
+@pytest.mark.parametrize("with_torch", [True, False])
+def test_tensors_of_no_bytes_have_their_shape(store, tmp_path, monkeypatch, with_torch):
+    if with_torch:
+        pytest.importorskip("torch")
+    else:
+        pytest.importorskip("numpy")
+        monkeypatch.setattr(nvme_gpu._buffers, "torch", lambda: None)
+    loader = nvme_gpu.LayerLoader(nvme_gpu.import_file(store, odd_model(tmp_path / "m.safetensors")))
+    with loader.layer(0) as w:
+        assert w["weight"].tolist() == [[1, 2], [3, 4], [5, 6]] and w["one"].tolist() == 7
+        assert tuple(w["none"].shape) == (0, 4) and str(w["none"].dtype).endswith("float32")
+    with loader.layer(1) as w:
+        assert tuple(w["none"].shape) == (2, 0)

@@ -275,24 +275,6 @@ def test_blocks_are_read_to_addresses_of_the_gpu(gpu_store):
         assert nvme.read_to_gpu(size_mb=0.01).tobytes()[16:18] == b"\xe8\x03"
 
 
-@pytest.fixture
-def cuda(monkeypatch):
-    """Tensors that say that they lie on the GPU: the stand-in's memory is that of the host."""
-
-    class OnGpu(torch.Tensor):
-        is_cuda = property(lambda self: True)
-        device = property(lambda self: torch.device("cuda", 0))
-
-    def made(*words, device=None, **more):
-        tensor = empty(*words, **more)
-        return tensor.as_subclass(OnGpu) if device is not None and device.type == "cuda" else tensor
-
-    empty = torch.empty
-    monkeypatch.setattr(torch, "empty", made)
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda index: 0, raising=False)
-    return lambda tensor: tensor.as_subclass(OnGpu)
-
-
 def test_tensors_of_the_gpu_are_gathered_by_the_gpu(gpu_store, cuda):
     table, values = floats(gpu_store, 100, 4)
     ids = torch.tensor([[3, 99], [0, 3]])

@@ -118,10 +118,8 @@ def _read_tensor_fake(device_path: str, offset: int, shape: Any, dtype: Any, dev
 
 
 def _read_into_tensor(t: Any, device_path: str, offset: int) -> None:
-    gpu = None
-    if t.is_cuda:
-        gpu = _torch.cuda.current_device() if t.device.index is None else t.device.index
-    pending = store_of(device_path, gpu).read_into(t, offset)
+    # A tensor's device has its number, also where "cuda" alone was asked for.
+    pending = store_of(device_path, t.device.index if t.is_cuda else None).read_into(t, offset)
     if not t.is_cuda:
         pending.result()
 
