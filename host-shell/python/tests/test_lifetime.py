@@ -40,6 +40,19 @@ def test_a_buffer_lives_as_long_as_its_transfer():
     during_reads(left_under_way)
 
 
+def test_what_was_seen_after_a_read_does_not_count():
+    looks = []
+
+    def look(store, saw):
+        store.read(512)
+        looks.append(store)
+        if len(looks) == 1:
+            saw()
+
+    during_reads(look)
+    assert len(looks) == 2, "a read takes longer than what `saw` allows"
+
+
 def test_a_buffer_is_not_resized_under_a_transfer():
     with nvme_gpu.open(SLOW) as store:
         buffer = bytearray(4096)

@@ -6,6 +6,7 @@ import gc
 import json
 import os
 import pickle
+import sys
 import threading
 
 import pytest
@@ -303,12 +304,13 @@ def test_arrays_without_a_library_are_views_of_memory(store, tmp_path, monkeypat
 
 
 def odd_model(path):
-    """A safetensors file with a layer of a matrix, one number, bfloat16 and no bytes, and a layer of no bytes."""
+    """A safetensors file with a layer of a matrix, one number, halves and no bytes, and a layer of no bytes."""
     header, data = {}, bytearray()
     for name, dtype, shape, part in (
         ("m.0.weight", "I32", [3, 2], b"".join(one.to_bytes(4, "little") for one in range(1, 7))),
         ("m.0.one", "I64", [], (7).to_bytes(8, "little")),
         ("m.0.half", "BF16", [2], bytes(range(4))),
+        ("m.0.word", "U16", [2], bytes(range(4))),
         ("m.0.none", "F32", [0, 4], b""),
         ("m.1.none", "BF16", [2, 0], b""),
     ):
@@ -329,6 +331,10 @@ def test_tensors_of_no_bytes_have_their_shape(store, tmp_path, monkeypatch, with
     loader = nvme_gpu.LayerLoader(nvme_gpu.import_file(store, odd_model(tmp_path / "m.safetensors")))
     with loader.layer(0) as w:
         assert w["weight"].tolist() == [[1, 2], [3, 4], [5, 6]] and w["one"].tolist() == 7
+        if not hasattr(sys.modules.get("torch"), "uint16") and with_torch:
+            assert w["word"].tolist() == [0, 1, 2, 3], "bytes of a dtype that torch lacks"
+        else:
+            assert w["word"].tolist() == [0x100, 0x302]
         assert tuple(w["none"].shape) == (0, 4) and str(w["none"].dtype).endswith("float32")
     with loader.layer(1) as w:
         assert tuple(w["none"].shape) == (2, 0)
