@@ -13,7 +13,6 @@ from contextlib import ExitStack
 from typing import Any, Callable
 
 from . import NvmeGpuError, Usage, open
-from . import _buffers
 from ._native import Array
 
 BLOCK = 4096
