@@ -133,13 +133,23 @@ def during_reads(test, device: str = "sim:mem?size=16MiB", what: str = "@op=read
 
 
 def interrupted(call) -> None:
-    """Calls it, and has Ctrl-C come a little later."""
-    timer = threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT))
+    """Calls it, and has Ctrl-C come a little after it has begun to wait: not while it imports numpy, which would stay
+    half imported."""
+    is_over = threading.Event()
+
+    def press() -> None:
+        while not nvme_gpu._native.calls_under_way() and not is_over.wait(0.005):
+            pass
+        is_over.wait(0.1)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    presses = threading.Thread(target=press)
     with pytest.raises(KeyboardInterrupt):
-        timer.start()
+        presses.start()
         call()
         # It ended before: the signal is still to come.
-        timer.join()
+        is_over.set()
+        presses.join()
         time.sleep(60)
 
 
