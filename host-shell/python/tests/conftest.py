@@ -113,9 +113,9 @@ class TooSlow(Exception):
 
 
 def during_reads(test, device: str = "sim:mem?size=16MiB", what: str = "@op=read", **more) -> None:
-    """Calls ``test`` with a store whose reads take a while, and a function that it calls when it has looked at what there
-    is during a read: what it saw does not count where the machine took as long as the read (or as ``times`` of them).
-    Then it is called again, with reads that take ten times as long."""
+    """Calls ``test`` with a store whose reads take a while, and a function that it calls when it has looked at what
+    there is during a read: what it saw does not count where the machine took as long as the read (or as ``times`` of
+    them). Then it is called again, with reads that take ten times as long."""
     for ms in (300, 3_000, 30_000):
         slow = f"{device}&fault=delay:{ms}ms{what}"
         with nvme_gpu.open(slow, timeout_ms=120_000, **more) as opened:
