@@ -80,6 +80,20 @@ impl Kind {
         })
     }
 
+    /// Its bits of the mode, as `st_mode` has them (S_IFMT).
+    pub fn mode_bits(self) -> u32 {
+        let number = match self {
+            Self::Fifo => 0x1,
+            Self::CharDevice => 0x2,
+            Self::Directory => 0x4,
+            Self::BlockDevice => 0x6,
+            Self::File => 0x8,
+            Self::Symlink => 0xA,
+            Self::Socket => 0xC,
+        };
+        number << 12
+    }
+
     /// One word for it.
     pub fn name(self) -> &'static str {
         match self {
@@ -190,6 +204,22 @@ impl Inode {
     pub fn has(&self, flag: u32) -> bool {
         self.flags & flag != 0
     }
+
+    /// The names of its bits that [`flags`] has.
+    pub fn flag_names(&self) -> Vec<&'static str> {
+        let all = [
+            (flags::IMMUTABLE, "immutable"),
+            (flags::COMPRESSED_BLOCKS, "compressed"),
+            (flags::ENCRYPTED, "encrypted"),
+            (flags::INDEX, "index"),
+            (flags::EXTENTS, "extents"),
+            (flags::VERITY, "verity"),
+            (flags::INLINE_DATA, "inline_data"),
+            (flags::CASEFOLD, "casefold"),
+        ];
+        let set = all.into_iter().filter(|(flag, _)| self.has(*flag));
+        set.map(|(_, name)| name).collect()
+    }
 }
 
 /// Whether the checksum fits; `known` bytes are members.
@@ -203,5 +233,20 @@ fn is_sound(bytes: &[u8], known: usize, seed: u32) -> bool {
         crc32c(seed, &cleared) == stored
     } else {
         crc32c(seed, &cleared) as u16 == low
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Kind;
+
+    #[test]
+    fn kinds_have_the_bits_that_they_are_read_from() {
+        let kinds = (0..16).filter_map(|number| Some((number, Kind::of_mode(number << 12)?)));
+        let kinds: Vec<_> = kinds.collect();
+        assert_eq!(kinds.len(), 7);
+        for (number, kind) in kinds {
+            assert_eq!(kind.mode_bits(), u32::from(number) << 12, "{}", kind.name());
+        }
     }
 }

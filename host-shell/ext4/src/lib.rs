@@ -55,5 +55,5 @@ pub use error::{Error, Refusal, Result};
 pub use extents::Extent;
 pub use inode::{Inode, Kind, flags};
 pub use source::{Source, SourceError};
-pub use superblock::Info;
+pub use superblock::{Info, uuid_text};
 pub use volume::{Ext4, File};

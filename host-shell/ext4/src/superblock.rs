@@ -74,6 +74,20 @@ pub struct Info {
     pub has_errors: bool,
 }
 
+/// A UUID as text, as /dev/disk/by-uuid has it.
+pub fn uuid_text(uuid: &[u8; 16]) -> String {
+    let mut text = String::with_capacity(36);
+    for (index, byte) in uuid.iter().enumerate() {
+        if matches!(index, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        for digit in [byte >> 4, byte & 0xF] {
+            text.extend(char::from_digit(digit.into(), 16));
+        }
+    }
+    text
+}
+
 /// How group descriptors are protected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GroupChecksum {
@@ -287,5 +301,15 @@ fn check_features(features: u32) -> Result<()> {
             feature: format!("the unknown incompatible features {unknown:#x}"),
             remedy: "copy its files to an ext4 without them",
         }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn a_uuid_is_written_in_its_five_parts() {
+        let uuid = std::array::from_fn(|at| at as u8 * 17);
+        let text = "00112233-4455-6677-8899-aabbccddeeff";
+        assert_eq!(super::uuid_text(&uuid), text);
     }
 }

@@ -4,7 +4,8 @@
 //! - `view`: memory of others, kept alive; `array`: memory of ours.
 //! - `store`, `table`: bytes and rows; `operation`, `flight`: transfers by threads and by a GPU; `left`: those whose
 //!   buffers are kept because their owner went away before they ended.
-//! - `catalog`: files of tensors; `loader`: their layers, read ahead; `sampler`: rows of batches.
+//! - `volume`: files of an ext4 on a store; `catalog`: files of tensors; `loader`: their layers, read ahead; `sampler`:
+//!   rows of batches.
 //! - `pool`: threads that wait in place of the caller; `wait`: waits that Ctrl-C ends.
 //! - `dlpack`, `error`: tensors and exceptions.
 
@@ -21,6 +22,7 @@ mod sampler;
 mod store;
 mod table;
 mod view;
+mod volume;
 mod wait;
 
 use error::Fault;
@@ -56,6 +58,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<catalog::Import>()?;
     module.add_class::<store::Store>()?;
     module.add_class::<table::Table>()?;
+    module.add_class::<volume::Volume>()?;
+    module.add_class::<volume::DriveFile>()?;
     module.add_class::<loader::LayerLoader>()?;
     module.add_class::<loader::Layer>()?;
     module.add_class::<sampler::Sampler>()?;
@@ -65,5 +69,6 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(gpu, module)?)?;
     module.add_function(wrap_pyfunction!(calls_under_way, module)?)?;
     module.add_function(wrap_pyfunction!(left::kept_buffers, module)?)?;
+    module.add_function(wrap_pyfunction!(volume::location, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

@@ -1,13 +1,13 @@
 //! Layers of a model that are read ahead. Names, dtypes and arrays are Python's; here are places and reads.
 
 use crate::error::{Fault, OrRaise};
-use crate::pool::{Job, lock};
-use crate::store::Store;
+use crate::store::{AtClose, Store};
+use crate::volume::DriveFile;
 use crate::wait;
 use nvme_host::catalog::{Dtype, Entry};
 use nvme_host::loader::{self, LayerOrder, Layers, LoaderOptions, Resident};
 use pyo3::prelude::*;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 pub type Open = Arc<loader::LayerLoader>;
@@ -53,16 +53,25 @@ impl LayerLoader {
     }
 }
 
+impl AtClose for loader::LayerLoader {
+    fn close(&self, limit: Duration) {
+        // Past the limit the loader keeps the store.
+        let _ = self.close(limit);
+    }
+}
+
 #[pymethods]
 impl LayerLoader {
-    /// `order` is None for one layer after the other; an empty one is learned.
+    /// Places of tensors are those in `file`, or without one in the store. `order` is None for one layer after the other;
+    /// an empty one is learned.
     #[new]
-    #[pyo3(signature = (store, tensors, which, slots, ahead, resident, order, on_gpu))]
+    #[pyo3(signature = (store, tensors, file, which, slots, ahead, resident, order, on_gpu))]
     #[expect(clippy::too_many_arguments, reason = "options of Python")]
     fn new(
         py: Python<'_>,
         store: &Store,
         tensors: Vec<Place>,
+        file: Option<&DriveFile>,
         which: Option<Which>,
         slots: usize,
         ahead: Option<usize>,
@@ -85,7 +94,10 @@ impl LayerLoader {
             Some(Which::Prefixes(prefixes)) => Layers::by_prefix(&entries, &prefixes),
             Some(Which::Names(names)) => Layers::of_names(&entries, names),
         };
-        let layers = layers.or_raise()?;
+        let mut layers = layers.or_raise()?;
+        if let Some(file) = file {
+            layers = file.get()?.layers(layers).or_raise()?;
+        }
         let options = LoaderOptions {
             slots,
             ahead,
@@ -107,7 +119,8 @@ impl LayerLoader {
         let opened = store.get()?;
         let made = py.detach(|| loader::LayerLoader::new(&opened, layers, &options));
         let made = Arc::new(made.or_raise()?);
-        store.add_loader(&made);
+        let at_close: Arc<dyn AtClose> = made.clone();
+        store.at_close(&at_close);
         Ok(Self {
             process: std::process::id(),
             loader: Some(made),
@@ -142,17 +155,8 @@ impl LayerLoader {
             // Streams of threads are those of the calling one.
             py.detach(|| loader.layer_for(index, stream)).or_raise()?
         } else {
-            let place = Arc::new(Mutex::new(None));
-            let to = Arc::clone(&place);
             // A layer that comes after Ctrl-C goes back at once.
-            let job = Job::start(move || {
-                *lock(&to) = Some(loader.layer(index)?);
-                Ok(())
-            })?;
-            wait::until(py, None, |slice| job.wait(slice))?;
-            job.result()?;
-            let given = lock(&place).take();
-            given.ok_or_else(|| Fault::of(&nvme_host::Error::internal("no layer was given")))?
+            wait::of(py, move || Ok(loader.layer(index)?))?
         };
         Ok(Layer {
             process: self.process,
@@ -168,9 +172,7 @@ impl LayerLoader {
     fn check(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<()> {
         let limit = wait::seconds(timeout)?.unwrap_or(FOR_EVER);
         let loader = Arc::clone(self.get()?);
-        let job = Job::start(move || Ok(loader.check(limit)?))?;
-        wait::until(py, None, |slice| job.wait(slice))?;
-        Ok(job.result()?)
+        wait::of(py, move || Ok(loader.check(limit)?))
     }
 
     /// Waits for reads under way, and lets go of the store.
@@ -179,15 +181,13 @@ impl LayerLoader {
             return Ok(());
         }
         let loader = Arc::clone(self.get()?);
-        let job = Job::start(move || Ok(loader.close(FOR_EVER)?))?;
-        wait::until(py, None, |slice| job.wait(slice))?;
-        Ok(job.result()?)
+        wait::of(py, move || Ok(loader.close(FOR_EVER)?))
     }
 }
 
 impl Drop for LayerLoader {
     fn drop(&mut self) {
-        drop_elsewhere(self.process, self.loader.take());
+        wait::drop_elsewhere(self.process, self.loader.take());
     }
 }
 
@@ -225,25 +225,12 @@ impl Layer {
         let Some(given) = self.given.clone() else {
             return Ok(());
         };
-        let job = Job::start(move || Ok(given.wait(limit)?))?;
-        wait::until(py, None, |slice| job.wait(slice))?;
-        Ok(job.result()?)
+        wait::of(py, move || Ok(given.wait(limit)?))
     }
 }
 
 impl Drop for Layer {
     fn drop(&mut self) {
-        drop_elsewhere(self.process, self.given.take());
-    }
-}
-
-/// Drops what may be the last owner of a store without the GIL; in a child of a fork not at all.
-fn drop_elsewhere<T: Send>(process: u32, value: Option<T>) {
-    match value {
-        Some(value) if process == std::process::id() => {
-            Python::attach(|py| py.detach(|| drop(value)));
-        }
-        // The parent's.
-        other => std::mem::forget(other),
+        wait::drop_elsewhere(self.process, self.given.take());
     }
 }

@@ -6,19 +6,31 @@ use crate::error::{Fault, OrRaise};
 use crate::flight::{Flights, GpuOperation};
 use crate::left;
 use crate::operation::Operation;
-use crate::pool::{Job, lock};
+use crate::pool::lock;
 use crate::view::View;
 use crate::wait;
+use nvme_host::StoreOptions;
 use nvme_host::cuda::{Gpu, RowsOptions};
-use nvme_host::loader::LayerLoader;
 use nvme_host::store::{FileIo, Gds, GpuOptions};
-use nvme_host::{Error, StoreOptions};
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 use std::time::Duration;
 
 pub type Open = Arc<nvme_host::Store>;
+
+/// What lies above a store and keeps its device open.
+pub trait AtClose: Send + Sync {
+    /// Lets go of the store; what is under way is waited for, `limit` at most.
+    fn close(&self, limit: Duration);
+}
+
+impl<T: Send> AtClose for Mutex<Option<T>> {
+    fn close(&self, _: Duration) {
+        let value = lock(self).take();
+        drop(value);
+    }
+}
 
 /// A drive, a file, or several of them as one range of bytes.
 #[pyclass(frozen, module = "nvme_gpu._native")]
@@ -27,7 +39,8 @@ pub struct Store {
     open: Mutex<Option<Open>>,
     gpu: Option<Arc<Gpu>>,
     tables: Mutex<Vec<Weak<Flights>>>,
-    loaders: Mutex<Vec<Weak<LayerLoader>>>,
+    /// What keeps the device open, and is closed first.
+    above: Mutex<Vec<Weak<dyn AtClose>>>,
     /// Reads and writes of bytes on the GPU.
     flights: Arc<Flights>,
     /// Calls that use the device.
@@ -67,11 +80,11 @@ impl Store {
         tables.push(Arc::downgrade(flights));
     }
 
-    /// `close` closes the loader first.
-    pub fn add_loader(&self, loader: &Arc<LayerLoader>) {
-        let mut loaders = lock(&self.loaders);
-        loaders.retain(|one| one.strong_count() > 0);
-        loaders.push(Arc::downgrade(loader));
+    /// `close` closes it first.
+    pub fn at_close(&self, one: &Arc<dyn AtClose>) {
+        let mut above = lock(&self.above);
+        above.retain(|one| one.strong_count() > 0);
+        above.push(Arc::downgrade(one));
     }
 
     /// # Errors
@@ -152,24 +165,14 @@ impl Store {
         };
         left::reap();
         // What is opened after Ctrl-C is closed by the thread that opened it.
-        let opened = Arc::new(Mutex::new(None));
-        let (device, place) = (device.to_owned(), Arc::clone(&opened));
-        let job = Job::start(move || {
-            *lock(&place) = Some(nvme_host::Store::open(&device, &options)?);
-            Ok(())
-        })?;
-        wait::until(py, None, |slice| job.wait(slice))?;
-        job.result()?;
-        let taken = lock(&opened).take();
-        let Some(store) = taken else {
-            return Err(Fault::of(&Error::internal("nothing was opened")).into());
-        };
+        let device = device.to_owned();
+        let store = wait::of(py, move || Ok(nvme_host::Store::open(&device, &options)?))?;
         Ok(Self {
             process: std::process::id(),
             gpu: store.gpu().cloned(),
             open: Mutex::new(Some(Arc::new(store))),
             tables: Mutex::default(),
-            loaders: Mutex::default(),
+            above: Mutex::default(),
             flights: Arc::default(),
             calls: AtomicU64::new(0),
         })
@@ -218,11 +221,7 @@ impl Store {
         let store = self.get()?;
         let to = view.get().of_host("the destination", true)?;
         within(&store, offset, to.bytes)?;
-        Operation::start(vec![view], move || {
-            // SAFETY: the view is kept until this ended.
-            store.read_at(offset, unsafe { to.slice_mut() })?;
-            Ok(())
-        })
+        fill(view, move |data| store.read_at(offset, data))
     }
 
     fn write(&self, view: Py<View>, offset: u64, durable: bool) -> PyResult<Operation> {
@@ -315,17 +314,15 @@ impl Store {
             table.reap();
         }
         left::reap();
-        let loaders = std::mem::take(&mut *lock(&self.loaders));
+        let above = std::mem::take(&mut *lock(&self.above));
         if let Some(open) = open {
-            let job = Job::start(move || {
-                for loader in loaders.iter().filter_map(Weak::upgrade) {
-                    // Past the limit the loader keeps the store.
-                    let _ = loader.close(limit.unwrap_or(Duration::MAX));
+            wait::of(py, move || {
+                for one in above.iter().filter_map(Weak::upgrade) {
+                    one.close(limit.unwrap_or(Duration::MAX));
                 }
                 drop(open);
                 Ok(())
             })?;
-            wait::until(py, None, |slice| job.wait(slice))?;
         }
         Ok(())
     }
@@ -344,6 +341,19 @@ impl Drop for Store {
             Python::attach(|py| py.detach(|| drop(open)));
         }
     }
+}
+
+/// Starts to fill `view` by `read`.
+pub fn fill(
+    view: Py<View>,
+    read: impl FnOnce(&mut [u8]) -> nvme_host::Result<()> + Send + 'static,
+) -> PyResult<Operation> {
+    let to = view.get().of_host("the destination", true)?;
+    Operation::start(vec![view], move || {
+        // SAFETY: the view is kept until this ended.
+        read(unsafe { to.slice_mut() })?;
+        Ok(())
+    })
 }
 
 /// # Errors

@@ -1,6 +1,9 @@
 //! Waits that Ctrl-C ends: the GIL is released, and signals are looked at between slices of time.
 
+use crate::error::Fault;
+use crate::pool::{Job, lock};
 use pyo3::prelude::*;
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 /// How long a signal may go unseen.
@@ -29,14 +32,45 @@ pub fn until(
     }
 }
 
+/// What `work` comes to on a thread of the pool.
+///
+/// # Errors
+/// Its own; `KeyboardInterrupt`, and what it makes later is dropped by its thread.
+pub fn of<T: Send + 'static>(
+    py: Python<'_>,
+    work: impl FnOnce() -> Result<T, Fault> + Send + 'static,
+) -> PyResult<T> {
+    let made = Arc::new(Mutex::new(None));
+    let place = Arc::clone(&made);
+    let job = Job::start(move || {
+        *lock(&place) = Some(work()?);
+        Ok(())
+    })?;
+    until(py, None, |slice| job.wait(slice))?;
+    job.result()?;
+    let made = lock(&made).take();
+    made.ok_or_else(|| Fault::of(&nvme_host::Error::internal("a call came to nothing")).into())
+}
+
+/// Drops what may be the last owner of a store without the GIL; in a child of a fork not at all.
+pub fn drop_elsewhere<T: Send>(process: u32, value: Option<T>) {
+    match value {
+        Some(value) if process == std::process::id() => {
+            Python::attach(|py| py.detach(|| drop(value)));
+        }
+        // The parent's.
+        other => std::mem::forget(other),
+    }
+}
+
 /// A time-out of Python, in seconds.
-pub fn seconds(timeout: Option<f64>) -> Result<Option<Duration>, crate::error::Fault> {
+pub fn seconds(timeout: Option<f64>) -> Result<Option<Duration>, Fault> {
     let Some(seconds) = timeout else {
         return Ok(None);
     };
     match seconds {
         ..0.0 => Ok(Some(Duration::ZERO)),
-        _ if seconds.is_nan() => Err(crate::error::Fault::usage(
+        _ if seconds.is_nan() => Err(Fault::usage(
             "timeout is not a number",
             "give seconds, or None for no limit",
         )),

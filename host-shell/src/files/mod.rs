@@ -3,9 +3,11 @@
 //! - [`Location`]: `DEVICE:/path`, with `part=N` in the device.
 //! - [`Partitions`]: the GPT of a drive.
 //! - [`Volume`]: the ext4 of a store or partition; [`DriveFile`]: a file of it.
+//! - [`MountedFile`]: an immutable file of an ext4 that Linux has mounted, and where its data lie on the device.
 
 mod gpt;
 mod location;
+mod mounted;
 mod part;
 #[cfg(all(test, feature = "sim"))]
 mod tests;
@@ -13,6 +15,7 @@ mod volume;
 
 pub use gpt::{Partition, Partitions};
 pub use location::Location;
-pub use nvme_ext4::{DirEntry, Extent, Info, Inode, Kind, flags};
+pub use mounted::{Identity, MountedFile};
+pub use nvme_ext4::{DirEntry, Extent, Info, Inode, Kind, flags, uuid_text};
 pub use part::Part;
 pub use volume::{DriveFile, Volume};

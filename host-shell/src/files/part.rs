@@ -4,23 +4,24 @@ use super::gpt::Partitions;
 use crate::error::{Error, Result};
 use crate::store::Store;
 use nvme_ext4::{Source, SourceError};
+use std::sync::Arc;
 
 /// Sizes of blocks that a file can be the image of.
 const BLOCKS: [u32; 2] = [512, 4096];
 
 /// A range of a store.
-#[derive(Clone, Copy, Debug)]
-pub struct Part<'a> {
-    store: &'a Store,
+#[derive(Clone, Debug)]
+pub struct Part {
+    store: Arc<Store>,
     offset: u64,
     bytes: u64,
 }
 
-impl<'a> Part<'a> {
+impl Part {
     /// All of `store`.
-    pub fn whole(store: &'a Store) -> Self {
+    pub fn whole(store: &Arc<Store>) -> Self {
         Self {
-            store,
+            store: Arc::clone(store),
             offset: 0,
             bytes: store.len(),
         }
@@ -31,7 +32,7 @@ impl<'a> Part<'a> {
     /// # Errors
     /// [`Error::Device`] for a drive without a table that can be used; [`Error::Usage`] for a partition that it does not
     /// have.
-    pub fn partition(store: &'a Store, number: u32) -> Result<(Self, Option<String>)> {
+    pub fn partition(store: &Arc<Store>, number: u32) -> Result<(Self, Option<String>)> {
         let found = partitions(store)?;
         let Some(partition) = found.get(number) else {
             let names = found.entries.iter().map(|one| {
@@ -45,7 +46,7 @@ impl<'a> Part<'a> {
             ));
         };
         let part = Self {
-            store,
+            store: Arc::clone(store),
             offset: partition.offset,
             bytes: partition.bytes,
         };
@@ -53,8 +54,8 @@ impl<'a> Part<'a> {
     }
 
     /// The store.
-    pub fn store(&self) -> &'a Store {
-        self.store
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
     }
 
     /// Its first byte in the store.
@@ -63,7 +64,7 @@ impl<'a> Part<'a> {
     }
 }
 
-fn partitions(store: &Store) -> Result<Partitions> {
+fn partitions(store: &Arc<Store>) -> Result<Partitions> {
     let whole = Part::whole(store);
     let own = [store.block_bytes()];
     let blocks = match own[0] {
@@ -82,7 +83,7 @@ fn partitions(store: &Store) -> Result<Partitions> {
     Err(Error::device(cause, remedy))
 }
 
-impl Source for Part<'_> {
+impl Source for Part {
     fn len(&self) -> u64 {
         self.bytes
     }

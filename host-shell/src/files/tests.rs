@@ -3,8 +3,10 @@
 use super::gpt::tests::disk;
 use super::{Part, Volume};
 use crate::catalog::{Dtype, Entry, Source};
+use crate::loader::{LayerLoader, LayerPlan, Layers, LoaderOptions};
 use crate::{Error, Store, StoreOptions};
 use std::path::Path;
+use std::sync::Arc;
 
 /// The image of a seed: its size, then numbers of blocks with what they hold.
 fn image(seed: &str) -> Vec<u8> {
@@ -18,10 +20,10 @@ fn image(seed: &str) -> Vec<u8> {
     image
 }
 
-fn store(device: &str, bytes: &[u8]) -> Store {
+fn store(device: &str, bytes: &[u8]) -> Arc<Store> {
     let store = Store::open(device, &StoreOptions::default()).unwrap();
     store.write_at(0, bytes).unwrap();
-    store
+    Arc::new(store)
 }
 
 /// The seed in partition 2 of a disk.
@@ -120,7 +122,8 @@ fn a_damaged_table_is_said_and_a_missing_partition_lists_the_others() {
     // A file has no blocks: both sizes are tried.
     let path = std::env::temp_dir().join(format!("nvme-gpu-part-{}", std::process::id()));
     std::fs::write(&path, parted()).unwrap();
-    let file = Store::open(path.to_str().unwrap(), &StoreOptions::default()).unwrap();
+    let file = Store::open(path.to_str().unwrap(), &StoreOptions::default());
+    let file = Arc::new(file.unwrap());
     let (part, damage) = Part::partition(&file, 2).unwrap();
     assert_eq!(
         (part.offset(), damage, part.store().len()),
@@ -191,4 +194,64 @@ fn a_header_that_the_drive_cannot_read_is_an_error_of_the_drive() {
     assert_eq!(failed.code(), "command", "{failed}");
     assert!(failed.to_string().starts_with("/far: "), "{failed}");
     assert!(!failed.remedy().contains("safetensors"));
+}
+
+#[test]
+fn layers_of_a_file_in_pieces_are_read_from_each() {
+    let pieces = store("sim:mem?size=1MiB", &image("pieces"));
+    let volume = Volume::open(&pieces, None).unwrap();
+    let file = volume.file("/models/model.safetensors").unwrap();
+    assert!(file.extents().unwrap().len() > 4);
+    let catalog = file.catalog().unwrap();
+    let layers = file.layers(Layers::numbered(&catalog).unwrap()).unwrap();
+    assert!(
+        layers
+            .iter()
+            .all(|layer| layer.read_bytes() == 24 * 33 * 4 + 6)
+    );
+    let most = layers.iter().map(|layer| layer.pieces().len()).max();
+    assert!(most > Some(3), "{most:?}");
+    let loader = LayerLoader::new(&pieces, layers, &LoaderOptions::default()).unwrap();
+    for index in [0, 1, 2, 3, 0] {
+        let layer = loader.layer(index).unwrap();
+        let weights = layer.tensor_bytes("w").unwrap().as_chunks::<4>().0;
+        assert_eq!(weights.len(), 24 * 33);
+        for (at, weight) in weights.iter().enumerate() {
+            assert_eq!(f32::from_le_bytes(*weight), (index * 10_000 + at) as f32);
+        }
+        assert_eq!(layer.tensor_bytes("b").unwrap(), [0, 1, 2, 3, 4, 5]);
+    }
+    // Rows of a table lie together.
+    let refused = file.table(catalog.get("m.layers.0.w").unwrap());
+    assert!(matches!(refused, Err(Error::Usage { .. })), "{refused:?}");
+    // No block of the store holds the zeros of a hole.
+    let sparse = store("sim:mem?size=1MiB", &image("fragments"));
+    let volume = Volume::open(&sparse, None).unwrap();
+    let layers = Layers::of_ranges([("first", 0..1024), ("hole", 0..2048)]).unwrap();
+    let refused = volume.file("/f").unwrap().layers(layers).unwrap_err();
+    assert_eq!(refused.code(), "usage");
+    assert!(refused.to_string().starts_with("layer hole: "), "{refused}");
+    let layers = Layers::of_ranges([("last", 32 << 10..33 << 10)]).unwrap();
+    let placed = volume.file("/f").unwrap().layers(layers).unwrap();
+    assert_eq!(placed.iter().map(LayerPlan::read_bytes).sum::<u64>(), 1024);
+}
+
+#[test]
+fn names_that_are_no_text_are_found() {
+    let mut bytes = image("pieces");
+    let name = bytes.windows(8).position(|some| some == b"rows.npy");
+    bytes[name.unwrap()] = 0xFF;
+    let store = store("sim:mem?size=1MiB", &bytes);
+    let volume = Volume::open(&store, None).unwrap();
+    let path = b"/models/\xFFows.npy";
+    let file = volume.file(path).unwrap();
+    assert_eq!(file.label(), "/models/\u{FFFD}ows.npy");
+    let listed = volume.list("/models").unwrap();
+    let (entry, inode) = listed.iter().find(|(one, _)| one.name[0] == 0xFF).unwrap();
+    assert_eq!((&entry.name[..], inode), (&path[8..], file.inode()));
+    let again = volume.file_of(inode, "other").unwrap();
+    assert_eq!((again.len(), again.label()), (928, "other".to_owned()));
+    assert_eq!(volume.list_of(inode, "other").unwrap_err().code(), "usage");
+    assert_eq!(volume.read_link_of(inode, "x").unwrap_err().code(), "usage");
+    assert!(Arc::ptr_eq(again.volume().store(), &store));
 }

@@ -3,49 +3,65 @@
 use super::part::Part;
 use crate::catalog::{Catalog, Entry, Source};
 use crate::error::{Error, Result};
+use crate::loader::Layers;
 use crate::store::{Store, Table};
 use nvme_ext4::{DirEntry, Ext4, Extent, File, Info, Inode};
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// The ext4 of a store or of one of its partitions. Only read; nothing else may change it meanwhile.
+///
+/// Copies are handles of the same one. Paths begin at the root of the file system and are bytes, as its names are.
+#[derive(Clone, Debug)]
+pub struct Volume {
+    inner: Arc<Inner>,
+}
+
 #[derive(Debug)]
-pub struct Volume<'a> {
-    ext4: Ext4<Part<'a>>,
+struct Inner {
+    ext4: Ext4<Part>,
     damage: Option<String>,
 }
 
 /// A file on a [`Volume`].
 #[derive(Debug)]
-pub struct DriveFile<'a> {
-    volume: &'a Volume<'a>,
+pub struct DriveFile {
+    volume: Volume,
     file: File,
     path: String,
 }
 
-impl<'a> Volume<'a> {
+impl Volume {
     /// Opens the ext4 on all of `store`, or on its partition `part`.
     ///
     /// # Errors
     /// [`Error::Device`] for what is no ext4, has features that are not read, or is damaged; those of
     /// [`Part::partition`] and of the store.
-    pub fn open(store: &'a Store, part: Option<u32>) -> Result<Self> {
+    pub fn open(store: &Arc<Store>, part: Option<u32>) -> Result<Self> {
         let (part, damage) = match part {
             None => (Part::whole(store), None),
             Some(number) => Part::partition(store, number)?,
         };
         let ext4 = Ext4::open(part).map_err(|error| of_ext4(error, "/"))?;
-        Ok(Self { ext4, damage })
+        Ok(Self {
+            inner: Arc::new(Inner { ext4, damage }),
+        })
     }
 
     /// What the file system says of itself.
     pub fn info(&self) -> &Info {
-        self.ext4.info()
+        self.inner.ext4.info()
+    }
+
+    /// The store.
+    pub fn store(&self) -> &Arc<Store> {
+        self.inner.ext4.source().store()
     }
 
     /// What is wrong with the partition table at the begin of the drive, if that at its end was used.
     pub fn damage(&self) -> Option<&str> {
-        self.damage.as_deref()
+        self.inner.damage.as_deref()
     }
 
     /// The inode that `path` names. Links are followed.
@@ -53,41 +69,60 @@ impl<'a> Volume<'a> {
     /// # Errors
     /// [`Error::File`] where there is none; [`Error::Usage`] for a path through what is no directory, for links without
     /// an end and for encrypted directories; [`Error::Device`] for a damaged file system.
-    pub fn stat(&self, path: &str) -> Result<Inode> {
-        self.ext4.lookup(path).map_err(|error| of_ext4(error, path))
+    pub fn stat(&self, path: impl AsRef<[u8]>) -> Result<Inode> {
+        let path = path.as_ref();
+        let found = self.inner.ext4.lookup(path);
+        found.map_err(|error| of_ext4(error, &text(path)))
     }
 
     /// As [`stat`](Self::stat), of a link itself.
     ///
     /// # Errors
     /// As [`stat`](Self::stat).
-    pub fn stat_link(&self, path: &str) -> Result<Inode> {
-        let found = self.ext4.lookup_link(path);
-        found.map_err(|error| of_ext4(error, path))
+    pub fn stat_link(&self, path: impl AsRef<[u8]>) -> Result<Inode> {
+        let path = path.as_ref();
+        let found = self.inner.ext4.lookup_link(path);
+        found.map_err(|error| of_ext4(error, &text(path)))
     }
 
     /// The target of the link at `path`.
     ///
     /// # Errors
     /// As [`stat`](Self::stat); [`Error::Usage`] for what is no link.
-    pub fn read_link(&self, path: &str) -> Result<Vec<u8>> {
-        let link = self.stat_link(path)?;
-        self.ext4
-            .read_link(&link)
-            .map_err(|error| of_ext4(error, path))
+    pub fn read_link(&self, path: impl AsRef<[u8]>) -> Result<Vec<u8>> {
+        let link = self.stat_link(&path)?;
+        self.read_link_of(&link, &text(path.as_ref()))
+    }
+
+    /// As [`read_link`](Self::read_link), of an inode of this volume, which errors call `path`.
+    ///
+    /// # Errors
+    /// As [`read_link`](Self::read_link).
+    pub fn read_link_of(&self, link: &Inode, path: &str) -> Result<Vec<u8>> {
+        let target = self.inner.ext4.read_link(link);
+        target.map_err(|error| of_ext4(error, path))
     }
 
     /// The names in the directory at `path` with their inodes, by name.
     ///
     /// # Errors
     /// As [`stat`](Self::stat); [`Error::Usage`] for what is no directory.
-    pub fn list(&self, path: &str) -> Result<Vec<(DirEntry, Inode)>> {
-        let directory = self.stat(path)?;
+    pub fn list(&self, path: impl AsRef<[u8]>) -> Result<Vec<(DirEntry, Inode)>> {
+        let directory = self.stat(&path)?;
+        self.list_of(&directory, &text(path.as_ref()))
+    }
+
+    /// As [`list`](Self::list), of an inode of this volume, which errors call `path`.
+    ///
+    /// # Errors
+    /// As [`list`](Self::list).
+    pub fn list_of(&self, directory: &Inode, path: &str) -> Result<Vec<(DirEntry, Inode)>> {
         let error = |error| of_ext4(error, path);
-        let mut entries = self.ext4.list(&directory).map_err(error)?;
+        let ext4 = &self.inner.ext4;
+        let mut entries = ext4.list(directory).map_err(error)?;
         entries.sort_by(|a, b| a.name.cmp(&b.name));
         let entries = entries.into_iter().map(|entry| {
-            let inode = self.ext4.inode(entry.inode).map_err(error)?;
+            let inode = ext4.inode(entry.inode).map_err(error)?;
             Ok((entry, inode))
         });
         entries.collect()
@@ -98,21 +133,38 @@ impl<'a> Volume<'a> {
     /// # Errors
     /// As [`stat`](Self::stat); [`Error::Usage`] for what is no regular file, and for one that is encrypted, compressed,
     /// or has a block map of ext2 in place of extents.
-    pub fn file(&'a self, path: &str) -> Result<DriveFile<'a>> {
-        let inode = self.stat(path)?;
-        let file = self.ext4.file(&inode);
+    pub fn file(&self, path: impl AsRef<[u8]>) -> Result<DriveFile> {
+        let inode = self.stat(&path)?;
+        self.file_of(&inode, &text(path.as_ref()))
+    }
+
+    /// As [`file`](Self::file), of an inode of this volume, which errors call `path`.
+    ///
+    /// # Errors
+    /// As [`file`](Self::file).
+    pub fn file_of(&self, inode: &Inode, path: &str) -> Result<DriveFile> {
+        let file = self.inner.ext4.file(inode);
         Ok(DriveFile {
-            volume: self,
+            volume: self.clone(),
             file: file.map_err(|error| of_ext4(error, path))?,
             path: path.to_owned(),
         })
     }
 }
 
-impl DriveFile<'_> {
+impl DriveFile {
     /// Its inode.
     pub fn inode(&self) -> &Inode {
         self.file.inode()
+    }
+
+    /// The volume that it lies on.
+    pub fn volume(&self) -> &Volume {
+        &self.volume
+    }
+
+    fn ext4(&self) -> &Ext4<Part> {
+        &self.volume.inner.ext4
     }
 
     /// Where its data lie in the store: written extents with `place` as a byte of the store, in the order of the file.
@@ -123,7 +175,7 @@ impl DriveFile<'_> {
     pub fn extents(&self) -> Result<Vec<Extent>> {
         let found = self.file.extents();
         let mut found = found.map_err(|error| of_ext4(error, &self.path))?;
-        let offset = self.volume.ext4.source().offset();
+        let offset = self.ext4().source().offset();
         for extent in &mut found {
             extent.place += offset;
         }
@@ -200,7 +252,15 @@ impl DriveFile<'_> {
     pub fn table(&self, entry: &Entry) -> Result<Table> {
         let mut placed = entry.clone();
         placed.offset = self.place(entry.offset, entry.bytes)?;
-        placed.table(self.volume.ext4.source().store())
+        placed.table(self.volume.store())
+    }
+
+    /// `layers` of [`catalog`](Self::catalog), read from where they lie: each extent is a read of its own.
+    ///
+    /// # Errors
+    /// As [`pieces`](Self::pieces), with the name of the layer.
+    pub fn layers(&self, layers: Layers) -> Result<Layers> {
+        layers.placed(|offset, bytes| self.pieces(offset, bytes))
     }
 
     /// Whether the file is still what it was when it was opened.
@@ -208,18 +268,18 @@ impl DriveFile<'_> {
     /// # Errors
     /// [`Error::Mismatch`] if not; those of the store.
     pub fn check_unchanged(&self) -> Result<()> {
-        let checked = self.volume.ext4.check_unchanged(&self.file);
+        let checked = self.ext4().check_unchanged(&self.file);
         checked.map_err(|error| of_ext4(error, &self.path))
     }
 }
 
-impl Source for DriveFile<'_> {
+impl Source for DriveFile {
     fn len(&self) -> u64 {
         self.file.len()
     }
 
     fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<()> {
-        let read = self.volume.ext4.read_at(&self.file, offset, data);
+        let read = self.ext4().read_at(&self.file, offset, data);
         match read.map_err(|error| of_ext4(error, &self.path))? {
             bytes if bytes == data.len() => Ok(()),
             bytes => {
@@ -241,6 +301,11 @@ impl Source for DriveFile<'_> {
     }
 }
 
+/// A path for messages.
+fn text(path: &[u8]) -> String {
+    String::from_utf8_lossy(path).into_owned()
+}
+
 /// An error of the file system, met at `path`.
 fn of_ext4(error: nvme_ext4::Error, path: &str) -> Error {
     use nvme_ext4::Error as Own;
@@ -257,7 +322,7 @@ fn of_ext4(error: nvme_ext4::Error, path: &str) -> Error {
         Own::NotFound { .. } => Error::File {
             action: "find",
             path: path.into(),
-            source: io::ErrorKind::NotFound.into(),
+            source: io::Error::from_raw_os_error(libc::ENOENT),
         },
         Own::WrongKind { .. } | Own::TooManyLinks { .. } | Own::Refused { .. } => {
             Error::usage(cause, remedy)

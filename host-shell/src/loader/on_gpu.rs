@@ -5,8 +5,8 @@
 // UNSAFETY: reads go to addresses of GPU memory, which the loader has.
 #![allow(unsafe_code)]
 
-use super::plan::LayerPlan;
-use crate::cuda::{DeviceMemory, Event, Gpu, Pending, Stream};
+use super::plan::{LayerPlan, Piece};
+use crate::cuda::{DeviceMemory, Event, Gpu, Pending, ReadRange, Stream};
 use crate::error::{Error, Result};
 use crate::store::Store;
 use crate::store::status::{self, RowStatus};
@@ -16,6 +16,11 @@ use std::time::Duration;
 
 /// Cells begin at a multiple of this.
 const ALIGNMENT: u64 = 4096;
+
+/// Of the distance between a piece's place in the store and in memory, what says in which units it is copied.
+fn unit(piece: &Piece) -> u64 {
+    piece.offset.wrapping_sub(piece.at) % 16
+}
 
 /// Stream and memory of a loader.
 pub(super) struct OnGpu {
@@ -94,11 +99,17 @@ impl OnGpu {
             room.spare.extend(room.free.pop());
         }
         let stream = self.stream.handle();
-        let mut pending = Vec::with_capacity(plan.pieces().len());
-        for piece in plan.pieces() {
-            let to = room.address + piece.at;
+        let mut pending = Vec::new();
+        // The pieces of a launch are copied in the units of the one that fits worst.
+        for pieces in plan.pieces().chunk_by(|a, b| unit(a) == unit(b)) {
+            let ranges = pieces.iter().map(|piece| ReadRange {
+                offset: piece.offset,
+                bytes: piece.bytes,
+                to: room.address + piece.at,
+            });
+            let ranges: Vec<ReadRange> = ranges.collect();
             // SAFETY: the cell lies in memory of the loader, which is freed after the stream has ended.
-            pending.push(unsafe { store.read_on_gpu(piece.offset, piece.bytes, to, stream)? });
+            pending.push(unsafe { store.read_ranges_on_gpu(&ranges, stream)? });
         }
         let loaded = Event::untimed(&self.gpu)?;
         loaded.record_in(&self.stream)?;

@@ -68,7 +68,7 @@ impl LayerPlan {
         &self.name
     }
 
-    /// What is read for it, in the order of the store.
+    /// What is read for it, in the order of its memory.
     pub fn pieces(&self) -> &[Piece] {
         &self.pieces
     }
@@ -185,6 +185,35 @@ impl Layers {
             Ok(plan)
         });
         Self::of(layers.collect::<Result<_>>()?)
+    }
+
+    /// The same layers of a file whose bytes lie elsewhere in the store: `places` says where so many bytes from a byte of
+    /// the file on lie, in their order, as [`DriveFile::pieces`](crate::files::DriveFile::pieces) does.
+    ///
+    /// # Errors
+    /// Those of `places`, with the name of the layer; [`Error::Internal`] for places of another length.
+    pub fn placed(mut self, places: impl Fn(u64, u64) -> Result<Vec<Range<u64>>>) -> Result<Self> {
+        for layer in &mut self.layers {
+            let mut pieces = Vec::with_capacity(layer.pieces.len());
+            for piece in &layer.pieces {
+                let found = places(piece.offset, piece.bytes);
+                let found =
+                    found.map_err(|error| error.with_context(&format!("layer {}", layer.name)))?;
+                let mut at = piece.at;
+                for range in found {
+                    let bytes = range.end.saturating_sub(range.start);
+                    let offset = range.start;
+                    pieces.push(Piece { offset, bytes, at });
+                    at = at.saturating_add(bytes);
+                }
+                if at != piece.at + piece.bytes {
+                    let cause = format!("places of {} bytes for {}", at - piece.at, piece.bytes);
+                    return Err(Error::internal(cause));
+                }
+            }
+            layer.pieces = pieces;
+        }
+        Ok(self)
     }
 
     /// A layer for each prefix: the tensors whose names begin with it. A tensor belongs to the longest prefix that fits.
@@ -405,6 +434,33 @@ mod tests {
         let places: Vec<_> = a.tensors().iter().map(|tensor| tensor.at).collect();
         assert_eq!(places, [0, 64, 192, 256]);
         assert_eq!((a.bytes(), a.read_bytes()), (320, 256));
+    }
+
+    #[test]
+    fn placed_layers_are_read_in_the_pieces_of_their_file() {
+        let layers = Layers::of_parts([("a", vec![10..30, 50..55]), ("none", vec![])]).unwrap();
+        let placed = layers.clone().placed(|offset, bytes| {
+            let half = offset + bytes / 2;
+            Ok(vec![
+                1000 + offset..1000 + half,
+                5000 + half..5000 + offset + bytes,
+            ])
+        });
+        let pieces = placed.unwrap().get(0).unwrap().pieces().to_vec();
+        let pieces: Vec<_> = pieces
+            .iter()
+            .map(|one| (one.offset, one.bytes, one.at))
+            .collect();
+        assert_eq!(
+            pieces,
+            [(1010, 10, 0), (5020, 10, 10), (1050, 2, 20), (5052, 3, 22)]
+        );
+        for wrong in [0..3, 7..7, 0..u64::MAX] {
+            let refused = layers.clone().placed(|_, _| Ok(vec![wrong.clone()]));
+            assert!(matches!(refused, Err(Error::Internal { .. })));
+        }
+        let refused = layers.placed(|_, _| Err(Error::usage("x", "y")));
+        assert_eq!(refused.unwrap_err().to_string(), "layer a: x");
     }
 
     #[test]

@@ -17,7 +17,8 @@ from __future__ import annotations
 
 from ._batches import DataLoader
 from ._catalog import Catalog, Entry, catalog, import_file
-from ._errors import Gone, NvmeGpuError, Status, Timeout, Usage
+from ._errors import Gone, NotFound, NvmeGpuError, Status, Timeout, Usage
+from ._files import DirEntry, DriveFile, Extent, FileStat, Volume
 from ._loaders import Layer, LayerLoader
 from ._native import Array, __version__
 from ._store import Pending, Store, Table, open
@@ -26,10 +27,15 @@ __all__ = [
     "Array",
     "Catalog",
     "DataLoader",
+    "DirEntry",
+    "DriveFile",
     "Entry",
+    "Extent",
+    "FileStat",
     "Gone",
     "Layer",
     "LayerLoader",
+    "NotFound",
     "NvmeGpuError",
     "Pending",
     "Status",
@@ -37,6 +43,7 @@ __all__ = [
     "Table",
     "Timeout",
     "Usage",
+    "Volume",
     "__version__",
     "catalog",
     "import_file",

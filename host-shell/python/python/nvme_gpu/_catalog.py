@@ -1,4 +1,4 @@
-"""Files of tensors on a store: safetensors, GGUF and .npy."""
+"""Files of tensors on a store, or on a drive's ext4: safetensors, GGUF and .npy."""
 
 from __future__ import annotations
 
@@ -7,18 +7,21 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable, NoReturn
 
+from . import _native
 from ._errors import Usage
+from ._files import DriveFile, Volume
 from ._native import Import
-from ._store import Store, Table, _refuse_pickling, _whole
+from ._store import Store, Table, _refuse_pickling, _whole, open as _open
 
 
 class Entry:
-    """A tensor of a file that lies on a store."""
+    """A tensor of a file that lies on a store, or in an ext4 there."""
 
-    __slots__ = ("_store", "_name", "_dtype", "_shape", "_offset", "_nbytes")
+    __slots__ = ("_store", "_file", "_name", "_dtype", "_shape", "_offset", "_nbytes")
 
-    def __init__(self, store: Store, found: dict[str, Any]) -> None:
+    def __init__(self, store: Store, found: dict[str, Any], file: _native.DriveFile | None = None) -> None:
         self._store = store
+        self._file = file
         self._name: str = found["name"]
         self._dtype: str = found["dtype"]
         self._shape: tuple[int, ...] = tuple(found["shape"])
@@ -42,7 +45,7 @@ class Entry:
 
     @property
     def offset(self) -> int:
-        """Its first byte in the store."""
+        """Its first byte in the store; of a file of a drive's ext4, in the file."""
         return self._offset
 
     @property
@@ -50,14 +53,31 @@ class Entry:
         """Its bytes, in the order of C."""
         return self._nbytes
 
-    def as_table(self) -> Table:
-        """Its rows: ``(N, *row)`` is a table of N rows.
+    @property
+    def pieces(self) -> list[tuple[int, int]]:
+        """Where its bytes lie in the store: first byte, and bytes, of each piece; one piece, but for a file of a drive's
+        ext4 that lies in several extents.
 
-        Raises :class:`Usage` for a single number, for rows of no bytes, and for a dtype that tables do not have.
+        Raises :class:`Usage` for bytes in a hole of such a file.
+        """
+        if self._file is None:
+            return [(self._offset, self._nbytes)] if self._nbytes else []
+        return self._file.pieces(self._offset, self._nbytes)
+
+    def read(self) -> bytes:
+        """Its bytes. Waits for them."""
+        return b"".join(self._store.read(nbytes, place) for place, nbytes in self.pieces)
+
+    def as_table(self) -> Table:
+        """Its rows: ``(N, *row)`` is a table of N rows, read from where they lie.
+
+        Raises :class:`Usage` for a single number, for rows of no bytes, for a dtype that tables do not have, and for a
+        tensor in several :attr:`pieces`.
         """
         if not self._shape:
-            raise Usage(f"{self._name!r} is a single number", "read its bytes: store.read(entry.nbytes, entry.offset)")
-        return self._store.table(self._offset, shape=self._shape, dtype=self._dtype)
+            raise Usage(f"{self._name!r} is a single number", "read its bytes: entry.read()")
+        place = self._offset if self._file is None or not self._nbytes else self._file.place(self._offset, self._nbytes)
+        return self._store.table(place, shape=self._shape, dtype=self._dtype)
 
     def __reduce__(self) -> NoReturn:
         _refuse_pickling(self)
@@ -69,16 +89,40 @@ class Entry:
 class Catalog(Mapping[str, Entry]):
     """The tensors of a file by name, in the order of their data. Made by :func:`import_file` and :func:`catalog`."""
 
-    __slots__ = ("_store", "_entries", "_format", "_nbytes", "_metadata", "_files")
+    __slots__ = ("_store", "_file", "_owned", "_entries", "_format", "_nbytes", "_metadata", "_files")
 
-    def __init__(self, store: Store, text: str) -> None:
+    def __init__(
+        self,
+        store: Store,
+        text: str,
+        file: _native.DriveFile | None = None,
+        owned: Store | Volume | None = None,
+    ) -> None:
         found = json.loads(text)
         self._store = store
-        self._entries = {one["name"]: Entry(store, one) for one in found["entries"]}
+        self._file = file
+        self._owned = owned
+        self._entries = {one["name"]: Entry(store, one, file) for one in found["entries"]}
         self._format: str = found["format"]
         self._nbytes: int = found["bytes"]
         self._metadata: dict[str, Any] = dict(found["metadata"])
         self._files: dict[str, int] = {one["name"]: one["offset"] for one in found["files"]}
+
+    @property
+    def store(self) -> Store:
+        """The store in which the file lies."""
+        return self._store
+
+    def close(self) -> None:
+        """Closes the store if :func:`catalog` opened it; its tables and loaders end then."""
+        if self._owned is not None:
+            self._owned.close()
+
+    def __enter__(self) -> Catalog:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     @property
     def format(self) -> str:
@@ -153,15 +197,60 @@ def import_file(
     return Catalog(store, text)
 
 
-def catalog(store: Store, offset: int = 0) -> Catalog:
-    """What a file of tensors holds that lies in ``store`` from byte ``offset`` on: one that was imported, or the file
-    itself, opened as ``file:PATH``. Reads its header alone.
+def catalog(source: Store | DriveFile | str | os.PathLike[str], offset: int = 0, **options: Any) -> Catalog:
+    """What a file of tensors holds. Reads its header alone.
 
-    Raises :class:`Usage` for what is of no known format, and what the device says.
+    ``source``: a :class:`Store` in which the file lies from byte ``offset`` on: one that was imported, or the file
+    itself, opened as ``file:PATH``; a file of a :class:`Volume`; or a path: ``DEVICE:/path`` of a file in an ext4 on a
+    drive, where ``part=N`` among the device's options names a partition, else that of a file of this machine. A path is
+    opened for reading only, with the ``options`` of :func:`open`, and :meth:`Catalog.close` closes it.
+
+    Raises :class:`Usage` for what is of no known format, :class:`NotFound`, what :class:`Volume` raises, and what the
+    device says.
     """
-    started = Import.of_store(_checked(store)._native, _place(offset))
+    place = _place(offset)
+    if isinstance(source, (Store, DriveFile)) and options:
+        raise TypeError(f"options of a store that is open already: {', '.join(options)}")
+    if isinstance(source, Store):
+        return _of_store(source, place)
+    if isinstance(source, DriveFile):
+        _no_offset(place)
+        return _of_drive(source, None)
+    if not isinstance(source, (str, os.PathLike)):
+        raise TypeError(f"source is of the type {type(source).__name__}: pass a nvme_gpu.Store, a file of a Volume or a path")
+    name = os.fspath(source)
+    found = _native.location(name)
+    if found is None:
+        store = _open(f"file:{name}", **{"read_only": True, **options})
+        try:
+            return _of_store(store, place, owned=True)
+        except BaseException:
+            store.close()
+            raise
+    _no_offset(place)
+    device, part, path = found
+    volume = Volume(f"{device}", part, **options)
+    try:
+        return _of_drive(volume.open(path), volume)
+    except BaseException:
+        volume.close()
+        raise
+
+
+def _of_store(store: Store, offset: int, owned: bool = False) -> Catalog:
+    started = Import.of_store(store._native, offset)
     started.wait()
-    return Catalog(store, started.catalog())
+    return Catalog(store, started.catalog(), None, store if owned else None)
+
+
+def _of_drive(file: DriveFile, owned: Volume | None) -> Catalog:
+    file._check_open()
+    return Catalog(file.store, file._native.catalog(), file._native, owned)
+
+
+def _no_offset(offset: int) -> None:
+    if offset:
+        raise Usage(f"byte {offset} of a file of a drive", "leave offset out: the file begins with its header")
 
 
 def _checked(store: Any) -> Store:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-__all__ = ["Gone", "NvmeGpuError", "Status", "Timeout", "Usage"]
+from errno import ENOENT
+
+__all__ = ["Gone", "NotFound", "NvmeGpuError", "Status", "Timeout", "Usage"]
 
 
 class NvmeGpuError(Exception):
@@ -42,6 +44,10 @@ class Usage(NvmeGpuError, ValueError):
     except where a row of a gather is named."""
 
 
+class NotFound(NvmeGpuError, FileNotFoundError):
+    """There is no such file, of this machine or of a :class:`Volume`. Its code is ``file``."""
+
+
 class Status(NvmeGpuError):
     """The controller answered a command with an error: status code type ``sct`` and status code ``sc`` of NVMe."""
 
@@ -76,7 +82,8 @@ def make(
     errno: int | None,
 ) -> NvmeGpuError:
     """The exception for an error of the extension module."""
-    error = _CLASSES.get(code, NvmeGpuError)(cause, remedy, code, row=row, id=id, errno=errno)
+    kind = NotFound if (code, errno) == ("file", ENOENT) else _CLASSES.get(code, NvmeGpuError)
+    error = kind(cause, remedy, code, row=row, id=id, errno=errno)
     if isinstance(error, Status) and status is not None:
         error.sct, error.sc = status >> 8 & 7, status & 0xFF
     return error

@@ -21,7 +21,8 @@ class LayerLoader:
     ``with loader.layer(i) as w:`` gives layer ``i``: ``w`` maps the names of its tensors to arrays, tensors of torch where
     torch is loaded. The layers that come next are read meanwhile.
 
-    ``catalog``: of :func:`catalog` or :func:`import_file`. ``device``: where layers lie, ``"cpu"``, ``"cuda"``,
+    ``catalog``: of :func:`catalog` or :func:`import_file`; a file of a drive's ext4 may lie in several extents, which are
+    read one by one. ``device``: where layers lie, ``"cpu"``, ``"cuda"``,
     ``"cuda:0"`` or a device of torch; None: the store's GPU if it has one, else the host.
 
     ``layers``: None: a layer for each number in the tensors' names, as in ``model.layers.7.`` and ``blk.7.``; a list of
@@ -58,13 +59,14 @@ class LayerLoader:
     ) -> None:
         if not isinstance(catalog, Catalog):
             raise TypeError(f"catalog is of the type {type(catalog).__name__}: use nvme_gpu.catalog(store)")
-        store = catalog._store
+        store = catalog.store
         self._store: Store = store
         self._entries = dict(catalog)
         places = [(name, entry.offset, entry.nbytes) for name, entry in self._entries.items()]
         self._native = _native.LayerLoader(
             store._native,
             places,
+            catalog._file,
             _which(layers),
             _whole("slots", slots, 1, 1 << 20),
             None if ahead is None else _whole("ahead", ahead, 0, 1 << 20),

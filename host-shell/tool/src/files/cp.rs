@@ -1,14 +1,14 @@
-//! `cp`: a file of a drive into a file of this machine.
+//! `cp`: a file of a drive into a file of this machine, or a folder into a folder.
 
-use super::{DriveArgs, copy, volume};
+use super::{DriveArgs, copy, tree, volume};
 use crate::common::output;
 use clap::Args;
-use nvme_host::files::Location;
+use nvme_host::files::{Inode, Kind, Location, Volume};
 use nvme_host::{Error, Result};
-use serde_json::json;
-use std::path::PathBuf;
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
 
-/// Copy a file out of an ext4 on a drive
+/// Copy a file, or a folder with all that is in it, out of an ext4 on a drive
 #[derive(Args)]
 pub struct Cp {
     /// File: DEVICE:/path; a partition is part=N in the device
@@ -17,6 +17,9 @@ pub struct Cp {
     /// Where it goes: a file, replaced when everything has been read, or a folder
     #[arg(value_name = "FILE")]
     to: PathBuf,
+    /// Copy a folder; it is there when all of it has been copied
+    #[arg(long, short = 'r')]
+    recursive: bool,
     #[command(flatten)]
     drive: DriveArgs,
 }
@@ -30,20 +33,59 @@ impl Cp {
         }
         let store = self.drive.store(&location)?;
         let volume = volume(&store, &location)?;
-        let file = volume.file(&location.path)?;
-        let name = location.path.rsplit('/').next().unwrap_or("");
+        let path = &location.path;
+        let inode = volume.stat(path)?;
         let to = match self.to.is_dir() {
-            true => self.to.join(name),
-            false => self.to,
+            true => self.to.join(name_of(path)?),
+            false => self.to.clone(),
         };
-        copy(&file, Some(&to))?;
-        match self.drive.json {
-            true => output::json(&json!({
-                "path": location.path,
-                "to": to.to_string_lossy(),
-                "bytes": file.inode().size,
-            })),
-            false => Ok(()),
+        let done = match inode.kind {
+            Kind::Directory if self.recursive => folder(&volume, &inode, path, &to)?,
+            Kind::Directory => {
+                let cause = format!("{path} is a directory");
+                return Err(Error::usage(cause, "copy it with --recursive"));
+            }
+            _ => {
+                let file = volume.file_of(&inode, path)?;
+                copy(&file, Some(&to))?;
+                json!({ "bytes": inode.size })
+            }
+        };
+        if !self.drive.json {
+            return Ok(());
         }
+        let mut said = json!({ "path": path, "to": to.to_string_lossy() });
+        if let (Value::Object(said), Value::Object(done)) = (&mut said, done) {
+            said.extend(done);
+        }
+        output::json(&said)
     }
+}
+
+/// The last part of a path on the drive.
+///
+/// # Errors
+/// [`Error::Usage`] for what has no name of its own.
+fn name_of(path: &str) -> Result<&str> {
+    let name = path.trim_end_matches('/').rsplit('/').next().unwrap_or("");
+    match name {
+        "" | "." | ".." => Err(Error::usage(
+            format!("{path} has no name that its copy could have"),
+            "name a folder that is not there yet",
+        )),
+        name => Ok(name),
+    }
+}
+
+fn folder(volume: &Volume, inode: &Inode, from: &str, to: &Path) -> Result<Value> {
+    let copied = tree::copy(volume, inode, from, to)?;
+    let left_out = copied.left_out.iter();
+    let left_out = left_out.map(|(path, kind)| json!({ "path": path, "kind": kind }));
+    Ok(json!({
+        "bytes": copied.bytes,
+        "files": copied.files,
+        "directories": copied.directories,
+        "links": copied.links,
+        "left_out": left_out.collect::<Vec<_>>(),
+    }))
 }

@@ -7,6 +7,7 @@ pub mod import;
 pub mod ls;
 pub mod pack;
 pub mod stat;
+mod tree;
 
 use crate::common::{check_stop, file::Output, images, number, progress, say};
 use clap::Args;
@@ -14,6 +15,7 @@ use nvme_host::catalog::Source;
 use nvme_host::files::{DriveFile, Kind, Location, Volume};
 use nvme_host::{Result, Store, StoreOptions};
 use std::path::Path;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Bytes that are copied at a time.
@@ -35,7 +37,7 @@ pub struct DriveArgs {
 
 impl DriveArgs {
     /// Opens the store for reading alone.
-    fn store(&self, location: &Location) -> Result<Store> {
+    fn store(&self, location: &Location) -> Result<Arc<Store>> {
         images::must_exist(&location.device)?;
         let options = StoreOptions {
             read_only: true,
@@ -43,12 +45,12 @@ impl DriveArgs {
             timeout: Duration::from_millis(self.timeout_ms),
             ..StoreOptions::default()
         };
-        Store::open(&location.device, &options)
+        Ok(Arc::new(Store::open(&location.device, &options)?))
     }
 }
 
 /// The file system that `location` names, with a warning for a damaged partition table.
-pub fn volume<'a>(store: &'a Store, location: &Location) -> Result<Volume<'a>> {
+pub fn volume(store: &Arc<Store>, location: &Location) -> Result<Volume> {
     let volume = Volume::open(store, location.part)?;
     if let Some(what) = volume.damage() {
         say::warn(|| {
@@ -61,7 +63,7 @@ pub fn volume<'a>(store: &'a Store, location: &Location) -> Result<Volume<'a>> {
 }
 
 /// Writes all of `file` to `out`, or to standard output.
-fn copy(file: &DriveFile<'_>, out: Option<&Path>) -> Result<()> {
+fn copy(file: &DriveFile, out: Option<&Path>) -> Result<()> {
     let bytes = file.len();
     let mut out = Output::create(out)?;
     let bar = progress::bytes(bytes, "copying");

@@ -12,6 +12,7 @@ use std::io::{self, Read};
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::Duration;
 
 /// The variable that names another mke2fs.
@@ -149,7 +150,7 @@ impl Pack {
             ..StoreOptions::default()
         };
         let device = format!("file:{}", self.image.display());
-        let store = Store::open(&device, &options)?;
+        let store = Arc::new(Store::open(&device, &options)?);
         let volume = Volume::open(&store, None)?;
         let bar = progress::bytes(found.iter().map(|one| one.bytes).sum(), "compare");
         let mut several = Vec::new();
@@ -233,7 +234,7 @@ fn wait(mut child: Child) -> Result<Option<String>> {
 }
 
 /// Compares a file of the image with the one that it was made of.
-fn compare(file: &DriveFile<'_>, from: &Path, on_bytes: &mut dyn FnMut(u64)) -> Result<()> {
+fn compare(file: &DriveFile, from: &Path, on_bytes: &mut dyn FnMut(u64)) -> Result<()> {
     let source = File::open(from).map_err(Error::file("open", from))?;
     let mismatch = |at: u64| Error::Mismatch {
         what: format!("{} differs from its copy at byte {at}", from.display()),

@@ -3,7 +3,7 @@
 use super::{DriveArgs, mode, text, volume};
 use crate::common::output;
 use clap::Args;
-use nvme_host::files::{Extent, Inode, Kind, Location, flags};
+use nvme_host::files::{Extent, Kind, Location, MountedFile, uuid_text};
 use nvme_host::{Error, Result};
 use serde_json::{Value, json};
 
@@ -13,7 +13,8 @@ const BLOCK: u64 = 512;
 /// Describe a file of an ext4 on a drive: size, flags, generation, and the blocks that hold its data
 #[derive(Args)]
 pub struct Stat {
-    /// File: DEVICE:/path; a partition is part=N in the device
+    /// File: DEVICE:/path; a partition is part=N in the device; or the path of an immutable file of this machine on a
+    /// mounted ext4
     #[arg(value_name = "DEVICE:/PATH")]
     location: String,
     #[command(flatten)]
@@ -22,6 +23,9 @@ pub struct Stat {
 
 impl Stat {
     pub fn run(self) -> Result<()> {
+        if !Location::is_one(&self.location) {
+            return self.mounted();
+        }
         let location = Location::parse(&self.location)?;
         let store = self.drive.store(&location)?;
         let volume = volume(&store, &location)?;
@@ -55,7 +59,7 @@ impl Stat {
             "gid": inode.gid,
             "links": inode.links,
             "modified": inode.modified.0,
-            "flags": names(&inode),
+            "flags": inode.flag_names(),
         });
         let more = json!({
             "target": target,
@@ -67,6 +71,35 @@ impl Stat {
             let is_there = |value: &Value| self.drive.json || !value.is_null();
             found.extend(more.into_iter().filter(|(_, value)| is_there(value)));
         }
+        match self.drive.json {
+            true => output::json(&found),
+            false => output::table("", &found),
+        }
+    }
+
+    /// A file of this machine. Places count from the begin of the device that is mounted.
+    fn mounted(&self) -> Result<()> {
+        let file = MountedFile::open(&self.location)?;
+        let identity = file.identity();
+        let extents = file.extents().iter();
+        let extents = extents.map(|one| {
+            json!({
+                "logical": one.logical,
+                "place": one.place,
+                "bytes": one.bytes,
+            })
+        });
+        let (major, minor) = identity.device;
+        let found = json!({
+            "path": self.location,
+            "uuid": uuid_text(&identity.uuid),
+            "device": format!("{major}:{minor}"),
+            "inode": identity.inode,
+            "generation": identity.generation,
+            "bytes": identity.bytes,
+            "modified": identity.modified.0,
+            "extents": extents.collect::<Vec<_>>(),
+        });
         match self.drive.json {
             true => output::json(&found),
             false => output::table("", &found),
@@ -84,19 +117,4 @@ fn to_json(extent: &Extent, block: u64) -> Value {
         "blocks": extent.bytes.is_multiple_of(block).then(|| extent.bytes / block),
         "written": extent.is_written,
     })
-}
-
-fn names(inode: &Inode) -> Vec<&'static str> {
-    let all = [
-        (flags::IMMUTABLE, "immutable"),
-        (flags::COMPRESSED_BLOCKS, "compressed"),
-        (flags::ENCRYPTED, "encrypted"),
-        (flags::INDEX, "index"),
-        (flags::EXTENTS, "extents"),
-        (flags::VERITY, "verity"),
-        (flags::INLINE_DATA, "inline_data"),
-        (flags::CASEFOLD, "casefold"),
-    ];
-    let set = all.into_iter().filter(|(flag, _)| inode.has(*flag));
-    set.map(|(_, name)| name).collect()
 }

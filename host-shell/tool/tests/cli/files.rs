@@ -5,7 +5,7 @@ use crate::common::{Folder, Place};
 use std::path::Path;
 
 /// Writes the image of a seed: its size, then numbers of blocks with what they hold.
-fn unpack(folder: &Folder, seed: &str, name: &str) -> Vec<u8> {
+pub fn unpack(folder: &Folder, seed: &str, name: &str) -> Vec<u8> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fuzz/corpus/ext4");
     let seed = std::fs::read(corpus.join(seed)).unwrap();
     let number = |at: usize| usize::from(u16::from_le_bytes([seed[at], seed[at + 1]]));

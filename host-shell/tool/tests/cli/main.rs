@@ -13,6 +13,7 @@ mod bench;
 mod commands;
 mod erase;
 mod files;
+mod folders;
 mod generate;
 mod json;
 mod log_pages;

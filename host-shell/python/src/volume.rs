@@ -1,0 +1,242 @@
+//! Files of an ext4 on a store that no kernel mounts.
+
+use crate::error::{Fault, OrRaise};
+use crate::operation::Operation;
+use crate::pool::lock;
+use crate::store::{AtClose, Store, fill};
+use crate::view::View;
+use crate::wait;
+use nvme_host::catalog::Source;
+use nvme_host::files::{self, Inode, Location};
+use pyo3::prelude::*;
+use std::borrow::Cow;
+use std::sync::{Arc, Mutex};
+
+/// Of an inode: kind, mode, number, bytes, links, user, group, names of flags, generation, and seconds and nanoseconds
+/// of the last change of its data and of itself.
+type About = (
+    &'static str,
+    u32,
+    u32,
+    u64,
+    u16,
+    u32,
+    u32,
+    Vec<&'static str>,
+    u32,
+    (i64, u32),
+    (i64, u32),
+);
+
+/// A name in a directory, and its inode.
+type Named = (Cow<'static, [u8]>, About);
+
+/// Of an extent: its first byte in the file and in the store, its bytes, and whether they were written.
+type Extent = (u64, u64, u64, bool);
+
+fn about(inode: &Inode) -> About {
+    (
+        inode.kind.name(),
+        inode.kind.mode_bits() | u32::from(inode.permissions),
+        inode.number,
+        inode.size,
+        inode.links,
+        inode.uid,
+        inode.gid,
+        inode.flag_names(),
+        inode.generation,
+        inode.modified,
+        inode.changed,
+    )
+}
+
+/// Device, partition and path of `DEVICE:/path`; None for other text.
+#[pyfunction]
+pub fn location(text: &str) -> PyResult<Option<(String, Option<u32>, String)>> {
+    if !Location::is_one(text) {
+        return Ok(None);
+    }
+    let found = Location::parse(text).or_raise()?;
+    Ok(Some((found.device, found.part, found.path)))
+}
+
+/// What lies on a store, until it or the store is closed.
+struct OnStore<T: Send> {
+    process: u32,
+    what: &'static str,
+    open: Arc<Mutex<Option<T>>>,
+}
+
+impl<T: Clone + Send + 'static> OnStore<T> {
+    fn new(store: &Store, what: &'static str, value: T) -> Self {
+        let open = Arc::new(Mutex::new(Some(value)));
+        let at_close: Arc<dyn AtClose> = open.clone();
+        store.at_close(&at_close);
+        Self {
+            process: std::process::id(),
+            what,
+            open,
+        }
+    }
+
+    /// # Errors
+    /// When it is closed, and in a process that did not open it.
+    fn get(&self) -> Result<T, Fault> {
+        if self.process != std::process::id() {
+            return Err(Fault::usage(
+                format!(
+                    "this {} was opened by another process, before a fork",
+                    self.what
+                ),
+                "open it in the process that uses it; let worker processes start by 'spawn'",
+            ));
+        }
+        let open = lock(&self.open).clone();
+        open.ok_or_else(|| {
+            let cause = format!("the {}, or its store, is closed", self.what);
+            Fault::usage(cause, "open it again, or close it later")
+        })
+    }
+}
+
+impl<T: Send> OnStore<T> {
+    fn close(&self) {
+        wait::drop_elsewhere(self.process, lock(&self.open).take());
+    }
+}
+
+impl<T: Send> Drop for OnStore<T> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+/// An ext4, only read.
+#[pyclass(frozen, module = "nvme_gpu._native")]
+pub struct Volume(OnStore<files::Volume>);
+
+#[pymethods]
+impl Volume {
+    #[new]
+    #[pyo3(signature = (store, part=None))]
+    fn new(py: Python<'_>, store: &Store, part: Option<u32>) -> PyResult<Self> {
+        let open = store.get()?;
+        let volume = wait::of(py, move || Ok(files::Volume::open(&open, part)?))?;
+        Ok(Self(OnStore::new(store, "volume", volume)))
+    }
+
+    /// What the file system says of itself, as JSON.
+    fn info(&self) -> PyResult<String> {
+        let volume = self.0.get()?;
+        let info = volume.info();
+        let found = serde_json::json!({
+            "label": info.label,
+            "uuid": files::uuid_text(&info.uuid),
+            "block_bytes": info.block_bytes,
+            "blocks": info.blocks,
+            "inodes": info.inodes,
+            "has_checksums": info.has_checksums,
+            "has_errors": info.has_errors,
+            "damage": volume.damage(),
+        });
+        Ok(found.to_string())
+    }
+
+    /// The inode that `path` names; of a link itself without `follows`.
+    fn stat(&self, py: Python<'_>, path: Vec<u8>, follows: bool) -> PyResult<About> {
+        let volume = self.0.get()?;
+        wait::of(py, move || {
+            let inode = match follows {
+                true => volume.stat(&path)?,
+                false => volume.stat_link(&path)?,
+            };
+            Ok(about(&inode))
+        })
+    }
+
+    /// Names in a directory, each with its inode.
+    fn entries(&self, py: Python<'_>, path: Vec<u8>) -> PyResult<Vec<Named>> {
+        let volume = self.0.get()?;
+        wait::of(py, move || {
+            let entries = volume.list(&path)?.into_iter();
+            let entries = entries.map(|(entry, inode)| (entry.name.into(), about(&inode)));
+            Ok(entries.collect())
+        })
+    }
+
+    fn read_link(&self, py: Python<'_>, path: Vec<u8>) -> PyResult<Cow<'static, [u8]>> {
+        let volume = self.0.get()?;
+        wait::of(py, move || Ok(Cow::Owned(volume.read_link(&path)?)))
+    }
+
+    /// The file at `path` of this volume of `store`.
+    fn open(&self, py: Python<'_>, store: &Store, path: Vec<u8>) -> PyResult<DriveFile> {
+        let volume = self.0.get()?;
+        let file = wait::of(py, move || Ok(Arc::new(volume.file(&path)?)))?;
+        Ok(DriveFile(OnStore::new(store, "file", file)))
+    }
+
+    fn close(&self) {
+        self.0.close();
+    }
+}
+
+/// A file of a volume, only read.
+#[pyclass(frozen, module = "nvme_gpu._native")]
+pub struct DriveFile(OnStore<Arc<files::DriveFile>>);
+
+impl DriveFile {
+    /// # Errors
+    /// When it is closed, and in a process that did not open it.
+    pub fn get(&self) -> Result<Arc<files::DriveFile>, Fault> {
+        self.0.get()
+    }
+}
+
+#[pymethods]
+impl DriveFile {
+    fn stat(&self) -> PyResult<About> {
+        Ok(about(self.get()?.inode()))
+    }
+
+    fn extents(&self) -> PyResult<Vec<Extent>> {
+        let extents = self.get()?.extents().or_raise()?.into_iter();
+        let extents = extents.map(|one| (one.logical, one.place, one.bytes, one.is_written));
+        Ok(extents.collect())
+    }
+
+    /// Where bytes of the file lie in the store: first byte and number of each piece.
+    fn pieces(&self, offset: u64, bytes: u64) -> PyResult<Vec<(u64, u64)>> {
+        let pieces = self.get()?.pieces(offset, bytes).or_raise()?.into_iter();
+        Ok(pieces.map(|one| (one.start, one.end - one.start)).collect())
+    }
+
+    /// Where bytes of the file lie in the store, in one piece.
+    fn place(&self, offset: u64, bytes: u64) -> PyResult<u64> {
+        self.get()?.place(offset, bytes).or_raise()
+    }
+
+    /// Fills `view` from byte `offset` of the file on.
+    fn read(&self, view: Py<View>, offset: u64) -> PyResult<Operation> {
+        let file = self.get()?;
+        fill(view, move |data| file.read_at(offset, data))
+    }
+
+    /// The tensors of the file as JSON.
+    fn catalog(&self, py: Python<'_>) -> PyResult<String> {
+        let file = self.get()?;
+        wait::of(py, move || {
+            let text = serde_json::to_string(&file.catalog()?);
+            text.map_err(|error| Fault::usage(error.to_string(), "report it"))
+        })
+    }
+
+    fn check_unchanged(&self, py: Python<'_>) -> PyResult<()> {
+        let file = self.get()?;
+        wait::of(py, move || Ok(file.check_unchanged()?))
+    }
+
+    fn close(&self) {
+        self.0.close();
+    }
+}

@@ -1,0 +1,159 @@
+//! Files of an ext4 that Linux has mounted, and where their data lie on its device.
+//!
+//! Only of files that are immutable (`chattr +i`): the kernel neither writes them nor moves their blocks.
+
+mod answer;
+mod ioctl;
+
+use crate::error::{Error, Result};
+use answer::Extents;
+use nvme_ext4::Extent;
+use rustix::fs::{IFlags, fstatfs, ioctl_getflags, major, minor};
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+/// What `statfs` says of ext2, ext3 and ext4.
+const EXT4: u64 = 0xEF53;
+
+/// An immutable file of a mounted ext4.
+///
+/// It is open until this is dropped. What reads its blocks from the device asks
+/// [`check_unchanged`](Self::check_unchanged) before it uses what it read: root can take the flag away.
+#[derive(Debug)]
+pub struct MountedFile {
+    file: File,
+    path: PathBuf,
+    identity: Identity,
+    extents: Vec<Extent>,
+}
+
+/// Which file it is, in which state. Another one is equal in all of this only if it is the same file, unchanged.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Identity {
+    /// The UUID of the file system.
+    pub uuid: [u8; 16],
+    /// Major and minor number of its block device.
+    pub device: (u32, u32),
+    /// The inode.
+    pub inode: u64,
+    /// Differs between files that had the same inode one after the other.
+    pub generation: u32,
+    /// Bytes of data.
+    pub bytes: u64,
+    /// Seconds since 1970 and nanoseconds of the last change of the data.
+    pub modified: (i64, i64),
+    /// The same of the last change of the inode, its flags among it.
+    pub changed: (i64, i64),
+}
+
+impl MountedFile {
+    /// Opens the file at `path`, writes what of it is in memory alone, and looks where its data lie.
+    ///
+    /// # Errors
+    /// [`Error::File`]; [`Error::Usage`] for what is no regular file, lies on no ext4 or is not immutable, and for a file
+    /// of which some bytes are not on the device as they are in the file; [`Error::Mismatch`] for one that changes
+    /// meanwhile; [`Error::Environment`] for a kernel before Linux 6.0; [`Error::Device`] for an answer that cannot be.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        // A pipe would wait for its other end.
+        let file = File::options()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(path);
+        let file = file.map_err(Error::file("open", path))?;
+        let about = file.metadata().map_err(Error::file("look at", path))?;
+        if !about.is_file() {
+            let cause = format!("{} is no regular file", path.display());
+            return Err(Error::usage(cause, "name a file"));
+        }
+        let identity = identity(&file, path)?;
+        let mut extents = Extents::default();
+        while let Some(start) = extents.start() {
+            let answer = ioctl::fiemap(&file, start).map_err(unanswered("FS_IOC_FIEMAP"))?;
+            let added = extents.add(&answer);
+            added.map_err(|error| error.with_context(&path.display().to_string()))?;
+        }
+        let found = Self {
+            file,
+            path: path.to_owned(),
+            identity,
+            extents: extents.into_inner(),
+        };
+        found.check_unchanged()?;
+        Ok(found)
+    }
+
+    /// Which file it is.
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Where its data lie, in the order of the file: `place` counts from the begin of the block device that is mounted,
+    /// which may be a partition. The last extent may go on past the end of the file. What none covers is zeros.
+    pub fn extents(&self) -> &[Extent] {
+        &self.extents
+    }
+
+    /// Whether the file is still immutable, and what it was when it was opened.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] and [`Error::Mismatch`] if not.
+    pub fn check_unchanged(&self) -> Result<()> {
+        match identity(&self.file, &self.path)? == self.identity {
+            true => Ok(()),
+            false => Err(Error::Mismatch {
+                what: format!("{} has changed since it was opened", self.path.display()),
+            }),
+        }
+    }
+}
+
+/// # Errors
+/// [`Error::Usage`] for a file that lies on no ext4, or is not immutable.
+fn identity(file: &File, path: &Path) -> Result<Identity> {
+    let shown = path.display();
+    let system = fstatfs(file).map_err(io::Error::from);
+    let system = system.map_err(Error::file("look at", path))?;
+    if system.f_type as u64 != EXT4 {
+        return Err(Error::usage(
+            format!("{shown} lies on a file system that is no ext4"),
+            "copy it onto an ext4",
+        ));
+    }
+    let flags = ioctl_getflags(file).map_err(io::Error::from);
+    if !flags
+        .map_err(unanswered("FS_IOC_GETFLAGS"))?
+        .contains(IFlags::IMMUTABLE)
+    {
+        return Err(Error::usage(
+            format!("{shown} is not immutable: its blocks may change at any time"),
+            format!("run `chattr +i {shown}` as root once nothing writes to it"),
+        ));
+    }
+    let about = file.metadata().map_err(Error::file("look at", path))?;
+    Ok(Identity {
+        uuid: ioctl::uuid(file).map_err(unanswered("EXT4_IOC_GETFSUUID"))?,
+        device: (major(about.dev()), minor(about.dev())),
+        inode: about.ino(),
+        generation: ioctl::generation(file).map_err(unanswered("FS_IOC_GETVERSION"))?,
+        bytes: about.len(),
+        modified: (about.mtime(), about.mtime_nsec()),
+        changed: (about.ctime(), about.ctime_nsec()),
+    })
+}
+
+/// A call that the kernel refused.
+fn unanswered(call: &'static str) -> impl FnOnce(io::Error) -> Error {
+    move |source| match source.raw_os_error() {
+        Some(libc::ENOTTY | libc::EOPNOTSUPP) => Error::environment(
+            format!("the kernel does not answer {call}"),
+            "use an ext4 and Linux 6.0 or later",
+        ),
+        _ => Error::System { call, source },
+    }
+}
+
+#[cfg(test)]
+mod tests;
