@@ -235,8 +235,4 @@ impl DriveFile {
         let file = self.get()?;
         wait::of(py, move || Ok(file.check_unchanged()?))
     }
-
-    fn close(&self) {
-        self.0.close();
-    }
 }

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import doctest
+import os
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -34,6 +36,8 @@ def test_a_block_of_a_page_runs(text, tmp_path, monkeypatch):
     pytest.importorskip("numpy")
     if "torch" in text:
         pytest.importorskip("torch")
+    if "mke2fs" in text and not shutil.which("mke2fs", path=os.environ["PATH"] + ":/usr/sbin"):
+        pytest.skip("needs mke2fs, of e2fsprogs")
     monkeypatch.chdir(tmp_path)
     exec(compile(text, "block", "exec"), {"__name__": "__main__"})
 

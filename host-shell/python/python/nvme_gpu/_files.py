@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any, NamedTuple, NoReturn
 
-from . import _native
+from . import _buffers, _native
 from ._errors import Usage
 from ._native import View
 from ._store import Pending, Store, _refuse_pickling, _whole, open as _open
@@ -199,7 +199,7 @@ class Volume:
             return file.extents()
 
     def close(self) -> None:
-        """Lets go of the store, and closes it if the volume opened it. Files of the volume are open until the store is
+        """Lets go of the store, and closes it if the volume opened it. Files of the volume stay open until the store is
         closed."""
         self._native.close()
         if self._owns:
@@ -223,7 +223,8 @@ class DriveFile(io.RawIOBase):
     :meth:`Volume.open`.
 
     ``read``, ``readinto``, ``seek``, ``tell`` and the others are those of :class:`io.RawIOBase`; for many short reads put
-    it into an :class:`io.BufferedReader`. :meth:`pread` needs no position, and any number of threads may use it.
+    it into an :class:`io.BufferedReader`. :meth:`pread` needs no position, and any number of threads may use it. Catalogs,
+    tables and loaders of a file that is closed stay until the store is closed.
     """
 
     def __init__(self, volume: Volume, path: _Path) -> None:
@@ -280,7 +281,7 @@ class DriveFile(io.RawIOBase):
         whole = memoryview(buffer)
         nbytes = min(whole.nbytes, max(self.nbytes - self._at, 0))
         if nbytes:
-            self._fill(View.from_buffer(whole.cast("B")[:nbytes], True), self._at)
+            self._fill(_buffers.view(whole.cast("B")[:nbytes], "buffer", writable=True), self._at)
         self._at += nbytes
         return nbytes
 
@@ -303,6 +304,7 @@ class DriveFile(io.RawIOBase):
 
         Raises :class:`Usage` for a small file whose data lie in its inode.
         """
+        self._check_open()
         return [Extent(*one) for one in self._native.extents()]
 
     def pieces(self, offset: int, nbytes: int) -> list[tuple[int, int]]:
@@ -311,6 +313,7 @@ class DriveFile(io.RawIOBase):
 
         Raises :class:`Usage` for bytes in a hole, or past the end.
         """
+        self._check_open()
         most = (1 << 64) - 1
         return self._native.pieces(_whole("offset", offset, 0, most), _whole("nbytes", nbytes, 0, most))
 
@@ -319,12 +322,6 @@ class DriveFile(io.RawIOBase):
         opened."""
         self._check_open()
         self._native.check_unchanged()
-
-    def close(self) -> None:
-        """Closes it. Catalogs, tables and loaders of it stay until the store is closed."""
-        if not self.closed and hasattr(self, "_native"):
-            self._native.close()
-        super().close()
 
     def _check_open(self) -> None:
         if self.closed:
