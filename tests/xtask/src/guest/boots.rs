@@ -100,6 +100,14 @@ pub const BOOTS: &[Boot] = &[
         ..PLAIN
     },
     Boot {
+        name: "linux-extents",
+        images: &[("d0.img", 256)],
+        servers: OUR_DISK,
+        variables: "SERIAL=S0",
+        tests: &["linux-extents"],
+        ..PLAIN
+    },
+    Boot {
         name: "linux-features",
         images: &[("d0.img", 64)],
         servers: &["sim:{dir}/d0.img?serial=S0&wc=on&hmpre=4096&hmmin=1024"],
