@@ -324,6 +324,45 @@ fn a_file_is_written_found_again_and_resumed() {
     );
 }
 
+/// Where the folder lies on an ext4 and the flag can be set; else only what is refused.
+#[test]
+fn an_immutable_file_of_a_mounted_ext4_is_described() {
+    let folder = Folder::new(Place::Embedded);
+    folder.file("model", 100_000, 1);
+    let flag = |sign: &str| {
+        let mut chattr = std::process::Command::new("chattr");
+        let set = chattr.arg(format!("{sign}i")).arg(folder.path("model"));
+        set.stderr(std::process::Stdio::null())
+            .status()
+            .is_ok_and(|status| status.success())
+    };
+    let output = folder.command().args(["stat", "model"]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(
+        said.contains("is not immutable") || said.contains("is no ext4"),
+        "{said}"
+    );
+    if said.contains("is no ext4") || !flag("+") {
+        eprintln!("skipped: no file of this folder can be made immutable");
+        return;
+    }
+    let mut outputs = [&["stat", "model", "--json"][..], &["stat", "model"]]
+        .map(|words| folder.command().args(words).output().unwrap());
+    assert!(flag("-"));
+    let said = outputs.each_ref().map(|one| one.status.success());
+    assert_eq!(said, [true; 2], "{outputs:?}");
+    let text = String::from_utf8(std::mem::take(&mut outputs[1].stdout)).unwrap();
+    assert!(text.contains("uuid") && text.contains("place:"), "{text}");
+    let value: serde_json::Value = serde_json::from_slice(&outputs[0].stdout).unwrap();
+    super::json::check_value("stat-mounted", &value);
+    let extents = value["extents"].as_array().unwrap();
+    let bytes = extents.iter().map(|one| one["bytes"].as_u64().unwrap());
+    assert!(bytes.sum::<u64>() >= 100_000, "{value}");
+    let refused = folder.command().args(["stat", "none"]).output().unwrap();
+    assert_eq!(refused.status.code(), Some(4));
+}
+
 #[test]
 fn what_is_no_file_on_a_drive_is_refused() {
     let folder = Folder::new(Place::Embedded);
