@@ -12,7 +12,7 @@ const MAGIC: &[u8] = b"GGUF";
 /// The longest header, as for safetensors.
 const MOST_BYTES: u64 = 100_000_000;
 /// The most values of all keys and arrays: each takes 32 bytes of memory.
-const MOST_VALUES: u64 = 8 << 20;
+const MOST_VALUES: u64 = 4 << 20;
 /// The longest name of a key or tensor: the format's limit for keys.
 const MOST_NAME: u64 = 65_535;
 /// The most lengths of a tensor: the format's limit.
