@@ -3,6 +3,7 @@
 //! - [`Queues`]: queues as the host hands them to a kernel of yours; see docs/link-the-core.md.
 //! - `TableRows` (on the GPU only), [`rows`]: rows of a table by ids, read by any thread.
 //! - `Stream` (on the GPU only), [`ring`]: a range of bytes that a warp reads in pieces while it uses those that came.
+//! - `Reads` (on the GPU only): rows that a warp reads by its lanes, and uses where they have landed.
 //! - `Gpu`, `Warp`, `Block`, `Lanes`, `arch` (on the GPU only): where code runs, and who acts together.
 //! - [`work`], [`Kernel`], [`PTX`] (the last two on the host only): the kernels of the demo, the benchmark and the tests (feature `kernels`), and
 //!   the words of a launch's parameters and results.
@@ -72,6 +73,8 @@ mod owned;
 #[cfg(all(target_arch = "nvptx64", feature = "probes"))]
 mod probes;
 mod queues;
+#[cfg(target_arch = "nvptx64")]
+mod reads;
 pub mod ring;
 pub mod rows;
 #[cfg(all(target_arch = "nvptx64", feature = "scatter"))]
@@ -91,6 +94,8 @@ pub mod work;
 #[cfg(target_arch = "nvptx64")]
 pub use groups::{Block, Gpu, Lanes, Warp};
 pub use queues::Queues;
+#[cfg(target_arch = "nvptx64")]
+pub use reads::Reads;
 #[cfg(target_arch = "nvptx64")]
 pub use stream::Stream;
 #[cfg(not(target_arch = "nvptx64"))]

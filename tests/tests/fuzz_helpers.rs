@@ -70,6 +70,11 @@ proptest! {
     }
 
     #[test]
+    fn any_header_and_node_of_an_index_is_data(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        fuzz::search_index(&bytes);
+    }
+
+    #[test]
     fn any_answer_of_vfio_is_data(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
         fuzz::vfio_answers(&bytes);
     }

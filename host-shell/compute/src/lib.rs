@@ -4,6 +4,7 @@
 //! - [`llama::Llama`]: a model of the architecture `llama`: tokens in, the next token out.
 //! - [`Matrix`], `StreamedProducts`: products with a matrix that a GPU reads from a drive while it multiplies.
 //! - [`KvPages`], `paged`: attention over keys and values that a GPU reads from a drive while it attends.
+//! - [`search`]: nearest vectors in a graph on a drive.
 //! - [`synthetic::Synthetic`]: models of random weights, for tests and measurements.
 //!
 //! Kernels of a GPU ([`nvme_compute_kernel`]) compute where the store has one, else threads of the CPU.
@@ -16,6 +17,7 @@ mod machine;
 mod matrix;
 #[cfg(feature = "cuda")]
 pub mod paged;
+pub mod search;
 #[cfg(feature = "cuda")]
 pub mod streamed;
 pub mod synthetic;

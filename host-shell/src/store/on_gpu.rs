@@ -340,6 +340,45 @@ impl Table {
         ))
     }
 
+    /// Puts a kernel of your own into `stream`, a `CUstream` of the store's GPU, whose warps choose rows of this table and
+    /// read them, by `nvme_gpu_kernel::Reads`: `argument` makes what the kernel takes of the words of its rows, in its
+    /// blocks of 256 threads. There are `count` pieces of work, one warp's each; one that the kernel counts as failed is
+    /// one of the [`Pending`]'s rows.
+    ///
+    /// # Safety
+    /// As [`stream_on_gpu`](Self::stream_on_gpu).
+    ///
+    /// # Errors
+    /// [`Error::Usage`] where the GPU does not submit the reads itself, for rows that touch more than 4 KiB of blocks, and
+    /// for 2^32 rows or pieces of work and more; [`Error::Environment`] with the driver's answer.
+    pub unsafe fn read_by_warps<T: Copy>(
+        &self,
+        count: u64,
+        kernel: (&Module, Function),
+        argument: impl FnOnce(nvme_gpu_kernel::rows::Gather) -> T,
+        stream: u64,
+    ) -> Result<Pending> {
+        self.space.gpu()?;
+        if u32::try_from(self.rows().max(count)).is_err() {
+            return Err(Error::usage(
+                format!("{count} pieces of work over {} rows", self.rows()),
+                "use fewer than 2^32 of each",
+            ));
+        }
+        let table = self.of_namespace();
+        if let [member] = &self.space.members[..]
+            && let Some(rows) = &member.rows
+            && rows.reads_by_lanes(&table)
+        {
+            // SAFETY: the caller's.
+            return unsafe { rows.read_by_warps(&table, count, kernel, argument, stream) };
+        }
+        Err(Error::usage(
+            "rows that the warps of a kernel choose: the GPU reads them from one drive, 4 KiB for each lane",
+            "use one drive (sim:, vfio:, vfio-user:), and rows that touch 4 KiB of its blocks at most",
+        ))
+    }
+
     fn not_by_gpu(&self, what: &str) -> Error {
         Error::usage(
             format!("{what}: it is for rows that the GPU reads from one drive"),

@@ -11,6 +11,7 @@ mod files;
 mod gpu;
 mod io;
 mod model;
+mod search;
 mod stdio;
 
 use std::process::ExitCode;

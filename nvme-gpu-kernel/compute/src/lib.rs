@@ -23,10 +23,11 @@ mod paged;
 pub mod pages;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod reference;
+pub mod search;
 #[cfg(all(target_arch = "nvptx64", feature = "streamed"))]
 mod streamed;
 pub mod strip;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(all(target_arch = "nvptx64", any(feature = "steps", feature = "streamed")))]
 mod sums;
 
 use nvme_gpu_kernel::rows::Gather;
@@ -42,6 +43,9 @@ pub const STREAMED_PTX: &str = include_str!("../streamed.ptx");
 /// `nvme_attention_paged` and `nvme_attention_join` as PTX, as [`PTX`] is.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const PAGED_PTX: &str = include_str!("../paged.ptx");
+/// `nvme_search` as PTX, as [`PTX`] is.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const SEARCH_PTX: &str = include_str!("../search.ptx");
 
 /// Threads of each block.
 pub const BLOCK_THREADS: u32 = 256;
@@ -75,6 +79,8 @@ pub mod kernel {
     pub const ATTENTION_PAGED: &str = "nvme_attention_paged";
     /// Takes a [`PagedAttention`](crate::PagedAttention). Of [`PAGED_PTX`](crate::PAGED_PTX).
     pub const ATTENTION_JOIN: &str = "nvme_attention_join";
+    /// Takes a [`Search`](crate::search::Search). Of [`SEARCH_PTX`](crate::SEARCH_PTX).
+    pub const SEARCH: &str = "nvme_search";
 
     /// All of [`PTX`](crate::PTX).
     pub const ALL: [&str; 8] = [
@@ -360,5 +366,6 @@ mod tests {
         let mut paged = entries(PAGED_PTX);
         paged.sort_unstable();
         assert_eq!(paged, [kernel::ATTENTION_JOIN, kernel::ATTENTION_PAGED]);
+        assert_eq!(entries(SEARCH_PTX), [kernel::SEARCH]);
     }
 }

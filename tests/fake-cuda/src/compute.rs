@@ -2,6 +2,7 @@
 // UNSAFETY: launches hold addresses that the host vouches for, as on a GPU.
 #![allow(unsafe_code)]
 
+use nvme_compute_kernel::search::Search;
 use nvme_compute_kernel::{
     Argmax, Attention, Gemv, GemvStreamed, PagedAttention, RmsNorm, Rope, SiluMul, Unpack,
     index_of, ranked, reference,
@@ -11,7 +12,7 @@ use std::ffi::{CStr, c_void};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 /// The symbols.
-pub const NAMES: [&CStr; 11] = [
+pub const NAMES: [&CStr; 12] = [
     c"nvme_gemv",
     c"nvme_rms_norm",
     c"nvme_rope",
@@ -23,6 +24,7 @@ pub const NAMES: [&CStr; 11] = [
     c"nvme_gemv_streamed",
     c"nvme_attention_paged",
     c"nvme_attention_join",
+    c"nvme_search",
 ];
 
 /// What a launch of a kernel does.
@@ -57,6 +59,11 @@ pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void, blocks: u32) -> 
             // SAFETY: the caller's.
             let argument = unsafe { **parameters.cast::<*const GemvStreamed>() };
             std::sync::Arc::new(move || crate::streamed::gemv(&argument, blocks))
+        }
+        b"nvme_search" => {
+            // SAFETY: the caller's.
+            let argument = unsafe { **parameters.cast::<*const Search>() };
+            std::sync::Arc::new(move || crate::search::search(&argument, blocks))
         }
         _ => of(parameters, unpack),
     }

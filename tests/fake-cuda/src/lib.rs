@@ -21,6 +21,7 @@ mod litmus;
 mod paged;
 mod rows;
 mod scatter;
+mod search;
 mod streamed;
 mod streams;
 mod striped;

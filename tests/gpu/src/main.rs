@@ -23,6 +23,7 @@ mod report;
 mod rig;
 mod sanitizer;
 mod scatter;
+mod search;
 mod sim;
 mod stripes;
 mod tokens;
@@ -127,6 +128,7 @@ fn main() -> ExitCode {
     ranges::all(&mut report, &bench);
     compute::all(&mut report, &bench);
     paged::all(&mut report, &bench);
+    search::all(&mut report, &bench);
     wide::all(&mut report, &bench);
     layers::all(&mut report, &bench);
     model::all(&mut report, &bench);

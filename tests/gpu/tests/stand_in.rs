@@ -70,6 +70,7 @@ fn all_is_well() {
         "ranges/",
         "gemv/",
         "paged/",
+        "search/",
     ];
     // A busy machine may take three times as long.
     let small = ["--commands", "900", "--patience", "3"];
@@ -77,7 +78,7 @@ fn all_is_well() {
     let text = text(&output);
     assert!(output.status.success(), "{text}");
     let counts = text.lines().last().unwrap();
-    assert_eq!(counts, "131 passed, 0 failed, 0 skipped", "{text}");
+    assert_eq!(counts, "149 passed, 0 failed, 0 skipped", "{text}");
 }
 
 /// Stores of two GPUs at once leave the caller's context as it is; with one GPU the test says so.

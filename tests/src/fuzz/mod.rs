@@ -17,6 +17,7 @@ mod pages;
 mod prp_round_trip;
 mod registers;
 mod rows;
+mod search_index;
 mod sgl_round_trip;
 mod shared_queue;
 mod trace_decoder;
@@ -35,6 +36,7 @@ pub use pages::{device_string, identify_log_pages};
 pub use prp_round_trip::prp_round_trip;
 pub use registers::registers;
 pub use rows::rows;
+pub use search_index::search_index;
 pub use sgl_round_trip::sgl_round_trip;
 pub use shared_queue::shared_queue;
 pub use trace_decoder::trace_decoder;
@@ -45,7 +47,7 @@ pub use vfio_user_message::vfio_user_message;
 pub type Target = fn(&[u8]);
 
 /// Every target, by its name in fuzz/Cargo.toml.
-pub const TARGETS: [(&str, Target); 19] = [
+pub const TARGETS: [(&str, Target); 20] = [
     ("prp_round_trip", prp_round_trip),
     ("cqe_stream", cqe_stream),
     ("hostile_driver", hostile_driver),
@@ -63,6 +65,7 @@ pub const TARGETS: [(&str, Target); 19] = [
     ("catalog", catalog),
     ("gguf", gguf),
     ("rows", rows),
+    ("search_index", search_index),
     ("ext4", ext4),
     ("gpt", gpt),
 ];

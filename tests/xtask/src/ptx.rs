@@ -72,6 +72,14 @@ const PAGED: Image = Image {
     library: false,
     committed: Some("nvme-gpu-kernel/compute/paged.ptx"),
 };
+/// The kernel that searches a graph on a drive.
+const SEARCH: Image = Image {
+    name: "search",
+    package: "nvme-compute-kernel",
+    features: "search",
+    library: false,
+    committed: Some("nvme-gpu-kernel/compute/search.ptx"),
+};
 /// The functions that CUDA C++ links.
 const LIBRARY: Image = Image {
     name: "nvme_gpu_device",
@@ -177,7 +185,8 @@ fn build_and_check(refresh: bool, accept_fences: bool) -> Result<(), Failure> {
     let (mut kernels, mut table, mut same) = (String::new(), pins::Table::new(&ASSEMBLE_FOR), true);
     let mut images = Vec::new();
     for image in [
-        &KERNELS, &ROWS, &SCATTER, &COMPUTE, &STREAMED, &PAGED, &EXAMPLE, &LITMUS, &LIBRARY,
+        &KERNELS, &ROWS, &SCATTER, &COMPUTE, &STREAMED, &PAGED, &SEARCH, &EXAMPLE, &LITMUS,
+        &LIBRARY,
     ] {
         images.push((image, image.build(&compiler)?));
     }

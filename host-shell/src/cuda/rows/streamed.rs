@@ -1,4 +1,4 @@
-//! Rows that a kernel of others uses while it reads them: each byte once, in the order of the drive.
+//! Rows that a kernel of others uses where they land: each byte once, in the order of the drive, or rows that it chooses.
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
@@ -6,7 +6,7 @@ use super::super::module::{Function, Module};
 use super::{GpuRows, Pending, Request, RowTable, closed};
 use crate::error::{Error, Result};
 use nvme_gpu_kernel::ring::{LEAST_SHIFT, MOST_SHIFT};
-use nvme_gpu_kernel::rows::{BLOCK_THREADS, Gather};
+use nvme_gpu_kernel::rows::{BLOCK_THREADS, Gather, WARP_BYTES};
 
 impl GpuRows {
     /// Whether a stage of a ring holds a block.
@@ -20,8 +20,7 @@ impl GpuRows {
     }
 
     /// Puts a kernel of `module` into `stream` whose warps read the rows of `table` by `nvme_gpu_kernel::Stream`, and
-    /// count the rows that they could not use: `argument` makes what it takes of the words of its rows, `count` of which
-    /// is `parts`.
+    /// count what they could not use: `argument` makes what it takes of the words of its rows, `count` of which is `parts`.
     ///
     /// # Safety
     /// `function` takes one `T`; as [`gather`](Self::gather) for the addresses in it.
@@ -31,12 +30,60 @@ impl GpuRows {
     pub unsafe fn stream<T: Copy>(
         &self,
         table: &RowTable,
-        (module, function): (&Module, Function),
+        kernel: (&Module, Function),
         parts: u64,
         argument: impl FnOnce(Gather) -> Result<T>,
         stream: u64,
     ) -> Result<Pending> {
         self.check_inside(table)?;
+        let launch = (parts, 1 << self.piece_shift());
+        // SAFETY: the caller's.
+        unsafe { self.put(table, launch, kernel, argument, stream) }
+    }
+
+    /// Whether a warp's slots hold a row of `table` for each lane.
+    pub fn reads_by_lanes(&self, table: &RowTable) -> bool {
+        self.slot_bytes(table) * 32 <= WARP_BYTES && self.fits(table)
+    }
+
+    /// Puts a kernel of `module` into `stream` whose warps read rows of `table` by `nvme_gpu_kernel::Reads` for `count`
+    /// pieces of work, and count those that failed: `argument` makes what it takes of the words of its rows.
+    ///
+    /// # Safety
+    /// As [`stream`](Self::stream).
+    ///
+    /// # Errors
+    /// As [`stream`](Self::stream); [`Error::Usage`] for rows that slots do not hold for all lanes.
+    pub unsafe fn read_by_warps<T: Copy>(
+        &self,
+        table: &RowTable,
+        count: u64,
+        kernel: (&Module, Function),
+        argument: impl FnOnce(Gather) -> T,
+        stream: u64,
+    ) -> Result<Pending> {
+        self.check_inside(table)?;
+        if !self.reads_by_lanes(table) {
+            return Err(Error::usage(
+                format!("rows of {} bytes for each lane of a warp", table.row_bytes),
+                "use rows that touch 4 KiB of blocks at most",
+            ));
+        }
+        let launch = (count, self.slot_bytes(table) as u32);
+        // SAFETY: the caller's.
+        unsafe { self.put(table, launch, kernel, |rows| Ok(argument(rows)), stream) }
+    }
+
+    /// # Safety
+    /// As [`stream`](Self::stream).
+    unsafe fn put<T: Copy>(
+        &self,
+        table: &RowTable,
+        (count, slot_bytes): (u64, u32),
+        (module, function): (&Module, Function),
+        argument: impl FnOnce(Gather) -> Result<T>,
+        stream: u64,
+    ) -> Result<Pending> {
         if module.gpu().index() != self.gpu().index() {
             return Err(Error::usage(
                 "a kernel of another GPU than the store's",
@@ -46,14 +93,14 @@ impl GpuRows {
         let request = Request {
             ids: 0,
             wide_ids: true,
-            count: parts,
+            count,
             out: 0,
             out_stride: 0,
             status: 0,
         };
         let launch = Gather {
-            slot_bytes: 1 << self.piece_shift(),
-            // A part is the business of one warp.
+            slot_bytes,
+            // Each is the business of one warp.
             lanes: 1,
             ..self.launch(table, &request).ok_or_else(closed)?
         };

@@ -16,6 +16,7 @@ use crate::device::{devices, serve};
 use crate::files::{cat, catalog, cp, import, ls, pack, stat};
 use crate::io::{compare, dsm, flush, read, stream, write, write_zeroes};
 use crate::model::generate;
+use crate::search::Search;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use nvme_host::{Error, Result, exit};
 use std::ffi::OsString;
@@ -103,6 +104,7 @@ enum Command {
     Import(import::Import),
     Verify(import::Verify),
     Generate(Box<generate::Generate>),
+    Search(Search),
     #[command(visible_alias = "show-regs")]
     Regs(regs::Regs),
     GetLog(get_log::GetLog),
@@ -177,6 +179,7 @@ fn run_command(cli: Cli) -> Result<()> {
         Command::Import(command) => command.run(),
         Command::Verify(command) => command.run(),
         Command::Generate(command) => command.run(),
+        Command::Search(command) => command.run(),
         Command::Regs(command) => command.run(),
         Command::GetLog(command) => command.run(),
         Command::AdminPassthru(command) => command.run(),

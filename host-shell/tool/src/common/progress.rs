@@ -33,6 +33,14 @@ pub fn percent(what: &'static str) -> ProgressBar {
     bar
 }
 
+/// A bar over `count` pieces of work.
+pub fn items(count: u64, what: &'static str) -> ProgressBar {
+    let bar = bytes(count, what);
+    let style = ProgressStyle::with_template("{msg:8} [{bar:40}] {pos}/{len} {per_sec} {eta}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar
+}
+
 /// The time that has passed, for a command that says nothing until its end.
 pub fn spinner(what: &'static str) -> ProgressBar {
     let bar = bytes(0, what);

@@ -21,5 +21,6 @@ mod partitions;
 mod passthru;
 mod resets;
 mod rows;
+mod search;
 mod streams;
 mod texts;

@@ -227,3 +227,58 @@ fn products_are_measured_in_four_ways_and_compared() {
         assert!(said.contains(why), "{said}");
     }
 }
+
+#[test]
+fn searches_by_the_gpu_find_what_the_cpu_finds() {
+    let folder = Folder::new(Place::Embedded);
+    let index = [
+        "search", "build", "--count", "900", "--dim", "12", "--out", "./v.idx",
+    ];
+    ok(&folder, &index);
+    let query = [
+        "search",
+        "query",
+        "-d",
+        "sim:mem?size=16MiB&block=4096&queues=24&threads=2",
+        "--load",
+        "./v.idx",
+        "--gpu",
+        "--queries",
+        "30",
+        "--runs",
+        "1",
+        "--threads",
+        "2",
+        "--stations",
+        "2",
+        "--json",
+    ];
+    let found: serde_json::Value = serde_json::from_str(&ok(&folder, &query)).unwrap();
+    assert_eq!(found["same_answers"], true);
+    let (by_gpu, by_cpu) = (&found["by_gpu"], &found["by_cpu"]);
+    assert_eq!(by_gpu["recall"], by_cpu["recall"]);
+    assert_eq!(
+        (&by_gpu["failed"], &by_gpu["stations"]),
+        (&0.into(), &2.into())
+    );
+    let schema = include_str!("../../../../docs/json-schema.json");
+    let schema: serde_json::Value = serde_json::from_str(schema).unwrap();
+    let said = &schema["$defs"]["search-query"];
+    for (object, said) in [
+        (&found, said),
+        (by_gpu, &said["properties"]["by_gpu"]),
+        (by_cpu, &said["properties"]["by_cpu"]),
+    ] {
+        let mut names: Vec<&str> = object
+            .as_object()
+            .unwrap()
+            .keys()
+            .map(String::as_str)
+            .collect();
+        let said = said["required"].as_array().unwrap().iter();
+        let mut said: Vec<&str> = said.filter_map(|name| name.as_str()).collect();
+        names.sort_unstable();
+        said.sort_unstable();
+        assert_eq!(names, said);
+    }
+}

@@ -5,7 +5,7 @@ use crate::process::{Failure, check, root, target_dir};
 use std::process::Command;
 
 /// The files that a target is for.
-const FILES: [(&str, &[&str]); 19] = [
+const FILES: [(&str, &[&str]); 20] = [
     ("prp_round_trip", &["nvme-core/src/prp.rs"]),
     (
         "sgl_round_trip",
@@ -160,6 +160,13 @@ const FILES: [(&str, &[&str]); 19] = [
             "host-shell/src/store/scatter.rs",
             "host-shell/src/store/wide.rs",
             "host-shell/src/store/space.rs",
+        ],
+    ),
+    (
+        "search_index",
+        &[
+            "host-shell/compute/src/search/header.rs",
+            "nvme-gpu-kernel/compute/src/search/walk.rs",
         ],
     ),
     (

@@ -1,0 +1,172 @@
+//! An index is made of vectors and written to a store.
+
+use super::graph::Graph;
+use super::header::{HEADER_BYTES, Header, checksum};
+use super::quantise;
+use super::source::{Source, Vectors};
+use nvme_compute_kernel::search::walk::sum_of;
+use nvme_compute_kernel::search::{MOST_DEGREE, NODE_BYTES, NODE_WORDS, NONE, word};
+use nvme_host::{Error, Result, Store};
+use nvme_units::mix;
+use rayon::prelude::*;
+
+/// Nodes that a thread writes at a time.
+const NODES: usize = 256;
+/// Writes that are under way together.
+const TOGETHER: usize = 16;
+/// Candidates of a search while the graph is made at most.
+const MOST_BUILD_LIST: u32 = 1000;
+
+/// How an index is made.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BuildOptions {
+    /// Neighbours of a node at most, 1 to [`MOST_DEGREE`].
+    pub degree: u32,
+    /// Candidates of each search while the graph is made, 1 to 1000.
+    pub list: u32,
+    /// Elements that a byte stands for.
+    pub sub_elements: u32,
+}
+
+impl Default for BuildOptions {
+    fn default() -> Self {
+        Self {
+            degree: MOST_DEGREE,
+            list: 100,
+            sub_elements: 4,
+        }
+    }
+}
+
+/// What is being done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Step {
+    /// So many vectors are in the graph.
+    Graph(u64),
+    /// So many nodes are written.
+    Write(u64),
+}
+
+/// Makes an index of `vectors`, which are those of `source`, and writes it to `store` from byte `offset` on, a multiple
+/// of 4096. It is durable, and valid, when this returns, and not before. `progress` may end it.
+///
+/// # Errors
+/// [`Error::Usage`] for options out of their range, for vectors that are not those of the source, and for an index that
+/// does not fit; those of writes and of `progress`.
+pub fn build(
+    store: &Store,
+    offset: u64,
+    (source, vectors): (Source, &Vectors),
+    options: BuildOptions,
+    progress: &mut dyn FnMut(Step) -> Result<()>,
+) -> Result<Header> {
+    let mut header = header(source, vectors, options)?;
+    check_place(store, offset, &header)?;
+    let sub_elements = options.sub_elements as usize;
+    let centroids = quantise::train(vectors, sub_elements, source.seed);
+    let codes = quantise::encode(vectors, sub_elements, &centroids);
+    let bytes: Vec<u8> = centroids.iter().flat_map(|x| x.to_le_bytes()).collect();
+    let mut inserted = |count| progress(Step::Graph(count));
+    let shape = (options.degree, options.list);
+    let graph = Graph::new(vectors, shape, source.seed, &mut inserted)?;
+    header = Header {
+        entry: graph.entry(),
+        centroids_sum: checksum(&bytes),
+        codes_sum: checksum(&codes),
+        ..header
+    };
+    // What was here before is no index any more.
+    store.write_at(offset, &[0; HEADER_BYTES])?;
+    store.flush()?;
+    store.write_at(offset + header.centroids_at(), &bytes)?;
+    store.write_at(offset + header.codes_at(), &codes)?;
+    write_nodes(store, offset, &header, (vectors, &graph), progress)?;
+    store.flush()?;
+    store.write_at(offset, &header.bytes())?;
+    store.flush()?;
+    Ok(header)
+}
+
+fn header(source: Source, vectors: &Vectors, options: BuildOptions) -> Result<Header> {
+    if (source.count, source.elements as usize) != (vectors.count(), vectors.elements()) {
+        return Err(Error::usage(
+            format!("{} vectors are not those of {source:?}", vectors.count()),
+            "name their source",
+        ));
+    }
+    let shape = u64::from(source.count) << 32 | u64::from(options.degree << 16 | options.list);
+    let header = Header {
+        source,
+        sub_elements: options.sub_elements,
+        degree: options.degree,
+        entry: 0,
+        tag: mix(mix(source.seed) ^ shape) as u32,
+        centroids_sum: 0,
+        codes_sum: 0,
+    };
+    let cause = match options.list {
+        1..=MOST_BUILD_LIST => header.check().err(),
+        list => Some(format!(
+            "{list} candidates: there may be 1 to {MOST_BUILD_LIST}"
+        )),
+    };
+    match cause {
+        None => Ok(header),
+        Some(cause) => Err(Error::usage(cause, "correct the options of the index")),
+    }
+}
+
+/// # Errors
+/// [`Error::Usage`] unless the index fits.
+fn check_place(store: &Store, offset: u64, header: &Header) -> Result<()> {
+    let bytes = header.bytes_of_index();
+    let end = offset.checked_add(bytes);
+    if offset.is_multiple_of(NODE_BYTES) && end.is_some_and(|end| end <= store.len()) {
+        return Ok(());
+    }
+    Err(Error::usage(
+        format!(
+            "an index of {bytes} bytes at byte {offset} of {} bytes",
+            store.len()
+        ),
+        format!("use fewer vectors, or a larger device, and a multiple of {NODE_BYTES}"),
+    ))
+}
+
+fn write_nodes(
+    store: &Store,
+    offset: u64,
+    header: &Header,
+    (vectors, graph): (&Vectors, &Graph),
+    progress: &mut dyn FnMut(Step) -> Result<()>,
+) -> Result<()> {
+    let ids: Vec<u32> = (0..vectors.count()).collect();
+    let first = offset + header.nodes_at();
+    let mut written = 0;
+    for ids in ids.chunks(NODES * TOGETHER) {
+        ids.par_chunks(NODES).try_for_each(|ids| {
+            let nodes = ids.iter().map(|id| node(header.tag, *id, vectors, graph));
+            let bytes: Vec<u8> = nodes.flatten().flat_map(u32::to_le_bytes).collect();
+            store.write_at(first + u64::from(ids[0]) * NODE_BYTES, &bytes)
+        })?;
+        written += ids.len() as u64;
+        progress(Step::Write(written))?;
+    }
+    Ok(())
+}
+
+/// The words of a node.
+fn node(tag: u32, id: u32, vectors: &Vectors, graph: &Graph) -> [u32; NODE_WORDS] {
+    let mut words = [0; NODE_WORDS];
+    let neighbours = graph.neighbours(id);
+    words[..MOST_DEGREE as usize].fill(NONE);
+    words[..neighbours.len()].copy_from_slice(neighbours);
+    words[word::ID] = id;
+    words[word::DEGREE] = neighbours.len() as u32;
+    words[word::TAG] = tag;
+    for (word, x) in words[word::VECTOR..].iter_mut().zip(vectors.get(id)) {
+        *word = x.to_bits();
+    }
+    words[word::SUM] = sum_of(&words, vectors.elements());
+    words
+}

@@ -1,0 +1,228 @@
+//! Searches whose nodes a GPU reads from a drive by itself.
+// UNSAFETY: launches a kernel over addresses that the caller vouches for.
+#![allow(unsafe_code)]
+
+use super::index::Index;
+use super::{Answers, Parameters};
+use nvme_compute_kernel::search::{CENTROIDS, Search};
+use nvme_compute_kernel::{SEARCH_PTX, kernel};
+use nvme_gpu_kernel::rows::BLOCK_WARPS;
+use nvme_host::cuda::{DeviceMemory, Function, Gpu, Module, Pending, Stream};
+use nvme_host::{Error, Result, Table};
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// Addresses of the memory of a launch, on the GPU of the store; each is a multiple of 4, `ids` of 8.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Request {
+    /// Queries: as many `f32` for each as the vectors of the index have elements.
+    pub queries: u64,
+    /// How many, below 2^32.
+    pub count: u64,
+    /// Gets for each query as many `i64` as results are asked for: [`Answers::ids`].
+    pub ids: u64,
+    /// Gets as many `f32`.
+    pub distances: u64,
+    /// Gets an `i32` for each query.
+    pub codes: u64,
+    /// Gets a `u32` for each query.
+    pub reads: u64,
+}
+
+/// An index whose centroids and codes lie on a GPU, and the kernel that searches it.
+///
+/// Its memory stays when this is dropped: a launch that is under way, or a graph, may still use it.
+pub struct GpuSearch {
+    module: ManuallyDrop<Module>,
+    search: Function,
+    nodes: Table,
+    centroids: ManuallyDrop<DeviceMemory>,
+    codes: ManuallyDrop<DeviceMemory>,
+    /// Of each warp of each station.
+    tables: ManuallyDrop<DeviceMemory>,
+    words: Search,
+    gpu: Arc<Gpu>,
+}
+
+impl GpuSearch {
+    /// Loads the kernel and uploads what searches need, once.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a store that was opened without a GPU; [`Error::Environment`] without memory on the GPU; those
+    /// of [`Module::load`].
+    pub fn new(index: &Index) -> Result<Self> {
+        let gpu = index.store.gpu().ok_or_else(|| {
+            Error::usage("the store was opened without a GPU", "open it with one")
+        })?;
+        let header = index.header();
+        let module = ManuallyDrop::new(Module::load(gpu, SEARCH_PTX.as_bytes())?);
+        let upload = |bytes: &[u8]| -> Result<ManuallyDrop<DeviceMemory>> {
+            let memory = DeviceMemory::new(gpu, bytes.len())?;
+            memory.upload(0, bytes)?;
+            Ok(ManuallyDrop::new(memory))
+        };
+        // No launch has more stations than the GPU has multiprocessors.
+        let warps = u64::from(gpu.multiprocessors()? * BLOCK_WARPS);
+        let tables = warps * header.code_bytes() * u64::from(CENTROIDS) * 4;
+        let centroids = index.centroids.iter().flat_map(|x| x.to_le_bytes());
+        let centroids = upload(&centroids.collect::<Vec<u8>>())?;
+        let codes = upload(&index.codes)?;
+        let tables = ManuallyDrop::new(DeviceMemory::new(gpu, tables as usize)?);
+        let words = Search {
+            centroids: centroids.address(),
+            codes: codes.address(),
+            tables: tables.address(),
+            elements: header.source.elements,
+            sub_elements: header.sub_elements,
+            subspaces: header.source.elements.div_ceil(header.sub_elements),
+            code_bytes: header.code_bytes() as u32,
+            entry: header.entry,
+            tag: header.tag,
+            ..Search::default()
+        };
+        Ok(Self {
+            search: module.function(kernel::SEARCH)?,
+            module,
+            nodes: index.nodes()?,
+            centroids,
+            codes,
+            tables,
+            words,
+            gpu: Arc::clone(gpu),
+        })
+    }
+
+    /// Registers and bytes of local memory of a thread, as compiled for this GPU.
+    ///
+    /// # Errors
+    /// Those of [`Module::cost`].
+    pub fn cost(&self) -> Result<(u32, u32)> {
+        self.module.cost(self.search)
+    }
+
+    /// Bytes of GPU memory that it holds.
+    pub fn memory_bytes(&self) -> usize {
+        self.centroids.len() + self.codes.len() + self.tables.len()
+    }
+
+    /// Puts searches into `stream`, a `CUstream` of the store's GPU, and returns before they run. The stream may be
+    /// captured.
+    ///
+    /// Rows of the [`Pending`] are queries: one that failed has the id -1 throughout, and its code says why. Results are
+    /// those of [`Index::search`], bit by bit.
+    ///
+    /// # Safety
+    /// The addresses of `request` are valid on the GPU until the searches have ended, and for as long as a graph that
+    /// captured them may be launched; nothing else writes there meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for parameters out of their range, for addresses that are not aligned, and for a store whose reads
+    /// the GPU does not submit itself; [`Error::Environment`] with the driver's answer.
+    pub unsafe fn search(
+        &self,
+        request: &Request,
+        parameters: Parameters,
+        stream: u64,
+    ) -> Result<Pending> {
+        parameters.check()?;
+        let words = request.queries | request.distances | request.codes | request.reads;
+        if !words.is_multiple_of(4) || !request.ids.is_multiple_of(8) {
+            return Err(Error::usage(
+                format!("memory of a search that is not aligned: {request:x?}"),
+                "use multiples of 4, and of 8 for ids",
+            ));
+        }
+        let argument = |rows| Search {
+            rows,
+            queries: request.queries,
+            ids: request.ids,
+            distances: request.distances,
+            status: request.codes,
+            reads: request.reads,
+            list: parameters.list,
+            beam: parameters.beam,
+            results: parameters.results,
+            ..self.words
+        };
+        let kernel = (&*self.module, self.search);
+        // SAFETY: the kernel takes one `Search` and stays loaded; so does what it uses; the caller vouches for the rest.
+        unsafe {
+            self.nodes
+                .read_by_warps(request.count, kernel, argument, stream)
+        }
+    }
+
+    /// The same with queries and answers in memory of the host: waits until the searches have ended, `limit` at most.
+    ///
+    /// # Errors
+    /// As [`search`](Self::search); [`Error::Unfinished`] past the limit, and then the memory of the launch is kept.
+    pub fn run(
+        &self,
+        queries: &[f32],
+        parameters: Parameters,
+        limit: Duration,
+    ) -> Result<(Answers, Duration)> {
+        let elements = self.words.elements as usize;
+        let count = queries.len() / elements;
+        if count * elements != queries.len() {
+            return Err(Error::usage(
+                format!(
+                    "{} numbers are no whole queries of {elements}",
+                    queries.len()
+                ),
+                "use as many elements as the vectors of the index have",
+            ));
+        }
+        let results = count * parameters.results as usize;
+        let memory = |bytes: usize| {
+            let memory = DeviceMemory::new(&self.gpu, bytes.max(8));
+            memory.map(ManuallyDrop::new)
+        };
+        let bytes: Vec<u8> = queries.iter().flat_map(|x| x.to_le_bytes()).collect();
+        let mut all = [
+            memory(bytes.len())?,
+            memory(results * 8)?,
+            memory(results * 4)?,
+            memory(count * 4)?,
+            memory(count * 4)?,
+        ];
+        all[0].upload(0, &bytes)?;
+        let [queries, ids, distances, codes, reads] = all.each_ref().map(|one| one.address());
+        let request = Request {
+            queries,
+            count: count as u64,
+            ids,
+            distances,
+            codes,
+            reads,
+        };
+        let stream = Stream::new(&self.gpu)?;
+        let begin = std::time::Instant::now();
+        // SAFETY: memory of this call, which is kept unless the searches have ended.
+        let pending = unsafe { self.search(&request, parameters, stream.handle())? };
+        pending.wait(limit)?;
+        let took = begin.elapsed();
+        let words = |memory: &DeviceMemory, bytes: usize| -> Result<Vec<u8>> {
+            let mut all = vec![0; bytes];
+            memory.download(0, &mut all)?;
+            Ok(all)
+        };
+        let answers = Answers {
+            ids: numbers(&words(&all[1], results * 8)?, i64::from_le_bytes),
+            distances: numbers(&words(&all[2], results * 4)?, f32::from_le_bytes),
+            codes: numbers(&words(&all[3], count * 4)?, i32::from_le_bytes),
+            reads: numbers(&words(&all[4], count * 4)?, u32::from_le_bytes),
+        };
+        for memory in &mut all {
+            // SAFETY: the searches have ended, and nothing uses it after this.
+            unsafe { ManuallyDrop::drop(memory) };
+        }
+        Ok((answers, took))
+    }
+}
+
+fn numbers<T, const N: usize>(bytes: &[u8], of: impl Fn([u8; N]) -> T) -> Vec<T> {
+    let words = bytes.as_chunks::<N>().0.iter();
+    words.map(|word| of(*word)).collect()
+}

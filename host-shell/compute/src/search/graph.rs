@@ -1,0 +1,269 @@
+//! The graph of the nearest: Vamana, by inserting batches of vectors, each batch searched for in the graph before it.
+//!
+//! A batch is as large as all before it, up to a fiftieth of all: threads share it out, and the graph is the same for any
+//! number of them.
+
+use super::source::Vectors;
+use nvme_compute_kernel::search::walk::distance;
+use nvme_compute_kernel::search::{EXPANDED, NONE, distance_of, id_of, key};
+use nvme_host::Result;
+use nvme_units::{SplitMix, mix};
+use rayon::prelude::*;
+
+/// How much nearer a neighbour has to be to another one than to the node, to make that one dispensable.
+const ALPHA: f32 = 1.2;
+/// Parts of all vectors that a batch is at most.
+const BATCHES: usize = 50;
+/// Vectors of a batch that are inserted together at least, once there are as many.
+const LEAST_BATCH: usize = 64;
+/// Places of the memory of ids that a search has seen.
+const SEEN: usize = 1 << 13;
+
+/// Neighbours of each vector.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Graph {
+    entry: u32,
+    degree: usize,
+    /// Places for the neighbours of each: a third more than the degree, so that few of those that get another one have to
+    /// be pruned.
+    places: usize,
+    /// As many for each, [`NONE`] behind the last.
+    ids: Vec<u32>,
+}
+
+impl Graph {
+    /// The graph of `vectors`, with up to `degree` neighbours each, by searches with `list` candidates. `progress` hears
+    /// how many vectors are in it, and may end it.
+    ///
+    /// # Errors
+    /// Those of `progress`.
+    pub fn new(
+        vectors: &Vectors,
+        (degree, list): (u32, u32),
+        seed: u64,
+        progress: &mut dyn FnMut(u64) -> Result<()>,
+    ) -> Result<Self> {
+        let count = vectors.count() as usize;
+        let degree = degree as usize;
+        let places = degree + degree / 3;
+        let mut graph = Self {
+            entry: medoid(vectors),
+            degree,
+            places,
+            ids: vec![NONE; count * places],
+        };
+        let order = order(vectors.count(), graph.entry, seed);
+        let most = (count / BATCHES).max(LEAST_BATCH);
+        let mut done = 1;
+        while done < count {
+            let batch = &order[done..count.min(done + done.min(most))];
+            graph.insert(vectors, batch, list as usize);
+            done += batch.len();
+            progress(done as u64)?;
+        }
+        graph.prune_all(vectors);
+        Ok(graph)
+    }
+
+    /// Where searches begin: the vector nearest to the mean.
+    pub fn entry(&self) -> u32 {
+        self.entry
+    }
+
+    /// The neighbours of vector `id`.
+    ///
+    /// # Panics
+    /// When there is no such vector.
+    pub fn neighbours(&self, id: u32) -> &[u32] {
+        let all = &self.ids[id as usize * self.places..][..self.places];
+        let count = all.iter().position(|id| *id == NONE);
+        &all[..count.unwrap_or(self.places)]
+    }
+
+    fn set(&mut self, id: u32, neighbours: &[u32]) {
+        set(
+            &mut self.ids[id as usize * self.places..][..self.places],
+            neighbours,
+        );
+    }
+
+    /// Leaves as many neighbours as the degree to those that have more.
+    fn prune_all(&mut self, vectors: &Vectors) {
+        let (degree, places) = (self.degree, self.places);
+        let each = self.ids.par_chunks_exact_mut(places).enumerate();
+        each.filter(|(_, ids)| degree < places && ids[degree] != NONE)
+            .for_each(|(node, ids)| {
+                let all = ids.iter().filter(|id| **id != NONE);
+                let neighbours = pruned(vectors, node as u32, all, degree);
+                set(ids, &neighbours);
+            });
+    }
+
+    /// Adds vectors, and edges to them.
+    fn insert(&mut self, vectors: &Vectors, batch: &[u32], list: usize) {
+        let out: Vec<Vec<u32>> = batch
+            .par_iter()
+            .map_init(
+                || Scratch::new(list),
+                |scratch, id| {
+                    scratch.search(self, vectors, *id);
+                    scratch.expanded.retain(|key| id_of(*key) != *id);
+                    prune(vectors, &mut scratch.expanded, self.degree)
+                },
+            )
+            .collect();
+        let mut back = Vec::new();
+        for (id, neighbours) in batch.iter().zip(&out) {
+            self.set(*id, neighbours);
+            back.extend(neighbours.iter().map(|to| (*to, *id)));
+        }
+        back.par_sort_unstable();
+        let groups: Vec<&[(u32, u32)]> = back.chunk_by(|a, b| a.0 == b.0).collect();
+        let more: Vec<(u32, Vec<u32>)> = groups
+            .par_iter()
+            .map(|group| (group[0].0, self.with(vectors, group)))
+            .collect();
+        for (id, neighbours) in &more {
+            self.set(*id, neighbours);
+        }
+    }
+
+    /// The neighbours of a node with those that became its neighbours now.
+    fn with(&self, vectors: &Vectors, group: &[(u32, u32)]) -> Vec<u32> {
+        let node = group[0].0;
+        let mut all = self.neighbours(node).to_vec();
+        let new = group.iter().map(|(_, from)| *from);
+        all.extend(new.filter(|from| !self.neighbours(node).contains(from)));
+        if all.len() <= self.places {
+            return all;
+        }
+        pruned(vectors, node, all.iter(), self.degree)
+    }
+}
+
+/// Sets the places of a node.
+fn set(places: &mut [u32], neighbours: &[u32]) {
+    places.fill(NONE);
+    places[..neighbours.len()].copy_from_slice(neighbours);
+}
+
+/// Those of `all` that stay neighbours of `node`.
+fn pruned<'i>(
+    vectors: &Vectors,
+    node: u32,
+    all: impl Iterator<Item = &'i u32>,
+    degree: usize,
+) -> Vec<u32> {
+    let place = vectors.get(node);
+    let keys = all.map(|id| key(distance(place, vectors.get(*id)), *id));
+    prune(vectors, &mut keys.collect(), degree)
+}
+
+/// The vector nearest to the mean of all, the first of equal ones.
+fn medoid(vectors: &Vectors) -> u32 {
+    let mut mean = vec![0f64; vectors.elements()];
+    for vector in vectors.all().chunks_exact(vectors.elements()) {
+        for (sum, x) in mean.iter_mut().zip(vector) {
+            *sum += f64::from(*x);
+        }
+    }
+    let count = f64::from(vectors.count());
+    let mean: Vec<f32> = mean.iter().map(|sum| (sum / count) as f32).collect();
+    let ids = (0..vectors.count()).into_par_iter();
+    let keys = ids.map(|id| key(distance(&mean, vectors.get(id)), id));
+    keys.min().map_or(0, id_of)
+}
+
+/// All ids, that of the entry first, the others in any order.
+fn order(count: u32, entry: u32, seed: u64) -> Vec<u32> {
+    let mut random = SplitMix::new(mix(seed));
+    let mut order: Vec<u32> = (0..count).collect();
+    order.swap(0, entry as usize);
+    for at in (2..order.len()).rev() {
+        order.swap(at, 1 + (random.next_word() % at as u64) as usize);
+    }
+    order
+}
+
+/// Those of `candidates` that become neighbours, nearest first: none that is much nearer to one of them than to the node.
+fn prune(vectors: &Vectors, candidates: &mut Vec<u64>, degree: usize) -> Vec<u32> {
+    for key in &mut *candidates {
+        *key &= !EXPANDED;
+    }
+    candidates.sort_unstable();
+    candidates.dedup();
+    let mut chosen: Vec<u32> = Vec::with_capacity(degree);
+    for key in candidates {
+        let (id, far) = (id_of(*key), distance_of(*key));
+        let place = vectors.get(id);
+        let is_behind = |other: &u32| ALPHA * distance(place, vectors.get(*other)) <= far;
+        if !chosen.iter().any(is_behind) {
+            chosen.push(id);
+        }
+        if chosen.len() == degree {
+            break;
+        }
+    }
+    chosen
+}
+
+/// What a thread searches with.
+struct Scratch {
+    most: usize,
+    list: Vec<u64>,
+    /// Nodes whose neighbours were looked at.
+    expanded: Vec<u64>,
+    /// Ids that were seen, each at a place of its own that others may take.
+    seen: Vec<u32>,
+}
+
+impl Scratch {
+    fn new(most: usize) -> Self {
+        Self {
+            most,
+            list: Vec::with_capacity(most + 1),
+            expanded: Vec::new(),
+            seen: vec![NONE; SEEN],
+        }
+    }
+
+    fn search(&mut self, graph: &Graph, vectors: &Vectors, id: u32) {
+        let place = vectors.get(id);
+        self.list.clear();
+        self.expanded.clear();
+        self.seen.fill(NONE);
+        self.list
+            .push(key(distance(place, vectors.get(graph.entry)), graph.entry));
+        let mut first = 0;
+        while let Some(at) = self.list[first..]
+            .iter()
+            .position(|key| key & EXPANDED == 0)
+        {
+            let at = first + at;
+            self.list[at] |= EXPANDED;
+            self.expanded.push(self.list[at]);
+            first = at;
+            for other in graph.neighbours(id_of(self.list[at])) {
+                let seen = &mut self.seen[other.wrapping_mul(0x9E37_79B1) as usize >> 19];
+                if *seen == *other {
+                    continue;
+                }
+                *seen = *other;
+                let new = key(distance(place, vectors.get(*other)), *other);
+                first = first.min(self.insert(new));
+            }
+        }
+    }
+
+    /// Where the candidate is now, or the length of the list.
+    fn insert(&mut self, new: u64) -> usize {
+        let at = self.list.partition_point(|key| *key < new);
+        let is_there = self.list.get(at).is_some_and(|key| key >> 1 == new >> 1);
+        if is_there || at >= self.most {
+            return self.list.len();
+        }
+        self.list.insert(at, new);
+        self.list.truncate(self.most);
+        at
+    }
+}

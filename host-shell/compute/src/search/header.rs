@@ -1,0 +1,186 @@
+//! The first block of an index: what the rest of it is. All of it is checked before it is used.
+
+use super::source::{Kind, Source};
+use nvme_compute_kernel::search::{self, CENTROIDS, MOST_DEGREE, MOST_ELEMENTS, NODE_BYTES};
+
+/// Bytes of a header.
+pub const HEADER_BYTES: usize = 4096;
+/// Nodes of an index at most.
+pub const MOST_NODES: u64 = search::MOST_NODES;
+const MAGIC: [u8; 8] = *b"NVMEVSEA";
+const VERSION: u32 = 1;
+/// Bytes of a header that mean something; the others are 0.
+const USED: usize = 80;
+
+/// What an index is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Header {
+    /// The vectors, and how many elements they have; a kind and a seed for those of a generator.
+    pub source: Source,
+    /// Elements of a subspace.
+    pub sub_elements: u32,
+    /// Neighbours of a node at most.
+    pub degree: u32,
+    /// Where searches begin.
+    pub entry: u32,
+    /// What each node has, too.
+    pub tag: u32,
+    /// [`checksum`] of the centroids.
+    pub centroids_sum: u64,
+    /// That of the codes.
+    pub codes_sum: u64,
+}
+
+impl Header {
+    /// The header in `bytes`.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn parse(bytes: &[u8]) -> Result<Self, String> {
+        let Some(bytes) = bytes.first_chunk::<HEADER_BYTES>() else {
+            return Err(format!("{} bytes are no header", bytes.len()));
+        };
+        let word = |at: usize| {
+            u32::from_le_bytes([bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]])
+        };
+        let long = |at: usize| u64::from(word(at)) | u64::from(word(at + 4)) << 32;
+        if bytes[..8] != MAGIC {
+            return Err("no index begins here".to_owned());
+        }
+        if word(8) != VERSION {
+            return Err(format!("an index of version {}, not {VERSION}", word(8)));
+        }
+        if long(72) != checksum(&bytes[..72]) || bytes[USED..].iter().any(|byte| *byte != 0) {
+            return Err("the header's checksum is wrong".to_owned());
+        }
+        let kind = Kind::ALL.get(word(12) as usize);
+        let kind = kind.ok_or_else(|| format!("vectors of kind {}", word(12)))?;
+        let header = Self {
+            source: Source {
+                kind: *kind,
+                seed: long(16),
+                count: word(24),
+                elements: word(28),
+            },
+            sub_elements: word(32),
+            degree: word(36),
+            entry: word(40),
+            tag: word(44),
+            centroids_sum: long(48),
+            codes_sum: long(56),
+        };
+        if long(64) != 0 {
+            return Err("words that this version does not know".to_owned());
+        }
+        header.check()?;
+        Ok(header)
+    }
+
+    /// # Errors
+    /// Which number cannot be.
+    pub fn check(&self) -> Result<(), String> {
+        let Source {
+            count, elements, ..
+        } = self.source;
+        for (what, value, most) in [
+            ("vectors", u64::from(count), MOST_NODES),
+            ("elements", elements.into(), MOST_ELEMENTS.into()),
+            (
+                "elements of a subspace",
+                self.sub_elements.into(),
+                elements.into(),
+            ),
+            ("neighbours", self.degree.into(), MOST_DEGREE.into()),
+            (
+                "for the first node, counted from 1,",
+                u64::from(self.entry) + 1,
+                count.into(),
+            ),
+        ] {
+            if !(1..=most).contains(&value) {
+                return Err(format!("{value} {what}: there may be 1 to {most}"));
+            }
+        }
+        Ok(())
+    }
+
+    /// As it is stored.
+    pub fn bytes(&self) -> [u8; HEADER_BYTES] {
+        let mut bytes = [0; HEADER_BYTES];
+        bytes[..8].copy_from_slice(&MAGIC);
+        let mut put = |at: usize, word: u64, length: usize| {
+            bytes[at..at + length].copy_from_slice(&word.to_le_bytes()[..length]);
+        };
+        for (at, word) in [
+            (8, VERSION),
+            (12, self.source.kind as u32),
+            (24, self.source.count),
+            (28, self.source.elements),
+            (32, self.sub_elements),
+            (36, self.degree),
+            (40, self.entry),
+            (44, self.tag),
+        ] {
+            put(at, word.into(), 4);
+        }
+        for (at, word) in [
+            (16, self.source.seed),
+            (48, self.centroids_sum),
+            (56, self.codes_sum),
+        ] {
+            put(at, word, 8);
+        }
+        let sum = checksum(&bytes[..72]);
+        bytes[72..USED].copy_from_slice(&sum.to_le_bytes());
+        bytes
+    }
+
+    /// From the codes of one node to those of the next, in bytes.
+    pub fn code_bytes(&self) -> u64 {
+        let subspaces = self.source.elements.div_ceil(self.sub_elements.max(1));
+        u64::from(subspaces).next_multiple_of(4)
+    }
+
+    /// Bytes of all centroids.
+    pub fn centroids_bytes(&self) -> u64 {
+        u64::from(self.source.elements) * u64::from(CENTROIDS) * 4
+    }
+
+    /// Bytes of all codes.
+    pub fn codes_bytes(&self) -> u64 {
+        u64::from(self.source.count) * self.code_bytes()
+    }
+
+    /// Where the centroids begin, in bytes from the index's begin.
+    pub fn centroids_at(&self) -> u64 {
+        HEADER_BYTES as u64
+    }
+
+    /// Where the codes begin.
+    pub fn codes_at(&self) -> u64 {
+        let end = self.centroids_at() + self.centroids_bytes();
+        end.next_multiple_of(NODE_BYTES)
+    }
+
+    /// Where the nodes begin.
+    pub fn nodes_at(&self) -> u64 {
+        (self.codes_at() + self.codes_bytes()).next_multiple_of(NODE_BYTES)
+    }
+
+    /// Bytes of the index.
+    pub fn bytes_of_index(&self) -> u64 {
+        self.nodes_at() + u64::from(self.source.count) * NODE_BYTES
+    }
+}
+
+/// A number that other bytes seldom have: no protection against those who mean it.
+pub fn checksum(bytes: &[u8]) -> u64 {
+    let (words, rest) = bytes.as_chunks::<8>();
+    let mut last = [0; 8];
+    last[..rest.len()].copy_from_slice(rest);
+    let all = words.iter().chain([&last]);
+    all.fold(bytes.len() as u64, |sum, word| {
+        let mixed = (sum ^ u64::from_le_bytes(*word)).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        mixed ^ mixed >> 29
+    })
+}

@@ -1,0 +1,142 @@
+//! An index on a store: what of it lies in memory.
+
+use super::header::{HEADER_BYTES, Header, checksum};
+use nvme_compute_kernel::search::NODE_BYTES;
+use nvme_compute_kernel::search::walk::Quantised;
+use nvme_host::{Error, Result, Store};
+use std::sync::Arc;
+
+/// Bytes that are read at a time when an index is opened.
+const PIECE: usize = 8 << 20;
+
+/// An index that can be searched. Centroids and codes of the vectors are in memory, nodes on the store.
+#[derive(Debug)]
+pub struct Index {
+    pub(super) store: Arc<Store>,
+    offset: u64,
+    header: Header,
+    pub(super) centroids: Vec<f32>,
+    pub(super) codes: Vec<u8>,
+}
+
+impl Index {
+    /// Opens the index at byte `offset` of `store`. Nothing that lies there is believed: header, centroids and codes are
+    /// checked here, each node when it is read.
+    ///
+    /// # Errors
+    /// [`Error::Device`] for what is no index, or a damaged one; those of reads.
+    pub fn open(store: &Arc<Store>, offset: u64) -> Result<Self> {
+        let mut head = [0; HEADER_BYTES];
+        store.read_at(offset, &mut head)?;
+        let header = Header::parse(&head).map_err(|why| broken(offset, &why))?;
+        let end = offset.checked_add(header.bytes_of_index());
+        if !offset.is_multiple_of(NODE_BYTES) || end.is_none_or(|end| end > store.len()) {
+            return Err(broken(offset, "it does not lie inside the device"));
+        }
+        let read = |at: u64, bytes: u64, sum: u64, what: &str| {
+            let bytes = read(store, offset + at, bytes)?;
+            match checksum(&bytes) == sum {
+                true => Ok(bytes),
+                false => Err(broken(
+                    offset,
+                    &format!("the checksum of its {what} is wrong"),
+                )),
+            }
+        };
+        let (at, bytes) = (header.centroids_at(), header.centroids_bytes());
+        let centroids = read(at, bytes, header.centroids_sum, "centroids")?;
+        let words = centroids.as_chunks::<4>().0.iter();
+        let centroids: Vec<f32> = words.map(|word| f32::from_le_bytes(*word)).collect();
+        if !centroids.iter().all(|x| x.is_finite()) {
+            return Err(broken(offset, "a centroid is not finite"));
+        }
+        let (at, bytes) = (header.codes_at(), header.codes_bytes());
+        Ok(Self {
+            codes: read(at, bytes, header.codes_sum, "codes")?,
+            store: Arc::clone(store),
+            offset,
+            header,
+            centroids,
+        })
+    }
+
+    /// What it is.
+    pub fn header(&self) -> &Header {
+        &self.header
+    }
+
+    /// The store that it lies on.
+    pub fn store(&self) -> &Arc<Store> {
+        &self.store
+    }
+
+    /// Bytes of memory that searches need beside their queries.
+    pub fn memory_bytes(&self) -> u64 {
+        self.header.centroids_bytes() + self.header.codes_bytes()
+    }
+
+    /// The nodes.
+    #[cfg(feature = "cuda")]
+    pub(super) fn nodes(&self) -> Result<nvme_host::Table> {
+        let first = self.offset + self.header.nodes_at();
+        self.store
+            .table(first, self.header.source.count.into(), NODE_BYTES)
+    }
+
+    /// Where node `id` begins.
+    pub(super) fn node_at(&self, id: u32) -> u64 {
+        self.offset + self.header.nodes_at() + u64::from(id) * NODE_BYTES
+    }
+
+    pub(super) fn quantised(&self) -> Quantised<'_> {
+        Quantised {
+            centroids: &self.centroids,
+            codes: &self.codes,
+            elements: self.header.source.elements as usize,
+            sub_elements: self.header.sub_elements as usize,
+            code_bytes: self.header.code_bytes() as usize,
+            nodes: self.header.source.count,
+            tag: self.header.tag,
+        }
+    }
+
+    /// How many queries `numbers` are.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for one that is not whole.
+    pub(super) fn queries(&self, numbers: usize) -> Result<usize> {
+        let elements = self.header.source.elements as usize;
+        match numbers.is_multiple_of(elements) {
+            true => Ok(numbers / elements),
+            false => Err(Error::usage(
+                format!("{numbers} numbers are no whole queries of {elements}"),
+                "use as many elements as the vectors of the index have",
+            )),
+        }
+    }
+}
+
+fn broken(offset: u64, why: &str) -> Error {
+    Error::device(
+        format!("the index at byte {offset}: {why}"),
+        "check the offset, or build the index again (nvme-gpu search build)",
+    )
+}
+
+/// `bytes` bytes from byte `at` on.
+fn read(store: &Store, at: u64, bytes: u64) -> Result<Vec<u8>> {
+    let mut all = Vec::new();
+    let none = || {
+        Error::environment(
+            format!("no memory for {bytes} bytes"),
+            "use a smaller index",
+        )
+    };
+    let length = usize::try_from(bytes).map_err(|_| none())?;
+    all.try_reserve_exact(length).map_err(|_| none())?;
+    all.resize(length, 0);
+    for (piece, number) in all.chunks_mut(PIECE).zip(0..) {
+        store.read_at(at + number * PIECE as u64, piece)?;
+    }
+    Ok(all)
+}

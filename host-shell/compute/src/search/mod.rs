@@ -1,0 +1,140 @@
+//! Search for nearest vectors in a graph whose nodes lie on a drive.
+//!
+//! - [`build()`], [`Graph`]: a graph of vectors as DiskANN has it (Vamana), made by threads of the CPU, and its index on a
+//!   store.
+//! - [`Index`]: an index that is there: what of it lies in memory, and searches by the CPU.
+//! - `GpuSearch`: searches whose nodes a kernel reads by itself.
+//! - [`Source`]: vectors of a generator, for tests and measurements; [`exact`]: their neighbours by comparing all.
+//!
+//! An index is a header, centroids and codes of the vectors (product quantisation), which lie in memory while it is
+//! searched, and a node of 4 KiB for each vector, which is read when a search comes to it (docs/compute.md).
+
+mod build;
+mod by_cpu;
+pub mod exact;
+#[cfg(feature = "cuda")]
+mod gpu;
+mod graph;
+mod header;
+mod index;
+mod quantise;
+mod source;
+
+pub use build::{BuildOptions, Step, build};
+pub use by_cpu::CpuOptions;
+#[cfg(feature = "cuda")]
+pub use gpu::{GpuSearch, Request};
+pub use graph::Graph;
+pub use header::{HEADER_BYTES, Header, checksum};
+pub use index::Index;
+pub use nvme_compute_kernel::search::{
+    MOST_BEAM, MOST_DEGREE, MOST_ELEMENTS, MOST_LIST, MOST_RESULTS, code,
+};
+pub use source::{Kind, Source, Vectors};
+
+use nvme_host::store::status;
+use nvme_host::{Error, Result};
+
+/// How a search goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Parameters {
+    /// Candidates that are kept, 1 to [`MOST_LIST`]: more find more, and read more.
+    pub list: u32,
+    /// Nodes of a query that are read at a time, 1 to [`MOST_BEAM`].
+    pub beam: u32,
+    /// Results of a query, 1 to [`MOST_RESULTS`].
+    pub results: u32,
+}
+
+impl Default for Parameters {
+    fn default() -> Self {
+        Self {
+            list: 64,
+            beam: 4,
+            results: 10,
+        }
+    }
+}
+
+impl Parameters {
+    /// # Errors
+    /// [`Error::Usage`] for a number out of its range, and for fewer candidates than results.
+    pub fn check(&self) -> Result<()> {
+        let is_one = |number: u32, most: u32| (1..=most).contains(&number);
+        if is_one(self.list, MOST_LIST)
+            && is_one(self.beam, MOST_BEAM)
+            && is_one(self.results, MOST_RESULTS)
+            && self.list >= self.results
+        {
+            return Ok(());
+        }
+        Err(Error::usage(
+            format!(
+                "{} results of {} candidates, {} nodes at a time",
+                self.results, self.list, self.beam
+            ),
+            format!(
+                "use up to {MOST_RESULTS} results, as many candidates up to {MOST_LIST}, and 1 to {MOST_BEAM} nodes at \
+                 a time"
+            ),
+        ))
+    }
+}
+
+/// What queries came to, in their order.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Answers {
+    /// For each query as many ids as results were asked for, nearest first; -1 where there is none.
+    pub ids: Vec<i64>,
+    /// As many squared distances; infinite where there is no id.
+    pub distances: Vec<f32>,
+    /// Of each query: 0, the status of a read (SCT << 8 | SC), or a number below 0: [`describe`] has the words.
+    pub codes: Vec<i32>,
+    /// Of each query: nodes that it asked for.
+    pub reads: Vec<u32>,
+}
+
+impl Answers {
+    /// Queries that failed, and the first of them with its code.
+    pub fn failed(&self) -> Option<(usize, usize, i32)> {
+        let mut failed = (0..).zip(&self.codes).filter(|(_, code)| **code != 0);
+        let (first, code) = failed.next()?;
+        Some((1 + failed.count(), first, *code))
+    }
+
+    /// Nodes read for a query, on average.
+    pub fn reads_per_query(&self) -> f64 {
+        let all: u64 = self.reads.iter().map(|reads| u64::from(*reads)).sum();
+        all as f64 / self.reads.len().max(1) as f64
+    }
+
+    /// An error unless every query has its results.
+    ///
+    /// # Errors
+    /// [`Error::Device`] with the first query that failed, and why.
+    pub fn check(&self) -> Result<()> {
+        let Some((count, first, code)) = self.failed() else {
+            return Ok(());
+        };
+        let (what, remedy) = describe(code);
+        Err(Error::device(
+            format!("query {first}: {what}; {count} queries have no results"),
+            remedy,
+        ))
+    }
+}
+
+/// What a query's code says, and what to do.
+pub fn describe(code: i32) -> (&'static str, &'static str) {
+    match code {
+        code::WRONG_NODE => (
+            "Wrong Node",
+            "the drive gave other bytes than the node asked for: build the index again, and check the drive",
+        ),
+        code::BAD_QUERY => ("Query Not Finite", "use finite numbers"),
+        code => status::describe(code),
+    }
+}
+
+#[cfg(test)]
+mod tests;

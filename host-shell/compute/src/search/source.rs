@@ -1,0 +1,190 @@
+//! Vectors of a generator: the same for the same seed on any machine.
+
+use super::header::MOST_NODES;
+use nvme_compute_kernel::search::MOST_ELEMENTS;
+use nvme_host::{Error, Result};
+use nvme_units::{SplitMix, mix};
+use rayon::prelude::*;
+
+/// Clusters of clustered vectors.
+const CLUSTERS: u64 = 256;
+/// Directions in which a cluster extends.
+const DIRECTIONS: usize = 12;
+/// How far it does, beside its distance from others.
+const EXTENT: f32 = 0.5;
+/// How far vectors lie beside those directions.
+const NOISE: f32 = 0.05;
+/// Queries have numbers from here on: none of them is a vector.
+const FIRST_QUERY: u64 = 1 << 40;
+
+/// What vectors are like.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Points around 256 centres, each cluster in 12 directions of its own: near ones are much nearer than others, as
+    /// those of learned vectors are.
+    Clustered,
+    /// Independent elements: the hard case, in which all are about equally far.
+    Uniform,
+}
+
+impl Kind {
+    /// All, by their numbers in a header.
+    pub const ALL: [Self; 2] = [Self::Clustered, Self::Uniform];
+
+    /// As the command line has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Clustered => "clustered",
+            Self::Uniform => "uniform",
+        }
+    }
+}
+
+/// Vectors of a generator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Source {
+    /// What they are like.
+    pub kind: Kind,
+    /// Other vectors for another number.
+    pub seed: u64,
+    /// How many.
+    pub count: u32,
+    /// Elements of each.
+    pub elements: u32,
+}
+
+/// Vectors in memory.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Vectors {
+    elements: usize,
+    data: Vec<f32>,
+}
+
+impl Vectors {
+    /// `data` as vectors of `elements` elements.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for no elements or too many, for a vector that is not whole, for none or too many, and for
+    /// elements that are not finite.
+    pub fn new(elements: u32, data: Vec<f32>) -> Result<Self> {
+        let count = data.len() as u64 / u64::from(elements.max(1));
+        let is_whole = data.len() as u64 == count * u64::from(elements);
+        if !(1..=MOST_ELEMENTS).contains(&elements)
+            || !(1..=MOST_NODES).contains(&count)
+            || !is_whole
+        {
+            return Err(Error::usage(
+                format!("{} numbers as vectors of {elements}", data.len()),
+                format!("use 1 to {MOST_NODES} whole vectors of 1 to {MOST_ELEMENTS} elements"),
+            ));
+        }
+        if let Some(at) = data.par_iter().position_first(|x| !x.is_finite()) {
+            return Err(Error::usage(
+                format!("vector {} is not finite", at / elements as usize),
+                "use finite numbers",
+            ));
+        }
+        Ok(Self {
+            elements: elements as usize,
+            data,
+        })
+    }
+
+    /// How many.
+    pub fn count(&self) -> u32 {
+        (self.data.len() / self.elements.max(1)) as u32
+    }
+
+    /// Elements of each.
+    pub fn elements(&self) -> usize {
+        self.elements
+    }
+
+    /// Vector `id`.
+    ///
+    /// # Panics
+    /// When there is no such vector.
+    pub fn get(&self, id: u32) -> &[f32] {
+        &self.data[id as usize * self.elements..][..self.elements]
+    }
+
+    /// All, one after the other.
+    pub fn all(&self) -> &[f32] {
+        &self.data
+    }
+}
+
+impl Source {
+    /// All vectors.
+    ///
+    /// # Errors
+    /// As [`Vectors::new`]; [`Error::Environment`] without memory.
+    pub fn vectors(&self) -> Result<Vectors> {
+        Vectors::new(self.elements, self.numbers(0, self.count as usize)?)
+    }
+
+    /// `count` vectors of the same kind that are none of the [vectors](Self::vectors), one after the other.
+    ///
+    /// # Errors
+    /// As [`vectors`](Self::vectors).
+    pub fn queries(&self, count: usize) -> Result<Vec<f32>> {
+        self.numbers(FIRST_QUERY, count)
+    }
+
+    fn numbers(&self, first: u64, count: usize) -> Result<Vec<f32>> {
+        let elements = self.elements.max(1) as usize;
+        let mut numbers = Vec::new();
+        let none = |_| Error::environment("no memory for the vectors", "use fewer");
+        numbers.try_reserve_exact(count * elements).map_err(none)?;
+        numbers.resize(count * elements, 0.0);
+        let shapes = match self.kind {
+            Kind::Clustered => self.clusters(),
+            Kind::Uniform => Vec::new(),
+        };
+        let each = numbers.par_chunks_mut(elements).enumerate();
+        each.for_each(|(at, vector)| {
+            let mut random = SplitMix::new(mix(self.seed).wrapping_add(mix(first + at as u64)));
+            match self.kind {
+                Kind::Uniform => vector.fill_with(|| even(&mut random)),
+                Kind::Clustered => self.clustered(&shapes, &mut random, vector),
+            }
+        });
+        Ok(numbers)
+    }
+
+    /// Of each cluster its centre, then its directions.
+    fn clusters(&self) -> Vec<Vec<f32>> {
+        let cluster = |number| {
+            let mut random = SplitMix::new(mix(self.seed ^ mix(number)));
+            let elements = self.elements as usize;
+            let numbers = (0..elements * (1 + DIRECTIONS)).map(|_| even(&mut random));
+            numbers.collect()
+        };
+        (0..CLUSTERS).map(cluster).collect()
+    }
+
+    fn clustered(&self, shapes: &[Vec<f32>], random: &mut SplitMix, vector: &mut [f32]) {
+        let shape = &shapes[(random.next_word() % CLUSTERS) as usize];
+        let (centre, directions) = shape.split_at(vector.len());
+        vector.copy_from_slice(centre);
+        for direction in directions.chunks_exact(vector.len()) {
+            let far = EXTENT * bell(random);
+            for (x, along) in vector.iter_mut().zip(direction) {
+                *x += far * along;
+            }
+        }
+        for x in vector {
+            *x += NOISE * bell(random);
+        }
+    }
+}
+
+/// From -1 to 1, evenly.
+fn even(random: &mut SplitMix) -> f32 {
+    (random.next_word() >> 40) as f32 / (1u32 << 23) as f32 - 1.0
+}
+
+/// About as the normal distribution, of variance 1: the sum of three even numbers.
+fn bell(random: &mut SplitMix) -> f32 {
+    even(random) + even(random) + even(random)
+}

@@ -1,0 +1,177 @@
+//! `search build`: an index of generated vectors.
+
+use super::place::Place;
+use crate::common::{WriteArgs, check_stop, images, number, output, progress, say};
+use clap::Args;
+use nvme_compute::search::{
+    BuildOptions, HEADER_BYTES, Header, Kind, MOST_DEGREE, MOST_ELEMENTS, Source, Step, build,
+};
+use nvme_host::{Error, Result, Store, units};
+use serde_json::json;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// Queues of the CPU.
+const QUEUES: u32 = 8;
+
+/// Make vectors, their graph and its index, and write it; threads of the CPU do it, all of them
+#[derive(Args)]
+pub struct Build {
+    /// Where to: a device, or a file (file:PATH, or a path that begins with / or ./), which is made if it is missing
+    #[arg(long = "out", short = 'o', value_name = "DEVICE")]
+    device: String,
+    #[command(flatten)]
+    place: Place,
+    #[command(flatten)]
+    write: WriteArgs,
+    /// What the vectors are like: around 256 centres, or evenly spread, the hard case
+    #[arg(long, value_name = "KIND", default_value = "clustered", value_parser = kind)]
+    vectors: Kind,
+    /// Vectors
+    #[arg(long, value_name = "N", default_value_t = 1_000_000, value_parser = number::<u32>(1..=0x7FFF_FFFF))]
+    count: u32,
+    /// Elements of a vector
+    #[arg(long, value_name = "N", default_value_t = 128, value_parser = number::<u32>(1..=MOST_ELEMENTS.into()))]
+    dim: u32,
+    /// Other vectors for another number
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = number::<u64>(0..=u64::MAX))]
+    seed: u64,
+    /// Neighbours of a node at most
+    #[arg(long, value_name = "N", default_value_t = MOST_DEGREE, value_parser = number::<u32>(1..=MOST_DEGREE.into()))]
+    degree: u32,
+    /// Candidates of each search while the graph is made: more make a better graph, and take longer
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = number::<u32>(1..=1000))]
+    build_list: u32,
+    /// Elements that one byte in memory stands for
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = number::<u32>(1..=MOST_ELEMENTS.into()))]
+    sub_dim: u32,
+}
+
+impl Build {
+    pub fn run(self) -> Result<()> {
+        let source = Source {
+            kind: self.vectors,
+            seed: self.seed,
+            count: self.count,
+            elements: self.dim,
+        };
+        let options = BuildOptions {
+            degree: self.degree,
+            list: self.build_list,
+            sub_elements: self.sub_dim,
+        };
+        let created = self.create(&source, options)?;
+        let built = self.build(source, options);
+        if let (Err(_), Some(path)) = (&built, created) {
+            // What is in it is no index.
+            let _ = std::fs::remove_file(path);
+        }
+        built
+    }
+
+    fn build(&self, source: Source, options: BuildOptions) -> Result<()> {
+        let store = self.store()?;
+        let begin = Instant::now();
+        let vectors = source.vectors()?;
+        let bar = progress::items(2 * u64::from(self.count), "build");
+        let (mut made, mut in_graph) = (begin.elapsed(), Duration::ZERO);
+        let mut hear = |step| {
+            check_stop()?;
+            match step {
+                Step::Graph(count) => {
+                    in_graph = begin.elapsed();
+                    bar.set_position(count);
+                }
+                Step::Write(count) => bar.set_position(u64::from(self.count) + count),
+            }
+            Ok(())
+        };
+        let header = build(
+            &store,
+            self.place.offset,
+            (source, &vectors),
+            options,
+            &mut hear,
+        )?;
+        bar.finish_and_clear();
+        if in_graph < made {
+            // One vector: there was no graph to make.
+            in_graph = made;
+        }
+        let all = begin.elapsed();
+        made = made.min(all);
+        self.report(&header, &store, [made, in_graph - made, all - in_graph])
+    }
+
+    /// Makes the file that the index goes to, if it is missing.
+    fn create(&self, source: &Source, options: BuildOptions) -> Result<Option<PathBuf>> {
+        let path = match self.device.strip_prefix("file:") {
+            Some(path) => Path::new(path),
+            None if self.device.starts_with(['/', '.']) => Path::new(&self.device),
+            None => return Ok(None),
+        };
+        if path.exists() {
+            return Ok(None);
+        }
+        let header = Header {
+            source: *source,
+            sub_elements: options.sub_elements,
+            degree: options.degree,
+            entry: 0,
+            tag: 0,
+            centroids_sum: 0,
+            codes_sum: 0,
+        };
+        let bytes = self.place.offset.checked_add(header.bytes_of_index());
+        let file = std::fs::File::create_new(path).map_err(Error::file("create", path))?;
+        file.set_len(bytes.unwrap_or(HEADER_BYTES as u64))
+            .map_err(Error::file("extend", path))?;
+        Ok(Some(path.to_owned()))
+    }
+
+    fn store(&self) -> Result<Store> {
+        let mut options = self.place.options(QUEUES);
+        options.allow_write = self.write.allow_write;
+        let is_file = self.device.starts_with(['/', '.']) || self.device.starts_with("file:");
+        if is_file {
+            return Store::open(&self.device, &options);
+        }
+        images::about_to_open(&self.device);
+        let device = nvme_host::open(&self.device)?;
+        self.write.check(&*device, "search build")?;
+        Store::over(device, &options)
+    }
+
+    fn report(&self, header: &Header, store: &Store, times: [Duration; 3]) -> Result<()> {
+        let seconds = times.map(|time| time.as_secs_f64());
+        let memory = header.centroids_bytes() + header.codes_bytes();
+        if self.place.json {
+            return output::json(&json!({
+                "device": store.path().device,
+                "offset": self.place.offset,
+                "vectors": self.vectors.name(), "count": self.count, "dim": self.dim, "seed": self.seed,
+                "degree": self.degree, "build_list": self.build_list, "sub_dim": self.sub_dim,
+                "bytes": header.bytes_of_index(), "memory_bytes": memory,
+                "vectors_s": seconds[0], "graph_s": seconds[1], "write_s": seconds[2],
+            }));
+        }
+        say::show(&format!(
+            "{} {} vectors of {}: {} on {}, {} in memory\nvectors {:.1} s, graph {:.1} s, written in {:.1} s\n",
+            self.count,
+            self.vectors.name(),
+            self.dim,
+            units::bytes(header.bytes_of_index()),
+            store.path().device,
+            units::bytes(memory),
+            seconds[0],
+            seconds[1],
+            seconds[2],
+        ));
+        Ok(())
+    }
+}
+
+fn kind(text: &str) -> std::result::Result<Kind, String> {
+    let found = Kind::ALL.into_iter().find(|kind| kind.name() == text);
+    found.ok_or_else(|| format!("no vectors are called '{text}'; there are clustered, uniform"))
+}

@@ -1,0 +1,297 @@
+//! `search query`: searches of an index, with reads by the CPU and by a GPU in turns, judged by comparing all vectors.
+
+use super::place::Place;
+use crate::common::{WriteArgs, check_stop, images, number, output, progress};
+use clap::Args;
+#[cfg(feature = "cuda")]
+use nvme_compute::search::GpuSearch;
+use nvme_compute::search::{
+    Answers, CpuOptions, Index, MOST_BEAM, MOST_LIST, MOST_RESULTS, Parameters, exact,
+};
+use nvme_host::bench::median;
+use nvme_host::{Error, Result, Store, StoreOptions, units};
+use serde_json::{Value, json};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// Bytes that are copied at a time.
+const PIECE: usize = 8 << 20;
+/// Queues of the CPU at most.
+const MOST_QUEUES: u32 = 16;
+/// How long all queries of a run may take on a GPU.
+#[cfg(feature = "cuda")]
+const LIMIT: std::time::Duration = std::time::Duration::from_secs(300);
+
+/// Search an index for the nearest vectors of queries that are none of its vectors, and say how many of the nearest were
+/// found; with --gpu by a kernel that reads nodes by itself, and by threads of the CPU, in turns
+#[derive(Args)]
+pub struct Query {
+    /// Device with the index: sim:PATH[?options], vfio:BDF, kmod:BDF, vfio-user:SOCKET, file:PATH
+    #[arg(long, short = 'd')]
+    device: String,
+    #[command(flatten)]
+    place: Place,
+    /// Write the index in this file to the device first, at the offset
+    #[arg(long, value_name = "FILE")]
+    load: Option<PathBuf>,
+    #[command(flatten)]
+    write: WriteArgs,
+    /// Results of a query
+    #[arg(long, short = 'k', value_name = "N", default_value_t = 10, value_parser = number::<u32>(1..=MOST_RESULTS.into()))]
+    k: u32,
+    /// Nodes of a query that are read at a time
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = number::<u32>(1..=MOST_BEAM.into()))]
+    beam: u32,
+    /// Candidates that are kept, at least as many as results: more find more, and read more
+    #[arg(long, value_name = "N", default_value_t = 64, value_parser = number::<u32>(1..=MOST_LIST.into()))]
+    list: u32,
+    /// Queries
+    #[arg(long, value_name = "N", default_value_t = 10_000, value_parser = number::<u32>(0..=10_000_000))]
+    queries: u32,
+    /// Queries whose results are judged; the others may be as good or bad
+    #[arg(long, value_name = "N", default_value_t = 1000, value_parser = number::<u32>(0..=10_000_000))]
+    checked: u32,
+    /// Runs of each way; one more, before them, does not count
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = number::<usize>(1..=1000))]
+    runs: usize,
+    /// Threads of the searches by the CPU
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = number::<usize>(1..=1024))]
+    threads: usize,
+    /// Queries that each of them has under way, with their reads in one batch
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = number::<usize>(1..=1024))]
+    together: usize,
+    /// Search on GPU N (0 without a number), too
+    #[cfg(feature = "cuda")]
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", value_parser = number::<u32>(0..=1023))]
+    gpu: Option<u32>,
+    /// Queue pairs of the GPU
+    #[cfg(feature = "cuda")]
+    #[arg(long, value_name = "N", default_value_t = 16, value_parser = number::<u32>(1..=1024), requires = "gpu")]
+    gpu_queues: u32,
+    /// Blocks of the GPU that search at a time, 8 queries each
+    #[cfg(feature = "cuda")]
+    #[arg(long, value_name = "N", default_value_t = 32, value_parser = number::<u32>(1..=1024), requires = "gpu")]
+    stations: u32,
+}
+
+/// The runs of one way.
+#[derive(Default)]
+struct Way {
+    seconds: Vec<f64>,
+    answers: Answers,
+}
+
+impl Way {
+    /// Of all runs the answers are the same, unless reads failed: those of the last one that failed are kept.
+    fn add(&mut self, answers: Answers, seconds: f64, counts: bool) {
+        if self.answers.failed().is_none() {
+            self.answers = answers;
+        }
+        if counts {
+            self.seconds.push(seconds);
+        }
+    }
+}
+
+impl Query {
+    pub fn run(self) -> Result<()> {
+        let store = Arc::new(self.store()?);
+        let index = Index::open(&store, self.place.offset)?;
+        let source = index.header().source;
+        let queries = source.queries(self.queries as usize)?;
+        let checked = self.checked.min(self.queries) as usize;
+        let nearest = self.nearest(&index, &queries[..checked * source.elements as usize])?;
+        let (by_cpu, by_gpu) = self.ways(&index, &queries)?;
+        let judged = |way: &Way| self.judged(way, &nearest);
+        let header = index.header();
+        let mut all = json!({
+            "device": store.path().device,
+            "vectors": source.kind.name(), "count": source.count, "dim": source.elements, "seed": source.seed,
+            "degree": header.degree, "sub_dim": header.sub_elements,
+            "bytes": header.bytes_of_index(), "memory_bytes": index.memory_bytes(),
+            "k": self.k, "beam": self.beam, "list": self.list,
+            "queries": self.queries, "checked": checked, "runs": self.runs,
+            "threads": self.threads, "together": self.together,
+            "by_cpu": judged(&by_cpu), "by_gpu": null, "same_answers": null,
+        });
+        if let Some((way, about)) = &by_gpu {
+            all["by_gpu"] = judged(way);
+            if let (Value::Object(of), Value::Object(more)) = (&mut all["by_gpu"], about.clone()) {
+                of.extend(more);
+            }
+            all["same_answers"] = json!(way.answers == by_cpu.answers);
+        }
+        match self.place.json {
+            true => output::json(&all)?,
+            false => show(&all)?,
+        }
+        by_cpu.answers.check()?;
+        by_gpu.map_or(Ok(()), |(way, _)| way.answers.check())
+    }
+
+    fn store(&self) -> Result<Store> {
+        let mut options = self.place.options((self.threads as u32).min(MOST_QUEUES));
+        #[cfg(feature = "cuda")]
+        if let Some(index) = self.gpu {
+            options.gpu = Some(nvme_host::store::GpuOptions {
+                index,
+                rows: nvme_host::cuda::RowsOptions {
+                    queues: self.gpu_queues,
+                    stations: self.stations,
+                    ..nvme_host::cuda::RowsOptions::default()
+                },
+            });
+        }
+        let Some(file) = &self.load else {
+            images::must_exist(&self.device)?;
+            options.read_only = true;
+            return Store::open(&self.device, &options);
+        };
+        options.allow_write = self.write.allow_write;
+        images::about_to_open(&self.device);
+        let device = nvme_host::open(&self.device)?;
+        self.write.check(&*device, "search query --load")?;
+        let store = Store::over(device, &options)?;
+        load(file, &store, self.place.offset)?;
+        Ok(store)
+    }
+
+    /// The nearest vectors of `queries`, by comparing all.
+    fn nearest(&self, index: &Index, queries: &[f32]) -> Result<Vec<Vec<(u32, f32)>>> {
+        if queries.is_empty() {
+            return Ok(Vec::new());
+        }
+        let bar = progress::spinner("comparing all vectors");
+        let vectors = index.header().source.vectors()?;
+        let nearest = exact::nearest(&vectors, queries, self.k as usize);
+        bar.finish_and_clear();
+        Ok(nearest)
+    }
+
+    /// Both ways in turns; what there is to say about the GPU.
+    fn ways(&self, index: &Index, queries: &[f32]) -> Result<(Way, Option<(Way, Value)>)> {
+        let parameters = Parameters {
+            list: self.list,
+            beam: self.beam,
+            results: self.k,
+        };
+        let options = CpuOptions {
+            threads: self.threads,
+            together: self.together,
+        };
+        #[cfg(feature = "cuda")]
+        let mut by_gpu = match self.gpu {
+            None => None,
+            Some(_) => Some((GpuSearch::new(index)?, Way::default())),
+        };
+        let mut by_cpu = Way::default();
+        for run in 0..=self.runs {
+            check_stop()?;
+            #[cfg(feature = "cuda")]
+            if let Some((search, way)) = &mut by_gpu {
+                let (answers, took) = search.run(queries, parameters, LIMIT)?;
+                way.add(answers, took.as_secs_f64(), run > 0);
+            }
+            check_stop()?;
+            let begin = Instant::now();
+            let answers = index.search(queries, parameters, options)?;
+            by_cpu.add(answers, begin.elapsed().as_secs_f64(), run > 0);
+        }
+        #[cfg(feature = "cuda")]
+        if let Some((search, way)) = by_gpu {
+            let (registers, local) = search.cost()?;
+            let about = json!({
+                "gpu": index.store().gpu().map(|gpu| gpu.describe()),
+                "gpu_memory_bytes": search.memory_bytes(), "gpu_queues": self.gpu_queues, "stations": self.stations,
+                "registers": registers, "local_bytes": local,
+            });
+            return Ok((by_cpu, Some((way, about))));
+        }
+        Ok((by_cpu, None))
+    }
+
+    fn judged(&self, way: &Way, nearest: &[Vec<(u32, f32)>]) -> Value {
+        let (answers, k) = (&way.answers, self.k as usize);
+        let rate = f64::from(self.queries) / median(&way.seconds);
+        let reads = answers.reads_per_query();
+        let recall = exact::recall(nearest, &answers.ids, &answers.distances, k);
+        json!({
+            "queries_per_s": rate, "reads_per_query": reads, "reads_per_s": rate * reads,
+            "recall": (!nearest.is_empty()).then_some(recall),
+            "failed": answers.failed().map_or(0, |(count, _, _)| count),
+            "seconds": way.seconds,
+        })
+    }
+}
+
+/// Copies the index in `file` to `store`.
+fn load(file: &Path, store: &Store, offset: u64) -> Result<()> {
+    let options = StoreOptions {
+        read_only: true,
+        ..StoreOptions::default()
+    };
+    let from = Store::open(&format!("file:{}", file.display()), &options)?;
+    if offset
+        .checked_add(from.len())
+        .is_none_or(|end| end > store.len())
+    {
+        return Err(Error::usage(
+            format!(
+                "{} has {} bytes; at byte {offset} of {} bytes it does not fit",
+                file.display(),
+                from.len(),
+                store.len()
+            ),
+            "use a larger device",
+        ));
+    }
+    let bar = progress::bytes(from.len(), "load");
+    let mut piece = vec![0; PIECE];
+    let mut at = 0;
+    while at < from.len() {
+        check_stop()?;
+        let length = (from.len() - at).min(PIECE as u64) as usize;
+        from.read_at(at, &mut piece[..length])?;
+        store.write_at(offset + at, &piece[..length])?;
+        at += length as u64;
+        bar.inc(length as u64);
+    }
+    store.flush()?;
+    bar.finish_and_clear();
+    Ok(())
+}
+
+/// For a person.
+fn show(all: &Value) -> Result<()> {
+    let number = |value: &Value| value.as_f64().unwrap_or(0.0);
+    let mut text = format!(
+        "{} {} vectors of {} on {}, {} in memory; {} results of {} candidates, {} nodes at a time\n",
+        all["count"],
+        all["vectors"].as_str().unwrap_or(""),
+        all["dim"],
+        all["device"].as_str().unwrap_or(""),
+        units::bytes(all["memory_bytes"].as_u64().unwrap_or(0)),
+        all["k"],
+        all["list"],
+        all["beam"],
+    );
+    for (way, who) in [("by_gpu", "GPU"), ("by_cpu", "CPU")] {
+        let way = &all[way];
+        if way.is_null() {
+            continue;
+        }
+        let recall = match way["recall"].as_f64() {
+            Some(recall) => format!("recall {recall:.4} over {} queries", all["checked"]),
+            None => "recall not looked at".to_owned(),
+        };
+        text += &format!(
+            "reads by the {who}: {:.0} queries/s, {:.1} reads a query, {:.2} M reads/s, {recall}, {} failed\n",
+            number(&way["queries_per_s"]),
+            number(&way["reads_per_query"]),
+            number(&way["reads_per_s"]) / 1e6,
+            way["failed"],
+        );
+    }
+    output::print(&text)
+}

@@ -1,0 +1,148 @@
+//! The candidates of a warp's query in shared memory, nearest first.
+
+use super::{EXPANDED, MOST_BEAM, MOST_LIST, NO_KEY, id_of};
+use crate::arch::{Shared, butterfly64, shuffle64};
+use nvme_gpu_kernel::arch;
+
+/// Bytes of one copy of the list.
+const COPY_BYTES: u32 = MOST_LIST * 8;
+/// Where new candidates lie, behind both copies.
+const FRESH: u32 = 2 * COPY_BYTES;
+/// Where ids lie that were chosen.
+const CHOSEN: u32 = FRESH + 32 * 8;
+/// Bytes of shared memory of a warp.
+pub const LIST_BYTES: u32 = CHOSEN + MOST_BEAM * 4;
+
+/// The list of a warp. All lanes have the same words, and call all functions together.
+pub struct List {
+    memory: Shared,
+    /// Where the copy in use begins.
+    at: u32,
+    len: u32,
+}
+
+impl List {
+    /// A list of `len` places with one candidate.
+    #[inline(always)]
+    pub fn new(memory: Shared, len: u32, first: u64) -> Self {
+        let mut at = arch::lane();
+        arch::sync_warp(arch::FULL);
+        while at < len {
+            memory.store64(at * 8, if at == 0 { first } else { NO_KEY });
+            at += 32;
+        }
+        arch::sync_warp(arch::FULL);
+        Self { memory, at: 0, len }
+    }
+
+    #[inline(always)]
+    fn get(&self, index: u32) -> u64 {
+        self.memory.load64(self.at + index * 8)
+    }
+
+    /// Marks the nearest candidates that were not expanded, `beam` at most: how many, and the id of lane `i`'s one.
+    #[inline(always)]
+    pub fn choose(&mut self, beam: u32) -> (u32, u32) {
+        let (mut taken, mut base) = (0, 0);
+        while base < self.len && taken < beam {
+            let index = base + arch::lane();
+            let key = if index < self.len {
+                self.get(index)
+            } else {
+                NO_KEY
+            };
+            let is_open = key & EXPANDED == 0;
+            let open = arch::ballot(arch::FULL, is_open);
+            let rank = taken + (open & arch::lanes_below()).count_ones();
+            if is_open && rank < beam {
+                self.memory.store64(self.at + index * 8, key | EXPANDED);
+                self.memory.store32(CHOSEN + rank * 4, id_of(key));
+            }
+            taken += open.count_ones();
+            base += 32;
+        }
+        arch::sync_warp(arch::FULL);
+        let taken = if taken < beam { taken } else { beam };
+        let mut id = 0;
+        if arch::lane() < taken {
+            id = self.memory.load32(CHOSEN + arch::lane() * 4);
+        }
+        (taken, id)
+    }
+
+    /// Puts each lane's candidate into the list, unless it is there, or farther than all of a full one. [`NO_KEY`] is
+    /// none.
+    #[inline(always)]
+    pub fn insert(&mut self, key: u64) {
+        let is_near = key < self.get(self.len - 1);
+        if arch::ballot(arch::FULL, is_near) == 0 {
+            return;
+        }
+        let key = sort(if is_near { key } else { NO_KEY });
+        let lane = arch::lane();
+        let before = shuffle64(key, lane.wrapping_sub(1) & 31);
+        let place = self.below(self.at, self.len, key);
+        let is_there = place < self.len && self.get(place) >> 1 == key >> 1;
+        let keeps = key != NO_KEY && !is_there && (lane == 0 || before != key);
+        let kept = arch::ballot(arch::FULL, keeps);
+        let fresh = kept.count_ones();
+        if fresh == 0 {
+            return;
+        }
+        let rank = (kept & arch::lanes_below()).count_ones();
+        let other = COPY_BYTES - self.at;
+        if keeps {
+            self.memory.store64(FRESH + rank * 8, key);
+            if place + rank < self.len {
+                self.memory.store64(other + (place + rank) * 8, key);
+            }
+        }
+        arch::sync_warp(arch::FULL);
+        let mut index = lane;
+        while index < self.len {
+            let old = self.get(index);
+            let to = index + self.below(FRESH, fresh, old);
+            if to < self.len {
+                self.memory.store64(other + to * 8, old);
+            }
+            index += 32;
+        }
+        self.at = other;
+        arch::sync_warp(arch::FULL);
+    }
+
+    /// How many of the `len` keys from byte `from` on are below `key`.
+    #[inline(always)]
+    fn below(&self, from: u32, len: u32, key: u64) -> u32 {
+        let (mut count, mut step) = (0, MOST_LIST);
+        while step != 0 {
+            let next = count + step;
+            if next <= len && self.memory.load64(from + next * 8 - 8) < key {
+                count = next;
+            }
+            step /= 2;
+        }
+        count
+    }
+}
+
+/// The keys of all lanes in the order of the lanes (a bitonic sort).
+#[inline(always)]
+fn sort(key: u64) -> u64 {
+    let (lane, mut key, mut size) = (arch::lane(), key, 2);
+    while size <= 32 {
+        let mut bits = size / 2;
+        while bits != 0 {
+            let other = butterfly64(key, bits);
+            let wants_less = (lane & bits == 0) == (lane & size == 0);
+            key = if (other < key) == wants_less {
+                other
+            } else {
+                key
+            };
+            bits /= 2;
+        }
+        size *= 2;
+    }
+    key
+}

@@ -1,0 +1,237 @@
+//! Reads of a warp, each the business of one lane: it submits the read into a slot of its own, or of the warp's ring, and
+//! waits for it; all lanes use the bytes, where they have landed.
+// UNSAFETY: launches hold addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+use crate::arch;
+use crate::groups::Block;
+use crate::rows::{BLOCK_WARPS, Gather, Place, STATION_CELLS, WARP_BYTES, code};
+use crate::station::{self, LOOK_SHIFT, NO_STATION, Scattered};
+use nvme_core::group::Group;
+use nvme_core::spec::{Iova, Lba, Nsid, nvm};
+use nvme_core::{Command, Data, SharedQueue, Token};
+
+/// The reads of a warp of a block of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads, one a lane at a time.
+///
+/// All threads of the block [enter](Self::enter) and [leave](Self::leave). Between the two all lanes of a warp
+/// [ask](Self::ask) for rows together, and [see](Self::see) their ends one by one.
+pub struct Reads<'r> {
+    pub(crate) rows: &'r Gather,
+    queue: Option<SharedQueue<'r>>,
+    station: u32,
+    /// Where the warp's slots begin in the slot memory.
+    pub(crate) slots: u64,
+    /// What is left gets, once the warp cannot go on.
+    pub(crate) ends: i32,
+    /// A read has no end: the controller may still write to its slot.
+    has_lost: bool,
+    /// When the gate was looked at last, in units of about a millisecond.
+    looked: u32,
+    /// The read of the lane that is under way.
+    token: [u32; 3],
+    is_under_way: bool,
+    /// How the lane's last read ended.
+    code: i32,
+}
+
+impl<'r> Reads<'r> {
+    /// Every thread of the block calls it. Waits while as many blocks as there are stations are inside.
+    ///
+    /// # Safety
+    /// `rows` is what `nvme_host`'s `Table` gave for this launch.
+    #[inline(always)]
+    pub unsafe fn enter(rows: &'r Gather) -> Self {
+        let block = Block::here();
+        // SAFETY: the caller's.
+        let gate = unsafe { station::gate(rows) };
+        let (mut station, mut ends) = (NO_STATION, code::OK);
+        if block.leads() {
+            ends = code::GONE;
+            if let Some(gate) = &gate {
+                station = station::claim(rows, gate);
+                ends = match station {
+                    NO_STATION => station::why_none(gate),
+                    _ => code::OK,
+                };
+            }
+        }
+        let station = block.broadcast(station);
+        // The same for all: warps act on it together.
+        let ends = block.broadcast(ends as u32) as i32;
+        let warp = arch::thread() / 32;
+        let queue = match station {
+            NO_STATION => None,
+            // SAFETY: the host vouches for the queues.
+            _ => unsafe {
+                rows.queues
+                    .shared(station::queue_number(rows, station, warp))
+            },
+        };
+        // Words that are impossible are no queue; the host gives none such.
+        let ends = match (&queue, ends) {
+            (None, code::OK) => code::GONE,
+            _ => ends,
+        };
+        Self {
+            rows,
+            queue,
+            station,
+            slots: (u64::from(station) * u64::from(BLOCK_WARPS) + u64::from(warp)) * WARP_BYTES,
+            ends,
+            has_lost: false,
+            looked: now(),
+            token: [0; 3],
+            is_under_way: false,
+            code: code::OK,
+        }
+    }
+
+    /// Why the warp reads no more, or [`code::OK`].
+    #[inline(always)]
+    pub fn rest(&self) -> i32 {
+        self.ends
+    }
+
+    /// The number of the warp among those of all stations: no other one has it until the block leaves. Means nothing
+    /// unless the warp reads.
+    #[inline(always)]
+    pub fn place(&self) -> u32 {
+        let first = self.station.wrapping_mul(BLOCK_WARPS);
+        first.wrapping_add(arch::thread() / 32)
+    }
+
+    /// Submits the read of row `id`, which the table has, for each lane that `wants` it. Rows fit into slots. Every lane
+    /// of the warp calls it, and has seen the ends of all reads before.
+    #[inline(always)]
+    pub fn ask(&mut self, id: u32, wants: bool) {
+        self.look();
+        if wants && self.ends == code::OK {
+            match self.rows.place(i64::from(id)) {
+                Some(place) => self.submit(place, self.slot(arch::lane())),
+                None => self.code = code::OUT_OF_RANGE,
+            }
+        }
+        arch::sync_warp(arch::FULL);
+    }
+
+    /// Where row `id` lies, which lane `of` has read.
+    #[inline(always)]
+    pub fn address(&self, of: u32, id: u32) -> u64 {
+        let byte = self.rows.first_byte + u64::from(id) * u64::from(self.rows.row_bytes);
+        let in_block = byte & ((1 << self.rows.block_shift) - 1);
+        self.rows.slots + self.slot(of) + in_block
+    }
+
+    #[inline(always)]
+    fn slot(&self, lane: u32) -> u64 {
+        self.slots + u64::from(lane) * u64::from(self.rows.slot_bytes)
+    }
+
+    /// How the read of lane `of` ended: its bytes are there for all lanes after 0, until its next one. After less than 0
+    /// the warp reads no more, and its station is kept where a read has no end. Every lane of the warp calls it.
+    #[inline(always)]
+    pub fn see(&mut self, of: u32) -> i32 {
+        let waits = arch::lane() == of || self.ends != code::OK;
+        if self.is_under_way && waits {
+            self.wait();
+        }
+        // The lane has seen its read's end: what the controller wrote is there for all.
+        arch::sync_warp(arch::FULL);
+        if self.ends != code::OK {
+            self.has_lost |= arch::ballot(arch::FULL, self.code < 0) != 0;
+            return self.ends;
+        }
+        let ended = arch::shuffle(arch::FULL, self.code as u32, of) as i32;
+        if ended < 0 {
+            self.has_lost = true;
+            self.ends = code::NOT_RUN;
+        }
+        ended
+    }
+
+    /// The read of the lane, to `slot` of the slot memory.
+    #[inline(always)]
+    pub(crate) fn submit(&mut self, place: Place, slot: u64) {
+        let rows = self.rows;
+        let data = Data::Contiguous {
+            iova: Iova(rows.slots_iova + slot),
+            len: u64::from(place.blocks) << rows.block_shift,
+        };
+        let read = nvm::read(Nsid(rows.nsid), Lba(place.block), place.blocks);
+        let command = Command::new(read, data, self.cell());
+        let deadline_ns = arch::now_ns().saturating_add(rows.timeout_ns);
+        let Some(queue) = &self.queue else { return };
+        match queue.submit(&Scattered, command, deadline_ns) {
+            Ok(token) => {
+                self.token = token.words();
+                self.is_under_way = true;
+            }
+            Err(error) => self.code = station::code_of_refusal(error),
+        }
+    }
+
+    #[inline(always)]
+    fn wait(&mut self) {
+        self.is_under_way = false;
+        let deadline_ns = arch::now_ns().saturating_add(self.rows.timeout_ns);
+        let Some(queue) = &self.queue else { return };
+        let ended = queue.wait(&Scattered, Token::from_words(self.token), deadline_ns);
+        self.code = station::code_of_end(ended.map_err(|(why, _)| why));
+    }
+
+    /// The cell of the lane.
+    #[inline(always)]
+    fn cell(&self) -> u32 {
+        self.station * STATION_CELLS + arch::thread()
+    }
+
+    /// Looks at the gate, if that was long ago. One lane looks for all: reads of one word of the host by all warps
+    /// follow one another.
+    #[inline(always)]
+    pub(crate) fn look(&mut self) {
+        let now = now();
+        if now == self.looked || self.ends != code::OK {
+            return;
+        }
+        self.looked = now;
+        let mut is_shut = false;
+        if arch::lane() == 0 {
+            // SAFETY: the host gives the words of a gate.
+            let gate = unsafe { station::gate(self.rows) };
+            is_shut = gate.is_none_or(|gate| gate.look().is_err());
+        }
+        arch::sync_warp(arch::FULL);
+        if arch::shuffle(arch::FULL, u32::from(is_shut), 0) != 0 {
+            self.ends = code::GONE;
+        }
+    }
+
+    /// The warp's share of the launch is done: `failed` of it failed, `worst` is the [word](crate::rows::worst) of the
+    /// first of them, or 0. The last block tells the host. Every thread of the block calls it.
+    #[inline(always)]
+    pub fn leave(self, failed: u64, worst: u64) {
+        let (rows, block) = (self.rows, Block::here());
+        // SAFETY: as in `look`.
+        let gate = unsafe { station::gate(rows) };
+        if arch::lane() == 0 {
+            station::report(rows, failed, worst);
+            if let Some(gate) = gate.as_ref().filter(|_| self.has_lost) {
+                gate.report_trouble();
+            }
+        }
+        // Every warp has left its slots, and its writes are ordered before what the leader does.
+        let keeps = block.vote(self.has_lost).total > 0;
+        if block.leads() {
+            if let Some(gate) = &gate {
+                station::leave(rows, gate, self.station, keeps);
+            }
+            station::end_block(rows);
+        }
+    }
+}
+
+/// The time of lane 0 in units of about a millisecond. Every lane of the warp calls it.
+#[inline(always)]
+fn now() -> u32 {
+    arch::shuffle(arch::FULL, (arch::now_ns() >> LOOK_SHIFT) as u32, 0)
+}
