@@ -275,16 +275,17 @@ pub unsafe fn copy_1(to: u64, from: u64) {
     }
 }
 
-/// Sets a byte to zero.
+/// Stores a byte.
 ///
 /// # Safety
 /// The address is valid.
 #[cfg(any(feature = "rows", feature = "scatter"))]
 #[inline(always)]
-pub unsafe fn store_zero(to: u64) {
+pub unsafe fn store_u8(to: u64, value: u8) {
+    let value = u16::from(value);
     // SAFETY: the caller vouches for it.
     unsafe {
-        asm!("{{ .reg .b16 a; mov.b16 a, 0; st.global.b8 [{to}], a; }}", to = in(reg64) to, options(nostack))
+        asm!("st.global.b8 [{to}], {value};", to = in(reg64) to, value = in(reg16) value, options(nostack))
     };
 }
 

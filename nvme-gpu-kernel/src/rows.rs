@@ -82,8 +82,9 @@ pub struct Gather {
     pub station_count: u32,
     /// Rows that a warp has under way, 1 to 32.
     pub lanes: u32,
-    /// Zero.
-    pub reserved: u32,
+    /// What a row becomes that was not read: 0 for zero bytes, or a [`Format`](nvme_formats::Format) whose
+    /// [`zero_byte`](nvme_formats::Format::zero_byte)s it gets.
+    pub failed_as: u32,
 }
 
 // As `nvme_gpu_rows` of nvme_gpu_device.cuh.
@@ -128,19 +129,20 @@ pub struct Scatter {
     pub written: u64,
 }
 
-/// A launch that gathers rows and widens their elements: `nvme_gather_wide`.
+/// A launch that widens the elements of rows that lie in GPU memory, in place: `nvme_widen_rows`.
 ///
-/// `out` of the gather is where the stored row of row 0 goes: the last bytes of the place of its wide one.
+/// `out` of the launch is where the stored row of row 0 lies: in the last bytes of the place of its wide one. Besides it
+/// `out_stride`, `count`, `progress` and `summary` are used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Widened {
-    /// The launch; a cache of no lines is none.
-    pub cached: Cached,
+    /// The launch.
+    pub gather: Gather,
     /// A [`Format`](nvme_formats::Format).
     pub format: u32,
     /// A [`Wide`](nvme_formats::Wide).
     pub wide: u32,
-    /// Elements of a row.
+    /// Elements of a row, at least 1.
     pub elements: u32,
     /// Bytes from where a wide row begins to where its stored row does.
     pub before: u32,

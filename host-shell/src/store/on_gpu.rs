@@ -164,8 +164,8 @@ impl Space {
             Some(_) => {
                 shown.data = "gpu";
                 shown.tier = self.members.first().and_then(|member| member.path.tier);
-                "the GPU submits the reads of rows that are no longer than a stripe; a host thread moves the others, \
-                 writes and widened rows"
+                "the GPU submits the reads of rows that are no longer than a stripe; a host thread moves the others \
+                 and writes"
             }
             None if has_gpu => {
                 "a host thread moves rows for the GPU, which submits to up to 32 drives in stripes of a power of two"
@@ -247,11 +247,11 @@ impl Table {
                 // SAFETY: the caller's.
                 unsafe { rows.gather(&self.of_namespace(), request, ways, stream) }
             }
-            By::Striped(rows) if widen.is_none() => {
+            By::Striped(rows) => {
                 // SAFETY: the caller's.
-                unsafe { rows.gather(&self.of_namespace(), request, stream) }
+                unsafe { rows.gather(&self.of_namespace(), request, widen, stream) }
             }
-            By::Striped(_) | By::Host => {
+            By::Host => {
                 let host = self.space.gpu()?;
                 let row_bytes = match widen {
                     Some(widen) => widen.row_bytes(self.row_bytes())?,

@@ -104,6 +104,15 @@ impl Format {
             _ => None,
         }
     }
+
+    /// Byte `at` of stored elements that all come out as +0.0: of Q4_0, zero bytes would come out as -0.0.
+    #[inline(always)]
+    pub const fn zero_byte(self, at: u32) -> u8 {
+        match self {
+            Self::Q4_0 if at % self.block_bytes() >= 2 => 0x88,
+            _ => 0,
+        }
+    }
 }
 
 /// What stored elements become.

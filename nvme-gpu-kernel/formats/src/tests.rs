@@ -217,3 +217,18 @@ fn whole_larger_blocks_are_unpacked_and_nothing_else() {
         assert!(format.unpack(&[], &mut []));
     }
 }
+
+#[test]
+fn there_is_a_row_of_every_format_that_comes_out_as_zero_bits() {
+    for format in Format::ALL {
+        let stored: Vec<u8> = (0..format.block_bytes() * 3)
+            .map(|at| format.zero_byte(at))
+            .collect();
+        let elements = format.elements(stored.len() as u64).unwrap() as usize;
+        for wide in [Wide::F16, Wide::F32] {
+            let mut out = vec![0xA5; elements * wide.bytes() as usize];
+            assert!(widen(format, wide, &stored, &mut out));
+            assert!(out.iter().all(|byte| *byte == 0), "{format:?} {wide:?}");
+        }
+    }
+}

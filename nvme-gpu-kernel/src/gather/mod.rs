@@ -14,7 +14,7 @@ use crate::arch;
 use crate::groups::Block;
 use crate::launch::{self, Failed, Inside};
 use crate::rows::{
-    BLOCK_WARPS, Cached, Gather, Ranges, STATION_CELLS, Split, Striped, WARP_BYTES, Widened, code,
+    BLOCK_WARPS, Cached, Gather, Ranges, STATION_CELLS, Split, Striped, WARP_BYTES, code,
 };
 use crate::station::{self, NO_STATION};
 use members::Members;
@@ -23,7 +23,6 @@ use nvme_core::row_cache::{RowCache, epoch};
 use nvme_core::stripes::Stripes;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use warp::{CacheOf, Warp};
-use wide::Widening;
 
 /// Gathers rows: blocks of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads, as many as are useful.
 ///
@@ -32,7 +31,7 @@ use wide::Widening;
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_gather(rows: Gather) {
     // SAFETY: the caller's.
-    unsafe { gather(&rows, None, None, None) }
+    unsafe { gather(&rows, None, None) }
 }
 
 /// The same with a cache of rows in GPU memory.
@@ -46,23 +45,7 @@ pub unsafe extern "ptx-kernel" fn nvme_gather_cached(rows: Cached) {
         return;
     };
     // SAFETY: the caller's.
-    unsafe { gather(&rows.gather, Some(cache), None, None) }
-}
-
-/// The same with elements that become wider on the way, with a cache where there are lines.
-///
-/// # Safety
-/// As [`nvme_gather_cached`]; the wide rows are where [`Widened`] says.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_gather_wide(rows: Widened) {
-    let Some(widening) = Widening::new(&rows) else {
-        return;
-    };
-    // SAFETY: the caller's.
-    unsafe {
-        let cache = cache_of(&rows.cached);
-        gather(&rows.cached.gather, cache, Some(widening), None);
-    }
+    unsafe { gather(&rows.gather, Some(cache), None) }
 }
 
 /// Reads ranges of bytes.
@@ -72,7 +55,7 @@ pub unsafe extern "ptx-kernel" fn nvme_gather_wide(rows: Widened) {
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_read_ranges(ranges: Ranges) {
     // SAFETY: the caller's.
-    unsafe { gather(&ranges.gather, None, None, Some(ranges.split)) }
+    unsafe { gather(&ranges.gather, None, Some(ranges.split)) }
 }
 
 /// Gathers rows of several drives in stripes.
@@ -118,12 +101,7 @@ unsafe fn cache_of(rows: &Cached) -> Option<CacheOf<'_>> {
 /// # Safety
 /// As [`nvme_gather`].
 #[inline(always)]
-unsafe fn gather(
-    rows: &Gather,
-    cache: Option<CacheOf<'_>>,
-    widening: Option<Widening>,
-    ranges: Option<Split>,
-) {
+unsafe fn gather(rows: &Gather, cache: Option<CacheOf<'_>>, ranges: Option<Split>) {
     let block = Block::here();
     // SAFETY: the caller's.
     let Some(inside) = (unsafe { Inside::enter(rows, &block) }) else {
@@ -135,7 +113,6 @@ unsafe fn gather(
         gate: Some(gate),
         queue: inside.queue,
         cache,
-        widening,
         ranges,
         members: None,
         cell: inside.cell,
@@ -173,7 +150,6 @@ fn gather_striped(striped: &Striped) {
         gate: None,
         queue: None,
         cache: None,
-        widening: None,
         ranges: None,
         members: Some(Members::new(striped, stripes, station, inside)),
         cell: station * STATION_CELLS + warp * 32,

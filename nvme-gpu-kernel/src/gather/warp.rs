@@ -9,7 +9,6 @@
 #![allow(unsafe_code)]
 
 use super::members::{Members, Way};
-use super::wide::Widening;
 use crate::arch;
 use crate::copy;
 use crate::groups::Gpu;
@@ -21,6 +20,7 @@ use nvme_core::SharedQueue;
 use nvme_core::gate::Gate;
 use nvme_core::group::ExecContext;
 use nvme_core::row_cache::{Line, RowCache};
+use nvme_formats::Format;
 
 /// A row as its lane has it.
 #[derive(Clone, Copy)]
@@ -56,7 +56,6 @@ pub struct Warp<'r, 'q> {
     pub gate: Option<Gate<'r>>,
     pub queue: Option<SharedQueue<'q>>,
     pub cache: Option<CacheOf<'r>>,
-    pub widening: Option<Widening>,
     /// In place of a table: its rows are pieces of ranges.
     pub ranges: Option<Split>,
     /// In place of gate and queue: several drives.
@@ -81,7 +80,6 @@ impl<'r> Warp<'r, '_> {
             gate: None,
             queue: None,
             cache: None,
-            widening: None,
             ranges: None,
             members: None,
             cell: 0,
@@ -159,10 +157,6 @@ impl<'r> Warp<'r, '_> {
             self.keep(index, &row, line, misses && row.code == code::OK);
         } else if wants {
             row.code = self.ends;
-        }
-        if let Some(widening) = &self.widening {
-            let is_there = arch::ballot(arch::FULL, is_live && row.code == code::OK);
-            widening.rows(self.rows, index - u64::from(arch::lane()), is_there);
         }
         let is_bad = is_live && row.code != code::OK;
         match piece {
@@ -489,36 +483,33 @@ impl<'r> Warp<'r, '_> {
             left &= left - 1;
             let to = copy::shuffle64(piece.to, lane);
             let bytes = arch::shuffle(arch::FULL, piece.bytes, lane);
-            zero(to, bytes);
+            zero(to, bytes, None);
         }
     }
 
-    /// The warp zeroes the rows of the lanes that want it.
+    /// The warp makes rows of zeros of those of the lanes that want it.
     #[inline(always)]
     fn clear(&self, index: u64, wants: bool) {
         let mut left = arch::ballot(arch::FULL, wants);
         let first = index - u64::from(arch::lane());
         let rows = self.rows;
-        let (before, bytes) = match &self.widening {
-            Some(widening) => (widening.before, widening.before + rows.row_bytes),
-            None => (0, rows.row_bytes),
-        };
         while left != 0 {
             let lane = left.trailing_zeros();
             left &= left - 1;
-            let to = rows.out + (first + u64::from(lane)) * rows.out_stride - u64::from(before);
-            zero(to, bytes);
+            let to = rows.out + (first + u64::from(lane)) * rows.out_stride;
+            zero(to, rows.row_bytes, Format::of_number(rows.failed_as));
         }
     }
 }
 
-/// Zeroes `bytes` bytes of the output at `to`. Every lane calls it, with the same.
+/// Makes zeros of `bytes` bytes of the output at `to`, elements of `format`. Every lane calls it, with the same.
 #[inline(always)]
-fn zero(to: u64, bytes: u32) {
-    let mut at = u64::from(arch::lane());
-    while at < u64::from(bytes) {
+fn zero(to: u64, bytes: u32, format: Option<Format>) {
+    let mut at = arch::lane();
+    while at < bytes {
+        let byte = format.map_or(0, |format| format.zero_byte(at));
         // SAFETY: inside the output's row.
-        unsafe { arch::store_zero(to + at) };
+        unsafe { arch::store_u8(to + u64::from(at), byte) };
         at += 32;
     }
 }

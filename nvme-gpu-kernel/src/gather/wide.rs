@@ -4,22 +4,48 @@
 #![allow(unsafe_code)]
 
 use crate::arch;
-use crate::rows::{Gather, Widened};
+use crate::groups::Block;
+use crate::rows::{BLOCK_WARPS, Widened};
+use crate::station;
+use nvme_core::group::Group;
 use nvme_formats::{Format, Wide, value};
 
+/// Widens rows that a launch before it in the stream has gathered: blocks of
+/// [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads, as many as are useful. A row that was not read is one of
+/// [`zero_byte`](Format::zero_byte)s, and comes out as zeros.
+///
+/// # Safety
+/// The addresses in `rows` are what [`Widened`] says.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_widen_rows(rows: Widened) {
+    let Some(widening) = Widening::new(&rows) else {
+        return;
+    };
+    let block = Block::here();
+    let gather = &rows.gather;
+    let mut index = u64::from(arch::block() * BLOCK_WARPS + arch::thread() / 32);
+    while index < gather.count {
+        widening.row_of_format(gather.out + index * gather.out_stride);
+        index += u64::from(arch::blocks() * BLOCK_WARPS);
+    }
+    // The rows of all warps are stored.
+    block.sync();
+    if block.leads() {
+        station::end_block(gather);
+    }
+}
+
 /// What becomes of the elements of a launch.
-#[derive(Clone, Copy)]
-pub struct Widening {
+struct Widening {
     format: Format,
     wide: Wide,
     elements: u32,
-    /// Bytes from where a wide row begins to where its stored row does.
-    pub before: u32,
+    before: u32,
 }
 
 impl Widening {
     #[inline(always)]
-    pub fn new(rows: &Widened) -> Option<Self> {
+    fn new(rows: &Widened) -> Option<Self> {
         Some(Self {
             format: Format::of_number(rows.format)?,
             wide: Wide::of_number(rows.wide)?,
@@ -28,23 +54,17 @@ impl Widening {
         })
     }
 
-    /// Widens the rows `first + lane` of the lanes in `there`. Every lane of the warp calls it.
+    /// Widens the row whose stored elements begin at `stored`. Every lane of the warp calls it.
     #[inline(always)]
-    pub fn rows(&self, rows: &Gather, first: u64, there: u32) {
-        let mut left = there;
-        while left != 0 {
-            let lane = left.trailing_zeros();
-            left &= left - 1;
-            let stored = rows.out + (first + u64::from(lane)) * rows.out_stride;
-            match self.format {
-                Format::F16 => self.row(Format::F16, stored),
-                Format::Bf16 => self.row(Format::Bf16, stored),
-                Format::F8E4M3 => self.row(Format::F8E4M3, stored),
-                Format::F8E5M2 => self.row(Format::F8E5M2, stored),
-                Format::Q8_0 => self.row(Format::Q8_0, stored),
-                Format::Q4_0 => self.row(Format::Q4_0, stored),
-                Format::Q4_1 => self.row(Format::Q4_1, stored),
-            }
+    fn row_of_format(&self, stored: u64) {
+        match self.format {
+            Format::F16 => self.row(Format::F16, stored),
+            Format::Bf16 => self.row(Format::Bf16, stored),
+            Format::F8E4M3 => self.row(Format::F8E4M3, stored),
+            Format::F8E5M2 => self.row(Format::F8E5M2, stored),
+            Format::Q8_0 => self.row(Format::Q8_0, stored),
+            Format::Q4_0 => self.row(Format::Q4_0, stored),
+            Format::Q4_1 => self.row(Format::Q4_1, stored),
         }
     }
 

@@ -25,7 +25,7 @@ pub const NAMES: [&std::ffi::CStr; 8] = [
     c"nvme_copy_rows",
     c"nvme_check_rows",
     c"nvme_gather_cached",
-    c"nvme_gather_wide",
+    c"nvme_widen_rows",
     c"nvme_gather_striped",
     c"nvme_read_ranges",
     c"nvme_scatter",
@@ -96,17 +96,7 @@ impl CacheOf<'_> {
 
 /// The same by way of a cache.
 pub fn gather_cached(rows: &Cached, blocks: u32) {
-    run(&rows.gather, blocks, cache_of(rows).as_ref(), None);
-}
-
-/// The same with elements that become wider, in place.
-pub fn gather_wide(rows: &Widened, blocks: u32) {
-    run(
-        &rows.cached.gather,
-        blocks,
-        cache_of(&rows.cached).as_ref(),
-        Some(rows),
-    );
+    run(&rows.gather, blocks, cache_of(rows).as_ref());
 }
 
 fn cache_of(rows: &Cached) -> Option<CacheOf<'_>> {
@@ -134,7 +124,7 @@ fn cache_of(rows: &Cached) -> Option<CacheOf<'_>> {
 }
 
 pub fn gather(rows: &Gather, blocks: u32) {
-    run(rows, blocks, None, None);
+    run(rows, blocks, None);
 }
 
 /// Pieces of ranges, one by one.
@@ -170,7 +160,7 @@ pub(crate) fn gate_of(rows: &Gather) -> Gate<'_> {
 }
 
 /// All blocks of a launch of `blocks` blocks.
-fn run(rows: &Gather, blocks: u32, cache: Option<&CacheOf<'_>>, wide: Option<&Widened>) {
+fn run(rows: &Gather, blocks: u32, cache: Option<&CacheOf<'_>>) {
     let gate = gate_of(rows);
     let asked: Vec<i64> = ids(rows).collect();
     let (mut failed, mut first) = (0, 0);
@@ -183,8 +173,8 @@ fn run(rows: &Gather, blocks: u32, cache: Option<&CacheOf<'_>>, wide: Option<&Wi
             for (lane, id) in asked.iter().enumerate() {
                 let index = chunk * lanes + lane;
                 let code = thread.row(index, *id, lane as u32);
-                if let Some(wide) = wide {
-                    widen_row(wide, index, code);
+                if code != code::OK {
+                    clear(rows, index);
                 }
                 if rows.status != 0 {
                     // SAFETY: the host gives a word for each row.
@@ -201,21 +191,30 @@ fn run(rows: &Gather, blocks: u32, cache: Option<&CacheOf<'_>>, wide: Option<&Wi
     finish(rows, failed, first);
 }
 
-/// Widens the output's row `index` in place, or zeroes it.
-fn widen_row(wide: &Widened, index: usize, code: i32) {
+/// Widens rows in place.
+pub fn widen(wide: &Widened) {
     let format = Format::of_number(wide.format).expect("a format");
     let to = Wide::of_number(wide.wide).expect("a wide one");
-    let rows = &wide.cached.gather;
-    let bytes = (wide.elements * to.bytes()) as usize;
-    // SAFETY: the wide row, whose last bytes the stored one is; the host vouches for it.
-    let row = unsafe {
-        let begin = out(rows, index).sub(wide.before as usize);
-        std::slice::from_raw_parts_mut(begin, bytes)
-    };
-    let stored = row[wide.before as usize..].to_vec();
-    match code {
-        code::OK => assert!(nvme_formats::widen(format, to, &stored, row)),
-        _ => row.fill(0),
+    let rows = &wide.gather;
+    for index in 0..rows.count as usize {
+        // SAFETY: the wide row, whose last bytes the stored one is; the host vouches for it.
+        let row = unsafe {
+            let begin = out(rows, index).sub(wide.before as usize);
+            std::slice::from_raw_parts_mut(begin, (wide.elements * to.bytes()) as usize)
+        };
+        let stored = row[wide.before as usize..].to_vec();
+        assert!(nvme_formats::widen(format, to, &stored, row));
+    }
+    finish(rows, 0, 0);
+}
+
+/// Makes a row of zeros of the output's row `index`.
+pub(crate) fn clear(rows: &Gather, index: usize) {
+    let format = Format::of_number(rows.failed_as);
+    for at in 0..rows.row_bytes {
+        let byte = format.map_or(0, |format| format.zero_byte(at));
+        // SAFETY: the row's place in the output.
+        unsafe { *out(rows, index).add(at as usize) = byte };
     }
 }
 

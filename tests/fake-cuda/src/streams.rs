@@ -438,7 +438,7 @@ pub unsafe extern "C" fn cuLaunchKernel(
         (None, name) if name == rows::NAMES[4] => {
             // SAFETY: this kernel takes one `Widened`.
             let wide = unsafe { **parameters.cast::<*const Widened>() };
-            Arc::new(move || rows::gather_wide(&wide, grid))
+            Arc::new(move || rows::widen(&wide))
         }
         (None, name) if name == rows::NAMES[5] => {
             // SAFETY: this kernel takes one `Striped`.

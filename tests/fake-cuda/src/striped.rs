@@ -2,7 +2,7 @@
 // UNSAFETY: launches hold addresses that the host vouches for, as on a GPU.
 #![allow(unsafe_code)]
 
-use crate::rows::{TURN, finish, ids, out, owner, queue, run_command};
+use crate::rows::{TURN, clear, finish, ids, out, owner, queue, run_command};
 use nvme_core::gate::{Gate, Party, words};
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
 use nvme_core::stripes::Stripes;
@@ -31,8 +31,7 @@ pub fn gather(striped: &Striped, blocks: u32) {
                     unsafe { *(rows.status as usize as *mut i32).add(index) = code };
                 }
                 if code != code::OK {
-                    // SAFETY: the row's place in the output.
-                    unsafe { out(rows, index).write_bytes(0, rows.row_bytes as usize) };
+                    clear(rows, index);
                     failed += 1;
                     first = worst(index as u64, member, code).max(first);
                 }

@@ -52,7 +52,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
 }
 
 /// Drives with blocks of two sizes, the one of which may have a fault.
-fn open(bench: &Bench, fault: &str, timeout: Duration) -> Outcome<Drive> {
+pub fn open(bench: &Bench, fault: &str, timeout: Duration) -> Outcome<Drive> {
     let members = (0..MEMBERS).map(|member| {
         let block = if member == 2 { 4096 } else { 512 };
         let fault = match (member, fault) {

@@ -3,27 +3,116 @@
 #![allow(unsafe_code)]
 
 use crate::bench::Bench;
-use crate::by_host::{DRIVE, STRIPE};
+use crate::by_host::{DRIVE, STRIPE, Scratch};
 use crate::gather::{BYTES, CANARY, Drive, WAIT, dice, text};
 use crate::report::Report;
+use crate::stripes;
 use nvme_gpu_kernel::rows::code;
 use nvme_host::Table;
-use nvme_host::cuda::{DeviceMemory, Request};
+use nvme_host::cuda::{DeviceMemory, Failures, Request};
 use nvme_host::store::{Format, Wide, Widen};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 type Outcome<T> = Result<T, String>;
+
+const TIMEOUT: Duration = Duration::from_secs(5);
 
 pub fn all(report: &mut Report, bench: &Bench) {
     for (name, device, cache) in [
         ("gather/wide/drive", DRIVE, 0),
         ("gather/wide/cached", DRIVE, 100_000),
-        ("by-host/wide", STRIPE, 0),
+        ("stripes/wide/formats", STRIPE, 0),
     ] {
         report.test(name, |_| {
-            let drive = Drive::open(bench, device, Duration::from_secs(5))?;
-            formats(&drive, cache)
+            let drive = Drive::open(bench, device, TIMEOUT)?;
+            match drive.store().path().data {
+                "gpu" => formats(&drive, cache),
+                other => Err(format!("rows go by {other}")),
+            }
         });
+    }
+    report.test("by-host/wide", |_| {
+        let file = Scratch::new()?;
+        formats(&Drive::open(bench, &file.device(), TIMEOUT)?, 0)
+    });
+    for (name, fault, comes_back) in [
+        ("status", "status:0x281@op=read,nth=7-9", true),
+        ("dropped", "drop@op=read,nth=7-8", true),
+        ("dead-cfs", "cfs@op=read,nth=7", true),
+        ("all-ones", "allones@op=read,nth=7", false),
+    ] {
+        report.test(&format!("stripes/wide/fault/{name}"), |_| {
+            let of = |has_status| fault_of(bench, fault, comes_back, has_status);
+            Ok(format!("{}; {} without row status", of(true)?, of(false)?))
+        });
+    }
+}
+
+/// Rows that fail come out as zeros, whether or not there is a word for the status of each; no row is wrong.
+fn fault_of(bench: &Bench, fault: &str, comes_back: bool, has_status: bool) -> Outcome<String> {
+    let timeout = Duration::from_millis(200) * bench.patience as u32;
+    let mut drive = stripes::open(bench, fault, timeout)?;
+    let image = std::mem::take(drive.image_mut());
+    // The format whose zero bytes come out as -0.0.
+    let widen = Widen {
+        from: Format::Q4_0,
+        to: Wide::F16,
+    };
+    let (first_byte, row_bytes) = (100, 40 * 18);
+    let rows = (BYTES - first_byte) / row_bytes;
+    let table = drive
+        .store()
+        .table(first_byte, rows, row_bytes)
+        .map_err(text)?;
+    let wide_bytes = widen.row_bytes(row_bytes).map_err(text)? as usize;
+    let mut throw = dice(9);
+    let (begin, mut failed, mut launches) = (Instant::now(), 0, 0);
+    loop {
+        let ids: Vec<i64> = (0..200).map(|_| throw(rows) as i64).collect();
+        let have = gather(&drive, &table, widen, &ids, (0, has_status))?;
+        launches += 1;
+        let mut zeros = 0;
+        for (row, (id, bytes)) in ids
+            .iter()
+            .zip(have.out.chunks_exact(wide_bytes))
+            .enumerate()
+        {
+            let at = first_byte as usize + *id as usize * row_bytes as usize;
+            let mut wanted = vec![0; wide_bytes];
+            nvme_formats::widen(
+                widen.from,
+                widen.to,
+                &image[at..][..row_bytes as usize],
+                &mut wanted,
+            );
+            let is_zero = bytes.iter().all(|byte| *byte == 0);
+            let code = have.codes.as_ref().map(|codes| codes[row]);
+            let is_known = code.is_none_or(|code| is_zero == (code != code::OK));
+            if !is_zero && bytes != wanted || !is_known {
+                return Err(format!(
+                    "row {row}, id {id}, code {code:?}: its bytes are wrong"
+                ));
+            }
+            zeros += u64::from(is_zero);
+        }
+        if have.failures.rows != zeros {
+            return Err(format!("{:?}, but {zeros} rows are zeros", have.failures));
+        }
+        failed += zeros;
+        let is_over = match comes_back {
+            true => zeros == 0,
+            false => have
+                .failures
+                .first
+                .is_some_and(|(_, code)| code == code::GONE),
+        };
+        if failed > 0 && is_over {
+            return Ok(format!("{failed} rows failed in {launches} gathers"));
+        }
+        if begin.elapsed() > WAIT {
+            return Err(format!("after {WAIT:?}: {:?}", have.failures));
+        }
+        std::thread::sleep(Duration::from_millis(5));
     }
 }
 
@@ -63,8 +152,21 @@ fn formats(drive: &Drive, cache: u64) -> Outcome<String> {
     Ok(format!("{rows} rows of {} formats", Format::ALL.len()))
 }
 
-/// Gathers `ids`, and compares.
-fn one(drive: &Drive, table: &Table, widen: Widen, ids: &[i64], pad: u64) -> Outcome<usize> {
+/// What a gather left.
+struct Gathered {
+    out: Vec<u8>,
+    codes: Option<Vec<i32>>,
+    failures: Failures,
+}
+
+/// Gathers `ids` to wide rows, `pad` bytes apart.
+fn gather(
+    drive: &Drive,
+    table: &Table,
+    widen: Widen,
+    ids: &[i64],
+    (pad, has_status): (u64, bool),
+) -> Outcome<Gathered> {
     let wide_bytes = widen.row_bytes(table.row_bytes()).map_err(text)?;
     let stride = (wide_bytes + pad) as usize;
     let id_bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
@@ -82,30 +184,44 @@ fn one(drive: &Drive, table: &Table, widen: Widen, ids: &[i64], pad: u64) -> Out
         count: ids.len() as u64,
         out: out.address(),
         out_stride: stride as u64,
-        status: status.address(),
+        status: if has_status { status.address() } else { 0 },
     };
     let stream = drive.stream.handle();
     // SAFETY: the memory outlives the gather, which is waited for.
     let pending = unsafe { table.gather_as_on_gpu(&request, widen, stream) }.map_err(text)?;
-    let gathered = pending.wait(WAIT).map_err(text)?;
+    let failures = pending.wait(WAIT).map_err(text)?.failures;
     let mut have = vec![0; stride * ids.len()];
     out.download(0, &mut have).map_err(text)?;
     let mut codes = vec![0; ids.len() * 4];
     status.download(0, &mut codes).map_err(text)?;
+    let codes = codes.as_chunks::<4>().0.iter();
+    let codes = codes.map(|word| i32::from_le_bytes(*word)).collect();
+    Ok(Gathered {
+        out: have,
+        codes: has_status.then_some(codes),
+        failures,
+    })
+}
 
+/// Gathers `ids`, and compares.
+fn one(drive: &Drive, table: &Table, widen: Widen, ids: &[i64], pad: u64) -> Outcome<usize> {
+    let wide_bytes = widen.row_bytes(table.row_bytes()).map_err(text)?;
+    let stride = (wide_bytes + pad) as usize;
+    let have = gather(drive, table, widen, ids, (pad, true))?;
+    let codes = have.codes.unwrap_or_default();
     let mut expected = vec![0; wide_bytes as usize * ids.len()];
     let mut expected_codes = vec![0; ids.len()];
     let report = table
         .gather_as(ids.into(), widen, &mut expected, Some(&mut expected_codes))
         .map_err(text)?;
-    if gathered.failures.rows != report.failed as u64 {
-        return Err(format!("{gathered:?}, but {} rows failed", report.failed));
+    if have.failures.rows != report.failed as u64 {
+        return Err(format!(
+            "{:?}, but {} rows failed",
+            have.failures, report.failed
+        ));
     }
-    let codes = codes
-        .chunks_exact(4)
-        .map(|word| i32::from_le_bytes(word.try_into().unwrap_or_default()));
-    for (row, (got, wanted)) in codes.zip(&expected_codes).enumerate() {
-        let have = &have[row * stride..][..stride];
+    for (row, (got, wanted)) in codes.into_iter().zip(&expected_codes).enumerate() {
+        let have = &have.out[row * stride..][..stride];
         let wanted_bytes = &expected[row * wide_bytes as usize..][..wide_bytes as usize];
         let (bytes, after) = have.split_at(wide_bytes as usize);
         if got != *wanted || bytes != wanted_bytes || after.iter().any(|byte| *byte != CANARY) {

@@ -9,15 +9,20 @@ use nvme_gpu_kernel::rows::BLOCK_THREADS;
 use nvme_gpu_kernel::{ROWS_PTX, SCATTER_PTX};
 use std::sync::Arc;
 
+/// Blocks of `nvme_widen_rows` that a multiprocessor runs at a time.
+const WIDEN_BLOCKS: u32 = 8;
+
 /// The kernels of both images.
 pub(super) struct RowKernels {
     gathers: Module,
     _scatters: Module,
     pub gather: Function,
     pub gather_cached: Function,
-    pub gather_wide: Function,
     pub gather_striped: Function,
     pub read_ranges: Function,
+    pub widen_rows: Function,
+    /// Blocks of `widen_rows` that are of use.
+    pub widen_blocks: u32,
     pub scatter: Function,
 }
 
@@ -30,9 +35,10 @@ impl RowKernels {
         Ok(Self {
             gather: gathers.function("nvme_gather")?,
             gather_cached: gathers.function("nvme_gather_cached")?,
-            gather_wide: gathers.function("nvme_gather_wide")?,
             gather_striped: gathers.function("nvme_gather_striped")?,
             read_ranges: gathers.function("nvme_read_ranges")?,
+            widen_rows: gathers.function("nvme_widen_rows")?,
+            widen_blocks: gpu.multiprocessors()? * WIDEN_BLOCKS,
             scatter: scatters.function("nvme_scatter")?,
             gathers,
             _scatters: scatters,

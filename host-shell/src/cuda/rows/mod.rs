@@ -10,6 +10,7 @@
 //! - [`Pending`]: a gather under way.
 //! - `streamed`: rows that a kernel of others uses while it reads them.
 //! - `ranges`: reads of any length, many in one launch. `scatter`: rows that the GPU writes.
+//! - `wide`: rows whose elements a second launch makes wider.
 //! - `board`, `state`: the words and the memory that launches and their recovery share.
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
@@ -26,6 +27,7 @@ mod scatter;
 mod state;
 mod streamed;
 mod striped;
+mod wide;
 
 pub use board::Failures;
 pub use by_host::{Direction, HostRows, MoveRows};
@@ -47,13 +49,13 @@ use kernels::RowKernels;
 use nvme_core::bringup::NamespaceInfo;
 use nvme_gpu_kernel::Queues;
 use nvme_gpu_kernel::rows::{
-    BLOCK_WARPS, Cached, Gather, Progress, STATION_BYTES, STATION_CELLS, WARP_BYTES, Widened,
-    slot_bytes,
+    BLOCK_WARPS, Gather, Progress, STATION_BYTES, STATION_CELLS, WARP_BYTES, Widened, slot_bytes,
 };
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, mpsc};
 use std::thread::JoinHandle;
 use std::time::Duration;
+use wide::WideRows;
 
 /// Rows that a warp reads at a time, unless its slots hold fewer.
 const FEW: u64 = 4;
@@ -221,36 +223,45 @@ impl GpuRows {
         stream: u64,
     ) -> Result<Pending> {
         self.check(table)?;
-        let wide = match ways.widen {
-            Some(widen) => Some(wide(table, request, widen)?),
-            None => None,
+        let wide = WideRows::new(table, request, ways.widen)?;
+        let launch = self.launch(table, &wide.stored).ok_or_else(closed)?;
+        let launch = Gather {
+            failed_as: wide.failed_as(),
+            ..launch
         };
-        let stored = wide.map_or(*request, |(stored, _)| stored);
-        let launch = self.launch(table, &stored).ok_or_else(closed)?;
-        self.start(launch, stream, |kernels, launch, blocks| {
+        let gathered = self.start(launch, stream, |kernels, launch, blocks| {
             let cached = ways.cache.map(|cache| cache.launch(launch));
-            // SAFETY: the kernels take one `Gather`, `Cached` or `Widened`; the caller vouches for the request's
-            // addresses, the others are ours until the gate is shut for good and nothing is inside.
+            // SAFETY: the kernels take one `Gather` or `Cached`; the caller vouches for the request's addresses, the
+            // others are ours until the gate is shut for good and nothing is inside.
             unsafe {
-                match (wide, &cached) {
-                    (Some((_, widened)), _) => {
-                        let without = Cached {
-                            gather: launch,
-                            ..Cached::default()
-                        };
-                        let widened = Widened {
-                            cached: cached.unwrap_or(without),
-                            ..widened
-                        };
-                        kernels.launch(stream, kernels.gather_wide, blocks, &widened)
-                    }
-                    (None, Some(cached)) => {
-                        kernels.launch(stream, kernels.gather_cached, blocks, cached)
-                    }
-                    (None, None) => kernels.launch(stream, kernels.gather, blocks, &launch),
+                match &cached {
+                    Some(cached) => kernels.launch(stream, kernels.gather_cached, blocks, cached),
+                    None => kernels.launch(stream, kernels.gather, blocks, &launch),
                 }
             }
-        })
+        })?;
+        // SAFETY: the caller's, and the rows are gathered before.
+        unsafe { self.widen(&wide, gathered, stream) }
+    }
+
+    /// Puts the second launch for the rows of `wide` into `stream`, if there is one: `gathered` and it as one operation.
+    ///
+    /// # Safety
+    /// As [`gather`](Self::gather); `gathered` puts all stored rows where they belong.
+    unsafe fn widen(&self, wide: &WideRows, gathered: Pending, stream: u64) -> Result<Pending> {
+        let Some(widened) = wide.launch() else {
+            return Ok(gathered);
+        };
+        let launch = Gather {
+            station_count: self.kernels.as_ref().map_or(1, |of| of.widen_blocks),
+            ..widened.gather
+        };
+        let done = self.start(launch, stream, |kernels, gather, blocks| {
+            let widened = Widened { gather, ..widened };
+            // SAFETY: the kernel takes one `Widened`; the caller's.
+            unsafe { kernels.launch(stream, kernels.widen_rows, blocks, &widened) }
+        })?;
+        Ok(gathered.and(done, 0))
     }
 
     /// Puts `launch` into `stream` by `put`, which gets it with words of its own and the number of its blocks.
@@ -406,38 +417,6 @@ pub struct Ways<'a> {
     pub cache: Option<&'a TableCache>,
     /// Their elements come out wider.
     pub widen: Option<Widen>,
-}
-
-/// The request for the stored rows, which go to the last bytes of the places of the wide ones, and the words of the
-/// launch that says so.
-fn wide(table: &RowTable, request: &Request, widen: Widen) -> Result<(Request, Widened)> {
-    let stored = u64::from(table.row_bytes);
-    let elements = widen.elements(stored)?;
-    let bytes = widen.row_bytes(stored)?;
-    let unit = u64::from(widen.to.bytes());
-    if !(request.out | request.out_stride).is_multiple_of(unit) || request.out_stride < bytes {
-        return Err(Error::usage(
-            format!(
-                "wide rows of {bytes} bytes at address {:#x}, {} bytes apart",
-                request.out, request.out_stride
-            ),
-            format!("use multiples of {unit} bytes, and rows that do not overlap"),
-        ));
-    }
-    let before = bytes - stored;
-    let stored = Request {
-        out: request.out + before,
-        ..*request
-    };
-    // Rows that fit into slots have fewer than 2^32 elements.
-    let widened = Widened {
-        format: widen.from as u32,
-        wide: widen.to as u32,
-        elements: elements as u32,
-        before: before as u32,
-        ..Widened::default()
-    };
-    Ok((stored, widened))
 }
 
 /// Rows that a warp has under way: as many as its slots hold, and fewer where there are warps for all of them. Half the

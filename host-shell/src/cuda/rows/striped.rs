@@ -7,8 +7,10 @@
 
 use super::super::memory::DeviceMemory;
 use super::super::stream::is_capturing;
+use super::wide::WideRows;
 use super::{Common, GpuRows, Pending, Request, RowTable, closed};
 use crate::error::{Error, Result};
+use crate::widen::Widen;
 use nvme_gpu_kernel::rows::{Gather, MEMBERS, Member, Striped, WARP_BYTES, slot_bytes};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -100,6 +102,7 @@ impl StripedRows {
         &self,
         table: &RowTable,
         request: &Request,
+        widen: Option<Widen>,
         stream: u64,
     ) -> Result<Pending> {
         let (Some(first), Some(words)) = (self.members.first(), &self.words) else {
@@ -111,14 +114,18 @@ impl StripedRows {
                 "use smaller rows, or longer stripes",
             ));
         }
+        let wide = WideRows::new(table, request, widen)?;
         {
             let _guest = first.gpu().enter()?;
             if is_capturing(stream)? {
                 self.keep();
             }
         }
-        let launch = self.launch(words, table, request);
-        first.start(launch, stream, |kernels, gather, blocks| {
+        let launch = Gather {
+            failed_as: wide.failed_as(),
+            ..self.launch(words, table, &wide.stored)
+        };
+        let gathered = first.start(launch, stream, |kernels, gather, blocks| {
             let striped = Striped {
                 gather,
                 members: words.address() + head(self.stations),
@@ -128,7 +135,9 @@ impl StripedRows {
             // SAFETY: the kernel takes one `Striped`; the caller vouches for the request's addresses, the others are
             // ours until each gate is shut for good and nothing is inside.
             unsafe { kernels.launch(stream, kernels.gather_striped, blocks, &striped) }
-        })
+        })?;
+        // SAFETY: the caller's, and the rows are gathered before.
+        unsafe { first.widen(&wide, gathered, stream) }
     }
 
     fn launch(&self, words: &DeviceMemory, table: &RowTable, request: &Request) -> Gather {

@@ -113,7 +113,7 @@ impl Drives {
         // SAFETY: the caller's.
         unsafe {
             match &self.striped {
-                Some(rows) => rows.gather(table, request, stream),
+                Some(rows) => rows.gather(table, request, None, stream),
                 None => self.first.gather(table, request, ways, stream),
             }
         }
