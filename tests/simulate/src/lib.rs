@@ -3,7 +3,8 @@
 //!
 //! A seed becomes a [`Plan`](plan::Plan): two queues with any of the three drivers, operations, and
 //! traps, which are faults that wait for the driver to be in some state. [`run`](run::run) plays it
-//! against the oracles of [`account`], [`model`] and [`buffers`]. The same plan gives the same trace.
+//! against the oracles of [`account`], [`model`] and [`buffers`]. The same plan gives the same trace. [`rows`] does
+//! the same with gathers of rows by a GPU, beside writes and recoveries of the host.
 
 pub mod account;
 pub mod buffers;
@@ -15,6 +16,7 @@ pub mod many;
 pub mod model;
 pub mod plan;
 pub mod queue;
+pub mod rows;
 pub mod run;
 pub mod sabotage;
 pub mod setup;

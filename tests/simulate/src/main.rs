@@ -6,6 +6,7 @@ use clap::Parser;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use nvme_simulate::many::many;
 use nvme_simulate::plan::Plan;
+use nvme_simulate::rows;
 use nvme_simulate::run::{Arena, run};
 use nvme_simulate::sabotage::Sabotage;
 use std::io::IsTerminal;
@@ -15,7 +16,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 /// Seeds from which on every fault must have met every state that it can meet.
 const ENOUGH_FOR_COVERAGE: u64 = 20_000;
 
-/// Runs the drivers against a controller in virtual time, with faults drawn from seeds.
+/// Runs the drivers, and gathers of rows by a GPU, against a controller in virtual time, with faults drawn from seeds.
 ///
 /// Exit codes: 0 all is well; 1 a seed failed (it is printed, cut down, with its trace); 2 wrong
 /// arguments; 3 no seed failed, but a run of 20,000 seeds or more did not meet every fault in every
@@ -56,8 +57,9 @@ fn replay(seed: u64, json: bool) -> ExitCode {
     let told = run(&mut arena, &plan, Sabotage::None, true);
     let again = run(&mut arena, &plan, Sabotage::None, false);
     let repeats = told.hash == again.hash && told.failure == again.failure;
-    report::replayed(seed, &plan, &told, repeats, json);
-    if told.failure.is_none() && repeats {
+    let gathers = rows::run(&mut arena, seed, rows::Sabotage::None, true);
+    report::replayed(seed, &plan, (&told, &gathers), repeats, json);
+    if told.failure.is_none() && gathers.failure.is_none() && repeats {
         ExitCode::SUCCESS
     } else {
         ExitCode::from(1)
@@ -76,9 +78,10 @@ fn sweep(args: &Args) -> ExitCode {
     });
     bar.finish_and_clear();
     let whole = args.seeds >= ENOUGH_FOR_COVERAGE;
-    let complete = !whole || total.coverage.missing().is_empty();
+    let is_met = total.coverage.missing().is_empty() && total.missing_of_rows().is_empty();
     report::swept(base, threads, &total, whole, args.json);
-    match (total.failures.is_empty(), complete) {
+    let is_well = total.failures.is_empty() && total.failures_of_rows.is_empty();
+    match (is_well, !whole || is_met) {
         (false, _) => ExitCode::from(1),
         (true, false) => ExitCode::from(3),
         (true, true) => ExitCode::SUCCESS,

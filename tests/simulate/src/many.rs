@@ -3,6 +3,7 @@
 use crate::account::Failure;
 use crate::fault::Coverage;
 use crate::plan::Plan;
+use crate::rows;
 use crate::run::{Arena, run};
 use crate::sabotage::Sabotage;
 use rustix::time::{ClockId, clock_gettime};
@@ -32,9 +33,13 @@ pub struct Total {
     pub coverage: Coverage,
     /// Seeds that failed, the lowest first.
     pub failures: Vec<(u64, Failure)>,
+    /// What happened in gathers.
+    pub rows: rows::Counts,
+    /// Seeds whose gathers failed, the lowest first.
+    pub failures_of_rows: Vec<(u64, Failure)>,
 }
 
-/// Runs `seeds` seeds from `base` on in `threads` threads; `progress` hears of each share.
+/// Runs `seeds` seeds, commands and gathers, from `base` on in `threads` threads; `progress` hears of each share.
 pub fn many(
     base: u64,
     seeds: u64,
@@ -63,7 +68,7 @@ pub fn many(
                     );
                     let mut total = total.lock().expect("no panic under this lock");
                     total.add(some);
-                    if total.failures.len() >= ENOUGH {
+                    if total.failures.len() + total.failures_of_rows.len() >= ENOUGH {
                         stop.store(true, Ordering::Relaxed);
                     }
                     drop(total);
@@ -73,9 +78,9 @@ pub fn many(
         }
     });
     let mut total = total.into_inner().expect("no panic under this lock");
-    total
-        .failures
-        .sort_by_key(|(seed, _)| seed.wrapping_sub(base));
+    for failures in [&mut total.failures, &mut total.failures_of_rows] {
+        failures.sort_by_key(|(seed, _)| seed.wrapping_sub(base));
+    }
     total
 }
 
@@ -98,6 +103,14 @@ fn run_share(arena: &mut Arena, seeds: impl Iterator<Item = u64>, sabotage: Sabo
         total
             .failures
             .extend(one.failure.map(|failure| (seed, failure)));
+        // A bug that is planted for commands is not looked for in gathers.
+        if sabotage == Sabotage::None {
+            let gathers = rows::run(arena, seed, rows::Sabotage::None, false);
+            total.rows.add(&gathers.counts);
+            total
+                .failures_of_rows
+                .extend(gathers.failure.map(|failure| (seed, failure)));
+        }
     }
     total.busy = processor_time().saturating_sub(began);
     total
@@ -112,6 +125,15 @@ impl Total {
         self.busy += other.busy;
         self.coverage.add(&other.coverage);
         self.failures.extend(other.failures);
+        self.rows.add(&other.rows);
+        self.failures_of_rows.extend(other.failures_of_rows);
+    }
+
+    /// What no gather has met.
+    pub fn missing_of_rows(&self) -> Vec<&'static str> {
+        let named = self.rows.named().into_iter();
+        let missing = named.filter(|(_, count)| *count == 0);
+        missing.map(|(name, _)| name).collect()
     }
 
     /// Seeds that one thread runs in a second of processor time.

@@ -1,8 +1,10 @@
 //! What a person, or a program, is told about runs.
 
+use nvme_simulate::account::Failure;
 use nvme_simulate::fault::{Coverage, Kind, State, impossible};
 use nvme_simulate::many::Total;
 use nvme_simulate::plan::Plan;
+use nvme_simulate::rows;
 use nvme_simulate::run::{Arena, Run};
 use nvme_simulate::sabotage::Sabotage;
 use nvme_simulate::shrink::{Shrunk, shrink};
@@ -19,11 +21,6 @@ pub fn swept(base: u64, threads: usize, total: &Total, whole: bool, as_json: boo
         shrink(&mut Arena::default(), &plan, Sabotage::None, failure)
     });
     if as_json {
-        let failures: Vec<Value> = total
-            .failures
-            .iter()
-            .map(|(seed, failure)| json!({"seed": seed, "oracle": failure.oracle, "text": failure.text}))
-            .collect();
         let object = json!({
             "base": base,
             "seeds": total.seeds,
@@ -32,7 +29,10 @@ pub fn swept(base: u64, threads: usize, total: &Total, whole: bool, as_json: boo
             "recoveries": total.recoveries,
             "virtual_seconds": total.virtual_ns as f64 / 1e9,
             "seeds_per_second_per_core": total.per_second(),
-            "failures": failures,
+            "failures": failed(&total.failures),
+            "gathers": counted(&total.rows),
+            "failures_of_gathers": failed(&total.failures_of_rows),
+            "missing_in_gathers": total.missing_of_rows(),
             "shortest": shrunk.as_ref().map(shortest),
             "coverage": counts(&total.coverage),
             "missing": names(&total.coverage.missing()),
@@ -49,8 +49,13 @@ pub fn swept(base: u64, threads: usize, total: &Total, whole: bool, as_json: boo
         total.virtual_ns as f64 / 1e9,
         total.per_second()
     );
+    println!("gathers: {}", in_words(&total.rows));
     print_coverage(&total.coverage, whole);
-    for (seed, failure) in &total.failures {
+    let missing = total.missing_of_rows();
+    if whole && !missing.is_empty() {
+        println!("never met in gathers: {}", missing.join(", "));
+    }
+    for (seed, failure) in total.failures.iter().chain(&total.failures_of_rows) {
         println!("seed {seed} FAILED: {}: {}", failure.oracle, failure.text);
         println!("  repeat with: cargo xtask simulate --seed {seed}");
     }
@@ -61,9 +66,34 @@ pub fn swept(base: u64, threads: usize, total: &Total, whole: bool, as_json: boo
     }
 }
 
-/// One seed.
-pub fn replayed(seed: u64, plan: &Plan, run: &Run, repeats: bool, as_json: bool) {
+fn failed(failures: &[(u64, Failure)]) -> Vec<Value> {
+    let one = |(seed, failure): &(u64, Failure)| json!({"seed": seed, "oracle": failure.oracle, "text": failure.text});
+    failures.iter().map(one).collect()
+}
+
+fn counted(counts: &rows::Counts) -> Value {
+    let named = counts.named().into_iter();
+    let named = named.map(|(name, count)| (name.to_owned(), json!(count)));
+    Value::Object(named.collect())
+}
+
+fn in_words(counts: &rows::Counts) -> String {
+    let named = counts
+        .named()
+        .map(|(name, count)| format!("{count} {name}"));
+    named.join(", ")
+}
+
+/// One seed: its commands, and its gathers.
+pub fn replayed(
+    seed: u64,
+    plan: &Plan,
+    (run, gathers): (&Run, &rows::Run),
+    repeats: bool,
+    as_json: bool,
+) {
     let failure = run.failure.as_ref();
+    let of_gathers = gathers.failure.as_ref();
     if as_json {
         let object = json!({
             "seed": seed,
@@ -74,6 +104,10 @@ pub fn replayed(seed: u64, plan: &Plan, run: &Run, repeats: bool, as_json: bool)
             "repeats": repeats,
             "failure": failure.map(|failure| json!({"oracle": failure.oracle, "text": failure.text})),
             "trace": run.lines,
+            "gathers": counted(&gathers.counts),
+            "failure_of_gathers": of_gathers
+                .map(|failure| json!({"oracle": failure.oracle, "text": failure.text})),
+            "trace_of_gathers": gathers.lines,
         });
         println!("{object:#}");
         return;
@@ -87,7 +121,10 @@ pub fn replayed(seed: u64, plan: &Plan, run: &Run, repeats: bool, as_json: bool)
     if !repeats {
         println!("FAILED: the same seed gave another trace when it was run again");
     }
-    if let Some(failure) = failure {
+    println!("gathers:");
+    gathers.lines.iter().for_each(|line| println!("{line}"));
+    println!("seed {seed}: {}", in_words(&gathers.counts));
+    for failure in failure.into_iter().chain(of_gathers) {
         println!("FAILED: {}: {}", failure.oracle, failure.text);
     }
 }

@@ -46,7 +46,7 @@ pub struct Run {
 }
 
 /// The memory that runs use one after the other.
-pub struct Arena(Memory);
+pub struct Arena(pub(crate) Memory);
 
 impl Default for Arena {
     fn default() -> Self {
@@ -55,7 +55,7 @@ impl Default for Arena {
 }
 
 /// Where a queue's rings and lists lie.
-struct Parts {
+pub(crate) struct Parts {
     qid: u16,
     sq: Area,
     cq: Area,
@@ -66,7 +66,13 @@ struct Parts {
 }
 
 impl Parts {
-    fn take(memory: &Memory, qid: u16, sq_entries: u32, cq_entries: u32, slots: u32) -> Self {
+    pub(crate) fn take(
+        memory: &Memory,
+        qid: u16,
+        sq_entries: u32,
+        cq_entries: u32,
+        slots: u32,
+    ) -> Self {
         let share = prp::list_words(PageSize::KIB4, u64::from(MAX_BLOCKS) * BLOCK_BYTES) + 1;
         let share = share.next_power_of_two();
         Self {
@@ -80,7 +86,7 @@ impl Parts {
         }
     }
 
-    fn memory<'a>(&self, memory: &'a Memory, bells: &'a Bells) -> QueueMemory<'a> {
+    pub(crate) fn memory<'a>(&self, memory: &'a Memory, bells: &'a Bells) -> QueueMemory<'a> {
         QueueMemory {
             sq: memory.sq_ring(self.sq, self.sq_entries),
             cq: memory.cq_ring(self.cq, self.cq_entries),
@@ -90,7 +96,7 @@ impl Parts {
         }
     }
 
-    fn plan(&self) -> QueuePlan {
+    pub(crate) fn plan(&self) -> QueuePlan {
         QueuePlan {
             qid: Qid(self.qid),
             sq_entries: self.sq_entries,
@@ -165,7 +171,7 @@ fn audited(sim: &Controller<&Memory>) -> Option<Failure> {
     Some(Failure::new("auditor", broken.to_string()))
 }
 
-fn config(setup: &Setup, seed: u64) -> Config {
+pub(crate) fn config(setup: &Setup, seed: u64) -> Config {
     let bytes = u64::from(BLOCKS) * BLOCK_BYTES;
     let store = nvme_sim::Memory::new(bytes).expect("a little memory");
     let mut faults = FaultPlan::on_demand();
@@ -191,16 +197,17 @@ pub fn run(arena: &mut Arena, plan: &Plan, sabotage: Sabotage, lines: bool) -> R
     arena.0.reset();
     let memory = &arena.0;
     let run = catch_unwind(AssertUnwindSafe(|| run_on(memory, plan, sabotage, lines)));
-    run.unwrap_or_else(|panic| {
-        let text = panic.downcast_ref::<String>().cloned();
-        let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
-        let text = text.unwrap_or_else(|| "no message".to_owned());
-        let failure = Some(Failure::new("panic", text));
-        Run {
-            failure,
-            ..Run::default()
-        }
+    run.unwrap_or_else(|panic| Run {
+        failure: Some(of_panic(&*panic)),
+        ..Run::default()
     })
+}
+
+/// What a panic said.
+pub(crate) fn of_panic(panic: &(dyn std::any::Any + Send)) -> Failure {
+    let text = panic.downcast_ref::<String>().cloned();
+    let text = text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned()));
+    Failure::new("panic", text.unwrap_or_else(|| "no message".to_owned()))
 }
 
 fn run_on(memory: &Memory, plan: &Plan, sabotage: Sabotage, lines: bool) -> Run {

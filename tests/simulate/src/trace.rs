@@ -29,6 +29,12 @@ pub enum Event {
     Mode { name: &'static str },
     /// A read found this version.
     Found { lba: u32, version: u32 },
+    /// Of a gather: what, of which number, and how.
+    Rows {
+        what: &'static str,
+        number: u32,
+        code: i32,
+    },
 }
 
 /// The trace of a run.

@@ -1,0 +1,158 @@
+//! The controller, two queues that a GPU uses, and the time between them; resets from beginning to end.
+
+use crate::account::Failure;
+use crate::bus::Bells;
+use crate::memory::Memory;
+use crate::setup::ADMIN_NS;
+use crate::world::Admin;
+use nvme_core::bringup::{self, Bringup, QueuePlan};
+use nvme_core::group::{Alone, ExecContext, GroupOp};
+use nvme_core::mem::DmaWords;
+use nvme_core::{BringupError, Quiesced, SharedQueue};
+use nvme_sim::Controller;
+use nvme_tests::Bar;
+
+/// The longest that a reset may take.
+const RESET_NS: u64 = 10_000_000_000;
+/// Attempts to reset the controller.
+const ATTEMPTS: u32 = 4;
+
+/// Both sides of the bus.
+pub(super) struct Drive<'a> {
+    pub memory: &'a Memory,
+    pub sim: &'a Controller<&'a Memory>,
+    pub bar: Bar<'a, &'a Memory>,
+    pub bells: &'a Bells,
+    pub plans: &'a [QueuePlan],
+    pub page: DmaWords<'a>,
+    pub admin: Admin<'a>,
+    pub queues: [SharedQueue<'a>; 2],
+    pub now_ns: u64,
+    next_event: Option<u64>,
+}
+
+/// A thread by itself at a moment of virtual time.
+pub(super) struct At(pub u64);
+
+impl ExecContext for At {
+    fn now_ns(&self) -> u64 {
+        self.0
+    }
+
+    fn pause(&self, _turn: u32) {}
+
+    fn converged<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
+        op.run(&Alone)
+    }
+}
+
+/// What a drive is made of.
+pub(super) struct Parts<'a> {
+    pub memory: &'a Memory,
+    pub bar: Bar<'a, &'a Memory>,
+    pub bells: &'a Bells,
+    pub plans: &'a [QueuePlan],
+    pub page: DmaWords<'a>,
+    pub admin: Admin<'a>,
+    pub queues: [SharedQueue<'a>; 2],
+}
+
+impl<'a> Drive<'a> {
+    pub fn new(parts: Parts<'a>, now_ns: u64) -> Self {
+        Self {
+            memory: parts.memory,
+            sim: parts.bar.sim,
+            bar: parts.bar,
+            bells: parts.bells,
+            plans: parts.plans,
+            page: parts.page,
+            admin: parts.admin,
+            queues: parts.queues,
+            now_ns,
+            next_event: None,
+        }
+    }
+
+    /// Doorbells arrive, and the controller does what is due.
+    pub fn work(&mut self, crawls: bool) {
+        self.bells.deliver(self.sim.doorbells(), crawls, |_, _| ());
+        self.next_event = self.sim.step(self.now_ns).next_event_ns;
+        self.sim.take_fired();
+    }
+
+    /// Time passes until the controller does something, `most_ns` at most.
+    pub fn sleep(&mut self, most_ns: u64) {
+        let next = self.next_event.filter(|next| *next > self.now_ns);
+        let most = self.now_ns + most_ns.max(1);
+        self.now_ns = match self.bells.is_rung() {
+            true => self.now_ns + 1_000,
+            false => next.map_or(most, |next| next.min(most)),
+        };
+    }
+
+    /// Resets the controller and brings it up again: nothing of before is under way then.
+    pub fn reset(&mut self) -> Result<(), Failure> {
+        let since_ns = self.now_ns;
+        for _ in 0..ATTEMPTS {
+            match self.raise(since_ns) {
+                Ok(()) => return Ok(()),
+                Err(Raise::TooLong) => {
+                    return Err(Failure::new("recovery", "a reset takes too long"));
+                }
+                Err(Raise::Failed) => {}
+            }
+        }
+        Err(Failure::new("recovery", "the controller does not come up"))
+    }
+
+    fn raise(&mut self, since_ns: u64) -> Result<(), Raise> {
+        let config = bringup::Config {
+            queue_pairs: self.queues.len() as u32,
+            plans: self.plans,
+            command_timeout_ns: ADMIN_NS,
+            ..bringup::Config::default()
+        };
+        let bar = self.bar;
+        let mut machine = Bringup::new(&bar, config, self.page)?;
+        loop {
+            self.work(false);
+            if self.now_ns - since_ns > RESET_NS {
+                return Err(Raise::TooLong);
+            }
+            let step = machine.step(&bar, &mut self.admin, self.now_ns);
+            match step? {
+                bringup::Step::Wait { until_ns } => {
+                    self.sleep(until_ns.saturating_sub(self.now_ns));
+                }
+                bringup::Step::Disabled(proof) => {
+                    self.release(&proof);
+                    machine.enable(proof);
+                }
+                bringup::Step::HostMemory { .. } => machine.host_memory(None),
+                bringup::Step::Ready => return Ok(()),
+            }
+        }
+    }
+
+    /// The controller has let go of everything: so do the queues.
+    fn release(&mut self, proof: &Quiesced<'_>) {
+        while self.admin.reclaim(proof).is_some() {}
+        self.admin.restart(proof);
+        for queue in &self.queues {
+            queue.recover(proof);
+        }
+        self.bells.clear();
+    }
+}
+
+/// Why a bring-up did not come to its end.
+enum Raise {
+    Failed,
+    TooLong,
+}
+
+impl From<BringupError> for Raise {
+    fn from(_: BringupError) -> Self {
+        Self::Failed
+    }
+}

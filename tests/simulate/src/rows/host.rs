@@ -1,0 +1,199 @@
+//! The host: its watch, which recovers the controller, and writes beside the gathers.
+
+use super::drive::At;
+use super::{LANES, Sabotage, World};
+use crate::account::Failure;
+use crate::memory::Area;
+use crate::setup::{BLOCKS, COMMAND_NS};
+use nvme_core::group::Alone;
+use nvme_core::spec::{Lba, Nsid, nvm};
+use nvme_core::sync::{Order, Scope};
+use nvme_core::{Command, Data, Outcome, SubmitError, Token, WaitError};
+
+/// How long the blocks inside may need to leave.
+const PATIENCE_NS: u64 = 3 * COMMAND_NS + 2_000_000_000;
+
+/// What the watch does.
+#[derive(Clone, Copy)]
+pub(super) enum Host {
+    /// It looks for trouble.
+    Watches,
+    /// The gate is shut; it waits until all blocks have left.
+    Waits { since_ns: u64 },
+}
+
+/// Writes of one block at a time.
+pub(super) struct Writer {
+    area: Area,
+    write: Option<Write>,
+    /// A write has no end: the host resets the controller.
+    has_lost: bool,
+}
+
+struct Write {
+    lba: u32,
+    version: u32,
+    token: Token,
+    deadline_ns: u64,
+}
+
+impl Writer {
+    pub fn new(area: Area) -> Self {
+        Self {
+            area,
+            write: None,
+            has_lost: false,
+        }
+    }
+
+    /// The controller is reset by the next look.
+    pub fn ask_for_reset(&mut self) {
+        self.has_lost = true;
+    }
+
+    pub fn is_idle(&self) -> bool {
+        self.write.is_none() && !self.has_lost
+    }
+}
+
+impl World<'_> {
+    /// A look for trouble, or the next step of a recovery.
+    pub(super) fn watch(&mut self) -> Result<(), Failure> {
+        match self.host {
+            Host::Watches if self.gate.has_trouble() || self.writer.has_lost => {
+                self.gate.close();
+                let since_ns = self.drive.now_ns;
+                self.host = Host::Waits { since_ns };
+            }
+            Host::Watches => {}
+            Host::Waits { .. } if self.gate.is_idle() => self.recover()?,
+            Host::Waits { since_ns } if self.drive.now_ns - since_ns > PATIENCE_NS => {
+                return Err(Failure::new("recovery", "blocks do not leave the gate"));
+            }
+            Host::Waits { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Resets the controller, gives stations back and opens the gate.
+    fn recover(&mut self) -> Result<(), Failure> {
+        if let Some(block) = self.blocks.iter().flatten().find(|block| block.is_inside()) {
+            let text = format!("block {} is inside a gate that is idle", block.number);
+            return Err(Failure::new("gate", text));
+        }
+        self.tell("recovery", self.counts.recoveries as u32, 0);
+        self.drive.reset()?;
+        self.end_write();
+        while let Some(station) = self.gate.take_lost() {
+            let cells = station as usize * LANES;
+            for cell in &self.cells[cells..cells + LANES] {
+                cell.store(0, Order::Relaxed, Scope::Gpu);
+            }
+            self.lost[station as usize] = false;
+            self.free[station as usize].store(0, Order::Release, Scope::Gpu);
+        }
+        if self.lost.iter().any(|lost| *lost) {
+            return Err(Failure::new("station", "a lost station was not given back"));
+        }
+        self.table.settle();
+        // Writes without an end may have taken place until now.
+        if self.sabotage != Sabotage::ForgetsLostWrites {
+            self.written += 1;
+        }
+        self.counts.recoveries += 1;
+        self.gate.open();
+        self.host = Host::Watches;
+        Ok(())
+    }
+
+    /// The reset has ended what the writer had under way.
+    fn end_write(&mut self) {
+        self.writer.has_lost = false;
+        if let Some(write) = self.writer.write.take()
+            && let Some((outcome, _)) = self.drive.queues[0].poll(&write.token)
+        {
+            self.settle_write(write.lba, write.version, outcome);
+        }
+        let cell = &self.cells[self.cells.len() - 1];
+        cell.store(0, Order::Relaxed, Scope::Gpu);
+    }
+
+    fn settle_write(&mut self, lba: u32, version: u32, outcome: Outcome) {
+        // The end of one that a reset ended is counted by the recovery, as that of a kernel's writes is.
+        let Outcome::Completed(status) = outcome else {
+            return;
+        };
+        if status.is_success() {
+            self.table.commit(lba, version);
+        }
+        self.counts.writes += 1;
+        if self.sabotage != Sabotage::KeepsStale {
+            self.written += 1;
+        }
+        self.tell("written", lba, version as i32);
+    }
+
+    /// Sends a write, or looks whether the one under way has ended.
+    pub(super) fn write(&mut self) {
+        let queue = &self.drive.queues[0];
+        let now_ns = self.drive.now_ns;
+        let Some(write) = self.writer.write.take() else {
+            let may = matches!(self.host, Host::Watches) && !self.writer.has_lost;
+            if may && self.faults_may_come() {
+                self.send_write();
+            }
+            return;
+        };
+        queue.ring(&Alone);
+        queue.drain(&Alone);
+        let is_due = now_ns >= write.deadline_ns || queue.fault().is_some();
+        if self.writer.has_lost || !is_due {
+            match queue.poll(&write.token) {
+                Some((outcome, _)) => self.settle_write(write.lba, write.version, outcome),
+                None => self.writer.write = Some(write),
+            }
+            return;
+        }
+        let deadline_ns = write.deadline_ns.min(now_ns);
+        match queue.wait(&At(now_ns), write.token, deadline_ns) {
+            Ok((outcome, _)) => self.settle_write(write.lba, write.version, outcome),
+            Err((WaitError::TimedOut | WaitError::Refused, token)) => {
+                self.writer.has_lost = true;
+                self.writer.write = Some(Write { token, ..write });
+            }
+        }
+    }
+
+    /// Whether the schedule still runs: afterwards nothing is written.
+    fn faults_may_come(&self) -> bool {
+        self.launches.len() < super::LAUNCHES
+    }
+
+    fn send_write(&mut self) {
+        let lba = self.rng.below(u64::from(BLOCKS.min(24))) as u32;
+        let (version, words) = self.table.issue(lba);
+        let to = self.drive.memory.words(self.writer.area);
+        for (at, word) in words.into_iter().enumerate() {
+            to.set(at, word);
+        }
+        let data = Data::Contiguous {
+            iova: self.writer.area.iova,
+            len: crate::setup::BLOCK_BYTES,
+        };
+        let cell = (self.cells.len() - 1) as u32;
+        let sqe = nvm::write(Nsid(1), Lba(u64::from(lba)), 1);
+        match self.drive.queues[0].place(&Alone, Command::new(sqe, data, cell)) {
+            Ok(token) => {
+                self.drive.queues[0].ring(&Alone);
+                self.writer.write = Some(Write {
+                    lba,
+                    version,
+                    token,
+                    deadline_ns: self.drive.now_ns + COMMAND_NS,
+                });
+            }
+            Err(SubmitError::Refused) => self.writer.has_lost = true,
+            Err(_) => {}
+        }
+    }
+}

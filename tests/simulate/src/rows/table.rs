@@ -1,0 +1,88 @@
+//! What each block of the drive may hold, and the rows that lie on them.
+
+use crate::setup::{BLOCK_BYTES, BLOCKS};
+use nvme_gpu_kernel::rows::Place;
+use nvme_gpu_kernel::work::data_word;
+
+/// The versions of each block. Each write of a block makes the next one; version 0 is zeros.
+pub(super) struct Table {
+    /// Its last write that has ended well.
+    committed: Vec<u32>,
+    /// Its last write that was sent.
+    issued: Vec<u32>,
+    /// The latest that a row had.
+    seen: Vec<u32>,
+}
+
+impl Default for Table {
+    fn default() -> Self {
+        let none = || vec![0; BLOCKS as usize];
+        Self {
+            committed: none(),
+            issued: none(),
+            seen: none(),
+        }
+    }
+}
+
+impl Table {
+    /// What a gather that begins now has to see at least.
+    pub fn floor(&self) -> Vec<u32> {
+        self.committed.clone()
+    }
+
+    /// The next version of block `lba`, and its words.
+    pub fn issue(&mut self, lba: u32) -> (u32, Vec<u64>) {
+        let issued = &mut self.issued[lba as usize];
+        *issued += 1;
+        (*issued, words(lba, *issued).collect())
+    }
+
+    /// The write of `version` has ended well.
+    pub fn commit(&mut self, lba: u32, version: u32) {
+        self.committed[lba as usize] = version;
+    }
+
+    /// Writes without an end have taken place, or never will: what was seen stays.
+    pub fn settle(&mut self) {
+        for (committed, seen) in self.committed.iter_mut().zip(&self.seen) {
+            *committed = (*committed).max(*seen);
+        }
+    }
+
+    /// Whether `bytes` are the row at `place` of versions that a gather may see which had to see `floor`.
+    pub fn check(&mut self, place: Place, bytes: &[u8], floor: &[u32]) -> Result<(), String> {
+        let mut done = 0;
+        while done < bytes.len() {
+            let at = place.byte + done as u64;
+            let (lba, skip) = ((at / BLOCK_BYTES) as usize, (at % BLOCK_BYTES) as usize);
+            let part = (bytes.len() - done).min(BLOCK_BYTES as usize - skip);
+            let have = &bytes[done..done + part];
+            let of = |version: u32| {
+                let whole: Vec<u8> = words(lba as u32, version)
+                    .flat_map(u64::to_le_bytes)
+                    .collect();
+                whole[skip..skip + part] == *have
+            };
+            let mut may = (floor[lba]..=self.issued[lba]).rev();
+            let Some(version) = may.find(|version| of(*version)) else {
+                let older = (0..floor[lba]).rev().find(|version| of(*version));
+                return Err(match older {
+                    Some(_) => format!("block {lba} is older than what had been written"),
+                    None => format!("block {lba} is no version of it"),
+                });
+            };
+            self.seen[lba] = self.seen[lba].max(version);
+            done += part;
+        }
+        Ok(())
+    }
+}
+
+fn words(lba: u32, version: u32) -> impl Iterator<Item = u64> {
+    let seed = u64::from(lba) << 32 | u64::from(version);
+    (0..BLOCK_BYTES / 8).map(move |index| match version {
+        0 => 0,
+        _ => data_word(seed, index),
+    })
+}
