@@ -49,6 +49,72 @@ pub fn rows(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
     arch::sync_warp(arch::FULL);
 }
 
+/// Rows at least so long are copied by [`copy_lines`], where their bytes lie at odd places.
+#[cfg(feature = "rows")]
+const LONG: u32 = 64;
+
+/// As [`rows`], from memory of which whole lines of 16 bytes may be loaded, also where a row begins or ends within one:
+/// slots, and lines of a cache.
+#[cfg(feature = "rows")]
+#[inline(always)]
+pub fn rows_of_slots(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
+    if shape.unit_shift < 2 && shape.row_bytes >= LONG {
+        copy_lines(shape, from, to, wanted);
+        arch::sync_warp(arch::FULL);
+    } else {
+        rows(shape, from, to, wanted);
+    }
+}
+
+/// Rows at any bytes, one after the other: loads of 16 bytes a lane, stores of one. Loads are what crosses the bus, and
+/// the next ones are under way while these are stored.
+#[cfg(feature = "rows")]
+#[inline(always)]
+fn copy_lines(shape: Shape, from: u64, to: impl Fn(u32) -> u64, wanted: u32) {
+    let mut left = wanted;
+    while left != 0 {
+        let row = left.trailing_zeros();
+        left &= left - 1;
+        let (from, to) = (shuffle64(from, row), to(row));
+        let end = from + u64::from(shape.row_bytes);
+        let mut at = (from & !15) + u64::from(shape.lane) * 16;
+        let mut next = line(at, end);
+        while at < end {
+            let (low, high) = next;
+            next = line(at + 512, end);
+            store_half(to.wrapping_sub(from), low, at, (from, end));
+            store_half(to.wrapping_sub(from), high, at + 8, (from, end));
+            at += 512;
+        }
+    }
+}
+
+/// The 16 bytes at `at`, unless they begin past `end`.
+#[cfg(feature = "rows")]
+#[inline(always)]
+fn line(at: u64, end: u64) -> (u64, u64) {
+    match at < end {
+        // SAFETY: a line of the slots or of the cache with a byte of the row.
+        true => unsafe { (arch::load_u64(at), arch::load_u64(at + 8)) },
+        false => (0, 0),
+    }
+}
+
+/// Stores those of the 8 bytes from `at` on that lie from `from` to `end`, `far` further on.
+#[cfg(feature = "rows")]
+#[inline(always)]
+fn store_half(far: u64, half: u64, at: u64, (from, end): (u64, u64)) {
+    let mut byte = 0;
+    while byte < 8 {
+        let here = at + byte;
+        if here >= from && here < end {
+            // SAFETY: a byte of the row, in the output.
+            unsafe { arch::store_u8(far.wrapping_add(here), (half >> (byte * 8)) as u8) };
+        }
+        byte += 1;
+    }
+}
+
 /// log2 of the unit in which such a part is copied, from both its addresses and its length in one word.
 #[cfg(feature = "rows")]
 #[inline(always)]

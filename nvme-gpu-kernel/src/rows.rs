@@ -119,7 +119,8 @@ pub struct Cached {
 /// Rows that a launch writes at most, where it is given ids: each is compared with all later ones.
 pub const SCATTER_ROWS: u64 = 32_768;
 
-/// A launch that writes rows: `nvme_scatter`. First byte and length of the table's rows are multiples of a block.
+/// A launch that writes rows: `nvme_scatter`. First byte and length of the table's rows are multiples of a block, and
+/// the table has fewer than 2^32 of them.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]
 pub struct Scatter {

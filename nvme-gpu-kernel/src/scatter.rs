@@ -65,6 +65,9 @@ pub unsafe extern "ptx-kernel" fn nvme_scatter(scatter: Scatter) {
     });
 }
 
+/// None of the table's rows.
+const NO_ROW: u32 = u32::MAX;
+
 /// A warp of a scatter.
 struct Writer<'r> {
     rows: &'r Gather,
@@ -115,7 +118,7 @@ impl Writer<'_> {
             None => code::OUT_OF_RANGE,
         };
         if self.ends == code::OK {
-            let wants = self.is_last(first, id) && place.is_some();
+            let wants = self.is_last(first, self.of_table(id)) && place.is_some();
             let block = place.map_or(0, |place| place.block);
             let written = self.write(index, block, wants);
             if wants {
@@ -127,9 +130,9 @@ impl Writer<'_> {
         self.failed.note(rows, index, is_live, (None, became));
     }
 
-    /// Whether no later row of the launch has the lane's id, that of row `first + lane`. Every lane calls it.
+    /// Whether no later row of the launch is the lane's: row `row` of the table, at `first + lane`. Every lane calls it.
     #[inline(always)]
-    fn is_last(&self, first: u64, id: i64) -> bool {
+    fn is_last(&self, first: u64, row: u32) -> bool {
         // Without ids there are no two rows alike.
         if self.rows.ids == 0 {
             return true;
@@ -137,17 +140,18 @@ impl Writer<'_> {
         let mut at = first;
         // In the first 32 the lanes above this one are later.
         let mut least = arch::lane() + 1;
-        let mut next = self.id_or_none(at);
-        let mut comes_again = false;
-        while at < self.rows.count {
+        let mut next = self.row_or_none(at);
+        // Nobody waits for the answer for a row that the table has not.
+        let mut comes_again = row == NO_ROW;
+        while at < self.rows.count && arch::ballot(arch::FULL, !comes_again) != 0 {
             at += 32;
             // On its way while these are compared.
             let these = next;
-            next = self.id_or_none(at);
+            next = self.row_or_none(at);
             let mut lane = 0;
             while lane < 32 {
-                let other = shuffle64(these, lane) as i64;
-                comes_again |= other == id && lane >= least;
+                let other = arch::shuffle(arch::FULL, these, lane);
+                comes_again |= other == row && lane >= least;
                 lane += 1;
             }
             least = 0;
@@ -155,15 +159,24 @@ impl Writer<'_> {
         !comes_again
     }
 
-    /// The id of row `at + lane`; past the end -1, which is none of the table.
+    /// The table's row at `at + lane` of the launch.
     #[inline(always)]
-    fn id_or_none(&self, at: u64) -> u64 {
+    fn row_or_none(&self, at: u64) -> u32 {
         let index = at + u64::from(arch::lane());
         if index >= self.rows.count {
-            return u64::MAX;
+            return NO_ROW;
         }
         // SAFETY: the host gives `count` ids.
-        unsafe { launch::id(self.rows, index) as u64 }
+        self.of_table(unsafe { launch::id(self.rows, index) })
+    }
+
+    /// The number of the row with this id, in 32 bits: the host gives no larger tables.
+    #[inline(always)]
+    fn of_table(&self, id: i64) -> u32 {
+        match (id as u64) < self.rows.rows {
+            true => id as u32,
+            false => NO_ROW,
+        }
     }
 
     /// Writes the rows of the lanes that want it: what became of the lane's. Every lane calls it.

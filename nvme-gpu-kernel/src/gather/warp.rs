@@ -148,6 +148,10 @@ impl<'r> Warp<'r, '_> {
                 let goes_on = self.next_part(index, &mut row, is_part);
                 // A read that failed for several rows: each by itself, now that the others are copied.
                 wants &= is_shared && row.code > 0;
+                if wants && self.ends != code::OK {
+                    // Which of the rows it failed for is not found out any more.
+                    row.code = self.ends;
+                }
                 wants |= goes_on;
                 if self.ends != code::OK || arch::ballot(arch::FULL, wants) == 0 {
                     break;
@@ -458,7 +462,7 @@ impl<'r> Warp<'r, '_> {
         let first = index - u64::from(arch::lane());
         let rows = self.rows;
         let to = |lane| rows.out + (first + u64::from(lane)) * rows.out_stride;
-        copy::rows(self.shape(), row.from, to, wanted);
+        copy::rows_of_slots(self.shape(), row.from, to, wanted);
     }
 
     /// The warp copies the pieces of the lanes that want it to their places.

@@ -10,12 +10,17 @@ use nvme_gpu_kernel::rows::{SCATTER_ROWS, Scatter};
 const MOST_LAUNCHES: u64 = 256;
 
 impl GpuRows {
-    /// Whether the GPU writes the rows of `request` to `table` itself: rows of whole blocks which slots hold, and not
-    /// more of them than a few launches take.
+    /// Whether the GPU writes the rows of `request` to `table` itself: rows of whole blocks which slots hold, fewer than
+    /// 2^32 of them in the table, and not more of them than a few launches take.
     pub fn writes(&self, table: &RowTable, request: &Request) -> bool {
         let block = u64::from(self.info.block_bytes);
         let is_whole = (table.first_byte | u64::from(table.row_bytes)).is_multiple_of(block);
-        is_whole && self.fits(table) && request.count.div_ceil(most_rows(request)) <= MOST_LAUNCHES
+        // The kernel compares numbers of rows in 32 bits.
+        let is_numbered = table.rows <= u64::from(u32::MAX);
+        is_whole
+            && is_numbered
+            && self.fits(table)
+            && request.count.div_ceil(most_rows(request)) <= MOST_LAUNCHES
     }
 
     /// Puts a scatter of rows that the GPU [writes](Self::writes) into `stream`, as [`gather`](Self::gather) does. The
