@@ -14,6 +14,7 @@ use crate::medium::store::{Store, StoreError};
 use crate::memory::Lock;
 use alloc::boxed::Box;
 use alloc::vec;
+use core::sync::atomic::{AtomicU64, Ordering};
 use zerocopy::FromZeros;
 
 /// Lines of one set.
@@ -39,46 +40,43 @@ struct Line {
     bytes: u64,
 }
 
-struct Lines {
-    epoch: u64,
+/// Sets that are in use by one thread at a time: writes of other sets go on meanwhile.
+struct Part {
     clock: u64,
-    /// Bytes of long changes that were kept since the last flush.
-    long_bytes: u64,
     table: Box<[Line]>,
     data: Box<[u8]>,
-    /// The epoch in which a line of the region was filled last.
-    regions: Box<[u64]>,
 }
+
+/// Parts of a cache that has as many sets. Commands are carried out by tens of threads.
+const PARTS: usize = 64;
 
 /// The cache of one namespace.
 pub(crate) struct Cache {
-    lines: Lock<Lines>,
+    /// Set `n` is set `n / parts` of part `n % parts`.
+    parts: Box<[Lock<Part>]>,
+    sets: usize,
     line_bytes: usize,
     /// Bytes that it holds.
     bytes: u64,
+    /// Lines of another one hold nothing.
+    epoch: AtomicU64,
+    /// Bytes of long changes that were kept since the last flush.
+    long_bytes: AtomicU64,
+    /// The epoch in which a line of the region was filled last.
+    regions: Box<[AtomicU64]>,
 }
 
-impl Lines {
-    fn next_epoch(&mut self) {
-        self.epoch += 1;
-        self.long_bytes = 0;
-    }
-
-    fn region(at: u64) -> usize {
-        (at >> REGION_SHIFT) as usize % REGIONS
-    }
-
+impl Part {
+    /// Remembers the block at `at` in one of the lines from `first` on.
     fn keep(
         &mut self,
         store: &dyn Store,
-        at: u64,
-        block: usize,
+        (at, block): (u64, usize),
+        (first, epoch): (usize, u64),
         line_bytes: usize,
     ) -> Result<(), StoreError> {
-        let sets = self.table.len() / WAYS;
-        let first = (at / block as u64 % sets as u64) as usize * WAYS;
         let set = &self.table[first..first + WAYS];
-        let current = |line: &Line| line.epoch == self.epoch;
+        let current = |line: &Line| line.epoch == epoch;
         if set.iter().any(|line| current(line) && line.offset == at) {
             return Ok(());
         }
@@ -89,67 +87,58 @@ impl Lines {
         self.clock += 1;
         self.table[first + way] = Line {
             offset: at,
-            epoch: self.epoch,
+            epoch,
             filled: self.clock,
             bytes: block as u64,
         };
-        self.regions[Self::region(at)] = self.epoch;
         Ok(())
-    }
-
-    /// Forgets the lines of `len` bytes from `offset` on.
-    fn forget(&mut self, offset: u64, len: u64, block: usize) {
-        let end = offset + len;
-        let mut from = offset;
-        while from < end {
-            let to = end.min(((from >> REGION_SHIFT) + 1) << REGION_SHIFT);
-            if self.regions[Self::region(from)] == self.epoch {
-                self.forget_blocks(from, to - from, block);
-            }
-            from = to;
-        }
-    }
-
-    fn forget_blocks(&mut self, offset: u64, len: u64, block: usize) {
-        let sets = self.table.len() / WAYS;
-        let range = offset..offset + len;
-        if len / block as u64 > sets as u64 {
-            let inside = |line: &&mut Line| range.contains(&line.offset);
-            self.table
-                .iter_mut()
-                .filter(inside)
-                .for_each(|line| line.epoch = 0);
-            return;
-        }
-        for at in range.step_by(block) {
-            let first = (at / block as u64 % sets as u64) as usize * WAYS;
-            for line in &mut self.table[first..first + WAYS] {
-                if line.offset == at {
-                    line.epoch = 0;
-                }
-            }
-        }
     }
 }
 
 impl Cache {
     /// A cache of at least `bytes` bytes in lines of `line_bytes` (the largest block size).
     pub fn new(bytes: usize, line_bytes: usize) -> Self {
-        let lines = (bytes / line_bytes).div_ceil(WAYS).max(1) * WAYS;
-        let bytes = lines * line_bytes;
-        let lines = Lines {
-            epoch: 1,
-            clock: 0,
-            long_bytes: 0,
-            table: vec![Line::default(); lines].into_boxed_slice(),
-            data: <[u8]>::new_box_zeroed_with_elems(bytes).expect("out of memory"),
-            regions: vec![0; REGIONS].into_boxed_slice(),
+        let sets = (bytes / line_bytes).div_ceil(WAYS).max(1);
+        let parts = sets.min(PARTS);
+        let part = |number: usize| {
+            let lines = (sets - number).div_ceil(parts) * WAYS;
+            Lock::new(Part {
+                clock: 0,
+                table: vec![Line::default(); lines].into_boxed_slice(),
+                data: <[u8]>::new_box_zeroed_with_elems(lines * line_bytes).expect("out of memory"),
+            })
         };
         Self {
-            lines: Lock::new(lines),
+            parts: (0..parts).map(part).collect(),
+            sets,
             line_bytes,
-            bytes: bytes as u64,
+            bytes: (sets * WAYS * line_bytes) as u64,
+            epoch: AtomicU64::new(1),
+            long_bytes: AtomicU64::new(0),
+            regions: (0..REGIONS).map(|_| AtomicU64::new(0)).collect(),
         }
+    }
+
+    /// The part of the block at `at`, and the first of its lines there.
+    fn place(&self, at: u64, block: usize) -> (&Lock<Part>, usize) {
+        let set = (at / block as u64 % self.sets as u64) as usize;
+        let parts = self.parts.len();
+        (&self.parts[set % parts], set / parts * WAYS)
+    }
+
+    fn region(&self, at: u64) -> &AtomicU64 {
+        &self.regions[(at >> REGION_SHIFT) as usize % REGIONS]
+    }
+
+    fn epoch(&self) -> u64 {
+        // Acquire: pairs with the flush: what was there before it is not remembered again.
+        self.epoch.load(Ordering::Acquire)
+    }
+
+    fn next_epoch(&self) {
+        // Release: pairs with the load.
+        self.epoch.fetch_add(1, Ordering::Release);
+        self.long_bytes.store(0, Ordering::Relaxed);
     }
 
     /// Before the blocks of `len` bytes from `offset` on are overwritten: remembers what they hold, or
@@ -161,51 +150,97 @@ impl Cache {
         len: u64,
         block: usize,
     ) -> Result<(), StoreError> {
-        let mut lines = self.lines.lock();
         if len > LONG {
-            if len > self.bytes || lines.long_bytes + len > LONG_BYTES_KEPT {
-                lines.forget(offset, len, block);
+            let room = |kept: u64| Some(kept + len).filter(|sum| *sum <= LONG_BYTES_KEPT);
+            let order = Ordering::Relaxed;
+            let keeps =
+                len <= self.bytes && self.long_bytes.fetch_update(order, order, room).is_ok();
+            if !keeps {
+                self.forget(offset, len, block);
                 return Ok(());
             }
-            lines.long_bytes += len;
         }
+        let epoch = self.epoch();
         for at in (offset..offset + len).step_by(block) {
-            lines.keep(store, at, block, self.line_bytes)?;
+            let (part, first) = self.place(at, block);
+            let mut part = part.lock();
+            part.keep(store, (at, block), (first, epoch), self.line_bytes)?;
+            // Never back: a flush may have come since the epoch was read.
+            self.region(at).fetch_max(epoch, Ordering::Relaxed);
         }
         Ok(())
     }
 
+    /// Forgets the lines of `len` bytes from `offset` on.
+    fn forget(&self, offset: u64, len: u64, block: usize) {
+        let end = offset + len;
+        let mut from = offset;
+        while from < end {
+            let to = end.min(((from >> REGION_SHIFT) + 1) << REGION_SHIFT);
+            // The writes whose lines are forgotten have ended before, in the order of their commands.
+            if self.region(from).load(Ordering::Relaxed) == self.epoch() {
+                self.forget_blocks(from, to - from, block);
+            }
+            from = to;
+        }
+    }
+
+    fn forget_blocks(&self, offset: u64, len: u64, block: usize) {
+        let range = offset..offset + len;
+        if len / block as u64 > self.sets as u64 {
+            for part in &self.parts {
+                let mut part = part.lock();
+                let lines = part.table.iter_mut();
+                lines
+                    .filter(|line| range.contains(&line.offset))
+                    .for_each(|line| line.epoch = 0);
+            }
+            return;
+        }
+        for at in range.step_by(block) {
+            let (part, first) = self.place(at, block);
+            for line in &mut part.lock().table[first..first + WAYS] {
+                if line.offset == at {
+                    line.epoch = 0;
+                }
+            }
+        }
+    }
+
     /// Forgets what was there before in `len` bytes from `offset` on: they are durable now (FUA).
     pub fn commit(&self, offset: u64, len: u64, block: usize) {
-        self.lines.lock().forget(offset, len, block);
+        self.forget(offset, len, block);
     }
 
     /// Forgets everything: all blocks are durable now.
     pub fn flush(&self) {
-        self.lines.lock().next_epoch();
+        self.next_epoch();
     }
 
     /// Bytes that a power cut would take back.
     pub fn dirty_bytes(&self) -> u64 {
-        let lines = self.lines.lock();
-        lines
-            .table
-            .iter()
-            .filter(|line| line.epoch == lines.epoch)
-            .map(|line| line.bytes)
-            .sum()
+        let epoch = self.epoch();
+        let of = |part: &Lock<Part>| -> u64 {
+            let part = part.lock();
+            let lines = part.table.iter().filter(|line| line.epoch == epoch);
+            lines.map(|line| line.bytes).sum()
+        };
+        self.parts.iter().map(of).sum()
     }
 
     /// Puts everything back that was not flushed.
     pub fn power_cut(&self, store: &dyn Store) -> Result<(), StoreError> {
-        let mut lines = self.lines.lock();
-        for (i, line) in lines.table.iter().enumerate() {
-            if line.epoch == lines.epoch {
-                let data = &lines.data[i * self.line_bytes..][..line.bytes as usize];
-                store.write_at(line.offset, data)?;
+        let epoch = self.epoch();
+        for part in &self.parts {
+            let part = part.lock();
+            for (i, line) in part.table.iter().enumerate() {
+                if line.epoch == epoch {
+                    let data = &part.data[i * self.line_bytes..][..line.bytes as usize];
+                    store.write_at(line.offset, data)?;
+                }
             }
         }
-        lines.next_epoch();
+        self.next_epoch();
         Ok(())
     }
 }
