@@ -147,19 +147,24 @@ fn main() {
     for blocks in [1u32, 8] {
         memory(blocks);
     }
-    write_cache();
+    for blocks in [1, 4, 32] {
+        write_cache(blocks);
+    }
     round_trip();
 }
 
-/// Writes of 128 KiB to memory one after another, with and without a volatile write cache, in turns.
-fn write_cache() {
-    const BLOCKS: u32 = 32;
+/// Writes of `blocks` blocks to memory, all over the image, with and without a volatile write cache, in turns. What the
+/// cache takes longer is the most that could be done under its locks.
+fn write_cache(blocks: u32) {
     const IMAGE: u64 = 256 << 20;
     let mut benches = [true, false].map(|write_cache| {
         let mut config = config(Box::new(Memory::new(IMAGE).unwrap()), 0);
         config.write_cache = write_cache;
+        // Less than the ring writes: each write keeps what was there.
+        config.cache_bytes = 1 << 20;
         Bench::new(config)
     });
+    let bytes = u64::from(blocks) * 4096;
     let mut best = [f64::INFINITY; 2];
     // The first turn touches the pages of the images.
     for turn in 0..6 {
@@ -167,11 +172,13 @@ fn write_cache() {
             let sqe = |words: &[AtomicU64], i: u32| {
                 let (i, list) = (u64::from(i), CQ + 0x8_0000 + u64::from(i) * 256);
                 let data = DATA + i % 64 * (128 << 10);
-                for page in 1..u64::from(BLOCKS) {
+                for page in 1..u64::from(blocks) {
                     bench_list(words, list + (page - 1) * 8, data + page * 4096);
                 }
-                let lba = i * u64::from(BLOCKS) % (IMAGE / 4096);
-                nvm::write(Nsid(1), Lba(lba), BLOCKS).with_prps(data, list)
+                // An odd factor, so that each is written once before the first one is again.
+                let lba = i * 2_654_435_761 * u64::from(blocks) % (IMAGE / 4096);
+                let second = if blocks == 1 { 0 } else { list };
+                nvm::write(Nsid(1), Lba(lba), blocks).with_prps(data, second)
             };
             let sqes: Vec<Sqe> = (0..ENTRIES).map(|i| sqe(&bench.words, i)).collect();
             let (commands, spent) = bench.run(|i| sqes[i as usize]);
@@ -182,7 +189,7 @@ fn write_cache() {
     }
     let [on, off] = best;
     println!(
-        "{{\"bench\":\"sim/write-cache\",\"bytes\":131072,\"wc_on_ns\":{on:.0},\"wc_off_ns\":{off:.0},\
+        "{{\"bench\":\"sim/write-cache\",\"bytes\":{bytes},\"wc_on_ns\":{on:.0},\"wc_off_ns\":{off:.0},\
          \"wc_on_of_wc_off\":{:.2}}}",
         off / on
     );

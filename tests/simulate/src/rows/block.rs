@@ -257,7 +257,7 @@ impl World<'_> {
 
     /// Lanes with the same first block share a read, and reads of neighbours become one command.
     fn runs(&self, block: &Block) -> Vec<Run> {
-        let least = (self.rows.row_bytes - 1 >> self.rows.block_shift) + 1;
+        let least = ((self.rows.row_bytes - 1) >> self.rows.block_shift) + 1;
         let mut runs: Vec<Run> = Vec::new();
         let (mut last_begin, mut last_end, mut leaders) = (0, 0, 0);
         for (lane, row) in block.lanes.iter().enumerate() {
