@@ -2,7 +2,7 @@
 // UNSAFETY: inline PTX, and loads and stores through addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-#[cfg(any(feature = "steps", feature = "streamed"))]
+#[cfg(any(feature = "steps", feature = "streamed", feature = "paged"))]
 use crate::strip::WINDOW_BYTES;
 use core::arch::asm;
 use nvme_gpu_kernel::arch;
@@ -165,10 +165,10 @@ pub fn thread() -> (u64, u64) {
 /// The shared memory of a warp into which it copies bytes of a drive, or of memory: byte `b` lies at `b` modulo its
 /// length.
 #[derive(Clone, Copy)]
-#[cfg(any(feature = "steps", feature = "streamed"))]
+#[cfg(any(feature = "steps", feature = "streamed", feature = "paged"))]
 pub struct Window(u32);
 
-#[cfg(any(feature = "steps", feature = "streamed"))]
+#[cfg(any(feature = "steps", feature = "streamed", feature = "paged"))]
 impl Window {
     /// That of the calling warp.
     #[inline(always)]
@@ -178,6 +178,7 @@ impl Window {
     }
 
     /// The 16-bit word at byte `byte`, an even number.
+    #[cfg(any(feature = "steps", feature = "streamed"))]
     #[inline(always)]
     pub fn half(self, byte: u32) -> u16 {
         let at = self.0 + (byte & (WINDOW_BYTES as u32 - 1));
@@ -217,6 +218,7 @@ impl Window {
 
     /// Copies the tile of bytes from `tile` on, which lie at `from`, as far as they are of `begin..end`, in
     /// place of one that all lanes have used: all loads are under way together. Every lane calls it.
+    #[cfg(any(feature = "steps", feature = "streamed"))]
     #[inline(always)]
     pub fn take(self, tile: u64, from: u64, (begin, end): (u64, u64)) {
         arch::sync_warp(arch::FULL);
@@ -224,6 +226,7 @@ impl Window {
         arch::sync_warp(arch::FULL);
     }
 
+    #[cfg(any(feature = "steps", feature = "streamed"))]
     #[inline(always)]
     fn fill(self, tile: u64, from: u64, (begin, end): (u64, u64)) {
         let lane = u64::from(arch::lane()) * 16;
@@ -259,7 +262,7 @@ impl Window {
 }
 
 /// Where the windows of a block's warps lie. Not inlined: the array must exist once.
-#[cfg(any(feature = "steps", feature = "streamed"))]
+#[cfg(any(feature = "steps", feature = "streamed", feature = "paged"))]
 #[inline(never)]
 fn windows() -> u32 {
     const _: () = assert!(nvme_gpu_kernel::rows::BLOCK_WARPS as u64 * WINDOW_BYTES == 32_768);

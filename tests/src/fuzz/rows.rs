@@ -1,6 +1,8 @@
 //! Rows and bytes of a store are what a plain array of bytes would hold, whatever is asked of it in whatever order.
 
 use super::Input;
+use nvme_core::stripes::Stripes;
+use nvme_gpu_kernel::rows::{Gather, RANGES, Range, Ranges, Split, slot_bytes};
 use nvme_host::store::{Duplicates, Element, Format, Ids, Wide, Widen};
 use nvme_host::{Error, Store, StoreOptions, Table};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
@@ -73,6 +75,47 @@ fn first_difference(have: &[u8], expected: &[u8]) -> Option<usize> {
     have.iter().zip(expected).position(|(a, b)| a != b)
 }
 
+/// Checks that kernels read each byte of ranges once, by pieces that end at borders of the drive.
+fn judge_pieces(offset: u64, length: u64) {
+    let shift = 9 + (offset % 8) as u32;
+    let lengths = [length, 1, length / 2 + 1].map(|bytes| bytes.max(1));
+    let mut ranges = [Range::default(); RANGES];
+    let mut first = 0;
+    for (range, (bytes, number)) in ranges.iter_mut().zip(lengths.into_iter().zip(1..)) {
+        let (byte, to) = (offset * number, number << 40);
+        *range = Range {
+            byte,
+            bytes,
+            to,
+            first,
+        };
+        first += range.pieces(shift);
+    }
+    let all = Ranges {
+        gather: Gather::default(),
+        split: Split {
+            range_count: lengths.len() as u32,
+            piece_shift: shift,
+        },
+        ranges,
+    };
+    let mut index = 0;
+    for (range, number) in ranges.iter().zip(0..lengths.len() as u32) {
+        let mut done = 0;
+        while done < range.bytes {
+            let piece = all.piece(index);
+            assert_eq!((piece.range, piece.byte), (number, range.byte + done));
+            assert_eq!(piece.to, range.to + done);
+            let last = piece.byte + u64::from(piece.bytes) - 1;
+            assert_eq!(piece.byte >> shift, last >> shift);
+            done += u64::from(piece.bytes);
+            index += 1;
+        }
+        assert_eq!(done, range.bytes);
+    }
+    assert_eq!(index, first);
+}
+
 impl Scene<'_> {
     fn step(&mut self, input: &mut Input<'_>) {
         let operation = input.byte();
@@ -98,8 +141,43 @@ impl Scene<'_> {
     fn place(&self, id: i64) -> Option<std::ops::Range<usize>> {
         let row = self.table.row_bytes() as usize;
         let id = usize::try_from(id).ok()?;
+        if id >= self.table.rows() as usize {
+            return None;
+        }
         let begin = self.table.offset() as usize + id * row;
-        (id < self.table.rows() as usize).then_some(begin..begin + row)
+        Some(begin..begin + row)
+    }
+
+    /// Checks that kernels find rows where they are, and slots that hold them: ids are what memory of a GPU holds.
+    fn judge_place(&self, id: i64) {
+        let (first_byte, row_bytes) = (self.table.offset(), self.table.row_bytes() as u32);
+        for block_shift in [9, 12] {
+            let rows = Gather {
+                first_byte,
+                row_bytes,
+                rows: self.table.rows(),
+                block_shift,
+                ..Gather::default()
+            };
+            let wanted = self.place(id);
+            let place = rows.place(id);
+            assert_eq!(place.is_some(), wanted.is_some(), "{id}");
+            let (Some(place), Some(wanted)) = (place, wanted) else {
+                continue;
+            };
+            let (first, last) = (wanted.start as u64, wanted.end as u64 - 1);
+            assert_eq!((place.byte, place.block), (first, first >> block_shift));
+            let blocks = (last >> block_shift) - place.block + 1;
+            assert_eq!(u64::from(place.blocks), blocks);
+            assert!(blocks << block_shift <= slot_bytes(first_byte, row_bytes, block_shift));
+            let stripes = [
+                Stripes::shifted(block_shift, 3),
+                Stripes::new(1 << block_shift, 3),
+            ];
+            let [shifts, divides] = stripes.map(|stripes| stripes.expect("three members"));
+            assert_eq!(shifts.spot(first), divides.spot(first));
+            assert_eq!(shifts.spot(last), divides.spot(last));
+        }
     }
 
     /// Checks the status of each row.
@@ -109,6 +187,10 @@ impl Scene<'_> {
             None => -1,
         });
         assert!(wanted.eq(status.iter().copied()), "{status:?}");
+        let of_table = self.table.rows() as i64;
+        let edges = [i64::MIN, -1, of_table - 1, of_table, i64::MAX];
+        let asked = (0..ids.len()).map(|row| ids.get(row));
+        asked.chain(edges).for_each(|id| self.judge_place(id));
         assert_eq!(status.iter().filter(|code| **code != 0).count(), failed);
     }
 
@@ -231,6 +313,7 @@ impl Scene<'_> {
             usize::from(input.half()) + 100,
             usize::from(input.half()) / 4,
         );
+        judge_pieces(offset as u64, length as u64);
         let fits = offset + length <= BYTES;
         let mut data = vec![input.byte(); length];
         let done = match writes {
