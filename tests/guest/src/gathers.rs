@@ -168,9 +168,10 @@ impl Bench {
         }
         let mut have = vec![0; BYTES];
         self.store.read_at(0, &mut have).map_err(said)?;
-        match have == image {
-            true => Ok(println!("{} rows scattered", ids.len())),
-            false => Err("the drive differs after a scatter".to_owned()),
+        if have != image {
+            return Err("the drive differs after a scatter".to_owned());
         }
+        println!("{} rows scattered", ids.len());
+        Ok(())
     }
 }
