@@ -3,7 +3,7 @@
 //! A seed draws the table, the queues, a controller with faults, and the order in which blocks of launches, the writer,
 //! the host's watch and the controller act: one step at a time, each in one thread. Blocks call the core's gate, queues
 //! and cache of rows as the kernels do; what kernels do between those calls is written here once more
-//! ([`block`]), since their own source needs a warp.
+//! (`block`), since their own source needs a warp.
 
 mod block;
 mod drive;
