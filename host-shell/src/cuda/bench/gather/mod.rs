@@ -5,7 +5,9 @@
 // UNSAFETY: launches kernels over this module's own memory.
 #![allow(unsafe_code)]
 
+mod by_cpu;
 mod latency;
+mod lay_out;
 mod written;
 
 use crate::controller::Controller;
@@ -20,15 +22,15 @@ use crate::cuda::rows::{
 use crate::cuda::stream::{Event, Stream};
 use crate::cuda::tier::{Access, Tier, TierRequest};
 use crate::device::Device;
+use crate::dma::DmaBuffer;
 use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
 use crate::measure::{GatherCases, Ids, median};
-use nvme_core::bringup::NamespaceInfo;
-use nvme_core::spec::{Lba, Nsid};
-use nvme_core::stripes::Stripes;
+use by_cpu::CpuQueues;
+use lay_out::{fill, lay_out};
+use nvme_core::spec::Nsid;
 use nvme_gpu_kernel::ROWS_PTX;
 use nvme_gpu_kernel::rows::{BLOCK_THREADS, Check, Gather};
-use nvme_gpu_kernel::work::data_word;
 use serde_json::{Value, json};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -36,8 +38,6 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// The host's patience with one gather.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Bytes written at a time when the table is laid out.
-const CHUNK: usize = 4 << 20;
 /// Bytes of a stripe.
 const STRIPE_BYTES: u64 = 128 << 10;
 /// Blocks of the kernels that have no queue.
@@ -68,6 +68,9 @@ struct Rig {
     /// The table once more, in memory of the host, as rivals have it.
     mirror: Registered,
     mirror_pages: Arc<Pages>,
+    /// Of one drive.
+    cpu: Option<CpuQueues>,
+    device: Option<Arc<dyn Device>>,
 }
 
 /// One drive, or several in stripes.
@@ -133,7 +136,7 @@ pub fn gather(
     let gpu = Gpu::open(job.gpu)?;
     let queues = u16::try_from(job.options.queues).unwrap_or(u16::MAX);
     let config = Config {
-        queue_pairs: job.options.queues.saturating_add(2),
+        queue_pairs: job.options.queues.saturating_add(2 + cores() as u32),
         ..config.clone()
     };
     if devices.len() > 1 && job.cache_bytes > 0 {
@@ -167,6 +170,10 @@ pub fn gather(
         Some(_) => module.cost(module.function("nvme_gather_striped")?)?,
         None => drives.first.cost()?,
     };
+    let cpu = match &controllers[..] {
+        [(controller, info)] => Some(CpuQueues::new(controller, *info, cores())),
+        _ => None,
+    };
     let one = (controllers.first(), accesses.first());
     emit(json!({
         "gpu": gpu.describe(),
@@ -176,7 +183,7 @@ pub fn gather(
         "table_bytes": job.cases.table_bytes,
         "block_bytes": one.0.map(|(_, info)| info.block_bytes), "queues": job.options.queues,
         "stations": job.options.stations, "registers": registers, "local_bytes": local,
-        "cores": std::thread::available_parallelism().map_or(1, usize::from),
+        "cores": cores(), "cpu_queues": cpu.as_ref().map(CpuQueues::len),
         "lay_out_s": laid_out.as_secs_f64(),
     }));
     let rig = Rig {
@@ -185,6 +192,8 @@ pub fn gather(
         stream: Stream::new(&gpu)?,
         mirror: Registered::pages(&gpu, &mirror_pages)?,
         mirror_pages,
+        cpu,
+        device: one.0.map(|(controller, _)| Arc::clone(controller.device())),
         module,
         drives,
         job: job.clone(),
@@ -198,53 +207,8 @@ pub fn gather(
         .try_for_each(|(controller, _)| controller.shut_down())
 }
 
-/// Writes the table to the drives.
-fn lay_out(controllers: &[(Controller, NamespaceInfo)], job: &GatherJob) -> Result<()> {
-    let mut namespaces = controllers
-        .iter()
-        .map(|(controller, _)| controller.namespace(job.nsid))
-        .collect::<Result<Vec<_>>>()?;
-    let stripe_bytes = match controllers.len() {
-        1 => u64::MAX,
-        _ => STRIPE_BYTES,
-    };
-    let none = || Error::usage("there is no drive", "name one");
-    let stripes = Stripes::new(stripe_bytes, controllers.len() as u32).ok_or_else(none)?;
-    let mut chunk = vec![0u64; CHUNK / 8];
-    let mut at = 0;
-    while at < job.cases.table_bytes {
-        let spot = stripes.spot(at);
-        let bytes = (job.cases.table_bytes - at)
-            .min(CHUNK as u64)
-            .min(spot.room) as usize;
-        for (index, word) in chunk[..bytes / 8].iter_mut().enumerate() {
-            *word = data_word(job.cases.seed, at / 8 + index as u64);
-        }
-        let namespace = &mut namespaces[spot.member as usize];
-        let lba = Lba(spot.offset / u64::from(namespace.block_bytes()));
-        namespace.write(lba, chunk[..bytes / 8].as_bytes())?;
-        at += bytes as u64;
-    }
-    Ok(())
-}
-
-/// The same in memory.
-fn fill(pages: &Pages, seed: u64) {
-    let words = pages.len() / 8;
-    let threads = std::thread::available_parallelism().map_or(1, usize::from);
-    let start = pages.start().cast::<u64>().expose_provenance();
-    std::thread::scope(|scope| {
-        for part in 0..threads {
-            let range = words * part / threads..words * (part + 1) / threads;
-            scope.spawn(move || {
-                let start = std::ptr::with_exposed_provenance_mut::<u64>(start);
-                for index in range {
-                    // SAFETY: inside the pages, each word by one thread, which ends before they are used.
-                    unsafe { start.add(index).write(data_word(seed, index as u64)) };
-                }
-            });
-        }
-    });
+fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Memory of one case.
@@ -258,6 +222,8 @@ struct Case {
     wrong: DeviceMemory,
     staging: Arc<Pages>,
     staged: Registered,
+    /// The staging memory where the drive reaches it, for reads by the CPU.
+    mapped: Option<DmaBuffer>,
 }
 
 impl Rig {
@@ -268,7 +234,7 @@ impl Rig {
     fn case(&self, row_bytes: u32) -> Result<Value> {
         let mut case = self.memory(row_bytes)?;
         let (mut ours, mut bound, mut indexed) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut cached, mut written) = (Vec::new(), Vec::new());
+        let (mut cached, mut written, mut by_cpu) = (Vec::new(), Vec::new(), Vec::new());
         let cache = match self.job.cache_bytes {
             0 => None,
             bytes => Some(self.drives.first.cache(&case.table, bytes)?),
@@ -290,6 +256,10 @@ impl Rig {
             self.verify(&case)?;
             indexed.push(self.indexed(&case)?);
             self.verify(&case)?;
+            if let Some(seconds) = self.by_cpu(&case)? {
+                by_cpu.push(seconds);
+                self.verify(&case)?;
+            }
         }
         let (hop, replay) = (self.hop(&case)?, self.replay(&case)?);
         let rate = |runs: &[f64]| case.count as f64 / median(runs);
@@ -300,6 +270,9 @@ impl Rig {
             "rows_per_s": rates[0], "gb_per_s": rates[0] * f64::from(row_bytes) / 1e9,
             "bound_rows_per_s": rates[1], "of_bound": rates[0] / rates[1],
             "index_and_copy_rows_per_s": rates[2], "of_index_and_copy": rates[0] / rates[2],
+            "by_cpu": (!by_cpu.is_empty()).then(|| json!({
+                "rows_per_s": rate(&by_cpu), "gather_of_it": rates[0] / rate(&by_cpu), "seconds": by_cpu,
+            })),
             "hop_32_rows": hop, "graph_1024_rows": replay,
             "ids": case.asked.law(), "scatter": Self::written(&case, &written),
             "cache": cache.map(|cache| json!({
@@ -326,7 +299,13 @@ impl Rig {
         let gpu = self.gpu();
         let ids = DeviceMemory::new(gpu, count as usize * 8)?;
         let bytes = count as usize * row_bytes as usize;
-        let staging = Arc::new(Pages::new(bytes)?);
+        let reads = self.cpu.as_ref().is_some_and(|cpu| cpu.reads(row_bytes));
+        let device = self.device.as_ref().filter(|_| reads);
+        let staging = Arc::new(match device {
+            Some(device) => device.alloc_dma(bytes)?,
+            None => Pages::new(bytes)?,
+        });
+        let mapped = device.map(|device| DmaBuffer::over(device, Arc::clone(&staging)));
         let mut case = Case {
             table,
             count,
@@ -336,6 +315,7 @@ impl Rig {
             out: DeviceMemory::new(gpu, bytes)?,
             wrong: DeviceMemory::new(gpu, 8)?,
             staged: Registered::pages(gpu, &staging)?,
+            mapped: mapped.transpose()?,
             staging,
         };
         self.ask(&mut case, 0)?;
@@ -412,7 +392,7 @@ impl Rig {
     /// Seconds of the same rows by the host's threads, out of the same memory into pinned memory, and one copy.
     fn indexed(&self, case: &Case) -> Result<f64> {
         let begin = Instant::now();
-        let threads = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = cores();
         let (from, to) = (
             self.mirror_pages.start().addr(),
             case.staging.start().addr(),

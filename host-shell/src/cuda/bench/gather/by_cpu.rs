@@ -1,0 +1,113 @@
+//! A rival on the same drive: threads of the CPU send the commands, into pinned memory, and one copy brings the rows to
+//! the GPU.
+// UNSAFETY: a copy of this module's own memory.
+#![allow(unsafe_code)]
+
+use super::{Case, Rig};
+use crate::controller::Controller;
+use crate::controller::queue::Queue;
+use crate::error::{Error, Result};
+use crate::lock::lock;
+use crate::measure::side_by_side;
+use nvme_core::Data;
+use nvme_core::bringup::NamespaceInfo;
+use nvme_core::spec::{Iova, Lba, Nsid, nvm};
+use std::sync::Mutex;
+use std::time::Instant;
+
+/// Commands in flight of each queue.
+const DEPTH: u32 = 64;
+
+/// Queues of the CPU beside the GPU's, one for each thread.
+pub(super) struct CpuQueues {
+    queues: Mutex<Vec<Queue>>,
+    info: NamespaceInfo,
+    max_transfer: u64,
+}
+
+impl CpuQueues {
+    /// As many of `most` queues as the controller has left.
+    pub fn new(controller: &Controller, info: NamespaceInfo, most: usize) -> Self {
+        let queues = (0..most).map_while(|_| controller.create_queue_pair(2 * DEPTH).ok());
+        Self {
+            queues: Mutex::new(queues.collect()),
+            info,
+            max_transfer: controller.max_transfer(),
+        }
+    }
+
+    /// How many there are.
+    pub fn len(&self) -> usize {
+        lock(&self.queues).len()
+    }
+
+    /// Whether rows of `row_bytes` bytes are whole blocks that a command reads.
+    pub fn reads(&self, row_bytes: u32) -> bool {
+        self.len() > 0
+            && row_bytes.is_multiple_of(self.info.block_bytes)
+            && u64::from(row_bytes) <= self.max_transfer
+    }
+}
+
+impl Rig {
+    /// Seconds of the same rows by commands of the CPU, and one copy; `None` where it has no queue, or a row is no
+    /// whole blocks.
+    pub(super) fn by_cpu(&self, case: &Case) -> Result<Option<f64>> {
+        let (Some(cpu), Some(staging)) = (&self.cpu, &case.mapped) else {
+            return Ok(None);
+        };
+        let row = u64::from(case.table.row_bytes);
+        let blocks = case.table.row_bytes / cpu.info.block_bytes;
+        let mut queues = lock(&cpu.queues);
+        let share = case.host_ids.len().div_ceil(queues.len().max(1)).max(1);
+        let begin = Instant::now();
+        let jobs = queues.iter_mut().zip(case.host_ids.chunks(share));
+        let jobs = jobs.enumerate().map(|(at, (queue, ids))| {
+            let to = staging.iova().offset((at * share) as u64 * row);
+            let nsid = cpu.info.nsid;
+            move || read(queue, nsid, ids, (to, row), blocks)
+        });
+        side_by_side(jobs.collect())?;
+        // SAFETY: both are ours and outlive the copy, which is waited for.
+        unsafe {
+            let bytes = case.host_ids.len() * row as usize;
+            let from = case.staging.start();
+            self.stream.copy_in(case.out.address(), from, bytes)?;
+        }
+        self.stream.finish()?;
+        Ok(Some(begin.elapsed().as_secs_f64()))
+    }
+}
+
+/// Reads rows of `row` bytes, `blocks` blocks each, one after the other from `to` on.
+fn read(
+    queue: &mut Queue,
+    nsid: Nsid,
+    ids: &[i64],
+    (to, row): (Iova, u64),
+    blocks: u32,
+) -> Result<()> {
+    let (mut next, mut done) = (0, 0);
+    while done < ids.len() {
+        while next < ids.len() && queue.in_flight() < DEPTH {
+            let data = Data::Contiguous {
+                iova: to.offset(next as u64 * row),
+                len: row,
+            };
+            let lba = Lba(ids[next] as u64 * u64::from(blocks));
+            let refused = queue.submit_data(nvm::read(nsid, lba, blocks), data, None);
+            refused.map_err(|refused| Error::internal(refused.error.to_string()))?;
+            next += 1;
+        }
+        queue.ring();
+        let mut ended = queue.wait()?;
+        while let Some(one) = ended {
+            if !one.is_success() {
+                return Err(queue.error_of(&one, "a read of a row"));
+            }
+            done += 1;
+            ended = queue.poll()?;
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,65 @@
+//! The table: on the drives, and once more in memory of the host.
+// UNSAFETY: threads write parts of one mapping.
+#![allow(unsafe_code)]
+
+use super::{GatherJob, STRIPE_BYTES, cores};
+use crate::controller::Controller;
+use crate::dma::pages::Pages;
+use crate::error::{Error, Result};
+use nvme_core::bringup::NamespaceInfo;
+use nvme_core::spec::Lba;
+use nvme_core::stripes::Stripes;
+use nvme_gpu_kernel::work::data_word;
+use zerocopy::IntoBytes;
+
+/// Bytes written at a time.
+const CHUNK: usize = 4 << 20;
+
+/// Writes the table to the drives.
+pub(super) fn lay_out(controllers: &[(Controller, NamespaceInfo)], job: &GatherJob) -> Result<()> {
+    let mut namespaces = controllers
+        .iter()
+        .map(|(controller, _)| controller.namespace(job.nsid))
+        .collect::<Result<Vec<_>>>()?;
+    let stripe_bytes = match controllers.len() {
+        1 => u64::MAX,
+        _ => STRIPE_BYTES,
+    };
+    let none = || Error::usage("there is no drive", "name one");
+    let stripes = Stripes::new(stripe_bytes, controllers.len() as u32).ok_or_else(none)?;
+    let mut chunk = vec![0u64; CHUNK / 8];
+    let mut at = 0;
+    while at < job.cases.table_bytes {
+        let spot = stripes.spot(at);
+        let bytes = (job.cases.table_bytes - at)
+            .min(CHUNK as u64)
+            .min(spot.room) as usize;
+        for (index, word) in chunk[..bytes / 8].iter_mut().enumerate() {
+            *word = data_word(job.cases.seed, at / 8 + index as u64);
+        }
+        let namespace = &mut namespaces[spot.member as usize];
+        let lba = Lba(spot.offset / u64::from(namespace.block_bytes()));
+        namespace.write(lba, chunk[..bytes / 8].as_bytes())?;
+        at += bytes as u64;
+    }
+    Ok(())
+}
+
+/// The same in memory.
+pub(super) fn fill(pages: &Pages, seed: u64) {
+    let words = pages.len() / 8;
+    let threads = cores();
+    let start = pages.start().cast::<u64>().expose_provenance();
+    std::thread::scope(|scope| {
+        for part in 0..threads {
+            let range = words * part / threads..words * (part + 1) / threads;
+            scope.spawn(move || {
+                let start = std::ptr::with_exposed_provenance_mut::<u64>(start);
+                for index in range {
+                    // SAFETY: inside the pages, each word by one thread, which ends before they are used.
+                    unsafe { start.add(index).write(data_word(seed, index as u64)) };
+                }
+            });
+        }
+    });
+}
