@@ -1,9 +1,5 @@
-//! A rival on the same drive: threads of the CPU send the commands, into pinned memory, and one copy brings the rows to
-//! the GPU.
-// UNSAFETY: a copy of this module's own memory.
-#![allow(unsafe_code)]
+//! A rival on the same drive: rows by commands of the CPU, from threads with queues of their own.
 
-use super::{Case, Rig};
 use crate::controller::Controller;
 use crate::controller::queue::Queue;
 use crate::error::{Error, Result};
@@ -13,7 +9,6 @@ use nvme_core::Data;
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
 use std::sync::Mutex;
-use std::time::Instant;
 
 /// Commands in flight of each queue.
 const DEPTH: u32 = 64;
@@ -47,35 +42,19 @@ impl CpuQueues {
             && row_bytes.is_multiple_of(self.info.block_bytes)
             && u64::from(row_bytes) <= self.max_transfer
     }
-}
 
-impl Rig {
-    /// Seconds of the same rows by commands of the CPU, and one copy; `None` where it has no queue, or a row is no
-    /// whole blocks.
-    pub(super) fn by_cpu(&self, case: &Case) -> Result<Option<f64>> {
-        let (Some(cpu), Some(staging)) = (&self.cpu, &case.mapped) else {
-            return Ok(None);
-        };
-        let row = u64::from(case.table.row_bytes);
-        let blocks = case.table.row_bytes / cpu.info.block_bytes;
-        let mut queues = lock(&cpu.queues);
-        let share = case.host_ids.len().div_ceil(queues.len().max(1)).max(1);
-        let begin = Instant::now();
-        let jobs = queues.iter_mut().zip(case.host_ids.chunks(share));
+    /// Reads the rows `ids`, which it [reads](Self::reads), to memory of the drive's from `to` on.
+    pub fn read(&self, ids: &[i64], row_bytes: u32, to: Iova) -> Result<()> {
+        let (row, blocks) = (u64::from(row_bytes), row_bytes / self.info.block_bytes);
+        let mut queues = lock(&self.queues);
+        let share = ids.len().div_ceil(queues.len().max(1)).max(1);
+        let jobs = queues.iter_mut().zip(ids.chunks(share));
         let jobs = jobs.enumerate().map(|(at, (queue, ids))| {
-            let to = staging.iova().offset((at * share) as u64 * row);
-            let nsid = cpu.info.nsid;
+            let to = to.offset((at * share) as u64 * row);
+            let nsid = self.info.nsid;
             move || read(queue, nsid, ids, (to, row), blocks)
         });
-        side_by_side(jobs.collect())?;
-        // SAFETY: both are ours and outlive the copy, which is waited for.
-        unsafe {
-            let bytes = case.host_ids.len() * row as usize;
-            let from = case.staging.start();
-            self.stream.copy_in(case.out.address(), from, bytes)?;
-        }
-        self.stream.finish()?;
-        Ok(Some(begin.elapsed().as_secs_f64()))
+        side_by_side(jobs.collect()).map(drop)
     }
 }
 

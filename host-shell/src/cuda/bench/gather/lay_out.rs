@@ -2,24 +2,34 @@
 // UNSAFETY: threads write parts of one mapping.
 #![allow(unsafe_code)]
 
-use super::{GatherJob, STRIPE_BYTES, cores};
 use crate::controller::Controller;
 use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
+use crate::measure::GatherCases;
 use nvme_core::bringup::NamespaceInfo;
-use nvme_core::spec::Lba;
+use nvme_core::spec::{Lba, Nsid};
 use nvme_core::stripes::Stripes;
 use nvme_gpu_kernel::work::data_word;
 use zerocopy::IntoBytes;
 
+/// Bytes of a stripe, where the table lies on several drives.
+pub(super) const STRIPE_BYTES: u64 = 128 << 10;
 /// Bytes written at a time.
 const CHUNK: usize = 4 << 20;
 
+/// Threads that the machine runs at a time.
+pub(super) fn cores() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
 /// Writes the table to the drives.
-pub(super) fn lay_out(controllers: &[(Controller, NamespaceInfo)], job: &GatherJob) -> Result<()> {
+pub(super) fn lay_out(
+    controllers: &[(Controller, NamespaceInfo)],
+    (nsid, cases): (Nsid, &GatherCases),
+) -> Result<()> {
     let mut namespaces = controllers
         .iter()
-        .map(|(controller, _)| controller.namespace(job.nsid))
+        .map(|(controller, _)| controller.namespace(nsid))
         .collect::<Result<Vec<_>>>()?;
     let stripe_bytes = match controllers.len() {
         1 => u64::MAX,
@@ -29,13 +39,11 @@ pub(super) fn lay_out(controllers: &[(Controller, NamespaceInfo)], job: &GatherJ
     let stripes = Stripes::new(stripe_bytes, controllers.len() as u32).ok_or_else(none)?;
     let mut chunk = vec![0u64; CHUNK / 8];
     let mut at = 0;
-    while at < job.cases.table_bytes {
+    while at < cases.table_bytes {
         let spot = stripes.spot(at);
-        let bytes = (job.cases.table_bytes - at)
-            .min(CHUNK as u64)
-            .min(spot.room) as usize;
+        let bytes = (cases.table_bytes - at).min(CHUNK as u64).min(spot.room) as usize;
         for (index, word) in chunk[..bytes / 8].iter_mut().enumerate() {
-            *word = data_word(job.cases.seed, at / 8 + index as u64);
+            *word = data_word(cases.seed, at / 8 + index as u64);
         }
         let namespace = &mut namespaces[spot.member as usize];
         let lba = Lba(spot.offset / u64::from(namespace.block_bytes()));

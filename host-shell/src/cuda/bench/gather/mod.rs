@@ -27,7 +27,7 @@ use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
 use crate::measure::{GatherCases, Ids, median};
 use by_cpu::CpuQueues;
-use lay_out::{fill, lay_out};
+use lay_out::{STRIPE_BYTES, cores, fill, lay_out};
 use nvme_core::spec::Nsid;
 use nvme_gpu_kernel::ROWS_PTX;
 use nvme_gpu_kernel::rows::{BLOCK_THREADS, Check, Gather};
@@ -38,8 +38,6 @@ use zerocopy::{FromBytes, IntoBytes};
 
 /// The host's patience with one gather.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Bytes of a stripe.
-const STRIPE_BYTES: u64 = 128 << 10;
 /// Blocks of the kernels that have no queue.
 const FREE_BLOCKS: u32 = 128;
 
@@ -155,7 +153,7 @@ pub fn gather(
         accesses.push(access);
     }
     let begin = Instant::now();
-    lay_out(&controllers, job)?;
+    lay_out(&controllers, (job.nsid, &job.cases))?;
     let mirror_pages = Arc::new(Pages::new(job.cases.table_bytes as usize)?);
     fill(&mirror_pages, job.cases.seed);
     let laid_out = begin.elapsed();
@@ -205,10 +203,6 @@ pub fn gather(
     controllers
         .into_iter()
         .try_for_each(|(controller, _)| controller.shut_down())
-}
-
-fn cores() -> usize {
-    std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Memory of one case.
@@ -426,6 +420,24 @@ impl Rig {
         self.stream.finish()?;
         let _ = &case.staged;
         Ok(begin.elapsed().as_secs_f64())
+    }
+
+    /// Seconds of the same rows by commands of the CPU on the same drive, and one copy; `None` where it has no queue, or a
+    /// row is no whole blocks.
+    fn by_cpu(&self, case: &Case) -> Result<Option<f64>> {
+        let (Some(cpu), Some(staging)) = (&self.cpu, &case.mapped) else {
+            return Ok(None);
+        };
+        let begin = Instant::now();
+        cpu.read(&case.host_ids, case.table.row_bytes, staging.iova())?;
+        let bytes = case.host_ids.len() * case.table.row_bytes as usize;
+        // SAFETY: both are ours and outlive the copy, which is waited for.
+        unsafe {
+            let from = case.staging.start();
+            self.stream.copy_in(case.out.address(), from, bytes)?;
+        }
+        self.stream.finish()?;
+        Ok(Some(begin.elapsed().as_secs_f64()))
     }
 
     fn bare(&self, case: &Case) -> Gather {
