@@ -422,8 +422,8 @@ impl Rig {
         Ok(begin.elapsed().as_secs_f64())
     }
 
-    /// Seconds of the same rows by commands of the CPU on the same drive, and one copy; `None` where it has no queue, or a
-    /// row is no whole blocks.
+    /// Seconds of the same rows by commands of the CPU on the same drive, and one copy; `None` where it has no queue, or
+    /// a row is no whole blocks.
     fn by_cpu(&self, case: &Case) -> Result<Option<f64>> {
         let (Some(cpu), Some(staging)) = (&self.cpu, &case.mapped) else {
             return Ok(None);
