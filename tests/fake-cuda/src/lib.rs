@@ -25,6 +25,7 @@ mod search;
 mod streamed;
 mod streams;
 mod striped;
+mod warps;
 
 use nvme_gpu_kernel::Kernel;
 use std::alloc::{Layout, alloc, dealloc};

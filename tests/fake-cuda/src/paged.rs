@@ -3,7 +3,8 @@
 // UNSAFETY: launches hold addresses that the host vouches for, as on a GPU.
 #![allow(unsafe_code)]
 
-use crate::streamed::{Stream, all_warps};
+use crate::streamed::Stream;
+use crate::warps::all_warps;
 use nvme_compute_kernel::PagedAttention;
 use nvme_compute_kernel::pages::Part;
 use nvme_formats::{f32_of_bf16, f32_of_f16};
@@ -27,7 +28,8 @@ fn store(address: u64, index: u64, value: f32) {
 
 /// All blocks of a launch of `blocks` blocks of `nvme_attention_paged`.
 pub fn attend(attention: &PagedAttention, blocks: u32) {
-    all_warps(&attention.rows, blocks, |(warp, warps), stream, fail| {
+    all_warps(&attention.rows, blocks, |(warp, warps), reads, fail| {
+        let stream = &mut Stream::new(reads);
         for item in (u64::from(warp)..attention.parts()).step_by(warps as usize) {
             let part = attention.part(item);
             let code = run(attention, &part, stream);
@@ -47,7 +49,7 @@ struct Sum {
     sums: Vec<f64>,
 }
 
-fn run(attention: &PagedAttention, part: &Part, stream: &mut Stream<'_>) -> i32 {
+fn run(attention: &PagedAttention, part: &Part, stream: &mut Stream<'_, '_>) -> i32 {
     let elements = u64::from(attention.head_elements);
     let scale = f64::from(attention.scale) * std::f64::consts::LOG2_E;
     let each = (0..part.queries(attention)).map(|query| {
@@ -94,7 +96,7 @@ fn run(attention: &PagedAttention, part: &Part, stream: &mut Stream<'_>) -> i32 
 fn pages(
     attention: &PagedAttention,
     part: &Part,
-    stream: &mut Stream<'_>,
+    stream: &mut Stream<'_, '_>,
     sums: &mut [Sum],
 ) -> i32 {
     let table = attention.table(part);

@@ -4,75 +4,19 @@
 // UNSAFETY: launches hold addresses that the host vouches for, as on a GPU.
 #![allow(unsafe_code)]
 
-use crate::kernels::Bus;
-use crate::rows::{TURN, claim, finish, gate_of, owner, queue};
+use crate::warps::{Reads, all_warps};
 use nvme_compute_kernel::GemvStreamed;
 use nvme_compute_kernel::strip::{Cursor, Shape, TILE_BYTES, WINDOW_BYTES, first_row};
-use nvme_core::gate::Gate;
-use nvme_core::group::ExecContext;
-use nvme_core::spec::{Iova, Lba, Nsid, nvm};
-use nvme_core::sync::{Order, Scope};
-use nvme_core::{Command, Data, Outcome, SharedQueue, SubmitError, Token, WaitError};
+use nvme_core::Token;
 use nvme_formats::{Stored, UNIT};
 use nvme_gpu_kernel::ring::{Pieces, Ring};
-use nvme_gpu_kernel::rows::{BLOCK_WARPS, Gather, STATION_CELLS, WARP_BYTES, code, worst};
+use nvme_gpu_kernel::rows::code;
 
 /// All blocks of a launch of `blocks` blocks.
 pub fn gemv(gemv: &GemvStreamed, blocks: u32) {
-    all_warps(&gemv.rows, blocks, |(warp, warps), stream, fail| {
-        strip(gemv, warp, warps, stream, fail);
+    all_warps(&gemv.rows, blocks, |(warp, warps), reads, fail| {
+        strip(gemv, warp, warps, &mut Stream::new(reads), fail);
     });
-}
-
-/// Runs `each` for every warp, which gets its number, that of all warps, its reads, and what counts a failed row.
-pub fn all_warps(
-    rows: &Gather,
-    blocks: u32,
-    each: impl Fn((u32, u32), &mut Stream<'_>, &mut dyn FnMut(u64, i32)),
-) {
-    let (mut failed, mut first) = (0, 0);
-    for block in 0..blocks {
-        let _turn = TURN.lock();
-        let gate = gate_of(rows);
-        let station = claim(rows, &gate);
-        let mut has_lost = false;
-        for warp in 0..BLOCK_WARPS {
-            let place = station.unwrap_or(0) * BLOCK_WARPS + warp;
-            let mut stream = Stream {
-                rows,
-                gate,
-                queue: station.map(|station| queue(&rows.queues, station)),
-                cell: place * (STATION_CELLS / BLOCK_WARPS),
-                slots: u64::from(place) * WARP_BYTES,
-                stages: Vec::new(),
-                ends: match station {
-                    Some(_) => code::OK,
-                    None if gate.look().is_err() => code::GONE,
-                    None => code::NOT_RUN,
-                },
-                has_lost: false,
-                fetched: 0,
-            };
-            let number = (block * BLOCK_WARPS + warp, blocks * BLOCK_WARPS);
-            each(number, &mut stream, &mut |row, why| {
-                failed += 1;
-                first = worst(row, None, why).max(first);
-            });
-            has_lost |= stream.has_lost;
-        }
-        if has_lost {
-            gate.report_trouble();
-        }
-        match station {
-            Some(station) if has_lost => gate.leave_lost(station),
-            Some(station) => {
-                gate.leave(station);
-                owner(rows, station).store(0, Order::Release, Scope::Gpu);
-            }
-            None => {}
-        }
-    }
-    finish(rows, failed, first);
 }
 
 /// The rows of one warp.
@@ -80,7 +24,7 @@ fn strip(
     gemv: &GemvStreamed,
     warp: u32,
     warps: u32,
-    stream: &mut Stream<'_>,
+    stream: &mut Stream<'_, '_>,
     fail: &mut dyn FnMut(u64, i32),
 ) {
     let stored = Stored::of_number(gemv.stored).expect("a format");
@@ -136,7 +80,7 @@ fn strip(
             tile += TILE_BYTES;
         }
     }
-    cursor.give_up(end, stream.ends, &mut done);
+    cursor.give_up(end, stream.rest(), &mut done);
 }
 
 /// Sum over the lanes of `groups` groups, the first of which is number `group` of its row and begins at `byte`.
@@ -166,26 +110,27 @@ fn dot(
     (0..groups * shape.group_units).map(of_unit).sum()
 }
 
-/// A warp's reads.
-pub struct Stream<'r> {
-    rows: &'r Gather,
-    gate: Gate<'r>,
-    queue: Option<SharedQueue<'r>>,
-    /// Its first result cell.
-    cell: u32,
-    slots: u64,
+/// The pieces of a warp.
+pub struct Stream<'s, 'r> {
+    reads: &'s mut Reads<'r>,
     /// The read under way at each stage, or the code of the last one.
     stages: Vec<Result<Token, i32>>,
-    ends: i32,
-    has_lost: bool,
     fetched: u64,
 }
 
-impl Stream<'_> {
+impl<'s, 'r> Stream<'s, 'r> {
+    pub fn new(reads: &'s mut Reads<'r>) -> Self {
+        Self {
+            reads,
+            stages: Vec::new(),
+            fetched: 0,
+        }
+    }
+
     /// As `nvme_gpu_kernel::Stream::piece`.
     pub fn piece(&mut self, pieces: &impl Pieces, number: u64) -> i32 {
-        if self.ends == code::OK && self.gate.look().is_err() {
-            self.ends = code::GONE;
+        if self.reads.ends == code::OK && self.reads.gate.look().is_err() {
+            self.reads.ends = code::GONE;
         }
         if self.stages.is_empty() {
             self.stages
@@ -193,20 +138,20 @@ impl Stream<'_> {
         }
         for stage in 0..pieces.stages() {
             let next = pieces.next_at(stage, number);
-            if self.ends == code::OK && next >= self.fetched && next <= pieces.last() {
+            if self.reads.ends == code::OK && next >= self.fetched && next <= pieces.last() {
                 self.stages[stage as usize] = self.submit(pieces, next);
             }
         }
         self.fetched = number + u64::from(pieces.stages());
-        if self.ends != code::OK {
+        if self.reads.ends != code::OK {
             let all = (0..self.stages.len()).map(|stage| self.wait(stage)).min();
-            self.has_lost |= all.is_some_and(|code| code < 0);
-            return self.ends;
+            self.reads.has_lost |= all.is_some_and(|code| code < 0);
+            return self.reads.ends;
         }
         let ended = self.wait(pieces.stage(number) as usize);
         if ended < 0 {
-            self.has_lost = true;
-            self.ends = code::NOT_RUN;
+            self.reads.has_lost = true;
+            self.reads.ends = code::NOT_RUN;
         }
         ended
     }
@@ -218,14 +163,14 @@ impl Stream<'_> {
 
     /// As `nvme_gpu_kernel::Stream::rest`.
     pub fn rest(&self) -> i32 {
-        self.ends
+        self.reads.ends
     }
 
     /// The bytes of piece `number`, which has landed and begins with a block.
     pub fn bytes(&self, pieces: &impl Pieces, number: u64) -> Vec<u8> {
         let (begin, end) = pieces.piece(number);
-        let from =
-            (self.rows.slots + self.slots + pieces.slot(number, begin)) as usize as *const u8;
+        let from = (self.reads.rows.slots + self.reads.slots + pieces.slot(number, begin)) as usize
+            as *const u8;
         let each = (0..(end - begin) as usize).map(|at| {
             // SAFETY: a stage of the warp's slots, whose read has ended.
             unsafe { from.add(at).read_volatile() }
@@ -235,7 +180,8 @@ impl Stream<'_> {
 
     /// Copies the bytes `bytes` of the drive, which are of the tile from `tile` on, to their half of the window.
     fn take(&self, window: &mut [u8], tile: u64, bytes: std::ops::Range<u64>) {
-        let from = (self.rows.slots + self.slots + Ring::place(tile)) as usize as *const u8;
+        let from =
+            (self.reads.rows.slots + self.reads.slots + Ring::place(tile)) as usize as *const u8;
         let half = &mut window[(tile % WINDOW_BYTES) as usize..][..TILE_BYTES as usize];
         let (begin, end) = ((bytes.start - tile) as usize, (bytes.end - tile) as usize);
         for (at, to) in (begin..end).zip(&mut half[begin..end]) {
@@ -245,41 +191,21 @@ impl Stream<'_> {
     }
 
     fn submit(&self, pieces: &impl Pieces, number: u64) -> Result<Token, i32> {
-        let rows = self.rows;
+        let rows = self.reads.rows;
         let (begin, end) = pieces.piece(number);
         let place = rows.blocks_of(begin, (end - begin) as u32);
-        let slot = self.slots + pieces.slot(number, place.block << rows.block_shift);
-        let data = Data::Contiguous {
-            iova: Iova(rows.slots_iova + slot),
-            len: u64::from(place.blocks) << rows.block_shift,
-        };
-        let read = nvm::read(Nsid(rows.nsid), Lba(place.block), place.blocks);
-        let command = Command::new(read, data, self.cell + pieces.stage(number));
-        let here = Bus::default();
-        let queue = self.queue.as_ref().ok_or(code::GONE)?;
-        let deadline_ns = here.now_ns() + rows.timeout_ns;
-        queue
-            .submit(&here, command, deadline_ns)
-            .map_err(|why| match why {
-                SubmitError::Refused => code::GONE,
-                SubmitError::QueueFull => code::TIMED_OUT,
-                _ => code::NOT_RUN,
-            })
+        let slot = self.reads.slots + pieces.slot(number, place.block << rows.block_shift);
+        self.reads.submit(place, slot, pieces.stage(number))
     }
 
     /// How the last read of a stage ended.
     fn wait(&mut self, stage: usize) -> i32 {
-        let here = Bus::default();
-        let (Some(queue), Some(of)) = (&self.queue, self.stages.get_mut(stage)) else {
+        let Some(of) = self.stages.get_mut(stage) else {
             return code::OK;
         };
         let code = match std::mem::replace(of, Err(code::OK)) {
             Err(code) => code,
-            Ok(token) => match queue.wait(&here, token, here.now_ns() + self.rows.timeout_ns) {
-                Ok((Outcome::Completed(status), _)) => i32::from(status.code()),
-                Ok((Outcome::Aborted(_), _)) | Err((WaitError::Refused, _)) => code::GONE,
-                Err((WaitError::TimedOut, _)) => code::TIMED_OUT,
-            },
+            Ok(token) => self.reads.wait(token),
         };
         *of = Err(code);
         code

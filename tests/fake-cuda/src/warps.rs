@@ -1,0 +1,111 @@
+//! Warps that read by themselves, as a host thread: block after block, warp after warp, the lanes of a warp being one.
+// UNSAFETY: launches hold addresses that the host vouches for, as on a GPU.
+#![allow(unsafe_code)]
+
+use crate::kernels::Bus;
+use crate::rows::{TURN, claim, finish, gate_of, owner, queue};
+use nvme_core::gate::Gate;
+use nvme_core::group::ExecContext;
+use nvme_core::spec::{Iova, Lba, Nsid, nvm};
+use nvme_core::sync::{Order, Scope};
+use nvme_core::{Command, Data, Outcome, SharedQueue, SubmitError, Token, WaitError};
+use nvme_gpu_kernel::rows::{BLOCK_WARPS, Gather, Place, STATION_CELLS, WARP_BYTES, code, worst};
+
+/// A warp's reads, as `nvme_gpu_kernel::Reads` has them.
+pub struct Reads<'r> {
+    pub rows: &'r Gather,
+    pub gate: Gate<'r>,
+    queue: Option<SharedQueue<'r>>,
+    /// Its first result cell.
+    cell: u32,
+    /// Where its slots begin in the slot memory.
+    pub slots: u64,
+    /// What is left gets, once the warp cannot go on.
+    pub ends: i32,
+    /// A read has no end.
+    pub has_lost: bool,
+}
+
+/// Runs `each` for every warp of `blocks` blocks, which gets its number, that of all warps, its reads, and what counts a
+/// failed row.
+pub fn all_warps(
+    rows: &Gather,
+    blocks: u32,
+    each: impl Fn((u32, u32), &mut Reads<'_>, &mut dyn FnMut(u64, i32)),
+) {
+    let (mut failed, mut first) = (0, 0);
+    for block in 0..blocks {
+        let _turn = TURN.lock();
+        let gate = gate_of(rows);
+        let station = claim(rows, &gate);
+        let mut has_lost = false;
+        for warp in 0..BLOCK_WARPS {
+            let place = station.unwrap_or(0) * BLOCK_WARPS + warp;
+            let mut reads = Reads {
+                rows,
+                gate,
+                queue: station.map(|station| queue(&rows.queues, station)),
+                cell: place * (STATION_CELLS / BLOCK_WARPS),
+                slots: u64::from(place) * WARP_BYTES,
+                ends: match station {
+                    Some(_) => code::OK,
+                    None if gate.look().is_err() => code::GONE,
+                    None => code::NOT_RUN,
+                },
+                has_lost: false,
+            };
+            let number = (block * BLOCK_WARPS + warp, blocks * BLOCK_WARPS);
+            each(number, &mut reads, &mut |row, why| {
+                failed += 1;
+                first = worst(row, None, why).max(first);
+            });
+            has_lost |= reads.has_lost;
+        }
+        if has_lost {
+            gate.report_trouble();
+        }
+        match station {
+            Some(station) if has_lost => gate.leave_lost(station),
+            Some(station) => {
+                gate.leave(station);
+                owner(rows, station).store(0, Order::Release, Scope::Gpu);
+            }
+            None => {}
+        }
+    }
+    finish(rows, failed, first);
+}
+
+impl Reads<'_> {
+    /// Submits the read of `place` to `slot` of the slot memory, for lane `lane`.
+    pub fn submit(&self, place: Place, slot: u64, lane: u32) -> Result<Token, i32> {
+        let rows = self.rows;
+        let data = Data::Contiguous {
+            iova: Iova(rows.slots_iova + slot),
+            len: u64::from(place.blocks) << rows.block_shift,
+        };
+        let read = nvm::read(Nsid(rows.nsid), Lba(place.block), place.blocks);
+        let command = Command::new(read, data, self.cell + lane);
+        let here = Bus::default();
+        let queue = self.queue.as_ref().ok_or(code::GONE)?;
+        let ended = queue.submit(&here, command, here.now_ns() + rows.timeout_ns);
+        ended.map_err(|why| match why {
+            SubmitError::Refused => code::GONE,
+            SubmitError::QueueFull => code::TIMED_OUT,
+            _ => code::NOT_RUN,
+        })
+    }
+
+    /// How a read ended.
+    pub fn wait(&self, token: Token) -> i32 {
+        let here = Bus::default();
+        let Some(queue) = &self.queue else {
+            return code::GONE;
+        };
+        match queue.wait(&here, token, here.now_ns() + self.rows.timeout_ns) {
+            Ok((Outcome::Completed(status), _)) => i32::from(status.code()),
+            Ok((Outcome::Aborted(_), _)) | Err((WaitError::Refused, _)) => code::GONE,
+            Err((WaitError::TimedOut, _)) => code::TIMED_OUT,
+        }
+    }
+}
