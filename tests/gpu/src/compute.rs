@@ -4,14 +4,13 @@
 #![allow(unsafe_code)]
 
 use crate::bench::Bench;
-use crate::gather::{WAIT, dice, text};
+use crate::gather::{WAIT, dice, few_stations, simulated, text};
 use crate::report::Report;
 use nvme_compute::synthetic::{self, Stored};
 use nvme_compute::{Matrix, StreamedProducts, streamed};
 use nvme_gpu_kernel::rows::code;
-use nvme_host::cuda::{DeviceMemory, Failures, Graph, Pending, RowsOptions, Stream};
-use nvme_host::store::GpuOptions;
-use nvme_host::{Store, StoreOptions};
+use nvme_host::Store;
+use nvme_host::cuda::{DeviceMemory, Failures, Graph, Pending, Stream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -67,19 +66,7 @@ struct Drive {
 impl Drive {
     fn new(bench: &Bench, device: &str, timeout: Duration) -> Outcome<Self> {
         let open = || -> nvme_host::Result<Self> {
-            let options = StoreOptions {
-                queues: 2,
-                timeout,
-                gpu: Some(GpuOptions {
-                    index: bench.gpu.index(),
-                    rows: RowsOptions {
-                        queues: 4,
-                        entries: 128,
-                        stations: 4,
-                    },
-                }),
-                ..StoreOptions::default()
-            };
+            let options = few_stations(bench, timeout);
             Ok(Self {
                 store: Arc::new(Store::open(device, &options)?),
                 products: StreamedProducts::load(&bench.gpu)?,
@@ -90,11 +77,7 @@ impl Drive {
     }
 
     fn simulated(bench: &Bench, block: u32, fault: &str, timeout: Duration) -> Outcome<Self> {
-        let fault = match fault {
-            "" => String::new(),
-            fault => format!("&fault={fault}"),
-        };
-        let name = format!("sim:mem?size=16MiB&block={block}&queues=8&threads=4{fault}");
+        let name = simulated(16, block, fault);
         Self::new(bench, &name, timeout)
     }
 }

@@ -4,7 +4,8 @@
 mod drive;
 
 pub use drive::{
-    BYTES, CANARY, Drive, Job, WAIT, dice, random_jobs, run_over, several_streams, text,
+    BYTES, CANARY, Drive, Job, WAIT, dice, few_stations, random_jobs, run_over, several_streams,
+    simulated, text,
 };
 
 use crate::bench::Bench;

@@ -4,13 +4,12 @@
 #![allow(unsafe_code)]
 
 use crate::bench::Bench;
-use crate::gather::{WAIT, dice, text};
+use crate::gather::{WAIT, dice, few_stations, simulated, text};
 use crate::report::Report;
 use nvme_compute::paged::{self, Attending, Queries};
 use nvme_compute::{KvPages, KvShape};
 use nvme_gpu_kernel::rows::code;
-use nvme_host::cuda::{DeviceMemory, Failures, Graph, Pending, RowsOptions, Stream};
-use nvme_host::store::GpuOptions;
+use nvme_host::cuda::{DeviceMemory, Failures, Graph, Pending, Stream};
 use nvme_host::{Store, StoreOptions};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -60,25 +59,9 @@ struct Drive {
 
 impl Drive {
     fn new(bench: &Bench, block: u32, fault: &str, timeout: Duration) -> Outcome<Self> {
-        let fault = match fault {
-            "" => String::new(),
-            fault => format!("&fault={fault}"),
-        };
-        let device = format!("sim:mem?size=32MiB&block={block}&queues=8&threads=4{fault}");
+        let device = simulated(32, block, fault);
         let open = || -> nvme_host::Result<Self> {
-            let options = StoreOptions {
-                queues: 2,
-                timeout,
-                gpu: Some(GpuOptions {
-                    index: bench.gpu.index(),
-                    rows: RowsOptions {
-                        queues: 4,
-                        entries: 128,
-                        stations: 4,
-                    },
-                }),
-                ..StoreOptions::default()
-            };
+            let options = few_stations(bench, timeout);
             Ok(Self {
                 store: Arc::new(Store::open(&device, &options)?),
                 kernels: Attending::load(&bench.gpu)?,

@@ -4,16 +4,15 @@
 #![allow(unsafe_code)]
 
 use crate::bench::Bench;
-use crate::gather::{WAIT, text};
+use crate::gather::{WAIT, few_stations, simulated, text};
 use crate::report::Report;
 use nvme_compute::search::{
     Answers, BuildOptions, CpuOptions, GpuSearch, Index, Kind, Parameters, Request, Source, build,
     code,
 };
 use nvme_gpu_kernel::rows::code as row;
-use nvme_host::cuda::{DeviceMemory, Failures, Graph, Pending, RowsOptions, Stream};
-use nvme_host::store::GpuOptions;
-use nvme_host::{Store, StoreOptions};
+use nvme_host::Store;
+use nvme_host::cuda::{DeviceMemory, Failures, Graph, Pending, Stream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -80,11 +79,7 @@ impl Drive {
         source: Source,
         sub_elements: u32,
     ) -> Outcome<Self> {
-        let fault = match fault {
-            "" => String::new(),
-            fault => format!("&fault={fault}"),
-        };
-        let name = format!("sim:mem?size=32MiB&block={block}&queues=8&threads=4{fault}");
+        let name = simulated(32, block, fault);
         Self::on(bench, &name, timeout, source, sub_elements)
     }
 
@@ -95,19 +90,7 @@ impl Drive {
         source: Source,
         sub_elements: u32,
     ) -> Outcome<Self> {
-        let options = StoreOptions {
-            queues: 2,
-            timeout,
-            gpu: Some(GpuOptions {
-                index: bench.gpu.index(),
-                rows: RowsOptions {
-                    queues: 4,
-                    entries: 128,
-                    stations: 4,
-                },
-            }),
-            ..StoreOptions::default()
-        };
+        let options = few_stations(bench, timeout);
         let how = BuildOptions {
             degree: 24,
             list: 40,

@@ -25,6 +25,32 @@ pub fn text(error: nvme_host::Error) -> String {
     format!("{error} ({})", error.remedy())
 }
 
+/// A store for kernels that read by themselves: few stations, so that blocks wait for each other.
+pub fn few_stations(bench: &Bench, timeout: Duration) -> StoreOptions {
+    StoreOptions {
+        queues: 2,
+        timeout,
+        gpu: Some(GpuOptions {
+            index: bench.gpu.index(),
+            rows: RowsOptions {
+                queues: 4,
+                entries: 128,
+                stations: 4,
+            },
+        }),
+        ..StoreOptions::default()
+    }
+}
+
+/// A simulated drive for such a store, with a fault unless it is empty.
+pub fn simulated(mib: u32, block: u32, fault: &str) -> String {
+    let fault = match fault {
+        "" => String::new(),
+        fault => format!("&fault={fault}"),
+    };
+    format!("sim:mem?size={mib}MiB&block={block}&queues=8&threads=4{fault}")
+}
+
 /// A drive whose words count up, and the GPU's way to its rows.
 pub struct Drive {
     pub(super) store: Store,
