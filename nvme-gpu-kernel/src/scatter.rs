@@ -141,7 +141,7 @@ impl Writer<'_> {
         // In the first 32 the lanes above this one are later.
         let mut least = arch::lane() + 1;
         let mut next = self.row_or_none(at);
-        // Nobody waits for the answer for a row that the table has not.
+        // A row that the table does not have needs no comparison.
         let mut comes_again = row == NO_ROW;
         while at < self.rows.count && arch::ballot(arch::FULL, !comes_again) != 0 {
             at += 32;

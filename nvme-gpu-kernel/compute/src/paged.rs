@@ -17,64 +17,21 @@ const EACH: usize = 4;
 /// Below every product, and finite: what is not there is less.
 const LEAST: f32 = -1e30;
 
-/// The block for each number below eight, a constant by the name given: arrays stay in registers.
-macro_rules! eight {
-    ($i:ident => $body:block) => {{
-        {
-            const $i: usize = 0;
-            $body
-        }
-        {
-            const $i: usize = 1;
-            $body
-        }
-        {
-            const $i: usize = 2;
-            $body
-        }
-        {
-            const $i: usize = 3;
-            $body
-        }
-        {
-            const $i: usize = 4;
-            $body
-        }
-        {
-            const $i: usize = 5;
-            $body
-        }
-        {
-            const $i: usize = 6;
-            $body
-        }
-        {
-            const $i: usize = 7;
-            $body
-        }
+/// The block for each of the numbers, a constant by the name given: arrays stay in registers.
+macro_rules! unrolled {
+    ($i:ident in $($number:literal)* => $body:block) => {{
+        $({ const $i: usize = $number; $body })*
     }};
+}
+
+/// The same for each number below eight.
+macro_rules! eight {
+    ($i:ident => $body:block) => { unrolled!($i in 0 1 2 3 4 5 6 7 => $body) };
 }
 
 /// The same below four.
 macro_rules! four {
-    ($i:ident => $body:block) => {{
-        {
-            const $i: usize = 0;
-            $body
-        }
-        {
-            const $i: usize = 1;
-            $body
-        }
-        {
-            const $i: usize = 2;
-            $body
-        }
-        {
-            const $i: usize = 3;
-            $body
-        }
-    }};
+    ($i:ident => $body:block) => { unrolled!($i in 0 1 2 3 => $body) };
 }
 
 /// A warp takes a part of a head's pages at a time.
