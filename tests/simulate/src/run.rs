@@ -192,7 +192,7 @@ pub(crate) fn config(setup: &Setup, seed: u64) -> Config {
     }
 }
 
-/// Runs a plan. With `lines` the trace is told as text too.
+/// Runs a plan. With `lines` the trace comes as text, too.
 pub fn run(arena: &mut Arena, plan: &Plan, sabotage: Sabotage, lines: bool) -> Run {
     arena.0.reset();
     let memory = &arena.0;

@@ -172,7 +172,7 @@ struct World<'a> {
     faults: u32,
 }
 
-/// Runs a seed. With `lines` the trace is told as text too.
+/// Runs a seed. With `lines` the trace comes as text, too.
 pub fn run(arena: &mut Arena, seed: u64, sabotage: Sabotage, lines: bool) -> Run {
     arena.0.reset();
     let memory = &arena.0;
@@ -325,7 +325,7 @@ impl World<'_> {
         }
         self.make_peace();
         self.rest()?;
-        // What has gone wrong and nobody has met yet.
+        // Faults that no step has come upon yet.
         self.writer.ask_for_reset();
         self.rest()?;
         // Everything is free again, and all rows can be read.
