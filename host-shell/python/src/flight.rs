@@ -78,13 +78,15 @@ pub struct Flights {
 }
 
 impl Flights {
-    /// Puts a transfer into a stream by `launch`, and keeps what it needs until it has ended.
+    /// Puts a transfer into a stream by `launch`, and keeps what it needs until it has ended. Its failure is found
+    /// here by [`Self::check`], unless it is `apart`: then by the operation's own check alone.
     pub fn launch(
         self: &Arc<Self>,
         py: Python<'_>,
         store: Arc<nvme_host::Store>,
         (word, count): (&'static str, u64),
         buffers: Option<Py<PyAny>>,
+        apart: bool,
         launch: impl FnOnce() -> nvme_host::Result<nvme_host::cuda::Pending> + Send,
     ) -> PyResult<GpuOperation> {
         let flight = Arc::new(Flight {
@@ -92,7 +94,7 @@ impl Flights {
             word,
             number: self.launched.fetch_add(1, Ordering::Relaxed),
             count,
-            is_reported: AtomicBool::new(false),
+            is_reported: AtomicBool::new(apart),
             seen: AtomicU32::new(0),
         });
         if flight.pending.is_captured() {

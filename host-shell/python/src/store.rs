@@ -259,7 +259,7 @@ impl Store {
         // SAFETY: the address is of the buffers, which are kept until the transfer has ended; that of a graph is its
         // user's to keep.
         self.flights
-            .launch(py, store, (word, bytes), buffers, || unsafe {
+            .launch(py, store, (word, bytes), buffers, false, || unsafe {
                 match is_write {
                     true => used.write_from_gpu(offset, bytes, address, stream),
                     false => used.read_on_gpu(offset, bytes, address, stream),

@@ -274,8 +274,9 @@ impl Table {
     }
 
     /// Puts a gather into `stream` of the store's GPU; addresses are the GPU's. `buffers` is kept until it has
-    /// ended, unless it is captured.
-    #[pyo3(signature = (ids, wide, count, out, status, stream, buffers=None, array=None))]
+    /// ended, unless it is captured. Raises the first failure of those before that was not raised yet; not so with
+    /// `apart`, whose own failure the operation's `check` alone raises.
+    #[pyo3(signature = (ids, wide, count, out, status, stream, buffers=None, array=None, apart=false))]
     #[expect(clippy::too_many_arguments, reason = "one call for speed")]
     fn gather_on_gpu(
         &self,
@@ -288,10 +289,13 @@ impl Table {
         stream: u64,
         buffers: Option<Py<PyAny>>,
         array: Option<&Array>,
+        apart: bool,
     ) -> PyResult<GpuOperation> {
         let flights = &self.flights;
         flights.reap();
-        flights.check()?;
+        if !apart {
+            flights.check()?;
+        }
         let (store, table) = self.get()?;
         let request = Request {
             ids,
@@ -302,7 +306,7 @@ impl Table {
             status,
         };
         let what = ("gather", count);
-        let made = flights.launch(py, store, what, buffers, || {
+        let made = flights.launch(py, store, what, buffers, apart, || {
             // SAFETY: the addresses are of the buffers, which are kept until the gather has ended; those that a
             // graph uses are its user's to keep.
             unsafe {
@@ -352,7 +356,7 @@ impl Table {
         } else {
             "scatter"
         };
-        flights.launch(py, store, (word, count), buffers, || {
+        flights.launch(py, store, (word, count), buffers, false, || {
             // SAFETY: as for a gather.
             unsafe {
                 match element {

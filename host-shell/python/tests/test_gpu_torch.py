@@ -50,6 +50,28 @@ def test_batches_come_to_the_gpu_in_streams_of_the_loader(gpu_store, cuda, stagi
 
 
 @pytest.mark.parametrize("staging", ["gpu", "pinned"])
+def test_an_error_waits_for_the_batches_before_it(gpu_store, cuda, staging, monkeypatch):
+    start = nvme_gpu.DataLoader._start
+
+    def ended(*args):
+        batch = start(*args)
+        operation = batch._launched if staging == "gpu" else batch._operation
+        assert operation.wait(10)
+        return batch
+
+    monkeypatch.setattr(nvme_gpu.DataLoader, "_start", ended)
+    table = rows_of(gpu_store, TABLE, COLUMNS)
+    batches = iter(nvme_gpu.DataLoader(table, 2, sampler=[4, 5, 0, 1, 6, TABLE, 7, 8], device="cuda", staging=staging))
+    assert row_numbers(next(batches)) == [4, 5]
+    assert table[[3]].cpu().shape == (1, COLUMNS), "other reads of the table do not raise it"
+    assert row_numbers(next(batches)) == [0, 1]
+    with pytest.raises(nvme_gpu.Usage) as caught:
+        next(batches)
+    assert caught.value.row == 1
+    table.check()
+
+
+@pytest.mark.parametrize("staging", ["gpu", "pinned"])
 def test_a_batch_on_the_gpu_has_its_ids_and_its_errors(gpu_store, cuda, staging):
     table = rows_of(gpu_store, TABLE, COLUMNS)
     words = {"device": "cuda:0", "staging": staging}

@@ -5,10 +5,11 @@ from __future__ import annotations
 from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from typing import Any, Literal, NoReturn
 
 from . import _buffers, _native
-from ._errors import Usage
+from ._errors import NvmeGpuError, Usage
 from ._native import Array, View
 from ._store import Table, _device, _refuse_pickling, _same_gpu, _view_of_array, _whole
 
@@ -245,7 +246,9 @@ class _Copied(_Batch):
 
     def go_on(self) -> None:
         if self._event is None and self._operation.done():
-            self._copy()
+            # `result` raises it, when the batches before were given out.
+            with suppress(NvmeGpuError):
+                self._copy()
 
     def _copy(self) -> None:
         self._operation.wait()
@@ -274,7 +277,7 @@ class _Gathered(_Batch):
             self._rows = torch.empty((len(ids), *table.shape[1:]), dtype=kind, device=stream.device)
             held = (pinned, on_gpu, self._rows)
             self._launched = table._native.gather_on_gpu(
-                on_gpu.data_ptr(), True, len(ids), self._rows.data_ptr(), 0, stream.cuda_stream, held
+                on_gpu.data_ptr(), True, len(ids), self._rows.data_ptr(), 0, stream.cuda_stream, held, apart=True
             )
             self._event = stream.record_event()
 

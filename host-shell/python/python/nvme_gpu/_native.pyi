@@ -183,6 +183,7 @@ class Table:
         stream: int,
         buffers: Any | None = None,
         array: Array | None = None,
+        apart: bool = False,
     ) -> GpuOperation: ...
     def change_on_gpu(
         self,
