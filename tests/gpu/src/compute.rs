@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use crate::bench::Bench;
-use crate::gather::{WAIT, dice, few_stations, simulated, text};
+use crate::gather::{WAIT, dice, fault_timeout, few_stations, simulated, text};
 use crate::report::Report;
 use nvme_compute::synthetic::{self, Stored};
 use nvme_compute::{Matrix, StreamedProducts, streamed};
@@ -413,7 +413,7 @@ fn graph(bench: &Bench) -> Outcome<String> {
 /// Elements whose rows' reads fail are NaN and counted, none is wrong, and a later product is whole where the controller
 /// comes back.
 fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
-    let timeout = Duration::from_millis(200) * bench.patience as u32;
+    let timeout = fault_timeout(bench, fault);
     let fault = fault.replace("LATE", &format!("{}ms", timeout.as_millis() * 4));
     let drive = Drive::simulated(bench, 4096, &fault, timeout)?;
     // Whole blocks: the host reads none of them.

@@ -4,8 +4,8 @@
 mod drive;
 
 pub use drive::{
-    BYTES, CANARY, Drive, Job, WAIT, dice, few_stations, random_jobs, run_over, several_streams,
-    simulated, text,
+    BYTES, CANARY, Drive, Job, WAIT, dice, fault_timeout, few_stations, random_jobs, run_over,
+    several_streams, simulated, text,
 };
 
 use crate::bench::Bench;
@@ -229,7 +229,7 @@ pub fn outages_of(bench: &Bench, drive: &Drive) -> Outcome<String> {
 
 /// Rows whose reads fail say so, no row is wrong, and a later gather works where the controller comes back.
 fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
-    let timeout = Duration::from_millis(200) * bench.patience as u32;
+    let timeout = fault_timeout(bench, fault);
     let fault = fault.replace("LATE", &format!("{}ms", timeout.as_millis() * 4));
     let drive = Drive::new(bench, 4096, &fault, timeout)?;
     let table = drive.table(0, 4096);

@@ -5,7 +5,7 @@
 
 use crate::bench::Bench;
 use crate::by_host::{DRIVE, STRIPE, Scratch};
-use crate::gather::{BYTES, CANARY, Drive, WAIT, dice, text};
+use crate::gather::{BYTES, CANARY, Drive, WAIT, dice, fault_timeout, text};
 use crate::report::Report;
 use nvme_host::cuda::{DeviceMemory, Graph, Pending, ReadRange};
 use std::time::{Duration, Instant};
@@ -164,7 +164,7 @@ fn shapes(bench: &Bench, device: &str) -> Outcome<String> {
 
 /// Pieces that were not read are zero and counted; a later read works.
 fn faults(bench: &Bench, fault: &str) -> Outcome<String> {
-    let timeout = Duration::from_millis(200) * bench.patience as u32;
+    let timeout = fault_timeout(bench, fault);
     let mut drive = Drive::new(bench, 4096, fault, timeout)?;
     let mut throw = dice(6);
     let (begin, mut failed) = (Instant::now(), 0);

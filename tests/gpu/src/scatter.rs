@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use crate::bench::Bench;
-use crate::gather::{BYTES, Drive, Job, WAIT, dice, several_streams, text};
+use crate::gather::{BYTES, Drive, Job, WAIT, dice, fault_timeout, several_streams, text};
 use crate::hazards::{Graph, OwnStream, current};
 use crate::report::Report;
 use nvme_gpu_kernel::rows::{SCATTER_ROWS, code};
@@ -459,7 +459,7 @@ fn outages(bench: &Bench) -> Outcome<String> {
 
 /// Rows whose writes fail say so, and later scatters work where the controller comes back.
 fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
-    let timeout = Duration::from_millis(200) * bench.patience as u32;
+    let timeout = fault_timeout(bench, fault);
     let fault = fault.replace("LATE", &format!("{}ms", timeout.as_millis() * 4));
     let fault = format!("{fault}@op=write,qid=1,nth=7");
     let mut drive = Drive::new(bench, 4096, &fault, timeout)?;

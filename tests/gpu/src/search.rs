@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use crate::bench::Bench;
-use crate::gather::{WAIT, few_stations, simulated, text};
+use crate::gather::{WAIT, fault_timeout, few_stations, simulated, text};
 use crate::report::Report;
 use nvme_compute::search::{
     Answers, BuildOptions, CpuOptions, GpuSearch, Index, Kind, Parameters, Request, Source, build,
@@ -513,7 +513,7 @@ fn graph(bench: &Bench) -> Outcome<String> {
 /// Queries whose reads fail have no results and say so, none has wrong ones, and later searches are whole where the
 /// controller comes back.
 fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
-    let timeout = Duration::from_millis(200) * bench.patience as u32;
+    let timeout = fault_timeout(bench, fault);
     let fault = fault.replace("LATE", &format!("{}ms", timeout.as_millis() * 4));
     let source = source(Kind::Clustered, 500, 32);
     // The CPU's answers come from a drive without faults.

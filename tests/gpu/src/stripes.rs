@@ -2,7 +2,7 @@
 //! stripe and end in the next, and what becomes of rows when a member fails.
 
 use crate::bench::Bench;
-use crate::gather::{Drive, Job, WAIT, dice, outages_of, shapes_of};
+use crate::gather::{Drive, Job, WAIT, dice, fault_timeout, outages_of, shapes_of};
 use crate::hazards::{outlives, replay};
 use crate::report::Report;
 use nvme_gpu_kernel::rows::code;
@@ -75,7 +75,7 @@ fn needs_bad(table: &RowTable, id: i64) -> bool {
 
 /// Rows of one member fail, which is named; those of the others never do.
 fn fault_of(bench: &Bench, fault: &str, comes_back: bool) -> Outcome<String> {
-    let timeout = Duration::from_millis(200) * bench.patience as u32;
+    let timeout = fault_timeout(bench, fault);
     let drive = open(bench, fault, timeout)?;
     let mut throw = dice(9);
     // Rows of no whole blocks: every eighth or so lies on two members.

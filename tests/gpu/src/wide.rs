@@ -4,7 +4,7 @@
 
 use crate::bench::Bench;
 use crate::by_host::{DRIVE, STRIPE, Scratch};
-use crate::gather::{BYTES, CANARY, Drive, WAIT, dice, text};
+use crate::gather::{BYTES, CANARY, Drive, WAIT, dice, fault_timeout, text};
 use crate::hazards::{Graph, OwnStream, current};
 use crate::report::Report;
 use crate::stripes;
@@ -52,7 +52,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
 
 /// Rows that fail come out as zeros, whether or not there is a word for the status of each; no row is wrong.
 fn fault_of(bench: &Bench, fault: &str, comes_back: bool, has_status: bool) -> Outcome<String> {
-    let timeout = Duration::from_millis(200) * bench.patience as u32;
+    let timeout = fault_timeout(bench, fault);
     let mut drive = stripes::open(bench, fault, timeout)?;
     let image = std::mem::take(drive.image_mut());
     // The format whose zero bytes come out as -0.0.

@@ -15,7 +15,7 @@ use std::time::Duration;
 
 const SEED: u64 = 0x60A7;
 pub const BYTES: u64 = 8 << 20;
-pub const WAIT: Duration = Duration::from_secs(20);
+pub const WAIT: Duration = Duration::from_secs(60);
 /// What the output holds before a gather.
 pub const CANARY: u8 = 0xA5;
 
@@ -23,6 +23,15 @@ pub type Outcome<T> = Result<T, String>;
 
 pub fn text(error: nvme_host::Error) -> String {
     format!("{error} ({})", error.remedy())
+}
+
+/// How long a command may take in a test of a fault: short where the fault loses commands, which are waited for.
+pub fn fault_timeout(bench: &Bench, fault: &str) -> Duration {
+    let loses_none = ["status:", "reorder", "torncqe"];
+    if loses_none.iter().any(|kind| fault.starts_with(kind)) {
+        return WAIT;
+    }
+    Duration::from_millis(200) * bench.patience as u32
 }
 
 /// A store for kernels that read by themselves: few stations, so that blocks wait for each other.
