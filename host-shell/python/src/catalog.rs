@@ -1,4 +1,4 @@
-//! Files of tensors onto a store, and what lies there.
+//! What takes long and is written to a store, or looked at there: files of tensors, and indexes of vectors.
 
 use crate::error::Fault;
 use crate::pool::{Job, lock};
@@ -6,17 +6,31 @@ use crate::store::Store;
 use crate::wait;
 use nvme_host::Catalog;
 use pyo3::prelude::*;
+use serde::Serialize;
 use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+/// What the thread and Python see of the work.
 #[derive(Default)]
-struct Shared {
+pub struct Shared {
     done: AtomicU64,
     total: AtomicU64,
     is_cancelled: AtomicBool,
-    catalog: Mutex<Option<Catalog>>,
+    found: Mutex<Option<String>>,
+}
+
+impl Shared {
+    /// So much is done; `Break` when it was cancelled.
+    pub fn progress(&self, done: u64, total: u64) -> ControlFlow<()> {
+        self.total.store(total, Ordering::Relaxed);
+        self.done.store(done, Ordering::Relaxed);
+        match self.is_cancelled.load(Ordering::Relaxed) {
+            true => ControlFlow::Break(()),
+            false => ControlFlow::Continue(()),
+        }
+    }
 }
 
 /// An import, or a look at what was imported, on a thread of the pool.
@@ -27,14 +41,16 @@ pub struct Import {
 }
 
 impl Import {
-    fn start(
-        work: impl FnOnce(&Shared) -> nvme_host::Result<Catalog> + Send + 'static,
+    /// Runs `work`, and keeps what it finds as JSON.
+    pub fn start<T: Serialize>(
+        work: impl FnOnce(&Shared) -> nvme_host::Result<T> + Send + 'static,
     ) -> PyResult<Self> {
         let shared = Arc::new(Shared::default());
         let of_job = Arc::clone(&shared);
         let job = Job::start(move || {
-            let catalog = work(&of_job)?;
-            *lock(&of_job.catalog) = Some(catalog);
+            let found = serde_json::to_string(&work(&of_job)?);
+            let found = found.map_err(|error| Fault::usage(error.to_string(), "report it"))?;
+            *lock(&of_job.found) = Some(found);
             Ok(())
         })?;
         Ok(Self { job, shared })
@@ -49,12 +65,7 @@ impl Import {
         let store = store.get()?;
         Self::start(move |shared| {
             Catalog::import(&store, &path, offset, verify, &mut |done, total| {
-                shared.total.store(total, Ordering::Relaxed);
-                shared.done.store(done, Ordering::Relaxed);
-                match shared.is_cancelled.load(Ordering::Relaxed) {
-                    true => ControlFlow::Break(()),
-                    false => ControlFlow::Continue(()),
-                }
+                shared.progress(done, total)
             })
         })
     }
@@ -66,7 +77,7 @@ impl Import {
         Self::start(move |_| Catalog::of_store(&store, offset))
     }
 
-    /// Bytes done, and bytes in all.
+    /// What is done, and what there is in all: bytes, or vectors.
     fn progress(&self) -> (u64, u64) {
         let done = self.shared.done.load(Ordering::Relaxed);
         (done, self.shared.total.load(Ordering::Relaxed))
@@ -84,14 +95,10 @@ impl Import {
         wait::until(py, limit, |slice| self.job.wait(slice))
     }
 
-    /// The catalog as JSON, once it has ended. Raises what went wrong.
-    fn catalog(&self) -> PyResult<String> {
+    /// What it found as JSON, once it has ended. Raises what went wrong.
+    fn found(&self) -> PyResult<String> {
         self.job.result()?;
-        let catalog = lock(&self.shared.catalog);
-        let text = catalog.as_ref().map(serde_json::to_string);
-        match text {
-            Some(Ok(text)) => Ok(text),
-            _ => Err(Fault::usage("the import has not ended", "wait for it").into()),
-        }
+        let found = lock(&self.shared.found).clone();
+        found.ok_or_else(|| Fault::usage("the import has not ended", "wait for it").into())
     }
 }

@@ -1,5 +1,6 @@
 //! Errors of the library as exceptions of Python. Their classes are in `nvme_gpu/_errors.py`.
 
+use nvme_compute::search;
 use nvme_host::Error;
 use nvme_host::store::status;
 use pyo3::prelude::*;
@@ -51,10 +52,22 @@ impl Fault {
 
     /// A row that ended with `code`; `what` says of which call.
     pub fn row(code: i32, row: u64, id: Option<i64>, what: &str, failed: u64) -> Self {
-        let (name, remedy) = status::describe(code);
         let of_id = id.map_or_else(String::new, |id| format!(" (id {id})"));
+        let (name, remedy) = status::describe(code);
+        let cause = format!("{what}: row {row}{of_id}: {name}; rows that failed: {failed}");
+        Self::by_code(code, (row, id), cause, remedy)
+    }
+
+    /// The same for a query of a search.
+    pub fn query(code: i32, query: u64, what: &str, failed: u64) -> Self {
+        let (name, remedy) = search::describe(code);
+        let cause = format!("{what}: query {query}: {name}; queries that failed: {failed}");
+        Self::by_code(code, (query, None), cause, remedy)
+    }
+
+    fn by_code(code: i32, (row, id): (u64, Option<i64>), cause: String, remedy: &str) -> Self {
         let word = match code {
-            -1 => "usage",
+            -1 | search::code::BAD_QUERY => "usage",
             -2 => "timeout",
             -3 => "gone",
             1.. => "command",
@@ -62,7 +75,7 @@ impl Fault {
         };
         Self {
             code: word,
-            cause: format!("{what}: row {row}{of_id}: {name}; rows that failed: {failed}"),
+            cause,
             remedy: remedy.to_owned(),
             status: u16::try_from(code).ok().filter(|code| *code != 0),
             row: Some(row),

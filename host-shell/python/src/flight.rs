@@ -49,13 +49,17 @@ impl Flight {
             "read" | "write" => {
                 format!("{word} {number} of {count} bytes on the GPU, in rows of 64 KiB")
             }
+            "search" => format!("{word} {number} of {count} queries on the GPU"),
             _ => format!("{word} {number} of {count} rows on the GPU"),
         };
         let what = match failures.member {
             Some(member) => format!("{what} (member {member} of the stripe)"),
             None => what,
         };
-        Some(Fault::row(code, row, None, &what, failures.rows))
+        Some(match word {
+            "search" => Fault::query(code, row, &what, failures.rows),
+            _ => Fault::row(code, row, None, &what, failures.rows),
+        })
     }
 }
 
@@ -143,6 +147,23 @@ impl Flights {
                 lock(&self.failed).get_or_insert(fault);
             }
         }
+    }
+
+    /// Waits for those that were launched before, `timeout` seconds at most; whether they have ended.
+    ///
+    /// # Errors
+    /// As [`check`](Self::check), with failures of captured ones, too.
+    pub fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        let limit = wait::seconds(timeout)?;
+        for flight in self.under_way() {
+            if !wait::until(py, limit, |slice| flight.wait(slice))? {
+                return Ok(false);
+            }
+        }
+        self.reap();
+        self.look_at_captured();
+        self.check()?;
+        Ok(true)
     }
 
     /// # Errors

@@ -4,6 +4,7 @@
 //! - `view`: memory of others, kept alive; `array`: memory of ours.
 //! - `store`, `table`: bytes and rows; `operation`, `flight`: transfers by threads and by a GPU; `left`: those whose
 //!   buffers are kept because their owner went away before they ended.
+//! - `on_store`: what lies on a store; `search`: indexes of vectors.
 //! - `volume`: files of an ext4 on a store; `catalog`: files of tensors; `loader`: their layers, read ahead; `sampler`:
 //!   rows of batches.
 //! - `pool`: threads that wait in place of the caller; `wait`: waits that Ctrl-C ends.
@@ -16,9 +17,11 @@ mod error;
 mod flight;
 mod left;
 mod loader;
+mod on_store;
 mod operation;
 mod pool;
 mod sampler;
+mod search;
 mod store;
 mod table;
 mod view;
@@ -63,12 +66,14 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<loader::LayerLoader>()?;
     module.add_class::<loader::Layer>()?;
     module.add_class::<sampler::Sampler>()?;
+    module.add_class::<search::SearchIndex>()?;
     module.add_class::<operation::Operation>()?;
     module.add_class::<flight::GpuOperation>()?;
     module.add_function(wrap_pyfunction!(doctor, module)?)?;
     module.add_function(wrap_pyfunction!(gpu, module)?)?;
     module.add_function(wrap_pyfunction!(calls_under_way, module)?)?;
     module.add_function(wrap_pyfunction!(left::kept_buffers, module)?)?;
+    module.add_function(wrap_pyfunction!(search::build_index, module)?)?;
     module.add_function(wrap_pyfunction!(volume::location, module)?)?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))
 }

@@ -8,7 +8,6 @@ use crate::flight::{Flights, GpuOperation};
 use crate::operation::Operation;
 use crate::store::{Open, Store};
 use crate::view::{Memory, View};
-use crate::wait;
 use nvme_host::cuda::Request;
 use nvme_host::store::{Duplicates, Element, Ids, RowReport, Widen};
 use pyo3::prelude::*;
@@ -371,17 +370,8 @@ impl Table {
     /// yet; of captured ones, that of their last run that ended.
     #[pyo3(signature = (timeout=None))]
     fn check(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
-        let limit = wait::seconds(timeout)?;
         self.store.get().get()?;
-        for flight in self.flights.under_way() {
-            if !wait::until(py, limit, |slice| flight.wait(slice))? {
-                return Ok(false);
-            }
-        }
-        self.flights.reap();
-        self.flights.look_at_captured();
-        self.flights.check()?;
-        Ok(true)
+        self.flights.wait(py, timeout)
     }
 
     /// Whether no gather is under way on the GPU.

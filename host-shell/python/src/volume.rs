@@ -1,16 +1,16 @@
 //! Files of an ext4 on a store that no kernel mounts.
 
 use crate::error::{Fault, OrRaise};
+use crate::on_store::OnStore;
 use crate::operation::Operation;
-use crate::pool::lock;
-use crate::store::{AtClose, Store, fill};
+use crate::store::{Store, fill};
 use crate::view::View;
 use crate::wait;
 use nvme_host::catalog::Source;
 use nvme_host::files::{self, Inode, Location};
 use pyo3::prelude::*;
 use std::borrow::Cow;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 /// Of an inode: kind, mode, number, bytes, links, user, group, names of flags, generation, and seconds and nanoseconds
 /// of the last change of its data and of itself.
@@ -58,57 +58,6 @@ pub fn location(text: &str) -> PyResult<Option<(String, Option<u32>, String)>> {
     }
     let found = Location::parse(text).or_raise()?;
     Ok(Some((found.device, found.part, found.path)))
-}
-
-/// What lies on a store, until it or the store is closed.
-struct OnStore<T: Send> {
-    process: u32,
-    what: &'static str,
-    open: Arc<Mutex<Option<T>>>,
-}
-
-impl<T: Clone + Send + 'static> OnStore<T> {
-    fn new(store: &Store, what: &'static str, value: T) -> Self {
-        let open = Arc::new(Mutex::new(Some(value)));
-        let at_close: Arc<dyn AtClose> = open.clone();
-        store.at_close(&at_close);
-        Self {
-            process: std::process::id(),
-            what,
-            open,
-        }
-    }
-
-    /// # Errors
-    /// When it is closed, and in a process that did not open it.
-    fn get(&self) -> Result<T, Fault> {
-        if self.process != std::process::id() {
-            return Err(Fault::usage(
-                format!(
-                    "this {} was opened by another process, before a fork",
-                    self.what
-                ),
-                "open it in the process that uses it; let worker processes start by 'spawn'",
-            ));
-        }
-        let open = lock(&self.open).clone();
-        open.ok_or_else(|| {
-            let cause = format!("the {}, or its store, is closed", self.what);
-            Fault::usage(cause, "open it again, or close it later")
-        })
-    }
-}
-
-impl<T: Send> OnStore<T> {
-    fn close(&self) {
-        wait::drop_elsewhere(self.process, lock(&self.open).take());
-    }
-}
-
-impl<T: Send> Drop for OnStore<T> {
-    fn drop(&mut self) {
-        self.close();
-    }
 }
 
 /// An ext4, only read.

@@ -375,12 +375,12 @@ def test_a_catalog_is_there_when_its_import_has_ended(tmp_path):
     def ask(store, saw):
         late = nvme_gpu._native.Import.of_file(store._native, path, 0, True)
         try:
-            late.catalog()
+            late.found()
             error = None
         except nvme_gpu.Usage as caught:
             error = caught
         saw()
         assert error is not None and "the import has not ended" in error.cause
-        assert late.wait() and "late" in late.catalog()
+        assert late.wait() and "late" in late.found()
 
     during_reads(ask, what="@op=write,nth=1")

@@ -25,27 +25,30 @@ pub enum Kind {
     Clustered,
     /// Independent elements: the hard case, in which all are about equally far.
     Uniform,
+    /// A caller's own, which no generator makes again.
+    Given,
 }
 
 impl Kind {
     /// All, by their numbers in a header.
-    pub const ALL: [Self; 2] = [Self::Clustered, Self::Uniform];
+    pub const ALL: [Self; 3] = [Self::Clustered, Self::Uniform, Self::Given];
 
     /// As the command line has it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Clustered => "clustered",
             Self::Uniform => "uniform",
+            Self::Given => "given",
         }
     }
 }
 
-/// Vectors of a generator.
+/// Where vectors come from: a generator, unless they are given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Source {
     /// What they are like.
     pub kind: Kind,
-    /// Other vectors for another number.
+    /// Other vectors for another number. Of given ones a sum of them.
     pub seed: u64,
     /// How many.
     pub count: u32,
@@ -115,10 +118,21 @@ impl Vectors {
 }
 
 impl Source {
+    /// That of vectors of a caller.
+    pub fn given(vectors: &Vectors) -> Self {
+        let bits = vectors.data.iter().map(|x| u64::from(x.to_bits()));
+        Self {
+            kind: Kind::Given,
+            seed: bits.fold(0, |sum, bits| mix(sum ^ bits)),
+            count: vectors.count(),
+            elements: vectors.elements as u32,
+        }
+    }
+
     /// All vectors.
     ///
     /// # Errors
-    /// As [`Vectors::new`]; [`Error::Environment`] without memory.
+    /// As [`Vectors::new`]; [`Error::Usage`] for given ones; [`Error::Environment`] without memory.
     pub fn vectors(&self) -> Result<Vectors> {
         Vectors::new(self.elements, self.numbers(0, self.count as usize)?)
     }
@@ -133,20 +147,26 @@ impl Source {
 
     fn numbers(&self, first: u64, count: usize) -> Result<Vec<f32>> {
         let elements = self.elements.max(1) as usize;
+        let shapes = match self.kind {
+            Kind::Clustered => self.clusters(),
+            Kind::Uniform => Vec::new(),
+            Kind::Given => {
+                return Err(Error::usage(
+                    "the vectors of this index are no generator's",
+                    "search it by the library, or by Python: nvme_gpu.SearchIndex",
+                ));
+            }
+        };
         let mut numbers = Vec::new();
         let none = |_| Error::environment("no memory for the vectors", "use fewer");
         numbers.try_reserve_exact(count * elements).map_err(none)?;
         numbers.resize(count * elements, 0.0);
-        let shapes = match self.kind {
-            Kind::Clustered => self.clusters(),
-            Kind::Uniform => Vec::new(),
-        };
         let each = numbers.par_chunks_mut(elements).enumerate();
         each.for_each(|(at, vector)| {
             let mut random = SplitMix::new(mix(self.seed).wrapping_add(mix(first + at as u64)));
             match self.kind {
-                Kind::Uniform => vector.fill_with(|| even(&mut random)),
                 Kind::Clustered => self.clustered(&shapes, &mut random, vector),
+                _ => vector.fill_with(|| even(&mut random)),
             }
         });
         Ok(numbers)

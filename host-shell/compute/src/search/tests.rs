@@ -201,6 +201,30 @@ fn equal_vectors_are_all_found() {
 }
 
 #[test]
+fn given_vectors_are_known_by_their_sum() {
+    let vectors = source(Kind::Uniform, 50, 8).vectors().unwrap();
+    let given = Source::given(&vectors);
+    let mut other = vectors.all().to_vec();
+    other[399] += 1.0;
+    let other = Source::given(&Vectors::new(8, other).unwrap());
+    assert_ne!(given.seed, other.seed);
+    let store = store("sim:mem?size=16MiB&block=4096");
+    let options = BuildOptions::default();
+    let built = build(&store, 0, (given, &vectors), options, &mut |_| Ok(())).unwrap();
+    let index = Index::open(&store, 0).unwrap();
+    assert_eq!((index.header(), index.header().source), (&built, given));
+    let found = index.search(
+        &vectors.all()[80..88],
+        Parameters::default(),
+        CpuOptions::default(),
+    );
+    assert_eq!(found.unwrap().ids[0], 10);
+    let why = given.queries(1).unwrap_err().to_string();
+    assert!(why.contains("no generator's"), "{why}");
+    assert!(given.vectors().is_err());
+}
+
+#[test]
 fn numbers_that_cannot_be_are_refused() {
     assert!(Vectors::new(0, vec![]).is_err());
     assert!(Vectors::new(3, vec![0.0; 4]).is_err());

@@ -21,6 +21,7 @@ from ._errors import Gone, NotFound, NvmeGpuError, Status, Timeout, Usage
 from ._files import DirEntry, DriveFile, Extent, FileStat, Volume
 from ._loaders import Layer, LayerLoader
 from ._native import Array, __version__
+from ._search import Nearest, SearchIndex, build_index
 from ._store import Pending, Store, Table, open
 
 __all__ = [
@@ -35,9 +36,11 @@ __all__ = [
     "Gone",
     "Layer",
     "LayerLoader",
+    "Nearest",
     "NotFound",
     "NvmeGpuError",
     "Pending",
+    "SearchIndex",
     "Status",
     "Store",
     "Table",
@@ -45,6 +48,7 @@ __all__ = [
     "Usage",
     "Volume",
     "__version__",
+    "build_index",
     "catalog",
     "import_file",
     "open",

@@ -189,7 +189,7 @@ def import_file(
             done, total = started.progress()
             if progress is not None and total:
                 progress(done, total)
-        text = started.catalog()
+        text = started.found()
         if progress is not None:
             progress(*started.progress())
     finally:
@@ -240,7 +240,7 @@ def catalog(source: Store | DriveFile | str | os.PathLike[str], offset: int = 0,
 def _of_store(store: Store, offset: int, owned: bool = False) -> Catalog:
     started = Import.of_store(store._native, offset)
     started.wait()
-    return Catalog(store, started.catalog(), None, store if owned else None)
+    return Catalog(store, started.found(), None, store if owned else None)
 
 
 def _of_drive(file: DriveFile, owned: Volume | None) -> Catalog:

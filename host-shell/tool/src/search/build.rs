@@ -172,6 +172,7 @@ impl Build {
 }
 
 fn kind(text: &str) -> std::result::Result<Kind, String> {
-    let found = Kind::ALL.into_iter().find(|kind| kind.name() == text);
+    let mut generated = Kind::ALL.into_iter().filter(|kind| *kind != Kind::Given);
+    let found = generated.find(|kind| kind.name() == text);
     found.ok_or_else(|| format!("no vectors are called '{text}'; there are clustered, uniform"))
 }

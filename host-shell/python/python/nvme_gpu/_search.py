@@ -1,0 +1,237 @@
+"""Search for nearest vectors in an index that lies on a store."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Callable, NamedTuple, NoReturn
+
+from . import _buffers, _dtypes, _native
+from ._errors import Timeout, Usage
+from ._native import Array, View
+from ._store import Check, Store, _known, _refuse_pickling, _same_gpu, _view_of_array, _whole
+
+_MOST_RESULTS, _MOST_LIST, _MOST_BEAM = 32, 256, 32
+_DTYPES = (("int64", 8), ("float32", 4), ("int32", 4), ("int32", 4))
+
+
+class Nearest(NamedTuple):
+    """What :meth:`SearchIndex.search` found: ``ids, distances, *_ = index.search(queries)``."""
+
+    ids: Any
+    """int64 of the shape ``(queries, k)``: numbers of vectors, nearest first; -1 where there is none."""
+    distances: Any
+    """float32 of the same shape: squared distances; infinite where there is no id."""
+    status: Any
+    """int32 for each query: 0, an NVMe status (SCT << 8 | SC), or a number below 0. A query that failed found nothing."""
+    reads: Any
+    """int32 for each query: nodes of 4 KiB that it read."""
+
+
+class SearchIndex:
+    """An index of vectors on a store, opened for searches.
+
+    Its graph lies on the device, a node of 4 KiB for each vector; codes of the vectors lie in memory (:attr:`memory_bytes`
+    of the host, and of the store's GPU, if it has one). Made by :func:`build_index` and by ``nvme-gpu search build``.
+
+    ``offset``: where the index begins, in bytes. Closing the store closes it. Any number of threads may use it.
+
+    Raises :class:`NvmeGpuError` for bytes that are no index, or a damaged one.
+    """
+
+    __slots__ = ("_store", "_native", "_info", "__weakref__")
+
+    def __init__(self, store: Store, offset: int = 0) -> None:
+        if not isinstance(store, Store):
+            raise TypeError(f"store is of the type {type(store).__name__}: use nvme_gpu.open")
+        self._store = store
+        self._native = _native.SearchIndex(store._native, _whole("offset", offset, 0, (1 << 63) - 1))
+        self._info: dict[str, int] = json.loads(self._native.info())
+
+    @property
+    def store(self) -> Store:
+        """The store on which it lies."""
+        return self._store
+
+    @property
+    def dim(self) -> int:
+        """Elements of a vector."""
+        return self._info["dim"]
+
+    @property
+    def degree(self) -> int:
+        """Neighbours of a node at most."""
+        return self._info["degree"]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the index on the store."""
+        return self._info["bytes"]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of its codes in memory."""
+        return self._info["memory_bytes"]
+
+    def __len__(self) -> int:
+        return self._info["count"]
+
+    def search(
+        self,
+        queries: Any,
+        k: int = 10,
+        *,
+        candidates: int = 64,
+        beam: int = 4,
+        threads: int = 8,
+        stream: Any = None,
+        check: Check | None = None,
+    ) -> Nearest:
+        """The ``k`` nearest vectors of each query, by squared Euclidean distance.
+
+        ``queries``: float32 of the shape ``(queries, dim)``, or ``(dim,)`` for one. Where they lie decides who searches:
+        ``threads`` threads for memory of the host; for tensors of torch on the store's GPU a kernel that reads the nodes
+        by itself. Both find the same. Answers are tensors for tensors, else arrays of numpy, or :class:`Array` without it.
+
+        ``candidates``: how many are kept on the way, ``k`` to 256: more find more of the nearest, and read more.
+        ``beam``: nodes of a query that are read at a time, 1 to 32. ``k``: 1 to 32.
+        ``stream``: on a GPU, where the searches are put: None is the current stream of torch. It may be captured.
+        ``check``: ``"now"`` waits and raises; ``"later"`` leaves errors to :meth:`check` and to the next search. None is
+        ``"now"`` on the CPU and ``"later"`` on a GPU.
+
+        Raises :class:`Usage` for queries that do not fit, or that are not finite; :class:`Status`, :class:`Timeout` or
+        :class:`Gone` for a query whose reads failed, with its number as ``row``.
+        """
+        _known(check)
+        given = (
+            _whole("k", k, 1, _MOST_RESULTS),
+            _whole("candidates", candidates, 1, _MOST_LIST),
+            _whole("beam", beam, 1, _MOST_BEAM),
+        )
+        if given[1] < given[0]:
+            raise Usage(f"{candidates} candidates for {k} results", "keep at least as many candidates")
+        threads = _whole("threads", threads, 1, 1024)
+        view = _floats(queries, "queries")
+        shape = tuple(view.shape)
+        if not 1 <= len(shape) <= 2 or shape[-1] != self.dim:
+            raise Usage(f"queries have the shape {shape}", f"use (queries, {self.dim})")
+        count = shape[0] if len(shape) == 2 else 1
+        shapes = ((*shape[:-1], k), (*shape[:-1], k), shape[:-1], shape[:-1])
+        if view.device[0] not in _buffers.CPU:
+            return self._on_gpu(queries, view, count, shapes, given, stream, check)
+        found = [_new(queries, one, dtype, size) for one, (dtype, size) in zip(shapes, _DTYPES)]
+        views = [_view_of_array(one) if isinstance(one, Array) else _buffers.view(one, "an answer", writable=True) for one in found]
+        operation = self._native.search(view, (views[0], views[1], views[2], views[3]), given, threads)
+        operation.wait()
+        if check != "later":
+            operation.check()
+        return Nearest(*found)
+
+    def _on_gpu(
+        self, queries: Any, view: View, count: int, shapes: Any, given: tuple[int, int, int], stream: Any, check: Any
+    ) -> Nearest:
+        _same_gpu(self._store._native.gpu_index, view.device, "queries")
+        if not _buffers.is_tensor(queries):
+            raise Usage("queries on a GPU that are no tensor of torch", "use torch, or memory of the host")
+        torch: Any = _buffers.torch()
+        number = _buffers.stream_of(stream)
+        current = _buffers.stream_of(None)
+        found = [
+            torch.empty(one, dtype=getattr(torch, dtype), device=queries.device) for one, (dtype, _) in zip(shapes, _DTYPES)
+        ]
+        if number != current:
+            # Another stream than the one in whose order torch gives out memory.
+            self._store._native.order(current, number)
+        places = tuple(one.data_ptr() for one in found)
+        held = (queries, found)
+        operation = self._native.search_on_gpu(
+            (queries.data_ptr(), count), (places[0], places[1], places[2], places[3]), given, number, held
+        )
+        if check == "now" and not operation.is_captured:
+            operation.wait()
+            operation.check()
+        return Nearest(*found)
+
+    def check(self, timeout: float | None = None) -> None:
+        """Waits for the searches on the GPU that were launched before, ``timeout`` seconds at most, and raises the first
+        failure that was not raised yet.
+
+        Raises :class:`Timeout` when they have not ended in time.
+        """
+        if not self._native.check(timeout):
+            raise Timeout("searches on the GPU have not ended", "call check again, or wait longer")
+
+    def close(self) -> None:
+        """Lets go of the store, and of the codes in memory of the host."""
+        self._native.close()
+
+    def __enter__(self) -> SearchIndex:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        _refuse_pickling(self)
+
+    def __repr__(self) -> str:
+        return f"<nvme_gpu.SearchIndex of {len(self)} vectors of {self.dim}, {self.nbytes} bytes>"
+
+
+def build_index(
+    store: Store,
+    vectors: Any,
+    offset: int = 0,
+    *,
+    degree: int = 64,
+    candidates: int = 100,
+    sub_dim: int = 4,
+    progress: Callable[[int, int], object] | None = None,
+) -> SearchIndex:
+    """Makes an index of ``vectors``, writes it to ``store`` from byte ``offset`` on, a multiple of 4,096, and opens it.
+
+    ``vectors``: float32 of the shape ``(N, dim)``, in memory of the host, ``dim`` up to 928; they are copied. The index
+    takes a little more than 4 KiB for each. It is valid when this returns, and not before.
+
+    ``degree``: neighbours of a node at most, 1 to 64. ``candidates``: of each search while the graph is made, 1 to 1000:
+    more make a better graph, more slowly. ``sub_dim``: elements that a byte of code stands for, 1 to ``dim``.
+
+    ``progress(done, total)`` is called now and then and at the end. What it raises, and Ctrl-C, end the work soon.
+
+    Raises :class:`Usage` for vectors that are not finite or do not fit, and for a store that is for reading only.
+    """
+    if not isinstance(store, Store):
+        raise TypeError(f"store is of the type {type(store).__name__}: use nvme_gpu.open")
+    view = _floats(vectors, "vectors")
+    if len(view.shape) != 2:
+        raise Usage(f"vectors have the shape {tuple(view.shape)}", "use (N, dim)")
+    place = _whole("offset", offset, 0, (1 << 63) - 1)
+    most = (1 << 32) - 1
+    shape = (_whole("degree", degree, 0, most), _whole("candidates", candidates, 0, most), _whole("sub_dim", sub_dim, 0, most))
+    started = _native.build_index(store._native, place, view, min(view.shape[1], most), shape)
+    try:
+        while not started.wait(None if progress is None else 0.1):
+            done, total = started.progress()
+            if progress is not None and total:
+                progress(done, total)
+        started.found()
+        if progress is not None:
+            progress(*started.progress())
+    finally:
+        started.cancel()
+    return SearchIndex(store, offset)
+
+
+def _floats(value: Any, what: str) -> View:
+    view = _buffers.view(value, what, writable=False)
+    if _dtypes.of_format(view.dtype) != "float32":
+        raise Usage(f"{what} are {_dtypes.of_format(view.dtype)}", "use float32")
+    return view
+
+
+def _new(like: Any, shape: tuple[int, ...], dtype: str, size: int) -> Any:
+    """Memory of the host for answers, of the library of the queries."""
+    if _buffers.is_tensor(like):
+        torch: Any = _buffers.torch()
+        return torch.empty(shape, dtype=getattr(torch, dtype))
+    numpy = _buffers.numpy()
+    return Array(shape, dtype, size) if numpy is None else numpy.empty(shape, dtype=dtype)

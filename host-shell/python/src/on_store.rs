@@ -1,0 +1,58 @@
+//! What Python holds of something that lies on a store.
+
+use crate::error::Fault;
+use crate::pool::lock;
+use crate::store::{AtClose, Store};
+use crate::wait;
+use std::sync::{Arc, Mutex};
+
+/// What lies on a store, until it or the store is closed.
+pub struct OnStore<T: Send> {
+    process: u32,
+    what: &'static str,
+    open: Arc<Mutex<Option<T>>>,
+}
+
+impl<T: Clone + Send + 'static> OnStore<T> {
+    pub fn new(store: &Store, what: &'static str, value: T) -> Self {
+        let open = Arc::new(Mutex::new(Some(value)));
+        let at_close: Arc<dyn AtClose> = open.clone();
+        store.at_close(&at_close);
+        Self {
+            process: std::process::id(),
+            what,
+            open,
+        }
+    }
+
+    /// # Errors
+    /// When it is closed, and in a process that did not open it.
+    pub fn get(&self) -> Result<T, Fault> {
+        if self.process != std::process::id() {
+            return Err(Fault::usage(
+                format!(
+                    "this {} was opened by another process, before a fork",
+                    self.what
+                ),
+                "open it in the process that uses it; let worker processes start by 'spawn'",
+            ));
+        }
+        let open = lock(&self.open).clone();
+        open.ok_or_else(|| {
+            let cause = format!("the {}, or its store, is closed", self.what);
+            Fault::usage(cause, "open it again, or close it later")
+        })
+    }
+}
+
+impl<T: Send> OnStore<T> {
+    pub fn close(&self) {
+        wait::drop_elsewhere(self.process, lock(&self.open).take());
+    }
+}
+
+impl<T: Send> Drop for OnStore<T> {
+    fn drop(&mut self) {
+        self.close();
+    }
+}

@@ -1,0 +1,255 @@
+//! Indexes of vectors on a store: made, opened and searched, by threads of the host or by a GPU.
+// UNSAFETY: queries and answers are memory of views; launches use addresses of a GPU.
+#![allow(unsafe_code)]
+
+use crate::catalog::Import;
+use crate::error::Fault;
+use crate::flight::{Flights, GpuOperation};
+use crate::on_store::OnStore;
+use crate::operation::Operation;
+use crate::store::Store;
+use crate::view::{Memory, View};
+use crate::wait;
+use nvme_compute::search::{
+    self, Answers, BuildOptions, CpuOptions, GpuSearch, Header, Index, Parameters, Request, Source,
+    Step, Vectors,
+};
+use nvme_host::Error;
+use pyo3::prelude::*;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+/// Memory for answers: ids, distances, codes, and counts of reads.
+type Places = (Py<View>, Py<View>, Py<View>, Py<View>);
+
+/// Addresses of the same on a GPU.
+type Addresses = (u64, u64, u64, u64);
+
+/// Results of a query, candidates, and nodes that are read at a time.
+type Given = (u32, u32, u32);
+
+fn parameters((results, list, beam): Given) -> Parameters {
+    Parameters {
+        list,
+        beam,
+        results,
+    }
+}
+
+/// Numbers of 32 bits in memory of the host.
+///
+/// # Safety
+/// As [`Memory::slice`].
+unsafe fn floats(memory: Memory) -> Vec<f32> {
+    // SAFETY: the caller's.
+    let bytes = unsafe { memory.slice() };
+    let words = bytes.as_chunks::<4>().0.iter();
+    words.map(|word| f32::from_le_bytes(*word)).collect()
+}
+
+/// An index of `vectors`, of `elements` elements each, which is written to `store` from byte `offset` on. `shape` is the
+/// most neighbours of a node, candidates of a search, and elements that a byte stands for.
+#[pyfunction]
+pub fn build_index(
+    py: Python<'_>,
+    store: &Store,
+    offset: u64,
+    vectors: Py<View>,
+    elements: u32,
+    shape: (u32, u32, u32),
+) -> PyResult<Import> {
+    let store = store.get()?;
+    let memory = vectors.get().of_host("vectors", false)?;
+    // SAFETY: the view is kept until this returns.
+    let numbers = py.detach(|| unsafe { floats(memory) });
+    Import::start(move |shared| {
+        let vectors = Vectors::new(elements, numbers)?;
+        let source = Source::given(&vectors);
+        let options = BuildOptions {
+            degree: shape.0,
+            list: shape.1,
+            sub_elements: shape.2,
+        };
+        let count = u64::from(source.count);
+        let header = search::build(&store, offset, (source, &vectors), options, &mut |step| {
+            let done = match step {
+                Step::Graph(inserted) => inserted,
+                Step::Write(written) => count + written,
+            };
+            match shared.progress(done, 2 * count) {
+                ControlFlow::Continue(()) => Ok(()),
+                ControlFlow::Break(()) => Err(Error::Interrupted),
+            }
+        })?;
+        Ok(about(&header))
+    })
+}
+
+fn about(header: &Header) -> serde_json::Value {
+    serde_json::json!({
+        "count": header.source.count,
+        "dim": header.source.elements,
+        "degree": header.degree,
+        "sub_dim": header.sub_elements,
+        "bytes": header.bytes_of_index(),
+        "memory_bytes": header.centroids_bytes() + header.codes_bytes(),
+    })
+}
+
+struct Opened {
+    index: Index,
+    /// With a GPU whose kernels read by themselves.
+    by_gpu: Option<GpuSearch>,
+}
+
+/// An index on a store.
+#[pyclass(frozen, module = "nvme_gpu._native")]
+pub struct SearchIndex {
+    opened: OnStore<Arc<Opened>>,
+    flights: Arc<Flights>,
+}
+
+#[pymethods]
+impl SearchIndex {
+    #[new]
+    fn new(py: Python<'_>, store: &Store, offset: u64) -> PyResult<Self> {
+        let open = store.get()?;
+        let opened = wait::of(py, move || {
+            let index = Index::open(&open, offset)?;
+            let by_gpu = open.gpu().map(|_| GpuSearch::new(&index)).transpose()?;
+            Ok(Arc::new(Opened { index, by_gpu }))
+        })?;
+        let flights = Arc::default();
+        store.add_table(&flights);
+        Ok(Self {
+            opened: OnStore::new(store, "index", opened),
+            flights,
+        })
+    }
+
+    /// What it is, as JSON.
+    fn info(&self) -> PyResult<String> {
+        Ok(about(self.opened.get()?.index.header()).to_string())
+    }
+
+    /// The nearest vectors of `queries`, by `threads` threads of the host.
+    fn search(
+        &self,
+        queries: Py<View>,
+        out: Places,
+        given: Given,
+        threads: usize,
+    ) -> PyResult<Operation> {
+        let opened = self.opened.get()?;
+        let (ids, distances, codes, reads) = out;
+        let of_queries = queries.get().of_host("queries", false)?;
+        let place = |view: &Py<View>| view.get().of_host("an answer", true);
+        let places = [
+            place(&ids)?,
+            place(&distances)?,
+            place(&codes)?,
+            place(&reads)?,
+        ];
+        let elements = opened.index.header().source.elements as usize;
+        let count = of_queries.bytes / 4 / elements.max(1);
+        let results = count.saturating_mul(given.0 as usize);
+        let sizes = [
+            results.saturating_mul(8),
+            results.saturating_mul(4),
+            count * 4,
+            count * 4,
+        ];
+        if places
+            .iter()
+            .zip(sizes)
+            .any(|(place, bytes)| place.bytes != bytes)
+        {
+            return Err(
+                Fault::usage("memory of another size than the answers", "report it").into(),
+            );
+        }
+        Operation::start(vec![queries, ids, distances, codes, reads], move || {
+            // SAFETY: the views are kept until this ended.
+            let queries = unsafe { floats(of_queries) };
+            let options = CpuOptions {
+                threads,
+                ..CpuOptions::default()
+            };
+            let answers = opened.index.search(&queries, parameters(given), options)?;
+            let bytes: [Vec<u8>; 4] = [
+                answers.ids.iter().flat_map(|x| x.to_le_bytes()).collect(),
+                answers
+                    .distances
+                    .iter()
+                    .flat_map(|x| x.to_le_bytes())
+                    .collect(),
+                answers.codes.iter().flat_map(|x| x.to_le_bytes()).collect(),
+                answers.reads.iter().flat_map(|x| x.to_le_bytes()).collect(),
+            ];
+            for (place, bytes) in places.iter().zip(&bytes) {
+                // SAFETY: as above; no two of them are the same memory.
+                unsafe { place.slice_mut() }.copy_from_slice(bytes);
+            }
+            fault(&answers, count)
+        })
+    }
+
+    /// Puts searches into `stream` of the store's GPU; `queries` are an address and how
+    /// many. `buffers` is kept until they have ended, unless they are captured.
+    #[pyo3(signature = (queries, out, given, stream, buffers=None))]
+    fn search_on_gpu(
+        &self,
+        py: Python<'_>,
+        queries: (u64, u64),
+        out: Addresses,
+        given: Given,
+        stream: u64,
+        buffers: Option<Py<PyAny>>,
+    ) -> PyResult<GpuOperation> {
+        self.flights.reap();
+        self.flights.check()?;
+        let opened = self.opened.get()?;
+        let (queries, count) = queries;
+        let (ids, distances, codes, reads) = out;
+        let request = Request {
+            queries,
+            count,
+            ids,
+            distances,
+            codes,
+            reads,
+        };
+        let store = Arc::clone(opened.index.store());
+        self.flights
+            .launch(py, store, ("search", count), buffers, false, || {
+                let none =
+                    || Error::usage("the store was opened without a GPU", "open it with gpu=0");
+                let by_gpu = opened.by_gpu.as_ref().ok_or_else(none)?;
+                // SAFETY: the addresses are of the buffers, which are kept until the searches have ended; those that a
+                // graph uses are its user's to keep.
+                unsafe { by_gpu.search(&request, parameters(given), stream) }
+            })
+    }
+
+    /// Waits for searches on the GPU that were launched before, and raises the first failure that was not raised yet.
+    #[pyo3(signature = (timeout=None))]
+    fn check(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        self.opened.get()?;
+        self.flights.wait(py, timeout)
+    }
+
+    fn close(&self) {
+        self.opened.close();
+    }
+}
+
+/// The first query that failed.
+fn fault(answers: &Answers, count: usize) -> Result<(), Fault> {
+    match answers.failed() {
+        None => Ok(()),
+        Some((failed, first, code)) => {
+            let what = format!("search of {count} queries");
+            Err(Fault::query(code, first as u64, &what, failed as u64))
+        }
+    }
+}
