@@ -234,6 +234,33 @@ pub struct Ranges {
 // What kernels for sm_80 take.
 const _: () = assert!(size_of::<Ranges>() <= 4096);
 
+/// What lies before the [`Range`]s of a list in GPU memory.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct ListHead {
+    /// How many ranges follow.
+    pub range_count: u64,
+    /// Pieces of all of them.
+    pub pieces: u64,
+}
+
+/// A launch that reads ranges of bytes which a kernel before it listed: `nvme_read_listed`.
+///
+/// As [`Ranges`], with `count` as the most pieces: those past it are not read. `status` of the gather has a code for each
+/// piece.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Listed {
+    /// The launch.
+    pub gather: Gather,
+    /// A [`ListHead`] in memory of the GPU, and its ranges.
+    pub list: u64,
+    /// Ranges at most: those past it are not read.
+    pub most_ranges: u32,
+    /// log2 of the bytes of a piece.
+    pub piece_shift: u32,
+}
+
 /// A piece of a range.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Piece {
@@ -374,13 +401,13 @@ impl Range {
 }
 
 impl Split {
-    /// Piece `index` of all. `word` gives the `u64` at a byte of the ranges.
+    /// Piece `index` of all, of `most` ranges at most. `word` gives the `u64` at a byte of the ranges.
     #[inline(always)]
-    pub fn piece(&self, index: u64, word: impl Fn(u32) -> u64) -> Piece {
+    pub fn piece(&self, index: u64, most: u32, word: impl Fn(u32) -> u64) -> Piece {
         let of = |range: u32, field: usize| word(range * size_of::<Range>() as u32 + field as u32);
         // The last range that begins at it or before.
         let mut at = 0;
-        let mut step = (RANGES as u32).next_power_of_two() / 2;
+        let mut step = most.next_power_of_two() / 2;
         while step != 0 {
             let next = at + step;
             if next < self.range_count && of(next, offset_of!(Range, first)) <= index {
@@ -405,7 +432,7 @@ impl Split {
 impl Ranges {
     /// Piece `index` of all.
     pub fn piece(&self, index: u64) -> Piece {
-        self.split.piece(index, |at| self.word(at))
+        self.split.piece(index, RANGES as u32, |at| self.word(at))
     }
 
     /// The `u64` at byte `at` of the ranges; 0 past the last one.

@@ -4,6 +4,7 @@
 //! - [`llama::Llama`]: a model of the architecture `llama`: tokens in, the next token out.
 //! - [`Matrix`], `StreamedProducts`: products with a matrix that a GPU reads from a drive while it multiplies.
 //! - [`KvPages`], `paged`: attention over keys and values that a GPU reads from a drive while it attends.
+//! - [`experts`]: layers of experts (MoE), of which a GPU reads those that it chooses.
 //! - [`search`]: nearest vectors in a graph on a drive.
 //! - [`synthetic::Synthetic`]: models of random weights, for tests and measurements.
 //!
@@ -11,6 +12,7 @@
 
 #[cfg(feature = "cuda")]
 pub mod bench;
+pub mod experts;
 mod kv;
 pub mod llama;
 mod machine;

@@ -61,8 +61,8 @@ pub use queue_pairs::{GpuQueuePairs, Recovered};
 pub use queues::{GpuQueues, Grid, LaunchResult};
 pub use registered::Registered;
 pub use rows::{
-    Direction, Failures, Gathered, GpuRows, HostRows, MoveRows, Pending, ReadRange, Request,
-    RowTable, RowsOptions, StripedRows, TableCache, Ways,
+    Direction, Failures, Gathered, GpuRows, HostRows, MoveRows, Pending, ReadList, ReadRange,
+    Request, RowTable, RowsOptions, StripedRows, TableCache, Ways,
 };
 pub use session::{GpuSession, Lost, Setup, Work};
 pub use stream::{Event, Stream};

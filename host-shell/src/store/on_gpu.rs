@@ -10,8 +10,8 @@ use super::space::Space;
 use super::status::{self, RowStatus};
 use super::table::{Ids, Table};
 use crate::cuda::{
-    Direction, Function, Gpu, GpuRows, HostRows, Module, MoveRows, Pending, ReadRange, Request,
-    RowTable, StripedRows, Ways,
+    Direction, Function, Gpu, GpuRows, HostRows, Module, MoveRows, Pending, ReadList, ReadRange,
+    Request, RowTable, StripedRows, Ways,
 };
 use crate::error::{Error, Result};
 use crate::widen::Widen;
@@ -97,6 +97,55 @@ impl Store {
             before += range.bytes.div_ceil(row_bytes);
         }
         Ok(pending)
+    }
+
+    /// Bytes of the pieces of ranges that a kernel lists for [`read_listed_on_gpu`](Self::read_listed_on_gpu): a piece
+    /// ends where the drive's bytes are a multiple of them.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] where the GPU does not submit the reads itself.
+    pub fn listed_piece_bytes(&self) -> Result<u32> {
+        Ok(self.lists()?.listed_piece_bytes())
+    }
+
+    /// Reads ranges of bytes which a kernel before it in `stream`, a `CUstream`, lists in memory of the store's GPU: the
+    /// host does not know them. Returns before it runs; it can be captured.
+    ///
+    /// A row of the [`Pending`] is a piece of [`listed_piece_bytes`](Self::listed_piece_bytes); those of all ranges are
+    /// counted through. A range past the end of the drive fails with the drive's status.
+    ///
+    /// # Safety
+    /// As [`Table::gather_on_gpu`], for the addresses of `list` and of the ranges that the kernel lists.
+    ///
+    /// # Errors
+    /// As [`Table::gather_on_gpu`]; [`Error::Usage`] where the GPU does not submit the reads itself, and for addresses
+    /// that are not aligned.
+    pub unsafe fn read_listed_on_gpu(&self, list: &ReadList, stream: u64) -> Result<Pending> {
+        let rows = self.lists()?;
+        if !list.list.is_multiple_of(8) || !list.status.is_multiple_of(4) {
+            return Err(Error::usage(
+                format!(
+                    "a list of ranges at {:#x}, status at {:#x}",
+                    list.list, list.status
+                ),
+                "use multiples of 8, and of 4 for the status",
+            ));
+        }
+        // SAFETY: the caller's.
+        unsafe { rows.read_listed(list, stream) }
+    }
+
+    fn lists(&self) -> Result<&GpuRows> {
+        self.space.gpu()?;
+        if let [member] = &self.space.members[..]
+            && let Some(rows) = member.rows.as_ref().filter(|rows| rows.reads_ranges())
+        {
+            return Ok(rows);
+        }
+        Err(Error::usage(
+            "ranges that a kernel lists: the GPU reads them from one drive",
+            "use one drive (sim:, vfio:, vfio-user:) with blocks of 32 KiB at most",
+        ))
     }
 
     /// Writes `bytes` bytes at address `from` of the store's GPU from byte `offset` of the store on: puts it into

@@ -2,13 +2,18 @@
 // UNSAFETY: inline PTX, and loads and stores through addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-#[cfg(any(feature = "steps", feature = "streamed", feature = "paged"))]
+#[cfg(any(
+    feature = "steps",
+    feature = "streamed",
+    feature = "paged",
+    feature = "experts"
+))]
 use crate::strip::WINDOW_BYTES;
 use core::arch::asm;
 use nvme_gpu_kernel::arch;
 
 /// 2 to the power of `x`, to 2 units of the last place.
-#[cfg(any(feature = "steps", feature = "paged"))]
+#[cfg(any(feature = "steps", feature = "paged", feature = "experts"))]
 #[inline(always)]
 pub fn exp2(x: f32) -> f32 {
     let y: f32;
@@ -88,7 +93,7 @@ fn of_f16(bits: u16) -> f32 {
 }
 
 /// e to the power of `x`.
-#[cfg(feature = "steps")]
+#[cfg(any(feature = "steps", feature = "experts"))]
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     exp2(x * core::f32::consts::LOG2_E)
@@ -154,7 +159,7 @@ pub fn warp() -> (u64, u64) {
 }
 
 /// The number of this thread among those of the launch, and how many there are.
-#[cfg(feature = "steps")]
+#[cfg(any(feature = "steps", feature = "experts"))]
 #[inline(always)]
 pub fn thread() -> (u64, u64) {
     let of_block = arch::block_threads();
@@ -165,10 +170,20 @@ pub fn thread() -> (u64, u64) {
 /// The shared memory of a warp into which it copies bytes of a drive, or of memory: byte `b` lies at `b` modulo its
 /// length.
 #[derive(Clone, Copy)]
-#[cfg(any(feature = "steps", feature = "streamed", feature = "paged"))]
+#[cfg(any(
+    feature = "steps",
+    feature = "streamed",
+    feature = "paged",
+    feature = "experts"
+))]
 pub struct Window(u32);
 
-#[cfg(any(feature = "steps", feature = "streamed", feature = "paged"))]
+#[cfg(any(
+    feature = "steps",
+    feature = "streamed",
+    feature = "paged",
+    feature = "experts"
+))]
 impl Window {
     /// That of the calling warp.
     #[inline(always)]
@@ -178,7 +193,7 @@ impl Window {
     }
 
     /// The 16-bit word at byte `byte`, an even number.
-    #[cfg(any(feature = "steps", feature = "streamed"))]
+    #[cfg(any(feature = "steps", feature = "streamed", feature = "experts"))]
     #[inline(always)]
     pub fn half(self, byte: u32) -> u16 {
         let at = self.0 + (byte & (WINDOW_BYTES as u32 - 1));
@@ -218,7 +233,7 @@ impl Window {
 
     /// Copies the tile of bytes from `tile` on, which lie at `from`, as far as they are of `begin..end`, in
     /// place of one that all lanes have used: all loads are under way together. Every lane calls it.
-    #[cfg(any(feature = "steps", feature = "streamed"))]
+    #[cfg(any(feature = "steps", feature = "streamed", feature = "experts"))]
     #[inline(always)]
     pub fn take(self, tile: u64, from: u64, (begin, end): (u64, u64)) {
         arch::sync_warp(arch::FULL);
@@ -226,7 +241,7 @@ impl Window {
         arch::sync_warp(arch::FULL);
     }
 
-    #[cfg(any(feature = "steps", feature = "streamed"))]
+    #[cfg(any(feature = "steps", feature = "streamed", feature = "experts"))]
     #[inline(always)]
     fn fill(self, tile: u64, from: u64, (begin, end): (u64, u64)) {
         let lane = u64::from(arch::lane()) * 16;
@@ -262,7 +277,12 @@ impl Window {
 }
 
 /// Where the windows of a block's warps lie. Not inlined: the array must exist once.
-#[cfg(any(feature = "steps", feature = "streamed", feature = "paged"))]
+#[cfg(any(
+    feature = "steps",
+    feature = "streamed",
+    feature = "paged",
+    feature = "experts"
+))]
 #[inline(never)]
 fn windows() -> u32 {
     const _: () = assert!(nvme_gpu_kernel::rows::BLOCK_WARPS as u64 * WINDOW_BYTES == 32_768);
@@ -325,7 +345,7 @@ pub fn shuffle64(value: u64, from: u32) -> u64 {
 }
 
 /// The value of the lane whose index differs in the bits of `bits`. Every lane calls it.
-#[cfg(feature = "search")]
+#[cfg(any(feature = "search", feature = "experts"))]
 #[inline(always)]
 pub fn butterfly64(value: u64, bits: u32) -> u64 {
     let half = |value: u64| u64::from(arch::butterfly(arch::FULL, value as u32, bits));

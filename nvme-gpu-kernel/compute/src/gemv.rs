@@ -2,15 +2,12 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use crate::arch::{Numbers, Window, sum_of_warp, thread, warp};
-use crate::strip::{Cursor, Shape, TILE_BYTES, first_row};
-use crate::sums::sum_of_units;
+use crate::arch::{Numbers, thread, warp};
+use crate::product::strip;
+use crate::strip::{Shape, first_row};
 use crate::{Gemv, Unpack};
 use core::num::NonZeroU64;
-use core::ops::Range;
 use nvme_formats::{Stored, UNIT};
-use nvme_gpu_kernel::arch;
-use nvme_gpu_kernel::rows::code;
 
 /// Each vector has its share of the warps, and of those each has rows that follow on each other, which pass through its
 /// window: loads of 16 bytes a lane, side by side, whatever the format.
@@ -38,42 +35,6 @@ pub unsafe extern "ptx-kernel" fn nvme_gemv(gemv: Gemv) {
         // SAFETY: the caller's.
         unsafe { strip(&gemv, (stored, shape), token, rows(part)..rows(part + 1)) };
         item += warps;
-    }
-}
-
-/// The products of some rows and vector `token`. Every lane of the warp calls it.
-///
-/// # Safety
-/// As [`nvme_gemv`].
-#[inline(always)]
-unsafe fn strip(gemv: &Gemv, (stored, shape): (Stored, Shape), token: u64, rows: Range<u64>) {
-    // SAFETY: the caller's.
-    let (x, y) = unsafe { (Numbers::at(gemv.x), Numbers::at(gemv.y)) };
-    let window = Window::here();
-    let vector = token * u64::from(gemv.columns);
-    let dot = |byte: u64, groups: u32, group: u32| {
-        let first = vector + u64::from(group * shape.group_units * UNIT + arch::lane());
-        let at = |unit: u32| x.load(first + u64::from(unit * UNIT));
-        sum_of_units(stored, window, byte as u32, groups * shape.group_units, at)
-    };
-    let mut done = |row: u64, sum: f32, _: i32| {
-        let sum = sum_of_warp(sum);
-        if arch::lane() == 0 {
-            let to = token * u64::from(gemv.stride) + row;
-            let before = if gemv.adds == 0 { 0.0 } else { y.load(to) };
-            y.store(to, before + sum);
-        }
-    };
-    let byte = |row: u64| gemv.weights + row * gemv.row_bytes;
-    let (begin, until) = (byte(rows.start), byte(rows.end));
-    let mut cursor = Cursor::new(rows.start, begin);
-    let mut tile = begin & !(TILE_BYTES - 1);
-    while rows.start < rows.end && tile < until {
-        let next = tile + TILE_BYTES;
-        let end = if until < next { until } else { next };
-        window.take(tile, tile, (begin, end));
-        cursor.advance(shape, end, code::OK, dot, &mut done);
-        tile = next;
     }
 }
 

@@ -16,18 +16,24 @@ mod arch;
 mod attention;
 #[cfg(all(target_arch = "nvptx64", feature = "steps"))]
 mod elements;
+pub mod experts;
 #[cfg(all(target_arch = "nvptx64", feature = "steps"))]
 mod gemv;
 #[cfg(all(target_arch = "nvptx64", feature = "paged"))]
 mod paged;
 pub mod pages;
+#[cfg(all(target_arch = "nvptx64", any(feature = "steps", feature = "experts")))]
+mod product;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod reference;
 pub mod search;
 #[cfg(all(target_arch = "nvptx64", feature = "streamed"))]
 mod streamed;
 pub mod strip;
-#[cfg(all(target_arch = "nvptx64", any(feature = "steps", feature = "streamed")))]
+#[cfg(all(
+    target_arch = "nvptx64",
+    any(feature = "steps", feature = "streamed", feature = "experts")
+))]
 mod sums;
 
 use nvme_gpu_kernel::rows::Gather;
@@ -46,6 +52,10 @@ pub const PAGED_PTX: &str = include_str!("../paged.ptx");
 /// `nvme_search` as PTX, as [`PTX`] is.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const SEARCH_PTX: &str = include_str!("../search.ptx");
+
+/// The kernels of [`experts`] as PTX, as [`PTX`] is.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const EXPERTS_PTX: &str = include_str!("../experts.ptx");
 
 /// Threads of each block.
 pub const BLOCK_THREADS: u32 = 256;
@@ -71,6 +81,16 @@ pub mod kernel {
     pub const TAKE_TOKEN: &str = "nvme_take_token";
     /// Takes an [`Unpack`](crate::Unpack).
     pub const UNPACK: &str = "nvme_unpack";
+    /// Takes a [`experts::Route`](crate::experts::Route). Of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
+    pub const MOE_ROUTE: &str = "nvme_moe_route";
+    /// Takes an [`experts::Admit`](crate::experts::Admit). Of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
+    pub const MOE_ADMIT: &str = "nvme_moe_admit";
+    /// Takes a [`experts::Settle`](crate::experts::Settle). Of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
+    pub const MOE_SETTLE: &str = "nvme_moe_settle";
+    /// Takes a [`experts::Product`](crate::experts::Product). Of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
+    pub const MOE_PRODUCT: &str = "nvme_moe_product";
+    /// Takes a [`experts::Join`](crate::experts::Join). Of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
+    pub const MOE_JOIN: &str = "nvme_moe_join";
 
     /// Takes a [`GemvStreamed`](crate::GemvStreamed). Of [`STREAMED_PTX`](crate::STREAMED_PTX).
     pub const GEMV_STREAMED: &str = "nvme_gemv_streamed";
@@ -86,6 +106,9 @@ pub mod kernel {
     pub const ALL: [&str; 8] = [
         GEMV, RMS_NORM, ROPE, ATTENTION, SILU_MUL, ARGMAX, TAKE_TOKEN, UNPACK,
     ];
+
+    /// All of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
+    pub const EXPERTS: [&str; 5] = [MOE_ROUTE, MOE_ADMIT, MOE_SETTLE, MOE_PRODUCT, MOE_JOIN];
 }
 
 /// `y[t] = W x[t]`, or `y[t] += W x[t]`, for each of `tokens` vectors.
@@ -358,10 +381,14 @@ mod tests {
             let entries = ptx.split(".visible .entry ").skip(1);
             entries.filter_map(|rest| rest.split('(').next()).collect()
         }
-        let (mut found, mut named) = (entries(PTX), kernel::ALL);
-        found.sort_unstable();
-        named.sort_unstable();
-        assert_eq!(found, named);
+        fn same(ptx: &str, named: &[&str]) {
+            let (mut found, mut named) = (entries(ptx), named.to_vec());
+            found.sort_unstable();
+            named.sort_unstable();
+            assert_eq!(found, named);
+        }
+        same(PTX, &kernel::ALL);
+        same(EXPERTS_PTX, &kernel::EXPERTS);
         assert_eq!(entries(STREAMED_PTX), [kernel::GEMV_STREAMED]);
         let mut paged = entries(PAGED_PTX);
         paged.sort_unstable();

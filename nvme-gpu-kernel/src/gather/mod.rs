@@ -14,7 +14,8 @@ use crate::arch;
 use crate::groups::Block;
 use crate::launch::{self, Failed, Inside};
 use crate::rows::{
-    BLOCK_WARPS, Cached, Gather, Ranges, STATION_CELLS, Split, Striped, WARP_BYTES, code,
+    BLOCK_WARPS, Cached, Gather, ListHead, Listed, Ranges, STATION_CELLS, Split, Striped,
+    WARP_BYTES, code,
 };
 use crate::station::{self, NO_STATION};
 use members::Members;
@@ -22,7 +23,7 @@ use nvme_core::group::Group;
 use nvme_core::row_cache::{RowCache, epoch};
 use nvme_core::stripes::Stripes;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
-use warp::{CacheOf, Warp};
+use warp::{CacheOf, Source, Warp};
 
 /// Gathers rows: blocks of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads, as many as are useful.
 ///
@@ -55,7 +56,37 @@ pub unsafe extern "ptx-kernel" fn nvme_gather_cached(rows: Cached) {
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_read_ranges(ranges: Ranges) {
     // SAFETY: the caller's.
-    unsafe { gather(&ranges.gather, None, Some(ranges.split)) }
+    unsafe {
+        gather(
+            &ranges.gather,
+            None,
+            Some((ranges.split, Source::Parameter)),
+        )
+    }
+}
+
+/// Reads ranges of bytes which a kernel before it listed in memory of the GPU.
+///
+/// # Safety
+/// As [`nvme_gather`]; the list is what [`Listed`] says.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_read_listed(listed: Listed) {
+    // SAFETY: the caller's: nothing writes the list meanwhile.
+    let head = unsafe { *(listed.list as usize as *const ListHead) };
+    let most = u64::from(listed.most_ranges);
+    let ranges = if head.range_count < most {
+        head.range_count
+    } else {
+        most
+    };
+    let split = Split {
+        range_count: ranges as u32,
+        piece_shift: listed.piece_shift,
+    };
+    let source = Source::Memory(listed.list + size_of::<ListHead>() as u64);
+    let pieces = if ranges == 0 { 0 } else { head.pieces };
+    // SAFETY: the caller's.
+    unsafe { gather_some(&listed.gather, None, Some((split, source)), pieces) }
 }
 
 /// Gathers rows of several drives in stripes.
@@ -101,7 +132,22 @@ unsafe fn cache_of(rows: &Cached) -> Option<CacheOf<'_>> {
 /// # Safety
 /// As [`nvme_gather`].
 #[inline(always)]
-unsafe fn gather(rows: &Gather, cache: Option<CacheOf<'_>>, ranges: Option<Split>) {
+unsafe fn gather(rows: &Gather, cache: Option<CacheOf<'_>>, ranges: Option<(Split, Source)>) {
+    // SAFETY: the caller's.
+    unsafe { gather_some(rows, cache, ranges, rows.count) }
+}
+
+/// Gathers the first `count` of the rows, or all if there are fewer.
+///
+/// # Safety
+/// As [`nvme_gather`].
+#[inline(always)]
+unsafe fn gather_some(
+    rows: &Gather,
+    cache: Option<CacheOf<'_>>,
+    ranges: Option<(Split, Source)>,
+    count: u64,
+) {
     let block = Block::here();
     // SAFETY: the caller's.
     let Some(inside) = (unsafe { Inside::enter(rows, &block) }) else {
@@ -114,6 +160,11 @@ unsafe fn gather(rows: &Gather, cache: Option<CacheOf<'_>>, ranges: Option<Split
         queue: inside.queue,
         cache,
         ranges,
+        count: if count < rows.count {
+            count
+        } else {
+            rows.count
+        },
         members: None,
         cell: inside.cell,
         slots: inside.slots,
@@ -151,6 +202,7 @@ fn gather_striped(striped: &Striped) {
         queue: None,
         cache: None,
         ranges: None,
+        count: rows.count,
         members: Some(Members::new(striped, stripes, station, inside)),
         cell: station * STATION_CELLS + warp * 32,
         slots: (u64::from(station) * u64::from(BLOCK_WARPS) + u64::from(warp)) * WARP_BYTES,

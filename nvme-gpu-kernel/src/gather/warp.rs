@@ -13,7 +13,7 @@ use crate::arch;
 use crate::copy;
 use crate::groups::Gpu;
 use crate::launch::{self, Failed};
-use crate::rows::{Gather, Piece, Place, Ranges, Split, code};
+use crate::rows::{Gather, Piece, Place, RANGES, Ranges, Split, code};
 use crate::station::{self, LOOK_NS};
 use core::mem::offset_of;
 use nvme_core::SharedQueue;
@@ -32,6 +32,15 @@ pub struct Row {
     pub code: i32,
     /// The member of a stripe that its code is of.
     member: Option<u32>,
+}
+
+/// Where a launch has its ranges.
+#[derive(Clone, Copy)]
+pub enum Source {
+    /// In the parameter of `nvme_read_ranges`.
+    Parameter,
+    /// At an address.
+    Memory(u64),
 }
 
 /// The cache of a launch's rows.
@@ -57,7 +66,9 @@ pub struct Warp<'r, 'q> {
     pub queue: Option<SharedQueue<'q>>,
     pub cache: Option<CacheOf<'r>>,
     /// In place of a table: its rows are pieces of ranges.
-    pub ranges: Option<Split>,
+    pub ranges: Option<(Split, Source)>,
+    /// How many rows are asked for.
+    pub count: u64,
     /// In place of gate and queue: several drives.
     pub members: Option<Members<'r>>,
     /// Its first result cell.
@@ -81,6 +92,7 @@ impl<'r> Warp<'r, '_> {
             queue: None,
             cache: None,
             ranges: None,
+            count: rows.count,
             members: None,
             cell: 0,
             slots: 0,
@@ -94,7 +106,7 @@ impl<'r> Warp<'r, '_> {
     #[inline(always)]
     pub fn gather_all(&mut self, first: u32, step: u32) {
         let lanes = u64::from(self.rows.lanes.clamp(1, 32));
-        let chunks = self.rows.count.div_ceil(lanes);
+        let chunks = self.count.div_ceil(lanes);
         let mut chunk = u64::from(first);
         // The block has passed the gate just now.
         let mut looked_ns = Gpu.now_ns();
@@ -118,10 +130,10 @@ impl<'r> Warp<'r, '_> {
 
     #[inline(always)]
     fn gather_chunk(&mut self, index: u64) {
-        let is_live = index < self.rows.count && arch::lane() < self.rows.lanes;
+        let is_live = index < self.count && arch::lane() < self.rows.lanes;
         let (piece, mut row) = match self.ranges {
-            Some(split) => {
-                let (piece, row) = self.piece(split, index, is_live);
+            Some(ranges) => {
+                let (piece, row) = self.piece(ranges, index, is_live);
                 (Some(piece), row)
             }
             None => (None, self.row(index, is_live)),
@@ -247,13 +259,19 @@ impl<'r> Warp<'r, '_> {
 
     /// The piece of a range that this lane reads, and where that lies.
     #[inline(always)]
-    fn piece(&self, split: Split, index: u64, is_live: bool) -> (Piece, Row) {
-        let word = |at| {
-            // SAFETY: in `nvme_read_ranges` alone there are ranges.
-            unsafe { arch::word_of_ranges(offset_of!(Ranges, ranges) as u32 + at) }
-        };
+    fn piece(&self, (split, source): (Split, Source), index: u64, is_live: bool) -> (Piece, Row) {
+        let index_of_all = index.min(self.count - 1);
         // For every lane alike: those past the end have the last one.
-        let piece = split.piece(index.min(self.rows.count - 1), word);
+        let piece = match source {
+            Source::Parameter => split.piece(index_of_all, RANGES as u32, |at| {
+                // SAFETY: in `nvme_read_ranges` alone there are such ranges.
+                unsafe { arch::word_of_ranges(offset_of!(Ranges, ranges) as u32 + at) }
+            }),
+            Source::Memory(ranges) => split.piece(index_of_all, split.range_count, |at| {
+                // SAFETY: a word of one of the ranges, which the kernel's caller vouches for.
+                unsafe { *((ranges + u64::from(at)) as usize as *const u64) }
+            }),
+        };
         let row = Row {
             id: index,
             place: self.rows.blocks_of(piece.byte, piece.bytes),

@@ -12,7 +12,7 @@ use std::ffi::{CStr, c_void};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 /// The symbols.
-pub const NAMES: [&CStr; 12] = [
+pub const NAMES: [&CStr; 17] = [
     c"nvme_gemv",
     c"nvme_rms_norm",
     c"nvme_rope",
@@ -25,6 +25,11 @@ pub const NAMES: [&CStr; 12] = [
     c"nvme_attention_paged",
     c"nvme_attention_join",
     c"nvme_search",
+    c"nvme_moe_route",
+    c"nvme_moe_admit",
+    c"nvme_moe_settle",
+    c"nvme_moe_product",
+    c"nvme_moe_join",
 ];
 
 /// What a launch of a kernel does.
@@ -49,6 +54,11 @@ pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void, blocks: u32) -> 
         b"nvme_silu_mul" => of(parameters, silu_mul),
         b"nvme_argmax" => of(parameters, argmax),
         b"nvme_take_token" => of(parameters, take_token),
+        b"nvme_moe_route" => of(parameters, crate::experts::route),
+        b"nvme_moe_admit" => of(parameters, crate::experts::admit),
+        b"nvme_moe_settle" => of(parameters, crate::experts::settle),
+        b"nvme_moe_product" => of(parameters, crate::experts::product),
+        b"nvme_moe_join" => of(parameters, crate::experts::join),
         b"nvme_attention_join" => of(parameters, crate::paged::join),
         b"nvme_attention_paged" => {
             // SAFETY: the caller's.
@@ -70,18 +80,18 @@ pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void, blocks: u32) -> 
 }
 
 /// Numbers that a launch names.
-fn numbers<'a>(address: u64, count: usize) -> &'a [f32] {
+pub(crate) fn numbers<'a>(address: u64, count: usize) -> &'a [f32] {
     // SAFETY: the host vouches for them.
     unsafe { from_raw_parts(address as usize as *const f32, count) }
 }
 
 /// The same, to be written. A kernel whose output is one of its inputs reads what it needs before it writes.
-fn outputs<'a>(address: u64, count: usize) -> &'a mut [f32] {
+pub(crate) fn outputs<'a>(address: u64, count: usize) -> &'a mut [f32] {
     // SAFETY: as above.
     unsafe { from_raw_parts_mut(address as usize as *mut f32, count) }
 }
 
-fn rows<'a>(address: u64, bytes: usize) -> &'a [u8] {
+pub(crate) fn rows<'a>(address: u64, bytes: usize) -> &'a [u8] {
     // SAFETY: as above.
     unsafe { from_raw_parts(address as usize as *const u8, bytes) }
 }

@@ -15,6 +15,7 @@
 
 mod compute;
 mod examples;
+mod experts;
 mod export;
 mod kernels;
 mod litmus;

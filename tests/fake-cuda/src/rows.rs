@@ -13,14 +13,14 @@ use nvme_core::{Cells, Command, Data, Outcome, SharedQueue, SubmitError, WaitErr
 use nvme_formats::{Format, Wide};
 use nvme_gpu_kernel::Queues;
 use nvme_gpu_kernel::rows::{
-    BLOCK_WARPS, Cached, Check, Gather, Place, Progress, Ranges, STATION_BYTES, STATION_CELLS,
-    Summary, Widened, code, worst,
+    BLOCK_WARPS, Cached, Check, Gather, ListHead, Listed, Piece, Place, Progress, Range, Ranges,
+    STATION_BYTES, STATION_CELLS, Split, Summary, Widened, code, worst,
 };
 use nvme_gpu_kernel::work::data_word;
 use std::sync::Mutex;
 
 /// The symbols, in the order in which the driver numbers them.
-pub const NAMES: [&std::ffi::CStr; 8] = [
+pub const NAMES: [&std::ffi::CStr; 9] = [
     c"nvme_gather",
     c"nvme_copy_rows",
     c"nvme_check_rows",
@@ -29,6 +29,7 @@ pub const NAMES: [&std::ffi::CStr; 8] = [
     c"nvme_gather_striped",
     c"nvme_read_ranges",
     c"nvme_scatter",
+    c"nvme_read_listed",
 ];
 
 /// One gather at a time: the blocks of a launch take turns, and a launch is one thread.
@@ -130,18 +131,57 @@ pub fn gather(rows: &Gather, blocks: u32) {
 /// Pieces of ranges, one by one.
 pub fn read_ranges(ranges: &Ranges, blocks: u32) {
     let rows = &ranges.gather;
+    read_pieces(rows, rows.count, |index| ranges.piece(index), blocks);
+}
+
+/// Pieces of the ranges that a kernel has listed.
+pub fn read_listed(listed: &Listed, blocks: u32) {
+    // SAFETY: the host vouches for the list.
+    let (head, words) = unsafe {
+        let head = *(listed.list as usize as *const ListHead);
+        let ranges = head.range_count.min(listed.most_ranges.into()) as usize;
+        let words = (listed.list as usize + size_of::<ListHead>()) as *const u64;
+        (
+            head,
+            std::slice::from_raw_parts(words, ranges * size_of::<Range>() / 8),
+        )
+    };
+    let ranges = (words.len() * 8 / size_of::<Range>()) as u32;
+    let split = Split {
+        range_count: ranges,
+        piece_shift: listed.piece_shift,
+    };
+    let piece = |index| split.piece(index, ranges, |at| words[at as usize / 8]);
+    let count = if ranges == 0 { 0 } else { head.pieces };
+    read_pieces(
+        &listed.gather,
+        count.min(listed.gather.count),
+        piece,
+        blocks,
+    );
+}
+
+fn read_pieces(rows: &Gather, count: u64, piece_of: impl Fn(u64) -> Piece, blocks: u32) {
     let (mut failed, mut first) = (0, 0);
     for block in 0..u64::from(blocks) {
         let _turn = TURN.lock();
         let mut thread = Thread::enter(rows, gate_of(rows), None);
         let lanes = u64::from(rows.lanes * BLOCK_WARPS);
         let mine = |index: &u64| index / lanes % u64::from(blocks) == block;
-        for index in (0..rows.count).filter(mine) {
-            let piece = ranges.piece(index);
+        for index in (0..count).filter(mine) {
+            let piece = piece_of(index);
             let place = rows.blocks_of(piece.byte, piece.bytes);
             let to = piece.to as usize as *mut u8;
             let bytes = piece.bytes as usize;
             let code = thread.move_to(Some(place), (to, bytes), (index % lanes) as u32);
+            if rows.status != 0 {
+                // SAFETY: the host gives a word for each piece.
+                unsafe {
+                    (rows.status as usize as *mut i32)
+                        .add(index as usize)
+                        .write(code)
+                };
+            }
             if code != code::OK {
                 failed += 1;
                 first = worst(index, None, code).max(first);

@@ -11,7 +11,7 @@ use crate::{
     examples, fault, kernels, litmus, lock, rows, scatter, striped,
 };
 use nvme_gpu_kernel::Kernel;
-use nvme_gpu_kernel::rows::{Cached, Check, Gather, Ranges, Scatter, Striped, Widened};
+use nvme_gpu_kernel::rows::{Cached, Check, Gather, Listed, Ranges, Scatter, Striped, Widened};
 use nvme_gpu_kernel::work::Launch;
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
@@ -454,6 +454,11 @@ pub unsafe extern "C" fn cuLaunchKernel(
             // SAFETY: this kernel takes one `Scatter`.
             let rows = unsafe { **parameters.cast::<*const Scatter>() };
             Arc::new(move || scatter::scatter(&rows, grid))
+        }
+        (None, name) if name == rows::NAMES[8] => {
+            // SAFETY: this kernel takes one `Listed`.
+            let listed = unsafe { **parameters.cast::<*const Listed>() };
+            Arc::new(move || rows::read_listed(&listed, grid))
         }
         (None, name) if rows::NAMES.contains(&name) => {
             // SAFETY: these kernels take one `Gather`.

@@ -9,6 +9,7 @@ mod by_host;
 mod compute;
 mod data;
 mod example;
+mod experts;
 mod gather;
 mod hazards;
 mod late;
@@ -127,6 +128,7 @@ fn main() -> ExitCode {
     by_host::all(&mut report, &bench);
     ranges::all(&mut report, &bench);
     compute::all(&mut report, &bench);
+    experts::all(&mut report, &bench);
     paged::all(&mut report, &bench);
     search::all(&mut report, &bench);
     wide::all(&mut report, &bench);

@@ -80,6 +80,14 @@ const SEARCH: Image = Image {
     library: false,
     committed: Some("nvme-gpu-kernel/compute/search.ptx"),
 };
+/// The kernels that choose, cache and compute experts.
+const EXPERTS: Image = Image {
+    name: "experts",
+    package: "nvme-compute-kernel",
+    features: "experts",
+    library: false,
+    committed: Some("nvme-gpu-kernel/compute/experts.ptx"),
+};
 /// The functions that CUDA C++ links.
 const LIBRARY: Image = Image {
     name: "nvme_gpu_device",
@@ -185,8 +193,8 @@ fn build_and_check(refresh: bool, accept_fences: bool) -> Result<(), Failure> {
     let (mut kernels, mut table, mut same) = (String::new(), pins::Table::new(&ASSEMBLE_FOR), true);
     let mut images = Vec::new();
     for image in [
-        &KERNELS, &ROWS, &SCATTER, &COMPUTE, &STREAMED, &PAGED, &SEARCH, &EXAMPLE, &LITMUS,
-        &LIBRARY,
+        &KERNELS, &ROWS, &SCATTER, &COMPUTE, &STREAMED, &PAGED, &SEARCH, &EXPERTS, &EXAMPLE,
+        &LITMUS, &LIBRARY,
     ] {
         images.push((image, image.build(&compiler)?));
     }

@@ -20,6 +20,7 @@ pub(super) struct RowKernels {
     pub gather_cached: Function,
     pub gather_striped: Function,
     pub read_ranges: Function,
+    pub read_listed: Function,
     pub widen_rows: Function,
     /// Blocks of `widen_rows` that are of use.
     pub widen_blocks: u32,
@@ -37,6 +38,7 @@ impl RowKernels {
             gather_cached: gathers.function("nvme_gather_cached")?,
             gather_striped: gathers.function("nvme_gather_striped")?,
             read_ranges: gathers.function("nvme_read_ranges")?,
+            read_listed: gathers.function("nvme_read_listed")?,
             widen_rows: gathers.function("nvme_widen_rows")?,
             widen_blocks: gpu.multiprocessors()? * WIDEN_BLOCKS,
             scatter: scatters.function("nvme_scatter")?,

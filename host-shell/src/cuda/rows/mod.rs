@@ -33,7 +33,7 @@ pub use board::Failures;
 pub use by_host::{Direction, HostRows, MoveRows};
 pub use cache::TableCache;
 pub use pending::{Gathered, Pending};
-pub use request::{ReadRange, Request, RowTable};
+pub use request::{ReadList, ReadRange, Request, RowTable};
 pub(super) use state::RowsState;
 pub use striped::StripedRows;
 

@@ -2,9 +2,9 @@
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use super::{GpuRows, Pending, ReadRange, Request, RowTable};
+use super::{GpuRows, Pending, ReadList, ReadRange, Request, RowTable};
 use crate::error::Result;
-use nvme_gpu_kernel::rows::{Gather, RANGES, Range, Ranges, Split};
+use nvme_gpu_kernel::rows::{Gather, Listed, RANGES, Range, Ranges, Split};
 
 /// Bytes of a piece, unless a block is longer. Neighbouring pieces of a warp are one command, so that a short range is
 /// spread over many warps and a long one is read in long commands.
@@ -73,6 +73,48 @@ impl GpuRows {
             before += count;
         }
         Ok(pending)
+    }
+}
+
+impl GpuRows {
+    /// Bytes of a piece of a listed range.
+    pub fn listed_piece_bytes(&self) -> u32 {
+        self.piece_bytes()
+    }
+
+    /// Puts a launch into `stream` that reads what the list names when it runs. A row of the [`Pending`] is a piece.
+    ///
+    /// # Safety
+    /// As [`gather`](Self::gather), for the list, the places that it names and the status. The list is whole before the
+    /// launch begins.
+    ///
+    /// # Errors
+    /// As [`gather`](Self::gather).
+    pub unsafe fn read_listed(&self, list: &ReadList, stream: u64) -> Result<Pending> {
+        let request = Request {
+            ids: 0,
+            wide_ids: true,
+            count: list.pieces,
+            out: 0,
+            out_stride: 0,
+            status: list.status,
+        };
+        let launch = self.launch(&self.pieces(list.pieces), &request);
+        let launch = Gather {
+            unit_shift: 4,
+            ..launch.ok_or_else(super::closed)?
+        };
+        self.start(launch, stream, |kernels, gather, blocks| {
+            let listed = Listed {
+                gather,
+                list: list.list,
+                most_ranges: list.ranges,
+                piece_shift: self.piece_bytes().trailing_zeros(),
+            };
+            // SAFETY: the kernel takes one `Listed`; the caller vouches for the list, the others are ours until the gate
+            // is shut for good and nothing is inside.
+            unsafe { kernels.launch(stream, kernels.read_listed, blocks, &listed) }
+        })
     }
 }
 

@@ -38,3 +38,19 @@ pub struct ReadRange {
     /// Where they go: an address of the GPU.
     pub to: u64,
 }
+
+/// Ranges that a kernel lists in GPU memory, to be read by a launch after it. Addresses are the GPU's.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ReadList {
+    /// A [`ListHead`](nvme_gpu_kernel::rows::ListHead), and then its [`Range`](nvme_gpu_kernel::rows::Range)s; a multiple
+    /// of 8. First byte and place of each range are equal modulo 16, and its pieces are those of [`piece_bytes`].
+    ///
+    /// [`piece_bytes`]: crate::Store::listed_piece_bytes
+    pub list: u64,
+    /// Ranges at most.
+    pub ranges: u32,
+    /// Pieces of all of them at most.
+    pub pieces: u64,
+    /// Gets an `i32` for each piece that was listed: what became of it.
+    pub status: u64,
+}

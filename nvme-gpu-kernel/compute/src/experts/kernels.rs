@@ -1,0 +1,341 @@
+//! The kernels of a layer's experts.
+// UNSAFETY: kernel parameters hold addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+use super::cache::{Asked, Cache, words};
+use super::{Admit, Chosen, Join, NO_SLOT, Places, Policy, Product, Route, Settle};
+use crate::arch::{Numbers, butterfly64, exp, sum_of_warp, thread, warp};
+use crate::product::strip;
+use crate::strip::{Shape, first_row};
+use crate::{Gemv, index_of, ranked};
+use core::num::NonZeroU64;
+use nvme_core::sync::{AtomicU32, Order, Scope};
+use nvme_formats::Stored;
+use nvme_gpu_kernel::rows::{ListHead, Range};
+use nvme_gpu_kernel::{Warp, arch};
+
+/// A warp takes a token at a time: the largest logit, then the largest of those below it, and so on.
+///
+/// # Safety
+/// What [`Route`] names is there.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_moe_route(route: Route) {
+    let (mut token, warps) = warp();
+    while token < u64::from(route.tokens) {
+        // SAFETY: the caller's.
+        unsafe { route_token(&route, token) };
+        token += warps;
+    }
+}
+
+/// # Safety
+/// As [`nvme_moe_route`].
+#[inline(always)]
+unsafe fn route_token(route: &Route, token: u64) {
+    let first = token * u64::from(route.experts) * 4;
+    // SAFETY: the caller's.
+    let logits = unsafe { Numbers::at(route.logits + first) };
+    let chosen = route.chosen + token * u64::from(route.choices) * size_of::<Chosen>() as u64;
+    let (mut below, mut largest, mut sum) = (u64::MAX, 0.0, 0.0);
+    let mut at = 0;
+    while at < route.choices {
+        let mut best = 0;
+        let mut expert = arch::lane();
+        while expert < route.experts {
+            let mine = ranked(logits.load(expert.into()), expert);
+            best = if mine < below && mine > best {
+                mine
+            } else {
+                best
+            };
+            expert += 32;
+        }
+        below = most_of_warp(best);
+        let expert = index_of(below);
+        let logit = logits.load(expert.into());
+        largest = if at == 0 { logit } else { largest };
+        sum += exp(logit - largest);
+        if arch::lane() == 0 {
+            let one = Chosen {
+                expert,
+                slot: NO_SLOT,
+                weight: logit,
+                reserved: 0,
+            };
+            // SAFETY: the caller's: a place for each choice.
+            unsafe { *(chosen as usize as *mut Chosen).add(at as usize) = one };
+        }
+        at += 1;
+    }
+    let of_all = route.over_all != 0 || route.probabilities != 0;
+    let total = if of_all {
+        total(route, logits, largest)
+    } else {
+        sum
+    };
+    let factor = 1.0 / if route.over_all != 0 { total } else { sum };
+    arch::sync_warp(arch::FULL);
+    let mut at = arch::lane();
+    while at < route.choices {
+        // SAFETY: as above, and stored before the lanes met.
+        unsafe {
+            let one = (chosen as usize as *mut Chosen).add(at as usize);
+            (*one).weight = exp((*one).weight - largest) * factor;
+        }
+        at += 32;
+    }
+    if route.probabilities != 0 {
+        // SAFETY: the caller's.
+        let probabilities = unsafe { Numbers::at(route.probabilities + first) };
+        let mut expert = arch::lane();
+        while expert < route.experts {
+            let share = exp(logits.load(expert.into()) - largest) / total;
+            probabilities.store(expert.into(), share);
+            expert += 32;
+        }
+    }
+}
+
+#[inline(always)]
+fn total(route: &Route, logits: Numbers, largest: f32) -> f32 {
+    let (mut sum, mut expert) = (0.0, arch::lane());
+    while expert < route.experts {
+        sum += exp(logits.load(expert.into()) - largest);
+        expert += 32;
+    }
+    sum_of_warp(sum)
+}
+
+#[inline(always)]
+fn most_of_warp(value: u64) -> u64 {
+    let (mut most, mut bits) = (value, 16);
+    while bits != 0 {
+        let other = butterfly64(most, bits);
+        most = if other > most { other } else { most };
+        bits /= 2;
+    }
+    most
+}
+
+/// # Safety
+/// What [`Admit`] names is there.
+#[inline(always)]
+unsafe fn cache_of(admit: &Admit) -> Option<Cache<'_>> {
+    let count = words(admit.slots, admit.experts * admit.layers);
+    // SAFETY: the caller's: so many words, which are atomics.
+    let words =
+        unsafe { core::slice::from_raw_parts(admit.words as usize as *const AtomicU32, count) };
+    let policy = Policy::of_number(admit.policy)?;
+    Cache::new(words, admit.slots, admit.pinned, policy)
+}
+
+/// # Safety
+/// As [`cache_of`].
+#[inline(always)]
+unsafe fn places_of(admit: &Admit) -> &Places {
+    // SAFETY: the caller's.
+    unsafe { &*(admit.places as usize as *const Places) }
+}
+
+/// Word `word` of choice `pair`.
+///
+/// # Safety
+/// As [`cache_of`].
+#[inline(always)]
+unsafe fn word_of(chosen: u64, pair: u32, word: u64) -> &'static AtomicU32 {
+    let at = chosen + u64::from(pair) * size_of::<Chosen>() as u64 + word * 4;
+    // SAFETY: the caller's.
+    unsafe { &*(at as usize as *const AtomicU32) }
+}
+
+/// Choice `pair`, but for its weight.
+///
+/// # Safety
+/// As [`cache_of`].
+#[inline(always)]
+unsafe fn chosen_of(chosen: u64, pair: u32) -> Chosen {
+    // SAFETY: the caller's.
+    let word = |word| unsafe { word_of(chosen, pair, word) }.load(Order::Relaxed, Scope::Gpu);
+    Chosen {
+        expert: word(0),
+        slot: word(1),
+        weight: 0.0,
+        reserved: 0,
+    }
+}
+
+/// One warp decides.
+///
+/// # Safety
+/// What [`Admit`] names is there.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_moe_admit(admit: Admit) {
+    if warp().0 != 0 {
+        return;
+    }
+    // SAFETY: the caller's.
+    let (cache, places) = unsafe { (cache_of(&admit), places_of(&admit)) };
+    let Some(cache) = cache else { return };
+    let asked = Asked {
+        places,
+        first: admit.layer * admit.experts,
+        experts: admit.experts,
+        pairs: admit.pairs,
+        data: admit.data,
+        slot_bytes: admit.slot_bytes,
+        piece_shift: admit.piece_shift,
+    };
+    let ranges = (admit.list + size_of::<ListHead>() as u64) as usize as *mut Range;
+    let least = |value: u64| !most_of_warp(!value);
+    let (range_count, pieces) = cache.admit(
+        &Warp,
+        &asked,
+        // SAFETY: the caller's.
+        |pair| unsafe { chosen_of(admit.chosen, pair) },
+        // SAFETY: as above.
+        |pair, slot| {
+            unsafe { word_of(admit.chosen, pair, 1) }.store(slot, Order::Relaxed, Scope::Gpu)
+        },
+        // SAFETY: as above: three ranges for each pair.
+        |at, range| unsafe { *ranges.add(at as usize) = range },
+        least,
+    );
+    if arch::lane() == 0 {
+        let head = ListHead {
+            range_count: range_count.into(),
+            pieces,
+        };
+        // SAFETY: as above.
+        unsafe { *(admit.list as usize as *mut ListHead) = head };
+    }
+}
+
+/// A thread looks at a piece at a time.
+///
+/// # Safety
+/// What [`Settle`] names is there; the reads have ended.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_moe_settle(settle: Settle) {
+    let admit = &settle.admit;
+    // SAFETY: the caller's.
+    let (cache, head) = unsafe { (cache_of(admit), *(admit.list as usize as *const ListHead)) };
+    let Some(cache) = cache else { return };
+    let ranges = (admit.list + size_of::<ListHead>() as u64) as usize as *const Range;
+    let (me, threads) = thread();
+    let mut at = 0;
+    while at < head.range_count {
+        // SAFETY: the caller's.
+        let range = unsafe { *ranges.add(at as usize) };
+        let (mut piece, pieces) = (me, range.pieces(admit.piece_shift));
+        while piece < pieces {
+            let number = range.first + piece;
+            // SAFETY: as above: a word for each piece, up to the most there may be.
+            let is_read = number < settle.most_pieces
+                && unsafe { *(settle.status as usize as *const i32).add(number as usize) } == 0;
+            if !is_read {
+                let slot = (range.to - admit.data) / admit.slot_bytes.max(1);
+                cache.mark_bad(slot as u32);
+            }
+            piece += threads;
+        }
+        at += 1;
+    }
+}
+
+/// As `nvme_gemv`: each pair has its share of the warps.
+///
+/// # Safety
+/// What [`Product`] names is there.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_moe_product(product: Product) {
+    let admit = &product.admit;
+    let Some(stored) = Stored::of_number(product.stored) else {
+        return;
+    };
+    let shape = Shape::of(stored, product.columns);
+    let Some(pairs) = NonZeroU64::new(admit.pairs.into()) else {
+        return;
+    };
+    // SAFETY: the caller's.
+    let (cache, places) = unsafe { (cache_of(admit), places_of(admit)) };
+    let (Some(cache), Some(row_bytes)) = (cache, stored.row_bytes(product.columns)) else {
+        return;
+    };
+    let (mut item, warps) = warp();
+    let share = if warps < pairs.get() {
+        1
+    } else {
+        warps / pairs
+    };
+    while shape.groups != 0 && item < share * pairs.get() {
+        let (pair, part) = ((item % pairs) as u32, (item / pairs) as u32);
+        let row = |part| first_row(product.rows.into(), part, share as u32);
+        let rows = row(part)..row(part + 1);
+        // SAFETY: the caller's.
+        let chosen = unsafe { chosen_of(admit.chosen, pair) };
+        let y = product.y + u64::from(pair) * u64::from(product.rows) * 4;
+        if cache.is_bad(chosen.slot) {
+            // SAFETY: the caller's.
+            let y = unsafe { Numbers::at(y) };
+            let mut row = rows.start + u64::from(arch::lane());
+            while row < rows.end {
+                y.store(row, f32::NAN);
+                row += 32;
+            }
+        } else {
+            let vector = pair / product.shared.max(1);
+            let gemv = Gemv {
+                weights: admit.data
+                    + u64::from(chosen.slot) * admit.slot_bytes
+                    + places.at(product.matrix as usize, chosen.expert),
+                x: product.x + u64::from(vector) * u64::from(product.columns) * 4,
+                y,
+                row_bytes,
+                rows: product.rows,
+                columns: product.columns,
+                stride: 0,
+                tokens: 1,
+                stored: product.stored,
+                adds: 0,
+            };
+            // SAFETY: the caller's: the expert lies in its slot.
+            unsafe { strip(&gemv, (stored, shape), 0, rows) };
+        }
+        item += warps;
+    }
+}
+
+/// A thread takes an element at a time.
+///
+/// # Safety
+/// What [`Join`] names is there.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_moe_join(join: Join) {
+    // SAFETY: the caller's.
+    let (x, y) = unsafe { (Numbers::at(join.x), Numbers::at(join.y)) };
+    let Some(elements) = NonZeroU64::new(join.elements.into()) else {
+        return;
+    };
+    let (mut at, threads) = thread();
+    while at < elements.get() * u64::from(join.tokens) {
+        let (token, element) = (at / elements, at % elements);
+        let mut sum = 0.0;
+        let mut choice = 0;
+        while choice < join.choices {
+            let pair = token as u32 * join.choices + choice;
+            // SAFETY: as above.
+            let weight = unsafe { word_of(join.chosen, pair, 2) }.load(Order::Relaxed, Scope::Gpu);
+            sum += f32::from_bits(weight) * x.load(u64::from(pair) * elements.get() + element);
+            choice += 1;
+        }
+        y.store(
+            at,
+            if join.adds == 0 {
+                sum
+            } else {
+                y.load(at) + sum
+            },
+        );
+        at += threads;
+    }
+}
