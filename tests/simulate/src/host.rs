@@ -193,6 +193,7 @@ impl<'a> World<'a> {
 
     /// Works until nothing is in flight, or a deadline has passed, or the host has something else to do.
     pub fn wait(&mut self) -> Result<(), Failure> {
+        let mut nap_ns = 1_000;
         for _ in 0..200 {
             for queue in &mut self.queues {
                 queue.ring();
@@ -218,7 +219,12 @@ impl<'a> World<'a> {
                 self.now_ns += 2_000;
                 return Ok(());
             }
-            let next = self.next_work().max(self.now_ns + 1);
+            let mut next = self.next_work().max(self.now_ns + 1);
+            if self.next_event.is_some_and(|next| next <= self.now_ns) {
+                // One queue waits for room, and hides when others have work.
+                nap_ns *= 2;
+                next = next.min(self.now_ns + nap_ns);
+            }
             self.now_ns = next.min(until_ns);
             if self.now_ns == until_ns {
                 return self.work();
