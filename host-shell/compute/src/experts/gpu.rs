@@ -248,6 +248,11 @@ impl GpuExperts {
         Cache::new(words, self.words.slots, self.words.pinned, policy)
     }
 
+    /// The GPU.
+    pub fn gpu(&self) -> &Arc<Gpu> {
+        &self.gpu
+    }
+
     /// Experts that the cache holds at most.
     pub fn slots(&self) -> u32 {
         self.words.slots
