@@ -73,6 +73,7 @@ fn write(path: &Path, layers: u32) -> Result<()> {
             context: 4096,
             epsilon: 1e-5,
             rope_base: 10_000.0,
+            experts: None,
         },
         stored: Stored::Q6K,
         stored_head: Stored::Q6K,

@@ -127,11 +127,35 @@ impl Synthetic {
             let name = |what: &str| format!("blk.{layer}.{what}.weight");
             tensors.push(vector(name("attn_norm")));
             tensors.push(vector(name("ffn_norm")));
+            let experts = |what: &str, columns, rows| Tensor {
+                name: name(what),
+                shape: vec![
+                    columns,
+                    rows,
+                    config.experts.map_or(0, |of| of.count.into()),
+                ],
+                stored: self.stored,
+            };
+            // Between the others, as in files of others.
+            if let Some(mixture) = config.experts {
+                tensors.push(experts("ffn_down_exps", hidden, width));
+                tensors.push(experts("ffn_gate_exps", width, hidden));
+                let (router, count) = (name("ffn_gate_inp"), mixture.count.into());
+                tensors.push(matrix(router, width, count, Stored::F32));
+            }
             for (what, columns, rows) in [
                 ("attn_q", width, heads),
                 ("attn_k", width, keys),
                 ("attn_v", width, keys),
                 ("attn_output", heads, width),
+            ] {
+                tensors.push(matrix(name(what), columns, rows, self.stored));
+            }
+            if config.experts.is_some() {
+                tensors.push(experts("ffn_up_exps", width, hidden));
+                continue;
+            }
+            for (what, columns, rows) in [
                 ("ffn_gate", width, hidden),
                 ("ffn_up", width, hidden),
                 ("ffn_down", hidden, width),
@@ -160,6 +184,10 @@ impl Synthetic {
             ("rope.dimension_count", config.head_elements),
         ] {
             keys.u32(&format!("llama.{key}"), value);
+        }
+        if let Some(mixture) = config.experts {
+            keys.u32("llama.expert_count", mixture.count);
+            keys.u32("llama.expert_used_count", mixture.choices);
         }
         keys.f32("llama.attention.layer_norm_rms_epsilon", config.epsilon);
         keys.f32("llama.rope.freq_base", config.rope_base as f32);

@@ -1,7 +1,7 @@
 //! A small model of random weights through every kind of store, and files that are no model.
 
 use crate::Tokenizer;
-use crate::llama::{Config, Llama, Options};
+use crate::llama::{Config, Llama, Mixture, Options};
 use crate::synthetic::Synthetic;
 use nvme_formats::Stored;
 use nvme_host::{Catalog, Error, Store, StoreOptions};
@@ -22,10 +22,27 @@ fn small() -> Synthetic {
             context: 128,
             epsilon: 1e-5,
             rope_base: 10_000.0,
+            experts: None,
         },
         stored: Stored::Q4_1,
         stored_head: Stored::Q8_0,
         seed: 1,
+    }
+}
+
+/// The same with experts in place of each second half.
+fn mixture() -> Synthetic {
+    let dense = small();
+    Synthetic {
+        config: Config {
+            experts: Some(Mixture {
+                count: 6,
+                choices: 2,
+            }),
+            ..dense.config
+        },
+        stored: Stored::Q8_0,
+        ..dense
     }
 }
 
@@ -102,6 +119,75 @@ fn text_is_the_same_whatever_streams_and_however_it_is_fed() {
         assert_eq!(streamed.position(), length + 4);
         streamed.clear();
         assert_eq!(follow(&mut streamed, &prompt, 1).0[0], tokens[0]);
+    }
+}
+
+/// As one extent: the experts of a layer are no parts of a loader.
+fn whole(offset: u64, bytes: u64) -> nvme_host::Result<Vec<std::ops::Range<u64>>> {
+    Ok(std::iter::once(offset..offset + bytes).collect())
+}
+
+#[test]
+fn a_mixture_of_experts_has_its_text() {
+    let store = store(&file(&mixture()), "");
+    let catalog = Catalog::of_store(&store, PLACE).unwrap();
+    let open = |budget| {
+        let positions = 100;
+        Llama::open(&store, &catalog, &whole, Options { budget, positions })
+    };
+    let mut model = open(1 << 30).unwrap();
+    assert_eq!(model.config().experts, mixture().config.experts);
+    let prompt: Vec<u32> = (0..70).map(|at| at * 37 % 300).collect();
+    let (tokens, logits) = follow(&mut model, &prompt, 5);
+    // Layers without their experts: less than half of the file.
+    assert!(model.path().resident_bytes < file(&mixture()).len() as u64 / 2);
+    let budget = model.path().resident_bytes / 4 * 3;
+    let mut streamed = open(budget).unwrap();
+    let (last, others) = prompt.split_last().unwrap();
+    for token in others {
+        streamed.feed(&[*token]).unwrap();
+    }
+    assert_eq!(follow(&mut streamed, &[*last], 5), (tokens, logits));
+    let refused = Llama::open(
+        &store,
+        &catalog,
+        &places,
+        Options {
+            budget,
+            positions: 100,
+        },
+    );
+    let refused = refused.err().map(|error| error.to_string());
+    assert!(refused.is_some_and(|why| why.contains("in 3 places of the drive")));
+}
+
+#[test]
+fn a_mixture_that_cannot_be_is_refused() {
+    for (mixture_of, cause) in [
+        ((6, 7), "6 experts, 7 a token"),
+        ((5000, 2), "5000 experts"),
+        ((6, 0), "expert_used_count"),
+    ] {
+        let mut model = mixture();
+        let (count, choices) = mixture_of;
+        // Only the keys: the tensors of so many would be long.
+        let mut bytes = file(&model);
+        model.config.experts = Some(Mixture { count, choices });
+        for (key, from, to) in [
+            ("llama.expert_count", 6u32, count),
+            ("llama.expert_used_count", 2, choices),
+        ] {
+            let at = bytes
+                .windows(key.len())
+                .position(|window| window == key.as_bytes())
+                .unwrap();
+            let value = &mut bytes[at + key.len() + 4..][..4];
+            assert_eq!(value, from.to_le_bytes());
+            value.copy_from_slice(&to.to_le_bytes());
+        }
+        let store = store(&bytes, "");
+        let error = open(&store, 1 << 30).err().unwrap().to_string();
+        assert!(error.contains(cause), "{cause}: {error}");
     }
 }
 

@@ -4,7 +4,7 @@ use crate::bench::Bench;
 use crate::by_host::Scratch;
 use crate::gather::text;
 use crate::report::Report;
-use nvme_compute::llama::{Config, Llama, Options};
+use nvme_compute::llama::{Config, Llama, Mixture, Options};
 use nvme_compute::synthetic::{Stored, Synthetic};
 use nvme_host::cuda::RowsOptions;
 use nvme_host::store::GpuOptions;
@@ -20,23 +20,32 @@ const DRIVE: &str = "sim:mem?size=16MiB&block=4096&queues=8&threads=2";
 /// orders of sums, and an exponential to two units of the last place.
 const TOLERANCE: f32 = 1e-4;
 const TOKENS: usize = 6;
+/// More experts than the budget has room for.
+const MIXTURE: Option<Mixture> = Some(Mixture {
+    count: 9,
+    choices: 2,
+});
 
 pub fn all(report: &mut Report, bench: &Bench) {
     for stored in Stored::ALL {
         let name = format!("{stored:?}").to_lowercase();
         report.test(&format!("model/{name}"), |_| {
-            compare(bench, DRIVE, stored, 5)
+            compare(bench, DRIVE, (stored, None), 5)
         });
     }
     report.test("model/file", |_| {
         let file = Scratch::new()?;
         // More than go through the layers together.
-        compare(bench, &file.device(), Stored::Q4_1, 70)
+        compare(bench, &file.device(), (Stored::Q4_1, None), 70)
     });
-    report.test("model/errors", |_| errors(bench));
+    report.test("model/mixture", |_| {
+        compare(bench, DRIVE, (Stored::Q4_0, MIXTURE), 70)
+    });
+    report.test("model/errors", |_| errors(bench, None));
+    report.test("model/mixture-errors", |_| errors(bench, MIXTURE));
 }
 
-fn bytes_of(stored: Stored) -> Outcome<Vec<u8>> {
+fn bytes_of(stored: Stored, experts: Option<Mixture>) -> Outcome<Vec<u8>> {
     let model = Synthetic {
         config: Config {
             layers: 3,
@@ -49,6 +58,7 @@ fn bytes_of(stored: Stored) -> Outcome<Vec<u8>> {
             context: 128,
             epsilon: 1e-5,
             rope_base: 10_000.0,
+            experts,
         },
         stored,
         stored_head: Stored::Q8_0,
@@ -84,8 +94,15 @@ fn open(device: &str, gpu: Option<u32>, bytes: &[u8]) -> nvme_host::Result<Llama
         .filter(|entry| entry.name.starts_with("blk.0."))
         .map(|entry| entry.bytes.next_multiple_of(64))
         .sum();
+    // The experts of two tokens of nine or so, beside the layers.
+    let experts = catalog.entries().iter();
+    let experts = experts.filter(|entry| entry.name.ends_with("_exps.weight"));
+    let experts: u64 = experts.map(|entry| entry.bytes).sum::<u64>() / 6;
     let options = Options {
-        budget: 5 * layer / 2,
+        budget: match experts {
+            0 => 5 * layer / 2,
+            experts => layer / 2 + experts,
+        },
         positions: 100,
     };
     let places = |offset: u64, bytes: u64| {
@@ -108,8 +125,13 @@ fn follow(model: &mut Llama, prompt: &[u32]) -> nvme_host::Result<(Vec<u32>, Vec
     Ok((tokens, model.logits()?))
 }
 
-fn compare(bench: &Bench, device: &str, stored: Stored, length: u32) -> Outcome<String> {
-    let bytes = bytes_of(stored)?;
+fn compare(
+    bench: &Bench,
+    device: &str,
+    (stored, experts): (Stored, Option<Mixture>),
+    length: u32,
+) -> Outcome<String> {
+    let bytes = bytes_of(stored, experts)?;
     let mut of_cpu = open("sim:mem?size=16MiB", None, &bytes).map_err(text)?;
     let (expected, cpu) = follow(&mut of_cpu, &prompt(length)).map_err(text)?;
     let mut of_gpu = open(device, Some(bench.gpu.index()), &bytes).map_err(text)?;
@@ -128,8 +150,8 @@ fn compare(bench: &Bench, device: &str, stored: Stored, length: u32) -> Outcome<
 }
 
 /// Reads that fail end a step, which is repeated.
-fn errors(bench: &Bench) -> Outcome<String> {
-    let bytes = bytes_of(Stored::Q6K)?;
+fn errors(bench: &Bench, experts: Option<Mixture>) -> Outcome<String> {
+    let bytes = bytes_of(Stored::Q6K, experts)?;
     let mut of_cpu = open("sim:mem?size=16MiB", None, &bytes).map_err(text)?;
     let (expected, _) = follow(&mut of_cpu, &prompt(5)).map_err(text)?;
     // Behind the reads of the opening; so many that those which are repeated for parts of a command fail, too.

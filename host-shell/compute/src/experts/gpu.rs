@@ -123,12 +123,7 @@ impl GpuExperts {
         })?;
         let piece_bytes = u64::from(store.listed_piece_bytes()?);
         let shape = experts.shape;
-        let slot_bytes = experts
-            .places
-            .iter()
-            .map(Places::slot_bytes)
-            .max()
-            .unwrap_or(16);
+        let slot_bytes = experts.slot_bytes();
         let slots = (options.bytes / slot_bytes).min(MOST_SLOTS.into()) as u32;
         let pairs = options.tokens.saturating_mul(shape.choices);
         let needed = pairs.min(shape.experts);
@@ -251,6 +246,11 @@ impl GpuExperts {
     /// The GPU.
     pub fn gpu(&self) -> &Arc<Gpu> {
         &self.gpu
+    }
+
+    /// Tokens of a step at most.
+    pub fn tokens(&self) -> u32 {
+        self.tokens
     }
 
     /// Experts that the cache holds at most.

@@ -102,6 +102,12 @@ impl Experts {
         places.map_or(0, |places| places.bytes.iter().sum())
     }
 
+    /// Bytes of a slot of memory for an expert of any layer.
+    pub fn slot_bytes(&self) -> u64 {
+        let each = self.places.iter().map(Places::slot_bytes);
+        each.max().unwrap_or(0).max(16)
+    }
+
     /// The experts' results for tokens `x`, whose router says `logits`, by threads of the CPU: each token's are added up.
     ///
     /// # Errors

@@ -1,5 +1,6 @@
 //! What a GGUF file says of a model.
 
+use nvme_compute_kernel::experts::MOST_EXPERTS;
 use nvme_host::catalog::Value;
 use nvme_host::{Catalog, Error, Result};
 
@@ -26,6 +27,17 @@ pub struct Config {
     pub epsilon: f32,
     /// The base of the angles of positions.
     pub rope_base: f64,
+    /// The experts of each layer's second half, if it has them.
+    pub experts: Option<Mixture>,
+}
+
+/// Experts of a layer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Mixture {
+    /// How many.
+    pub count: u32,
+    /// How many of them a token has.
+    pub choices: u32,
 }
 
 impl Config {
@@ -62,6 +74,7 @@ impl Config {
             context: keys.size("llama.context_length")?,
             epsilon: keys.number("llama.attention.layer_norm_rms_epsilon")? as f32,
             rope_base: keys.number_or("llama.rope.freq_base", 10_000.0)?,
+            experts: keys.mixture()?,
         };
         let turned = keys.size_or("llama.rope.dimension_count", head_elements)?;
         let values = keys.size_or("llama.attention.value_length", head_elements)?;
@@ -82,13 +95,6 @@ impl Config {
         {
             return Err(other("its angles of positions are scaled".to_owned()));
         }
-        if keys
-            .get("llama.expert_count")
-            .and_then(Value::as_u64)
-            .is_some_and(|count| count > 0)
-        {
-            return Err(other("it has experts".to_owned()));
-        }
         Ok(config)
     }
 }
@@ -96,13 +102,31 @@ impl Config {
 fn other(cause: String) -> Error {
     Error::usage(
         format!("not a model that is run here: {cause}"),
-        "use a GGUF file of the architecture llama, as SmolLM2 or Llama 2",
+        "use a GGUF file of the architecture llama, as SmolLM2, Llama 2 or Mixtral",
     )
 }
 
 struct Keys<'a>(&'a [(String, Value)]);
 
 impl Keys<'_> {
+    fn mixture(&self) -> Result<Option<Mixture>> {
+        let count = self.get("llama.expert_count").and_then(Value::as_u64);
+        if count.is_none_or(|count| count == 0) {
+            return Ok(None);
+        }
+        let mixture = Mixture {
+            count: self.size("llama.expert_count")?,
+            choices: self.size("llama.expert_used_count")?,
+        };
+        match mixture.choices <= mixture.count && mixture.count <= MOST_EXPERTS {
+            true => Ok(Some(mixture)),
+            false => Err(other(format!(
+                "it has {} experts, {} a token",
+                mixture.count, mixture.choices
+            ))),
+        }
+    }
+
     fn get(&self, name: &str) -> Option<&Value> {
         let found = self.0.iter().find(|(key, _)| key == name);
         found.map(|(_, value)| value)

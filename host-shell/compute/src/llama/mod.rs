@@ -1,16 +1,16 @@
-//! Models of the architecture `llama`: SmolLM2, Llama 2 and 3, Mistral and others of their shape.
+//! Models of the architecture `llama`: SmolLM2, Llama 2 and 3, Mistral, Mixtral and others of their shape.
 
 mod config;
 pub(crate) mod weights;
 
-pub use config::Config;
+pub use config::{Config, Mixture};
 
 use crate::machine::{Buffer, Machine, Sizes, Vectors};
 use nvme_host::loader::{LayerLoader, LoaderOptions, LoaderPath, LoaderStats, Resident};
 use nvme_host::{Catalog, Error, Result, Store};
 use std::ops::Range;
 use std::sync::Arc;
-use weights::{Block, Weights};
+use weights::{Block, Second, Weights};
 
 /// Tokens that go through the layers together, at most.
 pub const MOST_TOKENS: u32 = 64;
@@ -19,7 +19,7 @@ pub const MOST_TOKENS: u32 = 64;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
     /// Bytes of memory for weights, of the GPU or of the host: what is not in them streams. Those of two layers at
-    /// least.
+    /// least; of a mixture of experts those of two layers without them, and on a GPU of a token's experts, too.
     pub budget: u64,
     /// Tokens of a text, the prompt with them, at most.
     pub positions: u32,
@@ -63,14 +63,19 @@ impl Llama {
         let (weights, layers) = Weights::of(&config, catalog, store, places)?;
         let slot = layers.iter().map(|layer| layer.bytes()).max().unwrap_or(0);
         let all: u64 = layers.iter().map(|layer| layer.bytes()).sum();
-        if options.budget < 2 * slot {
+        let for_experts = weights.least_for_experts();
+        let budget = options.budget.saturating_sub(for_experts);
+        if budget < 2 * slot {
             return Err(Error::usage(
                 format!("a budget of {} bytes for layers of {slot}", options.budget),
-                format!("allow {} bytes or more: two layers", 2 * slot),
+                format!(
+                    "allow {} bytes or more: two layers, and the experts of a token",
+                    2 * slot + for_experts
+                ),
             ));
         }
-        // A third slot hides a layer that takes longer; what is left keeps layers.
-        let slots = match options.budget {
+        // A third slot hides a layer that takes longer; what is left keeps layers, and then experts.
+        let slots = match budget {
             budget if budget >= all => 1,
             budget => (budget / slot).min(3),
         };
@@ -79,10 +84,10 @@ impl Llama {
             layers,
             &LoaderOptions {
                 slots: slots as usize,
-                resident: Resident::Bytes(if options.budget >= all {
+                resident: Resident::Bytes(if budget >= all {
                     all
                 } else {
-                    options.budget - slots * slot
+                    budget - slots * slot
                 }),
                 ..LoaderOptions::default()
             },
@@ -91,6 +96,7 @@ impl Llama {
             config: config.clone(),
             tokens: MOST_TOKENS,
             positions: options.positions,
+            expert_bytes: for_experts + budget.saturating_sub(all),
         };
         let machine = crate::machine::of(sizes, &weights)?;
         Ok(Self {
@@ -223,7 +229,7 @@ fn block_forward(
     position: u32,
     tokens: u32,
 ) -> Result<()> {
-    use Buffer::{Attended, Gate, Hidden, Keys, Normed, Queries, Up, Values};
+    use Buffer::{Attended, Gate, Hidden, Keys, Normed, Queries, Router, Up, Values};
     let each = |x, y| Vectors {
         tokens,
         ..Vectors::one(x, y)
@@ -239,8 +245,16 @@ fn block_forward(
     machine.attend(index, position, tokens)?;
     machine.product(layer, &block.output, added(Attended))?;
     machine.norm(layer, block.hidden_norm, tokens)?;
-    machine.product(layer, &block.gate, each(Normed, Gate))?;
-    machine.product(layer, &block.up, each(Normed, Up))?;
-    machine.activate(tokens)?;
-    machine.product(layer, &block.down, added(Gate))
+    match &block.second {
+        Second::Dense { gate, up, down } => {
+            machine.product(layer, gate, each(Normed, Gate))?;
+            machine.product(layer, up, each(Normed, Up))?;
+            machine.activate(tokens)?;
+            machine.product(layer, down, added(Gate))
+        }
+        Second::Experts { router } => {
+            machine.product(layer, router, each(Normed, Router))?;
+            machine.experts(index, tokens)
+        }
+    }
 }

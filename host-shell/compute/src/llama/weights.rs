@@ -1,12 +1,16 @@
 //! Where the weights of a model lie, and in which layers they are loaded.
 
 use super::config::Config;
+use crate::experts::{Experts, Layer, Placed, Shape};
 use nvme_formats::Stored;
 use nvme_host::catalog::{Dtype, Entry};
 use nvme_host::loader::Layers;
 use nvme_host::{Catalog, Error, Result, Store};
 use std::ops::Range;
 use std::sync::Arc;
+
+/// Tensors of a GGUF file begin at multiples of it, unless the file says otherwise.
+const ALIGNMENT: u64 = 32;
 
 /// A matrix inside of a layer's bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -28,9 +32,19 @@ pub struct Block {
     pub value: Matrix,
     pub output: Matrix,
     pub hidden_norm: u64,
-    pub gate: Matrix,
-    pub up: Matrix,
-    pub down: Matrix,
+    pub second: Second,
+}
+
+/// What comes behind the second norm.
+#[derive(Clone, Copy, Debug)]
+pub enum Second {
+    Dense {
+        gate: Matrix,
+        up: Matrix,
+        down: Matrix,
+    },
+    /// Experts, which are not loaded with the layer.
+    Experts { router: Matrix },
 }
 
 /// Rows of the last matrix, which is as long as many layers.
@@ -93,6 +107,7 @@ pub struct Weights {
     pub last_norm: Vec<f32>,
     pub head: Vec<Piece>,
     pub embedding: Embedding,
+    pub experts: Option<Experts>,
 }
 
 /// Where so many bytes from a byte of the file on lie in the store, in their order.
@@ -111,10 +126,15 @@ impl Weights {
         let (mut layers, mut blocks, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
         for index in 0..config.layers {
             let prefix = format!("blk.{index}.");
-            let range = file.range(&prefix)?;
-            blocks.push(block(config, file, &prefix, range.start)?);
-            lengths.push(range.end - range.start);
-            layers.push((prefix, places(range.start, range.end - range.start)?));
+            let runs = file.runs(&prefix)?;
+            blocks.push(block(config, file, &prefix, &runs)?);
+            lengths.push(runs.0.iter().map(|run| run.end - run.start).sum());
+            let parts = runs
+                .0
+                .iter()
+                .map(|run| places(run.start, run.end - run.start));
+            let parts: Vec<Vec<Range<u64>>> = parts.collect::<Result<_>>()?;
+            layers.push((prefix, parts.concat()));
         }
         let embedding = file.alone("token_embd.weight", config)?;
         let last = match catalog.get("output.weight") {
@@ -132,7 +152,7 @@ impl Weights {
         let bytes = embedding.row_bytes * u64::from(embedding.rows);
         let embeddings = places(embedding.at, bytes)?;
         let norm = file.entry("output_norm.weight")?.offset;
-        file.vector("output_norm.weight", config.width, norm)?;
+        file.vector("output_norm.weight", config.width, &Runs::from(norm))?;
         let mut bytes = Vec::new();
         for place in places(norm, u64::from(config.width) * 4)? {
             let begin = bytes.len();
@@ -150,9 +170,52 @@ impl Weights {
                 row_bytes: embedding.row_bytes,
                 stored: embedding.stored,
             },
+            experts: experts(config, file, store, places)?,
         };
         Ok((weights, Layers::of_parts(layers)?))
     }
+
+    /// Bytes of memory without which the experts of a token do not fit on a GPU.
+    pub fn least_for_experts(&self) -> u64 {
+        match &self.experts {
+            Some(experts) if experts.store.gpu().is_some() => {
+                experts.slot_bytes() * u64::from(experts.shape().choices)
+            }
+            _ => 0,
+        }
+    }
+}
+
+/// The experts of all layers, if the model has them.
+fn experts(
+    config: &Config,
+    file: File<'_>,
+    store: &Arc<Store>,
+    places: Places<'_>,
+) -> Result<Option<Experts>> {
+    let Some(mixture) = config.experts else {
+        return Ok(None);
+    };
+    let layer = |index: u32| -> Result<Layer> {
+        let placed = |name: &str, rows, columns| {
+            let name = format!("blk.{index}.ffn_{name}_exps.weight");
+            file.experts(&name, (mixture.count, rows, columns), places)
+        };
+        Ok([
+            placed("gate", config.hidden, config.width)?,
+            placed("up", config.hidden, config.width)?,
+            placed("down", config.width, config.hidden)?,
+        ])
+    };
+    let shape = Shape {
+        width: config.width,
+        hidden: config.hidden,
+        experts: mixture.count,
+        choices: mixture.choices,
+        over_all: false,
+    };
+    let layers = (0..config.layers).map(layer).collect::<Result<_>>()?;
+    Ok(Some(Experts::new(store, shape, layers)?))
 }
 
 /// The last matrix in pieces that are no longer than a layer.
@@ -172,14 +235,24 @@ fn pieces(last: &Matrix, longest: u64, first_layer: usize) -> Vec<Piece> {
         .collect()
 }
 
-fn block(config: &Config, file: File<'_>, prefix: &str, begin: u64) -> Result<Block> {
+fn block(config: &Config, file: File<'_>, prefix: &str, runs: &Runs) -> Result<Block> {
     let (width, hidden) = (config.width, config.hidden);
     let queries = config.heads * config.head_elements;
     let keys = config.kv_heads * config.head_elements;
     let matrix = |name: &str, rows, columns| {
-        file.matrix(&format!("{prefix}{name}.weight"), rows, columns, begin)
+        file.matrix(&format!("{prefix}{name}.weight"), rows, columns, runs)
     };
-    let vector = |name: &str| file.vector(&format!("{prefix}{name}.weight"), width, begin);
+    let vector = |name: &str| file.vector(&format!("{prefix}{name}.weight"), width, runs);
+    let second = match config.experts {
+        None => Second::Dense {
+            gate: matrix("ffn_gate", hidden, width)?,
+            up: matrix("ffn_up", hidden, width)?,
+            down: matrix("ffn_down", width, hidden)?,
+        },
+        Some(mixture) => Second::Experts {
+            router: matrix("ffn_gate_inp", mixture.count, width)?,
+        },
+    };
     Ok(Block {
         attention_norm: vector("attn_norm")?,
         query: matrix("attn_q", queries, width)?,
@@ -187,10 +260,32 @@ fn block(config: &Config, file: File<'_>, prefix: &str, begin: u64) -> Result<Bl
         value: matrix("attn_v", keys, width)?,
         output: matrix("attn_output", width, queries)?,
         hidden_norm: vector("ffn_norm")?,
-        gate: matrix("ffn_gate", hidden, width)?,
-        up: matrix("ffn_up", hidden, width)?,
-        down: matrix("ffn_down", width, hidden)?,
+        second,
     })
+}
+
+/// Ranges of the file that are loaded one behind the other.
+struct Runs(Vec<Range<u64>>);
+
+impl From<u64> for Runs {
+    /// From that byte on.
+    fn from(begin: u64) -> Self {
+        Self(vec![begin..u64::MAX])
+    }
+}
+
+impl Runs {
+    /// Where byte `offset` of the file is when they are loaded.
+    fn at(&self, offset: u64) -> Option<u64> {
+        let mut before = 0;
+        for run in &self.0 {
+            if run.contains(&offset) {
+                return Some(before + (offset - run.start));
+            }
+            before += run.end - run.start;
+        }
+        None
+    }
 }
 
 #[derive(Clone, Copy)]
@@ -204,35 +299,54 @@ impl<'a> File<'a> {
         entry.ok_or_else(|| refused(format!("there is no {name}")))
     }
 
-    /// From the first byte of the tensors with a prefix to behind their last.
-    fn range(self, prefix: &str) -> Result<Range<u64>> {
+    /// The tensors with a prefix, but for experts.
+    fn runs(self, prefix: &str) -> Result<Runs> {
         let mine = self.catalog.entries().iter();
-        let mine = mine.filter(|entry| entry.name.starts_with(prefix));
-        let (first, end) = mine.fold((u64::MAX, 0), |(first, end), entry| {
-            (first.min(entry.offset), end.max(entry.offset + entry.bytes))
-        });
-        match first < end {
-            true => Ok(first..end),
-            false => Err(refused(format!("there is no {prefix}*"))),
+        let mut mine: Vec<&Entry> = mine
+            .filter(|entry| entry.name.starts_with(prefix))
+            .collect();
+        mine.sort_by_key(|entry| entry.offset);
+        let (mut runs, mut is_cut): (Vec<Range<u64>>, _) = (Vec::new(), true);
+        for entry in mine {
+            let end = entry.offset + entry.bytes;
+            match runs.last_mut() {
+                Some(run) if entry.name.ends_with("_exps.weight") => {
+                    // The next run begins as aligned as it lies in the file.
+                    if !is_cut {
+                        run.end = run.end.next_multiple_of(ALIGNMENT).min(entry.offset);
+                    }
+                    is_cut = true;
+                }
+                None if entry.name.ends_with("_exps.weight") => {}
+                Some(run) if !is_cut => run.end = run.end.max(end),
+                _ => {
+                    runs.push(entry.offset..end);
+                    is_cut = false;
+                }
+            }
+        }
+        match runs.is_empty() {
+            false => Ok(Runs(runs)),
+            true => Err(refused(format!("there is no {prefix}*"))),
         }
     }
 
-    /// The matrix `name`, whose first byte is counted from `begin` on.
-    fn matrix(self, name: &str, rows: u32, columns: u32, begin: u64) -> Result<Matrix> {
+    /// The matrix `name`, whose first byte is counted through `runs`.
+    fn matrix(self, name: &str, rows: u32, columns: u32, runs: &Runs) -> Result<Matrix> {
         let entry = self.entry(name)?;
         let stored = stored(entry.dtype)
             .ok_or_else(|| refused(format!("{name} is of {}", entry.dtype.name())))?;
-        let row_bytes = stored.row_bytes(columns);
+        let at = runs.at(entry.offset).filter(|at| at.is_multiple_of(2));
         let is_so = entry.shape == [u64::from(rows), u64::from(columns)];
-        let row_bytes = row_bytes.filter(|_| is_so && (entry.offset - begin).is_multiple_of(2));
-        let row_bytes = row_bytes.ok_or_else(|| {
-            refused(format!(
+        let row_bytes = stored.row_bytes(columns).filter(|_| is_so);
+        let (Some(row_bytes), Some(at)) = (row_bytes, at) else {
+            return Err(refused(format!(
                 "{name} has the shape {:?}, not {rows} times {columns}",
                 entry.shape
-            ))
-        })?;
+            )));
+        };
         Ok(Matrix {
-            at: entry.offset - begin,
+            at,
             stored,
             rows,
             columns,
@@ -240,23 +354,49 @@ impl<'a> File<'a> {
         })
     }
 
+    /// The matrices `name` of all experts.
+    fn experts(
+        self,
+        name: &str,
+        (count, rows, columns): (u32, u32, u32),
+        places: Places<'_>,
+    ) -> Result<Placed> {
+        let entry = self.entry(name)?;
+        let stored = stored(entry.dtype)
+            .ok_or_else(|| refused(format!("{name} is of {}", entry.dtype.name())))?;
+        if entry.shape != [count, rows, columns].map(u64::from) {
+            return Err(refused(format!(
+                "{name} has the shape {:?}, not {count} times {rows} times {columns}",
+                entry.shape
+            )));
+        }
+        match &places(entry.offset, entry.bytes)?[..] {
+            [place] => Ok(Placed {
+                offset: place.start,
+                stored,
+            }),
+            places => Err(Error::usage(
+                format!("{name} lies in {} places of the drive", places.len()),
+                "put the file into one extent, as `nvme-gpu pack` and `import` do",
+            )),
+        }
+    }
+
     /// A matrix with a row for each token, which is loaded by itself; its first byte is that of the file.
     fn alone(self, name: &str, config: &Config) -> Result<Matrix> {
         let at = self.entry(name)?.offset;
-        let matrix = self.matrix(name, config.vocabulary, config.width, at)?;
+        let matrix = self.matrix(name, config.vocabulary, config.width, &Runs::from(at))?;
         Ok(Matrix { at, ..matrix })
     }
 
-    /// The first byte of a vector of `f32`, counted from `begin` on.
-    fn vector(self, name: &str, elements: u32, begin: u64) -> Result<u64> {
+    /// The first byte of a vector of `f32`, counted through `runs`.
+    fn vector(self, name: &str, elements: u32, runs: &Runs) -> Result<u64> {
         let entry = self.entry(name)?;
         let is_so = entry.dtype == Dtype::F32 && entry.shape == [u64::from(elements)];
-        match is_so && (entry.offset - begin).is_multiple_of(4) {
-            true => Ok(entry.offset - begin),
-            false => Err(refused(format!(
-                "{name} is no vector of {elements} float32"
-            ))),
-        }
+        let at = runs
+            .at(entry.offset)
+            .filter(|at| is_so && at.is_multiple_of(4));
+        at.ok_or_else(|| refused(format!("{name} is no vector of {elements} float32")))
     }
 }
 

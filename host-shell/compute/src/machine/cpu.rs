@@ -1,6 +1,7 @@
 //! Threads of the CPU.
 
 use super::{Buffer, Machine, Sizes, Vectors};
+use crate::experts::Experts;
 use crate::llama::weights::{Embedding, Matrix, Weights};
 use nvme_compute_kernel::reference;
 use nvme_host::loader::{Layer, LayerLoader};
@@ -18,6 +19,7 @@ pub struct CpuMachine {
     angles: Vec<f32>,
     last_norm: Vec<f32>,
     embedding: Embedding,
+    experts: Option<Experts>,
     name: String,
 }
 
@@ -34,6 +36,7 @@ impl CpuMachine {
             angles: reference::angles(sizes.positions, config.head_elements, config.rope_base),
             last_norm: weights.last_norm.clone(),
             embedding: weights.embedding.clone(),
+            experts: weights.experts.clone(),
             name: format!("{} threads of the CPU", rayon::current_num_threads()),
             sizes,
         }
@@ -184,6 +187,18 @@ impl Machine for CpuMachine {
         let up = self.vectors(Buffer::Up, 0, tokens);
         reference::silu_mul(&mut gate[..up.len()], up);
         self.put(Buffer::Gate, gate);
+        Ok(())
+    }
+
+    fn experts(&mut self, block: usize, tokens: u32) -> Result<()> {
+        let Some(experts) = &self.experts else {
+            return Err(Error::internal("a model without experts"));
+        };
+        let logits = self.vectors(Buffer::Router, 0, tokens);
+        let x = self.vectors(Buffer::Normed, 0, tokens);
+        let y = experts.compute(block as u32, logits, x)?;
+        let hidden = &mut self.buffers[Buffer::Hidden as usize];
+        hidden.iter_mut().zip(y).for_each(|(sum, y)| *sum += y);
         Ok(())
     }
 

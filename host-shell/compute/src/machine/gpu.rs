@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::{Buffer, Machine, Sizes, Vectors};
+use crate::experts::{self, CacheOptions, Experts, GpuExperts, Policy, Step};
 use crate::llama::weights::{Embedding, Matrix, Weights};
 use nvme_compute_kernel::{
     Argmax, Attention, BLOCK_THREADS, Gemv, PTX, RmsNorm, Rope, SiluMul, Unpack, kernel, reference,
@@ -68,12 +69,15 @@ pub struct GpuMachine {
     embedding: Embedding,
     /// The read of the step's embeddings.
     pending: Option<Pending>,
+    experts: Option<GpuExperts>,
+    /// The reads of the step's experts.
+    expert_reads: Vec<Pending>,
     name: String,
 }
 
 impl GpuMachine {
     pub fn new(gpu: &Arc<Gpu>, sizes: Sizes, weights: &Weights) -> Result<Self> {
-        let floats = |count: usize| DeviceMemory::new(gpu, count * 4);
+        let floats = |count: usize| DeviceMemory::new(gpu, count.max(1) * 4);
         let config = &sizes.config;
         let cached = sizes.positions as usize * sizes.cached() as usize;
         let angles = reference::angles(sizes.positions, config.head_elements, config.rope_base);
@@ -81,6 +85,10 @@ impl GpuMachine {
         let cache = (0..config.layers).map(|_| Ok((floats(cached)?, floats(cached)?)));
         let tokens = sizes.tokens as usize;
         let row_bytes = weights.embedding.row_bytes as usize;
+        let experts = weights.experts.as_ref();
+        let experts = experts
+            .map(|experts| expert_cache(experts, &sizes))
+            .transpose()?;
         Ok(Self {
             kernels: Kernels::load(gpu)?,
             stream: Stream::new(gpu)?,
@@ -93,6 +101,8 @@ impl GpuMachine {
             rows: DeviceMemory::new(gpu, tokens * row_bytes.next_multiple_of(16))?,
             embedding: weights.embedding.clone(),
             pending: None,
+            experts,
+            expert_reads: Vec::new(),
             name: gpu.describe(),
             sizes,
         })
@@ -138,6 +148,24 @@ impl GpuMachine {
     }
 }
 
+/// The cache of the experts: for as many tokens at a time as it has room.
+fn expert_cache(experts: &Experts, sizes: &Sizes) -> Result<GpuExperts> {
+    let shape = experts.shape();
+    let slots = sizes.expert_bytes / experts.slot_bytes();
+    let tokens = match slots >= u64::from(shape.experts) {
+        true => sizes.tokens,
+        false => (slots / u64::from(shape.choices)).clamp(1, sizes.tokens.into()) as u32,
+    };
+    let options = CacheOptions {
+        bytes: sizes.expert_bytes,
+        policy: Policy::Lru,
+        pinned: Vec::new(),
+        tokens,
+        limit: LIMIT,
+    };
+    GpuExperts::new(experts, &options)
+}
+
 /// Numbers in memory of the GPU.
 fn uploaded(gpu: &Arc<Gpu>, numbers: &[f32]) -> Result<DeviceMemory> {
     let bytes: Vec<u8> = numbers
@@ -171,6 +199,7 @@ impl Machine for GpuMachine {
         // SAFETY: the rows are memory of this machine, which waits for its stream before it is dropped.
         let pending = unsafe { store.read_ranges_on_gpu(&ranges, self.stream.handle())? };
         self.pending = Some(pending);
+        self.expert_reads.clear();
         let unpack = Unpack {
             rows: self.rows.address(),
             y: self.address(Buffer::Hidden),
@@ -257,6 +286,32 @@ impl Machine for GpuMachine {
         self.launch(self.kernels.silu_mul, silu.elements, &silu)
     }
 
+    fn experts(&mut self, block: usize, tokens: u32) -> Result<()> {
+        let Some(experts) = &self.experts else {
+            return Err(Error::internal("a model without experts"));
+        };
+        let most = experts.tokens() as usize;
+        for first in (0..tokens).step_by(most) {
+            let at = |buffer| {
+                let before = u64::from(first) * u64::from(self.sizes.elements(buffer));
+                self.address(buffer) + before * 4
+            };
+            let step = Step {
+                layer: block as u32,
+                tokens: (tokens - first).min(most as u32),
+                logits: at(Buffer::Router),
+                x: at(Buffer::Normed),
+                y: at(Buffer::Hidden),
+                adds: true,
+                probabilities: 0,
+            };
+            // SAFETY: vectors of this machine, which waits for its stream before they are freed.
+            let pending = unsafe { experts.step(&step, self.stream.handle())? };
+            self.expert_reads.push(pending);
+        }
+        Ok(())
+    }
+
     fn next_token(&mut self, loader: &LayerLoader) -> Result<u32> {
         let argmax = Argmax {
             x: self.address(Buffer::Logits),
@@ -274,6 +329,9 @@ impl Machine for GpuMachine {
             let (what, remedy) = status::describe(code);
             let cause = format!("part {row} of the embeddings of the step: {what}");
             return Err(Error::device(cause, remedy));
+        }
+        for pending in self.expert_reads.drain(..) {
+            experts::check(pending.wait(LIMIT)?)?;
         }
         let mut token = [0; 8];
         self.index.download(0, &mut token)?;

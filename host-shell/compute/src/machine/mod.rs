@@ -21,6 +21,8 @@ pub enum Buffer {
     Attended,
     Gate,
     Up,
+    /// A logit for each expert.
+    Router,
     /// One vector alone.
     Logits,
 }
@@ -37,6 +39,7 @@ impl Buffer {
         Self::Attended,
         Self::Gate,
         Self::Up,
+        Self::Router,
         Self::Logits,
     ];
 }
@@ -49,6 +52,8 @@ pub struct Sizes {
     pub tokens: u32,
     /// Positions of the text, at most.
     pub positions: u32,
+    /// Bytes of memory of a GPU for experts.
+    pub expert_bytes: u64,
 }
 
 impl Sizes {
@@ -59,7 +64,9 @@ impl Sizes {
             Buffer::Hidden | Buffer::Normed => config.width,
             Buffer::Queries | Buffer::Attended => config.heads * config.head_elements,
             Buffer::Keys | Buffer::Values => self.cached(),
+            Buffer::Gate | Buffer::Up if config.experts.is_some() => 0,
             Buffer::Gate | Buffer::Up => config.hidden,
+            Buffer::Router => config.experts.map_or(0, |experts| experts.count),
             Buffer::Logits => config.vocabulary,
         }
     }
@@ -135,6 +142,9 @@ pub trait Machine: Send {
 
     /// [`Buffer::Gate`] and [`Buffer::Up`] into the first.
     fn activate(&mut self, tokens: u32) -> Result<()>;
+
+    /// The experts of layer `block` for [`Buffer::Normed`], as [`Buffer::Router`] chooses them, added to [`Buffer::Hidden`].
+    fn experts(&mut self, block: usize, tokens: u32) -> Result<()>;
 
     /// The token with the largest number in [`Buffer::Logits`], when all before it has ended and was right.
     fn next_token(&mut self, loader: &LayerLoader) -> Result<u32>;

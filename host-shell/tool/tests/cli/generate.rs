@@ -18,6 +18,7 @@ pub fn model() -> Vec<u8> {
             context: 64,
             epsilon: 1e-5,
             rope_base: 10_000.0,
+            experts: None,
         },
         stored: Stored::Q8_0,
         stored_head: Stored::Q8_0,
