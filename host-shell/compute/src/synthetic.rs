@@ -1,6 +1,6 @@
 //! Models of random weights, for tests and measurements: a GGUF file of any size whose text means nothing.
 
-use crate::llama::Config;
+use crate::llama::{Config, Mixture};
 use crate::tokenizer::sign;
 pub use nvme_formats::Stored;
 use nvme_formats::{bf16_of_f32, f16_of_f32};
@@ -47,6 +47,28 @@ impl Tensor {
 }
 
 impl Synthetic {
+    /// A model of 14 MB with 8 experts a layer, of 4 MB without.
+    pub fn small(experts: Option<Mixture>) -> Self {
+        Self {
+            config: Config {
+                layers: 4,
+                width: 256,
+                hidden: 512,
+                heads: 8,
+                kv_heads: 2,
+                head_elements: 32,
+                vocabulary: 512,
+                context: 256,
+                epsilon: 1e-5,
+                rope_base: 10_000.0,
+                experts,
+            },
+            stored: Stored::Q8_0,
+            stored_head: Stored::Q8_0,
+            seed: 11,
+        }
+    }
+
     /// Writes it as a GGUF file of version 3; `progress` hears of the bytes.
     ///
     /// # Errors

@@ -161,6 +161,32 @@ fn a_mixture_of_experts_has_its_text() {
     assert!(refused.is_some_and(|why| why.contains("in 3 places of the drive")));
 }
 
+/// What MixtralForCausalLM of transformers 5.23 makes of the same weights (`tests/beside_transformers.py`, by hand): 64
+/// tokens, greedy choice, numbers 1e-6 apart.
+#[test]
+fn a_mixture_of_experts_has_the_tokens_of_transformers() {
+    let model = Synthetic::small(Some(Mixture {
+        count: 8,
+        choices: 2,
+    }));
+    let store = store(&file(&model), "");
+    let catalog = Catalog::of_store(&store, PLACE).unwrap();
+    let options = Options {
+        budget: 4 << 20,
+        positions: 100,
+    };
+    let mut model = Llama::open(&store, &catalog, &whole, options).unwrap();
+    let prompt: Vec<u32> = "The drive reads".bytes().map(u32::from).collect();
+    let (tokens, _) = follow(&mut model, &prompt, 64);
+    let expected = [
+        165, 169, 94, 94, 94, 94, 94, 52, 52, 52, 363, 363, 363, 363, 363, 363, 52, 17, 15, 452,
+        212, 48, 16, 324, 145, 94, 301, 452, 452, 121, 452, 452, 127, 212, 158, 452, 452, 452, 452,
+        452, 452, 452, 452, 452, 452, 452, 452, 452, 452, 452, 164, 179, 452, 164, 363, 158, 158,
+        158, 158, 158, 158, 158, 158, 158,
+    ];
+    assert_eq!(tokens, expected);
+}
+
 #[test]
 fn a_mixture_that_cannot_be_is_refused() {
     for (mixture_of, cause) in [

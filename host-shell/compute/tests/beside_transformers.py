@@ -13,14 +13,70 @@ import json
 import pathlib
 import sys
 
+import gguf
 import numpy
 import torch
 import transformers
 
 
+def mixture(reader: gguf.GGUFReader) -> transformers.PreTrainedModel:
+    """Mixtral: transformers does not read it from such a file."""
+
+    def key(name: str) -> float:
+        return reader.fields[f"llama.{name}"].contents()
+
+    heads, kv_heads = key("attention.head_count"), key("attention.head_count_kv")
+    rows = {tensor.name: gguf.dequantize(tensor.data, tensor.tensor_type) for tensor in reader.tensors}
+    embedding = rows["token_embd.weight"]
+    config = transformers.MixtralConfig(
+        vocab_size=embedding.shape[0],
+        hidden_size=key("embedding_length"),
+        intermediate_size=key("feed_forward_length"),
+        num_hidden_layers=key("block_count"),
+        num_attention_heads=heads,
+        num_key_value_heads=kv_heads,
+        head_dim=key("attention.key_length"),
+        num_local_experts=key("expert_count"),
+        num_experts_per_tok=key("expert_used_count"),
+        max_position_embeddings=key("context_length"),
+        rms_norm_eps=key("attention.layer_norm_rms_epsilon"),
+        rope_theta=key("rope.freq_base"),
+        sliding_window=None,
+        attn_implementation="eager",
+    )
+    model = transformers.MixtralForCausalLM(config).float()
+
+    def halves(matrix: numpy.ndarray, count: int) -> numpy.ndarray:
+        """Rows of heads whose pairs are neighbours, as transformers has them: the first half, then the second."""
+        pairs = matrix.reshape(count, -1, 2, matrix.shape[-1])
+        return pairs.swapaxes(1, 2).reshape(matrix.shape)
+
+    def copy(to: torch.Tensor, array: numpy.ndarray) -> None:
+        to.data.copy_(torch.from_numpy(numpy.array(array, dtype=numpy.float32)).reshape(to.shape))
+
+    copy(model.model.embed_tokens.weight, embedding)
+    copy(model.lm_head.weight, rows.get("output.weight", embedding))
+    copy(model.model.norm.weight, rows["output_norm.weight"])
+    for index, layer in enumerate(model.model.layers):
+        of = {name.split(".")[2]: array for name, array in rows.items() if name.startswith(f"blk.{index}.")}
+        copy(layer.input_layernorm.weight, of["attn_norm"])
+        copy(layer.post_attention_layernorm.weight, of["ffn_norm"])
+        copy(layer.self_attn.q_proj.weight, halves(of["attn_q"], heads))
+        copy(layer.self_attn.k_proj.weight, halves(of["attn_k"], kv_heads))
+        copy(layer.self_attn.v_proj.weight, of["attn_v"])
+        copy(layer.self_attn.o_proj.weight, of["attn_output"])
+        copy(layer.mlp.gate.weight, of["ffn_gate_inp"])
+        copy(layer.mlp.experts.gate_up_proj, numpy.concatenate([of["ffn_gate_exps"], of["ffn_up_exps"]], axis=1))
+        copy(layer.mlp.experts.down_proj, of["ffn_down_exps"])
+    return model
+
+
 def load(model: pathlib.Path) -> transformers.PreTrainedModel:
     """The model with every weight as float32."""
     torch.backends.cuda.matmul.allow_tf32 = False
+    reader = gguf.GGUFReader(model)
+    if "llama.expert_count" in reader.fields:
+        return mixture(reader).to("cuda" if torch.cuda.is_available() else "cpu").eval()
     loaded = transformers.AutoModelForCausalLM.from_pretrained(
         model.parent, gguf_file=model.name, dtype=torch.float32, attn_implementation="eager"
     )

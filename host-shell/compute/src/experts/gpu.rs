@@ -2,7 +2,7 @@
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use super::{Experts, Policy, shape_of};
+use super::{Counts, Experts, Policy, shape_of};
 use nvme_compute_kernel::experts::cache::{Cache, Count, words};
 use nvme_compute_kernel::experts::{
     Admit, Chosen, Join, MATRICES, MOST_SLOTS, Places, Product, Route, Settle,
@@ -56,19 +56,6 @@ pub struct Step {
     pub adds: bool,
     /// Gets for each token the softmax over all experts: for [`balance`](super::balance). 0 for none.
     pub probabilities: u64,
-}
-
-/// What a cache has counted since it was made.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Counts {
-    /// Choices whose expert was in the cache.
-    pub hits: u64,
-    /// Those whose expert was read.
-    pub misses: u64,
-    /// Experts that made room for another.
-    pub evictions: u64,
-    /// How often each expert of each layer was chosen.
-    pub chosen: Vec<Vec<u64>>,
 }
 
 /// The kernels by name.

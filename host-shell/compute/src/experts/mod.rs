@@ -6,7 +6,7 @@ mod gpu;
 mod tests;
 
 #[cfg(feature = "cuda")]
-pub use gpu::{CacheOptions, Counts, GpuExperts, Step, check};
+pub use gpu::{CacheOptions, GpuExperts, Step, check};
 pub use nvme_compute_kernel::experts::Policy;
 pub use nvme_compute_kernel::experts::reference::{Balance, balance, probabilities};
 
@@ -46,6 +46,19 @@ pub struct Placed {
 
 /// Gate, up and down of a layer.
 pub type Layer = [Placed; MATRICES];
+
+/// What a cache has counted since it was made.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Counts {
+    /// Choices whose expert was in the cache.
+    pub hits: u64,
+    /// Those whose expert was read.
+    pub misses: u64,
+    /// Experts that made room for another.
+    pub evictions: u64,
+    /// How often each expert of each layer was chosen.
+    pub chosen: Vec<Vec<u64>>,
+}
 
 /// Layers of experts on a store: `down * (silu(gate * x) . up * x)` for each of a token's experts, added up by the weights
 /// of its router.

@@ -5,6 +5,7 @@ pub(crate) mod weights;
 
 pub use config::{Config, Mixture};
 
+use crate::experts::Counts;
 use crate::machine::{Buffer, Machine, Sizes, Vectors};
 use nvme_host::loader::{LayerLoader, LoaderOptions, LoaderPath, LoaderStats, Resident};
 use nvme_host::{Catalog, Error, Result, Store};
@@ -122,6 +123,14 @@ impl Llama {
     /// Counts of layers and bytes since it was opened.
     pub fn stats(&self) -> LoaderStats {
         self.loader.stats()
+    }
+
+    /// What the cache of experts has counted: of a mixture of experts on a GPU.
+    ///
+    /// # Errors
+    /// Those of the GPU.
+    pub fn expert_counts(&self) -> Result<Option<Counts>> {
+        self.machine.expert_counts()
     }
 
     /// What computes: the GPU's name, or the CPU.

@@ -270,7 +270,8 @@ struct Runs(Vec<Range<u64>>);
 impl From<u64> for Runs {
     /// From that byte on.
     fn from(begin: u64) -> Self {
-        Self(vec![begin..u64::MAX])
+        let all = begin..u64::MAX;
+        Self(vec![all])
     }
 }
 

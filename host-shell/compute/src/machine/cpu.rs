@@ -1,7 +1,7 @@
 //! Threads of the CPU.
 
 use super::{Buffer, Machine, Sizes, Vectors};
-use crate::experts::Experts;
+use crate::experts::{Counts, Experts};
 use crate::llama::weights::{Embedding, Matrix, Weights};
 use nvme_compute_kernel::reference;
 use nvme_host::loader::{Layer, LayerLoader};
@@ -200,6 +200,10 @@ impl Machine for CpuMachine {
         let hidden = &mut self.buffers[Buffer::Hidden as usize];
         hidden.iter_mut().zip(y).for_each(|(sum, y)| *sum += y);
         Ok(())
+    }
+
+    fn expert_counts(&self) -> Result<Option<Counts>> {
+        Ok(None)
     }
 
     fn next_token(&mut self, _: &LayerLoader) -> Result<u32> {

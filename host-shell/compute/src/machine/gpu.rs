@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::{Buffer, Machine, Sizes, Vectors};
-use crate::experts::{self, CacheOptions, Experts, GpuExperts, Policy, Step};
+use crate::experts::{self, CacheOptions, Counts, Experts, GpuExperts, Policy, Step};
 use crate::llama::weights::{Embedding, Matrix, Weights};
 use nvme_compute_kernel::{
     Argmax, Attention, BLOCK_THREADS, Gemv, PTX, RmsNorm, Rope, SiluMul, Unpack, kernel, reference,
@@ -310,6 +310,10 @@ impl Machine for GpuMachine {
             self.expert_reads.push(pending);
         }
         Ok(())
+    }
+
+    fn expert_counts(&self) -> Result<Option<Counts>> {
+        self.experts.as_ref().map(GpuExperts::counts).transpose()
     }
 
     fn next_token(&mut self, loader: &LayerLoader) -> Result<u32> {

@@ -4,6 +4,7 @@ mod cpu;
 #[cfg(feature = "cuda")]
 mod gpu;
 
+use crate::experts::Counts;
 use crate::llama::Config;
 use crate::llama::weights::{Matrix, Weights};
 use nvme_host::Result;
@@ -145,6 +146,9 @@ pub trait Machine: Send {
 
     /// The experts of layer `block` for [`Buffer::Normed`], as [`Buffer::Router`] chooses them, added to [`Buffer::Hidden`].
     fn experts(&mut self, block: usize, tokens: u32) -> Result<()>;
+
+    /// What a cache of experts has counted, if there is one.
+    fn expert_counts(&self) -> Result<Option<Counts>>;
 
     /// The token with the largest number in [`Buffer::Logits`], when all before it has ended and was right.
     fn next_token(&mut self, loader: &LayerLoader) -> Result<u32>;

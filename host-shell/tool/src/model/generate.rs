@@ -196,6 +196,11 @@ impl Generate {
                 "open_ms": times.open.as_secs_f64() * 1e3,
                 "prompt_ms": times.prompt.as_secs_f64() * 1e3,
                 "layers": { "path": path, "stats": stats },
+                "experts": model.expert_counts()?.map(|counts| serde_json::json!({
+                    "hits": counts.hits,
+                    "misses": counts.misses,
+                    "evictions": counts.evictions,
+                })),
                 "weights_bytes": path.memory_bytes(),
                 "gigabytes_per_second": read,
                 "machine": model.machine(),
