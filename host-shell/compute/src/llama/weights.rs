@@ -177,12 +177,13 @@ impl Weights {
 
     /// Bytes of memory without which the experts of a token do not fit on a GPU.
     pub fn least_for_experts(&self) -> u64 {
-        match &self.experts {
-            Some(experts) if experts.store.gpu().is_some() => {
-                experts.slot_bytes() * u64::from(experts.shape().choices)
-            }
-            _ => 0,
+        #[cfg(feature = "cuda")]
+        if let Some(experts) = &self.experts
+            && experts.store.gpu().is_some()
+        {
+            return experts.slot_bytes() * u64::from(experts.shape().choices);
         }
+        0
     }
 }
 
