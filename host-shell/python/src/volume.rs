@@ -6,10 +6,15 @@ use crate::operation::Operation;
 use crate::store::{Store, fill};
 use crate::view::View;
 use crate::wait;
+use nvme_host::Catalog;
 use nvme_host::catalog::Source;
-use nvme_host::files::{self, Inode, Location};
+use nvme_host::files::{self, Inode, Location, MountedFile, PlacedFile};
+use nvme_host::loader::Layers;
 use pyo3::prelude::*;
 use std::borrow::Cow;
+use std::ops::Range;
+use std::os::unix::fs::MetadataExt;
+use std::path::PathBuf;
 use std::sync::Arc;
 
 /// Of an inode: kind, mode, number, bytes, links, user, group, names of flags, generation, and seconds and nanoseconds
@@ -121,7 +126,9 @@ impl Volume {
     /// The file at `path` of this volume of `store`.
     fn open(&self, py: Python<'_>, store: &Store, path: Vec<u8>) -> PyResult<DriveFile> {
         let volume = self.0.get()?;
-        let file = wait::of(py, move || Ok(Arc::new(volume.file(&path)?)))?;
+        let file = wait::of(py, move || {
+            Ok(Arc::new(AnyFile::Drive(volume.file(&path)?)))
+        })?;
         Ok(DriveFile(OnStore::new(store, "file", file)))
     }
 
@@ -130,22 +137,123 @@ impl Volume {
     }
 }
 
-/// A file of a volume, only read.
+/// A file whose bytes a store reads.
+pub enum AnyFile {
+    /// Of a volume.
+    Drive(files::DriveFile),
+    /// Of an ext4 that the kernel has mounted.
+    Mounted(PlacedFile),
+}
+
+impl AnyFile {
+    fn about(&self) -> nvme_host::Result<About> {
+        match self {
+            Self::Drive(file) => Ok(about(file.inode())),
+            Self::Mounted(file) => about_mounted(file.file()),
+        }
+    }
+
+    fn extents(&self) -> nvme_host::Result<Vec<files::Extent>> {
+        match self {
+            Self::Drive(file) => file.extents(),
+            Self::Mounted(file) => Ok(file.extents().to_vec()),
+        }
+    }
+
+    fn pieces(&self, offset: u64, bytes: u64) -> nvme_host::Result<Vec<Range<u64>>> {
+        match self {
+            Self::Drive(file) => file.pieces(offset, bytes),
+            Self::Mounted(file) => file.pieces(offset, bytes),
+        }
+    }
+
+    fn place(&self, offset: u64, bytes: u64) -> nvme_host::Result<u64> {
+        match self {
+            Self::Drive(file) => file.place(offset, bytes),
+            Self::Mounted(file) => file.place(offset, bytes),
+        }
+    }
+
+    fn catalog(&self) -> nvme_host::Result<Catalog> {
+        match self {
+            Self::Drive(file) => file.catalog(),
+            Self::Mounted(file) => file.catalog(),
+        }
+    }
+
+    fn read_at(&self, offset: u64, data: &mut [u8]) -> nvme_host::Result<()> {
+        match self {
+            Self::Drive(file) => file.read_at(offset, data),
+            Self::Mounted(file) => file.read_at(offset, data),
+        }
+    }
+
+    fn check_unchanged(&self) -> nvme_host::Result<()> {
+        match self {
+            Self::Drive(file) => file.check_unchanged(),
+            Self::Mounted(file) => file.file().check_unchanged(),
+        }
+    }
+
+    /// `layers` of the catalog, read from where they lie.
+    ///
+    /// # Errors
+    /// For bytes in a hole or past the end, with the name of the layer.
+    pub fn layers(&self, layers: Layers) -> nvme_host::Result<Layers> {
+        match self {
+            Self::Drive(file) => file.layers(layers),
+            Self::Mounted(file) => file.layers(layers),
+        }
+    }
+}
+
+/// The inode of a file that the kernel has mounted, with the state in which it was opened.
+fn about_mounted(file: &MountedFile) -> nvme_host::Result<About> {
+    let (found, identity) = (file.metadata()?, file.identity());
+    let nanoseconds = |part: i64| u32::try_from(part).unwrap_or(0);
+    Ok((
+        "file",
+        found.mode(),
+        u32::try_from(identity.inode).unwrap_or(u32::MAX),
+        identity.bytes,
+        u16::try_from(found.nlink()).unwrap_or(u16::MAX),
+        found.uid(),
+        found.gid(),
+        vec!["immutable"],
+        identity.generation,
+        (identity.modified.0, nanoseconds(identity.modified.1)),
+        (identity.changed.0, nanoseconds(identity.changed.1)),
+    ))
+}
+
+/// A file of a volume, or of a mounted ext4, only read.
 #[pyclass(frozen, module = "nvme_gpu._native")]
-pub struct DriveFile(OnStore<Arc<files::DriveFile>>);
+pub struct DriveFile(OnStore<Arc<AnyFile>>);
 
 impl DriveFile {
     /// # Errors
     /// When it is closed, and in a process that did not open it.
-    pub fn get(&self) -> Result<Arc<files::DriveFile>, Fault> {
+    pub fn get(&self) -> Result<Arc<AnyFile>, Fault> {
         self.0.get()
     }
 }
 
 #[pymethods]
 impl DriveFile {
+    /// The immutable file at `path` of an ext4 that the kernel has mounted, whose block device `store` has.
+    #[staticmethod]
+    #[pyo3(signature = (store, path, part=None))]
+    fn mounted(py: Python<'_>, store: &Store, path: PathBuf, part: Option<u32>) -> PyResult<Self> {
+        let open = store.get()?;
+        let file = wait::of(py, move || {
+            let placed = PlacedFile::new(MountedFile::open(&path)?, &open, part)?;
+            Ok(Arc::new(AnyFile::Mounted(placed)))
+        })?;
+        Ok(Self(OnStore::new(store, "file", file)))
+    }
+
     fn stat(&self) -> PyResult<About> {
-        Ok(about(self.get()?.inode()))
+        self.get()?.about().or_raise()
     }
 
     fn extents(&self) -> PyResult<Vec<Extent>> {

@@ -36,6 +36,10 @@ def test_a_block_of_a_page_runs(text, tmp_path, monkeypatch):
     pytest.importorskip("numpy")
     if "torch" in text:
         pytest.importorskip("torch")
+    if "fastsafetensors" in text:
+        pytest.importorskip("fastsafetensors")
+    if "distributed.checkpoint" in text:
+        pytest.importorskip("torch.distributed.checkpoint")
     if "mke2fs" in text and not shutil.which("mke2fs", path=os.environ["PATH"] + ":/usr/sbin"):
         pytest.skip("needs mke2fs, of e2fsprogs")
     monkeypatch.chdir(tmp_path)

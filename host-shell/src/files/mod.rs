@@ -3,12 +3,15 @@
 //! - [`Location`]: `DEVICE:/path`, with `part=N` in the device.
 //! - [`Partitions`]: the GPT of a drive.
 //! - [`Volume`]: the ext4 of a store or partition; [`DriveFile`]: a file of it.
-//! - [`MountedFile`]: an immutable file of an ext4 that Linux has mounted, and where its data lie on the device.
+//! - [`MountedFile`]: an immutable file of an ext4 that Linux has mounted, and where its data lie on the device;
+//!   [`PlacedFile`]: the same with a store that reads them.
 
 mod gpt;
 mod location;
 mod mounted;
 mod part;
+mod pieces;
+mod placed;
 #[cfg(all(test, feature = "sim"))]
 mod tests;
 mod volume;
@@ -18,4 +21,5 @@ pub use location::Location;
 pub use mounted::{Identity, MountedFile};
 pub use nvme_ext4::{DirEntry, Extent, Info, Inode, Kind, flags, uuid_text};
 pub use part::Part;
+pub use placed::PlacedFile;
 pub use volume::{DriveFile, Volume};

@@ -1,6 +1,7 @@
 //! An ext4 on a store, and its files.
 
 use super::part::Part;
+use super::pieces;
 use crate::catalog::{Catalog, Entry, Source};
 use crate::error::{Error, Result};
 use crate::loader::Layers;
@@ -188,34 +189,7 @@ impl DriveFile {
     /// # Errors
     /// [`Error::Usage`] for bytes in a hole or past the end.
     pub fn pieces(&self, offset: u64, bytes: u64) -> Result<Vec<Range<u64>>> {
-        let end = offset.checked_add(bytes);
-        let end = end.filter(|end| *end <= self.file.len());
-        let mut pieces = Vec::<Range<u64>>::new();
-        let mut at = offset;
-        for extent in self.extents()?.iter().filter(|one| one.is_written) {
-            let last = end.map_or(at, |end| end.min(extent.logical + extent.bytes));
-            if extent.logical > at || last <= at {
-                continue;
-            }
-            let first = extent.place + (at - extent.logical);
-            let next = first..first + (last - at);
-            match pieces.last_mut() {
-                Some(before) if before.end == next.start => before.end = next.end,
-                _ => pieces.push(next),
-            }
-            at = last;
-        }
-        match Some(at) == end {
-            true => Ok(pieces),
-            false => Err(Error::usage(
-                format!(
-                    "bytes {offset} to {} of {} do not all lie on the drive",
-                    offset.saturating_add(bytes),
-                    self.path
-                ),
-                "read the file's bytes, of which some are zeros that no block holds",
-            )),
-        }
+        pieces::of(&self.extents()?, self.file.len(), offset, bytes, &self.path)
     }
 
     /// Where the `bytes` bytes from byte `offset` of the file on lie in the store, if they lie there in one piece.
@@ -223,18 +197,7 @@ impl DriveFile {
     /// # Errors
     /// [`Error::Usage`] for bytes in several pieces, in a hole or past the end.
     pub fn place(&self, offset: u64, bytes: u64) -> Result<u64> {
-        match &self.pieces(offset, bytes)?[..] {
-            [one] => Ok(one.start),
-            several => Err(Error::usage(
-                format!(
-                    "bytes {offset} to {} of {} lie in {} pieces on the drive",
-                    offset.saturating_add(bytes),
-                    self.path,
-                    several.len()
-                ),
-                "copy the file onto an empty file system; read its bytes",
-            )),
-        }
+        pieces::one(&self.pieces(offset, bytes)?, offset, bytes, &self.path)
     }
 
     /// The tensors of the file, at their places in the file.
@@ -291,9 +254,7 @@ impl Source for DriveFile {
     }
 
     fn name(&self) -> String {
-        let name = self.path.rsplit('/').next().unwrap_or("");
-        let stem = name.rsplit_once('.').map_or(name, |(stem, _)| stem);
-        stem.to_owned()
+        pieces::stem(&self.path).to_owned()
     }
 
     fn label(&self) -> String {

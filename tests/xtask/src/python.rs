@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// What builds and judges the wheel, and what examples use. Tests use the Debian packages of numpy and torch.
-const PACKAGES: [&str; 12] = [
+const PACKAGES: [&str; 13] = [
     "maturin==1.16.0",
     "pytest==9.2.0",
     "mypy==2.4.1",
@@ -25,6 +25,7 @@ const PACKAGES: [&str; 12] = [
     "requests>=2.28",
     "toml==0.10.2",
     "torch_geometric==2.6.1",
+    "fastsafetensors==0.5.0",
 ];
 /// Installed without what they ask for: numpy 2, with which Debian's torch does not work. What examples and tests use of
 /// them works with numpy 1.

@@ -18,7 +18,7 @@ from __future__ import annotations
 from ._batches import DataLoader
 from ._catalog import Catalog, Entry, catalog, import_file
 from ._errors import Gone, NotFound, NvmeGpuError, Status, Timeout, Usage
-from ._files import DirEntry, DriveFile, Extent, FileStat, Volume
+from ._files import DirEntry, DriveFile, Extent, FileStat, MountedFile, Volume
 from ._loaders import Layer, LayerLoader
 from ._native import Array, __version__
 from ._search import Nearest, SearchIndex, build_index
@@ -36,6 +36,7 @@ __all__ = [
     "Gone",
     "Layer",
     "LayerLoader",
+    "MountedFile",
     "Nearest",
     "NotFound",
     "NvmeGpuError",

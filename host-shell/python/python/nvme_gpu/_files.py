@@ -7,7 +7,7 @@ import json
 import os
 import stat as _modes
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple, NoReturn
 
 from . import _buffers, _native
@@ -338,6 +338,62 @@ class DriveFile(io.RawIOBase):
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.nbytes} bytes"
         return f"<nvme_gpu.DriveFile {self._path!r}, {state}>"
+
+
+class MountedFile(DriveFile):
+    """An immutable file of an ext4 that the kernel has mounted, by the places of its data on the block device.
+
+    ``path``: of this machine. The file must be immutable (``chattr +i``), so that the kernel neither writes it nor moves
+    its blocks; Linux 6.0 or newer. ``store``: one that has the bytes of the block device, or with ``part`` of the whole
+    drive: a drive that is reached another way than by its mounted block device, which :func:`open` refuses, or the image
+    behind a loop device.
+
+    Its methods are those of :class:`DriveFile`, and it goes where that does: :func:`catalog`, :class:`LayerLoader`.
+    ``pread`` and reads by position check after each read that the file is what it was. Tables and loaders do not: call
+    :meth:`check_unchanged` before you use what they read, as root can take the flag away.
+
+    Raises :class:`Usage` for what is no regular file, lies on no ext4 or is not immutable, for a file of which some bytes
+    are not on the device as they are in the file, and for a store with another file system; :class:`NotFound`;
+    :class:`NvmeGpuError` with the code ``mismatch`` for a file that changes meanwhile.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], store: Store, part: int | None = None) -> None:
+        io.RawIOBase.__init__(self)
+        if not isinstance(store, Store):
+            raise TypeError(f"store is of the type {type(store).__name__}: pass a nvme_gpu.Store")
+        self._store = store
+        self._path = os.path.abspath(os.fspath(path))
+        self._at = 0
+        number = None if part is None else _whole("part", part, 1, 0xFFFF_FFFF)
+        self._native = _native.DriveFile.mounted(store._native, self._path, number)
+        self._stat = _stat(self._native.stat())
+
+    def _fill(self, view: View, offset: int) -> None:
+        super()._fill(view, offset)
+        self._native.check_unchanged()
+
+    def __repr__(self) -> str:
+        state = "closed" if self.closed else f"{self.nbytes} bytes"
+        return f"<nvme_gpu.MountedFile {self._path!r}, {state}>"
+
+
+class LocalFile:
+    """A file of this machine by the store ``file:PATH``, for what reads those of volumes, too."""
+
+    def __init__(self, path: str, options: Mapping[str, Any]) -> None:
+        self.store = _open(f"file:{path}", **{**options, "read_only": True})
+        self.nbytes = self.store.nbytes
+
+    def pieces(self, offset: int, nbytes: int) -> list[tuple[int, int]]:
+        """All of it in one piece."""
+        return [(offset, nbytes)]
+
+    def check_unchanged(self) -> None:
+        """A file that is written meanwhile gives old and new bytes, as with any reader."""
+
+    def close(self) -> None:
+        """Closes its store."""
+        self.store.close()
 
 
 def _stat(found: _native._About) -> FileStat:

@@ -9,7 +9,7 @@ use crate::error::{Error, Result};
 use answer::Extents;
 use nvme_ext4::Extent;
 use rustix::fs::{IFlags, fstatfs, ioctl_getflags, major, minor};
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io;
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -85,6 +85,11 @@ impl MountedFile {
         Ok(found)
     }
 
+    /// Its path when it was opened.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
     /// Which file it is.
     pub fn identity(&self) -> &Identity {
         &self.identity
@@ -94,6 +99,15 @@ impl MountedFile {
     /// which may be a partition. The last extent may go on past the end of the file. What none covers is zeros.
     pub fn extents(&self) -> &[Extent] {
         &self.extents
+    }
+
+    /// Its inode as the kernel describes it now.
+    ///
+    /// # Errors
+    /// [`Error::File`].
+    pub fn metadata(&self) -> Result<Metadata> {
+        let about = self.file.metadata();
+        about.map_err(Error::file("look at", &self.path))
     }
 
     /// Whether the file is still immutable, and what it was when it was opened.

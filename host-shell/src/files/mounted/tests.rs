@@ -154,3 +154,42 @@ fn blocks_that_were_not_written_are_refused() {
         None => {}
     }
 }
+
+/// What a store reads of a file is looked at by host-shell/python/tests/test_mounted.py, which mounts an image.
+#[cfg(feature = "sim")]
+#[test]
+fn a_store_with_another_file_system_is_refused() {
+    use crate::files::PlacedFile;
+    use crate::{Store, StoreOptions};
+    let temporary = Temporary::new("placed");
+    temporary.file.write_all_at(&[7; 70_001], 0).unwrap();
+    let mut about = vec![0; 1 << 16];
+    about[1024 + 0x38..][..2].copy_from_slice(&(EXT4 as u16).to_le_bytes());
+    let mut open = |device: &str, uuid: [u8; 16]| {
+        let store = Store::open(device, &StoreOptions::default()).unwrap();
+        about[1024 + 0x68..][..16].copy_from_slice(&uuid);
+        store.write_at(0, &about).unwrap();
+        std::sync::Arc::new(store)
+    };
+    let Some(file) = temporary.mounted() else {
+        return;
+    };
+    let uuid = file.unwrap().identity().uuid;
+    let refused = |store: &std::sync::Arc<Store>| {
+        let file = temporary.mounted().unwrap().unwrap();
+        match PlacedFile::new(file, store, None).unwrap_err() {
+            Error::Usage { cause, .. } => cause,
+            other => panic!("{other}"),
+        }
+    };
+    let other = refused(&open("sim:mem?size=64KiB", [9; 16]));
+    assert!(other.contains("does not hold the file system"), "{other}");
+    let short = refused(&open("sim:mem?size=64KiB", uuid));
+    assert!(short.contains("past the 65536 bytes"), "{short}");
+    let part = PlacedFile::new(
+        temporary.mounted().unwrap().unwrap(),
+        &open("sim:mem?size=64KiB", uuid),
+        Some(1),
+    );
+    assert!(matches!(part, Err(Error::Device { .. })), "{part:?}");
+}
