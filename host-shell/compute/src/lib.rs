@@ -5,6 +5,7 @@
 //! - [`Matrix`], `StreamedProducts`: products with a matrix that a GPU reads from a drive while it multiplies.
 //! - [`KvPages`], `paged`: attention over keys and values that a GPU reads from a drive while it attends.
 //! - [`experts`]: layers of experts (MoE), of which a GPU reads those that it chooses.
+//! - [`Keep`], `choosing`: choice of the pages that matter to a query, by bounds of its products with their keys.
 //! - [`search`]: nearest vectors in a graph on a drive.
 //! - [`synthetic::Synthetic`]: models of random weights, for tests and measurements.
 //!
@@ -12,6 +13,9 @@
 
 #[cfg(feature = "cuda")]
 pub mod bench;
+mod choice;
+#[cfg(feature = "cuda")]
+pub mod choosing;
 pub mod experts;
 mod kv;
 pub mod llama;
@@ -25,6 +29,7 @@ pub mod streamed;
 pub mod synthetic;
 mod tokenizer;
 
+pub use choice::Keep;
 pub use kv::{KvPages, KvShape};
 pub use matrix::Matrix;
 #[cfg(feature = "cuda")]

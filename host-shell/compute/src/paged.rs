@@ -48,6 +48,16 @@ pub struct Queries {
     pub scale: f32,
 }
 
+impl Queries {
+    /// From the pages of a sequence to those of the next, and from those of a head; 0 where heads have the same.
+    pub(crate) fn strides(&self, kv_heads: u32) -> (u32, u32) {
+        match self.per_head {
+            true => (self.most_pages * kv_heads, self.most_pages),
+            false => (self.most_pages, 0),
+        }
+    }
+}
+
 /// The kernels of such attention, for one GPU.
 ///
 /// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
@@ -153,11 +163,7 @@ impl Attending {
 /// What both kernels take, but for the words of the rows.
 fn words(pages: &KvPages, queries: &Queries) -> PagedAttention {
     let shape = pages.shape();
-    let most = queries.most_pages;
-    let (sequence_stride, head_stride) = match queries.per_head {
-        true => (most * shape.kv_heads, most),
-        false => (most, 0),
-    };
+    let (sequence_stride, head_stride) = queries.strides(shape.kv_heads);
     PagedAttention {
         rows: Gather::default(),
         queries: queries.queries,
@@ -175,7 +181,7 @@ fn words(pages: &KvPages, queries: &Queries) -> PagedAttention {
         splits: splits(pages, queries),
         sequence_stride,
         head_stride,
-        most_pages: most,
+        most_pages: queries.most_pages,
         is_bf16: u32::from(shape.is_bf16),
         scale: queries.scale,
         reserved: 0,
@@ -191,7 +197,7 @@ fn splits(pages: &KvPages, queries: &Queries) -> u32 {
     (wanted as u32).clamp(1, MOST_SPLITS.min(queries.most_pages.max(1)))
 }
 
-fn check_queries(pages: &KvPages, queries: &Queries) -> Result<()> {
+pub(crate) fn check_queries(pages: &KvPages, queries: &Queries) -> Result<()> {
     let shape = pages.shape();
     if queries.heads == 0 || !queries.heads.is_multiple_of(shape.kv_heads) {
         return Err(Error::usage(

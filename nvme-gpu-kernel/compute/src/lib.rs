@@ -14,6 +14,7 @@
 mod arch;
 #[cfg(all(target_arch = "nvptx64", feature = "steps"))]
 mod attention;
+pub mod choose;
 #[cfg(all(target_arch = "nvptx64", feature = "steps"))]
 mod elements;
 pub mod experts;
@@ -49,6 +50,9 @@ pub const STREAMED_PTX: &str = include_str!("../streamed.ptx");
 /// `nvme_attention_paged` and `nvme_attention_join` as PTX, as [`PTX`] is.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const PAGED_PTX: &str = include_str!("../paged.ptx");
+/// `nvme_page_summaries`, `nvme_score_pages` and `nvme_choose_pages` as PTX, as [`PTX`] is.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const CHOOSE_PTX: &str = include_str!("../choose.ptx");
 /// `nvme_search` as PTX, as [`PTX`] is.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const SEARCH_PTX: &str = include_str!("../search.ptx");
@@ -99,6 +103,12 @@ pub mod kernel {
     pub const ATTENTION_PAGED: &str = "nvme_attention_paged";
     /// Takes a [`PagedAttention`](crate::PagedAttention). Of [`PAGED_PTX`](crate::PAGED_PTX).
     pub const ATTENTION_JOIN: &str = "nvme_attention_join";
+    /// Takes a [`SummarisePages`](crate::choose::SummarisePages). Of [`CHOOSE_PTX`](crate::CHOOSE_PTX).
+    pub const PAGE_SUMMARIES: &str = "nvme_page_summaries";
+    /// Takes a [`ChoosePages`](crate::choose::ChoosePages). Of [`CHOOSE_PTX`](crate::CHOOSE_PTX).
+    pub const SCORE_PAGES: &str = "nvme_score_pages";
+    /// Takes a [`ChoosePages`](crate::choose::ChoosePages). Of [`CHOOSE_PTX`](crate::CHOOSE_PTX).
+    pub const CHOOSE_PAGES: &str = "nvme_choose_pages";
     /// Takes a [`Search`](crate::search::Search). Of [`SEARCH_PTX`](crate::SEARCH_PTX).
     pub const SEARCH: &str = "nvme_search";
 
@@ -393,6 +403,14 @@ mod tests {
         let mut paged = entries(PAGED_PTX);
         paged.sort_unstable();
         assert_eq!(paged, [kernel::ATTENTION_JOIN, kernel::ATTENTION_PAGED]);
+        let mut choose = entries(CHOOSE_PTX);
+        choose.sort_unstable();
+        let named = [
+            kernel::CHOOSE_PAGES,
+            kernel::PAGE_SUMMARIES,
+            kernel::SCORE_PAGES,
+        ];
+        assert_eq!(choose, named);
         assert_eq!(entries(SEARCH_PTX), [kernel::SEARCH]);
     }
 }

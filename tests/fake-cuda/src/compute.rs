@@ -12,7 +12,7 @@ use std::ffi::{CStr, c_void};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 /// The symbols.
-pub const NAMES: [&CStr; 17] = [
+pub const NAMES: [&CStr; 20] = [
     c"nvme_gemv",
     c"nvme_rms_norm",
     c"nvme_rope",
@@ -30,6 +30,9 @@ pub const NAMES: [&CStr; 17] = [
     c"nvme_moe_settle",
     c"nvme_moe_product",
     c"nvme_moe_join",
+    c"nvme_page_summaries",
+    c"nvme_score_pages",
+    c"nvme_choose_pages",
 ];
 
 /// What a launch of a kernel does.
@@ -59,6 +62,9 @@ pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void, blocks: u32) -> 
         b"nvme_moe_settle" => of(parameters, crate::experts::settle),
         b"nvme_moe_product" => of(parameters, crate::experts::product),
         b"nvme_moe_join" => of(parameters, crate::experts::join),
+        b"nvme_page_summaries" => of(parameters, crate::choose::summarise),
+        b"nvme_score_pages" => of(parameters, crate::choose::score),
+        b"nvme_choose_pages" => of(parameters, crate::choose::choose),
         b"nvme_attention_join" => of(parameters, crate::paged::join),
         b"nvme_attention_paged" => {
             // SAFETY: the caller's.

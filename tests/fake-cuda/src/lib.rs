@@ -13,6 +13,7 @@
     reason = "the CUDA driver API documents them"
 )]
 
+mod choose;
 mod compute;
 mod examples;
 mod experts;

@@ -3,6 +3,8 @@
 // UNSAFETY: launches take addresses of vectors and tables.
 #![allow(unsafe_code)]
 
+mod choose;
+
 use crate::bench::Bench;
 use crate::gather::{WAIT, dice, fault_timeout, few_stations, simulated, text};
 use crate::report::Report;
@@ -49,6 +51,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
             faults(bench, name, fault)
         });
     }
+    choose::all(report, bench);
 }
 
 struct Drive {
@@ -251,8 +254,19 @@ impl Job {
         &self.ids[first..first + self.counts[table as usize] as usize]
     }
 
-    /// Checks each head: right, or NaN throughout. Those that are NaN are counted.
+    /// Checks each head over all its pages.
     fn check(&self, failures: Failures) -> Outcome<()> {
+        self.check_over(failures, |sequence, kv_head| {
+            Ok(self.table(sequence, kv_head).to_vec())
+        })
+    }
+
+    /// Checks each head over the pages that `table` gives: right, or NaN throughout. Those that are NaN are counted.
+    fn check_over(
+        &self,
+        failures: Failures,
+        table: impl Fn(u32, u32) -> Outcome<Vec<u32>>,
+    ) -> Outcome<()> {
         let shape = self.case.shape;
         let elements = shape.head_elements as usize;
         let mut bytes = vec![0; self.y.len()];
@@ -287,10 +301,10 @@ impl Job {
                 .chunks(elements)
                 .map(<[f32]>::to_vec)
                 .collect();
-            let table = self.table(sequence, kv_head);
+            let table = table(sequence, kv_head)?;
             let expected = self
                 .oracle
-                .attend(&queries, table, kv_head, (tail, tokens), self.scale)
+                .attend(&queries, &table, kv_head, (tail, tokens), self.scale)
                 .map_err(text)?;
             for (at, (found, expected)) in found.iter().zip(expected.iter().flatten()).enumerate() {
                 // Also what is NaN in part.

@@ -103,7 +103,7 @@ fn rows_are_well() {
 
 #[test]
 fn kernels_that_read_and_compute_are_well() {
-    all_pass("compute", 81, &["gemv/", "experts/", "paged/", "search/"]);
+    all_pass("compute", 93, &["gemv/", "experts/", "paged/", "search/"]);
 }
 
 /// Stores of two GPUs at once leave the caller's context as it is; with one GPU the test says so.

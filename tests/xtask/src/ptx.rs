@@ -72,6 +72,14 @@ const PAGED: Image = Image {
     library: false,
     committed: Some("nvme-gpu-kernel/compute/paged.ptx"),
 };
+/// The kernels that choose which pages to attend to.
+const CHOOSE: Image = Image {
+    name: "choose",
+    package: "nvme-compute-kernel",
+    features: "choose",
+    library: false,
+    committed: Some("nvme-gpu-kernel/compute/choose.ptx"),
+};
 /// The kernel that searches a graph on a drive.
 const SEARCH: Image = Image {
     name: "search",
@@ -193,8 +201,8 @@ fn build_and_check(refresh: bool, accept_fences: bool) -> Result<(), Failure> {
     let (mut kernels, mut table, mut same) = (String::new(), pins::Table::new(&ASSEMBLE_FOR), true);
     let mut images = Vec::new();
     for image in [
-        &KERNELS, &ROWS, &SCATTER, &COMPUTE, &STREAMED, &PAGED, &SEARCH, &EXPERTS, &EXAMPLE,
-        &LITMUS, &LIBRARY,
+        &KERNELS, &ROWS, &SCATTER, &COMPUTE, &STREAMED, &PAGED, &CHOOSE, &SEARCH, &EXPERTS,
+        &EXAMPLE, &LITMUS, &LIBRARY,
     ] {
         images.push((image, image.build(&compiler)?));
     }

@@ -54,6 +54,10 @@ pub struct Sizes {
     /// Positions of the text, at most.
     pub positions: u32,
     /// Bytes of memory of a GPU for experts.
+    #[cfg_attr(
+        not(feature = "cuda"),
+        expect(dead_code, reason = "the CPU keeps none")
+    )]
     pub expert_bytes: u64,
 }
 

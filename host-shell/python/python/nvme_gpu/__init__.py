@@ -17,8 +17,9 @@ from __future__ import annotations
 
 from ._batches import DataLoader
 from ._catalog import Catalog, Entry, catalog, import_file
-from ._errors import Gone, NotFound, NvmeGpuError, Status, Timeout, Usage
+from ._errors import Gone, KvLoadError, NotFound, NvmeGpuError, Status, Timeout, Usage
 from ._files import DirEntry, DriveFile, Extent, FileStat, MountedFile, Volume
+from ._kv import KvStore
 from ._loaders import Layer, LayerLoader
 from ._native import Array, __version__
 from ._search import Nearest, SearchIndex, build_index
@@ -34,6 +35,8 @@ __all__ = [
     "Extent",
     "FileStat",
     "Gone",
+    "KvLoadError",
+    "KvStore",
     "Layer",
     "LayerLoader",
     "MountedFile",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from errno import ENOENT
 
-__all__ = ["Gone", "NotFound", "NvmeGpuError", "Status", "Timeout", "Usage"]
+__all__ = ["Gone", "KvLoadError", "NotFound", "NvmeGpuError", "Status", "Timeout", "Usage"]
 
 
 class NvmeGpuError(Exception):
@@ -61,6 +61,20 @@ class Timeout(NvmeGpuError, TimeoutError):
 
 class Gone(NvmeGpuError):
     """The device left, or did not come back from a reset. Open it again."""
+
+
+class KvLoadError(NvmeGpuError):
+    """Blocks of a cache that a :class:`KvStore` did not load: ``block_ids`` of ``layer``. The others were loaded. Its code
+    is that of the first error, which is its ``__cause__``."""
+
+    def __init__(self, layer: str, block_ids: set[int], first: NvmeGpuError) -> None:
+        super().__init__(
+            f"blocks {sorted(block_ids)} of the layer {layer!r} were not loaded: {first.cause}",
+            "compute them again: they keep what they held, and are not found again",
+            first.code,
+        )
+        self.layer = layer
+        self.block_ids = frozenset(block_ids)
 
 
 _CLASSES: dict[str, type[NvmeGpuError]] = {

@@ -303,12 +303,13 @@ fn guards(flow: &Flow<'_>, own: &[(usize, usize)]) -> Vec<bool> {
 mod tests {
     use super::*;
 
-    const PTX: [&str; 9] = [
+    const PTX: [&str; 10] = [
         include_str!("../../../../nvme-gpu-kernel/ptx/nvme_gpu_kernel.ptx"),
         include_str!("../../../../nvme-gpu-kernel/ptx/nvme_gpu_rows.ptx"),
         include_str!("../../../../nvme-gpu-kernel/ptx/nvme_gpu_scatter.ptx"),
         include_str!("../../../../nvme-gpu-kernel/compute/streamed.ptx"),
         include_str!("../../../../nvme-gpu-kernel/compute/paged.ptx"),
+        include_str!("../../../../nvme-gpu-kernel/compute/choose.ptx"),
         include_str!("../../../../nvme-gpu-kernel/compute/search.ptx"),
         include_str!("../../../../nvme-gpu-kernel/compute/experts.ptx"),
         include_str!("../../../../nvme-gpu-kernel/ptx/nvme_gpu_device.ptx"),

@@ -1,0 +1,248 @@
+//! Choice of pages by the CPU, as the kernels do it: bounds and choices are the same bit by bit.
+
+use crate::{KvPages, KvShape};
+use nvme_compute_kernel::choose::{FIRST, UNKNOWN, larger, rank_of};
+use nvme_host::{Error, Result};
+
+/// How many pages each head of keys and values attends to, at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Keep {
+    /// All pages of a head, at least one and at least `first` + `last`.
+    pub pages: u32,
+    /// So many at the begin of the table are among them in any case.
+    pub first: u32,
+    /// So many at its end.
+    pub last: u32,
+}
+
+impl Keep {
+    /// # Errors
+    /// [`Error::Usage`] for no page, and for fewer than are kept in any case.
+    pub fn check(&self) -> Result<()> {
+        if self.pages == 0 || self.first.saturating_add(self.last) > self.pages {
+            return Err(Error::usage(
+                format!(
+                    "{} pages of a head, of them the first {} and the last {}",
+                    self.pages, self.first, self.last
+                ),
+                "choose one page at least, and as many as are kept in any case",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The places of the pages whose `ranks` are given, in their order: those that are kept in any case, and of the others
+    /// those with the largest ranks, of equal ones the first.
+    pub fn choose(&self, ranks: &[u32]) -> Vec<u32> {
+        let count = ranks.len();
+        let (first, last) = (self.first as usize, self.last as usize);
+        let is_kept = |place: usize| place < first || place + last >= count;
+        let mut places: Vec<usize> = (0..count).collect();
+        places.sort_by_key(|place| (!is_kept(*place), !ranks[*place], *place));
+        places.truncate(self.pages as usize);
+        places.sort_unstable();
+        places.into_iter().map(|place| place as u32).collect()
+    }
+}
+
+impl KvShape {
+    /// Bytes of the summary of a page: for each head of keys and values the least and the largest of its keys, element by
+    /// element, as they are stored.
+    pub fn summary_bytes(&self) -> u64 {
+        u64::from(self.kv_heads) * u64::from(self.head_elements) * 4
+    }
+
+    /// The summary of a page. Elements of which a key is not a number are not numbers, and make a page come first.
+    pub fn summary(&self, page: &[u8]) -> Vec<u8> {
+        let elements = self.head_elements as usize;
+        let mut summary = Vec::with_capacity(self.summary_bytes() as usize);
+        for piece in page.chunks(self.piece_bytes() as usize) {
+            let halves: Vec<u16> = halves(&piece[..piece.len() / 2]).collect();
+            for is_largest in [false, true] {
+                for element in 0..elements {
+                    let keys = halves.iter().skip(element).step_by(elements).copied();
+                    let half = self.extreme(keys, is_largest);
+                    summary.extend(half.to_le_bytes());
+                }
+            }
+        }
+        summary
+    }
+
+    fn extreme(&self, keys: impl Iterator<Item = u16>, is_largest: bool) -> u16 {
+        let mut found: Option<(f32, u16)> = None;
+        for half in keys {
+            let value = self.value(half);
+            if value.is_nan() {
+                return UNKNOWN;
+            }
+            let is_further = found.is_none_or(|(best, _)| match is_largest {
+                true => value > best,
+                false => value < best,
+            });
+            if is_further {
+                found = Some((value, half));
+            }
+        }
+        found.map_or(UNKNOWN, |(_, half)| half)
+    }
+
+    /// The rank of a page for the queries of the heads that share the keys of head `kv_head`: larger for a larger bound of
+    /// their products with its keys. The bound of a page is the largest one of these queries; `u32::MAX` where one is not
+    /// a number.
+    pub fn rank(&self, summary: &[u8], kv_head: u32, queries: &[&[f32]]) -> u32 {
+        let elements = self.head_elements as usize;
+        let mine = summary.get(kv_head as usize * elements * 4..);
+        let Some(mine) = mine.and_then(|rest| rest.get(..elements * 4)) else {
+            return FIRST;
+        };
+        let values: Vec<f32> = halves(mine).map(|half| self.value(half)).collect();
+        let (least, most) = values.split_at(elements);
+        let bound = |query: &&[f32]| {
+            let each = query.iter().zip(least.iter().zip(most));
+            each.fold(0.0f32, |sum, (query, (least, most))| {
+                sum + larger(query * least, query * most)
+            })
+        };
+        queries
+            .iter()
+            .map(|query| rank_of(bound(query)))
+            .max()
+            .unwrap_or(0)
+    }
+}
+
+impl KvPages {
+    /// The pages of `ids` that the heads of `queries`, which share the keys of head `kv_head`, attend to, in the order of
+    /// `ids`; `summaries` has the summary of each page of the drive. A page that is not there is chosen first, so that
+    /// attention reports it.
+    ///
+    /// # Errors
+    /// Those of [`Keep::check`].
+    pub fn choose(
+        &self,
+        queries: &[&[f32]],
+        ids: &[u32],
+        kv_head: u32,
+        summaries: &[u8],
+        keep: Keep,
+    ) -> Result<Vec<u32>> {
+        keep.check()?;
+        let each = self.shape().summary_bytes() as usize;
+        let rank = |id: &u32| {
+            let first = (*id as usize).saturating_mul(each);
+            let summary = summaries.get(first..).unwrap_or_default();
+            self.shape().rank(summary, kv_head, queries)
+        };
+        let ranks: Vec<u32> = ids.iter().map(rank).collect();
+        Ok(keep
+            .choose(&ranks)
+            .into_iter()
+            .map(|place| ids[place as usize])
+            .collect())
+    }
+
+    /// The summaries of pages `first` to `first` + `count`, which are read from the store.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for pages that are not there; those of `Store::read_at`.
+    pub fn summaries(&self, first: u64, count: u64) -> Result<Vec<u8>> {
+        let end = first.checked_add(count);
+        if end.is_none_or(|end| end > self.table().rows()) {
+            return Err(Error::usage(
+                format!("{count} pages from {first} on"),
+                format!("there are {}", self.table().rows()),
+            ));
+        }
+        let mut page = vec![0; self.shape().page_bytes() as usize];
+        let mut summaries = Vec::new();
+        for id in first..first + count {
+            let at = self.table().offset() + id * self.shape().page_bytes();
+            self.store().read_at(at, &mut page)?;
+            summaries.extend(self.shape().summary(&page));
+        }
+        Ok(summaries)
+    }
+}
+
+fn halves(bytes: &[u8]) -> impl Iterator<Item = u16> {
+    bytes
+        .as_chunks::<2>()
+        .0
+        .iter()
+        .map(|half| u16::from_le_bytes(*half))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn dice(seed: u64) -> impl FnMut() -> f32 {
+        let mut state = seed;
+        move || {
+            state = state.wrapping_mul(0x5851_F42D_4C95_7F2D).wrapping_add(1);
+            (state >> 40) as f32 / (1u64 << 23) as f32 - 1.0
+        }
+    }
+
+    #[test]
+    fn no_product_is_larger_than_the_bound() {
+        for (round, is_bf16) in [(1, false), (2, true), (3, false), (4, true)] {
+            let shape = KvShape {
+                kv_heads: 3,
+                head_elements: 24,
+                page_tokens: 7,
+                is_bf16,
+            };
+            let mut throw = dice(round);
+            let halves: Vec<u16> = (0..shape.page_bytes() / 2)
+                .map(|_| shape.stored(throw() * 3.0))
+                .collect();
+            let page: Vec<u8> = halves.iter().flat_map(|half| half.to_le_bytes()).collect();
+            let summary = shape.summary(&page);
+            assert_eq!(summary.len() as u64, shape.summary_bytes());
+            for kv_head in 0..3 {
+                let query: Vec<f32> = (0..24).map(|_| throw()).collect();
+                let rank = shape.rank(&summary, kv_head, &[&query]);
+                let keys = &halves[kv_head as usize * 2 * 7 * 24..][..7 * 24];
+                for key in keys.chunks(24) {
+                    // In the order of the bound's sum, in which each term is at most that of the bound.
+                    let each = query.iter().zip(key);
+                    let product = each.fold(0.0f32, |sum, (q, k)| sum + q * shape.value(*k));
+                    assert!(rank_of(product) <= rank);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn pages_with_equal_bounds_are_taken_from_the_begin() {
+        let keep = |pages, first, last| Keep { pages, first, last };
+        assert_eq!(keep(3, 0, 0).choose(&[5, 9, 5, 5, 9]), [0, 1, 4]);
+        assert_eq!(keep(3, 1, 1).choose(&[1, 7, 7, 7, 1]), [0, 1, 4]);
+        assert_eq!(keep(2, 1, 1).choose(&[1, 7, 7, 7, 1]), [0, 4]);
+        assert_eq!(keep(9, 1, 1).choose(&[1, 7]), [0, 1]);
+        assert_eq!(keep(1, 0, 0).choose(&[]), [0; 0]);
+        assert!(keep(0, 0, 0).check().is_err());
+        assert!(keep(3, 2, 2).check().is_err());
+        assert!(keep(3, u32::MAX, 2).check().is_err());
+        assert!(keep(4, 2, 2).check().is_ok());
+    }
+
+    #[test]
+    fn what_is_not_a_number_comes_first() {
+        let shape = KvShape {
+            kv_heads: 1,
+            head_elements: 8,
+            page_tokens: 2,
+            is_bf16: false,
+        };
+        let mut page = vec![0u8; shape.page_bytes() as usize];
+        page[2 * (8 + 3)..][..2].copy_from_slice(&0x7E00u16.to_le_bytes());
+        let summary = shape.summary(&page);
+        assert_eq!(&summary[6..8], UNKNOWN.to_le_bytes());
+        assert_eq!(shape.rank(&summary, 0, &[&[1.0; 8]]), FIRST);
+        // Neither is a page of another head, or of no head.
+        assert_eq!(shape.rank(&summary, 1, &[&[1.0; 8]]), FIRST);
+    }
+}

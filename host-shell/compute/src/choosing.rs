@@ -1,0 +1,304 @@
+//! Choice of pages by a GPU: summaries, ranks and tables of pages are made in its memory, in the order of a stream.
+// UNSAFETY: launches kernels over addresses that the caller vouches for.
+#![allow(unsafe_code)]
+
+use crate::paged::{Queries, check_queries};
+use crate::{Keep, KvPages};
+use nvme_compute_kernel::choose::{ChoosePages, SummarisePages};
+use nvme_compute_kernel::{BLOCK_THREADS, CHOOSE_PTX, kernel};
+use nvme_host::cuda::{DeviceMemory, Function, Gpu, Module};
+use nvme_host::{Error, Result};
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+/// Blocks of a launch at most.
+const BLOCKS: u64 = 1024;
+/// Pages whose summaries are uploaded at a time.
+const AT_ONCE: u64 = 1024;
+
+/// The summaries of the pages of a drive, in memory of a GPU: [`KvShape::summary_bytes`](crate::KvShape::summary_bytes)
+/// each.
+///
+/// A page without a summary is chosen before all others.
+pub struct Summaries {
+    memory: DeviceMemory,
+    pages: u64,
+    each: u64,
+}
+
+impl Summaries {
+    /// Room for those of all pages of `pages`, none of which has one.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for more than memory has addresses; [`Error::Environment`] without so much memory on the GPU.
+    pub fn new(gpu: &Arc<Gpu>, pages: &KvPages) -> Result<Self> {
+        let (count, each) = (pages.table().rows(), pages.shape().summary_bytes());
+        let bytes = count
+            .checked_mul(each)
+            .and_then(|bytes| usize::try_from(bytes).ok());
+        let bytes = bytes.ok_or_else(|| {
+            Error::usage(
+                format!("{count} summaries of {each} bytes"),
+                "use fewer pages",
+            )
+        })?;
+        let memory = DeviceMemory::new(gpu, bytes.max(16))?;
+        memory.fill(0xFF)?;
+        Ok(Self {
+            memory,
+            pages: count,
+            each,
+        })
+    }
+
+    /// Makes those of `count` pages from `first` on by the CPU, which reads them from the store.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for pages that are not there; those of `Store::read_at` and of [`DeviceMemory::upload`].
+    pub fn read(&self, pages: &KvPages, first: u64, count: u64) -> Result<()> {
+        self.check(pages)?;
+        let mut done = 0;
+        while done < count {
+            let some = (count - done).min(AT_ONCE);
+            let first = first.saturating_add(done);
+            let summaries = pages.summaries(first, some)?;
+            self.memory
+                .upload((first * self.each) as usize, &summaries)?;
+            done += some;
+        }
+        Ok(())
+    }
+
+    /// All of them, page after page, copied to the host.
+    ///
+    /// # Errors
+    /// Those of [`DeviceMemory::download`].
+    pub fn bytes(&self) -> Result<Vec<u8>> {
+        let mut bytes = vec![0; (self.pages * self.each) as usize];
+        self.memory.download(0, &mut bytes)?;
+        Ok(bytes)
+    }
+
+    fn check(&self, pages: &KvPages) -> Result<()> {
+        if (self.pages, self.each) == (pages.table().rows(), pages.shape().summary_bytes()) {
+            return Ok(());
+        }
+        Err(Error::usage(
+            format!("{} summaries of {} bytes", self.pages, self.each),
+            "use those that were made for these pages",
+        ))
+    }
+}
+
+/// Which pages are chosen, and where the choice is put. Addresses are the GPU's.
+#[derive(Clone, Copy)]
+pub struct Choice<'s> {
+    /// Those of all pages that the table may name.
+    pub summaries: &'s Summaries,
+    /// How many for each head of keys and values.
+    pub keep: Keep,
+    /// Room for ranks and for the chosen pages: [`Choosing::workspace_bytes`]; a multiple of 4.
+    pub workspace: u64,
+}
+
+/// The kernels that choose pages, for one GPU.
+///
+/// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
+pub struct Choosing {
+    module: ManuallyDrop<Module>,
+    summarise: Function,
+    score: Function,
+    choose: Function,
+}
+
+impl Choosing {
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// Those of [`Module::load`].
+    pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
+        let module = ManuallyDrop::new(Module::load(gpu, CHOOSE_PTX.as_bytes())?);
+        let (summarise, score, choose) = (
+            module.function(kernel::PAGE_SUMMARIES)?,
+            module.function(kernel::SCORE_PAGES)?,
+            module.function(kernel::CHOOSE_PAGES)?,
+        );
+        Ok(Self {
+            module,
+            summarise,
+            score,
+            choose,
+        })
+    }
+
+    /// Puts the making of the summaries of `count` pages into `stream`: page `ids[i]` has its bytes at `bytes` + `i` pages,
+    /// as for [`Table::scatter_on_gpu`](nvme_host::Table::scatter_on_gpu), which may come before or after it. An id that
+    /// is not that of a page is left out.
+    ///
+    /// # Safety
+    /// `bytes`, and as many `i64` at `ids`, all different, are valid on the GPU until the stream has done it, and for as
+    /// long as a graph that captured it may be launched; `summaries` outlives it.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for addresses between two words, and summaries of other pages; [`Error::Device`] with the driver's
+    /// answer.
+    pub unsafe fn summarise(
+        &self,
+        pages: &KvPages,
+        summaries: &Summaries,
+        (bytes, ids, count): (u64, u64, u64),
+        stream: u64,
+    ) -> Result<()> {
+        summaries.check(pages)?;
+        if !bytes.is_multiple_of(4) || !ids.is_multiple_of(8) {
+            return Err(Error::usage(
+                "pages or ids between two words",
+                "use multiples of 4 for pages, and of 8 for ids",
+            ));
+        }
+        let shape = pages.shape();
+        let words = SummarisePages {
+            pages: bytes,
+            ids,
+            summaries: summaries.memory.address(),
+            count,
+            page_stride: shape.page_bytes(),
+            page_count: pages.table().rows(),
+            kv_heads: shape.kv_heads,
+            head_elements: shape.head_elements,
+            page_tokens: shape.page_tokens,
+            is_bf16: u32::from(shape.is_bf16),
+        };
+        // SAFETY: the kernel takes one `SummarisePages` and stays loaded; the caller vouches for the addresses.
+        unsafe { self.launch(self.summarise, words.pairs(), &words, stream) }
+    }
+
+    /// Bytes of [`Choice::workspace`].
+    pub fn workspace_bytes(pages: &KvPages, queries: &Queries, keep: Keep) -> u64 {
+        let rows = u64::from(queries.sequences) * u64::from(pages.shape().kv_heads);
+        rows * (u64::from(queries.most_pages) + u64::from(kept(queries, keep)) + 1) * 4
+    }
+
+    /// `queries` over the pages that [`choose`](Self::choose) names: for [`Attending::attend`](crate::paged::Attending),
+    /// and to know how large its workspace has to be.
+    pub fn chosen(pages: &KvPages, queries: &Queries, choice: &Choice<'_>) -> Queries {
+        let (_, chosen, counts) = places(pages, queries, choice);
+        Queries {
+            pages: chosen,
+            counts,
+            per_head: true,
+            most_pages: kept(queries, choice.keep),
+            ..*queries
+        }
+    }
+
+    /// Puts the choice of pages into `stream`, and returns before it runs: `queries` over the chosen pages, whose
+    /// attention comes next in the same stream. The stream may be captured; what queries and tables hold when it runs
+    /// counts. Each head of keys and values has the pages with the largest bounds of its queries' products, and those that
+    /// are kept in any case, in the order of the table; all, where there are no more. The tail counts as before.
+    ///
+    /// A number of a page that is not there is chosen, and makes its head NaN. Products are not scaled for the choice:
+    /// [`Queries::scale`] has to be positive.
+    ///
+    /// # Safety
+    /// As [`Attending::attend`](crate::paged::Attending::attend), of what both arguments name; nothing writes a summary
+    /// while it runs.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for what `attend` refuses, queries that lie at no multiple of 16, a scale that is not positive,
+    /// and those of [`Keep::check`]; [`Error::Device`] with the driver's answer.
+    pub unsafe fn choose(
+        &self,
+        pages: &KvPages,
+        queries: &Queries,
+        choice: &Choice<'_>,
+        stream: u64,
+    ) -> Result<Queries> {
+        check_queries(pages, queries)?;
+        choice.keep.check()?;
+        choice.summaries.check(pages)?;
+        if !queries.queries.is_multiple_of(16) || !choice.workspace.is_multiple_of(4) {
+            return Err(Error::usage(
+                "queries or a workspace between two words",
+                "use a multiple of 16 for queries, and of 4 for the workspace",
+            ));
+        }
+        if queries.scale.is_nan() || queries.scale <= 0.0 {
+            return Err(Error::usage(
+                format!("products times {}", queries.scale),
+                "use a positive scale: bounds of products are compared",
+            ));
+        }
+        let words = words(pages, queries, choice);
+        let rows = words.rows();
+        // SAFETY: both kernels take one `ChoosePages` and stay loaded; the caller vouches for the addresses.
+        unsafe {
+            let ranks = rows * u64::from(words.most_pages);
+            self.launch(self.score, ranks, &words, stream)?;
+            self.launch(self.choose, rows * 32, &words, stream)?;
+        }
+        Ok(Self::chosen(pages, queries, choice))
+    }
+
+    /// # Safety
+    /// As [`Module::launch_in`].
+    unsafe fn launch<T: Copy>(
+        &self,
+        function: Function,
+        threads: u64,
+        words: &T,
+        stream: u64,
+    ) -> Result<()> {
+        let blocks = threads.div_ceil(u64::from(BLOCK_THREADS)).min(BLOCKS);
+        if blocks == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's.
+        unsafe {
+            self.module
+                .launch_in(stream, function, blocks as u32, BLOCK_THREADS, words)
+        }
+    }
+}
+
+/// Chosen pages of a head at most.
+fn kept(queries: &Queries, keep: Keep) -> u32 {
+    keep.pages.min(queries.most_pages)
+}
+
+/// Where ranks, chosen pages and their counts lie.
+fn places(pages: &KvPages, queries: &Queries, choice: &Choice<'_>) -> (u64, u64, u64) {
+    let rows = u64::from(queries.sequences) * u64::from(pages.shape().kv_heads);
+    let chosen = choice.workspace + rows * u64::from(queries.most_pages) * 4;
+    let counts = chosen + rows * u64::from(kept(queries, choice.keep)) * 4;
+    (choice.workspace, chosen, counts)
+}
+
+fn words(pages: &KvPages, queries: &Queries, choice: &Choice<'_>) -> ChoosePages {
+    let shape = pages.shape();
+    let (ranks, chosen, chosen_counts) = places(pages, queries, choice);
+    let (sequence_stride, head_stride) = queries.strides(shape.kv_heads);
+    let keep = choice.keep;
+    ChoosePages {
+        queries: queries.queries,
+        pages: queries.pages,
+        counts: queries.counts,
+        summaries: choice.summaries.memory.address(),
+        ranks,
+        chosen,
+        chosen_counts,
+        page_count: pages.table().rows(),
+        sequences: queries.sequences,
+        heads: queries.heads,
+        kv_heads: shape.kv_heads,
+        head_elements: shape.head_elements,
+        sequence_stride,
+        head_stride,
+        most_pages: queries.most_pages,
+        keep: kept(queries, keep),
+        first: keep.first,
+        last: keep.last,
+        is_bf16: u32::from(shape.is_bf16),
+        reserved: 0,
+    }
+}

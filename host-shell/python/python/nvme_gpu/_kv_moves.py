@@ -1,0 +1,118 @@
+"""Pages between a cache and a table: started at once, waited for later, with what became of each."""
+
+from __future__ import annotations
+
+from array import array
+from typing import Any
+
+from . import _buffers
+from ._errors import NvmeGpuError, Usage
+from ._store import Table
+
+
+class Move:
+    """Rows of a table that are under way. It keeps their memory."""
+
+    __slots__ = ("rows", "_table", "_operation", "_status", "_kept")
+
+    def __init__(self, table: Table, rows: Any, operation: Any, status: Any, kept: Any) -> None:
+        self.rows = rows
+        self._table, self._operation, self._status, self._kept = table, operation, status, kept
+
+    def wait(self) -> tuple[set[int], NvmeGpuError | None]:
+        """Waits for its end: the places of rows that failed, and the first error."""
+        try:
+            if self._operation is None:
+                self._table.check()
+            else:
+                self._operation.wait()
+                self._operation.check()
+        except NvmeGpuError as error:
+            found = self._status.tolist()
+            bad = {at for at, code in enumerate(found) if code}
+            return bad or set(range(len(found))), error
+        if self._operation is None:
+            # On a GPU an error is raised once, and may have come before: each row says what became of it.
+            bad = {at for at, code in enumerate(self._status.cpu().tolist()) if code}
+            if bad:
+                return bad, NvmeGpuError(f"{len(bad)} pages were not moved", "see the error before", "command")
+        return set(), None
+
+
+def adopted(cache: Any, layer: str, page: tuple[int, ...], block_ids: list[int], writable: bool) -> Any:
+    """The cache as a tensor of torch or an array of numpy, with all of ``block_ids``."""
+    numpy = _buffers.numpy()
+    if not _buffers.is_tensor(cache) and not (numpy is not None and isinstance(cache, numpy.ndarray)):
+        if not hasattr(cache, "__dlpack__"):
+            raise TypeError(f"the cache of the layer {layer!r} is of the type {type(cache).__name__}: pass a tensor")
+        library = _buffers.torch() or numpy
+        if library is None:
+            raise Usage("caches need torch or numpy", "install one of them")
+        cache = library.from_dlpack(cache)
+    shape = tuple(cache.shape)
+    if shape[1:] != page:
+        raise Usage(f"the cache of the layer {layer!r} has the shape {shape}", f"use (num_blocks, *{page})")
+    if block_ids and max(block_ids) >= shape[0]:
+        raise Usage(f"block {max(block_ids)} of a cache of {shape[0]}", "pass the numbers of its blocks")
+    if writable and not _buffers.is_tensor(cache) and not cache.flags.writeable:
+        raise Usage(f"the cache of the layer {layer!r} is read-only", "use memory that may be written")
+    return cache
+
+
+def load(table: Table, slots: list[int], cache: Any) -> Move:
+    """Starts to read the rows ``slots`` into new memory, of the library and the device of ``cache``."""
+    shape = (len(slots), *cache.shape[1:])
+    if not _buffers.is_tensor(cache):
+        numpy: Any = _buffers.numpy()
+        rows = numpy.empty(shape, dtype=cache.dtype)
+    elif not cache.is_cuda:
+        rows = cache.new_empty(shape)
+    else:
+        ids, status = _on_gpu(cache, slots)
+        torch: Any = _buffers.torch()
+        rows = torch.empty(shape, dtype=cache.dtype, device=cache.device)
+        table.gather(ids, out=rows, status=status, check="later")
+        return Move(table, rows, None, status, ids)
+    view, places, owner = table._ids(slots, None)
+    status = array("i", [0]) * len(slots)
+    place = table._place(rows, "a cache", places, True)
+    operation = table._native.gather(view, table._wide(view), place, table._status(status))
+    return Move(table, rows, operation, status, owner)
+
+
+def save(table: Table, slots: list[int], cache: Any, block_ids: list[int]) -> Move:
+    """Starts to write the blocks ``block_ids`` of ``cache`` to the rows ``slots``. They are copied."""
+    if _buffers.is_tensor(cache) and cache.is_cuda:
+        ids, status = _on_gpu(cache, slots)
+        rows = cache.detach().index_select(0, _on_gpu(cache, block_ids)[0]).contiguous()
+        table.scatter(ids, rows, status=status, check="later")
+        return Move(table, rows, None, status, ids)
+    rows = cache.detach()[block_ids] if _buffers.is_tensor(cache) else cache[block_ids]
+    view, places, owner = table._ids(slots, None)
+    status = array("i", [0]) * len(slots)
+    place = table._place(rows, "a cache", places, False)
+    operation = table._native.scatter(view, table._wide(view), place, table._status(status), False)
+    return Move(table, rows, operation, status, owner)
+
+
+def put(cache: Any, block_ids: list[int], rows: Any, good: list[int]) -> None:
+    """Copies the rows ``good`` to the blocks ``block_ids`` of the cache."""
+    if not block_ids:
+        return
+    if not _buffers.is_tensor(cache):
+        cache[block_ids] = rows[good]
+        return
+    torch: Any = _buffers.torch()
+    with torch.no_grad():
+        if cache.is_cuda:
+            chosen = rows.index_select(0, _on_gpu(cache, good)[0])
+            cache.index_copy_(0, _on_gpu(cache, block_ids)[0], chosen)
+        else:
+            cache[block_ids] = rows[good]
+
+
+def _on_gpu(cache: Any, numbers: list[int]) -> tuple[Any, Any]:
+    """The numbers as ids on the GPU of ``cache``, and a status for each."""
+    torch: Any = _buffers.torch()
+    ids = torch.tensor(numbers, dtype=torch.int64).to(cache.device)
+    return ids, torch.zeros(len(numbers), dtype=torch.int32, device=cache.device)

@@ -1,0 +1,143 @@
+//! The kernels.
+// UNSAFETY: kernel parameters hold addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+use super::{ChoosePages, LANE_BINS, Memory, SummarisePages, Threshold, bin_of, narrow};
+use crate::arch::{Bins, Global, thread, warp};
+use nvme_gpu_kernel::arch;
+
+/// A thread takes two elements of a head of a page at a time.
+///
+/// # Safety
+/// What [`SummarisePages`] names is there.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_page_summaries(summarise: SummarisePages) {
+    // SAFETY: the caller's.
+    let memory = unsafe { Global::new() };
+    let (mut index, threads) = thread();
+    while index < summarise.pairs() {
+        summarise.element_pair(memory, index);
+        index += threads;
+    }
+}
+
+/// A thread takes a page of a head at a time.
+///
+/// # Safety
+/// What [`ChoosePages`] names is there.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_score_pages(choice: ChoosePages) {
+    // SAFETY: the caller's.
+    let memory = unsafe { Global::new() };
+    let most = u64::from(choice.most_pages);
+    let (mut index, threads) = thread();
+    while index < choice.rows() * most {
+        let (row, place) = (index / most, (index % most) as u32);
+        if place < choice.count(memory, row) {
+            let rank = choice.rank(memory, row, place);
+            memory.put(choice.rank_address(row, place), rank);
+        }
+        index += threads;
+    }
+}
+
+/// A warp takes a head at a time.
+///
+/// # Safety
+/// What [`ChoosePages`] names is there, and `nvme_score_pages` has run.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_choose_pages(choice: ChoosePages) {
+    // SAFETY: the caller's.
+    let memory = unsafe { Global::new() };
+    let bins = Bins::of_warp();
+    let (mut row, warps) = warp();
+    while row < choice.rows() {
+        let count = choice.count(memory, row);
+        let threshold = match choice.wanted(count) {
+            None => Threshold::ALL,
+            Some(wanted) => Threshold::of(wanted, |above, shift, wanted| {
+                pass(&choice, memory, bins, (row, count), (above, shift), wanted)
+            }),
+        };
+        put(&choice, memory, (row, count), threshold);
+        row += warps;
+    }
+}
+
+/// Counts the ranks of the pages that have the bits `above` by the next eight. Every lane of the warp calls it.
+#[inline(always)]
+fn pass(
+    choice: &ChoosePages,
+    memory: Global,
+    bins: Bins,
+    (row, count): (u64, u32),
+    (above, shift): (u32, u32),
+    wanted: u32,
+) -> (u32, u32) {
+    let lane = arch::lane();
+    let mut bin = 0;
+    while bin < LANE_BINS {
+        bins.clear(lane * LANE_BINS + bin);
+        bin += 1;
+    }
+    arch::sync_warp(arch::FULL);
+    let mut place = lane;
+    while place < count {
+        if !choice.is_kept(place, count) {
+            let rank = memory.word(choice.rank_address(row, place));
+            if let Some(bin) = bin_of(rank, above, shift) {
+                bins.increment(bin);
+            }
+        }
+        place += 32;
+    }
+    arch::sync_warp(arch::FULL);
+    let (mut mine, mut bin) = (0, 0);
+    while bin < LANE_BINS {
+        mine += bins.count(lane * LANE_BINS + bin);
+        bin += 1;
+    }
+    let found = narrow(
+        wanted,
+        |group| arch::shuffle(arch::FULL, mine, group),
+        |bin| bins.count(bin),
+    );
+    // The next pass clears what all lanes have read.
+    arch::sync_warp(arch::FULL);
+    found
+}
+
+/// Writes the numbers of the chosen pages, in the order of their places. Every lane of the warp calls it.
+#[inline(always)]
+fn put(choice: &ChoosePages, memory: Global, (row, count): (u64, u32), threshold: Threshold) {
+    let lane = arch::lane();
+    let below = (1 << lane) - 1;
+    let (mut first, mut chosen, mut equal) = (0, 0, 0);
+    while first < count {
+        let place = first + lane;
+        let is_there = place < count;
+        let is_kept = is_there && choice.is_kept(place, count);
+        let is_ranked = is_there && !is_kept;
+        let rank = match is_ranked {
+            true => memory.word(choice.rank_address(row, place)),
+            false => 0,
+        };
+        let is_equal = is_ranked && rank == threshold.rank;
+        let equals = arch::ballot(arch::FULL, is_equal);
+        let before = equal + (equals & below).count_ones();
+        let is_chosen =
+            is_kept || is_ranked && rank > threshold.rank || is_equal && before < threshold.equal;
+        let all = arch::ballot(arch::FULL, is_chosen);
+        let to = chosen + (all & below).count_ones();
+        if is_chosen && to < choice.keep {
+            let page = choice.page(memory, row, place);
+            memory.put(choice.chosen_address(row, to), page);
+        }
+        chosen += all.count_ones();
+        equal += equals.count_ones();
+        first += 32;
+    }
+    if lane == 0 {
+        memory.put(choice.chosen_counts + row * 4, chosen.min(choice.keep));
+    }
+}
