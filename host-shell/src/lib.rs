@@ -2,6 +2,7 @@
 //!
 //! - [`Store`]: bytes on a drive or in a file, at any offset, from any thread; [`Table`]: rows by ids.
 //! - [`LayerLoader`](loader::LayerLoader): layers of a model, read while others are used.
+//! - [`Manifest`]: the hashes of a file, by which layers are verified where they were loaded.
 //! - [`Device`]: how a controller is reached. [`open`] makes one from the text of `--device`.
 //! - [`Controller`]: bring-up, admin commands, shutdown on drop.
 //! - [`Namespace`]: blocking reads and writes of any range.
@@ -58,6 +59,7 @@ pub mod files;
 pub mod loader;
 mod lock;
 mod machine;
+pub mod manifest;
 mod measure;
 mod remedy;
 pub mod store;
@@ -86,6 +88,7 @@ pub use device::{Device, relay};
 pub use dma::{DmaBuffer, Pages};
 pub use error::{Error, Result, exit};
 pub use machine::{doctor, pci, sysfs};
+pub use manifest::Manifest;
 pub use nvme_core as core;
 pub use store::{Store, StoreOptions, Table};
 

@@ -319,7 +319,7 @@ pub unsafe fn store_u16(to: u64, value: u16) {
 ///
 /// # Safety
 /// The address is valid.
-#[cfg(any(feature = "rows", feature = "scatter"))]
+#[cfg(any(feature = "rows", feature = "scatter", feature = "hash"))]
 #[inline(always)]
 pub unsafe fn load_u8(from: u64) -> u8 {
     let value: u16;
@@ -358,6 +358,35 @@ pub unsafe fn load_u64(from: u64) -> u64 {
         asm!("ld.global.b64 {value}, [{from}];", from = in(reg64) from, value = out(reg64) value, options(nostack))
     };
     value
+}
+
+/// Loads 8 bytes, where the compiler finds it best.
+///
+/// # Safety
+/// As [`load_u64`]; nothing writes to it while the kernel runs.
+#[cfg(feature = "hash")]
+#[inline(always)]
+pub unsafe fn load_word(from: u64) -> u64 {
+    let value: u64;
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        asm!("ld.global.b64 {value}, [{from}];", from = in(reg64) from, value = out(reg64) value,
+            options(pure, readonly, nostack))
+    };
+    value
+}
+
+/// Stores 8 bytes.
+///
+/// # Safety
+/// The address is valid and a multiple of 8.
+#[cfg(feature = "hash")]
+#[inline(always)]
+pub unsafe fn store_u64(to: u64, value: u64) {
+    // SAFETY: the caller vouches for it.
+    unsafe {
+        asm!("st.global.b64 [{to}], {value};", to = in(reg64) to, value = in(reg64) value, options(nostack))
+    };
 }
 
 /// Nanoseconds of the GPU's global timer.

@@ -56,6 +56,8 @@ pub mod arch;
 mod assignment;
 #[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
 mod bare;
+#[cfg(all(target_arch = "nvptx64", feature = "hash"))]
+mod chunks;
 #[cfg(all(target_arch = "nvptx64", any(feature = "rows", feature = "scatter")))]
 mod copy;
 #[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
@@ -64,6 +66,7 @@ mod entry;
 mod gather;
 #[cfg(target_arch = "nvptx64")]
 mod groups;
+pub mod hash;
 #[cfg(all(target_arch = "nvptx64", any(feature = "rows", feature = "scatter")))]
 mod launch;
 #[cfg(all(target_arch = "nvptx64", feature = "device-library"))]
@@ -111,7 +114,7 @@ pub const DEVICE_LAYOUT: u32 = 1;
 #[cfg(not(target_arch = "nvptx64"))]
 pub const PTX: &str = include_str!("../ptx/nvme_gpu_kernel.ptx");
 
-/// The version of the kernels in [`PTX`], [`ROWS_PTX`] and [`SCATTER_PTX`].
+/// The version of the kernels in [`PTX`], [`ROWS_PTX`], [`SCATTER_PTX`] and [`HASH_PTX`].
 #[cfg(not(target_arch = "nvptx64"))]
 pub const VERSION: &str = env!("CARGO_PKG_VERSION");
 
@@ -122,3 +125,7 @@ pub const SCATTER_PTX: &str = include_str!("../ptx/nvme_gpu_scatter.ptx");
 /// `nvme_gather` as PTX, as [`PTX`] is.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const ROWS_PTX: &str = include_str!("../ptx/nvme_gpu_rows.ptx");
+
+/// `nvme_hash_chunks` as PTX, as [`PTX`] is.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const HASH_PTX: &str = include_str!("../ptx/nvme_gpu_hash.ptx");

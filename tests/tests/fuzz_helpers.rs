@@ -75,6 +75,11 @@ proptest! {
     }
 
     #[test]
+    fn any_text_of_a_manifest_is_data(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
+        fuzz::manifest(&bytes);
+    }
+
+    #[test]
     fn any_answer_of_vfio_is_data(bytes in prop::collection::vec(any::<u8>(), 0..600)) {
         fuzz::vfio_answers(&bytes);
     }

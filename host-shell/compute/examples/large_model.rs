@@ -117,7 +117,16 @@ fn measure(device: &str, budget: u64, tokens: usize) -> Result<(Vec<u32>, Vec<f3
     };
     let positions = (PROMPT.len() + tokens) as u32;
     let begin = Instant::now();
-    let mut model = Llama::open(&store, &catalog, &at_once, Options { budget, positions })?;
+    let mut model = Llama::open(
+        &store,
+        &catalog,
+        &at_once,
+        Options {
+            budget,
+            positions,
+            manifest: None,
+        },
+    )?;
     let mut made = vec![model.feed(&PROMPT)?];
     let first_s = begin.elapsed().as_secs_f64();
     let before = model.stats().bytes;

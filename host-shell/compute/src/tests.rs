@@ -66,6 +66,7 @@ fn open(store: &Arc<Store>, budget: u64) -> nvme_host::Result<Llama> {
     let options = Options {
         budget,
         positions: 100,
+        manifest: None,
     };
     Llama::open(store, &catalog, &places, options)
 }
@@ -268,6 +269,7 @@ fn what_is_no_model_or_does_not_fit_is_refused() {
     let options = Options {
         budget: 1 << 30,
         positions: 129,
+        manifest: None,
     };
     let long = error(Llama::open(&small_store, &catalog, &places, options));
     assert!(long.contains("129 positions of a model with 128"));

@@ -4,7 +4,7 @@ use crate::error::Fault;
 use crate::pool::{Job, lock};
 use crate::store::Store;
 use crate::wait;
-use nvme_host::Catalog;
+use nvme_host::{Catalog, Error, Manifest};
 use pyo3::prelude::*;
 use serde::Serialize;
 use std::ops::ControlFlow;
@@ -67,6 +67,16 @@ impl Import {
             Catalog::import(&store, &path, offset, verify, &mut |done, total| {
                 shared.progress(done, total)
             })
+        })
+    }
+
+    /// Hashes the chunks of the file at `path`, and writes them to the file at `out`.
+    #[staticmethod]
+    fn of_manifest(path: PathBuf, out: PathBuf) -> PyResult<Self> {
+        Self::start(move |shared| {
+            let made = Manifest::of_file(&path, &mut |done, total| shared.progress(done, total))?;
+            std::fs::write(&out, made.to_json()).map_err(Error::file("write", &out))?;
+            Ok(made.bytes())
         })
     }
 

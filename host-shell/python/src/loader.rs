@@ -4,9 +4,11 @@ use crate::error::{Fault, OrRaise};
 use crate::store::{AtClose, Store};
 use crate::volume::DriveFile;
 use crate::wait;
+use nvme_host::Manifest;
 use nvme_host::catalog::{Dtype, Entry};
 use nvme_host::loader::{self, LayerOrder, Layers, LoaderOptions, Resident};
 use pyo3::prelude::*;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -53,6 +55,22 @@ impl LayerLoader {
     }
 }
 
+/// `layers` of `file`, or of what lies in the store from byte `begin` on, with the manifest at `path`.
+fn verified(
+    layers: Layers,
+    path: &Path,
+    begin: u64,
+    store: &nvme_host::Store,
+    file: Option<&nvme_host::files::DriveFile>,
+) -> nvme_host::Result<Layers> {
+    let manifest = Manifest::open(path)?;
+    match file {
+        Some(file) => manifest.check_begin(file)?,
+        None => manifest.check_begin_in(store, begin)?,
+    }
+    layers.verified_by(&manifest, begin)
+}
+
 impl AtClose for loader::LayerLoader {
     fn close(&self, limit: Duration) {
         // Past the limit the loader keeps the store.
@@ -62,10 +80,11 @@ impl AtClose for loader::LayerLoader {
 
 #[pymethods]
 impl LayerLoader {
-    /// Places of tensors are those in `file`, or without one in the store. `order` is None for one layer after the other;
+    /// Places of tensors are those in `file`, or without one in the store. A manifest is a path, and where its file
+    /// begins among those places. `order` is None for one layer after the other;
     /// an empty one is learned.
     #[new]
-    #[pyo3(signature = (store, tensors, file, which, slots, ahead, resident, order, on_gpu))]
+    #[pyo3(signature = (store, tensors, file, which, slots, ahead, resident, order, on_gpu, manifest))]
     #[expect(clippy::too_many_arguments, reason = "options of Python")]
     fn new(
         py: Python<'_>,
@@ -78,6 +97,7 @@ impl LayerLoader {
         resident: Stay,
         order: Option<Vec<usize>>,
         on_gpu: Option<bool>,
+        manifest: Option<(PathBuf, u64)>,
     ) -> PyResult<Self> {
         let entries: Vec<Entry> = tensors
             .into_iter()
@@ -95,8 +115,14 @@ impl LayerLoader {
             Some(Which::Names(names)) => Layers::of_names(&entries, names),
         };
         let mut layers = layers.or_raise()?;
+        let opened = store.get()?;
+        let file = file.map(DriveFile::get).transpose()?;
+        if let Some((path, begin)) = manifest {
+            let verified = py.detach(|| verified(layers, &path, begin, &opened, file.as_deref()));
+            layers = verified.or_raise()?;
+        }
         if let Some(file) = file {
-            layers = file.get()?.layers(layers).or_raise()?;
+            layers = file.layers(layers).or_raise()?;
         }
         let options = LoaderOptions {
             slots,
@@ -116,7 +142,6 @@ impl LayerLoader {
                 Some(false) => loader::LayerMemory::Host,
             },
         };
-        let opened = store.get()?;
         let made = py.detach(|| loader::LayerLoader::new(&opened, layers, &options));
         let made = Arc::new(made.or_raise()?);
         let at_close: Arc<dyn AtClose> = made.clone();

@@ -338,3 +338,35 @@ def test_tensors_of_no_bytes_have_their_shape(store, tmp_path, monkeypatch, with
         assert tuple(w["none"].shape) == (0, 4) and str(w["none"].dtype).endswith("float32")
     with loader.layer(1) as w:
         assert tuple(w["none"].shape) == (2, 0)
+
+
+def test_a_manifest_verifies_layers(tmp_path):
+    path = model(tmp_path / "m.safetensors")
+    manifest = tmp_path / "m.manifest"
+    seen = []
+    nvme_gpu.write_manifest(path, manifest, progress=lambda *both: seen.append(both))
+    assert seen[-1] == (path.stat().st_size,) * 2
+    with nvme_gpu.open(SIM) as store:
+        catalog = nvme_gpu.import_file(store, path, 4096)
+        loader = nvme_gpu.LayerLoader(catalog, manifest=manifest)
+        assert loader.path["verified_by"] == "host"
+        for index in range(LAYERS):
+            with loader.layer(index) as w:
+                assert is_right(index, w["w"].tolist())
+        assert loader.stats()["verified"] > 0
+        wrong = catalog["m.layers.3.w"]
+        first = store.read(1, wrong.offset + 5)
+        store.write(bytes([first[0] ^ 1]), wrong.offset + 5)
+        loader = nvme_gpu.LayerLoader(catalog, manifest=str(manifest))
+        for index in range(LAYERS):
+            try:
+                with loader.layer(index) as w:
+                    assert index != 3 and is_right(index, w["w"].tolist())
+            except nvme_gpu.NvmeGpuError as error:
+                assert index == 3 and error.code == "mismatch" and "layer 3 (m.layers.3.)" in error.cause
+        store.write(b"\0", 4096 + 9)
+        with pytest.raises(nvme_gpu.NvmeGpuError, match="not the manifest's file"):
+            nvme_gpu.LayerLoader(catalog, manifest=manifest)
+    manifest.write_text("{}")
+    with pytest.raises(nvme_gpu.Usage, match="not a manifest"), nvme_gpu.catalog(path) as catalog:
+        nvme_gpu.LayerLoader(catalog, manifest=manifest)

@@ -47,7 +47,8 @@ pub use value::Value;
 use crate::error::{Error, Result};
 use crate::store::Store;
 use serde::Serialize;
-use source::{Fault, StoreSource, read_head};
+use source::{Fault, FileSource, StoreSource, read_head};
+use std::path::Path;
 
 /// Formats that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -69,6 +70,27 @@ pub struct Catalog {
     metadata: Vec<(String, Value)>,
     files: Vec<Member>,
     entries: Vec<Entry>,
+    begin: u64,
+}
+
+/// The file at `path` as a source.
+///
+/// # Errors
+/// [`Error::File`], and [`Error::Usage`] for what is no file.
+pub(crate) fn file(path: &Path) -> Result<impl Source> {
+    FileSource::open(path)
+}
+
+/// What lies in `store` from byte `offset` on, as a source.
+///
+/// # Errors
+/// [`Error::Usage`] for a byte past the store.
+pub(crate) fn in_store(store: &Store, offset: u64) -> Result<impl Source> {
+    if offset > store.len() {
+        let cause = format!("byte {offset} of a store of {} bytes", store.len());
+        return Err(Error::usage(cause, "use a byte of the store"));
+    }
+    Ok(StoreSource { store, offset })
 }
 
 impl Catalog {
@@ -77,11 +99,7 @@ impl Catalog {
     /// # Errors
     /// Those of the store, and as [`of`](Self::of).
     pub fn of_store(store: &Store, offset: u64) -> Result<Self> {
-        if offset > store.len() {
-            let cause = format!("byte {offset} of a store of {} bytes", store.len());
-            return Err(Error::usage(cause, "use a byte of the store"));
-        }
-        Ok(Self::of(&StoreSource { store, offset })?.at(offset))
+        Ok(Self::of(&in_store(store, offset)?)?.at(offset))
     }
 
     /// The tensors of a file whose bytes are `source`.
@@ -120,6 +138,7 @@ impl Catalog {
             files: Vec::new(),
             metadata: parsed.metadata,
             entries: parsed.entries,
+            begin: 0,
         })
     }
 
@@ -143,6 +162,11 @@ impl Catalog {
         &self.files
     }
 
+    /// Where the file begins: its byte 0 has this place among those of the tensors.
+    pub fn begin(&self) -> u64 {
+        self.begin
+    }
+
     /// The tensors in the order of their data.
     pub fn entries(&self) -> &[Entry] {
         &self.entries
@@ -161,6 +185,7 @@ impl Catalog {
         for file in &mut self.files {
             file.offset += offset;
         }
+        self.begin += offset;
         self
     }
 }

@@ -131,6 +131,7 @@ fn open_index(path: &Path) -> Result<Opened> {
         catalog: Catalog {
             format: Format::Safetensors,
             bytes: 0,
+            begin: 0,
             metadata: metadata(index.metadata),
             files: Vec::new(),
             entries: Vec::new(),

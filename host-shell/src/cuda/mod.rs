@@ -27,6 +27,7 @@ mod cufile;
 mod driver;
 mod graph;
 mod guest;
+mod hash;
 mod held;
 mod kernel_queues;
 mod kernels;
@@ -52,6 +53,7 @@ pub use cufile::{
 };
 pub use driver::{Gpu, Order};
 pub use graph::Graph;
+pub use hash::{ChunkHasher, HashedChunk, HostWords};
 pub use kernel_queues::{KernelQueues, KernelQueuesOptions};
 pub use kernels::{Kernel, Kernels};
 pub use lender::{CallerMemory, Place};

@@ -318,6 +318,19 @@ impl Event {
         })
     }
 
+    /// Whether it has happened.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when a kernel died.
+    pub fn is_done(&self) -> Result<bool> {
+        let _guest = self.gpu.enter()?;
+        // SAFETY: our own event.
+        match unsafe { sys::cuEventQuery(self.raw) } {
+            CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+            other => check("kernel", other).map(|()| true),
+        }
+    }
+
     /// Waits for it: the end of copies and fills, which end by themselves.
     pub fn wait(&self) -> Result<()> {
         let _guest = self.gpu.enter()?;

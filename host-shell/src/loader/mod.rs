@@ -4,6 +4,7 @@
 //! - [`Layers`]: which bytes make a layer, from a [`Catalog`](crate::Catalog) or from ranges.
 //! - [`LayerLoader`]: slots, and reads ahead in an order that is given or learned.
 //! - [`Layer`]: a layer that is there; its slot is used again after it is dropped.
+//! - [`Layers::verified_by`]: a [`Manifest`](crate::Manifest) by which layers are verified where they were loaded.
 //! - [`Sampler`]: the rows of each batch of a table, shuffled and shared out among processes.
 //!
 //! ```
@@ -31,6 +32,8 @@
 //! # }
 //! ```
 
+mod checks;
+mod chunk;
 #[cfg(feature = "cuda")]
 mod on_gpu;
 mod on_host;
@@ -41,7 +44,10 @@ mod sampler;
 mod state;
 #[cfg(all(test, feature = "sim"))]
 mod tests;
+#[cfg(feature = "cuda")]
+mod verifier;
 
+pub use chunk::LayerChunk;
 pub use options::{LayerMemory, LayerOrder, LoaderOptions, LoaderPath, LoaderStats, Resident};
 pub use plan::{LayerPlan, LayerTensor, Layers, Piece};
 pub use sampler::{Sampler, Shuffle};
@@ -74,7 +80,8 @@ enum OnGpu {}
 /// **In memory of the host** [`layer`](Self::layer) waits until the layer is there, and returns the errors of its reads.
 ///
 /// After an error the layer is read again when it is asked for again. A file that changes while it is read gives layers
-/// of old and new bytes: nothing finds that. Writes through the store are seen by reads that begin after them: a layer
+/// of old and new bytes: a manifest finds that ([`Layers::verified_by`]), and nothing without one. A layer that is not
+/// the manifest's is an [`Error::Mismatch`], which is known as a read that fails is. Writes through the store are seen by reads that begin after them: a layer
 /// that is in a slot, or resident, is not read again.
 ///
 /// Any number of threads may use a loader.
@@ -123,7 +130,7 @@ impl LayerLoader {
             .chain(std::iter::repeat_n(slot_bytes, slots))
             .collect();
         let is_on_gpu = options.is_on_gpu(store)?;
-        let (gpu, rooms) = memory(store, is_on_gpu, &rooms)?;
+        let (gpu, rooms) = memory(store, is_on_gpu, &rooms, &layers)?;
         let cells = rooms.into_iter().enumerate().map(|(cell, room)| Cell {
             layer: resident.get(cell).copied(),
             is_resident: cell < resident.len(),
@@ -132,7 +139,8 @@ impl LayerLoader {
             room,
             load: None,
         });
-        let path = LoaderPath::new(
+        let is_verified = layers.iter().any(|layer| !layer.chunks().is_empty());
+        let mut path = LoaderPath::new(
             store,
             is_on_gpu,
             (slots, slot_bytes),
@@ -141,6 +149,7 @@ impl LayerLoader {
                 resident.iter().map(|layer| bytes_of(*layer)).sum(),
             ),
         );
+        path.verified_by = is_verified.then_some(path.memory);
         let state = State::new(store, cells.collect(), course);
         Ok(Self {
             shared: Arc::new(Shared {
@@ -306,13 +315,18 @@ fn check(store: &Store, layers: &Layers, options: &LoaderOptions) -> Result<()> 
 }
 
 /// Memory of the given sizes.
-fn memory(store: &Store, is_on_gpu: bool, rooms: &[u64]) -> Result<(Option<OnGpu>, Vec<Room>)> {
+fn memory(
+    store: &Store,
+    is_on_gpu: bool,
+    rooms: &[u64],
+    layers: &Layers,
+) -> Result<(Option<OnGpu>, Vec<Room>)> {
     #[cfg(feature = "cuda")]
     if is_on_gpu {
-        let (gpu, rooms) = OnGpu::new(store, rooms)?;
+        let (gpu, rooms) = OnGpu::new(store, rooms, layers)?;
         return Ok((Some(gpu), rooms.into_iter().map(Room::Gpu).collect()));
     }
-    let _ = (store, is_on_gpu);
+    let _ = (store, is_on_gpu, layers);
     let rooms = on_host::rooms(rooms)?;
     Ok((None, rooms.into_iter().map(Room::Host).collect()))
 }
@@ -345,12 +359,13 @@ impl Shared {
         let load = match (&self.gpu, room) {
             (_, Room::Host(place)) => Load::Host(on_host::start(store, plan, place)?),
             #[cfg(feature = "cuda")]
-            (Some(gpu), Room::Gpu(room)) => Load::Gpu(gpu.start(store, plan, room)?),
+            (Some(gpu), Room::Gpu(room)) => Load::Gpu(gpu.start(store, (layer, plan), room)?),
             #[cfg(feature = "cuda")]
             (None, Room::Gpu(_)) => return Err(Error::internal("memory of no GPU")),
         };
         state.stats.reads += 1;
         state.stats.bytes += plan.read_bytes();
+        state.stats.verified += plan.verified_bytes();
         state.started(cell, layer, Arc::new(load));
         Ok(())
     }

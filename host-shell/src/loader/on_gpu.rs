@@ -5,14 +5,15 @@
 // UNSAFETY: reads go to addresses of GPU memory, which the loader has.
 #![allow(unsafe_code)]
 
-use super::plan::{LayerPlan, Piece};
+use super::plan::{LayerPlan, Layers, Piece};
+use super::verifier::{Verifier, Verifying};
 use crate::cuda::{DeviceMemory, Event, Gpu, Pending, ReadRange, Stream};
 use crate::error::{Error, Result};
 use crate::store::Store;
 use crate::store::status::{self, RowStatus};
 use nvme_core::spec::Status;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Cells begin at a multiple of this.
 const ALIGNMENT: u64 = 4096;
@@ -26,6 +27,8 @@ fn unit(piece: &Piece) -> u64 {
 pub(super) struct OnGpu {
     gpu: Arc<Gpu>,
     stream: Stream,
+    /// Where layers have a manifest.
+    verifier: Option<Arc<Verifier>>,
     _memory: DeviceMemory,
 }
 
@@ -42,8 +45,9 @@ pub(super) struct GpuRoom {
 pub(super) struct GpuLoad {
     address: u64,
     pending: Vec<Pending>,
-    /// When it has ended.
-    loaded: Event,
+    /// When it has ended, and was verified.
+    loaded: Arc<Event>,
+    verifying: Option<Verifying>,
 }
 
 impl OnGpu {
@@ -51,7 +55,7 @@ impl OnGpu {
     ///
     /// # Errors
     /// [`Error::Environment`] without as much.
-    pub fn new(store: &Store, rooms: &[u64]) -> Result<(Self, Vec<GpuRoom>)> {
+    pub fn new(store: &Store, rooms: &[u64], layers: &Layers) -> Result<(Self, Vec<GpuRoom>)> {
         let gpu = store.gpu().cloned();
         let gpu = gpu.ok_or_else(|| Error::internal("the store has no GPU"))?;
         let mut begins = Vec::with_capacity(rooms.len());
@@ -73,6 +77,7 @@ impl OnGpu {
         let rooms = rooms.collect();
         let stream = Stream::urgent(&gpu)?;
         let made = Self {
+            verifier: Verifier::of(&gpu, layers)?,
             gpu,
             stream,
             _memory: memory,
@@ -93,7 +98,12 @@ impl OnGpu {
     }
 
     /// Puts the reads of a layer into the stream, after all that reads the cell.
-    pub fn start(&self, store: &Store, plan: &LayerPlan, room: &mut GpuRoom) -> Result<GpuLoad> {
+    pub fn start(
+        &self,
+        store: &Store,
+        (layer, plan): (usize, &LayerPlan),
+        room: &mut GpuRoom,
+    ) -> Result<GpuLoad> {
         while let Some(event) = room.free.last() {
             event.before(self.stream.handle())?;
             room.spare.extend(room.free.pop());
@@ -111,12 +121,27 @@ impl OnGpu {
             // SAFETY: the cell lies in memory of the loader, which is freed after the stream has ended.
             pending.push(unsafe { store.read_ranges_on_gpu(&ranges, stream)? });
         }
-        let loaded = Event::untimed(&self.gpu)?;
+        let loaded = Arc::new(Event::untimed(&self.gpu)?);
         loaded.record_in(&self.stream)?;
+        let verifier = self.verifier.as_ref().filter(|_| !plan.chunks().is_empty());
+        let verifying = match verifier {
+            None => None,
+            Some(verifier) => {
+                // Reads into the cell come after the look at what it holds.
+                let until = match room.spare.pop() {
+                    Some(event) => event,
+                    None => Event::untimed(&self.gpu)?,
+                };
+                let verifying = verifier.start((layer, plan), room.address, &loaded, &until);
+                room.free.push(until);
+                Some(verifying?)
+            }
+        };
         Ok(GpuLoad {
             address: room.address,
             pending,
             loaded,
+            verifying,
         })
     }
 
@@ -124,6 +149,9 @@ impl OnGpu {
     pub fn finish(&self) {
         // After a refusal the context is gone, and the memory with it.
         let _ = self.stream.finish();
+        if let Some(verifier) = &self.verifier {
+            verifier.finish();
+        }
     }
 
     /// Whatever `stream` does until now may read the cell.
@@ -152,18 +180,26 @@ impl GpuLoad {
     }
 
     pub fn is_done(&self) -> bool {
-        self.pending.iter().all(Pending::is_done)
+        let is_verified = || self.verifying.as_ref().is_none_or(Verifying::is_done);
+        self.pending.iter().all(Pending::is_done) && is_verified()
     }
 
     /// Waits until it has ended, `limit` at most; whether it has.
     pub fn wait(&self, limit: Duration) -> bool {
+        let begin = Instant::now();
         self.pending.iter().all(|one| one.wait(limit).is_ok())
+            && self
+                .verifying
+                .as_ref()
+                .is_none_or(|verifying| verifying.wait(limit.saturating_sub(begin.elapsed())))
     }
 
     /// Why it failed, once it has ended.
     pub fn failure(&self) -> Option<Error> {
         let mut failures = self.pending.iter().map(|one| one.last().failures);
-        let failed = failures.find(|one| one.rows > 0)?;
+        let Some(failed) = failures.find(|one| one.rows > 0) else {
+            return self.verifying.as_ref().and_then(Verifying::failure);
+        };
         let (_, code) = failed.first.unwrap_or((0, RowStatus::NotRun.code()));
         Some(of_code(code))
     }

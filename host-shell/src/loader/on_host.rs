@@ -1,5 +1,6 @@
 //! Layers in memory of the host, read by threads of the store.
 
+use super::chunk;
 use super::plan::LayerPlan;
 use crate::error::{Error, Result};
 use crate::lock::lock;
@@ -90,6 +91,7 @@ struct End {
 pub(super) fn start(store: &Store, plan: &LayerPlan, place: &mut Place) -> Result<Arc<HostLoad>> {
     let mut buffer = place.take(plan.bytes())?;
     let pieces = plan.pieces().to_vec();
+    let chunks = Arc::clone(&plan.chunks);
     let bytes = buffer.bytes as u64;
     let operation = store.in_background(move |store| {
         let mut transfers = Vec::with_capacity(pieces.len());
@@ -102,7 +104,8 @@ pub(super) fn start(store: &Store, plan: &LayerPlan, place: &mut Place) -> Resul
             (rest, at) = (behind, (piece.at + piece.bytes) as usize);
         }
         let results = store.transfer_all(&mut transfers);
-        let result = results.into_iter().collect();
+        let read: Result<()> = results.into_iter().collect();
+        let result = read.and_then(|()| chunk::verify(&chunks, buffer.bytes()));
         (buffer, result)
     })?;
     let load = Arc::new(HostLoad {

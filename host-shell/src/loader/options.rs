@@ -4,6 +4,9 @@ use super::plan::{LayerPlan, Layers};
 use crate::error::{Error, Result};
 use crate::store::Store;
 
+/// Reads that a program may be ahead of its GPU.
+pub(super) const MOST_UNDER_WAY: usize = 64;
+
 /// How layers are loaded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoaderOptions {
@@ -119,6 +122,8 @@ pub struct LoaderPath {
     pub resident: usize,
     /// Bytes of the layers that stay.
     pub resident_bytes: u64,
+    /// What compares layers with a manifest: `gpu` or `host`; none without one.
+    pub verified_by: Option<&'static str>,
 }
 
 impl LoaderPath {
@@ -148,6 +153,7 @@ impl LoaderPath {
             slot_bytes,
             resident,
             resident_bytes,
+            verified_by: None,
         }
     }
 
@@ -168,4 +174,6 @@ pub struct LoaderStats {
     pub reads: u64,
     /// Bytes that were asked of the store for them.
     pub bytes: u64,
+    /// Bytes of them that are compared with a manifest.
+    pub verified: u64,
 }

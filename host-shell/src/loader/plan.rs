@@ -1,9 +1,11 @@
 //! Which bytes of a store make a layer, and where its tensors lie in the layer's memory.
 
+use super::chunk::LayerChunk;
 use crate::catalog::{Dtype, Entry};
 use crate::error::{Error, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Tensors that begin at a multiple of this from each other are read by one read.
 const ALIGNMENT: u64 = 64;
@@ -24,7 +26,7 @@ const MOST_GAP: u64 = 16 << 10;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layers {
-    layers: Vec<LayerPlan>,
+    pub(super) layers: Vec<LayerPlan>,
 }
 
 /// A layer: its tensors, and what is read for them.
@@ -34,6 +36,7 @@ pub struct LayerPlan {
     pieces: Vec<Piece>,
     tensors: Vec<LayerTensor>,
     bytes: u64,
+    pub(super) chunks: Arc<[LayerChunk]>,
 }
 
 /// A range of the store, and where it goes.
@@ -103,6 +106,7 @@ impl LayerPlan {
             pieces: Vec::new(),
             tensors: Vec::with_capacity(entries.len()),
             bytes: 0,
+            chunks: Arc::default(),
         };
         for entry in entries {
             let at = plan.room_for(entry.offset, entry.bytes)?;
@@ -167,6 +171,7 @@ impl Layers {
                 pieces: Vec::new(),
                 tensors: Vec::new(),
                 bytes: 0,
+                chunks: Arc::default(),
             };
             for part in parts {
                 let bytes = part.end.checked_sub(part.start).ok_or_else(|| {

@@ -1,7 +1,7 @@
 //! Cells of memory, what lies in them, and the reads under way.
 
 use super::on_host::{HostLoad, Place};
-use super::options::LoaderStats;
+use super::options::{LoaderStats, MOST_UNDER_WAY};
 use super::order::Course;
 use crate::error::{Error, Result};
 use crate::store::Store;
@@ -12,8 +12,6 @@ use std::time::Duration;
 #[cfg(feature = "cuda")]
 use super::on_gpu::{GpuLoad, GpuRoom};
 
-/// Reads that a program may be ahead of its GPU.
-const MOST_UNDER_WAY: usize = 64;
 /// How long a call waits for the oldest of so many reads.
 const PATIENCE: Duration = Duration::from_secs(60);
 

@@ -1,5 +1,6 @@
 use super::*;
 use crate::store::{FileIo, StoreOptions};
+use crate::{Catalog, Manifest};
 use std::sync::Barrier;
 
 const LONG: Duration = Duration::from_secs(60);
@@ -338,4 +339,187 @@ fn tensors_are_found_by_their_names() {
     assert!(layer.tensor_bytes("l.0.w").is_none());
     assert_eq!(loader.layers().get(0).unwrap().tensors()[0].shape, [5, 5]);
     assert!(loader.path().mover.contains("threads of the store"));
+}
+
+/// The manifest of the first `bytes` bytes of what `fill` writes.
+fn manifest(bytes: u64) -> Manifest {
+    let data: Vec<u8> = (0..bytes).map(byte).collect();
+    let mut go_on = |_, _| std::ops::ControlFlow::Continue(());
+    Manifest::of(&data.as_slice(), bytes, &[], &mut go_on).unwrap()
+}
+
+/// Layers of whole chunks, the last one shorter.
+fn whole_layers(manifest: &Manifest, count: u64) -> Layers {
+    let ranges = (0..count).map(|layer| {
+        let begin = layer * 131_072;
+        (
+            format!("l{layer}."),
+            begin..(begin + 131_072).min(manifest.bytes()),
+        )
+    });
+    Layers::of_ranges(ranges).unwrap()
+}
+
+#[test]
+fn a_layer_with_other_bytes_than_its_manifest_is_an_error_and_others_are_fine() {
+    let store = open("sim:mem?size=4MiB&block=4096");
+    let manifest = manifest(500_000);
+    fill(&store, 500_000);
+    let layers = whole_layers(&manifest, 4)
+        .verified_by(&manifest, 0)
+        .unwrap();
+    let loader = LayerLoader::new(&store, layers, &SLOTS(2)).unwrap();
+    assert_eq!(loader.path().verified_by, Some("host"));
+    for index in [0, 1, 2, 3] {
+        assert!(is_right(&loader.layer(index).unwrap()));
+    }
+    assert_eq!(loader.stats().verified, loader.stats().bytes);
+    let flip = |at: u64| {
+        let mut one = [0];
+        store.read_at(at, &mut one).unwrap();
+        store.write_at(at, &[one[0] ^ 0x10]).unwrap();
+    };
+    let wrong = 2 * 131_072 + 70_001;
+    flip(wrong);
+    let layers = whole_layers(&manifest, 4)
+        .verified_by(&manifest, 0)
+        .unwrap();
+    let loader = LayerLoader::new(&store, layers, &SLOTS(2)).unwrap();
+    for index in [0, 1, 2, 2, 3, 0, 1] {
+        match (index, loader.layer(index)) {
+            (2, Err(Error::Mismatch { what })) => {
+                let place = format!(
+                    "layer 2 (l2.): 65536 bytes from byte {} of",
+                    wrong / 65_536 * 65_536
+                );
+                assert!(what.starts_with(&place), "{what}");
+            }
+            (2, other) => panic!("{other:?}"),
+            (_, layer) => assert!(is_right(&layer.unwrap())),
+        }
+    }
+    // What was read ahead is the wrong layer yet; asked for again it is read again.
+    flip(wrong);
+    assert_eq!(loader.layer(2).unwrap_err().code(), "mismatch");
+    assert!(is_right(&loader.layer(2).unwrap()));
+}
+
+#[test]
+fn tensors_are_verified_and_what_lies_between_them_is_not() {
+    let mut file = {
+        let text = r#"{"a.x":{"dtype":"U8","shape":[64],"data_offsets":[0,64]},"b.x":{"dtype":"U8","shape":[64],"data_offsets":[64,128]},"a.y":{"dtype":"U8","shape":[70000],"data_offsets":[128,70128]}}"#;
+        let mut file = (text.len() as u64).to_le_bytes().to_vec();
+        file.extend(text.as_bytes());
+        file.extend((0..70_128).map(byte));
+        file
+    };
+    let catalog = Catalog::of(&file.as_slice()).unwrap();
+    let mut go_on = |_, _| std::ops::ControlFlow::Continue(());
+    let length = file.len() as u64;
+    let manifest = Manifest::of(&file.as_slice(), length, catalog.entries(), &mut go_on).unwrap();
+    // b.x lies between those of a. layer, and is read with them.
+    let b = catalog.get("b.x").unwrap().offset as usize;
+    file[b] ^= 1;
+    let store = open("sim:mem?size=4MiB");
+    store.write_at(7, &file).unwrap();
+    let catalog = Catalog::of_store(&store, 7).unwrap();
+    assert_eq!(catalog.begin(), 7);
+    let layers = Layers::by_prefix(&catalog, &["a.", "b."]).unwrap();
+    let layers = layers.verified_by(&manifest, catalog.begin()).unwrap();
+    assert_eq!(layers.get(0).unwrap().verified_bytes(), 64 + 70_000);
+    assert_eq!(layers.get(0).unwrap().read_bytes(), 128 + 70_000);
+    let loader = LayerLoader::new(&store, layers, &SLOTS(2)).unwrap();
+    let a = loader.layer(0).unwrap();
+    assert_eq!(a.tensor_bytes("y").unwrap()[..9], file[b + 64..b + 73]);
+    let error = loader.layer(1).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .starts_with("layer 1 (b.): 64 bytes from byte"),
+        "{error}"
+    );
+    assert_eq!(error.code(), "mismatch");
+}
+
+#[test]
+fn layers_that_are_not_of_the_manifest_are_refused() {
+    let manifest = manifest(300_000);
+    for (ranges, begin, what) in [
+        (
+            [0..65_536, 65_536..300_001],
+            0,
+            "layer b: bytes 65536 to 300001 of a file",
+        ),
+        (
+            [0..65_536, 65_536..131_071],
+            0,
+            "layer b: bytes 65536 to 131071 of the file are a part",
+        ),
+        (
+            [0..65_536, 65_537..131_072],
+            0,
+            "layer b: bytes 65537 to 131072 of the file are a part",
+        ),
+        (
+            [99..65_635, 98..200],
+            99,
+            "layer b: its bytes lie before byte 99",
+        ),
+    ] {
+        let [a, b] = ranges;
+        let layers = Layers::of_ranges([("a", a), ("b", b)]).unwrap();
+        let error = layers.verified_by(&manifest, begin).unwrap_err();
+        assert!(matches!(&error, Error::Usage { .. }), "{error}");
+        assert!(error.to_string().contains(what), "{error}");
+    }
+    let empty = Layers::of_ranges([("a", 5..5)]).unwrap();
+    assert!(
+        empty
+            .verified_by(&manifest, 0)
+            .unwrap()
+            .get(0)
+            .unwrap()
+            .chunks()
+            .is_empty()
+    );
+}
+
+/// Chunks are found by their place in memory, also where the file's pieces lie elsewhere on the store.
+#[test]
+fn layers_of_a_file_in_pieces_are_verified() {
+    let manifest = manifest(300_000);
+    let store = open("sim:mem?size=4MiB");
+    let data: Vec<u8> = (0..300_000).map(byte).collect();
+    store.write_at(1_000_000, &data[..100_000]).unwrap();
+    store.write_at(13, &data[100_000..]).unwrap();
+    let layers = whole_layers(&manifest, 3)
+        .verified_by(&manifest, 0)
+        .unwrap();
+    let layers = layers.placed(|offset, bytes| {
+        let (begin, end) = (offset, offset + bytes);
+        let first = begin.min(100_000)..end.min(100_000);
+        let second = begin.max(100_000)..end.max(100_000);
+        Ok(vec![
+            first.start + 1_000_000..first.end + 1_000_000,
+            second.start - 100_000 + 13..second.end - 100_000 + 13,
+        ])
+    });
+    let loader = LayerLoader::new(&store, layers.unwrap(), &SLOTS(2)).unwrap();
+    for index in 0..3 {
+        let layer = loader.layer(index).unwrap();
+        let begin = index * 131_072;
+        let bytes = layer.plan().bytes() as usize;
+        assert_eq!(
+            &layer.bytes().unwrap()[..bytes],
+            &data[begin..begin + bytes]
+        );
+    }
+    store.write_at(13 + 50_000, &[data[150_000] ^ 1]).unwrap();
+    let loader = LayerLoader::new(&store, loader.layers().clone(), &SLOTS(2)).unwrap();
+    let error = loader.layer(1).unwrap_err().to_string();
+    assert!(
+        error.contains("65536 bytes from byte 131072 of the file"),
+        "{error}"
+    );
+    assert!(loader.layer(0).is_ok() && loader.layer(2).is_ok());
 }

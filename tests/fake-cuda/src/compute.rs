@@ -8,11 +8,12 @@ use nvme_compute_kernel::{
     index_of, ranked, reference,
 };
 use nvme_formats::Stored;
+use nvme_gpu_kernel::hash::{self, Chunk, HashChunks};
 use std::ffi::{CStr, c_void};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 /// The symbols.
-pub const NAMES: [&CStr; 20] = [
+pub const NAMES: [&CStr; 21] = [
     c"nvme_gemv",
     c"nvme_rms_norm",
     c"nvme_rope",
@@ -33,6 +34,7 @@ pub const NAMES: [&CStr; 20] = [
     c"nvme_page_summaries",
     c"nvme_score_pages",
     c"nvme_choose_pages",
+    c"nvme_hash_chunks",
 ];
 
 /// What a launch of a kernel does.
@@ -51,6 +53,7 @@ pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void, blocks: u32) -> 
     }
     match name.to_bytes() {
         b"nvme_gemv" => of(parameters, gemv),
+        b"nvme_hash_chunks" => of(parameters, hash_chunks),
         b"nvme_rms_norm" => of(parameters, rms_norm),
         b"nvme_rope" => of(parameters, rope),
         b"nvme_attention" => of(parameters, attention),
@@ -100,6 +103,19 @@ pub(crate) fn outputs<'a>(address: u64, count: usize) -> &'a mut [f32] {
 pub(crate) fn rows<'a>(address: u64, bytes: usize) -> &'a [u8] {
     // SAFETY: as above.
     unsafe { from_raw_parts(address as usize as *const u8, bytes) }
+}
+
+/// Chunk after chunk, by one lane.
+fn hash_chunks(job: &HashChunks) {
+    for index in 0..job.count as usize {
+        // SAFETY: the host gives `count` chunks, and as many places for hashes.
+        unsafe {
+            let chunk = *(job.chunks as usize as *const Chunk).add(index);
+            let bytes = rows(job.base + chunk.at, chunk.bytes as usize);
+            let to = (job.hashes as usize as *mut u64).add(index);
+            to.write(hash::of_bytes(bytes));
+        }
+    }
 }
 
 fn gemv(gemv: &Gemv) {

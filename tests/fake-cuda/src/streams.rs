@@ -371,6 +371,16 @@ pub unsafe extern "C" fn cuStreamWaitEvent(
     SUCCESS
 }
 
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuEventQuery(event: *mut c_void) -> Status {
+    // SAFETY: the caller's handle.
+    let after = unsafe { &*event.cast::<Event>() }.after.as_ref();
+    match after.is_some_and(|end| end.get().is_none()) {
+        true => NOT_READY,
+        false => SUCCESS,
+    }
+}
+
 /// Copies are over when they are put into a stream, and no call waits for the moment of a kernel.
 #[unsafe(no_mangle)]
 pub extern "C" fn cuEventSynchronize(_event: *mut c_void) -> Status {

@@ -14,6 +14,8 @@ pub struct Bench {
     pub stream: Stream,
     /// Factor on every deadline: checking tools slow kernels down.
     pub patience: u64,
+    /// Commands of each cell of the matrix.
+    pub commands: u64,
     /// Which controllers the protocol auditor watches.
     pub audited: Sampling,
     progress: Progress,
@@ -29,6 +31,7 @@ impl Bench {
                 stream: Stream::new(&gpu)?,
                 gpu,
                 patience: options.patience,
+                commands: options.commands,
                 audited: Sampling::new(options.commands),
                 progress,
             })

@@ -2,11 +2,14 @@
 // UNSAFETY: copies take addresses of layers and of the output.
 #![allow(unsafe_code)]
 
+mod manifest;
+
 use crate::bench::Bench;
 use crate::by_host::{DRIVE, STRIPE, Scratch};
 use crate::gather::{BYTES, CANARY, WAIT, text};
 use crate::report::Report;
 use nvme_gpu_kernel::work::data_word;
+use nvme_host::catalog::{Dtype, Entry};
 use nvme_host::cuda::{DeviceMemory, Gpu, RowsOptions, Stream};
 use nvme_host::loader::{LayerLoader, Layers, LoaderOptions, Resident};
 use nvme_host::store::GpuOptions;
@@ -25,6 +28,7 @@ const LAYER: u64 = STEP - 1001;
 /// A store with layers, a loader, and a stream that uses them.
 struct Model {
     image: Vec<u8>,
+    store: Arc<Store>,
     loader: LayerLoader,
     stream: Stream,
     out: DeviceMemory,
@@ -32,9 +36,30 @@ struct Model {
     ballast: DeviceMemory,
 }
 
+/// Layer `layer` as a tensor of the file that the store is.
+fn tensor(layer: u64) -> Entry {
+    Entry {
+        name: format!("layer {layer}"),
+        dtype: Dtype::U8,
+        shape: vec![LAYER],
+        offset: layer * STEP + 13,
+        bytes: LAYER,
+    }
+}
+
 impl Model {
     fn new(gpu: &Arc<Gpu>, device: &str, options: &LoaderOptions) -> Outcome<Self> {
-        let make = || -> nvme_host::Result<Self> {
+        Self::with(gpu, device, options, |layers, _| Ok(layers))
+    }
+
+    /// `change` makes other layers of those, and of the store's bytes.
+    fn with(
+        gpu: &Arc<Gpu>,
+        device: &str,
+        options: &LoaderOptions,
+        change: impl FnOnce(Layers, &[u8]) -> nvme_host::Result<Layers>,
+    ) -> Outcome<Self> {
+        let make = move || -> nvme_host::Result<Self> {
             let of_store = StoreOptions {
                 queues: 2,
                 timeout: Duration::from_secs(1),
@@ -56,9 +81,11 @@ impl Model {
                 let begin = layer * STEP + 13;
                 (format!("layer {layer}"), begin..begin + LAYER)
             });
+            let layers = change(Layers::of_ranges(ranges)?, &image)?;
             Ok(Self {
                 image,
-                loader: LayerLoader::new(&store, Layers::of_ranges(ranges)?, options)?,
+                loader: LayerLoader::new(&store, layers, options)?,
+                store,
                 stream: Stream::new(gpu)?,
                 out: DeviceMemory::new(gpu, (LAYERS * LAYER) as usize)?,
                 ballast: DeviceMemory::new(gpu, 16 << 20)?,
@@ -84,6 +111,18 @@ impl Model {
             }
         }
         Ok(())
+    }
+
+    /// What was copied out of a layer is what the store had first.
+    fn check_layer(&self, index: u64) -> Outcome<()> {
+        let mut have = vec![0; LAYER as usize];
+        let place = (index * LAYER) as usize;
+        self.out.download(place, &mut have).map_err(text)?;
+        let begin = (index * STEP + 13) as usize;
+        match have == self.image[begin..begin + have.len()] {
+            true => Ok(()),
+            false => Err(format!("layer {index} is wrong")),
+        }
     }
 
     /// What the pass copied out is what the store has.
@@ -114,6 +153,7 @@ pub fn all(report: &mut Report, bench: &Bench) {
     report.test("layers/errors", |_| errors(bench));
     report.test("layers/lost", |_| lost(bench));
     report.test("layers/closed", |_| closed(bench));
+    manifest::all(report, bench);
 }
 
 /// Passes by few slots and many, with some layers that stay, and a stream that is slower than the drive or faster.

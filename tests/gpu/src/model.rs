@@ -104,6 +104,7 @@ fn open(device: &str, gpu: Option<u32>, bytes: &[u8]) -> nvme_host::Result<Llama
             experts => layer / 2 + experts,
         },
         positions: 100,
+        manifest: None,
     };
     let places = |offset: u64, bytes: u64| {
         let all = offset..offset + bytes;

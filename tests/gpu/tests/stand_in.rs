@@ -77,7 +77,7 @@ fn commands_are_well() {
         "model/mixture",
         "model/q6k",
     ];
-    all_pass("commands", 29, &chosen);
+    all_pass("commands", 37, &chosen);
 }
 
 #[test]

@@ -13,6 +13,7 @@ mod gpt;
 mod guest_memory;
 mod hostile_controller;
 mod hostile_driver;
+mod manifest;
 mod pages;
 mod prp_round_trip;
 mod registers;
@@ -32,6 +33,7 @@ pub use gpt::gpt;
 pub use guest_memory::guest_memory;
 pub use hostile_controller::hostile_controller;
 pub use hostile_driver::hostile_driver;
+pub use manifest::manifest;
 pub use pages::{device_string, identify_log_pages};
 pub use prp_round_trip::prp_round_trip;
 pub use registers::registers;
@@ -47,7 +49,7 @@ pub use vfio_user_message::vfio_user_message;
 pub type Target = fn(&[u8]);
 
 /// Every target, by its name in fuzz/Cargo.toml.
-pub const TARGETS: [(&str, Target); 20] = [
+pub const TARGETS: [(&str, Target); 21] = [
     ("prp_round_trip", prp_round_trip),
     ("cqe_stream", cqe_stream),
     ("hostile_driver", hostile_driver),
@@ -68,6 +70,7 @@ pub const TARGETS: [(&str, Target); 20] = [
     ("search_index", search_index),
     ("ext4", ext4),
     ("gpt", gpt),
+    ("manifest", manifest),
 ];
 
 /// Whether the auditor watches this input: one in eight, where it would take too much of the fuzzer's time.

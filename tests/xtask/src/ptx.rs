@@ -48,6 +48,14 @@ const SCATTER: Image = Image {
     library: false,
     committed: Some("nvme-gpu-kernel/ptx/nvme_gpu_scatter.ptx"),
 };
+/// The kernel that hashes chunks of memory.
+const HASH: Image = Image {
+    name: "nvme_gpu_hash",
+    package: "nvme-gpu-kernel",
+    features: "hash",
+    library: false,
+    committed: Some("nvme-gpu-kernel/ptx/nvme_gpu_hash.ptx"),
+};
 /// The kernels that compute with weights.
 const COMPUTE: Image = Image {
     name: "compute",
@@ -201,7 +209,7 @@ fn build_and_check(refresh: bool, accept_fences: bool) -> Result<(), Failure> {
     let (mut kernels, mut table, mut same) = (String::new(), pins::Table::new(&ASSEMBLE_FOR), true);
     let mut images = Vec::new();
     for image in [
-        &KERNELS, &ROWS, &SCATTER, &COMPUTE, &STREAMED, &PAGED, &CHOOSE, &SEARCH, &EXPERTS,
+        &KERNELS, &ROWS, &SCATTER, &HASH, &COMPUTE, &STREAMED, &PAGED, &CHOOSE, &SEARCH, &EXPERTS,
         &EXAMPLE, &LITMUS, &LIBRARY,
     ] {
         images.push((image, image.build(&compiler)?));

@@ -8,7 +8,7 @@ pub use config::{Config, Mixture};
 use crate::experts::Counts;
 use crate::machine::{Buffer, Machine, Sizes, Vectors};
 use nvme_host::loader::{LayerLoader, LoaderOptions, LoaderPath, LoaderStats, Resident};
-use nvme_host::{Catalog, Error, Result, Store};
+use nvme_host::{Catalog, Error, Manifest, Result, Store};
 use std::ops::Range;
 use std::sync::Arc;
 use weights::{Block, Second, Weights};
@@ -18,12 +18,15 @@ pub const MOST_TOKENS: u32 = 64;
 
 /// How a model is run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Options {
+pub struct Options<'a> {
     /// Bytes of memory for weights, of the GPU or of the host: what is not in them streams. Those of two layers at
     /// least; of a mixture of experts those of two layers without them, and on a GPU of a token's experts, too.
     pub budget: u64,
     /// Tokens of a text, the prompt with them, at most.
     pub positions: u32,
+    /// By what layers, the last matrix and the last norm are verified when they are loaded. Rows of embeddings, which
+    /// are read token by token, are not.
+    pub manifest: Option<&'a Manifest>,
 }
 
 /// A model, and one text that it goes on with.
@@ -44,12 +47,13 @@ impl Llama {
     ///
     /// # Errors
     /// [`Error::Usage`] for a model of another kind, for a budget that is too small, and for more positions than the
-    /// model has; those of the store; [`Error::Environment`] without memory.
+    /// model has, and for a manifest of another file; [`Error::Mismatch`] where that shows in what is read now; those of
+    /// the store; [`Error::Environment`] without memory.
     pub fn open(
         store: &Arc<Store>,
         catalog: &Catalog,
         places: &dyn Fn(u64, u64) -> Result<Vec<Range<u64>>>,
-        options: Options,
+        options: Options<'_>,
     ) -> Result<Self> {
         let config = Config::of(catalog)?;
         if options.positions == 0 || options.positions > config.context {
@@ -61,7 +65,7 @@ impl Llama {
                 "use a shorter prompt, or fewer tokens",
             ));
         }
-        let (weights, layers) = Weights::of(&config, catalog, store, places)?;
+        let (weights, layers) = Weights::of(&config, catalog, store, places, options.manifest)?;
         let slot = layers.iter().map(|layer| layer.bytes()).max().unwrap_or(0);
         let all: u64 = layers.iter().map(|layer| layer.bytes()).sum();
         let for_experts = weights.least_for_experts();

@@ -5,7 +5,7 @@ use crate::experts::{Experts, Layer, Placed, Shape};
 use nvme_formats::Stored;
 use nvme_host::catalog::{Dtype, Entry};
 use nvme_host::loader::Layers;
-use nvme_host::{Catalog, Error, Result, Store};
+use nvme_host::{Catalog, Error, Manifest, Result, Store};
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -121,20 +121,16 @@ impl Weights {
         catalog: &Catalog,
         store: &Arc<Store>,
         places: Places<'_>,
+        manifest: Option<&Manifest>,
     ) -> Result<(Self, Layers)> {
-        let file = File { catalog };
+        let file = File { catalog, manifest };
         let (mut layers, mut blocks, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
         for index in 0..config.layers {
             let prefix = format!("blk.{index}.");
             let runs = file.runs(&prefix)?;
             blocks.push(block(config, file, &prefix, &runs)?);
             lengths.push(runs.0.iter().map(|run| run.end - run.start).sum());
-            let parts = runs
-                .0
-                .iter()
-                .map(|run| places(run.start, run.end - run.start));
-            let parts: Vec<Vec<Range<u64>>> = parts.collect::<Result<_>>()?;
-            layers.push((prefix, parts.concat()));
+            layers.push((prefix, runs.0.clone()));
         }
         let embedding = file.alone("token_embd.weight", config)?;
         let last = match catalog.get("output.weight") {
@@ -142,12 +138,13 @@ impl Weights {
             None => embedding,
         };
         let longest = lengths.into_iter().max();
-        let head = pieces(&last, longest.unwrap_or(0), blocks.len());
-        for piece in &head {
+        let mut head = pieces(&last, longest.unwrap_or(0), blocks.len());
+        for piece in &mut head {
             let bytes = piece.matrix.row_bytes * u64::from(piece.matrix.rows);
             let begin = last.at + u64::from(piece.first_row) * last.row_bytes;
-            let name = format!("output.{}", piece.first_row);
-            layers.push((name, places(begin, bytes)?));
+            let range = file.cover(begin..begin + bytes);
+            piece.matrix.at = begin - range.start;
+            layers.push((format!("output.{}", piece.first_row), vec![range]));
         }
         let bytes = embedding.row_bytes * u64::from(embedding.rows);
         let embeddings = places(embedding.at, bytes)?;
@@ -159,6 +156,7 @@ impl Weights {
             bytes.resize(begin + (place.end - place.start) as usize, 0);
             store.read_at(place.start, &mut bytes[begin..])?;
         }
+        file.verify(norm, &bytes)?;
         let last_norm = bytes.as_chunks::<4>().0.iter();
         let weights = Self {
             blocks,
@@ -172,7 +170,12 @@ impl Weights {
             },
             experts: experts(config, file, store, places)?,
         };
-        Ok((weights, Layers::of_parts(layers)?))
+        let layers = Layers::of_parts(layers)?;
+        let layers = match manifest {
+            Some(manifest) => layers.verified_by(manifest, catalog.begin())?,
+            None => layers,
+        };
+        Ok((weights, layers.placed(places)?))
     }
 
     /// Bytes of memory without which the experts of a token do not fit on a GPU.
@@ -293,12 +296,29 @@ impl Runs {
 #[derive(Clone, Copy)]
 struct File<'a> {
     catalog: &'a Catalog,
+    manifest: Option<&'a Manifest>,
 }
 
 impl<'a> File<'a> {
     fn entry(self, name: &str) -> Result<&'a Entry> {
         let entry = self.catalog.get(name);
         entry.ok_or_else(|| refused(format!("there is no {name}")))
+    }
+
+    /// The range with what the manifest's chunks have around it.
+    fn cover(self, range: Range<u64>) -> Range<u64> {
+        let begin = self.catalog.begin();
+        self.manifest.map_or(range.clone(), |manifest| {
+            let whole = manifest.cover(range.start - begin..range.end - begin);
+            whole.start + begin..whole.end + begin
+        })
+    }
+
+    /// Compares the tensor at `offset`, whose bytes these are, with the manifest.
+    fn verify(self, offset: u64, bytes: &[u8]) -> Result<()> {
+        let manifest = self.manifest.into_iter();
+        let mut verified = manifest.map(|one| one.verify(offset - self.catalog.begin(), bytes));
+        verified.next().unwrap_or(Ok(()))
     }
 
     /// The tensors with a prefix, but for experts.
@@ -327,6 +347,7 @@ impl<'a> File<'a> {
                 }
             }
         }
+        let runs: Vec<_> = runs.into_iter().map(|run| self.cover(run)).collect();
         match runs.is_empty() {
             false => Ok(Runs(runs)),
             true => Err(refused(format!("there is no {prefix}*"))),

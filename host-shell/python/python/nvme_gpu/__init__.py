@@ -16,7 +16,7 @@ DLPack or ``__cuda_array_interface__``; numpy is not needed. Errors are :class:`
 from __future__ import annotations
 
 from ._batches import DataLoader
-from ._catalog import Catalog, Entry, catalog, import_file
+from ._catalog import Catalog, Entry, catalog, import_file, write_manifest
 from ._errors import Gone, KvLoadError, NotFound, NvmeGpuError, Status, Timeout, Usage
 from ._files import DirEntry, DriveFile, Extent, FileStat, MountedFile, Volume
 from ._kv import KvStore
@@ -56,4 +56,5 @@ __all__ = [
     "catalog",
     "import_file",
     "open",
+    "write_manifest",
 ]

@@ -89,7 +89,7 @@ class Entry:
 class Catalog(Mapping[str, Entry]):
     """The tensors of a file by name, in the order of their data. Made by :func:`import_file` and :func:`catalog`."""
 
-    __slots__ = ("_store", "_file", "_owned", "_entries", "_format", "_nbytes", "_metadata", "_files")
+    __slots__ = ("_store", "_file", "_owned", "_entries", "_format", "_nbytes", "_metadata", "_files", "_begin")
 
     def __init__(
         self,
@@ -105,6 +105,7 @@ class Catalog(Mapping[str, Entry]):
         self._entries = {one["name"]: Entry(store, one, file) for one in found["entries"]}
         self._format: str = found["format"]
         self._nbytes: int = found["bytes"]
+        self._begin: int = found["begin"]
         self._metadata: dict[str, Any] = dict(found["metadata"])
         self._files: dict[str, int] = {one["name"]: one["offset"] for one in found["files"]}
 
@@ -184,6 +185,11 @@ def import_file(
     when bytes came back otherwise.
     """
     started = Import.of_file(_checked(store)._native, os.fspath(path), _place(offset), bool(verify))
+    return Catalog(store, _awaited(started, progress))
+
+
+def _awaited(started: Import, progress: Callable[[int, int], object] | None) -> str:
+    """Waits for the work; what it found."""
     try:
         while not started.wait(None if progress is None else 0.1):
             done, total = started.progress()
@@ -194,7 +200,23 @@ def import_file(
             progress(*started.progress())
     finally:
         started.cancel()
-    return Catalog(store, text)
+    return text
+
+
+def write_manifest(
+    path: str | os.PathLike[str],
+    out: str | os.PathLike[str],
+    *,
+    progress: Callable[[int, int], object] | None = None,
+) -> None:
+    """Writes the hashes (XXH3) of the chunks of a file of tensors to the file ``out``, by which
+    :class:`LayerLoader` verifies layers. As ``nvme-gpu manifest PATH --out OUT``.
+
+    ``progress(done, total)`` is called now and then and at the end, with bytes. What it raises, and Ctrl-C, end it.
+
+    Raises :class:`Usage` for what is of no known format, and :class:`NvmeGpuError` with the code ``file``.
+    """
+    _awaited(Import.of_manifest(os.fspath(path), os.fspath(out)), progress)
 
 
 def catalog(source: Store | DriveFile | str | os.PathLike[str], offset: int = 0, **options: Any) -> Catalog:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NoReturn
 
@@ -33,6 +34,10 @@ class LayerLoader:
     numbers, or bytes into which the first ones have to fit. ``order``: ``"sequential"``, from the first to the last and
     again; ``"learned"``, as in the first pass, which ends when its first layer is asked for again; or a list of numbers.
 
+    ``manifest``: a path of what ``nvme-gpu manifest`` made of the catalog's file. Each tensor is compared with it where it
+    was loaded, on the GPU by a kernel before the layer is there; other bytes are an error with the code ``mismatch``, which
+    names the layer and the place in the file.
+
     On a GPU nothing waits: the current stream of torch, or ``stream``, waits by an event until the layer is there, and
     the slot is read into again when the stream has come to the end of the ``with``. A read that fails is known when it
     has ended: the next call for a layer, :meth:`check` or :meth:`Layer.check` raises it, and what was computed from that
@@ -41,7 +46,8 @@ class LayerLoader:
 
     Any number of threads may use it. It belongs to the process that made it. Closing the store ends it.
 
-    Raises :class:`Usage` for layers, slots or an order that cannot be, :class:`NvmeGpuError` without memory.
+    Raises :class:`Usage` for layers, slots or an order that cannot be, and for a manifest of another file;
+    :class:`NvmeGpuError` without memory, and with the code ``mismatch`` where the file begins otherwise than its manifest.
     """
 
     __slots__ = ("_native", "_store", "_names", "_layers", "_entries", "__weakref__")
@@ -56,6 +62,7 @@ class LayerLoader:
         ahead: int | None = None,
         resident: int | Iterable[int] = 0,
         order: Literal["sequential", "learned"] | Iterable[int] = "sequential",
+        manifest: str | os.PathLike[str] | None = None,
     ) -> None:
         if not isinstance(catalog, Catalog):
             raise TypeError(f"catalog is of the type {type(catalog).__name__}: use nvme_gpu.catalog(store)")
@@ -73,6 +80,7 @@ class LayerLoader:
             _stay(resident),
             _order(order),
             _on_gpu(device, store),
+            None if manifest is None else (os.fspath(manifest), catalog._begin),
         )
         self._layers = self._native.layers()
         self._names = {name: index for index, (name, _, _) in enumerate(self._layers)}
@@ -88,13 +96,13 @@ class LayerLoader:
     @property
     def path(self) -> dict[str, Any]:
         """Where layers lie and what brings them: ``device``, ``memory`` (``host`` or ``gpu``), ``mover``, ``slots``,
-        ``slot_bytes``, ``resident``, ``resident_bytes``."""
+        ``slot_bytes``, ``resident``, ``resident_bytes``, ``verified_by`` (``host`` or ``gpu``, None without a manifest)."""
         found: dict[str, Any] = json.loads(self._native.path())
         return found
 
     def stats(self) -> dict[str, int]:
         """Counts: layers ``asked`` for, how many of them were ``ready`` or under way, ``reads`` of layers that were
-        started, and their ``bytes``."""
+        started, their ``bytes``, and how many of those a manifest has, ``verified``."""
         found: dict[str, int] = json.loads(self._native.stats())
         return found
 

@@ -13,7 +13,7 @@ use crate::demo::Demo;
 use crate::device::{bind, doctor, events, list, p2p, regs, reset};
 #[cfg(feature = "sim")]
 use crate::device::{devices, serve};
-use crate::files::{cat, catalog, cp, import, ls, pack, stat};
+use crate::files::{cat, catalog, cp, import, ls, manifest, pack, stat};
 use crate::io::{compare, dsm, flush, read, stream, write, write_zeroes};
 use crate::model::generate;
 use crate::search::Search;
@@ -103,6 +103,7 @@ enum Command {
     Pack(pack::Pack),
     Import(import::Import),
     Verify(import::Verify),
+    Manifest(manifest::ManifestArgs),
     Generate(Box<generate::Generate>),
     Search(Search),
     #[command(visible_alias = "show-regs")]
@@ -178,6 +179,7 @@ fn run_command(cli: Cli) -> Result<()> {
         Command::Pack(command) => command.run(),
         Command::Import(command) => command.run(),
         Command::Verify(command) => command.run(),
+        Command::Manifest(command) => command.run(),
         Command::Generate(command) => command.run(),
         Command::Search(command) => command.run(),
         Command::Regs(command) => command.run(),

@@ -5,6 +5,7 @@ pub mod catalog;
 pub mod cp;
 pub mod import;
 pub mod ls;
+pub mod manifest;
 pub mod pack;
 pub mod stat;
 mod tree;
@@ -38,14 +39,19 @@ pub struct DriveArgs {
 impl DriveArgs {
     /// Opens the store for reading alone.
     fn store(&self, location: &Location) -> Result<Arc<Store>> {
-        images::must_exist(&location.device)?;
+        self.open(&location.device)
+    }
+
+    /// The same for a device.
+    fn open(&self, device: &str) -> Result<Arc<Store>> {
+        images::must_exist(device)?;
         let options = StoreOptions {
             read_only: true,
             nsid: self.namespace_id,
             timeout: Duration::from_millis(self.timeout_ms),
             ..StoreOptions::default()
         };
-        Ok(Arc::new(Store::open(&location.device, &options)?))
+        Ok(Arc::new(Store::open(device, &options)?))
     }
 }
 

@@ -8,7 +8,7 @@ use nvme_compute::Tokenizer;
 use nvme_compute::llama::{Llama, Options};
 use nvme_host::files::Location;
 use nvme_host::units::{self, parse_bytes};
-use nvme_host::{Catalog, Error, Result, Store, StoreOptions};
+use nvme_host::{Catalog, Error, Manifest, Result, Store, StoreOptions};
 use serde_json::json;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
@@ -51,6 +51,9 @@ pub struct Generate {
     /// How long a command may take before it is aborted
     #[arg(long, short = 't', visible_alias = "timeout", value_name = "MS", default_value_t = 5000, value_parser = number::<u64>(1..=3_600_000))]
     timeout_ms: u64,
+    /// Verify what is loaded by the manifest that `nvme-gpu manifest` made of MODEL: on the GPU with --gpu
+    #[arg(long, value_name = "FILE")]
+    manifest: Option<PathBuf>,
     /// Write the numbers from which each token was taken: an array of float32, tokens times vocabulary, as .npy
     #[arg(long, value_name = "FILE")]
     logits: Option<PathBuf>,
@@ -111,7 +114,10 @@ impl Generate {
         };
         if let Some(offset) = self.offset {
             let store = self.store(&self.model)?;
-            return self.load(&store, &Catalog::of_store(&store, offset)?, &at_once);
+            let manifest = self.manifest()?;
+            check_begin(manifest.as_ref(), &store, offset)?;
+            let catalog = Catalog::of_store(&store, offset)?;
+            return self.load(&store, (&catalog, manifest.as_ref()), &at_once);
         }
         if Location::is_one(&self.model) {
             let location = Location::parse(&self.model)?;
@@ -119,7 +125,11 @@ impl Generate {
             let volume = volume(&store, &location)?;
             let file = volume.file(&location.path)?;
             let places = |offset, bytes| file.pieces(offset, bytes);
-            return self.load(&store, &file.catalog()?, &places);
+            let manifest = self.manifest()?;
+            if let Some(manifest) = &manifest {
+                manifest.check_begin(&file)?;
+            }
+            return self.load(&store, (&file.catalog()?, manifest.as_ref()), &places);
         }
         if !Path::new(&self.model).is_file() {
             let cause = format!("{} is no file", self.model);
@@ -127,7 +137,14 @@ impl Generate {
             return Err(Error::usage(cause, remedy));
         }
         let store = self.store(&format!("file:{}", self.model))?;
-        self.load(&store, &Catalog::of_store(&store, 0)?, &at_once)
+        let manifest = self.manifest()?;
+        check_begin(manifest.as_ref(), &store, 0)?;
+        let catalog = Catalog::of_store(&store, 0)?;
+        self.load(&store, (&catalog, manifest.as_ref()), &at_once)
+    }
+
+    fn manifest(&self) -> Result<Option<Manifest>> {
+        self.manifest.as_deref().map(Manifest::open).transpose()
     }
 
     fn store(&self, device: &str) -> Result<Arc<Store>> {
@@ -138,7 +155,7 @@ impl Generate {
     fn load(
         &self,
         store: &Arc<Store>,
-        catalog: &Catalog,
+        (catalog, manifest): (&Catalog, Option<&Manifest>),
         places: &dyn Fn(u64, u64) -> Result<Vec<Range<u64>>>,
     ) -> Result<(Tokenizer, Llama, Vec<u32>)> {
         let tokenizer = Tokenizer::of(catalog)?;
@@ -155,6 +172,7 @@ impl Generate {
         let options = Options {
             budget: self.budget,
             positions: positions as u32,
+            manifest,
         };
         let model = Llama::open(store, catalog, places, options)?;
         Ok((tokenizer, model, prompt))
@@ -216,6 +234,13 @@ impl Generate {
             path.mover,
         ));
         Ok(())
+    }
+}
+
+fn check_begin(manifest: Option<&Manifest>, store: &Store, offset: u64) -> Result<()> {
+    match manifest {
+        Some(manifest) => manifest.check_begin_in(store, offset),
+        None => Ok(()),
     }
 }
 

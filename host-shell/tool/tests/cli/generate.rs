@@ -101,3 +101,72 @@ fn what_cannot_be_generated_says_why() {
         "Unrecovered Read Error",
     );
 }
+
+/// The text is the same, wherever the model lies; a bit that is another one is an error of its layer.
+#[test]
+fn a_manifest_verifies_what_is_loaded() {
+    let folder = Folder::new(Place::Embedded);
+    std::fs::create_dir(folder.path("models")).unwrap();
+    std::fs::write(folder.path("models/model.gguf"), model()).unwrap();
+    folder.ok(&["pack", "models", "ext4.img"]);
+    let import = ["import", "models/model.gguf", "--offset", "8191"];
+    folder.ok(&[&import[..], &["-d", "sim:raw.img?size=4MiB"]].concat());
+    let words = ["-p", "Hello", "--tokens", "5", "--budget", "1MiB"];
+    let more = [&words[..], &["--manifest", "hashes"]].concat();
+    let expected = folder.json(&[&["generate", "models/model.gguf"], &words[..]].concat());
+    assert_eq!(
+        expected["layers"]["path"]["verified_by"],
+        serde_json::Value::Null
+    );
+    for place in [
+        &["models/model.gguf"][..],
+        &["./ext4.img:/model.gguf"],
+        &["sim:raw.img", "--offset", "8191"],
+    ] {
+        folder.ok(&[&["manifest"], place, &["--out", "hashes"]].concat());
+        let found = folder.json(&[&["generate"], place, &more[..]].concat());
+        assert_eq!(found["tokens"], expected["tokens"], "{place:?}");
+        let layers = &found["layers"];
+        assert_eq!(layers["path"]["verified_by"], "host");
+        assert!(layers["stats"]["verified"].as_u64() > Some(0));
+    }
+    // Few bytes of memory: the last matrix comes in pieces, grown to whole chunks.
+    let few = [
+        "-p",
+        "Hello",
+        "--tokens",
+        "5",
+        "--budget",
+        "200kB",
+        "--manifest",
+        "hashes",
+    ];
+    let found = folder.json(&[&["generate", "models/model.gguf"], &few[..]].concat());
+    assert_eq!(found["tokens"], expected["tokens"]);
+    let bytes = model();
+    for (at, text) in [
+        (bytes.len() - 100, "of the file on have the XXH3"),
+        (20, "is not the manifest's file"),
+    ] {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 2;
+        std::fs::write(folder.path("damaged.gguf"), damaged).unwrap();
+        folder.fails(
+            &[&["generate", "damaged.gguf"], &more[..]].concat(),
+            3,
+            text,
+        );
+    }
+    std::fs::write(folder.path("longer.gguf"), [&bytes[..], &[0; 64]].concat()).unwrap();
+    let longer = [&["generate", "longer.gguf"], &more[..]].concat();
+    assert!(!folder.run(&longer).stderr.is_empty());
+    std::fs::write(folder.path("hashes"), "{}").unwrap();
+    let no_manifest = [&["generate", "models/model.gguf"], &more[..]].concat();
+    folder.fails(&no_manifest, 2, "hashes: not a manifest: missing field");
+    folder.fails(
+        &["manifest", "hashes", "-o", "again"],
+        2,
+        "of no known format",
+    );
+    assert!(!folder.path("again").exists());
+}

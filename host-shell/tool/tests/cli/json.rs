@@ -229,6 +229,7 @@ fn every_result_follows_the_schema() {
         ("catalog", &["catalog", "--metadata", "two.safetensors"]),
         ("import", &["import", "in", "-d", d, "--offset", "512"]),
         ("verify", &["verify", "in", "-d", d, "--offset", "512"]),
+        ("manifest", &["manifest", "model.gguf", "-o", "hashes"]),
         (
             "generate",
             &["generate", "model.gguf", "-p", "Hi", "--tokens", "2"],

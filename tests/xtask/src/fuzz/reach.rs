@@ -5,7 +5,7 @@ use crate::process::{Failure, check, root, target_dir};
 use std::process::Command;
 
 /// The files that a target is for.
-const FILES: [(&str, &[&str]); 20] = [
+const FILES: [(&str, &[&str]); 21] = [
     ("prp_round_trip", &["nvme-core/src/prp.rs"]),
     (
         "sgl_round_trip",
@@ -152,6 +152,7 @@ const FILES: [(&str, &[&str]); 20] = [
         ],
     ),
     ("gpt", &["host-shell/src/files/gpt.rs"]),
+    ("manifest", &["host-shell/src/manifest/text.rs"]),
     ("gguf", &["host-shell/src/catalog/gguf.rs"]),
     (
         "rows",
