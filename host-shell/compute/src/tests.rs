@@ -4,7 +4,8 @@ use crate::Tokenizer;
 use crate::llama::{Config, Llama, Mixture, Options};
 use crate::synthetic::Synthetic;
 use nvme_formats::Stored;
-use nvme_host::{Catalog, Error, Store, StoreOptions};
+use nvme_host::{Catalog, Error, Manifest, Store, StoreOptions};
+use std::ops::ControlFlow;
 use std::sync::Arc;
 
 const PLACE: u64 = 12_288;
@@ -134,7 +135,16 @@ fn a_mixture_of_experts_has_its_text() {
     let catalog = Catalog::of_store(&store, PLACE).unwrap();
     let open = |budget| {
         let positions = 100;
-        Llama::open(&store, &catalog, &whole, Options { budget, positions })
+        Llama::open(
+            &store,
+            &catalog,
+            &whole,
+            Options {
+                budget,
+                positions,
+                manifest: None,
+            },
+        )
     };
     let mut model = open(1 << 30).unwrap();
     assert_eq!(model.config().experts, mixture().config.experts);
@@ -156,10 +166,44 @@ fn a_mixture_of_experts_has_its_text() {
         Options {
             budget,
             positions: 100,
+            manifest: None,
         },
     );
     let refused = refused.err().map(|error| error.to_string());
     assert!(refused.is_some_and(|why| why.contains("in 3 places of the drive")));
+}
+
+/// Chunks begin with each tensor: layers that experts cut into runs are whole chunks.
+#[test]
+fn a_mixture_is_verified_but_for_its_experts() {
+    let bytes = file(&mixture());
+    let catalog = Catalog::of_store(&store(&bytes, ""), PLACE).unwrap();
+    let at = |name: &str| (catalog.get(name).unwrap().offset - PLACE) as usize;
+    let folder = std::env::temp_dir().join(format!("nvme-mixture-{}", std::process::id()));
+    std::fs::write(&folder, &bytes).unwrap();
+    let manifest = Manifest::of_file(&folder, &mut |_, _| ControlFlow::Continue(())).unwrap();
+    std::fs::remove_file(&folder).unwrap();
+    let feed = |place: Option<usize>| {
+        let mut bytes = bytes.clone();
+        if let Some(place) = place {
+            bytes[place] ^= 4;
+        }
+        let store = store(&bytes, "");
+        let options = Options {
+            budget: 1 << 30,
+            positions: 100,
+            manifest: Some(&manifest),
+        };
+        Llama::open(&store, &catalog, &whole, options)?.feed(&[1, 2, 3])
+    };
+    let token = feed(None).unwrap();
+    for name in ["blk.1.attn_q.weight", "blk.2.ffn_gate_inp.weight"] {
+        let error = feed(Some(at(name) + 70)).unwrap_err();
+        assert!(matches!(error, Error::Mismatch { .. }), "{name}: {error}");
+    }
+    // The last bit but one of an exponent is another weight, and no error.
+    assert!(feed(Some(at("blk.1.ffn_up_exps.weight") + 70)).is_ok());
+    assert_eq!(feed(None).unwrap(), token);
 }
 
 /// What MixtralForCausalLM of transformers 5.23 makes of the same weights (`tests/beside_transformers.py`, by hand): 64
@@ -175,6 +219,7 @@ fn a_mixture_of_experts_has_the_tokens_of_transformers() {
     let options = Options {
         budget: 4 << 20,
         positions: 100,
+        manifest: None,
     };
     let mut model = Llama::open(&store, &catalog, &whole, options).unwrap();
     let prompt: Vec<u32> = "The drive reads".bytes().map(u32::from).collect();

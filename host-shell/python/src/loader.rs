@@ -2,7 +2,7 @@
 
 use crate::error::{Fault, OrRaise};
 use crate::store::{AtClose, Store};
-use crate::volume::DriveFile;
+use crate::volume::{AnyFile, DriveFile};
 use crate::wait;
 use nvme_host::Manifest;
 use nvme_host::catalog::{Dtype, Entry};
@@ -61,11 +61,11 @@ fn verified(
     path: &Path,
     begin: u64,
     store: &nvme_host::Store,
-    file: Option<&nvme_host::files::DriveFile>,
+    file: Option<&AnyFile>,
 ) -> nvme_host::Result<Layers> {
     let manifest = Manifest::open(path)?;
     match file {
-        Some(file) => manifest.check_begin(file)?,
+        Some(file) => manifest.check_begin(file.source())?,
         None => manifest.check_begin_in(store, begin)?,
     }
     layers.verified_by(&manifest, begin)

@@ -146,6 +146,14 @@ pub enum AnyFile {
 }
 
 impl AnyFile {
+    /// Its bytes.
+    pub fn source(&self) -> &dyn Source {
+        match self {
+            Self::Drive(file) => file,
+            Self::Mounted(file) => file,
+        }
+    }
+
     fn about(&self) -> nvme_host::Result<About> {
         match self {
             Self::Drive(file) => Ok(about(file.inode())),
