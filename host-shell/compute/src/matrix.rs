@@ -95,17 +95,23 @@ impl Matrix {
             let bytes = &mut bytes[..y.len() * row_bytes];
             self.store
                 .read_at(self.offset + first * self.row_bytes, bytes)?;
-            let parts = y
-                .par_chunks_mut(ROWS)
-                .zip(bytes.par_chunks(ROWS * row_bytes));
-            parts.for_each(|(y, rows)| {
-                for (y, row) in y.iter_mut().zip(rows.chunks_exact(row_bytes)) {
-                    *y = reference::dot(self.stored, row, x);
-                }
-            });
+            product(self.stored, bytes, x, y);
         }
         Ok(y)
     }
+}
+
+/// The products of `x` and each row of `bytes`, one for each of `y`.
+pub(crate) fn product(stored: Stored, bytes: &[u8], x: &[f32], y: &mut [f32]) {
+    let row_bytes = bytes.len() / y.len().max(1);
+    let parts = y
+        .par_chunks_mut(ROWS)
+        .zip(bytes.par_chunks((ROWS * row_bytes).max(1)));
+    parts.for_each(|(y, rows)| {
+        for (y, row) in y.iter_mut().zip(rows.chunks_exact(row_bytes.max(1))) {
+            *y = reference::dot(stored, row, x);
+        }
+    });
 }
 
 #[cfg(test)]

@@ -10,15 +10,12 @@ pub use gpu::{CacheOptions, GpuExperts, Step, check};
 pub use nvme_compute_kernel::experts::Policy;
 pub use nvme_compute_kernel::experts::reference::{Balance, balance, probabilities};
 
+use crate::matrix::product;
 use nvme_compute_kernel::experts::{MATRICES, MOST_EXPERTS, Places, reference};
-use nvme_compute_kernel::reference::{dot, silu_mul};
+use nvme_compute_kernel::reference::silu_mul;
 use nvme_formats::{Stored, UNIT};
 use nvme_host::{Error, Result, Store};
-use rayon::prelude::*;
 use std::sync::Arc;
-
-/// Rows of a product that a thread takes at a time.
-const ROWS: usize = 16;
 
 /// What the layers have in common.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -168,16 +165,8 @@ impl Experts {
         self.store
             .read_at(places.byte(matrix, expert), &mut bytes)?;
         let (rows, _) = shape_of(self.shape, matrix);
-        let row_bytes = bytes.len() / rows as usize;
         let mut y = vec![0.0; rows as usize];
-        let parts = y
-            .par_chunks_mut(ROWS)
-            .zip(bytes.par_chunks(ROWS * row_bytes));
-        parts.for_each(|(y, rows)| {
-            for (y, row) in y.iter_mut().zip(rows.chunks_exact(row_bytes)) {
-                *y = dot(placed.stored, row, x);
-            }
-        });
+        product(placed.stored, &bytes, x, &mut y);
         Ok(y)
     }
 }

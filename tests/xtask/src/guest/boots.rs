@@ -246,6 +246,22 @@ pub const BOOTS: &[Boot] = &[
         tests: &["vfio-shapes"],
         ..PLAIN
     },
+    // One controller of a subsystem is Linux's, the other one ours, over the same namespace.
+    Boot {
+        name: "vfio-beside",
+        images: &[("d0.img", 128)],
+        devices: &[
+            "-device nvme-subsys,id=ss0,nqn=subsys0",
+            "-device nvme,id=c0,serial=S0,subsys=ss0,addr=0x10",
+            "-device nvme,id=c1,serial=S0,subsys=ss0,addr=0x11",
+            "-drive file={dir}/d0.img,if=none,id=d0,format=raw,cache=unsafe",
+            "-device nvme-ns,drive=d0,bus=c0,nsid=1,shared=on",
+        ],
+        variables: "LINUX=0000:00:10.0 BDF=0000:00:11.0",
+        iommu: true,
+        tests: &["vfio-beside"],
+        ..PLAIN
+    },
     Boot {
         name: "vfio-cmb",
         images: &[("d0.img", 64), ("d1.img", 64), ("d2.img", 64)],
