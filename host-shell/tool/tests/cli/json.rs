@@ -79,7 +79,8 @@ fn broken(root: &Value, rule: &Value, value: &Value, place: &str) -> Result<(), 
                     return wrong(format!("fits none: {tried:?}"));
                 }
             }
-            "required" => {
+            // Of what is no object it says nothing.
+            "required" if value.is_object() => {
                 for name in wanted.as_array().unwrap().iter().filter_map(Value::as_str) {
                     if value.get(name).is_none() {
                         return wrong(format!("has no {name}"));
