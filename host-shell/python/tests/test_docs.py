@@ -22,12 +22,24 @@ PAGES = [
 ]
 
 
+def has_checkpoints():
+    """Whether this torch has torch.distributed.checkpoint as DcpReader extends it: from 2.3 on. Older ones have no such
+    blocks; test_dcp.py uses a stand-in there."""
+    try:
+        from torch.distributed.checkpoint.filesystem import FileSystemBase  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
 def blocks():
     for page in PAGES:
         path = ROOT / page
         if not path.exists():
             continue
         for number, text in enumerate(re.findall(r"^```python\n(.*?)^```", path.read_text(), re.M | re.S)):
+            if "distributed.checkpoint" in text and not has_checkpoints():
+                continue
             yield pytest.param(text, id=f"{page}-{number}")
 
 
@@ -38,8 +50,6 @@ def test_a_block_of_a_page_runs(text, tmp_path, monkeypatch):
         pytest.importorskip("torch")
     if "fastsafetensors" in text:
         pytest.importorskip("fastsafetensors")
-    if "distributed.checkpoint" in text:
-        pytest.importorskip("torch.distributed.checkpoint")
     if "mke2fs" in text and not shutil.which("mke2fs", path=os.environ["PATH"] + ":/usr/sbin"):
         pytest.skip("needs mke2fs, of e2fsprogs")
     monkeypatch.chdir(tmp_path)
