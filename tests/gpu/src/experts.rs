@@ -49,7 +49,8 @@ pub fn all(report: &mut Report, bench: &Bench) {
     report.test("experts/graph", |_| graph(bench));
     // The host reads less than 60 times, to fill the drive.
     for (name, fault) in [
-        ("status", "status:0x281@op=read,nth=60"),
+        // More than one: the parts of a command that failed are read again one by one.
+        ("status", "status:0x281@op=read,nth=60-120"),
         ("dropped", "drop@op=read,nth=60"),
         ("late", "delay:LATE@op=read,nth=60"),
         ("reordered", "reorder@op=read,every=5"),
