@@ -132,6 +132,21 @@ impl Numbers {
         unsafe { *self.0.add(index as usize) }
     }
 
+    /// Numbers `index`, a multiple of 4, to `index` + 3.
+    #[cfg(any(feature = "steps", feature = "streamed", feature = "experts"))]
+    #[inline(always)]
+    pub fn four(self, index: u64) -> [f32; 4] {
+        #[repr(C, align(16))]
+        #[derive(Clone, Copy)]
+        struct Four([f32; 4]);
+        if (self.0 as usize).is_multiple_of(size_of::<Four>()) {
+            // SAFETY: vouched for in `at`; a multiple of 16.
+            return unsafe { *self.0.add(index as usize).cast::<Four>() }.0;
+        }
+        let [a, b, c, d] = [0, 1, 2, 3].map(|i| self.load(index + i));
+        [a, b, c, d]
+    }
+
     /// Sets number `index`.
     #[inline(always)]
     pub fn store(self, index: u64, value: f32) {

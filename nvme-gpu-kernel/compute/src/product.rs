@@ -22,9 +22,9 @@ pub unsafe fn strip(gemv: &Gemv, (stored, shape): (Stored, Shape), token: u64, r
     let window = Window::here();
     let vector = token * u64::from(gemv.columns);
     let dot = |byte: u64, groups: u32, group: u32| {
-        let first = vector + u64::from(group * shape.group_units * UNIT + arch::lane());
-        let at = |unit: u32| x.load(first + u64::from(unit * UNIT));
-        sum_of_units(stored, window, byte as u32, groups * shape.group_units, at)
+        let first = vector + u64::from(group * shape.group_units * UNIT);
+        let units = groups * shape.group_units;
+        sum_of_units(stored, window, byte as u32, units, (x, first))
     };
     let mut done = |row: u64, sum: f32, _: i32| {
         let sum = sum_of_warp(sum);

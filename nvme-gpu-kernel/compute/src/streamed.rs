@@ -45,9 +45,8 @@ pub unsafe extern "ptx-kernel" fn nvme_gemv_streamed(gemv: GemvStreamed) {
     let window = Window::here();
     let dot = |byte: u64, groups: u32, group: u32| {
         let units = groups * shape.group_units;
-        let first = u64::from(group * shape.group_units * UNIT + arch::lane());
-        let at = |unit: u32| x.load(first + u64::from(unit * UNIT));
-        sum_of_units(stored, window, byte as u32, units, at)
+        let first = u64::from(group * shape.group_units * UNIT);
+        sum_of_units(stored, window, byte as u32, units, (x, first))
     };
     let mut cursor = Cursor::new(first, byte(first));
     let ring = Ring {

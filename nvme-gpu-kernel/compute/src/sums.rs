@@ -1,28 +1,35 @@
-//! Sums of products of elements as they are stored: a lane has one element of each unit.
+//! Sums of products of elements as they are stored: a lane has one element of each unit, or a quarter of every eighth.
 
-use crate::arch::Window;
-use nvme_formats::Stored;
+use crate::arch::{Numbers, Window};
+use nvme_formats::{Stored, UNIT};
 use nvme_gpu_kernel::arch;
 
-/// The lane's elements of `units` units, whose first byte is `byte` of the window's memory, times those of the vector.
+/// The lane's elements of `units` units, whose first byte is `byte` of the window's memory, times those of the vector,
+/// which are `x` from `first` on.
 #[inline(always)]
 pub fn sum_of_units(
     stored: Stored,
     window: Window,
     byte: u32,
     units: u32,
-    x: impl Fn(u32) -> f32,
+    (x, first): (Numbers, u64),
 ) -> f32 {
+    if stored.has_quarters() {
+        return match stored {
+            Stored::Q4_0 => quarters_of(Stored::Q4_0, window, byte, units, (x, first)),
+            Stored::Q4_1 => quarters_of(Stored::Q4_1, window, byte, units, (x, first)),
+            _ => quarters_of(Stored::Q8_0, window, byte, units, (x, first)),
+        };
+    }
+    let first = first + u64::from(arch::lane());
+    let x = |unit: u32| x.load(first + u64::from(unit * UNIT));
     // The format is the same for all: one loop each, without a choice inside.
     match stored {
         Stored::F32 => sum_of(Stored::F32, window, byte, units, x),
         Stored::F16 => sum_of(Stored::F16, window, byte, units, x),
         Stored::Bf16 => sum_of(Stored::Bf16, window, byte, units, x),
-        Stored::Q4_0 => sum_of(Stored::Q4_0, window, byte, units, x),
-        Stored::Q4_1 => sum_of(Stored::Q4_1, window, byte, units, x),
-        Stored::Q8_0 => sum_of(Stored::Q8_0, window, byte, units, x),
         Stored::Q4K => sum_of(Stored::Q4K, window, byte, units, x),
-        Stored::Q6K => sum_of(Stored::Q6K, window, byte, units, x),
+        _ => sum_of(Stored::Q6K, window, byte, units, x),
     }
 }
 
@@ -47,4 +54,24 @@ fn sum_of(stored: Stored, window: Window, byte: u32, units: u32, x: impl Fn(u32)
         unit += 1;
     }
     a + b + (c + d)
+}
+
+/// Four lanes have a unit, the warp eight at a time.
+#[inline(always)]
+fn quarters_of(
+    stored: Stored,
+    window: Window,
+    byte: u32,
+    units: u32,
+    (x, first): (Numbers, u64),
+) -> f32 {
+    let half = |k: u32| window.half(byte + 2 * k);
+    let (quarter, mut unit) = (arch::lane() % 4, arch::lane() / 4);
+    let mut sum = 0.0;
+    while unit < units {
+        let first = first + u64::from(unit * UNIT);
+        sum += stored.quarter(unit, quarter, half, |i| x.four(first + u64::from(i)));
+        unit += 8;
+    }
+    sum
 }
