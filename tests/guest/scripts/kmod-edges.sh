@@ -60,9 +60,10 @@ chmod 666 "$node"
 fails_with 6 su reader -s /bin/sh -c "nvme-gpu read --device '$DEVICE' --blocks 8 --out /dev/null" 2>/tmp/said
 says 'CAP_SYS_RAWIO'
 chmod 600 "$node"
+guest-tests kmod-limits "$BDF"
 
 # Calls with every kind of wrong argument, for as long as the boot says; the function works afterwards.
-guest-tests kmod-calls "$BDF" "${CALL_SECONDS:-20}"
+guest-tests kmod-calls "$BDF" "${CALL_SECONDS:-60}"
 nvme-gpu read --device "$DEVICE" --blocks 8 --out /dev/null
 
 leave "$BDF"

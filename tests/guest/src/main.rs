@@ -1,8 +1,10 @@
 //! Tests of the driver on any `--device`, for the guest: each subcommand is one test and exits with 0
 //! when it passed. They write to the namespace that they are given.
 
+mod exporter;
 mod gathers;
 mod kmod;
+mod limits;
 mod mixed;
 mod pattern;
 mod peer;
@@ -26,12 +28,16 @@ usage: guest-tests <test>
   queues DEVICE NSID          the smallest queue, the largest, all of them at once
   refusals DEVICE NSID        commands that the controller must refuse
   peer DEVICE RESOURCE MIB    transfers with the memory of another PCI device, or of a dma-buf of
-                              this machine's memory (RESOURCE: udmabuf)
+                              this machine's memory (RESOURCE: udmabuf), or of a BAR by the test exporter
+                              (RESOURCE: exporter:good, exporter:raw)
+  exporter BDF                a BAR as a dma-buf: good and wrong addresses, and memory that is taken back
+  revoke DEVICE               I/O while an exporter takes memory back
   gathers DEVICE TIER         rows to and from memory of a GPU, whose data the GPU reaches by TIER
   unplug DEVICE OTHER ID      I/O while QEMU takes the device ID away, then I/O on another
   reset DEVICE                I/O while the function is reset
   confine DEVICE              a transfer to an address that was never mapped
   kmod-calls BDF SECONDS      calls of the module nvme_gpu with good and bad arguments
+  kmod-limits BDF             no more memory than RLIMIT_MEMLOCK lets a program lock
   kmod-deaf BDF               hold a function until the module takes it away
   mixed DEVICE NSID SECONDS SEED
                               random verified I/O, and a look for leaks
@@ -69,6 +75,9 @@ fn main() -> ExitCode {
         }
         ["unplug", leaving, staying, id] => trouble::unplug(leaving, staying, id),
         ["reset", device] => trouble::reset(device),
+        ["exporter", address] => exporter::run(address),
+        ["kmod-limits", address] => limits::run(address),
+        ["revoke", device] => trouble::revoke(device),
         ["confine", device] => trouble::confine(device),
         ["kmod-calls", address, seconds] => {
             number(seconds).and_then(|seconds| kmod::calls(address, seconds))

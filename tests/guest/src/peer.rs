@@ -2,6 +2,7 @@
 // UNSAFETY: an ioctl takes a raw pointer, and gives a descriptor that is ours.
 #![allow(unsafe_code)]
 
+use crate::exporter::Exporter;
 use crate::{Outcome, pattern, said};
 use nvme_host::core::Data;
 use nvme_host::core::spec::{Iova, Lba, Nsid, Sqe, nvm};
@@ -20,7 +21,7 @@ fn open(path: &str) -> Result<File, String> {
 }
 
 /// A dma-buf of `bytes` bytes of this machine's memory.
-fn udmabuf(bytes: u64) -> Result<OwnedFd, String> {
+pub fn udmabuf(bytes: u64) -> Result<OwnedFd, String> {
     /// `struct udmabuf_create` and `UDMABUF_CREATE` of linux/udmabuf.h.
     #[repr(C)]
     struct Create {
@@ -67,7 +68,10 @@ fn udmabuf(bytes: u64) -> Result<OwnedFd, String> {
 pub fn run(controller: &Controller, resource: &str, mib: u64) -> Outcome {
     let file = match resource {
         "udmabuf" => udmabuf(mib << 20)?,
-        _ => open(resource)?.into(),
+        _ => match resource.strip_prefix("exporter:") {
+            Some(kind) => Exporter::open()?.export(kind)?,
+            None => open(resource)?.into(),
+        },
     };
     let pages = Pages::of_file(file, 0, (mib << 20) as usize).map_err(said)?;
     let mut bar = DmaBuffer::over(controller.device(), Arc::new(pages)).map_err(said)?;

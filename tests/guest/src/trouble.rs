@@ -2,10 +2,12 @@
 //!
 //! Each must end in an error that says what it is, within its deadline, and the process goes on.
 
+use crate::exporter::Exporter;
 use crate::{Outcome, pattern, said};
 use nvme_host::core::Data;
 use nvme_host::core::spec::{Iova, Lba, Nsid, nvm};
-use nvme_host::{Config, Controller, DmaBuffer, Error, Queue};
+use nvme_host::{Config, Controller, DmaBuffer, Error, Pages, Queue};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const BLOCKS: u32 = 8;
@@ -90,6 +92,41 @@ pub fn reset(device: &str) -> Outcome {
         return Err(format!("{} controller resets", controller.resets()));
     }
     controller.shut_down().map_err(said)
+}
+
+/// An exporter takes memory back under a full queue: commands end with the cause, and a new start works.
+pub fn revoke(device: &str) -> Outcome {
+    let exporter = Exporter::open()?;
+    for round in 0..3 {
+        let controller = start(device, Duration::from_secs(2))?;
+        let pages = Pages::of_file(exporter.export("good")?, 0, 16 << 20).map_err(said)?;
+        let bar = DmaBuffer::over(controller.device(), Arc::new(pages)).map_err(said)?;
+        let mut load = Load::new(&controller, Nsid(1))?;
+        load.turn()?.map_err(said)?;
+        load.submit()?;
+        exporter.revoke()?;
+        let began = Instant::now();
+        let cause = loop {
+            match load.turn() {
+                Ok(Ok(())) if began.elapsed() < Duration::from_secs(20) => {}
+                Ok(Ok(())) => return Err(format!("round {round}: nothing ended within 20 s")),
+                Ok(Err(error)) => break error.to_string(),
+                Err(refused) => break refused,
+            }
+        };
+        if !cause.contains("was taken back") {
+            return Err(format!("round {round}: the cause is not said: {cause}"));
+        }
+        println!(
+            "round {round}: ended after {} ms: {cause}",
+            began.elapsed().as_millis()
+        );
+        drop((load, bar, controller));
+        let controller = start(device, Duration::from_secs(2))?;
+        round_trip(&controller, round)?;
+        controller.shut_down().map_err(said)?;
+    }
+    Ok(())
 }
 
 /// Reads into an address that was never mapped: nothing of ours changes, and the data are not found.

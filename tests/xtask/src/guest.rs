@@ -125,7 +125,7 @@ fn bench() -> Result<Bench, Failure> {
     });
     let tree = tree?;
     let bench = Bench {
-        module: kmod::for_guest(&tree)?,
+        modules: kmod::for_guest(&tree)?,
         tree,
         programs: programs?,
     };

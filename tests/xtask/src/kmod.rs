@@ -16,6 +16,8 @@ const SOURCES: [&str; 5] = [
     "nvme_gpu_uapi.h",
 ];
 const MODULE: &str = "nvme_gpu.ko";
+/// The test exporter, in tests/guest/exporter.
+const EXPORTER_SOURCES: [&str; 2] = ["Kbuild", "peer_exporter.c"];
 /// What dkms knows it by.
 const PACKAGE: &str = concat!("nvme-gpu/", env!("CARGO_PKG_VERSION"));
 const USAGE: &str = "usage: cargo xtask kmod build [--guest] | install | remove";
@@ -24,13 +26,14 @@ const USAGE: &str = "usage: cargo xtask kmod build [--guest] | install | remove"
 pub fn command(words: &[&str]) -> Result<(), Failure> {
     match words {
         ["build"] => {
-            let module = build(&running()?, &target_dir().join("kmod"))?;
+            let module = build_driver(&running()?, &target_dir().join("kmod"))?;
             println!("{}", module.display());
             Ok(())
         }
         ["build", "--guest"] => {
-            let module = for_guest(&Tree::prepare()?)?;
-            println!("{}", module.display());
+            for module in for_guest(&Tree::prepare()?)? {
+                println!("{}", module.display());
+            }
             Ok(())
         }
         ["install"] => install(),
@@ -39,10 +42,20 @@ pub fn command(words: &[&str]) -> Result<(), Failure> {
     }
 }
 
-/// The module for the guests' kernel.
-pub fn for_guest(tree: &Tree) -> Result<PathBuf, Failure> {
+/// The module and the test exporter, for the guests' kernel.
+pub fn for_guest(tree: &Tree) -> Result<[PathBuf; 2], Failure> {
     let headers = KernelHeaders::prepare(tree)?;
-    build(&headers.build(), &tree.folder().join("kmod"))
+    let driver = build_driver(&headers.build(), &tree.folder().join("kmod"))?;
+    let folder = tree.folder().join("exporter");
+    let from = root().join("tests/guest/exporter");
+    copy_sources(&from, &EXPORTER_SOURCES, &folder)?;
+    let exporter = build(&headers.build(), &folder, "peer_exporter.ko")?;
+    Ok([driver, exporter])
+}
+
+fn build_driver(kernel: &Path, folder: &Path) -> Result<PathBuf, Failure> {
+    copy_sources(&root().join("kmod"), &SOURCES, folder)?;
+    build(kernel, folder, MODULE)
 }
 
 /// The folder that modules for the running kernel are built by.
@@ -59,23 +72,25 @@ fn running() -> Result<PathBuf, Failure> {
     }
 }
 
-/// Compiles the module against `kernel` in `folder`, with every warning an error.
-fn build(kernel: &Path, folder: &Path) -> Result<PathBuf, Failure> {
+/// Compiles `module` in `folder` against `kernel`. Warnings are errors, those of sparse, too, where it is installed.
+fn build(kernel: &Path, folder: &Path, module: &str) -> Result<PathBuf, Failure> {
     if on_path("make").is_none() || on_path("gcc").is_none() {
         return Err(Failure::missing(
             "make or gcc is not here: apt-get install build-essential",
         ));
     }
-    copy_sources(folder)?;
     let mut make = Command::new("make");
     make.arg("-C")
         .arg(kernel)
         .arg(format!("M={}", folder.display()));
     make.args(["W=1", "KCFLAGS=-Werror", "CC=gcc", "modules"]);
+    if on_path("sparse").is_some() {
+        make.args(["C=1", "CHECK=sparse", "CF=-Wsparse-error"]);
+    }
     // Its warnings about another version of the compiler are no warnings of the module.
     let text = output(&mut make)?;
     println!("{text}");
-    let module = folder.join(MODULE);
+    let module = folder.join(module);
     match module.is_file() {
         true => Ok(module),
         false => Err(Failure::new(format!("make left no {}", module.display()))),
@@ -83,12 +98,12 @@ fn build(kernel: &Path, folder: &Path) -> Result<PathBuf, Failure> {
 }
 
 /// Copies what has changed, so that nothing else is compiled again.
-fn copy_sources(folder: &Path) -> Result<(), Failure> {
+fn copy_sources(from: &Path, names: &[&str], folder: &Path) -> Result<(), Failure> {
     let failed =
         |path: &Path, error: std::io::Error| Failure::new(format!("{}: {error}", path.display()));
     fs::create_dir_all(folder).map_err(|error| failed(folder, error))?;
-    for name in SOURCES {
-        let (from, to) = (root().join("kmod").join(name), folder.join(name));
+    for name in names {
+        let (from, to) = (from.join(name), folder.join(name));
         let bytes = fs::read(&from).map_err(|error| failed(&from, error))?;
         if fs::read(&to).ok().as_ref() != Some(&bytes) {
             fs::write(&to, bytes).map_err(|error| failed(&to, error))?;
@@ -103,7 +118,7 @@ fn install() -> Result<(), Failure> {
         return Err(Failure::missing("dkms is not here: apt-get install dkms"));
     }
     let sources = PathBuf::from("/usr/src").join(PACKAGE.replace('/', "-"));
-    copy_sources(&sources)?;
+    copy_sources(&root().join("kmod"), &SOURCES, &sources)?;
     let from = root().join("kmod/dkms.conf");
     let to = sources.join("dkms.conf");
     fs::copy(&from, &to).map_err(|error| Failure::new(format!("{}: {error}", to.display())))?;

@@ -67,6 +67,14 @@ const PLAIN_VFIO: &[&str] = &[
     "-device nvme,id=c0,serial=S0,drive=d0,addr=0x10,mdts=9",
 ];
 
+/// The same beside a function whose BAR 2 stands for the memory of a GPU.
+const KMOD_EDGES: &[&str] = &[
+    "-drive file={dir}/d0.img,if=none,id=d0,format=raw,cache=unsafe",
+    "-device nvme,id=c0,serial=S0,drive=d0,addr=0x10,mdts=9",
+    "-object memory-backend-file,id=shm,share=on,mem-path={dir}/shm,size=16M",
+    "-device ivshmem-plain,memdev=shm,addr=0x18",
+];
+
 /// Our controller with serial number S0 and a volatile write cache.
 const OUR_DISK: &[&str] = &["sim:{dir}/d0.img?serial=S0&wc=on"];
 
@@ -296,18 +304,33 @@ pub const BOOTS: &[Boot] = &[
     },
     Boot {
         name: "kmod-edges",
-        images: &[("d0.img", 64)],
-        devices: PLAIN_VFIO,
-        variables: "SERIAL=S0 BDF=0000:00:10.0 LENDER=nvme_gpu DEVICE=kmod:0000:00:10.0",
+        images: &[("d0.img", 64), ("shm", 16)],
+        devices: KMOD_EDGES,
+        variables: "SERIAL=S0 BDF=0000:00:10.0 PEER=0000:00:18.0 LENDER=nvme_gpu DEVICE=kmod:0000:00:10.0",
         iommu: true,
+        deadline_s: 240,
         // Calls reset the function under the tests' own commands.
         defined: false,
         tests: &[
             "kmod-edges",
+            "kmod-exporter",
             "driver-reset",
             "driver-confine",
             "driver-kill",
         ],
+        ..PLAIN
+    },
+    // A quarter of an hour of calls with random arguments; not in CI.
+    Boot {
+        name: "kmod-long",
+        always: false,
+        images: &[("d0.img", 64)],
+        devices: PLAIN_VFIO,
+        variables: "SERIAL=S0 BDF=0000:00:10.0 LENDER=nvme_gpu DEVICE=kmod:0000:00:10.0 CALL_SECONDS=900",
+        iommu: true,
+        deadline_s: 1200,
+        defined: false,
+        tests: &["kmod-edges"],
         ..PLAIN
     },
     // Both ends ours, with the kernel's VFIO and IOMMU between them. No limit on transfers, which QEMU's

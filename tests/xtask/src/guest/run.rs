@@ -21,8 +21,8 @@ pub struct Bench {
     pub tree: Tree,
     /// Where our programs were built.
     pub programs: PathBuf,
-    /// The kernel module.
-    pub module: PathBuf,
+    /// The kernel modules: nvme_gpu and the test exporter.
+    pub modules: [PathBuf; 2],
 }
 
 /// How a boot went.
@@ -153,7 +153,10 @@ impl Bench {
         }
         let stand_in = self.programs.join(release::STAND_IN_FILE);
         overlay.file("usr/lib/fake-cuda/libcuda.so", &stand_in)?;
-        overlay.file("kmod/nvme_gpu.ko", &self.module)?;
+        for module in &self.modules {
+            let name = module.file_name().unwrap_or_default().to_string_lossy();
+            overlay.file(&format!("kmod/{name}"), module)?;
+        }
         let limit = limit_s.map(|limit| limit.to_string()).unwrap_or_default();
         let shell = if limit_s.is_none() { "yes" } else { "" };
         let plan = format!(
