@@ -1,4 +1,5 @@
-//! Instructions of the GPU that compute, and memory by address. The one file of this crate with inline PTX.
+//! Instructions of the GPU that compute, and memory by address. The one place of this crate with inline PTX beside
+//! `tile`.
 // UNSAFETY: inline PTX, and loads and stores through addresses that the host vouches for.
 #![allow(unsafe_code)]
 

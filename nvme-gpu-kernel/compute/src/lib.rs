@@ -10,7 +10,7 @@
 )]
 #![deny(missing_docs)]
 
-#[cfg(target_arch = "nvptx64")]
+#[cfg(all(target_arch = "nvptx64", not(feature = "tile")))]
 mod arch;
 #[cfg(all(target_arch = "nvptx64", feature = "steps"))]
 mod attention;
@@ -20,6 +20,7 @@ mod elements;
 pub mod experts;
 #[cfg(all(target_arch = "nvptx64", feature = "steps"))]
 mod gemv;
+pub mod matmul;
 #[cfg(all(target_arch = "nvptx64", feature = "paged"))]
 mod paged;
 pub mod pages;
@@ -36,6 +37,9 @@ pub mod strip;
     any(feature = "steps", feature = "streamed", feature = "experts")
 ))]
 mod sums;
+
+#[cfg(all(target_arch = "nvptx64", feature = "tile"))]
+pub mod tile;
 
 use nvme_gpu_kernel::rows::Gather;
 

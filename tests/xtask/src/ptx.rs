@@ -15,94 +15,108 @@ mod text;
 
 use crate::process::{Failure, root};
 use crate::tools;
-use build::Image;
+use build::{Image, Target};
 use committed::Verdict;
 use compiler::Compiler;
 use pins::OnGpu;
 use std::path::{Path, PathBuf};
 
-/// GPUs for which the assembler must take the file without spilling registers.
+/// GPUs for which the assembler must take a file that serves all of them without spilling registers.
 const ASSEMBLE_FOR: [&str; 3] = ["sm_80", "sm_90", "sm_100"];
 
+/// What images have in common.
+const PLAIN: Image = Image {
+    name: "",
+    package: "nvme-compute-kernel",
+    features: "",
+    target: Target::Any,
+    library: false,
+    aligned: &[],
+    threads: &[],
+    committed: None,
+};
 /// The kernels that the host embeds.
 const KERNELS: Image = Image {
     name: "nvme_gpu_kernel",
     package: "nvme-gpu-kernel",
     features: "kernels",
-    library: false,
     committed: Some("nvme-gpu-kernel/ptx/nvme_gpu_kernel.ptx"),
+    ..PLAIN
 };
 /// The kernels that gather rows, which the host embeds beside the others.
 const ROWS: Image = Image {
     name: "nvme_gpu_rows",
     package: "nvme-gpu-kernel",
     features: "rows",
-    library: false,
     committed: Some("nvme-gpu-kernel/ptx/nvme_gpu_rows.ptx"),
+    ..PLAIN
 };
 /// The kernel that writes rows: beside it the gathers would need more registers.
 const SCATTER: Image = Image {
     name: "nvme_gpu_scatter",
     package: "nvme-gpu-kernel",
     features: "scatter",
-    library: false,
     committed: Some("nvme-gpu-kernel/ptx/nvme_gpu_scatter.ptx"),
+    ..PLAIN
 };
 /// The kernel that hashes chunks of memory.
 const HASH: Image = Image {
     name: "nvme_gpu_hash",
     package: "nvme-gpu-kernel",
     features: "hash",
-    library: false,
     committed: Some("nvme-gpu-kernel/ptx/nvme_gpu_hash.ptx"),
+    ..PLAIN
 };
 /// The kernels that compute with weights.
 const COMPUTE: Image = Image {
     name: "compute",
-    package: "nvme-compute-kernel",
     features: "steps",
-    library: false,
     committed: Some("nvme-gpu-kernel/compute/compute.ptx"),
+    ..PLAIN
 };
 /// The kernel that reads the weights that it multiplies.
 const STREAMED: Image = Image {
     name: "streamed",
-    package: "nvme-compute-kernel",
     features: "streamed",
-    library: false,
     committed: Some("nvme-gpu-kernel/compute/streamed.ptx"),
+    ..PLAIN
 };
 /// The kernels that attend to keys and values that they read.
 const PAGED: Image = Image {
     name: "paged",
-    package: "nvme-compute-kernel",
     features: "paged",
-    library: false,
     committed: Some("nvme-gpu-kernel/compute/paged.ptx"),
+    ..PLAIN
 };
 /// The kernels that choose which pages to attend to.
 const CHOOSE: Image = Image {
     name: "choose",
-    package: "nvme-compute-kernel",
     features: "choose",
-    library: false,
     committed: Some("nvme-gpu-kernel/compute/choose.ptx"),
+    ..PLAIN
 };
 /// The kernel that searches a graph on a drive.
 const SEARCH: Image = Image {
     name: "search",
-    package: "nvme-compute-kernel",
     features: "search",
-    library: false,
     committed: Some("nvme-gpu-kernel/compute/search.ptx"),
+    ..PLAIN
 };
 /// The kernels that choose, cache and compute experts.
 const EXPERTS: Image = Image {
     name: "experts",
-    package: "nvme-compute-kernel",
     features: "experts",
-    library: false,
     committed: Some("nvme-gpu-kernel/compute/experts.ptx"),
+    ..PLAIN
+};
+/// Products of matrices, rung by rung.
+const MATMUL: Image = Image {
+    name: "matmul",
+    features: "matmul",
+    aligned: &["mma.sync.aligned.", "ldmatrix.sync.aligned."],
+    threads: &[("nvme_matmul_mma", 128)],
+    committed: Some("nvme-gpu-kernel/compute/matmul.ptx"),
+    ..PLAIN
 };
 /// The functions that CUDA C++ links.
 const LIBRARY: Image = Image {
@@ -111,30 +125,34 @@ const LIBRARY: Image = Image {
     features: "device-library",
     library: true,
     committed: Some("nvme-gpu-kernel/ptx/nvme_gpu_device.ptx"),
+    ..PLAIN
 };
 /// A kernel outside this crate that links the core.
 const EXAMPLE: Image = Image {
     name: "histogram",
     package: "gpu-histogram",
-    features: "",
-    library: false,
     committed: Some("nvme-gpu-kernel/examples/gpu-histogram/histogram.ptx"),
+    ..PLAIN
 };
 /// The litmus tests' kernel.
 const LITMUS: Image = Image {
     name: "litmus",
     package: "gpu-litmus",
-    features: "",
-    library: false,
     committed: Some("tests/gpu/litmus/litmus.ptx"),
+    ..PLAIN
 };
+/// All of these, in the order of the table of kernels.
+const IMAGES: [Image; 14] = [
+    KERNELS, ROWS, SCATTER, HASH, COMPUTE, STREAMED, PAGED, CHOOSE, SEARCH, EXPERTS, MATMUL,
+    EXAMPLE, LITMUS, LIBRARY,
+];
 /// One function for each operation of the core that touches shared memory.
 const PROBES: Image = Image {
     name: "probes",
     package: "nvme-gpu-kernel",
     features: "probes",
     library: true,
-    committed: None,
+    ..PLAIN
 };
 const DOCUMENT: &str = "docs/ptx.md";
 /// Fences and scopes of every function but the litmus tests', some of which are too weak on purpose.
@@ -208,10 +226,7 @@ fn build_and_check(refresh: bool, accept_fences: bool) -> Result<(), Failure> {
     let documented = section(&document, "kernels")?;
     let (mut kernels, mut table, mut same) = (String::new(), pins::Table::new(&ASSEMBLE_FOR), true);
     let mut images = Vec::new();
-    for image in [
-        &KERNELS, &ROWS, &SCATTER, &HASH, &COMPUTE, &STREAMED, &PAGED, &CHOOSE, &SEARCH, &EXPERTS,
-        &EXAMPLE, &LITMUS, &LIBRARY,
-    ] {
+    for image in &IMAGES {
         images.push((image, image.build(&compiler)?));
     }
     check_fences(&images, refresh, accept_fences)?;
@@ -261,10 +276,10 @@ fn checked(
     faults: &mut Vec<String>,
 ) -> Result<Vec<OnGpu>, Failure> {
     let named = |fault: String| format!("{}.ptx:{fault}", image.name);
-    faults.extend(text::complaints(ptx).into_iter().map(named));
+    faults.extend(text::complaints(ptx, image.aligned).into_iter().map(named));
     faults.extend(committed::machine_paths(ptx).into_iter().map(named));
     let mut assembled = Vec::new();
-    for gpu in ASSEMBLE_FOR {
+    for &gpu in image.target.gpus() {
         let costs = assemble::assemble(ptxas, gpu, &image.built(), image.library)?;
         assembled.push(OnGpu { gpu, costs });
     }

@@ -36,6 +36,9 @@ pub fn assemble(ptxas: &Path, gpu: &str, ptx: &Path, library: bool) -> Result<Ve
         let status = report.status;
         return Err(Failure::new(format!("ptxas -arch={gpu}: {status}\n{text}")));
     }
+    if let Some(line) = text.lines().find(|line| line.contains("Performance")) {
+        return Err(Failure::new(format!("ptxas -arch={gpu}: {line}")));
+    }
     Ok(costs(&text))
 }
 

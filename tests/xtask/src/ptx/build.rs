@@ -4,13 +4,38 @@ use super::compiler::{Compiler, TARGET};
 use crate::process::{Failure, cargo, check, root};
 use std::path::{Path, PathBuf};
 
-/// One file serves every newer GPU: the driver compiles it for the GPU at load time.
-pub const CPU: &str = "sm_80";
 /// PTX ISA 8.2 is the first with `.mmio`.
 const ISA: &str = "+ptx82";
 /// Jump threading can duplicate a barrier (rust-lang/rust 137086). Locations would put paths of the
 /// machine into the file, and no panic is ever printed on a GPU.
 const UNSTABLE: &str = "-Z mir-enable-passes=-JumpThreading -Z location-detail=none";
+
+/// Which GPUs a file is for.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Target {
+    /// One file serves every GPU from sm_80 on: the driver compiles it for the GPU at load time.
+    Any,
+    /// Instructions that GPUs of compute capability 9.0 alone have.
+    #[expect(dead_code)]
+    Hopper,
+}
+
+impl Target {
+    fn cpu(self) -> &'static str {
+        match self {
+            Self::Any => "sm_80",
+            Self::Hopper => "sm_90a",
+        }
+    }
+
+    /// GPUs for which the assembler must take the file without spilling registers.
+    pub fn gpus(self) -> &'static [&'static str] {
+        match self {
+            Self::Any => &super::ASSEMBLE_FOR,
+            Self::Hopper => &["sm_90a"],
+        }
+    }
+}
 
 /// A crate and its features, built into one file.
 pub struct Image {
@@ -18,8 +43,13 @@ pub struct Image {
     pub name: &'static str,
     pub package: &'static str,
     pub features: &'static str,
+    pub target: Target,
     /// Functions for others to link, rather than kernels.
     pub library: bool,
+    /// Begins of the instructions that may be `.aligned`.
+    pub aligned: &'static [&'static str],
+    /// Kernels whose blocks have a known number of threads, which bounds their registers: rustc has no attribute for it.
+    pub threads: &'static [(&'static str, u32)],
     /// Where it is committed, if it is.
     pub committed: Option<&'static str>,
 }
@@ -40,7 +70,7 @@ impl Image {
             "cargo rustc -p {} --no-default-features{features} --lib --profile ptx --target {TARGET} \
              --crate-type staticlib -- --emit=asm, with RUSTFLAGS: {}",
             self.package,
-            rustflags()
+            self.rustflags()
         )
     }
 
@@ -51,18 +81,32 @@ impl Image {
         forget_last_build(self.package, &file)?;
         run_rustc(self, compiler, &file)?;
         let text = std::fs::read_to_string(&file).map_err(named)?;
-        let text = without_disambiguators(&text);
+        let text = with_threads(&without_disambiguators(&text), self.threads)?;
         std::fs::write(&file, &text).map_err(named)?;
         Ok(text)
     }
+
+    fn rustflags(&self) -> String {
+        let cpu = self.target.cpu();
+        format!("-C target-cpu={cpu} -C target-feature={ISA} {UNSTABLE}")
+    }
+}
+
+/// The text with `.maxntid` for each of these kernels.
+fn with_threads(ptx: &str, threads: &[(&str, u32)]) -> Result<String, Failure> {
+    let mut text = ptx.to_string();
+    for (name, count) in threads {
+        let body = text
+            .find(&format!(".entry {name}("))
+            .and_then(|head| Some(head + text[head..].find("\n{")?));
+        let body = body.ok_or_else(|| Failure::new(format!("no kernel {name} in the PTX")))?;
+        text.insert_str(body, &format!("\n.maxntid {count}, 1, 1"));
+    }
+    Ok(text)
 }
 
 fn folder() -> PathBuf {
     root().join("target/ptx")
-}
-
-fn rustflags() -> String {
-    format!("-C target-cpu={CPU} -C target-feature={ISA} {UNSTABLE}")
 }
 
 fn run_rustc(image: &Image, compiler: &Compiler, file: &Path) -> Result<(), Failure> {
@@ -70,7 +114,10 @@ fn run_rustc(image: &Image, compiler: &Compiler, file: &Path) -> Result<(), Fail
     rustc
         .env("RUSTC", &compiler.rustc)
         .env("RUSTC_BOOTSTRAP", "1")
-        .env("CARGO_TARGET_NVPTX64_NVIDIA_CUDA_RUSTFLAGS", rustflags())
+        .env(
+            "CARGO_TARGET_NVPTX64_NVIDIA_CUDA_RUSTFLAGS",
+            image.rustflags(),
+        )
         .env_remove("RUSTFLAGS")
         .env_remove("CARGO_ENCODED_RUSTFLAGS")
         .env_remove("RUSTC_WRAPPER");
@@ -153,7 +200,18 @@ fn without_hashes(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::without_disambiguators;
+    use super::{with_threads, without_disambiguators};
+
+    #[test]
+    fn threads_come_before_the_body_of_their_kernel() {
+        let ptx = ".entry a(\n)\n{\n}\n.entry ab(\n\t.param .u64 x\n)   // @ab\n{\n}\n";
+        let bounded = with_threads(ptx, &[("ab", 384)]).unwrap();
+        assert_eq!(
+            bounded,
+            ptx.replace("// @ab\n", "// @ab\n.maxntid 384, 1, 1\n")
+        );
+        assert!(with_threads(ptx, &[("b", 1)]).is_err());
+    }
 
     #[test]
     fn names_do_not_depend_on_the_machine() {

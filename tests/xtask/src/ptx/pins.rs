@@ -33,17 +33,21 @@ pub fn excesses(assembled: &[OnGpu]) -> Vec<String> {
 
 /// The table of kernels and library functions: registers, or bytes of stack, on each GPU, and `.sync`
 /// instructions.
-pub struct Table(String);
+pub struct Table {
+    gpus: Vec<&'static str>,
+    text: String,
+}
 
 impl Table {
     /// The head, for these GPUs.
-    pub fn new(gpus: &[&str]) -> Self {
+    pub fn new(gpus: &[&'static str]) -> Self {
         let registers = gpus.iter().map(|gpu| format!(" registers {gpu} |"));
         let head = registers.collect::<String>();
         let rules = " --- |".repeat(gpus.len() + 2);
-        Self(format!(
-            "| function |{head} `.sync` instructions |\n|{rules}\n"
-        ))
+        Self {
+            gpus: gpus.to_vec(),
+            text: format!("| function |{head} `.sync` instructions |\n|{rules}\n"),
+        }
     }
 
     /// Rows for the kernels and functions of a file, by name.
@@ -51,23 +55,31 @@ impl Table {
         let mut rows: Vec<Function<'_>> = functions(ptx).into_iter().filter(listed).collect();
         rows.sort_by_key(|row| row.name);
         for row in rows {
-            let _ = write!(self.0, "| `{}` |", row.name);
-            for OnGpu { costs, .. } in assembled {
-                let cost = costs.iter().find(|cost| cost.name == row.name);
+            let _ = write!(self.text, "| `{}` |", row.name);
+            for gpu in &self.gpus {
+                let on = assembled.iter().find(|on| column(on.gpu) == *gpu);
+                let cost = on.and_then(|on| on.costs.iter().find(|cost| cost.name == row.name));
                 let _ = match cost {
                     // A function to be called saves its caller's registers on the stack.
-                    Some(cost) if cost.registers == 0 => write!(self.0, " {} bytes |", cost.stack),
-                    Some(cost) => write!(self.0, " {} |", cost.registers),
-                    None => write!(self.0, " |"),
+                    Some(cost) if cost.registers == 0 => {
+                        write!(self.text, " {} bytes |", cost.stack)
+                    }
+                    Some(cost) => write!(self.text, " {} |", cost.registers),
+                    None => write!(self.text, " |"),
                 };
             }
-            let _ = writeln!(self.0, " {} |", row.sync_count());
+            let _ = writeln!(self.text, " {} |", row.sync_count());
         }
     }
 
     pub fn text(self) -> String {
-        self.0
+        self.text
     }
+}
+
+/// The column of a GPU: that of sm_90a is sm_90's.
+fn column(gpu: &str) -> &str {
+    gpu.trim_end_matches('a')
 }
 
 /// Whether a function has a row: kernels, and what others call.
@@ -80,7 +92,7 @@ pub fn growth(assembled: &[OnGpu], documented: &str) -> Vec<String> {
     let mut found = Vec::new();
     let head: Vec<&str> = documented.lines().next().map_or_else(Vec::new, cells);
     for OnGpu { gpu, costs } in assembled {
-        let title = format!("registers {gpu}");
+        let title = format!("registers {}", column(gpu));
         let Some(column) = head.iter().position(|cell| *cell == title) else {
             found.push(format!("docs/ptx.md has no column {title}"));
             continue;
@@ -238,6 +250,19 @@ mod tests {
             1
         );
         assert_eq!(sync_differences(PTX, "").len(), 1);
+    }
+
+    #[test]
+    fn a_file_for_some_gpus_leaves_the_other_columns_empty() {
+        let mut table = Table::new(&["sm_80", "sm_90"]);
+        let mut assembled = cost(168, 0, 0);
+        assembled[0].gpu = "sm_90a";
+        table.add(PTX, &assembled);
+        let table = table.text();
+        assert!(table.ends_with("| `k` | | 168 | 1 |\n"), "{table}");
+        assert!(growth(&assembled, &table).is_empty());
+        assembled[0].costs[0].registers = 200;
+        assert_eq!(growth(&assembled, &table).len(), 1);
     }
 
     #[test]

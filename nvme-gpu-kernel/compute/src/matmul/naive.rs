@@ -1,0 +1,30 @@
+//! A thread for each element of the result: each term is two loads of global memory.
+// UNSAFETY: kernel parameters hold addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+use super::memory::{Matrix, tile_of};
+use super::{Matmul, NAIVE};
+use crate::tile::fma;
+use nvme_gpu_kernel::arch;
+
+/// Threads that follow on each other have columns that do: their loads of `b` are one, and so are those of `a`.
+///
+/// # Safety
+/// What [`Matmul`] names is there.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_matmul_naive(job: Matmul) {
+    // SAFETY: the caller's.
+    let (a, b, c) = unsafe { Matrix::of(&job) };
+    let (first_row, first_column) = tile_of(&job, NAIVE.rows, NAIVE.columns);
+    let row = first_row + arch::thread() / 32;
+    let column = first_column + arch::thread() % 32;
+    if row >= job.m || column >= job.n {
+        return;
+    }
+    let (mut sum, mut k) = (0.0, 0);
+    while k < job.k {
+        sum = fma(a.load(row, k), b.load(k, column), sum);
+        k += 1;
+    }
+    c.store(row, column, sum);
+}

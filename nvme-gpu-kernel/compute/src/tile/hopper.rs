@@ -1,0 +1,230 @@
+//! Instructions of sm_90a: barriers in shared memory that count bytes, copies of tiles by the tensor memory accelerator
+//! (TMA), and products of a warpgroup (`wgmma`) whose operands lie in shared memory.
+
+use super::Shared;
+use core::arch::asm;
+
+/// Tries of a wait, each of which suspends the thread for a while: far more than any tile takes.
+const MOST_TRIES: u32 = 1 << 26;
+
+/// A barrier in 8 bytes of shared memory. Its phase ends when all arrivals and bytes that it waits for are there.
+#[derive(Clone, Copy)]
+pub struct Barrier(Shared);
+
+impl Barrier {
+    /// The one at `at`, a multiple of 8.
+    #[inline(always)]
+    pub fn at(at: Shared) -> Self {
+        Self(at)
+    }
+
+    /// Makes it, by one thread; the others see it after [`fence_barriers`] and a barrier of the block.
+    #[inline(always)]
+    pub fn init(self, arrivals: u32) {
+        // SAFETY: 8 bytes that `Shared::dynamic` vouches for, which nothing else uses.
+        unsafe {
+            asm!("mbarrier.init.shared::cta.b64 [{}], {};", in(reg32) self.0.address(), in(reg32) arrivals,
+                options(nostack));
+        }
+    }
+
+    /// One arrival.
+    #[inline(always)]
+    pub fn arrive(self) {
+        // SAFETY: a barrier that was made.
+        unsafe {
+            asm!("mbarrier.arrive.shared::cta.b64 _, [{}];", in(reg32) self.0.address(), options(nostack))
+        };
+    }
+
+    /// One arrival, and `bytes` more bytes to wait for.
+    #[inline(always)]
+    pub fn arrive_and_expect(self, bytes: u32) {
+        // SAFETY: a barrier that was made.
+        unsafe {
+            asm!("mbarrier.arrive.expect_tx.shared::cta.b64 _, [{}], {};", in(reg32) self.0.address(),
+                in(reg32) bytes, options(nostack));
+        }
+    }
+
+    /// Waits until the phase of this parity has ended; the first one has parity 0. A wait without an end is a trap, which
+    /// ends the launch with an error.
+    #[inline(always)]
+    pub fn wait(self, parity: u32) {
+        let mut tries = 0;
+        while !self.has_ended(parity) {
+            tries += 1;
+            if tries == MOST_TRIES {
+                // SAFETY: ends the launch.
+                unsafe { core::arch::nvptx::trap() };
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn has_ended(self, parity: u32) -> bool {
+        let ended: u32;
+        // SAFETY: a barrier that was made.
+        unsafe {
+            asm!("{{ .reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p, [{at}], {parity};",
+                "selp.u32 {ended}, 1, 0, p; }}", at = in(reg32) self.0.address(), parity = in(reg32) parity,
+                ended = out(reg32) ended, options(nostack));
+        }
+        ended != 0
+    }
+}
+
+/// Lets the units that copy see barriers that this thread made.
+#[inline(always)]
+pub fn fence_barriers() {
+    // SAFETY: orders memory.
+    unsafe { asm!("fence.mbarrier_init.release.cluster;", options(nostack)) };
+}
+
+/// Lets asynchronous copies and products see what this thread wrote to shared memory.
+#[inline(always)]
+pub fn fence_async() {
+    // SAFETY: orders memory.
+    unsafe { asm!("fence.proxy.async.shared::cta;", options(nostack)) };
+}
+
+/// Where a `CUtensorMap` lies: in a kernel's parameter, whose address inline PTX takes by name.
+#[derive(Clone, Copy)]
+pub struct TensorMap(u64);
+
+impl TensorMap {
+    /// The one at a generic address.
+    ///
+    /// # Safety
+    /// There is one that the host encoded, at a multiple of 64, which stays until the launch has ended.
+    #[inline(always)]
+    pub unsafe fn at(address: u64) -> Self {
+        Self(address)
+    }
+
+    /// Has it in the cache before its first use.
+    #[inline(always)]
+    pub fn prefetch(self) {
+        // SAFETY: a hint.
+        unsafe { asm!("prefetch.tensormap [{}];", in(reg64) self.0, options(nostack)) };
+    }
+
+    /// Begins to copy the box whose first element is `x` of row `y`, zeros for what is outside, to `to`; its bytes count
+    /// for the barrier. One thread calls it.
+    #[inline(always)]
+    pub fn load(self, to: Shared, x: u32, y: u32, barrier: Barrier) {
+        // SAFETY: a map that `at` vouches for, shared memory that `Shared::dynamic` does.
+        unsafe {
+            asm!("cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [{}], [{}, {{{}, {}}}],",
+                "[{}];", in(reg32) to.address(), in(reg64) self.0, in(reg32) x, in(reg32) y,
+                in(reg32) barrier.0.address(), options(nostack));
+        }
+    }
+
+    /// Begins to copy a box from shared memory, as far as it is inside. One thread calls it, after [`fence_async`] of
+    /// those that wrote.
+    #[inline(always)]
+    pub fn store(self, from: Shared, x: u32, y: u32) {
+        // SAFETY: as in `load`.
+        unsafe {
+            asm!("cp.async.bulk.tensor.2d.global.shared::cta.tile.bulk_group [{}, {{{}, {}}}], [{}];",
+                in(reg64) self.0, in(reg32) x, in(reg32) y, in(reg32) from.address(), options(nostack));
+        }
+    }
+}
+
+/// Ends the calling thread's group of stores, and waits until the shared memory of all may be used again.
+#[inline(always)]
+pub fn commit_stores_and_wait() {
+    // SAFETY: of this thread's stores only.
+    unsafe {
+        asm!(
+            "cp.async.bulk.commit_group; cp.async.bulk.wait_group.read 0;",
+            options(nostack)
+        )
+    };
+}
+
+/// Gives the warpgroup's registers back, down to `N` a thread. Every warp of the warpgroup calls it.
+#[inline(always)]
+pub fn fewer_registers<const N: u32>() {
+    // SAFETY: the assembler keeps to so many.
+    unsafe { asm!("setmaxnreg.dec.sync.aligned.u32 {};", const N, options(nostack)) };
+}
+
+/// Waits until the warpgroup can have `N` registers a thread. Every warp of the warpgroup calls it.
+#[inline(always)]
+pub fn more_registers<const N: u32>() {
+    // SAFETY: as above.
+    unsafe { asm!("setmaxnreg.inc.sync.aligned.u32 {};", const N, options(nostack)) };
+}
+
+/// Describes a tile of halves in shared memory to `wgmma`: rows of 128 bytes, swizzled by 128 bytes as TMA does, eight
+/// rows (1,024 bytes) after one another. `leading` and `stride` are distances in bytes:
+/// - rows along `m` or `n`, 64 halves of `k` each: `stride` from one group of eight rows to the next; `leading` is unused;
+/// - rows along `k`, 64 halves of `m` or `n` each (transposed): `stride` from one group of eight `k` to the next,
+///   `leading` from one tile of 64 to the next.
+#[inline(always)]
+pub fn describe(at: Shared, leading: u32, stride: u32) -> u64 {
+    let encoded = |bytes: u32| u64::from((bytes & 0x3_FFFF) >> 4);
+    encoded(at.address()) | encoded(leading) << 16 | encoded(stride) << 32 | 1 << 62
+}
+
+/// Before the first product of accumulators that this thread wrote.
+#[inline(always)]
+pub fn wgmma_fence() {
+    // SAFETY: orders registers and memory; the warpgroup calls it together.
+    unsafe { asm!("wgmma.fence.sync.aligned;", options(nostack)) };
+}
+
+/// Ends a group of products.
+#[inline(always)]
+pub fn wgmma_commit() {
+    // SAFETY: of this warpgroup's products only.
+    unsafe { asm!("wgmma.commit_group.sync.aligned;", options(nostack)) };
+}
+
+/// Waits for all groups of products but the last `LEFT`.
+#[inline(always)]
+pub fn wgmma_wait<const LEFT: u32>() {
+    // SAFETY: of this warpgroup's products only.
+    unsafe { asm!("wgmma.wait_group.sync.aligned {};", const LEFT, options(nostack)) };
+}
+
+/// The product by form; `$i` and `$last` are the indices of all sums.
+macro_rules! wgmma_256 {
+    ($(#[$doc:meta])* $name:ident, $form:literal, $($i:literal)* | $last:literal) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub fn $name<const B_BY_K: u32>(sums: &mut [f32; 128], a: u64, b: u64, adds: bool) {
+            // SAFETY: operands that the descriptors name; the warpgroup calls it together.
+            unsafe {
+                asm!("{{ .reg .pred p; setp.ne.u32 p, {adds}, 0;",
+                    concat!("wgmma.mma_async.sync.aligned.m64n256k16.f32.", $form, ".", $form, " {{",
+                        $("{", $i, "}, ",)* "{", $last, "}}},"),
+                    "{a}, {b}, p, 1, 1, 0, {by_k}; }}",
+                    $(inout(reg32) sums[$i],)* inout(reg32) sums[$last],
+                    adds = in(reg32) u32::from(adds), a = in(reg64) a, b = in(reg64) b, by_k = const B_BY_K,
+                    options(nostack));
+            }
+        }
+    };
+    ($(#[$doc:meta])* $name:ident, $form:literal) => {
+        wgmma_256!($(#[$doc])* $name, $form,
+            0 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22 23 24 25 26 27 28 29 30 31 32 33 34 35 36
+            37 38 39 40 41 42 43 44 45 46 47 48 49 50 51 52 53 54 55 56 57 58 59 60 61 62 63 64 65 66 67 68 69
+            70 71 72 73 74 75 76 77 78 79 80 81 82 83 84 85 86 87 88 89 90 91 92 93 94 95 96 97 98 99 100 101
+            102 103 104 105 106 107 108 109 110 111 112 113 114 115 116 117 118 119 120 121 122 123 124 125 126 | 127);
+    };
+}
+
+wgmma_256!(
+    /// `sums = a * b`, or `+=` where it `adds`, of 64 x 16 and 16 x 256 bf16; `B_BY_K` is 1 where the rows of `b` lie along
+    /// `k`. Every thread of the warpgroup calls it; the sums are there after [`wgmma_wait`]. Those of warp `w` are rows
+    /// `16 w` and on, in the order of [`mma`](super::mma): sum `4 j` and on of columns `8 j` and on.
+    wgmma_bf16, "bf16"
+);
+wgmma_256!(
+    /// As [`wgmma_bf16`] with f16.
+    wgmma_f16, "f16"
+);

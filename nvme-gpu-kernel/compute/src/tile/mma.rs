@@ -1,0 +1,112 @@
+//! Products of small matrices by the tensor cores, a warp at a time: `ldmatrix` and `mma.sync`.
+//!
+//! Fragments of a lane, as PTX lays them out, `group = lane / 4`, `pair = lane % 4 * 2`: of a 16 x 16 `a` rows `group`
+//! and `group + 8` of columns `pair` and `pair + 1`, then the same of columns 8 higher; of a 16 x 8 `b` rows `pair` and
+//! `pair + 1` of column `group`, then the same 8 rows lower; of a 16 x 8 result columns `pair` and `pair + 1` of row
+//! `group`, then of row `group + 8`.
+
+use super::Shared;
+use core::arch::asm;
+
+macro_rules! four_matrices {
+    ($(#[$doc:meta])* $name:ident, $form:literal) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub fn $name(self) -> [u32; 4] {
+            let (a, b, c, d): (u32, u32, u32, u32);
+            // SAFETY: vouched for in `dynamic`; the warp calls it together.
+            unsafe {
+                asm!(concat!("ldmatrix.sync.aligned.m8n8.x4", $form, ".shared.b16 {{{a}, {b}, {c}, {d}}}, [{at}];"),
+                    at = in(reg32) self.address(), a = out(reg32) a, b = out(reg32) b, c = out(reg32) c,
+                    d = out(reg32) d, options(readonly, nostack));
+            }
+            [a, b, c, d]
+        }
+    };
+}
+
+macro_rules! two_matrices {
+    ($(#[$doc:meta])* $name:ident, $form:literal) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub fn $name(self) -> [u32; 2] {
+            let (a, b): (u32, u32);
+            // SAFETY: vouched for in `dynamic`; the warp calls it together.
+            unsafe {
+                asm!(concat!("ldmatrix.sync.aligned.m8n8.x2", $form, ".shared.b16 {{{a}, {b}}}, [{at}];"),
+                    at = in(reg32) self.address(), a = out(reg32) a, b = out(reg32) b, options(readonly, nostack));
+            }
+            [a, b]
+        }
+    };
+}
+
+impl Shared {
+    four_matrices!(
+        /// Four matrices of 8 x 8 halves: lane `i` says where row `i % 8` of matrix `i / 8` lies, at a multiple of 16.
+        /// Of each a lane gets two halves of row `lane / 4`. Every lane of the warp calls it.
+        matrices4, ""
+    );
+    four_matrices!(
+        /// As [`Self::matrices4`], each of them transposed.
+        matrices4_transposed, ".trans"
+    );
+    two_matrices!(
+        /// As [`Self::matrices4`] with two matrices, whose rows lanes 0 to 15 name.
+        matrices2, ""
+    );
+    two_matrices!(
+        /// As [`Self::matrices2`], both of them transposed.
+        matrices2_transposed, ".trans"
+    );
+}
+
+macro_rules! product {
+    ($(#[$doc:meta])* $name:ident, $form:literal) => {
+        $(#[$doc])*
+        #[inline(always)]
+        pub fn $name(sums: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
+            // SAFETY: arithmetic on registers; the warp calls it together.
+            unsafe {
+                asm!(concat!("mma.sync.aligned.m16n8k16.row.col.f32.", $form, ".", $form,
+                        ".f32 {{{0}, {1}, {2}, {3}}}, {{{4}, {5}, {6}, {7}}}, {{{8}, {9}}}, {{{0}, {1}, {2}, {3}}};"),
+                    inout(reg32) sums[0], inout(reg32) sums[1], inout(reg32) sums[2], inout(reg32) sums[3],
+                    in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3],
+                    in(reg32) b[0], in(reg32) b[1], options(pure, nomem, nostack));
+            }
+        }
+    };
+}
+
+product!(
+    /// Adds the product of 16 x 16 and 16 x 8 bf16 to 16 x 8 sums. Every lane of the warp calls it.
+    mma_bf16, "bf16"
+);
+product!(
+    /// As [`mma_bf16`] with f16.
+    mma_f16, "f16"
+);
+
+/// Two numbers, rounded to bf16, the first in the lower half.
+#[inline(always)]
+pub fn pack_bf16(low: f32, high: f32) -> u32 {
+    let both: u32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("cvt.rn.bf16x2.f32 {}, {}, {};", out(reg32) both, in(reg32) high, in(reg32) low,
+            options(pure, nomem, nostack));
+    }
+    both
+}
+
+/// Two numbers, rounded to f16, the first in the lower half.
+#[inline(always)]
+pub fn pack_f16(low: f32, high: f32) -> u32 {
+    let both: u32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("cvt.rn.f16x2.f32 {}, {}, {};", out(reg32) both, in(reg32) high, in(reg32) low,
+            options(pure, nomem, nostack));
+    }
+    both
+}
