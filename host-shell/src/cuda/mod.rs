@@ -58,7 +58,7 @@ pub use kernel_queues::{KernelQueues, KernelQueuesOptions};
 pub use kernels::{Kernel, Kernels};
 pub use lender::{CallerMemory, Place};
 pub use memory::DeviceMemory;
-pub use module::{Function, Module};
+pub use module::{Blocks, Function, Module};
 pub use queue_pairs::{GpuQueuePairs, Recovered};
 pub use queues::{GpuQueues, Grid, LaunchResult};
 pub use registered::Registered;

@@ -19,6 +19,17 @@ pub struct Module {
     raw: sys::CUmodule,
 }
 
+/// How large a launch is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Blocks {
+    /// How many blocks.
+    pub count: u32,
+    /// Threads of each.
+    pub threads: u32,
+    /// Bytes of shared memory of each, beside what the kernel declares: see [`Module::function_with_shared`].
+    pub shared_bytes: u32,
+}
+
 /// A kernel of a [`Module`].
 #[derive(Clone, Copy, Debug)]
 pub struct Function(sys::CUfunction);
@@ -77,6 +88,24 @@ impl Module {
         Ok(Function(function))
     }
 
+    /// The same for launches whose blocks have up to `bytes` bytes of shared memory beside what the kernel declares.
+    ///
+    /// # Errors
+    /// As [`function`](Self::function), and [`Error::Device`] for more than a multiprocessor of this GPU has.
+    pub fn function_with_shared(&self, name: &str, bytes: u32) -> Result<Function> {
+        let function = self.function(name)?;
+        let _guest = self.gpu.enter()?;
+        // SAFETY: a function of a loaded module.
+        check(name, unsafe {
+            sys::cuFuncSetAttribute(
+                function.0,
+                Attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                bytes.try_into().unwrap_or(i32::MAX),
+            )
+        })?;
+        Ok(function)
+    }
+
     /// Registers per thread and bytes of local memory per thread, as compiled for this GPU.
     pub fn cost(&self, function: Function) -> Result<(u32, u32)> {
         let _guest = self.gpu.enter()?;
@@ -102,8 +131,9 @@ impl Module {
         argument: &T,
     ) -> Result<()> {
         let _guest = self.gpu.enter()?;
+        let grid = Blocks::plain(grid, block);
         // SAFETY: the caller's.
-        unsafe { launch(stream.raw(), function, grid, block, argument) }
+        unsafe { launch(stream.raw(), function, grid, argument) }
     }
 
     /// The same in any stream `stream`, a `CUstream` of this module's GPU.
@@ -126,6 +156,25 @@ impl Module {
         unsafe { self.launch_on(stream, function, grid, block, argument) }
     }
 
+    /// The same with shared memory: `function` was made by [`function_with_shared`](Self::function_with_shared).
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch).
+    ///
+    /// # Errors
+    /// As [`launch`](Self::launch).
+    pub unsafe fn launch_blocks<T: Copy>(
+        &self,
+        stream: u64,
+        function: Function,
+        grid: Blocks,
+        argument: &T,
+    ) -> Result<()> {
+        let _guest = self.gpu.enter()?;
+        // SAFETY: the caller's.
+        unsafe { launch(handle(stream), function, grid, argument) }
+    }
+
     /// The same in the stream `stream` of the calling thread's context, a `CUstream`.
     ///
     /// # Safety
@@ -139,7 +188,24 @@ impl Module {
         argument: &T,
     ) -> Result<()> {
         // SAFETY: the caller's.
-        unsafe { launch(handle(stream), function, grid, block, argument) }
+        unsafe {
+            launch(
+                handle(stream),
+                function,
+                Blocks::plain(grid, block),
+                argument,
+            )
+        }
+    }
+}
+
+impl Blocks {
+    fn plain(blocks: u32, threads: u32) -> Self {
+        Self {
+            count: blocks,
+            threads,
+            shared_bytes: 0,
+        }
     }
 }
 
@@ -148,8 +214,7 @@ impl Module {
 unsafe fn launch<T: Copy>(
     stream: sys::CUstream,
     function: Function,
-    grid: u32,
-    block: u32,
+    grid: Blocks,
     argument: &T,
 ) -> Result<()> {
     let mut parameters = [std::ptr::from_ref(argument).cast_mut().cast::<c_void>()];
@@ -157,13 +222,13 @@ unsafe fn launch<T: Copy>(
     check("cuLaunchKernel", unsafe {
         sys::cuLaunchKernel(
             function.0,
-            grid,
+            grid.count,
             1,
             1,
-            block,
+            grid.threads,
             1,
             1,
-            0,
+            grid.shared_bytes,
             stream,
             parameters.as_mut_ptr(),
             null_mut(),

@@ -342,6 +342,35 @@ pub unsafe extern "C" fn cuFuncGetAttribute(value: *mut c_int, _: c_uint, _: *co
     SUCCESS
 }
 
+/// Bytes of shared memory that a block of a kernel may have, where that was raised: by its handle.
+static SHARED_LIMITS: Mutex<BTreeMap<usize, u32>> = Mutex::new(BTreeMap::new());
+/// Without that.
+const SHARED_LIMIT: u32 = 48 << 10;
+/// What a multiprocessor of an H100 gives a block.
+const MOST_SHARED: u32 = 227 << 10;
+
+/// Knows the limit of shared memory.
+#[unsafe(no_mangle)]
+pub extern "C" fn cuFuncSetAttribute(
+    function: *const u8,
+    attribute: c_uint,
+    value: c_int,
+) -> Status {
+    match u32::try_from(value) {
+        Ok(bytes) if attribute == 8 && bytes <= MOST_SHARED => {
+            lock(&SHARED_LIMITS).insert(function.addr(), bytes.max(SHARED_LIMIT));
+            SUCCESS
+        }
+        _ => INVALID_VALUE,
+    }
+}
+
+/// Whether a block of the kernel may have so many bytes.
+fn may_share(function: *const u8, bytes: u32) -> bool {
+    let limits = lock(&SHARED_LIMITS);
+    bytes <= *limits.get(&function.addr()).unwrap_or(&SHARED_LIMIT)
+}
+
 #[unsafe(no_mangle)]
 pub extern "C" fn cuMemHostRegister_v2(start: u64, bytes: usize, flags: c_uint) -> Status {
     let is_io = flags & 4 != 0;

@@ -417,12 +417,12 @@ pub unsafe extern "C" fn cuLaunchKernel(
     block: c_uint,
     _: c_uint,
     _: c_uint,
-    _: c_uint,
+    shared_bytes: c_uint,
     handle: *mut c_void,
     parameters: *mut *mut c_void,
     _: *mut *mut c_void,
 ) -> Status {
-    if grid == 0 || block == 0 || block > 1024 {
+    if grid == 0 || block == 0 || block > 1024 || !crate::may_share(function, shared_bytes) {
         return INVALID_VALUE;
     }
     let handle_of = |name: &&CStr| name.as_ptr().cast() == function;

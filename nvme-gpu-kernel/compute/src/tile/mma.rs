@@ -87,6 +87,21 @@ product!(
     mma_f16, "f16"
 );
 
+/// Adds the product of 16 x 8 and 8 x 8 numbers, of which the upper 19 bits count, to 16 x 8 sums. Of `a` a lane has
+/// column `lane % 4` of rows `group` and `group + 8`, then column 4 higher; of `b` row `lane % 4` of column `group`, then
+/// row 4 lower. Every lane of the warp calls it.
+#[inline(always)]
+pub fn mma_tf32(sums: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
+    // SAFETY: arithmetic on registers; the warp calls it together.
+    unsafe {
+        asm!("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {{{0}, {1}, {2}, {3}}}, {{{4}, {5}, {6}, {7}}},",
+            "{{{8}, {9}}}, {{{0}, {1}, {2}, {3}}};",
+            inout(reg32) sums[0], inout(reg32) sums[1], inout(reg32) sums[2], inout(reg32) sums[3],
+            in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3],
+            in(reg32) b[0], in(reg32) b[1], options(pure, nomem, nostack));
+    }
+}
+
 /// Two numbers, rounded to bf16, the first in the lower half.
 #[inline(always)]
 pub fn pack_bf16(low: f32, high: f32) -> u32 {

@@ -53,6 +53,22 @@ impl Shared {
         Self(self.0 + bytes)
     }
 
+    /// The place whose address differs in `bits`: of a swizzled tile, which begins at a multiple of more than `bits`.
+    #[inline(always)]
+    pub fn flip(self, bits: u32) -> Self {
+        Self(self.0 ^ bits)
+    }
+
+    /// The same place, as one that the compiler knows nothing of: what follows from it is worked out where it is used,
+    /// and takes no register meanwhile.
+    #[inline(always)]
+    pub fn opaque(self) -> Self {
+        let same: u32;
+        // SAFETY: moves a register. Not pure: it is not moved out of loops.
+        unsafe { asm!("mov.b32 {}, {};", out(reg32) same, in(reg32) self.0, options(nostack)) };
+        Self(same)
+    }
+
     /// Its address in the window of shared memory.
     #[inline(always)]
     pub fn address(self) -> u32 {
