@@ -6,6 +6,7 @@
 //! - [`KvPages`], `paged`: attention over keys and values that a GPU reads from a drive while it attends.
 //! - [`experts`]: layers of experts (MoE), of which a GPU reads those that it chooses.
 //! - [`Keep`], `choosing`: choice of the pages that matter to a query, by bounds of its products with their keys.
+//! - [`flash`], [`linear`]: attention and linear layers over memory, rung by rung.
 //! - [`search`]: nearest vectors in a graph on a drive.
 //! - [`synthetic::Synthetic`]: models of random weights, for tests and measurements.
 //!
@@ -17,7 +18,9 @@ mod choice;
 #[cfg(feature = "cuda")]
 pub mod choosing;
 pub mod experts;
+pub mod flash;
 mod kv;
+pub mod linear;
 pub mod llama;
 mod machine;
 mod matrix;

@@ -14,7 +14,12 @@ use core::arch::asm;
 use nvme_gpu_kernel::arch;
 
 /// 2 to the power of `x`, to 2 units of the last place.
-#[cfg(any(feature = "steps", feature = "paged", feature = "experts"))]
+#[cfg(any(
+    feature = "steps",
+    feature = "paged",
+    feature = "experts",
+    feature = "linear"
+))]
 #[inline(always)]
 pub fn exp2(x: f32) -> f32 {
     let y: f32;
@@ -94,7 +99,7 @@ fn of_f16(bits: u16) -> f32 {
 }
 
 /// e to the power of `x`.
-#[cfg(any(feature = "steps", feature = "experts"))]
+#[cfg(any(feature = "steps", feature = "experts", feature = "linear"))]
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
     exp2(x * core::f32::consts::LOG2_E)
@@ -178,7 +183,13 @@ pub fn warp() -> (u64, u64) {
 }
 
 /// The number of this thread among those of the launch, and how many there are.
-#[cfg(any(feature = "steps", feature = "experts", feature = "choose"))]
+#[cfg(any(
+    feature = "steps",
+    feature = "experts",
+    feature = "choose",
+    feature = "attention",
+    feature = "linear"
+))]
 #[inline(always)]
 pub fn thread() -> (u64, u64) {
     let of_block = arch::block_threads();

@@ -10,7 +10,10 @@
 )]
 #![deny(missing_docs)]
 
-#[cfg(all(target_arch = "nvptx64", not(feature = "tile")))]
+#[cfg(all(
+    target_arch = "nvptx64",
+    any(not(feature = "tile"), feature = "attention", feature = "linear")
+))]
 mod arch;
 #[cfg(all(target_arch = "nvptx64", feature = "steps"))]
 mod attention;
@@ -18,8 +21,12 @@ pub mod choose;
 #[cfg(all(target_arch = "nvptx64", feature = "steps"))]
 mod elements;
 pub mod experts;
+#[cfg(any(not(target_arch = "nvptx64"), feature = "attention"))]
+pub mod flash;
 #[cfg(all(target_arch = "nvptx64", feature = "steps"))]
 mod gemv;
+#[cfg(any(not(target_arch = "nvptx64"), feature = "linear"))]
+pub mod linear;
 pub mod matmul;
 #[cfg(all(target_arch = "nvptx64", feature = "paged"))]
 mod paged;
@@ -64,6 +71,13 @@ pub const SEARCH_PTX: &str = include_str!("../search.ptx");
 /// The kernels of [`experts`] as PTX, as [`PTX`] is.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const EXPERTS_PTX: &str = include_str!("../experts.ptx");
+
+/// The kernels of [`flash`] as PTX, as [`PTX`] is.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const ATTENTION_PTX: &str = include_str!("../attention.ptx");
+/// The kernels of [`linear`] as PTX, as [`PTX`] is.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const LINEAR_PTX: &str = include_str!("../linear.ptx");
 
 /// Threads of each block.
 pub const BLOCK_THREADS: u32 = 256;
@@ -403,6 +417,8 @@ mod tests {
         }
         same(PTX, &kernel::ALL);
         same(EXPERTS_PTX, &kernel::EXPERTS);
+        same(ATTENTION_PTX, &flash::kernel::ALL);
+        same(LINEAR_PTX, &linear::kernel::ALL);
         assert_eq!(entries(STREAMED_PTX), [kernel::GEMV_STREAMED]);
         let mut paged = entries(PAGED_PTX);
         paged.sort_unstable();

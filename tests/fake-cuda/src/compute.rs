@@ -2,6 +2,7 @@
 // UNSAFETY: launches hold addresses that the host vouches for, as on a GPU.
 #![allow(unsafe_code)]
 
+use crate::ladder;
 use nvme_compute_kernel::search::Search;
 use nvme_compute_kernel::{
     Argmax, Attention, Gemv, GemvStreamed, PagedAttention, RmsNorm, Rope, SiluMul, Unpack,
@@ -13,7 +14,7 @@ use std::ffi::{CStr, c_void};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 /// The symbols.
-pub const NAMES: [&CStr; 21] = [
+pub const NAMES: [&CStr; 48] = [
     c"nvme_gemv",
     c"nvme_rms_norm",
     c"nvme_rope",
@@ -34,6 +35,33 @@ pub const NAMES: [&CStr; 21] = [
     c"nvme_page_summaries",
     c"nvme_score_pages",
     c"nvme_choose_pages",
+    c"nvme_attention_scores",
+    c"nvme_attention_shares",
+    c"nvme_attention_values",
+    c"nvme_attention_scores_tiled",
+    c"nvme_attention_values_tiled",
+    c"nvme_attention_flash",
+    c"nvme_attention_flash2_64_bf16",
+    c"nvme_attention_flash2_64_f16",
+    c"nvme_attention_flash2_128_bf16",
+    c"nvme_attention_flash2_128_f16",
+    c"nvme_multi_query_attention_64_bf16",
+    c"nvme_multi_query_attention_64_f16",
+    c"nvme_multi_query_attention_128_bf16",
+    c"nvme_multi_query_attention_128_f16",
+    c"nvme_multi_query_join",
+    c"nvme_linear_forward_naive",
+    c"nvme_linear_activate",
+    c"nvme_linear_forward_fused",
+    c"nvme_linear_forward_persistent",
+    c"nvme_linear_forward_mixed_bf16",
+    c"nvme_linear_forward_mixed_f16",
+    c"nvme_linear_backward_clear",
+    c"nvme_linear_backward_naive",
+    c"nvme_linear_backward_sums",
+    c"nvme_linear_backward_inputs",
+    c"nvme_linear_backward_weights",
+    c"nvme_linear_backward_warp_reduce",
     c"nvme_hash_chunks",
 ];
 
@@ -54,6 +82,29 @@ pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void, blocks: u32) -> 
     match name.to_bytes() {
         b"nvme_gemv" => of(parameters, gemv),
         b"nvme_hash_chunks" => of(parameters, hash_chunks),
+        b"nvme_attention_scores" | b"nvme_attention_scores_tiled" => of(parameters, ladder::scores),
+        b"nvme_attention_shares" => of(parameters, ladder::shares),
+        b"nvme_attention_values" | b"nvme_attention_values_tiled" => of(parameters, ladder::values),
+        name if name.starts_with(b"nvme_attention_flash") => of(parameters, ladder::flash),
+        b"nvme_multi_query_join" => of(parameters, ladder::join),
+        name if name.starts_with(b"nvme_multi_query") => of(parameters, ladder::multi_query),
+        b"nvme_linear_forward_naive" => of(parameters, ladder::forward_naive),
+        b"nvme_linear_activate" => of(parameters, ladder::activate),
+        b"nvme_linear_forward_mixed_bf16" => of(parameters, |job| ladder::forward_mixed(job, true)),
+        b"nvme_linear_forward_mixed_f16" => of(parameters, |job| ladder::forward_mixed(job, false)),
+        name if name.starts_with(b"nvme_linear_forward") => of(parameters, ladder::forward),
+        b"nvme_linear_backward_clear" => of(parameters, ladder::backward_clear),
+        b"nvme_linear_backward_naive" => of(parameters, ladder::backward_naive),
+        b"nvme_linear_backward_sums" => of(parameters, ladder::backward_sums),
+        b"nvme_linear_backward_inputs" => of(parameters, |job| {
+            ladder::backward(job, &ladder::left_sums(job), true, false)
+        }),
+        b"nvme_linear_backward_weights" => of(parameters, |job| {
+            ladder::backward(job, &ladder::left_sums(job), false, true)
+        }),
+        b"nvme_linear_backward_warp_reduce" => of(parameters, |job| {
+            ladder::backward(job, &ladder::left_sums(job), true, true)
+        }),
         b"nvme_rms_norm" => of(parameters, rms_norm),
         b"nvme_rope" => of(parameters, rope),
         b"nvme_attention" => of(parameters, attention),

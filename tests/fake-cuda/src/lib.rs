@@ -19,6 +19,7 @@ mod examples;
 mod experts;
 mod export;
 mod kernels;
+mod ladder;
 mod litmus;
 mod paged;
 mod rows;

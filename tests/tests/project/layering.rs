@@ -285,6 +285,9 @@ const UNSAFE_MODULES: [&str; 52] = [
     // Products and attention of vectors that the caller knows by address.
     "host-shell/compute/src/choosing.rs",
     "host-shell/compute/src/paged.rs",
+    "host-shell/compute/src/flash/gpu.rs",
+    "host-shell/compute/src/linear/gpu.rs",
+    "host-shell/compute/examples/ladder.rs",
     "host-shell/compute/src/streamed.rs",
     "host-shell/compute/examples/paged_attention.rs",
     // So are queries and their results.

@@ -118,6 +118,40 @@ const MATMUL: Image = Image {
     committed: Some("nvme-gpu-kernel/compute/matmul.ptx"),
     ..PLAIN
 };
+/// The ladder of attention.
+const ATTENTION: Image = Image {
+    name: "attention",
+    features: "attention",
+    aligned: &["mma.sync.aligned.", "ldmatrix.sync.aligned."],
+    threads: &[
+        ("nvme_attention_flash2_64_bf16", 128),
+        ("nvme_attention_flash2_64_f16", 128),
+        ("nvme_attention_flash2_128_bf16", 128),
+        ("nvme_attention_flash2_128_f16", 128),
+        ("nvme_multi_query_attention_64_bf16", 128),
+        ("nvme_multi_query_attention_64_f16", 128),
+        ("nvme_multi_query_attention_128_bf16", 128),
+        ("nvme_multi_query_attention_128_f16", 128),
+    ],
+    committed: Some("nvme-gpu-kernel/compute/attention.ptx"),
+    ..PLAIN
+};
+/// The ladder of linear layers.
+const LINEAR: Image = Image {
+    name: "linear",
+    features: "linear",
+    aligned: &["mma.sync.aligned.", "ldmatrix.sync.aligned."],
+    threads: &[
+        ("nvme_linear_forward_fused", 128),
+        ("nvme_linear_forward_persistent", 128),
+        ("nvme_linear_forward_mixed_bf16", 128),
+        ("nvme_linear_forward_mixed_f16", 128),
+        ("nvme_linear_backward_inputs", 128),
+        ("nvme_linear_backward_weights", 128),
+    ],
+    committed: Some("nvme-gpu-kernel/compute/linear.ptx"),
+    ..PLAIN
+};
 /// The functions that CUDA C++ links.
 const LIBRARY: Image = Image {
     name: "nvme_gpu_device",
@@ -142,9 +176,9 @@ const LITMUS: Image = Image {
     ..PLAIN
 };
 /// All of these, in the order of the table of kernels.
-const IMAGES: [Image; 14] = [
+const IMAGES: [Image; 16] = [
     KERNELS, ROWS, SCATTER, HASH, COMPUTE, STREAMED, PAGED, CHOOSE, SEARCH, EXPERTS, MATMUL,
-    EXAMPLE, LITMUS, LIBRARY,
+    ATTENTION, LINEAR, EXAMPLE, LITMUS, LIBRARY,
 ];
 /// One function for each operation of the core that touches shared memory.
 const PROBES: Image = Image {

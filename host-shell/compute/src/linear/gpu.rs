@@ -1,0 +1,345 @@
+//! Launches of the rungs of linear layers, in the order of a stream.
+// UNSAFETY: launches kernels over addresses that the caller vouches for.
+#![allow(unsafe_code)]
+
+use super::{Activation, Backward, Forward};
+use nvme_compute_kernel::linear::{
+    CROSS_BYTES, STAGES, SUMS_COLUMNS, TENSOR_THREADS, TILE, TILE_BYTES, WARP_ELEMENTS, kernel,
+};
+use nvme_compute_kernel::{BLOCK_THREADS, LINEAR_PTX};
+use nvme_host::cuda::{Blocks, Function, Gpu, Module};
+use nvme_host::{Error, Result};
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+/// Blocks of a launch whose threads take one piece of work after another, at most.
+const MOST_BLOCKS: u64 = 2048;
+/// Blocks of the tensor cores' kernels that a multiprocessor runs at a time.
+const TENSOR_BLOCKS: u64 = 2;
+/// Bytes of shared memory of products of two operands whose terms follow on each other, of one, and of none.
+const FORWARD_SHARED: u32 = STAGES * 2 * TILE_BYTES;
+const INPUTS_SHARED: u32 = STAGES * (TILE_BYTES + CROSS_BYTES);
+const WEIGHTS_SHARED: u32 = STAGES * 2 * CROSS_BYTES;
+
+/// A step of the course for results.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ForwardRung {
+    /// A thread for each element, the activation by a second kernel.
+    Naive,
+    /// One kernel by tensor cores, over `f32`.
+    Fused,
+    /// The same, with as many blocks as the GPU runs at a time.
+    Persistent,
+    /// The same over bf16.
+    MixedBf16,
+    /// The same over f16.
+    MixedF16,
+}
+
+impl ForwardRung {
+    /// All of them, in the order of the course.
+    pub const ALL: [Self; 5] = [
+        Self::Naive,
+        Self::Fused,
+        Self::Persistent,
+        Self::MixedBf16,
+        Self::MixedF16,
+    ];
+
+    /// Whether numbers are halves.
+    pub fn is_mixed(self) -> bool {
+        matches!(self, Self::MixedBf16 | Self::MixedF16)
+    }
+}
+
+/// A step of the course for gradients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BackwardRung {
+    /// Gradients of weights and biases by atomic additions: other bits each time.
+    Naive,
+    /// By tensor cores, without atomic additions: always the same bits.
+    AtomicFree,
+    /// Sums over the lanes of a warp, for few tokens: always the same bits.
+    WarpReduce,
+}
+
+impl BackwardRung {
+    /// All of them, in the order of the course.
+    pub const ALL: [Self; 3] = [Self::Naive, Self::AtomicFree, Self::WarpReduce];
+}
+
+/// The kernels of linear layers, for one GPU.
+///
+/// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
+pub struct Linear {
+    module: ManuallyDrop<Module>,
+    multiprocessors: u32,
+    naive: Function,
+    activate: Function,
+    fused: Function,
+    persistent: Function,
+    mixed_bf16: Function,
+    mixed_f16: Function,
+    clear: Function,
+    backward_naive: Function,
+    backward_sums: Function,
+    backward_inputs: Function,
+    backward_weights: Function,
+    backward_warp: Function,
+}
+
+impl Linear {
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// Those of [`Module::load`].
+    pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
+        let module = ManuallyDrop::new(Module::load(gpu, LINEAR_PTX.as_bytes())?);
+        let plain = |name| module.function(name);
+        let shared = |name, bytes| module.function_with_shared(name, bytes);
+        Ok(Self {
+            multiprocessors: gpu.multiprocessors()?,
+            naive: plain(kernel::FORWARD_NAIVE)?,
+            activate: plain(kernel::ACTIVATE)?,
+            fused: shared(kernel::FORWARD_FUSED, FORWARD_SHARED)?,
+            persistent: shared(kernel::FORWARD_PERSISTENT, FORWARD_SHARED)?,
+            mixed_bf16: shared(kernel::FORWARD_MIXED_BF16, FORWARD_SHARED)?,
+            mixed_f16: shared(kernel::FORWARD_MIXED_F16, FORWARD_SHARED)?,
+            clear: plain(kernel::BACKWARD_CLEAR)?,
+            backward_naive: plain(kernel::BACKWARD_NAIVE)?,
+            backward_sums: plain(kernel::BACKWARD_SUMS)?,
+            backward_inputs: shared(kernel::BACKWARD_INPUTS, INPUTS_SHARED)?,
+            backward_weights: shared(kernel::BACKWARD_WEIGHTS, WEIGHTS_SHARED)?,
+            backward_warp: plain(kernel::BACKWARD_WARP)?,
+            module,
+        })
+    }
+
+    /// Registers and bytes of local memory of a thread of the rung's kernel, as compiled for this GPU.
+    ///
+    /// # Errors
+    /// Those of [`Module::cost`].
+    pub fn cost(&self, rung: ForwardRung) -> Result<(u32, u32)> {
+        self.module.cost(match rung {
+            ForwardRung::Naive => self.naive,
+            ForwardRung::Fused => self.fused,
+            ForwardRung::Persistent => self.persistent,
+            ForwardRung::MixedBf16 => self.mixed_bf16,
+            ForwardRung::MixedF16 => self.mixed_f16,
+        })
+    }
+
+    /// Puts a layer into `stream`, a `CUstream` of this GPU, and returns before it runs. The stream may be captured.
+    ///
+    /// # Safety
+    /// What `job` names is there on the GPU, and nothing else writes it, until the stream has done it, and for as long as
+    /// a graph that captured it may be launched.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for addresses between two numbers or 0, an activation that there is not, and mixed layers whose
+    /// rows are not whole 16 bytes; [`Error::Device`] with the driver's answer.
+    pub unsafe fn forward(&self, rung: ForwardRung, job: &Forward, stream: u64) -> Result<()> {
+        check_forward(rung, job)?;
+        let elements = u64::from(job.tokens) * u64::from(job.outputs);
+        let tiles = tiles(job.tokens, job.outputs)?;
+        if elements == 0 {
+            return Ok(());
+        }
+        let some = self.at_once(tiles);
+        // SAFETY: the kernels take one `Forward` and stay loaded; the caller vouches for the addresses.
+        unsafe {
+            match rung {
+                ForwardRung::Naive => {
+                    self.launch(stream, self.naive, plain(elements), job)?;
+                    match job.activation == Activation::None as u32 && job.sums == 0 {
+                        true => Ok(()),
+                        false => self.launch(stream, self.activate, plain(elements), job),
+                    }
+                }
+                ForwardRung::Fused => {
+                    self.launch(stream, self.fused, tensor(tiles, FORWARD_SHARED), job)
+                }
+                ForwardRung::Persistent => {
+                    self.launch(stream, self.persistent, tensor(some, FORWARD_SHARED), job)
+                }
+                ForwardRung::MixedBf16 => {
+                    self.launch(stream, self.mixed_bf16, tensor(some, FORWARD_SHARED), job)
+                }
+                ForwardRung::MixedF16 => {
+                    self.launch(stream, self.mixed_f16, tensor(some, FORWARD_SHARED), job)
+                }
+            }
+        }
+    }
+
+    /// Puts the gradients of a layer into `stream`, as [`forward`](Self::forward). Those whose address is 0 are left out.
+    ///
+    /// # Safety
+    /// As [`forward`](Self::forward).
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for addresses between two numbers or 0, an activation that there is not, or one without sums and
+    /// room for their gradient; [`Error::Device`] with the driver's answer.
+    pub unsafe fn backward(&self, rung: BackwardRung, job: &Backward, stream: u64) -> Result<()> {
+        check_backward(job)?;
+        let of_inputs = tiles(job.tokens, job.inputs)?;
+        let of_weights = tiles(job.outputs, job.inputs)?;
+        let job = &match job.activation == Activation::None as u32 {
+            true => Backward {
+                dsums: job.dy,
+                ..*job
+            },
+            false => *job,
+        };
+        let weights = u64::from(job.outputs) * u64::from(job.inputs);
+        let inputs = u64::from(job.tokens) * u64::from(job.inputs);
+        let sums = Blocks {
+            count: job.outputs.div_ceil(SUMS_COLUMNS),
+            threads: BLOCK_THREADS,
+            shared_bytes: BLOCK_THREADS * 4,
+        };
+        // SAFETY: the kernels take one `Backward` and stay loaded; the caller vouches for the addresses.
+        unsafe {
+            if rung == BackwardRung::Naive {
+                let all = weights.max(inputs).max(job.outputs.into());
+                self.launch(stream, self.clear, plain(all), job)?;
+                return self.launch(stream, self.backward_naive, plain(all), job);
+            }
+            self.launch(stream, self.backward_sums, sums, job)?;
+            if rung == BackwardRung::WarpReduce {
+                let rows = u64::from(job.tokens.max(job.outputs));
+                let warps = rows * u64::from(job.inputs.div_ceil(WARP_ELEMENTS));
+                return self.launch(stream, self.backward_warp, plain(warps * 32), job);
+            }
+            if job.dx != 0 {
+                let blocks = tensor(self.at_once(of_inputs), INPUTS_SHARED);
+                self.launch(stream, self.backward_inputs, blocks, job)?;
+            }
+            if job.dweights != 0 {
+                let blocks = tensor(self.at_once(of_weights), WEIGHTS_SHARED);
+                self.launch(stream, self.backward_weights, blocks, job)?;
+            }
+            Ok(())
+        }
+    }
+
+    /// As many of `tiles` blocks as the GPU runs at a time.
+    fn at_once(&self, tiles: u32) -> u32 {
+        let room = u64::from(self.multiprocessors) * TENSOR_BLOCKS;
+        u64::from(tiles).min(room) as u32
+    }
+
+    /// # Safety
+    /// As [`Module::launch`].
+    unsafe fn launch<T: Copy>(
+        &self,
+        stream: u64,
+        function: Function,
+        blocks: Blocks,
+        job: &T,
+    ) -> Result<()> {
+        if blocks.count == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's.
+        unsafe { self.module.launch_blocks(stream, function, blocks, job) }
+    }
+}
+
+/// A thread for each of `pieces` pieces of work, or fewer that take several.
+fn plain(pieces: u64) -> Blocks {
+    Blocks {
+        count: pieces.div_ceil(BLOCK_THREADS.into()).min(MOST_BLOCKS) as u32,
+        threads: BLOCK_THREADS,
+        shared_bytes: 0,
+    }
+}
+
+fn tensor(count: u32, shared_bytes: u32) -> Blocks {
+    Blocks {
+        count,
+        threads: TENSOR_THREADS,
+        shared_bytes,
+    }
+}
+
+/// Tiles of a product of this shape.
+fn tiles(rows: u32, columns: u32) -> Result<u32> {
+    let count = u64::from(rows.div_ceil(TILE)) * u64::from(columns.div_ceil(TILE));
+    u32::try_from(count)
+        .ok()
+        .filter(|count| *count < 1 << 30)
+        .ok_or_else(|| {
+            Error::usage(
+                format!("a product of {rows} x {columns} elements"),
+                "use 2^30 tiles of 128 x 128 at most",
+            )
+        })
+}
+
+/// Addresses that are there if `needed`, at multiples of `each`.
+fn check_address(what: &str, address: u64, each: u64, needed: bool) -> Result<()> {
+    if address == 0 && needed {
+        return Err(Error::usage(
+            format!("{what} at address 0"),
+            "name memory of the GPU",
+        ));
+    }
+    match address.is_multiple_of(each) {
+        true => Ok(()),
+        false => Err(Error::usage(
+            format!("{what} at {address:#x}"),
+            format!("use a multiple of {each}"),
+        )),
+    }
+}
+
+fn check_activation(number: u32) -> Result<Activation> {
+    let activation = Activation::of_number(number);
+    match activation as u32 == number {
+        true => Ok(activation),
+        false => Err(Error::usage(
+            format!("activation {number}"),
+            "use 0 for none, 1 for ReLU, 2 for SiLU, 3 for GELU",
+        )),
+    }
+}
+
+fn check_forward(rung: ForwardRung, job: &Forward) -> Result<()> {
+    check_activation(job.activation)?;
+    let has_y = job.tokens > 0 && job.outputs > 0;
+    let has_terms = has_y && job.inputs > 0;
+    let (each, row) = if rung.is_mixed() { (2, 16) } else { (4, 4) };
+    check_address("inputs", job.x, row, has_terms)?;
+    check_address("weights", job.weights, row, has_terms)?;
+    check_address("biases", job.bias, each, false)?;
+    check_address("results", job.y, each, has_y)?;
+    check_address("sums", job.sums, 4, false)?;
+    if rung.is_mixed() && !job.inputs.is_multiple_of(8) {
+        return Err(Error::usage(
+            format!("rows of {} halves", job.inputs),
+            "use a multiple of 8 inputs",
+        ));
+    }
+    Ok(())
+}
+
+fn check_backward(job: &Backward) -> Result<()> {
+    let activation = check_activation(job.activation)?;
+    let has_sums = job.tokens > 0 && job.outputs > 0;
+    let is_soft = has_sums && activation != Activation::None;
+    let wants_weights = job.dweights != 0 && has_sums && job.inputs > 0;
+    check_address("inputs", job.x, 4, wants_weights)?;
+    check_address(
+        "weights",
+        job.weights,
+        4,
+        job.dx != 0 && has_sums && job.inputs > 0,
+    )?;
+    check_address("sums", job.sums, 4, is_soft)?;
+    check_address("the gradient of the results", job.dy, 4, has_sums)?;
+    check_address("room for the gradient of the sums", job.dsums, 4, is_soft)?;
+    check_address("the gradient of the inputs", job.dx, 4, false)?;
+    check_address("the gradient of the weights", job.dweights, 4, false)?;
+    check_address("the gradient of the biases", job.dbias, 4, false)
+}

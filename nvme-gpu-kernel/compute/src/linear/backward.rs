@@ -1,0 +1,107 @@
+//! Gradients of linear layers without atomic operations: always the same bits.
+// UNSAFETY: kernel parameters hold addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+use super::arch::Approximate;
+use super::forward::put;
+use super::gemm::{F32, Operand, product};
+use super::{Activation, Backward, SUMS_COLUMNS};
+use crate::arch::Numbers;
+use crate::tile::Shared;
+use nvme_gpu_kernel::arch;
+
+/// A block has [`SUMS_COLUMNS`] columns: each warp every eighth token, then one warp adds what they have.
+///
+/// # Safety
+/// What [`Backward`] names is there; the launch has the shared memory of a number a thread.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_linear_backward_sums(job: Backward) {
+    // SAFETY: the caller's.
+    let numbers = |address| unsafe { Numbers::at(address) };
+    let (dy, sums, dsums) = (numbers(job.dy), numbers(job.sums), numbers(job.dsums));
+    let activation = Activation::of_number(job.activation);
+    let (lane, warp, warps) = (
+        arch::lane(),
+        arch::thread() / 32,
+        arch::block_threads() / 32,
+    );
+    let column = arch::block() * SUMS_COLUMNS + lane;
+    let mut total = 0.0;
+    let mut token = warp;
+    while token < job.tokens && column < job.outputs {
+        let at = u64::from(token) * u64::from(job.outputs) + u64::from(column);
+        let mut gradient = dy.load(at);
+        if activation != Activation::None {
+            gradient *= activation.slope::<Approximate>(sums.load(at));
+            dsums.store(at, gradient);
+        }
+        total += gradient;
+        token += warps;
+    }
+    // SAFETY: the launch gave a number a thread.
+    let shared = unsafe { Shared::dynamic() };
+    shared.at(arch::thread() * 4).store(total);
+    arch::sync_block();
+    if warp == 0 && column < job.outputs && job.dbias != 0 {
+        let (mut sum, mut other) = (0.0, 0);
+        while other < warps {
+            sum += shared.at((other * 32 + lane) * 4).load();
+            other += 1;
+        }
+        numbers(job.dbias).store(column.into(), sum);
+    }
+}
+
+/// # Safety
+/// What [`Backward`] names is there, the gradient of the sums too; the launch has the shared memory of the stages.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_linear_backward_inputs(job: Backward) {
+    let of_sums = Operand {
+        address: job.dsums,
+        rows: job.tokens,
+        terms: job.outputs,
+        stride: job.outputs,
+    };
+    let weights = Operand {
+        address: job.weights,
+        rows: job.inputs,
+        terms: job.outputs,
+        stride: job.inputs,
+    };
+    let tiles = (arch::block(), arch::blocks());
+    // SAFETY: the caller's.
+    unsafe {
+        product::<true, false, F32>(&of_sums, &weights, tiles, zero, |row, column, both| {
+            put::<F32>(job.dx, (job.tokens, job.inputs), (row, column), both);
+        });
+    }
+}
+
+/// # Safety
+/// As [`nvme_linear_backward_inputs`].
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_linear_backward_weights(job: Backward) {
+    let of_sums = Operand {
+        address: job.dsums,
+        rows: job.outputs,
+        terms: job.tokens,
+        stride: job.outputs,
+    };
+    let x = Operand {
+        address: job.x,
+        rows: job.inputs,
+        terms: job.tokens,
+        stride: job.inputs,
+    };
+    let tiles = (arch::block(), arch::blocks());
+    // SAFETY: the caller's.
+    unsafe {
+        product::<false, false, F32>(&of_sums, &x, tiles, zero, |row, column, both| {
+            put::<F32>(job.dweights, (job.outputs, job.inputs), (row, column), both);
+        });
+    }
+}
+
+fn zero(_: u32) -> f32 {
+    0.0
+}

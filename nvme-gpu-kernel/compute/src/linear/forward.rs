@@ -1,0 +1,127 @@
+//! Linear layers by tensor cores, bias and activation on the way to memory.
+// UNSAFETY: kernel parameters hold addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+use super::arch::{Approximate, store_halves, store_two};
+use super::gemm::{BF16, F16, F32, Operand, product};
+use super::{Activation, Forward};
+use crate::arch::Numbers;
+use crate::tile::mma::{pack_bf16, pack_f16};
+use nvme_gpu_kernel::arch;
+
+/// Both operands, and what becomes of the sums.
+///
+/// # Safety
+/// What [`Forward`] names is there; the block has [`TENSOR_THREADS`](super::TENSOR_THREADS) threads and the shared memory of the stages.
+#[inline(always)]
+unsafe fn forward<const KIND: u32>(job: &Forward, tiles: (u32, u32)) {
+    let operand = |address, rows| Operand {
+        address,
+        rows,
+        terms: job.inputs,
+        stride: job.inputs,
+    };
+    let (x, weights) = (
+        operand(job.x, job.tokens),
+        operand(job.weights, job.outputs),
+    );
+    let activation = Activation::of_number(job.activation);
+    // SAFETY: the caller's.
+    let bias = |column: u32| unsafe {
+        match job.bias == 0 || column >= job.outputs {
+            true => 0.0,
+            false => number::<KIND>(job.bias, column.into()),
+        }
+    };
+    let shape = (job.tokens, job.outputs);
+    // SAFETY: the caller's.
+    unsafe {
+        product::<true, true, KIND>(&x, &weights, tiles, bias, |row, column, sums| {
+            if job.sums != 0 {
+                put::<F32>(job.sums, shape, (row, column), sums);
+            }
+            let y = sums.map(|sum| activation.of::<Approximate>(sum));
+            put::<KIND>(job.y, shape, (row, column), y);
+        });
+    }
+}
+
+/// Number `index` of those at `address`.
+///
+/// # Safety
+/// It is there.
+#[inline(always)]
+unsafe fn number<const KIND: u32>(address: u64, index: u64) -> f32 {
+    // SAFETY: the caller's.
+    unsafe {
+        match KIND {
+            F32 => Numbers::at(address).load(index),
+            _ => super::arch::half((address + index * 2) as usize as *const u16, KIND == BF16),
+        }
+    }
+}
+
+/// Stores two numbers side by side to the matrix of `rows` and `columns` at `to`, as far as they are inside.
+///
+/// # Safety
+/// The matrix is there.
+#[inline(always)]
+pub unsafe fn put<const KIND: u32>(
+    to: u64,
+    (rows, columns): (u32, u32),
+    (row, column): (u32, u32),
+    both: [f32; 2],
+) {
+    let count = if row >= rows || column >= columns {
+        0
+    } else if column + 1 < columns {
+        2
+    } else {
+        1
+    };
+    let at = u64::from(row) * u64::from(columns) + u64::from(column);
+    let is_even = columns % 2 == 0 && to % 8 == 0;
+    // SAFETY: the caller's.
+    unsafe {
+        match KIND {
+            F32 => store_two(to + at * 4, both, count, is_even),
+            BF16 => store_halves(to + at * 2, pack_bf16(both[0], both[1]), count, is_even),
+            _ => store_halves(to + at * 2, pack_f16(both[0], both[1]), count, is_even),
+        }
+    }
+}
+
+/// # Safety
+/// As `forward`; as many blocks as tiles.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_linear_forward_fused(job: Forward) {
+    // SAFETY: the caller's.
+    unsafe { forward::<F32>(&job, (arch::block(), ONE)) }
+}
+
+/// No further tile: far more than there are.
+const ONE: u32 = 1 << 31;
+
+/// # Safety
+/// As `forward`.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_linear_forward_persistent(job: Forward) {
+    // SAFETY: the caller's.
+    unsafe { forward::<F32>(&job, (arch::block(), arch::blocks())) }
+}
+
+/// # Safety
+/// As `forward`; `inputs` is a multiple of 8, `x` and weights lie at multiples of 16.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_linear_forward_mixed_bf16(job: Forward) {
+    // SAFETY: the caller's.
+    unsafe { forward::<BF16>(&job, (arch::block(), arch::blocks())) }
+}
+
+/// # Safety
+/// As [`nvme_linear_forward_mixed_bf16`].
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_linear_forward_mixed_f16(job: Forward) {
+    // SAFETY: the caller's.
+    unsafe { forward::<F16>(&job, (arch::block(), arch::blocks())) }
+}

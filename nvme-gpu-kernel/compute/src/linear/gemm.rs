@@ -1,0 +1,333 @@
+//! Products of matrices by tensor cores, 128 x 128 sums a block: four warps of 64 x 64, operands in three stages of
+//! shared memory.
+//!
+//! `f32` operands are split into an upper and a lower part of TF32 each, and the three largest products of the parts are
+//! added: about 22 bits of each factor count. An infinite element makes NaN.
+// UNSAFETY: copies from addresses that the kernel vouches for.
+#![allow(unsafe_code)]
+
+use super::{CROSS_BYTES, STAGES, TENSOR_THREADS, TILE, TILE_BYTES};
+use crate::tile::mma::{mma_bf16, mma_f16, mma_tf32};
+use crate::tile::{Shared, commit, un, wait_for_copies};
+use nvme_gpu_kernel::arch;
+
+/// Elements of `f32`, by three products of TF32.
+pub const F32: u32 = 0;
+pub const BF16: u32 = 1;
+pub const F16: u32 = 2;
+
+/// Tiles of rows that follow on each other before the next column of tiles: they share operands in the L2 cache.
+const GROUP: u32 = 8;
+
+/// A matrix of `rows` rows (or columns of the product) and `terms` terms.
+#[derive(Clone, Copy)]
+pub struct Operand {
+    pub address: u64,
+    pub rows: u32,
+    pub terms: u32,
+    /// From one row to the next where terms follow on each other, from one term to the next where rows do, in elements.
+    pub stride: u32,
+}
+
+const fn element_bytes(kind: u32) -> u32 {
+    if kind == F32 { 4 } else { 2 }
+}
+
+/// Terms of a tile: 128 bytes of a row, or 32 of those whose rows follow on each other.
+const fn depth(kind: u32) -> u32 {
+    128 / element_bytes(kind)
+}
+
+const fn tile_bytes(by_term: bool) -> u32 {
+    if by_term { TILE_BYTES } else { CROSS_BYTES }
+}
+
+/// A tile of the product, and how far into the terms.
+#[derive(Clone, Copy)]
+struct Cursor {
+    tile: u32,
+    row: u32,
+    column: u32,
+    term: u32,
+}
+
+impl Cursor {
+    /// Tile `tile` of those of `down` rows and `across` columns of them.
+    #[inline(always)]
+    fn at(tile: u32, (down, across): (u32, u32)) -> Self {
+        let of_group = (GROUP * across).max(1);
+        let (first, inside) = (tile / of_group * GROUP, tile % of_group);
+        // `tile` may be past the end.
+        let left = down.saturating_sub(first).max(1);
+        let rows = if left < GROUP { left } else { GROUP };
+        Self {
+            tile,
+            row: (first + inside % rows) * TILE,
+            column: inside / rows * TILE,
+            term: 0,
+        }
+    }
+}
+
+/// What is copied next, and where to.
+struct Loader<'a> {
+    operands: (&'a Operand, &'a Operand),
+    shape: (u32, u32),
+    shared: Shared,
+    next: Cursor,
+    step: u32,
+}
+
+impl Loader<'_> {
+    /// Begins to copy the next two tiles into a stage, if there are any. A group of copies in any case.
+    ///
+    /// # Safety
+    /// The operands are there.
+    #[inline(always)]
+    unsafe fn load<const A_BY_TERM: bool, const B_BY_TERM: bool, const KIND: u32>(
+        &mut self,
+        stage: u32,
+    ) {
+        let (a, b) = self.operands;
+        if self.next.tile < self.shape.0 * self.shape.1 {
+            let to = self
+                .shared
+                .at(stage * (tile_bytes(A_BY_TERM) + tile_bytes(B_BY_TERM)));
+            let (next, of_b) = (self.next, to.at(tile_bytes(A_BY_TERM)));
+            // SAFETY: the caller's.
+            unsafe {
+                copy::<A_BY_TERM, KIND>(a, (next.row, next.term), to);
+                copy::<B_BY_TERM, KIND>(b, (next.column, next.term), of_b);
+            }
+            self.next.term += depth(KIND);
+            if self.next.term >= a.terms {
+                self.next = Cursor::at(next.tile + self.step, self.shape);
+            }
+        }
+        commit();
+    }
+}
+
+/// Every `step`th tile of the product of `a` and `b`, from tile `first` on: `finish` gets two sums side by side at a time,
+/// by row and column of the first, even ones; either may lie outside. Sums of a column begin with `begin`.
+///
+/// # Safety
+/// Both operands are there; the launch has the shared memory of the stages.
+#[inline(always)]
+pub unsafe fn product<const A_BY_TERM: bool, const B_BY_TERM: bool, const KIND: u32>(
+    a: &Operand,
+    b: &Operand,
+    (first, step): (u32, u32),
+    begin: impl Fn(u32) -> f32,
+    finish: impl Fn(u32, u32, [f32; 2]),
+) {
+    let shape = (a.rows.div_ceil(TILE), b.rows.div_ceil(TILE));
+    // SAFETY: the caller's.
+    let shared = unsafe { Shared::dynamic() };
+    let mut loader = Loader {
+        operands: (a, b),
+        shape,
+        shared,
+        next: Cursor::at(first, shape),
+        step,
+    };
+    // SAFETY: the caller's.
+    let mut load = |stage| unsafe { loader.load::<A_BY_TERM, B_BY_TERM, KIND>(stage) };
+    let mut ahead = 0;
+    while ahead < STAGES - 1 {
+        load(ahead);
+        ahead += 1;
+    }
+    let (mut tile, mut stage) = (first, 0);
+    while tile < shape.0 * shape.1 {
+        let here = Cursor::at(tile, shape);
+        let (lane, warp) = (arch::lane(), arch::thread() / 32);
+        let row = here.row + warp / 2 * 64 + lane / 4;
+        let column = here.column + warp % 2 * 64 + lane % 4 * 2;
+        let mut sums = [[[0.0f32; 4]; 8]; 4];
+        un!(j in [0, 1, 2, 3, 4, 5, 6, 7] {
+            let (p, q) = (begin(column + j as u32 * 8), begin(column + j as u32 * 8 + 1));
+            un!(i in [0, 1, 2, 3] { sums[i][j] = [p, q, p, q]; });
+        });
+        let mut term = 0;
+        loop {
+            wait_for_copies::<{ STAGES - 2 }>();
+            arch::sync_block();
+            load((stage + STAGES - 1) % STAGES);
+            let at = shared.at(stage * (tile_bytes(A_BY_TERM) + tile_bytes(B_BY_TERM)));
+            multiply::<A_BY_TERM, B_BY_TERM, KIND>(&mut sums, at, at.at(tile_bytes(A_BY_TERM)));
+            stage = (stage + 1) % STAGES;
+            term += depth(KIND);
+            if term >= a.terms {
+                break;
+            }
+        }
+        un!(i in [0, 1, 2, 3] { un!(j in [0, 1, 2, 3, 4, 5, 6, 7] {
+            let [p, q, r, s] = sums[i][j];
+            let (row, column) = (row + i as u32 * 16, column + j as u32 * 8);
+            finish(row, column, [p, q]);
+            finish(row + 8, column, [r, s]);
+        }); });
+        tile += step;
+    }
+    wait_for_copies::<0>();
+}
+
+/// Where 16 bytes of a row of 128 lie in a tile: those of eight rows under one another are in different banks.
+#[inline(always)]
+fn chunk(row: u32, chunk: u32) -> u32 {
+    row * 128 + ((chunk ^ (row & 7)) * 16)
+}
+
+/// Begins to copy a tile from row `first` and term `term` on, zeros for what is outside.
+///
+/// # Safety
+/// The operand is there.
+#[inline(always)]
+unsafe fn copy<const BY_TERM: bool, const KIND: u32>(
+    from: &Operand,
+    (first, term): (u32, u32),
+    to: Shared,
+) {
+    let each = element_bytes(KIND);
+    let thread = arch::thread();
+    // Chunks of 16 bytes: 8 a row of terms, or 32 a row of rows. A thread has every 16th, or every 4th.
+    let (line, place) = if BY_TERM {
+        (thread / 8, thread % 8)
+    } else {
+        (thread / 32, thread % 32)
+    };
+    let (begin, lines, length) = match BY_TERM {
+        true => (first, from.rows, from.terms),
+        false => (term, from.terms, from.rows),
+    };
+    let element = if BY_TERM { term } else { first } + place * (16 / each);
+    let left = if element < length {
+        (length - element) * each
+    } else {
+        0
+    };
+    let there = if left < 16 { left } else { 16 };
+    let stride = u64::from(from.stride) * u64::from(each);
+    let source = from.address + u64::from(begin + line) * stride + u64::from(element * each);
+    let (step, target) = match BY_TERM {
+        true => (TENSOR_THREADS / 8, to.at(chunk(line, place))),
+        false => (
+            TENSOR_THREADS / 32,
+            to.at(line * (TILE + 8) * 4 + place * 16),
+        ),
+    };
+    let below = if BY_TERM {
+        step * 128
+    } else {
+        step * (TILE + 8) * 4
+    };
+    let is_whole = stride % 16 == 0 && from.address % 16 == 0;
+    un!(i in [0, 1, 2, 3, 4, 5, 6, 7] {
+        let bytes = if begin + line + i as u32 * step < lines { there } else { 0 };
+        let address = if bytes == 0 { from.address } else { source + i as u64 * u64::from(step) * stride };
+        let target = target.at(i as u32 * below);
+        // SAFETY: inside the tile and the operand.
+        unsafe {
+            match is_whole || KIND != F32 {
+                true => target.copy16(address, bytes),
+                false => {
+                    un!(e in [0, 1, 2, 3] {
+                        let bytes = if bytes > e as u32 * 4 { 4 } else { 0 };
+                        let address = if bytes == 0 { from.address } else { address + e as u64 * 4 };
+                        target.at(e as u32 * 4).copy4(address, bytes);
+                    });
+                }
+            }
+        }
+    });
+}
+
+/// Adds the product of two tiles to the sums of the warp.
+#[inline(always)]
+fn multiply<const A_BY_TERM: bool, const B_BY_TERM: bool, const KIND: u32>(
+    sums: &mut [[[f32; 4]; 8]; 4],
+    a: Shared,
+    b: Shared,
+) {
+    let (lane, warp) = (arch::lane(), arch::thread() / 32);
+    let (row, column) = (warp / 2 * 64, warp % 2 * 64);
+    let a = match A_BY_TERM {
+        true => a.at(chunk(row + (lane & 15), lane >> 4)),
+        false => a.at(cross(lane % 4, row + lane / 4)),
+    };
+    let b = match B_BY_TERM {
+        true => b.at(chunk(
+            column + (lane & 7) + ((lane >> 4) << 3),
+            (lane >> 3) & 1,
+        )),
+        false => b.at(cross(lane % 4, column + lane / 4)),
+    };
+    let (a, b) = (a.opaque(), b.opaque());
+    un!(k in [0, 1, 2, 3] {
+        let mut of_a = [[0u32; 4]; 4];
+        un!(i in [0, 1, 2, 3] {
+            of_a[i] = match A_BY_TERM {
+                true => a.flip(k as u32 * 32).at(i as u32 * 16 * 128).matrices4(),
+                false => {
+                    let at = a.at(cross(k as u32 * 8, i as u32 * 16));
+                    [at, at.at(cross(0, 8)), at.at(cross(4, 0)), at.at(cross(4, 8))].map(word)
+                }
+            };
+        });
+        let mut low_a = [[0u32; 4]; 4];
+        if KIND == F32 {
+            un!(i in [0, 1, 2, 3] { un!(e in [0, 1, 2, 3] {
+                (of_a[i][e], low_a[i][e]) = parts(of_a[i][e]);
+            }); });
+        }
+        un!(j in [0, 1, 2, 3] {
+            let of_b = match B_BY_TERM {
+                true => b.flip(k as u32 * 32).at(j as u32 * 16 * 128).matrices4(),
+                false => {
+                    let at = b.at(cross(k as u32 * 8, j as u32 * 16));
+                    [at, at.at(cross(4, 0)), at.at(cross(0, 8)), at.at(cross(4, 8))].map(word)
+                }
+            };
+            un!(h in [0, 1] {
+                let of_b = [of_b[h * 2], of_b[h * 2 + 1]];
+                match KIND {
+                    F32 => {
+                        let ((p, low_p), (q, low_q)) = (parts(of_b[0]), parts(of_b[1]));
+                        un!(i in [0, 1, 2, 3] {
+                            mma_tf32(&mut sums[i][2 * j + h], low_a[i], [p, q]);
+                            mma_tf32(&mut sums[i][2 * j + h], of_a[i], [low_p, low_q]);
+                            mma_tf32(&mut sums[i][2 * j + h], of_a[i], [p, q]);
+                        });
+                    }
+                    BF16 => {
+                        un!(i in [0, 1, 2, 3] { mma_bf16(&mut sums[i][2 * j + h], of_a[i], of_b); });
+                    }
+                    _ => {
+                        un!(i in [0, 1, 2, 3] { mma_f16(&mut sums[i][2 * j + h], of_a[i], of_b); });
+                    }
+                }
+            });
+        });
+    });
+}
+
+/// Where a number lies in a tile whose rows follow on each other. Eight rows of four terms are in different banks.
+const fn cross(term: u32, row: u32) -> u32 {
+    (term * (TILE + 8) + row) * 4
+}
+
+#[inline(always)]
+fn word(at: Shared) -> u32 {
+    at.load().to_bits()
+}
+
+/// The upper 19 bits of a number, and what is left.
+#[inline(always)]
+fn parts(bits: u32) -> (u32, u32) {
+    let high = bits & 0xFFFF_E000;
+    (
+        high,
+        (f32::from_bits(bits) - f32::from_bits(high)).to_bits(),
+    )
+}

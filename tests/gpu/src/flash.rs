@@ -1,0 +1,585 @@
+//! Attention over memory of the GPU, every rung against sums of `f64`: shapes with edges, halves of both kinds, streams,
+//! graphs, and what is refused.
+// UNSAFETY: launches take addresses of vectors.
+#![allow(unsafe_code)]
+
+use crate::bench::Bench;
+use crate::gather::{dice, text};
+use crate::report::Report;
+use nvme_compute::flash::{Flash, FlashAttention, Heads, Rung, Vectors};
+use nvme_compute_kernel::flash::reference::Part;
+use nvme_formats::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
+use nvme_host::cuda::{DeviceMemory, Graph};
+use std::time::Duration;
+
+type Outcome<T> = Result<T, String>;
+
+const LIMIT: Duration = Duration::from_secs(20);
+/// Bytes before and after results that no kernel may write.
+const GUARD: usize = 256;
+/// What results, workspaces and guards hold before: as a half and as a number not a number.
+const POISON: u8 = 0xFF;
+
+/// Sequences, heads, heads of keys; queries, keys, elements.
+const SHAPES: [([u32; 3], [u32; 3]); 20] = [
+    ([1, 1, 1], [1, 1, 8]),
+    ([1, 1, 1], [1, 1, 128]),
+    ([1, 2, 1], [3, 0, 64]),
+    ([2, 4, 2], [5, 5, 8]),
+    ([1, 2, 2], [31, 33, 16]),
+    ([1, 2, 1], [64, 64, 64]),
+    ([1, 4, 4], [65, 65, 72]),
+    ([1, 2, 1], [127, 127, 80]),
+    ([1, 2, 2], [128, 128, 128]),
+    ([1, 3, 1], [129, 129, 120]),
+    ([1, 1, 1], [130, 515, 96]),
+    ([1, 2, 1], [200, 77, 128]),
+    ([3, 2, 2], [257, 300, 40]),
+    ([1, 1, 1], [7, 2049, 128]),
+    ([3, 16, 2], [1, 1000, 128]),
+    ([2, 32, 1], [1, 257, 64]),
+    ([1, 24, 8], [2, 63, 128]),
+    ([2, 8, 8], [1, 1029, 112]),
+    ([1, 17, 1], [3, 700, 24]),
+    ([0, 2, 1], [4, 4, 64]),
+];
+
+pub fn all(report: &mut Report, bench: &Bench) {
+    let attention = FlashAttention::load(&bench.gpu).map_err(text);
+    for rung in Rung::ALL {
+        let name = format!("{rung:?}").to_lowercase();
+        for (half, is_bf16) in [("bf16", true), ("f16", false)] {
+            report.test(&format!("attention/{name}/shapes/{half}"), |_| {
+                shapes(bench, attention.as_ref()?, rung, is_bf16)
+            });
+        }
+        report.test(&format!("attention/{name}/same-bits"), |_| {
+            same_bits(bench, attention.as_ref()?, rung)
+        });
+        report.test(&format!("attention/{name}/streams"), |_| {
+            streams(bench, attention.as_ref()?, rung)
+        });
+        report.test(&format!("attention/{name}/graph"), |_| {
+            graph(bench, attention.as_ref()?, rung)
+        });
+    }
+    report.test("attention/large", |_| large(bench, attention.as_ref()?));
+    report.test("attention/usage", |_| usage(bench, attention.as_ref()?));
+}
+
+/// Vectors of random halves, and what they are as numbers.
+struct Halves {
+    memory: DeviceMemory,
+    numbers: Vec<f32>,
+}
+
+impl Halves {
+    fn new(bench: &Bench, count: usize, is_bf16: bool, seed: u64) -> Outcome<Self> {
+        let memory = DeviceMemory::new(&bench.gpu, count.max(8) * 2).map_err(text)?;
+        let mut all = Self {
+            memory,
+            numbers: Vec::new(),
+        };
+        all.fill(count, is_bf16, seed)?;
+        Ok(all)
+    }
+
+    fn fill(&mut self, count: usize, is_bf16: bool, seed: u64) -> Outcome<()> {
+        let mut throw = dice(seed);
+        let halves: Vec<u16> = (0..count)
+            .map(|_| narrow(throw(2001) as f32 / 1000.0 - 1.0, is_bf16))
+            .collect();
+        self.numbers = halves.iter().map(|half| widen(*half, is_bf16)).collect();
+        self.put(&halves)
+    }
+
+    fn put(&self, halves: &[u16]) -> Outcome<()> {
+        let bytes: Vec<u8> = halves.iter().flat_map(|half| half.to_le_bytes()).collect();
+        self.memory.upload(0, &bytes).map_err(text)
+    }
+}
+
+fn narrow(value: f32, is_bf16: bool) -> u16 {
+    match is_bf16 {
+        true => bf16_of_f32(value),
+        false => f16_of_f32(value),
+    }
+}
+
+fn widen(half: u16, is_bf16: bool) -> f32 {
+    match is_bf16 {
+        true => f32_of_bf16(half),
+        false => f32_of_f16(half),
+    }
+}
+
+/// A job over memory of its own.
+struct Case {
+    shape: Heads,
+    is_bf16: bool,
+    /// Heads of a token follow on each other, rather than tokens of a head.
+    by_token: bool,
+    counts: Option<Vec<u32>>,
+    queries: Halves,
+    keys: Halves,
+    values: Halves,
+    y: DeviceMemory,
+    of_counts: DeviceMemory,
+    workspace: DeviceMemory,
+    job: Flash,
+}
+
+impl Case {
+    fn new(
+        bench: &Bench,
+        attention: &FlashAttention,
+        rung: Rung,
+        (shape, is_bf16, by_token): (Heads, bool, bool),
+        counts: Option<Vec<u32>>,
+        seed: u64,
+    ) -> Outcome<Self> {
+        let (of_queries, of_keys) = shape.elements();
+        let halves = |count, kind| Halves::new(bench, count, is_bf16, seed * 4 + kind);
+        let memory = |bytes: usize| DeviceMemory::new(&bench.gpu, bytes.max(16)).map_err(text);
+        let (queries, keys, values) = (
+            halves(of_queries, 1)?,
+            halves(of_keys, 2)?,
+            halves(of_keys, 3)?,
+        );
+        let y = memory(of_queries * 2 + 2 * GUARD)?;
+        let of_counts = memory(shape.sequences as usize * 4)?;
+        let addresses = [&queries.memory, &keys.memory, &values.memory].map(DeviceMemory::address);
+        let [q, k, v] = addresses;
+        let mut job = shape.job(is_bf16, [q, k, v, y.address() + GUARD as u64]);
+        if by_token {
+            let each = u64::from(shape.head_elements);
+            let strides = |vectors: &mut Vectors, heads: u32, tokens: u32| {
+                vectors.head = each;
+                vectors.token = each * u64::from(heads);
+                vectors.sequence = each * u64::from(heads) * u64::from(tokens);
+            };
+            strides(&mut job.queries, shape.heads, shape.query_tokens);
+            strides(&mut job.y, shape.heads, shape.query_tokens);
+            strides(&mut job.keys, shape.kv_heads, shape.key_tokens);
+            strides(&mut job.values, shape.kv_heads, shape.key_tokens);
+        }
+        if let Some(counts) = &counts {
+            let bytes: Vec<u8> = counts
+                .iter()
+                .flat_map(|count| count.to_le_bytes())
+                .collect();
+            of_counts.upload(0, &bytes).map_err(text)?;
+            job.counts = of_counts.address();
+        }
+        let workspace = memory(attention.workspace_bytes(rung, &job) as usize)?;
+        workspace.fill(POISON).map_err(text)?;
+        job.workspace = workspace.address();
+        let case = Self {
+            shape,
+            is_bf16,
+            by_token,
+            counts,
+            queries,
+            keys,
+            values,
+            y,
+            of_counts,
+            workspace,
+            job,
+        };
+        case.spoil()?;
+        Ok(case)
+    }
+
+    /// Keys and values that do not count are no numbers: a kernel that uses one shows it.
+    fn spoil(&self) -> Outcome<()> {
+        for halves in [&self.keys, &self.values] {
+            let mut all: Vec<u16> = halves
+                .numbers
+                .iter()
+                .map(|number| narrow(*number, self.is_bf16))
+                .collect();
+            for sequence in 0..self.shape.sequences {
+                for head in 0..self.shape.kv_heads {
+                    for token in self.there(sequence)..self.shape.key_tokens {
+                        let first = self.key_at(sequence, head, token);
+                        all[first..first + self.shape.head_elements as usize].fill(0x7FFF);
+                    }
+                }
+            }
+            halves.put(&all)?;
+        }
+        Ok(())
+    }
+
+    fn there(&self, sequence: u32) -> u32 {
+        let all = self.shape.key_tokens;
+        self.counts
+            .as_ref()
+            .map_or(all, |counts| counts[sequence as usize].min(all))
+    }
+
+    /// The first element of a key.
+    fn key_at(&self, sequence: u32, head: u32, token: u32) -> usize {
+        (self.job.keys.at(sequence, head, token) - self.job.keys.address) as usize / 2
+    }
+
+    fn start(&self, attention: &FlashAttention, rung: Rung, stream: u64) -> nvme_host::Result<()> {
+        // SAFETY: the vectors outlive the launch, which is waited for.
+        unsafe { attention.attend(rung, &self.job, stream) }
+    }
+
+    fn poison(&self) -> Outcome<()> {
+        self.y.fill(POISON).map_err(text)
+    }
+
+    fn bytes(&self) -> Outcome<Vec<u8>> {
+        let mut bytes = vec![0; self.y.len()];
+        self.y.download(0, &mut bytes).map_err(text)?;
+        Ok(bytes)
+    }
+
+    /// Runs it once and checks every element and guard: the largest error.
+    fn run(&self, bench: &Bench, attention: &FlashAttention, rung: Rung) -> Outcome<f64> {
+        self.poison()?;
+        self.start(attention, rung, bench.stream.handle())
+            .map_err(text)?;
+        bench.wait(LIMIT * bench.patience as u32);
+        self.check(rung)
+    }
+
+    fn check(&self, rung: Rung) -> Outcome<f64> {
+        let bytes = self.bytes()?;
+        let results = self.shape.elements().0 * 2;
+        let (before, rest) = bytes.split_at(GUARD);
+        let (y, after) = rest.split_at(results);
+        if before
+            .iter()
+            .chain(&after[..GUARD])
+            .any(|byte| *byte != POISON)
+        {
+            return Err(format!(
+                "{rung:?}, {:?}: something beside the results was written",
+                self.shape
+            ));
+        }
+        let y = y.as_chunks::<2>().0;
+        // Values are at most 1, shares are rounded to halves, and so is the result.
+        let tolerance = if self.is_bf16 {
+            1.0 / 128.0
+        } else {
+            1.0 / 1024.0
+        };
+        let mut worst = 0.0f64;
+        for sequence in 0..self.shape.sequences {
+            for head in 0..self.shape.heads {
+                for token in 0..self.shape.query_tokens {
+                    let wanted = self.wanted(sequence, head, token);
+                    let at =
+                        (self.job.y.at(sequence, head, token) - self.job.y.address) as usize / 2;
+                    for (element, wanted) in wanted.iter().enumerate() {
+                        let half = u16::from_le_bytes(y[at + element]);
+                        let found = widen(half, self.is_bf16);
+                        let apart = (f64::from(found) - wanted).abs();
+                        if apart > tolerance || found.is_nan() {
+                            return Err(format!(
+                                "{rung:?}, {:?}, by token {}, counts {:?}: sequence {sequence}, head {head}, query \
+                                 {token}, element {element} is {found}, not {wanted}",
+                                self.shape, self.by_token, self.counts
+                            ));
+                        }
+                        worst = worst.max(apart);
+                    }
+                }
+            }
+        }
+        Ok(worst)
+    }
+
+    fn wanted(&self, sequence: u32, head: u32, token: u32) -> Vec<f64> {
+        let shape = &self.shape;
+        let each = shape.head_elements as usize;
+        let at =
+            (self.job.queries.at(sequence, head, token) - self.job.queries.address) as usize / 2;
+        let query = &self.queries.numbers[at..at + each];
+        let seen = match shape.causal {
+            true => {
+                i64::from(self.there(sequence)) - i64::from(shape.query_tokens)
+                    + i64::from(token)
+                    + 1
+            }
+            false => self.there(sequence).into(),
+        };
+        let of_head = head / (shape.heads / shape.kv_heads);
+        let gathered = |halves: &Halves| -> Vec<f32> {
+            let tokens = (0..seen.max(0) as u32).map(|token| self.key_at(sequence, of_head, token));
+            tokens
+                .flat_map(|first| halves.numbers[first..first + each].to_vec())
+                .collect()
+        };
+        Part::of(
+            query,
+            &gathered(&self.keys),
+            &gathered(&self.values),
+            shape.scale,
+        )
+        .result()
+    }
+}
+
+fn heads([sequences, heads, kv_heads]: [u32; 3], sizes: [u32; 3], causal: bool) -> Heads {
+    let [query_tokens, key_tokens, head_elements] = sizes;
+    Heads {
+        sequences,
+        heads,
+        kv_heads,
+        query_tokens,
+        key_tokens,
+        head_elements,
+        causal,
+        scale: 2.0 / (head_elements as f32).sqrt(),
+    }
+}
+
+fn shapes(bench: &Bench, attention: &FlashAttention, rung: Rung, is_bf16: bool) -> Outcome<String> {
+    let (mut done, mut worst) = (0, 0.0f64);
+    for (index, (groups, sizes)) in SHAPES.into_iter().enumerate() {
+        for causal in [false, true] {
+            // In turns: other strides, and counts.
+            let by_token = (index + usize::from(causal)) % 2 == 1;
+            let counts = by_token.then(|| {
+                (0..groups[0])
+                    .map(|at| sizes[1] * (at + 1) / (groups[0] + 1))
+                    .collect()
+            });
+            let shape = (heads(groups, sizes, causal), is_bf16, by_token);
+            let case = Case::new(bench, attention, rung, shape, counts, index as u64 + 1)?;
+            worst = worst.max(case.run(bench, attention, rung)?);
+            done += 1;
+        }
+    }
+    Ok(format!("{done} shapes, at most {worst:.1e} off"))
+}
+
+/// Against the threads of the CPU, with many tiles.
+fn large(bench: &Bench, attention: &FlashAttention) -> Outcome<String> {
+    let shape = heads([2, 8, 2], [1100, 1500, 128], true);
+    let mut worst = 0.0f32;
+    for rung in Rung::ALL {
+        let case = Case::new(bench, attention, rung, (shape, true, false), None, 77)?;
+        case.poison()?;
+        case.start(attention, rung, bench.stream.handle())
+            .map_err(text)?;
+        bench.wait(LIMIT * bench.patience as u32);
+        let wanted = shape.attend(
+            &case.queries.numbers,
+            &case.keys.numbers,
+            &case.values.numbers,
+            None,
+        );
+        let bytes = case.bytes()?;
+        let y = bytes[GUARD..].as_chunks::<2>().0;
+        for (at, (found, wanted)) in y.iter().zip(wanted.map_err(text)?).enumerate() {
+            let found = f32_of_bf16(u16::from_le_bytes(*found));
+            let apart = (found - wanted).abs();
+            if apart > 1.0 / 128.0 || found.is_nan() {
+                return Err(format!("{rung:?}: element {at} is {found}, not {wanted}"));
+            }
+            worst = worst.max(apart);
+        }
+    }
+    Ok(format!(
+        "5 rungs of 16 heads of 1,100 x 1,500, at most {worst:.1e} off"
+    ))
+}
+
+/// No rung adds in an order of its own.
+fn same_bits(bench: &Bench, attention: &FlashAttention, rung: Rung) -> Outcome<String> {
+    let shape = heads([1, 4, 2], [3, 600, 64], true);
+    let case = Case::new(bench, attention, rung, (shape, true, false), None, 5)?;
+    case.run(bench, attention, rung)?;
+    let first = case.bytes()?;
+    for run in 0..20 {
+        case.run(bench, attention, rung)?;
+        if case.bytes()? != first {
+            return Err(format!("run {run} has other bits"));
+        }
+    }
+    Ok("20 runs".to_owned())
+}
+
+fn streams(bench: &Bench, attention: &FlashAttention, rung: Rung) -> Outcome<String> {
+    let streams = crate::gather::several_streams(bench, 4)?;
+    let cases = (0..8u32).map(|at| {
+        let shape = heads(
+            [1, 4, 2],
+            [at * 9 + 1, at * 40 + 3, 8 + 8 * at],
+            at % 2 == 1,
+        );
+        Case::new(
+            bench,
+            attention,
+            rung,
+            (shape, at % 4 < 2, false),
+            None,
+            u64::from(at) + 9,
+        )
+    });
+    let cases: Vec<Case> = cases.collect::<Outcome<_>>()?;
+    for _ in 0..5 {
+        for (case, stream) in cases.iter().zip(streams.iter().cycle()) {
+            case.poison()?;
+            case.start(attention, rung, stream.handle()).map_err(text)?;
+        }
+        for stream in &streams {
+            stream
+                .wait(LIMIT * bench.patience as u32, || Ok(()))
+                .map_err(text)?;
+        }
+        for case in &cases {
+            case.check(rung)?;
+        }
+    }
+    Ok("40 launches over 4 streams".to_owned())
+}
+
+/// A launch of a graph sees the vectors and counts of its time.
+fn graph(bench: &Bench, attention: &FlashAttention, rung: Rung) -> Outcome<String> {
+    let shape = heads([2, 4, 1], [2, 300, 64], true);
+    let counts = Some(vec![300, 300]);
+    let mut case = Case::new(bench, attention, rung, (shape, true, false), counts, 3)?;
+    let captured = Graph::capture(&bench.stream, |stream| case.start(attention, rung, stream));
+    let (graph, ()) = captured.map_err(text)?;
+    for round in 1..=3u32 {
+        let (of_queries, of_keys) = shape.elements();
+        case.queries.fill(of_queries, true, u64::from(round) + 50)?;
+        case.keys.fill(of_keys, true, u64::from(round) + 60)?;
+        let counts = vec![round * 70, 300 - round];
+        let bytes: Vec<u8> = counts
+            .iter()
+            .flat_map(|count| count.to_le_bytes())
+            .collect();
+        case.of_counts.upload(0, &bytes).map_err(text)?;
+        case.counts = Some(counts);
+        case.spoil()?;
+        case.workspace.fill(POISON).map_err(text)?;
+        case.poison()?;
+        graph.launch(&bench.stream).map_err(text)?;
+        bench.wait(LIMIT * bench.patience as u32);
+        case.check(rung)?;
+    }
+    Ok("3 launches, other vectors and counts each".to_owned())
+}
+
+fn usage(bench: &Bench, attention: &FlashAttention) -> Outcome<String> {
+    let shape = heads([1, 4, 2], [4, 600, 64], false);
+    let case = Case::new(bench, attention, Rung::Naive, (shape, true, false), None, 1)?;
+    case.poison()?;
+    let good = case.job;
+    let moved = |by: u64, vectors: Vectors| Vectors {
+        address: vectors.address + by,
+        ..vectors
+    };
+    let bad = [
+        ("no head", Flash { heads: 0, ..good }),
+        (
+            "no head of keys",
+            Flash {
+                kv_heads: 0,
+                ..good
+            },
+        ),
+        (
+            "heads that are no multiple",
+            Flash {
+                kv_heads: 3,
+                ..good
+            },
+        ),
+        (
+            "no elements",
+            Flash {
+                head_elements: 0,
+                ..good
+            },
+        ),
+        (
+            "12 elements",
+            Flash {
+                head_elements: 12,
+                ..good
+            },
+        ),
+        (
+            "136 elements",
+            Flash {
+                head_elements: 136,
+                ..good
+            },
+        ),
+        ("a scale of 0", Flash { scale: 0.0, ..good }),
+        (
+            "a scale that is no number",
+            Flash {
+                scale: f32::NAN,
+                ..good
+            },
+        ),
+        (
+            "too many keys",
+            Flash {
+                key_tokens: u32::MAX,
+                ..good
+            },
+        ),
+        (
+            "queries between 16 bytes",
+            Flash {
+                queries: moved(2, good.queries),
+                ..good
+            },
+        ),
+        (
+            "keys at 0",
+            Flash {
+                keys: Vectors {
+                    address: 0,
+                    ..good.keys
+                },
+                ..good
+            },
+        ),
+        (
+            "strides of 4",
+            Flash {
+                values: Vectors {
+                    token: 4,
+                    ..good.values
+                },
+                ..good
+            },
+        ),
+        ("counts between two words", Flash { counts: 2, ..good }),
+    ];
+    for rung in Rung::ALL {
+        for (what, job) in &bad {
+            // SAFETY: the call is refused.
+            let refused = unsafe { attention.attend(rung, job, bench.stream.handle()) };
+            if refused.map_err(|error| error.exit_code()) != Err(2) {
+                return Err(format!("{rung:?}: {what} is not refused"));
+            }
+        }
+        let job = Flash {
+            workspace: 0,
+            ..good
+        };
+        // SAFETY: as above, where a workspace is needed; else the vectors are there, and it is waited for.
+        let without = unsafe { attention.attend(rung, &job, bench.stream.handle()) };
+        bench.wait(LIMIT);
+        let needed = attention.workspace_bytes(rung, &job) > 0;
+        if without.map_err(|error| error.exit_code()) != if needed { Err(2) } else { Ok(()) } {
+            return Err(format!("{rung:?} without a workspace"));
+        }
+    }
+    Ok(format!("{} jobs refused by each rung", bad.len()))
+}
