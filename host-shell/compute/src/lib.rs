@@ -2,6 +2,7 @@
 //!
 //! - [`Tokenizer`]: text to tokens and back, by what a GGUF file says.
 //! - [`llama::Llama`]: a model of the architecture `llama`: tokens in, the next token out.
+//! - [`steps`]: what a token of a transformer takes, each step by itself, on a GPU or on the CPU.
 //! - [`Matrix`], `StreamedProducts`: products with a matrix that a GPU reads from a drive while it multiplies.
 //! - [`KvPages`], `paged`: attention over keys and values that a GPU reads from a drive while it attends.
 //! - [`experts`]: layers of experts (MoE), of which a GPU reads those that it chooses.
@@ -27,6 +28,7 @@ mod matrix;
 #[cfg(feature = "cuda")]
 pub mod paged;
 pub mod search;
+pub mod steps;
 #[cfg(feature = "cuda")]
 pub mod streamed;
 pub mod synthetic;

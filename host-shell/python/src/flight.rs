@@ -50,6 +50,12 @@ impl Flight {
                 format!("{word} {number} of {count} bytes on the GPU, in rows of 64 KiB")
             }
             "search" => format!("{word} {number} of {count} queries on the GPU"),
+            "attention" => format!("{word} {number} of {count} heads of keys on the GPU"),
+            "experts" => {
+                format!(
+                    "{word} {number} of {count} tokens on the GPU, in rows that are parts of reads"
+                )
+            }
             _ => format!("{word} {number} of {count} rows on the GPU"),
         };
         let what = match failures.member {

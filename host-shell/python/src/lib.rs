@@ -7,11 +7,13 @@
 //! - `on_store`: what lies on a store; `search`: indexes of vectors.
 //! - `volume`: files of an ext4 on a store; `catalog`: files of tensors; `loader`: their layers, read ahead; `sampler`:
 //!   rows of batches.
+//! - `compute`: kernels over memory of a GPU or of the host, and over what lies on a store.
 //! - `pool`: threads that wait in place of the caller; `wait`: waits that Ctrl-C ends.
 //! - `dlpack`, `error`: tensors and exceptions.
 
 mod array;
 mod catalog;
+mod compute;
 mod dlpack;
 mod error;
 mod flight;
@@ -67,6 +69,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<loader::Layer>()?;
     module.add_class::<sampler::Sampler>()?;
     module.add_class::<search::SearchIndex>()?;
+    compute::add(module)?;
     module.add_class::<operation::Operation>()?;
     module.add_class::<flight::GpuOperation>()?;
     module.add_function(wrap_pyfunction!(doctor, module)?)?;

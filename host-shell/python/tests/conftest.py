@@ -103,9 +103,11 @@ def gpu_store():
 def cuda(monkeypatch):
     """torch with a GPU, as far as this package looks at it."""
     pytest.importorskip("torch")
-    from torch_on_stand_in import Cuda
+    from torch_on_stand_in import Cuda, synchronize
 
-    return Cuda(monkeypatch)
+    yield Cuda(monkeypatch)
+    if stand_in():
+        synchronize()
 
 
 class TooSlow(Exception):

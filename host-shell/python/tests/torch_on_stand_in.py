@@ -8,6 +8,11 @@ import ctypes
 import torch
 
 
+def synchronize(stream=0):
+    """Waits for what was put into a stream of the stand-in."""
+    assert ctypes.CDLL("libcuda.so").cuStreamSynchronize(ctypes.c_void_p(stream)) == 0
+
+
 class OnGpu(torch.Tensor):
     """A tensor on GPU 0."""
 
@@ -22,6 +27,7 @@ class OnGpu(torch.Tensor):
         return super().contiguous().as_subclass(OnGpu)
 
     def cpu(self):
+        synchronize()
         return super().detach().clone().as_subclass(torch.Tensor)
 
 
@@ -64,6 +70,8 @@ class Cuda:
         monkeypatch.setattr(Stream, "made", self.streams)
         monkeypatch.setattr(Stream, "waits", self.waits)
         self.current = Stream(device=0)
+        # Memory of a GPU is given out again in the order of a stream; that of the host is not.
+        self.kept = []
         self.streams.clear()
         for name in ("empty", "zeros"):
             monkeypatch.setattr(torch, name, self._making(getattr(torch, name)))
@@ -78,8 +86,9 @@ class Cuda:
             self.pinned += 1
             return tensor.clone()
 
-        def synchronize():
+        def synchronize_all(device=None):
             self.synchronized += 1
+            synchronize()
 
         monkeypatch.setattr(torch.Tensor, "to", to)
         monkeypatch.setattr(torch.Tensor, "cuda", lambda tensor: tensor.clone().as_subclass(OnGpu))
@@ -91,12 +100,13 @@ class Cuda:
             "Stream": Stream,
             "stream": self._stream,
             "current_stream": lambda device=None: self.current,
-            "synchronize": synchronize,
+            "synchronize": synchronize_all,
             "is_available": lambda: True,
         }.items():
             monkeypatch.setattr(torch.cuda, name, value)
 
     def __call__(self, tensor):
+        self.kept.append(tensor)
         return tensor.as_subclass(OnGpu)
 
     def _making(self, real):
@@ -104,7 +114,7 @@ class Cuda:
             self.pinned += pin_memory
             if not _is_gpu(device):
                 return real(*words, device=device, **more)
-            return real(*words, **more).as_subclass(OnGpu)
+            return self(real(*words, **more))
 
         return made
 

@@ -2,13 +2,17 @@
 
 #[cfg(feature = "cuda")]
 mod gpu;
+mod router;
 #[cfg(test)]
 mod tests;
 
 #[cfg(feature = "cuda")]
 pub use gpu::{CacheOptions, GpuExperts, Step, check};
-pub use nvme_compute_kernel::experts::Policy;
 pub use nvme_compute_kernel::experts::reference::{Balance, balance, probabilities};
+pub use nvme_compute_kernel::experts::{Chosen, Policy};
+pub use router::route;
+#[cfg(feature = "cuda")]
+pub use router::{Route, Router};
 
 use crate::matrix::product;
 use nvme_compute_kernel::experts::{MATRICES, MOST_EXPERTS, Places, reference};

@@ -3,13 +3,10 @@
 use super::{Buffer, Machine, Sizes, Vectors};
 use crate::experts::{Counts, Experts};
 use crate::llama::weights::{Embedding, Matrix, Weights};
+use crate::steps::by_cpu::{self, Heads};
 use nvme_compute_kernel::reference;
 use nvme_host::loader::{Layer, LayerLoader};
 use nvme_host::{Error, Result};
-use rayon::prelude::*;
-
-/// Rows of a product that a thread takes at a time.
-const ROWS: usize = 64;
 
 pub struct CpuMachine {
     sizes: Sizes,
@@ -115,24 +112,12 @@ impl Machine for CpuMachine {
     fn product(&mut self, layer: &Layer, matrix: &Matrix, vectors: Vectors) -> Result<()> {
         let row_bytes = matrix.row_bytes as usize;
         let weights = part(layer, matrix.at, matrix.row_bytes * u64::from(matrix.rows))?;
-        let columns = matrix.columns as usize;
         let x = self.vectors(vectors.x, 0, vectors.tokens);
-        // Row after row, all vectors of each.
-        let mut products = vec![0.0; matrix.rows as usize * vectors.tokens as usize];
-        let parts = products.par_chunks_mut(ROWS * vectors.tokens as usize);
-        parts
-            .zip(weights.par_chunks(ROWS * row_bytes))
-            .for_each(|(products, weights)| {
-                let products = products.chunks_mut(vectors.tokens as usize);
-                for (products, row) in products.zip(weights.chunks(row_bytes)) {
-                    for (product, x) in products.iter_mut().zip(x.chunks(columns)) {
-                        *product = reference::dot(matrix.stored, row, x);
-                    }
-                }
-            });
+        let tokens = vectors.tokens as usize;
+        let products = by_cpu::products(matrix.stored, weights, row_bytes, x, tokens);
         let stride = self.sizes.elements(vectors.y) as usize;
         let y = &mut self.buffers[vectors.y as usize];
-        for (row, products) in products.chunks(vectors.tokens as usize).enumerate() {
+        for (row, products) in products.chunks(tokens).enumerate() {
             for (token, product) in products.iter().enumerate() {
                 let y = &mut y[token * stride + vectors.y_first as usize + row];
                 *y = if vectors.adds { *y } else { 0.0 } + product;
@@ -142,8 +127,16 @@ impl Machine for CpuMachine {
     }
 
     fn attend(&mut self, block: usize, position: u32, tokens: u32) -> Result<()> {
-        let config = self.sizes.config.clone();
-        let (elements, cached) = (config.head_elements as usize, self.sizes.cached() as usize);
+        let config = &self.sizes.config;
+        let shape = Heads {
+            position,
+            tokens,
+            heads: config.heads,
+            kv_heads: config.kv_heads,
+            head_elements: config.head_elements,
+        };
+        let taken = tokens as usize * (config.heads * config.head_elements) as usize;
+        let cached = tokens as usize * self.sizes.cached() as usize;
         let (mut queries, keys, values) = (
             self.take(Buffer::Queries),
             self.take(Buffer::Keys),
@@ -151,30 +144,13 @@ impl Machine for CpuMachine {
         );
         let mut attended = self.take(Buffer::Attended);
         let (key_cache, value_cache) = &mut self.cache[block];
-        let queries_each = config.heads as usize * elements;
-        for token in 0..tokens as usize {
-            let at = position as usize + token;
-            let angles = &self.angles[at * elements..][..elements];
-            let query = &mut queries[token * queries_each..][..queries_each];
-            let heads = query.chunks_mut(elements);
-            heads.for_each(|head| reference::turn(head, angles));
-            let key = &mut key_cache[at * cached..][..cached];
-            key.copy_from_slice(&keys[token * cached..][..cached]);
-            let heads = key.chunks_mut(elements);
-            heads.for_each(|head| reference::turn(head, angles));
-            value_cache[at * cached..][..cached]
-                .copy_from_slice(&values[token * cached..][..cached]);
-        }
+        let of_tokens = &mut queries[..taken];
+        let given = (&keys[..cached], &values[..cached]);
+        let angles = &self.angles;
+        by_cpu::rope(shape, angles, of_tokens, given, (key_cache, value_cache))?;
         let scale = self.sizes.scale();
-        let heads = attended[..tokens as usize * queries_each].par_chunks_mut(elements);
-        heads.enumerate().for_each(|(index, y)| {
-            let (token, head) = (index / config.heads as usize, index % config.heads as usize);
-            let kv_head = head * config.kv_heads as usize / config.heads as usize * elements;
-            let seen = (position as usize + token + 1) * cached;
-            let query = &queries[index * elements..][..elements];
-            let (keys, values) = (&key_cache[kv_head..seen], &value_cache[kv_head..seen]);
-            reference::attend(query, keys, values, cached, scale, y);
-        });
+        let y = &mut attended[..taken];
+        by_cpu::attention(shape, of_tokens, (key_cache, value_cache), scale, y)?;
         self.put(Buffer::Queries, queries);
         self.put(Buffer::Keys, keys);
         self.put(Buffer::Values, values);

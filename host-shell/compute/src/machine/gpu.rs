@@ -5,11 +5,9 @@
 use super::{Buffer, Machine, Sizes, Vectors};
 use crate::experts::{self, CacheOptions, Counts, Experts, GpuExperts, Policy, Step};
 use crate::llama::weights::{Embedding, Matrix, Weights};
-use nvme_compute_kernel::{
-    Argmax, Attention, BLOCK_THREADS, Gemv, PTX, RmsNorm, Rope, SiluMul, Unpack, kernel, reference,
-};
-use nvme_formats::UNIT;
-use nvme_host::cuda::{DeviceMemory, Function, Gpu, Module, Pending, ReadRange, Stream};
+use crate::steps::Steps;
+use nvme_compute_kernel::{Argmax, Attention, Gemv, RmsNorm, Rope, SiluMul, Unpack, reference};
+use nvme_host::cuda::{DeviceMemory, Gpu, Pending, ReadRange, Stream};
 use nvme_host::loader::{Layer, LayerLoader};
 use nvme_host::store::status;
 use nvme_host::{Error, Result};
@@ -18,41 +16,8 @@ use std::time::Duration;
 
 /// How long a step may take, beside the reads of its layers, which have deadlines of their own.
 const LIMIT: Duration = Duration::from_secs(60);
-/// Blocks of a launch at most: as many as a large GPU runs at a time.
-const MOST_BLOCKS: u64 = 2048;
-
-/// The kernels by name.
-struct Kernels {
-    module: Module,
-    gemv: Function,
-    norm: Function,
-    rope: Function,
-    attention: Function,
-    silu_mul: Function,
-    argmax: Function,
-    take_token: Function,
-    unpack: Function,
-}
-
-impl Kernels {
-    fn load(gpu: &Arc<Gpu>) -> Result<Self> {
-        let module = Module::load(gpu, PTX.as_bytes())?;
-        Ok(Self {
-            gemv: module.function(kernel::GEMV)?,
-            norm: module.function(kernel::RMS_NORM)?,
-            rope: module.function(kernel::ROPE)?,
-            attention: module.function(kernel::ATTENTION)?,
-            silu_mul: module.function(kernel::SILU_MUL)?,
-            argmax: module.function(kernel::ARGMAX)?,
-            take_token: module.function(kernel::TAKE_TOKEN)?,
-            unpack: module.function(kernel::UNPACK)?,
-            module,
-        })
-    }
-}
-
 pub struct GpuMachine {
-    kernels: Kernels,
+    steps: Steps,
     stream: Stream,
     sizes: Sizes,
     buffers: Vec<DeviceMemory>,
@@ -90,7 +55,7 @@ impl GpuMachine {
             .map(|experts| expert_cache(experts, &sizes))
             .transpose()?;
         Ok(Self {
-            kernels: Kernels::load(gpu)?,
+            steps: Steps::load(gpu)?,
             stream: Stream::new(gpu)?,
             buffers: buffers.into_iter().collect::<Result<_>>()?,
             cache: cache.collect::<Result<_>>()?,
@@ -112,22 +77,6 @@ impl GpuMachine {
         self.buffers[buffer as usize].address()
     }
 
-    /// Launches `function` with a thread for each of `threads` pieces of work, or fewer that take several.
-    fn launch<T: Copy>(&self, function: Function, threads: u64, argument: &T) -> Result<()> {
-        let blocks = threads.div_ceil(BLOCK_THREADS.into()).clamp(1, MOST_BLOCKS);
-        // SAFETY: `argument` names memory of this machine, or of a layer whose slot is not read into before the
-        // stream is past what uses it.
-        unsafe {
-            self.kernels.module.launch(
-                &self.stream,
-                function,
-                blocks as u32,
-                BLOCK_THREADS,
-                argument,
-            )
-        }
-    }
-
     fn norm_by(&self, weight: u64, first: u32, tokens: u32) -> Result<()> {
         let width = self.sizes.config.width;
         let norm = RmsNorm {
@@ -139,7 +88,8 @@ impl GpuMachine {
             epsilon: self.sizes.config.epsilon,
             reserved: 0,
         };
-        self.launch(self.kernels.norm, u64::from(tokens) * 32, &norm)
+        // SAFETY: as for `product`.
+        unsafe { self.steps.rms_norm(&norm, self.stream.handle()) }
     }
 
     /// Bytes from one row of embeddings to the next where they are read.
@@ -209,8 +159,8 @@ impl Machine for GpuMachine {
             stored: self.embedding.stored as u32,
             reserved: 0,
         };
-        let units = u64::from(unpack.columns / UNIT) * u64::from(unpack.tokens);
-        self.launch(self.kernels.unpack, units, &unpack)
+        // SAFETY: as for `product`.
+        unsafe { self.steps.unpack(&unpack, self.stream.handle()) }
     }
 
     fn norm(&mut self, layer: &Layer, weight: u64, tokens: u32) -> Result<()> {
@@ -234,8 +184,9 @@ impl Machine for GpuMachine {
             stored: matrix.stored as u32,
             adds: vectors.adds.into(),
         };
-        let warps = u64::from(matrix.rows) * u64::from(vectors.tokens);
-        self.launch(self.kernels.gemv, warps * 32, &gemv)
+        // SAFETY: memory of this machine, which waits for its stream before it is dropped, or of a layer whose slot is
+        // not read into before the stream is past what uses it.
+        unsafe { self.steps.gemv(&gemv, self.stream.handle()) }
     }
 
     fn attend(&mut self, block: usize, position: u32, tokens: u32) -> Result<()> {
@@ -256,9 +207,6 @@ impl Machine for GpuMachine {
             head_elements: config.head_elements,
             reserved: 0,
         };
-        let heads = u64::from(config.heads + config.kv_heads) * u64::from(tokens);
-        let pairs = heads * u64::from(config.head_elements / 2);
-        self.launch(self.kernels.rope, pairs, &rope)?;
         let attention = Attention {
             queries: rope.queries,
             key_cache,
@@ -271,8 +219,11 @@ impl Machine for GpuMachine {
             head_elements: config.head_elements,
             scale: self.sizes.scale(),
         };
-        let warps = u64::from(config.heads) * u64::from(tokens);
-        self.launch(self.kernels.attention, warps * 32, &attention)
+        // SAFETY: as for `product`.
+        unsafe {
+            self.steps.rope(&rope, self.stream.handle())?;
+            self.steps.attention(&attention, self.stream.handle())
+        }
     }
 
     fn activate(&mut self, tokens: u32) -> Result<()> {
@@ -283,7 +234,8 @@ impl Machine for GpuMachine {
             y: gate,
             elements: u64::from(self.sizes.config.hidden) * u64::from(tokens),
         };
-        self.launch(self.kernels.silu_mul, silu.elements, &silu)
+        // SAFETY: as for `product`.
+        unsafe { self.steps.silu_mul(&silu, self.stream.handle()) }
     }
 
     fn experts(&mut self, block: usize, tokens: u32) -> Result<()> {
@@ -323,8 +275,8 @@ impl Machine for GpuMachine {
             index: self.index.address(),
             elements: self.sizes.config.vocabulary.into(),
         };
-        self.launch(self.kernels.argmax, argmax.elements, &argmax)?;
-        self.launch(self.kernels.take_token, 1, &argmax)?;
+        // SAFETY: as for `product`; `best` is 0 before the first and after each.
+        unsafe { self.steps.argmax(&argmax, self.stream.handle())? };
         self.stream.wait(LIMIT, || Ok(()))?;
         loader.check(LIMIT)?;
         if let Some(pending) = self.pending.take()

@@ -1,29 +1,45 @@
 """The extension module. Its classes have no options and no checks of arguments: use those of nvme_gpu."""
 
 import os
-from typing import Any, Literal, final
+from typing import Any, Literal, TypeAlias, final
 
 __all__ = [
     "Array",
     "DriveFile",
+    "Experts",
     "GpuOperation",
     "Import",
+    "KvPages",
     "Layer",
     "LayerLoader",
+    "Matrix",
     "Operation",
+    "Router",
     "Sampler",
     "SearchIndex",
+    "Steps",
     "Store",
+    "Summaries",
     "Table",
     "View",
     "Volume",
     "__version__",
+    "angles",
+    "argmax_on_cpu",
+    "attention_on_cpu",
+    "balance",
     "build_index",
     "calls_under_way",
     "doctor",
+    "gemv_on_cpu",
     "gpu",
     "kept_buffers",
     "location",
+    "rms_norm_on_cpu",
+    "rope_on_cpu",
+    "route_on_cpu",
+    "silu_mul_on_cpu",
+    "unpack_on_cpu",
 ]
 __version__: str
 
@@ -291,6 +307,158 @@ class Sampler:
     def batches(self) -> int: ...
     def batch(self, epoch: int, batch: int) -> bytes: ...
 
+@final
+class Steps:
+    def __new__(cls, gpu: int) -> Steps: ...
+    def gemv(
+        self, format: int, shape: tuple[int, int, int], addresses: tuple[int, int, int], adds: bool, stream: int
+    ) -> None: ...
+    def unpack(self, format: int, shape: tuple[int, int, int], addresses: tuple[int, int], stream: int) -> None: ...
+    def rms_norm(
+        self, shape: tuple[int, int], epsilon: float, addresses: tuple[int, int, int], stream: int
+    ) -> None: ...
+    def rope(
+        self,
+        shape: tuple[int, int, int, int, int],
+        addresses: tuple[int, int, int, int, int, int],
+        stream: int,
+    ) -> None: ...
+    def attention(
+        self,
+        shape: tuple[int, int, int, int, int],
+        scale: float,
+        addresses: tuple[int, int, int, int],
+        stream: int,
+    ) -> None: ...
+    def silu_mul(self, elements: int, addresses: tuple[int, int, int], stream: int) -> None: ...
+    def argmax(self, shape: tuple[int, int], addresses: tuple[int, int, int], stream: int) -> None: ...
+
+@final
+class Router:
+    def __new__(cls, gpu: int) -> Router: ...
+    def route(
+        self, shape: tuple[int, int, int], over_all: bool, addresses: tuple[int, int, int], stream: int
+    ) -> None: ...
+
+@final
+class Matrix:
+    def __new__(cls, store: Store, offset: int, format: int, shape: tuple[int, int]) -> Matrix: ...
+    @property
+    def nbytes(self) -> int: ...
+    def gemv(self, x: View, out: View) -> Operation: ...
+    def gemv_on_gpu(self, x: int, y: int, stream: int, buffers: Any | None = None) -> GpuOperation: ...
+    def check(self, timeout: float | None = None) -> bool: ...
+    def close(self) -> None: ...
+
+@final
+class KvPages:
+    def __new__(cls, store: Store, offset: int, pages: int, shape: tuple[int, int, int, bool]) -> KvPages: ...
+    def attend(
+        self,
+        given: tuple[int, int, int, bool],
+        queries: View,
+        tables: tuple[View, View],
+        scale: float,
+        out: View,
+        tail: tuple[View, View] | None = None,
+    ) -> Operation: ...
+    def workspace_bytes(self, given: tuple[int, int, int, bool]) -> int: ...
+    def attend_on_gpu(
+        self,
+        given: tuple[int, int, int, bool],
+        addresses: tuple[int, int, int, int, int, int, int],
+        scale: float,
+        stream: int,
+        buffers: Any | None = None,
+    ) -> GpuOperation: ...
+    def choose(
+        self,
+        given: tuple[int, int, int, bool],
+        queries: View,
+        tables: tuple[View, View],
+        summaries: Summaries,
+        kept: tuple[int, int, int],
+        out: tuple[View, View],
+    ) -> Operation: ...
+    def choice_words(
+        self, given: tuple[int, int, int, bool], kept: tuple[int, int, int]
+    ) -> tuple[int, int, int]: ...
+    def choose_on_gpu(
+        self,
+        given: tuple[int, int, int, bool],
+        addresses: tuple[int, int, int, int],
+        summaries: Summaries,
+        kept: tuple[int, int, int],
+        stream: int,
+    ) -> None: ...
+    def check(self, timeout: float | None = None) -> bool: ...
+    def close(self) -> None: ...
+
+@final
+class Summaries:
+    def __new__(cls, store: Store, pages: KvPages, on_gpu: bool) -> Summaries: ...
+    def read(self, first: int, count: int) -> None: ...
+    def update(self, pages: View, ids: View) -> Operation: ...
+    def update_on_gpu(self, pages: int, ids: int, count: int, stream: int) -> None: ...
+    def tobytes(self) -> bytes: ...
+
+_Placed: TypeAlias = tuple[int, int]
+
+@final
+class Experts:
+    def __new__(
+        cls,
+        store: Store,
+        layers: list[tuple[_Placed, _Placed, _Placed]],
+        shape: tuple[int, int, int, int],
+        over_all: bool,
+        cache: tuple[int, str, list[tuple[int, int]], int] | None = None,
+    ) -> Experts: ...
+    def sizes(self) -> tuple[int, int, int]: ...
+    def compute(self, layer: int, logits: View, x: View, out: View, adds: bool) -> Operation: ...
+    def step_on_gpu(
+        self,
+        shape: tuple[int, int],
+        addresses: tuple[int, int, int, int],
+        adds: bool,
+        stream: int,
+        buffers: Any | None = None,
+    ) -> GpuOperation: ...
+    def counts(self) -> tuple[int, int, int, list[list[int]]]: ...
+    def check(self, timeout: float | None = None) -> bool: ...
+    def close(self) -> None: ...
+
+def angles(positions: int, head_elements: int, base: float, out: View) -> Operation: ...
+def gemv_on_cpu(format: int, weights: View, x: View, columns: int, out: View, adds: bool) -> Operation: ...
+def unpack_on_cpu(format: int, rows: View, columns: int, out: View) -> Operation: ...
+def rms_norm_on_cpu(x: View, weight: View, epsilon: float, out: View) -> Operation: ...
+def rope_on_cpu(
+    shape: tuple[int, int, int, int, int],
+    angles: View,
+    queries: View,
+    given: tuple[View, View],
+    caches: tuple[View, View],
+) -> Operation: ...
+def attention_on_cpu(
+    shape: tuple[int, int, int, int, int],
+    queries: View,
+    caches: tuple[View, View],
+    scale: float,
+    out: View,
+) -> Operation: ...
+def silu_mul_on_cpu(x: View, factor: View, out: View) -> Operation: ...
+def argmax_on_cpu(x: View, elements: int, out: View) -> Operation: ...
+def route_on_cpu(
+    logits: View,
+    shape: tuple[int, int],
+    over_all: bool,
+    experts: View,
+    weights: View,
+    probabilities: View | None = None,
+) -> Operation: ...
+def balance(
+    counts: list[int], probabilities: View
+) -> tuple[float, float, float, int, float | None]: ...
 def build_index(
     store: Store, offset: int, vectors: View, elements: int, shape: tuple[int, int, int]
 ) -> Import: ...

@@ -1,0 +1,238 @@
+//! Launches of the kernels, in any stream.
+// UNSAFETY: launches kernels over addresses that the caller vouches for.
+#![allow(unsafe_code)]
+
+use nvme_compute_kernel::{
+    Argmax, Attention, BLOCK_THREADS, Gemv, MOST_HEAD_ELEMENTS, PTX, RmsNorm, Rope, SiluMul,
+    Unpack, kernel,
+};
+use nvme_formats::{Stored, UNIT};
+use nvme_host::cuda::{Function, Gpu, Module};
+use nvme_host::{Error, Result};
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+/// Blocks of a launch at most: as many as a large GPU runs at a time.
+const MOST_BLOCKS: u64 = 2048;
+
+/// The kernels of the steps of a transformer, for one GPU.
+///
+/// Each function puts a kernel into `stream`, a `CUstream` of the GPU, and returns before it runs. The stream may be
+/// captured. Without anything to compute nothing is launched. They stay loaded when this is dropped: a launch that is under
+/// way, or a graph, may still run them.
+pub struct Steps {
+    module: ManuallyDrop<Module>,
+    gemv: Function,
+    rms_norm: Function,
+    rope: Function,
+    attention: Function,
+    silu_mul: Function,
+    argmax: Function,
+    take_token: Function,
+    unpack: Function,
+}
+
+impl Steps {
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// Those of [`Module::load`].
+    pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
+        let module = ManuallyDrop::new(Module::load(gpu, PTX.as_bytes())?);
+        Ok(Self {
+            gemv: module.function(kernel::GEMV)?,
+            rms_norm: module.function(kernel::RMS_NORM)?,
+            rope: module.function(kernel::ROPE)?,
+            attention: module.function(kernel::ATTENTION)?,
+            silu_mul: module.function(kernel::SILU_MUL)?,
+            argmax: module.function(kernel::ARGMAX)?,
+            take_token: module.function(kernel::TAKE_TOKEN)?,
+            unpack: module.function(kernel::UNPACK)?,
+            module,
+        })
+    }
+
+    /// Products of a matrix in memory of the GPU and some vectors.
+    ///
+    /// # Safety
+    /// What `gemv` names is valid on the GPU until the stream has done it, and for as long as a graph that captured it may
+    /// be launched; nothing else writes it meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a format, columns or addresses that cannot be; [`Error::Device`] with the driver's answer.
+    pub unsafe fn gemv(&self, gemv: &Gemv, stream: u64) -> Result<()> {
+        let row_bytes = row_bytes(gemv.stored, gemv.columns)?;
+        if gemv.row_bytes != row_bytes || gemv.stride < gemv.rows {
+            return Err(Error::usage(
+                format!(
+                    "rows of {} bytes, {} elements from one result to the next",
+                    gemv.row_bytes, gemv.stride
+                ),
+                format!("use {row_bytes} bytes, and {} elements or more", gemv.rows),
+            ));
+        }
+        check_addresses(gemv.x | gemv.y, 4)?;
+        check_addresses(gemv.weights, 2)?;
+        let warps = u64::from(gemv.rows) * u64::from(gemv.tokens);
+        // SAFETY: the caller's.
+        unsafe { self.launch(self.gemv, warps * 32, gemv, stream) }
+    }
+
+    /// The numbers of rows as they are stored.
+    ///
+    /// # Safety
+    /// As [`gemv`](Self::gemv).
+    ///
+    /// # Errors
+    /// As [`gemv`](Self::gemv).
+    pub unsafe fn unpack(&self, unpack: &Unpack, stream: u64) -> Result<()> {
+        row_bytes(unpack.stored, unpack.columns)?;
+        check_addresses(unpack.y, 4)?;
+        check_addresses(unpack.rows | unpack.row_stride, 2)?;
+        let units = u64::from(unpack.columns / UNIT) * u64::from(unpack.tokens);
+        // SAFETY: the caller's.
+        unsafe { self.launch(self.unpack, units, unpack, stream) }
+    }
+
+    /// Norms of vectors.
+    ///
+    /// # Safety
+    /// As [`gemv`](Self::gemv).
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for addresses between two numbers; [`Error::Device`] with the driver's answer.
+    pub unsafe fn rms_norm(&self, norm: &RmsNorm, stream: u64) -> Result<()> {
+        check_addresses(norm.x | norm.weight | norm.y, 4)?;
+        // SAFETY: the caller's.
+        unsafe { self.launch(self.rms_norm, u64::from(norm.tokens) * 32, norm, stream) }
+    }
+
+    /// Positions of queries and keys.
+    ///
+    /// # Safety
+    /// As [`gemv`](Self::gemv).
+    ///
+    /// # Errors
+    /// As [`rms_norm`](Self::rms_norm), and [`Error::Usage`] for heads of an odd number of elements.
+    pub unsafe fn rope(&self, rope: &Rope, stream: u64) -> Result<()> {
+        if !rope.head_elements.is_multiple_of(2) {
+            return Err(Error::usage(
+                format!("heads of {} elements", rope.head_elements),
+                "use an even number: two make a pair that is turned",
+            ));
+        }
+        let addresses = rope.queries | rope.keys | rope.values | rope.angles;
+        check_addresses(addresses | rope.key_cache | rope.value_cache, 4)?;
+        let heads = (u64::from(rope.heads) + u64::from(rope.kv_heads)) * u64::from(rope.tokens);
+        let pairs = heads * u64::from(rope.head_elements / 2);
+        // SAFETY: the caller's.
+        unsafe { self.launch(self.rope, pairs, rope, stream) }
+    }
+
+    /// Attention over the positions up to that of each query.
+    ///
+    /// # Safety
+    /// As [`gemv`](Self::gemv).
+    ///
+    /// # Errors
+    /// As [`rms_norm`](Self::rms_norm), and [`Error::Usage`] for heads that cannot be.
+    pub unsafe fn attention(&self, attention: &Attention, stream: u64) -> Result<()> {
+        let (heads, kv_heads) = (attention.heads, attention.kv_heads);
+        let elements = attention.head_elements;
+        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) || elements > MOST_HEAD_ELEMENTS {
+            return Err(Error::usage(
+                format!("{heads} heads of {elements} elements over {kv_heads} of keys"),
+                format!(
+                    "use a multiple of the heads of keys, and {MOST_HEAD_ELEMENTS} elements at most"
+                ),
+            ));
+        }
+        let addresses = attention.queries | attention.key_cache | attention.value_cache;
+        check_addresses(addresses | attention.y, 4)?;
+        let warps = u64::from(heads) * u64::from(attention.tokens);
+        // SAFETY: the caller's.
+        unsafe { self.launch(self.attention, warps * 32, attention, stream) }
+    }
+
+    /// The activation, element by element.
+    ///
+    /// # Safety
+    /// As [`gemv`](Self::gemv).
+    ///
+    /// # Errors
+    /// As [`rms_norm`](Self::rms_norm).
+    pub unsafe fn silu_mul(&self, silu: &SiluMul, stream: u64) -> Result<()> {
+        check_addresses(silu.x | silu.factor | silu.y, 4)?;
+        // SAFETY: the caller's.
+        unsafe { self.launch(self.silu_mul, silu.elements, silu, stream) }
+    }
+
+    /// The index of the largest number, of equal ones the first.
+    ///
+    /// # Safety
+    /// As [`gemv`](Self::gemv); the 8 bytes at `argmax.best` are 0.
+    ///
+    /// # Errors
+    /// As [`rms_norm`](Self::rms_norm), and [`Error::Usage`] for no number, and for more than 2^32 - 1.
+    pub unsafe fn argmax(&self, argmax: &Argmax, stream: u64) -> Result<()> {
+        if argmax.elements == 0 || u32::try_from(argmax.elements).is_err() {
+            return Err(Error::usage(
+                format!("the largest of {} numbers", argmax.elements),
+                "use 1 to 4294967295",
+            ));
+        }
+        check_addresses(argmax.x, 4)?;
+        check_addresses(argmax.best | argmax.index, 8)?;
+        // SAFETY: the caller's.
+        unsafe {
+            self.launch(self.argmax, argmax.elements, argmax, stream)?;
+            self.launch(self.take_token, 1, argmax, stream)
+        }
+    }
+
+    /// A thread for each of `threads` pieces of work, or fewer that take several.
+    ///
+    /// # Safety
+    /// `function` takes one `T`; what that names is there.
+    unsafe fn launch<T: Copy>(
+        &self,
+        function: Function,
+        threads: u64,
+        argument: &T,
+        stream: u64,
+    ) -> Result<()> {
+        let blocks = threads.div_ceil(BLOCK_THREADS.into()).min(MOST_BLOCKS);
+        if blocks == 0 {
+            return Ok(());
+        }
+        // SAFETY: the caller's.
+        unsafe {
+            self.module
+                .launch_in(stream, function, blocks as u32, BLOCK_THREADS, argument)
+        }
+    }
+}
+
+/// # Errors
+/// [`Error::Usage`] for an unknown format, and columns that are no whole blocks.
+fn row_bytes(stored: u32, columns: u32) -> Result<u64> {
+    let bytes = Stored::of_number(stored).and_then(|stored| stored.row_bytes(columns));
+    bytes.ok_or_else(|| {
+        Error::usage(
+            format!("{columns} columns of format {stored}"),
+            format!("use a format of GGUF, and whole blocks of it: a multiple of {UNIT} at least"),
+        )
+    })
+}
+
+/// # Errors
+/// [`Error::Usage`] unless all of `addresses`, joined by or, are multiples of `bytes`.
+fn check_addresses(addresses: u64, bytes: u64) -> Result<()> {
+    match addresses.is_multiple_of(bytes) {
+        true => Ok(()),
+        false => Err(Error::usage(
+            format!("an address that is no multiple of {bytes}"),
+            "use memory as an allocator gives it, and whole elements from there",
+        )),
+    }
+}

@@ -1,0 +1,296 @@
+"""Layers of experts: the router's choice, the experts, and how evenly they are used."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple, NoReturn, Sequence
+
+from .. import _buffers, _native
+from .._errors import Timeout, Usage
+from .._store import Store, _refuse_pickling
+from . import _tensors as t
+from ._matrix import store_of
+
+_F32 = ("float32",)
+_MOST = (1 << 32) - 1
+_MOST_EXPERTS = 4096
+
+
+class Routed(NamedTuple):
+    """What :func:`moe_router` chose."""
+
+    experts: Any
+    """int32 of the shape ``(tokens, k)``: numbers of experts, the largest logit first."""
+    weights: Any
+    """float32 of the same shape: what their results are multiplied by."""
+    probabilities: Any
+    """float32 of the shape of the logits: the softmax over all experts; None unless asked for."""
+
+
+class Balance(NamedTuple):
+    """How evenly experts are used."""
+
+    most_to_mean: float
+    """The largest number of choices of an expert, in parts of the mean: 1 where all are chosen as often."""
+    variation: float
+    """Standard deviation of the numbers of choices, in parts of the mean."""
+    entropy: float
+    """Entropy of the choices, in parts of the largest there can be: 1 where all are chosen as often."""
+    unused: int
+    """Experts that were never chosen."""
+    loss: float | None
+    """The auxiliary loss of the Switch Transformer without its factor: 1 where all are alike. None without
+    probabilities."""
+
+
+class Counts(NamedTuple):
+    """What the cache of :class:`Experts` has counted."""
+
+    hits: int
+    """Choices whose expert was in the cache."""
+    misses: int
+    """Those whose expert was read."""
+    evictions: int
+    """Experts that made room for another."""
+    chosen: list[list[int]]
+    """How often each expert of each layer was chosen."""
+
+
+def moe_router(logits: Any, k: int, *, over_all: bool = False, probabilities: bool = False) -> Routed:
+    """The ``k`` experts with the largest logits of each token, of equal ones the first, and their weights.
+
+    ``logits``: float32 of the shape ``(tokens, experts)``, 4,096 experts at most. Weights are the softmax over those that
+    were chosen, or with ``over_all`` over all experts. ``probabilities``: whether to return the softmax over all, for
+    :func:`moe_load_balance`. On a GPU experts and weights are views of one tensor, with gaps.
+
+    Raises :class:`Usage` for what does not fit.
+    """
+    x = t.operand(logits, "logits", _F32)
+    t.shaped(x, "logits", ("tokens", "experts"))
+    tokens, experts = x.shape
+    if not 1 <= experts <= _MOST_EXPERTS:
+        raise Usage(f"logits of {experts} experts", f"use 1 to {_MOST_EXPERTS}")
+    choices = t.whole("k", k, 1, experts)
+    shape = (tokens, choices)
+    of_all = t.place(None, "probabilities", x, x.shape) if probabilities else None
+    if x.gpu is None:
+        number, weight = t.place(None, "experts", x, shape, "int32"), t.place(None, "weights", x, shape)
+        softmax = None if of_all is None else of_all.view
+        given = (experts, choices)
+        t.run(_native.route_on_cpu(x.view, given, bool(over_all), number.view, weight.view, softmax))
+        found = number.value, weight.value
+    else:
+        chosen = t.place(None, "chosen", x, (*shape, 4), "int32")
+        addresses = (x.address, chosen.address, 0 if of_all is None else of_all.address)
+        sizes = (tokens, experts, choices)
+        t.kernels(_native.Router, x.gpu).route(sizes, bool(over_all), addresses, t.stream(x.gpu))
+        found = chosen.value[..., 0], chosen.value.view(_buffers.torch().float32)[..., 2]  # type: ignore[union-attr]
+    return Routed(*found, None if of_all is None else of_all.value)
+
+
+def moe_load_balance(counts: Any, probabilities: Any = None) -> Balance:
+    """How evenly experts are used: metrics, which are computed on the CPU.
+
+    ``counts``: how often each expert was chosen, whole numbers: a list, or an array such as
+    ``torch.bincount(routed.experts.flatten(), minlength=experts)``. ``probabilities``: float32 of the shape
+    ``(tokens, experts)``, of :func:`moe_router`, for the loss. Tensors of a GPU are copied to the host, which waits.
+
+    Raises :class:`Usage` for what does not fit.
+    """
+    numbers = counts.tolist() if hasattr(counts, "tolist") else list(counts)
+    numbers = [t.whole("a count", one, 0, (1 << 63) - 1) for one in numbers]
+    if probabilities is None:
+        view = _native.View.from_buffer(b"", False)
+    else:
+        if _buffers.is_tensor(probabilities):
+            probabilities = probabilities.detach().cpu().contiguous()
+        x = t.operand(probabilities, "probabilities", _F32)
+        t.shaped(x, "probabilities", ("tokens", len(numbers)))
+        view = x.view
+    return Balance(*_native.balance(numbers, view))
+
+
+class Experts:
+    """Layers of experts on a store: ``down @ (silu(gate @ x) * (up @ x))`` for each of a token's experts, added up by the
+    weights of its router. Only those that were chosen are read.
+
+    ``layers``: for each layer gate, up and down, each as ``(offset, format)``: the first byte of the matrices of all its
+    experts, one after the other as GGUF has them, and a format of :func:`gemv`. ``width``: elements of a token's vector;
+    ``hidden``: rows of gate and up; both multiples of 32, of 256 for ``q4_k`` and ``q6_k``. ``experts``: of a layer, 4,096
+    at most. ``choices``: experts of a token. ``over_all``: as for :func:`moe_router`.
+
+    ``cache_bytes``: memory of the store's GPU for experts; None: only memory of the host is computed with. ``policy``: which
+    expert makes room for another. ``pinned``: ``(layer, expert)`` that are read now and stay. ``tokens``: tokens of a step
+    on the GPU at most. The memory is kept until the process ends, for graphs may use it.
+
+    Raises :class:`Usage` for layers that cannot be, and a cache with fewer slots than a step may need.
+    """
+
+    __slots__ = ("_store", "_native", "_layers", "_shape", "_tokens", "__weakref__")
+
+    def __init__(
+        self,
+        store: Store,
+        layers: Sequence[Sequence[tuple[int, Any]]],
+        *,
+        width: int,
+        hidden: int,
+        experts: int,
+        choices: int,
+        over_all: bool = False,
+        cache_bytes: int | None = None,
+        policy: Literal["lru", "lfu", "clock"] = "lru",
+        pinned: Sequence[tuple[int, int]] = (),
+        tokens: int = 1,
+    ) -> None:
+        native = store_of(store)
+        names = ("width", "hidden", "experts", "choices")
+        sizes = [t.whole(name, one, 1, _MOST) for name, one in zip(names, (width, hidden, experts, choices))]
+        places = [_places(number, layer) for number, layer in enumerate(layers)]
+        cache = None
+        self._tokens = t.whole("tokens", tokens, 1, _MOST)
+        if cache_bytes is not None:
+            kept = [(t.whole("a pinned layer", a, 0, _MOST), t.whole("a pinned expert", b, 0, _MOST)) for a, b in pinned]
+            cache = (t.whole("cache_bytes", cache_bytes, 0, (1 << 63) - 1), str(policy), kept, self._tokens)
+        self._store, self._layers = store, len(places)
+        self._shape = (sizes[0], sizes[1], sizes[2], sizes[3])
+        self._native = _native.Experts(native, places, self._shape, bool(over_all), cache)
+
+    @property
+    def store(self) -> Store:
+        """The store on which they lie."""
+        return self._store
+
+    @property
+    def layers(self) -> int:
+        """How many layers."""
+        return self._layers
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of a slot of the cache: of the largest expert."""
+        return self._native.sizes()[0]
+
+    @property
+    def slots(self) -> int:
+        """Experts that the cache holds at most; 0 without one."""
+        return self._native.sizes()[1]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory of the GPU that it holds."""
+        return self._native.sizes()[2]
+
+    def compute(
+        self,
+        layer: int,
+        logits: Any,
+        x: Any,
+        out: Any = None,
+        *,
+        accumulate: bool = False,
+        probabilities: Any = None,
+        check: t.Check | None = None,
+    ) -> Any:
+        """The results of a layer's experts, added up for each token.
+
+        ``logits``: float32 of the shape ``(tokens, experts)``, what the layer's router says. ``x``: ``(tokens, width)``.
+        ``out``: as ``x``, which is returned; with ``accumulate`` results are added to it. ``probabilities``: as the logits,
+        gets the softmax over all experts.
+
+        On the store's GPU the choice, the reads of experts that are not in the cache, and the products are put into the
+        current stream of torch, which may be captured. Steps of one cache follow one another: in one stream, or ordered by
+        the program. A token with an expert that was not read is NaN, and the next step that chooses the expert reads it
+        again. In memory of the host threads read each expert that was chosen. ``check``: as for :meth:`Matrix.gemv`.
+
+        Raises :class:`Usage` for what does not fit; :class:`Status`, :class:`Timeout` or :class:`Gone` for an expert that
+        was not read.
+        """
+        t.known(check)
+        width, _, experts, _ = self._shape
+        which = t.whole("layer", layer, 0, self._layers - 1)
+        r, v = t.operand(logits, "logits", _F32), t.operand(x, "x", _F32)
+        t.shaped(v, "x", ("tokens", width))
+        t.shaped(r, "logits", (v.shape[0], experts))
+        if accumulate and out is None:
+            raise Usage("accumulate without out", "pass the sums so far as out")
+        gpu = t.together(logits=r, x=v)
+        y = t.place(out, "out", v, v.shape)
+        of_all = None if probabilities is None else t.place(probabilities, "probabilities", r, r.shape)
+        if gpu is None:
+            t.run(self._native.compute(which, r.view, v.view, y.view, bool(accumulate)))
+            if of_all is not None:
+                _softmax(r, of_all)
+            return y.value
+        t.same_gpu(self._store._native.gpu_index, (2, gpu), "x")
+        if v.shape[0] > self._tokens:
+            raise Usage(f"a step of {v.shape[0]} tokens", f"use {self._tokens} at most, or a larger tokens=")
+        addresses = (r.address, v.address, y.address, 0 if of_all is None else of_all.address)
+        given = (which, v.shape[0])
+        t.checked(self._native.step_on_gpu(given, addresses, bool(accumulate), t.stream(gpu)), check)
+        return y.value
+
+    def counts(self) -> Counts:
+        """What the cache on the GPU has counted. Waits for the GPU. Raises :class:`Usage` without a cache."""
+        t.settle(self._store.gpu)
+        return Counts(*self._native.counts())
+
+    def check(self, timeout: float | None = None) -> None:
+        """Waits for the reads of steps on the GPU that were launched before, ``timeout`` seconds at most, and raises the
+        first failure that was not raised yet; of captured ones that of their last run that ended.
+
+        Raises :class:`Timeout` when they have not ended in time.
+        """
+        if not self._native.check(timeout):
+            raise Timeout("steps on the GPU have not ended", "call check again, or wait longer", "unfinished")
+
+    def close(self) -> None:
+        """Lets go of the store."""
+        self._native.close()
+
+    def __enter__(self) -> Experts:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        _refuse_pickling(self)
+
+    def __repr__(self) -> str:
+        width, hidden, experts, choices = self._shape
+        return f"<nvme_gpu.compute.Experts {self._layers} layers, {choices} of {experts} of {width} x {hidden}>"
+
+
+def _places(number: int, layer: Any) -> tuple[tuple[int, int], tuple[int, int], tuple[int, int]]:
+    matrices = list(layer)
+    if len(matrices) != 3:
+        raise Usage(f"layer {number} has {len(matrices)} matrices", "give gate, up and down")
+    found = [
+        (t.whole("an offset", offset, 0, (1 << 63) - 1), t.FORMATS[t.format_of(format)][0]) for offset, format in matrices
+    ]
+    return found[0], found[1], found[2]
+
+
+def _softmax(logits: t.Operand, out: t.Operand) -> None:
+    """The softmax of each token, in memory of the host."""
+    shape = (logits.shape[0], 1)
+    number, weight = t.place(None, "experts", logits, shape, "int32"), t.place(None, "weights", logits, shape)
+    given = (logits.shape[1], 1)
+    t.run(_native.route_on_cpu(logits.view, given, False, number.view, weight.view, out.view))
+
+
+def moe_experts_compute(
+    experts: Experts,
+    layer: int,
+    logits: Any,
+    x: Any,
+    out: Any = None,
+    *,
+    accumulate: bool = False,
+    probabilities: Any = None,
+    check: t.Check | None = None,
+) -> Any:
+    """:meth:`Experts.compute` of ``experts``."""
+    if not isinstance(experts, Experts):
+        raise TypeError(f"experts is of the type {type(experts).__name__}: use nvme_gpu.compute.Experts")
+    return experts.compute(layer, logits, x, out, accumulate=accumulate, probabilities=probabilities, check=check)

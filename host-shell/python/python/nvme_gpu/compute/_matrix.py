@@ -1,0 +1,116 @@
+"""A matrix on a store, and its product with a vector."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from .. import _native
+from .._errors import Timeout, Usage
+from .._store import Store, _refuse_pickling
+from . import _tensors as t
+
+_MOST = (1 << 32) - 1
+
+
+def store_of(store: Any) -> _native.Store:
+    """The store of the extension module."""
+    if not isinstance(store, Store):
+        raise TypeError(f"store is of the type {type(store).__name__}: use nvme_gpu.open")
+    return store._native
+
+
+class Matrix:
+    """A matrix on a store, row after row, as a file of tensors has it: its products are computed while it is read.
+
+    ``offset``: its first byte in the store, an even number. ``format``: as for :func:`gemv`. ``shape``:
+    ``(rows, columns)``; ``columns`` is a multiple of 32, of 256 for ``q4_k`` and ``q6_k``.
+
+    On a GPU a kernel reads it and multiplies what has landed: the store is one drive, opened with that GPU. No copy of it
+    is made in memory of the GPU. Closing the store closes it. Any number of threads may use it.
+
+    Raises :class:`Usage` for a matrix that does not lie inside the store.
+    """
+
+    __slots__ = ("_store", "_native", "_format", "_shape", "__weakref__")
+
+    def __init__(self, store: Store, offset: int, format: Any, shape: tuple[int, int]) -> None:
+        native = store_of(store)
+        self._format = t.format_of(format)
+        lengths = tuple(shape)
+        if len(lengths) != 2:
+            raise Usage(f"the shape {lengths} of a matrix", "use (rows, columns)")
+        rows, columns = (t.whole("a length of the shape", length, 0, _MOST) for length in lengths)
+        place = t.whole("offset", offset, 0, (1 << 63) - 1)
+        self._store, self._shape = store, (rows, columns)
+        self._native = _native.Matrix(native, place, t.FORMATS[self._format][0], (rows, columns))
+
+    @property
+    def store(self) -> Store:
+        """The store on which it lies."""
+        return self._store
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """``(rows, columns)``."""
+        return self._shape
+
+    @property
+    def format(self) -> str:
+        """The name of its format."""
+        return self._format
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of it on the store."""
+        return self._native.nbytes
+
+    def gemv(self, x: Any, out: Any = None, *, check: t.Check | None = None) -> Any:
+        """``y = W x``, with a matrix that is read meanwhile.
+
+        ``x``: float32 of the shape ``(columns,)``. On the store's GPU the product is put into the current stream of torch,
+        which may be captured: a kernel reads each byte of the matrix once and needs no memory for it. In memory of the
+        host threads read and multiply. ``out``: float32 of the shape ``(rows,)``, which is returned.
+
+        Elements whose row was not read whole are NaN. ``check``: ``"now"`` waits and raises; ``"later"`` leaves errors to
+        :meth:`check` and to the next product. None is ``"later"`` on a GPU; in memory of the host it is always ``"now"``.
+
+        Raises :class:`Usage` for what does not fit; :class:`Status`, :class:`Timeout` or :class:`Gone` for a row that
+        was not read, with its number as ``row``.
+        """
+        t.known(check)
+        rows, columns = self._shape
+        v = t.operand(x, "x", ("float32",))
+        t.shaped(v, "x", (columns,))
+        if v.gpu is not None:
+            t.same_gpu(self._store._native.gpu_index, (2, v.gpu), "x")
+        y = t.place(out, "out", v, (rows,))
+        if v.gpu is None:
+            t.run(self._native.gemv(v.view, y.view))
+        else:
+            t.checked(self._native.gemv_on_gpu(v.address, y.address, t.stream(v.gpu)), check)
+        return y.value
+
+    def check(self, timeout: float | None = None) -> None:
+        """Waits for the products on the GPU that came before, ``timeout`` seconds at most, and raises the first failure that
+        was not raised yet; of captured ones that of their last run that ended.
+
+        Raises :class:`Timeout` when they have not ended in time.
+        """
+        if not self._native.check(timeout):
+            raise Timeout("products on the GPU have not ended", "call check again, or wait longer", "unfinished")
+
+    def close(self) -> None:
+        """Lets go of the store."""
+        self._native.close()
+
+    def __enter__(self) -> Matrix:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> NoReturn:
+        _refuse_pickling(self)
+
+    def __repr__(self) -> str:
+        return f"<nvme_gpu.compute.Matrix {self._shape} {self._format} of {self._store!r}>"

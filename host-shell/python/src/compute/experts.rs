@@ -1,0 +1,219 @@
+//! Layers of experts on a store.
+// UNSAFETY: numbers lie in memory of views; launches use addresses of a GPU.
+#![allow(unsafe_code)]
+
+use super::host::Call;
+use super::steps::stored;
+use crate::error::{Fault, OrRaise};
+use crate::flight::{Flights, GpuOperation};
+use crate::on_store::OnStore;
+use crate::operation::Operation;
+use crate::store::{Open, Store};
+use crate::view::View;
+use crate::wait;
+use nvme_compute::experts::{self, CacheOptions, GpuExperts, Placed, Policy, Shape, Step};
+use nvme_host::Error;
+use pyo3::prelude::*;
+use std::sync::Arc;
+use std::time::Duration;
+
+/// How long the pinned experts may take to be read.
+const LIMIT: Duration = Duration::from_secs(600);
+
+/// The first byte of a matrix of all experts of a layer, and its format.
+type Place = (u64, u32);
+
+/// Bytes, policy, pinned experts and tokens of a step.
+type Cache = (u64, String, Vec<(u32, u32)>, u32);
+
+/// Hits, misses, evictions, and how often each expert of each layer was chosen.
+type Counted = (u64, u64, u64, Vec<Vec<u64>>);
+
+struct Opened {
+    store: Open,
+    experts: experts::Experts,
+    by_gpu: Option<GpuExperts>,
+}
+
+/// Layers of experts.
+#[pyclass(frozen, module = "nvme_gpu._native")]
+pub struct Experts {
+    opened: OnStore<Arc<Opened>>,
+    flights: Arc<Flights>,
+}
+
+fn policy(name: &str) -> Result<Policy, Fault> {
+    match name {
+        "lru" => Ok(Policy::Lru),
+        "lfu" => Ok(Policy::Lfu),
+        "clock" => Ok(Policy::Clock),
+        other => {
+            let cause = format!("policy is '{other}'");
+            Err(Fault::usage(cause, "use 'lru', 'lfu' or 'clock'"))
+        }
+    }
+}
+
+#[pymethods]
+impl Experts {
+    /// `layers`: gate, up and down of each. `shape`: width, hidden, experts, choices.
+    #[new]
+    #[pyo3(signature = (store, layers, shape, over_all, cache=None))]
+    fn new(
+        py: Python<'_>,
+        store: &Store,
+        layers: Vec<(Place, Place, Place)>,
+        shape: (u32, u32, u32, u32),
+        over_all: bool,
+        cache: Option<Cache>,
+    ) -> PyResult<Self> {
+        let open = store.get()?;
+        let (width, hidden, count, choices) = shape;
+        let shape = Shape {
+            width,
+            hidden,
+            experts: count,
+            choices,
+            over_all,
+        };
+        let place = |(offset, format): Place| -> Result<Placed, Fault> {
+            Ok(Placed {
+                offset,
+                stored: stored(format)?,
+            })
+        };
+        let layer = |(gate, up, down)| Ok([place(gate)?, place(up)?, place(down)?]);
+        let layers = layers.into_iter().map(layer);
+        let layers = layers.collect::<Result<Vec<_>, Fault>>()?;
+        let options = |(bytes, name, pinned, tokens): Cache| -> Result<CacheOptions, Fault> {
+            Ok(CacheOptions {
+                bytes,
+                policy: policy(&name)?,
+                pinned,
+                tokens,
+                limit: LIMIT,
+            })
+        };
+        let options = cache.map(options).transpose()?;
+        let opened = wait::of(py, move || {
+            let experts = experts::Experts::new(&open, shape, layers)?;
+            let by_gpu = options.map(|options| GpuExperts::new(&experts, &options));
+            Ok(Arc::new(Opened {
+                store: open,
+                experts,
+                by_gpu: by_gpu.transpose()?,
+            }))
+        })?;
+        let flights = Arc::default();
+        store.add_table(&flights);
+        Ok(Self {
+            opened: OnStore::new(store, "layers of experts", opened),
+            flights,
+        })
+    }
+
+    /// Bytes of a slot of the cache, slots, and bytes of memory of the GPU.
+    fn sizes(&self) -> PyResult<(u64, u32, u64)> {
+        let opened = self.opened.get()?;
+        let cache = opened.by_gpu.as_ref();
+        Ok((
+            opened.experts.slot_bytes(),
+            cache.map_or(0, GpuExperts::slots),
+            cache.map_or(0, GpuExperts::memory_bytes),
+        ))
+    }
+
+    /// A layer's results, by threads of the host; added to `out` with `adds`.
+    fn compute(
+        &self,
+        layer: u32,
+        logits: Py<View>,
+        x: Py<View>,
+        out: Py<View>,
+        adds: bool,
+    ) -> PyResult<Operation> {
+        let opened = self.opened.get()?;
+        let mut call = Call::default();
+        let logits = call.input::<f32>(logits, "logits")?;
+        let x = call.input::<f32>(x, "x")?;
+        let out = call.output::<f32>(out, "out")?;
+        call.start(move || {
+            // SAFETY: inside of the call, once.
+            let (logits, x, out) = unsafe { (logits.get(), x.get(), out.get()) };
+            if out.len() != x.len() {
+                let cause = format!("out has {} elements, x {}", out.len(), x.len());
+                return Err(Error::usage(cause, "use as many"));
+            }
+            let found = opened.experts.compute(layer, logits, x);
+            if found.is_err() {
+                // What is not computed is no number.
+                out.fill(f32::NAN);
+            }
+            for (out, found) in out.iter_mut().zip(found?) {
+                *out = if adds { *out } else { 0.0 } + found;
+            }
+            Ok(())
+        })
+    }
+
+    /// Puts a layer's step into `stream` of the store's GPU. The addresses of logits, vectors, results and probabilities,
+    /// the last one 0 for none.
+    #[pyo3(signature = (shape, addresses, adds, stream, buffers=None))]
+    fn step_on_gpu(
+        &self,
+        py: Python<'_>,
+        shape: (u32, u32),
+        addresses: (u64, u64, u64, u64),
+        adds: bool,
+        stream: u64,
+        buffers: Option<Py<PyAny>>,
+    ) -> PyResult<GpuOperation> {
+        self.flights.reap();
+        self.flights.check()?;
+        let opened = self.opened.get()?;
+        let (logits, x, y, probabilities) = addresses;
+        let step = Step {
+            layer: shape.0,
+            tokens: shape.1,
+            logits,
+            x,
+            y,
+            adds,
+            probabilities,
+        };
+        let store = Arc::clone(&opened.store);
+        let what = ("experts", step.tokens.into());
+        self.flights.launch(py, store, what, buffers, false, || {
+            let cache = opened.by_gpu.as_ref().ok_or_else(without_cache)?;
+            // SAFETY: Python keeps the tensors in the order of the stream, or until the reads have ended.
+            unsafe { cache.step(&step, stream) }
+        })
+    }
+
+    /// What the cache has counted.
+    fn counts(&self, py: Python<'_>) -> PyResult<Counted> {
+        let opened = self.opened.get()?;
+        let cache = opened.by_gpu.as_ref();
+        let cache = cache.ok_or_else(|| Fault::of(&without_cache()))?;
+        let counts = py.detach(|| cache.counts()).or_raise()?;
+        Ok((counts.hits, counts.misses, counts.evictions, counts.chosen))
+    }
+
+    /// Waits for steps on the GPU that were launched before, and raises the first failure that was not raised yet.
+    #[pyo3(signature = (timeout=None))]
+    fn check(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
+        self.opened.get()?;
+        self.flights.wait(py, timeout)
+    }
+
+    fn close(&self) {
+        self.opened.close();
+    }
+}
+
+fn without_cache() -> Error {
+    Error::usage(
+        "the experts have no cache on a GPU",
+        "open the store with gpu=0, and give cache_bytes",
+    )
+}

@@ -1,0 +1,166 @@
+//! Memory of the host as numbers, for computations on threads of the pool; launches without the GIL.
+// UNSAFETY: numbers lie in memory of views, which are kept until a computation has ended.
+#![allow(unsafe_code)]
+
+use super::threads;
+use crate::error::{Fault, OrRaise};
+use crate::operation::Operation;
+use crate::view::{Memory, View};
+use pyo3::prelude::*;
+use std::marker::PhantomData;
+
+/// Numbers of which every pattern of bits is one.
+pub trait Number: Copy + Send + 'static {}
+impl Number for u8 {}
+impl Number for i32 {}
+impl Number for u32 {}
+impl Number for i64 {}
+impl Number for f32 {}
+
+/// Numbers that are read.
+pub struct In<T> {
+    memory: Memory,
+    _number: PhantomData<T>,
+}
+
+/// Numbers that are written.
+pub struct Out<T> {
+    memory: Memory,
+    _number: PhantomData<T>,
+}
+
+impl<T: Number> In<T> {
+    /// The numbers.
+    ///
+    /// # Safety
+    /// Inside of the work of the [`Call`] that made this, or while that lives.
+    pub unsafe fn get<'a>(&self) -> &'a [T] {
+        match self.memory.bytes {
+            0 => &[],
+            // SAFETY: aligned, and kept, as the call saw to.
+            bytes => unsafe {
+                let first = self.memory.address as usize as *const T;
+                std::slice::from_raw_parts(first, bytes / size_of::<T>())
+            },
+        }
+    }
+}
+
+impl<T: Number> Out<T> {
+    /// The numbers.
+    ///
+    /// # Safety
+    /// As [`In::get`], once.
+    pub unsafe fn get<'a>(&self) -> &'a mut [T] {
+        match self.memory.bytes {
+            0 => &mut [],
+            // SAFETY: aligned, kept, and apart from all else, as the call saw to.
+            bytes => unsafe {
+                let first = self.memory.address as usize as *mut T;
+                std::slice::from_raw_parts_mut(first, bytes / size_of::<T>())
+            },
+        }
+    }
+}
+
+/// A computation: what it reads and writes.
+#[derive(Default)]
+pub struct Call {
+    views: Vec<Py<View>>,
+    inputs: Vec<Memory>,
+    outputs: Vec<Memory>,
+}
+
+impl Call {
+    fn numbers<T: Number>(&mut self, view: Py<View>, what: &str, is_out: bool) -> PyResult<Memory> {
+        let memory = view.get().of_host(what, is_out)?;
+        let size = size_of::<T>();
+        let is_whole = memory.bytes.is_multiple_of(size);
+        if !is_whole || memory.bytes > 0 && !memory.address.is_multiple_of(size as u64) {
+            return Err(Fault::usage(
+                format!(
+                    "{what}: {} bytes at {:#x} are no numbers of {size} bytes",
+                    memory.bytes, memory.address
+                ),
+                "use memory that is aligned, such as a copy",
+            )
+            .into());
+        }
+        self.views.push(view);
+        Ok(memory)
+    }
+
+    /// Numbers that are read.
+    ///
+    /// # Errors
+    /// For memory of a GPU, and numbers that are not aligned.
+    pub fn input<T: Number>(&mut self, view: Py<View>, what: &str) -> PyResult<In<T>> {
+        let memory = self.numbers::<T>(view, what, false)?;
+        self.inputs.push(memory);
+        Ok(In {
+            memory,
+            _number: PhantomData,
+        })
+    }
+
+    /// Numbers that are written.
+    ///
+    /// # Errors
+    /// As [`input`](Self::input), and for read-only memory.
+    pub fn output<T: Number>(&mut self, view: Py<View>, what: &str) -> PyResult<Out<T>> {
+        let memory = self.numbers::<T>(view, what, true)?;
+        self.outputs.push(memory);
+        Ok(Out {
+            memory,
+            _number: PhantomData,
+        })
+    }
+
+    /// Numbers that are read before `out`, which may be the same, is written.
+    ///
+    /// # Errors
+    /// As [`input`](Self::input).
+    pub fn input_or_same<T: Number>(
+        &mut self,
+        view: Py<View>,
+        what: &str,
+        out: &Out<T>,
+    ) -> PyResult<Option<In<T>>> {
+        let memory = view.get().memory();
+        let is_same = (memory.address, memory.bytes) == (out.memory.address, out.memory.bytes);
+        match is_same {
+            true => Ok(None),
+            false => Ok(Some(self.input(view, what)?)),
+        }
+    }
+
+    /// Computes by the threads of this process.
+    ///
+    /// # Errors
+    /// For numbers that are written and have another use, too.
+    pub fn start(
+        self,
+        work: impl FnOnce() -> nvme_host::Result<()> + Send + 'static,
+    ) -> PyResult<Operation> {
+        for (at, out) in self.outputs.iter().enumerate() {
+            let others = self.inputs.iter().chain(&self.outputs[at + 1..]);
+            if others.into_iter().any(|other| out.overlaps(*other)) {
+                let cause = "an output shares memory with an input, or with another output";
+                let remedy = "use memory of its own for each";
+                return Err(Fault::usage(cause, remedy).into());
+            }
+        }
+        Operation::start(self.views, move || Ok(threads::run(work)??))
+    }
+}
+
+/// Launches without the GIL: a full stream makes a launch wait.
+///
+/// # Errors
+/// Those of `launch`.
+pub fn launch(
+    py: Python<'_>,
+    launch: impl FnOnce() -> nvme_host::Result<()> + Send,
+) -> PyResult<()> {
+    py.detach(launch).or_raise()
+}

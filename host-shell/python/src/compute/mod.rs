@@ -1,0 +1,36 @@
+//! Compute: kernels over memory of a GPU, and the same by threads of the host. `nvme_gpu.compute` in `python/` checks
+//! shapes and dtypes; these functions check lengths again, where memory depends on it.
+//!
+//! - `host`: memory of the host as numbers; `threads`: the threads of a process.
+//! - `steps`: what a token of a transformer takes; `router`: the choice of experts.
+//! - `matrix`, `pages`, `experts`: what lies on a store and is computed with while it is read.
+
+mod experts;
+mod host;
+mod matrix;
+mod pages;
+mod router;
+mod steps;
+mod threads;
+
+use pyo3::prelude::*;
+
+/// Adds the classes and functions.
+pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
+    module.add_class::<steps::Steps>()?;
+    module.add_class::<router::Router>()?;
+    module.add_class::<matrix::Matrix>()?;
+    module.add_class::<pages::KvPages>()?;
+    module.add_class::<pages::Summaries>()?;
+    module.add_class::<experts::Experts>()?;
+    module.add_function(wrap_pyfunction!(steps::angles, module)?)?;
+    module.add_function(wrap_pyfunction!(steps::gemv_on_cpu, module)?)?;
+    module.add_function(wrap_pyfunction!(steps::unpack_on_cpu, module)?)?;
+    module.add_function(wrap_pyfunction!(steps::rms_norm_on_cpu, module)?)?;
+    module.add_function(wrap_pyfunction!(steps::rope_on_cpu, module)?)?;
+    module.add_function(wrap_pyfunction!(steps::attention_on_cpu, module)?)?;
+    module.add_function(wrap_pyfunction!(steps::silu_mul_on_cpu, module)?)?;
+    module.add_function(wrap_pyfunction!(steps::argmax_on_cpu, module)?)?;
+    module.add_function(wrap_pyfunction!(router::route_on_cpu, module)?)?;
+    module.add_function(wrap_pyfunction!(router::balance, module)?)
+}

@@ -1,0 +1,59 @@
+//! The threads that compute, of one process: a child of `fork` has none of its parent's, and makes its own.
+// UNSAFETY: the threads of a process are a leaked pointer, as those of `pool` are.
+#![allow(unsafe_code)]
+
+use crate::error::Fault;
+use rayon::prelude::*;
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+struct Threads {
+    process: u32,
+    pool: rayon::ThreadPool,
+}
+
+static THREADS: AtomicPtr<Threads> = AtomicPtr::new(std::ptr::null_mut());
+
+/// What `work` comes to, whose parallel parts run on the threads of this process: as many as it has cores, or
+/// `RAYON_NUM_THREADS`.
+///
+/// # Errors
+/// Without threads.
+pub fn run<T: Send>(work: impl FnOnce() -> T + Send) -> Result<T, Fault> {
+    Ok(threads()?.pool.install(work))
+}
+
+/// `work` for each whole chunk of `size` elements of `all`, with its number: on the threads of the caller's [`run`].
+pub fn each_chunk<T: Send>(all: &mut [T], size: usize, work: impl Fn(usize, &mut [T]) + Sync) {
+    let chunks = all.par_chunks_mut(size.max(1)).enumerate();
+    chunks.for_each(|(number, chunk)| work(number, chunk));
+}
+
+fn threads() -> Result<&'static Threads, Fault> {
+    let known = THREADS.load(Ordering::Acquire);
+    // SAFETY: leaked, so that a pointer to one stays valid.
+    if let Some(threads) = unsafe { known.as_ref() }
+        && threads.process == std::process::id()
+    {
+        return Ok(threads);
+    }
+    let named =
+        rayon::ThreadPoolBuilder::new().thread_name(|index| format!("nvme-compute-{index}"));
+    let pool = named.build().map_err(|error| {
+        let source = std::io::Error::other(error.to_string());
+        let call = "starting threads";
+        Fault::of(&nvme_host::Error::System { call, source })
+    })?;
+    let new = Box::into_raw(Box::new(Threads {
+        process: std::process::id(),
+        pool,
+    }));
+    match THREADS.compare_exchange(known, new, Ordering::AcqRel, Ordering::Acquire) {
+        // SAFETY: just leaked.
+        Ok(_) => Ok(unsafe { &*new }),
+        Err(_) => {
+            // Another thread was first. SAFETY: made above, and seen by no other.
+            drop(unsafe { Box::from_raw(new) });
+            threads()
+        }
+    }
+}
