@@ -5,6 +5,7 @@ from typing import Any, Literal, TypeAlias, final
 
 __all__ = [
     "Array",
+    "Attention",
     "DriveFile",
     "Experts",
     "GpuOperation",
@@ -12,6 +13,7 @@ __all__ = [
     "KvPages",
     "Layer",
     "LayerLoader",
+    "Linear",
     "Matrix",
     "Operation",
     "Router",
@@ -31,9 +33,12 @@ __all__ = [
     "build_index",
     "calls_under_way",
     "doctor",
+    "flash_on_cpu",
     "gemv_on_cpu",
     "gpu",
     "kept_buffers",
+    "linear_backward_on_cpu",
+    "linear_forward_on_cpu",
     "location",
     "rms_norm_on_cpu",
     "rope_on_cpu",
@@ -428,6 +433,45 @@ class Experts:
     def check(self, timeout: float | None = None) -> bool: ...
     def close(self) -> None: ...
 
+@final
+class Linear:
+    def __new__(cls, gpu: int) -> Linear: ...
+    def forward(
+        self,
+        name: str,
+        shape: tuple[int, int, int],
+        activation: str,
+        addresses: tuple[int, int, int, int, int],
+        stream: int,
+    ) -> None: ...
+    def backward(
+        self,
+        name: str,
+        shape: tuple[int, int, int],
+        activation: str,
+        given: tuple[int, int, int, int, int],
+        wanted: tuple[int, int, int],
+        stream: int,
+    ) -> None: ...
+
+_Strided: TypeAlias = tuple[int, int, int, int]
+
+@final
+class Attention:
+    def __new__(cls, gpu: int) -> Attention: ...
+    def workspace_bytes(self, name: str, shape: tuple[int, int, int, int, int, int]) -> int: ...
+    def attend(
+        self,
+        name: str,
+        shape: tuple[int, int, int, int, int, int],
+        is_bf16: bool,
+        causal: bool,
+        scale: float,
+        places: tuple[_Strided, _Strided, _Strided, _Strided],
+        room: tuple[int, int],
+        stream: int,
+    ) -> None: ...
+
 def angles(positions: int, head_elements: int, base: float, out: View) -> Operation: ...
 def gemv_on_cpu(format: int, weights: View, x: View, columns: int, out: View, adds: bool) -> Operation: ...
 def unpack_on_cpu(format: int, rows: View, columns: int, out: View) -> Operation: ...
@@ -455,6 +499,29 @@ def route_on_cpu(
     experts: View,
     weights: View,
     probabilities: View | None = None,
+) -> Operation: ...
+def linear_forward_on_cpu(
+    shape: tuple[int, int, int],
+    activation: str,
+    x: View,
+    weights: View,
+    bias: View | None,
+    out: View,
+    sums: View | None = None,
+) -> Operation: ...
+def linear_backward_on_cpu(
+    shape: tuple[int, int, int],
+    activation: str,
+    given: tuple[View, View, View, View],
+    wanted: tuple[View | None, View | None, View | None],
+) -> Operation: ...
+def flash_on_cpu(
+    shape: tuple[int, int, int, int, int, int],
+    causal: bool,
+    scale: float,
+    given: tuple[View, View, View],
+    out: View,
+    counts: View | None = None,
 ) -> Operation: ...
 def balance(
     counts: list[int], probabilities: View

@@ -3,10 +3,13 @@
 //!
 //! - `host`: memory of the host as numbers; `threads`: the threads of a process.
 //! - `steps`: what a token of a transformer takes; `router`: the choice of experts.
+//! - `linear`, `flash`: linear layers and attention, rung by rung.
 //! - `matrix`, `pages`, `experts`: what lies on a store and is computed with while it is read.
 
 mod experts;
+mod flash;
 mod host;
+mod linear;
 mod matrix;
 mod pages;
 mod router;
@@ -19,6 +22,8 @@ use pyo3::prelude::*;
 pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<steps::Steps>()?;
     module.add_class::<router::Router>()?;
+    module.add_class::<linear::Linear>()?;
+    module.add_class::<flash::Attention>()?;
     module.add_class::<matrix::Matrix>()?;
     module.add_class::<pages::KvPages>()?;
     module.add_class::<pages::Summaries>()?;
@@ -32,5 +37,8 @@ pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(steps::silu_mul_on_cpu, module)?)?;
     module.add_function(wrap_pyfunction!(steps::argmax_on_cpu, module)?)?;
     module.add_function(wrap_pyfunction!(router::route_on_cpu, module)?)?;
+    module.add_function(wrap_pyfunction!(linear::linear_forward_on_cpu, module)?)?;
+    module.add_function(wrap_pyfunction!(linear::linear_backward_on_cpu, module)?)?;
+    module.add_function(wrap_pyfunction!(flash::flash_on_cpu, module)?)?;
     module.add_function(wrap_pyfunction!(router::balance, module)?)
 }

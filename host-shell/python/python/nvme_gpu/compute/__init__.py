@@ -23,7 +23,18 @@ Wrong arguments raise :class:`nvme_gpu.Usage`, which names the argument; what a 
 
 from __future__ import annotations
 
+from ._attention import attention_flash, attention_flash2, attention_naive, attention_tiled, multi_query_attention
 from ._experts import Balance, Counts, Experts, Routed, moe_experts_compute, moe_load_balance, moe_router
+from ._linear import (
+    linear,
+    linear_backward_atomic_free,
+    linear_backward_naive,
+    linear_backward_warp_reduce,
+    linear_forward_fused,
+    linear_forward_mixed_precision,
+    linear_forward_naive,
+    linear_forward_persistent,
+)
 from ._matrix import Matrix
 from ._paged import Keep, KvPages, Summaries, attention_paged
 from ._steps import argmax, attention, gemv, rms_norm, rope, rope_angles, silu_mul, unpack
@@ -39,11 +50,24 @@ __all__ = [
     "Summaries",
     "argmax",
     "attention",
+    "attention_flash",
+    "attention_flash2",
+    "attention_naive",
     "attention_paged",
+    "attention_tiled",
     "gemv",
+    "linear",
+    "linear_backward_atomic_free",
+    "linear_backward_naive",
+    "linear_backward_warp_reduce",
+    "linear_forward_fused",
+    "linear_forward_mixed_precision",
+    "linear_forward_naive",
+    "linear_forward_persistent",
     "moe_experts_compute",
     "moe_load_balance",
     "moe_router",
+    "multi_query_attention",
     "rms_norm",
     "rope",
     "rope_angles",
