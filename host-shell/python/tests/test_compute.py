@@ -258,6 +258,14 @@ def test_tensors_that_do_not_fit_are_named():
     assert compute.rope_angles(2, 4, device="cpu").dtype == torch.float32
 
 
+def test_angles_of_a_device_need_torch(monkeypatch):
+    from nvme_gpu import _buffers
+
+    monkeypatch.setattr(_buffers, "torch", lambda: None)
+    with pytest.raises(nvme_gpu.Usage, match="device= without torch"):
+        compute.rope_angles(2, 4, device="cpu")
+
+
 def test_results_without_numpy_are_arrays(monkeypatch):
     from nvme_gpu import _buffers
 

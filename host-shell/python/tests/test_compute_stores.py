@@ -113,9 +113,12 @@ def test_what_cannot_be_a_matrix_is_named(place, cuda, monkeypatch):
         for one in (matrix, compute.KvPages(store, 0, 1, **SHAPE)):
             with pytest.raises(nvme_gpu.Usage, match="cannot be pickled"):
                 pickle.dumps(one)
-        monkeypatch.setattr(matrix.__class__, "_native", type("Late", (), {"check": lambda *_: False})())
-        with pytest.raises(nvme_gpu.Timeout):
-            matrix.check(0)
+        late = type("Late", (), {"check": lambda *_: False})()
+        for one in (matrix, compute.KvPages(store, 0, 1, **SHAPE), experts_of(store, [[(0, "f32")] * 3], False)):
+            monkeypatch.setattr(type(one), "_native", late)
+            with pytest.raises(nvme_gpu.Timeout) as caught:
+                one.check(0)
+            assert caught.value.code == "unfinished"
 
 
 SHAPE = {"kv_heads": 2, "head_dim": 8, "page_tokens": 16}
