@@ -124,6 +124,33 @@ impl Gpu {
         Ok(value != 0)
     }
 
+    /// Lets kernels of this GPU reach the memory of `other`, at its own addresses.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] where there is no way between the two.
+    pub fn reach(&self, other: &Self) -> Result<()> {
+        let mut can = 0;
+        // SAFETY: writes one integer.
+        check("cuDeviceCanAccessPeer", unsafe {
+            sys::cuDeviceCanAccessPeer(&mut can, self.device, other.device)
+        })?;
+        if can == 0 {
+            return Err(Error::environment(
+                format!(
+                    "GPU {} cannot reach the memory of GPU {}",
+                    self.index, other.index
+                ),
+                "choose GPUs that `nvidia-smi topo -p2p rw` shows as OK",
+            ));
+        }
+        let _guest = self.enter()?;
+        // SAFETY: a context that `other` keeps; access ends with this GPU's context.
+        match unsafe { sys::cuCtxEnablePeerAccess(other.context, 0) } {
+            CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => Ok(()),
+            answer => check("cuCtxEnablePeerAccess", answer),
+        }
+    }
+
     /// From now on nothing is freed: a kernel did not end.
     pub(super) fn lose(&self) {
         self.lost.store(true, Ordering::Release);

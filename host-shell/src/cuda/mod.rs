@@ -11,6 +11,7 @@
 //! - [`Access`], [`GpuData`]: the tier: how the GPU rings doorbells and where data lies.
 //! - [`GpuQueues`]: queue pairs in the GPU's hands, and launches over them.
 //! - [`GpuQueuePairs`]: queue pairs of a controller in the GPU's hands, and their recovery.
+//! - [`GpuRings`]: queue pairs whose rings lie in GPU memory.
 //! - [`KernelQueues`]: queue pairs for kernels that the caller launches.
 //! - [`Trace`]: what kernels recorded.
 //! - [`GpuSession`]: all of that for one namespace, as the command line uses it.
@@ -25,6 +26,7 @@ pub mod bench;
 mod copier;
 mod cufile;
 mod driver;
+mod gpu_rings;
 mod graph;
 mod guest;
 mod hash;
@@ -52,6 +54,7 @@ pub use cufile::{
     BATCH, GdsBuffer, GdsFile, GdsIo, GdsPending, GdsWay, is_of_cufile, probe as probe_cufile,
 };
 pub use driver::{Gpu, Order};
+pub use gpu_rings::{GpuRings, RingShape};
 pub use graph::Graph;
 pub use hash::{ChunkHasher, HashedChunk, HostWords};
 pub use kernel_queues::{KernelQueues, KernelQueuesOptions};

@@ -109,8 +109,9 @@ pub extern "C" fn spdk_ctx() -> *mut SpdkContext {
 pub extern "C" fn gpu_queue_init() -> c_int {
     Failure::new(
         NVME_GPU_ERROR_UNSUPPORTED,
-        "queues in GPU memory (tier 3) do not exist yet",
-        "use queues in host memory that the GPU drives: nvme_gpu_gather_async, nvme_gpu_device.cuh",
+        "no device of this interface fetches entries from GPU memory (tier 3)",
+        "use queues in host memory that the GPU drives: nvme_gpu_gather_async, nvme_gpu_device.cuh; for a controller that \
+         reaches GPU memory, nvme_host::cuda::GpuRings in Rust (docs/tier3.md)",
     )
     .set_last();
     set_errno(libc::ENOTSUP);
