@@ -22,6 +22,7 @@ mod kernels;
 mod ladder;
 mod litmus;
 mod paged;
+mod peer;
 mod rows;
 mod scatter;
 mod search;
@@ -49,12 +50,17 @@ const NOT_READY: Status = 600;
 
 /// The kernel whose argument is not a `Launch`.
 const LITMUS: &CStr = c"nvme_litmus";
+/// The kernel that is a controller.
+const PEER: &CStr = c"nvme_peer";
 /// Handles of kernels: the places of their names here, those of `Kernel`, of `rows`, of the examples,
-/// of those that compute, and the litmus kernel's.
+/// of those that compute, the litmus kernel's and the controller's.
 static KERNELS: LazyLock<Vec<&'static CStr>> = LazyLock::new(|| {
     let kernels = Kernel::ALL.iter().map(|kernel| kernel.symbol());
     let kernels = kernels.chain(rows::NAMES).chain(examples::NAMES);
-    kernels.chain(compute::NAMES).chain([LITMUS]).collect()
+    kernels
+        .chain(compute::NAMES)
+        .chain([LITMUS, PEER])
+        .collect()
 });
 
 /// Allocations and registrations: address to bytes.
@@ -223,6 +229,19 @@ pub unsafe extern "C" fn cuCtxPopCurrent_v2(context: *mut *mut c_void) -> Status
 pub unsafe extern "C" fn cuThreadExchangeStreamCaptureMode(mode: *mut c_uint) -> Status {
     // SAFETY: the caller gives a mode, and a place for the one before it.
     unsafe { *mode = CAPTURE_MODE.replace(*mode) };
+    SUCCESS
+}
+
+/// Memory of every GPU is the host's.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuDeviceCanAccessPeer(can: *mut c_int, _: c_int, _: c_int) -> Status {
+    // SAFETY: the caller gives a place for one integer.
+    unsafe { *can = 1 };
+    SUCCESS
+}
+
+#[unsafe(no_mangle)]
+pub extern "C" fn cuCtxEnablePeerAccess(_: *mut c_void, _: c_uint) -> Status {
     SUCCESS
 }
 

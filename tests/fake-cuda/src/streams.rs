@@ -7,8 +7,8 @@
 )]
 
 use crate::{
-    INVALID_HANDLE, INVALID_VALUE, KERNELS, NOT_READY, SUCCESS, Status, compute, current_context,
-    examples, fault, kernels, litmus, lock, rows, scatter, striped,
+    INVALID_HANDLE, INVALID_VALUE, KERNELS, NOT_READY, PEER, SUCCESS, Status, compute,
+    current_context, examples, fault, kernels, litmus, lock, peer, rows, scatter, striped,
 };
 use nvme_gpu_kernel::Kernel;
 use nvme_gpu_kernel::rows::{Cached, Check, Gather, Listed, Ranges, Scatter, Striped, Widened};
@@ -492,6 +492,11 @@ pub unsafe extern "C" fn cuLaunchKernel(
         (None, name) if compute::NAMES.contains(&name) => {
             // SAFETY: the caller's.
             unsafe { compute::launch(name, parameters, grid) }
+        }
+        (None, name) if name == PEER => {
+            // SAFETY: this kernel takes one `Args`.
+            let args = unsafe { **parameters.cast::<*const gpu_peer::Args>() };
+            Arc::new(move || peer::run(&args, grid))
         }
         (None, _) => {
             // SAFETY: the litmus kernel takes one `Args`.

@@ -2,13 +2,11 @@
 // UNSAFETY: the admin queue's rings are raw memory that the controller shares.
 #![allow(unsafe_code)]
 
-use crate::sim::Sim;
 use nvme_core::bringup::{Bringup, Config, QueuePlan, Step};
-use nvme_core::handoff::QueueWords;
 use nvme_core::mem::{CqRing, DmaWords, Doorbell, SqRing};
-use nvme_core::spec::{self, Cid, Iova, PageSize, Qid, register};
-use nvme_core::{Data, ListMemory, QueueMemory, QueuePair, Quiesced, Slot};
-use nvme_host::{Device, Pages};
+use nvme_core::spec::{self, Cid, Iova, PageSize, Qid};
+use nvme_core::{Data, ListMemory, QueueMemory, QueuePair, Quiesced, Registers, Slot};
+use nvme_host::Pages;
 use std::time::{Duration, Instant};
 
 /// The admin queue. It must not be used after the memory that it was made over is gone.
@@ -34,49 +32,48 @@ pub fn abort(admin: &mut AdminQueue, qid: Qid, cid: Cid) -> Result<bool, String>
 /// Bytes of memory that it needs.
 pub const BYTES: usize = 3 * 4096;
 
-/// Brings the controller up, from whatever state; `disabled` runs while it touches no memory. `pages` has
-/// [`BYTES`], which the controller reaches at their own address.
+/// Where a controller's properties and its admin queue are.
+pub struct Place<'a> {
+    pub registers: &'a dyn Registers,
+    /// The host's addresses of the admin queue's tail and head doorbells.
+    pub doorbells: [u64; 2],
+    /// [`BYTES`] for the rings.
+    pub pages: &'a Pages,
+    /// Where the controller finds them.
+    pub iova: Iova,
+}
+
+/// Brings the controller up, from whatever state; `disabled` runs while it touches no memory.
 pub fn bring_up(
-    sim: &Sim,
-    pages: &Pages,
-    queues: &[QueueWords],
+    place: &Place<'_>,
+    plans: &[QueuePlan],
     mut disabled: impl FnMut(&Quiesced<'_>) -> Result<(), String>,
 ) -> Result<AdminQueue, String> {
-    let at = |page: usize| pages.start().wrapping_add(page * 4096);
-    let iova = |start: *mut u8| Iova(start.addr() as u64);
-    let bell = |register: u32| {
+    let at = |page: usize| place.pages.start().wrapping_add(page * 4096);
+    let iova = |page: usize| place.iova.offset(page as u64 * 4096);
+    let bell = |address: u64| {
         // SAFETY: doorbells of the admin queue, which live as long as the controller.
-        unsafe { Doorbell::from_raw(sim.doorbell(register) as usize as *mut u32) }
+        unsafe { Doorbell::from_raw(address as usize as *mut u32) }
     };
-    let dstrd = sim.dstrd();
     let memory = QueueMemory {
         // SAFETY: one page each, that live as long as this rig and are used through the rings alone.
-        sq: unsafe { SqRing::from_raw(at(0), 64, iova(at(0))) },
+        sq: unsafe { SqRing::from_raw(at(0), 64, iova(0)) },
         // SAFETY: as above.
-        cq: unsafe { CqRing::from_raw(at(1), 64, iova(at(1))) },
-        sq_doorbell: bell(register::sq_tail_doorbell(0, dstrd)),
-        cq_doorbell: bell(register::cq_head_doorbell(0, dstrd)),
+        cq: unsafe { CqRing::from_raw(at(1), 64, iova(1)) },
+        sq_doorbell: bell(place.doorbells[0]),
+        cq_doorbell: bell(place.doorbells[1]),
         lists: ListMemory::new(DmaWords::new(&[], Iova(0)), PageSize::KIB4, 0),
     };
     let slots: Vec<Slot<()>> = (0..63).map(|_| Slot::new()).collect();
-    let mut pair = QueuePair::new(sim.registers().identity(), Qid::ADMIN, memory, slots);
-    let plan = |words: &QueueWords| QueuePlan {
-        qid: Qid(words.qid as u16),
-        sq_entries: words.entries,
-        sq_iova: Iova(words.sq),
-        cq_entries: words.entries,
-        cq_iova: Iova(words.cq),
-        vector: None,
-    };
-    let plans: Vec<QueuePlan> = queues.iter().map(plan).collect();
+    let registers = place.registers;
+    let mut pair = QueuePair::new(registers.identity(), Qid::ADMIN, memory, slots);
     let config = Config {
-        queue_pairs: queues.len() as u32,
-        plans: &plans,
+        queue_pairs: plans.len() as u32,
+        plans,
         ..Config::default()
     };
     // SAFETY: one page, as above.
-    let page = unsafe { DmaWords::from_raw(at(2), 512, iova(at(2))) };
-    let registers = sim.registers();
+    let page = unsafe { DmaWords::from_raw(at(2), 512, iova(2)) };
     let mut machine = Bringup::new(registers, config, page).map_err(|e| e.to_string())?;
     let start = Instant::now();
     loop {
@@ -93,7 +90,7 @@ pub fn bring_up(
             Step::HostMemory { .. } => machine.host_memory(None),
         }
     }
-    match machine.info().created as usize == queues.len() {
+    match machine.info().created as usize == plans.len() {
         true => Ok(pair),
         false => Err(format!("{} queues were created", machine.info().created)),
     }

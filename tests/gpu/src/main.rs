@@ -29,6 +29,7 @@ mod scatter;
 mod search;
 mod sim;
 mod stripes;
+mod tier3;
 mod tokens;
 mod two_gpus;
 mod volume;
@@ -139,6 +140,7 @@ fn main() -> ExitCode {
     layers::all(&mut report, &bench);
     model::all(&mut report, &bench);
     two_gpus::all(&mut report, &bench);
+    tier3::all(&mut report, &bench);
     late::all(&mut report, &bench);
     matrix::all(&mut report, &bench);
     ops::all(&mut report, &bench);

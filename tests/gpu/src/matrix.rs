@@ -3,7 +3,7 @@
 
 use crate::bench::{Bench, Mode, Tier};
 use crate::report::{Options, Report};
-use crate::rig::{Outcome, Rig, Shape};
+use crate::rig::{Outcome, Rig, Rigged, Shape};
 use crate::sim::{BLOCK, IMAGE_SEED, Model};
 use nvme_gpu_kernel::work::{account, data_word, pattern};
 
@@ -24,7 +24,7 @@ const ROUNDS: u32 = 40;
 
 /// What a fault does to the driver.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Effect {
+pub enum Effect {
     /// Nothing that the driver may notice.
     None,
     /// Commands complete with this status.
@@ -196,50 +196,72 @@ impl Cell {
             threads: 6,
         };
         let mut rig = Rig::new(bench, shape, &model)?;
+        let course = Course {
+            mode: self.mode,
+            queues: QUEUES,
+            commands: options.commands,
+            effect: fault.effect,
+        };
+        let seen = course.run(bench, &mut rig)?;
+        Ok(format!("{seen}, from {:#x}", shape.start))
+    }
+}
+
+/// Launches until every command is accounted for, with a recovery after each that did not go well.
+pub struct Course {
+    pub mode: Mode,
+    pub queues: u32,
+    pub commands: u64,
+    pub effect: Effect,
+}
+
+impl Course {
+    /// # Errors
+    /// When the commands did not end as [`Effect`] says, or the data is wrong afterwards.
+    pub fn run(&self, bench: &Bench, rig: &mut impl Rigged) -> Result<String, String> {
         let mut sum = Sum::default();
         let mut gone = false;
-        while sum.completed + sum.failed + sum.timed_out < options.commands && !gone {
+        while sum.completed + sum.failed + sum.timed_out < self.commands && !gone {
             sum.rounds += 1;
             if sum.rounds > ROUNDS {
                 return Err(format!("not done after {ROUNDS} launches: {}", sum.text()));
             }
             let ended = sum.completed + sum.failed + sum.timed_out;
-            let left = options.commands - ended;
-            let clean = self.round(bench, &mut rig, left, fault.effect, &mut sum)?;
+            let left = self.commands - ended;
+            let clean = self.round(bench, rig, left, &mut sum)?;
             if clean {
                 continue;
             }
             match rig.recover() {
                 Ok(count) => sum.recovered += u64::from(count),
-                Err(_) if fault.effect == Effect::Gone => gone = true,
+                Err(_) if self.effect == Effect::Gone => gone = true,
                 Err(error) => return Err(format!("recovery: {error}; {}", sum.text())),
             }
         }
-        sum.check(fault.effect, gone, options.commands)?;
+        sum.check(self.effect, gone, self.commands)?;
         if !gone {
-            self.read_all(bench, &mut rig)?;
+            self.read_all(bench, rig)?;
         }
         if !rig.guards_hold() {
             return Err("bytes around the data were overwritten".to_owned());
         }
-        Ok(format!("{}, from {:#x}", sum.text(), shape.start))
+        Ok(sum.text())
     }
 
     /// One launch of up to `commands` reads; whether the queues are as good as new.
     fn round(
         &self,
         bench: &Bench,
-        rig: &mut Rig<'_>,
+        rig: &mut impl Rigged,
         commands: u64,
-        effect: Effect,
         sum: &mut Sum,
     ) -> Result<bool, String> {
         let mut launch = rig.launch()?;
-        let (grid, block) = self.mode.shape(QUEUES, &mut launch);
+        let (grid, block) = self.mode.shape(self.queues, &mut launch);
         launch.commands = commands;
         launch.pattern = pattern::RANDOM;
         launch.seed = u64::from(sum.rounds);
-        let timeout_ns = match effect {
+        let timeout_ns = match self.effect {
             Effect::None | Effect::Status(_) => PATIENT_NS,
             Effect::Late | Effect::Refused | Effect::Gone => TIMEOUT_NS,
         };
@@ -260,27 +282,36 @@ impl Cell {
     }
 
     /// Reads the whole image through the queues and compares every word.
-    fn read_all(&self, bench: &Bench, rig: &mut Rig<'_>) -> Result<(), String> {
+    fn read_all(&self, bench: &Bench, rig: &mut impl Rigged) -> Result<(), String> {
         rig.fill();
         let mut launch = rig.launch()?;
-        let (grid, block) = self.mode.shape(QUEUES, &mut launch);
+        let (grid, block) = self.mode.shape(self.queues, &mut launch);
         launch.blocks = 8;
-        launch.commands = IMAGE / u64::from(8 * BLOCK);
+        launch.commands = launch.data_bytes / u64::from(8 * BLOCK);
         launch.units = launch.commands;
         launch.linear = 1;
         launch.timeout_ns = TIMEOUT_NS * 10 * bench.patience;
+        let commands = launch.commands;
         let report = rig.run(self.mode.kernel(), grid, block, launch)?.report;
-        if report.completed != launch.commands {
+        if report.completed != commands {
             return Err(format!("the last read did not succeed: {report:?}"));
         }
-        let words = rig.data().chunks_exact(8).enumerate();
-        let wrong = words
-            .filter(|(index, bytes)| data_word(IMAGE_SEED, *index as u64).to_le_bytes() != **bytes);
-        match wrong.count() {
+        match wrong_words(rig.data()) {
             0 => Ok(()),
-            wrong => Err(format!("{wrong} of {} words are wrong", IMAGE / 8)),
+            wrong => Err(format!(
+                "{wrong} of {} words are wrong",
+                rig.data().len() / 8
+            )),
         }
     }
+}
+
+/// Words of `data`, the whole image, that are not the image's.
+pub fn wrong_words(data: &[u8]) -> usize {
+    let words = data.chunks_exact(8).enumerate();
+    words
+        .filter(|(index, bytes)| data_word(IMAGE_SEED, *index as u64).to_le_bytes() != **bytes)
+        .count()
 }
 
 /// Whether the account of each command, the counts and the state of the queues tell the same story.

@@ -43,6 +43,38 @@ pub struct Shape {
     pub data: usize,
 }
 
+/// A controller, queues on it, and data.
+pub trait Rigged {
+    /// A launch over all queues and the whole data memory, of reads of one block each.
+    fn launch(&self) -> Result<Launch, String>;
+
+    /// Runs a kernel to its end: it bounds its own time.
+    fn run(
+        &mut self,
+        kernel: Kernel,
+        grid: u32,
+        block: u32,
+        launch: Launch,
+    ) -> Result<Outcome, String>;
+
+    /// Resets the controller, ends what is in flight and creates the queues again.
+    ///
+    /// Returns how many commands were in flight.
+    fn recover(&mut self) -> Result<u32, String>;
+
+    /// Commands in flight on all queues, as the state says.
+    fn in_flight(&self) -> Result<u32, String>;
+
+    /// Fills the data and what lies around it with the canary.
+    fn fill(&mut self);
+
+    /// The data memory.
+    fn data(&self) -> &[u8];
+
+    /// Whether everything around the data still holds the canary.
+    fn guards_hold(&self) -> bool;
+}
+
 /// What a launch left behind.
 pub struct Outcome {
     pub report: Report,
@@ -154,7 +186,7 @@ impl<'b> Rig<'b> {
         };
         rig.fill();
         rig.describe(bells, model.dstrd)?;
-        let admin_queue = admin::bring_up(&rig.sim, &rig.admin, &rig.words, |_| Ok(()))?;
+        let admin_queue = rig.bring_up(|_| Ok(()))?;
         rig.admin_queue = Some(admin_queue);
         rig.init_states()?;
         Ok(rig)
@@ -365,5 +397,41 @@ impl Layout {
         let lists = cq + page(shape.entries as usize * 16);
         let total = lists + page(shape.slots as usize * LIST_WORDS * 8);
         Self { cq, lists, total }
+    }
+}
+
+impl Rigged for Rig<'_> {
+    fn launch(&self) -> Result<Launch, String> {
+        Rig::launch(self)
+    }
+
+    fn run(
+        &mut self,
+        kernel: Kernel,
+        grid: u32,
+        block: u32,
+        launch: Launch,
+    ) -> Result<Outcome, String> {
+        Rig::run(self, kernel, grid, block, launch)
+    }
+
+    fn recover(&mut self) -> Result<u32, String> {
+        Rig::recover(self)
+    }
+
+    fn in_flight(&self) -> Result<u32, String> {
+        Rig::in_flight(self)
+    }
+
+    fn fill(&mut self) {
+        Rig::fill(self);
+    }
+
+    fn data(&self) -> &[u8] {
+        Rig::data(self)
+    }
+
+    fn guards_hold(&self) -> bool {
+        Rig::guards_hold(self)
     }
 }

@@ -51,7 +51,7 @@ impl Sim {
     pub fn start(model: &Model<'_>, is_audited: bool) -> std::result::Result<Arc<Self>, String> {
         let faults: String = model.faults.iter().map(|f| format!("&fault={f}")).collect();
         let text = format!(
-            "null?block={BLOCK}&dstrd={}&mqes=4096&mdts=10{faults}",
+            "null?block={BLOCK}&dstrd={}&queues=128&mqes=4096&mdts=10{faults}",
             model.dstrd
         );
         let mut config = nvme_sim::config::parse(&text).map_err(|error| error.to_string())?;

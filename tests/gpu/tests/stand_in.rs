@@ -119,6 +119,46 @@ fn two_gpus_in_one_process() {
     }
 }
 
+/// A controller that is a kernel: threads of the stand-in, beside those of the driver's kernels.
+#[test]
+fn a_controller_of_a_gpu_is_well() {
+    let chosen = [
+        "tier3/one/errors",
+        "tier3/one/ops",
+        "tier3/one/lists/warp",
+        "tier3/one/matrix/owner/wrong-cid",
+        "tier3/one/matrix/owner/reordered",
+        "tier3/one/matrix/shared/late",
+        "tier3/one/matrix/warp/duplicate",
+        "tier3/one/matrix/block/dead-cfs",
+        "tier3/one/matrix/divergent/dead-gone",
+        "tier3/one/wrap/shared/2^16",
+        "tier3/one/size/warp/3x64",
+        "tier3/one/size/shared/1x2",
+    ];
+    all_pass("peer", 14, &chosen);
+}
+
+/// The same with another GPU for the controller, and the shapes of memory accesses between the two.
+#[test]
+fn a_controller_on_another_gpu_is_well() {
+    let chosen = [
+        "tier3/two/ops/warp",
+        "tier3/two/matrix/shared/wrong-sqhd",
+        "tier3/two/litmus/doorbell/fence",
+        "tier3/two/litmus/relay/order",
+    ];
+    let small = ["--commands", "900", "--litmus", "500", "--patience", "9"];
+    let output = run("peers", "two-gpus", &[&small[..], &chosen].concat());
+    let text = text(&output);
+    let counts = text.lines().last();
+    assert_eq!(counts, Some("4 passed, 0 failed, 0 skipped"), "{text}");
+    let output = run("no-peer", "", &[&small[..], &chosen[..1]].concat());
+    let text = self::text(&output);
+    let counts = text.lines().last();
+    assert_eq!(counts, Some("0 passed, 0 failed, 1 skipped"), "{text}");
+}
+
 /// Every shape once, ordered, and the doorbell that many ring.
 #[test]
 fn litmus_tests_see_messages_and_nothing_forbidden() {

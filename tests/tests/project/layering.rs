@@ -54,9 +54,10 @@ fn uses_beyond_spec(line: &str) -> usize {
 }
 
 #[test]
-fn the_simulator_shares_only_the_wire_types_with_the_driver() {
+fn controllers_share_only_the_wire_types_with_the_driver() {
     let mut offenders = Vec::new();
-    for (path, text) in sources("sim") {
+    let controllers = ["sim", "tests/gpu/peer"].into_iter().flat_map(sources);
+    for (path, text) in controllers {
         for (number, line) in text.lines().enumerate() {
             if uses_beyond_spec(line) > 0 {
                 offenders.push(format!("{path}:{}: {line}", number + 1));

@@ -175,10 +175,17 @@ const LITMUS: Image = Image {
     committed: Some("tests/gpu/litmus/litmus.ptx"),
     ..PLAIN
 };
+/// The controller that is a kernel, for tests.
+const PEER: Image = Image {
+    name: "peer",
+    package: "gpu-peer",
+    committed: Some("tests/gpu/peer/peer.ptx"),
+    ..PLAIN
+};
 /// All of these, in the order of the table of kernels.
-const IMAGES: [Image; 16] = [
+const IMAGES: [Image; 17] = [
     KERNELS, ROWS, SCATTER, HASH, COMPUTE, STREAMED, PAGED, CHOOSE, SEARCH, EXPERTS, MATMUL,
-    ATTENTION, LINEAR, EXAMPLE, LITMUS, LIBRARY,
+    ATTENTION, LINEAR, EXAMPLE, LITMUS, PEER, LIBRARY,
 ];
 /// One function for each operation of the core that touches shared memory.
 const PROBES: Image = Image {
@@ -192,12 +199,13 @@ const DOCUMENT: &str = "docs/ptx.md";
 /// Fences and scopes of every function but the litmus tests', some of which are too weak on purpose.
 const FENCES: &str = "nvme-gpu-kernel/ptx/fences.txt";
 /// Sources that are compiled for the GPU.
-const DEVICE_SOURCES: [&str; 5] = [
+const DEVICE_SOURCES: [&str; 6] = [
     "nvme-core/src",
     "nvme-gpu-kernel/src",
     "nvme-gpu-kernel/compute/src",
     "nvme-gpu-kernel/examples/gpu-histogram/src",
     "tests/gpu/litmus/src",
+    "tests/gpu/peer/src",
 ];
 
 /// `cargo xtask ptx [--refresh [--accept-fences]]`.

@@ -14,10 +14,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Iterations of all instances of a launch together, at most.
-const STEPS: u64 = 1 << 18;
+pub const STEPS: u64 = 1 << 18;
 /// Bytes of the memory for traffic.
-const STRESS: usize = 65_536 * 4;
-const TIMEOUT_NS: u64 = 3_000_000_000;
+pub const STRESS: usize = 65_536 * 4;
+pub const TIMEOUT_NS: u64 = 3_000_000_000;
 /// Warps that ring one doorbell.
 const WARPS: u32 = 128;
 
@@ -32,14 +32,14 @@ pub struct Litmus {
 }
 
 /// The size of a launch.
-struct Size {
-    instances: u32,
+pub struct Size {
+    pub instances: u32,
     /// Threads of a block.
-    threads: u32,
+    pub threads: u32,
     /// Blocks of each role, and blocks that make traffic.
-    blocks: u32,
-    stress: u32,
-    iterations: u32,
+    pub blocks: u32,
+    pub stress: u32,
+    pub iterations: u32,
 }
 
 impl Litmus {
@@ -69,7 +69,7 @@ impl Litmus {
     }
 
     fn try_launch(&self, bench: &Bench, case: &Case, number: u64, wanted: u64) -> Result<Counts> {
-        let mut chance = Chance(data_word(number, case.name().len() as u64));
+        let mut chance = Chance::new(data_word(number, case.name().len() as u64));
         let steps = STEPS.min(wanted.next_power_of_two().max(1024));
         let size = size(case, &mut chance, steps);
         let offset = chance.of(&[0, 64, 256]);
@@ -186,7 +186,7 @@ impl Litmus {
 }
 
 /// How many instances, in blocks of which size.
-fn size(case: &Case, chance: &mut Chance, steps: u64) -> Size {
+pub fn size(case: &Case, chance: &mut Chance, steps: u64) -> Size {
     let together = matches!(case.shape, Shape::Lanes | Shape::Barrier);
     let threads = match (case.flavour, together) {
         (_, false) => chance.of(&[1, 32, 64]),
@@ -278,15 +278,19 @@ fn buffered(first: &[u32], second: &[u32], instances: usize, iterations: usize) 
 }
 
 /// Numbers by chance, the same for the same case and launch.
-struct Chance(u64);
+pub struct Chance(u64);
 
 impl Chance {
-    fn next(&mut self) -> u64 {
+    pub fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub fn next(&mut self) -> u64 {
         self.0 = data_word(self.0, 1);
         self.0
     }
 
-    fn of<T: Copy>(&mut self, choices: &[T]) -> T {
+    pub fn of<T: Copy>(&mut self, choices: &[T]) -> T {
         choices[(self.next() % choices.len() as u64) as usize]
     }
 }

@@ -4,11 +4,12 @@
 //! forbidden outcome. A weakened one should: where it does not, that shape proves nothing here, and the
 //! line says `powerless`.
 
-mod cases;
+pub mod cases;
 mod cpu;
 mod doorbell;
 mod ground;
 mod launch;
+pub mod peer;
 
 use crate::bench::Bench;
 use crate::report::{End, Options, Report};

@@ -4,14 +4,15 @@
 #![allow(unsafe_code)]
 
 use super::{Rig, Shape, text};
-use crate::admin;
+use crate::admin::{self, AdminQueue};
 use crate::bench::Mode;
+use nvme_core::bringup::QueuePlan;
 use nvme_core::group::Alone;
 use nvme_core::handoff::QueueWords;
 use nvme_core::queue_state::{QueueState, words as state_words};
-use nvme_core::spec::Qid;
+use nvme_core::spec::{Iova, Qid, register};
 use nvme_core::sync::AtomicU32;
-use nvme_core::{Cells, Collective, Drained, SharedQueue};
+use nvme_core::{Cells, Collective, Drained, Quiesced, SharedQueue};
 use nvme_host::Device;
 
 impl Rig<'_> {
@@ -52,12 +53,39 @@ impl Rig<'_> {
         Ok(words.map(word).collect())
     }
 
+    /// Brings the controller up, with every queue.
+    pub(super) fn bring_up(
+        &self,
+        disabled: impl FnMut(&Quiesced<'_>) -> Result<(), String>,
+    ) -> Result<AdminQueue, String> {
+        let dstrd = self.sim.dstrd();
+        let place = admin::Place {
+            registers: self.sim.registers(),
+            doorbells: [
+                self.sim.doorbell(register::sq_tail_doorbell(0, dstrd)),
+                self.sim.doorbell(register::cq_head_doorbell(0, dstrd)),
+            ],
+            pages: &self.admin,
+            iova: Iova(self.admin.start().addr() as u64),
+        };
+        let plan = |words: &QueueWords| QueuePlan {
+            qid: Qid(words.qid as u16),
+            sq_entries: words.entries,
+            sq_iova: Iova(words.sq),
+            cq_entries: words.entries,
+            cq_iova: Iova(words.cq),
+            vector: None,
+        };
+        let plans: Vec<QueuePlan> = self.words.iter().map(plan).collect();
+        admin::bring_up(&place, &plans, disabled)
+    }
+
     /// Resets the controller, ends what is in flight and creates the queues again.
     ///
     /// Returns how many commands were in flight.
     pub fn recover(&mut self) -> Result<u32, String> {
         let mut ended = 0;
-        let admin_queue = admin::bring_up(&self.sim, &self.admin, &self.words, |proof| {
+        let admin_queue = self.bring_up(|proof| {
             for (index, words) in self.words.iter().enumerate() {
                 let state = self.download_state(index)?;
                 let words = QueueWords {

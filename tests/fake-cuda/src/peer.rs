@@ -1,0 +1,15 @@
+//! The controller kernel as host threads, one for each of its warps.
+// UNSAFETY: launches hold addresses that the host vouches for, as on a GPU.
+#![allow(unsafe_code)]
+
+use gpu_peer::{Args, run as part};
+
+/// Runs a launch of `warps` warps.
+pub fn run(args: &Args, warps: u32) {
+    std::thread::scope(|scope| {
+        for warp in 0..warps {
+            // SAFETY: the host vouches for the addresses.
+            scope.spawn(move || unsafe { part(args, warp) });
+        }
+    });
+}
