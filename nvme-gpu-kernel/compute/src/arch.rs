@@ -139,7 +139,12 @@ impl Numbers {
     }
 
     /// Numbers `index`, a multiple of 4, to `index` + 3.
-    #[cfg(any(feature = "steps", feature = "streamed", feature = "experts"))]
+    #[cfg(any(
+        feature = "steps",
+        feature = "streamed",
+        feature = "experts",
+        feature = "linear"
+    ))]
     #[inline(always)]
     pub fn four(self, index: u64) -> [f32; 4] {
         #[repr(C, align(16))]

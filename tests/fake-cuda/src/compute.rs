@@ -14,7 +14,7 @@ use std::ffi::{CStr, c_void};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 /// The symbols.
-pub const NAMES: [&CStr; 48] = [
+pub const NAMES: [&CStr; 52] = [
     c"nvme_gemv",
     c"nvme_rms_norm",
     c"nvme_rope",
@@ -56,6 +56,10 @@ pub const NAMES: [&CStr; 48] = [
     c"nvme_linear_forward_persistent",
     c"nvme_linear_forward_mixed_bf16",
     c"nvme_linear_forward_mixed_f16",
+    c"nvme_linear_forward_few",
+    c"nvme_linear_forward_few_bf16",
+    c"nvme_linear_forward_few_f16",
+    c"nvme_linear_backward_inputs_few",
     c"nvme_linear_backward_clear",
     c"nvme_linear_backward_naive",
     c"nvme_linear_backward_sums",
@@ -90,15 +94,21 @@ pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void, blocks: u32) -> 
         name if name.starts_with(b"nvme_multi_query") => of(parameters, ladder::multi_query),
         b"nvme_linear_forward_naive" => of(parameters, ladder::forward_naive),
         b"nvme_linear_activate" => of(parameters, ladder::activate),
-        b"nvme_linear_forward_mixed_bf16" => of(parameters, |job| ladder::forward_mixed(job, true)),
-        b"nvme_linear_forward_mixed_f16" => of(parameters, |job| ladder::forward_mixed(job, false)),
+        b"nvme_linear_forward_mixed_bf16" | b"nvme_linear_forward_few_bf16" => {
+            of(parameters, |job| ladder::forward_mixed(job, true))
+        }
+        b"nvme_linear_forward_mixed_f16" | b"nvme_linear_forward_few_f16" => {
+            of(parameters, |job| ladder::forward_mixed(job, false))
+        }
         name if name.starts_with(b"nvme_linear_forward") => of(parameters, ladder::forward),
         b"nvme_linear_backward_clear" => of(parameters, ladder::backward_clear),
         b"nvme_linear_backward_naive" => of(parameters, ladder::backward_naive),
         b"nvme_linear_backward_sums" => of(parameters, ladder::backward_sums),
-        b"nvme_linear_backward_inputs" => of(parameters, |job| {
-            ladder::backward(job, &ladder::left_sums(job), true, false)
-        }),
+        b"nvme_linear_backward_inputs" | b"nvme_linear_backward_inputs_few" => {
+            of(parameters, |job| {
+                ladder::backward(job, &ladder::left_sums(job), true, false)
+            })
+        }
         b"nvme_linear_backward_weights" => of(parameters, |job| {
             ladder::backward(job, &ladder::left_sums(job), false, true)
         }),

@@ -4,8 +4,8 @@
 
 use super::{Flash, check};
 use nvme_compute_kernel::flash::{
-    DECODE_ROWS, FLASH_ROWS, FLASH_SHARED, FLASH2_ROWS, MOST_SPLITS, TENSOR_THREADS, TILE,
-    TILED_SHARED, decode_shared, flash2_shared, kernel,
+    FLASH_ROWS, FLASH_SHARED, FLASH2_ROWS, MOST_SPLITS, TENSOR_THREADS, TILE, TILED_SHARED,
+    WIDE_ROWS, decode_rows, decode_shared, flash2_shared, kernel,
 };
 use nvme_compute_kernel::{ATTENTION_PTX, BLOCK_THREADS};
 use nvme_host::cuda::{Blocks, Function, Gpu, Module};
@@ -15,8 +15,6 @@ use std::sync::Arc;
 
 /// Blocks of a launch whose threads take one piece of work after another, at most.
 const MOST_BLOCKS: u64 = 2048;
-/// Blocks of `DECODE` that a multiprocessor runs at a time.
-const DECODE_BLOCKS: u64 = 2;
 /// Keys that a part has at least: fewer are not worth the second kernel.
 const LEAST_KEYS: u32 = 256;
 
@@ -48,7 +46,7 @@ impl Rung {
     /// The fastest for this many queries and heads.
     pub fn fastest(job: &Flash) -> Self {
         let group = u64::from(job.heads / job.kv_heads.max(1));
-        match group * u64::from(job.query_tokens) <= u64::from(2 * DECODE_ROWS) {
+        match group * u64::from(job.query_tokens) <= u64::from(WIDE_ROWS) {
             true => Self::MultiQuery,
             false => Self::Flash2,
         }
@@ -123,10 +121,10 @@ impl FlashAttention {
         })
     }
 
-    /// Into how many parts [`Rung::MultiQuery`] splits the keys, so that all multiprocessors have some.
+    /// Into how many parts [`Rung::MultiQuery`] splits the keys: a block for each multiprocessor keeps memory busy, and
+    /// more parts cost more to join.
     fn splits(&self, job: &Flash) -> u32 {
-        let room = u64::from(self.multiprocessors) * DECODE_BLOCKS;
-        let wanted = (room / decode_blocks(job).max(1)).max(1);
+        let wanted = (u64::from(self.multiprocessors) / decode_blocks(job).max(1)).max(1);
         let most = job.key_tokens.div_ceil(LEAST_KEYS).clamp(1, MOST_SPLITS);
         wanted.min(most.into()) as u32
     }
@@ -252,9 +250,9 @@ impl FlashAttention {
 
 /// Blocks of [`Rung::MultiQuery`] for each part of the keys.
 fn decode_blocks(job: &Flash) -> u64 {
-    let rows = u64::from(job.heads / job.kv_heads.max(1)) * u64::from(job.query_tokens);
+    let rows = job.heads / job.kv_heads.max(1) * job.query_tokens;
     let groups = u64::from(job.sequences) * u64::from(job.kv_heads);
-    groups * rows.div_ceil(DECODE_ROWS.into())
+    groups * u64::from(rows.div_ceil(decode_rows(rows)))
 }
 
 fn variant(job: &Flash) -> usize {

@@ -214,11 +214,12 @@ fn check(job: &Flash) -> Result<()> {
             "use a positive scale: usually 1 / sqrt(elements of a head)",
         ));
     }
-    if job.query_tokens > 1 << 30 || job.key_tokens > 1 << 30 {
+    let rows = u64::from(job.heads) * u64::from(job.query_tokens);
+    if rows > 1 << 30 || job.key_tokens > 1 << 30 {
         return Err(Error::usage(
             format!(
-                "{} queries and {} keys of a head",
-                job.query_tokens, job.key_tokens
+                "{rows} queries of all heads and {} keys of a head",
+                job.key_tokens
             ),
             "use 2^30 at most",
         ));

@@ -4,7 +4,8 @@
 
 use super::{Activation, Backward, Forward};
 use nvme_compute_kernel::linear::{
-    CROSS_BYTES, STAGES, SUMS_COLUMNS, TENSOR_THREADS, TILE, TILE_BYTES, WARP_ELEMENTS, kernel,
+    FEW_COLUMNS, FEW_ROWS, STAGES, SUMS_COLUMNS, TENSOR_THREADS, TILE, WARP_COLUMNS, WARP_ROWS,
+    cross_bytes, kernel, tile_bytes,
 };
 use nvme_compute_kernel::{BLOCK_THREADS, LINEAR_PTX};
 use nvme_host::cuda::{Blocks, Function, Gpu, Module};
@@ -16,17 +17,20 @@ use std::sync::Arc;
 const MOST_BLOCKS: u64 = 2048;
 /// Blocks of the tensor cores' kernels that a multiprocessor runs at a time.
 const TENSOR_BLOCKS: u64 = 2;
-/// Bytes of shared memory of products of two operands whose terms follow on each other, of one, and of none.
-const FORWARD_SHARED: u32 = STAGES * 2 * TILE_BYTES;
-const INPUTS_SHARED: u32 = STAGES * (TILE_BYTES + CROSS_BYTES);
-const WEIGHTS_SHARED: u32 = STAGES * 2 * CROSS_BYTES;
+/// Bytes of shared memory of products of two operands whose terms follow on each other, of one, and of none; then of the
+/// first two by smaller tiles.
+const FORWARD_SHARED: u32 = STAGES * 2 * tile_bytes(TILE);
+const INPUTS_SHARED: u32 = STAGES * (tile_bytes(TILE) + cross_bytes(TILE));
+const WEIGHTS_SHARED: u32 = STAGES * 2 * cross_bytes(TILE);
+const FORWARD_FEW_SHARED: u32 = STAGES * (tile_bytes(FEW_ROWS) + tile_bytes(FEW_COLUMNS));
+const INPUTS_FEW_SHARED: u32 = STAGES * (tile_bytes(FEW_ROWS) + cross_bytes(FEW_COLUMNS));
 
 /// A step of the course for results.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ForwardRung {
     /// A thread for each element, the activation by a second kernel.
     Naive,
-    /// One kernel by tensor cores, over `f32`.
+    /// One kernel by tensor cores, over `f32`; by smaller tiles where large ones would leave multiprocessors idle.
     Fused,
     /// The same, with as many blocks as the GPU runs at a time.
     Persistent,
@@ -80,10 +84,13 @@ pub struct Linear {
     persistent: Function,
     mixed_bf16: Function,
     mixed_f16: Function,
+    /// By smaller tiles: `f32`, bf16, f16.
+    few: [Function; 3],
     clear: Function,
     backward_naive: Function,
     backward_sums: Function,
     backward_inputs: Function,
+    backward_inputs_few: Function,
     backward_weights: Function,
     backward_warp: Function,
 }
@@ -105,10 +112,16 @@ impl Linear {
             persistent: shared(kernel::FORWARD_PERSISTENT, FORWARD_SHARED)?,
             mixed_bf16: shared(kernel::FORWARD_MIXED_BF16, FORWARD_SHARED)?,
             mixed_f16: shared(kernel::FORWARD_MIXED_F16, FORWARD_SHARED)?,
+            few: [
+                shared(kernel::FORWARD_FEW, FORWARD_FEW_SHARED)?,
+                shared(kernel::FORWARD_FEW_BF16, FORWARD_FEW_SHARED)?,
+                shared(kernel::FORWARD_FEW_F16, FORWARD_FEW_SHARED)?,
+            ],
             clear: plain(kernel::BACKWARD_CLEAR)?,
             backward_naive: plain(kernel::BACKWARD_NAIVE)?,
             backward_sums: plain(kernel::BACKWARD_SUMS)?,
             backward_inputs: shared(kernel::BACKWARD_INPUTS, INPUTS_SHARED)?,
+            backward_inputs_few: shared(kernel::BACKWARD_INPUTS_FEW, INPUTS_FEW_SHARED)?,
             backward_weights: shared(kernel::BACKWARD_WEIGHTS, WEIGHTS_SHARED)?,
             backward_warp: plain(kernel::BACKWARD_WARP)?,
             module,
@@ -145,29 +158,36 @@ impl Linear {
         if elements == 0 {
             return Ok(());
         }
-        let some = self.at_once(tiles);
+        let (large, few) = match rung {
+            // SAFETY: the caller's.
+            ForwardRung::Naive => return unsafe { self.forward_naive(job, stream) },
+            ForwardRung::Fused => (self.fused, self.few[0]),
+            ForwardRung::Persistent => (self.persistent, self.persistent),
+            ForwardRung::MixedBf16 => (self.mixed_bf16, self.few[1]),
+            ForwardRung::MixedF16 => (self.mixed_f16, self.few[2]),
+        };
+        let (function, blocks) = if rung == ForwardRung::Fused && !self.are_few(tiles) {
+            (large, tensor(tiles, FORWARD_SHARED))
+        } else if rung == ForwardRung::Persistent || !self.are_few(tiles) {
+            (large, tensor(self.at_once(tiles), FORWARD_SHARED))
+        } else {
+            let tiles = few_tiles(job.tokens, job.outputs);
+            (few, tensor(self.at_once(tiles), FORWARD_FEW_SHARED))
+        };
         // SAFETY: the kernels take one `Forward` and stay loaded; the caller vouches for the addresses.
+        unsafe { self.launch(stream, function, blocks, job) }
+    }
+
+    /// # Safety
+    /// As [`forward`](Self::forward).
+    unsafe fn forward_naive(&self, job: &Forward, stream: u64) -> Result<()> {
+        let blocks = plain(u64::from(job.tokens) * u64::from(job.outputs));
+        // SAFETY: as in `forward`.
         unsafe {
-            match rung {
-                ForwardRung::Naive => {
-                    self.launch(stream, self.naive, plain(elements), job)?;
-                    match job.activation == Activation::None as u32 && job.sums == 0 {
-                        true => Ok(()),
-                        false => self.launch(stream, self.activate, plain(elements), job),
-                    }
-                }
-                ForwardRung::Fused => {
-                    self.launch(stream, self.fused, tensor(tiles, FORWARD_SHARED), job)
-                }
-                ForwardRung::Persistent => {
-                    self.launch(stream, self.persistent, tensor(some, FORWARD_SHARED), job)
-                }
-                ForwardRung::MixedBf16 => {
-                    self.launch(stream, self.mixed_bf16, tensor(some, FORWARD_SHARED), job)
-                }
-                ForwardRung::MixedF16 => {
-                    self.launch(stream, self.mixed_f16, tensor(some, FORWARD_SHARED), job)
-                }
+            self.launch(stream, self.naive, blocks, job)?;
+            match job.activation == Activation::None as u32 && job.sums == 0 {
+                true => Ok(()),
+                false => self.launch(stream, self.activate, blocks, job),
             }
         }
     }
@@ -207,13 +227,23 @@ impl Linear {
             }
             self.launch(stream, self.backward_sums, sums, job)?;
             if rung == BackwardRung::WarpReduce {
-                let rows = u64::from(job.tokens.max(job.outputs));
-                let warps = rows * u64::from(job.inputs.div_ceil(WARP_ELEMENTS));
+                let rows = job.tokens.max(job.outputs).div_ceil(WARP_ROWS);
+                let warps = u64::from(rows) * u64::from(job.inputs.div_ceil(WARP_COLUMNS));
                 return self.launch(stream, self.backward_warp, plain(warps * 32), job);
             }
             if job.dx != 0 {
-                let blocks = tensor(self.at_once(of_inputs), INPUTS_SHARED);
-                self.launch(stream, self.backward_inputs, blocks, job)?;
+                let (function, blocks) = match self.are_few(of_inputs) {
+                    false => (
+                        self.backward_inputs,
+                        tensor(self.at_once(of_inputs), INPUTS_SHARED),
+                    ),
+                    true => {
+                        let tiles = few_tiles(job.tokens, job.inputs);
+                        let blocks = tensor(self.at_once(tiles), INPUTS_FEW_SHARED);
+                        (self.backward_inputs_few, blocks)
+                    }
+                };
+                self.launch(stream, function, blocks, job)?;
             }
             if job.dweights != 0 {
                 let blocks = tensor(self.at_once(of_weights), WEIGHTS_SHARED);
@@ -221,6 +251,11 @@ impl Linear {
             }
             Ok(())
         }
+    }
+
+    /// Whether so many large tiles leave more than half of the multiprocessors idle.
+    fn are_few(&self, tiles: u32) -> bool {
+        tiles <= self.multiprocessors / 2
     }
 
     /// As many of `tiles` blocks as the GPU runs at a time.
@@ -275,6 +310,11 @@ fn tiles(rows: u32, columns: u32) -> Result<u32> {
                 "use 2^30 tiles of 128 x 128 at most",
             )
         })
+}
+
+/// Smaller tiles of a product that has few large ones.
+fn few_tiles(rows: u32, columns: u32) -> u32 {
+    rows.div_ceil(FEW_ROWS) * columns.div_ceil(FEW_COLUMNS)
 }
 
 /// Addresses that are there if `needed`, at multiples of `each`.

@@ -2,12 +2,16 @@
 //!
 //! The queries of the heads of a group are the rows of one product of tensor cores. A warp has tiles of keys of its own,
 //! which it copies and uses without the others; what the warps of a block have is joined in shared memory, what blocks
-//! have by a second kernel.
+//! have by a second kernel. Where a group has more than 16 rows, each warp of a block has 16 of them, and uses the tiles
+//! that all have copied.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
 use super::arch::{exp2, keys_of, maximum, mma, opaque, packed, store_half, store_pair};
-use super::{DECODE_KEYS, DECODE_ROWS, DECODE_STAGES, Flash, TENSOR_THREADS, Vectors};
+use super::{
+    DECODE_KEYS, DECODE_ROWS, DECODE_STAGES, Flash, TENSOR_THREADS, Vectors, WIDE_ROWS,
+    decode_rows as block_rows,
+};
 use crate::arch::{Numbers, sum_of_warp, warp};
 use crate::tile::{Shared, commit, fma, un, wait_for_copies};
 use core::f32::consts::LOG2_E;
@@ -83,31 +87,26 @@ unsafe fn attend<const DK: usize, const BF16: bool>(job: &Flash) {
         }
     };
     let rows = group(job) * job.query_tokens;
-    let last = if place.first + DECODE_ROWS < rows {
-        place.first + DECODE_ROWS
-    } else {
-        rows
-    } - 1;
+    let of_block = block_rows(rows);
+    let last = least(place.first + of_block, rows) - 1;
     // Tiles of this split: those of the last row, in even parts.
     let all = job
         .limit(of_row(job, &place, last).1, place.keys)
         .div_ceil(DECODE_KEYS);
     let each = all.div_ceil(job.splits.max(1));
     let begin = place.split * each;
-    let end = if begin + each < all {
-        begin + each
-    } else {
-        all
-    };
+    let end = least(begin + each, all);
     // SAFETY: the launch gave a tile of queries, and the stages of each warp.
     let shared = unsafe { Shared::dynamic() };
-    let (lane, of_block) = (arch::lane(), arch::thread() / 32);
+    let (lane, warp) = (arch::lane(), arch::thread() / 32);
     let tile = DECODE_KEYS * DK as u32 * 2;
-    let mine = shared.at(DECODE_ROWS * DK as u32 * 2 + of_block * DECODE_STAGES * 2 * tile);
+    let stages = shared.at(WIDE_ROWS * DK as u32 * 2);
+    let stage =
+        |warp: u32, step: u32| stages.at((warp * DECODE_STAGES + step % DECODE_STAGES) * 2 * tile);
     let load = |step: u32| {
-        let at = begin + step * WARPS + of_block;
+        let at = begin + step * WARPS + warp;
         if at < end {
-            let to = mine.at(step % DECODE_STAGES * 2 * tile);
+            let to = stage(warp, step);
             // SAFETY: keys and values below the sequence's count.
             unsafe {
                 load_tile::<DK>(job, &job.keys, &place, at, to);
@@ -127,17 +126,32 @@ unsafe fn attend<const DK: usize, const BF16: bool>(job: &Flash) {
     };
     wait_for_copies::<1>();
     arch::sync_block();
-    let queries = fragments::<DK>(shared, lane);
+    // With many rows each warp has some, and uses the tiles of all; with few, all rows, and its own tiles.
+    let is_wide = of_block > DECODE_ROWS;
+    let mine = if is_wide { warp * DECODE_ROWS } else { 0 };
+    let (from, to) = if is_wide {
+        (0, WARPS)
+    } else {
+        (warp, warp + 1)
+    };
+    let queries = fragments::<DK>(shared.at(mine * DK as u32 * 2), lane);
     let mut step = 0;
-    while begin + step * WARPS + of_block < end {
+    while begin + step * WARPS + from < end {
         wait_for_copies::<1>();
-        arch::sync_warp(arch::FULL);
+        match is_wide {
+            true => arch::sync_block(),
+            false => arch::sync_warp(arch::FULL),
+        }
         load(step + 2);
-        let at = mine.at(step % DECODE_STAGES * 2 * tile);
-        let first = (begin + step * WARPS + of_block) * DECODE_KEYS;
-        let scores = products::<DK, BF16>(&queries, at, lane);
-        let scores = masked(job, &place, scores, first, lane);
-        add::<DK, BF16>(&mut sums, scores, at.at(tile), job.scale * LOG2_E, lane);
+        let mut of = from;
+        while of < to && begin + step * WARPS + of < end {
+            let at = stage(of, step);
+            let first = (begin + step * WARPS + of) * DECODE_KEYS;
+            let scores = products::<DK, BF16>(&queries, at, lane);
+            let scores = masked(job, &place, scores, (place.first + mine, first), lane);
+            add::<DK, BF16>(&mut sums, scores, at.at(tile), job.scale * LOG2_E, lane);
+            of += 1;
+        }
         step += 1;
     }
     wait_for_copies::<0>();
@@ -146,16 +160,22 @@ unsafe fn attend<const DK: usize, const BF16: bool>(job: &Flash) {
 }
 
 #[inline(always)]
+fn least(a: u32, b: u32) -> u32 {
+    if a < b { a } else { b }
+}
+
+#[inline(always)]
 fn place(job: &Flash) -> Place {
-    let rows = (group(job) * job.query_tokens).div_ceil(DECODE_ROWS).max(1);
+    let rows = group(job) * job.query_tokens;
+    let tiles = rows.div_ceil(block_rows(rows)).max(1);
     let (splits, kv_heads) = (job.splits.max(1), job.kv_heads.max(1));
     let block = arch::block();
-    let (tile, rest) = (block % rows, block / rows);
+    let (tile, rest) = (block % tiles, block / tiles);
     let (kv_head, rest) = (rest % kv_heads, rest / kv_heads);
     Place {
         sequence: rest / splits,
         kv_head,
-        first: tile * DECODE_ROWS,
+        first: tile * block_rows(rows),
         split: rest % splits,
         keys: 0,
     }
@@ -207,7 +227,7 @@ unsafe fn load_tile<const DK: usize>(
 unsafe fn load_queries<const DK: usize>(job: &Flash, place: &Place, rows: u32, to: Shared) {
     let chunks = DK as u32 / 8;
     let mut at = arch::thread();
-    while at < DECODE_ROWS * chunks {
+    while at < block_rows(rows) * chunks {
         let (column, row) = (at % chunks, at / chunks);
         let is_there = place.first + row < rows && column * 8 < job.head_elements;
         let (head, token) = if is_there {
@@ -271,13 +291,13 @@ fn masked(
     job: &Flash,
     place: &Place,
     scores: [[f32; 4]; 2],
-    first: u32,
+    (first_row, first): (u32, u32),
     lane: u32,
 ) -> [[f32; 4]; 2] {
     let mut scores = scores;
     let column = first + lane % 4 * 2;
     un!(h in [0, 1] {
-        let row = place.first + lane / 4 + h as u32 * 8;
+        let row = first_row + lane / 4 + h as u32 * 8;
         let limit = job.limit(of_row(job, place, row).1, place.keys);
         un!(n in [0, 1] { un!(e in [0, 1] {
             if column + n as u32 * 8 + e as u32 >= limit {
@@ -378,23 +398,32 @@ unsafe fn join_warps<const DK: usize, const BF16: bool>(
     });
     arch::sync_block();
     let scale = job.scale * LOG2_E;
+    let is_wide = block_rows(rows) > DECODE_ROWS;
     let mut at = arch::thread();
-    while at < DECODE_ROWS * DK as u32 / 2 {
+    while at < block_rows(rows) * DK as u32 / 2 {
         let (row, element) = (at / (DK as u32 / 2), at % (DK as u32 / 2) * 2);
-        let of_warp = |warp: u32| shared.at((warp * DECODE_ROWS + row) * bytes);
-        let mut largest = f32::NEG_INFINITY;
-        un!(w in [0, 1, 2, 3] {
-            largest = maximum(largest, of_warp(w as u32).at(DK as u32 * 4).load());
-        });
+        let of_warp = |warp: u32| shared.at((warp * DECODE_ROWS + row % DECODE_ROWS) * bytes);
+        let first = row / DECODE_ROWS;
+        let warps = if is_wide { first..first + 1 } else { 0..WARPS };
+        let (mut largest, mut warp) = (f32::NEG_INFINITY, warps.start);
+        while warp < warps.end {
+            largest = maximum(largest, of_warp(warp).at(DK as u32 * 4).load());
+            warp += 1;
+        }
         let (mut total, mut low, mut high) = (0.0, 0.0, 0.0);
-        un!(w in [0, 1, 2, 3] {
-            let from = of_warp(w as u32);
+        warp = warps.start;
+        while warp < warps.end {
+            let from = of_warp(warp);
             let of_part = from.at(DK as u32 * 4).load();
-            let by = if of_part == f32::NEG_INFINITY { 0.0 } else { exp2((of_part - largest) * scale) };
+            let by = match of_part == f32::NEG_INFINITY {
+                true => 0.0,
+                false => exp2((of_part - largest) * scale),
+            };
             total += by * from.at(DK as u32 * 4 + 4).load();
             low += by * from.at(element * 4).load();
             high += by * from.at(element * 4 + 4).load();
-        });
+            warp += 1;
+        }
         if place.first + row < rows && element < job.head_elements {
             let part = [low, high, largest, total];
             // SAFETY: the caller's.

@@ -88,6 +88,8 @@ pub const FLASH2_KEYS: u32 = 64;
 pub const TENSOR_THREADS: u32 = 128;
 /// Queries of a block of the `DECODE` kernels: of the heads that share keys, token after token.
 pub const DECODE_ROWS: u32 = 16;
+/// The same where there are more of them: 16 for each warp.
+pub const WIDE_ROWS: u32 = DECODE_ROWS * TENSOR_THREADS / 32;
 /// Keys of a tile of a warp of theirs.
 pub const DECODE_KEYS: u32 = 16;
 /// Tiles of a warp that are under way or in use.
@@ -109,7 +111,17 @@ pub const fn flash2_shared(elements: u32) -> u32 {
 /// Bytes of shared memory of a block of the `DECODE` kernels for heads of up to `elements`: queries, and the stages of
 /// keys and values of each warp.
 pub const fn decode_shared(elements: u32) -> u32 {
-    (DECODE_ROWS + TENSOR_THREADS / 32 * DECODE_STAGES * 2 * DECODE_KEYS) * elements * 2
+    (WIDE_ROWS + TENSOR_THREADS / 32 * DECODE_STAGES * 2 * DECODE_KEYS) * elements * 2
+}
+
+/// Rows of a block of the `DECODE` kernels, where a group has `rows`: heads that share keys, times queries.
+#[inline(always)]
+pub const fn decode_rows(rows: u32) -> u32 {
+    if rows > DECODE_ROWS {
+        WIDE_ROWS
+    } else {
+        DECODE_ROWS
+    }
 }
 
 /// Vectors of a head's elements, by sequence, head and token.

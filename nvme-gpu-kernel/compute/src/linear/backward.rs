@@ -4,7 +4,7 @@
 
 use super::arch::Approximate;
 use super::forward::put;
-use super::gemm::{F32, Operand, product};
+use super::gemm::{Cut, F32, Few, Large, Operand, product};
 use super::{Activation, Backward, SUMS_COLUMNS};
 use crate::arch::Numbers;
 use crate::tile::Shared;
@@ -54,8 +54,8 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_backward_sums(job: Backward) {
 
 /// # Safety
 /// What [`Backward`] names is there, the gradient of the sums too; the launch has the shared memory of the stages.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_linear_backward_inputs(job: Backward) {
+#[inline(always)]
+unsafe fn inputs<C: Cut>(job: &Backward) {
     let of_sums = Operand {
         address: job.dsums,
         rows: job.tokens,
@@ -71,14 +71,30 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_backward_inputs(job: Backward) {
     let tiles = (arch::block(), arch::blocks());
     // SAFETY: the caller's.
     unsafe {
-        product::<true, false, F32>(&of_sums, &weights, tiles, zero, |row, column, both| {
+        product::<C, true, false, F32>(&of_sums, &weights, tiles, zero, |row, column, both| {
             put::<F32>(job.dx, (job.tokens, job.inputs), (row, column), both);
         });
     }
 }
 
 /// # Safety
-/// As [`nvme_linear_backward_inputs`].
+/// As `inputs`.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_linear_backward_inputs(job: Backward) {
+    // SAFETY: the caller's.
+    unsafe { inputs::<Large>(&job) }
+}
+
+/// # Safety
+/// As `inputs`.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_linear_backward_inputs_few(job: Backward) {
+    // SAFETY: the caller's.
+    unsafe { inputs::<Few>(&job) }
+}
+
+/// # Safety
+/// As `inputs`.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_linear_backward_weights(job: Backward) {
     let of_sums = Operand {
@@ -96,7 +112,7 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_backward_weights(job: Backward) {
     let tiles = (arch::block(), arch::blocks());
     // SAFETY: the caller's.
     unsafe {
-        product::<false, false, F32>(&of_sums, &x, tiles, zero, |row, column, both| {
+        product::<Large, false, false, F32>(&of_sums, &x, tiles, zero, |row, column, both| {
             put::<F32>(job.dweights, (job.outputs, job.inputs), (row, column), both);
         });
     }

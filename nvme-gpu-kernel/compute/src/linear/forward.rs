@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::arch::{Approximate, store_halves, store_two};
-use super::gemm::{BF16, F16, F32, Operand, product};
+use super::gemm::{BF16, Cut, F16, F32, Few, Large, Operand, product};
 use super::{Activation, Forward};
 use crate::arch::Numbers;
 use crate::tile::mma::{pack_bf16, pack_f16};
@@ -14,7 +14,7 @@ use nvme_gpu_kernel::arch;
 /// # Safety
 /// What [`Forward`] names is there; the block has [`TENSOR_THREADS`](super::TENSOR_THREADS) threads and the shared memory of the stages.
 #[inline(always)]
-unsafe fn forward<const KIND: u32>(job: &Forward, tiles: (u32, u32)) {
+unsafe fn forward<C: Cut, const KIND: u32>(job: &Forward, tiles: (u32, u32)) {
     let operand = |address, rows| Operand {
         address,
         rows,
@@ -36,7 +36,7 @@ unsafe fn forward<const KIND: u32>(job: &Forward, tiles: (u32, u32)) {
     let shape = (job.tokens, job.outputs);
     // SAFETY: the caller's.
     unsafe {
-        product::<true, true, KIND>(&x, &weights, tiles, bias, |row, column, sums| {
+        product::<C, true, true, KIND>(&x, &weights, tiles, bias, |row, column, sums| {
             if job.sums != 0 {
                 put::<F32>(job.sums, shape, (row, column), sums);
             }
@@ -96,7 +96,7 @@ pub unsafe fn put<const KIND: u32>(
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_linear_forward_fused(job: Forward) {
     // SAFETY: the caller's.
-    unsafe { forward::<F32>(&job, (arch::block(), ONE)) }
+    unsafe { forward::<Large, F32>(&job, (arch::block(), ONE)) }
 }
 
 /// No further tile: far more than there are.
@@ -107,7 +107,7 @@ const ONE: u32 = 1 << 31;
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_linear_forward_persistent(job: Forward) {
     // SAFETY: the caller's.
-    unsafe { forward::<F32>(&job, (arch::block(), arch::blocks())) }
+    unsafe { forward::<Large, F32>(&job, (arch::block(), arch::blocks())) }
 }
 
 /// # Safety
@@ -115,7 +115,7 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_forward_persistent(job: Forward) {
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_linear_forward_mixed_bf16(job: Forward) {
     // SAFETY: the caller's.
-    unsafe { forward::<BF16>(&job, (arch::block(), arch::blocks())) }
+    unsafe { forward::<Large, BF16>(&job, (arch::block(), arch::blocks())) }
 }
 
 /// # Safety
@@ -123,5 +123,23 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_forward_mixed_bf16(job: Forward) {
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_linear_forward_mixed_f16(job: Forward) {
     // SAFETY: the caller's.
-    unsafe { forward::<F16>(&job, (arch::block(), arch::blocks())) }
+    unsafe { forward::<Large, F16>(&job, (arch::block(), arch::blocks())) }
+}
+
+macro_rules! few {
+    ($($name:ident, $kind:expr;)*) => { $(
+        /// # Safety
+        /// As that for many tokens.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $name(job: Forward) {
+            // SAFETY: the caller's.
+            unsafe { forward::<Few, { $kind }>(&job, (arch::block(), arch::blocks())) }
+        }
+    )* };
+}
+
+few! {
+    nvme_linear_forward_few, F32;
+    nvme_linear_forward_few_bf16, BF16;
+    nvme_linear_forward_few_f16, F16;
 }

@@ -1,12 +1,12 @@
-//! Products of matrices by tensor cores, 128 x 128 sums a block: four warps of 64 x 64, operands in three stages of
-//! shared memory.
+//! Products of matrices by tensor cores, 128 x 128 sums a block, or 32 x 64: four warps, operands in three stages of shared
+//! memory.
 //!
 //! `f32` operands are split into an upper and a lower part of TF32 each, and the three largest products of the parts are
 //! added: about 22 bits of each factor count. An infinite element makes NaN.
 // UNSAFETY: copies from addresses that the kernel vouches for.
 #![allow(unsafe_code)]
 
-use super::{CROSS_BYTES, STAGES, TENSOR_THREADS, TILE, TILE_BYTES};
+use super::{STAGES, TENSOR_THREADS, cross_bytes, tile_bytes};
 use crate::tile::mma::{mma_bf16, mma_f16, mma_tf32};
 use crate::tile::{Shared, commit, un, wait_for_copies};
 use nvme_gpu_kernel::arch;
@@ -38,8 +38,43 @@ const fn depth(kind: u32) -> u32 {
     128 / element_bytes(kind)
 }
 
-const fn tile_bytes(by_term: bool) -> u32 {
-    if by_term { TILE_BYTES } else { CROSS_BYTES }
+/// How a product is cut: `M` and `N` say how large the part of a warp is, 16 `M` rows and 8 `N` columns; a block has twice
+/// as many of each.
+pub trait Cut {
+    const M: usize;
+    const N: usize;
+    const ROWS: u32 = Self::M as u32 * 32;
+    const COLUMNS: u32 = Self::N as u32 * 16;
+}
+
+/// 128 x 128.
+pub struct Large;
+
+impl Cut for Large {
+    const M: usize = 4;
+    const N: usize = 8;
+}
+
+/// 32 x 64: for few rows.
+pub struct Few;
+
+impl Cut for Few {
+    const M: usize = 1;
+    const N: usize = 4;
+}
+
+/// Bytes of a tile of an operand of `rows` rows.
+const fn bytes(by_term: bool, rows: u32) -> u32 {
+    if by_term {
+        tile_bytes(rows)
+    } else {
+        cross_bytes(rows)
+    }
+}
+
+/// Bytes of a stage: a tile of each operand.
+const fn stage_bytes<C: Cut>(a_by_term: bool, b_by_term: bool) -> u32 {
+    bytes(a_by_term, C::ROWS) + bytes(b_by_term, C::COLUMNS)
 }
 
 /// A tile of the product, and how far into the terms.
@@ -54,7 +89,7 @@ struct Cursor {
 impl Cursor {
     /// Tile `tile` of those of `down` rows and `across` columns of them.
     #[inline(always)]
-    fn at(tile: u32, (down, across): (u32, u32)) -> Self {
+    fn at<C: Cut>(tile: u32, (down, across): (u32, u32)) -> Self {
         let of_group = (GROUP * across).max(1);
         let (first, inside) = (tile / of_group * GROUP, tile % of_group);
         // `tile` may be past the end.
@@ -62,8 +97,8 @@ impl Cursor {
         let rows = if left < GROUP { left } else { GROUP };
         Self {
             tile,
-            row: (first + inside % rows) * TILE,
-            column: inside / rows * TILE,
+            row: (first + inside % rows) * C::ROWS,
+            column: inside / rows * C::COLUMNS,
             term: 0,
         }
     }
@@ -84,7 +119,7 @@ impl Loader<'_> {
     /// # Safety
     /// The operands are there.
     #[inline(always)]
-    unsafe fn load<const A_BY_TERM: bool, const B_BY_TERM: bool, const KIND: u32>(
+    unsafe fn load<C: Cut, const A_BY_TERM: bool, const B_BY_TERM: bool, const KIND: u32>(
         &mut self,
         stage: u32,
     ) {
@@ -92,16 +127,16 @@ impl Loader<'_> {
         if self.next.tile < self.shape.0 * self.shape.1 {
             let to = self
                 .shared
-                .at(stage * (tile_bytes(A_BY_TERM) + tile_bytes(B_BY_TERM)));
-            let (next, of_b) = (self.next, to.at(tile_bytes(A_BY_TERM)));
+                .at(stage * stage_bytes::<C>(A_BY_TERM, B_BY_TERM));
+            let (next, of_b) = (self.next, to.at(bytes(A_BY_TERM, C::ROWS)));
             // SAFETY: the caller's.
             unsafe {
-                copy::<A_BY_TERM, KIND>(a, (next.row, next.term), to);
-                copy::<B_BY_TERM, KIND>(b, (next.column, next.term), of_b);
+                copy::<A_BY_TERM, KIND>(C::ROWS, a, (next.row, next.term), to);
+                copy::<B_BY_TERM, KIND>(C::COLUMNS, b, (next.column, next.term), of_b);
             }
             self.next.term += depth(KIND);
             if self.next.term >= a.terms {
-                self.next = Cursor::at(next.tile + self.step, self.shape);
+                self.next = Cursor::at::<C>(next.tile + self.step, self.shape);
             }
         }
         commit();
@@ -114,25 +149,25 @@ impl Loader<'_> {
 /// # Safety
 /// Both operands are there; the launch has the shared memory of the stages.
 #[inline(always)]
-pub unsafe fn product<const A_BY_TERM: bool, const B_BY_TERM: bool, const KIND: u32>(
+pub unsafe fn product<C: Cut, const A_BY_TERM: bool, const B_BY_TERM: bool, const KIND: u32>(
     a: &Operand,
     b: &Operand,
     (first, step): (u32, u32),
     begin: impl Fn(u32) -> f32,
     finish: impl Fn(u32, u32, [f32; 2]),
 ) {
-    let shape = (a.rows.div_ceil(TILE), b.rows.div_ceil(TILE));
+    let shape = (a.rows.div_ceil(C::ROWS), b.rows.div_ceil(C::COLUMNS));
     // SAFETY: the caller's.
     let shared = unsafe { Shared::dynamic() };
     let mut loader = Loader {
         operands: (a, b),
         shape,
         shared,
-        next: Cursor::at(first, shape),
+        next: Cursor::at::<C>(first, shape),
         step,
     };
     // SAFETY: the caller's.
-    let mut load = |stage| unsafe { loader.load::<A_BY_TERM, B_BY_TERM, KIND>(stage) };
+    let mut load = |stage| unsafe { loader.load::<C, A_BY_TERM, B_BY_TERM, KIND>(stage) };
     let mut ahead = 0;
     while ahead < STAGES - 1 {
         load(ahead);
@@ -140,22 +175,28 @@ pub unsafe fn product<const A_BY_TERM: bool, const B_BY_TERM: bool, const KIND: 
     }
     let (mut tile, mut stage) = (first, 0);
     while tile < shape.0 * shape.1 {
-        let here = Cursor::at(tile, shape);
+        let here = Cursor::at::<C>(tile, shape);
         let (lane, warp) = (arch::lane(), arch::thread() / 32);
-        let row = here.row + warp / 2 * 64 + lane / 4;
-        let column = here.column + warp % 2 * 64 + lane % 4 * 2;
+        let row = here.row + warp / 2 * (C::ROWS / 2) + lane / 4;
+        let column = here.column + warp % 2 * (C::COLUMNS / 2) + lane % 4 * 2;
         let mut sums = [[[0.0f32; 4]; 8]; 4];
         un!(j in [0, 1, 2, 3, 4, 5, 6, 7] {
-            let (p, q) = (begin(column + j as u32 * 8), begin(column + j as u32 * 8 + 1));
-            un!(i in [0, 1, 2, 3] { sums[i][j] = [p, q, p, q]; });
+            if j < C::N {
+                let (p, q) = (begin(column + j as u32 * 8), begin(column + j as u32 * 8 + 1));
+                un!(i in [0, 1, 2, 3] { sums[i][j] = [p, q, p, q]; });
+            }
         });
         let mut term = 0;
         loop {
             wait_for_copies::<{ STAGES - 2 }>();
             arch::sync_block();
             load((stage + STAGES - 1) % STAGES);
-            let at = shared.at(stage * (tile_bytes(A_BY_TERM) + tile_bytes(B_BY_TERM)));
-            multiply::<A_BY_TERM, B_BY_TERM, KIND>(&mut sums, at, at.at(tile_bytes(A_BY_TERM)));
+            let at = shared.at(stage * stage_bytes::<C>(A_BY_TERM, B_BY_TERM));
+            multiply::<C, A_BY_TERM, B_BY_TERM, KIND>(
+                &mut sums,
+                at,
+                at.at(bytes(A_BY_TERM, C::ROWS)),
+            );
             stage = (stage + 1) % STAGES;
             term += depth(KIND);
             if term >= a.terms {
@@ -163,10 +204,12 @@ pub unsafe fn product<const A_BY_TERM: bool, const B_BY_TERM: bool, const KIND: 
             }
         }
         un!(i in [0, 1, 2, 3] { un!(j in [0, 1, 2, 3, 4, 5, 6, 7] {
-            let [p, q, r, s] = sums[i][j];
-            let (row, column) = (row + i as u32 * 16, column + j as u32 * 8);
-            finish(row, column, [p, q]);
-            finish(row + 8, column, [r, s]);
+            if i < C::M && j < C::N {
+                let [p, q, r, s] = sums[i][j];
+                let (row, column) = (row + i as u32 * 16, column + j as u32 * 8);
+                finish(row, column, [p, q]);
+                finish(row + 8, column, [r, s]);
+            }
         }); });
         tile += step;
     }
@@ -179,24 +222,22 @@ fn chunk(row: u32, chunk: u32) -> u32 {
     row * 128 + ((chunk ^ (row & 7)) * 16)
 }
 
-/// Begins to copy a tile from row `first` and term `term` on, zeros for what is outside.
+/// Begins to copy a tile of `rows` rows from row `first` and term `term` on, zeros for what is outside.
 ///
 /// # Safety
 /// The operand is there.
 #[inline(always)]
 unsafe fn copy<const BY_TERM: bool, const KIND: u32>(
+    rows: u32,
     from: &Operand,
     (first, term): (u32, u32),
     to: Shared,
 ) {
     let each = element_bytes(KIND);
     let thread = arch::thread();
-    // Chunks of 16 bytes: 8 a row of terms, or 32 a row of rows. A thread has every 16th, or every 4th.
-    let (line, place) = if BY_TERM {
-        (thread / 8, thread % 8)
-    } else {
-        (thread / 32, thread % 32)
-    };
+    // Chunks of 16 bytes: 8 in a line of terms, `rows` / 4 in one of rows.
+    let of_line = if BY_TERM { 8 } else { rows / 4 };
+    let (line, place) = (thread / of_line, thread % of_line);
     let (begin, lines, length) = match BY_TERM {
         true => (first, from.rows, from.terms),
         false => (term, from.terms, from.rows),
@@ -210,20 +251,18 @@ unsafe fn copy<const BY_TERM: bool, const KIND: u32>(
     let there = if left < 16 { left } else { 16 };
     let stride = u64::from(from.stride) * u64::from(each);
     let source = from.address + u64::from(begin + line) * stride + u64::from(element * each);
-    let (step, target) = match BY_TERM {
-        true => (TENSOR_THREADS / 8, to.at(chunk(line, place))),
+    let step = TENSOR_THREADS / of_line;
+    let (target, below) = match BY_TERM {
+        true => (to.at(chunk(line, place)), step * 128),
         false => (
-            TENSOR_THREADS / 32,
-            to.at(line * (TILE + 8) * 4 + place * 16),
+            to.at(line * (rows + 8) * 4 + place * 16),
+            step * (rows + 8) * 4,
         ),
     };
-    let below = if BY_TERM {
-        step * 128
-    } else {
-        step * (TILE + 8) * 4
-    };
+    let all = if BY_TERM { rows } else { 32 };
     let is_whole = stride % 16 == 0 && from.address % 16 == 0;
     un!(i in [0, 1, 2, 3, 4, 5, 6, 7] {
+        if i as u32 * step < all {
         let bytes = if begin + line + i as u32 * step < lines { there } else { 0 };
         let address = if bytes == 0 { from.address } else { source + i as u64 * u64::from(step) * stride };
         let target = target.at(i as u32 * below);
@@ -240,53 +279,56 @@ unsafe fn copy<const BY_TERM: bool, const KIND: u32>(
                 }
             }
         }
+        }
     });
 }
 
 /// Adds the product of two tiles to the sums of the warp.
 #[inline(always)]
-fn multiply<const A_BY_TERM: bool, const B_BY_TERM: bool, const KIND: u32>(
+fn multiply<C: Cut, const A_BY_TERM: bool, const B_BY_TERM: bool, const KIND: u32>(
     sums: &mut [[[f32; 4]; 8]; 4],
     a: Shared,
     b: Shared,
 ) {
     let (lane, warp) = (arch::lane(), arch::thread() / 32);
-    let (row, column) = (warp / 2 * 64, warp % 2 * 64);
+    let (row, column) = (warp / 2 * (C::ROWS / 2), warp % 2 * (C::COLUMNS / 2));
     let a = match A_BY_TERM {
         true => a.at(chunk(row + (lane & 15), lane >> 4)),
-        false => a.at(cross(lane % 4, row + lane / 4)),
+        false => a.at(cross(C::ROWS, lane % 4, row + lane / 4)),
     };
     let b = match B_BY_TERM {
         true => b.at(chunk(
             column + (lane & 7) + ((lane >> 4) << 3),
             (lane >> 3) & 1,
         )),
-        false => b.at(cross(lane % 4, column + lane / 4)),
+        false => b.at(cross(C::COLUMNS, lane % 4, column + lane / 4)),
     };
     let (a, b) = (a.opaque(), b.opaque());
     un!(k in [0, 1, 2, 3] {
         let mut of_a = [[0u32; 4]; 4];
-        un!(i in [0, 1, 2, 3] {
+        un!(i in [0, 1, 2, 3] { if i < C::M {
             of_a[i] = match A_BY_TERM {
                 true => a.flip(k as u32 * 32).at(i as u32 * 16 * 128).matrices4(),
                 false => {
-                    let at = a.at(cross(k as u32 * 8, i as u32 * 16));
-                    [at, at.at(cross(0, 8)), at.at(cross(4, 0)), at.at(cross(4, 8))].map(word)
+                    let at = a.at(cross(C::ROWS, k as u32 * 8, i as u32 * 16));
+                    let next = at.at(cross(C::ROWS, 4, 0));
+                    [at, at.at(32), next, next.at(32)].map(word)
                 }
             };
-        });
+        } });
         let mut low_a = [[0u32; 4]; 4];
         if KIND == F32 {
             un!(i in [0, 1, 2, 3] { un!(e in [0, 1, 2, 3] {
                 (of_a[i][e], low_a[i][e]) = parts(of_a[i][e]);
             }); });
         }
-        un!(j in [0, 1, 2, 3] {
+        un!(j in [0, 1, 2, 3] { if j * 2 < C::N {
             let of_b = match B_BY_TERM {
                 true => b.flip(k as u32 * 32).at(j as u32 * 16 * 128).matrices4(),
                 false => {
-                    let at = b.at(cross(k as u32 * 8, j as u32 * 16));
-                    [at, at.at(cross(4, 0)), at.at(cross(0, 8)), at.at(cross(4, 8))].map(word)
+                    let at = b.at(cross(C::COLUMNS, k as u32 * 8, j as u32 * 16));
+                    let next = at.at(cross(C::COLUMNS, 4, 0));
+                    [at, next, at.at(32), next.at(32)].map(word)
                 }
             };
             un!(h in [0, 1] {
@@ -294,27 +336,27 @@ fn multiply<const A_BY_TERM: bool, const B_BY_TERM: bool, const KIND: u32>(
                 match KIND {
                     F32 => {
                         let ((p, low_p), (q, low_q)) = (parts(of_b[0]), parts(of_b[1]));
-                        un!(i in [0, 1, 2, 3] {
+                        un!(i in [0, 1, 2, 3] { if i < C::M {
                             mma_tf32(&mut sums[i][2 * j + h], low_a[i], [p, q]);
                             mma_tf32(&mut sums[i][2 * j + h], of_a[i], [low_p, low_q]);
                             mma_tf32(&mut sums[i][2 * j + h], of_a[i], [p, q]);
-                        });
+                        } });
                     }
                     BF16 => {
-                        un!(i in [0, 1, 2, 3] { mma_bf16(&mut sums[i][2 * j + h], of_a[i], of_b); });
+                        un!(i in [0, 1, 2, 3] { if i < C::M { mma_bf16(&mut sums[i][2 * j + h], of_a[i], of_b); } });
                     }
                     _ => {
-                        un!(i in [0, 1, 2, 3] { mma_f16(&mut sums[i][2 * j + h], of_a[i], of_b); });
+                        un!(i in [0, 1, 2, 3] { if i < C::M { mma_f16(&mut sums[i][2 * j + h], of_a[i], of_b); } });
                     }
                 }
             });
-        });
+        } });
     });
 }
 
 /// Where a number lies in a tile whose rows follow on each other. Eight rows of four terms are in different banks.
-const fn cross(term: u32, row: u32) -> u32 {
-    (term * (TILE + 8) + row) * 4
+const fn cross(rows: u32, term: u32, row: u32) -> u32 {
+    (term * (rows + 8) + row) * 4
 }
 
 #[inline(always)]

@@ -34,6 +34,12 @@ pub mod kernel {
     pub const FORWARD_MIXED_BF16: &str = "nvme_linear_forward_mixed_bf16";
     /// The same over f16.
     pub const FORWARD_MIXED_F16: &str = "nvme_linear_forward_mixed_f16";
+    /// As [`FORWARD_FUSED`] by smaller tiles, for few tokens.
+    pub const FORWARD_FEW: &str = "nvme_linear_forward_few";
+    /// As [`FORWARD_MIXED_BF16`] by smaller tiles.
+    pub const FORWARD_FEW_BF16: &str = "nvme_linear_forward_few_bf16";
+    /// As [`FORWARD_MIXED_F16`] by smaller tiles.
+    pub const FORWARD_FEW_F16: &str = "nvme_linear_forward_few_f16";
     /// Zeros to the gradients of weights and biases.
     pub const BACKWARD_CLEAR: &str = "nvme_linear_backward_clear";
     /// Gradients by atomic additions: of inputs without, of weights and biases a part of the tokens each thread.
@@ -42,23 +48,29 @@ pub mod kernel {
     pub const BACKWARD_SUMS: &str = "nvme_linear_backward_sums";
     /// The gradient of the inputs by tensor cores. A block has a tile.
     pub const BACKWARD_INPUTS: &str = "nvme_linear_backward_inputs";
+    /// As [`BACKWARD_INPUTS`] by smaller tiles, for few tokens.
+    pub const BACKWARD_INPUTS_FEW: &str = "nvme_linear_backward_inputs_few";
     /// The gradient of the weights by tensor cores. A block has a tile.
     pub const BACKWARD_WEIGHTS: &str = "nvme_linear_backward_weights";
-    /// Both, 8 elements a warp, whose lanes have terms of their own. After [`BACKWARD_SUMS`].
+    /// Both, 4 x 8 elements a warp, whose lanes have terms of their own. After [`BACKWARD_SUMS`].
     pub const BACKWARD_WARP: &str = "nvme_linear_backward_warp_reduce";
 
     /// All of [`LINEAR_PTX`](crate::LINEAR_PTX).
-    pub const ALL: [&str; 12] = [
+    pub const ALL: [&str; 16] = [
         FORWARD_NAIVE,
         ACTIVATE,
         FORWARD_FUSED,
         FORWARD_PERSISTENT,
         FORWARD_MIXED_BF16,
         FORWARD_MIXED_F16,
+        FORWARD_FEW,
+        FORWARD_FEW_BF16,
+        FORWARD_FEW_F16,
         BACKWARD_CLEAR,
         BACKWARD_NAIVE,
         BACKWARD_SUMS,
         BACKWARD_INPUTS,
+        BACKWARD_INPUTS_FEW,
         BACKWARD_WEIGHTS,
         BACKWARD_WARP,
     ];
@@ -70,16 +82,28 @@ pub const TILE: u32 = 128;
 pub const TENSOR_THREADS: u32 = 128;
 /// Tiles of each operand that are under way or in use.
 pub const STAGES: u32 = 3;
-/// Bytes of a tile of an operand whose terms follow on each other, and from one to the next of the others'.
-pub const TILE_BYTES: u32 = TILE * 128;
-/// Bytes of a tile of an operand whose rows follow on each other.
-pub const CROSS_BYTES: u32 = 32 * (TILE + 8) * 4;
 /// Tokens of a thread of [`kernel::BACKWARD_NAIVE`].
 pub const NAIVE_TOKENS: u32 = 64;
 /// Columns of a block of [`kernel::BACKWARD_SUMS`].
 pub const SUMS_COLUMNS: u32 = 32;
-/// Elements of a warp of [`kernel::BACKWARD_WARP`].
-pub const WARP_ELEMENTS: u32 = 8;
+/// Rows of a warp of [`kernel::BACKWARD_WARP`].
+pub const WARP_ROWS: u32 = 4;
+/// Columns of a warp of it.
+pub const WARP_COLUMNS: u32 = 8;
+/// Rows of a tile of the kernels for few tokens, which have [`TENSOR_THREADS`] threads, too.
+pub const FEW_ROWS: u32 = 32;
+/// Columns of a tile of theirs.
+pub const FEW_COLUMNS: u32 = 64;
+
+/// Bytes of a tile of `rows` rows whose terms follow on each other.
+pub const fn tile_bytes(rows: u32) -> u32 {
+    rows * 128
+}
+
+/// Bytes of a tile of 32 terms whose `rows` rows follow on each other.
+pub const fn cross_bytes(rows: u32) -> u32 {
+    32 * (rows + 8) * 4
+}
 
 /// `y = act(x W^T + b)`. Numbers are `f32`, or halves in the mixed kernels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -1,9 +1,9 @@
-//! Gradients of linear layers by sums over the lanes of a warp: for few tokens, which leave most of a tile empty.
+//! Gradients of linear layers by sums over the lanes of a warp, without tiles in shared memory.
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use super::{Backward, WARP_ELEMENTS};
-use crate::arch::{Numbers, sum_of_warp, warp};
+use super::{Backward, WARP_COLUMNS, WARP_ROWS};
+use crate::arch::{Numbers, warp};
 use crate::tile::{fma, un};
 use nvme_gpu_kernel::arch;
 
@@ -27,8 +27,8 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_backward_warp_reduce(job: Backward
     }
 }
 
-/// Rows of `inputs` elements: each the sum of `terms` rows of `matrix` times a factor. A warp has [`WARP_ELEMENTS`]
-/// elements at a time, its lanes terms of their own.
+/// Rows of `inputs` elements: each the sum of `terms` rows of `matrix` times a factor. A warp has [`WARP_ROWS`] rows of
+/// [`WARP_COLUMNS`] elements at a time, its lanes terms of their own; then each lane gets one of the 32 sums.
 #[inline(always)]
 fn rows(
     job: &Backward,
@@ -38,29 +38,71 @@ fn rows(
     to: Numbers,
 ) {
     let inputs = u64::from(job.inputs);
-    let across = u64::from(job.inputs.div_ceil(WARP_ELEMENTS)).max(1);
+    let across = u64::from(job.inputs.div_ceil(WARP_COLUMNS)).max(1);
+    let down = count.div_ceil(u64::from(WARP_ROWS));
     let lane = u64::from(arch::lane());
     let (mut item, warps) = warp();
-    while item < count * across {
-        let (row, first) = (item / across, item % across * u64::from(WARP_ELEMENTS));
-        let mut sums = [0.0; 8];
+    while item < down * across {
+        let row = item / across * u64::from(WARP_ROWS);
+        let column = item % across * u64::from(WARP_COLUMNS);
+        // Of both only what is there.
+        let rows = if count - row < u64::from(WARP_ROWS) {
+            count - row
+        } else {
+            u64::from(WARP_ROWS)
+        };
+        let is_whole = column + u64::from(WARP_COLUMNS) <= inputs && inputs.is_multiple_of(4);
+        let mut sums = [0.0; 32];
         let mut term = lane;
         while term < terms {
-            let factor = factor(row, term);
-            un!(e in [0, 1, 2, 3, 4, 5, 6, 7] {
-                let column = first + e as u64;
-                if column < inputs {
-                    sums[e] = fma(factor, matrix.load(term * inputs + column), sums[e]);
-                }
+            let at = term * inputs + column;
+            let mut numbers = [0.0; 8];
+            if is_whole {
+                let (low, high) = (matrix.four(at), matrix.four(at + 4));
+                un!(c in [0, 1, 2, 3] { (numbers[c], numbers[c + 4]) = (low[c], high[c]); });
+            } else {
+                un!(c in [0, 1, 2, 3, 4, 5, 6, 7] {
+                    if column + c as u64 <= inputs - 1 { numbers[c] = matrix.load(at + c as u64); }
+                });
+            }
+            un!(r in [0, 1, 2, 3] {
+                let factor = if (r as u64) < rows { factor(row + r as u64, term) } else { 0.0 };
+                un!(c in [0, 1, 2, 3, 4, 5, 6, 7] {
+                    sums[r * 8 + c] = fma(factor, numbers[c], sums[r * 8 + c]);
+                });
             });
             term += 32;
         }
-        un!(e in [0, 1, 2, 3, 4, 5, 6, 7] {
-            let sum = sum_of_warp(sums[e]);
-            if lane == e as u64 && first + lane < inputs {
-                to.store(row * inputs + first + lane, sum);
-            }
-        });
+        let sum = scattered(sums);
+        let (row, column) = (row + lane / 8, column + lane % 8);
+        if row < count && column < inputs {
+            to.store(row * inputs + column, sum);
+        }
         item += warps;
     }
+}
+
+/// Sum `lane` of 32, over all lanes: with each exchange a lane keeps half of the sums that it has. Every lane calls it.
+#[inline(always)]
+fn scattered(sums: [f32; 32]) -> f32 {
+    let mut sums = sums;
+    let lane = arch::lane();
+    macro_rules! halve {
+        ($bits:literal, [$($i:literal),*]) => {
+            let is_upper = lane & $bits != 0;
+            un!(i in [$($i),*] {
+                let (keep, give) = match is_upper {
+                    true => (sums[i + $bits], sums[i]),
+                    false => (sums[i], sums[i + $bits]),
+                };
+                sums[i] = keep + f32::from_bits(arch::butterfly(arch::FULL, give.to_bits(), $bits));
+            });
+        };
+    }
+    halve!(16, [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15]);
+    halve!(8, [0, 1, 2, 3, 4, 5, 6, 7]);
+    halve!(4, [0, 1, 2, 3]);
+    halve!(2, [0, 1]);
+    halve!(1, [0]);
+    sums[0]
 }
