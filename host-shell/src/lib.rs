@@ -87,7 +87,7 @@ pub use device::vfio_user;
 pub use device::{Device, relay};
 pub use dma::{DmaBuffer, Pages};
 pub use error::{Error, Result, exit};
-pub use machine::{doctor, pci, sysfs};
+pub use machine::{doctor, pci, sysfs, topology};
 pub use manifest::Manifest;
 pub use nvme_core as core;
 pub use store::{Store, StoreOptions, Table};

@@ -26,6 +26,69 @@ pub enum Order {
     All,
 }
 
+/// What the driver says of a GPU, without a context on it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct GpuFacts {
+    /// Its number, as the driver counts.
+    pub index: u32,
+    /// Its name.
+    pub name: String,
+    /// Its PCI address: 0000:01:00.0.
+    pub address: String,
+    /// Major and minor number of its compute capability.
+    pub capability: (i32, i32),
+    /// The version of CUDA that the driver is one for: 12.8.
+    pub cuda: String,
+    /// GPU_DIRECT_RDMA_WRITES_ORDERING as it is: 0 none, 100 owner, 200 all devices.
+    pub writes_ordering: i32,
+    /// GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS as it is: bit 0 the host, bit 1 memory operations of streams.
+    pub flush_options: i32,
+    /// GPU_DIRECT_RDMA_SUPPORTED: by the API of nvidia-peermem.
+    pub rdma: bool,
+    /// DMA_BUF_SUPPORTED.
+    pub dma_buf: bool,
+}
+
+impl GpuFacts {
+    /// Asks the driver about every GPU.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] without a driver or a GPU, and with the driver's answer.
+    pub fn all() -> Result<Vec<Self>> {
+        let cuda = version(loaded_driver()?);
+        let mut all = vec![Self::of(0, &cuda)?];
+        for index in 1..device_count()? {
+            all.push(Self::of(index, &cuda)?);
+        }
+        Ok(all)
+    }
+
+    fn of(index: u32, cuda: &str) -> Result<Self> {
+        use Attribute as A;
+        let device = device(index)?;
+        let of = |which| attribute(device, which);
+        Ok(Self {
+            index,
+            name: name_of(device)?,
+            address: format!(
+                "{:04x}:{:02x}:{:02x}.0",
+                of(A::CU_DEVICE_ATTRIBUTE_PCI_DOMAIN_ID)?,
+                of(A::CU_DEVICE_ATTRIBUTE_PCI_BUS_ID)?,
+                of(A::CU_DEVICE_ATTRIBUTE_PCI_DEVICE_ID)?
+            ),
+            capability: (
+                of(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
+                of(A::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
+            ),
+            cuda: cuda.to_owned(),
+            writes_ordering: of(A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING)?,
+            flush_options: of(A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS)?,
+            rdma: of(A::CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_SUPPORTED)? != 0,
+            dma_buf: of(A::CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED)? != 0,
+        })
+    }
+}
+
 /// A GPU, opened. Clones of the `Arc` share it; its context ends with the last one.
 #[derive(Debug)]
 pub struct Gpu {
@@ -210,8 +273,8 @@ fn loaded_driver() -> Result<i32> {
     Ok(driver)
 }
 
-/// The driver's handle of GPU `index`.
-fn device(index: u32) -> Result<sys::CUdevice> {
+/// How many GPUs the driver finds: one at least.
+fn device_count() -> Result<u32> {
     // SAFETY: no arguments that matter.
     check("cuInit", unsafe { sys::cuInit(0) })?;
     let mut count = 0;
@@ -219,11 +282,15 @@ fn device(index: u32) -> Result<sys::CUdevice> {
     check("cuDeviceGetCount", unsafe {
         sys::cuDeviceGetCount(&mut count)
     })?;
+    let count = u32::try_from(count).unwrap_or(0);
+    if count == 0 { Err(no_gpu()) } else { Ok(count) }
+}
+
+/// The driver's handle of GPU `index`.
+fn device(index: u32) -> Result<sys::CUdevice> {
+    let count = device_count()?;
     let ordinal = i32::try_from(index).unwrap_or(i32::MAX);
-    if count <= 0 {
-        return Err(no_gpu());
-    }
-    if ordinal >= count {
+    if index >= count {
         return Err(Error::usage(
             format!("there is no GPU {index}: this machine has {count}"),
             format!("use --gpu 0 to {}", count - 1),

@@ -53,7 +53,7 @@ pub use copier::Copier;
 pub use cufile::{
     BATCH, GdsBuffer, GdsFile, GdsIo, GdsPending, GdsWay, is_of_cufile, probe as probe_cufile,
 };
-pub use driver::{Gpu, Order};
+pub use driver::{Gpu, GpuFacts, Order};
 pub use gpu_rings::{GpuRings, RingShape};
 pub use graph::Graph;
 pub use hash::{ChunkHasher, HashedChunk, HostWords};

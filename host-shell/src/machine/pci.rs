@@ -51,9 +51,49 @@ pub struct Link {
     pub lanes: u8,
 }
 
+impl Link {
+    /// Bytes a second each way that its encoding leaves, before the headers of packets; none for a generation that is
+    /// not known.
+    pub fn bytes_per_second(self) -> Option<f64> {
+        // Transfers a second, and the share of them that is data: 8b/10b, 128b/130b, and FLITs of 242 of 256 bytes.
+        let (transfers, share) = match self.generation {
+            1 => (2.5e9, 0.8),
+            2 => (5e9, 0.8),
+            3 => (8e9, 128.0 / 130.0),
+            4 => (16e9, 128.0 / 130.0),
+            5 => (32e9, 128.0 / 130.0),
+            6 => (64e9, 242.0 / 256.0),
+            _ => return None,
+        };
+        Some(transfers * share / 8.0 * f64::from(self.lanes))
+    }
+}
+
+/// What a function is on PCI Express.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Port {
+    /// A device at the end of a link.
+    Endpoint,
+    /// A port of the root complex.
+    Root,
+    /// The port of a switch that leads up.
+    Upstream,
+    /// A port of a switch that leads down.
+    Downstream,
+    /// A bridge to another bus, a device inside of the root complex, or a value that has no meaning.
+    Other,
+}
+
+/// ACS control: a request of one peer to another goes to the root complex, whatever the switch could do.
+///
+/// P2P Request Redirect, P2P Completion Redirect, P2P Egress Control: what Linux's P2PDMA looks at.
+pub const ACS_REDIRECTS: u16 = 1 << 2 | 1 << 3 | 1 << 5;
+
 /// The PCI Express capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Express {
+    /// What it is.
+    pub port: Port,
     /// Function level reset is offered.
     pub flr: bool,
     /// Relaxed ordering is enabled (Device Control).
@@ -195,6 +235,13 @@ fn express(bytes: &[u8], at: usize) -> Option<Express> {
         (link.generation > 0 && link.lanes > 0).then_some(link)
     };
     Some(Express {
+        port: match half(bytes, at + 2)? >> 4 & 0xF {
+            0 | 1 => Port::Endpoint,
+            4 => Port::Root,
+            5 => Port::Upstream,
+            6 => Port::Downstream,
+            _ => Port::Other,
+        },
         flr: word(bytes, at + 4)? & 1 << 28 != 0,
         relaxed_ordering: half(bytes, at + 8)? & 1 << 4 != 0,
         id_based_ordering: half(bytes, at + 0x28).is_some_and(|control| control & 3 << 8 != 0),
@@ -251,10 +298,29 @@ mod tests {
         assert_eq!((msix.vectors, msix.bar, msix.offset), (65, 0, 0x2000));
         assert_eq!(msix.bytes(), 1040);
         let express = config.express.unwrap();
+        assert_eq!(express.port, Port::Endpoint);
         assert!(express.flr && express.relaxed_ordering && !express.id_based_ordering);
         let link = |generation, lanes| Some(Link { generation, lanes });
         assert_eq!(express.capable, link(4, 4));
         assert_eq!(express.trained, link(3, 4));
+    }
+
+    #[test]
+    fn a_link_has_a_rate_of_its_generation_and_lanes() {
+        for (generation, lanes, rate) in [
+            (1, 1, 0.25e9),
+            (3, 4, 3.938e9),
+            (4, 4, 7.877e9),
+            (5, 16, 63.015e9),
+            (6, 4, 30.25e9),
+        ] {
+            let found = Link { generation, lanes }.bytes_per_second().unwrap();
+            assert!((found / rate - 1.0).abs() < 1e-3, "{generation} {found}");
+        }
+        for generation in [0, 7, 255] {
+            let lanes = 4;
+            assert_eq!(Link { generation, lanes }.bytes_per_second(), None);
+        }
     }
 
     #[test]

@@ -79,19 +79,39 @@ fn group(host: &Host, function: &Function, notes: &mut Notes) {
     );
 }
 
-/// How the IOMMU translates, where the module asks for more than VFIO does.
+/// How the IOMMU translates for the kernel's drivers. The module asks for more than VFIO does, which has its own way.
 fn translation(host: &Host, function: &Function, notes: &mut Notes) {
-    let (Some(Lender::Module), Some(group)) = (
-        function.driver.as_deref().and_then(Lender::of),
-        function.group,
-    ) else {
+    let Some(group) = function.group else {
         return;
     };
+    let lender = function.driver.as_deref().and_then(Lender::of);
     let kind = host.text(format!("sys/kernel/iommu_groups/{group}/type"));
     let kind = kind.unwrap_or_default();
+    let address = function.address;
+    if lender != Some(Lender::Module) {
+        let text = match kind.trim() {
+            "" => return,
+            "DMA" => "DMA (strict)",
+            "DMA-FQ" => "DMA-FQ (lazy)",
+            "identity" => "identity (not translated)",
+            other => other,
+        };
+        let own = "VFIO translates in its own way, whatever the type is";
+        return match kind.trim() {
+            "DMA" => notes.ok(
+                "group type",
+                format!("{text}, as the module nvme_gpu asks for"),
+            ),
+            _ => notes.add(
+                "group type",
+                Status::Note,
+                text,
+                format!("{own}; for kmod:BDF `nvme-gpu bind --driver nvme_gpu {address}` sets DMA"),
+            ),
+        };
+    }
     let again = format!(
-        "`nvme-gpu unbind {0}`, then `nvme-gpu bind --driver nvme_gpu {0}` as root",
-        function.address
+        "`nvme-gpu unbind {address}`, then `nvme-gpu bind --driver nvme_gpu {address}` as root"
     );
     match kind.trim() {
         "DMA" => notes.ok(

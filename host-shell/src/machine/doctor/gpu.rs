@@ -1,79 +1,21 @@
 //! NVIDIA GPUs: driver, what it can map, and whether a controller can reach their memory.
 
 use super::finding::{Finding, MACHINE, Notes, Status};
+use crate::machine::nvidia::{Driver, Product, RawAddresses, is_whole};
 use crate::machine::sysfs::{Function, Host};
+use crate::machine::topology::{Path, Relation, Route, Topology};
 
-const NVIDIA: u16 = 0x10DE;
-/// The first driver that no longer registers every mapped BAR.
-const REGRESSION: (u32, u32) = (550, 54);
-
-/// The GPUs of this machine.
-pub fn find(host: &Host) -> Vec<Function> {
-    let mut all = host.functions();
-    all.retain(|one| one.config.vendor == NVIDIA && one.config.class >> 16 == 0x03);
-    all
-}
-
-/// The NVIDIA driver that is loaded.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Driver {
-    /// 580.159.04
-    pub version: String,
-    /// The open kernel modules.
-    pub open: bool,
-}
-
-impl Driver {
-    pub fn loaded(host: &Host) -> Option<Self> {
-        let text = host.text("proc/driver/nvidia/version")?;
-        let line = text
-            .lines()
-            .find(|line| line.starts_with("NVRM version:"))?;
-        let is_version = |word: &&str| {
-            let starts = word.starts_with(|c: char| c.is_ascii_digit());
-            starts && word.contains('.')
-        };
-        Some(Self {
-            version: line.split_whitespace().find(is_version)?.to_owned(),
-            open: line.contains("Open Kernel Module"),
-        })
-    }
-
-    /// Whether it registers a mapped BAR with a GPU for sure: those before 550.54 do.
-    pub fn registers_bars(&self) -> bool {
-        let mut numbers = self
-            .version
-            .split('.')
-            .map(|part| part.parse().unwrap_or(0));
-        let number = (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0));
-        number < REGRESSION
-    }
-}
-
-/// The bridge that both are below, if the way between them need not pass the root complex.
-pub fn common_bridge(one: &Function, other: &Function) -> Option<crate::machine::sysfs::Address> {
-    let mut bridges = one.bridges.iter();
-    bridges
-        .find(|bridge| other.bridges.contains(bridge))
-        .copied()
-}
-
-/// Whether all of a GPU's memory can be seen by its peers: BAR1 has its largest size.
-pub fn is_whole(gpu: &Function) -> Option<bool> {
-    let bar = gpu.config.resizable.iter().find(|bar| bar.bar == 1)?;
-    Some(bar.current == bar.largest)
-}
-
-pub fn examine(host: &Host, gpus: &[Function], controllers: &[Function]) -> Vec<Finding> {
+pub fn examine(host: &Host, gpus: &[Function], topology: &Topology) -> Vec<Finding> {
     let mut notes = Notes::about(MACHINE);
     driver(host, gpus, &mut notes);
     let mut all = notes.all;
     for gpu in gpus {
         let mut notes = Notes::about(gpu.address);
         resizable_bar(gpu, &mut notes);
-        for controller in controllers {
-            peers(gpu, controller, &mut notes);
-        }
+        product(host, gpu, &mut notes);
+        let address = gpu.address.to_string();
+        let paths = topology.paths.iter().filter(|path| path.gpu == address);
+        paths.for_each(|path| peers(path, &mut notes));
         all.append(&mut notes.all);
     }
     all
@@ -114,11 +56,13 @@ fn driver(host: &Host, gpus: &[Function], notes: &mut Notes) {
             Status::Warning,
             format!(
                 "drivers from 550.54 on may refuse to register a mapped BAR (cudaHostRegister of PFN maps) on \
-                 kernels that dropped follow_pfn and follow_pte; this is kernel {kernel}"
+                 kernels that dropped follow_pfn and follow_pte (open-gpu-kernel-modules, issue 732); this is \
+                 kernel {kernel}"
             ),
             "`nvme-gpu demo` tries it and falls back to tier 0",
         );
     }
+    addresses(&driver, notes);
     if !host.exists("sys/kernel/dmabuf") && !host.exists("dev/dma_heap") {
         notes.add(
             "dma-buf",
@@ -136,6 +80,45 @@ fn driver(host: &Host, gpus: &[Function], notes: &mut Notes) {
             "install the open kernel modules (Turing and later)",
         );
     }
+}
+
+/// Whether the driver is one of which it is known that it exports addresses that no IOMMU maps.
+fn addresses(driver: &Driver, notes: &mut Notes) {
+    const CHECK: &str = "exported addresses";
+    const ISSUE: &str = "open-gpu-kernel-modules, issue 1324";
+    match driver.raw_addresses() {
+        RawAddresses::NotOpen => {}
+        RawAddresses::Earlier => notes.ok(
+            CHECK,
+            format!("nothing is known against {} ({ISSUE} is about 595.84)", driver.version),
+        ),
+        RawAddresses::Reported => notes.add(
+            CHECK,
+            Status::Warning,
+            format!("595.84 is reported to export addresses of BAR1 that the IOMMU does not map ({ISSUE})"),
+            "kmod:BDF maps them itself or refuses them; use another driver where it refuses",
+        ),
+        RawAddresses::Later => notes.add(
+            CHECK,
+            Status::Note,
+            format!("{ISSUE} is about 595.84; whether {} is mended is not known", driver.version),
+            "nothing has to be done: kmod:BDF looks at each address, and maps or refuses it",
+        ),
+    }
+}
+
+/// Which tiers the kind of GPU allows by what NVIDIA says, and what others report of patched drivers.
+fn product(host: &Host, gpu: &Function, notes: &mut Notes) {
+    if Product::of(host, gpu) != Product::GeForce {
+        return;
+    }
+    notes.add(
+        "GeForce",
+        Status::Note,
+        "tiers 0 and 1 with stock software: NVIDIA offers GPUDirect RDMA for Tesla and Quadro GPUs only",
+        "nothing has to be done for these; of tier 2 with patched software nothing has been run: reports are in \
+         docs/topology.md",
+    );
 }
 
 fn resizable_bar(gpu: &Function, notes: &mut Notes) {
@@ -167,25 +150,32 @@ fn resizable_bar(gpu: &Function, notes: &mut Notes) {
     }
 }
 
-fn peers(gpu: &Function, controller: &Function, notes: &mut Notes) {
-    let other = controller.address;
-    match common_bridge(gpu, controller) {
-        Some(bridge) => notes.ok(
+fn peers(path: &Path, notes: &mut Notes) {
+    let Path {
+        gpu,
+        controller,
+        why,
+        ..
+    } = path;
+    let shown = format!(
+        "what works is shown by `nvme-gpu p2p --device vfio:{controller} --peer /sys/bus/pci/devices/{gpu}/resource1`"
+    );
+    match (path.relation, path.route) {
+        (_, Route::Switch) => notes.ok("peer-to-peer", format!("{controller}: {why}")),
+        (Relation::SameSwitch, _) => notes.add(
             "peer-to-peer",
-            format!("{other} is below the same bridge {bridge}: reads and writes go straight"),
+            Status::Note,
+            format!("{controller} is below the same switch, though transfers may leave it: {why}"),
+            shown,
         ),
-        None => notes.add(
+        _ => notes.add(
             "peer-to-peer",
             Status::Warning,
             format!(
-                "the way to {other} leads through the root complex: writes mostly arrive, reads may be \
+                "the way to {controller} leads through the root complex: writes mostly arrive, reads may be \
                  slow or refused"
             ),
-            format!(
-                "put both below one PCIe switch; what works is shown by \
-                 `nvme-gpu p2p --device vfio:{other} --peer /sys/bus/pci/devices/{}/resource1`",
-                gpu.address
-            ),
+            format!("put both below one PCIe switch; {shown}"),
         ),
     }
 }
@@ -193,7 +183,6 @@ fn peers(gpu: &Function, controller: &Function, notes: &mut Notes) {
 #[cfg(test)]
 mod tests {
     use super::super::examine;
-    use super::*;
     use crate::machine::sysfs::testing::Tree;
 
     const GPU: &str = "0000:03:00.0";
@@ -204,7 +193,7 @@ mod tests {
     }
 
     fn gpu() -> Vec<u8> {
-        Tree::config(NVIDIA, 0x2330, 0x03_02_00)
+        Tree::config(0x10DE, 0x2330, 0x03_02_00)
     }
 
     fn version(kind: &str, number: &str) -> String {
@@ -245,6 +234,41 @@ mod tests {
     }
 
     #[test]
+    fn known_faults_of_the_driver_are_compared_with_its_version() {
+        let tree = Tree::new();
+        tree.function(GPU, &gpu(), "nvidia", 9);
+        for (kind, number, said) in [
+            (
+                OPEN,
+                "580.159.04",
+                "Ok: nothing is known against 580.159.04",
+            ),
+            (OPEN, "595.84", "Warning: 595.84 is reported"),
+            (OPEN, "610.1", "Note: open-gpu-kernel-modules, issue 1324"),
+            ("x86_64 Kernel Module", "595.84", "no finding"),
+        ] {
+            tree.file("proc/driver/nvidia/version", version(kind, number));
+            let text = found(&tree, "machine", "exported addresses");
+            assert!(text.starts_with(said), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_geforce_is_told_what_it_allows() {
+        let tree = Tree::new();
+        tree.function(GPU, &gpu(), "nvidia", 9);
+        let file = format!("proc/driver/nvidia/gpus/{GPU}/information");
+        tree.file(&file, "Model: \t NVIDIA GeForce RTX 3090\n");
+        let text = found(&tree, GPU, "GeForce");
+        assert!(
+            text.starts_with("Note: tiers 0 and 1 with stock software"),
+            "{text}"
+        );
+        tree.file(&file, "Model: \t NVIDIA RTX A4000\n");
+        assert!(found(&tree, GPU, "GeForce").starts_with("no finding"));
+    }
+
+    #[test]
     fn dma_buf_needs_the_kernel_and_the_open_modules() {
         let tree = Tree::new();
         tree.function(GPU, &gpu(), "nvidia", 9);
@@ -282,22 +306,41 @@ mod tests {
 
     #[test]
     fn peers_below_one_switch_reach_each_other() {
-        let (root, down, other) = ("0000:00:01.0", "0000:01:00.0", "0000:00:02.0");
-        for (gpu_above, straight) in [(vec![root, down], true), (vec![other], false)] {
+        let (root, up) = ("0000:00:01.0", "0000:01:00.0");
+        let of = |gpu_above: &[&str], group: Option<u32>| {
             let tree = Tree::new();
-            tree.place(SSD, &[root]);
-            tree.place(GPU, &gpu_above);
-            tree.controller(SSD, "nvme", 7);
-            tree.function(GPU, &gpu(), "nvidia", 9);
-            let text = found(&tree, GPU, "peer-to-peer");
-            assert_eq!(
-                text.starts_with("Ok: 0000:02:00.0 is below the same bridge"),
-                straight
-            );
-            assert_eq!(
-                text.contains("nvme-gpu p2p --device vfio:0000:02:00.0"),
-                !straight
-            );
-        }
+            for (bdf, above, class) in [
+                (root, &[][..], 0x06_04_00),
+                (up, &[root], 0x06_04_00),
+                (SSD, &[root, up], 0x01_08_02),
+                (GPU, gpu_above, 0x03_02_00),
+            ] {
+                tree.place(bdf, above);
+                let vendor = if bdf == GPU { 0x10DE } else { 1 };
+                let mut config = Tree::config(vendor, 2, class);
+                config.resize(4096, 0);
+                match group {
+                    Some(group) => tree.function(bdf, &config, "", group),
+                    None => tree.without_group(bdf, &config, ""),
+                }
+            }
+            found(&tree, GPU, "peer-to-peer")
+        };
+        let text = of(&[root, up], None);
+        assert!(
+            text.starts_with("Ok: 0000:02:00.0: switch 0000:01:00.0 passes"),
+            "{text}"
+        );
+        let text = of(&[root, up], Some(9));
+        assert!(
+            text.starts_with("Note: 0000:02:00.0 is below the same switch"),
+            "{text}"
+        );
+        let text = of(&[], None);
+        assert!(
+            text.contains("nvme-gpu p2p --device vfio:0000:02:00.0"),
+            "{text}"
+        );
+        assert!(text.starts_with("Warning"), "{text}");
     }
 }

@@ -29,11 +29,6 @@ pub fn examine(host: &Host) -> Vec<Finding> {
     notes.all
 }
 
-/// Whether devices are translated.
-pub fn has_iommu(host: &Host) -> bool {
-    !host.names("sys/kernel/iommu_groups").is_empty()
-}
-
 fn iommu(host: &Host, notes: &mut Notes) {
     let groups = host.names("sys/kernel/iommu_groups").len();
     if groups > 0 {
@@ -89,11 +84,6 @@ fn remapping(host: &Host, notes: &mut Notes) {
              `modprobe vfio_iommu_type1 allow_unsafe_interrupts=1`",
         );
     }
-}
-
-/// Whether vfio-pci can take a device.
-pub fn has_vfio(host: &Host) -> bool {
-    host.exists("sys/bus/pci/drivers/vfio-pci") && host.exists("dev/vfio/vfio")
 }
 
 fn vfio(host: &Host, notes: &mut Notes) {

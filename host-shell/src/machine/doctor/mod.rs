@@ -1,20 +1,25 @@
 //! What this machine can and cannot do, and what to change: the findings behind `nvme-gpu doctor`.
 //!
-//! Everything is read through a [`Host`], nothing is opened for use and nothing is changed; but for cuFile, whose library
-//! is asked where this machine has one.
+//! Everything is read through a [`Host`], nothing is opened for use and nothing is changed; but for CUDA and cuFile, whose
+//! libraries are asked where this machine has them.
 
 mod controller;
+#[cfg(feature = "cuda")]
+mod cuda;
 #[cfg(feature = "cuda")]
 mod cufile;
 mod finding;
 mod gpu;
 mod machine;
+mod software;
 mod tier;
 
 pub use finding::{Finding, Status};
 pub use tier::Verdict;
 
+use crate::machine::nvidia;
 use crate::machine::sysfs::Host;
+use crate::machine::topology::Topology;
 use finding::MACHINE;
 use serde::Serialize;
 
@@ -27,7 +32,13 @@ pub struct Report {
     pub tiers: Vec<Verdict>,
 }
 
-/// Looks at everything of this machine, and asks libcufile.
+/// Version of the NVIDIA driver that is loaded, and whether it is the open kernel modules.
+pub fn nvidia_driver(host: &Host) -> Option<(String, bool)> {
+    let driver = nvidia::Driver::loaded(host)?;
+    Some((driver.version, driver.open))
+}
+
+/// Looks at everything of this machine, and asks libcuda and libcufile.
 pub fn examine_here() -> Report {
     #[cfg_attr(not(feature = "cuda"), expect(unused_mut))]
     let mut report = examine(&Host::here());
@@ -38,6 +49,9 @@ pub fn examine_here() -> Report {
         report
             .findings
             .insert(end, cufile::examine(crate::cuda::probe_cufile()));
+        let gpus = cuda::examine(crate::cuda::GpuFacts::all());
+        report.findings.extend(gpus);
+        in_order(&mut report.findings);
     }
     report
 }
@@ -45,21 +59,34 @@ pub fn examine_here() -> Report {
 /// Looks at everything that files of the system say.
 pub fn examine(host: &Host) -> Report {
     let mut findings = machine::examine(host);
+    findings.extend(software::examine(host));
     let controllers = host.controllers();
-    let gpus = gpu::find(host);
+    let gpus = nvidia::find(host);
+    let topology = Topology::of(host);
     if controllers.is_empty() {
         findings.push(machine::no_controller());
     }
     for function in &controllers {
         findings.extend(controller::examine(host, function));
     }
-    findings.extend(gpu::examine(host, &gpus, &controllers));
-    findings.sort_by_key(|finding| finding.subject != MACHINE);
+    findings.extend(gpu::examine(host, &gpus, &topology));
+    in_order(&mut findings);
     let tiers = controllers
         .iter()
-        .map(|function| tier::of(host, function, &gpus, &findings))
+        .map(|function| tier::of(host, function, &topology))
         .collect();
     Report { findings, tiers }
+}
+
+/// The machine's findings first, then those of each device together, in the order of the devices.
+fn in_order(findings: &mut [Finding]) {
+    let mut subjects: Vec<String> = vec![MACHINE.to_owned()];
+    for finding in findings.iter() {
+        if !subjects.contains(&finding.subject) {
+            subjects.push(finding.subject.clone());
+        }
+    }
+    findings.sort_by_key(|finding| subjects.iter().position(|one| *one == finding.subject));
 }
 
 #[cfg(test)]

@@ -1,8 +1,8 @@
 //! Which tier follows from what was found, and why not a higher one.
 
-use super::finding::{Finding, Status};
-use super::{gpu, machine};
+use crate::machine::nvidia::Driver;
 use crate::machine::sysfs::{Function, Host};
+use crate::machine::topology::{Allowed, Answer, Path, Topology, meaning};
 use serde::Serialize;
 
 /// What a controller can be used for.
@@ -10,72 +10,95 @@ use serde::Serialize;
 pub struct Verdict {
     /// The controller's PCI address.
     pub controller: String,
-    /// It can be driven through VFIO: now, or after `bind`.
+    /// It can be driven through VFIO or the module nvme_gpu: now, or after `bind`.
     pub usable: bool,
-    /// The highest tier to expect with a GPU; none without one.
+    /// The highest tier to expect for sure with a GPU; none without one.
     pub tier: Option<u8>,
     /// In words, with the reason for not expecting more.
     pub text: String,
 }
 
-pub fn of(host: &Host, function: &Function, gpus: &[Function], findings: &[Finding]) -> Verdict {
+pub fn of(host: &Host, function: &Function, topology: &Topology) -> Verdict {
     let controller = function.address.to_string();
-    let verdict = |usable, tier, text: &str| Verdict {
-        controller: controller.clone(),
+    let (usable, tier, text) = judge(host, &controller, topology);
+    Verdict {
+        controller,
         usable,
         tier,
-        text: text.to_owned(),
+        text,
+    }
+}
+
+fn judge(host: &Host, controller: &str, topology: &Topology) -> (bool, Option<u8>, String) {
+    let mut controllers = topology.controllers.iter();
+    let Some(found) = controllers.find(|one| one.controller == controller) else {
+        return (false, None, "is not there any more".to_owned());
     };
-    let is_missing = |one: &&Finding| one.status == Status::Missing && one.subject == controller;
-    let missing = findings.iter().find(is_missing);
-    if !machine::has_iommu(host) {
-        return verdict(false, None, "cannot be used: the IOMMU is off");
-    }
-    if !machine::has_vfio(host) {
-        return verdict(false, None, "cannot be used before vfio-pci is loaded");
-    }
-    if let Some(missing) = missing {
-        let text = format!("cannot be used: {}: {}", missing.check, missing.text);
-        return verdict(false, None, &text);
-    }
-    if !host.users(function).is_empty() {
-        return verdict(false, None, "cannot be used: its disks are in use");
-    }
-    if gpus.is_empty() {
-        return verdict(true, None, "from CPU threads; no GPU");
-    }
-    let Some(driver) = gpu::Driver::loaded(host) else {
-        return verdict(
-            true,
+    let (vfio, kmod) = (&found.ways.vfio, &found.ways.kmod);
+    if vfio.allowed == Allowed::No && kmod.allowed == Allowed::No {
+        let more = match kmod.why == vfio.why {
+            true => String::new(),
+            false => format!("; kmod: {}", kmod.why),
+        };
+        return (
+            false,
             None,
-            "from CPU threads; the NVIDIA driver is not loaded",
+            format!("cannot be used: vfio: {}{more}", vfio.why),
         );
-    };
-    if !driver.registers_bars() {
-        let text = "tier 0 for sure (relayed doorbells); tier 1 where the driver still registers BARs, \
-                    which `nvme-gpu demo` tries";
-        return verdict(true, Some(0), text);
     }
-    let near = gpus
+    let paths: Vec<&Path> = topology
+        .paths
         .iter()
-        .find(|gpu| gpu::common_bridge(gpu, function).is_some());
-    match near {
-        None => verdict(
-            true,
-            Some(1),
-            "tier 1 (doorbells from the GPU, data in host memory); 2 and 3 need a GPU below the same PCIe switch",
-        ),
-        Some(_) if !driver.open => verdict(
-            true,
-            Some(1),
-            "tier 1 (doorbells from the GPU, data in host memory); 2 and 3 need the open kernel modules",
-        ),
-        Some(gpu) if gpu::is_whole(gpu) == Some(false) => verdict(
-            true,
-            Some(2),
-            "tier 2 for buffers inside BAR1; 3 needs a resizable BAR of full size",
-        ),
-        Some(_) => verdict(true, Some(3), "tier 3: rings and data in GPU memory"),
+        .filter(|path| path.controller == controller)
+        .collect();
+    if paths.is_empty() {
+        return (true, None, "from CPU threads; no GPU".to_owned());
+    }
+    if Driver::loaded(host).is_none() {
+        let text = "from CPU threads; the NVIDIA driver is not loaded";
+        return (true, None, text.to_owned());
+    }
+    let (tier, text) = highest(&paths);
+    (true, tier, text)
+}
+
+/// The highest tier of the best path, and why the next one is not for sure.
+fn highest(paths: &[&Path]) -> (Option<u8>, String) {
+    let best = |path: &Path| {
+        let sure = path
+            .tiers
+            .iter()
+            .filter(|tier| better(&tier.vfio, &tier.kmod).allowed == Allowed::Yes);
+        sure.map(|tier| tier.tier).max()
+    };
+    let Some(path) = paths.iter().max_by_key(|path| best(path)) else {
+        return (None, String::new());
+    };
+    let tier = best(path);
+    let next = tier.map_or(0, |tier| usize::from(tier) + 1);
+    let why = path.tiers.get(next).map(|tier| {
+        let answer = better(&tier.vfio, &tier.kmod);
+        let word = match answer.allowed {
+            Allowed::Unknown => "not for sure",
+            _ => "not",
+        };
+        format!("tier {} {word}: {}", tier.tier, answer.why)
+    });
+    let is = tier.map(|tier| format!("tier {tier} ({})", meaning(tier)));
+    let parts: Vec<String> = is.into_iter().chain(why).collect();
+    (tier, parts.join("; "))
+}
+
+/// The one that works rather than the other; the module's where neither is better.
+fn better<'a>(vfio: &'a Answer, kmod: &'a Answer) -> &'a Answer {
+    let rank = |answer: &Answer| match answer.allowed {
+        Allowed::Yes => 2,
+        Allowed::Unknown => 1,
+        Allowed::No => 0,
+    };
+    match rank(vfio) > rank(kmod) {
+        true => vfio,
+        false => kmod,
     }
 }
 
@@ -124,16 +147,25 @@ mod tests {
     fn what_keeps_a_controller_from_use_is_named() {
         let tree = Tree::new();
         tree.controller(SSD, "nvme", 7);
-        expect(&tree, false, None, "vfio-pci is loaded");
+        expect(&tree, false, None, "vfio-pci is not loaded");
+        expect(
+            &tree,
+            false,
+            None,
+            "kmod: the module nvme_gpu is not loaded",
+        );
         let tree = ready(&[]);
         tree.function("0000:09:00.0", &Tree::config(1, 2, 0x02_00_00), "e1000", 7);
-        expect(&tree, false, None, "group: 7 is shared");
+        expect(&tree, false, None, "its group is shared with 0000:09:00.0");
+        // The module asks for no group of its own.
+        tree.file("sys/bus/pci/drivers/nvme_gpu/bind", "");
+        expect(&tree, true, None, "no GPU");
         let tree = ready(&[]);
         tree.disk(SSD, "nvme0n1", "259:0", &[]);
         tree.file("proc/swaps", "Filename\n/dev/nvme0n1 partition\n");
         expect(&tree, false, None, "in use");
-        let tree = ready(&[]);
-        std::fs::remove_dir_all(tree.host().path("sys/kernel/iommu_groups")).unwrap();
+        let tree = Tree::new();
+        tree.without_group(SSD, &Tree::config(1, 2, 0x01_08_02), "");
         expect(&tree, false, None, "the IOMMU is off");
     }
 
@@ -141,25 +173,45 @@ mod tests {
     fn each_tier_has_its_conditions() {
         let tree = ready(&[SWITCH]);
         expect(&tree, true, None, "no GPU");
-        let mut config = Tree::config(0x10DE, 0x2330, 0x03_02_00);
+        let config = Tree::config(0x10DE, 0x2330, 0x03_02_00);
         tree.function(GPU, &config, "nvidia", 9);
         expect(&tree, true, None, "driver is not loaded");
         let open = "Open Kernel Module for x86_64";
         tree.file("proc/driver/nvidia/version", version(open, "580.159.04"));
-        expect(&tree, true, Some(0), "relayed doorbells");
+        expect(
+            &tree,
+            true,
+            Some(0),
+            "tier 1 not for sure: driver 580.159.04 may refuse",
+        );
         tree.file("proc/driver/nvidia/version", version("x86_64", "535.1.1"));
-        expect(&tree, true, Some(1), "open kernel modules");
+        expect(
+            &tree,
+            true,
+            Some(1),
+            "tier 2 not: the module nvme_gpu is not loaded",
+        );
+        tree.file("sys/bus/pci/drivers/nvme_gpu/bind", "");
+        expect(&tree, true, Some(1), "tier 2 not: the proprietary modules");
         tree.file("proc/driver/nvidia/version", version(open, "535.1.1"));
-        expect(&tree, true, Some(3), "rings and data in GPU memory");
-        config.resize(4096, 0);
-        config[0x100..0x104].copy_from_slice(&[0x15, 0, 1, 0]);
-        config[0x104..0x108].copy_from_slice(&(0b11u32 << 12).to_le_bytes());
-        config[0x108..0x10C].copy_from_slice(&(1 | 1 << 5 | 8u32 << 8).to_le_bytes());
-        tree.function(GPU, &config, "nvidia", 9);
-        expect(&tree, true, Some(2), "resizable BAR");
-        let tree = ready(&["0000:00:09.0"]);
-        tree.function(GPU, &config, "nvidia", 9);
-        tree.file("proc/driver/nvidia/version", version(open, "535.1.1"));
-        expect(&tree, true, Some(1), "below the same PCIe switch");
+        expect(
+            &tree,
+            true,
+            Some(1),
+            "tier 2 not for sure: the driver does not name",
+        );
+        let name = |model: &str| {
+            let file = format!("proc/driver/nvidia/gpus/{GPU}/information");
+            tree.file(&file, format!("Model: {model}\n"));
+        };
+        name("NVIDIA GeForce RTX 3090");
+        expect(&tree, true, Some(1), "tier 2 not: a GeForce");
+        name("NVIDIA H200");
+        expect(
+            &tree,
+            true,
+            Some(1),
+            "tier 2 not for sure: transfers between peers pass",
+        );
     }
 }

@@ -1,7 +1,7 @@
 //! One PCI function as sysfs shows it.
 
 use super::{Address, Host};
-use crate::machine::pci::{self, Config};
+use crate::machine::pci::{self, Config, Link};
 use std::fs;
 
 /// A BAR.
@@ -36,6 +36,14 @@ pub struct Function {
     pub serial: Option<String>,
     /// The bridges above it, the nearest first.
     pub bridges: Vec<Address>,
+    /// The root complex that it is below, as Linux names it: pci0000:00.
+    pub complex: Option<String>,
+    /// The NUMA node that it is next to; none on machines of one node, and where the firmware says nothing.
+    pub node: Option<u32>,
+    /// What its link was trained to.
+    pub trained: Option<Link>,
+    /// What its link can do, as far as the function goes.
+    pub capable: Option<Link>,
 }
 
 /// IORESOURCE_MEM of Linux.
@@ -87,13 +95,18 @@ impl Function {
             Some(text.trim().to_owned()).filter(|text| !text.is_empty())
         };
         let real = fs::canonicalize(host.path(&folder)).ok();
-        let above = real.iter().flat_map(|path| path.ancestors().skip(1));
-        let bridges = above
-            .filter_map(|path| path.file_name()?.to_str()?.parse().ok())
-            .collect();
+        let above = || real.iter().flat_map(|path| path.ancestors().skip(1));
+        let names = || above().filter_map(|path| path.file_name()?.to_str());
+        let bridges = names().filter_map(|name| name.parse().ok()).collect();
+        let complex = names().find(|name| is_complex(name)).map(str::to_owned);
+        // The files can be read by every user, the capability by root only.
+        let link = |which: &str| {
+            let speed = host.text(format!("{folder}/{which}_link_speed"))?;
+            link(&speed, &host.text(format!("{folder}/{which}_link_width"))?)
+        };
+        let express = config.express;
         Some(Self {
             address,
-            config,
             driver: host.link_name(format!("{folder}/driver")),
             group: host
                 .link_name(format!("{folder}/iommu_group"))
@@ -103,6 +116,17 @@ impl Function {
             serial: told("serial"),
             controller,
             bridges,
+            complex,
+            node: host
+                .text(format!("{folder}/numa_node"))
+                .and_then(|text| text.trim().parse().ok()),
+            trained: express
+                .and_then(|express| express.trained)
+                .or_else(|| link("current")),
+            capable: express
+                .and_then(|express| express.capable)
+                .or_else(|| link("max")),
+            config,
         })
     }
 
@@ -115,6 +139,32 @@ impl Function {
     pub fn resource(&self, bar: u8) -> Option<Resource> {
         self.resources.iter().find(|r| r.bar == bar).copied()
     }
+}
+
+/// Whether `name` is that of a root complex: pci0000:00.
+fn is_complex(name: &str) -> bool {
+    let is_hex = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_hexdigit());
+    let numbers = name
+        .strip_prefix("pci")
+        .and_then(|rest| rest.split_once(':'));
+    numbers.is_some_and(|(domain, bus)| is_hex(domain) && is_hex(bus))
+}
+
+/// A link from sysfs's files: "16.0 GT/s PCIe" and "4".
+fn link(speed: &str, width: &str) -> Option<Link> {
+    let generation = match speed.split_whitespace().next()? {
+        "2.5" => 1,
+        "5" | "5.0" => 2,
+        "8" | "8.0" => 3,
+        "16" | "16.0" => 4,
+        "32" | "32.0" => 5,
+        "64" | "64.0" => 6,
+        _ => return None,
+    };
+    let lanes = width.trim().parse().ok()?;
+    (1..=32)
+        .contains(&lanes)
+        .then_some(Link { generation, lanes })
 }
 
 /// Parses sysfs's `resource`: a line of start, end and flags per BAR.
@@ -137,6 +187,24 @@ fn resources(text: &str) -> Vec<Resource> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn links_are_read_from_files() {
+        let of = |generation, lanes| Some(Link { generation, lanes });
+        assert_eq!(link("16.0 GT/s PCIe", "4"), of(4, 4));
+        assert_eq!(link("2.5 GT/s", "16\n"), of(1, 16));
+        for (speed, width) in [
+            ("Unknown", "4"),
+            ("", "4"),
+            ("8.0 GT/s PCIe", "0"),
+            ("8.0", "63"),
+            ("8.0", "-1"),
+        ] {
+            assert_eq!(link(speed, width), None, "{speed} {width}");
+        }
+        assert!(is_complex("pci0000:00") && is_complex("pci10000:e1"));
+        assert!(!is_complex("pci0000") && !is_complex("0000:00:01.0") && !is_complex("pci:"));
+    }
 
     #[test]
     fn bars_without_an_address_are_left_out() {

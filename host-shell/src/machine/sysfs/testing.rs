@@ -50,8 +50,8 @@ impl Tree {
         bytes
     }
 
-    /// A function in IOMMU group `group`, bound to `driver` (or none when it is empty).
-    pub fn function(&self, bdf: &str, config: &[u8], driver: &str, group: u32) {
+    /// A function in no IOMMU group, bound to `driver` (or none when it is empty).
+    pub fn without_group(&self, bdf: &str, config: &[u8], driver: &str) {
         let folder = format!("sys/bus/pci/devices/{bdf}");
         self.file(&format!("{folder}/config"), config);
         self.file(&format!("{folder}/driver_override"), "(null)\n");
@@ -61,6 +61,12 @@ impl Tree {
             let target = format!("../../drivers/{driver}");
             self.link(&format!("{folder}/driver"), &target);
         }
+    }
+
+    /// A function in IOMMU group `group`, bound to `driver` (or none when it is empty).
+    pub fn function(&self, bdf: &str, config: &[u8], driver: &str, group: u32) {
+        self.without_group(bdf, config, driver);
+        let folder = format!("sys/bus/pci/devices/{bdf}");
         let target = format!("../../../../kernel/iommu_groups/{group}");
         self.link(&format!("{folder}/iommu_group"), &target);
         self.file(
@@ -71,7 +77,12 @@ impl Tree {
 
     /// Puts a function below bridges (the nearest last), before anything else is said of it.
     pub fn place(&self, bdf: &str, bridges: &[&str]) {
-        let below = [&["pci0000:00"], bridges, &[bdf]].concat().join("/");
+        self.place_at(bdf, &[&["pci0000:00"], bridges].concat());
+    }
+
+    /// As [`place`](Self::place), below a root complex and bridges.
+    pub fn place_at(&self, bdf: &str, above: &[&str]) {
+        let below = [above, &[bdf]].concat().join("/");
         fs::create_dir_all(self.0.join(format!("sys/devices/{below}"))).unwrap();
         let target = format!("../../../devices/{below}");
         self.link(&format!("sys/bus/pci/devices/{bdf}"), &target);

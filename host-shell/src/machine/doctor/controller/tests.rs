@@ -42,6 +42,23 @@ fn the_driver_and_what_uses_it_are_told() {
 }
 
 #[test]
+fn the_type_of_the_group_is_told_before_it_matters() {
+    let tree = with("nvme");
+    assert!(found(&tree, "group type").starts_with("no finding"));
+    let kind = "sys/kernel/iommu_groups/7/type";
+    for (text, said) in [
+        ("DMA\n", "Ok: DMA (strict)"),
+        ("DMA-FQ\n", "Note: DMA-FQ (lazy): VFIO translates"),
+        ("identity\n", "Note: identity (not translated): "),
+        ("odd\n", "Note: odd: "),
+    ] {
+        tree.file(kind, text);
+        let found = found(&tree, "group type");
+        assert!(found.starts_with(said), "{found}");
+    }
+}
+
+#[test]
 fn the_module_asks_for_strict_translation() {
     let tree = with("nvme_gpu");
     assert_eq!(found(&tree, "driver"), "Ok: nvme_gpu: -");

@@ -1,0 +1,125 @@
+//! What the CUDA driver says of each GPU.
+
+use super::finding::{Finding, MACHINE, Notes, Status};
+use crate::cuda::GpuFacts;
+use crate::error::{Error, Result};
+
+/// What [`GpuFacts::all`] found.
+pub fn examine(found: Result<Vec<GpuFacts>>) -> Vec<Finding> {
+    let gpus = match found {
+        Ok(gpus) => gpus,
+        Err(error) => {
+            let mut notes = Notes::about(MACHINE);
+            let remedy = Error::remedy(&error);
+            notes.add("CUDA", Status::Note, error.to_string(), remedy);
+            return notes.all;
+        }
+    };
+    let of_gpu = |gpu: &GpuFacts| {
+        let mut notes = Notes::about(&gpu.address);
+        let (major, minor) = gpu.capability;
+        notes.ok(
+            "CUDA",
+            format!(
+                "GPU {} ({}), compute capability {major}.{minor}, driver for CUDA {}",
+                gpu.index, gpu.name, gpu.cuda
+            ),
+        );
+        ordering(gpu, &mut notes);
+        export(gpu, &mut notes);
+        notes.all
+    };
+    gpus.iter().flat_map(of_gpu).collect()
+}
+
+/// Whether a completion in host memory can be seen before the data that a drive wrote into GPU memory.
+fn ordering(gpu: &GpuFacts, notes: &mut Notes) {
+    let flush = match gpu.flush_options {
+        0 => "none",
+        1 => "by the host",
+        2 => "by memory operations of streams",
+        _ => "by the host and by memory operations of streams",
+    };
+    let text = |who: &str| {
+        format!(
+            "GPU_DIRECT_RDMA_WRITES_ORDERING is {} ({who}), flush {flush}",
+            gpu.writes_ordering
+        )
+    };
+    match gpu.writes_ordering {
+        200.. => notes.ok(
+            "write ordering",
+            text("every GPU sees peers' writes in order"),
+        ),
+        100.. => notes.ok(
+            "write ordering",
+            text("the GPU that owns the memory sees peers' writes in order"),
+        ),
+        _ => notes.add(
+            "write ordering",
+            Status::Warning,
+            text("no order without a flush"),
+            "tier 2 is refused on this GPU; use --tier 1",
+        ),
+    }
+}
+
+fn export(gpu: &GpuFacts, notes: &mut Notes) {
+    let rdma = match gpu.rdma {
+        true => "is",
+        false => "is not",
+    };
+    match gpu.dma_buf {
+        true => notes.ok(
+            "dma-buf of the GPU",
+            format!("its memory can be exported; GPUDirect RDMA {rdma} supported"),
+        ),
+        false => notes.add(
+            "dma-buf of the GPU",
+            Status::Warning,
+            format!("CUDA exports none of its memory; GPUDirect RDMA {rdma} supported"),
+            "for tier 2: the open kernel modules, on a GPU other than a GeForce",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gpu(writes_ordering: i32, dma_buf: bool) -> GpuFacts {
+        GpuFacts {
+            index: 0,
+            name: "H200".to_owned(),
+            address: "0000:03:00.0".to_owned(),
+            capability: (9, 0),
+            cuda: "13.0".to_owned(),
+            writes_ordering,
+            flush_options: 1,
+            rdma: dma_buf,
+            dma_buf,
+        }
+    }
+
+    #[test]
+    fn each_gpu_has_its_order_and_its_export() {
+        for (ordering, dma_buf, status, text) in [
+            (100, true, Status::Ok, "is 100 (the GPU that owns"),
+            (200, true, Status::Ok, "is 200 (every GPU"),
+            (0, false, Status::Warning, "is 0 (no order"),
+        ] {
+            let found = examine(Ok(vec![gpu(ordering, dma_buf)]));
+            assert_eq!(found.len(), 3);
+            assert!(found[0].text.contains("compute capability 9.0"));
+            assert_eq!((found[1].status, found[2].status), (status, status));
+            assert!(found[1].text.contains(text), "{}", found[1].text);
+            assert!(found[1].text.contains("flush by the host"));
+            assert!(found.iter().all(|one| one.subject == "0000:03:00.0"));
+        }
+        let none = examine(Err(Error::environment("no driver", "install one")));
+        assert_eq!(
+            (none[0].status, none[0].text.as_str()),
+            (Status::Note, "no driver")
+        );
+    }
+}

@@ -1,0 +1,281 @@
+//! Which tiers a controller allows through VFIO and through the module nvme_gpu, and the reason for each that it does
+//! not: for `topology`, `doctor` and `witness`.
+
+use crate::machine::nvidia::{self, Driver, Product, RawAddresses};
+use crate::machine::sysfs::{Function, Host, Lender};
+use crate::machine::topology::{Relation, Route};
+use serde::Serialize;
+use std::cmp::Ordering;
+
+/// Whether something works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Allowed {
+    /// As far as files of the system can say.
+    Yes,
+    /// Only a try shows it.
+    Unknown,
+    /// No.
+    No,
+}
+
+/// Whether something works, and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Answer {
+    /// Whether.
+    pub allowed: Allowed,
+    /// Why, and for what does not work what would change that.
+    pub why: String,
+}
+
+impl Answer {
+    fn yes(why: impl Into<String>) -> Self {
+        Self::new(Allowed::Yes, why)
+    }
+
+    fn unknown(why: impl Into<String>) -> Self {
+        Self::new(Allowed::Unknown, why)
+    }
+
+    fn no(why: impl Into<String>) -> Self {
+        Self::new(Allowed::No, why)
+    }
+
+    fn new(allowed: Allowed, why: impl Into<String>) -> Self {
+        let why = why.into();
+        Self { allowed, why }
+    }
+
+    /// The worse of this one and `more`, for what needs both: of two that are as bad, both reasons.
+    fn and(self, more: Self) -> Self {
+        match self.allowed.cmp(&more.allowed) {
+            Ordering::Greater => self,
+            Ordering::Less => more,
+            Ordering::Equal if self.allowed == Allowed::Yes => self,
+            Ordering::Equal => Self::new(self.allowed, format!("{}; {}", self.why, more.why)),
+        }
+    }
+}
+
+/// Whether a controller can be driven at all, by each way to it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Ways {
+    /// As `vfio:BDF`.
+    pub vfio: Answer,
+    /// As `kmod:BDF`.
+    pub kmod: Answer,
+}
+
+/// A tier, and whether a controller and a GPU allow it by each way.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Tier {
+    /// 0 to 3.
+    pub tier: u8,
+    /// As `vfio:BDF`.
+    pub vfio: Answer,
+    /// As `kmod:BDF`.
+    pub kmod: Answer,
+}
+
+/// How a GPU and a controller lie to each other.
+#[derive(Clone, Copy, Debug)]
+pub struct Between {
+    /// The nearest thing above both.
+    pub relation: Relation,
+    /// The way of a peer's transfers.
+    pub route: Route,
+}
+
+/// What each tier is, in words.
+pub fn meaning(tier: u8) -> &'static str {
+    match tier {
+        0 => "a host thread passes doorbells on, data in host memory",
+        1 => "the GPU rings doorbells, data in host memory",
+        2 => "the GPU rings doorbells, data in GPU memory",
+        _ => "the GPU rings doorbells, rings and data in GPU memory",
+    }
+}
+
+/// Whether CPU threads can drive the controller, by each way.
+pub fn ways(host: &Host, function: &Function) -> Ways {
+    let users = host.users(function);
+    if !users.is_empty() {
+        let list: Vec<String> = users.iter().map(ToString::to_string).collect();
+        let why = format!("in use: {}", list.join("; "));
+        return Ways {
+            vfio: Answer::no(why.clone()),
+            kmod: Answer::no(why),
+        };
+    }
+    Ways {
+        vfio: by_vfio(host, function),
+        kmod: by_module(host, function),
+    }
+}
+
+/// What the controller's driver says of a way to it: bound, or to be bound.
+fn bound(function: &Function, lender: Lender) -> Answer {
+    if function.driver.as_deref() == Some(lender.name()) {
+        return Answer::yes(format!("bound to {}", lender.name()));
+    }
+    let more = match lender {
+        Lender::Vfio => "",
+        Lender::Module => " --driver nvme_gpu",
+    };
+    Answer::yes(format!("after `nvme-gpu bind{more} {}`", function.address))
+}
+
+fn by_vfio(host: &Host, function: &Function) -> Answer {
+    if function.group.is_none() {
+        return Answer::no("the IOMMU is off, which VFIO needs");
+    }
+    if !host.exists("sys/bus/pci/drivers/vfio-pci") || !host.exists("dev/vfio/vfio") {
+        return Answer::no("vfio-pci is not loaded: `modprobe vfio-pci`");
+    }
+    let others = host.in_the_way(function);
+    if !others.is_empty() {
+        let list: Vec<String> = others
+            .iter()
+            .map(|(address, driver)| format!("{address} ({driver})"))
+            .collect();
+        return Answer::no(format!("its group is shared with {}", list.join(", ")));
+    }
+    bound(function, Lender::Vfio)
+}
+
+fn by_module(host: &Host, function: &Function) -> Answer {
+    if !host.exists("sys/bus/pci/drivers/nvme_gpu") {
+        return Answer::no("the module nvme_gpu is not loaded: `cargo xtask kmod install`");
+    }
+    let is_unsafe = host.text("sys/module/nvme_gpu/parameters/unsafe");
+    if is_unsafe.is_some_and(|text| text.trim() == "Y") {
+        return bound(function, Lender::Module);
+    }
+    let Some(group) = function.group else {
+        return Answer::no("the IOMMU is off, without which the module maps nothing");
+    };
+    let kind = host.text(format!("sys/kernel/iommu_groups/{group}/type"));
+    let kind = kind.unwrap_or_default();
+    let is_bound = function.driver.as_deref() == Some(Lender::Module.name());
+    match kind.trim() {
+        kind @ ("DMA-FQ" | "identity") if is_bound => Answer::no(format!(
+            "group {group} is of type {kind}, with which the module maps nothing: unbind and bind it again"
+        )),
+        _ => bound(function, Lender::Module),
+    }
+}
+
+/// The tiers of a controller and a GPU.
+pub fn tiers(host: &Host, function: &Function, gpu: &Function, between: Between) -> Vec<Tier> {
+    let base = ways(host, function);
+    let driver = Driver::loaded(host);
+    (0..=3)
+        .map(|tier| {
+            let needs = |peer: Answer| match &driver {
+                None => Answer::no("the NVIDIA driver is not loaded"),
+                Some(driver) => of_driver(tier, driver).and(peer),
+            };
+            Tier {
+                tier,
+                vfio: base.vfio.clone().and(needs(match tier {
+                    0 | 1 => Answer::yes(""),
+                    2 => Answer::no("VFIO cannot map memory of a GPU: kmod:BDF can"),
+                    _ => rings(),
+                })),
+                kmod: base.kmod.clone().and(needs(match tier {
+                    0 | 1 => Answer::yes(""),
+                    2 => exports(host, gpu, driver.as_ref()).and(arrives(between)),
+                    _ => rings(),
+                })),
+            }
+        })
+        .collect()
+}
+
+/// What a tier asks of the driver for its doorbells.
+fn of_driver(tier: u8, driver: &Driver) -> Answer {
+    if tier == 0 || driver.registers_bars() {
+        return Answer::yes("");
+    }
+    Answer::unknown(format!(
+        "driver {} may refuse to register a mapped BAR (open-gpu-kernel-modules, issue 732): `nvme-gpu demo -d` tries it",
+        driver.version
+    ))
+}
+
+fn rings() -> Answer {
+    Answer::no("rings in GPU memory are not in this version")
+}
+
+/// Whether the driver gives GPU memory to another device.
+fn exports(host: &Host, gpu: &Function, driver: Option<&Driver>) -> Answer {
+    let Some(driver) = driver else {
+        return Answer::no("the NVIDIA driver is not loaded");
+    };
+    if !driver.open {
+        return Answer::no(
+            "the proprietary modules export no GPU memory: the open kernel modules do",
+        );
+    }
+    let product = match Product::of(host, gpu) {
+        Product::GeForce => Answer::no(
+            "a GeForce: NVIDIA offers GPUDirect RDMA for Tesla and Quadro only, and CUDA's library refuses it",
+        ),
+        Product::Professional => Answer::yes(""),
+        Product::Unnamed => Answer::unknown("the driver does not name this GPU"),
+    };
+    let addresses = match driver.raw_addresses() {
+        RawAddresses::Reported => Answer::unknown(
+            "driver 595.84 is reported to export unmapped addresses of BAR1 (open-gpu-kernel-modules, issue 1324): \
+             the module maps or refuses them",
+        ),
+        _ => Answer::yes(""),
+    };
+    let room = match nvidia::is_whole(gpu) {
+        Some(false) => Answer::unknown(
+            "BAR1 shows a part of the GPU's memory: buffers outside of it are refused",
+        ),
+        _ => Answer::yes(""),
+    };
+    product.and(addresses).and(room)
+}
+
+/// Whether the drive's transfers get to the GPU.
+fn arrives(between: Between) -> Answer {
+    match (between.route, between.relation) {
+        (Route::Switch, _) => Answer::yes(""),
+        (_, Relation::AcrossNodes) => Answer::unknown(
+            "the way leads from one socket to the other: transfers between peers may be slow or lost",
+        ),
+        (Route::Unknown, _) => Answer::unknown("ACS of the switch is not known: run this as root"),
+        (Route::RootComplex, _) => Answer::unknown(
+            "transfers between peers pass the root complex, which not every processor forwards: `nvme-gpu p2p` shows it",
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_needs_two_things_is_as_good_as_the_worse_one() {
+        let (yes, unknown, no) = (
+            || Answer::yes("a"),
+            || Answer::unknown("b"),
+            || Answer::no("c"),
+        );
+        for (one, other, allowed, why) in [
+            (yes(), Answer::yes("z"), Allowed::Yes, "a"),
+            (yes(), unknown(), Allowed::Unknown, "b"),
+            (unknown(), Answer::unknown("d"), Allowed::Unknown, "b; d"),
+            (unknown(), no(), Allowed::No, "c"),
+            (no(), unknown(), Allowed::No, "c"),
+            (no(), yes(), Allowed::No, "c"),
+            (no(), Answer::no("e"), Allowed::No, "c; e"),
+        ] {
+            let both = one.and(other);
+            assert_eq!((both.allowed, both.why.as_str()), (allowed, why));
+        }
+    }
+}
