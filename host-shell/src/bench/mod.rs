@@ -9,6 +9,8 @@ mod paths;
 mod pattern;
 mod read_back;
 mod report;
+#[cfg(feature = "cuda")]
+mod rows_on_gpu;
 mod shared;
 mod worker;
 
@@ -18,6 +20,8 @@ pub use job::{Job, Limit, Ramp};
 pub use paths::{PathsJob, paths};
 pub use pattern::{Access, Pattern, SplitMix};
 pub use report::{Direction, Report, Step, queues_json};
+#[cfg(feature = "cuda")]
+pub use rows_on_gpu::rows_on_gpu;
 pub use shared::Progress;
 
 use crate::controller::Controller;

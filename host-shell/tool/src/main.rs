@@ -13,6 +13,7 @@ mod io;
 mod model;
 mod search;
 mod stdio;
+mod witness;
 
 use std::process::ExitCode;
 

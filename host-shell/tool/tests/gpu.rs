@@ -447,3 +447,41 @@ fn the_suite_compares_numbers_of_threads() {
             .contains(&cases[2]["best_threads"].as_u64())
     );
 }
+
+#[test]
+fn a_witness_climbs_every_rung_by_the_gpu() {
+    let folder = Folder::new(Place::Embedded);
+    let image = folder.file("disk.img", 2 << 20, 5);
+    let before = bytes(&image);
+    let run_it = [
+        "witness",
+        "-d",
+        "sim:disk.img?queues=32&threads=2&mdts=6",
+        "--quick",
+        "-o",
+        "w.json",
+        "--write-range",
+        "64:130",
+        "--json",
+    ];
+    let value: serde_json::Value = serde_json::from_str(&ok(&folder, &run_it)).unwrap();
+    assert_eq!(value["gpu"]["model"], "Stand-in");
+    let steps = value["steps"].as_array().unwrap();
+    assert_eq!(steps.len(), 15);
+    for step in steps {
+        assert_eq!(step["outcome"], "ok", "{step:#}");
+        let by_gpu = step["by"] == "gpu";
+        assert_eq!(step["tier"].is_object(), by_gpu, "{step:#}");
+    }
+    assert!(bytes(&image) == before, "what was there is there again");
+    ok(&folder, &["witness", "--check", "w.json"]);
+    // A GPU that cannot be used is why its rungs are skipped, and the CPU's run.
+    let run_it = [&run_it[..6], &["--json"]].concat();
+    let output = run(&folder, "nogpu", &run_it);
+    let value: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let why = value["steps"][2]["why"].as_str().unwrap();
+    assert!(
+        output.status.success() && why.contains("finds no GPU"),
+        "{why}"
+    );
+}

@@ -63,6 +63,12 @@ nvme-gpu demo --device "$device" --size 16MiB --queues 2 --allow-write --json >/
 cat /tmp/demo
 grep -q '"verified": *true' /tmp/demo
 nvme-gpu stream --device "$device" --size 16MiB --json
+nvme-gpu topology
+nvme-gpu topology --json | grep -q "\"address\":\"$BDF\".*\"kind\":\"nvme\""
+fails_with 2 nvme-gpu witness --cpu --write-range 8192:256 --out /tmp/witness.json
+nvme-gpu witness --cpu --quick --write-range 8192:256 --allow-write --out /tmp/witness.json
+nvme-gpu witness --check /tmp/witness.json
+nvme-gpu witness --check /tmp/witness.json | grep -q "SIMULATOR: QEMU"
 fails_with 2 nvme-gpu bench --device "$device" --rw randwrite --io-size 1MiB
 fails_with 2 nvme-gpu read --device "$device" --lba 999999999 --blocks 1
 fails_with 2 nvme-gpu read --device "$device" --namespace-id 77 --blocks 1

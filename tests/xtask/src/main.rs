@@ -22,6 +22,7 @@ mod simulate;
 mod stress;
 mod test;
 mod tools;
+mod witness;
 mod write_cache;
 
 use process::Failure;
@@ -66,6 +67,8 @@ usage: cargo xtask <command>
   record SUBJECT -- COMMAND...
                      run a command and add what it said last to docs/results/runs.tsv
   results            write docs/results/README.md: the last run of each subject
+  witness-check FILE...
+                     check files that `nvme-gpu witness` wrote, and print their rows for docs/hardware.md
   install-c PREFIX [--built FOLDER]
                      build the C interface and install headers, libraries, pkg-config file and CMake
                      package under PREFIX; --built: from libraries that cargo has built there
@@ -109,6 +112,7 @@ fn main() -> ExitCode {
             ["planted", rest @ ..] => planted::command(rest),
             ["write-cache", rest @ ..] => write_cache::command(rest),
             ["results"] => results::write_page(),
+            ["witness-check", rest @ ..] => witness::command(rest),
             [] | ["help" | "-h" | "--help"] => {
                 print!("{USAGE}");
                 Ok(())

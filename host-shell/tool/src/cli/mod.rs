@@ -8,27 +8,20 @@ use crate::admin::{
     error_log, feature, format, get_log, identify, list_ns, passthru, sanitize, smart_log,
 };
 use crate::bench::{Bench, NO_DEVICE, NO_DEVICE_FOR};
-use crate::common::{images, output, say, stop_flag};
+use crate::common::{VERSION, images, output, say, stop_flag};
 use crate::demo::Demo;
-use crate::device::{bind, doctor, events, list, p2p, regs, reset};
+use crate::device::{bind, doctor, events, list, p2p, regs, reset, topology};
 #[cfg(feature = "sim")]
 use crate::device::{devices, serve};
 use crate::files::{cat, catalog, cp, import, ls, manifest, pack, stat};
 use crate::io::{compare, dsm, flush, read, stream, write, write_zeroes};
 use crate::model::generate;
 use crate::search::Search;
+use crate::witness::Witness;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use nvme_host::{Error, Result, exit};
 use std::ffi::OsString;
 use std::process::ExitCode;
-
-/// The version and what it was built from.
-const VERSION: &str = concat!(
-    env!("CARGO_PKG_VERSION"),
-    " (",
-    env!("NVME_GPU_SOURCE"),
-    ")"
-);
 
 const AFTER_HELP: &str = "\
 Devices:
@@ -83,6 +76,8 @@ enum Command {
     Bind(bind::Bind),
     Unbind(bind::Unbind),
     Doctor(doctor::Doctor),
+    Topology(topology::Topology),
+    Witness(Box<Witness>),
     P2p(p2p::P2p),
     SmartLog(smart_log::SmartLog),
     ErrorLog(error_log::ErrorLog),
@@ -159,6 +154,8 @@ fn run_command(cli: Cli) -> Result<()> {
         Command::Bind(command) => command.run(),
         Command::Unbind(command) => command.run(),
         Command::Doctor(command) => command.run(),
+        Command::Topology(command) => command.run(),
+        Command::Witness(command) => command.run(),
         Command::P2p(command) => command.run(),
         Command::SmartLog(command) => command.run(),
         Command::ErrorLog(command) => command.run(),

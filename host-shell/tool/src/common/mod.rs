@@ -17,3 +17,11 @@ pub use access::{AccessArgs, WriteArgs};
 pub use args::{DeviceArgs, NamespaceArgs};
 pub use stop::{check_stop, stop_flag};
 pub use values::{beyond, duration, number, some_bytes};
+
+/// The version of the tool, and what it was built from.
+pub const VERSION: &str = concat!(
+    env!("CARGO_PKG_VERSION"),
+    " (",
+    env!("NVME_GPU_SOURCE"),
+    ")"
+);

@@ -13,3 +13,4 @@ pub mod reset;
 pub mod serve;
 #[cfg(test)]
 mod testing;
+pub mod topology;

@@ -236,6 +236,7 @@ fn every_result_follows_the_schema() {
             &["generate", "model.gguf", "-p", "Hi", "--tokens", "2"],
         ),
         ("doctor", &["doctor"]),
+        ("topology", &["topology"]),
         ("list", &["list"]),
     ];
     std::fs::write(folder.path("model.gguf"), super::generate::model()).unwrap();

@@ -24,3 +24,4 @@ mod rows;
 mod search;
 mod streams;
 mod texts;
+mod witness;

@@ -1,0 +1,28 @@
+//! `topology`: how controllers and GPUs are connected, and which tiers that allows.
+
+use crate::common::output;
+use clap::Args;
+use nvme_host::topology::Topology as Found;
+use nvme_host::{Error, Result};
+
+/// Show how NVMe controllers and GPUs are connected: switches, links, ACS, IOMMU groups, and the tiers of each pair
+///
+/// Looks, and changes nothing. As root it sees more: ACS, and links of older kernels.
+#[derive(Args)]
+pub struct Topology {
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+}
+
+impl Topology {
+    pub fn run(self) -> Result<()> {
+        let found = Found::here();
+        if self.json {
+            let value =
+                serde_json::to_value(&found).map_err(|error| Error::internal(error.to_string()))?;
+            return output::json(&value);
+        }
+        output::print(&found.to_string())
+    }
+}

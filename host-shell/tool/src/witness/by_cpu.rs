@@ -1,0 +1,359 @@
+//! The rungs by CPU threads.
+
+use super::digest::{Digest, compared};
+use super::pass::Pass;
+use super::plan::{DEPTH, Plan, ROW_BYTES};
+use super::record::{Measured, Verified};
+use super::run::{Context, Done};
+use super::watch::Watch;
+use nvme_host::bench::SplitMix;
+use nvme_host::catalog::Source;
+use nvme_host::loader::{LayerLoader, LayerMemory, Layers, LoaderOptions};
+use nvme_host::manifest::Chunk;
+use nvme_host::{Controller, Error, Manifest, Result, Store};
+use std::ops::ControlFlow;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use xxhash_rust::xxh3::xxh3_64;
+
+/// How long a layer may take, at most: the watch of the step may allow less.
+const LAYER_LIMIT: Duration = Duration::from_secs(60);
+
+/// A pass over `bytes` bytes of the plan's range.
+pub fn pass(plan: &Plan, bytes: u64, command: u64, depth: u32) -> Pass {
+    Pass {
+        nsid: plan.nsid,
+        lba: plan.lba,
+        block: plan.block,
+        bytes,
+        command,
+        depth,
+    }
+}
+
+/// The bytes of `pass`.
+pub fn bytes_of(pass: &Pass, controller: &Controller, watch: &Watch) -> Result<Vec<u8>> {
+    let mut data = vec![0; pass.bytes as usize];
+    pass.read(controller, watch, |at, bytes| {
+        data[at as usize..][..bytes.len()].copy_from_slice(bytes);
+    })?;
+    Ok(data)
+}
+
+/// The sum of `pass`.
+pub fn sum_of(
+    pass: &Pass,
+    context: &Context,
+    unit: u64,
+    controller: &Controller,
+    watch: &Watch,
+) -> Result<Digest> {
+    let mut digest = Digest::new(context.salt, unit);
+    pass.read(controller, watch, |at, bytes| digest.take(at, bytes))?;
+    Ok(digest)
+}
+
+/// A block by a command of its own, and as a part of a longer one.
+pub fn one_block(context: &mut Context, watch: &Watch) -> Result<Done> {
+    let controller = context.start()?;
+    let plan = context.plan;
+    let one = pass(&plan, plan.block, plan.block, 1);
+    let mut alone = Vec::new();
+    let seconds = one.read(&controller, watch, |_, bytes| alone = bytes.to_vec())?;
+    let longer = plan.within((8 * plan.block).min(plan.most));
+    let within = bytes_of(&pass(&plan, longer, longer, 1), &controller, watch)?;
+    let how = format!("a command of one block; a part of a command of {longer} bytes");
+    let verified = compared(&alone, &within[..alone.len()], &how)?;
+    controller.shut_down()?;
+    let measured = Measured::new(plan.block, plan.block, (1, 1), seconds);
+    Ok(Done::new(measured, verified))
+}
+
+/// Single commands of every length, up to the longest transfer, beside commands of a page.
+pub fn lists(context: &mut Context, watch: &Watch) -> Result<Done> {
+    let controller = context.start()?;
+    let plan = context.plan;
+    let lengths = plan.lengths();
+    let most = lengths.last().copied().unwrap_or(plan.block);
+    let page = 4096.max(plan.block);
+    let by_pages = bytes_of(&pass(&plan, most, page.min(most), 8), &controller, watch)?;
+    let (mut seconds, mut bytes) = (0.0, 0);
+    let mut verified = None;
+    for length in &lengths {
+        let mut data = Vec::new();
+        let one = pass(&plan, *length, *length, 1);
+        seconds += one.read(&controller, watch, |_, bytes| data = bytes.to_vec())?;
+        bytes += length;
+        let how = format!(
+            "single commands of {} lengths, 1 block to {most} bytes; commands of {page} bytes",
+            lengths.len()
+        );
+        verified = Some(compared(&data, &by_pages[..data.len()], &how)?);
+    }
+    controller.shut_down()?;
+    let verified = verified.ok_or_else(|| Error::internal("no length fits"))?;
+    let mut measured = Measured::new(bytes, most, (1, 1), seconds);
+    measured.commands = lengths.len() as u64;
+    Ok(Done::new(measured, verified))
+}
+
+/// A long read: a pass that is timed, and two whose sums are compared.
+pub fn sequential(context: &mut Context, watch: &Watch, bytes: u64) -> Result<Done> {
+    let controller = context.start()?;
+    let plan = context.plan;
+    let (command, other) = (plan.command(), plan.other_command());
+    let bytes = plan.within(bytes);
+    let seconds = pass(&plan, bytes, command, DEPTH).read(&controller, watch, |_, _| ())?;
+    let one = pass(&plan, bytes, command, DEPTH);
+    let one = sum_of(&one, context, other, &controller, watch)?;
+    let two = pass(&plan, bytes, other, DEPTH / 2);
+    let two = sum_of(&two, context, other, &controller, watch)?;
+    let how = format!(
+        "commands of {command} bytes at depth {DEPTH}; commands of {other} bytes at depth 16"
+    );
+    let verified = one.same(&two, how)?;
+    controller.shut_down()?;
+    let measured = Measured::new(bytes, command, (1, u64::from(DEPTH)), seconds);
+    Ok(Done::new(measured, verified))
+}
+
+/// A part of a store, of which a manifest is made.
+pub struct Part<'a> {
+    pub store: &'a Store,
+    pub begin: u64,
+    pub bytes: u64,
+}
+
+impl Source for Part<'_> {
+    fn len(&self) -> u64 {
+        self.bytes
+    }
+
+    fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<()> {
+        self.store.read_at(self.begin + offset, data)
+    }
+
+    fn name(&self) -> String {
+        "the range".to_owned()
+    }
+}
+
+/// Bytes of each layer, and the share of chunks that are all zero.
+pub struct Shape {
+    pub each: u64,
+    pub zero_share: f64,
+}
+
+/// Layers of the plan's range that are compared with a manifest, which CPU threads made.
+pub fn layers(plan: &Plan, store: &Store, watch: &Watch) -> Result<(Layers, Shape)> {
+    let unit = u64::from(nvme_host::manifest::CHUNK_BYTES);
+    let (count, each) = plan.layers(unit);
+    let begin = plan.lba * plan.block;
+    let part = Part {
+        store,
+        begin,
+        bytes: count * each,
+    };
+    let mut at = 0;
+    let mut ended = Ok(());
+    let manifest = Manifest::of(&part, part.bytes, &[], &mut |done, _| {
+        ended = watch.tick(done - at);
+        at = done;
+        match ended {
+            Ok(()) => ControlFlow::Continue(()),
+            Err(_) => ControlFlow::Break(()),
+        }
+    });
+    ended?;
+    let one = |layer: u64| {
+        let from = begin + layer * each;
+        (format!("layer {layer}"), from..from + each)
+    };
+    let manifest = manifest?;
+    let layers = Layers::of_ranges((0..count).map(one))?.verified_by(&manifest, begin)?;
+    let zeroes = vec![0; unit as usize];
+    let is_zero = |chunk: &Chunk| chunk.xxh3 == xxh3_64(&zeroes[..chunk.bytes as usize]);
+    let (zero, all) = (
+        manifest.chunks().filter(is_zero).count(),
+        manifest.chunks().count(),
+    );
+    let zero_share = zero as f64 / all.max(1) as f64;
+    Ok((layers, Shape { each, zero_share }))
+}
+
+/// Loads every layer into `memory`, each compared with the manifest: seconds, and bytes.
+pub fn load(
+    store: &Arc<Store>,
+    layers: Layers,
+    memory: LayerMemory,
+    watch: &Watch,
+) -> Result<(f64, u64)> {
+    let count = layers.len();
+    let options = LoaderOptions {
+        memory,
+        ..LoaderOptions::default()
+    };
+    let loader = LayerLoader::new(store, layers, &options)?;
+    let begin = Instant::now();
+    let mut bytes = 0;
+    for index in 0..count {
+        let layer = loader.layer(index)?;
+        layer.wait(watch.left().min(LAYER_LIMIT))?;
+        let read = layer.plan().bytes();
+        bytes += read;
+        watch.tick(read)?;
+    }
+    loader.check(watch.left().min(LAYER_LIMIT))?;
+    let seconds = begin.elapsed().as_secs_f64();
+    loader.close(LAYER_LIMIT)?;
+    Ok((seconds, bytes))
+}
+
+pub fn layer_loader(context: &mut Context, watch: &Watch) -> Result<Done> {
+    let store = Arc::new(context.store(None)?);
+    let (layers, shape) = layers(&context.plan, &store, watch)?;
+    let (seconds, bytes) = load(&store, layers, LayerMemory::Host, watch)?;
+    let how = "layers as they were loaded, hashed by the host; the same range read for a manifest";
+    Ok(Done::new(
+        measured_in_store(&context.plan, &store, bytes, shape.each, seconds),
+        Verified {
+            how: how.to_owned(),
+            bytes,
+            zero_share: shape.zero_share,
+            sums: None,
+        },
+    ))
+}
+
+/// The figures of a step in which a store chose its commands: `each` is what was asked for at a time.
+pub fn measured_in_store(
+    plan: &Plan,
+    store: &Store,
+    bytes: u64,
+    each: u64,
+    seconds: f64,
+) -> Measured {
+    let pairs = store
+        .controllers()
+        .next()
+        .map_or(1, |one| one.info().queue_pairs);
+    let command = each.min(plan.most);
+    Measured::new(bytes, command, (u64::from(pairs), 64), seconds)
+}
+
+/// Ids of rows, and the rows as one long read has them.
+pub fn rows(context: &Context, store: &Store, watch: &Watch) -> Result<(Vec<i64>, Vec<u8>)> {
+    let plan = context.plan;
+    let rows = plan.table_rows();
+    if rows == 0 {
+        return Err(Error::usage(
+            format!(
+                "the range has {} bytes, less than a row of {ROW_BYTES}",
+                plan.bytes
+            ),
+            "use a smaller --lba",
+        ));
+    }
+    let mut random = SplitMix::new(1);
+    let ids: Vec<i64> = (0..plan.sizes.rows)
+        .map(|_| random.below(rows) as i64)
+        .collect();
+    let mut table = vec![0; (rows * ROW_BYTES) as usize];
+    let mut at = plan.lba * plan.block;
+    for part in table.chunks_mut(4 << 20) {
+        store.read_at(at, part)?;
+        at += part.len() as u64;
+        watch.tick(part.len() as u64)?;
+    }
+    let row = ROW_BYTES as usize;
+    let mut expected = Vec::with_capacity(ids.len() * row);
+    for id in &ids {
+        expected.extend_from_slice(&table[*id as usize * row..][..row]);
+    }
+    Ok((ids, expected))
+}
+
+pub fn gather(context: &mut Context, watch: &Watch) -> Result<Done> {
+    let store = context.store(None)?;
+    let (ids, expected) = rows(context, &store, watch)?;
+    let plan = context.plan;
+    let table = store.table(plan.lba * plan.block, plan.table_rows(), ROW_BYTES)?;
+    let mut out = vec![0xA5; expected.len()];
+    let begin = Instant::now();
+    table.gather((&ids[..]).into(), &mut out, None)?.check()?;
+    let seconds = begin.elapsed().as_secs_f64();
+    watch.tick(out.len() as u64)?;
+    let how = "rows by random ids; the same rows out of long reads";
+    let verified = compared(&out, &expected, how)?;
+    let bytes = out.len() as u64;
+    let measured = measured_in_store(&plan, &store, bytes, ROW_BYTES, seconds);
+    Ok(Done::new(measured, verified))
+}
+
+/// Writes a pattern over the range that the user named, reads it back and puts back what was there.
+pub fn write(context: &mut Context, watch: &Watch) -> Result<Done> {
+    let range = context.writable()?;
+    let controller = context.start()?;
+    let plan = context.plan;
+    let whole = Pass {
+        lba: range.lba,
+        ..pass(&plan, range.blocks * plan.block, plan.command(), DEPTH)
+    };
+    let other = Pass {
+        command: plan.other_command(),
+        ..whole
+    };
+    let before = bytes_of(&other, &controller, watch)?;
+    let written = write_and_compare(context, &controller, (&whole, &other), watch);
+    // What was there comes back whatever happened, also after Ctrl-C.
+    let restored = restore(context, &controller, &whole, &before);
+    let done = written?;
+    restored?;
+    controller.shut_down()?;
+    Ok(done)
+}
+
+fn write_and_compare(
+    context: &Context,
+    controller: &Controller,
+    (whole, other): (&Pass, &Pass),
+    watch: &Watch,
+) -> Result<Done> {
+    let mut pattern = vec![0; whole.bytes as usize];
+    SplitMix::new(context.salt).fill(&mut pattern);
+    let seconds = whole.write(controller, watch, |at, room| {
+        let len = room.len();
+        room.copy_from_slice(&pattern[at as usize..][..len]);
+    })?;
+    context.namespace(controller)?.flush()?;
+    let back = bytes_of(other, controller, watch)?;
+    let how = "a pattern that was written; what was read back";
+    let verified = compared(&back, &pattern, how)?;
+    let measured = Measured::new(
+        whole.bytes,
+        whole.command,
+        (1, u64::from(whole.depth)),
+        seconds,
+    );
+    Ok(Done::new(measured, verified))
+}
+
+pub fn restore(
+    context: &Context,
+    controller: &Controller,
+    whole: &Pass,
+    before: &[u8],
+) -> Result<()> {
+    use nvme_host::core::spec::Lba;
+    let mut namespace = context.namespace(controller)?;
+    namespace.write(Lba(whole.lba), before)?;
+    namespace.flush()?;
+    let mut now = vec![0; before.len()];
+    namespace.read(Lba(whole.lba), &mut now)?;
+    match now == before {
+        true => Ok(()),
+        false => Err(Error::Mismatch {
+            what: "what was there before was written back, and reads otherwise".to_owned(),
+        }),
+    }
+}

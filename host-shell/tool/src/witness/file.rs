@@ -1,0 +1,41 @@
+//! The file that a run writes, again after each rung: it is whole whenever the run ends.
+
+use super::record::Record;
+use super::redact::{self, Secrets};
+use crate::common::file::Output;
+use nvme_host::Result;
+use serde_json::Value;
+use std::path::{Path, PathBuf};
+
+pub struct OutFile(PathBuf);
+
+impl OutFile {
+    /// `path`, or a file in this folder whose name has the date. A name that is given must be free or a file.
+    ///
+    /// # Errors
+    /// [`Error::File`](nvme_host::Error::File) where no file can be made: before anything is measured.
+    pub fn create(path: Option<&Path>, date: &str) -> Result<Self> {
+        let digits: String = date.chars().filter(char::is_ascii_digit).collect();
+        let path = path.map_or_else(
+            || PathBuf::from(format!("witness-{digits}.json")),
+            PathBuf::from,
+        );
+        // Made and dropped: it is not there, or as it was.
+        drop(Output::create(Some(&path))?);
+        Ok(Self(path))
+    }
+
+    pub fn name(&self) -> String {
+        self.0.display().to_string()
+    }
+
+    /// Replaces the file: what was written.
+    pub fn write(&mut self, record: &Record, secrets: &Secrets) -> Result<Value> {
+        let value = redact::clean(record, secrets)?;
+        let text = crate::common::visible::json(&format!("{value:#}\n"));
+        let mut out = Output::create(Some(&self.0))?;
+        out.write(text.as_bytes())?;
+        out.commit()?;
+        Ok(value)
+    }
+}

@@ -1,0 +1,312 @@
+//! `witness`: one command that runs every rung that a machine has, and writes one file that says what ran.
+
+mod by_cpu;
+#[cfg(feature = "cuda")]
+mod by_gpu;
+mod check;
+mod digest;
+mod facts;
+mod file;
+mod pass;
+mod plan;
+mod record;
+mod redact;
+mod run;
+mod steps;
+mod text;
+mod watch;
+
+use crate::common::{VERSION, WriteArgs, check_stop, duration, number, output, say};
+use clap::Args;
+use file::OutFile;
+use nvme_host::core::spec::Nsid;
+use nvme_host::sysfs::{Host, Lender};
+use nvme_host::topology::Topology;
+use nvme_host::{Controller, Error, Result};
+use plan::{Plan, Sizes};
+use record::{By, Ended, Outcome, Record};
+use redact::Secrets;
+use run::{Context, Opened, Writable};
+use std::path::PathBuf;
+use std::time::Duration;
+use steps::{IDENTIFY, Rung};
+
+/// Run every rung that this machine has, read-only, and write one file that says what ran: for docs/results/witness
+///
+/// Identify, a block, PRP lists up to MDTS, 669 MB and 8.6 GB at depth 32, a loader of layers, rows by ids; by the CPU and
+/// by a GPU where there is one. The bytes of each are compared with those of another way. Nothing is written to the drive
+/// without --write-range. The file has no serial numbers, names of hosts or users, and no paths. docs/witness.md.
+#[derive(Args)]
+pub struct Witness {
+    /// Device (see `nvme-gpu --help`); without it the one controller that is bound to vfio-pci or nvme_gpu
+    #[arg(long, short = 'd')]
+    device: Option<String>,
+    /// Namespace
+    #[arg(long, short = 'n', value_name = "NSID", default_value_t = 1, value_parser = number::<u32>(1..=0xFFFF_FFFE))]
+    namespace_id: u32,
+    /// First block that is read
+    #[arg(long, short = 's', default_value_t = 0, value_parser = number::<u64>(0..=u64::MAX))]
+    lba: u64,
+    /// How long a command may take before it is aborted
+    #[arg(long, short = 't', visible_alias = "timeout", value_name = "MS", default_value_t = 5000, value_parser = number::<u64>(1..=2_100_000))]
+    timeout_ms: u64,
+    /// How long one rung may take
+    #[arg(long, value_name = "TIME", default_value = "5m", value_parser = duration)]
+    step_limit: Duration,
+    /// Use GPU N; without this, GPU 0 where there is one
+    #[arg(long, value_name = "N", value_parser = number::<u32>(0..=1023))]
+    gpu: Option<u32>,
+    /// Use CPU threads alone, whatever GPU there is
+    #[arg(long, conflicts_with = "gpu")]
+    cpu: bool,
+    /// Read a tenth of the first length, and less of the others: for a look
+    #[arg(long)]
+    quick: bool,
+    /// Overwrite these blocks, read them back, and put back what was there: LBA:BLOCKS, 256 MiB at most
+    #[arg(long, value_name = "LBA:BLOCKS")]
+    write_range: Option<Writable>,
+    #[command(flatten)]
+    write: WriteArgs,
+    /// The file that is written; witness-DATE.json in this folder when missing
+    #[arg(long, short = 'o', value_name = "FILE")]
+    out: Option<PathBuf>,
+    /// Check a witness file instead, and print its row for docs/hardware.md
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["device", "out", "write_range", "quick", "gpu", "cpu"])]
+    check: Option<PathBuf>,
+    /// Print one JSON object, which is what the file holds
+    #[arg(long)]
+    json: bool,
+}
+
+/// The one controller that is bound to a lender.
+fn bound(host: &Host) -> Result<String> {
+    let mut found = Vec::new();
+    for one in host.controllers() {
+        match one.driver.as_deref().and_then(Lender::of) {
+            Some(Lender::Vfio) => found.push(format!("vfio:{}", one.address)),
+            Some(Lender::Module) => found.push(format!("kmod:{}", one.address)),
+            None => {}
+        }
+    }
+    match &found[..] {
+        [one] => Ok(one.clone()),
+        [] => Err(Error::usage(
+            "no NVMe controller is bound to vfio-pci or nvme_gpu",
+            "`nvme-gpu list` shows them, `nvme-gpu bind BDF` as root gives one; or try `-d sim:mem?size=1GiB`",
+        )),
+        all => Err(Error::usage(
+            format!("{} controllers are bound: {}", all.len(), all.join(", ")),
+            "name one with --device",
+        )),
+    }
+}
+
+impl Witness {
+    pub fn run(self) -> Result<()> {
+        if let Some(path) = &self.check {
+            return check::run(path, self.json);
+        }
+        let host = Host::here();
+        let device = match &self.device {
+            Some(device) => device.clone(),
+            None => bound(&host)?,
+        };
+        let date = text::date(std::time::SystemTime::now());
+        let mut out = OutFile::create(self.out.as_deref(), &date)?;
+        let mut secrets = Secrets::of_machine(&host, |name| std::env::var(name).ok());
+        secrets.add(
+            device
+                .split_once(':')
+                .map(|(_, rest)| rest)
+                .filter(|_| facts::address_of(&device).is_none() && !device.starts_with("sim:")),
+        );
+        let mut record = Record {
+            schema_version: output::SCHEMA_VERSION,
+            witness_version: record::VERSION,
+            ended: Ended::Unfinished,
+            date,
+            tool: format!("nvme-gpu {}", VERSION),
+            command: self.command(&device),
+            simulator: device.starts_with("sim:"),
+            machine: facts::machine(&host),
+            controller: None,
+            gpu: None,
+            path: None,
+            steps: Vec::new(),
+        };
+        let failed = self.climb(&device, &host, &mut record, &mut secrets, &mut out);
+        record.ended = match &failed {
+            Some(Error::Interrupted) => Ended::Interrupted,
+            _ => Ended::Complete,
+        };
+        let value = out.write(&record, &secrets)?;
+        if self.json {
+            return failed.map_or_else(|| output::json(&value), Err);
+        }
+        output::print(&format!("{}written: {}", text::table(&record), out.name()))?;
+        failed.map_or(Ok(()), Err)
+    }
+
+    /// The command line from what it means, without paths.
+    fn command(&self, device: &str) -> String {
+        let mut words = vec!["nvme-gpu witness -d".to_owned(), text::device(device)];
+        let mut add = |is_on: bool, word: String| words.extend(is_on.then_some(word));
+        add(self.namespace_id != 1, format!("-n {}", self.namespace_id));
+        add(self.lba != 0, format!("-s {}", self.lba));
+        add(self.timeout_ms != 5000, format!("-t {}", self.timeout_ms));
+        let gpu = self.gpu.unwrap_or_default();
+        add(self.gpu.is_some(), format!("--gpu {gpu}"));
+        add(self.cpu, "--cpu".to_owned());
+        add(self.quick, "--quick".to_owned());
+        add(self.write.allow_write, "--allow-write".to_owned());
+        let range = self
+            .write_range
+            .map(|one| format!("{}:{}", one.lba, one.blocks));
+        add(
+            range.is_some(),
+            format!("--write-range {}", range.unwrap_or_default()),
+        );
+        words.join(" ")
+    }
+
+    /// Runs every rung and notes each: the first error, if there was one.
+    fn climb(
+        &self,
+        device: &str,
+        host: &Host,
+        record: &mut Record,
+        secrets: &mut Secrets,
+        out: &mut OutFile,
+    ) -> Option<Error> {
+        let topology = Topology::of(host);
+        let identified = self.identify(device, &topology, record, secrets);
+        let mut step = steps::empty(IDENTIFY, By::Cpu, Outcome::Ok);
+        let mut context = match identified {
+            Ok(context) => context,
+            Err(error) => {
+                step.outcome = Outcome::Failed;
+                step.error = Some(steps::failure(&error));
+                record.steps.push(step);
+                return Some(error);
+            }
+        };
+        record.steps.push(step);
+        let gpu = self.find_gpu(device, &topology, host, record);
+        let link = record.controller.as_ref();
+        let link = link.and_then(|one| one.link.as_ref()?.trained?.gb_per_s);
+        let mut first = None;
+        for rung in Rung::ALL {
+            for by in [By::Cpu, By::Gpu] {
+                let why = match (rung, by, &gpu) {
+                    (Rung::WriteReadCompare, ..) if self.write_range.is_none() => {
+                        Some("no --write-range")
+                    }
+                    (_, By::Gpu, Err(why)) => Some(why.as_str()),
+                    _ => None,
+                };
+                if let Some(why) = why {
+                    record.steps.push(steps::skipped(rung, by, why));
+                    continue;
+                }
+                let gpu = gpu.as_ref().ok().copied().filter(|_| by == By::Gpu);
+                say::step(|| format!("{} by {by:?}", rung.name()));
+                let (step, error) = steps::step(&mut context, rung, gpu, self.step_limit, link);
+                record.steps.push(step);
+                if let Some(Error::Interrupted) = error {
+                    return error;
+                }
+                if let Some(error) = error {
+                    first.get_or_insert(error);
+                }
+                // What is there so far is a file of its own, should the next rung take the machine with it.
+                if let Err(error) = out.write(record, secrets).and_then(|_| check_stop()) {
+                    return Some(error);
+                }
+            }
+        }
+        first
+    }
+
+    /// Brings the controller up, and plans what is read of it.
+    fn identify(
+        &self,
+        device: &str,
+        topology: &Topology,
+        record: &mut Record,
+        secrets: &mut Secrets,
+    ) -> Result<Context> {
+        let is_memory = device.starts_with("sim:mem");
+        let writes = self.write_range.is_some() || is_memory;
+        let opened = run::open(device, writes)?;
+        if self.write_range.is_some() {
+            self.write.check(&*opened, "witness --write-range")?;
+        }
+        let timeout = Duration::from_millis(self.timeout_ms);
+        let controller = Controller::start(opened.clone(), &run::config(timeout, self.json))?;
+        let nsid = Nsid(self.namespace_id);
+        let (found, is_program) = facts::controller(&controller, nsid, device, topology, secrets)?;
+        record.simulator |= is_program;
+        let sizes = match self.quick {
+            true => Sizes::QUICK,
+            false => Sizes::WHOLE,
+        };
+        let shape = (found.block_bytes, found.blocks);
+        record.controller = Some(found);
+        let plan = Plan::new(nsid, shape, self.lba, controller.max_transfer(), sizes)?;
+        if let Some(range) = self.write_range {
+            let namespace = controller.namespace(nsid)?;
+            namespace.check(nvme_host::core::spec::Lba(range.lba), range.blocks)?;
+        }
+        if is_memory {
+            lay_out(&controller, &plan)?;
+        }
+        controller.shut_down()?;
+        Ok(Context {
+            opened: Opened::new(device, writes, opened),
+            timeout,
+            plan,
+            salt: text::salt(),
+            writable: self.write_range,
+            as_json: self.json,
+        })
+    }
+
+    /// The GPU that is used, or why none is.
+    fn find_gpu(
+        &self,
+        device: &str,
+        topology: &Topology,
+        host: &Host,
+        record: &mut Record,
+    ) -> std::result::Result<u32, String> {
+        if self.cpu {
+            return Err("--cpu".to_owned());
+        }
+        #[cfg(feature = "cuda")]
+        {
+            let index = self.gpu.unwrap_or(0);
+            match facts::gpu(index, device, topology, host) {
+                Ok((gpu, path)) => {
+                    (record.gpu, record.path) = (Some(gpu), path);
+                    Ok(index)
+                }
+                Err(error) => Err(error.to_string()),
+            }
+        }
+        #[cfg(not(feature = "cuda"))]
+        {
+            let _ = (device, topology, host, record);
+            Err("this build has no GPUs".to_owned())
+        }
+    }
+}
+
+/// Fills what is read of a simulated drive in memory, which begins as zeroes.
+fn lay_out(controller: &Controller, plan: &Plan) -> Result<()> {
+    let most = plan.sizes.sequential.into_iter().max().unwrap_or(0);
+    let whole = by_cpu::pass(plan, plan.within(most), plan.command(), plan::DEPTH);
+    let watch = watch::Watch::new(Duration::from_secs(600), "filling", whole.bytes);
+    let mut random = nvme_host::bench::SplitMix::new(1);
+    whole.write(controller, &watch, |_, room| random.fill(room))?;
+    Ok(())
+}

@@ -1,0 +1,216 @@
+//! What a witness file holds. Its members are all that it can hold: a file with others is refused.
+
+use serde::{Deserialize, Serialize};
+
+/// The version of the file's form: it grows when a member goes or changes its meaning.
+pub const VERSION: u32 = 1;
+
+/// One run of `nvme-gpu witness`.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Record {
+    /// That of the JSON of the tool.
+    pub schema_version: u32,
+    pub witness_version: u32,
+    pub ended: Ended,
+    /// When it began, UTC: 2026-11-25T02:30:00Z.
+    pub date: String,
+    /// Name, version and commit of the tool.
+    pub tool: String,
+    /// The command line without paths.
+    pub command: String,
+    /// The controller is a simulated one: figures say nothing about a drive.
+    pub simulator: bool,
+    pub machine: Machine,
+    pub controller: Option<Controller>,
+    pub gpu: Option<Gpu>,
+    pub path: Option<PathFacts>,
+    pub steps: Vec<Step>,
+}
+
+/// How a run ended.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Ended {
+    /// Every step was tried.
+    Complete,
+    /// Ctrl-C came.
+    Interrupted,
+    /// The file was written between two steps, and the run did not go on.
+    Unfinished,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Machine {
+    pub kernel: String,
+    pub processor: String,
+    pub cores: u64,
+    pub numa_nodes: u64,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Controller {
+    /// sim, vfio, kmod or vfio-user.
+    pub way: String,
+    pub model: String,
+    pub firmware: String,
+    /// 1.4.0
+    pub nvme: String,
+    /// Vendor and device on PCI.
+    pub pci_id: Option<String>,
+    /// The longest transfer of one command; none without a limit.
+    pub mdts_bytes: Option<u64>,
+    pub block_bytes: u64,
+    pub blocks: u64,
+    pub queue_pairs: u64,
+    pub iommu_group_type: Option<String>,
+    pub link: Option<Link>,
+}
+
+/// A PCI Express link.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Link {
+    pub trained: Option<Rate>,
+    pub possible: Option<Rate>,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Rate {
+    pub generation: u8,
+    pub lanes: u8,
+    pub gb_per_s: Option<f64>,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Gpu {
+    pub model: String,
+    /// The version of the kernel modules: 580.159.04.
+    pub driver: Option<String>,
+    /// Whether they are the open ones.
+    pub open_modules: Option<bool>,
+    pub cuda: String,
+    pub capability: String,
+    /// As the driver gives it: 0 none, 100 owner, 200 all.
+    pub writes_ordering: i64,
+    pub flush_options: i64,
+    pub dma_buf: bool,
+    pub link: Option<Link>,
+}
+
+/// What lies between the GPU and the controller.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct PathFacts {
+    pub relation: String,
+    pub route: String,
+    pub slowest_gb_per_s: Option<f64>,
+}
+
+/// Who submitted.
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum By {
+    Cpu,
+    Gpu,
+}
+
+#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Outcome {
+    Ok,
+    Failed,
+    Skipped,
+}
+
+/// One rung.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Step {
+    pub name: String,
+    pub by: By,
+    pub outcome: Outcome,
+    pub measured: Option<Measured>,
+    pub verified: Option<Verified>,
+    pub tier: Option<Tier>,
+    /// Why it was skipped.
+    pub why: Option<String>,
+    pub error: Option<Failure>,
+}
+
+/// What was moved, in the one pass that is timed.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Measured {
+    pub bytes: u64,
+    pub commands: u64,
+    pub command_bytes: u64,
+    pub queues: u64,
+    pub depth: u64,
+    pub seconds: f64,
+    pub gb_per_s: f64,
+    /// Of what the controller's link was trained to.
+    pub of_link: Option<f64>,
+}
+
+/// How it is known that the bytes are right.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Verified {
+    /// The two ways whose bytes are the same.
+    pub how: String,
+    pub bytes: u64,
+    /// The share of units of 4 KiB or a block that are all zero: of such bytes a check says little.
+    pub zero_share: f64,
+    /// Sums of both ways, salted with a number that is not kept.
+    pub sums: Option<[String; 2]>,
+}
+
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tier {
+    pub tier: u32,
+    pub why: String,
+}
+
+/// Why a step failed.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Failure {
+    /// As in docs/json.md.
+    pub code: String,
+    pub message: String,
+}
+
+impl Measured {
+    pub fn new(bytes: u64, command_bytes: u64, (queues, depth): (u64, u64), seconds: f64) -> Self {
+        Self {
+            bytes,
+            commands: bytes.div_ceil(command_bytes.max(1)),
+            command_bytes,
+            queues,
+            depth,
+            seconds,
+            gb_per_s: bytes as f64 / seconds.max(1e-9) / 1e9,
+            of_link: None,
+        }
+    }
+}
+
+impl From<nvme_host::topology::LinkState> for Link {
+    fn from(link: nvme_host::topology::LinkState) -> Self {
+        let rate = |rate: nvme_host::topology::Rate| Rate {
+            generation: rate.generation,
+            lanes: rate.lanes,
+            gb_per_s: rate.gb_per_s,
+        };
+        Self {
+            trained: link.trained.map(rate),
+            possible: link.possible.map(rate),
+        }
+    }
+}

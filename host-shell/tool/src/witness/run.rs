@@ -1,0 +1,188 @@
+//! What steps share: the device, the plan, and how a controller is brought up for one of them.
+
+use super::plan::Plan;
+use super::record::{Measured, Tier, Verified};
+use crate::common::output;
+use nvme_host::{Config, Controller, Device, Error, Namespace, Result, Store, StoreOptions};
+use std::sync::Arc;
+use std::time::Duration;
+
+/// The longest command, whatever MDTS allows: lists of more than a page are chained.
+const MOST: u64 = 4 << 20;
+/// What a write step keeps in memory, three times.
+const MOST_WRITTEN: u64 = 256 << 20;
+
+/// What a step came to.
+pub struct Done {
+    pub measured: Measured,
+    pub verified: Verified,
+    pub tier: Option<Tier>,
+}
+
+impl Done {
+    pub fn new(measured: Measured, verified: Verified) -> Self {
+        Self {
+            measured,
+            verified,
+            tier: None,
+        }
+    }
+}
+
+/// Blocks that the user allows to be overwritten.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Writable {
+    pub lba: u64,
+    pub blocks: u64,
+}
+
+/// LBA:BLOCKS
+impl std::str::FromStr for Writable {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let parse = |text: &str| nvme_host::units::parse_in(text, &(0..=u64::MAX));
+        let wrong = || format!("'{text}' is no range: write LBA:BLOCKS, as 1000000:256");
+        let (lba, blocks) = text.split_once(':').ok_or_else(wrong)?;
+        let (lba, blocks) = (parse(lba)?, parse(blocks)?);
+        match blocks {
+            0 => Err(wrong()),
+            blocks => Ok(Self { lba, blocks }),
+        }
+    }
+}
+
+/// The device and what is to be done with it.
+pub struct Context {
+    pub timeout: Duration,
+    pub plan: Plan,
+    /// Salts the sums of this run; it is not kept.
+    pub salt: u64,
+    pub writable: Option<Writable>,
+    pub as_json: bool,
+    pub opened: Opened,
+}
+
+/// The device, which stays open from step to step: a simulated one in memory keeps its bytes.
+pub struct Opened {
+    name: String,
+    writes: bool,
+    device: Option<Arc<dyn Device>>,
+}
+
+impl Opened {
+    /// `device` by the name `name`; `writes` is whether steps change it.
+    pub fn new(name: &str, writes: bool, device: Arc<dyn Device>) -> Self {
+        Self {
+            name: name.to_owned(),
+            writes,
+            device: Some(device),
+        }
+    }
+
+    /// The device, opened again when it is gone.
+    ///
+    /// # Errors
+    /// Those of opening it.
+    pub fn get(&mut self) -> Result<Arc<dyn Device>> {
+        if let Some(device) = &self.device
+            && device.gone().is_none()
+        {
+            return Ok(Arc::clone(device));
+        }
+        self.device = None;
+        let device = open(&self.name, self.writes)?;
+        self.device = Some(Arc::clone(&device));
+        Ok(device)
+    }
+
+    /// Lets go of it: the next step opens it again.
+    pub fn close(&mut self) {
+        self.device = None;
+    }
+}
+
+/// Opens the device called `name`. An image that nothing writes is shared with other readers.
+pub fn open(name: &str, writes: bool) -> Result<Arc<dyn Device>> {
+    crate::common::images::must_exist(name)?;
+    match writes {
+        true => nvme_host::open(name),
+        false => nvme_host::open_reading(name),
+    }
+}
+
+/// How controllers are brought up. The steps look at Ctrl-C themselves: what a write step has changed is put back.
+pub fn config(timeout: Duration, as_json: bool) -> Config {
+    Config {
+        timeout,
+        max_transfer: MOST,
+        notify: output::warnings(as_json),
+        ..Config::default()
+    }
+}
+
+impl Context {
+    pub fn config(&self) -> Config {
+        config(self.timeout, self.as_json)
+    }
+
+    pub fn start(&mut self) -> Result<Controller> {
+        let device = self.opened.get()?;
+        Controller::start(device, &self.config())
+    }
+
+    pub fn namespace(&self, controller: &Controller) -> Result<Namespace> {
+        controller.namespace(self.plan.nsid)
+    }
+
+    /// A store over the device, for reading, with a GPU or without.
+    pub fn store(&mut self, gpu: Option<u32>) -> Result<Store> {
+        let options = StoreOptions {
+            nsid: self.plan.nsid.0,
+            timeout: self.timeout,
+            #[cfg(feature = "cuda")]
+            gpu: gpu.map(|index| nvme_host::store::GpuOptions {
+                index,
+                ..Default::default()
+            }),
+            ..StoreOptions::default()
+        };
+        #[cfg(not(feature = "cuda"))]
+        let _ = gpu;
+        Store::over(self.opened.get()?, &options)
+    }
+
+    /// The range that may be overwritten.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for one that is too long.
+    pub fn writable(&self) -> Result<Writable> {
+        let range = self
+            .writable
+            .ok_or_else(|| Error::internal("no range to write"))?;
+        match range.blocks.checked_mul(self.plan.block) {
+            Some(bytes) if bytes <= MOST_WRITTEN => Ok(range),
+            _ => Err(Error::usage(
+                format!(
+                    "{} blocks are more than a write step keeps in memory",
+                    range.blocks
+                ),
+                format!("use at most {}", MOST_WRITTEN / self.plan.block),
+            )),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_range_to_write_is_named_by_its_first_block_and_its_length() {
+        let range = |text: &str| text.parse::<Writable>();
+        assert_eq!(range("0x10:8"), Ok(Writable { lba: 16, blocks: 8 }));
+        for text in ["", "8", "8:0", "a:1", "1:b", "1:2:3"] {
+            assert!(range(text).is_err(), "{text}");
+        }
+    }
+}

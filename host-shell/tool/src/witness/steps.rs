@@ -1,0 +1,163 @@
+//! The rungs, in their order, and how each is run and recorded.
+
+use super::by_cpu;
+#[cfg(feature = "cuda")]
+use super::by_gpu;
+use super::plan::Sizes;
+use super::record::{By, Failure, Outcome, Step};
+use super::run::{Context, Done};
+use super::watch::Watch;
+use nvme_host::{Error, Result};
+use std::time::Duration;
+
+/// What is done on each rung, besides Identify.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rung {
+    OneBlock,
+    PrpLists,
+    /// The first or the second length.
+    Sequential(usize),
+    LayerLoader,
+    Gather,
+    WriteReadCompare,
+}
+
+/// The name of the rung on which the controller is brought up.
+pub const IDENTIFY: &str = "identify";
+
+impl Rung {
+    pub const ALL: [Self; 7] = [
+        Self::OneBlock,
+        Self::PrpLists,
+        Self::Sequential(0),
+        Self::Sequential(1),
+        Self::LayerLoader,
+        Self::Gather,
+        Self::WriteReadCompare,
+    ];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::OneBlock => "one-block",
+            Self::PrpLists => "prp-lists",
+            Self::Sequential(0) => "sequential-669mb",
+            Self::Sequential(_) => "sequential-8600mb",
+            Self::LayerLoader => "layer-loader",
+            Self::Gather => "gather",
+            Self::WriteReadCompare => "write-read-compare",
+        }
+    }
+
+    /// Bytes that it moves, about, for its bar.
+    fn bytes(self, context: &Context) -> u64 {
+        let plan = &context.plan;
+        let Sizes {
+            table_bytes, rows, ..
+        } = plan.sizes;
+        match self {
+            Self::OneBlock => 2 * plan.block,
+            Self::PrpLists => 4 * plan.most,
+            Self::Sequential(which) => 3 * plan.within(plan.sizes.sequential[which]),
+            Self::LayerLoader => 2 * plan.sizes.layers * plan.sizes.layer_bytes,
+            Self::Gather => table_bytes + rows * super::plan::ROW_BYTES,
+            Self::WriteReadCompare => 4 * context.writable.map_or(0, |one| one.blocks * plan.block),
+        }
+    }
+}
+
+/// Runs a rung by the CPU, or by GPU `gpu`.
+fn climb(context: &mut Context, rung: Rung, gpu: Option<u32>, watch: &Watch) -> Result<Done> {
+    let sequential = context.plan.sizes.sequential;
+    match (rung, gpu) {
+        (Rung::OneBlock, None) => by_cpu::one_block(context, watch),
+        (Rung::PrpLists, None) => by_cpu::lists(context, watch),
+        (Rung::Sequential(which), None) => by_cpu::sequential(context, watch, sequential[which]),
+        (Rung::LayerLoader, None) => by_cpu::layer_loader(context, watch),
+        (Rung::Gather, None) => by_cpu::gather(context, watch),
+        (Rung::WriteReadCompare, None) => by_cpu::write(context, watch),
+        #[cfg(feature = "cuda")]
+        (Rung::OneBlock, Some(gpu)) => by_gpu::one_block(context, watch, gpu),
+        #[cfg(feature = "cuda")]
+        (Rung::PrpLists, Some(gpu)) => by_gpu::lists(context, watch, gpu),
+        #[cfg(feature = "cuda")]
+        (Rung::Sequential(which), Some(gpu)) => {
+            by_gpu::sequential(context, watch, sequential[which], gpu)
+        }
+        #[cfg(feature = "cuda")]
+        (Rung::LayerLoader, Some(gpu)) => by_gpu::layer_loader(context, watch, gpu),
+        #[cfg(feature = "cuda")]
+        (Rung::Gather, Some(gpu)) => by_gpu::gather(context, watch, gpu),
+        #[cfg(feature = "cuda")]
+        (Rung::WriteReadCompare, Some(gpu)) => by_gpu::write(context, watch, gpu),
+        #[cfg(not(feature = "cuda"))]
+        (_, Some(_)) => Err(Error::usage("this build has no GPUs", "use --cpu")),
+    }
+}
+
+/// The record of a rung: what it came to, or why it failed. The error is returned, too.
+pub fn step(
+    context: &mut Context,
+    rung: Rung,
+    gpu: Option<u32>,
+    limit: Duration,
+    link: Option<f64>,
+) -> (Step, Option<Error>) {
+    let watch = Watch::new(limit, rung.name(), rung.bytes(context));
+    let ended = climb(context, rung, gpu, &watch);
+    drop(watch);
+    let by = if gpu.is_some() { By::Gpu } else { By::Cpu };
+    let mut step = empty(rung.name(), by, Outcome::Ok);
+    match ended {
+        Ok(Done {
+            mut measured,
+            verified,
+            tier,
+        }) => {
+            measured.of_link = link.map(|link| measured.gb_per_s / link);
+            (step.measured, step.verified, step.tier) = (Some(measured), Some(verified), tier);
+            (step, None)
+        }
+        Err(error) => {
+            // What a later rung finds is a device that is opened anew, unless it only answered with an error.
+            if matches!(error, Error::Gone { .. } | Error::Timeout { .. }) {
+                context.opened.close();
+            }
+            step.outcome = Outcome::Failed;
+            step.error = Some(failure(&error));
+            (step, Some(error))
+        }
+    }
+}
+
+/// A step without anything that was measured.
+pub fn empty(name: &str, by: By, outcome: Outcome) -> Step {
+    Step {
+        name: name.to_owned(),
+        by,
+        outcome,
+        measured: None,
+        verified: None,
+        tier: None,
+        why: None,
+        error: None,
+    }
+}
+
+pub fn skipped(rung: Rung, by: By, why: &str) -> Step {
+    Step {
+        why: Some(why.to_owned()),
+        ..empty(rung.name(), by, Outcome::Skipped)
+    }
+}
+
+/// An error without the name of a file, which may have blanks.
+pub fn failure(error: &Error) -> Failure {
+    let message = match error {
+        Error::File { action, source, .. } => format!("cannot {action} a file: {source}"),
+        error => error.to_string(),
+    };
+    Failure {
+        code: error.code().to_owned(),
+        message,
+    }
+}
