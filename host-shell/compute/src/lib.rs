@@ -9,6 +9,7 @@
 //! - [`Keep`], `choosing`: choice of the pages that matter to a query, by bounds of its products with their keys.
 //! - [`flash`], [`linear`]: attention and linear layers over memory, rung by rung.
 //! - [`search`]: nearest vectors in a graph on a drive.
+//! - [`ladder`]: products of matrices, step by step up to the tensor cores.
 //! - [`synthetic::Synthetic`]: models of random weights, for tests and measurements.
 //!
 //! Kernels of a GPU ([`nvme_compute_kernel`]) compute where the store has one, else threads of the CPU.
@@ -21,6 +22,7 @@ pub mod choosing;
 pub mod experts;
 pub mod flash;
 mod kv;
+pub mod ladder;
 pub mod linear;
 pub mod llama;
 mod machine;

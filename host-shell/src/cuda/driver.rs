@@ -169,6 +169,14 @@ impl Gpu {
         Ok(count.max(1) as u32)
     }
 
+    /// Its compute capability.
+    ///
+    /// # Errors
+    /// [`Error::Device`] with the driver's answer.
+    pub fn capability(&self) -> Result<(i32, i32)> {
+        capability(self.device)
+    }
+
     /// Who sees other devices' writes to this GPU's memory in order.
     pub fn writes_ordering(&self) -> Result<Order> {
         let value = attribute(
@@ -306,16 +314,7 @@ fn device(index: u32) -> Result<sys::CUdevice> {
 
 /// Whether the kernels run on GPU `index`.
 fn check_capability(index: u32, name: &str, device: sys::CUdevice) -> Result<()> {
-    let capability = (
-        attribute(
-            device,
-            Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
-        )?,
-        attribute(
-            device,
-            Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
-        )?,
-    );
+    let capability = capability(device)?;
     if capability < OLDEST_GPU {
         return Err(Error::environment(
             format!(
@@ -326,6 +325,19 @@ fn check_capability(index: u32, name: &str, device: sys::CUdevice) -> Result<()>
         ));
     }
     Ok(())
+}
+
+fn capability(device: sys::CUdevice) -> Result<(i32, i32)> {
+    Ok((
+        attribute(
+            device,
+            Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR,
+        )?,
+        attribute(
+            device,
+            Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR,
+        )?,
+    ))
 }
 
 fn name_of(device: sys::CUdevice) -> Result<String> {

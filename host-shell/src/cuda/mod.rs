@@ -22,6 +22,7 @@
 
 mod batch_copy;
 pub mod bench;
+mod blas;
 #[cfg(feature = "sim")]
 mod copier;
 mod cufile;
@@ -45,9 +46,11 @@ mod registered;
 mod rows;
 mod session;
 mod stream;
+mod tensor_map;
 mod tier;
 pub mod trace;
 
+pub use blas::{Blas, BlasElement, BlasProduct};
 #[cfg(feature = "sim")]
 pub use copier::Copier;
 pub use cufile::{
@@ -71,6 +74,7 @@ pub use rows::{
 };
 pub use session::{GpuSession, Lost, Setup, Work};
 pub use stream::{Event, Stream};
+pub use tensor_map::HalfMatrix;
 pub use tier::{Access, GpuData, Tier, TierRequest};
 pub use trace::Trace;
 

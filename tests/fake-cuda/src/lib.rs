@@ -21,6 +21,7 @@ mod export;
 mod kernels;
 mod ladder;
 mod litmus;
+mod matmul;
 mod paged;
 mod peer;
 mod rows;
@@ -59,6 +60,7 @@ static KERNELS: LazyLock<Vec<&'static CStr>> = LazyLock::new(|| {
     let kernels = kernels.chain(rows::NAMES).chain(examples::NAMES);
     kernels
         .chain(compute::NAMES)
+        .chain(matmul::NAMES)
         .chain([LITMUS, PEER])
         .collect()
 });

@@ -8,7 +8,7 @@
 
 use crate::{
     INVALID_HANDLE, INVALID_VALUE, KERNELS, NOT_READY, PEER, SUCCESS, Status, compute,
-    current_context, examples, fault, kernels, litmus, lock, peer, rows, scatter, striped,
+    current_context, examples, fault, kernels, litmus, lock, matmul, peer, rows, scatter, striped,
 };
 use nvme_gpu_kernel::Kernel;
 use nvme_gpu_kernel::rows::{Cached, Check, Gather, Listed, Ranges, Scatter, Striped, Widened};
@@ -469,6 +469,10 @@ pub unsafe extern "C" fn cuLaunchKernel(
             // SAFETY: this kernel takes one `Listed`.
             let listed = unsafe { **parameters.cast::<*const Listed>() };
             Arc::new(move || rows::read_listed(&listed, grid))
+        }
+        (None, name) if matmul::NAMES.contains(&name) => {
+            // SAFETY: as above.
+            unsafe { matmul::launch(name, parameters, (grid, block, shared_bytes)) }
         }
         (None, name) if rows::NAMES.contains(&name) => {
             // SAFETY: these kernels take one `Gather`.

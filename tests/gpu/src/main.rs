@@ -17,6 +17,7 @@ mod late;
 mod layers;
 mod linear;
 mod litmus;
+mod matmul;
 mod matrix;
 mod model;
 mod ops;
@@ -131,6 +132,7 @@ fn main() -> ExitCode {
     by_host::all(&mut report, &bench);
     ranges::all(&mut report, &bench);
     compute::all(&mut report, &bench);
+    matmul::all(&mut report, &bench);
     experts::all(&mut report, &bench);
     flash::all(&mut report, &bench);
     linear::all(&mut report, &bench);

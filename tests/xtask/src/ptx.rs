@@ -33,6 +33,7 @@ const PLAIN: Image = Image {
     library: false,
     aligned: &[],
     threads: &[],
+    with_maps: &[],
     committed: None,
 };
 /// The kernels that the host embeds.
@@ -114,8 +115,25 @@ const MATMUL: Image = Image {
     name: "matmul",
     features: "matmul",
     aligned: &["mma.sync.aligned.", "ldmatrix.sync.aligned."],
-    threads: &[("nvme_matmul_mma", 128)],
+    threads: &[
+        ("nvme_matmul_naive", 256),
+        ("nvme_matmul_tiled", 1024),
+        ("nvme_matmul_vectorized", 256),
+        ("nvme_matmul_coarsened", 256),
+        ("nvme_matmul_mma", 128),
+    ],
     committed: Some("nvme-gpu-kernel/compute/matmul.ptx"),
+    ..PLAIN
+};
+/// The one for `wgmma`.
+const MATMUL_SM90A: Image = Image {
+    name: "matmul_sm90a",
+    features: "matmul-sm90a",
+    target: Target::Hopper,
+    aligned: &["wgmma.", "setmaxnreg."],
+    threads: &[("nvme_matmul_wgmma", 384)],
+    with_maps: &["nvme_matmul_wgmma"],
+    committed: Some("nvme-gpu-kernel/compute/matmul_sm90a.ptx"),
     ..PLAIN
 };
 /// The ladder of attention.
@@ -187,9 +205,25 @@ const PEER: Image = Image {
     ..PLAIN
 };
 /// All of these, in the order of the table of kernels.
-const IMAGES: [Image; 17] = [
-    KERNELS, ROWS, SCATTER, HASH, COMPUTE, STREAMED, PAGED, CHOOSE, SEARCH, EXPERTS, MATMUL,
-    ATTENTION, LINEAR, EXAMPLE, LITMUS, PEER, LIBRARY,
+const IMAGES: [Image; 18] = [
+    KERNELS,
+    ROWS,
+    SCATTER,
+    HASH,
+    COMPUTE,
+    STREAMED,
+    PAGED,
+    CHOOSE,
+    SEARCH,
+    EXPERTS,
+    MATMUL,
+    MATMUL_SM90A,
+    ATTENTION,
+    LINEAR,
+    EXAMPLE,
+    LITMUS,
+    PEER,
+    LIBRARY,
 ];
 /// One function for each operation of the core that touches shared memory.
 const PROBES: Image = Image {

@@ -6,6 +6,8 @@ mod gemv;
 #[cfg(feature = "cuda")]
 mod gpu;
 mod intervals;
+#[cfg(feature = "cuda")]
+mod ladder;
 mod paths;
 mod plot;
 mod run;

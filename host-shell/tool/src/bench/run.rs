@@ -65,7 +65,7 @@ pub struct Bench {
     #[arg(long, value_name = "TIME", value_parser = duration)]
     interval: Option<Duration>,
     /// Draw latency percentiles (or latency over rate, with --ramp; rows over their size, with --gather; GB/s over the size
-    /// of reads, with --paths) into FILE.svg or FILE.png
+    /// of reads, with --paths; GFLOP/s over the side, with --matmul) into FILE.svg or FILE.png
     #[arg(long, value_name = "FILE")]
     plot: Option<PathBuf>,
     #[cfg(feature = "cuda")]
@@ -83,6 +83,9 @@ pub struct Bench {
     #[cfg(feature = "cuda")]
     #[command(flatten)]
     gemv: super::gemv::GemvArgs,
+    #[cfg(feature = "cuda")]
+    #[command(flatten)]
+    ladder: super::ladder::LadderArgs,
     #[command(flatten)]
     paths: super::paths::PathsArgs,
 }
@@ -132,6 +135,10 @@ impl Bench {
         #[cfg(feature = "cuda")]
         if let Some(shape) = self.gemv.gemv {
             return self.multiply(shape);
+        }
+        #[cfg(feature = "cuda")]
+        if !self.ladder.matmul.is_empty() {
+            return self.climb();
         }
         if let Some(file) = self.paths.paths.clone() {
             return self.read_by_all_paths(file);
@@ -296,6 +303,19 @@ impl Bench {
             timeout: Duration::from_millis(device.timeout_ms),
         };
         self.gemv.run(shape, opened, &rest)
+    }
+
+    /// Products of matrices in GPU memory.
+    #[cfg(feature = "cuda")]
+    fn climb(self) -> Result<()> {
+        let rest = super::ladder::Rest {
+            gpu: super::gemv::Rest::gpu_of(self.gpu.gpu)?,
+            runs: self.gather.runs,
+            seed: self.seed,
+            json: self.namespace.device.json,
+            plot: self.plot,
+        };
+        self.ladder.run(rest)
     }
 
     /// One file by several ways.

@@ -220,7 +220,7 @@ fn parse(arguments: &[OsString]) -> std::result::Result<Cli, Result<()>> {
 /// The grammar of the command line. Some ways to `bench` need no device.
 fn command_line() -> clap::Command {
     let without = if cfg!(feature = "cuda") {
-        &["suite", NO_DEVICE_FOR][..]
+        &["suite", "matmul", NO_DEVICE_FOR][..]
     } else {
         &[NO_DEVICE_FOR]
     };

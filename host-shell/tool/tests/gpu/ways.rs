@@ -229,6 +229,66 @@ fn products_are_measured_in_four_ways_and_compared() {
 }
 
 #[test]
+fn the_ladder_is_measured_and_compared() {
+    let folder = Folder::new(Place::Embedded);
+    let ladder = |more: &[&'static str]| {
+        let begin = ["bench", "--gpu", "--runs", "1", "--matmul"];
+        [&begin[..], more].concat()
+    };
+    let text = ok(
+        &folder,
+        &ladder(&["33,48", "--json", "--plot", "ladder.svg"]),
+    );
+    let report: serde_json::Value = serde_json::from_str(&text).unwrap();
+    let cases = report["cases"].as_array().unwrap();
+    let ways = |side: u64| -> Vec<&str> {
+        let of_side = cases.iter().filter(|case| case["side"] == side);
+        of_side.map(|case| case["way"].as_str().unwrap()).collect()
+    };
+    let all = [
+        "cpu",
+        "cpu_blocked",
+        "naive",
+        "tiled",
+        "vectorized",
+        "coarsened",
+        "mma",
+        "wgmma",
+    ];
+    // cuBLAS does not come with the stand-in for the driver, and may be on this machine.
+    for side in [33, 48] {
+        let ways: Vec<&str> = ways(side)
+            .into_iter()
+            .filter(|way| *way != "cublas")
+            .collect();
+        assert_eq!(ways, all);
+    }
+    assert_ne!(report["cublas"].is_null(), report["why_not"].is_null());
+    for case in cases {
+        assert_eq!(case["checked"], true, "{case}");
+        assert!(case["gflops"].as_f64().unwrap() > 0.0, "{case}");
+        assert!(
+            case["error"].as_f64() <= case["allowed_error"].as_f64(),
+            "{case}"
+        );
+    }
+    let plot = std::fs::read_to_string(folder.path("ladder.svg")).unwrap();
+    assert!(plot.contains("wgmma bf16") && plot.contains("naive"));
+    let text = ok(&folder, &ladder(&["20"]));
+    assert!(
+        text.contains("GFLOP/s") && text.contains("coarsened"),
+        "{text}"
+    );
+    for (more, why) in [(&["0"][..], "0"), (&["8", "--gather"], "--gather")] {
+        let said = fails(&folder, "", 2, &ladder(more));
+        assert!(said.contains(why), "{said}");
+    }
+    // Kernels that do nothing leave the poison.
+    let said = fails(&folder, "idle", 7, &ladder(&["20"]));
+    assert!(said.contains("is no number"), "{said}");
+}
+
+#[test]
 fn searches_by_the_gpu_find_what_the_cpu_finds() {
     let folder = Folder::new(Place::Embedded);
     let index = [

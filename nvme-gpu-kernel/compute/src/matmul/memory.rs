@@ -3,8 +3,8 @@
 #![allow(unsafe_code)]
 
 use super::Matmul;
-use crate::tile::Shared;
 use crate::tile::mma::{pack_bf16, pack_f16};
+use crate::tile::{Shared, load4, store4, un};
 use nvme_gpu_kernel::arch;
 
 /// Rows of tiles that blocks go through together, so that what they read is in L2.
@@ -14,9 +14,15 @@ const GROUP: u32 = 8;
 /// one to the right.
 #[inline(always)]
 pub fn tile_of(job: &Matmul, rows: u32, columns: u32) -> (u32, u32) {
+    tile_at(job, arch::block(), rows, columns)
+}
+
+/// Those of tile `tile`.
+#[inline(always)]
+pub fn tile_at(job: &Matmul, tile: u32, rows: u32, columns: u32) -> (u32, u32) {
     let (down, across) = (job.m.div_ceil(rows), job.n.div_ceil(columns));
     let of_group = GROUP * across.max(1);
-    let (first, at) = (arch::block() / of_group * GROUP, arch::block() % of_group);
+    let (first, at) = (tile / of_group * GROUP, tile % of_group);
     let height = (down - first).clamp(1, GROUP);
     ((first + at % height) * rows, at / height * columns)
 }
@@ -71,6 +77,122 @@ impl Matrix {
     }
 }
 
+/// Numbers of a matrix, zeros outside.
+pub struct Floats {
+    matrix: Matrix,
+    rows: u32,
+    columns: u32,
+    /// Rows begin at multiples of 16 bytes.
+    is_aligned: bool,
+}
+
+impl Floats {
+    /// The first factor.
+    ///
+    /// # Safety
+    /// What [`Matmul`] names is there.
+    #[inline(always)]
+    pub unsafe fn a(job: &Matmul) -> Self {
+        // SAFETY: the caller's.
+        unsafe { Self::at(job.a, job.a_stride, job.m, job.k) }
+    }
+
+    /// The second factor.
+    ///
+    /// # Safety
+    /// What [`Matmul`] names is there.
+    #[inline(always)]
+    pub unsafe fn b(job: &Matmul) -> Self {
+        // SAFETY: the caller's.
+        unsafe { Self::at(job.b, job.b_stride, job.k, job.n) }
+    }
+
+    #[inline(always)]
+    unsafe fn at(address: u64, stride: u64, rows: u32, columns: u32) -> Self {
+        Self {
+            // SAFETY: the caller's.
+            matrix: unsafe { Matrix::at(address, stride) },
+            rows,
+            columns,
+            is_aligned: (address | stride * 4).is_multiple_of(16),
+        }
+    }
+
+    #[inline(always)]
+    pub fn one(&self, row: u32, column: u32) -> f32 {
+        match row < self.rows && column < self.columns {
+            true => self.matrix.load(row, column),
+            false => 0.0,
+        }
+    }
+
+    /// Those of `row` from `column`, a multiple of 4, on.
+    #[inline(always)]
+    pub fn four(&self, row: u32, column: u32) -> [f32; 4] {
+        if self.is_aligned && row < self.rows && column.saturating_add(4) <= self.columns {
+            // SAFETY: vouched for in `at`: inside, and aligned.
+            return unsafe { load4(self.matrix.address::<4>(row, column)) };
+        }
+        [
+            self.one(row, column),
+            self.one(row, column + 1),
+            self.one(row, column + 2),
+            self.one(row, column + 3),
+        ]
+    }
+
+    /// Rows begin at multiples of 16 bytes.
+    #[inline(always)]
+    pub fn is_aligned(&self) -> bool {
+        self.is_aligned
+    }
+
+    /// Brings those of [`Self::four`] to `to` by asynchronous copies.
+    #[inline(always)]
+    pub fn copy<const IS_ALIGNED: bool>(&self, to: Shared, row: u32, column: u32) {
+        let left = if row < self.rows {
+            self.columns.saturating_sub(column)
+        } else {
+            0
+        };
+        let from = self.matrix.address::<4>(row, column);
+        if IS_ALIGNED {
+            // SAFETY: vouched for in `at`: so many elements are inside, none where there are none.
+            unsafe { to.copy16(from, left.min(4) * 4) };
+            return;
+        }
+        un!(i in [0, 1, 2, 3] {
+            let bytes = if (i as u32) < left { 4 } else { 0 };
+            // SAFETY: as above.
+            unsafe { to.at(i as u32 * 4).copy4(from + i as u64 * 4, bytes) };
+        });
+    }
+}
+
+/// Stores four numbers of a row of the result, from `column`, a multiple of 4, on, as far as they are inside.
+///
+/// # Safety
+/// What [`Matmul`] names is there.
+#[inline(always)]
+pub unsafe fn store_four(job: &Matmul, row: u32, column: u32, numbers: [f32; 4]) {
+    if row >= job.m || column >= job.n {
+        return;
+    }
+    // SAFETY: the caller's.
+    let c = unsafe { Matrix::at(job.c, job.c_stride) };
+    let left = job.n - column;
+    if left >= 4 && (job.c | job.c_stride * 4).is_multiple_of(16) {
+        // SAFETY: inside, and aligned.
+        unsafe { store4(c.address::<4>(row, column), numbers) };
+        return;
+    }
+    un!(i in [0, 1, 2, 3] {
+        if (i as u32) < left {
+            c.store(row, column + i as u32, numbers[i]);
+        }
+    });
+}
+
 /// Halves of 16 bits, zeros outside.
 pub struct Halves {
     matrix: Matrix,
@@ -94,32 +216,34 @@ impl Halves {
         }
     }
 
+    /// Rows begin at multiples of 16 bytes.
+    #[inline(always)]
+    pub fn is_aligned(&self) -> bool {
+        self.is_aligned
+    }
+
     /// Brings the 8 halves of `row` from `column` on to `to`: by an asynchronous copy, or at once where they are not
     /// aligned.
     #[inline(always)]
-    pub fn copy(&self, to: Shared, row: u32, column: u32) {
+    pub fn copy<const IS_ALIGNED: bool>(&self, to: Shared, row: u32, column: u32) {
         let left = if row < self.rows {
             self.columns.saturating_sub(column)
         } else {
             0
         };
         let count = left.min(8);
-        let from = match count {
-            0 => self.matrix.address,
-            _ => self.matrix.address::<2>(row, column),
-        };
-        if self.is_aligned {
-            // SAFETY: vouched for in `at`: so many elements are inside.
+        let from = self.matrix.address::<2>(row, column);
+        if IS_ALIGNED {
+            // SAFETY: vouched for in `at`: so many elements are inside, none where there are none.
             unsafe { to.copy16(from, count * 2) };
             return;
         }
         let mut i = 0;
         while i < 8 {
-            // SAFETY: as above.
-            let half = if i < count {
-                unsafe { *(from as usize as *const u16).add(i as usize) }
-            } else {
-                0
+            let half = match i < count {
+                // SAFETY: as above.
+                true => unsafe { *(from as usize as *const u16).add(i as usize) },
+                false => 0,
             };
             to.at(i * 2).store_half(half);
             i += 1;
@@ -150,6 +274,39 @@ impl<const IS_BF16: bool> Result<IS_BF16> {
             columns: job.n,
             is_wide: job.is_wide != 0,
             has_pairs: job.c % pair == 0 && job.c_stride % 2 == 0,
+        }
+    }
+
+    /// Stores what a lane has of 16 rows after `wgmma`: pairs of columns `column`, `column + 8` and so on, of `row` and of
+    /// `row + 8`.
+    #[inline(always)]
+    pub fn store_sixteen_rows(&self, row: u32, column: u32, sums: &[[f32; 4]; 32]) {
+        let is_inside = row + 8 < self.rows && column + 250 <= self.columns;
+        if !self.is_wide && self.has_pairs && is_inside {
+            let upper = self.matrix.address::<2>(row, column) as usize as *mut u32;
+            let lower = self.matrix.address::<2>(row + 8, column) as usize as *mut u32;
+            thirty_two!(j {
+                // SAFETY: vouched for in `at`: inside the matrix, and aligned as pairs.
+                unsafe {
+                    *upper.add(j * 4) = Self::pack(sums[j][0], sums[j][1]);
+                    *lower.add(j * 4) = Self::pack(sums[j][2], sums[j][3]);
+                }
+            });
+            return;
+        }
+        thirty_two!(j {
+            let column = column + j as u32 * 8;
+            self.store(row, column, sums[j][0], sums[j][1]);
+            self.store(row + 8, column, sums[j][2], sums[j][3]);
+        });
+    }
+
+    #[inline(always)]
+    fn pack(left: f32, right: f32) -> u32 {
+        if IS_BF16 {
+            pack_bf16(left, right)
+        } else {
+            pack_f16(left, right)
         }
     }
 
@@ -191,6 +348,14 @@ impl<const IS_BF16: bool> Result<IS_BF16> {
         }
     }
 }
+
+macro_rules! thirty_two {
+    ($j:ident $block:block) => {
+        un!($j in [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28,
+                   29, 30, 31] $block)
+    };
+}
+use thirty_two;
 
 #[repr(C, align(8))]
 struct Pair([f32; 2]);

@@ -24,9 +24,13 @@ const _: () = assert!(STAGES * STAGE_BYTES == super::MMA.shared_bytes);
 pub unsafe extern "ptx-kernel" fn nvme_matmul_mma(job: Matmul) {
     // SAFETY: the caller's.
     unsafe {
-        match job.is_bf16 {
-            0 => multiply::<false>(&job),
-            _ => multiply::<true>(&job),
+        let copies = Copies::of(&job);
+        let is_aligned = copies.a.is_aligned() && copies.b.is_aligned();
+        match (job.is_bf16, is_aligned) {
+            (0, true) => multiply::<false, true>(&job, &copies),
+            (0, false) => multiply::<false, false>(&job, &copies),
+            (_, true) => multiply::<true, true>(&job, &copies),
+            (_, false) => multiply::<true, false>(&job, &copies),
         }
     }
 }
@@ -51,23 +55,41 @@ struct Copies {
     shared: Shared,
     first_row: u32,
     first_column: u32,
-    k: u32,
 }
 
 impl Copies {
+    /// Those of the calling block's tile.
+    ///
+    /// # Safety
+    /// What the job names is there; the launch has as many bytes as the stages.
     #[inline(always)]
-    fn begin(&self, stage: u32, tile: u32) {
+    unsafe fn of(job: &Matmul) -> Self {
+        let (first_row, first_column) = tile_of(job, ROWS, COLUMNS);
+        // SAFETY: the caller's.
+        unsafe {
+            Self {
+                a: Halves::at(job.a, job.a_stride, job.m, job.k),
+                b: Halves::at(job.b, job.b_stride, job.k, job.n),
+                shared: Shared::dynamic(),
+                first_row,
+                first_column,
+            }
+        }
+    }
+
+    #[inline(always)]
+    fn begin<const IS_ALIGNED: bool>(&self, stage: u32, tile: u32) {
         let to = self.shared.at(stage % STAGES * STAGE_BYTES);
         let thread = arch::thread();
         let (row, eight) = (thread / 4, thread % 4);
         un!(i in [0, 1, 2, 3] {
             let row = row + 32 * i as u32;
-            self.a.copy(to.at(place_of_a(row, eight)), self.first_row + row, tile * DEPTH + eight * 8);
+            self.a.copy::<IS_ALIGNED>(to.at(place_of_a(row, eight)), self.first_row + row, tile * DEPTH + eight * 8);
         });
         let (row, eight) = (thread / 16, thread % 16);
         un!(i in [0, 1, 2, 3] {
             let row = row + 8 * i as u32;
-            self.b.copy(to.at(place_of_b(row, eight)), tile * DEPTH + row, self.first_column + eight * 8);
+            self.b.copy::<IS_ALIGNED>(to.at(place_of_b(row, eight)), tile * DEPTH + row, self.first_column + eight * 8);
         });
     }
 }
@@ -75,24 +97,10 @@ impl Copies {
 /// # Safety
 /// What [`Matmul`] names is there.
 #[inline(always)]
-unsafe fn multiply<const IS_BF16: bool>(job: &Matmul) {
-    let (first_row, first_column) = tile_of(job, ROWS, COLUMNS);
-    // SAFETY: the caller's; the launch has as many bytes as the stages.
-    let (copies, shared) = unsafe {
-        let shared = Shared::dynamic();
-        let copies = Copies {
-            a: Halves::at(job.a, job.a_stride, job.m, job.k),
-            b: Halves::at(job.b, job.b_stride, job.k, job.n),
-            shared,
-            first_row,
-            first_column,
-            k: job.k,
-        };
-        (copies, shared)
-    };
-    let tiles = copies.k.div_ceil(DEPTH);
+unsafe fn multiply<const IS_BF16: bool, const IS_ALIGNED: bool>(job: &Matmul, copies: &Copies) {
+    let tiles = job.k.div_ceil(DEPTH);
     un!(stage in [0, 1, 2] {
-        copies.begin(stage as u32, stage as u32);
+        copies.begin::<IS_ALIGNED>(stage as u32, stage as u32);
         commit();
     });
     let (warp, lane) = (arch::thread() / 32, arch::thread() % 32);
@@ -103,10 +111,10 @@ unsafe fn multiply<const IS_BF16: bool>(job: &Matmul) {
         wait_for_copies::<{ STAGES - 2 }>();
         arch::sync_block();
         if tile + STAGES - 1 < tiles {
-            copies.begin(tile + STAGES - 1, tile + STAGES - 1);
+            copies.begin::<IS_ALIGNED>(tile + STAGES - 1, tile + STAGES - 1);
         }
         commit();
-        let stage = shared.at(tile % STAGES * STAGE_BYTES);
+        let stage = copies.shared.at(tile % STAGES * STAGE_BYTES);
         un!(half in [0, 1] {
             let step = half as u32;
             let mut a = [[0u32; 4]; 4];
@@ -131,8 +139,8 @@ unsafe fn multiply<const IS_BF16: bool>(job: &Matmul) {
     let c = unsafe { Result::<IS_BF16>::at(job) };
     un!(i in [0, 1, 2, 3] { un!(j in [0, 1, 2, 3, 4, 5, 6, 7] {
         let [left, right, below_left, below_right] = sums[i][j];
-        let row = first_row + row + i as u32 * 16 + lane / 4;
-        let column = first_column + column + j as u32 * 8 + lane % 4 * 2;
+        let row = copies.first_row + row + i as u32 * 16 + lane / 4;
+        let column = copies.first_column + column + j as u32 * 8 + lane % 4 * 2;
         c.store(row, column, left, right);
         c.store(row + 8, column, below_left, below_right);
     }); });

@@ -1,7 +1,10 @@
 //! `C = A B`, rung by rung: each kernel is the one before with one thing changed. docs/ladder.md is the course.
 //!
-//! All take one [`Matmul`]. The blocks of a launch are those of [`Rung::grid`], [`Rung::THREADS`] threads each.
+//! All take one [`Matmul`], the last one a [`TiledMatmul`]. A block computes one [`Tile`] of the result; of the last one
+//! there may be any number of blocks.
 
+#[cfg(all(target_arch = "nvptx64", feature = "matmul"))]
+mod coarsened;
 #[cfg(all(
     target_arch = "nvptx64",
     any(feature = "matmul", feature = "matmul-sm90a")
@@ -11,10 +14,20 @@ mod memory;
 mod mma;
 #[cfg(all(target_arch = "nvptx64", feature = "matmul"))]
 mod naive;
+#[cfg(all(target_arch = "nvptx64", feature = "matmul"))]
+mod tiled;
+#[cfg(all(target_arch = "nvptx64", feature = "matmul"))]
+mod vectorized;
+#[cfg(all(target_arch = "nvptx64", feature = "matmul-sm90a"))]
+mod wgmma;
 
 /// The kernels of any GPU as PTX, as [`PTX`](crate::PTX) is.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const PTX: &str = include_str!("../../matmul.ptx");
+
+/// `nvme_matmul_wgmma` for GPUs of compute capability 9.0.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const SM90A_PTX: &str = include_str!("../../matmul_sm90a.ptx");
 
 /// What a block of a rung computes, and what its launch has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +42,13 @@ pub struct Tile {
     pub shared_bytes: u32,
 }
 
+impl Tile {
+    /// How many of them a result of `m` rows and `n` columns has.
+    pub fn count(&self, m: u32, n: u32) -> u64 {
+        u64::from(m.div_ceil(self.rows)) * u64::from(n.div_ceil(self.columns))
+    }
+}
+
 /// Of `nvme_matmul_naive`.
 pub const NAIVE: Tile = Tile {
     rows: 8,
@@ -36,6 +56,37 @@ pub const NAIVE: Tile = Tile {
     threads: 256,
     shared_bytes: 0,
 };
+/// Of `nvme_matmul_tiled`.
+pub const TILED: Tile = Tile {
+    rows: 32,
+    columns: 32,
+    threads: 1024,
+    shared_bytes: 8_192,
+};
+/// Of `nvme_matmul_vectorized`.
+pub const VECTORIZED: Tile = Tile {
+    rows: 16,
+    columns: 64,
+    threads: 256,
+    shared_bytes: 10_240,
+};
+/// Of `nvme_matmul_coarsened`.
+pub const COARSENED: Tile = Tile {
+    rows: 128,
+    columns: 128,
+    threads: 256,
+    shared_bytes: 55_296,
+};
+/// Of `nvme_matmul_wgmma`.
+pub const WGMMA: Tile = Tile {
+    rows: 128,
+    columns: 256,
+    threads: 384,
+    shared_bytes: 197_696,
+};
+/// Terms of a stage of `nvme_matmul_wgmma`: what TMA copies at a time are boxes of 64 halves of [`WGMMA`]'s rows of `a`,
+/// and of so many rows of `b`.
+pub const WGMMA_DEPTH: u32 = 64;
 /// Of `nvme_matmul_mma`.
 pub const MMA: Tile = Tile {
     rows: 128,
@@ -70,6 +121,23 @@ pub struct Matmul {
     pub is_bf16: u32,
     /// 1 where `c` is f32, 0 where it is rounded to what `a` and `b` are.
     pub is_wide: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+/// What `nvme_matmul_wgmma` takes: a [`Matmul`], and how TMA reads its factors. As a parameter it lies at a multiple of
+/// 64, which rustc cannot say: `cargo xtask ptx` does.
+#[derive(Clone, Copy, Debug)]
+#[repr(C, align(16))]
+pub struct TiledMatmul {
+    /// The `CUtensorMap` of `a`.
+    pub a_map: [u64; 16],
+    /// That of `b`.
+    pub b_map: [u64; 16],
+    /// The product.
+    pub job: Matmul,
+    /// Tiles of the result.
+    pub tiles: u32,
     /// 0.
     pub reserved: u32,
 }

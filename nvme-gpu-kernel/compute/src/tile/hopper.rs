@@ -3,9 +3,10 @@
 
 use super::Shared;
 use core::arch::asm;
+use nvme_gpu_kernel::arch;
 
-/// Tries of a wait, each of which suspends the thread for a while: far more than any tile takes.
-const MOST_TRIES: u32 = 1 << 26;
+/// Nanoseconds of a wait at most: far more than any tile takes.
+const LIMIT_NS: u64 = 10_000_000_000;
 
 /// A barrier in 8 bytes of shared memory. Its phase ends when all arrivals and bytes that it waits for are there.
 #[derive(Clone, Copy)]
@@ -47,14 +48,16 @@ impl Barrier {
         }
     }
 
-    /// Waits until the phase of this parity has ended; the first one has parity 0. A wait without an end is a trap, which
+    /// Waits until the phase of this parity has ended; the first one has parity 0. A wait of [`LIMIT_NS`] is a trap, which
     /// ends the launch with an error.
     #[inline(always)]
     pub fn wait(self, parity: u32) {
-        let mut tries = 0;
+        if self.has_ended(parity) {
+            return;
+        }
+        let begin = arch::now_ns();
         while !self.has_ended(parity) {
-            tries += 1;
-            if tries == MOST_TRIES {
+            if arch::now_ns() - begin > LIMIT_NS {
                 // SAFETY: ends the launch.
                 unsafe { core::arch::nvptx::trap() };
             }
@@ -196,15 +199,14 @@ macro_rules! wgmma_256 {
     ($(#[$doc:meta])* $name:ident, $form:literal, $($i:literal)* | $last:literal) => {
         $(#[$doc])*
         #[inline(always)]
-        pub fn $name<const B_BY_K: u32>(sums: &mut [f32; 128], a: u64, b: u64, adds: bool) {
+        pub fn $name<const B_BY_K: u32>(sums: &mut [[f32; 4]; 32], a: u64, b: u64) {
             // SAFETY: operands that the descriptors name; the warpgroup calls it together.
             unsafe {
-                asm!("{{ .reg .pred p; setp.ne.u32 p, {adds}, 0;",
-                    concat!("wgmma.mma_async.sync.aligned.m64n256k16.f32.", $form, ".", $form, " {{",
+                asm!(concat!("wgmma.mma_async.sync.aligned.m64n256k16.f32.", $form, ".", $form, " {{",
                         $("{", $i, "}, ",)* "{", $last, "}}},"),
-                    "{a}, {b}, p, 1, 1, 0, {by_k}; }}",
-                    $(inout(reg32) sums[$i],)* inout(reg32) sums[$last],
-                    adds = in(reg32) u32::from(adds), a = in(reg64) a, b = in(reg64) b, by_k = const B_BY_K,
+                    "{a}, {b}, 1, 1, 1, 0, {by_k};",
+                    $(inout(reg32) sums[$i / 4][$i % 4],)* inout(reg32) sums[$last / 4][$last % 4],
+                    a = in(reg64) a, b = in(reg64) b, by_k = const B_BY_K,
                     options(nostack));
             }
         }
@@ -219,8 +221,7 @@ macro_rules! wgmma_256 {
 }
 
 wgmma_256!(
-    /// `sums = a * b`, or `+=` where it `adds`, of 64 x 16 and 16 x 256 bf16; `B_BY_K` is 1 where the rows of `b` lie along
-    /// `k`. Every thread of the warpgroup calls it; the sums are there after [`wgmma_wait`]. Those of warp `w` are rows
+    /// Adds the product of 64 x 16 and 16 x 256 bf16; `B_BY_K` is 1 where the rows of `b` lie along `k`. Every thread of the warpgroup calls it; the sums are there after [`wgmma_wait`]. Those of warp `w` are rows
     /// `16 w` and on, in the order of [`mma`](super::mma): sum `4 j` and on of columns `8 j` and on.
     wgmma_bf16, "bf16"
 );

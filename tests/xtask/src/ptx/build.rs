@@ -16,7 +16,6 @@ pub enum Target {
     /// One file serves every GPU from sm_80 on: the driver compiles it for the GPU at load time.
     Any,
     /// Instructions that GPUs of compute capability 9.0 alone have.
-    #[expect(dead_code)]
     Hopper,
 }
 
@@ -50,6 +49,8 @@ pub struct Image {
     pub aligned: &'static [&'static str],
     /// Kernels whose blocks have a known number of threads, which bounds their registers: rustc has no attribute for it.
     pub threads: &'static [(&'static str, u32)],
+    /// Kernels whose parameter begins with a `CUtensorMap`, and so at a multiple of 64: rustc knows 16 at most.
+    pub with_maps: &'static [&'static str],
     /// Where it is committed, if it is.
     pub committed: Option<&'static str>,
 }
@@ -82,6 +83,7 @@ impl Image {
         run_rustc(self, compiler, &file)?;
         let text = std::fs::read_to_string(&file).map_err(named)?;
         let text = with_threads(&without_disambiguators(&text), self.threads)?;
+        let text = with_maps(&text, self.with_maps)?;
         std::fs::write(&file, &text).map_err(named)?;
         Ok(text)
     }
@@ -101,6 +103,19 @@ fn with_threads(ptx: &str, threads: &[(&str, u32)]) -> Result<String, Failure> {
             .and_then(|head| Some(head + text[head..].find("\n{")?));
         let body = body.ok_or_else(|| Failure::new(format!("no kernel {name} in the PTX")))?;
         text.insert_str(body, &format!("\n.maxntid {count}, 1, 1"));
+    }
+    Ok(text)
+}
+
+/// The text with the parameters of these kernels at multiples of 64.
+fn with_maps(ptx: &str, names: &[&str]) -> Result<String, Failure> {
+    let mut text = ptx.to_string();
+    for name in names {
+        let parameter = |align: u32| format!(".param .align {align} .b8 {name}_param_0[");
+        if !text.contains(&parameter(16)) {
+            return Err(Failure::new(format!("no parameter of {name} at 16 bytes")));
+        }
+        text = text.replace(&parameter(16), &parameter(64));
     }
     Ok(text)
 }
@@ -200,7 +215,14 @@ fn without_hashes(name: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::{with_threads, without_disambiguators};
+    use super::{with_maps, with_threads, without_disambiguators};
+
+    #[test]
+    fn parameters_with_maps_lie_at_multiples_of_64() {
+        let ptx = |align| format!("(\n\t.param .align {align} .b8 k_param_0[320]\n)\n");
+        assert_eq!(with_maps(&ptx(16), &["k"]).unwrap(), ptx(64));
+        assert!(with_maps(&ptx(8), &["k"]).is_err());
+    }
 
     #[test]
     fn threads_come_before_the_body_of_their_kernel() {

@@ -1,5 +1,7 @@
 //! Charts of what was measured, as SVG or PNG.
 
+#[cfg(feature = "cuda")]
+pub mod ladder;
 pub mod latency;
 mod lettered;
 pub mod paths;

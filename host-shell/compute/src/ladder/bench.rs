@@ -1,0 +1,412 @@
+//! The ladder, measured: every rung, the CPU and cuBLAS in turns in one run, each product checked.
+// UNSAFETY: launches over this module's own memory.
+#![allow(unsafe_code)]
+
+use super::cpu::{Shape, matmul_cpu, matmul_cpu_blocked};
+use super::{Element, Ladder, Matmul, Operand, Rung};
+use nvme_host::cuda::{Blas, BlasElement, BlasProduct, DeviceMemory, Event, Gpu, Stream};
+use nvme_host::{Error, Result};
+use nvme_units::SplitMix;
+use rayon::prelude::*;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long a product may take.
+const LIMIT: Duration = Duration::from_secs(60);
+/// Elements of each product that are compared with sums of f64.
+const SAMPLES: usize = 256;
+/// Sides of the matrices of the CPU, at most: by one thread, and by blocks.
+const MOST_ON_CPU: [u32; 2] = [512, 4096];
+
+/// What is measured: square matrices.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Their sides.
+    pub sides: Vec<u32>,
+    /// Runs of each way, after one that does not count.
+    pub runs: usize,
+    /// Of the numbers.
+    pub seed: u64,
+}
+
+/// Who multiplied.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Way {
+    /// [`matmul_cpu`].
+    Cpu,
+    /// [`matmul_cpu_blocked`].
+    CpuBlocked,
+    /// A kernel of the ladder.
+    Rung(Rung),
+    /// cuBLAS.
+    Cublas,
+}
+
+impl Way {
+    /// As people write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            Self::CpuBlocked => "cpu_blocked",
+            Self::Rung(rung) => rung.name(),
+            Self::Cublas => "cublas",
+        }
+    }
+}
+
+/// One way with matrices of one size.
+#[derive(Clone, Debug)]
+pub struct Case {
+    /// Who multiplied.
+    pub way: Way,
+    /// Sides of the matrices.
+    pub side: u32,
+    /// What all three hold.
+    pub element: Element,
+    /// Of each run.
+    pub seconds: Vec<f64>,
+    /// The largest error of a sample, in parts of the sum of its products' sizes, over all runs.
+    pub error: f64,
+}
+
+impl Case {
+    /// Floating-point operations.
+    pub fn operations(&self) -> f64 {
+        2.0 * f64::from(self.side).powi(3)
+    }
+
+    /// Bytes of the three matrices.
+    pub fn bytes(&self) -> f64 {
+        3.0 * f64::from(self.side).powi(2) * self.element.bytes() as f64
+    }
+
+    /// The error that its element may have.
+    pub fn allowed(&self) -> f64 {
+        allowed(self.element)
+    }
+}
+
+/// What was measured.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// In the order of the sizes; of each f32 first, from the bottom up.
+    pub cases: Vec<Case>,
+    /// cuBLAS's version, or why it was not measured.
+    pub cublas: std::result::Result<i32, String>,
+    /// Threads of the CPU.
+    pub threads: usize,
+    /// Registers and bytes of local memory of each rung of this GPU.
+    pub costs: Vec<(Rung, (u32, u32))>,
+}
+
+/// Measures the ladder on `gpu`; `watch` runs before each size and kind of element, and may end the run.
+///
+/// # Errors
+/// What keeps a product from running, one that is wrong, and those of `watch`.
+pub fn measure(
+    gpu: &Arc<Gpu>,
+    job: &Job,
+    watch: &mut dyn FnMut(&str) -> Result<()>,
+) -> Result<Report> {
+    let rig = Rig {
+        ladder: Ladder::load(gpu)?,
+        blas: Blas::load(gpu),
+        stream: Stream::new(gpu)?,
+        gpu: Arc::clone(gpu),
+        runs: job.runs,
+    };
+    let rungs = || Rung::ALL.into_iter().filter(|rung| rig.ladder.has(*rung));
+    let mut cases = Vec::new();
+    for side in &job.sides {
+        for element in [Element::F32, Element::Bf16] {
+            watch(&format!("{side} {}", element.name()))?;
+            cases.extend(rig.cases(*side, element, job.seed)?);
+        }
+    }
+    let cost = |rung| Ok((rung, rig.ladder.cost(rung)?));
+    Ok(Report {
+        cases,
+        cublas: match &rig.blas {
+            Ok(blas) => Ok(blas.version()),
+            Err(error) => Err(error.to_string()),
+        },
+        threads: rayon::current_num_threads(),
+        costs: rungs().map(cost).collect::<Result<_>>()?,
+    })
+}
+
+struct Rig {
+    ladder: Ladder,
+    blas: Result<Blas>,
+    stream: Stream,
+    gpu: Arc<Gpu>,
+    runs: usize,
+}
+
+/// Two factors, on the CPU as numbers that the elements hold.
+struct Factors {
+    a: Vec<f32>,
+    b: Vec<f32>,
+    side: usize,
+    element: Element,
+}
+
+/// An element of the product, its sum, and the sum of its products' sizes.
+type Sample = (usize, f64, f64);
+
+impl Factors {
+    fn new(side: u32, element: Element, seed: u64) -> Self {
+        let side = side as usize;
+        let matrix = |seed: u64| {
+            let mut numbers = vec![0.0; side * side];
+            let rows = numbers.par_chunks_mut(side.max(1)).enumerate();
+            rows.for_each(|(row, numbers)| {
+                let mut random = SplitMix::new(seed ^ (row as u64) << 20);
+                let mut held = Vec::with_capacity(4);
+                for number in numbers {
+                    held.clear();
+                    let unit = (random.next_word() >> 40) as f32 / (1 << 23) as f32;
+                    element.write(unit - 1.0, &mut held);
+                    *number = element.read(&held);
+                }
+            });
+            numbers
+        };
+        Self {
+            a: matrix(seed),
+            b: matrix(!seed),
+            side,
+            element,
+        }
+    }
+
+    fn samples(&self, seed: u64) -> Vec<Sample> {
+        let mut random = SplitMix::new(seed);
+        let elements = (self.side * self.side) as u64;
+        let places = (0..SAMPLES).map(|_| random.below(elements) as usize);
+        let places: Vec<usize> = places.collect();
+        let sample = |at: usize| {
+            let (row, column) = (at / self.side, at % self.side);
+            let of_a = self.a[row * self.side..][..self.side].iter();
+            let of_b = self.b[column..].iter().step_by(self.side);
+            let terms = of_a.zip(of_b).map(|(a, b)| f64::from(*a) * f64::from(*b));
+            let (sum, size) = terms.fold((0.0, 0.0), |(sum, size), term| {
+                (sum + term, size + term.abs())
+            });
+            (at, sum, size)
+        };
+        places.into_par_iter().map(sample).collect()
+    }
+
+    fn bytes(&self, numbers: &[f32]) -> Vec<u8> {
+        let mut bytes = Vec::with_capacity(numbers.len() * self.element.bytes() as usize);
+        for number in numbers {
+            self.element.write(*number, &mut bytes);
+        }
+        bytes
+    }
+}
+
+/// The largest error of the samples.
+///
+/// # Errors
+/// [`Error::Internal`] for an element that was not written, or is too far from its sum.
+fn check(way: Way, element: Element, bytes: &[u8], samples: &[Sample]) -> Result<f64> {
+    let size = element.bytes() as usize;
+    // Poison is NaN in each kind of element.
+    let unwritten = bytes
+        .par_chunks_exact(size)
+        .position_first(|bytes| element.read(bytes).is_nan());
+    if let Some(at) = unwritten {
+        let what = format!("element {at} of the product by {} is no number", way.name());
+        return Err(Error::internal(what));
+    }
+    let mut worst = 0.0f64;
+    for (at, sum, sizes) in samples {
+        let found = f64::from(element.read(&bytes[at * size..]));
+        let error = (found - sum).abs() / sizes.max(f64::MIN_POSITIVE);
+        if error > allowed(element) {
+            return Err(Error::internal(format!(
+                "element {at} of the product by {} is {found}, not {sum}",
+                way.name()
+            )));
+        }
+        worst = worst.max(error);
+    }
+    Ok(worst)
+}
+
+fn allowed(element: Element) -> f64 {
+    match element {
+        Element::F32 => 1e-5,
+        Element::F16 | Element::Bf16 => 1e-2,
+    }
+}
+
+impl Rig {
+    /// All ways with matrices of one size and element.
+    fn cases(&self, side: u32, element: Element, seed: u64) -> Result<Vec<Case>> {
+        let mut cases = match element {
+            Element::F32 => self.on_cpu(side, seed)?,
+            _ => Vec::new(),
+        };
+        let factors = Factors::new(side, element, seed);
+        let samples = factors.samples(seed);
+        let upload = |numbers: &[f32]| -> Result<DeviceMemory> {
+            let bytes = factors.bytes(numbers);
+            let memory = DeviceMemory::new(&self.gpu, bytes.len())?;
+            memory.upload(0, &bytes)?;
+            Ok(memory)
+        };
+        let (a, b) = (upload(&factors.a)?, upload(&factors.b)?);
+        let c = DeviceMemory::new(&self.gpu, a.len())?;
+        let product = product(side, element, [&a, &b, &c]);
+        let is_half = element != Element::F32;
+        let rungs = Rung::ALL
+            .into_iter()
+            .filter(|rung| rung.has_tensor_cores() == is_half && self.ladder.has(*rung));
+        let mut ways: Vec<Way> = rungs.map(Way::Rung).collect();
+        ways.extend(self.blas.is_ok().then_some(Way::Cublas));
+        let first = cases.len();
+        cases.extend(ways.iter().map(|way| Case {
+            way: *way,
+            side,
+            element,
+            seconds: Vec::new(),
+            error: 0.0,
+        }));
+        let mut bytes = vec![0; c.len()];
+        for run in 0..=self.runs {
+            for case in &mut cases[first..] {
+                c.fill(0xFF)?;
+                let seconds = self.timed(case.way, &product)?;
+                c.download(0, &mut bytes)?;
+                let error = check(case.way, element, &bytes, &samples)?;
+                case.error = case.error.max(error);
+                if run > 0 {
+                    case.seconds.push(seconds);
+                }
+            }
+        }
+        Ok(cases)
+    }
+
+    fn timed(&self, way: Way, product: &Matmul) -> Result<f64> {
+        let begin = Event::record(&self.stream)?;
+        match way {
+            Way::Rung(rung) => {
+                // SAFETY: memory of the caller, which waits for the product.
+                unsafe {
+                    let ladder = &self.ladder;
+                    ladder.matmul(rung, product, self.stream.handle())?;
+                }
+            }
+            _ => self.by_cublas(product)?,
+        }
+        let end = Event::record(&self.stream)?;
+        self.stream.wait(LIMIT, || Ok(()))?;
+        end.seconds_since(&begin)
+    }
+
+    fn by_cublas(&self, product: &Matmul) -> Result<()> {
+        let element = |element| match element {
+            Element::F32 => BlasElement::F32,
+            Element::F16 => BlasElement::F16,
+            Element::Bf16 => BlasElement::Bf16,
+        };
+        let Ok(blas) = &self.blas else {
+            return Err(Error::internal("a product by cuBLAS without cuBLAS"));
+        };
+        let of_blas = BlasProduct {
+            addresses: [product.a.address, product.b.address, product.c.address],
+            shape: [product.m, product.n, product.k],
+            factors: element(product.factors),
+            result: element(product.result),
+        };
+        // SAFETY: as in `timed`.
+        unsafe { blas.multiply(&of_blas, &self.stream) }
+    }
+
+    /// The CPU's ways, with matrices that are not too large for it.
+    fn on_cpu(&self, side: u32, seed: u64) -> Result<Vec<Case>> {
+        type Multiply = fn(&[f32], &[f32], &mut [f32], Shape);
+        let ways: [(Way, Multiply); 2] = [
+            (Way::Cpu, matmul_cpu),
+            (Way::CpuBlocked, matmul_cpu_blocked),
+        ];
+        let mut cases = Vec::new();
+        for ((way, multiply), most) in ways.into_iter().zip(MOST_ON_CPU) {
+            let side = side.min(most);
+            let factors = Factors::new(side, Element::F32, seed);
+            let samples = factors.samples(seed);
+            let (m, n, k) = (factors.side, factors.side, factors.side);
+            let mut c = vec![0.0; m * n];
+            let mut case = Case {
+                way,
+                side,
+                element: Element::F32,
+                seconds: Vec::new(),
+                error: 0.0,
+            };
+            for run in 0..=self.runs {
+                c.fill(f32::NAN);
+                let begin = Instant::now();
+                multiply(&factors.a, &factors.b, &mut c, Shape { m, n, k });
+                let seconds = begin.elapsed().as_secs_f64();
+                let error = check(way, Element::F32, &factors.bytes(&c), &samples)?;
+                case.error = case.error.max(error);
+                if run > 0 {
+                    case.seconds.push(seconds);
+                }
+            }
+            cases.push(case);
+        }
+        Ok(cases)
+    }
+}
+
+/// The product of square matrices without gaps.
+fn product(side: u32, element: Element, memory: [&DeviceMemory; 3]) -> Matmul {
+    let [a, b, c] = memory.map(|memory| Operand {
+        address: memory.address(),
+        stride: side.into(),
+    });
+    Matmul {
+        a,
+        b,
+        c,
+        m: side,
+        n: side,
+        k: side,
+        factors: element,
+        result: element,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wrong_or_missing_element_ends_the_run() {
+        let factors = Factors::new(33, Element::Bf16, 5);
+        let samples = factors.samples(5);
+        let mut c = vec![0.0; 33 * 33];
+        let shape = Shape {
+            m: 33,
+            n: 33,
+            k: 33,
+        };
+        matmul_cpu_blocked(&factors.a, &factors.b, &mut c, shape);
+        let checked = |c: &[f32]| check(Way::Cublas, Element::Bf16, &factors.bytes(c), &samples);
+        assert!(checked(&c).unwrap() > 0.0);
+        let (at, sum, size) = samples[0];
+        let with = |value: f64| {
+            let mut wrong = c.clone();
+            wrong[at] = value as f32;
+            checked(&wrong).unwrap_err().to_string()
+        };
+        assert!(with(sum + 0.02 * size).contains(&format!("element {at} ")));
+        assert!(with(f64::NAN).contains("no number"));
+    }
+}

@@ -1,0 +1,274 @@
+//! What is multiplied, by which rung, and whether that is possible.
+
+use super::Element;
+use nvme_compute_kernel::matmul::{self, Tile};
+use nvme_host::{Error, Result};
+
+/// Blocks of a launch at most.
+const MOST_TILES: u64 = i32::MAX as u64;
+
+/// A step of the ladder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rung {
+    /// A thread for each element of the result.
+    Naive,
+    /// Tiles in shared memory.
+    Tiled,
+    /// Loads and stores of 16 bytes.
+    Vectorized,
+    /// 8 x 8 elements for each thread, in registers.
+    Coarsened,
+    /// Tensor cores by `mma.sync`.
+    Mma,
+    /// Tensor cores of compute capability 9.0 by `wgmma`, fed by TMA.
+    Wgmma,
+}
+
+impl Rung {
+    /// From the bottom up.
+    pub const ALL: [Self; 6] = [
+        Self::Naive,
+        Self::Tiled,
+        Self::Vectorized,
+        Self::Coarsened,
+        Self::Mma,
+        Self::Wgmma,
+    ];
+
+    /// As people write it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Naive => "naive",
+            Self::Tiled => "tiled",
+            Self::Vectorized => "vectorized",
+            Self::Coarsened => "coarsened",
+            Self::Mma => "mma",
+            Self::Wgmma => "wgmma",
+        }
+    }
+
+    /// The rung that is called `name`.
+    pub fn of_name(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|rung| rung.name() == name)
+    }
+
+    /// The kernel.
+    pub fn symbol(self) -> &'static str {
+        match self {
+            Self::Naive => "nvme_matmul_naive",
+            Self::Tiled => "nvme_matmul_tiled",
+            Self::Vectorized => "nvme_matmul_vectorized",
+            Self::Coarsened => "nvme_matmul_coarsened",
+            Self::Mma => "nvme_matmul_mma",
+            Self::Wgmma => "nvme_matmul_wgmma",
+        }
+    }
+
+    /// Whether it multiplies halves (f16 or bf16) on tensor cores, rather than f32.
+    pub fn has_tensor_cores(self) -> bool {
+        matches!(self, Self::Mma | Self::Wgmma)
+    }
+
+    pub(super) fn tile(self) -> &'static Tile {
+        match self {
+            Self::Naive => &matmul::NAIVE,
+            Self::Tiled => &matmul::TILED,
+            Self::Vectorized => &matmul::VECTORIZED,
+            Self::Coarsened => &matmul::COARSENED,
+            Self::Mma => &matmul::MMA,
+            Self::Wgmma => &matmul::WGMMA,
+        }
+    }
+}
+
+/// A matrix on a GPU, row after row.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Operand {
+    /// Its address, a multiple of an element's bytes.
+    pub address: u64,
+    /// From one row to the next, in elements: at least as many as it has columns.
+    pub stride: u64,
+}
+
+/// `C = A B`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Matmul {
+    /// `m` rows of `k` elements.
+    pub a: Operand,
+    /// `k` rows of `n` elements.
+    pub b: Operand,
+    /// `m` rows of `n` elements of the result.
+    pub c: Operand,
+    /// Rows of the result. Any of the three may be 0: a sum without terms is 0.
+    pub m: u32,
+    /// Columns of the result.
+    pub n: u32,
+    /// Terms of each sum.
+    pub k: u32,
+    /// What `a` and `b` hold. Sums are f32.
+    pub factors: Element,
+    /// What `c` holds: f32, or the same, to which sums are rounded.
+    pub result: Element,
+}
+
+impl Matmul {
+    /// Whether `rung` can compute it.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for elements that the rung does not multiply, for rows that overlap, for addresses that are no
+    /// multiple of an element, for matrices that end past the address space, and for more than 2^31 tiles.
+    pub fn check(&self, rung: Rung) -> Result<()> {
+        let is_half = self.factors != Element::F32;
+        let fits = self.result == self.factors || self.result == Element::F32;
+        if is_half != rung.has_tensor_cores() || !fits {
+            return Err(Error::usage(
+                format!(
+                    "products of {:?} to {:?} by the rung {}",
+                    self.factors,
+                    self.result,
+                    rung.name()
+                ),
+                "use f32 with naive, tiled, vectorized and coarsened; f16 or bf16 with mma and wgmma, and f32 or the same \
+                 for the result",
+            ));
+        }
+        check_operand("a", &self.a, (self.m, self.k), self.factors)?;
+        check_operand("b", &self.b, (self.k, self.n), self.factors)?;
+        check_operand("c", &self.c, (self.m, self.n), self.result)?;
+        let tiles = rung.tile().count(self.m, self.n);
+        if tiles > MOST_TILES {
+            return Err(Error::usage(
+                format!(
+                    "a product of {} x {} elements: {tiles} tiles",
+                    self.m, self.n
+                ),
+                "multiply parts of the matrices",
+            ));
+        }
+        Ok(())
+    }
+
+    /// The argument of the kernels.
+    #[cfg(feature = "cuda")]
+    pub(super) fn argument(&self) -> matmul::Matmul {
+        matmul::Matmul {
+            a: self.a.address,
+            b: self.b.address,
+            c: self.c.address,
+            a_stride: self.a.stride,
+            b_stride: self.b.stride,
+            c_stride: self.c.stride,
+            m: self.m,
+            n: self.n,
+            k: self.k,
+            is_bf16: (self.factors == Element::Bf16).into(),
+            is_wide: (self.result == Element::F32).into(),
+            reserved: 0,
+        }
+    }
+}
+
+fn check_operand(
+    name: &str,
+    operand: &Operand,
+    (rows, columns): (u32, u32),
+    element: Element,
+) -> Result<()> {
+    let Operand { address, stride } = *operand;
+    let wrong =
+        |what: String, remedy: &str| Err(Error::usage(format!("matrix {name}: {what}"), remedy));
+    if !address.is_multiple_of(element.bytes()) {
+        return wrong(
+            format!("{element:?} at {address:#x}"),
+            "use a multiple of an element's bytes",
+        );
+    }
+    if rows > 1 && stride < columns.into() {
+        return wrong(
+            format!("{columns} columns in rows {stride} elements apart"),
+            "use at least as many elements as a row has",
+        );
+    }
+    let elements = u128::from(rows.saturating_sub(1)) * u128::from(stride) + u128::from(columns);
+    let end = u128::from(address) + elements * u128::from(element.bytes());
+    if end > 1 << 63 {
+        return wrong(
+            format!("{rows} rows {stride} elements apart from {address:#x} on"),
+            "use rows that fit into memory",
+        );
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn product(element: Element) -> Matmul {
+        let operand = |stride| Operand {
+            address: 256,
+            stride,
+        };
+        Matmul {
+            a: operand(5),
+            b: operand(4),
+            c: operand(4),
+            m: 3,
+            n: 4,
+            k: 5,
+            factors: element,
+            result: element,
+        }
+    }
+
+    #[test]
+    fn rungs_have_names() {
+        for rung in Rung::ALL {
+            assert_eq!(Rung::of_name(rung.name()), Some(rung));
+            assert!(rung.symbol().ends_with(rung.name()));
+        }
+        assert_eq!(Rung::of_name("cublas"), None);
+    }
+
+    #[test]
+    fn what_a_rung_cannot_compute_is_refused() {
+        let refused = |rung, change: fn(&mut Matmul)| {
+            let halves = matches!(rung, Rung::Mma | Rung::Wgmma);
+            let mut product = product(if halves { Element::Bf16 } else { Element::F32 });
+            product.check(rung).unwrap();
+            change(&mut product);
+            match product.check(rung) {
+                Err(error @ Error::Usage { .. }) => error.to_string(),
+                other => panic!("{other:?}"),
+            }
+        };
+        for rung in Rung::ALL {
+            assert!(refused(rung, |p| p.a.stride = 4).contains("matrix a: 5 columns"));
+            assert!(refused(rung, |p| p.b.stride = 0).contains("matrix b"));
+            assert!(refused(rung, |p| p.c.address = 257).contains("matrix c"));
+            assert!(refused(rung, |p| p.a.stride = u64::MAX).contains("from 0x100 on"));
+            assert!(
+                refused(rung, |p| {
+                    (p.m, p.n, p.k) = (1 << 24, 1 << 24, 0);
+                    (p.b.stride, p.c.stride) = (1 << 24, 1 << 24);
+                })
+                .contains("tiles")
+            );
+            assert!(refused(rung, |p| p.result = Element::F16).contains("by the rung"));
+        }
+        assert!(product(Element::F32).check(Rung::Mma).is_err());
+        assert!(product(Element::F16).check(Rung::Naive).is_err());
+        let wide = Matmul {
+            result: Element::F32,
+            ..product(Element::F16)
+        };
+        wide.check(Rung::Wgmma).unwrap();
+    }
+
+    #[test]
+    fn one_row_may_have_any_stride() {
+        let mut product = product(Element::F32);
+        (product.m, product.a.stride, product.c.stride) = (1, 0, 0);
+        product.check(Rung::Tiled).unwrap();
+    }
+}

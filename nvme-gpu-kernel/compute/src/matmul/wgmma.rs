@@ -1,0 +1,175 @@
+//! The tensor cores of Hopper by `wgmma`: a thread has TMA fill four stages of shared memory, and two warpgroups multiply
+//! out of them, 64 x 256 of the result each. Blocks stay, and take one tile after the other.
+// UNSAFETY: kernel parameters hold addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+use super::memory::{Result, tile_at};
+use super::{TiledMatmul, WGMMA, WGMMA_DEPTH};
+use crate::tile::hopper::{
+    Barrier, TensorMap, describe, fence_barriers, fewer_registers, more_registers, wgmma_bf16,
+    wgmma_commit, wgmma_f16, wgmma_fence, wgmma_wait,
+};
+use crate::tile::{Shared, un};
+use core::arch::asm;
+use nvme_gpu_kernel::arch;
+
+const ROWS: u32 = WGMMA.rows;
+const COLUMNS: u32 = WGMMA.columns;
+const DEPTH: u32 = WGMMA_DEPTH;
+const STAGES: u32 = 4;
+/// 64 halves of a row.
+const ROW_BYTES: u32 = 128;
+const A_BYTES: u32 = ROWS * ROW_BYTES;
+/// `b` comes as boxes of 64 columns: `DEPTH` rows each.
+const BOX_BYTES: u32 = DEPTH * ROW_BYTES;
+const BOXES: u32 = COLUMNS / 64;
+const STAGE_BYTES: u32 = A_BYTES + BOXES * BOX_BYTES;
+/// Eight rows, after which the swizzle begins again.
+const EIGHT_ROWS: u32 = 8 * ROW_BYTES;
+/// Warps that give a stage back.
+const CONSUMERS: u32 = 8;
+const _: () = assert!(STAGES * (STAGE_BYTES + 16) + 1024 == WGMMA.shared_bytes);
+
+/// The stages, and two barriers for each: one for bytes that came, one for warps that have used them.
+#[derive(Clone, Copy)]
+struct Ring(Shared);
+
+impl Ring {
+    /// # Safety
+    /// The launch has [`WGMMA`]'s bytes.
+    #[inline(always)]
+    unsafe fn new() -> Self {
+        // SAFETY: the caller's.
+        let shared = unsafe { Shared::dynamic() };
+        Self(shared.at(shared.address().wrapping_neg() % 1024))
+    }
+
+    #[inline(always)]
+    fn stage(self, turn: u32) -> Shared {
+        self.0.at(turn % STAGES * STAGE_BYTES)
+    }
+
+    #[inline(always)]
+    fn full(self, turn: u32) -> Barrier {
+        Barrier::at(self.0.at(STAGES * STAGE_BYTES + turn % STAGES * 16))
+    }
+
+    #[inline(always)]
+    fn empty(self, turn: u32) -> Barrier {
+        Barrier::at(self.0.at(STAGES * STAGE_BYTES + turn % STAGES * 16 + 8))
+    }
+}
+
+/// # Safety
+/// What [`TiledMatmul`] names is there.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_matmul_wgmma(tiled: TiledMatmul) {
+    let parameter: u64;
+    // SAFETY: takes the address of the parameter; the launch has WGMMA's bytes.
+    let ring = unsafe {
+        asm!("{{ .reg .b64 a; mov.b64 a, nvme_matmul_wgmma_param_0; cvta.param.u64 {}, a; }}",
+            out(reg64) parameter, options(pure, nomem, nostack));
+        Ring::new()
+    };
+    let thread = arch::thread();
+    if thread == 0 {
+        un!(stage in [0, 1, 2, 3] {
+            ring.full(stage as u32).init(1);
+            ring.empty(stage as u32).init(CONSUMERS);
+        });
+        fence_barriers();
+    }
+    arch::sync_block();
+    let job = &tiled.job;
+    if thread < 128 {
+        fewer_registers::<40>();
+        if thread == 0 {
+            // SAFETY: the maps are the begin of the parameter.
+            let maps = unsafe { (TensorMap::at(parameter), TensorMap::at(parameter + 128)) };
+            produce(&tiled, maps, ring);
+        }
+        return;
+    }
+    more_registers::<232>();
+    // SAFETY: the caller's.
+    unsafe {
+        match job.is_bf16 {
+            0 => consume::<false>(&tiled, ring),
+            _ => consume::<true>(&tiled, ring),
+        }
+    }
+}
+
+/// Has the stages filled, tile after tile.
+#[inline(always)]
+fn produce(tiled: &TiledMatmul, (a, b): (TensorMap, TensorMap), ring: Ring) {
+    a.prefetch();
+    b.prefetch();
+    let depth = tiled.job.k.div_ceil(DEPTH);
+    let (mut turn, mut tile) = (0, arch::block());
+    while tile < tiled.tiles {
+        let (row, column) = tile_at(&tiled.job, tile, ROWS, COLUMNS);
+        let mut step = 0;
+        while step < depth {
+            ring.empty(turn).wait(turn / STAGES % 2 ^ 1);
+            let (full, stage) = (ring.full(turn), ring.stage(turn));
+            full.arrive_and_expect(STAGE_BYTES);
+            a.load(stage, step * DEPTH, row, full);
+            un!(i in [0, 1, 2, 3] {
+                let to = stage.at(A_BYTES + i as u32 * BOX_BYTES);
+                b.load(to, column + i as u32 * 64, step * DEPTH, full);
+            });
+            turn += 1;
+            step += 1;
+        }
+        tile += arch::blocks();
+    }
+}
+
+/// # Safety
+/// What the job names is there.
+#[inline(always)]
+unsafe fn consume<const IS_BF16: bool>(tiled: &TiledMatmul, ring: Ring) {
+    let job = &tiled.job;
+    // SAFETY: the caller's.
+    let c = unsafe { Result::<IS_BF16>::at(job) };
+    let thread = arch::thread() - 128;
+    let (group, warp, lane) = (thread / 128, thread / 32 % 4, thread % 32);
+    let depth = job.k.div_ceil(DEPTH);
+    let (mut turn, mut tile) = (0, arch::block());
+    while tile < tiled.tiles {
+        let mut sums = [[0f32; 4]; 32];
+        let mut step = 0;
+        while step < depth {
+            ring.full(turn).wait(turn / STAGES % 2);
+            let stage = ring.stage(turn);
+            let a = describe(stage.at(group * 64 * ROW_BYTES), 16, EIGHT_ROWS);
+            let b = describe(stage.at(A_BYTES), BOX_BYTES, EIGHT_ROWS);
+            wgmma_fence();
+            un!(part in [0, 1, 2, 3] {
+                // 16 terms: 32 bytes of the rows of `a`, 16 rows of `b`.
+                let (a, b) = (a + part as u64 * 2, b + part as u64 * 128);
+                if IS_BF16 {
+                    wgmma_bf16::<1>(&mut sums, a, b);
+                } else {
+                    wgmma_f16::<1>(&mut sums, a, b);
+                }
+            });
+            wgmma_commit();
+            wgmma_wait::<1>();
+            if step != 0 && lane == 0 {
+                ring.empty(turn - 1).arrive();
+            }
+            turn += 1;
+            step += 1;
+        }
+        wgmma_wait::<0>();
+        if depth != 0 && lane == 0 {
+            ring.empty(turn - 1).arrive();
+        }
+        let (first_row, first_column) = tile_at(job, tile, ROWS, COLUMNS);
+        let row = first_row + group * 64 + warp * 16 + lane / 4;
+        c.store_sixteen_rows(row, first_column + lane % 4 * 2, &sums);
+        tile += arch::blocks();
+    }
+}
