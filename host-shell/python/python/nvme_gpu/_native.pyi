@@ -11,6 +11,7 @@ __all__ = [
     "GpuOperation",
     "Import",
     "KvPages",
+    "Ladder",
     "Layer",
     "LayerLoader",
     "Linear",
@@ -40,6 +41,7 @@ __all__ = [
     "linear_backward_on_cpu",
     "linear_forward_on_cpu",
     "location",
+    "matmul_on_cpu",
     "rms_norm_on_cpu",
     "rope_on_cpu",
     "route_on_cpu",
@@ -434,6 +436,19 @@ class Experts:
     def close(self) -> None: ...
 
 @final
+class Ladder:
+    def __new__(cls, gpu: int) -> Ladder: ...
+    def has(self, name: str) -> bool: ...
+    def matmul(
+        self,
+        name: str,
+        shape: tuple[int, int, int],
+        dtypes: tuple[str, str],
+        places: tuple[_Placed, _Placed, _Placed],
+        stream: int,
+    ) -> None: ...
+
+@final
 class Linear:
     def __new__(cls, gpu: int) -> Linear: ...
     def forward(
@@ -500,6 +515,7 @@ def route_on_cpu(
     weights: View,
     probabilities: View | None = None,
 ) -> Operation: ...
+def matmul_on_cpu(a: View, b: View, out: View, shape: tuple[int, int, int], is_blocked: bool) -> Operation: ...
 def linear_forward_on_cpu(
     shape: tuple[int, int, int],
     activation: str,

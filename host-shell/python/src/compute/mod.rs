@@ -3,12 +3,13 @@
 //!
 //! - `host`: memory of the host as numbers; `threads`: the threads of a process.
 //! - `steps`: what a token of a transformer takes; `router`: the choice of experts.
-//! - `linear`, `flash`: linear layers and attention, rung by rung.
+//! - `ladder`, `linear`, `flash`: products of matrices, linear layers and attention, rung by rung.
 //! - `matrix`, `pages`, `experts`: what lies on a store and is computed with while it is read.
 
 mod experts;
 mod flash;
 mod host;
+mod ladder;
 mod linear;
 mod matrix;
 mod pages;
@@ -22,6 +23,7 @@ use pyo3::prelude::*;
 pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<steps::Steps>()?;
     module.add_class::<router::Router>()?;
+    module.add_class::<ladder::Ladder>()?;
     module.add_class::<linear::Linear>()?;
     module.add_class::<flash::Attention>()?;
     module.add_class::<matrix::Matrix>()?;
@@ -37,6 +39,7 @@ pub fn add(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(steps::silu_mul_on_cpu, module)?)?;
     module.add_function(wrap_pyfunction!(steps::argmax_on_cpu, module)?)?;
     module.add_function(wrap_pyfunction!(router::route_on_cpu, module)?)?;
+    module.add_function(wrap_pyfunction!(ladder::matmul_on_cpu, module)?)?;
     module.add_function(wrap_pyfunction!(linear::linear_forward_on_cpu, module)?)?;
     module.add_function(wrap_pyfunction!(linear::linear_backward_on_cpu, module)?)?;
     module.add_function(wrap_pyfunction!(flash::flash_on_cpu, module)?)?;

@@ -57,14 +57,14 @@ def weights(name, rows, columns):
     """Rows of a format as bytes, and their numbers as the host unpacks them."""
     if name not in BLOCKS:
         values = torch.randn(rows, columns, generator=torch.Generator().manual_seed(rows)).to(getattr(torch, name))
-        return values.view(torch.uint8).reshape(rows, -1), values.float()
+        return values.view(torch.uint8).reshape(rows, columns * values.element_size()), values.float()
     elements, nbytes, scales = BLOCKS[name]
     generator = torch.Generator().manual_seed(rows + columns)
     blocks = torch.randint(0, 256, (rows, columns // elements, nbytes), generator=generator, dtype=torch.uint8)
     for at in scales:
         scale = (torch.rand(rows, columns // elements, 1, generator=generator) - 0.5).mul(0.1).half()
         blocks[..., at : at + 2] = scale.view(torch.uint8)
-    stored = blocks.reshape(rows, -1)
+    stored = blocks.reshape(rows, columns // elements * nbytes)
     return stored, compute.unpack(stored, format=name)
 
 
@@ -344,6 +344,15 @@ def layer_by_torch(x, w, b, activation):
     return functional.gelu(sums, approximate="tanh") if activation == "gelu" else getattr(functional, activation)(sums)
 
 
+def gradients_by_torch(dy, x, w, sums, activation):
+    """The gradients of inputs, weights and biases in float64."""
+    before = sums.double().requires_grad_()
+    y = layer_by_torch(before, torch.eye(before.shape[-1], dtype=torch.float64, device="cuda"), None, activation)
+    (dsums,) = torch.autograd.grad(y, before, dy.double())
+    rows, of_x = dsums.reshape(-1, dsums.shape[-1]), x.double().reshape(-1, x.shape[-1])
+    return (dsums @ w.double(), rows.T @ of_x, rows.sum(0))
+
+
 @case
 def linear_layers():
     worst = {}
@@ -352,28 +361,30 @@ def linear_layers():
             x, w, b = dice(*shape), dice(outputs, shape[-1]) / math.sqrt(shape[-1]), dice(outputs, seed=1)
             exact = [one.double().requires_grad_() for one in (x, w, b)]
             want = layer_by_torch(*exact, activation)
+            # Of all products of a sum.
+            size = functional.linear(*(one.detach().abs() for one in exact))
             dy = dice(*want.shape, seed=2)
-            want.backward(dy.double())
-            for rung in ("naive", "fused", "persistent"):
+            for rung in ("naive", "persistent", "fused"):
                 call = getattr(compute, f"linear_forward_{rung}")
                 sums, out = poison(*want.shape), poison(*want.shape)
                 call(x, w, b, activation=activation, out=out, sums=sums)
-                error = near(out, want.detach(), want.detach().abs() + 1, 1e-5, f"{rung} {activation} {shape}")
+                error = near(out, want.detach(), size, 1e-5, f"{rung} {activation} {shape}")
                 worst[rung] = max(worst.get(rung, 0), error)
+            # By the sums that the layer had: the slope of relu has a step at 0.
+            want = gradients_by_torch(dy, x, w, sums, activation)
             for rung in ("naive", "atomic_free", "warp_reduce"):
                 found = getattr(compute, f"linear_backward_{rung}")(dy, x, w, sums, activation=activation)
-                for one, gradient in zip(found, exact):
-                    size = gradient.grad.abs() + gradient.grad.abs().mean() + 1e-3 if gradient.grad.numel() else gradient.grad
-                    error = near(one, gradient.grad, size, 1e-4, f"{rung} {activation} {shape}")
+                for one, gradient in zip(found, want):
+                    of_all = gradient.abs() + gradient.abs().mean() + 1e-3 if gradient.numel() else gradient
+                    error = near(one, gradient, of_all, 1e-4, f"{rung} {activation} {shape}")
                     worst[rung] = max(worst.get(rung, 0), error)
             again = compute.linear_backward_atomic_free(dy, x, w, sums, activation=activation)
             first = compute.linear_backward_atomic_free(dy, x, w, sums, activation=activation)
             assert all(map(torch.equal, again, first)), "other bits the second time"
             given = [one.clone().requires_grad_() for one in (x, w, b)]
             compute.linear(*given, activation=activation).backward(dy)
-            for one, gradient in zip(given, exact):
-                size = gradient.grad.abs() + 1 if gradient.grad.numel() else gradient.grad
-                near(one.grad, gradient.grad, size, 1e-3, "autograd")
+            for one, gradient in zip(given, again):
+                assert torch.equal(one.grad, gradient), "autograd has other bits than the function"
     for dtype in (torch.bfloat16, torch.float16):
         x, w, b = dice(300, 512, dtype=dtype), dice(264, 512, dtype=dtype) / 16, dice(264, dtype=dtype)
         out = poison(300, 264, dtype=dtype)
@@ -466,6 +477,69 @@ def several_streams_and_one_graph():
         torch.cuda.synchronize()
         assert all(map(torch.equal, found, want)), "other numbers in a graph"
     return {}
+
+
+@case
+def in_a_compiled_function():
+    """torch.compile without a back end of its own: the layer's results and gradients are those of the plain function."""
+    w, b = dice(64, 32).requires_grad_(), dice(64).requires_grad_()
+
+    def plain(x):
+        return (compute.linear(x * 2, w, b, activation="silu") + 1).square().sum()
+
+    compiled = torch.compile(plain, backend="eager")
+    answers = []
+    for call in (plain, compiled, compiled):
+        w.grad = b.grad = None
+        loss = call(dice(5, 32))
+        loss.backward()
+        answers.append((loss.detach(), w.grad, b.grad))
+    for one in answers[1:]:
+        assert all(map(torch.equal, one, answers[0])), "other numbers in a compiled function"
+    return {}
+
+
+@case
+def matrices_times_many_vectors():
+    """Products of many vectors, and of rows by ids, with a matrix that is read meanwhile."""
+    if not hasattr(compute.Matrix, "gemm"):
+        raise Skip("no gemm in this wheel")
+    worst = {}
+    with opened() as store:
+        for name in FORMATS:
+            for rows, columns in ((64, 256), (1000, 1024)):
+                stored, values = weights(name, rows, columns)
+                store.write_from(stored, 4096).result(30)
+                matrix = compute.Matrix(store, 4096, name, (rows, columns))
+                exact = values.cuda().double()
+                ids = torch.randint(0, rows, (333,), generator=torch.Generator().manual_seed(3))
+                for kind in (torch.int64, torch.int32):
+                    x, y = dice(columns), poison(333)
+                    which = ids.cuda().to(kind)
+                    matrix.gathered_gemv(which, x, y)
+                    matrix.check(30)
+                    mine = exact[ids.cuda()]
+                    error = near(y, mine @ x.double(), mine.abs() @ x.double().abs(), 1e-5, f"gathered {name}")
+                    worst[f"gathered {name}"] = max(worst.get(f"gathered {name}", 0), error)
+                for dtype in (torch.bfloat16, torch.float16):
+                    if name == "float32" or name in ("bfloat16", "float16") and name != str(dtype)[6:]:
+                        continue
+                    rounded = values.cuda().to(dtype).double()
+                    for tokens in (1, 17, 300):
+                        x, y = dice(tokens, columns, dtype=dtype), poison(tokens, rows)
+                        matrix.gemm(x, y)
+                        matrix.check(30)
+                        want, size = x.double() @ rounded.T, x.double().abs() @ rounded.abs().T
+                        error = near(y, want, size, 1e-5, f"gemm {name} {dtype} {tokens}")
+                        worst[f"gemm {name}"] = max(worst.get(f"gemm {name}", 0), error)
+        which[5] = rows
+        matrix.gathered_gemv(which, dice(columns), y := poison(333))
+        try:
+            matrix.check(30)
+            raise AssertionError("no error for a row that is not there")
+        except nvme_gpu.Usage:
+            assert y[5].isnan() and y.isnan().sum() == 1
+    return {"worst": worst}
 
 
 def timed(ways, rounds=5, repeats=20):

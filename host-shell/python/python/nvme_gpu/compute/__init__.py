@@ -35,6 +35,18 @@ from ._linear import (
     linear_forward_naive,
     linear_forward_persistent,
 )
+from ._matmul import (
+    matmul,
+    matmul_coarsened,
+    matmul_cpu,
+    matmul_cpu_blocked,
+    matmul_mma,
+    matmul_naive,
+    matmul_tiled,
+    matmul_vectorized,
+    matmul_wgmma,
+    matmul_wmma,
+)
 from ._matrix import Matrix
 from ._paged import Keep, KvPages, Summaries, attention_paged
 from ._steps import argmax, attention, gemv, rms_norm, rope, rope_angles, silu_mul, unpack
@@ -64,6 +76,16 @@ __all__ = [
     "linear_forward_mixed_precision",
     "linear_forward_naive",
     "linear_forward_persistent",
+    "matmul",
+    "matmul_coarsened",
+    "matmul_cpu",
+    "matmul_cpu_blocked",
+    "matmul_mma",
+    "matmul_naive",
+    "matmul_tiled",
+    "matmul_vectorized",
+    "matmul_wgmma",
+    "matmul_wmma",
     "moe_experts_compute",
     "moe_load_balance",
     "moe_router",
