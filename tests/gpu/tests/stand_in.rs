@@ -106,6 +106,20 @@ fn kernels_that_read_and_compute_are_well() {
     all_pass("compute", 93, &["gemv/", "experts/", "paged/", "search/"]);
 }
 
+#[test]
+fn rungs_are_well() {
+    let chosen = [
+        "attention/naive/graph",
+        "attention/tiled/graph",
+        "attention/flash2/shapes/bf16",
+        "attention/multiquery/graph",
+        "attention/multiquery/streams",
+        "attention/usage",
+        "linear/",
+    ];
+    all_pass("rungs", 19, &chosen);
+}
+
 /// Stores of two GPUs at once leave the caller's context as it is; with one GPU the test says so.
 #[test]
 fn two_gpus_in_one_process() {
