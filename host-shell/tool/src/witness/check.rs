@@ -113,11 +113,14 @@ pub fn problems(record: &Record) -> Vec<String> {
 /// MDTS, GB/s of the link, and whether the controller is a program.
 type Limits = (Option<u64>, Option<f64>, bool);
 
-/// What bounds the figures, as far as the record has it.
+/// What bounds the figures, as far as the record has it. The link of a program carries nothing.
 fn limits(record: &Record) -> Limits {
     let one = record.controller.as_ref();
-    let link = one.and_then(|one| one.link.as_ref()?.trained?.gb_per_s);
-    (one.and_then(|one| one.mdts_bytes), link, record.simulator)
+    let link = one
+        .filter(|_| !record.simulator)
+        .and_then(|one| one.link.as_ref()?.trained?.gb_per_s);
+    let mdts = one.and_then(|one| one.mdts_bytes);
+    (mdts, link, record.simulator)
 }
 
 /// Whether every rung was tried by the CPU and the GPU, or none after a controller that was not brought up.

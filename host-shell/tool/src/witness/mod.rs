@@ -192,7 +192,8 @@ impl Witness {
         };
         record.steps.push(step);
         let gpu = self.find_gpu(device, &topology, host, record);
-        let link = record.controller.as_ref();
+        // The link of a controller that is a program carries nothing.
+        let link = record.controller.as_ref().filter(|_| !record.simulator);
         let link = link.and_then(|one| one.link.as_ref()?.trained?.gb_per_s);
         let mut first = None;
         for rung in Rung::ALL {

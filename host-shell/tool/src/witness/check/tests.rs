@@ -137,6 +137,17 @@ fn figures_that_cannot_be_are_found() {
         one.of_link = one.of_link.map(|share| share * 2.0);
     };
     assert!(after(faster).contains("faster than the link"));
+    // The link of an emulated controller bounds nothing, and no share of it is told.
+    let emulated = |record: &mut Record| {
+        faster(record);
+        record.simulator = true;
+        for step in &mut record.steps {
+            if let Some(one) = &mut step.measured {
+                one.of_link = None;
+            }
+        }
+    };
+    assert_eq!(after(emulated), "");
     for (change, what) in [
         (
             (|record| of(record).gb_per_s *= 1.1) as fn(&mut Record),
