@@ -13,6 +13,10 @@ use std::time::{Duration, Instant};
 
 /// How long a product may take.
 const LIMIT: Duration = Duration::from_secs(60);
+/// Operations of a run, about: a product that has fewer is repeated.
+const OPERATIONS: f64 = 2e12;
+/// Products of a run at most.
+const MOST_REPEATS: u32 = 64;
 /// Elements of each product that are compared with sums of f64.
 const SAMPLES: usize = 256;
 /// Sides of the matrices of the CPU, at most: by one thread, and by blocks.
@@ -291,21 +295,30 @@ impl Rig {
         Ok(cases)
     }
 
+    /// Seconds of a product of several that follow on each other. The one before them is not counted: it runs while the
+    /// host puts the others into the stream.
     fn timed(&self, way: Way, product: &Matmul) -> Result<f64> {
+        let operations = 2.0 * f64::from(product.m) * f64::from(product.n) * f64::from(product.k);
+        let repeats = ((OPERATIONS / operations) as u32).clamp(1, MOST_REPEATS);
+        self.start(way, product)?;
         let begin = Event::record(&self.stream)?;
-        match way {
-            Way::Rung(rung) => {
-                // SAFETY: memory of the caller, which waits for the product.
-                unsafe {
-                    let ladder = &self.ladder;
-                    ladder.matmul(rung, product, self.stream.handle())?;
-                }
-            }
-            _ => self.by_cublas(product)?,
+        for _ in 0..repeats {
+            self.start(way, product)?;
         }
         let end = Event::record(&self.stream)?;
         self.stream.wait(LIMIT, || Ok(()))?;
-        end.seconds_since(&begin)
+        Ok(end.seconds_since(&begin)? / f64::from(repeats))
+    }
+
+    fn start(&self, way: Way, product: &Matmul) -> Result<()> {
+        let Way::Rung(rung) = way else {
+            return self.by_cublas(product);
+        };
+        // SAFETY: memory of the caller of `timed`, which waits for the products.
+        unsafe {
+            let ladder = &self.ladder;
+            ladder.matmul(rung, product, self.stream.handle())
+        }
     }
 
     fn by_cublas(&self, product: &Matmul) -> Result<()> {
@@ -323,7 +336,7 @@ impl Rig {
             factors: element(product.factors),
             result: element(product.result),
         };
-        // SAFETY: as in `timed`.
+        // SAFETY: as in `start`.
         unsafe { blas.multiply(&of_blas, &self.stream) }
     }
 
