@@ -4,8 +4,8 @@
 
 use super::{Activation, Backward, Forward};
 use nvme_compute_kernel::linear::{
-    FEW_COLUMNS, FEW_ROWS, STAGES, SUMS_COLUMNS, TENSOR_THREADS, TILE, WARP_COLUMNS, WARP_ROWS,
-    cross_bytes, kernel, tile_bytes,
+    FEW_COLUMNS, FEW_ROWS, FEW_THREADS, STAGES, SUMS_COLUMNS, TENSOR_THREADS, TILE, WARP_COLUMNS,
+    WARP_ROWS, cross_bytes, kernel, tile_bytes,
 };
 use nvme_compute_kernel::{BLOCK_THREADS, LINEAR_PTX};
 use nvme_host::cuda::{Blocks, Function, Gpu, Module};
@@ -15,8 +15,8 @@ use std::sync::Arc;
 
 /// Blocks of a launch whose threads take one piece of work after another, at most.
 const MOST_BLOCKS: u64 = 2048;
-/// Blocks of the tensor cores' kernels that a multiprocessor runs at a time.
-const TENSOR_BLOCKS: u64 = 2;
+/// Blocks of the mixed kernels, and of those for few tokens, that a multiprocessor runs at a time; of the others one.
+const MIXED_BLOCKS: u32 = 2;
 /// Bytes of shared memory of products of two operands whose terms follow on each other, of one, and of none; then of the
 /// first two by smaller tiles.
 const FORWARD_SHARED: u32 = STAGES * 2 * tile_bytes(TILE);
@@ -158,21 +158,24 @@ impl Linear {
         if elements == 0 {
             return Ok(());
         }
-        let (large, few) = match rung {
+        let few = match rung {
             // SAFETY: the caller's.
             ForwardRung::Naive => return unsafe { self.forward_naive(job, stream) },
-            ForwardRung::Fused => (self.fused, self.few[0]),
-            ForwardRung::Persistent => (self.persistent, self.persistent),
-            ForwardRung::MixedBf16 => (self.mixed_bf16, self.few[1]),
-            ForwardRung::MixedF16 => (self.mixed_f16, self.few[2]),
+            ForwardRung::Fused => self.few[0],
+            ForwardRung::MixedBf16 => self.few[1],
+            ForwardRung::MixedF16 => self.few[2],
+            ForwardRung::Persistent => self.persistent,
         };
-        let (function, blocks) = if rung == ForwardRung::Fused && !self.are_few(tiles) {
-            (large, tensor(tiles, FORWARD_SHARED))
-        } else if rung == ForwardRung::Persistent || !self.are_few(tiles) {
-            (large, tensor(self.at_once(tiles), FORWARD_SHARED))
-        } else {
-            let tiles = few_tiles(job.tokens, job.outputs);
-            (few, tensor(self.at_once(tiles), FORWARD_FEW_SHARED))
+        let by_small = rung != ForwardRung::Persistent && self.are_few(tiles);
+        let (function, blocks) = match rung {
+            _ if by_small => {
+                let tiles = few_tiles(job.tokens, job.outputs);
+                (few, self.mixed(tiles, FORWARD_FEW_SHARED))
+            }
+            ForwardRung::Fused => (self.fused, tensor(tiles, FORWARD_SHARED)),
+            ForwardRung::MixedBf16 => (self.mixed_bf16, self.mixed(tiles, FORWARD_SHARED)),
+            ForwardRung::MixedF16 => (self.mixed_f16, self.mixed(tiles, FORWARD_SHARED)),
+            _ => (self.persistent, self.persistent(tiles, FORWARD_SHARED)),
         };
         // SAFETY: the kernels take one `Forward` and stay loaded; the caller vouches for the addresses.
         unsafe { self.launch(stream, function, blocks, job) }
@@ -235,18 +238,20 @@ impl Linear {
                 let (function, blocks) = match self.are_few(of_inputs) {
                     false => (
                         self.backward_inputs,
-                        tensor(self.at_once(of_inputs), INPUTS_SHARED),
+                        self.persistent(of_inputs, INPUTS_SHARED),
                     ),
                     true => {
                         let tiles = few_tiles(job.tokens, job.inputs);
-                        let blocks = tensor(self.at_once(tiles), INPUTS_FEW_SHARED);
-                        (self.backward_inputs_few, blocks)
+                        (
+                            self.backward_inputs_few,
+                            self.mixed(tiles, INPUTS_FEW_SHARED),
+                        )
                     }
                 };
                 self.launch(stream, function, blocks, job)?;
             }
             if job.dweights != 0 {
-                let blocks = tensor(self.at_once(of_weights), WEIGHTS_SHARED);
+                let blocks = self.persistent(of_weights, WEIGHTS_SHARED);
                 self.launch(stream, self.backward_weights, blocks, job)?;
             }
             Ok(())
@@ -259,9 +264,17 @@ impl Linear {
     }
 
     /// As many of `tiles` blocks as the GPU runs at a time.
-    fn at_once(&self, tiles: u32) -> u32 {
-        let room = u64::from(self.multiprocessors) * TENSOR_BLOCKS;
-        u64::from(tiles).min(room) as u32
+    fn persistent(&self, tiles: u32, shared_bytes: u32) -> Blocks {
+        tensor(tiles.min(self.multiprocessors), shared_bytes)
+    }
+
+    /// The same of the kernels with fewer threads.
+    fn mixed(&self, tiles: u32, shared_bytes: u32) -> Blocks {
+        Blocks {
+            count: tiles.min(self.multiprocessors * MIXED_BLOCKS),
+            threads: FEW_THREADS,
+            shared_bytes,
+        }
     }
 
     /// # Safety

@@ -243,7 +243,8 @@ def forward(module, rung, x, weights, bias, y, sums=None):
         module.launch(name, min(tiles, 2 * processors), 128, 36864, argument)
     else:
         name = f"nvme_linear_forward_{'mixed_bf16' if rung == 'mixed' else rung}"
-        module.launch(name, tiles if rung == "fused" else min(tiles, 2 * processors), 128, 98304, argument)
+        blocks = {"fused": tiles, "persistent": min(tiles, processors), "mixed": min(tiles, 2 * processors)}[rung]
+        module.launch(name, blocks, 128 if rung == "mixed" else 256, 98304, argument)
 
 
 def backward(module, rung, x, weights, sums, dy, rooms):
@@ -263,9 +264,9 @@ def backward(module, rung, x, weights, sums, dy, rooms):
         tiles = div_up(tokens, 32) * div_up(inputs, 64)
         module.launch("nvme_linear_backward_inputs_few", min(tiles, 2 * processors), 128, 39936, argument)
     else:
-        module.launch("nvme_linear_backward_inputs", min(tiles, 2 * processors), 128, 101376, argument)
+        module.launch("nvme_linear_backward_inputs", min(tiles, processors), 256, 101376, argument)
     tiles = div_up(outputs, 128) * div_up(inputs, 128)
-    module.launch("nvme_linear_backward_weights", min(tiles, 2 * processors), 128, 104448, argument)
+    module.launch("nvme_linear_backward_weights", min(tiles, processors), 256, 104448, argument)
 
 
 def in_tf32(way):
@@ -309,7 +310,7 @@ def linear(folder):
         ways["eager_bf16"] = lambda: eager(*half)
         ways["mixed"]()
         apart["mixed"] = (of_half[:256].double() - wanted).abs().max().item()
-        assert all(apart[name] < 1e-3 for name in ("naive", "fused", "persistent") if name in apart), apart
+        assert all(apart[name] < 2e-4 for name in ("naive", "fused", "persistent") if name in apart), apart
         operations = 2 * tokens * inputs * outputs
         report("linear", [tokens, inputs, outputs], medians(ways), operations, "tflops", apart)
         gradients(module, x, weights, bias, 2 * operations)

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::arch::{Approximate, store_halves, store_two};
-use super::gemm::{BF16, Cut, F16, F32, Few, Large, Operand, product};
+use super::gemm::{BF16, Cut, F16, F32, Few, Large, Mixed, Operand, product};
 use super::{Activation, Forward};
 use crate::arch::Numbers;
 use crate::tile::mma::{pack_bf16, pack_f16};
@@ -12,7 +12,7 @@ use nvme_gpu_kernel::arch;
 /// Both operands, and what becomes of the sums.
 ///
 /// # Safety
-/// What [`Forward`] names is there; the block has [`TENSOR_THREADS`](super::TENSOR_THREADS) threads and the shared memory of the stages.
+/// What [`Forward`] names is there; the block has the threads and the shared memory of `C`.
 #[inline(always)]
 unsafe fn forward<C: Cut, const KIND: u32>(job: &Forward, tiles: (u32, u32)) {
     let operand = |address, rows| Operand {
@@ -115,7 +115,7 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_forward_persistent(job: Forward) {
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_linear_forward_mixed_bf16(job: Forward) {
     // SAFETY: the caller's.
-    unsafe { forward::<Large, BF16>(&job, (arch::block(), arch::blocks())) }
+    unsafe { forward::<Mixed, BF16>(&job, (arch::block(), arch::blocks())) }
 }
 
 /// # Safety
@@ -123,7 +123,7 @@ pub unsafe extern "ptx-kernel" fn nvme_linear_forward_mixed_bf16(job: Forward) {
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_linear_forward_mixed_f16(job: Forward) {
     // SAFETY: the caller's.
-    unsafe { forward::<Large, F16>(&job, (arch::block(), arch::blocks())) }
+    unsafe { forward::<Mixed, F16>(&job, (arch::block(), arch::blocks())) }
 }
 
 macro_rules! few {

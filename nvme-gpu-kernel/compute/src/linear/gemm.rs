@@ -6,7 +6,7 @@
 // UNSAFETY: copies from addresses that the kernel vouches for.
 #![allow(unsafe_code)]
 
-use super::{STAGES, TENSOR_THREADS, cross_bytes, tile_bytes};
+use super::{STAGES, cross_bytes, tile_bytes};
 use crate::tile::mma::{mma_bf16, mma_f16, mma_tf32};
 use crate::tile::{Shared, commit, un, wait_for_copies};
 use nvme_gpu_kernel::arch;
@@ -38,29 +38,41 @@ const fn depth(kind: u32) -> u32 {
     128 / element_bytes(kind)
 }
 
-/// How a product is cut: `M` and `N` say how large the part of a warp is, 16 `M` rows and 8 `N` columns; a block has twice
-/// as many of each.
+/// How a product is cut: a warp has 16 `M` rows and 8 `N` columns, a block two warps down and `ACROSS` across.
 pub trait Cut {
     const M: usize;
     const N: usize;
+    const ACROSS: u32;
     const ROWS: u32 = Self::M as u32 * 32;
-    const COLUMNS: u32 = Self::N as u32 * 16;
+    const COLUMNS: u32 = Self::N as u32 * 8 * Self::ACROSS;
+    const THREADS: u32 = 64 * Self::ACROSS;
 }
 
-/// 128 x 128.
+/// 128 x 128 of `f32` by eight warps: each has room for sums of a few terms beside those of all.
 pub struct Large;
 
 impl Cut for Large {
     const M: usize = 4;
-    const N: usize = 8;
+    const N: usize = 4;
+    const ACROSS: u32 = 4;
 }
 
-/// 32 x 64: for few rows.
+/// 128 x 128 of halves by four warps.
+pub struct Mixed;
+
+impl Cut for Mixed {
+    const M: usize = 4;
+    const N: usize = 8;
+    const ACROSS: u32 = 2;
+}
+
+/// 32 x 64 by four warps: for few rows.
 pub struct Few;
 
 impl Cut for Few {
     const M: usize = 1;
     const N: usize = 4;
+    const ACROSS: u32 = 2;
 }
 
 /// Bytes of a tile of an operand of `rows` rows.
@@ -131,8 +143,8 @@ impl Loader<'_> {
             let (next, of_b) = (self.next, to.at(bytes(A_BY_TERM, C::ROWS)));
             // SAFETY: the caller's.
             unsafe {
-                copy::<A_BY_TERM, KIND>(C::ROWS, a, (next.row, next.term), to);
-                copy::<B_BY_TERM, KIND>(C::COLUMNS, b, (next.column, next.term), of_b);
+                copy::<C, A_BY_TERM, KIND>(C::ROWS, a, (next.row, next.term), to);
+                copy::<C, B_BY_TERM, KIND>(C::COLUMNS, b, (next.column, next.term), of_b);
             }
             self.next.term += depth(KIND);
             if self.next.term >= a.terms {
@@ -177,8 +189,8 @@ pub unsafe fn product<C: Cut, const A_BY_TERM: bool, const B_BY_TERM: bool, cons
     while tile < shape.0 * shape.1 {
         let here = Cursor::at::<C>(tile, shape);
         let (lane, warp) = (arch::lane(), arch::thread() / 32);
-        let row = here.row + warp / 2 * (C::ROWS / 2) + lane / 4;
-        let column = here.column + warp % 2 * (C::COLUMNS / 2) + lane % 4 * 2;
+        let row = here.row + warp / C::ACROSS * (C::ROWS / 2) + lane / 4;
+        let column = here.column + warp % C::ACROSS * (C::COLUMNS / C::ACROSS) + lane % 4 * 2;
         let mut sums = [[[0.0f32; 4]; 8]; 4];
         un!(j in [0, 1, 2, 3, 4, 5, 6, 7] {
             if j < C::N {
@@ -192,11 +204,17 @@ pub unsafe fn product<C: Cut, const A_BY_TERM: bool, const B_BY_TERM: bool, cons
             arch::sync_block();
             load((stage + STAGES - 1) % STAGES);
             let at = shared.at(stage * stage_bytes::<C>(A_BY_TERM, B_BY_TERM));
-            multiply::<C, A_BY_TERM, B_BY_TERM, KIND>(
-                &mut sums,
-                at,
-                at.at(bytes(A_BY_TERM, C::ROWS)),
-            );
+            let of_b = at.at(bytes(A_BY_TERM, C::ROWS));
+            if KIND == F32 {
+                // Tensor cores cut off what does not fit when they add: less of small sums.
+                let mut part = [[[0.0f32; 4]; 8]; 4];
+                multiply::<C, A_BY_TERM, B_BY_TERM, KIND>(&mut part, at, of_b);
+                un!(i in [0, 1, 2, 3] { un!(j in [0, 1, 2, 3, 4, 5, 6, 7] { un!(e in [0, 1, 2, 3] {
+                    if i < C::M && j < C::N { sums[i][j][e] += part[i][j][e]; }
+                }); }); });
+            } else {
+                multiply::<C, A_BY_TERM, B_BY_TERM, KIND>(&mut sums, at, of_b);
+            }
             stage = (stage + 1) % STAGES;
             term += depth(KIND);
             if term >= a.terms {
@@ -227,7 +245,7 @@ fn chunk(row: u32, chunk: u32) -> u32 {
 /// # Safety
 /// The operand is there.
 #[inline(always)]
-unsafe fn copy<const BY_TERM: bool, const KIND: u32>(
+unsafe fn copy<C: Cut, const BY_TERM: bool, const KIND: u32>(
     rows: u32,
     from: &Operand,
     (first, term): (u32, u32),
@@ -251,7 +269,7 @@ unsafe fn copy<const BY_TERM: bool, const KIND: u32>(
     let there = if left < 16 { left } else { 16 };
     let stride = u64::from(from.stride) * u64::from(each);
     let source = from.address + u64::from(begin + line) * stride + u64::from(element * each);
-    let step = TENSOR_THREADS / of_line;
+    let step = C::THREADS / of_line;
     let (target, below) = match BY_TERM {
         true => (to.at(chunk(line, place)), step * 128),
         false => (
@@ -291,7 +309,10 @@ fn multiply<C: Cut, const A_BY_TERM: bool, const B_BY_TERM: bool, const KIND: u3
     b: Shared,
 ) {
     let (lane, warp) = (arch::lane(), arch::thread() / 32);
-    let (row, column) = (warp / 2 * (C::ROWS / 2), warp % 2 * (C::COLUMNS / 2));
+    let (row, column) = (
+        warp / C::ACROSS * (C::ROWS / 2),
+        warp % C::ACROSS * (C::COLUMNS / C::ACROSS),
+    );
     let a = match A_BY_TERM {
         true => a.at(chunk(row + (lane & 15), lane >> 4)),
         false => a.at(cross(C::ROWS, lane % 4, row + lane / 4)),

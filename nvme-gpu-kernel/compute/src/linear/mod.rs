@@ -78,8 +78,10 @@ pub mod kernel {
 
 /// Rows and columns of a tile of the tensor cores' kernels.
 pub const TILE: u32 = 128;
-/// Threads of a block of theirs.
-pub const TENSOR_THREADS: u32 = 128;
+/// Threads of a block of those over `f32`.
+pub const TENSOR_THREADS: u32 = 256;
+/// Threads of a block of the mixed kernels, and of those for few tokens.
+pub const FEW_THREADS: u32 = 128;
 /// Tiles of each operand that are under way or in use.
 pub const STAGES: u32 = 3;
 /// Tokens of a thread of [`kernel::BACKWARD_NAIVE`].
@@ -90,7 +92,7 @@ pub const SUMS_COLUMNS: u32 = 32;
 pub const WARP_ROWS: u32 = 4;
 /// Columns of a warp of it.
 pub const WARP_COLUMNS: u32 = 8;
-/// Rows of a tile of the kernels for few tokens, which have [`TENSOR_THREADS`] threads, too.
+/// Rows of a tile of the kernels for few tokens.
 pub const FEW_ROWS: u32 = 32;
 /// Columns of a tile of theirs.
 pub const FEW_COLUMNS: u32 = 64;
