@@ -13,6 +13,7 @@
 //! - [`handoff`]: how the host gives a queue to a kernel and takes it back.
 //! - [`bringup`], [`shutdown`], [`recovery`]: state machines without IO; time is an argument.
 //! - [`transfer`]: splits a range of blocks into commands; [`stripes`]: over which of several drives.
+//! - [`strips`]: what passes through a few stages from threads that fill them to threads that use it.
 //! - [`trace`]: what happened, as binary events.
 //!
 //! The core never reads a clock, sleeps, allocates, or panics on what a device says.
@@ -182,6 +183,7 @@ pub mod shutdown;
 pub mod spec;
 mod sq;
 pub mod stripes;
+pub mod strips;
 pub mod sync;
 pub mod trace;
 pub mod transfer;

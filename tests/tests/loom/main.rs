@@ -15,5 +15,6 @@ mod shared;
 mod shared_lanes;
 mod shared_stages;
 mod statement_order;
+mod strips;
 mod tiles;
 mod trace_ring;
