@@ -47,6 +47,45 @@ mod gpu {
         };
         value
     }
+
+    /// Loads a word by an asynchronous copy of the 16 bytes that begin with it, past the first-level cache, to the place of
+    /// thread `thread` in shared memory.
+    #[inline(always)]
+    pub fn copied(word: &AtomicU32, thread: u32) -> u32 {
+        let value: u32;
+        let at = core::ptr::from_ref(word);
+        // SAFETY: 16 bytes of a location, and a place of the thread's own.
+        unsafe {
+            asm!("cp.async.cg.shared.global [{to}], [{at}], 16; cp.async.wait_all; ld.shared.u32 {value}, [{to}];",
+                to = in(reg32) place(thread), at = in(reg64) at, value = out(reg32) value, options(nostack));
+        }
+        value
+    }
+
+    /// As [`copied`] with 4 bytes, by way of the first-level cache.
+    #[inline(always)]
+    pub fn copied_by_cache(word: &AtomicU32, thread: u32) -> u32 {
+        let value: u32;
+        let at = core::ptr::from_ref(word);
+        // SAFETY: a location, and a place of the thread's own.
+        unsafe {
+            asm!("cp.async.ca.shared.global [{to}], [{at}], 4; cp.async.wait_all; ld.shared.u32 {value}, [{to}];",
+                to = in(reg32) place(thread), at = in(reg64) at, value = out(reg32) value, options(nostack));
+        }
+        value
+    }
+
+    /// 16 bytes of shared memory of a thread. Not inlined: the array must exist once.
+    #[inline(never)]
+    fn place(thread: u32) -> u32 {
+        let first: u32;
+        // SAFETY: names a static shared array; takes its address only.
+        unsafe {
+            asm!("{{ .shared .align 16 .b8 litmus_places[4096]; mov.u32 {}, litmus_places; }}",
+                out(reg32) first, options(nostack));
+        }
+        first + (thread & 255) * 16
+    }
 }
 
 #[cfg(not(target_arch = "nvptx64"))]
@@ -86,6 +125,14 @@ mod host {
 
     pub fn plain(word: &AtomicU32) -> u32 {
         word.load(Order::Relaxed, Scope::Sys)
+    }
+
+    pub fn copied(word: &AtomicU32, _: u32) -> u32 {
+        plain(word)
+    }
+
+    pub fn copied_by_cache(word: &AtomicU32, _: u32) -> u32 {
+        plain(word)
     }
 
     /// # Safety

@@ -73,6 +73,13 @@ pub enum Flavour {
     Relaxed,
     /// Weaker still: the last load may be served by the first-level cache; no lock.
     Plain,
+    /// As [`Order`](Self::Order), with the last load as an asynchronous copy to shared memory, past the first-level cache:
+    /// how kernels take what DMA, or another block, has written.
+    Copy,
+    /// Weaker: that copy after a relaxed load.
+    CopyRelaxed,
+    /// Weaker still: a copy that the first-level cache may serve, after a relaxed load.
+    CopyCached,
 }
 
 /// Whose threads the orders hold among.

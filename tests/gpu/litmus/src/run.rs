@@ -154,8 +154,12 @@ fn act(part: &mut Part<'_>, role: u32) {
     const BARRIER: u32 = Shape::Barrier as u32;
     const TURNS: u32 = Shape::Turns as u32;
     match (part.args.shape, role) {
-        (MESSAGE, 0) => choose!(part, words::send, Fence Order Exchange Relaxed Plain),
-        (MESSAGE, _) => choose!(part, words::receive, Fence Order Exchange Relaxed Plain),
+        (MESSAGE, 0) => {
+            choose!(part, words::send, Fence Order Exchange Relaxed Plain Copy CopyRelaxed CopyCached)
+        }
+        (MESSAGE, _) => {
+            choose!(part, words::receive, Fence Order Exchange Relaxed Plain Copy CopyRelaxed CopyCached)
+        }
         (BUFFERING, 0) => choose!(part, words::buffer_x, Fence AcqRel Relaxed),
         (BUFFERING, _) => choose!(part, words::buffer_y, Fence AcqRel Relaxed),
         (COMPLETION | RELAY, 0) => {

@@ -10,6 +10,9 @@ const ORDER: u32 = Flavour::Order as u32;
 const EXCHANGE: u32 = Flavour::Exchange as u32;
 const ACQ_REL: u32 = Flavour::AcqRel as u32;
 const PLAIN: u32 = Flavour::Plain as u32;
+const COPY: u32 = Flavour::Copy as u32;
+const COPY_RELAXED: u32 = Flavour::CopyRelaxed as u32;
+const COPY_CACHED: u32 = Flavour::CopyCached as u32;
 
 /// Writes x, then y.
 #[inline(always)]
@@ -28,7 +31,7 @@ pub fn send<const FLAVOUR: u32, const WITHIN: u32>(part: &mut Part<'_>) {
                 y.store(number, Order::Relaxed, within);
             }
             // Release: pairs with the load in `receive`.
-            ORDER => y.store(number, Order::Release, within),
+            ORDER | COPY => y.store(number, Order::Release, within),
             EXCHANGE => {
                 // Release: pairs with the addition in `receive`.
                 y.swap(number, Order::Release, within);
@@ -53,7 +56,7 @@ pub fn receive<const FLAVOUR: u32, const WITHIN: u32>(part: &mut Part<'_>) {
     while last < part.args.iterations {
         let seen = match FLAVOUR {
             // Acquire: pairs with the store in `send`.
-            ORDER => y.load(Order::Acquire, within),
+            ORDER | COPY => y.load(Order::Acquire, within),
             // Acquire: pairs with the exchange in `send`.
             EXCHANGE => y.fetch_add(0, Order::Acquire, within),
             _ => y.load(Order::Relaxed, within),
@@ -62,10 +65,11 @@ pub fn receive<const FLAVOUR: u32, const WITHIN: u32>(part: &mut Part<'_>) {
             // Acquire: pairs with the fence in `send`.
             fence(Order::Acquire, within);
         }
-        let data = if FLAVOUR == PLAIN {
-            device::plain(x)
-        } else {
-            x.load(Order::Relaxed, within)
+        let data = match FLAVOUR {
+            PLAIN => device::plain(x),
+            COPY | COPY_RELAXED => device::copied(x, part.thread.index),
+            COPY_CACHED => device::copied_by_cache(x, part.thread.index),
+            _ => x.load(Order::Relaxed, within),
         };
         part.counts.judge(last, seen, data);
         last = seen;

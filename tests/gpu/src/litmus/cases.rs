@@ -37,7 +37,11 @@ impl Case {
     pub fn weak(&self) -> bool {
         matches!(
             self.flavour,
-            Flavour::AcqRel | Flavour::Relaxed | Flavour::Plain
+            Flavour::AcqRel
+                | Flavour::Relaxed
+                | Flavour::Plain
+                | Flavour::CopyRelaxed
+                | Flavour::CopyCached
         )
     }
 
@@ -64,6 +68,9 @@ impl Case {
             Flavour::AcqRel => "weak-acq-rel",
             Flavour::Relaxed => "weak-relaxed",
             Flavour::Plain => "weak-plain",
+            Flavour::Copy => "copy",
+            Flavour::CopyRelaxed => "weak-copy-relaxed",
+            Flavour::CopyCached => "weak-copy-cached",
         };
         let within = match self.within {
             _ if self.shape == Shape::Barrier => "cta",
@@ -117,6 +124,10 @@ pub fn all() -> Vec<Case> {
         &on_gpu,
     );
     add(Shape::Message, &[Exchange], &both, &[(Device, Gpu)]);
+    let copies = [Flavour::Copy, Flavour::CopyRelaxed, Flavour::CopyCached];
+    add(Shape::Message, &copies, &both, &[(Device, Gpu)]);
+    let of_dma = [(Pinned, Gpu), (Pinned, CpuFirst)];
+    add(Shape::Message, &copies, &sys, &of_dma);
     let across = [Fence, Order, Relaxed, Plain];
     add(Shape::Message, &across, &sys, &[(Pinned, CpuFirst)]);
     add(Shape::Message, &across[..3], &sys, &[(Pinned, CpuLast)]);
