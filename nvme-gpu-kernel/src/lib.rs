@@ -100,7 +100,7 @@ pub use queues::Queues;
 #[cfg(target_arch = "nvptx64")]
 pub use reads::Reads;
 #[cfg(target_arch = "nvptx64")]
-pub use stream::Stream;
+pub use stream::{Stream, leave_block};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use table::Kernel;
 #[cfg(target_arch = "nvptx64")]

@@ -2,9 +2,10 @@
 //!
 //! Of a [`Ring`], one range, a byte's place in the slots is its address modulo [`WARP_BYTES`]: a piece lies behind the
 //! one before it, and what begins in one and ends in the next needs no care but where the ring begins anew. [`Scattered`]
-//! pieces lie anywhere on the drive; each has a stage of the slots.
+//! pieces lie anywhere on the drive; each has a stage of the slots. So has each piece of a row of [`RowPieces`].
 
 use crate::rows::WARP_BYTES;
+use core::num::NonZeroU32;
 
 /// log2 of the bytes of a piece, at least: no more pieces fit into the ring than a warp has lanes.
 pub const LEAST_SHIFT: u32 = 12;
@@ -26,6 +27,18 @@ pub trait Pieces {
 
     /// Where the block at byte `block` of the drive, in which piece `number` begins, lies in the slots of the warp.
     fn slot(&self, number: u64, block: u64) -> u64;
+
+    /// Whether piece `number` is read. One that is not must not be asked for.
+    #[inline(always)]
+    fn is_read(&self, _number: u64) -> bool {
+        true
+    }
+
+    /// So many pieces are used before their stages are read into again, together: a power of two, fewer than the stages.
+    #[inline(always)]
+    fn batch(&self) -> u64 {
+        1
+    }
 
     /// The stage of piece `number`.
     #[inline(always)]
@@ -73,6 +86,118 @@ impl<F: Fn(u64) -> u64> Pieces for Scattered<F> {
     #[inline(always)]
     fn slot(&self, number: u64, _block: u64) -> u64 {
         u64::from(self.stage(number)) << self.stage_shift
+    }
+}
+
+/// How a row of any length is split into pieces: all but the last one are of one length.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RowSplit {
+    /// Bytes of a row.
+    pub row_bytes: u32,
+    /// Bytes of a piece at most: multiples of a block.
+    pub piece_bytes: u32,
+    /// Pieces of a row.
+    pub of_row: NonZeroU32,
+    /// log2 of the bytes of a stage: the blocks that a piece touches fit.
+    pub stage_shift: u32,
+}
+
+impl RowSplit {
+    /// Stages as short as rows allow, of `1 << most_shift` bytes at most. `is_aligned` rows begin and end with blocks. None
+    /// for rows without a byte, and for those that are not aligned where a stage has only one block.
+    pub fn new(
+        row_bytes: u32,
+        block_shift: u32,
+        is_aligned: bool,
+        most_shift: u32,
+    ) -> Option<Self> {
+        let most_shift = most_shift.min(MOST_SHIFT);
+        let beside = if is_aligned { 0 } else { 1 << block_shift };
+        let touched = u64::from(row_bytes) + u64::from(beside);
+        let stage_shift = touched.next_power_of_two().ilog2();
+        let stage_shift =
+            stage_shift.clamp(LEAST_SHIFT.max(block_shift), most_shift.max(LEAST_SHIFT));
+        let piece_bytes = (1u32 << stage_shift)
+            .checked_sub(beside)
+            .filter(|bytes| *bytes > 0)?;
+        Some(Self {
+            row_bytes,
+            piece_bytes,
+            of_row: NonZeroU32::new(row_bytes.div_ceil(piece_bytes))?,
+            stage_shift,
+        })
+    }
+}
+
+/// Rows that lie anywhere, each in as many pieces as the split says. `byte_of` gives the first byte of the row with an
+/// index, or none for one that is not read.
+#[derive(Clone, Copy, Debug)]
+pub struct RowPieces<F> {
+    /// As above.
+    pub byte_of: F,
+    /// The pieces of a row.
+    pub split: RowSplit,
+    /// How many rows, at least 1.
+    pub rows: u64,
+    /// One past the last byte of all rows: what a row lacks of its length is not read.
+    pub end: u64,
+}
+
+impl<F: Fn(u64) -> Option<u64>> Pieces for RowPieces<F> {
+    #[inline(always)]
+    fn stages(&self) -> u32 {
+        (WARP_BYTES >> self.split.stage_shift) as u32
+    }
+
+    #[inline(always)]
+    fn last(&self) -> u64 {
+        self.rows * u64::from(self.split.of_row.get()) - 1
+    }
+
+    #[inline(always)]
+    fn piece(&self, number: u64) -> (u64, u64) {
+        let (row, part) = self.row_of(number);
+        let begin = part * self.split.piece_bytes;
+        let left = self.split.row_bytes - begin;
+        let bytes = if left < self.split.piece_bytes {
+            left
+        } else {
+            self.split.piece_bytes
+        };
+        // A row that is not read has no bytes; its pieces are not asked for.
+        let begin = (self.byte_of)(row).unwrap_or(0) + u64::from(begin);
+        let end = begin + u64::from(bytes);
+        (begin, if end < self.end { end } else { self.end })
+    }
+
+    #[inline(always)]
+    fn slot(&self, number: u64, _block: u64) -> u64 {
+        u64::from(self.stage(number)) << self.split.stage_shift
+    }
+
+    #[inline(always)]
+    fn is_read(&self, number: u64) -> bool {
+        let (row, part) = self.row_of(number);
+        let begin = u64::from(part * self.split.piece_bytes);
+        (self.byte_of)(row).is_some_and(|byte| byte + begin < self.end)
+    }
+
+    #[inline(always)]
+    fn batch(&self) -> u64 {
+        u64::from(self.stages() / 4)
+    }
+}
+
+impl<F> RowPieces<F> {
+    /// The row of piece `number`, and the piece's number in it.
+    #[inline(always)]
+    fn row_of(&self, number: u64) -> (u64, u32) {
+        let of_row = u64::from(self.split.of_row.get());
+        if of_row == 1 {
+            return (number, 0);
+        }
+        let row = number.checked_div(of_row).unwrap_or(0);
+        (row, (number - row * of_row) as u32)
     }
 }
 
@@ -179,6 +304,60 @@ mod tests {
             (0..16).map(|stage| stage * 8192).collect::<Vec<_>>()
         );
         assert_eq!(pieces.slot(36, 0), slots[0]);
+    }
+
+    #[test]
+    fn pieces_of_rows_have_every_byte_once_and_fit_into_stages() {
+        for (row_bytes, block_shift, first, most_shift) in [
+            (2, 9, 0, 15),
+            (512, 9, 512, 15),
+            (4096, 12, 4096, 15),
+            (4096, 12, 4094, 15),
+            (4608, 9, 0, 15),
+            (70_000, 9, 6, 12),
+            (1 << 20, 12, 1 << 30, 15),
+            (100_002, 12, 2, 14),
+        ] {
+            let is_aligned = (row_bytes | first) & ((1 << block_shift) - 1) == 0;
+            let split = RowSplit::new(row_bytes, block_shift, is_aligned, most_shift).unwrap();
+            let pieces = RowPieces {
+                byte_of: |row| {
+                    (row != 1).then(|| u64::from(first) + (9 - row) * u64::from(row_bytes))
+                },
+                split,
+                rows: 3,
+                end: u64::MAX,
+            };
+            let of_row = u64::from(split.of_row.get());
+            assert_eq!(pieces.last() + 1, 3 * of_row);
+            for row in [0, 2] {
+                let mut at = (pieces.byte_of)(row).unwrap();
+                for number in row * of_row..(row + 1) * of_row {
+                    assert!(pieces.is_read(number) && !pieces.is_read(of_row + number % of_row));
+                    let (begin, end) = pieces.piece(number);
+                    assert!(begin == at && end > begin, "{split:?}");
+                    let blocks = ((end - 1) >> block_shift) - (begin >> block_shift) + 1;
+                    assert!(blocks << block_shift <= 1 << split.stage_shift, "{split:?}");
+                    assert!(split.stage_shift <= most_shift.max(block_shift));
+                    at = end;
+                }
+                assert_eq!(at, (pieces.byte_of)(row).unwrap() + u64::from(row_bytes));
+            }
+            assert!(pieces.batch() >= 1 && pieces.batch() < u64::from(pieces.stages()));
+        }
+        // The last row is shorter.
+        let short = RowPieces {
+            byte_of: |row| Some(row * 10_000),
+            split: RowSplit::new(10_000, 9, false, 12).unwrap(),
+            rows: 2,
+            end: 13_700,
+        };
+        let read = (0..=short.last()).filter(|number| short.is_read(*number));
+        let read: Vec<_> = read.map(|number| short.piece(number)).collect();
+        let (first, last) = ((0, 3584), (13_584, 13_700));
+        assert_eq!((read.len(), read[0], read[4]), (5, first, last));
+        assert_eq!(RowSplit::new(0, 9, true, 15), None);
+        assert_eq!(RowSplit::new(100, 12, false, 12), None);
     }
 
     #[test]

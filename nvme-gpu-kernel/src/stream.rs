@@ -6,9 +6,12 @@
 #![allow(unsafe_code)]
 
 use crate::arch;
+use crate::groups::Block;
 use crate::reads::Reads;
 use crate::ring::{Pieces, Ring};
 use crate::rows::{Gather, code};
+use crate::station;
+use nvme_core::group::Group;
 
 /// A warp of a block of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads that reads a range in pieces.
 ///
@@ -18,6 +21,8 @@ pub struct Stream<'r> {
     reads: Reads<'r>,
     /// Pieces below this one were submitted, or never will be.
     fetched: u64,
+    /// The first piece that is not used before stages are read into again.
+    due: u64,
 }
 
 impl<'r> Stream<'r> {
@@ -31,6 +36,7 @@ impl<'r> Stream<'r> {
             // SAFETY: the caller's.
             reads: unsafe { Reads::enter(rows) },
             fetched: 0,
+            due: 0,
         }
     }
 
@@ -38,22 +44,27 @@ impl<'r> Stream<'r> {
     #[inline(always)]
     pub fn begin(&mut self) {
         self.fetched = 0;
+        self.due = 0;
     }
 
-    /// Reads on, and waits for piece `number`: the warp asks for all of `pieces` one by one, and has used those
-    /// before. How the read of the piece ended: its bytes lie at their [addresses](Self::address) after 0, until the next
+    /// Reads on, and waits for piece `number`: the warp asks for all of `pieces` that are read one by one, and has used
+    /// those before. How the read of the piece ended: its bytes lie at their [addresses](Self::address) after 0, until the next
     /// call. After less than 0 there are no more pieces. Every lane of the warp calls it.
     #[inline(always)]
     pub fn piece(&mut self, pieces: &impl Pieces, number: u64) -> i32 {
         self.reads.look();
-        let (lane, stages) = (arch::lane(), pieces.stages());
-        let next = pieces.next_at(lane, number);
-        let is_new = lane < stages && next >= self.fetched && next <= pieces.last();
-        if is_new && self.reads.ends == code::OK {
-            self.submit(pieces, next);
+        // Where each piece is a batch, this costs nothing.
+        if pieces.batch() == 1 || number >= self.due {
+            let (lane, stages) = (arch::lane(), pieces.stages());
+            let next = pieces.next_at(lane, number);
+            let is_new = lane < stages && next >= self.fetched && next <= pieces.last();
+            if is_new && self.reads.ends == code::OK && pieces.is_read(next) {
+                self.submit(pieces, next);
+            }
+            self.fetched = number + u64::from(stages);
+            self.due = number + pieces.batch();
+            arch::sync_warp(arch::FULL);
         }
-        self.fetched = number + u64::from(stages);
-        arch::sync_warp(arch::FULL);
         // A warp that the host wants to leave waits for all that is under way.
         self.reads.see(pieces.stage(number))
     }
@@ -77,6 +88,16 @@ impl<'r> Stream<'r> {
         self.reads.rows.slots + self.reads.slots + slot
     }
 
+    /// Where byte `byte` of piece `number` lies, which has landed; or one before it, as far as it is of a block of the
+    /// piece.
+    #[inline(always)]
+    pub fn address_in(&self, pieces: &impl Pieces, number: u64, byte: u64) -> u64 {
+        let shift = self.reads.rows.block_shift;
+        let block = pieces.piece(number).0 >> shift << shift;
+        let slot = self.reads.slots + pieces.slot(number, block);
+        (self.reads.rows.slots + slot).wrapping_add(byte.wrapping_sub(block))
+    }
+
     /// The read of piece `number` into the stage of this lane, whose bytes the warp has used.
     #[inline(always)]
     fn submit(&mut self, pieces: &impl Pieces, number: u64) {
@@ -93,5 +114,21 @@ impl<'r> Stream<'r> {
     #[inline(always)]
     pub fn leave(self, failed: u64, worst: u64) {
         self.reads.leave(failed, worst);
+    }
+}
+
+/// The end of a block that did not enter. `failed` and `worst` are as in [`Stream::leave`], of each thread. Every thread of
+/// the block calls it.
+///
+/// # Safety
+/// As [`Stream::enter`].
+#[inline(always)]
+pub unsafe fn leave_block(rows: &Gather, failed: u64, worst: u64) {
+    let block = Block::here();
+    station::report(rows, failed, worst);
+    // What all threads have written is ordered before what the leader does.
+    block.sync();
+    if block.leads() {
+        station::end_block(rows);
     }
 }

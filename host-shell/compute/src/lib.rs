@@ -4,6 +4,8 @@
 //! - [`llama::Llama`]: a model of the architecture `llama`: tokens in, the next token out.
 //! - [`steps`]: what a token of a transformer takes, each step by itself, on a GPU or on the CPU.
 //! - [`Matrix`], `StreamedProducts`: products with a matrix that a GPU reads from a drive while it multiplies.
+//! - `GpuIds`: the same of rows that ids in memory of the GPU name.
+//! - `gemm`: the same of many vectors at once, by the tensor cores.
 //! - [`KvPages`], `paged`: attention over keys and values that a GPU reads from a drive while it attends.
 //! - [`experts`]: layers of experts (MoE), of which a GPU reads those that it chooses.
 //! - [`Keep`], `choosing`: choice of the pages that matter to a query, by bounds of its products with their keys.
@@ -21,6 +23,10 @@ mod choice;
 pub mod choosing;
 pub mod experts;
 pub mod flash;
+#[cfg(feature = "cuda")]
+mod gathered;
+#[cfg(feature = "cuda")]
+pub mod gemm;
 mod kv;
 pub mod ladder;
 pub mod linear;
@@ -37,8 +43,10 @@ pub mod synthetic;
 mod tokenizer;
 
 pub use choice::Keep;
+#[cfg(feature = "cuda")]
+pub use gathered::GpuIds;
 pub use kv::{KvPages, KvShape};
-pub use matrix::Matrix;
+pub use matrix::{Half, Matrix};
 #[cfg(feature = "cuda")]
 pub use streamed::StreamedProducts;
 pub use tokenizer::Tokenizer;

@@ -1,7 +1,8 @@
 //! A matrix on a store, and its product with a vector.
 
 use nvme_compute_kernel::reference;
-use nvme_formats::{Stored, UNIT};
+use nvme_formats::{Stored, UNIT, bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
+use nvme_host::store::Ids;
 use nvme_host::{Error, Result, Store};
 use rayon::prelude::*;
 use std::sync::Arc;
@@ -10,6 +11,47 @@ use std::sync::Arc;
 const READ_BYTES: u64 = 4 << 20;
 /// Rows of a product that a thread takes at a time.
 const ROWS: usize = 16;
+
+/// Elements of 16 bits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Half {
+    /// The upper half of binary32.
+    Bf16,
+    /// IEEE 754 binary16.
+    F16,
+}
+
+impl Half {
+    /// As a half.
+    pub fn of(self, value: f32) -> u16 {
+        match self {
+            Self::Bf16 => bf16_of_f32(value),
+            Self::F16 => f16_of_f32(value),
+        }
+    }
+
+    /// The number of a half.
+    pub fn wide(self, half: u16) -> f32 {
+        match self {
+            Self::Bf16 => f32_of_bf16(half),
+            Self::F16 => f32_of_f16(half),
+        }
+    }
+
+    /// # Errors
+    /// [`Error::Usage`] for elements that would lose more than their last bits.
+    pub(crate) fn check(self, stored: Stored) -> Result<()> {
+        match (self, stored) {
+            (_, Stored::F32) | (Self::Bf16, Stored::F16) | (Self::F16, Stored::Bf16) => {
+                Err(Error::usage(
+                    format!("a matrix of {stored:?} and rows of {self:?}"),
+                    "use halves of one kind, or a matrix of blocks (q8_0, q4_0, q4_1, q4_k, q6_k)",
+                ))
+            }
+            _ => Ok(()),
+        }
+    }
+}
 
 /// A matrix as it is stored, row after row.
 #[derive(Clone, Debug)]
@@ -73,17 +115,92 @@ impl Matrix {
         self.row_bytes * u64::from(self.rows)
     }
 
+    fn check_vector(&self, x: &[f32]) -> Result<()> {
+        if x.len() == self.columns as usize {
+            return Ok(());
+        }
+        Err(Error::usage(
+            format!("a vector of {} elements", x.len()),
+            format!("the matrix has {} columns", self.columns),
+        ))
+    }
+
+    /// The products of `x` and the rows that `ids` name, by threads of the CPU.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a vector of another length; the first row that was not read, or that the matrix does not
+    /// have.
+    pub fn gathered(&self, ids: &[i64], x: &[f32]) -> Result<Vec<f32>> {
+        self.check_vector(x)?;
+        let table = self
+            .store
+            .table(self.offset, self.rows.into(), self.row_bytes)?;
+        let step = (READ_BYTES / self.row_bytes).max(1) as usize;
+        let mut y = vec![0.0; ids.len()];
+        let mut bytes = vec![0; self.row_bytes as usize * step.min(ids.len())];
+        for (y, ids) in y.chunks_mut(step).zip(ids.chunks(step)) {
+            let bytes = &mut bytes[..ids.len() * self.row_bytes as usize];
+            table.gather(Ids::I64(ids), bytes, None)?.check()?;
+            product(self.stored, bytes, x, y);
+        }
+        Ok(y)
+    }
+
+    /// `X W^T`: for each row of as many halves in `x` its products with all rows of the matrix, whose elements are rounded
+    /// to halves, by threads of the CPU. Sums are `f64`.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a part of a row, and for a matrix of `f32` or of the other kind of halves; those of
+    /// [`Store::read_at`].
+    pub fn products(&self, x: &[u16], half: Half) -> Result<Vec<f32>> {
+        half.check(self.stored)?;
+        let columns = self.columns as usize;
+        if !x.len().is_multiple_of(columns) {
+            return Err(Error::usage(
+                format!("{} halves", x.len()),
+                format!("use rows of {columns}"),
+            ));
+        }
+        let rows = self.rows as usize;
+        let x: Vec<f32> = x.iter().map(|bits| half.wide(*bits)).collect();
+        let mut y = vec![0.0; x.len() / columns * rows];
+        let step = (READ_BYTES / self.row_bytes).max(1) as usize;
+        for first in (0..rows).step_by(step) {
+            let count = step.min(rows - first);
+            let mut bytes = vec![0; count * self.row_bytes as usize];
+            let at = self.offset + first as u64 * self.row_bytes;
+            self.store.read_at(at, &mut bytes)?;
+            let row_bytes = self.row_bytes as usize;
+            let w: Vec<Vec<f32>> = bytes
+                .par_chunks(row_bytes)
+                .map(|row| self.halves(row, half))
+                .collect();
+            let each = y.par_chunks_mut(rows).zip(x.par_chunks(columns));
+            each.for_each(|(y, x)| {
+                for (y, w) in y[first..].iter_mut().zip(&w) {
+                    let terms = x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w));
+                    *y = terms.sum::<f64>() as f32;
+                }
+            });
+        }
+        Ok(y)
+    }
+
+    /// The elements of a row, rounded to halves.
+    fn halves(&self, row: &[u8], half: Half) -> Vec<f32> {
+        let mut w = vec![0.0; self.columns as usize];
+        reference::unpack(self.stored, row, &mut w);
+        let rounded = |w: f32| half.wide(half.of(w));
+        w.iter_mut().for_each(|w| *w = rounded(*w));
+        w
+    }
+
     /// The product with `x`, by threads of the CPU.
     ///
     /// # Errors
     /// [`Error::Usage`] for a vector of another length; those of [`Store::read_at`].
     pub fn product(&self, x: &[f32]) -> Result<Vec<f32>> {
-        if x.len() != self.columns as usize {
-            return Err(Error::usage(
-                format!("a vector of {} elements", x.len()),
-                format!("the matrix has {} columns", self.columns),
-            ));
-        }
+        self.check_vector(x)?;
         let row_bytes = self.row_bytes as usize;
         let step = (READ_BYTES / self.row_bytes).max(1);
         let mut y = vec![0.0; self.rows as usize];
@@ -140,6 +257,13 @@ mod tests {
             assert_eq!(expected.len(), rows as usize);
             assert_eq!(matrix.product(&x).unwrap(), expected);
             assert!(matrix.product(&x[1..]).is_err());
+            let ids: Vec<i64> = (0..2 * i64::from(rows))
+                .map(|at| at * 7 % i64::from(rows))
+                .collect();
+            let of_ids = ids.iter().map(|id| expected[*id as usize]);
+            let of_ids: Vec<f32> = of_ids.collect();
+            assert_eq!(matrix.gathered(&ids, &x).unwrap(), of_ids);
+            assert!(matrix.gathered(&[i64::from(rows)], &x).is_err());
         }
         assert!(Matrix::new(&store, 1, Stored::F32, 1, 32).is_err());
         assert!(Matrix::new(&store, 0, Stored::F32, 1, 0).is_err());

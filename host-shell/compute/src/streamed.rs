@@ -10,23 +10,29 @@ use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
-/// The kernel of such products, for one GPU.
+/// The kernels of such products, for one GPU: of all rows, and of rows that ids name.
 ///
-/// It stays loaded when this is dropped: a launch that is under way, or a graph, may still run it.
+/// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
 pub struct StreamedProducts {
     module: ManuallyDrop<Module>,
     gemv: Function,
+    gathered: Function,
 }
 
 impl StreamedProducts {
-    /// Loads the kernel.
+    /// Loads the kernels.
     ///
     /// # Errors
     /// Those of [`Module::load`].
     pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
         let module = ManuallyDrop::new(Module::load(gpu, STREAMED_PTX.as_bytes())?);
         let gemv = module.function(kernel::GEMV_STREAMED)?;
-        Ok(Self { module, gemv })
+        let gathered = module.function(kernel::GEMV_GATHERED)?;
+        Ok(Self {
+            module,
+            gemv,
+            gathered,
+        })
     }
 
     /// Registers and bytes of local memory of a thread, as compiled for this GPU.
@@ -35,6 +41,18 @@ impl StreamedProducts {
     /// Those of [`Module::cost`].
     pub fn cost(&self) -> Result<(u32, u32)> {
         self.module.cost(self.gemv)
+    }
+
+    /// The same of [`gathered`](Self::gathered).
+    ///
+    /// # Errors
+    /// Those of [`Module::cost`].
+    pub fn cost_of_gathered(&self) -> Result<(u32, u32)> {
+        self.module.cost(self.gathered)
+    }
+
+    pub(crate) fn gathered_kernel(&self) -> (&Module, Function) {
+        (&self.module, self.gathered)
     }
 
     /// Puts `y = W x` into `stream`, a `CUstream` of the store's GPU, and returns before it runs. `x` is the address of as

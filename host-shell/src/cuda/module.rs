@@ -114,6 +114,31 @@ impl Module {
         Ok((registers as u32, local as u32))
     }
 
+    /// How many blocks of `threads` threads and `shared_bytes` bytes of shared memory, beside what `function` declares,
+    /// the GPU holds at a time.
+    ///
+    /// # Errors
+    /// [`Error::Device`] with the driver's answer.
+    pub fn blocks_at_a_time(
+        &self,
+        function: Function,
+        threads: u32,
+        shared_bytes: u32,
+    ) -> Result<u32> {
+        let _guest = self.gpu.enter()?;
+        let mut blocks = 0;
+        // SAFETY: a function of our own module; writes one integer.
+        check("cuOccupancyMaxActiveBlocksPerMultiprocessor", unsafe {
+            sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                &mut blocks,
+                function.0,
+                threads as i32,
+                shared_bytes as usize,
+            )
+        })?;
+        Ok(blocks as u32 * self.gpu.multiprocessors()?)
+    }
+
     /// Puts `function` into `stream`: `grid` blocks of `block` threads. Returns before it runs.
     ///
     /// # Safety
@@ -153,7 +178,7 @@ impl Module {
     ) -> Result<()> {
         let _guest = self.gpu.enter()?;
         // SAFETY: the caller's.
-        unsafe { self.launch_on(stream, function, grid, block, argument) }
+        unsafe { self.launch_on(stream, function, Blocks::plain(grid, block), argument) }
     }
 
     /// The same with shared memory: `function` was made by [`function_with_shared`](Self::function_with_shared).
@@ -183,24 +208,16 @@ impl Module {
         &self,
         stream: u64,
         function: Function,
-        grid: u32,
-        block: u32,
+        grid: Blocks,
         argument: &T,
     ) -> Result<()> {
         // SAFETY: the caller's.
-        unsafe {
-            launch(
-                handle(stream),
-                function,
-                Blocks::plain(grid, block),
-                argument,
-            )
-        }
+        unsafe { launch(handle(stream), function, grid, argument) }
     }
 }
 
 impl Blocks {
-    fn plain(blocks: u32, threads: u32) -> Self {
+    pub(super) fn plain(blocks: u32, threads: u32) -> Self {
         Self {
             count: blocks,
             threads,

@@ -10,8 +10,8 @@ use super::space::Space;
 use super::status::{self, RowStatus};
 use super::table::{Ids, Table};
 use crate::cuda::{
-    Direction, Function, Gpu, GpuRows, HostRows, Module, MoveRows, Pending, ReadList, ReadRange,
-    Request, RowTable, StripedRows, Ways,
+    Blocks, Direction, Function, Gpu, GpuRows, HostRows, Module, MoveRows, Pending, ReadList,
+    ReadRange, Request, RowTable, StripedRows, Ways,
 };
 use crate::error::{Error, Result};
 use crate::widen::Widen;
@@ -363,8 +363,40 @@ impl Table {
     /// and more; [`Error::Environment`] with the driver's answer; those of `argument`.
     pub unsafe fn stream_on_gpu<T: Copy>(
         &self,
-        (module, function): (&Module, Function),
+        kernel: (&Module, Function),
         parts: u64,
+        argument: impl FnOnce(nvme_gpu_kernel::rows::Gather) -> Result<T>,
+        stream: u64,
+    ) -> Result<Pending> {
+        // SAFETY: the caller's.
+        unsafe { self.stream_by(kernel, (parts, None), argument, stream) }
+    }
+
+    /// As [`stream_on_gpu`](Self::stream_on_gpu), in `blocks`, of which some read: those that do not end by
+    /// `nvme_gpu_kernel::leave_block`. What the kernel counts as failed are of `parts` parts.
+    ///
+    /// # Safety
+    /// As [`stream_on_gpu`](Self::stream_on_gpu).
+    ///
+    /// # Errors
+    /// As [`stream_on_gpu`](Self::stream_on_gpu).
+    pub unsafe fn stream_in_blocks<T: Copy>(
+        &self,
+        kernel: (&Module, Function),
+        (parts, blocks): (u64, Blocks),
+        argument: impl FnOnce(nvme_gpu_kernel::rows::Gather) -> Result<T>,
+        stream: u64,
+    ) -> Result<Pending> {
+        // SAFETY: the caller's.
+        unsafe { self.stream_by(kernel, (parts, Some(blocks)), argument, stream) }
+    }
+
+    /// # Safety
+    /// As [`stream_on_gpu`](Self::stream_on_gpu).
+    unsafe fn stream_by<T: Copy>(
+        &self,
+        kernel: (&Module, Function),
+        parts: (u64, Option<Blocks>),
         argument: impl FnOnce(nvme_gpu_kernel::rows::Gather) -> Result<T>,
         stream: u64,
     ) -> Result<Pending> {
@@ -379,7 +411,7 @@ impl Table {
         if let [member] = &self.space.members[..]
             && let Some(rows) = member.rows.as_ref().filter(|rows| rows.streams())
         {
-            let (table, kernel) = (self.of_namespace(), (module, function));
+            let table = self.of_namespace();
             // SAFETY: the caller's.
             return unsafe { rows.stream(&table, kernel, parts, argument, stream) };
         }

@@ -7,7 +7,8 @@
     feature = "steps",
     feature = "streamed",
     feature = "paged",
-    feature = "experts"
+    feature = "experts",
+    feature = "gemm"
 ))]
 use crate::strip::WINDOW_BYTES;
 use core::arch::asm;
@@ -51,6 +52,22 @@ pub fn maximum(a: f32, b: f32) -> f32 {
 pub unsafe fn word(address: u64) -> u32 {
     // SAFETY: the caller's.
     unsafe { *(address as usize as *const u32) }
+}
+
+/// Id `index` of a launch.
+///
+/// # Safety
+/// There are more ids; nothing writes them meanwhile.
+#[cfg(feature = "streamed")]
+#[inline(always)]
+pub unsafe fn id(rows: &nvme_gpu_kernel::rows::Gather, index: u64) -> i64 {
+    // SAFETY: the caller's.
+    unsafe {
+        match rows.wide_ids {
+            0 => i64::from(*(rows.ids as usize as *const i32).add(index as usize)),
+            _ => *(rows.ids as usize as *const i64).add(index as usize),
+        }
+    }
 }
 
 /// 8 bytes of memory, or zeros.
@@ -118,11 +135,11 @@ pub fn sqrt(x: f32) -> f32 {
 }
 
 /// Numbers in memory of the GPU.
-#[cfg(not(feature = "choose"))]
+#[cfg(not(any(feature = "choose", feature = "gemm")))]
 #[derive(Clone, Copy)]
 pub struct Numbers(*mut f32);
 
-#[cfg(not(feature = "choose"))]
+#[cfg(not(any(feature = "choose", feature = "gemm")))]
 impl Numbers {
     /// # Safety
     /// All that is loaded or stored through it lies in memory that the kernel may use so.
@@ -167,7 +184,7 @@ impl Numbers {
 }
 
 /// The sum of `value` over the lanes of the warp. Every lane calls it.
-#[cfg(not(feature = "choose"))]
+#[cfg(not(any(feature = "choose", feature = "gemm")))]
 #[inline(always)]
 pub fn sum_of_warp(value: f32) -> f32 {
     let mut sum = value;
@@ -180,6 +197,7 @@ pub fn sum_of_warp(value: f32) -> f32 {
 }
 
 /// The number of this warp among those of the launch, and how many there are.
+#[cfg(not(feature = "gemm"))]
 #[inline(always)]
 pub fn warp() -> (u64, u64) {
     let of_block = arch::block_threads() / 32;
@@ -209,7 +227,8 @@ pub fn thread() -> (u64, u64) {
     feature = "steps",
     feature = "streamed",
     feature = "paged",
-    feature = "experts"
+    feature = "experts",
+    feature = "gemm"
 ))]
 pub struct Window(u32);
 
@@ -217,7 +236,8 @@ pub struct Window(u32);
     feature = "steps",
     feature = "streamed",
     feature = "paged",
-    feature = "experts"
+    feature = "experts",
+    feature = "gemm"
 ))]
 impl Window {
     /// That of the calling warp.
@@ -228,7 +248,7 @@ impl Window {
     }
 
     /// The 16-bit word at byte `byte`, an even number.
-    #[cfg(any(feature = "steps", feature = "streamed", feature = "experts"))]
+    #[cfg(not(feature = "paged"))]
     #[inline(always)]
     pub fn half(self, byte: u32) -> u16 {
         let at = self.0 + (byte & (WINDOW_BYTES as u32 - 1));
@@ -268,7 +288,7 @@ impl Window {
 
     /// Copies the tile of bytes from `tile` on, which lie at `from`, as far as they are of `begin..end`, in
     /// place of one that all lanes have used: all loads are under way together. Every lane calls it.
-    #[cfg(any(feature = "steps", feature = "streamed", feature = "experts"))]
+    #[cfg(not(feature = "paged"))]
     #[inline(always)]
     pub fn take(self, tile: u64, from: u64, (begin, end): (u64, u64)) {
         arch::sync_warp(arch::FULL);
@@ -276,7 +296,7 @@ impl Window {
         arch::sync_warp(arch::FULL);
     }
 
-    #[cfg(any(feature = "steps", feature = "streamed", feature = "experts"))]
+    #[cfg(not(feature = "paged"))]
     #[inline(always)]
     fn fill(self, tile: u64, from: u64, (begin, end): (u64, u64)) {
         let lane = u64::from(arch::lane()) * 16;
@@ -311,12 +331,55 @@ impl Window {
     }
 }
 
+/// Copies `bytes` bytes of memory by the lanes of a warp, eight loads of each at a time. Every lane calls it.
+///
+/// # Safety
+/// The bytes are there on both sides, and nothing else writes them meanwhile. Both addresses and the length are multiples
+/// of 16.
+#[cfg(feature = "gemm")]
+#[inline(always)]
+pub unsafe fn copy_16(to: u64, from: u64, bytes: u32) {
+    let mut at = arch::lane() * 16;
+    while at < bytes {
+        let there = (bytes - at).div_ceil(512);
+        // SAFETY: the caller's; part `i` of each lane is `i` * 512 bytes further.
+        unsafe {
+            asm!(
+                "{{ .reg .b64 a<8>, b<8>; .reg .pred p<8>;",
+                "setp.gt.u32 p1, {there}, 1; setp.gt.u32 p2, {there}, 2; setp.gt.u32 p3, {there}, 3;",
+                "setp.gt.u32 p4, {there}, 4; setp.gt.u32 p5, {there}, 5; setp.gt.u32 p6, {there}, 6;",
+                "setp.gt.u32 p7, {there}, 7;",
+                "ld.global.v2.b64 {{a0, b0}}, [{from}];",
+                "@p1 ld.global.v2.b64 {{a1, b1}}, [{from}+512];",
+                "@p2 ld.global.v2.b64 {{a2, b2}}, [{from}+1024];",
+                "@p3 ld.global.v2.b64 {{a3, b3}}, [{from}+1536];",
+                "@p4 ld.global.v2.b64 {{a4, b4}}, [{from}+2048];",
+                "@p5 ld.global.v2.b64 {{a5, b5}}, [{from}+2560];",
+                "@p6 ld.global.v2.b64 {{a6, b6}}, [{from}+3072];",
+                "@p7 ld.global.v2.b64 {{a7, b7}}, [{from}+3584];",
+                "st.global.v2.b64 [{to}], {{a0, b0}};",
+                "@p1 st.global.v2.b64 [{to}+512], {{a1, b1}};",
+                "@p2 st.global.v2.b64 [{to}+1024], {{a2, b2}};",
+                "@p3 st.global.v2.b64 [{to}+1536], {{a3, b3}};",
+                "@p4 st.global.v2.b64 [{to}+2048], {{a4, b4}};",
+                "@p5 st.global.v2.b64 [{to}+2560], {{a5, b5}};",
+                "@p6 st.global.v2.b64 [{to}+3072], {{a6, b6}};",
+                "@p7 st.global.v2.b64 [{to}+3584], {{a7, b7}};",
+                "}}",
+                there = in(reg32) there, from = in(reg64) from + u64::from(at), to = in(reg64) to + u64::from(at),
+                options(nostack));
+        }
+        at += 4096;
+    }
+}
+
 /// Where the windows of a block's warps lie. Not inlined: the array must exist once.
 #[cfg(any(
     feature = "steps",
     feature = "streamed",
     feature = "paged",
-    feature = "experts"
+    feature = "experts",
+    feature = "gemm"
 ))]
 #[inline(never)]
 fn windows() -> u32 {

@@ -12,7 +12,12 @@
 
 #[cfg(all(
     target_arch = "nvptx64",
-    any(not(feature = "tile"), feature = "attention", feature = "linear")
+    any(
+        not(feature = "tile"),
+        feature = "attention",
+        feature = "linear",
+        feature = "gemm"
+    )
 ))]
 mod arch;
 #[cfg(all(target_arch = "nvptx64", feature = "steps"))]
@@ -23,6 +28,9 @@ mod elements;
 pub mod experts;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "attention"))]
 pub mod flash;
+#[cfg(all(target_arch = "nvptx64", feature = "streamed"))]
+mod gathered;
+pub mod gemm;
 #[cfg(all(target_arch = "nvptx64", feature = "steps"))]
 mod gemv;
 #[cfg(any(not(target_arch = "nvptx64"), feature = "linear"))]
@@ -48,15 +56,21 @@ mod sums;
 #[cfg(all(target_arch = "nvptx64", feature = "tile"))]
 pub mod tile;
 
+use core::num::NonZeroU32;
+use nvme_gpu_kernel::ring::RowSplit;
 use nvme_gpu_kernel::rows::Gather;
 
 /// The kernels as PTX, for any GPU from sm_80 on; `cargo xtask ptx --refresh` writes it.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const PTX: &str = include_str!("../compute.ptx");
 
-/// `nvme_gemv_streamed` as PTX, as [`PTX`] is: it has the queues' code and their registers.
+/// `nvme_gemv_streamed` and `nvme_gemv_gathered` as PTX, as [`PTX`] is: they have the queues' code and their registers.
 #[cfg(not(target_arch = "nvptx64"))]
 pub const STREAMED_PTX: &str = include_str!("../streamed.ptx");
+
+/// The kernels of [`gemm`] as PTX, as [`PTX`] is.
+#[cfg(not(target_arch = "nvptx64"))]
+pub const GEMM_PTX: &str = include_str!("../gemm.ptx");
 
 /// `nvme_attention_paged` and `nvme_attention_join` as PTX, as [`PTX`] is.
 #[cfg(not(target_arch = "nvptx64"))]
@@ -116,6 +130,17 @@ pub mod kernel {
 
     /// Takes a [`GemvStreamed`](crate::GemvStreamed). Of [`STREAMED_PTX`](crate::STREAMED_PTX).
     pub const GEMV_STREAMED: &str = "nvme_gemv_streamed";
+    /// Takes a [`GemvGathered`](crate::GemvGathered). Of [`STREAMED_PTX`](crate::STREAMED_PTX).
+    pub const GEMV_GATHERED: &str = "nvme_gemv_gathered";
+
+    /// Takes a [`gemm::GemmStreamed`](crate::gemm::GemmStreamed). Of [`GEMM_PTX`](crate::GEMM_PTX).
+    pub const GEMM_STREAMED: &str = "nvme_gemm_streamed";
+    /// Takes a [`gemm::Gemm`](crate::gemm::Gemm). Of [`GEMM_PTX`](crate::GEMM_PTX).
+    pub const GEMM: &str = "nvme_gemm";
+    /// Takes a [`gemm::Gemm`](crate::gemm::Gemm). Of [`GEMM_PTX`](crate::GEMM_PTX).
+    pub const GEMM_CLEAR: &str = "nvme_gemm_clear";
+    /// All of [`GEMM_PTX`](crate::GEMM_PTX).
+    pub const GEMMS: [&str; 3] = [GEMM_STREAMED, GEMM, GEMM_CLEAR];
 
     /// Takes a [`PagedAttention`](crate::PagedAttention). Of [`PAGED_PTX`](crate::PAGED_PTX).
     pub const ATTENTION_PAGED: &str = "nvme_attention_paged";
@@ -182,6 +207,58 @@ pub struct GemvStreamed {
     pub columns: u32,
     /// The [`Stored`](nvme_formats::Stored) of the matrix.
     pub stored: u32,
+}
+
+/// `y[i] = table[ids[i]] . x` for a table on a drive, whose rows each warp reads while it multiplies.
+///
+/// An element whose row was not read whole, or whose id the table does not have, is NaN, and counted as failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct GemvGathered {
+    /// The ids, `count` of them at `ids`, and the table: `rows` rows of `row_bytes` bytes from `first_byte` on, an even
+    /// number.
+    pub rows: Gather,
+    /// `columns` elements.
+    pub x: u64,
+    /// `count` elements.
+    pub y: u64,
+    /// Columns of the table, whole blocks and units, at least one.
+    pub columns: u32,
+    /// The [`Stored`](nvme_formats::Stored) of the table.
+    pub stored: u32,
+    /// Of the [`RowSplit`].
+    pub piece_bytes: u32,
+    /// Of the [`RowSplit`], at least 1.
+    pub of_row: u32,
+    /// Of the [`RowSplit`].
+    pub stage_shift: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
+impl GemvGathered {
+    /// How its rows are split.
+    pub const fn split(&self) -> Option<RowSplit> {
+        let Some(of_row) = NonZeroU32::new(self.of_row) else {
+            return None;
+        };
+        Some(RowSplit {
+            row_bytes: self.rows.row_bytes,
+            piece_bytes: self.piece_bytes,
+            of_row,
+            stage_shift: self.stage_shift,
+        })
+    }
+
+    /// Where row `id` begins, if the table has it.
+    #[inline(always)]
+    pub const fn byte_of(&self, id: i64) -> Option<u64> {
+        let row = id as u64;
+        if id < 0 || row >= self.rows.rows {
+            return None;
+        }
+        Some(self.rows.first_byte + row * self.rows.row_bytes as u64)
+    }
 }
 
 /// Attention of one query a head over keys and values in pages on a drive.
@@ -419,7 +496,11 @@ mod tests {
         same(EXPERTS_PTX, &kernel::EXPERTS);
         same(ATTENTION_PTX, &flash::kernel::ALL);
         same(LINEAR_PTX, &linear::kernel::ALL);
-        assert_eq!(entries(STREAMED_PTX), [kernel::GEMV_STREAMED]);
+        same(GEMM_PTX, &kernel::GEMMS);
+        same(
+            STREAMED_PTX,
+            &[kernel::GEMV_STREAMED, kernel::GEMV_GATHERED],
+        );
         let mut paged = entries(PAGED_PTX);
         paged.sort_unstable();
         assert_eq!(paged, [kernel::ATTENTION_JOIN, kernel::ATTENTION_PAGED]);

@@ -70,6 +70,12 @@ impl Cursor {
         }
     }
 
+    /// The row that it is in.
+    #[inline(always)]
+    pub fn row(&self) -> u64 {
+        self.row
+    }
+
     /// Takes the groups that end before byte `until`. They have come where `code` is [`code::OK`]: `dot` gives the
     /// lane's sum over so many groups from a byte on, the first of which has that number in the row. `done` gets each
     /// row that ends here: its number, its sum, and why it is not computed. `until` is less than 4 GiB further on.

@@ -3,10 +3,11 @@
 #![allow(unsafe_code)]
 
 use crate::ladder;
+use nvme_compute_kernel::gemm::GemmStreamed;
 use nvme_compute_kernel::search::Search;
 use nvme_compute_kernel::{
-    Argmax, Attention, Gemv, GemvStreamed, PagedAttention, RmsNorm, Rope, SiluMul, Unpack,
-    index_of, ranked, reference,
+    Argmax, Attention, Gemv, GemvGathered, GemvStreamed, PagedAttention, RmsNorm, Rope, SiluMul,
+    Unpack, index_of, ranked, reference,
 };
 use nvme_formats::Stored;
 use nvme_gpu_kernel::hash::{self, Chunk, HashChunks};
@@ -24,6 +25,10 @@ pub const NAMES: [&CStr; 52] = [
     c"nvme_take_token",
     c"nvme_unpack",
     c"nvme_gemv_streamed",
+    c"nvme_gemv_gathered",
+    c"nvme_gemm_streamed",
+    c"nvme_gemm",
+    c"nvme_gemm_clear",
     c"nvme_attention_paged",
     c"nvme_attention_join",
     c"nvme_search",
@@ -139,6 +144,18 @@ pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void, blocks: u32) -> 
             // SAFETY: the caller's.
             let argument = unsafe { **parameters.cast::<*const GemvStreamed>() };
             std::sync::Arc::new(move || crate::streamed::gemv(&argument, blocks))
+        }
+        b"nvme_gemv_gathered" => {
+            // SAFETY: the caller's.
+            let argument = unsafe { **parameters.cast::<*const GemvGathered>() };
+            std::sync::Arc::new(move || crate::gathered::gemv(&argument, blocks))
+        }
+        b"nvme_gemm" => of(parameters, crate::gemm::resident),
+        b"nvme_gemm_clear" => of(parameters, crate::gemm::clear),
+        b"nvme_gemm_streamed" => {
+            // SAFETY: the caller's.
+            let argument = unsafe { **parameters.cast::<*const GemmStreamed>() };
+            std::sync::Arc::new(move || crate::gemm::streamed(&argument, blocks))
         }
         b"nvme_search" => {
             // SAFETY: the caller's.

@@ -18,6 +18,8 @@ mod compute;
 mod examples;
 mod experts;
 mod export;
+mod gathered;
+mod gemm;
 mod kernels;
 mod ladder;
 mod litmus;
@@ -391,6 +393,18 @@ pub extern "C" fn cuFuncSetAttribute(
 fn may_share(function: *const u8, bytes: u32) -> bool {
     let limits = lock(&SHARED_LIMITS);
     bytes <= *limits.get(&function.addr()).unwrap_or(&SHARED_LIMIT)
+}
+
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
+    blocks: *mut c_int,
+    _: *const u8,
+    _: c_int,
+    _: usize,
+) -> Status {
+    // SAFETY: the caller gives a place for one integer.
+    unsafe { *blocks = 1 };
+    SUCCESS
 }
 
 #[unsafe(no_mangle)]

@@ -72,9 +72,15 @@ fn strip(
         let mut tile = begin & !(TILE_BYTES - 1);
         while tile < until {
             let end = until.min(tile + TILE_BYTES);
-            stream.take(&mut window, tile, tile.max(begin)..end);
+            stream.take(
+                &mut window,
+                stream.address(tile),
+                tile,
+                tile.max(begin)..end,
+            );
             let dot = |byte: u64, groups: u32, group: u32| {
-                dot(gemv, stored, shape, &window, (byte, groups, group))
+                let vector = (gemv.x, gemv.columns);
+                dot(vector, stored, shape, &window, (byte, groups, group))
             };
             cursor.advance(shape, end, code::OK, dot, &mut done);
             tile += TILE_BYTES;
@@ -83,9 +89,10 @@ fn strip(
     cursor.give_up(end, stream.rest(), &mut done);
 }
 
-/// Sum over the lanes of `groups` groups, the first of which is number `group` of its row and begins at `byte`.
-fn dot(
-    gemv: &GemvStreamed,
+/// Sum over the lanes of `groups` groups, the first of which is number `group` of its row and begins at `byte`, with the
+/// vector of `columns` elements at `x`.
+pub fn dot(
+    (x, columns): (u64, u32),
     stored: Stored,
     shape: Shape,
     window: &[u8],
@@ -95,13 +102,13 @@ fn dot(
         let at = ((byte + 2 * u64::from(k)) % WINDOW_BYTES) as usize;
         u16::from_le_bytes([window[at], window[at + 1]])
     };
-    let x = gemv.x as usize as *const f32;
+    let x = x as usize as *const f32;
     let first = group * shape.group_units * UNIT;
     let of_unit = |unit: u32| {
         (0..UNIT)
             .map(|lane| {
                 let at = first + unit * UNIT + lane;
-                assert!(at < gemv.columns, "outside the vector");
+                assert!(at < columns, "outside the vector");
                 // SAFETY: the host gives an element for each column.
                 stored.element(unit, lane, half) * unsafe { *x.add(at as usize) }
             })
@@ -116,6 +123,7 @@ pub struct Stream<'s, 'r> {
     /// The read under way at each stage, or the code of the last one.
     stages: Vec<Result<Token, i32>>,
     fetched: u64,
+    due: u64,
 }
 
 impl<'s, 'r> Stream<'s, 'r> {
@@ -124,6 +132,7 @@ impl<'s, 'r> Stream<'s, 'r> {
             reads,
             stages: Vec::new(),
             fetched: 0,
+            due: 0,
         }
     }
 
@@ -136,13 +145,17 @@ impl<'s, 'r> Stream<'s, 'r> {
             self.stages
                 .resize_with(pieces.stages() as usize, || Err(code::OK));
         }
-        for stage in 0..pieces.stages() {
-            let next = pieces.next_at(stage, number);
-            if self.reads.ends == code::OK && next >= self.fetched && next <= pieces.last() {
-                self.stages[stage as usize] = self.submit(pieces, next);
+        if number >= self.due {
+            for stage in 0..pieces.stages() {
+                let next = pieces.next_at(stage, number);
+                let is_new = next >= self.fetched && next <= pieces.last();
+                if is_new && self.reads.ends == code::OK && pieces.is_read(next) {
+                    self.stages[stage as usize] = self.submit(pieces, next);
+                }
             }
+            self.fetched = number + u64::from(pieces.stages());
+            self.due = number + pieces.batch();
         }
-        self.fetched = number + u64::from(pieces.stages());
         if self.reads.ends != code::OK {
             let all = (0..self.stages.len()).map(|stage| self.wait(stage)).min();
             self.reads.has_lost |= all.is_some_and(|code| code < 0);
@@ -159,6 +172,7 @@ impl<'s, 'r> Stream<'s, 'r> {
     /// As `nvme_gpu_kernel::Stream::begin`.
     pub fn begin(&mut self) {
         self.fetched = 0;
+        self.due = 0;
     }
 
     /// As `nvme_gpu_kernel::Stream::rest`.
@@ -178,15 +192,28 @@ impl<'s, 'r> Stream<'s, 'r> {
         each.collect()
     }
 
-    /// Copies the bytes `bytes` of the drive, which are of the tile from `tile` on, to their half of the window.
-    fn take(&self, window: &mut [u8], tile: u64, bytes: std::ops::Range<u64>) {
-        let from =
-            (self.reads.rows.slots + self.reads.slots + Ring::place(tile)) as usize as *const u8;
+    /// Where a byte of a [`Ring`] lies that has landed.
+    fn address(&self, byte: u64) -> u64 {
+        self.reads.rows.slots + self.reads.slots + Ring::place(byte)
+    }
+
+    /// As `nvme_gpu_kernel::Stream::address_in`.
+    pub fn address_in(&self, pieces: &impl Pieces, number: u64, byte: u64) -> u64 {
+        let shift = self.reads.rows.block_shift;
+        let block = pieces.piece(number).0 >> shift << shift;
+        let slot = self.reads.slots + pieces.slot(number, block);
+        (self.reads.rows.slots + slot).wrapping_add(byte.wrapping_sub(block))
+    }
+
+    /// Copies the bytes `bytes` of the drive, which are of the tile from `tile` on, to their half of the window. That tile
+    /// lies at `from`.
+    pub fn take(&self, window: &mut [u8], from: u64, tile: u64, bytes: std::ops::Range<u64>) {
+        let from = from as usize as *const u8;
         let half = &mut window[(tile % WINDOW_BYTES) as usize..][..TILE_BYTES as usize];
         let (begin, end) = ((bytes.start - tile) as usize, (bytes.end - tile) as usize);
         for (at, to) in (begin..end).zip(&mut half[begin..end]) {
             // SAFETY: a tile of a slot of the warp, whose read has ended.
-            *to = unsafe { from.add(at).read_volatile() };
+            *to = unsafe { from.wrapping_add(at).read_volatile() };
         }
     }
 

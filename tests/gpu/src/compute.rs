@@ -3,6 +3,9 @@
 // UNSAFETY: products take addresses of vectors.
 #![allow(unsafe_code)]
 
+mod gathered;
+mod gemm;
+
 use crate::bench::Bench;
 use crate::gather::{WAIT, dice, fault_timeout, few_stations, simulated, text};
 use crate::report::Report;
@@ -15,6 +18,20 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 type Outcome<T> = Result<T, String>;
+
+/// Faults of the drive. `LATE` is longer than a kernel waits.
+const FAULTS: [(&str, &str); 10] = [
+    ("status", "status:0x281@op=read,nth=9"),
+    ("dropped", "drop@op=read,nth=9"),
+    ("late", "delay:LATE@op=read,nth=9"),
+    ("reordered", "reorder@op=read,every=5"),
+    ("duplicate", "duplicate@op=read,nth=9"),
+    ("torn-cqe", "torncqe@op=read,nth=9"),
+    ("wrong-cid", "wrongcid:0xfff@op=read,nth=9"),
+    ("wrong-phase", "wrongphase@op=read,nth=9"),
+    ("dead-cfs", "cfs@op=read,nth=9"),
+    ("all-ones", "allones@op=read,nth=9"),
+];
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// What `y` holds before a product, and the elements before and after it always.
@@ -37,23 +54,14 @@ pub fn all(report: &mut Report, bench: &Bench) {
     report.test("gemv/usage", |_| usage(bench));
     report.test("gemv/streams", |_| streams(bench));
     report.test("gemv/graph", |_| graph(bench));
-    for (name, fault) in [
-        ("status", "status:0x281@op=read,nth=9"),
-        ("dropped", "drop@op=read,nth=9"),
-        ("late", "delay:LATE@op=read,nth=9"),
-        ("reordered", "reorder@op=read,every=5"),
-        ("duplicate", "duplicate@op=read,nth=9"),
-        ("torn-cqe", "torncqe@op=read,nth=9"),
-        ("wrong-cid", "wrongcid:0xfff@op=read,nth=9"),
-        ("wrong-phase", "wrongphase@op=read,nth=9"),
-        ("dead-cfs", "cfs@op=read,nth=9"),
-        ("all-ones", "allones@op=read,nth=9"),
-    ] {
+    for (name, fault) in FAULTS {
         report.test(&format!("gemv/fault/{name}"), |_| {
             faults(bench, name, fault)
         });
     }
     report.test("gemv/fault/over-and-over", |_| outages(bench));
+    gathered::all(report, bench);
+    gemm::all(report, bench);
 }
 
 /// A drive and the kernel.

@@ -283,7 +283,7 @@ const UNSAFE_MODULES: [&str; 61] = [
     "host-shell/compute/examples/experts.rs",
     "host-shell/compute/src/experts/gpu.rs",
     "host-shell/compute/src/machine/gpu.rs",
-    "host-shell/compute/src/bench.rs",
+    "host-shell/compute/src/bench/",
     // Products and attention of vectors that the caller knows by address.
     "host-shell/compute/src/choosing.rs",
     "host-shell/compute/src/experts/router.rs",
@@ -294,6 +294,8 @@ const UNSAFE_MODULES: [&str; 61] = [
     "host-shell/compute/src/linear/gpu.rs",
     "host-shell/compute/examples/ladder.rs",
     "host-shell/compute/src/steps/gpu.rs",
+    "host-shell/compute/src/gathered.rs",
+    "host-shell/compute/src/gemm.rs",
     "host-shell/compute/src/streamed.rs",
     "host-shell/compute/examples/paged_attention.rs",
     // So are queries and their results.

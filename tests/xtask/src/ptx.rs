@@ -75,7 +75,7 @@ const COMPUTE: Image = Image {
     committed: Some("nvme-gpu-kernel/compute/compute.ptx"),
     ..PLAIN
 };
-/// The kernel that reads the weights that it multiplies.
+/// The kernels that read the weights that they multiply.
 const STREAMED: Image = Image {
     name: "streamed",
     features: "streamed",
@@ -108,6 +108,15 @@ const EXPERTS: Image = Image {
     name: "experts",
     features: "experts",
     committed: Some("nvme-gpu-kernel/compute/experts.ptx"),
+    ..PLAIN
+};
+/// The kernels that multiply by a matrix that streams from a drive.
+const GEMM: Image = Image {
+    name: "gemm",
+    features: "gemm",
+    aligned: &["mma.sync.aligned.", "ldmatrix.sync.aligned."],
+    threads: &[("nvme_gemm_streamed", 256), ("nvme_gemm", 256)],
+    committed: Some("nvme-gpu-kernel/compute/gemm.ptx"),
     ..PLAIN
 };
 /// Products of matrices, rung by rung.
@@ -205,13 +214,14 @@ const PEER: Image = Image {
     ..PLAIN
 };
 /// All of these, in the order of the table of kernels.
-const IMAGES: [Image; 18] = [
+const IMAGES: [Image; 19] = [
     KERNELS,
     ROWS,
     SCATTER,
     HASH,
     COMPUTE,
     STREAMED,
+    GEMM,
     PAGED,
     CHOOSE,
     SEARCH,

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::super::driver::Gpu;
-use super::super::module::{Function, Module};
+use super::super::module::{Blocks, Function, Module};
 use crate::error::Result;
 use nvme_gpu_kernel::rows::BLOCK_THREADS;
 use nvme_gpu_kernel::{ROWS_PTX, SCATTER_PTX};
@@ -71,8 +71,8 @@ impl RowKernels {
     ) -> Result<()> {
         // SAFETY: the caller's. A function is known to the driver by itself, whichever of the modules has it.
         unsafe {
-            self.gathers
-                .launch_on(stream, kernel, blocks, BLOCK_THREADS, argument)
+            let blocks = Blocks::plain(blocks, BLOCK_THREADS);
+            self.gathers.launch_on(stream, kernel, blocks, argument)
         }
     }
 }

@@ -2,7 +2,7 @@
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use super::super::module::{Function, Module};
+use super::super::module::{Blocks, Function, Module};
 use super::{GpuRows, Pending, Request, RowTable, closed};
 use crate::error::{Error, Result};
 use nvme_gpu_kernel::ring::{LEAST_SHIFT, MOST_SHIFT};
@@ -21,6 +21,7 @@ impl GpuRows {
 
     /// Puts a kernel of `module` into `stream` whose warps read the rows of `table` by `nvme_gpu_kernel::Stream`, and
     /// count what they could not use: `argument` makes what it takes of the words of its rows, `count` of which is `parts`.
+    /// `blocks` of them, or as many as have a warp for each part and a station.
     ///
     /// # Safety
     /// `function` takes one `T`; as [`gather`](Self::gather) for the addresses in it.
@@ -31,12 +32,12 @@ impl GpuRows {
         &self,
         table: &RowTable,
         kernel: (&Module, Function),
-        parts: u64,
+        (parts, blocks): (u64, Option<Blocks>),
         argument: impl FnOnce(Gather) -> Result<T>,
         stream: u64,
     ) -> Result<Pending> {
         self.check_inside(table)?;
-        let launch = (parts, 1 << self.piece_shift());
+        let launch = (parts, 1 << self.piece_shift(), blocks);
         // SAFETY: the caller's.
         unsafe { self.put(table, launch, kernel, argument, stream) }
     }
@@ -69,7 +70,7 @@ impl GpuRows {
                 "use rows that touch 4 KiB of blocks at most",
             ));
         }
-        let launch = (count, self.slot_bytes(table) as u32);
+        let launch = (count, self.slot_bytes(table) as u32, None);
         // SAFETY: the caller's.
         unsafe { self.put(table, launch, kernel, |rows| Ok(argument(rows)), stream) }
     }
@@ -79,7 +80,7 @@ impl GpuRows {
     unsafe fn put<T: Copy>(
         &self,
         table: &RowTable,
-        (count, slot_bytes): (u64, u32),
+        (count, slot_bytes, of_caller): (u64, u32, Option<Blocks>),
         (module, function): (&Module, Function),
         argument: impl FnOnce(Gather) -> Result<T>,
         stream: u64,
@@ -106,8 +107,9 @@ impl GpuRows {
         };
         self.start(launch, stream, |_, rows, blocks| {
             let argument = argument(rows)?;
+            let blocks = of_caller.unwrap_or(Blocks::plain(blocks, BLOCK_THREADS));
             // SAFETY: the caller's; the other addresses are ours until the gate is shut for good and nothing is inside.
-            unsafe { module.launch_on(stream, function, blocks, BLOCK_THREADS, &argument) }
+            unsafe { module.launch_on(stream, function, blocks, &argument) }
         })
     }
 }

@@ -1,8 +1,9 @@
-//! `bench --gemv`: products with matrices on a drive, read by the kernel that multiplies, beside other ways.
+//! `bench --gemv`, `bench --gemm`: products with matrices on a drive, read by the kernel that multiplies, beside other ways.
 
 use crate::common::output;
 use clap::Args;
-use nvme_compute::bench::{GemvJob, GemvTimes, gemv};
+use nvme_compute::bench::{GatheredJob, GemmJob, GemvJob, GemvTimes, gathered, gemm, gemv};
+use nvme_compute::gemm::READERS;
 use nvme_compute::synthetic::Stored;
 use nvme_host::bench::median;
 use nvme_host::cuda::RowsOptions;
@@ -18,13 +19,26 @@ pub struct GemvArgs {
     /// Measure `y = W x` with a matrix of so many rows and columns on the drive, one object a line: by the kernel that
     /// reads it (needs --gpu), by a read into GPU memory and a product, by the product alone, and by reads of the CPU,
     /// copies and a product; each product is compared. The matrix overwrites the namespace from its start on
-    #[arg(long, value_name = "ROWSxCOLUMNS", value_parser = shape, groups = ["in_turns", "by_stations"], requires = "gpu")]
-    pub gemv: Option<(u32, u32)>,
+    #[arg(long, value_name = "ROWSxCOLUMNS", value_parser = shape, groups = ["in_turns", "by_stations", "product"], requires = "gpu")]
+    gemv: Option<(u32, u32)>,
+    /// With --gemv: of N of the rows, anywhere in the matrix, which ids in GPU memory name: by the kernel that reads them,
+    /// by a gather and a product, by the product alone, and by reads of the CPU, copies and a product
+    #[arg(long, value_name = "N", value_parser = crate::common::number::<u64>(1..=u64::from(u32::MAX)), requires = "gemv", conflicts_with = "gemm")]
+    ids: Option<u64>,
+    /// Measure `Y = X W^T` by the tensor cores with so many rows of halves in GPU memory and a matrix of so many rows and
+    /// columns on the drive, one object a line: by the blocks of one launch that read it and multiply (needs --gpu), by
+    /// the product alone, and, for bf16 and f16, by a read into GPU memory, and by reads of the CPU and copies, before it;
+    /// some rows of each product are compared. The matrix overwrites the namespace from its start on
+    #[arg(long, value_name = "TOKENSxROWSxCOLUMNS", value_parser = three, groups = ["in_turns", "by_stations", "product"], conflicts_with = "gemv", requires = "gpu")]
+    gemm: Option<(u32, u32, u32)>,
+    /// Blocks that read, with --gemm; 0 for the library's choice
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = crate::common::number::<u32>(0..=32), requires = "gemm")]
+    read_blocks: u32,
     /// Formats of the matrix: one case for each
-    #[arg(long, value_name = "FORMAT", value_delimiter = ',', default_value = "bf16,q8_0,q4_0", value_parser = stored, requires = "gemv")]
+    #[arg(long, value_name = "FORMAT", value_delimiter = ',', default_value = "bf16,q8_0,q4_0", value_parser = stored, requires = "product")]
     stored: Vec<Stored>,
     /// Threads of the way that reads by the CPU
-    #[arg(long, value_name = "N", default_value_t = 8, value_parser = crate::common::number::<usize>(1..=256), requires = "gemv")]
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = crate::common::number::<usize>(1..=256), requires = "product")]
     readers: usize,
 }
 
@@ -40,13 +54,13 @@ pub struct Rest {
 }
 
 impl GemvArgs {
+    /// Whether it is asked for.
+    pub fn is_wanted(&self) -> bool {
+        self.gemv.is_some() || self.gemm.is_some()
+    }
+
     /// Measures every case on `device`, which may be written to.
-    pub fn run(
-        &self,
-        (rows, columns): (u32, u32),
-        device: Arc<dyn nvme_host::Device>,
-        rest: &Rest,
-    ) -> Result<()> {
+    pub fn run(&self, device: Arc<dyn nvme_host::Device>, rest: &Rest) -> Result<()> {
         let defaults = RowsOptions::default();
         let options = StoreOptions {
             allow_write: true,
@@ -68,18 +82,92 @@ impl GemvArgs {
         };
         let store = Arc::new(Store::over(device, &options)?);
         for stored in &self.stored {
-            let job = GemvJob {
-                stored: *stored,
-                rows,
-                columns,
-                runs: rest.runs,
-                threads: self.readers,
-                seed: rest.seed,
+            let line = match (self.gemm, self.gemv) {
+                (Some(shape), _) => self.gemm_line(&store, *stored, shape, rest)?,
+                (None, Some(shape)) => self.gemv_line(&store, *stored, shape, rest)?,
+                (None, None) => return Ok(()),
             };
-            let times = gemv(&store, &job)?;
-            output::line(&self.line(&store, &job, &times, rest))?;
+            output::line(&line)?;
         }
         Ok(())
+    }
+
+    fn gemv_line(
+        &self,
+        store: &Arc<Store>,
+        stored: Stored,
+        (rows, columns): (u32, u32),
+        rest: &Rest,
+    ) -> Result<Value> {
+        let job = GemvJob {
+            stored,
+            rows,
+            columns,
+            runs: rest.runs,
+            threads: self.readers,
+            seed: rest.seed,
+        };
+        let Some(ids) = self.ids else {
+            return Ok(self.line(store, &job, &gemv(store, &job)?, rest));
+        };
+        let times = gathered(store, &GatheredJob { matrix: job, ids })?;
+        let mut line = self.line(store, &job, &times, rest);
+        line["case"] = format!("gemv_ids_{stored:?}").to_lowercase().into();
+        line["ids"] = ids.into();
+        Ok(line)
+    }
+
+    fn gemm_line(
+        &self,
+        store: &Arc<Store>,
+        stored: Stored,
+        (tokens, rows, columns): (u32, u32, u32),
+        rest: &Rest,
+    ) -> Result<Value> {
+        let job = GemmJob {
+            stored,
+            tokens,
+            rows,
+            columns,
+            read_blocks: self.read_blocks,
+            runs: rest.runs,
+            threads: self.readers,
+            seed: rest.seed,
+        };
+        let times = gemm(store, &job)?;
+        let operations = 2.0 * f64::from(tokens) * f64::from(rows) * f64::from(columns);
+        let way = |seconds: &[f64]| match seconds.is_empty() {
+            true => Value::Null,
+            false => json!({
+                "tflops": operations / median(seconds) / 1e12,
+                "gb_per_s": times.bytes as f64 / median(seconds) / 1e9,
+                "seconds": seconds,
+            }),
+        };
+        let against = |seconds: &[f64]| match seconds.is_empty() {
+            true => Value::Null,
+            false => (median(seconds) / median(&times.streamed)).into(),
+        };
+        let limit = times.limit_bytes as f64 / median(&times.limit) / 1e9;
+        Ok(json!({
+            "case": format!("gemm_{stored:?}").to_lowercase(),
+            "gpu": store.gpu().map(|gpu| gpu.describe()),
+            "device": store.path().device,
+            "tokens": tokens, "rows": rows, "columns": columns, "bytes": times.bytes,
+            "blocks": times.blocks,
+            "read_blocks": if self.read_blocks == 0 { READERS } else { self.read_blocks },
+            "registers": times.cost.0, "local_bytes": times.cost.1,
+            "cpu_threads": self.readers, "runs": rest.runs,
+            "streamed": way(&times.streamed),
+            "resident": way(&times.resident),
+            "read_then_product": way(&times.ranges),
+            "by_cpu_then_product": way(&times.by_cpu),
+            "host_memory_by_kernel": { "gb_per_s": limit, "bytes": times.limit_bytes, "seconds": times.limit },
+            "of_resident": against(&times.resident),
+            "of_read_then_product": against(&times.ranges),
+            "of_by_cpu": against(&times.by_cpu),
+            "checked": true,
+        }))
     }
 
     fn line(&self, store: &Store, job: &GemvJob, times: &GemvTimes, rest: &Rest) -> Value {
@@ -117,6 +205,16 @@ fn shape(text: &str) -> std::result::Result<(u32, u32), String> {
         .ok_or_else(|| format!("'{text}' is no ROWSxCOLUMNS, as 32768x8192 is"))
 }
 
+/// Tokens, rows and columns.
+fn three(text: &str) -> std::result::Result<(u32, u32, u32), String> {
+    let parts = text.split_once('x');
+    let parsed = parts.and_then(|(tokens, rest)| Some((tokens.parse().ok()?, shape(rest).ok()?)));
+    parsed
+        .filter(|(tokens, _): &(u32, _)| *tokens > 0)
+        .map(|(tokens, (rows, columns))| (tokens, rows, columns))
+        .ok_or_else(|| format!("'{text}' is no TOKENSxROWSxCOLUMNS, as 16384x8192x8192 is"))
+}
+
 fn stored(text: &str) -> std::result::Result<Stored, String> {
     let name = |stored: &Stored| format!("{stored:?}").to_lowercase();
     let all = || Stored::ALL.iter();
@@ -134,6 +232,6 @@ impl Rest {
     /// # Errors
     /// Without a GPU: the option is needed.
     pub fn gpu_of(gpu: Option<u32>) -> Result<u32> {
-        gpu.ok_or_else(|| Error::usage("--gemv without --gpu", "name a GPU by --gpu"))
+        gpu.ok_or_else(|| Error::usage("a product without --gpu", "name a GPU by --gpu"))
     }
 }

@@ -133,8 +133,8 @@ impl Bench {
             return self.gather_rows();
         }
         #[cfg(feature = "cuda")]
-        if let Some(shape) = self.gemv.gemv {
-            return self.multiply(shape);
+        if self.gemv.is_wanted() {
+            return self.multiply();
         }
         #[cfg(feature = "cuda")]
         if !self.ladder.matmul.is_empty() {
@@ -290,9 +290,9 @@ impl Bench {
 
     /// Products with matrices on the drive.
     #[cfg(feature = "cuda")]
-    fn multiply(self, shape: (u32, u32)) -> Result<()> {
+    fn multiply(self) -> Result<()> {
         let device = &self.namespace.device;
-        let opened = device.open_to_write(&self.write, "the matrix of --gemv")?;
+        let opened = device.open_to_write(&self.write, "the matrix of the product")?;
         let rest = super::gemv::Rest {
             gpu: super::gemv::Rest::gpu_of(self.gpu.gpu)?,
             nsid: self.namespace.nsid().0,
@@ -302,7 +302,7 @@ impl Bench {
             seed: self.seed,
             timeout: Duration::from_millis(device.timeout_ms),
         };
-        self.gemv.run(shape, opened, &rest)
+        self.gemv.run(opened, &rest)
     }
 
     /// Products of matrices in GPU memory.

@@ -170,7 +170,7 @@ fn rows_are_gathered_by_ids_and_checked() {
 }
 
 #[test]
-fn products_are_measured_in_four_ways_and_compared() {
+fn products_are_measured_in_several_ways_and_compared() {
     let folder = Folder::new(Place::Embedded);
     let gemv = |more: &[&'static str]| {
         let device = "sim:mem?size=8MiB&block=4096&queues=16&threads=2";
@@ -208,8 +208,60 @@ fn products_are_measured_in_four_ways_and_compared() {
         assert!(line["streamed"]["gb_per_s"].as_f64().unwrap() > 0.0);
     }
     assert_eq!(text.lines().count(), 2);
+    let by_ids = [
+        "--gemv",
+        "300x1024",
+        "--ids",
+        "77",
+        "--stored",
+        "q8_0",
+        "--readers",
+        "1",
+    ];
+    let line: serde_json::Value = serde_json::from_str(&ok(&folder, &gemv(&by_ids))).unwrap();
+    assert_eq!(
+        (&line["case"], &line["ids"], &line["checked"]),
+        (&"gemv_ids_q8_0".into(), &77.into(), &true.into())
+    );
+    assert_eq!(line["bytes"], 77 * 1024 / 32 * 34);
+    let by_blocks = [
+        "--gemm",
+        "70x600x96",
+        "--stored",
+        "bf16,q4_0",
+        "--read-blocks",
+        "2",
+    ];
+    let text = ok(&folder, &gemv(&by_blocks));
+    let said = schema["$defs"]["gemm-case"]["required"].as_array().unwrap();
+    for (line, case) in text.lines().zip(["gemm_bf16", "gemm_q4_0"]) {
+        let line: serde_json::Value = serde_json::from_str(line).unwrap();
+        let mut names: Vec<&str> = line
+            .as_object()
+            .unwrap()
+            .keys()
+            .map(String::as_str)
+            .collect();
+        let mut said: Vec<&str> = said.iter().filter_map(|name| name.as_str()).collect();
+        names.sort_unstable();
+        said.sort_unstable();
+        assert_eq!(names, said);
+        assert_eq!(
+            (&line["case"], &line["checked"]),
+            (&case.into(), &true.into())
+        );
+        assert!(line["of_resident"].as_f64().unwrap() > 0.0);
+        assert_eq!(line["of_by_cpu"].is_null(), case == "gemm_q4_0");
+    }
+    assert_eq!(text.lines().count(), 2);
     for (more, why) in [
         (&["--gemv", "300"][..], "ROWSxCOLUMNS"),
+        (&["--gemm", "3x32"], "TOKENSxROWSxCOLUMNS"),
+        (
+            &["--gemm", "3x32x32", "--stored", "f32"],
+            "use halves of one kind",
+        ),
+        (&["--gemm", "3x32x32", "--ids", "3"], "cannot be used with"),
         (
             &["--gemv", "3x32", "--stored", "q5_k"],
             "no format is called 'q5_k'",

@@ -2,13 +2,19 @@
 // UNSAFETY: launches and copies over this module's own memory.
 #![allow(unsafe_code)]
 
-use crate::{Matrix, StreamedProducts, streamed, synthetic};
+mod gathered;
+mod gemm;
+mod parts;
+
+pub use gathered::{GatheredJob, gathered};
+pub use gemm::{GemmJob, GemmTimes, gemm};
+
+use crate::{Matrix, StreamedProducts, streamed};
 use nvme_compute_kernel::{BLOCK_THREADS, Gemv, PTX, kernel};
 use nvme_formats::Stored;
-use nvme_gpu_kernel::ROWS_PTX;
-use nvme_gpu_kernel::rows::Gather;
-use nvme_host::cuda::{DeviceMemory, Event, Function, Gpu, Module, Registered, Stream};
-use nvme_host::{Error, Pages, Result, Store};
+use nvme_host::cuda::{DeviceMemory, Function, Module, Stream};
+use nvme_host::{Error, Result, Store};
+use parts::{Limit, Reader, by_threads, gpu_of, vector};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -68,7 +74,7 @@ pub fn gemv(store: &Arc<Store>, job: &GemvJob) -> Result<GemvTimes> {
     let rig = Rig::new(store, job)?;
     let mut times = GemvTimes {
         bytes: rig.matrix.bytes(),
-        limit_bytes: rig.limit_rows() * ROW,
+        limit_bytes: rig.limit.bytes(rig.matrix.bytes()),
         cost: rig.products.cost()?,
         ..GemvTimes::default()
     };
@@ -79,7 +85,8 @@ pub fn gemv(store: &Arc<Store>, job: &GemvJob) -> Result<GemvTimes> {
             rig.timed(|| rig.ranges())?,
             rig.timed(|| rig.resident())?,
             rig.timed(|| rig.by_cpu())?,
-            rig.limit()?,
+            rig.limit
+                .seconds(&rig.stream, rig.matrix.bytes(), rig.weights.address())?,
         ];
         let all = [
             &mut times.streamed,
@@ -95,26 +102,6 @@ pub fn gemv(store: &Arc<Store>, job: &GemvJob) -> Result<GemvTimes> {
     Ok(times)
 }
 
-/// What a thread of the CPU reads by: two buffers of pinned memory, and their copies.
-struct Reader {
-    stream: Stream,
-    copied: [Event; 2],
-    _registered: Registered,
-    pages: Arc<Pages>,
-}
-
-impl Reader {
-    fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        let pages = Arc::new(Pages::new(2 * CHUNK as usize)?);
-        Ok(Self {
-            stream: Stream::new(gpu)?,
-            copied: [Event::untimed(gpu)?, Event::untimed(gpu)?],
-            _registered: Registered::pages(gpu, &pages)?,
-            pages,
-        })
-    }
-}
-
 struct Rig {
     readers: Vec<Reader>,
     matrix: Matrix,
@@ -122,32 +109,22 @@ struct Rig {
     products: StreamedProducts,
     module: Module,
     gemv: Function,
-    of_rows: Module,
-    copy: Function,
+    limit: Limit,
     stream: Stream,
     weights: DeviceMemory,
     x: DeviceMemory,
     y: DeviceMemory,
-    /// The matrix, or its begin, in memory of the host.
-    mirror: Arc<Pages>,
-    registered: Registered,
     expected: Vec<f32>,
 }
 
 impl Rig {
     fn new(store: &Arc<Store>, job: &GemvJob) -> Result<Self> {
-        let gpu = store.gpu().ok_or_else(|| {
-            Error::usage("the store was opened without a GPU", "open it with one")
-        })?;
+        let gpu = gpu_of(store)?;
         let matrix = Matrix::new(store, 0, job.stored, job.rows, job.columns)?;
-        let mirror = Arc::new(Pages::new(matrix.bytes().clamp(ROW, MIRROR) as usize)?);
-        lay_out(store, &matrix, job, &mirror)?;
-        let x: Vec<f32> = (0..job.columns)
-            .map(|at| (at.wrapping_mul(2_654_435_761) >> 8) as f32 / (1 << 23) as f32 - 1.0)
-            .collect();
+        let limit = Limit::new(gpu, store, &matrix, (job.stored, job.seed))?;
+        let x = vector(job.columns);
         let bytes: Vec<u8> = x.iter().flat_map(|x| x.to_le_bytes()).collect();
         let module = Module::load(gpu, PTX.as_bytes())?;
-        let of_rows = Module::load(gpu, ROWS_PTX.as_bytes())?;
         let readers = (0..job.threads.max(1)).map(|_| Reader::new(gpu));
         let rig = Self {
             readers: readers.collect::<Result<_>>()?,
@@ -155,16 +132,13 @@ impl Rig {
             stored: job.stored,
             products: StreamedProducts::load(gpu)?,
             gemv: module.function(kernel::GEMV)?,
-            copy: of_rows.function("nvme_copy_rows")?,
+            limit,
             module,
-            of_rows,
             stream: Stream::new(gpu)?,
             // The product loads 16 bytes at a time.
             weights: DeviceMemory::new(gpu, matrix.bytes().max(ROW).next_multiple_of(16) as usize)?,
             x: DeviceMemory::new(gpu, bytes.len())?,
             y: DeviceMemory::new(gpu, job.rows as usize * 4)?,
-            registered: Registered::pages(gpu, &mirror)?,
-            mirror,
             matrix,
         };
         rig.x.upload(0, &bytes)?;
@@ -239,99 +213,11 @@ impl Rig {
 
     /// The weights by threads of the CPU, then the product.
     fn by_cpu(&self) -> Result<()> {
-        std::thread::scope(|scope| {
-            let step = self.readers.len();
-            let readers = self.readers.iter().enumerate();
-            let read = |(first, reader)| scope.spawn(move || self.read_part(reader, first, step));
-            let all: Vec<_> = readers.map(read).collect();
-            all.into_iter().try_for_each(|thread| {
-                let panicked = |_| Err(Error::internal("a thread of the benchmark panicked"));
-                thread.join().unwrap_or_else(panicked)
-            })
+        let (bytes, to) = (self.matrix.bytes(), self.weights.address());
+        by_threads(&self.readers, |reader, part| {
+            let fill = |at: u64, data: &mut [u8]| self.matrix.store.read_at(at, data);
+            reader.copy_part((bytes, CHUNK), part, to, fill)
         })?;
         self.resident()
     }
-
-    /// Every `step`th chunk of the matrix to memory of the GPU, by two buffers in turns.
-    fn read_part(&self, reader: &Reader, first: usize, step: usize) -> Result<()> {
-        let bytes = self.matrix.bytes();
-        let chunks = (first as u64..bytes.div_ceil(CHUNK)).step_by(step);
-        for (turn, chunk) in chunks.enumerate() {
-            let (at, half) = (chunk * CHUNK, turn % 2);
-            let count = CHUNK.min(bytes - at) as usize;
-            if turn > 1 {
-                reader.copied[half].wait()?;
-            }
-            // SAFETY: a half of the buffer of this thread, whose last copy has ended.
-            let (from, data) = unsafe {
-                let from = reader.pages.start().add(half * CHUNK as usize);
-                (from, std::slice::from_raw_parts_mut(from, count))
-            };
-            self.matrix.store.read_at(at, data)?;
-            let to = self.weights.address() + at;
-            // SAFETY: a part of the weights; the buffer stays until the stream has ended.
-            unsafe { reader.stream.copy_in(to, from, count)? };
-            reader.copied[half].record_in(&reader.stream)?;
-        }
-        reader.stream.wait(LIMIT, || Ok(()))
-    }
-
-    /// Rows of the mirror that lie in the matrix, too.
-    fn limit_rows(&self) -> u64 {
-        self.matrix.bytes().min(self.mirror.len() as u64) / ROW
-    }
-
-    /// Seconds of a kernel that copies the mirror to memory of the GPU, where the same bytes are.
-    fn limit(&self) -> Result<f64> {
-        let rows = self.limit_rows();
-        let copy = Gather {
-            slots: self.registered.address(),
-            out: self.weights.address(),
-            count: rows,
-            rows,
-            out_stride: ROW,
-            row_bytes: ROW as u32,
-            slot_bytes: ROW as u32,
-            run_rows: 1,
-            block_shift: 12,
-            unit_shift: 4,
-            lanes: 32,
-            ..Gather::default()
-        };
-        let begin = Instant::now();
-        // SAFETY: the kernel takes one `Gather`; the mirror and as many bytes of the weights.
-        unsafe {
-            let module = &self.of_rows;
-            module.launch(&self.stream, self.copy, 128, BLOCK_THREADS, &copy)?;
-        }
-        self.stream.wait(LIMIT, || Ok(()))?;
-        Ok(begin.elapsed().as_secs_f64())
-    }
-}
-
-/// Writes random weights, and their begin to the mirror.
-fn lay_out(store: &Store, matrix: &Matrix, job: &GemvJob, mirror: &Pages) -> Result<()> {
-    // Whole rows, so that blocks are whole.
-    let step = (CHUNK / matrix.row_bytes).max(1);
-    let mut chunk = vec![0; (step * matrix.row_bytes) as usize];
-    let mut row = 0;
-    while row < u64::from(matrix.rows) {
-        let rows = step.min(u64::from(matrix.rows) - row);
-        let chunk = &mut chunk[..(rows * matrix.row_bytes) as usize];
-        synthetic::fill(job.stored, job.seed ^ row, chunk);
-        let at = row * matrix.row_bytes;
-        store.write_at(at, chunk)?;
-        let room = (mirror.len() as u64)
-            .saturating_sub(at)
-            .min(chunk.len() as u64);
-        if room > 0 {
-            // SAFETY: inside the pages, which nothing else uses yet.
-            unsafe {
-                let to = mirror.start().add(at as usize);
-                chunk.as_ptr().copy_to(to, room as usize);
-            }
-        }
-        row += rows;
-    }
-    Ok(())
 }

@@ -1,0 +1,190 @@
+//! What the ways of these benchmarks have in common.
+// UNSAFETY: launches and copies over this module's own memory.
+#![allow(unsafe_code)]
+
+use super::{CHUNK, LIMIT, MIRROR, ROW};
+use crate::{Matrix, synthetic};
+use nvme_compute_kernel::BLOCK_THREADS;
+use nvme_formats::Stored;
+use nvme_gpu_kernel::ROWS_PTX;
+use nvme_gpu_kernel::rows::Gather;
+use nvme_host::cuda::{Event, Function, Gpu, Module, Registered, Stream};
+use nvme_host::{Error, Pages, Result, Store};
+use std::sync::Arc;
+use std::time::Instant;
+
+/// What a thread of the CPU reads by: two buffers of pinned memory, and their copies.
+pub(super) struct Reader {
+    pub stream: Stream,
+    copied: [Event; 2],
+    _registered: Registered,
+    pages: Arc<Pages>,
+}
+
+impl Reader {
+    pub fn new(gpu: &Arc<Gpu>) -> Result<Self> {
+        let pages = Arc::new(Pages::new(2 * CHUNK as usize)?);
+        Ok(Self {
+            stream: Stream::new(gpu)?,
+            copied: [Event::untimed(gpu)?, Event::untimed(gpu)?],
+            _registered: Registered::pages(gpu, &pages)?,
+            pages,
+        })
+    }
+
+    /// Fills every `step`th chunk of `bytes` bytes from chunk `first` on by `fill`, which gets its offset, and copies it to
+    /// `to` plus that: two buffers in turns. Chunks have `chunk` bytes, [`CHUNK`] at most.
+    pub fn copy_part(
+        &self,
+        (bytes, chunk): (u64, u64),
+        (first, step): (usize, usize),
+        to: u64,
+        fill: impl Fn(u64, &mut [u8]) -> Result<()>,
+    ) -> Result<()> {
+        let chunks = (first as u64..bytes.div_ceil(chunk)).step_by(step);
+        for (turn, number) in chunks.enumerate() {
+            let (at, half) = (number * chunk, turn % 2);
+            let count = chunk.min(bytes - at) as usize;
+            if turn > 1 {
+                self.copied[half].wait()?;
+            }
+            // SAFETY: a half of the buffer of this thread, whose last copy has ended.
+            let (from, data) = unsafe {
+                let from = self.pages.start().add(half * CHUNK as usize);
+                (from, std::slice::from_raw_parts_mut(from, count))
+            };
+            fill(at, data)?;
+            // SAFETY: memory of the caller's of so many bytes; the buffer stays until the stream has ended.
+            unsafe { self.stream.copy_in(to + at, from, count)? };
+            self.copied[half].record_in(&self.stream)?;
+        }
+        self.stream.wait(LIMIT, || Ok(()))
+    }
+}
+
+/// Runs `part` for each reader, by a thread each, with its number and how many there are.
+pub(super) fn by_threads(
+    readers: &[Reader],
+    part: impl Fn(&Reader, (usize, usize)) -> Result<()> + Sync,
+) -> Result<()> {
+    let (part, step) = (&part, readers.len());
+    std::thread::scope(|scope| {
+        let readers = readers.iter().enumerate();
+        let all: Vec<_> = readers
+            .map(|(first, reader)| scope.spawn(move || part(reader, (first, step))))
+            .collect();
+        all.into_iter().try_for_each(|thread| {
+            let panicked = |_| Err(Error::internal("a thread of the benchmark panicked"));
+            thread.join().unwrap_or_else(panicked)
+        })
+    })
+}
+
+/// The bare limit: a kernel that copies bytes out of memory of the host. No drive.
+pub(super) struct Limit {
+    module: Module,
+    copy: Function,
+    /// The matrix, or its begin, in memory of the host.
+    mirror: Arc<Pages>,
+    registered: Registered,
+}
+
+impl Limit {
+    /// With the first bytes of `matrix`, which is written to the store by the way.
+    pub fn new(
+        gpu: &Arc<Gpu>,
+        store: &Store,
+        matrix: &Matrix,
+        (stored, seed): (Stored, u64),
+    ) -> Result<Self> {
+        let mirror = Arc::new(Pages::new(matrix.bytes().clamp(ROW, MIRROR) as usize)?);
+        lay_out(store, matrix, (stored, seed), &mirror)?;
+        let module = Module::load(gpu, ROWS_PTX.as_bytes())?;
+        Ok(Self {
+            copy: module.function("nvme_copy_rows")?,
+            module,
+            registered: Registered::pages(gpu, &mirror)?,
+            mirror,
+        })
+    }
+
+    /// How many of `bytes` bytes it copies.
+    pub fn bytes(&self, bytes: u64) -> u64 {
+        bytes.min(self.mirror.len() as u64) / ROW * ROW
+    }
+
+    /// Seconds of a copy of so many bytes to `to` in memory of the GPU.
+    pub fn seconds(&self, stream: &Stream, bytes: u64, to: u64) -> Result<f64> {
+        let rows = self.bytes(bytes) / ROW;
+        let copy = Gather {
+            slots: self.registered.address(),
+            out: to,
+            count: rows,
+            rows,
+            out_stride: ROW,
+            row_bytes: ROW as u32,
+            slot_bytes: ROW as u32,
+            run_rows: 1,
+            block_shift: 12,
+            unit_shift: 4,
+            lanes: 32,
+            ..Gather::default()
+        };
+        let begin = Instant::now();
+        // SAFETY: the kernel takes one `Gather`; the mirror, and as many bytes of the caller's.
+        unsafe {
+            let module = &self.module;
+            module.launch(stream, self.copy, 128, BLOCK_THREADS, &copy)?;
+        }
+        stream.wait(LIMIT, || Ok(()))?;
+        Ok(begin.elapsed().as_secs_f64())
+    }
+}
+
+/// Writes random weights, and their begin to the mirror.
+fn lay_out(
+    store: &Store,
+    matrix: &Matrix,
+    (stored, seed): (Stored, u64),
+    mirror: &Pages,
+) -> Result<()> {
+    // Whole rows, so that blocks are whole.
+    let step = (CHUNK / matrix.row_bytes).max(1);
+    let mut chunk = vec![0; (step * matrix.row_bytes) as usize];
+    let mut row = 0;
+    while row < u64::from(matrix.rows) {
+        let rows = step.min(u64::from(matrix.rows) - row);
+        let chunk = &mut chunk[..(rows * matrix.row_bytes) as usize];
+        synthetic::fill(stored, seed ^ row, chunk);
+        let at = row * matrix.row_bytes;
+        store.write_at(at, chunk)?;
+        let room = (mirror.len() as u64)
+            .saturating_sub(at)
+            .min(chunk.len() as u64);
+        if room > 0 {
+            // SAFETY: inside the pages, which nothing else uses yet.
+            unsafe {
+                let to = mirror.start().add(at as usize);
+                chunk.as_ptr().copy_to(to, room as usize);
+            }
+        }
+        row += rows;
+    }
+    Ok(())
+}
+
+/// `count` numbers from -1 to 1.
+pub(super) fn vector(count: u32) -> Vec<f32> {
+    (0..count)
+        .map(|at| (at.wrapping_mul(2_654_435_761) >> 8) as f32 / (1 << 23) as f32 - 1.0)
+        .collect()
+}
+
+/// The GPU of a store.
+///
+/// # Errors
+/// [`Error::Usage`] without one.
+pub(super) fn gpu_of(store: &Store) -> Result<&Arc<Gpu>> {
+    let gpu = store.gpu();
+    gpu.ok_or_else(|| Error::usage("the store was opened without a GPU", "open it with one"))
+}

@@ -1,0 +1,99 @@
+//! Products of a vector and rows that ids in memory of a GPU name, which it reads from a drive while it multiplies.
+// UNSAFETY: launches a kernel over addresses that the caller vouches for.
+#![allow(unsafe_code)]
+
+use crate::{Matrix, StreamedProducts};
+use nvme_compute_kernel::GemvGathered;
+use nvme_gpu_kernel::ring::RowSplit;
+use nvme_gpu_kernel::rows::Gather;
+use nvme_host::cuda::Pending;
+use nvme_host::{Error, Result};
+
+/// Ids of rows in memory of a GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct GpuIds {
+    /// Address of `count` ids, a multiple of their size.
+    pub address: u64,
+    /// How many.
+    pub count: u64,
+    /// Whether they are `i64`, else `i32`.
+    pub wide: bool,
+}
+
+impl StreamedProducts {
+    /// Puts `y[i] = W[ids[i]] . x` into `stream`, a `CUstream` of the store's GPU, and returns before it runs. `x` is the
+    /// address of as many `f32` as the matrix has columns, `y` that of as many as there are ids. The stream may be
+    /// captured: the ids are read when it runs.
+    ///
+    /// Rows of the [`Pending`] are elements of `y`. One whose row was not read whole, or whose id the matrix does not
+    /// have, is NaN: [`check`](crate::streamed::check) makes an error of it.
+    ///
+    /// # Safety
+    /// Ids, `x` and `y` are valid on the GPU until the product has ended, and for as long as a graph that captured it may
+    /// be launched; nothing else writes them meanwhile.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a store whose reads the GPU does not submit itself, for addresses that are not aligned, for
+    /// 2^32 ids and more, and for rows between the blocks of a drive whose commands read one block;
+    /// [`Error::Environment`] with the driver's answer.
+    pub unsafe fn gathered(
+        &self,
+        matrix: &Matrix,
+        ids: GpuIds,
+        (x, y): (u64, u64),
+        stream: u64,
+    ) -> Result<Pending> {
+        let id_bytes = if ids.wide { 8 } else { 4 };
+        if !(x | y).is_multiple_of(4) || !ids.address.is_multiple_of(id_bytes) {
+            return Err(Error::usage(
+                format!("vectors at {x:#x} and {y:#x}, ids at {:#x}", ids.address),
+                "use addresses that are multiples of 4, and of 8 for ids of 64 bits",
+            ));
+        }
+        if u32::try_from(ids.count).is_err() {
+            return Err(Error::usage(
+                format!("{} ids", ids.count),
+                "use fewer than 2^32",
+            ));
+        }
+        let table = matrix
+            .store
+            .table(matrix.offset, matrix.rows.into(), matrix.row_bytes)?;
+        let argument = |rows: Gather| {
+            let split = split(&rows)?;
+            Ok(GemvGathered {
+                rows: Gather {
+                    ids: ids.address,
+                    wide_ids: u32::from(ids.wide),
+                    ..rows
+                },
+                x,
+                y,
+                columns: matrix.columns,
+                stored: matrix.stored as u32,
+                piece_bytes: split.piece_bytes,
+                of_row: split.of_row.get(),
+                stage_shift: split.stage_shift,
+                reserved: 0,
+            })
+        };
+        // SAFETY: the kernel takes one `GemvGathered` and stays loaded; the caller vouches for ids and vectors.
+        unsafe { table.stream_on_gpu(self.gathered_kernel(), ids.count, argument, stream) }
+    }
+}
+
+/// How the rows of a launch are split.
+pub(crate) fn split(rows: &Gather) -> Result<RowSplit> {
+    let in_block = (1 << rows.block_shift) - 1;
+    let is_aligned = (rows.first_byte | u64::from(rows.row_bytes)) & in_block == 0;
+    let most_shift = rows.slot_bytes.trailing_zeros();
+    RowSplit::new(rows.row_bytes, rows.block_shift, is_aligned, most_shift).ok_or_else(|| {
+        Error::usage(
+            format!(
+                "rows of {} bytes from byte {} on, between blocks, on a drive whose commands read one block",
+                rows.row_bytes, rows.first_byte
+            ),
+            "lay the matrix out so that rows begin and end with blocks",
+        )
+    })
+}

@@ -1,0 +1,273 @@
+//! Products of halves in memory of a GPU and a matrix on a drive, which the blocks of one launch read and multiply with.
+// UNSAFETY: launches kernels over addresses that the caller vouches for.
+#![allow(unsafe_code)]
+
+use crate::Matrix;
+use crate::gathered::split;
+use nvme_compute_kernel::gemm::{
+    DEPTH, Gemm, GemmStreamed, SHARED_BYTES, STAGES, STRIP_ROWS, TILE_TOKENS,
+};
+use nvme_compute_kernel::{BLOCK_THREADS, GEMM_PTX, kernel};
+use nvme_gpu_kernel::rows::Gather;
+use nvme_host::cuda::{Blocks, Function, Gpu, Module, Pending};
+use nvme_host::{Error, Result};
+use std::mem::ManuallyDrop;
+use std::sync::Arc;
+
+use crate::matrix::Half;
+
+/// Blocks that read, unless a product says otherwise.
+pub const READERS: u32 = 4;
+/// Bytes of a part that a warp reads by one command, if rows are shorter.
+const PART_BYTES: u64 = 28 << 10;
+/// Blocks that zero the words of a launch.
+const CLEARING: u32 = 32;
+
+/// The kernels of such products, for one GPU.
+///
+/// They stay loaded when this is dropped: a launch that is under way, or a graph, may still run them.
+pub struct StreamedGemm {
+    module: ManuallyDrop<Module>,
+    streamed: Function,
+    resident: Function,
+    clear: Function,
+    /// Blocks of each that the GPU holds at a time.
+    blocks: (u32, u32),
+}
+
+/// What is multiplied, by addresses of the GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Product {
+    /// `tokens` rows of as many halves as the matrix has columns, at a multiple of 16.
+    pub x: u64,
+    /// `tokens` rows of as many `f32` as the matrix has rows.
+    pub y: u64,
+    /// [`StreamedGemm::workspace_bytes`] bytes at a multiple of 16, which this product has to itself.
+    pub workspace: u64,
+    /// How many.
+    pub tokens: u32,
+    /// What the halves are.
+    pub half: Half,
+    /// Blocks that read; 0 for [`READERS`].
+    pub readers: u32,
+}
+
+impl StreamedGemm {
+    /// Loads the kernels.
+    ///
+    /// # Errors
+    /// Those of [`Module::load`], and a GPU whose blocks have less than 130 KiB of shared memory.
+    pub fn load(gpu: &Arc<Gpu>) -> Result<Self> {
+        let module = ManuallyDrop::new(Module::load(gpu, GEMM_PTX.as_bytes())?);
+        let streamed = module.function_with_shared(kernel::GEMM_STREAMED, SHARED_BYTES)?;
+        let resident = module.function_with_shared(kernel::GEMM, SHARED_BYTES)?;
+        let at_a_time = |function| module.blocks_at_a_time(function, BLOCK_THREADS, SHARED_BYTES);
+        let blocks = (at_a_time(streamed)?, at_a_time(resident)?);
+        // One block that reads, and one that multiplies.
+        if blocks.0 < 2 || blocks.1 == 0 {
+            return Err(Error::environment(
+                "a GPU that holds one block of the product at most",
+                "use a GPU of compute capability 8.0 or more",
+            ));
+        }
+        let clear = module.function(kernel::GEMM_CLEAR)?;
+        Ok(Self {
+            module,
+            streamed,
+            resident,
+            clear,
+            blocks,
+        })
+    }
+
+    /// Registers and bytes of local memory of a thread, as compiled for this GPU.
+    ///
+    /// # Errors
+    /// Those of [`Module::cost`].
+    pub fn cost(&self) -> Result<(u32, u32)> {
+        self.module.cost(self.streamed)
+    }
+
+    /// Blocks of a launch, those that read included.
+    pub fn blocks(&self) -> u32 {
+        self.blocks.0
+    }
+
+    /// Bytes of [`Product::workspace`]: the stages of the matrix's strips, and the words of a launch.
+    pub fn workspace_bytes(matrix: &Matrix) -> u64 {
+        let gemm = Gemm {
+            rows: matrix.rows,
+            columns: matrix.columns,
+            ..Gemm::default()
+        };
+        u64::from(STAGES) * GemmStreamed::stage_bytes(matrix.columns) + gemm.work_words() * 4
+    }
+
+    /// Puts `Y = X W^T` into `stream`, a `CUstream` of the store's GPU, and returns before it runs. The stream may be
+    /// captured. `W` is read while it is multiplied with, and lies in the stages of the workspace for a while.
+    ///
+    /// Rows of the [`Pending`] are rows of `W`, columns of `Y`. One that was not read whole is NaN for some tokens or all:
+    /// [`check`](crate::streamed::check) makes an error of it. Weights are rounded to halves; sums are `f32`.
+    ///
+    /// # Safety
+    /// The addresses are valid on the GPU until the product has ended, and for as long as a graph that captured it may be
+    /// launched; nothing else writes there meanwhile, nor reads the workspace.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a store whose reads the GPU does not submit itself, for a matrix of `f32`, or of halves of the
+    /// other kind, for addresses that are not aligned, and for sizes beyond 2^31; [`Error::Environment`] with the
+    /// driver's answer.
+    pub unsafe fn gemm(&self, matrix: &Matrix, product: &Product, stream: u64) -> Result<Pending> {
+        check_product(matrix, product)?;
+        let stages = u64::from(STAGES) * GemmStreamed::stage_bytes(matrix.columns);
+        let gemm = Gemm {
+            words: product.workspace + stages,
+            ..words(matrix, product)
+        };
+        if gemm.tokens == 0 {
+            return Ok(Pending::nothing());
+        }
+        let table = matrix
+            .store
+            .table(matrix.offset, matrix.rows.into(), matrix.row_bytes)?;
+        let most = self.blocks.0 - 1;
+        let argument = |rows: Gather| {
+            let part_rows = part_rows(&rows);
+            let split = split(&Gather {
+                row_bytes: rows.row_bytes * part_rows,
+                ..rows
+            })?;
+            let pieces = u64::from(split.of_row.get() * STRIP_ROWS);
+            Ok(GemmStreamed {
+                rows,
+                gemm,
+                stages: product.workspace,
+                // A strip may be read by one warp, whose reads all take as long as they may.
+                patience_ns: rows.timeout_ns.saturating_mul(pieces + 64),
+                stored: matrix.stored as u32,
+                readers: readers(product, most.min(rows.station_count)),
+                part_rows,
+                piece_bytes: split.piece_bytes,
+                of_part: split.of_row.get(),
+                stage_shift: split.stage_shift,
+            })
+        };
+        let launch = (u64::from(matrix.rows), blocks(self.blocks.0));
+        // SAFETY: the kernels take a `Gemm` and a `GemmStreamed` and stay loaded; the caller vouches for the addresses.
+        unsafe {
+            self.clear(&gemm, stream)?;
+            table.stream_in_blocks((&self.module, self.streamed), launch, argument, stream)
+        }
+    }
+
+    /// The same product of a matrix whose rows lie at `w` in memory of the GPU as halves, at a multiple of 16: `matrix`
+    /// says how many there are. Of the workspace it takes what is behind the stages.
+    ///
+    /// # Safety
+    /// As [`gemm`](Self::gemm).
+    ///
+    /// # Errors
+    /// As [`gemm`](Self::gemm).
+    pub unsafe fn resident(
+        &self,
+        matrix: &Matrix,
+        w: u64,
+        product: &Product,
+        stream: u64,
+    ) -> Result<()> {
+        check_product(matrix, product)?;
+        let stages = u64::from(STAGES) * GemmStreamed::stage_bytes(matrix.columns);
+        let gemm = Gemm {
+            w,
+            words: product.workspace + stages,
+            ..words(matrix, product)
+        };
+        if !w.is_multiple_of(16) {
+            return Err(misaligned(product));
+        }
+        if gemm.tokens == 0 || gemm.rows == 0 {
+            return Ok(());
+        }
+        // SAFETY: the kernels take one `Gemm`; the caller vouches for the addresses.
+        unsafe {
+            self.clear(&gemm, stream)?;
+            let grid = blocks(self.blocks.1);
+            self.module
+                .launch_blocks(stream, self.resident, grid, &gemm)
+        }
+    }
+
+    /// # Safety
+    /// As [`gemm`](Self::gemm).
+    unsafe fn clear(&self, gemm: &Gemm, stream: u64) -> Result<()> {
+        // SAFETY: the kernel takes one `Gemm`; the caller vouches for the addresses.
+        unsafe {
+            self.module
+                .launch_in(stream, self.clear, CLEARING, BLOCK_THREADS, gemm)
+        }
+    }
+}
+
+fn blocks(count: u32) -> Blocks {
+    Blocks {
+        count,
+        threads: BLOCK_THREADS,
+        shared_bytes: SHARED_BYTES,
+    }
+}
+
+/// The product, but for the addresses of its words and of `W`.
+fn words(matrix: &Matrix, product: &Product) -> Gemm {
+    Gemm {
+        x: product.x,
+        y: product.y,
+        tokens: product.tokens,
+        rows: matrix.rows,
+        columns: matrix.columns,
+        is_f16: u32::from(product.half == Half::F16),
+        ..Gemm::default()
+    }
+}
+
+/// So many rows are one part: those of a strip, or as many as a long command reads.
+fn part_rows(rows: &Gather) -> u32 {
+    let most = PART_BYTES.min(u64::from(rows.slot_bytes));
+    let fit = (most / u64::from(rows.row_bytes).max(1)).clamp(1, u64::from(STRIP_ROWS)) as u32;
+    1 << fit.ilog2()
+}
+
+fn readers(product: &Product, most: u32) -> u32 {
+    let wanted = match product.readers {
+        0 => READERS,
+        readers => readers,
+    };
+    wanted.clamp(1, most.max(1))
+}
+
+fn misaligned(product: &Product) -> Error {
+    Error::usage(
+        format!(
+            "a product at {:#x}, {:#x}, {:#x}",
+            product.x, product.y, product.workspace
+        ),
+        "use addresses that are multiples of 16, and of 4 for the result",
+    )
+}
+
+pub(crate) fn check_product(matrix: &Matrix, product: &Product) -> Result<()> {
+    let aligned = (product.x | product.workspace).is_multiple_of(16);
+    if !aligned || !product.y.is_multiple_of(4) {
+        return Err(misaligned(product));
+    }
+    product.half.check(matrix.stored)?;
+    let most = 1 << 31;
+    let tiles = u64::from(matrix.rows).div_ceil(u64::from(DEPTH))
+        * u64::from(product.tokens).div_ceil(u64::from(TILE_TOKENS));
+    if tiles >= most || u64::from(matrix.rows) >= most || u64::from(product.tokens) >= most {
+        return Err(Error::usage(
+            format!("{} tokens by {} rows", product.tokens, matrix.rows),
+            "split the product: fewer than 2^31 of each, and of tiles",
+        ));
+    }
+    Ok(())
+}

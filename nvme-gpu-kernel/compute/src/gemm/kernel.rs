@@ -1,0 +1,219 @@
+//! The kernels: what each block of a launch does.
+// UNSAFETY: kernel parameters hold addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+use super::multiply::{multiply, store};
+use super::read::read;
+use super::{Gemm, GemmStreamed, Role, STRIP_ROWS, TILE_ROWS, TILE_TOKENS, Tile};
+use core::ops::Range;
+use nvme_core::group::{ExecContext, Group};
+use nvme_core::strips::{Ready, Strips, words};
+use nvme_core::sync::{AtomicU32, Order, Scope};
+use nvme_gpu_kernel::rows::{code, worst};
+use nvme_gpu_kernel::{Block, Gpu, arch, leave_block};
+
+/// A block reads or multiplies, as the order in which blocks begin has it.
+///
+/// # Safety
+/// What [`GemmStreamed`] names is there.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_gemm_streamed(gemm: GemmStreamed) {
+    let block = Block::here();
+    // SAFETY: the caller's.
+    let ticket = unsafe { take(&block, gemm.gemm.roles()) };
+    // SAFETY: the caller's.
+    unsafe {
+        match gemm.role(ticket) {
+            Role::Reads => read(&gemm, &block),
+            Role::Multiplies if gemm.gemm.is_f16 != 0 => use_strips::<true>(&gemm, &block),
+            Role::Multiplies => use_strips::<false>(&gemm, &block),
+        }
+    }
+}
+
+/// The same product of a matrix in memory of the GPU.
+///
+/// # Safety
+/// What [`Gemm`] names is there.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_gemm(gemm: Gemm) {
+    // SAFETY: the caller's.
+    unsafe {
+        match gemm.is_f16 {
+            0 => use_all::<false>(&gemm),
+            _ => use_all::<true>(&gemm),
+        }
+    }
+}
+
+/// Zeroes the words of a launch.
+///
+/// # Safety
+/// As [`nvme_gemm`].
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_gemm_clear(gemm: Gemm) {
+    let step = u64::from(arch::blocks() * arch::block_threads());
+    let mut at = u64::from(arch::block() * arch::block_threads() + arch::thread());
+    while at < gemm.work_words() {
+        // SAFETY: the caller's.
+        unsafe { *(gemm.words as usize as *mut u32).add(at as usize) = 0 };
+        at += step;
+    }
+}
+
+/// The words of a launch, and what the calling thread counted.
+pub struct Words<'g> {
+    gemm: &'g Gemm,
+    pub strips: Strips<'g>,
+    pub failed: u64,
+    pub worst: u64,
+}
+
+impl<'g> Words<'g> {
+    #[inline(always)]
+    pub fn new(gemm: &'g Gemm, strips: Strips<'g>) -> Self {
+        Self {
+            gemm,
+            strips,
+            failed: 0,
+            worst: 0,
+        }
+    }
+
+    /// These rows were not read. A row counts once, whoever says so first.
+    #[inline(always)]
+    pub fn fail(&mut self, rows: Range<u32>, why: i32) {
+        let mut row = rows.start;
+        while row < rows.end {
+            // SAFETY: the host gives a word for each row.
+            let word = unsafe { &*(self.gemm.code(row) as usize as *const AtomicU32) };
+            if word.swap(why as u32, Order::Relaxed, Scope::Gpu) == 0 {
+                self.failed += 1;
+                let this = worst(row.into(), None, why);
+                self.worst = if this > self.worst { this } else { self.worst };
+            }
+            row += 1;
+        }
+    }
+}
+
+/// The strips of a launch.
+#[inline(always)]
+pub fn strips<'g>(gemm: &Gemm) -> Option<Strips<'g>> {
+    let first = gemm.strip_words() as usize as *const AtomicU32;
+    // SAFETY: the host gives the words of so many strips, for as long as the launch runs.
+    let all = unsafe { core::slice::from_raw_parts(first, words(gemm.strips())) };
+    Strips::new(all, gemm.strips(), super::STAGES)
+}
+
+/// Waits until something is ready, and gives up for all blocks when that takes too long: [`code::OK`], or why not.
+#[inline(always)]
+pub fn wait(strips: &Strips<'_>, patience_ns: u64, ready: impl Fn() -> Ready) -> i32 {
+    let deadline_ns = arch::now_ns().saturating_add(patience_ns);
+    let mut turn = 0;
+    loop {
+        match ready() {
+            Ready::Now => return code::OK,
+            Ready::Never(why) => return why as i32,
+            Ready::NotYet if arch::now_ns() >= deadline_ns => {
+                strips.give_up(code::TIMED_OUT as u32);
+            }
+            Ready::NotYet => Gpu.pause(turn),
+        }
+        turn += 1;
+    }
+}
+
+/// The next number of a counter, the same for all threads of the block.
+///
+/// # Safety
+/// The counter is there.
+#[inline(always)]
+unsafe fn take(block: &Block, counter: u64) -> u32 {
+    let mut ticket = 0;
+    if block.leads() {
+        // SAFETY: the caller's.
+        ticket = unsafe { count(counter) };
+    }
+    block.broadcast(ticket)
+}
+
+/// Adds one to a counter. What it was.
+///
+/// # Safety
+/// The counter is there.
+#[inline(always)]
+pub unsafe fn count(counter: u64) -> u32 {
+    // SAFETY: the caller's.
+    let counter = unsafe { &*(counter as usize as *const AtomicU32) };
+    counter.fetch_add(1, Order::Relaxed, Scope::Gpu)
+}
+
+/// Computes tiles until there are no more.
+///
+/// # Safety
+/// What [`GemmStreamed`] names is there.
+#[inline(always)]
+unsafe fn use_strips<const IS_F16: bool>(streamed: &GemmStreamed, block: &Block) {
+    let gemm = &streamed.gemm;
+    let Some(strips) = strips(gemm) else { return };
+    let mut words = Words::new(gemm, strips);
+    // SAFETY: the caller's.
+    while let Some(tile) = gemm.tile(unsafe { take(block, gemm.tiles()) }) {
+        let mut why = code::OK;
+        if block.leads() {
+            let parts = streamed.parts_of(tile.strip);
+            let ready = || words.strips.may_use(tile.strip, parts);
+            why = wait(&words.strips, streamed.patience_ns, ready);
+        }
+        // All threads read after what the leader has seen.
+        let why = block.broadcast(why as u32) as i32;
+        if why != code::OK {
+            // SAFETY: the caller's.
+            unsafe { give_up(gemm, tile, why, &mut words) };
+            continue;
+        }
+        let in_strip = tile.row % STRIP_ROWS;
+        let w = streamed.stage(tile.strip) + u64::from(in_strip) * u64::from(gemm.columns) * 2;
+        let rows = gemm.strip_rows(tile.strip) - in_strip;
+        // SAFETY: the caller's; the strip is in its stage.
+        unsafe { multiply::<IS_F16>(gemm, tile, (w, rows)) };
+        if block.leads() {
+            words.strips.end_use(tile.strip);
+        }
+    }
+    // SAFETY: the caller's.
+    unsafe { leave_block(&streamed.rows, words.failed, words.worst) };
+}
+
+/// A tile whose strip did not come: its elements are NaN. Every thread of the block calls it.
+///
+/// # Safety
+/// What [`Gemm`] names is there.
+#[inline(always)]
+unsafe fn give_up(gemm: &Gemm, tile: Tile, why: i32, words: &mut Words<'_>) {
+    let (row, first) = (tile.row + arch::thread() % 128 * 2, arch::thread() / 128);
+    let mut token = first;
+    while token < TILE_TOKENS {
+        // SAFETY: the caller's.
+        unsafe { store(gemm, tile.token + token, row, f32::NAN, f32::NAN) };
+        token += 2;
+    }
+    let row = tile.row + arch::thread() % TILE_ROWS;
+    if row < gemm.rows {
+        words.fail(row..row + 1, why);
+    }
+}
+
+/// # Safety
+/// What [`Gemm`] names is there.
+#[inline(always)]
+unsafe fn use_all<const IS_F16: bool>(gemm: &Gemm) {
+    let block = Block::here();
+    // SAFETY: the caller's.
+    while let Some(tile) = gemm.tile(unsafe { take(&block, gemm.tiles()) }) {
+        let w = gemm.w + u64::from(tile.row) * u64::from(gemm.columns) * 2;
+        // SAFETY: the caller's.
+        unsafe { multiply::<IS_F16>(gemm, tile, (w, gemm.rows - tile.row)) };
+    }
+}

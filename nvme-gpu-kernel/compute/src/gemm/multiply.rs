@@ -1,0 +1,158 @@
+//! Blocks that multiply: 128 tokens x 256 rows at a time by the tensor cores, a quarter of 64 x 64 for each warp. Halves of
+//! `X` and `W` come to shared memory by asynchronous copies, past L1.
+// UNSAFETY: launches hold addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+use super::{DEPTH, Gemm, STEPS, TILE_ROWS, TILE_TOKENS, Tile};
+use crate::tile::mma::{mma_bf16, mma_f16};
+use crate::tile::{Shared, commit, un, wait_for_copies};
+use nvme_gpu_kernel::arch;
+
+const X_BYTES: u32 = TILE_TOKENS * DEPTH * 2;
+const STEP_BYTES: u32 = X_BYTES + TILE_ROWS * DEPTH * 2;
+const _: () = assert!(STEPS * STEP_BYTES == super::SHARED_BYTES && STEPS == 4);
+
+/// Where 8 halves of a row of 32 lie: what eight lanes load together is in all banks.
+#[inline(always)]
+fn place(row: u32, eight: u32) -> u32 {
+    row * 64 + ((eight ^ (row >> 1 & 3)) * 16)
+}
+
+/// What a thread copies of each step: 8 halves of rows 64 apart, two of `X` and four of `W`.
+struct Copies {
+    x: [u64; 2],
+    w: [u64; 4],
+    to: u32,
+}
+
+impl Copies {
+    /// `w` is where the first row of the tile lies, of which `rows` are there.
+    #[inline(always)]
+    fn new(gemm: &Gemm, tile: Tile, (w, rows): (u64, u32)) -> Self {
+        let (row, eight) = (arch::thread() / 4, arch::thread() % 4);
+        let row_bytes = u64::from(gemm.columns) * 2;
+        // Rows past the end are others once more: their results are not stored.
+        let at = |base: u64, row: u32, last: u32| {
+            let row = if row < last { row } else { last };
+            base + u64::from(row) * row_bytes + u64::from(eight) * 16
+        };
+        let x = |i: u32| at(gemm.x, tile.token + row + 64 * i, gemm.tokens - 1);
+        let w = |i: u32| at(w, row + 64 * i, rows - 1);
+        Self {
+            x: [x(0), x(1)],
+            w: [w(0), w(1), w(2), w(3)],
+            to: place(row, eight),
+        }
+    }
+
+    /// Begins the copies of step `step`.
+    #[inline(always)]
+    fn begin(&self, shared: Shared, step: u32) {
+        let to = shared.at(step % STEPS * STEP_BYTES + self.to);
+        let by = u64::from(step * DEPTH) * 2;
+        // SAFETY: 16 bytes of rows that are there.
+        unsafe {
+            un!(i in [0, 1] {
+                to.at(64 * 64 * i as u32).copy16(self.x[i] + by, 16);
+            });
+            un!(i in [0, 1, 2, 3] {
+                to.at(X_BYTES + 64 * 64 * i as u32).copy16(self.w[i] + by, 16);
+            });
+        }
+    }
+}
+
+/// Computes `tile`, whose rows of `W` lie at `w`, and stores it. Every thread of the block calls it; afterwards all of them
+/// have used `W`.
+///
+/// # Safety
+/// What [`Gemm`] names is there, and the launch has [`SHARED_BYTES`](super::SHARED_BYTES) bytes of shared memory.
+#[inline(always)]
+pub unsafe fn multiply<const IS_F16: bool>(gemm: &Gemm, tile: Tile, (w, rows): (u64, u32)) {
+    // SAFETY: the caller's.
+    let shared = unsafe { Shared::dynamic() };
+    let copies = Copies::new(gemm, tile, (w, rows));
+    let steps = gemm.columns / DEPTH;
+    un!(step in [0, 1, 2] {
+        if (step as u32) < steps {
+            copies.begin(shared, step as u32);
+        }
+        commit();
+    });
+    let (warp, lane) = (arch::thread() / 32, arch::lane());
+    let (token, row) = (warp / 4 * 64, warp % 4 * 64);
+    let mut sums = [[[0f32; 4]; 8]; 4];
+    let mut step = 0;
+    while step < steps {
+        wait_for_copies::<2>();
+        arch::sync_block();
+        let next = step + STEPS - 1;
+        if next < steps {
+            copies.begin(shared, next);
+        }
+        commit();
+        let of_x = shared.at(step % STEPS * STEP_BYTES);
+        let of_w = of_x.at(X_BYTES);
+        un!(half in [0, 1] {
+            let eight = half as u32 * 2;
+            let mut a = [[0u32; 4]; 4];
+            un!(i in [0, 1, 2, 3] {
+                let at = token + i as u32 * 16 + (lane & 15);
+                a[i] = of_x.at(place(at, eight + (lane >> 4))).matrices4();
+            });
+            un!(j in [0, 1, 2, 3] {
+                let at = row + j as u32 * 16 + (lane & 7) + ((lane >> 4) << 3);
+                let b = of_w.at(place(at, eight + (lane >> 3 & 1))).matrices4();
+                un!(i in [0, 1, 2, 3] {
+                    if IS_F16 {
+                        mma_f16(&mut sums[i][2 * j], a[i], [b[0], b[1]]);
+                        mma_f16(&mut sums[i][2 * j + 1], a[i], [b[2], b[3]]);
+                    } else {
+                        mma_bf16(&mut sums[i][2 * j], a[i], [b[0], b[1]]);
+                        mma_bf16(&mut sums[i][2 * j + 1], a[i], [b[2], b[3]]);
+                    }
+                });
+            });
+        });
+        step += 1;
+    }
+    wait_for_copies::<0>();
+    // The next tile's copies come after all threads have used these.
+    arch::sync_block();
+    let (first_token, first_row) = (tile.token + token + lane / 4, tile.row + row + lane % 4 * 2);
+    un!(i in [0, 1, 2, 3] {
+        un!(j in [0, 1, 2, 3, 4, 5, 6, 7] {
+            let (token, row) = (first_token + i as u32 * 16, first_row + j as u32 * 8);
+            // SAFETY: the caller's.
+            unsafe {
+                store(gemm, token, row, sums[i][j][0], sums[i][j][1]);
+                store(gemm, token + 8, row, sums[i][j][2], sums[i][j][3]);
+            }
+        });
+    });
+}
+
+/// Stores elements `row`, which is even, and `row` + 1 of a token, as far as they are there.
+///
+/// # Safety
+/// What [`Gemm`] names is there.
+#[inline(always)]
+pub unsafe fn store(gemm: &Gemm, token: u32, row: u32, left: f32, right: f32) {
+    #[repr(C, align(8))]
+    struct Pair([f32; 2]);
+    if token >= gemm.tokens || row >= gemm.rows {
+        return;
+    }
+    let at = gemm.y + (u64::from(token) * u64::from(gemm.rows) + u64::from(row)) * 4;
+    // SAFETY: inside the result; at a multiple of 8 where both are stored together.
+    unsafe {
+        if at % 8 == 0 && row + 1 < gemm.rows {
+            *(at as usize as *mut Pair) = Pair([left, right]);
+            return;
+        }
+        *(at as usize as *mut f32) = left;
+        if row + 1 < gemm.rows {
+            *((at + 4) as usize as *mut f32) = right;
+        }
+    }
+}

@@ -1,0 +1,270 @@
+//! Blocks that read: each warp reads parts of strips, as halves to their stages.
+// UNSAFETY: launches hold addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+use super::kernel::{Words, count, strips, wait};
+use super::{GemmStreamed, STRIP_ROWS};
+use crate::arch::{Window, copy_16};
+use crate::strip::{Cursor, Shape, TILE_BYTES};
+use crate::tile::mma::{pack_bf16, pack_f16};
+use core::cell::Cell;
+use core::ops::Range;
+use nvme_core::group::Group;
+use nvme_formats::{Stored, UNIT};
+use nvme_gpu_kernel::ring::{Pieces, RowPieces};
+use nvme_gpu_kernel::rows::code;
+use nvme_gpu_kernel::{Block, Stream, arch};
+
+/// NaN as bf16 and as f16.
+const NOT_READ: u16 = 0xFFFF;
+
+/// What a block does that reads. Every thread calls it.
+///
+/// # Safety
+/// What [`GemmStreamed`] names is there.
+#[inline(always)]
+pub unsafe fn read(gemm: &GemmStreamed, block: &Block) {
+    // SAFETY: the caller's.
+    let stream = unsafe { Stream::enter(&gemm.rows) };
+    let stored = Stored::of_number(gemm.stored);
+    let (Some(stored), Some(split), Some(strips)) = (stored, gemm.split(), strips(&gemm.gemm))
+    else {
+        stream.leave(0, 0);
+        return;
+    };
+    let mut reader = Reader {
+        gemm,
+        stored,
+        shape: Shape::of(stored, gemm.gemm.columns),
+        stream,
+        words: Words::new(&gemm.gemm, strips),
+    };
+    // A warp that can read no more leaves the rest to others.
+    while reader.stream.rest() == code::OK {
+        let mut batch = 0;
+        if arch::lane() == 0 {
+            // SAFETY: the caller's.
+            batch = unsafe { count(gemm.gemm.batches()) };
+        }
+        let batch = arch::shuffle(arch::FULL, batch, 0);
+        let first = u64::from(batch) * gemm.batch_parts();
+        let left = gemm.parts().saturating_sub(first);
+        if left == 0 {
+            break;
+        }
+        let pieces = RowPieces {
+            byte_of: move |number: u64| Some(gemm.part_byte(first + number)),
+            split,
+            rows: left.min(gemm.batch_parts()),
+            end: gemm.row_byte(gemm.gemm.rows.into()),
+        };
+        reader.stream.begin();
+        let mut number = 0;
+        while number < pieces.rows {
+            reader.part(&pieces, (number, first + number));
+            number += 1;
+        }
+    }
+    let rest = match reader.stream.rest() {
+        code::OK => code::NOT_RUN,
+        rest => rest,
+    };
+    // All warps of the block have filled what they will fill.
+    block.sync();
+    if block.leads() {
+        reader.words.strips.end_filling(gemm.readers, rest as u32);
+    }
+    let Reader { stream, words, .. } = reader;
+    stream.leave(words.failed, words.worst);
+}
+
+struct Reader<'g> {
+    gemm: &'g GemmStreamed,
+    stored: Stored,
+    shape: Shape,
+    stream: Stream<'g>,
+    words: Words<'g>,
+}
+
+impl Reader<'_> {
+    /// Reads part `part`, which has number `number` of its batch.
+    #[inline(always)]
+    fn part(
+        &mut self,
+        pieces: &RowPieces<impl Fn(u64) -> Option<u64>>,
+        (number, part): (u64, u64),
+    ) {
+        let gemm = self.gemm;
+        let (begin, row) = (gemm.part_byte(part), part as u32 * gemm.part_rows);
+        let left = gemm.gemm.rows - row;
+        let rows = if left < gemm.part_rows {
+            left
+        } else {
+            gemm.part_rows
+        };
+        let strip = row / STRIP_ROWS;
+        let to = gemm.stage(strip) + u64::from(row % STRIP_ROWS) * u64::from(gemm.gemm.columns) * 2;
+        let why = self.wait(strip);
+        let is_free = why == code::OK;
+        let raw = matches!(self.stored, Stored::Bf16 | Stored::F16) && begin % 16 == 0;
+        let of_part = u64::from(pieces.split.of_row.get());
+        let mut cursor = Cursor::new(row.into(), begin);
+        let mut piece = number * of_part;
+        let past = piece + of_part;
+        while piece < past && pieces.is_read(piece) {
+            let ended = match self.stream.rest() {
+                code::OK => self.stream.piece(pieces, piece),
+                rest => rest,
+            };
+            let (from, until) = pieces.piece(piece);
+            if is_free && raw {
+                self.copy(pieces, piece, ended, to + (from - begin));
+            } else if is_free {
+                self.convert(pieces, piece, ended, (&mut cursor, (row, to)));
+            }
+            if ended != code::OK {
+                self.fail(gemm, from..until, ended);
+            }
+            piece += 1;
+        }
+        arch::sync_warp(arch::FULL);
+        if arch::lane() == 0 {
+            if is_free {
+                self.words.strips.fill(strip);
+            } else {
+                self.words.fail(row..row + rows, why);
+            }
+        }
+    }
+
+    /// Waits until the stage of `strip` may be written to: [`code::OK`], or why it never may.
+    #[inline(always)]
+    fn wait(&self, strip: u32) -> i32 {
+        let gemm = self.gemm;
+        let mut why = code::OK;
+        if arch::lane() == 0 {
+            let before = strip.saturating_sub(super::STAGES);
+            let uses = gemm.gemm.tiles_of(before);
+            let ready = || self.words.strips.may_fill(strip, uses);
+            why = wait(&self.words.strips, gemm.patience_ns, ready);
+        }
+        // Lanes write after what lane 0 has seen.
+        arch::sync_warp(arch::FULL);
+        arch::shuffle(arch::FULL, why as u32, 0) as i32
+    }
+
+    /// Rows with bytes among these were not read.
+    #[inline(always)]
+    fn fail(&mut self, gemm: &GemmStreamed, bytes: Range<u64>, why: i32) {
+        if arch::lane() == 0 {
+            let row = |byte: u64| {
+                let at = (byte - gemm.rows.first_byte).checked_div(gemm.rows.row_bytes.into());
+                at.unwrap_or(0) as u32
+            };
+            let (first, last) = (row(bytes.start), row(bytes.end - 1));
+            self.words.fail(first..last + 1, why);
+        }
+    }
+
+    /// The piece's halves as they are, or as many that are NaN.
+    #[inline(always)]
+    fn copy(&self, pieces: &impl Pieces, piece: u64, ended: i32, to: u64) {
+        let (begin, until) = pieces.piece(piece);
+        let bytes = (until - begin) as u32;
+        if ended == code::OK {
+            let from = self.stream.address_in(pieces, piece, begin);
+            // SAFETY: bytes of the piece, which has landed, and of a stage that nothing else uses.
+            unsafe { copy_16(to, from, bytes) };
+            return;
+        }
+        let mut at = arch::lane() * 2;
+        while at < bytes {
+            // SAFETY: as above.
+            unsafe { *((to + u64::from(at)) as usize as *mut u16) = NOT_READ };
+            at += 64;
+        }
+    }
+
+    /// The units that the piece ends, as halves; `first` is the row where the part begins, and where that goes.
+    #[inline(always)]
+    fn convert(
+        &self,
+        pieces: &impl Pieces,
+        piece: u64,
+        ended: i32,
+        (cursor, (first, to)): (&mut Cursor, (u32, u64)),
+    ) {
+        let (gemm, shape, window) = (self.gemm, self.shape, Window::here());
+        let row_bytes = u64::from(gemm.gemm.columns) * 2;
+        let place = |row: u64| to + (row - u64::from(first)) * row_bytes;
+        let row = Cell::new(cursor.row());
+        let store = |byte: u64, groups: u32, group: u32| {
+            let units = groups * shape.group_units;
+            let to = place(row.get()) + u64::from(group * shape.group_units * UNIT) * 2;
+            self.units(window, byte as u32, units, to);
+            0.0
+        };
+        let mut done = |number: u64, _: f32, code: i32| {
+            row.set(number + 1);
+            if code != code::OK {
+                // SAFETY: the first 32 halves of a row of the stage, each by the lane that may have written it.
+                unsafe {
+                    let at = place(number) + u64::from(arch::lane()) * 2;
+                    *(at as usize as *mut u16) = NOT_READ;
+                }
+            }
+        };
+        let (begin, until) = pieces.piece(piece);
+        if ended != code::OK {
+            cursor.advance(shape, until, ended, store, &mut done);
+            return;
+        }
+        let mut tile = begin & !(TILE_BYTES - 1);
+        while tile < until {
+            let end = if until < tile + TILE_BYTES {
+                until
+            } else {
+                tile + TILE_BYTES
+            };
+            let from = self.stream.address_in(pieces, piece, tile);
+            window.take(tile, from, (begin, end));
+            cursor.advance(shape, end, code::OK, store, &mut done);
+            tile += TILE_BYTES;
+        }
+    }
+
+    /// So many units whose first byte is `byte` of the window, to `to`: a lane has an element of each.
+    #[inline(always)]
+    fn units(&self, window: Window, byte: u32, units: u32, to: u64) {
+        let is_f16 = self.gemm.gemm.is_f16 != 0;
+        // The format is the same for all: one loop each, without a choice inside.
+        match self.stored {
+            Stored::Bf16 => halves(Stored::Bf16, is_f16, window, (byte, units), to),
+            Stored::F16 => halves(Stored::F16, is_f16, window, (byte, units), to),
+            Stored::Q8_0 => halves(Stored::Q8_0, is_f16, window, (byte, units), to),
+            Stored::Q4_0 => halves(Stored::Q4_0, is_f16, window, (byte, units), to),
+            Stored::Q4_1 => halves(Stored::Q4_1, is_f16, window, (byte, units), to),
+            Stored::Q4K => halves(Stored::Q4K, is_f16, window, (byte, units), to),
+            _ => halves(Stored::Q6K, is_f16, window, (byte, units), to),
+        }
+    }
+}
+
+#[inline(always)]
+fn halves(stored: Stored, is_f16: bool, window: Window, (byte, units): (u32, u32), to: u64) {
+    let lane = arch::lane();
+    let half = |k: u32| window.half(byte + 2 * k);
+    let mut unit = 0;
+    while unit < units {
+        let value = stored.element(unit, lane, half);
+        let word = if is_f16 {
+            pack_f16(value, 0.0)
+        } else {
+            pack_bf16(value, 0.0)
+        };
+        let at = to + u64::from(unit * UNIT + lane) * 2;
+        // SAFETY: inside a row of a stage that nothing else uses.
+        unsafe { *(at as usize as *mut u16) = word as u16 };
+        unit += 1;
+    }
+}
