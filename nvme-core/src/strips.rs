@@ -6,7 +6,7 @@
 //! that is given up does not count: its stage is not filled again.
 //!
 //! Invariant: while a strip is used nothing writes to its stage, and what is used was written whole. Loom checks it
-//! (`tests/tests/loom/strips.rs`).
+//! with one group that fills and one that uses (`tests/tests/loom/strips.rs`).
 
 use crate::sync::{AtomicU32, Order, Scope};
 

@@ -15,7 +15,7 @@ use std::ffi::{CStr, c_void};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 /// The symbols.
-pub const NAMES: [&CStr; 52] = [
+pub const NAMES: [&CStr; 56] = [
     c"nvme_gemv",
     c"nvme_rms_norm",
     c"nvme_rope",
