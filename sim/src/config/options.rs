@@ -115,6 +115,7 @@ fn draft(text: &str) -> Result<(Place, Draft), ConfigError> {
         meta: 0,
         ro: false,
         noiob: 0,
+        read_ns: None,
     };
     let mut seen: Vec<&str> = Vec::new();
     for option in options.split('&').filter(|option| !option.is_empty()) {
@@ -129,6 +130,9 @@ fn draft(text: &str) -> Result<(Place, Draft), ConfigError> {
         }
         seen.push(name);
         (row.set)(&mut draft, value).map_err(|why| bad(name, why))?;
+    }
+    if let Some(read_ns) = draft.read_ns {
+        draft.config.profile = draft.config.profile.with_latency(read_ns);
     }
     let queues = draft.config.max_queues;
     for rule in &draft.config.faults.rules {

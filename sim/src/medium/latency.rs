@@ -52,6 +52,22 @@ impl Profile {
         bytes_per_us: 14_000,
     };
 
+    /// The same rates of commands and bytes with another latency of reads.
+    pub fn with_latency(self, read_ns: u64) -> Self {
+        let parallelism = match (self.read_ns, self.parallelism) {
+            (0, most) | (_, most @ 0) => most,
+            (now_ns, most) => {
+                let most = u128::from(most) * u128::from(read_ns) / u128::from(now_ns);
+                u32::try_from(most).unwrap_or(u32::MAX).max(1)
+            }
+        };
+        Self {
+            read_ns,
+            parallelism,
+            ..self
+        }
+    }
+
     /// The profile of that name.
     pub fn named(name: &str) -> Option<Self> {
         match name {
@@ -127,6 +143,10 @@ impl Pacing {
             .checked_div(u64::from(bytes_per_us))
             .unwrap_or(0);
         let step = share.max(moving);
+        if step == 0 {
+            // No rate: nothing that threads have to agree on.
+            return now_ns.saturating_add(base + jitter);
+        }
         let mut busy = self.busy_until_ns.load(Ordering::Relaxed);
         loop {
             let until = busy.max(now_ns).saturating_add(step);

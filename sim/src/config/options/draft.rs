@@ -37,6 +37,7 @@ pub(super) struct Draft {
     pub meta: u16,
     pub ro: bool,
     pub noiob: u16,
+    pub read_ns: Option<u64>,
 }
 
 impl Draft {

@@ -84,6 +84,11 @@ pub const OPTIONS: &[OptionRow] = options! {
         draft.config.profile = Profile::named(text).ok_or("must be none, optane or nvme-gen5")?;
         Ok(())
     };
+    "latency" "TIME" ["that of the profile"] "latency of Read, Compare and Verify, whose rate stays that of the profile" =>
+        |draft, text| {
+            draft.read_ns = Some(time(text)?);
+            Ok(())
+        };
     "ready" "TIME" ["0ns"] "from a change of CC.EN to that of CSTS.RDY" => put!(time => config.ready_delay_ns);
     "sanitize" "TIME" ["0ns"] "one pass of a sanitize operation; 0ns is as fast as the image is" =>
         put!(time => config.sanitize_ns);

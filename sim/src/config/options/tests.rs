@@ -39,6 +39,22 @@ fn options_become_a_configuration() {
 }
 
 #[test]
+fn a_latency_is_the_reads_and_leaves_the_rest_of_the_profile() {
+    let profile = |text| parse(text).unwrap().profile;
+    let only = Profile {
+        read_ns: 20_000,
+        ..Profile::NONE
+    };
+    assert_eq!(profile("mem?latency=20us"), only);
+    let gen5 = profile("mem?latency=35us&profile=nvme-gen5");
+    // Half the latency with half as many at a time: the same rate.
+    assert_eq!((gen5.read_ns, gen5.parallelism), (35_000, 135));
+    assert_eq!(gen5.bytes_per_us, Profile::NVME_GEN5.bytes_per_us);
+    assert_eq!(profile("mem?latency=0ns"), Profile::NONE);
+    assert!(why("mem?latency=20").starts_with("latency: "));
+}
+
+#[test]
 fn every_option_name_is_known() {
     for OptionRow { name, .. } in OPTIONS {
         assert!(
