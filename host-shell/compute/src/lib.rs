@@ -12,6 +12,7 @@
 //! - [`flash`], [`linear`]: attention and linear layers over memory, rung by rung.
 //! - [`search`]: nearest vectors in a graph on a drive.
 //! - [`ladder`]: products of matrices, step by step up to the tensor cores.
+//! - [`pipeline`]: batches of matrices that are read while others are multiplied.
 //! - [`synthetic::Synthetic`]: models of random weights, for tests and measurements.
 //!
 //! Kernels of a GPU ([`nvme_compute_kernel`]) compute where the store has one, else threads of the CPU.
@@ -35,6 +36,7 @@ mod machine;
 mod matrix;
 #[cfg(feature = "cuda")]
 pub mod paged;
+pub mod pipeline;
 pub mod search;
 pub mod steps;
 #[cfg(feature = "cuda")]

@@ -1,0 +1,71 @@
+//! Batch after batch through the buffers of an engine.
+
+use super::engine::Engine;
+use nvme_host::Result;
+
+/// Gets a product, or why there is none.
+type Ended<'s> = dyn FnMut(&mut dyn Engine, Batch, Result<Vec<f32>>) -> Result<()> + 's;
+
+/// What is done about batches.
+pub(super) struct Steps<'s> {
+    /// Whether a batch of that number is begun with. After the first one that is not, none is.
+    pub more: &'s mut dyn FnMut(u64) -> Result<bool>,
+    /// Before the product of a batch: those before it have been multiplied, as far as the engine is ahead.
+    pub before: &'s mut dyn FnMut(&mut dyn Engine, Batch) -> Result<()>,
+    /// Gets each product, or why there is none, in order.
+    pub ended: &'s mut Ended<'s>,
+}
+
+/// Runs batches of `parts` matrices in turns through `buffers` buffers; how many.
+///
+/// # Errors
+/// Those of the steps, and of an engine that cannot go on.
+pub(super) fn run(
+    engine: &mut dyn Engine,
+    (buffers, parts): (u32, u32),
+    steps: Steps<'_>,
+) -> Result<u64> {
+    let (mut read, mut multiplied, mut taken) = (0, 0, 0);
+    let of = |number: u64| Batch {
+        number,
+        slot: (number % u64::from(buffers)) as u32,
+        part: (number % u64::from(parts)) as u32,
+    };
+    let mut is_open = true;
+    while is_open || taken < read {
+        while is_open && read - taken < u64::from(buffers) {
+            is_open = (steps.more)(read)?;
+            if is_open {
+                let batch = of(read);
+                engine.read(batch.number, batch.slot, batch.part)?;
+                read += 1;
+            }
+        }
+        // One product at a time where it takes this thread, so that buffers are read into meanwhile.
+        let until = match engine.is_ahead() {
+            true => read,
+            false => read.min(multiplied + 1),
+        };
+        while multiplied < until {
+            let batch = of(multiplied);
+            (steps.before)(engine, batch)?;
+            engine.multiply(batch.slot)?;
+            multiplied += 1;
+        }
+        if taken < multiplied {
+            let batch = of(taken);
+            let product = engine.take(batch.slot);
+            (steps.ended)(engine, batch, product)?;
+            taken += 1;
+        }
+    }
+    Ok(taken)
+}
+
+/// One of them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Batch {
+    pub number: u64,
+    pub slot: u32,
+    pub part: u32,
+}

@@ -1,0 +1,433 @@
+//! Products by a GPU in one stream, and reads in another one beside it; times are those of events.
+// UNSAFETY: launches kernels and copies over this module's own memory.
+#![allow(unsafe_code)]
+
+use super::by_cpu::{Reads, late};
+use super::engine::{Engine, Source};
+use super::trace::{Span, Trace, Work};
+use nvme_compute_kernel::{BLOCK_THREADS, Gemv, PTX, RmsNorm, kernel};
+use nvme_host::cuda::{DeviceMemory, Event, Function, Gpu, Module, Pending, Registered, Stream};
+use nvme_host::store::status;
+use nvme_host::{Error, Pages, Result};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// Blocks of a launch at most.
+const BLOCKS: u32 = 2048;
+/// Between two looks at an event.
+const NAP: Duration = Duration::from_micros(20);
+/// Looks without a pause.
+const SPINS: u32 = 2000;
+
+/// Pinned memory of the host.
+struct Pinned {
+    pages: Arc<Pages>,
+    registered: Registered,
+}
+
+impl Pinned {
+    fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
+        let pages = Arc::new(Pages::new(bytes.max(1))?);
+        Ok(Self {
+            registered: Registered::pages(gpu, &pages)?,
+            pages,
+        })
+    }
+
+    /// Its first `bytes` bytes. No copy from or to them is under way.
+    fn bytes(&mut self, bytes: usize) -> &mut [u8] {
+        let bytes = bytes.min(self.pages.len());
+        // SAFETY: mapped as long as `self`, which is borrowed; the caller has waited for copies.
+        unsafe { std::slice::from_raw_parts_mut(self.pages.start(), bytes) }
+    }
+}
+
+struct Slot {
+    batch: u64,
+    part: u32,
+    weights: Option<DeviceMemory>,
+    /// Where the host reads to.
+    staging: Option<Pinned>,
+    /// Where the kernel puts the product, unless products are joined.
+    product: Option<Pinned>,
+    /// Begin and end of the read in its stream, and when the host began with it.
+    read: Option<(Event, Event)>,
+    host_us: Option<f64>,
+    /// Begin and end of the product.
+    multiplied: Option<(Event, Event)>,
+    pending: Option<Pending>,
+    failure: Option<Error>,
+}
+
+pub(super) struct GpuEngine {
+    gpu: Arc<Gpu>,
+    reads: Reads,
+    module: Module,
+    gemv: Function,
+    norm: Function,
+    reading: Stream,
+    multiplying: Stream,
+    /// Matrices in GPU memory, or in pinned memory, where none is read.
+    resident: Vec<DeviceMemory>,
+    pinned: Vec<Pinned>,
+    slots: Vec<Slot>,
+    x: DeviceMemory,
+    ones: DeviceMemory,
+    /// The joined products.
+    y: DeviceMemory,
+    limit: Duration,
+    /// A moment that has passed, and its time: times of events are counted from there.
+    anchor: (Event, f64),
+    begin: Instant,
+    trace: Trace,
+}
+
+impl GpuEngine {
+    /// Over the GPU of the store.
+    ///
+    /// # Errors
+    /// Without a GPU, or memory.
+    pub fn new(reads: Reads, limit: Duration) -> Result<Self> {
+        let data = Arc::clone(&reads.data);
+        let (store, shape) = (&data.store, data.shape);
+        let gpu = store.gpu().ok_or_else(|| {
+            Error::usage("the store was opened without a GPU", "open it with one")
+        })?;
+        // The product loads 16 bytes at a time, and a little past the end.
+        let bytes = shape.part_bytes().next_multiple_of(16) as usize + 16;
+        let floats = |count: usize| DeviceMemory::new(gpu, count.max(1) * 4);
+        let vectors = shape.vectors as usize;
+        let (source, is_joined) = (reads.source, shape.joined);
+        let all = shape.product_rows() as usize * vectors;
+        let slot = |_| -> Result<Slot> {
+            let is_read = source != Source::Resident;
+            let is_staged = matches!(source, Source::Threads | Source::File);
+            let weights = is_read.then(|| DeviceMemory::new(gpu, bytes));
+            let staging = is_staged.then(|| Pinned::new(gpu, bytes));
+            let product = (!is_joined).then(|| Pinned::new(gpu, all * 4));
+            Ok(Slot {
+                batch: 0,
+                part: 0,
+                weights: weights.transpose()?,
+                staging: staging.transpose()?,
+                product: product.transpose()?,
+                read: None,
+                host_us: None,
+                multiplied: None,
+                pending: None,
+                failure: None,
+            })
+        };
+        let (mut resident, mut pinned) = (Vec::new(), Vec::new());
+        for part in 0..shape.parts {
+            match source {
+                Source::Resident => {
+                    let memory = DeviceMemory::new(gpu, bytes)?;
+                    memory.upload(0, &data.part(part))?;
+                    resident.push(memory);
+                }
+                Source::Pinned => {
+                    let mut memory = Pinned::new(gpu, bytes)?;
+                    let from = data.part(part);
+                    memory.bytes(from.len()).copy_from_slice(&from);
+                    pinned.push(memory);
+                }
+                _ => {}
+            }
+        }
+        let module = Module::load(gpu, PTX.as_bytes())?;
+        let reading = Stream::new(gpu)?;
+        let begin = Instant::now();
+        let anchor = Event::record(&reading)?;
+        let mut engine = Self {
+            gemv: module.function(kernel::GEMV)?,
+            norm: module.function(kernel::RMS_NORM)?,
+            module,
+            multiplying: Stream::new(gpu)?,
+            anchor: (anchor, 0.0),
+            reading,
+            resident,
+            pinned,
+            slots: (0..shape.buffers).map(slot).collect::<Result<_>>()?,
+            x: floats(data.x.len())?,
+            ones: floats(shape.product_rows() as usize)?,
+            y: floats(all)?,
+            gpu: Arc::clone(gpu),
+            reads,
+            limit,
+            begin,
+            trace: Trace::default(),
+        };
+        engine
+            .ones
+            .upload(0, &bytes_of(&vec![1.0; shape.product_rows() as usize]))?;
+        engine.set_vectors(&data.x)?;
+        Ok(engine)
+    }
+
+    /// Waits for `event`.
+    fn wait(&self, event: &Event) -> Result<()> {
+        let (begin, mut looks) = (Instant::now(), 0u32);
+        while !event.is_done()? {
+            if begin.elapsed() > self.limit {
+                return Err(late(self.limit));
+            }
+            looks = looks.saturating_add(1);
+            match looks {
+                0..SPINS => std::hint::spin_loop(),
+                _ => std::thread::sleep(NAP),
+            }
+        }
+        Ok(())
+    }
+
+    /// When `event` was, which has passed.
+    fn us(&self, event: &Event) -> Result<f64> {
+        Ok(self.anchor.1 + event.seconds_since(&self.anchor.0)? * 1e6)
+    }
+
+    /// The host reads a matrix into pinned memory, and has it copied.
+    fn read_by_host(&mut self, slot: usize, part: u32) -> Result<()> {
+        // The copy before it has to have ended.
+        if let Some((_, end)) = self.slots[slot].read.take() {
+            self.wait(&end)?;
+        }
+        let bytes = self.reads.data.shape.part_bytes() as usize;
+        self.slots[slot].host_us = Some(self.begin.elapsed().as_secs_f64() * 1e6);
+        let Slot {
+            staging: Some(staging),
+            weights: Some(weights),
+            ..
+        } = &mut self.slots[slot]
+        else {
+            return Err(Error::internal("a buffer without memory"));
+        };
+        let to = weights.address();
+        let from = staging.bytes(bytes);
+        let read = self.reads.part(part, from);
+        let from = from.as_ptr();
+        let first = Event::record(&self.reading)?;
+        match read {
+            // SAFETY: memory of the slot, which stays until its copy has ended.
+            Ok(()) => unsafe { self.reading.copy_in(to, from, bytes)? },
+            Err(error) => self.slots[slot].failure = Some(error),
+        }
+        self.slots[slot].read = Some((first, Event::record(&self.reading)?));
+        Ok(())
+    }
+
+    /// Notes what took place on the batch of a slot, whose events have passed.
+    fn note(&mut self, slot: usize) -> Result<()> {
+        let of = &mut self.slots[slot];
+        let (read, multiplied, host_us) = (of.read.take(), of.multiplied.take(), of.host_us.take());
+        let mut spans = Vec::new();
+        let batch = of.batch;
+        let mut span = |work, begin_us, end_us| {
+            spans.push(Span {
+                work,
+                batch,
+                slot: slot as u32,
+                begin_us,
+                end_us,
+            });
+        };
+        if let Some((first, last)) = &read {
+            let begin_us = match host_us {
+                Some(us) => us,
+                None => self.us(first)?,
+            };
+            span(Work::Read, begin_us, self.us(last)?);
+        }
+        if let Some((first, last)) = multiplied {
+            span(Work::Compute, self.us(&first)?, self.us(&last)?);
+            // Times from here on: those of events are single floats of milliseconds.
+            let us = self.us(&first)?;
+            self.anchor = (first, us);
+        }
+        spans.into_iter().for_each(|span| self.trace.note(span));
+        Ok(())
+    }
+
+    fn upload(memory: &DeviceMemory, numbers: &[f32]) -> Result<()> {
+        memory.upload(0, &bytes_of(numbers))
+    }
+}
+
+fn bytes_of(numbers: &[f32]) -> Vec<u8> {
+    numbers
+        .iter()
+        .flat_map(|number| number.to_le_bytes())
+        .collect()
+}
+
+fn numbers_of(bytes: &[u8]) -> Vec<f32> {
+    let words = bytes.as_chunks::<4>().0.iter();
+    words.map(|word| f32::from_le_bytes(*word)).collect()
+}
+
+impl Engine for GpuEngine {
+    fn is_ahead(&self) -> bool {
+        true
+    }
+
+    fn set_vectors(&mut self, x: &[f32]) -> Result<()> {
+        Self::upload(&self.x, x)
+    }
+
+    fn read_vectors(&mut self) -> Result<()> {
+        let (at, bytes) = (self.reads.data.shape.vectors_at(), self.x.len() as u64);
+        let store = &self.reads.data.store;
+        // SAFETY: memory of this engine, which waits for the read.
+        let pending =
+            unsafe { store.read_on_gpu(at, bytes, self.x.address(), self.reading.handle())? };
+        failed_of(&pending, self.limit)?;
+        self.reading.wait(self.limit, || Ok(()))
+    }
+
+    fn read(&mut self, batch: u64, slot: u32, part: u32) -> Result<()> {
+        let at = slot as usize;
+        let of = &mut self.slots[at];
+        (of.batch, of.part, of.failure) = (batch, part, None);
+        let (reads, shape) = (&self.reads, self.reads.data.shape);
+        let to = of.weights.as_ref().map_or(0, DeviceMemory::address);
+        match reads.source {
+            Source::Resident => return Ok(()),
+            Source::Threads | Source::File => return self.read_by_host(at, part),
+            Source::Gpu | Source::Pinned => {}
+        }
+        let first = Event::record(&self.reading)?;
+        // SAFETY: memory of the slot, whose last product has been taken, and which stays until its read has ended.
+        unsafe {
+            match self.pinned.get(part as usize) {
+                Some(from) => {
+                    let bytes = shape.part_bytes() as usize;
+                    self.reading.copy_in(to, from.pages.start(), bytes)?;
+                }
+                None => {
+                    let (from, stream) = (reads.data.at(part), self.reading.handle());
+                    let store = &reads.data.store;
+                    of.pending = Some(store.read_on_gpu(from, shape.part_bytes(), to, stream)?);
+                }
+            }
+        }
+        of.read = Some((first, Event::record(&self.reading)?));
+        Ok(())
+    }
+
+    fn multiply(&mut self, slot: u32) -> Result<()> {
+        let shape = self.reads.data.shape;
+        let of = &mut self.slots[slot as usize];
+        if let Some((_, end)) = &of.read {
+            end.before(self.multiplying.handle())?;
+        }
+        let (y, first_row) = match &of.product {
+            None => (self.y.address(), of.part * shape.rows),
+            Some(product) => (product.registered.address(), 0),
+        };
+        let weights = match (&of.weights, self.resident.get(of.part as usize)) {
+            (_, Some(resident)) => resident.address(),
+            (Some(weights), None) => weights.address(),
+            (None, None) => return Err(Error::internal("a buffer without memory")),
+        };
+        let gemv = Gemv {
+            weights,
+            x: self.x.address(),
+            y: y + u64::from(first_row) * 4,
+            row_bytes: shape.row_bytes(),
+            rows: shape.rows,
+            columns: shape.columns,
+            stride: shape.product_rows(),
+            tokens: shape.vectors,
+            stored: shape.stored as u32,
+            adds: 0,
+        };
+        let begin = Event::record(&self.multiplying)?;
+        let blocks = shape.rows.div_ceil(BLOCK_THREADS / 32).clamp(1, BLOCKS);
+        // SAFETY: the kernel takes one `Gemv`; memory of this engine, which waits for the stream before it is freed.
+        unsafe {
+            let module = &self.module;
+            module.launch(&self.multiplying, self.gemv, blocks, BLOCK_THREADS, &gemv)?;
+        }
+        of.multiplied = Some((begin, Event::record(&self.multiplying)?));
+        Ok(())
+    }
+
+    fn take(&mut self, slot: u32) -> Result<Vec<f32>> {
+        let at = slot as usize;
+        let Some((_, end)) = &self.slots[at].multiplied else {
+            return Err(Error::internal("a batch that was not multiplied"));
+        };
+        self.wait(end)?;
+        self.note(at)?;
+        let of = &mut self.slots[at];
+        if let Some(pending) = of.pending.take() {
+            failed_of(&pending, self.limit)?;
+        }
+        if let Some(error) = of.failure.take() {
+            return Err(error);
+        }
+        let shape = self.reads.data.shape;
+        let bytes = shape.product_rows() as usize * shape.vectors as usize * 4;
+        let product = of.product.as_mut();
+        Ok(product.map_or_else(Vec::new, |product| numbers_of(product.bytes(bytes))))
+    }
+
+    fn feed_back(&mut self) -> Result<()> {
+        let shape = self.reads.data.shape;
+        let norm = RmsNorm {
+            x: self.y.address(),
+            weight: self.ones.address(),
+            y: self.x.address(),
+            elements: shape.product_rows(),
+            tokens: shape.vectors,
+            epsilon: 0.0,
+            reserved: 0,
+        };
+        let blocks = shape.vectors.div_ceil(BLOCK_THREADS / 32).max(1);
+        // SAFETY: the kernel takes one `RmsNorm`; memory of this engine, as above.
+        unsafe {
+            let module = &self.module;
+            module.launch(&self.multiplying, self.norm, blocks, BLOCK_THREADS, &norm)
+        }
+    }
+
+    fn vectors(&mut self) -> Result<Vec<f32>> {
+        self.multiplying.wait(self.limit, || Ok(()))?;
+        let mut bytes = vec![0; self.x.len()];
+        self.x.download(0, &mut bytes)?;
+        Ok(numbers_of(&bytes))
+    }
+
+    fn trace(&mut self) -> Trace {
+        std::mem::take(&mut self.trace)
+    }
+}
+
+/// Waits for a read.
+///
+/// # Errors
+/// What became of the first part that was not read.
+fn failed_of(pending: &Pending, limit: Duration) -> Result<()> {
+    let Some((part, code)) = pending.wait(limit)?.failures.first else {
+        return Ok(());
+    };
+    let (what, remedy) = status::describe(code);
+    Err(Error::device(
+        format!("part {part} of a read by the GPU: {what}"),
+        remedy,
+    ))
+}
+
+impl Drop for GpuEngine {
+    fn drop(&mut self) {
+        // What does not end keeps its memory: reads end by the watch of the store, kernels by themselves.
+        let ended =
+            [&self.reading, &self.multiplying].map(|stream| stream.wait(self.limit, || Ok(())));
+        if ended.iter().any(Result::is_err) {
+            for slot in self.slots.drain(..) {
+                std::mem::forget(slot);
+            }
+        }
+        let _ = &self.gpu;
+    }
+}

@@ -1,0 +1,64 @@
+//! What reads and multiplies: the CPU, or a GPU.
+
+use super::trace::Trace;
+use nvme_host::Result;
+
+/// Where matrices come from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The drive, by reads that the GPU submits.
+    Gpu,
+    /// The drive, by reads of threads of the CPU, and a copy where a GPU multiplies.
+    Threads,
+    /// A file, by `pread` of threads, and a copy where a GPU multiplies.
+    File,
+    /// Pinned memory of the host, by a copy.
+    Pinned,
+    /// The memory of what multiplies.
+    Resident,
+}
+
+impl Source {
+    /// As reports have it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Gpu => "gpu-reads",
+            Self::Threads => "cpu-threads",
+            Self::File => "file",
+            Self::Pinned => "pinned",
+            Self::Resident => "resident",
+        }
+    }
+}
+
+/// Reads matrices into buffers and multiplies them. A batch is one matrix in one buffer: it is read, multiplied and
+/// taken, in this order, and its buffer is used by no other batch meanwhile.
+pub(super) trait Engine {
+    /// Whether [`multiply`](Self::multiply) returns before the product is there.
+    fn is_ahead(&self) -> bool;
+
+    /// Sets the vectors, one after the other. No batch is under way.
+    fn set_vectors(&mut self, x: &[f32]) -> Result<()>;
+
+    /// Reads the vectors from the drive. No batch is under way.
+    fn read_vectors(&mut self) -> Result<()>;
+
+    /// Begins to read a matrix. A read that fails is an error of [`take`](Self::take).
+    fn read(&mut self, batch: u64, slot: u32, part: u32) -> Result<()>;
+
+    /// Multiplies it, when it is there.
+    fn multiply(&mut self, slot: u32) -> Result<()>;
+
+    /// Waits for the product: a vector of elements for each vector. Means nothing where products are joined.
+    fn take(&mut self, slot: u32) -> Result<Vec<f32>>;
+
+    /// Makes the joined products the next vectors, each divided by the root of the mean of its squares. All batches have
+    /// been multiplied.
+    fn feed_back(&mut self) -> Result<()>;
+
+    /// The vectors.
+    fn vectors(&mut self) -> Result<Vec<f32>>;
+
+    /// What took place since the last call.
+    fn trace(&mut self) -> Trace;
+}

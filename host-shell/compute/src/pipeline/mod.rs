@@ -1,0 +1,146 @@
+//! Pipelines: matrices come from a drive, batch after batch, and are multiplied with vectors, by a GPU or by the CPU.
+//!
+//! - [`Name`]: the five of them. [`Job`]: how large, how long. [`run`]: one of them; [`Report`]: what it came to.
+//! - [`trace`]: what took place when, and how much of it side by side.
+//!
+//! Each product is compared with one that the CPU makes in `f64` of the same weights, which do not come from the drive.
+
+mod batches;
+mod by_cpu;
+#[cfg(feature = "cuda")]
+mod by_gpu;
+mod data;
+mod engine;
+mod names;
+mod runs;
+#[cfg(test)]
+mod tests;
+pub mod trace;
+
+pub use engine::Source;
+pub use names::Name;
+pub use runs::{Continuous, Report, Way, run};
+
+use nvme_formats::{Stored, UNIT};
+use nvme_host::{Error, Result};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Sizes of the matrices and vectors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Shape {
+    /// How matrices are stored.
+    pub stored: Stored,
+    /// Rows of a matrix.
+    pub rows: u32,
+    /// Its columns.
+    pub columns: u32,
+    /// Vectors that each matrix is multiplied with.
+    pub vectors: u32,
+    /// Matrices on the drive, which batches take in turns.
+    pub parts: u32,
+    /// Matrices in memory at a time.
+    pub buffers: u32,
+    /// The products of all matrices are one vector, of `parts * rows` elements.
+    pub joined: bool,
+}
+
+impl Shape {
+    /// # Errors
+    /// [`Error::Usage`] for sizes that are zero or no whole blocks of the format, and past 4 GiB a matrix.
+    fn check(&self) -> Result<()> {
+        let (elements, _) = self.stored.block();
+        let row_bytes = self.stored.row_bytes(self.columns).unwrap_or(0);
+        let counts = [
+            self.rows,
+            self.columns,
+            self.vectors,
+            self.parts,
+            self.buffers,
+        ];
+        let is_long = row_bytes * u64::from(self.rows) > u64::from(u32::MAX);
+        let unit = elements.max(UNIT);
+        if counts.contains(&0) || row_bytes == 0 || !self.columns.is_multiple_of(unit) || is_long {
+            return Err(Error::usage(
+                format!(
+                    "{} matrices of {} x {} of {:?} in {} buffers, {} vectors",
+                    self.parts, self.rows, self.columns, self.stored, self.buffers, self.vectors
+                ),
+                format!("use a multiple of {unit} columns, 1 at least of each, and 4 GiB a matrix"),
+            ));
+        }
+        let all = u64::from(self.rows) * u64::from(self.parts);
+        match self.joined && all != u64::from(self.columns) {
+            true => Err(Error::usage(
+                format!("{all} rows in all and {} columns", self.columns),
+                "use as many rows in all matrices as columns",
+            )),
+            false => Ok(()),
+        }
+    }
+
+    /// Bytes of a row.
+    fn row_bytes(&self) -> u64 {
+        self.stored.row_bytes(self.columns).unwrap_or(0)
+    }
+
+    /// Bytes of a matrix.
+    pub fn part_bytes(&self) -> u64 {
+        self.row_bytes() * u64::from(self.rows)
+    }
+
+    /// Bytes from one matrix to the next on the drive.
+    fn part_stride(&self) -> u64 {
+        self.part_bytes().next_multiple_of(4096)
+    }
+
+    /// Bytes of the drive that all of it takes.
+    pub fn bytes(&self) -> u64 {
+        self.vectors_at() + u64::from(self.vectors) * u64::from(self.columns) * 4
+    }
+
+    /// Where the vectors lie on the drive.
+    fn vectors_at(&self) -> u64 {
+        self.part_stride() * u64::from(self.parts)
+    }
+
+    /// Elements of a product of one vector.
+    fn product_rows(&self) -> u32 {
+        match self.joined {
+            true => self.rows * self.parts,
+            false => self.rows,
+        }
+    }
+
+    /// Operations of a batch: a multiplication and an addition for each element and vector.
+    fn operations(&self) -> f64 {
+        2.0 * f64::from(self.rows) * f64::from(self.columns) * f64::from(self.vectors)
+    }
+}
+
+/// A pipeline to run.
+#[derive(Clone, Debug)]
+pub struct Job {
+    /// Which.
+    pub name: Name,
+    /// Its sizes.
+    pub shape: Shape,
+    /// Batches of a run; of an iterative computation how often the product is fed back.
+    pub batches: u64,
+    /// Runs of each way, of which the middle one counts.
+    pub runs: usize,
+    /// How long a continuous one runs.
+    pub runtime: Duration,
+    /// How long a continuous one tries a batch again that failed.
+    pub patience: Duration,
+    /// How long a batch may take.
+    pub limit: Duration,
+    /// Threads that read where the CPU reads.
+    pub readers: usize,
+    /// Seed of weights and vectors.
+    pub seed: u64,
+    /// The drive holds the matrices of that seed already.
+    pub keep: bool,
+    /// A file that is made for the comparison of sources, and removed.
+    pub file: Option<PathBuf>,
+}

@@ -1,0 +1,49 @@
+//! The names of the pipelines.
+
+/// A pipeline.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Name {
+    /// A matrix and the vectors come from the drive and are multiplied.
+    DirectNvmeToMatMul,
+    /// Batches, of which some are read while others are multiplied.
+    StreamedBatchProcessing,
+    /// A product is fed back as the next vector: each iteration reads the whole matrix again.
+    IterativeComputation,
+    /// The same batches from several sources.
+    DataSourceComparison,
+    /// Batches for a time, beside failures of the device.
+    ContinuousProcessing,
+}
+
+impl Name {
+    /// All.
+    pub const ALL: [Self; 5] = [
+        Self::DirectNvmeToMatMul,
+        Self::StreamedBatchProcessing,
+        Self::IterativeComputation,
+        Self::DataSourceComparison,
+        Self::ContinuousProcessing,
+    ];
+
+    /// As the command line has it.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::DirectNvmeToMatMul => "direct-nvme-to-matmul",
+            Self::StreamedBatchProcessing => "streamed-batch-processing",
+            Self::IterativeComputation => "iterative-computation",
+            Self::DataSourceComparison => "data-source-comparison",
+            Self::ContinuousProcessing => "continuous-processing",
+        }
+    }
+
+    /// In one word.
+    pub fn in_one_word(self) -> &'static str {
+        match self {
+            Self::DirectNvmeToMatMul => "DirectNVMeToMatMul",
+            Self::StreamedBatchProcessing => "StreamedBatchProcessing",
+            Self::IterativeComputation => "IterativeComputation",
+            Self::DataSourceComparison => "DataSourceComparison",
+            Self::ContinuousProcessing => "ContinuousProcessing",
+        }
+    }
+}

@@ -1,0 +1,404 @@
+//! The pipelines, and what they came to.
+
+use super::batches::{self, Batch, Steps};
+use super::by_cpu::{CpuEngine, Reads};
+use super::data::Data;
+use super::engine::{Engine, Source};
+use super::trace::{Overlap, Trace};
+use super::{Job, Name};
+use hdrhistogram::Histogram;
+use nvme_host::{Error, Result, Store};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How far an element of vectors of mean square 1 may be off after iterations.
+const ITERATED: f64 = 2e-3;
+/// The longest latency that is told from longer ones.
+const MOST_NS: u64 = 3_600_000_000_000;
+/// Before a batch is tried again.
+const AGAIN: Duration = Duration::from_millis(20);
+
+/// The runs of one source.
+#[derive(Clone, Debug)]
+pub struct Way {
+    /// Where the matrices came from.
+    pub source: Source,
+    /// Seconds of each run.
+    pub seconds: Vec<f64>,
+    /// Batches of a run.
+    pub batches: u64,
+    /// Bytes of matrices of a run.
+    pub bytes: u64,
+    /// Operations of a run.
+    pub operations: f64,
+    /// Of the last run.
+    pub overlap: Overlap,
+}
+
+/// What a continuous pipeline met.
+#[derive(Clone, Debug)]
+pub struct Continuous {
+    /// Nanoseconds of each batch from the begin of its read to the end of its product.
+    pub latencies_ns: Histogram<u64>,
+    /// Batches that failed, and were there after all.
+    pub failed: u64,
+    /// How often they were tried again.
+    pub retries: u64,
+    /// The longest time from a failure to the product.
+    pub longest_outage: Duration,
+    /// What the last one that failed said.
+    pub last_failure: Option<String>,
+    /// It was ended before its time.
+    pub is_interrupted: bool,
+}
+
+/// What a pipeline came to. Every product was compared.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// One for each source.
+    pub ways: Vec<Way>,
+    /// Of a continuous one.
+    pub continuous: Option<Continuous>,
+    /// What took place in the last run, of the first source.
+    pub trace: Trace,
+}
+
+/// What is said meanwhile: batches so far, of how many, and seconds of the run. Its errors end the pipeline, but for
+/// [`Error::Interrupted`] of a continuous one, which ends at once and reports.
+pub type Progress<'p> = dyn FnMut(u64, u64, f64) -> Result<()> + 'p;
+
+/// Runs `job` over `store`, whose begin is overwritten unless it is kept.
+///
+/// # Errors
+/// [`Error::Usage`] for sizes that cannot be; reads that failed; [`Error::Mismatch`] for a product that is wrong.
+pub fn run(store: &Arc<Store>, job: &Job, progress: &mut Progress<'_>) -> Result<Report> {
+    job.shape.check()?;
+    let rig = Rig {
+        data: Arc::new(Data::new(store, job)?),
+        job,
+    };
+    match job.name {
+        Name::DirectNvmeToMatMul => rig.direct(progress),
+        Name::StreamedBatchProcessing => rig.sources(&[rig.best()], progress),
+        Name::IterativeComputation => rig.iterative(progress),
+        Name::DataSourceComparison => rig.sources(&rig.all(), progress),
+        Name::ContinuousProcessing => rig.continuous(progress),
+    }
+}
+
+struct Rig<'j> {
+    data: Arc<Data>,
+    job: &'j Job,
+}
+
+impl Rig<'_> {
+    fn has_gpu(&self) -> bool {
+        #[cfg(feature = "cuda")]
+        return self.data.store.gpu().is_some();
+        #[cfg(not(feature = "cuda"))]
+        false
+    }
+
+    /// The way that this library is for.
+    fn best(&self) -> Source {
+        match self.has_gpu() {
+            true => Source::Gpu,
+            false => Source::Threads,
+        }
+    }
+
+    fn all(&self) -> Vec<Source> {
+        let mut all = vec![Source::Threads];
+        if self.has_gpu() {
+            all = vec![Source::Gpu, Source::Threads, Source::Pinned];
+        }
+        if self.job.file.is_some() {
+            all.push(Source::File);
+        }
+        all.push(Source::Resident);
+        all
+    }
+
+    fn engine(&self, source: Source) -> Result<Box<dyn Engine>> {
+        let file = match (&self.job.file, source) {
+            (Some(path), Source::File) => Some(self.data.file(path)?),
+            _ => None,
+        };
+        let reads = Reads {
+            data: Arc::clone(&self.data),
+            source,
+            file,
+            readers: self.job.readers,
+        };
+        #[cfg(feature = "cuda")]
+        if self.has_gpu() {
+            return Ok(Box::new(super::by_gpu::GpuEngine::new(
+                reads,
+                self.job.limit,
+            )?));
+        }
+        Ok(Box::new(CpuEngine::new(reads, self.job.limit)?))
+    }
+
+    /// The products of all matrices with the vectors.
+    fn expected(&self) -> Vec<Vec<f64>> {
+        let x = self.data.vectors();
+        let parts = 0..self.job.shape.parts;
+        parts.map(|part| self.data.products(part, &x)).collect()
+    }
+
+    fn way(&self, source: Source, batches: u64) -> Way {
+        let bytes = match source {
+            Source::Resident => 0,
+            _ => self.job.shape.part_bytes() * batches,
+        };
+        Way {
+            source,
+            seconds: Vec::new(),
+            batches,
+            bytes,
+            operations: self.job.shape.operations() * batches as f64,
+            overlap: Overlap::default(),
+        }
+    }
+
+    /// The vectors and a matrix from the drive, one product, and so again.
+    fn direct(&self, progress: &mut Progress<'_>) -> Result<Report> {
+        let source = self.best();
+        let (mut engine, expected) = (self.engine(source)?, self.expected());
+        let mut way = self.way(source, 1);
+        let mut trace = Trace::default();
+        let parts = u64::from(self.job.shape.parts);
+        for run in 0..=self.job.runs as u64 {
+            progress(run, self.job.runs as u64 + 1, 0.0)?;
+            engine.set_vectors(&vec![f32::NAN; self.data.x.len()])?;
+            let part = (run % parts) as u32;
+            let begin = Instant::now();
+            engine.read_vectors()?;
+            engine.read(run, 0, part)?;
+            engine.multiply(0)?;
+            let product = engine.take(0)?;
+            let took = begin.elapsed().as_secs_f64();
+            self.check(part, &product, &expected)?;
+            trace = engine.trace();
+            // The first run finds memory that was never touched.
+            if run > 0 {
+                way.seconds.push(took);
+            }
+        }
+        way.overlap = trace.overlap();
+        Ok(Report {
+            ways: vec![way],
+            continuous: None,
+            trace,
+        })
+    }
+
+    fn check(&self, part: u32, product: &[f32], expected: &[Vec<f64>]) -> Result<()> {
+        let what = format!("the product of matrix {part}");
+        let wanted = &expected[part as usize];
+        self.data
+            .check(&what, product, wanted, self.data.tolerance())
+    }
+
+    /// The same batches from each of `sources`, in turns.
+    fn sources(&self, sources: &[Source], progress: &mut Progress<'_>) -> Result<Report> {
+        let (expected, batches) = (self.expected(), self.job.batches);
+        let mut ways: Vec<(Way, Box<dyn Engine>)> = Vec::new();
+        for source in sources {
+            ways.push((self.way(*source, batches), self.engine(*source)?));
+        }
+        let total = batches * (self.job.runs as u64 + 1) * ways.len() as u64;
+        let (mut done, mut first) = (0, Trace::default());
+        for run in 0..=self.job.runs {
+            for (index, (way, engine)) in ways.iter_mut().enumerate() {
+                let begin = Instant::now();
+                let mut more = |number: u64| {
+                    progress(done + number, total, begin.elapsed().as_secs_f64())?;
+                    Ok(number < batches)
+                };
+                let mut products = Vec::new();
+                let mut ended = |_: &mut dyn Engine, batch: Batch, product: Result<Vec<f32>>| {
+                    products.push((batch.part, product?));
+                    Ok(())
+                };
+                let shape = (self.job.shape.buffers, self.job.shape.parts);
+                let steps = Steps {
+                    more: &mut more,
+                    before: &mut |_, _| Ok(()),
+                    ended: &mut ended,
+                };
+                batches::run(&mut **engine, shape, steps)?;
+                let took = begin.elapsed().as_secs_f64();
+                done += batches;
+                for (part, product) in &products {
+                    self.check(*part, product, &expected)?;
+                }
+                let trace = engine.trace();
+                way.overlap = trace.overlap();
+                if index == 0 {
+                    first = trace;
+                }
+                if run > 0 {
+                    way.seconds.push(took);
+                }
+            }
+        }
+        Ok(Report {
+            ways: ways.into_iter().map(|(way, _)| way).collect(),
+            continuous: None,
+            trace: first,
+        })
+    }
+
+    /// The product of all matrices, fed back.
+    fn iterative(&self, progress: &mut Progress<'_>) -> Result<Report> {
+        let (source, shape) = (self.best(), self.job.shape);
+        let mut engine = self.engine(source)?;
+        let expected = self.data.iterated(self.job.batches);
+        let parts = u64::from(shape.parts);
+        let mut way = self.way(source, self.job.batches * parts);
+        let mut trace = Trace::default();
+        for run in 0..=self.job.runs {
+            engine.set_vectors(&self.data.x)?;
+            let begin = Instant::now();
+            let all = self.job.batches * parts;
+            let mut more = |number: u64| {
+                progress(number, all, begin.elapsed().as_secs_f64())?;
+                Ok(number < all)
+            };
+            // Reads go on ahead of the vectors that their matrices are multiplied with.
+            let mut before = |engine: &mut dyn Engine, batch: Batch| match batch.part {
+                0 if batch.number > 0 => engine.feed_back(),
+                _ => Ok(()),
+            };
+            let steps = Steps {
+                more: &mut more,
+                before: &mut before,
+                ended: &mut |_, _, product| product.map(drop),
+            };
+            batches::run(&mut *engine, (shape.buffers, shape.parts), steps)?;
+            engine.feed_back()?;
+            let x = engine.vectors()?;
+            let took = begin.elapsed().as_secs_f64();
+            self.data
+                .check("the vectors at the end", &x, &expected, ITERATED)?;
+            trace = engine.trace();
+            if run > 0 {
+                way.seconds.push(took);
+            }
+        }
+        way.overlap = trace.overlap();
+        Ok(Report {
+            ways: vec![way],
+            continuous: None,
+            trace,
+        })
+    }
+
+    /// Batches for a time. One that fails is tried again, for as long as there is patience.
+    fn continuous(&self, progress: &mut Progress<'_>) -> Result<Report> {
+        let source = self.best();
+        let (mut engine, expected) = (self.engine(source)?, self.expected());
+        let latencies = Histogram::new_with_bounds(1, MOST_NS, 3);
+        let mut met = Continuous {
+            latencies_ns: latencies
+                .map_err(|error| Error::internal(format!("a histogram: {error}")))?,
+            failed: 0,
+            retries: 0,
+            longest_outage: Duration::ZERO,
+            last_failure: None,
+            is_interrupted: false,
+        };
+        let runtime = self.job.runtime;
+        let begin = Instant::now();
+        let mut is_interrupted = false;
+        let mut more = |number: u64| {
+            let seconds = begin.elapsed().as_secs_f64();
+            match progress(number, 0, seconds) {
+                Err(Error::Interrupted) => is_interrupted = true,
+                other => other?,
+            }
+            Ok(!is_interrupted && begin.elapsed() < runtime)
+        };
+        let mut trace = Trace::default();
+        let mut ended = |engine: &mut dyn Engine, batch: Batch, product: Result<Vec<f32>>| {
+            let product = match product {
+                Err(error) if is_of_the_device(&error) => {
+                    self.again(engine, batch, error, &mut met)?
+                }
+                other => other?,
+            };
+            self.check(batch.part, &product, &expected)?;
+            let spans = engine.trace();
+            let began = spans
+                .spans
+                .iter()
+                .map(|span| span.begin_us)
+                .fold(f64::MAX, f64::min);
+            let over = spans
+                .spans
+                .iter()
+                .map(|span| span.end_us)
+                .fold(0.0, f64::max);
+            met.latencies_ns
+                .saturating_record(((over - began).max(0.0) * 1e3) as u64);
+            spans.spans.into_iter().for_each(|span| trace.note(span));
+            Ok(())
+        };
+        let shape = (self.job.shape.buffers, self.job.shape.parts);
+        let steps = Steps {
+            more: &mut more,
+            before: &mut |_, _| Ok(()),
+            ended: &mut ended,
+        };
+        let batches = batches::run(&mut *engine, shape, steps)?;
+        let took = begin.elapsed().as_secs_f64();
+        met.is_interrupted = is_interrupted;
+        let mut way = self.way(source, batches);
+        way.seconds.push(took);
+        way.overlap = trace.overlap();
+        Ok(Report {
+            ways: vec![way],
+            continuous: Some(met),
+            trace,
+        })
+    }
+
+    /// The product of a batch that failed with `error`, or the last failure when patience is over.
+    fn again(
+        &self,
+        engine: &mut dyn Engine,
+        batch: Batch,
+        error: Error,
+        met: &mut Continuous,
+    ) -> Result<Vec<f32>> {
+        let begin = Instant::now();
+        let mut last = error;
+        met.failed += 1;
+        while begin.elapsed() < self.job.patience {
+            met.last_failure = Some(last.to_string());
+            std::thread::sleep(AGAIN);
+            met.retries += 1;
+            engine.read(batch.number, batch.slot, batch.part)?;
+            engine.multiply(batch.slot)?;
+            match engine.take(batch.slot) {
+                Ok(product) => {
+                    met.longest_outage = met.longest_outage.max(begin.elapsed());
+                    return Ok(product);
+                }
+                Err(again) if is_of_the_device(&again) => last = again,
+                Err(other) => return Err(other),
+            }
+        }
+        Err(last)
+    }
+}
+
+/// Whether another try may end otherwise.
+fn is_of_the_device(error: &Error) -> bool {
+    matches!(
+        error,
+        Error::Device { .. } | Error::Command { .. } | Error::Timeout { .. } | Error::Gone { .. }
+    )
+}

@@ -1,0 +1,210 @@
+//! Tests of the pipelines by the CPU, over the simulator.
+
+use super::trace::Work;
+use super::{Job, Name, Report, Shape, Source, run};
+use nvme_formats::Stored;
+use nvme_host::{Error, Result, Store, StoreOptions};
+use std::sync::Arc;
+use std::time::Duration;
+
+fn shape() -> Shape {
+    Shape {
+        stored: Stored::Q8_0,
+        rows: 48,
+        columns: 96,
+        vectors: 3,
+        parts: 2,
+        buffers: 2,
+        joined: false,
+    }
+}
+
+fn job(name: Name) -> Job {
+    Job {
+        name,
+        shape: Shape {
+            joined: name == Name::IterativeComputation,
+            ..shape()
+        },
+        batches: 7,
+        runs: 2,
+        runtime: Duration::from_millis(150),
+        patience: Duration::from_secs(10),
+        limit: Duration::from_secs(20),
+        readers: 2,
+        seed: 5,
+        keep: false,
+        file: None,
+    }
+}
+
+fn store(options: &str) -> Arc<Store> {
+    let device = format!("sim:mem?size=4MiB{options}");
+    let options = StoreOptions {
+        timeout: Duration::from_millis(300),
+        ..StoreOptions::default()
+    };
+    Arc::new(Store::open(&device, &options).unwrap())
+}
+
+fn ran(job: &Job, device: &str) -> Result<Report> {
+    run(&store(device), job, &mut |_, _, _| Ok(()))
+}
+
+#[test]
+fn every_pipeline_runs_on_the_cpu_and_says_what_took_place() {
+    for name in Name::ALL {
+        let report = ran(&job(name), "").unwrap();
+        let batches = match name {
+            Name::DirectNvmeToMatMul => 1,
+            Name::IterativeComputation => 14,
+            Name::ContinuousProcessing => report.ways[0].batches,
+            _ => 7,
+        };
+        for way in &report.ways {
+            assert_eq!(way.batches, batches, "{name:?}");
+            let runs = if name == Name::ContinuousProcessing {
+                1
+            } else {
+                2
+            };
+            assert_eq!(way.seconds.len(), runs);
+            assert_eq!(way.operations, 2.0 * 48.0 * 96.0 * 3.0 * batches as f64);
+            assert!(way.overlap.compute_us > 0.0 && way.overlap.share() <= 1.0);
+        }
+        let spans = |work| {
+            report
+                .trace
+                .spans
+                .iter()
+                .filter(|span| span.work == work)
+                .count() as u64
+        };
+        assert_eq!(
+            (spans(Work::Read), spans(Work::Compute)),
+            (batches, batches),
+            "{name:?}"
+        );
+        assert_eq!(
+            report.continuous.is_some(),
+            name == Name::ContinuousProcessing
+        );
+        if let Some(met) = &report.continuous {
+            assert_eq!((met.latencies_ns.len(), met.failed), (batches, 0));
+        }
+    }
+}
+
+#[test]
+fn sources_are_compared_on_the_same_batches() {
+    let path = std::env::temp_dir().join(format!("nvme-pipeline-{}", std::process::id()));
+    let mut job = job(Name::DataSourceComparison);
+    job.file = Some(path.clone());
+    let report = ran(&job, "").unwrap();
+    let sources: Vec<Source> = report.ways.iter().map(|way| way.source).collect();
+    assert_eq!(sources, [Source::Threads, Source::File, Source::Resident]);
+    let bytes: Vec<u64> = report.ways.iter().map(|way| way.bytes).collect();
+    assert_eq!(bytes, [48 * 102 * 7, 48 * 102 * 7, 0]);
+    assert!(!path.exists());
+    std::fs::write(&path, "mine").unwrap();
+    assert!(matches!(ran(&job, ""), Err(Error::File { .. })));
+    assert_eq!(std::fs::read(&path).unwrap(), b"mine");
+    std::fs::remove_file(&path).unwrap();
+}
+
+#[test]
+fn a_drive_that_holds_other_weights_is_noticed() {
+    let store = store("");
+    let written = job(Name::StreamedBatchProcessing);
+    let go = |job: &Job| run(&store, job, &mut |_, _, _| Ok(()));
+    go(&written).unwrap();
+    let mut kept = written.clone();
+    kept.keep = true;
+    go(&kept).unwrap();
+    // One bit of a weight of the second matrix.
+    let at = kept.shape.part_stride() + 700;
+    let mut byte = [0];
+    store.read_at(at, &mut byte).unwrap();
+    store.write_at(at, &[byte[0] ^ 0x40]).unwrap();
+    for name in Name::ALL {
+        let other = Job {
+            keep: true,
+            ..job(name)
+        };
+        let error = go(&other).map(drop).unwrap_err();
+        assert!(matches!(error, Error::Mismatch { .. }), "{name:?}: {error}");
+    }
+}
+
+#[test]
+fn a_read_that_fails_ends_all_but_the_continuous_one() {
+    for name in Name::ALL {
+        let mut job = job(name);
+        job.keep = false;
+        // Writes are not reads: the first reads are those of the pipeline.
+        let ended = ran(&job, "&fault=status:0x281@op=read,nth=2");
+        match (name, ended) {
+            (Name::ContinuousProcessing, Ok(report)) => {
+                let met = report.continuous.unwrap();
+                assert_eq!((met.failed, met.retries), (1, 1));
+                assert!(met.last_failure.unwrap().contains("Unrecovered Read Error"));
+            }
+            (Name::ContinuousProcessing, Err(error)) => panic!("{error}"),
+            (_, ended) => {
+                let error = ended.map(drop).unwrap_err();
+                assert!(
+                    error.to_string().contains("Unrecovered Read Error"),
+                    "{name:?}: {error}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn a_device_that_stays_away_ends_the_continuous_one_with_its_error() {
+    let mut job = job(Name::ContinuousProcessing);
+    job.patience = Duration::from_millis(200);
+    let error = ran(&job, "&fault=status:0x281@op=read,nth=3-100000")
+        .map(drop)
+        .unwrap_err();
+    assert!(matches!(error, Error::Command { .. }), "{error}");
+    // Commands that get no answer are lost with a reset, and there after it.
+    job.patience = Duration::from_secs(10);
+    let report = ran(&job, "&fault=drop@op=read,nth=3").unwrap();
+    let met = report.continuous.unwrap();
+    assert_eq!(met.failed, 1);
+    assert!(met.longest_outage < Duration::from_secs(10));
+}
+
+#[test]
+fn an_end_that_is_asked_for_is_an_error_but_for_the_continuous_one() {
+    let mut stops = |number: u64, _: u64, _: f64| match number {
+        3.. => Err(Error::Interrupted),
+        _ => Ok(()),
+    };
+    let ended = run(&store(""), &job(Name::StreamedBatchProcessing), &mut stops);
+    assert!(matches!(ended, Err(Error::Interrupted)));
+    let mut long = job(Name::ContinuousProcessing);
+    long.runtime = Duration::from_secs(600);
+    let report = run(&store(""), &long, &mut stops).unwrap();
+    assert!(report.continuous.unwrap().is_interrupted);
+    assert_eq!(report.ways[0].batches, 3);
+}
+
+#[test]
+fn shapes_that_cannot_be_are_refused() {
+    let refused = |change: fn(&mut Shape)| {
+        let mut job = job(Name::StreamedBatchProcessing);
+        change(&mut job.shape);
+        match ran(&job, "").map(drop) {
+            Err(Error::Usage { cause, .. }) => cause,
+            other => panic!("{other:?}"),
+        }
+    };
+    assert!(refused(|shape| shape.columns = 95).contains("2 matrices of 48 x 95"));
+    assert!(refused(|shape| shape.buffers = 0).contains("0 buffers"));
+    let odd = refused(|shape| (shape.joined, shape.rows) = (true, 40));
+    assert_eq!(odd, "80 rows in all and 96 columns");
+    assert!(refused(|shape| shape.rows = 60_000).contains("on a drive of 4194304 bytes"));
+}
