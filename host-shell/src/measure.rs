@@ -59,6 +59,17 @@ pub fn median(values: &[f64]) -> f64 {
     sorted.get(sorted.len() / 2).copied().unwrap_or(0.0)
 }
 
+/// Where the line through `points`, which are in order, passes the height `at`: from point to point it is straight.
+pub fn crossings(points: &[(f64, f64)], at: f64) -> Vec<f64> {
+    let passes = |pair: &[(f64, f64)]| {
+        let [(x0, y0), (x1, y1)] = *pair else {
+            return None;
+        };
+        ((y0 < at) != (y1 < at)).then(|| x0 + (x1 - x0) * (at - y0) / (y1 - y0))
+    };
+    points.windows(2).filter_map(passes).collect()
+}
+
 /// Which rows are asked for.
 #[derive(Clone, Debug)]
 pub(crate) struct Ids {
@@ -114,6 +125,14 @@ mod tests {
     fn the_median_is_not_moved_by_an_outlier() {
         assert_eq!(median(&[5.0, 1.0, 4.0, 100.0, 3.0]), 4.0);
         assert_eq!(median(&[]), 0.0);
+    }
+
+    #[test]
+    fn a_line_passes_a_height_where_it_goes_up_or_down() {
+        let line = [(0.0, 0.5), (50.0, 1.5), (75.0, 1.0), (95.0, 0.5)];
+        assert_eq!(crossings(&line, 1.0), [25.0, 75.0]);
+        assert_eq!(crossings(&line, 3.0), [] as [f64; 0]);
+        assert_eq!(crossings(&line[..1], 0.5), [] as [f64; 0]);
     }
 
     #[test]

@@ -380,7 +380,7 @@ pub unsafe fn load_word(from: u64) -> u64 {
 ///
 /// # Safety
 /// The address is valid and a multiple of 8.
-#[cfg(feature = "hash")]
+#[cfg(any(feature = "hash", feature = "rows"))]
 #[inline(always)]
 pub unsafe fn store_u64(to: u64, value: u64) {
     // SAFETY: the caller vouches for it.

@@ -286,6 +286,24 @@ pub struct Check {
     pub wrong: u64,
 }
 
+/// A launch whose walks go from row to row of a table by what the rows hold: `nvme_follow_rows`.
+///
+/// Walk `w` begins with row `ids[w]`. The `u64` that a row begins with, modulo `rows`, is the id of the walk's next row.
+/// Row `h` of walk `w` goes to `out + (w * hops + h) * out_stride`. Rows have a multiple of 16 bytes, from a multiple of
+/// 16 on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[repr(C)]
+pub struct Follow {
+    /// The launch: `count` walks, `lanes` of them by a warp at a time.
+    pub gather: Gather,
+    /// Gets an `i64` for each walk: the id after its last row.
+    pub ends: u64,
+    /// Rows of each walk.
+    pub hops: u32,
+    /// 0.
+    pub reserved: u32,
+}
+
 /// Counts of a launch that is under way, in memory of the GPU, zeroed before the first one.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[repr(C)]

@@ -14,7 +14,7 @@ mod rows_on_gpu;
 mod shared;
 mod worker;
 
-pub use crate::measure::{GatherCases, median};
+pub use crate::measure::{GatherCases, crossings, median};
 pub use gather::{CpuGather, gather_by_cpu};
 pub use job::{Job, Limit, Ramp};
 pub use paths::{PathsJob, paths};

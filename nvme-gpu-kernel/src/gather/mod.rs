@@ -5,6 +5,7 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
+mod follow;
 mod members;
 mod probe;
 mod warp;

@@ -13,14 +13,14 @@ use nvme_core::{Cells, Command, Data, Outcome, SharedQueue, SubmitError, WaitErr
 use nvme_formats::{Format, Wide};
 use nvme_gpu_kernel::Queues;
 use nvme_gpu_kernel::rows::{
-    BLOCK_WARPS, Cached, Check, Gather, ListHead, Listed, Piece, Place, Progress, Range, Ranges,
-    STATION_BYTES, STATION_CELLS, Split, Summary, Widened, code, worst,
+    BLOCK_WARPS, Cached, Check, Follow, Gather, ListHead, Listed, Piece, Place, Progress, Range,
+    Ranges, STATION_BYTES, STATION_CELLS, Split, Summary, Widened, code, worst,
 };
 use nvme_gpu_kernel::work::data_word;
 use std::sync::Mutex;
 
 /// The symbols, in the order in which the driver numbers them.
-pub const NAMES: [&std::ffi::CStr; 9] = [
+pub const NAMES: [&std::ffi::CStr; 10] = [
     c"nvme_gather",
     c"nvme_copy_rows",
     c"nvme_check_rows",
@@ -30,6 +30,7 @@ pub const NAMES: [&std::ffi::CStr; 9] = [
     c"nvme_read_ranges",
     c"nvme_scatter",
     c"nvme_read_listed",
+    c"nvme_follow_rows",
 ];
 
 /// One gather at a time: the blocks of a launch take turns, and a launch is one thread.
@@ -312,6 +313,52 @@ impl<'r> Reader<'r> {
     pub fn leave(self) {
         self.0.leave();
     }
+}
+
+/// Walks from row to row: block after block, warp after warp, walk after walk.
+pub fn follow(follow: &Follow, blocks: u32) {
+    let rows = &follow.gather;
+    let starts: Vec<i64> = ids(rows).collect();
+    let (mut failed, mut first) = (0, 0);
+    let lanes = (rows.lanes * BLOCK_WARPS) as usize;
+    for block in 0..blocks {
+        let mut reader = Reader::enter(rows);
+        let chunks = starts.chunks(lanes).enumerate();
+        for (chunk, starts) in chunks.skip(block as usize).step_by(blocks as usize) {
+            for (lane, start) in starts.iter().enumerate() {
+                let (walk, mut id, mut became) = (chunk * lanes + lane, *start, code::OK);
+                for hop in 0..follow.hops as usize {
+                    let from = match reader.row(id, lane as u32) {
+                        Ok(from) => from as usize as *const u8,
+                        Err(why) => {
+                            became = why;
+                            break;
+                        }
+                    };
+                    let to = out(rows, walk * follow.hops as usize + hop);
+                    // SAFETY: the row in its slot, and its place in the output.
+                    let word = unsafe {
+                        from.copy_to(to, rows.row_bytes as usize);
+                        from.cast::<u64>().read_unaligned()
+                    };
+                    id = (word % rows.rows) as i64;
+                }
+                // SAFETY: the host gives a word for each walk, and for its code.
+                unsafe {
+                    (follow.ends as usize as *mut i64).add(walk).write(id);
+                    if rows.status != 0 {
+                        (rows.status as usize as *mut i32).add(walk).write(became);
+                    }
+                }
+                if became != code::OK {
+                    failed += 1;
+                    first = worst(walk as u64, None, became).max(first);
+                }
+            }
+        }
+        reader.leave();
+    }
+    finish(rows, failed, first);
 }
 
 /// What a block is here.

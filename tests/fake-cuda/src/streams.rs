@@ -11,7 +11,9 @@ use crate::{
     current_context, examples, fault, kernels, litmus, lock, matmul, peer, rows, scatter, striped,
 };
 use nvme_gpu_kernel::Kernel;
-use nvme_gpu_kernel::rows::{Cached, Check, Gather, Listed, Ranges, Scatter, Striped, Widened};
+use nvme_gpu_kernel::rows::{
+    Cached, Check, Follow, Gather, Listed, Ranges, Scatter, Striped, Widened,
+};
 use nvme_gpu_kernel::work::Launch;
 use std::ffi::{CStr, c_int, c_uint, c_void};
 use std::sync::{Arc, LazyLock, Mutex, OnceLock};
@@ -473,6 +475,11 @@ pub unsafe extern "C" fn cuLaunchKernel(
         (None, name) if matmul::NAMES.contains(&name) => {
             // SAFETY: as above.
             unsafe { matmul::launch(name, parameters, (grid, block, shared_bytes)) }
+        }
+        (None, name) if name == rows::NAMES[9] => {
+            // SAFETY: this kernel takes one `Follow`.
+            let follow = unsafe { **parameters.cast::<*const Follow>() };
+            Arc::new(move || rows::follow(&follow, grid))
         }
         (None, name) if rows::NAMES.contains(&name) => {
             // SAFETY: these kernels take one `Gather`.

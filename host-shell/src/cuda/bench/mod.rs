@@ -4,6 +4,7 @@
 //! and the controller's own speed; each line names which of them was the limit.
 
 mod case;
+mod crossover;
 mod gather;
 mod limits;
 mod rig;
@@ -11,6 +12,7 @@ mod stream;
 mod suite;
 
 pub use case::{Case, Mode};
+pub use crossover::{CrossoverJob, crossover};
 pub use gather::{GatherJob, gather};
 pub use limits::Limits;
 pub(crate) use limits::copy_rates;

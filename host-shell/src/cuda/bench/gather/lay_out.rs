@@ -18,12 +18,12 @@ pub(super) const STRIPE_BYTES: u64 = 128 << 10;
 const CHUNK: usize = 4 << 20;
 
 /// Threads that the machine runs at a time.
-pub(super) fn cores() -> usize {
+pub(in crate::cuda::bench) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, usize::from)
 }
 
 /// Writes the table to the drives.
-pub(super) fn lay_out(
+pub(in crate::cuda::bench) fn lay_out(
     controllers: &[(Controller, NamespaceInfo)],
     (nsid, cases): (Nsid, &GatherCases),
 ) -> Result<()> {

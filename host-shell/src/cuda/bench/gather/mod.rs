@@ -7,7 +7,7 @@
 
 mod by_cpu;
 mod latency;
-mod lay_out;
+pub(in crate::cuda::bench) mod lay_out;
 mod written;
 
 use crate::controller::Controller;

@@ -1,0 +1,115 @@
+//! GPU-initiated against CPU-initiated reads: the same rows of the same drive, by way of a cache in GPU memory, through
+//! pinned slots, by the same copy, to the same place.
+//!
+//! Each batch has as many rows in the cache as the case says: they are read before, and the drive's count of read
+//! commands must grow by the others. Every word of every row is checked on the GPU after the timed part.
+//!
+//! - [`ids`]: batches with so many hits. [`bench`]: both sides in turns.
+//! - [`cpu_side`]: the CPU's side; [`by_cpu`] what a thread of it does, [`team`] its threads, [`index`] what its cache
+//!   holds, [`words`] memory that it shares with kernels.
+//! - [`chain`]: walks, where a row has to be seen before the next one is asked for.
+
+mod bench;
+mod by_cpu;
+mod chain;
+mod cpu_side;
+mod ids;
+mod index;
+mod job;
+mod team;
+mod words;
+
+pub use job::CrossoverJob;
+
+use super::gather::lay_out::{cores, lay_out};
+use crate::controller::Controller;
+use crate::controller::config::Config;
+use crate::cuda::driver::Gpu;
+use crate::cuda::rows::GpuRows;
+use crate::cuda::tier::{Access, Tier, TierRequest};
+use crate::device::Device;
+use crate::error::{Error, Result};
+use crate::measure::GatherCases;
+use bench::{Bench, Case};
+use job::batches;
+use serde_json::{Value, json};
+use std::sync::Arc;
+
+/// Measures all cases on `device`; `emit` gets one object for the machine and one for each case.
+///
+/// # Errors
+/// What keeps a case from running, rows that are wrong, another count of reads than there are misses, and those of
+/// `emit`.
+pub fn crossover(
+    device: Arc<dyn Device>,
+    config: &Config,
+    job: &CrossoverJob,
+    emit: &mut dyn FnMut(Value) -> Result<()>,
+) -> Result<()> {
+    let gpu = Gpu::open(job.gpu)?;
+    let threads = match job.threads {
+        0 => cores() as u32,
+        threads => threads,
+    };
+    let queues = u16::try_from(job.options.queues).unwrap_or(u16::MAX);
+    let config = Config {
+        // Walks by the CPU have queues of their own.
+        queue_pairs: job
+            .options
+            .queues
+            .saturating_add(2 + threads + chain::MOST_THREADS),
+        ..config.clone()
+    };
+    let exactly = TierRequest::Exactly(Tier::Direct);
+    let access = Arc::new(Access::find(&gpu, device, queues, exactly)?);
+    let controller = Controller::start(Arc::clone(access.device()), &config)?;
+    let info = controller.usable_namespace(job.nsid)?;
+    let cases = GatherCases {
+        table_bytes: job.table_bytes,
+        row_bytes: job.row_bytes.clone(),
+        rows: 0,
+        runs: job.runs,
+        seed: job.seed,
+        zipf: false,
+    };
+    let controllers = [(controller, info)];
+    lay_out(&controllers, (job.nsid, &cases))?;
+    let [(controller, info)] = &controllers;
+    for row_bytes in &job.row_bytes {
+        if !row_bytes.is_multiple_of(info.block_bytes) {
+            return Err(Error::usage(
+                format!(
+                    "rows of {row_bytes} bytes on blocks of {}",
+                    info.block_bytes
+                ),
+                "use rows of whole blocks",
+            ));
+        }
+        let rows = GpuRows::create(controller, &access, *info, job.options, config.timeout)?;
+        let mut bench = Bench::new(&gpu, (controller, *info), rows, (*row_bytes, threads), job)?;
+        emit(json!({
+            "gpu": gpu.describe(), "device": access.device().describe(), "tier": access.describe(),
+            "cores": cores(), "block_bytes": info.block_bytes, "row_bytes": row_bytes,
+            "queues": job.options.queues, "stations": job.options.stations,
+            "cpu_queues": bench.cpu.threads(), "table_bytes": job.table_bytes,
+        }))?;
+        for count in batches(job, u64::from(*row_bytes)) {
+            let case = |percent, caches| Case {
+                count,
+                percent,
+                caches,
+            };
+            emit(bench.case(case(0, false))?)?;
+            for percent in &job.hits {
+                emit(bench.case(case(*percent, true))?)?;
+            }
+        }
+        for count in &job.walks {
+            if let Some(case) = bench.walks(*count, (&gpu, *info), threads)? {
+                emit(case)?;
+            }
+        }
+    }
+    let [(controller, _)] = controllers;
+    controller.shut_down()
+}
