@@ -11,6 +11,7 @@ mod files;
 mod gpu;
 mod io;
 mod model;
+mod pipeline;
 mod search;
 mod stdio;
 mod witness;

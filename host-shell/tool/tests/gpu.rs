@@ -3,6 +3,10 @@
 #![cfg(all(feature = "cuda", feature = "sim"))]
 
 mod common;
+#[path = "gpu/crossover.rs"]
+mod crossover;
+#[path = "gpu/pipeline.rs"]
+mod pipeline;
 #[path = "gpu/ways.rs"]
 mod ways;
 

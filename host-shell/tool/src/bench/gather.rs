@@ -16,11 +16,11 @@ pub struct GatherArgs {
     /// Measure `out = table[ids]`, one object a line: lays out a table from the namespace's start on, and gathers
     /// rows by random ids, into GPU memory with --gpu; each row is checked, and written back where the GPU writes
     /// such rows (whole blocks of one drive)
-    #[arg(long, groups = ["in_turns", "by_stations"])]
+    #[arg(long, groups = ["in_turns", "by_stations", "by_rows"])]
     pub gather: bool,
     /// Bytes of the table, which overwrites the namespace
-    #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = some_bytes, requires = "gather")]
-    table: u64,
+    #[arg(long, value_name = "BYTES", default_value = "1GiB", value_parser = some_bytes, requires = "by_rows")]
+    pub table: u64,
     /// Bytes of a row, multiples of 8: one case for each
     #[arg(long, value_name = "BYTES", value_delimiter = ',', default_values_t = [4096u64], value_parser = some_bytes, requires = "gather")]
     row: Vec<u64>,

@@ -1,5 +1,6 @@
 //! `bench --gemv`, `bench --gemm`: products with matrices on a drive, read by the kernel that multiplies, beside other ways.
 
+use super::stored;
 use crate::common::output;
 use clap::Args;
 use nvme_compute::bench::{GatheredJob, GemmJob, GemvJob, GemvTimes, gathered, gemm, gemv};
@@ -213,19 +214,6 @@ fn three(text: &str) -> std::result::Result<(u32, u32, u32), String> {
         .filter(|(tokens, _): &(u32, _)| *tokens > 0)
         .map(|(tokens, (rows, columns))| (tokens, rows, columns))
         .ok_or_else(|| format!("'{text}' is no TOKENSxROWSxCOLUMNS, as 16384x8192x8192 is"))
-}
-
-fn stored(text: &str) -> std::result::Result<Stored, String> {
-    let name = |stored: &Stored| format!("{stored:?}").to_lowercase();
-    let all = || Stored::ALL.iter();
-    let found = all().find(|stored| name(stored) == text.to_lowercase().replace("_k", "k"));
-    let names: Vec<String> = all().map(name).collect();
-    found.copied().ok_or_else(|| {
-        format!(
-            "no format is called '{text}'; there are {}",
-            names.join(", ")
-        )
-    })
 }
 
 impl Rest {

@@ -1,5 +1,8 @@
 //! `bench`: workloads from the CPU or a GPU, live rates, charts.
 
+#[cfg(feature = "cuda")]
+mod crossover;
+mod formats;
 mod gather;
 #[cfg(feature = "cuda")]
 mod gemv;
@@ -9,9 +12,10 @@ mod intervals;
 #[cfg(feature = "cuda")]
 mod ladder;
 mod paths;
-mod plot;
+pub mod plot;
 mod run;
 
+pub use formats::stored;
 pub use run::Bench;
 
 /// The option that needs no --device, and what stands for the device then.

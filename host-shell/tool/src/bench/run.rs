@@ -82,6 +82,9 @@ pub struct Bench {
     gather: super::gather::GatherArgs,
     #[cfg(feature = "cuda")]
     #[command(flatten)]
+    crossover: super::crossover::CrossoverArgs,
+    #[cfg(feature = "cuda")]
+    #[command(flatten)]
     gemv: super::gemv::GemvArgs,
     #[cfg(feature = "cuda")]
     #[command(flatten)]
@@ -131,6 +134,10 @@ impl Bench {
         }
         if self.gather.gather {
             return self.gather_rows();
+        }
+        #[cfg(feature = "cuda")]
+        if self.crossover.crossover {
+            return self.compare_sides();
         }
         #[cfg(feature = "cuda")]
         if self.gemv.is_wanted() {
@@ -286,6 +293,23 @@ impl Bench {
             plot: self.plot,
         };
         self.gather.run(open, &device.config(), rest)
+    }
+
+    /// Reads by the GPU against reads by the CPU.
+    #[cfg(feature = "cuda")]
+    fn compare_sides(self) -> Result<()> {
+        let rest = super::crossover::Rest {
+            gpu: self.gpu.gpu.unwrap_or(0),
+            namespace: self.namespace,
+            write: self.write,
+            queues: self.queues,
+            stations: self.gather.on_gpu.stations,
+            table: self.gather.table,
+            runs: self.gather.runs,
+            seed: self.seed,
+            plot: self.plot,
+        };
+        self.crossover.run(&rest)
     }
 
     /// Products with matrices on the drive.

@@ -16,6 +16,7 @@ use crate::device::{devices, serve};
 use crate::files::{cat, catalog, cp, import, ls, manifest, pack, stat};
 use crate::io::{compare, dsm, flush, read, stream, write, write_zeroes};
 use crate::model::generate;
+use crate::pipeline::Pipeline;
 use crate::search::Search;
 use crate::witness::Witness;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
@@ -101,6 +102,7 @@ enum Command {
     Manifest(manifest::ManifestArgs),
     Generate(Box<generate::Generate>),
     Search(Search),
+    Pipeline(Box<Pipeline>),
     #[command(visible_alias = "show-regs")]
     Regs(regs::Regs),
     GetLog(get_log::GetLog),
@@ -179,6 +181,7 @@ fn run_command(cli: Cli) -> Result<()> {
         Command::Manifest(command) => command.run(),
         Command::Generate(command) => command.run(),
         Command::Search(command) => command.run(),
+        Command::Pipeline(command) => command.run(),
         Command::Regs(command) => command.run(),
         Command::GetLog(command) => command.run(),
         Command::AdminPassthru(command) => command.run(),

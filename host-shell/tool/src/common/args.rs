@@ -76,8 +76,18 @@ impl DeviceArgs {
     /// Opens the device for `what`, a command that changes what is stored. An image that this creates is
     /// removed when the command fails.
     pub fn open_to_write(&self, write: &WriteArgs, what: &str) -> Result<Arc<dyn Device>> {
-        images::about_to_open(&self.device);
-        let device = nvme_host::open(&self.device)?;
+        self.open_to_write_as(&self.device, write, what)
+    }
+
+    /// As [`open_to_write`](Self::open_to_write), of this device with other options: `name`.
+    pub fn open_to_write_as(
+        &self,
+        name: &str,
+        write: &WriteArgs,
+        what: &str,
+    ) -> Result<Arc<dyn Device>> {
+        images::about_to_open(name);
+        let device = nvme_host::open(name)?;
         write.check(&*device, what)?;
         Ok(device)
     }

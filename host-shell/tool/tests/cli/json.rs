@@ -235,6 +235,32 @@ fn every_result_follows_the_schema() {
             "generate",
             &["generate", "model.gguf", "-p", "Hi", "--tokens", "2"],
         ),
+        (
+            "pipeline",
+            &[
+                "pipeline",
+                "data-source-comparison",
+                "--columns",
+                "64",
+                "--rows",
+                "8",
+                "--runs",
+                "1",
+            ],
+        ),
+        (
+            "pipeline",
+            &[
+                "pipeline",
+                "continuous-processing",
+                "--columns",
+                "64",
+                "--rows",
+                "8",
+                "--runtime",
+                "50ms",
+            ],
+        ),
         ("doctor", &["doctor"]),
         ("topology", &["topology"]),
         ("list", &["list"]),
@@ -291,6 +317,17 @@ fn the_lines_of_an_interval_follow_the_schema() {
     assert!(!lines.is_empty());
     for line in lines {
         check(&root, "bench-interval", &line);
+    }
+    let run = "pipeline continuous-processing --columns 64 --rows 8 --runtime 400ms --interval 100ms --json";
+    let text = folder.ok(&run.split(' ').collect::<Vec<_>>());
+    let (intervals, report) = text.trim_end().rsplit_once('\n').unwrap();
+    check(&root, "pipeline", &serde_json::from_str(report).unwrap());
+    for line in intervals.lines() {
+        check(
+            &root,
+            "pipeline-interval",
+            &serde_json::from_str(line).unwrap(),
+        );
     }
 }
 

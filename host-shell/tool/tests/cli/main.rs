@@ -19,6 +19,7 @@ mod json;
 mod log_pages;
 mod partitions;
 mod passthru;
+mod pipeline;
 mod resets;
 mod rows;
 mod search;

@@ -28,7 +28,7 @@ pub fn chart(report: &Value) -> Chart {
         // The CPU's sides are cut: several cases may have the same.
         points.dedup_by(|one, other| one.0 == other.0);
         Line {
-            name,
+            name: name.into(),
             color,
             points,
         }

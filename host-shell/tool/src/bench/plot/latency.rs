@@ -58,7 +58,7 @@ fn percentiles(report: &Report) -> Vec<Line> {
         .into_iter()
         .filter(|(_, _, direction)| direction.commands > 0);
     used.map(|(name, color, direction)| Line {
-        name,
+        name: name.into(),
         color,
         points: one(direction),
     })
@@ -66,7 +66,7 @@ fn percentiles(report: &Report) -> Vec<Line> {
 }
 
 fn over_rate(report: &Report) -> Vec<Line> {
-    let one = |name, color, percent| {
+    let one = |name: &'static str, color, percent| {
         let point = |step: &nvme_host::bench::Step| {
             (
                 step.iops(),
@@ -74,7 +74,7 @@ fn over_rate(report: &Report) -> Vec<Line> {
             )
         };
         Line {
-            name,
+            name: name.into(),
             color,
             points: report.steps.iter().map(point).collect(),
         }

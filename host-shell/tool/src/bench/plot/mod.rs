@@ -1,20 +1,31 @@
 //! Charts of what was measured, as SVG or PNG.
 
 #[cfg(feature = "cuda")]
+pub mod crossover;
+#[cfg(feature = "cuda")]
 pub mod ladder;
 pub mod latency;
 mod lettered;
 pub mod paths;
 pub mod rows;
+mod timeline;
 
 use lettered::Lettered;
+use nvme_compute::pipeline::trace::Trace;
 use nvme_host::{Error, Result};
+use plotters::coord::Shift;
 use plotters::prelude::*;
+use std::borrow::Cow;
 use std::io;
 use std::ops::Range;
 use std::path::Path;
+use timeline::Timeline;
 
+/// Pixels of a chart, and of one of several.
 const SIZE: (u32, u32) = (960, 540);
+const PANEL: (u32, u32) = (640, 400);
+/// Charts side by side.
+const COLUMNS: usize = 3;
 
 /// Refuses a file name that no chart can be written to, before anything is measured.
 pub fn check(path: &Path) -> Result<()> {
@@ -43,15 +54,41 @@ fn extension(path: &Path) -> String {
 
 /// Draws `chart` into `path`.
 pub fn draw(path: &Path, chart: &Chart) -> Result<()> {
+    draw_all(path, std::slice::from_ref(chart))
+}
+
+/// Draws `charts` into `path`, in rows.
+pub fn draw_all(path: &Path, charts: &[Chart]) -> Result<()> {
+    let columns = charts.len().clamp(1, COLUMNS);
+    let rows = charts.len().div_ceil(columns).max(1);
+    let panel = if charts.len() > 1 { PANEL } else { SIZE };
+    let size = (panel.0 * columns as u32, panel.1 * rows as u32);
+    write(path, size, &Picture::Charts(charts, (rows, columns)))
+}
+
+/// Draws what `trace` has into `path`.
+pub fn draw_timeline(path: &Path, title: &str, trace: &Trace) -> Result<()> {
+    write(path, SIZE, &Picture::Timeline(Timeline { title, trace }))
+}
+
+/// What is drawn.
+enum Picture<'p> {
+    /// Charts, in so many rows and columns.
+    Charts(&'p [Chart], (usize, usize)),
+    Timeline(Timeline<'p>),
+}
+
+fn write(path: &Path, size: (u32, u32), picture: &Picture<'_>) -> Result<()> {
     let bytes = if extension(path) == "svg" {
         let mut text = String::new();
-        draw_on(SVGBackend::with_string(&mut text, SIZE), chart).map_err(failed)?;
+        let backend = SVGBackend::with_string(&mut text, size);
+        draw_on(backend, picture).map_err(failed)?;
         text.into_bytes()
     } else {
-        let mut pixels = vec![0; (SIZE.0 * SIZE.1 * 3) as usize];
-        let bitmap = Lettered(BitMapBackend::with_buffer(&mut pixels, SIZE));
-        draw_on(bitmap, chart).map_err(failed)?;
-        encode(&pixels).map_err(|error| Error::device(format!("PNG: {error}"), "try .svg"))?
+        let mut pixels = vec![0; (size.0 * size.1 * 3) as usize];
+        let bitmap = Lettered(BitMapBackend::with_buffer(&mut pixels, size));
+        draw_on(bitmap, picture).map_err(failed)?;
+        encode(&pixels, size).map_err(|error| Error::device(format!("PNG: {error}"), "try .svg"))?
     };
     let mut out = crate::common::file::Output::create(Some(path))?;
     out.write(&bytes)?;
@@ -65,9 +102,9 @@ fn failed(cause: String) -> Error {
     )
 }
 
-fn encode(pixels: &[u8]) -> std::result::Result<Vec<u8>, png::EncodingError> {
+fn encode(pixels: &[u8], size: (u32, u32)) -> std::result::Result<Vec<u8>, png::EncodingError> {
     let mut bytes = Vec::new();
-    let mut encoder = png::Encoder::new(&mut bytes, SIZE.0, SIZE.1);
+    let mut encoder = png::Encoder::new(&mut bytes, size.0, size.1);
     encoder.set_color(png::ColorType::Rgb);
     encoder.set_depth(png::BitDepth::Eight);
     let mut writer = encoder.write_header()?;
@@ -88,15 +125,33 @@ pub struct Chart {
 
 /// A named line.
 struct Line {
-    name: &'static str,
+    name: Cow<'static, str>,
     color: RGBColor,
     points: Vec<(f64, f64)>,
 }
 
-fn draw_on<B: DrawingBackend>(backend: B, picture: &Chart) -> std::result::Result<(), String> {
+fn draw_on<B: DrawingBackend>(
+    backend: B,
+    picture: &Picture<'_>,
+) -> std::result::Result<(), String> {
     let root = backend.into_drawing_area();
     root.fill(&WHITE).map_err(|error| error.to_string())?;
-    let mut chart = ChartBuilder::on(&root)
+    match picture {
+        Picture::Timeline(timeline) => timeline.draw(&root)?,
+        Picture::Charts(charts, grid) => {
+            let panels = root.split_evenly(*grid);
+            let mut pairs = panels.iter().zip(*charts);
+            pairs.try_for_each(|(panel, chart)| draw_in(panel, chart))?;
+        }
+    }
+    root.present().map_err(|error| error.to_string())
+}
+
+fn draw_in<B: DrawingBackend>(
+    panel: &DrawingArea<B, Shift>,
+    picture: &Chart,
+) -> std::result::Result<(), String> {
+    let mut chart = ChartBuilder::on(panel)
         .caption(&picture.title, ("sans-serif", 22))
         .margin(16)
         .margin_right(48)
@@ -133,7 +188,7 @@ fn draw_on<B: DrawingBackend>(backend: B, picture: &Chart) -> std::result::Resul
                 ShapeStyle::from(color).stroke_width(2),
             ))
             .map_err(|error| error.to_string())?
-            .label(line.name)
+            .label(line.name.clone())
             .legend(move |(x, y)| {
                 PathElement::new(
                     [(x, y), (x + 18, y)],
@@ -148,8 +203,7 @@ fn draw_on<B: DrawingBackend>(backend: B, picture: &Chart) -> std::result::Resul
         .position(SeriesLabelPosition::UpperLeft)
         .label_font(("sans-serif", 14))
         .draw()
-        .map_err(|error| error.to_string())?;
-    root.present().map_err(|error| error.to_string())
+        .map_err(|error| error.to_string())
 }
 
 /// The y axis: all points are inside, with room around them.

@@ -16,7 +16,7 @@ pub fn chart(report: &Value) -> Chart {
         };
         let points = cases.iter().filter(is_of_it).filter_map(point).collect();
         Line {
-            name: way,
+            name: way.into(),
             color,
             points,
         }

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// The chart of the cases of `bench --gather`, as they are printed.
 pub fn chart(cases: &[Value]) -> Chart {
-    let line = |name, color, rate: fn(&Value) -> &Value| {
+    let line = |name: &'static str, color, rate: fn(&Value) -> &Value| {
         let point = |case: &Value| {
             let bytes = case["row_bytes"].as_f64()?;
             Some((bytes.log2(), rate(case).as_f64()? / 1e6))
@@ -15,7 +15,7 @@ pub fn chart(cases: &[Value]) -> Chart {
         let mut points: Vec<(f64, f64)> = cases.iter().filter_map(point).collect();
         points.sort_by(|a, b| a.0.total_cmp(&b.0));
         Line {
-            name,
+            name: name.into(),
             color,
             points,
         }

@@ -1,0 +1,267 @@
+//! `pipeline`: matrices from a drive, multiplied batch after batch.
+
+mod report;
+
+use crate::bench::plot;
+use crate::common::{WriteArgs, duration, images, number, output, progress, some_bytes, stop_flag};
+use clap::{Args, ValueEnum};
+use nvme_compute::pipeline::{Job, Name, Report, Shape, run};
+use nvme_compute::synthetic::Stored;
+use nvme_host::{Error, Result, Store, StoreOptions};
+use report::{Interval, Machine};
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+/// Read matrices from a drive and multiply them, batch after batch, by a GPU or by the CPU; every product is compared
+/// with one of the CPU in double precision
+#[derive(Args)]
+pub struct Pipeline {
+    /// Which one
+    #[arg(value_enum)]
+    name: NameArg,
+    /// Device: sim:PATH[?options], sim:mem, vfio:BDF, kmod:BDF, vfio-user:SOCKET, file:PATH; a simulated one in memory
+    /// when missing
+    #[arg(long, short = 'd')]
+    device: Option<String>,
+    /// Namespace
+    #[arg(long, short = 'n', value_name = "NSID", default_value_t = 1, value_parser = number::<u32>(1..=0xFFFF_FFFE))]
+    namespace_id: u32,
+    /// How long a command may take before it is aborted
+    #[arg(long, short = 't', visible_alias = "timeout", value_name = "MS", default_value_t = 5000, value_parser = number::<u64>(1..=3_600_000))]
+    timeout_ms: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    json: bool,
+    #[command(flatten)]
+    write: WriteArgs,
+    /// The device holds the matrices of the same sizes and seed from an earlier run: write nothing
+    #[arg(long)]
+    keep_data: bool,
+    /// Multiply and read by GPU N (0 without a number)
+    #[cfg(feature = "cuda")]
+    #[arg(long, value_name = "N", num_args = 0..=1, default_missing_value = "0", value_parser = number::<u32>(0..=1023))]
+    gpu: Option<u32>,
+    /// How matrices are stored: f32, f16, bf16, q8_0, q4_0, q4_1, q4_k, q6_k
+    #[arg(long, value_name = "FORMAT", default_value = "bf16", value_parser = crate::bench::stored)]
+    stored: Stored,
+    /// Rows of a matrix; of an iterative computation the columns divided by --parts when missing
+    #[arg(long, value_name = "N", value_parser = number::<u32>(1..=1 << 24))]
+    rows: Option<u32>,
+    /// Columns of a matrix
+    #[arg(long, value_name = "N", default_value_t = 4096, value_parser = number::<u32>(1..=1 << 24))]
+    columns: u32,
+    /// Vectors that each matrix is multiplied with: the columns of the other matrix
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = number::<u32>(1..=4096))]
+    vectors: u32,
+    /// Matrices on the device, which batches take in turns
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = number::<u32>(1..=65_536))]
+    parts: u32,
+    /// Matrices in memory at a time
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = number::<u32>(1..=64))]
+    buffers: u32,
+    /// Batches of a run; of an iterative computation how often the product is fed back
+    #[arg(long, value_name = "N", default_value_t = 8, value_parser = number::<u64>(1..=1 << 32))]
+    batches: u64,
+    /// Runs, of which the middle one counts; one more, before them, does not count
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = number::<usize>(1..=1000))]
+    runs: usize,
+    /// How long continuous-processing runs
+    #[arg(long, value_name = "TIME", default_value = "5s", value_parser = duration)]
+    runtime: Duration,
+    /// How long continuous-processing tries a batch again that failed
+    #[arg(long, value_name = "TIME", default_value = "10s", value_parser = duration)]
+    recover: Duration,
+    /// Print a line each TIME about what continuous-processing did in it: on standard error, or with --json on standard
+    /// output before the report, one object a line
+    #[arg(long, value_name = "TIME", value_parser = duration)]
+    interval: Option<Duration>,
+    /// How long a batch may take
+    #[arg(long, value_name = "TIME", default_value = "60s", value_parser = duration)]
+    limit: Duration,
+    /// Threads that read where the CPU reads
+    #[arg(long, value_name = "N", default_value_t = 4, value_parser = number::<usize>(1..=256))]
+    readers: usize,
+    /// Seed of the matrices and vectors
+    #[arg(long, default_value_t = 1, value_parser = number::<u64>(0..=u64::MAX))]
+    seed: u64,
+    /// A file that data-source-comparison makes for reads by pread, and removes
+    #[arg(long, value_name = "FILE")]
+    file: Option<PathBuf>,
+    /// Write what took place when into FILE, as trace events (JSON) for Perfetto and Chrome
+    #[arg(long, value_name = "FILE")]
+    trace: Option<PathBuf>,
+    /// Draw what took place when into FILE.svg or FILE.png
+    #[arg(long, value_name = "FILE")]
+    plot: Option<PathBuf>,
+    /// Draw and trace no more than the last TIME
+    #[arg(long, value_name = "TIME", default_value = "1s", value_parser = duration)]
+    window: Duration,
+    /// Bytes of a simulated device, when none is named; as many as it takes when missing
+    #[arg(long, value_name = "BYTES", value_parser = some_bytes, conflicts_with = "device")]
+    size: Option<u64>,
+}
+
+#[derive(Clone, Copy, PartialEq, ValueEnum)]
+enum NameArg {
+    /// (DirectNVMeToMatMul) A matrix and the vectors from the device, one product
+    #[value(name = "direct-nvme-to-matmul", alias = "DirectNVMeToMatMul")]
+    Direct,
+    /// (StreamedBatchProcessing) Batches, some of which are read while others are multiplied
+    #[value(name = "streamed-batch-processing", alias = "StreamedBatchProcessing")]
+    Streamed,
+    /// (IterativeComputation) The product is the next vector: each iteration reads the whole matrix again
+    #[value(name = "iterative-computation", alias = "IterativeComputation")]
+    Iterative,
+    /// (DataSourceComparison) The same batches from the device by the GPU and by threads of the CPU, from a file, from pinned
+    /// memory, and resident
+    #[value(name = "data-source-comparison", alias = "DataSourceComparison")]
+    Comparison,
+    /// (ContinuousProcessing) Batches for a time, with latencies, beside failures of the device
+    #[value(name = "continuous-processing", alias = "ContinuousProcessing")]
+    Continuous,
+}
+
+impl From<NameArg> for Name {
+    fn from(name: NameArg) -> Self {
+        match name {
+            NameArg::Direct => Self::DirectNvmeToMatMul,
+            NameArg::Streamed => Self::StreamedBatchProcessing,
+            NameArg::Iterative => Self::IterativeComputation,
+            NameArg::Comparison => Self::DataSourceComparison,
+            NameArg::Continuous => Self::ContinuousProcessing,
+        }
+    }
+}
+
+impl Pipeline {
+    pub fn run(self) -> Result<()> {
+        for path in [&self.plot, &self.trace].into_iter().flatten() {
+            images::refuse_output(path)?;
+        }
+        if let Some(path) = &self.plot {
+            plot::check(path)?;
+        }
+        let job = self.job();
+        let store = Arc::new(self.store(&job.shape)?);
+        let machine = Machine::of(&store);
+        let report = self.measure(&store, &job)?;
+        let mut trace = report.trace.clone();
+        trace.keep_last(self.window.as_secs_f64() * 1e6);
+        if let Some(path) = &self.trace {
+            let mut out = crate::common::file::Output::create(Some(path))?;
+            out.write(trace.to_json(job.name.in_one_word()).as_bytes())?;
+            out.commit()?;
+        }
+        if let Some(path) = &self.plot {
+            plot::draw_timeline(path, job.name.in_one_word(), &trace)?;
+        }
+        let value = report::to_json(&machine, &job, &report);
+        match (self.json, self.interval) {
+            (true, Some(_)) => output::line(&value)?,
+            (true, None) => output::json(&value)?,
+            (false, _) => output::print(&report::to_text(&value))?,
+        }
+        match report.continuous {
+            Some(met) if met.is_interrupted => Err(Error::Interrupted),
+            _ => Ok(()),
+        }
+    }
+
+    fn job(&self) -> Job {
+        let name = Name::from(self.name);
+        let joined = name == Name::IterativeComputation;
+        let rows = match joined {
+            true => self.columns / self.parts,
+            false => 1024,
+        };
+        Job {
+            name,
+            shape: Shape {
+                stored: self.stored,
+                rows: self.rows.unwrap_or(rows),
+                columns: self.columns,
+                vectors: self.vectors,
+                parts: self.parts,
+                buffers: self.buffers,
+                joined,
+            },
+            batches: self.batches,
+            runs: self.runs,
+            runtime: self.runtime,
+            patience: self.recover,
+            limit: self.limit,
+            readers: self.readers,
+            seed: self.seed,
+            keep: self.keep_data,
+            file: match name {
+                Name::DataSourceComparison => self.file.clone(),
+                _ => None,
+            },
+        }
+    }
+
+    fn store(&self, shape: &Shape) -> Result<Store> {
+        let options = StoreOptions {
+            allow_write: self.write.allow_write,
+            read_only: self.keep_data,
+            nsid: self.namespace_id,
+            queues: self.readers.max(2) as u32,
+            timeout: Duration::from_millis(self.timeout_ms),
+            #[cfg(feature = "cuda")]
+            gpu: self.gpu.map(|index| nvme_host::store::GpuOptions {
+                index,
+                ..Default::default()
+            }),
+            ..StoreOptions::default()
+        };
+        let Some(device) = &self.device else {
+            return Store::open(&self.simulated(shape), &options);
+        };
+        match self.keep_data {
+            true => images::must_exist(device)?,
+            false => images::about_to_open(device),
+        }
+        Store::open(device, &options)
+    }
+
+    /// A simulated device that holds the data.
+    fn simulated(&self, shape: &Shape) -> String {
+        let bytes = self.size.unwrap_or(shape.bytes()).next_multiple_of(1 << 20);
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let threads = cores.saturating_sub(2).clamp(1, 12);
+        format!("sim:mem?size={bytes}&queues=64&threads={threads}")
+    }
+
+    fn measure(&self, store: &Arc<Store>, job: &Job) -> Result<Report> {
+        let is_continuous = job.name == Name::ContinuousProcessing;
+        let bar = match is_continuous {
+            true => progress::bytes(job.runtime.as_millis() as u64, "pipeline"),
+            false => progress::items(0, "pipeline"),
+        };
+        if is_continuous {
+            progress::as_time(&bar);
+        }
+        let stop = stop_flag();
+        let mut interval = self.interval.map(|every| Interval::new(every, self.json));
+        let report = run(store, job, &mut |done, total, seconds| {
+            if stop.load(Ordering::Relaxed) {
+                return Err(Error::Interrupted);
+            }
+            match is_continuous {
+                true => bar.set_position((seconds * 1e3) as u64),
+                false => {
+                    bar.set_length(total);
+                    bar.set_position(done);
+                }
+            }
+            match &mut interval {
+                Some(interval) if is_continuous => bar.suspend(|| interval.at(done, seconds)),
+                _ => Ok(()),
+            }
+        });
+        bar.finish_and_clear();
+        report
+    }
+}
