@@ -75,9 +75,9 @@ pub use controller::queue_inner::Completion;
 pub use controller::statistics::Statistics;
 pub use controller::{Controller, outage, passthru};
 pub use device::bar::DoorbellMap;
-pub use device::cmb::{ControllerMemory, Piece};
 pub use device::open::{open, open_reading};
 pub use device::peer::PeerMemory;
+pub use device::ring_memory::{Piece, RingMemory};
 #[cfg(feature = "sim")]
 pub use device::sim;
 #[cfg(feature = "vfio")]

@@ -1,6 +1,7 @@
 //! How a controller is brought up and used.
 
 use super::notice::Notify;
+use crate::device::ring_memory::RingMemory;
 #[cfg(doc)]
 use crate::error::Error;
 use std::sync::Arc;
@@ -8,13 +9,15 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 /// Where the rings of I/O queues lie.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default)]
 pub enum Rings {
     /// In memory of this process.
     #[default]
     Host,
     /// In the controller memory buffer, as far as the controller takes them there.
     Controller,
+    /// In memory of another device that the controller reaches: [`DmaBuffer::into_rings`](crate::DmaBuffer::into_rings).
+    Peer(Arc<RingMemory>),
 }
 
 /// How a controller is brought up and used.
@@ -51,5 +54,51 @@ impl Default for Config {
             stop: None,
             notify: Notify::default(),
         }
+    }
+}
+
+#[cfg(all(test, feature = "sim"))]
+mod tests {
+    use super::*;
+    use crate::controller::Controller;
+    use crate::dma::DmaBuffer;
+    use nvme_core::spec::{Lba, Nsid, nvm};
+
+    #[test]
+    fn rings_lie_in_a_buffer_of_the_callers_while_there_is_room() {
+        let device = crate::open("sim:mem?size=1MiB").unwrap();
+        let buffer = DmaBuffer::new(&device, 8192).unwrap();
+        let config = Config {
+            rings: Rings::Peer(Arc::new(buffer.into_rings().unwrap())),
+            ..Config::default()
+        };
+        let controller = Controller::start(Arc::clone(&device), &config).unwrap();
+        let mut queue = controller.create_queue_pair(4).unwrap();
+        let full = controller.create_queue_pair(4).err().unwrap().to_string();
+        assert!(full.contains("memory for rings"), "{full}");
+        // Both rings wrap.
+        for _ in 0..9 {
+            let buffer = controller.alloc(512).unwrap();
+            queue
+                .submit(nvm::read(Nsid(1), Lba(0), 1), Some(buffer))
+                .unwrap();
+            queue.ring();
+            assert!(queue.wait().unwrap().unwrap().is_success());
+        }
+        drop(queue);
+        controller.create_queue_pair(4).unwrap();
+        controller.shut_down().unwrap();
+    }
+
+    #[test]
+    fn less_than_a_page_is_no_place_for_rings() {
+        let device = crate::open("sim:mem?size=1MiB").unwrap();
+        for bytes in [1, 4095] {
+            let buffer = DmaBuffer::new(&device, bytes).unwrap();
+            assert!(buffer.into_rings().is_err(), "{bytes} bytes");
+        }
+        let mut several = DmaBuffer::several(&device, 6144, 2).unwrap();
+        let second = several.pop().unwrap();
+        assert!(second.into_rings().is_err(), "not at a page");
     }
 }

@@ -21,6 +21,8 @@ use crate::controller::session::{Admin, Session};
 use crate::controller::statistics::Statistics;
 use crate::device::Device;
 use crate::device::interrupt::Interrupts;
+#[cfg(feature = "cuda")]
+use crate::device::ring_memory::RingMemory;
 use crate::dma::{DmaBuffer, Pair, PairShape, Scratch};
 use crate::error::{Error, Result};
 use crate::lock::lock;
@@ -107,9 +109,10 @@ impl Controller {
             dstrd: capabilities.dstrd,
             vector: None,
         };
-        let cmb = match config.rings {
+        let ring_memory = match &config.rings {
             Rings::Host => None,
             Rings::Controller => Some(device.controller_memory()?),
+            Rings::Peer(memory) => Some(Arc::clone(memory)),
         };
         let interrupts = interrupts(&*device, config)?;
         let pair = Pair::new(&device, shape, None)?;
@@ -134,7 +137,7 @@ impl Controller {
         let session = Arc::new(Session::new(
             Arc::clone(&device),
             config.clone(),
-            cmb,
+            ring_memory,
             interrupts,
             start,
             Instant::now(),
@@ -202,7 +205,18 @@ impl Controller {
     /// # Errors
     /// [`Error::Usage`] when every queue pair that the controller granted is in use.
     pub fn create_queue_pair(&self, entries: u32) -> Result<Queue> {
-        let inner = self.session.create_queue(entries)?;
+        let inner = self.session.create_queue(entries, None)?;
+        Ok(Queue::new(Arc::clone(&self.session), inner))
+    }
+
+    /// The same with its rings in `memory`.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn create_queue_pair_in(
+        &self,
+        entries: u32,
+        memory: &Arc<RingMemory>,
+    ) -> Result<Queue> {
+        let inner = self.session.create_queue(entries, Some(memory))?;
         Ok(Queue::new(Arc::clone(&self.session), inner))
     }
 

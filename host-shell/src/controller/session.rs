@@ -15,8 +15,8 @@ use crate::controller::config::Config;
 use crate::controller::events::Events;
 use crate::controller::queue_inner::{Completion, QueueInner};
 use crate::device::Device;
-use crate::device::cmb::ControllerMemory;
 use crate::device::interrupt::Interrupts;
+use crate::device::ring_memory::RingMemory;
 use crate::dma::{DmaBuffer, Pair, Region, Scratch};
 use crate::error::{Error, Result};
 use crate::lock::{lock, relax};
@@ -83,8 +83,8 @@ pub(crate) struct Session {
     pub config: Config,
     pub admin: Mutex<Admin>,
     pub queues: Mutex<Table>,
-    /// Where the rings of I/O queues lie, when they lie in the controller.
-    cmb: Option<Arc<ControllerMemory>>,
+    /// Where the rings of I/O queues lie, when they lie elsewhere than in this process.
+    ring_memory: Option<Arc<RingMemory>>,
     pub(crate) interrupts: Interrupts,
     start: Instant,
     /// What tests add to the clock.
@@ -101,7 +101,7 @@ impl Session {
     pub fn new(
         device: Arc<dyn Device>,
         config: Config,
-        cmb: Option<Arc<ControllerMemory>>,
+        ring_memory: Option<Arc<RingMemory>>,
         interrupts: Interrupts,
         admin: Admin,
         start: Instant,
@@ -111,7 +111,7 @@ impl Session {
             config,
             admin: Mutex::new(admin),
             queues: Mutex::default(),
-            cmb,
+            ring_memory,
             interrupts,
             start,
             #[cfg(test)]
@@ -121,6 +121,12 @@ impl Session {
             last_reset: Mutex::default(),
             in_use: Mutex::default(),
         }
+    }
+
+    /// Where the rings of I/O queues lie, when they lie elsewhere than in this process.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn ring_memory(&self) -> Option<&Arc<RingMemory>> {
+        self.ring_memory.as_ref()
     }
 
     /// Nanoseconds since the start: the clock that the core is given.

@@ -5,10 +5,11 @@
 // UNSAFETY: asks the driver about a function of the caller's.
 #![allow(unsafe_code)]
 
+use super::data::GpuData;
 use super::driver::{Gpu, check};
 use super::lent::{LentQueues, QueueKind, Recovered, Users};
 use super::memory::DeviceMemory;
-use super::tier::{Access, GpuData};
+use super::tier::Access;
 use crate::controller::Controller;
 use crate::error::{Error, Result};
 use crate::lock::lock;

@@ -64,6 +64,7 @@ pub(super) struct LentQueues {
     dead: Arc<AtomicBool>,
     users: Option<Arc<dyn Users>>,
     _rings: Vec<Registered>,
+    _elsewhere: Option<Arc<Registered>>,
     _access: Arc<Access>,
 }
 
@@ -90,8 +91,13 @@ impl LentQueues {
             ));
         }
         let (mut queues, mut rings, mut words) = (Vec::new(), Vec::new(), Vec::new());
+        let page = controller.info().capabilities.page.bytes();
+        let shadow = access.rings((count, entries, page))?;
         for _ in 0..count {
-            let queue = controller.create_queue_pair(entries)?;
+            let queue = match &shadow {
+                Some(shadow) => controller.create_queue_pair_in(entries, shadow.memory())?,
+                None => controller.create_queue_pair(entries)?,
+            };
             {
                 let inner = lock(queue.inner());
                 words.push(inner.pair.words());
@@ -99,12 +105,21 @@ impl LentQueues {
             }
             queues.push(queue);
         }
+        let elsewhere = controller.session().ring_memory();
+        let elsewhere = elsewhere
+            .map(|memory| access.registered(memory))
+            .transpose()?;
         let translate = |host: u64| {
-            let of_rings = rings.iter().find_map(|ring| ring.translate(host).ok());
-            of_rings.map_or_else(|| access.doorbell(host), Ok)
+            let on_gpu = shadow.as_ref().and_then(|shadow| shadow.translate(host));
+            let of_rings = || rings.iter().find_map(|ring| ring.translate(host).ok());
+            let elsewhere = || elsewhere.as_ref()?.translate(host).ok();
+            on_gpu
+                .or_else(of_rings)
+                .or_else(elsewhere)
+                .map_or_else(|| access.doorbell(host), Ok)
         };
         let identity = controller.device().registers().identity();
-        let set = QueueSet::new(gpu, identity, &words, 0, translate)?;
+        let set = QueueSet::new(gpu, identity, &words, 0, shadow.clone(), translate)?;
         let lent = Self {
             set,
             kind: None,
@@ -114,6 +129,7 @@ impl LentQueues {
             dead: Arc::default(),
             users,
             _rings: rings,
+            _elsewhere: elsewhere.clone(),
             _access: Arc::clone(access),
         };
         for (index, queue) in lent.queues.iter().enumerate() {
@@ -261,11 +277,13 @@ impl Lent for Hook {
     fn end(&mut self, proof: &Quiesced<'_>) {
         let told = || -> Result<bool> {
             let _guest = self.remote.gpu().enter()?;
-            self.remote.inspect(|memory, state| {
+            let is_ours = self.remote.inspect(|memory, state| {
                 SharedQueue::new(memory, state, Cells::new(&[]))
                     .recover(proof)
                     .is_some()
-            })
+            })?;
+            self.remote.clear_completions()?;
+            Ok(is_ours)
         };
         // A kernel that did not leave the queue has it for good.
         if !self.is_stopped || !matches!(told(), Ok(true)) {

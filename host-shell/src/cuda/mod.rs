@@ -8,7 +8,7 @@
 //! - [`Kernels`], [`Stream`]: the embedded kernels, launches, and a watch over them with a deadline.
 //! - [`Module`]: kernels of others, from PTX or a cubin.
 //! - [`GdsFile`]: files into GPU memory by cuFile, where it is there.
-//! - [`Access`], [`GpuData`]: the tier: how the GPU rings doorbells and where data lies.
+//! - [`Access`], [`GpuData`]: the tier: how the GPU rings doorbells and where data and rings lie.
 //! - [`GpuQueues`]: queue pairs in the GPU's hands, and launches over them.
 //! - [`GpuQueuePairs`]: queue pairs of a controller in the GPU's hands, and their recovery.
 //! - [`GpuRings`]: queue pairs whose rings lie in GPU memory.
@@ -26,6 +26,7 @@ mod blas;
 #[cfg(feature = "sim")]
 mod copier;
 mod cufile;
+mod data;
 mod driver;
 mod gpu_rings;
 mod graph;
@@ -43,6 +44,7 @@ mod queue_pairs;
 mod queue_set;
 mod queues;
 mod registered;
+mod ring_shadow;
 mod rows;
 mod session;
 mod stream;
@@ -56,6 +58,7 @@ pub use copier::Copier;
 pub use cufile::{
     BATCH, GdsBuffer, GdsFile, GdsIo, GdsPending, GdsWay, is_of_cufile, probe as probe_cufile,
 };
+pub use data::GpuData;
 pub use driver::{Gpu, GpuFacts, Order};
 pub use gpu_rings::{GpuRings, RingShape};
 pub use graph::Graph;
@@ -75,7 +78,7 @@ pub use rows::{
 pub use session::{GpuSession, Lost, Setup, Work};
 pub use stream::{Event, Stream};
 pub use tensor_map::HalfMatrix;
-pub use tier::{Access, GpuData, Tier, TierRequest};
+pub use tier::{Access, Tier, TierRequest};
 pub use trace::Trace;
 
 pub use nvme_gpu_kernel::DEVICE_LAYOUT;

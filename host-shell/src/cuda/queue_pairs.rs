@@ -5,12 +5,13 @@
 // UNSAFETY: launches are told of data memory by address.
 #![allow(unsafe_code)]
 
+use super::data::GpuData;
 use super::held::Held;
 use super::kernels::{Kernel, Kernels};
 pub use super::lent::Recovered;
 use super::lent::{LentQueues, QueueKind};
 use super::queues::{Grid, LaunchResult, Launches};
-use super::tier::{Access, GpuData};
+use super::tier::Access;
 use crate::controller::Controller;
 use crate::error::{Error, Result};
 use crate::lock::lock;

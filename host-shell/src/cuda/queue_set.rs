@@ -7,6 +7,7 @@
 
 use super::driver::Gpu;
 use super::memory::DeviceMemory;
+use super::ring_shadow::RingShadow;
 use crate::error::{Error, Result};
 use nvme_core::handoff::QueueWords;
 use nvme_core::queue_state::{self, QueueState};
@@ -23,12 +24,14 @@ pub(super) struct QueueSet {
     host: Vec<QueueWords>,
     words: DeviceMemory,
     states: Arc<DeviceMemory>,
+    /// Where the rings lie in GPU memory.
+    rings: Option<Arc<RingShadow>>,
 }
 
 impl QueueSet {
     /// Puts queues, given by host addresses without state, into the GPU's hands. `translate` gives the
     /// GPU's address for each address in them; `identity` is of the controller behind them, the first position is
-    /// `start` (see [`QueueState::init`]).
+    /// `start` (see [`QueueState::init`]). `rings` is there when the rings lie in GPU memory, too.
     ///
     /// # Errors
     /// [`Error::Usage`] for rings that a kernel cannot drive, [`Error::Device`] without GPU memory.
@@ -37,6 +40,7 @@ impl QueueSet {
         identity: &Identity,
         host: &[QueueWords],
         start: u32,
+        rings: Option<Arc<RingShadow>>,
         translate: impl Fn(u64) -> Result<u64>,
     ) -> Result<Self> {
         for words in host {
@@ -57,6 +61,7 @@ impl QueueSet {
             host: host.to_vec(),
             words,
             states,
+            rings,
         };
         let mut translated = Vec::new();
         for (index, one) in set.host.iter().enumerate() {
@@ -114,7 +119,7 @@ impl QueueSet {
         index: usize,
         look: impl FnOnce(QueueMemory<'_>, QueueState<'_>) -> R,
     ) -> Result<R> {
-        inspect(&self.states, &self.host, index, look)
+        self.remote(index).inspect(look)
     }
 
     /// What a hook needs to do the same without `self`, while no kernel runs.
@@ -122,6 +127,7 @@ impl QueueSet {
         Remote {
             states: Arc::clone(&self.states),
             host: self.host.clone(),
+            rings: self.rings.clone(),
             index,
         }
     }
@@ -131,6 +137,7 @@ impl QueueSet {
 pub(super) struct Remote {
     states: Arc<DeviceMemory>,
     host: Vec<QueueWords>,
+    rings: Option<Arc<RingShadow>>,
     index: usize,
 }
 
@@ -142,41 +149,51 @@ impl Remote {
 
     /// As [`QueueSet::inspect`]. No kernel may use the queue.
     pub fn inspect<R>(&self, look: impl FnOnce(QueueMemory<'_>, QueueState<'_>) -> R) -> Result<R> {
-        inspect(&self.states, &self.host, self.index, look)
+        let size = self.host.iter().map(state_bytes).max();
+        let size = size.unwrap_or(STATE_ALIGN);
+        let one = self.words()?;
+        let mut bytes = vec![0u32; size / 4];
+        self.states
+            .download(self.index * size, bytes.as_mut_bytes())?;
+        let copy: Vec<AtomicU32> = bytes.iter().copied().map(AtomicU32::new).collect();
+        let completions = match &self.rings {
+            Some(rings) => Some(rings.completions(one)?),
+            None => None,
+        };
+        let cq = completions.as_ref().map(|copy| copy.as_ptr().addr() as u64);
+        let words = QueueWords {
+            state: copy.as_ptr().addr() as u64,
+            cq: cq.unwrap_or(one.cq),
+            ..*one
+        };
+        // SAFETY: host addresses of rings, lists and doorbells that the owner of `host` keeps; the state and the
+        // completions in GPU memory are copies, which outlive `look`.
+        let attached = unsafe { words.attach() };
+        let (memory, state) = attached.ok_or_else(|| Error::internal("impossible queue sizes"))?;
+        let result = look(memory, state);
+        for (to, from) in bytes.iter_mut().zip(&copy) {
+            *to = load(from);
+        }
+        self.states.upload(self.index * size, bytes.as_bytes())?;
+        Ok(result)
+    }
+
+    /// Zeroes completions that lie in GPU memory, for a queue that is to be created again.
+    pub fn clear_completions(&self) -> Result<()> {
+        match &self.rings {
+            Some(rings) => rings.clear(self.words()?),
+            None => Ok(()),
+        }
+    }
+
+    fn words(&self) -> Result<&QueueWords> {
+        let one = self.host.get(self.index);
+        one.ok_or_else(|| Error::internal(format!("no queue {}", self.index)))
     }
 }
 
 fn state_bytes(words: &QueueWords) -> usize {
     (queue_state::words(words.entries) * 4).next_multiple_of(STATE_ALIGN)
-}
-
-fn inspect<R>(
-    states: &DeviceMemory,
-    host: &[QueueWords],
-    index: usize,
-    look: impl FnOnce(QueueMemory<'_>, QueueState<'_>) -> R,
-) -> Result<R> {
-    let size = host.iter().map(state_bytes).max().unwrap_or(STATE_ALIGN);
-    let one = host
-        .get(index)
-        .ok_or_else(|| Error::internal(format!("no queue {index}")))?;
-    let mut bytes = vec![0u32; size / 4];
-    states.download(index * size, bytes.as_mut_bytes())?;
-    let copy: Vec<AtomicU32> = bytes.iter().copied().map(AtomicU32::new).collect();
-    let words = QueueWords {
-        state: copy.as_ptr().addr() as u64,
-        ..*one
-    };
-    // SAFETY: host addresses of rings, lists and doorbells that the owner of `host` keeps; the state is
-    // the copy, which outlives `look`.
-    let attached = unsafe { words.attach() };
-    let (memory, state) = attached.ok_or_else(|| Error::internal("impossible queue sizes"))?;
-    let result = look(memory, state);
-    for (to, from) in bytes.iter_mut().zip(&copy) {
-        *to = load(from);
-    }
-    states.upload(index * size, bytes.as_bytes())?;
-    Ok(result)
 }
 
 fn load(word: &AtomicU32) -> u32 {

@@ -59,7 +59,7 @@ impl GpuQueues {
         translate: impl Fn(u64) -> Result<u64>,
     ) -> Result<Self> {
         Ok(Self {
-            set: QueueSet::new(kernels.gpu(), identity, host, start, translate)?,
+            set: QueueSet::new(kernels.gpu(), identity, host, start, None, translate)?,
             launches: Launches::new(kernels)?,
         })
     }

@@ -8,6 +8,7 @@
 use super::driver::{Gpu, check};
 use crate::device::Device;
 use crate::device::relay::Relay;
+use crate::device::ring_memory::RingMemory;
 use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
 use cudarc::driver::sys;
@@ -57,18 +58,38 @@ impl Registered {
         let before = start.addr() % PAGE;
         let start = start.wrapping_sub(before);
         let bytes = (map.bytes() + before).next_multiple_of(PAGE);
-        let owner = || Arc::new(Kept(Arc::clone(device)));
+        let owner = Arc::new(Kept(Arc::clone(device)));
         // SAFETY: mappings are whole pages, and this one lives as long as the device.
-        let as_memory = unsafe { Self::new(gpu, start, bytes, false, owner()) };
-        let registered = match as_memory {
-            Ok(registered) => registered,
-            Err(first) => {
-                // SAFETY: as above.
-                let as_io = unsafe { Self::new(gpu, start, bytes, true, owner()) };
-                as_io.map_err(|second| refused_bar(&first, &second))?
-            }
-        };
-        Ok(registered.skip(before))
+        let registered = unsafe { Self::of_device(gpu, (start, bytes), owner, DOORBELLS) };
+        Ok(registered?.skip(before))
+    }
+
+    /// Registers memory of the controller or of a peer in which rings lie.
+    ///
+    /// # Errors
+    /// [`Error::Device`] when the driver maps it in no way.
+    pub fn ring_memory(gpu: &Arc<Gpu>, memory: &Arc<RingMemory>) -> Result<Self> {
+        // SAFETY: whole pages that are mapped as long as `memory` lives.
+        unsafe { Self::of_device(gpu, memory.mapping(), Arc::clone(memory) as _, RINGS) }
+    }
+
+    /// Registers what may be memory or a BAR. `what` it is and how to do without, for the error.
+    ///
+    /// # Safety
+    /// As of [`new`](Self::new).
+    unsafe fn of_device(
+        gpu: &Arc<Gpu>,
+        (start, bytes): (*mut u8, usize),
+        owner: Arc<dyn Any + Send + Sync>,
+        what: (&str, &str),
+    ) -> Result<Self> {
+        // SAFETY: the caller's.
+        let as_memory = unsafe { Self::new(gpu, start, bytes, false, Arc::clone(&owner)) };
+        as_memory.or_else(|first| {
+            // SAFETY: the caller's.
+            let as_io = unsafe { Self::new(gpu, start, bytes, true, owner) };
+            as_io.map_err(|second| refused_bar(what, &first, &second))
+        })
     }
 
     /// Registers the doorbell words of `relay`.
@@ -198,12 +219,16 @@ impl Drop for Registered {
     }
 }
 
-fn refused_bar(as_memory: &Error, as_io: &Error) -> Error {
+/// What may be refused, and how to do without.
+const DOORBELLS: (&str, &str) = ("the doorbells", "use --tier 0, which needs no such mapping");
+const RINGS: (&str, &str) = ("the controller's memory", "use --rings host");
+
+fn refused_bar((what, remedy): (&str, &str), as_memory: &Error, as_io: &Error) -> Error {
     Error::environment(
         format!(
-            "the driver maps the doorbells neither as memory ({as_memory}) nor as I/O memory ({as_io}); \
+            "the driver maps {what} neither as memory ({as_memory}) nor as I/O memory ({as_io}); \
              drivers from 550.54 on cannot register a PCI BAR since the kernel dropped follow_pfn"
         ),
-        "use --tier 0, which needs no such mapping",
+        remedy,
     )
 }

@@ -1,11 +1,12 @@
 //! A controller, its queues in the GPU's hands and data memory: what a command of the CLI needs.
 
 use super::bench::Mode;
+use super::data::GpuData;
 use super::driver::Gpu;
 use super::kernels::{Kernel, Kernels};
 use super::queue_pairs::{GpuQueuePairs, Recovered};
 use super::queues::{Grid, LaunchResult};
-use super::tier::{Access, GpuData, TierRequest};
+use super::tier::{Access, TierRequest};
 use super::trace::{Recorded, Trace};
 use crate::controller::Controller;
 use crate::controller::config::Config;
@@ -46,6 +47,8 @@ pub struct Setup {
     /// Threads in all, in [`Mode::Shared`], where 0 is 256 for each queue; threads of each block, up to
     /// 1,024, in [`Mode::Block`], where 0 is 128.
     pub threads: u32,
+    /// Data is in controller memory, whatever the tier says.
+    pub data_in_cmb: bool,
     /// Queue pairs.
     pub queues: u32,
     /// Commands in flight per queue.
@@ -178,10 +181,16 @@ impl GpuSession {
         let pairs = GpuQueuePairs::create(&kernels, &controller, &access, setup.queues, entries)?;
         let slots = u64::from(setup.queues) * u64::from(entries.next_power_of_two());
         let holders = slots.max(u64::from(setup.threads()));
-        let bytes = data_bytes
+        // Controller memory is small: as much as the commands need.
+        let wanted = if setup.data_in_cmb { 0 } else { data_bytes };
+        let bytes = wanted
             .max(holders * command_bytes)
             .next_multiple_of(command_bytes);
-        let data = Arc::new(access.data(usize::try_from(bytes).unwrap_or(usize::MAX))?);
+        let bytes = usize::try_from(bytes).unwrap_or(usize::MAX);
+        let data = Arc::new(match setup.data_in_cmb {
+            true => access.data_in_controller(bytes)?,
+            false => access.data(bytes)?,
+        });
         Ok(Self {
             pairs,
             data,

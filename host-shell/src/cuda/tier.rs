@@ -1,22 +1,17 @@
 //! How near the GPU gets to a controller: which tier is used, and why not a higher one.
 
-#[cfg(feature = "sim")]
-use super::copier::Copier;
+use super::data::GpuData;
 use super::driver::{Gpu, Order};
-use super::memory::DeviceMemory;
 use super::registered::Registered;
+use super::ring_shadow::RingShadow;
 use crate::device::Device;
-use crate::device::peer::PeerMemory;
 use crate::device::relay::Relay;
-use crate::dma::DmaBuffer;
+use crate::device::ring_memory::RingMemory;
 use crate::error::{Error, Result};
-use nvme_core::spec::Iova;
-use std::sync::Arc;
+use crate::lock::lock;
+use std::sync::{Arc, Mutex, Weak};
 
-/// Memory that is exported is a multiple of this: the driver puts such allocations at whole pages.
-const EXPORTED: usize = 2 << 20;
-
-/// Where doorbells and data are. Rings are in host memory in each.
+/// Where doorbells, data and rings are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Tier {
     /// Doorbells are words that a host thread passes on; data is in host memory.
@@ -25,6 +20,8 @@ pub enum Tier {
     Direct,
     /// The GPU rings by itself; data is in GPU memory.
     GpuMemory,
+    /// The same, and rings of its queues are in GPU memory, too.
+    GpuRings,
 }
 
 impl Tier {
@@ -52,6 +49,8 @@ pub struct Access {
     device: Arc<dyn Device>,
     doorbells: Registered,
     relay: Option<Arc<Relay>>,
+    /// Controller memory as the GPU has it, while something lies there: the driver registers it once.
+    controller_memory: Mutex<Weak<Registered>>,
     tier: Tier,
     why: String,
 }
@@ -76,6 +75,9 @@ impl Access {
                 let data = match request {
                     TierRequest::Exactly(Tier::Direct)
                     | TierRequest::Auto { gpu_memory: false } => None,
+                    TierRequest::Exactly(Tier::GpuRings) if !device.reaches_peers() => {
+                        Some(Err(no_rings(&*device)))
+                    }
                     _ => Some(reaches_gpu_memory(gpu, &device)),
                 };
                 let (tier, why) = choose(request, Ok(()), data)?;
@@ -88,6 +90,7 @@ impl Access {
                     device,
                     doorbells,
                     relay: None,
+                    controller_memory: Mutex::default(),
                     tier,
                     why: format!("the GPU stores to {what} itself; {why}"),
                 });
@@ -104,6 +107,7 @@ impl Access {
             device,
             doorbells: Registered::relay(gpu, &relay)?,
             relay: Some(relay),
+            controller_memory: Mutex::default(),
             tier: Tier::Relayed,
             why: format!("a host thread passes doorbells on ({reason})"),
         })
@@ -151,13 +155,46 @@ impl Access {
         }
     }
 
+    /// GPU memory for as many pairs of rings, of as many entries, on pages of so many bytes, where the tier has it.
+    ///
+    /// # Errors
+    /// As [`data`](Self::data).
+    pub(super) fn rings(&self, shape: (u32, u32, u64)) -> Result<Option<Arc<RingShadow>>> {
+        if self.tier != Tier::GpuRings {
+            return Ok(None);
+        }
+        RingShadow::new(&self.gpu, &self.device, shape).map(|rings| Some(Arc::new(rings)))
+    }
+
+    /// The GPU's view of controller memory, or of a peer's, in which rings or data lie.
+    ///
+    /// # Errors
+    /// As [`Registered::ring_memory`].
+    pub(super) fn registered(&self, memory: &Arc<RingMemory>) -> Result<Arc<Registered>> {
+        let mut known = lock(&self.controller_memory);
+        if let Some(registered) = known.upgrade() {
+            return Ok(registered);
+        }
+        let registered = Arc::new(Registered::ring_memory(&self.gpu, memory)?);
+        *known = Arc::downgrade(&registered);
+        Ok(registered)
+    }
+
+    /// `bytes` bytes of controller memory for data.
+    ///
+    /// # Errors
+    /// As [`GpuData::in_controller`].
+    pub(super) fn data_in_controller(&self, bytes: usize) -> Result<GpuData> {
+        GpuData::in_controller(&self.device, bytes, |memory| self.registered(memory))
+    }
+
     /// `bytes` bytes of data memory where the tier has it.
     ///
     /// # Errors
     /// [`Error::Device`] and [`Error::System`] when there is none.
     pub fn data(&self, bytes: usize) -> Result<GpuData> {
         match self.tier {
-            Tier::GpuMemory => GpuData::on_gpu(&self.gpu, &self.device, bytes),
+            Tier::GpuMemory | Tier::GpuRings => GpuData::on_gpu(&self.gpu, &self.device, bytes),
             _ => GpuData::pinned(&self.gpu, &self.device, bytes),
         }
     }
@@ -183,9 +220,15 @@ fn choose(
         };
     }
     match (wanted, memory) {
-        (Some(Tier::GpuMemory), Some(Err(error))) => Err(Error::environment(
-            format!("tier 2 does not work here: {error}"),
-            "use --tier 1 or 0",
+        (Some(tier @ (Tier::GpuMemory | Tier::GpuRings)), Some(Err(error))) => {
+            Err(Error::environment(
+                format!("tier {} does not work here: {error}", tier.number()),
+                "use --tier 1 or 0",
+            ))
+        }
+        (Some(Tier::GpuRings), Some(Ok(()))) => Ok((
+            Tier::GpuRings,
+            "the controller reaches GPU memory, where the rings lie, too".to_owned(),
         )),
         (_, Some(Ok(()))) => Ok((
             Tier::GpuMemory,
@@ -203,6 +246,16 @@ fn choose(
     }
 }
 
+fn no_rings(device: &dyn Device) -> Error {
+    Error::usage(
+        format!(
+            "{} does not read and write GPU memory by itself, and rings there need that",
+            device.name()
+        ),
+        "use --tier 2 or lower",
+    )
+}
+
 /// Tries whether the controller can be given GPU memory.
 fn reaches_gpu_memory(gpu: &Arc<Gpu>, device: &Arc<dyn Device>) -> Result<()> {
     if gpu.writes_ordering()? == Order::None {
@@ -212,134 +265,6 @@ fn reaches_gpu_memory(gpu: &Arc<Gpu>, device: &Arc<dyn Device>) -> Result<()> {
         ));
     }
     GpuData::on_gpu(gpu, device, 64 << 10).map(drop)
-}
-
-/// Data memory that the controller and the GPU reach.
-pub enum GpuData {
-    /// Host memory, registered with the GPU.
-    Pinned {
-        /// The GPU's view of it.
-        registered: Registered,
-        /// The memory, as the CPU has it.
-        buffer: DmaBuffer,
-    },
-    /// GPU memory, mapped at the device.
-    OnGpu {
-        /// The memory.
-        memory: Arc<DeviceMemory>,
-        /// Where the controller finds it.
-        iova: Iova,
-        /// Where it is mapped.
-        device: Arc<dyn Device>,
-    },
-}
-
-impl GpuData {
-    /// Host memory of `bytes` bytes.
-    pub fn pinned(gpu: &Arc<Gpu>, device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
-        let buffer = DmaBuffer::new(device, bytes)?;
-        let registered = Registered::pages(gpu, buffer.pages())?;
-        Ok(Self::Pinned { buffer, registered })
-    }
-
-    /// GPU memory of `bytes` bytes, or more: what is exported is rounded up.
-    pub fn on_gpu(gpu: &Arc<Gpu>, device: &Arc<dyn Device>, bytes: usize) -> Result<Self> {
-        let bytes = match device.reaches_peers() {
-            true => bytes.next_multiple_of(EXPORTED),
-            false => bytes,
-        };
-        let memory = Arc::new(DeviceMemory::new(gpu, bytes)?);
-        let iova = device.map_peer(PeerMemory {
-            address: memory.address(),
-            bytes,
-            dma_buf: {
-                let memory = Arc::clone(&memory);
-                Box::new(move || memory.dma_buf())
-            },
-            #[cfg(feature = "sim")]
-            copier: {
-                let memory = Arc::clone(&memory);
-                Box::new(move |images, owner| Ok(Arc::new(Copier::new(&memory, images, owner)?)))
-            },
-        })?;
-        Ok(Self::OnGpu {
-            memory,
-            iova,
-            device: Arc::clone(device),
-        })
-    }
-
-    /// The GPU's address of the first byte.
-    pub fn address(&self) -> u64 {
-        match self {
-            Self::Pinned { registered, .. } => registered.address(),
-            Self::OnGpu { memory, .. } => memory.address(),
-        }
-    }
-
-    /// The controller's address of the first byte.
-    pub fn iova(&self) -> Iova {
-        match self {
-            Self::Pinned { buffer, .. } => buffer.iova(),
-            Self::OnGpu { iova, .. } => *iova,
-        }
-    }
-
-    /// Length in bytes.
-    pub fn len(&self) -> usize {
-        match self {
-            Self::Pinned { buffer, .. } => buffer.len(),
-            Self::OnGpu { memory, .. } => memory.len(),
-        }
-    }
-
-    /// Whether there are no bytes.
-    pub fn is_empty(&self) -> bool {
-        self.len() == 0
-    }
-
-    /// Copies bytes from `offset` on into `into`. No command may be in flight for them.
-    pub fn read(&self, offset: usize, into: &mut [u8]) -> Result<()> {
-        match self {
-            Self::Pinned { buffer, .. } => {
-                let from = buffer.as_slice().get(offset..offset + into.len());
-                into.copy_from_slice(from.ok_or_else(past_end)?);
-                Ok(())
-            }
-            Self::OnGpu { memory, .. } => memory.download(offset, into),
-        }
-    }
-
-    /// Copies `from` to the bytes from `offset` on. No command may be in flight for them.
-    pub fn write(&mut self, offset: usize, from: &[u8]) -> Result<()> {
-        match self {
-            Self::Pinned { buffer, .. } => {
-                let into = buffer.as_mut_slice().get_mut(offset..offset + from.len());
-                into.ok_or_else(past_end)?.copy_from_slice(from);
-                Ok(())
-            }
-            Self::OnGpu { memory, .. } => memory.upload(offset, from),
-        }
-    }
-}
-
-impl Drop for GpuData {
-    fn drop(&mut self) {
-        if let Self::OnGpu {
-            memory,
-            iova,
-            device,
-        } = self
-            && device.unmap_dma(*iova, memory.len()).is_err()
-        {
-            // The device may still write there: then the memory is leaked.
-            std::mem::forget(Arc::clone(memory));
-        }
-    }
-}
-
-fn past_end() -> Error {
-    Error::internal("past the end of the data memory")
 }
 
 #[cfg(test)]
@@ -366,10 +291,16 @@ mod tests {
         let exactly = TierRequest::Exactly;
         let (tier, _) = choose(exactly(Tier::Direct), Ok(()), None).unwrap();
         assert_eq!(tier, Tier::Direct);
-        for tier in [Tier::Direct, Tier::GpuMemory] {
+        let (tier, why) = choose(exactly(Tier::GpuRings), Ok(()), Some(Ok(()))).unwrap();
+        assert_eq!((tier, why.contains("rings")), (Tier::GpuRings, true));
+        for tier in [Tier::Direct, Tier::GpuMemory, Tier::GpuRings] {
             let error = choose(exactly(tier), Err(no("refused")), None).unwrap_err();
             assert!(error.to_string().contains("refused"), "{error}");
         }
-        assert!(choose(exactly(Tier::GpuMemory), Ok(()), Some(Err(no("x")))).is_err());
+        for tier in [Tier::GpuMemory, Tier::GpuRings] {
+            let error = choose(exactly(tier), Ok(()), Some(Err(no("x")))).unwrap_err();
+            let text = format!("tier {} does not work", tier.number());
+            assert!(error.to_string().contains(&text), "{error}");
+        }
     }
 }

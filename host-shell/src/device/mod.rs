@@ -1,13 +1,13 @@
 //! What a transport must offer: registers, doorbells and DMA memory; and each transport.
 
 pub(crate) mod bar;
-pub(crate) mod cmb;
 pub(crate) mod interrupt;
 #[cfg(feature = "vfio")]
 pub mod kmod;
 pub(crate) mod open;
 pub(crate) mod peer;
 pub mod relay;
+pub(crate) mod ring_memory;
 #[cfg(feature = "sim")]
 pub mod sim;
 #[cfg(feature = "vfio")]
@@ -16,8 +16,8 @@ pub mod vfio;
 pub mod vfio_user;
 
 use crate::device::bar::DoorbellMap;
-use crate::device::cmb::ControllerMemory;
 use crate::device::peer::PeerMemory;
+use crate::device::ring_memory::RingMemory;
 use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
 use nvme_core::Registers;
@@ -55,7 +55,10 @@ pub trait Device: Send + Sync {
     /// The device keeps its share of `pages` until [`unmap_dma`](Self::unmap_dma).
     fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova>;
 
-    /// Ends the controller's access to `bytes` bytes at `iova`; waits for accesses in progress.
+    /// Ends the controller's access to the mapping of `bytes` bytes at `iova`; waits for accesses in progress.
+    ///
+    /// # Errors
+    /// When that is no mapping, or a part of one; nothing is unmapped then.
     fn unmap_dma(&self, iova: Iova, bytes: usize) -> Result<()>;
 
     /// Lets the controller move data into and out of `memory` of a GPU; returns the address that it
@@ -109,7 +112,7 @@ pub trait Device: Send + Sync {
     ///
     /// # Errors
     /// [`Error::Device`] when the controller has none, or this transport cannot map it.
-    fn controller_memory(&self) -> Result<Arc<ControllerMemory>> {
+    fn controller_memory(&self) -> Result<Arc<RingMemory>> {
         Err(Error::usage(
             format!(
                 "{}: controller memory cannot be mapped through this transport",

@@ -12,8 +12,8 @@
 use super::bar::{DoorbellMap, PAGE_WORDS};
 pub use super::bar::{NONE, WordPage};
 use crate::device::Device;
-use crate::device::cmb::ControllerMemory;
 use crate::device::peer::PeerMemory;
+use crate::device::ring_memory::RingMemory;
 use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
 use nvme_core::mem::Doorbell;
@@ -283,7 +283,7 @@ impl Device for Relay {
         self.shared.device.reset()
     }
 
-    fn controller_memory(&self) -> Result<Arc<ControllerMemory>> {
+    fn controller_memory(&self) -> Result<Arc<RingMemory>> {
         self.shared.device.controller_memory()
     }
 

@@ -209,7 +209,10 @@ impl Device for Simulator {
     }
 
     fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova> {
-        self.pages.map(pages)
+        match self.gone() {
+            Some(cause) => Err(Error::Gone { cause }),
+            None => self.pages.map(pages),
+        }
     }
 
     fn map_peer(&self, memory: PeerMemory) -> Result<Iova> {
@@ -218,8 +221,7 @@ impl Device for Simulator {
     }
 
     fn unmap_dma(&self, iova: Iova, bytes: usize) -> Result<()> {
-        self.pages.unmap(iova, bytes);
-        Ok(())
+        self.pages.unmap(iova, bytes)
     }
 
     fn gone(&self) -> Option<String> {

@@ -9,7 +9,7 @@ use super::pages::Pages;
 use super::region::{DmaBuffer, Region};
 use crate::device::Device;
 use crate::device::bar::DoorbellMap;
-use crate::device::cmb::{ControllerMemory, Piece};
+use crate::device::ring_memory::{Piece, RingMemory};
 use crate::error::{Error, Result};
 use nvme_core::bringup::QueuePlan;
 use nvme_core::mem::{CqRing, DmaWords, SqRing};
@@ -51,7 +51,7 @@ pub struct PairShape {
 pub struct Pair {
     queue: ManuallyDrop<HostPair>,
     memory: ManuallyDrop<Region>,
-    /// Where the rings lie instead, when they lie in the controller: submission, completion.
+    /// Where the rings lie instead, when they lie elsewhere: submission, completion.
     pieces: ManuallyDrop<[Option<Piece>; 2]>,
     vector: Option<u16>,
     doorbells: Arc<dyn Device>,
@@ -61,12 +61,12 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Allocates rings and list memory and makes an empty pair of them. The rings that `cmb` takes lie
-    /// there, the others and the lists in this process.
+    /// Allocates rings and list memory and makes an empty pair of them. The rings that `elsewhere`
+    /// takes lie there, the others and the lists in this process.
     pub fn new(
         device: &Arc<dyn Device>,
         shape: PairShape,
-        cmb: Option<&Arc<ControllerMemory>>,
+        elsewhere: Option<&Arc<RingMemory>>,
     ) -> Result<Self> {
         let entries = shape.entries as usize;
         let page = shape.page.bytes() as usize;
@@ -80,7 +80,7 @@ impl Pair {
         let start = memory.pages.start();
         let iova = memory.iova;
         let rings = sq_bytes + cq_bytes;
-        let [sq_piece, cq_piece] = in_controller(cmb, sq_bytes, cq_bytes)?;
+        let [sq_piece, cq_piece] = pieces_of(elsewhere, sq_bytes, cq_bytes)?;
         let place = |piece: &Option<Piece>, offset: usize| match piece {
             Some(piece) => (piece.start(), piece.iova()),
             None => (start.wrapping_add(offset), iova.offset(offset as u64)),
@@ -185,19 +185,19 @@ impl Pair {
     }
 }
 
-/// Room for those rings that the controller's own memory takes: submission, completion.
-fn in_controller(
-    cmb: Option<&Arc<ControllerMemory>>,
+/// Room for those rings that `memory` takes: submission, completion.
+fn pieces_of(
+    memory: Option<&Arc<RingMemory>>,
     sq_bytes: usize,
     cq_bytes: usize,
 ) -> Result<[Option<Piece>; 2]> {
-    let inside = |bytes, takes: fn(&ControllerMemory) -> bool| {
-        let cmb = cmb.filter(|cmb| takes(cmb));
-        cmb.map(|cmb| cmb.take(bytes)).transpose()
+    let inside = |bytes, takes: fn(&RingMemory) -> bool| {
+        let memory = memory.filter(|memory| takes(memory));
+        memory.map(|memory| memory.take(bytes)).transpose()
     };
     Ok([
-        inside(sq_bytes, ControllerMemory::takes_submission_queues)?,
-        inside(cq_bytes, ControllerMemory::takes_completion_queues)?,
+        inside(sq_bytes, RingMemory::takes_submission_queues)?,
+        inside(cq_bytes, RingMemory::takes_completion_queues)?,
     ])
 }
 

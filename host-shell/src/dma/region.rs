@@ -7,9 +7,11 @@
 
 use super::pages::{GRANULE, Pages};
 use crate::device::Device;
+use crate::device::ring_memory::RingMemory;
 use crate::error::{Error, Result};
 use nvme_core::mem::DmaWords;
 use nvme_core::spec::Iova;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 /// Memory that the controller can reach. Unmapped at the device, then freed, on drop.
@@ -101,6 +103,33 @@ impl DmaBuffer {
             len,
             capacity: len,
         })
+    }
+
+    /// The memory as a place for rings of I/O queues ([`Rings::Peer`](crate::Rings::Peer)): no copy of them is in
+    /// memory of this process.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a buffer that does not begin with a page, or is shorter than one.
+    pub fn into_rings(self) -> Result<RingMemory> {
+        const PAGE: usize = 4096;
+        let start = self.region.pages.start().wrapping_add(self.offset);
+        let start = NonNull::new(start).filter(|start| start.as_ptr().addr().is_multiple_of(PAGE));
+        let (Some(start), 1.., true) = (
+            start,
+            self.len / PAGE,
+            self.iova().0.is_multiple_of(PAGE as u64),
+        ) else {
+            return Err(Error::usage(
+                format!(
+                    "rings in a buffer of {} bytes that are not whole pages",
+                    self.len
+                ),
+                "use whole pages of 4096 bytes",
+            ));
+        };
+        let (bytes, iova) = ((self.len / PAGE * PAGE) as u64, self.iova().0);
+        // SAFETY: as many bytes of the buffer, which `keep` owns, and which nothing else reaches any more.
+        Ok(unsafe { RingMemory::of_peer(start, bytes, iova, Box::new(self)) })
     }
 
     /// `count` buffers of `bytes` bytes (a multiple of 4) in one region, in address order.

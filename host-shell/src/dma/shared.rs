@@ -12,7 +12,14 @@ use std::sync::{Arc, Mutex};
 /// What an embedded simulator may reach: pages of this process, at their own addresses.
 pub(crate) struct SharedPages {
     memory: nvme_sim::HostMemory,
-    mapped: Mutex<BTreeMap<u64, Arc<Pages>>>,
+    /// By address.
+    mapped: Mutex<BTreeMap<u64, Mapped>>,
+}
+
+struct Mapped {
+    bytes: usize,
+    /// The memory, where it is this process's.
+    _pages: Option<Arc<Pages>>,
 }
 
 impl SharedPages {
@@ -35,7 +42,13 @@ impl SharedPages {
         unsafe { self.memory.map(iova, pages.start(), pages.len() as u64) }.map_err(|error| {
             Error::environment(format!("memory at {iova:#x}: {error}"), "unmap it first")
         })?;
-        lock(&self.mapped).insert(iova, Arc::clone(pages));
+        lock(&self.mapped).insert(
+            iova,
+            Mapped {
+                bytes: pages.len(),
+                _pages: Some(Arc::clone(pages)),
+            },
+        );
         Ok(Iova(iova))
     }
 
@@ -54,12 +67,27 @@ impl SharedPages {
                     "unmap it first",
                 )
             })?;
+        lock(&self.mapped).insert(
+            address,
+            Mapped {
+                bytes,
+                _pages: None,
+            },
+        );
         Ok(Iova(address))
     }
 
-    pub(crate) fn unmap(&self, iova: Iova, bytes: usize) {
+    pub(crate) fn unmap(&self, iova: Iova, bytes: usize) -> Result<()> {
+        let mut mapped = lock(&self.mapped);
+        if mapped.get(&iova.0).is_none_or(|whole| whole.bytes != bytes) {
+            return Err(Error::internal(format!(
+                "{bytes} bytes at {:#x} are no mapping",
+                iova.0
+            )));
+        }
         self.memory.unmap(iova.0, bytes as u64);
-        lock(&self.mapped).remove(&iova.0);
+        mapped.remove(&iova.0);
+        Ok(())
     }
 }
 

@@ -23,6 +23,10 @@ pub struct StoreOptions {
     /// The GPU whose memory rows come to and go from, and how; none without. It gathers rows of drives by itself.
     #[cfg(feature = "cuda")]
     pub gpu: Option<GpuOptions>,
+    /// Where doorbells, data and rings are for the GPU; none: the highest tier up to 2 that works without a thread of
+    /// this process.
+    #[cfg(feature = "cuda")]
+    pub tier: Option<crate::cuda::Tier>,
     /// Queue pairs that are kept for kernels of the caller's: [`Store::kernel_queues`](super::Store::kernel_queues).
     #[cfg(feature = "cuda")]
     pub kernel_queues: u32,
@@ -80,6 +84,8 @@ impl Default for StoreOptions {
             file_io: FileIo::Auto,
             #[cfg(feature = "cuda")]
             gpu: None,
+            #[cfg(feature = "cuda")]
+            tier: None,
             #[cfg(feature = "cuda")]
             kernel_queues: 0,
             #[cfg(feature = "cuda")]

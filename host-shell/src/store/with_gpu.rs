@@ -84,7 +84,8 @@ pub(super) fn reach(
     let auto = TierRequest::Auto {
         gpu_memory: device.reaches_peers(),
     };
-    let access = Access::find(&gpu, Arc::clone(device), queues, auto)?;
+    let wanted = options.tier.map_or(auto, TierRequest::Exactly);
+    let access = Access::find(&gpu, Arc::clone(device), queues, wanted)?;
     Ok(Some(Arc::new(access)))
 }
 
@@ -131,7 +132,7 @@ pub(super) fn path(access: Option<&Access>, path: DataPath) -> DataPath {
             "{}; the GPU copies rows out of slots in {} to their places",
             access.describe(),
             match access.tier() {
-                Tier::GpuMemory => "its memory",
+                Tier::GpuMemory | Tier::GpuRings => "its memory",
                 _ => "pinned memory",
             }
         ),

@@ -259,7 +259,7 @@ const UNSAFE_MODULES: [&str; 64] = [
     "nvme-gpu-kernel/",
     "sim/src/memory.rs",
     "host-shell/src/device/bar.rs",
-    "host-shell/src/device/cmb.rs",
+    "host-shell/src/device/ring_memory.rs",
     // Calls of the kernel module.
     "host-shell/src/device/kmod/uapi.rs",
     "host-shell/src/device/vfio/",

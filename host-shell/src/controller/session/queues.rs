@@ -3,6 +3,7 @@
 use super::{Admin, Session};
 use crate::controller::queue_inner::QueueInner;
 use crate::controller::statistics::Statistics;
+use crate::device::ring_memory::RingMemory;
 use crate::dma::{Pair, PairShape};
 use crate::error::{Error, Result};
 use crate::lock::lock;
@@ -16,8 +17,12 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 
 impl Session {
-    /// Creates the next I/O queue pair of `entries` entries.
-    pub fn create_queue(self: &Arc<Self>, entries: u32) -> Result<Arc<Mutex<QueueInner>>> {
+    /// Creates the next I/O queue pair of `entries` entries, with its rings in `place` if there is one.
+    pub fn create_queue(
+        self: &Arc<Self>,
+        entries: u32,
+        place: Option<&Arc<RingMemory>>,
+    ) -> Result<Arc<Mutex<QueueInner>>> {
         let mut admin = lock(&self.admin);
         let capabilities = admin.info.capabilities;
         let qid = self.free_qid(&admin.info)?;
@@ -30,7 +35,7 @@ impl Session {
             dstrd: capabilities.dstrd,
             vector: self.interrupts.vector(qid),
         };
-        let pair = Pair::new(&self.device, shape, self.cmb.as_ref())?;
+        let pair = Pair::new(&self.device, shape, place.or(self.ring_memory.as_ref()))?;
         self.create_at_controller(&mut admin, &pair.plan())?;
         let statistics = Statistics::default();
         let inner = QueueInner {

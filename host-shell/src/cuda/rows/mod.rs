@@ -37,10 +37,11 @@ pub use request::{ReadList, ReadRange, Request, RowTable};
 pub(super) use state::RowsState;
 pub use striped::StripedRows;
 
+use super::data::GpuData;
 use super::driver::Gpu;
 use super::lent::LentQueues;
 use super::stream::is_capturing;
-use super::tier::{Access, GpuData};
+use super::tier::Access;
 use crate::controller::Controller;
 use crate::controller::session::Session;
 use crate::error::{Error, Result};

@@ -186,6 +186,19 @@ fn may_map(address: Address, info: &Info) -> Result<()> {
     ))
 }
 
+const WANTED: &str = "the system wants the device back (it is being unbound or removed)";
+
+/// Why the module wants `node` to be closed, if it does.
+fn wanted_back(node: &File) -> Option<&'static str> {
+    match uapi::info(node) {
+        Ok(info) if info.flags & flag::REVOKED != 0 => {
+            Some("memory of a GPU that it reached was taken back")
+        }
+        Ok(info) if info.flags & flag::WANTED == 0 => None,
+        _ => Some(WANTED),
+    }
+}
+
 impl Inner {
     fn with_node<T>(&self, call: impl FnOnce(&File) -> Result<T>) -> Result<T> {
         match &*lock(&self.node) {
@@ -202,16 +215,25 @@ impl Inner {
     /// Gives the device back: the module stops and resets it when its node is closed.
     fn let_go(&self, _: Event) {
         let mut node = lock(&self.node);
-        let flags = node.as_ref().and_then(|node| uapi::info(node).ok());
-        let why = match flags.map(|info| info.flags) {
-            Some(flags) if flags & flag::REVOKED != 0 => {
-                "memory of a GPU that it reached was taken back"
-            }
-            _ => "the system wants the device back (it is being unbound or removed)",
-        };
+        let why = node.as_ref().and_then(wanted_back);
+        self.close(&mut node, why.unwrap_or(WANTED));
+    }
+
+    fn close(&self, node: &mut Option<File>, why: &str) {
         // The mapping of the BAR holds the node open.
         let _ = self.bar.let_go(&format!("{}: {why}", self.address));
         *node = None;
+    }
+
+    /// Why the device is gone. A command may fail for it before the thread that waits for the event has run.
+    fn gone(&self) -> Option<String> {
+        if let Some(why) = self.bar.gone() {
+            return Some(why);
+        }
+        let mut node = lock(&self.node);
+        let why = wanted_back(node.as_ref()?)?;
+        self.close(&mut node, why);
+        self.bar.gone()
     }
 
     fn map(&self, ask: Map, bytes: usize, pages: Option<Arc<Pages>>) -> Result<Iova> {
@@ -347,7 +369,7 @@ impl Device for Kmod {
     }
 
     fn gone(&self) -> Option<String> {
-        self.inner.bar.gone()
+        self.inner.gone()
     }
 
     fn guards_data(&self) -> bool {

@@ -19,6 +19,7 @@ pub mod iommu {
 /// Bits of [`Info::flags`].
 pub mod flag {
     pub const MAY_MAP: u32 = 1 << 2;
+    pub const WANTED: u32 = 1 << 3;
     pub const REVOKED: u32 = 1 << 4;
     pub const RESET: u32 = 1 << 5;
 }
@@ -164,6 +165,7 @@ mod tests {
             ("NVME_GPU_IOMMU_IDENTITY", iommu::IDENTITY as usize),
             ("NVME_GPU_IOMMU_LAZY", iommu::LAZY as usize),
             ("NVME_GPU_INFO_MAY_MAP", flag::MAY_MAP as usize),
+            ("NVME_GPU_INFO_WANTED", flag::WANTED as usize),
             ("NVME_GPU_INFO_REVOKED", flag::REVOKED as usize),
             ("NVME_GPU_INFO_RESET", flag::RESET as usize),
             ("NVME_GPU_MAP_USER", MAP_USER as usize),

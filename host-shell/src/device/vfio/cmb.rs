@@ -4,7 +4,7 @@
 
 use super::inner::{Inner, region};
 use super::mapping::Mapping;
-use crate::device::cmb::ControllerMemory;
+use crate::device::ring_memory::RingMemory;
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use crate::machine::sysfs::Host;
@@ -26,7 +26,7 @@ fn none(why: &str) -> Error {
 /// other, and in the form with CMBMSC it is told so. No memory is mapped at that address from then on.
 ///
 /// NVMe Base 2.0c, 3.1.3.11 (CMBLOC), 3.1.3.12 (CMBSZ), 3.1.3.16 (CMBMSC).
-pub fn open(inner: &Inner) -> Result<ControllerMemory> {
+pub fn open(inner: &Inner) -> Result<RingMemory> {
     let registers = &inner.bar;
     let has_control = Cap(registers.read64(offset::CAP)).cmbs();
     let mut control = Cmbmsc(0);
@@ -64,7 +64,7 @@ pub fn open(inner: &Inner) -> Result<ControllerMemory> {
     let at = NonNull::new(mapping.start()).ok_or_else(|| none("it is mapped nowhere"))?;
     // SAFETY: the mapping is whole pages of that many bytes and lives in the box; this driver alone has
     // the device, and takes the buffer once.
-    Ok(unsafe { ControllerMemory::new(at, bytes, address, size, Box::new(mapping)) })
+    Ok(unsafe { RingMemory::new(at, bytes, address, size, Box::new(mapping)) })
 }
 
 /// Maps what can be mapped of the buffer, from its start on.

@@ -164,8 +164,9 @@ impl Group {
         Ok(Iova(iova))
     }
 
-    /// Ends the devices' access to what was mapped at `iova`.
-    pub fn unmap(&self, iova: Iova, bytes: usize) -> Result<()> {
+    /// Ends the devices' access to what was mapped at `iova`. Once the device is gone, the kernel may have ended it
+    /// before, with all of the group's mappings.
+    pub fn unmap(&self, iova: Iova, bytes: usize, is_gone: bool) -> Result<()> {
         let mut state = lock(&self.state);
         let wrong = |what: &str| Error::internal(format!("{bytes} bytes at {:#x}: {what}", iova.0));
         let (_, pages) = state
@@ -176,9 +177,14 @@ impl Group {
         if len != bytes as u64 {
             return Err(wrong("mapped with another length"));
         }
-        let unmapped = ioctl::unmap_dma(&self.container, iova.0, len);
-        match unmapped.map_err(system("VFIO_IOMMU_UNMAP_DMA"))? {
+        let unmapped = match ioctl::unmap_dma(&self.container, iova.0, len) {
+            // The container has no IOMMU any more, and so no mapping.
+            Err(error) if is_gone && error.raw_os_error() == Some(libc::EINVAL) => 0,
+            unmapped => unmapped.map_err(system("VFIO_IOMMU_UNMAP_DMA"))?,
+        };
+        match unmapped {
             done if done == len => {}
+            0 if is_gone => {}
             done => return Err(wrong(&format!("only {done} of them were unmapped"))),
         }
         if let Some((taken, _)) = state.mapped.remove(&iova.0) {

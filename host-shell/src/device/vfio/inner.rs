@@ -5,7 +5,7 @@ use super::group::Group;
 use super::info::RegionInfo;
 use super::ioctl;
 use super::watch::Event;
-use crate::device::cmb::ControllerMemory;
+use crate::device::ring_memory::RingMemory;
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use crate::machine::pci::{self, COMMAND_MASTER, COMMAND_MEMORY, COMMAND_NO_INTX};
@@ -27,7 +27,7 @@ pub(super) struct Inner {
     pub(super) group: Arc<Group>,
     /// What CMBMSC holds once the controller memory buffer is in use: a reset of the function clears it.
     pub(super) cmb_control: OnceLock<Cmbmsc>,
-    pub(super) cmb: Mutex<Weak<ControllerMemory>>,
+    pub(super) cmb: Mutex<Weak<RingMemory>>,
 }
 
 pub(super) fn system(call: &'static str) -> impl FnOnce(io::Error) -> Error {

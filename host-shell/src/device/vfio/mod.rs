@@ -10,16 +10,19 @@
 
 pub(super) mod bar0;
 mod cmb;
+pub mod gdrdrv;
 mod group;
 pub mod info;
 mod inner;
 mod ioctl;
+pub mod iommufd;
 mod mapping;
 pub(super) mod watch;
 
 use crate::device::Device;
 use crate::device::bar::DoorbellMap;
-use crate::device::cmb::ControllerMemory;
+use crate::device::peer::PeerMemory;
+use crate::device::ring_memory::RingMemory;
 use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
 use crate::lock::lock;
@@ -34,6 +37,7 @@ use nvme_core::spec::register::offset;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
+use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock};
 use vfio_bindings::bindings::vfio::{
     VFIO_DEVICE_FLAGS_RESET, VFIO_PCI_BAR0_REGION_INDEX, VFIO_PCI_CONFIG_REGION_INDEX,
@@ -169,11 +173,24 @@ impl Device for Vfio {
     }
 
     fn map_dma(&self, pages: &Arc<Pages>) -> Result<Iova> {
-        self.inner.group.map(pages)
+        match self.gone() {
+            Some(cause) => Err(Error::Gone { cause }),
+            None => self.inner.group.map(pages),
+        }
     }
 
     fn unmap_dma(&self, iova: Iova, bytes: usize) -> Result<()> {
-        self.inner.group.unmap(iova, bytes)
+        self.inner.group.unmap(iova, bytes, self.gone().is_some())
+    }
+
+    /// By gdrcopy's module, where it is loaded.
+    fn map_peer(&self, memory: PeerMemory) -> Result<Iova> {
+        let pages = gdrdrv::map(Path::new(gdrdrv::NODE), memory.address, memory.bytes)?;
+        self.map_dma(&Arc::new(pages))
+    }
+
+    fn reaches_peers(&self) -> bool {
+        Path::new(gdrdrv::NODE).exists()
     }
 
     fn reset(&self) -> Result<()> {
@@ -186,7 +203,7 @@ impl Device for Vfio {
         self.inner.allow_dma()
     }
 
-    fn controller_memory(&self) -> Result<Arc<ControllerMemory>> {
+    fn controller_memory(&self) -> Result<Arc<RingMemory>> {
         let mut known = lock(&self.inner.cmb);
         if let Some(memory) = known.upgrade() {
             return Ok(memory);

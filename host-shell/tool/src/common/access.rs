@@ -44,13 +44,18 @@ pub struct WriteArgs {
 }
 
 impl AccessArgs {
+    /// Where the rings of I/O queues are to lie.
+    pub fn rings(&self) -> Rings {
+        match self.rings {
+            RingPlace::Host => Rings::Host,
+            RingPlace::Cmb => Rings::Controller,
+        }
+    }
+
     /// Opens `device` and brings its controller up, as the options say.
     pub fn start(&self, device: Arc<dyn Device>, config: &Config) -> Result<Controller> {
         let config = Config {
-            rings: match self.rings {
-                RingPlace::Host => Rings::Host,
-                RingPlace::Cmb => Rings::Controller,
-            },
+            rings: self.rings(),
             interrupts: self.irq,
             ..config.clone()
         };

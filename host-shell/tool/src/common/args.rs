@@ -46,6 +46,7 @@ impl DeviceArgs {
     pub fn config(&self) -> Config {
         Config {
             timeout: Duration::from_millis(self.timeout_ms),
+            rings: self.access.rings(),
             stop: Some(stop_flag()),
             notify: output::warnings(self.json),
             ..Config::default()

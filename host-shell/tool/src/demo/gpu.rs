@@ -22,6 +22,7 @@ pub fn run(demo: &Demo, index: u32) -> Result<()> {
         gpu: index,
         mode: Mode::Warp,
         tier: TierRequest::Auto { gpu_memory: false },
+        data_in_cmb: false,
         threads: 0,
         queues: demo.queues,
         depth: demo.depth,

@@ -44,6 +44,9 @@ pub struct GpuArgs {
     /// Where doorbells and data are (see docs/hardware.md)
     #[arg(long, value_enum, default_value = "auto", requires = "gpu")]
     pub tier: TierArg,
+    /// Have data in the controller memory buffer, where CMBSZ allows that
+    #[arg(long, requires = "gpu")]
+    pub data_in_cmb: bool,
     /// Threads in all, for --mode shared, 256 for each queue when missing; threads of a queue's block, for
     /// --mode block, 128 when missing
     #[arg(long, default_value_t = 0, hide_default_value = true, requires = "gpu", value_parser = number::<u32>(0..=0xFFFF_FFFF))]
@@ -101,6 +104,8 @@ pub enum TierArg {
     Direct,
     #[value(name = "2")]
     GpuMemory,
+    #[value(name = "3")]
+    GpuRings,
     Auto,
 }
 
@@ -181,8 +186,10 @@ impl GpuArgs {
                 TierArg::Relayed => TierRequest::Exactly(Tier::Relayed),
                 TierArg::Direct => TierRequest::Exactly(Tier::Direct),
                 TierArg::GpuMemory => TierRequest::Exactly(Tier::GpuMemory),
+                TierArg::GpuRings => TierRequest::Exactly(Tier::GpuRings),
             },
             threads: self.threads,
+            data_in_cmb: self.data_in_cmb,
             queues,
             depth,
             nsid,

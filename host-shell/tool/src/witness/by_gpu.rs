@@ -31,6 +31,7 @@ fn session(
         mode: Mode::Warp,
         tier: TierRequest::Auto { gpu_memory: true },
         threads: 0,
+        data_in_cmb: false,
         queues: 1,
         depth,
         nsid: context.plan.nsid,

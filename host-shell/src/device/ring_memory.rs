@@ -1,7 +1,7 @@
-//! Memory inside the controller (the controller memory buffer), where rings can lie.
+//! Memory that is not this process's own and where rings can lie: the controller memory buffer, or memory of a peer.
 //!
 //! Invariant: a stretch belongs to one [`Piece`] at a time, and to no other before that is dropped.
-// UNSAFETY: the buffer arrives as a mapped BAR, a raw pointer.
+// UNSAFETY: the memory arrives as a mapped BAR, a raw pointer.
 #![allow(unsafe_code)]
 
 use crate::dma::addresses::Allocator;
@@ -10,6 +10,7 @@ use crate::lock::lock;
 use nvme_core::spec::Iova;
 use nvme_core::spec::register::Cmbsz;
 use std::any::Any;
+use std::fmt::{Debug, Formatter};
 use std::ops::Range;
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex};
@@ -17,13 +18,13 @@ use std::sync::{Arc, Mutex};
 /// Stretches start at a multiple of this.
 const GRANULE: u64 = 4096;
 
-/// A mapped controller memory buffer.
-///
-/// NVMe Base 2.0c, "Controller Memory Buffer".
-pub struct ControllerMemory {
+/// Mapped memory for rings: the controller memory buffer (NVMe Base 2.0c, "Controller Memory Buffer"), or memory of
+/// another device that is mapped at the controller.
+pub struct RingMemory {
     start: NonNull<u8>,
     /// Where the controller finds the first byte.
     address: u64,
+    bytes: u64,
     size: Cmbsz,
     free: Mutex<Allocator>,
     /// The mapping, for as long as there are pieces.
@@ -31,13 +32,13 @@ pub struct ControllerMemory {
 }
 
 // SAFETY: the mapping belongs to the process, not to a thread.
-unsafe impl Send for ControllerMemory {}
+unsafe impl Send for RingMemory {}
 // SAFETY: the pointer is only handed on; the list of free stretches is locked.
-unsafe impl Sync for ControllerMemory {}
+unsafe impl Sync for RingMemory {}
 
-impl ControllerMemory {
-    /// A buffer of `bytes` bytes that is mapped at `start` while `keep` lives, and that the controller
-    /// finds at `address`, a multiple of 4 KiB. `size` says what may lie in it.
+impl RingMemory {
+    /// Memory of `bytes` bytes that is mapped at `start` while `keep` lives, and that the controller
+    /// finds at `address`, a multiple of 4 KiB. `size` says what may lie in it, as CMBSZ does.
     ///
     /// # Safety
     /// `start` is page aligned and valid for volatile and atomic accesses to `bytes` bytes while `keep`
@@ -54,10 +55,39 @@ impl ControllerMemory {
         Self {
             start,
             address,
+            bytes,
             size,
             free: Mutex::new(free),
             _keep: keep,
         }
+    }
+
+    /// A place for both kinds of rings in `bytes` bytes of mapped memory, as [`new`](Self::new) otherwise.
+    ///
+    /// # Safety
+    /// As of [`new`](Self::new).
+    pub(crate) unsafe fn of_peer(
+        start: NonNull<u8>,
+        bytes: u64,
+        address: u64,
+        keep: Box<dyn Any + Send + Sync>,
+    ) -> Self {
+        let mut size = Cmbsz(0);
+        size.set_sqs(true);
+        size.set_cqs(true);
+        // SAFETY: the caller's.
+        unsafe { Self::new(start, bytes, address, size, keep) }
+    }
+
+    /// Whether data may lie in it, of reads and of writes.
+    pub fn takes_data(&self) -> bool {
+        self.size.rds() && self.size.wds()
+    }
+
+    /// Where it is mapped, and its length in bytes.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn mapping(&self) -> (*mut u8, usize) {
+        (self.start.as_ptr(), self.bytes as usize)
     }
 
     /// Whether submission queues may lie in it.
@@ -77,7 +107,7 @@ impl ControllerMemory {
     pub fn take(self: &Arc<Self>, bytes: usize) -> Result<Piece> {
         let taken = lock(&self.free).take(bytes as u64).ok_or_else(|| {
             Error::device(
-                format!("the controller memory buffer has no {bytes} bytes left in one stretch"),
+                format!("the memory for rings has no {bytes} bytes left in one stretch"),
                 "use fewer or smaller queues, or --rings host",
             )
         })?;
@@ -88,9 +118,15 @@ impl ControllerMemory {
     }
 }
 
-/// A stretch of the buffer. Given back on drop.
+impl Debug for RingMemory {
+    fn fmt(&self, f: &mut Formatter<'_>) -> std::fmt::Result {
+        write!(f, "RingMemory({} bytes at {:#x})", self.bytes, self.address)
+    }
+}
+
+/// A stretch of it. Given back on drop.
 pub struct Piece {
-    memory: Arc<ControllerMemory>,
+    memory: Arc<RingMemory>,
     taken: Range<u64>,
 }
 
@@ -104,6 +140,42 @@ impl Piece {
     /// Where the controller finds the first byte.
     pub fn iova(&self) -> Iova {
         Iova(self.taken.start)
+    }
+
+    /// Length in bytes: whole pages.
+    pub fn len(&self) -> usize {
+        (self.taken.end - self.taken.start) as usize
+    }
+
+    /// Never: a stretch has at least one page.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Copies bytes from `offset` on into `into`; whether there are as many. No command may be in flight for them.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn read(&self, offset: usize, into: &mut [u8]) -> bool {
+        let is_inside = offset
+            .checked_add(into.len())
+            .is_some_and(|end| end <= self.len());
+        for (at, byte) in into.iter_mut().enumerate().filter(|_| is_inside) {
+            // SAFETY: inside the stretch, which is mapped while this lives.
+            *byte = unsafe { self.start().wrapping_add(offset + at).read_volatile() };
+        }
+        is_inside
+    }
+
+    /// Copies `from` to the bytes from `offset` on; whether there are as many. No command may be in flight for them.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn write(&mut self, offset: usize, from: &[u8]) -> bool {
+        let is_inside = offset
+            .checked_add(from.len())
+            .is_some_and(|end| end <= self.len());
+        for (at, byte) in from.iter().enumerate().filter(|_| is_inside) {
+            // SAFETY: as above, and this stretch has one owner.
+            unsafe { self.start().wrapping_add(offset + at).write_volatile(*byte) };
+        }
+        is_inside
     }
 }
 
@@ -125,8 +197,7 @@ mod tests {
         let mut size = Cmbsz(0);
         size.set_sqs(true);
         // SAFETY: 64 KiB of pages that the buffer keeps.
-        let memory =
-            unsafe { ControllerMemory::new(start, 60 << 10, 0x7000, size, Box::new(pages)) };
+        let memory = unsafe { RingMemory::new(start, 60 << 10, 0x7000, size, Box::new(pages)) };
         let memory = Arc::new(memory);
         assert!(memory.takes_submission_queues() && !memory.takes_completion_queues());
         let one = memory.take(1).unwrap();
