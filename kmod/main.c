@@ -63,7 +63,7 @@ static void free_function(struct kref *ref)
 	kfree(of);
 }
 
-static void stop_dma(struct pci_dev *pdev)
+void nvme_gpu_stop_dma(struct pci_dev *pdev)
 {
 	pci_clear_master(pdev);
 	if (!pci_wait_for_pending_transaction(pdev))
@@ -78,7 +78,7 @@ static void quiesce(struct nvme_gpu_function *of)
 {
 	int err;
 
-	stop_dma(of->pdev);
+	nvme_gpu_stop_dma(of->pdev);
 	for (;;) {
 		if (READ_ONCE(of->wanted)) {
 			err = pci_reset_function_locked(of->pdev);

@@ -203,9 +203,11 @@ static void invalidate(struct dma_buf_attachment *attachment)
 	dma_resv_assert_held(attachment->dmabuf->resv);
 	if (!mapping->table)
 		return;
-	pci_clear_master(pdev);
-	if (!pci_wait_for_pending_transaction(pdev))
-		pci_warn(pdev, "transactions are pending after bus mastering went off\n");
+	/* Before the program can see the controller fail for it, and once more
+	 * below: it may have reset the function in between.
+	 */
+	nvme_gpu_signal(mapping->of, NVME_GPU_INFO_REVOKED);
+	nvme_gpu_stop_dma(pdev);
 	unmap_remapped(mapping);
 	dma_buf_unmap_attachment(attachment, mapping->table, DMA_BIDIRECTIONAL);
 	mapping->table = NULL;

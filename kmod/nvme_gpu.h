@@ -42,6 +42,7 @@ struct nvme_gpu_function {
 	struct mutex bar_lock;
 	bool bar_gone;
 
+	/* Guards the two below, also where nothing may sleep. */
 	spinlock_t event_lock;
 	struct eventfd_ctx *event;
 	/* Bits of struct nvme_gpu_kmod_info. */
@@ -78,6 +79,7 @@ u32 nvme_gpu_iommu(struct pci_dev *pdev);
 int nvme_gpu_map(struct nvme_gpu_function *of, struct nvme_gpu_kmod_map *ask,
 		 struct nvme_gpu_mapping **made);
 void nvme_gpu_unmap(struct nvme_gpu_mapping *mapping);
+void nvme_gpu_stop_dma(struct pci_dev *pdev);
 void nvme_gpu_signal(struct nvme_gpu_function *of, u32 event);
 
 #endif
