@@ -5,7 +5,7 @@ take "$BDF"
 guest-tests exporter "$BDF"
 guest-tests peer "$DEVICE" exporter:good 16
 guest-tests peer "$DEVICE" exporter:raw 16
-guest-tests revoke "$DEVICE"
+guest-tests revoke "$DEVICE" data
 leave "$BDF"
 rmmod nvme_gpu
 rmmod peer_exporter

@@ -4,10 +4,10 @@
 #![allow(unsafe_code)]
 
 use crate::{Outcome, pattern, said};
-use nvme_host::cuda::{DeviceMemory, Request, RowsOptions, Stream};
+use nvme_host::cuda::{DeviceMemory, Request, RowsOptions, Stream, Tier};
 use nvme_host::store::GpuOptions;
 use nvme_host::{Store, StoreOptions};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Bytes of the namespace that rows are in.
 const BYTES: usize = 4 << 20;
@@ -17,11 +17,49 @@ const WAIT: Duration = Duration::from_secs(30);
 const CANARY: u8 = 0xC5;
 const ROWS: usize = 300;
 
-/// Gathers, scatters and reads ranges of `device`, whose data the GPU has to reach by `tier`.
+/// Gathers, scatters and reads ranges of `device`, whose data the GPU has to reach by `tier`. Tier 3 is asked for; the
+/// others have to be found.
 pub fn run(device: &str, tier: u32) -> Outcome {
+    let (bench, mut image) = prepared(device, tier)?;
+    for (offset, row_bytes) in [(0, 4096), (0, 512), (7, 100), (4096, 12_288)] {
+        bench.gather(&image, offset, row_bytes)?;
+    }
+    bench.read(&image)?;
+    bench.scatter(&mut image)
+}
+
+/// Gathers, resets the function behind the driver's back, and gathers again: the queues are made anew, wherever their
+/// rings lie.
+pub fn reset(device: &str, tier: u32) -> Outcome {
+    let (bench, image) = prepared(device, tier)?;
+    let address = device.split_once(':').map_or("", |(_, address)| address);
+    let path = format!("/sys/bus/pci/devices/{address}/reset");
+    for _ in 0..2 {
+        bench.gather(&image, 0, 4096)?;
+        std::fs::write(&path, "1").map_err(|error| format!("{path}: {error}"))?;
+        let begin = Instant::now();
+        while let Err(cause) = bench.gather(&image, 0, 4096) {
+            println!("after a reset of the function: {cause}");
+            if begin.elapsed() > WAIT {
+                return Err("no rows after a reset of the function".to_owned());
+            }
+        }
+        println!(
+            "rows again {} ms after a reset",
+            begin.elapsed().as_millis()
+        );
+        bench.gather(&image, 7, 100)?;
+    }
+    Ok(())
+}
+
+/// A store of `device` whose first bytes are those of the image.
+fn prepared(device: &str, tier: u32) -> Result<(Bench, Vec<u8>), String> {
     let options = StoreOptions {
         allow_write: true,
         queues: 2,
+        timeout: Duration::from_secs(2),
+        tier: (tier == 3).then_some(Tier::GpuRings),
         gpu: Some(GpuOptions {
             rows: RowsOptions {
                 queues: 4,
@@ -42,12 +80,7 @@ pub fn run(device: &str, tier: u32) -> Outcome {
     pattern::fill(SEED, 0, &mut image);
     store.write_at(0, &image).map_err(said)?;
     let stream = Stream::new(store.gpu().ok_or("a store without a GPU")?).map_err(said)?;
-    let bench = Bench { store, stream };
-    for (offset, row_bytes) in [(0, 4096), (0, 512), (7, 100), (4096, 12_288)] {
-        bench.gather(&image, offset, row_bytes)?;
-    }
-    bench.read(&image)?;
-    bench.scatter(&mut image)
+    Ok((Bench { store, stream }, image))
 }
 
 struct Bench {

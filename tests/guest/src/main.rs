@@ -3,20 +3,23 @@
 
 mod exporter;
 mod gathers;
+mod gdrdrv;
 mod kmod;
 mod limits;
 mod mixed;
-mod pattern;
 mod peer;
 mod queues;
 mod refusals;
+mod rings;
 mod transfers;
 mod trouble;
 mod volume;
 
+use guest_tests::contract::{self, Subject};
+use guest_tests::{Outcome, pattern, said};
 use nvme_host::core::spec::Nsid;
-use nvme_host::{Config, Controller, Error};
-use std::process::ExitCode;
+use nvme_host::{Config, Controller};
+use std::process::{Command, ExitCode};
 
 const USAGE: &str = "\
 usage: guest-tests <test>
@@ -30,11 +33,17 @@ usage: guest-tests <test>
   peer DEVICE RESOURCE MIB    transfers with the memory of another PCI device, or of a dma-buf of
                               this machine's memory (RESOURCE: udmabuf), or of a BAR by the test exporter
                               (RESOURCE: exporter:good, exporter:raw)
+  rings DEVICE RESOURCE       the same with the rings of the queues there, too: sizes, wraps
+  rings-reset DEVICE RESOURCE resets under a full queue whose rings lie there
+  gdrdrv DEVICE RESOURCE      transfers with GPU memory by gdrdrv, whose stand-in maps the BAR RESOURCE
+  no-gdrdrv DEVICE TEXT       such memory is refused, for the reason TEXT
   exporter BDF                a BAR as a dma-buf: good and wrong addresses, and memory that is taken back
-  revoke DEVICE               I/O while an exporter takes memory back
+  revoke DEVICE data|rings    I/O while an exporter takes back memory that holds data, or rings
   gathers DEVICE TIER         rows to and from memory of a GPU, whose data the GPU reaches by TIER
+  gathers-reset DEVICE TIER   the same with resets of the function in between
   unplug DEVICE OTHER ID      I/O while QEMU takes the device ID away, then I/O on another
   reset DEVICE                I/O while the function is reset
+  contract DEVICE COMMAND     what every device promises; COMMAND of a shell takes it away at the end
   confine DEVICE              a transfer to an address that was never mapped
   kmod-calls BDF SECONDS      calls of the module nvme_gpu with good and bad arguments
   kmod-limits BDF             no more memory than RLIMIT_MEMLOCK lets a program lock
@@ -42,9 +51,6 @@ usage: guest-tests <test>
   mixed DEVICE NSID SECONDS SEED
                               random verified I/O, and a look for leaks
 ";
-
-/// What a test says when it fails.
-pub type Outcome = Result<(), String>;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
@@ -73,11 +79,19 @@ fn main() -> ExitCode {
         ["gathers", device, tier] => {
             number(tier).and_then(|tier| gathers::run(device, tier as u32))
         }
+        ["gathers-reset", device, tier] => {
+            number(tier).and_then(|tier| gathers::reset(device, tier as u32))
+        }
         ["unplug", leaving, staying, id] => trouble::unplug(leaving, staying, id),
         ["reset", device] => trouble::reset(device),
         ["exporter", address] => exporter::run(address),
         ["kmod-limits", address] => limits::run(address),
-        ["revoke", device] => trouble::revoke(device),
+        ["gdrdrv", device, resource] => gdrdrv::run(device, resource),
+        ["no-gdrdrv", device, part] => gdrdrv::without(device, part),
+        ["rings", device, resource] => rings::run(device, resource),
+        ["rings-reset", device, resource] => rings::reset(device, resource),
+        ["revoke", device, what @ ("data" | "rings")] => trouble::revoke(device, *what == "rings"),
+        ["contract", device, command] => contract(device, command),
         ["confine", device] => trouble::confine(device),
         ["kmod-calls", address, seconds] => {
             number(seconds).and_then(|seconds| kmod::calls(address, seconds))
@@ -129,7 +143,18 @@ fn number(text: &str) -> Result<u64, String> {
         .map_err(|_| format!("'{text}' is not a number"))
 }
 
-/// The cause and the remedy.
-pub fn said(error: Error) -> String {
-    format!("{error}: {}", error.remedy())
+/// Runs the contract on a device that one program at a time has, behind an IOMMU; `command` takes it away.
+fn contract(device: &str, command: &str) -> Outcome {
+    let lose = || -> Outcome {
+        // It waits for this process to let go.
+        let shell = Command::new("sh").args(["-c", command]).spawn();
+        shell.map(drop).map_err(|error| format!("sh: {error}"))
+    };
+    contract::run(&Subject {
+        open: &|| nvme_host::open(device),
+        // VFIO lets the process that has the group open the device once more.
+        is_exclusive: device.starts_with("kmod:"),
+        confines: true,
+        lose: Some(&lose),
+    })
 }

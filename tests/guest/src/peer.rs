@@ -6,7 +6,7 @@ use crate::exporter::Exporter;
 use crate::{Outcome, pattern, said};
 use nvme_host::core::Data;
 use nvme_host::core::spec::{Iova, Lba, Nsid, Sqe, nvm};
-use nvme_host::{Controller, DmaBuffer, Namespace, Pages, Queue};
+use nvme_host::{Controller, Device, DmaBuffer, Namespace, Pages, Queue};
 use std::fs::File;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 use std::sync::Arc;
@@ -64,24 +64,37 @@ pub fn udmabuf(bytes: u64) -> Result<OwnedFd, String> {
     }
 }
 
-/// Runs between `controller` and the first `mib` mebibytes of the BAR in the sysfs file `resource`.
-pub fn run(controller: &Controller, resource: &str, mib: u64) -> Outcome {
+/// The first `bytes` bytes of `resource`, mapped at `device`: a BAR in a sysfs file, "udmabuf", or a BAR by the
+/// exporter.
+pub fn mapped(device: &Arc<dyn Device>, resource: &str, bytes: usize) -> Result<DmaBuffer, String> {
     let file = match resource {
-        "udmabuf" => udmabuf(mib << 20)?,
+        "udmabuf" => udmabuf(bytes as u64)?,
         _ => match resource.strip_prefix("exporter:") {
             Some(kind) => Exporter::open()?.export(kind)?,
             None => open(resource)?.into(),
         },
     };
-    let pages = Pages::of_file(file, 0, (mib << 20) as usize).map_err(said)?;
-    let mut bar = DmaBuffer::over(controller.device(), Arc::new(pages)).map_err(said)?;
+    let pages = Pages::of_file(file, 0, bytes).map_err(said)?;
+    DmaBuffer::over(device, Arc::new(pages)).map_err(said)
+}
+
+/// Runs between `controller` and the first `mib` mebibytes of `resource`.
+pub fn run(controller: &Controller, resource: &str, mib: u64) -> Outcome {
+    let mut bar = mapped(controller.device(), resource, (mib << 20) as usize)?;
+    let iova = bar.iova();
+    transfers(controller, &mut bar, iova, 0)
+}
+
+/// Runs between `controller`, which finds the memory at `iova`, and what lies in `bar` from `first` on.
+pub fn transfers(controller: &Controller, bar: &mut DmaBuffer, iova: Iova, first: u64) -> Outcome {
+    let room = bar.len() as u64 - first;
     let mut namespace = controller.namespace(NSID).map_err(said)?;
     let mut queue = controller.create_queue_pair(16).map_err(said)?;
     let block = u64::from(namespace.block_bytes());
     let most = controller.max_transfer();
     for (turn, bytes) in [4096, 4096 + block, 65536, most].into_iter().enumerate() {
         let turn = turn as u64;
-        let place = turn * (4 << 20) % ((mib << 20) - most);
+        let place = first + turn * (4 << 20) % (room - most);
         let blocks = (bytes / block) as u32;
         let expected = expected(turn, bytes);
         namespace.write(Lba(0), &expected).map_err(said)?;
@@ -89,7 +102,7 @@ pub fn run(controller: &Controller, resource: &str, mib: u64) -> Outcome {
         send(
             &mut queue,
             nvm::read(NSID, Lba(0), blocks),
-            at(&bar, place),
+            iova.offset(place),
             bytes,
         )?;
         let range = place as usize..(place + bytes) as usize;
@@ -100,7 +113,7 @@ pub fn run(controller: &Controller, resource: &str, mib: u64) -> Outcome {
         send(
             &mut queue,
             nvm::write(NSID, Lba(8192), blocks),
-            at(&bar, place),
+            iova.offset(place),
             bytes,
         )?;
         same(&mut namespace, Lba(8192), &expected)?;
@@ -108,7 +121,7 @@ pub fn run(controller: &Controller, resource: &str, mib: u64) -> Outcome {
         send(
             &mut queue,
             nvm::write(NSID, Lba(16384), blocks),
-            at(&bar, place),
+            iova.offset(place),
             bytes,
         )?;
         let put = bar.as_slice()[range].to_vec();
@@ -122,7 +135,7 @@ pub fn run(controller: &Controller, resource: &str, mib: u64) -> Outcome {
     send(
         &mut queue,
         nvm::read(NSID, Lba(0), blocks),
-        at(&bar, 0),
+        iova.offset(first),
         4096,
     )
 }
@@ -132,10 +145,6 @@ fn expected(turn: u64, bytes: u64) -> Vec<u8> {
     pattern::fill(turn, 0, &mut data);
     data[..MARK.len()].copy_from_slice(MARK);
     data
-}
-
-fn at(bar: &DmaBuffer, place: u64) -> Iova {
-    bar.iova().offset(place)
 }
 
 fn send(queue: &mut Queue, sqe: Sqe, iova: Iova, len: u64) -> Outcome {

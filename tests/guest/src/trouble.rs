@@ -6,19 +6,31 @@ use crate::exporter::Exporter;
 use crate::{Outcome, pattern, said};
 use nvme_host::core::Data;
 use nvme_host::core::spec::{Iova, Lba, Nsid, nvm};
-use nvme_host::{Config, Controller, DmaBuffer, Error, Pages, Queue};
+use nvme_host::{Config, Controller, Device, DmaBuffer, Error, Pages, Queue, Rings};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const BLOCKS: u32 = 8;
 const DEPTH: usize = 16;
+/// How long a command may take where the function is reset under it.
+pub const RESET_TIMEOUT: Duration = Duration::from_millis(500);
 
 fn start(device: &str, timeout: Duration) -> Result<Controller, String> {
+    start_on(nvme_host::open(device).map_err(said)?, timeout, Rings::Host)
+}
+
+/// Brings the controller behind `device` up.
+pub fn start_on(
+    device: Arc<dyn Device>,
+    timeout: Duration,
+    rings: Rings,
+) -> Result<Controller, String> {
     let config = Config {
         timeout,
+        rings,
         ..Config::default()
     };
-    Controller::start(nvme_host::open(device).map_err(said)?, &config).map_err(said)
+    Controller::start(device, &config).map_err(said)
 }
 
 /// Reads from `leaving` until it is gone, then writes and reads `staying` from the same process.
@@ -55,10 +67,15 @@ pub fn unplug(leaving: &str, staying: &str, id: &str) -> Outcome {
 
 /// Resets the function under a full queue, three times; afterwards everything works again.
 pub fn reset(device: &str) -> Outcome {
-    let timeout = Duration::from_millis(500);
-    let controller = start(device, timeout)?;
+    let controller = start(device, RESET_TIMEOUT)?;
+    reset_under_load(&controller)?;
+    controller.shut_down().map_err(said)
+}
+
+/// The same for a controller that was brought up with a time-out of [`RESET_TIMEOUT`].
+pub fn reset_under_load(controller: &Controller) -> Outcome {
     for round in 0..3 {
-        let mut load = Load::new(&controller, Nsid(1))?;
+        let mut load = Load::new(controller, Nsid(1))?;
         load.turn()?.map_err(said)?;
         load.submit()?;
         controller.device().reset().map_err(said)?;
@@ -86,21 +103,27 @@ pub fn reset(device: &str) -> Outcome {
             began.elapsed().as_millis()
         );
         drop(load);
-        round_trip(&controller, round)?;
+        round_trip(controller, round)?;
     }
-    if controller.resets() < 3 {
-        return Err(format!("{} controller resets", controller.resets()));
+    match controller.resets() {
+        3.. => Ok(()),
+        resets => Err(format!("{resets} controller resets")),
     }
-    controller.shut_down().map_err(said)
 }
 
-/// An exporter takes memory back under a full queue: commands end with the cause, and a new start works.
-pub fn revoke(device: &str) -> Outcome {
+/// An exporter takes memory back under a full queue: commands end with the cause, and a new start works. With
+/// `has_rings` the rings of the queue lie in that memory.
+pub fn revoke(device: &str, has_rings: bool) -> Outcome {
     let exporter = Exporter::open()?;
     for round in 0..3 {
-        let controller = start(device, Duration::from_secs(2))?;
+        let opened = nvme_host::open(device).map_err(said)?;
         let pages = Pages::of_file(exporter.export("good")?, 0, 16 << 20).map_err(said)?;
-        let bar = DmaBuffer::over(controller.device(), Arc::new(pages)).map_err(said)?;
+        let bar = DmaBuffer::over(&opened, Arc::new(pages)).map_err(said)?;
+        let (bar, rings) = match has_rings {
+            true => (None, Rings::Peer(Arc::new(bar.into_rings().map_err(said)?))),
+            false => (Some(bar), Rings::Host),
+        };
+        let controller = start_on(opened, Duration::from_secs(2), rings)?;
         let mut load = Load::new(&controller, Nsid(1))?;
         load.turn()?.map_err(said)?;
         load.submit()?;

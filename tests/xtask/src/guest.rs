@@ -8,13 +8,14 @@ mod audit;
 mod boots;
 mod cpio;
 mod headers;
+mod kernel;
 mod machine;
 mod programs;
 mod run;
 mod server;
 mod tree;
 
-pub use headers::KernelHeaders;
+pub use kernel::Kernel;
 pub use tree::Tree;
 
 use crate::kmod;
@@ -22,6 +23,7 @@ use crate::process::Failure;
 use crate::report::Counts;
 use boots::{BOOTS, Boot};
 use run::Bench;
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
@@ -29,7 +31,7 @@ use std::time::Instant;
 /// As many as there are processors in the smallest CI machine.
 const BOOTS_AT_ONCE: usize = 2;
 
-/// `cargo xtask guest [--list | --prepare | --shell [BOOT] | NAME...]`
+/// `cargo xtask guest [--list | --prepare | --shell [BOOT] | [--kernel FOLDER] NAME...]`
 pub fn command(args: &[&str]) -> Result<(), Failure> {
     match args {
         ["--list"] => {
@@ -39,32 +41,37 @@ pub fn command(args: &[&str]) -> Result<(), Failure> {
             }
             Ok(())
         }
-        ["--prepare"] => bench().map(drop),
-        ["--shell"] => bench()?.shell(&BOOTS[0]),
+        ["--prepare"] => bench(None).map(drop),
+        ["--shell"] => bench(None)?.shell(&BOOTS[0]),
         ["--shell", name] => {
             let (boot, _) = *chosen(name)?.first().ok_or_else(|| no_such(name))?;
-            bench()?.shell(boot)
+            bench(None)?.shell(boot)
         }
-        names => {
-            let mut plan: Plan = Vec::new();
-            for name in names {
-                for (boot, tests) in chosen(name)? {
-                    // A boot runs once, however many of its tests are named.
-                    match plan.iter_mut().find(|(known, _)| known.name == boot.name) {
-                        Some((_, known)) => known.extend(tests),
-                        None => plan.push((boot, tests.to_vec())),
-                    }
-                }
+        ["--kernel"] => Err(Failure::new("--kernel wants the folder of a built kernel")),
+        ["--kernel", folder, names @ ..] => run_named(names, Some(Path::new(folder))),
+        names => run_named(names, None),
+    }
+}
+
+/// Runs the boots and tests of these names, or all, on Debian's kernel or on the one that was built in `kernel`.
+fn run_named(names: &[&str], kernel: Option<&Path>) -> Result<(), Failure> {
+    let mut plan: Plan = Vec::new();
+    for name in names {
+        for (boot, tests) in chosen(name)? {
+            // A boot runs once, however many of its tests are named.
+            match plan.iter_mut().find(|(known, _)| known.name == boot.name) {
+                Some((_, known)) => known.extend(tests),
+                None => plan.push((boot, tests.to_vec())),
             }
-            if names.is_empty() {
-                plan = everything();
-            }
-            let counts = run_plan(&bench()?, &plan)?;
-            if counts.failed > 0 {
-                return Err(Failure::new(format!("guest tests: {counts}")));
-            }
-            Ok(())
         }
+    }
+    if names.is_empty() {
+        plan = everything();
+    }
+    let counts = run_plan(&bench(kernel)?, &plan)?;
+    match counts.failed {
+        0 => Ok(()),
+        _ => Err(Failure::new(format!("guest tests: {counts}"))),
     }
 }
 
@@ -73,7 +80,7 @@ type Plan = Vec<(&'static Boot, Vec<&'static str>)>;
 
 /// Every boot with all its tests: the stage of `cargo xtask test`.
 pub fn stage() -> Result<Counts, Failure> {
-    run_plan(&bench()?, &everything())
+    run_plan(&bench(None)?, &everything())
 }
 
 fn everything() -> Plan {
@@ -113,7 +120,7 @@ fn no_such(name: &str) -> Failure {
 }
 
 /// Makes or finds the tree while our programs build.
-fn bench() -> Result<Bench, Failure> {
+fn bench(kernel: Option<&Path>) -> Result<Bench, Failure> {
     let began = Instant::now();
     let (tree, programs) = std::thread::scope(|scope| {
         let tree = scope.spawn(Tree::prepare);
@@ -124,8 +131,13 @@ fn bench() -> Result<Bench, Failure> {
         (tree, programs)
     });
     let tree = tree?;
+    let kernel = match kernel {
+        None => Kernel::of_debian(&tree)?,
+        Some(folder) => Kernel::built(folder, &tree)?,
+    };
     let bench = Bench {
-        modules: kmod::for_guest(&tree)?,
+        modules: kmod::for_guest(&tree, &kernel)?,
+        kernel,
         tree,
         programs: programs?,
     };

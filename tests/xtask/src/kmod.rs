@@ -1,6 +1,6 @@
 //! `cargo xtask kmod`: the kernel module, built for the running kernel or for that of the guests.
 
-use crate::guest::{KernelHeaders, Tree};
+use crate::guest::{Kernel, Tree};
 use crate::process::{Failure, check, output, root, target_dir};
 use crate::tools::on_path;
 use std::fs;
@@ -16,8 +16,11 @@ const SOURCES: [&str; 5] = [
     "nvme_gpu_uapi.h",
 ];
 const MODULE: &str = "nvme_gpu.ko";
-/// The test exporter, in tests/guest/exporter.
-const EXPORTER_SOURCES: [&str; 2] = ["Kbuild", "peer_exporter.c"];
+/// The test exporter and the stand-in of gdrdrv, in tests/guest/exporter.
+const EXPORTER_SOURCES: [&str; 3] = ["Kbuild", "peer_exporter.c", "gdrdrv_stand_in.c"];
+/// Who may open the nodes.
+const RULE: &str = "60-nvme-gpu.rules";
+const RULES: &str = "/etc/udev/rules.d";
 /// What dkms knows it by.
 const PACKAGE: &str = concat!("nvme-gpu/", env!("CARGO_PKG_VERSION"));
 const USAGE: &str = "usage: cargo xtask kmod build [--guest] | install | remove";
@@ -31,7 +34,8 @@ pub fn command(words: &[&str]) -> Result<(), Failure> {
             Ok(())
         }
         ["build", "--guest"] => {
-            for module in for_guest(&Tree::prepare()?)? {
+            let tree = Tree::prepare()?;
+            for module in for_guest(&tree, &Kernel::of_debian(&tree)?)? {
                 println!("{}", module.display());
             }
             Ok(())
@@ -42,15 +46,19 @@ pub fn command(words: &[&str]) -> Result<(), Failure> {
     }
 }
 
-/// The module and the test exporter, for the guests' kernel.
-pub fn for_guest(tree: &Tree) -> Result<[PathBuf; 2], Failure> {
-    let headers = KernelHeaders::prepare(tree)?;
-    let driver = build_driver(&headers.build(), &tree.folder().join("kmod"))?;
-    let folder = tree.folder().join("exporter");
+/// The module, the test exporter and the stand-in of gdrdrv, for the guests' kernel.
+pub fn for_guest(tree: &Tree, kernel: &Kernel) -> Result<[PathBuf; 3], Failure> {
+    let modules = match kernel.modules {
+        None => tree.folder().to_path_buf(),
+        Some(_) => tree.folder().join("for-another"),
+    };
+    let driver = build_driver(&kernel.build, &modules.join("kmod"))?;
+    let folder = modules.join("exporter");
     let from = root().join("tests/guest/exporter");
     copy_sources(&from, &EXPORTER_SOURCES, &folder)?;
-    let exporter = build(&headers.build(), &folder, "peer_exporter.ko")?;
-    Ok([driver, exporter])
+    let exporter = build(&kernel.build, &folder, "peer_exporter.ko")?;
+    let gdrdrv = folder.join("gdrdrv_stand_in.ko");
+    Ok([driver, exporter, gdrdrv])
 }
 
 fn build_driver(kernel: &Path, folder: &Path) -> Result<PathBuf, Failure> {
@@ -112,16 +120,17 @@ fn copy_sources(from: &Path, names: &[&str], folder: &Path) -> Result<(), Failur
     Ok(())
 }
 
-/// Gives the module to dkms, which builds it again for each new kernel.
+/// Gives the module to dkms, which builds it again for each new kernel, and the rule of its nodes to udev.
 fn install() -> Result<(), Failure> {
     if on_path("dkms").is_none() {
         return Err(Failure::missing("dkms is not here: apt-get install dkms"));
     }
     let sources = PathBuf::from("/usr/src").join(PACKAGE.replace('/', "-"));
-    copy_sources(&root().join("kmod"), &SOURCES, &sources)?;
-    let from = root().join("kmod/dkms.conf");
-    let to = sources.join("dkms.conf");
-    fs::copy(&from, &to).map_err(|error| Failure::new(format!("{}: {error}", to.display())))?;
+    let from = root().join("kmod");
+    copy_sources(&from, &SOURCES, &sources)?;
+    copy_sources(&from, &["dkms.conf"], &sources)?;
+    copy_sources(&from, &[RULE], Path::new(RULES))?;
+    reload_rules()?;
     check(Command::new("dkms").args(["install", "--force", PACKAGE]))?;
     check(Command::new("modprobe").arg("nvme_gpu"))
 }
@@ -131,7 +140,21 @@ fn remove() -> Result<(), Failure> {
     if Path::new("/sys/module/nvme_gpu").exists() {
         check(Command::new("modprobe").args(["-r", "nvme_gpu"]))?;
     }
+    let rule = Path::new(RULES).join(RULE);
+    if rule.exists() {
+        let removed = fs::remove_file(&rule);
+        removed.map_err(|error| Failure::new(format!("{}: {error}", rule.display())))?;
+        reload_rules()?;
+    }
     check(Command::new("dkms").args(["remove", PACKAGE, "--all"]))
+}
+
+/// A system without udev has no rules to read again.
+fn reload_rules() -> Result<(), Failure> {
+    match on_path("udevadm") {
+        Some(udevadm) => check(Command::new(udevadm).args(["control", "--reload"])),
+        None => Ok(()),
+    }
 }
 
 #[cfg(test)]

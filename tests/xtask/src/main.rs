@@ -44,9 +44,10 @@ usage: cargo xtask <command>
   gpu-test --bundle [FILE]
                      build one file with the GPU tests and everything that they need;
                      with other arguments, run it here: gpu-test --help
-  guest [--list | --prepare | --shell [BOOT] | NAME...]
+  guest [--list | --prepare | --shell [BOOT] | [--kernel FOLDER] NAME...]
                      boot Linux in QEMU and run the tests that need a kernel of their own;
-                     --prepare: only download and build what they need
+                     --prepare: only download and build what they need; --kernel: on the kernel that
+                     was built in FOLDER
   kmod build [--guest] | install | remove
                      build the kernel module against the headers of the running kernel (--guest: of
                      the guests' kernel); install it by dkms and load it, as root; take it away

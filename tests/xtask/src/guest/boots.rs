@@ -1,6 +1,7 @@
 //! The table of boots: which devices, and which tests run with them.
 
 /// One boot of the guest.
+#[derive(Clone, Copy)]
 pub struct Boot {
     pub name: &'static str,
     /// Part of `cargo xtask guest` without a name, and of CI.
@@ -68,7 +69,7 @@ const PLAIN_VFIO: &[&str] = &[
 ];
 
 /// The same beside a function whose BAR 2 stands for the memory of a GPU.
-const KMOD_EDGES: &[&str] = &[
+const PEER_BESIDE: &[&str] = &[
     "-drive file={dir}/d0.img,if=none,id=d0,format=raw,cache=unsafe",
     "-device nvme,id=c0,serial=S0,drive=d0,addr=0x10,mdts=9",
     "-object memory-backend-file,id=shm,share=on,mem-path={dir}/shm,size=16M",
@@ -211,7 +212,7 @@ pub const BOOTS: &[Boot] = &[
         iommu: true,
         // Doorbells of queues that a reset took away are rung: that is the point of the test.
         defined: false,
-        tests: &["driver-reset", "vfio-unplug"],
+        tests: &["driver-reset", "driver-contract", "vfio-unplug"],
         ..PLAIN
     },
     Boot {
@@ -297,26 +298,43 @@ pub const BOOTS: &[Boot] = &[
         tests: &[
             "driver-cli",
             "driver-transfers",
-            "kmod-peer",
+            "kmod-udmabuf",
             "driver-gathers",
         ],
         ..PLAIN
     },
     Boot {
         name: "kmod-edges",
-        images: &[("d0.img", 64), ("shm", 16)],
-        devices: KMOD_EDGES,
-        variables: "SERIAL=S0 BDF=0000:00:10.0 PEER=0000:00:18.0 LENDER=nvme_gpu DEVICE=kmod:0000:00:10.0",
+        images: &[("d0.img", 64)],
+        devices: PLAIN_VFIO,
+        variables: "SERIAL=S0 BDF=0000:00:10.0 LENDER=nvme_gpu DEVICE=kmod:0000:00:10.0",
         iommu: true,
         deadline_s: 240,
         // Calls reset the function under the tests' own commands.
         defined: false,
         tests: &[
             "kmod-edges",
-            "kmod-exporter",
             "driver-reset",
             "driver-confine",
             "driver-kill",
+        ],
+        ..PLAIN
+    },
+    // The same beside a function whose BAR 2 stands for the memory of a GPU.
+    Boot {
+        name: "kmod-peer",
+        images: &[("d0.img", 64), ("shm", 16)],
+        devices: PEER_BESIDE,
+        variables: "SERIAL=S0 BDF=0000:00:10.0 PEER=0000:00:18.0 LENDER=nvme_gpu DEVICE=kmod:0000:00:10.0",
+        iommu: true,
+        deadline_s: 240,
+        // Doorbells of queues that a reset took away are rung.
+        defined: false,
+        tests: &[
+            "kmod-exporter",
+            "kmod-rings",
+            "driver-contract",
+            "driver-gathers-reset",
         ],
         ..PLAIN
     },

@@ -3,8 +3,8 @@
 use super::apt::{failed, write};
 use super::audit;
 use super::boots::Boot;
+use super::run::Bench;
 use super::server::Server;
-use super::tree::Tree;
 use crate::process::{Failure, shown};
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
@@ -35,7 +35,7 @@ pub enum Next {
 impl Machine {
     /// Starts `boot` in `folder` with the given initramfs. With `shell`, the serial port is the terminal.
     pub fn start(
-        tree: &Tree,
+        bench: &Bench,
         boot: &Boot,
         folder: &Path,
         initramfs: &Path,
@@ -44,7 +44,7 @@ impl Machine {
     ) -> Result<Self, Failure> {
         let monitor = folder.join("monitor");
         let _ = fs::remove_file(&monitor);
-        let mut qemu = tree.qemu();
+        let mut qemu = bench.tree.qemu();
         let memory = boot.memory_mib;
         qemu.args(["-cpu", "max", "-nodefaults", "-display", "none"])
             .args(["-machine", "q35,accel=tcg,kernel-irqchip=split"])
@@ -56,7 +56,7 @@ impl Machine {
             ))
             .args(["-numa", "node,memdev=mem"])
             .arg("-kernel")
-            .arg(tree.kernel()?)
+            .arg(&bench.kernel.image)
             .arg("-initrd")
             .arg(initramfs)
             .args(["-append", &kernel_line(boot)])

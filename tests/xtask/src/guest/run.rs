@@ -4,6 +4,7 @@ use super::apt::{failed, files, make_folder, write};
 use super::audit;
 use super::boots::Boot;
 use super::cpio::Archive;
+use super::kernel::Kernel;
 use super::machine::{Machine, Next};
 use super::programs::PROGRAMS;
 use super::server::Server;
@@ -19,10 +20,11 @@ use std::time::Instant;
 /// Everything that all boots share.
 pub struct Bench {
     pub tree: Tree,
+    pub kernel: Kernel,
     /// Where our programs were built.
     pub programs: PathBuf,
-    /// The kernel modules: nvme_gpu and the test exporter.
-    pub modules: [PathBuf; 2],
+    /// The kernel modules: nvme_gpu, the test exporter, the stand-in of gdrdrv.
+    pub modules: [PathBuf; 3],
 }
 
 /// How a boot went.
@@ -35,11 +37,12 @@ impl Bench {
     /// Boots `boot` with `tests` and returns what the guest said.
     pub fn run(&self, boot: &Boot, tests: &[&str]) -> Result<Outcome, Failure> {
         let began = Instant::now();
+        let boot = &self.kernel.adapted(boot);
         let folder = self.folder(boot)?;
         let initramfs = self.initramfs(&folder, boot.variables, tests, Some(boot.deadline_s))?;
         let sockets = Sockets::new(boot)?;
         let servers = self.servers(boot, &folder, &sockets)?;
-        let mut machine = Machine::start(&self.tree, boot, &folder, &initramfs, &servers, false)?;
+        let mut machine = Machine::start(self, boot, &folder, &initramfs, &servers, false)?;
         let mut serial = Serial::default();
         let ended = loop {
             match machine.next()? {
@@ -91,7 +94,7 @@ impl Bench {
         let initramfs = self.initramfs(&folder, boot.variables, &[], None)?;
         let sockets = Sockets::new(boot)?;
         let servers = self.servers(boot, &folder, &sockets)?;
-        Machine::start(&self.tree, boot, &folder, &initramfs, &servers, true)?.wait()
+        Machine::start(self, boot, &folder, &initramfs, &servers, true)?.wait()
     }
 
     fn servers(
@@ -153,6 +156,9 @@ impl Bench {
         }
         let stand_in = self.programs.join(release::STAND_IN_FILE);
         overlay.file("usr/lib/fake-cuda/libcuda.so", &stand_in)?;
+        if let Some(modules) = &self.kernel.modules {
+            overlay.tree("usr/lib/modules", modules)?;
+        }
         for module in &self.modules {
             let name = module.file_name().unwrap_or_default().to_string_lossy();
             overlay.file(&format!("kmod/{name}"), module)?;

@@ -229,9 +229,14 @@ impl Tree {
             queue.extend(depends(&bytes));
             write(&unpacked, &bytes)?;
         }
-        let mut depmod = Command::new(self.sid().join("usr/bin/busybox"));
-        check(depmod.arg("depmod").arg("-b").arg(&root).arg(&version))?;
+        self.index_modules(&root, &version)?;
         Ok(root)
+    }
+
+    /// Makes the index of the modules of kernel `version` under `root`.
+    pub fn index_modules(&self, root: &Path, version: &str) -> Result<(), Failure> {
+        let mut depmod = Command::new(self.sid().join("usr/bin/busybox"));
+        check(depmod.arg("depmod").arg("-b").arg(root).arg(version))
     }
 
     fn decompress(&self, module: &Path) -> Result<Vec<u8>, Failure> {

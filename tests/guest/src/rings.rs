@@ -1,0 +1,67 @@
+//! Queues whose rings and data lie in the memory of another PCI device: nothing of them is in this machine's memory
+//! but PRP lists and the admin queue.
+
+use crate::{Outcome, peer, queues, said, trouble};
+use nvme_host::core::spec::Nsid;
+use nvme_host::{Config, Controller, Device, Rings};
+use std::sync::Arc;
+
+/// Bytes of the BAR.
+const BYTES: usize = 16 << 20;
+/// Rings lie in as many of its first bytes; data follows.
+const RINGS: usize = 8 << 20;
+
+/// Queues of every size, transfers around every boundary, and a place that is too small.
+pub fn run(name: &str, resource: &str) -> Outcome {
+    let device = nvme_host::open(name).map_err(said)?;
+    let rings = rings_in(&device, resource, RINGS)?;
+    let config = Config {
+        queue_pairs: 64,
+        rings,
+        ..Config::default()
+    };
+    let controller = Controller::start(Arc::clone(&device), &config).map_err(said)?;
+    queues::run(&controller, Nsid(1))?;
+    let mut bar = peer::mapped(&device, resource, BYTES)?;
+    let iova = bar.iova();
+    peer::transfers(&controller, &mut bar, iova, RINGS as u64)?;
+    if controller.resets() != 0 {
+        return Err(format!("{} controller resets", controller.resets()));
+    }
+    controller.shut_down().map_err(said)?;
+    drop(bar);
+    too_few_bytes(&device, resource)
+}
+
+/// Resets of the function under a full queue whose rings lie there.
+pub fn reset(name: &str, resource: &str) -> Outcome {
+    let device = nvme_host::open(name).map_err(said)?;
+    let rings = rings_in(&device, resource, RINGS)?;
+    let controller = trouble::start_on(device, trouble::RESET_TIMEOUT, rings)?;
+    trouble::reset_under_load(&controller)?;
+    controller.shut_down().map_err(said)
+}
+
+fn rings_in(device: &Arc<dyn Device>, resource: &str, bytes: usize) -> Result<Rings, String> {
+    let mut bar = peer::mapped(device, resource, BYTES)?;
+    bar.resize(bytes);
+    Ok(Rings::Peer(Arc::new(bar.into_rings().map_err(said)?)))
+}
+
+/// A place that holds one pair of rings: the next pair is refused, with the reason, and the first one works on.
+fn too_few_bytes(device: &Arc<dyn Device>, resource: &str) -> Outcome {
+    let config = Config {
+        rings: rings_in(device, resource, 8192)?,
+        ..Config::default()
+    };
+    let controller = Controller::start(Arc::clone(device), &config).map_err(said)?;
+    let first = controller.create_queue_pair(16).map_err(said)?;
+    match controller.create_queue_pair(16) {
+        Ok(_) => return Err("two pairs of rings in 8 KiB".to_owned()),
+        Err(error) if error.to_string().contains("memory for rings") => println!("{error}"),
+        Err(error) => return Err(format!("not the reason: {error}")),
+    }
+    drop(first);
+    controller.create_queue_pair(16).map_err(said)?;
+    controller.shut_down().map_err(said)
+}
