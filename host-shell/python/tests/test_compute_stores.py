@@ -68,6 +68,54 @@ def test_a_matrix_on_a_store_is_multiplied(place, name, rows, columns, offset):
             matrix.gemv(place(x))
 
 
+@pytest.mark.parametrize("name,rows,columns", [("float32", 37, 96), ("q8_0", 65, 64), ("q6_k", 9, 256)])
+def test_rows_by_ids_are_multiplied(place, name, rows, columns):
+    stored, values = numbers.weights(name, rows, columns)
+    x = dice(columns)
+    ids = np.random.default_rng(3).integers(0, rows, 50)
+    with place.open() as store:
+        store.write(stored, 1024)
+        matrix = compute.Matrix(store, 1024, name, (rows, columns))
+        out = place(np.full(50, np.nan, F32))
+        assert matrix.gathered_gemv(place(ids), place(x), out, check="now") is out
+        close(out.cpu(), values[ids].astype(np.float64) @ x, np.abs(values[ids]).astype(np.float64) @ np.abs(x))
+        assert matrix.gathered_gemv(place(ids[:0]), place(x)).shape == (0,)
+        if place.gpu:
+            narrow = matrix.gathered_gemv(place(ids.astype(np.int32)), place(x))
+            assert torch.equal(narrow.cpu(), out.cpu())
+        else:
+            with pytest.raises(nvme_gpu.Usage, match="ids is int32: use int64"):
+                matrix.gathered_gemv(place(ids.astype(np.int32)), place(x))
+        ids[7] = rows
+        with pytest.raises(nvme_gpu.Usage):
+            matrix.gathered_gemv(place(ids), place(x), out, check="now")
+        assert out.cpu()[7].isnan()
+        with pytest.raises(nvme_gpu.Usage, match="ids has the shape"):
+            matrix.gathered_gemv(place(ids.reshape(5, 10)), place(x))
+
+
+@pytest.mark.parametrize("tokens", [0, 1, 33])
+@pytest.mark.parametrize("name,dtype", [("q8_0", "float16"), ("q4_k", "bfloat16"), ("float16", "float16"), ("bfloat16", "bfloat16")])
+def test_many_vectors_are_multiplied(place, name, dtype, tokens):
+    rows, columns = 70, 512
+    stored, values = numbers.weights(name, rows, columns)
+    kind = getattr(torch, dtype)
+    x, rounded = torch.from_numpy(dice(tokens, columns)).to(kind), torch.from_numpy(values).to(kind).double()
+    with place.open() as store:
+        store.write(stored, 512)
+        matrix = compute.Matrix(store, 512, name, (rows, columns))
+        out = place(np.full((tokens, rows), np.nan, F32))
+        assert matrix.gemm(place.tensor(x), out, check="now") is out
+        close(out.cpu(), x.double() @ rounded.T, x.double().abs() @ rounded.abs().T)
+        with pytest.raises(nvme_gpu.Usage, match="x is float32: use bfloat16 or float16"):
+            matrix.gemm(place(dice(2, columns)))
+        with pytest.raises(nvme_gpu.Usage, match="x has the shape"):
+            matrix.gemm(place.tensor(x[:, :32].contiguous()))
+        for wrong, half in (("f32", kind), ("f16", torch.bfloat16)):
+            with pytest.raises(nvme_gpu.Usage):
+                compute.Matrix(store, 512, wrong, (4, columns)).gemm(place.tensor(torch.zeros(1, columns).to(half)))
+
+
 def test_rows_that_are_not_read_are_no_numbers(place):
     fault = f"{BAD},nth=1-1000"
     with place.open(fault) as store:

@@ -12,6 +12,7 @@ use std::marker::PhantomData;
 /// Numbers of which every pattern of bits is one.
 pub trait Number: Copy + Send + 'static {}
 impl Number for u8 {}
+impl Number for u16 {}
 impl Number for i32 {}
 impl Number for u32 {}
 impl Number for i64 {}

@@ -4,22 +4,57 @@
 
 use super::host::Call;
 use super::steps::stored;
+use crate::error::Fault;
 use crate::flight::{Flights, GpuOperation};
 use crate::on_store::OnStore;
 use crate::operation::Operation;
+use crate::pool::lock;
 use crate::store::{Open, Store};
 use crate::view::View;
 use crate::wait;
-use nvme_compute::StreamedProducts;
+use nvme_compute::gemm::{Product, StreamedGemm};
+use nvme_compute::{GpuIds, Half, StreamedProducts};
 use nvme_host::Error;
 use pyo3::prelude::*;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 
 struct Opened {
     store: Open,
     matrix: nvme_compute::Matrix,
     /// With a GPU.
     by_gpu: Option<StreamedProducts>,
+    /// Those of many vectors, loaded by the first.
+    gemm: Mutex<Option<Arc<StreamedGemm>>>,
+}
+
+impl Opened {
+    /// # Errors
+    /// Without a GPU, and those of loading the kernels.
+    fn gemm(&self) -> nvme_host::Result<Arc<StreamedGemm>> {
+        let mut loaded = lock(&self.gemm);
+        if let Some(gemm) = &*loaded {
+            return Ok(Arc::clone(gemm));
+        }
+        let gpu = self.store.gpu().ok_or_else(without_gpu)?;
+        let gemm = Arc::new(StreamedGemm::load(gpu)?);
+        *loaded = Some(Arc::clone(&gemm));
+        Ok(gemm)
+    }
+}
+
+/// The halves that are called `dtype`.
+///
+/// # Errors
+/// For another name.
+fn half(dtype: &str) -> Result<Half, Fault> {
+    match dtype {
+        "bfloat16" => Ok(Half::Bf16),
+        "float16" => Ok(Half::F16),
+        other => {
+            let cause = format!("vectors of {other}");
+            Err(Fault::usage(cause, "use bfloat16 or float16"))
+        }
+    }
 }
 
 /// A matrix on a store, as it is stored.
@@ -49,6 +84,7 @@ impl Matrix {
                 store: open,
                 matrix,
                 by_gpu,
+                gemm: Mutex::default(),
             }))
         })?;
         let flights = Arc::default();
@@ -74,15 +110,7 @@ impl Matrix {
         call.start(move || {
             // SAFETY: inside of the call, once.
             let (x, out) = unsafe { (x.get(), out.get()) };
-            if out.len() != opened.matrix.rows() as usize {
-                let cause = format!("out has {} elements", out.len());
-                let remedy = format!("the matrix has {} rows", opened.matrix.rows());
-                return Err(Error::usage(cause, remedy));
-            }
-            // What is not computed is no number.
-            out.fill(f32::NAN);
-            out.copy_from_slice(&opened.matrix.product(x)?);
-            Ok(())
+            fill(out, || opened.matrix.product(x))
         })
     }
 
@@ -108,6 +136,101 @@ impl Matrix {
         })
     }
 
+    /// The products of `x` and the rows that `ids` name, by threads of the host.
+    fn gathered(&self, ids: Py<View>, x: Py<View>, out: Py<View>) -> PyResult<Operation> {
+        let opened = self.opened.get()?;
+        let mut call = Call::default();
+        let ids = call.input::<i64>(ids, "ids")?;
+        let x = call.input::<f32>(x, "x")?;
+        let out = call.output::<f32>(out, "out")?;
+        call.start(move || {
+            // SAFETY: inside of the call, once.
+            let (ids, x, out) = unsafe { (ids.get(), x.get(), out.get()) };
+            fill(out, || opened.matrix.gathered(ids, x))
+        })
+    }
+
+    /// Puts the products of the vector at `x` and the rows that `count` ids name into `stream`.
+    #[pyo3(signature = (ids, wide, count, x, y, stream, buffers=None))]
+    #[expect(clippy::too_many_arguments, reason = "one call for speed")]
+    fn gathered_on_gpu(
+        &self,
+        py: Python<'_>,
+        ids: u64,
+        wide: bool,
+        count: u64,
+        x: u64,
+        y: u64,
+        stream: u64,
+        buffers: Option<Py<PyAny>>,
+    ) -> PyResult<GpuOperation> {
+        self.flights.reap();
+        self.flights.check()?;
+        let opened = self.opened.get()?;
+        let ids = GpuIds {
+            address: ids,
+            count,
+            wide,
+        };
+        let store = Arc::clone(&opened.store);
+        let what = ("product", count);
+        self.flights.launch(py, store, what, buffers, false, || {
+            let products = opened.by_gpu.as_ref().ok_or_else(without_gpu)?;
+            // SAFETY: as for `gemv_on_gpu`.
+            unsafe { products.gathered(&opened.matrix, ids, (x, y), stream) }
+        })
+    }
+
+    /// `x W^T` for rows of halves in `x`, by threads of the host.
+    fn gemm(&self, x: Py<View>, dtype: &str, out: Py<View>) -> PyResult<Operation> {
+        let opened = self.opened.get()?;
+        let half = half(dtype)?;
+        let mut call = Call::default();
+        let x = call.input::<u16>(x, "x")?;
+        let out = call.output::<f32>(out, "out")?;
+        call.start(move || {
+            // SAFETY: inside of the call, once.
+            let (x, out) = unsafe { (x.get(), out.get()) };
+            fill(out, || opened.matrix.products(x, half))
+        })
+    }
+
+    /// Bytes of memory of the GPU that a product of many vectors needs meanwhile.
+    fn workspace_bytes(&self) -> PyResult<u64> {
+        Ok(StreamedGemm::workspace_bytes(&self.opened.get()?.matrix))
+    }
+
+    /// Puts `x W^T` into `stream`: the addresses of rows of halves, of results, and of a workspace.
+    #[pyo3(signature = (addresses, tokens, dtype, stream, buffers=None))]
+    fn gemm_on_gpu(
+        &self,
+        py: Python<'_>,
+        addresses: (u64, u64, u64),
+        tokens: u32,
+        dtype: &str,
+        stream: u64,
+        buffers: Option<Py<PyAny>>,
+    ) -> PyResult<GpuOperation> {
+        self.flights.reap();
+        self.flights.check()?;
+        let opened = self.opened.get()?;
+        let (x, y, workspace) = addresses;
+        let product = Product {
+            x,
+            y,
+            workspace,
+            tokens,
+            half: half(dtype)?,
+            readers: 0,
+        };
+        let store = Arc::clone(&opened.store);
+        let what = ("product", opened.matrix.rows().into());
+        self.flights.launch(py, store, what, buffers, false, || {
+            // SAFETY: as for `gemv_on_gpu`.
+            unsafe { opened.gemm()?.gemm(&opened.matrix, &product, stream) }
+        })
+    }
+
     /// Waits for products on the GPU that were launched before, and raises the first failure that was not raised yet.
     #[pyo3(signature = (timeout=None))]
     fn check(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
@@ -118,6 +241,24 @@ impl Matrix {
     fn close(&self) {
         self.opened.close();
     }
+}
+
+/// Puts what `product` gives into `out`; no numbers where it is not computed.
+///
+/// # Errors
+/// Those of `product`; for another length.
+fn fill(
+    out: &mut [f32],
+    product: impl FnOnce() -> nvme_host::Result<Vec<f32>>,
+) -> nvme_host::Result<()> {
+    out.fill(f32::NAN);
+    let found = product()?;
+    if found.len() != out.len() {
+        let cause = format!("out has {} elements", out.len());
+        return Err(Error::usage(cause, format!("use {}", found.len())));
+    }
+    out.copy_from_slice(&found);
+    Ok(())
 }
 
 /// Why a store without a GPU launches nothing.

@@ -90,6 +90,54 @@ class Matrix:
             t.checked(self._native.gemv_on_gpu(v.address, y.address, t.stream(v.gpu)), check)
         return y.value
 
+    def gathered_gemv(self, ids: Any, x: Any, out: Any = None, *, check: t.Check | None = None) -> Any:
+        """``y[i] = W[ids[i]] . x``: the products of some rows, of which only those are read.
+
+        ``ids``: int32 or int64 of the shape ``(n,)``; int64 in memory of the host. ``x``, ``check``: as for :meth:`gemv`.
+        ``out``: float32 of the shape ``(n,)``, which is returned. On the GPU the host does not learn the ids.
+
+        An element whose row was not read, or that the matrix does not have, is NaN. Raises as :meth:`gemv`.
+        """
+        t.known(check)
+        v = t.operand(x, "x", ("float32",))
+        t.shaped(v, "x", (self._shape[1],))
+        i = t.operand(ids, "ids", ("int64",) if v.gpu is None else ("int64", "int32"))
+        t.shaped(i, "ids", ("n",))
+        if t.together(x=v, ids=i) is not None:
+            t.same_gpu(self._store._native.gpu_index, (2, v.gpu or 0), "x")
+        y = t.place(out, "out", v, i.shape)
+        if v.gpu is None:
+            t.run(self._native.gathered(i.view, v.view, y.view))
+        else:
+            addresses = (i.address, i.dtype == "int64", i.shape[0], v.address, y.address)
+            t.checked(self._native.gathered_on_gpu(*addresses, t.stream(v.gpu)), check)
+        return y.value
+
+    def gemm(self, x: Any, out: Any = None, *, check: t.Check | None = None) -> Any:
+        """``X @ W.T``: the products of many vectors, with a matrix that is read meanwhile.
+
+        ``x``: bfloat16 or float16 of the shape ``(vectors, columns)``; elements of the matrix are rounded to the same
+        halves. A matrix of float32, or of the other halves, is refused. ``out``: float32 of the shape ``(vectors, rows)``,
+        which is returned. ``check``: as for :meth:`gemv`. On a GPU tensor cores multiply, while other blocks of the kernel
+        read the matrix.
+
+        Results of rows that were not read are NaN. Raises as :meth:`gemv`.
+        """
+        t.known(check)
+        rows, columns = self._shape
+        v = t.operand(x, "x", ("bfloat16", "float16"))
+        t.shaped(v, "x", ("vectors", columns))
+        if v.gpu is not None:
+            t.same_gpu(self._store._native.gpu_index, (2, v.gpu), "x")
+        y = t.place(out, "out", v, (v.shape[0], rows))
+        if v.gpu is None:
+            t.run(self._native.gemm(v.view, v.dtype, y.view))
+        else:
+            room = t.scratch(v, self._native.workspace_bytes())
+            addresses = (v.address, y.address, room.address)
+            t.checked(self._native.gemm_on_gpu(addresses, v.shape[0], v.dtype, t.stream(v.gpu)), check)
+        return y.value
+
     def check(self, timeout: float | None = None) -> None:
         """Waits for the products on the GPU that came before, ``timeout`` seconds at most, and raises the first failure that
         was not raised yet; of captured ones that of their last run that ended.
