@@ -13,12 +13,14 @@
 //! - [`search`]: nearest vectors in a graph on a drive.
 //! - [`ladder`]: products of matrices, step by step up to the tensor cores.
 //! - [`pipeline`]: batches of matrices that are read while others are multiplied.
+//! - [`checkpoint`]: checkpoints of Mixtral as GGUF files.
 //! - [`synthetic::Synthetic`]: models of random weights, for tests and measurements.
 //!
 //! Kernels of a GPU ([`nvme_compute_kernel`]) compute where the store has one, else threads of the CPU.
 
 #[cfg(feature = "cuda")]
 pub mod bench;
+pub mod checkpoint;
 mod choice;
 #[cfg(feature = "cuda")]
 pub mod choosing;
@@ -28,6 +30,7 @@ pub mod flash;
 mod gathered;
 #[cfg(feature = "cuda")]
 pub mod gemm;
+mod gguf;
 mod kv;
 pub mod ladder;
 pub mod linear;

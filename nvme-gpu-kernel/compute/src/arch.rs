@@ -31,6 +31,154 @@ pub fn exp2(x: f32) -> f32 {
     y
 }
 
+/// 16 bytes of memory that are used once, or zeros where they are not `there`.
+///
+/// # Safety
+/// Where they are, nothing writes them meanwhile; the address is a multiple of 16.
+#[cfg(any(feature = "steps", feature = "experts"))]
+#[inline(always)]
+pub unsafe fn load_128(from: u64, there: bool) -> [u32; 4] {
+    let (a, b, c, d): (u32, u32, u32, u32);
+    // SAFETY: the caller's.
+    unsafe {
+        asm!(
+            "{{ .reg .pred p; setp.ne.u32 p, {there}, 0;",
+            "mov.b32 {a}, 0; mov.b32 {b}, 0; mov.b32 {c}, 0; mov.b32 {d}, 0;",
+            "@p ld.global.L1::no_allocate.v4.b32 {{{a}, {b}, {c}, {d}}}, [{from}]; }}",
+            there = in(reg32) u32::from(there), from = in(reg64) from,
+            a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
+            options(pure, readonly, nostack));
+    }
+    [a, b, c, d]
+}
+
+/// A word of memory, or 0 where it is not `there`.
+///
+/// # Safety
+/// As [`load_128`], a multiple of 4.
+#[cfg(any(feature = "steps", feature = "experts"))]
+#[inline(always)]
+pub unsafe fn load_32(from: u64, there: bool) -> u32 {
+    let word: u32;
+    // SAFETY: the caller's.
+    unsafe {
+        asm!(
+            "{{ .reg .pred p; setp.ne.u32 p, {there}, 0; mov.b32 {word}, 0; @p ld.global.b32 {word}, [{from}]; }}",
+            there = in(reg32) u32::from(there), from = in(reg64) from, word = out(reg32) word,
+            options(pure, readonly, nostack));
+    }
+    word
+}
+
+/// 32 bits of `high` and `low` side by side, from bit `shift` below 32 on.
+#[cfg(any(feature = "steps", feature = "experts"))]
+#[inline(always)]
+pub fn funnel(low: u32, high: u32, shift: u32) -> u32 {
+    let word: u32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("shf.r.wrap.b32 {}, {}, {}, {};", out(reg32) word, in(reg32) low, in(reg32) high, in(reg32) shift,
+            options(pure, nomem, nostack))
+    };
+    word
+}
+
+/// 2^23 and one byte of `word`: the last digit of `SELECT`, which is 0x7540 and the byte's number.
+#[cfg(any(feature = "steps", feature = "experts"))]
+#[inline(always)]
+pub fn byte_number<const SELECT: u32>(word: u32) -> f32 {
+    let number: f32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("prmt.b32 {}, {}, 0x4B000000, {};", out(reg32) number, in(reg32) word, const SELECT,
+            options(pure, nomem, nostack))
+    };
+    number
+}
+
+/// IEEE 754 binary16 as `f32`.
+#[cfg(any(feature = "steps", feature = "experts"))]
+#[inline(always)]
+pub fn of_half(bits: u16) -> f32 {
+    of_f16(bits)
+}
+
+/// Elements of the vector that a block has in shared memory, by fours. Of every second eight of them the fours change
+/// places by a bit.
+#[cfg(any(feature = "steps", feature = "experts"))]
+#[derive(Clone, Copy)]
+pub struct Vector(u32);
+
+#[cfg(any(feature = "steps", feature = "experts"))]
+impl Vector {
+    /// That of the calling block.
+    #[inline(always)]
+    pub fn of_block() -> Self {
+        Self(vector())
+    }
+
+    #[inline(always)]
+    fn at(self, four: u32, flip: u32) -> u32 {
+        let four = four ^ (four >> 3 & 1) * flip;
+        self.0 + (four * 16 & (crate::VECTOR_ELEMENTS * 4 - 1))
+    }
+
+    /// Takes the first of `len` elements, a multiple of 4, that lie at `from`, and zeros behind them up to a multiple of 256.
+    /// Every thread of the block calls it, between two barriers.
+    ///
+    /// # Safety
+    /// They are there.
+    #[inline(always)]
+    pub unsafe fn fill(self, from: u64, len: u32, flip: u32) {
+        // SAFETY: the caller's.
+        let numbers = unsafe { Numbers::at(from) };
+        let most = crate::VECTOR_ELEMENTS;
+        let end = if len < most { (len + 255) & !255 } else { most };
+        let mut four = arch::thread();
+        while four * 4 < end {
+            let [a, b, c, d] = match four * 4 < len {
+                true => numbers.four(u64::from(four) * 4),
+                false => [0.0; 4],
+            };
+            let at = self.at(four, flip);
+            // SAFETY: inside the array.
+            unsafe {
+                asm!("st.shared.v4.f32 [{}], {{{}, {}, {}, {}}};",
+                    in(reg32) at, in(reg32) a, in(reg32) b, in(reg32) c, in(reg32) d, options(nostack));
+            }
+            four += arch::block_threads();
+        }
+    }
+
+    /// Four elements.
+    #[inline(always)]
+    pub fn four(self, four: u32, flip: u32) -> [f32; 4] {
+        let at = self.at(four, flip);
+        let (a, b, c, d): (f32, f32, f32, f32);
+        // SAFETY: inside the array.
+        unsafe {
+            asm!("ld.shared.v4.f32 {{{a}, {b}, {c}, {d}}}, [{at}];", at = in(reg32) at,
+                a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
+                options(readonly, nostack));
+        }
+        [a, b, c, d]
+    }
+}
+
+/// Where a block has its part of the vector. Not inlined: the array must exist once.
+#[cfg(any(feature = "steps", feature = "experts"))]
+#[inline(never)]
+fn vector() -> u32 {
+    const _: () = assert!(crate::VECTOR_ELEMENTS == 4096);
+    let address: u32;
+    // SAFETY: names a static shared array; takes its address only.
+    unsafe {
+        asm!("{{ .shared .align 16 .b8 nvme_vector[16384]; mov.u32 {}, nvme_vector; }}",
+            out(reg32) address, options(nostack));
+    }
+    address
+}
+
 /// The larger one; NaN is none.
 #[cfg(feature = "paged")]
 #[inline(always)]
@@ -104,7 +252,12 @@ pub fn numbers([low, high]: [u32; 2], is_bf16: bool) -> [f32; 4] {
     [a, b, c, d]
 }
 
-#[cfg(any(feature = "paged", feature = "choose"))]
+#[cfg(any(
+    feature = "paged",
+    feature = "choose",
+    feature = "steps",
+    feature = "experts"
+))]
 #[inline(always)]
 fn of_f16(bits: u16) -> f32 {
     let wide: f32;

@@ -5,9 +5,11 @@
 use crate::arch::{Numbers, thread, warp};
 use crate::product::strip;
 use crate::strip::{Shape, first_row};
+use crate::wide::tile;
 use crate::{Gemv, Unpack};
 use core::num::NonZeroU64;
 use nvme_formats::{Stored, UNIT};
+use nvme_gpu_kernel::arch;
 
 /// Each vector has its share of the warps, and of those each has rows that follow on each other, which pass through its
 /// window: loads of 16 bytes a lane, side by side, whatever the format.
@@ -35,6 +37,23 @@ pub unsafe extern "ptx-kernel" fn nvme_gemv(gemv: Gemv) {
         // SAFETY: the caller's.
         unsafe { strip(&gemv, (stored, shape), token, rows(part)..rows(part + 1)) };
         item += warps;
+    }
+}
+
+/// Each block takes tiles of rows.
+///
+/// # Safety
+/// What [`Gemv`] names is there, and it [is wide](Gemv::is_wide).
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_gemv_wide(gemv: Gemv) {
+    let Some(tokens) = NonZeroU64::new(gemv.tokens.into()) else {
+        return;
+    };
+    let mut item = u64::from(arch::block());
+    while item < gemv.tiles() {
+        // SAFETY: the caller's.
+        unsafe { tile(&gemv, item % tokens, (item / tokens) as u32) };
+        item += u64::from(arch::blocks());
     }
 }
 

@@ -40,6 +40,8 @@ pub mod matmul;
 mod paged;
 pub mod pages;
 #[cfg(all(target_arch = "nvptx64", any(feature = "steps", feature = "experts")))]
+mod part;
+#[cfg(all(target_arch = "nvptx64", any(feature = "steps", feature = "experts")))]
 mod product;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod reference;
@@ -52,12 +54,15 @@ pub mod strip;
     any(feature = "steps", feature = "streamed", feature = "experts")
 ))]
 mod sums;
+#[cfg(all(target_arch = "nvptx64", any(feature = "steps", feature = "experts")))]
+mod wide;
 
 #[cfg(all(target_arch = "nvptx64", feature = "tile"))]
 pub mod tile;
 
 use core::num::NonZeroU32;
 use nvme_gpu_kernel::ring::RowSplit;
+use nvme_formats::Stored;
 use nvme_gpu_kernel::rows::Gather;
 
 /// The kernels as PTX, for any GPU from sm_80 on; `cargo xtask ptx --refresh` writes it.
@@ -99,10 +104,16 @@ pub const BLOCK_THREADS: u32 = 256;
 /// Elements of a head at most: a warp holds them.
 pub const MOST_HEAD_ELEMENTS: u32 = 256;
 
+/// Elements of a vector that a block has in shared memory at a time.
+pub const VECTOR_ELEMENTS: u32 = 4096;
+
 /// The names of the kernels.
 pub mod kernel {
     /// Takes a [`Gemv`](crate::Gemv).
     pub const GEMV: &str = "nvme_gemv";
+    /// Takes a [`Gemv`](crate::Gemv) that [is wide](crate::Gemv::is_wide), and as many blocks as it has
+    /// [tiles](crate::Gemv::tiles), or fewer.
+    pub const GEMV_WIDE: &str = "nvme_gemv_wide";
     /// Takes a [`RmsNorm`](crate::RmsNorm).
     pub const RMS_NORM: &str = "nvme_rms_norm";
     /// Takes a [`Rope`](crate::Rope).
@@ -125,6 +136,9 @@ pub mod kernel {
     pub const MOE_SETTLE: &str = "nvme_moe_settle";
     /// Takes a [`experts::Product`](crate::experts::Product). Of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
     pub const MOE_PRODUCT: &str = "nvme_moe_product";
+    /// Takes a [`experts::Product`](crate::experts::Product) whose products [are wide](crate::Gemv::is_wide). Of
+    /// [`EXPERTS_PTX`](crate::EXPERTS_PTX).
+    pub const MOE_PRODUCT_WIDE: &str = "nvme_moe_product_wide";
     /// Takes a [`experts::Join`](crate::experts::Join). Of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
     pub const MOE_JOIN: &str = "nvme_moe_join";
 
@@ -156,12 +170,19 @@ pub mod kernel {
     pub const SEARCH: &str = "nvme_search";
 
     /// All of [`PTX`](crate::PTX).
-    pub const ALL: [&str; 8] = [
-        GEMV, RMS_NORM, ROPE, ATTENTION, SILU_MUL, ARGMAX, TAKE_TOKEN, UNPACK,
+    pub const ALL: [&str; 9] = [
+        GEMV, GEMV_WIDE, RMS_NORM, ROPE, ATTENTION, SILU_MUL, ARGMAX, TAKE_TOKEN, UNPACK,
     ];
 
     /// All of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
-    pub const EXPERTS: [&str; 5] = [MOE_ROUTE, MOE_ADMIT, MOE_SETTLE, MOE_PRODUCT, MOE_JOIN];
+    pub const EXPERTS: [&str; 6] = [
+        MOE_ROUTE,
+        MOE_ADMIT,
+        MOE_SETTLE,
+        MOE_PRODUCT,
+        MOE_PRODUCT_WIDE,
+        MOE_JOIN,
+    ];
 }
 
 /// `y[t] = W x[t]`, or `y[t] += W x[t]`, for each of `tokens` vectors.
@@ -188,6 +209,47 @@ pub struct Gemv {
     pub stored: u32,
     /// 1 to add to what `y` holds, 0 to write it.
     pub adds: u32,
+}
+
+impl Gemv {
+    /// Rows of a matrix from which on each warp takes several at a time: with fewer, multiprocessors would be idle.
+    const MANY_ROWS: u64 = 8192;
+
+    /// Whether `nvme_gemv_wide` is for it: formats that lanes read by 16 bytes, or by blocks of 32 elements, at addresses
+    /// that are multiples of what they load.
+    pub const fn is_wide(&self) -> bool {
+        match Stored::of_number(self.stored) {
+            Some(Stored::F32 | Stored::F16 | Stored::Bf16) => {
+                self.weights.is_multiple_of(16) && self.row_bytes.is_multiple_of(16)
+            }
+            Some(Stored::Q4_0 | Stored::Q4_1 | Stored::Q8_0) => self.weights.is_multiple_of(2),
+            _ => false,
+        }
+    }
+
+    /// Rows that a warp takes at a time.
+    #[inline(always)]
+    pub const fn warp_rows(&self) -> u32 {
+        const F32: u32 = Stored::F32 as u32;
+        match self.rows as u64 * self.tokens as u64 >= Self::MANY_ROWS {
+            // What is under way of four rows would fill the registers.
+            true if self.stored == F32 => 2,
+            true => 4,
+            false => 1,
+        }
+    }
+
+    /// Rows that a block takes at a time.
+    #[inline(always)]
+    pub const fn tile_rows(&self) -> u32 {
+        self.warp_rows() * (BLOCK_THREADS / 32)
+    }
+
+    /// How many times a block takes rows of a vector.
+    #[inline(always)]
+    pub const fn tiles(&self) -> u64 {
+        (self.rows.div_ceil(self.tile_rows()) as u64) * self.tokens as u64
+    }
 }
 
 /// `y = W x` for one vector and a matrix on a drive, which each warp reads a part of while it multiplies.

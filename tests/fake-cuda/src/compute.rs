@@ -15,8 +15,9 @@ use std::ffi::{CStr, c_void};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 /// The symbols.
-pub const NAMES: [&CStr; 56] = [
+pub const NAMES: [&CStr; 58] = [
     c"nvme_gemv",
+    c"nvme_gemv_wide",
     c"nvme_rms_norm",
     c"nvme_rope",
     c"nvme_attention",
@@ -36,6 +37,7 @@ pub const NAMES: [&CStr; 56] = [
     c"nvme_moe_admit",
     c"nvme_moe_settle",
     c"nvme_moe_product",
+    c"nvme_moe_product_wide",
     c"nvme_moe_join",
     c"nvme_page_summaries",
     c"nvme_score_pages",
@@ -90,6 +92,10 @@ pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void, blocks: u32) -> 
     }
     match name.to_bytes() {
         b"nvme_gemv" => of(parameters, gemv),
+        b"nvme_gemv_wide" => of(parameters, |wide: &Gemv| {
+            assert!(wide.is_wide(), "{wide:x?}");
+            gemv(wide);
+        }),
         b"nvme_hash_chunks" => of(parameters, hash_chunks),
         b"nvme_attention_scores" | b"nvme_attention_scores_tiled" => of(parameters, ladder::scores),
         b"nvme_attention_shares" => of(parameters, ladder::shares),
@@ -129,7 +135,7 @@ pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void, blocks: u32) -> 
         b"nvme_moe_route" => of(parameters, crate::experts::route),
         b"nvme_moe_admit" => of(parameters, crate::experts::admit),
         b"nvme_moe_settle" => of(parameters, crate::experts::settle),
-        b"nvme_moe_product" => of(parameters, crate::experts::product),
+        b"nvme_moe_product" | b"nvme_moe_product_wide" => of(parameters, crate::experts::product),
         b"nvme_moe_join" => of(parameters, crate::experts::join),
         b"nvme_page_summaries" => of(parameters, crate::choose::summarise),
         b"nvme_score_pages" => of(parameters, crate::choose::score),

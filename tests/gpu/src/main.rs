@@ -22,6 +22,7 @@ mod matrix;
 mod model;
 mod ops;
 mod paged;
+mod product;
 mod ranges;
 mod report;
 mod rig;
@@ -137,6 +138,7 @@ fn main() -> ExitCode {
     flash::all(&mut report, &bench);
     linear::all(&mut report, &bench);
     paged::all(&mut report, &bench);
+    product::all(&mut report, &bench);
     search::all(&mut report, &bench);
     wide::all(&mut report, &bench);
     layers::all(&mut report, &bench);

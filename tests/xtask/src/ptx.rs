@@ -72,6 +72,8 @@ const HASH: Image = Image {
 const COMPUTE: Image = Image {
     name: "compute",
     features: "steps",
+    // A bound of 128 registers: blocks of 256 threads, two on a multiprocessor.
+    threads: &[("nvme_gemv_wide", 512)],
     committed: Some("nvme-gpu-kernel/compute/compute.ptx"),
     ..PLAIN
 };
@@ -107,6 +109,7 @@ const SEARCH: Image = Image {
 const EXPERTS: Image = Image {
     name: "experts",
     features: "experts",
+    threads: &[("nvme_moe_product_wide", 512)],
     committed: Some("nvme-gpu-kernel/compute/experts.ptx"),
     ..PLAIN
 };

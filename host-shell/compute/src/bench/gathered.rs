@@ -3,10 +3,11 @@
 #![allow(unsafe_code)]
 
 use super::parts::{Limit, Reader, by_threads, gpu_of, vector};
-use super::{BLOCKS, CHUNK, GemvJob, GemvTimes, LIMIT, ROW};
+use super::{CHUNK, GemvJob, GemvTimes, LIMIT, ROW};
+use crate::steps::Steps;
 use crate::{GpuIds, Matrix, StreamedProducts, streamed};
-use nvme_compute_kernel::{BLOCK_THREADS, Gemv, PTX, kernel};
-use nvme_host::cuda::{DeviceMemory, Function, Module, Request, Stream};
+use nvme_compute_kernel::Gemv;
+use nvme_host::cuda::{DeviceMemory, Request, Stream};
 use nvme_host::store::Ids;
 use nvme_host::{Error, Result, Store};
 use std::sync::Arc;
@@ -62,8 +63,7 @@ struct Rig {
     readers: Vec<Reader>,
     matrix: Matrix,
     products: StreamedProducts,
-    module: Module,
-    gemv: Function,
+    steps: Steps,
     limit: Limit,
     stream: Stream,
     ids: Vec<i64>,
@@ -87,15 +87,13 @@ impl Rig {
         let ids: Vec<i64> = (1..=ids).map(|at| (mixed(at) % rows) as i64).collect();
         let bytes_of = |x: &[f32]| -> Vec<u8> { x.iter().flat_map(|x| x.to_le_bytes()).collect() };
         let id_bytes: Vec<u8> = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
-        let module = Module::load(gpu, PTX.as_bytes())?;
         let readers = (0..job.threads.max(1)).map(|_| Reader::new(gpu));
         let memory = |bytes: usize| DeviceMemory::new(gpu, bytes.next_multiple_of(16));
         let rig = Self {
             readers: readers.collect::<Result<_>>()?,
             expected: matrix.gathered(&ids, &x)?,
             products: StreamedProducts::load(gpu)?,
-            gemv: module.function(kernel::GEMV)?,
-            module,
+            steps: Steps::load(gpu)?,
             limit,
             stream: Stream::new(gpu)?,
             device_ids: memory(id_bytes.len())?,
@@ -184,13 +182,8 @@ impl Rig {
             stored: self.matrix.stored as u32,
             adds: 0,
         };
-        let warps_of_block = BLOCK_THREADS / 32;
-        let blocks = gemv.rows.div_ceil(warps_of_block).clamp(1, BLOCKS);
-        // SAFETY: the kernel takes one `Gemv`; memory of this rig, which waits for the stream.
-        unsafe {
-            let module = &self.module;
-            module.launch(&self.stream, self.gemv, blocks, BLOCK_THREADS, &gemv)
-        }
+        // SAFETY: memory of this rig, which waits for the stream.
+        unsafe { self.steps.gemv(&gemv, self.stream.handle()) }
     }
 
     /// The rows by threads of the CPU, then the product.

@@ -9,10 +9,11 @@ mod parts;
 pub use gathered::{GatheredJob, gathered};
 pub use gemm::{GemmJob, GemmTimes, gemm};
 
+use crate::steps::Steps;
 use crate::{Matrix, StreamedProducts, streamed};
-use nvme_compute_kernel::{BLOCK_THREADS, Gemv, PTX, kernel};
+use nvme_compute_kernel::Gemv;
 use nvme_formats::Stored;
-use nvme_host::cuda::{DeviceMemory, Function, Module, Stream};
+use nvme_host::cuda::{DeviceMemory, Stream};
 use nvme_host::{Error, Result, Store};
 use parts::{Limit, Reader, by_threads, gpu_of, vector};
 use std::sync::Arc;
@@ -20,8 +21,6 @@ use std::time::{Duration, Instant};
 
 /// How long one product may take.
 const LIMIT: Duration = Duration::from_secs(120);
-/// Blocks of kernels without queues.
-const BLOCKS: u32 = 2048;
 /// Bytes that a host thread reads at a time.
 const CHUNK: u64 = 4 << 20;
 /// Bytes of memory of the host that the bare limit reads, at most.
@@ -107,8 +106,7 @@ struct Rig {
     matrix: Matrix,
     stored: Stored,
     products: StreamedProducts,
-    module: Module,
-    gemv: Function,
+    steps: Steps,
     limit: Limit,
     stream: Stream,
     weights: DeviceMemory,
@@ -124,16 +122,14 @@ impl Rig {
         let limit = Limit::new(gpu, store, &matrix, (job.stored, job.seed))?;
         let x = vector(job.columns);
         let bytes: Vec<u8> = x.iter().flat_map(|x| x.to_le_bytes()).collect();
-        let module = Module::load(gpu, PTX.as_bytes())?;
         let readers = (0..job.threads.max(1)).map(|_| Reader::new(gpu));
         let rig = Self {
             readers: readers.collect::<Result<_>>()?,
             expected: matrix.product(&x)?,
             stored: job.stored,
             products: StreamedProducts::load(gpu)?,
-            gemv: module.function(kernel::GEMV)?,
+            steps: Steps::load(gpu)?,
             limit,
-            module,
             stream: Stream::new(gpu)?,
             // The product loads 16 bytes at a time.
             weights: DeviceMemory::new(gpu, matrix.bytes().max(ROW).next_multiple_of(16) as usize)?,
@@ -202,13 +198,8 @@ impl Rig {
             stored: self.stored as u32,
             adds: 0,
         };
-        let warps_of_block = BLOCK_THREADS / 32;
-        let blocks = self.matrix.rows.div_ceil(warps_of_block).clamp(1, BLOCKS);
-        // SAFETY: the kernel takes one `Gemv`; memory of this rig, which waits for the stream.
-        unsafe {
-            let module = &self.module;
-            module.launch(&self.stream, self.gemv, blocks, BLOCK_THREADS, &gemv)
-        }
+        // SAFETY: memory of this rig, which waits for the stream.
+        unsafe { self.steps.gemv(&gemv, self.stream.handle()) }
     }
 
     /// The weights by threads of the CPU, then the product.

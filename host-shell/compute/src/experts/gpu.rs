@@ -7,7 +7,7 @@ use nvme_compute_kernel::experts::cache::{Cache, Count, words};
 use nvme_compute_kernel::experts::{
     Admit, Chosen, Join, MATRICES, MOST_SLOTS, Places, Product, Route, Settle,
 };
-use nvme_compute_kernel::{BLOCK_THREADS, EXPERTS_PTX, PTX, SiluMul, kernel};
+use nvme_compute_kernel::{BLOCK_THREADS, EXPERTS_PTX, Gemv, PTX, SiluMul, kernel};
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_gpu_kernel::rows::{ListHead, Range};
 use nvme_host::cuda::{
@@ -67,6 +67,7 @@ struct Kernels {
     admit: Function,
     settle: Function,
     product: Function,
+    product_wide: Function,
     silu_mul: Function,
     join: Function,
 }
@@ -365,9 +366,37 @@ impl GpuExperts {
             shared: if matrix == 2 { 1 } else { shape.choices },
             reserved: 0,
         };
+        let like = self.like(step.layer, matrix, admit.pairs);
+        let kernels = &self.kernels;
+        if like.is_wide() {
+            // The results of so many tiles fit into no memory.
+            let tiles = u32::try_from(like.tiles()).map_err(|_| Error::internal("2^32 tiles"))?;
+            // SAFETY: the caller's.
+            return unsafe {
+                let module = &kernels.module;
+                module.launch_in(stream, kernels.product_wide, tiles, BLOCK_THREADS, &product)
+            };
+        }
         let threads = u64::from(admit.pairs) * u64::from(rows) * 32;
         // SAFETY: the caller's.
-        unsafe { self.launch(self.kernels.product, threads, &product, stream) }
+        unsafe { self.launch(kernels.product, threads, &product, stream) }
+    }
+
+    /// The products of a matrix with `pairs` vectors: places modulo 16 are those of all experts.
+    fn like(&self, layer: u32, matrix: usize, pairs: u32) -> Gemv {
+        let shape = self.experts.shape;
+        let placed = self.experts.layers[layer as usize][matrix];
+        let (rows, columns) = shape_of(shape, matrix);
+        let row_bytes = placed.stored.row_bytes(columns).unwrap_or(1);
+        Gemv {
+            weights: placed.offset | (row_bytes * u64::from(rows)),
+            row_bytes,
+            rows,
+            columns,
+            tokens: pairs,
+            stored: placed.stored as u32,
+            ..Gemv::default()
+        }
     }
 
     /// # Safety
@@ -439,6 +468,7 @@ impl Kernels {
             admit: module.function(kernel::MOE_ADMIT)?,
             settle: module.function(kernel::MOE_SETTLE)?,
             product: module.function(kernel::MOE_PRODUCT)?,
+            product_wide: module.function(kernel::MOE_PRODUCT_WIDE)?,
             silu_mul: steps.function(kernel::SILU_MUL)?,
             join: module.function(kernel::MOE_JOIN)?,
             module,

@@ -23,6 +23,7 @@ const MOST_BLOCKS: u64 = 2048;
 pub struct Steps {
     module: ManuallyDrop<Module>,
     gemv: Function,
+    gemv_wide: Function,
     rms_norm: Function,
     rope: Function,
     attention: Function,
@@ -41,6 +42,7 @@ impl Steps {
         let module = ManuallyDrop::new(Module::load(gpu, PTX.as_bytes())?);
         Ok(Self {
             gemv: module.function(kernel::GEMV)?,
+            gemv_wide: module.function(kernel::GEMV_WIDE)?,
             rms_norm: module.function(kernel::RMS_NORM)?,
             rope: module.function(kernel::ROPE)?,
             attention: module.function(kernel::ATTENTION)?,
@@ -73,9 +75,15 @@ impl Steps {
         }
         check_addresses(gemv.x | gemv.y, 4)?;
         check_addresses(gemv.weights, 2)?;
-        let warps = u64::from(gemv.rows) * u64::from(gemv.tokens);
+        let (function, threads) = match gemv.is_wide() {
+            true => (self.gemv_wide, gemv.tiles() * u64::from(BLOCK_THREADS)),
+            false => (
+                self.gemv,
+                u64::from(gemv.rows) * u64::from(gemv.tokens) * 32,
+            ),
+        };
         // SAFETY: the caller's.
-        unsafe { self.launch(self.gemv, warps * 32, gemv, stream) }
+        unsafe { self.launch(function, threads, gemv, stream) }
     }
 
     /// The numbers of rows as they are stored.

@@ -7,8 +7,9 @@ use super::{Admit, Chosen, Join, NO_SLOT, Places, Policy, Product, Route, Settle
 use crate::arch::{Numbers, butterfly64, exp, sum_of_warp, thread, warp};
 use crate::product::strip;
 use crate::strip::{Shape, first_row};
+use crate::wide::tile;
 use crate::{Gemv, index_of, ranked};
-use core::num::NonZeroU64;
+use core::num::{NonZeroU32, NonZeroU64};
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_formats::Stored;
 use nvme_gpu_kernel::rows::{ListHead, Range};
@@ -248,17 +249,11 @@ pub unsafe extern "ptx-kernel" fn nvme_moe_settle(settle: Settle) {
 /// What [`Product`] names is there.
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_moe_product(product: Product) {
-    let admit = &product.admit;
     let Some(stored) = Stored::of_number(product.stored) else {
         return;
     };
     let shape = Shape::of(stored, product.columns);
-    let Some(pairs) = NonZeroU64::new(admit.pairs.into()) else {
-        return;
-    };
-    // SAFETY: the caller's.
-    let (cache, places) = unsafe { (cache_of(admit), places_of(admit)) };
-    let (Some(cache), Some(row_bytes)) = (cache, stored.row_bytes(product.columns)) else {
+    let Some(pairs) = NonZeroU64::new(product.admit.pairs.into()) else {
         return;
     };
     let (mut item, warps) = warp();
@@ -272,36 +267,106 @@ pub unsafe extern "ptx-kernel" fn nvme_moe_product(product: Product) {
         let row = |part| first_row(product.rows.into(), part, share as u32);
         let rows = row(part)..row(part + 1);
         // SAFETY: the caller's.
-        let chosen = unsafe { chosen_of(admit.chosen, pair) };
-        let y = product.y + u64::from(pair) * u64::from(product.rows) * 4;
-        if cache.is_bad(chosen.slot) {
-            // SAFETY: the caller's.
-            let y = unsafe { Numbers::at(y) };
-            let mut row = rows.start + u64::from(arch::lane());
-            while row < rows.end {
-                y.store(row, f32::NAN);
-                row += 32;
-            }
-        } else {
-            let vector = pair / product.shared.max(1);
-            let gemv = Gemv {
-                weights: admit.data
-                    + u64::from(chosen.slot) * admit.slot_bytes
-                    + places.at(product.matrix as usize, chosen.expert),
-                x: product.x + u64::from(vector) * u64::from(product.columns) * 4,
-                y,
-                row_bytes,
-                rows: product.rows,
-                columns: product.columns,
-                stride: 0,
-                tokens: 1,
-                stored: product.stored,
-                adds: 0,
-            };
+        match unsafe { gemv_of(&product, stored, pair) } {
             // SAFETY: the caller's: the expert lies in its slot.
-            unsafe { strip(&gemv, (stored, shape), 0, rows) };
+            Some(gemv) => unsafe { strip(&gemv, (stored, shape), 0, rows) },
+            // SAFETY: the caller's.
+            None => unsafe { no_numbers(&product, pair, rows, (arch::lane(), 32)) },
         }
         item += warps;
+    }
+}
+
+/// As `nvme_gemv_wide`: each block takes one tile of rows of a pair, the pairs in turns.
+///
+/// # Safety
+/// What [`Product`] names is there, and its products [are wide](Gemv::is_wide).
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_moe_product_wide(product: Product) {
+    let (Some(stored), Some(pairs)) = (
+        Stored::of_number(product.stored),
+        NonZeroU32::new(product.admit.pairs),
+    ) else {
+        return;
+    };
+    let (pair, part) = (arch::block() % pairs, arch::block() / pairs);
+    // SAFETY: the caller's.
+    if let Some(gemv) = unsafe { gemv_of(&product, stored, pair) } {
+        // SAFETY: the caller's: the expert lies in its slot.
+        return unsafe { tile(&gemv, 0, part) };
+    }
+    let like = Gemv {
+        rows: product.rows,
+        tokens: product.admit.pairs,
+        stored: product.stored,
+        ..Gemv::default()
+    };
+    let first = part * like.tile_rows();
+    let end = first + like.tile_rows();
+    let end = if end < product.rows {
+        end
+    } else {
+        product.rows
+    };
+    let threads = (arch::thread(), arch::block_threads());
+    // SAFETY: the caller's.
+    unsafe { no_numbers(&product, pair, first.into()..end.into(), threads) };
+}
+
+/// The product of pair `pair`, or none where its expert was not read.
+///
+/// # Safety
+/// What [`Product`] names is there.
+#[inline(always)]
+unsafe fn gemv_of(product: &Product, stored: Stored, pair: u32) -> Option<Gemv> {
+    let admit = &product.admit;
+    // SAFETY: the caller's.
+    let (cache, places, chosen) = unsafe {
+        (
+            cache_of(admit),
+            places_of(admit),
+            chosen_of(admit.chosen, pair),
+        )
+    };
+    let (cache, row_bytes) = (cache?, stored.row_bytes(product.columns)?);
+    let vector = pair / product.shared.max(1);
+    match cache.is_bad(chosen.slot) {
+        true => None,
+        false => Some(Gemv {
+            weights: admit.data
+                + u64::from(chosen.slot) * admit.slot_bytes
+                + places.at(product.matrix as usize, chosen.expert),
+            x: product.x + u64::from(vector) * u64::from(product.columns) * 4,
+            y: product.y + u64::from(pair) * u64::from(product.rows) * 4,
+            row_bytes,
+            rows: product.rows,
+            columns: product.columns,
+            stride: 0,
+            tokens: admit.pairs,
+            stored: product.stored,
+            adds: 0,
+        }),
+    }
+}
+
+/// The elements of pair `pair` at `rows` are NaN: thread `first` of `step` threads.
+///
+/// # Safety
+/// What [`Product`] names is there.
+#[inline(always)]
+unsafe fn no_numbers(
+    product: &Product,
+    pair: u32,
+    rows: core::ops::Range<u64>,
+    (first, step): (u32, u32),
+) {
+    let y = product.y + u64::from(pair) * u64::from(product.rows) * 4;
+    // SAFETY: the caller's.
+    let y = unsafe { Numbers::at(y) };
+    let mut row = rows.start + u64::from(first);
+    while row < rows.end {
+        y.store(row, f32::NAN);
+        row += u64::from(step);
     }
 }
 

@@ -1,0 +1,143 @@
+//! Products of rows in memory of the GPU that are read as fast as the memory gives them: a block has a part of the vector in
+//! shared memory, and each of its warps multiplies several rows with it at a time.
+// UNSAFETY: launches hold addresses that the host vouches for.
+#![allow(unsafe_code)]
+
+use crate::arch::{Numbers, Vector, sum_of_warp};
+use crate::part::{Bf16, F16, F32, Part, Q4_0, Q4_1, Q8_0};
+use crate::{Gemv, VECTOR_ELEMENTS};
+use nvme_formats::Stored;
+use nvme_gpu_kernel::arch;
+use nvme_gpu_kernel::rows::BLOCK_WARPS;
+
+/// Columns that a warp takes at a time, 8 for each lane.
+const STEP: u32 = 256;
+/// Columns of a pass.
+const PASS: u32 = 2 * STEP;
+const _: () = assert!(VECTOR_ELEMENTS.is_multiple_of(PASS));
+
+/// The products of tile `tile` of `gemv`'s rows and vector `token`: [`Gemv::tile_rows`] of them. Every thread of the block
+/// calls it.
+///
+/// # Safety
+/// What [`Gemv`] names is there, and [`Gemv::is_wide`].
+#[inline(always)]
+pub unsafe fn tile(gemv: &Gemv, token: u64, tile: u32) {
+    // SAFETY: the caller's.
+    unsafe {
+        match (Stored::of_number(gemv.stored), gemv.warp_rows()) {
+            (Some(Stored::F32), 1) => rows::<F32, 1>(gemv, token, tile),
+            (Some(Stored::F32), _) => rows::<F32, 2>(gemv, token, tile),
+            (Some(Stored::F16), 1) => rows::<F16, 1>(gemv, token, tile),
+            (Some(Stored::F16), _) => rows::<F16, 4>(gemv, token, tile),
+            (Some(Stored::Bf16), 1) => rows::<Bf16, 1>(gemv, token, tile),
+            (Some(Stored::Bf16), _) => rows::<Bf16, 4>(gemv, token, tile),
+            (Some(Stored::Q8_0), 1) => rows::<Q8_0, 1>(gemv, token, tile),
+            (Some(Stored::Q8_0), _) => rows::<Q8_0, 4>(gemv, token, tile),
+            (Some(Stored::Q4_0), 1) => rows::<Q4_0, 1>(gemv, token, tile),
+            (Some(Stored::Q4_0), _) => rows::<Q4_0, 4>(gemv, token, tile),
+            (Some(Stored::Q4_1), 1) => rows::<Q4_1, 1>(gemv, token, tile),
+            (Some(Stored::Q4_1), _) => rows::<Q4_1, 4>(gemv, token, tile),
+            _ => (),
+        }
+    }
+}
+
+/// # Safety
+/// As [`tile`].
+#[inline(always)]
+unsafe fn rows<P: Part, const R: usize>(gemv: &Gemv, token: u64, tile: u32) {
+    let warp = tile * BLOCK_WARPS + arch::thread() / 32;
+    let first = u64::from(warp) * R as u64;
+    let last = u64::from(gemv.rows) - 1;
+    // Rows past the end are the last one again, and are not stored.
+    let mut number = 0;
+    let addresses = [(); R].map(|()| {
+        let row = if first + number < last {
+            first + number
+        } else {
+            last
+        };
+        number += 1;
+        gemv.weights + row * gemv.row_bytes
+    });
+    let x = gemv.x + token * u64::from(gemv.columns) * 4;
+    // SAFETY: the caller's.
+    let sums = unsafe { sums_of::<P, R>(addresses, gemv.columns, x) };
+    let mut number = 0;
+    while number < R {
+        let sum = sum_of_warp(sums[number]);
+        let row = first + number as u64;
+        if arch::lane() == 0 && row <= last {
+            // SAFETY: the caller's.
+            let y = unsafe { Numbers::at(gemv.y) };
+            let to = token * u64::from(gemv.stride) + row;
+            let before = if gemv.adds == 0 { 0.0 } else { y.load(to) };
+            y.store(to, before + sum);
+        }
+        number += 1;
+    }
+}
+
+/// The lane's sums of `columns` columns of each row. What was multiplied is loaded anew for the next pass at once, so that
+/// most of a pass is under way at any time.
+///
+/// # Safety
+/// They are there, and as many elements of the vector at `x`. Every thread of the block calls it.
+#[inline(always)]
+unsafe fn sums_of<P: Part, const R: usize>(rows: [u64; R], columns: u32, x: u64) -> [f32; R] {
+    let (lane, vector) = (arch::lane(), Vector::of_block());
+    let whole = columns / PASS * PASS;
+    let left = columns.saturating_sub(STEP);
+    // SAFETY: the caller's: nothing is loaded beyond the columns.
+    let (mut first, mut second) = unsafe {
+        (
+            rows.map(|row| P::load_until(row, 0, lane, columns)),
+            rows.map(|row| P::load_until(row, STEP, lane, left)),
+        )
+    };
+    let mut sums = [0.0; R];
+    let mut at = 0;
+    while at < columns {
+        let place = at % VECTOR_ELEMENTS;
+        if place == 0 {
+            arch::sync_block();
+            // SAFETY: the caller's.
+            unsafe { vector.fill(x + u64::from(at) * 4, columns - at, P::FLIP) };
+            arch::sync_block();
+        }
+        if at < whole {
+            let ahead = if at + PASS < whole { at + PASS } else { at };
+            sums = added::<P, R>(sums, rows, first, vector, place);
+            // SAFETY: the caller's.
+            first = rows.map(|row| unsafe { P::load(row, ahead, lane) });
+            sums = added::<P, R>(sums, rows, second, vector, place + STEP);
+            // SAFETY: the caller's.
+            second = rows.map(|row| unsafe { P::load(row, ahead + STEP, lane) });
+            at += PASS;
+        } else {
+            // SAFETY: the caller's: as above.
+            let last = rows.map(|row| unsafe { P::load_until(row, at, lane, columns - at) });
+            sums = added::<P, R>(sums, rows, last, vector, place);
+            at += STEP;
+        }
+    }
+    sums
+}
+
+#[inline(always)]
+fn added<P: Part, const R: usize>(
+    sums: [f32; R],
+    rows: [u64; R],
+    raw: [P::Raw; R],
+    vector: Vector,
+    place: u32,
+) -> [f32; R] {
+    let lane = arch::lane();
+    let x = P::fours(lane).map(|four| vector.four(place / 4 + four, P::FLIP));
+    let mut number = 0;
+    raw.map(|raw| {
+        number += 1;
+        sums[number - 1] + P::dot(raw, rows[number - 1], lane, x)
+    })
+}
