@@ -61,8 +61,8 @@ mod wide;
 pub mod tile;
 
 use core::num::NonZeroU32;
-use nvme_gpu_kernel::ring::RowSplit;
 use nvme_formats::Stored;
+use nvme_gpu_kernel::ring::RowSplit;
 use nvme_gpu_kernel::rows::Gather;
 
 /// The kernels as PTX, for any GPU from sm_80 on; `cargo xtask ptx --refresh` writes it.
