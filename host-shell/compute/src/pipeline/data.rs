@@ -1,6 +1,6 @@
 //! The matrices and vectors of a job, on a drive or in a file, and what products of them have to be.
 
-use super::{Job, Shape};
+use super::{Job, PAGE, Shape};
 use crate::synthetic;
 use nvme_compute_kernel::reference;
 use nvme_host::{Error, Result, Store};
@@ -54,13 +54,17 @@ impl Data {
         Ok(data)
     }
 
-    /// Gives all bytes to `put`, with their places.
+    /// Gives all bytes to `put`, with their places, in whole pages.
     fn write(&self, put: &mut dyn FnMut(u64, &[u8]) -> Result<()>) -> Result<()> {
+        let mut put_pages = |at: u64, mut bytes: Vec<u8>| {
+            bytes.resize(bytes.len().next_multiple_of(PAGE as usize), 0);
+            put(at, &bytes)
+        };
         for part in 0..self.shape.parts {
-            put(self.at(part), &self.part(part))?;
+            put_pages(self.at(part), self.part(part))?;
         }
-        let bytes: Vec<u8> = self.x.iter().flat_map(|x| x.to_le_bytes()).collect();
-        put(self.shape.vectors_at(), &bytes)
+        let vectors = self.x.iter().flat_map(|x| x.to_le_bytes()).collect();
+        put_pages(self.shape.vectors_at(), vectors)
     }
 
     /// Where a matrix lies.

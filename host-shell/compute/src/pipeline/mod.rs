@@ -26,6 +26,9 @@ use nvme_host::{Error, Result};
 use std::path::PathBuf;
 use std::time::Duration;
 
+/// What lies on the drive begins at a multiple of this, and ends at one: nothing of a block is kept.
+const PAGE: u64 = 4096;
+
 /// Sizes of the matrices and vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
@@ -91,12 +94,13 @@ impl Shape {
 
     /// Bytes from one matrix to the next on the drive.
     fn part_stride(&self) -> u64 {
-        self.part_bytes().next_multiple_of(4096)
+        self.part_bytes().next_multiple_of(PAGE)
     }
 
     /// Bytes of the drive that all of it takes.
     pub fn bytes(&self) -> u64 {
-        self.vectors_at() + u64::from(self.vectors) * u64::from(self.columns) * 4
+        let vectors = u64::from(self.vectors) * u64::from(self.columns) * 4;
+        self.vectors_at() + vectors.next_multiple_of(PAGE)
     }
 
     /// Where the vectors lie on the drive.
