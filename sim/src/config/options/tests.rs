@@ -153,9 +153,14 @@ fn the_defaults_of_the_table_are_those_of_the_code() {
         if matches!(row.name, "size" | "fault") {
             continue;
         }
-        let config = parse(&format!("null?{}={}", row.name, row.default)).expect(row.name);
+        // Without a profile that is no time.
+        let default = match row.name {
+            "latency" => "0ns",
+            _ => row.default,
+        };
+        let config = parse(&format!("null?{}={default}", row.name)).expect(row.name);
         assert_eq!(told(&config), plain, "{}", row.name);
-        let other = match row.default {
+        let other = match default {
             "on" => "off",
             "off" => "on",
             "none" => "optane",
