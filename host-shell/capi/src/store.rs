@@ -170,6 +170,8 @@ fn store_options(options: &Options, gpu: i32) -> Answer<StoreOptions> {
         #[cfg(feature = "cuda")]
         gpu: of_gpu(options, gpu),
         #[cfg(feature = "cuda")]
+        tier: None,
+        #[cfg(feature = "cuda")]
         kernel_queues: options.gpu_kernel_queues,
         #[cfg(feature = "cuda")]
         gds: match (has(NVME_GPU_GDS), has(NVME_GPU_GDS_REQUIRE)) {
