@@ -261,7 +261,7 @@ fn products_are_measured_in_several_ways_and_compared() {
             &["--gemm", "3x32x32", "--stored", "f32"],
             "use halves of one kind",
         ),
-        (&["--gemm", "3x32x32", "--ids", "3"], "cannot be used with"),
+        (&["--gemm", "3x32x32", "--ids", "3"], "does not go with"),
         (
             &["--gemv", "3x32", "--stored", "q5_k"],
             "no format is called 'q5_k'",
