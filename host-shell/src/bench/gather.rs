@@ -15,6 +15,8 @@ const GATHERED: u64 = 256 << 20;
 /// Rows of a hop, and hops measured in each run.
 const HOP_ROWS: u64 = 32;
 const HOPS: u64 = 400;
+/// The longest hop that is told from longer ones.
+const MOST_NS: u64 = 60_000_000_000;
 
 /// What is measured.
 #[derive(Clone, Debug)]
@@ -61,7 +63,7 @@ fn case(store: &Store, job: &CpuGather, mirror: &[u8], row_bytes: u32) -> Result
     let mut out = vec![0; count as usize * row];
     let share = (count as usize).div_ceil(job.threads.max(1)).max(1);
     let (mut ours, mut bound) = (Vec::new(), Vec::new());
-    let mut hops = Histogram::<u64>::new(3)
+    let mut hops = Histogram::<u64>::new_with_bounds(1, MOST_NS, 3)
         .map_err(|error| Error::internal(format!("a histogram: {error}")))?;
     for run in 0..=job.cases.runs as u64 {
         let asked = ids.draw(count, job.cases.seed ^ (run + 1) << 32);
@@ -161,6 +163,13 @@ mod tests {
         assert_eq!(lines.len(), 4);
         assert_eq!(lines[2]["row_bytes"], 24);
         assert_eq!(lines[1]["seconds"]["gather"].as_array().unwrap().len(), 2);
+        // A hop takes longer than the clock's step, and one of a hundred takes longest.
+        let us = |name: &str| lines[1]["hop_32_rows"][name].as_f64().unwrap();
+        assert!(
+            us("us_p50") > 0.1 && us("us_p50") <= us("us_p99"),
+            "{}",
+            lines[1]
+        );
     }
 
     #[test]
