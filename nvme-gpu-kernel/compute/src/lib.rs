@@ -195,7 +195,7 @@ pub struct Gemv {
     pub x: u64,
     /// `tokens` vectors of `stride` elements, of which `rows` are written.
     pub y: u64,
-    /// Bytes of a row: [`Stored::row_bytes`](nvme_formats::Stored::row_bytes).
+    /// Bytes of a row: [`Stored::row_bytes`].
     pub row_bytes: u64,
     /// Rows of the matrix.
     pub rows: u32,
@@ -205,7 +205,7 @@ pub struct Gemv {
     pub stride: u32,
     /// How many vectors.
     pub tokens: u32,
-    /// The [`Stored`](nvme_formats::Stored) of the matrix.
+    /// The [`Stored`] of the matrix.
     pub stored: u32,
     /// 1 to add to what `y` holds, 0 to write it.
     pub adds: u32,
@@ -267,7 +267,7 @@ pub struct GemvStreamed {
     pub y: u64,
     /// Columns of the matrix, whole blocks and units, at least one.
     pub columns: u32,
-    /// The [`Stored`](nvme_formats::Stored) of the matrix.
+    /// The [`Stored`] of the matrix.
     pub stored: u32,
 }
 
@@ -286,7 +286,7 @@ pub struct GemvGathered {
     pub y: u64,
     /// Columns of the table, whole blocks and units, at least one.
     pub columns: u32,
-    /// The [`Stored`](nvme_formats::Stored) of the table.
+    /// The [`Stored`] of the table.
     pub stored: u32,
     /// Of the [`RowSplit`].
     pub piece_bytes: u32,
@@ -388,7 +388,7 @@ pub struct Unpack {
     pub columns: u32,
     /// How many rows.
     pub tokens: u32,
-    /// The [`Stored`](nvme_formats::Stored) of the rows.
+    /// The [`Stored`] of the rows.
     pub stored: u32,
     /// 0.
     pub reserved: u32,

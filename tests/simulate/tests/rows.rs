@@ -5,9 +5,9 @@ use nvme_simulate::rows::{Counts, Sabotage, run};
 use nvme_simulate::run::Arena;
 
 /// Seeds within which a planted bug must be found.
-const SEEDS: u64 = 3000;
+const SEEDS: u64 = 20_000;
 /// Seeds in which nothing may be found.
-const HONEST: u64 = 400;
+const HONEST: u64 = 600;
 
 fn first_failure(sabotage: Sabotage) -> Option<(u64, Failure)> {
     let mut arena = Arena::default();

@@ -1,6 +1,6 @@
 //! The machine, the controller, the GPU and what lies between them, as a witness file names them.
 
-use super::record::{Controller, Gpu, Machine, PathFacts};
+use super::record::{Controller, Machine};
 use super::redact::Secrets;
 use nvme_host::core::spec::Nsid;
 use nvme_host::core::spec::identify::{IdentifyNamespace, text};
@@ -136,7 +136,8 @@ pub fn gpu(
     device: &str,
     topology: &Topology,
     host: &Host,
-) -> Result<(Gpu, Option<PathFacts>)> {
+) -> Result<(super::record::Gpu, Option<super::record::PathFacts>)> {
+    use super::record::{Gpu, PathFacts};
     use nvme_host::Error;
     use nvme_host::cuda::GpuFacts;
     let facts = GpuFacts::all()?.into_iter().find(|one| one.index == index);

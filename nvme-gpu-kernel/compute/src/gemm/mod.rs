@@ -1,7 +1,7 @@
 //! `Y = X W^T` whose matrix `W` streams from a drive through a few stages of GPU memory: how a launch is shared out. The
 //! kernels, the host and the stand-in of CUDA use the same words.
 //!
-//! `W` has strips of [`GemmStreamed::strip_rows`] rows. Blocks that read fill the stage of a strip in parts of a few rows,
+//! `W` has strips of [`STRIP_ROWS`] rows. Blocks that read fill the stage of a strip in parts of a few rows,
 //! as elements of 16 bits; blocks that multiply take tiles of [`TILE_TOKENS`] x [`TILE_ROWS`] elements of `Y`, strip after
 //! strip. [`Strips`](nvme_core::strips::Strips) is what they wait by.
 

@@ -302,19 +302,16 @@ fn guards(flow: &Flow<'_>, own: &[(usize, usize)]) -> Vec<bool> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::root;
+    use crate::ptx::build::Image;
+    use crate::ptx::{fenced, read};
 
-    const PTX: [&str; 10] = [
-        include_str!("../../../../nvme-gpu-kernel/ptx/nvme_gpu_kernel.ptx"),
-        include_str!("../../../../nvme-gpu-kernel/ptx/nvme_gpu_rows.ptx"),
-        include_str!("../../../../nvme-gpu-kernel/ptx/nvme_gpu_scatter.ptx"),
-        include_str!("../../../../nvme-gpu-kernel/compute/streamed.ptx"),
-        include_str!("../../../../nvme-gpu-kernel/compute/paged.ptx"),
-        include_str!("../../../../nvme-gpu-kernel/compute/choose.ptx"),
-        include_str!("../../../../nvme-gpu-kernel/compute/search.ptx"),
-        include_str!("../../../../nvme-gpu-kernel/compute/experts.ptx"),
-        include_str!("../../../../nvme-gpu-kernel/ptx/nvme_gpu_device.ptx"),
-        include_str!("../../../../nvme-gpu-kernel/examples/gpu-histogram/histogram.ptx"),
-    ];
+    /// The committed PTX of every image whose fences are listed.
+    fn committed_files() -> Vec<String> {
+        let path = |image: &Image| root().join(image.committed.expect("a committed file"));
+        fenced().map(|image| read(&path(image)).unwrap()).collect()
+    }
+
     const COMMITTED: &str = include_str!("../../../../nvme-gpu-kernel/ptx/fences.txt");
 
     fn table(ptx: &[&str]) -> (Fences, Vec<String>) {
@@ -325,7 +322,9 @@ mod tests {
 
     #[test]
     fn the_committed_table_is_that_of_the_committed_ptx() {
-        let (table, faults) = table(&PTX);
+        let files = committed_files();
+        let files: Vec<&str> = files.iter().map(String::as_str).collect();
+        let (table, faults) = table(&files);
         assert!(faults.is_empty(), "{faults:#?}");
         let differences = table.differences(&Fences::read(COMMITTED));
         assert!(differences.is_empty(), "{differences:#?}");
@@ -337,7 +336,7 @@ mod tests {
     fn each_fence_that_is_lost_is_named() {
         let committed = Fences::read(COMMITTED);
         let mut tried = 0;
-        for ptx in PTX {
+        for ptx in committed_files() {
             for (at, line) in ptx.match_indices("fence.acq_rel.sys;") {
                 // In turns: both for each fence would take twice as long.
                 let weaker = ["fence.acq_rel.gpu;", ""][tried % 2];
