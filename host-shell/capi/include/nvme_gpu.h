@@ -326,6 +326,12 @@ typedef struct nvme_gpu_options {
    With a GPU: queue pairs that are kept for kernels of your own, nvme_gpu_device_queues(). Default none.
    */
   uint32_t gpu_kernel_queues;
+  /*
+   With a GPU: 1 for data in host memory, 2 for data in its memory, 3 for its queues' rings there, too; where that
+   does not work, the store is not opened. Default: 1 or 2, the highest that works without a thread of the CPU, or
+   else 0, a thread that rings doorbells.
+   */
+  uint32_t gpu_tier;
 } nvme_gpu_options;
 
 /*
@@ -335,7 +341,8 @@ typedef struct nvme_gpu_options {
 typedef struct nvme_gpu_path_info {
   size_t size;
   /*
-   -1 without a GPU, else how the GPU reaches the device: 0 relayed, 1 its own doorbells, 2 data in its memory.
+   -1 without a GPU, else how the GPU reaches the device: 0 relayed, 1 its own doorbells, 2 data in its memory,
+   3 rings of its queues there, too.
    */
   int32_t tier;
   /*
@@ -939,4 +946,4 @@ nvme_gpu_status nvme_gpu_device_check(struct nvme_gpu_t *store, void *kernel);
 #endif  /* NVME_GPU_H */
 
 /* nvme_gpu_options options = NVME_GPU_OPTIONS_INIT; */
-#define NVME_GPU_OPTIONS_INIT { sizeof(nvme_gpu_options), NVME_GPU_VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define NVME_GPU_OPTIONS_INIT { sizeof(nvme_gpu_options), NVME_GPU_VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }

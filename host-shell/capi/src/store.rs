@@ -57,6 +57,10 @@ pub struct Options {
     pub gpu_stations: u32,
     /// With a GPU: queue pairs that are kept for kernels of your own, nvme_gpu_device_queues(). Default none.
     pub gpu_kernel_queues: u32,
+    /// With a GPU: 1 for data in host memory, 2 for data in its memory, 3 for its queues' rings there, too; where that
+    /// does not work, the store is not opened. Default: 1 or 2, the highest that works without a thread of the CPU, or
+    /// else 0, a thread that rings doorbells.
+    pub gpu_tier: u32,
 }
 
 // SAFETY: integers, the size first.
@@ -76,6 +80,7 @@ const DEFAULTS: Options = Options {
     gpu_entries: 0,
     gpu_stations: 0,
     gpu_kernel_queues: 0,
+    gpu_tier: 0,
 };
 
 /// nvme_gpu_stats(): set `size` to sizeof(nvme_gpu_statistics) before the call. Counts since the store was opened.
@@ -106,7 +111,8 @@ unsafe impl Sized0 for Statistics {
 #[repr(C)]
 pub struct PathInfo {
     pub size: usize,
-    /// -1 without a GPU, else how the GPU reaches the device: 0 relayed, 1 its own doorbells, 2 data in its memory.
+    /// -1 without a GPU, else how the GPU reaches the device: 0 relayed, 1 its own doorbells, 2 data in its memory,
+    /// 3 rings of its queues there, too.
     pub tier: i32,
     /// 0.
     pub reserved: i32,
@@ -170,7 +176,7 @@ fn store_options(options: &Options, gpu: i32) -> Answer<StoreOptions> {
         #[cfg(feature = "cuda")]
         gpu: of_gpu(options, gpu),
         #[cfg(feature = "cuda")]
-        tier: None,
+        tier: tier(options.gpu_tier)?,
         #[cfg(feature = "cuda")]
         kernel_queues: options.gpu_kernel_queues,
         #[cfg(feature = "cuda")]
@@ -191,6 +197,21 @@ fn store_options(options: &Options, gpu: i32) -> Answer<StoreOptions> {
         )),
         _ => Ok(store),
     })
+}
+
+#[cfg(feature = "cuda")]
+fn tier(number: u32) -> Answer<Option<nvme_host::cuda::Tier>> {
+    use nvme_host::cuda::Tier;
+    match number {
+        0 => Ok(None),
+        1 => Ok(Some(Tier::Direct)),
+        2 => Ok(Some(Tier::GpuMemory)),
+        3 => Ok(Some(Tier::GpuRings)),
+        _ => Err(Failure::usage(
+            format!("nvme_gpu_options.gpu_tier is {number}"),
+            "use 1, 2, 3, or 0 for the default",
+        )),
+    }
 }
 
 #[cfg(feature = "cuda")]
@@ -220,9 +241,13 @@ fn open(device: &str, gpu: i32, options: &Options) -> Answer<Opened> {
     })
 }
 
-/// Opens `device` with defaults, for libraries over this one.
-pub fn open_device(device: &str, gpu: i32, flags: u32) -> Answer<*mut StoreHandle> {
-    let options = Options { flags, ..DEFAULTS };
+/// Opens `device` with defaults but for the tier, for libraries over this one.
+pub fn open_device(device: &str, gpu: i32, flags: u32, gpu_tier: u32) -> Answer<*mut StoreHandle> {
+    let options = Options {
+        flags,
+        gpu_tier,
+        ..DEFAULTS
+    };
     Ok(STORES.open(Arc::new(open(device, gpu, &options)?)))
 }
 

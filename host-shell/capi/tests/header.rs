@@ -24,7 +24,7 @@ const HEAD: &str = "\
 
 const TAIL: &str = "\
 /* nvme_gpu_options options = NVME_GPU_OPTIONS_INIT; */
-#define NVME_GPU_OPTIONS_INIT { sizeof(nvme_gpu_options), NVME_GPU_VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+#define NVME_GPU_OPTIONS_INIT { sizeof(nvme_gpu_options), NVME_GPU_VERSION, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
 ";
 
 const RENAMED: [(&str, &str); 13] = [

@@ -10,7 +10,7 @@ use crate::pool::lock;
 use crate::view::View;
 use crate::wait;
 use nvme_host::StoreOptions;
-use nvme_host::cuda::{Gpu, RowsOptions};
+use nvme_host::cuda::{Gpu, RowsOptions, Tier};
 use nvme_host::store::{FileIo, Gds, GpuOptions};
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -123,10 +123,22 @@ fn gds_of(name: &str) -> PyResult<Gds> {
     }
 }
 
+fn tier_of(number: u32) -> PyResult<Tier> {
+    match number {
+        1 => Ok(Tier::Direct),
+        2 => Ok(Tier::GpuMemory),
+        3 => Ok(Tier::GpuRings),
+        _ => {
+            let cause = format!("gpu_tier is {number}");
+            Err(Fault::usage(cause, "use 1, 2, 3, or None for the default").into())
+        }
+    }
+}
+
 #[pymethods]
 impl Store {
     #[new]
-    #[pyo3(signature = (device, *, gpu=None, queues=8, depth=64, timeout_ms=5000, allow_write=false, read_only=false, nsid=1, gpu_queues=16, gpu_blocks=32, file_io="auto", gds="off"))]
+    #[pyo3(signature = (device, *, gpu=None, queues=8, depth=64, timeout_ms=5000, allow_write=false, read_only=false, nsid=1, gpu_queues=16, gpu_blocks=32, gpu_tier=None, file_io="auto", gds="off"))]
     #[expect(clippy::too_many_arguments, reason = "options of Python")]
     fn new(
         py: Python<'_>,
@@ -140,6 +152,7 @@ impl Store {
         nsid: u32,
         gpu_queues: u32,
         gpu_blocks: u32,
+        gpu_tier: Option<u32>,
         file_io: &str,
         gds: &str,
     ) -> PyResult<Self> {
@@ -160,6 +173,7 @@ impl Store {
             timeout: Duration::from_millis(timeout_ms),
             file_io: file_io_of(file_io)?,
             gpu: gpu.map(of_gpu),
+            tier: gpu_tier.map(tier_of).transpose()?,
             gds: gds_of(gds)?,
             ..StoreOptions::default()
         };

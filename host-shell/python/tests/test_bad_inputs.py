@@ -87,6 +87,8 @@ OPENING = {
     "a GPU as text": opens(SIM, gpu="cuda:0"),
     "a GPU that is not there": opens(SIM, gpu=77),
     "no queues for the GPU": opens(SIM, gpu_queues=0),
+    "no such tier": opens(SIM, gpu_tier=4),
+    "a tier without a GPU": opens(SIM, gpu_tier=1),
     "both accesses": opens(SIM, allow_write=True, read_only=True),
     "an unknown way": opens(SIM, file_io="fast"),
     "an unknown option of open": opens(SIM, colour="red"),

@@ -26,6 +26,13 @@ def test_ids_of_the_gpu_are_gathered_by_the_gpu(gpu_store):
     table.check()
 
 
+def test_a_tier_is_taken_or_refused():
+    with nvme_gpu.open(SIM_GPU, gpu=0, gpu_tier=1) as store:
+        assert store.path["tier"] == 1
+    with pytest.raises(nvme_gpu.NvmeGpuError, match="tier 3 does not work here"):
+        nvme_gpu.open(SIM_GPU, gpu=0, gpu_tier=3)
+
+
 @pytest.mark.parametrize("typestr", ["<i4", "<i8"])
 def test_the_shape_is_that_of_the_ids(gpu_store, typestr):
     table = rows_of(gpu_store, 100, 4)

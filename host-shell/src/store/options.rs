@@ -117,6 +117,13 @@ impl StoreOptions {
             ));
         }
         #[cfg(feature = "cuda")]
+        if self.tier.is_some() && self.gpu.is_none() {
+            return Err(Error::usage(
+                "a tier of a store without a GPU",
+                "open it with a GPU, or without a tier",
+            ));
+        }
+        #[cfg(feature = "cuda")]
         if self.gds == Gds::Require && self.gpu.is_none() {
             return Err(Error::usage(
                 "gds=require of a store without a GPU",

@@ -158,7 +158,7 @@ fn a_controller_of_a_gpu_is_well() {
         "tier3/one/matrix/warp/duplicate",
         "tier3/one/matrix/block/dead-cfs",
         "tier3/one/matrix/divergent/dead-gone",
-        "tier3/one/wrap/shared/2^16",
+        "tier3/one/wraps/shared/2^16",
         "tier3/one/size/warp/3x64",
         "tier3/one/size/shared/1x2",
     ];

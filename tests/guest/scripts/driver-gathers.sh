@@ -18,6 +18,8 @@ if [ "$LENDER" = nvme_gpu ]; then
     nvme-gpu stream --device "$DEVICE" --gpu --tier 3 --size 4MiB >/tmp/said
     cat /tmp/said
     grep -q 'tier 3' /tmp/said
+    guest-tests fill "$DEVICE" 1 5 8
+    NVME_GPU_DEVICE=$DEVICE guest-tests spdk 5 8
 else
     fails_with 6 nvme-gpu read --device "$DEVICE" --gpu --tier 3 --blocks 8 --out /tmp/back 2>/tmp/said
     cat /tmp/said

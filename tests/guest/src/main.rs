@@ -11,6 +11,7 @@ mod peer;
 mod queues;
 mod refusals;
 mod rings;
+mod spdk;
 mod transfers;
 mod trouble;
 mod volume;
@@ -41,6 +42,7 @@ usage: guest-tests <test>
   revoke DEVICE data|rings    I/O while an exporter takes back memory that holds data, or rings
   gathers DEVICE TIER         rows to and from memory of a GPU, whose data the GPU reaches by TIER
   gathers-reset DEVICE TIER   the same with resets of the function in between
+  spdk SEED MIB               gpu_queue_init() of the device NVME_GPU_DEVICE, which holds the pattern, and reads after it
   unplug DEVICE OTHER ID      I/O while QEMU takes the device ID away, then I/O on another
   reset DEVICE                I/O while the function is reset
   contract DEVICE COMMAND     what every device promises; COMMAND of a shell takes it away at the end
@@ -79,6 +81,7 @@ fn main() -> ExitCode {
         ["gathers", device, tier] => {
             number(tier).and_then(|tier| gathers::run(device, tier as u32))
         }
+        ["spdk", seed, mib] => number(seed).and_then(|seed| spdk::run(seed, number(mib)?)),
         ["gathers-reset", device, tier] => {
             number(tier).and_then(|tier| gathers::reset(device, tier as u32))
         }

@@ -87,7 +87,9 @@ SPDKContext *spdk_ctx(void);
 ssize_t submit_gpu_read(SPDKContext *ctx, uint64_t lba, uint32_t lba_count, void *gpu_buffer);
 /* Reads that have ended since the last call, or -1 when one of them failed that has no callback. Calls callbacks. */
 int poll_completions(SPDKContext *ctx);
-/* -1 with ENOTSUP: no device of this interface fetches entries from GPU memory (docs/tier3.md). */
+/* Opens NVME_GPU_DEVICE with the rings of the GPU's queues in memory of GPU NVME_GPU_INDEX (default 0), closing it
+ * before where it is open, with no read under way: 0, or -1 where the device cannot fetch entries from there; it is then
+ * open as before. A drive bound to the module nvme_gpu can (docs/kmod.md), a simulated one cannot. */
 int gpu_queue_init(void);
 /* Starts a read into the segments that the two functions name; poll_completions() calls `cb_fn` at its end. `opts` is
  * NULL. 0, or -1. */

@@ -31,22 +31,53 @@ fn gpu() -> Answer<Option<i32>> {
     number.map(Some)
 }
 
-/// Opens `device`, with a GPU if there is one.
-pub fn open(device: &str) -> Answer<*mut StoreHandle> {
-    let flags = match variable("NVME_GPU_ALLOW_WRITE").as_deref() {
+fn flags() -> u32 {
+    match variable("NVME_GPU_ALLOW_WRITE").as_deref() {
         Some("1") => NVME_GPU_ALLOW_WRITE,
         _ => 0,
-    };
+    }
+}
+
+/// Opens `device`, with a GPU if there is one.
+pub fn open(device: &str) -> Answer<*mut StoreHandle> {
+    let open = |gpu| open_device(device, gpu, flags(), 0);
     match gpu()? {
-        Some(gpu) => open_device(device, gpu, flags),
-        None if cfg!(feature = "cuda") => match open_device(device, 0, flags) {
-            Err(failure) if failure.status == NVME_GPU_ERROR_ENVIRONMENT => {
-                open_device(device, -1, flags)
-            }
+        Some(gpu) => open(gpu),
+        None if cfg!(feature = "cuda") => match open(0) {
+            Err(failure) if failure.status == NVME_GPU_ERROR_ENVIRONMENT => open(-1),
             answer => answer,
         },
-        None => open_device(device, -1, flags),
+        None => open(-1),
     }
+}
+
+/// The tier whose rings lie in GPU memory.
+const RINGS_IN_GPU_MEMORY: u32 = 3;
+
+/// Opens the store of `NVME_GPU_DEVICE` with rings in GPU memory. One that is open is closed before, since a drive has
+/// one store at a time; where the other is refused, it is opened again as it was.
+pub fn with_rings_in_gpu_memory() -> Answer<()> {
+    let device = named()?;
+    let gpu = gpu()?.unwrap_or(0);
+    if gpu < 0 {
+        return Err(Failure::usage(
+            "NVME_GPU_INDEX names no GPU",
+            "set it to the number of the GPU whose memory the rings shall lie in",
+        ));
+    }
+    let mut all = lock(&BY_PATH);
+    let before = all.remove(&device);
+    if let Some(before) = before {
+        drop(STORES.close::<StoreHandle>(std::ptr::without_provenance_mut(before)));
+    }
+    let opened = open_device(&device, gpu, flags(), RINGS_IN_GPU_MEMORY);
+    let (handle, answer) = match (opened, before) {
+        (Ok(handle), _) => (handle, Ok(())),
+        (Err(failure), None) => return Err(failure),
+        (Err(failure), Some(_)) => (open(&device)?, Err(failure)),
+    };
+    all.insert(device, handle.addr());
+    answer
 }
 
 /// The store of `device`, opened if need be.
@@ -60,15 +91,18 @@ pub fn by_path(device: &str) -> Answer<*mut StoreHandle> {
     Ok(handle)
 }
 
-/// The store of the device that `NVME_GPU_DEVICE` names.
-pub fn of_environment() -> Answer<*mut StoreHandle> {
-    let device = variable("NVME_GPU_DEVICE").ok_or_else(|| {
+fn named() -> Answer<String> {
+    variable("NVME_GPU_DEVICE").ok_or_else(|| {
         Failure::usage(
             "NVME_GPU_DEVICE is not set",
             "set it to a device, as in vfio:0000:01:00.0 or sim:mem?size=1GiB",
         )
-    })?;
-    by_path(&device)
+    })
+}
+
+/// The store of the device that `NVME_GPU_DEVICE` names.
+pub fn of_environment() -> Answer<*mut StoreHandle> {
+    by_path(&named()?)
 }
 
 /// Closes all stores that were opened by path.
@@ -117,7 +151,7 @@ pub fn answer<T: From<i8>>(body: impl FnOnce() -> Result<T, nvme_gpu_status>) ->
 }
 
 #[allow(unsafe_code)]
-pub fn set_errno(number: i32) {
+fn set_errno(number: i32) {
     // SAFETY: the address of this thread's errno.
     unsafe { *libc::__errno_location() = number };
 }

@@ -2,10 +2,12 @@
 // UNSAFETY: functions of the C interface, over memory that C vouches for.
 #![allow(unsafe_code)]
 
-use crate::device::{answer, check, kept, lock, of_environment, set_errno, size, usage};
+use crate::device::{
+    answer, check, kept, lock, of_environment, size, usage, with_rings_in_gpu_memory,
+};
 use nvme_gpu_capi::opened::{StoreHandle, opened};
 use nvme_gpu_capi::pending::{PendingHandle, nvme_gpu_pending_free, nvme_gpu_pending_poll};
-use nvme_gpu_capi::status::{Failure, NVME_GPU_ERROR_UNFINISHED, NVME_GPU_ERROR_UNSUPPORTED};
+use nvme_gpu_capi::status::NVME_GPU_ERROR_UNFINISHED;
 use nvme_gpu_capi::transfer::nvme_gpu_pread_async;
 use std::ffi::{c_int, c_void};
 use std::ptr::null_mut;
@@ -14,9 +16,9 @@ use std::sync::Mutex;
 /// `SPDKContext`: three views of one handle.
 #[repr(C)]
 pub struct SpdkContext {
-    controller: *mut StoreHandle,
-    qpair: *mut StoreHandle,
-    ns: *mut StoreHandle,
+    pub controller: *mut StoreHandle,
+    pub qpair: *mut StoreHandle,
+    pub ns: *mut StoreHandle,
 }
 
 /// `struct spdk_nvme_cpl`, as far as callbacks look at it: the status.
@@ -107,15 +109,28 @@ pub extern "C" fn spdk_ctx() -> *mut SpdkContext {
 
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_queue_init() -> c_int {
-    Failure::new(
-        NVME_GPU_ERROR_UNSUPPORTED,
-        "no device of this interface fetches entries from GPU memory (tier 3)",
-        "use queues in host memory that the GPU drives: nvme_gpu_gather_async, nvme_gpu_device.cuh; for a controller that \
-         reaches GPU memory, nvme_host::cuda::GpuRings in Rust (docs/tier3.md)",
-    )
-    .set_last();
-    set_errno(libc::ENOTSUP);
-    -1
+    answer(|| {
+        if !lock(&UNDER_WAY).is_empty() {
+            return Err(usage(
+                "reads are under way",
+                "call poll_completions() until they have ended",
+            ));
+        }
+        let has_context = *lock(&CONTEXT) != 0;
+        let answer = kept(with_rings_in_gpu_memory());
+        // The store is another one, also where the old one was opened again.
+        if has_context {
+            let context = context()?;
+            let _held = lock(&CONTEXT);
+            // SAFETY: as in `context`.
+            unsafe {
+                if !(*context).qpair.is_null() {
+                    (*context).qpair = (*context).ns;
+                }
+            }
+        }
+        answer.map(|()| 0)
+    })
 }
 
 /// Starts reads into `segments`, one after the other on the device.

@@ -223,6 +223,14 @@ static void kernels(nvme_gpu_t *store, nvme_gpu_table_t *table)
     BAD(usage, nvme_gpu_open("sim:mem?size=1MiB", -1, &options, &bare));
     options.gpu_kernel_queues = 4000;
     BAD(usage, nvme_gpu_open("sim:mem?size=1MiB&queues=32", 0, &options, &bare));
+    options.gpu_kernel_queues = 0;
+    options.gpu_tier = 1;
+    BAD(usage, nvme_gpu_open("sim:mem?size=1MiB&queues=32", -1, &options, &bare));
+    options.gpu_tier = 4;
+    BAD(usage, nvme_gpu_open("sim:mem?size=1MiB&queues=32", 0, &options, &bare));
+    options.gpu_tier = 3;
+    BAD(NVME_GPU_ERROR_ENVIRONMENT, nvme_gpu_open("sim:mem?size=1MiB&queues=32", 0, &options, &bare));
+    options.gpu_tier = 0;
     OK(nvme_gpu_open("sim:mem?size=1MiB", -1, NULL, &bare));
     OK(nvme_gpu_table_open(bare, 0, 4, 16, &of_bare));
     setup = (nvme_gpu_device_setup){ .size = sizeof(setup), .layout = NVME_GPU_DEVICE_LAYOUT, .queues = 1 };

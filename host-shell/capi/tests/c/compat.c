@@ -71,7 +71,7 @@ int main(int count, char **arguments)
     FAILED(EINVAL, submit_gpu_read(ctx, UINT64_MAX, 1, in));
     FAILED(EINVAL, submit_gpu_read(NULL, 0, 1, in));
     FAILED(EINVAL, poll_completions(NULL));
-    FAILED(ENOTSUP, gpu_queue_init());
+    FAILED(EINVAL, gpu_queue_init());
     GpuSegment segments[2] = { { in, 700 }, { in + 1000, 2000 } };
     struct counted counted = { { segments, 2, 0, 0, 0 }, 0, 9 };
     CHECK(spdk_nvme_ns_cmd_readv_ext(ctx->ns, ctx->qpair, 8, 3, ended, &counted, gpu_reset_sgl_fn, gpu_next_sge_fn,
@@ -147,6 +147,20 @@ int main(int count, char **arguments)
     CHECK(gpunvme_layer_loader_init(&loader, "sim:mem?size=4MiB&block=4096", 1 << 20, 2) == 0);
     CHECK(gpunvme_layer_loader_block_size(&loader) == 4096 && gpunvme_layer_loader_ns_blocks(&loader) == 1024);
     gpunvme_layer_loader_destroy(&loader);
+    /* A simulated drive fetches no entries from memory of a GPU: it stays open as it was. */
+    CHECK(setenv("NVME_GPU_INDEX", "0", 1) == 0 && setenv("NVME_GPU_DEVICE", path, 1) == 0);
+    FAILED(EINVAL, gpu_queue_init());
+    CHECK(setenv("NVME_GPU_DEVICE", "sim:mem?size=1MiB&queues=32&block=512", 1) == 0);
+    FAILED(ENOTSUP, gpu_queue_init());
+    CHECK(create_io_qpair() == 0);
+    FAILED(ENOTSUP, gpu_queue_init());
+    CHECK(ctx->qpair != NULL && (void *)ctx->qpair == (void *)ctx->ns);
+    memset(in, 1, 512);
+    CHECK(submit_gpu_read(ctx, 5, 1, in) == 512);
+    FAILED(EINVAL, gpu_queue_init());
+    while ((done = poll_completions(ctx)) == 0) {}
+    CHECK(done == 1 && in[0] == 0 && in[511] == 0);
+    nvme_gpu_cleanup();
     puts("compat: ok");
     return 0;
 }

@@ -24,9 +24,10 @@ int main(void)
     options.gpu_queues = 4;
     options.gpu_entries = 64;
     options.gpu_stations = 4;
+    options.gpu_tier = 1;
     OK(nvme_gpu_open("sim:mem?size=4MiB&queues=32", 0, &options, &store));
     OK(nvme_gpu_path(store, &path));
-    CHECK(path.tier >= 0 && strcmp(path.data, "gpu") == 0);
+    CHECK(path.tier == 1 && strcmp(path.data, "gpu") == 0);
     unsigned char row[ROW];
     OK(nvme_gpu_table_open(store, 96, ROWS, ROW, &table));
     for (int i = 0; i < ROWS; ++i) {

@@ -180,6 +180,7 @@ class Store:
         nsid: int = 1,
         gpu_queues: int = 16,
         gpu_blocks: int = 32,
+        gpu_tier: int | None = None,
         file_io: Literal["auto", "uring", "pread"] = "auto",
         gds: Literal["off", "auto", "require"] = "off",
     ) -> Store: ...

@@ -126,6 +126,7 @@ def open(
     nsid: int = 1,
     gpu_queues: int = 16,
     gpu_blocks: int = 32,
+    gpu_tier: int | None = None,
     file_io: Literal["auto", "uring", "pread"] = "auto",
     gds: Literal["off", "auto", "require"] = "off",
 ) -> Store:
@@ -137,7 +138,8 @@ def open(
     ``gpu``: the number of the GPU that gathers by itself, as CUDA counts it; None: the CPU gathers.
     ``queues``, ``depth``: queue pairs for the CPU, and commands in flight of each, 1 to 4095. ``gpu_queues``: queue
     pairs for the GPU, ``gpu_blocks`` blocks of threads that read at a time: fewer leave more of the GPU to other
-    kernels. ``timeout_ms``: how long a command may take, in milliseconds, before it is aborted.
+    kernels. ``gpu_tier``: 1 for data in host memory, 2 for data in memory of the GPU, 3 for the rings of its queues there,
+    too, or the store is not opened; None: the highest up to 2 that works. ``timeout_ms``: how long a command may take, in milliseconds, before it is aborted.
     ``allow_write``: allows writes to real devices, which are opened for reading only without it; ``read_only`` allows
     none at all. ``nsid``: the namespace. ``file_io``: how files are read and written.
 
@@ -159,6 +161,7 @@ def open(
         nsid=nsid,
         gpu_queues=gpu_queues,
         gpu_blocks=gpu_blocks,
+        gpu_tier=gpu_tier,
         file_io=file_io,
         gds=gds,
     )
@@ -186,6 +189,7 @@ class Store:
         nsid: int = 1,
         gpu_queues: int = 16,
         gpu_blocks: int = 32,
+        gpu_tier: int | None = None,
         file_io: Literal["auto", "uring", "pread"] = "auto",
         gds: Literal["off", "auto", "require"] = "off",
     ) -> None:
@@ -209,6 +213,7 @@ class Store:
             nsid=_whole("nsid", nsid, 1, 0xFFFF_FFFE),
             gpu_queues=_whole("gpu_queues", gpu_queues, 1, 4095),
             gpu_blocks=_whole("gpu_blocks", gpu_blocks, 1, 4095),
+            gpu_tier=None if gpu_tier is None else _whole("gpu_tier", gpu_tier, 1, 3),
             file_io=file_io,
             gds=gds,
         )

@@ -88,12 +88,12 @@ fn iommufd(host: &Host, notes: &mut Notes) {
 
 fn gdrdrv(host: &Host, notes: &mut Notes) {
     match host.exists("dev/gdrdrv") {
-        true => notes.ok("gdrdrv", "/dev/gdrdrv is there; no command uses it"),
+        true => notes.ok("gdrdrv", "/dev/gdrdrv is there: vfio:BDF reaches GPU memory by it (tier 2)"),
         false => notes.add(
             "gdrdrv",
             Status::Note,
             "gdrcopy's driver is not loaded",
-            "nothing has to be done: GPU memory is exported as dma-bufs",
+            "for tier 2 by vfio:BDF load gdrcopy's module; kmod:BDF needs none: GPU memory is exported as dma-bufs",
         ),
     }
 }

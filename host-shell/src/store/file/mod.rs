@@ -33,6 +33,13 @@ pub(crate) fn open(path: &str, options: &StoreOptions) -> Result<Member> {
 }
 
 fn open_on(path: &str, options: &StoreOptions, host: &Host) -> Result<Member> {
+    #[cfg(feature = "cuda")]
+    if let Some(tier) = options.tier {
+        return Err(Error::usage(
+            format!("tier {} of {path}, which host threads read", tier.number()),
+            "open it without a tier, or give a drive of its own to vfio-pci or the module nvme_gpu (`nvme-gpu bind`)",
+        ));
+    }
     let path = Path::new(path);
     let kind = std::fs::metadata(path).map_err(Error::file("open", path))?;
     let is_block = kind.file_type().is_block_device();

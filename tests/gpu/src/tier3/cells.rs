@@ -173,7 +173,7 @@ pub fn all(report: &mut Report, stage: &Stage<'_>) {
             );
         }
         for (name, wrap) in [("2^16", WRAPS[1]), ("2^32", WRAPS[2])] {
-            let name = format!("wrap/{}/{name}", mode.name());
+            let name = format!("wraps/{}/{name}", mode.name());
             let small = Cell {
                 entries: 32,
                 wrap,
