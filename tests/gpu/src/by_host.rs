@@ -4,15 +4,13 @@
 
 use crate::bench::Bench;
 use crate::gather::{BYTES, CANARY, Drive, Job, WAIT, dice, shapes_of, text};
-use crate::report::Report;
+use crate::report::{Outcome, Report};
 use nvme_gpu_kernel::rows::code;
 use nvme_host::cuda::{DeviceMemory, Pending};
 use nvme_host::store::Element;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
-
-type Outcome<T> = Result<T, String>;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 pub const STRIPE: &str =

@@ -7,8 +7,9 @@ mod gathered;
 mod gemm;
 
 use crate::bench::Bench;
-use crate::gather::{WAIT, dice, fault_timeout, few_stations, simulated, text};
-use crate::report::Report;
+use crate::gather::{WAIT, dice, few_stations, simulated, text};
+use crate::reading::{planned, until_whole, wait_for};
+use crate::report::{Outcome, Report};
 use nvme_compute::synthetic::{self, Stored};
 use nvme_compute::{Matrix, StreamedProducts, streamed};
 use nvme_gpu_kernel::rows::code;
@@ -16,8 +17,6 @@ use nvme_host::Store;
 use nvme_host::cuda::{DeviceMemory, Failures, Graph, Pending, Stream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-type Outcome<T> = Result<T, String>;
 
 /// Faults of the drive. `LATE` is longer than a kernel waits.
 const FAULTS: [(&str, &str); 10] = [
@@ -366,16 +365,7 @@ fn graph(bench: &Bench) -> Outcome<String> {
     let mut job = Job::new(&drive, bench, Stored::Q4K, (200, 2048), 4096, 1)?;
     let captured = Graph::capture(&drive.stream, |stream| job.start_on(&drive, stream));
     let (graph, pending) = captured.map_err(text)?;
-    let wait_for = |rounds: u32| -> Outcome<()> {
-        let begin = Instant::now();
-        while pending.ended() < rounds {
-            if begin.elapsed() > WAIT {
-                return Err(format!("launch {rounds} does not end"));
-            }
-            std::thread::yield_now();
-        }
-        Ok(())
-    };
+    let wait_for = |rounds| wait_for(rounds, || pending.ended());
     for round in 1..=3 {
         job.write(&drive, u64::from(round) + 50)?;
         job.poison()?;
@@ -421,40 +411,11 @@ fn graph(bench: &Bench) -> Outcome<String> {
 /// Elements whose rows' reads fail are NaN and counted, none is wrong, and a later product is whole where the controller
 /// comes back.
 fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
-    let timeout = fault_timeout(bench, fault);
-    let fault = fault.replace("LATE", &format!("{}ms", timeout.as_millis() * 4));
+    let (fault, timeout) = planned(bench, fault);
     let drive = Drive::simulated(bench, 4096, &fault, timeout)?;
     // Whole blocks: the host reads none of them.
     let job = Job::new(&drive, bench, Stored::Bf16, (512, 4096), 0, 8)?;
-    // Faults that the protocol allows, or that the queue sees through.
-    let is_harmless = matches!(name, "reordered" | "torn-cqe");
-    let (begin, mut failed) = (Instant::now(), 0);
-    loop {
-        let failures = job.run(&drive)?;
-        failed += failures.rows;
-        let codes = failures.first.map(|(_, code)| code);
-        match (name, codes) {
-            ("status", Some(code)) if code != 0x281 || failures.rows > 8 => {
-                return Err(format!("{failures:?}"));
-            }
-            ("reordered" | "torn-cqe", Some(_)) => return Err(format!("{failures:?}")),
-            ("all-ones", Some(code::GONE))
-                if failures.rows == 512 && begin.elapsed() > Duration::from_secs(3) =>
-            {
-                return Ok(format!(
-                    "{failed} rows failed, and all of a controller that is gone"
-                ));
-            }
-            _ => {}
-        }
-        if failures.rows == 0 && (failed > 0 || is_harmless || name == "duplicate") {
-            return Ok(format!("{failed} rows failed, then none"));
-        }
-        if begin.elapsed() > WAIT {
-            return Err(format!("{failed} rows failed after {WAIT:?}: {failures:?}"));
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until_whole(name, (8, 512), "rows", || job.run(&drive))
 }
 
 /// Reads are lost again and again while products go on over several streams: none is wrong, and no station is lost.

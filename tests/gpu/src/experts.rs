@@ -4,8 +4,9 @@
 #![allow(unsafe_code)]
 
 use crate::bench::Bench;
-use crate::gather::{WAIT, dice, fault_timeout, few_stations, simulated, text};
-use crate::report::Report;
+use crate::gather::{WAIT, dice, few_stations, simulated, text};
+use crate::reading::planned;
+use crate::report::{Outcome, Report};
 use nvme_compute::experts::{
     CacheOptions, Experts, GpuExperts, Placed, Policy, Shape, Step, balance, check,
 };
@@ -15,8 +16,6 @@ use nvme_host::cuda::{DeviceMemory, Failures, Graph, Pending, Stream};
 use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-type Outcome<T> = Result<T, String>;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// What `y` holds before a step that writes it, and what is added to by one that adds.
@@ -505,8 +504,7 @@ fn graph(bench: &Bench) -> Outcome<String> {
 
 /// Tokens whose experts' reads fail are NaN, none is wrong, and later ones are whole where the controller comes back.
 fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
-    let timeout = fault_timeout(bench, fault);
-    let fault = fault.replace("LATE", &format!("{}ms", timeout.as_millis() * 4));
+    let (fault, timeout) = planned(bench, fault);
     let drive = Drive::new(
         bench,
         (4096, &fault, timeout),

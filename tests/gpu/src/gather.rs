@@ -9,8 +9,8 @@ pub use drive::{
 };
 
 use crate::bench::Bench;
+use crate::report::Outcome;
 use crate::report::Report;
-use drive::Outcome;
 use nvme_gpu_kernel::rows::code;
 use nvme_host::cuda::{Request, RowTable};
 use std::time::Duration;

@@ -6,14 +6,12 @@
 use crate::bench::Bench;
 use crate::by_host::Scratch;
 use crate::gather::{Drive, Job, WAIT, dice, random_jobs, run_over, several_streams, text};
-use crate::report::Report;
+use crate::report::{Outcome, Report};
 use cudarc::driver::sys::{self, CUresult};
 use nvme_gpu_kernel::rows::code;
 use nvme_host::cuda::Pending;
 use std::ptr::null_mut;
 use std::time::{Duration, Instant};
-
-type Outcome<T> = Result<T, String>;
 
 /// Every 40th read takes this long, so that a gather waits while the user's call runs.
 const SLOW: &str = "delay:3ms@op=read,every=40";

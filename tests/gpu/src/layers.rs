@@ -7,7 +7,7 @@ mod manifest;
 use crate::bench::Bench;
 use crate::by_host::{DRIVE, STRIPE, Scratch};
 use crate::gather::{BYTES, CANARY, WAIT, text};
-use crate::report::Report;
+use crate::report::{Outcome, Report};
 use nvme_gpu_kernel::work::data_word;
 use nvme_host::catalog::{Dtype, Entry};
 use nvme_host::cuda::{DeviceMemory, Gpu, RowsOptions, Stream};
@@ -16,8 +16,6 @@ use nvme_host::store::GpuOptions;
 use nvme_host::{Store, StoreOptions};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-type Outcome<T> = Result<T, String>;
 
 const SEED: u64 = 0x1A7E;
 const LAYERS: u64 = 7;

@@ -5,14 +5,12 @@
 
 use crate::bench::Bench;
 use crate::gather::{dice, text};
-use crate::report::Report;
+use crate::report::{Outcome, Report};
 use nvme_compute::linear::{Activation, Backward, BackwardRung, Forward, ForwardRung, Linear};
 use nvme_compute_kernel::linear::reference::Layer;
 use nvme_formats::{bf16_of_f32, f16_of_f32, f32_of_bf16, f32_of_f16};
 use nvme_host::cuda::{DeviceMemory, Graph};
 use std::time::Duration;
-
-type Outcome<T> = Result<T, String>;
 
 const LIMIT: Duration = Duration::from_secs(20);
 /// Bytes before and after each matrix that no kernel may write.

@@ -24,6 +24,7 @@ mod ops;
 mod paged;
 mod product;
 mod ranges;
+mod reading;
 mod report;
 mod rig;
 mod sanitizer;

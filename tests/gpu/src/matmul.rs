@@ -5,11 +5,9 @@
 
 use crate::bench::Bench;
 use crate::gather::{WAIT, dice, text};
-use crate::report::Report;
+use crate::report::{Outcome, Report};
 use nvme_compute::ladder::{Element, Ladder, Matmul, Operand, Rung};
 use nvme_host::cuda::{DeviceMemory, Graph, Stream};
-
-type Outcome<T> = Result<T, String>;
 
 const ABSENT: &str = "this GPU has no such rung";
 

@@ -3,7 +3,7 @@
 use crate::bench::Bench;
 use crate::by_host::Scratch;
 use crate::gather::text;
-use crate::report::Report;
+use crate::report::{Outcome, Report};
 use nvme_compute::llama::{Config, Llama, Mixture, Options};
 use nvme_compute::synthetic::{Stored, Synthetic};
 use nvme_host::cuda::RowsOptions;
@@ -11,8 +11,6 @@ use nvme_host::store::GpuOptions;
 use nvme_host::{Catalog, Store, StoreOptions};
 use std::sync::Arc;
 use std::time::Duration;
-
-type Outcome<T> = Result<T, String>;
 
 const PLACE: u64 = 4096 * 3;
 const DRIVE: &str = "sim:mem?size=16MiB&block=4096&queues=8&threads=2";

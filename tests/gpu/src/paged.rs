@@ -6,17 +6,16 @@
 mod choose;
 
 use crate::bench::Bench;
-use crate::gather::{WAIT, dice, fault_timeout, few_stations, simulated, text};
-use crate::report::Report;
+use crate::gather::{WAIT, dice, few_stations, simulated, text};
+use crate::reading::{planned, until_whole};
+use crate::report::{Outcome, Report};
 use nvme_compute::paged::{self, Attending, Queries};
 use nvme_compute::{KvPages, KvShape};
 use nvme_gpu_kernel::rows::code;
 use nvme_host::cuda::{DeviceMemory, Failures, Graph, Pending, Stream};
 use nvme_host::{Store, StoreOptions};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
-
-type Outcome<T> = Result<T, String>;
+use std::time::Duration;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// What results hold before a launch, and the elements after them always.
@@ -495,36 +494,8 @@ fn graph(bench: &Bench) -> Outcome<String> {
 
 /// Heads whose reads fail are NaN and counted, none is wrong, and later ones are whole where the controller comes back.
 fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
-    let timeout = fault_timeout(bench, fault);
-    let fault = fault.replace("LATE", &format!("{}ms", timeout.as_millis() * 4));
+    let (fault, timeout) = planned(bench, fault);
     let drive = Drive::new(bench, 4096, &fault, timeout)?;
     let job = Job::new(&drive, CASE, 8)?;
-    let is_harmless = matches!(name, "reordered" | "torn-cqe");
-    let (begin, mut failed) = (Instant::now(), 0);
-    loop {
-        let failures = job.run(&drive)?;
-        failed += failures.rows;
-        let codes = failures.first.map(|(_, code)| code);
-        match (name, codes) {
-            ("status", Some(code)) if code != 0x281 || failures.rows > 1 => {
-                return Err(format!("{failures:?}"));
-            }
-            ("reordered" | "torn-cqe", Some(_)) => return Err(format!("{failures:?}")),
-            ("all-ones", Some(code::GONE)) if begin.elapsed() > Duration::from_secs(3) => {
-                return Ok(format!(
-                    "{failed} parts failed of a controller that is gone"
-                ));
-            }
-            _ => {}
-        }
-        if failures.rows == 0 && (failed > 0 || is_harmless) {
-            return Ok(format!("{failed} parts failed, then none"));
-        }
-        if begin.elapsed() > WAIT {
-            return Err(format!(
-                "{failed} parts failed after {WAIT:?}: {failures:?}"
-            ));
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until_whole(name, (1, 1), "parts", || job.run(&drive))
 }

@@ -4,12 +4,10 @@
 
 use crate::bench::Bench;
 use crate::gather::{WAIT, text};
-use crate::report::Report;
+use crate::report::{Outcome, Report};
 use nvme_compute::synthetic::{self, Stored};
 use nvme_compute_kernel::{BLOCK_THREADS, Gemv, PTX, kernel};
 use nvme_host::cuda::{DeviceMemory, Function, Module, Stream};
-
-type Outcome<T> = Result<T, String>;
 
 /// What `y` holds where no product comes.
 const POISON: f32 = -77.25;

@@ -6,11 +6,10 @@
 use crate::bench::Bench;
 use crate::by_host::{DRIVE, STRIPE, Scratch};
 use crate::gather::{BYTES, CANARY, Drive, WAIT, dice, fault_timeout, text};
-use crate::report::Report;
+use crate::reading::wait_for;
+use crate::report::{Outcome, Report};
 use nvme_host::cuda::{DeviceMemory, Graph, Pending, ReadRange};
 use std::time::{Duration, Instant};
-
-type Outcome<T> = Result<T, String>;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Bytes of a piece, which is read or zeroed as a whole.
@@ -203,16 +202,7 @@ fn graph(bench: &Bench) -> Outcome<String> {
         }
     });
     let (graph, pending) = captured.map_err(text)?;
-    let wait_for = |rounds: u32| -> Outcome<()> {
-        let begin = Instant::now();
-        while pending.ended() < rounds {
-            if begin.elapsed() > WAIT {
-                return Err(format!("launch {rounds} does not end"));
-            }
-            std::thread::yield_now();
-        }
-        Ok(())
-    };
+    let wait_for = |rounds| wait_for(rounds, || pending.ended());
     for round in 1..=3 {
         let at = some[7].0 as usize;
         let new = [round as u8; 100];

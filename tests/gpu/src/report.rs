@@ -3,6 +3,9 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+/// What a test comes to, or why it failed.
+pub type Outcome<T> = Result<T, String>;
+
 /// How a test ended.
 pub enum End {
     /// With a few words on what was seen.
@@ -12,8 +15,8 @@ pub enum End {
     Skipped(String),
 }
 
-impl From<Result<String, String>> for End {
-    fn from(result: Result<String, String>) -> Self {
+impl From<Outcome<String>> for End {
+    fn from(result: Outcome<String>) -> Self {
         match result {
             Ok(seen) => Self::Passed(seen),
             Err(why) => Self::Failed(why),
@@ -162,7 +165,7 @@ impl Report {
     }
 
     /// Runs `test` when `name` was chosen.
-    pub fn test(&mut self, name: &str, test: impl FnOnce(&Options) -> Result<String, String>) {
+    pub fn test(&mut self, name: &str, test: impl FnOnce(&Options) -> Outcome<String>) {
         self.case(name, |options| match test(options) {
             Ok(seen) => End::Passed(seen),
             Err(why) => End::Failed(why),

@@ -6,13 +6,12 @@
 use crate::bench::Bench;
 use crate::gather::{BYTES, Drive, Job, WAIT, dice, fault_timeout, several_streams, text};
 use crate::hazards::{Graph, OwnStream, current};
-use crate::report::Report;
+use crate::report::{Outcome, Report};
 use nvme_gpu_kernel::rows::{SCATTER_ROWS, code};
 use nvme_host::cuda::{DeviceMemory, Failures, Pending, RowTable};
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-type Outcome<T> = Result<T, String>;
 type Rows = Vec<Vec<u8>>;
 
 const TIMEOUT: Duration = Duration::from_secs(5);

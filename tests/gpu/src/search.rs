@@ -4,8 +4,9 @@
 #![allow(unsafe_code)]
 
 use crate::bench::Bench;
-use crate::gather::{WAIT, fault_timeout, few_stations, simulated, text};
-use crate::report::Report;
+use crate::gather::{WAIT, few_stations, simulated, text};
+use crate::reading::{planned, until_whole, wait_for};
+use crate::report::{Outcome, Report};
 use nvme_compute::search::{
     Answers, BuildOptions, CpuOptions, GpuSearch, Index, Kind, Parameters, Request, Source, build,
     code,
@@ -15,8 +16,6 @@ use nvme_host::Store;
 use nvme_host::cuda::{DeviceMemory, Failures, Graph, Pending, Stream};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-type Outcome<T> = Result<T, String>;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 const POISON: u8 = 0xA5;
@@ -471,16 +470,7 @@ fn graph(bench: &Bench) -> Outcome<String> {
     let job = Job::whole(&drive, bench, 70, Parameters::default())?;
     let captured = Graph::capture(&drive.stream, |stream| job.start_on(&drive, stream));
     let (graph, pending) = captured.map_err(text)?;
-    let wait_for = |rounds: u32| -> Outcome<()> {
-        let begin = Instant::now();
-        while pending.ended() < rounds {
-            if begin.elapsed() > WAIT {
-                return Err(format!("launch {rounds} does not end"));
-            }
-            std::thread::yield_now();
-        }
-        Ok(())
-    };
+    let wait_for = |rounds| wait_for(rounds, || pending.ended());
     for round in 1..=3 {
         job.poison()?;
         graph.launch(&drive.stream).map_err(text)?;
@@ -513,8 +503,7 @@ fn graph(bench: &Bench) -> Outcome<String> {
 /// Queries whose reads fail have no results and say so, none has wrong ones, and later searches are whole where the
 /// controller comes back.
 fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
-    let timeout = fault_timeout(bench, fault);
-    let fault = fault.replace("LATE", &format!("{}ms", timeout.as_millis() * 4));
+    let (fault, timeout) = planned(bench, fault);
     let source = source(Kind::Clustered, 500, 32);
     // The CPU's answers come from a drive without faults.
     let well = Drive::new(bench, (4096, ""), TIMEOUT, source, 4)?;
@@ -522,34 +511,7 @@ fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
     let drive = Drive::new(bench, (4096, &fault), timeout, source, 4)?;
     let queries = source.queries(60).map_err(text)?;
     let job = Job::expecting(bench, &queries, Parameters::default(), expected)?;
-    // Faults that the protocol allows, or that the queue sees through.
-    let is_harmless = matches!(name, "reordered" | "torn-cqe");
-    let (begin, mut failed) = (Instant::now(), 0);
-    loop {
-        let (failures, codes) = job.run(&drive)?;
-        failed += failures.rows;
-        match (name, failures.first) {
-            ("status", Some((_, code))) if code != 0x281 || failures.rows != 1 => {
-                return Err(format!("{failures:?}"));
-            }
-            ("reordered" | "torn-cqe", Some(_)) => return Err(format!("{failures:?}")),
-            ("all-ones", Some((_, row::GONE)))
-                if failures.rows == 60 && begin.elapsed() > Duration::from_secs(3) =>
-            {
-                return Ok(format!(
-                    "{failed} queries failed, and all of a controller that is gone"
-                ));
-            }
-            _ => {}
-        }
-        if failures.rows == 0 && (failed > 0 || is_harmless || name == "duplicate") {
-            return Ok(format!("{failed} queries failed, then none"));
-        }
-        if begin.elapsed() > WAIT {
-            return Err(format!("{failed} failed after {WAIT:?}: {codes:?}"));
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until_whole(name, (1, 60), "queries", || Ok(job.run(&drive)?.0))
 }
 
 /// Reads are lost again and again while searches go on over several streams: none is wrong, and no station is lost.

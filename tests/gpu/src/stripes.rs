@@ -4,12 +4,10 @@
 use crate::bench::Bench;
 use crate::gather::{Drive, Job, WAIT, dice, fault_timeout, outages_of, shapes_of};
 use crate::hazards::{outlives, replay};
-use crate::report::Report;
+use crate::report::{Outcome, Report};
 use nvme_gpu_kernel::rows::code;
 use nvme_host::cuda::RowTable;
 use std::time::{Duration, Instant};
-
-type Outcome<T> = Result<T, String>;
 
 const TIMEOUT: Duration = Duration::from_secs(4);
 const STRIPE_BYTES: u64 = 32 << 10;

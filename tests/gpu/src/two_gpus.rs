@@ -5,15 +5,13 @@
 use crate::bench::Bench;
 use crate::by_host::{DRIVE, STRIPE};
 use crate::gather::{Drive, Job, WAIT, dice, text};
-use crate::report::{End, Report};
+use crate::report::{End, Outcome, Report};
 use cudarc::driver::sys::{self, CUresult};
 use nvme_gpu_kernel::rows::code;
 use nvme_host::cuda::Gpu;
 use std::ptr::null_mut;
 use std::sync::Arc;
 use std::time::Duration;
-
-type Outcome<T> = Result<T, String>;
 
 pub fn all(report: &mut Report, bench: &Bench) {
     report.case("two-gpus", |_| {

@@ -6,15 +6,13 @@ use crate::bench::Bench;
 use crate::by_host::{DRIVE, STRIPE, Scratch};
 use crate::gather::{BYTES, CANARY, Drive, WAIT, dice, fault_timeout, text};
 use crate::hazards::{Graph, OwnStream, current};
-use crate::report::Report;
+use crate::report::{Outcome, Report};
 use crate::stripes;
 use nvme_gpu_kernel::rows::code;
 use nvme_host::Table;
 use nvme_host::cuda::{DeviceMemory, Failures, Pending, Request};
 use nvme_host::store::{Format, Wide, Widen};
 use std::time::{Duration, Instant};
-
-type Outcome<T> = Result<T, String>;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 

@@ -6,17 +6,18 @@ from array import array
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from . import _buffers, _native
 from ._errors import NvmeGpuError, Usage
+from ._held import OneProcess
 from ._native import Array, View
-from ._store import Table, _device, _refuse_pickling, _same_gpu, _view_of_array, _whole
+from ._store import Table, _device, _same_gpu, _view_of_array, _whole
 
 _MOST = (1 << 63) - 1
 
 
-class DataLoader:
+class DataLoader(OneProcess):
     """Iterates over the rows of a table in batches, and reads the next ones meanwhile.
 
     ``for rows in loader`` gives one epoch: arrays of the shape ``(batch_size, *row)``, tensors of torch where torch is
@@ -197,9 +198,6 @@ class DataLoader:
         stream = self._streams[number % len(self._streams)]
         kind = _Gathered if self._staging == "gpu" else _Copied
         return kind(self._table, ids, self._with_ids, stream)
-
-    def __reduce__(self) -> NoReturn:
-        _refuse_pickling(self)
 
     def __repr__(self) -> str:
         return f"<nvme_gpu.DataLoader {len(self)} batches of {self._size} rows of {self._table!r}>"

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator, Mapping
-from typing import Any, Callable, NoReturn
+from typing import Any, Callable
 
 from . import _native
 from ._errors import Usage
+from ._held import OneProcess
 from ._files import DriveFile, Volume
 from ._native import Import
-from ._store import Store, Table, _refuse_pickling, _whole, open as _open
+from ._store import Store, Table, _whole, open as _open
 
 
-class Entry:
+class Entry(OneProcess):
     """A tensor of a file that lies on a store, or in an ext4 there."""
 
     __slots__ = ("_store", "_file", "_name", "_dtype", "_shape", "_offset", "_nbytes")
@@ -79,14 +80,11 @@ class Entry:
         place = self._offset if self._file is None or not self._nbytes else self._file.place(self._offset, self._nbytes)
         return self._store.table(place, shape=self._shape, dtype=self._dtype)
 
-    def __reduce__(self) -> NoReturn:
-        _refuse_pickling(self)
-
     def __repr__(self) -> str:
         return f"<nvme_gpu.Entry {self._name!r} {self._shape} {self._dtype} at byte {self._offset}>"
 
 
-class Catalog(Mapping[str, Entry]):
+class Catalog(OneProcess, Mapping[str, Entry]):
     """The tensors of a file by name, in the order of their data. Made by :func:`import_file` and :func:`catalog`."""
 
     __slots__ = ("_store", "_file", "_owned", "_entries", "_format", "_nbytes", "_metadata", "_files", "_begin")
@@ -155,9 +153,6 @@ class Catalog(Mapping[str, Entry]):
 
     def __len__(self) -> int:
         return len(self._entries)
-
-    def __reduce__(self) -> NoReturn:
-        _refuse_pickling(self)
 
     def __repr__(self) -> str:
         return f"<nvme_gpu.Catalog {self._format}, {len(self)} tensors, {self._nbytes} bytes>"

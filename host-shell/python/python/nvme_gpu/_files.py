@@ -8,12 +8,13 @@ import os
 import stat as _modes
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from . import _buffers, _native
 from ._errors import Usage
+from ._held import Held, OneProcess
 from ._native import View
-from ._store import Pending, Store, _refuse_pickling, _whole, open as _open
+from ._store import Pending, Store, _whole, open as _open
 
 _Path = str | bytes | os.PathLike[str] | os.PathLike[bytes]
 
@@ -81,7 +82,7 @@ class DirEntry:
         return f"<nvme_gpu.DirEntry {self.name!r}, {self._stat.kind}>"
 
 
-class Volume:
+class Volume(Held):
     """The ext4 on a store, or on its partition ``part``, which no kernel mounts for writing meanwhile. It is only read.
 
     ``store``: a :class:`Store`; or the name of a device as for :func:`open`, where ``part=N`` among its options names a
@@ -205,20 +206,11 @@ class Volume:
         if self._owns:
             self._store.close()
 
-    def __enter__(self) -> Volume:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __reduce__(self) -> NoReturn:
-        _refuse_pickling(self)
-
     def __repr__(self) -> str:
         return f"<nvme_gpu.Volume on {self._store!r}>"
 
 
-class DriveFile(io.RawIOBase):
+class DriveFile(OneProcess, io.RawIOBase):
     """A file of a :class:`Volume`, opened for reading: a binary file of Python without a buffer. Made by
     :meth:`Volume.open`.
 
@@ -331,9 +323,6 @@ class DriveFile(io.RawIOBase):
         self._check_open()
         if view.nbytes:
             Pending(self._native.read(view, offset), None).result()
-
-    def __reduce__(self) -> NoReturn:
-        _refuse_pickling(self)
 
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.nbytes} bytes"

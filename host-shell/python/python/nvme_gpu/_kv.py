@@ -7,11 +7,12 @@ import threading
 from array import array
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 from ._errors import KvLoadError, NvmeGpuError, Usage
+from ._held import OneProcess
 from ._kv_moves import Move, adopted, load, put, save
-from ._store import Store, _refuse_pickling, _whole
+from ._store import Store, _whole
 
 _MOST = (1 << 31) - 1
 
@@ -66,7 +67,7 @@ class _Load:
         self.move, self.loads, self.cache, self.block_ids, self.places = move, loads, cache, block_ids, places
 
 
-class KvStore:
+class KvStore(OneProcess):
     """Keys and values of blocks of tokens on a store, to be found by other requests that begin with the same tokens.
 
     ``layers``: how many, or their names. ``block_tokens``: tokens of a block. ``page_shape``, ``dtype``: what a cache
@@ -345,9 +346,6 @@ class KvStore:
         with self._lock:
             for block in [one for one in self._index.values() if not one.pins]:
                 self._drop(block)
-
-    def __reduce__(self) -> NoReturn:
-        _refuse_pickling(self)
 
     def __repr__(self) -> str:
         return f"<nvme_gpu.KvStore of {len(self)} blocks of {self._tokens} tokens, {self._capacity} fit>"

@@ -6,17 +6,18 @@ import ctypes
 import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, NoReturn
+from typing import Any, Literal
 
 from . import _buffers, _dtypes, _native
 from ._catalog import Catalog, Entry
 from ._errors import Usage
-from ._store import Store, _device, _refuse_pickling, _same_gpu, _whole
+from ._held import Held, OneProcess
+from ._store import Store, _device, _same_gpu, _whole
 
 Layers = Sequence[str] | Mapping[str, Sequence[str]] | None
 
 
-class LayerLoader:
+class LayerLoader(Held):
     """Reads layers of a model into slots of memory ahead of their use.
 
     ``with loader.layer(i) as w:`` gives layer ``i``: ``w`` maps the names of its tensors to arrays, tensors of torch where
@@ -133,20 +134,11 @@ class LayerLoader:
         """Waits for reads under way, and lets go of the store. Arrays that were given out stay."""
         self._native.close()
 
-    def __enter__(self) -> LayerLoader:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __reduce__(self) -> NoReturn:
-        _refuse_pickling(self)
-
     def __repr__(self) -> str:
         return f"<nvme_gpu.LayerLoader of {len(self)} layers, {self.path['slots']} slots, {self.path['memory']}>"
 
 
-class Layer(Mapping[str, Any]):
+class Layer(OneProcess, Mapping[str, Any]):
     """The tensors of a layer by name, whole or without the layer's name before it. Made by :meth:`LayerLoader.layer`.
 
     Arrays lie in the layer's slot, without a copy: the slot is held until the ``with`` has ended and the last of them is
@@ -220,9 +212,6 @@ class Layer(Mapping[str, Any]):
         if self._native is None:
             raise Usage(f"layer {self._index} is not in use", "use it inside of its `with`")
         return self._native
-
-    def __reduce__(self) -> NoReturn:
-        _refuse_pickling(self)
 
     def __repr__(self) -> str:
         state = "not in use" if self._native is None else f"{self.nbytes} bytes"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from typing import Any, Callable, NamedTuple, NoReturn
+from typing import Any, Callable, NamedTuple
 
 from . import _buffers, _dtypes, _native
 from ._errors import Timeout, Usage
+from ._held import Launching
 from ._native import Array, View
-from ._store import Check, Store, _known, _refuse_pickling, _same_gpu, _view_of_array, _whole
+from ._store import Check, Store, _known, _same_gpu, _view_of_array, _whole
 
 _MOST_RESULTS, _MOST_LIST, _MOST_BEAM = 32, 256, 32
 _DTYPES = (("int64", 8), ("float32", 4), ("int32", 4), ("int32", 4))
@@ -27,7 +28,7 @@ class Nearest(NamedTuple):
     """int32 for each query: nodes of 4 KiB that it read."""
 
 
-class SearchIndex:
+class SearchIndex(Launching):
     """An index of vectors on a store, opened for searches.
 
     Its graph lies on the device, a node of 4 KiB for each vector; codes of the vectors lie in memory (:attr:`memory_bytes`
@@ -39,6 +40,7 @@ class SearchIndex:
     """
 
     __slots__ = ("_store", "_native", "_info", "__weakref__")
+    _LAUNCHED = "searches"
 
     def __init__(self, store: Store, offset: int = 0) -> None:
         if not isinstance(store, Store):
@@ -151,27 +153,9 @@ class SearchIndex:
             operation.check()
         return Nearest(*found)
 
-    def check(self, timeout: float | None = None) -> None:
-        """Waits for the searches on the GPU that were launched before, ``timeout`` seconds at most, and raises the first
-        failure that was not raised yet.
-
-        Raises :class:`Timeout` when they have not ended in time.
-        """
-        if not self._native.check(timeout):
-            raise Timeout("searches on the GPU have not ended", "call check again, or wait longer")
-
     def close(self) -> None:
         """Lets go of the store, and of the codes in memory of the host."""
         self._native.close()
-
-    def __enter__(self) -> SearchIndex:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __reduce__(self) -> NoReturn:
-        _refuse_pickling(self)
 
     def __repr__(self) -> str:
         return f"<nvme_gpu.SearchIndex of {len(self)} vectors of {self.dim}, {self.nbytes} bytes>"

@@ -13,6 +13,7 @@ from typing import Any, Literal, NoReturn, Protocol
 
 from . import _buffers, _dtypes, _native
 from ._errors import Timeout, Usage
+from ._held import Held, OneProcess
 from ._native import Array, View
 
 _LOG = logging.getLogger("nvme_gpu")
@@ -56,14 +57,7 @@ def _known(check: Any) -> None:
         raise Usage(f"check is {check!r}", "use 'now' or 'later'")
 
 
-def _refuse_pickling(value: Any) -> NoReturn:
-    raise Usage(
-        f"a {type(value).__name__} belongs to one process and cannot be pickled",
-        "open the store in each process that uses it; let worker processes start by 'spawn'",
-    )
-
-
-class Pending:
+class Pending(OneProcess):
     """A transfer under way. Its buffers are kept until it has ended, also when this object is dropped.
 
     It may be used from any thread. Nothing is cancelled: a transfer ends by itself, at the latest after the time-out
@@ -98,9 +92,6 @@ class Pending:
         self._seen = True
         self._operation.check()
         return self._result
-
-    def __reduce__(self) -> NoReturn:
-        _refuse_pickling(self)
 
     def __repr__(self) -> str:
         return f"<nvme_gpu.Pending {'done' if self.done() else 'under way'}>"
@@ -167,7 +158,7 @@ def open(
     )
 
 
-class Store:
+class Store(Held):
     """A drive, a file, or several of them as one range of bytes. Made by :func:`open`.
 
     Any number of threads may use it. It belongs to the process that opened it: after a fork the child's calls raise
@@ -220,12 +211,6 @@ class Store:
         self._gds = gds != "off"
         _OPEN.add(self)
         _LOG.info("opened %s: %s", name, self.path)
-
-    def __enter__(self) -> Store:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """Closes it: waits for gathers on the GPU, as long as their commands may take, then lets go of the device.
@@ -350,15 +335,12 @@ class Store:
         held = (view, buf)
         return Pending(self._native.move_on_gpu(not is_read, at, view.nbytes, view.address, number, held), buf)
 
-    def __reduce__(self) -> NoReturn:
-        _refuse_pickling(self)
-
     def __repr__(self) -> str:
         state = "closed" if self.closed else f"{self.nbytes} bytes"
         return f"<nvme_gpu.Store {self._device!r}, {state}>"
 
 
-class Table:
+class Table(OneProcess):
     """Rows of one size and dtype in a store. Made by :meth:`Store.table`. Any number of threads may use it.
 
     ``table[ids]`` is ``table.gather(ids)``.
@@ -457,9 +439,6 @@ class Table:
 
     def __iter__(self) -> NoReturn:
         raise TypeError("a table is not iterated over row by row: gather many rows at a time")
-
-    def __reduce__(self) -> NoReturn:
-        _refuse_pickling(self)
 
     def __repr__(self) -> str:
         return f"<nvme_gpu.Table {self._shape} {self._dtype} of {self._store!r}>"

@@ -5,13 +5,13 @@
 
 use super::{Drive, GUARD, Job, Outcome, POISON, TIMEOUT, bytes_of};
 use crate::bench::Bench;
-use crate::gather::{WAIT, dice, fault_timeout, several_streams, text};
+use crate::gather::{WAIT, dice, several_streams, text};
+use crate::reading::{planned, until_whole, wait_for};
 use crate::report::Report;
 use nvme_compute::synthetic::Stored;
 use nvme_compute::{GpuIds, streamed};
 use nvme_gpu_kernel::rows::code;
 use nvme_host::cuda::{DeviceMemory, Failures, Graph, Pending};
-use std::time::{Duration, Instant};
 
 pub fn all(report: &mut Report, bench: &Bench) {
     for stored in Stored::ALL {
@@ -245,16 +245,7 @@ fn graph(bench: &Bench) -> Outcome<String> {
     let mut ids = Ids::new(bench, vec![0; 150], true)?;
     let captured = Graph::capture(&drive.stream, |stream| ids.start_on(&drive, &job, stream));
     let (graph, pending) = captured.map_err(text)?;
-    let wait_for = |rounds: u32| -> Outcome<()> {
-        let begin = Instant::now();
-        while pending.ended() < rounds {
-            if begin.elapsed() > WAIT {
-                return Err(format!("launch {rounds} does not end"));
-            }
-            std::thread::yield_now();
-        }
-        Ok(())
-    };
+    let wait_for = |rounds| wait_for(rounds, || pending.ended());
     for round in 1..=3 {
         ids.ids = (0..150)
             .map(|at| (at * 7 + i64::from(round)) % 200)
@@ -292,42 +283,12 @@ fn graph(bench: &Bench) -> Outcome<String> {
 /// Elements whose reads fail are NaN and counted, none is wrong, and a later product is whole where the controller comes
 /// back.
 fn faults(bench: &Bench, name: &str, fault: &str) -> Outcome<String> {
-    let timeout = fault_timeout(bench, fault);
-    let fault = fault.replace("LATE", &format!("{}ms", timeout.as_millis() * 4));
+    let (fault, timeout) = planned(bench, fault);
     let drive = Drive::simulated(bench, 4096, &fault, timeout)?;
     // Whole blocks: the host reads none of them.
     let job = Job::new(&drive, bench, Stored::Bf16, (512, 4096), 0, 8)?;
     let mut throw = dice(21);
     let ids = (0..900).map(|_| throw(512) as i64).collect();
     let ids = Ids::new(bench, ids, false)?;
-    let is_harmless = matches!(name, "reordered" | "torn-cqe");
-    let (begin, mut failed) = (Instant::now(), 0);
-    loop {
-        let failures = ids.run(&drive, &job)?;
-        failed += failures.rows;
-        let codes = failures.first.map(|(_, code)| code);
-        match (name, codes) {
-            ("status", Some(code)) if code != 0x281 || failures.rows > 1 => {
-                return Err(format!("{failures:?}"));
-            }
-            ("reordered" | "torn-cqe", Some(_)) => return Err(format!("{failures:?}")),
-            ("all-ones", Some(code::GONE))
-                if failures.rows == 900 && begin.elapsed() > Duration::from_secs(3) =>
-            {
-                return Ok(format!(
-                    "{failed} products failed, and all of a controller that is gone"
-                ));
-            }
-            _ => {}
-        }
-        if failures.rows == 0 && (failed > 0 || is_harmless || name == "duplicate") {
-            return Ok(format!("{failed} products failed, then none"));
-        }
-        if begin.elapsed() > WAIT {
-            return Err(format!(
-                "{failed} products failed after {WAIT:?}: {failures:?}"
-            ));
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until_whole(name, (1, 900), "products", || ids.run(&drive, &job))
 }

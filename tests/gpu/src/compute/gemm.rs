@@ -5,7 +5,8 @@
 
 use super::{GUARD, Outcome, POISON, TIMEOUT, bytes_of};
 use crate::bench::Bench;
-use crate::gather::{WAIT, dice, fault_timeout, few_stations, several_streams, simulated, text};
+use crate::gather::{WAIT, dice, few_stations, several_streams, simulated, text};
+use crate::reading::{planned, until_whole, wait_for};
 use crate::report::Report;
 use nvme_compute::gemm::{Product, StreamedGemm};
 use nvme_compute::synthetic::{self, Stored};
@@ -14,7 +15,7 @@ use nvme_gpu_kernel::rows::code;
 use nvme_host::Store;
 use nvme_host::cuda::{DeviceMemory, Failures, Graph, Pending, Stream};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// How far an element may lie from the sum of `f64`, in parts of the sum of all products' sizes.
 const TOLERANCE: f64 = 3e-5;
@@ -446,16 +447,7 @@ fn graph(bench: &Bench) -> Outcome<String> {
     let mut job = Job::new(&drive, bench, shape, 1)?;
     let captured = Graph::capture(&drive.stream, |stream| job.start_on(&drive, stream));
     let (graph, pending) = captured.map_err(text)?;
-    let wait_for = |rounds: u32| -> Outcome<()> {
-        let begin = Instant::now();
-        while pending.ended() < rounds {
-            if begin.elapsed() > WAIT {
-                return Err(format!("launch {rounds} does not end"));
-            }
-            std::thread::yield_now();
-        }
-        Ok(())
-    };
+    let wait_for = |rounds| wait_for(rounds, || pending.ended());
     for round in 1..=3 {
         job.write(&drive, u64::from(round) + 50)?;
         job.poison()?;
@@ -488,8 +480,7 @@ fn graph(bench: &Bench) -> Outcome<String> {
 /// Columns whose reads fail are NaN and counted, no element is wrong, and a later product is whole where the controller
 /// comes back.
 fn faults(bench: &Bench, (name, fault): (&str, &str), stored: Stored) -> Outcome<String> {
-    let timeout = fault_timeout(bench, fault);
-    let fault = fault.replace("LATE", &format!("{}ms", timeout.as_millis() * 4));
+    let (fault, timeout) = planned(bench, fault);
     let drive = Drive::simulated(bench, 4096, &fault, timeout)?;
     // Whole blocks: the host reads none of them.
     let columns = if stored == Stored::Bf16 { 2048 } else { 4096 };
@@ -503,34 +494,5 @@ fn faults(bench: &Bench, (name, fault): (&str, &str), stored: Stored) -> Outcome
         readers: 2,
     };
     let job = Job::new(&drive, bench, shape, 8)?;
-    let is_harmless = matches!(name, "reordered" | "torn-cqe");
-    let (begin, mut failed) = (Instant::now(), 0);
-    loop {
-        let failures = job.run(&drive)?;
-        failed += failures.rows;
-        let codes = failures.first.map(|(_, code)| code);
-        match (name, codes) {
-            ("status", Some(code)) if code != 0x281 || failures.rows > 16 => {
-                return Err(format!("{failures:?}"));
-            }
-            ("reordered" | "torn-cqe", Some(_)) => return Err(format!("{failures:?}")),
-            ("all-ones", Some(code::GONE))
-                if failures.rows == 2048 && begin.elapsed() > Duration::from_secs(3) =>
-            {
-                return Ok(format!(
-                    "{failed} columns failed, and all of a controller that is gone"
-                ));
-            }
-            _ => {}
-        }
-        if failures.rows == 0 && (failed > 0 || is_harmless || name == "duplicate") {
-            return Ok(format!("{failed} columns failed, then none"));
-        }
-        if begin.elapsed() > WAIT {
-            return Err(format!(
-                "{failed} columns failed after {WAIT:?}: {failures:?}"
-            ));
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    until_whole(name, (16, 2048), "columns", || job.run(&drive))
 }

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::bench::Bench;
+use crate::report::Outcome;
 use nvme_gpu_kernel::rows::code;
 use nvme_gpu_kernel::work::data_word;
 use nvme_host::cuda::{
@@ -18,8 +19,6 @@ pub const BYTES: u64 = 8 << 20;
 pub const WAIT: Duration = Duration::from_secs(60);
 /// What the output holds before a gather.
 pub const CANARY: u8 = 0xA5;
-
-pub type Outcome<T> = Result<T, String>;
 
 pub fn text(error: nvme_host::Error) -> String {
     format!("{error} ({})", error.remedy())

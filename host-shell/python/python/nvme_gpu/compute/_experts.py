@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal, NamedTuple, NoReturn, Sequence
+from typing import Any, Literal, NamedTuple, Sequence
 
 from .. import _buffers, _native
 from .._errors import Timeout, Usage
-from .._store import Store, _refuse_pickling
+from .._held import Launching
+from .._store import Store
 from . import _tensors as t
 from ._matrix import store_of
 
@@ -109,7 +110,7 @@ def moe_load_balance(counts: Any, probabilities: Any = None) -> Balance:
     return Balance(*_native.balance(numbers, view))
 
 
-class Experts:
+class Experts(Launching):
     """Layers of experts on a store: ``down @ (silu(gate @ x) * (up @ x))`` for each of a token's experts, added up by the
     weights of its router. Only those that were chosen are read.
 
@@ -126,6 +127,7 @@ class Experts:
     """
 
     __slots__ = ("_store", "_native", "_layers", "_shape", "_tokens", "__weakref__")
+    _LAUNCHED = "steps"
 
     def __init__(
         self,
@@ -233,28 +235,6 @@ class Experts:
         """What the cache on the GPU has counted. Waits for the GPU. Raises :class:`Usage` without a cache."""
         t.settle(self._store.gpu)
         return Counts(*self._native.counts())
-
-    def check(self, timeout: float | None = None) -> None:
-        """Waits for the reads of steps on the GPU that were launched before, ``timeout`` seconds at most, and raises the
-        first failure that was not raised yet; of captured ones that of their last run that ended.
-
-        Raises :class:`Timeout` when they have not ended in time.
-        """
-        if not self._native.check(timeout):
-            raise Timeout("steps on the GPU have not ended", "call check again, or wait longer", "unfinished")
-
-    def close(self) -> None:
-        """Lets go of the store."""
-        self._native.close()
-
-    def __enter__(self) -> Experts:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __reduce__(self) -> NoReturn:
-        _refuse_pickling(self)
 
     def __repr__(self) -> str:
         width, hidden, experts, choices = self._shape

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NoReturn
+from typing import Any
 
 from .. import _native
 from .._errors import Timeout, Usage
-from .._store import Store, _refuse_pickling
+from .._held import Launching
+from .._store import Store
 from . import _tensors as t
 
 _MOST = (1 << 32) - 1
@@ -19,7 +20,7 @@ def store_of(store: Any) -> _native.Store:
     return store._native
 
 
-class Matrix:
+class Matrix(Launching):
     """A matrix on a store, row after row, as a file of tensors has it: its products are computed while it is read.
 
     ``offset``: its first byte in the store, an even number. ``format``: as for :func:`gemv`. ``shape``:
@@ -32,6 +33,7 @@ class Matrix:
     """
 
     __slots__ = ("_store", "_native", "_format", "_shape", "__weakref__")
+    _LAUNCHED = "products"
 
     def __init__(self, store: Store, offset: int, format: Any, shape: tuple[int, int]) -> None:
         native = store_of(store)
@@ -137,28 +139,6 @@ class Matrix:
             addresses = (v.address, y.address, room.address)
             t.checked(self._native.gemm_on_gpu(addresses, v.shape[0], v.dtype, t.stream(v.gpu)), check)
         return y.value
-
-    def check(self, timeout: float | None = None) -> None:
-        """Waits for the products on the GPU that came before, ``timeout`` seconds at most, and raises the first failure that
-        was not raised yet; of captured ones that of their last run that ended.
-
-        Raises :class:`Timeout` when they have not ended in time.
-        """
-        if not self._native.check(timeout):
-            raise Timeout("products on the GPU have not ended", "call check again, or wait longer", "unfinished")
-
-    def close(self) -> None:
-        """Lets go of the store."""
-        self._native.close()
-
-    def __enter__(self) -> Matrix:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __reduce__(self) -> NoReturn:
-        _refuse_pickling(self)
 
     def __repr__(self) -> str:
         return f"<nvme_gpu.compute.Matrix {self._shape} {self._format} of {self._store!r}>"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from .. import _native
 from .._errors import Timeout, Usage
-from .._store import Store, Table, _device, _refuse_pickling
+from .._held import Launching, OneProcess
+from .._store import Store, Table, _device
 from . import _tensors as t
 from ._matrix import store_of
 
@@ -26,7 +27,7 @@ class Keep(NamedTuple):
     """So many at its end."""
 
 
-class KvPages:
+class KvPages(Launching):
     """Keys and values in pages on a store: of each page, for each head, ``page_tokens`` keys and then as many values.
 
     ``offset``: the first byte in the store, a multiple of a block. ``pages``: how many there are. ``kv_heads``: heads of
@@ -39,6 +40,7 @@ class KvPages:
     """
 
     __slots__ = ("_store", "_native", "_table", "_row", "_dtype", "__weakref__")
+    _LAUNCHED = "reads of attention"
 
     def __init__(
         self,
@@ -145,28 +147,6 @@ class KvPages:
         end = at + math.prod(shape)
         return room.value[at:end].view(shape), room.value[of_counts : of_counts + sequences * self.kv_heads].view(shape[:2])
 
-    def check(self, timeout: float | None = None) -> None:
-        """Waits for the reads of attention on the GPU that was launched before, ``timeout`` seconds at most, and raises the
-        first failure that was not raised yet; of captured ones that of their last run that ended.
-
-        Raises :class:`Timeout` when they have not ended in time.
-        """
-        if not self._native.check(timeout):
-            raise Timeout("attention on the GPU has not ended", "call check again, or wait longer", "unfinished")
-
-    def close(self) -> None:
-        """Lets go of the store."""
-        self._native.close()
-
-    def __enter__(self) -> KvPages:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __reduce__(self) -> NoReturn:
-        _refuse_pickling(self)
-
     def __repr__(self) -> str:
         return f"<nvme_gpu.compute.KvPages {len(self)} of {self._row} {self._dtype} of {self._store!r}>"
 
@@ -187,7 +167,7 @@ class KvPages:
         return q, pages, number, (sequences, heads, pages.shape[-1], per_head)
 
 
-class Summaries:
+class Summaries(OneProcess):
     """Bounds of the keys of pages, made by :meth:`KvPages.summaries`."""
 
     __slots__ = ("_pages", "_native", "_on_gpu", "__weakref__")
@@ -233,9 +213,6 @@ class Summaries:
         GPU on which they lie."""
         t.settle(self._pages.store.gpu if self._on_gpu else None)
         return self._native.tobytes()
-
-    def __reduce__(self) -> NoReturn:
-        _refuse_pickling(self)
 
 
 def attention_paged(

@@ -1,0 +1,73 @@
+//! What tests of kernels that read by themselves have in common: each fault of a controller, and graphs.
+
+use crate::bench::Bench;
+use crate::gather::{WAIT, fault_timeout};
+use crate::report::Outcome;
+use nvme_gpu_kernel::rows::code;
+use nvme_host::cuda::Failures;
+use std::time::{Duration, Instant};
+
+/// How long a controller that is gone has to stay gone.
+const GONE: Duration = Duration::from_secs(3);
+/// What the plan of faults answers a command with: Unrecovered Read Error.
+const STATUS: i32 = 0x281;
+
+/// `fault` as an option of the simulator, with its delay, and how long a command may take under it.
+pub fn planned(bench: &Bench, fault: &str) -> (String, Duration) {
+    let timeout = fault_timeout(bench, fault);
+    let late = format!("{}ms", timeout.as_millis() * 4);
+    (fault.replace("LATE", &late), timeout)
+}
+
+/// Launches under the fault `name`, until one has failed and the next one has not, or nothing comes from a controller
+/// that is gone. A launch that returns has checked that what failed is marked and that nothing is wrong.
+///
+/// `of_status` is how many parts of a launch one command's status fails at most, `all` how many fail when the controller
+/// is gone, `what` their name.
+pub fn until_whole(
+    name: &str,
+    (of_status, all): (u64, u64),
+    what: &str,
+    mut launch: impl FnMut() -> Outcome<Failures>,
+) -> Outcome<String> {
+    // Faults that the protocol allows, or that the queue sees through.
+    let is_harmless = matches!(name, "reordered" | "torn-cqe");
+    let (begin, mut failed) = (Instant::now(), 0);
+    loop {
+        let failures = launch()?;
+        failed += failures.rows;
+        match (name, failures.first.map(|(_, code)| code)) {
+            ("status", Some(code)) if code != STATUS || failures.rows > of_status => {
+                return Err(format!("{failures:?}"));
+            }
+            (_, Some(_)) if is_harmless => return Err(format!("{failures:?}")),
+            ("all-ones", Some(code::GONE)) if failures.rows >= all && begin.elapsed() > GONE => {
+                return Ok(format!(
+                    "{failed} {what} failed, and all of a controller that is gone"
+                ));
+            }
+            _ => {}
+        }
+        if failures.rows == 0 && (failed > 0 || is_harmless || name == "duplicate") {
+            return Ok(format!("{failed} {what} failed, then none"));
+        }
+        if begin.elapsed() > WAIT {
+            return Err(format!(
+                "{failed} {what} failed after {WAIT:?}: {failures:?}"
+            ));
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until `ended` launches of a graph have ended, as `count` says.
+pub fn wait_for(ended: u32, count: impl Fn() -> u32) -> Outcome<()> {
+    let begin = Instant::now();
+    while count() < ended {
+        if begin.elapsed() > WAIT {
+            return Err(format!("launch {ended} does not end"));
+        }
+        std::thread::yield_now();
+    }
+    Ok(())
+}
