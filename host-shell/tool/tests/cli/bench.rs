@@ -279,11 +279,7 @@ fn verify_reads_back_at_the_depth_of_the_run() {
 fn interrupted(folder: &Folder, arguments: &[&str], after: Duration) -> Ran {
     let started = folder.start(arguments).unwrap();
     std::thread::sleep(after);
-    let sent = std::process::Command::new("kill")
-        .args(["-INT", &started.child.id().to_string()])
-        .status()
-        .unwrap();
-    assert!(sent.success());
+    crate::common::interrupt(&started.child);
     let ran = Ran::new(arguments, started.output());
     assert_eq!(ran.code, 130, "{arguments:?}: {}", ran.stderr);
     ran

@@ -226,10 +226,7 @@ fn the_wait_for_a_sanitize_has_a_deadline_and_ends_at_ctrl_c() {
     assert!(ran.stderr.contains("sanitize-log"), "{}", ran.stderr);
     let started = folder.start(&long).unwrap();
     std::thread::sleep(Duration::from_millis(700));
-    let sent = std::process::Command::new("kill")
-        .args(["-INT", &started.child.id().to_string()])
-        .status();
-    assert!(sent.unwrap().success());
+    crate::common::interrupt(&started.child);
     Ran::new(&long, started.output()).failed(130, "interrupted");
 }
 

@@ -228,10 +228,7 @@ fn an_image_that_cannot_be_made_is_not_there() {
     while !folder.path("packed.img").exists() {
         std::thread::sleep(std::time::Duration::from_millis(5));
     }
-    let interrupt = std::process::Command::new("kill")
-        .args(["-INT", &child.id().to_string()])
-        .status();
-    assert!(interrupt.unwrap().success());
+    crate::common::interrupt(&child);
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert_eq!(folder.names(), before);
 }

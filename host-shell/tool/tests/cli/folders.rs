@@ -250,10 +250,7 @@ fn what_is_not_copied_leaves_nothing() {
         assert!(child.try_wait().unwrap().is_none());
         std::thread::sleep(Duration::from_millis(5));
     }
-    let interrupt = std::process::Command::new("kill")
-        .args(["-INT", &child.id().to_string()])
-        .status();
-    assert!(interrupt.unwrap().success());
+    crate::common::interrupt(&child);
     assert_eq!(child.wait().unwrap().code(), Some(130));
     assert_eq!(folder.names(), before);
 }

@@ -175,8 +175,7 @@ fn ctrl_c_ends_a_continuous_pipeline_with_its_report() {
     let mut line = String::new();
     std::io::BufRead::read_line(&mut out, &mut line).unwrap();
     assert!(line.contains("interval"), "{line}");
-    let pid = rustix::process::Pid::from_child(&child);
-    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    crate::common::interrupt(&child);
     let mut rest = String::new();
     std::io::Read::read_to_string(&mut out, &mut rest).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(130));

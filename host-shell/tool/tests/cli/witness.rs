@@ -4,7 +4,7 @@ use crate::common::{Folder, Place, Ran, bytes};
 use crate::json::check_value;
 use serde_json::Value;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 in_each_place!(
     every_rung_runs_and_the_file_is_believed,
@@ -205,10 +205,7 @@ fn a_run_that_is_interrupted_leaves_a_file_that_says_so() {
         std::thread::sleep(std::time::Duration::from_millis(10));
     }
     assert_eq!(read(&folder.path("w.json"))["ended"], "unfinished");
-    let signal = Command::new("kill")
-        .args(["-INT", &child.id().to_string()])
-        .status();
-    assert!(signal.unwrap().success());
+    crate::common::interrupt(&child);
     assert_eq!(child.wait().unwrap().code(), Some(130));
     let value = read(&folder.path("w.json"));
     assert_eq!(value["ended"], "interrupted");

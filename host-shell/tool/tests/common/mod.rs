@@ -5,9 +5,11 @@
 mod served;
 pub mod stand_in;
 
+use rustix::process::{Pid, Signal, kill_process};
 pub use served::Server;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Where the controller behind `sim:...` runs.
@@ -258,13 +260,35 @@ const SETPRIV: &str = "/usr/bin/setpriv";
 /// The binary. Where `setpriv` is there, it is killed when the thread that starts it ends, however that is: a
 /// test run that is killed leaves no server behind.
 pub fn binary() -> Command {
-    let program = env!("CARGO_BIN_EXE_nvme-gpu");
-    if !Path::new(SETPRIV).exists() {
-        return Command::new(program);
+    let mut words = Vec::new();
+    if Path::new(SETPRIV).exists() {
+        words.extend([SETPRIV, "--pdeathsig", "KILL", "--"]);
     }
-    let mut command = Command::new(SETPRIV);
-    command.args(["--pdeathsig", "KILL", "--", program]);
+    if ignores_interrupts() {
+        words.extend(["env", "--default-signal=INT"]);
+    }
+    words.push(env!("CARGO_BIN_EXE_nvme-gpu"));
+    let mut command = Command::new(words[0]);
+    command.args(&words[1..]);
     command
+}
+
+/// Whether SIGINT is ignored here, and so by what is started here: a shell without job control ran the tests by `&`.
+fn ignores_interrupts() -> bool {
+    static IGNORES: OnceLock<bool> = OnceLock::new();
+    *IGNORES.get_or_init(|| {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+        let mask = status
+            .lines()
+            .find_map(|line| line.strip_prefix("SigIgn:"))
+            .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+        mask.is_some_and(|mask| mask & 1 << (Signal::INT.as_raw() - 1) != 0)
+    })
+}
+
+/// Ctrl-C.
+pub fn interrupt(child: &Child) {
+    kill_process(Pid::from_child(child), Signal::INT).unwrap();
 }
 
 /// An empty folder for temporary files.
