@@ -9,6 +9,8 @@
 use crate::error::{Error, Result};
 use rustix::fs::{MemfdFlags, SealFlags};
 use std::fmt::Debug;
+#[cfg(feature = "vfio")]
+use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::ptr::NonNull;
@@ -26,9 +28,12 @@ pub struct Pages {
     start: NonNull<u8>,
     len: usize,
     file: Option<OwnedFd>,
-    /// What it is a mapping of, where that is a whole dma-buf.
+    /// A dma-buf of the same bytes, where there is one.
     #[cfg(feature = "vfio")]
     dma_buf: Option<OwnedFd>,
+    /// What has to live as long as the mapping.
+    #[cfg(feature = "vfio")]
+    _owner: Option<Keep>,
     /// The mapping that this is a part of, and what takes the part back on drop.
     part: Option<(Arc<Pages>, Keep)>,
 }
@@ -79,35 +84,41 @@ impl Pages {
                 "use multiples of 4096",
             ));
         };
-        // SAFETY: a mapping at an address of the kernel's choice touches nothing of ours.
-        let raw = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                at,
-            )
-        };
-        let start = NonNull::new(raw.cast::<u8>()).filter(|_| raw != libc::MAP_FAILED);
-        let start = start.ok_or_else(|| {
-            system(
-                "mapping the memory of another device",
-                io::Error::last_os_error(),
-            )
-        })?;
+        let start = map_shared(file.as_fd(), at, bytes)?;
         Ok(Self {
             start,
             len: bytes,
             file: None,
             #[cfg(feature = "vfio")]
             dma_buf: (at == 0 && is_dma_buf(&file)).then_some(file),
+            #[cfg(feature = "vfio")]
+            _owner: None,
             part: None,
         })
     }
 
-    /// The dma-buf that this is a mapping of. The kernel cannot lock its pages, but a driver can import it.
+    /// Maps `bytes` bytes of a BAR, which lies at `offset` in the file of its device, both whole pages; `dma_buf` is of
+    /// the same bytes.
+    #[cfg(feature = "vfio")]
+    pub(crate) fn of_bar(
+        device: Arc<File>,
+        offset: u64,
+        bytes: usize,
+        dma_buf: OwnedFd,
+    ) -> Result<Self> {
+        let at = libc::off_t::try_from(offset).map_err(|_| too_much())?;
+        let start = map_shared(device.as_fd(), at, bytes)?;
+        Ok(Self {
+            start,
+            len: bytes,
+            file: None,
+            dma_buf: Some(dma_buf),
+            _owner: Some(Box::new(device)),
+            part: None,
+        })
+    }
+
+    /// The dma-buf whose bytes from 0 to the end these are. The kernel cannot lock its pages, but a driver can import it.
     #[cfg(feature = "vfio")]
     pub(crate) fn dma_buf(&self) -> Option<BorrowedFd<'_>> {
         self.dma_buf.as_ref().map(AsFd::as_fd)
@@ -131,6 +142,8 @@ impl Pages {
             file: None,
             #[cfg(feature = "vfio")]
             dma_buf: None,
+            #[cfg(feature = "vfio")]
+            _owner: None,
             part: Some((Arc::clone(whole), keep)),
         })
     }
@@ -207,6 +220,8 @@ impl Pages {
             file: None,
             #[cfg(feature = "vfio")]
             dma_buf: None,
+            #[cfg(feature = "vfio")]
+            _owner: None,
             part: None,
         })
     }
@@ -242,6 +257,28 @@ impl Drop for Pages {
     }
 }
 
+/// A mapping of `bytes` bytes of `file` from `at` on, shared with whoever else maps them.
+fn map_shared(file: BorrowedFd<'_>, at: libc::off_t, bytes: usize) -> Result<NonNull<u8>> {
+    // SAFETY: a mapping at an address of the kernel's choice touches nothing of ours.
+    let raw = unsafe {
+        libc::mmap(
+            std::ptr::null_mut(),
+            bytes,
+            libc::PROT_READ | libc::PROT_WRITE,
+            libc::MAP_SHARED,
+            file.as_raw_fd(),
+            at,
+        )
+    };
+    let start = NonNull::new(raw.cast::<u8>()).filter(|_| raw != libc::MAP_FAILED);
+    start.ok_or_else(|| {
+        system(
+            "mapping the memory of another device",
+            io::Error::last_os_error(),
+        )
+    })
+}
+
 fn rounded(bytes: usize, granule: usize) -> Result<usize> {
     bytes
         .max(1)
@@ -267,6 +304,7 @@ fn system(call: &'static str, source: io::Error) -> Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    #[cfg(not(feature = "vfio"))]
     use std::fs::File;
     use std::os::unix::fs::FileExt;
 

@@ -8,6 +8,13 @@ nvme-gpu p2p --device "vfio:$BDF" --peer "$peer/resource2" --size 4MiB --allow-w
 guest-tests peer "vfio:$BDF" "$peer/resource2" 16
 # Rings there, too.
 guest-tests rings "vfio:$BDF" "$peer/resource2"
+# Debian's kernels have no iommufd: the option says so. On a kernel that has it, see vfio-iommufd.
+if [ ! -e /dev/iommu ]; then
+    fails_with 6 nvme-gpu regs --device "vfio:$BDF?iommu=iommufd" 2>/tmp/said
+    cat /tmp/said
+    grep -q 'offers no iommufd' /tmp/said
+    nvme-gpu regs --device "vfio:$BDF?iommu=auto" >/dev/null
+fi
 # GPU memory by gdrcopy's module, of which a stand-in maps the same BAR.
 guest-tests no-gdrdrv "vfio:$BDF" 'is not loaded'
 insmod /kmod/gdrdrv_stand_in.ko bdf="$PEER"

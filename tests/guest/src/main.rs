@@ -33,11 +33,14 @@ usage: guest-tests <test>
   refusals DEVICE NSID        commands that the controller must refuse
   peer DEVICE RESOURCE MIB    transfers with the memory of another PCI device, or of a dma-buf of
                               this machine's memory (RESOURCE: udmabuf), or of a BAR by the test exporter
-                              (RESOURCE: exporter:good, exporter:raw)
+                              (RESOURCE: exporter:good, exporter:raw), or of a BAR that VFIO exports
+                              (RESOURCE: vfio:BDF?bar=N)
   rings DEVICE RESOURCE       the same with the rings of the queues there, too: sizes, wraps
   rings-reset DEVICE RESOURCE resets under a full queue whose rings lie there
   gdrdrv DEVICE RESOURCE      transfers with GPU memory by gdrdrv, whose stand-in maps the BAR RESOURCE
   no-gdrdrv DEVICE TEXT       such memory is refused, for the reason TEXT
+  no-peer DEVICE RESOURCE TEXT
+                              memory of a peer is refused, for the reason TEXT
   exporter BDF                a BAR as a dma-buf: good and wrong addresses, and memory that is taken back
   revoke DEVICE data|rings    I/O while an exporter takes back memory that holds data, or rings
   gathers DEVICE TIER         rows to and from memory of a GPU, whose data the GPU reaches by TIER
@@ -91,6 +94,7 @@ fn main() -> ExitCode {
         ["kmod-limits", address] => limits::run(address),
         ["gdrdrv", device, resource] => gdrdrv::run(device, resource),
         ["no-gdrdrv", device, part] => gdrdrv::without(device, part),
+        ["no-peer", device, resource, part] => peer::refused(device, resource, part),
         ["rings", device, resource] => rings::run(device, resource),
         ["rings-reset", device, resource] => rings::reset(device, resource),
         ["revoke", device, what @ ("data" | "rings")] => trouble::revoke(device, *what == "rings"),
@@ -155,8 +159,8 @@ fn contract(device: &str, command: &str) -> Outcome {
     };
     contract::run(&Subject {
         open: &|| nvme_host::open(device),
-        // VFIO lets the process that has the group open the device once more.
-        is_exclusive: device.starts_with("kmod:"),
+        // VFIO lets the process that has the group open the device once more, but not by the device's own node.
+        is_exclusive: device.starts_with("kmod:") || device.ends_with("iommu=iommufd"),
         confines: true,
         lose: Some(&lose),
     })

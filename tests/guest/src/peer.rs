@@ -64,9 +64,13 @@ pub fn udmabuf(bytes: u64) -> Result<OwnedFd, String> {
     }
 }
 
-/// The first `bytes` bytes of `resource`, mapped at `device`: a BAR in a sysfs file, "udmabuf", or a BAR by the
-/// exporter.
+/// The first `bytes` bytes of `resource`, mapped at `device`: a BAR in a sysfs file, or by VFIO's dma-buf, "udmabuf", or
+/// a BAR by the exporter.
 pub fn mapped(device: &Arc<dyn Device>, resource: &str, bytes: usize) -> Result<DmaBuffer, String> {
+    if let Some(bar) = resource.strip_prefix("vfio:") {
+        let pages = nvme_host::vfio::bar(bar, 0, bytes).map_err(said)?;
+        return DmaBuffer::over(device, Arc::new(pages)).map_err(said);
+    }
     let file = match resource {
         "udmabuf" => udmabuf(bytes as u64)?,
         _ => match resource.strip_prefix("exporter:") {
@@ -83,6 +87,19 @@ pub fn run(controller: &Controller, resource: &str, mib: u64) -> Outcome {
     let mut bar = mapped(controller.device(), resource, (mib << 20) as usize)?;
     let iova = bar.iova();
     transfers(controller, &mut bar, iova, 0)
+}
+
+/// The first MiB of `resource` cannot be mapped; `part` of what is said then.
+pub fn refused(name: &str, resource: &str, part: &str) -> Outcome {
+    let device = nvme_host::open(name).map_err(said)?;
+    match mapped(&device, resource, 1 << 20) {
+        Ok(_) => Err(format!("{resource} was mapped")),
+        Err(cause) if cause.contains(part) => {
+            println!("{cause}");
+            Ok(())
+        }
+        Err(cause) => Err(format!("'{cause}' instead of: {part}")),
+    }
 }
 
 /// Runs between `controller`, which finds the memory at `iova`, and what lies in `bar` from `first` on.

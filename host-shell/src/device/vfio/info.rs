@@ -150,6 +150,51 @@ fn iova_ranges(bytes: &[u8], at: usize) -> Option<Vec<RangeInclusive<u64>>> {
     Some(ranges.filter(|range| !range.is_empty()).collect())
 }
 
+/// What a hot reset of a device resets with it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HotReset {
+    /// The groups of the functions; none where the kernel tells the devices of an iommufd instead.
+    groups: Option<Vec<u32>>,
+    /// All of these devices are this program's.
+    is_owned: bool,
+}
+
+impl HotReset {
+    /// Bytes of `struct vfio_pci_hot_reset_info` without its entries.
+    pub const HEAD: usize = 12;
+    /// Bytes of an entry.
+    const ENTRY: usize = 8;
+    /// The flags.
+    const DEV_ID: u32 = 1 << 0;
+    const DEV_ID_OWNED: u32 = 1 << 1;
+
+    /// Bytes of the whole answer.
+    pub fn wanted(bytes: &[u8]) -> Option<usize> {
+        let entries = (word(bytes, 8)? as usize).checked_mul(Self::ENTRY)?;
+        entries.checked_add(Self::HEAD)
+    }
+
+    /// Parses the answer to VFIO_DEVICE_GET_PCI_HOT_RESET_INFO. None when the head or an entry is not whole.
+    pub fn parse(bytes: &[u8]) -> Option<Self> {
+        let flags = word(bytes, 4)?;
+        let entries = bytes.get(Self::HEAD..Self::wanted(bytes)?)?;
+        let entries = entries.chunks_exact(Self::ENTRY);
+        let groups = entries.filter_map(|entry| word(entry, 0)).collect();
+        Some(Self {
+            groups: (flags & Self::DEV_ID == 0).then_some(groups),
+            is_owned: flags & Self::DEV_ID != 0 && flags & Self::DEV_ID_OWNED != 0,
+        })
+    }
+
+    /// Whether nothing but devices of group `number`, or of this program's iommufd, is reset.
+    pub fn is_of(&self, number: u32) -> bool {
+        match &self.groups {
+            Some(groups) => groups.iter().all(|group| *group == number),
+            None => self.is_owned,
+        }
+    }
+}
+
 /// The capabilities of an answer: identifier and place. Each has a head of 8 bytes: identifier,
 /// version, place of the next.
 struct Chain<'a> {
@@ -303,5 +348,26 @@ mod tests {
         assert_eq!(IommuInfo::parse(&loose), Some(IommuInfo::default()));
         let many = words(&[0, 2, 0, 0, 24, 0, 1, 0, u32::MAX, 0, 5, 0, 6, 0]);
         assert_eq!(IommuInfo::parse(&many).unwrap().ranges.unwrap(), [5..=6]);
+    }
+
+    #[test]
+    fn a_bus_is_reset_with_what_is_ours_alone() {
+        let of = |flags, entries: &[u32]| {
+            let mut all = vec![0, flags, entries.len() as u32];
+            all.extend(entries.iter().flat_map(|group| [*group, 0x0100_0000]));
+            words(&all)
+        };
+        let is_of = |bytes: &[u8]| HotReset::parse(bytes).unwrap().is_of(7);
+        assert!(is_of(&of(0, &[7, 7])));
+        assert!(!is_of(&of(0, &[7, 8])));
+        // With iommufd the entries are numbers of its devices.
+        assert!(is_of(&of(3, &[1, 2])));
+        assert!(!is_of(&of(1, &[7, 7])));
+        assert!(!is_of(&of(2, &[8])), "owned, and groups all the same");
+        let whole = of(0, &[7, 7]);
+        assert_eq!(HotReset::wanted(&whole), Some(whole.len()));
+        assert_eq!(HotReset::parse(&whole[..whole.len() - 1]), None);
+        assert_eq!(HotReset::parse(&words(&[0, 0, u32::MAX])), None);
+        assert_eq!(HotReset::parse(&[]), None);
     }
 }

@@ -75,18 +75,9 @@ impl Inner {
             self.with_file("VFIO_DEVICE_RESET", ioctl::reset)?;
             return Ok(true);
         }
-        let mine = self.group.number();
-        let alone = self.with_file("VFIO_DEVICE_GET_PCI_HOT_RESET_INFO", |file| {
-            let groups = ioctl::hot_reset_groups(file);
-            Ok(groups.is_ok_and(|all| all.iter().all(|group| *group == mine)))
-        })?;
-        if alone {
-            let group = self.group.file();
-            self.with_file("VFIO_DEVICE_PCI_HOT_RESET", |file| {
-                ioctl::hot_reset(file, group)
-            })?;
-        }
-        Ok(alone)
+        self.with_file("VFIO_DEVICE_PCI_HOT_RESET", |file| {
+            self.group.hot_reset(file)
+        })
     }
 
     /// Gives the device back: no more accesses, no DMA, no descriptor that the kernel waits for.

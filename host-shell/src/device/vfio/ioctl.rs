@@ -2,13 +2,16 @@
 // UNSAFETY: ioctl takes raw pointers; each call here hands in memory of its own that is long enough.
 #![allow(unsafe_code)]
 
+use super::info::HotReset;
 use std::ffi::CString;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd};
+use std::ops::Range;
+use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use vfio_bindings::bindings::vfio::{
-    VFIO_BASE, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_TYPE, vfio_device_info,
-    vfio_group_status, vfio_iommu_type1_dma_map, vfio_iommu_type1_dma_unmap, vfio_irq_info,
+    VFIO_BASE, VFIO_DEVICE_FEATURE_GET, VFIO_DMA_MAP_FLAG_READ, VFIO_DMA_MAP_FLAG_WRITE, VFIO_TYPE,
+    vfio_device_attach_iommufd_pt, vfio_device_bind_iommufd, vfio_device_info, vfio_group_status,
+    vfio_iommu_type1_dma_map, vfio_iommu_type1_dma_unmap, vfio_irq_info,
 };
 
 /// What an answer of variable length may take at most: more than any kernel's capabilities.
@@ -31,6 +34,9 @@ const DEVICE_SET_IRQS: libc::c_ulong = number(10);
 const DEVICE_RESET: libc::c_ulong = number(11);
 const DEVICE_GET_PCI_HOT_RESET_INFO: libc::c_ulong = number(12);
 const DEVICE_PCI_HOT_RESET: libc::c_ulong = number(13);
+const DEVICE_FEATURE: libc::c_ulong = number(17);
+const DEVICE_BIND_IOMMUFD: libc::c_ulong = number(18);
+const DEVICE_ATTACH_IOMMUFD_PT: libc::c_ulong = number(19);
 const IOMMU_GET_INFO: libc::c_ulong = number(12);
 const IOMMU_MAP_DMA: libc::c_ulong = number(13);
 const IOMMU_UNMAP_DMA: libc::c_ulong = number(14);
@@ -187,24 +193,15 @@ pub fn reset(device: &File) -> io::Result<()> {
     with_value(device, DEVICE_RESET, 0).map(drop)
 }
 
-/// The groups of all functions that a hot reset of the device resets with it.
-pub fn hot_reset_groups(device: &File) -> io::Result<Vec<u32>> {
-    const HEAD: usize = 12;
-    const ENTRY: usize = 8;
-    let mut bytes = vec![0; HEAD];
+/// What a hot reset of the device resets with it.
+pub fn hot_reset_info(device: &File) -> io::Result<HotReset> {
+    let mut bytes = vec![0; HotReset::HEAD];
     for _ in 0..4 {
-        let asked = with_bytes(device, DEVICE_GET_PCI_HOT_RESET_INFO, &mut bytes);
-        let count = bytes[8..]
-            .first_chunk()
-            .map_or(0, |n| u32::from_ne_bytes(*n)) as usize;
-        match asked {
-            Ok(_) => {
-                let entries = bytes[HEAD..].chunks_exact(ENTRY).take(count);
-                let group = |entry: &[u8]| entry.first_chunk().map(|n| u32::from_ne_bytes(*n));
-                return Ok(entries.filter_map(group).collect());
-            }
+        match with_bytes(device, DEVICE_GET_PCI_HOT_RESET_INFO, &mut bytes) {
+            Ok(_) => return HotReset::parse(&bytes).ok_or(io::ErrorKind::InvalidData.into()),
             Err(error) if error.raw_os_error() == Some(libc::ENOSPC) => {
-                bytes = vec![0; (HEAD + count * ENTRY).min(LONGEST)];
+                let wanted = HotReset::wanted(&bytes).unwrap_or(LONGEST);
+                bytes = vec![0; wanted.min(LONGEST)];
             }
             Err(error) => return Err(error),
         }
@@ -212,11 +209,56 @@ pub fn hot_reset_groups(device: &File) -> io::Result<Vec<u32>> {
     Err(io::ErrorKind::InvalidData.into())
 }
 
-/// Resets the bus (or slot) of the device; `group` is the group of everything on it.
-pub fn hot_reset(device: &File, group: &File) -> io::Result<()> {
-    let words = [0, 0, 1, group.as_raw_fd() as u32];
-    let mut bytes: Vec<u8> = words.into_iter().flat_map(u32::to_ne_bytes).collect();
+/// Resets the bus (or slot) of the device; `group` is the group of everything on it, none with iommufd.
+pub fn hot_reset(device: &File, group: Option<&File>) -> io::Result<()> {
+    let head = [0, 0, u32::from(group.is_some())];
+    let fds = group.map(|group| group.as_raw_fd() as u32);
+    let words = head.into_iter().chain(fds);
+    let mut bytes: Vec<u8> = words.flat_map(u32::to_ne_bytes).collect();
     with_bytes(device, DEVICE_PCI_HOT_RESET, &mut bytes).map(drop)
+}
+
+/// Gives the device, which was opened by its own node, to `iommufd`. It can be used from then on.
+pub fn bind_iommufd(device: &File, iommufd: &File) -> io::Result<()> {
+    let mut bind = vfio_device_bind_iommufd {
+        argsz: size_of::<vfio_device_bind_iommufd>() as u32,
+        flags: 0,
+        iommufd: iommufd.as_raw_fd(),
+        out_devid: 0,
+        token_uuid_ptr: 0,
+    };
+    with_struct(device, DEVICE_BIND_IOMMUFD, &mut bind).map(drop)
+}
+
+/// Lets the device reach what is mapped in the address space `ioas` of its iommufd.
+pub fn attach(device: &File, ioas: u32) -> io::Result<()> {
+    let mut attach = vfio_device_attach_iommufd_pt {
+        argsz: size_of::<vfio_device_attach_iommufd_pt>() as u32,
+        flags: 0,
+        pt_id: ioas,
+        pasid: 0,
+    };
+    with_struct(device, DEVICE_ATTACH_IOMMUFD_PT, &mut attach).map(drop)
+}
+
+/// The bytes `stretch` of region `index`, whole pages, as a dma-buf.
+pub fn dma_buf(device: &File, index: u32, stretch: Range<u64>) -> io::Result<OwnedFd> {
+    let mut bytes = dma_buf_request(index, stretch);
+    let fd = with_bytes(device, DEVICE_FEATURE, &mut bytes)?;
+    // SAFETY: a new descriptor, ours alone.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
+}
+
+/// `struct vfio_device_feature` with `struct vfio_device_feature_dma_buf` of one range in it.
+fn dma_buf_request(index: u32, stretch: Range<u64>) -> Vec<u8> {
+    const GET_DMA_BUF: u32 = VFIO_DEVICE_FEATURE_GET | 11;
+    let open_flags = (libc::O_RDWR | libc::O_CLOEXEC) as u32;
+    let words = [0, GET_DMA_BUF, index, open_flags, 0, 1];
+    let range = [stretch.start, stretch.end - stretch.start];
+    let words = words.into_iter().flat_map(u32::to_ne_bytes);
+    words
+        .chain(range.into_iter().flat_map(u64::to_ne_bytes))
+        .collect()
 }
 
 /// Lets the devices of the container reach `bytes` bytes at `address` of this process, at `iova`.
@@ -243,4 +285,20 @@ pub fn unmap_dma(container: &File, iova: u64, bytes: u64) -> io::Result<u64> {
     unmap.size = bytes;
     with_struct(container, IOMMU_UNMAP_DMA, &mut unmap)?;
     Ok(unmap.size)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_for_a_dma_buf_is_laid_out_as_in_the_header() {
+        let bytes = dma_buf_request(2, 0x1000..0x5000);
+        assert_eq!(bytes.len(), 8 + 16 + 16);
+        assert_eq!(bytes[4..8], (1u32 << 16 | 11).to_ne_bytes());
+        assert_eq!(bytes[8..12], 2u32.to_ne_bytes());
+        assert_eq!(bytes[20..24], 1u32.to_ne_bytes(), "one range");
+        assert_eq!(bytes[24..32], 0x1000u64.to_ne_bytes());
+        assert_eq!(bytes[32..40], 0x4000u64.to_ne_bytes());
+    }
 }

@@ -1,6 +1,6 @@
-//! A controller behind the kernel's VFIO: `vfio:BDF`.
+//! A controller behind the kernel's VFIO: `vfio:BDF`, by the type 1 IOMMU or, with `?iommu=iommufd`, by iommufd.
 //!
-//! The group's IOMMU domain holds what the controller may reach, and nothing else. Completions are
+//! The group's address space holds what the controller may reach, and nothing else. Completions are
 //! polled; the events "wanted back" and "fatal error" are always watched: a device that is wanted back
 //! is let go at once, and from then on reads as all ones, as one that was pulled out does.
 //!
@@ -10,6 +10,7 @@
 
 pub(super) mod bar0;
 mod cmb;
+mod export;
 pub mod gdrdrv;
 mod group;
 pub mod info;
@@ -17,6 +18,9 @@ mod inner;
 mod ioctl;
 pub mod iommufd;
 mod mapping;
+mod node;
+mod options;
+mod type1;
 pub(super) mod watch;
 
 use crate::device::Device;
@@ -29,11 +33,13 @@ use crate::lock::lock;
 use crate::machine::pci::{self, COMMAND_MEMORY, COMMAND_NO_INTX};
 use crate::machine::sysfs::{Address, Function, Host};
 use bar0::Bar0;
+pub use export::bar;
 use group::Group;
 use inner::{Inner, region, set_command, system};
 use nvme_core::Registers;
 use nvme_core::spec::Iova;
 use nvme_core::spec::register::offset;
+use options::Iommu;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt;
@@ -45,27 +51,28 @@ use vfio_bindings::bindings::vfio::{
 };
 use watch::Watch;
 
-/// Opens the controller at PCI address `text`, the text after `vfio:`.
+/// Opens the controller that `text` names, the text after `vfio:`: a PCI address, and an option.
+///
+/// `iommu=type1`, the default, uses VFIO's groups. `iommu=iommufd` uses iommufd and the device's own node, and
+/// `iommu=auto` does where both can be opened, and else type 1.
 ///
 /// # Errors
-/// [`Error::Usage`] for text that is no address; [`Error::Device`], with the remedy, for a device that
-/// is absent, is no NVMe controller, is not bound to vfio-pci or may not be opened.
+/// [`Error::Usage`] for text that is no address or option; [`Error::Environment`], with the remedy, for a device that
+/// is absent, is no NVMe controller, is not bound to vfio-pci or may not be opened, and for a kernel without iommufd.
 pub fn open(text: &str) -> Result<Arc<dyn Device>> {
-    let address: Address = text
-        .parse()
-        .map_err(|cause: String| Error::usage(cause, "`nvme-gpu list` shows the controllers"))?;
-    let function = find(&Host::here(), address)?;
-    Ok(Arc::new(Vfio::open(&function)?))
+    let (address, iommu) = options::controller(text)?;
+    let host = Host::here();
+    let function = find(&host, address)?;
+    let iommu = iommu.unwrap_or_else(|| match iommufd::can_open(&host, &function) {
+        true => Iommu::Iommufd,
+        false => Iommu::Type1,
+    });
+    Ok(Arc::new(Vfio::open(&host, &function, iommu)?))
 }
 
-/// The function at `address`, if VFIO can have it.
+/// The controller at `address`, if VFIO can have it.
 fn find(host: &Host, address: Address) -> Result<Function> {
-    let function = host.function(address).ok_or_else(|| {
-        Error::environment(
-            format!("there is no PCI function {address}"),
-            "`nvme-gpu list` shows the controllers",
-        )
-    })?;
+    let function = present(host, address)?;
     if !function.is_nvme() {
         return Err(Error::usage(
             format!(
@@ -76,6 +83,24 @@ fn find(host: &Host, address: Address) -> Result<Function> {
             "`nvme-gpu list` shows the controllers",
         ));
     }
+    lent(&function, format!("run `nvme-gpu bind {address}` as root"))?;
+    Ok(function)
+}
+
+/// The function at `address`.
+fn present(host: &Host, address: Address) -> Result<Function> {
+    host.function(address).ok_or_else(|| {
+        Error::environment(
+            format!("there is no PCI function {address}"),
+            "`nvme-gpu list` shows the controllers",
+        )
+    })
+}
+
+/// # Errors
+/// [`Error::Environment`] for a function that VFIO cannot have; `remedy` is for one with another driver.
+fn lent(function: &Function, remedy: String) -> Result<()> {
+    let address = function.address;
     if function.group.is_none() {
         return Err(Error::environment(
             format!("{address} is in no IOMMU group: the IOMMU is off"),
@@ -83,14 +108,14 @@ fn find(host: &Host, address: Address) -> Result<Function> {
         ));
     }
     match function.driver.as_deref() {
-        Some("vfio-pci") => Ok(function),
+        Some("vfio-pci") => Ok(()),
         Some(other) => Err(Error::environment(
             format!("{address} is bound to the driver {other}"),
-            format!("run `nvme-gpu bind {address}` as root"),
+            remedy,
         )),
         None => Err(Error::environment(
             format!("{address} is bound to no driver"),
-            format!("run `nvme-gpu bind {address}` as root"),
+            remedy,
         )),
     }
 }
@@ -102,11 +127,9 @@ struct Vfio {
 }
 
 impl Vfio {
-    fn open(function: &Function) -> Result<Self> {
+    fn open(host: &Host, function: &Function, iommu: Iommu) -> Result<Self> {
         let address = function.address;
-        let number = function.group.unwrap_or_default();
-        let group = Group::open(number)?;
-        let file = group.device(&address.to_string())?;
+        let (group, file) = Group::open(host, function, iommu)?;
         let info = ioctl::device_info(&file).map_err(system("VFIO_DEVICE_GET_INFO"))?;
         let config = region(&file, VFIO_PCI_CONFIG_REGION_INDEX)?;
         let mut bytes = [0; 256];
@@ -152,12 +175,20 @@ impl Vfio {
 
 impl Device for Vfio {
     fn name(&self) -> String {
-        format!("vfio:{}", self.inner.address)
+        let option = match self.inner.group.iommu() {
+            Iommu::Type1 => "",
+            Iommu::Iommufd => "?iommu=iommufd",
+        };
+        format!("vfio:{}{option}", self.inner.address)
     }
 
     fn describe(&self) -> String {
         let (address, group) = (self.inner.address, self.inner.group.number());
-        format!("PCIe {address} through VFIO, IOMMU group {group}")
+        let way = match self.inner.group.iommu() {
+            Iommu::Type1 => "VFIO",
+            Iommu::Iommufd => "VFIO and iommufd",
+        };
+        format!("PCIe {address} through {way}, IOMMU group {group}")
     }
 
     fn registers(&self) -> &(dyn Registers + Sync) {
@@ -183,14 +214,23 @@ impl Device for Vfio {
         self.inner.group.unmap(iova, bytes, self.gone().is_some())
     }
 
-    /// By gdrcopy's module, where it is loaded.
+    /// By gdrcopy's module, where it is loaded: its mapping is followed by the type 1 IOMMU alone.
     fn map_peer(&self, memory: PeerMemory) -> Result<Iova> {
+        if self.inner.group.iommu() == Iommu::Iommufd {
+            return Err(Error::usage(
+                format!(
+                    "{} cannot reach GPU memory: iommufd does not map it",
+                    self.name()
+                ),
+                "leave iommu=iommufd out, or use --tier 1 or 0",
+            ));
+        }
         let pages = gdrdrv::map(Path::new(gdrdrv::NODE), memory.address, memory.bytes)?;
         self.map_dma(&Arc::new(pages))
     }
 
     fn reaches_peers(&self) -> bool {
-        Path::new(gdrdrv::NODE).exists()
+        self.inner.group.iommu() == Iommu::Type1 && Path::new(gdrdrv::NODE).exists()
     }
 
     fn reset(&self) -> Result<()> {

@@ -71,7 +71,7 @@ fn iommufd(host: &Host, notes: &mut Notes) {
     if host.exists("dev/iommu") {
         return notes.ok(
             "IOMMUFD",
-            "/dev/iommu is there; vfio:BDF uses type 1 all the same",
+            "/dev/iommu is there: vfio:BDF?iommu=iommufd uses it, vfio:BDF uses type 1",
         );
     }
     let text = match kernel::has(host, "CONFIG_IOMMUFD") {

@@ -7,7 +7,8 @@ use super::{Address, Function, Host};
 use crate::error::{Error, Result};
 use std::fs;
 use std::io;
-use std::path::Path;
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
 
 /// A driver of the kernel that lends a controller to a program.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -157,10 +158,22 @@ impl Host {
         })
     }
 
-    /// Makes user `id` the owner of the node of IOMMU group `group`.
-    pub fn give_node(&self, group: u32, id: u32) -> Result<()> {
-        let path = self.path(format!("dev/vfio/{group}"));
-        std::os::unix::fs::chown(&path, Some(id), None).map_err(Error::file("give away", &path))
+    /// Makes user `id` the owner of the nodes that VFIO has for the function at `address`: that of IOMMU group `group`,
+    /// and its own one where there is one, for iommufd.
+    pub fn give_nodes(&self, address: Address, group: u32, id: u32) -> Result<()> {
+        let group = self.path(format!("dev/vfio/{group}"));
+        let own = self.vfio_node(address).filter(|path| path.exists());
+        for path in [Some(group), own].into_iter().flatten() {
+            chown(&path, Some(id), None).map_err(Error::file("give away", &path))?;
+        }
+        Ok(())
+    }
+
+    /// VFIO's own node for the function at `address`, where the kernel names one; it need not be there.
+    pub(crate) fn vfio_node(&self, address: Address) -> Option<PathBuf> {
+        let folder = format!("sys/bus/pci/devices/{address}/vfio-dev");
+        let name = self.names(folder).into_iter().next()?;
+        Some(self.path(format!("dev/vfio/devices/{name}")))
     }
 
     /// The NVMe controller at `address`.
@@ -471,7 +484,22 @@ mod tests {
         assert_eq!(host.user_id("anna").unwrap(), 1000);
         assert_eq!(host.user_id("1234").unwrap(), 1234);
         assert!(error(host.user_id("ann")).contains("no user 'ann'"));
-        assert!(error(host.give_node(7, 0)).contains("dev/vfio/7"));
+        assert!(error(host.give_nodes(address(), 7, 0)).contains("dev/vfio/7"));
+    }
+
+    #[test]
+    fn a_function_with_a_node_of_its_own_is_given_with_it() {
+        let tree = Tree::new();
+        let host = tree.host();
+        assert_eq!(host.vfio_node(address()), None);
+        tree.file(&format!("sys/bus/pci/devices/{BDF}/vfio-dev/vfio3/dev"), "");
+        let own = host.vfio_node(address()).unwrap();
+        assert!(own.ends_with("dev/vfio/devices/vfio3"));
+        tree.file("dev/vfio/7", "");
+        let id = std::os::unix::fs::MetadataExt::uid(&fs::metadata(host.path("dev")).unwrap());
+        host.give_nodes(address(), 7, id).unwrap();
+        tree.file("dev/vfio/devices/vfio3", "");
+        host.give_nodes(address(), 7, id).unwrap();
     }
 
     #[test]

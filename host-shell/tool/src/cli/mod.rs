@@ -31,7 +31,8 @@ Devices:
   sim:mem[?size=1GiB]           memory, lost at the end
   sim:null[?size=1TiB]          reads zeroes, forgets writes
                                 `nvme-gpu devices` lists every option and fault of sim:
-  vfio:BDF                      a controller on PCIe that is bound to vfio-pci (`nvme-gpu list`, `bind`, `doctor`)
+  vfio:BDF[?iommu=HOW]          a controller on PCIe that is bound to vfio-pci (`nvme-gpu list`, `bind`, `doctor`);
+                                HOW is type1 (default), iommufd, or auto: iommufd where both can be opened
   kmod:BDF                      a controller on PCIe that is bound to the module nvme_gpu (docs/kmod.md)
   vfio-user:SOCKET              a controller in another process, e.g. one that `nvme-gpu serve` offers
 

@@ -61,7 +61,7 @@ impl Bind {
         let user = user.map(|name| host.user_id(name)).transpose()?;
         let bound = host.bind(address, lender)?;
         if let (Some(id), Some(group)) = (user, bound.group) {
-            host.give_node(group, id)?;
+            host.give_nodes(address, group, id)?;
         }
         Ok(bound)
     }

@@ -23,7 +23,8 @@ pub struct P2p {
     namespace: NamespaceArgs,
     #[command(flatten)]
     write: WriteArgs,
-    /// The peer's memory: /sys/bus/pci/devices/BDF/resourceN
+    /// The peer's memory: /sys/bus/pci/devices/BDF/resourceN; or vfio:BDF?bar=N, of a function that is bound to
+    /// vfio-pci, exported as a dma-buf, which is what a device with iommu=iommufd needs
     #[arg(long, value_name = "FILE")]
     peer: PathBuf,
     /// Bytes into it
@@ -99,10 +100,23 @@ impl P2p {
     }
 
     fn map(&self, controller: &Controller) -> Result<DmaBuffer> {
+        let pages = self.pages()?;
+        DmaBuffer::over(controller.device(), Arc::new(pages))
+    }
+
+    fn pages(&self) -> Result<Pages> {
+        let size = self.size as usize;
+        #[cfg(feature = "vfio")]
+        if let Some(bar) = self
+            .peer
+            .to_str()
+            .and_then(|name| name.strip_prefix("vfio:"))
+        {
+            return nvme_host::vfio::bar(bar, self.offset, size);
+        }
         let file = OpenOptions::new().read(true).write(true).open(&self.peer);
         let file = file.map_err(Error::file("open", &self.peer))?;
-        let pages = Pages::of_file(file.into(), self.offset, self.size as usize)?;
-        DmaBuffer::over(controller.device(), Arc::new(pages))
+        Pages::of_file(file.into(), self.offset, size)
     }
 
     fn report(&self, read: Duration, write: Option<Duration>) -> Result<()> {

@@ -362,6 +362,30 @@ pub const BOOTS: &[Boot] = &[
         tests: &["driver-transfers", "driver-reset"],
         ..PLAIN
     },
+    // By iommufd, which Debian's kernels lack: for `--kernel FOLDER`.
+    Boot {
+        name: "vfio-iommufd",
+        always: false,
+        images: &[("d0.img", 1024), ("shm", 16)],
+        devices: PEER_BESIDE,
+        variables: "SERIAL=S0 BDF=0000:00:10.0 PEER=0000:00:18.0 DEVICE=vfio:0000:00:10.0?iommu=iommufd",
+        iommu: true,
+        deadline_s: 240,
+        // Doorbells of queues that a reset took away are rung.
+        defined: false,
+        left_behind: &[("shm", 8 << 20, "from the disk")],
+        tests: &[
+            "vfio-iommufd",
+            "driver-cli",
+            "driver-transfers",
+            "driver-queues",
+            "driver-confine",
+            "driver-reset",
+            "driver-contract",
+            "driver-kill",
+        ],
+        ..PLAIN
+    },
     // Fifteen minutes; not in CI.
     Boot {
         name: "vfio-long",

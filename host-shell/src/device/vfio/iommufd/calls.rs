@@ -1,0 +1,237 @@
+//! The ioctls of iommufd, one function each, with the structures that they take (include/uapi/linux/iommufd.h).
+// UNSAFETY: ioctl takes raw pointers; each call here hands in a structure of its own.
+#![allow(unsafe_code)]
+
+use std::fs::File;
+use std::io;
+use std::ops::RangeInclusive;
+use std::os::fd::{AsRawFd, BorrowedFd};
+
+/// `_IO(';', n)`.
+const fn number(n: u32) -> libc::c_ulong {
+    (((b';' as u32) << 8) | n) as libc::c_ulong
+}
+
+const IOAS_ALLOC: libc::c_ulong = number(0x81);
+const IOAS_IOVA_RANGES: libc::c_ulong = number(0x84);
+const IOAS_MAP: libc::c_ulong = number(0x85);
+const IOAS_UNMAP: libc::c_ulong = number(0x86);
+const IOAS_MAP_FILE: libc::c_ulong = number(0x8F);
+
+const FIXED_IOVA: u32 = 1 << 0;
+const WRITEABLE: u32 = 1 << 1;
+const READABLE: u32 = 1 << 2;
+
+#[repr(C)]
+struct Alloc {
+    size: u32,
+    flags: u32,
+    ioas: u32,
+}
+
+#[repr(C)]
+#[derive(Clone, Copy, Default)]
+struct Range {
+    start: u64,
+    last: u64,
+}
+
+#[repr(C)]
+struct Ranges {
+    size: u32,
+    ioas: u32,
+    count: u32,
+    reserved: u32,
+    list: u64,
+    alignment: u64,
+}
+
+#[repr(C)]
+struct Map {
+    size: u32,
+    flags: u32,
+    ioas: u32,
+    reserved: u32,
+    address: u64,
+    bytes: u64,
+    iova: u64,
+}
+
+#[repr(C)]
+struct MapFile {
+    size: u32,
+    flags: u32,
+    ioas: u32,
+    fd: i32,
+    start: u64,
+    bytes: u64,
+    iova: u64,
+}
+
+#[repr(C)]
+struct Unmap {
+    size: u32,
+    ioas: u32,
+    iova: u64,
+    bytes: u64,
+}
+
+const _: () = assert!(size_of::<Alloc>() == 12);
+const _: () = assert!(size_of::<Range>() == 16);
+const _: () = assert!(size_of::<Ranges>() == 32);
+const _: () = assert!(size_of::<Map>() == 40);
+const _: () = assert!(size_of::<MapFile>() == 40);
+const _: () = assert!(size_of::<Unmap>() == 24);
+
+fn call<T>(iommufd: &File, number: libc::c_ulong, argument: &mut T) -> io::Result<()> {
+    // SAFETY: the kernel reads and writes the structure that belongs to the number, which is T, and not past the size
+    // that it holds.
+    match unsafe {
+        libc::ioctl(
+            iommufd.as_raw_fd(),
+            number as _,
+            std::ptr::from_mut(argument),
+        )
+    } {
+        0.. => Ok(()),
+        _ => Err(io::Error::last_os_error()),
+    }
+}
+
+/// A new address space; its number.
+pub fn alloc(iommufd: &File) -> io::Result<u32> {
+    let mut alloc = Alloc {
+        size: size_of::<Alloc>() as u32,
+        flags: 0,
+        ioas: 0,
+    };
+    call(iommufd, IOAS_ALLOC, &mut alloc)?;
+    Ok(alloc.ioas)
+}
+
+/// The addresses that may be mapped in `ioas`: what its devices' IOMMU translates, without reserved ones.
+pub fn ranges(iommufd: &File, ioas: u32) -> io::Result<Vec<RangeInclusive<u64>>> {
+    /// More than any machine has.
+    const MOST: u32 = 4096;
+    let mut list = vec![Range::default(); 16];
+    for _ in 0..4 {
+        let mut ask = Ranges {
+            size: size_of::<Ranges>() as u32,
+            ioas,
+            count: list.len() as u32,
+            reserved: 0,
+            list: list.as_mut_ptr().expose_provenance() as u64,
+            alignment: 0,
+        };
+        match call(iommufd, IOAS_IOVA_RANGES, &mut ask) {
+            Ok(()) => return Ok(usable(&list, ask.count)),
+            Err(error) if error.raw_os_error() == Some(libc::EMSGSIZE) => {
+                list = vec![Range::default(); ask.count.min(MOST) as usize];
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Err(io::ErrorKind::InvalidData.into())
+}
+
+/// What the kernel told: `count` ranges, of which no more count than there are, and none that ends before it starts.
+fn usable(told: &[Range], count: u32) -> Vec<RangeInclusive<u64>> {
+    let told = told.iter().take(count as usize);
+    let ranges = told.map(|range| range.start..=range.last);
+    ranges.filter(|range| !range.is_empty()).collect()
+}
+
+/// Lets the devices of `ioas` reach `bytes` bytes at `address` of this process, at `iova`.
+///
+/// What the devices then do to that memory is the caller's affair: it keeps it mapped, and looks at it
+/// through atomics or not at all while a command may touch it.
+pub fn map(iommufd: &File, ioas: u32, address: u64, iova: u64, bytes: u64) -> io::Result<()> {
+    let mut map = Map {
+        size: size_of::<Map>() as u32,
+        flags: FIXED_IOVA | WRITEABLE | READABLE,
+        ioas,
+        reserved: 0,
+        address,
+        bytes,
+        iova,
+    };
+    call(iommufd, IOAS_MAP, &mut map)
+}
+
+/// As [`map`], for the first `bytes` bytes of a memory file (Linux 6.13), or of a dma-buf that VFIO exported (6.19).
+pub fn map_file(
+    iommufd: &File,
+    ioas: u32,
+    file: BorrowedFd<'_>,
+    iova: u64,
+    bytes: u64,
+) -> io::Result<()> {
+    let mut map = MapFile {
+        size: size_of::<MapFile>() as u32,
+        flags: FIXED_IOVA | WRITEABLE | READABLE,
+        ioas,
+        fd: file.as_raw_fd(),
+        start: 0,
+        bytes,
+        iova,
+    };
+    call(iommufd, IOAS_MAP_FILE, &mut map)
+}
+
+/// Ends a mapping; the number of bytes that were mapped.
+pub fn unmap(iommufd: &File, ioas: u32, iova: u64, bytes: u64) -> io::Result<u64> {
+    let mut unmap = Unmap {
+        size: size_of::<Unmap>() as u32,
+        ioas,
+        iova,
+        bytes,
+    };
+    call(iommufd, IOAS_UNMAP, &mut unmap)?;
+    Ok(unmap.bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn numbers_are_those_of_the_header() {
+        assert_eq!(IOAS_ALLOC, 0x3B81);
+        assert_eq!(IOAS_MAP_FILE, 0x3B8F);
+        assert_eq!(std::mem::offset_of!(Ranges, list), 16);
+        assert_eq!(std::mem::offset_of!(Map, address), 16);
+        assert_eq!(std::mem::offset_of!(MapFile, fd), 12);
+        assert_eq!(std::mem::offset_of!(Unmap, iova), 8);
+    }
+
+    #[test]
+    fn ranges_that_cannot_be_are_left_out() {
+        let range = |start, last| Range { start, last };
+        let told = [range(0, 0xFEDF_FFFF), range(5, 4), range(1 << 32, u64::MAX)];
+        let all = [0..=0xFEDF_FFFF, 1 << 32..=u64::MAX];
+        assert_eq!(usable(&told, 3), all);
+        assert_eq!(usable(&told, u32::MAX), all, "more than were written");
+        assert_eq!(usable(&told, 1), all[..1]);
+        assert!(usable(&told, 0).is_empty());
+    }
+
+    #[test]
+    fn what_is_no_iommufd_refuses_every_call() {
+        let null = File::options()
+            .read(true)
+            .write(true)
+            .open("/dev/null")
+            .unwrap();
+        let refused = [
+            alloc(&null).map(drop),
+            ranges(&null, 1).map(drop),
+            map(&null, 1, 0, 0, 4096),
+            map_file(&null, 1, null.as_fd(), 0, 4096),
+            unmap(&null, 1, 0, 4096).map(drop),
+        ];
+        for result in refused {
+            assert_eq!(result.unwrap_err().raw_os_error(), Some(libc::ENOTTY));
+        }
+    }
+}
