@@ -21,6 +21,8 @@ const EXPORTER_SOURCES: [&str; 3] = ["Kbuild", "peer_exporter.c", "gdrdrv_stand_
 /// Who may open the nodes.
 const RULE: &str = "60-nvme-gpu.rules";
 const RULES: &str = "/etc/udev/rules.d";
+/// There while it is loaded.
+const LOADED: &str = "/sys/module/nvme_gpu";
 /// What dkms knows it by.
 const PACKAGE: &str = concat!("nvme-gpu/", env!("CARGO_PKG_VERSION"));
 const USAGE: &str = "usage: cargo xtask kmod build [--guest] | install | remove";
@@ -125,35 +127,67 @@ fn install() -> Result<(), Failure> {
     if on_path("dkms").is_none() {
         return Err(Failure::missing("dkms is not here: apt-get install dkms"));
     }
-    let sources = PathBuf::from("/usr/src").join(PACKAGE.replace('/', "-"));
+    let sources = sources();
     let from = root().join("kmod");
     copy_sources(&from, &SOURCES, &sources)?;
     copy_sources(&from, &["dkms.conf"], &sources)?;
     copy_sources(&from, &[RULE], Path::new(RULES))?;
     reload_rules()?;
+    if is_known()? {
+        // What is built already would be installed again, whatever the sources say.
+        check(Command::new("dkms").args(["remove", PACKAGE, "--all"]))?;
+    }
     check(Command::new("dkms").args(["install", "--force", PACKAGE]))?;
+    if Path::new(LOADED).exists() {
+        println!("the module that is loaded stays until `modprobe -r nvme_gpu`");
+    }
     check(Command::new("modprobe").arg("nvme_gpu"))
 }
 
-/// Takes the module away, from dkms and from the running kernel.
+/// Takes the module away, from the running kernel and from dkms, with the rule and the sources: what of it is there.
 fn remove() -> Result<(), Failure> {
-    if Path::new("/sys/module/nvme_gpu").exists() {
+    if Path::new(LOADED).exists() {
         check(Command::new("modprobe").args(["-r", "nvme_gpu"]))?;
+    }
+    if is_known()? {
+        check(Command::new("dkms").args(["remove", PACKAGE, "--all"]))?;
+    }
+    let failed =
+        |path: &Path, error: std::io::Error| Failure::new(format!("{}: {error}", path.display()));
+    let sources = sources();
+    if sources.exists() {
+        fs::remove_dir_all(&sources).map_err(|error| failed(&sources, error))?;
     }
     let rule = Path::new(RULES).join(RULE);
     if rule.exists() {
-        let removed = fs::remove_file(&rule);
-        removed.map_err(|error| Failure::new(format!("{}: {error}", rule.display())))?;
+        fs::remove_file(&rule).map_err(|error| failed(&rule, error))?;
         reload_rules()?;
     }
-    check(Command::new("dkms").args(["remove", PACKAGE, "--all"]))
+    Ok(())
 }
 
-/// A system without udev has no rules to read again.
+/// Where dkms finds the sources.
+fn sources() -> PathBuf {
+    PathBuf::from("/usr/src").join(PACKAGE.replace('/', "-"))
+}
+
+/// Whether dkms has the module.
+fn is_known() -> Result<bool, Failure> {
+    match on_path("dkms") {
+        Some(dkms) => Ok(!output(Command::new(dkms).args(["status", PACKAGE]))?
+            .trim()
+            .is_empty()),
+        None => Ok(false),
+    }
+}
+
+/// A system whose udev does not run, as in a container, reads them when it starts.
 fn reload_rules() -> Result<(), Failure> {
     match on_path("udevadm") {
-        Some(udevadm) => check(Command::new(udevadm).args(["control", "--reload"])),
-        None => Ok(()),
+        Some(udevadm) if Path::new("/run/udev/control").exists() => {
+            check(Command::new(udevadm).args(["control", "--reload"]))
+        }
+        _ => Ok(()),
     }
 }
 
