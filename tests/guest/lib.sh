@@ -74,6 +74,8 @@ linux_down() {
 # kernel itself. Arguments are extended regular expressions of lines that the test provokes.
 dmesg_clean() {
     _allow='^$|nvme_gpu: (loading out-of-tree module|module verification failed)'
+    # Linux 7.3 warns of each reset of a function, also of those that a driver asks for.
+    _allow="$_allow|0000:[0-9a-f:.]+: (resetting|reset done)\$"
     for _pattern in "$@"; do
         _allow="$_allow|$_pattern"
     done

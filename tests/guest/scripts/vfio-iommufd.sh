@@ -13,11 +13,12 @@ says() {
 for pair in iommufd:type1 type1:iommufd iommufd:iommufd; do
     nvme-gpu bench --device "vfio:$BDF?iommu=${pair%:*}" --runtime 60s >/dev/null &
     bench=$!
-    in_use() {
-        nvme-gpu regs --device "vfio:$BDF?iommu=${pair#*:}" >/dev/null 2>/tmp/said || grep -q 'in use' /tmp/said
-        grep -q 'in use' /tmp/said
+    has_it() {
+        ls -l /proc/$bench/fd | grep -q '/dev/vfio/[0-9d]'
     }
-    wait_for 20 in_use
+    wait_for 20 has_it
+    sleep 1
+    fails_with 6 nvme-gpu regs --device "vfio:$BDF?iommu=${pair#*:}" >/dev/null 2>/tmp/said
     says 'in use'
     kill -TERM $bench
     fails_with 130 wait $bench

@@ -231,8 +231,11 @@ impl Inner {
             return Some(why);
         }
         let mut node = lock(&self.node);
-        let why = wanted_back(node.as_ref()?)?;
-        self.close(&mut node, why);
+        // It may have been given back while this waited for the lock.
+        if let Some(open) = node.as_ref() {
+            let why = wanted_back(open)?;
+            self.close(&mut node, why);
+        }
         self.bar.gone()
     }
 
@@ -374,5 +377,41 @@ impl Device for Kmod {
 
     fn guards_data(&self) -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rustix::fs::MemfdFlags;
+    use std::time::Duration;
+
+    #[test]
+    fn who_waits_while_the_device_is_given_back_learns_why() {
+        let file = || File::from(rustix::fs::memfd_create("bar", MemfdFlags::CLOEXEC).unwrap());
+        let bar = file();
+        bar.set_len(0x2000).unwrap();
+        let region = RegionInfo {
+            size: 0x2000,
+            mappable: vec![0..0x2000],
+            ..RegionInfo::default()
+        };
+        let inner = Inner {
+            address: "0000:01:00.0".parse().unwrap(),
+            bar: Bar0::new(&bar, region, None).unwrap(),
+            node: Mutex::new(Some(file())),
+            mapped: Mutex::default(),
+            iommu: iommu::LAZY,
+        };
+        let mut node = lock(&inner.node);
+        std::thread::scope(|scope| {
+            let waiting = scope.spawn(|| inner.gone());
+            // It has seen the BAR in its place, and waits for the node.
+            std::thread::sleep(Duration::from_millis(50));
+            inner.close(&mut node, WANTED);
+            drop(node);
+            assert!(waiting.join().unwrap().unwrap().ends_with(WANTED));
+        });
+        assert!(inner.gone().is_some());
     }
 }

@@ -1,7 +1,8 @@
 //! BARs of other functions, as VFIO exports them: dma-bufs that iommufd and the module nvme_gpu map (Linux 6.19).
 
+use super::function::{lent, present};
 use super::inner::{region, set_command};
-use super::{ioctl, iommufd, lent, options, present};
+use super::{ioctl, iommufd, options};
 use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
 use crate::lock::lock;

@@ -11,6 +11,7 @@
 pub(super) mod bar0;
 mod cmb;
 mod export;
+mod function;
 pub mod gdrdrv;
 mod group;
 pub mod info;
@@ -31,7 +32,7 @@ use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use crate::machine::pci::{self, COMMAND_MEMORY, COMMAND_NO_INTX};
-use crate::machine::sysfs::{Address, Function, Host};
+use crate::machine::sysfs::{Function, Host};
 use bar0::Bar0;
 pub use export::bar;
 use group::Group;
@@ -62,62 +63,12 @@ use watch::Watch;
 pub fn open(text: &str) -> Result<Arc<dyn Device>> {
     let (address, iommu) = options::controller(text)?;
     let host = Host::here();
-    let function = find(&host, address)?;
+    let function = function::controller(&host, address)?;
     let iommu = iommu.unwrap_or_else(|| match iommufd::can_open(&host, &function) {
         true => Iommu::Iommufd,
         false => Iommu::Type1,
     });
     Ok(Arc::new(Vfio::open(&host, &function, iommu)?))
-}
-
-/// The controller at `address`, if VFIO can have it.
-fn find(host: &Host, address: Address) -> Result<Function> {
-    let function = present(host, address)?;
-    if !function.is_nvme() {
-        return Err(Error::usage(
-            format!(
-                "{address} is no NVMe controller: its class is {:06x}, not {:06x}",
-                function.config.class,
-                pci::CLASS_NVME
-            ),
-            "`nvme-gpu list` shows the controllers",
-        ));
-    }
-    lent(&function, format!("run `nvme-gpu bind {address}` as root"))?;
-    Ok(function)
-}
-
-/// The function at `address`.
-fn present(host: &Host, address: Address) -> Result<Function> {
-    host.function(address).ok_or_else(|| {
-        Error::environment(
-            format!("there is no PCI function {address}"),
-            "`nvme-gpu list` shows the controllers",
-        )
-    })
-}
-
-/// # Errors
-/// [`Error::Environment`] for a function that VFIO cannot have; `remedy` is for one with another driver.
-fn lent(function: &Function, remedy: String) -> Result<()> {
-    let address = function.address;
-    if function.group.is_none() {
-        return Err(Error::environment(
-            format!("{address} is in no IOMMU group: the IOMMU is off"),
-            "switch it on (`nvme-gpu doctor` says how)",
-        ));
-    }
-    match function.driver.as_deref() {
-        Some("vfio-pci") => Ok(()),
-        Some(other) => Err(Error::environment(
-            format!("{address} is bound to the driver {other}"),
-            remedy,
-        )),
-        None => Err(Error::environment(
-            format!("{address} is bound to no driver"),
-            remedy,
-        )),
-    }
 }
 
 /// A controller opened through VFIO.
