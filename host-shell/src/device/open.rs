@@ -9,7 +9,7 @@ const NAMES: &str =
     "write sim:PATH, sim:mem?size=1GiB, sim:null, vfio:BDF, kmod:BDF or vfio-user:SOCKET";
 
 /// Opens the device that `text` names: `sim:PATH[?option=value&...]`, `sim:null`, `sim:mem`,
-/// `vfio:BDF`, `kmod:BDF`, `vfio-user:SOCKET`.
+/// `vfio:BDF[?iommu=type1|iommufd|auto]`, `kmod:BDF`, `vfio-user:SOCKET`.
 ///
 /// ```
 /// # #[cfg(feature = "sim")] {
