@@ -2,7 +2,7 @@
 
 use super::Input;
 use nvme_host::pci::Config;
-use nvme_host::vfio::info::{IommuInfo, RegionInfo};
+use nvme_host::vfio::info::{HotReset, IommuInfo, RegionInfo};
 use std::ops::Range;
 
 const PAGE: u64 = 4096;
@@ -18,6 +18,9 @@ pub fn vfio_answers(bytes: &[u8]) {
         let ranges = iommu.ranges.unwrap_or_default();
         assert!(ranges.iter().all(|range| range.start() <= range.end()));
         assert!(ranges.len() <= rest.len() / 16, "ranges from nowhere");
+    }
+    if HotReset::parse(rest).is_some() {
+        assert!(HotReset::wanted(rest).is_some_and(|bytes| bytes <= rest.len()));
     }
 }
 

@@ -391,9 +391,10 @@ mod tests {
         let file = || File::from(rustix::fs::memfd_create("bar", MemfdFlags::CLOEXEC).unwrap());
         let bar = file();
         bar.set_len(0x2000).unwrap();
+        let whole = 0..0x2000;
         let region = RegionInfo {
-            size: 0x2000,
-            mappable: vec![0..0x2000],
+            size: whole.end,
+            mappable: vec![whole],
             ..RegionInfo::default()
         };
         let inner = Inner {
