@@ -70,27 +70,37 @@ void nvme_gpu_stop_dma(struct pci_dev *pdev)
 		pci_warn(pdev, "transactions are pending after bus mastering went off\n");
 }
 
+static void tell_reset(struct nvme_gpu_function *of, int err)
+{
+	if (err)
+		pci_info(of->pdev, "no function reset (%d): bus mastering stays off\n", err);
+}
+
 /*
- * Stops the function and makes it forget addresses. The device lock is taken
- * unless remove() holds it, which then waits for us.
+ * Stops the function and makes it forget addresses. False, and the function is
+ * only stopped, when remove() holds the device lock: the reset is its own then.
  */
-static void quiesce(struct nvme_gpu_function *of)
+static bool quiesce(struct nvme_gpu_function *of)
 {
 	int err;
 
 	nvme_gpu_stop_dma(of->pdev);
-	for (;;) {
-		if (READ_ONCE(of->wanted)) {
-			err = pci_reset_function_locked(of->pdev);
-			break;
-		}
+	do {
+		if (READ_ONCE(of->wanted))
+			return false;
 		err = pci_try_reset_function(of->pdev);
-		if (err != -EAGAIN)
-			break;
-		usleep_range(1000, 2000);
-	}
-	if (err)
-		pci_info(of->pdev, "no function reset (%d): bus mastering stays off\n", err);
+		if (err == -EAGAIN)
+			usleep_range(1000, 2000);
+	} while (err == -EAGAIN);
+	tell_reset(of, err);
+	return true;
+}
+
+/* The same with the device lock held. */
+static void quiesce_locked(struct nvme_gpu_function *of)
+{
+	nvme_gpu_stop_dma(of->pdev);
+	tell_reset(of, pci_reset_function_locked(of->pdev));
 }
 
 /* With the lock held and the function stopped. */
@@ -209,7 +219,8 @@ static long do_reset(struct nvme_gpu_function *of)
 {
 	unsigned long flags;
 
-	quiesce(of);
+	if (!quiesce(of))
+		return -ENODEV;
 	spin_lock_irqsave(&of->event_lock, flags);
 	of->events &= ~NVME_GPU_INFO_REVOKED;
 	spin_unlock_irqrestore(&of->event_lock, flags);
@@ -313,8 +324,10 @@ static int nvme_gpu_release(struct inode *inode, struct file *file)
 
 	mutex_lock(&of->lock);
 	if (!of->gone) {
-		quiesce(of);
-		drop_mappings(of);
+		if (quiesce(of))
+			drop_mappings(of);
+		else
+			of->left_to_remove = true;
 	}
 	WRITE_ONCE(of->owner, NULL);
 	mutex_unlock(&of->lock);
@@ -396,7 +409,9 @@ static void nvme_gpu_remove(struct pci_dev *pdev)
 	if (of->owner) {
 		/* A program that still touches the BAR gets SIGBUS. */
 		unmap_mapping_range(of->mapped_by, 0, 0, 1);
-		quiesce(of);
+	}
+	if (of->owner || of->left_to_remove) {
+		quiesce_locked(of);
 		drop_mappings(of);
 	}
 	mutex_unlock(&of->lock);

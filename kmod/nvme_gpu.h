@@ -37,6 +37,8 @@ struct nvme_gpu_function {
 	struct address_space *mapped_by;
 	struct xarray mappings;
 	u32 count;
+	/* The owner has left while remove() held the device lock. */
+	bool left_to_remove;
 
 	/* BAR 0 is not mapped any more. */
 	struct mutex bar_lock;

@@ -99,7 +99,9 @@ struct nvme_gpu_kmod_event {
 #define NVME_GPU_KMOD_INFO _IOWR('N', 0xe0, struct nvme_gpu_kmod_info)
 #define NVME_GPU_KMOD_MAP _IOWR('N', 0xe1, struct nvme_gpu_kmod_map)
 #define NVME_GPU_KMOD_UNMAP _IOW('N', 0xe2, struct nvme_gpu_kmod_unmap)
-/* Stops the function, resets it, and lets it reach memory again. */
+/* Stops the function, resets it, and lets it reach memory again; ENODEV when it
+ * is to be given back.
+ */
 #define NVME_GPU_KMOD_RESET _IO('N', 0xe3)
 #define NVME_GPU_KMOD_EVENT _IOW('N', 0xe4, struct nvme_gpu_kmod_event)
 
