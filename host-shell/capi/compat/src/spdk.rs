@@ -78,6 +78,9 @@ fn context() -> Result<*mut SpdkContext, i32> {
     unsafe {
         (*context).controller = store;
         (*context).ns = store;
+        if !(*context).qpair.is_null() {
+            (*context).qpair = store;
+        }
     }
     Ok(context)
 }
@@ -120,14 +123,7 @@ pub extern "C" fn gpu_queue_init() -> c_int {
         let answer = kept(with_rings_in_gpu_memory());
         // The store is another one, also where the old one was opened again.
         if has_context {
-            let context = context()?;
-            let _held = lock(&CONTEXT);
-            // SAFETY: as in `context`.
-            unsafe {
-                if !(*context).qpair.is_null() {
-                    (*context).qpair = (*context).ns;
-                }
-            }
+            context()?;
         }
         answer.map(|()| 0)
     })
