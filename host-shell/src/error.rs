@@ -173,6 +173,11 @@ impl Error {
         }
     }
 
+    /// A call of the system that failed.
+    pub fn system(call: &'static str) -> impl FnOnce(io::Error) -> Self {
+        move |source| Self::System { call, source }
+    }
+
     /// A closure for `map_err` that says which file and what was tried.
     pub fn file(action: &'static str, path: impl Into<PathBuf>) -> impl FnOnce(io::Error) -> Self {
         let path = path.into();

@@ -15,7 +15,7 @@ const GATHERED: u64 = 256 << 20;
 /// Rows of a hop, and hops measured in each run.
 const HOP_ROWS: u64 = 32;
 const HOPS: u64 = 400;
-/// The longest hop that is told from longer ones.
+/// Hops that take longer are counted as this long.
 const MOST_NS: u64 = 60_000_000_000;
 
 /// What is measured.

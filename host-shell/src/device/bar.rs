@@ -2,12 +2,14 @@
 // UNSAFETY: doorbells are raw pointers into memory of the device, or into a file that is mapped here.
 #![allow(unsafe_code)]
 
+#[cfg(feature = "vfio-user")]
+use crate::dma::pages::map_shared;
 use crate::error::{Error, Result};
 use nvme_core::mem::Doorbell;
 use nvme_core::spec::Qid;
 use nvme_core::spec::register::{cq_head_doorbell, offset, sq_tail_doorbell};
 #[cfg(feature = "vfio-user")]
-use std::os::fd::{AsRawFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::sync::atomic::AtomicU32;
 
 /// A mapped stretch of doorbells: BAR0 from 1000h on, or the memory that a simulator polls.
@@ -123,22 +125,7 @@ unsafe impl Sync for MappedFile {}
 impl MappedFile {
     /// Maps `bytes` bytes of `file` from `offset` on, a multiple of the page size, for reads and writes.
     pub(crate) fn new(file: BorrowedFd<'_>, offset: u64, bytes: usize) -> std::io::Result<Self> {
-        let at = libc::off_t::try_from(offset).map_err(|_| std::io::ErrorKind::InvalidInput)?;
-        // SAFETY: a mapping at an address of the kernel's choice touches nothing of ours.
-        let raw = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                bytes,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                at,
-            )
-        };
-        if raw == libc::MAP_FAILED {
-            return Err(std::io::Error::last_os_error());
-        }
-        let start = std::ptr::NonNull::new(raw.cast()).ok_or(std::io::ErrorKind::InvalidData)?;
+        let start = map_shared(file, offset, bytes)?;
         Ok(Self { start, bytes })
     }
 

@@ -78,19 +78,19 @@ impl Pages {
     pub fn of_file(file: OwnedFd, offset: u64, bytes: usize) -> Result<Self> {
         const PAGE: usize = 4096;
         let whole = bytes > 0 && bytes.is_multiple_of(PAGE) && offset.is_multiple_of(PAGE as u64);
-        let Some(at) = libc::off_t::try_from(offset).ok().filter(|_| whole) else {
+        if !whole || i64::try_from(offset).is_err() {
             return Err(Error::usage(
                 format!("{bytes} bytes from {offset} on are not whole pages"),
                 "use multiples of 4096",
             ));
-        };
-        let start = map_shared(file.as_fd(), at, bytes)?;
+        }
+        let start = map_shared(file.as_fd(), offset, bytes).map_err(Error::system(NOT_MAPPED))?;
         Ok(Self {
             start,
             len: bytes,
             file: None,
             #[cfg(feature = "vfio")]
-            dma_buf: (at == 0 && is_dma_buf(&file)).then_some(file),
+            dma_buf: (offset == 0 && is_dma_buf(&file)).then_some(file),
             #[cfg(feature = "vfio")]
             _owner: None,
             part: None,
@@ -106,8 +106,7 @@ impl Pages {
         bytes: usize,
         dma_buf: OwnedFd,
     ) -> Result<Self> {
-        let at = libc::off_t::try_from(offset).map_err(|_| too_much())?;
-        let start = map_shared(device.as_fd(), at, bytes)?;
+        let start = map_shared(device.as_fd(), offset, bytes).map_err(Error::system(NOT_MAPPED))?;
         Ok(Self {
             start,
             len: bytes,
@@ -257,8 +256,14 @@ impl Drop for Pages {
     }
 }
 
-/// A mapping of `bytes` bytes of `file` from `at` on, shared with whoever else maps them.
-fn map_shared(file: BorrowedFd<'_>, at: libc::off_t, bytes: usize) -> Result<NonNull<u8>> {
+/// Maps `bytes` bytes of `file` from `offset` on, whole pages, with MAP_SHARED, to read and write. Whoever calls it unmaps
+/// them.
+pub(crate) fn map_shared(
+    file: BorrowedFd<'_>,
+    offset: u64,
+    bytes: usize,
+) -> io::Result<NonNull<u8>> {
+    let at = libc::off_t::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: a mapping at an address of the kernel's choice touches nothing of ours.
     let raw = unsafe {
         libc::mmap(
@@ -271,13 +276,11 @@ fn map_shared(file: BorrowedFd<'_>, at: libc::off_t, bytes: usize) -> Result<Non
         )
     };
     let start = NonNull::new(raw.cast::<u8>()).filter(|_| raw != libc::MAP_FAILED);
-    start.ok_or_else(|| {
-        system(
-            "mapping the memory of another device",
-            io::Error::last_os_error(),
-        )
-    })
+    start.ok_or_else(io::Error::last_os_error)
 }
+
+/// What is said of a BAR that cannot be mapped.
+const NOT_MAPPED: &str = "mapping the memory of another device";
 
 fn rounded(bytes: usize, granule: usize) -> Result<usize> {
     bytes

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// How far an element of vectors of mean square 1 may be off after iterations.
 const ITERATED: f64 = 2e-3;
-/// The longest latency that is told from longer ones.
+/// Latencies above this are counted as this long.
 const MOST_NS: u64 = 3_600_000_000_000;
 /// Before a batch is tried again.
 const AGAIN: Duration = Duration::from_millis(20);

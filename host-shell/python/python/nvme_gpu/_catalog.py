@@ -9,7 +9,7 @@ from typing import Any, Callable
 
 from . import _native
 from ._errors import Usage
-from ._held import OneProcess
+from ._held import Held, OneProcess
 from ._files import DriveFile, Volume
 from ._native import Import
 from ._store import Store, Table, _whole, open as _open
@@ -84,7 +84,7 @@ class Entry(OneProcess):
         return f"<nvme_gpu.Entry {self._name!r} {self._shape} {self._dtype} at byte {self._offset}>"
 
 
-class Catalog(OneProcess, Mapping[str, Entry]):
+class Catalog(Held, Mapping[str, Entry]):
     """The tensors of a file by name, in the order of their data. Made by :func:`import_file` and :func:`catalog`."""
 
     __slots__ = ("_store", "_file", "_owned", "_entries", "_format", "_nbytes", "_metadata", "_files", "_begin")
@@ -116,12 +116,6 @@ class Catalog(OneProcess, Mapping[str, Entry]):
         """Closes the store if :func:`catalog` opened it; its tables and loaders end then."""
         if self._owned is not None:
             self._owned.close()
-
-    def __enter__(self) -> Catalog:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @property
     def format(self) -> str:

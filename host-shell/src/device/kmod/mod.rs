@@ -41,10 +41,6 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
     Ok(Arc::new(Kmod::open(&function)?))
 }
 
-fn system(call: &'static str) -> impl FnOnce(io::Error) -> Error {
-    move |source| Error::System { call, source }
-}
-
 /// What the module reaches memory by, and what it has mapped.
 struct Inner {
     address: Address,
@@ -104,7 +100,7 @@ impl Kmod {
         };
         let bar = Bar0::new(&node, region, function.config.msix)?;
         let wanted = watch::event()?;
-        uapi::watch(&node, wanted.as_raw_fd()).map_err(system("NVME_GPU_KMOD_EVENT"))?;
+        uapi::watch(&node, wanted.as_raw_fd()).map_err(Error::system("NVME_GPU_KMOD_EVENT"))?;
         let inner = Arc::new(Inner {
             address,
             bar,
@@ -152,7 +148,7 @@ fn unknown(address: Address, source: io::Error) -> Error {
             format!("the module of {address} has another interface than this program"),
             "install module and program of one version",
         ),
-        _ => system("NVME_GPU_KMOD_INFO")(source),
+        _ => Error::system("NVME_GPU_KMOD_INFO")(source),
     }
 }
 
@@ -272,7 +268,7 @@ impl Inner {
                 "the GPU's driver gave addresses that the IOMMU does not know".to_owned(),
                 "use another version of the GPU's driver (docs/troubleshooting.md)",
             ),
-            _ => system("NVME_GPU_KMOD_MAP")(source),
+            _ => Error::system("NVME_GPU_KMOD_MAP")(source),
         }
     }
 }
@@ -347,9 +343,9 @@ impl Device for Kmod {
                 "an address that was not mapped, or a part of a mapping",
             ));
         };
-        let done = self
-            .inner
-            .with_node(|node| uapi::unmap(node, handle).map_err(system("NVME_GPU_KMOD_UNMAP")));
+        let done = self.inner.with_node(|node| {
+            uapi::unmap(node, handle).map_err(Error::system("NVME_GPU_KMOD_UNMAP"))
+        });
         match done {
             // What is gone has nothing mapped any more.
             Ok(()) | Err(Error::Gone { .. }) => {
@@ -362,8 +358,8 @@ impl Device for Kmod {
 
     fn reset(&self) -> Result<()> {
         let info = self.inner.with_node(|node| {
-            uapi::reset(node).map_err(system("NVME_GPU_KMOD_RESET"))?;
-            uapi::info(node).map_err(system("NVME_GPU_KMOD_INFO"))
+            uapi::reset(node).map_err(Error::system("NVME_GPU_KMOD_RESET"))?;
+            uapi::info(node).map_err(Error::system("NVME_GPU_KMOD_INFO"))
         })?;
         if info.flags & flag::RESET == 0 {
             self.disable()?;

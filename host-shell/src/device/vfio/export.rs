@@ -57,7 +57,7 @@ fn open(address: Address) -> Result<Arc<File>> {
     let config = region(&device, VFIO_PCI_CONFIG_REGION_INDEX)?;
     // What is exported while memory is off is taken away already.
     set_command(&device, config.offset, COMMAND_MEMORY | COMMAND_NO_INTX)
-        .map_err(system("writing the command register"))?;
+        .map_err(Error::system("writing the command register"))?;
     open.insert(address, Arc::downgrade(&device));
     Ok(device)
 }
@@ -69,12 +69,8 @@ fn not_exported(source: io::Error) -> Error {
             "use Linux 6.19 or newer with CONFIG_PCI_P2PDMA; or name the BAR by its file in sysfs, and leave \
              iommu=iommufd out",
         ),
-        _ => system("VFIO_DEVICE_FEATURE_DMA_BUF")(source),
+        _ => Error::system("VFIO_DEVICE_FEATURE_DMA_BUF")(source),
     }
-}
-
-fn system(call: &'static str) -> impl FnOnce(io::Error) -> Error {
-    move |source| Error::System { call, source }
 }
 
 #[cfg(test)]

@@ -192,11 +192,11 @@ impl Group {
             Backend::Type1(type1) => match type1.unmap(iova.0, len) {
                 // The container has no IOMMU any more, and so no mapping.
                 Err(error) if is_gone && error.raw_os_error() == Some(libc::EINVAL) => 0,
-                unmapped => unmapped.map_err(system("VFIO_IOMMU_UNMAP_DMA"))?,
+                unmapped => unmapped.map_err(Error::system("VFIO_IOMMU_UNMAP_DMA"))?,
             },
             Backend::Iommufd(ioas) => ioas
                 .unmap(iova.0, len)
-                .map_err(system("IOMMU_IOAS_UNMAP"))?,
+                .map_err(Error::system("IOMMU_IOAS_UNMAP"))?,
         };
         match unmapped {
             done if done == len => {}
@@ -208,10 +208,6 @@ impl Group {
         }
         Ok(())
     }
-}
-
-fn system(call: &'static str) -> impl FnOnce(io::Error) -> Error {
-    move |source| Error::System { call, source }
 }
 
 /// What is mapped already.

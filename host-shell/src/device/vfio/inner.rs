@@ -30,12 +30,9 @@ pub(super) struct Inner {
     pub(super) cmb: Mutex<Weak<RingMemory>>,
 }
 
-pub(super) fn system(call: &'static str) -> impl FnOnce(io::Error) -> Error {
-    move |source| Error::System { call, source }
-}
-
 pub(super) fn region(file: &File, index: u32) -> Result<RegionInfo> {
-    let answer = ioctl::region_info(file, index).map_err(system("VFIO_DEVICE_GET_REGION_INFO"))?;
+    let answer =
+        ioctl::region_info(file, index).map_err(Error::system("VFIO_DEVICE_GET_REGION_INFO"))?;
     RegionInfo::parse(&answer)
         .ok_or_else(|| Error::environment("VFIO describes no such region", "use another kernel"))
 }
@@ -52,7 +49,7 @@ impl Inner {
         call: impl FnOnce(&File) -> io::Result<T>,
     ) -> Result<T> {
         match &*lock(&self.file) {
-            Some(file) => call(file).map_err(system(name)),
+            Some(file) => call(file).map_err(Error::system(name)),
             None => Err(Error::Gone {
                 cause: self
                     .bar

@@ -7,11 +7,12 @@
 // UNSAFETY: mmap, and a signal handler that replaces pages of our own mappings.
 #![allow(unsafe_code)]
 
+use crate::dma::pages::map_shared;
 use crate::error::{Error, Result};
 use rustix::fs::MemfdFlags;
 use std::fs::File;
 use std::io;
-use std::os::fd::{AsRawFd, IntoRawFd};
+use std::os::fd::{AsFd, IntoRawFd};
 use std::os::unix::fs::FileExt;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicUsize, Ordering};
@@ -64,24 +65,8 @@ impl Mapping {
     /// [`Error::System`] when the kernel refuses, [`Error::Device`] when 256 mappings exist.
     pub fn new(file: &File, offset: u64, len: usize) -> Result<Self> {
         install()?;
-        let system = || Error::System {
-            call: "mapping a BAR",
-            source: io::Error::last_os_error(),
-        };
-        // SAFETY: a new mapping at an address of the kernel's choice touches nothing of ours.
-        let raw = unsafe {
-            libc::mmap(
-                std::ptr::null_mut(),
-                len,
-                libc::PROT_READ | libc::PROT_WRITE,
-                libc::MAP_SHARED,
-                file.as_raw_fd(),
-                offset as libc::off_t,
-            )
-        };
-        let start = NonNull::new(raw.cast::<u8>())
-            .filter(|_| raw != libc::MAP_FAILED)
-            .ok_or_else(system)?;
+        let start =
+            map_shared(file.as_fd(), offset, len).map_err(Error::system("mapping a BAR"))?;
         let slot = take_slot(start.as_ptr().addr(), len);
         let mapping = Self {
             start,

@@ -36,7 +36,7 @@ use crate::machine::sysfs::{Function, Host};
 use bar0::Bar0;
 pub use export::bar;
 use group::Group;
-use inner::{Inner, region, set_command, system};
+use inner::{Inner, region, set_command};
 use nvme_core::Registers;
 use nvme_core::spec::Iova;
 use nvme_core::spec::register::offset;
@@ -81,17 +81,17 @@ impl Vfio {
     fn open(host: &Host, function: &Function, iommu: Iommu) -> Result<Self> {
         let address = function.address;
         let (group, file) = Group::open(host, function, iommu)?;
-        let info = ioctl::device_info(&file).map_err(system("VFIO_DEVICE_GET_INFO"))?;
+        let info = ioctl::device_info(&file).map_err(Error::system("VFIO_DEVICE_GET_INFO"))?;
         let config = region(&file, VFIO_PCI_CONFIG_REGION_INDEX)?;
         let mut bytes = [0; 256];
         file.read_exact_at(&mut bytes, config.offset)
-            .map_err(system("reading configuration space"))?;
+            .map_err(Error::system("reading configuration space"))?;
         let space = pci::Config::parse(&bytes).ok_or_else(|| Error::Gone {
             cause: format!("{address}: configuration space reads as all ones"),
         })?;
         // Registers first; DMA when the controller is known to be disabled.
         set_command(&file, config.offset, COMMAND_MEMORY | COMMAND_NO_INTX)
-            .map_err(system("writing the command register"))?;
+            .map_err(Error::system("writing the command register"))?;
         let bar = Bar0::new(
             &file,
             region(&file, VFIO_PCI_BAR0_REGION_INDEX)?,

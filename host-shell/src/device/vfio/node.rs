@@ -41,6 +41,17 @@ pub fn in_use(number: u32) -> Error {
     )
 }
 
+/// That the kernel gives a device to no program here; `module` could be told to.
+pub fn not_isolated(module: &str) -> Error {
+    Error::environment(
+        "the IOMMU cannot isolate this group: no interrupt remapping",
+        format!(
+            "switch it on in the firmware; only on a machine where you trust the device: load {module} with \
+             allow_unsafe_interrupts=1"
+        ),
+    )
+}
+
 /// Whom a node belongs to, for a message.
 fn owner(path: &Path) -> String {
     use std::os::unix::fs::MetadataExt;

@@ -2,7 +2,7 @@
 
 use super::info::IommuInfo;
 use super::ioctl;
-use super::node::{in_use, open_node};
+use super::node::{in_use, not_isolated, open_node};
 use crate::error::{Error, Result};
 use std::fs::File;
 use std::io;
@@ -27,7 +27,8 @@ impl Type1 {
     /// [`Error::Environment`], with what to do about it.
     pub fn open(number: u32) -> Result<Self> {
         let container = open_node(Path::new("/dev/vfio/vfio"), number)?;
-        let version = ioctl::api_version(&container).map_err(system("VFIO_GET_API_VERSION"))?;
+        let version =
+            ioctl::api_version(&container).map_err(Error::system("VFIO_GET_API_VERSION"))?;
         if version != VFIO_API_VERSION as i32 {
             return Err(Error::environment(
                 format!("this kernel speaks version {version} of VFIO, not {VFIO_API_VERSION}"),
@@ -35,23 +36,24 @@ impl Type1 {
             ));
         }
         let type1 = ioctl::has_extension(&container, VFIO_TYPE1v2_IOMMU);
-        if !type1.map_err(system("VFIO_CHECK_EXTENSION"))? {
+        if !type1.map_err(Error::system("VFIO_CHECK_EXTENSION"))? {
             return Err(Error::environment(
                 "VFIO has no type 1 IOMMU here",
                 "load the module vfio_iommu_type1 and switch the IOMMU on (`nvme-gpu doctor`)",
             ));
         }
         let file = open_node(Path::new(&format!("/dev/vfio/{number}")), number)?;
-        let flags = ioctl::group_status(&file).map_err(system("VFIO_GROUP_GET_STATUS"))?;
+        let flags = ioctl::group_status(&file).map_err(Error::system("VFIO_GROUP_GET_STATUS"))?;
         if flags & VFIO_GROUP_FLAGS_VIABLE == 0 {
             return Err(Error::environment(
                 format!("IOMMU group {number} is not viable: another of its devices has a driver"),
                 "bind every device of the group to vfio-pci (`nvme-gpu doctor` lists them)",
             ));
         }
-        ioctl::set_container(&file, &container).map_err(system("VFIO_GROUP_SET_CONTAINER"))?;
+        ioctl::set_container(&file, &container)
+            .map_err(Error::system("VFIO_GROUP_SET_CONTAINER"))?;
         ioctl::set_iommu(&container, VFIO_TYPE1v2_IOMMU).map_err(no_iommu)?;
-        let answer = ioctl::iommu_info(&container).map_err(system("VFIO_IOMMU_GET_INFO"))?;
+        let answer = ioctl::iommu_info(&container).map_err(Error::system("VFIO_IOMMU_GET_INFO"))?;
         Ok(Self {
             number,
             container,
@@ -83,7 +85,7 @@ impl Type1 {
                 format!("run `nvme-gpu bind {name}`"),
             ),
             Some(libc::EBUSY) => in_use(self.number),
-            _ => system("VFIO_GROUP_GET_DEVICE_FD")(source),
+            _ => Error::system("VFIO_GROUP_GET_DEVICE_FD")(source),
         })
     }
 
@@ -98,17 +100,9 @@ impl Type1 {
     }
 }
 
-fn system(call: &'static str) -> impl FnOnce(io::Error) -> Error {
-    move |source| Error::System { call, source }
-}
-
 fn no_iommu(source: io::Error) -> Error {
     match source.raw_os_error() {
-        Some(libc::EPERM) => Error::environment(
-            "the IOMMU cannot isolate this group: no interrupt remapping",
-            "switch it on in the firmware; only on a machine where you trust the device: load \
-             vfio_iommu_type1 with allow_unsafe_interrupts=1",
-        ),
-        _ => system("VFIO_SET_IOMMU")(source),
+        Some(libc::EPERM) => not_isolated("vfio_iommu_type1"),
+        _ => Error::system("VFIO_SET_IOMMU")(source),
     }
 }

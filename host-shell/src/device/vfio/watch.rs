@@ -4,7 +4,6 @@ use super::ioctl;
 use crate::error::{Error, Result};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
 use std::fs::File;
-use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -25,14 +24,10 @@ pub struct Watch {
     thread: Option<JoinHandle<()>>,
 }
 
-fn system(call: &'static str) -> impl FnOnce(io::Error) -> Error {
-    move |source| Error::System { call, source }
-}
-
 /// A new event descriptor.
 pub fn event() -> Result<OwnedFd> {
     eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)
-        .map_err(|errno| system("eventfd")(errno.into()))
+        .map_err(|errno| Error::system("eventfd")(errno.into()))
 }
 
 impl Watch {
@@ -45,8 +40,8 @@ impl Watch {
             Ok(0) | Err(_) => Ok(()),
             Ok(_) => ioctl::set_irqs(device, index, &[event.as_fd()]),
         };
-        arm(VFIO_PCI_REQ_IRQ_INDEX, &wanted).map_err(system("arming the device request"))?;
-        arm(VFIO_PCI_ERR_IRQ_INDEX, &failed).map_err(system("arming the error event"))?;
+        arm(VFIO_PCI_REQ_IRQ_INDEX, &wanted).map_err(Error::system("arming the device request"))?;
+        arm(VFIO_PCI_ERR_IRQ_INDEX, &failed).map_err(Error::system("arming the error event"))?;
         Self::over(wanted, failed, then)
     }
 
@@ -67,7 +62,9 @@ impl Watch {
                     }
                 }
             })
-            .map_err(system("starting the thread for the events of a device"))?;
+            .map_err(Error::system(
+                "starting the thread for the events of a device",
+            ))?;
         Ok(Self {
             stop,
             thread: Some(thread),

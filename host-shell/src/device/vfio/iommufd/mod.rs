@@ -7,7 +7,7 @@
 mod calls;
 
 use super::ioctl;
-use super::node::forbidden;
+use super::node::{forbidden, not_isolated};
 use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
 use crate::machine::sysfs::{Function, Host};
@@ -106,12 +106,8 @@ fn open_device(host: &Host, function: &Function, iommufd: &File) -> Result<File>
                 path.display()
             ),
         ),
-        Some(libc::EPERM) => Error::environment(
-            "the IOMMU cannot isolate this group: no interrupt remapping",
-            "switch it on in the firmware; only on a machine where you trust the device: load \
-             iommufd with allow_unsafe_interrupts=1",
-        ),
-        _ => system("VFIO_DEVICE_BIND_IOMMUFD")(source),
+        Some(libc::EPERM) => not_isolated("iommufd"),
+        _ => Error::system("VFIO_DEVICE_BIND_IOMMUFD")(source),
     })?;
     Ok(device)
 }
@@ -136,7 +132,7 @@ impl Ioas {
                 format!("/{NODE} is no iommufd that this program knows"),
                 TYPE1,
             ),
-            _ => system("IOMMU_IOAS_ALLOC")(source),
+            _ => Error::system("IOMMU_IOAS_ALLOC")(source),
         })?;
         Ok(Self { file, number })
     }
@@ -144,13 +140,14 @@ impl Ioas {
     /// Opens the device and attaches it: it reaches what is mapped here, and nothing else.
     pub fn device(&self, host: &Host, function: &Function) -> Result<File> {
         let device = open_device(host, function, &self.file)?;
-        ioctl::attach(&device, self.number).map_err(system("VFIO_DEVICE_ATTACH_IOMMUFD_PT"))?;
+        ioctl::attach(&device, self.number)
+            .map_err(Error::system("VFIO_DEVICE_ATTACH_IOMMUFD_PT"))?;
         Ok(device)
     }
 
     /// The addresses that the IOMMU of the attached devices translates, reserved ones left out.
     pub fn ranges(&self) -> Result<Vec<RangeInclusive<u64>>> {
-        calls::ranges(&self.file, self.number).map_err(system("IOMMU_IOAS_IOVA_RANGES"))
+        calls::ranges(&self.file, self.number).map_err(Error::system("IOMMU_IOAS_IOVA_RANGES"))
     }
 
     /// Maps all of `pages` at `iova`: a dma-buf as such, a memory file as a file where the kernel can, and other memory
@@ -200,10 +197,6 @@ pub(super) fn not_mapped(source: &io::Error, pages: &Pages) -> Option<Error> {
         _ => return None,
     };
     Some(Error::environment(cause, remedy))
-}
-
-fn system(call: &'static str) -> impl FnOnce(io::Error) -> Error {
-    move |source| Error::System { call, source }
 }
 
 #[cfg(test)]
