@@ -1,7 +1,7 @@
 //! Tokens through layers of experts whose weights lie on a drive, as one graph each: the GPU chooses, reads and computes.
 //!
 //! ```sh
-//! cargo run --release -p nvme-compute --example experts -- DEVICE [LAYERS] [EXPERTS] [CHOICES] [WIDTH] [HIDDEN] [TOKENS]
+//! cargo run --release -p nvme-compute --example experts -- DEVICE [LAYERS] [EXPERTS] [CHOICES] [WIDTH] [HIDDEN] [TOKENS] [QUEUES]
 //! ```
 //!
 //! DEVICE is overwritten: a simulated drive. Without numbers the layers have 128 experts of 2,880 x 2,880, of which a token
@@ -61,11 +61,13 @@ fn run() -> Result<()> {
         over_all: false,
     };
     let tokens = number(6, 32)?;
+    let queues = number(7, 32)? as u32;
     let options = StoreOptions {
         gpu: Some(GpuOptions {
             index: 0,
             rows: RowsOptions {
-                queues: 32,
+                queues,
+                stations: queues,
                 ..RowsOptions::default()
             },
         }),

@@ -4,6 +4,7 @@
 
 use crate::arch::{Numbers, thread, warp};
 use crate::product::strip;
+use crate::quantised::tiles;
 use crate::strip::{Shape, first_row};
 use crate::wide::tile;
 use crate::{Gemv, Unpack};
@@ -53,6 +54,24 @@ pub unsafe extern "ptx-kernel" fn nvme_gemv_wide(gemv: Gemv) {
     while item < gemv.tiles() {
         // SAFETY: the caller's.
         unsafe { tile(&gemv, item % tokens, (item / tokens) as u32) };
+        item += u64::from(arch::blocks());
+    }
+}
+
+/// Each block takes tiles of rows.
+///
+/// # Safety
+/// What [`Gemv`] names is there, it [is quantised](Gemv::is_quantised), and blocks have [`Gemv::QUANTISED_SHARED`] bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_gemv_quantised(gemv: Gemv) {
+    let Some(tokens) = NonZeroU64::new(gemv.tokens.into()) else {
+        return;
+    };
+    let mut item = u64::from(arch::block());
+    while item < gemv.items() {
+        let first = (item / tokens) as u32 * gemv.block_tiles();
+        // SAFETY: the caller's.
+        unsafe { tiles(&gemv, item % tokens, first) };
         item += u64::from(arch::blocks());
     }
 }

@@ -14,6 +14,8 @@
     target_arch = "nvptx64",
     any(
         not(feature = "tile"),
+        feature = "steps",
+        feature = "experts",
         feature = "attention",
         feature = "linear",
         feature = "gemm"
@@ -41,8 +43,12 @@ mod paged;
 pub mod pages;
 #[cfg(all(target_arch = "nvptx64", any(feature = "steps", feature = "experts")))]
 mod part;
+#[cfg(any(not(target_arch = "nvptx64"), feature = "steps", feature = "experts"))]
+mod planes;
 #[cfg(all(target_arch = "nvptx64", any(feature = "steps", feature = "experts")))]
 mod product;
+#[cfg(all(target_arch = "nvptx64", any(feature = "steps", feature = "experts")))]
+mod quantised;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod reference;
 pub mod search;
@@ -114,6 +120,9 @@ pub mod kernel {
     /// Takes a [`Gemv`](crate::Gemv) that [is wide](crate::Gemv::is_wide), and as many blocks as it has
     /// [tiles](crate::Gemv::tiles), or fewer.
     pub const GEMV_WIDE: &str = "nvme_gemv_wide";
+    /// Takes a [`Gemv`](crate::Gemv) that [is quantised](crate::Gemv::is_quantised), and as many blocks as it has
+    /// [`items`](crate::Gemv::items), or fewer, with [`QUANTISED_SHARED`](crate::Gemv::QUANTISED_SHARED) bytes each.
+    pub const GEMV_QUANTISED: &str = "nvme_gemv_quantised";
     /// Takes a [`RmsNorm`](crate::RmsNorm).
     pub const RMS_NORM: &str = "nvme_rms_norm";
     /// Takes a [`Rope`](crate::Rope).
@@ -139,6 +148,10 @@ pub mod kernel {
     /// Takes a [`experts::Product`](crate::experts::Product) whose products [are wide](crate::Gemv::is_wide). Of
     /// [`EXPERTS_PTX`](crate::EXPERTS_PTX).
     pub const MOE_PRODUCT_WIDE: &str = "nvme_moe_product_wide";
+    /// Takes a [`experts::Product`](crate::experts::Product) whose products
+    /// [are quantised](crate::Gemv::is_quantised), and blocks as [`GEMV_QUANTISED`]. Of
+    /// [`EXPERTS_PTX`](crate::EXPERTS_PTX).
+    pub const MOE_PRODUCT_QUANTISED: &str = "nvme_moe_product_quantised";
     /// Takes a [`experts::Join`](crate::experts::Join). Of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
     pub const MOE_JOIN: &str = "nvme_moe_join";
 
@@ -170,17 +183,27 @@ pub mod kernel {
     pub const SEARCH: &str = "nvme_search";
 
     /// All of [`PTX`](crate::PTX).
-    pub const ALL: [&str; 9] = [
-        GEMV, GEMV_WIDE, RMS_NORM, ROPE, ATTENTION, SILU_MUL, ARGMAX, TAKE_TOKEN, UNPACK,
+    pub const ALL: [&str; 10] = [
+        GEMV,
+        GEMV_WIDE,
+        GEMV_QUANTISED,
+        RMS_NORM,
+        ROPE,
+        ATTENTION,
+        SILU_MUL,
+        ARGMAX,
+        TAKE_TOKEN,
+        UNPACK,
     ];
 
     /// All of [`EXPERTS_PTX`](crate::EXPERTS_PTX).
-    pub const EXPERTS: [&str; 6] = [
+    pub const EXPERTS: [&str; 7] = [
         MOE_ROUTE,
         MOE_ADMIT,
         MOE_SETTLE,
         MOE_PRODUCT,
         MOE_PRODUCT_WIDE,
+        MOE_PRODUCT_QUANTISED,
         MOE_JOIN,
     ];
 }
@@ -215,16 +238,52 @@ impl Gemv {
     /// Rows of a matrix from which on each warp takes several at a time: with fewer, multiprocessors would be idle.
     const MANY_ROWS: u64 = 8192;
 
-    /// Whether `nvme_gemv_wide` is for it: formats that lanes read by 16 bytes, or by blocks of 32 elements, at addresses
-    /// that are multiples of what they load.
+    /// Tiles of 16 rows that a block of `nvme_gemv_quantised` has at most.
+    pub(crate) const MOST_TILES: u32 = 8;
+    /// Blocks of it that a GPU may run at a time: with fewer tiles each block has one.
+    const QUANTISED_BLOCKS: u64 = 264;
+    /// Bytes of shared memory of a block of it.
+    pub const QUANTISED_SHARED: u32 = 99_840;
+
+    /// Whether `nvme_gemv_wide` is for it: formats that lanes read by 16 bytes, at addresses that are multiples of it.
     pub const fn is_wide(&self) -> bool {
-        match Stored::of_number(self.stored) {
-            Some(Stored::F32 | Stored::F16 | Stored::Bf16) => {
-                self.weights.is_multiple_of(16) && self.row_bytes.is_multiple_of(16)
-            }
-            Some(Stored::Q4_0 | Stored::Q4_1 | Stored::Q8_0) => self.weights.is_multiple_of(2),
-            _ => false,
+        matches!(
+            Stored::of_number(self.stored),
+            Some(Stored::F32 | Stored::F16 | Stored::Bf16)
+        ) && self.weights.is_multiple_of(16)
+            && self.row_bytes.is_multiple_of(16)
+    }
+
+    /// Whether `nvme_gemv_quantised` is for it: blocks of 32 elements of 4 or 8 bits.
+    pub const fn is_quantised(&self) -> bool {
+        matches!(
+            Stored::of_number(self.stored),
+            Some(Stored::Q4_0 | Stored::Q4_1 | Stored::Q8_0)
+        )
+    }
+
+    /// Tiles of 16 rows.
+    #[inline(always)]
+    pub const fn row_tiles(&self) -> u32 {
+        self.rows.div_ceil(16)
+    }
+
+    /// Tiles that a block of `nvme_gemv_quantised` takes at a time.
+    #[inline(always)]
+    pub const fn block_tiles(&self) -> u32 {
+        let tiles = self.row_tiles() as u64 * self.tokens as u64;
+        let share = tiles.div_ceil(Self::QUANTISED_BLOCKS);
+        if share < Self::MOST_TILES as u64 {
+            if share == 0 { 1 } else { share as u32 }
+        } else {
+            Self::MOST_TILES
         }
+    }
+
+    /// How many times a block of it takes tiles of a vector.
+    #[inline(always)]
+    pub const fn items(&self) -> u64 {
+        self.row_tiles().div_ceil(self.block_tiles()) as u64 * self.tokens as u64
     }
 
     /// Rows that a warp takes at a time.

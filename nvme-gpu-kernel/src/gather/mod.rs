@@ -150,6 +150,19 @@ unsafe fn gather_some(
     count: u64,
 ) {
     let block = Block::here();
+    let count = if count < rows.count {
+        count
+    } else {
+        rows.count
+    };
+    let lanes = rows.lanes.clamp(1, 32);
+    if u64::from(arch::block() * BLOCK_WARPS * lanes) >= count {
+        // A list may be much shorter than it could be: what blocks without a row do at the gate takes tens of microseconds.
+        if block.leads() {
+            station::end_block(rows);
+        }
+        return;
+    }
     // SAFETY: the caller's.
     let Some(inside) = (unsafe { Inside::enter(rows, &block) }) else {
         return;
@@ -161,11 +174,7 @@ unsafe fn gather_some(
         queue: inside.queue,
         cache,
         ranges,
-        count: if count < rows.count {
-            count
-        } else {
-            rows.count
-        },
+        count,
         members: None,
         cell: inside.cell,
         slots: inside.slots,

@@ -18,6 +18,7 @@ use std::slice::{from_raw_parts, from_raw_parts_mut};
 pub const NAMES: [&CStr; 58] = [
     c"nvme_gemv",
     c"nvme_gemv_wide",
+    c"nvme_gemv_quantised",
     c"nvme_rms_norm",
     c"nvme_rope",
     c"nvme_attention",
@@ -38,6 +39,7 @@ pub const NAMES: [&CStr; 58] = [
     c"nvme_moe_settle",
     c"nvme_moe_product",
     c"nvme_moe_product_wide",
+    c"nvme_moe_product_quantised",
     c"nvme_moe_join",
     c"nvme_page_summaries",
     c"nvme_score_pages",
@@ -96,6 +98,10 @@ pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void, blocks: u32) -> 
             assert!(wide.is_wide(), "{wide:x?}");
             gemv(wide);
         }),
+        b"nvme_gemv_quantised" => of(parameters, |quantised: &Gemv| {
+            assert!(quantised.is_quantised(), "{quantised:x?}");
+            gemv(quantised);
+        }),
         b"nvme_hash_chunks" => of(parameters, hash_chunks),
         b"nvme_attention_scores" | b"nvme_attention_scores_tiled" => of(parameters, ladder::scores),
         b"nvme_attention_shares" => of(parameters, ladder::shares),
@@ -135,7 +141,7 @@ pub unsafe fn launch(name: &CStr, parameters: *mut *mut c_void, blocks: u32) -> 
         b"nvme_moe_route" => of(parameters, crate::experts::route),
         b"nvme_moe_admit" => of(parameters, crate::experts::admit),
         b"nvme_moe_settle" => of(parameters, crate::experts::settle),
-        b"nvme_moe_product" | b"nvme_moe_product_wide" => of(parameters, crate::experts::product),
+        name if name.starts_with(b"nvme_moe_product") => of(parameters, crate::experts::product),
         b"nvme_moe_join" => of(parameters, crate::experts::join),
         b"nvme_page_summaries" => of(parameters, crate::choose::summarise),
         b"nvme_score_pages" => of(parameters, crate::choose::score),

@@ -1,4 +1,4 @@
-//! Products of matrices in memory of the GPU: each format, narrow and wide kernel, against sums of `f64`.
+//! Products of matrices in memory of the GPU: each format, each kernel that is for it, against sums of `f64`.
 // UNSAFETY: launches over this module's own memory.
 #![allow(unsafe_code)]
 
@@ -7,7 +7,7 @@ use crate::gather::{WAIT, text};
 use crate::report::{Outcome, Report};
 use nvme_compute::synthetic::{self, Stored};
 use nvme_compute_kernel::{BLOCK_THREADS, Gemv, PTX, kernel};
-use nvme_host::cuda::{DeviceMemory, Function, Module, Stream};
+use nvme_host::cuda::{Blocks, DeviceMemory, Function, Module, Stream};
 
 /// What `y` holds where no product comes.
 const POISON: f32 = -77.25;
@@ -16,7 +16,7 @@ const TOLERANCE: f64 = 1e-5;
 /// Bytes before and behind the rows that a kernel may load.
 const AROUND: usize = 16;
 /// Rows, columns as a multiple of the format's least number, vectors, bytes from a multiple of 16 to the first row.
-const SHAPES: [(u32, u32, u32, usize); 12] = [
+const SHAPES: [(u32, u32, u32, usize); 15] = [
     (0, 1, 1, 0),
     (1, 1, 1, 0),
     (1, 1, 1, 2),
@@ -29,6 +29,9 @@ const SHAPES: [(u32, u32, u32, usize); 12] = [
     (2049, 9, 4, 0),
     (8193, 5, 1, 2),
     (8200, 17, 1, 0),
+    (20000, 3, 1, 4),
+    (70, 129, 1, 10),
+    (1000, 300, 2, 8),
 ];
 
 pub fn all(report: &mut Report, bench: &Bench) {
@@ -42,6 +45,7 @@ struct Kernels {
     module: Module,
     narrow: Function,
     wide: Function,
+    quantised: Function,
     stream: Stream,
 }
 
@@ -51,26 +55,38 @@ fn shapes(bench: &Bench, stored: Stored) -> Outcome<String> {
         Ok(Kernels {
             narrow: module.function(kernel::GEMV)?,
             wide: module.function(kernel::GEMV_WIDE)?,
+            quantised: module
+                .function_with_shared(kernel::GEMV_QUANTISED, Gemv::QUANTISED_SHARED)?,
             stream: Stream::new(&bench.gpu)?,
             module,
         })
     };
     let kernels = load().map_err(text)?;
-    let (mut narrow, mut wide) = (0, 0);
+    let (mut narrow, mut wide, mut quantised) = (0, 0, 0);
     for (at, shape) in SHAPES.into_iter().enumerate() {
         let case = Case::new(bench, stored, shape, at as u64)?;
         for adds in [0, 1] {
             let gemv = Gemv { adds, ..case.gemv };
-            case.run(&kernels, kernels.narrow, &gemv)?;
+            let blocks = |count: u64, shared_bytes| Blocks {
+                count: count.clamp(1, 300) as u32,
+                threads: BLOCK_THREADS,
+                shared_bytes,
+            };
+            case.run(&kernels, kernels.narrow, blocks(gemv.tiles(), 0), &gemv)?;
             narrow += 1;
             if gemv.is_wide() {
-                case.run(&kernels, kernels.wide, &gemv)?;
+                case.run(&kernels, kernels.wide, blocks(gemv.tiles(), 0), &gemv)?;
                 wide += 1;
+            }
+            if gemv.is_quantised() {
+                let blocks = blocks(gemv.items(), Gemv::QUANTISED_SHARED);
+                case.run(&kernels, kernels.quantised, blocks, &gemv)?;
+                quantised += 1;
             }
         }
     }
     Ok(format!(
-        "{narrow} by the narrow kernel, {wide} by the wide one"
+        "{narrow} by the narrow kernel, {wide} by the wide one, {quantised} by the tensor cores"
     ))
 }
 
@@ -141,14 +157,19 @@ impl Case {
         })
     }
 
-    fn run(&self, kernels: &Kernels, function: Function, gemv: &Gemv) -> Outcome<()> {
+    fn run(
+        &self,
+        kernels: &Kernels,
+        function: Function,
+        blocks: Blocks,
+        gemv: &Gemv,
+    ) -> Outcome<()> {
         let poison = POISON.to_le_bytes().repeat(self.y.len() / 4);
         self.y.upload(0, &poison).map_err(text)?;
-        let blocks = gemv.tiles().clamp(1, 300) as u32;
         // SAFETY: memory of this case, which waits for the stream.
         let launched = unsafe {
             let module = &kernels.module;
-            module.launch(&kernels.stream, function, blocks, BLOCK_THREADS, gemv)
+            module.launch_blocks(kernels.stream.handle(), function, blocks, gemv)
         };
         launched
             .and_then(|()| kernels.stream.wait(WAIT, || Ok(())))

@@ -32,6 +32,7 @@ const PLAIN: Image = Image {
     target: Target::Any,
     library: false,
     aligned: &[],
+    in_twos: &[],
     threads: &[],
     with_maps: &[],
     committed: None,
@@ -72,8 +73,10 @@ const HASH: Image = Image {
 const COMPUTE: Image = Image {
     name: "compute",
     features: "steps",
+    aligned: &["mma.sync.aligned."],
     // A bound of 128 registers: blocks of 256 threads, two on a multiprocessor.
-    threads: &[("nvme_gemv_wide", 512)],
+    threads: &[("nvme_gemv_wide", 512), ("nvme_gemv_quantised", 256)],
+    in_twos: &["nvme_gemv_quantised"],
     committed: Some("nvme-gpu-kernel/compute/compute.ptx"),
     ..PLAIN
 };
@@ -109,7 +112,12 @@ const SEARCH: Image = Image {
 const EXPERTS: Image = Image {
     name: "experts",
     features: "experts",
-    threads: &[("nvme_moe_product_wide", 512)],
+    aligned: &["mma.sync.aligned."],
+    threads: &[
+        ("nvme_moe_product_wide", 512),
+        ("nvme_moe_product_quantised", 256),
+    ],
+    in_twos: &["nvme_moe_product_quantised"],
     committed: Some("nvme-gpu-kernel/compute/experts.ptx"),
     ..PLAIN
 };

@@ -11,7 +11,7 @@ use nvme_compute_kernel::{BLOCK_THREADS, EXPERTS_PTX, Gemv, PTX, SiluMul, kernel
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_gpu_kernel::rows::{ListHead, Range};
 use nvme_host::cuda::{
-    DeviceMemory, Function, Gathered, Gpu, Module, Pending, ReadList, ReadRange, Stream,
+    Blocks, DeviceMemory, Function, Gathered, Gpu, Module, Pending, ReadList, ReadRange, Stream,
 };
 use nvme_host::store::status;
 use nvme_host::{Error, Result};
@@ -68,6 +68,7 @@ struct Kernels {
     settle: Function,
     product: Function,
     product_wide: Function,
+    product_quantised: Function,
     silu_mul: Function,
     join: Function,
 }
@@ -368,18 +369,31 @@ impl GpuExperts {
         };
         let like = self.like(step.layer, matrix, admit.pairs);
         let kernels = &self.kernels;
-        if like.is_wide() {
-            // The results of so many tiles fit into no memory.
-            let tiles = u32::try_from(like.tiles()).map_err(|_| Error::internal("2^32 tiles"))?;
-            // SAFETY: the caller's.
-            return unsafe {
-                let module = &kernels.module;
-                module.launch_in(stream, kernels.product_wide, tiles, BLOCK_THREADS, &product)
-            };
-        }
-        let threads = u64::from(admit.pairs) * u64::from(rows) * 32;
+        let (function, count, shared_bytes) = match (like.is_quantised(), like.is_wide()) {
+            (true, _) => (
+                kernels.product_quantised,
+                like.items(),
+                Gemv::QUANTISED_SHARED,
+            ),
+            (_, true) => (kernels.product_wide, like.tiles(), 0),
+            _ => {
+                let threads = u64::from(admit.pairs) * u64::from(rows) * 32;
+                // SAFETY: the caller's.
+                return unsafe { self.launch(kernels.product, threads, &product, stream) };
+            }
+        };
+        let blocks = Blocks {
+            // The results of so many blocks fit into no memory.
+            count: u32::try_from(count).map_err(|_| Error::internal("2^32 blocks"))?,
+            threads: BLOCK_THREADS,
+            shared_bytes,
+        };
         // SAFETY: the caller's.
-        unsafe { self.launch(kernels.product, threads, &product, stream) }
+        unsafe {
+            kernels
+                .module
+                .launch_blocks(stream, function, blocks, &product)
+        }
     }
 
     /// The products of a matrix with `pairs` vectors: places modulo 16 are those of all experts.
@@ -469,6 +483,8 @@ impl Kernels {
             settle: module.function(kernel::MOE_SETTLE)?,
             product: module.function(kernel::MOE_PRODUCT)?,
             product_wide: module.function(kernel::MOE_PRODUCT_WIDE)?,
+            product_quantised: module
+                .function_with_shared(kernel::MOE_PRODUCT_QUANTISED, Gemv::QUANTISED_SHARED)?,
             silu_mul: steps.function(kernel::SILU_MUL)?,
             join: module.function(kernel::MOE_JOIN)?,
             module,

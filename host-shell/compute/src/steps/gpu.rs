@@ -7,7 +7,7 @@ use nvme_compute_kernel::{
     Unpack, kernel,
 };
 use nvme_formats::{Stored, UNIT};
-use nvme_host::cuda::{Function, Gpu, Module};
+use nvme_host::cuda::{Blocks, Function, Gpu, Module};
 use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -24,6 +24,7 @@ pub struct Steps {
     module: ManuallyDrop<Module>,
     gemv: Function,
     gemv_wide: Function,
+    gemv_quantised: Function,
     rms_norm: Function,
     rope: Function,
     attention: Function,
@@ -43,6 +44,8 @@ impl Steps {
         Ok(Self {
             gemv: module.function(kernel::GEMV)?,
             gemv_wide: module.function(kernel::GEMV_WIDE)?,
+            gemv_quantised: module
+                .function_with_shared(kernel::GEMV_QUANTISED, Gemv::QUANTISED_SHARED)?,
             rms_norm: module.function(kernel::RMS_NORM)?,
             rope: module.function(kernel::ROPE)?,
             attention: module.function(kernel::ATTENTION)?,
@@ -75,6 +78,19 @@ impl Steps {
         }
         check_addresses(gemv.x | gemv.y, 4)?;
         check_addresses(gemv.weights, 2)?;
+        if gemv.is_quantised() {
+            let blocks = Blocks {
+                count: gemv.items().min(MOST_BLOCKS) as u32,
+                threads: BLOCK_THREADS,
+                shared_bytes: Gemv::QUANTISED_SHARED,
+            };
+            if blocks.count == 0 {
+                return Ok(());
+            }
+            let function = self.gemv_quantised;
+            // SAFETY: the caller's.
+            return unsafe { self.module.launch_blocks(stream, function, blocks, gemv) };
+        }
         let (function, threads) = match gemv.is_wide() {
             true => (self.gemv_wide, gemv.tiles() * u64::from(BLOCK_THREADS)),
             false => (

@@ -6,6 +6,7 @@ use super::cache::{Asked, Cache, words};
 use super::{Admit, Chosen, Join, NO_SLOT, Places, Policy, Product, Route, Settle};
 use crate::arch::{Numbers, butterfly64, exp, sum_of_warp, thread, warp};
 use crate::product::strip;
+use crate::quantised::{TILE_ROWS, tiles};
 use crate::strip::{Shape, first_row};
 use crate::wide::tile;
 use crate::{Gemv, index_of, ranked};
@@ -283,26 +284,55 @@ pub unsafe extern "ptx-kernel" fn nvme_moe_product(product: Product) {
 /// What [`Product`] names is there, and its products [are wide](Gemv::is_wide).
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn nvme_moe_product_wide(product: Product) {
-    let (Some(stored), Some(pairs)) = (
-        Stored::of_number(product.stored),
-        NonZeroU32::new(product.admit.pairs),
-    ) else {
-        return;
-    };
-    let (pair, part) = (arch::block() % pairs, arch::block() / pairs);
     // SAFETY: the caller's.
-    if let Some(gemv) = unsafe { gemv_of(&product, stored, pair) } {
+    if let Some((gemv, part)) = unsafe { part_of_pair(&product, like(&product).tile_rows()) } {
         // SAFETY: the caller's: the expert lies in its slot.
-        return unsafe { tile(&gemv, 0, part) };
+        unsafe { tile(&gemv, 0, part) };
     }
-    let like = Gemv {
+}
+
+/// As `nvme_gemv_quantised`: each block takes tiles of rows of a pair once, the pairs in turns.
+///
+/// # Safety
+/// What [`Product`] names is there, its products [are quantised](Gemv::is_quantised), and blocks have
+/// [`Gemv::QUANTISED_SHARED`] bytes.
+#[unsafe(no_mangle)]
+pub unsafe extern "ptx-kernel" fn nvme_moe_product_quantised(product: Product) {
+    let of_block = like(&product).block_tiles();
+    // SAFETY: the caller's.
+    if let Some((gemv, part)) = unsafe { part_of_pair(&product, of_block * TILE_ROWS) } {
+        // SAFETY: the caller's: the expert lies in its slot.
+        unsafe { tiles(&gemv, 0, part * of_block) };
+    }
+}
+
+/// The products of all pairs, as far as what a block takes at a time depends on them.
+#[inline(always)]
+fn like(product: &Product) -> Gemv {
+    Gemv {
         rows: product.rows,
         tokens: product.admit.pairs,
         stored: product.stored,
         ..Gemv::default()
-    };
-    let first = part * like.tile_rows();
-    let end = first + like.tile_rows();
+    }
+}
+
+/// The product of the block's pair and which part of it the block has, `height` rows. Of a pair whose expert was not read
+/// those rows are NaN, and nothing is left to be done.
+///
+/// # Safety
+/// What [`Product`] names is there.
+#[inline(always)]
+unsafe fn part_of_pair(product: &Product, height: u32) -> Option<(Gemv, u32)> {
+    let stored = Stored::of_number(product.stored)?;
+    let pairs = NonZeroU32::new(product.admit.pairs)?;
+    let (pair, part) = (arch::block() % pairs, arch::block() / pairs);
+    // SAFETY: the caller's.
+    if let Some(gemv) = unsafe { gemv_of(product, stored, pair) } {
+        return Some((gemv, part));
+    }
+    let first = part * height;
+    let end = first + height;
     let end = if end < product.rows {
         end
     } else {
@@ -310,7 +340,8 @@ pub unsafe extern "ptx-kernel" fn nvme_moe_product_wide(product: Product) {
     };
     let threads = (arch::thread(), arch::block_threads());
     // SAFETY: the caller's.
-    unsafe { no_numbers(&product, pair, first.into()..end.into(), threads) };
+    unsafe { no_numbers(product, pair, first.into()..end.into(), threads) };
+    None
 }
 
 /// The product of pair `pair`, or none where its expert was not read.

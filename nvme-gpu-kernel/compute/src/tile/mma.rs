@@ -102,6 +102,23 @@ pub fn mma_tf32(sums: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
     }
 }
 
+/// `sums` and the product of 16 x 32 and 32 x 8 signed bytes. Of `a` a lane has columns `lane % 4 * 4` to 3 further of
+/// rows `group` and `group + 8`, then those 16 higher; of `b` the same rows of column `group`, then those 16 lower. Every
+/// lane of the warp calls it.
+#[inline(always)]
+pub fn mma_bytes(a: [u32; 4], b: [u32; 2], sums: [u32; 4]) -> [u32; 4] {
+    let [mut s0, mut s1, mut s2, mut s3] = sums;
+    // SAFETY: arithmetic on registers; the warp calls it together.
+    unsafe {
+        asm!("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {{{0}, {1}, {2}, {3}}}, {{{4}, {5}, {6}, {7}}},",
+            "{{{8}, {9}}}, {{{0}, {1}, {2}, {3}}};",
+            inout(reg32) s0, inout(reg32) s1, inout(reg32) s2, inout(reg32) s3,
+            in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3],
+            in(reg32) b[0], in(reg32) b[1], options(pure, nomem, nostack));
+    }
+    [s0, s1, s2, s3]
+}
+
 /// Two numbers, rounded to bf16, the first in the lower half.
 #[inline(always)]
 pub fn pack_bf16(low: f32, high: f32) -> u32 {

@@ -53,6 +53,12 @@ impl Shared {
         Self(self.0 + bytes)
     }
 
+    /// The multiple of 4 at or below.
+    #[inline(always)]
+    pub fn floor4(self) -> Self {
+        Self(self.0 & !3)
+    }
+
     /// The place whose address differs in `bits`: of a swizzled tile, which begins at a multiple of more than `bits`.
     #[inline(always)]
     pub fn flip(self, bits: u32) -> Self {
@@ -63,10 +69,7 @@ impl Shared {
     /// and takes no register meanwhile.
     #[inline(always)]
     pub fn opaque(self) -> Self {
-        let same: u32;
-        // SAFETY: moves a register. Not pure: it is not moved out of loops.
-        unsafe { asm!("mov.b32 {}, {};", out(reg32) same, in(reg32) self.0, options(nostack)) };
-        Self(same)
+        Self(opaque(self.0))
     }
 
     /// Its address in the window of shared memory.
@@ -124,6 +127,38 @@ impl Shared {
         self.load4().map(f32::to_bits)
     }
 
+    /// Two words of 32 bits, at a multiple of 8.
+    #[inline(always)]
+    pub fn words2(self) -> [u32; 2] {
+        let (a, b): (u32, u32);
+        // SAFETY: vouched for in `dynamic`.
+        unsafe {
+            asm!("ld.shared.v2.b32 {{{a}, {b}}}, [{at}];", at = in(reg32) self.0, a = out(reg32) a, b = out(reg32) b,
+                options(readonly, nostack));
+        }
+        [a, b]
+    }
+
+    /// A half of 16 bits, at a multiple of 2.
+    #[inline(always)]
+    pub fn half(self) -> u16 {
+        let value: u16;
+        // SAFETY: vouched for in `dynamic`.
+        unsafe {
+            asm!("ld.shared.u16 {}, [{}];", out(reg16) value, in(reg32) self.0, options(readonly, nostack))
+        };
+        value
+    }
+
+    /// Stores the lowest byte of `value`.
+    #[inline(always)]
+    pub fn store_byte(self, value: u32) {
+        // SAFETY: vouched for in `dynamic`.
+        unsafe {
+            asm!("st.shared.u8 [{}], {};", in(reg32) self.0, in(reg32) value, options(nostack))
+        };
+    }
+
     /// Stores a word of 32 bits, at a multiple of 4.
     #[inline(always)]
     pub fn store_word(self, value: u32) {
@@ -153,6 +188,21 @@ impl Shared {
         }
     }
 
+    /// As [`Self::copy16`] with all 16 bytes, or nothing.
+    ///
+    /// # Safety
+    /// As [`Self::copy16`], where they are `there`.
+    #[inline(always)]
+    pub unsafe fn copy16_if(self, from: u64, there: bool) {
+        // SAFETY: vouched for in `dynamic`, and by the caller.
+        unsafe {
+            asm!(
+                "{{ .reg .pred p; setp.ne.u32 p, {there}, 0; @p cp.async.cg.shared.global [{to}], [{from}], 16; }}",
+                there = in(reg32) u32::from(there), to = in(reg32) self.0, from = in(reg64) from,
+                options(nostack));
+        }
+    }
+
     /// As [`Self::copy16`] with 4 bytes, at multiples of 4; by way of L1.
     ///
     /// # Safety
@@ -165,6 +215,15 @@ impl Shared {
                 in(reg32) self.0, in(reg64) from, in(reg32) bytes, options(nostack));
         }
     }
+}
+
+/// The same word, as one that the compiler knows nothing of.
+#[inline(always)]
+pub fn opaque(word: u32) -> u32 {
+    let same: u32;
+    // SAFETY: moves a register. Not pure: it is not moved out of loops.
+    unsafe { asm!("mov.b32 {}, {};", out(reg32) same, in(reg32) word, options(nostack)) };
+    same
 }
 
 /// Ends the calling thread's current group of copies.

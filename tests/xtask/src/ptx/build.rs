@@ -49,6 +49,9 @@ pub struct Image {
     pub aligned: &'static [&'static str],
     /// Kernels whose blocks have a known number of threads, which bounds their registers: rustc has no attribute for it.
     pub threads: &'static [(&'static str, u32)],
+    /// Those of them of which a multiprocessor is to hold two blocks: without, the assembler may take fewer registers than
+    /// fit, and spill.
+    pub in_twos: &'static [&'static str],
     /// Kernels whose parameter begins with a `CUtensorMap`, and so at a multiple of 64: rustc knows 16 at most.
     pub with_maps: &'static [&'static str],
     /// Where it is committed, if it is.
@@ -82,7 +85,7 @@ impl Image {
         forget_last_build(self.package, &file)?;
         run_rustc(self, compiler, &file)?;
         let text = std::fs::read_to_string(&file).map_err(named)?;
-        let text = with_threads(&without_disambiguators(&text), self.threads)?;
+        let text = with_threads(&without_disambiguators(&text), self.threads, self.in_twos)?;
         let text = with_maps(&text, self.with_maps)?;
         std::fs::write(&file, &text).map_err(named)?;
         Ok(text)
@@ -94,15 +97,19 @@ impl Image {
     }
 }
 
-/// The text with `.maxntid` for each of these kernels.
-fn with_threads(ptx: &str, threads: &[(&str, u32)]) -> Result<String, Failure> {
+/// The text with `.maxntid` for each of these kernels, and `.minnctapersm` for those `in_twos`.
+fn with_threads(ptx: &str, threads: &[(&str, u32)], in_twos: &[&str]) -> Result<String, Failure> {
     let mut text = ptx.to_string();
     for (name, count) in threads {
         let body = text
             .find(&format!(".entry {name}("))
             .and_then(|head| Some(head + text[head..].find("\n{")?));
         let body = body.ok_or_else(|| Failure::new(format!("no kernel {name} in the PTX")))?;
-        text.insert_str(body, &format!("\n.maxntid {count}, 1, 1"));
+        let blocks = match in_twos.contains(name) {
+            true => "\n.minnctapersm 2",
+            false => "",
+        };
+        text.insert_str(body, &format!("\n.maxntid {count}, 1, 1{blocks}"));
     }
     Ok(text)
 }
@@ -227,12 +234,14 @@ mod tests {
     #[test]
     fn threads_come_before_the_body_of_their_kernel() {
         let ptx = ".entry a(\n)\n{\n}\n.entry ab(\n\t.param .u64 x\n)   // @ab\n{\n}\n";
-        let bounded = with_threads(ptx, &[("ab", 384)]).unwrap();
+        let bounded = with_threads(ptx, &[("ab", 384)], &[]).unwrap();
         assert_eq!(
             bounded,
             ptx.replace("// @ab\n", "// @ab\n.maxntid 384, 1, 1\n")
         );
-        assert!(with_threads(ptx, &[("b", 1)]).is_err());
+        let in_twos = with_threads(ptx, &[("ab", 384)], &["ab"]).unwrap();
+        assert!(in_twos.contains(".maxntid 384, 1, 1\n.minnctapersm 2"));
+        assert!(with_threads(ptx, &[("b", 1)], &[]).is_err());
     }
 
     #[test]

@@ -1,0 +1,114 @@
+//! Numbers as integers of four digits of 8 bits, a unit of them with a common power of two: what the tensor cores multiply
+//! with weights of 8 bits, without an error of their own.
+//!
+//! A number is rounded towards zero to a multiple of 2^-30 of the power of two above the largest one of its unit.
+
+use core::ops::Range;
+
+/// Digits of a number.
+pub const DIGITS: u32 = 4;
+/// Bits of the numbers, the sign aside: digits from -128 to 127 do not overflow.
+const BITS: u32 = 30;
+/// Exponents, as `f32` stores them, that have a power of two for both ways.
+const EXPONENTS: Range<u32> = 40..255;
+
+/// How the numbers of a unit become integers and back.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Powers {
+    /// A number times this is an integer.
+    pub up: f32,
+    /// An integer times this is a number: NaN where one of the unit's numbers is not finite.
+    pub down: f32,
+}
+
+impl Powers {
+    /// Those of a unit whose largest number has the bits `largest`, without its sign. `less` below 9 powers of two are
+    /// taken from `down`.
+    #[inline(always)]
+    pub fn of(largest: u32, less: u32) -> Self {
+        let exponent = largest >> 23;
+        if exponent >= EXPONENTS.end {
+            return Self {
+                up: 0.0,
+                down: f32::NAN,
+            };
+        }
+        let exponent = if exponent < EXPONENTS.start {
+            EXPONENTS.start
+        } else {
+            exponent
+        };
+        // Numbers are below 2^(exponent - 126).
+        Self {
+            up: f32::from_bits((127 + 126 + BITS - exponent) << 23),
+            down: f32::from_bits((exponent + 127 - 126 - BITS - less) << 23),
+        }
+    }
+
+    /// The digits of `number`, a byte each, the least first.
+    #[inline(always)]
+    pub fn digits(self, number: f32) -> u32 {
+        const CARRY: u32 = 0x0080_8080;
+        let integer = (number * self.up) as i32 as u32;
+        integer.wrapping_add(CARRY) ^ CARRY
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What the digits of `number` stand for.
+    fn number_of(powers: Powers, digits: u32) -> f64 {
+        let digits = digits.to_le_bytes().map(|digit| f64::from(digit as i8));
+        let sum = (0..).zip(digits).map(|(at, digit)| digit * 256f64.powi(at));
+        sum.sum::<f64>() * f64::from(powers.down)
+    }
+
+    fn largest(numbers: &[f32]) -> u32 {
+        let sizes = numbers.iter().map(|number| number.abs().to_bits());
+        sizes.max().unwrap_or(0)
+    }
+
+    #[test]
+    fn digits_are_the_number_within_a_part_of_the_largest() {
+        for scale in [1e-20f32, 1e-3, 1.0, 3e4, 1.7e38] {
+            for numbers in [
+                [1.0f32, -1.0, 0.999_999_94, -0.5],
+                [1.999_999_9, -1.999_999_9, 1e-6, -1e-9],
+                [0.0, -0.0, 0.333_333_34, 1.5],
+            ] {
+                let numbers = numbers.map(|number| number * scale);
+                let size = largest(&numbers);
+                for less in [0, 4] {
+                    let powers = Powers::of(size, less);
+                    for number in numbers {
+                        let found = number_of(powers, powers.digits(number)) * f64::from(1 << less);
+                        let allowed = f64::from(f32::from_bits(size)) * 2f64.powi(-29);
+                        let off = (found - f64::from(number)).abs();
+                        assert!(off <= allowed, "{number} {found}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn units_of_zeros_and_of_the_least_numbers_are_small() {
+        for least in [0.0, f32::from_bits(1), 1e-40, 1e-30] {
+            let powers = Powers::of(largest(&[least]), 4);
+            assert!(powers.up.is_finite() && powers.down > 0.0);
+            let off = number_of(powers, powers.digits(least)) * 16.0 - f64::from(least);
+            assert!(off.abs() < 1e-33, "{least} {off}");
+        }
+    }
+
+    #[test]
+    fn units_with_a_number_that_is_not_finite_are_nan() {
+        for number in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN] {
+            let powers = Powers::of(largest(&[number, 1.0]), 0);
+            assert!(powers.down.is_nan());
+            assert!(number_of(powers, powers.digits(1.0)).is_nan());
+        }
+    }
+}
