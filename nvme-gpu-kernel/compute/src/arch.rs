@@ -71,7 +71,12 @@ pub unsafe fn load_32(from: u64, there: bool) -> u32 {
 }
 
 /// 32 bits of `high` and `low` side by side, from bit `shift` below 32 on.
-#[cfg(any(feature = "steps", feature = "experts"))]
+#[cfg(any(
+    feature = "steps",
+    feature = "streamed",
+    feature = "experts",
+    feature = "gemm"
+))]
 #[inline(always)]
 pub fn funnel(low: u32, high: u32, shift: u32) -> u32 {
     let word: u32;
@@ -84,7 +89,12 @@ pub fn funnel(low: u32, high: u32, shift: u32) -> u32 {
 }
 
 /// 2^23 and one byte of `word`: the last digit of `SELECT`, which is 0x7540 and the byte's number.
-#[cfg(any(feature = "steps", feature = "experts"))]
+#[cfg(any(
+    feature = "steps",
+    feature = "streamed",
+    feature = "experts",
+    feature = "gemm"
+))]
 #[inline(always)]
 pub fn byte_number<const SELECT: u32>(word: u32) -> f32 {
     let number: f32;
@@ -97,7 +107,12 @@ pub fn byte_number<const SELECT: u32>(word: u32) -> f32 {
 }
 
 /// IEEE 754 binary16 as `f32`.
-#[cfg(any(feature = "steps", feature = "experts"))]
+#[cfg(any(
+    feature = "steps",
+    feature = "streamed",
+    feature = "experts",
+    feature = "gemm"
+))]
 #[inline(always)]
 pub fn of_half(bits: u16) -> f32 {
     of_f16(bits)
@@ -256,7 +271,9 @@ pub fn numbers([low, high]: [u32; 2], is_bf16: bool) -> [f32; 4] {
     feature = "paged",
     feature = "choose",
     feature = "steps",
-    feature = "experts"
+    feature = "streamed",
+    feature = "experts",
+    feature = "gemm"
 ))]
 #[inline(always)]
 fn of_f16(bits: u16) -> f32 {
@@ -421,6 +438,19 @@ impl Window {
         // SAFETY: inside the window, and even.
         unsafe {
             asm!("ld.shared.u16 {}, [{}];", out(reg16) value, in(reg32) at, options(pure, readonly, nostack))
+        };
+        value
+    }
+
+    /// The 32-bit word at byte `byte`, a multiple of 4.
+    #[cfg(not(feature = "paged"))]
+    #[inline(always)]
+    pub fn word(self, byte: u32) -> u32 {
+        let at = self.0 + (byte & (WINDOW_BYTES as u32 - 1));
+        let value: u32;
+        // SAFETY: inside the window, and a multiple of 4.
+        unsafe {
+            asm!("ld.shared.u32 {}, [{}];", out(reg32) value, in(reg32) at, options(pure, readonly, nostack))
         };
         value
     }

@@ -25,6 +25,19 @@ mod arch;
 #[cfg(all(target_arch = "nvptx64", feature = "steps"))]
 mod attention;
 pub mod choose;
+#[cfg(any(
+    test,
+    all(
+        target_arch = "nvptx64",
+        any(
+            feature = "steps",
+            feature = "streamed",
+            feature = "experts",
+            feature = "gemm"
+        )
+    )
+))]
+mod eight;
 #[cfg(all(target_arch = "nvptx64", feature = "steps"))]
 mod elements;
 pub mod experts;

@@ -2,13 +2,8 @@
 // UNSAFETY: rows are addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use crate::arch::{byte_number, funnel, load_32, load_128, of_half};
-
-/// 2^23, and what a signed byte is raised by: numbers of 8 bits are the low bits of such a float.
-const OF_BYTES: f32 = 8_388_736.0;
-/// 2^23, and by what Q4_0's numbers of 4 bits are raised.
-const OF_Q4_0: f32 = 8_388_616.0;
-const OF_Q4_1: f32 = 8_388_608.0;
+use crate::arch::{funnel, load_32, load_128, of_half};
+use crate::eight::{Eight, OF_Q4_0, OF_Q4_1, of_4_bits, of_8_bits, sum};
 
 /// How a format's row is read by the lanes of a warp, 256 columns at a time.
 pub trait Part {
@@ -35,11 +30,6 @@ pub trait Part {
 
     /// The sum of the products. `row` is where the row begins.
     fn dot(raw: Self::Raw, row: u64, lane: u32, x: [[f32; 4]; 2]) -> f32;
-}
-
-#[inline(always)]
-fn sum(values: [f32; 4], x: [f32; 4]) -> f32 {
-    values[0] * x[0] + values[1] * x[1] + (values[2] * x[2] + values[3] * x[3])
 }
 
 /// A lane has four elements, and four that lie 128 columns further on.
@@ -129,17 +119,6 @@ sixteen!(F16, |pair| [
     of_half((pair >> 16) as u16)
 ]);
 
-/// The four bytes of `word` as numbers below 256, less `less`, which has 2^23 beside it.
-#[inline(always)]
-fn bytes(word: u32, less: f32) -> [f32; 4] {
-    [
-        byte_number::<0x7540>(word) - less,
-        byte_number::<0x7541>(word) - less,
-        byte_number::<0x7542>(word) - less,
-        byte_number::<0x7543>(word) - less,
-    ]
-}
-
 /// The words around what a lane has of its block of 32 elements: blocks begin at even addresses, words are loaded at
 /// multiples of 4. 256 columns are a multiple of 4 bytes, so that what is to be shifted is the same for all of them.
 #[derive(Clone, Copy)]
@@ -220,16 +199,18 @@ impl Part for Q8_0 {
     #[inline(always)]
     fn dot((around, [a, b, c]): Self::Raw, row: u64, lane: u32, x: [[f32; 4]; 2]) -> f32 {
         let place = Place::of(row, 0, lane, OF_Q8_0);
-        let number = |word: u32| bytes(word ^ 0x8080_8080, OF_BYTES);
-        let low = sum(number(place.word(a, b)), x[0]);
-        place.half(around) * (low + sum(number(place.word(b, c)), x[1]))
+        let eight = Eight {
+            scale: place.half(around),
+            least: None,
+            numbers: [place.word(a, b), place.word(b, c)].map(of_8_bits),
+        };
+        eight.dot(x)
     }
 }
 
 #[inline(always)]
-fn sum_of_nibbles(word: u32, less: f32, x: [[f32; 4]; 2]) -> f32 {
-    let number = |word: u32| bytes(word & 0x0F0F_0F0F, less);
-    sum(number(word), x[0]) + sum(number(word >> 4), x[1])
+fn nibbles(word: u32, less: f32) -> [[f32; 4]; 2] {
+    [of_4_bits(word, less), of_4_bits(word >> 4, less)]
 }
 
 #[inline(always)]
@@ -267,7 +248,12 @@ impl Part for Q4_0 {
     #[inline(always)]
     fn dot((around, [a, b]): Self::Raw, row: u64, lane: u32, x: [[f32; 4]; 2]) -> f32 {
         let place = Place::of(row, 0, lane, OF_BLOCK_Q4_0);
-        place.half(around) * sum_of_nibbles(place.word(a, b), OF_Q4_0, x)
+        let eight = Eight {
+            scale: place.half(around),
+            least: None,
+            numbers: nibbles(place.word(a, b), OF_Q4_0),
+        };
+        eight.dot(x)
     }
 }
 
@@ -325,8 +311,11 @@ impl Part for Q4_1 {
     #[inline(always)]
     fn dot((least, (around, [a, b])): Self::Raw, row: u64, lane: u32, x: [[f32; 4]; 2]) -> f32 {
         let place = Place::of(row, 0, lane, OF_BLOCK_Q4_1);
-        let ones = [1.0; 4];
-        place.half(around) * sum_of_nibbles(place.word(a, b), OF_Q4_1, x)
-            + Self::least(place).half(least) * (sum(ones, x[0]) + sum(ones, x[1]))
+        let eight = Eight {
+            scale: place.half(around),
+            least: Some(Self::least(place).half(least)),
+            numbers: nibbles(place.word(a, b), OF_Q4_1),
+        };
+        eight.dot(x)
     }
 }

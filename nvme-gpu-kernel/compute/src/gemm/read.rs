@@ -5,8 +5,10 @@
 use super::kernel::{Words, count, strips, wait};
 use super::{GemmStreamed, STRIP_ROWS};
 use crate::arch::{Window, copy_16};
+use crate::eight::{Eight, words};
 use crate::strip::{Cursor, Shape, TILE_BYTES};
 use crate::tile::mma::{pack_bf16, pack_f16};
+use crate::tile::store4;
 use core::cell::Cell;
 use core::ops::Range;
 use nvme_core::group::Group;
@@ -207,7 +209,9 @@ impl Reader<'_> {
         let mut done = |number: u64, _: f32, code: i32| {
             row.set(number + 1);
             if code != code::OK {
-                // SAFETY: the first 32 halves of a row of the stage, each by the lane that may have written it.
+                // Other lanes may have written them.
+                arch::sync_warp(arch::FULL);
+                // SAFETY: the first 32 halves of a row of the stage.
                 unsafe {
                     let at = place(number) + u64::from(arch::lane()) * 2;
                     *(at as usize as *mut u16) = NOT_READ;
@@ -233,23 +237,62 @@ impl Reader<'_> {
         }
     }
 
-    /// So many units whose first byte is `byte` of the window, to `to`: a lane has an element of each.
+    /// So many units whose first byte is `byte` of the window, to `to`, a multiple of 16.
     #[inline(always)]
     fn units(&self, window: Window, byte: u32, units: u32, to: u64) {
         let is_f16 = self.gemm.gemm.is_f16 != 0;
         // The format is the same for all: one loop each, without a choice inside.
         match self.stored {
-            Stored::Bf16 => halves(Stored::Bf16, is_f16, window, (byte, units), to),
-            Stored::F16 => halves(Stored::F16, is_f16, window, (byte, units), to),
-            Stored::Q8_0 => halves(Stored::Q8_0, is_f16, window, (byte, units), to),
-            Stored::Q4_0 => halves(Stored::Q4_0, is_f16, window, (byte, units), to),
-            Stored::Q4_1 => halves(Stored::Q4_1, is_f16, window, (byte, units), to),
+            Stored::Bf16 | Stored::F16 => shifted(window, (byte, units), to),
+            Stored::Q8_0 => scaled(Stored::Q8_0, is_f16, window, (byte, units), to),
+            Stored::Q4_0 => scaled(Stored::Q4_0, is_f16, window, (byte, units), to),
+            Stored::Q4_1 => scaled(Stored::Q4_1, is_f16, window, (byte, units), to),
             Stored::Q4K => halves(Stored::Q4K, is_f16, window, (byte, units), to),
             _ => halves(Stored::Q6K, is_f16, window, (byte, units), to),
         }
     }
 }
 
+/// Units with a scale each.
+#[inline(always)]
+fn scaled(stored: Stored, is_f16: bool, window: Window, (byte, units): (u32, u32), to: u64) {
+    let (_, bytes) = stored.block();
+    let (half, word) = (|at| window.half(at), |at| window.word(at));
+    let eight = |unit, quarter, pack: fn(f32, f32) -> u32| {
+        let eight = Eight::of(stored, (byte + unit * bytes, quarter), half, word);
+        let [[a, b, c, d], [e, f, g, h]] = eight.values();
+        [pack(a, b), pack(c, d), pack(e, f), pack(g, h)]
+    };
+    // One loop each, without a choice inside.
+    match is_f16 {
+        true => quarters(units, to, |unit, quarter| eight(unit, quarter, pack_f16)),
+        false => quarters(units, to, |unit, quarter| eight(unit, quarter, pack_bf16)),
+    }
+}
+
+/// Units whose halves stay as they are.
+#[inline(always)]
+fn shifted(window: Window, (byte, units): (u32, u32), to: u64) {
+    quarters(units, to, |unit, quarter| {
+        words(byte + unit * UNIT * 2 + quarter * 16, |at| window.word(at))
+    });
+}
+
+/// Four lanes have a unit, the warp eight at a time: `eight` gives the halves of a quarter of a unit.
+#[inline(always)]
+fn quarters(units: u32, to: u64, eight: impl Fn(u32, u32) -> [u32; 4]) {
+    let lane = arch::lane();
+    let (mut unit, mut at) = (lane / 4, to + u64::from(lane) * 16);
+    while unit < units {
+        let words = eight(unit, lane % 4);
+        // SAFETY: inside a row of a stage that nothing else uses, at a multiple of 16.
+        unsafe { store4(at, words.map(f32::from_bits)) };
+        unit += 8;
+        at += 512;
+    }
+}
+
+/// A lane has an element of each unit.
 #[inline(always)]
 fn halves(stored: Stored, is_f16: bool, window: Window, (byte, units): (u32, u32), to: u64) {
     let lane = arch::lane();
