@@ -66,7 +66,7 @@ pub struct Eight {
 
 impl Eight {
     /// Elements 8 * `quarter` to 8 * `quarter` + 7 of the unit that begins at byte `byte`, an even number, of a format
-    /// that [has scales of units](Stored::has_quarters). `half` gives the 16 bits at an even byte, `word` 32 bits at
+    /// that [has scales of units](Stored::has_unit_scales). `half` gives the 16 bits at an even byte, `word` 32 bits at
     /// a multiple of 4: up to 2 bytes before the unit and 4 behind it.
     #[inline(always)]
     pub fn of(
@@ -146,7 +146,7 @@ mod tests {
             (seed >> 24) as u8
         };
         for stored in [Stored::Q4_0, Stored::Q4_1, Stored::Q8_0] {
-            assert!(stored.has_quarters());
+            assert!(stored.has_unit_scales());
             for begin in [0, 2, 4, 6] {
                 let bytes: Vec<u8> = (0..400).map(|_| random()).collect();
                 let of = |at: u32| bytes[at as usize];

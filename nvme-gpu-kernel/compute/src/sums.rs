@@ -1,6 +1,7 @@
 //! Sums of products of elements as they are stored: a lane has one element of each unit, or a quarter of every eighth.
 
 use crate::arch::{Numbers, Window};
+use crate::eight::Eight;
 use nvme_formats::{Stored, UNIT};
 use nvme_gpu_kernel::arch;
 
@@ -14,7 +15,7 @@ pub fn sum_of_units(
     units: u32,
     (x, first): (Numbers, u64),
 ) -> f32 {
-    if stored.has_quarters() {
+    if stored.has_unit_scales() {
         return match stored {
             Stored::Q4_0 => quarters_of(Stored::Q4_0, window, byte, units, (x, first)),
             Stored::Q4_1 => quarters_of(Stored::Q4_1, window, byte, units, (x, first)),
@@ -56,7 +57,7 @@ fn sum_of(stored: Stored, window: Window, byte: u32, units: u32, x: impl Fn(u32)
     a + b + (c + d)
 }
 
-/// Four lanes have a unit, the warp eight at a time.
+/// Four lanes have a unit, the warp eight at a time, and loads of sixteen are under way together.
 #[inline(always)]
 fn quarters_of(
     stored: Stored,
@@ -65,13 +66,22 @@ fn quarters_of(
     units: u32,
     (x, first): (Numbers, u64),
 ) -> f32 {
-    let half = |k: u32| window.half(byte + 2 * k);
+    let (_, bytes) = stored.block();
+    let (half, word) = (|at| window.half(at), |at| window.word(at));
     let (quarter, mut unit) = (arch::lane() % 4, arch::lane() / 4);
-    let mut sum = 0.0;
-    while unit < units {
-        let first = first + u64::from(unit * UNIT);
-        sum += stored.quarter(unit, quarter, half, |i| x.four(first + u64::from(i)));
-        unit += 8;
+    let product = |unit: u32| {
+        let eight = Eight::of(stored, (byte + unit * bytes, quarter), half, word);
+        let first = first + u64::from(unit * UNIT + quarter * 8);
+        eight.dot([x.four(first), x.four(first + 4)])
+    };
+    let (mut a, mut b) = (0.0, 0.0);
+    while unit + 8 < units {
+        a += product(unit);
+        b += product(unit + 8);
+        unit += 16;
     }
-    sum
+    if unit < units {
+        a += product(unit);
+    }
+    a + b
 }

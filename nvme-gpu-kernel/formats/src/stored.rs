@@ -198,64 +198,10 @@ impl Stored {
         }
     }
 
-    /// Whether [`quarter`](Self::quarter) is for this format: units with a scale of their own.
+    /// Whether each unit has a scale of its own.
     #[inline(always)]
-    pub const fn has_quarters(self) -> bool {
+    pub const fn has_unit_scales(self) -> bool {
         matches!(self, Self::Q4_0 | Self::Q4_1 | Self::Q8_0)
-    }
-
-    /// A quarter of what [`dot`](Self::dot) sums, for `quarter` below 4 of a format that
-    /// [has quarters](Self::has_quarters): the scale is loaded and widened once for 8 elements. `four` gives elements
-    /// `i`, a multiple of 4, to `i` + 3 of the unit's part of the vector.
-    #[inline(always)]
-    pub fn quarter(
-        self,
-        unit: u32,
-        quarter: u32,
-        half: impl Fn(u32) -> u16,
-        four: impl Fn(u32) -> [f32; 4],
-    ) -> f32 {
-        let word = |at: u32| u32::from(half(at)) | u32::from(half(at + 1)) << 16;
-        let sum = |values: [f32; 4], x: [f32; 4]| {
-            values[0] * x[0] + values[1] * x[1] + (values[2] * x[2] + values[3] * x[3])
-        };
-        let nibbles = |word: u32| {
-            let value = |shift: u32| (word >> shift & 0xF) as i32;
-            [value(0), value(8), value(16), value(24)]
-        };
-        let bytes = |word: u32| {
-            let value = |shift: u32| i32::from((word >> shift) as i8);
-            [value(0), value(8), value(16), value(24)]
-        };
-        let numbers = |values: [i32; 4], less: i32| {
-            let number = |at: usize| (values[at] - less) as f32;
-            [number(0), number(1), number(2), number(3)]
-        };
-        if matches!(self, Self::Q8_0) {
-            let first = unit * 17 + 1 + quarter * 4;
-            let low = numbers(bytes(word(first)), 0);
-            let high = numbers(bytes(word(first + 2)), 0);
-            let scale = f32_of_f16(half(unit * 17));
-            return scale * (sum(low, four(quarter * 8)) + sum(high, four(quarter * 8 + 4)));
-        }
-        let has_least = matches!(self, Self::Q4_1);
-        let (begin, numbers_at) = if has_least {
-            (unit * 10, 2)
-        } else {
-            (unit * 9, 1)
-        };
-        let packed = word(begin + numbers_at + quarter * 2);
-        let less = if has_least { 0 } else { 8 };
-        let (low, high) = (four(quarter * 4), four(quarter * 4 + 16));
-        let product = sum(numbers(nibbles(packed), less), low)
-            + sum(numbers(nibbles(packed >> 4), less), high);
-        let scaled = f32_of_f16(half(begin)) * product;
-        if has_least {
-            let ones = [1.0; 4];
-            scaled + f32_of_f16(half(begin + 1)) * (sum(low, ones) + sum(high, ones))
-        } else {
-            scaled
-        }
     }
 
     /// The sum of the products of the 32 elements of unit `unit` of a row with those of a vector, in their order: the
@@ -389,42 +335,5 @@ mod tests {
             assert_eq!(Stored::of_number(stored as u32), Some(stored));
         }
         assert_eq!(Stored::of_number(4), None);
-    }
-
-    #[test]
-    fn four_quarters_are_a_unit() {
-        let mut seed = 7u32;
-        let mut random = || {
-            seed = seed.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-            seed >> 16
-        };
-        for stored in [Stored::Q4_0, Stored::Q4_1, Stored::Q8_0] {
-            assert!(stored.has_quarters());
-            // Three units; scales and least ones between 0.5 and 2 in size, so that all is finite.
-            let (_, bytes) = stored.block();
-            let (each, scales) = (bytes / 2, if stored == Stored::Q4_1 { 2 } else { 1 });
-            let mut halves = [0u16; 64];
-            for (at, half) in (0..each * 3).zip(&mut halves) {
-                *half = random() as u16;
-                if at % each < scales {
-                    *half = *half & 0x87FF | 0x3800;
-                }
-            }
-            let x: [f32; 96] = core::array::from_fn(|_| random() as f32 / 65_536.0 - 0.5);
-            let half = |at: u32| halves[at as usize];
-            for unit in 0..3 {
-                let element = |i: u32| x[(unit * UNIT + i) as usize];
-                let four = |i: u32| [0, 1, 2, 3].map(|more| element(i + more));
-                let found: f32 = (0..4)
-                    .map(|quarter| stored.quarter(unit, quarter, half, four))
-                    .sum();
-                let expected = stored.dot(unit, half, element);
-                assert!(
-                    (found - expected).abs() < 0.01,
-                    "{stored:?}: {found} {expected}"
-                );
-                assert!(expected.abs() > 0.02, "{stored:?}: {expected}");
-            }
-        }
     }
 }
