@@ -52,24 +52,6 @@ pub unsafe fn load_128(from: u64, there: bool) -> [u32; 4] {
     [a, b, c, d]
 }
 
-/// A word of memory, or 0 where it is not `there`.
-///
-/// # Safety
-/// As [`load_128`], a multiple of 4.
-#[cfg(any(feature = "steps", feature = "experts"))]
-#[inline(always)]
-pub unsafe fn load_32(from: u64, there: bool) -> u32 {
-    let word: u32;
-    // SAFETY: the caller's.
-    unsafe {
-        asm!(
-            "{{ .reg .pred p; setp.ne.u32 p, {there}, 0; mov.b32 {word}, 0; @p ld.global.b32 {word}, [{from}]; }}",
-            there = in(reg32) u32::from(there), from = in(reg64) from, word = out(reg32) word,
-            options(pure, readonly, nostack));
-    }
-    word
-}
-
 /// 32 bits of `high` and `low` side by side, from bit `shift` below 32 on.
 #[cfg(any(
     feature = "steps",

@@ -9,8 +9,8 @@ use nvme_formats::Stored;
 /// 2^23, and what a signed byte is raised by: numbers of 8 bits are the low bits of such a float.
 const OF_BYTES: f32 = 8_388_736.0;
 /// 2^23, and by what Q4_0's numbers of 4 bits are raised.
-pub const OF_Q4_0: f32 = 8_388_616.0;
-pub const OF_Q4_1: f32 = 8_388_608.0;
+const OF_Q4_0: f32 = 8_388_616.0;
+const OF_Q4_1: f32 = 8_388_608.0;
 
 /// The four bytes of `word` as numbers below 256, less `less`, which has 2^23 beside it.
 #[inline(always)]
@@ -25,13 +25,13 @@ fn bytes(word: u32, less: f32) -> [f32; 4] {
 
 /// Four numbers of Q8_0.
 #[inline(always)]
-pub fn of_8_bits(word: u32) -> [f32; 4] {
+fn of_8_bits(word: u32) -> [f32; 4] {
     bytes(word ^ 0x8080_8080, OF_BYTES)
 }
 
 /// The numbers in the lower halves of four bytes, less `less`: [`OF_Q4_0`] or [`OF_Q4_1`].
 #[inline(always)]
-pub fn of_4_bits(word: u32, less: f32) -> [f32; 4] {
+fn of_4_bits(word: u32, less: f32) -> [f32; 4] {
     bytes(word & 0x0F0F_0F0F, less)
 }
 

@@ -297,20 +297,21 @@ impl<'g, U: Units> Block<'g, U> {
         self.shared.at(OF_RESULTS + index * 4)
     }
 
-    /// Begins to copy the turn's chunk of each row to `stage`, if there is one. Two lanes have a row.
+    /// Begins to copy the turn's chunk of each row to `stage`, if there is one: lanes side by side have bytes side by side.
     #[inline(always)]
     fn copy(&self, turn: Turn, stage: u32) {
         if turn.unit < self.units {
-            let (row, half) = (arch::lane() / 2, arch::lane() % 2);
-            let begin = self.byte(turn, row);
-            let bytes = begin as u32 % 16 + self.chunk_units(turn) * U::BYTES;
-            let from = (begin & !15) + u64::from(half * 16);
-            let to = self.stage(stage).at(row * U::ROW + half * 16);
+            let bytes = self.chunk_units(turn) * U::BYTES;
             un!(N in [0, 1, 2, 3, 4, 5, 6, 7, 8, 9] {
-                const AT: u32 = N as u32 * 32;
-                if N as u32 * 2 < U::COPIES {
+                const FIRST: u32 = N as u32 * 32;
+                if FIRST < TILE_ROWS * U::COPIES {
+                    let number = FIRST + arch::lane();
+                    let (row, at) = (number / U::COPIES, number % U::COPIES * 16);
+                    let begin = self.byte(turn, row);
+                    let is_there = row < TILE_ROWS && at < begin as u32 % 16 + bytes;
+                    let to = self.stage(stage).at(row * U::ROW + at);
                     // SAFETY: of the row, and up to 15 bytes around it.
-                    unsafe { to.at(AT).copy16_if(from + AT as u64, half * 16 + AT < bytes) };
+                    unsafe { to.copy16_if((begin & !15) + u64::from(at), is_there) };
                 }
             });
         }

@@ -4,7 +4,7 @@
 #![allow(unsafe_code)]
 
 use crate::arch::{Numbers, Vector, sum_of_warp};
-use crate::part::{Bf16, F16, F32, Part, Q4_0, Q4_1, Q8_0};
+use crate::part::{Bf16, F16, F32, Part};
 use crate::{Gemv, VECTOR_ELEMENTS};
 use nvme_formats::Stored;
 use nvme_gpu_kernel::arch;
@@ -32,12 +32,6 @@ pub unsafe fn tile(gemv: &Gemv, token: u64, tile: u32) {
             (Some(Stored::F16), _) => rows::<F16, 4>(gemv, token, tile),
             (Some(Stored::Bf16), 1) => rows::<Bf16, 1>(gemv, token, tile),
             (Some(Stored::Bf16), _) => rows::<Bf16, 4>(gemv, token, tile),
-            (Some(Stored::Q8_0), 1) => rows::<Q8_0, 1>(gemv, token, tile),
-            (Some(Stored::Q8_0), _) => rows::<Q8_0, 4>(gemv, token, tile),
-            (Some(Stored::Q4_0), 1) => rows::<Q4_0, 1>(gemv, token, tile),
-            (Some(Stored::Q4_0), _) => rows::<Q4_0, 4>(gemv, token, tile),
-            (Some(Stored::Q4_1), 1) => rows::<Q4_1, 1>(gemv, token, tile),
-            (Some(Stored::Q4_1), _) => rows::<Q4_1, 4>(gemv, token, tile),
             _ => (),
         }
     }
@@ -108,17 +102,17 @@ unsafe fn sums_of<P: Part, const R: usize>(rows: [u64; R], columns: u32, x: u64)
         }
         if at < whole {
             let ahead = if at + PASS < whole { at + PASS } else { at };
-            sums = added::<P, R>(sums, rows, first, vector, place);
+            sums = added::<P, R>(sums, first, vector, place);
             // SAFETY: the caller's.
             first = rows.map(|row| unsafe { P::load(row, ahead, lane) });
-            sums = added::<P, R>(sums, rows, second, vector, place + STEP);
+            sums = added::<P, R>(sums, second, vector, place + STEP);
             // SAFETY: the caller's.
             second = rows.map(|row| unsafe { P::load(row, ahead + STEP, lane) });
             at += PASS;
         } else {
             // SAFETY: the caller's: as above.
             let last = rows.map(|row| unsafe { P::load_until(row, at, lane, columns - at) });
-            sums = added::<P, R>(sums, rows, last, vector, place);
+            sums = added::<P, R>(sums, last, vector, place);
             at += STEP;
         }
     }
@@ -128,7 +122,6 @@ unsafe fn sums_of<P: Part, const R: usize>(rows: [u64; R], columns: u32, x: u64)
 #[inline(always)]
 fn added<P: Part, const R: usize>(
     sums: [f32; R],
-    rows: [u64; R],
     raw: [P::Raw; R],
     vector: Vector,
     place: u32,
@@ -138,6 +131,6 @@ fn added<P: Part, const R: usize>(
     let mut number = 0;
     raw.map(|raw| {
         number += 1;
-        sums[number - 1] + P::dot(raw, rows[number - 1], lane, x)
+        sums[number - 1] + P::dot(raw, x)
     })
 }
