@@ -8,6 +8,7 @@ use nvme_compute_kernel::gemm::{
     DEPTH, Gemm, GemmStreamed, SHARED_BYTES, STAGES, STRIP_ROWS, TILE_TOKENS,
 };
 use nvme_compute_kernel::{BLOCK_THREADS, GEMM_PTX, kernel};
+use nvme_formats::Stored;
 use nvme_gpu_kernel::rows::Gather;
 use nvme_host::cuda::{Blocks, Function, Gpu, Module, Pending};
 use nvme_host::{Error, Result};
@@ -16,8 +17,13 @@ use std::sync::Arc;
 
 use crate::matrix::Half;
 
-/// Blocks that read, unless a product says otherwise.
-pub const READERS: u32 = 4;
+/// Blocks that read, unless a product says otherwise: those of Q8_0 widen twice the bytes of Q4_0.
+pub const fn read_blocks(stored: Stored) -> u32 {
+    match stored {
+        Stored::Q8_0 => 6,
+        _ => 4,
+    }
+}
 /// Bytes of a part that a warp reads by one command, if rows are shorter.
 const PART_BYTES: u64 = 28 << 10;
 /// Blocks that zero the words of a launch.
@@ -48,7 +54,7 @@ pub struct Product {
     pub tokens: u32,
     /// What the halves are.
     pub half: Half,
-    /// Blocks that read; 0 for [`READERS`].
+    /// Blocks that read; 0 for those of [`read_blocks`].
     pub readers: u32,
 }
 
@@ -145,7 +151,7 @@ impl StreamedGemm {
                 // A strip may be read by one warp, whose reads all take as long as they may.
                 patience_ns: rows.timeout_ns.saturating_mul(pieces + 64),
                 stored: matrix.stored as u32,
-                readers: readers(product, most.min(rows.station_count)),
+                readers: readers(matrix.stored, product, most.min(rows.station_count)),
                 part_rows,
                 piece_bytes: split.piece_bytes,
                 of_part: split.of_row.get(),
@@ -236,9 +242,9 @@ fn part_rows(rows: &Gather) -> u32 {
     1 << fit.ilog2()
 }
 
-fn readers(product: &Product, most: u32) -> u32 {
+fn readers(stored: Stored, product: &Product, most: u32) -> u32 {
     let wanted = match product.readers {
-        0 => READERS,
+        0 => read_blocks(stored),
         readers => readers,
     };
     wanted.clamp(1, most.max(1))

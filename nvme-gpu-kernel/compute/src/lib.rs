@@ -56,7 +56,10 @@ mod paged;
 pub mod pages;
 #[cfg(all(target_arch = "nvptx64", any(feature = "steps", feature = "experts")))]
 mod part;
-#[cfg(any(not(target_arch = "nvptx64"), feature = "steps", feature = "experts"))]
+#[cfg(any(
+    test,
+    all(target_arch = "nvptx64", any(feature = "steps", feature = "experts"))
+))]
 mod planes;
 #[cfg(all(target_arch = "nvptx64", any(feature = "steps", feature = "experts")))]
 mod product;

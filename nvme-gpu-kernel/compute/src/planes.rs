@@ -60,7 +60,8 @@ mod tests {
 
     /// What the digits of `number` stand for.
     fn number_of(powers: Powers, digits: u32) -> f64 {
-        let digits = digits.to_le_bytes().map(|digit| f64::from(digit as i8));
+        let digits: [u8; DIGITS as usize] = digits.to_le_bytes();
+        let digits = digits.map(|digit| f64::from(digit as i8));
         let sum = (0..).zip(digits).map(|(at, digit)| digit * 256f64.powi(at));
         sum.sum::<f64>() * f64::from(powers.down)
     }

@@ -15,7 +15,7 @@ use std::ffi::{CStr, c_void};
 use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 /// The symbols.
-pub const NAMES: [&CStr; 58] = [
+pub const NAMES: [&CStr; 60] = [
     c"nvme_gemv",
     c"nvme_gemv_wide",
     c"nvme_gemv_quantised",

@@ -4,7 +4,7 @@ use super::stored;
 use crate::common::output;
 use clap::Args;
 use nvme_compute::bench::{GatheredJob, GemmJob, GemvJob, GemvTimes, gathered, gemm, gemv};
-use nvme_compute::gemm::READERS;
+use nvme_compute::gemm::read_blocks;
 use nvme_compute::synthetic::Stored;
 use nvme_host::bench::median;
 use nvme_host::cuda::RowsOptions;
@@ -156,7 +156,7 @@ impl GemvArgs {
             "device": store.path().device,
             "tokens": tokens, "rows": rows, "columns": columns, "bytes": times.bytes,
             "blocks": times.blocks,
-            "read_blocks": if self.read_blocks == 0 { READERS } else { self.read_blocks },
+            "read_blocks": if self.read_blocks == 0 { read_blocks(stored) } else { self.read_blocks },
             "registers": times.cost.0, "local_bytes": times.cost.1,
             "cpu_threads": self.readers, "runs": rest.runs,
             "streamed": way(&times.streamed),
