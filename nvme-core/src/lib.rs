@@ -197,5 +197,5 @@ pub use outcome::{AbortReason, Outcome};
 pub use queue_pair::{Completion, Data, ListMemory, QueueMemory, QueuePair, Rejected};
 pub use quiesced::{ClosedQueue, Identity, Quiesced};
 pub use registers::{RegisterBlock, Registers};
-pub use shared_queue::{Cells, Drained, SharedQueue, Token};
+pub use shared_queue::{Cells, Drained, Need, SharedQueue, Token};
 pub use sq::SubmissionQueue;

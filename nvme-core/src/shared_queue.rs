@@ -24,6 +24,7 @@ use crate::queue_state::{MAX_TAGS, QueueState, SharedState, SlotWord};
 use crate::quiesced::Quiesced;
 use crate::spec::{Cid, Sqe, Status};
 use crate::sync::{AtomicU64, Order, Scope, fence};
+pub use wait::Need;
 
 // A result cell: the CID of its command above this bit, and dword 0 below it.
 const CID_SHIFT: u32 = 32;

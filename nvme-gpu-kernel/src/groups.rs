@@ -111,6 +111,37 @@ impl Group for Warp {
     }
 }
 
+/// A [`Warp`] of which few lanes submit at a time: each writes its entry by itself, which takes fewer registers.
+#[derive(Clone, Copy, Debug)]
+pub struct Apart;
+
+impl Group for Apart {
+    #[inline(always)]
+    fn size(&self) -> u32 {
+        Warp.size()
+    }
+
+    #[inline(always)]
+    fn rank(&self) -> u32 {
+        Warp.rank()
+    }
+
+    #[inline(always)]
+    fn sync(&self) {
+        Warp.sync();
+    }
+
+    #[inline(always)]
+    fn vote(&self, mine: bool) -> Vote {
+        Warp.vote(mine)
+    }
+
+    #[inline(always)]
+    fn broadcast(&self, value: u32) -> u32 {
+        Warp.broadcast(value)
+    }
+}
+
 /// A lone lane that keeps fewer reads under way, and so needs fewer registers: many fit on a GPU.
 #[derive(Clone, Copy, Debug)]
 pub struct Narrow;

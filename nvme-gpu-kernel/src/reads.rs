@@ -4,12 +4,12 @@
 #![allow(unsafe_code)]
 
 use crate::arch;
-use crate::groups::Block;
+use crate::groups::{Apart, Block, Gpu};
 use crate::rows::{BLOCK_WARPS, Gather, Place, STATION_CELLS, WARP_BYTES, code};
-use crate::station::{self, LOOK_SHIFT, NO_STATION, Scattered};
-use nvme_core::group::Group;
+use crate::station::{self, LOOK_SHIFT, NO_STATION};
+use nvme_core::group::{ExecContext, Group, GroupOp};
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
-use nvme_core::{Command, Data, SharedQueue, Token};
+use nvme_core::{Command, Data, Need, SharedQueue, Token};
 
 /// The reads of a warp of a block of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads, one a lane at a time.
 ///
@@ -105,13 +105,12 @@ impl<'r> Reads<'r> {
     #[inline(always)]
     pub fn ask(&mut self, id: u32, wants: bool) {
         self.look();
+        let mut place = None;
         if wants && self.ends == code::OK {
-            match self.rows.place(i64::from(id)) {
-                Some(place) => self.submit(place, self.slot(arch::lane())),
-                None => self.code = code::OUT_OF_RANGE,
-            }
+            place = self.rows.place(i64::from(id));
+            self.code = code::OUT_OF_RANGE;
         }
-        arch::sync_warp(arch::FULL);
+        self.submit(place, self.slot(arch::lane()));
     }
 
     /// Where row `id` lies, which lane `of` has read.
@@ -131,9 +130,9 @@ impl<'r> Reads<'r> {
     /// the warp reads no more, and its station is kept where a read has no end. Every lane of the warp calls it.
     #[inline(always)]
     pub fn see(&mut self, of: u32) -> i32 {
-        let waits = arch::lane() == of || self.ends != code::OK;
-        if self.is_under_way && waits {
-            self.wait();
+        let needs = arch::lane() == of || self.ends != code::OK;
+        if arch::ballot(arch::FULL, self.is_under_way && needs) != 0 {
+            self.wait(needs);
         }
         // The lane has seen its read's end: what the controller wrote is there for all.
         arch::sync_warp(arch::FULL);
@@ -149,34 +148,49 @@ impl<'r> Reads<'r> {
         ended
     }
 
-    /// The read of the lane, to `slot` of the slot memory.
+    /// The reads of the lanes that have a place, to `slot` of the slot memory. Every lane of the warp calls it.
     #[inline(always)]
-    pub(crate) fn submit(&mut self, place: Place, slot: u64) {
+    pub(crate) fn submit(&mut self, place: Option<Place>, slot: u64) {
+        let wants = place.is_some() && self.ends == code::OK;
+        let Some(queue) = self.queue.as_ref() else {
+            return;
+        };
+        if arch::ballot(arch::FULL, wants) == 0 {
+            return;
+        }
+        let (block, blocks) = place.map_or((0, 1), |place| (place.block, place.blocks));
         let rows = self.rows;
         let data = Data::Contiguous {
             iova: Iova(rows.slots_iova + slot),
-            len: u64::from(place.blocks) << rows.block_shift,
+            len: u64::from(blocks) << rows.block_shift,
         };
-        let read = nvm::read(Nsid(rows.nsid), Lba(place.block), place.blocks);
+        let read = nvm::read(Nsid(rows.nsid), Lba(block), blocks);
         let command = Command::new(read, data, self.cell());
         let deadline_ns = arch::now_ns().saturating_add(rows.timeout_ns);
-        let Some(queue) = &self.queue else { return };
-        match queue.submit(&Scattered, command, deadline_ns) {
-            Ok(token) => {
-                self.token = token.words();
-                self.is_under_way = true;
-            }
-            Err(error) => self.code = station::code_of_refusal(error),
+        let (token, why) = queue.submit_if(&Together, wants, command, deadline_ns);
+        if wants {
+            self.token = token.words();
+            self.is_under_way = why.is_none();
+            self.code = why.map_or(code::OK, station::code_of_refusal);
         }
     }
 
+    /// Until the lanes that need it have the ends of their reads; the others take theirs where they are there. Every lane
+    /// of the warp calls it.
     #[inline(always)]
-    fn wait(&mut self) {
-        self.is_under_way = false;
+    fn wait(&mut self, needs: bool) {
+        let need = match (self.is_under_way, needs) {
+            (false, _) => Need::Help,
+            (true, false) => Need::Look,
+            (true, true) => Need::End,
+        };
         let deadline_ns = arch::now_ns().saturating_add(self.rows.timeout_ns);
         let Some(queue) = &self.queue else { return };
-        let ended = queue.wait(&Scattered, Token::from_words(self.token), deadline_ns);
-        self.code = station::code_of_end(ended.map_err(|(why, _)| why));
+        let token = Token::from_words(self.token);
+        if let Some(ended) = queue.wait_together(&Together, &token, need, deadline_ns) {
+            self.is_under_way = false;
+            self.code = station::code_of_end(ended);
+        }
     }
 
     /// The cell of the lane.
@@ -234,4 +248,24 @@ impl<'r> Reads<'r> {
 #[inline(always)]
 fn now() -> u32 {
     arch::shuffle(arch::FULL, (arch::now_ns() >> LOOK_SHIFT) as u32, 0)
+}
+
+/// A warp that submits and waits together: it reads 32 completions at a time.
+struct Together;
+
+impl ExecContext for Together {
+    #[inline(always)]
+    fn now_ns(&self) -> u64 {
+        Gpu.now_ns()
+    }
+
+    #[inline(always)]
+    fn pause(&self, turn: u32) {
+        Gpu.pause(turn);
+    }
+
+    #[inline(always)]
+    fn converged<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
+        op.run(&Apart)
+    }
 }

@@ -280,7 +280,7 @@ impl ExecContext for Gatherer {
     }
 }
 
-/// A thread beside which seldom all lanes use the same queue: rows of several drives, stages of a ring.
+/// A thread beside which seldom all lanes use the same queue: rows of several drives.
 pub struct Scattered;
 
 impl ExecContext for Scattered {

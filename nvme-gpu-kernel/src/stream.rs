@@ -58,12 +58,9 @@ impl<'r> Stream<'r> {
             let (lane, stages) = (arch::lane(), pieces.stages());
             let next = pieces.next_at(lane, number);
             let is_new = lane < stages && next >= self.fetched && next <= pieces.last();
-            if is_new && self.reads.ends == code::OK && pieces.is_read(next) {
-                self.submit(pieces, next);
-            }
+            self.submit(pieces, next, is_new && pieces.is_read(next));
             self.fetched = number + u64::from(stages);
             self.due = number + pieces.batch();
-            arch::sync_warp(arch::FULL);
         }
         // A warp that the host wants to leave waits for all that is under way.
         self.reads.see(pieces.stage(number))
@@ -98,13 +95,20 @@ impl<'r> Stream<'r> {
         (self.reads.rows.slots + slot).wrapping_add(byte.wrapping_sub(block))
     }
 
-    /// The read of piece `number` into the stage of this lane, whose bytes the warp has used.
+    /// The read of piece `number` into the stage of this lane, whose bytes the warp has used, for the lanes that want it.
     #[inline(always)]
-    fn submit(&mut self, pieces: &impl Pieces, number: u64) {
-        let rows = self.reads.rows;
-        let (begin, end) = pieces.piece(number);
-        let place = rows.blocks_of(begin, (end - begin) as u32);
-        let slot = self.reads.slots + pieces.slot(number, place.block << rows.block_shift);
+    fn submit(&mut self, pieces: &impl Pieces, number: u64, wants: bool) {
+        let (mut place, mut slot) = (None, 0);
+        if wants {
+            let rows = self.reads.rows;
+            let (begin, end) = pieces.piece(number);
+            let of_piece = rows.blocks_of(begin, (end - begin) as u32);
+            let block = of_piece.block << rows.block_shift;
+            (place, slot) = (
+                Some(of_piece),
+                self.reads.slots + pieces.slot(number, block),
+            );
+        }
         self.reads.submit(place, slot);
     }
 

@@ -29,11 +29,26 @@ impl<'a> SharedQueue<'a> {
         command: Command<'_>,
         deadline_ns: u64,
     ) -> Result<Token, SubmitError> {
+        let (token, why) = self.submit_if(here, true, command, deadline_ns);
+        why.map_or(Ok(token), Err)
+    }
+
+    /// As [`submit`](Self::submit), for the threads that want to: the others help. The token means nothing to them, and
+    /// where there is a reason against it.
+    #[inline(always)]
+    pub fn submit_if<H: ExecContext>(
+        &self,
+        here: &H,
+        wants: bool,
+        command: Command<'_>,
+        deadline_ns: u64,
+    ) -> (Token, Option<SubmitError>) {
         here.converged(
             self.key(),
             Submit {
                 queue: self,
                 here,
+                wants,
                 command,
                 deadline_ns,
             },
@@ -53,19 +68,52 @@ impl<'a> SharedQueue<'a> {
         token: Token,
         deadline_ns: u64,
     ) -> Result<(Outcome, u32), (WaitError, Token)> {
-        let value = here.converged(
-            self.key(),
-            Wait {
-                queue: self,
-                here,
-                token: &token,
-                deadline_ns,
-            },
-        );
+        let value = self.wait_for(here, &token, Need::End, deadline_ns);
         match value {
             0 => Err((self.why_not(), token)),
             _ => Ok(ended(value)),
         }
+    }
+
+    /// As [`wait`](Self::wait), for threads that have different needs: all drain until those have their ends that need
+    /// them. None for a thread that needs none and has seen none: its command stays in flight.
+    ///
+    /// # Errors
+    /// [`WaitError`], for those that need their end: the command stays in flight.
+    #[inline(always)]
+    pub fn wait_together<H: ExecContext>(
+        &self,
+        here: &H,
+        token: &Token,
+        need: Need,
+        deadline_ns: u64,
+    ) -> Option<Result<(Outcome, u32), WaitError>> {
+        match (self.wait_for(here, token, need, deadline_ns), need) {
+            (0, Need::End) => Some(Err(self.why_not())),
+            (0, _) => None,
+            (value, _) => Some(Ok(ended(value))),
+        }
+    }
+
+    /// The value of the command's cell; 0 when the wait was given up, or need not be waited for.
+    #[inline(always)]
+    fn wait_for<H: ExecContext>(
+        &self,
+        here: &H,
+        token: &Token,
+        need: Need,
+        deadline_ns: u64,
+    ) -> u64 {
+        here.converged(
+            self.key(),
+            Wait {
+                queue: self,
+                here,
+                token,
+                need,
+                deadline_ns,
+            },
+        )
     }
 
     /// Submits a command and waits for its end: [`submit`](Self::submit) and [`wait`](Self::wait) in one
@@ -160,21 +208,34 @@ impl<'a> SharedQueue<'a> {
     }
 }
 
+/// What a thread needs that waits beside others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Need {
+    /// Nothing: it has no command, and helps the others.
+    Help,
+    /// Its command's end, if that is there when another thread's need is met.
+    Look,
+    /// Its command's end.
+    End,
+}
+
 struct Submit<'q, 'a, 'd, H> {
     queue: &'q SharedQueue<'a>,
     here: &'q H,
+    wants: bool,
     command: Command<'d>,
     deadline_ns: u64,
 }
 
 impl<H: ExecContext> GroupOp for Submit<'_, '_, '_, H> {
-    type Output = Result<Token, SubmitError>;
+    type Output = (Token, Option<SubmitError>);
 
     #[inline(always)]
     fn run<G: Group>(self, group: &G) -> Self::Output {
         let queue = self.queue;
         let mut turn = PATIENCE;
-        let (mut token, mut why) = (Token::from_words([0; 3]), Some(SubmitError::QueueFull));
+        let mut token = Token::from_words([0; 3]);
+        let mut why = self.wants.then_some(SubmitError::QueueFull);
         loop {
             let late = self.here.now_ns() >= self.deadline_ns;
             let wants = why == Some(SubmitError::QueueFull);
@@ -188,7 +249,7 @@ impl<H: ExecContext> GroupOp for Submit<'_, '_, '_, H> {
             let again = why == Some(SubmitError::QueueFull) && !late;
             if group.vote(again).total == 0 {
                 queue.ring_observed(group, &|traffic| self.here.on_bus_access(traffic));
-                return why.map_or(Ok(token), Err);
+                return (token, why);
             }
             let drained = queue.help(self.here, group, queue.anything_unrung());
             turn = PATIENCE + next_turn(drained, turn - PATIENCE);
@@ -201,6 +262,7 @@ struct Wait<'q, 'a, H> {
     queue: &'q SharedQueue<'a>,
     here: &'q H,
     token: &'q Token,
+    need: Need,
     deadline_ns: u64,
 }
 
@@ -211,22 +273,23 @@ impl<H: ExecContext> GroupOp for Wait<'_, '_, H> {
     #[inline(always)]
     fn run<G: Group>(self, group: &G) -> u64 {
         let queue = self.queue;
-        let (mut waits, mut turn, mut given_up) = (true, 0, false);
+        let (mut looks, mut turn, mut given_up) = (self.need != Need::Help, 0, false);
         let mut value = 0;
         loop {
-            if waits {
+            if looks {
                 value = queue.result(self.token);
-                waits = value == 0 && !given_up && queue.state.fault_code() == 0;
-                if !waits {
+                looks = value == 0 && !given_up && queue.state.fault_code() == 0;
+                if !looks && (value != 0 || self.need == Need::End) {
                     self.here
                         .record(|| queue.end_of(self.token, value, self.here));
                 }
             }
+            let waits = looks && self.need == Need::End;
             if group.vote(waits).total == 0 {
                 return value;
             }
             let now = self.here.now_ns();
-            let unrung = waits && queue.unrung(self.token.ticket);
+            let unrung = looks && queue.unrung(self.token.ticket);
             let drained = queue.help(self.here, group, unrung);
             // After the deadline: a drain that found nothing has begun since, or there is no getting one.
             let over = now >= self.deadline_ns.saturating_add(GRACE_NS);

@@ -2,16 +2,18 @@
 //! and the ring lock's last round. Stages order nothing by themselves; only what the queue orders counts.
 
 use loom::thread;
-use nvme_core::group::{Alone, Group};
+use nvme_core::group::{Alone, ExecContext, Group, GroupOp};
 use nvme_core::spec::Status;
-use nvme_core::sync::{overwriting, spin};
-use nvme_core::{Data, Drained, Outcome, SharedQueue, SubmitError, Token};
+use nvme_core::sync::{AtomicU64, Order, Scope, overwriting, spin};
+use nvme_core::{Data, Drained, Need, Outcome, SharedQueue, SubmitError, Token};
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::model::{Bound, Stage, check, command, controller, finish, place, place_plain};
 use nvme_tests::team::{Looks, Team};
 use nvme_tests::told::{Telling, Told};
 use std::cell::Cell;
 use std::sync::Arc;
+
+const NEVER: u64 = u64::MAX;
 
 /// Runs `lane` as the members of a team, each in a thread of its own.
 fn lanes<const SIZE: usize>(
@@ -66,6 +68,65 @@ fn lanes_hear_of_their_slots_from_the_leader() {
             for (token, number) in tokens.into_iter().zip(0..) {
                 finish(&rig.shared(), &token, number);
             }
+        },
+    );
+}
+
+/// A lane of a team that waits together.
+struct Lane<'t>(&'t Team, Looks);
+
+impl ExecContext for Lane<'_> {
+    fn now_ns(&self) -> u64 {
+        self.1.now_ns()
+    }
+
+    fn pause(&self, turn: u32) {
+        self.1.pause(turn);
+    }
+
+    fn converged<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
+        op.run(self.0)
+    }
+}
+
+#[test]
+fn what_one_lane_of_a_wait_has_seen_is_there_for_the_other_after_a_sync() {
+    check(
+        "another thread drains the end that one of two lanes needs, and the other looks in vain: data is there for it",
+        Bound::Staged,
+        || {
+            let (rig, stage) = (Arc::new(Rig::new(4, 3, 2, 0)), Stage::default());
+            let data = Arc::new(AtomicU64::new(0));
+            let members: [Team; 2] = Team::of(2).try_into().ok().expect("as many");
+            let lanes = members.map(|team| {
+                let (rig, data, stage) = (rig.clone(), data.clone(), stage.clone());
+                thread::spawn(move || {
+                    let (rank, queue) = (team.rank(), rig.shared());
+                    let here = Lane(&team, Looks::default());
+                    let (token, why) = queue.submit_if(&here, true, command(rank, rank), NEVER);
+                    assert_eq!(why, None);
+                    stage.reach(1);
+                    stage.wait(2);
+                    let need = [Need::Look, Need::End][rank as usize];
+                    let end = queue.wait_together(&here, &token, need, NEVER);
+                    team.sync();
+                    if rank == 0 {
+                        assert_eq!(end, None);
+                        assert_eq!(data.load_settled(Scope::Sys), 99);
+                    } else {
+                        let done = (Outcome::Completed(Status::SUCCESS), 1);
+                        assert_eq!(end, Some(Ok(done)));
+                    }
+                })
+            });
+            stage.wait(1);
+            let mut hand = Hand::new(&rig);
+            hand.fetch().expect("a command that does not end");
+            data.store(99, Order::Relaxed, Scope::Sys);
+            complete(&mut hand);
+            drain(&rig, &Alone, 1);
+            stage.reach(2);
+            lanes.into_iter().for_each(|lane| lane.join().unwrap());
         },
     );
 }
