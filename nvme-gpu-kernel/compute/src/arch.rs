@@ -70,6 +70,19 @@ pub fn funnel(low: u32, high: u32, shift: u32) -> u32 {
     word
 }
 
+/// 32 bits of `high` and `low` side by side, from bit `shift` on: all of `high` from 32 on.
+#[cfg(any(feature = "steps", feature = "experts"))]
+#[inline(always)]
+pub fn funnel_to(low: u32, high: u32, shift: u32) -> u32 {
+    let word: u32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("shf.r.clamp.b32 {}, {}, {}, {};", out(reg32) word, in(reg32) low, in(reg32) high, in(reg32) shift,
+            options(pure, nomem, nostack))
+    };
+    word
+}
+
 /// 2^23 and one byte of `word`: the last digit of `SELECT`, which is 0x7540 and the byte's number.
 #[cfg(any(
     feature = "steps",

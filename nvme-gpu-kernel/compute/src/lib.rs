@@ -259,7 +259,7 @@ impl Gemv {
     /// Blocks of it that a GPU may run at a time: with fewer tiles each block has one.
     const QUANTISED_BLOCKS: u64 = 264;
     /// Bytes of shared memory of a block of it.
-    pub const QUANTISED_SHARED: u32 = 99_840;
+    pub const QUANTISED_SHARED: u32 = 108_032;
 
     /// Whether `nvme_gemv_wide` is for it: formats that lanes read by 16 bytes, at addresses that are multiples of it.
     pub const fn is_wide(&self) -> bool {
@@ -270,12 +270,15 @@ impl Gemv {
             && self.row_bytes.is_multiple_of(16)
     }
 
-    /// Whether `nvme_gemv_quantised` is for it: blocks of 32 elements of 4 or 8 bits.
+    /// Whether `nvme_gemv_quantised` is for it: blocks of 32 elements of 4 or 8 bits, those of Q4_1 in whole words.
     pub const fn is_quantised(&self) -> bool {
-        matches!(
-            Stored::of_number(self.stored),
-            Some(Stored::Q4_0 | Stored::Q4_1 | Stored::Q8_0)
-        )
+        // Places within a tile are words of 32 bits.
+        self.row_bytes < 1 << 28
+            && match Stored::of_number(self.stored) {
+                Some(Stored::Q4_0 | Stored::Q8_0) => true,
+                Some(Stored::Q4_1) => self.weights.is_multiple_of(4),
+                _ => false,
+            }
     }
 
     /// Tiles of 16 rows.

@@ -54,6 +54,19 @@ impl Powers {
     }
 }
 
+/// Word `k` has byte `k` of each of four words, the first one's lowest: the same digit of four numbers.
+#[inline(always)]
+pub fn transposed([a, b, c, d]: [u32; 4]) -> [u32; 4] {
+    const EVEN: u32 = 0x00FF_00FF;
+    const LOWER: u32 = 0xFFFF;
+    let even = |a: u32, b: u32| a & EVEN | (b & EVEN) << 8;
+    let odd = |a: u32, b: u32| a >> 8 & EVEN | b & !EVEN;
+    let (even, odd) = ([even(a, b), even(c, d)], [odd(a, b), odd(c, d)]);
+    let low = |[ab, cd]: [u32; 2]| ab & LOWER | cd << 16;
+    let high = |[ab, cd]: [u32; 2]| ab >> 16 | cd & !LOWER;
+    [low(even), low(odd), high(even), high(odd)]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -91,6 +104,15 @@ mod tests {
                     }
                 }
             }
+        }
+    }
+
+    #[test]
+    fn digits_of_four_numbers_come_to_lie_side_by_side() {
+        let of = |number: u8| u32::from_le_bytes([0, 1, 2, 3].map(|digit| number * 16 + digit));
+        let words = transposed([1, 2, 3, 4].map(of)).map(u32::to_le_bytes);
+        for (digit, word) in (0..).zip(words) {
+            assert_eq!(word, [1, 2, 3, 4].map(|number: u8| number * 16 + digit));
         }
     }
 

@@ -6,8 +6,8 @@
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
-use crate::arch::{Numbers, funnel, largest_of_warp, of_half, sum_of_warp};
-use crate::planes::{DIGITS, Powers};
+use crate::arch::{Numbers, funnel_to, of_half};
+use crate::planes::{DIGITS, Powers, transposed};
 use crate::tile::mma::mma_bytes;
 use crate::tile::{Shared, commit, fma, opaque, un, wait_for_copies};
 use crate::{Gemv, VECTOR_ELEMENTS};
@@ -20,7 +20,7 @@ pub const TILE_ROWS: u32 = 16;
 /// Stages that a warp's weights pass through in turns.
 const STAGES: u32 = 2;
 /// Bytes of a warp's stages.
-const WARP_BYTES: u32 = STAGES * TILE_ROWS * Q8_0::ROW;
+const WARP_BYTES: u32 = STAGES * TILE_ROWS * Q4_1::ROW;
 /// Where the parts of a block's shared memory begin behind those: digits, powers and sums of units, sums of warps.
 const OF_DIGITS: u32 = BLOCK_WARPS * WARP_BYTES;
 const UNITS: u32 = VECTOR_ELEMENTS / UNIT;
@@ -37,51 +37,60 @@ const OF_SUM_NUMBER: f32 = f32::from_bits(OF_SUM);
 /// The upper halves of bytes.
 const UPPER: u32 = 0xF0F0_F0F0;
 
-/// How a format's units of 32 weights are stored and multiplied.
+/// What a lane has of the weights of a pair of units of a row: of each unit four bytes of both halves.
+type Weights = [[u32; 2]; 2];
+
+/// How a format's units of 32 weights are stored and multiplied. Two units, a pair, are whole words.
 trait Units {
-    /// Bytes of a unit: two of them are a multiple of 4.
+    /// Bytes of a unit.
     const BYTES: u32;
-    /// Units of a chunk.
-    const CHUNK: u32 = 8;
-    /// Where the numbers of a unit begin.
-    const BEGIN: u32;
+    /// Units of a chunk: a multiple of 16 bytes.
+    const CHUNK: u32;
+    /// How much further the words are that a lane needs beside those at places of their own, where units begin between
+    /// two words.
+    const FURTHER: u32;
     /// Powers of two by which the weights of a fragment are larger than those that are meant.
     const LESS: u32;
     /// Whether a unit has a least weight beside its scale.
     const HAS_LEAST: bool;
-    /// Copies of 16 bytes of a row's part of a chunk at any even place.
-    const COPIES: u32 = (14 + Self::CHUNK * Self::BYTES).div_ceil(16);
-    /// Bytes of a row's part of a stage: an odd multiple of 16, so that rows begin in different banks.
-    const ROW: u32 = (Self::COPIES | 1) * 16;
+    /// Copies of 16 bytes of a row's part of a chunk at any even place: an odd number, so that rows begin in different
+    /// banks.
+    const COPIES: u32 = (14 + Self::CHUNK * Self::BYTES).div_ceil(16) | 1;
+    /// Bytes of a row's part of a stage.
+    const ROW: u32 = Self::COPIES * 16;
+    const PAIR: u32 = 2 * Self::BYTES;
 
-    /// What a lane has of a unit's weights, four bytes of each half; its words begin at `words`, `bits` before its bytes.
-    fn weights(words: Shared, bits: u32, upper: u32) -> [u32; 2];
-}
-
-/// Four bytes, `bits` behind the begin of a word.
-#[inline(always)]
-fn bytes(word: Shared, bits: u32) -> u32 {
-    funnel(word.load().to_bits(), word.at(4).load().to_bits(), bits)
+    /// The lane's weights of the pair that begins at `pair` of its stage.
+    fn weights(lane: &Lane, stage: Shared, pair: u32) -> Weights;
 }
 
 struct Q8_0;
 
 impl Units for Q8_0 {
     const BYTES: u32 = 34;
-    const BEGIN: u32 = 2;
+    const CHUNK: u32 = 8;
+    const FURTHER: u32 = 40;
     const LESS: u32 = 0;
     const HAS_LEAST: bool = false;
 
     #[inline(always)]
-    fn weights(words: Shared, bits: u32, _: u32) -> [u32; 2] {
-        [bytes(words, bits), bytes(words.at(16), bits)]
+    fn weights(lane: &Lane, stage: Shared, pair: u32) -> Weights {
+        let half = |half: u32| {
+            let words = stage.at(lane.words + pair + half);
+            let beside = stage.at(lane.beside + pair + half).load().to_bits();
+            [
+                funnel_to(beside, words.at(4).load().to_bits(), lane.bits),
+                funnel_to(words.at(36).load().to_bits(), beside, lane.bits - 16),
+            ]
+        };
+        let (first, second) = (half(0), half(16));
+        [[first[0], second[0]], [first[1], second[1]]]
     }
 }
 
 /// Weights of 4 bits, the lower and the upper ones of four bytes, less 8, in the upper bits of each byte.
 #[inline(always)]
-fn nibbles(words: Shared, bits: u32, upper: u32) -> [u32; 2] {
-    let both = bytes(words, bits);
+fn nibbles(both: u32, upper: u32) -> [u32; 2] {
     [both << 4, both].map(|both| both & upper ^ 0x8080_8080)
 }
 
@@ -89,35 +98,49 @@ struct Q4_0;
 
 impl Units for Q4_0 {
     const BYTES: u32 = 18;
-    const BEGIN: u32 = 2;
+    const CHUNK: u32 = 16;
+    const FURTHER: u32 = 24;
     const LESS: u32 = 4;
     const HAS_LEAST: bool = false;
 
     #[inline(always)]
-    fn weights(words: Shared, bits: u32, upper: u32) -> [u32; 2] {
-        nibbles(words, bits, upper)
+    fn weights(lane: &Lane, stage: Shared, pair: u32) -> Weights {
+        let words = stage.at(lane.words + pair);
+        let beside = stage.at(lane.beside + pair).load().to_bits();
+        [
+            funnel_to(beside, words.at(4).load().to_bits(), lane.bits),
+            funnel_to(words.at(20).load().to_bits(), beside, lane.bits - 16),
+        ]
+        .map(|both| nibbles(both, lane.upper))
     }
 }
 
+/// Its units are whole words.
 struct Q4_1;
 
 impl Units for Q4_1 {
     const BYTES: u32 = 20;
-    const BEGIN: u32 = 4;
+    const CHUNK: u32 = 16;
+    const FURTHER: u32 = 0;
     const LESS: u32 = 4;
     const HAS_LEAST: bool = true;
 
     #[inline(always)]
-    fn weights(words: Shared, bits: u32, upper: u32) -> [u32; 2] {
-        nibbles(words, bits, upper)
+    fn weights(lane: &Lane, stage: Shared, pair: u32) -> Weights {
+        let words = stage.at(lane.words + pair);
+        [4, 4 + Self::BYTES].map(|at| nibbles(words.at(at).load().to_bits(), lane.upper))
     }
 }
 
 const fn check<U: Units>() {
     assert!(STAGES * TILE_ROWS * U::ROW <= WARP_BYTES && UNITS.is_multiple_of(U::CHUNK));
-    assert!((2 * U::BYTES).is_multiple_of(4) && U::COPIES <= 20);
+    assert!(U::PAIR.is_multiple_of(4) && (U::CHUNK * U::BYTES).is_multiple_of(16));
+    assert!(TILE_ROWS * U::COPIES <= 32 * MOST_COPIES);
 }
 const _: () = (check::<Q8_0>(), check::<Q4_0>(), check::<Q4_1>()).0;
+
+/// Copies of a chunk that a lane makes at most.
+const MOST_COPIES: u32 = 11;
 
 /// The products of rows of `gemv` from tile `first` on and vector `token`: [`Gemv::block_tiles`] tiles. Every thread of the
 /// block calls it.
@@ -143,10 +166,67 @@ pub unsafe fn tiles(gemv: &Gemv, token: u64, first: u32) {
 struct Turn {
     /// The first unit of the pass, or past the last one.
     unit: u32,
-    /// Chunks of a row in the pass.
-    chunks: u32,
     tile: u32,
     chunk: u32,
+}
+
+/// What stays the same for a lane, whichever tile and chunk its warp has: 16 rows and a chunk are whole sixteens of bytes.
+struct Lane {
+    /// What the lane copies: of each piece how far it is from the first row's begin, both at multiples of 16.
+    from: [u32; MOST_COPIES as usize],
+    /// A bit for each piece that a whole tile's whole chunk has.
+    has: u32,
+    /// In a stage: the words from which on the lane's of row `lane / 4` lie, and those of which it needs a half where they
+    /// belong to two units.
+    words: u32,
+    beside: u32,
+    /// By how many bits those are apart from the units: 16, or 32 where rows begin between two words.
+    bits: u32,
+    /// In a stage: the scale of the unit of a pair that the lane adds up.
+    scale: u32,
+    /// [`UPPER`], in a register.
+    upper: u32,
+    /// All bits in the lanes that have digits of the first unit of a pair.
+    of_first: u32,
+}
+
+impl Lane {
+    #[inline(always)]
+    fn new<U: Units>(gemv: &Gemv) -> Self {
+        let lane = arch::lane();
+        let (group, quarter) = (lane / 4, lane % 4);
+        let first = gemv.weights as u32 % 16;
+        let begin = |row: u32| first.wrapping_add(row.wrapping_mul(gemv.row_bytes as u32));
+        let (mut from, mut has) = ([0; MOST_COPIES as usize], 0);
+        un!(N in [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10] {
+            let (row, at) = piece::<U>(N as u32);
+            from[N] = (begin(row) & !15) + at;
+            if row < TILE_ROWS && at < begin(row) % 16 + U::CHUNK * U::BYTES {
+                has |= 1 << N;
+            }
+        });
+        // Row `group` + 8 begins as far behind a multiple of 16.
+        let unit = group * U::ROW + begin(group) % 16;
+        let is_between = unit / 2 % 2;
+        let words = (unit & !3) + quarter * 4;
+        Self {
+            from,
+            has,
+            words,
+            beside: words + is_between * U::FURTHER,
+            bits: 16 + is_between * 16,
+            scale: unit + quarter / 2 * U::BYTES,
+            upper: opaque(UPPER),
+            of_first: if group < DIGITS { u32::MAX } else { 0 },
+        }
+    }
+}
+
+/// The row and the place in it of piece `number` of those that the lane copies: lanes side by side have bytes side by side.
+#[inline(always)]
+fn piece<U: Units>(number: u32) -> (u32, u32) {
+    let number = number * 32 + arch::lane();
+    (number / U::COPIES, number % U::COPIES * 16)
 }
 
 struct Block<'g, U> {
@@ -156,8 +236,7 @@ struct Block<'g, U> {
     tiles: u32,
     units: u32,
     shared: Shared,
-    /// [`UPPER`], in a register.
-    upper: u32,
+    lane: Lane,
     of_format: core::marker::PhantomData<U>,
 }
 
@@ -176,7 +255,7 @@ impl<'g, U: Units> Block<'g, U> {
             units: gemv.columns / UNIT,
             // SAFETY: the caller's.
             shared: unsafe { Shared::dynamic() },
-            upper: opaque(UPPER),
+            lane: Lane::new::<U>(gemv),
             of_format: core::marker::PhantomData,
         }
     }
@@ -230,13 +309,10 @@ impl<'g, U: Units> Block<'g, U> {
     fn turn(&self, unit: u32) -> Turn {
         let mut turn = Turn {
             unit,
-            chunks: 0,
             tile: 0,
             chunk: 0,
         };
         while turn.unit < self.units {
-            let left = self.units - turn.unit;
-            turn.chunks = (if left < UNITS { left } else { UNITS }).div_ceil(U::CHUNK);
             (turn.tile, turn.chunk) = (0, arch::thread() / 32);
             if self.settle(&mut turn) {
                 break;
@@ -259,23 +335,23 @@ impl<'g, U: Units> Block<'g, U> {
     /// Goes to the tile in which the chunk is; whether there is one.
     #[inline(always)]
     fn settle(&self, turn: &mut Turn) -> bool {
-        while turn.chunk >= turn.chunks {
-            turn.chunk -= turn.chunks;
+        let left = self.units - turn.unit;
+        let chunks = (if left < UNITS { left } else { UNITS }).div_ceil(U::CHUNK);
+        while turn.chunk >= chunks {
+            turn.chunk -= chunks;
             turn.tile += 1;
         }
         turn.tile < self.tiles
     }
 
-    /// The address of row `row` of the tile, or of the last row, from the turn's chunk on.
+    /// Where the chunk of the tile's first row begins, or up to 15 bytes before it.
     #[inline(always)]
-    fn byte(&self, turn: Turn, row: u32) -> u64 {
-        let (row, last) = (
-            self.first_row + turn.tile * TILE_ROWS + row,
-            self.gemv.rows - 1,
-        );
-        let row = if row < last { row } else { last };
+    fn begin(&self, turn: Turn) -> u64 {
+        let row = self.first_row + turn.tile * TILE_ROWS;
         let unit = turn.unit + turn.chunk * U::CHUNK;
-        self.gemv.weights + u64::from(row) * self.gemv.row_bytes + u64::from(unit * U::BYTES)
+        (self.gemv.weights & !15)
+            + u64::from(row) * self.gemv.row_bytes
+            + u64::from(unit * U::BYTES)
     }
 
     /// Units of the turn's chunk.
@@ -297,28 +373,46 @@ impl<'g, U: Units> Block<'g, U> {
         self.shared.at(OF_RESULTS + index * 4)
     }
 
-    /// Begins to copy the turn's chunk of each row to `stage`, if there is one: lanes side by side have bytes side by side.
+    /// Begins to copy the turn's chunk of each row to `stage`, if there is one.
     #[inline(always)]
     fn copy(&self, turn: Turn, stage: u32) {
         if turn.unit < self.units {
-            let bytes = self.chunk_units(turn) * U::BYTES;
-            un!(N in [0, 1, 2, 3, 4, 5, 6, 7, 8, 9] {
-                const FIRST: u32 = N as u32 * 32;
-                if FIRST < TILE_ROWS * U::COPIES {
-                    let number = FIRST + arch::lane();
-                    let (row, at) = (number / U::COPIES, number % U::COPIES * 16);
-                    let begin = self.byte(turn, row);
-                    let is_there = row < TILE_ROWS && at < begin as u32 % 16 + bytes;
-                    let to = self.stage(stage).at(row * U::ROW + at);
+            let from = self.begin(turn);
+            let to = self.stage(stage).at(arch::lane() * 16);
+            let has = self.has(turn);
+            un!(N in [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10] {
+                if N as u32 * 32 < TILE_ROWS * U::COPIES {
+                    let from = from + u64::from(self.lane.from[N]);
                     // SAFETY: of the row, and up to 15 bytes around it.
-                    unsafe { to.copy16_if((begin & !15) + u64::from(at), is_there) };
+                    unsafe { to.at(N as u32 * 512).copy16_if(from, has & 1 << N != 0) };
                 }
             });
         }
         commit();
     }
 
-    /// Makes digits of the pass's part of the vector: a warp takes a unit at a time.
+    /// A bit for each piece that the lane copies of the turn's chunk.
+    #[inline(always)]
+    fn has(&self, turn: Turn) -> u32 {
+        let units = self.chunk_units(turn);
+        let rows = self.gemv.rows - (self.first_row + turn.tile * TILE_ROWS);
+        if units == U::CHUNK && rows >= TILE_ROWS {
+            return self.lane.has;
+        }
+        let first = self.gemv.weights as u32;
+        let (mut has, mut number) = (0, 0);
+        while number < MOST_COPIES {
+            let (row, at) = piece::<U>(number);
+            let begin = first.wrapping_add(row.wrapping_mul(self.gemv.row_bytes as u32));
+            if row < TILE_ROWS && row < rows && at < begin % 16 + units * U::BYTES {
+                has |= 1 << number;
+            }
+            number += 1;
+        }
+        has
+    }
+
+    /// Makes digits of the pass's part of the vector: a warp takes four units at a time, a lane four numbers.
     ///
     /// # Safety
     /// As [`tiles`].
@@ -326,46 +420,51 @@ impl<'g, U: Units> Block<'g, U> {
     unsafe fn fill(&self, first: u32) {
         let left = self.units - first;
         let units = if left < UNITS { left } else { UNITS };
-        let x = self.token * u64::from(self.gemv.columns) + u64::from(first * UNIT + arch::lane());
+        let x = self.token * u64::from(self.gemv.columns) + u64::from(first * UNIT);
         // SAFETY: the caller's.
         let numbers = unsafe { Numbers::at(self.gemv.x) };
-        let unit = |number: usize| number as u32 * BLOCK_WARPS + arch::thread() / 32;
-        let mut some = [0.0; (UNITS / BLOCK_WARPS) as usize];
+        let unit = |turn: usize| {
+            let four = turn as u32 * BLOCK_WARPS + arch::thread() / 32;
+            four * 4 + arch::lane() / 8
+        };
+        let mut some = [[0.0; 4]; (UNITS / BLOCK_WARPS / 4) as usize];
         // All loads are under way together.
-        un!(N in [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15] {
+        un!(N in [0, 1, 2, 3] {
             let of = if unit(N) < units { unit(N) } else { units - 1 };
-            some[N] = numbers.load(x + u64::from(of * UNIT));
+            let at = x + u64::from(of * UNIT + arch::lane() % 8 * 4);
+            some[N] = [0, 1, 2, 3].map(|number| numbers.load(at + number));
         });
-        un!(N in [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15] {
-            if unit(N) < units {
-                self.fill_unit(unit(N), some[N]);
-            }
+        un!(N in [0, 1, 2, 3] {
+            self.fill_unit(unit(N), units, some[N]);
         });
     }
 
-    /// Makes digits of a unit, of which the lane has `number`.
+    /// Makes digits of unit `unit`, if that is one of `units`: the lane has four `numbers` of it, eight lanes have all.
     #[inline(always)]
-    fn fill_unit(&self, unit: u32, number: f32) {
-        let lane = arch::lane();
-        let largest = largest_of_warp(number.to_bits() & 0x7FFF_FFFF);
+    fn fill_unit(&self, unit: u32, units: u32, numbers: [f32; 4]) {
+        let part = arch::lane() % 8;
+        let [a, b, c, d] = numbers.map(|number| number.to_bits() & 0x7FFF_FFFF);
+        let largest = of_eight(a.max(b).max(c.max(d)), u32::max);
         let powers = Powers::of(largest, U::LESS);
-        let digits = powers.digits(number);
-        // Of a digit, lane `quarter` of four multiplies numbers 4 * quarter to 4 * quarter + 3, and those 16 further.
-        let place = lane % 16 / 4 * 8 + lane / 16 * 4 + lane % 4;
-        let to = self.shared.at(OF_DIGITS + unit * UNIT_DIGITS + place);
-        to.store_byte(digits);
-        to.at(32).store_byte(digits >> 8);
-        to.at(64).store_byte(digits >> 16);
-        to.at(96).store_byte(digits >> 24);
+        let digits = transposed(numbers.map(|number| powers.digits(number)));
         let sum = if U::HAS_LEAST {
-            sum_of_warp(number)
+            let [a, b, c, d] = numbers;
+            let add = |a: u32, b: u32| (f32::from_bits(a) + f32::from_bits(b)).to_bits();
+            f32::from_bits(of_eight((a + b + (c + d)).to_bits(), add))
         } else {
             0.0
         };
-        if lane < 2 {
+        if unit >= units {
+            return;
+        }
+        // Of a digit, lane `quarter` of four multiplies numbers 4 * quarter to 4 * quarter + 3, and those 16 further.
+        let place = part % 4 * 8 + part / 4 * 4;
+        let to = self.shared.at(OF_DIGITS + unit * UNIT_DIGITS + place);
+        un!(N in [0, 1, 2, 3] { to.at(N as u32 * UNIT).store_word(digits[N]); });
+        if part < 2 {
             // For the lower two digits, and for the upper ones.
-            let power = powers.down * if lane == 0 { 1.0 } else { 65536.0 };
-            self.shared.at(OF_POWERS + unit * 8 + lane * 4).store(power);
+            let power = powers.down * if part == 0 { 1.0 } else { 65536.0 };
+            self.shared.at(OF_POWERS + unit * 8 + part * 4).store(power);
             if U::HAS_LEAST {
                 self.shared.at(OF_SUMS + unit * 4).store(sum);
             }
@@ -373,39 +472,33 @@ impl<'g, U: Units> Block<'g, U> {
     }
 
     /// Adds to the lane's sums of rows `lane / 4` and `lane / 4 + 8` of the tile what the turn's chunk gives: of the first
-    /// two digits lane 0 of four, of the others lane 1.
+    /// units of pairs lanes 0 and 1 of four, the former of two digits, the latter of two others; lanes 2 and 3 of the
+    /// second units.
     #[inline(always)]
     fn multiply(&self, turn: Turn, stage: u32, sums: [f32; 2]) -> [f32; 2] {
-        let (group, quarter) = (arch::lane() / 4, arch::lane() % 4);
-        let unit = turn.chunk * U::CHUNK;
-        let digit = group % DIGITS * 32 + quarter * 8;
+        let (lane, unit) = (arch::lane(), turn.chunk * U::CHUNK);
         let chunk = Chunk::<U> {
-            rows: [group, group + 8].map(|row| {
-                let shift = self.byte(turn, row) as u32 % 16;
-                Row::new::<U>(self.stage(stage).at(row * U::ROW + shift))
-            }),
-            digits: self.shared.at(OF_DIGITS + unit * UNIT_DIGITS + digit),
-            powers: self.shared.at(OF_POWERS + unit * 8 + quarter % 2 * 4),
-            least: self.shared.at(OF_SUMS + unit * 4),
-            upper: self.upper,
+            lane: &self.lane,
+            stage: self.stage(stage),
+            digits: self.shared.at(OF_DIGITS + unit * UNIT_DIGITS + lane * 8),
+            powers: self.shared.at(OF_POWERS + unit * 8 + lane % 4 * 4),
+            least: self.shared.at(OF_SUMS + (unit + lane % 4 / 2) * 4),
             of_format: core::marker::PhantomData,
         };
         let units = self.chunk_units(turn);
         let mut sums = sums;
         if units == U::CHUNK {
             un!(N in [0, 1, 2, 3, 4, 5, 6, 7] {
-                sums = chunk.unit(N as u32, sums);
+                if 2 * (N as u32) < U::CHUNK {
+                    sums = chunk.pair(N as u32, true, sums);
+                }
             });
             return sums;
         }
-        let mut at = 0;
-        while at + 2 <= units {
-            sums = chunk.unit(at, sums);
-            sums = chunk.unit(at + 1, sums);
-            at += 2;
-        }
-        if at < units {
-            sums = chunk.unit(at, sums);
+        let mut pair = 0;
+        while 2 * pair < units {
+            sums = chunk.pair(pair, 2 * pair + lane % 4 / 2 < units, sums);
+            pair += 1;
         }
         sums
     }
@@ -414,9 +507,9 @@ impl<'g, U: Units> Block<'g, U> {
     #[inline(always)]
     fn keep(&self, tile: u32, sums: [f32; 2]) {
         let (group, quarter) = (arch::lane() / 4, arch::lane() % 4);
-        // Lanes 2 and 3 of four have what 0 and 1 have.
-        let sums =
-            sums.map(|sum| sum + f32::from_bits(arch::butterfly(arch::FULL, sum.to_bits(), 1)));
+        let add =
+            |sum: f32, bits| sum + f32::from_bits(arch::butterfly(arch::FULL, sum.to_bits(), bits));
+        let sums = sums.map(|sum| add(add(sum, 1), 2));
         if quarter == 0 {
             let warp = arch::thread() / 32;
             let first = self.result(warp * MOST_ROWS + tile * TILE_ROWS + group);
@@ -447,65 +540,62 @@ impl<'g, U: Units> Block<'g, U> {
     }
 }
 
-/// Where the lane's bytes of a row's units are: two units are whole words, so that one begins in its word where the one
-/// before the last does.
-#[derive(Clone, Copy)]
-struct Row {
-    begin: Shared,
-    words: [Shared; 2],
-    bits: [u32; 2],
-}
-
-impl Row {
-    #[inline(always)]
-    fn new<U: Units>(begin: Shared) -> Self {
-        let place = begin.at(U::BEGIN + arch::lane() % 4 * 4);
-        let places = [place, place.at(U::BYTES)];
-        Self {
-            begin,
-            words: places.map(Shared::floor4),
-            bits: places.map(|place| place.address() % 4 * 8),
-        }
-    }
+/// What `join` makes of the values of eight lanes side by side, in each of them.
+#[inline(always)]
+fn of_eight(value: u32, join: impl Fn(u32, u32) -> u32) -> u32 {
+    let mut value = value;
+    un!(N in [0, 1, 2] { value = join(value, arch::butterfly(arch::FULL, value, 1 << N)); });
+    value
 }
 
 /// A chunk of a tile as the lane has it.
-struct Chunk<U> {
-    rows: [Row; 2],
+struct Chunk<'l, U> {
+    lane: &'l Lane,
+    stage: Shared,
     digits: Shared,
     powers: Shared,
     least: Shared,
-    upper: u32,
     of_format: core::marker::PhantomData<U>,
 }
 
-impl<U: Units> Chunk<U> {
-    /// The sums with what unit `at` gives.
+impl<U: Units> Chunk<'_, U> {
+    /// The sums with what pair `at` gives, of whose units the lane's is `there`.
     #[inline(always)]
-    fn unit(&self, at: u32, sums: [f32; 2]) -> [f32; 2] {
-        let odd = (at % 2) as usize;
-        let pair = (at - at % 2) * U::BYTES;
-        let [low, high] = self
-            .rows
-            .map(|row| U::weights(row.words[odd].at(pair), row.bits[odd], self.upper));
-        let digits = self.digits.at(at * UNIT_DIGITS).words2();
-        let products = mma_bytes([low[0], high[0], low[1], high[1]], digits, [OF_SUM; 4]);
+    fn pair(&self, at: u32, there: bool, sums: [f32; 2]) -> [f32; 2] {
+        let pair = at * U::PAIR;
+        let [low, high] =
+            [0, 8].map(|rows| U::weights(self.lane, self.stage, rows * U::ROW + pair));
+        let digits = self.digits.at(at * 2 * UNIT_DIGITS).words2();
+        // Columns that have digits of the other unit get nothing from this one.
+        let first = digits.map(|word| word & self.lane.of_first);
+        let second = digits.map(|word| word & !self.lane.of_first);
+        let products = [OF_SUM; 4];
+        let products = mma_bytes(
+            [low[0][0], high[0][0], low[0][1], high[0][1]],
+            first,
+            products,
+        );
+        let products = mma_bytes(
+            [low[1][0], high[1][0], low[1][1], high[1][1]],
+            second,
+            products,
+        );
         let [a, b, c, d] = products.map(|sum| f32::from_bits(sum) - OF_SUM_NUMBER);
-        let units = self.rows.map(|row| row.begin.at(at * U::BYTES));
+        let units = [0, 8].map(|rows| self.stage.at(self.lane.scale + rows * U::ROW + pair));
         let scale = units.map(|unit| of_half(unit.half()));
-        let power = self.powers.at(at * 8).load();
-        let mut sums = [
+        let power = self.powers.at(at * 16).load();
+        let mut with = [
             fma(scale[0] * power, fma(b, 256.0, a), sums[0]),
             fma(scale[1] * power, fma(d, 256.0, c), sums[1]),
         ];
         if U::HAS_LEAST {
             // What the fragments lack: 8 of each weight, and the least.
-            let sum = self.least.at(at * 4).load();
-            let sum = if arch::lane() % 4 == 0 { sum } else { 0.0 };
+            let sum = self.least.at(at * 8).load();
+            let sum = if arch::lane() % 2 == 0 { sum } else { 0.0 };
             let least = units.map(|unit| of_half(unit.at(2).half()));
-            sums[0] = fma(fma(scale[0], 8.0, least[0]), sum, sums[0]);
-            sums[1] = fma(fma(scale[1], 8.0, least[1]), sum, sums[1]);
+            with[0] = fma(fma(scale[0], 8.0, least[0]), sum, with[0]);
+            with[1] = fma(fma(scale[1], 8.0, least[1]), sum, with[1]);
         }
-        sums
+        if there { with } else { sums }
     }
 }
