@@ -25,6 +25,16 @@ pub struct Lanes {
     mask: u32,
 }
 
+impl Lanes {
+    /// Those that run beside this one and name the same `key`.
+    #[inline(always)]
+    pub fn beside(key: u64) -> Self {
+        Self {
+            mask: arch::same(arch::active(), key),
+        }
+    }
+}
+
 impl Group for Lanes {
     #[inline(always)]
     fn size(&self) -> u32 {
@@ -305,7 +315,7 @@ impl ExecContext for Gpu {
 /// known when the kernel is compiled makes every collective much cheaper, and a lane alone needs none.
 #[inline(always)]
 pub fn converged<L: Group, A: GroupOp>(lone: L, key: u64, op: A) -> A::Output {
-    let mask = arch::same(arch::active(), key);
+    let Lanes { mask } = Lanes::beside(key);
     if mask == arch::FULL {
         op.run(&Warp)
     } else if mask.is_power_of_two() {
@@ -313,11 +323,4 @@ pub fn converged<L: Group, A: GroupOp>(lone: L, key: u64, op: A) -> A::Output {
     } else {
         op.run(&Lanes { mask })
     }
-}
-
-/// The same with one way for any number of lanes, where they are seldom all or one: less code, and fewer registers.
-#[inline(always)]
-pub fn converged_few<A: GroupOp>(key: u64, op: A) -> A::Output {
-    let mask = arch::same(arch::active(), key);
-    op.run(&Lanes { mask })
 }

@@ -87,6 +87,11 @@ impl<F: Fn(u64) -> u64> Pieces for Scattered<F> {
     fn slot(&self, number: u64, _block: u64) -> u64 {
         u64::from(self.stage(number)) << self.stage_shift
     }
+
+    #[inline(always)]
+    fn batch(&self) -> u64 {
+        u64::from(self.stages() / 4)
+    }
 }
 
 /// How a row of any length is split into pieces: all but the last one are of one length.

@@ -7,7 +7,7 @@
 
 use crate::Queues;
 use crate::arch;
-use crate::groups::{Gpu, Narrow, converged, converged_few};
+use crate::groups::{Gpu, Narrow, converged};
 use crate::rows::{BLOCK_WARPS, Gather, Progress, Summary, code};
 use nvme_core::gate::{Gate, words};
 use nvme_core::group::{ExecContext, GroupOp};
@@ -277,25 +277,5 @@ impl ExecContext for Gatherer {
     #[inline(always)]
     fn converged<A: GroupOp>(&self, key: u64, op: A) -> A::Output {
         converged(Narrow, key, op)
-    }
-}
-
-/// A thread beside which seldom all lanes use the same queue: rows of several drives.
-pub struct Scattered;
-
-impl ExecContext for Scattered {
-    #[inline(always)]
-    fn now_ns(&self) -> u64 {
-        Gpu.now_ns()
-    }
-
-    #[inline(always)]
-    fn pause(&self, turn: u32) {
-        Gpu.pause(turn);
-    }
-
-    #[inline(always)]
-    fn converged<A: GroupOp>(&self, key: u64, op: A) -> A::Output {
-        converged_few(key, op)
     }
 }

@@ -9,7 +9,7 @@ use crate::arch;
 use crate::groups::Block;
 use crate::reads::Reads;
 use crate::ring::{Pieces, Ring};
-use crate::rows::{Gather, code};
+use crate::rows::Gather;
 use crate::station;
 use nvme_core::group::Group;
 

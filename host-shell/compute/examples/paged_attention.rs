@@ -1,11 +1,12 @@
 //! One step of attention over pages of keys and values on a drive, beside other ways to bring the same pages.
 //!
 //! ```sh
-//! cargo run --release -p nvme-compute --example paged_attention -- DEVICE [SEQUENCES] [PAGES] [TOKENS] [RUNS]
+//! cargo run --release -p nvme-compute --example paged_attention -- DEVICE [SEQUENCES] [PAGES] [TOKENS] [RUNS] [STATIONS]
 //! ```
 //!
 //! DEVICE is overwritten: a simulated drive. Each of SEQUENCES sequences has PAGES pages of TOKENS tokens, anywhere on the
-//! drive, by a table in GPU memory; 64 heads of queries, 8 of keys and values, 128 elements, bf16. Ways, in turns:
+//! drive, by a table in GPU memory; 64 heads of queries, 8 of keys and values, 128 elements, bf16. STATIONS (32) blocks
+//! read at a time. Ways, in turns:
 //!
 //! - `attend`: the kernel reads the pages while it attends. One head of each run is compared with the CPU's.
 //! - `gather`: the GPU reads the pages into its memory. No attention.
@@ -66,7 +67,8 @@ fn run() -> Result<()> {
         page_tokens: number(3, 16)? as u32,
         is_bf16: true,
     };
-    let rig = Rig::new(device, shape, number(1, 8)? as u32, number(2, 1024)? as u32)?;
+    let (sequences, pages) = (number(1, 8)? as u32, number(2, 1024)? as u32);
+    let rig = Rig::new(device, shape, (sequences, pages), number(5, 32)? as u32)?;
     let runs = number(4, 5)? as usize;
     let mut seconds: [Vec<f64>; 3] = Default::default();
     for run in 0..=runs {
@@ -125,13 +127,19 @@ struct Reader {
 }
 
 impl Rig {
-    fn new(device: &str, shape: KvShape, sequences: u32, most_pages: u32) -> Result<Self> {
+    fn new(
+        device: &str,
+        shape: KvShape,
+        (sequences, most_pages): (u32, u32),
+        stations: u32,
+    ) -> Result<Self> {
         let options = StoreOptions {
             queues: THREADS as u32,
             gpu: Some(GpuOptions {
                 index: 0,
                 rows: RowsOptions {
                     queues: 32,
+                    stations,
                     ..RowsOptions::default()
                 },
             }),

@@ -365,18 +365,6 @@ pub fn sum_of_warp(value: f32) -> f32 {
     sum
 }
 
-/// The largest `value` of the lanes of the warp. Every lane calls it.
-#[cfg(any(feature = "steps", feature = "experts"))]
-#[inline(always)]
-pub fn largest_of_warp(value: u32) -> u32 {
-    let largest: u32;
-    // SAFETY: an exchange between the lanes, all of which call it.
-    unsafe {
-        asm!("redux.sync.max.u32 {}, {}, -1;", out(reg32) largest, in(reg32) value, options(nostack))
-    };
-    largest
-}
-
 /// The number of this warp among those of the launch, and how many there are.
 #[cfg(not(feature = "gemm"))]
 #[inline(always)]

@@ -1,16 +1,17 @@
 //! Products of rows of 4 or 8 bits in memory of the GPU, by the tensor cores: the vector becomes
 //! [digits of 8 bits](crate::planes), so that weights are multiplied as they are stored.
 //!
-//! A block takes tiles of 16 rows, several at a time. Its warps take turns at their chunks of columns, which pass through
-//! stages of shared memory by asynchronous copies.
+//! A block takes tiles of 16 rows, several at a time. Its warps share out their chunks of columns, which pass through
+//! stages of shared memory by asynchronous copies. A warp has the same chunk of all tiles before the next one: it makes
+//! digits of that part of the vector for itself, and waits for no other warp before the end.
 // UNSAFETY: launches hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
+use crate::Gemv;
 use crate::arch::{Numbers, funnel_to, of_half};
 use crate::planes::{DIGITS, Powers, transposed};
 use crate::tile::mma::mma_bytes;
-use crate::tile::{Shared, commit, fma, opaque, un, wait_for_copies};
-use crate::{Gemv, VECTOR_ELEMENTS};
+use crate::tile::{Shared, commit, fma, un, wait_for_copies};
 use nvme_formats::{Stored, UNIT};
 use nvme_gpu_kernel::arch;
 use nvme_gpu_kernel::rows::BLOCK_WARPS;
@@ -19,17 +20,18 @@ use nvme_gpu_kernel::rows::BLOCK_WARPS;
 pub const TILE_ROWS: u32 = 16;
 /// Stages that a warp's weights pass through in turns.
 const STAGES: u32 = 2;
-/// Bytes of a warp's stages.
-const WARP_BYTES: u32 = STAGES * TILE_ROWS * Q4_1::ROW;
-/// Where the parts of a block's shared memory begin behind those: digits, powers and sums of units, sums of warps.
-const OF_DIGITS: u32 = BLOCK_WARPS * WARP_BYTES;
-const UNITS: u32 = VECTOR_ELEMENTS / UNIT;
+/// Units of a chunk at most.
+const UNITS: u32 = 16;
 const UNIT_DIGITS: u32 = UNIT * DIGITS;
+/// Where the parts of a warp's shared memory begin behind its stages: digits, powers and sums of a chunk's units, and what
+/// it has added up of each row.
+const OF_DIGITS: u32 = STAGES * TILE_ROWS * Q4_1::ROW;
 const OF_POWERS: u32 = OF_DIGITS + UNITS * UNIT_DIGITS;
 const OF_SUMS: u32 = OF_POWERS + UNITS * 8;
 const OF_RESULTS: u32 = OF_SUMS + UNITS * 4;
 const MOST_ROWS: u32 = TILE_ROWS * Gemv::MOST_TILES;
-const _: () = assert!(OF_RESULTS + BLOCK_WARPS * MOST_ROWS * 4 == Gemv::QUANTISED_SHARED);
+const WARP_BYTES: u32 = OF_RESULTS + MOST_ROWS * 4;
+const _: () = assert!(BLOCK_WARPS * WARP_BYTES == Gemv::QUANTISED_SHARED);
 
 /// 1.5 * 2^23 as a number, and as what sums of integers begin with: their bits are numbers that are larger by it.
 const OF_SUM: u32 = 0x4B40_0000;
@@ -133,7 +135,7 @@ impl Units for Q4_1 {
 }
 
 const fn check<U: Units>() {
-    assert!(STAGES * TILE_ROWS * U::ROW <= WARP_BYTES && UNITS.is_multiple_of(U::CHUNK));
+    assert!(STAGES * TILE_ROWS * U::ROW <= OF_DIGITS && U::CHUNK <= UNITS);
     assert!(U::PAIR.is_multiple_of(4) && (U::CHUNK * U::BYTES).is_multiple_of(16));
     assert!(TILE_ROWS * U::COPIES <= 32 * MOST_COPIES);
 }
@@ -160,14 +162,11 @@ pub unsafe fn tiles(gemv: &Gemv, token: u64, first: u32) {
     }
 }
 
-/// Where a warp is among the chunks of a pass, which is as many columns as there are digits of at a time: tile after tile,
-/// the warps take turns.
+/// A chunk of the columns, and a tile of those that the block has.
 #[derive(Clone, Copy)]
 struct Turn {
-    /// The first unit of the pass, or past the last one.
-    unit: u32,
-    tile: u32,
     chunk: u32,
+    tile: u32,
 }
 
 /// What stays the same for a lane, whichever tile and chunk its warp has: 16 rows and a chunk are whole sixteens of bytes.
@@ -216,7 +215,9 @@ impl Lane {
             beside: words + is_between * U::FURTHER,
             bits: 16 + is_between * 16,
             scale: unit + quarter / 2 * U::BYTES,
-            upper: opaque(UPPER),
+            // Rows have an even number of bytes. The assembler does not know that, and keeps the word: a constant it would
+            // make anew for each use.
+            upper: UPPER | gemv.row_bytes as u32 & 1,
             of_first: if group < DIGITS { u32::MAX } else { 0 },
         }
     }
@@ -265,118 +266,145 @@ impl<'g, U: Units> Block<'g, U> {
     #[inline(always)]
     unsafe fn run(&self) {
         let warp = arch::thread() / 32;
-        let mut result = warp * MOST_ROWS + arch::lane();
-        while result < (warp + 1) * MOST_ROWS {
-            self.result(result).store(0.0);
-            result += 32;
+        let mut row = arch::lane();
+        while row < MOST_ROWS {
+            self.result(warp, row).store(0.0);
+            row += 32;
         }
-        let mut turn = self.turn(0);
-        self.copy(turn, 0);
-        let mut next = self.next(turn);
-        self.copy(next, 1);
-        let (mut stage, mut unit) = (0, 0);
-        while unit < self.units {
-            arch::sync_block();
-            // SAFETY: the caller's.
-            unsafe { self.fill(unit) };
-            arch::sync_block();
-            let mut sums = [0.0; 2];
-            while turn.unit == unit {
-                wait_for_copies::<{ STAGES - 1 }>();
-                // What all lanes have copied is there.
-                arch::sync_warp(arch::FULL);
-                sums = self.multiply(turn, stage, sums);
-                if next.tile != turn.tile || next.unit != unit {
-                    self.keep(turn.tile, sums);
-                    sums = [0.0; 2];
-                }
-                // All lanes have used the stage.
-                arch::sync_warp(arch::FULL);
-                turn = next;
-                next = self.next(next);
-                self.copy(next, stage);
-                stage ^= 1;
+        let (mut turn, mut left) = self.turns();
+        let mut ahead = turn;
+        let mut stage = 0;
+        while stage < STAGES {
+            self.copy(ahead, stage, left > stage);
+            ahead = self.after(ahead);
+            stage += 1;
+        }
+        stage = 0;
+        let mut of_chunk = u32::MAX;
+        while left != 0 {
+            if turn.chunk != of_chunk {
+                of_chunk = turn.chunk;
+                // SAFETY: the caller's.
+                unsafe { self.fill(of_chunk) };
             }
-            unit += UNITS;
+            wait_for_copies::<{ STAGES - 1 }>();
+            // What all lanes have copied and made is there.
+            arch::sync_warp(arch::FULL);
+            self.keep(turn.tile, self.multiply(turn, stage));
+            // All lanes have used the stage and the digits.
+            arch::sync_warp(arch::FULL);
+            self.copy(ahead, stage, left > STAGES);
+            (turn, ahead) = (self.after(turn), self.after(ahead));
+            stage ^= 1;
+            left -= 1;
         }
         arch::sync_block();
         self.store();
         arch::sync_block();
     }
 
-    /// The first turn of the warp in the pass that begins with unit `unit`, or in a later one.
+    /// The warp's first turn, and how many it has. Of each eight chunks a warp has one, of all tiles: the warps read bytes
+    /// side by side at about the same time. Of the chunks that are left they have shares.
     #[inline(always)]
-    fn turn(&self, unit: u32) -> Turn {
-        let mut turn = Turn {
-            unit,
-            tile: 0,
-            chunk: 0,
+    fn turns(&self) -> (Turn, u32) {
+        let whole = self.whole_chunks();
+        let (first, end) = self.share_of_rest();
+        let turn = match whole {
+            0 => self.turn_of_rest(first),
+            _ => Turn {
+                chunk: arch::thread() / 32,
+                tile: 0,
+            },
         };
-        while turn.unit < self.units {
-            (turn.tile, turn.chunk) = (0, arch::thread() / 32);
-            if self.settle(&mut turn) {
-                break;
-            }
-            turn.unit += UNITS;
+        (turn, whole / BLOCK_WARPS * self.tiles + end - first)
+    }
+
+    /// Chunks of which each warp has as many.
+    #[inline(always)]
+    fn whole_chunks(&self) -> u32 {
+        self.units / U::CHUNK / BLOCK_WARPS * BLOCK_WARPS
+    }
+
+    /// The warp's share of the turns behind those: the tiles of the first chunk, those of the next one, and so on.
+    #[inline(always)]
+    fn share_of_rest(&self) -> (u32, u32) {
+        let rest = (self.units.div_ceil(U::CHUNK) - self.whole_chunks()) * self.tiles;
+        let warp = arch::thread() / 32;
+        (rest * warp / BLOCK_WARPS, rest * (warp + 1) / BLOCK_WARPS)
+    }
+
+    /// Turn `number` of those.
+    #[inline(always)]
+    fn turn_of_rest(&self, number: u32) -> Turn {
+        let chunk = number.checked_div(self.tiles).unwrap_or(0);
+        Turn {
+            chunk: self.whole_chunks() + chunk,
+            tile: number - chunk * self.tiles,
         }
-        turn
     }
 
     /// The turn after `turn`.
     #[inline(always)]
-    fn next(&self, mut turn: Turn) -> Turn {
-        turn.chunk += BLOCK_WARPS;
-        if turn.unit >= self.units || self.settle(&mut turn) {
-            return turn;
+    fn after(&self, turn: Turn) -> Turn {
+        let Turn { chunk, tile } = turn;
+        let whole = self.whole_chunks();
+        if tile + 1 < self.tiles {
+            Turn {
+                chunk,
+                tile: tile + 1,
+            }
+        } else if chunk >= whole {
+            Turn {
+                chunk: chunk + 1,
+                tile: 0,
+            }
+        } else if chunk + BLOCK_WARPS < whole {
+            Turn {
+                chunk: chunk + BLOCK_WARPS,
+                tile: 0,
+            }
+        } else {
+            self.turn_of_rest(self.share_of_rest().0)
         }
-        self.turn(turn.unit + UNITS)
-    }
-
-    /// Goes to the tile in which the chunk is; whether there is one.
-    #[inline(always)]
-    fn settle(&self, turn: &mut Turn) -> bool {
-        let left = self.units - turn.unit;
-        let chunks = (if left < UNITS { left } else { UNITS }).div_ceil(U::CHUNK);
-        while turn.chunk >= chunks {
-            turn.chunk -= chunks;
-            turn.tile += 1;
-        }
-        turn.tile < self.tiles
     }
 
     /// Where the chunk of the tile's first row begins, or up to 15 bytes before it.
     #[inline(always)]
     fn begin(&self, turn: Turn) -> u64 {
         let row = self.first_row + turn.tile * TILE_ROWS;
-        let unit = turn.unit + turn.chunk * U::CHUNK;
+        let unit = turn.chunk * U::CHUNK;
         (self.gemv.weights & !15)
             + u64::from(row) * self.gemv.row_bytes
             + u64::from(unit * U::BYTES)
     }
 
-    /// Units of the turn's chunk.
+    /// Units of a chunk.
     #[inline(always)]
-    fn chunk_units(&self, turn: Turn) -> u32 {
-        let left = self.units - (turn.unit + turn.chunk * U::CHUNK);
+    fn chunk_units(&self, chunk: u32) -> u32 {
+        let left = self.units - chunk * U::CHUNK;
         if left < U::CHUNK { left } else { U::CHUNK }
+    }
+
+    /// What the warp has from byte `at` of its shared memory on.
+    #[inline(always)]
+    fn own(&self, at: u32) -> Shared {
+        self.shared.at(arch::thread() / 32 * WARP_BYTES + at)
     }
 
     #[inline(always)]
     fn stage(&self, stage: u32) -> Shared {
-        let warp = arch::thread() / 32;
-        self.shared
-            .at(warp * WARP_BYTES + stage * TILE_ROWS * U::ROW)
+        self.own(stage * TILE_ROWS * U::ROW)
     }
 
     #[inline(always)]
-    fn result(&self, index: u32) -> Shared {
-        self.shared.at(OF_RESULTS + index * 4)
+    fn result(&self, warp: u32, row: u32) -> Shared {
+        self.shared.at(warp * WARP_BYTES + OF_RESULTS + row * 4)
     }
 
-    /// Begins to copy the turn's chunk of each row to `stage`, if there is one.
+    /// Begins to copy the turn's chunk of each row to `stage`, if it is `there`.
     #[inline(always)]
-    fn copy(&self, turn: Turn, stage: u32) {
-        if turn.unit < self.units {
+    fn copy(&self, turn: Turn, stage: u32, there: bool) {
+        if there {
             let from = self.begin(turn);
             let to = self.stage(stage).at(arch::lane() * 16);
             let has = self.has(turn);
@@ -394,7 +422,7 @@ impl<'g, U: Units> Block<'g, U> {
     /// A bit for each piece that the lane copies of the turn's chunk.
     #[inline(always)]
     fn has(&self, turn: Turn) -> u32 {
-        let units = self.chunk_units(turn);
+        let units = self.chunk_units(turn.chunk);
         let rows = self.gemv.rows - (self.first_row + turn.tile * TILE_ROWS);
         if units == U::CHUNK && rows >= TILE_ROWS {
             return self.lane.has;
@@ -412,30 +440,30 @@ impl<'g, U: Units> Block<'g, U> {
         has
     }
 
-    /// Makes digits of the pass's part of the vector: a warp takes four units at a time, a lane four numbers.
+    /// Makes digits of the chunk's part of the vector: four units at a time, a lane four numbers.
     ///
     /// # Safety
     /// As [`tiles`].
     #[inline(always)]
-    unsafe fn fill(&self, first: u32) {
-        let left = self.units - first;
-        let units = if left < UNITS { left } else { UNITS };
-        let x = self.token * u64::from(self.gemv.columns) + u64::from(first * UNIT);
+    unsafe fn fill(&self, chunk: u32) {
+        let units = self.chunk_units(chunk);
+        let first = self.token * u64::from(self.gemv.columns) + u64::from(chunk * U::CHUNK * UNIT);
         // SAFETY: the caller's.
         let numbers = unsafe { Numbers::at(self.gemv.x) };
-        let unit = |turn: usize| {
-            let four = turn as u32 * BLOCK_WARPS + arch::thread() / 32;
-            four * 4 + arch::lane() / 8
-        };
-        let mut some = [[0.0; 4]; (UNITS / BLOCK_WARPS / 4) as usize];
+        let unit = |turn: usize| turn as u32 * 4 + arch::lane() / 8;
+        let mut some = [[0.0; 4]; (UNITS / 4) as usize];
         // All loads are under way together.
         un!(N in [0, 1, 2, 3] {
-            let of = if unit(N) < units { unit(N) } else { units - 1 };
-            let at = x + u64::from(of * UNIT + arch::lane() % 8 * 4);
-            some[N] = [0, 1, 2, 3].map(|number| numbers.load(at + number));
+            if (N as u32) * 4 < U::CHUNK {
+                let of = if unit(N) < units { unit(N) } else { units - 1 };
+                let at = first + u64::from(of * UNIT + arch::lane() % 8 * 4);
+                some[N] = [0, 1, 2, 3].map(|number| numbers.load(at + number));
+            }
         });
         un!(N in [0, 1, 2, 3] {
-            self.fill_unit(unit(N), units, some[N]);
+            if (N as u32) * 4 < U::CHUNK {
+                self.fill_unit(unit(N), units, some[N]);
+            }
         });
     }
 
@@ -459,34 +487,33 @@ impl<'g, U: Units> Block<'g, U> {
         }
         // Of a digit, lane `quarter` of four multiplies numbers 4 * quarter to 4 * quarter + 3, and those 16 further.
         let place = part % 4 * 8 + part / 4 * 4;
-        let to = self.shared.at(OF_DIGITS + unit * UNIT_DIGITS + place);
+        let to = self.own(OF_DIGITS + unit * UNIT_DIGITS + place);
         un!(N in [0, 1, 2, 3] { to.at(N as u32 * UNIT).store_word(digits[N]); });
         if part < 2 {
             // For the lower two digits, and for the upper ones.
             let power = powers.down * if part == 0 { 1.0 } else { 65536.0 };
-            self.shared.at(OF_POWERS + unit * 8 + part * 4).store(power);
+            self.own(OF_POWERS + unit * 8 + part * 4).store(power);
             if U::HAS_LEAST {
-                self.shared.at(OF_SUMS + unit * 4).store(sum);
+                self.own(OF_SUMS + unit * 4).store(sum);
             }
         }
     }
 
-    /// Adds to the lane's sums of rows `lane / 4` and `lane / 4 + 8` of the tile what the turn's chunk gives: of the first
-    /// units of pairs lanes 0 and 1 of four, the former of two digits, the latter of two others; lanes 2 and 3 of the
-    /// second units.
+    /// The lane's sums of rows `lane / 4` and `lane / 4 + 8` of the turn's tile and chunk: of the first units of pairs lanes
+    /// 0 and 1 of four, the former of two digits, the latter of two others; lanes 2 and 3 of the second units.
     #[inline(always)]
-    fn multiply(&self, turn: Turn, stage: u32, sums: [f32; 2]) -> [f32; 2] {
-        let (lane, unit) = (arch::lane(), turn.chunk * U::CHUNK);
+    fn multiply(&self, turn: Turn, stage: u32) -> [f32; 2] {
+        let lane = arch::lane();
         let chunk = Chunk::<U> {
             lane: &self.lane,
             stage: self.stage(stage),
-            digits: self.shared.at(OF_DIGITS + unit * UNIT_DIGITS + lane * 8),
-            powers: self.shared.at(OF_POWERS + unit * 8 + lane % 4 * 4),
-            least: self.shared.at(OF_SUMS + (unit + lane % 4 / 2) * 4),
+            digits: self.own(OF_DIGITS + lane * 8),
+            powers: self.own(OF_POWERS + lane % 4 * 4),
+            least: self.own(OF_SUMS + lane % 4 / 2 * 4),
             of_format: core::marker::PhantomData,
         };
-        let units = self.chunk_units(turn);
-        let mut sums = sums;
+        let units = self.chunk_units(turn.chunk);
+        let mut sums = [0.0; 2];
         if units == U::CHUNK {
             un!(N in [0, 1, 2, 3, 4, 5, 6, 7] {
                 if 2 * (N as u32) < U::CHUNK {
@@ -511,8 +538,7 @@ impl<'g, U: Units> Block<'g, U> {
             |sum: f32, bits| sum + f32::from_bits(arch::butterfly(arch::FULL, sum.to_bits(), bits));
         let sums = sums.map(|sum| add(add(sum, 1), 2));
         if quarter == 0 {
-            let warp = arch::thread() / 32;
-            let first = self.result(warp * MOST_ROWS + tile * TILE_ROWS + group);
+            let first = self.result(arch::thread() / 32, tile * TILE_ROWS + group);
             first.store(first.load() + sums[0]);
             let second = first.at(32);
             second.store(second.load() + sums[1]);
@@ -529,7 +555,7 @@ impl<'g, U: Units> Block<'g, U> {
         }
         let (mut sum, mut warp) = (0.0, 0);
         while warp < BLOCK_WARPS {
-            sum += self.result(warp * MOST_ROWS + arch::thread()).load();
+            sum += self.result(warp, arch::thread()).load();
             warp += 1;
         }
         // SAFETY: vouched for in `tiles`.

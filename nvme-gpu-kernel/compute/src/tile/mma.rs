@@ -107,14 +107,16 @@ pub fn mma_tf32(sums: &mut [f32; 4], a: [u32; 4], b: [u32; 2]) {
 /// lane of the warp calls it.
 #[inline(always)]
 pub fn mma_bytes(a: [u32; 4], b: [u32; 2], sums: [u32; 4]) -> [u32; 4] {
-    let [mut s0, mut s1, mut s2, mut s3] = sums;
+    let (s0, s1, s2, s3): (u32, u32, u32, u32);
     // SAFETY: arithmetic on registers; the warp calls it together.
     unsafe {
         asm!("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {{{0}, {1}, {2}, {3}}}, {{{4}, {5}, {6}, {7}}},",
-            "{{{8}, {9}}}, {{{0}, {1}, {2}, {3}}};",
-            inout(reg32) s0, inout(reg32) s1, inout(reg32) s2, inout(reg32) s3,
+            "{{{8}, {9}}}, {{{10}, {11}, {12}, {13}}};",
+            out(reg32) s0, out(reg32) s1, out(reg32) s2, out(reg32) s3,
             in(reg32) a[0], in(reg32) a[1], in(reg32) a[2], in(reg32) a[3],
-            in(reg32) b[0], in(reg32) b[1], options(pure, nomem, nostack));
+            in(reg32) b[0], in(reg32) b[1],
+            in(reg32) sums[0], in(reg32) sums[1], in(reg32) sums[2], in(reg32) sums[3],
+            options(pure, nomem, nostack));
     }
     [s0, s1, s2, s3]
 }
