@@ -13,6 +13,9 @@
 // UNSAFETY: launches over this program's own memory.
 #![allow(unsafe_code)]
 
+mod arguments;
+
+use arguments::Arguments;
 use nvme_compute::experts::{
     CacheOptions, Counts, Experts, GpuExperts, Layer, Placed, Policy, Shape, Step, check,
 };
@@ -20,7 +23,6 @@ use nvme_compute::synthetic::{self, Stored};
 use nvme_host::bench::median;
 use nvme_host::cuda::{DeviceMemory, Graph, Pending, RowsOptions, Stream};
 use nvme_host::store::GpuOptions;
-use nvme_host::units::parse_bytes;
 use nvme_host::{Error, Result, Store, StoreOptions};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -31,37 +33,26 @@ const STORED: Stored = Stored::Q4_0;
 const CHUNK: usize = 16 << 20;
 
 fn main() -> std::process::ExitCode {
-    match run() {
-        Ok(()) => std::process::ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error} ({})", error.remedy());
-            std::process::ExitCode::FAILURE
-        }
-    }
+    arguments::end(run)
 }
 
-fn run() -> Result<()> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let number = |at: usize, default: u64| match words.get(at) {
-        Some(word) => parse_bytes(word).map_err(|why| Error::usage(why, "give a number")),
-        None => Ok(default),
-    };
+fn run(words: &Arguments) -> Result<()> {
     let Some(device) = words.first().filter(|device| device.starts_with("sim:mem")) else {
         return Err(Error::usage(
             "no DEVICE, or one that would be overwritten",
             "name a simulated drive, as sim:mem?size=8GiB",
         ));
     };
-    let layers = number(1, 4)? as u32;
+    let layers = words.number(1, 4)?;
     let shape = Shape {
-        width: number(4, 2880)? as u32,
-        hidden: number(5, 2880)? as u32,
-        experts: number(2, 128)? as u32,
-        choices: number(3, 4)? as u32,
+        width: words.number(4, 2880)?,
+        hidden: words.number(5, 2880)?,
+        experts: words.number(2, 128)?,
+        choices: words.number(3, 4)?,
         over_all: false,
     };
-    let tokens = number(6, 32)?;
-    let queues = number(7, 32)? as u32;
+    let tokens = words.number(6, 32)?;
+    let queues = words.number(7, 32)?;
     let options = StoreOptions {
         gpu: Some(GpuOptions {
             index: 0,

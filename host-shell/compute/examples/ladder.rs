@@ -14,11 +14,13 @@
 // UNSAFETY: launches over this program's own memory.
 #![allow(unsafe_code)]
 
+mod arguments;
+
+use arguments::Arguments;
 use nvme_compute::flash::{Flash, FlashAttention, Heads, Rung};
 use nvme_compute::linear::{Activation, Backward, BackwardRung, Forward, ForwardRung, Linear};
 use nvme_host::bench::median;
 use nvme_host::cuda::{DeviceMemory, Event, Gpu, Stream};
-use nvme_host::units::parse_bytes;
 use nvme_host::{Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
@@ -31,46 +33,32 @@ const MOST_SCORES: u64 = 8 << 30;
 const COPIED: usize = 1 << 30;
 
 fn main() -> std::process::ExitCode {
-    match run() {
-        Ok(()) => std::process::ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error} ({})", error.remedy());
-            std::process::ExitCode::FAILURE
-        }
-    }
+    arguments::end(run)
 }
 
-fn run() -> Result<()> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let number = |at: usize, default: u32| match words.get(at) {
-        Some(word) => {
-            let number = parse_bytes(word)
-                .ok()
-                .and_then(|number| u32::try_from(number).ok());
-            number.ok_or_else(|| {
-                Error::usage(format!("{word} as a size"), "give a number below 2^32")
-            })
-        }
-        None => Ok(default),
-    };
+fn run(words: &Arguments) -> Result<()> {
     let ground = Ground::new()?;
     let copy = ground.copy_rate()?;
-    let (what, lines) = match words.first().map(String::as_str) {
+    let (what, lines) = match words.first() {
         Some("attention") => {
             let shape = Heads {
-                sequences: number(1, 4)?,
-                heads: number(2, 16)?,
-                kv_heads: number(3, 16)?,
-                query_tokens: number(4, 4096)?,
-                key_tokens: number(5, 4096)?,
-                head_elements: number(6, 128)?,
-                causal: number(7, 1)? != 0,
-                scale: 1.0 / (number(6, 128)? as f32).sqrt(),
+                sequences: words.number(1, 4)?,
+                heads: words.number(2, 16)?,
+                kv_heads: words.number(3, 16)?,
+                query_tokens: words.number(4, 4096)?,
+                key_tokens: words.number(5, 4096)?,
+                head_elements: words.number(6, 128)?,
+                causal: words.number(7, 1)? != 0,
+                scale: 1.0 / (words.number(6, 128)? as f32).sqrt(),
             };
             (format!("{shape:?}"), attention(&ground, shape)?)
         }
         Some("linear") => {
-            let shape = [number(1, 4096)?, number(2, 4096)?, number(3, 4096)?];
+            let shape = [
+                words.number(1, 4096)?,
+                words.number(2, 4096)?,
+                words.number(3, 4096)?,
+            ];
             (format!("{shape:?}"), linear(&ground, shape)?)
         }
         _ => {

@@ -8,10 +8,12 @@
 //! means nothing. Each way gets the same prompt; tokens and the numbers behind the last one have to be equal. A line of
 //! JSON for each way. The file stays.
 
+mod arguments;
+
+use arguments::Arguments;
 use nvme_compute::llama::{Config, Llama, Options};
 use nvme_compute::synthetic::{Stored, Synthetic};
 use nvme_host::store::GpuOptions;
-use nvme_host::units::parse_bytes;
 use nvme_host::{Catalog, Error, Result, Store, StoreOptions};
 use std::fs::File;
 use std::io::BufWriter;
@@ -22,32 +24,25 @@ use std::time::Instant;
 const PROMPT: [u32; 4] = [1, 1000, 2000, 3000];
 
 fn main() -> std::process::ExitCode {
-    match run() {
-        Ok(()) => std::process::ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error} ({})", error.remedy());
-            std::process::ExitCode::FAILURE
-        }
-    }
+    arguments::end(run)
 }
 
-fn run() -> Result<()> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let number = |at: usize, default: u64| match words.get(at) {
-        Some(word) => parse_bytes(word).map_err(|why| Error::usage(why, "give a number")),
-        None => Ok(default),
-    };
+fn run(words: &Arguments) -> Result<()> {
     let Some(path) = words.first() else {
         return Err(Error::usage("no FILE", "name the file of the model"));
     };
-    let (budget, layers, tokens) = (number(1, 24 << 30)?, number(2, 80)?, number(3, 8)?);
-    write(Path::new(path), layers as u32)?;
+    let (budget, layers, tokens) = (
+        words.number(1, 24 << 30)?,
+        words.number(2, 80)?,
+        words.number(3, 8)?,
+    );
+    write(Path::new(path), layers)?;
     let mut first: Option<(Vec<u32>, Vec<f32>)> = None;
     for device in [
         format!("sim:{path}?block=4096&queues=32&threads=12"),
         format!("file:{path}"),
     ] {
-        let found = measure(&device, budget, tokens as usize)?;
+        let found = measure(&device, budget, tokens)?;
         if first.as_ref().is_some_and(|first| *first != found) {
             return Err(Error::internal("the ways do not agree"));
         }

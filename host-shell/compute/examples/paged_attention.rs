@@ -17,12 +17,14 @@
 // UNSAFETY: launches and copies over this program's own memory.
 #![allow(unsafe_code)]
 
+mod arguments;
+
+use arguments::Arguments;
 use nvme_compute::paged::{self, Attending, Queries};
 use nvme_compute::{KvPages, KvShape};
 use nvme_host::bench::median;
 use nvme_host::cuda::{DeviceMemory, Event, Gpu, Registered, Request, RowsOptions, Stream};
 use nvme_host::store::{GpuOptions, Ids};
-use nvme_host::units::parse_bytes;
 use nvme_host::{Error, Pages, Result, Store, StoreOptions};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -34,21 +36,10 @@ const THREADS: usize = 8;
 const CHUNK: u64 = 4 << 20;
 
 fn main() -> std::process::ExitCode {
-    match run() {
-        Ok(()) => std::process::ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error} ({})", error.remedy());
-            std::process::ExitCode::FAILURE
-        }
-    }
+    arguments::end(run)
 }
 
-fn run() -> Result<()> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let number = |at: usize, default: u64| match words.get(at) {
-        Some(word) => parse_bytes(word).map_err(|why| Error::usage(why, "give a number")),
-        None => Ok(default),
-    };
+fn run(words: &Arguments) -> Result<()> {
     let Some(device) = words.first() else {
         return Err(Error::usage(
             "no DEVICE",
@@ -64,12 +55,12 @@ fn run() -> Result<()> {
     let shape = KvShape {
         kv_heads: 8,
         head_elements: 128,
-        page_tokens: number(3, 16)? as u32,
+        page_tokens: words.number(3, 16)?,
         is_bf16: true,
     };
-    let (sequences, pages) = (number(1, 8)? as u32, number(2, 1024)? as u32);
-    let rig = Rig::new(device, shape, (sequences, pages), number(5, 32)? as u32)?;
-    let runs = number(4, 5)? as usize;
+    let (sequences, pages) = (words.number(1, 8)?, words.number(2, 1024)?);
+    let rig = Rig::new(device, shape, (sequences, pages), words.number(5, 32)?)?;
+    let runs = words.number(4, 5)?;
     let mut seconds: [Vec<f64>; 3] = Default::default();
     for run in 0..=runs {
         rig.choose(run as u64)?;

@@ -10,12 +10,14 @@
 // UNSAFETY: launches and copies over this program's own memory.
 #![allow(unsafe_code)]
 
+mod arguments;
+
+use arguments::Arguments;
 use nvme_compute::steps::Steps;
 use nvme_compute::synthetic::{self, Stored};
 use nvme_compute_kernel::Gemv;
 use nvme_host::bench::median;
 use nvme_host::cuda::{DeviceMemory, Event, Gpu, Stream};
-use nvme_host::units::parse_bytes;
 use nvme_host::{Error, Result};
 use std::sync::Arc;
 use std::time::Duration;
@@ -29,23 +31,12 @@ const CHECKED: usize = 64;
 const TOLERANCE: f64 = 1e-5;
 
 fn main() -> std::process::ExitCode {
-    match run() {
-        Ok(()) => std::process::ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error} ({})", error.remedy());
-            std::process::ExitCode::FAILURE
-        }
-    }
+    arguments::end(run)
 }
 
-fn run() -> Result<()> {
-    let words: Vec<String> = std::env::args().skip(1).collect();
-    let number = |at: usize, default: u64| match words.get(at) {
-        Some(word) => parse_bytes(word).map_err(|why| Error::usage(why, "give a number")),
-        None => Ok(default),
-    };
-    let (rows, columns) = (number(0, 32768)? as u32, number(1, 8192)? as u32);
-    let runs = number(2, 5)?;
+fn run(words: &Arguments) -> Result<()> {
+    let (rows, columns) = (words.number(0, 32768)?, words.number(1, 8192)?);
+    let runs = words.number(2, 5)?;
     let gpu = Gpu::open(0)?;
     let steps = Steps::load(&gpu)?;
     let stream = Stream::new(&gpu)?;

@@ -259,7 +259,7 @@ impl Gemv {
     /// Blocks of it that a GPU may run at a time: with fewer tiles each block has one.
     const QUANTISED_BLOCKS: u64 = 264;
     /// Bytes of shared memory of a block of it.
-    pub const QUANTISED_SHARED: u32 = 108032;
+    pub const QUANTISED_SHARED: u32 = 99_840;
 
     /// Whether `nvme_gemv_wide` is for it: formats that lanes read by 16 bytes, at addresses that are multiples of it.
     pub const fn is_wide(&self) -> bool {

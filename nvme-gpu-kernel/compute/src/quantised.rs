@@ -25,13 +25,15 @@ const UNITS: u32 = 16;
 const UNIT_DIGITS: u32 = UNIT * DIGITS;
 /// Where the parts of a warp's shared memory begin behind its stages: digits, powers and sums of a chunk's units, and what
 /// it has added up of each row.
-const OF_DIGITS: u32 = STAGES * TILE_ROWS * Q4_1::ROW;
+const OF_DIGITS: u32 = STAGES * TILE_ROWS * Q8_0::ROW;
 const OF_POWERS: u32 = OF_DIGITS + UNITS * UNIT_DIGITS;
 const OF_SUMS: u32 = OF_POWERS + UNITS * 8;
 const OF_RESULTS: u32 = OF_SUMS + UNITS * 4;
 const MOST_ROWS: u32 = TILE_ROWS * Gemv::MOST_TILES;
 const WARP_BYTES: u32 = OF_RESULTS + MOST_ROWS * 4;
 const _: () = assert!(BLOCK_WARPS * WARP_BYTES == Gemv::QUANTISED_SHARED);
+/// What a block may have on GPUs whose multiprocessors have 100 KiB.
+const _: () = assert!(Gemv::QUANTISED_SHARED <= 99 << 10);
 
 /// 1.5 * 2^23 as a number, and as what sums of integers begin with: their bits are numbers that are larger by it.
 const OF_SUM: u32 = 0x4B40_0000;
@@ -122,7 +124,7 @@ struct Q4_1;
 
 impl Units for Q4_1 {
     const BYTES: u32 = 20;
-    const CHUNK: u32 = 16;
+    const CHUNK: u32 = 8;
     const FURTHER: u32 = 0;
     const LESS: u32 = 4;
     const HAS_LEAST: bool = true;
@@ -142,7 +144,7 @@ const fn check<U: Units>() {
 const _: () = (check::<Q8_0>(), check::<Q4_0>(), check::<Q4_1>()).0;
 
 /// Copies of a chunk that a lane makes at most.
-const MOST_COPIES: u32 = 11;
+const MOST_COPIES: u32 = 10;
 
 /// The products of rows of `gemv` from tile `first` on and vector `token`: [`Gemv::block_tiles`] tiles. Every thread of the
 /// block calls it.
@@ -197,7 +199,7 @@ impl Lane {
         let first = gemv.weights as u32 % 16;
         let begin = |row: u32| first.wrapping_add(row.wrapping_mul(gemv.row_bytes as u32));
         let (mut from, mut has) = ([0; MOST_COPIES as usize], 0);
-        un!(N in [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10] {
+        un!(N in [0, 1, 2, 3, 4, 5, 6, 7, 8, 9] {
             let (row, at) = piece::<U>(N as u32);
             from[N] = (begin(row) & !15) + at;
             if row < TILE_ROWS && at < begin(row) % 16 + U::CHUNK * U::BYTES {
@@ -408,7 +410,7 @@ impl<'g, U: Units> Block<'g, U> {
             let from = self.begin(turn);
             let to = self.stage(stage).at(arch::lane() * 16);
             let has = self.has(turn);
-            un!(N in [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10] {
+            un!(N in [0, 1, 2, 3, 4, 5, 6, 7, 8, 9] {
                 if N as u32 * 32 < TILE_ROWS * U::COPIES {
                     let from = from + u64::from(self.lane.from[N]);
                     // SAFETY: of the row, and up to 15 bytes around it.

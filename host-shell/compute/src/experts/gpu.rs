@@ -369,18 +369,15 @@ impl GpuExperts {
         };
         let like = self.like(step.layer, matrix, admit.pairs);
         let kernels = &self.kernels;
-        let (function, count, shared_bytes) = match (like.is_quantised(), like.is_wide()) {
-            (true, _) => (
-                kernels.product_quantised,
-                like.items(),
-                Gemv::QUANTISED_SHARED,
-            ),
-            (_, true) => (kernels.product_wide, like.tiles(), 0),
-            _ => {
-                let threads = u64::from(admit.pairs) * u64::from(rows) * 32;
-                // SAFETY: the caller's.
-                return unsafe { self.launch(kernels.product, threads, &product, stream) };
-            }
+        let (function, count, shared_bytes) = if like.is_quantised() {
+            let function = kernels.product_quantised;
+            (function, like.items(), Gemv::QUANTISED_SHARED)
+        } else if like.is_wide() {
+            (kernels.product_wide, like.tiles(), 0)
+        } else {
+            let threads = u64::from(admit.pairs) * u64::from(rows) * 32;
+            // SAFETY: the caller's.
+            return unsafe { self.launch(kernels.product, threads, &product, stream) };
         };
         let blocks = Blocks {
             // The results of so many blocks fit into no memory.

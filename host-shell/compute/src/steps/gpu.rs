@@ -78,28 +78,16 @@ impl Steps {
         }
         check_addresses(gemv.x | gemv.y, 4)?;
         check_addresses(gemv.weights, 2)?;
-        if gemv.is_quantised() {
-            let blocks = Blocks {
-                count: gemv.items().min(MOST_BLOCKS) as u32,
-                threads: BLOCK_THREADS,
-                shared_bytes: Gemv::QUANTISED_SHARED,
-            };
-            if blocks.count == 0 {
-                return Ok(());
-            }
-            let function = self.gemv_quantised;
-            // SAFETY: the caller's.
-            return unsafe { self.module.launch_blocks(stream, function, blocks, gemv) };
-        }
-        let (function, threads) = match gemv.is_wide() {
-            true => (self.gemv_wide, gemv.tiles() * u64::from(BLOCK_THREADS)),
-            false => (
-                self.gemv,
-                u64::from(gemv.rows) * u64::from(gemv.tokens) * 32,
-            ),
+        let (function, blocks, shared_bytes) = if gemv.is_quantised() {
+            (self.gemv_quantised, gemv.items(), Gemv::QUANTISED_SHARED)
+        } else if gemv.is_wide() {
+            (self.gemv_wide, gemv.tiles(), 0)
+        } else {
+            let warps = u64::from(gemv.rows) * u64::from(gemv.tokens);
+            (self.gemv, warps.div_ceil(u64::from(BLOCK_THREADS) / 32), 0)
         };
         // SAFETY: the caller's.
-        unsafe { self.launch(function, threads, gemv, stream) }
+        unsafe { self.launch_blocks(function, (blocks, shared_bytes), gemv, stream) }
     }
 
     /// The numbers of rows as they are stored.
@@ -225,14 +213,31 @@ impl Steps {
         argument: &T,
         stream: u64,
     ) -> Result<()> {
-        let blocks = threads.div_ceil(BLOCK_THREADS.into()).min(MOST_BLOCKS);
-        if blocks == 0 {
-            return Ok(());
-        }
+        let blocks = threads.div_ceil(BLOCK_THREADS.into());
         // SAFETY: the caller's.
-        unsafe {
-            self.module
-                .launch_in(stream, function, blocks as u32, BLOCK_THREADS, argument)
+        unsafe { self.launch_blocks(function, (blocks, 0), argument, stream) }
+    }
+
+    /// A block for each of `blocks` pieces of work, with so many bytes of shared memory, or fewer that take several.
+    ///
+    /// # Safety
+    /// As [`launch`](Self::launch).
+    unsafe fn launch_blocks<T: Copy>(
+        &self,
+        function: Function,
+        (blocks, shared_bytes): (u64, u32),
+        argument: &T,
+        stream: u64,
+    ) -> Result<()> {
+        let grid = Blocks {
+            count: blocks.min(MOST_BLOCKS) as u32,
+            threads: BLOCK_THREADS,
+            shared_bytes,
+        };
+        match grid.count {
+            0 => Ok(()),
+            // SAFETY: the caller's.
+            _ => unsafe { self.module.launch_blocks(stream, function, grid, argument) },
         }
     }
 }

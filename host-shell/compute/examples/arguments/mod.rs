@@ -1,0 +1,42 @@
+//! What the examples have in common: the words of their command lines, and how they end.
+
+use nvme_host::units::parse_bytes;
+use nvme_host::{Error, Result};
+use std::process::ExitCode;
+
+/// The words of a command line.
+pub struct Arguments(Vec<String>);
+
+impl Arguments {
+    /// Those of this process.
+    pub fn here() -> Self {
+        Self(std::env::args().skip(1).collect())
+    }
+
+    /// The first one.
+    #[allow(dead_code, reason = "some examples take numbers alone")]
+    pub fn first(&self) -> Option<&str> {
+        self.0.first().map(String::as_str)
+    }
+
+    /// Number `at`, as `4096` or `8GiB`, or `default` where there are fewer words.
+    pub fn number<N: TryFrom<u64>>(&self, at: usize, default: N) -> Result<N> {
+        let Some(word) = self.0.get(at) else {
+            return Ok(default);
+        };
+        let number = parse_bytes(word).map_err(|why| Error::usage(why, "give a number"))?;
+        N::try_from(number)
+            .map_err(|_| Error::usage(format!("{word} as a number"), "give a smaller one"))
+    }
+}
+
+/// Runs the example: an error goes to standard error, with what to do about it.
+pub fn end(run: impl FnOnce(&Arguments) -> Result<()>) -> ExitCode {
+    match run(&Arguments::here()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("{error} ({})", error.remedy());
+            ExitCode::FAILURE
+        }
+    }
+}
