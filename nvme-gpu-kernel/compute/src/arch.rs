@@ -11,6 +11,7 @@
     feature = "gemm"
 ))]
 use crate::strip::WINDOW_BYTES;
+#[cfg(not(feature = "search"))]
 use core::arch::asm;
 use nvme_gpu_kernel::arch;
 
@@ -102,15 +103,15 @@ pub fn byte_number<const SELECT: u32>(word: u32) -> f32 {
 }
 
 /// IEEE 754 binary16 as `f32`.
-#[cfg(any(
-    feature = "steps",
-    feature = "streamed",
-    feature = "experts",
-    feature = "gemm"
-))]
+#[cfg(not(any(feature = "search", feature = "linear")))]
 #[inline(always)]
 pub fn of_half(bits: u16) -> f32 {
-    of_f16(bits)
+    let wide: f32;
+    // SAFETY: arithmetic on registers.
+    unsafe {
+        asm!("cvt.f32.f16 {}, {};", out(reg32) wide, in(reg16) bits, options(pure, nomem, nostack))
+    };
+    wide
 }
 
 /// Elements of the vector that a block has in shared memory, by fours. Of every second eight of them the fours change
@@ -256,28 +257,10 @@ pub fn numbers([low, high]: [u32; 2], is_bf16: bool) -> [f32; 4] {
             f32::from_bits(word << 16),
             f32::from_bits(word & 0xFFFF_0000),
         ),
-        false => (of_f16(word as u16), of_f16((word >> 16) as u16)),
+        false => (of_half(word as u16), of_half((word >> 16) as u16)),
     };
     let ((a, b), (c, d)) = (pair(low), pair(high));
     [a, b, c, d]
-}
-
-#[cfg(any(
-    feature = "paged",
-    feature = "choose",
-    feature = "steps",
-    feature = "streamed",
-    feature = "experts",
-    feature = "gemm"
-))]
-#[inline(always)]
-fn of_f16(bits: u16) -> f32 {
-    let wide: f32;
-    // SAFETY: arithmetic on registers.
-    unsafe {
-        asm!("cvt.f32.f16 {}, {};", out(reg32) wide, in(reg16) bits, options(pure, nomem, nostack))
-    };
-    wide
 }
 
 /// e to the power of `x`.
@@ -575,249 +558,10 @@ fn windows() -> u32 {
     address
 }
 
-/// 32-bit words in memory.
-#[cfg(feature = "search")]
-#[derive(Clone, Copy)]
-pub struct Words(*mut u32);
-
-#[cfg(feature = "search")]
-impl Words {
-    /// # Safety
-    /// All that is loaded or stored through it lies in memory that the kernel may use so; a multiple of 4.
-    #[inline(always)]
-    pub unsafe fn at(address: u64) -> Self {
-        Self(address as usize as *mut u32)
-    }
-
-    /// Word `index`.
-    #[inline(always)]
-    pub fn load(self, index: u64) -> u32 {
-        // SAFETY: vouched for in `at`.
-        unsafe { *self.0.add(index as usize) }
-    }
-
-    /// Sets word `index`.
-    #[inline(always)]
-    pub fn store(self, index: u64, value: u32) {
-        // SAFETY: vouched for in `at`.
-        unsafe { *self.0.add(index as usize) = value };
-    }
-}
-
-/// The wrapping sum of `value` over the lanes of the warp. Every lane calls it.
-#[cfg(feature = "search")]
-#[inline(always)]
-pub fn total_of_warp(value: u32) -> u32 {
-    let (mut sum, mut bits) = (value, 16);
-    while bits != 0 {
-        sum = sum.wrapping_add(arch::butterfly(arch::FULL, sum, bits));
-        bits /= 2;
-    }
-    sum
-}
-
-/// The value of lane `from`. Every lane calls it.
-#[cfg(feature = "search")]
-#[inline(always)]
-pub fn shuffle64(value: u64, from: u32) -> u64 {
-    let half = |value: u64| u64::from(arch::shuffle(arch::FULL, value as u32, from));
-    half(value >> 32) << 32 | half(value)
-}
-
 /// The value of the lane whose index differs in the bits of `bits`. Every lane calls it.
 #[cfg(any(feature = "search", feature = "experts"))]
 #[inline(always)]
 pub fn butterfly64(value: u64, bits: u32) -> u64 {
     let half = |value: u64| u64::from(arch::butterfly(arch::FULL, value as u32, bits));
     half(value >> 32) << 32 | half(value)
-}
-
-/// Shared memory of a warp, by bytes from its begin.
-#[cfg(feature = "search")]
-#[derive(Clone, Copy)]
-pub struct Shared(u32);
-
-#[cfg(feature = "search")]
-impl Shared {
-    /// That of the calling warp, `bytes` bytes for each.
-    #[inline(always)]
-    pub fn of_warp(bytes: u32) -> Self {
-        let warp = arch::thread() / 32 % nvme_gpu_kernel::rows::BLOCK_WARPS;
-        Self(lists() + warp * bytes)
-    }
-
-    #[inline(always)]
-    pub fn load64(self, at: u32) -> u64 {
-        let value: u64;
-        // SAFETY: inside the warp's memory, and a multiple of 8.
-        unsafe {
-            asm!("ld.shared.u64 {}, [{}];", out(reg64) value, in(reg32) self.0 + at, options(pure, readonly, nostack))
-        };
-        value
-    }
-
-    #[inline(always)]
-    pub fn store64(self, at: u32, value: u64) {
-        // SAFETY: as above.
-        unsafe {
-            asm!("st.shared.u64 [{}], {};", in(reg32) self.0 + at, in(reg64) value, options(nostack))
-        };
-    }
-
-    #[inline(always)]
-    pub fn load32(self, at: u32) -> u32 {
-        let value: u32;
-        // SAFETY: as above, a multiple of 4.
-        unsafe {
-            asm!("ld.shared.u32 {}, [{}];", out(reg32) value, in(reg32) self.0 + at, options(pure, readonly, nostack))
-        };
-        value
-    }
-
-    #[inline(always)]
-    pub fn store32(self, at: u32, value: u32) {
-        // SAFETY: as above.
-        unsafe {
-            asm!("st.shared.u32 [{}], {};", in(reg32) self.0 + at, in(reg32) value, options(nostack))
-        };
-    }
-}
-
-/// Where the lists of a block's warps lie. Not inlined: the array must exist once.
-#[cfg(feature = "search")]
-#[inline(never)]
-fn lists() -> u32 {
-    const _: () = assert!(nvme_gpu_kernel::rows::BLOCK_WARPS * crate::search::LIST_BYTES == 35_840);
-    let address: u32;
-    // SAFETY: names a static shared array; takes its address only.
-    unsafe {
-        asm!("{{ .shared .align 16 .b8 nvme_lists[35840]; mov.u32 {}, nvme_lists; }}",
-            out(reg32) address, options(nostack));
-    }
-    address
-}
-
-/// Memory of the GPU by address.
-#[cfg(feature = "choose")]
-#[derive(Clone, Copy)]
-pub struct Global(());
-
-#[cfg(feature = "choose")]
-impl Global {
-    /// # Safety
-    /// All that is loaded or stored through it lies in memory that the kernel may use so.
-    #[inline(always)]
-    pub unsafe fn new() -> Self {
-        Self(())
-    }
-}
-
-#[cfg(feature = "choose")]
-impl crate::choose::Memory for Global {
-    #[inline(always)]
-    fn word(self, address: u64) -> u32 {
-        // SAFETY: vouched for in `new`.
-        unsafe { *(address as usize as *const u32) }
-    }
-
-    #[inline(always)]
-    fn put(self, address: u64, word: u32) {
-        // SAFETY: as above.
-        unsafe { *(address as usize as *mut u32) = word };
-    }
-
-    #[inline(always)]
-    fn four(self, address: u64) -> [u32; 4] {
-        let (a, b, c, d): (u32, u32, u32, u32);
-        // SAFETY: as above, a multiple of 16.
-        unsafe {
-            asm!(
-                "ld.global.v4.b32 {{{a}, {b}, {c}, {d}}}, [{from}];", from = in(reg64) address,
-                a = out(reg32) a, b = out(reg32) b, c = out(reg32) c, d = out(reg32) d,
-                options(pure, readonly, nostack));
-        }
-        [a, b, c, d]
-    }
-
-    #[inline(always)]
-    fn two(self, address: u64) -> [u32; 2] {
-        let (a, b): (u32, u32);
-        // SAFETY: as above, a multiple of 8.
-        unsafe {
-            asm!(
-                "ld.global.v2.b32 {{{a}, {b}}}, [{from}];", from = in(reg64) address,
-                a = out(reg32) a, b = out(reg32) b, options(pure, readonly, nostack));
-        }
-        [a, b]
-    }
-
-    #[inline(always)]
-    fn pair(self, word: u32, is_bf16: bool) -> [f32; 2] {
-        match is_bf16 {
-            true => [
-                f32::from_bits(word << 16),
-                f32::from_bits(word & 0xFFFF_0000),
-            ],
-            false => [of_f16(word as u16), of_f16((word >> 16) as u16)],
-        }
-    }
-}
-
-/// Counts in shared memory of a warp: [`BINS`](crate::choose::BINS) of them.
-#[cfg(feature = "choose")]
-#[derive(Clone, Copy)]
-pub struct Bins(u32);
-
-#[cfg(feature = "choose")]
-impl Bins {
-    /// Those of the calling warp.
-    #[inline(always)]
-    pub fn of_warp() -> Self {
-        let warp = arch::thread() / 32 % nvme_gpu_kernel::rows::BLOCK_WARPS;
-        Self(bins() + warp * crate::choose::BINS * 4)
-    }
-
-    #[inline(always)]
-    fn at(self, bin: u32) -> u32 {
-        self.0 + (bin & (crate::choose::BINS - 1)) * 4
-    }
-
-    #[inline(always)]
-    pub fn clear(self, bin: u32) {
-        // SAFETY: inside the warp's counts.
-        unsafe { asm!("st.shared.u32 [{}], 0;", in(reg32) self.at(bin), options(nostack)) };
-    }
-
-    /// Adds one; other lanes may do so at the same time.
-    #[inline(always)]
-    pub fn increment(self, bin: u32) {
-        // SAFETY: as above.
-        unsafe {
-            asm!("red.relaxed.cta.shared.add.u32 [{}], 1;", in(reg32) self.at(bin), options(nostack))
-        };
-    }
-
-    #[inline(always)]
-    pub fn count(self, bin: u32) -> u32 {
-        let value: u32;
-        // SAFETY: as above.
-        unsafe {
-            asm!("ld.shared.u32 {}, [{}];", out(reg32) value, in(reg32) self.at(bin), options(readonly, nostack))
-        };
-        value
-    }
-}
-
-/// Where the counts of a block's warps lie. Not inlined: the array must exist once.
-#[cfg(feature = "choose")]
-#[inline(never)]
-fn bins() -> u32 {
-    const _: () = assert!(nvme_gpu_kernel::rows::BLOCK_WARPS * crate::choose::BINS * 4 == 8_192);
-    let address: u32;
-    // SAFETY: names a static shared array; takes its address only.
-    unsafe {
-        asm!("{{ .shared .align 16 .b8 nvme_bins[8192]; mov.u32 {}, nvme_bins; }}",
-            out(reg32) address, options(nostack));
-    }
-    address
 }

@@ -6,7 +6,7 @@ use nvme_core::group::{Alone, ExecContext, Group, GroupOp};
 use nvme_core::spec::{Cid, Nsid, Sqe, Status};
 use nvme_core::trace::Event;
 use nvme_core::{
-    AbortReason, Command, Data, Drained, Need, Outcome, SharedQueue, SubmitError, Token, WaitError,
+    AbortReason, Command, Data, Drained, Outcome, SharedQueue, SubmitError, Token, WaitError,
 };
 use nvme_tests::hand::{Hand, QID, Rig};
 use nvme_tests::team::{Paused, Team};
@@ -15,16 +15,16 @@ use std::cell::{Cell, RefCell};
 use std::collections::HashSet;
 use std::sync::Mutex;
 
-const FOREVER: u64 = 3_600_000_000_000;
+pub(crate) const FOREVER: u64 = 3_600_000_000_000;
 
 /// A command that carries its cell's number, and wants it back as dword 0.
-fn command(cell: u32) -> Command<'static> {
+pub(crate) fn command(cell: u32) -> Command<'static> {
     let mut sqe = Sqe::new(2, Nsid(1));
     sqe.cdw10 = cell;
     Command::new(sqe, Data::None, cell).wanting_dw0(true)
 }
 
-fn done(cell: u32) -> (Outcome, u32) {
+pub(crate) fn done(cell: u32) -> (Outcome, u32) {
     (Outcome::Completed(Status::SUCCESS), cell)
 }
 
@@ -66,14 +66,14 @@ fn a_ring_ends_though_others_keep_asking() {
 }
 
 /// A lane of a team that waits together; `work` happens in each of its pauses.
-struct Lane<'a, F> {
+pub(crate) struct Lane<'a, F> {
     team: &'a Team,
     pauses: Cell<u32>,
     work: F,
 }
 
 impl<'a, F: Fn(u32)> Lane<'a, F> {
-    fn new(team: &'a Team, work: F) -> Self {
+    pub(crate) fn new(team: &'a Team, work: F) -> Self {
         let pauses = Cell::new(0);
         Self { team, pauses, work }
     }
@@ -162,93 +162,10 @@ fn lanes_that_wait_together_return_together() {
     assert_eq!(ends, [0, 1, 2].map(done));
 }
 
-/// One lane of three has a command that ends, one has one that does not, and the first has none: it helps.
-#[test]
-fn lanes_wait_together_for_what_some_of_them_need() {
-    let rig = Rig::new(8, 7, 4, 0);
-    let hand = Mutex::new(Hand::new(&rig));
-    let kept = Mutex::new(None);
-    let ends = Team::run(3, |team| {
-        let (rank, queue) = (team.rank(), rig.shared());
-        let here = Lane::new(team, |_| {
-            if team.leads() {
-                let mut hand = hand.lock().unwrap();
-                while let Some(sqe) = hand.fetch() {
-                    match sqe.cdw10 {
-                        1 => hand.complete(sqe.cid(), Status::SUCCESS, 1),
-                        _ => *kept.lock().unwrap() = Some(sqe.cid()),
-                    }
-                }
-            }
-        });
-        let (token, why) = queue.submit_if(&here, rank != 0, command(rank), FOREVER);
-        assert_eq!(why, None);
-        let need = [Need::Help, Need::End, Need::Look][rank as usize];
-        let first = queue.wait_together(&here, &token, need, FOREVER);
-        // Nothing is lost of a command whose lane only looked.
-        team.sync();
-        if team.leads() {
-            let cid = kept.lock().unwrap().expect("fetched");
-            hand.lock().unwrap().complete(cid, Status::SUCCESS, 2);
-        }
-        team.sync();
-        let need = [Need::Help, Need::Help, Need::End][rank as usize];
-        (first, queue.wait_together(&here, &token, need, FOREVER))
-    });
-    assert_eq!(ends[0], (None, None));
-    assert_eq!(ends[1], (Some(Ok(done(1))), None));
-    assert_eq!(ends[2], (None, Some(Ok(done(2)))));
-}
-
-/// A lane that only looks hears nothing of a deadline.
-#[test]
-fn a_deadline_is_that_of_lanes_that_need_an_end() {
-    let rig = Rig::new(8, 7, 4, 0);
-    let ends = Team::run(2, |team| {
-        let log = Mutex::default();
-        let here = Recorder {
-            lane: Lane::new(team, |_| {}),
-            log: &log,
-        };
-        let queue = rig.shared();
-        let (token, _) = queue.submit_if(&here, true, command(team.rank()), 9);
-        let need = [Need::Look, Need::End][team.rank() as usize];
-        let end = queue.wait_together(&here, &token, need, 9);
-        let log = log.into_inner().unwrap();
-        (end, log.len())
-    });
-    assert_eq!(ends[0], (None, 1), "placed, and still in flight");
-    assert_eq!(ends[1], (Some(Err(WaitError::TimedOut)), 2));
-}
-
-/// One slot, and two of four lanes want it: each gets it in turn, and the others submit nothing.
-#[test]
-fn lanes_that_want_to_submit_are_helped_by_those_that_do_not() {
-    let rig = Rig::new(2, 1, 4, 0);
-    let hand = Mutex::new(Hand::new(&rig));
-    let served = Mutex::new(0);
-    let ends = Team::run(4, |team| {
-        let (rank, queue) = (team.rank(), rig.shared());
-        let here = Lane::new(team, |_| {
-            if team.leads() {
-                *served.lock().unwrap() += hand.lock().unwrap().serve();
-            }
-        });
-        let wants = rank % 2 == 1;
-        let (token, why) = queue.submit_if(&here, wants, command(rank), FOREVER);
-        assert_eq!(why, None);
-        let need = if wants { Need::End } else { Need::Help };
-        queue.wait_together(&here, &token, need, FOREVER)
-    });
-    let end = |cell| Some(Ok(done(cell)));
-    assert_eq!(ends, [None, end(1), None, end(3)]);
-    assert_eq!(served.into_inner().unwrap(), 2);
-}
-
 /// A lane that records what happens to its command; its clock is the number of its pauses.
-struct Recorder<'a, F> {
-    lane: Lane<'a, F>,
-    log: &'a Mutex<Vec<(u32, Event)>>,
+pub(crate) struct Recorder<'a, F> {
+    pub(crate) lane: Lane<'a, F>,
+    pub(crate) log: &'a Mutex<Vec<(u32, Event)>>,
 }
 
 impl<F: Fn(u32)> ExecContext for Recorder<'_, F> {

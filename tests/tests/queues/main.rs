@@ -13,4 +13,5 @@ mod shared_cells;
 mod shared_queue;
 mod shared_queue_faults;
 mod sixteen_at_once;
+mod together;
 mod transfers;

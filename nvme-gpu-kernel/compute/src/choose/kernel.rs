@@ -2,8 +2,9 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
+use super::arch::{Bins, Global};
 use super::{ChoosePages, LANE_BINS, Memory, SummarisePages, Threshold, bin_of, narrow};
-use crate::arch::{Bins, Global, thread, warp};
+use crate::arch::{thread, warp};
 use nvme_gpu_kernel::arch;
 
 /// A thread takes two elements of a head of a page at a time.

@@ -7,6 +7,8 @@
 //! for a head is the largest over the queries of the heads that share its keys.
 
 #[cfg(all(target_arch = "nvptx64", feature = "choose"))]
+mod arch;
+#[cfg(all(target_arch = "nvptx64", feature = "choose"))]
 mod kernel;
 
 /// What both halves of a summary's element hold where a key is not a number, and before there is a summary: NaN in f16 and

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::Flash;
+use crate::arch::of_half;
 use crate::tile::mma::{mma_bf16, mma_f16, pack_bf16, pack_f16};
 use core::arch::asm;
 
@@ -16,7 +17,7 @@ pub unsafe fn half(address: u64, is_bf16: bool) -> f32 {
     let bits = unsafe { *(address as usize as *const u16) };
     match is_bf16 {
         true => f32::from_bits(u32::from(bits) << 16),
-        false => of_f16(bits),
+        false => of_half(bits),
     }
 }
 
@@ -107,14 +108,4 @@ pub fn opaque(value: u32) -> u32 {
     // SAFETY: moves a register. Not pure: it is not moved out of loops.
     unsafe { asm!("mov.b32 {}, {};", out(reg32) same, in(reg32) value, options(nostack)) };
     same
-}
-
-#[inline(always)]
-fn of_f16(bits: u16) -> f32 {
-    let wide: f32;
-    // SAFETY: arithmetic on registers.
-    unsafe {
-        asm!("cvt.f32.f16 {}, {};", out(reg32) wide, in(reg16) bits, options(pure, nomem, nostack))
-    };
-    wide
 }

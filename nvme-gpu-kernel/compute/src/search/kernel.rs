@@ -2,9 +2,10 @@
 // UNSAFETY: kernel parameters hold addresses that the host vouches for.
 #![allow(unsafe_code)]
 
+use super::arch::{Shared, Words, shuffle64, total_of_warp};
 use super::list::{LIST_BYTES, List};
 use super::{CENTROIDS, MOST_DEGREE, NO_KEY, Search, code, distance_of, id_of, key, term, word};
-use crate::arch::{self as here, Numbers, Shared, Words, shuffle64, sum_of_warp, total_of_warp};
+use crate::arch::{self as here, Numbers, sum_of_warp};
 use nvme_gpu_kernel::rows::{code as row, worst};
 use nvme_gpu_kernel::{Reads, arch};
 

@@ -1,7 +1,8 @@
 //! The candidates of a warp's query in shared memory, nearest first.
 
+use super::arch::{Shared, shuffle64};
 use super::{EXPANDED, MOST_BEAM, MOST_LIST, NO_KEY, id_of};
-use crate::arch::{Shared, butterfly64, shuffle64};
+use crate::arch::butterfly64;
 use nvme_gpu_kernel::arch;
 
 /// Bytes of one copy of the list.

@@ -15,14 +15,14 @@
 //! The rest is 0. A node that is not the one asked for is noticed by its id, its tag or its sum.
 
 #[cfg(all(target_arch = "nvptx64", feature = "search"))]
+mod arch;
+#[cfg(all(target_arch = "nvptx64", feature = "search"))]
 mod kernel;
 #[cfg(all(target_arch = "nvptx64", feature = "search"))]
 mod list;
 #[cfg(not(target_arch = "nvptx64"))]
 pub mod walk;
 
-#[cfg(all(target_arch = "nvptx64", feature = "search"))]
-pub use list::LIST_BYTES;
 use nvme_gpu_kernel::rows::Gather;
 
 /// Bytes of a node.

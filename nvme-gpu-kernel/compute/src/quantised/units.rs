@@ -1,0 +1,169 @@
+//! How units of weights are stored, and where a lane finds its part of them.
+
+use super::TILE_ROWS;
+use crate::Gemv;
+use crate::arch::funnel_to;
+use crate::planes::DIGITS;
+use crate::tile::{Shared, un};
+use nvme_gpu_kernel::arch;
+
+/// The upper halves of bytes.
+const UPPER: u32 = 0xF0F0_F0F0;
+/// Copies of a chunk that a lane makes at most.
+pub const MOST_COPIES: u32 = 10;
+
+/// What a lane has of the weights of a pair of units of a row: of each unit four bytes of both halves.
+pub type Weights = [[u32; 2]; 2];
+
+/// How a format's units of 32 weights are stored and multiplied. Two units, a pair, are whole words.
+pub trait Units {
+    /// Bytes of a unit.
+    const BYTES: u32;
+    /// Units of a chunk: a multiple of 16 bytes.
+    const CHUNK: u32;
+    /// How much further the words are that a lane needs beside those at places of their own, where units begin between
+    /// two words.
+    const FURTHER: u32;
+    /// Powers of two by which the weights of a fragment are larger than those that are meant.
+    const LESS: u32;
+    /// Whether a unit has a least weight beside its scale.
+    const HAS_LEAST: bool;
+    /// Copies of 16 bytes of a row's part of a chunk at any even place: an odd number, so that rows begin in different
+    /// banks.
+    const COPIES: u32 = (14 + Self::CHUNK * Self::BYTES).div_ceil(16) | 1;
+    /// Bytes of a row's part of a stage.
+    const ROW: u32 = Self::COPIES * 16;
+    const PAIR: u32 = 2 * Self::BYTES;
+
+    /// The lane's weights of the pair that begins at `pair` of its stage.
+    fn weights(lane: &Lane, stage: Shared, pair: u32) -> Weights;
+}
+
+pub struct Q8_0;
+
+impl Units for Q8_0 {
+    const BYTES: u32 = 34;
+    const CHUNK: u32 = 8;
+    const FURTHER: u32 = 40;
+    const LESS: u32 = 0;
+    const HAS_LEAST: bool = false;
+
+    #[inline(always)]
+    fn weights(lane: &Lane, stage: Shared, pair: u32) -> Weights {
+        let half = |half: u32| {
+            let words = stage.at(lane.words + pair + half);
+            let beside = stage.at(lane.beside + pair + half).load().to_bits();
+            [
+                funnel_to(beside, words.at(4).load().to_bits(), lane.bits),
+                funnel_to(words.at(36).load().to_bits(), beside, lane.bits - 16),
+            ]
+        };
+        let (first, second) = (half(0), half(16));
+        [[first[0], second[0]], [first[1], second[1]]]
+    }
+}
+
+/// Weights of 4 bits, the lower and the upper ones of four bytes, less 8, in the upper bits of each byte.
+#[inline(always)]
+fn nibbles(both: u32, upper: u32) -> [u32; 2] {
+    [both << 4, both].map(|both| both & upper ^ 0x8080_8080)
+}
+
+pub struct Q4_0;
+
+impl Units for Q4_0 {
+    const BYTES: u32 = 18;
+    const CHUNK: u32 = 16;
+    const FURTHER: u32 = 24;
+    const LESS: u32 = 4;
+    const HAS_LEAST: bool = false;
+
+    #[inline(always)]
+    fn weights(lane: &Lane, stage: Shared, pair: u32) -> Weights {
+        let words = stage.at(lane.words + pair);
+        let beside = stage.at(lane.beside + pair).load().to_bits();
+        [
+            funnel_to(beside, words.at(4).load().to_bits(), lane.bits),
+            funnel_to(words.at(20).load().to_bits(), beside, lane.bits - 16),
+        ]
+        .map(|both| nibbles(both, lane.upper))
+    }
+}
+
+/// Its units are whole words.
+pub struct Q4_1;
+
+impl Units for Q4_1 {
+    const BYTES: u32 = 20;
+    const CHUNK: u32 = 8;
+    const FURTHER: u32 = 0;
+    const LESS: u32 = 4;
+    const HAS_LEAST: bool = true;
+
+    #[inline(always)]
+    fn weights(lane: &Lane, stage: Shared, pair: u32) -> Weights {
+        let words = stage.at(lane.words + pair);
+        [4, 4 + Self::BYTES].map(|at| nibbles(words.at(at).load().to_bits(), lane.upper))
+    }
+}
+
+/// What stays the same for a lane, whichever tile and chunk its warp has: 16 rows and a chunk are whole sixteens of bytes.
+pub struct Lane {
+    /// What the lane copies: of each piece how far it is from the first row's begin, both at multiples of 16.
+    pub from: [u32; MOST_COPIES as usize],
+    /// A bit for each piece that a whole tile's whole chunk has.
+    pub has: u32,
+    /// In a stage: the words from which on the lane's of row `lane / 4` lie, and those of which it needs a half where they
+    /// belong to two units.
+    pub words: u32,
+    pub beside: u32,
+    /// By how many bits those are apart from the units: 16, or 32 where rows begin between two words.
+    pub bits: u32,
+    /// In a stage: the scale of the unit of a pair that the lane adds up.
+    pub scale: u32,
+    /// [`UPPER`], in a register.
+    pub upper: u32,
+    /// All bits in the lanes that have digits of the first unit of a pair.
+    pub of_first: u32,
+}
+
+impl Lane {
+    #[inline(always)]
+    pub fn new<U: Units>(gemv: &Gemv) -> Self {
+        let lane = arch::lane();
+        let (group, quarter) = (lane / 4, lane % 4);
+        let first = gemv.weights as u32 % 16;
+        let begin = |row: u32| first.wrapping_add(row.wrapping_mul(gemv.row_bytes as u32));
+        let (mut from, mut has) = ([0; MOST_COPIES as usize], 0);
+        un!(N in [0, 1, 2, 3, 4, 5, 6, 7, 8, 9] {
+            let (row, at) = piece::<U>(N as u32);
+            from[N] = (begin(row) & !15) + at;
+            if row < TILE_ROWS && at < begin(row) % 16 + U::CHUNK * U::BYTES {
+                has |= 1 << N;
+            }
+        });
+        // Row `group` + 8 begins as far behind a multiple of 16.
+        let unit = group * U::ROW + begin(group) % 16;
+        let is_between = unit / 2 % 2;
+        let words = (unit & !3) + quarter * 4;
+        Self {
+            from,
+            has,
+            words,
+            beside: words + is_between * U::FURTHER,
+            bits: 16 + is_between * 16,
+            scale: unit + quarter / 2 * U::BYTES,
+            // Rows have an even number of bytes. The assembler does not know that, and keeps the word: a constant it would
+            // make anew for each use.
+            upper: UPPER | gemv.row_bytes as u32 & 1,
+            of_first: if group < DIGITS { u32::MAX } else { 0 },
+        }
+    }
+}
+
+/// The row and the place in it of piece `number` of those that the lane copies: lanes side by side have bytes side by side.
+#[inline(always)]
+pub fn piece<U: Units>(number: u32) -> (u32, u32) {
+    let number = number * 32 + arch::lane();
+    (number / U::COPIES, number % U::COPIES * 16)
+}
