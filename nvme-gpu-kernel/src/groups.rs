@@ -28,7 +28,7 @@ pub struct Lanes {
 impl Lanes {
     /// Those that run beside this one and name the same `key`.
     #[inline(always)]
-    pub fn beside(key: u64) -> Self {
+    fn beside(key: u64) -> Self {
         Self {
             mask: arch::same(arch::active(), key),
         }
@@ -322,5 +322,60 @@ pub fn converged<L: Group, A: GroupOp>(lone: L, key: u64, op: A) -> A::Output {
         op.run(&lone)
     } else {
         op.run(&Lanes { mask })
+    }
+}
+
+/// How a thread finds those that it acts with.
+pub trait Acts {
+    /// Does `op` with them; they name the same `key`.
+    fn act<A: GroupOp>(&self, key: u64, op: A) -> A::Output;
+}
+
+/// A thread that acts so, on the clock of the GPU.
+#[derive(Clone, Copy, Debug)]
+pub struct Acting<B>(pub B);
+
+impl<B: Acts> ExecContext for Acting<B> {
+    #[inline(always)]
+    fn now_ns(&self) -> u64 {
+        Gpu.now_ns()
+    }
+
+    #[inline(always)]
+    fn pause(&self, turn: u32) {
+        Gpu.pause(turn);
+    }
+
+    #[inline(always)]
+    fn converged<A: GroupOp>(&self, key: u64, op: A) -> A::Output {
+        self.0.act(key, op)
+    }
+}
+
+impl Acts for Narrow {
+    #[inline(always)]
+    fn act<A: GroupOp>(&self, key: u64, op: A) -> A::Output {
+        converged(*self, key, op)
+    }
+}
+
+/// With the whole warp.
+impl Acts for Apart {
+    #[inline(always)]
+    fn act<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
+        op.run(self)
+    }
+}
+
+/// With any number of lanes in one way: less code and fewer registers, where they are seldom all or one.
+#[cfg(feature = "rows")]
+#[derive(Clone, Copy, Debug)]
+pub struct Few;
+
+#[cfg(feature = "rows")]
+impl Acts for Few {
+    #[inline(always)]
+    fn act<A: GroupOp>(&self, key: u64, op: A) -> A::Output {
+        op.run(&Lanes::beside(key))
     }
 }

@@ -4,12 +4,15 @@
 #![allow(unsafe_code)]
 
 use crate::arch;
-use crate::groups::{Apart, Block, Gpu};
+use crate::groups::{Acting, Apart, Block};
 use crate::rows::{BLOCK_WARPS, Gather, Place, STATION_CELLS, WARP_BYTES, code};
 use crate::station::{self, LOOK_SHIFT, NO_STATION};
-use nvme_core::group::{ExecContext, Group, GroupOp};
+use nvme_core::group::Group;
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
 use nvme_core::{Command, Data, Need, SharedQueue, Token};
+
+/// A warp submits and waits together: it reads 32 completions at a time.
+const TOGETHER: Acting<Apart> = Acting(Apart);
 
 /// The reads of a warp of a block of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads, one a lane at a time.
 ///
@@ -167,7 +170,7 @@ impl<'r> Reads<'r> {
         let read = nvm::read(Nsid(rows.nsid), Lba(block), blocks);
         let command = Command::new(read, data, self.cell());
         let deadline_ns = arch::now_ns().saturating_add(rows.timeout_ns);
-        let (token, why) = queue.submit_if(&Together, wants, command, deadline_ns);
+        let (token, why) = queue.submit_if(&TOGETHER, wants, command, deadline_ns);
         if wants {
             self.token = token.words();
             self.is_under_way = why.is_none();
@@ -187,7 +190,7 @@ impl<'r> Reads<'r> {
         let deadline_ns = arch::now_ns().saturating_add(self.rows.timeout_ns);
         let Some(queue) = &self.queue else { return };
         let token = Token::from_words(self.token);
-        if let Some(ended) = queue.wait_together(&Together, &token, need, deadline_ns) {
+        if let Some(ended) = queue.wait_together(&TOGETHER, &token, need, deadline_ns) {
             self.is_under_way = false;
             self.code = station::code_of_end(ended);
         }
@@ -248,24 +251,4 @@ impl<'r> Reads<'r> {
 #[inline(always)]
 fn now() -> u32 {
     arch::shuffle(arch::FULL, (arch::now_ns() >> LOOK_SHIFT) as u32, 0)
-}
-
-/// A warp that submits and waits together: it reads 32 completions at a time.
-struct Together;
-
-impl ExecContext for Together {
-    #[inline(always)]
-    fn now_ns(&self) -> u64 {
-        Gpu.now_ns()
-    }
-
-    #[inline(always)]
-    fn pause(&self, turn: u32) {
-        Gpu.pause(turn);
-    }
-
-    #[inline(always)]
-    fn converged<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
-        op.run(&Apart)
-    }
 }

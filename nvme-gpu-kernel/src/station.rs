@@ -7,10 +7,10 @@
 
 use crate::Queues;
 use crate::arch;
-use crate::groups::{Gpu, Narrow, converged};
+use crate::groups::{Acting, Gpu, Narrow};
 use crate::rows::{BLOCK_WARPS, Gather, Progress, Summary, code};
 use nvme_core::gate::{Gate, words};
-use nvme_core::group::{ExecContext, GroupOp};
+use nvme_core::group::ExecContext;
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope, fence};
 use nvme_core::{Command, Data, Outcome, SharedQueue, SubmitError, WaitError};
@@ -25,6 +25,9 @@ const TAKEN: u32 = 1;
 pub const LOOK_NS: u64 = 1 << LOOK_SHIFT;
 /// log2 of that.
 pub const LOOK_SHIFT: u32 = 20;
+/// A thread that reads or writes rows: alone, it keeps few reads of the completion ring under way, and has registers to copy
+/// with.
+const GATHERER: Acting<Narrow> = Acting(Narrow);
 /// How much longer than one read a block waits for a station.
 const STATION_PATIENCE: u64 = 16;
 
@@ -183,7 +186,7 @@ pub fn read_blocks(
 ) -> i32 {
     let sqe = || nvm::read(Nsid(rows.nsid), Lba(block), blocks);
     let read = || Command::new(sqe(), blocks_at(rows, slot, blocks), cell);
-    run(&Gatherer, queue, read, rows.timeout_ns)
+    run(&GATHERER, queue, read, rows.timeout_ns)
 }
 
 /// Writes `blocks` blocks from `block` on out of `slot`, and waits for that. What lies there was fenced for the system.
@@ -198,7 +201,7 @@ pub fn write_blocks(
 ) -> i32 {
     let sqe = || nvm::write(Nsid(rows.nsid), Lba(block), blocks);
     let write = || Command::new(sqe(), blocks_at(rows, slot, blocks), cell);
-    run(&Gatherer, queue, write, rows.timeout_ns)
+    run(&GATHERER, queue, write, rows.timeout_ns)
 }
 
 /// `blocks` blocks from `slot` on.
@@ -257,25 +260,5 @@ pub fn report(rows: &Gather, failed: u64, worst: u64) {
     unsafe {
         arch::add(&raw mut (*progress).failed, failed);
         arch::raise(&raw mut (*progress).worst, worst);
-    }
-}
-
-/// A thread that reads or writes rows: alone, it keeps few reads of the completion ring under way, and has registers to copy with.
-struct Gatherer;
-
-impl ExecContext for Gatherer {
-    #[inline(always)]
-    fn now_ns(&self) -> u64 {
-        Gpu.now_ns()
-    }
-
-    #[inline(always)]
-    fn pause(&self, turn: u32) {
-        Gpu.pause(turn);
-    }
-
-    #[inline(always)]
-    fn converged<A: GroupOp>(&self, key: u64, op: A) -> A::Output {
-        converged(Narrow, key, op)
     }
 }

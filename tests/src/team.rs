@@ -256,3 +256,20 @@ impl<F: Fn()> ExecContext for Paused<F> {
         op.run(&Alone)
     }
 }
+
+/// The members of a team in step, each on a clock of its own.
+pub struct InStep<'t, G, C>(pub &'t G, pub C);
+
+impl<G: Group, C: ExecContext> ExecContext for InStep<'_, G, C> {
+    fn now_ns(&self) -> u64 {
+        self.1.now_ns()
+    }
+
+    fn pause(&self, turn: u32) {
+        self.1.pause(turn);
+    }
+
+    fn converged<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
+        op.run(self.0)
+    }
+}

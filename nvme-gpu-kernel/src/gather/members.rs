@@ -7,12 +7,11 @@
 #![allow(unsafe_code)]
 
 use crate::arch;
-use crate::groups::{Gpu, Lanes};
+use crate::groups::{Acting, Few};
 use crate::rows::{BLOCK_WARPS, MEMBERS, Member, Striped, code};
 use crate::station::{self, NO_STATION};
 use nvme_core::SharedQueue;
 use nvme_core::gate::{Gate, Party, words};
-use nvme_core::group::{ExecContext, GroupOp};
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
 use nvme_core::stripes::{Spot, Stripes};
 use nvme_core::sync::AtomicU32;
@@ -116,7 +115,7 @@ impl<'r> Members<'r> {
             };
             Command::new(nvm::read(Nsid(of.nsid), first, count), data, cell)
         };
-        station::run(&Scattered, queue, read, rows.timeout_ns)
+        station::run(&Acting(Few), queue, read, rows.timeout_ns)
     }
 
     /// Leaves the members that the host recovers, or has closed. Every lane of the warp calls it.
@@ -242,25 +241,4 @@ fn party<'r>(rows: &Striped, of: &'r Member, station: u32) -> Option<Party<'r>> 
         gate: gate(rows, of)?,
         station,
     })
-}
-
-/// A thread beside which seldom all lanes use the same queue: with one way for any number of lanes there is less code, and
-/// fewer registers.
-struct Scattered;
-
-impl ExecContext for Scattered {
-    #[inline(always)]
-    fn now_ns(&self) -> u64 {
-        Gpu.now_ns()
-    }
-
-    #[inline(always)]
-    fn pause(&self, turn: u32) {
-        Gpu.pause(turn);
-    }
-
-    #[inline(always)]
-    fn converged<A: GroupOp>(&self, key: u64, op: A) -> A::Output {
-        op.run(&Lanes::beside(key))
-    }
 }

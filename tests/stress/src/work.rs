@@ -1,11 +1,11 @@
 //! What the threads do: submit, wait or reap, check, again.
 
 use crate::rounds::{Mode, PATIENCE_NS, Round};
-use nvme_core::group::{ExecContext, Group, GroupOp};
+use nvme_core::group::{ExecContext, Group};
 use nvme_core::queue_state::QueueState;
 use nvme_core::{Cells, Collective, Command, Outcome, QueueMemory, SharedQueue, WaitError};
 use nvme_tests::Rng;
-use nvme_tests::team::{Clock, Spin};
+use nvme_tests::team::{Clock, InStep, Spin};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Tokens that a thread holds at a time, at most.
@@ -116,23 +116,6 @@ pub fn drive(
 /// Whether to stop, by the leader's word: all members hear the same.
 fn uniform<const READS: u32>(member: &Spin<READS>, stop: &AtomicBool) -> bool {
     member.broadcast(u32::from(stop.load(Ordering::Relaxed))) != 0
-}
-
-/// The members of a team in step, on the machine's clock.
-struct InStep<'a>(&'a Spin<1>, Clock);
-
-impl ExecContext for InStep<'_> {
-    fn now_ns(&self) -> u64 {
-        self.1.now_ns()
-    }
-
-    fn pause(&self, turn: u32) {
-        self.1.pause(turn);
-    }
-
-    fn converged<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
-        op.run(self.0)
-    }
 }
 
 /// One thread of a shared queue: up to [`TOKENS`] commands at a time, waited for in either order.

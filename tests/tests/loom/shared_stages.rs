@@ -2,13 +2,13 @@
 //! and the ring lock's last round. Stages order nothing by themselves; only what the queue orders counts.
 
 use loom::thread;
-use nvme_core::group::{Alone, ExecContext, Group, GroupOp};
+use nvme_core::group::{Alone, Group};
 use nvme_core::spec::Status;
 use nvme_core::sync::{AtomicU64, Order, Scope, overwriting, spin};
 use nvme_core::{Data, Drained, Need, Outcome, SharedQueue, SubmitError, Token};
 use nvme_tests::hand::{Hand, Rig};
 use nvme_tests::model::{Bound, Stage, check, command, controller, finish, place, place_plain};
-use nvme_tests::team::{Looks, Team};
+use nvme_tests::team::{InStep, Looks, Team};
 use nvme_tests::told::{Telling, Told};
 use std::cell::Cell;
 use std::sync::Arc;
@@ -72,23 +72,6 @@ fn lanes_hear_of_their_slots_from_the_leader() {
     );
 }
 
-/// A lane of a team that waits together.
-struct Lane<'t>(&'t Team, Looks);
-
-impl ExecContext for Lane<'_> {
-    fn now_ns(&self) -> u64 {
-        self.1.now_ns()
-    }
-
-    fn pause(&self, turn: u32) {
-        self.1.pause(turn);
-    }
-
-    fn converged<A: GroupOp>(&self, _key: u64, op: A) -> A::Output {
-        op.run(self.0)
-    }
-}
-
 #[test]
 fn what_one_lane_of_a_wait_has_seen_is_there_for_the_other_after_a_sync() {
     check(
@@ -102,7 +85,7 @@ fn what_one_lane_of_a_wait_has_seen_is_there_for_the_other_after_a_sync() {
                 let (rig, data, stage) = (rig.clone(), data.clone(), stage.clone());
                 thread::spawn(move || {
                     let (rank, queue) = (team.rank(), rig.shared());
-                    let here = Lane(&team, Looks::default());
+                    let here = InStep(&team, Looks::default());
                     let (token, why) = queue.submit_if(&here, true, command(rank, rank), NEVER);
                     assert_eq!(why, None);
                     stage.reach(1);

@@ -17,7 +17,7 @@ use crate::tile::{Shared, commit, fma, un, wait_for_copies};
 use nvme_formats::{Stored, UNIT};
 use nvme_gpu_kernel::arch;
 use nvme_gpu_kernel::rows::BLOCK_WARPS;
-use units::{Lane, MOST_COPIES, Q4_0, Q4_1, Q8_0, Units, piece};
+use units::{Lane, MOST_COPIES, Q4_0, Q4_1, Q8_0, Units, is_there};
 
 /// Rows of a tile.
 pub const TILE_ROWS: u32 = 16;
@@ -41,6 +41,7 @@ const _: () = assert!(Gemv::QUANTISED_SHARED <= 99 << 10);
 /// 1.5 * 2^23 as a number, and as what sums of integers begin with: their bits are numbers that are larger by it.
 const OF_SUM: u32 = 0x4B40_0000;
 const OF_SUM_NUMBER: f32 = f32::from_bits(OF_SUM);
+
 const fn check<U: Units>() {
     assert!(STAGES * TILE_ROWS * U::ROW <= OF_DIGITS && U::CHUNK <= UNITS);
     assert!(U::PAIR.is_multiple_of(4) && (U::CHUNK * U::BYTES).is_multiple_of(16));
@@ -270,12 +271,9 @@ impl<'g, U: Units> Block<'g, U> {
         if units == U::CHUNK && rows >= TILE_ROWS {
             return self.lane.has;
         }
-        let first = self.gemv.weights as u32;
         let (mut has, mut number) = (0, 0);
         while number < MOST_COPIES {
-            let (row, at) = piece::<U>(number);
-            let begin = first.wrapping_add(row.wrapping_mul(self.gemv.row_bytes as u32));
-            if row < TILE_ROWS && row < rows && at < begin % 16 + units * U::BYTES {
+            if is_there::<U>(self.gemv, number, (rows, units)) {
                 has |= 1 << number;
             }
             number += 1;

@@ -33,6 +33,7 @@ pub trait Units {
     const COPIES: u32 = (14 + Self::CHUNK * Self::BYTES).div_ceil(16) | 1;
     /// Bytes of a row's part of a stage.
     const ROW: u32 = Self::COPIES * 16;
+    /// Bytes of a pair.
     const PAIR: u32 = 2 * Self::BYTES;
 
     /// The lane's weights of the pair that begins at `pair` of its stage.
@@ -132,18 +133,16 @@ impl Lane {
     pub fn new<U: Units>(gemv: &Gemv) -> Self {
         let lane = arch::lane();
         let (group, quarter) = (lane / 4, lane % 4);
-        let first = gemv.weights as u32 % 16;
-        let begin = |row: u32| first.wrapping_add(row.wrapping_mul(gemv.row_bytes as u32));
         let (mut from, mut has) = ([0; MOST_COPIES as usize], 0);
         un!(N in [0, 1, 2, 3, 4, 5, 6, 7, 8, 9] {
             let (row, at) = piece::<U>(N as u32);
-            from[N] = (begin(row) & !15) + at;
-            if row < TILE_ROWS && at < begin(row) % 16 + U::CHUNK * U::BYTES {
+            from[N] = (begin(gemv, row) & !15) + at;
+            if is_there::<U>(gemv, N as u32, (TILE_ROWS, U::CHUNK)) {
                 has |= 1 << N;
             }
         });
         // Row `group` + 8 begins as far behind a multiple of 16.
-        let unit = group * U::ROW + begin(group) % 16;
+        let unit = group * U::ROW + begin(gemv, group) % 16;
         let is_between = unit / 2 % 2;
         let words = (unit & !3) + quarter * 4;
         Self {
@@ -163,7 +162,21 @@ impl Lane {
 
 /// The row and the place in it of piece `number` of those that the lane copies: lanes side by side have bytes side by side.
 #[inline(always)]
-pub fn piece<U: Units>(number: u32) -> (u32, u32) {
+fn piece<U: Units>(number: u32) -> (u32, u32) {
     let number = number * 32 + arch::lane();
     (number / U::COPIES, number % U::COPIES * 16)
+}
+
+/// Where row `row` of a tile begins, from the multiple of 16 at or before the first one.
+#[inline(always)]
+fn begin(gemv: &Gemv, row: u32) -> u32 {
+    let first = gemv.weights as u32 % 16;
+    first.wrapping_add(row.wrapping_mul(gemv.row_bytes as u32))
+}
+
+/// Whether a tile of `rows` rows has piece `number` in a chunk of `units` units: without a branch.
+#[inline(always)]
+pub fn is_there<U: Units>(gemv: &Gemv, number: u32, (rows, units): (u32, u32)) -> bool {
+    let (row, at) = piece::<U>(number);
+    (row < TILE_ROWS) & (row < rows) & (at < begin(gemv, row) % 16 + units * U::BYTES)
 }
