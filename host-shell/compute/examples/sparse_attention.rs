@@ -10,6 +10,8 @@
 //! of the whole result, as a mean over seeds, where pages are chosen by bounds, and where the last ones are taken. One line
 //! of Markdown each.
 
+mod arguments;
+
 use nvme_compute::{Keep, KvPages, KvShape};
 use nvme_host::{Result, Store, StoreOptions};
 use std::sync::Arc;
@@ -26,13 +28,7 @@ const GROUP: usize = 4;
 const SEEDS: u64 = 16;
 
 fn main() -> std::process::ExitCode {
-    match run() {
-        Ok(()) => std::process::ExitCode::SUCCESS,
-        Err(error) => {
-            eprintln!("{error} ({})", error.remedy());
-            std::process::ExitCode::FAILURE
-        }
-    }
+    arguments::end(|_| run())
 }
 
 /// Numbers of about the normal distribution.

@@ -7,6 +7,7 @@ use std::process::ExitCode;
 /// The words of a command line.
 pub struct Arguments(Vec<String>);
 
+#[allow(dead_code, reason = "each example takes some of them")]
 impl Arguments {
     /// Those of this process.
     pub fn here() -> Self {
@@ -14,7 +15,6 @@ impl Arguments {
     }
 
     /// The first one.
-    #[allow(dead_code, reason = "some examples take numbers alone")]
     pub fn first(&self) -> Option<&str> {
         self.0.first().map(String::as_str)
     }
