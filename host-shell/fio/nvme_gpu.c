@@ -477,8 +477,12 @@ static void start(struct thread_data *td, struct job *job)
 			.bytes = io_u->xfer_buflen,
 			.data = io_u->xfer_buf,
 		};
-		if (job->table)
+		/* What nobody carries out, as in a child of fork, is not taken for done. */
+		batch->ios[i].status = NVME_GPU_ERROR_UNFINISHED;
+		if (job->table) {
 			batch->ids[i] = (int64_t)(io_u->offset / job->most);
+			batch->status[i] = NVME_GPU_ERROR_UNFINISHED;
+		}
 		/* A copy that fails leaves 0xA5 bytes behind, or the memory as it was: the write is not sent. */
 		if (job->memory && io_u->ddir == DDIR_WRITE &&
 		    by_way_of_gpu(td, job, io_u, batch->memory + i * job->most))

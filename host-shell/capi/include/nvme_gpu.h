@@ -757,7 +757,9 @@ nvme_gpu_status nvme_gpu_gather_async(struct nvme_gpu_table_t *table,
  are ordered by a stream or by waiting. A call on host memory that writes a part of such a row at the same time, or
  adds to it, may put the rest of the row back to what it was.
 
- A row that failed may have been written in part. Durable after nvme_gpu_flush(). Errors: NVME_GPU_ERROR_USAGE, also
+ With host memory all ids are judged first: with one out of range nothing is written, and the other rows have the
+ status NVME_GPU_ROW_NOT_RUN. A row that failed later may have been written in part. Durable after nvme_gpu_flush().
+ Errors: NVME_GPU_ERROR_USAGE, also
  for a store that is for reading only, before anything is written.
  */
 nvme_gpu_status nvme_gpu_scatter(struct nvme_gpu_table_t *table,

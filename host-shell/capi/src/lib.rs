@@ -4,7 +4,7 @@
 //! up, structures begin with their size, and a panic ends as [`status::NVME_GPU_ERROR_INTERNAL`].
 //!
 //! - [`status`]: numbers and texts of errors, those of this thread.
-//! - [`handles`], [`opened`]: what is open.
+//! - [`handles`], [`opened`]: what is open; [`process`]: what a child of `fork` starts anew.
 //! - [`border`]: the way in and out of each call.
 //! - [`rows`]: what functions of tables share.
 //! - [`version`], [`store`], [`transfer`], [`batch`], [`table`], [`widened`], [`pending`],
@@ -19,6 +19,7 @@ pub mod handles;
 pub mod memory;
 pub mod opened;
 pub mod pending;
+pub mod process;
 pub mod rows;
 pub mod status;
 pub mod store;

@@ -219,10 +219,13 @@ fn describe(code: i32) -> (&'static CStr, &'static CStr) {
 
 /// A text with a 0 at its end. There are as many as there are statuses.
 fn kept(text: &'static str) -> &'static CStr {
+    use crate::process::PerProcess;
     use std::collections::BTreeMap;
     use std::sync::{Mutex, PoisonError};
-    static KEPT: Mutex<BTreeMap<&'static str, &'static CStr>> = Mutex::new(BTreeMap::new());
-    let mut all = KEPT.lock().unwrap_or_else(PoisonError::into_inner);
+    static KEPT: PerProcess<Mutex<BTreeMap<&'static str, &'static CStr>>> =
+        PerProcess::new(Mutex::new(BTreeMap::new()));
+    let kept = KEPT.get(Mutex::default);
+    let mut all = kept.lock().unwrap_or_else(PoisonError::into_inner);
     all.entry(text).or_insert_with(|| {
         let text = CString::new(text).unwrap_or_default();
         Box::leak(text.into_boxed_c_str())

@@ -173,7 +173,9 @@ fn duplicates(number: u32) -> Answer<Duplicates> {
 /// are ordered by a stream or by waiting. A call on host memory that writes a part of such a row at the same time, or
 /// adds to it, may put the rest of the row back to what it was.
 ///
-/// A row that failed may have been written in part. Durable after nvme_gpu_flush(). Errors: NVME_GPU_ERROR_USAGE, also
+/// With host memory all ids are judged first: with one out of range nothing is written, and the other rows have the
+/// status NVME_GPU_ROW_NOT_RUN. A row that failed later may have been written in part. Durable after nvme_gpu_flush().
+/// Errors: NVME_GPU_ERROR_USAGE, also
 /// for a store that is for reading only, before anything is written.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn nvme_gpu_scatter(

@@ -74,7 +74,8 @@ fn compile(folder: &Folder, source: &str, flags: &[&str]) -> PathBuf {
     };
     let is_compat = ["compat", "loader", "seeds", "demo_"]
         .iter()
-        .any(|start| name.starts_with(start));
+        .any(|start| name.starts_with(start))
+        || name == "fork.c";
     let library = if is_compat {
         "-lnvme_gpu_compat"
     } else {
@@ -230,6 +231,36 @@ fn what_goes_wrong_ends_with_a_status() {
 #[test]
 fn what_goes_wrong_is_clean_under_sanitizers() {
     bad("bad-sanitized", &SANITIZERS);
+}
+
+/// A child of fork() can use nothing of its parent's, and disturbs nothing.
+fn forks(name: &str, flags: &[&str]) {
+    let folder = folder(name);
+    let image = |name: &str| {
+        let path = folder.path(name);
+        std::fs::write(&path, vec![7; 1 << 20]).unwrap();
+        path.to_str().unwrap().to_owned()
+    };
+    let (file, of_layer) = (format!("file:{}", image("file")), image("of-layer"));
+    let program = compile(&folder, "fork.c", flags);
+    for device in ["sim:mem?size=4MiB&queues=32", &file] {
+        run(&folder, &[], &program, &[device, &of_layer]);
+    }
+    let program = compile(&folder, "fork.cpp", flags);
+    let simulated = format!("sim:{}?size=1MiB", image("simulated"));
+    for device in ["sim:mem?size=4MiB", &simulated, &file] {
+        run(&folder, &[], &program, &[device]);
+    }
+}
+
+#[test]
+fn a_child_of_a_fork_leaves_its_parents_devices_alone() {
+    forks("fork", &[]);
+}
+
+#[test]
+fn a_child_of_a_fork_is_clean_under_sanitizers() {
+    forks("fork-sanitized", &SANITIZERS);
 }
 
 const SANITIZERS: [&str; 2] = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];

@@ -2,7 +2,7 @@
 // UNSAFETY: layers go to memory that C vouches for.
 #![allow(unsafe_code)]
 
-use crate::device::lock;
+use crate::device::guard;
 use nvme_gpu_capi::border::Answer;
 use nvme_gpu_capi::memory::{Lent, Where, place};
 use nvme_gpu_capi::opened::Opened;
@@ -53,7 +53,7 @@ impl Ahead {
         // SAFETY: the caller's.
         let to = unsafe { Lent::new(dst, bytes, "dst") }?;
         let range = offset..offset.saturating_add(bytes as u64);
-        let mut state = lock(&self.state);
+        let mut state = guard(&self.state);
         if bytes == 0 || state.is_off || range.end > opened.store.len() {
             return Ok(false);
         }
@@ -88,7 +88,7 @@ impl Ahead {
 impl Drop for Ahead {
     /// Waits for reads under way, so that the device is free when it is closed.
     fn drop(&mut self) {
-        if let Some((loader, _)) = &lock(&self.state).loader {
+        if let Some((loader, _)) = &guard(&self.state).loader {
             let _ = loader.close(PATIENCE);
         }
     }

@@ -3,16 +3,65 @@
 
 use nvme_gpu_capi::border::Answer;
 use nvme_gpu_capi::opened::{STORES, StoreHandle};
+use nvme_gpu_capi::process::PerProcess;
 use nvme_gpu_capi::status::*;
 use nvme_gpu_capi::store::{NVME_GPU_ALLOW_WRITE, open_device};
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-static BY_PATH: Mutex<BTreeMap<String, usize>> = Mutex::new(BTreeMap::new());
+/// Handles of stores by the path that opened them.
+#[derive(Default)]
+struct StorePaths {
+    open: BTreeMap<String, usize>,
+    /// A parent opened stores before a fork, and nothing was closed since.
+    is_inherited: bool,
+}
 
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+static BY_PATH: Shared<StorePaths> = PerProcess::new(Mutex::new(StorePaths {
+    open: BTreeMap::new(),
+    is_inherited: false,
+}));
+
+/// What the threads of a process share; a child of `fork` begins with an empty one.
+pub type Shared<T> = PerProcess<Mutex<T>>;
+
+pub fn lock<T: Default>(shared: &Shared<T>) -> MutexGuard<'_, T> {
+    guard(shared.get(Mutex::default))
+}
+
+pub fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn all_paths() -> MutexGuard<'static, StorePaths> {
+    guard(BY_PATH.get(|| {
+        Mutex::new(StorePaths {
+            open: BTreeMap::new(),
+            is_inherited: true,
+        })
+    }))
+}
+
+/// The stores of this process.
+///
+/// # Errors
+/// In a child of `fork` whose parent opened some: paths would then name other stores than before.
+fn own_paths() -> Answer<MutexGuard<'static, StorePaths>> {
+    let paths = all_paths();
+    match paths.is_inherited {
+        true => Err(Failure::usage(
+            "the devices of this layer were opened by another process, before a fork",
+            "call cleanup_gds() or nvme_gpu_cleanup() in this process, then open what it uses",
+        )),
+        false => Ok(paths),
+    }
+}
+
+/// # Errors
+/// As [`own_paths`].
+pub fn check_process() -> Answer<()> {
+    own_paths().map(drop)
 }
 
 fn variable(name: &str) -> Option<String> {
@@ -65,7 +114,7 @@ pub fn with_rings_in_gpu_memory() -> Answer<()> {
             "set it to the number of the GPU whose memory the rings shall lie in",
         ));
     }
-    let mut all = lock(&BY_PATH);
+    let all = &mut own_paths()?.open;
     let before = all.remove(&device);
     if let Some(before) = before {
         drop(STORES.close::<StoreHandle>(std::ptr::without_provenance_mut(before)));
@@ -82,7 +131,7 @@ pub fn with_rings_in_gpu_memory() -> Answer<()> {
 
 /// The store of `device`, opened if need be.
 pub fn by_path(device: &str) -> Answer<*mut StoreHandle> {
-    let mut all = lock(&BY_PATH);
+    let all = &mut own_paths()?.open;
     if let Some(known) = all.get(device) {
         return Ok(std::ptr::without_provenance_mut(*known));
     }
@@ -107,7 +156,7 @@ pub fn of_environment() -> Answer<*mut StoreHandle> {
 
 /// Closes all stores that were opened by path.
 pub fn close_all() {
-    for (_, handle) in std::mem::take(&mut *lock(&BY_PATH)) {
+    for (_, handle) in std::mem::take(&mut *all_paths()).open {
         drop(STORES.close::<StoreHandle>(std::ptr::without_provenance_mut(handle)));
     }
 }

@@ -2,7 +2,8 @@
 // UNSAFETY: functions of the C interface, over memory that C vouches for.
 #![allow(unsafe_code)]
 
-use crate::device::{answer, check, close_all, kept, lock, of_environment, size, usage};
+use crate::device::{Shared, answer, check, close_all, kept, lock, of_environment, size, usage};
+use nvme_gpu_capi::process::PerProcess;
 use nvme_gpu_capi::transfer::{nvme_gpu_pread, nvme_gpu_pread_async, nvme_gpu_stream};
 use std::collections::BTreeMap;
 use std::ffi::{c_int, c_void};
@@ -25,14 +26,15 @@ struct Request {
 
 #[derive(Default)]
 struct Requests {
-    next: c_int,
+    /// The number of the last one.
+    last: c_int,
     all: BTreeMap<c_int, Request>,
 }
 
-static REQUESTS: Mutex<Requests> = Mutex::new(Requests {
-    next: 1,
+static REQUESTS: Shared<Requests> = PerProcess::new(Mutex::new(Requests {
+    last: 0,
     all: BTreeMap::new(),
-});
+}));
 
 #[unsafe(no_mangle)]
 pub extern "C" fn nvme_gpu_init() -> c_int {
@@ -77,10 +79,9 @@ pub unsafe extern "C" fn nvme_gpu_read_async(
 pub extern "C" fn nvme_gpu_create_request(gpu_buffer: *mut c_void, buffer_size: usize) -> c_int {
     answer(|| {
         let mut requests = lock(&REQUESTS);
-        let id = requests.next;
-        requests.next = id
-            .checked_add(1)
-            .ok_or_else(|| usage("no numbers are left", "start again"))?;
+        let next = requests.last.checked_add(1);
+        let id = next.ok_or_else(|| usage("no numbers are left", "start again"))?;
+        requests.last = id;
         let request = Request {
             buffer: gpu_buffer.expose_provenance(),
             bytes: buffer_size,

@@ -6,7 +6,7 @@
 use crate::ahead::Ahead;
 use crate::device::{answer, check, kept, open, size, usage};
 use nvme_gpu_capi::border::text;
-use nvme_gpu_capi::opened::{StoreHandle, opened};
+use nvme_gpu_capi::opened::{STORES, StoreHandle, opened};
 use nvme_gpu_capi::store::nvme_gpu_close;
 use nvme_gpu_capi::transfer::nvme_gpu_pread;
 use std::ffi::{c_char, c_int, c_void};
@@ -173,7 +173,8 @@ pub unsafe extern "C" fn gpunvme_layer_loader_destroy(loader: *mut LayerLoader) 
     // SAFETY: as the header says.
     if let Some(loader) = unsafe { loader.as_mut() } {
         let ahead = std::mem::replace(&mut loader.ahead, std::ptr::null_mut());
-        if !ahead.is_null() {
+        // A parent's reads end on threads that a child of `fork` does not have: it lets them be.
+        if !ahead.is_null() && !STORES.is_inherited(loader.store) {
             // SAFETY: made in `init`, and freed once.
             drop(unsafe { Box::from_raw(ahead) });
         }

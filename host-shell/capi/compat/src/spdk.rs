@@ -3,10 +3,12 @@
 #![allow(unsafe_code)]
 
 use crate::device::{
-    answer, check, kept, lock, of_environment, size, usage, with_rings_in_gpu_memory,
+    Shared, answer, check, check_process, kept, lock, of_environment, size, usage,
+    with_rings_in_gpu_memory,
 };
 use nvme_gpu_capi::opened::{StoreHandle, opened};
 use nvme_gpu_capi::pending::{PendingHandle, nvme_gpu_pending_free, nvme_gpu_pending_poll};
+use nvme_gpu_capi::process::PerProcess;
 use nvme_gpu_capi::status::NVME_GPU_ERROR_UNFINISHED;
 use nvme_gpu_capi::transfer::nvme_gpu_pread_async;
 use std::ffi::{c_int, c_void};
@@ -59,8 +61,8 @@ struct Read {
     callback: Option<(Completed, usize)>,
 }
 
-static UNDER_WAY: Mutex<Vec<Read>> = Mutex::new(Vec::new());
-static CONTEXT: Mutex<usize> = Mutex::new(0);
+static UNDER_WAY: Shared<Vec<Read>> = PerProcess::new(Mutex::new(Vec::new()));
+static CONTEXT: Shared<usize> = PerProcess::new(Mutex::new(0));
 
 fn context() -> Result<*mut SpdkContext, i32> {
     let store = kept(of_environment())?;
@@ -113,6 +115,7 @@ pub extern "C" fn spdk_ctx() -> *mut SpdkContext {
 #[unsafe(no_mangle)]
 pub extern "C" fn gpu_queue_init() -> c_int {
     answer(|| {
+        kept(check_process())?;
         if !lock(&UNDER_WAY).is_empty() {
             return Err(usage(
                 "reads are under way",
@@ -218,6 +221,7 @@ pub unsafe extern "C" fn poll_completions(ctx: *mut SpdkContext) -> c_int {
                 "use spdk_ctx() after init_spdk_nvme()",
             ));
         }
+        kept(check_process())?;
         let mut done = Vec::new();
         {
             let mut all = lock(&UNDER_WAY);

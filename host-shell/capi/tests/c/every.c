@@ -80,6 +80,18 @@ static void rows(nvme_gpu_t *store)
     CHECK(out[0] == 6 && out[299] == 6 && out[300] == 0xEE && out[512] == 64 && out[1024] == 6);
     CHECK(out[3 * 512] == 0 && out[3 * 512 + 299] == 0 && out[3 * 512 + 300] == 0xEE);
 
+    /* All ids are judged before a row is written. */
+    FAILS(NVME_GPU_ROW_OUT_OF_RANGE, nvme_gpu_scatter(table, narrow, NVME_GPU_I32, 4, out, 512,
+                                                      NVME_GPU_DUPLICATES_LAST, status, NULL, &report));
+    CHECK(report.failed == 4 && report.first_row == 3 && status[0] == NVME_GPU_ROW_NOT_RUN);
+    int32_t added[4 * 128] = { 0 };
+    memset(added, 1, sizeof(added));
+    FAILS(NVME_GPU_ROW_OUT_OF_RANGE, nvme_gpu_scatter_add(table, narrow, NVME_GPU_I32, 4, added, 512,
+                                                          NVME_GPU_ADD_I32, status, NULL, &report));
+    CHECK(report.first_row == 3 && status[3] == NVME_GPU_ROW_OUT_OF_RANGE && status[2] == NVME_GPU_ROW_NOT_RUN);
+    OK(nvme_gpu_gather(table, narrow, NVME_GPU_I32, 3, out, 512, status, NULL, NULL));
+    CHECK(out[0] == 6 && out[512] == 64 && out[1024] == 6);
+
     /* Strided, in the background. */
     for (int i = 0; i < 4; ++i) memset(out + i * 512, 100 + i, 512);
     narrow[3] = 7;

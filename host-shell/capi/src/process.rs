@@ -1,0 +1,69 @@
+//! State of the process, which a child of `fork` starts anew.
+//!
+//! A child has a copy of its parent's memory and none of its threads: a lock may be held by a thread that is not there,
+//! and the threads that serve an open device are missing. It must neither use nor drop what its parent left there.
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// A value of each process: a child of `fork` leaves its parent's alone and gets one of its own.
+pub struct PerProcess<T> {
+    /// The process of `value`; 0 before the first use.
+    process: AtomicU32,
+    value: T,
+    of_child: OnceLock<Box<PerProcess<T>>>,
+}
+
+impl<T> PerProcess<T> {
+    pub const fn new(value: T) -> Self {
+        Self {
+            process: AtomicU32::new(0),
+            value,
+            of_child: OnceLock::new(),
+        }
+    }
+
+    /// The value of this process. `inherit` makes that of a child whose parent has used its own.
+    pub fn get(&self, inherit: impl FnOnce() -> T) -> &T {
+        let mut known = self;
+        // The last one is of this process or of its parent: a parent never sees what its child adds.
+        while let Some(child) = known.of_child.get() {
+            known = child;
+        }
+        let here = std::process::id();
+        let order = Ordering::Relaxed;
+        match known.process.compare_exchange(0, here, order, order) {
+            Err(process) if process != here => {
+                let child = known.of_child.get_or_init(|| {
+                    let child = Self::new(inherit());
+                    child.process.store(here, order);
+                    Box::new(child)
+                });
+                &child.value
+            }
+            _ => &known.value,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Mutex;
+
+    #[test]
+    fn a_process_keeps_its_value_and_a_child_gets_its_own() {
+        let value = PerProcess::new(Mutex::new(1));
+        let inherit = || Mutex::new(10);
+        *value.get(inherit).lock().unwrap() += 1;
+        assert_eq!(*value.get(inherit).lock().unwrap(), 2);
+        // As after a fork: the value is of another process, and a thread that is not here holds its lock.
+        let _held = value.get(inherit).lock().unwrap();
+        value.process.store(u32::MAX, Ordering::Relaxed);
+        for wanted in [11, 12] {
+            let mut of_child = value.get(inherit).lock().unwrap();
+            *of_child += 1;
+            assert_eq!(*of_child, wanted);
+        }
+    }
+}
