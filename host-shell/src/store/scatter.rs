@@ -34,8 +34,9 @@ enum Change {
 impl Table {
     /// Writes place `i` of `src` to row `ids[i]`, for every `i`. Bytes beside the rows do not change.
     ///
-    /// Each row has a status as in [`gather`](Self::gather). A row that failed may have been written in part.
-    /// Rows of one call are not written in the order of `ids`; a scatter or write that begins after this returned
+    /// Each row has a status as in [`gather`](Self::gather). All ids are judged first: with one that is negative or too
+    /// large nothing is sent, and the other rows have the status [`RowStatus::NotRun`]. A row that failed later may
+    /// have been written in part. Rows of one call are not written in the order of `ids`; a scatter or write that begins after this returned
     /// comes after it.
     ///
     /// # Errors
@@ -99,6 +100,9 @@ impl Table {
         self.space.check_writable()?;
         let mut outcome = Outcome::new(ids.len());
         let order = self.order(ids, &mut outcome);
+        if order.len() < ids.len() {
+            return Ok(outcome.refused(ids, status));
+        }
         let twice = order.windows(2).find(|pair| pair[0].0 == pair[1].0);
         if let Some(pair) = twice.filter(|_| duplicates == Duplicates::Error) {
             let (id, first, second) = (pair[0].0, pair[0].1, pair[1].1);

@@ -423,14 +423,30 @@ impl Outcome {
     }
 
     /// The report; copies every status to `status`.
-    pub fn report(mut self, ids: Ids<'_>, status: Option<&mut [i32]>) -> RowReport {
+    pub fn report(self, ids: Ids<'_>, status: Option<&mut [i32]>) -> RowReport {
+        let first = self.status.iter().position(|code| *code != status::OK);
+        self.report_from(first, ids, status)
+    }
+
+    /// The report of a call that moved no row because of an id out of range: the first one is the cause.
+    pub fn refused(self, ids: Ids<'_>, status: Option<&mut [i32]>) -> RowReport {
+        let wrong = RowStatus::OutOfRange.code();
+        let first = self.status.iter().position(|code| *code == wrong);
+        self.report_from(first, ids, status)
+    }
+
+    fn report_from(
+        mut self,
+        first: Option<usize>,
+        ids: Ids<'_>,
+        status: Option<&mut [i32]>,
+    ) -> RowReport {
         if let Some(status) = status {
             status.copy_from_slice(&self.status);
         }
-        let mut failed = self.status.iter().enumerate();
-        let mut failed = failed.by_ref().filter(|(_, code)| **code != status::OK);
-        let first = failed.next().map(|(row, code)| (row, *code));
-        let failed = failed.count() + usize::from(first.is_some());
+        let is_bad = |code: &&i32| **code != status::OK;
+        let failed = self.status.iter().filter(is_bad).count();
+        let first = first.map(|row| (row, self.status[row]));
         let first = first.map(|(row, status)| {
             let known = self.errors.iter().position(|(code, _)| *code == status);
             FailedRow {

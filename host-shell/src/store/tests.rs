@@ -314,6 +314,31 @@ fn a_real_device_is_written_only_where_that_is_allowed() {
 }
 
 #[test]
+fn a_scatter_judges_all_ids_before_it_sends_anything() {
+    let store = of_sim("size=1MiB");
+    let table = store.table(96, 100, 4).unwrap();
+    let before = store.stats().commands;
+    for wrong in [-1i64, 100, i64::MIN, i64::MAX] {
+        for ids in [[wrong, 3, 5], [3, wrong, 5], [3, 5, wrong]] {
+            let mut status = [9; 3];
+            let report =
+                table.scatter((&ids).into(), &[7; 12], Duplicates::Last, Some(&mut status));
+            let report = report.unwrap();
+            let place = ids.iter().position(|id| *id == wrong).unwrap();
+            let mut wanted = [-5; 3];
+            wanted[place] = -1;
+            let first = report.first.as_ref().unwrap();
+            assert_eq!((status, report.failed), (wanted, 3));
+            assert_eq!((first.row, first.id, first.status), (place, wrong, -1));
+            usage(report.check());
+            let added = table.scatter_add((&ids).into(), &[7; 12], Element::I32, None);
+            usage(added.unwrap().check());
+        }
+    }
+    assert_eq!(store.stats().commands, before);
+}
+
+#[test]
 fn a_forced_write_that_fails_says_so() {
     let store = of_sim("size=1MiB&fault=status:0x280@op=write,nth=1");
     let text = cause(store.write_at_fua(0, &[0; 4096]).unwrap_err());
