@@ -16,7 +16,7 @@ import time
 import torch
 
 import nvme_gpu
-from nvme_gpu.torch import DiskEmbedding
+from nvme_gpu.torch import DiskEmbedding, DiskSGD
 
 WIDTH, BATCH, RATE = 32, 512, 10.0
 
@@ -37,11 +37,9 @@ def train(users, items, optimizer, rows: int, steps: int, device: torch.device):
     begin = time.perf_counter()
     for user, item, rating in batches(rows, steps, device):
         loss = ((users(user) * items(item)).sum(1) - rating).pow(2).mean()
-        if optimizer is not None:
-            optimizer.zero_grad()
+        optimizer.zero_grad()
         loss.backward()
-        if optimizer is not None:
-            optimizer.step()
+        optimizer.step()
         losses.append(loss.detach())
     found = torch.stack(losses).cpu()
     return found, time.perf_counter() - begin
@@ -70,8 +68,9 @@ def main() -> int:
         for index, one in enumerate(weights):
             store.write_from(one, index * nbytes).result()
             tables.append(store.table(index * nbytes, shape=(words.rows, WIDTH), dtype="float32"))
-        disk = [DiskEmbedding(table, "sgd", lr=RATE) for table in tables]
-        of_disk, disk_seconds = train(*disk, None, words.rows, words.steps, place)
+        disk = [DiskEmbedding(table) for table in tables]
+        sgd = DiskSGD([one.weight for one in disk], lr=RATE)
+        of_disk, disk_seconds = train(*disk, sgd, words.rows, words.steps, place)
         for table in tables:
             table.check()
         difference = 0.0

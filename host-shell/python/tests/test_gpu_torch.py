@@ -203,23 +203,11 @@ def test_the_bench_says_why_a_way_does_not_run(capsys, monkeypatch, file):
 
 
 def test_operations_read_into_tensors_of_the_gpu(cuda, file):
-    before = {key for key in nvme_gpu.torch._STORES}
+    before = {key for key in nvme_gpu._operations._STORES}
     tensor = torch.zeros(1000, dtype=torch.uint8)
-    nvme_gpu.torch._read_into_tensor(cuda(tensor), f"file:{file}", 5)
-    (key,) = set(nvme_gpu.torch._STORES) - before
+    nvme_gpu._operations.read_into_tensor(cuda(tensor), f"file:{file}", 5)
+    (key,) = set(nvme_gpu._operations._STORES) - before
     assert key == (f"file:{file}", 0), "a store with the tensor's GPU"
-    with nvme_gpu.torch._STORES.pop(key) as opened:
+    with nvme_gpu._operations._STORES.pop(key) as opened:
         opened.read_into(cuda(torch.zeros(1, dtype=torch.uint8))).result()
     assert bytes(tensor.tolist()) == file.read_bytes()[5:1005]
-
-
-def test_sums_of_adagrad_go_to_the_device_of_the_ids(gpu_store, cuda):
-    table = gpu_store.table(0, shape=(20, 4), dtype="float32")
-    table.scatter(torch.arange(20), torch.zeros(20, 4))
-    disk = nvme_gpu.torch.DiskEmbedding(table, "adagrad", lr=0.5)
-    assert not disk.sums.is_cuda
-    disk._step(cuda(torch.tensor([3, 3, 7])), cuda(torch.ones(3, 4)))
-    table.check()
-    assert disk.sums.is_cuda and disk.sums.tolist() == [0, 0, 0, 4, 0, 0, 0, 1] + [0] * 12
-    # The step of Adagrad: the sum of a row's gradients over the root of its square.
-    assert table[torch.tensor([3, 7, 4])].tolist() == [[-0.5] * 4, [-0.5] * 4, [0.0] * 4]

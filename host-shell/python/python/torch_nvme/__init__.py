@@ -10,6 +10,7 @@ from typing import Any
 
 import nvme_gpu
 import nvme_gpu.torch
+from nvme_gpu._operations import read_into_tensor as _read_into_tensor
 
 __all__ = ["init", "read_into_tensor"]
 
@@ -32,5 +33,5 @@ def read_into_tensor(tensor: Any, lba: int = 0, device: str | None = None) -> An
         raise nvme_gpu.Usage("no drive is named", "call torch_nvme.init(device), or set NVME_GPU_DEVICE")
     gpu = tensor.device.index or 0 if tensor.is_cuda else None
     own = nvme_gpu.torch.store_of(name, gpu).block_bytes
-    nvme_gpu.torch._read_into_tensor(tensor, name, lba * (own if own > 1 else 512))
+    _read_into_tensor(tensor, name, lba * (own if own > 1 else 512))
     return tensor

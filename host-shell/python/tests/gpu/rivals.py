@@ -27,7 +27,7 @@ import traceback
 import torch
 
 import nvme_gpu
-from nvme_gpu.torch import DiskEmbedding
+from nvme_gpu.torch import DiskEmbedding, DiskSGD
 
 RATE = 0.1
 
@@ -74,8 +74,15 @@ def on_disk(words, weights):
     with nvme_gpu.open(device, 0) as store:
         store.write_from(weights).result()
         table = store.table(0, shape=tuple(weights.shape), dtype="float32")
-        embedding = DiskEmbedding(table, "sgd", lr=RATE)
-        seconds = timed(words, lambda ids: loss_of(embedding(ids)).backward())
+        embedding = DiskEmbedding(table)
+        optimizer = DiskSGD(embedding.parameters(), lr=RATE)
+
+        def step(ids):
+            optimizer.zero_grad()
+            loss_of(embedding(ids)).backward()
+            optimizer.step()
+
+        seconds = timed(words, step)
         table.check()
         return seconds, table[torch.arange(words.rows)]
 
