@@ -169,12 +169,12 @@ impl Model<'_> {
         keys.f32("llama.attention.layer_norm_rms_epsilon", config.epsilon);
         keys.f32("llama.rope.freq_base", config.rope_base as f32);
         keys.text("tokenizer.ggml.model", "gpt2");
+        keys.text("tokenizer.ggml.pre", "gpt-2");
         let bytes = (0..=u8::MAX).map(|byte| sign(byte).to_string());
         let others = (256..config.vocabulary).map(|token| format!("<{token}>"));
         let tokens = bytes.chain(others).take(config.vocabulary as usize);
         keys.texts("tokenizer.ggml.tokens", &tokens.collect::<Vec<_>>());
-        // A merge whose result is no token would be found by no text of single characters.
-        keys.texts("tokenizer.ggml.merges", &["<2 56>".to_owned()]);
+        keys.texts("tokenizer.ggml.merges", &[]);
         let mut head = b"GGUF".to_vec();
         head.extend(3u32.to_le_bytes());
         head.extend((tensors as u64).to_le_bytes());

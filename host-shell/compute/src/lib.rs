@@ -37,6 +37,7 @@ pub mod linear;
 pub mod llama;
 mod machine;
 mod matrix;
+mod metadata;
 #[cfg(feature = "cuda")]
 pub mod paged;
 pub mod pipeline;

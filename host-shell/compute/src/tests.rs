@@ -236,7 +236,7 @@ fn a_mixture_of_experts_has_the_tokens_of_transformers() {
 #[test]
 fn a_mixture_that_cannot_be_is_refused() {
     for (mixture_of, cause) in [
-        ((6, 7), "6 experts, 7 a token"),
+        ((6, 7), "6 experts, and a token 7 of them"),
         ((5000, 2), "5000 experts"),
         ((6, 0), "expert_used_count"),
     ] {
@@ -334,11 +334,14 @@ fn what_is_no_model_or_does_not_fit_is_refused() {
         model
     };
     for (model, cause) in [
-        (config(|config| config.kv_heads = 3), "8 heads"),
+        (
+            config(|config| config.kv_heads = 3),
+            "the number of heads, 8, is not a multiple of the number of heads of keys, 3",
+        ),
         (config(|config| config.layers = 0), "block_count"),
         (
             config(|config| config.head_elements = 512),
-            "8 heads of 512",
+            "a head has 512 elements",
         ),
         (config(|config| config.epsilon = 0.0), "epsilon"),
     ] {
@@ -354,11 +357,15 @@ fn what_is_no_model_or_does_not_fit_is_refused() {
             "blk.2.attn_j.weight",
             "no blk.2.attn_k",
         ),
-        ("token_embd.weight", "token_embd.weighs", "no token_embd"),
+        (
+            "token_embd.weight",
+            "token_embd.weighs",
+            "no tensor token_embd",
+        ),
         (
             "general.architecture",
             "general.architectura",
-            "architecture is none",
+            "architecture is missing",
         ),
     ] {
         let mut bytes = file(&good);
@@ -383,11 +390,111 @@ fn what_is_no_model_or_does_not_fit_is_refused() {
     assert!(odd.write(&mut Vec::new(), &mut |_| ()).is_err());
 }
 
+/// The file with more keys: each as GGUF writes it, behind its name.
+fn with_keys(bytes: &[u8], keys: &[(&str, Vec<u8>)]) -> Vec<u8> {
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    let mut more: Vec<u8> = keys
+        .iter()
+        .flat_map(|(name, value)| [text(name), value.clone()].concat())
+        .collect();
+    // What follows stays as aligned as it was.
+    let name = text("general.description");
+    let rest = more.len() + name.len() + 4 + 8;
+    let padding = text(&" ".repeat(rest.next_multiple_of(32) - rest));
+    more.extend([&name[..], &8u32.to_le_bytes(), &padding].concat());
+    let count = u64::from_le_bytes(bytes[16..24].try_into().unwrap()) + keys.len() as u64 + 1;
+    [&bytes[..16], &count.to_le_bytes(), &more, &bytes[24..]].concat()
+}
+
+fn float(value: f32) -> Vec<u8> {
+    [6u32.to_le_bytes(), value.to_le_bytes()].concat()
+}
+
+fn integer(value: u32) -> Vec<u8> {
+    [4u32.to_le_bytes(), value.to_le_bytes()].concat()
+}
+
+fn flag(value: bool) -> Vec<u8> {
+    [&7u32.to_le_bytes()[..], &[value.into()]].concat()
+}
+
+fn word(value: &str) -> Vec<u8> {
+    let length = (value.len() as u64).to_le_bytes();
+    [&8u32.to_le_bytes()[..], &length, value.as_bytes()].concat()
+}
+
+/// A key that is left out and a tensor that is left out give other tokens than the model has, without a word.
+#[test]
+fn a_key_or_a_tensor_that_would_change_the_result_is_refused_by_name() {
+    let good = file(&small());
+    let cause = |bytes: &[u8]| {
+        let store = store(bytes, "");
+        let catalog = Catalog::of_store(&store, PLACE).unwrap();
+        let tokenizer = Tokenizer::of(&catalog).map(|_| ());
+        let opened = open(&store, 1 << 30).map(|_| ());
+        let error = tokenizer.and(opened).err()?;
+        assert_eq!(error.code(), "usage", "{error}");
+        Some(error.to_string())
+    };
+    for (name, value) in [
+        ("llama.rope.scaling.factor", float(1.0)),
+        ("llama.rope.scaling.type", word("none")),
+        ("llama.attention.scale", float(1.0 / 32f32.sqrt())),
+        ("llama.attention.causal", flag(true)),
+        ("llama.attention.sliding_window", integer(128)),
+        ("llama.vocab_size", integer(300)),
+        ("llama.expert_count", integer(0)),
+        ("general.name", word("a name")),
+        ("tokenizer.chat_template", word("{{ messages }}")),
+        ("tokenizer.chat_template.tool_use", word("{{ tools }}")),
+        ("tokenizer.ggml.add_bos_token", flag(false)),
+        ("tokenizer.ggml.padding_token_id", integer(2)),
+    ] {
+        assert_eq!(cause(&with_keys(&good, &[(name, value)])), None, "{name}");
+    }
+    for (name, value) in [
+        ("llama.rope.scaling.factor", float(4.0)),
+        ("llama.rope.scale_linear", float(0.5)),
+        ("llama.rope.scaling.type", word("yarn")),
+        ("llama.rope.scaling.attn_factor", float(2.0)),
+        ("llama.attention.scale", float(0.25)),
+        ("llama.attention.causal", flag(false)),
+        ("llama.attention.sliding_window", integer(64)),
+        ("llama.attention.group_norm_groups", integer(2)),
+        ("llama.vocab_size", integer(301)),
+        ("llama.expert_used_count", integer(2)),
+        ("llama.logit_scale", float(0.5)),
+        ("adapter.type", word("lora")),
+        ("tokenizer.ggml.add_bos_token", flag(true)),
+        ("tokenizer.ggml.add_sep_token", flag(true)),
+        ("tokenizer.ggml.bos_token_id", integer(300)),
+        ("tokenizer.ggml.escape_whitespaces", flag(true)),
+    ] {
+        let key = name.trim_start_matches("tokenizer.ggml.");
+        let key = key.trim_end_matches(".type");
+        let found = cause(&with_keys(&good, &[(name, value)])).expect(name);
+        let bos = "key tokenizer.ggml.bos_token_id";
+        assert!(
+            found.contains(key) || found.contains(bos),
+            "{name}: {found}"
+        );
+    }
+    // A layer more than the keys say.
+    let count = b"llama.block_count";
+    let at = good.windows(count.len()).position(|bytes| bytes == count);
+    let at = at.unwrap() + count.len() + 4;
+    let mut bytes = good;
+    bytes[at..at + 4].copy_from_slice(&2u32.to_le_bytes());
+    let found = cause(&bytes).unwrap();
+    assert!(found.contains("the tensor blk.2."), "{found}");
+}
+
 #[test]
 fn a_tokenizer_writes_every_byte() {
     let store = store(&file(&small()), "");
     let tokenizer = Tokenizer::of(&Catalog::of_store(&store, PLACE).unwrap()).unwrap();
-    assert_eq!((tokenizer.len(), tokenizer.end()), (300, None));
+    assert_eq!(tokenizer.len(), 300);
+    assert!(!(0..300).any(|token| tokenizer.is_end(token)));
     let text = "Grüße, 123 \u{1F600}\n\t 'll  end";
     let tokens = tokenizer.encode(text).unwrap();
     assert_eq!(tokens.len(), text.len());

@@ -1,8 +1,11 @@
 //! What a GGUF file says of a model.
 
+use crate::metadata::MetadataKeys;
 use nvme_compute_kernel::experts::MOST_EXPERTS;
-use nvme_host::catalog::Value;
 use nvme_host::{Catalog, Error, Result};
+
+/// Keys of the architecture that change nothing of what is computed.
+const HARMLESS: [&str; 1] = ["tensor_data_layout"];
 
 /// Sizes of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,120 +47,203 @@ impl Config {
     /// Reads it from the keys of a GGUF file.
     ///
     /// # Errors
-    /// [`Error::Usage`] for another architecture, for a missing key, and for sizes that do not go together.
+    /// [`Error::Usage`] for another architecture, for a missing key, for a key that is not known here, and for sizes
+    /// that do not go together.
     pub fn of(catalog: &Catalog) -> Result<Self> {
-        let keys = Keys(catalog.metadata());
-        let architecture = keys.get("general.architecture").and_then(Value::as_text);
+        let keys = MetadataKeys::of(catalog, refused);
+        let architecture = keys.text("general.architecture")?;
         if architecture != Some("llama") {
-            let found = architecture.unwrap_or("none");
-            return Err(other(format!("the architecture is {found}")));
+            let found = architecture.unwrap_or("missing");
+            return Err(refused(format!("the architecture is {found}")));
         }
-        let embedding = catalog.get("token_embd.weight");
-        let rows = embedding.and_then(|entry| entry.shape.first().copied());
-        let vocabulary = rows.and_then(|rows| u32::try_from(rows).ok());
-        let vocabulary =
-            vocabulary.ok_or_else(|| other("there is no token_embd.weight".to_owned()))?;
+        if let Some(kind) = keys.text("general.type")?
+            && kind != "model"
+        {
+            return Err(refused(format!("the type of the file is {kind}")));
+        }
+        let vocabulary = vocabulary(catalog)?;
         let (width, heads) = (
-            keys.size("llama.embedding_length")?,
-            keys.size("llama.attention.head_count")?,
+            size(&keys, "llama.embedding_length")?,
+            size(&keys, "llama.attention.head_count")?,
         );
-        let kv_heads = keys.size_or("llama.attention.head_count_kv", heads)?;
-        let head_elements = keys.size_or("llama.attention.key_length", width / heads)?;
+        let kv_heads = size_or(&keys, "llama.attention.head_count_kv", heads)?;
+        let head_elements = size_or(&keys, "llama.attention.key_length", width / heads)?;
         let config = Self {
-            layers: keys.size("llama.block_count")?,
+            layers: size(&keys, "llama.block_count")?,
             width,
-            hidden: keys.size("llama.feed_forward_length")?,
+            hidden: size(&keys, "llama.feed_forward_length")?,
             heads,
             kv_heads,
             head_elements,
             vocabulary,
-            context: keys.size("llama.context_length")?,
-            epsilon: keys.number("llama.attention.layer_norm_rms_epsilon")? as f32,
-            rope_base: keys.number_or("llama.rope.freq_base", 10_000.0)?,
-            experts: keys.mixture()?,
+            context: size(&keys, "llama.context_length")?,
+            epsilon: positive(&keys, "llama.attention.layer_norm_rms_epsilon")? as f32,
+            rope_base: match keys.get("llama.rope.freq_base") {
+                Some(_) => positive(&keys, "llama.rope.freq_base")?,
+                None => 10_000.0,
+            },
+            experts: mixture(&keys)?,
         };
-        let turned = keys.size_or("llama.rope.dimension_count", head_elements)?;
-        let values = keys.size_or("llama.attention.value_length", head_elements)?;
-        let scaling = keys.get("llama.rope.scaling.type").and_then(Value::as_text);
+        config.check_heads(&keys)?;
+        config.check_neutral(&keys)?;
+        keys.check_all_read("llama.", &HARMLESS)?;
+        keys.check_all_read("adapter.", &[])?;
+        Ok(config)
+    }
+
+    fn check_heads(&self, keys: &MetadataKeys<'_>) -> Result<()> {
+        let elements = self.head_elements;
         let most = nvme_compute_kernel::MOST_HEAD_ELEMENTS;
-        if heads % kv_heads != 0
-            || turned != head_elements
-            || values != head_elements
-            || head_elements % 2 != 0
-            || head_elements > most
-        {
-            return Err(other(format!(
-                "{heads} heads of {head_elements} elements, of which {turned} are turned, {kv_heads} of keys"
+        if elements == 0 || !elements.is_multiple_of(2) || elements > most {
+            return Err(refused(format!(
+                "a head has {elements} elements, not an even number from 2 to {most}"
             )));
         }
-        if scaling.is_some_and(|scaling| scaling != "none")
-            || catalog.get("rope_freqs.weight").is_some()
-        {
-            return Err(other("its angles of positions are scaled".to_owned()));
+        if !self.heads.is_multiple_of(self.kv_heads) {
+            return Err(refused(format!(
+                "the number of heads, {}, is not a multiple of the number of heads of keys, {}",
+                self.heads, self.kv_heads
+            )));
         }
-        Ok(config)
+        for name in ["rope.dimension_count", "attention.value_length"] {
+            let found = size_or(keys, &format!("llama.{name}"), elements)?;
+            if found != elements {
+                return Err(refused(format!(
+                    "llama.{name} is {found}, not the {elements} elements of a head"
+                )));
+            }
+        }
+        match keys.integer("llama.vocab_size")? {
+            Some(found) if found != u64::from(self.vocabulary) => Err(refused(format!(
+                "llama.vocab_size is {found}, and token_embd.weight has {} rows",
+                self.vocabulary
+            ))),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses keys that ask for what is not computed here. Each has a value with which it asks for nothing, and
+    /// llama.cpp reads some of them without the key that seems to switch them on: a scaling factor without a scaling
+    /// type is a linear one.
+    fn check_neutral(&self, keys: &MetadataKeys<'_>) -> Result<()> {
+        let scaling = keys.text("llama.rope.scaling.type")?;
+        if let Some(scaling) = scaling.filter(|scaling| *scaling != "none") {
+            return Err(refused(format!("llama.rope.scaling.type is {scaling}")));
+        }
+        let by_heads = 1.0 / f64::from(self.head_elements).sqrt();
+        for (name, neutral) in [
+            ("rope.scaling.factor", 1.0),
+            ("rope.scale_linear", 1.0),
+            ("attention.scale", by_heads),
+            ("attention.clamp_kqv", 0.0),
+            ("attention.max_alibi_bias", 0.0),
+            ("logit_scale", 1.0),
+            ("embedding_scale", 1.0),
+            ("residual_scale", 1.0),
+            ("attn_logit_softcapping", 0.0),
+            ("final_logit_softcapping", 0.0),
+        ] {
+            let name = format!("llama.{name}");
+            let Some(found) = keys.number(&name)? else {
+                continue;
+            };
+            // Zero stands for "not given" in all of them.
+            if found != 0.0 && (found - neutral).abs() > 1e-6 * neutral.abs() {
+                return Err(refused(format!("{name} is {found}, not {neutral}")));
+            }
+        }
+        for (name, neutral) in [
+            ("attention.causal", true),
+            ("use_parallel_residual", false),
+            ("rope.scaling.finetuned", false),
+        ] {
+            let name = format!("llama.{name}");
+            if keys.flag(&name)?.is_some_and(|found| found != neutral) {
+                return Err(refused(format!("{name} is {}", !neutral)));
+            }
+        }
+        // A window as long as the text hides nothing.
+        let window = keys.integer("llama.attention.sliding_window")?;
+        match window.filter(|window| *window != 0 && *window < u64::from(self.context)) {
+            Some(window) => Err(refused(format!(
+                "llama.attention.sliding_window is {window}, less than the {} positions of a text",
+                self.context
+            ))),
+            None => Ok(()),
+        }
     }
 }
 
-fn other(cause: String) -> Error {
+/// The rows of the embeddings.
+fn vocabulary(catalog: &Catalog) -> Result<u32> {
+    let Some(embedding) = catalog.get("token_embd.weight") else {
+        return Err(refused("there is no tensor token_embd.weight".to_owned()));
+    };
+    let rows = embedding.shape.first().copied().unwrap_or(0);
+    u32::try_from(rows)
+        .ok()
+        .filter(|rows| (1..1 << 24).contains(rows))
+        .ok_or_else(|| {
+            refused(format!(
+                "token_embd.weight has {rows} rows, not 1 to {}",
+                (1 << 24) - 1
+            ))
+        })
+}
+
+fn mixture(keys: &MetadataKeys<'_>) -> Result<Option<Mixture>> {
+    if keys.integer("llama.expert_count")?.unwrap_or(0) == 0 {
+        // Some converters write both as 0 for models without experts.
+        return match keys.integer("llama.expert_used_count")?.unwrap_or(0) {
+            0 => Ok(None),
+            used => Err(refused(format!(
+                "llama.expert_used_count is {used} of a model without experts"
+            ))),
+        };
+    }
+    let mixture = Mixture {
+        count: size(keys, "llama.expert_count")?,
+        choices: size(keys, "llama.expert_used_count")?,
+    };
+    if mixture.choices > mixture.count || mixture.count > MOST_EXPERTS {
+        return Err(refused(format!(
+            "a layer has {} experts, and a token {} of them: a layer has {MOST_EXPERTS} at most, and a token none twice",
+            mixture.count, mixture.choices
+        )));
+    }
+    Ok(Some(mixture))
+}
+
+pub(super) fn refused(cause: String) -> Error {
     Error::usage(
         format!("not a model that is run here: {cause}"),
         "use a GGUF file of the architecture llama, as SmolLM2, Llama 2 or Mixtral",
     )
 }
 
-struct Keys<'a>(&'a [(String, Value)]);
+fn size(keys: &MetadataKeys<'_>, name: &str) -> Result<u32> {
+    let value = keys
+        .get(name)
+        .ok_or_else(|| refused(format!("there is no key {name}")))?;
+    let value = value.as_u64().and_then(|value| u32::try_from(value).ok());
+    value
+        .filter(|value| (1..1 << 24).contains(value))
+        .ok_or_else(|| {
+            refused(format!(
+                "the value of the key {name} is not an integer from 1 to {}",
+                (1 << 24) - 1
+            ))
+        })
+}
 
-impl Keys<'_> {
-    fn mixture(&self) -> Result<Option<Mixture>> {
-        let count = self.get("llama.expert_count").and_then(Value::as_u64);
-        if count.is_none_or(|count| count == 0) {
-            return Ok(None);
-        }
-        let mixture = Mixture {
-            count: self.size("llama.expert_count")?,
-            choices: self.size("llama.expert_used_count")?,
-        };
-        match mixture.choices <= mixture.count && mixture.count <= MOST_EXPERTS {
-            true => Ok(Some(mixture)),
-            false => Err(other(format!(
-                "it has {} experts, {} a token",
-                mixture.count, mixture.choices
-            ))),
-        }
+fn size_or(keys: &MetadataKeys<'_>, name: &str, value: u32) -> Result<u32> {
+    match keys.get(name) {
+        Some(_) => size(keys, name),
+        None => Ok(value),
     }
+}
 
-    fn get(&self, name: &str) -> Option<&Value> {
-        let found = self.0.iter().find(|(key, _)| key == name);
-        found.map(|(_, value)| value)
-    }
-
-    fn size(&self, name: &str) -> Result<u32> {
-        let value = self.get(name).and_then(Value::as_u64);
-        let value = value.and_then(|value| u32::try_from(value).ok());
-        value
-            .filter(|value| (1..1 << 24).contains(value))
-            .ok_or_else(|| other(format!("{name} is no size from 1 on")))
-    }
-
-    fn size_or(&self, name: &str, value: u32) -> Result<u32> {
-        match self.get(name) {
-            Some(_) => self.size(name),
-            None => Ok(value),
-        }
-    }
-
-    fn number(&self, name: &str) -> Result<f64> {
-        let value = self.get(name).and_then(Value::as_f64);
-        value
-            .filter(|value| value.is_finite() && *value > 0.0)
-            .ok_or_else(|| other(format!("{name} is no number above 0")))
-    }
-
-    fn number_or(&self, name: &str, value: f64) -> Result<f64> {
-        match self.get(name) {
-            Some(_) => self.number(name),
-            None => Ok(value),
-        }
-    }
+fn positive(keys: &MetadataKeys<'_>, name: &str) -> Result<f64> {
+    let value = keys.number(name)?.filter(|value| *value > 0.0);
+    value.ok_or_else(|| refused(format!("there is no key {name} with a number above 0")))
 }

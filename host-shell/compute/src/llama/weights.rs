@@ -6,6 +6,8 @@ use nvme_formats::Stored;
 use nvme_host::catalog::{Dtype, Entry};
 use nvme_host::loader::Layers;
 use nvme_host::{Catalog, Error, Manifest, Result, Store};
+use std::cell::RefCell;
+use std::collections::HashSet;
 use std::ops::Range;
 use std::sync::Arc;
 
@@ -123,7 +125,12 @@ impl Weights {
         places: Places<'_>,
         manifest: Option<&Manifest>,
     ) -> Result<(Self, Layers)> {
-        let file = File { catalog, manifest };
+        let used = RefCell::default();
+        let file = File {
+            catalog,
+            manifest,
+            used: &used,
+        };
         let (mut layers, mut blocks, mut lengths) = (Vec::new(), Vec::new(), Vec::new());
         for index in 0..config.layers {
             let prefix = format!("blk.{index}.");
@@ -170,6 +177,7 @@ impl Weights {
             },
             experts: experts(config, file, store, places)?,
         };
+        file.check_all_used()?;
         let layers = Layers::of_parts(layers)?;
         let layers = match manifest {
             Some(manifest) => layers.verified_by(manifest, catalog.begin())?,
@@ -297,12 +305,30 @@ impl Runs {
 struct File<'a> {
     catalog: &'a Catalog,
     manifest: Option<&'a Manifest>,
+    /// Names of the tensors that the model uses.
+    used: &'a RefCell<HashSet<&'a str>>,
 }
 
 impl<'a> File<'a> {
     fn entry(self, name: &str) -> Result<&'a Entry> {
         let entry = self.catalog.get(name);
-        entry.ok_or_else(|| refused(format!("there is no {name}")))
+        let entry = entry.ok_or_else(|| refused(format!("there is no {name}")))?;
+        self.used.borrow_mut().insert(&entry.name);
+        Ok(entry)
+    }
+
+    /// Refuses tensors that nothing here uses: a bias, or factors of the angles of positions, that were left out
+    /// would give other tokens without a word.
+    fn check_all_used(self) -> Result<()> {
+        let used = self.used.borrow();
+        let mut entries = self.catalog.entries().iter();
+        match entries.find(|entry| !used.contains(entry.name.as_str())) {
+            None => Ok(()),
+            Some(entry) => Err(refused(format!(
+                "the tensor {} is not known here and would change the result",
+                entry.name
+            ))),
+        }
     }
 
     /// The range with what the manifest's chunks have around it.

@@ -84,7 +84,7 @@ impl Generate {
             if self.logits.is_some() {
                 logits.extend(model.logits()?);
             }
-            if tokenizer.end() == Some(next) {
+            if tokenizer.is_end(next) {
                 break;
             }
             text.add(&tokenizer.decode(&[next]), self.json)?;
@@ -164,7 +164,7 @@ impl Generate {
             (None, Some(prompt)) => prompt.clone(),
             (None, None) => String::new(),
         };
-        let prompt = tokenizer.encode(&prompt)?;
+        let prompt = tokenizer.encode_until(&prompt, &mut check_stop)?;
         if prompt.is_empty() {
             return Err(Error::usage("an empty prompt", "write some text"));
         }

@@ -1,0 +1,119 @@
+//! Byte-pair encoding over bytes, as GPT-2 has it.
+
+use super::refused;
+use super::vocabulary::Vocabulary;
+use super::words::WordSplits;
+use crate::metadata::MetadataKeys;
+use nvme_host::{Error, Result};
+use std::collections::HashSet;
+use tokenizers::Model;
+use tokenizers::models::bpe::BPE;
+
+/// Writes texts as tokens.
+pub struct Encoder {
+    splits: WordSplits,
+    merges: BPE,
+    /// Bytes for which there is no token: a text with one of them cannot be written.
+    missing: Vec<u8>,
+}
+
+impl Encoder {
+    pub fn of(keys: &MetadataKeys<'_>, vocabulary: &Vocabulary) -> Result<Self> {
+        let splits = WordSplits::named(keys.text("tokenizer.ggml.pre")?)?;
+        let name = "tokenizer.ggml.merges";
+        let pairs = keys.array(name, "an array of pairs of texts", |value| {
+            let pair = value.as_text()?;
+            // A first text may begin with a space.
+            let (begin, _) = pair.char_indices().nth(1)?;
+            let at = begin + pair[begin..].find(' ')?;
+            Some((pair[..at].to_owned(), pair[at + 1..].to_owned()))
+        })?;
+        let mut pairs = pairs.ok_or_else(|| refused(format!("there is no key {name}")))?;
+        for (first, second) in &pairs {
+            for text in [first, second, &format!("{first}{second}")] {
+                if vocabulary.token(text).is_none() {
+                    return Err(refused(format!(
+                        "{name} has the pair '{first} {second}', and there is no token '{text}'"
+                    )));
+                }
+            }
+        }
+        // Of two equal pairs the first counts.
+        let mut seen = HashSet::new();
+        pairs.retain(|pair| seen.insert(pair.clone()));
+        let is_missing = |byte: &u8| vocabulary.token(&sign(*byte).to_string()).is_none();
+        Ok(Self {
+            missing: (0..=u8::MAX).filter(is_missing).collect(),
+            merges: built(
+                BPE::builder()
+                    .vocab_and_merges(vocabulary.numbers().collect::<Numbers>(), pairs)
+                    .ignore_merges(splits.is_llama3),
+            )?,
+            splits,
+        })
+    }
+
+    /// Whether texts begin with a token where no key says it.
+    pub fn begins_by_default(&self) -> bool {
+        self.splits.is_llama3
+    }
+
+    pub fn encode(
+        &self,
+        text: &str,
+        tokens: &mut Vec<u32>,
+        check: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<()> {
+        if let Some(byte) = text.bytes().find(|byte| self.missing.contains(byte)) {
+            return Err(refused(format!("it has no token for the byte {byte:#04x}")));
+        }
+        self.splits.each(text, |word| {
+            check()?;
+            let word: String = word.bytes().map(sign).collect();
+            let found = self.merges.tokenize(&word).map_err(internal)?;
+            tokens.extend(found.into_iter().map(|token| token.id));
+            Ok(())
+        })
+    }
+}
+
+/// The map of the crate `tokenizers`.
+pub(super) type Numbers = tokenizers::models::bpe::Vocab;
+
+/// The model of the crate, of lists that were looked through before.
+pub(super) fn built(builder: tokenizers::models::bpe::BpeBuilder) -> Result<BPE> {
+    // Its cache of words grows with a text, and finds little in one that is read once.
+    builder.cache_capacity(0).build().map_err(internal)
+}
+
+pub(super) fn internal(error: tokenizers::Error) -> Error {
+    Error::internal(error.to_string())
+}
+
+/// Bytes that GPT-2 writes as themselves.
+fn is_itself(byte: u8) -> bool {
+    matches!(byte, 0x21..=0x7E | 0xA1..=0xAC | 0xAE..=0xFF)
+}
+
+/// The character with which GPT-2 writes a byte: itself, or one of those from U+0100 on, in the order of the bytes.
+pub(crate) fn sign(byte: u8) -> char {
+    match is_itself(byte) {
+        true => char::from(byte),
+        false => {
+            let before = (0..byte).filter(|byte| !is_itself(*byte)).count();
+            char::from_u32(0x100 + before as u32).unwrap_or(char::REPLACEMENT_CHARACTER)
+        }
+    }
+}
+
+/// The bytes that are written as `text`; those of UTF-8 of a character that stands for no byte.
+pub(super) fn bytes_of(text: &str) -> Vec<u8> {
+    let mut bytes = Vec::new();
+    for character in text.chars() {
+        match (0..=u8::MAX).find(|byte| sign(*byte) == character) {
+            Some(byte) => bytes.push(byte),
+            None => bytes.extend(character.to_string().as_bytes()),
+        }
+    }
+    bytes
+}

@@ -1,0 +1,202 @@
+//! Text to tokens and back, by the vocabulary of a GGUF file, as llama.cpp does it.
+//!
+//! The merges are those of Hugging Face's crate `tokenizers`. What comes before them is here: special tokens are cut
+//! out of the text first, then it is split into words (byte-pair encoding, `gpt2`) or its spaces are replaced
+//! (SentencePiece, `llama`).
+
+mod byte_level;
+mod sentence_piece;
+mod special;
+mod vocabulary;
+mod words;
+
+pub(crate) use byte_level::sign;
+
+use crate::metadata::MetadataKeys;
+use nvme_host::{Catalog, Error, Result};
+use special::{Fragment, SpecialTokens};
+use vocabulary::{TokenKind, Vocabulary};
+
+/// Keys of a tokenizer that are not needed to write a text as tokens and back.
+const HARMLESS: [&str; 13] = [
+    "chat_template",
+    "chat_template.",
+    "chat_templates",
+    // Another form of the same vocabulary.
+    "huggingface.",
+    "ggml.padding_token_id",
+    "ggml.unknown_token_id",
+    "ggml.seperator_token_id",
+    "ggml.separator_token_id",
+    "ggml.mask_token_id",
+    "ggml.cls_token_id",
+    "ggml.fim_pre_token_id",
+    "ggml.fim_suf_token_id",
+    "ggml.fim_mid_token_id",
+];
+/// Tokens with which models end a turn, besides those that keys name.
+const ENDS: [&str; 5] = [
+    "<|eot_id|>",
+    "<|im_end|>",
+    "<|end|>",
+    "<end_of_turn>",
+    "<|endoftext|>",
+];
+
+/// The tokens of a model.
+pub struct Tokenizer {
+    vocabulary: Vocabulary,
+    special: SpecialTokens,
+    encoder: Encoder,
+    /// Comes before a text.
+    first: Option<u32>,
+    /// Comes after a text.
+    last: Option<u32>,
+    ends: Vec<u32>,
+}
+
+/// Writes what stands between special tokens.
+enum Encoder {
+    ByteLevel(byte_level::Encoder),
+    SentencePiece(sentence_piece::Encoder),
+}
+
+impl Tokenizer {
+    /// Reads it from the keys of a GGUF file.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a tokenizer of another kind, for lists that do not go together, and for a key that is not
+    /// known here.
+    pub fn of(catalog: &Catalog) -> Result<Self> {
+        let keys = MetadataKeys::of(catalog, refused);
+        let vocabulary = Vocabulary::of(&keys)?;
+        let model = keys.text("tokenizer.ggml.model")?.unwrap_or("missing");
+        let (encoder, begins) = match model {
+            "gpt2" => {
+                let encoder = byte_level::Encoder::of(&keys, &vocabulary)?;
+                let begins = encoder.begins_by_default();
+                (Encoder::ByteLevel(encoder), begins)
+            }
+            "llama" => {
+                let encoder = sentence_piece::Encoder::of(&keys, &vocabulary)?;
+                (Encoder::SentencePiece(encoder), true)
+            }
+            other => return Err(refused(format!("tokenizer.ggml.model is {other}"))),
+        };
+        let token = |name: &str| vocabulary.token_of_key(&keys, name);
+        let (bos, eos) = (token("bos_token_id")?, token("eos_token_id")?);
+        let flag = |name: &str| keys.flag(&format!("tokenizer.ggml.{name}"));
+        let first = flag("add_bos_token")?.unwrap_or(begins);
+        let last = flag("add_eos_token")?.unwrap_or(false);
+        if flag("add_sep_token")? == Some(true) {
+            return Err(refused("tokenizer.ggml.add_sep_token is true".to_owned()));
+        }
+        let mut ends = vec![eos, token("eot_token_id")?, token("eom_token_id")?];
+        ends.extend(ENDS.map(|text| vocabulary.control(text)));
+        let ends: Vec<u32> = ends.into_iter().flatten().collect();
+        keys.check_all_read("tokenizer.", &HARMLESS)?;
+        Ok(Self {
+            special: SpecialTokens::of(&vocabulary),
+            first: needed(bos, first, "bos")?,
+            last: needed(eos, last, "eos")?,
+            vocabulary,
+            encoder,
+            ends,
+        })
+    }
+
+    /// How many tokens there are.
+    pub fn len(&self) -> usize {
+        self.vocabulary.len()
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Whether `token` ends an answer.
+    pub fn is_end(&self, token: u32) -> bool {
+        self.ends.contains(&token)
+    }
+
+    /// The token that is written as `text`.
+    pub fn token(&self, text: &str) -> Option<u32> {
+        self.vocabulary.token(text)
+    }
+
+    /// The tokens of `text`, with those that the model wants at its begin and end. Special tokens are taken where they
+    /// are written as they are.
+    ///
+    /// Takes time in proportion to the text, but for a factor of the logarithm of its longest word.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a text that the vocabulary cannot write.
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        self.encode_until(text, &mut || Ok(()))
+    }
+
+    /// The same; calls `check` between words and ends with its error.
+    ///
+    /// # Errors
+    /// Those of [`Self::encode`], and that of `check`.
+    pub fn encode_until(
+        &self,
+        text: &str,
+        check: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Vec<u32>> {
+        let mut tokens: Vec<u32> = self.first.into_iter().collect();
+        // SentencePiece puts a space before a text, and llama.cpp before what follows a special token, too.
+        let mut begins = true;
+        for fragment in self.special.split(text, &self.vocabulary, check)? {
+            match fragment {
+                Fragment::Special(token) => tokens.push(token),
+                Fragment::Plain(text) => match &self.encoder {
+                    Encoder::ByteLevel(encoder) => encoder.encode(text, &mut tokens, check)?,
+                    Encoder::SentencePiece(encoder) => {
+                        encoder.encode(text, begins, &mut tokens, check)?;
+                    }
+                },
+            }
+            begins = matches!(fragment, Fragment::Special(_));
+        }
+        tokens.extend(self.last);
+        Ok(tokens)
+    }
+
+    /// The bytes of `tokens`: a character may end in the token behind the last. Control tokens are left out.
+    pub fn decode(&self, tokens: &[u32]) -> Vec<u8> {
+        let mut bytes = Vec::new();
+        for token in tokens {
+            let Some((text, kind)) = self.vocabulary.text_and_kind(*token) else {
+                continue;
+            };
+            match (kind, &self.encoder) {
+                (TokenKind::Control | TokenKind::Unknown | TokenKind::Unused, _) => {}
+                (TokenKind::UserDefined, _) => bytes.extend(text.as_bytes()),
+                (_, Encoder::ByteLevel(_)) => bytes.extend(byte_level::bytes_of(text)),
+                (kind, Encoder::SentencePiece(_)) => sentence_piece::decode(text, kind, &mut bytes),
+            }
+        }
+        bytes
+    }
+}
+
+/// A token that the model wants around each text.
+fn needed(token: Option<u32>, is_wanted: bool, name: &str) -> Result<Option<u32>> {
+    match (token, is_wanted) {
+        (None, true) => Err(refused(format!(
+            "a text has a token {name}, and there is no key tokenizer.ggml.{name}_token_id"
+        ))),
+        (token, true) => Ok(token),
+        (_, false) => Ok(None),
+    }
+}
+
+fn refused(cause: String) -> Error {
+    Error::usage(
+        format!("not a tokenizer that is known here: {cause}"),
+        "use a GGUF file with a tokenizer of the kind llama (SentencePiece), or of the kind gpt2 with the words of \
+         gpt-2, smollm or llama-bpe",
+    )
+}

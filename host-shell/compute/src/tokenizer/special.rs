@@ -1,0 +1,66 @@
+//! Special tokens that stand in a text as they are written.
+
+use super::vocabulary::{TokenKind, Vocabulary};
+use nvme_host::Result;
+
+/// A part of a text.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fragment<'t> {
+    Plain(&'t str),
+    Special(u32),
+}
+
+/// The tokens that are looked for in a text before anything else, in llama.cpp's order: the longest first, over the
+/// whole text, which is not the order of their places.
+pub struct SpecialTokens(Vec<u32>);
+
+impl SpecialTokens {
+    pub fn of(vocabulary: &Vocabulary) -> Self {
+        use TokenKind::{Control, Unknown, UserDefined};
+        let special = vocabulary.tokens().filter(|(text, _, kind)| {
+            !text.is_empty() && matches!(kind, Control | UserDefined | Unknown)
+        });
+        let mut special: Vec<(&str, u32)> = special.map(|(text, token, _)| (text, token)).collect();
+        special.sort_by_key(|(text, _)| std::cmp::Reverse(text.len()));
+        Self(special.into_iter().map(|(_, token)| token).collect())
+    }
+
+    /// Splits `text` at special tokens. No plain fragment is empty.
+    pub fn split<'t>(
+        &self,
+        text: &'t str,
+        vocabulary: &Vocabulary,
+        check: &mut dyn FnMut() -> Result<()>,
+    ) -> Result<Vec<Fragment<'t>>> {
+        let mut fragments = vec![Fragment::Plain(text)];
+        for token in &self.0 {
+            let Some((name, _)) = vocabulary.text_and_kind(*token) else {
+                continue;
+            };
+            check()?;
+            if !text.contains(name) {
+                continue;
+            }
+            let mut next = Vec::with_capacity(fragments.len() + 2);
+            for fragment in fragments {
+                match fragment {
+                    Fragment::Plain(text) => cut(text, name, *token, &mut next),
+                    Fragment::Special(_) => next.push(fragment),
+                }
+            }
+            fragments = next;
+        }
+        fragments.retain(|fragment| *fragment != Fragment::Plain(""));
+        Ok(fragments)
+    }
+}
+
+/// Cuts `name` out of `text` wherever it stands there.
+fn cut<'t>(text: &'t str, name: &str, token: u32, fragments: &mut Vec<Fragment<'t>>) {
+    for (at, plain) in text.split(name).enumerate() {
+        if at > 0 {
+            fragments.push(Fragment::Special(token));
+        }
+        fragments.push(Fragment::Plain(plain));
+    }
+}
