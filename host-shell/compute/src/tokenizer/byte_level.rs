@@ -5,7 +5,7 @@ use super::vocabulary::Vocabulary;
 use super::words::WordSplits;
 use crate::metadata::MetadataKeys;
 use nvme_host::{Error, Result};
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use tokenizers::Model;
 use tokenizers::models::bpe::BPE;
 
@@ -29,18 +29,19 @@ impl Encoder {
             Some((pair[..at].to_owned(), pair[at + 1..].to_owned()))
         })?;
         let mut pairs = pairs.ok_or_else(|| refused(format!("there is no key {name}")))?;
-        for (first, second) in &pairs {
-            for text in [first, second, &format!("{first}{second}")] {
-                if vocabulary.token(text).is_none() {
-                    return Err(refused(format!(
-                        "{name} has the pair '{first} {second}', and there is no token '{text}'"
-                    )));
-                }
-            }
-        }
         // Of two equal pairs the first counts.
         let mut seen = HashSet::new();
         pairs.retain(|pair| seen.insert(pair.clone()));
+        let pairs = reachable(pairs);
+        let mut texts = pairs.iter().flat_map(|(first, second)| {
+            let joined = format!("{first}{second}");
+            [first.clone(), second.clone(), joined]
+        });
+        if let Some(text) = texts.find(|text| vocabulary.token(text).is_none()) {
+            return Err(refused(format!(
+                "{name} makes the text '{text}', for which there is no token"
+            )));
+        }
         let is_missing = |byte: &u8| vocabulary.token(&sign(*byte).to_string()).is_none();
         Ok(Self {
             missing: (0..=u8::MAX).filter(is_missing).collect(),
@@ -75,6 +76,40 @@ impl Encoder {
             Ok(())
         })
     }
+}
+
+/// The pairs that can come to be merged: each of their texts is a character, or what another such pair makes. The others
+/// are no fault of a file, since they change nothing.
+fn reachable(pairs: Vec<(String, String)>) -> Vec<(String, String)> {
+    let is_character = |text: &str| text.chars().nth(1).is_none();
+    // Pairs by the text that they wait for.
+    let mut waiting: HashMap<&str, Vec<usize>> = HashMap::new();
+    let mut missing = vec![0; pairs.len()];
+    for (at, (first, second)) in pairs.iter().enumerate() {
+        for text in [first, second]
+            .into_iter()
+            .filter(|text| !is_character(text))
+        {
+            waiting.entry(text).or_default().push(at);
+            missing[at] += 1;
+        }
+    }
+    let mut found: Vec<usize> = (0..pairs.len()).filter(|at| missing[*at] == 0).collect();
+    let mut next = 0;
+    while let Some((first, second)) = found.get(next).map(|at| &pairs[*at]) {
+        next += 1;
+        let joined = format!("{first}{second}");
+        for at in waiting.remove(joined.as_str()).unwrap_or_default() {
+            missing[at] -= 1;
+            if missing[at] == 0 {
+                found.push(at);
+            }
+        }
+    }
+    let mut at = 0..;
+    let mut pairs = pairs;
+    pairs.retain(|_| at.next().is_some_and(|at| missing[at] == 0));
+    pairs
 }
 
 /// The map of the crate `tokenizers`.
@@ -116,4 +151,22 @@ pub(super) fn bytes_of(text: &str) -> Vec<u8> {
         }
     }
     bytes
+}
+
+#[cfg(test)]
+mod tests {
+    use super::reachable;
+
+    #[test]
+    fn a_pair_counts_when_its_texts_can_be_made() {
+        let pairs = |texts: &[&str]| -> Vec<(String, String)> {
+            let pairs = texts.iter().filter_map(|text| text.split_once(' '));
+            pairs
+                .map(|(first, second)| (first.to_owned(), second.to_owned()))
+                .collect()
+        };
+        let all = pairs(&["ab ab", "a b", "<2 56>", "abab c", "x y", "yx y", "x yx"]);
+        let some = pairs(&["ab ab", "a b", "abab c", "x y"]);
+        assert_eq!(reachable(all), some);
+    }
 }
