@@ -1,11 +1,13 @@
 //! A stand-in for the CUDA driver library, for tests of the host's side on machines without a GPU.
 //!
 //! GPU memory is host memory; a kernel is a host thread that drives the queues by the same core, as a
-//! group of one. The environment variable `FAKE_CUDA` makes it misbehave: `old`, `nogpu`, `small` (a
-//! GPU of compute capability 7.5), `oom`, `badptx`, `bar` (registers no doorbells), `idle` (kernels do
-//! nothing), `hang` (kernels never end), `torn` (of litmus tests of two words the second is written, not
-//! the first), `nobatch` (knows no copies in batches), `badtrace` (kernels fill the ring of their events
-//! with nonsense and count more of it than there can be), `onebuffer` (all commands use one buffer).
+//! group of one. The environment variable `FAKE_CUDA`, words with commas between them, makes it another driver or
+//! misbehave: `old`, `nogpu`, `two-gpus`, `small` (a GPU of compute capability 7.5), `oom`, `badptx`, `bar` (registers no
+//! doorbells), `noregister` (registers no memory at all, as with confidential computing), `nohostalloc` (gives no pinned
+//! memory), `register-limit=BYTES` (of one registration), `idle` (kernels do nothing), `hang` (kernels never end), `torn`
+//! (of litmus tests of two words the second is written, not the first), `nobatch` (knows no copies in batches), `badtrace`
+//! (kernels fill the ring of their events with nonsense and count more of it than there can be), `onebuffer` (all commands
+//! use one buffer).
 // UNSAFETY: a C interface of raw pointers, whose callers keep the driver's rules.
 #![allow(unsafe_code, non_snake_case)]
 #![allow(
@@ -15,6 +17,7 @@
 
 mod choose;
 mod compute;
+mod copies;
 mod examples;
 mod experts;
 mod export;
@@ -24,6 +27,7 @@ mod kernels;
 mod ladder;
 mod litmus;
 mod matmul;
+mod memory;
 mod paged;
 mod peer;
 mod rows;
@@ -35,10 +39,9 @@ mod striped;
 mod warps;
 
 use nvme_gpu_kernel::Kernel;
-use std::alloc::{Layout, alloc, dealloc};
 use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{LazyLock, Mutex, MutexGuard, PoisonError};
 
 type Status = c_int;
@@ -46,6 +49,7 @@ const SUCCESS: Status = 0;
 const INVALID_VALUE: Status = 1;
 const OUT_OF_MEMORY: Status = 2;
 const NO_DEVICE: Status = 100;
+const INVALID_CONTEXT: Status = 201;
 const INVALID_PTX: Status = 218;
 const INVALID_HANDLE: Status = 400;
 const NOT_FOUND: Status = 500;
@@ -67,23 +71,22 @@ static KERNELS: LazyLock<Vec<&'static CStr>> = LazyLock::new(|| {
         .collect()
 });
 
-/// Allocations and registrations: address to bytes.
-static MEMORY: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
-/// A registration was refused, as `FAKE_CUDA=bar` asks.
-static REFUSED: AtomicBool = AtomicBool::new(false);
 static RETAINED: AtomicU32 = AtomicU32::new(0);
-static REGISTERED: Mutex<BTreeMap<u64, usize>> = Mutex::new(BTreeMap::new());
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Whether `FAKE_CUDA`, a list with commas, has `name`.
 fn fault(name: &str) -> bool {
-    std::env::var("FAKE_CUDA").is_ok_and(|value| value == name)
+    std::env::var("FAKE_CUDA").is_ok_and(|all| all.split(',').any(|one| one == name))
 }
 
-fn layout(bytes: usize) -> Layout {
-    Layout::from_size_align(bytes.max(1).next_multiple_of(4096), 4096).expect("a layout")
+/// The number behind `name=` in `FAKE_CUDA`.
+fn fault_number(name: &str) -> Option<usize> {
+    let all = std::env::var("FAKE_CUDA").ok()?;
+    let number = |one: &str| one.strip_prefix(name)?.strip_prefix('=')?.parse().ok();
+    all.split(',').find_map(number)
 }
 
 #[unsafe(no_mangle)]
@@ -197,6 +200,14 @@ fn current_context() -> usize {
     current
 }
 
+/// The GPU of a context: that of a primary one is in its handle, other contexts are of GPU 0.
+fn device_of(context: usize) -> c_int {
+    match context {
+        8..1000 => (context - 8) as c_int,
+        _ => 0,
+    }
+}
+
 /// A context beside the primary one, current from now on.
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn cuCtxCreate_v2(context: *mut *mut c_void, _: c_uint, _: c_int) -> Status {
@@ -245,7 +256,8 @@ pub unsafe extern "C" fn cuDeviceCanAccessPeer(can: *mut c_int, _: c_int, _: c_i
 }
 
 #[unsafe(no_mangle)]
-pub extern "C" fn cuCtxEnablePeerAccess(_: *mut c_void, _: c_uint) -> Status {
+pub extern "C" fn cuCtxEnablePeerAccess(context: *mut c_void, _: c_uint) -> Status {
+    memory::reach_peer(device_of(context.addr()));
     SUCCESS
 }
 
@@ -316,7 +328,7 @@ pub unsafe extern "C" fn cuModuleGetGlobal_v2(
     };
     let mut place = 0;
     // SAFETY: `place` is one.
-    if unsafe { cuMemAlloc_v2(&mut place, 4) } != SUCCESS {
+    if unsafe { memory::cuMemAlloc_v2(&mut place, 4) } != SUCCESS {
         return OUT_OF_MEMORY;
     }
     // SAFETY: allocated above; the caller gives a place for one address and one length.
@@ -404,234 +416,5 @@ pub unsafe extern "C" fn cuOccupancyMaxActiveBlocksPerMultiprocessor(
 ) -> Status {
     // SAFETY: the caller gives a place for one integer.
     unsafe { *blocks = 1 };
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemHostRegister_v2(start: u64, bytes: usize, flags: c_uint) -> Status {
-    let is_io = flags & 4 != 0;
-    // The first registration is that of the doorbells.
-    if is_io || fault("bar") && !REFUSED.swap(true, Ordering::Relaxed) {
-        return INVALID_VALUE;
-    }
-    let mut registered = lock(&REGISTERED);
-    let overlaps = registered
-        .iter()
-        .any(|(at, len)| start < at + *len as u64 && *at < start + bytes as u64);
-    if overlaps {
-        return 712;
-    }
-    registered.insert(start, bytes);
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemHostUnregister(start: u64) -> Status {
-    match lock(&REGISTERED).remove(&start) {
-        Some(_) => SUCCESS,
-        None => 713,
-    }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemHostGetDevicePointer_v2(
-    to: *mut u64,
-    host: u64,
-    _: c_uint,
-) -> Status {
-    // SAFETY: the caller gives a place for one address.
-    unsafe { *to = host };
-    SUCCESS
-}
-
-/// Type of memory (1 is the host's, 2 the GPU's), whether it is managed, and the GPU's number.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuPointerGetAttribute(
-    to: *mut c_uint,
-    attribute: c_uint,
-    address: u64,
-) -> Status {
-    let holds = |all: &BTreeMap<u64, usize>| {
-        let before = all.range(..=address).next_back();
-        before.is_some_and(|(start, bytes)| address - start < *bytes as u64)
-    };
-    let kind = match (holds(&lock(&MEMORY)), holds(&lock(&REGISTERED))) {
-        (true, _) => 2,
-        (_, true) => 1,
-        _ => return INVALID_VALUE,
-    };
-    let value = match attribute {
-        2 => kind,
-        8 | 9 => 0,
-        _ => return INVALID_VALUE,
-    };
-    // SAFETY: the caller gives a place for one integer.
-    unsafe { *to = value };
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemAlloc_v2(to: *mut u64, bytes: usize) -> Status {
-    if fault("oom") {
-        return OUT_OF_MEMORY;
-    }
-    let start = export::allocate(bytes).unwrap_or_else(|| {
-        // SAFETY: the layout is not empty.
-        unsafe { alloc(layout(bytes)) }.expose_provenance() as u64
-    });
-    if start == 0 {
-        return OUT_OF_MEMORY;
-    }
-    lock(&MEMORY).insert(start, bytes);
-    // SAFETY: the caller gives a place for one address.
-    unsafe { *to = start };
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemcpyHtoD_v2(to: u64, from: *const u8, bytes: usize) -> Status {
-    // SAFETY: the caller's.
-    unsafe { cuMemcpyHtoDAsync_v2(to, from, bytes, std::ptr::null_mut()) }
-}
-
-/// After what is in the default stream.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemcpyDtoH_v2(to: *mut u8, from: u64, bytes: usize) -> Status {
-    // SAFETY: the caller's.
-    unsafe {
-        streams::cuStreamSynchronize(std::ptr::null_mut());
-        cuMemcpyDtoHAsync_v2(to, from, bytes, std::ptr::null_mut())
-    }
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemsetD8_v2(to: u64, value: u8, bytes: usize) -> Status {
-    // SAFETY: the caller's.
-    unsafe { cuMemsetD8Async(to, value, bytes, std::ptr::null_mut()) }
-}
-
-#[unsafe(no_mangle)]
-pub extern "C" fn cuMemFree_v2(address: u64) -> Status {
-    let Some(bytes) = lock(&MEMORY).remove(&address) else {
-        return INVALID_VALUE;
-    };
-    if export::free(address, bytes) {
-        return SUCCESS;
-    }
-    // SAFETY: allocated with this layout in `cuMemAlloc_v2`, and freed once.
-    unsafe {
-        dealloc(
-            std::ptr::with_exposed_provenance_mut(address as usize),
-            layout(bytes),
-        )
-    };
-    SUCCESS
-}
-
-/// Whether `bytes` bytes at `address` lie in one allocation.
-fn is_device(address: u64, bytes: usize) -> bool {
-    let memory = lock(&MEMORY);
-    let before = memory.range(..=address).next_back();
-    before.is_some_and(|(start, len)| address + bytes as u64 <= start + *len as u64)
-}
-
-/// Whether the `bytes` bytes of the host at `address` lie in one registration, or in none: the driver refuses
-/// a copy of which a part is registered.
-fn is_host(address: u64, bytes: usize) -> bool {
-    let end = address + bytes as u64;
-    let registered = lock(&REGISTERED);
-    registered.iter().all(|(&start, &len)| {
-        let past = start + len as u64;
-        end <= start || past <= address || start <= address && end <= past
-    })
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemsetD8Async(
-    to: u64,
-    value: u8,
-    bytes: usize,
-    _: *mut c_void,
-) -> Status {
-    if !is_device(to, bytes) {
-        return INVALID_VALUE;
-    }
-    // SAFETY: inside an allocation, checked above.
-    unsafe { (to as usize as *mut u8).write_bytes(value, bytes) };
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemcpyHtoDAsync_v2(
-    to: u64,
-    from: *const u8,
-    bytes: usize,
-    _: *mut c_void,
-) -> Status {
-    if !is_device(to, bytes) || !is_host(from.addr() as u64, bytes) {
-        return INVALID_VALUE;
-    }
-    // SAFETY: inside an allocation; the caller vouches for the other side.
-    unsafe { std::ptr::copy(from, to as usize as *mut u8, bytes) };
-    SUCCESS
-}
-
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuMemcpyDtoHAsync_v2(
-    to: *mut u8,
-    from: u64,
-    bytes: usize,
-    _: *mut c_void,
-) -> Status {
-    if !is_device(from, bytes) || !is_host(to.addr() as u64, bytes) {
-        return INVALID_VALUE;
-    }
-    // SAFETY: inside an allocation; the caller vouches for the other side.
-    unsafe { std::ptr::copy(from as usize as *const u8, to, bytes) };
-    SUCCESS
-}
-
-/// Knows one function, and not in an old driver.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cuGetProcAddress_v2(
-    name: *const c_char,
-    function: *mut *mut c_void,
-    _version: c_int,
-    _flags: u64,
-    _why: *mut c_uint,
-) -> Status {
-    // SAFETY: the caller gives a terminated name.
-    let name = unsafe { CStr::from_ptr(name) };
-    let known = name == c"cuMemcpyBatchAsync" && !fault("nobatch");
-    let address: *mut c_void = match known {
-        true => cuMemcpyBatchAsync as *mut c_void,
-        false => std::ptr::null_mut(),
-    };
-    // SAFETY: the caller gives a place for one address.
-    unsafe { *function = address };
-    if known { SUCCESS } else { INVALID_VALUE }
-}
-
-unsafe extern "C" fn cuMemcpyBatchAsync(
-    to: *const u64,
-    from: *const u64,
-    bytes: *const usize,
-    count: usize,
-    _attributes: *const c_void,
-    _first_with: *const usize,
-    _attributes_count: usize,
-    _failed: *mut usize,
-    stream: *mut c_void,
-) -> Status {
-    for index in 0..count {
-        // SAFETY: the caller gives `count` entries in each list, and vouches for the ranges.
-        let status = unsafe {
-            let from = std::ptr::with_exposed_provenance(*from.add(index) as usize);
-            cuMemcpyHtoDAsync_v2(*to.add(index), from, *bytes.add(index), stream)
-        };
-        if status != SUCCESS {
-            return status;
-        }
-    }
     SUCCESS
 }

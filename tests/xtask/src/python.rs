@@ -38,11 +38,11 @@ const DEBIAN: [&str; 4] = [
 ];
 /// The oldest system that the wheel runs on: glibc 2.34.
 const PLATFORM: &str = "manylinux_2_34";
-/// Libraries that stand for NVIDIA's, and their names.
-const STAND_INS: [(&str, &str); 3] = [
-    ("libnvme_fake_cuda.so", "libcuda.so.1"),
-    ("libnvme_fake_cuda.so", "libcuda.so"),
-    ("libnvme_fake_cufile.so", "libcufile.so.0"),
+/// Libraries that stand for NVIDIA's, and their names. Under several names it is one file, and so one library of a process,
+/// with one default stream, as the driver's is.
+const STAND_INS: [(&str, &[&str]); 2] = [
+    ("libnvme_fake_cuda.so", &["libcuda.so.1", "libcuda.so"]),
+    ("libnvme_fake_cufile.so", &["libcufile.so.0"]),
 ];
 const FOLDER: &str = "host-shell/python";
 
@@ -155,9 +155,7 @@ fn python_over(tools: &Tools, folder: &Path, built: &Path) -> Result<Command, Fa
     copy_sources(&root().join(FOLDER).join("python"), &package)?;
     let module = package.join("nvme_gpu/_native.abi3.so");
     copy(&built.join("lib_native.so"), &module)?;
-    for (library, name) in STAND_INS {
-        copy(&built.join(library), &cuda.join(name))?;
-    }
+    install_stand_ins(built, &cuda)?;
     let mut python = tools.run("python");
     python
         .env("PYTHONPATH", &package)
@@ -282,13 +280,22 @@ fn stand_in() -> Result<PathBuf, Failure> {
     ]);
     check(&mut build)?;
     let folder = target_dir().join("tools/fake-cuda");
-    for (library, name) in STAND_INS {
-        copy(
-            &target_dir().join("release").join(library),
-            &folder.join(name),
-        )?;
-    }
+    install_stand_ins(&target_dir().join("release"), &folder)?;
     Ok(folder)
+}
+
+/// Puts the stand-ins of the folder `built` into `folder` under their names.
+fn install_stand_ins(built: &Path, folder: &Path) -> Result<(), Failure> {
+    for (library, names) in STAND_INS {
+        copy(&built.join(library), &folder.join(names[0]))?;
+        for name in &names[1..] {
+            let link = folder.join(name);
+            let _ = fs::remove_file(&link);
+            let linked = std::os::unix::fs::symlink(names[0], &link);
+            linked.map_err(|error| Failure::new(format!("{}: {error}", link.display())))?;
+        }
+    }
+    Ok(())
 }
 
 fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
