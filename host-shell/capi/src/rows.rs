@@ -184,19 +184,25 @@ impl Rows {
         Outcome::of_rows(report)
     }
 
-    /// Where the rows lie; ids and status have to be where the same hand reaches them.
+    /// Where the rows lie. Ids and status of rows in host memory have to be there, too; the launch judges those of others.
     fn place(&self, opened: &Opened) -> Answer<Where> {
         if self.count == 0 {
             return Ok(Where::Host);
         }
-        let rows = place(opened, &self.rows, "rows")?;
-        if rows == Where::Host && place(opened, &self.ids, "ids")? == Where::Gpu {
-            return Err(Failure::usage(
-                "the ids lie in GPU memory and the rows do not",
-                "have both in GPU memory, or both in host memory",
-            ));
+        if place(opened, &self.rows, "rows")? == Where::Gpu {
+            return Ok(Where::Gpu);
         }
-        Ok(rows)
+        for (memory, name) in [(Some(self.ids), "ids"), (self.status, "row_status")] {
+            if let Some(memory) = memory
+                && place(opened, &memory, name)? == Where::Gpu
+            {
+                return Err(Failure::usage(
+                    format!("{name} lies in GPU memory and the rows do not"),
+                    "have both in GPU memory, or both in host memory",
+                ));
+            }
+        }
+        Ok(Where::Host)
     }
 }
 

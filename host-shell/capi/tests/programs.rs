@@ -164,6 +164,8 @@ fn all(name: &str, flags: &[&str], before: &[&str]) {
         let program = compile(&folder, source, flags);
         run(&folder, before, &program, &[]);
     }
+    let program = compile(&folder, "pointers.c", flags);
+    run(&folder, before, &program, &[&format!("file:{image}")]);
     // What a graph, or a kernel of the program's, may still use is never freed.
     let keeping: Vec<&str> = match before {
         [] => Vec::new(),

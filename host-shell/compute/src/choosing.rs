@@ -6,7 +6,7 @@ use crate::paged::{Queries, check_queries};
 use crate::{Keep, KvPages};
 use nvme_compute_kernel::choose::{ChoosePages, SummarisePages};
 use nvme_compute_kernel::{BLOCK_THREADS, CHOOSE_PTX, kernel};
-use nvme_host::cuda::{DeviceMemory, Function, Gpu, Module};
+use nvme_host::cuda::{DeviceMemory, Function, Gpu, KernelArgument as Memory, Module};
 use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -157,6 +157,11 @@ impl Choosing {
             ));
         }
         let shape = pages.shape();
+        let of_pages = count.saturating_mul(shape.page_bytes() / 4);
+        self.module.gpu().judge_list([
+            Memory::read("pages", bytes, of_pages, 4),
+            Memory::read("ids", ids, count, 8),
+        ])?;
         let words = SummarisePages {
             pages: bytes,
             ids,
@@ -229,6 +234,15 @@ impl Choosing {
                 "use a positive scale: bounds of products are compared",
             ));
         }
+        let gpu = self.module.gpu();
+        let workspace = Self::workspace_bytes(pages, queries, choice.keep);
+        gpu.judge_list(queries.tables(pages))?;
+        gpu.judge_list([Memory::written(
+            "workspace",
+            choice.workspace,
+            workspace / 4,
+            4,
+        )])?;
         let words = words(pages, queries, choice);
         let rows = words.rows();
         // SAFETY: both kernels take one `ChoosePages` and stay loaded; the caller vouches for the addresses.

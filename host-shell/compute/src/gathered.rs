@@ -56,6 +56,7 @@ impl StreamedProducts {
                 "use fewer than 2^32",
             ));
         }
+        self.judge(Some(ids), (x, matrix.columns.into()), (y, ids.count))?;
         let table = matrix
             .store
             .table(matrix.offset, matrix.rows.into(), matrix.row_bytes)?;

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use crate::Matrix;
+use crate::extents::{optional, product as extent};
 use crate::gathered::split;
 use nvme_compute_kernel::gemm::{
     DEPTH, Gemm, GemmStreamed, SHARED_BYTES, STAGES, STRIP_ROWS, TILE_TOKENS,
@@ -10,7 +11,7 @@ use nvme_compute_kernel::gemm::{
 use nvme_compute_kernel::{BLOCK_THREADS, GEMM_PTX, kernel};
 use nvme_formats::Stored;
 use nvme_gpu_kernel::rows::Gather;
-use nvme_host::cuda::{Blocks, Function, Gpu, Module, Pending};
+use nvme_host::cuda::{Blocks, Function, Gpu, KernelArgument as Memory, Module, Pending};
 use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -133,6 +134,7 @@ impl StreamedGemm {
         if gemm.tokens == 0 {
             return Ok(Pending::nothing());
         }
+        self.judge(matrix, product, (0, stages))?;
         let table = matrix
             .store
             .table(matrix.offset, matrix.rows.into(), matrix.row_bytes)?;
@@ -194,6 +196,7 @@ impl StreamedGemm {
         if gemm.tokens == 0 || gemm.rows == 0 {
             return Ok(());
         }
+        self.judge(matrix, product, (w, 0))?;
         // SAFETY: the kernels take one `Gemm`; the caller vouches for the addresses.
         unsafe {
             self.clear(&gemm, stream)?;
@@ -201,6 +204,26 @@ impl StreamedGemm {
             self.module
                 .launch_blocks(stream, self.resident, grid, &gemm)
         }
+    }
+
+    /// Judges the vectors, a matrix at `w` if that is not 0, and of the workspace `stages` bytes and the words behind them.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for memory that the GPU cannot use so.
+    fn judge(&self, matrix: &Matrix, product: &Product, (w, stages): (u64, u64)) -> Result<()> {
+        let of_matrix = GemmStreamed::stage_bytes(matrix.columns) * u64::from(STAGES);
+        let words = Self::workspace_bytes(matrix) - of_matrix;
+        let (workspace, bytes) = match stages {
+            0 => (product.workspace + of_matrix, words),
+            stages => (product.workspace, stages + words),
+        };
+        let weights = optional(w, extent(&[matrix.rows, matrix.columns]));
+        self.module.gpu().judge_list([
+            Memory::read("x", product.x, extent(&[product.tokens, matrix.columns]), 2),
+            Memory::read("w", w, weights, 2),
+            Memory::written("y", product.y, extent(&[product.tokens, matrix.rows]), 4),
+            Memory::written("workspace", workspace, bytes / 4, 4),
+        ])
     }
 
     /// # Safety

@@ -25,6 +25,8 @@ mod choice;
 #[cfg(feature = "cuda")]
 pub mod choosing;
 pub mod experts;
+#[cfg(feature = "cuda")]
+mod extents;
 pub mod flash;
 #[cfg(feature = "cuda")]
 mod gathered;

@@ -3,11 +3,12 @@
 #![allow(unsafe_code)]
 
 use crate::KvPages;
+use crate::extents::{optional, product};
 use nvme_compute_kernel::pages::{MOST_SPLITS, QUERIES};
 use nvme_compute_kernel::{BLOCK_THREADS, PAGED_PTX, PagedAttention, kernel};
 use nvme_gpu_kernel::ring::{LEAST_SHIFT, MOST_SHIFT};
 use nvme_gpu_kernel::rows::Gather;
-use nvme_host::cuda::{Function, Gathered, Gpu, Module, Pending};
+use nvme_host::cuda::{Function, Gathered, Gpu, KernelArgument as Memory, Module, Pending};
 use nvme_host::store::status;
 use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
@@ -49,6 +50,24 @@ pub struct Queries {
 }
 
 impl Queries {
+    /// The queries and the tables of their pages, as kernels read them.
+    pub(crate) fn tables(&self, pages: &KvPages) -> [Memory<'static>; 3] {
+        let shape = pages.shape();
+        let heads = if self.per_head { shape.kv_heads } else { 1 };
+        let vectors = product(&[self.sequences, self.heads, shape.head_elements]);
+        let numbers = product(&[self.sequences, heads, self.most_pages]);
+        let counts = if self.most_pages == 0 {
+            0
+        } else {
+            product(&[self.sequences, heads])
+        };
+        [
+            Memory::read("queries", self.queries, vectors, 4),
+            Memory::read("pages", self.pages, numbers, 4),
+            Memory::read("counts", self.counts, counts, 4),
+        ]
+    }
+
     /// From the pages of a sequence to those of the next, and from those of a head; 0 where heads have the same.
     pub(crate) fn strides(&self, kv_heads: u32) -> (u32, u32) {
         match self.per_head {
@@ -100,6 +119,23 @@ impl Attending {
         vectors * u64::from(splits(pages, queries)) * each * 4
     }
 
+    /// # Errors
+    /// [`Error::Usage`] for memory that the GPU cannot use so.
+    fn judge(&self, pages: &KvPages, queries: &Queries) -> Result<()> {
+        let page = pages.shape().page_bytes() / 2;
+        let tail = u64::from(queries.sequences).saturating_mul(page);
+        let tail_counts = optional(queries.tail, queries.sequences.into());
+        let tables = queries.tables(pages);
+        let y = tables[0].bytes / 4;
+        let workspace = Self::workspace_bytes(pages, queries) / 4;
+        self.module.gpu().judge_list(tables.into_iter().chain([
+            Memory::read("tail", queries.tail, optional(queries.tail, tail), 2),
+            Memory::read("tail_counts", queries.tail_counts, tail_counts, 4),
+            Memory::written("y", queries.y, y, 4),
+            Memory::written("workspace", queries.workspace, workspace, 4),
+        ]))
+    }
+
     /// Puts the attention of one query a head into `stream`, a `CUstream` of the store's GPU, and returns before it runs.
     /// The stream may be captured; what the tables of pages hold when it runs counts.
     ///
@@ -128,6 +164,7 @@ impl Attending {
         if parts == 0 {
             return Ok(Pending::nothing());
         }
+        self.judge(pages, queries)?;
         let piece = words.piece_bytes();
         let argument = |rows: Gather| {
             let stage_shift = piece

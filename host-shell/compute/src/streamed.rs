@@ -2,9 +2,9 @@
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use crate::Matrix;
+use crate::{GpuIds, Matrix};
 use nvme_compute_kernel::{GemvStreamed, STREAMED_PTX, kernel};
-use nvme_host::cuda::{Function, Gathered, Gpu, Module, Pending};
+use nvme_host::cuda::{Function, Gathered, Gpu, KernelArgument as Memory, Module, Pending};
 use nvme_host::store::status;
 use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
@@ -55,6 +55,30 @@ impl StreamedProducts {
         (&self.module, self.gathered)
     }
 
+    /// Judges ids, `x` and `y`, each an address and how many elements lie there.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for memory that the GPU cannot use so.
+    pub(crate) fn judge(
+        &self,
+        ids: Option<GpuIds>,
+        (x, columns): (u64, u64),
+        (y, results): (u64, u64),
+    ) -> Result<()> {
+        if results == 0 {
+            return Ok(());
+        }
+        let ids = ids.map(|ids| {
+            let unit = if ids.wide { 8 } else { 4 };
+            Memory::read("ids", ids.address, ids.count, unit)
+        });
+        let vectors = [
+            Memory::read("x", x, columns, 4),
+            Memory::written("y", y, results, 4),
+        ];
+        self.module.gpu().judge_list(ids.into_iter().chain(vectors))
+    }
+
     /// Puts `y = W x` into `stream`, a `CUstream` of the store's GPU, and returns before it runs. `x` is the address of as
     /// many `f32` as the matrix has columns, `y` that of as many as it has rows. The stream may be captured.
     ///
@@ -75,6 +99,7 @@ impl StreamedProducts {
                 "use addresses that are multiples of 4",
             ));
         }
+        self.judge(None, (x, matrix.columns.into()), (y, matrix.rows.into()))?;
         let table = matrix
             .store
             .table(matrix.offset, matrix.rows.into(), matrix.row_bytes)?;

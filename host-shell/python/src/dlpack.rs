@@ -153,34 +153,38 @@ impl Tensor {
                 tensor.code, tensor.bits, tensor.lanes
             )));
         };
-        let dimensions = usize::try_from(tensor.ndim).unwrap_or(0);
-        let list = |from: *mut i64| match dimensions {
-            0 => &[][..],
-            // SAFETY: the owner gives `ndim` of each.
-            _ => unsafe { std::slice::from_raw_parts(from, dimensions) },
-        };
-        let shape: Vec<u64> = list(tensor.shape)
+        // SAFETY: taken from a capsule and not deleted before drop.
+        let shape = unsafe { lengths(tensor) }?;
+        let bytes = shape
             .iter()
-            .map(|length| u64::try_from(*length).unwrap_or(0))
-            .collect();
-        let elements = shape
-            .iter()
-            .try_fold(1u64, |all, one| all.checked_mul(*one));
-        let bytes = elements.and_then(|count| count.checked_mul(u64::from(bits) / 8));
-        let Some((elements, bytes)) = elements.zip(bytes) else {
-            return Err(PyBufferError::new_err("a tensor of more than 2^64 bytes"));
+            .try_fold(u64::from(bits) / 8, |all, one| all.checked_mul(*one));
+        let bytes = bytes.and_then(|bytes| isize::try_from(bytes).ok());
+        let Some(bytes) = bytes else {
+            return Err(PyBufferError::new_err(
+                "the tensor has more bytes than memory can have",
+            ));
         };
-        if !tensor.strides.is_null() && elements > 1 {
-            let mut expected = 1;
-            for (length, stride) in shape.iter().zip(list(tensor.strides)).rev() {
-                if *length > 1 && *stride != expected {
-                    return Err(PyBufferError::new_err("the tensor is not C-contiguous"));
-                }
-                expected *= *length as i64;
-            }
+        // SAFETY: as above.
+        unsafe { check_strides(tensor, &shape) }?;
+        let address = (tensor.data.addr() as u64).checked_add(tensor.byte_offset);
+        let is_inside = |address: &u64| {
+            i64::try_from(*address).is_ok_and(|at| at.checked_add(bytes as i64).is_some())
+        };
+        let address = address.filter(is_inside).ok_or_else(|| {
+            PyBufferError::new_err(format!(
+                "the tensor's data address {:#x} and byte offset {} are outside of memory",
+                tensor.data.addr(),
+                tensor.byte_offset
+            ))
+        })?;
+        if bytes > 0 && tensor.data.is_null() {
+            return Err(PyBufferError::new_err("the tensor's data address is NULL"));
+        }
+        if matches!(tensor.device_type, CPU | CUDA_HOST) {
+            check_readable(address, bytes as usize)?;
         }
         Ok(Described {
-            address: (tensor.data.addr() as u64).wrapping_add(tensor.byte_offset),
+            address,
             bytes: bytes as usize,
             shape,
             dtype: name.to_owned(),
@@ -188,6 +192,90 @@ impl Tensor {
             readonly,
         })
     }
+}
+
+/// Dimensions of a tensor at most: numpy has as many.
+const MOST_DIMENSIONS: i32 = 64;
+
+/// The lengths of a tensor.
+///
+/// # Safety
+/// `tensor` is of a producer that gives as many lengths as it says.
+///
+/// # Errors
+/// BufferError for dimensions that cannot be.
+unsafe fn lengths(tensor: &DlTensor) -> PyResult<Vec<u64>> {
+    if !(0..=MOST_DIMENSIONS).contains(&tensor.ndim) {
+        return Err(PyBufferError::new_err(format!(
+            "the tensor has {} dimensions: 0 to {MOST_DIMENSIONS} can be",
+            tensor.ndim
+        )));
+    }
+    if tensor.ndim > 0 && tensor.shape.is_null() {
+        return Err(PyBufferError::new_err("the tensor's shape is NULL"));
+    }
+    let length = |index: usize| {
+        // SAFETY: below `ndim`; a producer may have the list at any address.
+        let length = unsafe { tensor.shape.add(index).read_unaligned() };
+        u64::try_from(length).map_err(|_| {
+            PyBufferError::new_err(format!(
+                "the tensor's length {length} of dimension {index} is negative"
+            ))
+        })
+    };
+    (0..tensor.ndim as usize).map(length).collect()
+}
+
+/// # Safety
+/// As [`lengths`], which gave `shape`; its product with the bytes of an element was counted.
+///
+/// # Errors
+/// BufferError for elements that do not lie one after the other.
+unsafe fn check_strides(tensor: &DlTensor, shape: &[u64]) -> PyResult<()> {
+    if tensor.strides.is_null() || shape.contains(&0) {
+        return Ok(());
+    }
+    let mut expected = 1i64;
+    for (index, length) in shape.iter().enumerate().rev() {
+        // SAFETY: the producer gives one for each dimension.
+        let stride = unsafe { tensor.strides.add(index).read_unaligned() };
+        if *length > 1 && stride != expected {
+            return Err(PyBufferError::new_err("the tensor is not C-contiguous"));
+        }
+        expected = expected.saturating_mul(*length as i64);
+    }
+    Ok(())
+}
+
+/// Whether the first and the last of `bytes` bytes at `address` are memory of this process: a producer's mistake is an
+/// error, and no access to memory that is not there.
+///
+/// # Errors
+/// BufferError where they are not.
+fn check_readable(address: u64, bytes: usize) -> PyResult<()> {
+    if bytes == 0 {
+        return Ok(());
+    }
+    for at in [address, address + bytes as u64 - 1] {
+        let mut byte = 0u8;
+        let to = libc::iovec {
+            iov_base: (&raw mut byte).cast(),
+            iov_len: 1,
+        };
+        let from = libc::iovec {
+            iov_base: std::ptr::with_exposed_provenance_mut(at as usize),
+            iov_len: 1,
+        };
+        // SAFETY: the kernel reads at the second address, and answers EFAULT where nothing is.
+        let read = unsafe { libc::process_vm_readv(libc::getpid(), &to, 1, &from, 1, 0) };
+        let error = std::io::Error::last_os_error();
+        if read < 0 && error.raw_os_error() == Some(libc::EFAULT) {
+            return Err(PyBufferError::new_err(format!(
+                "the tensor's {bytes} bytes at address {address:#x} are not all memory of this process"
+            )));
+        }
+    }
+    Ok(())
 }
 
 impl Drop for Tensor {

@@ -10,7 +10,7 @@ use crate::pool::lock;
 use crate::view::View;
 use crate::wait;
 use nvme_host::StoreOptions;
-use nvme_host::cuda::{Gpu, RowsOptions, Tier};
+use nvme_host::cuda::{Gpu, KernelArgument, RowsOptions, Tier};
 use nvme_host::store::{FileIo, Gds, GpuOptions};
 use pyo3::prelude::*;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -269,6 +269,11 @@ impl Store {
         self.flights.reap();
         let store = self.get()?;
         let used = Arc::clone(&store);
+        let buffer = match is_write {
+            true => KernelArgument::read("buf", address, bytes, 1),
+            false => KernelArgument::written("buf", address, bytes, 1),
+        };
+        self.gpu()?.judge(&buffer).or_raise()?;
         let word = if is_write { "write" } else { "read" };
         // SAFETY: the address is of the buffers, which are kept until the transfer has ended; that of a graph is its
         // user's to keep.
@@ -291,6 +296,8 @@ impl Store {
         stream: u64,
     ) -> PyResult<bool> {
         let store = self.get()?;
+        let buffer = KernelArgument::written("buf", address, bytes, 1);
+        self.gpu()?.judge(&buffer).or_raise()?;
         // SAFETY: the caller keeps the buffer of the address, and the read has ended when this returns.
         py.detach(|| unsafe { store.read_by_cufile_after(stream, offset, bytes, address) })
             .or_raise()

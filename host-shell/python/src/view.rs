@@ -4,7 +4,7 @@
 
 use crate::dlpack::{self, Tensor};
 use crate::error::Fault;
-use pyo3::exceptions::PyValueError;
+use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -172,6 +172,7 @@ impl View {
         if answer != 0 {
             return Err(PyErr::fetch(py));
         }
+        let has_place = raw.len <= 0 || !raw.buf.is_null();
         let dimensions = raw.ndim.max(0) as usize;
         let shape = match dimensions == 0 || raw.shape.is_null() {
             true => Vec::new(),
@@ -188,6 +189,11 @@ impl View {
                 .to_string_lossy()
                 .into_owned(),
         };
+        let owner = Buffer(raw);
+        if !has_place {
+            return Err(PyBufferError::new_err("the buffer's address is NULL"));
+        }
+        let raw = &owner.0;
         Ok(Self {
             address: raw.buf.addr() as u64,
             bytes: raw.len.max(0) as usize,
@@ -195,7 +201,7 @@ impl View {
             dtype: format!("<{dtype}"),
             device: (dlpack::CPU, 0),
             readonly: raw.readonly != 0,
-            owner: Owner::Buffer(Buffer(raw)),
+            owner: Owner::Buffer(owner),
         })
     }
 
@@ -252,7 +258,11 @@ impl View {
         readonly: bool,
     ) -> PyResult<Self> {
         if address == 0 && nbytes != 0 || address.checked_add(nbytes as u64).is_none() {
-            return Err(PyValueError::new_err("no memory lies at this address"));
+            return Err(Fault::usage(
+                format!("no memory of {nbytes} bytes lies at address {address:#x}"),
+                "pass an array whose memory was not given back",
+            )
+            .into());
         }
         Ok(Self {
             owner: Owner::Object(owner),

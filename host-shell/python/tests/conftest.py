@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import signal
 import subprocess
@@ -10,10 +11,17 @@ import sys
 import textwrap
 import threading
 import time
+import weakref
+from collections.abc import Callable
 
 import pytest
 
 import nvme_gpu
+
+# Where SIGINT was ignored when the tests were started, as by nohup or a shell's &, Python has no handler for it; what the
+# tests start inherits that, too.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SIM = "sim:mem?size=32MiB"
 # A store with a GPU leaves the CPU eight queues and gives the GPU sixteen.
@@ -37,13 +45,46 @@ def stand_in() -> bool:
         return False
 
 
-class Device:
-    """Memory of the stand-in's GPU, as an object with ``__cuda_array_interface__``."""
+def cuda_memory(nbytes: int, kind: str = "gpu", gpu: int = 0) -> tuple[int, Callable[[], None]]:
+    """The address of new memory as the stand-in of CUDA has it, and what gives it back. ``kind``: "gpu"; "managed";
+    "pinned", of the driver; "registered" and "read-only", memory of the host that is registered with it; "host"."""
+    cuda = ctypes.CDLL("libcuda.so.1")
+    context, at, size = ctypes.c_void_p(), ctypes.c_uint64(), ctypes.c_size_t(max(nbytes, 1))
+    assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), gpu) == 0
+    assert cuda.cuCtxPushCurrent_v2(context) == 0
+    try:
+        if kind in ("registered", "read-only", "host"):
+            memory = mmap.mmap(-1, max(nbytes, 1))
+            at.value = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+            flags = 3 if kind == "registered" else 11
+            if kind != "host":
+                assert cuda.cuMemHostRegister_v2(at, size, flags) == 0
+            return at.value, lambda: (kind == "host" or cuda.cuMemHostUnregister(at), memory)[0]
+        if kind == "gpu":
+            assert cuda.cuMemAlloc_v2(ctypes.byref(at), size) == 0
+        elif kind == "managed":
+            assert cuda.cuMemAllocManaged(ctypes.byref(at), size, 1) == 0
+        else:
+            assert cuda.cuMemHostAlloc(ctypes.byref(at), size, 0) == 0
+    finally:
+        assert cuda.cuCtxPopCurrent_v2(ctypes.byref(context)) == 0
+    free = cuda.cuMemFreeHost if kind == "pinned" else cuda.cuMemFree_v2
+    return at.value, lambda: free(at)
 
-    def __init__(self, values, typestr="<i8", shape=None, stream=None, strides=None):
+
+class Device:
+    """Memory of the stand-in's GPU, as an object with ``__cuda_array_interface__``; or of another ``kind``."""
+
+    def __init__(self, values, typestr="<i8", shape=None, stream=None, strides=None, kind="gpu", gpu=0):
         kinds = {"<i8": ctypes.c_int64, "<i4": ctypes.c_int32, "<f4": ctypes.c_float, "|u1": ctypes.c_uint8}
-        kind = kinds[typestr]
-        self.memory = (kind * max(len(values), 1))(*values)
+        element = kinds[typestr]
+        count = max(len(values), 1)
+        at, free = cuda_memory(count * ctypes.sizeof(element), kind, gpu)
+        self.memory = (element * count).from_address(at)
+        # At the end of the process a launch may still use it.
+        weakref.finalize(self.memory, free).atexit = False
+        for index, value in enumerate(values):
+            self.memory[index] = value
         self.shape = (len(values),) if shape is None else shape
         self.typestr, self.stream, self.strides = typestr, stream, strides
 
@@ -153,6 +194,16 @@ def interrupted(call) -> None:
         is_over.set()
         presses.join()
         time.sleep(60)
+
+
+def read_at_last(store: nvme_gpu.Store, nbytes: int) -> bytes:
+    """Reads from a store with short time-outs, which a loaded machine exceeds now and then."""
+    begin = time.monotonic()
+    while True:
+        try:
+            return store.read(nbytes)
+        except nvme_gpu.Timeout:
+            assert time.monotonic() - begin < 120, "each command times out"
 
 
 def drain() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import weakref
 
 import torch
 
@@ -18,6 +19,15 @@ class OnGpu(torch.Tensor):
 
     is_cuda = property(lambda self: True)
     device = property(lambda self: torch.device("cuda", 0))
+
+    def data_ptr(self):
+        """The address of its memory, which is the GPU's from now on as far as the stand-in knows."""
+        storage = self.untyped_storage()
+        cuda = ctypes.CDLL("libcuda.so.1")
+        start = ctypes.c_uint64(storage.data_ptr())
+        cuda.fake_cuda_lend(start, ctypes.c_size_t(storage.nbytes()), 0)
+        weakref.finalize(self, cuda.fake_cuda_lend, start, ctypes.c_size_t(0), 0).atexit = False
+        return super().data_ptr()
 
     # Inside of an operation torch's own methods return plain tensors.
     def detach(self):

@@ -1,60 +1,11 @@
-//! Memory of a caller: where it lies, and its registration.
-// UNSAFETY: asks the driver about addresses, and registers memory that the caller vouches for.
+//! Memory of a caller that is registered with a GPU.
+// UNSAFETY: registers memory that the caller vouches for.
 #![allow(unsafe_code)]
 
-use super::driver::{Gpu, check};
+use super::driver::Gpu;
 use super::registered::Registered;
 use crate::error::{Error, Result};
-use cudarc::driver::sys::{self, CUmemorytype, CUpointer_attribute as Attribute, CUresult};
 use std::sync::Arc;
-
-/// Where memory lies, as the driver knows it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Place {
-    /// In host memory that GPUs do not reach.
-    Host,
-    /// In host memory that was allocated by the driver, or registered with it.
-    Pinned,
-    /// In memory of this GPU, or managed memory.
-    Gpu,
-    /// In memory of another GPU.
-    OtherGpu,
-}
-
-impl Gpu {
-    /// Where the byte at `address` lies. Any address may be asked about; nothing is read there.
-    ///
-    /// # Errors
-    /// [`Error::Environment`] with the driver's answer.
-    pub fn place_of(&self, address: u64) -> Result<Place> {
-        let _guest = self.enter()?;
-        let ask = |what: Attribute| -> Result<Option<u32>> {
-            let mut value = 0u64;
-            // SAFETY: writes one integer of 32 bits, for which there is room.
-            let answer =
-                unsafe { sys::cuPointerGetAttribute((&raw mut value).cast(), what, address) };
-            if answer == CUresult::CUDA_ERROR_INVALID_VALUE {
-                return Ok(None);
-            }
-            check("cuPointerGetAttribute", answer)?;
-            Ok(Some(value as u32))
-        };
-        let Some(kind) = ask(Attribute::CU_POINTER_ATTRIBUTE_MEMORY_TYPE)? else {
-            return Ok(Place::Host);
-        };
-        if ask(Attribute::CU_POINTER_ATTRIBUTE_IS_MANAGED)?.is_some_and(|value| value as u8 != 0) {
-            return Ok(Place::Gpu);
-        }
-        if kind != CUmemorytype::CU_MEMORYTYPE_DEVICE as u32 {
-            return Ok(Place::Pinned);
-        }
-        let ordinal = ask(Attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL)?;
-        Ok(match ordinal == Some(self.index()) {
-            true => Place::Gpu,
-            false => Place::OtherGpu,
-        })
-    }
-}
 
 /// Memory of a caller that a GPU reaches, until this is dropped.
 pub struct CallerMemory {

@@ -3,7 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::Store;
-use crate::cuda::is_of_cufile;
+use crate::cuda::{KernelArgument, is_of_cufile};
 use crate::error::{Error, Result};
 
 impl Store {
@@ -45,7 +45,9 @@ impl Store {
         let Some(gds) = &member.gds else {
             return Ok(false);
         };
-        if gds.file.gpu().is_captured(stream)? {
+        let gpu = gds.file.gpu();
+        gpu.judge_list([KernelArgument::written("data", to, bytes, 1)])?;
+        if gpu.is_captured(stream)? {
             return match gds.is_required {
                 true => Err(Error::usage(
                     "a read by cuFile while its stream is being captured",
@@ -54,7 +56,7 @@ impl Store {
                 false => Ok(false),
             };
         }
-        gds.file.gpu().finish(stream)?;
+        gpu.finish(stream)?;
         // SAFETY: the caller's.
         match unsafe { gds.file.read(offset, bytes, to) } {
             Ok(()) => Ok(true),

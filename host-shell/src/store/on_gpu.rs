@@ -10,8 +10,8 @@ use super::space::Space;
 use super::status::{self, RowStatus};
 use super::table::{Ids, Table};
 use crate::cuda::{
-    Blocks, Direction, Function, Gpu, GpuRows, HostRows, Module, MoveRows, Pending, ReadList,
-    ReadRange, Request, RowTable, StripedRows, Ways,
+    Blocks, Direction, Function, Gpu, GpuRows, HostRows, KernelArgument, Module, MoveRows, Pending,
+    ReadList, ReadRange, Request, RowTable, StripedRows, Ways,
 };
 use crate::error::{Error, Result};
 use crate::widen::Widen;
@@ -82,6 +82,7 @@ impl Store {
             // SAFETY: the caller's; the ranges lie inside the store.
             return unsafe { rows.read_ranges(ranges, stream) };
         }
+        ReadRange::judge_all(ranges, self.space.gpu()?.gpu())?;
         let read = |table: &Table, request: &Request| {
             // SAFETY: the caller's.
             unsafe { table.gather_on_gpu(request, stream) }
@@ -164,6 +165,9 @@ impl Store {
         from: u64,
         stream: u64,
     ) -> Result<Pending> {
+        self.space.check(offset, bytes)?;
+        let gpu = self.space.gpu()?.gpu();
+        gpu.judge_list([KernelArgument::read("data", from, bytes, 1)])?;
         let write = |table: &Table, request: &Request| {
             // SAFETY: the caller's.
             unsafe { table.scatter_on_gpu(request, stream) }

@@ -3,6 +3,7 @@
 #![allow(unsafe_code)]
 
 use super::{Counts, Experts, Policy, shape_of};
+use crate::extents::{optional, product};
 use nvme_compute_kernel::experts::cache::{Cache, Count, words};
 use nvme_compute_kernel::experts::{
     Admit, Chosen, Join, MATRICES, MOST_SLOTS, Places, Product, Route, Settle,
@@ -11,7 +12,8 @@ use nvme_compute_kernel::{BLOCK_THREADS, EXPERTS_PTX, Gemv, PTX, SiluMul, kernel
 use nvme_core::sync::{AtomicU32, Order, Scope};
 use nvme_gpu_kernel::rows::{ListHead, Range};
 use nvme_host::cuda::{
-    Blocks, DeviceMemory, Function, Gathered, Gpu, Module, Pending, ReadList, ReadRange, Stream,
+    Blocks, DeviceMemory, Function, Gathered, Gpu, KernelArgument, Module, Pending, ReadList,
+    ReadRange, Stream,
 };
 use nvme_host::store::status;
 use nvme_host::{Error, Result};
@@ -284,6 +286,15 @@ impl GpuExperts {
             return Ok(Pending::nothing());
         }
         let shape = self.experts.shape;
+        let logits = product(&[step.tokens, shape.experts]);
+        let vectors = product(&[step.tokens, shape.width]);
+        let probabilities = optional(step.probabilities, logits);
+        self.gpu.judge_list([
+            KernelArgument::read("logits", step.logits, logits, 4),
+            KernelArgument::read("x", step.x, vectors, 4),
+            KernelArgument::written("y", step.y, vectors, 4),
+            KernelArgument::written("probabilities", step.probabilities, probabilities, 4),
+        ])?;
         let pairs = step.tokens * shape.choices;
         let (kernels, memory) = (&*self.kernels, &*self.memory);
         let admit = Admit {

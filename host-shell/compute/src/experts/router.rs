@@ -43,10 +43,11 @@ fn check(experts: u32, choices: u32) -> Result<()> {
 
 #[cfg(feature = "cuda")]
 mod gpu {
-    use super::{Error, Result, check};
+    use super::{Chosen, Error, Result, check};
+    use crate::extents::{optional, product};
     use nvme_compute_kernel::experts::Route;
     use nvme_compute_kernel::{BLOCK_THREADS, EXPERTS_PTX, kernel};
-    use nvme_host::cuda::{Function, Gpu, Module};
+    use nvme_host::cuda::{Function, Gpu, KernelArgument as Memory, Module};
     use std::mem::ManuallyDrop;
     use std::sync::Arc;
 
@@ -92,6 +93,14 @@ mod gpu {
             if blocks == 0 {
                 return Ok(());
             }
+            let logits = product(&[route.tokens, route.experts]);
+            let chosen = product(&[route.tokens, route.choices, size_of::<Chosen>() as u32 / 4]);
+            let probabilities = optional(route.probabilities, logits);
+            self.module.gpu().judge_list([
+                Memory::read("logits", route.logits, logits, 4),
+                Memory::written("chosen", route.chosen, chosen, 4),
+                Memory::written("probabilities", route.probabilities, probabilities, 4),
+            ])?;
             // SAFETY: the kernel takes one `Route` and stays loaded; the caller vouches for the addresses.
             unsafe {
                 self.module

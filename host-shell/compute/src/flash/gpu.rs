@@ -3,12 +3,14 @@
 #![allow(unsafe_code)]
 
 use super::{Flash, check};
+use crate::extents::{optional, spread};
+use nvme_compute_kernel::flash::Vectors;
 use nvme_compute_kernel::flash::{
     FLASH_ROWS, FLASH_SHARED, FLASH2_ROWS, MOST_SPLITS, TENSOR_THREADS, TILE, TILED_SHARED,
     WIDE_ROWS, decode_rows, decode_shared, flash2_shared, kernel,
 };
 use nvme_compute_kernel::{ATTENTION_PTX, BLOCK_THREADS};
-use nvme_host::cuda::{Blocks, Function, Gpu, Module};
+use nvme_host::cuda::{Blocks, Function, Gpu, KernelArgument as Memory, Module};
 use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -157,6 +159,7 @@ impl FlashAttention {
         if job.rows() == 0 {
             return Ok(());
         }
+        self.judge(job, self.workspace_bytes(rung, job))?;
         let splits = if rung == Rung::MultiQuery {
             self.splits(job)
         } else {
@@ -219,6 +222,32 @@ impl FlashAttention {
                 }
             }
         }
+    }
+
+    /// # Errors
+    /// [`Error::Usage`] for memory that the GPU cannot use so.
+    fn judge(&self, job: &Flash, workspace_bytes: u64) -> Result<()> {
+        let halves = |vectors: Vectors, heads: u32, tokens: u32| match tokens {
+            0 => 0,
+            _ => {
+                let of_head = spread(tokens, vectors.token, job.head_elements.into());
+                let of_sequence = spread(heads, vectors.head, of_head);
+                spread(job.sequences, vectors.sequence, of_sequence)
+            }
+        };
+        let queries = halves(job.queries, job.heads, job.query_tokens);
+        let keys = halves(job.keys, job.kv_heads, job.key_tokens);
+        let values = halves(job.values, job.kv_heads, job.key_tokens);
+        let y = halves(job.y, job.heads, job.query_tokens);
+        let counts = optional(job.counts, job.sequences.into());
+        self.module.gpu().judge_list([
+            Memory::read("queries", job.queries.address, queries, 2),
+            Memory::read("keys", job.keys.address, keys, 2),
+            Memory::read("values", job.values.address, values, 2),
+            Memory::written("y", job.y.address, y, 2),
+            Memory::read("counts", job.counts, counts, 4),
+            Memory::written("workspace", job.workspace, workspace_bytes / 4, 4),
+        ])
     }
 
     /// # Safety

@@ -2,9 +2,10 @@
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use super::{Element, Matmul, Rung};
+use super::{Element, Matmul, Operand, Rung};
+use crate::extents::spread;
 use nvme_compute_kernel::matmul::{PTX, SM90A_PTX, TiledMatmul, WGMMA, WGMMA_DEPTH};
-use nvme_host::cuda::{Blocks, Function, Gpu, HalfMatrix, Module};
+use nvme_host::cuda::{Blocks, Function, Gpu, HalfMatrix, KernelArgument as Memory, Module};
 use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -116,6 +117,7 @@ impl Ladder {
         if tiles == 0 {
             return Ok(());
         }
+        self.judge(product)?;
         let (module, function) = self.function(rung)?;
         let blocks = Blocks {
             count: match rung {
@@ -139,6 +141,23 @@ impl Ladder {
         };
         // SAFETY: as above, one `TiledMatmul`.
         unsafe { module.launch_blocks(stream, function, blocks, &tiled) }
+    }
+
+    /// # Errors
+    /// [`Error::Usage`] for memory that the GPU cannot use so.
+    fn judge(&self, product: &Matmul) -> Result<()> {
+        let Matmul { m, n, k, .. } = *product;
+        let elements = |operand: &Operand, rows: u32, columns: u32| match columns {
+            0 => 0,
+            _ => spread(rows, operand.stride, columns.into()),
+        };
+        let (a, b, c) = (&product.a, &product.b, &product.c);
+        let (factor, result) = (product.factors.bytes(), product.result.bytes());
+        self.gpu.judge_list([
+            Memory::read("a", a.address, elements(a, m, k), factor),
+            Memory::read("b", b.address, elements(b, k, n), factor),
+            Memory::written("c", c.address, elements(c, m, n), result),
+        ])
     }
 
     fn function(&self, rung: Rung) -> Result<(&Module, Function)> {

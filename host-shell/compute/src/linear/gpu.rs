@@ -3,12 +3,13 @@
 #![allow(unsafe_code)]
 
 use super::{Activation, Backward, Forward};
+use crate::extents::{optional, product};
 use nvme_compute_kernel::linear::{
     FEW_COLUMNS, FEW_ROWS, FEW_THREADS, STAGES, SUMS_COLUMNS, TENSOR_THREADS, TILE, WARP_COLUMNS,
     WARP_ROWS, cross_bytes, kernel, tile_bytes,
 };
 use nvme_compute_kernel::{BLOCK_THREADS, LINEAR_PTX};
-use nvme_host::cuda::{Blocks, Function, Gpu, Module};
+use nvme_host::cuda::{Blocks, Function, Gpu, KernelArgument as Memory, Module};
 use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -153,6 +154,7 @@ impl Linear {
     /// rows are not whole 16 bytes; [`Error::Device`] with the driver's answer.
     pub unsafe fn forward(&self, rung: ForwardRung, job: &Forward, stream: u64) -> Result<()> {
         check_forward(rung, job)?;
+        self.judge_forward(rung, job)?;
         let elements = u64::from(job.tokens) * u64::from(job.outputs);
         let tiles = tiles(job.tokens, job.outputs)?;
         if elements == 0 {
@@ -181,6 +183,60 @@ impl Linear {
         unsafe { self.launch(stream, function, blocks, job) }
     }
 
+    /// # Errors
+    /// [`Error::Usage`] for memory that the GPU cannot use so.
+    fn judge_forward(&self, rung: ForwardRung, job: &Forward) -> Result<()> {
+        let each = if rung.is_mixed() { 2 } else { 4 };
+        let results = product(&[job.tokens, job.outputs]);
+        if results == 0 {
+            return Ok(());
+        }
+        let bias = optional(job.bias, job.outputs.into());
+        self.module.gpu().judge_list([
+            Memory::read("x", job.x, product(&[job.tokens, job.inputs]), each),
+            Memory::read(
+                "weights",
+                job.weights,
+                product(&[job.outputs, job.inputs]),
+                each,
+            ),
+            Memory::read("bias", job.bias, bias, each),
+            Memory::written("y", job.y, results, each),
+            Memory::written("sums", job.sums, optional(job.sums, results), 4),
+        ])
+    }
+
+    /// # Errors
+    /// [`Error::Usage`] for memory that the GPU cannot use so.
+    fn judge_backward(&self, job: &Backward) -> Result<()> {
+        let results = product(&[job.tokens, job.outputs]);
+        let inputs = product(&[job.tokens, job.inputs]);
+        let weights = product(&[job.outputs, job.inputs]);
+        let soft = match job.activation == Activation::None as u32 {
+            true => 0,
+            false => results,
+        };
+        let (of_inputs, of_weights) = (
+            optional(job.dx, if results == 0 { 0 } else { weights }),
+            optional(job.dweights, if results == 0 { 0 } else { inputs }),
+        );
+        self.module.gpu().judge_list([
+            Memory::read("x", job.x, of_weights, 4),
+            Memory::read("weights", job.weights, of_inputs, 4),
+            Memory::read("sums", job.sums, soft, 4),
+            Memory::read("dy", job.dy, results, 4),
+            Memory::written("dsums", job.dsums, soft, 4),
+            Memory::written("dx", job.dx, optional(job.dx, inputs), 4),
+            Memory::written("dweights", job.dweights, optional(job.dweights, weights), 4),
+            Memory::written(
+                "dbias",
+                job.dbias,
+                optional(job.dbias, job.outputs.into()),
+                4,
+            ),
+        ])
+    }
+
     /// # Safety
     /// As [`forward`](Self::forward).
     unsafe fn forward_naive(&self, job: &Forward, stream: u64) -> Result<()> {
@@ -205,6 +261,7 @@ impl Linear {
     /// room for their gradient; [`Error::Device`] with the driver's answer.
     pub unsafe fn backward(&self, rung: BackwardRung, job: &Backward, stream: u64) -> Result<()> {
         check_backward(job)?;
+        self.judge_backward(job)?;
         let of_inputs = tiles(job.tokens, job.inputs)?;
         let of_weights = tiles(job.outputs, job.inputs)?;
         let job = &match job.activation == Activation::None as u32 {

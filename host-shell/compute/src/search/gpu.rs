@@ -7,7 +7,7 @@ use super::{Answers, Parameters};
 use nvme_compute_kernel::search::{CENTROIDS, Search};
 use nvme_compute_kernel::{SEARCH_PTX, kernel};
 use nvme_gpu_kernel::rows::BLOCK_WARPS;
-use nvme_host::cuda::{DeviceMemory, Function, Gpu, Module, Pending, Stream};
+use nvme_host::cuda::{DeviceMemory, Function, Gpu, KernelArgument, Module, Pending, Stream};
 use nvme_host::{Error, Result, Table};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -133,6 +133,15 @@ impl GpuSearch {
                 "use multiples of 4, and of 8 for ids",
             ));
         }
+        let elements = request.count.saturating_mul(self.words.elements.into());
+        let results = request.count.saturating_mul(parameters.results.into());
+        self.gpu.judge_list([
+            KernelArgument::read("queries", request.queries, elements, 4),
+            KernelArgument::written("ids", request.ids, results, 8),
+            KernelArgument::written("distances", request.distances, results, 4),
+            KernelArgument::written("codes", request.codes, request.count, 4),
+            KernelArgument::written("reads", request.reads, request.count, 4),
+        ])?;
         let argument = |rows| Search {
             rows,
             queries: request.queries,

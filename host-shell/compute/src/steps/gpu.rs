@@ -2,12 +2,13 @@
 // UNSAFETY: launches kernels over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
+use crate::extents::{product, spread};
 use nvme_compute_kernel::{
     Argmax, Attention, BLOCK_THREADS, Gemv, MOST_HEAD_ELEMENTS, PTX, RmsNorm, Rope, SiluMul,
     Unpack, kernel,
 };
 use nvme_formats::{Stored, UNIT};
-use nvme_host::cuda::{Blocks, Function, Gpu, Module};
+use nvme_host::cuda::{Blocks, Function, Gpu, KernelArgument as Memory, Module};
 use nvme_host::{Error, Result};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -78,6 +79,14 @@ impl Steps {
         }
         check_addresses(gemv.x | gemv.y, 4)?;
         check_addresses(gemv.weights, 2)?;
+        let weights = u64::from(gemv.rows).saturating_mul(row_bytes);
+        let weights = if gemv.tokens == 0 { 0 } else { weights };
+        let y = spread(gemv.tokens, gemv.stride.into(), gemv.rows.into());
+        self.judge([
+            Memory::read("weights", gemv.weights, weights / 2, 2),
+            Memory::read("x", gemv.x, product(&[gemv.tokens, gemv.columns]), 4),
+            Memory::written("y", gemv.y, y, 4),
+        ])?;
         let (function, blocks, shared_bytes) = if gemv.is_quantised() {
             (self.gemv_quantised, gemv.items(), Gemv::QUANTISED_SHARED)
         } else if gemv.is_wide() {
@@ -98,9 +107,15 @@ impl Steps {
     /// # Errors
     /// As [`gemv`](Self::gemv).
     pub unsafe fn unpack(&self, unpack: &Unpack, stream: u64) -> Result<()> {
-        row_bytes(unpack.stored, unpack.columns)?;
+        let row_bytes = row_bytes(unpack.stored, unpack.columns)?;
         check_addresses(unpack.y, 4)?;
         check_addresses(unpack.rows | unpack.row_stride, 2)?;
+        let rows = spread(unpack.tokens, unpack.row_stride, row_bytes);
+        let y = product(&[unpack.tokens, unpack.columns]);
+        self.judge([
+            Memory::read("rows", unpack.rows, rows / 2, 2),
+            Memory::written("y", unpack.y, y, 4),
+        ])?;
         let units = u64::from(unpack.columns / UNIT) * u64::from(unpack.tokens);
         // SAFETY: the caller's.
         unsafe { self.launch(self.unpack, units, unpack, stream) }
@@ -115,6 +130,13 @@ impl Steps {
     /// [`Error::Usage`] for addresses between two numbers; [`Error::Device`] with the driver's answer.
     pub unsafe fn rms_norm(&self, norm: &RmsNorm, stream: u64) -> Result<()> {
         check_addresses(norm.x | norm.weight | norm.y, 4)?;
+        let all = product(&[norm.tokens, norm.elements]);
+        let weight = if norm.tokens == 0 { 0 } else { norm.elements };
+        self.judge([
+            Memory::read("x", norm.x, all, 4),
+            Memory::read("weight", norm.weight, weight.into(), 4),
+            Memory::written("y", norm.y, all, 4),
+        ])?;
         // SAFETY: the caller's.
         unsafe { self.launch(self.rms_norm, u64::from(norm.tokens) * 32, norm, stream) }
     }
@@ -135,6 +157,19 @@ impl Steps {
         }
         let addresses = rope.queries | rope.keys | rope.values | rope.angles;
         check_addresses(addresses | rope.key_cache | rope.value_cache, 4)?;
+        let queries = product(&[rope.tokens, rope.heads, rope.head_elements]);
+        let keys = product(&[rope.tokens, rope.kv_heads, rope.head_elements]);
+        let positions = past(rope.position, rope.tokens);
+        let angles = positions.saturating_mul(rope.head_elements.into());
+        let cached = positions.saturating_mul(product(&[rope.kv_heads, rope.head_elements]));
+        self.judge([
+            Memory::written("queries", rope.queries, queries, 4),
+            Memory::read("keys", rope.keys, keys, 4),
+            Memory::read("values", rope.values, keys, 4),
+            Memory::read("angles", rope.angles, angles, 4),
+            Memory::written("key_cache", rope.key_cache, cached, 4),
+            Memory::written("value_cache", rope.value_cache, cached, 4),
+        ])?;
         let heads = (u64::from(rope.heads) + u64::from(rope.kv_heads)) * u64::from(rope.tokens);
         let pairs = heads * u64::from(rope.head_elements / 2);
         // SAFETY: the caller's.
@@ -161,6 +196,15 @@ impl Steps {
         }
         let addresses = attention.queries | attention.key_cache | attention.value_cache;
         check_addresses(addresses | attention.y, 4)?;
+        let all = product(&[attention.tokens, heads, elements]);
+        let positions = past(attention.position, attention.tokens);
+        let cached = positions.saturating_mul(product(&[kv_heads, elements]));
+        self.judge([
+            Memory::read("queries", attention.queries, all, 4),
+            Memory::read("key_cache", attention.key_cache, cached, 4),
+            Memory::read("value_cache", attention.value_cache, cached, 4),
+            Memory::written("y", attention.y, all, 4),
+        ])?;
         let warps = u64::from(heads) * u64::from(attention.tokens);
         // SAFETY: the caller's.
         unsafe { self.launch(self.attention, warps * 32, attention, stream) }
@@ -175,6 +219,11 @@ impl Steps {
     /// As [`rms_norm`](Self::rms_norm).
     pub unsafe fn silu_mul(&self, silu: &SiluMul, stream: u64) -> Result<()> {
         check_addresses(silu.x | silu.factor | silu.y, 4)?;
+        self.judge([
+            Memory::read("x", silu.x, silu.elements, 4),
+            Memory::read("factor", silu.factor, silu.elements, 4),
+            Memory::written("y", silu.y, silu.elements, 4),
+        ])?;
         // SAFETY: the caller's.
         unsafe { self.launch(self.silu_mul, silu.elements, silu, stream) }
     }
@@ -195,11 +244,22 @@ impl Steps {
         }
         check_addresses(argmax.x, 4)?;
         check_addresses(argmax.best | argmax.index, 8)?;
+        self.judge([
+            Memory::read("x", argmax.x, argmax.elements, 4),
+            Memory::written("best", argmax.best, 1, 8),
+            Memory::written("index", argmax.index, 1, 8),
+        ])?;
         // SAFETY: the caller's.
         unsafe {
             self.launch(self.argmax, argmax.elements, argmax, stream)?;
             self.launch(self.take_token, 1, argmax, stream)
         }
+    }
+
+    /// # Errors
+    /// [`Error::Usage`] for memory that the GPU cannot use so.
+    fn judge<const N: usize>(&self, all: [Memory<'_>; N]) -> Result<()> {
+        self.module.gpu().judge_list(all)
     }
 
     /// A thread for each of `threads` pieces of work, or fewer that take several.
@@ -239,6 +299,14 @@ impl Steps {
             // SAFETY: the caller's.
             _ => unsafe { self.module.launch_blocks(stream, function, grid, argument) },
         }
+    }
+}
+
+/// Positions up to the last of `tokens` tokens from `position` on.
+fn past(position: u32, tokens: u32) -> u64 {
+    match tokens {
+        0 => 0,
+        _ => u64::from(position) + u64::from(tokens),
     }
 }
 

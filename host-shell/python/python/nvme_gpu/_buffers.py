@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 import sys
 from array import array
@@ -14,6 +15,8 @@ from ._native import View
 CPU = (1, 3)
 """Device types whose memory the host reaches: CPU, and pinned memory."""
 CUDA = 2
+GPU = (CUDA, 13)
+"""Device types whose memory a GPU of CUDA has: its own, and managed memory."""
 
 
 def torch() -> Any | None:
@@ -56,35 +59,48 @@ def of_tensor(tensor: Any, what: str) -> View:
 
 
 def of_cuda_array(value: Any, what: str, store: Any, stream: int) -> View:
-    """A view of an object with ``__cuda_array_interface__``; ``stream`` waits for the object's own."""
+    """A view of an object with ``__cuda_array_interface__``; ``stream`` waits for the object's own.
+
+    Where the memory lies, and how long it is, is what the driver says when it is used.
+    """
     interface = value.__cuda_array_interface__
     try:
-        shape = tuple(int(length) for length in interface["shape"])
+        shape = tuple(operator.index(length) for length in interface["shape"])
         name = _dtypes.name_of(_typestr(interface["typestr"]))
         address, readonly = interface["data"]
-    except (KeyError, TypeError) as error:
-        raise Usage(f"{what} has half a __cuda_array_interface__: {error!r}", "pass an array of version 3") from error
+        address = 0 if address is None else operator.index(address)
+        strides = interface.get("strides")
+        strides = None if strides is None else tuple(operator.index(stride) for stride in strides)
+        mask, producer = interface.get("mask"), interface.get("stream")
+        producer = None if producer is None else operator.index(producer)
+        gpu = getattr(getattr(value, "device", None), "id", None)
+        gpu = (store.gpu_index or 0 if store else 0) if gpu is None else operator.index(gpu)
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        remedy = "pass an array of version 3"
+        raise Usage(f"{what} has a __cuda_array_interface__ that is not one: {error!r}", remedy) from error
     size = _dtypes.SIZES[name][0]
-    strides = interface.get("strides")
     nbytes = size
     for length in shape:
         nbytes *= length
+    if strides is not None and len(strides) != len(shape):
+        raise Usage(f"{what} has {len(strides)} strides for {len(shape)} dimensions", "pass a stride for each")
     if strides is not None and nbytes:
         expected = size
-        for length, stride in zip(reversed(shape), reversed(tuple(strides))):
+        for length, stride in zip(reversed(shape), reversed(strides)):
             if length > 1 and stride != expected:
                 raise Usage(f"{what} is not C-contiguous", "pass a contiguous copy")
             expected *= length
-    if interface.get("mask") is not None:
+    if mask is not None:
         raise Usage(f"{what} has a mask", "pass an array without one")
-    address = int(address or 0)
-    if min((0, *shape)) < 0 or address + nbytes >= 1 << 63 or (nbytes and not address):
+    if min((0, address, *shape)) < 0 or address + nbytes >= 1 << 63 or (nbytes and not address):
         raise Usage(f"{what} says that it has the shape {shape} at address {address}", "pass an array that is there")
-    producer = interface.get("stream")
+    if not 0 <= gpu < 1 << 31:
+        raise Usage(f"{what} says that it lies on GPU {gpu}", "pass an array that is there")
+    if producer is not None and not 1 <= producer < 1 << 64:
+        raise Usage(f"{what} names the stream {producer}", "use 1, 2 or the address of a stream")
     if producer is not None and store is not None and store.gpu_index is not None:
-        store.order(0 if producer == 1 else int(producer), stream)
-    device = (CUDA, int(getattr(getattr(value, "device", None), "id", store.gpu_index or 0 if store else 0)))
-    return View.raw(value, address, nbytes, shape, name, device, bool(readonly))
+        store.order(0 if producer == 1 else producer, stream)
+    return View.raw(value, address, nbytes, shape, name, (CUDA, gpu), bool(readonly))
 
 
 def _typestr(text: str) -> str:
@@ -102,7 +118,7 @@ def view(value: Any, what: str, *, writable: bool, store: Any = None, stream: in
     if is_tensor(value):
         return of_tensor(value, what)
     if hasattr(value, "__cuda_array_interface__"):
-        return of_cuda_array(value, what, store, stream)
+        return _may_be_used(of_cuda_array(value, what, store, stream), what, writable)
     try:
         found = View.from_buffer(value, writable)
         # Names of fields stand between colons.
@@ -126,9 +142,9 @@ def view(value: Any, what: str, *, writable: bool, store: Any = None, stream: in
 
 
 def _of_dlpack(value: Any, what: str, writable: bool, stream: int) -> View:
-    kind, _ = value.__dlpack_device__()
+    kind = dlpack_kind(value, what)
     words: dict[str, Any] = {}
-    if kind == CUDA:
+    if kind in GPU:
         words["stream"] = stream or 1
     try:
         try:
@@ -139,6 +155,26 @@ def _of_dlpack(value: Any, what: str, writable: bool, stream: int) -> View:
         found = View.from_dlpack(capsule)
     except BufferError as error:
         raise Usage(f"{what}: {error}", "pass a contiguous array") from error
+    return _may_be_used(found, what, writable)
+
+
+def dlpack_kind(value: Any, what: str) -> int:
+    """The type of the device on which an object with ``__dlpack__`` lies: one that can be used here."""
+    try:
+        kind, _ = value.__dlpack_device__()
+        kind = operator.index(kind)
+    except (AttributeError, TypeError, ValueError) as error:
+        remedy = "pass an object with the DLPack protocol"
+        raise Usage(f"{what} does not say on which device it lies: {error!r}", remedy) from error
+    if kind not in (*CPU, *GPU):
+        raise Usage(f"{what} lies on a device of DLPack's type {kind}", "use memory of the host, or of a GPU of CUDA")
+    return kind
+
+
+def _may_be_used(found: View, what: str, writable: bool) -> View:
+    if found.device[0] not in (*CPU, *GPU):
+        kind = found.device[0]
+        raise Usage(f"{what} lies on a device of DLPack's type {kind}", "use memory of the host, or of a GPU of CUDA")
     if writable and found.readonly:
         raise Usage(f"{what} is read-only", "pass memory that may be written")
     return found

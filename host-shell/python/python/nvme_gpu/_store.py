@@ -325,8 +325,6 @@ class Store(Held):
             native = self._native
             return Pending(native.read(view, at) if is_read else native.write(view, at, durable), buf)
         _same_gpu(self._native.gpu_index, view.device, "buf")
-        if is_read and view.readonly:
-            raise Usage("buf is read-only", "use memory that may be written")
         if durable:
             raise Usage("a durable write from memory of a GPU", "write, wait for the result, and flush")
         _after_current(self._native, buf, number)
@@ -684,10 +682,10 @@ class Table(OneProcess):
         else:
             place = self._place(out, "out", shape, True, number)
             _same_gpu(self._store._native.gpu_index, place.device, "out")
-            if place.readonly:
-                raise Usage("out is read-only", "use memory that may be written")
             address = place.address
         places = self._status(status, number)
+        if places is not None:
+            _same_gpu(self._store._native.gpu_index, places.device, "status")
         count = 1
         for one in shape:
             count *= one
@@ -821,7 +819,8 @@ def _same_gpu(gpu: int | None, device: tuple[int, int], what: str) -> None:
         )
     if device[0] in _buffers.CPU:
         raise Usage(f"{what} lies in memory of the host, the ids on GPU {gpu}", "use memory of the GPU for both")
-    if device[1] != gpu:
+    # Managed memory is of all GPUs.
+    if device[0] == _buffers.CUDA and device[1] != gpu:
         raise Usage(f"{what} lies on GPU {device[1]}, the store uses GPU {gpu}", f"use GPU {gpu} for both")
 
 
@@ -831,7 +830,7 @@ def _is_of_gpu(value: Any) -> bool:
         return bool(value.is_cuda)
     if hasattr(value, "__cuda_array_interface__"):
         return True
-    return hasattr(value, "__dlpack_device__") and value.__dlpack_device__()[0] == _buffers.CUDA
+    return hasattr(value, "__dlpack_device__") and _buffers.dlpack_kind(value, "buf") in _buffers.GPU
 
 
 def _after_current(store: _native.Store, value: Any, stream: int) -> None:

@@ -135,6 +135,7 @@ impl HostRows {
         if request.count == 0 {
             return Ok(Pending::nothing());
         }
+        let request = &request.judged(&self.gpu, row_bytes, direction)?;
         let _guest = self.gpu.enter()?;
         let is_captured = is_capturing(stream)?;
         let layout = Layout::new(request.count, row_bytes);

@@ -1,5 +1,12 @@
 //! Which rows are asked for, and where they go.
 
+use super::by_host::Direction;
+use crate::cuda::driver::Gpu;
+use crate::cuda::pointer::{KernelArgument, MemoryUse};
+use crate::error::{Error, Result};
+use crate::widen::Widen;
+use nvme_gpu_kernel::rows::{ListHead, Range};
+
 /// Rows of one size, one after the other, from any byte of a namespace on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RowTable {
@@ -26,6 +33,107 @@ pub struct Request {
     pub out_stride: u64,
     /// An `i32` for each row that says what became of it, or 0.
     pub status: u64,
+}
+
+impl Request {
+    /// As [`judged`](Self::judged), for rows of `table` whose elements come out as `widen` says.
+    ///
+    /// # Errors
+    /// As [`judged`](Self::judged) and [`Widen::row_bytes`].
+    pub(super) fn judged_for_gather(
+        &self,
+        gpu: &Gpu,
+        table: &RowTable,
+        widen: Option<Widen>,
+    ) -> Result<Self> {
+        let stored = u64::from(table.row_bytes);
+        let row_bytes = widen.map_or(Ok(stored), |widen| widen.row_bytes(stored))?;
+        self.judged(gpu, row_bytes, Direction::Read)
+    }
+
+    /// Judges ids, rows of `row_bytes` bytes and row status; the request with the addresses that `gpu` has for them.
+    ///
+    /// # Errors
+    /// As [`Gpu::judge`], and [`Error::Usage`] for more rows than memory has.
+    pub(super) fn judged(&self, gpu: &Gpu, row_bytes: u64, direction: Direction) -> Result<Self> {
+        if self.count == 0 {
+            return Ok(*self);
+        }
+        let before = (self.count - 1).checked_mul(self.out_stride);
+        let Some(bytes) = before.and_then(|before| before.checked_add(row_bytes)) else {
+            return Err(Error::usage(
+                format!(
+                    "{} rows, {} bytes apart, are more than memory has",
+                    self.count, self.out_stride
+                ),
+                "check the number of ids and the stride",
+            ));
+        };
+        let (name, usage) = match direction {
+            Direction::Read => ("out", MemoryUse::Writes),
+            Direction::Write => ("rows", MemoryUse::Reads),
+        };
+        let (ids, status) = match (self.ids, self.status) {
+            (0, 0) => (0, 0),
+            (0, _) => (0, self.count),
+            (_, 0) => (self.count, 0),
+            _ => (self.count, self.count),
+        };
+        let id_bytes = if self.wide_ids { 8 } else { 4 };
+        let rows = KernelArgument {
+            name,
+            address: self.out,
+            bytes,
+            unit: 1,
+            usage,
+        };
+        let [ids, out, status] = gpu.judge_all([
+            KernelArgument::read("ids", self.ids, ids, id_bytes),
+            rows,
+            KernelArgument::written("row_status", self.status, status, 4),
+        ])?;
+        Ok(Self {
+            ids,
+            out,
+            status,
+            ..*self
+        })
+    }
+}
+
+impl ReadRange {
+    /// Judges the places of all of `ranges`, before anything of them is launched.
+    ///
+    /// # Errors
+    /// As [`Gpu::judge`].
+    pub(crate) fn judge_all(ranges: &[Self], gpu: &Gpu) -> Result<()> {
+        let place = |range: &Self| KernelArgument::written("data", range.to, range.bytes, 1);
+        gpu.judge_list(ranges.iter().map(place))
+    }
+}
+
+impl ReadList {
+    /// Judges the list and the row status. The places in the list are known to the kernel alone.
+    ///
+    /// # Errors
+    /// As [`Gpu::judge`].
+    pub(super) fn judge(&self, gpu: &Gpu) -> Result<()> {
+        let bytes =
+            size_of::<ListHead>() as u64 + u64::from(self.ranges) * size_of::<Range>() as u64;
+        let list = KernelArgument {
+            name: "list",
+            address: self.list,
+            bytes,
+            unit: 8,
+            usage: MemoryUse::Reads,
+        };
+        let status = match self.status {
+            0 => 0,
+            _ => self.pieces,
+        };
+        let status = KernelArgument::written("status", self.status, status, 4);
+        gpu.judge_list([list, status])
+    }
 }
 
 /// Bytes that are asked for, and where they go on the GPU.

@@ -2,7 +2,7 @@
 // UNSAFETY: launches a kernel over addresses that the caller vouches for.
 #![allow(unsafe_code)]
 
-use super::{GpuRows, Pending, Request, RowTable};
+use super::{Direction, GpuRows, Pending, Request, RowTable};
 use crate::error::Result;
 use nvme_gpu_kernel::rows::{SCATTER_ROWS, Scatter};
 
@@ -38,6 +38,8 @@ impl GpuRows {
         stream: u64,
     ) -> Result<Pending> {
         self.check(table)?;
+        let row_bytes = u64::from(table.row_bytes);
+        let request = &request.judged(self.gpu(), row_bytes, Direction::Write)?;
         let mut pending = Pending::nothing();
         let most = most_rows(request);
         let mut first = 0;
