@@ -19,7 +19,7 @@ import time
 import pytest
 
 import nvme_gpu
-from conftest import SIM_GPU, Device, drain, python, stand_in
+from conftest import SIM_GPU, Device, drain, python, read_at_last, stand_in
 
 ASAN = bool(os.environ.get("NVME_GPU_ASAN"))
 SLOTS, SLOT = 192, 40_960
@@ -238,7 +238,7 @@ def test_a_buffer_of_a_command_that_is_not_answered_is_kept_until_the_reset(faul
         drain()
         time.sleep(0.3)
         assert all(set(one) == {OF_CANARY} for one in canaries)
-        assert store.read(512) == bytes(512)
+        assert read_at_last(store, 512) == bytes(512)
 
 
 def test_gathers_and_transfers_on_the_gpu_that_are_forgotten():

@@ -108,7 +108,7 @@ def test_a_fault_is_raised_for_its_layer_and_the_next_call_reads_again(tmp_path)
         ("status:0x281@op=read,nth=9", nvme_gpu.Status),
         ("drop@op=read,nth=9", nvme_gpu.Timeout),
     ):
-        with nvme_gpu.open(f"{SIM}&fault={fault}", timeout_ms=500) as store:
+        with nvme_gpu.open(f"{SIM}&fault={fault}", timeout_ms=3000) as store:
             loader = nvme_gpu.LayerLoader(nvme_gpu.import_file(store, path, verify=False))
             failed = []
             for index in [*range(LAYERS)] * 3:

@@ -255,8 +255,13 @@ mod onto_a_store {
     use crate::{Catalog, Store, StoreOptions};
     use std::ops::ControlFlow;
 
+    /// On a loaded machine a command takes long: none times out.
     fn open(device: &str) -> Store {
-        Store::open(device, &StoreOptions::default()).unwrap()
+        let options = StoreOptions {
+            timeout: std::time::Duration::from_secs(120),
+            ..StoreOptions::default()
+        };
+        Store::open(device, &options).unwrap()
     }
 
     fn go_on(_: u64, _: u64) -> ControlFlow<()> {

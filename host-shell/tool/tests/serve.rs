@@ -30,10 +30,13 @@ impl Drop for Folder {
 }
 
 fn serve(folder: &Folder, args: &[&str]) -> Command {
-    // SIGHUP may be ignored where the tests run.
+    // Signals may be ignored where the tests run: nohup and a shell's & do that.
     let mut command = Command::new("env");
     command
-        .args(["--default-signal=HUP", env!("CARGO_BIN_EXE_nvme-gpu")])
+        .args([
+            "--default-signal=HUP,INT,TERM",
+            env!("CARGO_BIN_EXE_nvme-gpu"),
+        ])
         .current_dir(&folder.0)
         .arg("serve")
         .args(args)

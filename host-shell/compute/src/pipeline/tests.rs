@@ -29,8 +29,8 @@ fn job(name: Name) -> Job {
         batches: 7,
         runs: 2,
         runtime: Duration::from_millis(150),
-        patience: Duration::from_secs(10),
-        limit: Duration::from_secs(20),
+        patience: Duration::from_secs(60),
+        limit: Duration::from_secs(120),
         readers: 2,
         seed: 5,
         keep: false,
@@ -38,10 +38,15 @@ fn job(name: Name) -> Job {
     }
 }
 
+/// On a loaded machine a command takes long: none times out unless its answer is dropped.
 fn store(options: &str) -> Arc<Store> {
     let device = format!("sim:mem?size=4MiB{options}");
+    let timeout = match options.contains("drop") {
+        true => Duration::from_secs(2),
+        false => Duration::from_secs(120),
+    };
     let options = StoreOptions {
-        timeout: Duration::from_millis(300),
+        timeout,
         ..StoreOptions::default()
     };
     Arc::new(Store::open(&device, &options).unwrap())
@@ -170,11 +175,11 @@ fn a_device_that_stays_away_ends_the_continuous_one_with_its_error() {
         .unwrap_err();
     assert!(matches!(error, Error::Command { .. }), "{error}");
     // Commands that get no answer are lost with a reset, and there after it.
-    job.patience = Duration::from_secs(10);
+    job.patience = Duration::from_secs(120);
     let report = ran(&job, "&fault=drop@op=read,nth=3").unwrap();
     let met = report.continuous.unwrap();
     assert_eq!(met.failed, 1);
-    assert!(met.longest_outage < Duration::from_secs(10));
+    assert!(met.longest_outage < job.patience);
 }
 
 #[test]

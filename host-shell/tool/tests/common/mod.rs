@@ -9,7 +9,6 @@ use rustix::process::{Pid, Signal, kill_process};
 pub use served::Server;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
-use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 /// Where the controller behind `sim:...` runs.
@@ -264,27 +263,16 @@ pub fn binary() -> Command {
     if Path::new(SETPRIV).exists() {
         words.extend([SETPRIV, "--pdeathsig", "KILL", "--"]);
     }
-    if ignores_interrupts() {
-        words.extend(["env", "--default-signal=INT"]);
-    }
+    words.extend(WITH_SIGNALS);
     words.push(env!("CARGO_BIN_EXE_nvme-gpu"));
     let mut command = Command::new(words[0]);
     command.args(&words[1..]);
     command
 }
 
-/// Whether SIGINT is ignored here, and so by what is started here: a shell without job control ran the tests by `&`.
-fn ignores_interrupts() -> bool {
-    static IGNORES: OnceLock<bool> = OnceLock::new();
-    *IGNORES.get_or_init(|| {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        let mask = status
-            .lines()
-            .find_map(|line| line.strip_prefix("SigIgn:"))
-            .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-        mask.is_some_and(|mask| mask & 1 << (Signal::INT.as_raw() - 1) != 0)
-    })
-}
+/// Starts a program whose signals do what they do by default: `nohup`, and a shell without job control that ran the tests
+/// by `&`, have had some of them ignored, and what is started inherits that.
+pub const WITH_SIGNALS: [&str; 2] = ["env", "--default-signal=HUP,INT,TERM"];
 
 /// Ctrl-C.
 pub fn interrupt(child: &Child) {
