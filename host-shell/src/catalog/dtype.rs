@@ -24,6 +24,8 @@ pub enum Dtype {
     F8E4M3,
     F8E5M2,
     F8E8M0,
+    F8E4M3Fnuz,
+    F8E5M2Fnuz,
     F6E2M3,
     F6E3M2,
     F4,
@@ -38,6 +40,22 @@ pub enum Dtype {
     Q5K,
     Q6K,
     Mxfp4,
+    Nvfp4,
+    Q1_0,
+    Q2_0,
+    Q8_1,
+    Q8K,
+    Iq1S,
+    Iq1M,
+    Iq2Xxs,
+    Iq2Xs,
+    Iq2S,
+    Iq3Xxs,
+    Iq3S,
+    Iq4Nl,
+    Iq4Xs,
+    Tq1_0,
+    Tq2_0,
 }
 
 /// What is known of a type.
@@ -78,7 +96,8 @@ const fn blocks(dtype: Dtype, name: &'static str, gguf: u32, block: (u64, u64)) 
     }
 }
 
-const ALL: [Row; 32] = [
+/// Numbers and blocks of GGUF are those of ggml (`enum ggml_type` of ggml.h, structures of ggml-common.h).
+const ALL: [Row; 50] = [
     both(Dtype::Bool, "BOOL", "bool", None, (1, 1)),
     both(Dtype::U8, "U8", "uint8", None, (1, 1)),
     both(Dtype::I8, "I8", "int8", Some(24), (1, 1)),
@@ -93,10 +112,30 @@ const ALL: [Row; 32] = [
     both(Dtype::F32, "F32", "float32", Some(0), (1, 4)),
     both(Dtype::F64, "F64", "float64", Some(28), (1, 8)),
     both(Dtype::C64, "C64", "complex64", None, (1, 8)),
-    both(Dtype::C128, "C128", "complex128", None, (1, 16)),
+    Row {
+        dtype: Dtype::C128,
+        safetensors: None,
+        name: "complex128",
+        gguf: None,
+        block: (1, 16),
+    },
     both(Dtype::F8E4M3, "F8_E4M3", "float8_e4m3fn", None, (1, 1)),
     both(Dtype::F8E5M2, "F8_E5M2", "float8_e5m2", None, (1, 1)),
     both(Dtype::F8E8M0, "F8_E8M0", "float8_e8m0fnu", None, (1, 1)),
+    both(
+        Dtype::F8E4M3Fnuz,
+        "F8_E4M3FNUZ",
+        "float8_e4m3fnuz",
+        None,
+        (1, 1),
+    ),
+    both(
+        Dtype::F8E5M2Fnuz,
+        "F8_E5M2FNUZ",
+        "float8_e5m2fnuz",
+        None,
+        (1, 1),
+    ),
     both(Dtype::F6E2M3, "F6_E2M3", "float6_e2m3fn", None, (4, 3)),
     both(Dtype::F6E3M2, "F6_E3M2", "float6_e3m2fn", None, (4, 3)),
     both(Dtype::F4, "F4", "float4_e2m1fn_x2", None, (2, 1)),
@@ -111,6 +150,34 @@ const ALL: [Row; 32] = [
     blocks(Dtype::Q5K, "q5_k", 13, (256, 176)),
     blocks(Dtype::Q6K, "q6_k", 14, (256, 210)),
     blocks(Dtype::Mxfp4, "mxfp4", 39, (32, 17)),
+    blocks(Dtype::Nvfp4, "nvfp4", 40, (64, 36)),
+    blocks(Dtype::Q1_0, "q1_0", 41, (128, 18)),
+    blocks(Dtype::Q2_0, "q2_0", 42, (64, 18)),
+    blocks(Dtype::Q8_1, "q8_1", 9, (32, 36)),
+    blocks(Dtype::Q8K, "q8_k", 15, (256, 292)),
+    blocks(Dtype::Iq1S, "iq1_s", 19, (256, 50)),
+    blocks(Dtype::Iq1M, "iq1_m", 29, (256, 56)),
+    blocks(Dtype::Iq2Xxs, "iq2_xxs", 16, (256, 66)),
+    blocks(Dtype::Iq2Xs, "iq2_xs", 17, (256, 74)),
+    blocks(Dtype::Iq2S, "iq2_s", 22, (256, 82)),
+    blocks(Dtype::Iq3Xxs, "iq3_xxs", 18, (256, 98)),
+    blocks(Dtype::Iq3S, "iq3_s", 21, (256, 110)),
+    blocks(Dtype::Iq4Nl, "iq4_nl", 20, (32, 18)),
+    blocks(Dtype::Iq4Xs, "iq4_xs", 23, (256, 136)),
+    blocks(Dtype::Tq1_0, "tq1_0", 34, (256, 54)),
+    blocks(Dtype::Tq2_0, "tq2_0", 35, (256, 66)),
+];
+
+/// Numbers of types that llama.cpp once wrote and reads no longer.
+const REMOVED: [(u32, &str); 8] = [
+    (4, "q4_2"),
+    (5, "q4_3"),
+    (31, "q4_0_4_4"),
+    (32, "q4_0_4_8"),
+    (33, "q4_0_8_8"),
+    (36, "iq4_nl_4_4"),
+    (37, "iq4_nl_4_8"),
+    (38, "iq4_nl_8_8"),
 ];
 
 impl Dtype {
@@ -143,9 +210,19 @@ impl Dtype {
         found.map(|one| one.dtype)
     }
 
-    pub(super) fn of_gguf(number: u32) -> Option<Self> {
+    /// # Errors
+    /// What the type is, as the end of a sentence that begins with a tensor's name.
+    pub(super) fn of_gguf(number: u32) -> Result<Self, String> {
         let found = ALL.iter().find(|one| one.gguf == Some(number));
-        found.map(|one| one.dtype)
+        found.map(|one| one.dtype).ok_or_else(|| {
+            let removed = REMOVED.iter().find(|one| one.0 == number);
+            match removed {
+                Some((_, name)) => {
+                    format!("is of the type {number} ({name}), which llama.cpp no longer reads")
+                }
+                None => format!("is of the type {number}, which is not known here"),
+            }
+        })
     }
 
     /// By letter and bytes of an array interface: `('f', 2)`.
@@ -176,7 +253,7 @@ impl Serialize for Dtype {
 
 #[cfg(test)]
 mod tests {
-    use super::{ALL, Dtype};
+    use super::{ALL, Dtype, REMOVED};
 
     #[test]
     fn the_table_has_each_type_at_its_place() {
@@ -186,10 +263,19 @@ mod tests {
             let found = row.safetensors.map(Dtype::of_safetensors);
             assert!(found.is_none_or(|found| found == Some(row.dtype)));
             let found = row.gguf.map(Dtype::of_gguf);
-            assert!(found.is_none_or(|found| found == Some(row.dtype)));
-            assert!(row.safetensors.is_some() || row.gguf.is_some());
+            assert!(found.is_none_or(|found| found == Ok(row.dtype)));
+            let is_of_numpy_alone = row.dtype == Dtype::C128;
+            assert!(is_of_numpy_alone || row.safetensors.is_some() || row.gguf.is_some());
         }
-        assert_eq!(Dtype::of_gguf(4), None);
+        let mut numbers: Vec<u32> = ALL.iter().filter_map(|row| row.gguf).collect();
+        numbers.extend(REMOVED.map(|one| one.0));
+        numbers.sort_unstable();
+        assert!(numbers.iter().copied().eq(0..=42), "{numbers:?}");
+        for (number, name) in REMOVED {
+            let refused = Dtype::of_gguf(number).unwrap_err();
+            assert!(refused.contains(name), "{refused}");
+        }
+        assert!(Dtype::of_gguf(43).unwrap_err().contains("type 43"));
         assert_eq!(Dtype::of_safetensors("q8_0"), None);
     }
 

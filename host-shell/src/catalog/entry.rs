@@ -34,9 +34,15 @@ impl Entry {
             .try_fold(1u64, |all, one| all.checked_mul(*one));
         let needed = elements.and_then(|elements| dtype.bytes(elements));
         if needed != Some(bytes) || offset.checked_add(bytes).is_none() {
+            let lengths: Vec<String> = shape.iter().map(u64::to_string).collect();
+            let needs = needed.map_or_else(
+                || "are no whole number of bytes below 2^64".to_owned(),
+                |bytes| format!("take {bytes}"),
+            );
             return Err(format!(
-                "{name:?} of {} and the shape {shape:?} has {bytes} bytes at byte {offset}",
-                dtype.name()
+                "{name:?} has {bytes} bytes at byte {offset}, and its {} of the shape ({}) {needs}",
+                dtype.name(),
+                lengths.join(", ")
             ));
         }
         Ok(Self {

@@ -78,6 +78,7 @@ pub fn parse(source: &dyn Source) -> Result<Parsed, Fault> {
         entries.push(entry.map_err(|fault| format!("at byte {at}: {fault}"))?);
     }
     let bytes = in_order(&mut entries)?.unwrap_or(end);
+    check_dense(&entries, data, alignment)?;
     Ok(Parsed {
         // The data of the last tensor may be padded.
         padded: bytes.checked_next_multiple_of(alignment).unwrap_or(bytes),
@@ -85,6 +86,22 @@ pub fn parse(source: &dyn Source) -> Result<Parsed, Fault> {
         entries,
         metadata,
     })
+}
+
+/// Refuses bytes between tensors that belong to none, as llama.cpp does: a type whose size is another one looks so.
+fn check_dense(entries: &[Entry], data: u64, alignment: u64) -> Result<(), String> {
+    let mut at = data;
+    for entry in entries {
+        if entry.offset != at {
+            return Err(format!(
+                "the data of {:?} begin at byte {}, not at {at}, where those before them end",
+                entry.name, entry.offset
+            ));
+        }
+        let end = (at + entry.bytes).checked_next_multiple_of(alignment);
+        at = end.ok_or_else(|| format!("the data of {:?} end past 2^64", entry.name))?;
+    }
+    Ok(())
 }
 
 fn alignment(metadata: &[(String, Value)]) -> Result<u64, String> {
@@ -96,7 +113,8 @@ fn alignment(metadata: &[(String, Value)]) -> Result<u64, String> {
             Ok(u64::from(*value))
         }
         other => Err(format!(
-            "{ALIGNMENT_KEY} is {other:?}, no power of two of 32 bits up to {MOST_ALIGNMENT}"
+            "{ALIGNMENT_KEY} is {}, no power of two of 32 bits up to {MOST_ALIGNMENT}",
+            serde_json::to_string(other).unwrap_or_default()
         )),
     }
 }
@@ -291,8 +309,12 @@ impl<'a> Reader<'a> {
         }
         let number = self.u32()?;
         let offset = self.u64()?;
-        let dtype = Dtype::of_gguf(number)
-            .ok_or_else(|| fault(format!("is of the type {number}, which is not read")))?;
+        let dtype = Dtype::of_gguf(number).map_err(|what| {
+            Fault::unknown(
+                format!("at byte {described_at}: {name:?} {what}"),
+                "use a file that llama.cpp of today writes, or a newer version of this program",
+            )
+        })?;
         let (block, _) = dtype.block();
         // The fastest comes first here.
         let row = shape.first().copied().unwrap_or(1);

@@ -31,9 +31,11 @@ mod entry;
 mod gguf;
 mod import;
 mod npy;
+mod pairs;
 mod safetensors;
 mod shards;
 mod source;
+mod split;
 #[cfg(test)]
 mod tests;
 mod value;
@@ -41,14 +43,15 @@ mod value;
 pub use dtype::Dtype;
 pub use entry::{Entry, Member};
 pub use import::OnProgress;
+pub use shards::set_of;
 pub use source::Source;
+pub(crate) use source::{FileSource, StoreSource};
 pub use value::Value;
 
-use crate::error::{Error, Result};
+use crate::error::Result;
 use crate::store::Store;
 use serde::Serialize;
-use source::{Fault, FileSource, StoreSource, read_head};
-use std::path::Path;
+use source::{Fault, read_head};
 
 /// Formats that are read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -73,48 +76,46 @@ pub struct Catalog {
     begin: u64,
 }
 
-/// The file at `path` as a source.
-///
-/// # Errors
-/// [`Error::File`], and [`Error::Usage`] for what is no file.
-pub(crate) fn file(path: &Path) -> Result<impl Source> {
-    FileSource::open(path)
-}
-
-/// What lies in `store` from byte `offset` on, as a source.
-///
-/// # Errors
-/// [`Error::Usage`] for a byte past the store.
-pub(crate) fn in_store(store: &Store, offset: u64) -> Result<impl Source> {
-    if offset > store.len() {
-        let cause = format!("byte {offset} of a store of {} bytes", store.len());
-        return Err(Error::usage(cause, "use a byte of the store"));
-    }
-    Ok(StoreSource { store, offset })
-}
-
 impl Catalog {
     /// The tensors of a file that lies in `store` from byte `offset` on, at their places in the store.
+    ///
+    /// In a store that is a regular file (`file:PATH`) the file ends where the store does. How long a file on a drive is
+    /// only its header says; [`of_range`](Self::of_range) compares that with a size. The parts of a split GGUF are found
+    /// one after another, as [`import`](Self::import) writes them.
     ///
     /// # Errors
     /// Those of the store, and as [`of`](Self::of).
     pub fn of_store(store: &Store, offset: u64) -> Result<Self> {
-        Ok(Self::of(&in_store(store, offset)?)?.at(offset))
+        split::in_store(&StoreSource::from(store, offset)?).map(|found| found.at(offset))
+    }
+
+    /// The tensors of a file, the `bytes` bytes of `store` from byte `offset` on, at their places in the store.
+    ///
+    /// # Errors
+    /// As [`of_store`](Self::of_store), also for a file that is shorter or longer.
+    pub fn of_range(store: &Store, offset: u64, bytes: u64) -> Result<Self> {
+        let source = StoreSource::whole(store, offset, bytes)?;
+        split::in_store(&source).map(|found| found.at(offset))
     }
 
     /// The tensors of a file whose bytes are `source`.
     ///
     /// # Errors
-    /// [`Error::Usage`] for what is no file of a known format or is not complete; those of the source for bytes that
+    /// [`Error::Usage`] for what is no file of a known format, is not complete, or is longer than its header says where
+    /// the source [ends with the file](Source::is_exact); for a part of a split GGUF; those of the source for bytes that
     /// were not read.
     pub fn of(source: &dyn Source) -> Result<Self> {
-        Self::parse(source).map_err(|fault| match fault {
-            Fault::Format(what) => Error::usage(
-                format!("{}: {what}", source.label()),
-                "check that the file is complete and of the format safetensors, GGUF or .npy",
-            ),
-            Fault::Read(error) => error,
-        })
+        let found = Self::alone(source)?;
+        let part = split::Part::of(&found);
+        match part.map_err(|fault| split::wrong(fault).of(source))? {
+            None => Ok(found),
+            Some(part) => Err(part.refused_alone().of(source)),
+        }
+    }
+
+    /// As [`of`](Self::of), also of a part of a split GGUF.
+    fn alone(source: &dyn Source) -> Result<Self> {
+        Self::parse(source).map_err(|fault| fault.of(source))
     }
 
     fn parse(source: &dyn Source) -> std::result::Result<Self, Fault> {
@@ -123,14 +124,25 @@ impl Catalog {
             (Format::Gguf, gguf::parse(source)?)
         } else if npy::is_likely(&head) {
             (Format::Npy, npy::parse(source, &source.name())?)
+        } else if is_json(&head) {
+            return Err(Fault::unknown(
+                "it is a text of JSON, not a file of tensors".to_owned(),
+                "name one of the files of the index; `import` and `catalog` take the index of a model, too",
+            ));
         } else if safetensors::is_likely(&head) {
             (Format::Safetensors, safetensors::parse(source)?)
         } else {
             return Err("it is of no known format".into());
         };
         let (needed, have) = (parsed.bytes, source.len());
-        if needed > have || source.is_exact() && have > parsed.padded {
-            return Err(format!("its header describes {needed} bytes of {have}").into());
+        if needed > have {
+            return Err(format!("its header describes {needed} bytes, and it has {have}").into());
+        }
+        if source.is_exact() && have > parsed.padded {
+            return Err(Fault::Longer {
+                described: needed,
+                bytes: have,
+            });
         }
         Ok(Self {
             format,
@@ -188,6 +200,12 @@ impl Catalog {
         self.begin += offset;
         self
     }
+}
+
+/// Whether a file begins as an object of JSON does, where safetensors have the length of a header.
+fn is_json(head: &[u8]) -> bool {
+    let is_text = |byte: &u8| byte.is_ascii_graphic() || byte.is_ascii_whitespace();
+    head.starts_with(b"{") && head.len() > 8 && head.iter().take(8).all(is_text)
 }
 
 impl AsRef<[Entry]> for Catalog {

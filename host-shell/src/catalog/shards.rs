@@ -1,24 +1,24 @@
 //! Files of tensors by path: one file, or the index of a model in several safetensors files.
 
 use super::entry::Member;
-use super::safetensors::Pairs;
+use super::pairs::Pairs;
 use super::source::{FileSource, Source};
+use super::split::{self, ALIGNMENT, Part};
 use super::{Catalog, Format, Value};
 use crate::error::{Error, Result};
 use serde::Deserialize;
 use std::collections::{BTreeSet, HashMap};
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
-/// Shards begin at multiples of this.
-const ALIGNMENT: u64 = 4096;
 /// The longest index.
 const MOST: u64 = 100_000_000;
 
-/// `model.safetensors.index.json`.
+/// `model.safetensors.index.json`. Another key would say something that is not known here.
 #[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
 struct Index {
     #[serde(default)]
-    metadata: serde_json::Map<String, serde_json::Value>,
+    metadata: Option<Pairs<serde_json::Value>>,
     /// Names of tensors and the files that they lie in.
     weight_map: Pairs<String>,
 }
@@ -35,11 +35,13 @@ impl Catalog {
     ///
     /// A path that ends with `.json` names the index of a model in several safetensors files beside it. Its catalog has
     /// the tensors that the index names, at the places that they have when the files lie one after another, each from a
-    /// multiple of 4,096 on: as [`import`](Self::import) writes them.
+    /// multiple of 4,096 on: as [`import`](Self::import) writes them. The first part of a split GGUF stands for all
+    /// parts, which lie beside it, in the same way.
     ///
     /// # Errors
-    /// [`Error::File`]; [`Error::Usage`] for what is no file of a known format or is not complete, and for an index
-    /// whose files are missing or lack a tensor.
+    /// [`Error::File`]; [`Error::Usage`] for what is no file of a known format, is not complete or is longer than its
+    /// header says, for an index whose files are missing or lack a tensor, and for parts that are missing or do not go
+    /// together.
     pub fn of_file(path: &Path) -> Result<Self> {
         open(path).map(|opened| opened.catalog)
     }
@@ -54,11 +56,44 @@ pub(super) fn open(path: &Path) -> Result<Opened> {
         return open_index(path);
     }
     let file = FileSource::open(path)?;
-    let catalog = Catalog::of(&file)?;
-    Ok(Opened {
-        catalog,
-        files: vec![(file, 0)],
-    })
+    let catalog = Catalog::alone(&file)?;
+    let part = Part::of(&catalog);
+    match part.map_err(|fault| split::wrong(fault).of(&file))? {
+        None => Ok(Opened {
+            catalog,
+            files: vec![(file, 0)],
+        }),
+        Some(part) => {
+            let (catalog, files) = split::open(path, file, catalog, part)?;
+            Ok(Opened { catalog, files })
+        }
+    }
+}
+
+/// The files that `path` stands for, and where each begins when they lie one after another: those of the index of a
+/// model, or of a split GGUF by its first part. None for any other file, whatever is in it.
+///
+/// # Errors
+/// As [`Catalog::of_file`], for an index and for parts.
+pub fn set_of(path: &Path) -> Result<Option<Vec<(PathBuf, u64)>>> {
+    let is_index = path
+        .extension()
+        .is_some_and(|extension| extension == "json");
+    let is_part = || {
+        let file = FileSource::open(path)?;
+        // What is no GGUF, or a damaged one, is one file of bytes.
+        let found = Catalog::alone(&file).ok();
+        Ok::<_, Error>(found.is_some_and(|found| !matches!(Part::of(&found), Ok(None))))
+    };
+    if !is_index && !is_part()? {
+        return Ok(None);
+    }
+    let files = open(path)?.files.into_iter();
+    Ok(Some(
+        files
+            .map(|(file, begin)| (file.path().to_owned(), begin))
+            .collect(),
+    ))
 }
 
 impl Opened {
@@ -132,7 +167,7 @@ fn open_index(path: &Path) -> Result<Opened> {
             format: Format::Safetensors,
             bytes: 0,
             begin: 0,
-            metadata: metadata(index.metadata),
+            metadata: metadata(index.metadata.unwrap_or_default()),
             files: Vec::new(),
             entries: Vec::new(),
         },
@@ -177,8 +212,8 @@ fn is_plain(name: &str) -> bool {
     matches!(parts.next(), Some(Component::Normal(part)) if part == name) && parts.next().is_none()
 }
 
-fn metadata(members: serde_json::Map<String, serde_json::Value>) -> Vec<(String, Value)> {
-    let members = members.into_iter();
+fn metadata(members: Pairs<serde_json::Value>) -> Vec<(String, Value)> {
+    let members = members.0.into_iter();
     members.map(|(key, json)| (key, value(json))).collect()
 }
 

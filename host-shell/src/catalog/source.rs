@@ -1,6 +1,7 @@
 //! Where the bytes of a file of tensors come from.
 
 use crate::error::{Error, Result};
+use crate::files::open_regular;
 use crate::store::Store;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -11,16 +12,48 @@ use std::path::{Path, PathBuf};
 pub(super) enum Fault {
     /// What is wrong with the file, as the end of a sentence that begins with its name.
     Format(String),
+    /// The file is whole and is not read: why, as such an end, and what to do.
+    Refused(String, String),
+    /// More bytes follow than the header describes.
+    Longer {
+        /// Bytes that the header describes.
+        described: u64,
+        /// Bytes of the file.
+        bytes: u64,
+    },
     /// The file or device was not read.
     Read(Error),
 }
 
 impl Fault {
+    /// A file that is whole, of which something is not known here.
+    pub fn unknown(what: String, remedy: &str) -> Self {
+        Self::Refused(what, remedy.to_owned())
+    }
+
     /// What is wrong with the file, put into other words by `with`; reads that failed stay as they are.
     pub fn map(self, with: impl FnOnce(String) -> String) -> Self {
         match self {
             Self::Format(text) => Self::Format(with(text)),
-            Self::Read(error) => Self::Read(error),
+            Self::Refused(text, remedy) => Self::Refused(with(text), remedy),
+            other => other,
+        }
+    }
+
+    /// The error about `source`.
+    pub fn of(self, source: &dyn Source) -> Error {
+        let label = source.label();
+        match self {
+            Self::Format(what) => Error::usage(
+                format!("{label}: {what}"),
+                "check that the file is complete and of the format safetensors, GGUF or .npy",
+            ),
+            Self::Refused(what, remedy) => Error::usage(format!("{label}: {what}"), remedy),
+            Self::Longer { described, bytes } => Error::usage(
+                format!("{label}: its header describes {described} bytes, and it has {bytes}"),
+                source.remedy_of_longer(),
+            ),
+            Self::Read(error) => error,
         }
     }
 }
@@ -53,9 +86,14 @@ pub trait Source {
     /// Those of the file or device, which name it.
     fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<()>;
 
-    /// Whether the file ends where the source does.
+    /// Whether the file ends where the source does: bytes that follow what its header describes are an error then.
     fn is_exact(&self) -> bool {
         true
+    }
+
+    /// What to do about a file with more bytes than its header describes.
+    fn remedy_of_longer(&self) -> &'static str {
+        "get the file again: its header is another file's, or something was appended"
     }
 
     /// What an array without a name of its own is called.
@@ -68,7 +106,7 @@ pub trait Source {
 }
 
 /// A file that is open.
-pub(super) struct FileSource {
+pub(crate) struct FileSource {
     file: File,
     path: PathBuf,
     bytes: u64,
@@ -76,17 +114,17 @@ pub(super) struct FileSource {
 
 impl FileSource {
     pub fn open(path: &Path) -> Result<Self> {
-        let file = File::open(path).map_err(Error::file("open", path))?;
-        let about = file.metadata().map_err(Error::file("look at", path))?;
-        if !about.is_file() {
-            let cause = format!("{} is no file", path.display());
-            return Err(Error::usage(cause, "name a file of tensors"));
-        }
+        let (file, about) = open_regular(path)?;
         Ok(Self {
             file,
             path: path.to_owned(),
             bytes: about.len(),
         })
+    }
+
+    /// Its path.
+    pub fn path(&self) -> &Path {
+        &self.path
     }
 }
 
@@ -110,15 +148,75 @@ impl Source for FileSource {
     }
 }
 
-/// A store from a byte on.
-pub(super) struct StoreSource<'a> {
-    pub store: &'a Store,
-    pub offset: u64,
+/// A range of a store.
+pub(crate) struct StoreSource<'a> {
+    store: &'a Store,
+    offset: u64,
+    bytes: u64,
+    /// Whether the file is known to end with the range.
+    is_exact: bool,
+}
+
+impl<'a> StoreSource<'a> {
+    /// All from byte `offset` on. A regular file has no other bytes than those of the file of tensors; how long a file
+    /// on a drive is only its header says.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a byte past the store.
+    pub fn from(store: &'a Store, offset: u64) -> Result<Self> {
+        let bytes = store.len().checked_sub(offset).ok_or_else(|| {
+            let cause = format!("byte {offset} of a store of {} bytes", store.len());
+            Error::usage(cause, "use a byte of the store")
+        })?;
+        Ok(Self {
+            store,
+            offset,
+            bytes,
+            is_exact: store.is_regular_file(),
+        })
+    }
+
+    /// The `bytes` bytes from byte `offset` on, which are a file.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for a range past the store.
+    pub fn whole(store: &'a Store, offset: u64, bytes: u64) -> Result<Self> {
+        let all = Self::from(store, offset)?;
+        if bytes > all.bytes {
+            let cause = format!(
+                "{bytes} bytes from byte {offset} on of a store of {} bytes",
+                store.len()
+            );
+            return Err(Error::usage(cause, "give the size of the file"));
+        }
+        Ok(Self {
+            bytes,
+            is_exact: true,
+            ..all
+        })
+    }
+
+    /// The same, whose file may end before the range does.
+    pub fn at_most(&self) -> Self {
+        Self {
+            is_exact: false,
+            ..*self
+        }
+    }
+
+    /// What is left of it from its byte `offset` on.
+    pub fn after(&self, offset: u64) -> Option<Self> {
+        Some(Self {
+            offset: self.offset.checked_add(offset)?,
+            bytes: self.bytes.checked_sub(offset)?,
+            ..*self
+        })
+    }
 }
 
 impl Source for StoreSource<'_> {
     fn len(&self) -> u64 {
-        self.store.len() - self.offset
+        self.bytes
     }
 
     fn read_at(&self, offset: u64, data: &mut [u8]) -> Result<()> {
@@ -127,7 +225,11 @@ impl Source for StoreSource<'_> {
     }
 
     fn is_exact(&self) -> bool {
-        false
+        self.is_exact
+    }
+
+    fn remedy_of_longer(&self) -> &'static str {
+        "give the size of the file if others follow it in the store; else get the file again"
     }
 
     fn name(&self) -> String {

@@ -1,5 +1,7 @@
+mod as_the_crate;
 mod gguf;
 mod shards;
+mod split;
 
 use super::{Catalog, Dtype, Format, Value};
 use crate::error::Error;
@@ -110,28 +112,97 @@ fn arrays_of_each_version_of_npy_are_read() {
 }
 
 #[test]
+fn what_the_crate_loads_is_read() {
+    let a = r#""a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}"#;
+    for header in [
+        format!(r#"{{"__metadata__":null,{a}}}"#),
+        format!(" \n\t\r{{{a}}}   "),
+        r#"{"a":["F32",[4],[0,16]]}"#.to_owned(),
+        format!("{{{}}}", a.replace("[0,16]", r#"[0,16],"note":[1]"#)),
+    ] {
+        let catalog = of(&safetensors(&header, 16)).unwrap();
+        assert_eq!(catalog.get("a").unwrap().shape, [4], "{header}");
+        assert!(catalog.metadata().is_empty());
+    }
+    for (name, dtype, elements, bytes) in [
+        ("F4", Dtype::F4, 6, 3),
+        ("F6_E2M3", Dtype::F6E2M3, 4, 3),
+        ("F6_E3M2", Dtype::F6E3M2, 4, 3),
+        ("F8_E8M0", Dtype::F8E8M0, 3, 3),
+        ("F8_E4M3FNUZ", Dtype::F8E4M3Fnuz, 3, 3),
+        ("F8_E5M2FNUZ", Dtype::F8E5M2Fnuz, 3, 3),
+    ] {
+        let a = format!(
+            r#"{{"a":{{"dtype":"{name}","shape":[{elements}],"data_offsets":[0,{bytes}]}}}}"#
+        );
+        let catalog = of(&safetensors(&a, bytes)).unwrap();
+        assert_eq!(catalog.get("a").unwrap().dtype, dtype, "{name}");
+    }
+}
+
+#[test]
+fn an_index_in_place_of_a_file_is_told_from_a_header() {
+    for text in [
+        "{\"weight_map\": {}}",
+        "{\n  \"metadata\": {}}",
+        "{\"aaaa\":{}}",
+    ] {
+        match of(text.as_bytes()) {
+            Err(Error::Usage { cause, remedy }) => {
+                assert!(cause.contains("a text of JSON"), "{cause}");
+                assert!(remedy.contains("index"), "{remedy}");
+            }
+            other => panic!("{text}: {other:?}"),
+        }
+    }
+}
+
+#[test]
 fn what_is_no_complete_file_says_what_is_wrong() {
     let tensor = |text: &str| format!("{{\"a\":{{{text}}}}}");
     let plain = "\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4]";
     let of_json = [
         ("{", "its header"),
         ("{}x", "its header"),
-        ("{\"a\":5}", "its header"),
-        ("{\"__metadata__\":{\"a\":5}}", "its header"),
-        ("{\"a\":{\"k\":\"v\"}}", "something else"),
+        ("{\"a\":5}", "\"a\": invalid type"),
+        (
+            "{\"__metadata__\":{\"by\":5}}",
+            "\"__metadata__\" has a number under the key \"by\"",
+        ),
+        ("{\"__metadata__\":[]}", "\"__metadata__\" is a list"),
+        ("{\"a\":{\"k\":\"v\"}}", "\"a\" has no \"dtype\""),
         (
             &format!("{{\"__metadata__\":{{{plain}}}}}"),
-            "something else",
+            "\"__metadata__\" has a list under the key \"shape\"",
+        ),
+        (
+            "{\"__metadata__\":{\"a\":\"\",\"a\":\"\"}}",
+            "\"a\" is there twice",
+        ),
+        (
+            "{\"__metadata__\":null,\"__metadata__\":null}",
+            "__metadata__",
         ),
         (&format!("{{\"a\":{{{plain}}},\"a\":{{{plain}}}}}"), "twice"),
-        (&tensor("\"dtype\":\"U8\",\"shape\":[4]"), "its header"),
+        (
+            &tensor("\"dtype\":\"U8\",\"shape\":[4]"),
+            "\"a\" has no \"data_offsets\"",
+        ),
         (
             &tensor("\"dtype\":\"Q3\",\"shape\":[4],\"data_offsets\":[0,4]"),
-            "unknown type",
+            "\"a\" is of the type \"Q3\", which safetensors does not have",
+        ),
+        (
+            &tensor("\"dtype\":null,\"shape\":[4],\"data_offsets\":[0,4]"),
+            "\"a\" is of the type null",
         ),
         (
             &tensor("\"dtype\":\"U8\",\"shape\":[-4],\"data_offsets\":[0,4]"),
-            "its header",
+            "\"a\" has a wrong \"shape\"",
+        ),
+        (
+            &tensor("\"dtype\":\"U8\",\"shape\":[4],\"data_offsets\":[0,4,8]"),
+            "\"a\" has wrong \"data_offsets\"",
         ),
         (
             &tensor("\"dtype\":\"U8\",\"shape\":[5],\"data_offsets\":[0,4]"),
@@ -252,7 +323,7 @@ fn files_that_are_none_are_refused() {
 mod onto_a_store {
     use super::{TWO, Temporary, npy, safetensors};
     use crate::error::Error;
-    use crate::{Catalog, Store, StoreOptions};
+    use crate::{Catalog, Manifest, Store, StoreOptions};
     use std::ops::ControlFlow;
 
     /// On a loaded machine a command takes long: none times out.
@@ -289,6 +360,68 @@ mod onto_a_store {
             Catalog::of_store(&store, store.len() + 1),
             Err(Error::Usage { .. })
         ));
+    }
+
+    /// One answer for a file, a store that is the file, and a range of a drive whose size is known.
+    #[test]
+    fn a_header_that_does_not_cover_its_file_is_refused_wherever_the_file_ends() {
+        let array = "{'descr': '<f2', 'fortran_order': False, 'shape': (2, 5), }";
+        let mut gguf = super::gguf::File::new(1, 0);
+        gguf.tensor("a", &[5], 24, 0).data(32, 5);
+        let drive = open("sim:mem?size=1MiB");
+        for (name, whole) in [
+            ("longer.safetensors", safetensors(TWO, 30)),
+            ("longer.npy", npy(1, array, 20)),
+            ("longer.gguf", gguf.0),
+        ] {
+            let glued = [&whole[..], &whole[..]].concat();
+            let padded = whole.len().next_multiple_of(32);
+            for (bytes, is_right) in [
+                (&whole[..], true),
+                (
+                    &[&whole[..], &vec![0; padded + 1 - whole.len()]].concat(),
+                    false,
+                ),
+                (&glued, false),
+                (&whole[..whole.len() - 1], false),
+            ] {
+                let file = Temporary::new(name, bytes);
+                let store = open(&format!("file:{}", file.path().display()));
+                let length = bytes.len() as u64;
+                drive.write_at(4097, bytes).unwrap();
+                let mut found = vec![
+                    Catalog::of_file(file.path()),
+                    Catalog::of(&bytes),
+                    Catalog::of_store(&store, 0),
+                    Catalog::of_range(&store, 0, length),
+                    Catalog::of_range(&drive, 4097, length),
+                    Catalog::import(&open("sim:mem?size=1MiB"), file.path(), 0, true, &mut go_on),
+                ];
+                let manifests = [
+                    Manifest::of_file(file.path(), &mut go_on),
+                    Manifest::of_store(&store, 0, &mut go_on),
+                    Manifest::of_range(&drive, 4097, length, &mut go_on),
+                ];
+                found.extend(manifests.map(|one| one.map(|_| Catalog::of(&&whole[..]).unwrap())));
+                for (index, found) in found.into_iter().enumerate() {
+                    match found {
+                        Ok(_) if is_right => {}
+                        Err(Error::Usage { .. }) if !is_right => {}
+                        other => panic!("{name} of {length} bytes, {index}: {other:?}"),
+                    }
+                }
+            }
+            // How long a file on a drive is, only its header says; a larger file says where it ends.
+            drive.write_at(4097, &glued).unwrap();
+            assert!(Catalog::of_store(&drive, 4097).is_ok());
+            let file = Temporary::new(name, &[&[7; 99], &whole[..], &[7; 99]].concat());
+            let store = open(&format!("file:{}", file.path().display()));
+            let refused = Catalog::of_store(&store, 99).unwrap_err();
+            assert!(refused.remedy().contains("size of the file"), "{refused}");
+            assert!(Catalog::of_range(&store, 99, whole.len() as u64).is_ok());
+            let past = Catalog::of_range(&store, 99, store.len() - 98);
+            assert!(matches!(past, Err(Error::Usage { .. })));
+        }
     }
 
     #[test]

@@ -6,12 +6,14 @@
 //! - [`MountedFile`]: an immutable file of an ext4 that Linux has mounted, and where its data lie on the device;
 //!   [`PlacedFile`]: the same with a store that reads them.
 
+mod found;
 mod gpt;
 mod location;
 mod mounted;
 mod part;
 mod pieces;
 mod placed;
+mod regular;
 #[cfg(all(test, feature = "sim"))]
 mod tests;
 mod volume;
@@ -22,4 +24,5 @@ pub use mounted::{Identity, MountedFile};
 pub use nvme_ext4::{DirEntry, Extent, Info, Inode, Kind, flags, uuid_text};
 pub use part::Part;
 pub use placed::PlacedFile;
+pub use regular::open_regular;
 pub use volume::{DriveFile, Volume};

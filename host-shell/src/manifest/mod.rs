@@ -23,7 +23,7 @@
 mod tests;
 mod text;
 
-use crate::catalog::{Catalog, Entry, OnProgress, Source};
+use crate::catalog::{Catalog, Entry, FileSource, OnProgress, Source, StoreSource};
 use crate::error::{Error, Result};
 use crate::store::Store;
 use std::ops::Range;
@@ -106,7 +106,7 @@ impl Manifest {
     /// # Errors
     /// As [`of`](Self::of), and those of the catalog: the file must be of a format that it knows.
     pub fn of_file(path: &Path, on_progress: OnProgress<'_>) -> Result<Self> {
-        let source = crate::catalog::file(path)?;
+        let source = FileSource::open(path)?;
         let catalog = Catalog::of(&source)?;
         Self::of(&source, source.len(), catalog.entries(), on_progress)
     }
@@ -116,9 +116,25 @@ impl Manifest {
     /// # Errors
     /// As [`of_file`](Self::of_file), and those of the store.
     pub fn of_store(store: &Store, offset: u64, on_progress: OnProgress<'_>) -> Result<Self> {
-        let source = crate::catalog::in_store(store, offset)?;
-        let catalog = Catalog::of(&source)?;
-        Self::of(&source, catalog.bytes(), catalog.entries(), on_progress)
+        Self::of_source(&StoreSource::from(store, offset)?, on_progress)
+    }
+
+    /// Of the file of tensors that is the `bytes` bytes of `store` from byte `offset` on.
+    ///
+    /// # Errors
+    /// As [`of_store`](Self::of_store), also for a file that is shorter or longer.
+    pub fn of_range(
+        store: &Store,
+        offset: u64,
+        bytes: u64,
+        on_progress: OnProgress<'_>,
+    ) -> Result<Self> {
+        Self::of_source(&StoreSource::whole(store, offset, bytes)?, on_progress)
+    }
+
+    fn of_source(source: &dyn Source, on_progress: OnProgress<'_>) -> Result<Self> {
+        let catalog = Catalog::of(source)?;
+        Self::of(source, catalog.bytes(), catalog.entries(), on_progress)
     }
 
     /// Of the first `bytes` bytes of `source`, which have `tensors` at their places in it, in that order.
@@ -288,7 +304,8 @@ impl Manifest {
     /// # Errors
     /// As there.
     pub fn check_begin_in(&self, store: &Store, offset: u64) -> Result<()> {
-        self.check_begin(&crate::catalog::in_store(store, offset)?)
+        // How long the file is was compared where its catalog was made.
+        self.check_begin(&StoreSource::from(store, offset)?.at_most())
     }
 
     fn chunk_at(&self, byte: u64) -> Option<Chunk> {

@@ -2,7 +2,9 @@
 
 use super::{Manifest, Part};
 use crate::error::{Error, Result};
+use crate::files::open_regular;
 use serde::{Deserialize, Serialize};
+use std::io::Read;
 use std::path::Path;
 
 const FORMAT: &str = "nvme-gpu manifest";
@@ -45,9 +47,12 @@ impl Manifest {
     /// The manifest in the file at `path`.
     ///
     /// # Errors
-    /// [`Error::File`] for one that is not read; as [`parse`](Self::parse), with the path.
+    /// [`Error::File`] for one that is not read, [`Error::Usage`] for what is no regular file; as [`parse`](Self::parse), with the path.
     pub fn open(path: &Path) -> Result<Self> {
-        let text = std::fs::read(path).map_err(Error::file("read", path))?;
+        let (mut file, _) = open_regular(path)?;
+        let mut text = Vec::new();
+        let read = file.read_to_end(&mut text);
+        read.map_err(Error::file("read", path))?;
         Self::parse(&text).map_err(|error| error.with_context(&path.display().to_string()))
     }
 

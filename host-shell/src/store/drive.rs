@@ -76,6 +76,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
             timeout: options.timeout,
         }),
         pool,
+        is_regular_file: false,
         len: info.blocks * u64::from(block),
         block_bytes: block,
         read_bytes: block,

@@ -25,6 +25,8 @@ pub(crate) struct Member {
     pub controller: Option<Arc<Controller>>,
     /// Size in bytes.
     pub len: u64,
+    /// Whether it is a regular file: nothing lies behind what was written to it.
+    pub is_regular_file: bool,
     /// What is read and written is whole multiples of this.
     pub block_bytes: u32,
     /// Reads of rows are rounded to this, a multiple of the block, so that neighbours share one.

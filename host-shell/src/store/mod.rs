@@ -183,6 +183,11 @@ impl Store {
         self.len() == 0
     }
 
+    /// Whether it is one regular file, all of whose bytes are those of what is in it. A drive is longer than that.
+    pub fn is_regular_file(&self) -> bool {
+        matches!(&*self.space.members, [one] if one.is_regular_file)
+    }
+
     /// The unit that the device writes. Writes of whole blocks need no read before them. 1 for a file.
     pub fn block_bytes(&self) -> u32 {
         self.space.block_bytes

@@ -5,38 +5,38 @@ use super::of;
 use crate::error::Error;
 
 /// A file in the making.
-struct File(Vec<u8>);
+pub struct File(pub Vec<u8>);
 
 impl File {
-    fn new(tensors: u64, keys: u64) -> Self {
+    pub fn new(tensors: u64, keys: u64) -> Self {
         let mut file = Self(b"GGUF".to_vec());
         file.u32(3).u64(tensors).u64(keys);
         file
     }
 
-    fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
+    pub fn bytes(&mut self, bytes: &[u8]) -> &mut Self {
         self.0.extend(bytes);
         self
     }
 
-    fn u32(&mut self, value: u32) -> &mut Self {
+    pub fn u32(&mut self, value: u32) -> &mut Self {
         self.bytes(&value.to_le_bytes())
     }
 
-    fn u64(&mut self, value: u64) -> &mut Self {
+    pub fn u64(&mut self, value: u64) -> &mut Self {
         self.bytes(&value.to_le_bytes())
     }
 
-    fn text(&mut self, text: &str) -> &mut Self {
+    pub fn text(&mut self, text: &str) -> &mut Self {
         self.u64(text.len() as u64).bytes(text.as_bytes())
     }
 
-    fn key(&mut self, name: &str, kind: u32) -> &mut Self {
+    pub fn key(&mut self, name: &str, kind: u32) -> &mut Self {
         self.text(name).u32(kind)
     }
 
     /// Lengths with the fastest first.
-    fn tensor(&mut self, name: &str, lengths: &[u64], kind: u32, offset: u64) -> &mut Self {
+    pub fn tensor(&mut self, name: &str, lengths: &[u64], kind: u32, offset: u64) -> &mut Self {
         self.text(name).u32(lengths.len() as u32);
         for length in lengths {
             self.u64(*length);
@@ -45,7 +45,7 @@ impl File {
     }
 
     /// Pads to `alignment` and adds `data` bytes.
-    fn data(&mut self, alignment: usize, data: usize) -> &mut Self {
+    pub fn data(&mut self, alignment: usize, data: usize) -> &mut Self {
         self.0.resize(self.0.len().next_multiple_of(alignment), 0);
         self.0.resize(self.0.len() + data, 0xAB);
         self
@@ -100,6 +100,41 @@ fn tensors_have_their_types_shapes_and_places() {
     assert_eq!(of(&padded).unwrap().bytes(), padded.len() as u64);
     padded.push(0);
     assert!(matches!(of(&padded), Err(Error::Usage { .. })));
+}
+
+/// Sizes as the package gguf 0.19.0 has them (GGML_QUANT_SIZES), but for q8_1, which ggml-common.h says.
+#[test]
+fn types_without_arithmetic_are_listed_by_their_sizes() {
+    for (number, name, elements, block) in [
+        (9, "q8_1", 32, 36),
+        (15, "q8_k", 256, 292),
+        (16, "iq2_xxs", 256, 66),
+        (17, "iq2_xs", 256, 74),
+        (18, "iq3_xxs", 256, 98),
+        (19, "iq1_s", 256, 50),
+        (20, "iq4_nl", 32, 18),
+        (21, "iq3_s", 256, 110),
+        (22, "iq2_s", 256, 82),
+        (23, "iq4_xs", 256, 136),
+        (29, "iq1_m", 256, 56),
+        (34, "tq1_0", 256, 54),
+        (35, "tq2_0", 256, 66),
+        (40, "nvfp4", 64, 36),
+        (41, "q1_0", 128, 18),
+        (42, "q2_0", 64, 18),
+    ] {
+        let bytes: u64 = 3 * 2 * block;
+        let next = bytes.next_multiple_of(32);
+        let mut file = File::new(2, 0);
+        file.tensor("odd", &[2 * elements, 3], number, 0);
+        file.tensor("plain", &[3], 0, next);
+        file.data(32, next as usize + 12);
+        let catalog = file.read().unwrap();
+        let odd = catalog.get("odd").unwrap();
+        assert_eq!((odd.dtype.name(), odd.bytes), (name, bytes));
+        assert_eq!(odd.shape, [3, 2 * elements]);
+        assert_eq!(catalog.get("plain").unwrap().dtype, Dtype::F32);
+    }
 }
 
 #[test]
@@ -182,18 +217,17 @@ fn the_alignment_of_the_file_holds() {
         let mut file = File::new(2, 1);
         file.0[4] = version;
         file.key("general.alignment", 4).u32(alignment);
-        // A gap between the two is allowed.
-        file.tensor("b", &[3], 24, u64::from(alignment) * 2);
+        file.tensor("b", &[3], 24, u64::from(alignment));
         file.tensor("a", &[5], 24, 0);
         let data = file.0.len().next_multiple_of(alignment as usize) as u64;
-        file.data(alignment as usize, 2 * alignment as usize + 3);
+        file.data(alignment as usize, alignment as usize + 3);
         let catalog = file.read().unwrap();
         let found: Vec<(&str, u64)> = catalog
             .entries()
             .iter()
             .map(|one| (one.name.as_str(), one.offset - data))
             .collect();
-        assert_eq!(found, [("a", 0), ("b", u64::from(alignment) * 2)]);
+        assert_eq!(found, [("a", 0), ("b", u64::from(alignment))]);
     }
 }
 
@@ -342,7 +376,27 @@ fn what_is_wrong_is_named_with_its_byte() {
             build(1, 0, |file| {
                 file.tensor("a", &[4], 0, 0).data(32, 64);
             }),
-            "describes 80 bytes of 128",
+            "describes 80 bytes, and it has 128",
+        ),
+        (
+            build(2, 0, |file| {
+                file.tensor("b", &[3], 24, 64)
+                    .tensor("a", &[5], 24, 0)
+                    .data(32, 67);
+            }),
+            "the data of \"b\" begin at byte 160, not at 128, where those before them end",
+        ),
+        (
+            one(&[4], 0, 32),
+            "the data of \"a\" begin at byte 96, not at 64",
+        ),
+        (
+            one(&[8], 38, 0),
+            "is of the type 38 (iq4_nl_8_8), which llama.cpp no longer reads",
+        ),
+        (
+            one(&[8], 1000, 0),
+            "at byte 24: \"a\" is of the type 1000, which is not known here",
         ),
     ];
     for (file, what) in cases {

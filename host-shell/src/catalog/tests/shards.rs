@@ -109,6 +109,12 @@ fn what_is_missing_is_named() {
         (r#""a":"#, r#""b":"#, "there twice"),
         ("weight_map", "weights", "no index of safetensors"),
         ("{", "[", "no index of safetensors"),
+        (
+            r#""weight_map""#,
+            r#""weights":{},"weight_map""#,
+            "unknown field `weights`",
+        ),
+        ("total_size", "by", "\"by\" is there twice"),
     ] {
         folder.write(
             "model.safetensors.index.json",

@@ -5,13 +5,14 @@
 mod answer;
 mod ioctl;
 
+use super::regular::open_regular;
 use crate::error::{Error, Result};
 use answer::Extents;
 use nvme_ext4::Extent;
 use rustix::fs::{IFlags, fstatfs, ioctl_getflags, major, minor};
 use std::fs::{File, Metadata};
 use std::io;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// What `statfs` says of ext2, ext3 and ext4.
@@ -57,17 +58,7 @@ impl MountedFile {
     /// meanwhile; [`Error::Environment`] for a kernel before Linux 6.0; [`Error::Device`] for an answer that cannot be.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        // A pipe would wait for its other end.
-        let file = File::options()
-            .read(true)
-            .custom_flags(libc::O_NONBLOCK)
-            .open(path);
-        let file = file.map_err(Error::file("open", path))?;
-        let about = file.metadata().map_err(Error::file("look at", path))?;
-        if !about.is_file() {
-            let cause = format!("{} is no regular file", path.display());
-            return Err(Error::usage(cause, "name a file"));
-        }
+        let (file, _) = open_regular(path)?;
         let identity = identity(&file, path)?;
         let mut extents = Extents::default();
         while let Some(start) = extents.start() {

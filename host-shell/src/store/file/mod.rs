@@ -61,10 +61,14 @@ fn open_on(path: &str, options: &StoreOptions, host: &Host) -> Result<Member> {
         file,
         path: path.to_owned(),
     });
-    member(file, len, read_only, options)
+    let member = member(file, len, read_only, options)?;
+    Ok(Member {
+        is_regular_file: !is_block,
+        ..member
+    })
 }
 
-/// A member over an open file of `len` bytes.
+/// A member over an open file or block device of `len` bytes.
 fn member(
     file: Arc<Regular>,
     len: u64,
@@ -90,6 +94,7 @@ fn member(
         pool: Pool::new(lanes, options.depth),
         controller: None,
         len,
+        is_regular_file: true,
         block_bytes: 1,
         read_bytes: PAGE,
         most_bytes: LARGE_BYTES,

@@ -1,0 +1,117 @@
+//! safetensors: eight bytes of length, a header in JSON, and the data of all tensors without gaps.
+//!
+//! The format's own crate judges the header: what it loads is read here, and what it refuses is refused. A name that is
+//! there twice is refused, too, of which the crate takes the last.
+
+mod refusal;
+
+use super::dtype::Dtype;
+use super::entry::{Entry, Parsed, in_order};
+use super::pairs::Pairs;
+use super::source::{Fault, Source, read_head};
+use super::value::Value;
+use ::safetensors::tensor::{Metadata, TensorInfo};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+/// The length before the header.
+const PREFIX: u64 = 8;
+/// The longest header, as in the crate.
+const MOST: u64 = 100_000_000;
+/// The name of the header's texts, which no tensor can have.
+const TEXTS: &str = "__metadata__";
+
+/// The texts of a header, of which the crate keeps neither the order nor what is there twice.
+#[derive(Deserialize)]
+struct Texts {
+    #[serde(rename = "__metadata__", default)]
+    texts: Option<Pairs<String>>,
+}
+
+/// A header that the crate accepts.
+struct Header {
+    texts: Pairs<String>,
+    /// Names of tensors, in the header's order.
+    names: Vec<String>,
+    tensors: Metadata,
+}
+
+impl Header {
+    fn read(text: &[u8]) -> Result<Self, String> {
+        let text = std::str::from_utf8(text).map_err(|error| format!("its header: {error}"))?;
+        let tensors: Metadata = serde_json::from_str(text).map_err(|error| {
+            let found = refusal::of(text, PREFIX + text.len() as u64);
+            found.unwrap_or_else(|| format!("its header: {error}"))
+        })?;
+        let fault = |error: serde_json::Error| format!("its header: {error}");
+        let names: Pairs<IgnoredAny> = serde_json::from_str(text).map_err(fault)?;
+        let texts: Texts = serde_json::from_str(text).map_err(fault)?;
+        let names = names.0.into_iter().map(|(name, _)| name);
+        Ok(Self {
+            texts: texts.texts.unwrap_or_default(),
+            names: names.filter(|name| name != TEXTS).collect(),
+            tensors,
+        })
+    }
+}
+
+/// Whether bytes at the begin of a file can be of this format. The crate allows blanks before the header's brace.
+pub fn is_likely(head: &[u8]) -> bool {
+    match head.get(8) {
+        Some(b'{') => true,
+        Some(b' ' | b'\t' | b'\n' | b'\r') => length(head) <= MOST,
+        _ => false,
+    }
+}
+
+/// The length of the header.
+fn length(head: &[u8]) -> u64 {
+    let bytes = head.iter().take(PREFIX as usize).rev();
+    bytes.fold(0, |all, byte| all << 8 | u64::from(*byte))
+}
+
+/// The tensors of the file, in the order of their data.
+pub fn parse(source: &dyn Source) -> Result<Parsed, Fault> {
+    let length = length(&read_head(source, 0, PREFIX)?);
+    if length > MOST {
+        return Err(format!("a header of {length} bytes, above {MOST}").into());
+    }
+    let header = Header::read(&read_head(source, PREFIX, length)?)?;
+    let data = PREFIX + length;
+    let entries = header.names.iter().map(|name| {
+        let info = header.tensors.info(name);
+        let info =
+            info.ok_or_else(|| format!("its header describes {name:?} as something else"))?;
+        entry(name, info, data)
+    });
+    let mut entries = entries.collect::<Result<Vec<_>, String>>()?;
+    in_order(&mut entries)?;
+    let end = data.checked_add(header.tensors.data_len() as u64);
+    let end = end.ok_or("more than 2^64 bytes")?;
+    let texts = header.texts.0.into_iter();
+    Ok(Parsed {
+        entries,
+        metadata: texts.map(|(key, text)| (key, Value::Text(text))).collect(),
+        bytes: end,
+        padded: end,
+    })
+}
+
+/// A tensor of a file whose data begin at byte `data`.
+fn entry(name: &str, info: &TensorInfo, data: u64) -> Result<Entry, String> {
+    let (begin, end) = info.data_offsets;
+    let dtype = Dtype::of_safetensors(&info.dtype.to_string());
+    let dtype = dtype.ok_or_else(|| {
+        format!(
+            "{name:?} is of the type {}, which is not known here",
+            info.dtype
+        )
+    })?;
+    let bytes = end
+        .checked_sub(begin)
+        .ok_or_else(|| format!("{name:?} ends at {end}, before it begins at {begin}"))?;
+    let offset = data.checked_add(begin as u64);
+    let offset = offset.ok_or_else(|| format!("{name:?} begins at {begin}"))?;
+    let shape = info.shape.iter().map(|length| *length as u64).collect();
+    Entry::new(name.to_owned(), dtype, shape, offset, bytes as u64)
+}
