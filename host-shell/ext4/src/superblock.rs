@@ -13,6 +13,7 @@ const MAGIC: u16 = 0xEF53;
 /// The largest block: 64 KiB.
 const MOST_LOG_BLOCK: u32 = 6;
 const OLDEST_INODE: u32 = 11;
+const CLEAN: u16 = 1;
 const ERRORS: u16 = 2;
 
 mod compat {
@@ -147,6 +148,7 @@ impl Superblock {
             check_sum(bytes)?;
         }
         check_features(features)?;
+        check_state(u16_at(bytes, 0x3A))?;
         let is_wide = features & incompat::BITS_64 != 0;
         let (block_bytes, blocks) = blocks(bytes, len, is_wide)?;
         let (first_data_block, blocks_per_group) = groups(bytes, blocks)?;
@@ -274,7 +276,7 @@ fn check_features(features: u32) -> Result<()> {
         (
             incompat::RECOVER,
             "its journal has to be replayed",
-            "mount and unmount it, or run e2fsck on it",
+            "unmount it where it is mounted; else mount and unmount it, or run e2fsck on it",
         ),
         (
             incompat::JOURNAL_DEV,
@@ -301,6 +303,18 @@ fn check_features(features: u32) -> Result<()> {
             feature: format!("the unknown incompatible features {unknown:#x}"),
             remedy: "copy its files to an ext4 without them",
         }),
+    }
+}
+
+/// Refuses a file system that is mounted for writing without a journal: what the device holds is older than what the
+/// kernel has, and nothing else says so. (With a journal the feature "recover" does.)
+fn check_state(state: u16) -> Result<()> {
+    match state & CLEAN {
+        0 => Err(Error::Unsupported {
+            feature: "it is mounted for writing elsewhere, or was not unmounted cleanly".to_owned(),
+            remedy: "unmount it where it is mounted; else run e2fsck on it",
+        }),
+        _ => Ok(()),
     }
 }
 

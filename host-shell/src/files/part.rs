@@ -1,6 +1,6 @@
 //! A part of a store: all of it, or a partition.
 
-use super::gpt::Partitions;
+use super::gpt::{Partition, Partitions};
 use crate::error::{Error, Result};
 use crate::store::Store;
 use nvme_ext4::{Source, SourceError};
@@ -35,14 +35,9 @@ impl Part {
     pub fn partition(store: &Arc<Store>, number: u32) -> Result<(Self, Option<String>)> {
         let found = partitions(store)?;
         let Some(partition) = found.get(number) else {
-            let names = found.entries.iter().map(|one| {
-                let size = nvme_units::bytes(one.bytes);
-                format!("{} ({size}, '{}')", one.number, one.name)
-            });
-            let names: Vec<String> = names.collect();
             return Err(Error::usage(
                 format!("there is no partition {number}"),
-                format!("there are: {}", names.join(", ")),
+                format!("there are: {}", list(&found)),
             ));
         };
         let part = Self {
@@ -64,23 +59,59 @@ impl Part {
     }
 }
 
+/// Partitions with their sizes and names, for people.
+pub fn list(found: &Partitions) -> String {
+    let text = |one: &Partition| {
+        let size = nvme_units::bytes(one.bytes);
+        let name = one.name.escape_debug();
+        format!("{} ({size}, '{name}')", one.number)
+    };
+    let all: Vec<String> = found.entries.iter().map(text).collect();
+    match all.is_empty() {
+        true => "no partitions".to_owned(),
+        false => all.join(", "),
+    }
+}
+
+/// A partition table of any size of blocks, and that size.
+pub fn partitions_of(part: &Part) -> Option<(u32, Partitions)> {
+    let found = BLOCKS
+        .iter()
+        .map(|block| (*block, Partitions::read(part, *block)));
+    found
+        .filter_map(|(block, found)| Some((block, found.ok()?)))
+        .next()
+}
+
 fn partitions(store: &Arc<Store>) -> Result<Partitions> {
     let whole = Part::whole(store);
-    let own = [store.block_bytes()];
-    let blocks = match own[0] {
-        ..512 => &BLOCKS[..],
-        _ => &own,
+    let own = store.block_bytes();
+    let found = match own {
+        ..512 => partitions_of(&whole)
+            .map(|(_, found)| found)
+            .ok_or_else(|| {
+                Partitions::read(&whole, BLOCKS[0])
+                    .err()
+                    .unwrap_or_default()
+            }),
+        own => Partitions::read(&whole, own),
     };
-    let mut last = String::new();
-    for block in blocks {
-        match Partitions::read(&whole, *block) {
-            Ok(found) => return Ok(found),
-            Err(fault) => last = fault,
-        }
-    }
-    let cause = format!("no partition table: {last}");
-    let remedy = "leave part= out if the file system has the whole device";
-    Err(Error::device(cause, remedy))
+    found.map_err(|fault| match partitions_of(&whole) {
+        // Its numbers of blocks mean other bytes to everyone who reads them by the drive's blocks.
+        Some((block, found)) => Error::device(
+            format!(
+                "the partition table is one of blocks of {block} bytes, on a drive with blocks of {own}: {}",
+                list(&found)
+            ),
+            format!(
+                "format the drive with blocks of {block} bytes before the image is written to it, or make the table anew"
+            ),
+        ),
+        None => Error::device(
+            format!("no partition table: {fault}"),
+            "leave part= out if the file system has the whole device",
+        ),
+    })
 }
 
 impl Source for Part {

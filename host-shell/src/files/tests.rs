@@ -255,3 +255,71 @@ fn names_that_are_no_text_are_found() {
     assert_eq!(volume.read_link_of(inode, "x").unwrap_err().code(), "usage");
     assert!(Arc::ptr_eq(again.volume().store(), &store));
 }
+
+fn refused(store: &Arc<Store>, part: Option<u32>, what: &str) {
+    match Volume::open(store, part) {
+        Err(error @ Error::Device { .. }) => {
+            let (text, remedy) = (error.to_string(), error.remedy());
+            assert!(
+                text.contains(what) && !remedy.is_empty(),
+                "{text}, not {what}"
+            );
+        }
+        other => panic!("{what}: {other:?}"),
+    }
+}
+
+#[test]
+fn what_lies_there_in_place_of_an_ext4_is_named() {
+    // A table that is for blocks of another size than the drive has: as an image of another drive.
+    for (own, other) in [(4096, 512), (512, 4096)] {
+        let mut bytes = disk(other, &[(6, 9), (20, 95)]);
+        bytes.resize(bytes.len().next_multiple_of(4096), 0);
+        let device = format!("sim:mem?size={}&block={own}", bytes.len());
+        let drive = store(&device, &bytes);
+        let what = format!(
+            "the partition table is one of blocks of {other} bytes, on a drive with blocks of {own}: 1 ("
+        );
+        refused(&drive, Some(1), &what);
+        let listed = format!("a partition table of blocks of {other} bytes: 1 (");
+        refused(&drive, None, &listed);
+    }
+    let drive = store("sim:mem?size=400KiB&block=4096", &parted());
+    refused(
+        &drive,
+        None,
+        "a partition table of blocks of 4096 bytes: 1 (16.0 KiB, 'näme'), 2 (",
+    );
+    for (at, signature, what) in [
+        (0, &b"XFSB"[..], "an XFS"),
+        (65_600, b"_BHRfS_M", "a btrfs"),
+        (3, b"NTFS    ", "an NTFS"),
+        (3, b"EXFAT   ", "an exFAT"),
+        (82, b"FAT32   ", "a FAT"),
+        (54, b"FAT12   ", "a FAT"),
+        (1024, &[0x10, 0x20, 0xF5, 0xF2], "an F2FS"),
+        (32_769, b"CD001", "an ISO 9660"),
+        (0, b"LUKS\xBA\xBE", "LUKS"),
+        (512, b"LABELONE", "LVM"),
+        (4096, &[0xFC, 0x4E, 0x2B, 0xA9], "RAID"),
+        (4086, b"SWAPSPACE2", "a swap space"),
+        (131_072, &[0x0C, 0xB1, 0xBA, 0], "a ZFS"),
+        (0, b"GGUF", "a GGUF file"),
+        (510, &[0x55, 0xAA], "the kind MBR"),
+        (4095, &[0], "nothing but zeros"),
+        (4095, &[1], "the magic number is 0x0000"),
+    ] {
+        let mut bytes = vec![0; 400 << 10];
+        bytes[at..at + signature.len()].copy_from_slice(signature);
+        let whole = store("sim:mem?size=400KiB&block=4096", &bytes);
+        refused(&whole, None, what);
+        // The same on a partition.
+        if bytes[300 << 10..].iter().all(|byte| *byte == 0) {
+            let mut parted = disk(4096, &[(6, 95)]);
+            let room = 90 * 4096;
+            parted[6 * 4096..][..room].copy_from_slice(&bytes[..room]);
+            let drive = store("sim:mem?size=400KiB&block=4096", &parted);
+            refused(&drive, Some(1), what);
+        }
+    }
+}

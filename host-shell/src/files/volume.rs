@@ -1,5 +1,6 @@
 //! An ext4 on a store, and its files.
 
+use super::found;
 use super::part::Part;
 use super::pieces;
 use crate::catalog::{Catalog, Entry, Source};
@@ -44,7 +45,10 @@ impl Volume {
             None => (Part::whole(store), None),
             Some(number) => Part::partition(store, number)?,
         };
-        let ext4 = Ext4::open(part).map_err(|error| of_ext4(error, "/"))?;
+        let ext4 = Ext4::open(part.clone()).map_err(|error| match error {
+            nvme_ext4::Error::NotExt4 { .. } => not_ext4(error, &part),
+            error => of_ext4(error, "/"),
+        })?;
         Ok(Self {
             inner: Arc::new(Inner { ext4, damage }),
         })
@@ -259,6 +263,14 @@ impl Source for DriveFile {
 
     fn label(&self) -> String {
         self.path.clone()
+    }
+}
+
+/// What is there in place of an ext4.
+fn not_ext4(error: nvme_ext4::Error, part: &Part) -> Error {
+    match found::on(part) {
+        Some((what, remedy)) => Error::device(format!("no ext4: it holds {what}"), remedy),
+        None => of_ext4(error, "/"),
     }
 }
 

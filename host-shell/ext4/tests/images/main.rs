@@ -2,5 +2,6 @@
 
 mod agrees;
 mod broken;
+mod huge;
 mod image;
 mod odd;

@@ -167,6 +167,13 @@ fn features_that_are_not_read_end_the_opening() {
     let mut bytes = plain.clone();
     bytes[1024 + 0x4C] = 0;
     unsupported(&bytes, "revision 0");
+    // Linux clears this bit while a file system without a journal is mounted for writing.
+    let words = ["-t", "ext4", "-O", "^metadata_csum,^has_journal"];
+    let mut bytes = folder.image(&words, "8M").bytes();
+    assert_eq!(bytes[1024 + 0x3A] & 1, 1);
+    assert!(open(&bytes).unwrap().lookup("file").is_ok());
+    bytes[1024 + 0x3A] &= !1;
+    unsupported(&bytes, "mounted for writing elsewhere");
     // Unknown features that only writers have to know are no reason.
     let mut bytes = plain.clone();
     bytes[1024 + 0x67] |= 0x80;
@@ -253,5 +260,35 @@ fn other_kinds_of_files_are_known_by_their_kind() {
         assert!(!kind.name().is_empty());
         let is_file = volume.file(&inode).is_ok();
         assert_eq!(is_file, kind == Kind::File);
+    }
+}
+
+/// With descriptors as large as a block each group is a meta group of its own, so that its descriptor lies behind a copy
+/// of the superblock in the groups 1 and powers of 3, 5 and 7, and at the begin of others.
+#[test]
+fn descriptors_of_meta_groups_lie_behind_copies_of_the_superblock() {
+    let folder = Folder::new("powers");
+    for number in 0..420 {
+        folder.write(&format!("f{number:03}"), number.to_string().as_bytes());
+    }
+    let features = "meta_bg,64bit,sparse_super,^resize_inode,^flex_bg,^has_journal,^metadata_csum";
+    let words = [
+        "-t", "ext4", "-b", "1024", "-g", "256", "-N", "512", "-O", features,
+    ];
+    let image = folder.image(&[&words[..], &["-E", "desc_size=1024"]].concat(), "16M");
+    let volume = image.open();
+    let entries = volume.list(&volume.lookup("/").unwrap()).unwrap();
+    let mut groups = std::collections::BTreeSet::new();
+    for entry in entries.iter().filter(|one| one.name.starts_with(b"f")) {
+        let inode = volume.inode(entry.inode).unwrap();
+        let number: u32 = String::from_utf8_lossy(&entry.name[1..]).parse().unwrap();
+        assert_eq!(
+            read(&volume, &inode).unwrap(),
+            number.to_string().as_bytes()
+        );
+        groups.insert((entry.inode - 1) / 8);
+    }
+    for group in [1, 3, 5, 7, 9, 25, 27, 49, 50] {
+        assert!(groups.contains(&group), "{group} has no file: {groups:?}");
     }
 }
