@@ -4,7 +4,7 @@ use crate::common::{check_stop, images};
 use nvme_host::{Error, Result};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, IsTerminal, Read, Write};
+use std::io::{self, IsTerminal, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -18,6 +18,8 @@ const TICK: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 50_000_000,
 };
+/// Zeros that are written at a time.
+const ZEROS: u64 = 1 << 20;
 /// What a pipe takes at once when it says that it is ready (PIPE_BUF).
 const PIPE_BYTES: usize = 4096;
 
@@ -190,6 +192,27 @@ impl Output {
         }
     }
 
+    /// Appends zeros: a hole in a file, bytes elsewhere.
+    pub fn hole(&mut self, mut bytes: u64) -> Result<()> {
+        match self {
+            Self::Stream(stream) => {
+                let zeros = vec![0; bytes.min(ZEROS) as usize];
+                while bytes > 0 {
+                    check_stop()?;
+                    let part = bytes.min(ZEROS);
+                    stream.write(&zeros[..part as usize])?;
+                    bytes -= part;
+                }
+                Ok(())
+            }
+            Self::Replace { file, target, .. } => {
+                let past = i64::try_from(bytes).map_err(|_| io::ErrorKind::FileTooLarge.into());
+                let moved = past.and_then(|past| file.seek(SeekFrom::Current(past)));
+                moved.map(drop).map_err(Error::file("write", &*target))
+            }
+        }
+    }
+
     /// Makes the output what the user asked for.
     pub fn commit(mut self) -> Result<()> {
         match &mut self {
@@ -203,6 +226,10 @@ impl Output {
                     // A replaced file keeps its mode; a file system without modes has none to keep.
                     let _ = file.set_permissions(metadata.permissions());
                 }
+                // A hole at the end has not made the file longer.
+                let end = file.stream_position();
+                let ended = end.and_then(|end| file.set_len(end));
+                ended.map_err(Error::file("write", &*target))?;
                 file.sync_all().map_err(Error::file("write", &*target))?;
                 fs::rename(&*temporary, &*target).map_err(Error::file("rename to", &*target))
             }

@@ -4,9 +4,11 @@ use super::{DriveArgs, PIECE};
 use crate::common::{WriteArgs, check_stop, images, output, progress};
 use clap::Args;
 use indicatif::ProgressBar;
+use nvme_host::catalog;
+use nvme_host::files::open_regular;
 use nvme_host::units::parse_bytes;
 use nvme_host::{Error, Result, Store, StoreOptions};
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -16,7 +18,8 @@ use xxhash_rust::xxh3::Xxh3;
 /// Which file, and where it lies.
 #[derive(Args)]
 struct Places {
-    /// File of this machine
+    /// File of this machine; the index of a model in several files (.json), or the first part of a split GGUF, stands for
+    /// all of them
     file: PathBuf,
     /// Device: as for other commands, or file:PATH
     #[arg(long, short = 'd')]
@@ -29,6 +32,8 @@ struct Places {
 }
 
 /// Write a file to a device, read it back and compare its checksum (XXH3)
+///
+/// The files of a model are written one after another, each from a multiple of 4096 bytes after --offset on.
 #[derive(Args)]
 pub struct Import {
     #[command(flatten)]
@@ -49,33 +54,36 @@ pub struct Verify {
 
 impl Import {
     pub fn run(self) -> Result<()> {
-        let source = Source::open(&self.places.file)?;
+        let input = Input::open(&self.places.file)?;
         let store = self.store()?;
         let place = self.places.offset;
-        source.check_fits(&store, place)?;
-        let bar = progress::bytes(2 * source.bytes, "import");
-        let (mut ours, mut theirs) = (source.piece(), source.piece());
-        let (mut hash, mut written) = (Xxh3::new(), 0);
-        for (at, length) in source.pieces() {
-            check_stop()?;
-            let ours = &mut ours[..length];
-            source.read(at, ours)?;
-            hash.update(ours);
-            let theirs = &mut theirs[..length];
-            if self.resume {
-                store.read_at(place + at, theirs)?;
+        input.check_fits(&store, place)?;
+        let bar = progress::bytes(2 * input.bytes(), "import");
+        let (mut ours, mut theirs) = (input.piece(), input.piece());
+        let (mut sums, mut written) = (Sums::default(), 0);
+        for source in &input.sources {
+            for (at, length) in source.pieces() {
+                check_stop()?;
+                let ours = &mut ours[..length];
+                source.read(at, ours)?;
+                sums.update(ours);
+                let theirs = &mut theirs[..length];
+                let to = place + source.begin + at;
+                if self.resume {
+                    store.read_at(to, theirs)?;
+                }
+                if !self.resume || ours != theirs {
+                    store.write_at(to, ours)?;
+                    written += length as u64;
+                }
+                bar.inc(length as u64);
             }
-            if !self.resume || ours != theirs {
-                store.write_at(place + at, ours)?;
-                written += length as u64;
-            }
-            bar.inc(length as u64);
+            sums.end_file();
         }
         store.flush()?;
-        let expected = hash.digest();
-        check(expected, of_store(&store, place, &source, &bar)?, &source)?;
+        input.compare(&sums, &store, place, &bar)?;
         bar.finish_and_clear();
-        report(&self.places, &source, expected, Some(written))
+        report(&self.places, &input, &sums, Some(written))
     }
 
     fn store(&self) -> Result<Store> {
@@ -93,27 +101,28 @@ impl Import {
 
 impl Verify {
     pub fn run(self) -> Result<()> {
-        let source = Source::open(&self.places.file)?;
+        let input = Input::open(&self.places.file)?;
         images::must_exist(&self.places.device)?;
         let options = StoreOptions {
             read_only: true,
             ..self.places.options(&WriteArgs { allow_write: false })
         };
         let store = Store::open(&self.places.device, &options)?;
-        source.check_fits(&store, self.places.offset)?;
-        let bar = progress::bytes(2 * source.bytes, "verify");
-        let (mut piece, mut hash) = (source.piece(), Xxh3::new());
-        for (at, length) in source.pieces() {
-            check_stop()?;
-            source.read(at, &mut piece[..length])?;
-            hash.update(&piece[..length]);
-            bar.inc(length as u64);
+        input.check_fits(&store, self.places.offset)?;
+        let bar = progress::bytes(2 * input.bytes(), "verify");
+        let (mut piece, mut sums) = (input.piece(), Sums::default());
+        for source in &input.sources {
+            for (at, length) in source.pieces() {
+                check_stop()?;
+                source.read(at, &mut piece[..length])?;
+                sums.update(&piece[..length]);
+                bar.inc(length as u64);
+            }
+            sums.end_file();
         }
-        let expected = hash.digest();
-        let found = of_store(&store, self.places.offset, &source, &bar)?;
-        check(expected, found, &source)?;
+        input.compare(&sums, &store, self.places.offset, &bar)?;
         bar.finish_and_clear();
-        report(&self.places, &source, expected, None)
+        report(&self.places, &input, &sums, None)
     }
 }
 
@@ -128,45 +137,95 @@ impl Places {
     }
 }
 
-/// The file of this machine.
-struct Source<'a> {
-    file: File,
+/// The files that a path stands for: one, or all of a model.
+struct Input<'a> {
     path: &'a Path,
-    bytes: u64,
+    /// In the order of their places.
+    sources: Vec<Source>,
+    is_set: bool,
 }
 
-impl<'a> Source<'a> {
+impl<'a> Input<'a> {
     fn open(path: &'a Path) -> Result<Self> {
-        let file = File::open(path).map_err(Error::file("open", path))?;
-        let about = file.metadata().map_err(Error::file("look at", path))?;
-        if !about.is_file() {
-            let cause = format!("{} is no regular file", path.display());
-            return Err(Error::usage(cause, "name a file"));
-        }
-        images::refuse_input(&file, path)?;
+        let set = catalog::set_of(path)?;
+        let is_set = set.is_some();
+        let files = set
+            .unwrap_or_else(|| vec![(path.to_owned(), 0)])
+            .into_iter();
+        let sources = files.map(|(path, begin)| Source::open(path, begin));
         Ok(Self {
-            file,
             path,
-            bytes: about.len(),
+            sources: sources.collect::<Result<_>>()?,
+            is_set,
         })
     }
 
+    fn bytes(&self) -> u64 {
+        self.sources.iter().map(|one| one.bytes).sum()
+    }
+
     fn check_fits(&self, store: &Store, place: u64) -> Result<()> {
-        let end = place.checked_add(self.bytes);
+        let last = self.sources.last().map_or(0, |one| one.begin + one.bytes);
+        let end = place.checked_add(last);
         if end.is_some_and(|end| end <= store.len()) {
             return Ok(());
         }
         let cause = format!(
-            "{} has {} bytes, which do not lie from byte {place} on of a device of {}",
+            "{} takes {last} bytes, which do not lie from byte {place} on of a device of {}",
             self.path.display(),
-            self.bytes,
             store.len()
         );
         Err(Error::usage(cause, "use a larger device or another offset"))
     }
 
+    /// Memory for the longest piece.
     fn piece(&self) -> Vec<u8> {
-        vec![0; self.bytes.min(PIECE) as usize]
+        let longest = self.sources.iter().map(|one| one.bytes.min(PIECE)).max();
+        vec![0; longest.unwrap_or(0) as usize]
+    }
+
+    /// Compares what lies on the device with the checksums of the files.
+    fn compare(&self, sums: &Sums, store: &Store, place: u64, bar: &ProgressBar) -> Result<()> {
+        let mut piece = self.piece();
+        for (source, expected) in self.sources.iter().zip(&sums.of_files) {
+            let mut hash = Xxh3::new();
+            for (at, length) in source.pieces() {
+                check_stop()?;
+                store.read_at(place + source.begin + at, &mut piece[..length])?;
+                hash.update(&piece[..length]);
+                bar.inc(length as u64);
+            }
+            let found = hash.digest();
+            if found != *expected {
+                let path = source.path.display();
+                return Err(Error::Mismatch {
+                    what: format!("{path} has the XXH3 {expected:016x}, the device {found:016x}"),
+                });
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A file of this machine.
+struct Source {
+    file: File,
+    path: PathBuf,
+    bytes: u64,
+    /// Where it begins after the first file.
+    begin: u64,
+}
+
+impl Source {
+    fn open(path: PathBuf, begin: u64) -> Result<Self> {
+        let (file, about) = open_regular(&path)?;
+        images::refuse_input(&file, &path)?;
+        Ok(Self {
+            file,
+            path,
+            bytes: about.len(),
+            begin,
+        })
     }
 
     /// Offset and length of each piece.
@@ -178,48 +237,63 @@ impl<'a> Source<'a> {
 
     fn read(&self, at: u64, data: &mut [u8]) -> Result<()> {
         let read = self.file.read_exact_at(data, at);
-        read.map_err(Error::file("read", self.path))
+        read.map_err(Error::file("read", &self.path))
     }
 }
 
-/// The checksum of what lies on the device.
-fn of_store(store: &Store, place: u64, source: &Source<'_>, bar: &ProgressBar) -> Result<u64> {
-    let (mut piece, mut hash) = (source.piece(), Xxh3::new());
-    for (at, length) in source.pieces() {
-        check_stop()?;
-        store.read_at(place + at, &mut piece[..length])?;
-        hash.update(&piece[..length]);
-        bar.inc(length as u64);
-    }
-    Ok(hash.digest())
+/// Checksums of the files, and of their bytes one behind the other.
+#[derive(Default)]
+struct Sums {
+    of_files: Vec<u64>,
+    of_this: Xxh3,
+    of_all: Xxh3,
 }
 
-fn check(expected: u64, found: u64, source: &Source<'_>) -> Result<()> {
-    if expected == found {
-        return Ok(());
+impl Sums {
+    fn update(&mut self, bytes: &[u8]) {
+        self.of_this.update(bytes);
+        self.of_all.update(bytes);
     }
-    let path = source.path.display();
-    Err(Error::Mismatch {
-        what: format!("{path} has the XXH3 {expected:016x}, the device {found:016x}"),
-    })
+
+    fn end_file(&mut self) {
+        self.of_files.push(self.of_this.digest());
+        self.of_this.reset();
+    }
 }
 
-fn report(places: &Places, source: &Source<'_>, hash: u64, written: Option<u64>) -> Result<()> {
-    let hash = format!("{hash:016x}");
+fn report(places: &Places, input: &Input<'_>, sums: &Sums, written: Option<u64>) -> Result<()> {
+    let of_files = input.sources.iter().zip(&sums.of_files);
+    let files: Vec<Value> = of_files
+        .filter(|_| input.is_set)
+        .map(|(one, hash)| {
+            json!({
+                "file": one.path.to_string_lossy(),
+                "offset": places.offset + one.begin,
+                "bytes": one.bytes,
+                "xxh3": format!("{hash:016x}"),
+            })
+        })
+        .collect();
+    let hash = format!("{:016x}", sums.of_all.digest());
     if places.drive.json {
         return output::json(&json!({
-            "file": source.path.to_string_lossy(),
+            "file": input.path.to_string_lossy(),
             "offset": places.offset,
-            "bytes": source.bytes,
+            "bytes": input.bytes(),
             "written": written,
             "xxh3": hash,
+            "files": files,
         }));
     }
     let written = written.map(|bytes| format!(", {bytes} of them written"));
+    let several = match input.is_set {
+        true => format!(" in {} files", files.len()),
+        false => String::new(),
+    };
     output::print(&format!(
-        "{}: {} bytes from byte {} on{}, xxh3 {hash}",
-        source.path.display(),
-        source.bytes,
+        "{}: {} bytes{several} from byte {} on{}, xxh3 {hash}",
+        input.path.display(),
+        input.bytes(),
         places.offset,
         written.unwrap_or_default()
     ))

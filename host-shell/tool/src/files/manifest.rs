@@ -19,6 +19,9 @@ pub struct ManifestArgs {
     /// FILE is a device, and the file lies there from this byte on, as `import` writes it
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     offset: Option<u64>,
+    /// The size of the file at --offset, where its header alone does not say it
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, requires = "offset")]
+    bytes: Option<u64>,
     /// Where the manifest goes
     #[arg(long, short = 'o', value_name = "FILE")]
     out: PathBuf,
@@ -65,7 +68,10 @@ impl ManifestArgs {
         };
         if let Some(offset) = self.offset {
             let store = self.drive.open(&self.file)?;
-            return Manifest::of_store(&store, offset, &mut on_progress);
+            return match self.bytes {
+                None => Manifest::of_store(&store, offset, &mut on_progress),
+                Some(bytes) => Manifest::of_range(&store, offset, bytes, &mut on_progress),
+            };
         }
         if !Location::is_one(&self.file) {
             return Manifest::of_file(Path::new(&self.file), &mut on_progress);

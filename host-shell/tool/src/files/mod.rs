@@ -13,8 +13,9 @@ mod tree;
 use crate::common::{check_stop, file::Output, images, number, progress, say};
 use clap::Args;
 use nvme_host::catalog::Source;
-use nvme_host::files::{DriveFile, Kind, Location, Volume};
+use nvme_host::files::{DriveFile, Kind, Location, Volume, flags};
 use nvme_host::{Result, Store, StoreOptions};
+use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -68,26 +69,43 @@ pub fn volume(store: &Arc<Store>, location: &Location) -> Result<Volume> {
     Ok(volume)
 }
 
-/// Writes all of `file` to `out`, or to standard output.
+/// Writes all of `file` to `out`, or to standard output. Holes stay holes where the output can have them.
 fn copy(file: &DriveFile, out: Option<&Path>) -> Result<()> {
     let bytes = file.len();
     let mut out = Output::create(out)?;
     let bar = progress::bytes(bytes, "copying");
     let mut piece = vec![0; bytes.min(PIECE) as usize];
-    let mut at = 0;
-    while at < bytes {
-        check_stop()?;
-        let part = (bytes - at).min(PIECE) as usize;
-        let part = &mut piece[..part];
-        file.read_at(at, part)?;
-        out.write(part)?;
-        at += part.len() as u64;
-        bar.inc(part.len() as u64);
+    let mut end = 0;
+    for range in written(file)? {
+        out.hole(range.start - end)?;
+        bar.inc(range.start - end);
+        end = range.end;
+        let mut at = range.start;
+        while at < range.end {
+            check_stop()?;
+            let part = &mut piece[..(range.end - at).min(PIECE) as usize];
+            file.read_at(at, part)?;
+            out.write(part)?;
+            at += part.len() as u64;
+            bar.inc(part.len() as u64);
+        }
     }
+    out.hole(bytes - end)?;
     // What changed meanwhile is no copy of anything.
     file.check_unchanged()?;
     bar.finish_and_clear();
     out.commit()
+}
+
+/// The bytes of a file that are not zeros for want of blocks.
+fn written(file: &DriveFile) -> Result<Vec<Range<u64>>> {
+    if file.inode().has(flags::INLINE_DATA) {
+        let all = 0..file.len();
+        return Ok(vec![all]);
+    }
+    let extents = file.extents()?.into_iter().filter(|one| one.is_written);
+    let ranges = extents.map(|one| one.logical..(one.logical + one.bytes).min(file.len()));
+    Ok(ranges.collect())
 }
 
 /// The mode as `ls -l` writes it.

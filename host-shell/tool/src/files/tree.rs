@@ -3,17 +3,16 @@
 //! Names and links are the drive's, which is not trusted. Every name is one component, and is made in a folder that this
 //! process made and holds open, where nothing of that name was; no link is followed.
 
-use super::{PIECE, text};
+use super::{PIECE, text, written};
 use crate::common::{check_stop, progress, say, visible};
 use indicatif::ProgressBar;
 use nvme_host::catalog::Source;
-use nvme_host::files::{DriveFile, Inode, Kind, Volume, flags};
+use nvme_host::files::{Inode, Kind, Volume};
 use nvme_host::{Error, Result};
 use rustix::fs::{Mode, OFlags, mkdirat, openat, symlinkat, syncfs};
 use std::collections::HashSet;
 use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File};
-use std::ops::Range;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{DirBuilderExt, FileExt};
@@ -261,15 +260,4 @@ impl Writer<'_> {
         // What changed meanwhile is no copy of anything.
         file.check_unchanged()
     }
-}
-
-/// The bytes of a file that are not zeros for want of blocks.
-fn written(file: &DriveFile) -> Result<Vec<Range<u64>>> {
-    if file.inode().has(flags::INLINE_DATA) {
-        let all = 0..file.len();
-        return Ok(vec![all]);
-    }
-    let extents = file.extents()?.into_iter().filter(|one| one.is_written);
-    let ranges = extents.map(|one| one.logical..(one.logical + one.bytes).min(file.len()));
-    Ok(ranges.collect())
 }

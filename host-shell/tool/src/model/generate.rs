@@ -6,6 +6,7 @@ use crate::files::volume;
 use clap::Args;
 use nvme_compute::Tokenizer;
 use nvme_compute::llama::{Llama, Options};
+use nvme_host::catalog;
 use nvme_host::files::Location;
 use nvme_host::units::{self, parse_bytes};
 use nvme_host::{Catalog, Error, Manifest, Result, Store, StoreOptions};
@@ -24,6 +25,9 @@ pub struct Generate {
     /// MODEL is a device, and the file lies there from this byte on, as `import` writes it
     #[arg(long, value_name = "BYTES", value_parser = parse_bytes)]
     offset: Option<u64>,
+    /// The size of the file at --offset, where its header alone does not say it
+    #[arg(long, value_name = "BYTES", value_parser = parse_bytes, requires = "offset")]
+    bytes: Option<u64>,
     /// Text that the model goes on with
     #[arg(
         long,
@@ -116,7 +120,10 @@ impl Generate {
             let store = self.store(&self.model)?;
             let manifest = self.manifest()?;
             check_begin(manifest.as_ref(), &store, offset)?;
-            let catalog = Catalog::of_store(&store, offset)?;
+            let catalog = match self.bytes {
+                None => Catalog::of_store(&store, offset)?,
+                Some(bytes) => Catalog::of_range(&store, offset, bytes)?,
+            };
             return self.load(&store, (&catalog, manifest.as_ref()), &at_once);
         }
         if Location::is_one(&self.model) {
@@ -135,6 +142,12 @@ impl Generate {
             let cause = format!("{} is no file", self.model);
             let remedy = "name a GGUF file, DEVICE:/path, or a device with --offset";
             return Err(Error::usage(cause, remedy));
+        }
+        if catalog::set_of(Path::new(&self.model))?.is_some() {
+            return Err(Error::usage(
+                format!("{} stands for a model in several files", self.model),
+                "write them to a drive with `import`, and give that with --offset",
+            ));
         }
         let store = self.store(&format!("file:{}", self.model))?;
         let manifest = self.manifest()?;

@@ -290,7 +290,7 @@ fn a_file_is_written_found_again_and_resumed() {
             "use a larger device",
         );
         refused(&[verb, "none", "-d", "file:plain"], 4, "none");
-        refused(&[verb, ".", "-d", "file:plain"], 2, "no regular file");
+        refused(&[verb, ".", "-d", "file:plain"], 2, "not a regular file");
         refused(
             &[verb, "disk.img", "-d", "sim:disk.img"],
             2,

@@ -17,6 +17,7 @@ mod folders;
 mod generate;
 mod json;
 mod log_pages;
+mod model_files;
 mod partitions;
 mod passthru;
 mod pipeline;
