@@ -232,7 +232,7 @@ fn experts(
 
 /// The last matrix in pieces that are no longer than a layer.
 fn pieces(last: &Matrix, longest: u64, first_layer: usize) -> Vec<Piece> {
-    let most = (longest / last.row_bytes).max(1).min(last.rows.into()) as u32;
+    let most = (longest / last.row_bytes).min(last.rows.into()).max(1) as u32;
     let firsts = (0..last.rows).step_by(most as usize).enumerate();
     firsts
         .map(|(index, first_row)| Piece {
