@@ -80,11 +80,14 @@ impl Import {
         })
     }
 
-    /// Looks at a file that lies in the store from byte `offset` on.
+    /// Looks at a file that lies in the store from byte `offset` on, and has `nbytes` bytes if that is known.
     #[staticmethod]
-    fn of_store(store: &Store, offset: u64) -> PyResult<Self> {
+    fn of_store(store: &Store, offset: u64, nbytes: Option<u64>) -> PyResult<Self> {
         let store = store.get()?;
-        Self::start(move |_| Catalog::of_store(&store, offset))
+        Self::start(move |_| match nbytes {
+            None => Catalog::of_store(&store, offset),
+            Some(nbytes) => Catalog::of_range(&store, offset, nbytes),
+        })
     }
 
     /// What is done, and what there is in all: bytes, or vectors.

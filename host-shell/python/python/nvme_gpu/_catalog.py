@@ -7,7 +7,7 @@ import os
 from collections.abc import Iterator, Mapping
 from typing import Any, Callable
 
-from . import _native
+from . import _dtypes, _native
 from ._errors import Usage
 from ._held import Held, OneProcess
 from ._files import DriveFile, Volume
@@ -72,11 +72,16 @@ class Entry(OneProcess):
     def as_table(self) -> Table:
         """Its rows: ``(N, *row)`` is a table of N rows, read from where they lie.
 
-        Raises :class:`Usage` for a single number, for rows of no bytes, for a dtype that tables do not have, and for a
-        tensor in several :attr:`pieces`.
+        Raises :class:`Usage` for a single number, for rows of no bytes, for a dtype that tables do not have (packed
+        numbers such as ``float4_e2m1fn_x2``, and most blocks of GGUF), and for a tensor in several :attr:`pieces`.
         """
         if not self._shape:
             raise Usage(f"{self._name!r} is a single number", "read its bytes: entry.read()")
+        if self._dtype not in _dtypes.SIZES and self._dtype not in _dtypes.BLOCKS:
+            raise Usage(
+                f"{self._name!r} is of the dtype {self._dtype}, of which there are no tables",
+                "read its bytes: entry.read(), or make a table of uint8 at its place",
+            )
         place = self._offset if self._file is None or not self._nbytes else self._file.place(self._offset, self._nbytes)
         return self._store.table(place, shape=self._shape, dtype=self._dtype)
 
@@ -162,16 +167,18 @@ def import_file(
 ) -> Catalog:
     """Writes a file of tensors, safetensors, GGUF or ``.npy``, to ``store`` from byte ``offset`` on, and waits for it.
 
-    A path that ends with ``.json`` names the index of a model in several safetensors files. They are written one after
-    another, each from a multiple of 4,096 after ``offset`` on; the catalog has the tensors that the index names.
+    A path that ends with ``.json`` names the index of a model in several safetensors files, and the first part of a split
+    GGUF all of its parts. They are written one after another, each from a multiple of 4,096 after ``offset`` on; the
+    catalog has the tensors that the index names, or those of all parts.
 
     The header is checked before anything is written. The data are flushed; with ``verify`` they are read back and
     compared with the file. ``progress(done, total)`` is called now and then and at the end, with bytes; a verified import
     counts each byte twice. What it raises, and Ctrl-C, end the import after at most 8 MiB more.
 
-    Raises :class:`Usage` for a file that is of no such format, is not complete or does not fit, for an index whose files
-    are missing or lack a tensor, and for a store that is for reading only; :class:`NvmeGpuError` with the code ``file`` for one that cannot be read, with the code ``mismatch``
-    when bytes came back otherwise.
+    Raises :class:`Usage` for a file that is of no such format, is not complete, is longer than its header says or does
+    not fit, for an index whose files are missing or lack a tensor, for parts that are missing or do not go together, and
+    for a store that is for reading only; :class:`NvmeGpuError` with the code ``file`` for one that cannot be read, with
+    the code ``mismatch`` when bytes came back otherwise.
     """
     started = Import.of_file(_checked(store)._native, os.fspath(path), _place(offset), bool(verify))
     return Catalog(store, _awaited(started, progress))
@@ -208,7 +215,13 @@ def write_manifest(
     _awaited(Import.of_manifest(os.fspath(path), os.fspath(out)), progress)
 
 
-def catalog(source: Store | DriveFile | str | os.PathLike[str], offset: int = 0, **options: Any) -> Catalog:
+def catalog(
+    source: Store | DriveFile | str | os.PathLike[str],
+    offset: int = 0,
+    *,
+    nbytes: int | None = None,
+    **options: Any,
+) -> Catalog:
     """What a file of tensors holds. Reads its header alone.
 
     ``source``: a :class:`Store` in which the file lies from byte ``offset`` on: one that was imported, or the file
@@ -216,16 +229,21 @@ def catalog(source: Store | DriveFile | str | os.PathLike[str], offset: int = 0,
     drive, where ``part=N`` among the device's options names a partition, else that of a file of this machine. A path is
     opened for reading only, with the ``options`` of :func:`open`, and :meth:`Catalog.close` closes it.
 
-    Raises :class:`Usage` for what is of no known format, :class:`NotFound`, what :class:`Volume` raises, and what the
-    device says.
+    ``nbytes``: the size of a file in a store. Without it a file in a store that is a file of this machine ends where the
+    store does, and a file on a drive where its header says. The parts of a split GGUF are found in a store as
+    :func:`import_file` writes them; a path is of one file.
+
+    Raises :class:`Usage` for what is of no known format, for a file that is shorter or longer than its header says,
+    :class:`NotFound`, what :class:`Volume` raises, and what the device says.
     """
     place = _place(offset)
+    size = None if nbytes is None else _whole("nbytes", nbytes, 0, (1 << 64) - 1)
     if isinstance(source, (Store, DriveFile)) and options:
         raise TypeError(f"options of a store that is open already: {', '.join(options)}")
     if isinstance(source, Store):
-        return _of_store(source, place)
+        return _of_store(source, place, size)
     if isinstance(source, DriveFile):
-        _no_offset(place)
+        _no_place(place, size)
         return _of_drive(source, None)
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(f"source is of the type {type(source).__name__}: pass a nvme_gpu.Store, a file of a Volume or a path")
@@ -234,11 +252,11 @@ def catalog(source: Store | DriveFile | str | os.PathLike[str], offset: int = 0,
     if found is None:
         store = _open(f"file:{name}", **{"read_only": True, **options})
         try:
-            return _of_store(store, place, owned=True)
+            return _of_store(store, place, size, owned=True)
         except BaseException:
             store.close()
             raise
-    _no_offset(place)
+    _no_place(place, size)
     device, part, path = found
     volume = Volume(f"{device}", part, **options)
     try:
@@ -248,8 +266,8 @@ def catalog(source: Store | DriveFile | str | os.PathLike[str], offset: int = 0,
         raise
 
 
-def _of_store(store: Store, offset: int, owned: bool = False) -> Catalog:
-    started = Import.of_store(store._native, offset)
+def _of_store(store: Store, offset: int, nbytes: int | None, owned: bool = False) -> Catalog:
+    started = Import.of_store(store._native, offset, nbytes)
     started.wait()
     return Catalog(store, started.found(), None, store if owned else None)
 
@@ -259,9 +277,11 @@ def _of_drive(file: DriveFile, owned: Volume | None) -> Catalog:
     return Catalog(file.store, file._native.catalog(), file._native, owned)
 
 
-def _no_offset(offset: int) -> None:
+def _no_place(offset: int, nbytes: int | None) -> None:
     if offset:
         raise Usage(f"byte {offset} of a file of a drive", "leave offset out: the file begins with its header")
+    if nbytes is not None:
+        raise Usage(f"{nbytes} bytes of a file of a drive", "leave nbytes out: the file system says its size")
 
 
 def _checked(store: Any) -> Store:

@@ -26,7 +26,12 @@ SIZES: dict[str, tuple[int, str | None]] = {
     "bfloat16": (2, None),
     "float8_e4m3fn": (1, None),
     "float8_e5m2": (1, None),
+    "float8_e8m0fnu": (1, None),
+    "float8_e4m3fnuz": (1, None),
+    "float8_e5m2fnuz": (1, None),
 }
+# What numpy has no dtype for: arrays of any dtype with as many bytes take their rows.
+FOREIGN = ("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "float8_e4m3fnuz", "float8_e5m2fnuz")
 # Elements that are stored in blocks, as GGUF has them: how many, in how many bytes.
 BLOCKS: dict[str, tuple[int, int]] = {"q8_0": (32, 34), "q4_0": (32, 18), "q4_1": (32, 20)}
 # What gathers widen, and to what.

@@ -144,7 +144,7 @@ class Layer(OneProcess, Mapping[str, Any]):
     Arrays lie in the layer's slot, without a copy: the slot is held until the ``with`` has ended and the last of them is
     gone. They are tensors of torch where torch is loaded, on the host else arrays of numpy, and on a GPU else objects with
     ``__cuda_array_interface__``. A dtype that the library lacks, such as the blocks of GGUF, comes as uint8, with bytes
-    along the last length.
+    along the last length; where rows end inside a byte, as of an odd number of F4, with all bytes along one length.
     """
 
     __slots__ = ("_loader", "_index", "_stream", "_native", "_found", "_whole")
@@ -320,6 +320,9 @@ def _array(whole: Any, native: _native.Layer, at: int, nbytes: int, dtype: str, 
         kind = getattr(_buffers.torch(), dtype, None)
         if kind is None:
             return part.view(_in_bytes(shape, nbytes))
+        if dtype == "float4_e2m1fn_x2":
+            # An element of torch is a pair of the file's.
+            return part.view(_in_bytes(shape, nbytes)).view(kind)
         return part.view(kind).view(shape) if nbytes else part.new_empty(shape, dtype=kind)
     numpy = _buffers.numpy()
     assert numpy is not None
@@ -329,10 +332,12 @@ def _array(whole: Any, native: _native.Layer, at: int, nbytes: int, dtype: str, 
 
 
 def _in_bytes(shape: tuple[int, ...], nbytes: int) -> tuple[int, ...]:
-    """The shape of bytes in place of elements along the last length."""
+    """The shape of bytes in place of elements along the last length; one length where rows end inside a byte."""
     rows = 1
     for one in shape[:-1]:
         rows *= one
+    if rows and nbytes % rows:
+        return (nbytes,)
     return (*shape[:-1], nbytes // rows) if rows else (*shape[:-1], 0)
 
 

@@ -588,7 +588,7 @@ class Table(OneProcess):
     def _fits(self, view: View, what: str, shape: tuple[int, ...]) -> None:
         wanted = (*shape, *self._row)
         name = _dtypes.of_format(view.dtype)
-        if name != self._dtype and not (name == "uint8" or self._dtype in ("bfloat16", "float8_e4m3fn", "float8_e5m2")):
+        if name != self._dtype and not (name == "uint8" or self._dtype in _dtypes.FOREIGN):
             raise Usage(f"{what} is {name}, the table {self._dtype}", f"use {self._dtype}")
         nbytes = self._row_bytes
         for one in shape:
