@@ -19,7 +19,7 @@ use xxhash_rust::xxh3::Xxh3;
 #[derive(Args)]
 struct Places {
     /// File of this machine; the index of a model in several files (.json), or the first part of a split GGUF, stands for
-    /// all of them
+    /// all of them, one after another, each from a multiple of 4096 bytes after --offset on
     file: PathBuf,
     /// Device: as for other commands, or file:PATH
     #[arg(long, short = 'd')]
@@ -32,8 +32,6 @@ struct Places {
 }
 
 /// Write a file to a device, read it back and compare its checksum (XXH3)
-///
-/// The files of a model are written one after another, each from a multiple of 4096 bytes after --offset on.
 #[derive(Args)]
 pub struct Import {
     #[command(flatten)]
