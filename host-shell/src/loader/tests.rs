@@ -404,6 +404,35 @@ fn a_layer_with_other_bytes_than_its_manifest_is_an_error_and_others_are_fine() 
     assert!(is_right(&loader.layer(2).unwrap()));
 }
 
+/// The first and last byte of each chunk of the first and the last layer, whose last chunk is short.
+#[test]
+fn damage_is_found_in_the_first_and_the_last_chunk_of_a_layer() {
+    let store = open("sim:mem?size=4MiB&block=4096");
+    let manifest = manifest(500_000);
+    fill(&store, 500_000);
+    for at in [
+        0, 65_535, 65_536, 131_071, 393_216, 458_751, 458_752, 499_999,
+    ] {
+        store.write_at(at, &[byte(at) ^ 0x80]).unwrap();
+        let layers = whole_layers(&manifest, 4).verified_by(&manifest, 0);
+        let loader = LayerLoader::new(&store, layers.unwrap(), &SLOTS(2)).unwrap();
+        for index in 0..4 {
+            match loader.layer(index) {
+                Ok(layer) => assert!(index as u64 != at / 131_072 && is_right(&layer), "{at}"),
+                Err(Error::Mismatch { what }) => {
+                    let place = format!(" from byte {} of the file", at / 65_536 * 65_536);
+                    assert!(
+                        index as u64 == at / 131_072 && what.contains(&place),
+                        "{at}: {what}"
+                    );
+                }
+                Err(other) => panic!("{at}: {other}"),
+            }
+        }
+        store.write_at(at, &[byte(at)]).unwrap();
+    }
+}
+
 #[test]
 fn tensors_are_verified_and_what_lies_between_them_is_not() {
     let mut file = {

@@ -150,6 +150,41 @@ fn other_bytes_are_named_by_their_place_and_both_hashes() {
     );
 }
 
+/// The first and last byte of each chunk, the short last ones of tensors among them.
+#[test]
+fn damage_is_found_in_each_chunk_of_each_tensor() {
+    let file = file(&[("a", 70_000), ("b", 5), ("c", 131_072), ("d", 65_537)]);
+    let manifest = of(&file);
+    for part in manifest.parts() {
+        let range = part.offset as usize..(part.offset + part.bytes) as usize;
+        manifest.verify(part.offset, &file[range.clone()]).unwrap();
+        let chunks = manifest.chunks_of(part.offset..part.offset + part.bytes);
+        for chunk in chunks.unwrap() {
+            for at in [chunk.offset, chunk.offset + u64::from(chunk.bytes) - 1] {
+                let mut damaged = file.clone();
+                damaged[at as usize] ^= 1;
+                let error = manifest
+                    .verify(part.offset, &damaged[range.clone()])
+                    .unwrap_err();
+                let place = format!("{} bytes from byte {} of", chunk.bytes, chunk.offset);
+                assert!(
+                    matches!(&error, Error::Mismatch { what } if what.starts_with(&place)),
+                    "{}, byte {at}: {error}",
+                    part.name
+                );
+            }
+        }
+    }
+    // The header is a part of its own, which `check_begin` compares to its last byte.
+    let header = &manifest.parts()[0];
+    for at in [0, header.bytes - 1] {
+        let mut damaged = file.clone();
+        damaged[at as usize] ^= 1;
+        let error = manifest.check_begin(&damaged.as_slice()).unwrap_err();
+        assert!(matches!(error, Error::Mismatch { .. }), "{error}");
+    }
+}
+
 #[test]
 fn another_file_is_refused_by_its_length_or_its_header() {
     let mine = file(&[("a", 70_000)]);

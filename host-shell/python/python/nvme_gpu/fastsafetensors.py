@@ -29,6 +29,7 @@ except ImportError as error:
     ) from error
 
 from . import _buffers
+from ._catalog import catalog
 from ._errors import NvmeGpuError, Usage
 from ._files import LocalFile, Volume
 from ._store import Pending
@@ -125,6 +126,9 @@ def _metadata(volume: Volume, path: str, shown: str, framework: Any) -> Any:
             text = file.pread(length, 8).decode()
         except UnicodeDecodeError as error:
             raise Usage(f"the header of {shown} is no text: {error}", "check that it is safetensors") from error
+        # A header that does not cover its file is another file's.
+        if catalog(file).format != "safetensors":
+            raise Usage(f"{shown} is no file of safetensors", "name one")
         file.check_unchanged()
         return _fst.SafeTensorsMetadata(text, length + 8, file.nbytes, framework, shown)
 
