@@ -304,6 +304,110 @@ def test_other_bad_words_of_an_import(store, model, tmp_path):
         nvme_gpu.import_file(store, path)
 
 
+@pytest.mark.parametrize("change", ["a byte more", "another file behind it", "a shorter header", "a byte less"])
+def test_a_file_that_its_header_does_not_cover_has_no_catalog(store, model, tmp_path, change):
+    path, _ = model
+    whole = path.read_bytes()
+    length = int.from_bytes(whole[:8], "little")
+    changed = {
+        "a byte more": whole + b"x",
+        "another file behind it": whole + whole,
+        "a shorter header": (length - 1).to_bytes(8, "little") + whole[8:],
+        "a byte less": whole[:-1],
+    }[change]
+    bad = tmp_path / "bad.safetensors"
+    bad.write_bytes(changed)
+    store.write(changed, 4096)
+    with nvme_gpu.open(bad, read_only=True) as file:
+        for call in (
+            lambda: nvme_gpu.catalog(bad),
+            lambda: nvme_gpu.catalog(file),
+            lambda: nvme_gpu.catalog(file, nbytes=len(changed)),
+            lambda: nvme_gpu.catalog(store, 4096, nbytes=len(changed)),
+            lambda: nvme_gpu.import_file(store, bad, 1 << 20),
+            lambda: nvme_gpu.write_manifest(bad, tmp_path / "manifest"),
+        ):
+            with pytest.raises(nvme_gpu.Usage):
+                call()
+    assert not (tmp_path / "manifest").exists()
+
+
+def test_the_size_of_a_file_among_others_is_given(store, model, tmp_path):
+    path, _ = model
+    whole = path.read_bytes()
+    box = tmp_path / "box"
+    box.write_bytes(bytes(100) + whole + bytes(100))
+    with nvme_gpu.open(box, read_only=True) as file:
+        with pytest.raises(nvme_gpu.Usage, match="its header describes") as caught:
+            nvme_gpu.catalog(file, 100)
+        assert "size" in caught.value.remedy
+        found = nvme_gpu.catalog(file, 100, nbytes=len(whole))
+        assert found.nbytes == len(whole) and "norm" in found
+        for size in (len(whole) - 1, len(whole) + 1, len(whole) + 101):
+            with pytest.raises(nvme_gpu.Usage):
+                nvme_gpu.catalog(file, 100, nbytes=size)
+    with pytest.raises(nvme_gpu.Usage):
+        nvme_gpu.catalog(store, nbytes=-1)
+
+
+def gguf_part(number, count, tensors, total):
+    """A part of a split GGUF with int8 tensors of five elements."""
+    text = lambda word: len(word).to_bytes(8, "little") + word.encode()
+    head = b"GGUF" + (3).to_bytes(4, "little") + len(tensors).to_bytes(8, "little") + (3).to_bytes(8, "little")
+    for key, kind, value in (("split.no", 2, number), ("split.count", 2, count), ("split.tensors.count", 5, total)):
+        head += text(key) + kind.to_bytes(4, "little") + value.to_bytes(2 if kind == 2 else 4, "little")
+    for place, name in enumerate(tensors):
+        head += text(name) + (1).to_bytes(4, "little") + (5).to_bytes(8, "little") + (24).to_bytes(4, "little") + (32 * place).to_bytes(8, "little")
+    head += bytes(-len(head) % 32)
+    return head + b"".join(name.encode() * 5 + bytes(27) for name in tensors)
+
+
+def test_a_split_gguf_is_one_catalog_or_none(store, tmp_path):
+    paths = [tmp_path / f"m-{number:05}-of-00002.gguf" for number in (1, 2)]
+    paths[0].write_bytes(gguf_part(0, 2, "ab", 3))
+    paths[1].write_bytes(gguf_part(1, 2, "c", 3))
+    found = nvme_gpu.import_file(store, paths[0], 512)
+    assert list(found) == ["a", "b", "c"] and list(found.files.values()) == [512, 512 + 4096]
+    again = nvme_gpu.catalog(store, 512)
+    for name in "abc":
+        assert found[name].read() == again[name].read() == name.encode() * 5
+    for path, words in ((paths[0], "part 2 of 2 is not at byte 4096"), (paths[1], "it is part 2 of 2")):
+        with pytest.raises(nvme_gpu.Usage, match=words) as caught:
+            nvme_gpu.catalog(path)
+        assert "first part" in caught.value.remedy
+    paths[1].unlink()
+    with pytest.raises(nvme_gpu.Usage, match="1 of 2 parts are missing: m-00002-of-00002.gguf"):
+        nvme_gpu.import_file(store, paths[0], 512)
+
+
+def test_an_index_is_no_file_of_tensors(tmp_path):
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"metadata": {}, "weight_map": {}}))
+    with pytest.raises(nvme_gpu.Usage, match="a text of JSON"):
+        nvme_gpu.catalog(index)
+
+
+def test_packed_numbers_and_blocks_have_no_tables(store, tmp_path):
+    path = safetensors(
+        tmp_path / "packed.safetensors",
+        {},
+        extra={
+            "four": {"dtype": "F4", "shape": [2, 8], "data_offsets": [0, 8]},
+            "scales": {"dtype": "F8_E8M0", "shape": [3, 2], "data_offsets": [8, 14]},
+            "nothing": {"dtype": "F8_E4M3FNUZ", "shape": [2], "data_offsets": [14, 16]},
+        },
+    )
+    path.write_bytes(path.read_bytes() + bytes(range(16)))
+    found = nvme_gpu.import_file(store, path)
+    with pytest.raises(nvme_gpu.Usage, match="'four' is of the dtype float4_e2m1fn_x2") as caught:
+        found["four"].as_table()
+    assert "entry.read()" in caught.value.remedy
+    out = numpy.zeros((1, 2), "uint8")
+    found["scales"].as_table().gather([2], out=out)
+    assert out.tolist() == [[12, 13]]
+    assert len(found["nothing"].as_table()) == 2
+
+
 def test_a_store_for_reading_only_takes_no_import(tmp_path, model):
     target = tmp_path / "target"
     target.write_bytes(bytes(1 << 20))

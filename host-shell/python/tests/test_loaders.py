@@ -340,6 +340,37 @@ def test_tensors_of_no_bytes_have_their_shape(store, tmp_path, monkeypatch, with
         assert tuple(w["none"].shape) == (2, 0)
 
 
+@pytest.mark.parametrize("with_torch", [True, False])
+def test_numbers_that_end_inside_a_byte_are_flat_bytes(store, tmp_path, monkeypatch, with_torch):
+    if with_torch:
+        torch = pytest.importorskip("torch")
+    else:
+        pytest.importorskip("numpy")
+        monkeypatch.setattr(nvme_gpu._buffers, "torch", lambda: None)
+    tensors = {
+        "m.0.even": ("F4", [2, 8], [2, 4]),
+        "m.0.odd": ("F4", [2, 3], [3]),
+        "m.0.six": ("F6_E2M3", [2, 2], [3]),
+        "m.0.rows": ("F6_E3M2", [2, 4], [2, 3]),
+        "m.0.fnuz": ("F8_E5M2FNUZ", [2, 3], [2, 3]),
+    }
+    header, at = {}, 0
+    for name, (dtype, shape, stored) in tensors.items():
+        size = stored[0] * (stored[1] if len(stored) > 1 else 1)
+        header[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + size]}
+        at += size
+    text = json.dumps(header).encode()
+    path = tmp_path / "packed.safetensors"
+    path.write_bytes(len(text).to_bytes(8, "little") + text + bytes(range(at)))
+    with nvme_gpu.LayerLoader(nvme_gpu.import_file(store, path)).layer(0) as w:
+        for name, (_, _, stored) in tensors.items():
+            array = w[name]
+            assert list(array.shape) == stored, name
+            begin, end = header[name]["data_offsets"]
+            flat = array.view(torch.uint8) if with_torch else array.view("uint8")
+            assert flat.reshape(-1).tolist() == list(range(begin, end)), name
+
+
 def test_a_manifest_verifies_layers(tmp_path):
     path = model(tmp_path / "m.safetensors")
     manifest = tmp_path / "m.manifest"

@@ -56,7 +56,7 @@ impl DriveArgs {
     }
 }
 
-/// The file system that `location` names, with a warning for a damaged partition table.
+/// The file system that `location` names, with a warning for a damaged partition table and for errors that Linux noted.
 pub fn volume(store: &Arc<Store>, location: &Location) -> Result<Volume> {
     let volume = Volume::open(store, location.part)?;
     if let Some(what) = volume.damage() {
@@ -64,6 +64,11 @@ pub fn volume(store: &Arc<Store>, location: &Location) -> Result<Volume> {
             format!(
                 "warning: the partition table at the end of the drive is used: in the first, {what}"
             )
+        });
+    }
+    if volume.info().has_errors {
+        say::warn(|| {
+            "warning: Linux has noted errors in the file system: run e2fsck on it".to_owned()
         });
     }
     Ok(volume)

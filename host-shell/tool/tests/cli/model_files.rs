@@ -293,3 +293,33 @@ fn a_copy_has_the_holes_of_its_file() {
     assert_eq!(code, Some(0), "{said}");
     assert_eq!(std::fs::metadata(folder.path("small")).unwrap().len(), 40);
 }
+
+#[test]
+fn a_file_system_that_is_in_use_is_refused_and_one_with_errors_is_said() {
+    let folder = Folder::new(Place::Embedded);
+    let mut image = unpack(&folder, "plain", "ext4.img");
+    let state = 1024 + 0x3A;
+    image[state] |= 2;
+    std::fs::write(folder.path("ext4.img"), &image).unwrap();
+    let (code, out, said) = run(&folder, &["ls", "file:ext4.img:/"]);
+    assert!(code == Some(0) && out.contains(" f"), "{out}{said}");
+    assert!(
+        said.contains("Linux has noted errors in the file system"),
+        "{said}"
+    );
+    image[state] = 0;
+    std::fs::write(folder.path("ext4.img"), &image).unwrap();
+    refused(
+        &folder,
+        &["cat", "file:ext4.img:/f"],
+        1,
+        "mounted for writing elsewhere",
+    );
+    std::fs::write(folder.path("ext4.img"), vec![0; 1 << 20]).unwrap();
+    refused(
+        &folder,
+        &["ls", "file:ext4.img:/"],
+        1,
+        "nothing but zeros at its begin",
+    );
+}
