@@ -193,7 +193,7 @@ fn prune(vectors: &Vectors, candidates: &mut Vec<u64>, degree: usize) -> Vec<u32
     candidates.sort_unstable();
     candidates.dedup();
     let mut chosen: Vec<u32> = Vec::with_capacity(degree);
-    for key in candidates {
+    for key in &*candidates {
         let (id, far) = (id_of(*key), distance_of(*key));
         let place = vectors.get(id);
         let is_behind = |other: &u32| ALPHA * distance(place, vectors.get(*other)) <= far;
@@ -201,9 +201,22 @@ fn prune(vectors: &Vectors, candidates: &mut Vec<u64>, degree: usize) -> Vec<u32
             chosen.push(id);
         }
         if chosen.len() == degree {
-            break;
+            return chosen;
         }
     }
+    // Equal vectors are all behind the first of them: without places that are left, none of them leads to the others.
+    let mut equal = Vec::new();
+    for key in candidates {
+        let (id, place) = (id_of(*key), vectors.get(id_of(*key)));
+        let is_equal = |other: &u32| distance(place, vectors.get(*other)) == 0.0;
+        if chosen.len() + equal.len() == degree {
+            break;
+        }
+        if !chosen.contains(&id) && chosen.iter().any(is_equal) {
+            equal.push(id);
+        }
+    }
+    chosen.append(&mut equal);
     chosen
 }
 

@@ -200,6 +200,39 @@ fn equal_vectors_are_all_found() {
     assert_eq!(answers.distances, [0.0; 5]);
 }
 
+/// More equal vectors than a node has neighbours, alone and among others.
+#[test]
+fn as_many_equal_vectors_are_found_as_are_asked_for() {
+    for (count, others) in [(1000usize, 0usize), (300, 300)] {
+        let store = store("sim:mem?size=16MiB&block=4096");
+        let source = source(Kind::Clustered, (count + others) as u32, 8);
+        let mut data = source.vectors().unwrap().all().to_vec();
+        for copy in 1..count {
+            data.copy_within(..8, copy * 8);
+        }
+        let vectors = Vectors::new(8, data).unwrap();
+        let index = built(&store, 0, source, &vectors, BuildOptions::default());
+        let parameters = Parameters {
+            results: 10,
+            ..Parameters::default()
+        };
+        let options = CpuOptions::default();
+        let answers = index.search(vectors.get(0), parameters, options).unwrap();
+        assert_eq!(
+            answers.distances,
+            [0.0; 10],
+            "{count} of {}",
+            count + others
+        );
+        // The others are still reached.
+        for id in (count..count + others).step_by(29) {
+            let options = CpuOptions::default();
+            let answers = index.search(vectors.get(id as u32), parameters, options);
+            assert_eq!(answers.unwrap().distances[0], 0.0, "{id}");
+        }
+    }
+}
+
 #[test]
 fn given_vectors_are_known_by_their_sum() {
     let vectors = source(Kind::Uniform, 50, 8).vectors().unwrap();

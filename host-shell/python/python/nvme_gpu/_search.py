@@ -168,7 +168,7 @@ def build_index(
     *,
     degree: int = 64,
     candidates: int = 100,
-    sub_dim: int = 4,
+    sub_dim: int | None = None,
     progress: Callable[[int, int], object] | None = None,
 ) -> SearchIndex:
     """Makes an index of ``vectors``, writes it to ``store`` from byte ``offset`` on, a multiple of 4,096, and opens it.
@@ -177,7 +177,8 @@ def build_index(
     takes a little more than 4 KiB for each. It is valid when this returns, and not before.
 
     ``degree``: neighbours of a node at most, 1 to 64. ``candidates``: of each search while the graph is made, 1 to 1000:
-    more make a better graph, more slowly. ``sub_dim``: elements that a byte of code stands for, 1 to ``dim``.
+    more make a better graph, more slowly. ``sub_dim``: elements that a byte of code stands for, 1 to ``dim``;
+    None: 4, or ``dim`` where that is less.
 
     ``progress(done, total)`` is called now and then and at the end. What it raises, and Ctrl-C, end the work soon.
 
@@ -190,6 +191,8 @@ def build_index(
         raise Usage(f"vectors have the shape {tuple(view.shape)}", "use (N, dim)")
     place = _whole("offset", offset, 0, (1 << 63) - 1)
     most = (1 << 32) - 1
+    if sub_dim is None:
+        sub_dim = min(4, max(1, view.shape[1]))
     shape = (_whole("degree", degree, 0, most), _whole("candidates", candidates, 0, most), _whole("sub_dim", sub_dim, 0, most))
     started = _native.build_index(store._native, place, view, min(view.shape[1], most), shape)
     try:

@@ -42,9 +42,9 @@ pub struct Build {
     /// Candidates of each search while the graph is made: more make a better graph, and take longer
     #[arg(long, value_name = "N", default_value_t = 100, value_parser = number::<u32>(1..=1000))]
     build_list: u32,
-    /// Elements that one byte in memory stands for
-    #[arg(long, value_name = "N", default_value_t = 4, value_parser = number::<u32>(1..=MOST_ELEMENTS.into()))]
-    sub_dim: u32,
+    /// Elements that one byte in memory stands for: 4 when missing, or all of a vector that has fewer
+    #[arg(long, value_name = "N", value_parser = number::<u32>(1..=MOST_ELEMENTS.into()))]
+    sub_dim: Option<u32>,
 }
 
 impl Build {
@@ -58,7 +58,7 @@ impl Build {
         let options = BuildOptions {
             degree: self.degree,
             list: self.build_list,
-            sub_elements: self.sub_dim,
+            sub_elements: self.sub_dim.unwrap_or(self.dim.min(4)),
         };
         let created = self.create(&source, options)?;
         let built = self.build(source, options);
@@ -150,7 +150,7 @@ impl Build {
                 "device": store.path().device,
                 "offset": self.place.offset,
                 "vectors": self.vectors.name(), "count": self.count, "dim": self.dim, "seed": self.seed,
-                "degree": self.degree, "build_list": self.build_list, "sub_dim": self.sub_dim,
+                "degree": self.degree, "build_list": self.build_list, "sub_dim": header.sub_elements,
                 "bytes": header.bytes_of_index(), "memory_bytes": memory,
                 "vectors_s": seconds[0], "graph_s": seconds[1], "write_s": seconds[2],
             }));
