@@ -66,7 +66,7 @@ def test_files_that_may_change_are_refused(tmp_path):
     plain = tmp_path / "plain"
     plain.write_bytes(bytes(5000))
     with nvme_gpu.open("sim:mem?size=1MiB") as opened:
-        for path, why in ((plain, "no ext4|not immutable"), ("/proc/self/status", "no ext4"), ("/dev/null", "no regular")):
+        for path, why in ((plain, "no ext4|not immutable"), ("/proc/self/status", "no ext4"), ("/dev/null", "not a regular")):
             with pytest.raises(nvme_gpu.Usage, match=why) as caught:
                 nvme_gpu.MountedFile(path, opened)
             assert caught.value.remedy
