@@ -35,7 +35,7 @@ for test in $TESTS; do
         # The next test finds the machine as this one should have left it.
         umount /mnt 2>/dev/null
         for function in /sys/bus/pci/drivers/vfio-pci/0000:* /sys/bus/pci/drivers/nvme_gpu/0000:*; do
-            [ -e "$function" ] && nvme-gpu unbind "${function##*/}"
+            [ -e "$function" ] && nvme-gpu unbind --force "${function##*/}"
         done
         rmmod nvme 2>/dev/null
     fi

@@ -4,6 +4,7 @@ use super::notice::Notify;
 use crate::device::ring_memory::RingMemory;
 #[cfg(doc)]
 use crate::error::Error;
+use crate::machine::sysfs::Scope;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
@@ -35,6 +36,8 @@ pub struct Config {
     pub rings: Rings,
     /// Whether waiting threads sleep until an interrupt comes, instead of polling all the time.
     pub interrupts: bool,
+    /// What may be changed, which must not be in use through another controller of the subsystem; none: nothing is.
+    pub changes: Option<Scope>,
     /// When set, waiting calls return [`Error::Interrupted`].
     pub stop: Option<Arc<AtomicBool>>,
     /// Called with events of the controller, and with waits that are long.
@@ -42,7 +45,7 @@ pub struct Config {
 }
 
 impl Default for Config {
-    /// 16 queue pairs, 5 s per command, transfers up to 1 MiB, host memory up to 64 MiB.
+    /// 16 queue pairs, 5 s per command, transfers up to 1 MiB, host memory up to 64 MiB, anything may be changed.
     fn default() -> Self {
         Self {
             queue_pairs: 16,
@@ -51,6 +54,7 @@ impl Default for Config {
             max_host_memory: 64 << 20,
             rings: Rings::Host,
             interrupts: false,
+            changes: Some(Scope::Subsystem),
             stop: None,
             notify: Notify::default(),
         }

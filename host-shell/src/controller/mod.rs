@@ -12,6 +12,7 @@ pub(crate) mod queue;
 pub(crate) mod queue_inner;
 mod reset;
 pub(crate) mod session;
+mod shared;
 pub(crate) mod statistics;
 
 use crate::controller::events::Events;
@@ -26,6 +27,7 @@ use crate::device::ring_memory::RingMemory;
 use crate::dma::{DmaBuffer, Pair, PairShape, Scratch};
 use crate::error::{Error, Result};
 use crate::lock::lock;
+use crate::machine::sysfs::Host;
 use config::{Config, Rings};
 use nvme_core::BringupError;
 use nvme_core::bringup::{self, Bringup, Capabilities, Info, NamespaceInfo};
@@ -96,7 +98,9 @@ impl Controller {
     ///
     /// # Errors
     /// [`Error::Device`] when it cannot be worked with, [`Error::Gone`] and [`Error::Timeout`] when it
-    /// does not answer; memory that it may still write to is leaked then.
+    /// does not answer; memory that it may still write to is leaked then. [`Error::Usage`] for
+    /// [`Config::changes`] of what the system uses through another controller of the subsystem, and
+    /// [`Error::Environment`] where that cannot be seen.
     pub fn start(device: Arc<dyn Device>, config: &Config) -> Result<Self> {
         let refused = |error: BringupError| refused(&*device, error);
         let capabilities = Capabilities::read(device.registers()).map_err(refused)?;
@@ -155,10 +159,17 @@ impl Controller {
         };
         let identify =
             identify.map_err(|_| Error::internal("Identify Controller is not 4,096 bytes"))?;
-        Ok(Self {
+        let controller = Self {
             session,
             identify: Box::new(identify),
-        })
+        };
+        let device = controller.device();
+        if let Some(scope) = config.changes
+            && device.guards_data()
+        {
+            shared::refuse(&Host::here(), &device.name(), &controller.identify, scope)?;
+        }
+        Ok(controller)
     }
 
     /// What bring-up learned.

@@ -2,7 +2,7 @@
 //! not: for `topology`, `doctor` and `witness`.
 
 use crate::machine::nvidia::{self, Driver, Product, RawAddresses};
-use crate::machine::sysfs::{Function, Host, Lender};
+use crate::machine::sysfs::{Census, Function, Host, Lender, Neighbour};
 use crate::machine::topology::{Relation, Route};
 use serde::Serialize;
 use std::cmp::Ordering;
@@ -97,11 +97,10 @@ pub fn meaning(tier: u8) -> &'static str {
 }
 
 /// Whether CPU threads can drive the controller, by each way.
-pub fn ways(host: &Host, function: &Function) -> Ways {
-    let users = host.users(function);
-    if !users.is_empty() {
-        let list: Vec<String> = users.iter().map(ToString::to_string).collect();
-        let why = format!("in use: {}", list.join("; "));
+pub fn ways(host: &Host, function: &Function, census: &Census) -> Ways {
+    let usage = host.usage_seen(function, census);
+    if !usage.holders.is_empty() {
+        let why = format!("in use: {}", usage.list());
         return Ways {
             vfio: Answer::no(why.clone()),
             kmod: Answer::no(why),
@@ -132,13 +131,13 @@ fn by_vfio(host: &Host, function: &Function) -> Answer {
     if !host.exists("sys/bus/pci/drivers/vfio-pci") || !host.exists("dev/vfio/vfio") {
         return Answer::no("vfio-pci is not loaded: `modprobe vfio-pci`");
     }
-    let others = host.in_the_way(function);
+    let mut others = host.neighbours(function);
+    others.retain(Neighbour::is_in_the_way);
     if !others.is_empty() {
-        let list: Vec<String> = others
-            .iter()
-            .map(|(address, driver)| format!("{address} ({driver})"))
-            .collect();
-        return Answer::no(format!("its group is shared with {}", list.join(", ")));
+        return Answer::no(format!(
+            "its group is shared with {}",
+            Neighbour::list(&others)
+        ));
     }
     bound(function, Lender::Vfio)
 }
@@ -154,6 +153,13 @@ fn by_module(host: &Host, function: &Function) -> Answer {
     let Some(group) = function.group else {
         return Answer::no("the IOMMU is off, without which the module maps nothing");
     };
+    let others = host.neighbours(function);
+    if others.iter().any(Neighbour::is_in_the_way) {
+        return Answer::no(format!(
+            "its group is shared with {}, whose memory would be within its reach",
+            Neighbour::list(&others)
+        ));
+    }
     let kind = host.text(format!("sys/kernel/iommu_groups/{group}/type"));
     let kind = kind.unwrap_or_default();
     let is_bound = function.driver.as_deref() == Some(Lender::Module.name());
@@ -165,9 +171,8 @@ fn by_module(host: &Host, function: &Function) -> Answer {
     }
 }
 
-/// The tiers of a controller and a GPU.
-pub fn tiers(host: &Host, function: &Function, gpu: &Function, between: Between) -> Vec<Tier> {
-    let base = ways(host, function);
+/// The tiers of a GPU and a controller that CPU threads can drive as `base` says.
+pub fn tiers(host: &Host, base: &Ways, gpu: &Function, between: Between) -> Vec<Tier> {
     let driver = Driver::loaded(host);
     (0..=3)
         .map(|tier| {

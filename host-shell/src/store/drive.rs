@@ -13,6 +13,7 @@ use crate::device::Device;
 use crate::dma::DmaBuffer;
 use crate::error::{Error, Result};
 use crate::lock::lock;
+use crate::machine::sysfs::Scope;
 use nvme_core::SubmitError;
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::{Lba, Nsid, Sqe, nvm};
@@ -38,6 +39,9 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
             .into_iter()
             .fold(options.queues, u32::saturating_add),
         timeout: options.timeout,
+        changes: read_only
+            .is_none()
+            .then_some(Scope::Namespace(options.nsid)),
         ..Config::default()
     };
     let controller = Controller::start(device, &config)?;

@@ -45,6 +45,7 @@ pub use table::{FailedRow, Ids, RowReport, Table};
 
 use crate::device::{self, Device};
 use crate::error::{Error, Result};
+use crate::machine::sysfs::Host;
 use member::Member;
 use space::Space;
 use std::sync::Arc;
@@ -115,6 +116,9 @@ impl Store {
             return Ok(Self::of(member));
         }
         if !device.contains(':') {
+            if let Some(error) = device::open::meant(&Host::here(), device) {
+                return Err(error);
+            }
             let cause = format!("'{device}' names no device");
             return Err(Error::usage(cause, NAMES));
         }

@@ -19,8 +19,10 @@ wait_for 20 is_open "$node"
 fails_with 6 nvme-gpu read --device "$DEVICE" --blocks 8 --out /dev/null 2>/tmp/said
 says 'another process has'
 
-# An unbind asks the opener to leave, which does: the command under way ends with the cause.
-nvme-gpu unbind "$BDF"
+# An unbind by force asks the opener to leave, which does: the command under way ends with the cause.
+fails_with 2 nvme-gpu unbind "$BDF" 2>/tmp/said
+says "$node is open in nvme-gpu (pid $first)"
+nvme-gpu unbind --force "$BDF"
 wait $first && fail "a bench without a device succeeded"
 cat /tmp/first
 grep -q 'wants the device back' /tmp/first || fail "the cause is not said"
@@ -32,7 +34,7 @@ take "$BDF"
 guest-tests kmod-deaf "$BDF" >/tmp/deaf 2>&1 &
 deaf=$!
 wait_for 20 is_open "$node"
-nvme-gpu unbind "$BDF"
+nvme-gpu unbind --force "$BDF"
 wait $deaf || { cat /tmp/deaf; fail "what a deaf opener saw"; }
 cat /tmp/deaf
 wait_for 20 live "$BDF"

@@ -14,7 +14,7 @@ use crate::device::vfio::watch::{self, Event, Watch};
 use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
 use crate::lock::lock;
-use crate::machine::sysfs::{Address, Function, Host};
+use crate::machine::sysfs::{Address, Function, Host, Process};
 use nvme_core::Registers;
 use nvme_core::spec::Iova;
 use std::collections::BTreeMap;
@@ -37,7 +37,9 @@ pub fn open(text: &str) -> Result<Arc<dyn Device>> {
     let address: Address = text
         .parse()
         .map_err(|cause: String| Error::usage(cause, "`nvme-gpu list` shows the controllers"))?;
-    let function = Host::here().nvme(address)?;
+    let host = Host::here();
+    let function = host.nvme(address)?;
+    host.refuse_virtual_functions(&function)?;
     Ok(Arc::new(Kmod::open(&function)?))
 }
 
@@ -128,7 +130,10 @@ fn refused(path: &Path, address: Address, source: io::Error) -> Error {
     let name = path.display();
     match source.raw_os_error() {
         Some(libc::EBUSY) => Error::environment(
-            format!("{address} is in use: another process has {name} open"),
+            format!(
+                "{address} is in use: another process has {name} open{}",
+                openers(address)
+            ),
             "end that process first",
         ),
         Some(libc::EPERM | libc::EACCES) => Error::environment(
@@ -139,6 +144,17 @@ fn refused(path: &Path, address: Address, source: io::Error) -> Error {
             cause: format!("{address} is being given back"),
         },
         _ => Error::file("open", path)(source),
+    }
+}
+
+/// The programs that have the node of the function at `address` open, as the end of a sentence.
+fn openers(address: Address) -> String {
+    let host = Host::here();
+    let function = host.function(address);
+    let found = function.map_or_else(Vec::new, |one| host.openers(&one));
+    match found.is_empty() {
+        true => String::new(),
+        false => format!(": {}", Process::list(&found)),
     }
 }
 

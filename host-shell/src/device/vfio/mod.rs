@@ -58,12 +58,13 @@ use watch::Watch;
 /// `iommu=auto` does where both can be opened, and else type 1.
 ///
 /// # Errors
-/// [`Error::Usage`] for text that is no address or option; [`Error::Environment`], with the remedy, for a device that
+/// [`Error::Usage`] for text that is no address or option, and for a function with virtual ones; [`Error::Environment`], with the remedy, for a device that
 /// is absent, is no NVMe controller, is not bound to vfio-pci or may not be opened, and for a kernel without iommufd.
 pub fn open(text: &str) -> Result<Arc<dyn Device>> {
     let (address, iommu) = options::controller(text)?;
     let host = Host::here();
     let function = function::controller(&host, address)?;
+    host.refuse_virtual_functions(&function)?;
     let iommu = iommu.unwrap_or_else(|| match iommufd::can_open(&host, &function) {
         true => Iommu::Iommufd,
         false => Iommu::Type1,

@@ -1,6 +1,7 @@
 //! The nodes in /dev/vfio, and what is said where one cannot be opened.
 
 use crate::error::{Error, Result};
+use crate::machine::sysfs::{Host, Process};
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::path::Path;
@@ -35,9 +36,10 @@ pub fn forbidden(path: &Path) -> String {
 
 /// That group `number` has another user.
 pub fn in_use(number: u32) -> Error {
+    let by = Process::list(&Host::here().openers_of_group(number));
     Error::environment(
-        format!("IOMMU group {number} is in use by another process"),
-        format!("end that process first (`fuser -v /dev/vfio/{number}` names it)"),
+        format!("IOMMU group {number} is in use by {by}"),
+        format!("end {by} first (as root `fuser -v /dev/vfio/{number}` names it)"),
     )
 }
 

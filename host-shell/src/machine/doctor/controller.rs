@@ -2,7 +2,7 @@
 
 use super::finding::{Finding, Notes, Status};
 use crate::machine::pci::Link;
-use crate::machine::sysfs::{Function, Host, Lender};
+use crate::machine::sysfs::{Census, Function, Host, Lender, Neighbour};
 use nvme_core::spec::register::Cmbsz;
 use std::fs;
 use std::os::unix::fs::MetadataExt;
@@ -10,9 +10,9 @@ use std::os::unix::fs::MetadataExt;
 /// ACS: source validation, request redirect, completion redirect, upstream forwarding.
 const ISOLATES: u16 = 1 | 1 << 2 | 1 << 3 | 1 << 4;
 
-pub fn examine(host: &Host, function: &Function) -> Vec<Finding> {
+pub fn examine(host: &Host, function: &Function, census: &Census) -> Vec<Finding> {
     let mut notes = Notes::about(function.address);
-    driver(host, function, &mut notes);
+    driver(host, function, census, &mut notes);
     group(host, function, &mut notes);
     translation(host, function, &mut notes);
     acs(host, function, &mut notes);
@@ -25,24 +25,27 @@ pub fn examine(host: &Host, function: &Function) -> Vec<Finding> {
     notes.all
 }
 
-fn driver(host: &Host, function: &Function, notes: &mut Notes) {
+fn driver(host: &Host, function: &Function, census: &Census, notes: &mut Notes) {
     let address = function.address;
-    let users = host.users(function);
+    let usage = host.usage_seen(function, census);
+    if !usage.holders.is_empty() {
+        return notes.add(
+            "driver",
+            Status::Warning,
+            format!("in use: {}", usage.list()),
+            format!("use another controller, or first: {}", usage.remedies()),
+        );
+    }
+    let unseen = match usage.unseen.is_empty() {
+        true => String::new(),
+        false => format!(" as far as is seen: not {}", usage.list_unseen()),
+    };
     match function.driver.as_deref() {
         Some(name) if Lender::of(name).is_some() => notes.ok("driver", name),
-        _ if !users.is_empty() => {
-            let list: Vec<String> = users.iter().map(ToString::to_string).collect();
-            notes.add(
-                "driver",
-                Status::Warning,
-                format!("in use: {}", list.join("; ")),
-                "use another controller, or take this one out of use first",
-            );
-        }
         Some(driver) => notes.add(
             "driver",
             Status::Note,
-            format!("{driver}; nothing uses its disks"),
+            format!("{driver}; nothing uses its disks{unseen}"),
             format!("`nvme-gpu bind {address}` as root"),
         ),
         None => notes.add(
@@ -63,19 +66,24 @@ fn group(host: &Host, function: &Function, notes: &mut Notes) {
             "switch the IOMMU on (see there)",
         );
     };
-    let in_the_way = host.in_the_way(function);
-    if in_the_way.is_empty() {
+    let others = host.neighbours(function);
+    let list = Neighbour::list(&others);
+    if others.is_empty() {
         return notes.ok("group", format!("{number}, isolated"));
     }
-    let list: Vec<String> = in_the_way
-        .iter()
-        .map(|(address, driver)| format!("{address} ({driver})"))
-        .collect();
+    if others.iter().any(Neighbour::is_in_the_way) {
+        return notes.add(
+            "group",
+            Status::Missing,
+            format!("{number} is shared with {list}"),
+            "use another slot, or give all of them to vfio-pci",
+        );
+    }
     notes.add(
         "group",
-        Status::Missing,
-        format!("{number} is shared with {}", list.join(", ")),
-        "use another slot, or give all of them to vfio-pci",
+        Status::Note,
+        format!("{number} is shared with {list}: not isolated"),
+        "nothing, if one program may have all of them; else use another slot",
     );
 }
 

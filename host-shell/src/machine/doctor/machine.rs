@@ -30,7 +30,7 @@ pub fn examine(host: &Host) -> Vec<Finding> {
 }
 
 fn iommu(host: &Host, notes: &mut Notes) {
-    let groups = host.names("sys/kernel/iommu_groups").len();
+    let groups = host.iommu_groups();
     if groups > 0 {
         return notes.ok("iommu", format!("on, {groups} groups"));
     }

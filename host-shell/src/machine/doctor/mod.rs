@@ -18,7 +18,7 @@ pub use finding::{Finding, Status};
 pub use tier::Verdict;
 
 use crate::machine::nvidia;
-use crate::machine::sysfs::Host;
+use crate::machine::sysfs::{Census, Host};
 use crate::machine::topology::Topology;
 use finding::MACHINE;
 use serde::Serialize;
@@ -66,8 +66,9 @@ pub fn examine(host: &Host) -> Report {
     if controllers.is_empty() {
         findings.push(machine::no_controller());
     }
+    let census = Census::take(host);
     for function in &controllers {
-        findings.extend(controller::examine(host, function));
+        findings.extend(controller::examine(host, function, &census));
     }
     findings.extend(gpu::examine(host, &gpus, &topology));
     in_order(&mut findings);

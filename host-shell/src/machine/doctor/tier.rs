@@ -157,9 +157,9 @@ mod tests {
         let tree = ready(&[]);
         tree.function("0000:09:00.0", &Tree::config(1, 2, 0x02_00_00), "e1000", 7);
         expect(&tree, false, None, "its group is shared with 0000:09:00.0");
-        // The module asks for no group of its own.
+        // Through the module the memory of the other function would be within reach, too.
         tree.file("sys/bus/pci/drivers/nvme_gpu/bind", "");
-        expect(&tree, true, None, "no GPU");
+        expect(&tree, false, None, "whose memory would be within its reach");
         let tree = ready(&[]);
         tree.disk(SSD, "nvme0n1", "259:0", &[]);
         tree.file("proc/swaps", "Filename\n/dev/nvme0n1 partition\n");

@@ -4,17 +4,16 @@
 //! cached: a [`Host`] looks again each time.
 
 mod address;
-mod bind;
-
+mod binding;
 mod function;
 #[cfg(test)]
 pub(crate) mod testing;
-mod users;
+mod usage;
 
 pub use address::Address;
-pub use bind::{Bound, Lender};
+pub use binding::{Bound, Lender, Neighbour, Unbound};
 pub use function::{Function, Resource};
-pub use users::User;
+pub use usage::{Census, Holder, Process, Scope, Unseen, Usage};
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -52,6 +52,9 @@ impl Tree {
 
     /// A function in no IOMMU group, bound to `driver` (or none when it is empty).
     pub fn without_group(&self, bdf: &str, config: &[u8], driver: &str) {
+        if !self.host().exists("proc/self/mountinfo") {
+            self.file("proc/self/mountinfo", "");
+        }
         let folder = format!("sys/bus/pci/devices/{bdf}");
         self.file(&format!("{folder}/config"), config);
         self.file(&format!("{folder}/driver_override"), "(null)\n");
@@ -101,6 +104,30 @@ impl Tree {
         }
     }
 
+    /// A process with links to what it has open. Nodes are named without a leading slash.
+    pub fn process(&self, id: u32, name: &str, open: &[&str]) {
+        let folder = format!("proc/{id}");
+        self.file(&format!("{folder}/comm"), format!("{name}\n"));
+        self.file(
+            &format!("{folder}/stat"),
+            format!("{id} ({name}) S 1 {id} {id} 0 -1 4194304 0 0 0 0\n"),
+        );
+        self.file(&format!("{folder}/mountinfo"), "");
+        fs::create_dir_all(self.0.join(&folder).join("fd")).unwrap();
+        for (number, path) in open.iter().enumerate() {
+            let target = match path.contains(':') && !path.contains('/') {
+                true => PathBuf::from(path),
+                false => self.0.join(path),
+            };
+            symlink(target, self.0.join(format!("{folder}/fd/{}", number + 3))).unwrap();
+        }
+    }
+
+    /// The absolute path of `path`.
+    pub fn name(&self, path: &str) -> String {
+        self.0.join(path).to_str().unwrap().to_owned()
+    }
+
     /// A disk of the controller nvme0 with its partitions.
     pub fn disk(&self, bdf: &str, name: &str, number: &str, parts: &[(&str, &str)]) {
         self.file(
@@ -108,7 +135,9 @@ impl Tree {
             number,
         );
         self.file(&format!("sys/class/block/{name}/dev"), number);
+        self.file(&format!("dev/{name}"), "");
         for (part, number) in parts {
+            self.file(&format!("dev/{part}"), "");
             self.file(&format!("sys/class/block/{name}/{part}/partition"), "1\n");
             self.file(&format!("sys/class/block/{part}/dev"), number);
         }

@@ -15,10 +15,10 @@ pub use crate::machine::tiers::{Allowed, Answer, Tier, Ways, meaning};
 pub use link::{LinkState, Rate};
 pub use path::{Relation, Route, Slowest};
 
+use crate::machine::nvidia;
 use crate::machine::pci::{ACS_REDIRECTS, Port};
-use crate::machine::sysfs::{Address, Function, Host};
+use crate::machine::sysfs::{Address, Census, Function, Host};
 use crate::machine::tiers::{Between, tiers, ways};
-use crate::machine::{nvidia, sysfs};
 use path::Way;
 use serde::Serialize;
 use shape::{Shape, is_bridge};
@@ -161,22 +161,27 @@ impl Topology {
         let controllers: Vec<&Function> = shape.all().filter(|one| one.is_nvme()).collect();
         let gpus: Vec<&Function> = shape.all().filter(|one| nvidia::is_gpu(one)).collect();
         let (complexes, devices) = devices(host, &shape);
+        let census = Census::take(host);
+        let ways: Vec<Ways> = controllers
+            .iter()
+            .map(|one| ways(host, one, &census))
+            .collect();
+        let drives = || controllers.iter().zip(&ways);
         let pairs = gpus
             .iter()
-            .flat_map(|gpu| controllers.iter().map(move |drive| (*gpu, *drive)));
+            .flat_map(|gpu| drives().map(move |(drive, ways)| (*gpu, *drive, ways)));
         Self {
-            iommu: !host.names("sys/kernel/iommu_groups").is_empty(),
+            iommu: host.iommu_groups() > 0,
             complexes,
             devices,
-            controllers: controllers
-                .iter()
-                .map(|one| Controller {
-                    controller: one.address.to_string(),
-                    ways: ways(host, one),
-                })
-                .collect(),
             paths: pairs
-                .map(|(gpu, drive)| path_of(host, &shape, gpu, drive))
+                .map(|(gpu, drive, ways)| path_of(host, &shape, gpu, drive, ways))
+                .collect(),
+            controllers: drives()
+                .map(|(one, ways)| Controller {
+                    controller: one.address.to_string(),
+                    ways: ways.clone(),
+                })
                 .collect(),
         }
     }
@@ -187,7 +192,7 @@ impl Topology {
     }
 }
 
-fn path_of(host: &Host, shape: &Shape, gpu: &Function, drive: &Function) -> Path {
+fn path_of(host: &Host, shape: &Shape, gpu: &Function, drive: &Function, ways: &Ways) -> Path {
     let way = Way::between(shape, gpu, drive);
     let between = Between {
         relation: way.relation,
@@ -201,7 +206,7 @@ fn path_of(host: &Host, shape: &Shape, gpu: &Function, drive: &Function) -> Path
         route: way.route,
         why: way.why,
         slowest: way.slowest,
-        tiers: tiers(host, drive, gpu, between),
+        tiers: tiers(host, ways, gpu, between),
     }
 }
 
@@ -289,7 +294,7 @@ fn device(host: &Host, shape: &Shape, one: &Function, others: usize) -> Device {
     }
 }
 
-fn group(host: &sysfs::Host, number: u32) -> Group {
+fn group(host: &Host, number: u32) -> Group {
     let kind = host.text(format!("sys/kernel/iommu_groups/{number}/type"));
     Group {
         number,

@@ -11,7 +11,7 @@ use super::lane::{LARGE_BYTES, Lane, Pool};
 use super::member::Member;
 use super::options::{DataPath, FileIo, StoreOptions};
 use crate::error::{Error, Result};
-use crate::machine::sysfs::Host;
+use crate::machine::sysfs::{Host, Usage};
 use pread::PreadLane;
 use regular::Regular;
 use std::fs::{File, OpenOptions};
@@ -49,8 +49,10 @@ fn open_on(path: &str, options: &StoreOptions, host: &Host) -> Result<Member> {
             "name a file, or a block device such as /dev/nvme0n1",
         ));
     }
+    let mut unseen = String::new();
     if is_block {
-        check_unused(host, path, kind.rdev())?;
+        let is_written = options.allow_write && !options.read_only;
+        unseen = check_unused(host, path, kind.rdev(), is_written)?;
     }
     let guarded = is_block && !options.allow_write;
     // Linux mounts no block device that is open exclusively, and opens none that is mounted.
@@ -61,11 +63,13 @@ fn open_on(path: &str, options: &StoreOptions, host: &Host) -> Result<Member> {
         file,
         path: path.to_owned(),
     });
-    let member = member(file, len, read_only, options)?;
-    Ok(Member {
-        is_regular_file: !is_block,
-        ..member
-    })
+    let mut member = member(file, len, read_only, options)?;
+    member.is_regular_file = !is_block;
+    if !unseen.is_empty() {
+        let more = format!("; whether something else uses it was judged without seeing {unseen}");
+        member.path.why.push_str(&more);
+    }
+    Ok(member)
 }
 
 /// A member over an open file or block device of `len` bytes.
@@ -152,21 +156,24 @@ fn length(mut file: &File) -> io::Result<u64> {
     file.seek(SeekFrom::End(0))
 }
 
+/// What could not be looked at of the use of a block device, in words.
+///
 /// # Errors
-/// [`Error::Usage`] for a block device that holds a mounted file system, swap, or a part of something.
-fn check_unused(host: &Host, path: &Path, number: u64) -> Result<()> {
+/// [`Error::Usage`] for a block device that holds a mounted file system, swap, or a part of something; for one that
+/// `is_written` also while a program has it open.
+fn check_unused(host: &Host, path: &Path, number: u64, is_written: bool) -> Result<String> {
     let (major, minor) = (libc::major(number), libc::minor(number));
     let name = host.link_name(format!("sys/dev/block/{major}:{minor}"));
     let name = name.or_else(|| Some(path.file_name()?.to_str()?.to_owned()));
-    let users = name.map_or(Vec::new(), |name| host.users_of_disk(&name));
-    if users.is_empty() {
-        return Ok(());
+    let mut usage = name.map_or_else(Usage::default, |name| host.usage_of_disk(&name));
+    if !is_written {
+        usage.holders.retain(|holder| !holder.is_program());
     }
-    let users: Vec<String> = users.iter().map(ToString::to_string).collect();
-    Err(Error::usage(
-        format!("{} is in use: {}", path.display(), users.join("; ")),
-        "unmount it and end what uses it, or choose another device",
-    ))
+    // Programs of other users are not seen by those who are not root, to whom the device may belong all the same.
+    let unseen = usage.list_unseen();
+    usage.unseen.clear();
+    usage.refuse(&path.display().to_string(), "; or choose another device")?;
+    Ok(unseen)
 }
 
 /// The lanes of a file, and what they are.

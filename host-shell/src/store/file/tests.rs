@@ -134,14 +134,14 @@ fn a_block_device_in_use_is_refused() {
     tree.file("sys/class/block/nvme0n1p1/dev", "259:1\n");
     let number = libc::makedev(259, 1);
     let path = Path::new("/dev/disk/by-id/data");
-    check_unused(&tree.host(), path, number).unwrap();
+    check_unused(&tree.host(), path, number, false).unwrap();
     let line = "36 21 259:1 / / rw - ext4 /dev/root rw\n";
     tree.file("proc/self/mountinfo", line);
-    let error = check_unused(&tree.host(), path, number).unwrap_err();
+    let error = check_unused(&tree.host(), path, number, false).unwrap_err();
     assert!(matches!(error, Error::Usage { .. }));
     assert!(error.to_string().contains("it is the boot disk"), "{error}");
     // Without sysfs the name counts.
-    let error = check_unused(&tree.host(), Path::new("/dev/nvme0n1p1"), 0).unwrap_err();
+    let error = check_unused(&tree.host(), Path::new("/dev/nvme0n1p1"), 0, false).unwrap_err();
     assert!(error.to_string().contains("is mounted at /"), "{error}");
 }
 

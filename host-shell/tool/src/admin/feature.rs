@@ -134,7 +134,8 @@ impl SetFeature {
             ));
         }
         let device = &self.namespace.device;
-        let controller = device.start_writing(&self.write, "set-feature", &device.config())?;
+        let controller =
+            device.start_writing(&self.write, "set-feature", &self.namespace.config())?;
         let nsid = self.namespace.nsid();
         controller.identify_namespace(nsid)?;
         let nsid = if is_per_namespace(fid) {

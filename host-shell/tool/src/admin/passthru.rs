@@ -131,7 +131,9 @@ impl CommandArgs {
             say::show(&shown(set, &sqe));
         }
         let device = nvme_host::open(&self.device.device)?;
+        let mut config = self.device.reading();
         if !set.is_harmless(self.opcode) {
+            config = self.device.config();
             let what = format!(
                 "command {:#04x}, which is not known to be harmless,",
                 self.opcode
@@ -139,7 +141,7 @@ impl CommandArgs {
             self.write.check(&*device, &what)?;
         }
         let data = self.data()?;
-        let controller = self.device.access.start(device, &self.device.config())?;
+        let controller = self.device.access.start(device, &config)?;
         let answer = controller.passthru(set, sqe, &data)?;
         controller.shut_down()?;
         let received = match Direction::of(self.opcode).receives() {

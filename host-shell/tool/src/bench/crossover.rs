@@ -72,7 +72,7 @@ impl CrossoverArgs {
         for (name, latency, rows) in self.devices(&device.device)? {
             let job = self.job(rest, rows)?;
             let opened = device.open_to_write_as(&name, &rest.write, "the table of --crossover")?;
-            crossover(opened, &device.config(), &job, &mut |mut line| {
+            crossover(opened, &rest.namespace.config(), &job, &mut |mut line| {
                 check_stop()?;
                 if let Some(object) = line.as_object_mut() {
                     object.insert("latency_ns".to_owned(), json!(latency));

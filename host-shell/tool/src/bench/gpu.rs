@@ -93,7 +93,13 @@ pub fn run(job: &Job<'_>, opened: Arc<dyn Device>) -> Result<()> {
     let setup = job.gpu.setup(job.queues, job.depth, job.nsid, false);
     let source = Source {
         device: &job.device.device,
-        config: job.device.config(),
+        config: match job.read {
+            true => job.device.reading(),
+            false => nvme_host::Config {
+                changes: Some(nvme_host::sysfs::Scope::Namespace(job.nsid.0)),
+                ..job.device.config()
+            },
+        },
         setup,
         trace: job.gpu.trace.as_deref(),
         recover: job.recover,

@@ -156,7 +156,7 @@ impl Bench {
         }
         let config = nvme_host::Config {
             queue_pairs: self.queues,
-            ..self.namespace.device.config()
+            ..self.namespace.config()
         };
         let device = &self.namespace.device;
         // Before the device is opened.
@@ -292,7 +292,7 @@ impl Bench {
             seed: self.seed,
             plot: self.plot,
         };
-        self.gather.run(open, &device.config(), rest)
+        self.gather.run(open, &self.namespace.config(), rest)
     }
 
     /// Reads by the GPU against reads by the CPU.

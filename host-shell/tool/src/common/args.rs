@@ -6,6 +6,7 @@ use super::values::number;
 use super::{images, output};
 use clap::Args;
 use nvme_host::core::spec::Nsid;
+use nvme_host::sysfs::Scope;
 use nvme_host::{Config, Controller, Device, Result};
 use std::sync::Arc;
 use std::time::Duration;
@@ -40,9 +41,18 @@ impl NamespaceArgs {
     pub fn nsid(&self) -> Nsid {
         Nsid(self.namespace_id)
     }
+
+    /// For a command that changes this namespace alone.
+    pub fn config(&self) -> Config {
+        Config {
+            changes: Some(Scope::Namespace(self.namespace_id)),
+            ..self.device.config()
+        }
+    }
 }
 
 impl DeviceArgs {
+    /// For a command that may change anything of the NVM subsystem.
     pub fn config(&self) -> Config {
         Config {
             timeout: Duration::from_millis(self.timeout_ms),
@@ -53,12 +63,26 @@ impl DeviceArgs {
         }
     }
 
+    /// For a command that changes nothing.
+    pub fn reading(&self) -> Config {
+        Config {
+            changes: None,
+            ..self.config()
+        }
+    }
+
+    /// Starts the device for a command that changes nothing.
     pub fn start(&self) -> Result<Controller> {
         self.start_with(&self.config())
     }
 
+    /// As [`start`](Self::start), as `config` says beside that.
     pub fn start_with(&self, config: &Config) -> Result<Controller> {
-        self.access.start(self.open()?, config)
+        let config = Config {
+            changes: None,
+            ..config.clone()
+        };
+        self.access.start(self.open()?, &config)
     }
 
     /// Opens the device for a command that changes nothing: a missing image stays missing.
@@ -71,7 +95,7 @@ impl DeviceArgs {
     pub fn start_reading(&self) -> Result<Controller> {
         images::must_exist(&self.device)?;
         let device = nvme_host::open_reading(&self.device)?;
-        self.access.start(device, &self.config())
+        self.access.start(device, &self.reading())
     }
 
     /// Opens the device for `what`, a command that changes what is stored. An image that this creates is

@@ -1,13 +1,13 @@
 //! `bind` and `unbind`: a controller to vfio-pci or to the module nvme_gpu, and back.
 
-use crate::common::output;
+use crate::common::{output, say};
 use clap::Args;
 use nvme_host::sysfs::{Address, Bound, Host, Lender};
 use nvme_host::{Error, Result};
 use serde_json::{Value, json};
 
-/// Give a controller to vfio-pci, for --device vfio:BDF, or to the module nvme_gpu, for kmod:BDF; refused while its
-/// disks are in use. Needs root
+/// Give a controller to vfio-pci, for --device vfio:BDF, or to the module nvme_gpu, for kmod:BDF; refused while it is
+/// in use: mounts, swap, RAID, LVM, loop devices, exports, programs that have a node of it open. Needs root
 #[derive(Args)]
 pub struct Bind {
     /// PCI address, as `nvme-gpu list` shows it
@@ -18,16 +18,23 @@ pub struct Bind {
     /// Let this user open the device: /dev/vfio/GROUP becomes his
     #[arg(long, value_name = "NAME")]
     user: Option<String>,
+    /// Take it although it is in use, or although that cannot be seen; what is broken by that is printed
+    #[arg(long)]
+    force: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
 }
 
-/// Give a controller back to the driver that it had before. Needs root
+/// Give a controller back to the driver that it had before; refused while a program has it open, and when something
+/// else than `bind` took it. Needs root
 #[derive(Args)]
 pub struct Unbind {
     /// PCI address, as `nvme-gpu list` shows it
     address: String,
+    /// Give it back although a program has it open, or something else than `bind` took it
+    #[arg(long)]
+    force: bool,
     /// Print one JSON object
     #[arg(long)]
     json: bool,
@@ -43,6 +50,7 @@ impl Bind {
         let address = parse(&self.address)?;
         let lender = Lender::of(&self.driver).unwrap_or_default();
         let bound = self.on(&Host::here(), address, lender)?;
+        warn_of(&bound.broken);
         match self.json {
             true => output::json(&to_json(address, lender, &bound)),
             false => output::print(&to_text(address, lender, &bound)),
@@ -59,11 +67,18 @@ impl Bind {
         // A name of no driver is found before anything changes.
         let user = self.user.as_deref();
         let user = user.map(|name| host.user_id(name)).transpose()?;
-        let bound = host.bind(address, lender)?;
+        let bound = host.bind(address, lender, self.force)?;
         if let (Some(id), Some(group)) = (user, bound.group) {
             host.give_nodes(address, group, id)?;
         }
         Ok(bound)
+    }
+}
+
+/// Says what was broken by force.
+fn warn_of(broken: &[String]) {
+    for one in broken {
+        say::warn(|| format!("warning: taken by force: {one}"));
     }
 }
 
@@ -81,6 +96,7 @@ fn to_json(address: Address, lender: Lender, bound: &Bound) -> Value {
         "driver_before": bound.before,
         "iommu_group": bound.group,
         "in_the_way": in_the_way(bound),
+        "broken": bound.broken,
     })
 }
 
@@ -100,11 +116,16 @@ fn to_text(address: Address, lender: Lender, bound: &Bound) -> String {
 impl Unbind {
     pub fn run(self) -> Result<()> {
         let address = parse(&self.address)?;
-        let driver = Host::here().unbind(address)?;
+        let unbound = Host::here().unbind(address, self.force)?;
+        warn_of(&unbound.broken);
         if self.json {
-            return output::json(&json!({ "address": address.to_string(), "driver": driver }));
+            return output::json(&json!({
+                "address": address.to_string(),
+                "driver": unbound.driver,
+                "broken": unbound.broken,
+            }));
         }
-        let driver = driver.as_deref().unwrap_or("no driver");
+        let driver = unbound.driver.as_deref().unwrap_or("no driver");
         output::print(&format!("{address}: {driver}"))
     }
 }
@@ -119,6 +140,7 @@ mod tests {
             address: ADDRESS.to_owned(),
             driver: "vfio-pci".to_owned(),
             user,
+            force: false,
             json: false,
         };
         let address = parse(&bind.address).unwrap();
@@ -159,6 +181,7 @@ mod tests {
             before: None,
             group: Some(9),
             in_the_way: vec![("0000:00:01.0".parse().unwrap(), "e1000".to_owned())],
+            broken: Vec::new(),
         };
         let text = to_text(parse(ADDRESS).unwrap(), Lender::Vfio, &bound);
         assert!(text.ends_with("too: 0000:00:01.0 (e1000)"), "{text}");

@@ -3,7 +3,7 @@
 use crate::common::{output, visible};
 use clap::Args;
 use nvme_host::Result;
-use nvme_host::sysfs::{Function, Host};
+use nvme_host::sysfs::{Census, Function, Host};
 use serde_json::{Value, json};
 
 /// List the NVMe controllers on PCIe: driver, IOMMU group, model, disks and who uses them
@@ -30,17 +30,17 @@ impl List {
 
 fn controllers(host: &Host) -> Vec<Value> {
     let controllers = host.controllers();
-    controllers.iter().map(|one| to_json(host, one)).collect()
+    let census = Census::take(host);
+    let of = |one| to_json(host, one, &census);
+    controllers.iter().map(of).collect()
 }
 
-fn to_json(host: &Host, function: &Function) -> Value {
+fn to_json(host: &Host, function: &Function, census: &Census) -> Value {
     let config = &function.config;
     let link = config.express.and_then(|express| express.trained);
-    let users: Vec<String> = host
-        .users(function)
-        .iter()
-        .map(ToString::to_string)
-        .collect();
+    let usage = host.usage_seen(function, census);
+    let users: Vec<String> = usage.holders.iter().map(ToString::to_string).collect();
+    let not_seen: Vec<String> = usage.unseen.iter().map(ToString::to_string).collect();
     json!({
         "address": function.address.to_string(),
         "driver": function.driver,
@@ -51,6 +51,7 @@ fn to_json(host: &Host, function: &Function) -> Value {
         "link": link.map(|link| json!({ "generation": link.generation, "lanes": link.lanes })),
         "disks": host.disks(function),
         "users": users,
+        "not_seen": not_seen,
     })
 }
 
@@ -77,7 +78,11 @@ fn to_text(one: &Value) -> String {
         text("address"),
         text("driver")
     );
-    for (before, what) in [("  disks: ", list("disks")), ("  in use: ", list("users"))] {
+    for (before, what) in [
+        ("  disks: ", list("disks")),
+        ("  in use: ", list("users")),
+        ("  not seen: ", list("not_seen")),
+    ] {
         if !what.is_empty() {
             line.push_str(before);
             line.push_str(&what);
@@ -124,14 +129,15 @@ mod tests {
     #[test]
     fn a_line_tells_what_is_known() {
         let one = json!({ "address": "0000:01:00.0", "driver": "nvme", "iommu_group": 7, "id": "144d:a80a",
-            "model": "Fast SSD", "disks": ["nvme0n1"], "users": ["nvme0n1 holds swap"] });
+            "model": "Fast SSD", "disks": ["nvme0n1"], "users": ["nvme0n1 holds swap"],
+            "not_seen": [] });
         let line = "0000:01:00.0  nvme      group 7   Fast SSD  disks: nvme0n1  in use: nvme0n1 holds swap";
         assert_eq!(to_text(&one), line);
         let one = json!({ "address": "0000:01:00.0", "driver": null, "iommu_group": null, "id": "144d:a80a",
-            "model": null, "disks": [], "users": [] });
+            "model": null, "disks": [], "users": [], "not_seen": ["processes"] });
         assert_eq!(
             to_text(&one),
-            "0000:01:00.0  -         no IOMMU group 144d:a80a"
+            "0000:01:00.0  -         no IOMMU group 144d:a80a  not seen: processes"
         );
     }
 }

@@ -55,8 +55,13 @@ impl P2p {
     pub fn run(self) -> Result<()> {
         let nsid = self.namespace.nsid();
         let device = &self.namespace.device;
-        let controller = device.start()?;
-        let writes = self.write.check(&**controller.device(), "p2p").is_ok();
+        let opened = device.open()?;
+        let writes = self.write.check(&*opened, "p2p").is_ok();
+        let config = match writes {
+            true => self.namespace.config(),
+            false => device.reading(),
+        };
+        let controller = device.access.start(opened, &config)?;
         let mut disk = controller.namespace(nsid)?;
         let block = u64::from(disk.block_bytes());
         let size = self.size;

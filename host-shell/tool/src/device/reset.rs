@@ -27,7 +27,12 @@ impl Reset {
         let device = nvme_host::open(&self.device.device)?;
         self.write
             .check_for(&*device, format!("a {what} interrupts the work of"))?;
-        let controller = self.device.access.start(device, &self.device.config())?;
+        // A reset of this controller is none of the others' business.
+        let config = match self.subsystem {
+            true => self.device.config(),
+            false => self.device.reading(),
+        };
+        let controller = self.device.access.start(device, &config)?;
         say::step(|| format!("{what}: begins"));
         let start = Instant::now();
         match self.subsystem {

@@ -129,11 +129,12 @@ impl ModeArg {
 }
 
 impl TransferArgs {
-    /// Hands queues of `opened`, which is the namespace's device, to the GPU.
+    /// Hands queues of `opened`, which is the namespace's device, to the GPU, to write or only to read.
     pub fn open<'a>(
         &'a self,
         namespace: &'a NamespaceArgs,
         opened: Arc<dyn Device>,
+        writes: bool,
     ) -> Result<Transfer<'a>> {
         let shape = &self.shape;
         let nsid = namespace.nsid();
@@ -141,7 +142,10 @@ impl TransferArgs {
         let setup = self.gpu.setup(shape.queues, shape.depth, nsid, false);
         let source = Source {
             device: &namespace.device.device,
-            config: namespace.device.config(),
+            config: match writes {
+                true => namespace.config(),
+                false => namespace.device.reading(),
+            },
             setup,
             trace: self.gpu.trace.as_deref(),
             recover: shape.recover,

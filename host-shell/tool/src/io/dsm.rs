@@ -43,7 +43,7 @@ impl Dsm {
             ));
         }
         let device = &self.namespace.device;
-        let controller = device.start_writing(&self.write, "dsm", &device.config())?;
+        let controller = device.start_writing(&self.write, "dsm", &self.namespace.config())?;
         let mut namespace = controller.namespace(self.namespace.nsid())?;
         let ranges: Vec<_> = self
             .slbs

@@ -80,7 +80,7 @@ impl Read {
         use crate::gpu::transfer as gpu;
         let device = &self.namespace.device;
         let opened = device.open()?;
-        let mut transfer = self.by_gpu.open(&self.namespace, opened)?;
+        let mut transfer = self.by_gpu.open(&self.namespace, opened, false)?;
         let session = transfer.reconnecting.session()?;
         let block = u64::from(session.info().block_bytes);
         let all = session.info().blocks.saturating_sub(self.lba);

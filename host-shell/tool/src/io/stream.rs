@@ -161,7 +161,7 @@ impl Stream {
         let nsid = self.namespace.nsid();
         let setup = self.gpu.setup(self.queues, self.depth, nsid, true);
         let opened = device.open()?;
-        let config = device.config();
+        let config = device.reading();
         let chunk = if self.verify { 256 << 20 } else { 0 };
         let mut session =
             nvme_host::cuda::GpuSession::open(setup, opened, &config, self.bytes, chunk)?;

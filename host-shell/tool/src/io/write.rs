@@ -44,7 +44,7 @@ impl Write {
         // What can be known to be wrong is found before the first block changes.
         let input = Input::open(&self.input)?;
         let device = &self.namespace.device;
-        let controller = device.start_writing(&self.write, "write", &device.config())?;
+        let controller = device.start_writing(&self.write, "write", &self.namespace.config())?;
         let mut namespace = controller.namespace(self.namespace.nsid())?;
         let block = namespace.block_bytes();
         let target = self.target(block, namespace.blocks());
@@ -98,7 +98,7 @@ impl Write {
         let input = Input::open(&self.input)?;
         let device = &self.namespace.device;
         let opened = device.open_to_write(&self.write, "write")?;
-        let mut transfer = self.by_gpu.open(&self.namespace, opened)?;
+        let mut transfer = self.by_gpu.open(&self.namespace, opened, true)?;
         let info = transfer.reconnecting.session()?.info();
         let (block, size) = (info.block_bytes, info.blocks);
         let target = self.target(block, size);

@@ -27,7 +27,8 @@ pub struct WriteZeroes {
 impl WriteZeroes {
     pub fn run(self) -> Result<()> {
         let device = &self.namespace.device;
-        let controller = device.start_writing(&self.write, "write-zeroes", &device.config())?;
+        let controller =
+            device.start_writing(&self.write, "write-zeroes", &self.namespace.config())?;
         let mut namespace = controller.namespace(self.namespace.nsid())?;
         namespace.check(Lba(self.lba), self.blocks)?;
         namespace.write_zeroes(Lba(self.lba), self.blocks, self.deac)?;

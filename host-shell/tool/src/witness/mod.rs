@@ -243,8 +243,10 @@ impl Witness {
             self.write.check(&*opened, "witness --write-range")?;
         }
         let timeout = Duration::from_millis(self.timeout_ms);
-        let controller = Controller::start(opened.clone(), &run::config(timeout, self.json))?;
         let nsid = Nsid(self.namespace_id);
+        let changes = self.write_range.map(|_| nsid);
+        let config = run::config(timeout, self.json, changes);
+        let controller = Controller::start(opened.clone(), &config)?;
         let (found, is_program) = facts::controller(&controller, nsid, device, topology, secrets)?;
         record.simulator |= is_program;
         let sizes = match self.quick {

@@ -3,6 +3,8 @@
 use super::plan::Plan;
 use super::record::{Measured, Tier, Verified};
 use crate::common::output;
+use nvme_host::core::spec::Nsid;
+use nvme_host::sysfs::Scope;
 use nvme_host::{Config, Controller, Device, Error, Namespace, Result, Store, StoreOptions};
 use std::sync::Arc;
 use std::time::Duration;
@@ -112,9 +114,11 @@ pub fn open(name: &str, writes: bool) -> Result<Arc<dyn Device>> {
 }
 
 /// How controllers are brought up. The steps look at Ctrl-C themselves: what a write step has changed is put back.
-pub fn config(timeout: Duration, as_json: bool) -> Config {
+/// `changes` is the namespace of which a range is overwritten.
+pub fn config(timeout: Duration, as_json: bool, changes: Option<Nsid>) -> Config {
     Config {
         timeout,
+        changes: changes.map(|nsid| Scope::Namespace(nsid.0)),
         max_transfer: MOST,
         notify: output::warnings(as_json),
         ..Config::default()
@@ -123,7 +127,11 @@ pub fn config(timeout: Duration, as_json: bool) -> Config {
 
 impl Context {
     pub fn config(&self) -> Config {
-        config(self.timeout, self.as_json)
+        config(
+            self.timeout,
+            self.as_json,
+            self.writable.map(|_| self.plan.nsid),
+        )
     }
 
     pub fn start(&mut self) -> Result<Controller> {

@@ -10,7 +10,7 @@ use super::ioctl;
 use super::node::{forbidden, not_isolated};
 use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
-use crate::machine::sysfs::{Function, Host};
+use crate::machine::sysfs::{Function, Host, Process};
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::ops::RangeInclusive;
@@ -98,14 +98,17 @@ fn open_device(host: &Host, function: &Function, iommufd: &File) -> Result<File>
     })?;
     ioctl::bind_iommufd(&device, iommufd).map_err(|source| match source.raw_os_error() {
         // EINVAL: the device is open by its own node, also in this process.
-        Some(libc::EBUSY | libc::EINVAL) => Error::environment(
-            format!("{address}, or another device of its IOMMU group, is in use"),
-            format!(
-                "end the program that has it open (`fuser -v {}` names it), and bind every device of the group to \
-                 vfio-pci (`nvme-gpu doctor` lists them)",
-                path.display()
-            ),
-        ),
+        Some(libc::EBUSY | libc::EINVAL) => {
+            let by = Process::list(&host.openers(function));
+            Error::environment(
+                format!("{address}, or another device of its IOMMU group, is in use by {by}"),
+                format!(
+                    "end {by} first (as root `fuser -v {}` names it), and bind every device of the group to vfio-pci \
+                     (`nvme-gpu doctor` lists them)",
+                    path.display()
+                ),
+            )
+        }
         Some(libc::EPERM) => not_isolated("iommufd"),
         _ => Error::system("VFIO_DEVICE_BIND_IOMMUFD")(source),
     })?;

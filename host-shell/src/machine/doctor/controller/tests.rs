@@ -39,6 +39,16 @@ fn the_driver_and_what_uses_it_are_told() {
     tree.disk(BDF, "nvme0n1", "259:0", &[]);
     tree.file("proc/swaps", "Filename\n/dev/nvme0n1 partition\n");
     assert!(found(&tree, "driver").starts_with("Warning: in use: nvme0n1 holds swap"));
+    let tree = with("vfio-pci");
+    tree.process(12, "qemu", &["dev/vfio/7"]);
+    let said = found(&tree, "driver");
+    assert!(
+        said.starts_with("Warning: in use: /dev/vfio/7 is open in qemu (pid 12)"),
+        "{said}"
+    );
+    let tree = with("nvme");
+    tree.link("proc/self/ns/pid", "pid:[4026532000]");
+    assert!(found(&tree, "driver").contains("as far as is seen: not processes"));
 }
 
 #[test]
@@ -81,6 +91,31 @@ fn a_shared_group_names_the_others() {
     assert_eq!(found(&tree, "group"), "Ok: 7, isolated: -");
     tree.function("0000:03:00.0", &Tree::config(1, 2, 0x02_00_00), "e1000", 7);
     assert!(found(&tree, "group").contains("shared with 0000:03:00.0 (e1000)"));
+    let ways = |tree: &Tree| {
+        let topology = crate::machine::topology::Topology::of(&tree.host());
+        format!("{:?}", topology.controllers)
+    };
+    tree.file("sys/bus/pci/drivers/vfio-pci/bind", "");
+    tree.file("sys/bus/pci/drivers/nvme_gpu/bind", "");
+    tree.file("dev/vfio/vfio", "");
+    let said = ways(&tree);
+    assert_eq!(
+        said.matches("shared with 0000:03:00.0 (e1000)").count(),
+        2,
+        "{said}"
+    );
+    let tree = with("vfio-pci");
+    tree.function(
+        "0000:03:00.0",
+        &Tree::config(1, 2, 0x02_00_00),
+        "vfio-pci",
+        7,
+    );
+    let said = found(&tree, "group");
+    assert!(
+        said.starts_with("Note: 7 is shared with 0000:03:00.0 (vfio-pci): not isolated"),
+        "{said}"
+    );
     let tree = with("nvme");
     let link = format!("sys/bus/pci/devices/{BDF}/iommu_group");
     fs::remove_file(tree.host().path(link)).unwrap();

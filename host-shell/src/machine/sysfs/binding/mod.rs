@@ -1,0 +1,355 @@
+//! Gives a controller to vfio-pci or to the module nvme_gpu, and back.
+//!
+//! Invariant: without force a controller in use keeps its driver, and one that the new driver does not take gets its
+//! driver back.
+
+mod hold;
+mod neighbours;
+mod record;
+#[cfg(test)]
+mod tests;
+
+pub use neighbours::Neighbour;
+
+use super::{Address, Function, Host};
+use crate::error::{Error, Result};
+use hold::Hold;
+use record::Record;
+use std::fs;
+use std::io;
+use std::os::unix::fs::chown;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+/// A driver of the kernel that lends a controller to a program.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Lender {
+    /// vfio-pci, for `vfio:BDF`.
+    #[default]
+    Vfio,
+    /// This project's module nvme_gpu, for `kmod:BDF`.
+    Module,
+}
+
+impl Lender {
+    const ALL: [Self; 2] = [Self::Vfio, Self::Module];
+
+    /// Its name as a driver.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Vfio => "vfio-pci",
+            Self::Module => "nvme_gpu",
+        }
+    }
+
+    /// The node by which a program opens the controller at `address`.
+    pub fn node(self, address: Address, group: Option<u32>) -> String {
+        match (self, group) {
+            (Self::Vfio, Some(group)) => format!("/dev/vfio/{group}"),
+            (Self::Vfio, None) => "/dev/vfio".to_owned(),
+            (Self::Module, _) => format!("/dev/nvme-gpu-{address}"),
+        }
+    }
+
+    /// The lender whose name as a driver is `name`.
+    pub fn of(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|one| one.name() == name)
+    }
+}
+
+/// What [`Host::bind`] did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// The driver before.
+    pub before: Option<String>,
+    /// The IOMMU group, as in /dev/vfio/GROUP; none without an IOMMU.
+    pub group: Option<u32>,
+    /// Other functions of the group that keep VFIO from using it, with their drivers.
+    pub in_the_way: Vec<(Address, String)>,
+    /// What was broken by force, in clauses.
+    pub broken: Vec<String>,
+}
+
+/// What [`Host::unbind`] did.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Unbound {
+    /// The driver now.
+    pub driver: Option<String>,
+    /// What was broken by force, in clauses.
+    pub broken: Vec<String>,
+}
+
+/// How long a program such as udev may have a node open before it counts as a user.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How a refusal ends.
+const OR_FORCE: &str = "; or add --force, which breaks that use";
+
+impl Host {
+    /// Binds the controller at `address` to `lender`. Needs root.
+    ///
+    /// For the module, the group of the controller is set to strict translation, if it has no other type already
+    /// that the module accepts.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when something uses it, which is named with its remedy, unless `force` is set;
+    /// [`Error::Environment`] when it cannot be bound, and where it cannot be seen whether something uses it;
+    /// [`Error::File`] without the rights.
+    pub fn bind(&self, address: Address, lender: Lender, force: bool) -> Result<Bound> {
+        let function = self.nvme(address)?;
+        if function.group.is_none() && lender == Lender::Vfio {
+            return Err(Error::environment(
+                format!("{address} is in no IOMMU group: the IOMMU is off"),
+                "switch it on (`nvme-gpu doctor` says how)",
+            ));
+        }
+        let mut bound = Bound {
+            before: function.driver.clone(),
+            group: function.group,
+            in_the_way: match lender {
+                Lender::Vfio => self.in_the_way(&function),
+                Lender::Module => Vec::new(),
+            },
+            broken: Vec::new(),
+        };
+        let name = lender.name();
+        if function.driver.as_deref() == Some(name) {
+            return Ok(bound);
+        }
+        let lent_by = function.driver.as_deref().and_then(Lender::of);
+        if let Some(other) = lent_by.filter(|_| !force) {
+            self.is_ours(&function, other)?;
+        }
+        let mut hold = Hold::of(self, &function, force)?;
+        if !self.exists(format!("sys/bus/pci/drivers/{name}")) {
+            let module = name.replace('-', "_");
+            return Err(Error::environment(
+                format!("the driver {name} is not loaded"),
+                format!("load it: `modprobe {module}`"),
+            ));
+        }
+        let mut record = self.record_before(&function);
+        self.remember(address, &record)?;
+        let judged = hold.judge_again(self, &function, force);
+        bound.broken = judged.inspect_err(|_| {
+            if lent_by.is_none() {
+                self.forget(address);
+            }
+        })?;
+        let result = self
+            .move_to(&function, lender)
+            .and_then(|()| match self.driver(address) {
+                Some(driver) if driver == name => Ok(()),
+                _ => Err(Error::environment(
+                    format!("{address} was not taken by {name}"),
+                    "see the system's log (`dmesg | tail`)",
+                )),
+            });
+        if result.is_err() {
+            // Best effort: the first error is the one to tell.
+            let _ = self.give_back(address);
+            return result.map(|()| bound);
+        }
+        record.binding = self.binding(address);
+        self.remember(address, &record)?;
+        Ok(bound)
+    }
+
+    /// Gives the controller at `address` back to the driver that it had before [`bind`](Self::bind), or
+    /// to the one that the kernel chooses.
+    ///
+    /// # Errors
+    /// As [`bind`](Self::bind), also when it is bound to none of the [lenders](Lender), and when something else than
+    /// [`bind`](Self::bind) gave it to vfio-pci: libvirt, driverctl, a program for a virtual machine.
+    pub fn unbind(&self, address: Address, force: bool) -> Result<Unbound> {
+        let function = self.nvme(address)?;
+        let Some(lender) = function.driver.as_deref().and_then(Lender::of) else {
+            let driver = function.driver.as_deref().unwrap_or("no driver");
+            return Err(Error::usage(
+                format!("{address} is bound to {driver}, not to vfio-pci or nvme_gpu"),
+                "nothing is to be done",
+            ));
+        };
+        if !force {
+            self.is_ours(&function, lender)?;
+        }
+        let mut hold = Hold::of(self, &function, force)?;
+        let broken = hold.judge_again(self, &function, force)?;
+        let driver = self.give_back(address)?;
+        Ok(Unbound { driver, broken })
+    }
+
+    /// # Errors
+    /// [`Error::Usage`] for a function that vfio-pci has by something else than [`bind`](Self::bind). Nobody but this
+    /// project gives functions to nvme_gpu.
+    fn is_ours(&self, function: &Function, lender: Lender) -> Result<()> {
+        let address = function.address;
+        let record = self.recorded(address);
+        let is_same =
+            |record: Record| record.binding.is_some() && record.binding == self.binding(address);
+        if lender == Lender::Module || record.is_some_and(is_same) {
+            return Ok(());
+        }
+        Err(Error::usage(
+            format!(
+                "{address} was given to {} by something else than `nvme-gpu bind`",
+                lender.name()
+            ),
+            "give it back by what took it (libvirt, driverctl, a program for virtual machines), or add --force if \
+             nothing needs it there",
+        ))
+    }
+
+    /// The number of the user called `name`, or that number itself.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] when no driver has that name.
+    pub fn user_id(&self, name: &str) -> Result<u32> {
+        let table = self.text("etc/passwd").unwrap_or_default();
+        let id = |line: &str| {
+            let mut fields = line.split(':');
+            let found = fields.next()? == name;
+            found.then(|| fields.nth(1)?.parse().ok()).flatten()
+        };
+        let known = table.lines().find_map(id).or_else(|| name.parse().ok());
+        known.ok_or_else(|| {
+            Error::usage(
+                format!("there is no user '{name}'"),
+                "name one of /etc/passwd, or a number",
+            )
+        })
+    }
+
+    /// Makes user `id` the owner of the nodes that VFIO has for the function at `address`: that of IOMMU group `group`,
+    /// and its own one where there is one, for iommufd.
+    pub fn give_nodes(&self, address: Address, group: u32, id: u32) -> Result<()> {
+        let group = self.path(format!("dev/vfio/{group}"));
+        let own = self.vfio_node(address).filter(|path| path.exists());
+        for path in [Some(group), own].into_iter().flatten() {
+            chown(&path, Some(id), None).map_err(Error::file("give away", &path))?;
+        }
+        Ok(())
+    }
+
+    /// VFIO's own node for the function at `address`, where the kernel names one; it need not be there.
+    pub(crate) fn vfio_node(&self, address: Address) -> Option<PathBuf> {
+        let folder = format!("sys/bus/pci/devices/{address}/vfio-dev");
+        let name = self.names(folder).into_iter().next()?;
+        Some(self.path(format!("dev/vfio/devices/{name}")))
+    }
+
+    /// The NVMe controller at `address`.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] when nothing is there, [`Error::Usage`] when it is something else.
+    pub(crate) fn nvme(&self, address: Address) -> Result<Function> {
+        let list = "`nvme-gpu list` shows the controllers";
+        let function = self.function(address).ok_or_else(|| {
+            Error::environment(format!("there is no PCI function {address}"), list)
+        })?;
+        if function.is_nvme() {
+            Ok(function)
+        } else {
+            let class = function.config.class;
+            Err(Error::usage(
+                format!("{address} is no NVMe controller: its class is {class:06x}"),
+                list,
+            ))
+        }
+    }
+
+    fn driver(&self, address: Address) -> Option<String> {
+        self.link_name(format!("sys/bus/pci/devices/{address}/driver"))
+    }
+
+    /// Gives a function back to the driver of its record, with the wish that it had.
+    fn give_back(&self, address: Address) -> Result<Option<String>> {
+        let function = self.nvme(address)?;
+        let record = self.recorded(address).unwrap_or_default();
+        self.wish(address, &record.wish)?;
+        self.release(&function)?;
+        match record.before.as_deref() {
+            // It had no driver before.
+            Some("") => {}
+            before => self.offer(address, before.unwrap_or_default())?,
+        }
+        self.forget(address);
+        Ok(self.driver(address))
+    }
+
+    /// Takes the function from its driver and offers it to `lender`.
+    fn move_to(&self, function: &Function, lender: Lender) -> Result<()> {
+        self.wish(function.address, lender.name())?;
+        self.release(function)?;
+        if lender == Lender::Module {
+            self.translate_strictly(function)?;
+        }
+        self.offer(function.address, lender.name())
+    }
+
+    /// Offers a function without a driver to the one that its wish or its identity names, then to `driver` by name if
+    /// no other has taken it.
+    fn offer(&self, address: Address, driver: &str) -> Result<()> {
+        let line = format!("{address}\n");
+        self.write("sys/bus/pci/drivers_probe", &line)?;
+        match self.driver(address).is_none() && !driver.is_empty() {
+            true => self.write(format!("sys/bus/pci/drivers/{driver}/bind"), &line),
+            false => Ok(()),
+        }
+    }
+
+    /// Says which driver alone may take the function; a line feed takes the wish back.
+    fn wish(&self, address: Address, driver: &str) -> Result<()> {
+        let path = format!("sys/bus/pci/devices/{address}/driver_override");
+        self.write(path, &format!("{driver}\n"))
+    }
+
+    /// Has the group of a function without a driver translate, and forget addresses when they are unmapped.
+    fn translate_strictly(&self, function: &Function) -> Result<()> {
+        const STRICT: &str = "DMA";
+        let Some(group) = function.group else {
+            return Ok(());
+        };
+        let path = format!("sys/kernel/iommu_groups/{group}/type");
+        if self.text(&path).is_none_or(|kind| kind.trim() == STRICT) {
+            return Ok(());
+        }
+        self.write(&path, STRICT).map_err(|error| {
+            Error::environment(
+                format!("IOMMU group {group} cannot be set to strict translation: {error}"),
+                "take the drivers of the other devices of the group away first, or boot with iommu.strict=1",
+            )
+        })
+    }
+
+    fn release(&self, function: &Function) -> Result<()> {
+        let address = function.address;
+        match self.driver(address) {
+            Some(driver) => self.write(
+                format!("sys/bus/pci/drivers/{driver}/unbind"),
+                &format!("{address}\n"),
+            ),
+            None => Ok(()),
+        }
+    }
+
+    fn write(&self, path: impl AsRef<Path>, text: &str) -> Result<()> {
+        let path = self.path(path);
+        let opened = fs::OpenOptions::new()
+            .write(true)
+            .truncate(true)
+            .open(&path);
+        opened
+            .and_then(|mut file| io::Write::write_all(&mut file, text.as_bytes()))
+            .map_err(|source| refused(&path, source))
+    }
+}
+
+fn refused(path: &Path, source: io::Error) -> Error {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => Error::environment(
+            format!("no permission to write {}", path.display()),
+            "run this command as root",
+        ),
+        _ => Error::file("write", path)(source),
+    }
+}

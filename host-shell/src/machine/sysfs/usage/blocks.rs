@@ -1,0 +1,265 @@
+//! What lies on a block device: mounts, swap, RAID, LVM, loop devices, exports, programs that have it open.
+
+use super::super::Host;
+use super::census::Census;
+use super::exports::Export;
+use super::holder::{Holder, Unseen};
+use super::node::Node;
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+/// A walk over block devices, from disks to what lies on them.
+pub(super) struct Walk<'a> {
+    pub host: &'a Host,
+    pub census: &'a Census,
+    pub exports: &'a [Export],
+    /// Whether to try which devices are open exclusively: not while this program itself has them so.
+    pub tries_claims: bool,
+    pub seen: BTreeSet<String>,
+    pub found: BTreeSet<Holder>,
+    pub unseen: BTreeSet<Unseen>,
+}
+
+impl Walk<'_> {
+    /// Finds the users of a block device, of its partitions and of what lies on them.
+    pub fn device(&mut self, device: &str) {
+        if !self.seen.insert(device.to_owned()) {
+            return;
+        }
+        let before = self.lasting();
+        self.alone(device);
+        self.stacked(device);
+        let folder = format!("sys/class/block/{device}");
+        let mut parts = self.host.names(&folder);
+        parts.retain(|name| self.host.exists(format!("{folder}/{name}/partition")));
+        for part in &parts {
+            self.device(part);
+        }
+        if self.tries_claims && self.lasting() == before {
+            self.claims(device);
+        }
+    }
+
+    /// How many uses were found that are not only a program with an open node.
+    fn lasting(&self) -> usize {
+        self.found.iter().filter(|one| !one.is_program()).count()
+    }
+
+    /// Finds the users of a block device itself: not of its partitions, and not of RAID or LVM on it.
+    pub fn alone(&mut self, device: &str) {
+        let node = Node::of_disk(self.host, device);
+        let places = self.mounts(device);
+        self.swap(device, &node, &places);
+        self.root(device);
+        self.loops(&node, &places);
+        self.exported(device, &node, &places);
+        self.open(&node);
+        if let Some(generic) = generic(device) {
+            let number = format!("sys/class/nvme-generic/{generic}/dev");
+            let node = Node::of_char(self.host, format!("dev/{generic}"), &number);
+            self.open(&node);
+        }
+    }
+
+    /// Finds the users of a device that lies on one in use: whether something has it for itself does not matter.
+    fn upper(&mut self, device: &str) {
+        let tries = std::mem::replace(&mut self.tries_claims, false);
+        self.device(device);
+        self.tries_claims = tries;
+    }
+
+    /// Programs that have `node` open.
+    pub fn open(&mut self, node: &Node) {
+        for process in self.census.openers(self.host, node) {
+            let node = node.name();
+            self.found.insert(Holder::Open { node, process });
+        }
+    }
+
+    /// The places where the device is mounted.
+    fn mounts(&mut self, device: &str) -> Vec<String> {
+        let number = self.host.text(format!("sys/class/block/{device}/dev"));
+        let mut places = Vec::new();
+        for (mount, of) in &self.census.mounts {
+            // btrfs has a number of its own there, but names the device.
+            let source = mount.source.as_deref();
+            let is_named = source.and_then(|source| source.strip_prefix("/dev/")) == Some(device);
+            if is_named || number.as_ref() == Some(&mount.number) {
+                self.found.insert(Holder::Mounted {
+                    device: device.to_owned(),
+                    at: mount.at.clone(),
+                    of: of.clone(),
+                });
+                places.push(mount.at.clone());
+            }
+        }
+        places
+    }
+
+    fn swap(&mut self, device: &str, node: &Node, places: &[String]) {
+        for name in &self.census.swaps {
+            let is_device = name.strip_prefix("/dev/") == Some(device);
+            let is_device = is_device || node.is_at(self.host, name);
+            if is_device || self.lies_at(name, places) {
+                self.found.insert(Holder::Swap {
+                    device: device.to_owned(),
+                    file: (!is_device).then(|| name.clone()),
+                });
+            }
+        }
+    }
+
+    fn root(&mut self, device: &str) {
+        let line = self.host.text("proc/cmdline").unwrap_or_default();
+        let mut roots = line
+            .split_whitespace()
+            .filter_map(|word| word.strip_prefix("root=/dev/"));
+        if roots.any(|root| root == device) {
+            let device = device.to_owned();
+            self.found.insert(Holder::Root { device });
+        }
+    }
+
+    /// RAID, LVM and others that the kernel lists, and what is mounted from there, which says best what would be lost.
+    fn stacked(&mut self, device: &str) {
+        let folder = format!("sys/class/block/{device}");
+        for holder in self.host.names(format!("{folder}/holders")) {
+            let by = self.describe(&holder);
+            let device = device.to_owned();
+            self.found.insert(Holder::Stacked { device, by });
+            self.upper(&holder);
+        }
+        let mut others = Vec::new();
+        if self.host.exists(format!("{folder}/bcache")) {
+            others.push("a bcache".to_owned());
+        }
+        for volume in self.host.names("sys/fs/btrfs") {
+            if self
+                .host
+                .exists(format!("sys/fs/btrfs/{volume}/devices/{device}"))
+            {
+                others.push(format!("the btrfs file system {volume}"));
+            }
+        }
+        for by in others {
+            let device = device.to_owned();
+            self.found.insert(Holder::Stacked { device, by });
+        }
+    }
+
+    fn describe(&self, holder: &str) -> String {
+        let about = |what: &str| self.host.text(format!("sys/class/block/{holder}/{what}"));
+        let name = about("dm/name").unwrap_or_else(|| holder.to_owned());
+        let uuid = about("dm/uuid");
+        match uuid.as_deref().and_then(|uuid| uuid.split('-').next()) {
+            Some("LVM") => format!("the logical volume {name} (LVM)"),
+            Some("CRYPT") => format!("the encrypted volume {name}"),
+            Some("mpath") => format!("the multipath device {name}"),
+            Some(_) => format!("the device mapper target {name}"),
+            None if holder.starts_with("md") => match about("md/level") {
+                Some(level) => format!("the RAID array {holder} ({level})"),
+                None => format!("the RAID array {holder}"),
+            },
+            None => name,
+        }
+    }
+
+    /// Loop devices and compressed memory that lie on the device, or on a file of a file system that is mounted from it.
+    fn loops(&mut self, node: &Node, places: &[String]) {
+        for name in self.host.names("sys/class/block") {
+            let folder = format!("sys/class/block/{name}");
+            let file = match name.starts_with("zram") {
+                true => self.host.text(format!("{folder}/backing_dev")),
+                false => self.host.text(format!("{folder}/loop/backing_file")),
+            };
+            let Some(file) = file else { continue };
+            if node.is_at(self.host, &file) || self.lies_at(&file, places) {
+                let name = name.clone();
+                self.found.insert(Holder::Loop { name, file });
+            } else {
+                continue;
+            }
+            self.upper(&name);
+        }
+    }
+
+    fn exported(&mut self, device: &str, node: &Node, places: &[String]) {
+        for export in self.exports {
+            if node.is_at(self.host, &export.path) || self.lies_at(&export.path, places) {
+                self.found.insert(export.holder(device));
+            }
+        }
+    }
+
+    /// Whether the file `path` is of a file system that is mounted at one of `places`.
+    fn lies_at(&self, path: &str, places: &[String]) -> bool {
+        let path = Path::new(path);
+        let mounts = self.census.mounts.keys().map(|mount| &mount.at);
+        // A mount further down hides what the one above has there.
+        let nearest = mounts
+            .filter(|at| path.starts_with(at))
+            .max_by_key(|at| at.len());
+        nearest.is_some_and(|at| places.contains(at))
+    }
+
+    /// Whether something has the block device for itself.
+    fn claims(&mut self, device: &str) {
+        match claim(self.host, device) {
+            Ok(_) => {}
+            Err(error) if error.kind() == io::ErrorKind::ResourceBusy => {
+                self.found.insert(Holder::Claimed {
+                    device: device.to_owned(),
+                    content: content(self.host, device),
+                });
+            }
+            // A drive without a medium, or one that has just left.
+            Err(error) if matches!(error.raw_os_error(), Some(libc::ENXIO | libc::ENOMEDIUM)) => {}
+            Err(error) => {
+                self.unseen.insert(Unseen::Exclusive {
+                    device: device.to_owned(),
+                    cause: error.to_string(),
+                });
+            }
+        }
+    }
+}
+
+/// Opens the block device for this program alone: nothing mounts it, or makes it part of something, until the file is
+/// closed.
+pub(super) fn claim(host: &Host, device: &str) -> io::Result<File> {
+    let mut options = OpenOptions::new();
+    let flags = libc::O_EXCL | libc::O_NONBLOCK;
+    let options = options.read(true).custom_flags(flags);
+    options.open(host.path(format!("dev/{device}")))
+}
+
+/// What udev found on the device.
+pub(super) fn content(host: &Host, device: &str) -> Option<String> {
+    let number = host.text(format!("sys/class/block/{device}/dev"))?;
+    let known = fs::read_to_string(host.path(format!("run/udev/data/b{number}"))).ok()?;
+    let of = |key: &str| {
+        let mut lines = known.lines();
+        lines.find_map(|line| {
+            line.strip_prefix("E:")?
+                .strip_prefix(key)?
+                .strip_prefix('=')
+        })
+    };
+    let kind = of("ID_FS_TYPE")?;
+    Some(match of("ID_FS_LABEL") {
+        Some(label) => format!("{kind}, {label}"),
+        None => kind.to_owned(),
+    })
+}
+
+/// The node for commands beside the block device nvme0n1: ng0n1.
+fn generic(device: &str) -> Option<String> {
+    let numbers = device.strip_prefix("nvme")?;
+    let is_disk = numbers
+        .split_once('n')
+        .is_some_and(|(_, namespace)| namespace.bytes().all(|byte| byte.is_ascii_digit()));
+    is_disk.then(|| format!("ng{numbers}"))
+}

@@ -1,0 +1,255 @@
+//! What processes have open and what is mounted, read once for the judgement of several controllers.
+
+use super::super::Host;
+use super::holder::{Process, Unseen};
+use super::node::{Identity, Node};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// The PID namespace that every process of a machine is in (PROC_PID_INIT_INO of Linux).
+const EVERY_PROCESS: &str = "pid:[4026531836]";
+/// PF_KTHREAD of Linux: a thread of the kernel, which has no files.
+const KERNEL_THREAD: u64 = 0x0020_0000;
+
+/// A file system that is mounted.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Mount {
+    /// Of its device: `259:1`.
+    pub number: String,
+    /// What was mounted: `/dev/nvme0n1p1`.
+    pub source: Option<String>,
+    /// Where.
+    pub at: String,
+}
+
+/// Open nodes, mounts and swap of a machine.
+#[derive(Default)]
+pub struct Census {
+    /// With a process of the mount namespace; none for that of this program.
+    pub(super) mounts: BTreeMap<Mount, Option<Process>>,
+    /// Partitions and files that hold swap.
+    pub(super) swaps: Vec<String>,
+    pub(super) unseen: BTreeSet<Unseen>,
+    open: BTreeMap<Identity, BTreeSet<Process>>,
+    /// Mount namespaces that were read.
+    namespaces: BTreeSet<PathBuf>,
+    /// Processes whose files may not be looked at.
+    closed: u32,
+}
+
+impl Census {
+    /// Reads /proc. This process itself is left out.
+    pub fn take(host: &Host) -> Self {
+        let mut census = Self::default();
+        if !census.mounts_of(host, "proc/self", None) {
+            census.unseen.insert(Unseen::Mounts);
+        }
+        census.limits(host);
+        census.swaps = swaps(host);
+        let own = host.link_name("proc/self");
+        for name in host.names("proc") {
+            if let Ok(id) = name.parse()
+                && own.as_ref() != Some(&name)
+            {
+                census.process(host, id);
+            }
+        }
+        if census.closed > 0 {
+            let count = census.closed;
+            census.unseen.insert(Unseen::Files { count });
+        }
+        census
+    }
+
+    /// The processes that have `node` open.
+    pub(super) fn openers(&self, host: &Host, node: &Node) -> BTreeSet<Process> {
+        let identities = node.identities(host);
+        let found = identities.iter().filter_map(|one| self.open.get(one));
+        found.flatten().cloned().collect()
+    }
+
+    /// The processes that have a BAR of the function called `name` open or mapped.
+    pub(super) fn bar_openers(&self, name: &str) -> BTreeSet<Process> {
+        let found = self.open.get(&Identity::Bar(name.to_owned()));
+        found.cloned().unwrap_or_default()
+    }
+
+    /// What this program's place on the machine hides from it.
+    fn limits(&mut self, host: &Host) {
+        let namespace = fs::read_link(host.path("proc/self/ns/pid"));
+        if namespace.is_ok_and(|name| name != Path::new(EVERY_PROCESS)) {
+            self.unseen.insert(Unseen::Container);
+        }
+        let table = host.text("proc/self/mountinfo").unwrap_or_default();
+        let hides = table.lines().any(|line| {
+            let is_proc = line.split(' ').nth(4) == Some("/proc");
+            let options = line.rsplit([' ', ',']);
+            let mut hidden = options.filter_map(|word| word.strip_prefix("hidepid="));
+            is_proc && hidden.any(|value| !matches!(value, "0" | "off" | "1" | "noaccess"))
+        });
+        if hides && !rustix::process::geteuid().is_root() {
+            self.unseen.insert(Unseen::Processes);
+        }
+    }
+
+    fn process(&mut self, host: &Host, id: u32) {
+        let folder = format!("proc/{id}");
+        let stat = host.text(format!("{folder}/stat")).unwrap_or_default();
+        // The name may hold anything, also spaces and brackets.
+        let fields = stat.rsplit_once(')').map_or("", |(_, rest)| rest);
+        let mut fields = fields.split_whitespace();
+        let is_ended = fields.next() == Some("Z");
+        let flags = fields.nth(5).and_then(|text| text.parse().ok());
+        if flags.is_some_and(|flags: u64| flags & KERNEL_THREAD != 0) {
+            return;
+        }
+        let name = host.text(format!("{folder}/comm")).unwrap_or_default();
+        let process = Process { id, name };
+        self.mounts_of(host, &folder, Some(&process));
+        if !is_ended {
+            return self.files_of(host, &folder, &process);
+        }
+        // Its first thread has ended; others may go on, with the same files.
+        for thread in host.names(format!("{folder}/task")) {
+            self.files_of(host, &format!("{folder}/task/{thread}"), &process);
+        }
+    }
+
+    fn files_of(&mut self, host: &Host, folder: &str, process: &Process) {
+        let gone = |error: &io::Error| {
+            error.kind() == io::ErrorKind::NotFound || error.raw_os_error() == Some(libc::ESRCH)
+        };
+        match fs::read_dir(host.path(format!("{folder}/fd"))) {
+            Ok(entries) => {
+                for entry in entries.flatten() {
+                    self.descriptor(host, folder, &entry.path(), process);
+                }
+            }
+            Err(error) if gone(&error) => {}
+            Err(_) => self.closed += 1,
+        }
+        self.mappings(host, folder, process);
+    }
+
+    fn descriptor(&mut self, host: &Host, folder: &str, path: &Path, process: &Process) {
+        let Ok(name) = fs::read_link(path) else {
+            return;
+        };
+        if name == Path::new("anon_inode:[io_uring]") {
+            return self.registered(host, folder, path, process);
+        }
+        if let Some(identity) = Identity::of(host, path, &name) {
+            self.open
+                .entry(identity)
+                .or_default()
+                .insert(process.clone());
+        }
+    }
+
+    /// Files that were registered with an io_uring stay open without a descriptor: `    0: /dev/nvme0n1`.
+    fn registered(&mut self, host: &Host, folder: &str, path: &Path, process: &Process) {
+        let number = path.file_name().unwrap_or_default().to_string_lossy();
+        let text = host.text(format!("{folder}/fdinfo/{number}"));
+        for line in text.unwrap_or_default().lines() {
+            let Some((slot, name)) = line.trim().split_once(": ") else {
+                continue;
+            };
+            if slot.bytes().all(|byte| byte.is_ascii_digit()) {
+                // Linux before 6.10 gives the last part alone.
+                let name = host.path("dev").join(name.trim());
+                if let Some(identity) = Identity::of(host, &name, &name) {
+                    self.open
+                        .entry(identity)
+                        .or_default()
+                        .insert(process.clone());
+                }
+            }
+        }
+    }
+
+    /// Nodes and BARs that are mapped: the mapping outlives the descriptor.
+    fn mappings(&mut self, host: &Host, folder: &str, process: &Process) {
+        let table = host.text(format!("{folder}/maps")).unwrap_or_default();
+        for line in table.lines() {
+            // 7f0000000000-7f0000001000 rw-s 00000000 00:05 1234    /dev/nvme0n1
+            let Some((front, name)) = line.find('/').map(|at| line.split_at(at)) else {
+                continue;
+            };
+            let name = Path::new(name);
+            let may_be = name.starts_with(host.path("dev")) || name.starts_with(host.path("sys"));
+            if !may_be || name.starts_with(host.path("dev/shm")) {
+                continue;
+            }
+            let range = front.split(' ').next().unwrap_or_default();
+            let path = host.path(format!("{folder}/map_files/{range}"));
+            let path = if path.exists() { path } else { name.to_owned() };
+            if let Some(identity) = Identity::of(host, &path, name) {
+                self.open
+                    .entry(identity)
+                    .or_default()
+                    .insert(process.clone());
+            }
+        }
+    }
+
+    /// Reads the mounts of a process, unless those of its mount namespace are known; false without a table.
+    fn mounts_of(&mut self, host: &Host, folder: &str, of: Option<&Process>) -> bool {
+        if let Ok(namespace) = fs::read_link(host.path(format!("{folder}/ns/mnt")))
+            && !self.namespaces.insert(namespace)
+        {
+            return true;
+        }
+        let Some(table) = host.text(format!("{folder}/mountinfo")) else {
+            return false;
+        };
+        for mount in table.lines().filter_map(mount) {
+            self.mounts.entry(mount).or_insert_with(|| of.cloned());
+        }
+        true
+    }
+}
+
+/// Parses a line of mountinfo: `36 35 98:0 /root /mnt options ... - ext4 /dev/root options`.
+fn mount(line: &str) -> Option<Mount> {
+    let mut fields = line.split(' ');
+    let (number, at) = (fields.nth(2)?, fields.nth(1)?);
+    let source = fields.skip_while(|field| *field != "-").nth(2);
+    Some(Mount {
+        number: number.to_owned(),
+        source: source.map(unescape),
+        at: unescape(at),
+    })
+}
+
+fn swaps(host: &Host) -> Vec<String> {
+    let table = host.text("proc/swaps").unwrap_or_default();
+    let names = table.lines().skip(1);
+    names
+        .filter_map(|line| line.split_whitespace().next())
+        .map(unescape)
+        .collect()
+}
+
+/// Undoes the octal escapes of mountinfo.
+fn unescape(text: &str) -> String {
+    let mut parts = text.split('\\');
+    let mut whole = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        let code = part
+            .get(..3)
+            .and_then(|code| u8::from_str_radix(code, 8).ok());
+        match code {
+            Some(code) => {
+                whole.push(char::from(code));
+                whole.push_str(&part[3..]);
+            }
+            None => {
+                whole.push('\\');
+                whole.push_str(part);
+            }
+        }
+    }
+    whole
+}

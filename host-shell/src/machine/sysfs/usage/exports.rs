@@ -1,0 +1,129 @@
+//! What the kernel exports to others, as configfs has it: nvmet, LIO and USB gadgets.
+
+use super::super::Host;
+use super::holder::{Holder, Unseen};
+use std::collections::BTreeSet;
+
+/// A part of the kernel that exports block devices.
+struct Exporter {
+    /// Its module.
+    module: &'static str,
+    /// Its folder in configfs.
+    root: &'static str,
+    /// The folders of its exports under that, with `*` for any name.
+    folders: &'static str,
+    /// The file with the path of what is exported.
+    path: &'static str,
+    /// The file that says whether it is in force.
+    switch: Option<&'static str>,
+}
+
+const CONFIG: &str = "sys/kernel/config";
+
+const EXPORTERS: [Exporter; 4] = [
+    Exporter {
+        module: "nvmet",
+        root: "nvmet",
+        folders: "subsystems/*/namespaces/*",
+        path: "device_path",
+        switch: Some("enable"),
+    },
+    Exporter {
+        module: "nvmet",
+        root: "nvmet",
+        folders: "subsystems/*/passthru",
+        path: "device_path",
+        switch: Some("enable"),
+    },
+    Exporter {
+        module: "target_core_mod",
+        root: "target",
+        folders: "core/*/*",
+        path: "udev_path",
+        switch: None,
+    },
+    Exporter {
+        module: "usb_f_mass_storage",
+        root: "usb_gadget",
+        folders: "*/functions/*/*",
+        path: "file",
+        switch: None,
+    },
+];
+
+/// A path that the kernel exports.
+pub(super) struct Export {
+    pub path: String,
+    by: String,
+    switch: Option<String>,
+}
+
+impl Export {
+    /// The use of `device`, which the path leads to.
+    pub fn holder(&self, device: &str) -> Holder {
+        Holder::Exported {
+            device: device.to_owned(),
+            by: self.by.clone(),
+            switch: self.switch.clone(),
+        }
+    }
+}
+
+/// Everything that is exported; what cannot be read is added to `unseen`.
+pub(super) fn exports(host: &Host, unseen: &mut BTreeSet<Unseen>) -> Vec<Export> {
+    let mut found = Vec::new();
+    for exporter in &EXPORTERS {
+        let root = format!("{CONFIG}/{}", exporter.root);
+        if std::fs::read_dir(host.path(&root)).is_err() {
+            if host.exists(format!("sys/module/{}", exporter.module)) {
+                unseen.insert(Unseen::Exports {
+                    by: exporter.module,
+                });
+            }
+            continue;
+        }
+        for folder in expand(host, &root, exporter.folders) {
+            let Some(path) = host.text(format!("{folder}/{}", exporter.path)) else {
+                if host.exists(format!("{folder}/{}", exporter.path)) {
+                    unseen.insert(Unseen::Exports {
+                        by: exporter.module,
+                    });
+                }
+                continue;
+            };
+            let switch = exporter.switch.map(|name| format!("{folder}/{name}"));
+            let is_off = switch
+                .as_ref()
+                .and_then(|switch| host.text(switch))
+                .is_some_and(|text| text.trim() == "0");
+            if !path.is_empty() && !is_off {
+                let name = folder.strip_prefix(CONFIG).unwrap_or(&folder);
+                found.push(Export {
+                    path,
+                    by: format!("the kernel ({})", name.trim_start_matches('/')),
+                    switch: switch.map(|switch| format!("/{switch}")),
+                });
+            }
+        }
+    }
+    found
+}
+
+/// The folders under `root` that `pattern` names.
+fn expand(host: &Host, root: &str, pattern: &str) -> Vec<String> {
+    let mut found = vec![root.to_owned()];
+    for part in pattern.split('/') {
+        let below = |folder: &String| match part {
+            "*" => host.names(folder),
+            name => vec![name.to_owned()],
+        };
+        let next = found.iter().flat_map(|folder| {
+            let names = below(folder);
+            names
+                .into_iter()
+                .map(move |name| format!("{folder}/{name}"))
+        });
+        found = next.collect();
+    }
+    found
+}

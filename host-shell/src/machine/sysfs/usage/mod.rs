@@ -1,0 +1,302 @@
+//! Who uses a controller: the one judgement behind `bind`, `unbind`, every command that changes a drive, and `list`,
+//! `doctor` and `topology`.
+//!
+//! A use is anything that a change of driver would end, or that a write past the kernel would corrupt. What cannot be
+//! looked at is told beside it: it is never taken for free.
+
+mod blocks;
+mod census;
+mod exports;
+mod holder;
+mod node;
+mod subsystem;
+#[cfg(test)]
+mod tests;
+
+pub use census::Census;
+pub use holder::{Holder, Process, Unseen};
+pub use subsystem::Scope;
+
+use super::{Function, Host};
+use crate::error::{Error, Result};
+use blocks::Walk;
+use node::Node;
+use std::collections::BTreeSet;
+use std::fs::File;
+use std::io;
+
+/// Uses that a message names; the others are counted.
+const NAMED: usize = 8;
+
+/// Everything that was found to use a controller or a disk, and where it could not be looked.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    /// What uses it.
+    pub holders: Vec<Holder>,
+    /// What could not be looked at.
+    pub unseen: Vec<Unseen>,
+}
+
+impl Usage {
+    fn of(walk: Walk<'_>) -> Self {
+        Self {
+            holders: walk.found.into_iter().collect(),
+            unseen: walk.unseen.into_iter().collect(),
+        }
+    }
+
+    /// The uses in words; empty when there are none.
+    pub fn list(&self) -> String {
+        joined(self.holders.iter().map(ToString::to_string))
+    }
+
+    /// What could not be looked at, in words; empty when everything was.
+    pub fn list_unseen(&self) -> String {
+        joined(self.unseen.iter().map(ToString::to_string))
+    }
+
+    /// What would end the uses: clauses.
+    pub fn remedies(&self) -> String {
+        let all: BTreeSet<String> = self.holders.iter().map(Holder::remedy).collect();
+        joined(all.into_iter())
+    }
+
+    /// What is broken when the uses are ignored: clauses.
+    pub fn damages(&self) -> Vec<String> {
+        let all: BTreeSet<String> = self.holders.iter().map(Holder::damage).collect();
+        all.into_iter().collect()
+    }
+
+    /// Refuses `subject` while something uses it, or may use it without being seen. `or` is what ignores that: a
+    /// clause that ends the remedy.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] that names every use and its remedy; [`Error::Environment`] where something could not be
+    /// looked at.
+    pub fn refuse(&self, subject: &str, or: &str) -> Result<()> {
+        if !self.holders.is_empty() {
+            return Err(Error::usage(
+                format!("{subject} is in use: {}", self.list()),
+                format!("{}{or}", self.remedies()),
+            ));
+        }
+        if !self.unseen.is_empty() {
+            let remedies: BTreeSet<&str> = self.unseen.iter().map(Unseen::remedy).collect();
+            return Err(Error::environment(
+                format!(
+                    "whether {subject} is in use cannot be told without seeing {}",
+                    self.list_unseen()
+                ),
+                format!(
+                    "{}{or}",
+                    remedies.into_iter().collect::<Vec<_>>().join("; ")
+                ),
+            ));
+        }
+        Ok(())
+    }
+}
+
+fn joined(mut all: impl ExactSizeIterator<Item = String>) -> String {
+    let mut text = all.by_ref().take(NAMED).collect::<Vec<_>>().join("; ");
+    match all.len() {
+        0 => {}
+        more => text.push_str(&format!("; and {more} more")),
+    }
+    text
+}
+
+impl Host {
+    /// Everything that uses the controller `function`.
+    pub fn usage(&self, function: &Function) -> Usage {
+        self.usage_seen(function, &Census::take(self))
+    }
+
+    /// As [`usage`](Self::usage), by what was read before: for several controllers.
+    pub fn usage_seen(&self, function: &Function, census: &Census) -> Usage {
+        self.judge(function, census, true)
+    }
+
+    /// The processes that have a node open through which `function` is driven: of VFIO, of the module nvme_gpu, or of
+    /// Linux's driver.
+    pub fn openers(&self, function: &Function) -> Vec<Process> {
+        let census = Census::take(self);
+        let nodes = self.nodes(function);
+        let all = nodes.iter().map(|node| census.openers(self, node));
+        let found: BTreeSet<Process> = all.flatten().collect();
+        found.into_iter().collect()
+    }
+
+    /// The processes that have VFIO's node of IOMMU group `number` open.
+    pub fn openers_of_group(&self, number: u32) -> Vec<Process> {
+        let file = format!("sys/class/vfio/{number}/dev");
+        let node = Node::of_char(self, format!("dev/vfio/{number}"), &file);
+        let found = Census::take(self).openers(self, &node);
+        found.into_iter().collect()
+    }
+
+    /// Everything that uses a block device, such as nvme0n1 or one of its partitions, also as a part of a disk in use.
+    pub fn usage_of_disk(&self, device: &str) -> Usage {
+        let census = Census::take(self);
+        let mut unseen = census.unseen.clone();
+        let exports = exports::exports(self, &mut unseen);
+        let mut walk = self.walk(&census, &exports, unseen, true);
+        walk.device(device);
+        let is_whole =
+            |name: &String| self.exists(format!("sys/class/block/{name}/{device}/partition"));
+        let whole = self.names("sys/class/block").into_iter().find(is_whole);
+        if let Some(whole) = &whole {
+            walk.alone(whole);
+        }
+        let aliases = self.aliases(whole.as_deref().unwrap_or(device));
+        self.shared(&mut walk, &aliases);
+        Usage::of(walk)
+    }
+
+    /// Everything that uses namespaces of the subsystem `name` through controllers that Linux's drivers have.
+    pub fn usage_of_subsystem(&self, name: &str, scope: Scope) -> Usage {
+        let disks = self.disks_of_subsystem(name, scope);
+        if disks.is_empty() {
+            return Usage::default();
+        }
+        let census = Census::take(self);
+        let mut unseen = census.unseen.clone();
+        let exports = exports::exports(self, &mut unseen);
+        let mut walk = self.walk(&census, &exports, unseen, true);
+        self.shared(&mut walk, &disks);
+        Usage::of(walk)
+    }
+
+    /// Refuses a physical function that is about to be reset, with the controllers of its virtual functions.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] with the remedy.
+    pub fn refuse_virtual_functions(&self, function: &Function) -> Result<()> {
+        let address = function.address;
+        let count = self.virtual_functions(function);
+        let holders = (count > 0).then_some(Holder::VirtualFunctions { address, count });
+        let usage = Usage {
+            holders: holders.into_iter().collect(),
+            unseen: Vec::new(),
+        };
+        usage.refuse(&address.to_string(), "")
+    }
+
+    /// How many virtual functions a physical function has.
+    pub fn virtual_functions(&self, function: &Function) -> u32 {
+        let file = format!("sys/bus/pci/devices/{}/sriov_numvfs", function.address);
+        self.text(file)
+            .and_then(|text| text.trim().parse().ok())
+            .unwrap_or(0)
+    }
+
+    /// Judges a function. Without `tries_claims` exclusive opens are not looked for, which would meet those of this
+    /// program.
+    pub(super) fn judge(&self, function: &Function, census: &Census, tries_claims: bool) -> Usage {
+        let mut unseen = census.unseen.clone();
+        let exports = exports::exports(self, &mut unseen);
+        let mut walk = self.walk(census, &exports, unseen, tries_claims);
+        for disk in self.disks(function) {
+            walk.device(&disk);
+        }
+        self.shared(&mut walk, &self.siblings(function));
+        for node in self.nodes(function) {
+            walk.open(&node);
+            for export in exports.iter().filter(|one| node.is_at(self, &one.path)) {
+                let name = node.name();
+                let holder = export.holder(name.trim_start_matches("/dev/"));
+                walk.found.insert(holder);
+            }
+        }
+        let address = function.address;
+        for process in census.bar_openers(&address.to_string()) {
+            let node = format!("a BAR of {address}");
+            walk.found.insert(Holder::Open { node, process });
+        }
+        let count = self.virtual_functions(function);
+        if count > 0 {
+            walk.found
+                .insert(Holder::VirtualFunctions { address, count });
+        }
+        Usage::of(walk)
+    }
+
+    fn walk<'a>(
+        &'a self,
+        census: &'a Census,
+        exports: &'a [exports::Export],
+        unseen: BTreeSet<Unseen>,
+        tries_claims: bool,
+    ) -> Walk<'a> {
+        Walk {
+            host: self,
+            census,
+            exports,
+            tries_claims,
+            seen: BTreeSet::new(),
+            found: BTreeSet::new(),
+            unseen,
+        }
+    }
+
+    /// Adds the uses of disks that are the same namespaces through other controllers.
+    fn shared(&self, walk: &mut Walk<'_>, disks: &[subsystem::Disk]) {
+        for disk in disks {
+            let before = std::mem::take(&mut walk.found);
+            walk.device(&disk.name);
+            let found = std::mem::replace(&mut walk.found, before);
+            walk.found
+                .extend(found.into_iter().map(|holder| Holder::Shared {
+                    disk: disk.name.clone(),
+                    controller: disk.controller.clone(),
+                    holder: Box::new(holder),
+                }));
+        }
+    }
+
+    /// The nodes through which programs reach a function itself.
+    fn nodes(&self, function: &Function) -> Vec<Node> {
+        let address = function.address;
+        let folder = format!("sys/bus/pci/devices/{address}");
+        let mut nodes = Vec::new();
+        let mut add = |path: String, number: String| nodes.push(Node::of_char(self, path, &number));
+        if let Some(name) = &function.controller {
+            add(format!("dev/{name}"), format!("{folder}/nvme/{name}/dev"));
+        }
+        if let Some(group) = function.group {
+            for name in [group.to_string(), format!("noiommu-{group}")] {
+                add(
+                    format!("dev/vfio/{name}"),
+                    format!("sys/class/vfio/{name}/dev"),
+                );
+            }
+        }
+        for name in self.names(format!("{folder}/vfio-dev")) {
+            let number = format!("{folder}/vfio-dev/{name}/dev");
+            add(format!("dev/vfio/devices/{name}"), number);
+        }
+        let name = format!("nvme-gpu-{address}");
+        add(format!("dev/{name}"), format!("sys/class/misc/{name}/dev"));
+        for name in self.names(format!("{folder}/uio")) {
+            add(format!("dev/{name}"), format!("{folder}/uio/{name}/dev"));
+        }
+        nodes
+    }
+
+    /// Opens the disks of `function`, and those that share a namespace with them, for this program alone: nothing
+    /// mounts them until the files are closed. None when one of them is in use.
+    pub(super) fn claim(&self, function: &Function) -> Option<Vec<File>> {
+        let shared = self.siblings(function).into_iter().map(|disk| disk.name);
+        let disks: BTreeSet<String> = self.disks(function).into_iter().chain(shared).collect();
+        let mut files = Vec::new();
+        for disk in disks {
+            match blocks::claim(self, &disk) {
+                Ok(file) => files.push(file),
+                Err(error) if error.kind() == io::ErrorKind::ResourceBusy => return None,
+                // Judged before: a disk whose node cannot be opened was told.
+                Err(_) => {}
+            }
+        }
+        Some(files)
+    }
+}

@@ -1,0 +1,164 @@
+//! The disks of a controller under Linux's driver, and those of other controllers with the same namespaces.
+
+use super::super::{Function, Host};
+
+/// A namespace as a block device.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Disk {
+    /// nvme0n1, also where several paths of it are joined.
+    pub name: String,
+    /// The controller's name: nvme0.
+    pub controller: String,
+    nsid: Option<u32>,
+    /// Linux's name for what is stored, the same by every path.
+    wwid: Option<String>,
+}
+
+impl Disk {
+    /// Whether both may be the same namespace of one subsystem.
+    fn may_be(&self, other: &Self) -> bool {
+        let differ = |one: Option<&String>, other: Option<&String>| match (one, other) {
+            (Some(one), Some(other)) => one != other,
+            _ => false,
+        };
+        self.nsid == other.nsid && !differ(self.wwid.as_ref(), other.wwid.as_ref())
+    }
+}
+
+/// Which namespaces of a subsystem are meant.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scope {
+    /// One.
+    Namespace(u32),
+    /// All.
+    Subsystem,
+}
+
+impl Host {
+    /// The block devices of a controller that Linux's driver has: nvme0n1, nvme0n2.
+    pub fn disks(&self, function: &Function) -> Vec<String> {
+        let mut names: Vec<String> = self
+            .disks_of(function)
+            .into_iter()
+            .map(|disk| disk.name)
+            .collect();
+        names.dedup();
+        names
+    }
+
+    pub(super) fn disks_of(&self, function: &Function) -> Vec<Disk> {
+        let Some(controller) = &function.controller else {
+            return Vec::new();
+        };
+        let folder = format!("sys/bus/pci/devices/{}/nvme/{controller}", function.address);
+        self.disks_in(&folder, controller)
+    }
+
+    /// Disks of other controllers that are namespaces of this one, too.
+    pub(super) fn siblings(&self, function: &Function) -> Vec<Disk> {
+        let Some(controller) = &function.controller else {
+            return Vec::new();
+        };
+        let folder = format!("sys/bus/pci/devices/{}/nvme/{controller}", function.address);
+        let Some(subsystem) = self.text(format!("{folder}/subsysnqn")) else {
+            return Vec::new();
+        };
+        let own = self.disks_in(&folder, controller);
+        let others = self.controllers_of(&subsystem);
+        let disks = others
+            .iter()
+            .filter(|name| *name != controller)
+            .flat_map(|name| self.disks_in(&format!("sys/class/nvme/{name}"), name));
+        disks
+            .filter(|disk| own.iter().any(|one| one.may_be(disk)))
+            .filter(|disk| own.iter().all(|one| one.name != disk.name))
+            .collect()
+    }
+
+    /// The disks of every controller that Linux's drivers have of a subsystem.
+    pub(super) fn disks_of_subsystem(&self, name: &str, scope: Scope) -> Vec<Disk> {
+        let controllers = self.controllers_of(name);
+        let disks = controllers
+            .iter()
+            .flat_map(|name| self.disks_in(&format!("sys/class/nvme/{name}"), name));
+        let is_meant = |disk: &Disk| match (scope, disk.nsid) {
+            (Scope::Namespace(nsid), Some(known)) => nsid == known,
+            _ => true,
+        };
+        disks.filter(is_meant).collect()
+    }
+
+    /// Other block devices of the namespace that the block device `name` is.
+    pub(super) fn aliases(&self, name: &str) -> Vec<Disk> {
+        for controller in self.names("sys/class/nvme") {
+            let folder = format!("sys/class/nvme/{controller}");
+            let own = self.disks_in(&folder, &controller);
+            let (Some(own), Some(subsystem)) = (
+                own.iter().find(|disk| disk.name == name),
+                self.text(format!("{folder}/subsysnqn")),
+            ) else {
+                continue;
+            };
+            let mut all = self.disks_of_subsystem(&subsystem, Scope::Subsystem);
+            all.retain(|disk| disk.name != name && disk.may_be(own));
+            return all;
+        }
+        Vec::new()
+    }
+
+    /// The controllers of a subsystem, over PCI and over fabrics.
+    fn controllers_of(&self, subsystem: &str) -> Vec<String> {
+        let mut names = self.names("sys/class/nvme");
+        names.retain(|name| {
+            let of = self.text(format!("sys/class/nvme/{name}/subsysnqn"));
+            of.as_deref() == Some(subsystem)
+        });
+        names
+    }
+
+    fn disks_in(&self, folder: &str, controller: &str) -> Vec<Disk> {
+        let names = self.names(folder);
+        let disks = names.iter().filter_map(|entry| {
+            let name = disk(entry)?;
+            let about = |what: &str| self.text(format!("{folder}/{entry}/{what}"));
+            Some(Disk {
+                name,
+                controller: controller.to_owned(),
+                nsid: about("nsid").and_then(|text| text.trim().parse().ok()),
+                wwid: about("wwid"),
+            })
+        });
+        disks.collect()
+    }
+}
+
+/// The disk behind an entry of a controller's folder: itself, or the head that joins several paths.
+fn disk(name: &str) -> Option<String> {
+    let rest = name.strip_prefix("nvme")?;
+    let (numbers, namespace) = rest.split_once('n')?;
+    let subsystem = numbers.split('c').next()?;
+    let is_number = |text: &str| !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    (is_number(subsystem) && is_number(namespace)).then(|| format!("nvme{subsystem}n{namespace}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::disk;
+
+    #[test]
+    fn paths_of_one_namespace_are_one_disk() {
+        assert_eq!(disk("nvme0n1"), Some("nvme0n1".to_owned()));
+        assert_eq!(disk("nvme3c12n4"), Some("nvme3n4".to_owned()));
+        for name in [
+            "nvme0",
+            "ng0n1",
+            "nvme0n",
+            "nvme0n1p1",
+            "model",
+            "nvmexn1",
+            "power",
+        ] {
+            assert_eq!(disk(name), None, "{name}");
+        }
+    }
+}
