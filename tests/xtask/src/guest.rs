@@ -15,6 +15,7 @@ mod run;
 mod server;
 mod tree;
 
+pub use apt::failed;
 pub use kernel::Kernel;
 pub use tree::Tree;
 

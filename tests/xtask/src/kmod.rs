@@ -1,8 +1,11 @@
 //! `cargo xtask kmod`: the kernel module, built for the running kernel or for that of the guests.
 
-use crate::guest::{Kernel, Tree};
+mod rule;
+
+use crate::guest::{self, Kernel, Tree};
 use crate::process::{Failure, check, output, root, target_dir};
 use crate::tools::on_path;
+use rule::{Outcome, Rule};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -21,6 +24,8 @@ const EXPORTER_SOURCES: [&str; 3] = ["Kbuild", "peer_exporter.c", "gdrdrv_stand_
 /// Who may open the nodes.
 const RULE: &str = "60-nvme-gpu.rules";
 const RULES: &str = "/etc/udev/rules.d";
+/// Where the rule lies as it was installed, to tell an edit.
+const COPIES: &str = "/var/lib/nvme-gpu";
 /// There while it is loaded.
 const LOADED: &str = "/sys/module/nvme_gpu";
 /// What dkms knows it by.
@@ -131,7 +136,9 @@ fn install() -> Result<(), Failure> {
     let from = root().join("kmod");
     copy_sources(&from, &SOURCES, &sources)?;
     copy_sources(&from, &["dkms.conf"], &sources)?;
-    copy_sources(&from, &[RULE], Path::new(RULES))?;
+    let path = from.join(RULE);
+    let text = fs::read(&path).map_err(|error| guest::failed(&path, &error))?;
+    say(&rule().install(&text)?);
     reload_rules()?;
     if is_known()? {
         // What is built already would be installed again, whatever the sources say.
@@ -158,12 +165,18 @@ fn remove() -> Result<(), Failure> {
     if sources.exists() {
         fs::remove_dir_all(&sources).map_err(|error| failed(&sources, error))?;
     }
-    let rule = Path::new(RULES).join(RULE);
-    if rule.exists() {
-        fs::remove_file(&rule).map_err(|error| failed(&rule, error))?;
-        reload_rules()?;
+    say(&rule().remove()?);
+    reload_rules()
+}
+
+fn rule() -> Rule {
+    Rule::new(RULE, Path::new(RULES), Path::new(COPIES))
+}
+
+fn say(outcome: &Outcome) {
+    if let Some(text) = outcome.in_words(&rule()) {
+        println!("{text}");
     }
-    Ok(())
 }
 
 /// Where dkms finds the sources.

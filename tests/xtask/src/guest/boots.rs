@@ -271,6 +271,28 @@ pub const BOOTS: &[Boot] = &[
         tests: &["vfio-beside"],
         ..PLAIN
     },
+    // What may use a drive: each user is real, and named by `bind`.
+    Boot {
+        name: "holders",
+        images: &[("d0.img", 64), ("d1.img", 64)],
+        devices: &[
+            "-drive file={dir}/d0.img,if=none,id=d0,format=raw,cache=unsafe",
+            "-device nvme,id=c0,serial=S0,drive=d0,addr=0x10",
+            "-device nvme-subsys,id=ss0,nqn=subsys0",
+            "-device nvme,id=c1,serial=S1,subsys=ss0,addr=0x11",
+            "-device nvme,id=c2,serial=S1,subsys=ss0,addr=0x12",
+            "-drive file={dir}/d1.img,if=none,id=d1,format=raw,cache=unsafe",
+            "-device nvme-ns,drive=d1,bus=c1,nsid=1,shared=on",
+            "-device pcie-root-port,id=rp0,chassis=1,slot=1,addr=0x13",
+            "-device nvme-subsys,id=ss1,nqn=subsys1",
+            "-device nvme,id=c3,serial=S3,bus=rp0,subsys=ss1,sriov_max_vfs=1,sriov_vq_flexible=2,sriov_vi_flexible=1",
+        ],
+        variables: "SERIAL=S0 BDF=0000:00:10.0 FIRST=0000:00:11.0 SECOND=0000:00:12.0 PARENT=0000:01:00.0",
+        iommu: true,
+        deadline_s: 300,
+        tests: &["bind-siblings", "bind-holders"],
+        ..PLAIN
+    },
     Boot {
         name: "vfio-cmb",
         images: &[("d0.img", 64), ("d1.img", 64), ("d2.img", 64)],

@@ -11,36 +11,43 @@ use std::process::Command;
 use std::time::Instant;
 
 /// QEMU with its vfio-user client (10.1 or newer), and the programs that run in the guest.
-const SID: [&str; 6] = [
+const SID: [&str; 8] = [
     "qemu-system-x86",
     "nvme-cli",
     "fio",
     "e2fsprogs",
     "dmsetup",
+    "lvm2",
+    "mdadm",
     "busybox-static",
 ];
 /// Copied into the guest, with the libraries that they load.
-const PROGRAMS: [&str; 6] = [
+const PROGRAMS: [&str; 8] = [
     "usr/sbin/nvme",
     "usr/bin/fio",
     "usr/sbin/mke2fs",
     "usr/sbin/e2fsck",
     "usr/sbin/dmsetup",
+    "usr/sbin/lvm",
+    "usr/sbin/mdadm",
     "usr/bin/busybox",
 ];
 /// What our own programs load.
 const LIBRARIES: [&str; 3] = ["libc.so.6", "libm.so.6", "libgcc_s.so.1"];
 /// Kernel modules in the guest, beside those that they need.
-const MODULES: [&str; 6] = [
+const MODULES: [&str; 9] = [
     "nvme",
     "vfio_pci",
     "vfio_iommu_type1",
     "ext4",
     "crc32c_generic",
     "dm_mod",
+    "loop",
+    "nvmet",
+    "raid1",
 ];
 /// Part of the stamp: raise it when what is copied changes.
-const RECIPE: u32 = 3;
+const RECIPE: u32 = 4;
 
 /// The unpacked packages and the base archive.
 pub struct Tree {

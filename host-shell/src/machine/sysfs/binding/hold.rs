@@ -1,6 +1,5 @@
 //! A function between the judgement that it is free and the moment when its driver loses it.
 
-use super::{OR_FORCE, PATIENCE};
 use crate::error::{Error, Result};
 use crate::machine::sysfs::usage::Census;
 use crate::machine::sysfs::{Function, Holder, Host, Lender, Unseen, Usage};
@@ -9,6 +8,10 @@ use std::io;
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// How long a program such as udev may have a node open before it counts as a user.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// How a refusal ends.
+const OR_FORCE: &str = "; or add --force, which breaks that use";
 /// How often a node is looked at that is open in a program.
 const STEP: Duration = Duration::from_millis(50);
 

@@ -4,58 +4,23 @@
 //! driver back.
 
 mod hold;
+mod lender;
 mod neighbours;
 mod record;
 #[cfg(test)]
 mod tests;
 
+pub use lender::Lender;
 pub use neighbours::Neighbour;
 
 use super::{Address, Function, Host};
 use crate::error::{Error, Result};
 use hold::Hold;
-use record::Record;
+use record::{Record, refused};
 use std::fs;
 use std::io;
 use std::os::unix::fs::chown;
 use std::path::{Path, PathBuf};
-use std::time::Duration;
-
-/// A driver of the kernel that lends a controller to a program.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Lender {
-    /// vfio-pci, for `vfio:BDF`.
-    #[default]
-    Vfio,
-    /// This project's module nvme_gpu, for `kmod:BDF`.
-    Module,
-}
-
-impl Lender {
-    const ALL: [Self; 2] = [Self::Vfio, Self::Module];
-
-    /// Its name as a driver.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Vfio => "vfio-pci",
-            Self::Module => "nvme_gpu",
-        }
-    }
-
-    /// The node by which a program opens the controller at `address`.
-    pub fn node(self, address: Address, group: Option<u32>) -> String {
-        match (self, group) {
-            (Self::Vfio, Some(group)) => format!("/dev/vfio/{group}"),
-            (Self::Vfio, None) => "/dev/vfio".to_owned(),
-            (Self::Module, _) => format!("/dev/nvme-gpu-{address}"),
-        }
-    }
-
-    /// The lender whose name as a driver is `name`.
-    pub fn of(name: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|one| one.name() == name)
-    }
-}
 
 /// What [`Host::bind`] did.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -78,11 +43,6 @@ pub struct Unbound {
     /// What was broken by force, in clauses.
     pub broken: Vec<String>,
 }
-
-/// How long a program such as udev may have a node open before it counts as a user.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// How a refusal ends.
-const OR_FORCE: &str = "; or add --force, which breaks that use";
 
 impl Host {
     /// Binds the controller at `address` to `lender`. Needs root.
@@ -341,15 +301,5 @@ impl Host {
         opened
             .and_then(|mut file| io::Write::write_all(&mut file, text.as_bytes()))
             .map_err(|source| refused(&path, source))
-    }
-}
-
-fn refused(path: &Path, source: io::Error) -> Error {
-    match source.kind() {
-        io::ErrorKind::PermissionDenied => Error::environment(
-            format!("no permission to write {}", path.display()),
-            "run this command as root",
-        ),
-        _ => Error::file("write", path)(source),
     }
 }

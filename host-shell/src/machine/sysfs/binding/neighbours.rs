@@ -1,6 +1,6 @@
 //! The other functions of an IOMMU group: for `bind`, `doctor` and `topology`.
 
-use super::{Address, Function, Host};
+use crate::machine::sysfs::{Address, Function, Host};
 use std::fmt;
 
 /// PCI class of bridges, without the kind of bridge.

@@ -3,10 +3,10 @@
 //! The record is the evidence that a binding is ours: sysfs makes the link to a driver anew at each binding, and its
 //! inode is in the record. A function that somebody else has bound since then has another one.
 
-use super::{Host, refused};
-use crate::error::Result;
-use crate::machine::sysfs::{Address, Function, Lender};
+use crate::error::{Error, Result};
+use crate::machine::sysfs::{Address, Function, Host, Lender};
 use std::fs;
+use std::io;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
@@ -91,6 +91,17 @@ impl Host {
     pub(super) fn binding(&self, address: Address) -> Option<u64> {
         let link = self.path(format!("sys/bus/pci/devices/{address}/driver"));
         fs::symlink_metadata(link).ok().map(|data| data.ino())
+    }
+}
+
+/// Why `path` could not be written.
+pub fn refused(path: &Path, source: io::Error) -> Error {
+    match source.kind() {
+        io::ErrorKind::PermissionDenied => Error::environment(
+            format!("no permission to write {}", path.display()),
+            "run this command as root",
+        ),
+        _ => Error::file("write", path)(source),
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::machine::sysfs::testing::Tree;
+use std::time::Duration;
 
 const BDF: &str = "0000:01:00.0";
 
