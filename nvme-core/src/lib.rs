@@ -142,7 +142,7 @@
 //! }
 //! assert_eq!(bringup.info().queue_pairs, 1);
 //! ```
-#![cfg_attr(not(any(test, loom, tsan)), no_std)]
+#![cfg_attr(not(any(test, loom, tsan, feature = "spin-hook")), no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(asm_experimental_arch))]
 #![deny(missing_docs)]
 

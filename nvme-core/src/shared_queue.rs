@@ -381,6 +381,14 @@ impl<'a> SharedQueue<'a> {
         })
     }
 
+    /// Whether a command with this result cell is in flight, for tests of those who use the queue.
+    pub fn is_under_way(&self, cell: u32) -> bool {
+        let cell = self.cells.get(cell);
+        cell.is_some_and(|cell| {
+            cell.load(Order::Relaxed, Scope::Gpu) & (PENDING | ENDED) == PENDING
+        })
+    }
+
     /// Ends every command in flight as aborted and empties the queue for the controller to create
     /// again; `None` when the proof does not cover this queue. Returns how many there were.
     ///

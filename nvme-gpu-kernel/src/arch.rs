@@ -77,6 +77,13 @@ pub fn same(mask: u32, value: u64) -> u32 {
     lanes
 }
 
+/// The lanes that run `A` beside this one with the same `key`.
+#[inline(always)]
+pub fn beside<A>(key: u64) -> u32 {
+    // Where `A` runs is in one place: those that run this instruction together run it.
+    same(active(), key)
+}
+
 /// The lanes of `mask` that say yes. Every lane of `mask` calls it.
 #[inline(always)]
 pub fn ballot(mask: u32, mine: bool) -> u32 {
@@ -162,6 +169,11 @@ pub unsafe fn raise(counter: *mut u64, value: u64) {
         asm!("red.relaxed.gpu.global.max.u64 [{}], {};", in(reg64) counter, in(reg64) value, options(nostack))
     };
 }
+
+/// Nothing: where a parameter lies is known. Lanes on the host note it.
+#[cfg(feature = "rows")]
+#[inline(always)]
+pub fn parameter<T>(_: &T) {}
 
 /// The `u64` at byte `at` of the parameter of `nvme_read_ranges`, straight from where parameters lie. By way of Rust the
 /// whole parameter would be copied to the thread's stack first, where `at` is no constant.

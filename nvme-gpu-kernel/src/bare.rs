@@ -13,140 +13,143 @@ const FED: u32 = 256;
 /// Looks at the answer between two looks at the clock.
 const LOOKS: u32 = 256;
 
-/// Checks that the data memory holds what [`data_word`] gives for `commands` times `blocks` blocks from
-/// `lba` on. Any grid; words that differ are counted.
-///
-/// # Safety
-/// `data`, `data_bytes` and `report` are what [`Launch`] says; nothing writes the data meanwhile.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_verify(launch: Launch) {
-    let report = launch.report as usize as *mut Report;
-    let bytes = (launch.commands * u64::from(launch.blocks)) << launch.block_shift;
-    let words = bytes.min(launch.data_bytes) / 8;
-    let first = (launch.lba << launch.block_shift) / 8;
-    let data = launch.data as usize as *const AtomicU64;
-    let stride = u64::from(arch::blocks()) * u64::from(arch::block_threads());
-    let mut index =
-        u64::from(arch::block()) * u64::from(arch::block_threads()) + u64::from(arch::thread());
-    let (mut wrong, mut wrong_at) = (0, 0);
-    while index < words {
-        // SAFETY: index < words, so inside the data; an atomic, since the controller wrote it.
-        let have = unsafe { &*data.add(index as usize) }.load(Order::Relaxed, Scope::Sys);
-        if have != data_word(launch.seed, first + index) {
-            wrong += 1;
-            wrong_at = index + 1;
-        }
-        index += stride;
-    }
-    if wrong != 0 {
-        // SAFETY: the host vouches for the report; only these instructions touch it.
-        unsafe {
-            arch::add(&raw mut (*report).wrong, wrong);
-            arch::raise(&raw mut (*report).wrong_at, wrong_at);
-        }
-    }
-}
-
-/// The bare limit of a command at depth 1: an entry of 64 bytes, a release fence and a doorbell out, an
-/// upper word back, `commands` times. One thread. Round n carries n in every word.
-///
-/// # Safety
-/// The first queue of the launch is memory that a host thread answers on; nothing else uses it.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_pingpong(launch: Launch) {
-    let report = launch.report as usize as *mut Report;
-    let Some(words) = queue_words(&launch, 0) else {
-        return;
-    };
-    // SAFETY: the caller vouches for the words.
-    let Some((memory, _)) = (unsafe { words.attach() }) else {
-        return;
-    };
-    let mut round = 0;
-    'rounds: while round < launch.commands {
-        round += 1;
-        memory.sq.write(0, Sqe::from_words([round; 8]));
-        memory.sq_doorbell.ring(round as u32);
-        let mut looks = 0;
-        let mut deadline_ns = 0;
-        while memory.cq.upper(0, Order::Acquire) != round {
-            looks += 1;
-            if looks % LOOKS != 0 {
-                continue;
-            }
-            let now_ns = arch::now_ns();
-            if deadline_ns == 0 {
-                deadline_ns = now_ns + launch.timeout_ns;
-            } else if now_ns >= deadline_ns {
-                // SAFETY: the host vouches for the report.
-                unsafe { arch::add(&raw mut (*report).timed_out, 1) };
-                round -= 1;
-                break 'rounds;
-            }
-        }
-    }
-    // SAFETY: as above.
-    unsafe { arch::add(&raw mut (*report).completed, round) };
-}
-
-/// The bare limit of submission: `commands` entries into the rings of all queues, eight lanes each and a
-/// warp's four side by side, with one fence at the end. A warp stays on one queue, as one that owns a queue
-/// does. Any grid of blocks of a multiple of 32 threads, a multiple of `queue_count` warps in all.
-///
-/// With `depth` other than 0 there is a controller, and each warp has a queue to itself: after each
-/// [`FED`] entries it reads as many completions, fences and rings, and believes nothing of what it read.
-/// That is the traffic of a full queue without the queue.
-///
-/// # Safety
-/// The rings are memory whose entries no code relies on; nothing else writes them.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_sqe_writes(launch: Launch) {
-    let warp = (arch::block() * arch::block_threads() + arch::thread()) / 32;
-    let warps = arch::blocks() * arch::block_threads() / 32;
-    let (tile, word) = (arch::lane() / 8, arch::lane() & 7);
-    let queues = launch.queue_count.max(1);
-    let Some(words) = queue_words(&launch, warp % queues) else {
-        return;
-    };
-    // SAFETY: the caller vouches for the words.
-    let Some((memory, state)) = (unsafe { words.attach() }) else {
-        return;
-    };
-    let beside = warps.div_ceil(queues) * 4;
-    let mut index = warp / queues * 4 + tile;
-    let mut written = 0u64;
-    let (mut unrung, mut read) = (0, 0u64);
-    let mut number = u64::from(warp * 4 + tile);
-    while number < launch.commands {
-        // As a read of one block by the only one in flight, for a controller that looks at it.
-        let value = if word == 0 {
-            u64::from(launch.opcode)
-        } else {
-            number
-        };
-        memory.sq.write_word(index & state.mask(), word, value);
-        index += beside;
-        written += u64::from(word == 0);
-        number += u64::from(warps * 4);
-        unrung += 4;
-        if unrung == FED && launch.depth != 0 {
-            unrung = 0;
-            let at = |k: usize| index.wrapping_add(k as u32 * 32 + arch::lane());
-            let uppers: [u64; FED as usize / 32] =
-                core::array::from_fn(|k| memory.cq.upper(at(k), Order::Relaxed));
-            read += uppers.iter().fold(0, |sum, upper| sum | upper) & 1 << 48;
-            arch::sync_warp(arch::FULL);
-            fence(Order::AcqRel, Scope::Sys);
-            if arch::lane() == 0 {
-                memory.sq_doorbell.ring_fenced(index & state.mask());
-            }
-        }
-    }
-    fence(Order::Release, Scope::Sys);
-    // The reads are not done for nothing, as far as the compiler knows.
-    if written != 0 || read == u64::MAX {
+entry! {
+    /// Checks that the data memory holds what [`data_word`] gives for `commands` times `blocks` blocks from
+    /// `lba` on. Any grid; words that differ are counted.
+    ///
+    /// # Safety
+    /// `data`, `data_bytes` and `report` are what [`Launch`] says; nothing writes the data meanwhile.
+    pub unsafe fn nvme_verify(launch: Launch) {
         let report = launch.report as usize as *mut Report;
-        // SAFETY: the host vouches for the report; only these instructions touch it.
-        unsafe { arch::add(&raw mut (*report).sqes, written) };
+        let bytes = (launch.commands * u64::from(launch.blocks)) << launch.block_shift;
+        let words = bytes.min(launch.data_bytes) / 8;
+        let first = (launch.lba << launch.block_shift) / 8;
+        let data = launch.data as usize as *const AtomicU64;
+        let stride = u64::from(arch::blocks()) * u64::from(arch::block_threads());
+        let mut index =
+            u64::from(arch::block()) * u64::from(arch::block_threads()) + u64::from(arch::thread());
+        let (mut wrong, mut wrong_at) = (0, 0);
+        while index < words {
+            // SAFETY: index < words, so inside the data; an atomic, since the controller wrote it.
+            let have = unsafe { &*data.add(index as usize) }.load(Order::Relaxed, Scope::Sys);
+            if have != data_word(launch.seed, first + index) {
+                wrong += 1;
+                wrong_at = index + 1;
+            }
+            index += stride;
+        }
+        if wrong != 0 {
+            // SAFETY: the host vouches for the report; only these instructions touch it.
+            unsafe {
+                arch::add(&raw mut (*report).wrong, wrong);
+                arch::raise(&raw mut (*report).wrong_at, wrong_at);
+            }
+        }
+    }
+}
+
+entry! {
+    /// The bare limit of a command at depth 1: an entry of 64 bytes, a release fence and a doorbell out, an
+    /// upper word back, `commands` times. One thread. Round n carries n in every word.
+    ///
+    /// # Safety
+    /// The first queue of the launch is memory that a host thread answers on; nothing else uses it.
+    pub unsafe fn nvme_pingpong(launch: Launch) {
+        let report = launch.report as usize as *mut Report;
+        let Some(words) = queue_words(&launch, 0) else {
+            return;
+        };
+        // SAFETY: the caller vouches for the words.
+        let Some((memory, _)) = (unsafe { words.attach() }) else {
+            return;
+        };
+        let mut round = 0;
+        'rounds: while round < launch.commands {
+            round += 1;
+            memory.sq.write(0, Sqe::from_words([round; 8]));
+            memory.sq_doorbell.ring(round as u32);
+            let mut looks = 0;
+            let mut deadline_ns = 0;
+            while memory.cq.upper(0, Order::Acquire) != round {
+                looks += 1;
+                if looks % LOOKS != 0 {
+                    continue;
+                }
+                let now_ns = arch::now_ns();
+                if deadline_ns == 0 {
+                    deadline_ns = now_ns + launch.timeout_ns;
+                } else if now_ns >= deadline_ns {
+                    // SAFETY: the host vouches for the report.
+                    unsafe { arch::add(&raw mut (*report).timed_out, 1) };
+                    round -= 1;
+                    break 'rounds;
+                }
+            }
+        }
+        // SAFETY: as above.
+        unsafe { arch::add(&raw mut (*report).completed, round) };
+    }
+}
+
+entry! {
+    /// The bare limit of submission: `commands` entries into the rings of all queues, eight lanes each and a
+    /// warp's four side by side, with one fence at the end. A warp stays on one queue, as one that owns a queue
+    /// does. Any grid of blocks of a multiple of 32 threads, a multiple of `queue_count` warps in all.
+    ///
+    /// With `depth` other than 0 there is a controller, and each warp has a queue to itself: after each
+    /// [`FED`] entries it reads as many completions, fences and rings, and believes nothing of what it read.
+    /// That is the traffic of a full queue without the queue.
+    ///
+    /// # Safety
+    /// The rings are memory whose entries no code relies on; nothing else writes them.
+    pub unsafe fn nvme_sqe_writes(launch: Launch) {
+        let warp = (arch::block() * arch::block_threads() + arch::thread()) / 32;
+        let warps = arch::blocks() * arch::block_threads() / 32;
+        let (tile, word) = (arch::lane() / 8, arch::lane() & 7);
+        let queues = launch.queue_count.max(1);
+        let Some(words) = queue_words(&launch, warp % queues) else {
+            return;
+        };
+        // SAFETY: the caller vouches for the words.
+        let Some((memory, state)) = (unsafe { words.attach() }) else {
+            return;
+        };
+        let beside = warps.div_ceil(queues) * 4;
+        let mut index = warp / queues * 4 + tile;
+        let mut written = 0u64;
+        let (mut unrung, mut read) = (0, 0u64);
+        let mut number = u64::from(warp * 4 + tile);
+        while number < launch.commands {
+            // As a read of one block by the only one in flight, for a controller that looks at it.
+            let value = if word == 0 {
+                u64::from(launch.opcode)
+            } else {
+                number
+            };
+            memory.sq.write_word(index & state.mask(), word, value);
+            index += beside;
+            written += u64::from(word == 0);
+            number += u64::from(warps * 4);
+            unrung += 4;
+            if unrung == FED && launch.depth != 0 {
+                unrung = 0;
+                let at = |k: usize| index.wrapping_add(k as u32 * 32 + arch::lane());
+                let uppers: [u64; FED as usize / 32] =
+                    core::array::from_fn(|k| memory.cq.upper(at(k), Order::Relaxed));
+                read += uppers.iter().fold(0, |sum, upper| sum | upper) & 1 << 48;
+                arch::sync_warp(arch::FULL);
+                fence(Order::AcqRel, Scope::Sys);
+                if arch::lane() == 0 {
+                    memory.sq_doorbell.ring_fenced(index & state.mask());
+                }
+            }
+        }
+        fence(Order::Release, Scope::Sys);
+        // The reads are not done for nothing, as far as the compiler knows.
+        if written != 0 || read == u64::MAX {
+            let report = launch.report as usize as *mut Report;
+            // SAFETY: the host vouches for the report; only these instructions touch it.
+            unsafe { arch::add(&raw mut (*report).sqes, written) };
+        }
     }
 }

@@ -70,30 +70,31 @@ impl<const ALIGNED: bool> Lanes<1, 4> for OnWarp<ALIGNED> {
     }
 }
 
-/// Hashes chunks: blocks of whole warps, as many as are useful.
-///
-/// # Safety
-/// Every address in `job` is what [`HashChunks`] says; nothing writes to the chunks meanwhile.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_hash_chunks(job: HashChunks) {
-    let of_block = arch::block_threads() / 32;
-    let mut index = u64::from(arch::block() * of_block + arch::thread() / 32);
-    let warps = u64::from(arch::blocks() * of_block);
-    while index < job.count {
-        let place = job.chunks + index * size_of::<Chunk>() as u64;
-        // SAFETY: the host gives `count` chunks.
-        let (at, bytes) = unsafe { (arch::load_word(place), arch::load_word(place + 8)) };
-        let (from, lane) = (job.base + at, arch::lane());
-        let bytes = bytes as u32;
-        let hash = match from % 8 {
-            _ if bytes <= SHORT => hash::of_short(&OnWarp::<false> { from, lane }, bytes),
-            0 => hash::of_long(&OnWarp::<true> { from, lane }, bytes),
-            _ => hash::of_long(&OnWarp::<false> { from, lane }, bytes),
-        };
-        if lane == 0 {
-            // SAFETY: the host gives as many places.
-            unsafe { arch::store_u64(job.hashes + index * 8, hash) };
+entry! {
+    /// Hashes chunks: blocks of whole warps, as many as are useful.
+    ///
+    /// # Safety
+    /// Every address in `job` is what [`HashChunks`] says; nothing writes to the chunks meanwhile.
+    pub unsafe fn nvme_hash_chunks(job: HashChunks) {
+        let of_block = arch::block_threads() / 32;
+        let mut index = u64::from(arch::block() * of_block + arch::thread() / 32);
+        let warps = u64::from(arch::blocks() * of_block);
+        while index < job.count {
+            let place = job.chunks + index * size_of::<Chunk>() as u64;
+            // SAFETY: the host gives `count` chunks.
+            let (at, bytes) = unsafe { (arch::load_word(place), arch::load_word(place + 8)) };
+            let (from, lane) = (job.base + at, arch::lane());
+            let bytes = bytes as u32;
+            let hash = match from % 8 {
+                _ if bytes <= SHORT => hash::of_short(&OnWarp::<false> { from, lane }, bytes),
+                0 => hash::of_long(&OnWarp::<true> { from, lane }, bytes),
+                _ => hash::of_long(&OnWarp::<false> { from, lane }, bytes),
+            };
+            if lane == 0 {
+                // SAFETY: the host gives as many places.
+                unsafe { arch::store_u64(job.hashes + index * 8, hash) };
+            }
+            index += warps;
         }
-        index += warps;
     }
 }

@@ -9,101 +9,111 @@ use crate::shared::sharing;
 use crate::work::Launch;
 use nvme_core::group::Alone;
 
-/// One thread a queue: grid = queues, blocks of one thread.
-///
-/// # Safety
-/// Every address in `launch` is what [`Launch`] says; the queues exist on the controller and nothing
-/// else uses them.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_owner(launch: Launch) {
-    drive::<Alone, 1, 1, false>(&launch, Alone, arch::block());
+entry! {
+    /// One thread a queue: grid = queues, blocks of one thread.
+    ///
+    /// # Safety
+    /// Every address in `launch` is what [`Launch`] says; the queues exist on the controller and nothing
+    /// else uses them.
+    pub unsafe fn nvme_owner(launch: Launch) {
+        drive::<Alone, 1, 1, false>(&launch, Alone, arch::block());
+    }
 }
 
-/// One warp a queue: grid = queues, blocks of 32 threads.
-///
-/// # Safety
-/// As [`nvme_owner`].
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_warp(launch: Launch) {
-    drive::<Warp, 4, 8, false>(&launch, Warp, arch::block());
+entry! {
+    /// One warp a queue: grid = queues, blocks of 32 threads.
+    ///
+    /// # Safety
+    /// As [`nvme_owner`].
+    pub unsafe fn nvme_warp(launch: Launch) {
+        drive::<Warp, 4, 8, false>(&launch, Warp, arch::block());
+    }
 }
 
-/// As [`nvme_owner`], and records what it does at `launch.trace`.
-///
-/// # Safety
-/// As [`nvme_owner`].
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_owner_traced(launch: Launch) {
-    drive::<Alone, 1, 1, true>(&launch, Alone, arch::block());
+entry! {
+    /// As [`nvme_owner`], and records what it does at `launch.trace`.
+    ///
+    /// # Safety
+    /// As [`nvme_owner`].
+    pub unsafe fn nvme_owner_traced(launch: Launch) {
+        drive::<Alone, 1, 1, true>(&launch, Alone, arch::block());
+    }
 }
 
-/// As [`nvme_warp`], and records what it does at `launch.trace`.
-///
-/// # Safety
-/// As [`nvme_owner`].
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_warp_traced(launch: Launch) {
-    drive::<Warp, 1, 1, true>(&launch, Warp, arch::block());
+entry! {
+    /// As [`nvme_warp`], and records what it does at `launch.trace`.
+    ///
+    /// # Safety
+    /// As [`nvme_owner`].
+    pub unsafe fn nvme_warp_traced(launch: Launch) {
+        drive::<Warp, 1, 1, true>(&launch, Warp, arch::block());
+    }
 }
 
-/// One block a queue: grid = queues, blocks of a multiple of 32 threads.
-///
-/// # Safety
-/// As [`nvme_owner`].
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_block(launch: Launch) {
-    drive::<Block, 2, 2, false>(&launch, Block::here(), arch::block());
+entry! {
+    /// One block a queue: grid = queues, blocks of a multiple of 32 threads.
+    ///
+    /// # Safety
+    /// As [`nvme_owner`].
+    pub unsafe fn nvme_block(launch: Launch) {
+        drive::<Block, 2, 2, false>(&launch, Block::here(), arch::block());
+    }
 }
 
-/// As [`nvme_block`], and records what it does at `launch.trace`.
-///
-/// # Safety
-/// As [`nvme_owner`].
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_block_traced(launch: Launch) {
-    drive::<Block, 1, 1, true>(&launch, Block::here(), arch::block());
+entry! {
+    /// As [`nvme_block`], and records what it does at `launch.trace`.
+    ///
+    /// # Safety
+    /// As [`nvme_owner`].
+    pub unsafe fn nvme_block_traced(launch: Launch) {
+        drive::<Block, 1, 1, true>(&launch, Block::here(), arch::block());
+    }
 }
 
-/// Any threads share the queues: thread t uses queue (t / 32) mod `queue_count`, and command i belongs
-/// to thread i mod (active threads). `launch.lanes` lanes of each warp are active; each waits for every
-/// command.
-///
-/// # Safety
-/// As [`nvme_owner`]; the queues are used by threads of this launch alone.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_shared(launch: Launch) {
-    // SAFETY: the host vouches for the launch.
-    unsafe { sharing::<false, false, false>(&launch) };
+entry! {
+    /// Any threads share the queues: thread t uses queue (t / 32) mod `queue_count`, and command i belongs
+    /// to thread i mod (active threads). `launch.lanes` lanes of each warp are active; each waits for every
+    /// command.
+    ///
+    /// # Safety
+    /// As [`nvme_owner`]; the queues are used by threads of this launch alone.
+    pub unsafe fn nvme_shared(launch: Launch) {
+        // SAFETY: the host vouches for the launch.
+        unsafe { sharing::<false, false, false>(&launch) };
+    }
 }
 
-/// As [`nvme_shared`], for more warps than fit with all the registers that it takes: lanes alone keep fewer
-/// reads under way.
-///
-/// # Safety
-/// As [`nvme_shared`].
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_shared_narrow(launch: Launch) {
-    // SAFETY: the host vouches for the launch.
-    unsafe { sharing::<false, false, true>(&launch) };
+entry! {
+    /// As [`nvme_shared`], for more warps than fit with all the registers that it takes: lanes alone keep fewer
+    /// reads under way.
+    ///
+    /// # Safety
+    /// As [`nvme_shared`].
+    pub unsafe fn nvme_shared_narrow(launch: Launch) {
+        // SAFETY: the host vouches for the launch.
+        unsafe { sharing::<false, false, true>(&launch) };
+    }
 }
 
-/// As [`nvme_shared`], and records what it does at `launch.trace`.
-///
-/// # Safety
-/// As [`nvme_shared`].
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_shared_traced(launch: Launch) {
-    // SAFETY: the host vouches for the launch.
-    unsafe { sharing::<false, true, false>(&launch) };
+entry! {
+    /// As [`nvme_shared`], and records what it does at `launch.trace`.
+    ///
+    /// # Safety
+    /// As [`nvme_shared`].
+    pub unsafe fn nvme_shared_traced(launch: Launch) {
+        // SAFETY: the host vouches for the launch.
+        unsafe { sharing::<false, true, false>(&launch) };
+    }
 }
 
-/// As [`nvme_shared`], but each thread submits up to `launch.depth` commands before it waits for them,
-/// in the reverse order. The tokens are kept in `launch.tokens`.
-///
-/// # Safety
-/// As [`nvme_owner`]; the queues are used by threads of this launch alone.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_tokens(launch: Launch) {
-    // SAFETY: the host vouches for the launch.
-    unsafe { sharing::<true, false, false>(&launch) };
+entry! {
+    /// As [`nvme_shared`], but each thread submits up to `launch.depth` commands before it waits for them,
+    /// in the reverse order. The tokens are kept in `launch.tokens`.
+    ///
+    /// # Safety
+    /// As [`nvme_owner`]; the queues are used by threads of this launch alone.
+    pub unsafe fn nvme_tokens(launch: Launch) {
+        // SAFETY: the host vouches for the launch.
+        unsafe { sharing::<true, false, false>(&launch) };
+    }
 }

@@ -3,6 +3,9 @@
 #![allow(unsafe_code)]
 
 use crate::arch;
+#[cfg(not(target_arch = "nvptx64"))]
+use crate::lanes::scratch;
+#[cfg(target_arch = "nvptx64")]
 use core::arch::asm;
 use nvme_core::group::{Alone, ExecContext, Group, GroupOp, Vote};
 use nvme_core::sync::{AtomicU32, Order, Scope};
@@ -26,11 +29,11 @@ pub struct Lanes {
 }
 
 impl Lanes {
-    /// Those that run beside this one and name the same `key`.
+    /// Those that run `A` beside this one and name the same `key`.
     #[inline(always)]
-    fn beside(key: u64) -> Self {
+    fn beside<A>(key: u64) -> Self {
         Self {
-            mask: arch::same(arch::active(), key),
+            mask: arch::beside::<A>(key),
         }
     }
 }
@@ -191,7 +194,7 @@ pub struct Block {
 }
 
 /// Two words for each of 32 warps, and one to broadcast.
-const SCRATCH: usize = 65;
+pub(crate) const SCRATCH: usize = 65;
 
 impl Block {
     /// The block of the calling thread; every thread calls it.
@@ -207,6 +210,7 @@ impl Block {
 }
 
 /// The block's scratch words. Not inlined: the array must exist once.
+#[cfg(target_arch = "nvptx64")]
 #[inline(never)]
 fn scratch() -> &'static [AtomicU32; SCRATCH] {
     let address: u64;
@@ -315,7 +319,7 @@ impl ExecContext for Gpu {
 /// known when the kernel is compiled makes every collective much cheaper, and a lane alone needs none.
 #[inline(always)]
 pub fn converged<L: Group, A: GroupOp>(lone: L, key: u64, op: A) -> A::Output {
-    let Lanes { mask } = Lanes::beside(key);
+    let Lanes { mask } = Lanes::beside::<(L, A)>(key);
     if mask == arch::FULL {
         op.run(&Warp)
     } else if mask.is_power_of_two() {
@@ -376,6 +380,6 @@ pub struct Few;
 impl Acts for Few {
     #[inline(always)]
     fn act<A: GroupOp>(&self, key: u64, op: A) -> A::Output {
-        op.run(&Lanes::beside(key))
+        op.run(&Lanes::beside::<A>(key))
     }
 }

@@ -49,7 +49,8 @@ impl<'r> Inside<'r> {
                 // SAFETY: the host vouches for the queues.
                 _ => unsafe { rows.queues.shared(number) },
             },
-            cell: station * STATION_CELLS + warp * 32,
+            // Without a station it means nothing.
+            cell: station.wrapping_mul(STATION_CELLS).wrapping_add(warp * 32),
             slots: (u64::from(station) * u64::from(BLOCK_WARPS) + u64::from(warp)) * WARP_BYTES,
             // A warp without a station writes codes alone.
             ends: match station {

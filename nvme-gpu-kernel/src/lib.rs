@@ -50,24 +50,50 @@
 )]
 #![deny(missing_docs)]
 
+/// Defines an entry point: a kernel of the GPU, and on the host a function that each lane of a launch calls.
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
+macro_rules! entry {
+    ($(#[$about:meta])* pub unsafe fn $name:ident($argument:ident: $of:ty) $body:block) => {
+        $(#[$about])*
+        #[cfg(target_arch = "nvptx64")]
+        #[unsafe(no_mangle)]
+        pub unsafe extern "ptx-kernel" fn $name($argument: $of) $body
+
+        $(#[$about])*
+        #[cfg(not(target_arch = "nvptx64"))]
+        pub unsafe fn $name($argument: $of) $body
+    };
+}
+
 #[cfg(target_arch = "nvptx64")]
+pub mod arch;
+#[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
+#[path = "lanes/arch.rs"]
 pub mod arch;
 #[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
 mod assignment;
 #[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
 mod bare;
-#[cfg(all(target_arch = "nvptx64", feature = "hash"))]
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "hash"))]
 mod chunks;
-#[cfg(all(target_arch = "nvptx64", any(feature = "rows", feature = "scatter")))]
+#[cfg(all(
+    any(target_arch = "nvptx64", feature = "lanes"),
+    any(feature = "rows", feature = "scatter")
+))]
 mod copy;
 #[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
 mod entry;
-#[cfg(all(target_arch = "nvptx64", feature = "rows"))]
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "rows"))]
 mod gather;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod groups;
 pub mod hash;
-#[cfg(all(target_arch = "nvptx64", any(feature = "rows", feature = "scatter")))]
+#[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
+pub mod lanes;
+#[cfg(all(
+    any(target_arch = "nvptx64", feature = "lanes"),
+    any(feature = "rows", feature = "scatter")
+))]
 mod launch;
 #[cfg(all(target_arch = "nvptx64", feature = "device-library"))]
 mod library;
@@ -76,35 +102,46 @@ mod owned;
 #[cfg(all(target_arch = "nvptx64", feature = "probes"))]
 mod probes;
 mod queues;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod reads;
 pub mod ring;
 pub mod rows;
-#[cfg(all(target_arch = "nvptx64", feature = "scatter"))]
+#[cfg(all(any(target_arch = "nvptx64", feature = "lanes"), feature = "scatter"))]
 mod scatter;
 #[cfg(all(target_arch = "nvptx64", feature = "kernels"))]
 mod shared;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod station;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod stream;
 #[cfg(not(target_arch = "nvptx64"))]
 mod table;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod table_rows;
 pub mod work;
 
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 pub use groups::{Block, Gpu, Lanes, Warp};
 pub use queues::Queues;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 pub use reads::Reads;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 pub use stream::{Stream, leave_block};
 #[cfg(not(target_arch = "nvptx64"))]
 pub use table::Kernel;
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 pub use table_rows::TableRows;
+
+/// The entry points, as each lane of a [launch](lanes::Launch) on the host calls them.
+#[cfg(all(not(target_arch = "nvptx64"), feature = "lanes"))]
+pub mod entries {
+    pub use crate::chunks::nvme_hash_chunks;
+    pub use crate::gather::{
+        nvme_check_rows, nvme_copy_rows, nvme_follow_rows, nvme_gather, nvme_gather_cached,
+        nvme_gather_striped, nvme_read_listed, nvme_read_ranges, nvme_widen_rows,
+    };
+    pub use crate::scatter::nvme_scatter;
+}
 
 /// Raised when what the host fills for kernels of others changes: `nvme_gpu_queues` and `nvme_gpu_rows` of
 /// `nvme_gpu_device.cuh`, and what they point to. The device library carries it.

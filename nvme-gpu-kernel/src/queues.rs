@@ -17,7 +17,7 @@ pub struct Queues {
 }
 const _: () = assert!(size_of::<Queues>() == 24);
 
-#[cfg(target_arch = "nvptx64")]
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
 mod device {
     use super::Queues;
     use nvme_core::group::Group;

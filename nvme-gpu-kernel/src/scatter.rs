@@ -18,51 +18,52 @@ use nvme_core::gate::Gate;
 use nvme_core::group::{ExecContext, Group};
 use nvme_core::sync::{AtomicU32, Order, Scope, fence};
 
-/// Writes rows: blocks of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads, as many as are useful.
-///
-/// # Safety
-/// Every address in `scatter` is what [`Scatter`] says; the queues exist on the controller and are shared.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_scatter(scatter: Scatter) {
-    let rows = &scatter.gather;
-    let block = Block::here();
-    // SAFETY: the caller's.
-    let Some(inside) = (unsafe { Inside::enter(rows, &block) }) else {
-        return;
-    };
-    let gate = inside.gate;
-    // A write without an end may still take place until the recovery: none that the stream orders after it passes it.
-    let mut is_troubled = false;
-    if block.leads() && inside.station != NO_STATION {
-        is_troubled = gate.has_trouble();
+entry! {
+    /// Writes rows: blocks of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads, as many as are useful.
+    ///
+    /// # Safety
+    /// Every address in `scatter` is what [`Scatter`] says; the queues exist on the controller and are shared.
+    pub unsafe fn nvme_scatter(scatter: Scatter) {
+        let rows = &scatter.gather;
+        let block = Block::here();
+        // SAFETY: the caller's.
+        let Some(inside) = (unsafe { Inside::enter(rows, &block) }) else {
+            return;
+        };
+        let gate = inside.gate;
+        // A write without an end may still take place until the recovery: none that the stream orders after it passes it.
+        let mut is_troubled = false;
+        if block.leads() && inside.station != NO_STATION {
+            is_troubled = gate.has_trouble();
+        }
+        let is_troubled = block.broadcast(u32::from(is_troubled)) != 0;
+        let mut work = Writer {
+            rows,
+            gate,
+            queue: inside.queue,
+            cell: inside.cell,
+            slots: inside.slots,
+            ends: match is_troubled {
+                true => code::GONE,
+                false => inside.ends,
+            },
+            has_lost: false,
+            failed: Failed::default(),
+        };
+        work.scatter_all(
+            arch::block() * BLOCK_WARPS + arch::thread() / 32,
+            arch::blocks() * BLOCK_WARPS,
+        );
+        if arch::lane() == 0 {
+            work.failed.report(rows);
+        }
+        launch::leave(rows, (&gate, inside.station), &block, work.has_lost, || {
+            // SAFETY: the host gives the count, in memory of the GPU.
+            let written = unsafe { &*(scatter.written as usize as *const AtomicU32) };
+            // Release: pairs with the load of a gather, which reads what was written.
+            written.fetch_add(1, Order::Release, Scope::Gpu);
+        });
     }
-    let is_troubled = block.broadcast(u32::from(is_troubled)) != 0;
-    let mut work = Writer {
-        rows,
-        gate,
-        queue: inside.queue,
-        cell: inside.cell,
-        slots: inside.slots,
-        ends: match is_troubled {
-            true => code::GONE,
-            false => inside.ends,
-        },
-        has_lost: false,
-        failed: Failed::default(),
-    };
-    work.scatter_all(
-        arch::block() * BLOCK_WARPS + arch::thread() / 32,
-        arch::blocks() * BLOCK_WARPS,
-    );
-    if arch::lane() == 0 {
-        work.failed.report(rows);
-    }
-    launch::leave(rows, (&gate, inside.station), &block, work.has_lost, || {
-        // SAFETY: the host gives the count, in memory of the GPU.
-        let written = unsafe { &*(scatter.written as usize as *const AtomicU32) };
-        // Release: pairs with the load of a gather, which reads what was written.
-        written.fetch_add(1, Order::Release, Scope::Gpu);
-    });
 }
 
 /// None of the table's rows.

@@ -75,7 +75,7 @@ impl Memory {
     pub fn reset(&mut self) {
         let used = *self.next.get_mut();
         for page in &mut self.pages[..used] {
-            page.0.iter_mut().for_each(|word| *word.get_mut() = 0);
+            *page = Page([const { AtomicU64::new(0) }; 512]);
         }
         self.unmapped
             .iter_mut()
@@ -92,6 +92,11 @@ impl Memory {
         assert!(first + (area.bytes / PAGE) as usize <= self.pages.len());
         // wrapping_add, because a pointer to a single page could not reach the next one.
         self.pages.as_ptr().wrapping_add(first).cast_mut().cast()
+    }
+
+    /// Where `area` begins in this process, for code that takes addresses.
+    pub fn address(&self, area: Area) -> u64 {
+        self.start_of(area).expose_provenance() as u64
     }
 
     /// A submission ring at the start of `area`.

@@ -153,5 +153,20 @@ pub fn opaque(value: u32) -> u32 {
 /// Tells the processor that the thread waits for another one's store.
 #[inline]
 pub fn spin() {
+    #[cfg(feature = "spin-hook")]
+    if let Some(hook) = HOOK.get() {
+        return hook();
+    }
     core::hint::spin_loop();
+}
+
+#[cfg(feature = "spin-hook")]
+std::thread_local! {
+    static HOOK: core::cell::Cell<Option<fn()>> = const { core::cell::Cell::new(None) };
+}
+
+/// From now on [`spin`] calls `hook` in this thread: who is waited for may be a coroutine of it.
+#[cfg(feature = "spin-hook")]
+pub fn on_spin(hook: fn()) {
+    HOOK.set(Some(hook));
 }

@@ -48,6 +48,8 @@ pub(crate) mod record;
 pub(crate) mod serial;
 #[cfg(any(loom, tsan))]
 mod site;
+#[cfg(all(feature = "spin-hook", not(any(loom, tsan, target_arch = "nvptx64"))))]
+pub use backend::on_spin;
 pub use backend::{AtomicU32, AtomicU64, fence, fence_seq_cst, opaque, spin};
 #[cfg(loom)]
 pub use backend::{begin_execution, overwriting, uncontended};

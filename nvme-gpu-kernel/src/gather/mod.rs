@@ -11,6 +11,13 @@ mod probe;
 mod warp;
 mod wide;
 
+#[cfg(not(target_arch = "nvptx64"))]
+pub use follow::nvme_follow_rows;
+#[cfg(not(target_arch = "nvptx64"))]
+pub use probe::{nvme_check_rows, nvme_copy_rows};
+#[cfg(not(target_arch = "nvptx64"))]
+pub use wide::nvme_widen_rows;
+
 use crate::arch;
 use crate::groups::Block;
 use crate::launch::{self, Failed, Inside};
@@ -26,77 +33,83 @@ use nvme_core::stripes::Stripes;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use warp::{CacheOf, Source, Warp};
 
-/// Gathers rows: blocks of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads, as many as are useful.
-///
-/// # Safety
-/// Every address in `rows` is what [`Gather`] says; the queues exist on the controller and are shared.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_gather(rows: Gather) {
-    // SAFETY: the caller's.
-    unsafe { gather(&rows, None, None) }
-}
-
-/// The same with a cache of rows in GPU memory.
-///
-/// # Safety
-/// As [`nvme_gather`]; the words of the cache are what [`Cached`] says.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_gather_cached(rows: Cached) {
-    // SAFETY: the caller's.
-    let Some(cache) = (unsafe { cache_of(&rows) }) else {
-        return;
-    };
-    // SAFETY: the caller's.
-    unsafe { gather(&rows.gather, Some(cache), None) }
-}
-
-/// Reads ranges of bytes.
-///
-/// # Safety
-/// As [`nvme_gather`]; the ranges are what [`Ranges`] says.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_read_ranges(ranges: Ranges) {
-    // SAFETY: the caller's.
-    unsafe {
-        gather(
-            &ranges.gather,
-            None,
-            Some((ranges.split, Source::Parameter)),
-        )
+entry! {
+    /// Gathers rows: blocks of [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads, as many as are useful.
+    ///
+    /// # Safety
+    /// Every address in `rows` is what [`Gather`] says; the queues exist on the controller and are shared.
+    pub unsafe fn nvme_gather(rows: Gather) {
+        // SAFETY: the caller's.
+        unsafe { gather(&rows, None, None) }
     }
 }
 
-/// Reads ranges of bytes which a kernel before it listed in memory of the GPU.
-///
-/// # Safety
-/// As [`nvme_gather`]; the list is what [`Listed`] says.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_read_listed(listed: Listed) {
-    // SAFETY: the caller's: nothing writes the list meanwhile.
-    let head = unsafe { *(listed.list as usize as *const ListHead) };
-    let most = u64::from(listed.most_ranges);
-    let ranges = if head.range_count < most {
-        head.range_count
-    } else {
-        most
-    };
-    let split = Split {
-        range_count: ranges as u32,
-        piece_shift: listed.piece_shift,
-    };
-    let source = Source::Memory(listed.list + size_of::<ListHead>() as u64);
-    let pieces = if ranges == 0 { 0 } else { head.pieces };
-    // SAFETY: the caller's.
-    unsafe { gather_some(&listed.gather, None, Some((split, source)), pieces) }
+entry! {
+    /// The same with a cache of rows in GPU memory.
+    ///
+    /// # Safety
+    /// As [`nvme_gather`]; the words of the cache are what [`Cached`] says.
+    pub unsafe fn nvme_gather_cached(rows: Cached) {
+        // SAFETY: the caller's.
+        let Some(cache) = (unsafe { cache_of(&rows) }) else {
+            return;
+        };
+        // SAFETY: the caller's.
+        unsafe { gather(&rows.gather, Some(cache), None) }
+    }
 }
 
-/// Gathers rows of several drives in stripes.
-///
-/// # Safety
-/// As [`nvme_gather`]; the members are what [`Striped`] says.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_gather_striped(rows: Striped) {
-    gather_striped(&rows);
+entry! {
+    /// Reads ranges of bytes.
+    ///
+    /// # Safety
+    /// As [`nvme_gather`]; the ranges are what [`Ranges`] says.
+    pub unsafe fn nvme_read_ranges(ranges: Ranges) {
+        arch::parameter(&ranges);
+        // SAFETY: the caller's.
+        unsafe {
+            gather(
+                &ranges.gather,
+                None,
+                Some((ranges.split, Source::Parameter)),
+            )
+        }
+    }
+}
+
+entry! {
+    /// Reads ranges of bytes which a kernel before it listed in memory of the GPU.
+    ///
+    /// # Safety
+    /// As [`nvme_gather`]; the list is what [`Listed`] says.
+    pub unsafe fn nvme_read_listed(listed: Listed) {
+        // SAFETY: the caller's: nothing writes the list meanwhile.
+        let head = unsafe { *(listed.list as usize as *const ListHead) };
+        let most = u64::from(listed.most_ranges);
+        let ranges = if head.range_count < most {
+            head.range_count
+        } else {
+            most
+        };
+        let split = Split {
+            range_count: ranges as u32,
+            piece_shift: listed.piece_shift,
+        };
+        let source = Source::Memory(listed.list + size_of::<ListHead>() as u64);
+        let pieces = if ranges == 0 { 0 } else { head.pieces };
+        // SAFETY: the caller's.
+        unsafe { gather_some(&listed.gather, None, Some((split, source)), pieces) }
+    }
+}
+
+entry! {
+    /// Gathers rows of several drives in stripes.
+    ///
+    /// # Safety
+    /// As [`nvme_gather`]; the members are what [`Striped`] says.
+    pub unsafe fn nvme_gather_striped(rows: Striped) {
+        gather_striped(&rows);
+    }
 }
 
 /// # Safety
@@ -214,7 +227,8 @@ fn gather_striped(striped: &Striped) {
         ranges: None,
         count: rows.count,
         members: Some(Members::new(striped, stripes, station, inside)),
-        cell: station * STATION_CELLS + warp * 32,
+        // Without a station it means nothing.
+        cell: station.wrapping_mul(STATION_CELLS).wrapping_add(warp * 32),
         slots: (u64::from(station) * u64::from(BLOCK_WARPS) + u64::from(warp)) * WARP_BYTES,
         ends: match (station, inside) {
             (NO_STATION, 0) => code::GONE,

@@ -7,50 +7,52 @@ use crate::arch;
 use crate::rows::{BLOCK_WARPS, Check, Gather, code};
 use crate::work::data_word;
 
-/// The bare limit beside it: rows of a table in memory that the GPU reads, at `rows.slots`. No drive.
-///
-/// # Safety
-/// As [`nvme_gather`], for ids, output and the table.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_copy_rows(rows: Gather) {
-    let lanes = u64::from(rows.lanes.clamp(1, 32));
-    let work = Warp::without_queue(&rows);
-    let mut chunk = u64::from(arch::block() * BLOCK_WARPS + arch::thread() / 32);
-    while chunk < rows.count.div_ceil(lanes) {
-        let index = chunk * lanes + u64::from(arch::lane());
-        let is_live = index < rows.count && arch::lane() < rows.lanes;
-        let mut row = work.row(index, is_live);
-        row.from = rows.slots + row.place.byte;
-        work.copy(index, &row, row.code == code::OK);
-        chunk += u64::from(arch::blocks() * BLOCK_WARPS);
+entry! {
+    /// The bare limit beside it: rows of a table in memory that the GPU reads, at `rows.slots`. No drive.
+    ///
+    /// # Safety
+    /// As [`nvme_gather`], for ids, output and the table.
+    pub unsafe fn nvme_copy_rows(rows: Gather) {
+        let lanes = u64::from(rows.lanes.clamp(1, 32));
+        let work = Warp::without_queue(&rows);
+        let mut chunk = u64::from(arch::block() * BLOCK_WARPS + arch::thread() / 32);
+        while chunk < rows.count.div_ceil(lanes) {
+            let index = chunk * lanes + u64::from(arch::lane());
+            let is_live = index < rows.count && arch::lane() < rows.lanes;
+            let mut row = work.row(index, is_live);
+            row.from = rows.slots + row.place.byte;
+            work.copy(index, &row, row.code == code::OK);
+            chunk += u64::from(arch::blocks() * BLOCK_WARPS);
+        }
     }
 }
 
-/// Counts the gathered rows whose words are not those of their ids.
-///
-/// # Safety
-/// The addresses in `check` are what [`Check`] says.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_check_rows(check: Check) {
-    let rows = &check.gather;
-    let work = Warp::without_queue(rows);
-    let warps = u64::from(arch::blocks() * BLOCK_WARPS);
-    let mut index = u64::from(arch::block() * BLOCK_WARPS + arch::thread() / 32);
-    while index < rows.count {
-        // Every lane looks at the same id.
-        let row = work.row(index, true);
-        let mut is_wrong = row.code != code::OK;
-        let mut at = u64::from(arch::lane()) * 8;
-        while at < u64::from(rows.row_bytes) {
-            // SAFETY: inside the output's row.
-            let have = unsafe { arch::load_u64(rows.out + index * rows.out_stride + at) };
-            is_wrong |= have != data_word(check.seed, (row.place.byte + at) / 8);
-            at += 256;
+entry! {
+    /// Counts the gathered rows whose words are not those of their ids.
+    ///
+    /// # Safety
+    /// The addresses in `check` are what [`Check`] says.
+    pub unsafe fn nvme_check_rows(check: Check) {
+        let rows = &check.gather;
+        let work = Warp::without_queue(rows);
+        let warps = u64::from(arch::blocks() * BLOCK_WARPS);
+        let mut index = u64::from(arch::block() * BLOCK_WARPS + arch::thread() / 32);
+        while index < rows.count {
+            // Every lane looks at the same id.
+            let row = work.row(index, true);
+            let mut is_wrong = row.code != code::OK;
+            let mut at = u64::from(arch::lane()) * 8;
+            while at < u64::from(rows.row_bytes) {
+                // SAFETY: inside the output's row.
+                let have = unsafe { arch::load_u64(rows.out + index * rows.out_stride + at) };
+                is_wrong |= have != data_word(check.seed, (row.place.byte + at) / 8);
+                at += 256;
+            }
+            if arch::ballot(arch::FULL, is_wrong) != 0 && arch::lane() == 0 {
+                // SAFETY: the host gives the count.
+                unsafe { arch::add(check.wrong as usize as *mut u64, 1) };
+            }
+            index += warps;
         }
-        if arch::ballot(arch::FULL, is_wrong) != 0 && arch::lane() == 0 {
-            // SAFETY: the host gives the count.
-            unsafe { arch::add(check.wrong as usize as *mut u64, 1) };
-        }
-        index += warps;
     }
 }

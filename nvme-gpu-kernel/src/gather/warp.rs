@@ -109,7 +109,11 @@ impl<'r> Warp<'r, '_> {
         let chunks = self.count.div_ceil(lanes);
         let mut chunk = u64::from(first);
         // The block has passed the gate just now.
-        let mut looked_ns = Gpu.now_ns();
+        let mut looked_ns = match self.members {
+            // Of one lane: all look together, and lanes may have read the clock at different moments.
+            Some(_) => copy::shuffle64(Gpu.now_ns(), 0),
+            None => Gpu.now_ns(),
+        };
         while chunk < chunks {
             let index = chunk * lanes + u64::from(arch::lane());
             if let Some(members) = &mut self.members {

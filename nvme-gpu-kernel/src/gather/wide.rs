@@ -10,28 +10,29 @@ use crate::station;
 use nvme_core::group::Group;
 use nvme_formats::{Format, Wide, value};
 
-/// Widens rows that a launch before it in the stream has gathered: blocks of
-/// [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads, as many as are useful. A row that was not read is one of
-/// [`zero_byte`](Format::zero_byte)s, and comes out as zeros.
-///
-/// # Safety
-/// The addresses in `rows` are what [`Widened`] says.
-#[unsafe(no_mangle)]
-pub unsafe extern "ptx-kernel" fn nvme_widen_rows(rows: Widened) {
-    let Some(widening) = Widening::new(&rows) else {
-        return;
-    };
-    let block = Block::here();
-    let gather = &rows.gather;
-    let mut index = u64::from(arch::block() * BLOCK_WARPS + arch::thread() / 32);
-    while index < gather.count {
-        widening.row_of_format(gather.out + index * gather.out_stride);
-        index += u64::from(arch::blocks() * BLOCK_WARPS);
-    }
-    // The rows of all warps are stored.
-    block.sync();
-    if block.leads() {
-        station::end_block(gather);
+entry! {
+    /// Widens rows that a launch before it in the stream has gathered: blocks of
+    /// [`BLOCK_THREADS`](crate::rows::BLOCK_THREADS) threads, as many as are useful. A row that was not read is one of
+    /// [`zero_byte`](Format::zero_byte)s, and comes out as zeros.
+    ///
+    /// # Safety
+    /// The addresses in `rows` are what [`Widened`] says.
+    pub unsafe fn nvme_widen_rows(rows: Widened) {
+        let Some(widening) = Widening::new(&rows) else {
+            return;
+        };
+        let block = Block::here();
+        let gather = &rows.gather;
+        let mut index = u64::from(arch::block() * BLOCK_WARPS + arch::thread() / 32);
+        while index < gather.count {
+            widening.row_of_format(gather.out + index * gather.out_stride);
+            index += u64::from(arch::blocks() * BLOCK_WARPS);
+        }
+        // The rows of all warps are stored.
+        block.sync();
+        if block.leads() {
+            station::end_block(gather);
+        }
     }
 }
 

@@ -272,7 +272,7 @@ fn share(here: &Bus, launch: &Launch, number: u32, mine: &[u64], report: &mut Re
 }
 
 /// The GPU's clock: it goes on from launch to launch.
-fn now_ns() -> u64 {
+pub fn now_ns() -> u64 {
     static BEGIN: OnceLock<Instant> = OnceLock::new();
     BEGIN.get_or_init(Instant::now).elapsed().as_nanos() as u64 + 1_000_000
 }

@@ -31,11 +31,9 @@ mod memory;
 mod paged;
 mod peer;
 mod rows;
-mod scatter;
 mod search;
 mod streamed;
 mod streams;
-mod striped;
 mod warps;
 
 use nvme_gpu_kernel::Kernel;

@@ -8,7 +8,7 @@
 
 use crate::{
     INVALID_HANDLE, INVALID_VALUE, KERNELS, NOT_READY, PEER, SUCCESS, Status, compute,
-    current_context, examples, fault, kernels, litmus, lock, matmul, peer, rows, scatter, striped,
+    current_context, examples, fault, kernels, litmus, lock, matmul, peer, rows,
 };
 use nvme_gpu_kernel::Kernel;
 use nvme_gpu_kernel::rows::{
@@ -440,37 +440,37 @@ pub unsafe extern "C" fn cuLaunchKernel(
         (None, name) if name == rows::NAMES[2] => {
             // SAFETY: this kernel takes one `Check`.
             let check = unsafe { **parameters.cast::<*const Check>() };
-            Arc::new(move || rows::check(&check))
+            Arc::new(move || rows::check(check, grid, block))
         }
         (None, name) if name == rows::NAMES[3] => {
             // SAFETY: this kernel takes one `Cached`.
             let cached = unsafe { **parameters.cast::<*const Cached>() };
-            Arc::new(move || rows::gather_cached(&cached, grid))
+            Arc::new(move || rows::gather_cached(cached, grid, block))
         }
         (None, name) if name == rows::NAMES[4] => {
             // SAFETY: this kernel takes one `Widened`.
             let wide = unsafe { **parameters.cast::<*const Widened>() };
-            Arc::new(move || rows::widen(&wide))
+            Arc::new(move || rows::widen(wide, grid, block))
         }
         (None, name) if name == rows::NAMES[5] => {
             // SAFETY: this kernel takes one `Striped`.
             let rows = unsafe { **parameters.cast::<*const Striped>() };
-            Arc::new(move || striped::gather(&rows, grid))
+            Arc::new(move || rows::gather_striped(rows, grid, block))
         }
         (None, name) if name == rows::NAMES[6] => {
             // SAFETY: this kernel takes one `Ranges`.
             let ranges = unsafe { **parameters.cast::<*const Ranges>() };
-            Arc::new(move || rows::read_ranges(&ranges, grid))
+            Arc::new(move || rows::read_ranges(ranges, grid, block))
         }
         (None, name) if name == rows::NAMES[7] => {
             // SAFETY: this kernel takes one `Scatter`.
             let rows = unsafe { **parameters.cast::<*const Scatter>() };
-            Arc::new(move || scatter::scatter(&rows, grid))
+            Arc::new(move || rows::scatter(rows, grid, block))
         }
         (None, name) if name == rows::NAMES[8] => {
             // SAFETY: this kernel takes one `Listed`.
             let listed = unsafe { **parameters.cast::<*const Listed>() };
-            Arc::new(move || rows::read_listed(&listed, grid))
+            Arc::new(move || rows::read_listed(listed, grid, block))
         }
         (None, name) if matmul::NAMES.contains(&name) => {
             // SAFETY: as above.
@@ -479,25 +479,25 @@ pub unsafe extern "C" fn cuLaunchKernel(
         (None, name) if name == rows::NAMES[9] => {
             // SAFETY: this kernel takes one `Follow`.
             let follow = unsafe { **parameters.cast::<*const Follow>() };
-            Arc::new(move || rows::follow(&follow, grid))
+            Arc::new(move || rows::follow(follow, grid, block))
         }
         (None, name) if rows::NAMES.contains(&name) => {
             // SAFETY: these kernels take one `Gather`.
             let gather = unsafe { **parameters.cast::<*const Gather>() };
             match name == rows::NAMES[0] {
-                true => Arc::new(move || rows::gather(&gather, grid)),
-                false => Arc::new(move || rows::copy(&gather)),
+                true => Arc::new(move || rows::gather(gather, grid, block)),
+                false => Arc::new(move || rows::copy(gather, grid, block)),
             }
         }
         (None, name) if name == examples::NAMES[0] => {
             // SAFETY: this kernel takes one `Args`.
             let args = unsafe { **parameters.cast::<*const gpu_histogram::Args>() };
-            Arc::new(move || examples::histogram(&args))
+            Arc::new(move || examples::histogram(args, grid, block))
         }
         (None, name) if name == examples::NAMES[1] => {
             // SAFETY: this kernel takes one `Walk`.
             let walk = unsafe { **parameters.cast::<*const gpu_histogram::Walk>() };
-            Arc::new(move || examples::walk(&walk, grid, block))
+            Arc::new(move || examples::walk(walk, grid, block))
         }
         (None, name) if name == examples::NAMES[2] => Arc::new(|| {}),
         (None, name) if compute::NAMES.contains(&name) => {

@@ -3,13 +3,20 @@
 #![allow(unsafe_code)]
 
 use crate::kernels::Bus;
-use crate::rows::{TURN, claim, finish, gate_of, owner, queue};
-use nvme_core::gate::Gate;
+use nvme_core::gate::{Gate, words};
 use nvme_core::group::ExecContext;
+use nvme_core::handoff::QueueWords;
 use nvme_core::spec::{Iova, Lba, Nsid, nvm};
-use nvme_core::sync::{Order, Scope};
-use nvme_core::{Command, Data, Outcome, SharedQueue, SubmitError, Token, WaitError};
-use nvme_gpu_kernel::rows::{BLOCK_WARPS, Gather, Place, STATION_CELLS, WARP_BYTES, code, worst};
+use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
+use nvme_core::{Cells, Command, Data, Outcome, SharedQueue, SubmitError, Token, WaitError};
+use nvme_gpu_kernel::Queues;
+use nvme_gpu_kernel::rows::{
+    BLOCK_WARPS, Gather, Place, Progress, STATION_CELLS, Summary, WARP_BYTES, code, worst,
+};
+use std::sync::Mutex;
+
+/// One launch at a time: a launch is one thread.
+static TURN: Mutex<()> = Mutex::new(());
 
 /// A warp's reads, as `nvme_gpu_kernel::Reads` has them.
 pub struct Reads<'r> {
@@ -107,5 +114,68 @@ impl Reads<'_> {
             Ok((Outcome::Aborted(_), _)) | Err((WaitError::Refused, _)) => code::GONE,
             Err((WaitError::TimedOut, _)) => code::TIMED_OUT,
         }
+    }
+}
+
+fn gate_of(rows: &Gather) -> Gate<'_> {
+    let gate = rows.gate as usize as *const AtomicU32;
+    // SAFETY: the host gives the words of a gate.
+    let gate = unsafe { std::slice::from_raw_parts(gate, words(rows.station_count)) };
+    Gate::new(gate).expect("words of a gate")
+}
+
+/// Tells the host of a launch's end.
+fn finish(rows: &Gather, failed: u64, first: u64) {
+    // SAFETY: the host gives both; the progress stays zero, as the kernel leaves it.
+    unsafe {
+        let progress = &mut *(rows.progress as usize as *mut Progress);
+        progress.launches = progress.launches.wrapping_add(1);
+        let summary = rows.summary as usize as *mut Summary;
+        (&*(&raw const (*summary).failed).cast::<AtomicU64>()).store(
+            failed,
+            Order::Relaxed,
+            Scope::Sys,
+        );
+        (&*(&raw const (*summary).worst).cast::<AtomicU64>()).store(
+            first,
+            Order::Relaxed,
+            Scope::Sys,
+        );
+        let ended = &*(&raw const (*summary).ended).cast::<AtomicU32>();
+        ended.store(progress.launches, Order::Release, Scope::Sys);
+    }
+}
+
+fn owner(rows: &Gather, station: u32) -> &AtomicU32 {
+    let words = rows.stations as usize as *const AtomicU32;
+    // SAFETY: the host gives a word for each station.
+    unsafe { &*words.add(station as usize) }
+}
+
+fn claim(rows: &Gather, gate: &Gate<'_>) -> Option<u32> {
+    gate.look().ok()?;
+    for station in 0..rows.station_count {
+        let owner = owner(rows, station);
+        if owner.compare_exchange(0, 1, Order::Acquire, Scope::Gpu) != 0 {
+            continue;
+        }
+        if gate.enter(station).is_ok() {
+            return Some(station);
+        }
+        owner.store(0, Order::Release, Scope::Gpu);
+        return None;
+    }
+    None
+}
+
+fn queue(queues: &Queues, station: u32) -> SharedQueue<'static> {
+    let words = queues.queues as usize as *const QueueWords;
+    // SAFETY: the host vouches for the queues and the cells.
+    unsafe {
+        let words = &*words.add((station % queues.queue_count) as usize);
+        let (memory, state) = words.attach().expect("possible sizes");
+        let cells = queues.cells as usize as *const AtomicU64;
+        let cells = std::slice::from_raw_parts(cells, queues.cell_count as usize);
+        SharedQueue::new(memory, state, Cells::new(cells))
     }
 }

@@ -12,6 +12,7 @@ use crate::seed::Rng;
 use crate::setup::{BLOCK_BYTES, BLOCKS, Driver, MAX_BLOCKS, QueueSetup, Setup, pick};
 use crate::world::{Ground, World};
 use nvme_core::bringup::QueuePlan;
+use nvme_core::handoff::QueueWords;
 use nvme_core::queue_state::{QueueState, words};
 use nvme_core::spec::{PageSize, Qid};
 use nvme_core::sync::{AtomicU32, AtomicU64};
@@ -22,7 +23,7 @@ use nvme_tests::Bar;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Memory of both sides.
-const MEMORY: u64 = 112 * PAGE;
+const MEMORY: u64 = 1200 * PAGE;
 /// Turns after the last operation in which everything must have come to rest.
 const TURNS: u32 = 20_000;
 
@@ -93,6 +94,30 @@ impl Parts {
             sq_doorbell: bells.bell(self.qid, Side::Tail),
             cq_doorbell: bells.bell(self.qid, Side::Head),
             lists: ListMemory::new(memory.words(self.lists), PageSize::KIB4, self.share),
+        }
+    }
+
+    /// The queue as the host hands it to a kernel; its state and its slots.
+    pub(crate) fn words(
+        &self,
+        memory: &Memory,
+        bells: &Bells,
+        (state, slots): (u64, u32),
+    ) -> QueueWords {
+        QueueWords {
+            sq: memory.address(self.sq),
+            cq: memory.address(self.cq),
+            sq_doorbell: bells.address(self.qid, Side::Tail),
+            cq_doorbell: bells.address(self.qid, Side::Head),
+            lists: memory.address(self.lists),
+            lists_iova: self.lists.iova.0,
+            state,
+            entries: self.sq_entries,
+            slots,
+            list_words: self.share as u32,
+            page_shift: 12,
+            qid: self.qid.into(),
+            ..QueueWords::default()
         }
     }
 

@@ -1,13 +1,14 @@
-//! Gathers beside writes and recoveries: nothing is found where nothing is wrong, and bugs that are planted are.
+//! Kernels beside writes and recoveries: nothing is found where nothing is wrong, and bugs of the host that are planted
+//! are. Those of kernels are patches of `tests/mutants`.
 
 use nvme_simulate::account::Failure;
 use nvme_simulate::rows::{Counts, Sabotage, run};
 use nvme_simulate::run::Arena;
 
 /// Seeds within which a planted bug must be found.
-const SEEDS: u64 = 20_000;
+const SEEDS: u64 = 2_000;
 /// Seeds in which nothing may be found.
-const HONEST: u64 = 600;
+const HONEST: u64 = 60;
 
 fn first_failure(sabotage: Sabotage) -> Option<(u64, Failure)> {
     let mut arena = Arena::default();
@@ -37,45 +38,15 @@ fn nothing_is_found_where_nothing_is_wrong_and_everything_happens() {
         let one = run(&mut arena, seed, Sabotage::None, false);
         assert_eq!(one.failure, None, "seed {seed}");
         counts.add(&one.counts);
-        if seed < 20 {
+        if seed < 3 {
             let two = run(&mut Arena::default(), seed, Sabotage::None, true);
             assert_eq!(one.hash, two.hash, "seed {seed} does not repeat");
             assert!(!two.lines.is_empty());
         }
     }
     for (name, count) in counts.named() {
-        assert!(count >= 100, "{name}: {count} in {HONEST} seeds");
+        assert!(count >= 10, "{name}: {count} in {HONEST} seeds");
     }
-}
-
-#[test]
-fn a_lost_station_that_is_given_back_at_once() {
-    is_found(Sabotage::FreesLost, &["station"]);
-}
-
-#[test]
-fn a_lost_read_that_nobody_hears_of() {
-    is_found(Sabotage::TellsNobody, &["station", "recovery"]);
-}
-
-#[test]
-fn a_block_that_goes_on_past_a_shut_gate() {
-    is_found(Sabotage::PassesAnyway, &["gate"]);
-}
-
-#[test]
-fn a_row_that_fails_for_its_neighbours_block() {
-    is_found(Sabotage::RepeatsNothing, &["rows"]);
-}
-
-#[test]
-fn a_row_that_is_looked_for_in_the_wrong_slot() {
-    is_found(Sabotage::OwnSlot, &["rows"]);
-}
-
-#[test]
-fn a_row_that_failed_and_has_bytes() {
-    is_found(Sabotage::LeavesBytes, &["rows"]);
 }
 
 #[test]
@@ -86,9 +57,4 @@ fn a_row_of_before_a_write() {
 #[test]
 fn a_row_of_before_a_write_that_a_recovery_ended() {
     is_found(Sabotage::ForgetsLostWrites, &["rows"]);
-}
-
-#[test]
-fn lines_that_stay_pinned() {
-    is_found(Sabotage::KeepsPins, &["cache"]);
 }

@@ -71,8 +71,19 @@ impl Reader<'_> {
 ///
 /// # Safety
 /// Every address in `args` is what [`Args`] says, and the queues are shared by such kernels alone.
+#[cfg(target_arch = "nvptx64")]
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn histogram(args: Args) {
+    // SAFETY: the caller's.
+    unsafe { run(&args) };
+}
+
+/// What each thread of [`histogram`] does; on the host, what each lane of a test does.
+///
+/// # Safety
+/// Every address in `args` is what [`Args`] says, and the queues are shared by such kernels alone.
+#[inline(always)]
+pub unsafe fn run(args: &Args) {
     let thread = u64::from(arch::block() * arch::block_threads() + arch::thread());
     let threads = u64::from(arch::blocks() * arch::block_threads());
     let index = (thread / 32) as u32 % args.queues.queue_count.max(1);
@@ -81,7 +92,7 @@ pub unsafe extern "ptx-kernel" fn histogram(args: Args) {
         return;
     };
     let reader = Reader {
-        args: &args,
+        args,
         queue,
         thread,
     };

@@ -5,10 +5,10 @@
 #![cfg_attr(target_arch = "nvptx64", no_std)]
 #![cfg_attr(target_arch = "nvptx64", feature(abi_ptx))]
 
-#[cfg(target_arch = "nvptx64")]
-mod kernel;
-#[cfg(target_arch = "nvptx64")]
-mod walk;
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
+pub mod kernel;
+#[cfg(any(target_arch = "nvptx64", feature = "lanes"))]
+pub mod walk;
 
 use nvme_gpu_kernel::Queues;
 use nvme_gpu_kernel::rows::Gather;

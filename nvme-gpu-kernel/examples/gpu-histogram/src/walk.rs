@@ -10,8 +10,19 @@ use nvme_gpu_kernel::{TableRows, arch};
 ///
 /// # Safety
 /// Every address in `walk` is what [`Walk`] says.
+#[cfg(target_arch = "nvptx64")]
 #[unsafe(no_mangle)]
 pub unsafe extern "ptx-kernel" fn walk(walk: Walk) {
+    // SAFETY: the caller's.
+    unsafe { run(&walk) };
+}
+
+/// What each thread of [`walk`] does; on the host, what each lane of a test does.
+///
+/// # Safety
+/// Every address in `walk` is what [`Walk`] says.
+#[inline(always)]
+pub unsafe fn run(walk: &Walk) {
     let index = arch::block() * arch::block_threads() + arch::thread();
     // SAFETY: the host gave it for this table.
     let mut table = unsafe { TableRows::enter(&walk.table) };

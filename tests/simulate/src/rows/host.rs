@@ -1,7 +1,8 @@
 //! The host: its watch, which recovers the controller, and writes beside the gathers.
 
 use super::drive::At;
-use super::{LANES, Sabotage, World};
+use super::launch::Work;
+use super::{STATION_CELLS, Sabotage, World};
 use crate::account::Failure;
 use crate::memory::Area;
 use crate::setup::{BLOCKS, COMMAND_NS};
@@ -77,33 +78,47 @@ impl World<'_> {
 
     /// Resets the controller, gives stations back and opens the gate.
     fn recover(&mut self) -> Result<(), Failure> {
-        if let Some(block) = self.blocks.iter().flatten().find(|block| block.is_inside()) {
-            let text = format!("block {} is inside a gate that is idle", block.number);
-            return Err(Failure::new("gate", text));
-        }
+        let lost: Vec<u32> = std::iter::from_fn(|| self.gate.take_lost()).collect();
+        self.check_idle(&lost)?;
         self.tell("recovery", self.counts.recoveries as u32, 0);
         self.drive.reset()?;
         self.end_write();
-        while let Some(station) = self.gate.take_lost() {
-            let cells = station as usize * LANES;
-            for cell in &self.cells[cells..cells + LANES] {
+        for station in lost {
+            let cells = (station * STATION_CELLS) as usize;
+            for cell in &self.cells[cells..cells + STATION_CELLS as usize] {
                 cell.store(0, Order::Relaxed, Scope::Gpu);
             }
-            self.lost[station as usize] = false;
             self.free[station as usize].store(0, Order::Release, Scope::Gpu);
-        }
-        if self.lost.iter().any(|lost| *lost) {
-            return Err(Failure::new("station", "a lost station was not given back"));
         }
         self.table.settle();
         // Writes without an end may have taken place until now.
         if self.sabotage != Sabotage::ForgetsLostWrites {
-            self.written += 1;
+            self.count_write();
         }
         self.counts.recoveries += 1;
         self.gate.open();
         self.host = Host::Watches;
         Ok(())
+    }
+
+    /// The gate is idle: commands without an end are those of stations that were left so.
+    fn check_idle(&self, lost: &[u32]) -> Result<(), Failure> {
+        let queue = &self.drive.queues[0];
+        for station in 0..self.free.len() as u32 {
+            let cells = station * STATION_CELLS..(station + 1) * STATION_CELLS;
+            let has_left = lost.contains(&station);
+            let mut under_way = cells.filter(|cell| !has_left && queue.is_under_way(*cell));
+            if let Some(cell) = under_way.next() {
+                let text =
+                    format!("the gate is idle, and station {station} has cell {cell} under way");
+                return Err(Failure::new("gate", text));
+            }
+        }
+        Ok(())
+    }
+
+    fn count_write(&self) {
+        self.written.fetch_add(1, Order::Release, Scope::Sys);
     }
 
     /// The reset has ended what the writer had under way.
@@ -128,7 +143,7 @@ impl World<'_> {
         }
         self.counts.writes += 1;
         if self.sabotage != Sabotage::KeepsStale {
-            self.written += 1;
+            self.count_write();
         }
         self.tell("written", lba, version as i32);
     }
@@ -138,7 +153,11 @@ impl World<'_> {
         let queue = &self.drive.queues[0];
         let now_ns = self.drive.now_ns;
         let Some(write) = self.writer.write.take() else {
-            let may = matches!(self.host, Host::Watches) && !self.writer.has_lost;
+            let writes = |index: &usize| self.launches[*index].work == Work::Scatter;
+            let may = matches!(self.host, Host::Watches)
+                && !self.writer.has_lost
+                && !self.gate.has_trouble()
+                && !self.under_way().iter().any(writes);
             if may && self.faults_may_come() {
                 self.send_write();
             }

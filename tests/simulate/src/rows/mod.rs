@@ -1,13 +1,12 @@
 //! Gathers of rows by a GPU, beside writes and recoveries of the host, in virtual time.
 //!
-//! A seed draws the table, the queues, a controller with faults, and the order in which blocks of launches, the writer,
-//! the host's watch and the controller act: one step at a time, each in one thread. Blocks call the core's gate, queues
-//! and cache of rows as the kernels do; what kernels do between those calls is written here once more
-//! (`block`), since their own source needs a warp.
+//! A seed draws the table, the queues, a controller with faults, and the order in which warps of launches, the writer,
+//! the host's watch and the controller act: one step at a time, each in one thread. The kernels are their own source:
+//! a step is a few collectives of one warp.
 
-mod block;
 mod drive;
 mod host;
+mod launch;
 mod table;
 
 use crate::account::Failure;
@@ -18,32 +17,34 @@ use crate::run::{Arena, Parts, config, of_panic};
 use crate::seed::Rng;
 use crate::setup::{BLOCK_BYTES, BLOCKS, COMMAND_NS, Driver, QueueSetup, Setup, pick};
 use crate::trace::{Event, Trace};
-use block::{Block, Step};
 use drive::Drive;
 use host::{Host, Writer};
+use launch::{Launch, Work};
 use nvme_core::gate::{Gate, words};
 use nvme_core::queue_state::{QueueState, words as state_words};
-use nvme_core::row_cache::{RowCache, WAYS};
+use nvme_core::row_cache::WAYS;
 use nvme_core::spec::Qid;
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
 use nvme_core::{Cells, Identity, QueuePair, SharedQueue, Slot};
-use nvme_gpu_kernel::rows::{Gather, code, slot_bytes};
+use nvme_gpu_kernel::Queues;
+use nvme_gpu_kernel::lanes::{Clock, Turn};
+use nvme_gpu_kernel::rows::{Cached, Gather, STATION_BYTES, STATION_CELLS, code, slot_bytes};
 use nvme_sim::Controller;
 use nvme_tests::Bar;
+use std::cell::Cell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::rc::Rc;
 use table::Table;
 
-/// Rows that a block reads at a time.
-const LANES: usize = 4;
-const STATIONS: u32 = 3;
+/// Of so many seeds of a run one has gathers: the lanes of their kernels take longer than all else.
+pub const EACH: u64 = 16;
+const STATIONS: u32 = 2;
 /// Launches of a seed, before the last one.
-const LAUNCHES: usize = 14;
+const LAUNCHES: usize = 8;
 /// Launches under way at a time.
-const AT_ONCE: usize = 3;
+const AT_ONCE: usize = 2;
 /// Turns of a schedule, and those in which everything must have come to rest afterwards.
-const TURNS: u32 = 30_000;
-/// What the output holds before a gather.
-const CANARY: u8 = 0xA5;
+const TURNS: u32 = 20_000;
 
 /// A bug that is planted, so that the oracles show that they find it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -51,24 +52,10 @@ pub enum Sabotage {
     /// None.
     #[default]
     None,
-    /// A station with a read that has no end is given back at once.
-    FreesLost,
-    /// A lost read is not reported.
-    TellsNobody,
-    /// A block goes on that found the gate shut.
-    PassesAnyway,
-    /// A read that failed for several rows is not done again for each.
-    RepeatsNothing,
-    /// A row is looked for in its own slot, also where another lane has read it.
-    OwnSlot,
-    /// Rows that failed keep what the output held.
-    LeavesBytes,
     /// A write makes no line stale.
     KeepsStale,
     /// A recovery makes no line stale.
     ForgetsLostWrites,
-    /// Lines stay pinned.
-    KeepsPins,
 }
 
 /// How often what happened.
@@ -76,16 +63,16 @@ pub enum Sabotage {
 pub struct Counts {
     /// Rows that were asked for.
     pub rows: u64,
-    /// Commands that read several rows.
-    pub joined: u64,
-    /// Rows that were read once more by themselves.
-    pub repeated: u64,
-    /// Rows that came from the cache.
-    pub hits: u64,
+    /// Rows of which a command failed.
+    pub failed: u64,
     /// Rows that failed since the gate was shut, or a command was aborted.
     pub gone: u64,
-    /// Stations that were left with a read that has no end.
+    /// Rows whose command has no end.
     pub lost: u64,
+    /// Rows that a launch wrote.
+    pub written: u64,
+    /// Lines of the cache that hold a row in the end.
+    pub hits: u64,
     /// Writes of the host that ended.
     pub writes: u64,
     /// Recoveries.
@@ -97,11 +84,11 @@ impl Counts {
     pub fn named(&self) -> [(&'static str, u64); 8] {
         [
             ("rows", self.rows),
-            ("joined", self.joined),
-            ("repeated", self.repeated),
-            ("hits", self.hits),
+            ("failed", self.failed),
             ("gone", self.gone),
             ("lost", self.lost),
+            ("written", self.written),
+            ("hits", self.hits),
             ("writes", self.writes),
             ("recoveries", self.recoveries),
         ]
@@ -110,11 +97,11 @@ impl Counts {
     /// Adds those of another run.
     pub fn add(&mut self, other: &Self) {
         self.rows += other.rows;
-        self.joined += other.joined;
-        self.repeated += other.repeated;
-        self.hits += other.hits;
+        self.failed += other.failed;
         self.gone += other.gone;
         self.lost += other.lost;
+        self.written += other.written;
+        self.hits += other.hits;
         self.writes += other.writes;
         self.recoveries += other.recoveries;
     }
@@ -133,43 +120,33 @@ pub struct Run {
     pub counts: Counts,
 }
 
-/// A gather under way.
-struct Launch {
-    ids: Vec<i64>,
-    out: Vec<u8>,
-    codes: Vec<Option<i32>>,
-    /// The versions of blocks that it has to see at least.
-    floor: Vec<u32>,
-    blocks: usize,
-}
-
 struct World<'a> {
     drive: Drive<'a>,
     rng: Rng,
     sabotage: Sabotage,
     trace: Trace,
     counts: Counts,
+    /// The time as kernels see it.
+    clock: Clock,
+    clock_ns: Rc<Cell<u64>>,
+    /// The table that is read, and one of whole blocks that is written.
     rows: Gather,
-    slots: Area,
+    whole: Gather,
+    cached: Cached,
     gate: Gate<'a>,
     /// A word for each station.
     free: &'a [AtomicU32],
-    /// The block that has it.
-    owners: Vec<Option<u32>>,
-    /// Whether a read into its slots has no end.
-    lost: Vec<bool>,
     cells: &'a [AtomicU64],
-    cache: Option<RowCache<'a>>,
     states: &'a [AtomicU32],
-    lines: Vec<Vec<u8>>,
     /// Writes of the host that have ended.
-    written: u32,
+    written: &'a AtomicU32,
     table: Table,
     launches: Vec<Launch>,
-    blocks: Vec<Option<Block>>,
     writer: Writer,
     host: Host,
     faults: u32,
+    /// Commands that may have failed with a status, and of which no row was told yet.
+    statuses: u64,
 }
 
 /// Runs a seed. With `lines` the trace comes as text, too.
@@ -217,6 +194,10 @@ fn draw_rows(rng: &mut Rng) -> Gather {
         slot_bytes: slot as u32,
         block_shift: BLOCK_BYTES.trailing_zeros(),
         run_rows: pick(rng, &[1, 2, 4]),
+        lanes: pick(rng, &[2, 5, 32]),
+        nsid: 1,
+        station_count: STATIONS,
+        timeout_ns: COMMAND_NS,
         ..Gather::default()
     }
 }
@@ -243,9 +224,14 @@ fn run_on(memory: &Memory, seed: u64, sabotage: Sabotage, lines: bool) -> Run {
         .queues
         .map(|queue| atomics(state_words(queue.sq_entries)));
     // A cell for each row under way, and the writer's.
-    let cells: Vec<_> = (0..STATIONS as usize * LANES + 1)
+    let cells: Vec<_> = (0..STATIONS * STATION_CELLS + 1)
         .map(|_| AtomicU64::new(0))
         .collect();
+    let queue_words = [0, 1].map(|index: usize| {
+        let state = states[index].as_ptr().expose_provenance() as u64;
+        let slots = setup.queues[index].slots;
+        parts[index].words(memory, &bells, (state, slots))
+    });
     let queues = [0, 1].map(|index: usize| {
         let queue = &setup.queues[index];
         let qid = Qid(index as u16 + 1);
@@ -272,33 +258,43 @@ fn run_on(memory: &Memory, seed: u64, sabotage: Sabotage, lines: bool) -> Run {
         queues,
     };
     let (gate, free) = (atomics(words(STATIONS)), atomics(STATIONS as usize));
-    let lines_of_cache = pick(&mut rng, &[0, WAYS, WAYS * 2]);
-    let cache_states = atomics(lines_of_cache);
-    let ids: Vec<_> = (0..lines_of_cache).map(|_| AtomicU64::new(0)).collect();
-    let epochs = atomics(lines_of_cache);
-    let slot_memory = u64::from(STATIONS) * LANES as u64 * u64::from(rows.slot_bytes);
+    let memories = Memories::take(&mut rng, memory, rows.row_bytes);
+    let rows = Gather {
+        queues: Queues {
+            queues: address(&queue_words),
+            cells: address(&cells),
+            queue_count: queue_words.len() as u32,
+            cell_count: cells.len() as u32,
+        },
+        gate: address(&gate),
+        stations: address(&free),
+        slots: memory.address(memories.slots),
+        slots_iova: memories.slots.iova.0,
+        ..rows
+    };
+    let clock_ns = Rc::new(Cell::new(setup.clock_ns));
+    let of_clock = clock_ns.clone();
     let mut world = World {
         drive: Drive::new(drive, setup.clock_ns),
         sabotage,
         trace: Trace::new(lines),
         counts: Counts::default(),
+        clock: Rc::new(move || of_clock.get()),
+        clock_ns,
         rows,
-        slots: memory.take(slot_memory, PAGE),
+        whole: whole_rows(&mut rng, rows),
+        cached: memories.cached(memory),
         gate: Gate::new(&gate).expect("words of a gate"),
         free: &free,
-        owners: vec![None; STATIONS as usize],
-        lost: vec![false; STATIONS as usize],
         cells: &cells,
-        cache: RowCache::new(&cache_states, &ids, &epochs),
-        states: &cache_states,
-        lines: vec![vec![0; rows.row_bytes as usize]; lines_of_cache],
-        written: 0,
+        states: &memories.states,
+        written: &memories.written[0],
         table: Table::default(),
         launches: Vec::new(),
-        blocks: Vec::new(),
         writer: Writer::new(memory.take(PAGE, PAGE)),
         host: Host::Watches,
         faults: 1 + rng.below(4) as u32,
+        statuses: 0,
         rng,
     };
     let failure = world.play().err();
@@ -307,6 +303,65 @@ fn run_on(memory: &Memory, seed: u64, sabotage: Sabotage, lines: bool) -> Run {
         hash: world.trace.hash(),
         lines: world.trace.lines().to_vec(),
         counts: world.counts,
+    }
+}
+
+fn address<T>(of: &[T]) -> u64 {
+    of.as_ptr().expose_provenance() as u64
+}
+
+/// A table of whole blocks over those that are read.
+fn whole_rows(rng: &mut Rng, rows: Gather) -> Gather {
+    let row_bytes = pick(rng, &[1, 2, 3]) * BLOCK_BYTES as u32;
+    let first_byte = rng.below(3) * BLOCK_BYTES;
+    Gather {
+        first_byte,
+        row_bytes,
+        rows: (30 * BLOCK_BYTES - first_byte) / u64::from(row_bytes),
+        slot_bytes: row_bytes,
+        ..rows
+    }
+}
+
+/// What kernels use of the host, and of the GPU.
+struct Memories {
+    slots: Area,
+    lines: Area,
+    line_bytes: u32,
+    states: Vec<AtomicU32>,
+    ids: Vec<AtomicU64>,
+    epochs: Vec<AtomicU32>,
+    /// Writes of the host that have ended, and of the GPU.
+    written: Vec<AtomicU32>,
+}
+
+impl Memories {
+    fn take(rng: &mut Rng, memory: &Memory, row_bytes: u32) -> Self {
+        let lines = pick(rng, &[WAYS, WAYS * 2]);
+        let line_bytes = row_bytes.next_multiple_of(16);
+        Self {
+            slots: memory.take(u64::from(STATIONS) * STATION_BYTES, PAGE),
+            lines: memory.take(lines as u64 * u64::from(line_bytes), PAGE),
+            line_bytes,
+            states: atomics(lines),
+            ids: (0..lines).map(|_| AtomicU64::new(0)).collect(),
+            epochs: atomics(lines),
+            written: atomics(2),
+        }
+    }
+
+    fn cached(&self, memory: &Memory) -> Cached {
+        Cached {
+            gather: Gather::default(),
+            states: address(&self.states),
+            ids: address(&self.ids),
+            epochs: address(&self.epochs),
+            data: memory.address(self.lines),
+            written_by_host: address(&self.written),
+            written_by_gpu: address(&self.written[1..]),
+            lines: self.states.len() as u32,
+            line_bytes: self.line_bytes,
+        }
     }
 }
 
@@ -330,12 +385,12 @@ impl World<'_> {
         self.rest()?;
         // Everything is free again, and all rows can be read.
         let ids: Vec<i64> = (0..self.rows.rows as i64).collect();
-        self.launch(ids);
+        self.launch(Work::Gather, ids, 2);
         self.rest()?;
         self.check_last(code::OK, "recovery")?;
         if self.rng.below(4) == 0 {
             self.gate.close_for_good();
-            self.launch(vec![0, 1, 2, 3]);
+            self.launch(Work::Gather, vec![0, 1, 2, 3], 1);
             self.rest()?;
             self.check_last(code::GONE, "gate")?;
         }
@@ -344,7 +399,7 @@ impl World<'_> {
 
     /// All launches were put and have ended.
     fn is_played(&self) -> bool {
-        self.launches.len() >= LAUNCHES && self.blocks.is_empty()
+        self.launches.len() >= LAUNCHES && self.under_way().is_empty()
     }
 
     /// One of those who act does something.
@@ -366,45 +421,42 @@ impl World<'_> {
         Ok(())
     }
 
+    /// Launches that have not ended.
+    fn under_way(&self) -> Vec<usize> {
+        let of = |index: &usize| self.launches[*index].is_under_way();
+        (0..self.launches.len()).filter(of).collect()
+    }
+
     fn step_one(&mut self) -> Result<(), Failure> {
-        if self.blocks.is_empty() {
-            return Ok(());
+        let under_way = self.under_way();
+        if !under_way.is_empty() {
+            let index = self.rng.below(under_way.len() as u64) as usize;
+            self.step(under_way[index])?;
         }
-        let index = self.rng.below(self.blocks.len() as u64) as usize;
-        self.step_block(index)
-    }
-
-    fn step_block(&mut self, index: usize) -> Result<(), Failure> {
-        let Some(mut block) = self.blocks[index].take() else {
-            return Ok(());
-        };
-        self.step(&mut block)?;
-        if block.step == Step::Done {
-            self.blocks.remove(index);
-            return self.end_block(block.launch);
-        }
-        self.blocks[index] = Some(block);
-        Ok(())
-    }
-
-    fn end_block(&mut self, launch: usize) -> Result<(), Failure> {
-        let of = &mut self.launches[launch];
-        of.blocks -= 1;
-        if of.blocks == 0 && of.codes.iter().any(Option::is_none) {
-            let text = format!("launch {launch} has ended, and a row has no code");
-            return Err(Failure::new("rows", text));
-        }
-        self.tell("end", launch as u32, 0);
         Ok(())
     }
 
     fn draw_launch(&mut self) {
-        let under_way = self.launches.iter().filter(|launch| launch.blocks > 0);
-        if self.launches.len() >= LAUNCHES || under_way.count() >= AT_ONCE {
+        let under_way = self.under_way();
+        if self.launches.len() >= LAUNCHES || under_way.len() >= AT_ONCE {
             return;
         }
-        let (rng, rows) = (&mut self.rng, self.rows.rows);
-        let count = 1 + rng.below(4 * LANES as u64);
+        let writes = |index: &usize| self.launches[*index].work == Work::Scatter;
+        let may_write = self.writer.is_idle() && !under_way.iter().any(writes);
+        let work = match self.rng.below(8) {
+            0..3 => Work::Cached,
+            3..5 => Work::Gather,
+            5 => Work::Listed,
+            _ if may_write => Work::Scatter,
+            _ => Work::Cached,
+        };
+        let rows = match work {
+            Work::Scatter => self.whole.rows,
+            _ => self.rows.rows,
+        };
+        let rng = &mut self.rng;
+        let most = pick(rng, &[4, 40, 70]);
+        let count = 1 + rng.below(most);
         let first = rng.below(rows);
         let mut id = |index| match rng.below(16) {
             0 => rows as i64 + rng.below(3) as i64,
@@ -415,28 +467,8 @@ impl World<'_> {
             _ => rng.below(rows) as i64,
         };
         let ids = (0..count).map(&mut id).collect();
-        self.launch(ids);
-    }
-
-    fn launch(&mut self, ids: Vec<i64>) {
-        let blocks = ids
-            .len()
-            .div_ceil(LANES)
-            .min(1 + self.rng.below(3) as usize);
-        let number = self.launches.len();
-        for block in 0..blocks {
-            let name = (number * 4 + block) as u32;
-            let block = Block::new(name, number, (block, blocks), self.drive.now_ns);
-            self.blocks.push(Some(block));
-        }
-        self.launches.push(Launch {
-            out: vec![CANARY; ids.len() * self.rows.row_bytes as usize],
-            codes: vec![None; ids.len()],
-            floor: self.table.floor(),
-            ids,
-            blocks,
-        });
-        self.tell("launch", number as u32, blocks as i32);
+        let blocks = 1 + self.rng.below(3) as u32;
+        self.launch(work, ids, blocks);
     }
 
     fn draw_fault(&mut self) {
@@ -463,6 +495,7 @@ impl World<'_> {
         ];
         let kind = pick(&mut self.rng, &kinds);
         let (qid, value) = (1 + self.rng.below(2) as u16, self.rng.word());
+        self.statuses += u64::from(kind == Kind::Status);
         match kind.armed(value) {
             Some(fault) => self.drive.sim.arm(qid, fault),
             None => self.drive.sim.fail(),
@@ -480,13 +513,13 @@ impl World<'_> {
     fn rest(&mut self) -> Result<(), Failure> {
         for _ in 0..TURNS {
             self.drive.work(false);
-            for index in (0..self.blocks.len()).rev() {
-                self.step_block(index)?;
+            for index in self.under_way() {
+                while self.step(index)? == Turn::Ran {}
             }
             self.watch()?;
             self.write();
             let is_quiet = matches!(self.host, Host::Watches) && !self.gate.has_trouble();
-            if self.blocks.is_empty() && is_quiet && self.writer.is_idle() {
+            if self.under_way().is_empty() && is_quiet && self.writer.is_idle() {
                 return self.check_free();
             }
             self.drive.sleep(COMMAND_NS / 16);
@@ -496,7 +529,7 @@ impl World<'_> {
     }
 
     /// Nothing belongs to a block any more.
-    fn check_free(&self) -> Result<(), Failure> {
+    fn check_free(&mut self) -> Result<(), Failure> {
         let load = |word: &AtomicU32| word.load(Order::Relaxed, Scope::Gpu);
         if let Some(station) = self.free.iter().position(|word| load(word) != 0) {
             let text = format!("station {station} belongs to nobody, and is not free");
@@ -505,15 +538,35 @@ impl World<'_> {
         // Busy, or with readers: the lowest 14 bits but for the mark of recent use.
         let is_used = |word: &&AtomicU32| load(word) & 0x3FFD != 0;
         match self.states.iter().find(is_used) {
-            Some(_) => Err(Failure::new("cache", "a line is in use by nobody")),
-            None => Ok(()),
+            Some(_) => return Err(Failure::new("cache", "a line is in use by nobody")),
+            None => {}
         }
+        // A check of the id is in the highest 18 bits.
+        let holds = self.states.iter().filter(|word| load(word) >> 14 != 0);
+        self.counts.hits += holds.count() as u64;
+        Ok(())
+    }
+
+    /// A station is not free while one of its commands has no end.
+    fn check_stations(&self) -> Result<(), Failure> {
+        for (station, word) in self.free.iter().enumerate() {
+            let cells = station as u32 * STATION_CELLS..(station as u32 + 1) * STATION_CELLS;
+            let is_free = word.load(Order::Relaxed, Scope::Gpu) == 0;
+            let mut cells = cells.filter(|_| is_free);
+            let queue = &self.drive.queues[0];
+            if let Some(cell) = cells.find(|cell| queue.is_under_way(*cell)) {
+                let text =
+                    format!("station {station} is free, and the command of cell {cell} has no end");
+                return Err(Failure::new("station", text));
+            }
+        }
+        Ok(())
     }
 
     /// All rows of the last launch ended so.
     fn check_last(&self, wanted: i32, oracle: &'static str) -> Result<(), Failure> {
-        let codes = self.launches.last().map(|launch| &launch.codes);
-        let other = codes.and_then(|codes| codes.iter().find(|code| **code != Some(wanted)));
+        let last = self.launches.last();
+        let other = last.and_then(|launch| launch.codes().find(|code| *code != Some(wanted)));
         match other {
             None => Ok(()),
             Some(code) => {

@@ -1,0 +1,40 @@
+//! A submission queue after a restart, as after Create I/O Submission Queue.
+
+use nvme_core::SubmissionQueue;
+use nvme_core::mem::{Doorbell, SqCell, SqRing};
+use nvme_core::spec::{Iova, Nsid, Sqe};
+use nvme_core::sync::{AtomicU32, Order, Scope};
+
+/// What the doorbell holds that was not rung.
+const QUIET: u32 = 77;
+
+/// After a restart exactly as many entries are pushed as were rung for before: the doorbell is rung for them, too.
+#[test]
+fn a_restarted_queue_rings_for_as_many_as_before() {
+    let cells: [SqCell; 8] = Default::default();
+    let bell = AtomicU32::new(QUIET);
+    let mut sq = SubmissionQueue::new(SqRing::new(&cells, Iova(0)), Doorbell::new(&bell));
+    for count in 1..8 {
+        for _ in 0..count {
+            assert!(sq.push(Sqe::new(0, Nsid(1))));
+        }
+        sq.ring();
+        assert_eq!(bell.load(Order::Relaxed, Scope::Sys), count);
+        sq.restart();
+        bell.store(QUIET, Order::Relaxed, Scope::Sys);
+        sq.ring();
+        assert_eq!(
+            bell.load(Order::Relaxed, Scope::Sys),
+            QUIET,
+            "nothing is new"
+        );
+        for _ in 0..count {
+            assert!(sq.push(Sqe::new(0, Nsid(2))));
+        }
+        assert!(!sq.is_published(0), "not rung for since the restart");
+        sq.ring();
+        assert_eq!(bell.load(Order::Relaxed, Scope::Sys), count);
+        sq.restart();
+        bell.store(QUIET, Order::Relaxed, Scope::Sys);
+    }
+}

@@ -1,0 +1,262 @@
+//! What [`arch`](crate::arch) is on a GPU, for lanes of this host thread: each function does what its instruction does by
+//! the PTX manual. Where that leaves a result undefined, or asks for an address of some alignment, a lane panics.
+// UNSAFETY: loads and stores at addresses that the caller vouches for.
+#![allow(unsafe_code)]
+
+use crate::lanes::{Call, call, here};
+use nvme_core::sync::{AtomicU64, Order, Scope};
+use std::panic::Location;
+
+/// All lanes of a warp.
+pub const FULL: u32 = u32::MAX;
+
+/// Index of the thread in its block.
+pub fn thread() -> u32 {
+    here().thread
+}
+
+/// Threads of a block.
+pub fn block_threads() -> u32 {
+    here().block_threads
+}
+
+/// Index of the block in the grid.
+pub fn block() -> u32 {
+    here().block
+}
+
+/// Blocks of the grid.
+pub fn blocks() -> u32 {
+    here().blocks
+}
+
+/// Index of the lane in its warp.
+pub fn lane() -> u32 {
+    here().thread % 32
+}
+
+/// The lanes below this one.
+pub fn lanes_below() -> u32 {
+    (1 << lane()) - 1
+}
+
+/// The value; on a GPU one that the compiler knows nothing of.
+pub fn opaque(value: u32) -> u32 {
+    value
+}
+
+/// Some lanes of the warp that run this call together: those that wait at it when no other lane of the warp can run.
+#[track_caller]
+pub fn active() -> u32 {
+    let site = Location::caller();
+    call(Call::Beside {
+        site: (site.file(), site.line()),
+        key: 0,
+    }) as u32
+}
+
+/// The lanes that run `A` beside this one with the same `key`.
+#[track_caller]
+pub fn beside<A>(key: u64) -> u32 {
+    let site = (std::any::type_name::<A>(), 0);
+    call(Call::Beside { site, key }) as u32
+}
+
+/// The lanes of `mask` whose `value` is this lane's. Every lane of `mask` calls it.
+#[track_caller]
+pub fn same(mask: u32, value: u64) -> u32 {
+    call(Call::Same { mask, value }) as u32
+}
+
+/// The lanes of `mask` that say yes. Every lane of `mask` calls it.
+#[track_caller]
+pub fn ballot(mask: u32, mine: bool) -> u32 {
+    call(Call::Ballot { mask, mine }) as u32
+}
+
+/// The value of lane `from`. Every lane of `mask`, `from` too, calls it.
+#[track_caller]
+pub fn shuffle(mask: u32, value: u32, from: u32) -> u32 {
+    let from = from % 32;
+    call(Call::Shuffle { mask, value, from }) as u32
+}
+
+/// The value of lane `from` (0 to 7) of this lane's eight. Every lane of the warp calls it.
+#[track_caller]
+pub fn shuffle_tile(value: u32, from: u32) -> u32 {
+    shuffle(FULL, value, lane() & !7 | from & 7)
+}
+
+/// The value of the lane whose index differs in the bits of `bits`. Every lane of `mask` calls it.
+#[track_caller]
+pub fn butterfly(mask: u32, value: u32, bits: u32) -> u32 {
+    call(Call::Butterfly {
+        mask,
+        value,
+        from: lane() ^ bits % 32,
+    }) as u32
+}
+
+/// Waits for the lanes of `mask`; orders memory among them.
+#[track_caller]
+pub fn sync_warp(mask: u32) {
+    call(Call::SyncWarp { mask });
+}
+
+/// Waits for the block's threads; orders memory among them.
+#[track_caller]
+pub fn sync_block() {
+    call(Call::SyncBlock);
+}
+
+fn counter<'a>(counter: *mut u64) -> &'a AtomicU64 {
+    // SAFETY: the callers' callers vouch for the counter; lanes of a launch are one thread.
+    unsafe { &*counter.cast::<AtomicU64>() }
+}
+
+/// Adds to a counter of the launch.
+///
+/// # Safety
+/// `counter` is valid and 8-byte aligned memory that nothing writes but the lanes of this launch.
+pub unsafe fn add(to: *mut u64, value: u64) {
+    let to = counter(to);
+    let was = to.load(Order::Relaxed, Scope::Gpu);
+    to.store(was.wrapping_add(value), Order::Relaxed, Scope::Gpu);
+}
+
+/// Raises a counter of the launch to `value`.
+///
+/// # Safety
+/// As [`add`].
+pub unsafe fn raise(to: *mut u64, value: u64) {
+    let to = counter(to);
+    let was = to.load(Order::Relaxed, Scope::Gpu);
+    to.store(was.max(value), Order::Relaxed, Scope::Gpu);
+}
+
+/// Notes where the lane's parameter lies, for [`word_of_ranges`].
+pub fn parameter<T>(parameter: &T) {
+    here().parameter.set(core::ptr::from_ref(parameter).addr());
+}
+
+/// The `u64` at byte `at` of the [`parameter`].
+///
+/// # Safety
+/// `at` is a multiple of 8 inside the parameter, which the kernel still has.
+pub unsafe fn word_of_ranges(at: u32) -> u64 {
+    let parameter = here().parameter.get();
+    assert_ne!(parameter, 0, "the kernel has noted its parameter");
+    // SAFETY: the caller's.
+    unsafe { load_u64(parameter as u64 + u64::from(at)) }
+}
+
+/// Memory at `address`, which must be a multiple of `T`'s size.
+fn at<T>(address: u64) -> *mut T {
+    let bytes = size_of::<T>() as u64;
+    assert!(
+        address.is_multiple_of(bytes) && address != 0,
+        "a lane accesses {bytes} bytes at {address:#x}, a misaligned address"
+    );
+    core::ptr::with_exposed_provenance_mut(address as usize)
+}
+
+/// Copies 16 bytes.
+///
+/// # Safety
+/// Both addresses are valid and multiples of 16.
+pub unsafe fn copy_16(to: u64, from: u64) {
+    // SAFETY: the caller's.
+    unsafe { at::<u128>(to).write_volatile(at::<u128>(from).read_volatile()) };
+}
+
+/// Copies 16 bytes from each address of `from` whose bit of `there` is set to that of `to`: all are loaded before the
+/// first is stored.
+///
+/// # Safety
+/// As [`copy_16`], for each whose bit is set.
+pub unsafe fn copy_pieces(to: [u64; 8], from: [u64; 8], there: u32) {
+    let is_there = |bit: &usize| there >> bit & 1 == 1;
+    let mut taken = [0; 8];
+    for bit in (0..8).filter(is_there) {
+        // SAFETY: the caller's.
+        taken[bit] = unsafe { at::<u128>(from[bit]).read_volatile() };
+    }
+    for bit in (0..8).filter(is_there) {
+        // SAFETY: the caller's.
+        unsafe { at::<u128>(to[bit]).write_volatile(taken[bit]) };
+    }
+}
+
+/// Copies 4 bytes.
+///
+/// # Safety
+/// Both addresses are valid and multiples of 4.
+pub unsafe fn copy_4(to: u64, from: u64) {
+    // SAFETY: the caller's.
+    unsafe { store_u32(to, load_u32(from)) };
+}
+
+/// Copies a byte.
+///
+/// # Safety
+/// Both addresses are valid.
+pub unsafe fn copy_1(to: u64, from: u64) {
+    // SAFETY: the caller's.
+    unsafe { store_u8(to, load_u8(from)) };
+}
+
+macro_rules! accesses {
+    ($($load:ident $store:ident $of:ty;)+) => {
+        $(
+            /// Loads a value.
+            ///
+            /// # Safety
+            /// The address is valid and a multiple of the value's size.
+            pub unsafe fn $load(from: u64) -> $of {
+                // SAFETY: the caller's.
+                unsafe { at::<$of>(from).read_volatile() }
+            }
+
+            /// Stores a value.
+            ///
+            /// # Safety
+            /// The address is valid and a multiple of the value's size.
+            pub unsafe fn $store(to: u64, value: $of) {
+                // SAFETY: the caller's.
+                unsafe { at::<$of>(to).write_volatile(value) };
+            }
+        )+
+    };
+}
+
+accesses! {
+    load_u8 store_u8 u8;
+    load_u16 store_u16 u16;
+    load_u32 store_u32 u32;
+    load_u64 store_u64 u64;
+}
+
+/// Loads 8 bytes.
+///
+/// # Safety
+/// As [`load_u64`].
+pub unsafe fn load_word(from: u64) -> u64 {
+    // SAFETY: the caller's.
+    unsafe { load_u64(from) }
+}
+
+/// The time of the launch's clock.
+pub fn now_ns() -> u64 {
+    here().now_ns()
+}
+
+/// Lets others run for `ns` nanoseconds of the launch's clock.
+#[track_caller]
+pub fn sleep_ns(ns: u32) {
+    call(Call::Sleep { ns });
+}
+
+/// Ends the kernel with an error.
+pub fn trap() -> ! {
+    panic!("a kernel traps");
+}

@@ -1,0 +1,204 @@
+//! Lanes do what the PTX manual says.
+
+use super::{Grid, Launch, Turn};
+use crate::arch;
+use crate::groups::{Block, Gpu, converged};
+use nvme_core::group::{Alone, ExecContext, Group, GroupOp};
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+
+/// A clock that goes on by itself, so that sleepers wake.
+fn grid(blocks: u32, threads: u32) -> Grid {
+    let now_ns = Cell::new(0);
+    Grid {
+        blocks,
+        threads,
+        at_once: 2,
+        clock: Rc::new(move || {
+            now_ns.set(now_ns.get() + 1);
+            now_ns.get()
+        }),
+    }
+}
+
+/// What each thread of a launch makes, in the order of their numbers.
+fn each<R: Clone + 'static>(blocks: u32, threads: u32, made: impl Fn() -> R + 'static) -> Vec<R> {
+    let all = Rc::new(RefCell::new(Vec::new()));
+    let of = all.clone();
+    let kernel = move || {
+        let number = arch::block() * arch::block_threads() + arch::thread();
+        let one = made();
+        of.borrow_mut().push((number, one));
+    };
+    Launch::new(grid(blocks, threads), kernel).run(|| {});
+    let mut all = all.borrow().clone();
+    all.sort_by_key(|(number, _)| *number);
+    all.into_iter().map(|(_, one)| one).collect()
+}
+
+#[test]
+fn collectives_give_each_lane_what_the_manual_says() {
+    let made = each(1, 32, || {
+        let lane = arch::lane();
+        [
+            arch::ballot(arch::FULL, lane % 3 == 0),
+            arch::shuffle(arch::FULL, lane * 10, 31 - lane),
+            arch::shuffle(arch::FULL, lane * 10, 32 + 5),
+            arch::shuffle_tile(lane, 3),
+            arch::butterfly(arch::FULL, lane, 5),
+            arch::same(arch::FULL, u64::from(lane / 8)),
+            arch::lanes_below(),
+        ]
+    });
+    let thirds = (0..32).filter(|lane| lane % 3 == 0);
+    let thirds = thirds.fold(0, |mask, lane| mask | 1 << lane);
+    for (lane, made) in (0u32..).zip(made) {
+        let like = [
+            thirds,
+            (31 - lane) * 10,
+            50,
+            lane / 8 * 8 + 3,
+            lane ^ 5,
+            0xFF << (lane / 8 * 8),
+            (1 << lane) - 1,
+        ];
+        assert_eq!(made, like, "lane {lane}");
+    }
+}
+
+#[test]
+fn lanes_that_exited_are_not_waited_for() {
+    let made = each(1, 32, || {
+        if arch::lane() >= 8 {
+            return 0;
+        }
+        arch::sync_warp(arch::FULL);
+        arch::ballot(arch::FULL, true)
+    });
+    assert_eq!(
+        made[..9],
+        [0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0xFF, 0]
+    );
+}
+
+#[test]
+fn halves_of_a_warp_go_their_own_ways() {
+    let made = each(1, 32, || {
+        let lane = arch::lane();
+        let mask = if lane < 16 { 0xFFFF } else { 0xFFFF_0000 };
+        let mut sum = 0;
+        for turn in 0..if lane < 16 { 3 } else { 5 } {
+            sum += arch::shuffle(mask, lane + turn, if lane < 16 { 3 } else { 19 });
+        }
+        arch::sync_warp(arch::FULL);
+        sum
+    });
+    assert_eq!((made[0], made[31]), (3 + 4 + 5, 19 + 20 + 21 + 22 + 23));
+}
+
+/// Members say how many they are, and add up their ranks.
+struct Count;
+
+impl GroupOp for Count {
+    type Output = (u32, u32);
+
+    fn run<G: Group>(self, group: &G) -> (u32, u32) {
+        let before = group.vote(true).before;
+        assert_eq!(before, group.rank());
+        (group.size(), group.broadcast(arch::lane()))
+    }
+}
+
+#[test]
+fn lanes_that_diverged_meet_by_key() {
+    let made = each(1, 64, || {
+        let lane = arch::lane();
+        let key = u64::from(lane % 2);
+        match lane {
+            // Alone at another place.
+            7 => converged(Alone, 9, Count),
+            _ => Gpu.converged(key, Count),
+        }
+    });
+    for warp in made.chunks(32) {
+        assert_eq!(warp[7], (1, 7));
+        assert_eq!((warp[0], warp[30]), ((16, 0), (16, 0)));
+        assert_eq!((warp[1], warp[31]), ((15, 1), (15, 1)));
+    }
+}
+
+#[test]
+fn a_block_votes_and_broadcasts() {
+    let made = each(3, 96, || {
+        let block = Block::here();
+        let vote = block.vote(arch::thread() >= 33);
+        let value = block.broadcast(arch::block() * 100 + arch::thread());
+        (vote.total, vote.before, vote.leading, value)
+    });
+    for (number, made) in (0u32..).zip(made) {
+        let thread = number % 96;
+        let before = thread.saturating_sub(33);
+        assert_eq!(made, (63, before, 0, number / 96 * 100), "thread {number}");
+    }
+}
+
+#[test]
+fn a_seed_repeats_the_order() {
+    let order = |seed: u64| {
+        let told = Rc::new(RefCell::new(Vec::new()));
+        let of = told.clone();
+        let kernel = move || {
+            for _ in 0..3 {
+                of.borrow_mut().push(arch::thread());
+                arch::sync_warp(arch::FULL);
+                arch::sleep_ns(1);
+            }
+        };
+        let mut launch = Launch::new(grid(2, 64), kernel);
+        let mut state = seed;
+        let mut pick = |most: u32| {
+            state = state.wrapping_mul(6364136223846793005).wrapping_add(1);
+            (state >> 33) as u32 % most
+        };
+        loop {
+            match launch.turn(1, &mut pick) {
+                Turn::Ran => {}
+                Turn::Asleep => launch.wake(),
+                Turn::Ended => break,
+            }
+        }
+        told.borrow().clone()
+    };
+    assert_eq!(order(7), order(7));
+    assert_ne!(order(7), order(8));
+}
+
+#[test]
+#[should_panic(
+    expected = "lanes wait for each other: block 0 warp 0: lanes 0xfffffff7 in vote.ballot of 0xffffffff at"
+)]
+fn a_collective_that_a_lane_leaves_out_is_found() {
+    each(1, 32, || {
+        if arch::lane() != 3 {
+            arch::ballot(arch::FULL, true);
+        }
+        arch::shuffle(arch::FULL, 0, 0)
+    });
+}
+
+#[test]
+#[should_panic(expected = "lane 4 is not in its own mask")]
+fn a_lane_outside_of_its_mask_is_found() {
+    each(1, 32, || arch::ballot(0xF, true));
+}
+
+#[test]
+#[should_panic(expected = "a misaligned address")]
+fn a_misaligned_store_is_found() {
+    each(1, 32, || {
+        let words = [0u64; 2];
+        let at = core::ptr::from_ref(&words).addr() as u64;
+        // SAFETY: it panics before it stores.
+        unsafe { arch::store_u32(at + 2, 1) };
+    });
+}

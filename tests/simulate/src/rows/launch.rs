@@ -1,0 +1,412 @@
+//! Launches of the kernels' own source: their lanes run a few collectives at a turn, and between any two turns others
+//! act.
+// UNSAFETY: kernels take addresses of what their launch and the world keep.
+#![allow(unsafe_code)]
+
+use super::{World, address};
+use crate::account::Failure;
+use crate::memory::{Area, PAGE};
+use crate::setup::BLOCK_BYTES;
+use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
+use nvme_gpu_kernel::entries::{nvme_gather, nvme_gather_cached, nvme_read_listed, nvme_scatter};
+use nvme_gpu_kernel::lanes::{Grid, Launch as Lanes, Turn};
+use nvme_gpu_kernel::rows::{
+    BLOCK_THREADS, Cached, Gather, ListHead, Listed, Place, Progress, Range, Scatter, Summary, code,
+};
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+/// What a status word holds before a launch.
+const NO_CODE: u32 = 0x7777_7777;
+/// What the output holds before a gather.
+const CANARY: u64 = 0xA5A5_A5A5_A5A5_A5A5;
+/// log2 of the bytes of a piece of a range.
+const PIECE_SHIFT: u32 = BLOCK_BYTES.trailing_zeros() + 1;
+
+/// What a launch does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Work {
+    Gather,
+    Cached,
+    Listed,
+    Scatter,
+}
+
+/// A launch under way, or one that has ended.
+pub(super) struct Launch {
+    pub work: Work,
+    pub ids: Vec<i64>,
+    rows: Gather,
+    ranges: Vec<Range>,
+    out: Area,
+    /// The version of each block that it writes.
+    versions: Vec<(u32, u32)>,
+    codes: Vec<AtomicU32>,
+    /// The versions of blocks that it has to see at least.
+    floor: Vec<u32>,
+    lanes: Option<Lanes>,
+    // What the kernel is given addresses of.
+    id_words: Vec<AtomicU64>,
+    list: Vec<AtomicU64>,
+    ends: Ends,
+}
+
+/// Counts of a launch, as the kernel writes them: a [`Progress`], and a [`Summary`].
+struct Ends {
+    words: Vec<AtomicU64>,
+    /// Where the summary begins.
+    summary: usize,
+}
+
+impl Ends {
+    /// Stations are tried from one on that the summary's address gives: it is the same in each process.
+    fn new() -> Self {
+        let words = words([0; 3 + 6 + 3].into_iter());
+        let each = super::STATIONS * size_of::<Summary>() as u32;
+        let is_first = |at: &usize| (address(&words[*at..]) as u32).is_multiple_of(each);
+        let summary = (3..9).find(is_first).expect("one of six words");
+        Self { words, summary }
+    }
+}
+
+const _: () = assert!(size_of::<Progress>() == 24 && size_of::<Summary>() == 24);
+
+fn word(word: &AtomicU64) -> u64 {
+    word.load(Order::Relaxed, Scope::Gpu)
+}
+
+fn words(values: impl Iterator<Item = u64>) -> Vec<AtomicU64> {
+    values.map(AtomicU64::new).collect()
+}
+
+impl Launch {
+    pub fn is_under_way(&self) -> bool {
+        self.lanes.is_some()
+    }
+
+    pub fn code(&self, index: usize) -> Option<i32> {
+        let code = self.codes[index].load(Order::Relaxed, Scope::Gpu);
+        (code != NO_CODE).then_some(code as i32)
+    }
+
+    pub fn codes(&self) -> impl Iterator<Item = Option<i32>> {
+        (0..self.codes.len()).map(|index| self.code(index))
+    }
+
+    /// What the summary says: launches that ended, rows that failed, the word of the first of them.
+    fn told(&self) -> (u32, u64, u64) {
+        let of = |at: usize| word(&self.ends.words[self.ends.summary + at]);
+        (of(2) as u32, of(0), of(1))
+    }
+}
+
+impl World<'_> {
+    /// Launches `blocks` blocks that read or write the rows of `ids`; pieces of ranges take `ids` for blocks.
+    pub(super) fn launch(&mut self, work: Work, ids: Vec<i64>, blocks: u32) {
+        let mut rows = match work {
+            Work::Scatter => self.whole,
+            _ => self.rows,
+        };
+        let ranges = match work {
+            Work::Listed => self.ranges_of(&ids),
+            _ => Vec::new(),
+        };
+        let pieces = ranges.iter().map(|range| range.pieces(PIECE_SHIFT)).sum();
+        let count = match work {
+            Work::Listed => pieces,
+            _ => ids.len() as u64,
+        };
+        if work == Work::Listed {
+            rows.row_bytes = 1 << PIECE_SHIFT;
+            rows.slot_bytes = 1 << PIECE_SHIFT;
+        }
+        let stride = u64::from(rows.row_bytes).next_multiple_of(16);
+        let bytes = match work {
+            Work::Listed => ranges.iter().map(|range| range.bytes).sum(),
+            _ => count * stride,
+        };
+        let out = self.drive.memory.take(bytes, PAGE);
+        let to = self.drive.memory.words(out);
+        (0..to.len()).for_each(|at| to.set(at, CANARY));
+        let mut launch = Launch {
+            work,
+            rows,
+            versions: Vec::new(),
+            codes: (0..count).map(|_| AtomicU32::new(NO_CODE)).collect(),
+            floor: self.table.floor(),
+            lanes: None,
+            id_words: words(ids.iter().map(|id| *id as u64)),
+            list: Vec::new(),
+            ends: Ends::new(),
+            ids,
+            ranges,
+            out,
+        };
+        if work == Work::Scatter {
+            self.fill(&mut launch);
+        }
+        let at = self.drive.memory.address(out);
+        for range in &mut launch.ranges {
+            range.to += at;
+        }
+        let head = [launch.ranges.len() as u64, pieces];
+        let of_range = |range: &Range| [range.byte, range.bytes, range.to, range.first];
+        let ranges = launch.ranges.iter().flat_map(of_range);
+        launch.list = words(head.into_iter().chain(ranges));
+        let unit = (rows.first_byte | u64::from(rows.row_bytes)).trailing_zeros();
+        launch.rows = Gather {
+            ids: address(&launch.id_words),
+            wide_ids: 1,
+            out: at,
+            out_stride: stride,
+            status: address(&launch.codes),
+            progress: address(&launch.ends.words),
+            summary: address(&launch.ends.words[launch.ends.summary..]),
+            count,
+            unit_shift: match work {
+                Work::Listed => 0,
+                _ => unit.min(4),
+            },
+            ..rows
+        };
+        self.start(launch, blocks);
+    }
+
+    fn start(&mut self, mut launch: Launch, blocks: u32) {
+        let grid = Grid {
+            blocks,
+            threads: BLOCK_THREADS,
+            at_once: 2,
+            clock: self.clock.clone(),
+        };
+        let gather = launch.rows;
+        launch.lanes = Some(match launch.work {
+            // SAFETY: what the addresses name lives in the world and in the launch, which ends before both.
+            Work::Gather => Lanes::new(grid, move || unsafe { nvme_gather(gather) }),
+            Work::Cached => {
+                let cached = Cached {
+                    gather,
+                    ..self.cached
+                };
+                // SAFETY: as above.
+                Lanes::new(grid, move || unsafe { nvme_gather_cached(cached) })
+            }
+            Work::Listed => {
+                let listed = Listed {
+                    gather,
+                    list: address(&launch.list),
+                    most_ranges: launch.ranges.len() as u32,
+                    piece_shift: PIECE_SHIFT,
+                };
+                // SAFETY: as above.
+                Lanes::new(grid, move || unsafe { nvme_read_listed(listed) })
+            }
+            Work::Scatter => {
+                let written = self.cached.written_by_gpu;
+                let scatter = Scatter { gather, written };
+                // SAFETY: as above.
+                Lanes::new(grid, move || unsafe { nvme_scatter(scatter) })
+            }
+        });
+        self.tell("launch", launch.work as u32, blocks as i32);
+        self.launches.push(launch);
+    }
+
+    /// Ranges that begin at the blocks `ids`, of the lengths that are drawn.
+    fn ranges_of(&mut self, ids: &[i64]) -> Vec<Range> {
+        let (mut first, mut to) = (0, 0);
+        let all = ids.iter().map(|id| {
+            let byte = id.unsigned_abs() % 100 * BLOCK_BYTES + self.rng.below(BLOCK_BYTES);
+            let bytes = 1 + self.rng.below(5 * BLOCK_BYTES);
+            let range = Range {
+                byte,
+                bytes,
+                to,
+                first,
+            };
+            first += range.pieces(PIECE_SHIFT);
+            to += bytes;
+            range
+        });
+        all.collect()
+    }
+
+    /// What a scatter writes: the last of rows of one id is the next version, others are of no version.
+    fn fill(&mut self, launch: &mut Launch) {
+        let out = self.drive.memory.words(launch.out);
+        let blocks = u64::from(launch.rows.row_bytes) / BLOCK_BYTES;
+        for (index, id) in launch.ids.iter().enumerate() {
+            let Some(place) = launch.rows.place(*id) else {
+                continue;
+            };
+            if launch.ids[index + 1..].contains(id) {
+                continue;
+            }
+            for at in 0..blocks {
+                let lba = (place.block + at) as u32;
+                let (version, words) = self.table.issue(lba);
+                launch.versions.push((lba, version));
+                let row = index as u64 * u64::from(launch.rows.row_bytes) + at * BLOCK_BYTES;
+                for (word, value) in words.into_iter().enumerate() {
+                    out.set(row as usize / 8 + word, value);
+                }
+            }
+        }
+    }
+
+    /// A few collectives of one warp of launch `index`.
+    pub(super) fn step(&mut self, index: usize) -> Result<Turn, Failure> {
+        let Some(mut lanes) = self.launches[index].lanes.take() else {
+            return Ok(Turn::Ended);
+        };
+        self.clock_ns.set(self.drive.now_ns);
+        lanes.wake();
+        let calls = 1 + self.rng.below(24) as u32;
+        let rng = &mut self.rng;
+        let mut pick = |most: u32| rng.below(u64::from(most)) as u32;
+        let ran = catch_unwind(AssertUnwindSafe(|| {
+            let turn = lanes.turn(calls, &mut pick);
+            (lanes, turn)
+        }));
+        let (lanes, turn) = ran.map_err(|panic| crate::run::of_panic(&*panic))?;
+        self.check_stations()?;
+        match turn {
+            Turn::Ended => {
+                drop(lanes);
+                self.end(index)?;
+            }
+            _ => self.launches[index].lanes = Some(lanes),
+        }
+        Ok(turn)
+    }
+
+    /// A launch has ended: judges what became of its rows.
+    fn end(&mut self, index: usize) -> Result<(), Failure> {
+        let launch = &self.launches[index];
+        let fail = |text: String| Failure::new("rows", format!("{:?}: {text}", launch.work));
+        let failed = launch.codes().filter(|code| *code != Some(code::OK));
+        let (ended, told, worst) = launch.told();
+        if (ended, told) != (1, failed.count() as u64) || (worst == 0) != (told == 0) {
+            let text = format!("{ended} launches have ended by the summary, with {told} failures");
+            return Err(fail(text));
+        }
+        let lost = launch.codes().flatten();
+        let lost = lost.filter(|code| *code == code::TIMED_OUT).count();
+        self.counts.lost += lost as u64;
+        let outcome = match launch.work {
+            Work::Scatter => self.judge_writes(index),
+            Work::Listed => self.judge_pieces(index),
+            Work::Gather | Work::Cached => self.judge_rows(index),
+        };
+        outcome.map_err(|text| {
+            Failure::new("rows", format!("{:?}: {text}", self.launches[index].work))
+        })?;
+        self.tell("end", index as u32, told as i32);
+        Ok(())
+    }
+
+    /// The code of a row, if the table has what it says. A status is a failed command's own.
+    fn judge_code(&mut self, index: usize, row: usize, has: bool) -> Result<i32, String> {
+        let launch = &self.launches[index];
+        let Some(code) = launch.code(row) else {
+            return Err(format!("row {row} has no code"));
+        };
+        self.counts.rows += 1;
+        match code {
+            1.. => {
+                self.statuses = self.statuses.checked_sub(1).ok_or_else(|| {
+                    format!("row {row} has a status, and no command of it failed")
+                })?;
+                self.counts.failed += 1;
+            }
+            code::GONE => self.counts.gone += 1,
+            _ => {}
+        }
+        match (code, has) {
+            (code::OUT_OF_RANGE, true) | (code::OK, false) => Err(format!(
+                "row {row} has code {code}, the table says otherwise"
+            )),
+            _ => Ok(code),
+        }
+    }
+
+    fn judge_rows(&mut self, index: usize) -> Result<(), String> {
+        for row in 0..self.launches[index].ids.len() {
+            let launch = &self.launches[index];
+            let place = launch.rows.place(launch.ids[row]);
+            let code = self.judge_code(index, row, place.is_some())?;
+            let at = row as u64 * self.launches[index].rows.out_stride;
+            let bytes = u64::from(self.rows.row_bytes);
+            self.judge_bytes(index, (code, place), (at, bytes))?;
+        }
+        Ok(())
+    }
+
+    fn judge_pieces(&mut self, index: usize) -> Result<(), String> {
+        let mut number = 0;
+        let begin = self.drive.memory.address(self.launches[index].out);
+        for range in self.launches[index].ranges.clone() {
+            let end = range.byte + range.bytes;
+            let mut byte = range.byte;
+            while byte < end {
+                let next = ((byte >> PIECE_SHIFT) + 1) << PIECE_SHIFT;
+                let bytes = next.min(end) - byte;
+                let code = self.judge_code(index, number, true)?;
+                let place = Some(self.rows.blocks_of(byte, bytes as u32));
+                let at = range.to - begin + (byte - range.byte);
+                self.judge_bytes(index, (code, place), (at, bytes))?;
+                byte += bytes;
+                number += 1;
+            }
+        }
+        Ok(())
+    }
+
+    /// The bytes at `at` of the output are a version of what lies at the place, or zeros after a failure.
+    fn judge_bytes(
+        &mut self,
+        index: usize,
+        (code, place): (i32, Option<Place>),
+        (at, bytes): (u64, u64),
+    ) -> Result<(), String> {
+        let launch = &self.launches[index];
+        let mut have = vec![0; bytes as usize];
+        let from = launch.out.iova.offset(at);
+        self.drive.memory.read(from, &mut have);
+        match (code, place) {
+            (code::OK, Some(place)) => self.table.check(place, &have, &launch.floor),
+            _ if have.iter().any(|byte| *byte != 0) => {
+                let canary = CANARY as u8;
+                Err(match have.iter().all(|byte| *byte == canary) {
+                    true => format!("bytes at {at} with code {code} were not touched"),
+                    false => format!("bytes at {at} with code {code} are not zero"),
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// Rows that were written are committed; what others may have left is any version that was issued.
+    fn judge_writes(&mut self, index: usize) -> Result<(), String> {
+        for row in 0..self.launches[index].ids.len() {
+            let launch = &self.launches[index];
+            let (id, blocks) = (launch.ids[row], launch.rows.row_bytes / BLOCK_BYTES as u32);
+            let place = launch.rows.place(id);
+            let is_last = !launch.ids[row + 1..].contains(&id);
+            let code = self.judge_code(index, row, place.is_some())?;
+            let Some(place) = place.filter(|_| is_last && code == code::OK) else {
+                continue;
+            };
+            self.counts.written += 1;
+            for at in 0..u64::from(blocks) {
+                let lba = (place.block + at) as u32;
+                let of = |version: &&(u32, u32)| version.0 == lba;
+                let version = self.launches[index].versions.iter().find(of).copied();
+                let (_, version) = version.ok_or("a row of no version")?;
+                self.table.commit(lba, version);
+            }
+        }
+        Ok(())
+    }
+}
+
+const _: () = assert!(size_of::<ListHead>() == 16 && size_of::<Range>() == 32);
