@@ -109,17 +109,14 @@ impl<'r> Warp<'r, '_> {
         let chunks = self.count.div_ceil(lanes);
         let mut chunk = u64::from(first);
         // The block has passed the gate just now.
-        let mut looked_ns = match self.members {
-            // Of one lane: all look together, and lanes may have read the clock at different moments.
-            Some(_) => copy::shuffle64(Gpu.now_ns(), 0),
-            None => Gpu.now_ns(),
-        };
+        let mut looked_ns = Gpu.now_ns();
         while chunk < chunks {
             let index = chunk * lanes + u64::from(arch::lane());
             if let Some(members) = &mut self.members {
                 // As `launch::look` does, once for all members.
-                let now_ns = copy::shuffle64(Gpu.now_ns(), 0);
-                if now_ns.wrapping_sub(looked_ns) > LOOK_NS {
+                let now_ns = Gpu.now_ns();
+                // Lane 0 decides: all look together, and lanes may have read the clock at different moments.
+                if copy::shuffle64(now_ns.wrapping_sub(looked_ns), 0) > LOOK_NS {
                     looked_ns = now_ns;
                     members.look();
                 }

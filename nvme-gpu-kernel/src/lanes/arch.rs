@@ -1,5 +1,5 @@
-//! What [`arch`](crate::arch) is on a GPU, for lanes of this host thread: each function does what its instruction does by
-//! the PTX manual. Where that leaves a result undefined, or asks for an address of some alignment, a lane panics.
+//! What [`arch`](crate::arch) is on a GPU, for lanes of this host thread: each function does what its instruction does
+//! by the PTX manual. Where that leaves a result undefined, or asks for an address of some alignment, a lane panics.
 // UNSAFETY: loads and stores at addresses that the caller vouches for.
 #![allow(unsafe_code)]
 

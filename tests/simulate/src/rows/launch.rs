@@ -102,10 +102,7 @@ impl Launch {
 impl World<'_> {
     /// Launches `blocks` blocks that read or write the rows of `ids`; pieces of ranges take `ids` for blocks.
     pub(super) fn launch(&mut self, work: Work, ids: Vec<i64>, blocks: u32) {
-        let mut rows = match work {
-            Work::Scatter => self.whole,
-            _ => self.rows,
-        };
+        let rows = self.rows_of(work);
         let ranges = match work {
             Work::Listed => self.ranges_of(&ids),
             _ => Vec::new(),
@@ -115,10 +112,6 @@ impl World<'_> {
             Work::Listed => pieces,
             _ => ids.len() as u64,
         };
-        if work == Work::Listed {
-            rows.row_bytes = 1 << PIECE_SHIFT;
-            rows.slot_bytes = 1 << PIECE_SHIFT;
-        }
         let stride = u64::from(rows.row_bytes).next_multiple_of(16);
         let bytes = match work {
             Work::Listed => ranges.iter().map(|range| range.bytes).sum(),
@@ -169,6 +162,19 @@ impl World<'_> {
             ..rows
         };
         self.start(launch, blocks);
+    }
+
+    /// The table of a launch; pieces of ranges are rows, too.
+    fn rows_of(&self, work: Work) -> Gather {
+        match work {
+            Work::Scatter => self.whole,
+            Work::Gather | Work::Cached => self.rows,
+            Work::Listed => Gather {
+                row_bytes: 1 << PIECE_SHIFT,
+                slot_bytes: 1 << PIECE_SHIFT,
+                ..self.rows
+            },
+        }
     }
 
     fn start(&mut self, mut launch: Launch, blocks: u32) {
