@@ -11,7 +11,7 @@ static const char *const WHY[KINDS] = { 0, 0, 0, 0, "is read-only for the GPU", 
 
 typedef int (*alloc_t)(uint64_t *, size_t);
 typedef int (*alloc_flags_t)(uint64_t *, size_t, unsigned);
-typedef int (*register_t)(void *, size_t, unsigned);
+typedef int (*enroll_t)(void *, size_t, unsigned);
 typedef int (*retain_t)(void **, int);
 typedef int (*context_t)(void *);
 
@@ -31,7 +31,7 @@ static void *memory(enum kind kind, size_t bytes)
     void *context, *pages;
     alloc_t alloc;
     alloc_flags_t managed, pinned;
-    register_t enroll;
+    enroll_t enroll;
     retain_t retain;
     context_t set;
     *(void **)&alloc = function("cuMemAlloc_v2");
@@ -74,11 +74,11 @@ static void check(enum kind kind, const char *name, int is_written, nvme_gpu_sta
     CHECK(got == NVME_GPU_ERROR_USAGE && strstr(said, name) && strstr(said, why));
 }
 
-static nvme_gpu_status end(nvme_gpu_status started, nvme_gpu_pending_t *pending)
+static nvme_gpu_status end(nvme_gpu_status started, nvme_gpu_pending_t **pending)
 {
     if (started != NVME_GPU_OK) return started;
-    nvme_gpu_status ended = nvme_gpu_pending_wait(pending, 60000);
-    nvme_gpu_pending_free(pending);
+    nvme_gpu_status ended = nvme_gpu_pending_wait(*pending, 60000);
+    nvme_gpu_pending_free(*pending);
     return ended;
 }
 
@@ -95,7 +95,7 @@ static void of_rows(nvme_gpu_table_t *table, enum kind kind)
     CHECK(rows[ROW] == (kind <= READ_ONLY ? 3 : 0xEE));
     check(kind, "row_status", 1, nvme_gpu_gather(table, ids, NVME_GPU_I64, MANY, rows, 0, wrong_status, NULL, NULL));
     check(kind, "row_status", 1,
-          end(nvme_gpu_gather_async(table, ids, NVME_GPU_I64, MANY, rows, 0, wrong_status, NULL, &pending), pending));
+          end(nvme_gpu_gather_async(table, ids, NVME_GPU_I64, MANY, rows, 0, wrong_status, NULL, &pending), &pending));
     check(kind, "ids", 0, nvme_gpu_scatter(table, wrong_ids, NVME_GPU_I64, MANY, rows, 0, 0, status, NULL, NULL));
     check(kind, "row_status", 1,
           nvme_gpu_scatter(table, ids, NVME_GPU_I64, MANY, rows, 0, 0, wrong_status, NULL, NULL));
@@ -126,8 +126,8 @@ static void of_bytes(nvme_gpu_t *store, enum kind kind)
     void *data = memory(kind, 1000);
     check(kind, "data", 1, nvme_gpu_pread(store, data, 1000, 5));
     check(kind, "data", 0, nvme_gpu_pwrite(store, data, 1000, 5));
-    check(kind, "data", 1, end(nvme_gpu_pread_async(store, data, 1000, 5, NULL, &pending), pending));
-    check(kind, "data", 0, end(nvme_gpu_pwrite_async(store, data, 1000, 5, NULL, &pending), pending));
+    check(kind, "data", 1, end(nvme_gpu_pread_async(store, data, 1000, 5, NULL, &pending), &pending));
+    check(kind, "data", 0, end(nvme_gpu_pwrite_async(store, data, 1000, 5, NULL, &pending), &pending));
     nvme_gpu_io io = { .operation = NVME_GPU_READ, .offset = 5, .bytes = 1000, .data = data };
     check(kind, "data", 1, nvme_gpu_batch(store, &io, 1));
 }
