@@ -188,14 +188,15 @@ impl Batch {
             let read = |ranges: &[ReadRange]| unsafe { opened.store.read_ranges_on_gpu(ranges, 0) };
             let under_way = read(&ranges)?;
             let of_host = self.run(&opened.store);
-            let all = pending::wait_for_stream(under_way)?;
+            let bytes = ranges.iter().map(|range| range.bytes).sum();
+            let all = pending::wait_for_stream(opened, bytes, under_way)?;
             // Parts are counted through all entries: to know which one failed, each is read once more by itself.
             let alone = |(index, entry): (usize, &Entry)| {
                 let failure = match all.failure {
                     None => None,
                     Some(_) => read(&[entry.range()])
                         .map_err(Failure::from)
-                        .and_then(pending::wait_for_stream)
+                        .and_then(|one| pending::wait_for_stream(opened, entry.bytes as u64, one))
                         .and_then(Outcome::result)
                         .err(),
                 };

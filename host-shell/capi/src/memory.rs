@@ -104,6 +104,8 @@ pub fn place(opened: &Opened, memory: &Lent, what: &str) -> Answer<Where> {
     if let Some(gpu) = &opened.gpu {
         use nvme_host::cuda::Place;
         return match gpu.place_of(memory.address())? {
+            // The memory of a graph is known to nobody while it is captured: the launch judges it.
+            Place::Host if !nvme_host::cuda::is_host_memory(memory.address()) => Ok(Where::Gpu),
             Place::Host | Place::Pinned => Ok(Where::Host),
             Place::Gpu => Ok(Where::Gpu),
             Place::OtherGpu => Err(Failure::usage(

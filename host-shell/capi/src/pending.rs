@@ -251,9 +251,17 @@ pub unsafe fn nothing(to: *mut *mut PendingHandle) -> Answer<()> {
     unsafe { hand_out(to, Under::Ended) }
 }
 
-/// Waits for an operation on a stream for as long as the stream takes.
+/// Waits for an operation on a stream, over `bytes` bytes, for as long as its commands may take: see
+/// [`Store::patience`].
+///
+/// # Errors
+/// Unfinished past that: the operation goes on, and its memory has to stay.
 #[cfg(feature = "cuda")]
-pub fn wait_for_stream(pending: nvme_host::cuda::Pending) -> Answer<Outcome> {
+pub fn wait_for_stream(
+    opened: &Opened,
+    bytes: u64,
+    pending: nvme_host::cuda::Pending,
+) -> Answer<Outcome> {
     if pending.is_captured() {
         return Err(Failure::usage(
             "a stream that is captured runs nothing that could be waited for",
@@ -264,11 +272,14 @@ pub fn wait_for_stream(pending: nvme_host::cuda::Pending) -> Answer<Outcome> {
         under: Under::Gpu(pending),
         ended: Mutex::new(None),
     };
-    loop {
-        if let Some(outcome) = waiting.settle(Duration::from_secs(1)) {
-            return Ok(outcome);
-        }
-    }
+    let limit = opened.store.patience(bytes);
+    waiting.settle(limit).ok_or_else(|| {
+        Failure::new(
+            NVME_GPU_ERROR_UNFINISHED,
+            format!("the operation has not ended within {} s", limit.as_secs_f64()),
+            "keep its memory: it goes on; wait for what the stream does before it, or use the asynchronous call",
+        )
+    })
 }
 
 /// Whether an operation has ended: its status, or NVME_GPU_ERROR_UNFINISHED. Does not wait. May be asked again, and

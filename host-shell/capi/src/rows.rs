@@ -289,7 +289,11 @@ pub unsafe fn now(
         Where::Host => unsafe { verb.run(&open.table, rows) },
         #[cfg(feature = "cuda")]
         // SAFETY: the caller's.
-        Where::Gpu => pending::wait_for_stream(unsafe { launch(open, verb, rows, stream) }?)?,
+        Where::Gpu => pending::wait_for_stream(
+            &open.opened,
+            rows.count.saturating_mul(rows.stride),
+            unsafe { launch(open, verb, rows, stream) }?,
+        )?,
         #[cfg(not(feature = "cuda"))]
         Where::Gpu => return Err(Failure::usage("built without CUDA", "use host memory")),
     };

@@ -122,7 +122,7 @@ impl Range {
                 }
                 // SAFETY: the caller's.
                 let under_way = unsafe { self.launch(&opened.store, std::ptr::null_mut()) }?;
-                pending::wait_for_stream(under_way)?.result()
+                pending::wait_for_stream(opened, bytes, under_way)?.result()
             }
             #[cfg(not(feature = "cuda"))]
             Where::Gpu => Err(Failure::usage("built without CUDA", "use host memory")),

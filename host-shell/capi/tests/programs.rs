@@ -265,6 +265,13 @@ fn a_child_of_a_fork_is_clean_under_sanitizers() {
     forks("fork-sanitized", &SANITIZERS);
 }
 
+#[test]
+fn a_launch_without_an_end_ends_the_wait_for_it() {
+    let folder = folder("idle");
+    let program = compile(&folder, "idle.c", &[]);
+    run(&folder, &["env", "FAKE_CUDA=idle"], &program, &[]);
+}
+
 const SANITIZERS: [&str; 2] = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"];
 
 #[test]

@@ -158,10 +158,13 @@ impl Choosing {
         }
         let shape = pages.shape();
         let of_pages = count.saturating_mul(shape.page_bytes() / 4);
-        self.module.gpu().judge_list([
-            Memory::read("pages", bytes, of_pages, 4),
-            Memory::read("ids", ids, count, 8),
-        ])?;
+        self.module.gpu().judge_list(
+            stream,
+            [
+                Memory::read("pages", bytes, of_pages, 4),
+                Memory::read("ids", ids, count, 8),
+            ],
+        )?;
         let words = SummarisePages {
             pages: bytes,
             ids,
@@ -236,13 +239,16 @@ impl Choosing {
         }
         let gpu = self.module.gpu();
         let workspace = Self::workspace_bytes(pages, queries, choice.keep);
-        gpu.judge_list(queries.tables(pages))?;
-        gpu.judge_list([Memory::written(
-            "workspace",
-            choice.workspace,
-            workspace / 4,
-            4,
-        )])?;
+        gpu.judge_list(stream, queries.tables(pages))?;
+        gpu.judge_list(
+            stream,
+            [Memory::written(
+                "workspace",
+                choice.workspace,
+                workspace / 4,
+                4,
+            )],
+        )?;
         let words = words(pages, queries, choice);
         let rows = words.rows();
         // SAFETY: both kernels take one `ChoosePages` and stay loaded; the caller vouches for the addresses.

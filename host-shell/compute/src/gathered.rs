@@ -56,7 +56,12 @@ impl StreamedProducts {
                 "use fewer than 2^32",
             ));
         }
-        self.judge(Some(ids), (x, matrix.columns.into()), (y, ids.count))?;
+        self.judge(
+            Some(ids),
+            (x, matrix.columns.into()),
+            (y, ids.count),
+            stream,
+        )?;
         let table = matrix
             .store
             .table(matrix.offset, matrix.rows.into(), matrix.row_bytes)?;

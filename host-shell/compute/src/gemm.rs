@@ -134,7 +134,7 @@ impl StreamedGemm {
         if gemm.tokens == 0 {
             return Ok(Pending::nothing());
         }
-        self.judge(matrix, product, (0, stages))?;
+        self.judge(matrix, product, (0, stages), stream)?;
         let table = matrix
             .store
             .table(matrix.offset, matrix.rows.into(), matrix.row_bytes)?;
@@ -196,7 +196,7 @@ impl StreamedGemm {
         if gemm.tokens == 0 || gemm.rows == 0 {
             return Ok(());
         }
-        self.judge(matrix, product, (w, 0))?;
+        self.judge(matrix, product, (w, 0), stream)?;
         // SAFETY: the kernels take one `Gemm`; the caller vouches for the addresses.
         unsafe {
             self.clear(&gemm, stream)?;
@@ -210,7 +210,13 @@ impl StreamedGemm {
     ///
     /// # Errors
     /// [`Error::Usage`] for memory that the GPU cannot use so.
-    fn judge(&self, matrix: &Matrix, product: &Product, (w, stages): (u64, u64)) -> Result<()> {
+    fn judge(
+        &self,
+        matrix: &Matrix,
+        product: &Product,
+        (w, stages): (u64, u64),
+        stream: u64,
+    ) -> Result<()> {
         let of_matrix = GemmStreamed::stage_bytes(matrix.columns) * u64::from(STAGES);
         let words = Self::workspace_bytes(matrix) - of_matrix;
         let (workspace, bytes) = match stages {
@@ -218,12 +224,15 @@ impl StreamedGemm {
             stages => (product.workspace, stages + words),
         };
         let weights = optional(w, extent(&[matrix.rows, matrix.columns]));
-        self.module.gpu().judge_list([
-            Memory::read("x", product.x, extent(&[product.tokens, matrix.columns]), 2),
-            Memory::read("w", w, weights, 2),
-            Memory::written("y", product.y, extent(&[product.tokens, matrix.rows]), 4),
-            Memory::written("workspace", workspace, bytes / 4, 4),
-        ])
+        self.module.gpu().judge_list(
+            stream,
+            [
+                Memory::read("x", product.x, extent(&[product.tokens, matrix.columns]), 2),
+                Memory::read("w", w, weights, 2),
+                Memory::written("y", product.y, extent(&[product.tokens, matrix.rows]), 4),
+                Memory::written("workspace", workspace, bytes / 4, 4),
+            ],
+        )
     }
 
     /// # Safety

@@ -121,19 +121,22 @@ impl Attending {
 
     /// # Errors
     /// [`Error::Usage`] for memory that the GPU cannot use so.
-    fn judge(&self, pages: &KvPages, queries: &Queries) -> Result<()> {
+    fn judge(&self, pages: &KvPages, queries: &Queries, stream: u64) -> Result<()> {
         let page = pages.shape().page_bytes() / 2;
         let tail = u64::from(queries.sequences).saturating_mul(page);
         let tail_counts = optional(queries.tail, queries.sequences.into());
         let tables = queries.tables(pages);
         let y = tables[0].bytes / 4;
         let workspace = Self::workspace_bytes(pages, queries) / 4;
-        self.module.gpu().judge_list(tables.into_iter().chain([
-            Memory::read("tail", queries.tail, optional(queries.tail, tail), 2),
-            Memory::read("tail_counts", queries.tail_counts, tail_counts, 4),
-            Memory::written("y", queries.y, y, 4),
-            Memory::written("workspace", queries.workspace, workspace, 4),
-        ]))
+        self.module.gpu().judge_list(
+            stream,
+            tables.into_iter().chain([
+                Memory::read("tail", queries.tail, optional(queries.tail, tail), 2),
+                Memory::read("tail_counts", queries.tail_counts, tail_counts, 4),
+                Memory::written("y", queries.y, y, 4),
+                Memory::written("workspace", queries.workspace, workspace, 4),
+            ]),
+        )
     }
 
     /// Puts the attention of one query a head into `stream`, a `CUstream` of the store's GPU, and returns before it runs.
@@ -164,7 +167,7 @@ impl Attending {
         if parts == 0 {
             return Ok(Pending::nothing());
         }
-        self.judge(pages, queries)?;
+        self.judge(pages, queries, stream)?;
         let piece = words.piece_bytes();
         let argument = |rows: Gather| {
             let stage_shift = piece

@@ -64,6 +64,7 @@ impl StreamedProducts {
         ids: Option<GpuIds>,
         (x, columns): (u64, u64),
         (y, results): (u64, u64),
+        stream: u64,
     ) -> Result<()> {
         if results == 0 {
             return Ok(());
@@ -76,7 +77,9 @@ impl StreamedProducts {
             Memory::read("x", x, columns, 4),
             Memory::written("y", y, results, 4),
         ];
-        self.module.gpu().judge_list(ids.into_iter().chain(vectors))
+        self.module
+            .gpu()
+            .judge_list(stream, ids.into_iter().chain(vectors))
     }
 
     /// Puts `y = W x` into `stream`, a `CUstream` of the store's GPU, and returns before it runs. `x` is the address of as
@@ -99,7 +102,12 @@ impl StreamedProducts {
                 "use addresses that are multiples of 4",
             ));
         }
-        self.judge(None, (x, matrix.columns.into()), (y, matrix.rows.into()))?;
+        self.judge(
+            None,
+            (x, matrix.columns.into()),
+            (y, matrix.rows.into()),
+            stream,
+        )?;
         let table = matrix
             .store
             .table(matrix.offset, matrix.rows.into(), matrix.row_bytes)?;

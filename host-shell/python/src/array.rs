@@ -153,7 +153,9 @@ impl Array {
     fn tobytes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let flight = lock(&self.filled).1.clone();
         if let Some(flight) = flight {
-            wait::until(py, None, |slice| flight.wait(slice))?;
+            if !flight.wait_in(py, None)? {
+                return Err(flight.late().into());
+            }
         }
         let mut bytes = vec![0; self.bytes];
         match &*self.memory {

@@ -17,6 +17,8 @@ pub struct Flight {
     number: u64,
     /// Rows, or bytes of a read or write.
     count: u64,
+    /// How long it is waited for where the caller names no limit.
+    patience: Duration,
     is_reported: AtomicBool,
     /// Of a captured one: how many of its runs were looked at.
     seen: AtomicU32,
@@ -26,6 +28,24 @@ impl Flight {
     /// Waits `limit` at most; whether it has ended.
     pub fn wait(&self, limit: Duration) -> bool {
         self.pending.wait(limit).is_ok()
+    }
+
+    /// Waits `limit` at most, or its own patience; whether it has ended. Ctrl-C ends the wait.
+    pub fn wait_in(&self, py: Python<'_>, limit: Option<Duration>) -> PyResult<bool> {
+        let limit = limit.unwrap_or(self.patience);
+        wait::until(py, Some(limit), |slice| self.wait(slice))
+    }
+
+    /// That it has not ended in its own patience.
+    pub fn late(&self) -> Fault {
+        Fault::of(&Error::Unfinished {
+            cause: format!(
+                "the {} has not ended within {} s",
+                self.word,
+                self.patience.as_secs_f64()
+            ),
+            remedy: "wait for what its stream does before it, and ask again: it goes on".to_owned(),
+        })
     }
 
     /// What went wrong, once.
@@ -94,7 +114,7 @@ impl Flights {
         self: &Arc<Self>,
         py: Python<'_>,
         store: Arc<nvme_host::Store>,
-        (word, count): (&'static str, u64),
+        (word, count, bytes): (&'static str, u64, u64),
         buffers: Option<Py<PyAny>>,
         apart: bool,
         launch: impl FnOnce() -> nvme_host::Result<nvme_host::cuda::Pending> + Send,
@@ -102,6 +122,7 @@ impl Flights {
         let flight = Arc::new(Flight {
             pending: py.detach(launch).or_raise()?,
             word,
+            patience: store.patience(bytes),
             number: self.launched.fetch_add(1, Ordering::Relaxed),
             count,
             is_reported: AtomicBool::new(apart),
@@ -162,7 +183,7 @@ impl Flights {
     pub fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let limit = wait::seconds(timeout)?;
         for flight in self.under_way() {
-            if !wait::until(py, limit, |slice| flight.wait(slice))? {
+            if !flight.wait_in(py, limit)? {
                 return Ok(false);
             }
         }
@@ -234,11 +255,11 @@ impl GpuOperation {
         self.flight.pending.is_captured()
     }
 
-    /// Waits `timeout` seconds at most, or without a limit; whether it has ended. Ctrl-C ends the wait.
+    /// Waits `timeout` seconds at most, or for as long as its commands may take; whether it has ended. Ctrl-C ends the wait.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<f64>) -> PyResult<bool> {
         let limit = wait::seconds(timeout)?;
-        wait::until(py, limit, |slice| self.flight.wait(slice))
+        self.flight.wait_in(py, limit)
     }
 
     /// Raises what went wrong, if it has ended and something did; it is not raised again elsewhere.

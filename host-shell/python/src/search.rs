@@ -220,8 +220,10 @@ impl SearchIndex {
             reads,
         };
         let store = Arc::clone(opened.index.store());
+        // Few of its nodes are read.
+        let bytes = store.len();
         self.flights
-            .launch(py, store, ("search", count), buffers, false, || {
+            .launch(py, store, ("search", count, bytes), buffers, false, || {
                 let none =
                     || Error::usage("the store was opened without a GPU", "open it with gpu=0");
                 let by_gpu = opened.by_gpu.as_ref().ok_or_else(none)?;

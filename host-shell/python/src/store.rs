@@ -273,12 +273,12 @@ impl Store {
             true => KernelArgument::read("buf", address, bytes, 1),
             false => KernelArgument::written("buf", address, bytes, 1),
         };
-        self.gpu()?.judge(&buffer).or_raise()?;
+        self.gpu()?.judge(stream, &buffer).or_raise()?;
         let word = if is_write { "write" } else { "read" };
         // SAFETY: the address is of the buffers, which are kept until the transfer has ended; that of a graph is its
         // user's to keep.
         self.flights
-            .launch(py, store, (word, bytes), buffers, false, || unsafe {
+            .launch(py, store, (word, bytes, bytes), buffers, false, || unsafe {
                 match is_write {
                     true => used.write_from_gpu(offset, bytes, address, stream),
                     false => used.read_on_gpu(offset, bytes, address, stream),
@@ -297,7 +297,7 @@ impl Store {
     ) -> PyResult<bool> {
         let store = self.get()?;
         let buffer = KernelArgument::written("buf", address, bytes, 1);
-        self.gpu()?.judge(&buffer).or_raise()?;
+        self.gpu()?.judge(stream, &buffer).or_raise()?;
         // SAFETY: the caller keeps the buffer of the address, and the read has ended when this returns.
         py.detach(|| unsafe { store.read_by_cufile_after(stream, offset, bytes, address) })
             .or_raise()

@@ -304,7 +304,7 @@ impl Table {
             out_stride: self.widen.map_or(self.row_bytes, |(_, bytes)| bytes),
             status,
         };
-        let what = ("gather", count);
+        let what = ("gather", count, count.saturating_mul(request.out_stride));
         let made = flights.launch(py, store, what, buffers, apart, || {
             // SAFETY: the addresses are of the buffers, which are kept until the gather has ended; those that a
             // graph uses are its user's to keep.
@@ -355,7 +355,8 @@ impl Table {
         } else {
             "scatter"
         };
-        flights.launch(py, store, (word, count), buffers, false, || {
+        let bytes = count.saturating_mul(self.row_bytes);
+        flights.launch(py, store, (word, count, bytes), buffers, false, || {
             // SAFETY: as for a gather.
             unsafe {
                 match element {

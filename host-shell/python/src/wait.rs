@@ -74,7 +74,9 @@ pub fn seconds(timeout: Option<f64>) -> Result<Option<Duration>, Fault> {
             "timeout is not a number",
             "give seconds, or None for no limit",
         )),
-        // Longer than any wait.
-        _ => Ok(Duration::try_from_secs_f64(seconds).ok()),
+        // Longer than any wait: not None, which leaves the limit to what is waited for.
+        _ => Ok(Some(
+            Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX),
+        )),
     }
 }

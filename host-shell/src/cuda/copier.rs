@@ -36,6 +36,9 @@ impl std::fmt::Debug for Copier {
     }
 }
 
+/// Bytes of an image at most that is registered: pinned memory is the machine's as a whole.
+const MOST_REGISTERED: usize = 1 << 30;
+
 /// Images (address, bytes) that are registered now: the driver takes each once, for all copiers and GPUs.
 static REGISTERED: Mutex<BTreeMap<(usize, usize), Weak<Registered>>> = Mutex::new(BTreeMap::new());
 
@@ -59,27 +62,28 @@ fn register(
 
 impl Copier {
     /// A copier for `memory`. `images` (address, bytes) are where the data comes from and goes to, mapped
-    /// as long as `owner` lives; they are registered, so that the engine reaches them without a detour.
+    /// as long as `owner` lives. Those of a GiB at most are registered where the driver does that, so that the engine
+    /// reaches them without a detour; data of others goes through memory of the driver's.
     ///
     /// # Errors
-    /// [`Error::Device`](crate::Error::Device) when an image cannot be registered.
+    /// [`Error::Environment`](crate::Error::Environment) without streams.
     pub fn new(
         memory: &Arc<DeviceMemory>,
         images: &[(usize, usize)],
         owner: Arc<dyn Any + Send + Sync>,
     ) -> Result<Self> {
         let gpu = memory.gpu();
-        let images: Result<_> = images
-            .iter()
-            .map(|image| register(gpu, *image, &owner))
-            .collect();
+        let small = images.iter().filter(|image| image.1 <= MOST_REGISTERED);
+        let registered = small.filter_map(|image| register(gpu, *image, &owner).ok());
+        // A copy has to lie in one registration, or in none.
+        let images = registered.filter(|one| one.is_one_piece()).collect();
         Ok(Self {
             memory: Arc::clone(memory),
             into: Mutex::new(Stream::new(gpu)?),
             out: Mutex::new(Stream::new(gpu)?),
             idle: Mutex::default(),
             lost: AtomicBool::new(false),
-            _images: images?,
+            _images: images,
         })
     }
 

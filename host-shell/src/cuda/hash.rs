@@ -91,8 +91,7 @@ impl HostWords {
                 "use larger chunks",
             )
         })?;
-        let pages = Arc::new(Pages::new(bytes.max(8))?);
-        let registered = Registered::pages(gpu, &pages)?;
+        let (pages, registered) = Registered::pinned(gpu, bytes.max(8))?;
         Ok(Self {
             pages,
             registered,

@@ -6,6 +6,7 @@
 #![allow(unsafe_code)]
 
 use super::driver::{Gpu, check};
+use super::stream::is_capturing;
 use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUmemorytype, CUpointer_attribute as Attribute};
 
@@ -109,12 +110,13 @@ impl Gpu {
     /// managed memory, or in memory of the host that is registered with CUDA, and may be used as `argument` says. Returns
     /// the address by which kernels of this GPU reach it.
     ///
-    /// Of no bytes nothing is asked.
+    /// Of no bytes nothing is asked. While `stream`, a `CUstream`, is being captured, memory that the graph allocates itself
+    /// is taken: the driver does not know it, and it is none of the host's.
     ///
     /// # Errors
     /// [`Error::Usage`] with the argument's name, what it is and what it must be.
-    pub fn judge(&self, argument: &KernelArgument<'_>) -> Result<u64> {
-        let [address] = self.judge_all([*argument])?;
+    pub fn judge(&self, stream: u64, argument: &KernelArgument<'_>) -> Result<u64> {
+        let [address] = self.judge_all(stream, [*argument])?;
         Ok(address)
     }
 
@@ -122,11 +124,15 @@ impl Gpu {
     ///
     /// # Errors
     /// That of the first one that is refused.
-    pub fn judge_all<const N: usize>(&self, all: [KernelArgument<'_>; N]) -> Result<[u64; N]> {
+    pub fn judge_all<const N: usize>(
+        &self,
+        stream: u64,
+        all: [KernelArgument<'_>; N],
+    ) -> Result<[u64; N]> {
         let _guest = self.enter()?;
         let mut mapped = [0; N];
         for (to, argument) in mapped.iter_mut().zip(&all) {
-            *to = self.judge_inside(argument)?;
+            *to = self.judge_inside(stream, argument)?;
         }
         Ok(mapped)
     }
@@ -135,10 +141,14 @@ impl Gpu {
     ///
     /// # Errors
     /// That of the first one that is refused.
-    pub fn judge_list<'a>(&self, all: impl IntoIterator<Item = KernelArgument<'a>>) -> Result<()> {
+    pub fn judge_list<'a>(
+        &self,
+        stream: u64,
+        all: impl IntoIterator<Item = KernelArgument<'a>>,
+    ) -> Result<()> {
         let _guest = self.enter()?;
         for argument in all {
-            let mapped = self.judge_inside(&argument)?;
+            let mapped = self.judge_inside(stream, &argument)?;
             if mapped != argument.address {
                 return Err(refused(
                     &argument,
@@ -151,13 +161,16 @@ impl Gpu {
     }
 
     /// The same while this GPU's context is current.
-    fn judge_inside(&self, argument: &KernelArgument<'_>) -> Result<u64> {
+    fn judge_inside(&self, stream: u64, argument: &KernelArgument<'_>) -> Result<u64> {
         let KernelArgument { address, bytes, .. } = *argument;
         let end = self.check_shape(argument)?;
         if bytes == 0 {
             return Ok(address);
         }
         let first = self.know(address)?;
+        if first.place == Place::Host && !is_host_memory(address) && is_capturing(stream)? {
+            return Ok(address);
+        }
         self.check_reached(argument, &first)?;
         let mut last = first;
         let mut pieces = 1;
@@ -272,6 +285,23 @@ impl Gpu {
             end: start.saturating_add(bytes),
         })
     }
+}
+
+/// Whether this process can read the byte at `address`. Nothing is read where it cannot.
+pub fn is_host_memory(address: u64) -> bool {
+    let mut byte = 0u8;
+    let to = libc::iovec {
+        iov_base: (&raw mut byte).cast(),
+        iov_len: 1,
+    };
+    let from = libc::iovec {
+        iov_base: std::ptr::with_exposed_provenance_mut(address as usize),
+        iov_len: 1,
+    };
+    // SAFETY: the kernel reads at the second address, and answers EFAULT where there is nothing to read.
+    let read = unsafe { libc::process_vm_readv(libc::getpid(), &to, 1, &from, 1, 0) };
+    // Where the system forbids the question, it is taken for what it is said to be.
+    read >= 0 || std::io::Error::last_os_error().raw_os_error() != Some(libc::EFAULT)
 }
 
 fn refused(

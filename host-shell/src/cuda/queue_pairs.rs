@@ -11,6 +11,7 @@ use super::kernels::{Kernel, Kernels};
 pub use super::lent::Recovered;
 use super::lent::{LentQueues, QueueKind};
 use super::queues::{Grid, LaunchResult, Launches};
+use super::stream::Stream;
 use super::tier::Access;
 use crate::controller::Controller;
 use crate::error::{Error, Result};
@@ -18,6 +19,7 @@ use crate::lock::lock;
 use nvme_core::spec::{Cid, Qid};
 use nvme_gpu_kernel::work::Launch;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 /// Queue pairs of one controller in the hands of a GPU. Deleted on drop.
@@ -26,6 +28,8 @@ pub struct GpuQueuePairs {
     launches: Launches,
     /// Data memory of commands that may be in flight.
     data: Held<GpuData>,
+    /// Set when launches are to end early, and how long one may go on then.
+    stop: Option<(Arc<AtomicBool>, Duration)>,
 }
 
 impl GpuQueuePairs {
@@ -45,7 +49,13 @@ impl GpuQueuePairs {
             lent: LentQueues::create(kernels.gpu(), controller, access, count, entries, None)?,
             launches: Launches::new(kernels)?,
             data: Held::default(),
+            stop: None,
         })
+    }
+
+    /// Once `stop` is set a launch is waited for no longer than `grace`.
+    pub fn end_early(&mut self, stop: Arc<AtomicBool>, grace: Duration) {
+        self.stop = Some((stop, grace));
     }
 
     /// Runs a kernel of the queues (not a bare limit) with its data in `data`, and waits for it.
@@ -101,8 +111,12 @@ impl GpuQueuePairs {
         // SAFETY: the data is kept in `self.data` until nothing is in flight; the locks keep every thread
         // else from the queues.
         let ran = unsafe {
+            let wait = |stream: &Stream, limit| match &self.stop {
+                Some((stop, grace)) => stream.wait_unless(limit, (stop, *grace)),
+                None => stream.wait(limit, || Ok(())),
+            };
             self.launches
-                .run(&self.lent.set, grid, launch, accounts, limit, || Ok(()))
+                .run(&self.lent.set, grid, launch, accounts, limit, wait)
         };
         drop(held);
         let ran = ran?;

@@ -96,8 +96,9 @@ impl GpuQueues {
     ) -> Result<LaunchResult> {
         // SAFETY: the caller's.
         unsafe {
+            let wait = |stream: &Stream, limit| stream.wait(limit, watch);
             self.launches
-                .run(&self.set, grid, launch, accounts, limit, watch)
+                .run(&self.set, grid, launch, accounts, limit, wait)
         }
     }
 }
@@ -147,7 +148,7 @@ impl Launches {
         launch: Launch,
         accounts: bool,
         limit: Duration,
-        watch: impl FnMut() -> Result<()>,
+        wait: impl FnOnce(&Stream, Duration) -> Result<()>,
     ) -> Result<LaunchResult> {
         let threads = u64::from(grid.blocks) * u64::from(grid.threads);
         let held = match grid.kernel {
@@ -169,7 +170,7 @@ impl Launches {
         }
         let end = Event::record(&self.stream)?;
         // After a wait in vain nothing of the GPU's is freed any more: see `Gpu::lose`.
-        self.stream.wait(limit, watch)?;
+        wait(&self.stream, limit)?;
         let seconds = end.seconds_since(&begin)?;
         let mut words = [0u64; size_of::<Report>() / 8];
         self.report.download(0, words.as_mut_bytes())?;

@@ -11,12 +11,14 @@ use crate::device::relay::Relay;
 use crate::device::ring_memory::RingMemory;
 use crate::dma::pages::Pages;
 use crate::error::{Error, Result};
-use cudarc::driver::sys;
+use cudarc::driver::sys::{self, CUresult};
 use std::any::Any;
 use std::sync::Arc;
 
 /// The unit of registration.
 const PAGE: usize = 4096;
+/// Bytes of a registration that are tried one after the other where the driver does not register the whole.
+const PIECES: [usize; 6] = [64 << 30, 8 << 30, 1 << 30, 64 << 20, 4 << 20, 256 << 10];
 
 /// Memory of the host's side that the GPU reaches; no longer after drop.
 pub struct Registered {
@@ -25,6 +27,8 @@ pub struct Registered {
     bytes: usize,
     address: u64,
     io: bool,
+    /// Registrations, one after the other; none for memory that the driver allocated.
+    pieces: Vec<(*mut u8, usize)>,
     owner: Arc<dyn Any + Send + Sync>,
 }
 
@@ -45,6 +49,20 @@ impl Registered {
         let owner = Arc::clone(pages);
         // SAFETY: the pages are mapped as long as `owner` lives.
         unsafe { Self::new(gpu, pages.start(), pages.len(), false, owner) }
+    }
+
+    /// At least `bytes` zeroed bytes of this process that `gpu` reaches: registered in one piece, or allocated by the driver
+    /// where that registers none or not as much.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] with both answers of the driver.
+    pub fn pinned(gpu: &Arc<Gpu>, bytes: usize) -> Result<(Arc<Pages>, Self)> {
+        super::pinning::pinned(gpu, bytes)
+    }
+
+    /// Whether copies between its memory and the GPU's may be of any part.
+    pub(super) fn is_one_piece(&self) -> bool {
+        self.pieces.len() <= 1
     }
 
     /// Registers the mapped doorbells of `device`: as memory where they are memory (simulator,
@@ -138,6 +156,23 @@ impl Registered {
         unsafe { Self::new(gpu, start, bytes, false, Arc::new(())) }
     }
 
+    /// The GPU's view of `pages`, which the driver allocated.
+    ///
+    /// # Errors
+    /// [`Error::Environment`] with the driver's answer.
+    pub(super) fn of_driver(gpu: &Arc<Gpu>, pages: &Arc<Pages>) -> Result<Self> {
+        let _guest = gpu.enter()?;
+        Ok(Self {
+            gpu: Arc::clone(gpu),
+            host: pages.start(),
+            bytes: pages.len(),
+            address: mapped(pages.start())?,
+            io: false,
+            pieces: Vec::new(),
+            owner: Arc::clone(pages) as _,
+        })
+    }
+
     /// # Safety
     /// `bytes` bytes at `host` stay mapped for as long as `owner` lives.
     unsafe fn new(
@@ -155,23 +190,68 @@ impl Registered {
             } else {
                 0
             };
-        // SAFETY: the caller vouches for the range.
-        check("cuMemHostRegister", unsafe {
-            sys::cuMemHostRegister_v2(host.cast(), bytes, flags)
-        })?;
         let mut registered = Self {
             gpu: Arc::clone(gpu),
             host,
             bytes,
             address: 0,
             io,
+            pieces: Vec::new(),
             owner,
         };
-        // SAFETY: registered above with DEVICEMAP; writes one address.
-        check("cuMemHostGetDevicePointer", unsafe {
-            sys::cuMemHostGetDevicePointer_v2(&mut registered.address, host.cast(), 0)
-        })?;
+        // SAFETY: the caller vouches for the range.
+        let mut answer = unsafe { registered.register(bytes, flags) };
+        let is_limit = |answer| {
+            use CUresult as R;
+            matches!(
+                answer,
+                R::CUDA_ERROR_INVALID_VALUE | R::CUDA_ERROR_OUT_OF_MEMORY
+            )
+        };
+        for piece in PIECES.into_iter().filter(|piece| *piece < bytes) {
+            if !io && is_limit(answer) {
+                // SAFETY: as above.
+                answer = unsafe { registered.register(piece, flags) };
+            }
+        }
+        check("cuMemHostRegister", answer)?;
+        registered.address = mapped(host)?;
+        for (start, _) in &registered.pieces {
+            let offset = start.addr() - host.addr();
+            if mapped(*start)? != registered.address + offset as u64 {
+                return Err(Error::environment(
+                    "the GPU has parts of memory that was registered in parts at addresses apart",
+                    "use less memory at a time",
+                ));
+            }
+        }
         Ok(registered)
+    }
+
+    /// Registers all of it, `piece` bytes at a time, or nothing: the driver's answer.
+    ///
+    /// # Safety
+    /// As [`new`](Self::new).
+    unsafe fn register(&mut self, piece: usize, flags: u32) -> CUresult {
+        for first in (0..self.bytes).step_by(piece.max(1)) {
+            let (start, bytes) = (self.host.wrapping_add(first), piece.min(self.bytes - first));
+            // SAFETY: the caller vouches for the range.
+            let answer = unsafe { sys::cuMemHostRegister_v2(start.cast(), bytes, flags) };
+            if answer != CUresult::CUDA_SUCCESS {
+                self.unregister();
+                return answer;
+            }
+            self.pieces.push((start, bytes));
+        }
+        CUresult::CUDA_SUCCESS
+    }
+
+    /// Takes every registration back, in this GPU's context.
+    fn unregister(&mut self) {
+        for (start, _) in self.pieces.drain(..) {
+            // SAFETY: registered in `register`. A refusal means that the context is gone, and with it the registration.
+            let _ = unsafe { sys::cuMemHostUnregister(start.cast()) };
+        }
     }
 
     /// The GPU's address of the first byte.
@@ -208,15 +288,24 @@ impl Registered {
 
 impl Drop for Registered {
     fn drop(&mut self) {
-        let Ok(_guest) = self.gpu.enter() else {
+        let gpu = Arc::clone(&self.gpu);
+        let Ok(_guest) = gpu.enter() else {
             // A kernel that did not end may still use it: the memory stays.
             std::mem::forget(Arc::clone(&self.owner));
             return;
         };
-        // SAFETY: registered in `new`. A refusal means that the context is gone, and with it the
-        // registration.
-        let _ = unsafe { sys::cuMemHostUnregister(self.host.cast()) };
+        self.unregister();
     }
+}
+
+/// The address by which the GPU of the current context reaches memory that is registered or the driver's.
+fn mapped(host: *mut u8) -> Result<u64> {
+    let mut address = 0;
+    // SAFETY: writes one address.
+    check("cuMemHostGetDevicePointer", unsafe {
+        sys::cuMemHostGetDevicePointer_v2(&mut address, host.cast(), 0)
+    })?;
+    Ok(address)
 }
 
 /// What may be refused, and how to do without.

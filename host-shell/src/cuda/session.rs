@@ -18,6 +18,7 @@ use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::{Nsid, Status, nvm};
 use nvme_gpu_kernel::work::{Launch, pattern};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 /// A `Collective` takes deadlines more than 36 minutes ahead for past ones.
@@ -25,8 +26,8 @@ const LONGEST_TIMEOUT: Duration = Duration::from_secs(35 * 60);
 
 /// Threads of [`Mode::Shared`] for each queue, by default.
 const THREADS_PER_QUEUE: u32 = 256;
-/// The host's patience with a launch, beyond what its commands may take.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// The host's patience with a launch, beyond ten times what a command may take.
+const PATIENCE: Duration = Duration::from_secs(10);
 /// Warps of the shared kernel that a multiprocessor holds, at some 250 registers a thread: with more,
 /// the kernel of few registers is used.
 const RESIDENT_WARPS: u32 = 8;
@@ -205,6 +206,18 @@ impl GpuSession {
         })
     }
 
+    /// How long a launch of few commands may take.
+    fn patience(&self) -> Duration {
+        self.timeout.saturating_mul(10).saturating_add(PATIENCE)
+    }
+
+    /// Once `stop` is set a launch goes on for as long as a command may take, 10 s at most, and a second: commands end by
+    /// then, and what has not ended is left alone, with the GPU.
+    pub fn end_early(&mut self, stop: Arc<AtomicBool>) {
+        let grace = self.timeout.min(Duration::from_secs(10)) + Duration::from_secs(1);
+        self.pairs.end_early(stop, grace);
+    }
+
     /// The GPU.
     pub fn gpu(&self) -> &Arc<Gpu> {
         self.access.gpu()
@@ -338,10 +351,7 @@ impl GpuSession {
     /// come back.
     pub fn attempt(&mut self, what: &str, work: &Work) -> Result<(LaunchResult, Option<Lost>)> {
         let slowest = SLOWEST * work.commands.min(1 << 20) as u32;
-        let limit = self
-            .timeout
-            .saturating_mul(10)
-            .saturating_add(PATIENCE + slowest);
+        let limit = self.patience().saturating_add(slowest);
         let launch = self.launch(work);
         let launch = match &self.trace {
             Some(trace) => trace.attach(launch),
@@ -416,7 +426,9 @@ impl GpuSession {
             blocks: self.gpu().multiprocessors()? * 4,
             threads: 256,
         };
-        let ran = self.pairs.run(grid, launch, &self.data, false, PATIENCE)?;
+        let ran = self
+            .pairs
+            .run(grid, launch, &self.data, false, self.patience())?;
         Ok(ran.report.wrong)
     }
 

@@ -7,8 +7,11 @@ use crate::error::{Error, Result};
 use cudarc::driver::sys::{self, CUresult};
 use std::ptr::null_mut;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+/// How long copies, fills and whatever else ends by itself may take.
+pub(super) const PATIENCE: Duration = Duration::from_secs(120);
 /// Looks at a running kernel without a pause, then with one.
 const SPIN_LOOKS: u32 = 200;
 const NAP: Duration = Duration::from_micros(50);
@@ -74,12 +77,11 @@ impl Stream {
     }
 
     /// Waits for everything in the stream: copies and fills, which end by themselves.
+    ///
+    /// # Errors
+    /// As [`wait`](Self::wait), past two minutes.
     pub fn finish(&self) -> Result<()> {
-        let _guest = self.gpu.enter()?;
-        // SAFETY: our own stream.
-        check("cuStreamSynchronize", unsafe {
-            sys::cuStreamSynchronize(self.raw)
-        })
+        self.wait(PATIENCE, || Ok(()))
     }
 
     /// Whether everything in the stream has ended.
@@ -101,26 +103,43 @@ impl Stream {
     /// # Errors
     /// [`Error::Gone`] past the limit: the kernel still runs, and what it uses must stay.
     pub fn wait(&self, limit: Duration, mut watch: impl FnMut() -> Result<()>) -> Result<()> {
-        let begin = Instant::now();
-        let mut looks = 0u32;
-        while !self.is_done()? {
-            watch()?;
-            if begin.elapsed() > limit {
-                self.gpu.lose();
-                return Err(Error::Gone {
-                    cause: format!(
-                        "a kernel did not end within {:.1} s, although it bounds its own time",
-                        limit.as_secs_f64()
-                    ),
-                });
+        let is_over = until(limit, || {
+            let is_done = self.is_done()?;
+            if !is_done {
+                watch()?;
             }
-            looks = looks.saturating_add(1);
-            match looks {
-                0..SPIN_LOOKS => std::hint::spin_loop(),
-                _ => std::thread::sleep(NAP),
+            Ok(is_done)
+        })?;
+        match is_over {
+            true => Ok(()),
+            false => {
+                self.gpu.lose();
+                Err(late(limit))
             }
         }
-        Ok(())
+    }
+
+    /// As [`wait`](Self::wait), `grace` at most from when `stop` is set on.
+    ///
+    /// # Errors
+    /// [`Error::Interrupted`] past that: the kernel still runs, and what it uses must stay.
+    pub(super) fn wait_unless(
+        &self,
+        limit: Duration,
+        (stop, grace): (&AtomicBool, Duration),
+    ) -> Result<()> {
+        let mut stopped: Option<Instant> = None;
+        let watch = || {
+            if stop.load(Ordering::Relaxed) {
+                let since = *stopped.get_or_insert_with(Instant::now);
+                if since.elapsed() > grace {
+                    self.gpu.lose();
+                    return Err(Error::Interrupted);
+                }
+            }
+            Ok(())
+        };
+        self.wait(limit, watch)
     }
 
     /// Copies `bytes` bytes from host address `from` to GPU address `to`, in order, without waiting.
@@ -198,6 +217,32 @@ impl Drop for Stream {
     }
 }
 
+/// Looks until `is_done`, `limit` at most; whether it was.
+fn until(limit: Duration, mut is_done: impl FnMut() -> Result<bool>) -> Result<bool> {
+    let begin = Instant::now();
+    let mut looks = 0u32;
+    while !is_done()? {
+        if begin.elapsed() > limit {
+            return Ok(false);
+        }
+        looks = looks.saturating_add(1);
+        match looks {
+            0..SPIN_LOOKS => std::hint::spin_loop(),
+            _ => std::thread::sleep(NAP),
+        }
+    }
+    Ok(true)
+}
+
+fn late(limit: Duration) -> Error {
+    Error::Gone {
+        cause: format!(
+            "a kernel did not end within {:.1} s, although it bounds its own time",
+            limit.as_secs_f64()
+        ),
+    }
+}
+
 /// Whether `stream`, a `CUstream` of the calling thread's context, is being captured.
 pub(super) fn is_capturing(stream: u64) -> Result<bool> {
     let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
@@ -223,16 +268,29 @@ impl Gpu {
         is_capturing(stream)
     }
 
-    /// Waits for everything in `stream`, as above: copies, fills and kernels that end by themselves.
+    /// Waits for everything in `stream`, a `CUstream` of this GPU (0 is the default one), `limit` at most.
     ///
     /// # Errors
-    /// [`Error::Environment`] with the driver's answer.
-    pub fn finish(&self, stream: u64) -> Result<()> {
+    /// [`Error::Unfinished`] past the limit; [`Error::Environment`] with the driver's answer.
+    pub fn finish(&self, stream: u64, limit: Duration) -> Result<()> {
         let _guest = self.enter()?;
-        // SAFETY: the driver checks the handle.
-        check("cuStreamSynchronize", unsafe {
-            sys::cuStreamSynchronize(handle(stream))
-        })
+        let is_over = until(limit, || {
+            // SAFETY: the driver checks the handle.
+            match unsafe { sys::cuStreamQuery(handle(stream)) } {
+                CUresult::CUDA_ERROR_NOT_READY => Ok(false),
+                other => check("cuStreamQuery", other).map(|()| true),
+            }
+        })?;
+        match is_over {
+            true => Ok(()),
+            false => Err(Error::Unfinished {
+                cause: format!(
+                    "the stream has not ended what it does within {:.1} s",
+                    limit.as_secs_f64()
+                ),
+                remedy: "wait for what the stream does before, and try again".to_owned(),
+            }),
+        }
     }
 
     /// What stream `then` does from now on comes after all that stream `first` does now. Both are `CUstream`s of
@@ -332,12 +390,17 @@ impl Event {
     }
 
     /// Waits for it: the end of copies and fills, which end by themselves.
+    ///
+    /// # Errors
+    /// As [`Stream::finish`].
     pub fn wait(&self) -> Result<()> {
-        let _guest = self.gpu.enter()?;
-        // SAFETY: our own event.
-        check("cuEventSynchronize", unsafe {
-            sys::cuEventSynchronize(self.raw)
-        })
+        match until(PATIENCE, || self.is_done())? {
+            true => Ok(()),
+            false => {
+                self.gpu.lose();
+                Err(late(PATIENCE))
+            }
+        }
     }
 
     /// Seconds from `earlier` to this, once the stream is done.

@@ -38,9 +38,10 @@ impl Trace {
     /// # Errors
     /// [`Error::System`] and [`Error::Device`] without memory.
     pub fn new(gpu: &Arc<Gpu>) -> Result<Self> {
-        let pages = Arc::new(Pages::new(RECORDS as usize * size_of::<Traced>())?);
+        let bytes = RECORDS as usize * size_of::<Traced>();
+        let (pages, registered) = Registered::pinned(gpu, bytes)?;
         Ok(Self {
-            registered: Registered::pages(gpu, &pages)?,
+            registered,
             pages,
             recorded: Recorded::default(),
         })

@@ -36,6 +36,8 @@ pub struct Pages {
     _owner: Option<Keep>,
     /// The mapping that this is a part of, and what takes the part back on drop.
     part: Option<(Arc<Pages>, Keep)>,
+    /// What gives back memory that was not mapped here.
+    foreign: Option<Keep>,
 }
 
 /// Held for its drop.
@@ -94,7 +96,28 @@ impl Pages {
             #[cfg(feature = "vfio")]
             _owner: None,
             part: None,
+            foreign: None,
         })
+    }
+
+    /// `bytes` bytes at `start` that were mapped elsewhere: `keep` gives them back on drop.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn foreign(
+        start: NonNull<u8>,
+        bytes: usize,
+        keep: impl Debug + Send + Sync + 'static,
+    ) -> Self {
+        Self {
+            start,
+            len: bytes,
+            file: None,
+            #[cfg(feature = "vfio")]
+            dma_buf: None,
+            #[cfg(feature = "vfio")]
+            _owner: None,
+            part: None,
+            foreign: Some(Box::new(keep)),
+        }
     }
 
     /// Maps `bytes` bytes of a BAR, which lies at `offset` in the file of its device, both whole pages; `dma_buf` is of
@@ -114,6 +137,7 @@ impl Pages {
             dma_buf: Some(dma_buf),
             _owner: Some(Box::new(device)),
             part: None,
+            foreign: None,
         })
     }
 
@@ -144,6 +168,7 @@ impl Pages {
             #[cfg(feature = "vfio")]
             _owner: None,
             part: Some((Arc::clone(whole), keep)),
+            foreign: None,
         })
     }
 
@@ -222,6 +247,7 @@ impl Pages {
             #[cfg(feature = "vfio")]
             _owner: None,
             part: None,
+            foreign: None,
         })
     }
 
@@ -248,7 +274,7 @@ impl Pages {
 
 impl Drop for Pages {
     fn drop(&mut self) {
-        if self.part.is_some() {
+        if self.part.is_some() || self.foreign.is_some() {
             return;
         }
         // SAFETY: this is our mapping and its owner is going away.

@@ -29,7 +29,9 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
     #[cfg(feature = "cuda")]
     with_gpu::check_drive(options)?;
     #[cfg(feature = "cuda")]
-    let access = with_gpu::reach(&device, options)?;
+    let reached = with_gpu::reach(&device, options)?;
+    #[cfg(feature = "cuda")]
+    let access = reached.access.clone();
     #[cfg(feature = "cuda")]
     let device = access
         .as_ref()
@@ -60,16 +62,14 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
     let pool = Pool::new(lanes, options.depth);
     let block = info.block_bytes;
     #[cfg(feature = "cuda")]
-    let path = with_gpu::path(access.as_deref(), path(&controller, shares.of_cpu));
+    let path = with_gpu::path(&reached, path(&controller, shares.of_cpu));
     #[cfg(not(feature = "cuda"))]
     let path = path(&controller, shares.of_cpu);
     Ok(Member {
         #[cfg(feature = "cuda")]
         rows,
         #[cfg(feature = "cuda")]
-        gpu: access
-            .as_ref()
-            .map(|access| crate::cuda::HostRows::new(access.gpu())),
+        gpu: reached.host_rows(),
         #[cfg(feature = "cuda")]
         gds: None,
         #[cfg(feature = "cuda")]
@@ -88,6 +88,7 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
         boundary_bytes: u64::from(info.boundary_blocks) * u64::from(block),
         read_only,
         path,
+        timeout: options.timeout,
         controller: Some(controller),
     })
 }

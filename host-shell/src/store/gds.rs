@@ -46,7 +46,7 @@ impl Store {
             return Ok(false);
         };
         let gpu = gds.file.gpu();
-        gpu.judge_list([KernelArgument::written("data", to, bytes, 1)])?;
+        gpu.judge_list(stream, [KernelArgument::written("data", to, bytes, 1)])?;
         if gpu.is_captured(stream)? {
             return match gds.is_required {
                 true => Err(Error::usage(
@@ -56,11 +56,14 @@ impl Store {
                 false => Ok(false),
             };
         }
-        gpu.finish(stream)?;
+        gpu.finish(stream, self.patience(bytes))?;
         // SAFETY: the caller's.
         match unsafe { gds.file.read(offset, bytes, to) } {
             Ok(()) => Ok(true),
-            Err(error) if !gds.is_required && is_of_cufile(&error) => Ok(false),
+            Err(error) if !gds.is_required && is_of_cufile(&error) => {
+                gds.note(&error);
+                Ok(false)
+            }
             Err(error) => Err(error),
         }
     }

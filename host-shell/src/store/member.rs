@@ -4,6 +4,7 @@ use super::lane::Pool;
 use super::options::DataPath;
 use crate::controller::Controller;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// A device that a store lies on.
 pub(crate) struct Member {
@@ -38,4 +39,17 @@ pub(crate) struct Member {
     /// Why it cannot be written, and what to do.
     pub read_only: Option<(String, &'static str)>,
     pub path: DataPath,
+    /// How long a command may take.
+    pub timeout: Duration,
+}
+
+impl Member {
+    /// What carries its data now.
+    pub fn shown(&self) -> DataPath {
+        #[cfg(feature = "cuda")]
+        if let Some(gds) = &self.gds {
+            return gds.shown(self.path.clone());
+        }
+        self.path.clone()
+    }
 }

@@ -49,6 +49,7 @@ use crate::machine::sysfs::Host;
 use member::Member;
 use space::Space;
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The stripe of `stripe:` without `?stripe=`.
 const STRIPE_BYTES: u64 = 128 << 10;
@@ -224,7 +225,16 @@ impl Store {
     /// What carries the data of each member.
     pub fn member_paths(&self) -> Vec<DataPath> {
         let members = self.space.members.iter();
-        members.map(|member| member.path.clone()).collect()
+        members.map(Member::shown).collect()
+    }
+
+    /// How long an operation over `bytes` bytes is waited for where the caller names no limit: ten times as long as a
+    /// command may take, 10 s, and what moving the bytes at 16 MiB/s takes.
+    pub fn patience(&self, bytes: u64) -> Duration {
+        let timeouts = self.space.members.iter().map(|member| member.timeout);
+        let commands = timeouts.max().unwrap_or_default().saturating_mul(10);
+        let moving = Duration::from_secs(bytes / (16 << 20));
+        commands.saturating_add(Duration::from_secs(10) + moving)
     }
 
     /// Counts since the store was opened.

@@ -82,7 +82,7 @@ impl Store {
             // SAFETY: the caller's; the ranges lie inside the store.
             return unsafe { rows.read_ranges(ranges, stream) };
         }
-        ReadRange::judge_all(ranges, self.space.gpu()?.gpu())?;
+        ReadRange::judge_all(ranges, self.space.gpu()?.gpu(), stream)?;
         let read = |table: &Table, request: &Request| {
             // SAFETY: the caller's.
             unsafe { table.gather_on_gpu(request, stream) }
@@ -167,7 +167,7 @@ impl Store {
     ) -> Result<Pending> {
         self.space.check(offset, bytes)?;
         let gpu = self.space.gpu()?.gpu();
-        gpu.judge_list([KernelArgument::read("data", from, bytes, 1)])?;
+        gpu.judge_list(stream, [KernelArgument::read("data", from, bytes, 1)])?;
         let write = |table: &Table, request: &Request| {
             // SAFETY: the caller's.
             unsafe { table.scatter_on_gpu(request, stream) }

@@ -2,12 +2,15 @@
 
 use super::options::{DataPath, Gds, StoreOptions};
 use crate::controller::Controller;
-use crate::cuda::{Access, GdsFile, Gpu, GpuRows, RowsOptions, Tier, TierRequest};
+use crate::cuda::{
+    Access, GdsFile, Gpu, GpuRows, HostRows, Pinning, RowsOptions, Tier, TierRequest,
+};
 use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::lock::lock;
 use nvme_core::bringup::NamespaceInfo;
 use std::path::Path;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 /// What queues for kernels of the caller's are made of.
@@ -24,6 +27,50 @@ pub(crate) struct ByCuFile {
     pub file: GdsFile,
     /// Nothing else may read it in its place.
     pub is_required: bool,
+    /// Why a read went by host threads.
+    refused: Mutex<Option<String>>,
+}
+
+impl ByCuFile {
+    /// Host threads carry out a read that cuFile refused with `error`.
+    pub fn note(&self, error: &Error) {
+        lock(&self.refused).get_or_insert_with(|| error.to_string());
+    }
+
+    /// What carries the data, with cuFile's part in it.
+    pub fn shown(&self, shown: DataPath) -> DataPath {
+        let way = self.file.way().name();
+        match &*lock(&self.refused) {
+            None => DataPath {
+                path: format!("{}; reads into GPU memory by cuFile ({way})", shown.path),
+                ..shown
+            },
+            Some(refused) => DataPath {
+                why: format!(
+                    "cuFile ({way}) refused a read, which host threads carried out ({refused}); {}",
+                    shown.why
+                ),
+                ..shown
+            },
+        }
+    }
+}
+
+/// A drive as the GPU of a store reaches it.
+#[derive(Default)]
+pub(super) struct Reached {
+    gpu: Option<Arc<Gpu>>,
+    /// The way of its kernels to the queues.
+    pub access: Option<Arc<Access>>,
+    /// Why they have none, where a host thread moves all rows for the GPU.
+    why: Option<String>,
+}
+
+impl Reached {
+    /// What a host thread moves rows by.
+    pub fn host_rows(&self) -> Option<HostRows> {
+        self.gpu.as_ref().map(HostRows::new)
+    }
 }
 
 /// # Errors
@@ -54,12 +101,12 @@ pub(super) fn by_cufile(
     let is_required = options.gds == Gds::Require;
     match GdsFile::open(gpu, path, false) {
         Ok(file) => {
-            let way = file.way().name();
-            let path = format!("{}; reads into GPU memory by cuFile ({way})", shown.path);
-            Ok((
-                Some(ByCuFile { file, is_required }),
-                DataPath { path, ..shown },
-            ))
+            let by_cufile = ByCuFile {
+                file,
+                is_required,
+                refused: Mutex::default(),
+            };
+            Ok((Some(by_cufile), shown))
         }
         Err(error) if is_required => Err(error),
         Err(error) => {
@@ -69,13 +116,14 @@ pub(super) fn by_cufile(
     }
 }
 
-/// The device as the GPU of `options` reaches it, when there is one.
-pub(super) fn reach(
-    device: &Arc<dyn Device>,
-    options: &StoreOptions,
-) -> Result<Option<Arc<Access>>> {
+/// The device as the GPU of `options` reaches it, when there is one. Where the driver registers no memory of the host,
+/// kernels reach no queues, and a host thread moves rows: unless a tier or queues for kernels are asked for.
+///
+/// # Errors
+/// Those of [`Access::find`], and for a GPU that can be given no memory of the host.
+pub(super) fn reach(device: &Arc<dyn Device>, options: &StoreOptions) -> Result<Reached> {
     let (Some(gpu), Some(of_gpu)) = (gpu(options)?, options.gpu) else {
-        return Ok(None);
+        return Ok(Reached::default());
     };
     let _guest = gpu.enter()?;
     let queues = of_gpu.rows.queues.saturating_add(options.queues);
@@ -85,8 +133,20 @@ pub(super) fn reach(
         gpu_memory: device.reaches_peers(),
     };
     let wanted = options.tier.map_or(auto, TierRequest::Exactly);
-    let access = Access::find(&gpu, Arc::clone(device), queues, wanted)?;
-    Ok(Some(Arc::new(access)))
+    let found = Access::find(&gpu, Arc::clone(device), queues, wanted);
+    let may_do_without = options.tier.is_none() && options.kernel_queues == 0;
+    let (access, why) = match found {
+        Ok(access) => (Some(Arc::new(access)), None),
+        Err(error) => match gpu.check_pins()? {
+            Pinning::Allocates(why) if may_do_without => (None, Some(why)),
+            _ => return Err(error),
+        },
+    };
+    Ok(Reached {
+        gpu: Some(gpu),
+        access,
+        why,
+    })
 }
 
 /// The GPU of `options`, when there is one.
@@ -123,8 +183,19 @@ pub(super) fn rows(
 }
 
 /// What carries the data with a GPU beside the CPU's queues.
-pub(super) fn path(access: Option<&Access>, path: DataPath) -> DataPath {
-    let Some(access) = access else { return path };
+pub(super) fn path(reached: &Reached, path: DataPath) -> DataPath {
+    if let Some(why) = &reached.why {
+        return DataPath {
+            why: format!(
+                "the driver registers no memory of the host ({why}), so that the GPU reaches no queues: a host thread \
+                 moves rows for it, through memory that the driver allocates"
+            ),
+            ..path
+        };
+    }
+    let Some(access) = &reached.access else {
+        return path;
+    };
     DataPath {
         data: "gpu",
         tier: Some(access.tier().number()),
@@ -141,16 +212,23 @@ pub(super) fn path(access: Option<&Access>, path: DataPath) -> DataPath {
 }
 
 /// What carries the data of a file with a GPU.
-pub(super) fn path_by_host(options: &StoreOptions, path: DataPath) -> DataPath {
-    if options.gpu.is_none() {
-        return path;
-    }
-    DataPath {
+///
+/// # Errors
+/// For a GPU that can be given no memory of the host: each gather would fail.
+pub(super) fn path_by_host(gpu: Option<&Arc<Gpu>>, path: DataPath) -> Result<DataPath> {
+    let Some(gpu) = gpu else { return Ok(path) };
+    let memory = match gpu.check_pins()? {
+        Pinning::Allocates(why) => {
+            format!("memory that the driver allocates, since it registers none ({why})")
+        }
+        _ => "pinned memory".to_owned(),
+    };
+    Ok(DataPath {
         why: format!(
-            "{}; for a GPU a host thread moves rows through pinned memory: bind the drive to vfio-pci for reads \
-             that the GPU submits",
+            "{}; for a GPU a host thread moves rows through {memory}: bind the drive to vfio-pci for reads that the \
+             GPU submits",
             path.why
         ),
         ..path
-    }
+    })
 }

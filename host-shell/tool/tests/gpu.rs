@@ -5,6 +5,8 @@
 mod common;
 #[path = "gpu/crossover.rs"]
 mod crossover;
+#[path = "gpu/limits.rs"]
+mod limits;
 #[path = "gpu/pipeline.rs"]
 mod pipeline;
 #[path = "gpu/ways.rs"]

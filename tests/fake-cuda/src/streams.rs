@@ -68,10 +68,14 @@ impl Stream {
             captured.push(work);
             return;
         }
-        self.finish();
         let end = End::default();
         self.end = Some(Arc::clone(&end));
+        let before = self.running.take();
         self.running = Some(std::thread::spawn(move || {
+            if let Some(before) = before {
+                // One that panicked has printed why.
+                let _ = before.join();
+            }
             while fault("hang") {
                 std::thread::sleep(Duration::from_millis(50));
             }

@@ -289,12 +289,15 @@ impl GpuExperts {
         let logits = product(&[step.tokens, shape.experts]);
         let vectors = product(&[step.tokens, shape.width]);
         let probabilities = optional(step.probabilities, logits);
-        self.gpu.judge_list([
-            KernelArgument::read("logits", step.logits, logits, 4),
-            KernelArgument::read("x", step.x, vectors, 4),
-            KernelArgument::written("y", step.y, vectors, 4),
-            KernelArgument::written("probabilities", step.probabilities, probabilities, 4),
-        ])?;
+        self.gpu.judge_list(
+            stream,
+            [
+                KernelArgument::read("logits", step.logits, logits, 4),
+                KernelArgument::read("x", step.x, vectors, 4),
+                KernelArgument::written("y", step.y, vectors, 4),
+                KernelArgument::written("probabilities", step.probabilities, probabilities, 4),
+            ],
+        )?;
         let pairs = step.tokens * shape.choices;
         let (kernels, memory) = (&*self.kernels, &*self.memory);
         let admit = Admit {

@@ -96,11 +96,14 @@ mod gpu {
             let logits = product(&[route.tokens, route.experts]);
             let chosen = product(&[route.tokens, route.choices, size_of::<Chosen>() as u32 / 4]);
             let probabilities = optional(route.probabilities, logits);
-            self.module.gpu().judge_list([
-                Memory::read("logits", route.logits, logits, 4),
-                Memory::written("chosen", route.chosen, chosen, 4),
-                Memory::written("probabilities", route.probabilities, probabilities, 4),
-            ])?;
+            self.module.gpu().judge_list(
+                stream,
+                [
+                    Memory::read("logits", route.logits, logits, 4),
+                    Memory::written("chosen", route.chosen, chosen, 4),
+                    Memory::written("probabilities", route.probabilities, probabilities, 4),
+                ],
+            )?;
             // SAFETY: the kernel takes one `Route` and stays loaded; the caller vouches for the addresses.
             unsafe {
                 self.module

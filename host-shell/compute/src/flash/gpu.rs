@@ -159,7 +159,7 @@ impl FlashAttention {
         if job.rows() == 0 {
             return Ok(());
         }
-        self.judge(job, self.workspace_bytes(rung, job))?;
+        self.judge(job, self.workspace_bytes(rung, job), stream)?;
         let splits = if rung == Rung::MultiQuery {
             self.splits(job)
         } else {
@@ -226,7 +226,7 @@ impl FlashAttention {
 
     /// # Errors
     /// [`Error::Usage`] for memory that the GPU cannot use so.
-    fn judge(&self, job: &Flash, workspace_bytes: u64) -> Result<()> {
+    fn judge(&self, job: &Flash, workspace_bytes: u64, stream: u64) -> Result<()> {
         let halves = |vectors: Vectors, heads: u32, tokens: u32| match tokens {
             0 => 0,
             _ => {
@@ -240,14 +240,17 @@ impl FlashAttention {
         let values = halves(job.values, job.kv_heads, job.key_tokens);
         let y = halves(job.y, job.heads, job.query_tokens);
         let counts = optional(job.counts, job.sequences.into());
-        self.module.gpu().judge_list([
-            Memory::read("queries", job.queries.address, queries, 2),
-            Memory::read("keys", job.keys.address, keys, 2),
-            Memory::read("values", job.values.address, values, 2),
-            Memory::written("y", job.y.address, y, 2),
-            Memory::read("counts", job.counts, counts, 4),
-            Memory::written("workspace", job.workspace, workspace_bytes / 4, 4),
-        ])
+        self.module.gpu().judge_list(
+            stream,
+            [
+                Memory::read("queries", job.queries.address, queries, 2),
+                Memory::read("keys", job.keys.address, keys, 2),
+                Memory::read("values", job.values.address, values, 2),
+                Memory::written("y", job.y.address, y, 2),
+                Memory::read("counts", job.counts, counts, 4),
+                Memory::written("workspace", job.workspace, workspace_bytes / 4, 4),
+            ],
+        )
     }
 
     /// # Safety

@@ -117,7 +117,7 @@ impl Ladder {
         if tiles == 0 {
             return Ok(());
         }
-        self.judge(product)?;
+        self.judge(product, stream)?;
         let (module, function) = self.function(rung)?;
         let blocks = Blocks {
             count: match rung {
@@ -145,7 +145,7 @@ impl Ladder {
 
     /// # Errors
     /// [`Error::Usage`] for memory that the GPU cannot use so.
-    fn judge(&self, product: &Matmul) -> Result<()> {
+    fn judge(&self, product: &Matmul, stream: u64) -> Result<()> {
         let Matmul { m, n, k, .. } = *product;
         let elements = |operand: &Operand, rows: u32, columns: u32| match columns {
             0 => 0,
@@ -153,11 +153,14 @@ impl Ladder {
         };
         let (a, b, c) = (&product.a, &product.b, &product.c);
         let (factor, result) = (product.factors.bytes(), product.result.bytes());
-        self.gpu.judge_list([
-            Memory::read("a", a.address, elements(a, m, k), factor),
-            Memory::read("b", b.address, elements(b, k, n), factor),
-            Memory::written("c", c.address, elements(c, m, n), result),
-        ])
+        self.gpu.judge_list(
+            stream,
+            [
+                Memory::read("a", a.address, elements(a, m, k), factor),
+                Memory::read("b", b.address, elements(b, k, n), factor),
+                Memory::written("c", c.address, elements(c, m, n), result),
+            ],
+        )
     }
 
     fn function(&self, rung: Rung) -> Result<(&Module, Function)> {

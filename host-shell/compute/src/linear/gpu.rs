@@ -154,7 +154,7 @@ impl Linear {
     /// rows are not whole 16 bytes; [`Error::Device`] with the driver's answer.
     pub unsafe fn forward(&self, rung: ForwardRung, job: &Forward, stream: u64) -> Result<()> {
         check_forward(rung, job)?;
-        self.judge_forward(rung, job)?;
+        self.judge_forward(rung, job, stream)?;
         let elements = u64::from(job.tokens) * u64::from(job.outputs);
         let tiles = tiles(job.tokens, job.outputs)?;
         if elements == 0 {
@@ -185,30 +185,33 @@ impl Linear {
 
     /// # Errors
     /// [`Error::Usage`] for memory that the GPU cannot use so.
-    fn judge_forward(&self, rung: ForwardRung, job: &Forward) -> Result<()> {
+    fn judge_forward(&self, rung: ForwardRung, job: &Forward, stream: u64) -> Result<()> {
         let each = if rung.is_mixed() { 2 } else { 4 };
         let results = product(&[job.tokens, job.outputs]);
         if results == 0 {
             return Ok(());
         }
         let bias = optional(job.bias, job.outputs.into());
-        self.module.gpu().judge_list([
-            Memory::read("x", job.x, product(&[job.tokens, job.inputs]), each),
-            Memory::read(
-                "weights",
-                job.weights,
-                product(&[job.outputs, job.inputs]),
-                each,
-            ),
-            Memory::read("bias", job.bias, bias, each),
-            Memory::written("y", job.y, results, each),
-            Memory::written("sums", job.sums, optional(job.sums, results), 4),
-        ])
+        self.module.gpu().judge_list(
+            stream,
+            [
+                Memory::read("x", job.x, product(&[job.tokens, job.inputs]), each),
+                Memory::read(
+                    "weights",
+                    job.weights,
+                    product(&[job.outputs, job.inputs]),
+                    each,
+                ),
+                Memory::read("bias", job.bias, bias, each),
+                Memory::written("y", job.y, results, each),
+                Memory::written("sums", job.sums, optional(job.sums, results), 4),
+            ],
+        )
     }
 
     /// # Errors
     /// [`Error::Usage`] for memory that the GPU cannot use so.
-    fn judge_backward(&self, job: &Backward) -> Result<()> {
+    fn judge_backward(&self, job: &Backward, stream: u64) -> Result<()> {
         let results = product(&[job.tokens, job.outputs]);
         let inputs = product(&[job.tokens, job.inputs]);
         let weights = product(&[job.outputs, job.inputs]);
@@ -220,21 +223,24 @@ impl Linear {
             optional(job.dx, if results == 0 { 0 } else { weights }),
             optional(job.dweights, if results == 0 { 0 } else { inputs }),
         );
-        self.module.gpu().judge_list([
-            Memory::read("x", job.x, of_weights, 4),
-            Memory::read("weights", job.weights, of_inputs, 4),
-            Memory::read("sums", job.sums, soft, 4),
-            Memory::read("dy", job.dy, results, 4),
-            Memory::written("dsums", job.dsums, soft, 4),
-            Memory::written("dx", job.dx, optional(job.dx, inputs), 4),
-            Memory::written("dweights", job.dweights, optional(job.dweights, weights), 4),
-            Memory::written(
-                "dbias",
-                job.dbias,
-                optional(job.dbias, job.outputs.into()),
-                4,
-            ),
-        ])
+        self.module.gpu().judge_list(
+            stream,
+            [
+                Memory::read("x", job.x, of_weights, 4),
+                Memory::read("weights", job.weights, of_inputs, 4),
+                Memory::read("sums", job.sums, soft, 4),
+                Memory::read("dy", job.dy, results, 4),
+                Memory::written("dsums", job.dsums, soft, 4),
+                Memory::written("dx", job.dx, optional(job.dx, inputs), 4),
+                Memory::written("dweights", job.dweights, optional(job.dweights, weights), 4),
+                Memory::written(
+                    "dbias",
+                    job.dbias,
+                    optional(job.dbias, job.outputs.into()),
+                    4,
+                ),
+            ],
+        )
     }
 
     /// # Safety
@@ -261,7 +267,7 @@ impl Linear {
     /// room for their gradient; [`Error::Device`] with the driver's answer.
     pub unsafe fn backward(&self, rung: BackwardRung, job: &Backward, stream: u64) -> Result<()> {
         check_backward(job)?;
-        self.judge_backward(job)?;
+        self.judge_backward(job, stream)?;
         let of_inputs = tiles(job.tokens, job.inputs)?;
         let of_weights = tiles(job.outputs, job.inputs)?;
         let job = &match job.activation == Activation::None as u32 {

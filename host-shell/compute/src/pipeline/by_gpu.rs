@@ -27,11 +27,8 @@ struct Pinned {
 
 impl Pinned {
     fn new(gpu: &Arc<Gpu>, bytes: usize) -> Result<Self> {
-        let pages = Arc::new(Pages::new(bytes.max(1))?);
-        Ok(Self {
-            registered: Registered::pages(gpu, &pages)?,
-            pages,
-        })
+        let (pages, registered) = Registered::pinned(gpu, bytes.max(1))?;
+        Ok(Self { pages, registered })
     }
 
     /// Its first `bytes` bytes. No copy from or to them is under way.

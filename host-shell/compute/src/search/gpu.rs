@@ -135,13 +135,16 @@ impl GpuSearch {
         }
         let elements = request.count.saturating_mul(self.words.elements.into());
         let results = request.count.saturating_mul(parameters.results.into());
-        self.gpu.judge_list([
-            KernelArgument::read("queries", request.queries, elements, 4),
-            KernelArgument::written("ids", request.ids, results, 8),
-            KernelArgument::written("distances", request.distances, results, 4),
-            KernelArgument::written("codes", request.codes, request.count, 4),
-            KernelArgument::written("reads", request.reads, request.count, 4),
-        ])?;
+        self.gpu.judge_list(
+            stream,
+            [
+                KernelArgument::read("queries", request.queries, elements, 4),
+                KernelArgument::written("ids", request.ids, results, 8),
+                KernelArgument::written("distances", request.distances, results, 4),
+                KernelArgument::written("codes", request.codes, request.count, 4),
+                KernelArgument::written("reads", request.reads, request.count, 4),
+            ],
+        )?;
         let argument = |rows| Search {
             rows,
             queries: request.queries,

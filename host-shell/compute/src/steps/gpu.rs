@@ -82,11 +82,14 @@ impl Steps {
         let weights = u64::from(gemv.rows).saturating_mul(row_bytes);
         let weights = if gemv.tokens == 0 { 0 } else { weights };
         let y = spread(gemv.tokens, gemv.stride.into(), gemv.rows.into());
-        self.judge([
-            Memory::read("weights", gemv.weights, weights / 2, 2),
-            Memory::read("x", gemv.x, product(&[gemv.tokens, gemv.columns]), 4),
-            Memory::written("y", gemv.y, y, 4),
-        ])?;
+        self.judge(
+            stream,
+            [
+                Memory::read("weights", gemv.weights, weights / 2, 2),
+                Memory::read("x", gemv.x, product(&[gemv.tokens, gemv.columns]), 4),
+                Memory::written("y", gemv.y, y, 4),
+            ],
+        )?;
         let (function, blocks, shared_bytes) = if gemv.is_quantised() {
             (self.gemv_quantised, gemv.items(), Gemv::QUANTISED_SHARED)
         } else if gemv.is_wide() {
@@ -112,10 +115,13 @@ impl Steps {
         check_addresses(unpack.rows | unpack.row_stride, 2)?;
         let rows = spread(unpack.tokens, unpack.row_stride, row_bytes);
         let y = product(&[unpack.tokens, unpack.columns]);
-        self.judge([
-            Memory::read("rows", unpack.rows, rows / 2, 2),
-            Memory::written("y", unpack.y, y, 4),
-        ])?;
+        self.judge(
+            stream,
+            [
+                Memory::read("rows", unpack.rows, rows / 2, 2),
+                Memory::written("y", unpack.y, y, 4),
+            ],
+        )?;
         let units = u64::from(unpack.columns / UNIT) * u64::from(unpack.tokens);
         // SAFETY: the caller's.
         unsafe { self.launch(self.unpack, units, unpack, stream) }
@@ -132,11 +138,14 @@ impl Steps {
         check_addresses(norm.x | norm.weight | norm.y, 4)?;
         let all = product(&[norm.tokens, norm.elements]);
         let weight = if norm.tokens == 0 { 0 } else { norm.elements };
-        self.judge([
-            Memory::read("x", norm.x, all, 4),
-            Memory::read("weight", norm.weight, weight.into(), 4),
-            Memory::written("y", norm.y, all, 4),
-        ])?;
+        self.judge(
+            stream,
+            [
+                Memory::read("x", norm.x, all, 4),
+                Memory::read("weight", norm.weight, weight.into(), 4),
+                Memory::written("y", norm.y, all, 4),
+            ],
+        )?;
         // SAFETY: the caller's.
         unsafe { self.launch(self.rms_norm, u64::from(norm.tokens) * 32, norm, stream) }
     }
@@ -162,14 +171,17 @@ impl Steps {
         let positions = past(rope.position, rope.tokens);
         let angles = positions.saturating_mul(rope.head_elements.into());
         let cached = positions.saturating_mul(product(&[rope.kv_heads, rope.head_elements]));
-        self.judge([
-            Memory::written("queries", rope.queries, queries, 4),
-            Memory::read("keys", rope.keys, keys, 4),
-            Memory::read("values", rope.values, keys, 4),
-            Memory::read("angles", rope.angles, angles, 4),
-            Memory::written("key_cache", rope.key_cache, cached, 4),
-            Memory::written("value_cache", rope.value_cache, cached, 4),
-        ])?;
+        self.judge(
+            stream,
+            [
+                Memory::written("queries", rope.queries, queries, 4),
+                Memory::read("keys", rope.keys, keys, 4),
+                Memory::read("values", rope.values, keys, 4),
+                Memory::read("angles", rope.angles, angles, 4),
+                Memory::written("key_cache", rope.key_cache, cached, 4),
+                Memory::written("value_cache", rope.value_cache, cached, 4),
+            ],
+        )?;
         let heads = (u64::from(rope.heads) + u64::from(rope.kv_heads)) * u64::from(rope.tokens);
         let pairs = heads * u64::from(rope.head_elements / 2);
         // SAFETY: the caller's.
@@ -199,12 +211,15 @@ impl Steps {
         let all = product(&[attention.tokens, heads, elements]);
         let positions = past(attention.position, attention.tokens);
         let cached = positions.saturating_mul(product(&[kv_heads, elements]));
-        self.judge([
-            Memory::read("queries", attention.queries, all, 4),
-            Memory::read("key_cache", attention.key_cache, cached, 4),
-            Memory::read("value_cache", attention.value_cache, cached, 4),
-            Memory::written("y", attention.y, all, 4),
-        ])?;
+        self.judge(
+            stream,
+            [
+                Memory::read("queries", attention.queries, all, 4),
+                Memory::read("key_cache", attention.key_cache, cached, 4),
+                Memory::read("value_cache", attention.value_cache, cached, 4),
+                Memory::written("y", attention.y, all, 4),
+            ],
+        )?;
         let warps = u64::from(heads) * u64::from(attention.tokens);
         // SAFETY: the caller's.
         unsafe { self.launch(self.attention, warps * 32, attention, stream) }
@@ -219,11 +234,14 @@ impl Steps {
     /// As [`rms_norm`](Self::rms_norm).
     pub unsafe fn silu_mul(&self, silu: &SiluMul, stream: u64) -> Result<()> {
         check_addresses(silu.x | silu.factor | silu.y, 4)?;
-        self.judge([
-            Memory::read("x", silu.x, silu.elements, 4),
-            Memory::read("factor", silu.factor, silu.elements, 4),
-            Memory::written("y", silu.y, silu.elements, 4),
-        ])?;
+        self.judge(
+            stream,
+            [
+                Memory::read("x", silu.x, silu.elements, 4),
+                Memory::read("factor", silu.factor, silu.elements, 4),
+                Memory::written("y", silu.y, silu.elements, 4),
+            ],
+        )?;
         // SAFETY: the caller's.
         unsafe { self.launch(self.silu_mul, silu.elements, silu, stream) }
     }
@@ -244,11 +262,14 @@ impl Steps {
         }
         check_addresses(argmax.x, 4)?;
         check_addresses(argmax.best | argmax.index, 8)?;
-        self.judge([
-            Memory::read("x", argmax.x, argmax.elements, 4),
-            Memory::written("best", argmax.best, 1, 8),
-            Memory::written("index", argmax.index, 1, 8),
-        ])?;
+        self.judge(
+            stream,
+            [
+                Memory::read("x", argmax.x, argmax.elements, 4),
+                Memory::written("best", argmax.best, 1, 8),
+                Memory::written("index", argmax.index, 1, 8),
+            ],
+        )?;
         // SAFETY: the caller's.
         unsafe {
             self.launch(self.argmax, argmax.elements, argmax, stream)?;
@@ -258,8 +279,8 @@ impl Steps {
 
     /// # Errors
     /// [`Error::Usage`] for memory that the GPU cannot use so.
-    fn judge<const N: usize>(&self, all: [Memory<'_>; N]) -> Result<()> {
-        self.module.gpu().judge_list(all)
+    fn judge<const N: usize>(&self, stream: u64, all: [Memory<'_>; N]) -> Result<()> {
+        self.module.gpu().judge_list(stream, all)
     }
 
     /// A thread for each of `threads` pieces of work, or fewer that take several.

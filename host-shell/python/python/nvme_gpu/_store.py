@@ -27,6 +27,11 @@ class _Operation(Protocol):
     def check(self) -> None: ...
 
 
+def _within(timeout: float | None) -> str:
+    """A limit in words: None stands for that of the operation."""
+    return f"within {timeout} s" if timeout is not None else "in the time that its commands may take"
+
+
 class _Ended:
     """An operation that has ended well."""
 
@@ -76,7 +81,11 @@ class Pending(OneProcess):
         return self._operation.done()
 
     def result(self, timeout: float | None = None) -> Any:
-        """Waits ``timeout`` seconds at most (None: without a limit) and returns the buffer.
+        """Waits ``timeout`` seconds at most and returns the buffer.
+
+        None is as long as the transfer may take. In memory of the host it ends by itself. In memory of a GPU it has ten
+        times the store's ``timeout_ms``, 10 s and what its bytes take at 16 MiB/s, with what the stream does before it.
+        ``float("inf")`` has no limit.
 
         The GIL is released and Ctrl-C ends the wait, not the transfer.
 
@@ -85,7 +94,7 @@ class Pending(OneProcess):
         """
         if not self._operation.wait(timeout):
             raise Timeout(
-                f"the transfer has not ended within {timeout} s",
+                f"the transfer has not ended {_within(timeout)}",
                 "wait again: it goes on, and its buffers are kept",
                 "unfinished",
             )
@@ -525,13 +534,14 @@ class Table(OneProcess):
     def check(self, timeout: float | None = None) -> None:
         """Waits for the gathers on the GPU that came before, and raises the first failure that was not raised yet.
 
-        Of captured gathers it looks at their last run that has ended. ``timeout``: seconds; None is without a limit.
+        Of captured gathers it looks at their last run that has ended. ``timeout``: seconds for all of them; None is, for
+        each, what :meth:`Pending.result` says.
 
         Raises :class:`Timeout` when they have not ended in time, else what :meth:`gather` raises.
         """
         if not self._native.check(timeout):
             raise Timeout(
-                f"gathers of this table have not ended within {timeout} s",
+                f"gathers of this table have not ended {_within(timeout)}",
                 "wait for what their streams do before them, or longer",
                 "unfinished",
             )
@@ -706,7 +716,12 @@ class Table(OneProcess):
     @staticmethod
     def _checked(operation: _native.GpuOperation, check: Check | None) -> None:
         if check == "now" and not operation.is_captured:
-            operation.wait()
+            if not operation.wait():
+                raise Timeout(
+                    f"rows on the GPU have not come or gone {_within(None)}",
+                    "wait for what the stream does before, then call check(): they go on, and their buffers are kept",
+                    "unfinished",
+                )
             operation.check()
 
     def _change_on_gpu(

@@ -182,7 +182,7 @@ impl Experts {
             probabilities,
         };
         let store = Arc::clone(&opened.store);
-        let what = ("experts", step.tokens.into());
+        let what = ("experts", step.tokens.into(), store.len());
         self.flights.launch(py, store, what, buffers, false, || {
             let cache = opened.by_gpu.as_ref().ok_or_else(without_cache)?;
             // SAFETY: Python keeps the tensors in the order of the stream, or until the reads have ended.

@@ -127,7 +127,7 @@ impl Matrix {
         self.flights.reap();
         self.flights.check()?;
         let opened = self.opened.get()?;
-        let what = ("product", opened.matrix.rows().into());
+        let what = ("product", opened.matrix.rows().into(), opened.store.len());
         let store = Arc::clone(&opened.store);
         self.flights.launch(py, store, what, buffers, false, || {
             let products = opened.by_gpu.as_ref().ok_or_else(without_gpu)?;
@@ -173,7 +173,7 @@ impl Matrix {
             wide,
         };
         let store = Arc::clone(&opened.store);
-        let what = ("product", count);
+        let what = ("product", count, opened.store.len());
         self.flights.launch(py, store, what, buffers, false, || {
             let products = opened.by_gpu.as_ref().ok_or_else(without_gpu)?;
             // SAFETY: as for `gemv_on_gpu`.
@@ -224,7 +224,7 @@ impl Matrix {
             readers: 0,
         };
         let store = Arc::clone(&opened.store);
-        let what = ("product", opened.matrix.rows().into());
+        let what = ("product", opened.matrix.rows().into(), opened.store.len());
         self.flights.launch(py, store, what, buffers, false, || {
             // SAFETY: as for `gemv_on_gpu`.
             unsafe { opened.gemm()?.gemm(&opened.matrix, &product, stream) }

@@ -164,7 +164,7 @@ impl KvPages {
         let queries = addressed(&opened, given, addresses, scale);
         let heads = u64::from(given.0) * u64::from(opened.pages.shape().kv_heads);
         let store = Arc::clone(opened.pages.store());
-        let what = ("attention", heads);
+        let what = ("attention", heads, store.len());
         self.flights.launch(py, store, what, buffers, false, || {
             let (attending, _) = opened.by_gpu.as_ref().ok_or_else(without_gpu)?;
             // SAFETY: Python keeps the tensors in the order of the stream, or until the reads have ended.

@@ -12,10 +12,10 @@
 mod code;
 mod library;
 
-use super::driver::{Gpu, check};
+use super::driver::Gpu;
+use super::stream::PATIENCE;
 use crate::error::{Error, Result};
 use code::{Code, failed};
-use cudarc::driver::sys;
 use library::{Descr, IoEvent, IoParams, Library, Properties, library};
 use std::fs::File;
 use std::io;
@@ -177,10 +177,7 @@ impl GdsFile {
     /// As [`read`](Self::read) and [`write`](Self::write).
     unsafe fn transfer(&self, is_write: bool, offset: u64, bytes: u64, address: u64) -> Result<()> {
         let _guest = self.gpu.enter()?;
-        // SAFETY: the default stream of our context.
-        check("cuStreamSynchronize", unsafe {
-            sys::cuStreamSynchronize(null_mut())
-        })?;
+        self.gpu.finish(0, PATIENCE)?;
         let (function, call) = match is_write {
             false => (self.library.read, "cuFileRead"),
             true => (self.library.write, "cuFileWrite"),
@@ -269,10 +266,7 @@ impl GdsFile {
     /// Where a batch cannot be submitted: what was submitted before has been carried out.
     pub unsafe fn batch(&self, ios: &[GdsIo]) -> Result<Vec<Result<()>>> {
         let _guest = self.gpu.enter()?;
-        // SAFETY: the default stream of our context.
-        check("cuStreamSynchronize", unsafe {
-            sys::cuStreamSynchronize(null_mut())
-        })?;
+        self.gpu.finish(0, PATIENCE)?;
         let mut all = Vec::with_capacity(ios.len());
         for part in ios.chunks(BATCH) {
             // SAFETY: the caller's.
@@ -398,11 +392,7 @@ impl GdsPending {
     /// As [`GdsFile::read`].
     pub fn wait(mut self) -> Result<()> {
         let _guest = self.file.gpu.enter()?;
-        let stream = std::ptr::with_exposed_provenance_mut(self.stream as usize);
-        // SAFETY: the stream of the call, which the caller keeps.
-        check("cuStreamSynchronize", unsafe {
-            sys::cuStreamSynchronize(stream)
-        })?;
+        self.file.gpu.finish(self.stream, PATIENCE)?;
         let Some(words) = self.words.take() else {
             return Ok(());
         };

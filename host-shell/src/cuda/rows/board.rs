@@ -7,7 +7,6 @@
 
 use super::super::driver::Gpu;
 use super::super::registered::Registered;
-use crate::dma::pages::Pages;
 use crate::error::Result;
 use nvme_core::gate::{self, Gate};
 use nvme_core::sync::{AtomicU32, AtomicU64, Order, Scope};
@@ -59,8 +58,7 @@ impl Board {
         let written_bytes = 64;
         let head = gate_bytes + written_bytes;
         let bytes = head + launches as usize * size_of::<SummaryWords>();
-        let pages = Arc::new(Pages::new(bytes)?);
-        let registered = Registered::pages(gpu, &pages)?;
+        let (pages, registered) = Registered::pinned(gpu, bytes)?;
         let (start, address) = (pages.start(), registered.address());
         std::mem::forget(registered);
         std::mem::forget(pages);

@@ -135,7 +135,7 @@ impl HostRows {
         if request.count == 0 {
             return Ok(Pending::nothing());
         }
-        let request = &request.judged(&self.gpu, row_bytes, direction)?;
+        let request = &request.judged(&self.gpu, row_bytes, direction, stream)?;
         let _guest = self.gpu.enter()?;
         let is_captured = is_capturing(stream)?;
         let layout = Layout::new(request.count, row_bytes);
@@ -190,8 +190,7 @@ impl HostRows {
                 return Ok(pool.swap_remove(index));
             }
         }
-        let pages = Arc::new(Pages::new(bytes.next_power_of_two())?);
-        let registered = Registered::pages(&self.gpu, &pages)?;
+        let (pages, registered) = Registered::pinned(&self.gpu, bytes.next_power_of_two())?;
         Ok(Staging { pages, registered })
     }
 }

@@ -224,7 +224,7 @@ impl GpuRows {
         stream: u64,
     ) -> Result<Pending> {
         self.check(table)?;
-        let request = &request.judged_for_gather(self.gpu(), table, ways.widen)?;
+        let request = &request.judged_for_gather(self.gpu(), table, ways.widen, stream)?;
         let wide = WideRows::new(table, request, ways.widen)?;
         let launch = self.launch(table, &wide.stored).ok_or_else(closed)?;
         let launch = Gather {

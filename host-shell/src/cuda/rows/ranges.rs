@@ -38,7 +38,7 @@ impl GpuRows {
     /// # Errors
     /// As [`gather`](Self::gather).
     pub unsafe fn read_ranges(&self, ranges: &[ReadRange], stream: u64) -> Result<Pending> {
-        ReadRange::judge_all(ranges, self.gpu())?;
+        ReadRange::judge_all(ranges, self.gpu(), stream)?;
         let shift = self.piece_bytes().trailing_zeros();
         let some: Vec<&ReadRange> = ranges.iter().filter(|range| range.bytes > 0).collect();
         let (mut pending, mut before) = (Pending::nothing(), 0);
@@ -92,7 +92,7 @@ impl GpuRows {
     /// # Errors
     /// As [`gather`](Self::gather).
     pub unsafe fn read_listed(&self, list: &ReadList, stream: u64) -> Result<Pending> {
-        list.judge(self.gpu())?;
+        list.judge(self.gpu(), stream)?;
         let request = Request {
             ids: 0,
             wide_ids: true,

@@ -45,17 +45,24 @@ impl Request {
         gpu: &Gpu,
         table: &RowTable,
         widen: Option<Widen>,
+        stream: u64,
     ) -> Result<Self> {
         let stored = u64::from(table.row_bytes);
         let row_bytes = widen.map_or(Ok(stored), |widen| widen.row_bytes(stored))?;
-        self.judged(gpu, row_bytes, Direction::Read)
+        self.judged(gpu, row_bytes, Direction::Read, stream)
     }
 
     /// Judges ids, rows of `row_bytes` bytes and row status; the request with the addresses that `gpu` has for them.
     ///
     /// # Errors
     /// As [`Gpu::judge`], and [`Error::Usage`] for more rows than memory has.
-    pub(super) fn judged(&self, gpu: &Gpu, row_bytes: u64, direction: Direction) -> Result<Self> {
+    pub(super) fn judged(
+        &self,
+        gpu: &Gpu,
+        row_bytes: u64,
+        direction: Direction,
+        stream: u64,
+    ) -> Result<Self> {
         if self.count == 0 {
             return Ok(*self);
         }
@@ -87,11 +94,14 @@ impl Request {
             unit: 1,
             usage,
         };
-        let [ids, out, status] = gpu.judge_all([
-            KernelArgument::read("ids", self.ids, ids, id_bytes),
-            rows,
-            KernelArgument::written("row_status", self.status, status, 4),
-        ])?;
+        let [ids, out, status] = gpu.judge_all(
+            stream,
+            [
+                KernelArgument::read("ids", self.ids, ids, id_bytes),
+                rows,
+                KernelArgument::written("row_status", self.status, status, 4),
+            ],
+        )?;
         Ok(Self {
             ids,
             out,
@@ -106,9 +116,9 @@ impl ReadRange {
     ///
     /// # Errors
     /// As [`Gpu::judge`].
-    pub(crate) fn judge_all(ranges: &[Self], gpu: &Gpu) -> Result<()> {
+    pub(crate) fn judge_all(ranges: &[Self], gpu: &Gpu, stream: u64) -> Result<()> {
         let place = |range: &Self| KernelArgument::written("data", range.to, range.bytes, 1);
-        gpu.judge_list(ranges.iter().map(place))
+        gpu.judge_list(stream, ranges.iter().map(place))
     }
 }
 
@@ -117,7 +127,7 @@ impl ReadList {
     ///
     /// # Errors
     /// As [`Gpu::judge`].
-    pub(super) fn judge(&self, gpu: &Gpu) -> Result<()> {
+    pub(super) fn judge(&self, gpu: &Gpu, stream: u64) -> Result<()> {
         let bytes =
             size_of::<ListHead>() as u64 + u64::from(self.ranges) * size_of::<Range>() as u64;
         let list = KernelArgument {
@@ -132,7 +142,7 @@ impl ReadList {
             _ => self.pieces,
         };
         let status = KernelArgument::written("status", self.status, status, 4);
-        gpu.judge_list([list, status])
+        gpu.judge_list(stream, [list, status])
     }
 }
 

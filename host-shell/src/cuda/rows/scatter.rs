@@ -39,7 +39,7 @@ impl GpuRows {
     ) -> Result<Pending> {
         self.check(table)?;
         let row_bytes = u64::from(table.row_bytes);
-        let request = &request.judged(self.gpu(), row_bytes, Direction::Write)?;
+        let request = &request.judged(self.gpu(), row_bytes, Direction::Write, stream)?;
         let mut pending = Pending::nothing();
         let most = most_rows(request);
         let mut first = 0;

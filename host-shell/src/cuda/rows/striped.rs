@@ -114,7 +114,7 @@ impl StripedRows {
                 "use smaller rows, or longer stripes",
             ));
         }
-        let request = &request.judged_for_gather(first.gpu(), table, widen)?;
+        let request = &request.judged_for_gather(first.gpu(), table, widen, stream)?;
         let wide = WideRows::new(table, request, widen)?;
         {
             let _guest = first.gpu().enter()?;

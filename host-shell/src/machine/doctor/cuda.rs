@@ -1,11 +1,14 @@
 //! What the CUDA driver says of each GPU.
 
 use super::finding::{Finding, MACHINE, Notes, Status};
-use crate::cuda::GpuFacts;
+use crate::cuda::{GpuFacts, Pinning};
 use crate::error::{Error, Result};
 
-/// What [`GpuFacts::all`] found.
-pub fn examine(found: Result<Vec<GpuFacts>>) -> Vec<Finding> {
+/// What [`GpuFacts::all`] found, and what `pinning` says of memory of the host for a GPU by its number.
+pub fn examine(
+    found: Result<Vec<GpuFacts>>,
+    pinning: impl Fn(u32) -> Result<Pinning>,
+) -> Vec<Finding> {
     let gpus = match found {
         Ok(gpus) => gpus,
         Err(error) => {
@@ -27,6 +30,7 @@ pub fn examine(found: Result<Vec<GpuFacts>>) -> Vec<Finding> {
         );
         ordering(gpu, &mut notes);
         export(gpu, &mut notes);
+        memory(pinning(gpu.index), &mut notes);
         notes.all
     };
     gpus.iter().flat_map(of_gpu).collect()
@@ -61,6 +65,30 @@ fn ordering(gpu: &GpuFacts, notes: &mut Notes) {
             text("no order without a flush"),
             "tier 2 is refused on this GPU; use --tier 1",
         ),
+    }
+}
+
+/// Whether the GPU can be given memory of the host.
+fn memory(pinning: Result<Pinning>, notes: &mut Notes) {
+    const NAME: &str = "memory of the host";
+    match pinning {
+        Ok(Pinning::Registers) => notes.ok(NAME, "the driver registers it"),
+        Ok(Pinning::Allocates(why)) => notes.add(
+            NAME,
+            Status::Warning,
+            format!("the driver registers none ({why}), and allocates some"),
+            "the GPU reaches no queues: stores have a host thread move its rows, and --gpu is refused",
+        ),
+        Ok(Pinning::Refuses(why)) => notes.add(
+            NAME,
+            Status::Warning,
+            format!("the driver registers none and allocates none: {why}"),
+            "use no GPU: leave --gpu and `gpu` out",
+        ),
+        Err(error) => {
+            let remedy = error.remedy().to_owned();
+            notes.add(NAME, Status::Note, error.to_string(), remedy);
+        }
     }
 }
 
@@ -108,18 +136,39 @@ mod tests {
             (200, true, Status::Ok, "is 200 (every GPU"),
             (0, false, Status::Warning, "is 0 (no order"),
         ] {
-            let found = examine(Ok(vec![gpu(ordering, dma_buf)]));
-            assert_eq!(found.len(), 3);
+            let registers = |_| Ok(Pinning::Registers);
+            let found = examine(Ok(vec![gpu(ordering, dma_buf)]), registers);
+            assert_eq!((found.len(), found[3].status), (4, Status::Ok));
             assert!(found[0].text.contains("compute capability 9.0"));
             assert_eq!((found[1].status, found[2].status), (status, status));
             assert!(found[1].text.contains(text), "{}", found[1].text);
             assert!(found[1].text.contains("flush by the host"));
             assert!(found.iter().all(|one| one.subject == "0000:03:00.0"));
         }
-        let none = examine(Err(Error::environment("no driver", "install one")));
+        let none = examine(Err(Error::environment("no driver", "install one")), |_| {
+            panic!("there is no GPU")
+        });
         assert_eq!(
             (none[0].status, none[0].text.as_str()),
             (Status::Note, "no driver")
         );
+    }
+
+    #[test]
+    fn a_driver_that_registers_no_memory_is_named() {
+        let why = || "cuMemHostRegister: refused (NOT_SUPPORTED)".to_owned();
+        for (pinning, text) in [
+            (Pinning::Allocates(why()), "and allocates some"),
+            (Pinning::Refuses(why()), "allocates none"),
+        ] {
+            let found = examine(Ok(vec![gpu(100, true)]), |_| Ok(pinning.clone()));
+            let memory = &found[3];
+            assert_eq!(memory.status, Status::Warning);
+            assert!(memory.text.contains("NOT_SUPPORTED"), "{}", memory.text);
+            assert!(memory.text.contains(text), "{}", memory.text);
+        }
+        let busy = |_| Err(Error::environment("another process uses it", "wait"));
+        let found = examine(Ok(vec![gpu(100, true)]), busy);
+        assert_eq!(found[3].status, Status::Note);
     }
 }

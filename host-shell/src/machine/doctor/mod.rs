@@ -49,7 +49,9 @@ pub fn examine_here() -> Report {
         report
             .findings
             .insert(end, cufile::examine(crate::cuda::probe_cufile()));
-        let gpus = cuda::examine(crate::cuda::GpuFacts::all());
+        let gpus = cuda::examine(crate::cuda::GpuFacts::all(), |index| {
+            crate::cuda::Gpu::open(index)?.pinning()
+        });
         report.findings.extend(gpus);
         in_order(&mut report.findings);
     }

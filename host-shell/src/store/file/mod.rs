@@ -81,9 +81,9 @@ fn member(
 ) -> Result<Member> {
     let (lanes, path) = lanes(&file, options)?;
     #[cfg(feature = "cuda")]
-    let path = super::with_gpu::path_by_host(options, path);
-    #[cfg(feature = "cuda")]
     let gpu = super::with_gpu::gpu(options)?;
+    #[cfg(feature = "cuda")]
+    let path = super::with_gpu::path_by_host(gpu.as_ref(), path)?;
     #[cfg(feature = "cuda")]
     let (gds, path) = super::with_gpu::by_cufile(&file.path, options, gpu.as_ref(), path)?;
     Ok(Member {
@@ -105,6 +105,7 @@ fn member(
         boundary_bytes: 0,
         read_only,
         path,
+        timeout: options.timeout,
     })
 }
 

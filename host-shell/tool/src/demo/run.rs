@@ -91,8 +91,16 @@ impl Demo {
             return Ok(Err("no GPU used, as asked".to_owned()));
         }
         let index = self.gpu.unwrap_or(0);
-        match nvme_host::cuda::Gpu::open(index) {
-            Ok(_) => Ok(Ok(index)),
+        use nvme_host::cuda::{Gpu, Pinning};
+        match Gpu::open(index) {
+            // One that was asked for is tried, and says itself what it cannot.
+            Ok(_) if self.gpu.is_some() => Ok(Ok(index)),
+            Ok(gpu) => Ok(match gpu.pinning()? {
+                Pinning::Registers => Ok(index),
+                Pinning::Allocates(why) | Pinning::Refuses(why) => Err(format!(
+                    "no GPU used: the driver registers no memory of the host ({why})"
+                )),
+            }),
             Err(error) if self.gpu.is_some() => Err(error),
             Err(error) => Ok(Err(error.to_string())),
         }

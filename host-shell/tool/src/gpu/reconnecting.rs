@@ -1,7 +1,7 @@
 //! A session of a GPU that goes on after outages: commands without an answer, controller resets, a device
 //! that left.
 
-use crate::common::check_stop;
+use crate::common::{check_stop, stop_flag};
 use nvme_host::cuda::{GpuSession, LaunchResult, Setup, Work};
 use nvme_host::outage::{self, Outages};
 use nvme_host::{Config, Device, Error, Result};
@@ -142,6 +142,7 @@ impl Source<'_> {
     fn open(&self, opened: Arc<dyn Device>) -> Result<GpuSession> {
         let (setup, config) = (self.setup, &self.config);
         let mut session = GpuSession::open(setup, opened, config, self.bytes, self.data_bytes)?;
+        session.end_early(stop_flag());
         if self.trace.is_some() {
             session.record()?;
         }

@@ -1,0 +1,28 @@
+/* A launch whose end never comes (FAKE_CUDA=idle): calls that wait have an end, and an operation goes on. */
+#include "nvme_gpu.h"
+#include "check.h"
+#include <dlfcn.h>
+
+typedef int (*alloc_t)(uint64_t *, size_t);
+
+int main(void)
+{
+    nvme_gpu_options options = NVME_GPU_OPTIONS_INIT;
+    nvme_gpu_t *store;
+    nvme_gpu_table_t *table;
+    uint64_t ids = 0, out = 0;
+    void *library = dlopen("libcuda.so.1", RTLD_NOW);
+    alloc_t alloc;
+    CHECK(library != NULL);
+    *(void **)&alloc = dlsym(library, "cuMemAlloc_v2");
+    options.timeout_ms = 100;
+    OK(nvme_gpu_open("sim:mem?size=1MiB&queues=32", 0, &options, &store));
+    OK(nvme_gpu_table_open(store, 0, 100, 512, &table));
+    CHECK(alloc(&ids, 8) == 0 && alloc(&out, 4096) == 0);
+    memset((void *)(uintptr_t)ids, 0, 8);
+    FAILS(NVME_GPU_ERROR_UNFINISHED,
+          nvme_gpu_gather(table, (void *)(uintptr_t)ids, NVME_GPU_I64, 1, (void *)(uintptr_t)out, 0, NULL, NULL, NULL));
+    CHECK(strstr(nvme_gpu_last_error(), "has not ended within 11"));
+    printf("idle: ok\n");
+    return 0;
+}
