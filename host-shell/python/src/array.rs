@@ -5,7 +5,6 @@ use crate::error::{Fault, OrRaise};
 use crate::flight::Flight;
 use crate::pool::lock;
 use crate::store::Store;
-use crate::wait;
 use nvme_host::cuda::{DeviceMemory, Gpu};
 use pyo3::exceptions::{PyAttributeError, PyBufferError, PyMemoryError};
 use pyo3::prelude::*;

@@ -4,6 +4,7 @@ use crate::error::{Fault, OrRaise};
 use crate::left::{self, UnderWay};
 use crate::pool::lock;
 use crate::wait;
+use nvme_host::Error;
 use pyo3::prelude::*;
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};

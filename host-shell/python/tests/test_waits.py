@@ -26,7 +26,7 @@ def test_every_wait_for_a_launch_without_an_end_has_one(fault):
         calls = {{
             "now": lambda: table.gather(Device([1]), stream=1, check="now"),
             "check": lambda: (table.gather(Device([1]), stream=1), table.check()),
-            "check in time": lambda: table.check(timeout=0.1),
+            "check in time": lambda: (table.gather(Device([1]), stream=1), table.check(timeout=0.1)),
             "result": lambda: store.read_into(Device([0] * 5000, "|u1"), stream=1).result(),
             "tobytes": lambda: table.gather(Device([1]), stream=1).tobytes(),
         }}

@@ -4,6 +4,7 @@
 
 use super::Store;
 use super::element::Element;
+use super::member::Member;
 use super::options::DataPath;
 use super::scatter::Duplicates;
 use super::space::Space;
@@ -213,6 +214,11 @@ impl Space {
     /// What carries the data of members in stripes with a GPU.
     pub(super) fn path_of_stripes(&self, shown: &mut DataPath) {
         let has_gpu = self.members.iter().any(|member| member.gpu.is_some());
+        // A drive whose queues the GPU does not reach says why.
+        let by_host = |member: &&Member| {
+            member.gpu.is_some() && member.rows.is_none() && member.controller.is_some()
+        };
+        let refused = self.members.iter().find(by_host);
         let why = match &self.striped {
             Some(_) => {
                 shown.data = "gpu";
@@ -220,6 +226,7 @@ impl Space {
                 "the GPU submits the reads of rows that are no longer than a stripe; a host thread moves the others \
                  and writes"
             }
+            None if refused.is_some() => refused.map_or("", |member| member.path.why.as_str()),
             None if has_gpu => {
                 "a host thread moves rows for the GPU, which submits to up to 32 drives in stripes of a power of two"
             }
