@@ -14,7 +14,7 @@ pub mod exit {
     pub const OK: u8 = 0;
     /// The controller answered with an error, could not be brought up, or lacks what the command needs.
     pub const DEVICE: u8 = 1;
-    /// The command line or a range does not make sense; nothing was sent.
+    /// The command line or a range does not make sense, or not for what the device is by now; nothing was sent.
     pub const USAGE: u8 = 2;
     /// Data differs from what it was compared with.
     pub const MISMATCH: u8 = 3;
@@ -125,6 +125,13 @@ pub enum Error {
         /// What was seen.
         cause: String,
     },
+    /// The device, or a namespace of it, is not what it was when it was opened: another host formatted it, it became
+    /// smaller, another drive answers. Nothing has been sent.
+    #[error("{cause}")]
+    Changed {
+        /// What changed.
+        cause: String,
+    },
     /// What was waited for is not done, and goes on without being waited for.
     #[error("{cause}")]
     Unfinished {
@@ -223,6 +230,7 @@ impl Error {
             Self::Gone { .. } => {
                 "check that the device, or its server, is there and runs, then start again".to_owned()
             }
+            Self::Changed { .. } => "open it again".to_owned(),
             Self::Interrupted => {
                 "run the command again; commands already sent may have taken effect".to_owned()
             }
@@ -244,6 +252,7 @@ impl Error {
             Self::Mismatch { .. } => "mismatch",
             Self::Timeout { .. } => "timeout",
             Self::Gone { .. } => "gone",
+            Self::Changed { .. } => "changed",
             Self::Interrupted => "interrupted",
         }
     }
@@ -251,7 +260,7 @@ impl Error {
     /// The exit code of the command line for this error: one of [`exit`].
     pub fn exit_code(&self) -> u8 {
         match self {
-            Self::Usage { .. } => exit::USAGE,
+            Self::Usage { .. } | Self::Changed { .. } => exit::USAGE,
             Self::System { .. } | Self::Environment { .. } => exit::ENVIRONMENT,
             Self::File { source, .. } if is_shortage(source) => exit::ENVIRONMENT,
             Self::File { .. } => exit::FILE,

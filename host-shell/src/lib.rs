@@ -70,7 +70,7 @@ pub use catalog::Catalog;
 pub use controller::config::{Config, Rings};
 pub use controller::namespace::Namespace;
 pub use controller::notice::{DeviceEvent, Notice, Notify, PageError};
-pub use controller::queue::{Batch, Queue, Rejected};
+pub use controller::queue::{Batch, Queue, QueueRefusal, Rejected};
 pub use controller::queue_inner::Completion;
 pub use controller::statistics::Statistics;
 pub use controller::{Controller, outage, passthru};

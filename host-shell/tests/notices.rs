@@ -46,6 +46,27 @@ fn is_temperature(event: &DeviceEvent) -> bool {
     what == (event_type::SMART, smart_event::TEMPERATURE, lid::SMART)
 }
 
+/// Fields of 4 KiB: a controller that needs more than this driver lends gets none, and the user knows.
+#[test]
+fn host_memory_that_is_too_little_is_not_lent_in_silence() {
+    for (units, is_told) in [(32 << 10, true), (16 << 10, false)] {
+        let device = format!("sim:mem?size=16MiB&hmpre={units}&hmmin={units}");
+        let (config, told) = listening(20_000);
+        let controller = Controller::start(nvme_host::open(&device).unwrap(), &config).unwrap();
+        assert_eq!(controller.info().host_memory, !is_told);
+        let told = told.lock().unwrap();
+        assert_eq!(told.len(), usize::from(is_told), "{told:?}");
+        if let Some(notice) = told.first() {
+            let text = notice.to_string();
+            assert!(
+                text.contains("128.0 MiB of host memory at least (HMMIN)"),
+                "{text}"
+            );
+            assert!(text.contains("lends 64.0 MiB at most"), "{text}");
+        }
+    }
+}
+
 /// One more event each time: the log page is read, and the request posted again. Also where the controller takes a
 /// single request (AERL 0).
 #[test]

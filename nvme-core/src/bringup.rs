@@ -12,13 +12,15 @@
 //!
 //! NVMe Base 2.0c, 3.5.1 (Memory-based Controller Initialization).
 
+mod change;
 mod namespace;
 mod plan;
 mod script;
 
+pub use change::NamespaceChange;
 pub use namespace::{NamespaceInfo, Unusable};
 pub(crate) use plan::ready_timeout_ms;
-pub use plan::{Capabilities, Config, HostMemory, Info, MAX_NAMESPACES, QueuePlan, Step};
+pub use plan::{Capabilities, Config, HostMemory, Info, MAX_NAMESPACES, MAX_WALK, QueuePlan, Step};
 
 use crate::error::BringupError;
 use crate::inflight::Slot;

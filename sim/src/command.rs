@@ -10,6 +10,7 @@ mod format;
 pub(crate) mod identify;
 mod logs;
 pub(crate) mod nvm;
+pub(crate) mod outside;
 mod prp;
 pub(crate) mod refusal;
 pub(crate) mod sanitize;

@@ -6,6 +6,7 @@ pub(crate) mod control;
 pub(crate) mod faults;
 pub(crate) mod features;
 pub(crate) mod logs;
+pub(crate) mod outside;
 pub(crate) mod sanitize;
 
 use crate::bus::doorbell::Doorbells;
@@ -24,6 +25,7 @@ use faults::Faults;
 use logs::Logs;
 use nvme_core::spec::register::Cap;
 use nvme_core::spec::{PageSize, Sqe, Status};
+use outside::Outside;
 use sanitize::Sanitize;
 
 /// The controller without the memory that it reaches.
@@ -38,6 +40,7 @@ pub(crate) struct Device {
     pub logs: Lock<Logs>,
     pub sanitize: Sanitize,
     pub faults: Faults,
+    pub outside: Outside,
     pub pacing: Pacing,
     pub vectors: Vectors,
     pub observer: Option<Observer>,
@@ -76,7 +79,9 @@ impl Device {
             .map(|one| {
                 let mut namespace =
                     Namespace::new(one.store, one.block_bytes, one.metadata_bytes, cache);
-                namespace.read_only = one.read_only;
+                if one.read_only {
+                    namespace.protect();
+                }
                 namespace.noiob = one.noiob;
                 namespace
             })
@@ -90,6 +95,7 @@ impl Device {
             logs: Lock::new(Logs::new()),
             sanitize: Sanitize::new(),
             faults: Faults::new(&config.faults),
+            outside: Outside::new(config.mdts),
             pacing: Pacing::new(config.profile, config.faults.seed),
             vectors: Vectors::new(config.vectors),
             observer: config.audit.then(Observer::default),
@@ -140,7 +146,7 @@ impl Device {
 
     /// The most bytes that a command may move.
     pub fn max_bytes(&self) -> u64 {
-        match self.config.mdts {
+        match self.outside.mdts() {
             0 => u64::MAX,
             mdts => 4096u64 << self.config.mpsmin << mdts,
         }

@@ -39,7 +39,7 @@ pub mod vfio_user;
 pub use bus::doorbell::Doorbells;
 pub use bus::interrupt::Interrupts;
 pub use bus::queue::QueueStats;
-pub use config::fault::{Fault, FaultPlan, FaultRule, When};
+pub use config::fault::{Change, Fault, FaultPlan, FaultRule, When};
 pub use config::{Config, ConfigError, NamespaceConfig};
 pub use controller::{Controller, Stepped};
 pub use device::faults::Fired;

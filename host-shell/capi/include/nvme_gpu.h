@@ -122,6 +122,12 @@
 #define NVME_GPU_ERROR_CLOSED -114
 
 /*
+ The device is not what it was when it was opened: another host formatted a namespace, it became smaller, was
+ deleted, write protected or sanitized, or another drive answers. Nothing was sent: open it again.
+ */
+#define NVME_GPU_ERROR_CHANGED -115
+
+/*
  The version of this header: (major << 16) | (minor << 8) | patch.
  */
 #define NVME_GPU_VERSION 256

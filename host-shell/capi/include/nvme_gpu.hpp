@@ -41,6 +41,8 @@ class usage : public error { using error::error; };
 class timeout : public error { using error::error; };
 /* The device is gone: open it again. */
 class gone : public error { using error::error; };
+/* The device is not what it was when it was opened, and nothing was sent: open it again. */
+class changed : public error { using error::error; };
 /* What the controller answered: status() is SCT << 8 | SC. */
 class answer : public error { using error::error; };
 
@@ -59,6 +61,8 @@ namespace detail {
     case NVME_GPU_ERROR_GONE:
     case NVME_GPU_ROW_GONE:
         throw gone(status, cause, remedy);
+    case NVME_GPU_ERROR_CHANGED:
+        throw changed(status, cause, remedy);
     default:
         if (status > 0)
             throw answer(status, cause, remedy);

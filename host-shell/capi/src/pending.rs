@@ -76,9 +76,12 @@ impl Outcome {
         Self {
             report: numbers,
             // The number is that of the row.
-            failure: report.check().err().map(|error| Failure {
-                status,
-                ..Failure::from(error)
+            failure: report.check().err().map(|error| match error {
+                nvme_host::Error::Changed { .. } => Failure::from(error),
+                error => Failure {
+                    status,
+                    ..Failure::from(error)
+                },
             }),
         }
     }
@@ -158,7 +161,11 @@ impl Waiting {
             }
             Under::Threads(_) => None,
             #[cfg(feature = "cuda")]
-            Under::Gpu(pending) => pending.wait(limit).ok().map(Outcome::of_gpu),
+            Under::Gpu(pending) => {
+                let gathered = pending.wait(limit).ok()?;
+                let changed = pending.changed().map(|error| Failure::from(error).into());
+                changed.or_else(|| Some(Outcome::of_gpu(gathered)))
+            }
             Under::Ended => Some(Outcome::SUCCESS),
         }
     }

@@ -53,9 +53,12 @@ pub const NVME_GPU_ERROR_INTERRUPTED: i32 = -112;
 pub const NVME_GPU_ERROR_VERSION: i32 = -113;
 /// The handle is NULL, was closed, or is none of this library.
 pub const NVME_GPU_ERROR_CLOSED: i32 = -114;
+/// The device is not what it was when it was opened: another host formatted a namespace, it became smaller, was
+/// deleted, write protected or sanitized, or another drive answers. Nothing was sent: open it again.
+pub const NVME_GPU_ERROR_CHANGED: i32 = -115;
 
 /// The errors of this library: number, name, and what to do.
-const OWN: [(i32, &CStr, &CStr); 14] = [
+const OWN: [(i32, &CStr, &CStr); 15] = [
     (
         NVME_GPU_ERROR_USAGE,
         c"Usage",
@@ -122,6 +125,11 @@ const OWN: [(i32, &CStr, &CStr); 14] = [
         c"Closed Handle",
         c"use a handle between its opening and its closing",
     ),
+    (
+        NVME_GPU_ERROR_CHANGED,
+        c"Device Changed",
+        c"another host changed the device: open it again",
+    ),
 ];
 
 thread_local! {
@@ -174,6 +182,7 @@ impl From<Error> for Failure {
             Error::Mismatch { .. } => NVME_GPU_ERROR_MISMATCH,
             Error::Timeout { .. } => NVME_GPU_ERROR_TIMEOUT,
             Error::Gone { .. } => NVME_GPU_ERROR_GONE,
+            Error::Changed { .. } => NVME_GPU_ERROR_CHANGED,
             Error::Interrupted => NVME_GPU_ERROR_INTERRUPTED,
         };
         Self::new(status, error.to_string(), error.remedy())

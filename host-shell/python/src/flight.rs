@@ -63,6 +63,9 @@ impl Flight {
     }
 
     fn describe(&self) -> Option<Fault> {
+        if let Some(changed) = self.pending.changed() {
+            return Some(Fault::of(&changed));
+        }
         let failures = self.pending.last().failures;
         let (row, code) = failures.first?;
         let (word, number, count) = (self.word, self.number, self.count);

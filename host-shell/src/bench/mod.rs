@@ -65,7 +65,10 @@ pub fn run(
     mut progress: impl FnMut(&Progress),
 ) -> Result<(Controller, Report)> {
     let info = check(&controller, job)?;
-    let shared = Shared::new(job, info, go_on.is_some())?;
+    let shared = Shared {
+        serial: controller.info().serial,
+        ..Shared::new(job, info, go_on.is_some())?
+    };
     let mut report = Report::new(&controller, job);
     let mut on = Running::start(controller, &shared)?;
     let mut outages = Outages::default();
@@ -201,12 +204,9 @@ impl<'a> Running<'a> {
             let device = Arc::clone(controller.device());
             let start = || {
                 let info = check(&controller, shared.job)?;
-                let was = (shared.info.blocks, shared.info.block_bytes);
-                if (info.blocks, info.block_bytes) != was {
-                    return Err(Error::usage(
-                        "a namespace of another size came back",
-                        "start again",
-                    ));
+                let now = (info, controller.info().serial);
+                if let Some(error) = outage::came_back_as((shared.info, shared.serial), now) {
+                    return Err(error);
                 }
                 Self::start(controller, shared)
             };
@@ -276,8 +276,9 @@ fn check(controller: &Controller, job: &Job) -> Result<NamespaceInfo> {
     if u64::from(job.bytes) > most {
         return Err(Error::usage(
             format!(
-                "--bs {} is above the controller's largest transfer",
-                job.bytes
+                "--bs {} is above {most}, {}",
+                job.bytes,
+                controller.whose_limit(most)
             ),
             format!("use at most {most}"),
         ));

@@ -24,6 +24,7 @@ pub(super) fn read_back(
 ) -> Result<()> {
     let job = shared.job;
     let mut queue = controller.create_queue_pair(job.depth + 1)?;
+    queue.goes_by(shared.info);
     let depth = job.depth.min(queue.depth()) as usize;
     let device = &controller.session().device;
     let mut free = DmaBuffer::several(device, job.bytes as usize, depth)?;
@@ -47,8 +48,10 @@ pub(super) fn read_back(
             let lba = Lba(unit * shared.blocks_per_io);
             let read = nvm::read(job.nsid, lba, shared.blocks_per_io as u32);
             if let Err(refused) = batch.submit(read, Some(buffer)) {
-                let cause = format!("a read could not be queued: {}", refused.error);
-                failure = Some(Error::device(cause, "report this"));
+                failure = Some(refused.error.into_error(|error| {
+                    let cause = format!("a read could not be queued: {error}");
+                    Error::device(cause, "report this")
+                }));
             }
         }
         if free.len() < before {

@@ -13,6 +13,8 @@ use std::time::Instant;
 pub(crate) struct Shared<'a> {
     pub job: &'a Job,
     pub info: NamespaceInfo,
+    /// Of the controller.
+    pub serial: [u8; 20],
     pub blocks_per_io: u64,
     /// Whole commands that fit into the span.
     pub units: u64,
@@ -82,6 +84,7 @@ impl<'a> Shared<'a> {
         Ok(Self {
             job,
             info,
+            serial: [0; 20],
             blocks_per_io,
             units,
             issued: AtomicU64::new(0),

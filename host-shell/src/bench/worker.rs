@@ -77,7 +77,8 @@ pub(crate) struct Worker<'a> {
 impl<'a> Worker<'a> {
     pub fn new(controller: &Controller, shared: &'a Shared<'a>, index: u32) -> Result<Self> {
         let job = shared.job;
-        let queue = controller.create_queue_pair(job.depth + 1)?;
+        let mut queue = controller.create_queue_pair(job.depth + 1)?;
+        queue.goes_by(shared.info);
         let depth = job.depth.min(queue.depth()) as usize;
         let mut free = DmaBuffer::several(&controller.session().device, job.bytes as usize, depth)?;
         if job.read_percent < 100 {
@@ -375,7 +376,9 @@ fn issue(
         Err(refused) if refused.error == SubmitError::QueueFull => {
             Err(Error::internal("the queue is smaller than its depth"))
         }
-        Err(refused) => Err(Error::usage(refused.error.to_string(), "use another --bs")),
+        Err(refused) => Err(refused
+            .error
+            .into_error(|error| Error::usage(error.to_string(), "use another --bs"))),
     }
 }
 

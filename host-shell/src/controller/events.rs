@@ -6,6 +6,7 @@
 //!
 //! NVMe Base 2.0c, 5.2 (Asynchronous Event Request command), 5.27.1.8 (Asynchronous Event Configuration).
 
+use crate::controller::facts::Alarm;
 use crate::controller::notice::{DeviceEvent, Notice, Notify, PageError};
 use crate::device::Device;
 use crate::dma::{DmaBuffer, HostPair, Lease};
@@ -13,7 +14,7 @@ use nvme_core::bringup::Info;
 use nvme_core::spec::admin;
 use nvme_core::spec::feature::fid;
 use nvme_core::spec::identify::oaes;
-use nvme_core::spec::log_page::{AsyncEvent, lid};
+use nvme_core::spec::log_page::{AsyncEvent, event_type, lid};
 use nvme_core::spec::{Cid, Nsid, Status};
 use nvme_core::{Completion, Data, Outcome};
 use std::collections::VecDeque;
@@ -39,6 +40,8 @@ struct Reading {
 /// The requests of a session and their events.
 #[derive(Default)]
 pub(crate) struct Events {
+    /// Is raised by events that say that facts may have changed.
+    alarm: Arc<Alarm>,
     most: usize,
     requests: Vec<Cid>,
     reading: Option<Reading>,
@@ -51,6 +54,13 @@ pub(crate) struct Events {
 }
 
 impl Events {
+    pub fn new(alarm: &Arc<Alarm>) -> Self {
+        Self {
+            alarm: Arc::clone(alarm),
+            ..Self::default()
+        }
+    }
+
     /// Asks a controller that has just come up for events. Waits for nothing: a controller that does not take the
     /// configuration reports what it likes.
     pub fn begin(&mut self, queue: &mut HostPair, info: &Info) {
@@ -99,10 +109,15 @@ impl Events {
             }
             _ => Err(PageError::NotRead),
         };
+        // What changed after the facts were read again and before this page was is told by no other event.
+        if reading.event.event_type() == event_type::NOTICE {
+            self.alarm.raise();
+        }
         self.end(reading.event, page);
     }
 
     fn note(&mut self, event: AsyncEvent) {
+        self.alarm.hear(event);
         if self.unread.len() < MOST_EVENTS && !self.unread.contains(&event) {
             self.unread.push_back(event);
         }

@@ -4,7 +4,7 @@ use crate::controller::{ADMIN_BYTES, Controller};
 use crate::error::{Error, Result};
 use nvme_core::spec::admin::{self, LogOptions};
 use nvme_core::spec::identify::lpa;
-use nvme_core::spec::{Nsid, log_page};
+use nvme_core::spec::{Nsid, Status, log_page};
 use std::ops::Range;
 
 impl Controller {
@@ -26,6 +26,9 @@ impl Controller {
     ///
     /// A page that changes between two commands may be torn; where the controller retains asynchronous
     /// events, all commands but the last do, so that the page is released once it was read whole.
+    ///
+    /// A page may be shorter than the range, and what a controller says to an offset behind its end is an error: what was
+    /// read before is returned then, so that how many commands MDTS asks for makes no difference to that.
     ///
     /// # Errors
     /// [`Error::Usage`] for a range that no command can name; nothing is sent.
@@ -65,6 +68,7 @@ impl Controller {
         }
         let name = log_page::name(lid).unwrap_or("vendor specific");
         let what = format!("Get Log Page ({name})");
+        let asked = options;
         let mut bytes = Vec::new();
         let mut at = range.start;
         while at < range.end {
@@ -75,10 +79,33 @@ impl Controller {
                 ..options
             };
             let sqe = admin::get_log_page(lid, nsid, count as u32, at);
-            let (_, part) = self.admin(&what, options.apply(sqe), count as usize)?;
+            let part = match self.admin(&what, options.apply(sqe), count as usize) {
+                Ok((_, part)) => part,
+                Err(Error::Command { status, .. })
+                    if at > range.start && status.is(Status::INVALID_FIELD) =>
+                {
+                    return self.release(&what, (lid, nsid, range.start), asked, bytes);
+                }
+                Err(error) => return Err(error),
+            };
             bytes.extend(part);
             at += count;
             on_bytes(at - range.start);
+        }
+        Ok(bytes)
+    }
+
+    /// Reads the start of a page whose end was found once more, so that it releases its event unless that is retained.
+    fn release(
+        &self,
+        what: &str,
+        (lid, nsid, start): (u8, Nsid, u64),
+        options: LogOptions,
+        bytes: Vec<u8>,
+    ) -> Result<Vec<u8>> {
+        if !options.rae {
+            let sqe = admin::get_log_page(lid, nsid, 4, start);
+            self.admin(what, options.apply(sqe), 4)?;
         }
         Ok(bytes)
     }

@@ -3,6 +3,8 @@
 pub(crate) mod config;
 mod erase;
 mod events;
+pub(crate) mod facts;
+mod identify;
 mod log_page;
 pub(crate) mod namespace;
 pub(crate) mod notice;
@@ -16,6 +18,7 @@ mod shared;
 pub(crate) mod statistics;
 
 use crate::controller::events::Events;
+use crate::controller::facts::Facts;
 use crate::controller::notice::DeviceEvent;
 use crate::controller::queue::Queue;
 use crate::controller::session::{Admin, Session};
@@ -30,14 +33,13 @@ use crate::lock::lock;
 use crate::machine::sysfs::Host;
 use config::{Config, Rings};
 use nvme_core::BringupError;
-use nvme_core::bringup::{self, Bringup, Capabilities, Info, NamespaceInfo};
+use nvme_core::bringup::{self, Bringup, Capabilities, Info, MAX_WALK, NamespaceInfo};
 use nvme_core::spec::admin::{self, Select, cns};
 use nvme_core::spec::identify::{
-    ActiveNamespaces, IdentifyController, IdentifyNamespace, descriptors, nidt, oncs,
+    ActiveNamespaces, IDENTIFY_BYTES, IdentifyController, IdentifyNamespace, oncs,
 };
-use nvme_core::spec::{Nsid, Qid, Sqe};
+use nvme_core::spec::{Nsid, Qid, Sqe, feature};
 use std::sync::Arc;
-use std::time::Instant;
 use zerocopy::FromBytes;
 
 /// Entries of the admin queue pair.
@@ -129,13 +131,15 @@ impl Controller {
         let mut info = machine.map_err(refused)?.info().clone();
         // What the rings are made for, should the controller say something else each time.
         info.capabilities = capabilities;
+        let facts = Facts::default();
         let start = Admin {
             pair,
             scratch,
             info,
             host_memory: None,
             resets: 0,
-            events: Events::default(),
+            events: Events::new(&facts.alarm),
+            facts_page: Some(DmaBuffer::new(&device, IDENTIFY_BYTES)?),
             failed: None,
         };
         let session = Arc::new(Session::new(
@@ -144,7 +148,7 @@ impl Controller {
             ring_memory,
             interrupts,
             start,
-            Instant::now(),
+            facts,
         ));
         first_bring_up(&session).map_err(|error| match session.is_interrupted() {
             true => Error::Interrupted,
@@ -206,6 +210,17 @@ impl Controller {
         self.session.max_transfer(&lock(&self.session.admin).info)
     }
 
+    /// Whose limit `most` bytes of one command are, at most [`max_transfer`](Self::max_transfer).
+    pub(crate) fn whose_limit(&self, most: u64) -> &'static str {
+        let by_controller = self.info().max_transfer.unwrap_or(u64::MAX);
+        match most {
+            _ if most == by_controller => "the controller's largest transfer (MDTS)",
+            _ if most == self.session.config.max_transfer => "this driver's largest transfer",
+            ADMIN_BYTES => "this driver's largest transfer of an admin command",
+            _ => "65,536 blocks, the most of one command",
+        }
+    }
+
     /// Memory that queues of this controller can lend to it.
     pub fn alloc(&self, bytes: usize) -> Result<DmaBuffer> {
         DmaBuffer::new(&self.session.device, bytes)
@@ -236,15 +251,10 @@ impl Controller {
     /// # Errors
     /// [`Error::Usage`] when `nsid` is not an active namespace.
     pub fn identify_namespace(&self, nsid: Nsid) -> Result<IdentifyNamespace> {
-        let unknown = || {
-            Error::usage(
-                format!("there is no namespace {nsid}"),
-                "choose one that `nvme-gpu list-ns` prints",
-            )
-        };
-        if nsid == Nsid::NONE || nsid == Nsid::ALL || nsid.0 > self.info().max_nsid {
-            return Err(unknown());
-        }
+        self.check_nsid(nsid)?;
+        // Who opens a namespace goes by what the controller is now.
+        self.session.look(self.session.now_ns());
+        self.session.verify()?;
         let buffer = self
             .session
             .identify("Identify Namespace", cns::NAMESPACE, nsid)?;
@@ -252,22 +262,35 @@ impl Controller {
             .map_err(|_| Error::internal("Identify Namespace is not 4,096 bytes"))?;
         // An inactive namespace is answered with zeroes.
         if identify.nsze == 0 {
-            Err(unknown())
-        } else {
-            Ok(identify)
+            return Err(unknown(nsid));
+        }
+        let facts = &self.session.facts;
+        facts.tell(NamespaceInfo::from_identify(nsid, &identify));
+        Ok(identify)
+    }
+
+    /// Refuses what cannot be a namespace of this controller, before anything is sent.
+    fn check_nsid(&self, nsid: Nsid) -> Result<()> {
+        match (1..=self.info().max_nsid).contains(&nsid.0) && nsid != Nsid::ALL {
+            true => Ok(()),
+            false => Err(unknown(nsid)),
         }
     }
 
-    /// The active namespaces, ascending, all of them.
+    /// The active namespaces, ascending, all of them. A controller without a list (NVMe 1.0) is asked for each.
+    ///
+    /// # Errors
+    /// Those of Identify; [`Error::Device`] without a list and with too many identifiers to try.
     pub fn namespaces(&self) -> Result<Vec<Nsid>> {
         let mut all: Vec<Nsid> = Vec::new();
         loop {
             let after = all.last().copied().unwrap_or(Nsid::NONE);
-            let buffer = self.session.identify(
-                "Identify Active Namespaces",
-                cns::ACTIVE_NAMESPACES,
-                after,
-            )?;
+            let what = "Identify Active Namespaces";
+            let list = self.session.identify(what, cns::ACTIVE_NAMESPACES, after);
+            let buffer = match list {
+                Err(Error::Command { .. }) if all.is_empty() => return self.walk(),
+                list => list?,
+            };
             let list = ActiveNamespaces::read_from_bytes(buffer.as_slice())
                 .map_err(|_| Error::internal("the namespace list is not 4,096 bytes"))?;
             let before = all.len();
@@ -276,6 +299,26 @@ impl Controller {
                 return Ok(all);
             }
         }
+    }
+
+    /// The active namespaces of a controller without a list of them.
+    fn walk(&self) -> Result<Vec<Nsid>> {
+        let most = self.info().max_nsid;
+        if most > MAX_WALK {
+            return Err(Error::device(
+                format!("the controller has no list of its namespaces, and up to {most} of them"),
+                format!("name one with --namespace-id; up to {MAX_WALK} are tried"),
+            ));
+        }
+        let mut all = Vec::new();
+        for nsid in (1..=most).map(Nsid) {
+            match self.identify_namespace(nsid) {
+                Ok(_) => all.push(nsid),
+                Err(Error::Usage { .. } | Error::Command { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(all)
     }
 
     /// What this driver needs of a namespace that it can read and write.
@@ -288,20 +331,22 @@ impl Controller {
     }
 
     pub(super) fn usable(&self, nsid: Nsid) -> Result<(NamespaceInfo, IdentifyNamespace)> {
-        let identify = self.identify_namespace(nsid).map_err(|error| {
-            let Error::Command { status, .. } = error else {
-                return error;
-            };
-            // A controller that does not know the namespace says so with this status, too.
-            let set = self.command_set(nsid).map_or(String::new(), |set| {
-                format!("; it belongs to the {set} command set")
-            });
+        let refused = |why: String| {
             Error::device(
-                format!(
-                    "namespace {nsid} cannot be used: Identify Namespace ended with {status}{set}"
-                ),
+                format!("namespace {nsid} cannot be used: {why}"),
                 "choose another namespace (`nvme-gpu list-ns`)",
             )
+        };
+        self.check_nsid(nsid)?;
+        // First: some controllers describe a namespace of another command set as if it were of NVM.
+        if let Some(set) = self.command_set(nsid)? {
+            return Err(refused(format!("command set {set}")));
+        }
+        let identify = self.identify_namespace(nsid).map_err(|error| match error {
+            Error::Command { status, .. } => {
+                refused(format!("Identify Namespace ended with {status}"))
+            }
+            error => error,
         })?;
         let info = NamespaceInfo::from_identify(nsid, &identify);
         let Some(why) = info.unusable() else {
@@ -313,22 +358,6 @@ impl Controller {
             format!("namespace {nsid} cannot be used: {cause}"),
             remedy,
         ))
-    }
-
-    /// The command set of a namespace, where it has another than NVM and says so.
-    fn command_set(&self, nsid: Nsid) -> Option<String> {
-        let what = "Identify Namespace Identification Descriptors";
-        let list = self
-            .session
-            .identify(what, cns::NAMESPACE_DESCRIPTORS, nsid)
-            .ok()?;
-        let of_set = descriptors(list.as_slice()).find(|one| one.nidt == nidt::CSI)?;
-        match of_set.nid.first()? {
-            0 => None,
-            1 => Some("Key Value".to_owned()),
-            2 => Some("Zoned Namespace".to_owned()),
-            other => Some(format!("{other:#04x}")),
-        }
     }
 
     /// Sends an admin command that returns `bytes` bytes (0 for none): dword 0 and the bytes.
@@ -349,7 +378,9 @@ impl Controller {
         ))
     }
 
-    /// Get Features: dword 0, and `bytes` bytes of data for the features that have some.
+    /// Get Features: dword 0, and the data of the features that have some. What is not known to have none is given
+    /// memory for it all the same: the controller decides what it moves. Zeroes at the end of data of unknown length
+    /// are left out.
     ///
     /// # Errors
     /// [`Error::Unsupported`] when Select is not the current value and ONCS has no bit for it.
@@ -359,7 +390,6 @@ impl Controller {
         select: Select,
         nsid: Nsid,
         cdw11: u32,
-        bytes: usize,
     ) -> Result<(u32, Vec<u8>)> {
         if select != Select::Current && self.identify.oncs & oncs::SAVE_SELECT == 0 {
             return Err(Error::Unsupported {
@@ -367,18 +397,30 @@ impl Controller {
                 bit: "bit 4 of ONCS",
             });
         }
-        self.admin(
-            "Get Features",
-            admin::get_features(fid, select, nsid, cdw11),
-            bytes,
-        )
+        let sqe = admin::get_features(fid, select, nsid, cdw11);
+        let room = passthru::room_of_feature(fid, self.max_transfer());
+        let (dw0, mut data) = self.admin("Get Features", sqe, room)?;
+        match feature::data_bytes(fid) {
+            // Capabilities come in dword 0 alone, also for features with data.
+            _ if select == Select::Capabilities => data.clear(),
+            Some(bytes) => data.truncate(bytes),
+            None => {
+                let end = data.iter().rposition(|byte| *byte != 0);
+                data.truncate(end.map_or(0, |last| last + 1));
+            }
+        }
+        Ok((dw0, data))
     }
 
-    /// Set Features without data, not saved: dword 0.
+    /// Set Features by a value alone, not saved: dword 0. What is not known to have no data is given zeroes, so that a
+    /// controller that expects some reads memory that there is.
     pub fn set_feature(&self, fid: u8, nsid: Nsid, value: u32) -> Result<u32> {
-        Ok(self
-            .admin("Set Features", admin::set_features(fid, nsid, value), 0)?
-            .0)
+        let room = match feature::data_bytes(fid) {
+            Some(0) => 0,
+            _ => passthru::room_of_feature(fid, self.max_transfer()),
+        };
+        let sqe = admin::set_features(fid, nsid, value);
+        Ok(self.admin("Set Features", sqe, room)?.0)
     }
 
     /// Counts of the queues that exist now, by identifier.
@@ -431,6 +473,13 @@ fn first_bring_up(session: &Arc<Session>) -> std::result::Result<(), BringupErro
         }
     }
     result
+}
+
+fn unknown(nsid: Nsid) -> Error {
+    Error::usage(
+        format!("there is no namespace {nsid}"),
+        "choose one that `nvme-gpu list-ns` prints",
+    )
 }
 
 fn refused(device: &dyn Device, error: BringupError) -> Error {

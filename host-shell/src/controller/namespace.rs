@@ -1,7 +1,7 @@
 //! Blocking access to one namespace: any range, any length, split into commands and pipelined.
 
 use crate::controller::Controller;
-use crate::controller::queue::Queue;
+use crate::controller::queue::{Queue, QueueRefusal};
 use crate::controller::queue_inner::Completion;
 use crate::controller::session::Session;
 use crate::dma::DmaBuffer;
@@ -81,8 +81,8 @@ impl Namespace {
             max_bytes: Some(max_bytes),
             boundary_blocks: info.boundary_blocks,
         };
-        let queue = controller.create_queue_pair(2 * DEPTH as u32)?;
-        controller.session().uses(info);
+        let mut queue = controller.create_queue_pair(2 * DEPTH as u32)?;
+        queue.goes_by(info);
         Ok(Self {
             info,
             limits,
@@ -305,10 +305,10 @@ impl Namespace {
     }
 
     fn single(&mut self, what: &str, sqe: Sqe, mut buffer: Option<DmaBuffer>) -> Result<()> {
-        self.session.check_current(&self.info)?;
+        self.queue.check_current(self.info.nsid)?;
         for attempt in 0.. {
             let submitted = self.queue.submit(sqe, buffer.take());
-            let cid = submitted.map_err(|refused| self.refused(what, refused.error))?;
+            let cid = submitted.map_err(|refused| refused_as(what, refused.error))?;
             self.queue.ring();
             let done = loop {
                 match self.queue.wait()? {
@@ -318,18 +318,15 @@ impl Namespace {
                 }
             };
             if done.is_success() {
-                return Ok(());
+                return self.queue.check_current(self.info.nsid);
             }
             if !done.may_retry() || attempt == RETRIES {
-                return Err(self.queue.error_of(&done, what));
+                let error = self.queue.error_of(&done, what);
+                return Err(self.queue.cause_of(self.info.nsid, sqe.opcode(), error));
             }
             buffer = done.buffer;
         }
         Ok(())
-    }
-
-    fn refused(&self, what: &str, error: SubmitError) -> Error {
-        Error::device(format!("{what} could not be queued: {error}"), "try again")
     }
 
     /// Bounce buffers of the longest piece, made on first use.
@@ -360,7 +357,7 @@ impl Namespace {
         mut fill: impl FnMut(Range<usize>, &mut [u8]),
         mut take: impl FnMut(Range<usize>, &[u8]),
     ) -> Result<()> {
-        self.session.check_current(&self.info)?;
+        self.queue.check_current(self.info.nsid)?;
         let mut pieces = split(lba, blocks, self.limits)
             .map_err(|error| self.range_error(error, lba, blocks))?
             .peekable();
@@ -368,6 +365,7 @@ impl Namespace {
         let place = |piece: Piece| {
             piece.offset as usize..piece.offset as usize + piece.blocks as usize * block
         };
+        let opcode = pieces.peek().map_or(0, |piece| command(*piece).opcode());
         let mut free = self.bounce()?;
         let mut pending: BTreeMap<u16, (Piece, u32)> = BTreeMap::new();
         let mut again: Vec<(Piece, u32)> = Vec::new();
@@ -392,7 +390,7 @@ impl Namespace {
                     Err(refused) => {
                         free.extend(refused.buffer);
                         if refused.error != SubmitError::QueueFull || pending.is_empty() {
-                            failure = Some(self.refused(what, refused.error));
+                            failure = Some(refused_as(what, refused.error));
                         } else {
                             again.push((piece, tries));
                         }
@@ -426,7 +424,12 @@ impl Namespace {
             free.extend(done.buffer);
         }
         self.buffers = free;
-        failure.map_or(Ok(()), Err)
+        let nsid = self.info.nsid;
+        match failure {
+            Some(error) => Err(self.queue.cause_of(nsid, opcode, error)),
+            // What ended after a change of the namespace may be other blocks than were meant.
+            None => self.queue.check_current(nsid),
+        }
     }
 
     fn error_of_piece(&self, done: &Completion, what: &str, piece: Piece) -> Error {
@@ -444,6 +447,12 @@ impl Namespace {
             _ => self.queue.error_of(done, &in_words(what, piece)),
         }
     }
+}
+
+fn refused_as(what: &str, refusal: QueueRefusal) -> Error {
+    refusal.into_error(|error| {
+        Error::device(format!("{what} could not be queued: {error}"), "try again")
+    })
 }
 
 fn in_words(what: &str, piece: Piece) -> String {

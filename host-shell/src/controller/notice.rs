@@ -57,11 +57,14 @@ impl DeviceEvent {
                 let Ok((smart, _)) = Smart::read_from_prefix(page) else {
                     return String::new();
                 };
+                let celsius = match smart.kelvins() {
+                    // Not reported.
+                    0 => String::new(),
+                    kelvins => format!(" {} C,", i32::from(kelvins) - 273),
+                };
                 let mut text = format!(
-                    "; {} C, available spare {} %, used {} %",
-                    i32::from(smart.kelvins()) - 273,
-                    smart.available_spare,
-                    smart.percentage_used
+                    ";{celsius} available spare {} %, used {} %",
+                    smart.available_spare, smart.percentage_used
                 );
                 if smart.critical_warning & critical_warning::READ_ONLY != 0 {
                     text.push_str(", the medium is read only");
@@ -102,6 +105,13 @@ impl fmt::Display for DeviceEvent {
 pub enum Notice {
     /// The controller reported an event.
     Event(DeviceEvent),
+    /// The controller asks for more host memory (HMMIN) than it gets: it works without any, more slowly.
+    HostMemory {
+        /// Bytes that it asks for at least.
+        minimum: u64,
+        /// Bytes that this driver lends at most, or could have.
+        most: u64,
+    },
     /// A bring-up or a controller reset waits for CSTS.RDY to change.
     Waiting {
         /// Why the controller is reset; `None` in the first bring-up.
@@ -117,6 +127,13 @@ impl fmt::Display for Notice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Event(event) => write!(f, "the controller reports an event: {event}"),
+            Self::HostMemory { minimum, most } => write!(
+                f,
+                "the controller asks for {} of host memory at least (HMMIN), this driver lends {} at most: it gets none \
+                 and may be slower",
+                nvme_units::bytes(*minimum),
+                nvme_units::bytes(*most)
+            ),
             Self::Waiting {
                 cause,
                 ready,

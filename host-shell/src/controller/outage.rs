@@ -1,6 +1,8 @@
 //! Outages of a run: what was lost in them, and waiting for a device that left.
 
 use crate::error::{Error, Result};
+use nvme_core::bringup::NamespaceInfo;
+use nvme_core::spec::identify::PrintableText;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -83,6 +85,29 @@ impl Outages {
     }
 }
 
+/// The error when a device that left came back as another one: its namespace and its serial number `before` and `now`.
+pub fn came_back_as(
+    before: (NamespaceInfo, [u8; 20]),
+    now: (NamespaceInfo, [u8; 20]),
+) -> Option<Error> {
+    let nsid = now.0.nsid;
+    let cause = match before.0.change(&now.0) {
+        _ if before.1 != now.1 => format!(
+            "another controller came back: its serial number is {}, not {}",
+            PrintableText(&now.1),
+            PrintableText(&before.1)
+        ),
+        Some(change) => format!("the device came back, and namespace {nsid} {change}"),
+        // Addresses of a run are spread over all of it.
+        None if before.0.blocks != now.0.blocks => format!(
+            "the device came back, and namespace {nsid} has another size ({} -> {} blocks)",
+            before.0.blocks, now.0.blocks
+        ),
+        None => return None,
+    };
+    Some(Error::Changed { cause })
+}
+
 /// Opens a device that left, again and again until it answers, for as long as `patience`; `cause` is how
 /// it left, and `is_stopped` ends the wait.
 ///
@@ -102,7 +127,9 @@ pub fn reopen<T>(
         }
         let error = match open() {
             Ok(opened) => return Ok(opened),
-            Err(error @ (Error::Usage { .. } | Error::Interrupted)) => return Err(error),
+            Err(error @ (Error::Usage { .. } | Error::Changed { .. } | Error::Interrupted)) => {
+                return Err(error);
+            }
             Err(error) => error,
         };
         if begin.elapsed() >= patience {

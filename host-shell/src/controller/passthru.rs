@@ -5,7 +5,7 @@ use crate::error::{Error, Result};
 use nvme_core::SubmitError;
 use nvme_core::bringup::NamespaceInfo;
 use nvme_core::spec::admin::{self, opcode};
-use nvme_core::spec::feature::fid;
+use nvme_core::spec::feature::{self, fid};
 use nvme_core::spec::{Nsid, Sqe, nvm};
 
 /// Which queue a command goes to, and so what its opcode means.
@@ -61,6 +61,25 @@ pub struct Answer {
     pub dw0: u32,
     /// The data buffer afterwards; empty for a command without data.
     pub data: Vec<u8>,
+}
+
+/// How many bytes a command moves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Moves {
+    /// So many, by its own fields.
+    Exactly(u64),
+    /// So many at most, whatever its fields say.
+    AtMost(u64),
+    /// Its fields are not known: as many as the controller likes.
+    Unknown,
+}
+
+/// Bytes that a feature's data are given: a page for what the specification has, since no feature of it has more, and as
+/// much as an admin command moves for a vendor's. `most` is the longest transfer.
+pub(super) fn room_of_feature(fid: u8, most: u64) -> usize {
+    let is_vendor = fid >= 0xC0 && feature::data_bytes(fid).is_none();
+    let room = if is_vendor { most.min(ADMIN_BYTES) } else { 0 };
+    room.max(4096) as usize
 }
 
 impl Set {
@@ -124,27 +143,67 @@ impl Set {
         ))
     }
 
-    /// Bytes that the command moves by its own fields, where those say so. `block` is the size of a block.
-    fn bytes(self, sqe: &Sqe, block: u32) -> Option<u64> {
-        let dwords = |count_z: u32| (u64::from(count_z) + 1) * 4;
-        match (self, sqe.opcode()) {
-            (Self::Admin, opcode::IDENTIFY | opcode::NAMESPACE_ATTACHMENT) => Some(4096),
-            (Self::Admin, opcode::NAMESPACE_MANAGEMENT) => match sqe.cdw10 & 0xF {
-                0 => Some(4096),
-                _ => Some(0),
-            },
-            (Self::Admin, opcode::GET_LOG_PAGE) => Some(admin::log_page_bytes(sqe)),
-            (Self::Admin, opcode::FIRMWARE_DOWNLOAD) => Some(dwords(sqe.cdw10)),
-            (Self::Admin, opcode::GET_LBA_STATUS) => Some(dwords(sqe.cdw12)),
-            (Self::Nvm, nvm::opcode::RESERVATION_REPORT) => Some(dwords(sqe.cdw10)),
-            (Self::Nvm, nvm::opcode::READ | nvm::opcode::WRITE | nvm::opcode::COMPARE) => {
-                Some(u64::from(nvm::blocks(sqe)) * u64::from(block))
-            }
-            (Self::Nvm, nvm::opcode::DATASET_MANAGEMENT) => {
-                Some((u64::from(sqe.cdw10 & 0xFF) + 1) * 16)
-            }
-            _ => None,
+    /// What the command moves. `block` is the size of a block.
+    fn moves(self, sqe: &Sqe, block: u32) -> Moves {
+        match (Direction::of(sqe.opcode()), self) {
+            (Direction::None, _) => Moves::Exactly(0),
+            (_, Self::Admin) => admin_moves(sqe),
+            (_, Self::Nvm) => nvm_moves(sqe, block),
         }
+    }
+}
+
+/// Bytes of so many dwords, 0's based.
+fn dwords(count_z: u32) -> u64 {
+    (u64::from(count_z) + 1) * 4
+}
+
+/// NVMe Base 2.0c, 5 (Admin Command Set).
+fn admin_moves(sqe: &Sqe) -> Moves {
+    match sqe.opcode() {
+        opcode::IDENTIFY | opcode::NAMESPACE_ATTACHMENT => Moves::Exactly(4096),
+        opcode::NAMESPACE_MANAGEMENT => match sqe.cdw10 & 0xF {
+            0 => Moves::Exactly(4096),
+            _ => Moves::Exactly(0),
+        },
+        opcode::GET_LOG_PAGE => Moves::Exactly(admin::log_page_bytes(sqe)),
+        opcode::FIRMWARE_DOWNLOAD => Moves::Exactly(dwords(sqe.cdw10)),
+        opcode::GET_LBA_STATUS => Moves::Exactly(dwords(sqe.cdw12)),
+        opcode::SECURITY_SEND | opcode::SECURITY_RECEIVE => Moves::Exactly(sqe.cdw11.into()),
+        // Some of their operations have no data, whatever the count says.
+        opcode::DIRECTIVE_SEND | opcode::DIRECTIVE_RECEIVE => Moves::AtMost(dwords(sqe.cdw10)),
+        opcode::GET_FEATURES | opcode::SET_FEATURES => {
+            Moves::AtMost(room_of_feature(sqe.cdw10 as u8, 4096) as u64)
+        }
+        _ => Moves::Unknown,
+    }
+}
+
+/// NVM Command Set 1.0c, 3 (I/O Commands for the NVM Command Set); Zoned Namespace Command Set 1.1, 3.
+fn nvm_moves(sqe: &Sqe, block: u32) -> Moves {
+    use nvm::opcode as io;
+    match sqe.opcode() {
+        io::READ | io::WRITE | io::COMPARE | io::ZONE_APPEND => {
+            Moves::Exactly(u64::from(nvm::blocks(sqe)) * u64::from(block))
+        }
+        io::DATASET_MANAGEMENT => Moves::Exactly((u64::from(sqe.cdw10 & 0xFF) + 1) * 16),
+        io::RESERVATION_REPORT => Moves::Exactly(dwords(sqe.cdw10)),
+        io::RESERVATION_REGISTER | io::RESERVATION_ACQUIRE => Moves::Exactly(16),
+        io::RESERVATION_RELEASE => Moves::Exactly(8),
+        io::IO_MANAGEMENT_RECEIVE => Moves::Exactly(dwords(sqe.cdw11)),
+        // Bits 31:16 count identifiers of 2 bytes, 0's based.
+        io::IO_MANAGEMENT_SEND => Moves::AtMost((u64::from(sqe.cdw10 >> 16) + 1) * 2),
+        io::COPY => {
+            let descriptor = match sqe.cdw12 >> 8 & 0xF {
+                0 | 2 => 32,
+                _ => 40,
+            };
+            Moves::Exactly((u64::from(sqe.cdw12 & 0xFF) + 1) * descriptor)
+        }
+        // A zone descriptor extension has up to 255 times 64 bytes; other actions send nothing.
+        io::ZONE_MANAGEMENT_SEND => Moves::AtMost(255 * 64),
+        io::ZONE_MANAGEMENT_RECEIVE => Moves::Exactly(dwords(sqe.cdw12)),
+        _ => Moves::Unknown,
     }
 }
 
@@ -155,25 +214,28 @@ impl Controller {
     /// # Errors
     /// [`Error::Usage`], before anything is sent, for a command that the driver needs for itself, for data
     /// that does not go with the opcode, and for a length other than the command's own fields say: the
-    /// controller would move more than there is. [`Error::Command`] with the controller's answer.
+    /// controller would move more than there is. A command whose fields do not say it gets a buffer for all that it may
+    /// move. [`Error::Command`] with the controller's answer.
     pub fn passthru(&self, set: Set, sqe: Sqe, data: &[u8]) -> Result<Answer> {
-        self.check_passthru(set, &sqe, data.len() as u64)?;
+        let room = self.check_passthru(set, &sqe, data.len() as u64)?;
         let what = in_words(set, sqe.opcode());
         let mut buffer = None;
-        if !data.is_empty() {
-            let filled = buffer.insert(self.alloc(data.len())?);
-            filled.as_mut_slice().copy_from_slice(data);
+        if room > 0 {
+            let filled = buffer.insert(self.alloc(room)?);
+            filled.as_mut_slice()[..data.len()].copy_from_slice(data);
         }
         let (dw0, buffer) = match set {
             Set::Admin => self.session().admin(&what, sqe, buffer)?,
             Set::Nvm => {
                 let mut queue = self.create_queue_pair(2)?;
                 let cid = queue.submit(sqe, buffer).map_err(|refused| {
-                    let remedy = match refused.error {
-                        SubmitError::QueueFull => "report this",
-                        _ => "use less data",
-                    };
-                    Error::device(format!("{what}: {}", refused.error), remedy)
+                    refused.error.into_error(|error| {
+                        let remedy = match error {
+                            SubmitError::QueueFull => "report this",
+                            _ => "use less data",
+                        };
+                        Error::device(format!("{what}: {error}"), remedy)
+                    })
                 })?;
                 queue.ring();
                 let done = queue.wait()?.filter(|done| done.cid == cid);
@@ -186,14 +248,16 @@ impl Controller {
                 (done.dw0, done.buffer)
             }
         };
-        let data = buffer.map(|buffer| buffer.as_slice().to_vec());
+        let len = data.len();
+        let data = buffer.map(|buffer| buffer.as_slice()[..len].to_vec());
         Ok(Answer {
             dw0,
             data: data.unwrap_or_default(),
         })
     }
 
-    fn check_passthru(&self, set: Set, sqe: &Sqe, bytes: u64) -> Result<()> {
+    /// Checks a command with `bytes` bytes of data; the bytes that its buffer needs.
+    fn check_passthru(&self, set: Set, sqe: &Sqe, bytes: u64) -> Result<usize> {
         set.check_owner(sqe)?;
         let what = in_words(set, sqe.opcode());
         let direction = Direction::of(sqe.opcode());
@@ -209,7 +273,10 @@ impl Controller {
         };
         if bytes > most {
             return Err(Error::usage(
-                format!("{bytes} bytes are more than one command moves here"),
+                format!(
+                    "{bytes} bytes are more than one command moves here: {most}, {}",
+                    self.whose_limit(most)
+                ),
                 format!("use at most {most}"),
             ));
         }
@@ -217,13 +284,27 @@ impl Controller {
             Set::Nvm if names_blocks(sqe.opcode()) => self.plain_block(Nsid(sqe.nsid))?,
             _ => 0,
         };
-        match set.bytes(sqe, block) {
-            Some(own) if own != bytes => Err(Error::usage(
-                format!("{what} moves {own} bytes by its own fields, the data has {bytes}"),
-                format!("use a data length of {own}, or change the command dwords"),
-            )),
-            _ => Ok(()),
-        }
+        let room = match set.moves(sqe, block) {
+            Moves::Exactly(own) if own != bytes => {
+                return Err(Error::usage(
+                    format!("{what} moves {own} bytes by its own fields, the data has {bytes}"),
+                    format!("use a data length of {own}, or change the command dwords"),
+                ));
+            }
+            Moves::Exactly(own) => own,
+            Moves::AtMost(own) if own > most => {
+                return Err(Error::usage(
+                    format!(
+                        "{what} moves up to {own} bytes by its own fields, more than {most}, {}",
+                        self.whose_limit(most)
+                    ),
+                    "change the command dwords",
+                ));
+            }
+            Moves::AtMost(own) => own.max(bytes),
+            Moves::Unknown => most.max(bytes),
+        };
+        Ok(room as usize)
     }
 
     /// Bytes per block of a namespace without metadata.
@@ -244,8 +325,8 @@ impl Controller {
 
 /// Whether the opcode moves the blocks that it names.
 fn names_blocks(opcode: u8) -> bool {
-    use nvm::opcode::{COMPARE, READ, WRITE};
-    matches!(opcode, READ | WRITE | COMPARE)
+    use nvm::opcode::{COMPARE, READ, WRITE, ZONE_APPEND};
+    matches!(opcode, READ | WRITE | COMPARE | ZONE_APPEND)
 }
 
 fn in_words(set: Set, opcode: u8) -> String {
@@ -277,8 +358,12 @@ fn admin_name(code: u8) -> Option<&'static str> {
         opcode::DEVICE_SELF_TEST => "Device Self-test",
         opcode::NAMESPACE_ATTACHMENT => "Namespace Attachment",
         opcode::KEEP_ALIVE => "Keep Alive",
+        opcode::DIRECTIVE_SEND => "Directive Send",
+        opcode::DIRECTIVE_RECEIVE => "Directive Receive",
         opcode::DOORBELL_BUFFER_CONFIG => "Doorbell Buffer Config",
         opcode::FORMAT_NVM => "Format NVM",
+        opcode::SECURITY_SEND => "Security Send",
+        opcode::SECURITY_RECEIVE => "Security Receive",
         opcode::SANITIZE => "Sanitize",
         opcode::GET_LBA_STATUS => "Get LBA Status",
         _ => return None,
@@ -295,7 +380,16 @@ fn nvm_name(code: u8) -> Option<&'static str> {
         nvm::opcode::WRITE_ZEROES => "Write Zeroes",
         nvm::opcode::DATASET_MANAGEMENT => "Dataset Management",
         nvm::opcode::VERIFY => "Verify",
+        nvm::opcode::RESERVATION_REGISTER => "Reservation Register",
         nvm::opcode::RESERVATION_REPORT => "Reservation Report",
+        nvm::opcode::RESERVATION_ACQUIRE => "Reservation Acquire",
+        nvm::opcode::IO_MANAGEMENT_RECEIVE => "I/O Management Receive",
+        nvm::opcode::RESERVATION_RELEASE => "Reservation Release",
+        nvm::opcode::COPY => "Copy",
+        nvm::opcode::IO_MANAGEMENT_SEND => "I/O Management Send",
+        nvm::opcode::ZONE_MANAGEMENT_SEND => "Zone Management Send",
+        nvm::opcode::ZONE_MANAGEMENT_RECEIVE => "Zone Management Receive",
+        nvm::opcode::ZONE_APPEND => "Zone Append",
         _ => return None,
     })
 }
@@ -332,7 +426,7 @@ mod tests {
 
     #[test]
     fn every_opcode_of_the_specification_has_one_name() {
-        for (set, count) in [(Set::Admin, 20), (Set::Nvm, 9)] {
+        for (set, count) in [(Set::Admin, 24), (Set::Nvm, 18)] {
             let names: Vec<&str> = (0..=255).filter_map(|code| set.name(code)).collect();
             let mut different = names.clone();
             different.sort_unstable();
@@ -346,37 +440,94 @@ mod tests {
 
     #[test]
     fn commands_that_name_their_length_are_held_to_it() {
-        let bytes = |set: Set, code, dwords: [u32; 3]| {
+        let moves = |set: Set, code, dwords: [u32; 3]| {
             let mut sqe = Sqe::new(code, Nsid(1));
             [sqe.cdw10, sqe.cdw11, sqe.cdw12] = dwords;
-            set.bytes(&sqe, 512)
+            set.moves(&sqe, 512)
         };
+        use Moves::{AtMost, Exactly, Unknown};
+        use Set::{Admin, Nvm};
         use nvm::opcode as io;
         for (set, code, dwords, expected) in [
-            (Set::Admin, opcode::IDENTIFY, [1, 0, 0], Some(4096)),
-            (Set::Admin, opcode::NAMESPACE_ATTACHMENT, [0; 3], Some(4096)),
-            (Set::Admin, opcode::NAMESPACE_MANAGEMENT, [0; 3], Some(4096)),
-            (Set::Admin, opcode::NAMESPACE_MANAGEMENT, [1, 0, 0], Some(0)),
+            (Admin, opcode::IDENTIFY, [1, 0, 0], Exactly(4096)),
+            (Admin, opcode::NAMESPACE_ATTACHMENT, [0; 3], Exactly(4096)),
+            (Admin, opcode::NAMESPACE_MANAGEMENT, [0; 3], Exactly(4096)),
+            (Admin, opcode::NAMESPACE_MANAGEMENT, [1, 0, 0], Exactly(0)),
+            (Admin, opcode::GET_LOG_PAGE, [0x7F_0002, 0, 0], Exactly(512)),
+            (Admin, opcode::FIRMWARE_DOWNLOAD, [255, 0, 0], Exactly(1024)),
+            (Admin, opcode::GET_LBA_STATUS, [0, 0, 3], Exactly(16)),
+            (Admin, opcode::SECURITY_SEND, [0, 8192, 0], Exactly(8192)),
+            (Admin, opcode::SECURITY_RECEIVE, [0, 512, 0], Exactly(512)),
+            (Admin, opcode::DIRECTIVE_RECEIVE, [2047, 0, 0], AtMost(8192)),
+            (Admin, opcode::GET_FEATURES, [0x13, 0, 0], AtMost(4096)),
+            (Admin, opcode::FORMAT_NVM, [0; 3], Exactly(0)),
+            (Admin, 0xC1, [0; 3], Unknown),
+            (Admin, 0x1D, [0; 3], Unknown),
+            (Nvm, io::RESERVATION_REPORT, [15, 0, 0], Exactly(64)),
+            (Nvm, io::RESERVATION_REGISTER, [0; 3], Exactly(16)),
+            (Nvm, io::RESERVATION_ACQUIRE, [0; 3], Exactly(16)),
+            (Nvm, io::RESERVATION_RELEASE, [0; 3], Exactly(8)),
+            (Nvm, io::READ, [0, 0, 7], Exactly(4096)),
+            (Nvm, io::ZONE_APPEND, [0, 0, 15], Exactly(8192)),
+            (Nvm, io::DATASET_MANAGEMENT, [255, 4, 0], Exactly(4096)),
+            (Nvm, io::COPY, [0, 0, 127], Exactly(4096)),
+            (Nvm, io::COPY, [0, 0, 0x1FF], Exactly(10_240)),
+            (Nvm, io::IO_MANAGEMENT_RECEIVE, [0, 1023, 0], Exactly(4096)),
             (
-                Set::Admin,
-                opcode::GET_LOG_PAGE,
-                [0x7F_0002, 0, 0],
-                Some(512),
+                Nvm,
+                io::IO_MANAGEMENT_SEND,
+                [0xFFFF_0001, 0, 0],
+                AtMost(131_072),
             ),
+            (Nvm, io::ZONE_MANAGEMENT_SEND, [0; 3], AtMost(16_320)),
             (
-                Set::Admin,
-                opcode::FIRMWARE_DOWNLOAD,
-                [255, 0, 0],
-                Some(1024),
+                Nvm,
+                io::ZONE_MANAGEMENT_RECEIVE,
+                [0, 0, 4095],
+                Exactly(16_384),
             ),
-            (Set::Admin, opcode::GET_LBA_STATUS, [0, 0, 3], Some(16)),
-            (Set::Nvm, io::RESERVATION_REPORT, [15, 0, 0], Some(64)),
-            (Set::Nvm, io::READ, [0, 0, 7], Some(4096)),
-            (Set::Nvm, io::DATASET_MANAGEMENT, [255, 4, 0], Some(4096)),
-            (Set::Nvm, io::FLUSH, [0; 3], None),
+            (Nvm, io::FLUSH, [0; 3], Exactly(0)),
+            (Nvm, 0xC2, [0; 3], Unknown),
         ] {
-            assert_eq!(bytes(set, code, dwords), expected, "{set:?} {code:#x}");
+            assert_eq!(moves(set, code, dwords), expected, "{set:?} {code:#x}");
         }
+    }
+
+    /// Beyond the first page the address of what a command moves is in PRP2: a buffer is always as long as that.
+    #[cfg(feature = "sim")]
+    #[test]
+    fn a_command_of_unknown_length_gets_a_buffer_for_all_that_it_may_move() {
+        use crate::controller::Config;
+        let device = crate::open("sim:mem?size=1MiB&mdts=3").unwrap();
+        let controller = Controller::start(device, &Config::default()).unwrap();
+        let room = |set, code, bytes| {
+            let sqe = Sqe::new(code, Nsid(1));
+            controller.check_passthru(set, &sqe, bytes).unwrap()
+        };
+        assert_eq!(room(Set::Admin, 0xC2, 16), 32 << 10);
+        assert_eq!(room(Set::Nvm, 0xC1, 0), 32 << 10);
+        assert_eq!(room(Set::Admin, 0xC0, 0), 0);
+        assert_eq!(
+            room(Set::Nvm, nvm::opcode::ZONE_MANAGEMENT_SEND, 64),
+            16_320
+        );
+        let mut directive = Sqe::new(opcode::DIRECTIVE_RECEIVE, Nsid(1));
+        directive.cdw10 = 1 << 20;
+        let error = controller.check_passthru(Set::Admin, &directive, 0);
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.contains("the controller's largest transfer (MDTS)"),
+            "{error}"
+        );
+        let device = crate::open("sim:mem?size=1MiB&mdts=0").unwrap();
+        let controller = Controller::start(device, &Config::default()).unwrap();
+        let sqe = Sqe::new(0xC2, Nsid(1));
+        let error = controller.check_passthru(Set::Admin, &sqe, 65_537);
+        let error = error.unwrap_err().to_string();
+        assert!(
+            error.contains("65536, this driver's largest transfer of an admin"),
+            "{error}"
+        );
     }
 
     #[test]

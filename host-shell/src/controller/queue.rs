@@ -3,14 +3,18 @@
 //! The pair lies behind a mutex that only this handle takes, until recovery takes them all to reset
 //! the controller. Completions that recovery comes across wait in a backlog, so each command still
 //! ends exactly once here.
+//!
+//! Nothing is submitted for a namespace that is not what the queue's user was told it is: see `facts.rs`.
 
+use crate::controller::facts::Basis;
 use crate::controller::queue_inner::{Completion, QueueInner};
 use crate::controller::session::Session;
 use crate::controller::statistics::Statistics;
 use crate::dma::DmaBuffer;
 use crate::error::{Error, Result};
 use crate::lock::{lock, relax};
-use nvme_core::spec::{Cid, Qid, Sqe};
+use nvme_core::bringup::NamespaceInfo;
+use nvme_core::spec::{Cid, Nsid, Qid, Sqe, Status, nvm};
 use nvme_core::{Data, Outcome, SubmitError};
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -19,18 +23,46 @@ use std::time::Duration;
 /// Empty polls before a thread sleeps until an interrupt comes.
 const SPINS_BEFORE_NAP: u32 = 32;
 
+/// Why a command was not submitted.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum QueueRefusal {
+    /// The queue does not take it; [`SubmitError::QueueFull`] asks for a `poll`.
+    #[error(transparent)]
+    Queue(#[from] SubmitError),
+    /// The device or the namespace is not what the queue was made for; the cause. Open it again.
+    #[error("{0}")]
+    Changed(String),
+}
+
+impl QueueRefusal {
+    /// The error that it stands for; `otherwise` where the queue itself does not take the command.
+    pub fn into_error(self, otherwise: impl FnOnce(SubmitError) -> Error) -> Error {
+        match self {
+            Self::Queue(error) => otherwise(error),
+            Self::Changed(cause) => Error::Changed { cause },
+        }
+    }
+}
+
+impl PartialEq<SubmitError> for QueueRefusal {
+    fn eq(&self, other: &SubmitError) -> bool {
+        matches!(self, Self::Queue(error) if error == other)
+    }
+}
+
 /// A command that was not submitted, with its buffer.
 #[derive(Debug)]
 pub struct Rejected {
-    /// Why; [`SubmitError::QueueFull`] asks for a `poll`.
-    pub error: SubmitError,
+    /// Why.
+    pub error: QueueRefusal,
     /// The buffer, unused.
     pub buffer: Option<DmaBuffer>,
 }
 
-/// Commands that are submitted together. Holds the queue until it is dropped or rung.
+/// Commands that are submitted together. Holds the queue until it is dropped or rung: one at a time in each thread.
 pub struct Batch<'a> {
     inner: MutexGuard<'a, QueueInner>,
+    basis: &'a Basis,
     deadline_ns: u64,
 }
 
@@ -60,6 +92,10 @@ impl Batch<'_> {
         data: Data<'_>,
         buffer: Option<DmaBuffer>,
     ) -> std::result::Result<Cid, Rejected> {
+        if let Some(cause) = self.basis.refusal(sqe.nsid, sqe.opcode()) {
+            let error = QueueRefusal::Changed(cause);
+            return Err(Rejected { error, buffer });
+        }
         let pair = self.inner.pair.queue();
         match pair.submit(sqe, data, buffer, self.deadline_ns) {
             Ok(cid) => {
@@ -70,7 +106,7 @@ impl Batch<'_> {
                 Ok(cid)
             }
             Err(rejected) => Err(Rejected {
-                error: rejected.error,
+                error: rejected.error.into(),
                 buffer: rejected.buffer,
             }),
         }
@@ -122,6 +158,8 @@ impl Batch<'_> {
 pub struct Queue {
     session: Arc<Session>,
     inner: Arc<Mutex<QueueInner>>,
+    /// What its user was told of the device.
+    basis: Basis,
     qid: Qid,
     depth: u32,
     /// Of one poll, until they are handed out.
@@ -140,6 +178,7 @@ impl Queue {
             (held.pair.queue().qid(), held.pair.queue().depth(), vector)
         };
         Self {
+            basis: Basis::new(&session.facts),
             session,
             inner,
             qid,
@@ -198,12 +237,60 @@ impl Queue {
     /// Starts a batch of commands: one lock and one look at the clock for all of them.
     #[inline]
     pub fn batch(&mut self) -> Batch<'_> {
+        let now_ns = self.session.now_ns();
+        self.session.look_when_due(now_ns);
+        let now_ns = match self.basis.is_current(&self.session.facts.alarm) {
+            true => now_ns,
+            false => self.look_again(),
+        };
         Batch {
-            deadline_ns: self
-                .session
-                .now_ns()
-                .saturating_add(self.session.timeout_ns()),
+            deadline_ns: now_ns.saturating_add(self.session.timeout_ns()),
+            basis: &self.basis,
             inner: lock(&self.inner),
+        }
+    }
+
+    /// Compares what the queue goes by with what the device is by now; the time afterwards.
+    #[cold]
+    fn look_again(&mut self) -> u64 {
+        let count = self.session.verify();
+        self.basis.compare(&self.session.facts, count);
+        self.session.now_ns()
+    }
+
+    /// Holds commands of this queue to what `info` says, which its user goes by.
+    pub fn goes_by(&mut self, info: NamespaceInfo) {
+        self.basis.goes_by(info);
+    }
+
+    /// Looks whether namespace `nsid` is still what the user of this queue goes by.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] when it may not be read any more.
+    pub fn check_current(&mut self, nsid: Nsid) -> Result<()> {
+        self.check_for(nsid, nvm::opcode::READ)
+    }
+
+    /// As [`check_current`](Self::check_current), for commands with `opcode`.
+    pub(crate) fn check_for(&mut self, nsid: Nsid, opcode: u8) -> Result<()> {
+        self.session.look(self.session.now_ns());
+        if !self.basis.is_current(&self.session.facts.alarm) {
+            let count = self.session.verify()?;
+            self.basis.compare(&self.session.facts, Ok(count));
+        }
+        self.basis.check(nsid, opcode)
+    }
+
+    /// The cause of `error`, with which a command with `opcode` ended: that the namespace changed says more than most
+    /// statuses, but not more than that it is being sanitized.
+    pub(crate) fn cause_of(&mut self, nsid: Nsid, opcode: u8, error: Error) -> Error {
+        let says_more = [Status::SANITIZE_IN_PROGRESS, Status::SANITIZE_FAILED];
+        match &error {
+            Error::Command { status, .. } if says_more.iter().any(|one| status.is(*one)) => error,
+            _ => match self.check_for(nsid, opcode) {
+                Err(changed @ Error::Changed { .. }) => changed,
+                _ => error,
+            },
         }
     }
 
@@ -254,6 +341,14 @@ impl Queue {
         }
         drop(inner);
         let count = self.ended.len();
+        let alarm = &self.session.facts.alarm;
+        for done in &self.ended {
+            if let Outcome::Completed(status) = done.outcome
+                && !status.is_success()
+            {
+                alarm.see(status);
+            }
+        }
         self.ended.drain(..).for_each(each);
         if let Err(fault) = taken {
             self.session.reset(&fault.to_string())?;

@@ -7,12 +7,16 @@
 mod events;
 mod queues;
 mod recover;
+mod verify;
 mod watch;
 
+#[cfg(feature = "cuda")]
+pub(crate) use verify::Footing;
 pub(crate) use watch::Watch;
 
 use crate::controller::config::Config;
 use crate::controller::events::Events;
+use crate::controller::facts::Facts;
 use crate::controller::queue_inner::{Completion, QueueInner};
 use crate::device::Device;
 use crate::device::interrupt::Interrupts;
@@ -46,6 +50,8 @@ pub(crate) struct Admin {
     pub resets: u32,
     /// Requests for asynchronous events.
     pub events: Events,
+    /// The page by which facts are read again.
+    pub facts_page: Option<DmaBuffer>,
     /// Why nothing can be done any more.
     pub failed: Option<String>,
 }
@@ -91,10 +97,11 @@ pub(crate) struct Session {
     #[cfg(test)]
     pub(crate) skipped_ns: AtomicU64,
     next_health_ns: AtomicU64,
+    next_look_ns: AtomicU64,
     closed: AtomicBool,
     last_reset: Mutex<Reset>,
-    /// The namespaces that handles were made for, as they were then.
-    in_use: Mutex<BTreeMap<Nsid, NamespaceInfo>>,
+    /// What handles go by.
+    pub facts: Facts,
 }
 
 impl Session {
@@ -104,7 +111,7 @@ impl Session {
         ring_memory: Option<Arc<RingMemory>>,
         interrupts: Interrupts,
         admin: Admin,
-        start: Instant,
+        facts: Facts,
     ) -> Self {
         Self {
             device,
@@ -113,13 +120,14 @@ impl Session {
             queues: Mutex::default(),
             ring_memory,
             interrupts,
-            start,
+            start: Instant::now(),
             #[cfg(test)]
             skipped_ns: AtomicU64::new(0),
             next_health_ns: AtomicU64::new(0),
+            next_look_ns: AtomicU64::new(0),
             closed: AtomicBool::new(false),
             last_reset: Mutex::default(),
-            in_use: Mutex::default(),
+            facts,
         }
     }
 
@@ -333,11 +341,6 @@ impl Session {
         *lock(&self.last_reset) = reset;
     }
 
-    /// Handles go by what `info` says from now on.
-    pub(crate) fn uses(&self, info: NamespaceInfo) {
-        lock(&self.in_use).insert(info.nsid, info);
-    }
-
     /// Namespace `info` was formatted: it is this from now on, and handles that go by another one are refused.
     pub(crate) fn formatted(&self, info: NamespaceInfo) {
         let mut admin = lock(&self.admin);
@@ -345,35 +348,7 @@ impl Session {
         for known in known.filter(|known| known.nsid == info.nsid) {
             *known = info;
         }
-        if let Some(used) = lock(&self.in_use).get_mut(&info.nsid) {
-            *used = info;
-        }
-    }
-
-    /// Whether a handle that goes by `info` may still be used.
-    pub(crate) fn check_current(&self, info: &NamespaceInfo) -> Result<()> {
-        match lock(&self.in_use).get(&info.nsid) {
-            Some(now) if now != info => Err(Error::device(
-                format!(
-                    "namespace {} was formatted and has other blocks now",
-                    info.nsid
-                ),
-                "open it again",
-            )),
-            _ => Ok(()),
-        }
-    }
-
-    /// A namespace of `info` whose blocks are not those that its handles go by: what they would read and
-    /// write lies elsewhere now.
-    pub(crate) fn reformatted(&self, info: &Info) -> Option<Nsid> {
-        let in_use = lock(&self.in_use);
-        let format = |of: &NamespaceInfo| (of.block_bytes, of.metadata_bytes, of.protection);
-        let changed = |now: &&NamespaceInfo| {
-            let before = in_use.get(&now.nsid);
-            before.is_some_and(|before| format(before) != format(now))
-        };
-        info.namespaces.iter().find(changed).map(|now| now.nsid)
+        self.facts.tell(info);
     }
 
     /// Why registers read as all ones.

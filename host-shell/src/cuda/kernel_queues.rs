@@ -11,10 +11,12 @@ use super::lent::{LentQueues, QueueKind, Recovered, Users};
 use super::memory::DeviceMemory;
 use super::tier::Access;
 use crate::controller::Controller;
+use crate::controller::session::Footing;
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use cudarc::driver::sys::{self, CUresult};
 use nvme_core::bringup::NamespaceInfo;
+use nvme_core::spec::nvm;
 use nvme_gpu_kernel::Queues;
 use std::ptr::null_mut;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
@@ -44,6 +46,7 @@ pub struct KernelQueues {
     turns: Arc<Turns>,
     gpu: Arc<Gpu>,
     info: NamespaceInfo,
+    footing: Footing,
     max_transfer: u64,
     // Shut down after the queues are deleted.
     controller: Option<Arc<Controller>>,
@@ -96,6 +99,7 @@ impl KernelQueues {
             turns,
             gpu: Arc::clone(gpu),
             info,
+            footing: Footing::new(controller.session(), info),
             max_transfer: controller.max_transfer(),
             controller: Some(Arc::clone(controller)),
         })
@@ -135,9 +139,11 @@ impl KernelQueues {
     /// controller that is under way. May be called several times; each needs its own end.
     ///
     /// # Errors
-    /// [`Error::Gone`] when the controller or the queues are of no use any more.
+    /// [`Error::Gone`] when the controller or the queues are of no use any more; [`Error::Changed`] when the namespace is
+    /// not what it was.
     pub fn begin(&self) -> Result<()> {
         let lent = self.lent()?;
+        self.footing.check(nvm::opcode::READ)?;
         let mut state = self.turns.wait_for_turn()?;
         lent.check_alive()?;
         if state.running == 0

@@ -11,6 +11,7 @@ use super::trace::{Recorded, Trace};
 use crate::controller::Controller;
 use crate::controller::config::Config;
 use crate::controller::outage::Outages;
+use crate::controller::session::Footing;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use nvme_core::ControllerFault;
@@ -115,6 +116,7 @@ pub struct GpuSession {
     trace: Option<Trace>,
     /// Warps of the shared kernel that the GPU holds at a time.
     resident: u32,
+    footing: Footing,
     controller: Controller,
 }
 
@@ -202,6 +204,7 @@ impl GpuSession {
             timeout: config.timeout,
             trace: None,
             resident: gpu.multiprocessors()? * RESIDENT_WARPS,
+            footing: Footing::new(controller.session(), info),
             controller,
         })
     }
@@ -352,6 +355,7 @@ impl GpuSession {
     pub fn attempt(&mut self, what: &str, work: &Work) -> Result<(LaunchResult, Option<Lost>)> {
         let slowest = SLOWEST * work.commands.min(1 << 20) as u32;
         let limit = self.patience().saturating_add(slowest);
+        self.footing.check(work.opcode)?;
         let launch = self.launch(work);
         let launch = match &self.trace {
             Some(trace) => trace.attach(launch),
@@ -361,6 +365,11 @@ impl GpuSession {
             .pairs
             .run(self.grid(), launch, &self.data, false, limit)?;
         let report = &ran.report;
+        if report.status != 0 {
+            self.footing.saw(Status(report.status as u16));
+        }
+        // What was done while the namespace changed is not known to be right, and an error has its cause there.
+        self.footing.check(work.opcode)?;
         if let Some(trace) = &mut self.trace {
             trace.take(report.traced);
         }

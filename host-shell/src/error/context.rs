@@ -18,6 +18,7 @@ impl Error {
             },
             Self::Internal { cause } => Self::internal(with(cause)),
             Self::Gone { cause } => Self::Gone { cause: with(cause) },
+            Self::Changed { cause } => Self::Changed { cause: with(cause) },
             Self::Mismatch { what: which } => Self::Mismatch { what: with(which) },
             Self::Command {
                 what: which,

@@ -48,7 +48,6 @@ pub(crate) fn open(device: Arc<dyn Device>, options: &StoreOptions) -> Result<Me
     };
     let controller = Controller::start(device, &config)?;
     let info = controller.usable_namespace(Nsid(options.nsid))?;
-    controller.session().uses(info);
     let controller = Arc::new(controller);
     let shares = shares(controller.info().queue_pairs, options)?;
     #[cfg(feature = "cuda")]
@@ -213,7 +212,8 @@ impl DriveLane {
         gone: &Arc<Mutex<Option<String>>>,
     ) -> Result<Self> {
         // One entry of a ring stays empty.
-        let queue = controller.create_queue_pair(depth + 1)?;
+        let mut queue = controller.create_queue_pair(depth + 1)?;
+        queue.goes_by(info);
         let large_bytes = large_bytes(controller, info.block_bytes);
         let small_bytes = SMALL_BYTES.max(info.block_bytes).min(large_bytes);
         Ok(Self {
@@ -314,7 +314,7 @@ impl DriveLane {
 impl Lane for DriveLane {
     fn begin(&mut self) -> Result<()> {
         self.check_there()?;
-        self.controller.session().check_current(&self.info)?;
+        self.queue.check_current(self.info.nsid)?;
         if !self.is_made {
             self.make()?;
         }
@@ -361,8 +361,10 @@ impl Lane for DriveLane {
                 }
                 self.check_there()?;
                 let what = self.in_words(command);
-                let cause = format!("{what} could not be queued: {}", rejected.error);
-                Err(Error::device(cause, "open the device again"))
+                Err(rejected.error.into_error(|error| {
+                    let cause = format!("{what} could not be queued: {error}");
+                    Error::device(cause, "open the device again")
+                }))
             }
         }
     }
@@ -376,19 +378,35 @@ impl Lane for DriveLane {
         let most = self.placed.len();
         let ends = &mut self.ends;
         let polled = self.queue.poll_batch(most, |done| ends.push_back(done));
+        // What ended after a change of the namespace may be other blocks than were meant.
+        let changed = match self.ends.is_empty() {
+            true => None,
+            false => self.queue.check_current(self.info.nsid).err(),
+        };
         while let Some(done) = self.ends.pop_front() {
             let Some(placed) = self.placed.remove(&done.cid.0) else {
                 continue;
             };
             if let Some(tag) = placed.tag {
                 self.in_flight -= 1;
-                if done.is_success() {
+                if let Some(changed) = &changed {
+                    let error = changed.with_context(&self.in_words(&placed.command));
+                    ended(
+                        tag,
+                        Err(Failure {
+                            error,
+                            retry: false,
+                        }),
+                    );
+                } else if done.is_success() {
                     let read = done.buffer.as_ref();
                     let read = read.filter(|_| placed.command.op == Op::Read);
                     ended(tag, Ok(read.map_or(&[], DmaBuffer::as_slice)));
                 } else {
                     let what = self.in_words(&placed.command);
                     let error = self.queue.error_of(&done, &what);
+                    let opcode = self.sqe(&placed.command).opcode();
+                    let error = self.queue.cause_of(self.info.nsid, opcode, error);
                     let retry = done.may_retry();
                     ended(tag, Err(Failure { error, retry }));
                 }

@@ -298,9 +298,13 @@ impl Run<'_> {
 /// Makes further errors of the kind of one that ends several commands.
 fn cause_of(error: &Error) -> impl Fn() -> Error + use<> {
     let is_gone = matches!(error, Error::Gone { .. });
+    let has_changed = matches!(error, Error::Changed { .. });
     let is_interrupted = matches!(error, Error::Interrupted);
     let (cause, remedy) = (error.to_string(), error.remedy());
     move || match (is_gone, is_interrupted) {
+        _ if has_changed => Error::Changed {
+            cause: cause.clone(),
+        },
         (true, _) => Error::Gone {
             cause: cause.clone(),
         },

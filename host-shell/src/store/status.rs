@@ -80,7 +80,7 @@ pub fn of_error(error: &Error) -> i32 {
     match error {
         Error::Command { status, .. } => i32::from(status.code()),
         Error::Timeout { .. } => RowStatus::TimedOut.code(),
-        Error::Gone { .. } => RowStatus::Gone.code(),
+        Error::Gone { .. } | Error::Changed { .. } => RowStatus::Gone.code(),
         Error::Interrupted => RowStatus::NotRun.code(),
         _ => RowStatus::Io.code(),
     }

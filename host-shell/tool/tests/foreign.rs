@@ -312,7 +312,7 @@ fn what_identify_does_not_offer_is_never_sent() {
             namespace.write_zeroes(Lba(0), 1, false),
             namespace.deallocate(&[(Lba(0), 1)]),
             controller
-                .get_feature(2, Select::Capabilities, Nsid(0), 0, 0)
+                .get_feature(2, Select::Capabilities, Nsid(0), 0)
                 .map(drop),
         ];
         for (result, bit) in refused.into_iter().zip([0, 3, 2, 4]) {
@@ -448,16 +448,44 @@ fn a_subsystem_reset_is_seen_or_told_to_be_missing() {
 #[test]
 fn a_namespace_of_another_command_set_is_named() {
     for (csi, part) in [
-        (1, "the Key Value command set"),
-        (2, "the Zoned Namespace command set"),
-        (0x30, "the 0x30 command set"),
+        (1, "namespace 1 cannot be used: command set 1 (key value)"),
+        (2, "namespace 1 cannot be used: command set 2 (zoned)"),
+        (0x30, "namespace 1 cannot be used: command set 48"),
         (0, "Invalid Namespace or Format"),
     ] {
-        // A descriptor: NIDT 4, one byte.
-        let (setup, controller) = with(&[(3, 0, 4), (3, 1, 1), (3, 4, csi)]);
-        setup.controller.lock().unwrap().refused = Some(0);
-        refused(controller.usable_namespace(Nsid(1)), part);
+        for describes in [true, false] {
+            // A descriptor: NIDT 4, one byte. Some describe such a namespace as if it were of NVM.
+            let (setup, controller) = with(&[(3, 0, 4), (3, 1, 1), (3, 4, csi)]);
+            if describes && csi != 0 {
+                refused(controller.namespace(Nsid(1)), part);
+                continue;
+            }
+            setup.controller.lock().unwrap().refused = Some(0);
+            refused(controller.usable_namespace(Nsid(1)), part);
+        }
     }
+}
+
+/// NVMe 1.0 has no list of active namespaces (CNS 02h): identifiers are tried one by one, in bring-up, too.
+#[test]
+fn a_controller_without_a_list_of_namespaces_is_used() {
+    let setup = setup(false);
+    setup.controller.lock().unwrap().refused = Some(2);
+    let opened = nvme_host::open(&setup.device).unwrap();
+    let controller = nvme_host::Controller::start(opened, &nvme_host::Config::default()).unwrap();
+    let found: Vec<Nsid> = controller
+        .info()
+        .namespaces
+        .iter()
+        .map(|one| one.nsid)
+        .collect();
+    assert_eq!(found, [Nsid(1)]);
+    assert_eq!(controller.namespaces().unwrap(), [Nsid(1)]);
+    let mut namespace = controller.namespace(Nsid(1)).unwrap();
+    namespace.write(Lba(0), &[5; BLOCK]).unwrap();
+    let mut back = [0; BLOCK];
+    namespace.read(Lba(0), &mut back).unwrap();
+    assert_eq!(back, [5; BLOCK]);
 }
 
 #[test]

@@ -42,6 +42,23 @@ fn what_is_wrong_with_the_driver_is_one_line_each() {
     assert!(line.contains("there is no GPU 3"), "{line}");
 }
 
+/// Another host formats the namespace while kernels write to it: the launch that meets it is the last.
+#[test]
+fn a_namespace_that_changes_ends_the_command() {
+    let folder = Folder::new(Place::Embedded);
+    folder.file("in", 1 << 20, 7);
+    let device = "sim:mem?size=8MiB&block=4096&queues=8&fault=format:512@op=write,nth=3";
+    let write = [
+        "write", "-d", device, "-i", "in", "--gpu", "--bytes", "64KiB",
+    ];
+    let output = run(&folder, "", &write);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    let last = error.lines().last().unwrap_or_default();
+    let says = "namespace 1 was formatted (4096 -> 512 bytes a block)";
+    assert!(last.contains(says), "{error}");
+}
+
 #[test]
 fn data_goes_round_through_every_mode_and_tier() {
     let folder = Folder::new(Place::Embedded);

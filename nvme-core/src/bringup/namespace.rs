@@ -23,6 +23,12 @@ pub struct NamespaceInfo {
     pub extended: bool,
     /// Boundary in blocks that commands should not cross; 0 for none.
     pub boundary_blocks: u32,
+    /// It takes no writes now (NSATTR bit 0).
+    pub write_protected: bool,
+    /// Namespace globally unique identifier; 0 for none.
+    pub nguid: [u8; 16],
+    /// IEEE extended unique identifier; 0 for none.
+    pub eui64: [u8; 8],
 }
 
 /// Why this driver cannot read and write a namespace. The other namespaces of the controller are not affected.
@@ -69,7 +75,7 @@ impl core::error::Error for Unusable {}
 
 impl NamespaceInfo {
     /// A namespace of which only its identifier and the end of its Identify command are known.
-    pub(super) fn unknown(nsid: Nsid, identified: Status) -> Self {
+    pub fn unknown(nsid: Nsid, identified: Status) -> Self {
         Self {
             nsid,
             identified,
@@ -79,6 +85,9 @@ impl NamespaceInfo {
             protection: 0,
             extended: false,
             boundary_blocks: 0,
+            write_protected: false,
+            nguid: [0; 16],
+            eui64: [0; 8],
         }
     }
 
@@ -93,6 +102,9 @@ impl NamespaceInfo {
             protection: identify.dps & 7,
             extended: identify.flbas & 1 << 4 != 0,
             boundary_blocks: u32::from(identify.noiob),
+            write_protected: identify.nsattr & 1 != 0,
+            nguid: identify.nguid,
+            eui64: identify.eui64,
         }
     }
 

@@ -13,6 +13,8 @@ pub(super) const NS_PER_MS: u64 = 1_000_000;
 pub(super) const POLL_NS: u64 = 100_000;
 /// The most namespaces that [`Info`] lists; others can be identified one by one.
 pub const MAX_NAMESPACES: usize = 32;
+/// The highest namespace identifier that is tried where the controller has no list of active ones (NVMe 1.0).
+pub const MAX_WALK: u32 = 1024;
 
 /// An I/O queue pair to be created during bring-up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -157,6 +159,8 @@ pub struct Info {
     pub oaes: u32,
     /// Time a normal shutdown may take, in milliseconds.
     pub shutdown_timeout_ms: u32,
+    /// Serial number, as Identify Controller has it.
+    pub serial: [u8; 20],
     /// Highest namespace identifier.
     pub max_nsid: u32,
     /// The active namespaces, ascending; also those that this driver cannot use
@@ -184,6 +188,7 @@ impl Info {
             event_limit: 1,
             oaes: 0,
             shutdown_timeout_ms: 0,
+            serial: [0; 20],
             max_nsid: 0,
             namespaces: Vec::new(),
             more_namespaces: false,

@@ -1,7 +1,7 @@
 //! The admin commands of bring-up, one after the other.
 
 use super::namespace::NamespaceInfo;
-use super::plan::{Config, HostMemory, Info, MAX_NAMESPACES, POLL_NS, Step};
+use super::plan::{Config, HostMemory, Info, MAX_NAMESPACES, MAX_WALK, POLL_NS, Step};
 use crate::error::BringupError;
 use crate::inflight::Slot;
 use crate::mem::DmaWords;
@@ -27,6 +27,8 @@ enum Todo {
     GiveMemory(HostMemory),
     Namespaces,
     Namespace(usize),
+    /// Identifiers one by one: NVMe 1.0 has no list of the active ones.
+    Walk(u32),
     CreateCq(usize),
     CreateSq(usize),
     Done,
@@ -135,6 +137,7 @@ impl Script {
                 let nsid = info.namespaces.get(index).map_or(Nsid::NONE, |ns| ns.nsid);
                 (admin::identify(cns::NAMESPACE, nsid), true)
             }
+            Todo::Walk(nsid) => (admin::identify(cns::NAMESPACE, Nsid(nsid)), true),
             Todo::CreateCq(index) => {
                 let plan = plan(index);
                 let params = QueueParams {
@@ -170,10 +173,14 @@ impl Script {
         page: DmaWords<'_>,
     ) -> Result<(), BringupError> {
         // A drive that refuses to change its power states, or the memory it asked for, still works. So do the
-        // other namespaces where one cannot be identified.
+        // other namespaces where one cannot be identified, and those of a drive without a list of them.
         let optional = matches!(
             self.todo,
-            Todo::PowerStates | Todo::GiveMemory(_) | Todo::Namespace(_)
+            Todo::PowerStates
+                | Todo::GiveMemory(_)
+                | Todo::Namespaces
+                | Todo::Namespace(_)
+                | Todo::Walk(_)
         );
         if !status.is_success() && !optional {
             return Err(BringupError::Command { opcode, status });
@@ -201,9 +208,18 @@ impl Script {
                 info.host_memory = status.is_success();
                 Todo::Namespaces
             }
+            Todo::Namespaces if !status.is_success() => {
+                info.namespaces.clear();
+                info.more_namespaces = false;
+                next_walk(info, 1, config)
+            }
             Todo::Namespaces => {
                 take_list(info, page);
                 next_namespace(info, 0, config)
+            }
+            Todo::Walk(nsid) => {
+                take_walked(info, Nsid(nsid), status, page);
+                next_walk(info, nsid + 1, config)
             }
             Todo::Namespace(index) => {
                 take_namespace(info, index, status, page);
@@ -244,6 +260,7 @@ impl Script {
         info.event_limit = u32::from(identify.aerl) + 1;
         info.oaes = identify.oaes;
         info.shutdown_timeout_ms = identify.rtd3e.div_ceil(1000);
+        info.serial = identify.sn;
         info.max_nsid = identify.nn;
         self.has_power_transitions = identify.apsta & 1 != 0;
         self.preferred_pages = identify.hmpre;
@@ -301,16 +318,34 @@ fn take_namespace(info: &mut Info, index: usize, status: Status, page: DmaWords<
     let Some(namespace) = info.namespaces.get_mut(index) else {
         return;
     };
-    if !status.is_success() {
-        *namespace = NamespaceInfo::unknown(namespace.nsid, status);
-        return;
-    }
+    *namespace = identified(namespace.nsid, status, page);
+}
+
+/// What Identify Namespace, which ended with `status`, has put into `page`.
+fn identified(nsid: Nsid, status: Status, page: DmaWords<'_>) -> NamespaceInfo {
     let mut bytes = [0; IDENTIFY_BYTES];
     page.copy_to(&mut bytes);
-    let Ok(identify) = IdentifyNamespace::read_from_bytes(&bytes) else {
-        return;
-    };
-    *namespace = NamespaceInfo::from_identify(namespace.nsid, &identify);
+    match IdentifyNamespace::read_from_bytes(&bytes) {
+        Ok(identify) if status.is_success() => NamespaceInfo::from_identify(nsid, &identify),
+        _ => NamespaceInfo::unknown(nsid, status),
+    }
+}
+
+/// Takes a namespace of a controller without a list: one that is not active has no blocks, or is refused.
+fn take_walked(info: &mut Info, nsid: Nsid, status: Status, page: DmaWords<'_>) {
+    let namespace = identified(nsid, status, page);
+    let is_active = namespace.identified.is_success() && namespace.blocks != 0;
+    if is_active && info.namespaces.push(namespace).is_err() {
+        info.more_namespaces = true;
+    }
+}
+
+fn next_walk(info: &mut Info, nsid: u32, config: &Config<'_>) -> Todo {
+    if nsid <= info.max_nsid.min(MAX_WALK) && !info.more_namespaces {
+        return Todo::Walk(nsid);
+    }
+    info.more_namespaces |= nsid <= info.max_nsid;
+    next_queue(info, 0, config)
 }
 
 fn next_namespace(info: &Info, index: usize, config: &Config<'_>) -> Todo {

@@ -40,10 +40,18 @@ pub mod opcode {
     pub const NAMESPACE_ATTACHMENT: u8 = 0x15;
     /// Keep Alive.
     pub const KEEP_ALIVE: u8 = 0x18;
+    /// Directive Send.
+    pub const DIRECTIVE_SEND: u8 = 0x19;
+    /// Directive Receive.
+    pub const DIRECTIVE_RECEIVE: u8 = 0x1A;
     /// Doorbell Buffer Config.
     pub const DOORBELL_BUFFER_CONFIG: u8 = 0x7C;
     /// Format NVM.
     pub const FORMAT_NVM: u8 = 0x80;
+    /// Security Send.
+    pub const SECURITY_SEND: u8 = 0x81;
+    /// Security Receive.
+    pub const SECURITY_RECEIVE: u8 = 0x82;
     /// Sanitize.
     pub const SANITIZE: u8 = 0x84;
     /// Get LBA Status.

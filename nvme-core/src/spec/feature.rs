@@ -65,6 +65,26 @@ features! {
     WRITE_PROTECTION = 0x84, "Namespace Write Protection Config";
 }
 
+/// Bytes of the data that a feature has beside dword 0, 0 for none; `None` where that is not known: a vendor's, or one
+/// that came after this table.
+///
+/// NVMe Base 2.0c, 5.27.1 (Feature Specific Information).
+pub const fn data_bytes(fid: u8) -> Option<usize> {
+    Some(match fid {
+        fid::LBA_RANGE_TYPE
+        | fid::HOST_MEMORY_BUFFER
+        | fid::ENHANCED_CONTROLLER_METADATA
+        | fid::CONTROLLER_METADATA
+        | fid::NAMESPACE_METADATA => 4096,
+        fid::AUTONOMOUS_POWER => AUTONOMOUS_POWER_BYTES,
+        fid::TIMESTAMP => 8,
+        fid::PREDICTABLE_LATENCY | fid::HOST_BEHAVIOR => 512,
+        fid::HOST_IDENTIFIER => 16,
+        _ if name(fid).is_some() => 0,
+        _ => return None,
+    })
+}
+
 /// CDW10 bit 31 of Set Features: keep the value across resets and power cycles.
 pub const SAVE: u32 = 1 << 31;
 

@@ -15,6 +15,7 @@ pub use controller::{
 pub use namespace::{IdentifyNamespace, LbaFormat, dlfeat, nsfeat};
 
 use super::addr::Nsid;
+use core::fmt::{self, Write};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// Bytes of every structure that Identify returns.
@@ -79,13 +80,36 @@ pub fn descriptors(bytes: &[u8]) -> impl Iterator<Item = Descriptor<'_>> {
     })
 }
 
-/// The text of a padded ASCII field: up to the first byte that does not print, without spaces around it.
-pub fn text(bytes: &[u8]) -> &str {
-    let end = bytes
-        .iter()
-        .position(|byte| !matches!(byte, b' '..=b'~'))
-        .unwrap_or(bytes.len());
-    core::str::from_utf8(&bytes[..end])
-        .unwrap_or_default()
-        .trim_matches(' ')
+/// A padded text field, printed without the spaces and zeroes around it. Bytes that are not printable ASCII, and the
+/// backslash, are written `\xNN`: two fields that differ look different.
+///
+/// NVMe Base 2.0c, "Data Types": ASCII strings.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PrintableText<'a>(pub &'a [u8]);
+
+impl<'a> PrintableText<'a> {
+    /// The text of a field that ends at its first 0, such as SUBNQN.
+    pub fn of_nqn(bytes: &'a [u8]) -> Self {
+        let end = bytes.iter().position(|byte| *byte == 0);
+        Self(&bytes[..end.unwrap_or(bytes.len())])
+    }
+}
+
+impl fmt::Display for PrintableText<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let is_padding = |byte: &u8| matches!(byte, b' ' | 0);
+        let start = self.0.iter().position(|byte| !is_padding(byte));
+        let end = self.0.iter().rposition(|byte| !is_padding(byte));
+        let (Some(start), Some(end)) = (start, end) else {
+            return Ok(());
+        };
+        for byte in &self.0[start..=end] {
+            match byte {
+                b'\\' => f.write_str("\\x5c")?,
+                b' '..=b'~' => f.write_char(char::from(*byte))?,
+                byte => write!(f, "\\x{byte:02x}")?,
+            }
+        }
+        Ok(())
+    }
 }

@@ -27,8 +27,26 @@ pub mod opcode {
     pub const DATASET_MANAGEMENT: u8 = 0x09;
     /// Verify.
     pub const VERIFY: u8 = 0x0C;
+    /// Reservation Register.
+    pub const RESERVATION_REGISTER: u8 = 0x0D;
     /// Reservation Report.
     pub const RESERVATION_REPORT: u8 = 0x0E;
+    /// Reservation Acquire.
+    pub const RESERVATION_ACQUIRE: u8 = 0x11;
+    /// I/O Management Receive.
+    pub const IO_MANAGEMENT_RECEIVE: u8 = 0x12;
+    /// Reservation Release.
+    pub const RESERVATION_RELEASE: u8 = 0x15;
+    /// Copy.
+    pub const COPY: u8 = 0x19;
+    /// I/O Management Send.
+    pub const IO_MANAGEMENT_SEND: u8 = 0x1D;
+    /// Zone Management Send.
+    pub const ZONE_MANAGEMENT_SEND: u8 = 0x79;
+    /// Zone Management Receive.
+    pub const ZONE_MANAGEMENT_RECEIVE: u8 = 0x7A;
+    /// Zone Append.
+    pub const ZONE_APPEND: u8 = 0x7D;
 }
 
 /// The most blocks one command can name: NLB is 16 bits and 0's based.

@@ -7,7 +7,8 @@ use crate::command::identify;
 use crate::command::refusal::Refusal;
 use crate::device::Device;
 use crate::device::control::Control;
-use crate::medium::namespace::FORMATS;
+use crate::medium::namespace::{FORMATS, Namespace};
+use crate::medium::store::StoreError;
 use core::sync::atomic::Ordering;
 use nvme_core::spec::{Nsid, Sqe, Status};
 
@@ -41,7 +42,7 @@ pub(crate) fn format(device: &Device, control: &Control, sqe: &Sqe) -> Result<()
             .store
             .bytes()
             .is_multiple_of(u64::from(FORMATS[format]));
-        if namespace.read_only {
+        if namespace.is_read_only() {
             return Err(Status::NAMESPACE_WRITE_PROTECTED.into());
         }
         if other || uneven || extended != 0 {
@@ -49,17 +50,35 @@ pub(crate) fn format(device: &Device, control: &Control, sqe: &Sqe) -> Result<()
         }
     }
     for (nsid, namespace) in namespaces() {
-        namespace.set_formatting(true);
-        device.barrier();
-        let result = namespace.reformat(format);
-        identify::describe(device);
-        namespace.set_formatting(false);
-        result.map_err(|error| store_status(error, Direction::FromHost))?;
-        device
-            .logs
-            .lock()
-            .namespace_changed(nsid, &control.features);
+        make(
+            device,
+            control,
+            (nsid, namespace),
+            FORMATS[format].trailing_zeros(),
+        )
+        .map_err(|error| store_status(error, Direction::FromHost))?;
     }
+    Ok(())
+}
+
+/// Erases a namespace, gives it blocks of 2^`shift` bytes, and tells of it.
+pub(crate) fn make(
+    device: &Device,
+    control: &Control,
+    (nsid, namespace): (u32, &Namespace),
+    shift: u32,
+) -> Result<(), StoreError> {
+    let format = FORMATS.iter().position(|bytes| *bytes == 1 << shift);
+    namespace.set_formatting(true);
+    device.barrier();
+    let result = namespace.reformat(format.unwrap_or(namespace.format()));
+    identify::describe(device);
+    namespace.set_formatting(false);
+    result?;
+    device
+        .logs
+        .lock()
+        .namespace_changed(nsid, &control.features);
     device.attention.store(true, Ordering::Relaxed);
     Ok(())
 }

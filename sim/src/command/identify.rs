@@ -10,6 +10,7 @@ use crate::device::logs::ERROR_ENTRIES;
 use crate::medium::namespace::{FORMATS, Namespace};
 use crate::memory::Dma;
 use alloc::boxed::Box;
+use alloc::string::String;
 use nvme_auditor::Account;
 use nvme_core::spec::admin::cns;
 use nvme_core::spec::identify::{
@@ -52,7 +53,7 @@ pub(crate) fn describe(device: &Device) {
     if let Some(observer) = &device.observer {
         let mut account = Account::new(device.registers.cap, &identify_controller(device));
         for (nsid, one) in (1..).zip(device.namespaces.iter()) {
-            account.namespace(nsid, &namespace(one));
+            account.namespace(nsid, &namespace(device, nsid, one));
         }
         observer.describe(account);
     }
@@ -73,7 +74,9 @@ pub(crate) fn identify(device: &Device, dma: &Dma<'_>, sqe: &Sqe) -> Result<(), 
     let page = match sqe.cdw10 as u8 {
         // The broadcast value would ask for what all namespaces have in common; without Namespace
         // Management it is an invalid namespace like any other.
-        cns::NAMESPACE | cns::ALLOCATED_NAMESPACE => page(namespace(one(nsid)?).as_bytes()),
+        cns::NAMESPACE | cns::ALLOCATED_NAMESPACE => {
+            page(namespace(device, nsid.0, one(nsid)?).as_bytes())
+        }
         cns::CONTROLLER => page(identify_controller(device).as_bytes()),
         cns::ACTIVE_NAMESPACES | cns::ALLOCATED_NAMESPACES => {
             // FFFFFFFEh and FFFFFFFFh leave no identifier above them.
@@ -81,14 +84,15 @@ pub(crate) fn identify(device: &Device, dma: &Dma<'_>, sqe: &Sqe) -> Result<(), 
                 return Err(Status::INVALID_NAMESPACE.into());
             }
             let last = device.namespaces.len() as u32;
-            let ids = nsid.0.saturating_add(1)..=last;
+            let is_active = |id: &u32| one(Nsid(*id)).is_ok_and(|one| one.bytes() != 0);
+            let ids = (nsid.0.saturating_add(1)..=last).filter(is_active);
             let mut list = [0u32; 1024];
             list.iter_mut().zip(ids).for_each(|(to, id)| *to = id);
             page(list.as_bytes())
         }
         cns::NAMESPACE_DESCRIPTORS => {
             one(nsid)?;
-            page(&descriptors(&device.config.serial, nsid))
+            page(&descriptors(&serial(device), nsid))
         }
         cns::CSI_NAMESPACE if csi == 0 => {
             one(nsid)?;
@@ -116,17 +120,18 @@ fn identify_controller(device: &Device) -> IdentifyController {
     let mut c = IdentifyController::new_zeroed();
     c.vid = PCI_VENDOR;
     c.ssvid = PCI_VENDOR;
-    c.sn = padded(&config.serial);
+    let serial = serial(device);
+    c.sn = padded(&serial);
     c.mn = padded(&config.model);
     c.fr = *FIRMWARE;
     c.rab = 3;
     c.ieee = OUI;
-    c.mdts = config.mdts;
+    c.mdts = device.outside.mdts();
     c.cntlid = 1;
     c.ver = device.registers.version();
     c.rtd3r = 1_000_000;
     c.rtd3e = 1_000_000;
-    c.oaes = oaes::NAMESPACE_ATTRIBUTE;
+    c.oaes = oaes::NAMESPACE_ATTRIBUTE | oaes::FIRMWARE_ACTIVATION;
     c.cntrltype = 1;
     c.oacs = oacs::FORMAT;
     c.fna = fna::CRYPTO_ERASE;
@@ -166,16 +171,11 @@ fn identify_controller(device: &Device) -> IdentifyController {
     if config.sgl {
         c.sgls = sgls::ANY_ALIGNMENT | sgls::BIT_BUCKET;
     }
-    let serial = config.serial.bytes().filter(u8::is_ascii_graphic);
-    let nqn = b"nqn.2014-08.org.nvmexpress:uuid:sim:"
-        .iter()
-        .copied()
-        .chain(serial);
-    c.subnqn
-        .iter_mut()
-        .take(223)
-        .zip(nqn)
-        .for_each(|(to, from)| *to = from);
+    let nqn = alloc::format!(
+        "nqn.2014-08.org.nvmexpress:uuid:{}",
+        dashed(&uuid(&serial, Nsid::NONE))
+    );
+    c.subnqn[..nqn.len()].copy_from_slice(nqn.as_bytes());
     c.psd[0].mp = 1000;
     c.psd[0].enlat = 1;
     c.psd[0].exlat = 1;
@@ -193,8 +193,17 @@ fn formats(n: &mut IdentifyNamespace, metadata_bytes: u16) {
     }
 }
 
-fn namespace(namespace: &Namespace) -> IdentifyNamespace {
+/// The serial number.
+fn serial(device: &Device) -> String {
+    device.outside.serial(&device.config.serial)
+}
+
+fn namespace(device: &Device, nsid: u32, namespace: &Namespace) -> IdentifyNamespace {
     let mut n = IdentifyNamespace::new_zeroed();
+    if namespace.bytes() == 0 {
+        return n;
+    }
+    n.nguid = nguid(&serial(device), Nsid(nsid));
     n.dlfeat = dlfeat::READS_ZERO | dlfeat::WRITE_ZEROES_DEALLOCATE;
     let blocks = namespace.blocks();
     (n.nsze, n.ncap, n.nuse) = (blocks, blocks, blocks);
@@ -207,7 +216,7 @@ fn namespace(namespace: &Namespace) -> IdentifyNamespace {
     };
     n.noiob = namespace.noiob;
     n.nvmcap = u128::from(namespace.store.bytes()).to_le_bytes();
-    n.nsattr = namespace.read_only.into();
+    n.nsattr = namespace.is_read_only().into();
     n
 }
 
@@ -222,17 +231,34 @@ fn nguid(serial: &str, nsid: Nsid) -> [u8; 16] {
     out
 }
 
-fn descriptors(serial: &str, nsid: Nsid) -> [u8; 4 + 16 + 4 + 16 + 4 + 1] {
-    let mut out = [0; 45];
+/// A UUID that belongs to this serial number and namespace, or to the subsystem (NSID 0).
+fn uuid(serial: &str, nsid: Nsid) -> [u8; 16] {
     let mut uuid = nguid(serial, nsid);
-    out[0] = nidt::NGUID;
-    out[1] = 16;
-    out[4..20].copy_from_slice(&uuid);
     uuid[6] = uuid[6] & 0x0F | 0x40; // Version 4, variant 1.
     uuid[8] = uuid[8] & 0x3F | 0x80;
+    uuid
+}
+
+/// The text form of a UUID: RFC 4122, 3.
+fn dashed(uuid: &[u8; 16]) -> String {
+    let mut text = String::new();
+    for (index, byte) in uuid.iter().enumerate() {
+        if matches!(index, 4 | 6 | 8 | 10) {
+            text.push('-');
+        }
+        text.push_str(&alloc::format!("{byte:02x}"));
+    }
+    text
+}
+
+fn descriptors(serial: &str, nsid: Nsid) -> [u8; 4 + 16 + 4 + 16 + 4 + 1] {
+    let mut out = [0; 45];
+    out[0] = nidt::NGUID;
+    out[1] = 16;
+    out[4..20].copy_from_slice(&nguid(serial, nsid));
     out[20] = nidt::UUID;
     out[21] = 16;
-    out[24..40].copy_from_slice(&uuid);
+    out[24..40].copy_from_slice(&uuid(serial, nsid));
     out[40] = nidt::CSI;
     out[41] = 1; // One byte follows: 0, the NVM command set.
     out
@@ -286,9 +312,17 @@ mod tests {
         assert_eq!((c.mdts, c.hmpre, c.aerl, c.nn), (3, 77, 8, 1));
         assert_eq!(&c.sn, b"S1                  ");
         assert_eq!((c.sqes, c.cqes, c.ver), (0x66, 0x44, 0x0002_0000));
+        let nqn = core::str::from_utf8(&c.subnqn)
+            .unwrap()
+            .trim_end_matches('\0');
+        let uuid = nqn
+            .strip_prefix("nqn.2014-08.org.nvmexpress:uuid:")
+            .unwrap();
+        let lengths: alloc::vec::Vec<usize> = uuid.split('-').map(str::len).collect();
+        assert_eq!(lengths, [8, 4, 4, 4, 12], "{uuid}");
         assert!(
-            c.subnqn
-                .starts_with(b"nqn.2014-08.org.nvmexpress:uuid:sim:S1\0")
+            uuid.bytes()
+                .all(|byte| byte == b'-' || byte.is_ascii_hexdigit())
         );
     }
 

@@ -151,6 +151,7 @@ impl<'a, 'g> Io<'a, 'g> {
         let namespace = self
             .namespaces
             .get(index)
+            .filter(|one| one.bytes() != 0)
             .ok_or(Status::INVALID_NAMESPACE.with_dnr())?;
         if namespace.is_formatting() {
             return Err(Status::FORMAT_IN_PROGRESS);
@@ -400,7 +401,7 @@ fn range(namespace: &Namespace, lba: u64, blocks: u64) -> Result<Range, Status> 
 
 #[inline]
 fn writable(namespace: &Namespace) -> Result<(), Status> {
-    if namespace.read_only {
+    if namespace.is_read_only() {
         Err(Status::WRITE_TO_READ_ONLY.with_dnr())
     } else {
         Ok(())

@@ -80,7 +80,7 @@ pub(crate) fn sanitize(device: &Device, sqe: &Sqe) -> Result<(), Refusal> {
             return Ok(());
         }
     }
-    if device.namespaces.iter().any(|one| one.read_only) {
+    if device.namespaces.iter().any(|one| one.is_read_only()) {
         return Err(Status::NAMESPACE_WRITE_PROTECTED.into());
     }
     // Nothing that was fetched before is executed any more when the first block is erased.

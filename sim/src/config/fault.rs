@@ -45,6 +45,27 @@ pub enum Fault {
     TornCqe,
     /// The next sanitize operation fails half way. Matches operations, not commands.
     SanitizeFails,
+    /// Another host changes the device once the I/O command has been executed; it completes after the event.
+    Outside(Change),
+}
+
+/// What another host, or a management tool, does to the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Formats namespace 1 to blocks of 512 or 4,096 bytes.
+    Format(u32),
+    /// Makes namespace 1 this many bytes long, if it was longer.
+    Shrink(u64),
+    /// Deletes namespace 1.
+    Detach,
+    /// Write-protects namespace 1.
+    Protect,
+    /// Sanitizes the subsystem (Block Erase).
+    Erase,
+    /// Activates firmware with this MDTS.
+    Firmware(u8),
+    /// Puts a drive with another serial number in its place: seen by Identify.
+    Replace,
 }
 
 /// What a fault can befall.
@@ -110,7 +131,8 @@ impl Fault {
             | Self::Cfs
             | Self::AllOnes
             | Self::StuckReady
-            | Self::SanitizeFails => None,
+            | Self::SanitizeFails
+            | Self::Outside(_) => None,
         }
     }
 

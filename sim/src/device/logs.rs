@@ -10,6 +10,7 @@ use alloc::vec::Vec;
 use nvme_core::spec::identify::oaes;
 use nvme_core::spec::log_page::{
     AsyncEvent, ErrorEntry, command_set_event, critical_warning, error_event, event_type, lid,
+    notice_event,
 };
 use nvme_core::spec::nvm::slba;
 use nvme_core::spec::{Sqe, Status};
@@ -103,6 +104,17 @@ impl Logs {
         }
     }
 
+    /// Firmware was activated without a reset.
+    pub fn firmware_activated(&mut self, features: &Features) {
+        if features.async_events & oaes::FIRMWARE_ACTIVATION != 0 {
+            self.raise(
+                event_type::NOTICE,
+                notice_event::FIRMWARE_ACTIVATION,
+                lid::FIRMWARE,
+            );
+        }
+    }
+
     /// A sanitize operation begins: events of an earlier one mean nothing any more.
     pub fn forget_sanitize(&mut self) {
         self.events
@@ -177,13 +189,13 @@ impl Logs {
         let kind = match page {
             lid::ERROR => event_type::ERROR,
             lid::SMART => event_type::SMART,
-            lid::CHANGED_NAMESPACES => event_type::NOTICE,
+            lid::CHANGED_NAMESPACES | lid::FIRMWARE => event_type::NOTICE,
             lid::SANITIZE => event_type::COMMAND_SET,
             _ => return,
         };
         self.masked &= !(1 << kind);
         // What the log page has just told needs no event any more.
-        self.events.retain(|event| event.event_type() != kind);
+        self.events.retain(|event| event.log_page() != page);
         if page == lid::CHANGED_NAMESPACES {
             self.changed_namespaces.clear();
         }

@@ -3,6 +3,7 @@
 use crate::bus::queue::{CompletionQueue, Pending, Publish, QueueStats, SubmissionQueue};
 use crate::command::admin;
 use crate::command::nvm::{self, Io};
+use crate::command::outside;
 use crate::command::refusal::Reply;
 use crate::config::fault::Fault;
 use crate::device::Device;
@@ -99,6 +100,7 @@ impl<'g> Batch<'_, 'g> {
         let mut completed = 0;
         while self.cq.space() != 0
             && !self.is_full()
+            && !self.waits_for_a_change()
             && let Some(Reverse(first)) = self.sq.pending.peek()
             && first.due_ns <= self.now_ns
         {
@@ -108,6 +110,11 @@ impl<'g> Batch<'_, 'g> {
             }
         }
         Ok(completed)
+    }
+
+    /// Whether another host is about to change the device: what was executed before completes afterwards.
+    fn waits_for_a_change(&self) -> bool {
+        self.control.is_none() && self.device.outside.is_pending()
     }
 
     /// Whether enough was copied for one batch.
@@ -276,6 +283,14 @@ impl<'g> Batch<'_, 'g> {
         let mut dw0 = 0;
         match fault {
             Some(after) if after.is_afterwards() => return self.afterwards(sqe, after),
+            Some(Fault::Outside(change)) if self.control.is_none() => {
+                let result = self.io.execute(sqe, &mut self.sq.scratch, &mut self.stats);
+                let status = result.err().unwrap_or(Status::SUCCESS);
+                self.device.outside.push(change);
+                self.device.attention.store(true, Ordering::Relaxed);
+                self.hold(*sqe, self.now_ns + 1, Some(Fault::Status(status)));
+                return Ok(());
+            }
             Some(Fault::Echo(ns)) => self.hold(*sqe, self.now_ns + ns, Some(Fault::Echo(0))),
             Some(Fault::LateData(ns))
                 if self.control.is_none() && nvm::needs_no_list(&self.io, sqe) =>
@@ -286,6 +301,8 @@ impl<'g> Batch<'_, 'g> {
             _ => {}
         }
         let result = match (fault, self.control.as_deref_mut()) {
+            // The second part of a change by another host.
+            (Some(Fault::Status(Status::SUCCESS)), _) => Ok(()),
             (Some(Fault::Status(status)), _) => Err(status),
             (_, None) => self.io.execute(sqe, &mut self.sq.scratch, &mut self.stats),
             (_, Some(control)) => match admin::execute(self.device, control, self.io.dma, sqe) {
@@ -353,9 +370,11 @@ impl<'g> Batch<'_, 'g> {
         let Some(control) = self.control.as_deref_mut() else {
             return Ok(());
         };
+        let device = self.device;
         if !self.device.attention.swap(false, Ordering::Relaxed) {
             return Ok(());
         }
+        outside::apply(device, control);
         let mut posts = 0;
         while self.cq.space() != 0 {
             let (cid, dw0, status) = if let Some(cid) = control.aborted_events.pop() {
@@ -379,6 +398,7 @@ impl<'g> Batch<'_, 'g> {
                 .post(self.cq_whole, self.io.dma, cqe, Publish::default())?;
             posts += 1;
         }
+        device.outside.settle();
         self.stats.commands += posts;
         // A full queue keeps the rest waiting: look again at the next step.
         if self.cq.space() == 0 {

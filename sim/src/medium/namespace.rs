@@ -5,7 +5,7 @@ use crate::medium::store::{Memory, Store, StoreError};
 use crate::memory::Lock;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
-use core::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+use core::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Block sizes that Format NVM offers, by LBA format index.
 pub(crate) const FORMATS: [u32; 2] = [512, 4096];
@@ -20,10 +20,10 @@ pub(crate) struct Namespace {
     pub metadata_bytes: u16,
     pub cache: Option<Cache>,
     pub null: bool,
-    pub read_only: bool,
+    read_only: AtomicBool,
     /// Optimal boundary in blocks of the current format, or 0.
     pub noiob: u16,
-    bytes: u64,
+    bytes: AtomicU64,
     shift: AtomicU32,
     formatting: AtomicBool,
     /// Ranges (in bytes) that Write Uncorrectable or a test has made unreadable.
@@ -48,7 +48,7 @@ impl Namespace {
             .filter(|_| !null)
             .map(|bytes| Cache::new(bytes, LINE_BYTES));
         Self {
-            bytes: store.bytes(),
+            bytes: AtomicU64::new(store.bytes()),
             store,
             metadata_bytes: if metadata.is_some() {
                 metadata_bytes
@@ -58,7 +58,7 @@ impl Namespace {
             metadata,
             cache,
             null,
-            read_only: false,
+            read_only: AtomicBool::new(false),
             noiob: 0,
             shift: AtomicU32::new(block_bytes.trailing_zeros()),
             formatting: AtomicBool::new(false),
@@ -76,7 +76,23 @@ impl Namespace {
     /// Size in bytes.
     #[inline]
     pub fn bytes(&self) -> u64 {
-        self.bytes
+        self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// The namespace is this long from now on; 0 deletes it. No command may be executing.
+    pub fn set_bytes(&self, bytes: u64) {
+        self.bytes.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Writes are refused from now on.
+    pub fn protect(&self) {
+        self.read_only.store(true, Ordering::Relaxed);
+    }
+
+    /// Whether writes are refused.
+    #[inline]
+    pub fn is_read_only(&self) -> bool {
+        self.read_only.load(Ordering::Relaxed)
     }
 
     pub fn block_bytes(&self) -> u32 {
@@ -86,7 +102,7 @@ impl Namespace {
     /// Size in blocks.
     #[inline]
     pub fn blocks(&self) -> u64 {
-        self.bytes >> self.shift()
+        self.bytes() >> self.shift()
     }
 
     /// Index of the current format in [`FORMATS`].

@@ -2,7 +2,7 @@
 //! those of a simulated device.
 //!
 //! - A number is decimal digits, or `0x` and hexadecimal digits. No sign, no fraction, no exponent.
-//! - A size is decimal digits and a unit in any case: none or `B` for bytes; `K M G T`, which are the
+//! - A size is a hexadecimal number of bytes with `0x`, or decimal digits and a unit in any case: none or `B` for bytes; `K M G T`, which are the
 //!   same as `KiB MiB GiB TiB`, powers of 1024; `kB MB GB TB`, powers of 1000.
 //! - A time is a decimal number, with a fraction if need be, and a unit: `ns`, `us`, `ms`, `s` or `m`
 //!   (minutes). Only 0 needs none.
@@ -60,6 +60,9 @@ pub fn parse_in<T: TryFrom<u64>>(text: &str, range: &RangeInclusive<u64>) -> Res
 /// What is wrong with `text`.
 pub fn parse_bytes(text: &str) -> Result<u64, String> {
     let text = text.trim();
+    if text.starts_with("0x") || text.starts_with("0X") {
+        return parse_number(text);
+    }
     let digits = text.bytes().take_while(u8::is_ascii_digit).count();
     let (number, unit) = text.split_at(digits);
     if number.is_empty() {
@@ -193,6 +196,8 @@ mod tests {
             ("2MB", 2_000_000),
             ("1GiB", 1 << 30),
             ("3TiB", 3 << 40),
+            ("0x1000", 4096),
+            ("0X1b", 27),
         ];
         for (text, expected) in cases {
             assert_eq!(parse_bytes(text), Ok(expected), "{text}");
@@ -209,7 +214,9 @@ mod tests {
             "4x",
             "1.5G",
             "1e3",
-            "0x1000",
+            "0x",
+            "0x1000KiB",
+            "0x-1",
             "1_000",
             "99999999999999999999",
             "16777216TiB",

@@ -113,7 +113,9 @@ impl Kind {
             Fault::Echo(0) => Self::Echo,
             Fault::LateData(0) => Self::LateData,
             // No command of the simulation starts a sanitize operation.
-            Fault::Echo(_) | Fault::LateData(_) | Fault::SanitizeFails => return None,
+            Fault::Echo(_) | Fault::LateData(_) | Fault::SanitizeFails | Fault::Outside(_) => {
+                return None;
+            }
             Fault::WrongCid(_) => Self::WrongCid,
             Fault::FlippedCid(_) => Self::StaleCid,
             Fault::WrongPhase => Self::WrongPhase,

@@ -14,8 +14,10 @@ pub fn identify_log_pages(bytes: &[u8]) {
     page[..len].copy_from_slice(&bytes[..len]);
 
     if let Ok(controller) = IdentifyController::read_from_bytes(&page) {
-        assert!(identify::text(&controller.sn).len() <= 20);
-        assert!(identify::text(&controller.mn).len() <= 40);
+        // Each byte is four characters at most.
+        let text = |bytes| identify::PrintableText(bytes).to_string();
+        assert!(text(&controller.sn).len() <= 80);
+        assert!(text(&controller.mn).len() <= 160);
         assert!((1..=256).contains(&controller.abort_limit()));
         assert!((1..=256).contains(&controller.async_event_limit()));
         assert!((1..=256).contains(&controller.error_entries()));

@@ -355,6 +355,9 @@ fn a_namespace_is_what_its_identify_data_says() {
         protection: 0,
         extended: false,
         boundary_blocks: 256,
+        write_protected: false,
+        nguid: [0; 16],
+        eui64: [0; 8],
     };
     let mut controller = Controller::new();
     (controller.list, controller.namespace) = (vec![3], identify);

@@ -179,6 +179,7 @@ fn errno(status: nvme_gpu_status) -> i32 {
         NVME_GPU_ERROR_USAGE | NVME_GPU_ERROR_VERSION => libc::EINVAL,
         NVME_GPU_ERROR_CLOSED => libc::EBADF,
         NVME_GPU_ERROR_GONE => libc::ENODEV,
+        NVME_GPU_ERROR_CHANGED => libc::ESTALE,
         NVME_GPU_ERROR_TIMEOUT => libc::ETIMEDOUT,
         NVME_GPU_ERROR_UNFINISHED => libc::EAGAIN,
         NVME_GPU_ERROR_ENVIRONMENT | NVME_GPU_ERROR_UNSUPPORTED => libc::ENOTSUP,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from errno import ENOENT
 
-__all__ = ["Gone", "KvLoadError", "NotFound", "NvmeGpuError", "Status", "Timeout", "Usage"]
+__all__ = ["Changed", "Gone", "KvLoadError", "NotFound", "NvmeGpuError", "Status", "Timeout", "Usage"]
 
 
 class NvmeGpuError(Exception):
     """What went wrong (``cause``), what to do about it (``remedy``), and its kind in one word (``code``).
 
     ``code`` is one of ``usage``, ``file``, ``system``, ``device``, ``environment``, ``internal``, ``command``,
-    ``unsupported``, ``unfinished``, ``mismatch``, ``timeout``, ``gone``, ``interrupted``: those of the tool.
+    ``unsupported``, ``unfinished``, ``mismatch``, ``timeout``, ``gone``, ``changed``, ``interrupted``: those of the tool.
 
     Of a gather or scatter, ``row`` is the place of the first row that failed, counted over the flattened ids, and
     ``id`` its id where it is known. ``errno`` is the number of a failed system call, else None.
@@ -63,6 +63,11 @@ class Gone(NvmeGpuError):
     """The device left, or did not come back from a reset. Open it again."""
 
 
+class Changed(NvmeGpuError):
+    """The device is not what it was when it was opened: another host formatted a namespace of it, it became smaller,
+    was deleted, write protected or sanitized, or another drive answers. Nothing was sent. Open it again."""
+
+
 class KvLoadError(NvmeGpuError):
     """Blocks of a cache that a :class:`KvStore` did not load: ``block_ids`` of ``layer``. The others were loaded. Its code
     is that of the first error, which is its ``__cause__``."""
@@ -83,6 +88,7 @@ _CLASSES: dict[str, type[NvmeGpuError]] = {
     "timeout": Timeout,
     "unfinished": Timeout,
     "gone": Gone,
+    "changed": Changed,
 }
 
 

@@ -4,6 +4,7 @@
 //! beside it end as "aborted by reset" and may be sent again.
 
 use super::{Admin, LONG_WAIT, Reset, Session};
+use crate::controller::facts::Basis;
 use crate::controller::notice::Notice;
 use crate::controller::queue_inner::{Expired, QueueInner};
 use crate::dma::{DmaBuffer, Region};
@@ -145,10 +146,12 @@ impl Session {
         self.note_reset(reset);
         let result = result
             .map_err(|error| self.device.gone().unwrap_or_else(|| error.to_string()))
-            .and_then(|()| self.is_as_before(admin, plans.len()));
+            .and_then(|()| all_created(admin, plans.len()));
+        // What a GPU drives may be used again only for what its kernels were made for; others look before they submit.
+        let holds = result.is_ok() && self.facts_hold(admin);
         #[cfg(feature = "cuda")]
         for lent in inners.iter_mut().filter_map(|inner| inner.lent.as_mut()) {
-            lent.resume(result.is_ok());
+            lent.resume(holds);
         }
         result.map_err(|error| {
             let cause = format!("{cause}; the controller reset failed: {error}");
@@ -157,25 +160,16 @@ impl Session {
         })
     }
 
-    /// Whether queues and namespaces are what they were before the reset.
-    fn is_as_before(&self, admin: &Admin, queues: usize) -> std::result::Result<(), String> {
-        let created = admin.info.created as usize;
-        if created != queues {
-            return Err(format!(
-                "only {created} of {queues} queues could be created again"
-            ));
+    /// Takes in what the bring-up after a reset found; whether it is as before.
+    fn facts_hold(&self, admin: &Admin) -> bool {
+        let mut before = Basis::new(&self.facts);
+        self.facts.observe_all(&admin.info);
+        // No event says what was read just now, but for namespaces that are too many to be read in a bring-up.
+        if !admin.info.more_namespaces {
+            self.facts.set_checked(self.facts.alarm.count());
         }
-        let Some(nsid) = self.reformatted(&admin.info) else {
-            return Ok(());
-        };
-        // No command can have been sent: the caller has every queue.
-        let left = match self.device.disable() {
-            Ok(()) => String::new(),
-            Err(error) => format!(" ({error})"),
-        };
-        Err(format!(
-            "namespace {nsid} has other blocks than before; open it anew{left}"
-        ))
+        before.compare(&self.facts, Ok(0));
+        before.holds()
     }
 
     /// The first bring-up: no queues yet.
@@ -186,6 +180,16 @@ impl Session {
             cause: None,
         }
         .run(admin, &mut [])
+    }
+}
+
+/// Whether all queues exist again.
+fn all_created(admin: &Admin, queues: usize) -> std::result::Result<(), String> {
+    match admin.info.created as usize {
+        created if created == queues => Ok(()),
+        created => Err(format!(
+            "only {created} of {queues} queues could be created again"
+        )),
     }
 }
 
@@ -257,6 +261,9 @@ impl BringupRun<'_> {
             }
         }
         *info = machine.info().clone();
+        if self.cause.is_none() {
+            session.facts.begin(info);
+        }
         events.begin(pair.queue(), info);
         Ok(())
     }
@@ -312,10 +319,16 @@ fn described((region, list): &(Region, DmaBuffer), page: u64) -> HostMemory {
 
 /// Memory for a controller that asks for some, in pages of `page` bytes: what it prefers, within the
 /// configured limit.
-/// None is no error: the controller works without, only slower.
+/// None is no error: the controller works without, only slower, and the user is told.
 fn lend(session: &Session, page: u64, preferred: u64, minimum: u64) -> Option<(Region, DmaBuffer)> {
-    let bytes = preferred.min(session.config.max_host_memory);
-    if bytes == 0 || bytes < minimum {
+    let most = session.config.max_host_memory;
+    let bytes = preferred.min(most);
+    if bytes == 0 {
+        return None;
+    }
+    if bytes < minimum {
+        let notice = Notice::HostMemory { minimum, most };
+        session.config.notify.tell(&notice);
         return None;
     }
     let region = Region::new(&session.device, usize::try_from(bytes).ok()?).ok()?;

@@ -43,11 +43,12 @@ use super::lent::LentQueues;
 use super::stream::is_capturing;
 use super::tier::Access;
 use crate::controller::Controller;
-use crate::controller::session::Session;
+use crate::controller::session::{Footing, Session};
 use crate::error::{Error, Result};
 use crate::widen::Widen;
 use kernels::RowKernels;
 use nvme_core::bringup::NamespaceInfo;
+use nvme_core::spec::nvm;
 use nvme_gpu_kernel::Queues;
 use nvme_gpu_kernel::rows::{
     BLOCK_WARPS, Gather, Progress, STATION_BYTES, STATION_CELLS, WARP_BYTES, Widened, slot_bytes,
@@ -93,6 +94,7 @@ pub struct GpuRows {
     state: Arc<RowsState>,
     slots: Option<GpuData>,
     kernels: Option<RowKernels>,
+    footing: Arc<Footing>,
     info: NamespaceInfo,
     max_transfer: u64,
     timeout: Duration,
@@ -125,9 +127,11 @@ impl GpuRows {
             options.entries,
             Some(Arc::clone(&state) as _),
         )?;
-        controller.session().uses(info);
+        let footing = Arc::new(Footing::new(controller.session(), info));
+        let _ = state.footing.set(Arc::clone(&footing));
         Ok(Self {
-            watch: Some(Watch::start(&state, controller.session())?),
+            watch: Some(Watch::start(&state, controller.session(), &footing)?),
+            footing,
             lent: Some(lent),
             state,
             slots: Some(slots),
@@ -277,6 +281,7 @@ impl GpuRows {
         if launch.count == 0 {
             return Ok(Pending::nothing());
         }
+        self.check_current(nvm::opcode::READ)?;
         let _guest = self.gpu().enter()?;
         let is_captured = is_capturing(stream)?;
         if is_captured {
@@ -300,6 +305,14 @@ impl GpuRows {
                 Err(error)
             }
         }
+    }
+
+    /// Looks whether the namespace is still what launches are made for; `opcode` is what they send.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] when it is not.
+    fn check_current(&self, opcode: u8) -> Result<()> {
+        self.footing.check(opcode)
     }
 
     /// Memory of the GPU for a cache of `bytes` bytes of rows of `table`.
@@ -328,6 +341,7 @@ impl GpuRows {
         };
         // Kernels that are not ours are not seen to end.
         self.state.is_kept.store(true, Ordering::Release);
+        self.check_current(nvm::opcode::READ)?;
         self.launch(table, &request).ok_or_else(closed)
     }
 
@@ -451,18 +465,29 @@ impl Drop for GpuRows {
     }
 }
 
-/// Recovers the controller when a kernel reports trouble.
+/// Recovers the controller when a kernel reports trouble, and shuts the gate for good when the namespace is not what
+/// launches were made for: captured ones and kernels of others run without a call of the host.
 struct Watch {
     stop: Option<mpsc::Sender<()>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Watch {
-    fn start(state: &Arc<RowsState>, session: &Arc<Session>) -> Result<Self> {
+    fn start(
+        state: &Arc<RowsState>,
+        session: &Arc<Session>,
+        footing: &Arc<Footing>,
+    ) -> Result<Self> {
         let (stop, stopped) = mpsc::channel::<()>();
         let (state, session) = (Arc::clone(state), Arc::clone(session));
+        let footing = Arc::clone(footing);
         let watch = move || {
             while stopped.recv_timeout(LOOK) == Err(mpsc::RecvTimeoutError::Timeout) {
+                let changed = footing.check(nvm::opcode::READ);
+                if matches!(changed, Err(Error::Changed { .. })) {
+                    state.board.gate().close_for_good();
+                    return;
+                }
                 if !state.board.gate().has_trouble() {
                     continue;
                 }

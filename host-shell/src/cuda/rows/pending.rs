@@ -100,6 +100,20 @@ impl Pending {
         self.ended() != 0
     }
 
+    /// Why what was moved is not to be trusted, as far as that is known: a namespace changed while it was, or before.
+    /// [`wait`](Self::wait) looks for that.
+    pub fn changed(&self) -> Option<Error> {
+        let mut errors = self.states().filter_map(|state| state.check_known().err());
+        errors.find(|error| matches!(error, Error::Changed { .. }))
+    }
+
+    fn states(&self) -> impl Iterator<Item = &RowsState> {
+        self.parts.iter().filter_map(|part| match &part.by {
+            By::Kernel { state, .. } => Some(&**state),
+            By::Host(_) => None,
+        })
+    }
+
     /// What the last one that ended came to.
     pub fn last(&self) -> Gathered {
         let mut all = Failures::default();
@@ -139,6 +153,10 @@ impl Pending {
                 0..SPIN_LOOKS => std::hint::spin_loop(),
                 _ => std::thread::sleep(NAP),
             }
+        }
+        for state in self.states() {
+            // What it finds is there for `changed`.
+            let _ = state.check_current();
         }
         Ok(self.last())
     }

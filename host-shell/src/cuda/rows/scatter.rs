@@ -4,6 +4,7 @@
 
 use super::{Direction, GpuRows, Pending, Request, RowTable};
 use crate::error::Result;
+use nvme_core::spec::nvm;
 use nvme_gpu_kernel::rows::{SCATTER_ROWS, Scatter};
 
 /// Launches of one scatter at most: each has a number of its own until it has ended.
@@ -40,6 +41,7 @@ impl GpuRows {
         self.check(table)?;
         let row_bytes = u64::from(table.row_bytes);
         let request = &request.judged(self.gpu(), row_bytes, Direction::Write, stream)?;
+        self.check_current(nvm::opcode::WRITE)?;
         let mut pending = Pending::nothing();
         let most = most_rows(request);
         let mut first = 0;

@@ -4,13 +4,15 @@ use super::super::driver::Gpu;
 use super::super::lent::Users;
 use super::super::memory::DeviceMemory;
 use super::board::Board;
+use crate::controller::session::Footing;
 use crate::error::{Error, Result};
 use crate::lock::lock;
 use nvme_core::gate::Shut;
+use nvme_core::spec::nvm;
 use nvme_gpu_kernel::rows::{Progress, STATION_CELLS};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 /// Launches under way at a time, captured ones included.
@@ -39,6 +41,8 @@ pub(in super::super) struct RowsState {
     is_stopped: AtomicBool,
     /// Groups did not leave: the GPU may still use everything.
     is_stuck: AtomicBool,
+    /// What launches go by.
+    pub footing: OnceLock<Arc<Footing>>,
     /// A graph, or a kernel of the caller's, may name this memory at any time: it is never freed.
     pub is_kept: AtomicBool,
 }
@@ -74,6 +78,7 @@ impl RowsState {
             }),
             is_stopped: AtomicBool::new(false),
             is_stuck: AtomicBool::new(false),
+            footing: OnceLock::new(),
             is_kept: AtomicBool::new(false),
         })
     }
@@ -97,6 +102,21 @@ impl RowsState {
         let idle = self.stop();
         self.is_stopped.store(false, Ordering::Release);
         idle
+    }
+
+    /// Looks whether the namespace is what launches were made for.
+    ///
+    /// # Errors
+    /// [`Error::Changed`] when it is not.
+    pub fn check_current(&self) -> Result<()> {
+        let footing = self.footing.get();
+        footing.map_or(Ok(()), |footing| footing.check(nvm::opcode::READ))
+    }
+
+    /// The same by what is known: waits for nothing.
+    pub fn check_known(&self) -> Result<()> {
+        let footing = self.footing.get();
+        footing.map_or(Ok(()), |footing| footing.check_known(nvm::opcode::READ))
     }
 
     /// A number for a launch, and how many launches with it have ended.

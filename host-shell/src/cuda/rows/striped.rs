@@ -11,6 +11,7 @@ use super::wide::WideRows;
 use super::{Common, GpuRows, Pending, Request, RowTable, closed};
 use crate::error::{Error, Result};
 use crate::widen::Widen;
+use nvme_core::spec::nvm;
 use nvme_gpu_kernel::rows::{Gather, MEMBERS, Member, Striped, WARP_BYTES, slot_bytes};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -115,6 +116,9 @@ impl StripedRows {
             ));
         }
         let request = &request.judged_for_gather(first.gpu(), table, widen, stream)?;
+        for member in &self.members {
+            member.check_current(nvm::opcode::READ)?;
+        }
         let wide = WideRows::new(table, request, widen)?;
         {
             let _guest = first.gpu().enter()?;

@@ -233,7 +233,10 @@ fn exactly_the_rows_of_a_bad_block_fail() {
 fn no_planned_fault_makes_a_row_wrong() {
     let names = FAULTS.map(|fault| fault.split(':').next().unwrap());
     for row in nvme_sim::config::FAULTS {
-        let apart = ["latedata", "sanitizefail", "stuckready"].contains(&row.name);
+        let other_host = CHANGES
+            .iter()
+            .any(|(change, _)| change.starts_with(row.name));
+        let apart = ["latedata", "sanitizefail", "stuckready"].contains(&row.name) || other_host;
         assert!(
             apart || names.contains(&row.name),
             "{} is missing",
@@ -246,6 +249,62 @@ fn no_planned_fault_makes_a_row_wrong() {
         }
     }
     gather_with("cfs@op=read,nth=2&fault=stuckready@nth=2");
+}
+
+/// What another host does while rows are read, and what the report says; empty where rows stay what they were.
+const CHANGES: [(&str, &str); 7] = [
+    (
+        "format:4096",
+        "namespace 1 was formatted (512 -> 4096 bytes a block)",
+    ),
+    (
+        "shrink:512KiB",
+        "namespace 1 has become smaller (2048 -> 1024 blocks)",
+    ),
+    ("detach", "namespace 1 was deleted or detached"),
+    ("protect", ""),
+    ("erase", ""),
+    (
+        "firmware:1",
+        "the controller's largest transfer (MDTS) fell",
+    ),
+    ("replace", ""),
+];
+
+/// Rows that were read while the namespace changed are never taken for good, and the next gather sends nothing.
+#[test]
+fn no_change_by_another_host_makes_a_row_wrong() {
+    for (change, says) in CHANGES {
+        for nth in [1, 11] {
+            let device = format!("sim:mem?size=1MiB&block=512&fault={change}@op=read,nth={nth}");
+            let store = Store::open(&device, &options()).unwrap();
+            let all = filled(&store);
+            let table = store.table(13, 900, 1000).unwrap();
+            let ids: Vec<i64> = (0..40).map(|at| at * 21 % 900).collect();
+            let gather = || {
+                let (mut out, mut status) = (vec![0xEE; 40_000], [7; 40]);
+                let report = table.gather(ids[..].into(), &mut out, Some(&mut status));
+                for (index, code) in status.iter().enumerate() {
+                    let at = 13 + ids[index] as usize * 1000;
+                    let is_right = out[index * 1000..][..1000] == all[at..at + 1000];
+                    assert!(*code != 0 || is_right, "{change}: row {index} is wrong");
+                }
+                report.unwrap().check()
+            };
+            let first = gather();
+            let second = gather();
+            if says.is_empty() {
+                assert_eq!(second.is_err(), change == "erase", "{change}");
+                continue;
+            }
+            for said in [first, second] {
+                let Err(Error::Changed { cause }) = said else {
+                    panic!("{change}: {said:?}");
+                };
+                assert!(cause.contains(says), "{cause}");
+            }
+        }
+    }
 }
 
 const FAULTS: [&str; 17] = [

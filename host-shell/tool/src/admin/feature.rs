@@ -1,19 +1,64 @@
 //! `get-feature` and `set-feature`: one feature, as numbers and as text.
 
-use crate::common::{NamespaceArgs, WriteArgs, output};
+use crate::admin::passthru::dword as bits32;
+use crate::common::{DeviceArgs, WriteArgs, hex, output};
 use clap::{Args, ValueEnum};
 use nvme_host::core::spec::Nsid;
 use nvme_host::core::spec::admin::Select;
 use nvme_host::core::spec::feature::{self, fid};
 use nvme_host::units::parse_number;
-use nvme_host::{Error, Result};
+use nvme_host::{Config, Controller, Error, Result};
 use serde_json::{Value, json};
 
-/// Show the value of a feature
+/// A device, and what a feature of it belongs to.
+#[derive(Args)]
+struct ScopeArgs {
+    #[command(flatten)]
+    device: DeviceArgs,
+    /// Namespace, for features that belong to one: 1 when missing; 0 for none, 0xffffffff for all
+    #[arg(long, short = 'n', value_name = "NSID", value_parser = bits32)]
+    namespace_id: Option<u32>,
+}
+
+impl ScopeArgs {
+    /// For a command that changes a namespace, or all of them.
+    fn config(&self) -> Config {
+        let nsid = self.namespace_id.filter(|nsid| *nsid != 0).unwrap_or(1);
+        let config = self.device.config();
+        match Nsid(nsid) {
+            Nsid::ALL => config,
+            _ => Config {
+                changes: Some(nvme_host::sysfs::Scope::Namespace(nsid)),
+                ..config
+            },
+        }
+    }
+
+    /// The NSID of a command for feature `fid`. One that the controller does not have is refused.
+    fn nsid(&self, controller: &Controller, fid: u8) -> Result<Nsid> {
+        let scope = scope(fid);
+        let nsid = match (self.namespace_id, scope) {
+            (Some(given), _) => Nsid(given),
+            (None, Scope::Namespace) => Nsid(1),
+            (None, _) => Nsid::NONE,
+        };
+        if nsid == Nsid::NONE || nsid == Nsid::ALL {
+            return Ok(nsid);
+        }
+        controller.identify_namespace(nsid)?;
+        // The controller's own features take no namespace.
+        Ok(match scope {
+            Scope::Controller => Nsid::NONE,
+            _ => nsid,
+        })
+    }
+}
+
+/// Show the value of a feature, and its data where it has some
 #[derive(Args)]
 pub struct GetFeature {
     #[command(flatten)]
-    namespace: NamespaceArgs,
+    scope: ScopeArgs,
     /// Feature identifier, for example 0x07 (Number of Queues)
     #[arg(long, short = 'f', value_parser = parse_number)]
     feature_id: u64,
@@ -41,7 +86,7 @@ enum Sel {
 #[derive(Args)]
 pub struct SetFeature {
     #[command(flatten)]
-    namespace: NamespaceArgs,
+    scope: ScopeArgs,
     #[command(flatten)]
     write: WriteArgs,
     /// Feature identifier, for example 0x06 (Volatile Write Cache)
@@ -82,29 +127,17 @@ impl GetFeature {
             Sel::Saved => Select::Saved,
             Sel::Capabilities => Select::Capabilities,
         };
-        // Capabilities come in dword 0 alone, also for features with data.
-        let bytes = if sel == Select::Capabilities {
-            0
-        } else {
-            data_bytes(fid)
-        };
-        let controller = self.namespace.device.start()?;
-        let nsid = self.namespace.nsid();
-        controller.identify_namespace(nsid)?;
-        let nsid = if is_per_namespace(fid) {
-            nsid
-        } else {
-            Nsid::NONE
-        };
-        let (value, data) = controller.get_feature(fid, sel, nsid, cdw11, bytes)?;
+        let device = &self.scope.device;
+        let controller = device.start()?;
+        let nsid = self.scope.nsid(&controller, fid)?;
+        let (value, data) = controller.get_feature(fid, sel, nsid, cdw11)?;
         let name = feature::name(fid).unwrap_or("vendor specific");
         let fields = if sel == Select::Capabilities {
             capabilities(value)
         } else {
             decoded(fid, value)
         };
-        if self.namespace.device.json {
-            let hex: String = data.iter().map(|byte| format!("{byte:02x}")).collect();
+        if device.json {
             let mut object = json!({
                 "feature": format!("{fid:#04x}"),
                 "name": name,
@@ -113,39 +146,43 @@ impl GetFeature {
                 "fields": fields,
             });
             if !data.is_empty() {
-                object["data"] = json!(hex);
+                object["data"] = json!(hex::digits(&data));
             }
             return output::json(&object);
         }
         output::table(
             &format!("get-feature:{fid:#04x} ({name}), value:{value:#010x}"),
             &fields,
-        )
+        )?;
+        match data.is_empty() {
+            true => Ok(()),
+            false => output::print(hex::dump(&data, 0).trim_end()),
+        }
     }
 }
 
 impl SetFeature {
     pub fn run(self) -> Result<()> {
         let (fid, value) = (id(self.feature_id)?, dword(self.value)?);
-        if data_bytes(fid) > 0 || matches!(fid, fid::NUMBER_OF_QUEUES | fid::HOST_MEMORY_BUFFER) {
+        if matches!(fid, fid::NUMBER_OF_QUEUES | fid::HOST_MEMORY_BUFFER) {
             return Err(Error::usage(
                 format!("feature {fid:#04x} is set by the driver itself"),
                 "choose a feature whose value is command dword 11",
             ));
         }
-        let device = &self.namespace.device;
-        let controller =
-            device.start_writing(&self.write, "set-feature", &self.namespace.config())?;
-        let nsid = self.namespace.nsid();
-        controller.identify_namespace(nsid)?;
-        let nsid = if is_per_namespace(fid) {
-            nsid
-        } else {
-            Nsid::NONE
-        };
+        if let Some(bytes @ 1..) = feature::data_bytes(fid) {
+            return Err(Error::usage(
+                format!("feature {fid:#04x} is set by {bytes} bytes of data, not by a value"),
+                format!("use `nvme-gpu admin-passthru -O 9 -4 {fid:#x} -l {bytes} -i FILE`"),
+            ));
+        }
+        let device = &self.scope.device;
+        let config = self.scope.config();
+        let controller = device.start_writing(&self.write, "set-feature", &config)?;
+        let nsid = self.scope.nsid(&controller, fid)?;
         let dw0 = controller.set_feature(fid, nsid, value)?;
         let name = feature::name(fid).unwrap_or("vendor specific");
-        if self.namespace.device.json {
+        if device.json {
             return output::json(
                 &json!({ "feature": format!("{fid:#04x}"), "value": value, "result": dw0 }),
             );
@@ -156,27 +193,26 @@ impl SetFeature {
     }
 }
 
-fn is_per_namespace(fid: u8) -> bool {
-    matches!(
-        fid,
-        fid::LBA_RANGE_TYPE
-            | fid::ERROR_RECOVERY
-            | fid::RESERVATION_NOTIFICATION
-            | fid::RESERVATION_PERSISTENCE
-            | fid::WRITE_PROTECTION
-    )
+/// What a feature belongs to.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Scope {
+    Namespace,
+    Controller,
+    /// A vendor's, or one that is newer than this program: the user says it.
+    Unknown,
 }
 
-/// Bytes of data that Get Features returns beside dword 0.
-pub fn data_bytes(fid: u8) -> usize {
+/// NVMe Base 2.0c, 5.27.1 (Feature Specific Information), "Set Features - Feature Identifiers".
+fn scope(fid: u8) -> Scope {
     match fid {
-        fid::LBA_RANGE_TYPE => 4096,
-        fid::AUTONOMOUS_POWER => feature::AUTONOMOUS_POWER_BYTES,
-        fid::HOST_MEMORY_BUFFER => 4096,
-        fid::TIMESTAMP => 8,
-        fid::HOST_BEHAVIOR => 512,
-        fid::HOST_IDENTIFIER => 16,
-        _ => 0,
+        fid::LBA_RANGE_TYPE
+        | fid::ERROR_RECOVERY
+        | fid::NAMESPACE_METADATA
+        | fid::RESERVATION_NOTIFICATION
+        | fid::RESERVATION_PERSISTENCE
+        | fid::WRITE_PROTECTION => Scope::Namespace,
+        _ if feature::name(fid).is_some() => Scope::Controller,
+        _ => Scope::Unknown,
     }
 }
 

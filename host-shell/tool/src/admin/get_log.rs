@@ -1,7 +1,7 @@
 //! `get-log`: any log page, as bytes.
 
 use crate::admin::passthru::{byte, dword, word};
-use crate::common::{DeviceArgs, check_stop, hex, output, progress};
+use crate::common::{DeviceArgs, check_stop, hex, output, progress, say};
 use clap::Args;
 use nvme_host::core::spec::admin::LogOptions;
 use nvme_host::core::spec::{Nsid, log_page};
@@ -94,6 +94,14 @@ impl GetLog {
         })?;
         bar.finish_and_clear();
         stopped?;
+        if (page.len() as u64) < bytes {
+            let text = format!(
+                "log page {lid:#04x} ends before byte {} of it: {} of {bytes} bytes were read",
+                self.lpo + page.len() as u64,
+                page.len()
+            );
+            say::warn(|| format!("warning: {text}"));
+        }
         controller.shut_down()?;
         if self.raw_binary {
             return output::bytes(&page);

@@ -2,10 +2,12 @@
 
 mod text;
 
-use crate::common::{DeviceArgs, NamespaceArgs, output};
+use crate::admin::passthru::dword;
+use crate::common::{DeviceArgs, hex, output};
 use clap::{Args, Subcommand};
 use nvme_host::Result;
-use nvme_host::core::spec::identify::text as ascii;
+use nvme_host::core::spec::Nsid;
+use nvme_host::core::spec::identify::PrintableText;
 use nvme_host::core::spec::identify::{IdentifyController, IdentifyNamespace, PowerState};
 use nvme_host::core::spec::log_page::u128;
 use serde_json::{Value, json};
@@ -34,7 +36,10 @@ pub struct Ctrl {
 #[derive(Args)]
 pub struct Ns {
     #[command(flatten)]
-    namespace: NamespaceArgs,
+    device: DeviceArgs,
+    /// Namespace; 0xffffffff for what all of them have in common, where the controller says that
+    #[arg(long, short = 'n', value_name = "NSID", default_value = "1", value_parser = dword)]
+    namespace_id: u32,
 }
 
 impl Identify {
@@ -62,11 +67,21 @@ impl Ctrl {
 
 impl Ns {
     pub fn run(self) -> Result<()> {
-        let controller = self.namespace.device.start()?;
-        let identify = controller.identify_namespace(self.namespace.nsid())?;
-        let title = format!("NVME Identify Namespace {}:", self.namespace.namespace_id);
-        let value = namespace_json(&identify);
-        match self.namespace.device.json {
+        let controller = self.device.start()?;
+        let nsid = Nsid(self.namespace_id);
+        let identify = match nsid {
+            Nsid::ALL => controller.identify_common()?,
+            nsid => controller.identify_namespace(nsid)?,
+        };
+        let title = match nsid {
+            Nsid::ALL => "NVME Identify Namespace 0xffffffff:".to_owned(),
+            nsid => format!("NVME Identify Namespace {}:", nsid.0),
+        };
+        let mut value = namespace_json(&identify);
+        if let Some(mask) = controller.storage_tag_mask(nsid)? {
+            value["lbstm"] = json!(mask);
+        }
+        match self.device.json {
             true => output::json(&value),
             false => output::table(&title, &text::namespace(value, &identify)),
         }
@@ -78,12 +93,13 @@ fn controller_json(id: &IdentifyController) -> Value {
     let large = |bytes: &[u8; 16]| {
         u64::try_from(u128(bytes)).map_or_else(|_| json!(u128(bytes).to_string()), |n| json!(n))
     };
+    let ascii = |bytes: &[u8]| PrintableText(bytes).to_string();
     let ieee = u32::from_le_bytes([id.ieee[0], id.ieee[1], id.ieee[2], 0]);
     let mut object = json!({
         "vid": id.vid, "ssvid": id.ssvid, "sn": ascii(&id.sn), "mn": ascii(&id.mn), "fr": ascii(&id.fr),
         "rab": id.rab, "ieee": ieee, "cmic": id.cmic, "mdts": id.mdts, "cntlid": id.cntlid, "ver": id.ver,
         "rtd3r": id.rtd3r, "rtd3e": id.rtd3e, "oaes": id.oaes, "ctratt": id.ctratt, "rrls": id.rrls,
-        "cntrltype": id.cntrltype, "crdt1": id.crdt1, "crdt2": id.crdt2, "crdt3": id.crdt3,
+        "cntrltype": id.cntrltype, "fguid": hex::digits(&id.fguid), "crdt1": id.crdt1, "crdt2": id.crdt2, "crdt3": id.crdt3,
         "nvmsr": id.nvmsr, "vwci": id.vwci, "mec": id.mec,
     });
     let more = [
@@ -98,10 +114,12 @@ fn controller_json(id: &IdentifyController) -> Value {
         json!({
             "nsetidmax": id.nsetidmax, "endgidmax": id.endgidmax, "anatt": id.anatt, "anacap": id.anacap,
             "anagrpmax": id.anagrpmax, "nanagrpid": id.nanagrpid, "pels": id.pels, "domainid": id.domainid,
+            "megcap": large(&id.megcap),
             "sqes": id.sqes, "cqes": id.cqes, "maxcmd": id.maxcmd, "nn": id.nn, "oncs": id.oncs,
             "fuses": id.fuses, "fna": id.fna, "vwc": id.vwc, "awun": id.awun, "awupf": id.awupf,
             "icsvscc": id.icsvscc, "nwpc": id.nwpc, "acwu": id.acwu, "ocfs": id.ocfs, "sgls": id.sgls,
-            "mnan": id.mnan, "subnqn": ascii(&id.subnqn),
+            "mnan": id.mnan, "maxdna": large(&id.maxdna), "maxcna": id.maxcna,
+            "subnqn": PrintableText::of_nqn(&id.subnqn).to_string(),
         }),
     ];
     for part in more {
@@ -126,14 +144,8 @@ fn power_state_json(state: &PowerState) -> Value {
 }
 
 fn namespace_json(id: &IdentifyNamespace) -> Value {
-    let hex = |bytes: &[u8]| {
-        bytes
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect::<String>()
-    };
     let nvmcap = u128(&id.nvmcap);
-    let current = usize::from(id.flbas & 0xF | (id.flbas >> 5 & 3) << 4);
+    let current = id.lba_format_index();
     let mut object = json!({
         "nsze": id.nsze, "ncap": id.ncap, "nuse": id.nuse, "nsfeat": id.nsfeat, "nlbaf": id.nlbaf,
         "flbas": id.flbas, "mc": id.mc, "dpc": id.dpc, "dps": id.dps, "nmic": id.nmic, "rescap": id.rescap,
@@ -145,11 +157,12 @@ fn namespace_json(id: &IdentifyNamespace) -> Value {
         &mut object,
         json!({
             "npwg": id.npwg, "npwa": id.npwa, "npdg": id.npdg, "npda": id.npda, "nows": id.nows,
-            "mssrl": id.mssrl, "mcl": id.mcl, "msrc": id.msrc, "anagrpid": id.anagrpid, "nsattr": id.nsattr,
-            "nvmsetid": id.nvmsetid, "endgid": id.endgid, "nguid": hex(&id.nguid), "eui64": hex(&id.eui64),
+            "mssrl": id.mssrl, "mcl": id.mcl, "msrc": id.msrc, "nulbaf": id.nulbaf, "anagrpid": id.anagrpid, "nsattr": id.nsattr,
+            "nvmsetid": id.nvmsetid, "endgid": id.endgid, "nguid": hex::digits(&id.nguid),
+            "eui64": hex::digits(&id.eui64),
         }),
     );
-    let formats = id.lbaf.iter().take(usize::from(id.nlbaf) + 1).enumerate();
+    let formats = id.lbaf.iter().take(id.lba_formats()).enumerate();
     object["lbafs"] = formats
         .map(|(index, format)| json!({ "ms": format.ms, "ds": format.lbads, "rp": format.rp & 3, "in_use": u8::from(index == current) }))
         .collect();
@@ -159,5 +172,40 @@ fn namespace_json(id: &IdentifyNamespace) -> Value {
 fn extend(object: &mut Value, part: Value) {
     if let (Value::Object(to), Value::Object(from)) = (object, part) {
         to.extend(from);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use zerocopy::FromZeros;
+
+    /// FLBAS bits 6:5 count with more than 16 formats alone; NULBAF formats follow the common ones.
+    #[test]
+    fn the_format_in_use_is_marked() {
+        let in_use = |flbas: u8, nlbaf: u8, nulbaf: u8| -> Vec<usize> {
+            let mut id = IdentifyNamespace::new_zeroed();
+            (id.flbas, id.nlbaf, id.nulbaf) = (flbas, nlbaf, nulbaf);
+            let value = namespace_json(&id);
+            let formats = value["lbafs"].as_array().unwrap();
+            assert_eq!(formats.len(), usize::from(nlbaf + nulbaf) + 1);
+            let marked = formats.iter().enumerate();
+            let marked = marked.filter(|(_, format)| format["in_use"] == 1);
+            marked.map(|(index, _)| index).collect()
+        };
+        assert_eq!(in_use(0x21, 1, 0), [1]);
+        assert_eq!(in_use(0x61, 15, 0), [1]);
+        assert_eq!(in_use(0x21, 17, 0), [17]);
+        assert_eq!(in_use(0x21, 9, 8), [17]);
+    }
+
+    #[test]
+    fn strings_that_differ_look_different() {
+        let mut id = IdentifyController::new_zeroed();
+        (id.sn, id.megcap[0], id.maxcna) = (*b"AB\xFFCD               ", 7, 9);
+        let value = controller_json(&id);
+        assert_eq!(value["sn"], "AB\\xffCD");
+        assert_eq!((&value["megcap"], &value["maxcna"]), (&json!(7), &json!(9)));
+        assert_eq!(value["fguid"].as_str().map(str::len), Some(32));
     }
 }

@@ -1,9 +1,9 @@
 //! `admin-passthru` and `io-passthru`: a command from its dwords.
 
-use crate::admin::feature;
 use crate::common::{DeviceArgs, WriteArgs, file, hex, output, say};
 use clap::Args;
 use nvme_host::core::spec::admin::opcode;
+use nvme_host::core::spec::feature;
 use nvme_host::core::spec::{Nsid, Sqe};
 use nvme_host::passthru::{Direction, Set};
 use nvme_host::units::{parse_bytes, parse_number};
@@ -233,8 +233,9 @@ impl CommandArgs {
                 feature::data_bytes(fid)
             }
             (Set::Admin, opcode::SET_FEATURES) => feature::data_bytes(fid),
-            _ => 0,
+            _ => None,
         };
+        let feature = feature.unwrap_or(0);
         if self.data_len < feature as u64 {
             return Err(Error::usage(
                 format!("feature {fid:#04x} has {feature} bytes of data"),

@@ -61,7 +61,11 @@ impl SmartLog {
         }
         let mut object = to_json(&smart);
         let kelvins = u16::from_le_bytes(smart.temperature);
-        object["temperature"] = json!(format!("{} C ({kelvins} K)", i32::from(kelvins) - 273));
+        object["temperature"] = match kelvins {
+            // NVMe Base 2.0c, "SMART / Health Information": 0 is not reported.
+            0 => json!("not reported"),
+            _ => json!(format!("{} C ({kelvins} K)", i32::from(kelvins) - 273)),
+        };
         object["critical_warning"] = json!(hex::bits(smart.critical_warning.into(), &WARNINGS));
         for name in ["avail_spare", "spare_thresh", "percent_used"] {
             object[name] = json!(format!("{} %", object[name]));

@@ -2,7 +2,7 @@
 
 use crate::common::say;
 use clap::{Args, ValueEnum};
-use nvme_host::core::spec::identify::text;
+use nvme_host::core::spec::identify::PrintableText;
 use nvme_host::relay::Relay;
 use nvme_host::{Config, Controller, Device, Error, Result, Rings};
 use std::sync::Arc;
@@ -84,9 +84,9 @@ fn in_words(controller: &Controller, start: Instant) -> String {
     format!(
         "controller ready after {} ms: {}, serial {}, firmware {}, NVMe {}.{}.{}, {} queue pairs, transfers of {most}",
         start.elapsed().as_millis(),
-        text(&identify.mn),
-        text(&identify.sn),
-        text(&identify.fr),
+        PrintableText(&identify.mn),
+        PrintableText(&identify.sn),
+        PrintableText(&identify.fr),
         info.version >> 16,
         info.version >> 8 & 0xFF,
         info.version & 0xFF,

@@ -265,10 +265,9 @@ fn submit_units(
                 ));
             }
             Err(refused) => {
-                return Err(Error::device(
-                    refused.error.to_string(),
-                    "use a smaller --bs",
-                ));
+                return Err(refused
+                    .error
+                    .into_error(|error| Error::device(error.to_string(), "use a smaller --bs")));
             }
         }
     }

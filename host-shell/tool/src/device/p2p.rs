@@ -194,7 +194,10 @@ impl Ways {
                 let iova = self.peer.iova().offset(at);
                 let data = Data::Contiguous { iova, len };
                 if let Err(refused) = self.queue.submit_data(sqe, data, None) {
-                    failure = Some(Error::device(refused.error.to_string(), "try again"));
+                    let otherwise = |error: nvme_host::core::SubmitError| {
+                        Error::device(error.to_string(), "try again")
+                    };
+                    failure = Some(refused.error.into_error(otherwise));
                     break;
                 }
                 submitted = true;

@@ -98,23 +98,21 @@ impl<'a> Reconnecting<'a> {
             return Err(error);
         };
         self.outages.note(error.to_string());
-        let shape = |session: &GpuSession| (session.info().blocks, session.info().block_bytes);
+        let facts = |session: &GpuSession| (*session.info(), session.controller().info().serial);
         // The device may be in use until the old session is dropped, and a server serves one at a time.
         self.session()?.controller().device().leave();
         let mut left = self.session.take();
         let recorded = left.as_mut().map(GpuSession::take_recorded);
-        let before = left.map(|session| shape(&session));
+        let before = left.map(|session| facts(&session));
         let open = || {
             let opened = nvme_host::open(self.source.device)?;
             // A device that leaves again meanwhile is let go of: the next attempt opens it anew.
             let session = self.source.open(Arc::clone(&opened));
             let session = session.inspect_err(|_| opened.leave())?;
-            match Some(shape(&session)) == before {
-                true => Ok(session),
-                false => Err(Error::usage(
-                    "a namespace of another size came back",
-                    "start again",
-                )),
+            let (info, serial) = facts(&session);
+            match before.and_then(|before| outage::came_back_as(before, (info, serial))) {
+                None => Ok(session),
+                Some(error) => Err(error),
             }
         };
         let mut session = outage::reopen(patience, &error, || check_stop().is_err(), open)?;

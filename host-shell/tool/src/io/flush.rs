@@ -1,23 +1,31 @@
 //! `flush`: makes what was written durable.
 
-use crate::common::{NamespaceArgs, output};
+use crate::admin::passthru::dword;
+use crate::common::{DeviceArgs, output};
 use clap::Args;
 use nvme_host::Result;
+use nvme_host::core::spec::Nsid;
 use serde_json::json;
 
 /// Commit everything that was written to a namespace
 #[derive(Args)]
 pub struct Flush {
     #[command(flatten)]
-    namespace: NamespaceArgs,
+    device: DeviceArgs,
+    /// Namespace; 0xffffffff for all of them, where the controller takes that
+    #[arg(long, short = 'n', value_name = "NSID", default_value = "1", value_parser = dword)]
+    namespace_id: u32,
 }
 
 impl Flush {
     pub fn run(self) -> Result<()> {
-        let controller = self.namespace.device.start()?;
-        controller.namespace(self.namespace.nsid())?.flush()?;
-        if self.namespace.device.json {
-            return output::json(&json!({ "flushed": true, "nsid": self.namespace.namespace_id }));
+        let controller = self.device.start()?;
+        match Nsid(self.namespace_id) {
+            Nsid::ALL => controller.flush_all()?,
+            nsid => controller.namespace(nsid)?.flush()?,
+        }
+        if self.device.json {
+            return output::json(&json!({ "flushed": true, "nsid": self.namespace_id }));
         }
         output::print("NVMe Flush: success")
     }

@@ -3,7 +3,7 @@
 use super::record::{Controller, Machine};
 use super::redact::Secrets;
 use nvme_host::core::spec::Nsid;
-use nvme_host::core::spec::identify::{IdentifyNamespace, text};
+use nvme_host::core::spec::identify::{IdentifyNamespace, PrintableText};
 use nvme_host::sysfs::Host;
 use nvme_host::topology::Topology;
 use nvme_host::{Controller as Opened, Result};
@@ -86,19 +86,19 @@ pub fn controller(
     secrets: &mut Secrets,
 ) -> Result<(Controller, bool)> {
     let (identify, info) = (opened.identify(), opened.info());
-    secrets.add(Some(text(&identify.sn)));
-    secrets.add(Some(text(&identify.subnqn)));
+    secrets.add(Some(&PrintableText(&identify.sn).to_string()));
+    secrets.add(Some(&PrintableText::of_nqn(&identify.subnqn).to_string()));
     names_of(&opened.identify_namespace(nsid)?, secrets);
     let namespace = opened.usable_namespace(nsid)?;
     let found = address_of(device).and_then(|address| topology.device(&address).cloned());
     let way = device.split(':').next().unwrap_or_default().to_owned();
-    let model = text(&identify.mn).trim().to_owned();
+    let model = PrintableText(&identify.mn).to_string();
     let is_program = matches!(way.as_str(), "sim" | "vfio-user")
         || PROGRAMS.iter().any(|name| model.contains(name));
     let controller = Controller {
         way,
         model,
-        firmware: text(&identify.fr).trim().to_owned(),
+        firmware: PrintableText(&identify.fr).to_string(),
         nvme: format!(
             "{}.{}.{}",
             info.version >> 16,

@@ -121,7 +121,10 @@ impl Flight<'_> {
             let lba = Lba(pass.lba + self.next / pass.block);
             let sqe = command(pass.nsid, lba, (bytes / pass.block) as u32);
             if let Err(rejected) = self.queue.submit(sqe, Some(buffer)) {
-                refused = Some(Error::device(rejected.error.to_string(), "try again"));
+                let otherwise = |error: nvme_host::core::SubmitError| {
+                    Error::device(error.to_string(), "try again")
+                };
+                refused = Some(rejected.error.into_error(otherwise));
                 break;
             }
             self.next += bytes;

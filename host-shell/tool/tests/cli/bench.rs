@@ -222,7 +222,19 @@ fn bench_refuses_what_cannot_be(place: Place) {
     };
     bench(&["--bs", "1000"], "multiple");
     bench(&["--bs", "0"], "multiple");
-    bench(&["--bs", "64MiB"], "largest transfer");
+    bench(
+        &["--bs", "64MiB"],
+        "131072, the controller's largest transfer (MDTS)",
+    );
+    let on =
+        |device: &str, bs: &str, text| folder.fails(&["bench", "-d", device, "--bs", bs], 2, text);
+    let no_limit = "sim:mem?size=16MiB&mdts=0";
+    on(
+        no_limit,
+        "0x400000",
+        "--bs 4194304 is above 1048576, this driver's largest transfer",
+    );
+    on(no_limit, "0x12Q", "0x12Q");
     bench(&["--queues", "3"], "grants 2");
     bench(&["--queues", "0"], "--queues");
     bench(&["--depth", "0"], "depth");

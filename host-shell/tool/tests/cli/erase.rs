@@ -100,7 +100,10 @@ fn a_handle_from_before_a_format_is_refused_and_a_new_one_has_the_new_blocks() {
     ];
     for result in refused {
         let error = result.unwrap_err().to_string();
-        assert_eq!(error, "namespace 1 was formatted and has other blocks now");
+        assert_eq!(
+            error,
+            "namespace 1 was formatted (4096 -> 512 bytes a block)"
+        );
     }
     let mut after = controller.namespace(Nsid(1)).unwrap();
     assert_eq!((after.block_bytes(), after.blocks()), (512, 2048));
@@ -260,6 +263,10 @@ fn commands_during_a_sanitize_are_answered_with_the_remedy() {
         assert!(start.elapsed() < 4 * MINUTE, "it ends");
         std::thread::sleep(Duration::from_millis(20));
     }
+    // Its data are not what the handle was opened for.
+    let error = namespace.read(Lba(0), &mut block).unwrap_err();
+    assert!(error.to_string().contains("was sanitized"), "{error}");
+    let mut namespace = controller.namespace(Nsid(1)).unwrap();
     namespace.read(Lba(0), &mut block).unwrap();
     assert!(block.chunks(4).all(|part| part == [7, 0, 0, 0]));
     drop((namespace, controller, judge));

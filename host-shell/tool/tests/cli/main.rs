@@ -10,6 +10,7 @@ mod bad_devices;
 mod bad_files;
 mod bad_values;
 mod bench;
+mod changed;
 mod commands;
 mod erase;
 mod files;

@@ -202,7 +202,7 @@ fn passthru_refuses_what_the_opcode_or_the_driver_forbids(place: Place) {
     );
     io(
         &["-O", "2", "-l", "2MiB", "--cdw12", "511"],
-        "more than one command moves",
+        "2097152 bytes are more than one command moves here: 131072, the controller's largest transfer (MDTS)",
     );
     io(
         &["-O", "1", "-l", "4096", "-i", "disk.img"],

@@ -36,6 +36,11 @@ fn every_feature_is_decoded() {
     assert!(text.contains("namespace_specific"), "{text}");
     let object = folder.json(&["get-feature", "-d", MEMORY, "-f", "0x0c"]);
     assert_eq!(object["data"].as_str().map(str::len), Some(2 * 256));
+    let text = folder.ok(&["get-feature", "-d", MEMORY, "-f", "0x0e"]);
+    assert!(
+        text.lines().any(|line| line.starts_with("0000: ")),
+        "the data: {text}"
+    );
 }
 
 #[test]
@@ -47,10 +52,25 @@ fn a_feature_is_set_in_text_and_its_own_ones_are_refused() {
         text.trim(),
         "set-feature:0x05 (Error Recovery), value:0x00000010"
     );
-    for own in ["7", "0x0d", "0x0e"] {
+    for (own, says) in [
+        ("7", "is set by the driver itself"),
+        ("0x0d", "is set by the driver itself"),
+        ("0x0e", "is set by 8 bytes of data, not by a value"),
+        ("0x13", "is set by 512 bytes of data, not by a value"),
+        ("0x7e", "is set by 4096 bytes of data, not by a value"),
+    ] {
         let words = [&set[..], &[own, "--value", "0"]].concat();
-        folder.fails(&words, 2, "is set by the driver itself");
+        folder.fails(&words, 2, says);
     }
+    // A namespace is named for what belongs to one alone; a command for all of them is the controller's to refuse.
+    let get = ["get-feature", "-d", MEMORY, "-f"];
+    for nsid in ["0", "1", "0xffffffff"] {
+        folder.ok(&[&get[..], &["6", "-n", nsid]].concat());
+    }
+    folder.ok(&["flush", "-d", MEMORY, "-n", "0xffffffff"]);
+    let common = ["identify", "ns", "-d", MEMORY, "-n", "0xffffffff"];
+    folder.fails(&common, 1, "Invalid Namespace");
+    folder.fails(&["flush", "-d", MEMORY, "-n", "0"], 2, "no namespace 0");
 }
 
 #[test]

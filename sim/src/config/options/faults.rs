@@ -1,8 +1,8 @@
 //! Every fault of a device's text and every condition, once: what parses it, and what the help says.
 
 use super::draft::bad;
-use super::values::{number, opcode, time};
-use crate::config::fault::{Fault, FaultRule, When};
+use super::values::{number, opcode, size, time};
+use crate::config::fault::{Change, Fault, FaultRule, When};
 use crate::config::settings::ConfigError;
 use nvme_core::spec::Status;
 use std::format;
@@ -73,6 +73,25 @@ pub const FAULTS: &[FaultRow] = faults! {
     "allones" "" "the controller leaves the bus: registers read as all ones" => |_| Ok(Fault::AllOnes);
     "stuckready" "" "CSTS.RDY does not follow the next change of CC.EN" => |_| Ok(Fault::StuckReady);
     "sanitizefail" "" "a sanitize operation fails half way" => |_| Ok(Fault::SanitizeFails);
+    "format" "BYTES" "another host formats namespace 1 to blocks of 512 or 4096 bytes after the I/O command" =>
+        |text| match number(text)? {
+            bytes @ (512 | 4096) => Ok(Fault::Outside(Change::Format(bytes))),
+            _ => Err("must be 512 or 4096".into()),
+        };
+    "shrink" "SIZE" "another host makes namespace 1 so short after the I/O command" =>
+        |text| match size(text)? {
+            bytes if bytes > 0 && bytes.is_multiple_of(4096) => Ok(Fault::Outside(Change::Shrink(bytes))),
+            _ => Err("must be a multiple of 4096, and not 0".into()),
+        };
+    "detach" "" "another host deletes namespace 1 after the I/O command" => |_| Ok(Fault::Outside(Change::Detach));
+    "protect" "" "another host write-protects namespace 1 after the I/O command" => |_| Ok(Fault::Outside(Change::Protect));
+    "erase" "" "another host sanitizes the device after the I/O command" => |_| Ok(Fault::Outside(Change::Erase));
+    "firmware" "MDTS" "another host activates firmware with this MDTS, 0 to 16, after the I/O command" =>
+        |text| match number(text)? {
+            mdts @ 0..=16 => Ok(Fault::Outside(Change::Firmware(mdts))),
+            _ => Err("must be 0 to 16".into()),
+        };
+    "replace" "" "Identify is another drive's after the I/O command" => |_| Ok(Fault::Outside(Change::Replace));
 };
 
 /// The conditions of a fault.
@@ -169,6 +188,9 @@ pub fn parse_fault(text: &str) -> Result<FaultRule, ConfigError> {
     if !of_commands && (when.qid.is_some() || when.opcode.is_some()) {
         let why = format!("{name} befalls no command: leave qid= and op= out");
         return Err(wrong(why));
+    }
+    if matches!(what, Fault::Outside(_)) && when.qid == Some(0) {
+        return Err(wrong(format!("{name} befalls an I/O command")));
     }
     Ok(FaultRule { when, what })
 }

@@ -1,7 +1,7 @@
 //! Tests of `options`.
 
 use super::*;
-use crate::config::fault::Fault;
+use crate::config::fault::{Change, Fault};
 use crate::medium::latency::Profile;
 use nvme_core::spec::Status;
 
@@ -211,12 +211,22 @@ fn the_table_has_every_fault() {
         Fault::StuckReady => "stuckready",
         Fault::TornCqe => "torncqe",
         Fault::SanitizeFails => "sanitizefail",
+        Fault::Outside(Change::Format(_)) => "format",
+        Fault::Outside(Change::Shrink(_)) => "shrink",
+        Fault::Outside(Change::Detach) => "detach",
+        Fault::Outside(Change::Protect) => "protect",
+        Fault::Outside(Change::Erase) => "erase",
+        Fault::Outside(Change::Firmware(_)) => "firmware",
+        Fault::Outside(Change::Replace) => "replace",
     };
     let mut names: Vec<&str> = FAULTS.iter().map(|row| row.name).collect();
     for row in FAULTS {
         let value = match row.value {
             "" => "",
             "TIME" => ":5us",
+            "BYTES" => ":512",
+            "SIZE" => ":8KiB",
+            "MDTS" => ":3",
             _ => ":0x281",
         };
         let rule = parse_fault(&format!("{}{value}", row.name)).expect(row.name);

@@ -56,7 +56,7 @@ fn controller() {
     let id = IdentifyController::read_from_bytes(&bytes).unwrap();
     assert_eq!((id.vid, id.ssvid), (0x1B36, 0x1AF4));
     assert_eq!(
-        [text(&id.sn), text(&id.mn), text(&id.fr)],
+        [&id.sn[..], &id.mn, &id.fr].map(|bytes| PrintableText(bytes).to_string()),
         ["SN-001", "A Drive", "1.0"]
     );
     assert_eq!(
@@ -136,7 +136,7 @@ fn controller() {
         sgls::BIT_BUCKET | sgls::BYTE_ALIGNED_MPTR | sgls::LONGER_THAN_TRANSFER | sgls::MPTR_SGL
     );
     assert_eq!((id.mnan, id.maxdna[0], id.maxcna), (64, 0x33, 0x44));
-    assert_eq!(text(&id.subnqn), "nqn.2014-08");
+    assert_eq!(PrintableText::of_nqn(&id.subnqn).to_string(), "nqn.2014-08");
     assert_eq!((id.fabrics[0], id.vs[0]), (0x55, 0x77));
 
     let [active, idle] = id.power_states() else {
@@ -281,13 +281,13 @@ fn padded_text() {
     let table: [(&[u8], &str); 7] = [
         (b"QEMU NVMe Ctrl      ", "QEMU NVMe Ctrl"),
         (b"   1", "1"),
-        (b"ab\0cd", "ab"),
-        (b"ab\xFFcd", "ab"),
-        (b"line\nbreak", "line"),
-        (b"\xC3\xA9", ""),
-        (b"", ""),
+        (b"ab\0cd\0\0", "ab\\x00cd"),
+        (b"ab\xFFcd  ", "ab\\xffcd"),
+        (b"line\nbreak", "line\\x0abreak"),
+        (b"\xC3\xA9\\", "\\xc3\\xa9\\x5c"),
+        (b" \0 ", ""),
     ];
     for (bytes, expected) in table {
-        assert_eq!(text(bytes), expected, "{bytes:?}");
+        assert_eq!(PrintableText(bytes).to_string(), expected, "{bytes:?}");
     }
 }

@@ -340,7 +340,11 @@ impl Worker {
                 };
                 let read = nvm::read(places.nsid, lba, places.blocks);
                 let cid = batch.submit_data(read, data, None);
-                let cid = cid.map_err(|refused| Error::internal(refused.error.to_string()))?;
+                let cid = cid.map_err(|refused| {
+                    refused
+                        .error
+                        .into_error(|error| Error::internal(error.to_string()))
+                })?;
                 self.chunk_of[usize::from(cid.0) % SLOTS] = chunk;
             }
             batch.ring();

@@ -507,7 +507,11 @@ impl Part {
         };
         let lba = Lba(id as u64 * u64::from(blocks));
         let cid = batch.submit_data(nvm::read(info.nsid, lba, blocks), data, None);
-        cid.map_err(|refused| Error::internal(refused.error.to_string()))
+        cid.map_err(|refused| {
+            refused
+                .error
+                .into_error(|error| Error::internal(error.to_string()))
+        })
     }
 
     /// What a row that has landed begins with.

@@ -75,7 +75,11 @@ fn read(
             };
             let lba = Lba(ids[next] as u64 * u64::from(blocks));
             let refused = queue.submit_data(nvm::read(nsid, lba, blocks), data, None);
-            refused.map_err(|refused| Error::internal(refused.error.to_string()))?;
+            refused.map_err(|refused| {
+                refused
+                    .error
+                    .into_error(|error| Error::internal(error.to_string()))
+            })?;
             next += 1;
         }
         queue.ring();

@@ -1,0 +1,75 @@
+//! Identify structures beside those that every use of a namespace needs.
+
+use crate::controller::Controller;
+use crate::controller::passthru::Set;
+use crate::error::{Error, Result};
+use nvme_core::spec::admin::cns;
+use nvme_core::spec::identify::{IdentifyNamespace, descriptors, nidt, vwc};
+use nvme_core::spec::{Nsid, nvm};
+use zerocopy::FromBytes;
+
+impl Controller {
+    /// The command set of a namespace, where it has another than NVM and says so.
+    pub(super) fn command_set(&self, nsid: Nsid) -> Result<Option<String>> {
+        let what = "Identify Namespace Identification Descriptors";
+        let list = self
+            .session()
+            .identify(what, cns::NAMESPACE_DESCRIPTORS, nsid);
+        let list = match list {
+            Ok(list) => list,
+            // There are no such descriptors before NVMe 1.3, nor for a namespace that is not active.
+            Err(Error::Command { .. }) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let of_set = descriptors(list.as_slice()).find(|one| one.nidt == nidt::CSI);
+        Ok(match of_set.and_then(|one| one.nid.first()) {
+            None | Some(0) => None,
+            Some(1) => Some("1 (key value)".to_owned()),
+            Some(2) => Some("2 (zoned)".to_owned()),
+            Some(other) => Some(other.to_string()),
+        })
+    }
+
+    /// What all namespaces have in common (Identify Namespace with FFFFFFFFh).
+    ///
+    /// # Errors
+    /// [`Error::Command`] where the controller does not say that: it needs Namespace Management.
+    pub fn identify_common(&self) -> Result<IdentifyNamespace> {
+        let what = "Identify Namespace (of all)";
+        let buffer = self.session().identify(what, cns::NAMESPACE, Nsid::ALL)?;
+        IdentifyNamespace::read_from_bytes(buffer.as_slice())
+            .map_err(|_| Error::internal("Identify Namespace is not 4,096 bytes"))
+    }
+
+    /// The Logical Block Storage Tag Mask of a namespace, where the controller has the structure of the NVM command set
+    /// (CNS 05h).
+    ///
+    /// # Errors
+    /// Those of Identify, but for its refusal.
+    pub fn storage_tag_mask(&self, nsid: Nsid) -> Result<Option<u64>> {
+        let what = "Identify Namespace (NVM Command Set)";
+        match self.session().identify(what, cns::CSI_NAMESPACE, nsid) {
+            Ok(page) => {
+                let mask = page.as_slice().first_chunk().copied();
+                Ok(mask.map(u64::from_le_bytes))
+            }
+            Err(Error::Command { .. }) => Ok(None),
+            Err(error) => Err(error),
+        }
+    }
+
+    /// Commits everything written to every namespace, by one Flush command.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] where the controller takes no such command (VWC bits 2:1).
+    pub fn flush_all(&self) -> Result<()> {
+        if self.identify().vwc & vwc::BROADCAST == vwc::BROADCAST_NOT_SUPPORTED {
+            return Err(Error::Unsupported {
+                what: "Flush of all namespaces",
+                bit: "bit 1 of VWC",
+            });
+        }
+        self.passthru(Set::Nvm, nvm::flush(Nsid::ALL), &[])
+            .map(drop)
+    }
+}

@@ -1,0 +1,223 @@
+//! What another host does to a device in use: the next call says so, and sends nothing.
+
+use nvme_host::core::spec::{Lba, Nsid, Status, nvm};
+use nvme_host::{Config, Controller, Error, Namespace, Queue, QueueRefusal};
+use std::time::Duration;
+
+const NS: Nsid = Nsid(1);
+
+/// A controller whose first write is followed by `change`.
+fn controller(change: &str) -> Controller {
+    let text = format!("sim:mem?size=16MiB&block=4096&queues=8&fault={change}@op=write,nth=1");
+    let config = Config {
+        timeout: Duration::from_secs(30),
+        ..Config::default()
+    };
+    Controller::start(nvme_host::open(&text).unwrap(), &config).unwrap()
+}
+
+fn opened(change: &str) -> (Controller, Namespace) {
+    let controller = controller(change);
+    let namespace = controller.namespace(NS).unwrap();
+    (controller, namespace)
+}
+
+fn cause(error: Error) -> String {
+    match error {
+        Error::Changed { cause } => cause,
+        other => panic!("{other}"),
+    }
+}
+
+/// The write after which the device is another one: what became of it is not known, unless no event tells of it.
+fn meet(change: &str, namespace: &mut Namespace) {
+    match (change, namespace.write(Lba(3), &[7; 4096])) {
+        ("protect" | "replace", written) => written.unwrap(),
+        ("erase", _) => {}
+        (_, written) => drop(cause(written.unwrap_err())),
+    }
+}
+
+fn submitted(controller: &Controller) -> u64 {
+    let all = controller.statistics();
+    all.iter().map(|(_, statistics)| statistics.submitted).sum()
+}
+
+/// Change, what the next read says; empty where it succeeds.
+const CHANGES: [(&str, &str); 5] = [
+    (
+        "format:512",
+        "namespace 1 was formatted (4096 -> 512 bytes a block)",
+    ),
+    (
+        "shrink:8MiB",
+        "namespace 1 has become smaller (4096 -> 2048 blocks)",
+    ),
+    ("detach", "namespace 1 was deleted or detached"),
+    ("protect", ""),
+    (
+        "firmware:1",
+        "the controller's largest transfer (MDTS) fell from 131072 bytes to 8192 bytes",
+    ),
+];
+
+#[test]
+fn the_next_call_says_what_changed_and_sends_nothing() {
+    for (change, says) in CHANGES {
+        let (controller, mut namespace) = opened(change);
+        meet(change, &mut namespace);
+        let before = submitted(&controller);
+        let mut data = [0; 4096];
+        let read = namespace.read(Lba(3), &mut data);
+        if says.is_empty() {
+            read.unwrap();
+            assert_eq!(data, [7; 4096]);
+        } else {
+            let said = cause(read.unwrap_err());
+            assert!(said.starts_with(says), "{change}: {said}");
+        }
+        let before = before + u64::from(says.is_empty());
+        let said = cause(namespace.write(Lba(0), &data).unwrap_err());
+        let says = if says.is_empty() {
+            "namespace 1 has become write protected"
+        } else {
+            says
+        };
+        assert!(said.starts_with(says), "{change}: {said}");
+        assert_eq!(submitted(&controller), before, "{change}: nothing was sent");
+        let flushed = namespace.flush();
+        assert_eq!(flushed.is_ok(), change == "protect", "{change}");
+    }
+}
+
+/// No event tells that a sanitize operation begins; commands are refused by the controller then, and afterwards here.
+#[test]
+fn data_that_were_sanitized_are_not_read_as_if_nothing_was() {
+    let (controller, mut namespace) = opened("erase");
+    meet("erase", &mut namespace);
+    let mut data = [0; 4096];
+    match namespace.read(Lba(3), &mut data).unwrap_err() {
+        Error::Command { status, .. } => {
+            assert!(status.is(Status::SANITIZE_IN_PROGRESS), "{status}")
+        }
+        other => drop(cause(other)),
+    }
+    let before = submitted(&controller);
+    let said = cause(namespace.read(Lba(3), &mut data).unwrap_err());
+    assert!(said.starts_with("the device was sanitized"), "{said}");
+    assert_eq!(submitted(&controller), before);
+}
+
+#[test]
+fn what_is_opened_anew_works() {
+    for (change, block) in [
+        ("format:512", 512),
+        ("shrink:8MiB", 4096),
+        ("firmware:1", 4096),
+    ] {
+        let (controller, mut old) = opened(change);
+        meet(change, &mut old);
+        let mut new = controller.namespace(NS).unwrap();
+        assert_eq!(new.block_bytes(), block);
+        let data = vec![9; block as usize];
+        new.write(Lba(1), &data).unwrap();
+        let mut back = vec![0; block as usize];
+        new.read(Lba(1), &mut back).unwrap();
+        assert_eq!(back, data, "{change}");
+        // The old handle is told to the end.
+        for _ in 0..3 {
+            cause(old.read(Lba(0), &mut [0; 4096]).unwrap_err());
+        }
+    }
+}
+
+/// One submission after the other, without a blocking call: looks are a millisecond apart at most.
+#[test]
+fn a_queue_is_refused_by_what_its_maker_was_told() {
+    let controller = controller("format:512");
+    let mut queue = controller.create_queue_pair(16).unwrap();
+    let write = |queue: &mut Queue| {
+        let buffer = controller.alloc(4096).unwrap();
+        queue.submit(nvm::write(NS, Lba(0), 1), Some(buffer))
+    };
+    write(&mut queue).unwrap();
+    queue.ring();
+    assert!(queue.wait().unwrap().unwrap().is_success());
+    std::thread::sleep(Duration::from_millis(2));
+    let refused = write(&mut queue).unwrap_err();
+    let QueueRefusal::Changed(said) = &refused.error else {
+        panic!("{}", refused.error);
+    };
+    assert!(said.contains("4096 -> 512"), "{said}");
+    assert!(refused.buffer.is_some(), "the buffer comes back");
+    assert_eq!(queue.in_flight(), 0);
+    // A queue made now still goes by what was told; one that is made after looking does not.
+    let mut same = controller.create_queue_pair(16).unwrap();
+    assert!(matches!(
+        write(&mut same).unwrap_err().error,
+        QueueRefusal::Changed(_)
+    ));
+    assert_eq!(controller.usable_namespace(NS).unwrap().block_bytes, 512);
+    let mut new = controller.create_queue_pair(16).unwrap();
+    let buffer = controller.alloc(512).unwrap();
+    new.submit(nvm::write(NS, Lba(0), 1), Some(buffer)).unwrap();
+    new.ring();
+    assert!(new.wait().unwrap().unwrap().is_success());
+}
+
+/// Two namespaces: the other one goes on.
+#[test]
+fn another_namespace_is_not_affected() {
+    let text = "sim:mem?size=16MiB&block=4096&ns=2&queues=8&fault=format:512@op=write,nth=1";
+    let device = nvme_host::open(text).unwrap();
+    let controller = Controller::start(device, &Config::default()).unwrap();
+    let mut one = controller.namespace(NS).unwrap();
+    let mut two = controller.namespace(Nsid(2)).unwrap();
+    two.write(Lba(0), &[1; 4096]).unwrap();
+    two.write(Lba(1), &[2; 4096]).unwrap();
+    cause(one.write(Lba(0), &[3; 4096]).unwrap_err());
+    let mut back = [0; 8192];
+    two.read(Lba(0), &mut back).unwrap();
+    assert_eq!((back[0], back[4096]), (1, 2));
+}
+
+/// What no event tells: a reset finds another drive, another size, another format.
+#[test]
+fn a_namespace_that_differs_after_a_reset_is_not_used() {
+    for (change, says) in [
+        (
+            "replace",
+            "another controller answers: its serial number is SIM0REPLACED00000001",
+        ),
+        ("format:512", "namespace 1 was formatted"),
+        ("shrink:8MiB", "namespace 1 has become smaller"),
+        ("detach", "namespace 1 was deleted"),
+        ("firmware:1", "the controller's largest transfer"),
+    ] {
+        let (controller, mut namespace) = opened(change);
+        meet(change, &mut namespace);
+        controller.reset().unwrap();
+        let said = cause(namespace.write(Lba(3), &[8; 4096]).unwrap_err());
+        assert!(said.starts_with(says), "{change}: {said}");
+        assert_eq!(controller.resets(), 1);
+        let again = controller.namespace(NS);
+        assert_eq!(again.is_err(), change == "detach", "{change}");
+    }
+    // The same namespace after a reset works.
+    let (controller, mut namespace) = opened("protect");
+    namespace.write(Lba(3), &[7; 4096]).unwrap();
+    controller.reset().unwrap();
+    namespace.read(Lba(3), &mut [0; 4096]).unwrap();
+}
+
+/// Blocks beside those that are known matter to no handle.
+#[test]
+fn a_format_by_this_process_is_known_to_its_handles() {
+    let (controller, mut namespace) = opened("drop");
+    let format = nvme_host::core::spec::admin::Format::new(0, 0);
+    controller
+        .format(NS, format, Duration::from_secs(30), |_| ())
+        .unwrap();
+    let said = cause(namespace.read(Lba(0), &mut [0; 4096]).unwrap_err());
+    assert!(said.contains("4096 -> 512"), "{said}");
+}

@@ -1,0 +1,155 @@
+//! What another host, or a management tool, does to the device while this host uses it.
+//!
+//! A command that meets such a change is executed first. Its completion is posted when the change is made and the event
+//! that tells of it has been: a driver that looks at its events before its next command knows.
+
+use crate::command::{format, identify, sanitize};
+use crate::config::fault::Change;
+use crate::device::Device;
+use crate::device::control::Control;
+use core::sync::atomic::Ordering;
+use nvme_core::spec::admin::{self, Sanitize, SanitizeAction};
+
+/// The namespace that is changed.
+const NSID: u32 = 1;
+
+/// Makes the changes that wait. The caller has the admin queue, and no lock of another queue.
+pub(crate) fn apply(device: &Device, control: &Control) {
+    for change in device.outside.take() {
+        make(device, control, change);
+    }
+}
+
+fn make(device: &Device, control: &Control, change: Change) {
+    let Some(namespace) = device.namespaces.first() else {
+        return;
+    };
+    match change {
+        Change::Format(bytes) => {
+            // A store that fails here has failed before.
+            let _ = format::make(device, control, (NSID, namespace), bytes.trailing_zeros());
+            return;
+        }
+        Change::Shrink(bytes) => {
+            device.barrier();
+            namespace.set_bytes(bytes.min(namespace.bytes()));
+        }
+        Change::Detach => {
+            device.barrier();
+            namespace.set_bytes(0);
+        }
+        Change::Protect => namespace.protect(),
+        Change::Erase => {
+            let fields = Sanitize::new(SanitizeAction::BlockErase);
+            // Refused for a namespace that is write protected: nothing happens then.
+            let _ = sanitize::sanitize(device, &admin::sanitize(fields));
+            return;
+        }
+        Change::Firmware(mdts) => {
+            device.outside.set_mdts(mdts);
+            identify::describe(device);
+            return device.logs.lock().firmware_activated(&control.features);
+        }
+        Change::Replace => return device.outside.replace(),
+    }
+    identify::describe(device);
+    device
+        .logs
+        .lock()
+        .namespace_changed(NSID, &control.features);
+    device.attention.store(true, Ordering::Relaxed);
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::config::fault::{Change, Fault, FaultRule, When};
+    use crate::testing::{DATA, Driver, config};
+    use nvme_auditor::Rule;
+    use nvme_core::spec::admin::cns;
+    use nvme_core::spec::identify::IdentifyNamespace;
+    use nvme_core::spec::{Lba, Nsid, Status, admin, nvm};
+    use zerocopy::FromBytes;
+
+    /// A driver whose first I/O command meets `change`, with a request for events, which are asked for.
+    fn met_by(change: Change) -> (Driver, u16) {
+        let mut config = config();
+        config.faults.rules.push(FaultRule {
+            when: When {
+                nth: Some(1),
+                ..When::default()
+            },
+            what: Fault::Outside(change),
+        });
+        let mut driver = Driver::with_queue(config);
+        assert_eq!(
+            driver.admin(admin::set_features(0x0B, Nsid::NONE, 3 << 8)),
+            Ok(0)
+        );
+        let request = driver.push(0, admin::async_event_request());
+        driver.ring(0);
+        driver.step();
+        (driver, request)
+    }
+
+    fn namespace(driver: &mut Driver) -> IdentifyNamespace {
+        let sqe = admin::identify(cns::NAMESPACE, Nsid(1)).with_prps(DATA, 0);
+        driver.admin(sqe).unwrap();
+        IdentifyNamespace::read_from_bytes(&driver.bytes(DATA, 4096)).unwrap()
+    }
+
+    #[test]
+    fn the_command_is_executed_and_completes_after_the_event() {
+        let (mut driver, request) = met_by(Change::Format(4096));
+        driver.breaks(&[Rule::LbaRange]);
+        let last = nvm::read(Nsid(1), Lba(2047), 1).with_prps(DATA, 0);
+        let cid = driver.push(1, last);
+        driver.ring(1);
+        driver.step();
+        assert!(driver.peek(1).is_none(), "the event comes first");
+        driver.now_ns += 1;
+        driver.step();
+        driver.step();
+        assert_eq!(driver.drain(1), [(cid, 0)], "by the old format");
+        let event = driver.pop(0).expect("the event came first");
+        assert_eq!((event.cid, event.dw0), (request, 0x0004_0002));
+        assert_eq!(namespace(&mut driver).block_bytes(), Some(4096));
+        assert_eq!(driver.io(last), Err(Status::LBA_OUT_OF_RANGE));
+    }
+
+    #[test]
+    fn each_change_is_seen_in_identify_and_by_commands() {
+        let read = nvm::read(Nsid(1), Lba(9), 1).with_prps(DATA, 0);
+        let write = nvm::write(Nsid(1), Lba(9), 1).with_prps(DATA, 0);
+        let after = |change: Change| {
+            let (mut driver, _) = met_by(change);
+            driver.breaks_anything();
+            let cid = driver.push(1, nvm::flush(Nsid(1)));
+            driver.ring(1);
+            for _ in 0..3 {
+                driver.step();
+                driver.now_ns += 1;
+            }
+            assert_eq!(driver.drain(1), [(cid, 0)]);
+            let _ = driver.drain(0);
+            let identify = namespace(&mut driver);
+            let code = |result: Result<u32, Status>| result.map_or_else(Status::code, |_| 0);
+            (identify, code(driver.io(read)), code(driver.io(write)))
+        };
+        let (identify, read_code, _) = after(Change::Shrink(4096));
+        assert_eq!(
+            (identify.nsze, read_code),
+            (8, Status::LBA_OUT_OF_RANGE.code())
+        );
+        let (identify, read_code, _) = after(Change::Detach);
+        assert_eq!(
+            (identify.nsze, read_code),
+            (0, Status::INVALID_NAMESPACE.code())
+        );
+        let (identify, read_code, write_code) = after(Change::Protect);
+        assert_eq!((identify.nsattr, read_code), (1, 0));
+        assert_eq!(write_code, Status::WRITE_TO_READ_ONLY.code());
+        let (before, ..) = after(Change::Firmware(1));
+        let (replaced, ..) = after(Change::Replace);
+        assert_ne!(before.nguid, replaced.nguid);
+    }
+}
