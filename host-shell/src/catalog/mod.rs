@@ -49,7 +49,6 @@ pub(crate) use source::{FileSource, StoreSource};
 pub use value::Value;
 
 use crate::error::Result;
-use crate::store::Store;
 use serde::Serialize;
 use source::{Fault, read_head};
 
@@ -77,42 +76,6 @@ pub struct Catalog {
 }
 
 impl Catalog {
-    /// The tensors of a file that lies in `store` from byte `offset` on, at their places in the store.
-    ///
-    /// In a store that is a regular file (`file:PATH`) the file ends where the store does. How long a file on a drive is
-    /// only its header says; [`of_range`](Self::of_range) compares that with a size. The parts of a split GGUF are found
-    /// one after another, as [`import`](Self::import) writes them.
-    ///
-    /// # Errors
-    /// Those of the store, and as [`of`](Self::of).
-    pub fn of_store(store: &Store, offset: u64) -> Result<Self> {
-        split::in_store(&StoreSource::from(store, offset)?).map(|found| found.at(offset))
-    }
-
-    /// The tensors of a file, the `bytes` bytes of `store` from byte `offset` on, at their places in the store.
-    ///
-    /// # Errors
-    /// As [`of_store`](Self::of_store), also for a file that is shorter or longer.
-    pub fn of_range(store: &Store, offset: u64, bytes: u64) -> Result<Self> {
-        let source = StoreSource::whole(store, offset, bytes)?;
-        split::in_store(&source).map(|found| found.at(offset))
-    }
-
-    /// The tensors of a file whose bytes are `source`.
-    ///
-    /// # Errors
-    /// [`Error::Usage`] for what is no file of a known format, is not complete, or is longer than its header says where
-    /// the source [ends with the file](Source::is_exact); for a part of a split GGUF; those of the source for bytes that
-    /// were not read.
-    pub fn of(source: &dyn Source) -> Result<Self> {
-        let found = Self::alone(source)?;
-        let part = split::Part::of(&found);
-        match part.map_err(|fault| split::wrong(fault).of(source))? {
-            None => Ok(found),
-            Some(part) => Err(part.refused_alone().of(source)),
-        }
-    }
-
     /// As [`of`](Self::of), also of a part of a split GGUF.
     fn alone(source: &dyn Source) -> Result<Self> {
         Self::parse(source).map_err(|fault| fault.of(source))

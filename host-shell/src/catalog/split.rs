@@ -4,6 +4,7 @@ use super::Catalog;
 use super::entry::Member;
 use super::source::{Fault, FileSource, Source, StoreSource};
 use crate::error::{Error, Result};
+use crate::store::Store;
 use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 
@@ -17,6 +18,44 @@ const TENSORS: &str = "split.tensors.count";
 /// Keys that each part has for itself.
 const OWN: [&str; 4] = [NUMBER, COUNT, TENSORS, "general.alignment"];
 const GET_AGAIN: &str = "get all parts of the model again, into one folder and under their names";
+
+impl Catalog {
+    /// The tensors of a file that lies in `store` from byte `offset` on, at their places in the store.
+    ///
+    /// In a store that is a regular file (`file:PATH`) the file ends where the store does. How long a file on a drive is
+    /// only its header says; [`of_range`](Self::of_range) compares that with a size. The parts of a split GGUF are found
+    /// one after another, as [`import`](Self::import) writes them.
+    ///
+    /// # Errors
+    /// Those of the store, and as [`of`](Self::of).
+    pub fn of_store(store: &Store, offset: u64) -> Result<Self> {
+        in_store(&StoreSource::from(store, offset)?).map(|found| found.at(offset))
+    }
+
+    /// The tensors of a file, the `bytes` bytes of `store` from byte `offset` on, at their places in the store.
+    ///
+    /// # Errors
+    /// As [`of_store`](Self::of_store), also for a file that is shorter or longer.
+    pub fn of_range(store: &Store, offset: u64, bytes: u64) -> Result<Self> {
+        let source = StoreSource::whole(store, offset, bytes)?;
+        in_store(&source).map(|found| found.at(offset))
+    }
+
+    /// The tensors of a file whose bytes are `source`.
+    ///
+    /// # Errors
+    /// [`Error::Usage`] for what is no file of a known format, is not complete, or is longer than its header says where
+    /// the source [ends with the file](Source::is_exact); for a part of a split GGUF; those of the source for bytes that
+    /// were not read.
+    pub fn of(source: &dyn Source) -> Result<Self> {
+        let found = Self::alone(source)?;
+        let part = Part::of(&found);
+        match part.map_err(|fault| wrong(fault).of(source))? {
+            None => Ok(found),
+            Some(part) => Err(part.refused_alone().of(source)),
+        }
+    }
+}
 
 /// Which part of a model a file is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

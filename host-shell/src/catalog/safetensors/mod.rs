@@ -3,14 +3,15 @@
 //! The format's own crate judges the header: what it loads is read here, and what it refuses is refused. A name that is
 //! there twice is refused, too, of which the crate takes the last.
 
+mod described;
 mod refusal;
 
-use super::dtype::Dtype;
-use super::entry::{Entry, Parsed, in_order};
+use super::entry::{Parsed, in_order};
 use super::pairs::Pairs;
 use super::source::{Fault, Source, read_head};
 use super::value::Value;
-use ::safetensors::tensor::{Metadata, TensorInfo};
+use ::safetensors::tensor::Metadata;
+use described::{TEXTS, entry};
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 
@@ -18,8 +19,6 @@ use serde::de::IgnoredAny;
 const PREFIX: u64 = 8;
 /// The longest header, as in the crate.
 const MOST: u64 = 100_000_000;
-/// The name of the header's texts, which no tensor can have.
-const TEXTS: &str = "__metadata__";
 
 /// The texts of a header, of which the crate keeps neither the order nor what is there twice.
 #[derive(Deserialize)]
@@ -95,23 +94,4 @@ pub fn parse(source: &dyn Source) -> Result<Parsed, Fault> {
         bytes: end,
         padded: end,
     })
-}
-
-/// A tensor of a file whose data begin at byte `data`.
-fn entry(name: &str, info: &TensorInfo, data: u64) -> Result<Entry, String> {
-    let (begin, end) = info.data_offsets;
-    let dtype = Dtype::of_safetensors(&info.dtype.to_string());
-    let dtype = dtype.ok_or_else(|| {
-        format!(
-            "{name:?} is of the type {}, which is not known here",
-            info.dtype
-        )
-    })?;
-    let bytes = end
-        .checked_sub(begin)
-        .ok_or_else(|| format!("{name:?} ends at {end}, before it begins at {begin}"))?;
-    let offset = data.checked_add(begin as u64);
-    let offset = offset.ok_or_else(|| format!("{name:?} begins at {begin}"))?;
-    let shape = info.shape.iter().map(|length| *length as u64).collect();
-    Entry::new(name.to_owned(), dtype, shape, offset, bytes as u64)
 }

@@ -2,7 +2,7 @@
 
 use super::super::entry::in_order;
 use super::super::pairs::Pairs;
-use super::{TEXTS, entry};
+use super::described::{TEXTS, entry};
 use ::safetensors::tensor::{Dtype, TensorInfo};
 use serde::de::DeserializeOwned;
 use serde_json::Value as Json;
